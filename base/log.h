@@ -1,0 +1,25 @@
+/*
+ * log.h - one event, one line: `level event key=value ...` on standard error.
+ *
+ * Under systemd (JOURNAL_STREAM is set) each line begins with the <N> prefix that the journal reads
+ * as its priority; elsewhere with the time. A line is written by one write(2), so lines of several
+ * threads never mix. Lines longer than ZB_LOG_MAX are cut.
+ */
+#ifndef ZB_LOG_H
+#define ZB_LOG_H
+
+#define ZB_LOG_MAX 1024
+
+enum zb_log_level { ZB_LOG_ERROR, ZB_LOG_WARN, ZB_LOG_INFO, ZB_LOG_DEBUG };
+
+/** Lines above this level are dropped; ZB_LOG_INFO until set. Set before threads start. */
+void zb_log_set_level(enum zb_log_level level);
+
+/** Reads error|warn|info|debug: 0, or -EINVAL and *ret unchanged. */
+int zb_log_level_parse(const char *text, enum zb_log_level *ret);
+
+/** `event` is a fixed word such as "job-open"; fmt gives `key=value` pairs, text values quoted. */
+void zb_log(enum zb_log_level level, const char *event, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+
+#endif

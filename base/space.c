@@ -1,0 +1,130 @@
+#include "base/space.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdbool.h>
+#include <stdlib.h>
+
+#include "base/util.h"
+
+struct zb_space {
+    uint64_t units;
+    uint64_t free_units;
+    uint64_t next;   /* where the search begins */
+    uint64_t *taken; /* one bit a unit; bits past the end are set */
+};
+
+int zb_space_new(struct zb_space **ret, uint64_t units)
+{
+    struct zb_space *s = calloc(1, sizeof(*s));
+    uint64_t words = zb_div_up(units, 64);
+
+    assert(units >= 1 && units <= UINT64_C(1) << 40);
+    if (s)
+        s->taken = calloc(words, sizeof(*s->taken));
+    if (!s || !s->taken) {
+        free(s);
+        return -ENOMEM;
+    }
+    s->units = s->free_units = units;
+    if (units % 64 != 0)
+        s->taken[words - 1] = ~UINT64_C(0) << (units % 64);
+    *ret = s;
+    return 0;
+}
+
+void zb_space_free(struct zb_space *s)
+{
+    if (s)
+        free(s->taken);
+    free(s);
+}
+
+static bool space_get(const struct zb_space *s, uint64_t i)
+{
+    return s->taken[i / 64] >> (i % 64) & 1;
+}
+
+/* The first unit at or after i, and before end, whose bit equals `taken`; else end. */
+static uint64_t space_find(const struct zb_space *s, uint64_t i, uint64_t end, bool taken)
+{
+    while (i < end) {
+        uint64_t word = taken ? s->taken[i / 64] : ~s->taken[i / 64];
+
+        word &= ~UINT64_C(0) << (i % 64);
+        if (word != 0)
+            return zb_min_u64(end, i / 64 * 64 + (uint64_t)__builtin_ctzll(word));
+        i = (i / 64 + 1) * 64;
+    }
+    return end;
+}
+
+static void space_mark(struct zb_space *s, uint64_t first, uint64_t count, bool taken)
+{
+    for (uint64_t i = first, end = first + count; i < end;) {
+        uint64_t in_word = zb_min_u64(end - i, 64 - i % 64);
+        uint64_t mask = (in_word == 64 ? ~UINT64_C(0) : (UINT64_C(1) << in_word) - 1) << (i % 64);
+
+        if (taken)
+            s->taken[i / 64] |= mask;
+        else
+            s->taken[i / 64] &= ~mask;
+        i += in_word;
+    }
+}
+
+/* The first gap of `count` units that begins in [from, to). */
+static bool space_gap(const struct zb_space *s, uint64_t from, uint64_t to, uint64_t count,
+                      uint64_t *ret)
+{
+    while (from < to) {
+        uint64_t first = space_find(s, from, s->units, false);
+        uint64_t end = space_find(s, first, zb_min_u64(s->units, first + count), true);
+
+        if (first >= to)
+            return false;
+        if (end - first >= count) {
+            *ret = first;
+            return true;
+        }
+        if (end == s->units)
+            return false;
+        from = end;
+    }
+    return false;
+}
+
+int zb_space_take(struct zb_space *s, uint64_t count, uint64_t *ret_first)
+{
+    uint64_t first;
+
+    assert(count >= 1);
+    if (count > s->free_units)
+        return -ENOSPC;
+    if (!space_gap(s, s->next, s->units, count, &first) && !space_gap(s, 0, s->next, count, &first))
+        return -ENOSPC;
+    space_mark(s, first, count, true);
+    s->free_units -= count;
+    s->next = first + count == s->units ? 0 : first + count;
+    *ret_first = first;
+    return 0;
+}
+
+void zb_space_give(struct zb_space *s, uint64_t first, uint64_t count)
+{
+    assert(count >= 1 && zb_range_inside(first, count, s->units));
+    assert(space_find(s, first, first + count, false) == first + count);
+    space_mark(s, first, count, false);
+    s->free_units += count;
+    assert(!space_get(s, first));
+}
+
+uint64_t zb_space_free_units(const struct zb_space *s)
+{
+    return s->free_units;
+}
+
+uint64_t zb_space_total_units(const struct zb_space *s)
+{
+    return s->units;
+}

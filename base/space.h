@@ -1,0 +1,28 @@
+/*
+ * space.h - contiguous ranges out of a fixed number of equal units: extents of a data file, regions
+ * of an arena.
+ *
+ * MODEL. One bit for each unit, next-fit from where the last range ended. Nothing is stored inside
+ * the space itself, so it serves memory and devices alike. One thread at a time.
+ */
+#ifndef ZB_SPACE_H
+#define ZB_SPACE_H
+
+#include <stdint.h>
+
+struct zb_space;
+
+/** A space of `units` free units (1 .. 2^40): 0 or -ENOMEM. */
+int zb_space_new(struct zb_space **ret, uint64_t units);
+void zb_space_free(struct zb_space *s);
+
+/** Takes `count` (>= 1) units in a row: 0, or -ENOSPC when no gap is as long. */
+int zb_space_take(struct zb_space *s, uint64_t count, uint64_t *ret_first);
+
+/** Gives back what zb_space_take() gave; a range that is not wholly taken is our own mistake. */
+void zb_space_give(struct zb_space *s, uint64_t first, uint64_t count);
+
+uint64_t zb_space_free_units(const struct zb_space *s);
+uint64_t zb_space_total_units(const struct zb_space *s);
+
+#endif

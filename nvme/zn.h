@@ -1,0 +1,139 @@
+/*
+ * zn.h - the contract of the I/O engines, and of the page checksums above them.
+ *
+ * MODEL. An engine owns one data file (or block device) of a fixed size. The caller submits reads,
+ * writes and flushes on memory that it owns; each is answered exactly once, by its `done`, from
+ * inside zn_reap(). Nothing is ever called back from inside a submit. One thread at a time may use
+ * an engine (the daemon's loop); what threads an engine has inside is its own affair.
+ *
+ * A completion counts only when every byte was transferred: the tail of a short transfer is
+ * resubmitted here, for every backend, and a transfer of nothing is -EIO (past the end).
+ *
+ * ALIGNMENT. Offsets, lengths and memory are multiples of what zn_info() says (4096 fits every
+ * device that we open); -EINVAL otherwise, before anything starts. With O_DIRECT the alignment is
+ * asked from the kernel (statx STATX_DIOALIGN); where O_DIRECT is refused (tmpfs, overlay) the
+ * file is opened buffered and zn_info() says so.
+ */
+#ifndef ZN_H
+#define ZN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/util.h"
+
+#define ZN_DEPTH_DEFAULT 64u
+#define ZN_DEPTH_MAX     4096u
+#define ZN_IO_BYTES_MAX  (UINT32_C(1) << 30)
+
+struct zn_engine;
+struct zn_io;
+
+enum zn_op { ZN_READ, ZN_WRITE, ZN_FLUSH };
+
+/** rc is 0, or the negative errno of the first failure: then the buffer's bytes are unspecified.
+ *  May submit more and may free io. */
+typedef void zn_done_fn(struct zn_io *io, int rc);
+
+struct zn_io {
+    /* the caller's: set before zn_submit(), unchanged until done */
+    enum zn_op op;
+    void *buf; /* ignored by ZN_FLUSH, as are len and off */
+    uint32_t len_bytes;
+    uint64_t off_bytes;
+    zn_done_fn *done;
+    /* the engine's */
+    uint32_t got_bytes;
+    int res;
+    struct zb_list node;
+};
+
+struct zn_options {
+    const char *path;    /* the data file; created when missing */
+    uint64_t size_bytes; /* preallocated to this, a multiple of 4096 */
+    const char *io;      /* "auto", "uring" or "threads"; NULL is "auto" */
+    unsigned depth;      /* requests in flight; 0: ZN_DEPTH_DEFAULT */
+    unsigned threads;    /* of the thread pool; 0: chosen */
+    bool buffered;       /* do not try O_DIRECT (tests, comparisons) */
+};
+
+struct zn_info {
+    const char *io;         /* "uring" or "threads": what runs */
+    char why[160];          /* why not what "auto" tries first; "" when it was the first choice */
+    bool direct;            /* O_DIRECT is on */
+    char why_buffered[160]; /* "" when direct */
+    uint32_t align_bytes;   /* of memory, offsets and lengths */
+    uint64_t size_bytes;
+    unsigned depth;
+};
+
+struct zn_stats {
+    uint64_t reads, read_bytes, writes, written_bytes, flushes; /* completed without failure */
+    uint64_t failed, short_transfers;
+    unsigned inflight;
+};
+
+/**
+ * Opens (creates, preallocates) the file and starts an engine. The file is locked (flock) against
+ * a second daemon for as long as the engine lives.
+ *
+ * @return 0; -ENOSPC the file system has no room for size_bytes, -EROFS/-EACCES not writable,
+ * -EBUSY another process holds it, -EINVAL an option, -ENOSYS/-EPERM a forced engine is refused by
+ *         the kernel: err has the sentence, nothing stays behind but an empty file at most
+ */
+int zn_open(struct zn_engine **ret, const struct zn_options *options, struct zb_err *err);
+
+/** Waits for what is in flight (their `done`s run, with their results), then frees. NULL is fine.
+ */
+void zn_close(struct zn_engine *e);
+
+/**
+ * Queues io. It may reach the kernel only at zn_kick(), so call that once a turn.
+ *
+ * @return 0: done will run; -EAGAIN: `depth` requests are in flight already; -EINVAL: alignment,
+ *         length 0 or above ZN_IO_BYTES_MAX, or not inside the file: done will not run
+ */
+int zn_submit(struct zn_engine *e, struct zn_io *io);
+void zn_kick(struct zn_engine *e);
+
+/** Runs the `done` of up to max finished requests; returns how many ran. */
+unsigned zn_reap(struct zn_engine *e, unsigned max);
+
+/** An eventfd, the engine's: readable when zn_reap() has work. Drain it, then reap. */
+int zn_wake_fd(const struct zn_engine *e);
+
+const struct zn_info *zn_info(const struct zn_engine *e);
+struct zn_stats zn_stats(const struct zn_engine *e);
+
+/*
+ * PAGE CHECKSUMS stand on the pointer side: with the extent, not in the page. One CRC32C for each
+ * crc_bytes of a page, seeded with who the page is and which generation, so that a stale or
+ * misdirected page fails like a flipped bit does.
+ */
+struct zn_page_id {
+    uint64_t job, shard;
+    uint32_t plane, index;
+    uint64_t generation;
+};
+
+/** Number of checksums of a page of len_bytes. */
+static inline uint32_t zn_crc_count(uint32_t len_bytes, uint32_t crc_bytes)
+{
+    return (uint32_t)zb_div_up(len_bytes, crc_bytes);
+}
+
+/** Fills crcs[zn_crc_count()]. */
+void zn_page_seal(const struct zn_page_id *id, const void *page, uint32_t len_bytes,
+                  uint32_t crc_bytes, uint32_t *crcs);
+
+/** 0, or -EBADMSG and *ret_bad is the index of the first checksum that differs. */
+int zn_page_verify(const struct zn_page_id *id, const void *page, uint32_t len_bytes,
+                   uint32_t crc_bytes, const uint32_t *crcs, uint32_t *ret_bad);
+
+/** One checksum of the sequence, for a caller that works block by block; `index` counts them. */
+uint32_t zn_page_crc(const struct zn_page_id *id, uint32_t index, const void *bytes,
+                     uint32_t len_bytes);
+
+#endif

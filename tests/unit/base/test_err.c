@@ -1,0 +1,49 @@
+#include "tests/ztest.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/err.h"
+
+static void err_first_wins(void **state)
+{
+    struct zb_err e = { 0 };
+
+    (void)state;
+    assert_int_equal(zb_fail(&e, -ENOENT, "open '%s': %m", "a"), -ENOENT);
+    assert_int_equal(zb_fail(&e, -EIO, "later"), -EIO);
+    assert_int_equal(e.code, -ENOENT);
+    assert_string_equal(e.text, "open 'a': No such file or directory");
+}
+
+static void err_is_one_clean_line(void **state)
+{
+    struct zb_err e = { 0 };
+    char longer[2000];
+
+    (void)state;
+    assert_int_equal(zb_fail(&e, -EINVAL, "name '%s'", "a\nb\x1b[2J\x7f"), -EINVAL);
+    assert_string_equal(e.text, "name 'a?b?[2J?'");
+    memset(longer, 'x', sizeof(longer) - 1);
+    longer[sizeof(longer) - 1] = '\0';
+    e.code = 0;
+    assert_int_equal(zb_fail(&e, -EINVAL, "%s", longer), -EINVAL);
+    assert_int_equal(strlen(e.text), sizeof(e.text) - 1);
+}
+
+static void err_may_be_null(void **state)
+{
+    (void)state;
+    assert_int_equal(zb_fail(NULL, -EINVAL, "nobody listens"), -EINVAL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(err_first_wins),
+        cmocka_unit_test(err_is_one_clean_line),
+        cmocka_unit_test(err_may_be_null),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,88 @@
+#include "tests/ztest.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "base/space.h"
+
+/* Random takes and gives against a plain array of owners: ranges never overlap, counts agree, and a
+ * range that would fit is never refused. */
+static void space_against_model(void **state)
+{
+    enum { UNITS = 517, HELD = 64, ROUNDS = 20000 };
+    static unsigned char owner[UNITS];
+    struct {
+        uint64_t first, count;
+    } held[HELD] = { 0 };
+    uint64_t seed = 1, taken = 0;
+    struct zb_space *s;
+
+    (void)state;
+    assert_int_equal(zb_space_new(&s, UNITS), 0);
+    for (int round = 0; round < ROUNDS; round++) {
+        unsigned i = ztest_random(&seed) % HELD;
+
+        if (held[i].count > 0) {
+            zb_space_give(s, held[i].first, held[i].count);
+            memset(owner + held[i].first, 0, held[i].count);
+            taken -= held[i].count;
+            held[i].count = 0;
+        } else {
+            uint64_t want = 1 + ztest_random(&seed) % 130, first = 9999, run = 0;
+            bool fits = false;
+            int rc = zb_space_take(s, want, &first);
+
+            for (uint64_t u = 0; u < UNITS && !fits; u++) {
+                run = owner[u] ? 0 : run + 1;
+                fits = run == want;
+            }
+            assert_int_equal(rc, fits ? 0 : -ENOSPC);
+            if (rc == 0) {
+                for (uint64_t u = first; u < first + want; u++) {
+                    assert_int_equal(owner[u], 0);
+                    owner[u] = 1;
+                }
+                held[i].first = first;
+                held[i].count = want;
+                taken += want;
+            } else {
+                assert_int_equal(first, 9999);
+            }
+        }
+        assert_int_equal(zb_space_free_units(s), UNITS - taken);
+    }
+    zb_space_free(s);
+}
+
+static void space_whole(void **state)
+{
+    static const uint64_t sizes[] = { 1, 63, 64, 65, 128, 1000 };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        struct zb_space *s;
+        uint64_t first = 9;
+
+        assert_int_equal(zb_space_new(&s, sizes[i]), 0);
+        assert_int_equal(zb_space_take(s, sizes[i] + 1, &first), -ENOSPC);
+        assert_int_equal(zb_space_take(s, sizes[i], &first), 0);
+        assert_int_equal(first, 0);
+        assert_int_equal(zb_space_free_units(s), 0);
+        assert_int_equal(zb_space_take(s, 1, &first), -ENOSPC);
+        zb_space_give(s, 0, sizes[i]);
+        assert_int_equal(zb_space_free_units(s), sizes[i]);
+        zb_space_free(s);
+    }
+    zb_space_free(NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(space_against_model),
+        cmocka_unit_test(space_whole),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

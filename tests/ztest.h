@@ -1,0 +1,24 @@
+/*
+ * ztest.h - what every cmocka program includes first.
+ */
+#ifndef ZTEST_H
+#define ZTEST_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+/** A small generator (splitmix64) for tests that draw values: the seed stands in the test. */
+static inline uint64_t ztest_random(uint64_t *state)
+{
+    uint64_t z = *state += UINT64_C(0x9e3779b97f4a7c15);
+
+    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return z ^ (z >> 31);
+}
+
+#endif
