@@ -1,0 +1,400 @@
+/*
+ * zclient.h - the client library of zshard: fetch, release, push and step the shards of a model
+ * that does not fit, from the shard daemon of this node.
+ *
+ * MODEL. A handle (struct zc_client) is one connection to the daemon. Calls that talk to the daemon
+ * are asynchronous: they return at once, and their `done` runs later, exactly once, from inside
+ * zc_poll(). Each has a blocking form, zc_..._wait(), which is the same call and a loop around
+ * zc_poll(). The library starts no threads and installs no signal handlers.
+ *
+ * THREADS. One thread at a time may use a handle. Separate handles are independent.
+ *
+ * ERRORS. Functions return 0 or a negative errno. After a failure zc_error() has a sentence for
+ * people; it stays until the next failure of that handle. A call that returns an error has started
+ * nothing: its done will not run. What the codes mean, everywhere in this header:
+ *
+ *     -EINVAL      an argument is wrong: out of range, misaligned, not in the right order
+ *     -ENOENT      no such job, unit or shard
+ *     -EEXIST      it exists already: a job of that name, a repeated push
+ *     -EPERM       it belongs to another user
+ *     -ENOSPC      it does not fit: the sentence has the numbers and the least that would do
+ *     -EBUSY       somebody holds it: the rank is taken, a version is pinned, the state is wrong
+ * now -ETIMEDOUT   the deadline passed; the sentence says what it waited for -EBADMSG     stored
+ * bytes are corrupt: nothing of them was handed out -EIO         a device failed -EOWNERDEAD  a
+ * peer rank of the job died: the job cannot go on -ECANCELED   the call was ended by zc_close() or
+ * by the end of the job -ENOTCONN    the daemon is gone or hung up: close the handle -EPROTO the
+ * daemon answered something that is not the protocol: close the handle -ENOSYS      this daemon
+ * does not know the request -EMSGSIZE    the request is too long; -ENOBUFS too many calls in
+ * flight: zc_poll() first -ENOMEM
+ *
+ * UNITS. Elements are parameters. A shard is a range of a unit's elements whose bounds are
+ * multiples of block_elems; initial values and gradients travel in parts cut at multiples of
+ * page_elems (zc_server()). Bytes are bytes.
+ */
+#ifndef ZCLIENT_H
+#define ZCLIENT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define ZC_EXPORT       __attribute__((visibility("default")))
+
+#define ZC_NAME_MAX     63  /* bytes of a job's or unit's name: letters, digits, '.', '_', '-' */
+#define ZC_TENSOR_MAX   127 /* bytes of a tensor's name */
+#define ZC_DIMS_MAX     8
+#define ZC_GROUP_FROZEN 65535u
+#define ZC_NOTE_MAX     65536 /* bytes of a note */
+#define ZC_NORM_BYTES   80
+
+struct zc_client;
+
+/** How a call ended: rc is 0 or one of the codes above. May start calls; must not close the handle
+ *  or poll. */
+typedef void zc_done_fn(void *arg, int rc);
+
+/* ---- the connection */
+
+struct zc_options {
+    const char *socket;          /* NULL: $ZSHARD_SOCKET, $XDG_RUNTIME_DIR/zshard.sock, or the
+                                    system's /run/zshard/zshard.sock */
+    const char *program;         /* who asks, for zctl and the daemon's log; NULL: "libzclient" */
+    uint32_t connect_timeout_ms; /* 0: 5000 */
+};
+
+/** What the daemon said of itself when we connected. */
+struct zc_server {
+    uint32_t version; /* of the protocol */
+    uint32_t page_elems, block_elems;
+    uint32_t shards_max;  /* that one call may name */
+    uint8_t instance[16]; /* changes with every start of the daemon */
+    uint64_t pid;
+    char server[64]; /* "zshardd 0.1.0" */
+};
+
+/**
+ * Connects and says hello; blocks up to the timeout. options may be NULL.
+ *
+ * @return 0; -ENOTCONN nobody answers there, -EPROTO no version in common; otherwise as above. On
+ *         failure *ret is a closed handle that holds only the sentence (zc_close() it), or NULL
+ * when there was no memory for that.
+ */
+ZC_EXPORT int zc_open(struct zc_client **ret, const struct zc_options *options);
+
+/** Ends unfinished calls with -ECANCELED, unmaps the arenas, then frees c. NULL is allowed. What
+ * the daemon held for this client (pins, staging) returns at once; the job, unless kept, ends. */
+ZC_EXPORT void zc_close(struct zc_client *c);
+
+/** The sentence of the last failure, "" before the first. Valid until the next failure or close. */
+ZC_EXPORT const char *zc_error(const struct zc_client *c);
+
+/** The library's name for a code ("-ENOSPC: it does not fit"), for logs. Never NULL. */
+ZC_EXPORT const char *zc_strerror(int rc);
+
+ZC_EXPORT const struct zc_server *zc_server(const struct zc_client *c);
+
+/** For a foreign event loop: poll the descriptor for zc_events() (POLLIN, POLLOUT), then call
+ *  zc_poll(c, 0). Ask zc_events() again after every call on the handle. */
+ZC_EXPORT int zc_fd(const struct zc_client *c);
+ZC_EXPORT short zc_events(const struct zc_client *c);
+
+/**
+ * Makes progress: sends, receives, runs `done`s and the event callback. Waits up to timeout_ms for
+ * the first (0: does not wait, negative: without limit).
+ *
+ * @return the number of callbacks run; -ENOTCONN the connection is lost: every unfinished call
+ * ended with that code; -EPROTO likewise
+ */
+ZC_EXPORT int zc_poll(struct zc_client *c, int timeout_ms);
+
+/* ---- events */
+
+enum zc_event_kind {
+    ZC_EVENT_PEER_LOST = 100,  /* rank `rank` of your job died or hung up: -EOWNERDEAD */
+    ZC_EVENT_JOB_FAILED = 101, /* the job cannot go on: code says why */
+};
+
+struct zc_event {
+    enum zc_event_kind kind;
+    uint64_t job;
+    uint32_t rank;
+    int code;
+    const char *text; /* valid during the callback */
+};
+
+typedef void zc_event_fn(void *arg, const struct zc_event *event);
+
+/** One callback for all events; NULL turns it off. Events also end the job's unfinished calls with
+ *  their code, whether or not anybody listens. */
+ZC_EXPORT void zc_on_event(struct zc_client *c, zc_event_fn *fn, void *arg);
+
+/* ---- jobs, units, shards */
+
+enum zc_dtype { ZC_F32 = 1, ZC_BF16 = 2 };
+
+/** Where bytes may live when they must. Faster memory that is free is used all the same. */
+enum zc_place { ZC_HOST = 1, ZC_NVME = 2 };
+
+struct zc_job_options {
+    const char *name;
+    uint32_t rank, world;        /* of this node */
+    bool keep;                   /* the job survives its clients */
+    bool attach;                 /* join a kept job; otherwise the name must be new (for rank 0 of
+                                    it, and for each other rank that it is not taken) */
+    uint64_t staging_bytes;      /* shared memory towards the daemon; rounded up to 4096 */
+    enum zc_place offload_param; /* 0: ZC_NVME */
+    enum zc_place offload_optimizer;
+    uint64_t host_bytes_max; /* 0: what is free */
+    uint32_t groups;         /* parameter groups, 1 to 64 */
+};
+
+struct zc_job {
+    uint64_t id;
+    uint64_t iterations; /* steps asked for so far, skipped ones too */
+    uint64_t applied;    /* steps applied: the version of its shards */
+    void *staging;       /* mapped read-write until zc_job_close() or zc_close() */
+    uint64_t staging_bytes;
+};
+
+/** Joins as one rank. The first rank to arrive makes the job; the others must agree on `world`,
+ * `keep`, places and groups. One job at a time per handle (-EBUSY). */
+ZC_EXPORT int zc_job_open(struct zc_client *c, const struct zc_job_options *options,
+                          struct zc_job *ret, zc_done_fn *done, void *arg);
+ZC_EXPORT int zc_job_open_wait(struct zc_client *c, const struct zc_job_options *options,
+                               struct zc_job *ret);
+
+struct zc_tensor {
+    const char *name;
+    uint64_t first; /* of the unit's elements */
+    uint32_t ndims; /* 0 (a scalar) to ZC_DIMS_MAX */
+    uint64_t dims[ZC_DIMS_MAX];
+    uint32_t group; /* below the job's groups, or ZC_GROUP_FROZEN */
+};
+
+struct zc_unit {
+    uint32_t index; /* counted from 0, in order of the forward pass */
+    const char *name;
+    uint64_t elems;
+    enum zc_dtype dtype;
+    enum zc_dtype grad_dtype; /* of the gradient plane; bf16 cannot accumulate (push "add") */
+    bool frozen;              /* a parameter plane only: never pushed, never stepped */
+    const struct zc_tensor *tensors; /* ascending, not overlapping; elements outside of every
+                                        tensor are never stepped */
+    uint32_t ntensors;
+};
+
+/** Every rank defines the same units, in order; a difference is -EINVAL. Copied before it returns.
+ */
+ZC_EXPORT int zc_unit_define(struct zc_client *c, uint64_t job, const struct zc_unit *unit,
+                             zc_done_fn *done, void *arg);
+ZC_EXPORT int zc_unit_define_wait(struct zc_client *c, uint64_t job, const struct zc_unit *unit);
+
+struct zc_range {
+    uint32_t unit;
+    uint64_t first, count; /* multiples of block_elems; inside the unit, padded to a block */
+};
+
+/** Registers this rank's shards; ret_ids[n] come in the order of the ranges. A range that overlaps
+ *  another shard is -EINVAL, except that a kept job gives its own shards their ids again. */
+ZC_EXPORT int zc_register(struct zc_client *c, uint64_t job, const struct zc_range *ranges,
+                          uint32_t n, uint64_t *ret_ids, zc_done_fn *done, void *arg);
+ZC_EXPORT int zc_register_wait(struct zc_client *c, uint64_t job, const struct zc_range *ranges,
+                               uint32_t n, uint64_t *ret_ids);
+
+struct zc_placement {
+    uint64_t arena_bytes; /* of parameters, mapped read-only by this process */
+    uint64_t ring_bytes;  /* of those, where parameters that live on NVMe pass through: what is
+                             pinned at one time, over all ranks, must fit */
+    uint64_t host_bytes, nvme_bytes; /* taken by the job from each tier */
+};
+
+/** Says that this rank has registered everything; done when every rank has, and the daemon has
+ * placed the job. -ENOSPC: it does not fit, nothing is held. timeout_ms 0: the daemon's default. */
+ZC_EXPORT int zc_ready(struct zc_client *c, uint64_t job, uint32_t timeout_ms,
+                       struct zc_placement *ret, zc_done_fn *done, void *arg);
+ZC_EXPORT int zc_ready_wait(struct zc_client *c, uint64_t job, uint32_t timeout_ms,
+                            struct zc_placement *ret);
+
+/** Leaves in good order: not a lost peer. A job that is not kept ends with its last rank. Pointers
+ * into its arenas become invalid. */
+ZC_EXPORT int zc_job_close(struct zc_client *c, uint64_t job, zc_done_fn *done, void *arg);
+ZC_EXPORT int zc_job_close_wait(struct zc_client *c, uint64_t job);
+
+/** Ends a kept job that nobody is attached to (-EBUSY otherwise), by name. */
+ZC_EXPORT int zc_job_destroy(struct zc_client *c, const char *name, zc_done_fn *done, void *arg);
+ZC_EXPORT int zc_job_destroy_wait(struct zc_client *c, const char *name);
+
+/* ---- data
+ *
+ * `staged` points into the job's staging. Those bytes belong to the daemon from the call until done
+ * runs; the caller divides staging as it likes.
+ */
+
+/** Initial values of elements [first, first + count) of the shard: fp32 masters. first and count
+ * are multiples of page_elems, or count ends at the shard's end. The optimizer's state becomes
+ * zero. A shard can be fetched when all of it was written. */
+ZC_EXPORT int zc_write(struct zc_client *c, uint64_t shard, uint64_t first, uint64_t count,
+                       const float *staged, zc_done_fn *done, void *arg);
+ZC_EXPORT int zc_write_wait(struct zc_client *c, uint64_t shard, uint64_t first, uint64_t count,
+                            const float *staged);
+
+enum zc_what {
+    ZC_PARAM = 1,      /* in the unit's dtype */
+    ZC_MASTER = 2,     /* fp32, from here on */
+    ZC_EXP_AVG = 3,    /* AdamW's m */
+    ZC_EXP_AVG_SQ = 4, /* AdamW's v */
+    ZC_GRAD = 5,       /* as accumulated, before scaling */
+};
+
+/** Copies what is stored into staging; ranges as in zc_write(). */
+ZC_EXPORT int zc_read(struct zc_client *c, uint64_t shard, enum zc_what what, uint64_t first,
+                      uint64_t count, void *staged, zc_done_fn *done, void *arg);
+ZC_EXPORT int zc_read_wait(struct zc_client *c, uint64_t shard, enum zc_what what, uint64_t first,
+                           uint64_t count, void *staged);
+
+/** A shard's parameters, pinned: mapped, read-only, unchanged until released. */
+struct zc_view {
+    const void *data;
+    uint64_t bytes;
+    uint64_t version;
+};
+
+/**
+ * Pins the parameters of n shards (any of the job's, this rank's or not), all or none, at version
+ * min_version or later. Each fetch of a shard is undone by one release.
+ *
+ * @param shards     n of them (1 to shards_max), copied before it returns
+ * @param ret_views  n views, filled before done runs with 0
+ * @return           also -EAGAIN in done: a shard has not been written yet
+ */
+ZC_EXPORT int zc_fetch(struct zc_client *c, const uint64_t *shards, uint32_t n,
+                       uint64_t min_version, uint32_t timeout_ms, struct zc_view *ret_views,
+                       zc_done_fn *done, void *arg);
+ZC_EXPORT int zc_fetch_wait(struct zc_client *c, const uint64_t *shards, uint32_t n,
+                            uint64_t min_version, uint32_t timeout_ms, struct zc_view *ret_views);
+
+/** One-way: queued, never answered. Sent by the next zc_poll() or call that sends. */
+ZC_EXPORT int zc_release(struct zc_client *c, const uint64_t *shards, uint32_t n);
+
+struct zc_push {
+    uint64_t shard;
+    uint64_t step;         /* the iteration this gradient is for: zc_job.iterations + 1 */
+    uint32_t micro;        /* micro-step, from 0 */
+    bool add;              /* false sets (micro-step 0), true adds to what the earlier ones left */
+    enum zc_dtype dtype;   /* of the staged bytes */
+    uint64_t first, count; /* as in zc_write(); the parts of a micro-step come in order */
+    const void *staged;
+};
+
+/** Hands a gradient, summed over ranks, to its shard. Repeated: -EEXIST, and nothing is added. */
+ZC_EXPORT int zc_push(struct zc_client *c, const struct zc_push *push, zc_done_fn *done, void *arg);
+ZC_EXPORT int zc_push_wait(struct zc_client *c, const struct zc_push *push);
+
+/** The exact sum of the squares of gradients, and how many are infinite or NaN (then the sum means
+ *  nothing). Sums of different shards merge in any order to the same bits. */
+struct zc_norm {
+    uint8_t sum_of_squares[ZC_NORM_BYTES];
+    uint64_t nonfinite;
+};
+
+ZC_EXPORT void zc_norm_merge(struct zc_norm *into, const struct zc_norm *other);
+/** The square root of the sum. */
+ZC_EXPORT double zc_norm_value(const struct zc_norm *norm);
+
+/** Over this rank's shards, whose gradients for `step` must be complete (-EBUSY otherwise). */
+ZC_EXPORT int zc_norms(struct zc_client *c, uint64_t job, uint64_t step, struct zc_norm *ret,
+                       zc_done_fn *done, void *arg);
+ZC_EXPORT int zc_norms_wait(struct zc_client *c, uint64_t job, uint64_t step, struct zc_norm *ret);
+
+/* ---- the step */
+
+struct zc_group { /* AdamW's scalars of one parameter group */
+    double lr, beta1, beta2, eps, weight_decay;
+};
+
+struct zc_step {
+    uint64_t step; /* iterations + 1 */
+    double scale;  /* of the gradients: averaging, loss scale and clipping in one factor */
+    const struct zc_group *groups;
+    uint32_t ngroups; /* the job's */
+    bool commit;      /* make this step durable */
+    uint32_t timeout_ms;
+};
+
+struct zc_stepped {
+    uint64_t iterations, applied;
+};
+
+/** One optimizer step of the whole job: begins when every rank has asked for it, with the same
+ * values
+ *  (-EINVAL otherwise), and finishes then without them. Every trainable shard must have its
+ * gradient. A fetch with min_version = applied + 1 may be sent right behind it, and waits. */
+ZC_EXPORT int zc_step(struct zc_client *c, uint64_t job, const struct zc_step *step,
+                      struct zc_stepped *ret, zc_done_fn *done, void *arg);
+ZC_EXPORT int zc_step_wait(struct zc_client *c, uint64_t job, const struct zc_step *step,
+                           struct zc_stepped *ret);
+
+/** Drops the gradients of this iteration: `iterations` grows, `applied` and the versions do not. */
+ZC_EXPORT int zc_skip(struct zc_client *c, uint64_t job, uint64_t step, uint32_t timeout_ms,
+                      struct zc_stepped *ret, zc_done_fn *done, void *arg);
+ZC_EXPORT int zc_skip_wait(struct zc_client *c, uint64_t job, uint64_t step, uint32_t timeout_ms,
+                           struct zc_stepped *ret);
+
+/** Bytes of the trainer's own (data position, random state ...), kept with this rank's next step or
+ *  skip; of_job (rank 0 only) for the job's. At most ZC_NOTE_MAX. Copied before it returns. */
+ZC_EXPORT int zc_note_put(struct zc_client *c, uint64_t job, bool of_job, const void *note,
+                          size_t bytes, zc_done_fn *done, void *arg);
+ZC_EXPORT int zc_note_put_wait(struct zc_client *c, uint64_t job, bool of_job, const void *note,
+                               size_t bytes);
+/** The note of the newest step: *ret_bytes of it in buf (of ZC_NOTE_MAX bytes); -ENOENT: none. */
+ZC_EXPORT int zc_note_get_wait(struct zc_client *c, uint64_t job, bool of_job, void *buf,
+                               size_t *ret_bytes);
+
+/* ---- looking inside. Rows are allocated; free them with zc_rows_free(). */
+
+struct zc_shard_row {
+    uint64_t id, first, count, version, bytes, host_bytes, nvme_bytes;
+    uint32_t pins, rank;
+    char job[ZC_NAME_MAX + 1], unit[ZC_NAME_MAX + 1], dtype[8], tier[8];
+};
+
+struct zc_job_row {
+    uint64_t id, iterations, applied, shards, params, host_bytes, nvme_bytes;
+    uint64_t fetched_bytes, pushed_bytes, nvme_read_bytes, nvme_written_bytes;
+    uint32_t uid, world, attached;
+    bool keep;
+    char name[ZC_NAME_MAX + 1], state[16], error[256];
+};
+
+struct zc_tier_row {
+    uint64_t budget, used, params, grads, state, staging, rings;
+    char name[8], detail[256];
+};
+
+struct zc_counter {
+    uint64_t value;
+    char name[64];
+};
+
+/** job NULL or "": every job that the caller may see. */
+ZC_EXPORT int zc_list_wait(struct zc_client *c, const char *job, struct zc_shard_row **ret_rows,
+                           size_t *ret_n);
+ZC_EXPORT int zc_jobs_wait(struct zc_client *c, const char *job, struct zc_job_row **ret_rows,
+                           size_t *ret_n);
+ZC_EXPORT int zc_tiers_wait(struct zc_client *c, struct zc_tier_row **ret_rows, size_t *ret_n);
+ZC_EXPORT int zc_stat_wait(struct zc_client *c, struct zc_counter **ret_rows, size_t *ret_n);
+ZC_EXPORT void zc_rows_free(void *rows);
+
+/** A round trip. */
+ZC_EXPORT int zc_ping(struct zc_client *c, zc_done_fn *done, void *arg);
+ZC_EXPORT int zc_ping_wait(struct zc_client *c);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,185 @@
+/*
+ * zc_zero.h - the ZeRO engine: turns a list of units into sharded training.
+ *
+ * MODEL. A unit (struct zc_unit) is what is gathered and released together: a transformer block, an
+ * embedding. Under ZeRO-3 every rank keeps one slice of each unit; the engine gathers a unit's
+ * parameters when the trainer needs them, prefetches the one that comes next, reduces gradients so
+ * that each rank gets the sum of its slice, and steps. Where slices live is the store's affair:
+ *
+ *     none   planes in this process, stepped by the same kernels: the baseline
+ *     host   the daemon, parameters and state in host memory
+ *     nvme   the daemon; what does not fit its host budget lives on NVMe
+ *
+ * The trainer's loop:
+ *
+ *     for each micro-step:
+ *         for each unit, forward:   zc_zero_gather(u) ... compute ... zc_zero_release(u)
+ *         for each unit, backward:  zc_zero_gather(u), zc_zero_grad(u) ... compute ...
+ *                                   zc_zero_release(u), zc_zero_reduce(u)
+ *     zc_zero_step()
+ *
+ * The engine learns the order of gathers from the first micro-step and prefetches by it afterwards;
+ * another order later is correct, only slower.
+ *
+ * NUMBERS. Gradients of the ranks are exchanged as slices, in the unit's dtype (bf16: rounded once,
+ * ties to even, before the exchange), and added in fp32 in rank order; micro-steps add in fp32. The
+ * step scales the sum by 1 / (world * micro_steps) and by the clip coefficient
+ * min(1, clip / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_. So losses depend on the world
+ * size only by rounding, and not at all on where bytes live.
+ *
+ * THREADS. One thread at a time; callbacks run inside engine calls. ERRORS as in zclient.h; every
+ * call that waits also notices a peer that died (-EOWNERDEAD) or a daemon that is gone (-ENOTCONN).
+ * After one of these the engine only fails and closes.
+ */
+#ifndef ZC_ZERO_H
+#define ZC_ZERO_H
+
+#include "zclient.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- collectives: one table; bring your own or use ours */
+
+struct zc_comm;
+struct zc_comm_op; /* one collective in progress: the backend's */
+
+/**
+ * All start at once and return; buffers belong to the backend until test says done. Every rank
+ * starts the same collectives in the same order. Return 0 or a negative errno.
+ */
+struct zc_comm_ops {
+    const char *name;
+    /* recv[r * slice_bytes ...] becomes rank r's send. send may be recv + rank * slice_bytes. */
+    int (*all_gather)(struct zc_comm *comm, const void *send, void *recv, size_t slice_bytes,
+                      struct zc_comm_op **ret);
+    /* rank r gets, from every rank s, slice r of s's send, as slice s of its recv. No overlap. */
+    int (*exchange)(struct zc_comm *comm, const void *send, void *recv, size_t slice_bytes,
+                    struct zc_comm_op **ret);
+    /* *ret_done: the op is finished and freed. */
+    int (*test)(struct zc_comm *comm, struct zc_comm_op *op, bool *ret_done);
+    /* Ends the backend; clean: every rank closes now and nothing is in flight, otherwise peers may
+     * be dead and must not be waited for. */
+    void (*close)(struct zc_comm *comm, bool clean);
+};
+
+struct zc_comm {
+    const struct zc_comm_ops *ops;
+    uint32_t rank, world;
+};
+
+/**
+ * Opens a backend: "self" (one rank), "mpi" (MPI_COMM_WORLD; loaded at run time), or "auto": mpi
+ * under a launcher, else self.
+ *
+ * @param error,error_bytes  a buffer for the sentence of a failure
+ * @return 0; -ENOENT no such backend, -ENOTSUP built without it or its library is missing, -EIO it
+ * did not start
+ */
+ZC_EXPORT int zc_comm_open(struct zc_comm **ret, const char *name, char *error, size_t error_bytes);
+ZC_EXPORT void zc_comm_close(struct zc_comm *comm, bool clean);
+
+/* ---- the engine */
+
+struct zc_zero;
+
+enum zc_zero_offload { ZC_ZERO_NONE = 0, ZC_ZERO_HOST = 1, ZC_ZERO_NVME = 2 };
+
+struct zc_zero_options {
+    struct zc_comm *comm; /* the caller's; outlives the engine */
+    const char *socket;   /* as in zc_options */
+    const char *job;      /* NULL: "zero-<pid of rank 0>" */
+    bool keep;
+    enum zc_zero_offload offload_param, offload_optimizer; /* both none, or neither */
+    uint32_t micro_steps; /* >= 1: gradients of so many micro-steps make one step */
+    double clip;          /* of the global norm; 0: off */
+    double beta1, beta2, eps;
+    double weight_decay[64]; /* by parameter group */
+    uint32_t groups;         /* 1 to 64 */
+    uint32_t prefetch_units; /* gathered ahead; 0: none. 1 is the usual choice */
+    uint32_t timeout_ms;     /* of anything that waits for the daemon or a peer; 0: 60000 */
+    const char *kernels;     /* NULL: the best; or "ref", "avx2", "avx512" (store none) */
+};
+
+/** Fills in the usual values: micro_steps 1, betas 0.9 and 0.95, eps 1e-8, one group, prefetch 1.
+ */
+ZC_EXPORT void zc_zero_defaults(struct zc_zero_options *options);
+
+/** On failure *ret is an engine that holds only the sentence (zc_zero_close() it), or NULL when
+ * there was no memory for that. */
+ZC_EXPORT int zc_zero_open(struct zc_zero **ret, const struct zc_zero_options *options);
+/** clean: every rank closes now, in good order. Otherwise nobody is waited for. NULL is fine. */
+ZC_EXPORT void zc_zero_close(struct zc_zero *z, bool clean);
+/** The sentence of the last failure; "" before the first. */
+ZC_EXPORT const char *zc_zero_error(const struct zc_zero *z);
+
+/** Declares the next unit (unit->index is its number, from 0); grad_dtype is ignored: the gradient
+ * plane is fp32. Copied. */
+ZC_EXPORT int zc_zero_add_unit(struct zc_zero *z, const struct zc_unit *unit);
+
+/** Writes the initial values of elements [first, first + count) of a unit to out; elements at or
+ * past the unit's end are not asked for. Returns 0 or a negative errno, which ends zc_zero_start().
+ */
+typedef int zc_zero_init_fn(void *arg, uint32_t unit, uint64_t first, uint64_t count, float *out);
+
+/** Registers and places the slices and initialises them piece by piece: no rank ever holds a whole
+ *  model, nor a whole unit. */
+ZC_EXPORT int zc_zero_start(struct zc_zero *z, zc_zero_init_fn *init, void *arg);
+
+/** *ret_params: the unit's parameters, elems of them in its dtype, read-only, 64-byte aligned,
+ * valid until released. Gathers of one unit nest. */
+ZC_EXPORT int zc_zero_gather(struct zc_zero *z, uint32_t unit, const void **ret_params);
+ZC_EXPORT int zc_zero_release(struct zc_zero *z, uint32_t unit);
+
+/** *ret_grad: fp32[elems], zeroed when this micro-step first asks for it; the trainer adds into it
+ *  until zc_zero_reduce(). */
+ZC_EXPORT int zc_zero_grad(struct zc_zero *z, uint32_t unit, float **ret_grad);
+/** This micro-step's gradient of the unit is complete: starts to reduce it. All ranks call it for
+ * the same units in the same order. */
+ZC_EXPORT int zc_zero_reduce(struct zc_zero *z, uint32_t unit);
+
+struct zc_zero_stepped {
+    uint64_t iterations, applied;
+    double grad_norm;  /* of the averaged gradient, before clipping; NaN or infinite when skipped */
+    double clip_scale; /* 1: not clipped */
+    bool skipped;      /* a gradient was not finite on some rank: nothing changed on any */
+};
+
+/** After micro_steps micro-steps in which every trainable unit was reduced. */
+ZC_EXPORT int zc_zero_step(struct zc_zero *z, double lr, struct zc_zero_stepped *ret);
+
+/** Adds values over the ranks, in rank order: the same bits on every rank. n <= 4096. */
+ZC_EXPORT int zc_zero_sum(struct zc_zero *z, double *values, uint32_t n);
+
+/** Progress without waiting, for long computations: lets prefetches and reductions advance and
+ * reports a lost peer or daemon. */
+ZC_EXPORT int zc_zero_poll(struct zc_zero *z);
+
+/** Reads elements [first, first + count) of a unit as fp32, on every rank, whoever holds them:
+ *  ZC_PARAM (converted), ZC_MASTER, ZC_EXP_AVG or ZC_EXP_AVG_SQ. Collective: all ranks call it
+ * alike. */
+ZC_EXPORT int zc_zero_read(struct zc_zero *z, uint32_t unit, enum zc_what what, uint64_t first,
+                           uint64_t count, float *out);
+
+struct zc_zero_stats {
+    uint64_t fetched_bytes; /* by this rank, from the store */
+    uint64_t pushed_bytes;
+    uint64_t nvme_read_bytes,
+        nvme_written_bytes; /* by the daemon for this job, all ranks of the node */
+    uint64_t host_bytes, nvme_bytes,
+        gpu_bytes; /* that the job holds in each tier of the daemon; with
+                      store none host_bytes is this process's planes */
+    uint64_t gather_buffer_bytes, grad_buffer_bytes; /* of the engine in this process */
+    uint64_t comm_bytes;                             /* sent by this rank in collectives */
+    double stall_seconds;                            /* spent waiting inside engine calls */
+};
+
+/** Counted since zc_zero_start(). Asks the daemon. */
+ZC_EXPORT int zc_zero_stats(struct zc_zero *z, struct zc_zero_stats *ret);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

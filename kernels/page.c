@@ -1,0 +1,184 @@
+/*
+ * page.c - block by block over a page.
+ *
+ * MODEL. Everything walks a page in blocks of ZB_BLOCK_ELEMS elements, because state is interleaved
+ * by block and one block's planes fit the second-level cache. Gradients and conversions that need
+ * room use a block on the stack (16 KiB).
+ */
+#include "kernels/zk_page.h"
+
+#include <assert.h>
+#include <string.h>
+
+#define B ZB_BLOCK_ELEMS
+
+static void *page_at(void *plane, const struct zb_layout *layout, enum zb_plane which,
+                     uint64_t elem)
+{
+    return (char *)plane + elem * layout->elem_bytes[which];
+}
+
+/* fp32 values of `n` elements of `dtype` at `from`: from itself, or converted into scratch. */
+static const float *page_as_f32(const struct zk_ops *ops, enum zb_dtype dtype, const void *from,
+                                size_t n, float *scratch)
+{
+    if (dtype == ZB_F32)
+        return from;
+    ops->bf16_to_f32(from, scratch, n);
+    return scratch;
+}
+
+static void page_check(const struct zk_page *page)
+{
+    assert(page->first % B == 0 && page->count % B == 0 && page->param);
+}
+
+void zk_page_init(const struct zk_ops *ops, const struct zb_layout *layout,
+                  const struct zk_page *page, const float *master)
+{
+    int16_t unused_lo[B];
+
+    page_check(page);
+    for (uint64_t at = 0; at < page->count; at += B) {
+        void *param = page_at(page->param, layout, ZB_PARAM, at);
+        struct zk_state_block state = { 0 };
+
+        if (!layout->frozen) {
+            state = zk_state_block(layout->dtype, page->state, at / B);
+            memset(state.m, 0, B * sizeof(float));
+            memset(state.v, 0, B * sizeof(float));
+        }
+        if (layout->dtype == ZB_BF16)
+            ops->split(master + at, param, layout->frozen ? unused_lo : state.lo, B);
+        else
+            memcpy(param, master + at, B * sizeof(float));
+    }
+}
+
+/* Elements [from, to) of the block at `at`, all of one group. */
+static void page_step_run(const struct zk_ops *ops, const struct zb_layout *layout,
+                          const struct zk_page *page, uint64_t at, uint64_t from, uint64_t to,
+                          const float *grad, const struct zk_adamw *scalars)
+{
+    struct zk_state_block state = zk_state_block(layout->dtype, page->state, at / B);
+    void *param = page_at(page->param, layout, ZB_PARAM, at + from);
+
+    if (layout->dtype == ZB_BF16)
+        ops->adamw_bf16(scalars, param, state.lo + from, state.m + from, state.v + from,
+                        grad + from, to - from);
+    else
+        ops->adamw_f32(scalars, param, state.m + from, state.v + from, grad + from, to - from);
+}
+
+void zk_page_step(const struct zk_ops *ops, const struct zb_layout *layout,
+                  const struct zk_page *page, const struct zk_segment *segments, size_t nsegments,
+                  const struct zk_adamw *by_group)
+{
+    const struct zk_segment *s = segments, *end = segments + nsegments;
+    float scratch[B];
+
+    page_check(page);
+    assert(!layout->frozen && page->state && page->grad);
+    for (uint64_t at = 0; at < page->count; at += B) {
+        uint64_t first = page->first + at; /* of the unit */
+        const float *grad = page_as_f32(ops, layout->grad_dtype,
+                                        page_at(page->grad, layout, ZB_GRAD, at), B, scratch);
+
+        while (s < end && s->first + s->count <= first)
+            s++;
+        for (const struct zk_segment *t = s; t < end && t->first < first + B; t++) {
+            uint64_t from = t->first > first ? t->first - first : 0;
+            uint64_t to = t->first + t->count < first + B ? t->first + t->count - first : B;
+
+            page_step_run(ops, layout, page, at, from, to, grad, &by_group[t->group]);
+        }
+    }
+}
+
+bool zk_page_has(const struct zb_layout *layout, enum zk_what what)
+{
+    switch (what) {
+    case ZK_PARAM:
+        return true;
+    case ZK_MASTER:
+        return !layout->frozen || layout->dtype == ZB_F32;
+    case ZK_EXP_AVG:
+    case ZK_EXP_AVG_SQ:
+    case ZK_GRAD:
+        return !layout->frozen;
+    }
+    return false;
+}
+
+static void page_read_block(const struct zk_ops *ops, const struct zb_layout *layout,
+                            const struct zk_page *page, enum zk_what what, uint64_t at, float *out)
+{
+    struct zk_state_block state = { 0 };
+
+    if (!layout->frozen && what != ZK_GRAD)
+        state = zk_state_block(layout->dtype, page->state, at / B);
+    if (what == ZK_GRAD) {
+        const float *grad =
+            page_as_f32(ops, layout->grad_dtype, page_at(page->grad, layout, ZB_GRAD, at), B, out);
+
+        if (grad != out)
+            memcpy(out, grad, B * sizeof(float));
+    } else if (what == ZK_EXP_AVG) {
+        memcpy(out, state.m, B * sizeof(float));
+    } else if (what == ZK_EXP_AVG_SQ) {
+        memcpy(out, state.v, B * sizeof(float));
+    } else if (layout->dtype == ZB_BF16) {
+        ops->merge(page_at(page->param, layout, ZB_PARAM, at), state.lo, out, B);
+    } else {
+        memcpy(out, page_at(page->param, layout, ZB_PARAM, at), B * sizeof(float));
+    }
+}
+
+void zk_page_read(const struct zk_ops *ops, const struct zb_layout *layout,
+                  const struct zk_page *page, enum zk_what what, void *out)
+{
+    page_check(page);
+    assert(zk_page_has(layout, what));
+    if (what == ZK_PARAM) {
+        memcpy(out, page->param, page->count * layout->elem_bytes[ZB_PARAM]);
+        return;
+    }
+    for (uint64_t at = 0; at < page->count; at += B)
+        page_read_block(ops, layout, page, what, at, (float *)out + at);
+}
+
+void zk_page_ingest(const struct zk_ops *ops, const struct zb_layout *layout,
+                    const struct zk_page *page, const void *from, enum zb_dtype from_dtype,
+                    bool add, struct zk_xsum *sum, uint64_t *nonfinite)
+{
+    size_t from_bytes = zb_dtype_bytes(from_dtype);
+    float scratch[B];
+
+    page_check(page);
+    assert(!layout->frozen && page->grad && !(add && layout->grad_dtype != ZB_F32));
+    for (uint64_t at = 0; at < page->count; at += B) {
+        const void *source = (const char *)from + at * from_bytes;
+        void *grad = page_at(page->grad, layout, ZB_GRAD, at);
+        const float *now = grad;
+        uint64_t bad = 0;
+        double squares;
+
+        if (add && from_dtype == ZB_BF16) {
+            ops->add_bf16(grad, source, B);
+        } else if (add) {
+            ops->add_f32(grad, source, B);
+        } else if (from_dtype == layout->grad_dtype) {
+            memcpy(grad, source, B * from_bytes);
+            now = page_as_f32(ops, from_dtype, grad, B, scratch);
+        } else if (from_dtype == ZB_BF16) {
+            ops->bf16_to_f32(source, grad, B);
+        } else {
+            ops->f32_to_bf16(source, grad, B);
+            now = page_as_f32(ops, ZB_BF16, grad, B, scratch);
+        }
+        squares = ops->sumsq(now, B, &bad);
+        *nonfinite += bad;
+        if (bad == 0)
+            zk_xsum_add(sum, squares);
+    }
+}

@@ -1,0 +1,58 @@
+/*
+ * zk_page.h - what is done to the pages of a shard: the same code for the daemon and for the
+ * engine's store inside a process, so that where state lives cannot change a run.
+ *
+ * A page is a run of elements of one shard, a whole number of blocks, with its planes as
+ * base/plan.h lays them out: `param` (hi of the split master for bf16, the master for fp32),
+ * `state` (interleaved by block, zk.h) and `grad`. Pure functions over the caller's memory; any
+ * thread that called zk_thread_init().
+ */
+#ifndef ZK_PAGE_H
+#define ZK_PAGE_H
+
+#include "kernels/zk.h"
+
+/** Which parameter group the elements of a unit belong to: ascending, not overlapping. What lies in
+ * no segment (frozen tensors, padding) is never stepped. */
+struct zk_segment {
+    uint64_t first, count; /* of the unit's elements */
+    uint32_t group;
+};
+
+struct zk_page {
+    void *param;    /* 64-byte aligned, as all of them */
+    void *state;    /* NULL when frozen */
+    void *grad;     /* NULL where there is none */
+    uint64_t first; /* of the unit's elements; a multiple of the block */
+    uint64_t count; /* likewise */
+};
+
+/** Initial values: param and state's lo from fp32 masters, m and v zero. */
+void zk_page_init(const struct zk_ops *ops, const struct zb_layout *layout,
+                  const struct zk_page *page, const float *master);
+
+/** One optimizer step; by_group[segment.group]. Reads grad, changes param and state. */
+void zk_page_step(const struct zk_ops *ops, const struct zb_layout *layout,
+                  const struct zk_page *page, const struct zk_segment *segments, size_t nsegments,
+                  const struct zk_adamw *by_group);
+
+/** What zk_page_read() reads; numbers as on the wire. */
+enum zk_what { ZK_PARAM = 1, ZK_MASTER = 2, ZK_EXP_AVG = 3, ZK_EXP_AVG_SQ = 4, ZK_GRAD = 5 };
+
+/** Whether this layout has it: frozen bf16 units have no master, frozen ones no moments or
+ * gradient. */
+bool zk_page_has(const struct zb_layout *layout, enum zk_what what);
+/** ZK_PARAM copies elements in their own dtype; all others give fp32. */
+void zk_page_read(const struct zk_ops *ops, const struct zb_layout *layout,
+                  const struct zk_page *page, enum zk_what what, void *out);
+
+/**
+ * Takes a gradient in: grad = from (set) or grad += from (add), in the plane's dtype; adds the sums
+ * of squares of the result, block by block, to *sum and counts what is not finite. Blocks with a
+ * non-finite value are left out of *sum. A bf16 plane takes only `set`.
+ */
+void zk_page_ingest(const struct zk_ops *ops, const struct zb_layout *layout,
+                    const struct zk_page *page, const void *from, enum zb_dtype from_dtype,
+                    bool add, struct zk_xsum *sum, uint64_t *nonfinite);
+
+#endif

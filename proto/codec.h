@@ -1,0 +1,47 @@
+/*
+ * codec.h - bodies: protobuf-c messages, unpacked within bounds.
+ *
+ * protobuf-c allocates as the bytes ask (up to 36 times their length); here it allocates from an
+ * arena that the caller owns, with a limit, and everything goes at once. Strings are checked: no
+ * NUL inside, no control characters. Pure functions, any thread with its own arena.
+ */
+#ifndef ZP_CODEC_H
+#define ZP_CODEC_H
+
+#include <stdbool.h>
+
+#include "base/err.h"
+#include "proto/frame.h"
+#include "proto/shard.pb-c.h"
+
+#define ZP_ARENA_MAX (4u << 20)
+
+/** Memory of one unpacked message at a time; reused from message to message. */
+struct zp_arena;
+int zp_arena_new(struct zp_arena **ret); /* 0 or -ENOMEM */
+void zp_arena_free(struct zp_arena *a);  /* NULL is fine */
+
+struct zp_method_info {
+    const char *name; /* "fetch" */
+    const ProtobufCMessageDescriptor *request;
+    const ProtobufCMessageDescriptor *reply; /* NULL: one-way */
+};
+
+/** NULL for a number that is no method. */
+const struct zp_method_info *zp_method_info(unsigned method);
+
+/**
+ * Unpacks a body. The message lives in the arena until the next zp_decode() with it.
+ *
+ * @return 0; -EBADMSG not such a message, -E2BIG it needs more than ZP_ARENA_MAX: err has the text
+ */
+int zp_decode(struct zp_arena *a, const ProtobufCMessageDescriptor *type, const uint8_t *body,
+              size_t body_bytes, const ProtobufCMessage **ret, struct zb_err *err);
+
+/** A job's or unit's name: 1 to ZP_NAME_MAX of letters, digits, '.', '_', '-', not beginning with
+ *  '.' or '-'. */
+bool zp_name_valid(const char *name);
+/** A tensor's name: 1 to ZP_TENSOR_MAX printable ASCII characters without blanks and quotes. */
+bool zp_tensor_name_valid(const char *name);
+
+#endif

@@ -1,0 +1,98 @@
+/*
+ * frame.h - frames: what travels on the socket.
+ *
+ * A frame is a header of ZP_HEADER_BYTES and a body of at most ZP_BODY_MAX bytes. All numbers are
+ * little-endian.
+ *
+ *     0  4  magic "zsh\1"
+ *     4  4  body_bytes
+ *     8  2  method        enum zp_method (or enum zp_event)
+ *    10  1  kind          enum zp_kind
+ *    11  1  fds           descriptors that travel with this frame's first byte, 0 to ZP_FDS_MAX
+ *    12  4  code          of a reply: 0, or a negative errno and the body is its sentence in UTF-8
+ *    16  8  tag           of a request: the caller's; its reply carries the same
+ *
+ * Pure functions, any thread.
+ */
+#ifndef ZP_FRAME_H
+#define ZP_FRAME_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define ZP_HEADER_BYTES 24u
+#define ZP_BODY_MAX     65536u
+#define ZP_FDS_MAX      4u
+#define ZP_VERSION_MIN  1u
+#define ZP_VERSION_MAX  1u
+#define ZP_SHARDS_MAX   1024u  /* named by one request */
+#define ZP_NOTE_MAX     65536u /* bytes of one note */
+#define ZP_NOTE_PART    32768u /* of it in one message */
+#define ZP_NAME_MAX     63u    /* bytes of a job's or unit's name */
+#define ZP_TENSOR_MAX   127u   /* bytes of a tensor's name */
+#define ZP_DIMS_MAX     8u
+#define ZP_GROUPS_MAX   64u
+#define ZP_GROUP_FROZEN 65535u
+#define ZP_WORLD_MAX    4096u
+#define ZP_UNITS_MAX    65536u
+
+enum zp_kind {
+    ZP_REQUEST = 1, /* answered by exactly one ZP_REPLY */
+    ZP_REPLY = 2,
+    ZP_ONEWAY = 3, /* never answered */
+    ZP_EVENT = 4,  /* from the daemon; tag is 0 */
+};
+
+enum zp_method {
+    ZP_HELLO = 1,
+    ZP_PING = 2,
+    ZP_JOB_OPEN = 3,
+    ZP_UNIT_DEFINE = 4,
+    ZP_SHARD_REGISTER = 5,
+    ZP_READY = 6,
+    ZP_WRITE = 7,
+    ZP_READ = 8,
+    ZP_FETCH = 9,
+    ZP_RELEASE = 10,
+    ZP_PUSH = 11,
+    ZP_NORMS = 12,
+    ZP_NOTE_PUT = 13,
+    ZP_NOTE_GET = 14,
+    ZP_STEP = 15,
+    ZP_SKIP = 16,
+    ZP_JOB_CLOSE = 17,
+    ZP_JOB_DESTROY = 18,
+    ZP_LIST = 19,
+    ZP_JOBS = 20,
+    ZP_TIERS = 21,
+    ZP_STAT = 22,
+    ZP_METHOD_END
+};
+
+enum zp_event {
+    ZP_EVENT_PEER_LOST = 100,  /* a rank of your job is gone and will not come back */
+    ZP_EVENT_JOB_FAILED = 101, /* the job cannot go on: code and text say why */
+};
+
+struct zp_frame {
+    uint32_t body_bytes;
+    uint16_t method;
+    uint8_t kind;
+    uint8_t fds;
+    int32_t code;
+    uint64_t tag;
+};
+
+/**
+ * Looks at the beginning of a byte stream.
+ *
+ * @return 1  a whole frame lies there: *ret is its header, its body follows at ZP_HEADER_BYTES
+ *         0  more bytes are needed; *ret is unchanged
+ *         -EPROTO    the magic, kind or count of descriptors is wrong    } the stream is lost:
+ *         -EMSGSIZE  the body is longer than ZP_BODY_MAX                 } close it
+ */
+int zp_frame_next(const uint8_t *bytes, size_t len_bytes, struct zp_frame *ret);
+
+void zp_frame_put(const struct zp_frame *frame, uint8_t out[ZP_HEADER_BYTES]);
+
+#endif

@@ -1,0 +1,63 @@
+/*
+ * stream.h - one end of a connection: frames and descriptors over a non-blocking Unix stream
+ * socket.
+ *
+ * MODEL. Bytes and descriptors arrive into an input buffer of one frame's size; frames leave
+ * through a queue. Both ends, daemon and client, are this. Nothing blocks and nothing waits: the
+ * owner polls the socket and calls zp_stream_read() when it is readable, zp_stream_write() when it
+ * is writable and zp_stream_pending() says that something waits. One thread at a time.
+ *
+ * Descriptors travel by SCM_RIGHTS with the first byte of the frame that announces them. More than
+ * announced, or than ZP_FDS_MAX, or a truncated control message (MSG_CTRUNC), is -EPROTO; every
+ * descriptor that was received and not taken is closed.
+ */
+#ifndef ZP_STREAM_H
+#define ZP_STREAM_H
+
+#include <protobuf-c/protobuf-c.h>
+
+#include "base/err.h"
+#include "proto/frame.h"
+
+#define ZP_STREAM_OUT_MAX (8u << 20) /* bytes queued towards a peer that does not read */
+
+struct zp_stream;
+
+/** Takes over fd, which becomes non-blocking and close-on-exec: 0 or -ENOMEM (fd is still the
+ *  caller's then). */
+int zp_stream_new(struct zp_stream **ret, int fd);
+/** Closes the socket and every descriptor held; NULL is fine. */
+void zp_stream_free(struct zp_stream *s);
+int zp_stream_fd(const struct zp_stream *s);
+
+/**
+ * Receives what is there and fits. 0: something arrived; -EAGAIN nothing now; -ECONNRESET the peer
+ * closed or died; -EPROTO descriptors nobody announced: err has the sentence.
+ */
+int zp_stream_read(struct zp_stream *s, struct zb_err *err);
+
+/**
+ * The next whole frame: 1; 0: none yet; -EPROTO or -EMSGSIZE as zp_frame_next(), and where fewer
+ * descriptors came than the frame announces. *ret_body is valid until the next call with this
+ * stream. fds[0 .. frame.fds) become the caller's.
+ */
+int zp_stream_next(struct zp_stream *s, struct zp_frame *ret, const uint8_t **ret_body,
+                   int fds[ZP_FDS_MAX], struct zb_err *err);
+
+/**
+ * Queues a frame (frame->body_bytes and frame->fds are filled in here). Exactly one of message and
+ * text may be given, or neither. Descriptors are duplicated: the caller keeps its own.
+ *
+ * @return 0; -EMSGSIZE the message is longer than ZP_BODY_MAX, -ENOBUFS too much waits to be sent,
+ *         -ENOMEM, -EMFILE: nothing was queued
+ */
+int zp_stream_send(struct zp_stream *s, struct zp_frame frame, const ProtobufCMessage *message,
+                   const char *text, const int *fds, unsigned nfds);
+
+/** Sends what the socket takes: 0 (see zp_stream_pending()), or -EPIPE/-ECONNRESET the peer is
+ * gone. */
+int zp_stream_write(struct zp_stream *s);
+/** Bytes that wait to be sent. */
+size_t zp_stream_pending(const struct zp_stream *s);
+
+#endif
