@@ -3,8 +3,12 @@
  *
  * MODEL. An engine owns one data file (or block device) of a fixed size. The caller submits reads,
  * writes and flushes on memory that it owns; each is answered exactly once, by its `done`, from
- * inside zn_reap(). Nothing is ever called back from inside a submit. One thread at a time may use
- * an engine (the daemon's loop); what threads an engine has inside is its own affair.
+ * inside zn_reap(). Nothing is ever called back from inside a submit. The thread that opened an
+ * engine is the only one that uses it (the daemon's loop: io_uring is told so, and refuses others);
+ * what threads an engine has inside is its own affair.
+ *
+ * The file begins with its superblock (layout.h, FORMAT.md), which zn_open() checks and writes.
+ * The caller's bytes are [ZN_DATA_START, size_bytes): the engine gives them no meaning.
  *
  * A completion counts only when every byte was transferred: the tail of a short transfer is
  * resubmitted here, for every backend, and a transfer of nothing is -EIO (past the end).
@@ -27,14 +31,17 @@
 #define ZN_DEPTH_DEFAULT 64u
 #define ZN_DEPTH_MAX     4096u
 #define ZN_IO_BYTES_MAX  (UINT32_C(1) << 30)
+#define ZN_DATA_START    (UINT64_C(64) << 10) /* below it: the superblock, and room for its kin */
 
 struct zn_engine;
 struct zn_io;
 
+/** ZN_FLUSH makes durable the writes whose done ran before it was submitted; those in flight beside
+ *  it may or may not be. */
 enum zn_op { ZN_READ, ZN_WRITE, ZN_FLUSH };
 
 /** rc is 0, or the negative errno of the first failure: then the buffer's bytes are unspecified.
- *  May submit more and may free io. */
+ *  May submit more and may free io; must not reap or close. */
 typedef void zn_done_fn(struct zn_io *io, int rc);
 
 struct zn_io {
@@ -46,7 +53,8 @@ struct zn_io {
     zn_done_fn *done;
     /* the engine's */
     uint32_t got_bytes;
-    int res;
+    unsigned again; /* interrupted in a row */
+    int res;        /* going down: the bytes to transfer now; coming up: the signed result */
     struct zb_list node;
 };
 
@@ -64,7 +72,8 @@ struct zn_info {
     char why[160];          /* why not what "auto" tries first; "" when it was the first choice */
     bool direct;            /* O_DIRECT is on */
     char why_buffered[160]; /* "" when direct */
-    uint32_t align_bytes;   /* of memory, offsets and lengths */
+    bool sparse;            /* the file system cannot reserve space: a write may meet -ENOSPC */
+    uint32_t align_bytes;   /* of memory, offsets and lengths: a power of two, at most 4096 */
     uint64_t size_bytes;
     unsigned depth;
 };
@@ -77,28 +86,36 @@ struct zn_stats {
 
 /**
  * Opens (creates, preallocates) the file and starts an engine. The file is locked (flock) against
- * a second daemon for as long as the engine lives.
+ * a second daemon for as long as the engine lives. Blocks: for the start of a program. A file of
+ * ours that is smaller than size_bytes grows; one that is larger is refused, never cut.
  *
- * @return 0; -ENOSPC the file system has no room for size_bytes, -EROFS/-EACCES not writable,
- * -EBUSY another process holds it, -EINVAL an option, -ENOSYS/-EPERM a forced engine is refused by
- *         the kernel: err has the sentence, nothing stays behind but an empty file at most
+ * @return 0, or err has the sentence and nothing stays behind but an empty file at most:
+ *         -ENOENT, -EROFS, -EACCES  the file cannot be opened or created for writing
+ *         -EINVAL      an option; neither a regular file nor a block device; larger than size_bytes
+ *         -EBUSY       another process (or another engine of this one) holds the file
+ *         -EMEDIUMTYPE the file has content, and it is not ours: nothing of it was changed
+ *         -EBADMSG     our superblock, damaged; -EOPNOTSUPP: of a version that we do not know
+ *         -ENOSPC      no room for size_bytes on the file system or the device
+ *         -ENOSYS, -EPERM, -ENOMEM, ...  the engine asked for is refused by the kernel
  */
 int zn_open(struct zn_engine **ret, const struct zn_options *options, struct zb_err *err);
 
-/** Waits for what is in flight (their `done`s run, with their results), then frees. NULL is fine.
- */
+/** Waits for what is in flight (their `done`s run, with their results; submits are refused from
+ *  here on), then frees. NULL is fine. */
 void zn_close(struct zn_engine *e);
 
 /**
  * Queues io. It may reach the kernel only at zn_kick(), so call that once a turn.
  *
  * @return 0: done will run; -EAGAIN: `depth` requests are in flight already; -EINVAL: alignment,
- *         length 0 or above ZN_IO_BYTES_MAX, or not inside the file: done will not run
+ *         length 0 or above ZN_IO_BYTES_MAX, or not inside the data of the file; -ESHUTDOWN: the
+ *         engine is being closed: done will not run
  */
 int zn_submit(struct zn_engine *e, struct zn_io *io);
 void zn_kick(struct zn_engine *e);
 
-/** Runs the `done` of up to max finished requests; returns how many ran. */
+/** Runs the `done` of up to max finished requests; returns how many ran. When it stops at max, the
+ *  wake-up is set again. */
 unsigned zn_reap(struct zn_engine *e, unsigned max);
 
 /** An eventfd, the engine's: readable when zn_reap() has work. Drain it, then reap. */
