@@ -1,0 +1,40 @@
+/*
+ * compute.h - the compute pool: kernels, checksums and big copies, off the loop.
+ *
+ * MODEL. Worker threads take tasks from one queue in order. A task's run() runs on a worker and
+ * touches only memory that the task names; its done() runs later on the loop thread, from
+ * zsd_compute_reap(). Workers set rounding and denormals themselves (zk_thread_init) and keep to
+ * the CPU list.
+ *
+ * The poster keeps the task and what it names alive until done().
+ */
+#ifndef ZSD_COMPUTE_H
+#define ZSD_COMPUTE_H
+
+#include "base/err.h"
+#include "base/util.h"
+
+struct zsd_compute;
+
+struct zsd_task {
+    void (*run)(struct zsd_task *task);  /* on a worker */
+    void (*done)(struct zsd_task *task); /* on the loop thread; may free the task, may post more */
+    struct zb_list node;
+};
+
+/** Starts `threads` workers (0: one for each CPU) on `cpus` (NULL or "": all that this process may
+ * use). 0; -EINVAL the list is no CPU list or names none that we may use, -EAGAIN, -ENOMEM: err. */
+int zsd_compute_new(struct zsd_compute **ret, unsigned threads, const char *cpus,
+                    struct zb_err *err);
+/** Runs what is queued, waits for it, runs the done()s, stops the workers. NULL is fine. */
+void zsd_compute_free(struct zsd_compute *c);
+
+/** Loop thread only. Never fails, never blocks. */
+void zsd_compute_post(struct zsd_compute *c, struct zsd_task *task);
+/** Runs the done() of up to max finished tasks; returns how many. */
+unsigned zsd_compute_reap(struct zsd_compute *c, unsigned max);
+/** An eventfd, the pool's: readable when zsd_compute_reap() has work. Drain it, then reap. */
+int zsd_compute_wake_fd(const struct zsd_compute *c);
+unsigned zsd_compute_threads(const struct zsd_compute *c);
+
+#endif

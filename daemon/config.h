@@ -1,0 +1,45 @@
+/*
+ * config.h - the options of zshardd: the rows that the file, the command line, --help, the check
+ * and the installed example are all made of.
+ */
+#ifndef ZSD_CONFIG_H
+#define ZSD_CONFIG_H
+
+#include <limits.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/log.h"
+
+/** What the daemon runs with. Sizes are bytes, times milliseconds. */
+struct zsd_config {
+    char socket[108];     /* "": the rule of proto/socket.h */
+    char data[PATH_MAX];  /* data directory; "": a temporary one, removed at the end */
+    uint64_t host_bytes;  /* budget of the host tier */
+    uint64_t nvme_bytes;  /* size of the data file; 0: no NVMe tier */
+    char io[16];          /* auto, uring, threads */
+    uint32_t io_depth;    /* requests in flight on the data file */
+    char cpus[256];       /* CPU list of the compute threads ("0-3,8"); "": all we may use */
+    uint32_t threads;     /* compute threads; 0: one for each of cpus */
+    uint32_t page_elems;  /* elements of a page, a multiple of 4096 */
+    uint64_t ring_bytes;  /* buffers that streamed pages pass through; 0: chosen from host_bytes */
+    uint32_t clients_max; /* connections */
+    uint32_t jobs_max;
+    uint32_t timeout_ms;   /* of requests that name none */
+    char kernels[16];      /* auto, ref, avx2, avx512 */
+    char socket_group[64]; /* group that may connect; "": the owner only */
+    enum zb_log_level log_level;
+};
+
+/**
+ * Defaults, then the file (path NULL: none), then the command line.
+ *
+ * @return 0; -EINVAL or -ENOENT: err has the sentence, with file and line where there is one
+ *         1: --help or --version was asked for: *ret_text has what to print (a static buffer)
+ *         2: --check-config, and everything is fine
+ */
+int zsd_config_load(struct zsd_config *config, int argc, char **argv, const char **ret_text,
+                    struct zb_err *err);
+
+#endif

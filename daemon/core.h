@@ -1,0 +1,44 @@
+/*
+ * core.h - the core of the daemon: jobs, shards, placement and operations, behind the few calls
+ * that the loop makes and the rows of requests. It knows neither libuv nor sockets.
+ *
+ * Loop thread only.
+ */
+#ifndef ZSD_CORE_H
+#define ZSD_CORE_H
+
+#include "daemon/conn.h"
+
+/** Needs daemon->config, kernels, compute and engine. 0; -ENOMEM, -ENOSPC (host_bytes is too small
+ * for the smallest ring): err has the sentence. */
+int zsd_core_new(struct zsd *daemon, struct zb_err *err);
+/** Ends every job. Compute and engine must be idle or still running (it drains them). NULL core:
+ * fine. */
+void zsd_core_free(struct zsd *daemon);
+
+/** The connection ends: its rank leaves its job; a job that is not kept and loses a rank ends. */
+void zsd_core_gone(struct zsd_conn *conn);
+
+/** Once a turn, before the loop waits: resumes whoever became runnable, then kicks the engine. */
+void zsd_core_turn(struct zsd *daemon);
+/** About every 20 ms: requests past their deadline are answered. */
+void zsd_core_tick(struct zsd *daemon, uint64_t now_ns);
+/** Operations in progress: an orderly end waits for 0. */
+unsigned zsd_core_busy(const struct zsd *daemon);
+/** SIGTERM: from now on, new jobs and new steps are refused (-ESHUTDOWN); running ones finish. */
+void zsd_core_drain(struct zsd *daemon);
+
+/* Handlers, the rows of dispatch.c: message is of the row's request type, already decoded, and
+ * lives only during the call. Each answers req exactly once, now or later. */
+typedef void zsd_handler(struct zsd_req *req, const ProtobufCMessage *message);
+
+zsd_handler zsd_job_open, zsd_unit_define, zsd_shard_register, zsd_ready, zsd_job_close,
+    zsd_job_destroy;
+zsd_handler zsd_write, zsd_read, zsd_fetch, zsd_push, zsd_norms, zsd_note_put, zsd_note_get,
+    zsd_step, zsd_skip;
+zsd_handler zsd_list, zsd_jobs, zsd_tiers, zsd_stat;
+
+/** One-way, so there is nothing to answer: what is wrong with it is counted and logged. */
+void zsd_release(struct zsd_conn *conn, const ProtobufCMessage *message);
+
+#endif

@@ -1,0 +1,39 @@
+/*
+ * daemon.h - the daemon as one struct: what its parts share.
+ *
+ * MODEL. One loop thread owns everything reached from here: jobs, shards, placement, connections,
+ * requests. Nobody else reads or changes it, so nothing is locked. Two things run elsewhere and
+ * come back through an eventfd: compute tasks (compute.h) and I/O (nvme/zn.h); they see only the
+ * memory that their task names.
+ *
+ * Who knows libuv: main.c, server.c, conn.c and loop_*.c. The core (job, shard, place, op_*) does
+ * not, so its tests drive it without a loop.
+ */
+#ifndef ZSD_DAEMON_H
+#define ZSD_DAEMON_H
+
+#include <stdint.h>
+
+#include "base/util.h"
+#include "daemon/config.h"
+#include "kernels/zk.h"
+#include "nvme/zn.h"
+
+struct zsd_compute;
+struct zsd_core;
+struct zsd_server;
+
+struct zsd {
+    struct zsd_config config;
+    uint8_t instance[16]; /* random; changes with every start */
+    uint64_t started_ns;
+    const struct zk_ops *kernels;
+    struct zsd_compute *compute;
+    struct zn_engine *engine; /* NULL: no NVMe tier */
+    uint64_t engine_base;     /* first usable byte of the data file */
+    struct zsd_core *core;
+    struct zsd_server *server;
+    uint32_t clients; /* connections, counted by the server */
+};
+
+#endif
