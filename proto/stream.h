@@ -31,31 +31,36 @@ void zp_stream_free(struct zp_stream *s);
 int zp_stream_fd(const struct zp_stream *s);
 
 /**
- * Receives what is there and fits. 0: something arrived; -EAGAIN nothing now; -ECONNRESET the peer
- * closed or died; -EPROTO descriptors nobody announced: err has the sentence.
+ * One receive of what is there and fits. While a whole frame waits to be taken by zp_stream_next(),
+ * nothing is received and 0 is returned: take every frame, then read again.
+ *
+ * @return 0 something arrived; -EAGAIN nothing now; -ECONNRESET the peer closed or died, -EPROTO
+ *         descriptors nobody announced: err has the sentence and the stream is lost
  */
 int zp_stream_read(struct zp_stream *s, struct zb_err *err);
 
 /**
- * The next whole frame: 1; 0: none yet; -EPROTO or -EMSGSIZE as zp_frame_next(), and where fewer
- * descriptors came than the frame announces. *ret_body is valid until the next call with this
- * stream. fds[0 .. frame.fds) become the caller's.
+ * The next whole frame: 1; 0: none yet; -EPROTO or -EMSGSIZE as zp_frame_next(), and where other
+ * descriptors came than the frame announces; the stream is lost then. *ret_body is valid until the
+ * next zp_stream_read(), zp_stream_next() or zp_stream_free() of this stream (sending is fine).
+ * fds[0 .. frame.fds) become the caller's.
  */
 int zp_stream_next(struct zp_stream *s, struct zp_frame *ret, const uint8_t **ret_body,
                    int fds[ZP_FDS_MAX], struct zb_err *err);
 
 /**
- * Queues a frame (frame->body_bytes and frame->fds are filled in here). Exactly one of message and
- * text may be given, or neither. Descriptors are duplicated: the caller keeps its own.
+ * Queues a frame (its body_bytes and fds are filled in here) whose body is the message, the text,
+ * or empty where both are NULL; not both. Descriptors (at most ZP_FDS_MAX) are duplicated: the
+ * caller keeps its own.
  *
- * @return 0; -EMSGSIZE the message is longer than ZP_BODY_MAX, -ENOBUFS too much waits to be sent,
+ * @return 0; -EMSGSIZE the body is longer than ZP_BODY_MAX, -ENOBUFS too much waits to be sent,
  *         -ENOMEM, -EMFILE: nothing was queued
  */
 int zp_stream_send(struct zp_stream *s, struct zp_frame frame, const ProtobufCMessage *message,
                    const char *text, const int *fds, unsigned nfds);
 
-/** Sends what the socket takes: 0 (see zp_stream_pending()), or -EPIPE/-ECONNRESET the peer is
- * gone. */
+/** Sends what the socket takes, without a signal: 0 (see zp_stream_pending()), or -EPIPE or
+ *  -ECONNRESET: the peer is gone. What it sent before may still be read. */
 int zp_stream_write(struct zp_stream *s);
 /** Bytes that wait to be sent. */
 size_t zp_stream_pending(const struct zp_stream *s);

@@ -1,0 +1,244 @@
+/*
+ * codec.c - bodies, unpacked within bounds and checked.
+ *
+ * MODEL. The arena is one block of memory that is handed out from its beginning and never given
+ * back in parts; the next zp_decode() begins anew. Before each allocation stands its size: that is
+ * how a string that contains a NUL is found, since protobuf-c drops the length of a string.
+ *
+ * The types of shard.proto contain themselves nowhere, so the walk over a message is as deep as the
+ * deepest type (2).
+ */
+#include "proto/codec.h"
+
+#include <errno.h>
+#include <stdalign.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/util.h"
+
+struct zp_arena {
+    ProtobufCAllocator allocator;
+    size_t used_bytes;
+    bool full; /* an allocation of this message was refused */
+    alignas(uint64_t) unsigned char bytes[ZP_ARENA_MAX];
+};
+
+#define ARENA_ALIGN alignof(uint64_t) /* nothing in a message asks for more */
+
+static void *arena_alloc(void *data, size_t bytes)
+{
+    struct zp_arena *a = data;
+    size_t left = sizeof(a->bytes) - a->used_bytes;
+    unsigned char *p = a->bytes + a->used_bytes;
+    uint64_t size = bytes;
+
+    if (bytes > left || zb_round_up(bytes, ARENA_ALIGN) + sizeof(size) > left) {
+        a->full = true;
+        return NULL;
+    }
+    memcpy(p, &size, sizeof(size));
+    a->used_bytes += sizeof(size) + zb_round_up(bytes, ARENA_ALIGN);
+    return p + sizeof(size);
+}
+
+static void arena_free(void *data, void *p)
+{
+    (void)data;
+    (void)p;
+}
+
+/** What was asked for when p was allocated. */
+static size_t arena_size_of(const char *p)
+{
+    uint64_t size;
+
+    memcpy(&size, p - sizeof(size), sizeof(size));
+    return size;
+}
+
+int zp_arena_new(struct zp_arena **ret)
+{
+    struct zp_arena *a = malloc(sizeof(*a)); /* its pages come as they are touched */
+
+    if (!a)
+        return -ENOMEM;
+    a->allocator = (ProtobufCAllocator){ arena_alloc, arena_free, a };
+    *ret = a;
+    return 0;
+}
+
+void zp_arena_free(struct zp_arena *a)
+{
+    free(a);
+}
+
+/* ---- strings */
+
+/**
+ * Length of the valid UTF-8 character at s (0: there is none), *ret_code its number. Shortest form
+ * only, no surrogates. s ends with a NUL, which is no continuation byte, so nothing behind is read.
+ */
+static unsigned utf8_next(const unsigned char *s, uint32_t *ret_code)
+{
+    static const struct {
+        unsigned char mask, lead;
+        uint32_t least;
+    } forms[] = {
+        { 0x80, 0x00, 0 },
+        { 0xe0, 0xc0, 0x80 },
+        { 0xf0, 0xe0, 0x800 },
+        { 0xf8, 0xf0, 0x10000 },
+    };
+
+    for (unsigned more = 0; more < ZB_COUNT(forms); more++) {
+        uint32_t code = s[0] & (unsigned char)~forms[more].mask;
+
+        if ((s[0] & forms[more].mask) != forms[more].lead)
+            continue;
+        for (unsigned i = 1; i <= more; i++) {
+            if ((s[i] & 0xc0) != 0x80)
+                return 0;
+            code = code << 6 | (s[i] & 0x3f);
+        }
+        if (code < forms[more].least || code > 0x10ffff || (code >= 0xd800 && code <= 0xdfff))
+            return 0;
+        *ret_code = code;
+        return more + 1;
+    }
+    return 0;
+}
+
+static int check_string(const char *s, const char *field, struct zb_err *err)
+{
+    size_t at = 0;
+
+    if (s == protobuf_c_empty_string) /* not sent */
+        return 0;
+    while (s[at]) {
+        uint32_t code = 0;
+        unsigned len = utf8_next((const unsigned char *)s + at, &code);
+
+        if (len == 0)
+            return zb_fail(err, -EBADMSG, "field %s is not UTF-8", field);
+        if (code < 0x20 || (code >= 0x7f && code < 0xa0))
+            return zb_fail(err, -EBADMSG, "field %s contains a control character", field);
+        at += len;
+    }
+    if (at + 1 != arena_size_of(s))
+        return zb_fail(err, -EBADMSG, "field %s contains a NUL", field);
+    return 0;
+}
+
+static int check_strings(const ProtobufCMessage *m, struct zb_err *err)
+{
+    for (unsigned i = 0; i < m->descriptor->n_fields; i++) {
+        const ProtobufCFieldDescriptor *f = &m->descriptor->fields[i];
+        const char *member = (const char *)m + f->offset;
+        const void *const *values = (const void *const *)(const void *)member;
+        size_t n = 1;
+
+        if (f->type != PROTOBUF_C_TYPE_STRING && f->type != PROTOBUF_C_TYPE_MESSAGE)
+            continue;
+        if (f->label == PROTOBUF_C_LABEL_REPEATED) {
+            memcpy(&n, (const char *)m + f->quantifier_offset, sizeof(n));
+            values = values[0];
+        }
+        for (size_t k = 0; k < n; k++) {
+            int rc = 0;
+
+            if (f->type == PROTOBUF_C_TYPE_STRING)
+                rc = check_string(values[k], f->name, err);
+            else if (values[k])
+                rc = check_strings(values[k], err);
+            if (rc < 0)
+                return rc;
+        }
+    }
+    return 0;
+}
+
+int zp_decode(struct zp_arena *a, const ProtobufCMessageDescriptor *type, const uint8_t *body,
+              size_t body_bytes, const ProtobufCMessage **ret, struct zb_err *err)
+{
+    const ProtobufCMessage *m;
+    int rc;
+
+    a->used_bytes = 0;
+    a->full = false;
+    m = protobuf_c_message_unpack(type, &a->allocator, body_bytes, body);
+    if (!m && a->full)
+        return zb_fail(err, -E2BIG, "a %s of %zu bytes needs more than %u bytes of memory",
+                       type->short_name, body_bytes, ZP_ARENA_MAX);
+    if (!m)
+        return zb_fail(err, -EBADMSG, "%zu bytes that are no %s", body_bytes, type->short_name);
+    rc = check_strings(m, err);
+    if (rc == 0)
+        *ret = m;
+    return rc;
+}
+
+/* ---- names */
+
+static bool is_alnum(char c)
+{
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+}
+
+bool zp_name_valid(const char *name)
+{
+    size_t n = strnlen(name, ZP_NAME_MAX + 1);
+
+    if (n == 0 || n > ZP_NAME_MAX || name[0] == '.' || name[0] == '-')
+        return false;
+    for (size_t i = 0; i < n; i++)
+        if (!is_alnum(name[i]) && name[i] != '.' && name[i] != '_' && name[i] != '-')
+            return false;
+    return true;
+}
+
+bool zp_tensor_name_valid(const char *name)
+{
+    size_t n = strnlen(name, ZP_TENSOR_MAX + 1);
+
+    if (n == 0 || n > ZP_TENSOR_MAX)
+        return false;
+    for (size_t i = 0; i < n; i++)
+        if (name[i] <= ' ' || name[i] >= 0x7f || name[i] == '"' || name[i] == '\'')
+            return false;
+    return true;
+}
+
+/* ---- methods */
+
+#define METHOD(request, reply) &zp__##request##__descriptor, &zp__##reply##__descriptor
+
+static const struct zp_method_info methods[ZP_METHOD_END] = {
+    [ZP_HELLO] = { "hello", METHOD(hello, hello_reply) },
+    [ZP_PING] = { "ping", METHOD(empty, empty) },
+    [ZP_JOB_OPEN] = { "job-open", METHOD(job_open, job_open_reply) },
+    [ZP_UNIT_DEFINE] = { "unit-define", METHOD(unit_define, empty) },
+    [ZP_SHARD_REGISTER] = { "shard-register", METHOD(shard_register, shard_register_reply) },
+    [ZP_READY] = { "ready", METHOD(ready, ready_reply) },
+    [ZP_WRITE] = { "write", METHOD(write, empty) },
+    [ZP_READ] = { "read", METHOD(read, empty) },
+    [ZP_FETCH] = { "fetch", METHOD(fetch, fetch_reply) },
+    [ZP_RELEASE] = { "release", &zp__release__descriptor, NULL },
+    [ZP_PUSH] = { "push", METHOD(push, empty) },
+    [ZP_NORMS] = { "norms", METHOD(norms, norms_reply) },
+    [ZP_NOTE_PUT] = { "note-put", METHOD(note_put, empty) },
+    [ZP_NOTE_GET] = { "note-get", METHOD(note_get, note_get_reply) },
+    [ZP_STEP] = { "step", METHOD(step, step_reply) },
+    [ZP_SKIP] = { "skip", METHOD(skip, step_reply) },
+    [ZP_JOB_CLOSE] = { "job-close", METHOD(job_ref, empty) },
+    [ZP_JOB_DESTROY] = { "job-destroy", METHOD(job_name, empty) },
+    [ZP_LIST] = { "list", METHOD(list_request, list_reply) },
+    [ZP_JOBS] = { "jobs", METHOD(jobs_request, jobs_reply) },
+    [ZP_TIERS] = { "tiers", METHOD(empty, tiers_reply) },
+    [ZP_STAT] = { "stat", METHOD(empty, stat_reply) },
+};
+
+const struct zp_method_info *zp_method_info(unsigned method)
+{
+    return method < ZP_METHOD_END && methods[method].name ? &methods[method] : NULL;
+}
