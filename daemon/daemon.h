@@ -16,16 +16,19 @@
 
 #include "base/util.h"
 #include "daemon/config.h"
+#include "daemon/stats.h"
 #include "kernels/zk.h"
 #include "nvme/zn.h"
 
 struct zsd_compute;
 struct zsd_core;
+struct zsd_datadir;
+struct zsd_loop;
 struct zsd_server;
 
 struct zsd {
-    struct zsd_config config;
-    uint8_t instance[16]; /* random; changes with every start */
+    struct zsd_config config; /* as resolved at the start: no "auto" is left in it */
+    uint8_t instance[16];     /* random; changes with every start */
     uint64_t started_ns;
     const struct zk_ops *kernels;
     struct zsd_compute *compute;
@@ -34,6 +37,10 @@ struct zsd {
     struct zsd_core *core;
     struct zsd_server *server;
     uint32_t clients; /* connections, counted by the server */
+    uint32_t reqs;    /* unanswered requests, those of clients that have gone too; conn.c counts */
+    struct zsd_datadir *datadir;
+    struct zsd_loop *loop;
+    struct zsd_stats stats;
 };
 
 #endif
