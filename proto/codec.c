@@ -130,8 +130,11 @@ static int check_string(const char *s, const char *field, struct zb_err *err)
     return 0;
 }
 
-static int check_strings(const ProtobufCMessage *m, struct zb_err *err)
+static int check_message(const ProtobufCMessage *m, struct zb_err *err)
 {
+    for (unsigned i = 0; i < m->n_unknown_fields; i++)
+        if (m->unknown_fields[i].tag == 0) /* protobuf-c lets it pass when it is written longer */
+            return zb_fail(err, -EBADMSG, "a field of %s has no number", m->descriptor->short_name);
     for (unsigned i = 0; i < m->descriptor->n_fields; i++) {
         const ProtobufCFieldDescriptor *f = &m->descriptor->fields[i];
         const char *member = (const char *)m + f->offset;
@@ -150,7 +153,7 @@ static int check_strings(const ProtobufCMessage *m, struct zb_err *err)
             if (f->type == PROTOBUF_C_TYPE_STRING)
                 rc = check_string(values[k], f->name, err);
             else if (values[k])
-                rc = check_strings(values[k], err);
+                rc = check_message(values[k], err);
             if (rc < 0)
                 return rc;
         }
@@ -172,7 +175,7 @@ int zp_decode(struct zp_arena *a, const ProtobufCMessageDescriptor *type, const 
                        type->short_name, body_bytes, ZP_ARENA_MAX);
     if (!m)
         return zb_fail(err, -EBADMSG, "%zu bytes that are no %s", body_bytes, type->short_name);
-    rc = check_strings(m, err);
+    rc = check_message(m, err);
     if (rc == 0)
         *ret = m;
     return rc;

@@ -61,6 +61,7 @@ static const struct {
     { "a number where a text stands", HELLO, "\x18\x01", 2, -EBADMSG },
     { "a wire type that does not exist", HELLO, "\x0f\x01", 2, -EBADMSG },
     { "a field number of 0", HELLO, "\x00\x01", 2, -EBADMSG },
+    { "a field number of 0, written longer", HELLO, "\x80\x00\x01", 3, -EBADMSG },
     { "a NUL in a text", HELLO,
       "\x1a\x03"
       "a\0b",

@@ -335,6 +335,23 @@ static void descriptors_behind_other_frames(void **state)
     fixture_close(&x);
 }
 
+/** An owner that only receives: what is held stays bounded. */
+static void descriptors_without_end(void **state)
+{
+    struct fixture x = fixture_open();
+    struct zb_err err = { 0 };
+    uint8_t out[64];
+
+    (void)state;
+    (void)frame_bytes(out, 1, 5, 1);
+    for (unsigned i = 0; i < 3; i++) {
+        raw_send(x.peer, out + i, 1, 1, 30);
+        assert_int_equal(zp_stream_read(x.s, &err), i < 2 ? 0 : -EPROTO);
+    }
+    assert_non_null(strstr(err.text, "nobody announced"));
+    fixture_close(&x);
+}
+
 /** No room in the table of descriptors: the kernel drops them and says so. */
 static void more_descriptors_than_the_process_may_open(void **state)
 {
@@ -685,6 +702,7 @@ int main(void)
         cmocka_unit_test(the_longest_frames),
         cmocka_unit_test(descriptors),
         cmocka_unit_test(descriptors_behind_other_frames),
+        cmocka_unit_test(descriptors_without_end),
         cmocka_unit_test(more_descriptors_than_the_process_may_open),
         cmocka_unit_test(descriptors_not_taken_are_closed),
         cmocka_unit_test(garbage),
