@@ -3,9 +3,10 @@
  *
  * MODEL. A kernel is a pure function over arrays: it allocates nothing, keeps nothing, calls nobody
  * and is safe in any thread that called zk_thread_init(). All implementations of one kernel give
- * the SAME BITS: ref/ says what is correct, in readable C, and is always built; cpu/ and cuda/ say
- * what is fast and are held to ref/ bit for bit by tests/unit/kernels. So which machine, thread or
- * backend ran a step can never change a run.
+ * the SAME BITS: ref/ says what is correct, in readable C, and is always built, also once more for
+ * each instruction set that we know (zk_priv.h); cpu/ and cuda/ say what is fast. All are held to
+ * "ref" bit for bit by tests/unit/kernels. So which machine, thread or backend ran a step can never
+ * change a run.
  *
  * Arithmetic is IEEE 754 with rounding to nearest even and denormals on; fused multiply-adds are
  * written out and nothing else is fused (-ffp-contract=off). A result that is NaN is stored as
@@ -88,7 +89,7 @@ struct zk_adamw_params {
 
 /** b^t in double by repeated squaring, from the lowest bit of t up: the same bits everywhere. */
 double zk_powi(double b, uint64_t t);
-/** t >= 1: the number of this step. */
+/** t >= 1: the number of this step. The betas are in [0, 1): 1 would divide by zero. */
 struct zk_adamw zk_adamw_prepare(const struct zk_adamw_params *params, uint64_t t);
 
 /** One implementation of every kernel. */
@@ -143,7 +144,8 @@ void zk_thread_init(void);
  * AN EXACT SUM of doubles. Norms must not depend on how a unit is cut into shards or in which order
  * ranks report, so block sums are added exactly, as one wide integer: addition is associative, and
  * one rounding happens at the end. Range: every finite double from 2^-320 (smaller bits are cut, in
- * magnitude, always the same way) up to a total below 2^319, which covers sums of squares of fp32.
+ * magnitude, always the same way) up to a total below 2^320, where it would wrap around; 2^64
+ * squares of fp32 stay below it.
  */
 #define ZK_XSUM_LIMBS 10
 
@@ -151,12 +153,13 @@ struct zk_xsum {
     uint64_t limb[ZK_XSUM_LIMBS]; /* little-endian fixed point: bit 0 of limb 0 is 2^-320 */
 };
 
-/** x >= 0 and finite (sums of squares are). A zeroed zk_xsum is 0. */
+/** 0 <= x < 2^319, asserted (sumsq() gives less than 2^268). A zeroed zk_xsum is 0. */
 void zk_xsum_add(struct zk_xsum *s, double x);
+/** s += other; they may be the same. */
 void zk_xsum_merge(struct zk_xsum *s, const struct zk_xsum *other);
-/** Rounded to nearest even; infinity when it is beyond double. */
+/** Rounded once, to nearest even. Always finite: the top limb ends far below double's largest. */
 double zk_xsum_value(const struct zk_xsum *s);
-/** 80 bytes, little-endian limbs: the form on the wire. */
+/** 80 bytes, little-endian limbs: the form on the wire. Any 80 bytes are a sum. */
 #define ZK_XSUM_BYTES (ZK_XSUM_LIMBS * 8)
 void zk_xsum_store(const struct zk_xsum *s, unsigned char out[ZK_XSUM_BYTES]);
 void zk_xsum_load(struct zk_xsum *s, const unsigned char in[ZK_XSUM_BYTES]);

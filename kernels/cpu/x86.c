@@ -1,0 +1,22 @@
+/*
+ * x86.c - the implementations for x86-64 processors, and which processor can run them.
+ *
+ * Each asks for exactly the features that CMakeLists.txt switches on for its files. The compiler's
+ * run-time support also asks whether the operating system saves the registers.
+ */
+#include "kernels/zk_priv.h"
+
+static bool avx2_supported(void)
+{
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+
+static bool avx512_supported(void)
+{
+    return avx2_supported() && __builtin_cpu_supports("avx512f") &&
+           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl");
+}
+
+const struct zk_ops zk_avx2 = ZK_OPS(avx2, avx2_supported);
+const struct zk_ops zk_avx512 = ZK_OPS(avx512, avx512_supported);

@@ -1,0 +1,31 @@
+/*
+ * cast.c - between fp32 and bf16: the split master, and the casts for computing.
+ */
+#include "kernels/ref/elem_priv.h"
+#include "kernels/zk_priv.h"
+
+void ZK_NAME(split)(const float *restrict master, uint16_t *restrict hi, int16_t *restrict lo,
+                    size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        elem_split(master[i], &hi[i], &lo[i]);
+}
+
+void ZK_NAME(merge)(const uint16_t *restrict hi, const int16_t *restrict lo, float *restrict master,
+                    size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        master[i] = elem_merge(hi[i], lo[i]);
+}
+
+void ZK_NAME(f32_to_bf16)(const float *restrict from, uint16_t *restrict to, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        to[i] = elem_to_bf16(from[i]);
+}
+
+void ZK_NAME(bf16_to_f32)(const uint16_t *restrict from, float *restrict to, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        to[i] = elem_from_bf16(from[i]);
+}

@@ -1,0 +1,61 @@
+/*
+ * zk_priv.h - how one source becomes several implementations. Private to kernels/ and its tests.
+ *
+ * MODEL. ref/ is compiled once for every implementation of the build (CMakeLists.txt): with the
+ * baseline of the architecture as "ref", and again, with an instruction set switched on, for each
+ * faster processor. ZK_VARIANT is the name of the one being compiled, and the names of its kernels
+ * come from ZK_NAME(): so the arithmetic is written once and the linker tells the copies apart. A
+ * kernel written by hand for one processor is a file in cpu/ that defines the same name, and takes
+ * the place of its twin in that variant's list of sources.
+ *
+ * What is compiled with an instruction set switched on may be called only after `supported` said
+ * so: the tables, the tests for support and everything else are compiled for the baseline.
+ */
+#ifndef ZK_PRIV_H
+#define ZK_PRIV_H
+
+#include "kernels/zk.h"
+
+#define ZK_PASTE(variant, kernel)  zk_##variant##_##kernel
+#define ZK_EXPAND(variant, kernel) ZK_PASTE(variant, kernel)
+#define ZK_NAME(kernel)            ZK_EXPAND(ZK_VARIANT, kernel)
+
+/* Every kernel of one variant; `restrict` is what zk.h promises about overlaps. */
+#define ZK_DECLARE(variant)                                                                       \
+    void zk_##variant##_adamw_f32(const struct zk_adamw *s, float *restrict param,                \
+                                  float *restrict m, float *restrict v,                           \
+                                  const float *restrict grad, size_t n);                          \
+    void zk_##variant##_adamw_bf16(const struct zk_adamw *s, uint16_t *restrict hi,               \
+                                   int16_t *restrict lo, float *restrict m, float *restrict v,    \
+                                   const float *restrict grad, size_t n);                         \
+    void zk_##variant##_split(const float *restrict master, uint16_t *restrict hi,                \
+                              int16_t *restrict lo, size_t n);                                    \
+    void zk_##variant##_merge(const uint16_t *restrict hi, const int16_t *restrict lo,            \
+                              float *restrict master, size_t n);                                  \
+    void zk_##variant##_f32_to_bf16(const float *restrict from, uint16_t *restrict to, size_t n); \
+    void zk_##variant##_bf16_to_f32(const uint16_t *restrict from, float *restrict to, size_t n); \
+    void zk_##variant##_add_f32(float *restrict acc, const float *restrict x, size_t n);          \
+    void zk_##variant##_add_bf16(float *restrict acc, const uint16_t *restrict x, size_t n);      \
+    double zk_##variant##_sumsq(const float *restrict x, size_t n, uint64_t *nonfinite)
+
+/* The row of that variant for zk_all(). */
+#define ZK_OPS(variant, is_supported)                                                         \
+    {                                                                                         \
+        .name = #variant, .supported = (is_supported), .adamw_f32 = zk_##variant##_adamw_f32, \
+        .adamw_bf16 = zk_##variant##_adamw_bf16, .split = zk_##variant##_split,               \
+        .merge = zk_##variant##_merge, .f32_to_bf16 = zk_##variant##_f32_to_bf16,             \
+        .bf16_to_f32 = zk_##variant##_bf16_to_f32, .add_f32 = zk_##variant##_add_f32,         \
+        .add_bf16 = zk_##variant##_add_bf16, .sumsq = zk_##variant##_sumsq,                   \
+    }
+
+ZK_DECLARE(ref);
+ZK_DECLARE(avx2);
+ZK_DECLARE(avx512);
+
+extern const struct zk_ops zk_avx2, zk_avx512; /* cpu/x86.c; only in builds for x86-64 */
+
+/** zk_select() among `count` (at least 1) implementations, of which the first is supported. */
+int zk_select_from(const struct zk_ops *const *all, size_t count, const char *force,
+                   const struct zk_ops **ret, struct zb_err *err);
+
+#endif

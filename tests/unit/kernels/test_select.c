@@ -1,0 +1,229 @@
+/*
+ * test_select.c - the choice of an implementation, the modes of a thread, the powers and scalars
+ * that are made once per step, and where the arrays of a state block lie.
+ */
+#include "tests/ztest.h"
+
+#include <errno.h>
+#include <fenv.h>
+#include <math.h>
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+#include "kernels/zk_priv.h"
+#include "tests/unit/kernels/data.h"
+
+static bool yes(void)
+{
+    return true;
+}
+
+static bool no(void)
+{
+    return false;
+}
+
+/* A machine that stands between its build's implementations. */
+static const struct zk_ops fake_ref = { .name = "ref", .supported = yes };
+static const struct zk_ops fake_good = { .name = "good", .supported = yes };
+static const struct zk_ops fake_best = { .name = "best", .supported = no };
+static const struct zk_ops *const fakes[] = { &fake_ref, &fake_good, &fake_best };
+
+static const struct {
+    const char *force;
+    int rc;
+    const struct zk_ops *ops;
+    const char *text;
+} select_cases[] = {
+    { NULL, 0, &fake_good, "" },
+    { "auto", 0, &fake_good, "" },
+    { "ref", 0, &fake_ref, "" },
+    { "good", 0, &fake_good, "" },
+    { "best", -ENOTSUP, NULL,
+      "kernels 'best' need instructions that this processor lacks; it runs 'good'" },
+    { "bes", -ENOENT, NULL, "no kernels are called 'bes'; there are: auto, ref, good, best" },
+    { "", -ENOENT, NULL, "no kernels are called ''; there are: auto, ref, good, best" },
+};
+
+static void select_table(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(select_cases); i++) {
+        const struct zk_ops *ops = NULL;
+        struct zb_err err = { 0 };
+        int rc = zk_select_from(fakes, ZB_COUNT(fakes), select_cases[i].force, &ops, &err);
+
+        if (rc != select_cases[i].rc || ops != select_cases[i].ops ||
+            strcmp(err.text, select_cases[i].text) != 0)
+            fail_msg("'%s': got %d, '%s'", select_cases[i].force, rc, err.text);
+    }
+}
+
+/* However many there are, the sentence ends. */
+static void select_many_names(void **state)
+{
+    const struct zk_ops *many[100];
+    const struct zk_ops *ops = NULL;
+    struct zb_err err = { 0 };
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(many); i++)
+        many[i] = &fake_good;
+    assert_int_equal(zk_select_from(many, ZB_COUNT(many), "x", &ops, &err), -ENOENT);
+    assert_null(ops);
+    assert_true(strlen(err.text) < 200);
+}
+
+static void select_here(void **state)
+{
+    const struct zk_ops *ops = NULL, *best = NULL;
+    struct zb_err err = { 0 };
+    size_t count;
+    const struct zk_ops *const *all = zk_all(&count);
+
+    (void)state;
+    assert_string_equal(all[0]->name, "ref");
+    assert_true(all[0]->supported());
+    data_each_ops(each)
+    {
+        best = each;
+        assert_int_equal(zk_select(each->name, &ops, NULL), 0);
+        assert_ptr_equal(ops, each);
+    }
+    assert_int_equal(zk_select(NULL, &ops, NULL), 0);
+    assert_ptr_equal(ops, best);
+    assert_int_equal(zk_select("abacus", &ops, &err), -ENOENT);
+    assert_ptr_equal(ops, best);
+    assert_int_equal(err.code, -ENOENT);
+    for (size_t i = 0; i < count; i++)
+        assert_int_equal(zk_select(all[i]->name, &ops, NULL), all[i]->supported() ? 0 : -ENOTSUP);
+}
+
+static float times(float a, float b)
+{
+    volatile float x = a, y = b;
+
+    return x * y;
+}
+
+static float plus(float a, float b)
+{
+    volatile float x = a, y = b;
+
+    return x + y;
+}
+
+static void thread_modes(void **state)
+{
+    (void)state;
+    (void)fesetround(FE_UPWARD);
+#if defined(__x86_64__)
+    _mm_setcsr(_mm_getcsr() | 0x8040); /* as code built with -ffast-math leaves it */
+    assert_true(times(0x1p-140f, 1.0f) == 0.0f);
+#endif
+    assert_true(plus(1.0f, 0x1p-30f) > 1.0f);
+    zk_thread_init();
+    assert_true(plus(1.0f, 0x1p-30f) == 1.0f);
+    assert_true(times(0x1p-140f, 1.0f) == 0x1p-140f);
+    assert_true(times(0x1p-126f, 0x1p-20f) == 0x1p-146f);
+    assert_int_equal(fegetround(), FE_TONEAREST);
+}
+
+static const struct {
+    double b;
+    uint64_t t;
+    double power;
+} powers[] = {
+    { 0.0, 0, 1.0 },
+    { 0.0, 5, 0.0 },
+    { 1.0, UINT64_MAX, 1.0 },
+    { -1.0, UINT64_MAX, -1.0 },
+    { 7.0, 1, 7.0 },
+    { 2.0, 1023, 0x1p1023 },
+    { 0.5, 1074, 0x1p-1074 },
+    { 0.5, 1075, 0.0 },
+    { 3.0, 33, 5559060566555523.0 },
+    { 10.0, 15, 1e15 },
+    { 1.5, 3, 3.375 },
+    { 0.9, 2, 0.9 * 0.9 },
+    { 0.9, 7, 0.9 * (0.9 * 0.9) * ((0.9 * 0.9) * (0.9 * 0.9)) }, /* the order that zk.h gives */
+    { 0.999, 6, (0.999 * 0.999) * ((0.999 * 0.999) * (0.999 * 0.999)) },
+};
+
+static void powi_table(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(powers); i++)
+        if (zk_powi(powers[i].b, powers[i].t) != powers[i].power)
+            fail_msg("%g^%llu is %a", powers[i].b, (unsigned long long)powers[i].t,
+                     zk_powi(powers[i].b, powers[i].t));
+}
+
+/* At most 2 log2(t) roundings, each of which t multiplies at most. */
+static void powi_is_the_power(void **state)
+{
+    static const double bases[] = { 0.9, 0.95, 0.99, 0.999, 0.9999 };
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(bases); i++)
+        for (uint64_t t = 1; t < 100000; t = t * 3 / 2 + 1) {
+            double want = pow(bases[i], (double)t);
+
+            if (fabs(zk_powi(bases[i], t) - want) > want * (double)t * 0x1p-51)
+                fail_msg("%g^%llu", bases[i], (unsigned long long)t);
+        }
+}
+
+/* The first step's corrections cancel: lr / (1 - beta1), and 1 / sqrt(1 - beta2). */
+static void prepare_first_step(void **state)
+{
+    const struct zk_adamw_params params = { .lr = 0.5,
+                                            .beta1 = 0.75,
+                                            .beta2 = 0.9375,
+                                            .eps = 0x1p-20,
+                                            .weight_decay = 0.25,
+                                            .scale = 0x1p-16 };
+    struct zk_adamw s = zk_adamw_prepare(&params, 1);
+
+    (void)state;
+    assert_true(s.scale == 0x1p-16f);
+    assert_true(s.decay == 0.875f);
+    assert_true(s.beta2 == 0.9375f);
+    assert_true(s.one_minus_beta1 == 0.25f);
+    assert_true(s.one_minus_beta2 == 0.0625f);
+    assert_true(s.step_size == 2.0f);
+    assert_true(s.rsqrt_c2 == 4.0f);
+    assert_true(s.eps == 0x1p-20f);
+    s = zk_adamw_prepare(&params, UINT64_C(1) << 40); /* nothing left to correct */
+    assert_true(s.step_size == 0.5f && s.rsqrt_c2 == 1.0f);
+}
+
+static void state_block_arrays(void **state)
+{
+    static _Alignas(64) unsigned char page[2 * 10 * ZB_BLOCK_ELEMS];
+    struct zk_state_block b;
+
+    (void)state;
+    b = zk_state_block(ZB_BF16, page, 1);
+    assert_ptr_equal(b.lo, page + 40960);
+    assert_ptr_equal(b.m, page + 40960 + 8192);
+    assert_ptr_equal(b.v, page + 40960 + 8192 + 16384);
+    assert_ptr_equal(b.v + ZB_BLOCK_ELEMS, page + sizeof(page));
+    b = zk_state_block(ZB_F32, page, 1);
+    assert_null(b.lo);
+    assert_ptr_equal(b.m, page + 32768);
+    assert_ptr_equal(b.v, page + 32768 + 16384);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(select_table),       cmocka_unit_test(select_many_names),
+        cmocka_unit_test(select_here),        cmocka_unit_test(thread_modes),
+        cmocka_unit_test(powi_table),         cmocka_unit_test(powi_is_the_power),
+        cmocka_unit_test(prepare_first_step), cmocka_unit_test(state_block_arrays),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
