@@ -120,13 +120,13 @@ static int check_string(const char *s, const char *field, struct zb_err *err)
         unsigned len = utf8_next((const unsigned char *)s + at, &code);
 
         if (len == 0)
-            return zb_fail(err, -EBADMSG, "field %s is not UTF-8", field);
+            return zb_fail(err, -EPROTO, "field %s is not UTF-8", field);
         if (code < 0x20 || (code >= 0x7f && code < 0xa0))
-            return zb_fail(err, -EBADMSG, "field %s contains a control character", field);
+            return zb_fail(err, -EPROTO, "field %s contains a control character", field);
         at += len;
     }
     if (at + 1 != arena_size_of(s))
-        return zb_fail(err, -EBADMSG, "field %s contains a NUL", field);
+        return zb_fail(err, -EPROTO, "field %s contains a NUL", field);
     return 0;
 }
 
@@ -134,7 +134,7 @@ static int check_message(const ProtobufCMessage *m, struct zb_err *err)
 {
     for (unsigned i = 0; i < m->n_unknown_fields; i++)
         if (m->unknown_fields[i].tag == 0) /* protobuf-c lets it pass when it is written longer */
-            return zb_fail(err, -EBADMSG, "a field of %s has no number", m->descriptor->short_name);
+            return zb_fail(err, -EPROTO, "a field of %s has no number", m->descriptor->short_name);
     for (unsigned i = 0; i < m->descriptor->n_fields; i++) {
         const ProtobufCFieldDescriptor *f = &m->descriptor->fields[i];
         const char *member = (const char *)m + f->offset;
@@ -171,10 +171,10 @@ int zp_decode(struct zp_arena *a, const ProtobufCMessageDescriptor *type, const 
     a->full = false;
     m = protobuf_c_message_unpack(type, &a->allocator, body_bytes, body);
     if (!m && a->full)
-        return zb_fail(err, -E2BIG, "a %s of %zu bytes needs more than %u bytes of memory",
+        return zb_fail(err, -EMSGSIZE, "a %s of %zu bytes needs more than %u bytes of memory",
                        type->short_name, body_bytes, ZP_ARENA_MAX);
     if (!m)
-        return zb_fail(err, -EBADMSG, "%zu bytes that are no %s", body_bytes, type->short_name);
+        return zb_fail(err, -EPROTO, "%zu bytes that are no %s", body_bytes, type->short_name);
     rc = check_message(m, err);
     if (rc == 0)
         *ret = m;

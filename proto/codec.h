@@ -33,7 +33,9 @@ const struct zp_method_info *zp_method_info(unsigned method);
 /**
  * Unpacks a body. The message lives in the arena until the next zp_decode() with it.
  *
- * @return 0; -EBADMSG not such a message, -E2BIG it needs more than ZP_ARENA_MAX: err has the text
+ * @return 0; -EPROTO not such a message, -EMSGSIZE it needs more than ZP_ARENA_MAX: err has the
+ * text
+ *         (-EBADMSG is kept for stored bytes that are corrupt: PROTOCOL.md)
  */
 int zp_decode(struct zp_arena *a, const ProtobufCMessageDescriptor *type, const uint8_t *body,
               size_t body_bytes, const ProtobufCMessage **ret, struct zb_err *err);

@@ -28,7 +28,7 @@ static const ProtobufCMessage *decode(const ProtobufCMessageDescriptor *type, co
 
     zfuzz_require(arena || zp_arena_new(&arena) == 0);
     rc = zp_decode(arena, type, body, bytes, &m, &err);
-    zfuzz_require(rc == 0 || rc == -EBADMSG || rc == -E2BIG);
+    zfuzz_require(rc == 0 || rc == -EPROTO || rc == -EMSGSIZE);
     zfuzz_require((rc == 0) == (m != NULL) && rc == err.code && (rc == 0 || err.text[0]));
     return m;
 }
