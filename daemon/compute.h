@@ -26,12 +26,15 @@ struct zsd_task {
  * use). 0; -EINVAL the list is no CPU list or names none that we may use, -EAGAIN, -ENOMEM: err. */
 int zsd_compute_new(struct zsd_compute **ret, unsigned threads, const char *cpus,
                     struct zb_err *err);
+/** As zsd_compute_new() would say of the list; starts nothing. Any thread. */
+int zsd_cpus_check(const char *cpus, struct zb_err *err);
 /** Runs what is queued, waits for it, runs the done()s, stops the workers. NULL is fine. */
 void zsd_compute_free(struct zsd_compute *c);
 
 /** Loop thread only. Never fails, never blocks. */
 void zsd_compute_post(struct zsd_compute *c, struct zsd_task *task);
-/** Runs the done() of up to max finished tasks; returns how many. */
+/** Runs the done() of up to max finished tasks; returns how many. When it stops at max and more
+ * wait, the wake-up is set again. */
 unsigned zsd_compute_reap(struct zsd_compute *c, unsigned max);
 /** An eventfd, the pool's: readable when zsd_compute_reap() has work. Drain it, then reap. */
 int zsd_compute_wake_fd(const struct zsd_compute *c);

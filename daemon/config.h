@@ -7,15 +7,18 @@
 
 #include <limits.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "base/err.h"
 #include "base/log.h"
 
+#define ZSD_AUTO UINT64_MAX /* of host_bytes and nvme_bytes: chosen at the start (startup.c) */
+
 /** What the daemon runs with. Sizes are bytes, times milliseconds. */
 struct zsd_config {
     char socket[108];     /* "": the rule of proto/socket.h */
-    char data[PATH_MAX];  /* data directory; "": a temporary one, removed at the end */
+    char data[PATH_MAX];  /* data directory; "": the rule of datadir.h */
     uint64_t host_bytes;  /* budget of the host tier */
     uint64_t nvme_bytes;  /* size of the data file; 0: no NVMe tier */
     char io[16];          /* auto, uring, threads */
@@ -32,10 +35,39 @@ struct zsd_config {
     enum zb_log_level log_level;
 };
 
+enum zsd_option_type {
+    ZSD_TEXT,   /* char[], which must hold it */
+    ZSD_CHOICE, /* char[]: one of the words of `choices` */
+    ZSD_COUNT,  /* uint32_t: decimal, no unit */
+    ZSD_SIZE,   /* uint64_t: base/size.h; rounded down to 4096 */
+    ZSD_LEVEL,  /* enum zb_log_level */
+};
+
+/** One option: `name` in the file, "--" and '-' for '_' on the command line. */
+struct zsd_option {
+    const char *name;
+    enum zsd_option_type type;
+    size_t offset, size; /* of the member of struct zsd_config */
+    const char *arg;     /* what --help calls the value */
+    const char *def;     /* the default, as the file would say it */
+    uint64_t min, max, multiple;
+    bool zero;      /* 0 is fine below min, and means something else */
+    bool automatic; /* the word "auto" is fine, and means auto_value */
+    uint64_t auto_value;
+    const char *choices;                                /* words, with a blank between two */
+    int (*check)(const char *text, struct zb_err *err); /* of a text that is not "" */
+    const char *help;
+};
+
+/** The rows, in the order of the struct. */
+const struct zsd_option *zsd_options(size_t *ret_count);
+
 /**
- * Defaults, then the file (path NULL: none), then the command line.
+ * Defaults, then the file (--config, else none), then the command line; of two on the command line
+ * the last counts. Called once, before threads start.
  *
- * @return 0; -EINVAL or -ENOENT: err has the sentence, with file and line where there is one
+ * @return 0; -EINVAL, or what opening the file answered (-ENOENT, -EACCES ...): err has the
+ *         sentence, with file and line where there is one
  *         1: --help or --version was asked for: *ret_text has what to print (a static buffer)
  *         2: --check-config, and everything is fine
  */

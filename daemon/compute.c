@@ -1,0 +1,305 @@
+/*
+ * compute.c - the compute pool.
+ *
+ * MODEL. Two lists under one mutex: `todo`, which workers take from in order, and `finished`, which
+ * the loop thread empties. A worker that finishes the first task of an empty `finished` writes the
+ * eventfd; whoever leaves tasks in `finished` (a reap that stops at its limit) writes it again. So
+ * the eventfd is readable whenever `finished` is not empty and nobody is about to look.
+ *
+ * INVARIANTS
+ *     C1  A task is in exactly one place: todo, with a worker, or finished.
+ *     C2  `pending` counts tasks posted whose done() has not begun; loop thread only.
+ *     C3  done() runs without the mutex: it may post.
+ */
+#include "daemon/compute.h"
+
+#include <assert.h>
+#include <ctype.h>
+#include <errno.h>
+#include <limits.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "kernels/zk.h"
+
+struct zsd_compute {
+    pthread_mutex_t lock;
+    pthread_cond_t work;           /* todo is not empty, or stop */
+    struct zb_list todo, finished; /* under lock */
+    bool stop;                     /* under lock */
+    int wake_fd;
+    unsigned pending; /* C2 */
+    unsigned threads; /* started */
+    pthread_t *thread;
+};
+
+/* ---- CPU lists */
+
+/** Reads digits at *p and moves it past them. */
+static bool cpus_number(const char **p, unsigned *ret)
+{
+    unsigned n = 0;
+
+    if (!isdigit((unsigned char)**p))
+        return false;
+    for (; isdigit((unsigned char)**p); (*p)++) {
+        n = n * 10 + (unsigned)(**p - '0');
+        if (n >= CPU_SETSIZE)
+            return false;
+    }
+    *ret = n;
+    return true;
+}
+
+static bool cpus_parse(const char *text, cpu_set_t *ret)
+{
+    unsigned first, last;
+
+    CPU_ZERO(ret);
+    for (const char *p = text;; p++) {
+        if (!cpus_number(&p, &first))
+            return false;
+        last = first;
+        if (*p == '-') {
+            p++;
+            if (!cpus_number(&p, &last) || last < first)
+                return false;
+        }
+        for (unsigned cpu = first; cpu <= last; cpu++)
+            CPU_SET(cpu, ret);
+        if (*p == '\0')
+            return true;
+        if (*p != ',')
+            return false;
+    }
+}
+
+/** What a list comes to: the CPUs that it names and that we may use. */
+static int cpus_resolve(const char *cpus, cpu_set_t *ret, struct zb_err *err)
+{
+    cpu_set_t ours, named;
+
+    if (sched_getaffinity(0, sizeof(ours), &ours) < 0)
+        return zb_fail(err, -errno, "the CPUs that this process may use: %m");
+    if (!cpus || !*cpus) {
+        *ret = ours;
+        return 0;
+    }
+    if (!cpus_parse(cpus, &named))
+        return zb_fail(err, -EINVAL,
+                       "'%s' is no CPU list: numbers below %d and ranges, such as 0-3,8", cpus,
+                       CPU_SETSIZE);
+    CPU_AND(ret, &named, &ours);
+    if (CPU_COUNT(ret) == 0)
+        return zb_fail(err, -EINVAL, "this process may use none of the CPUs '%s'", cpus);
+    return 0;
+}
+
+int zsd_cpus_check(const char *cpus, struct zb_err *err)
+{
+    cpu_set_t set;
+
+    return cpus_resolve(cpus, &set, err);
+}
+
+/* ---- workers */
+
+static void compute_finish(struct zsd_compute *c, struct zsd_task *task)
+{
+    bool first;
+
+    pthread_mutex_lock(&c->lock);
+    first = zb_list_empty(&c->finished);
+    zb_list_push_back(&c->finished, &task->node);
+    pthread_mutex_unlock(&c->lock);
+    if (first)
+        (void)eventfd_write(c->wake_fd, 1); /* fails only after 2^64 - 2 of these */
+}
+
+/** The next task, or NULL: stop, and nothing is left. */
+static struct zsd_task *compute_next(struct zsd_compute *c)
+{
+    struct zb_list *node;
+
+    pthread_mutex_lock(&c->lock);
+    while ((node = zb_list_pop_front(&c->todo)) == NULL && !c->stop)
+        pthread_cond_wait(&c->work, &c->lock);
+    pthread_mutex_unlock(&c->lock);
+    return node ? zb_container_of(node, struct zsd_task, node) : NULL;
+}
+
+static void *compute_worker(void *arg)
+{
+    struct zsd_compute *c = arg;
+    struct zsd_task *task;
+
+    zk_thread_init();
+    while ((task = compute_next(c)) != NULL) {
+        task->run(task);
+        compute_finish(c, task);
+    }
+    return NULL;
+}
+
+static int compute_start_one(struct zsd_compute *c, const pthread_attr_t *attr)
+{
+    char name[16]; /* the kernel's limit */
+    int rc = -pthread_create(&c->thread[c->threads], attr, compute_worker, c);
+
+    if (rc == 0) {
+        (void)snprintf(name, sizeof(name), "compute-%u", c->threads);
+        (void)pthread_setname_np(c->thread[c->threads], name);
+        c->threads++;
+    }
+    return rc;
+}
+
+/** Signals are the loop thread's: workers are born with all of them blocked. */
+static int compute_start(struct zsd_compute *c, unsigned threads, const cpu_set_t *cpus)
+{
+    pthread_attr_t attr;
+    sigset_t all, before;
+    int rc = -pthread_attr_init(&attr);
+
+    if (rc < 0)
+        return rc;
+    rc = -pthread_attr_setaffinity_np(&attr, sizeof(*cpus), cpus);
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    while (rc == 0 && c->threads < threads)
+        rc = compute_start_one(c, &attr);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    (void)pthread_attr_destroy(&attr);
+    return rc;
+}
+
+/* ---- the pool */
+
+static int compute_build(struct zsd_compute *c, unsigned threads, const cpu_set_t *cpus)
+{
+    c->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (c->wake_fd < 0)
+        return -errno;
+    c->thread = calloc(threads, sizeof(c->thread[0]));
+    if (!c->thread)
+        return -ENOMEM;
+    return compute_start(c, threads, cpus);
+}
+
+int zsd_compute_new(struct zsd_compute **ret, unsigned threads, const char *cpus,
+                    struct zb_err *err)
+{
+    struct zsd_compute *c;
+    cpu_set_t set;
+    int rc = cpus_resolve(cpus, &set, err);
+
+    if (rc < 0)
+        return rc;
+    c = calloc(1, sizeof(*c));
+    if (!c)
+        return zb_fail(err, -ENOMEM, "a compute pool: %m");
+    c->wake_fd = -1;
+    zb_list_init(&c->todo);
+    zb_list_init(&c->finished);
+    (void)pthread_mutex_init(&c->lock, NULL); /* neither fails here: no attributes */
+    (void)pthread_cond_init(&c->work, NULL);
+    if (threads == 0)
+        threads = (unsigned)CPU_COUNT(&set);
+    rc = compute_build(c, threads, &set);
+    if (rc < 0) {
+        (void)zb_fail(err, rc, "a compute pool of %u threads: %m", threads);
+        zsd_compute_free(c);
+        return rc;
+    }
+    *ret = c;
+    return 0;
+}
+
+/** Runs what is queued, and what its done()s queue. */
+static void compute_drain(struct zsd_compute *c)
+{
+    struct pollfd p = { .fd = c->wake_fd, .events = POLLIN };
+    eventfd_t n;
+
+    while (c->pending > 0) {
+        (void)poll(&p, 1, -1);
+        (void)eventfd_read(c->wake_fd, &n);
+        (void)zsd_compute_reap(c, UINT_MAX);
+    }
+}
+
+void zsd_compute_free(struct zsd_compute *c)
+{
+    if (!c)
+        return;
+    compute_drain(c);
+    pthread_mutex_lock(&c->lock);
+    c->stop = true;
+    pthread_cond_broadcast(&c->work);
+    pthread_mutex_unlock(&c->lock);
+    for (unsigned i = 0; i < c->threads; i++)
+        (void)pthread_join(c->thread[i], NULL);
+    free(c->thread);
+    zb_close_fd(&c->wake_fd);
+    (void)pthread_cond_destroy(&c->work);
+    (void)pthread_mutex_destroy(&c->lock);
+    free(c);
+}
+
+void zsd_compute_post(struct zsd_compute *c, struct zsd_task *task)
+{
+    c->pending++;
+    pthread_mutex_lock(&c->lock);
+    zb_list_push_back(&c->todo, &task->node);
+    pthread_cond_signal(&c->work);
+    pthread_mutex_unlock(&c->lock);
+}
+
+static struct zsd_task *compute_finished(struct zsd_compute *c)
+{
+    struct zb_list *node;
+
+    pthread_mutex_lock(&c->lock);
+    node = zb_list_pop_front(&c->finished);
+    pthread_mutex_unlock(&c->lock);
+    return node ? zb_container_of(node, struct zsd_task, node) : NULL;
+}
+
+unsigned zsd_compute_reap(struct zsd_compute *c, unsigned max)
+{
+    struct zsd_task *task;
+    unsigned n = 0;
+    bool more;
+
+    while (n < max && (task = compute_finished(c)) != NULL) {
+        n++;
+        assert(c->pending > 0);
+        c->pending--;
+        task->done(task);
+    }
+    if (n < max)
+        return n; /* empty: the next to finish writes the eventfd */
+    pthread_mutex_lock(&c->lock);
+    more = !zb_list_empty(&c->finished);
+    pthread_mutex_unlock(&c->lock);
+    if (more)
+        (void)eventfd_write(c->wake_fd, 1);
+    return n;
+}
+
+int zsd_compute_wake_fd(const struct zsd_compute *c)
+{
+    return c->wake_fd;
+}
+
+unsigned zsd_compute_threads(const struct zsd_compute *c)
+{
+    return c->threads;
+}

@@ -1,0 +1,49 @@
+/*
+ * datadir.h - the data directory: where it is, whose it is, and what is left of it at the end.
+ *
+ * WHERE. The path given; else $STATE_DIRECTORY, which systemd sets for a unit that has one; else a
+ * temporary directory of our own, zshard-XXXXXX in $TMPDIR or /var/tmp (which is a disk where /tmp
+ * is memory).
+ *
+ * A directory belongs to one daemon at a time, by a flock on the directory itself. The data file of
+ * a temporary one loses its name as soon as it is open, so that its space returns however the
+ * daemon ends; kill -9 leaves an empty directory at most.
+ *
+ * Loop thread, before and after the loop runs: these calls block.
+ */
+#ifndef ZSD_DATADIR_H
+#define ZSD_DATADIR_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/err.h"
+
+#define ZSD_DATA_FILE "pages.zsd" /* in the directory */
+
+struct zsd_datadir;
+
+/**
+ * Makes the directory when only its last part is missing (0700), locks it and sees whether we may
+ * write there.
+ *
+ * @param path  "": as above
+ * @return 0; -ENOENT, -ENOTDIR, -EACCES, -EROFS, -EBUSY another daemon has it, -ENAMETOOLONG,
+ *         -ENOMEM: err has the sentence
+ */
+int zsd_datadir_open(struct zsd_datadir **ret, const char *path, struct zb_err *err);
+/** Removes a temporary one, and unlocks. NULL is fine. */
+void zsd_datadir_close(struct zsd_datadir *d);
+
+const char *zsd_datadir_path(const struct zsd_datadir *d);
+/** The data file's path. */
+const char *zsd_datadir_file(const struct zsd_datadir *d);
+bool zsd_datadir_temporary(const struct zsd_datadir *d);
+/** The data file is open: a temporary one loses its name. */
+void zsd_datadir_opened(struct zsd_datadir *d);
+
+/** The size of the data file when nobody says: that of the one that is there, else 4 GiB or half of
+ *  what the file system has free, whichever is less. Whole 4 KiB; may be 0. */
+uint64_t zsd_datadir_room(const struct zsd_datadir *d);
+
+#endif

@@ -1,0 +1,183 @@
+#include "daemon/dispatch.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/plan.h"
+#include "daemon/conn_priv.h"
+#include "daemon/core.h"
+
+static zsd_handler dispatch_hello, dispatch_ping;
+
+typedef void zsd_oneway(struct zsd_conn *conn, const ProtobufCMessage *message);
+
+static const struct row {
+    zsd_handler *handler; /* of a request */
+    zsd_oneway *oneway;   /* of a one-way message */
+} rows[ZP_METHOD_END] = {
+    [ZP_HELLO] = { .handler = dispatch_hello },
+    [ZP_PING] = { .handler = dispatch_ping },
+    [ZP_JOB_OPEN] = { .handler = zsd_job_open },
+    [ZP_UNIT_DEFINE] = { .handler = zsd_unit_define },
+    [ZP_SHARD_REGISTER] = { .handler = zsd_shard_register },
+    [ZP_READY] = { .handler = zsd_ready },
+    [ZP_WRITE] = { .handler = zsd_write },
+    [ZP_READ] = { .handler = zsd_read },
+    [ZP_FETCH] = { .handler = zsd_fetch },
+    [ZP_RELEASE] = { .oneway = zsd_release },
+    [ZP_PUSH] = { .handler = zsd_push },
+    [ZP_NORMS] = { .handler = zsd_norms },
+    [ZP_NOTE_PUT] = { .handler = zsd_note_put },
+    [ZP_NOTE_GET] = { .handler = zsd_note_get },
+    [ZP_STEP] = { .handler = zsd_step },
+    [ZP_SKIP] = { .handler = zsd_skip },
+    [ZP_JOB_CLOSE] = { .handler = zsd_job_close },
+    [ZP_JOB_DESTROY] = { .handler = zsd_job_destroy },
+    [ZP_LIST] = { .handler = zsd_list },
+    [ZP_JOBS] = { .handler = zsd_jobs },
+    [ZP_TIERS] = { .handler = zsd_tiers },
+    [ZP_STAT] = { .handler = zsd_stat },
+};
+
+/* ---- hello and ping */
+
+/** For logs and tables: printable ASCII without quotes, cut to the room there is. */
+static void clean_program(char *to, size_t size, const char *from)
+{
+    size_t n = 0;
+
+    for (; from[n] && n + 1 < size; n++)
+        to[n] = from[n] > ' ' && from[n] <= '~' && from[n] != '"' && from[n] != '\\' ? from[n]
+                                                                                     : '?';
+    to[n] = '\0';
+}
+
+static void dispatch_hello(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__Hello *hello = (const Zp__Hello *)message;
+    struct zsd *daemon = req->daemon;
+    Zp__HelloReply reply = ZP__HELLO_REPLY__INIT;
+    char server[] = "zshardd " ZSHARD_VERSION;
+
+    clean_program(req->conn->program, sizeof(req->conn->program), hello->program);
+    req->conn->greeted = true;
+    reply.version = (uint32_t)zb_min_u64(hello->version_max, ZP_VERSION_MAX);
+    reply.server = server;
+    reply.instance.data = daemon->instance;
+    reply.instance.len = sizeof(daemon->instance);
+    reply.page_elems = daemon->config.page_elems;
+    reply.block_elems = ZB_BLOCK_ELEMS;
+    reply.shards_max = ZP_SHARDS_MAX;
+    reply.uptime_ms = (zb_now_ns() - daemon->started_ns) / 1000000;
+    reply.pid = (uint64_t)getpid();
+    zsd_reply(req, &reply.base, -1);
+}
+
+static bool hello_fits(const Zp__Hello *hello)
+{
+    return hello->version_min <= hello->version_max && hello->version_min <= ZP_VERSION_MAX &&
+           hello->version_max >= ZP_VERSION_MIN;
+}
+
+static void dispatch_ping(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    (void)message;
+    zsd_reply(req, NULL, -1);
+}
+
+/* ---- frames */
+
+static int refuse_hello(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__Hello *hello = (const Zp__Hello *)message;
+    struct zb_err err = { 0 };
+
+    (void)zb_fail(&err, -EPROTONOSUPPORT,
+                  "no version in common: the client speaks %u to %u, this daemon %u to %u",
+                  hello->version_min, hello->version_max, ZP_VERSION_MIN, ZP_VERSION_MAX);
+    zsd_reply_err(req, &err);
+    return 1;
+}
+
+/** A request that is answered here: with what is in err. */
+static int refuse(struct zsd_req *req, const struct zb_err *err)
+{
+    zsd_reply_err(req, err);
+    return 0;
+}
+
+static int dispatch_request(struct zsd_req *req, struct zp_arena *arena, const uint8_t *body,
+                            size_t body_bytes)
+{
+    const struct zp_method_info *info = zp_method_info(req->method);
+    const ProtobufCMessage *message;
+    struct zb_err err = { 0 };
+
+    if (!req->conn->greeted && req->method != ZP_HELLO) {
+        (void)zb_fail(&err, -EPROTO, "the first request is hello");
+        (void)refuse(req, &err);
+        return 1;
+    }
+    if (!info) {
+        req->daemon->stats.requests_unknown++;
+        (void)zb_fail(&err, -ENOSYS, "this daemon knows no method %u", req->method);
+        return refuse(req, &err);
+    }
+    if (req->conn->greeted && req->method == ZP_HELLO) {
+        (void)zb_fail(&err, -EPROTO, "hello was said before");
+        return refuse(req, &err);
+    }
+    if (!rows[req->method].handler) {
+        (void)zb_fail(&err, -EINVAL, "%s is one-way: it has no answer", info->name);
+        return refuse(req, &err);
+    }
+    if (zp_decode(arena, info->request, body, body_bytes, &message, &err) < 0) {
+        req->daemon->stats.requests_malformed++;
+        return refuse(req, &err);
+    }
+    if (req->method == ZP_HELLO && !hello_fits((const Zp__Hello *)message))
+        return refuse_hello(req, message);
+    rows[req->method].handler(req, message);
+    return 0;
+}
+
+static int dispatch_oneway(struct zsd_conn *conn, struct zp_arena *arena,
+                           const struct zp_frame *frame, const uint8_t *body, struct zb_err *err)
+{
+    const struct zp_method_info *info = zp_method_info(frame->method);
+    const ProtobufCMessage *message;
+
+    if (!conn->greeted)
+        return zb_fail(err, -EPROTO, "a one-way message before hello");
+    if (!info) {
+        conn->daemon->stats.requests_unknown++;
+        return 0;
+    }
+    if (!rows[frame->method].oneway)
+        return zb_fail(err, -EPROTO, "%s came as a one-way message", info->name);
+    if (zp_decode(arena, info->request, body, frame->body_bytes, &message, NULL) < 0)
+        conn->daemon->stats.requests_malformed++;
+    else
+        rows[frame->method].oneway(conn, message);
+    return 0;
+}
+
+int zsd_dispatch(struct zsd_conn *conn, struct zp_arena *arena, const struct zp_frame *frame,
+                 const uint8_t *body, struct zb_err *err)
+{
+    struct zsd_req *req;
+
+    conn->daemon->stats.requests++;
+    if (frame->fds > 0)
+        return zb_fail(err, -EPROTO, "a request carries %u descriptors", frame->fds);
+    if (frame->kind == ZP_ONEWAY)
+        return dispatch_oneway(conn, arena, frame, body, err);
+    if (frame->kind != ZP_REQUEST)
+        return zb_fail(err, -EPROTO, "a client sends requests only");
+    req = zsd_req_new(conn, frame);
+    if (!req)
+        return zb_fail(err, -ENOMEM, "a request: %m");
+    return dispatch_request(req, arena, body, frame->body_bytes);
+}

@@ -1,0 +1,31 @@
+/*
+ * loop_priv.h - the loop as those who know libuv see it: main, server, conn and loop_*.
+ */
+#ifndef ZSD_LOOP_PRIV_H
+#define ZSD_LOOP_PRIV_H
+
+#include <uv.h>
+
+#include "daemon/loop.h"
+
+/** An eventfd whose owner has something to reap when it is readable (loop_wake.c). */
+struct zsd_wake {
+    struct zsd *daemon;
+    uv_poll_t poll;
+    int fd;
+    unsigned (*reap)(struct zsd *daemon, unsigned max);
+};
+
+#define ZSD_WAKES 2u /* compute pool, engine */
+
+struct zsd_loop {
+    uv_loop_t uv;
+    uv_prepare_t prepare;
+    uv_idle_t again; /* active: the next poll does not wait */
+    uv_timer_t tick;
+    struct zsd_wake wakes[ZSD_WAKES];
+};
+
+int zsd_wakes_start(struct zsd *daemon, struct zb_err *err);
+
+#endif

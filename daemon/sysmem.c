@@ -1,0 +1,193 @@
+/*
+ * sysmem.c - the memory that machine and cgroups leave us.
+ *
+ * MODEL. /proc/self/cgroup names our memory cgroup, /proc/self/mountinfo says where its tree is
+ * mounted and which part of the tree that mount shows. A limit of any group on the way up holds for
+ * us, so every directory from ours up to the mount point is asked.
+ *
+ * A container may see a mount that does not begin at the root of the tree while /proc/self/cgroup
+ * names a path from that root: then the mount's own root is cut from the path.
+ */
+#include "daemon/sysmem.h"
+
+#include <limits.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/util.h"
+
+#define LINE_BYTES 4096
+
+/* The names of one thing in the two versions of cgroups. */
+struct cgroup_names {
+    const char *fstype, *limit, *limit_soft, *usage, *cache;
+};
+
+static const struct cgroup_names cgroup_v1 = { "cgroup", "memory.limit_in_bytes", NULL,
+                                               "memory.usage_in_bytes", "total_inactive_file" };
+static const struct cgroup_names cgroup_v2 = { "cgroup2", "memory.max", "memory.high",
+                                               "memory.current", "inactive_file" };
+
+static FILE *open_under(const char *root, const char *dir, const char *name)
+{
+    char path[2 * PATH_MAX];
+
+    if ((size_t)snprintf(path, sizeof(path), "%s%s/%s", root, dir, name) >= sizeof(path))
+        return NULL;
+    return fopen(path, "re");
+}
+
+/** The number on the line that begins with `key` and a blank or colon; key NULL: on the first. */
+static bool read_number(const char *root, const char *dir, const char *name, const char *key,
+                        uint64_t *ret)
+{
+    FILE *f = open_under(root, dir, name);
+    char line[LINE_BYTES];
+    bool found = false;
+    size_t len = key ? strlen(key) : 0;
+
+    while (f && !found && fgets(line, sizeof(line), f)) {
+        const char *p = line + len;
+
+        if (key && (strncmp(line, key, len) != 0 || (*p != ' ' && *p != ':')))
+            continue;
+        p += strspn(p, ": ");
+        found = *p >= '0' && *p <= '9';
+        if (found)
+            *ret = strtoull(p, NULL, 10); /* saturates, and that is as good as no limit */
+        if (!key)
+            break;
+    }
+    if (f)
+        (void)fclose(f);
+    return found;
+}
+
+/** What one cgroup leaves; UINT64_MAX: it has no limit. */
+static uint64_t cgroup_left(const char *root, const char *dir, const struct cgroup_names *n)
+{
+    uint64_t limit = UINT64_MAX, soft, usage = 0, cache = 0;
+
+    (void)read_number(root, dir, n->limit, NULL, &limit);
+    if (n->limit_soft && read_number(root, dir, n->limit_soft, NULL, &soft))
+        limit = zb_min_u64(limit, soft);
+    if (limit == UINT64_MAX || !read_number(root, dir, n->usage, NULL, &usage))
+        return limit;
+    (void)read_number(root, dir, "memory.stat", n->cache, &cache);
+    usage -= zb_min_u64(usage, cache);
+    return limit - zb_min_u64(limit, usage);
+}
+
+/** `dir` and its parents up to, and with, the first `mount_len` bytes of it. */
+static uint64_t cgroups_left(const char *root, char *dir, size_t mount_len,
+                             const struct cgroup_names *n)
+{
+    uint64_t left = UINT64_MAX;
+
+    for (;;) {
+        char *slash;
+
+        left = zb_min_u64(left, cgroup_left(root, dir, n));
+        slash = strrchr(dir, '/');
+        if (!slash || (size_t)(slash - dir) < mount_len)
+            return left;
+        *slash = '\0';
+    }
+}
+
+/** Is `word` one of the words of a list with commas? */
+static bool list_has(const char *list, const char *word)
+{
+    size_t len = strlen(word);
+
+    for (const char *p = list; (p = strstr(p, word)) != NULL; p += len)
+        if ((p == list || p[-1] == ',') && (p[len] == ',' || p[len] == '\0'))
+            return true;
+    return false;
+}
+
+/** Our path in the tree: a line "0::/path" of version 2, or "4:cpu,memory:/path" of version 1. */
+static bool cgroup_path(const char *root, const struct cgroup_names *n, char path[LINE_BYTES])
+{
+    FILE *f = open_under(root, "/proc/self", "cgroup");
+    char line[LINE_BYTES];
+    bool found = false;
+
+    while (f && !found && fgets(line, sizeof(line), f)) {
+        char *list = strchr(line, ':'), *p = list ? strchr(list + 1, ':') : NULL;
+
+        if (!p)
+            continue;
+        *p++ = '\0';
+        p[strcspn(p, "\n")] = '\0';
+        found = n == &cgroup_v2 ? list[1] == '\0' : list_has(list + 1, "memory");
+        if (found)
+            (void)snprintf(path, LINE_BYTES, "%s", p);
+    }
+    if (f)
+        (void)fclose(f);
+    return found;
+}
+
+struct mount {
+    char root[LINE_BYTES], point[LINE_BYTES], fstype[64], options[LINE_BYTES];
+};
+
+/** "36 25 0:31 /root /point rw,nosuid shared:9 - cgroup2 cgroup2 rw,memory": proc(5). */
+static bool mount_parse(const char *line, struct mount *m)
+{
+    const char *dash = strstr(line, " - ");
+
+    return dash && sscanf(line, "%*s %*s %*s %4095s %4095s", m->root, m->point) == 2 &&
+           sscanf(dash, " - %63s %*s %4095s", m->fstype, m->options) == 2;
+}
+
+/** The directory of our cgroup, and how much of it is the mount point. */
+static bool cgroup_dir(const char *root, const struct cgroup_names *n, const char *path,
+                       char dir[2 * LINE_BYTES], size_t *ret_mount_len)
+{
+    FILE *f = open_under(root, "/proc/self", "mountinfo");
+    char line[LINE_BYTES];
+    struct mount m;
+    bool found = false;
+
+    while (f && !found && fgets(line, sizeof(line), f)) {
+        size_t cut;
+
+        if (!mount_parse(line, &m) || strcmp(m.fstype, n->fstype) != 0 ||
+            (n == &cgroup_v1 && !list_has(m.options, "memory")))
+            continue;
+        cut = strcmp(m.root, "/") == 0 ? 0 : strlen(m.root);
+        if (strncmp(path, m.root, cut) != 0 || (path[cut] != '/' && path[cut] != '\0'))
+            cut = strlen(path); /* another part of the tree: its limits are all that we see */
+        (void)snprintf(dir, 2 * LINE_BYTES, "%s%s", m.point,
+                       strcmp(path + cut, "/") == 0 ? "" : path + cut);
+        *ret_mount_len = strlen(m.point);
+        found = true;
+    }
+    if (f)
+        (void)fclose(f);
+    return found;
+}
+
+static uint64_t version_left(const char *root, const struct cgroup_names *n)
+{
+    char path[LINE_BYTES], dir[2 * LINE_BYTES];
+    size_t mount_len;
+
+    if (!cgroup_path(root, n, path) || !cgroup_dir(root, n, path, dir, &mount_len))
+        return UINT64_MAX;
+    return cgroups_left(root, dir, mount_len, n);
+}
+
+uint64_t zsd_sysmem_left(const char *root)
+{
+    uint64_t left = UINT64_MAX, kib;
+
+    if (read_number(root, "/proc", "meminfo", "MemAvailable", &kib))
+        left = kib * ZB_KIB;
+    left = zb_min_u64(left, version_left(root, &cgroup_v2));
+    return zb_min_u64(left, version_left(root, &cgroup_v1));
+}

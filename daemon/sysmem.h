@@ -1,0 +1,18 @@
+/*
+ * sysmem.h - how much memory we may still take: what the default of host_bytes is a quarter of.
+ */
+#ifndef ZSD_SYSMEM_H
+#define ZSD_SYSMEM_H
+
+#include <stdint.h>
+
+/**
+ * The least of what the machine has available (MemAvailable) and what each memory cgroup above us,
+ * version 1 or 2, leaves: its limit less what it uses, where file cache that can go does not count.
+ * What cannot be read does not limit. Blocks for a few small files of /proc and /sys.
+ *
+ * @param root  put before every path: "" for this machine, a directory in tests
+ */
+uint64_t zsd_sysmem_left(const char *root);
+
+#endif
