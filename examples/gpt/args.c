@@ -1,0 +1,384 @@
+/*
+ * args.c - rows of flags.
+ *
+ * A row names a flag, where its value goes and what it may be. Values of a choice are words in one
+ * string; a word written in parentheses is known and comes with a later part of zshard: it is
+ * refused with a sentence and a code of its own. So is a row of kind LATER as a whole.
+ * "--flag=value" and "--flag value" are the same; a flag given twice keeps its last value, except
+ * --data, which takes all words up to the next flag and collects them.
+ */
+#include "examples/gpt/args.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "examples/gpt/gpt.h"
+
+enum kind {
+    SWITCH,  /* bool; no value */
+    TEXT,    /* const char * */
+    PATHS,   /* data, ndata */
+    COUNT32, /* uint32_t from min to max */
+    COUNT64, /* uint64_t */
+    REAL,    /* double from min to max */
+    CHOICE,  /* uint32_t: the number of the word in `choices` */
+    BOTH,    /* --offload: the CHOICE of two rows */
+    LATER,
+};
+
+struct row {
+    const char *flag, *value, *help;
+    enum kind kind;
+    size_t offset; /* in struct gpt_args */
+    double min, max;
+    const char *choices;
+    const char *usual; /* the default; NULL: none */
+    bool required;
+    bool takes_value; /* of LATER */
+};
+
+#define AT(member)  .offset = offsetof(struct gpt_args, member)
+#define NOWHERE     SIZE_MAX /* one value is possible: checked, and not kept */
+#define BATCH_MAX   1048576.0
+#define OFFLOADS    "none host nvme"
+#define REQUIRED(n) .required = true, .min = 1, .max = (n)
+
+static const struct row rows[] = {
+    { "--steps", "N", "optimizer steps; 0 only initialises (and exports)", COUNT64, AT(steps),
+      .min = 0, .max = UINT32_MAX, .required = true },
+    { "--seed", "S", "of initial values and batches", COUNT64, AT(seed), .min = 0, .max = 0x1p64,
+      .required = true },
+    { "--batch", "B", "sequences per step, over all ranks", COUNT32, AT(batch),
+      REQUIRED(BATCH_MAX) },
+    { "--micro-batch", "M", "sequences that a rank computes at a time", COUNT32, AT(micro_batch),
+      REQUIRED(BATCH_MAX) },
+    { "--seq", "T", "tokens of a sequence", COUNT32, AT(seq), REQUIRED(GPT_SEQ_MAX) },
+    { "--layers", "L", "transformer blocks", COUNT32, AT(layers), REQUIRED(GPT_LAYERS_MAX) },
+    { "--heads", "H", "attention heads of a block", COUNT32, AT(heads), REQUIRED(GPT_WIDTH_MAX) },
+    { "--width", "C", "of the residual stream; a multiple of the heads", COUNT32, AT(width),
+      REQUIRED(GPT_WIDTH_MAX) },
+    { "--data", "FILE...", "text files, or llm.c's token files (.bin)", PATHS, AT(data),
+      .usual = "zshard's own sources" },
+    { "--lr", "X", "learning rate", REAL, AT(lr), .min = 0, .max = 1e6, .usual = "1e-3" },
+    { "--weight-decay", "X", "of matrices; biases and layer norms have none", REAL,
+      AT(weight_decay), .min = 0, .max = 1e6, .usual = "0.01" },
+    { "--clip", "X", "limit of the gradient's global norm; 0: off", REAL, AT(clip), .min = 0,
+      .max = 1e30, .usual = "1" },
+    { "--dtype", NULL, "of weights and exchanged gradients; computing is fp32", CHOICE, AT(dtype),
+      .choices = "fp32 bf16", .usual = "fp32" },
+    { "--device", NULL, "where to compute", CHOICE, .offset = NOWHERE, .choices = "cpu (cuda)",
+      .usual = "cpu" },
+    { "--stage", NULL, "of ZeRO: 3 shards parameters, gradients and state", CHOICE,
+      .offset = NOWHERE, .choices = "3 (0) (1) (2)", .usual = "3" },
+    { "--offload", NULL, "where optimizer state and parameters live when they must", BOTH,
+      .offset = NOWHERE, .choices = OFFLOADS, .usual = "none" },
+    { "--offload-optimizer", NULL, "the same for the optimizer state alone", CHOICE,
+      AT(offload_optimizer), .choices = OFFLOADS },
+    { "--offload-param", NULL, "the same for the parameters alone", CHOICE, AT(offload_param),
+      .choices = OFFLOADS },
+    { "--socket", "PATH", "of the daemon", TEXT, AT(socket), .usual = "$ZSHARD_SOCKET" },
+    { "--job", "NAME", "of this run in the daemon", TEXT, AT(job), .usual = "zgpt" },
+    { "--keep", NULL, "the job and its state outlive this run", SWITCH, AT(keep) },
+    { "--init", "FILE", "begin with the weights of a .safetensors file", TEXT, AT(init) },
+    { "--export", "FILE", "write the weights to a .safetensors file at the end", TEXT, AT(export) },
+    { "--jsonl", "FILE", "write one JSON object per step", TEXT, AT(jsonl) },
+    { "--resume", NULL, "go on with a kept job", LATER, .offset = NOWHERE },
+    { "--config", "FILE", "DeepSpeed's JSON", LATER, .offset = NOWHERE, .takes_value = true },
+    { "--help", NULL, "this text", SWITCH, AT(help) },
+    { "--version", NULL, "the version", SWITCH, AT(version) },
+};
+
+#define ROWS (sizeof(rows) / sizeof(rows[0]))
+
+/* ---- values */
+
+/* Compares the next word of a list, which may be in parentheses; moves *at behind it. */
+static bool choice_next(const char **at, const char *value, bool *ret_later)
+{
+    const char *word = *at + strspn(*at, " ");
+    size_t n = strcspn(word, " ");
+
+    *at = word + n;
+    *ret_later = word[0] == '(';
+    if (*ret_later) {
+        word++;
+        n -= 2;
+    }
+    return n == strlen(value) && memcmp(word, value, n) == 0;
+}
+
+static int choice_parse(const struct row *r, const char *value, uint32_t *ret, struct gpt_err *err)
+{
+    const char *at = r->choices;
+    bool later;
+
+    for (uint32_t i = 0; *at; i++) {
+        if (!choice_next(&at, value, &later))
+            continue;
+        if (later)
+            return gpt_fail(err, -EOPNOTSUPP, "%s %s is not built into this version of zgpt",
+                            r->flag, value);
+        *ret = i;
+        return 0;
+    }
+    return gpt_fail(err, -EINVAL, "%s is '%s', and must be one of: %s", r->flag, value, r->choices);
+}
+
+static int count_parse(const struct row *r, const char *value, uint64_t *ret, struct gpt_err *err)
+{
+    char *end;
+    unsigned long long n;
+
+    errno = 0;
+    n = strtoull(value, &end, 10);
+    if (value[0] < '0' || value[0] > '9' || *end != '\0')
+        return gpt_fail(err, -EINVAL, "%s is '%s', and must be a whole number", r->flag, value);
+    if (errno != 0 || (double)n < r->min || (double)n > r->max)
+        return gpt_fail(err, -EINVAL, "%s is %s, and must be from %.0f to %.0f", r->flag, value,
+                        r->min, r->max);
+    *ret = n;
+    return 0;
+}
+
+static int real_parse(const struct row *r, const char *value, double *ret, struct gpt_err *err)
+{
+    char *end;
+    double x = strtod(value, &end);
+
+    if (end == value || *end != '\0' || strchr(" \t\n\v\f\r", value[0]) || isnan(x))
+        return gpt_fail(err, -EINVAL, "%s is '%s', and must be a number", r->flag, value);
+    if (x < r->min || x > r->max)
+        return gpt_fail(err, -EINVAL, "%s is %s, and must be from %g to %g", r->flag, value, r->min,
+                        r->max);
+    *ret = x;
+    return 0;
+}
+
+static int data_add(struct gpt_args *args, const char *path, struct gpt_err *err)
+{
+    const char **more = realloc(args->data, (args->ndata + 1) * sizeof(*more));
+
+    if (!more)
+        return gpt_fail(err, -ENOMEM, "a list of data files: %m");
+    args->data = more;
+    args->data[args->ndata++] = path;
+    return 0;
+}
+
+static int row_set(const struct row *r, struct gpt_args *args, const char *value,
+                   struct gpt_err *err)
+{
+    void *at = r->offset == NOWHERE ? NULL : (char *)args + r->offset;
+    uint64_t n = 0;
+    uint32_t choice = 0;
+    int rc = 0;
+
+    switch (r->kind) {
+    case SWITCH:
+        *(bool *)at = true;
+        break;
+    case TEXT:
+        if (value[0] == '\0')
+            return gpt_fail(err, -EINVAL, "%s is empty", r->flag);
+        *(const char **)at = value;
+        break;
+    case PATHS:
+        return data_add(args, value, err);
+    case COUNT32:
+        rc = count_parse(r, value, &n, err);
+        if (rc == 0)
+            *(uint32_t *)at = (uint32_t)n;
+        break;
+    case COUNT64:
+        return count_parse(r, value, at, err);
+    case REAL:
+        return real_parse(r, value, at, err);
+    case CHOICE:
+        rc = choice_parse(r, value, &choice, err);
+        if (rc == 0 && at)
+            *(uint32_t *)at = choice;
+        break;
+    case BOTH:
+        return choice_parse(r, value, &choice, err);
+    case LATER:
+        return gpt_fail(err, -EOPNOTSUPP, "%s is not built into this version of zgpt", r->flag);
+    }
+    return rc;
+}
+
+/* ---- the command line */
+
+static bool row_wants_value(const struct row *r)
+{
+    return r->kind != SWITCH && (r->kind != LATER || r->takes_value);
+}
+
+/* The row of "--flag" or "--flag=value"; *ret_value is behind the sign, or NULL. */
+static const struct row *row_find(const char *word, const char **ret_value)
+{
+    size_t n = strcspn(word, "=");
+
+    *ret_value = word[n] == '=' ? word + n + 1 : NULL;
+    for (size_t i = 0; i < ROWS; i++)
+        if (strlen(rows[i].flag) == n && memcmp(rows[i].flag, word, n) == 0)
+            return &rows[i];
+    return NULL;
+}
+
+static bool word_is_flag(const char *word)
+{
+    return strncmp(word, "--", 2) == 0;
+}
+
+static int defaults_set(struct gpt_args *args, struct gpt_err *err)
+{
+    int rc = 0;
+
+    for (size_t i = 0; i < ROWS && rc == 0; i++)
+        if (rows[i].kind == REAL)
+            rc = row_set(&rows[i], args, rows[i].usual, err);
+    args->job = "zgpt";
+    return rc;
+}
+
+/* One flag with its values, from argv[*i]; moves *i to the next one. */
+static int flag_parse(struct gpt_args *args, int argc, char **argv, int *i, const char **given,
+                      struct gpt_err *err)
+{
+    const char *value;
+    const struct row *r = row_find(argv[*i], &value);
+    int rc;
+
+    if (!r)
+        return gpt_fail(err, -EINVAL,
+                        word_is_flag(argv[*i]) ? "there is no flag '%s'; try --help"
+                                               : "'%s' stands where a flag should; "
+                                                 "try --help",
+                        argv[*i]);
+    ++*i;
+    if (!row_wants_value(r) && value)
+        return gpt_fail(err, -EINVAL, "%s takes no value", r->flag);
+    if (row_wants_value(r) && !value) {
+        if (*i >= argc || word_is_flag(argv[*i]))
+            return gpt_fail(err, -EINVAL, "%s needs a value", r->flag);
+        value = argv[(*i)++];
+    }
+    given[r - rows] = value ? value : "";
+    rc = row_set(r, args, value, err);
+    while (rc == 0 && r->kind == PATHS && *i < argc && !word_is_flag(argv[*i]))
+        rc = row_set(r, args, argv[(*i)++], err);
+    return rc;
+}
+
+/* The more special flag wins wherever it stands. */
+static int offload_settle(struct gpt_args *args, const char *const *given, struct gpt_err *err)
+{
+    uint32_t both = GPT_OFFLOAD_NONE;
+    bool optimizer = false, param = false;
+
+    for (size_t i = 0; i < ROWS; i++) {
+        if (rows[i].kind == BOTH && given[i])
+            (void)choice_parse(&rows[i], given[i], &both, NULL); /* it was good when it was read */
+        optimizer |= rows[i].offset == offsetof(struct gpt_args, offload_optimizer) && given[i];
+        param |= rows[i].offset == offsetof(struct gpt_args, offload_param) && given[i];
+    }
+    if (!optimizer)
+        args->offload_optimizer = both;
+    if (!param)
+        args->offload_param = both;
+    if ((args->offload_optimizer == GPT_OFFLOAD_NONE) != (args->offload_param == GPT_OFFLOAD_NONE))
+        return gpt_fail(err, -EINVAL,
+                        "optimizer state and parameters must both be offloaded, or "
+                        "neither: give --offload, or host to the one that should stay near");
+    return 0;
+}
+
+static int args_check(struct gpt_args *args, const char *const *given, struct gpt_err *err)
+{
+    int rc;
+
+    if (args->help || args->version)
+        return 0;
+    for (size_t i = 0; i < ROWS; i++)
+        if (rows[i].required && !given[i])
+            return gpt_fail(err, -EINVAL, "%s %s is missing (%s); try --help", rows[i].flag,
+                            rows[i].value, rows[i].help);
+    rc = offload_settle(args, given, err);
+    if (rc != 0)
+        return rc;
+    if (args->width % args->heads != 0)
+        return gpt_fail(err, -EINVAL, "--width %u is not a multiple of --heads %u", args->width,
+                        args->heads);
+    if ((uint64_t)args->micro_batch * args->seq > GPT_ROWS_MAX)
+        return gpt_fail(err, -EINVAL,
+                        "--micro-batch %u of --seq %u is more than %u tokens at a "
+                        "time",
+                        args->micro_batch, args->seq, GPT_ROWS_MAX);
+    if (args->keep && args->offload_param == GPT_OFFLOAD_NONE)
+        return gpt_fail(err, -EINVAL, "--keep needs the daemon: --offload host or nvme");
+    return 0;
+}
+
+int gpt_args_parse(struct gpt_args *args, int argc, char **argv, struct gpt_err *err)
+{
+    const char *given[ROWS] = { NULL };
+    int rc;
+
+    *args = (struct gpt_args){ .help = false };
+    rc = defaults_set(args, err);
+    for (int i = 0; i < argc && rc == 0;)
+        rc = flag_parse(args, argc, argv, &i, given, err);
+    return rc == 0 ? args_check(args, given, err) : rc;
+}
+
+void gpt_args_done(struct gpt_args *args)
+{
+    free(args->data);
+    args->data = NULL;
+    args->ndata = 0;
+}
+
+int gpt_args_micro_steps(const struct gpt_args *args, uint32_t world, uint32_t *ret_micro_steps,
+                         struct gpt_err *err)
+{
+    uint64_t at_a_time = (uint64_t)args->micro_batch * world;
+
+    if (args->batch % at_a_time != 0)
+        return gpt_fail(err, -EINVAL,
+                        "--batch %u does not divide into --micro-batch %u on each of "
+                        "%u ranks",
+                        args->batch, args->micro_batch, world);
+    *ret_micro_steps = (uint32_t)(args->batch / at_a_time);
+    return 0;
+}
+
+void gpt_args_help(FILE *out)
+{
+    fprintf(out, "usage: zgpt --steps N --seed S --batch B --micro-batch M --seq T --layers L "
+                 "--heads H --width C [flags]\n"
+                 "\n"
+                 "Trains a GPT on the CPU under ZeRO; several ranks: mpirun -n R zgpt ...\n"
+                 "\n");
+    for (size_t i = 0; i < ROWS; i++) {
+        const struct row *r = &rows[i];
+        const char *value = r->choices ? r->choices : r->value ? r->value : "";
+        char left[64];
+
+        (void)snprintf(left, sizeof(left), "%s %s", r->flag, value);
+        fprintf(out, "  %-36s %s", left, r->help);
+        if (r->usual)
+            fprintf(out, " [%s]", r->usual);
+        if (r->required)
+            fprintf(out, " (required)");
+        fprintf(out, "%s\n", r->kind == LATER ? " (not in this version)" : "");
+    }
+    fprintf(out, "\n"
+                 "Words in parentheses are not in this version. [ ]: what is used when the flag is "
+                 "absent.\n"
+                 "Exit codes: 0; 2 usage; 3 daemon unreachable or lost; 4 refused; 5 a peer rank "
+                 "was lost;\n"
+                 "6 data corrupt; 1 anything else.\n");
+}

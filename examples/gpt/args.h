@@ -1,0 +1,59 @@
+/*
+ * args.h - the command line of zgpt: one table of rows gives the parser, the checks and --help.
+ */
+#ifndef GPT_ARGS_H
+#define GPT_ARGS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "examples/gpt/err.h"
+
+/* Exit codes of zgpt, the same as zctl's. */
+enum gpt_exit {
+    GPT_EXIT_OK = 0,
+    GPT_EXIT_OTHER = 1,
+    GPT_EXIT_USAGE = 2,
+    GPT_EXIT_DAEMON = 3,  /* unreachable or lost */
+    GPT_EXIT_REFUSED = 4, /* does not fit, not allowed, not found */
+    GPT_EXIT_PEER = 5,    /* a peer rank was lost */
+    GPT_EXIT_CORRUPT = 6,
+};
+
+enum gpt_offload { GPT_OFFLOAD_NONE, GPT_OFFLOAD_HOST, GPT_OFFLOAD_NVME };
+enum gpt_dtype { GPT_FP32, GPT_BF16 };
+
+/* Strings point into argv. */
+struct gpt_args {
+    bool help, version;
+    const char *socket, *job;
+    bool keep;
+    uint32_t offload_optimizer, offload_param; /* enum gpt_offload */
+    const char **data;                         /* ndata of them; allocated */
+    size_t ndata;
+    uint64_t steps, seed;
+    uint32_t batch, micro_batch, seq, layers, heads, width;
+    double lr, weight_decay, clip;
+    uint32_t dtype; /* enum gpt_dtype */
+    const char *init, *export, *jsonl;
+};
+
+/**
+ * Reads the words after the program's name. With --help or --version nothing else is required.
+ *
+ * @return 0; or err has a sentence and is -EINVAL usage (exit 2), -EOPNOTSUPP a part of zshard that
+ *         is not there yet (exit 4), -ENOMEM. gpt_args_done() in either case.
+ */
+int gpt_args_parse(struct gpt_args *args, int argc, char **argv, struct gpt_err *err);
+void gpt_args_done(struct gpt_args *args);
+
+/** What needs the number of ranks: the global batch must divide into whole micro-batches per rank.
+ *  *ret_micro_steps is how many each rank computes per step. 0 or -EINVAL. */
+int gpt_args_micro_steps(const struct gpt_args *args, uint32_t world, uint32_t *ret_micro_steps,
+                         struct gpt_err *err);
+
+void gpt_args_help(FILE *out);
+
+#endif

@@ -1,0 +1,566 @@
+/*
+ * gpt.c - the units of the model, their initial values, and the two passes.
+ *
+ * SHAPES. M sequences of T tokens are N = M * T rows. Everything is row-major; a row of the
+ * residual stream is C floats. Attention reads its queries, keys and values in place, as columns of
+ * the rows of qkv [N, 3C], and works through ATT_ROWS queries of one head at a time: those need
+ * only the keys up to their own end, and the square behind the diagonal is never computed.
+ *
+ * WHAT IS KEPT for the way back, per block: struct acts. Gradients flow through one array of the
+ * residual stream's shape, run->dx, that each step of the backward pass updates in place: a block
+ * is x + f(ln(x)) twice, so dx += ln_back(f_back(dx)).
+ */
+#include "examples/gpt/gpt.h"
+
+#include <assert.h>
+#include <cblas.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "examples/gpt/rng.h"
+#include "examples/gpt/vec.h"
+
+#define ATT_ROWS     64u
+#define LOGITS_BYTES (UINT64_C(32) << 20) /* of logits at a time, at least one row */
+#define ALIGN_BYTES  64u
+#define INIT_SIGMA   0.02
+
+/* ---- units */
+
+/* The tensors of a block, in this order. */
+enum { LN1_W, LN1_B, QKV_W, QKV_B, ATT_W, ATT_B, LN2_W, LN2_B, FC_W, FC_B, OUT_W, OUT_B };
+
+static void unit_add(struct gpt_unit *u, const char *prefix, const char *name, uint64_t rows,
+                     uint64_t cols, enum gpt_fill fill, double sigma)
+{
+    struct gpt_tensor *t = &u->tensors[u->ntensors++];
+
+    assert(u->ntensors <= GPT_UNIT_TENSORS_MAX);
+    (void)snprintf(t->name, sizeof(t->name), "%s%s", prefix, name);
+    t->ndims = rows ? 2 : 1; /* rows 0: a vector */
+    t->dims[0] = rows ? rows : cols;
+    t->dims[1] = rows ? cols : 1;
+    t->elems = t->dims[0] * t->dims[1];
+    t->first = u->elems;
+    t->group = rows ? 0 : 1;
+    t->fill = fill;
+    t->sigma = sigma;
+    u->elems += t->elems;
+}
+
+static void block_lay_out(struct gpt_unit *u, const struct gpt_shape *s, uint32_t layer)
+{
+    uint64_t c = s->width;
+    double residual = INIT_SIGMA / sqrt(2.0 * s->layers);
+    char prefix[32];
+
+    (void)snprintf(u->name, sizeof(u->name), "h.%u", layer);
+    (void)snprintf(prefix, sizeof(prefix), "transformer.h.%u.", layer);
+    unit_add(u, prefix, "ln_1.weight", 0, c, GPT_FILL_ONE, 0);
+    unit_add(u, prefix, "ln_1.bias", 0, c, GPT_FILL_ZERO, 0);
+    unit_add(u, prefix, "attn.c_attn.weight", c, 3 * c, GPT_FILL_NORMAL, INIT_SIGMA);
+    unit_add(u, prefix, "attn.c_attn.bias", 0, 3 * c, GPT_FILL_ZERO, 0);
+    unit_add(u, prefix, "attn.c_proj.weight", c, c, GPT_FILL_NORMAL, residual);
+    unit_add(u, prefix, "attn.c_proj.bias", 0, c, GPT_FILL_ZERO, 0);
+    unit_add(u, prefix, "ln_2.weight", 0, c, GPT_FILL_ONE, 0);
+    unit_add(u, prefix, "ln_2.bias", 0, c, GPT_FILL_ZERO, 0);
+    unit_add(u, prefix, "mlp.c_fc.weight", c, 4 * c, GPT_FILL_NORMAL, INIT_SIGMA);
+    unit_add(u, prefix, "mlp.c_fc.bias", 0, 4 * c, GPT_FILL_ZERO, 0);
+    unit_add(u, prefix, "mlp.c_proj.weight", 4 * c, c, GPT_FILL_NORMAL, residual);
+    unit_add(u, prefix, "mlp.c_proj.bias", 0, c, GPT_FILL_ZERO, 0);
+}
+
+static int shape_check(const struct gpt_shape *s, struct gpt_err *err)
+{
+    const struct {
+        const char *name;
+        uint32_t value, max;
+    } sizes[] = {
+        { "layers", s->layers, GPT_LAYERS_MAX },   { "width", s->width, GPT_WIDTH_MAX },
+        { "heads", s->heads, GPT_WIDTH_MAX },      { "seq", s->seq, GPT_SEQ_MAX },
+        { "vocabulary", s->vocab, GPT_VOCAB_MAX },
+    };
+
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
+        if (sizes[i].value < 1 || sizes[i].value > sizes[i].max)
+            return gpt_fail(err, -EINVAL, "%s is %u, and must be from 1 to %u", sizes[i].name,
+                            sizes[i].value, sizes[i].max);
+    if (s->width % s->heads != 0)
+        return gpt_fail(err, -EINVAL, "width %u is not a multiple of %u heads", s->width, s->heads);
+    return 0;
+}
+
+int gpt_init(struct gpt *model, const struct gpt_shape *shape, struct gpt_err *err)
+{
+    struct gpt_unit *u;
+    int rc = shape_check(shape, err);
+
+    *model = (struct gpt){ .shape = *shape };
+    if (rc != 0)
+        return rc;
+    model->units = calloc((size_t)shape->layers + 2, sizeof(*model->units));
+    if (!model->units)
+        return gpt_fail(err, -ENOMEM, "a model of %u layers: %m", shape->layers);
+    model->nunits = shape->layers + 2;
+
+    u = &model->units[gpt_unit_embed()];
+    (void)snprintf(u->name, sizeof(u->name), "embed");
+    unit_add(u, "transformer.", "wte.weight", shape->vocab, shape->width, GPT_FILL_NORMAL,
+             INIT_SIGMA);
+    unit_add(u, "transformer.", "wpe.weight", shape->seq, shape->width, GPT_FILL_NORMAL,
+             INIT_SIGMA);
+    for (uint32_t l = 0; l < shape->layers; l++)
+        block_lay_out(&model->units[gpt_unit_block(l)], shape, l);
+    u = &model->units[gpt_unit_ln_f(model)];
+    (void)snprintf(u->name, sizeof(u->name), "ln_f");
+    unit_add(u, "transformer.", "ln_f.weight", 0, shape->width, GPT_FILL_ONE, 0);
+    unit_add(u, "transformer.", "ln_f.bias", 0, shape->width, GPT_FILL_ZERO, 0);
+
+    for (uint32_t i = 0; i < model->nunits; i++)
+        model->params += model->units[i].elems;
+    return 0;
+}
+
+void gpt_done(struct gpt *model)
+{
+    free(model->units);
+    *model = (struct gpt){ 0 };
+}
+
+/* Elements [first, first + count) of one tensor. */
+static void tensor_init_range(const struct gpt_tensor *t, uint64_t seed, uint64_t first,
+                              uint64_t count, float *out)
+{
+    struct gpt_rng rng = gpt_rng(seed, t->name);
+    uint64_t end = first + count;
+
+    if (t->fill != GPT_FILL_NORMAL) {
+        for (uint64_t i = 0; i < count; i++)
+            out[i] = t->fill == GPT_FILL_ONE ? 1.0f : 0.0f;
+        return;
+    }
+    for (uint64_t block = first / 4; block * 4 < end; block++) {
+        double z[4];
+
+        gpt_rng_normal4(&rng, block, z);
+        for (uint64_t j = 0; j < 4; j++)
+            if (block * 4 + j >= first && block * 4 + j < end)
+                out[block * 4 + j - first] = (float)(t->sigma * z[j]);
+    }
+}
+
+void gpt_init_range(const struct gpt *model, uint64_t seed, uint32_t unit, uint64_t first,
+                    uint64_t count, float *out)
+{
+    const struct gpt_unit *u = &model->units[unit];
+
+    assert(unit < model->nunits);
+    for (uint64_t i = first > u->elems ? first : u->elems; i < first + count; i++)
+        out[i - first] = 0.0f;
+    for (uint32_t k = 0; k < u->ntensors; k++) {
+        const struct gpt_tensor *t = &u->tensors[k];
+        uint64_t from = first > t->first ? first : t->first;
+        uint64_t to = first + count < t->first + t->elems ? first + count : t->first + t->elems;
+
+        if (from < to)
+            tensor_init_range(t, seed, from - t->first, to - from, out + (from - first));
+    }
+}
+
+/* ---- a run: one piece of memory, cut by run_lay_out() */
+
+struct acts {
+    float *x;                   /* [N, C] the block's input */
+    float *ln1_mean, *ln1_rstd; /* [N] */
+    float *ln1;                 /* [N, C] */
+    float *qkv;                 /* [N, 3C] */
+    float *att;                 /* [M, H, T, T] probabilities; behind the diagonal: see above */
+    float *mix;                 /* [N, C] the heads' results */
+    float *x2;                  /* [N, C] after attention */
+    float *ln2_mean, *ln2_rstd;
+    float *ln2;  /* [N, C] */
+    float *fc;   /* [N, 4C] before GELU */
+    float *gelu; /* [N, 4C] */
+};
+
+struct gpt_run {
+    const struct gpt *model;
+    uint32_t sequences;
+    uint64_t rows;      /* N */
+    uint64_t head_rows; /* of logits at a time */
+    uint32_t *tokens;   /* [M, T + 1] */
+    struct acts *acts;  /* [L] */
+    float *x;           /* [N, C] the last block's output */
+    float *lnf_mean, *lnf_rstd, *lnf;
+    float *logits; /* [head_rows, V] */
+    float *dx;     /* [N, C] gradient of the residual stream */
+    float *d1;     /* [N, C] scratch */
+    float *d4;     /* [N, 4C] scratch */
+    float *ds;     /* [ATT_ROWS, T] scratch */
+    void *memory;
+};
+
+struct cutter {
+    unsigned char *base; /* NULL: only count */
+    uint64_t bytes;
+};
+
+static void *cut(struct cutter *c, uint64_t elems)
+{
+    void *p = c->base ? c->base + c->bytes : NULL;
+
+    c->bytes += (elems * 4 + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
+    return p;
+}
+
+static void acts_lay_out(struct acts *a, struct cutter *c, const struct gpt_shape *s,
+                         uint32_t sequences)
+{
+    uint64_t n = (uint64_t)sequences * s->seq, w = s->width;
+
+    a->x = cut(c, n * w);
+    a->ln1_mean = cut(c, n);
+    a->ln1_rstd = cut(c, n);
+    a->ln1 = cut(c, n * w);
+    a->qkv = cut(c, n * 3 * w);
+    a->att = cut(c, n * s->heads * s->seq);
+    a->mix = cut(c, n * w);
+    a->x2 = cut(c, n * w);
+    a->ln2_mean = cut(c, n);
+    a->ln2_rstd = cut(c, n);
+    a->ln2 = cut(c, n * w);
+    a->fc = cut(c, n * 4 * w);
+    a->gelu = cut(c, n * 4 * w);
+}
+
+/* Everything but the blocks' activations, when they are cut by the caller. */
+static void run_lay_out(struct gpt_run *run, struct cutter *c, const struct gpt_shape *s)
+{
+    uint64_t n = run->rows, w = s->width;
+
+    run->tokens = cut(c, (uint64_t)run->sequences * (s->seq + 1));
+    run->x = cut(c, n * w);
+    run->lnf_mean = cut(c, n);
+    run->lnf_rstd = cut(c, n);
+    run->lnf = cut(c, n * w);
+    run->logits = cut(c, run->head_rows * s->vocab);
+    run->dx = cut(c, n * w);
+    run->d1 = cut(c, n * w);
+    run->d4 = cut(c, n * 4 * w);
+    run->ds = cut(c, (uint64_t)ATT_ROWS * s->seq);
+}
+
+static void run_size(struct gpt_run *run, const struct gpt *model, uint32_t sequences)
+{
+    run->model = model;
+    run->sequences = sequences;
+    run->rows = (uint64_t)sequences * model->shape.seq;
+    run->head_rows = LOGITS_BYTES / (sizeof(float) * model->shape.vocab);
+    run->head_rows = run->head_rows < 1 ? 1 : run->head_rows;
+    run->head_rows = run->head_rows > run->rows ? run->rows : run->head_rows;
+}
+
+uint64_t gpt_run_bytes(const struct gpt *model, uint32_t sequences)
+{
+    struct cutter block = { 0 }, rest = { 0 };
+    struct gpt_run run = { 0 };
+    struct acts a;
+    uint64_t bytes;
+
+    run_size(&run, model, sequences);
+    if (run.rows > GPT_ROWS_MAX)
+        return UINT64_MAX;
+    acts_lay_out(&a, &block, &model->shape, sequences); /* below 2^24 * 2^16 * 2^20 * 4 bytes */
+    run_lay_out(&run, &rest, &model->shape);
+    if (__builtin_mul_overflow(block.bytes, (uint64_t)model->shape.layers, &bytes) ||
+        __builtin_add_overflow(bytes, rest.bytes, &bytes))
+        return UINT64_MAX;
+    return bytes;
+}
+
+int gpt_run_new(struct gpt_run **ret, const struct gpt *model, uint32_t sequences,
+                struct gpt_err *err)
+{
+    uint64_t bytes = gpt_run_bytes(model, sequences);
+    struct cutter c = { 0 };
+    struct gpt_run *run;
+
+    if (sequences < 1 || (uint64_t)sequences * model->shape.seq > GPT_ROWS_MAX)
+        return gpt_fail(err, -EINVAL,
+                        "a micro-batch of %u sequences of %u tokens: must be from 1 "
+                        "to %u tokens in all",
+                        sequences, model->shape.seq, GPT_ROWS_MAX);
+    run = calloc(1, sizeof(*run));
+    if (!run)
+        return gpt_fail(err, -ENOMEM, "activations: %m");
+    run_size(run, model, sequences);
+    run->acts = calloc(model->shape.layers, sizeof(*run->acts));
+    run->memory = bytes <= SIZE_MAX / 2 ? aligned_alloc(ALIGN_BYTES, bytes) : NULL;
+    if (!run->acts || !run->memory) {
+        gpt_run_free(run);
+        return gpt_fail(err, -ENOMEM,
+                        "activations of %u sequences of %u tokens take %" PRIu64
+                        " bytes: a smaller micro-batch takes less",
+                        sequences, model->shape.seq, bytes);
+    }
+    c.base = run->memory;
+    for (uint32_t l = 0; l < model->shape.layers; l++)
+        acts_lay_out(&run->acts[l], &c, &model->shape, sequences);
+    run_lay_out(run, &c, &model->shape);
+    assert(c.bytes == bytes);
+    memset(run->memory, 0, bytes); /* touched now: a lack of memory shows before the training */
+    openblas_set_num_threads(1);
+    *ret = run;
+    return 0;
+}
+
+void gpt_run_free(struct gpt_run *run)
+{
+    if (!run)
+        return;
+    free(run->memory);
+    free(run->acts);
+    free(run);
+}
+
+void gpt_run_tokens(struct gpt_run *run, const uint32_t *tokens)
+{
+    size_t n = (size_t)run->sequences * (run->model->shape.seq + 1);
+
+    for (size_t i = 0; i < n; i++)
+        assert(tokens[i] < run->model->shape.vocab);
+    memcpy(run->tokens, tokens, n * sizeof(*tokens));
+}
+
+/* ---- products: y [n, out], x [n, in], w [in, out] */
+
+/* y = x w + b */
+static void linear(const float *x, const float *w, const float *b, float *y, uint64_t n,
+                   uint64_t in, uint64_t out)
+{
+    gpt_vec_fill_rows(y, b, n, out);
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)n, (int)out, (int)in, 1.0f, x,
+                (int)in, w, (int)out, 1.0f, y, (int)out);
+}
+
+/* dx = dy w^T, dw += x^T dy, db += dy */
+static void linear_back(const float *x, const float *w, const float *dy, float *dx, float *dw,
+                        float *db, uint64_t n, uint64_t in, uint64_t out)
+{
+    gpt_vec_add_rows(db, dy, n, out);
+    cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)in, (int)out, (int)n, 1.0f, x,
+                (int)in, dy, (int)out, 1.0f, dw, (int)out);
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)n, (int)in, (int)out, 1.0f, dy,
+                (int)out, w, (int)out, 0.0f, dx, (int)in);
+}
+
+/* ---- attention of one head: q, k, v are columns of rows 3C long; y of rows C long */
+
+struct head {
+    const float *q, *k, *v;
+    float *att; /* [T, T] */
+    int t, hs, ld_qkv, ld_y;
+    float scale;
+};
+
+static struct head head_at(const struct gpt_run *run, const struct acts *a, uint64_t seq,
+                           uint64_t h)
+{
+    const struct gpt_shape *s = &run->model->shape;
+    uint64_t c = s->width, hs = c / s->heads, t = s->seq;
+    const float *q = a->qkv + seq * t * 3 * c + h * hs;
+
+    return (struct head){
+        .q = q,
+        .k = q + c,
+        .v = q + 2 * c,
+        .att = a->att + (seq * s->heads + h) * t * t,
+        .t = (int)t,
+        .hs = (int)hs,
+        .ld_qkv = (int)(3 * c),
+        .ld_y = (int)c,
+        .scale = 1.0f / sqrtf((float)hs),
+    };
+}
+
+static void head_forward(const struct head *h, float *y)
+{
+    for (int r = 0; r < h->t; r += (int)ATT_ROWS) {
+        int end = r + (int)ATT_ROWS < h->t ? r + (int)ATT_ROWS : h->t;
+        float *att = h->att + (size_t)r * (size_t)h->t;
+
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, end - r, end, h->hs, h->scale,
+                    h->q + (size_t)r * (size_t)h->ld_qkv, h->ld_qkv, h->k, h->ld_qkv, 0.0f, att,
+                    h->t);
+        for (int i = r; i < end; i++) {
+            float *row = h->att + (size_t)i * (size_t)h->t;
+
+            gpt_vec_softmax(row, (size_t)i + 1);
+            memset(row + i + 1, 0, (size_t)(end - i - 1) * sizeof(float));
+        }
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, end - r, h->hs, end, 1.0f, att, h->t,
+                    h->v, h->ld_qkv, 0.0f, y + (size_t)r * (size_t)h->ld_y, h->ld_y);
+    }
+}
+
+/* Adds to dq, dk, dv, which lie as q, k, v do. ds is scratch [ATT_ROWS, T]. */
+static void head_backward(const struct head *h, const float *dy, float *dq, float *dk, float *dv,
+                          float *ds)
+{
+    for (int r = 0; r < h->t; r += (int)ATT_ROWS) {
+        int end = r + (int)ATT_ROWS < h->t ? r + (int)ATT_ROWS : h->t;
+        const float *att = h->att + (size_t)r * (size_t)h->t;
+        const float *dy_r = dy + (size_t)r * (size_t)h->ld_y;
+        size_t at = (size_t)r * (size_t)h->ld_qkv;
+
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, end - r, end, h->hs, 1.0f, dy_r,
+                    h->ld_y, h->v, h->ld_qkv, 0.0f, ds, h->t);
+        /* Behind the diagonal the probabilities are 0, and make ds 0 there. */
+        for (int i = 0; i < end - r; i++)
+            gpt_vec_softmax_back(att + (size_t)i * (size_t)h->t, ds + (size_t)i * (size_t)h->t,
+                                 (size_t)end);
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, end - r, h->hs, end, h->scale, ds,
+                    h->t, h->k, h->ld_qkv, 1.0f, dq + at, h->ld_qkv);
+        cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, end, h->hs, end - r, h->scale, ds,
+                    h->t, h->q + at, h->ld_qkv, 1.0f, dk, h->ld_qkv);
+        cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, end, h->hs, end - r, 1.0f, att, h->t,
+                    dy_r, h->ld_y, 1.0f, dv, h->ld_qkv);
+    }
+}
+
+/* ---- the passes */
+
+/* Where a block's output goes: the next one's input. */
+static float *block_output(struct gpt_run *run, uint32_t layer)
+{
+    return layer + 1 < run->model->shape.layers ? run->acts[layer + 1].x : run->x;
+}
+
+void gpt_embed_forward(struct gpt_run *run, const float *embed)
+{
+    const struct gpt_shape *s = &run->model->shape;
+    const float *wpe = embed + (uint64_t)s->vocab * s->width;
+    float *x = run->acts[0].x;
+
+    for (uint64_t m = 0; m < run->sequences; m++)
+        for (uint64_t t = 0; t < s->seq; t++, x += s->width) {
+            memcpy(x, embed + (uint64_t)run->tokens[m * (s->seq + 1) + t] * s->width,
+                   s->width * sizeof(float));
+            gpt_vec_add(x, wpe + t * s->width, s->width);
+        }
+}
+
+void gpt_block_forward(struct gpt_run *run, uint32_t layer, const float *weights)
+{
+    const struct gpt_shape *s = &run->model->shape;
+    const struct gpt_tensor *t = run->model->units[gpt_unit_block(layer)].tensors;
+    const struct acts *a = &run->acts[layer];
+    uint64_t n = run->rows, c = s->width;
+    float *out = block_output(run, layer);
+
+    gpt_vec_layernorm(a->x, weights + t[LN1_W].first, weights + t[LN1_B].first, a->ln1, a->ln1_mean,
+                      a->ln1_rstd, n, c);
+    linear(a->ln1, weights + t[QKV_W].first, weights + t[QKV_B].first, a->qkv, n, c, 3 * c);
+    for (uint64_t m = 0; m < run->sequences; m++)
+        for (uint64_t h = 0; h < s->heads; h++) {
+            struct head head = head_at(run, a, m, h);
+
+            head_forward(&head, a->mix + m * s->seq * c + h * (uint64_t)head.hs);
+        }
+    linear(a->mix, weights + t[ATT_W].first, weights + t[ATT_B].first, a->x2, n, c, c);
+    gpt_vec_add(a->x2, a->x, n * c);
+
+    gpt_vec_layernorm(a->x2, weights + t[LN2_W].first, weights + t[LN2_B].first, a->ln2,
+                      a->ln2_mean, a->ln2_rstd, n, c);
+    linear(a->ln2, weights + t[FC_W].first, weights + t[FC_B].first, a->fc, n, c, 4 * c);
+    gpt_vec_gelu(a->fc, a->gelu, n * 4 * c);
+    linear(a->gelu, weights + t[OUT_W].first, weights + t[OUT_B].first, out, n, 4 * c, c);
+    gpt_vec_add(out, a->x2, n * c);
+}
+
+double gpt_head(struct gpt_run *run, const float *ln_f, const float *embed, float *ln_f_grads,
+                float *embed_grads)
+{
+    const struct gpt_shape *s = &run->model->shape;
+    uint64_t n = run->rows, c = s->width, v = s->vocab;
+    bool backward = ln_f_grads && embed_grads;
+    double loss = 0.0;
+
+    gpt_vec_layernorm(run->x, ln_f, ln_f + c, run->lnf, run->lnf_mean, run->lnf_rstd, n, c);
+    for (uint64_t r = 0; r < n; r += run->head_rows) {
+        int rows = (int)(n - r < run->head_rows ? n - r : run->head_rows);
+        const float *x = run->lnf + r * c;
+
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, rows, (int)v, (int)c, 1.0f, x, (int)c,
+                    embed, (int)c, 0.0f, run->logits, (int)v);
+        for (uint64_t i = r; i < r + (uint64_t)rows; i++) {
+            uint32_t target = run->tokens[i / s->seq * (s->seq + 1) + i % s->seq + 1];
+
+            loss += gpt_vec_cross_entropy(run->logits + (i - r) * v, v, target, 1.0f / (float)n);
+        }
+        if (!backward)
+            continue;
+        cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)v, (int)c, rows, 1.0f,
+                    run->logits, (int)v, x, (int)c, 1.0f, embed_grads, (int)c);
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, rows, (int)c, (int)v, 1.0f,
+                    run->logits, (int)v, embed, (int)c, 0.0f, run->d1 + r * c, (int)c);
+    }
+    if (backward) {
+        memset(run->dx, 0, n * c * sizeof(float));
+        gpt_vec_layernorm_back(run->x, ln_f, run->lnf_mean, run->lnf_rstd, run->d1, run->dx,
+                               ln_f_grads, ln_f_grads + c, n, c);
+    }
+    return loss / (double)n;
+}
+
+void gpt_block_backward(struct gpt_run *run, uint32_t layer, const float *weights, float *grads)
+{
+    const struct gpt_shape *s = &run->model->shape;
+    const struct gpt_tensor *t = run->model->units[gpt_unit_block(layer)].tensors;
+    const struct acts *a = &run->acts[layer];
+    uint64_t n = run->rows, c = s->width;
+    float *dqkv = run->d4;
+
+    linear_back(a->gelu, weights + t[OUT_W].first, run->dx, run->d4, grads + t[OUT_W].first,
+                grads + t[OUT_B].first, n, 4 * c, c);
+    gpt_vec_gelu_back(a->fc, run->d4, run->d4, n * 4 * c);
+    linear_back(a->ln2, weights + t[FC_W].first, run->d4, run->d1, grads + t[FC_W].first,
+                grads + t[FC_B].first, n, c, 4 * c);
+    gpt_vec_layernorm_back(a->x2, weights + t[LN2_W].first, a->ln2_mean, a->ln2_rstd, run->d1,
+                           run->dx, grads + t[LN2_W].first, grads + t[LN2_B].first, n, c);
+
+    linear_back(a->mix, weights + t[ATT_W].first, run->dx, run->d1, grads + t[ATT_W].first,
+                grads + t[ATT_B].first, n, c, c);
+    memset(dqkv, 0, n * 3 * c * sizeof(float));
+    for (uint64_t m = 0; m < run->sequences; m++)
+        for (uint64_t h = 0; h < s->heads; h++) {
+            struct head head = head_at(run, a, m, h);
+            float *dq = dqkv + (head.q - a->qkv);
+
+            head_backward(&head, run->d1 + m * s->seq * c + h * (uint64_t)head.hs, dq, dq + c,
+                          dq + 2 * c, run->ds);
+        }
+    linear_back(a->ln1, weights + t[QKV_W].first, dqkv, run->d1, grads + t[QKV_W].first,
+                grads + t[QKV_B].first, n, c, 3 * c);
+    gpt_vec_layernorm_back(a->x, weights + t[LN1_W].first, a->ln1_mean, a->ln1_rstd, run->d1,
+                           run->dx, grads + t[LN1_W].first, grads + t[LN1_B].first, n, c);
+}
+
+void gpt_embed_backward(struct gpt_run *run, float *embed_grads)
+{
+    const struct gpt_shape *s = &run->model->shape;
+    float *wpe = embed_grads + (uint64_t)s->vocab * s->width;
+    const float *dx = run->dx;
+
+    for (uint64_t m = 0; m < run->sequences; m++)
+        for (uint64_t t = 0; t < s->seq; t++, dx += s->width) {
+            uint32_t token = run->tokens[m * (s->seq + 1) + t];
+
+            gpt_vec_add(embed_grads + (uint64_t)token * s->width, dx, s->width);
+            gpt_vec_add(wpe + t * s->width, dx, s->width);
+        }
+}

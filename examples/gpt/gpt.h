@@ -1,0 +1,149 @@
+/*
+ * gpt.h - a decoder of GPT-2's architecture as a list of units, with its forward and backward pass.
+ *
+ * MODEL. Pre-LN blocks, learned positions, GELU in its tanh form, causal multi-head attention, and
+ * a head that shares the token embedding (logits = ln_f(x) wte^T). The parameters are cut into
+ * units, what a ZeRO engine gathers together; a unit is the plain concatenation of its tensors:
+ *
+ *     0          "embed"   transformer.wte.weight [V, C], transformer.wpe.weight [T, C]
+ *     1 + i      "h.<i>"   ln_1, attn.c_attn, attn.c_proj, ln_2, mlp.c_fc, mlp.c_proj of block i
+ *     1 + L      "ln_f"    transformer.ln_f.weight, .bias
+ *
+ * Names and layouts are Hugging Face's: the matrices of a block are [in, out]. struct gpt
+ * describes; it holds no weights. struct gpt_run holds the activations of one micro-batch, and no
+ * weights either: every pass gets a unit's fp32 weights, and where gradients go, from the caller,
+ * so a unit can be released as soon as its call returns.
+ *
+ *     gpt_run_tokens()
+ *     gpt_embed_forward(embed)
+ *     gpt_block_forward(i, h.i)                for i = 0 .. L-1
+ *     gpt_head(ln_f, embed)                    loss; and, with places for gradients, backward
+ *     gpt_block_backward(i, h.i)               for i = L-1 .. 0
+ *     gpt_embed_backward()
+ *
+ * NUMBERS. fp32 with one thread of BLAS; sums that we write ourselves run in a fixed order. The
+ * same weights, tokens and shape give the same bits on one kind of processor. Gradients are added
+ * to what is there, so micro-batches accumulate.
+ *
+ * THREADS. A gpt is read-only after gpt_init(). A run belongs to one thread.
+ */
+#ifndef GPT_H
+#define GPT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "examples/gpt/err.h"
+
+/* No product of sizes below overflows 64 bits, and BLAS's int holds every dimension. */
+#define GPT_LAYERS_MAX 4096u
+#define GPT_WIDTH_MAX  65536u
+#define GPT_SEQ_MAX    1048576u
+#define GPT_VOCAB_MAX  1048576u
+#define GPT_ROWS_MAX   16777216u /* tokens of one micro-batch */
+
+struct gpt_shape {
+    uint32_t layers, heads, width, seq, vocab;
+};
+
+enum gpt_fill { GPT_FILL_ZERO, GPT_FILL_ONE, GPT_FILL_NORMAL };
+
+struct gpt_tensor {
+    char name[48];
+    uint32_t ndims;
+    uint64_t dims[2];
+    uint64_t first, elems; /* of the unit's elements */
+    uint32_t group;        /* 0: with weight decay (matrices), 1: without */
+    enum gpt_fill fill;    /* initial values */
+    double sigma;          /* of GPT_FILL_NORMAL */
+};
+
+#define GPT_GROUPS           2u
+#define GPT_UNIT_TENSORS_MAX 12u
+
+struct gpt_unit {
+    char name[16];
+    uint64_t elems;
+    uint32_t ntensors;
+    struct gpt_tensor tensors[GPT_UNIT_TENSORS_MAX];
+};
+
+struct gpt {
+    struct gpt_shape shape;
+    uint32_t nunits; /* layers + 2 */
+    struct gpt_unit *units;
+    uint64_t params; /* elements of all units */
+};
+
+/**
+ * Lays out a model of that shape.
+ *
+ * @return 0; -EINVAL a size is 0 or above its limit, or width is not a multiple of heads; -ENOMEM
+ */
+int gpt_init(struct gpt *model, const struct gpt_shape *shape, struct gpt_err *err);
+/** A zeroed or initialised model. */
+void gpt_done(struct gpt *model);
+
+static inline uint32_t gpt_unit_embed(void)
+{
+    return 0;
+}
+
+static inline uint32_t gpt_unit_block(uint32_t layer)
+{
+    return 1 + layer;
+}
+
+static inline uint32_t gpt_unit_ln_f(const struct gpt *model)
+{
+    return 1 + model->shape.layers;
+}
+
+/**
+ * Initial values of elements [first, first + count) of a unit: a pure function of the seed, the
+ * tensor's name and the element's number in it, however the range is cut. Normal(0, 0.02), smaller
+ * by sqrt(2 * layers) for the matrices that end on the residual stream; biases 0; LN weights 1.
+ * Elements past the unit's end (padding) are 0.
+ */
+void gpt_init_range(const struct gpt *model, uint64_t seed, uint32_t unit, uint64_t first,
+                    uint64_t count, float *out);
+
+/* ---- one micro-batch */
+
+struct gpt_run;
+
+/** Bytes that a run of so many sequences takes, or UINT64_MAX when it is beyond GPT_ROWS_MAX. */
+uint64_t gpt_run_bytes(const struct gpt *model, uint32_t sequences);
+
+/**
+ * Also tells BLAS to use one thread, in the whole process.
+ *
+ * @return 0; -EINVAL no sequence, or too many tokens; -ENOMEM: err has the bytes
+ */
+int gpt_run_new(struct gpt_run **ret, const struct gpt *model, uint32_t sequences,
+                struct gpt_err *err);
+void gpt_run_free(struct gpt_run *run);
+
+/** Starts a micro-batch: `sequences` rows of seq + 1 tokens, each below vocab; token t + 1 is the
+ *  target of token t. Copied. */
+void gpt_run_tokens(struct gpt_run *run, const uint32_t *tokens);
+
+void gpt_embed_forward(struct gpt_run *run, const float *embed);
+void gpt_block_forward(struct gpt_run *run, uint32_t layer, const float *weights);
+
+/**
+ * The rest of the forward pass, and unless both places for gradients are NULL the start of the
+ * backward pass. Needs two units at a time, and works through the logits some rows at a time.
+ *
+ * @param embed_grads  gets the gradient of wte as the head's matrix
+ * @return the loss: cross-entropy in nats, the mean over the tokens of the micro-batch
+ */
+double gpt_head(struct gpt_run *run, const float *ln_f, const float *embed, float *ln_f_grads,
+                float *embed_grads);
+
+void gpt_block_backward(struct gpt_run *run, uint32_t layer, const float *weights, float *grads);
+/** Adds the gradient of wte as the embedding, and that of wpe. */
+void gpt_embed_backward(struct gpt_run *run, float *embed_grads);
+
+#endif

@@ -1,0 +1,221 @@
+#include "tests/ztest.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "examples/gpt/args.h"
+
+#define WORDS_MAX 64
+
+#define SHAPE     "--seq 8 --layers 2 --heads 2 --width 16"
+#define GOOD      "--steps 3 --seed 1 --batch 4 --micro-batch 2 " SHAPE
+
+/* Splits at spaces; "%" stands for an empty word. */
+static int parse(struct gpt_args *args, const char *line, struct gpt_err *err, char *words)
+{
+    char *argv[WORDS_MAX];
+    int argc = 0;
+
+    (void)snprintf(words, 1024, "%s", line);
+    for (char *save, *w = strtok_r(words, " ", &save); w; w = strtok_r(NULL, " ", &save)) {
+        assert_true(argc < WORDS_MAX);
+        argv[argc++] = strcmp(w, "%") == 0 ? w + 1 : w;
+    }
+    return gpt_args_parse(args, argc, argv, err);
+}
+
+static const struct {
+    const char *line;
+    int rc;
+    const char *says;
+} cases[] = {
+    { GOOD, 0, "" },
+    { "--help", 0, "" },
+    { "--version", 0, "" },
+    { "", -EINVAL, "--steps N is missing" },
+    { "--steps 3 --seed 1 --batch 4 " SHAPE, -EINVAL, "--micro-batch M is missing" },
+    { GOOD " --nonsense", -EINVAL, "there is no flag '--nonsense'" },
+    { GOOD " --step 3", -EINVAL, "there is no flag '--step'" },
+    { GOOD " stray", -EINVAL, "'stray' stands where a flag should" },
+    { GOOD " --", -EINVAL, "there is no flag '--'" },
+    { GOOD " --keep=yes", -EINVAL, "--keep takes no value" },
+    { GOOD " --job", -EINVAL, "--job needs a value" },
+    { GOOD " --job --keep", -EINVAL, "--job needs a value" },
+    { GOOD " --job=", -EINVAL, "--job is empty" },
+    { GOOD " --data", -EINVAL, "--data needs a value" },
+    { GOOD " --steps 0", 0, "" },
+    { GOOD " --steps 4294967295", 0, "" },
+    { GOOD " --steps 4294967296", -EINVAL, "--steps is 4294967296, and must be from 0" },
+    { GOOD " --steps -1", -EINVAL, "--steps is '-1', and must be a whole number" },
+    { GOOD " --steps +1", -EINVAL, "whole number" },
+    { GOOD " --steps 1.5", -EINVAL, "whole number" },
+    { GOOD " --steps 0x10", -EINVAL, "whole number" },
+    { GOOD " --steps %", -EINVAL, "whole number" },
+    { GOOD " --seed 18446744073709551615", 0, "" },
+    { GOOD " --seed 18446744073709551616", -EINVAL, "--seed is 18446744073709551616, and" },
+    { GOOD " --batch 0", -EINVAL, "--batch is 0, and must be from 1" },
+    { GOOD " --layers 5000", -EINVAL, "--layers is 5000, and must be from 1 to 4096" },
+    { GOOD " --heads 3", -EINVAL, "--width 16 is not a multiple of --heads 3" },
+    { GOOD " --micro-batch 1048576 --seq 1048576", -EINVAL, "tokens at a time" },
+    { GOOD " --lr 0", 0, "" },
+    { GOOD " --lr 3e-4", 0, "" },
+    { GOOD " --lr -1", -EINVAL, "--lr is -1, and must be from 0" },
+    { GOOD " --lr nan", -EINVAL, "--lr is 'nan', and must be a number" },
+    { GOOD " --lr inf", -EINVAL, "--lr is inf, and must be" },
+    { GOOD " --lr fast", -EINVAL, "--lr is 'fast', and must be a number" },
+    { GOOD " --lr 1e-3x", -EINVAL, "must be a number" },
+    { GOOD " --weight-decay=", -EINVAL, "must be a number" },
+    { GOOD " --clip 0", 0, "" },
+    { GOOD " --dtype bf16", 0, "" },
+    { GOOD " --dtype fp16", -EINVAL, "--dtype is 'fp16', and must be one of: fp32 bf16" },
+    { GOOD " --dtype bf1", -EINVAL, "--dtype is 'bf1'" },
+    { GOOD " --device cpu", 0, "" },
+    { GOOD " --device cuda", -EOPNOTSUPP, "--device cuda is not built into this version" },
+    { GOOD " --device (cuda)", -EINVAL, "--device is '(cuda)'" },
+    { GOOD " --device tpu", -EINVAL, "--device is 'tpu'" },
+    { GOOD " --stage 3", 0, "" },
+    { GOOD " --stage 1", -EOPNOTSUPP, "--stage 1 is not built" },
+    { GOOD " --stage 4", -EINVAL, "--stage is '4'" },
+    { GOOD " --resume", -EOPNOTSUPP, "--resume is not built" },
+    { GOOD " --config ds.json", -EOPNOTSUPP, "--config is not built" },
+    { GOOD " --offload disk", -EINVAL, "--offload is 'disk', and must be one of: none host nvme" },
+    { GOOD " --offload nvme", 0, "" },
+    { GOOD " --offload-param host", -EINVAL, "must both be offloaded, or neither" },
+    { GOOD " --offload nvme --offload-param none", -EINVAL, "must both be offloaded, or neither" },
+    { GOOD " --keep", -EINVAL, "--keep needs the daemon" },
+    { GOOD " --keep --offload host", 0, "" },
+};
+
+static void args_table(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct gpt_err err = { 0 };
+        struct gpt_args args;
+        char words[1024];
+        int rc = parse(&args, cases[i].line, &err, words);
+
+        if (rc != cases[i].rc || err.code != rc || !strstr(err.text, cases[i].says))
+            fail_msg("'%s': %d '%s'", cases[i].line, rc, err.text);
+        gpt_args_done(&args);
+    }
+}
+
+static void values_arrive(void **state)
+{
+    struct gpt_err err = { 0 };
+    struct gpt_args args;
+    char words[1024];
+
+    (void)state;
+    assert_int_equal(parse(&args, GOOD, &err, words), 0);
+    assert_int_equal(args.steps, 3);
+    assert_int_equal(args.seed, 1);
+    assert_int_equal(args.batch, 4);
+    assert_int_equal(args.micro_batch, 2);
+    assert_int_equal(args.seq, 8);
+    assert_int_equal(args.layers, 2);
+    assert_int_equal(args.heads, 2);
+    assert_int_equal(args.width, 16);
+    assert_true(args.lr == 1e-3 && args.weight_decay == 0.01 && args.clip == 1);
+    assert_int_equal(args.dtype, GPT_FP32);
+    assert_int_equal(args.offload_param, GPT_OFFLOAD_NONE);
+    assert_string_equal(args.job, "zgpt");
+    assert_null(args.socket);
+    assert_int_equal(args.ndata, 0);
+    gpt_args_done(&args);
+
+    assert_int_equal(parse(&args,
+                           GOOD " --data a b --lr=2.5 --data c --dtype bf16 --socket s --job j "
+                                "--offload-param host --offload nvme --keep --init i --export=e=f "
+                                "--jsonl l --clip 0 --weight-decay 0.5 --seed 7",
+                           &err, words),
+                     0);
+    assert_int_equal(args.ndata, 3);
+    assert_string_equal(args.data[0], "a");
+    assert_string_equal(args.data[1], "b");
+    assert_string_equal(args.data[2], "c");
+    assert_true(args.lr == 2.5 && args.weight_decay == 0.5 && args.clip == 0);
+    assert_int_equal(args.dtype, GPT_BF16);
+    assert_int_equal(args.offload_param, GPT_OFFLOAD_HOST); /* more special than --offload */
+    assert_int_equal(args.offload_optimizer, GPT_OFFLOAD_NVME);
+    assert_string_equal(args.socket, "s");
+    assert_string_equal(args.job, "j");
+    assert_string_equal(args.init, "i");
+    assert_string_equal(args.export, "e=f");
+    assert_string_equal(args.jsonl, "l");
+    assert_true(args.keep);
+    assert_int_equal(args.seed, 7); /* the last one */
+    gpt_args_done(&args);
+}
+
+static void micro_steps(void **state)
+{
+    static const struct {
+        uint32_t batch, micro_batch, world;
+        int rc;
+        uint32_t steps;
+    } rows[] = {
+        { 12, 2, 1, 0, 6 },
+        { 12, 2, 2, 0, 3 },
+        { 12, 2, 3, 0, 2 },
+        { 12, 12, 1, 0, 1 },
+        { 1, 1, 1, 0, 1 },
+        { 12, 2, 4, -EINVAL, 77 },
+        { 12, 5, 1, -EINVAL, 77 },
+        { 4, 8, 1, -EINVAL, 77 },
+        { 4, 1048576, 4294967295u, -EINVAL, 77 },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        struct gpt_args args = { .batch = rows[i].batch, .micro_batch = rows[i].micro_batch };
+        struct gpt_err err = { 0 };
+        uint32_t steps = 77;
+
+        if (gpt_args_micro_steps(&args, rows[i].world, &steps, &err) != rows[i].rc ||
+            steps != rows[i].steps)
+            fail_msg("%u by %u on %u: %u '%s'", rows[i].batch, rows[i].micro_batch, rows[i].world,
+                     steps, err.text);
+    }
+}
+
+static void help_has_every_flag(void **state)
+{
+    static const char *const flags[] = {
+        "--socket PATH",  "--job NAME",      "--keep",        "--resume",        "--stage 3",
+        "--offload none", "--offload-optim", "--offload-par", "--data FILE...",  "--steps N",
+        "--seed S",       "--batch B",       "--micro-batch", "--seq T",         "--layers L",
+        "--heads H",      "--width C",       "--lr X",        "--weight-decay ", "--clip X",
+        "--dtype fp32",   "--device cpu",    "--config FILE", "--init FILE",     "--export FILE",
+        "--jsonl FILE",   "--help",          "--version",
+    };
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *out = open_memstream(&text, &bytes);
+
+    (void)state;
+    gpt_args_help(out);
+    (void)fclose(out);
+    for (size_t i = 0; i < sizeof(flags) / sizeof(flags[0]); i++)
+        if (!strstr(text, flags[i]))
+            fail_msg("help does not say '%s'", flags[i]);
+    for (char *line = text, *end; (end = strchr(line, '\n')) != NULL; line = end + 1)
+        if (end - line > 110)
+            fail_msg("a line of help has %d characters", (int)(end - line));
+    free(text);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(args_table),
+        cmocka_unit_test(values_arrive),
+        cmocka_unit_test(micro_steps),
+        cmocka_unit_test(help_has_every_flag),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
