@@ -92,7 +92,8 @@ struct zn_stats {
  * @return 0, or err has the sentence and nothing stays behind but an empty file at most:
  *         -ENOENT, -EROFS, -EACCES  the file cannot be opened or created for writing
  *         -EINVAL      an option; neither a regular file nor a block device; larger than size_bytes
- *         -EBUSY       another process (or another engine of this one) holds the file
+ *         -EBUSY       another process (or another engine of this one) holds the file, and did not
+ *                      let go within a second
  *         -EMEDIUMTYPE the file has content, and it is not ours: nothing of it was changed
  *         -EBADMSG     our superblock, damaged; -EOPNOTSUPP: of a version that we do not know
  *         -ENOSPC      no room for size_bytes on the file system or the device

@@ -1,0 +1,334 @@
+/*
+ * engine.c - what all engines share: options, the choice of a backend, checks of requests, the
+ * limit, tails of short transfers, counters. The only caller of done.
+ *
+ * A REQUEST goes down with res = the bytes to transfer now, and comes up with the signed result:
+ *
+ *     all that was asked    done(0)
+ *     less                  down again for the rest, from the last whole unit of alignment on
+ *     -EINTR, -EAGAIN       down again, ENGINE_AGAIN_MAX times in a row
+ *     0, or no whole unit   done(-EIO): the end of the file or device, or nothing moves any more
+ *     another failure       done(that)
+ *
+ * INVARIANTS
+ *     I1  stats.inflight is the number of requests between zn_submit() and their done, however
+ *         often they go down; it never exceeds depth.
+ *     I2  The wake-up is readable whenever zn_reap() would find something: the backend sets it for
+ *         what comes up, zn_reap() when it leaves something behind.
+ *
+ * NOT HERE. What the bytes mean, and who may overwrite what: the callers' affair.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <limits.h>
+#include <poll.h>
+#include <stdalign.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+
+#include "base/size.h"
+#include "nvme/engine_priv.h"
+
+#define ENGINE_AGAIN_MAX 16u
+
+/* What "auto" tries, in this order. */
+static const struct zn_ops *const engine_backends[] = { &zn_uring_ops, &zn_threads_ops };
+
+static bool engine_wants(const char *io, const struct zn_ops *ops)
+{
+    return !io || strcmp(io, "auto") == 0 || strcmp(io, ops->name) == 0;
+}
+
+static int engine_check_options(const struct zn_options *o, struct zb_err *err)
+{
+    bool known = false;
+
+    for (size_t i = 0; i < ZB_COUNT(engine_backends); i++)
+        known = known || engine_wants(o->io, engine_backends[i]);
+    if (!known)
+        return zb_fail(err, -EINVAL, "I/O engine '%s': there are auto, uring and threads", o->io);
+    if (!o->path || o->path[0] == '\0')
+        return zb_fail(err, -EINVAL, "the data file has no name");
+    if (o->size_bytes % ZN_SUPER_BYTES != 0 || o->size_bytes <= ZN_DATA_START ||
+        o->size_bytes > INT64_MAX)
+        return zb_fail(
+            err, -EINVAL, "size of data file '%s': %llu bytes is not a multiple of 4096 above %llu",
+            o->path, (unsigned long long)o->size_bytes, (unsigned long long)ZN_DATA_START);
+    if (o->depth > ZN_DEPTH_MAX || o->threads > ZN_THREADS_MAX)
+        return zb_fail(err, -EINVAL, "I/O depth %u (at most %u) with %u threads (at most %u)",
+                       o->depth, ZN_DEPTH_MAX, o->threads, ZN_THREADS_MAX);
+    return 0;
+}
+
+void zn_wake(struct zn_engine *e)
+{
+    (void)eventfd_write(e->wake_fd, 1); /* fails only when it is readable already */
+}
+
+/* Sleeps until the wake-up, and takes it back. */
+static void engine_wait(struct zn_engine *e)
+{
+    struct pollfd p = { .fd = e->wake_fd, .events = POLLIN };
+    eventfd_t n;
+
+    while (poll(&p, 1, -1) < 0)
+        assert(errno == EINTR);
+    (void)eventfd_read(e->wake_fd, &n);
+}
+
+/* The trial: the first block, read the whole way round through the kernel and the wake-up. */
+static int engine_try(struct zn_engine *e, struct zb_err *err)
+{
+    alignas(ZN_SUPER_BYTES) char block[ZN_SUPER_BYTES];
+    struct zn_io io = { .op = ZN_READ, .buf = block, .res = (int)sizeof(block) };
+    int rc;
+
+    e->ops->submit(e, &io);
+    do {
+        rc = e->ops->kick(e);
+        if (rc < 0)
+            return zb_fail(err, rc, "a first read by %s is refused: %m", e->ops->name);
+        engine_wait(e);
+    } while (!e->ops->reap(e));
+    return io.res < 0 ? zb_fail(err, io.res, "a first read by %s fails: %m", e->ops->name) : 0;
+}
+
+static void engine_stop(struct zn_engine *e)
+{
+    if (e->ops)
+        e->ops->close(e);
+    e->ops = NULL;
+}
+
+static int engine_start(struct zn_engine *e, const struct zn_ops *ops, struct zb_err *err)
+{
+    int rc;
+
+    e->ops = ops;
+    rc = ops->start(e, err);
+    if (rc == 0)
+        rc = engine_try(e, err);
+    if (rc == 0)
+        e->info.io = ops->name;
+    else
+        engine_stop(e);
+    return rc;
+}
+
+/* The first backend that is wanted and works; info.why keeps why an earlier one does not. */
+static int engine_choose(struct zn_engine *e, const char *io, struct zb_err *err)
+{
+    struct zb_err why = { 0 };
+    int rc = 0;
+
+    for (size_t i = 0; i < ZB_COUNT(engine_backends); i++) {
+        if (!engine_wants(io, engine_backends[i]))
+            continue;
+        if (why.code != 0)
+            (void)snprintf(e->info.why, sizeof(e->info.why), "%.*s", (int)sizeof(e->info.why) - 1,
+                           why.text);
+        why = (struct zb_err){ 0 };
+        rc = engine_start(e, engine_backends[i], &why);
+        if (rc == 0)
+            return 0;
+    }
+    return zb_fail(err, rc, "no I/O engine starts: %s%s%s", e->info.why,
+                   e->info.why[0] != '\0' ? "; " : "", why.text);
+}
+
+static int engine_build(struct zn_engine *e, const struct zn_options *o, struct zb_err *err)
+{
+    int rc = engine_check_options(o, err);
+
+    if (rc < 0)
+        return rc;
+    e->info.size_bytes = o->size_bytes;
+    e->info.depth = o->depth > 0 ? o->depth : ZN_DEPTH_DEFAULT;
+    e->threads = o->threads > 0 ? o->threads
+                                : (unsigned)zb_min_u64(e->info.depth, ZN_THREADS_DEFAULT);
+    e->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (e->wake_fd < 0)
+        return zb_fail(err, -errno, "wake-up of the I/O engine: %m");
+    rc = zn_file_open(&e->file, o, &e->info, err);
+    if (rc < 0)
+        return rc;
+    e->tail_align = e->info.direct ? e->info.align_bytes : 1;
+    rc = engine_choose(e, o->io, err);
+    return rc < 0 ? rc : zn_file_prepare(&e->file, o, &e->info, err);
+}
+
+static void engine_free(struct zn_engine *e)
+{
+    engine_stop(e);
+    zn_file_close(&e->file);
+    zb_close_fd(&e->wake_fd);
+    free(e);
+}
+
+int zn_open(struct zn_engine **ret, const struct zn_options *options, struct zb_err *err)
+{
+    struct zn_engine *e = calloc(1, sizeof(*e));
+    int rc;
+
+    if (!e)
+        return zb_fail(err, -ENOMEM, "I/O engine: %m");
+    e->file.fd = e->wake_fd = -1;
+    rc = engine_build(e, options, err);
+    if (rc == 0)
+        *ret = e;
+    else
+        engine_free(e);
+    return rc;
+}
+
+void zn_close(struct zn_engine *e)
+{
+    if (!e)
+        return;
+    e->closing = true;
+    (void)zn_reap(e, UINT_MAX); /* what the caller was woken for, and did not fetch */
+    while (e->stats.inflight > 0) {
+        zn_kick(e);
+        engine_wait(e);
+        (void)zn_reap(e, UINT_MAX);
+    }
+    engine_free(e);
+}
+
+/* Down to the backend, for what is missing. */
+static void engine_send(struct zn_engine *e, struct zn_io *io)
+{
+    io->res = io->op == ZN_FLUSH ? 0 : (int)(io->len_bytes - io->got_bytes);
+    e->ops->submit(e, io);
+}
+
+static bool engine_io_valid(const struct zn_engine *e, const struct zn_io *io)
+{
+    uint32_t mask = e->info.align_bytes - 1;
+
+    if (io->op == ZN_FLUSH)
+        return true;
+    return (io->op == ZN_READ || io->op == ZN_WRITE) && io->buf && io->len_bytes > 0 &&
+           io->len_bytes <= ZN_IO_BYTES_MAX &&
+           (((uintptr_t)io->buf | io->off_bytes | io->len_bytes) & mask) == 0 &&
+           io->off_bytes >= ZN_DATA_START &&
+           zb_range_inside(io->off_bytes, io->len_bytes, e->info.size_bytes);
+}
+
+int zn_submit(struct zn_engine *e, struct zn_io *io)
+{
+    if (!io->done || !engine_io_valid(e, io))
+        return -EINVAL;
+    if (e->closing)
+        return -ESHUTDOWN;
+    if (e->stats.inflight == e->info.depth) /* I1 */
+        return -EAGAIN;
+    e->stats.inflight++;
+    io->got_bytes = 0;
+    io->again = 0;
+    engine_send(e, io);
+    return 0;
+}
+
+void zn_kick(struct zn_engine *e)
+{
+    int rc = e->ops->kick(e);
+
+    /* It worked in the trial. The kernel forbids it now: whoever sandboxed this process forgot it,
+     * and what is in flight can be neither finished nor taken back. */
+    assert(rc == 0);
+}
+
+/* What a result makes of a request: true when it has to go down again, else *ret_rc is final. */
+static bool engine_again(struct zn_engine *e, struct zn_io *io, int *ret_rc)
+{
+    uint32_t got = io->got_bytes;
+
+    if ((io->res == -EINTR || io->res == -EAGAIN) && io->again++ < ENGINE_AGAIN_MAX)
+        return true;
+    *ret_rc = io->res < 0 ? io->res : 0;
+    if (io->res < 0 || io->op == ZN_FLUSH)
+        return false;
+    assert((uint32_t)io->res <= io->len_bytes - got);
+    got += (uint32_t)io->res;
+    if (got == io->len_bytes) {
+        io->got_bytes = got;
+        return false;
+    }
+    got -= got % e->tail_align;
+    if (got <= io->got_bytes) {
+        *ret_rc = -EIO;
+        return false;
+    }
+    io->got_bytes = got;
+    io->again = 0;
+    e->stats.short_transfers++;
+    return true;
+}
+
+static void engine_count(struct zn_stats *s, const struct zn_io *io, int rc)
+{
+    s->inflight--;
+    if (rc < 0) {
+        s->failed++;
+        return;
+    }
+    switch (io->op) {
+    case ZN_READ:
+        s->reads++;
+        s->read_bytes += io->len_bytes;
+        break;
+    case ZN_WRITE:
+        s->writes++;
+        s->written_bytes += io->len_bytes;
+        break;
+    case ZN_FLUSH:
+        s->flushes++;
+        break;
+    }
+}
+
+unsigned zn_reap(struct zn_engine *e, unsigned max)
+{
+    bool again = false;
+    unsigned n = 0;
+    struct zn_io *io;
+
+    assert(!e->reaping); /* from inside a done */
+    e->reaping = true;
+    while (n < max && (io = e->ops->reap(e)) != NULL) {
+        int rc;
+
+        if (engine_again(e, io, &rc)) {
+            engine_send(e, io);
+            again = true;
+            continue;
+        }
+        engine_count(&e->stats, io, rc);
+        io->done(io, rc);
+        n++;
+    }
+    e->reaping = false;
+    if (n == max)
+        zn_wake(e); /* I2 */
+    if (again)
+        zn_kick(e); /* the caller does not know of these */
+    return n;
+}
+
+int zn_wake_fd(const struct zn_engine *e)
+{
+    return e->wake_fd;
+}
+
+const struct zn_info *zn_info(const struct zn_engine *e)
+{
+    return &e->info;
+}
+
+struct zn_stats zn_stats(const struct zn_engine *e)
+{
+    return e->stats;
+}

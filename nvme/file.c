@@ -1,0 +1,235 @@
+/*
+ * file.c - the data file before an engine runs on it: opened, locked, known to be ours, aligned,
+ * and at last reserved.
+ *
+ * INVARIANT. Nothing of a file changes before it is locked, and found to be ours or blank. After
+ * that a failure takes back what was done, but for the creation of an empty file.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/fs.h>
+#include <linux/magic.h>
+#include <poll.h>
+#include <stdalign.h>
+#include <stdio.h>
+#include <sys/file.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include "base/size.h"
+#include "nvme/engine_priv.h"
+
+/* Every device and file system that we open takes it; also what pages are multiples of. */
+#define FILE_ALIGN        4096u
+#define FILE_LOCK_WAIT_MS 1000u
+#define FILE_LOCK_STEP_MS 10u
+
+static int file_open_fd(struct zn_file *f, const char *path, struct zb_err *err)
+{
+    f->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY, 0600);
+    if (f->fd >= 0)
+        return 0;
+    switch (errno) {
+    case ENOENT:
+        return zb_fail(err, -ENOENT, "data file '%s': its directory does not exist", path);
+    case EROFS:
+        return zb_fail(err, -EROFS, "data file '%s': the file system is mounted read-only", path);
+    case EACCES:
+        return zb_fail(err, -EACCES, "data file '%s': user %u may not write there", path,
+                       (unsigned)geteuid());
+    case EISDIR:
+        return zb_fail(err, -EINVAL, "data file '%s' is a directory", path);
+    default:
+        return zb_fail(err, -errno, "open data file '%s': %m", path);
+    }
+}
+
+/* What it is, and how long. */
+static int file_identify(struct zn_file *f, const char *path, struct zb_err *err)
+{
+    struct stat st;
+
+    if (fstat(f->fd, &st) < 0)
+        return zb_fail(err, -errno, "data file '%s': %m", path);
+    f->block = S_ISBLK(st.st_mode);
+    if (!f->block && !S_ISREG(st.st_mode))
+        return zb_fail(err, -EINVAL, "data file '%s' is neither a regular file nor a block device",
+                       path);
+    if (!f->block)
+        f->was_bytes = (uint64_t)st.st_size;
+    else if (ioctl(f->fd, BLKGETSIZE64, &f->was_bytes) < 0)
+        return zb_fail(err, -errno, "size of device '%s': %m", path);
+    return 0;
+}
+
+/*
+ * The lock belongs to the open file, and an io_uring keeps that open until its last request is
+ * over, a little longer than its process lives. So after a crash nobody gets in while a write of
+ * the dead one can still land, and we wait for a moment before we call the file taken.
+ */
+static int file_lock(struct zn_file *f, const char *path, struct zb_err *err)
+{
+    for (unsigned waited_ms = 0; flock(f->fd, LOCK_EX | LOCK_NB) < 0;
+         waited_ms += FILE_LOCK_STEP_MS) {
+        if (errno != EWOULDBLOCK && errno != EINTR)
+            return zb_fail(err, -errno, "lock data file '%s': %m", path);
+        if (waited_ms >= FILE_LOCK_WAIT_MS)
+            return zb_fail(err, -EBUSY, "data file '%s' is in use by another daemon", path);
+        (void)poll(NULL, 0, FILE_LOCK_STEP_MS);
+    }
+    f->locked = true;
+    return 0;
+}
+
+/* Ours or blank, and not larger than what is asked. */
+static int file_check(struct zn_file *f, const struct zn_options *o, struct zb_err *err)
+{
+    int rc = zn_layout_read(f->fd, o->path, &f->super, err);
+    uint64_t there;
+
+    if (rc < 0 && rc != -ENODATA)
+        return rc;
+    f->ours = rc == 0;
+    if (f->ours && f->super.size_bytes > f->was_bytes)
+        return zb_fail(err, -EBADMSG, "'%s' was cut: its superblock says %s, and it has %s",
+                       o->path, zb_size_text(f->super.size_bytes).s, zb_size_text(f->was_bytes).s);
+    if (f->block && o->size_bytes > f->was_bytes)
+        return zb_fail(err, -ENOSPC, "device '%s' has %s, less than the %s asked for", o->path,
+                       zb_size_text(f->was_bytes).s, zb_size_text(o->size_bytes).s);
+    there = !f->block ? f->was_bytes : f->ours ? f->super.size_bytes : 0;
+    if (there > o->size_bytes)
+        return zb_fail(err, -EINVAL,
+                       "'%s' has %s, more than the %s asked for, and a data file is never cut: ask "
+                       "for as much, or remove it",
+                       o->path, zb_size_text(there).s, zb_size_text(o->size_bytes).s);
+    return 0;
+}
+
+/* "" when O_DIRECT is on, and *ret_align is what it needs; else why not. */
+static const char *file_try_direct(const struct zn_file *f, const struct zn_options *o,
+                                   uint32_t *ret_align)
+{
+    alignas(FILE_ALIGN) char block[FILE_ALIGN];
+    int flags = fcntl(f->fd, F_GETFL);
+    uint32_t align = FILE_ALIGN;
+    struct statfs fs;
+    struct statx sx;
+
+    if (o->buffered)
+        return "buffered I/O was asked for";
+    if (fstatfs(f->fd, &fs) == 0 && fs.f_type == TMPFS_MAGIC)
+        return "tmpfs keeps files in memory"; /* from Linux 6.6 on it takes the flag all the same */
+    if (statx(f->fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &sx) == 0 &&
+        (sx.stx_mask & STATX_DIOALIGN)) {
+        if (sx.stx_dio_offset_align == 0)
+            return "the kernel has no O_DIRECT for this file";
+        align = sx.stx_dio_offset_align;
+        if (sx.stx_dio_mem_align > align)
+            align = sx.stx_dio_mem_align;
+        if (align > FILE_ALIGN)
+            return "O_DIRECT needs a larger alignment here than 4096";
+    }
+    if (flags < 0 || fcntl(f->fd, F_SETFL, flags | O_DIRECT) < 0)
+        return "the file system refuses O_DIRECT";
+    if (pread(f->fd, block, sizeof(block), 0) < 0) { /* some accept the flag, and then no read */
+        (void)fcntl(f->fd, F_SETFL, flags);
+        return "the file system accepts O_DIRECT and refuses to read with it";
+    }
+    *ret_align = align;
+    return "";
+}
+
+int zn_file_open(struct zn_file *f, const struct zn_options *o, struct zn_info *info,
+                 struct zb_err *err)
+{
+    int rc = file_open_fd(f, o->path, err);
+
+    if (rc == 0)
+        rc = file_identify(f, o->path, err);
+    if (rc == 0)
+        rc = file_lock(f, o->path, err);
+    if (rc == 0)
+        rc = file_check(f, o, err);
+    if (rc < 0)
+        return rc;
+    info->align_bytes = FILE_ALIGN; /* buffered too: a caller right here is right everywhere */
+    (void)snprintf(info->why_buffered, sizeof(info->why_buffered), "%s",
+                   file_try_direct(f, o, &info->align_bytes));
+    info->direct = info->why_buffered[0] == '\0';
+    return 0;
+}
+
+/* Room on the file system for what the file lacks; true where it does not say. */
+static bool file_has_room(const struct zn_file *f, uint64_t size_bytes, uint64_t *ret_free_bytes)
+{
+    struct statvfs vfs;
+
+    if (fstatvfs(f->fd, &vfs) < 0 || vfs.f_blocks == 0)
+        return true;
+    *ret_free_bytes = (uint64_t)vfs.f_bavail * vfs.f_frsize;
+    return size_bytes - f->was_bytes <= *ret_free_bytes;
+}
+
+static int file_no_room(const char *path, uint64_t size_bytes, uint64_t free_bytes,
+                        struct zb_err *err)
+{
+    return zb_fail(err, -ENOSPC, "no room for %s at '%s': the file system has %s free",
+                   zb_size_text(size_bytes).s, path, zb_size_text(free_bytes).s);
+}
+
+/*
+ * Real space where the file system can reserve it. Where it cannot, only the length is set: writing
+ * zeros would hold up the start by the size over the bandwidth, and reserves nothing on a
+ * copy-on-write file system, which is what most of these are. Then a full file system shows itself
+ * as a failed write, so at least the room of this moment is checked.
+ */
+static int file_reserve(struct zn_file *f, const struct zn_options *o, struct zn_info *info,
+                        struct zb_err *err)
+{
+    uint64_t free_bytes = 0;
+    bool room = file_has_room(f, o->size_bytes, &free_bytes);
+    int rc;
+
+    do {
+        rc = fallocate(f->fd, 0, 0, (off_t)o->size_bytes);
+    } while (rc < 0 && errno == EINTR);
+    if (rc == 0)
+        return 0;
+    if (errno == ENOSPC || (errno == EOPNOTSUPP && !room))
+        return file_no_room(o->path, o->size_bytes, free_bytes, err);
+    if (errno != EOPNOTSUPP)
+        return zb_fail(err, -errno, "reserve %s for '%s': %m", zb_size_text(o->size_bytes).s,
+                       o->path);
+    info->sparse = true;
+    if (ftruncate(f->fd, (off_t)o->size_bytes) < 0)
+        return zb_fail(err, -errno, "set the length of '%s' to %s: %m", o->path,
+                       zb_size_text(o->size_bytes).s);
+    return 0;
+}
+
+int zn_file_prepare(struct zn_file *f, const struct zn_options *o, struct zn_info *info,
+                    struct zb_err *err)
+{
+    int rc = f->block ? 0 : file_reserve(f, o, info, err);
+
+    if (rc == 0 && (!f->ours || f->super.size_bytes != o->size_bytes)) {
+        if (!f->ours)
+            zn_super_init(&f->super);
+        f->super.size_bytes = o->size_bytes;
+        rc = zn_layout_write(f->fd, o->path, &f->super, err);
+    }
+    if (rc < 0 && !f->block)
+        (void)ftruncate(f->fd, (off_t)f->was_bytes); /* what failed first is what is reported */
+    return rc;
+}
+
+void zn_file_close(struct zn_file *f)
+{
+    if (f->locked)
+        (void)flock(f->fd, LOCK_UN); /* at once: nothing is in flight, but a ring may linger */
+    f->locked = false;
+    zb_close_fd(&f->fd);
+}

@@ -1,0 +1,121 @@
+#include "nvme/layout.h"
+
+#include <endian.h>
+#include <errno.h>
+#include <stdalign.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#include "base/crc.h"
+
+/* The bytes of FORMAT.md; integers are little-endian, what follows in the block is zero. */
+struct super_block {
+    uint8_t magic[8];
+    uint32_t version;
+    uint32_t crc; /* of the whole block with this field zero */
+    uint8_t uuid[16];
+    uint64_t size_bytes;
+};
+
+/* As PNG's: a byte above 127 and both line ends, so that no text tool leaves it whole. */
+static const uint8_t super_magic[8] = { 0x89, 'Z', 'S', 'H', 'D', '\r', '\n', 0x1a };
+
+_Static_assert(offsetof(struct super_block, size_bytes) == 32 && sizeof(struct super_block) == 40,
+               "FORMAT.md");
+
+static uint32_t super_crc(const void *block)
+{
+    static const uint8_t zero[sizeof(uint32_t)];
+    const size_t at = offsetof(struct super_block, crc), end = at + sizeof(zero);
+    uint32_t crc = zb_crc32c(0, block, at);
+
+    crc = zb_crc32c(crc, zero, sizeof(zero));
+    return zb_crc32c(crc, (const uint8_t *)block + end, ZN_SUPER_BYTES - end);
+}
+
+void zn_super_encode(const struct zn_super *s, void *block)
+{
+    struct super_block b = {
+        .version = htole32(ZN_SUPER_VERSION),
+        .size_bytes = htole64(s->size_bytes),
+    };
+
+    memcpy(b.magic, super_magic, sizeof(b.magic));
+    memcpy(b.uuid, s->uuid, sizeof(b.uuid));
+    memset(block, 0, ZN_SUPER_BYTES);
+    memcpy(block, &b, sizeof(b));
+    b.crc = htole32(super_crc(block));
+    memcpy(block, &b, sizeof(b));
+}
+
+int zn_super_decode(const void *block, const char *path, struct zn_super *ret, struct zb_err *err)
+{
+    struct super_block b;
+
+    memcpy(&b, block, sizeof(b));
+    if (memcmp(b.magic, super_magic, sizeof(b.magic)) != 0)
+        return zb_fail(err, -EMEDIUMTYPE,
+                       "'%s' has content, and it is not a zshard data file: nothing was changed; "
+                       "name another file, or empty this one",
+                       path);
+    if (le32toh(b.crc) != super_crc(block))
+        return zb_fail(err, -EBADMSG, "the superblock of '%s' is damaged: its checksum differs",
+                       path);
+    if (le32toh(b.version) != ZN_SUPER_VERSION)
+        return zb_fail(err, -EOPNOTSUPP, "'%s' has format version %u, and this program knows %u",
+                       path, le32toh(b.version), ZN_SUPER_VERSION);
+    memcpy(ret->uuid, b.uuid, sizeof(ret->uuid));
+    ret->size_bytes = le64toh(b.size_bytes);
+    return 0;
+}
+
+static bool layout_is_zero(const uint8_t *bytes, size_t len_bytes)
+{
+    return len_bytes == 0 || (bytes[0] == 0 && memcmp(bytes, bytes + 1, len_bytes - 1) == 0);
+}
+
+int zn_layout_read(int fd, const char *path, struct zn_super *ret, struct zb_err *err)
+{
+    uint8_t chunk[65536];
+    ssize_t n;
+
+    for (uint64_t off = 0; off < ZN_BLANK_BYTES; off += (uint64_t)n) {
+        n = pread(fd, chunk, sizeof(chunk), (off_t)off);
+        if (n < 0)
+            return zb_fail(err, -errno, "read the beginning of '%s': %m", path);
+        if (n == 0)
+            break;
+        if (layout_is_zero(chunk, (size_t)n))
+            continue;
+        if (off > 0 || (size_t)n < ZN_SUPER_BYTES) /* then it cannot be a superblock */
+            memset(chunk, 0, ZN_SUPER_BYTES);
+        return zn_super_decode(chunk, path, ret, err);
+    }
+    return -ENODATA;
+}
+
+int zn_layout_write(int fd, const char *path, const struct zn_super *s, struct zb_err *err)
+{
+    alignas(ZN_SUPER_BYTES) uint8_t block[ZN_SUPER_BYTES]; /* the file may be open for O_DIRECT */
+    ssize_t n;
+
+    zn_super_encode(s, block);
+    n = pwrite(fd, block, sizeof(block), 0);
+    if (n != (ssize_t)sizeof(block))
+        return zb_fail(err, n < 0 ? -errno : -EIO, "write the superblock of '%s': %m", path);
+    if (fdatasync(fd) < 0)
+        return zb_fail(err, -errno, "flush the superblock of '%s': %m", path);
+    return 0;
+}
+
+void zn_super_init(struct zn_super *s)
+{
+    while (getrandom(s->uuid, sizeof(s->uuid), 0) != (ssize_t)sizeof(s->uuid))
+        ; /* only a signal before the generator's start interrupts so short a request */
+    s->uuid[6] = (uint8_t)((s->uuid[6] & 0x0f) | 0x40); /* RFC 4122, version 4 */
+    s->uuid[8] = (uint8_t)((s->uuid[8] & 0x3f) | 0x80);
+}

@@ -1,0 +1,42 @@
+/*
+ * layout.h - the superblock: what says that a data file is ours. FORMAT.md has the bytes.
+ *
+ * It holds nothing that changes while a daemon runs, and all of it lies in one 512-byte sector, so
+ * no write of it can be torn.
+ */
+#ifndef ZN_LAYOUT_H
+#define ZN_LAYOUT_H
+
+#include <stdint.h>
+
+#include "base/err.h"
+
+#define ZN_SUPER_BYTES   4096u
+#define ZN_SUPER_VERSION 1u
+/* A file without a superblock is taken only when this much of its beginning is zero: file systems,
+ * partition tables, RAID and volume managers all leave a mark there. */
+#define ZN_BLANK_BYTES (UINT64_C(1) << 20)
+
+struct zn_super {
+    uint8_t uuid[16];    /* drawn when the file is formatted, kept while it grows */
+    uint64_t size_bytes; /* of the whole file */
+};
+
+/** Fills block[ZN_SUPER_BYTES]. */
+void zn_super_encode(const struct zn_super *s, void *block);
+
+/** Reads block[ZN_SUPER_BYTES]; `path` is for the sentence.
+ *  @return 0; -EMEDIUMTYPE not ours, -EBADMSG damaged, -EOPNOTSUPP another version */
+int zn_super_decode(const void *block, const char *path, struct zn_super *ret, struct zb_err *err);
+
+/** Reads the beginning of the file: as zn_super_decode(), -ENODATA (without a sentence) when it is
+ *  blank, or what the device answers. */
+int zn_layout_read(int fd, const char *path, struct zn_super *ret, struct zb_err *err);
+
+/** Writes the superblock and makes it durable. */
+int zn_layout_write(int fd, const char *path, const struct zn_super *s, struct zb_err *err);
+
+/** Draws the uuid of a new file. */
+void zn_super_init(struct zn_super *s);
+
+#endif

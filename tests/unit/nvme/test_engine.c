@@ -1,0 +1,729 @@
+/*
+ * One suite over every backend: what zn.h promises is promised by all of them, with O_DIRECT and
+ * without, on a disk and in memory.
+ */
+#include "zn_test.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "nvme/engine_fault.h"
+
+enum { SLOT = 65536, SLOTS = 96 };
+
+#define DATA_BYTES ((uint64_t)SLOT * SLOTS)
+#define FILE_BYTES (ZN_DATA_START + DATA_BYTES)
+
+static const struct variant {
+    const char *name, *io, *base; /* base NULL: on the disk of $TMPDIR or /tmp */
+    bool buffered;
+} variants[] = {
+    { "uring, O_DIRECT", "uring", NULL, false },
+    { "uring, buffered", "uring", NULL, true },
+    { "uring, tmpfs", "uring", "/dev/shm", false },
+    { "threads, O_DIRECT", "threads", NULL, false },
+    { "threads, buffered", "threads", NULL, true },
+    { "threads, tmpfs", "threads", "/dev/shm", false },
+};
+
+static const struct variant *variant;
+static char dir[256], path[300];
+
+static struct zn_engine *engine_open(unsigned depth)
+{
+    struct zn_options o = { .path = path,
+                            .size_bytes = FILE_BYTES,
+                            .io = variant->io,
+                            .depth = depth,
+                            .buffered = variant->buffered };
+    struct zb_err err = { 0 };
+    struct zn_engine *e;
+
+    if (zn_open(&e, &o, &err) < 0)
+        fail_msg("%s", err.text);
+    return e;
+}
+
+static struct zn_engine *engine_open_faulty(const struct zn_fault *plan)
+{
+    struct zn_engine *e = engine_open(0);
+
+    assert_int_equal(zn_fault_install(e, plan), 0);
+    return e;
+}
+
+static void fill(void *buf, size_t len_bytes, uint64_t seed)
+{
+    for (size_t i = 0; i < len_bytes; i += 8) {
+        uint64_t v = ztest_random(&seed);
+
+        memcpy((char *)buf + i, &v, 8);
+    }
+}
+
+/* Data bytes as anybody else sees them in the file. */
+static void file_read(void *buf, size_t len_bytes, uint64_t off_bytes)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+
+    assert_int_equal(pread(fd, buf, len_bytes, (off_t)off_bytes), len_bytes);
+    assert_int_equal(close(fd), 0);
+}
+
+/* A request, and what became of it. */
+struct request {
+    struct zn_io io;
+    int rc, runs;
+    unsigned order; /* of its done among all */
+    struct zn_engine *e;
+};
+
+static unsigned dones;
+
+static void request_done(struct zn_io *io, int rc)
+{
+    struct request *r = zb_container_of(io, struct request, io);
+
+    r->rc = rc;
+    r->runs++;
+    r->order = dones++;
+}
+
+static void request_set(struct request *r, enum zn_op op, void *buf, uint32_t len_bytes,
+                        uint64_t off_bytes)
+{
+    *r = (struct request){ .io = { .op = op,
+                                   .buf = buf,
+                                   .len_bytes = len_bytes,
+                                   .off_bytes = off_bytes,
+                                   .done = request_done },
+                           .rc = 77 };
+}
+
+/* Sleeps until the wake-up has been quiet for a while: then all that was kicked has finished. */
+static void settle(struct zn_engine *e)
+{
+    struct pollfd p = { .fd = zn_wake_fd(e), .events = POLLIN };
+
+    assert_int_equal(poll(&p, 1, ZN_TEST_WAIT_MS), 1);
+    (void)poll(NULL, 0, 200);
+}
+
+/*
+ * Random reads and writes of random lengths, as many at a time as the engine takes, in slots of
+ * which each has at most one request; every byte read is compared with a model in memory.
+ */
+static struct {
+    struct zn_engine *e;
+    unsigned char *model, *bufs;
+    struct request r[SLOTS];
+    bool busy[SLOTS];
+    unsigned left, wrong;
+} stress;
+
+static void stress_done(struct zn_io *io, int rc)
+{
+    struct request *r = zb_container_of(io, struct request, io);
+    unsigned char *model = stress.model + (io->off_bytes - ZN_DATA_START);
+
+    if (rc != 0)
+        stress.wrong++;
+    else if (io->op == ZN_WRITE)
+        memcpy(model, io->buf, io->len_bytes);
+    else if (io->op == ZN_READ && memcmp(model, io->buf, io->len_bytes) != 0)
+        stress.wrong++;
+    stress.busy[r - stress.r] = false;
+}
+
+static void stress_submit(unsigned slot, uint64_t *seed)
+{
+    uint32_t align = zn_info(stress.e)->align_bytes, units = SLOT / align;
+    uint32_t first = (uint32_t)(ztest_random(seed) % units);
+    uint32_t count = 1 + (uint32_t)(ztest_random(seed) % (units - first));
+    struct zn_io *io = &stress.r[slot].io;
+    unsigned dice = ztest_random(seed) % 64;
+
+    *io = (struct zn_io){ .op = dice == 0  ? ZN_FLUSH
+                                : dice % 2 ? ZN_READ
+                                           : ZN_WRITE,
+                          .buf = stress.bufs + (size_t)slot * SLOT,
+                          .len_bytes = count * align,
+                          .off_bytes = ZN_DATA_START + (uint64_t)slot * SLOT +
+                                       (uint64_t)first * align,
+                          .done = stress_done };
+    fill(io->buf, io->len_bytes, ztest_random(seed));
+    assert_int_equal(zn_submit(stress.e, io), 0);
+    stress.busy[slot] = true;
+    stress.left--;
+}
+
+static void stress_run(const struct zn_fault *plan)
+{
+    uint64_t seed = 11;
+
+    memset(&stress, 0, sizeof(stress));
+    stress.e = engine_open(64);
+    if (plan)
+        assert_int_equal(zn_fault_install(stress.e, plan), 0);
+    stress.model = zn_test_memory(DATA_BYTES);
+    stress.bufs = zn_test_memory(DATA_BYTES);
+    file_read(stress.model, DATA_BYTES, ZN_DATA_START);
+    stress.left = 3000;
+    while (stress.left > 0 || zn_stats(stress.e).inflight > 0) {
+        while (stress.left > 0 && zn_stats(stress.e).inflight < 64) {
+            unsigned slot = ztest_random(&seed) % SLOTS;
+
+            if (!stress.busy[slot])
+                stress_submit(slot, &seed);
+        }
+        zn_kick(stress.e);
+        assert_true(zn_test_wait(stress.e));
+        (void)zn_reap(stress.e, 1 + ztest_random(&seed) % 16);
+    }
+    assert_int_equal(stress.wrong, 0);
+    assert_int_equal(zn_stats(stress.e).failed, 0);
+    zn_close(stress.e);
+    file_read(stress.bufs, DATA_BYTES, ZN_DATA_START);
+    assert_memory_equal(stress.bufs, stress.model, DATA_BYTES);
+    free(stress.model);
+    free(stress.bufs);
+}
+
+static void engine_stress(void **state)
+{
+    (void)state;
+    stress_run(NULL);
+}
+
+/* The same with every second transfer short, every seventh interrupted, and the order reversed. */
+static void engine_stress_short(void **state)
+{
+    static const uint32_t cuts[] = { 0, 5000, 8192 };
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(cuts); i++) {
+        struct zn_fault plan = {
+            .short_every = 2, .short_bytes = cuts[i], .again_every = 7, .lifo = true
+        };
+
+        stress_run(&plan);
+    }
+}
+
+/* Whatever order completions come in, each is its own. */
+static void engine_out_of_order(void **state)
+{
+    enum { N = 16 };
+    struct zn_fault plan = { .lifo = true };
+    struct zn_engine *e = engine_open_faulty(&plan);
+    unsigned char *bufs = zn_test_memory((size_t)N * SLOT), *got = zn_test_memory(SLOT);
+    struct request r[N];
+    bool ascending = true;
+
+    (void)state;
+    dones = 0;
+    for (unsigned i = 0; i < N; i++) {
+        fill(bufs + (size_t)i * SLOT, SLOT, i + 1);
+        request_set(&r[i], ZN_WRITE, bufs + (size_t)i * SLOT, SLOT,
+                    ZN_DATA_START + (uint64_t)i * SLOT);
+        assert_int_equal(zn_submit(e, &r[i].io), 0);
+    }
+    zn_kick(e);
+    settle(e);
+    zn_test_drain(e);
+    for (unsigned i = 0; i < N; i++) {
+        assert_int_equal(r[i].rc, 0);
+        assert_int_equal(r[i].runs, 1);
+        ascending = ascending && r[i].order == i;
+        file_read(got, SLOT, ZN_DATA_START + (uint64_t)i * SLOT);
+        assert_memory_equal(got, bufs + (size_t)i * SLOT, SLOT);
+    }
+    assert_false(ascending);
+    zn_close(e);
+    free(bufs);
+    free(got);
+}
+
+/* The limit is refused, not queued, and holds until a done has run. */
+static void engine_depth(void **state)
+{
+    static const unsigned depths[] = { 1, 4, 33, ZN_DEPTH_MAX };
+    unsigned char *buf = zn_test_memory(4096);
+    struct request *r = calloc(ZN_DEPTH_MAX + 1, sizeof(*r));
+
+    (void)state;
+    fill(buf, 4096, 7);
+    for (size_t d = 0; d < ZB_COUNT(depths); d++) {
+        unsigned depth = depths[d];
+        struct zn_engine *e = engine_open(depth);
+
+        assert_int_equal(zn_info(e)->depth, depth);
+        for (unsigned i = 0; i <= depth; i++)
+            request_set(&r[i], ZN_WRITE, buf, 4096, ZN_DATA_START);
+        for (unsigned i = 0; i < depth; i++)
+            assert_int_equal(zn_submit(e, &r[i].io), 0);
+        assert_int_equal(zn_submit(e, &r[depth].io), -EAGAIN);
+        assert_int_equal(zn_stats(e).inflight, depth);
+        zn_kick(e);
+        assert_int_equal(zn_submit(e, &r[depth].io), -EAGAIN);
+        do {
+            assert_true(zn_test_wait(e));
+        } while (zn_reap(e, 1) == 0);
+        assert_int_equal(zn_submit(e, &r[depth].io), 0);
+        assert_int_equal(zn_submit(e, &r[depth].io), -EAGAIN);
+        zn_test_drain(e);
+        for (unsigned i = 0; i <= depth; i++) {
+            assert_int_equal(r[i].rc, 0);
+            assert_int_equal(r[i].runs, 1);
+        }
+        zn_close(e);
+    }
+    free(r);
+    free(buf);
+}
+
+/* No whole unit of alignment moves any more: that is an end, not a loop. Without O_DIRECT every
+ * byte is progress. */
+static void engine_no_progress(void **state)
+{
+    struct zn_fault plan = { .short_every = 1, .short_bytes = 100 };
+    struct zn_engine *e = engine_open_faulty(&plan);
+    unsigned char *buf = zn_test_memory(8192);
+
+    (void)state;
+    assert_int_equal(zn_test_io(e, ZN_READ, buf, 8192, ZN_DATA_START),
+                     zn_info(e)->direct ? -EIO : 0);
+    assert_int_equal(zn_fault_seen(e), zn_info(e)->direct ? 1 : 82);
+    assert_int_equal(zn_stats(e).short_transfers, zn_info(e)->direct ? 0 : 81);
+    zn_close(e);
+    free(buf);
+}
+
+/* The file became shorter behind our back. */
+static void engine_past_end(void **state)
+{
+    struct zn_engine *e = engine_open(0);
+    unsigned char *buf = zn_test_memory(SLOT);
+    struct zn_stats s;
+
+    (void)state;
+    assert_int_equal(truncate(path, (off_t)(ZN_DATA_START + 2 * SLOT)), 0);
+    assert_int_equal(zn_test_io(e, ZN_READ, buf, SLOT, ZN_DATA_START + SLOT), 0);
+    assert_int_equal(zn_test_io(e, ZN_READ, buf, SLOT, ZN_DATA_START + 2 * SLOT), -EIO);
+    assert_int_equal(zn_test_io(e, ZN_READ, buf, SLOT, ZN_DATA_START + 2 * SLOT - SLOT / 2), -EIO);
+    s = zn_stats(e);
+    assert_int_equal(s.reads, 1);
+    assert_int_equal(s.failed, 2);
+    assert_int_equal(s.short_transfers, 1);
+    zn_close(e);
+    free(buf);
+    assert_int_equal(unlink(path), 0);
+}
+
+static void engine_interrupted(void **state)
+{
+    static const struct {
+        struct zn_fault plan;
+        int rc;
+        unsigned seen;
+    } cases[] = {
+        { { .again_every = 2 }, 0, 1 }, /* then 2 is interrupted and 3 goes through */
+        { { .again_every = 1 }, -EINTR, 17 },
+        { { .nth = 1, .nth_res = -EAGAIN }, 0, 2 },
+        { { .nth = 1, .nth_on = true, .nth_res = -EAGAIN }, -EAGAIN, 17 },
+        { { .nth = 1, .nth_res = 0 }, -EIO, 1 },
+    };
+    static const enum zn_op ops[] = { ZN_READ, ZN_WRITE };
+    unsigned char *buf = zn_test_memory(4096);
+
+    (void)state;
+    fill(buf, 4096, 1);
+    for (size_t i = 0; i < ZB_COUNT(cases); i++) {
+        for (size_t o = 0; o < ZB_COUNT(ops); o++) {
+            struct zn_engine *e = engine_open_faulty(&cases[i].plan);
+            int rc = zn_test_io(e, ops[o], buf, 4096, ZN_DATA_START);
+
+            if (rc != cases[i].rc || zn_fault_seen(e) != cases[i].seen)
+                fail_msg("case %zu: %d after %u", i, rc, zn_fault_seen(e));
+            zn_close(e);
+        }
+    }
+    free(buf);
+}
+
+/* Some writes, a flush, and reading back; the n-th transfer fails, for every n. */
+static void engine_every_failure(void **state)
+{
+    enum { N = 5 };
+    static const int failures[] = { -EIO, -ENOSPC, 0 };
+    unsigned char *bufs = zn_test_memory((size_t)N * SLOT), *got = zn_test_memory((size_t)N * SLOT);
+
+    (void)state;
+    fill(bufs, (size_t)N * SLOT, 3);
+    for (size_t f = 0; f < ZB_COUNT(failures); f++) {
+        bool failed = true;
+        unsigned nth = 1;
+
+        for (; failed; nth++) {
+            struct zn_fault plan = { .nth = nth, .nth_res = failures[f], .short_every = 3 };
+            struct zn_engine *e = engine_open_faulty(&plan);
+            struct request r[2 * N + 1];
+            unsigned bad = 0, flush_seen = 0;
+            int want = failures[f] == 0 ? -EIO : failures[f];
+
+            for (unsigned i = 0; i < N; i++)
+                request_set(&r[i], ZN_WRITE, bufs + (size_t)i * SLOT, SLOT,
+                            ZN_DATA_START + (uint64_t)i * SLOT);
+            request_set(&r[N], ZN_FLUSH, NULL, 0, 0);
+            for (unsigned i = 0; i < N; i++)
+                request_set(&r[N + 1 + i], ZN_READ, got + (size_t)i * SLOT, SLOT,
+                            ZN_DATA_START + (uint64_t)i * SLOT);
+            for (unsigned i = 0; i < ZB_COUNT(r); i++) {
+                assert_int_equal(zn_submit(e, &r[i].io), 0);
+                if (i == N - 1) {
+                    zn_test_drain(e);
+                    flush_seen = zn_fault_seen(e) + 1;
+                } else if (i == N) {
+                    zn_test_drain(e);
+                }
+            }
+            zn_test_drain(e);
+            for (unsigned i = 0; i < ZB_COUNT(r); i++) {
+                assert_int_equal(r[i].runs, 1);
+                if (r[i].rc == 0)
+                    continue;
+                assert_int_equal(r[i].rc, want);
+                bad++;
+            }
+            failed = zn_fault_seen(e) >= nth;
+            if (bad != failed) /* but for a flush, of which 0 is the success */
+                assert_true(bad == 0 && failures[f] == 0 && flush_seen == nth);
+            assert_int_equal(zn_stats(e).failed, bad);
+            if (bad == 0)
+                assert_memory_equal(got, bufs, (size_t)N * SLOT);
+            zn_close(e);
+        }
+        assert_true(nth > 2 * N + 1 + N / 2);
+    }
+    free(bufs);
+    free(got);
+}
+
+/* A device that died stays dead, and says so to everyone. */
+static void engine_dead(void **state)
+{
+    struct zn_fault plan = { .nth = 3, .nth_on = true, .nth_res = -EIO };
+    struct zn_engine *e = engine_open_faulty(&plan);
+    unsigned char *buf = zn_test_memory(4096);
+
+    (void)state;
+    for (int i = 1; i <= 6; i++)
+        assert_int_equal(zn_test_io(e, ZN_READ, buf, 4096, ZN_DATA_START), i < 3 ? 0 : -EIO);
+    assert_int_equal(zn_test_io(e, ZN_FLUSH, NULL, 0, 0), -EIO);
+    plan = (struct zn_fault){ 0 };
+    assert_int_equal(zn_fault_install(e, &plan), 0); /* repaired */
+    assert_int_equal(zn_test_io(e, ZN_READ, buf, 4096, ZN_DATA_START), 0);
+    zn_close(e);
+    free(buf);
+}
+
+static const struct {
+    const char *name;
+    enum zn_op op;
+    uint32_t buf_add; /* to an aligned address */
+    bool null;
+    uint64_t off_bytes;
+    uint32_t len_bytes;
+    int rc;
+} submit_cases[] = {
+    { "the first bytes", ZN_READ, 0, false, ZN_DATA_START, 4096, 0 },
+    { "the last bytes", ZN_WRITE, 0, false, FILE_BYTES - 4096, 4096, 0 },
+    { "no length", ZN_READ, 0, false, ZN_DATA_START, 0, -EINVAL },
+    { "too long", ZN_READ, 0, false, ZN_DATA_START, ZN_IO_BYTES_MAX + 4096, -EINVAL },
+    { "longer than the file", ZN_READ, 0, false, ZN_DATA_START, ZN_IO_BYTES_MAX, -EINVAL },
+    { "the superblock", ZN_WRITE, 0, false, 0, 4096, -EINVAL },
+    { "into the data from before", ZN_READ, 0, false, ZN_DATA_START - 4096, 8192, -EINVAL },
+    { "over the end", ZN_READ, 0, false, FILE_BYTES - 4096, 8192, -EINVAL },
+    { "at the end", ZN_READ, 0, false, FILE_BYTES, 4096, -EINVAL },
+    { "an offset that wraps", ZN_READ, 0, false, UINT64_MAX - 4095, 8192, -EINVAL },
+    { "an odd offset", ZN_READ, 0, false, ZN_DATA_START + 256, 4096, -EINVAL },
+    { "an odd length", ZN_READ, 0, false, ZN_DATA_START, 4096 + 256, -EINVAL },
+    { "an odd address", ZN_READ, 256, false, ZN_DATA_START, 4096, -EINVAL },
+    { "no memory", ZN_WRITE, 0, true, ZN_DATA_START, 4096, -EINVAL },
+    { "no such operation", (enum zn_op)3, 0, false, ZN_DATA_START, 4096, -EINVAL },
+    { "a flush, which has none of these", ZN_FLUSH, 1, true, 1, 1, 0 },
+};
+
+static void engine_submit_table(void **state)
+{
+    struct zn_engine *e = engine_open(0);
+    unsigned char *buf = zn_test_memory(16384);
+    struct request r;
+
+    (void)state;
+    fill(buf, 16384, 2);
+    for (size_t i = 0; i < ZB_COUNT(submit_cases); i++) {
+        int rc = zn_test_io(e, submit_cases[i].op,
+                            submit_cases[i].null ? NULL : buf + submit_cases[i].buf_add,
+                            submit_cases[i].len_bytes, submit_cases[i].off_bytes);
+
+        if (rc != submit_cases[i].rc || zn_stats(e).inflight != 0)
+            fail_msg("%s: %d", submit_cases[i].name, rc);
+    }
+    request_set(&r, ZN_READ, buf, 4096, ZN_DATA_START);
+    r.io.done = NULL;
+    assert_int_equal(zn_submit(e, &r.io), -EINVAL);
+    zn_close(e);
+    free(buf);
+}
+
+static void engine_stats(void **state)
+{
+    struct zn_fault plan = { .nth = 8, .nth_res = -EIO };
+    struct zn_engine *e = engine_open(0);
+    unsigned char *buf = zn_test_memory(SLOT);
+    struct zn_stats s = zn_stats(e);
+
+    (void)state;
+    assert_int_equal(s.reads + s.read_bytes + s.writes + s.written_bytes + s.flushes + s.failed +
+                         s.short_transfers + s.inflight,
+                     0); /* the trial is not in them */
+    fill(buf, SLOT, 4);
+    assert_int_equal(zn_fault_install(e, &plan), 0);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(zn_test_io(e, ZN_WRITE, buf, 12288, ZN_DATA_START), 0);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(zn_test_io(e, ZN_READ, buf, 8192, ZN_DATA_START), 0);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(zn_test_io(e, ZN_FLUSH, NULL, 0, 0), 0);
+    assert_int_equal(zn_test_io(e, ZN_READ, buf, 4096, ZN_DATA_START), -EIO);
+    plan = (struct zn_fault){ .short_every = 1, .short_bytes = 4096 };
+    assert_int_equal(zn_fault_install(e, &plan), 0);
+    assert_int_equal(zn_test_io(e, ZN_WRITE, buf, 16384, ZN_DATA_START), 0);
+    s = zn_stats(e);
+    assert_int_equal(s.writes, 4);
+    assert_int_equal(s.written_bytes, 3 * 12288 + 16384);
+    assert_int_equal(s.reads, 2);
+    assert_int_equal(s.read_bytes, 2 * 8192);
+    assert_int_equal(s.flushes, 2);
+    assert_int_equal(s.failed, 1);
+    assert_int_equal(s.short_transfers, 3);
+    assert_int_equal(s.inflight, 0);
+    zn_close(e);
+    free(buf);
+}
+
+/* Closing waits: every done runs, with its true result, kicked or not, fetched or not. */
+static void engine_close_in_flight(void **state)
+{
+    enum { N = 32 };
+    unsigned char *bufs = zn_test_memory((size_t)N * SLOT), *got = zn_test_memory(SLOT);
+
+    (void)state;
+    for (int round = 0; round < 3; round++) {
+        struct zn_engine *e = engine_open(0);
+        struct request r[N];
+
+        for (unsigned i = 0; i < N; i++) {
+            fill(bufs + (size_t)i * SLOT, SLOT, 100 * (unsigned)round + i);
+            request_set(&r[i], ZN_WRITE, bufs + (size_t)i * SLOT, SLOT,
+                        ZN_DATA_START + (uint64_t)i * SLOT);
+            assert_int_equal(zn_submit(e, &r[i].io), 0);
+            if (round > 0 && i == N / 2)
+                zn_kick(e);
+        }
+        if (round == 2)
+            assert_true(zn_test_wait(e)); /* the wake-up is gone, nothing was reaped */
+        zn_close(e);
+        for (unsigned i = 0; i < N; i++) {
+            assert_int_equal(r[i].rc, 0);
+            assert_int_equal(r[i].runs, 1);
+            file_read(got, SLOT, ZN_DATA_START + (uint64_t)i * SLOT);
+            assert_memory_equal(got, bufs + (size_t)i * SLOT, SLOT);
+        }
+    }
+    zn_close(NULL);
+    free(bufs);
+    free(got);
+}
+
+static void resubmit_done(struct zn_io *io, int rc)
+{
+    struct request *r = zb_container_of(io, struct request, io);
+
+    request_done(io, rc);
+    r->rc = zn_submit(r->e, io);
+}
+
+/* A close ends, although each done has something new in mind. */
+static void engine_close_refuses(void **state)
+{
+    struct zn_engine *e = engine_open(0);
+    unsigned char *buf = zn_test_memory(4096);
+    struct request r;
+
+    (void)state;
+    request_set(&r, ZN_READ, buf, 4096, ZN_DATA_START);
+    r.io.done = resubmit_done;
+    r.e = e;
+    assert_int_equal(zn_submit(e, &r.io), 0);
+    zn_close(e);
+    assert_int_equal(r.runs, 1);
+    assert_int_equal(r.rc, -ESHUTDOWN);
+    free(buf);
+}
+
+static struct {
+    struct zn_engine *e;
+    unsigned char *buf;
+    unsigned left, runs;
+} chain;
+
+/* Frees its request and submits another one, from inside done. */
+static void chain_done(struct zn_io *io, int rc)
+{
+    assert_int_equal(rc, 0);
+    free(io);
+    chain.runs++;
+    if (chain.left > 0) {
+        struct zn_io *next = malloc(sizeof(*next));
+
+        *next = (struct zn_io){ .op = chain.left-- % 3 == 0 ? ZN_FLUSH : ZN_WRITE,
+                                .buf = chain.buf,
+                                .len_bytes = 4096,
+                                .off_bytes = ZN_DATA_START,
+                                .done = chain_done };
+        assert_int_equal(zn_submit(chain.e, next), 0);
+    }
+}
+
+static void engine_done_submits(void **state)
+{
+    (void)state;
+    chain.e = engine_open(2);
+    chain.buf = zn_test_memory(4096);
+    fill(chain.buf, 4096, 6);
+    chain.left = 500;
+    chain.runs = 0;
+    for (int i = 0; i < 2; i++) {
+        struct zn_io *io = malloc(sizeof(*io));
+
+        *io = (struct zn_io){ .op = ZN_FLUSH, .done = chain_done };
+        assert_int_equal(zn_submit(chain.e, io), 0);
+    }
+    zn_test_drain(chain.e);
+    assert_int_equal(chain.runs, 502);
+    zn_close(chain.e);
+    free(chain.buf);
+}
+
+/* No more than asked for, and what is left behind is announced again. */
+static void engine_reap_limit(void **state)
+{
+    enum { N = 10 };
+    struct zn_engine *e = engine_open(0);
+    unsigned char *buf = zn_test_memory(4096);
+    struct request r[N];
+
+    (void)state;
+    fill(buf, 4096, 8);
+    for (unsigned i = 0; i < N; i++) {
+        request_set(&r[i], ZN_WRITE, buf, 4096, ZN_DATA_START);
+        assert_int_equal(zn_submit(e, &r[i].io), 0);
+    }
+    assert_int_equal(zn_reap(e, N), 0); /* nothing was kicked */
+    zn_kick(e);
+    settle(e);
+    for (unsigned left = N; left > 0;) {
+        unsigned n = (unsigned)zb_min_u64(left, 3);
+
+        assert_true(zn_test_wait(e));
+        assert_int_equal(zn_reap(e, 3), n);
+        left -= n;
+        assert_int_equal(zn_stats(e).inflight, left);
+    }
+    assert_int_equal(zn_reap(e, 3), 0);
+    for (unsigned i = 0; i < N; i++)
+        assert_int_equal(r[i].runs, 1);
+    zn_kick(e); /* nothing to hand over */
+    zn_close(e);
+    free(buf);
+}
+
+static void engine_info(void **state)
+{
+    struct zn_engine *e = engine_open(0);
+    const struct zn_info *info = zn_info(e);
+
+    (void)state;
+    assert_string_equal(info->io, variant->io);
+    assert_string_equal(info->why, "");
+    assert_int_equal(info->depth, ZN_DEPTH_DEFAULT);
+    assert_int_equal(info->size_bytes, FILE_BYTES);
+    assert_false(info->sparse);
+    assert_true(info->align_bytes >= 1 && info->align_bytes <= 4096);
+    assert_int_equal(info->direct, info->why_buffered[0] == '\0');
+    if (variant->buffered)
+        assert_string_equal(info->why_buffered, "buffered I/O was asked for");
+    else if (variant->base)
+        assert_string_equal(info->why_buffered, "tmpfs keeps files in memory");
+    else if (!info->direct)
+        print_message("note: no O_DIRECT in %s: %s\n", dir, info->why_buffered);
+    zn_close(e);
+}
+
+/* Does it run here? err says why not. */
+static void suite_probe(struct zb_err *err)
+{
+    struct zn_options o = { .path = path, .size_bytes = FILE_BYTES, .io = variant->io };
+    struct zn_engine *e = NULL;
+
+    (void)zn_open(&e, &o, err);
+    zn_close(e);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(engine_info),
+        cmocka_unit_test(engine_stress),
+        cmocka_unit_test(engine_stress_short),
+        cmocka_unit_test(engine_out_of_order),
+        cmocka_unit_test(engine_depth),
+        cmocka_unit_test(engine_no_progress),
+        cmocka_unit_test(engine_past_end),
+        cmocka_unit_test(engine_interrupted),
+        cmocka_unit_test(engine_every_failure),
+        cmocka_unit_test(engine_dead),
+        cmocka_unit_test(engine_submit_table),
+        cmocka_unit_test(engine_stats),
+        cmocka_unit_test(engine_close_in_flight),
+        cmocka_unit_test(engine_close_refuses),
+        cmocka_unit_test(engine_done_submits),
+        cmocka_unit_test(engine_reap_limit),
+    };
+    int failed = 0;
+
+    for (size_t i = 0; i < ZB_COUNT(variants); i++) {
+        struct zb_err err = { 0 };
+
+        variant = &variants[i];
+        if (zn_test_dir_make(dir, sizeof(dir), variant->base) < 0) {
+            (void)printf("%s: skipped, no folder there\n", variant->name);
+            continue;
+        }
+        (void)snprintf(path, sizeof(path), "%s/data", dir);
+        suite_probe(&err);
+        if (err.code != 0 && strcmp(variant->io, "uring") == 0)
+            (void)printf("%s: skipped: %s\n", variant->name, err.text);
+        else
+            failed += cmocka_run_group_tests_name(variant->name, tests, NULL, NULL);
+        zn_test_dir_remove(dir);
+    }
+    return failed;
+}

@@ -1,0 +1,708 @@
+/*
+ * Everything that zn_open() may meet: options, files that are not ours, file systems that are full,
+ * read-only or cannot do what we ask, and kernels that refuse.
+ */
+#include "zn_test.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/loop.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "nvme/engine_fault.h"
+#include "nvme/layout.h"
+
+#define SIZE (ZN_DATA_START + (UINT64_C(1) << 20))
+
+static char dir[256], path[300], mnt[300];
+static struct zb_err err;
+
+static int dir_up(void **state)
+{
+    (void)state;
+    if (zn_test_dir_make(dir, sizeof(dir), NULL) < 0)
+        return -1;
+    (void)snprintf(path, sizeof(path), "%s/data", dir);
+    (void)snprintf(mnt, sizeof(mnt), "%s/mnt", dir);
+    return 0;
+}
+
+static int dir_down(void **state)
+{
+    (void)state;
+    (void)umount2(mnt, MNT_DETACH); /* of a test that failed */
+    (void)rmdir(mnt);
+    zn_test_dir_remove(dir);
+    return 0;
+}
+
+/* Opens and closes: what it returns, the sentence in err. */
+static int try_open(const char *at, uint64_t size_bytes, const char *io)
+{
+    struct zn_options o = { .path = at, .size_bytes = size_bytes, .io = io };
+    struct zn_engine *e = NULL;
+    int rc;
+
+    err = (struct zb_err){ 0 };
+    rc = zn_open(&e, &o, &err);
+    zn_close(e);
+    return rc == err.code ? rc : 1;
+}
+
+static void expect_text(const char *what, const char *part)
+{
+    if (!strstr(err.text, part))
+        fail_msg("%s: '%s' lacks '%s'", what, err.text, part);
+}
+
+static int64_t file_size(const char *at)
+{
+    struct stat st;
+
+    return stat(at, &st) < 0 ? -errno : st.st_size;
+}
+
+static void file_make(const char *at, const void *bytes, size_t len_bytes, uint64_t size_bytes)
+{
+    int fd = open(at, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, bytes, len_bytes), len_bytes);
+    assert_int_equal(ftruncate(fd, (off_t)size_bytes), 0);
+    assert_int_equal(close(fd), 0);
+}
+
+static const struct {
+    const char *name;
+    struct zn_options o;
+    const char *text;
+} option_cases[] = {
+    { "an engine that is none",
+      { .size_bytes = SIZE, .io = "libaio" },
+      "'libaio': there are auto" },
+    { "an engine in capitals", { .size_bytes = SIZE, .io = "AUTO" }, "there are auto" },
+    { "no size", { .size_bytes = 0 }, "is not a multiple of 4096" },
+    { "an odd size", { .size_bytes = SIZE + 512 }, "is not a multiple of 4096" },
+    { "nothing but the superblock", { .size_bytes = ZN_DATA_START }, "above 65536" },
+    { "a size above all", { .size_bytes = UINT64_MAX - 4095 }, "is not a multiple" },
+    { "too deep", { .size_bytes = SIZE, .depth = ZN_DEPTH_MAX + 1 }, "depth 4097 (at most 4096)" },
+    { "too many threads",
+      { .size_bytes = SIZE, .threads = 257 },
+      "with 257 threads (at most 256)" },
+    { "no name", { .path = "", .size_bytes = SIZE }, "has no name" },
+};
+
+static void open_options(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(option_cases); i++) {
+        struct zn_options o = option_cases[i].o;
+        struct zn_engine *e = (struct zn_engine *)&o;
+
+        err = (struct zb_err){ 0 };
+        if (!o.path)
+            o.path = path;
+        assert_int_equal(zn_open(&e, &o, &err), -EINVAL);
+        assert_ptr_equal(e, &o);
+        expect_text(option_cases[i].name, option_cases[i].text);
+        assert_int_equal(file_size(path), -ENOENT);
+    }
+}
+
+static void open_paths(void **state)
+{
+    char at[400];
+
+    (void)state;
+    (void)snprintf(at, sizeof(at), "%s/none/data", dir);
+    assert_int_equal(try_open(at, SIZE, NULL), -ENOENT);
+    expect_text("no directory", "none/data': its directory does not exist");
+    assert_int_equal(try_open(dir, SIZE, NULL), -EINVAL);
+    expect_text("a directory", "is a directory");
+    file_make(path, "", 0, 0);
+    (void)snprintf(at, sizeof(at), "%s/x", path);
+    assert_int_equal(try_open(at, SIZE, NULL), -ENOTDIR);
+    expect_text("a file for a directory", "x': Not a directory");
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    assert_int_equal(try_open(path, SIZE, NULL), -EINVAL);
+    expect_text("a pipe", "is neither a regular file nor a block device");
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(try_open("/dev/null", SIZE, NULL), -EINVAL);
+    expect_text("/dev/null", "is neither a regular file nor a block device");
+}
+
+/* What is not ours keeps every byte. */
+static void open_foreign(void **state)
+{
+    static const char text[] = "the only copy of somebody's thesis";
+    struct zn_super super = { .size_bytes = SIZE };
+    unsigned char block[ZN_SUPER_BYTES];
+    char got[sizeof(text)];
+    int fd;
+
+    (void)state;
+    file_make(path, text, sizeof(text), sizeof(text));
+    assert_int_equal(try_open(path, SIZE, NULL), -EMEDIUMTYPE);
+    expect_text("a text", "has content, and it is not a zshard data file");
+    assert_int_equal(file_size(path), sizeof(text));
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    assert_int_equal(read(fd, got, sizeof(got)), sizeof(got));
+    assert_int_equal(close(fd), 0);
+    assert_string_equal(got, text);
+
+    zn_super_encode(&super, block);
+    block[40]++;
+    file_make(path, block, sizeof(block), SIZE);
+    assert_int_equal(try_open(path, SIZE, NULL), -EBADMSG);
+    expect_text("a flipped bit", "is damaged: its checksum differs");
+
+    zn_super_encode(&super, block);
+    file_make(path, block, sizeof(block), SIZE - 4096);
+    assert_int_equal(try_open(path, SIZE, NULL), -EBADMSG);
+    expect_text("a cut file", "was cut: its superblock says 1.06 MiB");
+    assert_int_equal(file_size(path), SIZE - 4096);
+
+    file_make(path, block, sizeof(block), SIZE);
+    assert_int_equal(try_open(path, SIZE - 4096, NULL), -EINVAL);
+    expect_text("too large", "a data file is never cut");
+    assert_int_equal(file_size(path), SIZE);
+    assert_int_equal(try_open(path, SIZE, NULL), 0);
+    assert_int_equal(unlink(path), 0);
+}
+
+static void super_read(struct zn_super *ret)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+
+    assert_int_equal(zn_layout_read(fd, path, ret, NULL), 0);
+    assert_int_equal(close(fd), 0);
+}
+
+/* A file outlives its engine, may grow, and any engine reads what another wrote. */
+static void open_again(void **state)
+{
+    struct zn_options o = { .path = path, .size_bytes = SIZE, .io = "threads" };
+    unsigned char *buf = zn_test_memory(8192);
+    struct zn_super first, second;
+    struct zn_engine *e;
+
+    (void)state;
+    assert_int_equal(zn_open(&e, &o, NULL), 0);
+    memset(buf, 0x5c, 8192);
+    assert_int_equal(zn_test_io(e, ZN_WRITE, buf, 8192, SIZE - 8192), 0);
+    zn_close(e);
+    super_read(&first);
+    assert_int_equal(first.size_bytes, SIZE);
+    o.size_bytes = SIZE + 65536;
+    o.io = "auto";
+    assert_int_equal(zn_open(&e, &o, NULL), 0);
+    assert_int_equal(file_size(path), SIZE + 65536);
+    memset(buf, 0, 8192);
+    assert_int_equal(zn_test_io(e, ZN_READ, buf, 8192, SIZE - 8192), 0);
+    assert_int_equal(buf[0], 0x5c);
+    assert_int_equal(buf[8191], 0x5c);
+    assert_int_equal(zn_test_io(e, ZN_READ, buf, 8192, SIZE + 65536 - 8192), 0);
+    assert_int_equal(buf[0], 0);
+    zn_close(e);
+    super_read(&second);
+    assert_memory_equal(first.uuid, second.uuid, sizeof(first.uuid));
+    assert_int_equal(second.size_bytes, SIZE + 65536);
+    free(buf);
+    assert_int_equal(unlink(path), 0);
+}
+
+static int child_open(const void *arg)
+{
+    return try_open(path, SIZE, arg) == -EBUSY ? 0 : 1;
+}
+
+static void open_twice(void **state)
+{
+    static const char *const engines[] = { "threads", "auto" };
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(engines); i++) {
+        struct zn_options o = { .path = path, .size_bytes = SIZE, .io = engines[i] };
+        struct zn_engine *e;
+
+        assert_int_equal(zn_open(&e, &o, NULL), 0);
+        assert_int_equal(try_open(path, SIZE, engines[i]), -EBUSY);
+        expect_text("a second opener", "is in use by another daemon");
+        assert_int_equal(zn_test_child(child_open, engines[i]), 0);
+        zn_close(e);
+        assert_int_equal(try_open(path, SIZE, engines[i]), 0); /* at once */
+    }
+    assert_int_equal(unlink(path), 0);
+}
+
+static void nothing_done(struct zn_io *io, int rc)
+{
+    (void)io;
+    (void)rc;
+}
+
+/* A daemon that is killed with writes in flight does not keep the next one out. */
+static void open_after_kill(void **state)
+{
+    (void)state;
+    for (int round = 0; round < 5; round++) {
+        int fds[2], status;
+        pid_t pid;
+        char c;
+
+        assert_int_equal(pipe(fds), 0);
+        pid = fork();
+        if (pid == 0) {
+            struct zn_options o = { .path = path, .size_bytes = SIZE };
+            static struct zn_io io[ZN_DEPTH_DEFAULT];
+            void *buf = NULL;
+            struct zn_engine *e;
+
+            if (zn_open(&e, &o, NULL) < 0 || posix_memalign(&buf, 4096, 1 << 20) != 0)
+                _exit(1);
+            for (size_t i = 0; i < ZB_COUNT(io); i++) {
+                io[i] = (struct zn_io){ .op = ZN_WRITE,
+                                        .buf = buf,
+                                        .len_bytes = 1 << 20,
+                                        .off_bytes = ZN_DATA_START,
+                                        .done = nothing_done };
+                (void)zn_submit(e, &io[i]);
+            }
+            zn_kick(e);
+            (void)!write(fds[1], "k", 1);
+            (void)pause();
+            _exit(1);
+        }
+        assert_int_equal(read(fds[0], &c, 1), 1);
+        assert_int_equal(kill(pid, SIGKILL), 0);
+        assert_int_equal(waitpid(pid, &status, 0), pid);
+        assert_true(WIFSIGNALED(status));
+        if (try_open(path, SIZE, NULL) != 0)
+            fail_msg("%s", err.text);
+        (void)close(fds[0]);
+        (void)close(fds[1]);
+    }
+    assert_int_equal(unlink(path), 0);
+}
+
+static int child_nobody(const void *arg)
+{
+    if (setresgid(65534, 65534, 65534) < 0 || setresuid(65534, 65534, 65534) < 0)
+        return 2;
+    return try_open(arg, SIZE, NULL) == -EACCES && strstr(err.text, "user 65534 may not write") ? 0
+                                                                                                : 1;
+}
+
+static void open_not_allowed(void **state)
+{
+    int rc;
+
+    (void)state;
+    rc = zn_test_child(child_nobody, path);
+    if (rc == 2) {
+        print_message("skipped: only root can become another user\n");
+        skip();
+    }
+    assert_int_equal(rc, 0);
+}
+
+/* Mounts; false (with the message) where that is not permitted. */
+static bool mount_up(const char *type, const char *what, unsigned long flags, const char *data)
+{
+    assert_true(mkdir(mnt, 0700) == 0 || errno == EEXIST);
+    if (mount(what, mnt, type, flags, data) == 0)
+        return true;
+    print_message("skipped: mount of %s: %s\n", type, strerror(errno));
+    (void)rmdir(mnt);
+    return false;
+}
+
+static void mount_down(void)
+{
+    assert_int_equal(umount2(mnt, MNT_DETACH), 0);
+    assert_int_equal(rmdir(mnt), 0);
+}
+
+static void open_read_only(void **state)
+{
+    char at[400];
+
+    (void)state;
+    (void)snprintf(at, sizeof(at), "%s/data", mnt);
+    if (!mount_up("tmpfs", "none", MS_RDONLY, "size=1m"))
+        skip();
+    assert_int_equal(try_open(at, SIZE, NULL), -EROFS);
+    expect_text("read-only", "the file system is mounted read-only");
+    mount_down();
+}
+
+/* The file system is too small; a file that should only grow keeps its old length. */
+static void open_no_room(void **state)
+{
+    char at[400], other[400];
+
+    (void)state;
+    (void)snprintf(at, sizeof(at), "%s/data", mnt);
+    (void)snprintf(other, sizeof(other), "%s/other", mnt);
+    if (!mount_up("tmpfs", "none", 0, "size=2m"))
+        skip();
+    assert_int_equal(try_open(at, 4 * ZB_MIB, NULL), -ENOSPC);
+    expect_text("no room", "no room for 4.00 MiB at '");
+    expect_text("no room", "the file system has 2.00 MiB free");
+    assert_int_equal(file_size(at), 0);
+    assert_int_equal(try_open(at, ZB_MIB, NULL), 0);
+    assert_int_equal(try_open(at, 4 * ZB_MIB, NULL), -ENOSPC);
+    assert_int_equal(file_size(at), ZB_MIB);
+    assert_int_equal(try_open(at, ZB_MIB, NULL), 0);
+    assert_int_equal(unlink(at), 0);
+    file_make(other, "x", 1, 1);
+    {
+        int fd = open(other, O_WRONLY | O_CLOEXEC);
+
+        assert_int_equal(fallocate(fd, 0, 0, (off_t)(2 * ZB_MIB)), 0); /* full to the last page */
+        assert_int_equal(close(fd), 0);
+    }
+    assert_int_equal(try_open(at, ZB_MIB, NULL), -ENOSPC);
+    expect_text("full", "has 0 B free");
+    mount_down();
+}
+
+/* ramfs knows neither O_DIRECT nor fallocate(). */
+static void open_without_help(void **state)
+{
+    struct zn_options o = { .size_bytes = SIZE };
+    unsigned char *buf = zn_test_memory(4096);
+    struct zn_engine *e;
+    char at[400];
+
+    (void)state;
+    (void)snprintf(at, sizeof(at), "%s/data", mnt);
+    o.path = at;
+    if (!mount_up("ramfs", "none", 0, NULL)) {
+        free(buf);
+        skip();
+    }
+    assert_int_equal(zn_open(&e, &o, NULL), 0);
+    assert_false(zn_info(e)->direct);
+    assert_true(strstr(zn_info(e)->why_buffered, "O_DIRECT") != NULL);
+    assert_true(zn_info(e)->sparse);
+    assert_int_equal(zn_info(e)->align_bytes, 4096);
+    assert_int_equal(file_size(at), SIZE);
+    assert_int_equal(zn_test_io(e, ZN_READ, buf, 4096, SIZE - 4096), 0);
+    assert_int_equal(buf[4095], 0);
+    zn_close(e);
+    mount_down();
+    free(buf);
+}
+
+/* A loop device over a file: its name in ret, or false with a message. */
+static bool loop_up(const char *file, char *ret, size_t size, int *ret_fd)
+{
+    int control = open("/dev/loop-control", O_RDWR | O_CLOEXEC);
+    int file_fd = open(file, O_RDWR | O_CLOEXEC), nr = -1;
+    bool up = false;
+
+    *ret_fd = -1;
+    for (int attempt = 0; control >= 0 && file_fd >= 0 && !up && attempt < 8; attempt++) {
+        struct loop_info64 info = { .lo_flags = LO_FLAGS_AUTOCLEAR };
+
+        nr = ioctl(control, LOOP_CTL_GET_FREE);
+        (void)snprintf(ret, size, "/dev/loop%d", nr);
+        *ret_fd = open(ret, O_RDWR | O_CLOEXEC);
+        up = *ret_fd >= 0 && ioctl(*ret_fd, LOOP_SET_FD, file_fd) == 0 &&
+             ioctl(*ret_fd, LOOP_SET_STATUS64, &info) == 0;
+        if (!up)
+            zb_close_fd(ret_fd);
+    }
+    if (!up)
+        print_message("skipped: a loop device: %s\n", strerror(errno));
+    zb_close_fd(&control);
+    zb_close_fd(&file_fd);
+    return up;
+}
+
+static void open_device(void **state)
+{
+    unsigned char *buf = zn_test_memory(8192);
+    struct zn_options o = { .size_bytes = SIZE };
+    char image[400], device[64];
+    struct zn_engine *e;
+    int fd;
+
+    (void)state;
+    (void)snprintf(image, sizeof(image), "%s/image", dir);
+    file_make(image, "", 0, 2 * ZB_MIB);
+    if (!loop_up(image, device, sizeof(device), &fd)) {
+        free(buf);
+        skip();
+    }
+    assert_int_equal(try_open(device, 4 * ZB_MIB, NULL), -ENOSPC);
+    expect_text("a small device", "has 2.00 MiB, less than the 4.00 MiB asked for");
+    o.path = device;
+    for (int round = 0; round < 2; round++) {
+        if (zn_open(&e, &o, &err) < 0)
+            fail_msg("%s", err.text);
+        assert_false(zn_info(e)->sparse);
+        assert_int_equal(zn_test_io(e, ZN_READ, buf, 8192, SIZE - 8192), 0);
+        assert_int_equal(buf[8191], round);
+        memset(buf, 1, 8192);
+        assert_int_equal(zn_test_io(e, ZN_WRITE, buf, 8192, SIZE - 8192), 0);
+        assert_int_equal(zn_test_io(e, ZN_FLUSH, NULL, 0, 0), 0);
+        zn_close(e);
+    }
+    assert_int_equal(try_open(device, ZB_MIB, NULL), -EINVAL);
+    expect_text("smaller than before", "more than the 1.00 MiB asked for");
+    assert_int_equal(pwrite(fd, "mark", 4, 0), 4);
+    assert_int_equal(try_open(device, SIZE, NULL), -EMEDIUMTYPE);
+    zb_close_fd(&fd);
+    free(buf);
+    assert_int_equal(unlink(image), 0);
+}
+
+/* A system call is refused, in a child. What comes of an open, and what it says. */
+struct refused {
+    const char *name, *io;
+    struct zn_test_refusal refusals[3];
+    int rc;
+    const char *text; /* in the error; or after a success in one of the whys of info */
+};
+
+#define REFUSE_URING(error)           \
+    {                                 \
+        __NR_io_uring_setup, error, 0 \
+    }
+#define REFUSE_THREADS          \
+    { __NR_clone3, EAGAIN, 0 }, \
+    {                           \
+        __NR_clone, EAGAIN, 0   \
+    }
+
+static const struct refused refused_cases[] = {
+    { "auto, and io_uring is forbidden", NULL, { REFUSE_URING(EPERM) }, 0, "seccomp" },
+    { "auto, and there is no io_uring", "auto", { REFUSE_URING(ENOSYS) }, 0, "has none" },
+    { "auto, and no memory", "auto", { REFUSE_URING(ENOMEM) }, 0, "MEMLOCK" },
+    { "auto, and no flag is known", "auto", { REFUSE_URING(EINVAL) }, 0, "Invalid" },
+    { "auto, and no descriptor left", "auto", { REFUSE_URING(EMFILE) }, 0, "Too many" },
+    { "auto, and nothing may be registered",
+      NULL,
+      { { __NR_io_uring_register, EACCES, 0 } },
+      0,
+      "takes no file or no wake-up: Permission denied" },
+    { "auto, and the ring may not be entered",
+      NULL,
+      { { __NR_io_uring_enter, EPERM, 0 } },
+      0,
+      "a first read by uring is refused: Operation not permitted" },
+    { "uring is forced, and forbidden",
+      "uring",
+      { REFUSE_URING(EPERM) },
+      -EPERM,
+      "no I/O engine starts: io_uring is refused: Operation not permitted (sysctl" },
+    { "uring is forced, and there is none", "uring", { REFUSE_URING(ENOSYS) }, -ENOSYS, "none" },
+    { "threads are forced, and there are none",
+      "threads",
+      { REFUSE_THREADS },
+      -EAGAIN,
+      "start I/O thread 1 of 16: Resource" },
+    { "neither",
+      "auto",
+      { REFUSE_URING(EPERM), REFUSE_THREADS },
+      -EAGAIN,
+      "profile); start I/O thread" },
+    { "threads are forced", "threads", { REFUSE_URING(EPERM) }, 0, "" },
+    { "no wake-up", NULL, { { __NR_eventfd2, EMFILE, 0 } }, -EMFILE, "wake-up of the I/O engine" },
+    { "no lock", NULL, { { __NR_flock, ENOLCK, 0 } }, -ENOLCK, "lock data file" },
+    { "no stat",
+      NULL,
+      { { __NR_newfstatat, EIO, 0 }, { __NR_fstat, EIO, 0 } },
+      -EIO,
+      "Input/output error" },
+    { "no read", NULL, { { __NR_pread64, EIO, 0 } }, -EIO, "read the beginning of '" },
+    { "no read by the engine",
+      "threads",
+      { { __NR_pread64, EIO, 4096 } },
+      -EIO,
+      "a first read by threads fails: Input/output" },
+    { "no read with O_DIRECT",
+      "uring",
+      { { __NR_pread64, EINVAL, 4096 } },
+      0,
+      "accepts O_DIRECT and refuses to read" },
+    { "no O_DIRECT", "threads", { { __NR_fcntl, EINVAL, 0 } }, 0, "refuses O_DIRECT" },
+    { "no word about alignment", "threads", { { __NR_statx, ENOSYS, 0 } }, 0, "" },
+    { "no reservation", "threads", { { __NR_fallocate, EOPNOTSUPP, 0 } }, 0, "" },
+    { "no reservation, no word about room",
+      "threads",
+      { { __NR_fallocate, EOPNOTSUPP, 0 }, { __NR_fstatfs, ENOSYS, 0 } },
+      0,
+      "" },
+    { "no reservation, no length",
+      "threads",
+      { { __NR_fallocate, EOPNOTSUPP, 0 }, { __NR_ftruncate, EFBIG, 0 } },
+      -EFBIG,
+      "set the length of" },
+    { "a reservation fails",
+      "threads",
+      { { __NR_fallocate, EFBIG, 0 } },
+      -EFBIG,
+      "reserve 1.06 MiB" },
+    { "no superblock", "threads", { { __NR_pwrite64, EIO, 0 } }, -EIO, "write the superblock" },
+    { "a superblock that stays in the cache",
+      "threads",
+      { { __NR_fdatasync, EIO, 0 } },
+      -EIO,
+      "flush the superblock" },
+};
+
+static int child_refused(const void *arg)
+{
+    const struct refused *c = arg;
+    struct zn_options o = { .path = path, .size_bytes = SIZE, .io = c->io };
+    struct zn_engine *e = NULL;
+    const char *runs = c->io && strcmp(c->io, "uring") == 0 ? "uring" : "threads";
+    bool sparse = c->refusals[0].nr == __NR_fallocate;
+    unsigned count = 0;
+    int rc;
+
+    while (count < ZB_COUNT(c->refusals) && c->refusals[count].error != 0)
+        count++;
+    rc = zn_test_refuse(c->refusals, count);
+    if (rc < 0)
+        return 2;
+    err = (struct zb_err){ 0 };
+    rc = zn_open(&e, &o, &err);
+    if (rc != c->rc || err.code != rc ||
+        (rc < 0 && (!strstr(err.text, c->text) || file_size(path) > 0)) ||
+        (rc == 0 &&
+         ((!strstr(zn_info(e)->why, c->text) && !strstr(zn_info(e)->why_buffered, c->text)) ||
+          strcmp(zn_info(e)->io, runs) != 0 || zn_info(e)->sparse != sparse))) {
+        (void)fprintf(stderr, "%d '%s', why '%s' and '%s'\n", rc, err.text,
+                      e ? zn_info(e)->why : "", e ? zn_info(e)->why_buffered : "");
+        return 1;
+    }
+    zn_close(e);
+    return 0;
+}
+
+/* Some refusals tell something only where it works without them. */
+static bool refused_can_tell(const struct refused *c, bool uring, bool direct)
+{
+    int nr = c->refusals[0].nr;
+    bool needs_uring = nr == __NR_io_uring_register || nr == __NR_io_uring_enter ||
+                       (c->rc == 0 && c->io && strcmp(c->io, "uring") == 0);
+
+    return (uring || !needs_uring) && (direct || !strstr(c->text, "O_DIRECT"));
+}
+
+static void open_refused(void **state)
+{
+    struct zn_options o = { .path = path, .size_bytes = SIZE };
+    struct zn_engine *e;
+    bool uring, direct;
+
+    (void)state;
+    assert_int_equal(zn_open(&e, &o, NULL), 0);
+    uring = strcmp(zn_info(e)->io, "uring") == 0;
+    direct = zn_info(e)->direct;
+    zn_close(e);
+    assert_int_equal(unlink(path), 0);
+    for (size_t i = 0; i < ZB_COUNT(refused_cases); i++) {
+        int rc;
+
+        if (!refused_can_tell(&refused_cases[i], uring, direct)) {
+            print_message("%s: skipped: it needs io_uring or O_DIRECT\n", refused_cases[i].name);
+            continue;
+        }
+        rc = zn_test_child(child_refused, &refused_cases[i]);
+        if (rc == 2) {
+            print_message("skipped: no seccomp filter here\n");
+            skip();
+        }
+        if (rc != 0)
+            fail_msg("%s: exit %d", refused_cases[i].name, rc);
+        assert_true(unlink(path) == 0 || errno == ENOENT); /* it may not have come so far */
+    }
+}
+
+static int child_kernel_busy(const void *arg)
+{
+    static const struct zn_test_refusal refusal = { __NR_io_uring_enter, EAGAIN, 0 };
+    struct zn_options o = { .path = path, .size_bytes = SIZE, .io = "uring" };
+    struct zn_io io = { .op = ZN_FLUSH, .done = nothing_done };
+    struct pollfd p = { .events = POLLIN };
+    struct zn_engine *e;
+
+    (void)arg;
+    if (zn_open(&e, &o, NULL) < 0 || zn_test_refuse(&refusal, 1) < 0)
+        return 2;
+    p.fd = zn_wake_fd(e);
+    if (zn_submit(e, &io) != 0)
+        return 1;
+    for (int turn = 0; turn < 3; turn++) {
+        zn_kick(e);
+        if (poll(&p, 1, 0) != 1 || !zn_test_wait(e) || zn_reap(e, 1) != 0 ||
+            zn_stats(e).inflight != 1)
+            return 1;
+    }
+    return 0;
+}
+
+/* The kernel has no memory for a submission: it stays queued, and the caller is called back. */
+static void open_kernel_busy(void **state)
+{
+    int rc;
+
+    (void)state;
+    rc = zn_test_child(child_kernel_busy, NULL);
+    if (rc == 2) {
+        print_message("skipped: no io_uring or no seccomp filter here\n");
+        skip();
+    }
+    assert_int_equal(rc, 0);
+    assert_int_equal(unlink(path), 0);
+}
+
+static int child_file_limit(const void *arg)
+{
+    struct rlimit limit = { 65536, 65536 };
+
+    (void)arg;
+    (void)signal(SIGXFSZ, SIG_IGN);
+    if (setrlimit(RLIMIT_FSIZE, &limit) < 0)
+        return 2;
+    return try_open(path, SIZE, NULL) == -EFBIG && file_size(path) == 0 ? 0 : 1;
+}
+
+static void open_file_limit(void **state)
+{
+    (void)state;
+    assert_int_equal(zn_test_child(child_file_limit, NULL), 0);
+    assert_int_equal(unlink(path), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(open_options),     cmocka_unit_test(open_paths),
+        cmocka_unit_test(open_foreign),     cmocka_unit_test(open_again),
+        cmocka_unit_test(open_twice),       cmocka_unit_test(open_after_kill),
+        cmocka_unit_test(open_not_allowed), cmocka_unit_test(open_read_only),
+        cmocka_unit_test(open_no_room),     cmocka_unit_test(open_without_help),
+        cmocka_unit_test(open_device),      cmocka_unit_test(open_refused),
+        cmocka_unit_test(open_kernel_busy), cmocka_unit_test(open_file_limit),
+    };
+
+    return cmocka_run_group_tests(tests, dir_up, dir_down);
+}
