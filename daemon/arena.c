@@ -1,0 +1,88 @@
+#include "daemon/arena.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/util.h"
+
+/* A descriptor of the same memory that cannot be written through or mapped writable. */
+static int arena_read_only_fd(int own_fd, struct zb_err *err)
+{
+    char path[64];
+    int fd;
+
+    (void)snprintf(path, sizeof(path), "/proc/self/fd/%d", own_fd);
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    return fd >= 0 ? fd : zb_fail(err, -errno, "reopen an arena read-only by '%s': %m", path);
+}
+
+static int arena_build(struct zsd_arena *a, const char *name, uint64_t bytes, bool read_only,
+                       struct zb_err *err)
+{
+    void *base;
+
+    a->own_fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (a->own_fd < 0)
+        return zb_fail(err, -errno, "shared memory '%s': %m", name);
+    if (fchmod(a->own_fd, 0600) != 0 || ftruncate(a->own_fd, (off_t)bytes) != 0 ||
+        (bytes > 0 && fallocate(a->own_fd, 0, 0, (off_t)bytes) != 0))
+        return zb_fail(err, -errno, "shared memory '%s' of %llu bytes: %m", name,
+                       (unsigned long long)bytes);
+    if (fcntl(a->own_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
+        return zb_fail(err, -errno, "seal shared memory '%s': %m", name);
+    if (bytes > 0) {
+        base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, a->own_fd, 0);
+        if (base == MAP_FAILED)
+            return zb_fail(err, -errno, "map shared memory '%s' of %llu bytes: %m", name,
+                           (unsigned long long)bytes);
+        a->base = base;
+        a->bytes = bytes;
+    }
+    a->fd = read_only ? arena_read_only_fd(a->own_fd, err) : dup(a->own_fd);
+    return a->fd >= 0 ? 0 : zb_fail(err, -errno, "descriptor of shared memory '%s': %m", name);
+}
+
+int zsd_arena_open(struct zsd_arena *ret, const char *name, uint64_t bytes, bool read_only,
+                   struct zb_err *err)
+{
+    struct zsd_arena a = ZSD_ARENA_NONE;
+    int rc = arena_build(&a, name, bytes, read_only, err);
+
+    if (rc < 0)
+        zsd_arena_close(&a);
+    *ret = a;
+    return rc;
+}
+
+void zsd_arena_close(struct zsd_arena *arena)
+{
+    if (arena->base) {
+        (void)fallocate(arena->own_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
+                        (off_t)arena->bytes);
+        (void)munmap(arena->base, arena->bytes);
+    }
+    zb_close_fd(&arena->fd);
+    zb_close_fd(&arena->own_fd);
+    *arena = ZSD_ARENA_NONE;
+}
+
+void *zsd_private_new(uint64_t bytes)
+{
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    if (p == MAP_FAILED)
+        return NULL;
+    (void)madvise(p, bytes, MADV_HUGEPAGE); /* advice: fine where it is refused */
+    (void)madvise(p, bytes, MADV_DONTFORK);
+    return p;
+}
+
+void zsd_private_free(void *memory, uint64_t bytes)
+{
+    if (memory)
+        (void)munmap(memory, bytes);
+}

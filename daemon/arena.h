@@ -1,0 +1,40 @@
+/*
+ * arena.h - memory that clients map: sealed memfds.
+ *
+ * MODEL. An arena is a memfd of a fixed size, 0600, sealed against shrinking and growing, mapped by
+ * the daemon for as long as it lives. Its memory is allocated when it is made, so a machine that is
+ * full says so then, and not by a SIGBUS later. Fresh memfds are zero, so nobody sees another job's
+ * bytes.
+ *
+ * Making and ending an arena touches every page: both run on a compute thread.
+ */
+#ifndef ZSD_ARENA_H
+#define ZSD_ARENA_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/err.h"
+
+struct zsd_arena {
+    int fd;        /* what clients get; read-only where it was asked for. -1: none */
+    int own_fd;    /* the daemon's, read-write */
+    uint8_t *base; /* NULL: none */
+    uint64_t bytes;
+};
+
+#define ZSD_ARENA_NONE ((struct zsd_arena){ .fd = -1, .own_fd = -1 })
+
+/** bytes is a multiple of 4096, or 0 for an arena without memory. 0; -ENOMEM, -ENOSPC or what the
+ * kernel says: err has the sentence and *ret is ZSD_ARENA_NONE. */
+int zsd_arena_open(struct zsd_arena *ret, const char *name, uint64_t bytes, bool read_only,
+                   struct zb_err *err);
+/** Gives the memory back at once, even while clients still map it (they read zeros then). */
+void zsd_arena_close(struct zsd_arena *arena);
+
+/** Private memory: state, gradients, rings. Page aligned, huge pages where there are any. NULL:
+ * none. */
+void *zsd_private_new(uint64_t bytes);
+void zsd_private_free(void *memory, uint64_t bytes);
+
+#endif

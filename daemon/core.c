@@ -1,0 +1,304 @@
+/*
+ * core.c - what turns the core: deferred work, deadlines, the queue to the data file, page buffers.
+ *
+ * MODEL. The loop calls zsd_core_turn() before it waits. Until then whatever became runnable sits
+ * in `works`. Everything here is a short list walked by one thread.
+ *
+ * PAGE BUFFERS. A fixed number, each large enough for the parameter and state planes of one page;
+ * whoever streams a page holds exactly one from before its read until after its write. They are the
+ * back-pressure of the step pipeline: who finds none waits in line.
+ */
+#include "daemon/core_priv.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "base/plan.h"
+#include "base/size.h"
+#include "daemon/job.h"
+
+#define BUFFER_ELEM_BYTES 12u /* param and state of one element: bf16 2 + 10, fp32 4 + 8 */
+#define BUFFERS_DEFAULT   16u
+#define BUFFERS_MAX       1024u
+
+/* ---- deferred work */
+
+void zsd_defer(struct zsd_core *core, struct zsd_work *work)
+{
+    if (!work->node.next)
+        zb_list_init(&work->node);
+    if (zb_list_empty(&work->node))
+        zb_list_push_back(&core->works, &work->node);
+}
+
+void zsd_core_turn(struct zsd *daemon)
+{
+    struct zsd_core *core = daemon->core;
+    struct zb_list *node;
+
+    while ((node = zb_list_pop_front(&core->works)) != NULL) {
+        struct zsd_work *work = zb_container_of(node, struct zsd_work, node);
+
+        work->run(work);
+    }
+    if (daemon->engine)
+        zn_kick(daemon->engine);
+}
+
+/* ---- deadlines */
+
+void zsd_timed_arm(struct zsd_core *core, struct zsd_timed *timed, uint32_t timeout_ms,
+                   void (*expire)(struct zsd_timed *timed))
+{
+    if (timeout_ms == 0)
+        timeout_ms = core->daemon->config.timeout_ms;
+    timed->deadline_ns = zb_now_ns() + (uint64_t)timeout_ms * 1000000u;
+    timed->expire = expire;
+    zb_list_init(&timed->node);
+    zb_list_push_back(&core->timed, &timed->node);
+}
+
+void zsd_timed_disarm(struct zsd_timed *timed)
+{
+    if (timed->node.next)
+        zb_list_remove(&timed->node);
+}
+
+void zsd_core_tick(struct zsd *daemon, uint64_t now_ns)
+{
+    struct zsd_core *core = daemon->core;
+    struct zb_list due;
+
+    zb_list_init(&due); /* expire() may arm and disarm others: collect first */
+    zb_list_each(pos, &core->timed)
+    {
+        if (zb_container_of(pos, struct zsd_timed, node)->deadline_ns <= now_ns) {
+            zb_list_remove(pos);
+            zb_list_push_back(&due, pos);
+        }
+    }
+    for (struct zb_list *node; (node = zb_list_pop_front(&due)) != NULL;) {
+        struct zsd_timed *timed = zb_container_of(node, struct zsd_timed, node);
+
+        timed->expire(timed);
+    }
+}
+
+/* ---- the data file */
+
+static void pio_on_done(struct zn_io *io, int rc);
+
+static bool pio_submit(struct zsd_core *core, struct zsd_pio *pio)
+{
+    int rc = zn_submit(core->daemon->engine, &pio->io);
+
+    if (rc == -EAGAIN)
+        return false;
+    assert(rc == 0); /* extents are ours: aligned and inside the file */
+    core->io_inflight++;
+    return true;
+}
+
+static void pio_on_done(struct zn_io *io, int rc)
+{
+    struct zsd_pio *pio = zb_container_of(io, struct zsd_pio, io);
+    struct zsd_core *core = pio->core;
+
+    core->io_inflight--;
+    pio->done(pio, rc); /* pio may be gone now */
+    while (!zb_list_empty(&core->io_queue)) {
+        struct zsd_pio *next = zb_container_of(core->io_queue.next, struct zsd_pio, node);
+
+        if (!pio_submit(core, next))
+            break;
+        zb_list_remove(&next->node);
+    }
+}
+
+void zsd_pio_start(struct zsd_core *core, struct zsd_pio *pio)
+{
+    pio->core = core;
+    pio->io.done = pio_on_done;
+    zb_list_init(&pio->node);
+    if (!zb_list_empty(&core->io_queue) || !pio_submit(core, pio))
+        zb_list_push_back(&core->io_queue, &pio->node);
+}
+
+/* ---- page buffers */
+
+void *zsd_buffer_get(struct zsd_core *core, struct zsd_work *waiter)
+{
+    if (core->nbuffers_free > 0)
+        return core->buffers_free[--core->nbuffers_free];
+    zb_list_init(&waiter->node);
+    zb_list_push_back(&core->buffer_waiters, &waiter->node);
+    return NULL;
+}
+
+void zsd_buffer_put(struct zsd_core *core, void *buffer)
+{
+    struct zb_list *node = zb_list_pop_front(&core->buffer_waiters);
+
+    assert(core->nbuffers_free < core->nbuffers);
+    core->buffers_free[core->nbuffers_free++] = buffer;
+    if (node)
+        zsd_defer(core, zb_container_of(node, struct zsd_work, node));
+}
+
+/* How many buffers: what was asked for, else a sixteenth of the host budget, at least one. */
+static int core_buffers(struct zsd_core *core, struct zb_err *err)
+{
+    const struct zsd_config *config = &core->daemon->config;
+    uint64_t want = config->ring_bytes > 0 ? config->ring_bytes / core->buffer_bytes
+                                           : config->host_bytes / 16 / core->buffer_bytes;
+
+    if (config->ring_bytes == 0)
+        want = zb_min_u64(want, BUFFERS_DEFAULT);
+    want = zb_min_u64(zb_max_u64(want, 1), BUFFERS_MAX);
+    if (want * core->buffer_bytes > core->host.budget)
+        return zb_fail(
+            err, -ENOSPC,
+            "host_bytes %s is less than one page buffer (%s for %u elements a page): give "
+            "more, or smaller pages (page_elems)",
+            zb_size_text(core->host.budget).s, zb_size_text(core->buffer_bytes).s,
+            core->page_elems);
+    core->nbuffers = (uint32_t)want;
+    core->buffers_free = calloc(want, sizeof(*core->buffers_free));
+    core->buffers = zsd_private_new(want * core->buffer_bytes);
+    if (!core->buffers_free || !core->buffers)
+        return zb_fail(err, -ENOMEM, "%u page buffers of %s: %m", core->nbuffers,
+                       zb_size_text(core->buffer_bytes).s);
+    for (uint32_t i = 0; i < core->nbuffers; i++)
+        core->buffers_free[core->nbuffers_free++] = core->buffers + i * core->buffer_bytes;
+    core->host.used[ZSD_USE_RING] = want * core->buffer_bytes;
+    return 0;
+}
+
+/* ---- compute */
+
+void zsd_task_start(struct zsd_core *core, struct zsd_task *task)
+{
+    zsd_compute_post(core->daemon->compute, task);
+}
+
+/* ---- accounts and refusals */
+
+uint64_t zsd_account_used(const struct zsd_account *a)
+{
+    uint64_t sum = 0;
+
+    for (int i = 0; i < ZSD_USES; i++)
+        sum += a->used[i];
+    assert(sum <= a->budget);
+    return sum;
+}
+
+void zsd_refuse(struct zsd_req *req, int code, const char *fmt, ...)
+{
+    struct zb_err err = { 0 };
+    char text[sizeof(err.text)];
+    va_list ap;
+
+    errno = -code;
+    va_start(ap, fmt);
+    (void)vsnprintf(text, sizeof(text), fmt, ap);
+    va_end(ap);
+    (void)zb_fail(&err, code, "%s", text);
+    zsd_reply_err(req, &err);
+}
+
+/* ---- up and down */
+
+static int core_build(struct zsd_core *core, struct zb_err *err)
+{
+    struct zsd *daemon = core->daemon;
+    int rc;
+
+    core->page_elems = daemon->config.page_elems;
+    core->host.budget = daemon->config.host_bytes;
+    core->buffer_bytes = (uint64_t)core->page_elems * BUFFER_ELEM_BYTES;
+    if (daemon->engine) {
+        uint64_t bytes = zn_info(daemon->engine)->size_bytes - daemon->engine_base;
+
+        core->nvme.budget = bytes / ZB_PAGE_ALIGN * ZB_PAGE_ALIGN;
+        rc = zb_space_new(&core->extents, bytes / ZB_PAGE_ALIGN);
+        if (rc < 0)
+            return zb_fail(err, rc, "the map of %s of NVMe: %m", zb_size_text(bytes).s);
+        rc = core_buffers(core, err);
+        if (rc < 0)
+            return rc;
+    }
+    return 0;
+}
+
+int zsd_core_new(struct zsd *daemon, struct zb_err *err)
+{
+    struct zsd_core *core = calloc(1, sizeof(*core));
+    int rc;
+
+    if (!core)
+        return zb_fail(err, -ENOMEM, "the core: %m");
+    daemon->core = core;
+    core->daemon = daemon;
+    core->next_job = 1;
+    zb_list_init(&core->jobs);
+    zb_list_init(&core->works);
+    zb_list_init(&core->timed);
+    zb_list_init(&core->io_queue);
+    zb_list_init(&core->buffer_waiters);
+    rc = core_build(core, err);
+    if (rc < 0)
+        zsd_core_free(daemon);
+    return rc;
+}
+
+/* Runs what is in flight to its end: nothing may point into memory that is about to go. */
+static void core_settle(struct zsd_core *core)
+{
+    struct zsd *daemon = core->daemon;
+
+    while (core->ops > 0 || !zb_list_empty(&core->works)) {
+        unsigned n = 0;
+
+        zsd_core_turn(daemon);
+        if (daemon->engine)
+            n += zn_reap(daemon->engine, 64);
+        if (daemon->compute)
+            n += zsd_compute_reap(daemon->compute, 64);
+        if (n == 0 && core->ops > 0) {
+            struct timespec pause = { .tv_nsec = 1000000 };
+
+            (void)nanosleep(&pause, NULL);
+        }
+    }
+}
+
+void zsd_core_free(struct zsd *daemon)
+{
+    struct zsd_core *core = daemon->core;
+
+    if (!core)
+        return;
+    zsd_jobs_end_all(core);
+    core_settle(core);
+    zsd_jobs_forget_all(core);
+    zsd_private_free(core->buffers, core->nbuffers * core->buffer_bytes);
+    free(core->buffers_free);
+    zb_space_free(core->extents);
+    free(core);
+    daemon->core = NULL;
+}
+
+unsigned zsd_core_busy(const struct zsd *daemon)
+{
+    return daemon->core->ops;
+}
+
+void zsd_core_drain(struct zsd *daemon)
+{
+    daemon->core->draining = true;
+}

@@ -1,0 +1,110 @@
+/*
+ * core_priv.h - what the files of the core share: deferred work, deadlines, the page buffers, the
+ * data file's queue and the budgets.
+ *
+ * RULE. Nobody is resumed from inside the call that made it runnable: zsd_defer() queues it, and
+ * zsd_core_turn() runs it. So the stack stays flat, and a structure is never changed under its
+ * caller.
+ */
+#ifndef ZSD_CORE_PRIV_H
+#define ZSD_CORE_PRIV_H
+
+#include "base/space.h"
+#include "daemon/arena.h"
+#include "daemon/compute.h"
+#include "daemon/core.h"
+#include "daemon/slots.h"
+
+/** Something to run in this turn. Deferring what is deferred already is fine. */
+struct zsd_work {
+    void (*run)(struct zsd_work *work);
+    struct zb_list node;
+};
+
+/** Something that waits, and until when. */
+struct zsd_timed {
+    uint64_t deadline_ns;
+    void (*expire)(struct zsd_timed *timed); /* already disarmed */
+    struct zb_list node;
+};
+
+/** One transfer of a page; waits here when the engine is full. */
+struct zsd_pio {
+    struct zn_io io; /* op, buf, len and off are the caller's; done is ours */
+    struct zsd_core *core;
+    void (*done)(struct zsd_pio *pio, int rc);
+    struct zb_list node;
+};
+
+enum zsd_use {
+    ZSD_USE_PARAM,
+    ZSD_USE_GRAD,
+    ZSD_USE_STATE,
+    ZSD_USE_STAGING,
+    ZSD_USE_RING,
+    ZSD_USES
+};
+
+/** A tier's account: what is promised to whom. used[] never exceeds budget. */
+struct zsd_account {
+    uint64_t budget;
+    uint64_t used[ZSD_USES];
+};
+
+struct zsd_core {
+    struct zsd *daemon;
+    uint32_t page_elems;
+    struct zb_list jobs;  /* every job, ended ones too while something holds them */
+    struct zb_list works; /* deferred */
+    struct zb_list timed;
+    uint32_t next_job;
+    uint64_t generation; /* of the newest page written: never repeats in a run of the daemon */
+    bool draining;
+
+    struct zsd_account host, nvme;
+    struct zb_space *extents; /* of the data file, in ZB_PAGE_ALIGN units; NULL: no NVMe tier */
+
+    struct zb_list io_queue; /* zsd_pio that the engine had no place for */
+    unsigned io_inflight;
+
+    uint8_t *buffers; /* page buffers: what streams passes through them */
+    uint64_t buffer_bytes;
+    uint32_t nbuffers, nbuffers_free;
+    void **buffers_free;
+    struct zb_list buffer_waiters; /* zsd_work, first come first served */
+
+    unsigned ops; /* operations in progress */
+};
+
+static inline struct zsd_core *zsd_core_of(const struct zsd *daemon)
+{
+    return daemon->core;
+}
+
+void zsd_defer(struct zsd_core *core, struct zsd_work *work);
+
+/** timeout_ms 0: the configured one. */
+void zsd_timed_arm(struct zsd_core *core, struct zsd_timed *timed, uint32_t timeout_ms,
+                   void (*expire)(struct zsd_timed *timed));
+void zsd_timed_disarm(struct zsd_timed *timed);
+
+/** done runs later, never from inside. Waits in line when the engine is full. */
+void zsd_pio_start(struct zsd_core *core, struct zsd_pio *pio);
+
+/** A page buffer, or NULL: then `waiter` is deferred when it is worth asking again. */
+void *zsd_buffer_get(struct zsd_core *core, struct zsd_work *waiter);
+void zsd_buffer_put(struct zsd_core *core, void *buffer);
+
+void zsd_task_start(struct zsd_core *core, struct zsd_task *task);
+
+uint64_t zsd_account_used(const struct zsd_account *a);
+static inline uint64_t zsd_account_free(const struct zsd_account *a)
+{
+    return a->budget - zsd_account_used(a);
+}
+
+/** Answers with a sentence made here; returns nothing, since the request is over. */
+void zsd_refuse(struct zsd_req *req, int code, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+
+#endif

@@ -1,0 +1,222 @@
+/*
+ * inspect.c - what zctl shows: jobs, shards, tiers, counters. Reads only.
+ *
+ * Long answers come in parts: a reply's cursor begins the next one. Jobs are numbered upwards, so a
+ * cursor stays meaningful while jobs come and go.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/job.h"
+#include "proto/shard.pb-c.h"
+
+#define LIST_ROWS 200u /* of one reply: below 64 KiB with the longest names */
+#define JOBS_ROWS 50u
+
+static const char *job_state_name(const struct zsd_job *job)
+{
+    switch (job->state) {
+    case ZSD_DEFINING:
+        return "defining";
+    case ZSD_PLACING:
+        return "placing";
+    case ZSD_READY:
+        return "ready";
+    case ZSD_STEPPING:
+        return "stepping";
+    case ZSD_ENDED:
+        return "failed";
+    }
+    return "";
+}
+
+/* Jobs that this client may see; ended ones only while something of them is left to see. */
+static bool inspect_sees(const struct zsd_conn *conn, const struct zsd_job *job, const char *name)
+{
+    return zsd_may(conn, job->uid) && (name[0] == '\0' || strcmp(name, job->name) == 0) &&
+           (job->state != ZSD_ENDED || !zb_list_empty(&job->members));
+}
+
+static void list_row(const struct zsd_shard *s, Zp__ShardRow *row)
+{
+    zp__shard_row__init(row);
+    row->id = s->id;
+    row->job = (char *)(uintptr_t)s->job->name;
+    row->unit = s->unit->name;
+    row->first = s->first;
+    row->count = s->count;
+    row->dtype = (char *)(uintptr_t)zb_dtype_name(s->unit->layout.dtype);
+    row->version = s->version;
+    zsd_shard_bytes(s, &row->host_bytes, &row->nvme_bytes);
+    row->bytes = row->host_bytes + row->nvme_bytes;
+    row->tier = (char *)(uintptr_t)(row->nvme_bytes > 0 ? "nvme" : "host");
+    row->pins = s->pins;
+    row->rank = s->rank;
+}
+
+/* A cursor is a shard id + 1: the next shard to list is the first with an id at or above it. */
+void zsd_list(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__ListRequest *q = (const Zp__ListRequest *)(const void *)message;
+    Zp__ShardRow rows[LIST_ROWS], *list[LIST_ROWS];
+    Zp__ListReply reply = ZP__LIST_REPLY__INIT;
+
+    zb_list_each(pos, &req->daemon->core->jobs)
+    {
+        const struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
+
+        if (!inspect_sees(req->conn, job, q->job) || job->number < q->cursor >> 32)
+            continue;
+        uint32_t from = job->number == q->cursor >> 32 ? (uint32_t)(q->cursor & UINT32_MAX) : 0;
+
+        for (uint32_t i = from; i < job->nshards && reply.cursor == 0; i++) {
+            if (reply.n_rows == LIST_ROWS) {
+                reply.cursor = job->shards[i]->id;
+                break;
+            }
+            list_row(job->shards[i], &rows[reply.n_rows]);
+            list[reply.n_rows] = &rows[reply.n_rows];
+            reply.n_rows++;
+        }
+    }
+    reply.rows = list;
+    zsd_reply(req, &reply.base, -1);
+}
+
+static void job_row(const struct zsd_job *job, Zp__JobRow *row)
+{
+    zp__job_row__init(row);
+    row->id = job->number;
+    row->name = (char *)(uintptr_t)job->name;
+    row->uid = job->uid;
+    row->world = job->world;
+    zb_list_each(pos, &job->members)
+        row->attached += zb_container_of(pos, struct zsd_member, node)->conn != NULL;
+    row->keep = job->keep;
+    row->state = (char *)(uintptr_t)job_state_name(job);
+    row->iterations = job->iterations;
+    row->applied = job->applied;
+    row->shards = job->nshards;
+    for (uint32_t i = 0; i < job->nunits; i++)
+        row->params += job->units[i]->elems;
+    for (int use = 0; use < ZSD_USES; use++) {
+        row->host_bytes += job->host_held.used[use];
+        row->nvme_bytes += job->nvme_held.used[use];
+    }
+    row->fetched_bytes = job->fetched_bytes;
+    row->pushed_bytes = job->pushed_bytes;
+    row->nvme_read_bytes = job->nvme_read_bytes;
+    row->nvme_written_bytes = job->nvme_written_bytes;
+    row->error = (char *)(uintptr_t)job->why.text;
+}
+
+/* A cursor is the number of the next job. */
+void zsd_jobs(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__JobsRequest *q = (const Zp__JobsRequest *)(const void *)message;
+    Zp__JobRow rows[JOBS_ROWS], *list[JOBS_ROWS];
+    Zp__JobsReply reply = ZP__JOBS_REPLY__INIT;
+
+    zb_list_each(pos, &req->daemon->core->jobs)
+    {
+        const struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
+
+        if (!inspect_sees(req->conn, job, q->job) || job->number < q->cursor)
+            continue;
+        if (reply.n_rows == JOBS_ROWS) {
+            reply.cursor = job->number;
+            break;
+        }
+        job_row(job, &rows[reply.n_rows]);
+        list[reply.n_rows] = &rows[reply.n_rows];
+        reply.n_rows++;
+    }
+    reply.rows = list;
+    zsd_reply(req, &reply.base, -1);
+}
+
+static void tier_row(const struct zsd_account *a, const char *name, char *detail, Zp__TierRow *row)
+{
+    zp__tier_row__init(row);
+    row->name = (char *)(uintptr_t)name;
+    row->budget = a->budget;
+    row->used = zsd_account_used(a);
+    row->params = a->used[ZSD_USE_PARAM];
+    row->grads = a->used[ZSD_USE_GRAD];
+    row->state = a->used[ZSD_USE_STATE];
+    row->staging = a->used[ZSD_USE_STAGING];
+    row->rings = a->used[ZSD_USE_RING];
+    row->detail = detail;
+}
+
+void zsd_tiers(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const struct zsd_core *core = req->daemon->core;
+    Zp__TierRow host, nvme, *list[2] = { &host, &nvme };
+    Zp__TiersReply reply = ZP__TIERS_REPLY__INIT;
+    char host_detail[128], nvme_detail[512];
+
+    (void)message;
+    (void)snprintf(host_detail, sizeof(host_detail),
+                   "kernels %s, %u compute threads, %u page buffers", req->daemon->kernels->name,
+                   zsd_compute_threads(req->daemon->compute), core->nbuffers);
+    tier_row(&core->host, "host", host_detail, &host);
+    if (req->daemon->engine) {
+        const struct zn_info *info = zn_info(req->daemon->engine);
+
+        (void)snprintf(nvme_detail, sizeof(nvme_detail), "io %s%s%s%s, %s%s, depth %u", info->io,
+                       info->why[0] ? " (" : "", info->why, info->why[0] ? ")" : "",
+                       info->direct ? "direct" : "buffered: ", info->why_buffered, info->depth);
+    } else {
+        (void)snprintf(nvme_detail, sizeof(nvme_detail), "none (nvme_bytes is 0)");
+    }
+    tier_row(&core->nvme, "nvme", nvme_detail, &nvme);
+    reply.n_rows = 2;
+    reply.rows = list;
+    zsd_reply(req, &reply.base, -1);
+}
+
+static void counter_add(Zp__Counter *counters, Zp__Counter **list, size_t *n, const char *name,
+                        uint64_t value)
+{
+    zp__counter__init(&counters[*n]);
+    counters[*n].name = (char *)(uintptr_t)name;
+    counters[*n].value = value;
+    list[*n] = &counters[*n];
+    (*n)++;
+}
+
+void zsd_stat(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const struct zsd *daemon = req->daemon;
+    const struct zsd_core *core = daemon->core;
+    const uint64_t *values = (const uint64_t *)(const void *)&daemon->stats;
+    Zp__Counter counters[ZSD_STATS_COUNT + 16], *list[ZSD_STATS_COUNT + 16];
+    Zp__StatReply reply = ZP__STAT_REPLY__INIT;
+    size_t n = 0;
+
+    (void)message;
+    counter_add(counters, list, &n, "uptime_ms", (zb_now_ns() - daemon->started_ns) / 1000000);
+    counter_add(counters, list, &n, "clients", daemon->clients);
+    counter_add(counters, list, &n, "operations_in_progress", core->ops);
+    counter_add(counters, list, &n, "page_buffers", core->nbuffers);
+    counter_add(counters, list, &n, "page_buffers_free", core->nbuffers_free);
+    for (size_t i = 0; i < ZSD_STATS_COUNT; i++)
+        counter_add(counters, list, &n, zsd_stats_names[i], values[i]);
+    if (daemon->engine) {
+        const struct zn_stats io = zn_stats(daemon->engine);
+
+        counter_add(counters, list, &n, "nvme_reads", io.reads);
+        counter_add(counters, list, &n, "nvme_read_bytes", io.read_bytes);
+        counter_add(counters, list, &n, "nvme_writes", io.writes);
+        counter_add(counters, list, &n, "nvme_written_bytes", io.written_bytes);
+        counter_add(counters, list, &n, "nvme_failed", io.failed);
+        counter_add(counters, list, &n, "nvme_short_transfers", io.short_transfers);
+        counter_add(counters, list, &n, "nvme_inflight", io.inflight);
+    }
+    reply.n_counters = n;
+    reply.counters = list;
+    zsd_reply(req, &reply.base, -1);
+}

@@ -1,0 +1,1214 @@
+/*
+ * job.c - the life of a job: ranks arrive, define, register, are ready, leave. See job.h for the
+ * states and invariants.
+ *
+ * ARENAS are made and ended on a compute thread (they touch every page), by struct arena_task; each
+ * holds its job (J1) while it runs.
+ *
+ * WHO ANSWERS. A request that must wait (ready, step) is kept by its member; whoever ends the wait
+ * answers it, exactly once, and clears the field.
+ */
+#include "daemon/job.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/size.h"
+#include "proto/codec.h"
+
+static void job_forget_if_over(struct zsd_job *job);
+static void ready_all(struct zsd_job *job);
+
+/* ---- finding */
+
+struct zsd_job *zsd_job_by_name(struct zsd_core *core, const char *name)
+{
+    zb_list_each(pos, &core->jobs)
+    {
+        struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
+
+        if (job->state != ZSD_ENDED && strcmp(job->name, name) == 0)
+            return job;
+    }
+    return NULL;
+}
+
+/* The rank that this connection is, of a job that is alive: else NULL and err. */
+static struct zsd_member *member_alive(struct zsd_conn *conn, struct zb_err *err)
+{
+    struct zsd_member *m = conn->member;
+
+    if (!m) {
+        (void)zb_fail(err, -ENOENT, "this connection has opened no job");
+        return NULL;
+    }
+    if (m->job->state == ZSD_ENDED) {
+        (void)zb_fail(err, m->job->why.code, "%s", m->job->why.text);
+        return NULL;
+    }
+    return m;
+}
+
+struct zsd_member *zsd_member_of(struct zsd_req *req, uint64_t job)
+{
+    struct zb_err err = { 0 };
+    struct zsd_member *m = member_alive(req->conn, &err);
+
+    if (m && m->job->number != job) {
+        (void)zb_fail(&err, -ENOENT, "job %llu is not the one that this connection has opened",
+                      (unsigned long long)job);
+        m = NULL;
+    }
+    if (!m)
+        zsd_reply_err(req, &err);
+    return m;
+}
+
+struct zsd_shard *zsd_shard_find(struct zsd_conn *conn, uint64_t id, struct zb_err *err)
+{
+    struct zsd_member *m = member_alive(conn, err);
+    uint64_t index = id & UINT32_MAX;
+
+    if (!m)
+        return NULL;
+    if (id >> 32 != m->job->number || index >= m->job->nshards) {
+        (void)zb_fail(err, -ENOENT, "job '%s' has no shard %llu", m->job->name,
+                      (unsigned long long)id);
+        return NULL;
+    }
+    if (m->job->state != ZSD_READY && m->job->state != ZSD_STEPPING) {
+        (void)zb_fail(err, -EBUSY,
+                      "job '%s' is not ready: not every rank has registered its shards",
+                      m->job->name);
+        return NULL;
+    }
+    return m->job->shards[index];
+}
+
+struct zsd_shard *zsd_shard_of(struct zsd_req *req, uint64_t id)
+{
+    struct zb_err err = { 0 };
+    struct zsd_shard *s = zsd_shard_find(req->conn, id, &err);
+
+    if (!s)
+        zsd_reply_err(req, &err);
+    return s;
+}
+
+void *zsd_staging_at(struct zsd_member *m, uint64_t off, uint64_t len_bytes)
+{
+    if (off % 64 != 0 || !zb_range_inside(off, len_bytes, m->staging.bytes))
+        return NULL;
+    return m->staging.base + off;
+}
+
+/* ---- arenas, on a compute thread */
+
+enum arena_what { ARENA_STAGING_OPEN, ARENA_STAGING_CLOSE, ARENA_JOB_OPEN, ARENA_JOB_CLOSE };
+
+struct arena_task {
+    struct zsd_task task;
+    enum arena_what what;
+    struct zsd_job *job;
+    struct zsd_member *member; /* of the staging ones */
+    struct zsd_req *req;       /* ARENA_STAGING_OPEN */
+    uint64_t bytes;
+    struct zsd_arena arena;
+    uint8_t *memory;
+    uint64_t memory_bytes;
+    struct zb_err err;
+};
+
+static void arena_run(struct zsd_task *task)
+{
+    struct arena_task *t = zb_container_of(task, struct arena_task, task);
+
+    switch (t->what) {
+    case ARENA_STAGING_OPEN:
+        (void)zsd_arena_open(&t->arena, "zshard-staging", t->bytes, false, &t->err);
+        break;
+    case ARENA_JOB_OPEN:
+        if (zsd_arena_open(&t->arena, "zshard-params", t->bytes, true, &t->err) == 0 &&
+            t->memory_bytes > 0) {
+            t->memory = zsd_private_new(t->memory_bytes);
+            if (!t->memory)
+                (void)zb_fail(&t->err, -ENOMEM, "%s for gradients and optimizer state: %m",
+                              zb_size_text(t->memory_bytes).s);
+        }
+        break;
+    case ARENA_STAGING_CLOSE:
+    case ARENA_JOB_CLOSE:
+        zsd_arena_close(&t->arena);
+        zsd_private_free(t->memory, t->memory_bytes);
+        break;
+    }
+}
+
+static void staging_opened(struct arena_task *t);
+static void job_arena_opened(struct arena_task *t);
+
+static void arena_done(struct zsd_task *task)
+{
+    struct arena_task *t = zb_container_of(task, struct arena_task, task);
+    struct zsd_job *job = t->job;
+
+    switch (t->what) {
+    case ARENA_STAGING_OPEN:
+        staging_opened(t);
+        break;
+    case ARENA_JOB_OPEN:
+        job_arena_opened(t);
+        break;
+    case ARENA_STAGING_CLOSE:
+        zsd_unplace_staging(job, t->bytes);
+        break;
+    case ARENA_JOB_CLOSE:
+        zsd_unplace(job);
+        break;
+    }
+    free(t);
+    zsd_job_unhold(job);
+}
+
+static struct arena_task *arena_task_new(struct zsd_job *job, enum arena_what what)
+{
+    struct arena_task *t = calloc(1, sizeof(*t));
+
+    if (!t)
+        return NULL;
+    t->task = (struct zsd_task){ .run = arena_run, .done = arena_done };
+    t->what = what;
+    t->job = job;
+    t->arena = ZSD_ARENA_NONE;
+    return t;
+}
+
+static void arena_task_start(struct arena_task *t)
+{
+    zsd_job_hold(t->job);
+    zsd_task_start(t->job->core, &t->task);
+}
+
+/* Ends memory on a compute thread; where there is none for the task itself, here. */
+static void arena_end(struct zsd_job *job, enum arena_what what, struct zsd_arena arena,
+                      uint8_t *memory, uint64_t memory_bytes, uint64_t booked)
+{
+    struct arena_task here, *t = arena_task_new(job, what);
+
+    if (!t)
+        t = &here;
+    t->what = what;
+    t->job = job;
+    t->arena = arena;
+    t->memory = memory;
+    t->memory_bytes = memory_bytes;
+    t->bytes = booked;
+    if (t != &here) {
+        arena_task_start(t);
+        return;
+    }
+    arena_run(&here.task);
+    if (what == ARENA_STAGING_CLOSE)
+        zsd_unplace_staging(job, booked);
+    else
+        zsd_unplace(job);
+}
+
+/* ---- holding */
+
+void zsd_job_hold(struct zsd_job *job)
+{
+    job->inflight++;
+    job->core->ops++;
+}
+
+void zsd_job_unhold(struct zsd_job *job)
+{
+    assert(job->inflight > 0);
+    job->inflight--;
+    job->core->ops--;
+    job_forget_if_over(job);
+}
+
+void zsd_job_active(struct zsd_job *job)
+{
+    job->active++;
+}
+
+void zsd_job_idle(struct zsd_job *job)
+{
+    assert(job->active > 0);
+    if (--job->active > 0)
+        return;
+    if (job->ready_waits) {
+        job->ready_waits = false;
+        ready_all(job);
+    }
+    zsd_step_resume(job);
+}
+
+/* ---- members */
+
+static struct zsd_member *member_new(struct zsd_job *job, struct zsd_conn *conn, uint32_t rank)
+{
+    struct zsd_member *m = calloc(1, sizeof(*m));
+
+    if (!m)
+        return NULL;
+    m->job = job;
+    m->conn = conn;
+    m->rank = rank;
+    m->staging = ZSD_ARENA_NONE;
+    zb_list_init(&m->pins);
+    zb_list_init(&m->fetches);
+    zb_list_push_back(&job->members, &m->node);
+    conn->member = m;
+    return m;
+}
+
+static struct zsd_member *member_by_rank(struct zsd_job *job, uint32_t rank)
+{
+    zb_list_each(pos, &job->members)
+    {
+        struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
+
+        if (m->rank == rank && m->conn)
+            return m;
+    }
+    return NULL;
+}
+
+static uint32_t job_attached(const struct zsd_job *job)
+{
+    uint32_t n = 0;
+
+    zb_list_each(pos, &job->members)
+        n += zb_container_of(pos, struct zsd_member, node)->conn != NULL;
+    return n;
+}
+
+/* A member that is gone and whose staging nobody reads any more. */
+static void member_free_if_over(struct zsd_member *m)
+{
+    struct zsd_job *job = m->job;
+
+    if (m->conn || m->staging_users > 0)
+        return;
+    zb_list_remove(&m->node);
+    if (m->staging.fd >= 0)
+        arena_end(job, ARENA_STAGING_CLOSE, m->staging, NULL, 0, m->staging.bytes);
+    zsd_unit_free(m->defining);
+    zsd_note_done(&m->note);
+    zsd_note_done(&m->job_note);
+    free(m);
+    job_forget_if_over(job);
+}
+
+void zsd_staging_put(struct zsd_member *m)
+{
+    assert(m->staging_users > 0);
+    m->staging_users--;
+    member_free_if_over(m);
+}
+
+static void member_answer(struct zsd_req **req, struct zsd_timed *timed, const struct zb_err *why)
+{
+    struct zsd_req *r = *req;
+
+    if (!r)
+        return;
+    *req = NULL;
+    zsd_timed_disarm(timed);
+    zsd_reply_err(r, why);
+}
+
+/* The connection lets go of its rank: pins and staging return at once. */
+static void member_detach(struct zsd_member *m, const struct zb_err *why)
+{
+    zsd_fetch_cancel(m, why);
+    zsd_unpin_all(m);
+    member_answer(&m->ready_req, &m->ready_timed, why);
+    zsd_step_leave(m, why);
+    member_answer(&m->step_req, &m->step_timed, why);
+    m->conn->member = NULL;
+    m->conn = NULL;
+    member_free_if_over(m);
+}
+
+/* ---- the end of a job */
+
+/* Tells every rank but `except`. */
+static void job_tell(struct zsd_job *job, uint16_t event, uint32_t rank, const struct zb_err *why)
+{
+    Zp__JobEvent message = ZP__JOB_EVENT__INIT;
+
+    message.job = job->number;
+    message.rank = rank;
+    message.code = why->code;
+    message.text = (char *)(uintptr_t)why->text;
+    zb_list_each(pos, &job->members)
+    {
+        struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
+
+        if (m->conn && !(event == ZP_EVENT_PEER_LOST && m->rank == rank))
+            zsd_event(m->conn, event, &message.base);
+    }
+}
+
+static void job_quit(struct zsd_job *job, uint16_t event, uint32_t rank, const struct zb_err *why)
+{
+    if (job->state == ZSD_ENDED)
+        return;
+    zb_log(why->code == -ECANCELED ? ZB_LOG_INFO : ZB_LOG_WARN, "job-end",
+           "job=\"%s\" iterations=%llu why=\"%s\"", job->name, (unsigned long long)job->iterations,
+           why->text);
+    job->state = ZSD_ENDED;
+    job->why = *why;
+    zsd_job_hold(job); /* answering may drop the last holder */
+    if (why->code != -ECANCELED)
+        job_tell(job, event, rank, why);
+    zsd_step_cancel(job, why);
+    zsd_push_cancel(job, why);
+    zb_list_each(pos, &job->members)
+    {
+        struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
+
+        zsd_fetch_cancel(m, why);
+        member_answer(&m->ready_req, &m->ready_timed, why);
+        member_answer(&m->step_req, &m->step_timed, why);
+        zsd_unpin_all(m);
+    }
+    zsd_fill_cancel(job);
+    zsd_job_unhold(job);
+}
+
+void zsd_job_end(struct zsd_job *job, const struct zb_err *why)
+{
+    job_quit(job, ZP_EVENT_JOB_FAILED, 0, why);
+}
+
+static void job_free(struct zsd_job *job)
+{
+    zb_list_remove(&job->node);
+    zb_list_remove(&job->room_work.node);
+    zb_list_remove(&job->step.work.node);
+    for (uint32_t i = 0; i < job->nshards; i++)
+        zsd_shard_free(job->shards[i]);
+    for (uint32_t i = 0; i < job->nunits; i++)
+        zsd_unit_free(job->units[i]);
+    for (uint32_t i = 0; job->notes && i < job->world; i++)
+        zsd_note_done(&job->notes[i]);
+    zsd_note_done(&job->note);
+    free(job->notes);
+    free(job->step.pages_left);
+    free(job->shards);
+    free(job->units);
+    free(job);
+}
+
+/* Ended and nothing in flight: first its bytes go back, then, without ranks, the struct. */
+static void job_forget_if_over(struct zsd_job *job)
+{
+    if (job->state != ZSD_ENDED || job->inflight > 0)
+        return;
+    if (job->placed) {
+        struct zsd_arena arena = job->arena;
+        uint8_t *memory = job->memory;
+
+        job->arena = ZSD_ARENA_NONE;
+        job->memory = NULL;
+        job->placed = false; /* zsd_unplace() comes once, from the task */
+        arena_end(job, ARENA_JOB_CLOSE, arena, memory, job->memory_bytes, 0);
+        job_forget_if_over(job); /* a task holds it now, unless there was no memory for one */
+        return;
+    }
+    if (zb_list_empty(&job->members))
+        job_free(job);
+}
+
+void zsd_jobs_end_all(struct zsd_core *core)
+{
+    struct zb_err why = { 0 };
+
+    (void)zb_fail(&why, -ECANCELED, "the daemon ends");
+    zb_list_each(pos, &core->jobs)
+    {
+        zsd_job_end(zb_container_of(pos, struct zsd_job, node), &why);
+    }
+}
+
+void zsd_jobs_forget_all(struct zsd_core *core)
+{
+    while (!zb_list_empty(&core->jobs)) {
+        struct zsd_job *job = zb_container_of(core->jobs.next, struct zsd_job, node);
+
+        assert(job->inflight == 0 && !job->placed);
+        zb_list_each(pos, &job->members)
+        {
+            struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
+
+            if (m->conn)
+                m->conn->member = NULL;
+            zb_list_remove(&m->node);
+            zsd_arena_close(&m->staging);
+            zsd_unit_free(m->defining);
+            zsd_note_done(&m->note);
+            zsd_note_done(&m->job_note);
+            free(m);
+        }
+        job_free(job);
+    }
+}
+
+void zsd_core_gone(struct zsd_conn *conn)
+{
+    struct zsd_member *m = conn->member;
+    struct zsd_job *job;
+    struct zb_err why = { 0 };
+
+    if (!m)
+        return;
+    job = m->job;
+    (void)zb_fail(&why, -EOWNERDEAD, "rank %u of job '%s' (process %d) died or hung up", m->rank,
+                  job->name, (int)conn->pid);
+    zsd_job_hold(job);
+    if (job->state != ZSD_ENDED) {
+        uint32_t rank = m->rank;
+
+        if (!job->keep || job->state == ZSD_DEFINING || job->state == ZSD_PLACING) {
+            job_quit(job, ZP_EVENT_PEER_LOST, rank, &why);
+        } else { /* kept: the others hear it, the state stays */
+            zb_log(ZB_LOG_WARN, "rank-lost", "job=\"%s\" rank=%u", job->name, rank);
+            job_tell(job, ZP_EVENT_PEER_LOST, rank, &why);
+        }
+    }
+    member_detach(m, &why);
+    zsd_job_unhold(job);
+}
+
+/* ---- open */
+
+static struct zsd_job *job_new(struct zsd_core *core, const Zp__JobOpen *q, uid_t uid)
+{
+    struct zsd_job *job = calloc(1, sizeof(*job));
+
+    if (!job)
+        return NULL;
+    job->notes = calloc(q->world, sizeof(*job->notes));
+    if (!job->notes) {
+        free(job);
+        return NULL;
+    }
+    job->core = core;
+    job->number = core->next_job++;
+    (void)snprintf(job->name, sizeof(job->name), "%s", q->name);
+    job->uid = uid;
+    job->world = q->world;
+    job->groups = q->groups;
+    job->keep = q->keep;
+    job->offload_param = q->offload_param;
+    job->offload_optimizer = q->offload_optimizer;
+    job->host_bytes_max = q->host_bytes_max;
+    job->arena = ZSD_ARENA_NONE;
+    zb_list_init(&job->members);
+    zb_list_init(&job->cached);
+    zb_list_init(&job->room_waiters);
+    zb_list_init(&job->room_work.node);
+    zb_list_init(&job->step.work.node);
+    zb_list_push_back(&core->jobs, &job->node);
+    return job;
+}
+
+static int open_check(const struct zsd_core *core, const Zp__JobOpen *q, struct zb_err *err)
+{
+    if (core->draining)
+        return zb_fail(err, -ECANCELED, "the daemon is ending: it takes no new jobs");
+    if (!zp_name_valid(q->name))
+        return zb_fail(err, -EINVAL,
+                       "'%s' is no name for a job: 1 to %u letters, digits, '.', '_' or '-'",
+                       q->name, ZP_NAME_MAX);
+    if (q->world < 1 || q->world > ZP_WORLD_MAX)
+        return zb_fail(err, -EINVAL, "a world of %u ranks: from 1 to %u", q->world, ZP_WORLD_MAX);
+    if (q->rank >= q->world)
+        return zb_fail(err, -EINVAL, "rank %u is outside of a world of %u ranks", q->rank,
+                       q->world);
+    if (q->groups < 1 || q->groups > ZP_GROUPS_MAX)
+        return zb_fail(err, -EINVAL, "%u parameter groups: from 1 to %u", q->groups, ZP_GROUPS_MAX);
+    if (q->offload_param < 1 || q->offload_param > 2 || q->offload_optimizer < 1 ||
+        q->offload_optimizer > 2)
+        return zb_fail(err, -EINVAL, "places %u and %u: known are 1 (host) and 2 (nvme)",
+                       q->offload_param, q->offload_optimizer);
+    if (q->optimizer != 1)
+        return zb_fail(err, -EINVAL, "optimizer %u: known is 1 (AdamW)", q->optimizer);
+    if (q->staging_bytes > INT64_MAX - ZB_PAGE_ALIGN)
+        return zb_fail(err, -EINVAL, "staging of %llu bytes", (unsigned long long)q->staging_bytes);
+    return 0;
+}
+
+/* May this rank join a job that exists? */
+static int open_join(struct zsd_job *job, const Zp__JobOpen *q, uid_t uid, struct zb_err *err)
+{
+    bool forming = job->state == ZSD_DEFINING && !q->attach;
+
+    if (job->uid != uid)
+        return zb_fail(err, -EPERM, "job '%s' belongs to user %u", q->name, (unsigned)job->uid);
+    if (!forming && !q->attach)
+        return zb_fail(err, -EEXIST, "job '%s' exists already", q->name);
+    if (q->world != job->world)
+        return zb_fail(err, -EINVAL, "job '%s' has %u ranks, not %u", q->name, job->world,
+                       q->world);
+    if (member_by_rank(job, q->rank))
+        return zb_fail(err, q->attach ? -EBUSY : -EEXIST,
+                       "job '%s' exists already: its rank %u is taken", q->name, q->rank);
+    if (q->keep != job->keep || q->groups != job->groups ||
+        (forming && (q->offload_param != job->offload_param ||
+                     q->offload_optimizer != job->offload_optimizer ||
+                     q->host_bytes_max != job->host_bytes_max)))
+        return zb_fail(err, -EINVAL, "rank %u opens job '%s' with other options than its peers",
+                       q->rank, q->name);
+    return 0;
+}
+
+void zsd_job_open(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__JobOpen *q = (const Zp__JobOpen *)(const void *)message;
+    struct zsd_core *core = req->daemon->core;
+    struct zb_err err = { 0 };
+    struct zsd_job *job = NULL;
+    struct zsd_member *m;
+    struct arena_task *t;
+    bool fresh = false;
+    uint32_t njobs = 0;
+
+    if (req->conn->member) {
+        zsd_refuse(req, -EBUSY, "this connection has opened job '%s' already",
+                   req->conn->member->job->name);
+        return;
+    }
+    if (open_check(core, q, &err) < 0)
+        goto refuse;
+    job = zsd_job_by_name(core, q->name);
+    if (job && open_join(job, q, req->conn->uid, &err) < 0)
+        goto refuse;
+    if (!job) {
+        if (q->attach) {
+            (void)zb_fail(&err, -ENOENT, "there is no job '%s' to attach to", q->name);
+            goto refuse;
+        }
+        zb_list_each(pos, &core->jobs) njobs++;
+        if (njobs >= req->daemon->config.jobs_max) {
+            (void)zb_fail(&err, -ENOSPC, "there are %u jobs already, which is the limit (jobs_max)",
+                          njobs);
+            goto refuse;
+        }
+        job = job_new(core, q, req->conn->uid);
+        if (!job) {
+            (void)zb_fail(&err, -ENOMEM, "job '%s': %m", q->name);
+            goto refuse;
+        }
+        fresh = true;
+        zb_log(ZB_LOG_INFO, "job-open", "job=\"%s\" id=%u uid=%u world=%u keep=%d", job->name,
+               job->number, (unsigned)job->uid, job->world, (int)job->keep);
+    }
+    t = arena_task_new(job, ARENA_STAGING_OPEN);
+    m = t ? member_new(job, req->conn, q->rank) : NULL;
+    if (!m) {
+        free(t);
+        (void)zb_fail(&err, -ENOMEM, "rank %u of job '%s': %m", q->rank, q->name);
+        goto refuse;
+    }
+    t->bytes = zb_round_up(q->staging_bytes, ZB_PAGE_ALIGN);
+    if (zsd_place_staging(job, t->bytes, &err) < 0) {
+        free(t);
+        zb_list_remove(&m->node);
+        req->conn->member = NULL;
+        free(m);
+        goto refuse;
+    }
+    t->member = m;
+    t->req = req;
+    m->staging_users++; /* keeps the member until staging_opened() */
+    arena_task_start(t);
+    return;
+refuse:
+    if (fresh) {
+        job->state = ZSD_ENDED; /* never seen by anybody */
+        job_forget_if_over(job);
+    }
+    zsd_reply_err(req, &err);
+}
+
+static void staging_opened(struct arena_task *t)
+{
+    struct zsd_member *m = t->member;
+    struct zsd_job *job = t->job;
+    Zp__JobOpenReply reply = ZP__JOB_OPEN_REPLY__INIT;
+
+    m->staging = t->arena;
+    if (t->err.code == 0 && job->state == ZSD_ENDED)
+        (void)zb_fail(&t->err, job->why.code, "%s", job->why.text);
+    if (t->err.code != 0) {
+        struct zb_err why = t->err;
+        bool only = job_attached(job) <= 1 && job->state == ZSD_DEFINING;
+
+        if (m->staging.fd < 0)
+            zsd_unplace_staging(job, t->bytes); /* else with the arena */
+        if (m->conn) {
+            m->conn->member = NULL;
+            m->conn = NULL;
+        }
+        zsd_reply_err(t->req, &why);
+        zsd_staging_put(m);
+        if (only)
+            zsd_job_end(job, &why);
+        return;
+    }
+    reply.job = job->number;
+    reply.iterations = job->iterations;
+    reply.applied = job->applied;
+    reply.staging_bytes = t->bytes;
+    zsd_reply(t->req, &reply.base, m->staging.fd);
+    zsd_staging_put(m);
+}
+
+/* ---- units */
+
+void zsd_unit_free(struct zsd_unit *unit)
+{
+    if (!unit)
+        return;
+    free(unit->tensors);
+    free(unit->segments);
+    free(unit->shards);
+    free(unit);
+}
+
+static int unit_check(const struct zsd_job *job, const Zp__UnitDefine *q, struct zb_err *err)
+{
+    if (job->state != ZSD_DEFINING && !job->keep)
+        return zb_fail(err, -EBUSY, "job '%s' is ready: its units are fixed", job->name);
+    if (q->unit >= ZP_UNITS_MAX || q->unit > job->nunits)
+        return zb_fail(err, -EINVAL, "unit %u comes after %u of job '%s': units come in order",
+                       q->unit, job->nunits, job->name);
+    if (!zp_name_valid(q->name))
+        return zb_fail(err, -EINVAL, "'%s' is no name for a unit", q->name);
+    if (q->elems < 1 || q->elems > UINT64_C(1) << 40)
+        return zb_fail(err, -EINVAL, "unit '%s' has %llu elements: from 1 to 2^40", q->name,
+                       (unsigned long long)q->elems);
+    return 0;
+}
+
+static int unit_tensor(struct zsd_unit *unit, const struct zsd_job *job, const Zp__Tensor *q,
+                       struct zb_err *err)
+{
+    struct zsd_tensor t = {
+        .first = q->first, .count = 1, .group = q->group, .ndims = (uint32_t)q->n_dims
+    };
+    uint64_t from = 0;
+
+    if (unit->ntensors > 0) {
+        const struct zsd_tensor *last = &unit->tensors[unit->ntensors - 1];
+
+        from = last->first + last->count;
+    }
+    if (!zp_tensor_name_valid(q->name))
+        return zb_fail(err, -EINVAL, "unit '%s': '%s' is no name for a tensor", unit->name,
+                       q->name);
+    if (q->n_dims > ZP_DIMS_MAX)
+        return zb_fail(err, -EINVAL, "tensor '%s' has %zu dimensions: at most %u", q->name,
+                       q->n_dims, ZP_DIMS_MAX);
+    for (size_t i = 0; i < q->n_dims; i++) {
+        t.dims[i] = q->dims[i];
+        if (!zb_mul_fits(t.count, q->dims[i], &t.count))
+            return zb_fail(err, -EINVAL, "tensor '%s' has a shape that overflows", q->name);
+    }
+    if (t.count < 1 || q->first < from || !zb_range_inside(q->first, t.count, unit->elems))
+        return zb_fail(
+            err, -EINVAL,
+            "tensor '%s' (first %llu, %llu elements) is not inside unit '%s' of %llu, behind "
+            "the one before it",
+            q->name, (unsigned long long)q->first, (unsigned long long)t.count, unit->name,
+            (unsigned long long)unit->elems);
+    if (q->group >= job->groups && q->group != ZP_GROUP_FROZEN)
+        return zb_fail(err, -EINVAL, "tensor '%s' is of parameter group %u, and the job has %u",
+                       q->name, q->group, job->groups);
+    if (unit->ntensors == unit->tensors_room) {
+        uint32_t room = unit->tensors_room > 0 ? 2 * unit->tensors_room : 16;
+        void *grown = realloc(unit->tensors, room * sizeof(*unit->tensors));
+
+        if (!grown)
+            return zb_fail(err, -ENOMEM, "tensors of unit '%s': %m", unit->name);
+        unit->tensors = grown;
+        unit->tensors_room = room;
+    }
+    (void)snprintf(t.name, sizeof(t.name), "%s", q->name);
+    unit->tensors[unit->ntensors++] = t;
+    return 0;
+}
+
+/* Runs of elements of one group; frozen tensors and gaps are in none. */
+static int unit_segments(struct zsd_unit *unit)
+{
+    if (unit->ntensors == 0 || unit->layout.frozen)
+        return 0;
+    unit->segments = calloc(unit->ntensors, sizeof(*unit->segments));
+    if (!unit->segments)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < unit->ntensors; i++) {
+        const struct zsd_tensor *t = &unit->tensors[i];
+        struct zk_segment *last = unit->nsegments > 0 ? &unit->segments[unit->nsegments - 1] : NULL;
+
+        if (t->group == ZP_GROUP_FROZEN)
+            continue;
+        if (last && last->group == t->group && last->first + last->count == t->first)
+            last->count += t->count;
+        else
+            unit->segments[unit->nsegments++] =
+                (struct zk_segment){ .first = t->first, .count = t->count, .group = t->group };
+    }
+    return 0;
+}
+
+static bool unit_same(const struct zsd_unit *a, const struct zsd_unit *b)
+{
+    if (strcmp(a->name, b->name) != 0 || a->elems != b->elems || a->ntensors != b->ntensors ||
+        a->layout.dtype != b->layout.dtype || a->layout.grad_dtype != b->layout.grad_dtype ||
+        a->layout.frozen != b->layout.frozen)
+        return false;
+    for (uint32_t i = 0; i < a->ntensors; i++) {
+        const struct zsd_tensor *s = &a->tensors[i], *t = &b->tensors[i];
+
+        if (strcmp(s->name, t->name) != 0 || s->first != t->first || s->group != t->group ||
+            s->ndims != t->ndims || memcmp(s->dims, t->dims, sizeof(s->dims)) != 0)
+            return false;
+    }
+    return true;
+}
+
+/* The last part has come: the first rank's unit is kept, the others' are compared with it. */
+static int unit_finish(struct zsd_member *m, struct zb_err *err)
+{
+    struct zsd_job *job = m->job;
+    struct zsd_unit *unit = m->defining;
+
+    if (unit->index < job->nunits)
+        return unit_same(unit, job->units[unit->index])
+                   ? 0
+                   : zb_fail(err, -EINVAL,
+                             "rank %u defines unit %u ('%s') of job '%s' otherwise than its peers",
+                             m->rank, unit->index, unit->name, job->name);
+    if (job->state != ZSD_DEFINING)
+        return zb_fail(err, -EINVAL, "job '%s' has %u units, and '%s' is none of them", job->name,
+                       job->nunits, unit->name);
+    if (unit_segments(unit) < 0)
+        return zb_fail(err, -ENOMEM, "unit '%s': %m", unit->name);
+    if (job->nunits == job->units_room) {
+        uint32_t room = job->units_room > 0 ? 2 * job->units_room : 64;
+        void *grown = realloc(job->units, room * sizeof(*job->units));
+
+        if (!grown)
+            return zb_fail(err, -ENOMEM, "unit '%s': %m", unit->name);
+        job->units = grown;
+        job->units_room = room;
+    }
+    job->units[job->nunits++] = unit;
+    m->defining = NULL;
+    return 0;
+}
+
+void zsd_unit_define(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__UnitDefine *q = (const Zp__UnitDefine *)(const void *)message;
+    struct zsd_member *m = zsd_member_of(req, q->job);
+    struct zb_err err = { 0 };
+    struct zsd_unit *unit;
+
+    if (!m)
+        return;
+    if (m->defining && m->defining->index != q->unit) { /* an earlier one was left unfinished */
+        zsd_unit_free(m->defining);
+        m->defining = NULL;
+    }
+    if (unit_check(m->job, q, &err) < 0)
+        goto refuse;
+    if (!m->defining) {
+        m->defining = calloc(1, sizeof(*m->defining));
+        if (!m->defining) {
+            (void)zb_fail(&err, -ENOMEM, "unit '%s': %m", q->name);
+            goto refuse;
+        }
+        m->defining->index = q->unit;
+        m->defining->elems = q->elems;
+        (void)snprintf(m->defining->name, sizeof(m->defining->name), "%s", q->name);
+        if (zb_layout_of(q->dtype, q->frozen ? ZB_F32 : q->grad_dtype, q->frozen,
+                         &m->defining->layout, &err) < 0)
+            goto refuse;
+    }
+    unit = m->defining;
+    for (size_t i = 0; i < q->n_tensors; i++)
+        if (unit_tensor(unit, m->job, q->tensors[i], &err) < 0)
+            goto refuse;
+    if (q->last && unit_finish(m, &err) < 0)
+        goto refuse;
+    if (q->last) {
+        zsd_unit_free(m->defining);
+        m->defining = NULL;
+    }
+    zsd_reply(req, NULL, -1);
+    return;
+refuse:
+    zsd_unit_free(m->defining);
+    m->defining = NULL;
+    zsd_reply_err(req, &err);
+}
+
+/* ---- shards */
+
+/* A shard of the unit that begins at or behind `first`: its index. */
+static uint32_t unit_shard_at(const struct zsd_unit *unit, uint64_t first)
+{
+    uint32_t low = 0, high = unit->nshards;
+
+    while (low < high) {
+        uint32_t mid = low + (high - low) / 2;
+
+        if (unit->shards[mid]->first < first)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low;
+}
+
+static int shard_check(const struct zsd_job *job, const Zp__Range *q, struct zb_err *err)
+{
+    const struct zsd_unit *unit;
+    uint32_t i;
+
+    if (q->unit >= job->nunits)
+        return zb_fail(err, -ENOENT, "job '%s' has no unit %u", job->name, q->unit);
+    unit = job->units[q->unit];
+    if (q->count < 1 || q->first % ZB_BLOCK_ELEMS != 0 || q->count % ZB_BLOCK_ELEMS != 0)
+        return zb_fail(err, -EINVAL,
+                       "a shard of unit '%s' from %llu of %llu elements: bounds are "
+                       "multiples of %u",
+                       unit->name, (unsigned long long)q->first, (unsigned long long)q->count,
+                       ZB_BLOCK_ELEMS);
+    if (!zb_range_inside(q->first, q->count, zb_padded_elems(unit->elems)))
+        return zb_fail(err, -EINVAL,
+                       "a shard of unit '%s' from %llu of %llu elements: the unit has %llu",
+                       unit->name, (unsigned long long)q->first, (unsigned long long)q->count,
+                       (unsigned long long)unit->elems);
+    i = unit_shard_at(unit, q->first);
+    if ((i < unit->nshards && unit->shards[i]->first < q->first + q->count) ||
+        (i > 0 && unit->shards[i - 1]->first + unit->shards[i - 1]->count > q->first))
+        return zb_fail(err, -EINVAL, "a shard of unit '%s' from %llu overlaps another one",
+                       unit->name, (unsigned long long)q->first);
+    return 0;
+}
+
+static int shard_add(struct zsd_job *job, uint32_t rank, const Zp__Range *q, struct zb_err *err)
+{
+    struct zsd_unit *unit;
+    struct zsd_shard *s;
+    uint32_t at;
+
+    if (shard_check(job, q, err) < 0)
+        return err->code;
+    unit = job->units[q->unit];
+    if (job->nshards >= ZSD_SHARDS_MAX)
+        return zb_fail(err, -ENOSPC, "job '%s' has %u shards, which is the limit", job->name,
+                       job->nshards);
+    if (job->nshards == job->shards_room) {
+        uint32_t room = job->shards_room > 0 ? 2 * job->shards_room : 256;
+        void *grown = realloc(job->shards, room * sizeof(*job->shards));
+
+        if (!grown)
+            return zb_fail(err, -ENOMEM, "shards of job '%s': %m", job->name);
+        job->shards = grown;
+        job->shards_room = room;
+    }
+    if (unit->nshards == unit->shards_room) {
+        uint32_t room = unit->shards_room > 0 ? 2 * unit->shards_room : 8;
+        void *grown = realloc(unit->shards, room * sizeof(*unit->shards));
+
+        if (!grown)
+            return zb_fail(err, -ENOMEM, "shards of unit '%s': %m", unit->name);
+        unit->shards = grown;
+        unit->shards_room = room;
+    }
+    s = zsd_shard_new(job, unit, rank, q->first, q->count);
+    if (!s)
+        return zb_fail(err, -ENOMEM, "a shard of unit '%s': %m", unit->name);
+    s->id = (uint64_t)job->number << 32 | job->nshards;
+    job->shards[job->nshards++] = s;
+    at = unit_shard_at(unit, q->first);
+    memmove(unit->shards + at + 1, unit->shards + at, (unit->nshards - at) * sizeof(*unit->shards));
+    unit->shards[at] = s;
+    unit->nshards++;
+    return 0;
+}
+
+/* Takes back the shards from number `from` on: a request registers all of its ranges or none. */
+static void shards_undo(struct zsd_job *job, uint32_t from)
+{
+    while (job->nshards > from) {
+        struct zsd_shard *s = job->shards[--job->nshards];
+        struct zsd_unit *unit = s->unit;
+        uint32_t at = unit_shard_at(unit, s->first);
+
+        memmove(unit->shards + at, unit->shards + at + 1,
+                (unit->nshards - at - 1) * sizeof(*unit->shards));
+        unit->nshards--;
+        zsd_shard_free(s);
+    }
+}
+
+/* A rank that attached to a kept job names the shards that it has. */
+static struct zsd_shard *shard_again(struct zsd_job *job, const Zp__Range *q, struct zb_err *err)
+{
+    if (q->unit < job->nunits) {
+        struct zsd_unit *unit = job->units[q->unit];
+        uint32_t at = unit_shard_at(unit, q->first);
+
+        if (at < unit->nshards && unit->shards[at]->first == q->first &&
+            unit->shards[at]->count == q->count)
+            return unit->shards[at];
+    }
+    (void)zb_fail(err, -ENOENT, "job '%s' has no shard of unit %u from %llu of %llu elements",
+                  job->name, q->unit, (unsigned long long)q->first, (unsigned long long)q->count);
+    return NULL;
+}
+
+void zsd_shard_register(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__ShardRegister *q = (const Zp__ShardRegister *)(const void *)message;
+    struct zsd_member *m = zsd_member_of(req, q->job);
+    Zp__ShardRegisterReply reply = ZP__SHARD_REGISTER_REPLY__INIT;
+    uint64_t ids[ZP_SHARDS_MAX];
+    struct zb_err err = { 0 };
+    uint32_t before;
+
+    if (!m)
+        return;
+    before = m->job->nshards;
+    if (q->n_ranges < 1 || q->n_ranges > ZP_SHARDS_MAX)
+        (void)zb_fail(&err, -EINVAL, "%zu ranges in one request: from 1 to %u", q->n_ranges,
+                      ZP_SHARDS_MAX);
+    else if (m->ready)
+        (void)zb_fail(&err, -EBUSY, "rank %u of job '%s' said that it was ready", m->rank,
+                      m->job->name);
+    for (size_t i = 0; i < q->n_ranges && err.code == 0; i++) {
+        if (m->job->state == ZSD_DEFINING) {
+            if (shard_add(m->job, m->rank, q->ranges[i], &err) == 0)
+                ids[i] = m->job->shards[m->job->nshards - 1]->id;
+        } else {
+            struct zsd_shard *s = shard_again(m->job, q->ranges[i], &err);
+
+            if (s) {
+                ids[i] = s->id;
+                s->rank = m->rank;
+            }
+        }
+    }
+    if (err.code != 0) {
+        shards_undo(m->job, before);
+        zsd_reply_err(req, &err);
+        return;
+    }
+    reply.n_shards = q->n_ranges;
+    reply.shards = ids;
+    zsd_reply(req, &reply.base, -1);
+}
+
+/* ---- ready */
+
+static void ready_answer(struct zsd_job *job)
+{
+    Zp__ReadyReply reply = ZP__READY_REPLY__INIT;
+
+    reply.arena_bytes = job->arena_bytes;
+    reply.ring_bytes = job->ring_bytes;
+    for (int use = 0; use < ZSD_USES; use++) {
+        reply.host_bytes += job->host_held.used[use];
+        reply.nvme_bytes += job->nvme_held.used[use];
+    }
+    zb_list_each(pos, &job->members)
+    {
+        struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
+        struct zsd_req *r = m->ready_req;
+
+        if (!r)
+            continue;
+        m->ready_req = NULL;
+        zsd_timed_disarm(&m->ready_timed);
+        zsd_reply(r, &reply.base, job->arena.fd);
+    }
+}
+
+/* Every rank is ready: for a new job, place it and make its memory. */
+static void ready_all(struct zsd_job *job)
+{
+    struct zb_err err = { 0 };
+    struct arena_task *t;
+
+    if (job->state != ZSD_DEFINING) { /* kept: it has its place; what was accumulated is dropped */
+        job->ready_waits = job->active > 0;
+        if (!job->ready_waits) {
+            zsd_grads_reset(job);
+            ready_answer(job);
+        }
+        return;
+    }
+    job->state = ZSD_PLACING;
+    t = arena_task_new(job, ARENA_JOB_OPEN);
+    if (!t) {
+        (void)zb_fail(&err, -ENOMEM, "job '%s': %m", job->name);
+        zsd_job_end(job, &err);
+        return;
+    }
+    if (zsd_place(job, &err) < 0) {
+        free(t);
+        zsd_job_end(job, &err);
+        return;
+    }
+    t->bytes = job->arena_bytes;
+    t->memory_bytes = job->memory_bytes;
+    arena_task_start(t);
+}
+
+static void job_arena_opened(struct arena_task *t)
+{
+    struct zsd_job *job = t->job;
+
+    job->arena = t->arena;
+    job->memory = t->memory;
+    if (t->err.code != 0) {
+        zsd_job_end(job, &t->err);
+        return;
+    }
+    if (job->state == ZSD_ENDED)
+        return; /* job_forget_if_over() ends the memory */
+    zsd_place_attach(job);
+    job->state = ZSD_READY;
+    zb_log(ZB_LOG_INFO, "job-ready",
+           "job=\"%s\" shards=%u host_params=%llu host_grads=%llu host_state=%llu ring=%llu "
+           "nvme_params=%llu nvme_state=%llu",
+           job->name, job->nshards, (unsigned long long)job->host_held.used[ZSD_USE_PARAM],
+           (unsigned long long)job->host_held.used[ZSD_USE_GRAD],
+           (unsigned long long)job->host_held.used[ZSD_USE_STATE],
+           (unsigned long long)job->host_held.used[ZSD_USE_RING],
+           (unsigned long long)job->nvme_held.used[ZSD_USE_PARAM],
+           (unsigned long long)job->nvme_held.used[ZSD_USE_STATE]);
+    ready_answer(job);
+}
+
+static void ready_expire(struct zsd_timed *timed)
+{
+    struct zsd_member *m = zb_container_of(timed, struct zsd_member, ready_timed);
+    struct zsd_req *r = m->ready_req;
+    struct zsd_job *job = m->job;
+    uint32_t n = 0;
+
+    zb_list_each(pos, &job->members) n += zb_container_of(pos, struct zsd_member, node)->ready;
+    m->ready_req = NULL;
+    m->ready = false;
+    zsd_refuse(r, -ETIMEDOUT, "job '%s' waits for its ranks: %u of %u were ready", job->name, n,
+               job->world);
+}
+
+void zsd_ready(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__Ready *q = (const Zp__Ready *)(const void *)message;
+    struct zsd_member *m = zsd_member_of(req, q->job);
+    struct zsd_job *job;
+    uint32_t ready = 0;
+
+    if (!m)
+        return;
+    job = m->job;
+    if (m->ready) {
+        zsd_refuse(req, -EBUSY, "rank %u of job '%s' said so already", m->rank, job->name);
+        return;
+    }
+    if (m->defining) {
+        zsd_refuse(req, -EINVAL, "unit '%s' of job '%s' is not complete", m->defining->name,
+                   job->name);
+        return;
+    }
+    if (job->nshards == 0 && job->world == 1) {
+        zsd_refuse(req, -EINVAL, "job '%s' has no shards", job->name);
+        return;
+    }
+    m->ready = true;
+    m->ready_req = req;
+    zsd_timed_arm(job->core, &m->ready_timed, q->timeout_ms, ready_expire);
+    zb_list_each(pos, &job->members)
+    {
+        const struct zsd_member *peer = zb_container_of(pos, struct zsd_member, node);
+
+        ready += peer->ready && peer->conn != NULL;
+    }
+    if (ready == job->world)
+        ready_all(job);
+}
+
+/* ---- leaving */
+
+void zsd_job_close(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__JobRef *q = (const Zp__JobRef *)(const void *)message;
+    struct zsd_member *m = req->conn->member;
+    struct zb_err why = { 0 };
+    struct zsd_job *job;
+    bool last;
+
+    if (!m || m->job->number != q->job) {
+        zsd_refuse(req, -ENOENT, "job %llu is not the one that this connection has opened",
+                   (unsigned long long)q->job);
+        return;
+    }
+    job = m->job;
+    if (m->staging.fd < 0) {
+        zsd_refuse(req, -EBUSY, "rank %u of job '%s' is still being opened", m->rank, job->name);
+        return;
+    }
+    zsd_job_hold(job);
+    last = job_attached(job) == 1;
+    if (!job->keep)
+        job->left++;
+    (void)zb_fail(&why, -ECANCELED, "rank %u left job '%s'", m->rank, job->name);
+    if (last && job->state != ZSD_ENDED && (!job->keep || job->state == ZSD_DEFINING))
+        zsd_job_end(job, &why);
+    member_detach(m, &why);
+    zsd_reply(req, NULL, -1);
+    zsd_job_unhold(job);
+}
+
+void zsd_job_destroy(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__JobName *q = (const Zp__JobName *)(const void *)message;
+    struct zsd_job *job = zsd_job_by_name(req->daemon->core, q->name);
+    struct zb_err why = { 0 };
+
+    if (!job) {
+        zsd_refuse(req, -ENOENT, "there is no job '%s'", q->name);
+        return;
+    }
+    if (!zsd_may(req->conn, job->uid)) {
+        zsd_refuse(req, -EPERM, "job '%s' belongs to user %u", q->name, (unsigned)job->uid);
+        return;
+    }
+    if (job_attached(job) > 0) {
+        zsd_refuse(req, -EBUSY, "job '%s' has %u ranks attached", q->name, job_attached(job));
+        return;
+    }
+    (void)zb_fail(&why, -ECANCELED, "job '%s' was destroyed by user %u", q->name,
+                  (unsigned)req->conn->uid);
+    zsd_job_end(job, &why);
+    zsd_reply(req, NULL, -1);
+}

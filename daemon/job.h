@@ -1,0 +1,324 @@
+/*
+ * job.h - jobs, their ranks, units and shards: what they are, who may change them.
+ *
+ * A JOB is one training run.
+ *
+ *     DEFINING --> PLACING --> READY <--> STEPPING
+ *         \           \          \           \
+ *          +-----------+----------+-----------+--> ENDED    a rank of a job that is not kept was
+ * lost, its last rank left, a device failed, or destroy
+ *
+ *     DEFINING  ranks arrive, define units and register shards        until every rank said ready
+ *     PLACING   admission and layout are decided; a task makes the memory
+ *     READY     fetch, push, write, read
+ *     STEPPING  every rank asked for the step: op_step.c runs it
+ *     ENDED     refuses everything with `why`; its bytes go back when nothing is in flight, the
+ * struct itself when its last rank has gone too. Its name is free at once.
+ *
+ * A MEMBER is a rank that is connected: its staging, its pins, what it waits for.
+ * A UNIT is what the manifest says. Fixed after DEFINING.
+ * A SHARD is a range of a unit, and where each page of its planes lives.
+ *
+ * INVARIANTS
+ *     J1  job->inflight counts whatever holds a pointer into the job from outside the loop thread:
+ * page operations, tasks, arenas being made. Bytes are given back only at 0. J2  job->pins is the
+ * sum of shard->pins, which is the sum of its struct zsd_pin; a pinned shard's parameter bytes do
+ * not move and do not change. J3  While a page operation works on a page, nothing else reads or
+ * writes it: fills, copies and pushes count in job->active, and a step begins only at pins == 0 and
+ * active == 0. J4  Every byte a job holds is in exactly one account (core->host, core->nvme) from
+ * PLACING on.
+ */
+#ifndef ZSD_JOB_H
+#define ZSD_JOB_H
+
+#include "base/plan.h"
+#include "daemon/core_priv.h"
+#include "kernels/zk_page.h"
+#include "proto/frame.h"
+
+#define ZSD_SHARDS_MAX (1u << 20) /* of one job */
+/* Streamed parameters: so many of one rank can be pinned at one time, whichever they are. */
+#define ZSD_RING_PINS 3u
+
+struct zsd_fill;
+struct zsd_member;
+
+/* ---- shards */
+
+struct zsd_extent {
+    uint64_t at; /* of the data file; ZSD_NO_PLACE: not written yet */
+    uint64_t generation;
+};
+
+/* One plane of a shard. Pages [0, resident) are in memory at mem; the others have extents. */
+struct zsd_plane {
+    uint32_t elem_bytes, crc_bytes, crcs_per_page;
+    uint32_t resident;
+    uint8_t *mem;
+    struct zsd_extent *extents;      /* [npages - resident] */
+    uint32_t *crcs;                  /* [npages - resident][crcs_per_page] */
+    uint32_t class_full, class_tail; /* of job->places */
+};
+
+struct zsd_shard {
+    uint64_t id; /* job number << 32 | index */
+    struct zsd_job *job;
+    struct zsd_unit *unit;
+    uint32_t rank;         /* who registered it */
+    uint64_t first, count; /* of the unit's elements; multiples of the block */
+    uint32_t npages;
+    uint64_t version; /* steps applied */
+    struct zsd_plane planes[ZB_PLANES];
+
+    uint8_t *written; /* one bit a page: has initial values */
+    uint8_t *busy;    /* one bit a page: initial values are on their way */
+    uint32_t pages_written;
+
+    /* parameters in memory: offset in the arena, or ZSD_NO_PLACE. Resident shards keep it; streamed
+     * ones have it while cached, in a place of ring_class. */
+    uint64_t arena_at;
+    uint32_t ring_class;
+    struct zb_list lru; /* in job->cached while cached and unpinned */
+    struct zsd_fill *fill;
+
+    uint32_t pins;
+    struct zb_list pin_list; /* struct zsd_pin */
+    uint32_t copies;         /* writes and reads in progress */
+    bool writing;
+    struct zb_list waiters; /* fetches that wait for this shard: struct zsd_work */
+
+    /* the gradient of iteration job->iterations + 1 */
+    uint32_t micro;          /* micro-step being received */
+    uint64_t grad_next;      /* elements of it that have come */
+    uint32_t pushing;        /* tasks */
+    struct zk_xsum grad_sum; /* of this micro-step's result */
+    uint64_t grad_nonfinite;
+    struct zb_list push_waiters; /* pushes of the next micro-step */
+};
+
+struct zsd_pin {
+    struct zsd_shard *shard;
+    struct zsd_member *member;
+    uint32_t count;
+    struct zb_list shard_node, member_node;
+};
+
+/* ---- units */
+
+struct zsd_tensor {
+    char name[ZP_TENSOR_MAX + 1];
+    uint64_t first, count;
+    uint32_t ndims, group;
+    uint64_t dims[ZP_DIMS_MAX];
+};
+
+struct zsd_unit {
+    char name[ZP_NAME_MAX + 1];
+    uint32_t index;
+    uint64_t elems;
+    struct zb_layout layout;
+    struct zsd_tensor *tensors;
+    uint32_t ntensors, tensors_room;
+    struct zk_segment *segments; /* of stepped elements; neighbours of one group are one */
+    uint32_t nsegments;
+    struct zsd_shard **shards; /* by first element */
+    uint32_t nshards, shards_room;
+};
+
+/* ---- ranks */
+
+/* A note on its way in, in parts. */
+struct zsd_note {
+    uint8_t *data;
+    uint32_t total, got;
+    uint64_t iteration; /* that it belongs to, once kept */
+};
+
+struct zsd_member {
+    struct zsd_job *job;
+    struct zsd_conn *conn; /* NULL: gone; the struct lives until its staging is no longer read */
+    uint32_t rank;
+    struct zsd_arena staging;
+    uint32_t staging_users; /* tasks that read or write it */
+    struct zb_list pins;
+    struct zsd_unit *defining; /* a unit whose parts are still coming */
+    bool ready;
+    struct zsd_req *ready_req;
+    struct zsd_timed ready_timed;
+    struct zsd_req *step_req;
+    struct zsd_timed step_timed;
+    struct zsd_note note, job_note; /* for the next step */
+    struct zb_list fetches;         /* in progress, of this rank */
+    struct zb_list node;            /* in job->members */
+};
+
+/* ---- jobs */
+
+enum zsd_job_state { ZSD_DEFINING, ZSD_PLACING, ZSD_READY, ZSD_STEPPING, ZSD_ENDED };
+
+/* The step that ranks ask for, and its progress. op_step.c */
+struct zsd_step_op {
+    bool asked; /* by at least one rank */
+    bool skip, commit;
+    uint64_t step;
+    double scale;
+    struct zk_adamw_params params[ZP_GROUPS_MAX];
+    struct zk_adamw by_group[ZP_GROUPS_MAX];
+    struct zsd_work work;
+    bool draining; /* waits for pins and active to reach 0 */
+    uint32_t next_shard, next_page;
+    uint32_t inflight;
+    uint32_t *pages_left; /* [nshards] */
+};
+
+struct zsd_job {
+    struct zsd_core *core;
+    uint32_t number;
+    char name[ZP_NAME_MAX + 1];
+    uid_t uid;
+    uint32_t world, groups;
+    bool keep;
+    uint32_t offload_param, offload_optimizer; /* 1 host, 2 nvme */
+    uint64_t host_bytes_max;
+    enum zsd_job_state state;
+    struct zb_err why; /* of ENDED */
+    bool placed;
+    uint32_t inflight; /* J1 */
+    uint32_t active, pins;
+    uint32_t left;    /* ranks that closed in good order */
+    bool ready_waits; /* every rank is ready again, but the last pushes still run */
+    struct zb_list members;
+    struct zb_list node; /* in core->jobs */
+
+    struct zsd_unit **units;
+    uint32_t nunits, units_room;
+    struct zsd_shard **shards;
+    uint32_t nshards, shards_room;
+
+    struct zsd_arena arena; /* parameters: the resident ones, then the ring */
+    uint64_t arena_bytes, ring_bytes;
+    uint8_t *memory; /* gradients and resident state */
+    uint64_t memory_bytes;
+    struct zsd_slots places;     /* extents on the data file */
+    struct zsd_slots ring;       /* regions of the arena */
+    struct zb_list cached;       /* unpinned cached shards, oldest first */
+    struct zb_list room_waiters; /* fills that wait for a place in the ring */
+    struct zsd_work room_work;
+    struct zsd_account host_held,
+        nvme_held; /* budget: unused; used: what is in the core's accounts */
+
+    uint64_t iterations, applied;
+    struct zsd_step_op step;
+    struct zsd_note note;
+    struct zsd_note *notes; /* [world] */
+
+    uint64_t fetched_bytes, pushed_bytes, nvme_read_bytes, nvme_written_bytes;
+};
+
+/* ---- job.c */
+
+/** Finds a job that is not ENDED. */
+struct zsd_job *zsd_job_by_name(struct zsd_core *core, const char *name);
+/** The job of this connection's rank, which must be `number` and alive; else req is answered. */
+struct zsd_member *zsd_member_of(struct zsd_req *req, uint64_t job);
+/** A shard of the connection's job, which must be READY or STEPPING; else req is answered. */
+struct zsd_shard *zsd_shard_of(struct zsd_req *req, uint64_t id);
+/** The same without a request: NULL and err. */
+struct zsd_shard *zsd_shard_find(struct zsd_conn *conn, uint64_t id, struct zb_err *err);
+/** len_bytes at an offset of the rank's staging: NULL when it is not inside, or off is not
+ * 64-aligned. */
+void *zsd_staging_at(struct zsd_member *m, uint64_t off, uint64_t len_bytes);
+void zsd_staging_put(struct zsd_member *m); /* undoes a staging_users++ */
+
+/** Ends a job: everyone is told `why`, and it vanishes when nothing is in flight. */
+void zsd_job_end(struct zsd_job *job, const struct zb_err *why);
+void zsd_jobs_end_all(struct zsd_core *core);
+void zsd_jobs_forget_all(struct zsd_core *core);
+
+/** Whatever holds the job from outside the loop (J1). */
+void zsd_job_hold(struct zsd_job *job);
+void zsd_job_unhold(struct zsd_job *job);
+/** Fills, copies and pushes (J3). */
+void zsd_job_active(struct zsd_job *job);
+void zsd_job_idle(struct zsd_job *job);
+
+void zsd_unit_free(struct zsd_unit *unit);
+void zsd_note_done(struct zsd_note *note);
+
+/* ---- shard.c: pages and pins */
+
+static inline uint64_t zsd_page_elems(const struct zsd_shard *s, uint32_t page)
+{
+    uint64_t per_page = s->job->core->page_elems;
+
+    return zb_min_u64(per_page, s->count - (uint64_t)page * per_page);
+}
+
+static inline uint32_t zsd_page_bytes(const struct zsd_shard *s, enum zb_plane plane, uint32_t page)
+{
+    return (uint32_t)(zsd_page_elems(s, page) * s->planes[plane].elem_bytes);
+}
+
+static inline bool zsd_page_streamed(const struct zsd_shard *s, enum zb_plane plane, uint32_t page)
+{
+    return s->planes[plane].elem_bytes > 0 && page >= s->planes[plane].resident;
+}
+
+static inline bool zsd_shard_live(const struct zsd_shard *s)
+{
+    return s->pages_written == s->npages;
+}
+
+static inline bool zsd_grad_complete(const struct zsd_shard *s)
+{
+    return s->unit->layout.frozen || (s->grad_next == s->count && s->pushing == 0);
+}
+
+/** Parameters that always live in memory, and need no ring. */
+static inline bool zsd_shard_resident(const struct zsd_shard *s)
+{
+    return s->planes[ZB_PARAM].resident == s->npages;
+}
+
+struct zsd_shard *zsd_shard_new(struct zsd_job *job, struct zsd_unit *unit, uint32_t rank,
+                                uint64_t first, uint64_t count);
+void zsd_shard_free(struct zsd_shard *s);
+/** Bytes of all planes of it in memory that stays (not the ring), and on the data file. */
+void zsd_shard_bytes(const struct zsd_shard *s, uint64_t *ret_host, uint64_t *ret_nvme);
+
+/** 0 or -ENOMEM. */
+int zsd_pin(struct zsd_shard *s, struct zsd_member *m);
+/** -ENOENT: this rank does not pin it. */
+int zsd_unpin(struct zsd_shard *s, struct zsd_member *m);
+void zsd_unpin_all(struct zsd_member *m);
+/** Whoever waits for this shard is run again. */
+void zsd_shard_wake(struct zsd_shard *s);
+/** Forgets the cached parameters of a streamed, unpinned shard. */
+void zsd_shard_uncache(struct zsd_shard *s);
+void zsd_grads_reset(struct zsd_job *job);
+
+/* ---- place.c */
+
+/** Admission and layout, all ranks ready: decides where every page lives and books it. 0; -ENOSPC:
+ * err has the numbers and the least that would do; -ENOMEM. On failure nothing is booked. */
+int zsd_place(struct zsd_job *job, struct zb_err *err);
+/** Books a rank's staging: 0, or -ENOSPC with the numbers. */
+int zsd_place_staging(struct zsd_job *job, uint64_t bytes, struct zb_err *err);
+void zsd_unplace_staging(struct zsd_job *job, uint64_t bytes);
+/** Points the planes into the memory that was made for the layout. */
+void zsd_place_attach(struct zsd_job *job);
+/** Gives back everything that zsd_place() booked. */
+void zsd_unplace(struct zsd_job *job);
+
+/* ---- op_step.c, op_fetch.c, op_push.c: called by others */
+
+void zsd_step_resume(struct zsd_job *job); /* pins or active reached 0 */
+void zsd_step_cancel(struct zsd_job *job, const struct zb_err *why);
+/* The rank is gone: a step that was asked for, but has not begun, is given up by all. */
+void zsd_step_leave(struct zsd_member *m, const struct zb_err *why);
+void zsd_fetch_cancel(struct zsd_member *m, const struct zb_err *why);
+void zsd_fill_resume(struct zsd_job *job); /* a place in the ring may be free */
+void zsd_fill_cancel(struct zsd_job *job); /* fills that wait for a place give up */
+void zsd_push_cancel(struct zsd_job *job, const struct zb_err *why);
+
+#endif

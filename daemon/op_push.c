@@ -1,0 +1,284 @@
+/*
+ * op_push.c - gradients in, and their norms.
+ *
+ * MODEL. A push is a run of pages of one shard, taken in by compute tasks, a page each:
+ * accumulated, and in the same pass summed and counted. Parts of a micro-step come in order,
+ * micro-steps one after the other: so (step, micro, first) says whether a push is new, repeated or
+ * out of order.
+ *
+ *     zsd_push ---> [waits for the last micro-step's tasks] ---> tasks ---> answer
+ *
+ * INVARIANTS
+ *     G1  shard->grad_next counts elements that were accepted, shard->pushing the tasks still
+ * running; a gradient is complete at grad_next == count and pushing == 0. G2  No two tasks work on
+ * one page: a micro-step's tasks begin after the last one's have ended. G3  The staging that a task
+ * reads stays until it is done, whatever happens to the client.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/pageop.h"
+#include "proto/shard.pb-c.h"
+
+struct push;
+
+struct push_task {
+    struct zsd_task task;
+    struct push *push;
+    struct zk_page page;
+    const void *from;
+    struct zk_xsum sum;
+    uint64_t nonfinite;
+};
+
+struct push {
+    struct zsd_req *req;
+    struct zsd_member *member;
+    struct zsd_shard *shard;
+    struct zb_list node; /* in shard->push_waiters */
+    enum zb_dtype dtype;
+    bool add;
+    uint64_t first, count;
+    const uint8_t *from;
+    uint32_t left;
+    uint32_t ntasks;
+    struct push_task tasks[];
+};
+
+static void push_start(struct push *p);
+
+static void push_end(struct push *p, const struct zb_err *why)
+{
+    struct zsd_job *job = p->shard->job;
+    struct zsd_member *m = p->member;
+
+    if (why)
+        zsd_reply_err(p->req, why);
+    else
+        zsd_reply(p->req, NULL, -1);
+    free(p);
+    zsd_staging_put(m);
+    zsd_job_idle(job);
+    zsd_job_unhold(job);
+}
+
+static void push_run_task(struct zsd_task *task)
+{
+    struct push_task *t = zb_container_of(task, struct push_task, task);
+    const struct push *p = t->push;
+
+    zk_page_ingest(p->shard->job->core->daemon->kernels, &p->shard->unit->layout, &t->page, t->from,
+                   p->dtype, p->add, &t->sum, &t->nonfinite);
+}
+
+/* Every task of a micro-step has ended: those that wait begin, as far as the micro-step after it
+ * goes. */
+static void push_next_micro(struct zsd_shard *s)
+{
+    if (zb_list_empty(&s->push_waiters))
+        return;
+    memset(&s->grad_sum, 0, sizeof(s->grad_sum));
+    s->grad_nonfinite = 0;
+    do {
+        push_start(zb_container_of(zb_list_pop_front(&s->push_waiters), struct push, node));
+    } while (!zb_list_empty(&s->push_waiters) &&
+             zb_container_of(s->push_waiters.next, struct push, node)->first != 0);
+}
+
+static void push_on_task(struct zsd_task *task)
+{
+    struct push_task *t = zb_container_of(task, struct push_task, task);
+    struct push *p = t->push;
+    struct zsd_shard *s = p->shard;
+
+    zk_xsum_merge(&s->grad_sum, &t->sum);
+    s->grad_nonfinite += t->nonfinite;
+    s->pushing--;
+    if (--p->left > 0)
+        return;
+    if (s->pushing == 0)
+        push_next_micro(s);
+    push_end(p, NULL);
+}
+
+static void push_start(struct push *p)
+{
+    struct zsd_shard *s = p->shard;
+    uint64_t per_page = s->job->core->page_elems;
+
+    p->left = p->ntasks;
+    s->pushing += p->ntasks;
+    s->job->pushed_bytes += p->count * zb_dtype_bytes(p->dtype);
+    for (uint32_t i = 0; i < p->ntasks; i++) {
+        struct push_task *t = &p->tasks[i];
+        uint64_t at = p->first + i * per_page; /* of the shard */
+
+        t->task = (struct zsd_task){ .run = push_run_task, .done = push_on_task };
+        t->push = p;
+        t->page.first = s->first + at;
+        t->page.count = zb_min_u64(per_page, s->count - at);
+        t->page.grad = s->planes[ZB_GRAD].mem + at * s->planes[ZB_GRAD].elem_bytes;
+        t->page.param = t->page.grad; /* not looked at */
+        t->from = p->from + (at - p->first) * zb_dtype_bytes(p->dtype);
+        zsd_task_start(s->job->core, &t->task);
+    }
+}
+
+/* Is this the part that comes next? Then grad_next and micro move on. */
+static int push_admit(struct zsd_shard *s, const Zp__Push *q, struct zb_err *err)
+{
+    const struct zsd_job *job = s->job;
+    uint64_t step = job->iterations + 1, per_page = job->core->page_elems;
+    const char *unit = s->unit->name;
+
+    if (s->unit->layout.frozen)
+        return zb_fail(err, -EINVAL, "unit '%s' is frozen: it has no gradient", unit);
+    if (zb_dtype_bytes(q->dtype) == 0)
+        return zb_fail(err, -EINVAL, "a gradient of dtype number %u", q->dtype);
+    if (q->mode != 1 && q->mode != 2)
+        return zb_fail(err, -EINVAL, "push mode %u: known are 1 (set) and 2 (add)", q->mode);
+    if ((q->mode == 2) != (q->micro > 0))
+        return zb_fail(err, -EINVAL, "micro-step %u %s: the first sets, the others add", q->micro,
+                       q->mode == 2 ? "adds" : "sets");
+    if (q->mode == 2 && s->unit->layout.grad_dtype != ZB_F32)
+        return zb_fail(err, -EINVAL, "unit '%s' has a bf16 gradient plane, which cannot accumulate",
+                       unit);
+    if (q->count < 1 || q->first % per_page != 0 ||
+        !zb_range_inside(q->first, q->count, s->count) ||
+        (q->count % per_page != 0 && q->first + q->count != s->count))
+        return zb_fail(err, -EINVAL,
+                       "a push of elements %llu to %llu of a shard of %llu: parts begin and end at "
+                       "multiples of %llu, or at its end",
+                       (unsigned long long)q->first, (unsigned long long)(q->first + q->count),
+                       (unsigned long long)s->count, (unsigned long long)per_page);
+    if (q->step < step)
+        return zb_fail(err, -EEXIST, "a push for step %llu, and %llu is done",
+                       (unsigned long long)q->step, (unsigned long long)job->iterations);
+    if (q->step > step)
+        return zb_fail(err, -EINVAL, "a push for step %llu, and step %llu comes next",
+                       (unsigned long long)q->step, (unsigned long long)step);
+    if (q->micro < s->micro || (q->micro == s->micro && q->first < s->grad_next))
+        return zb_fail(
+            err, -EEXIST,
+            "unit '%s' has its gradient of step %llu, micro-step %u, from element %llu: it is "
+            "not added twice",
+            unit, (unsigned long long)step, q->micro, (unsigned long long)q->first);
+    if (q->micro == s->micro + 1 && s->grad_next == s->count && q->first == 0) {
+        s->micro = q->micro;
+        s->grad_next = 0;
+    }
+    if (q->micro != s->micro || q->first != s->grad_next)
+        return zb_fail(
+            err, -EINVAL,
+            "a push for micro-step %u from element %llu: micro-step %u from %llu comes next",
+            q->micro, (unsigned long long)q->first, s->micro, (unsigned long long)s->grad_next);
+    s->grad_next += q->count;
+    return 0;
+}
+
+void zsd_push(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__Push *q = (const Zp__Push *)(const void *)message;
+    struct zsd_shard *s = zsd_shard_of(req, q->shard);
+    struct zb_err err = { 0 };
+    const uint8_t *from;
+    struct push *p;
+    uint64_t bytes;
+    uint32_t ntasks;
+    bool first_of_micro;
+
+    if (!s)
+        return;
+    if (s->job->state != ZSD_READY) {
+        zsd_refuse(req, -EBUSY, "job '%s' is stepping", s->job->name);
+        return;
+    }
+    if (!zb_mul_fits(q->count, zb_dtype_bytes(q->dtype), &bytes) ||
+        !(from = zsd_staging_at(req->conn->member, q->staging, bytes))) {
+        zsd_refuse(
+            req, -EINVAL,
+            "a push of %llu elements at %llu is not inside the staging of %llu bytes, or not at a "
+            "multiple of 64",
+            (unsigned long long)q->count, (unsigned long long)q->staging,
+            (unsigned long long)req->conn->member->staging.bytes);
+        return;
+    }
+    ntasks = (uint32_t)zb_div_up(zb_min_u64(q->count, s->count), s->job->core->page_elems);
+    p = calloc(1, sizeof(*p) + ntasks * sizeof(p->tasks[0]));
+    if (!p) {
+        zsd_refuse(req, -ENOMEM, "a push of %llu elements", (unsigned long long)q->count);
+        return;
+    }
+    if (push_admit(s, q, &err) < 0) {
+        zsd_reply_err(req, &err);
+        free(p);
+        return;
+    }
+    p->req = req;
+    p->member = req->conn->member;
+    p->shard = s;
+    p->dtype = q->dtype;
+    p->add = q->mode == 2;
+    p->first = q->first;
+    p->count = q->count;
+    p->from = from;
+    p->ntasks = ntasks;
+    zb_list_init(&p->node);
+    p->member->staging_users++; /* G3 */
+    zsd_job_hold(s->job);
+    zsd_job_active(s->job);
+    first_of_micro = q->first == 0;
+    if (!zb_list_empty(&s->push_waiters) || (first_of_micro && s->pushing > 0)) {
+        zb_list_push_back(&s->push_waiters, &p->node); /* G2 */
+        return;
+    }
+    if (first_of_micro) {
+        memset(&s->grad_sum, 0, sizeof(s->grad_sum));
+        s->grad_nonfinite = 0;
+    }
+    push_start(p);
+}
+
+void zsd_push_cancel(struct zsd_job *job, const struct zb_err *why)
+{
+    for (uint32_t i = 0; i < job->nshards; i++)
+        for (struct zb_list *node;
+             (node = zb_list_pop_front(&job->shards[i]->push_waiters)) != NULL;)
+            push_end(zb_container_of(node, struct push, node), why);
+}
+
+void zsd_norms(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__Norms *q = (const Zp__Norms *)(const void *)message;
+    struct zsd_member *m = zsd_member_of(req, q->job);
+    Zp__NormsReply reply = ZP__NORMS_REPLY__INIT;
+    uint8_t bytes[ZK_XSUM_BYTES];
+    struct zk_xsum sum = { 0 };
+
+    if (!m)
+        return;
+    if (q->step != m->job->iterations + 1) {
+        zsd_refuse(req, -EINVAL, "norms of step %llu, and step %llu comes next",
+                   (unsigned long long)q->step, (unsigned long long)m->job->iterations + 1);
+        return;
+    }
+    for (uint32_t i = 0; i < m->job->nshards; i++) {
+        const struct zsd_shard *s = m->job->shards[i];
+
+        if (s->rank != m->rank || s->unit->layout.frozen)
+            continue;
+        if (!zsd_grad_complete(s)) {
+            zsd_refuse(req, -EBUSY, "unit '%s' of job '%s' has no whole gradient of step %llu yet",
+                       s->unit->name, m->job->name, (unsigned long long)q->step);
+            return;
+        }
+        zk_xsum_merge(&sum, &s->grad_sum);
+        reply.nonfinite += s->grad_nonfinite;
+    }
+    zk_xsum_store(&sum, bytes);
+    reply.sum_of_squares.data = bytes;
+    reply.sum_of_squares.len = sizeof(bytes);
+    zsd_reply(req, &reply.base, -1);
+}

@@ -1,0 +1,485 @@
+/*
+ * op_step.c - the optimizer step of a job, and the skip of one; the trainers' notes.
+ *
+ * MODEL. Ranks ask, with the same values; when the last has asked, the step runs without them:
+ *
+ *     ASKED ---> DRAIN ---> PAGES ---> over: every rank is answered
+ *
+ *     ASKED  waits for the other ranks, each until its own deadline
+ *     DRAIN  waits until nobody pins a shard and no push, fill or copy is in progress (J3). A step
+ * never changes bytes that somebody looks at; past the deadline it says who holds them PAGES  a
+ * page operation for each page of each trainable shard, in order of registration, so many at a
+ * time; a shard whose last page is done has the new version, and who waits for it goes on
+ *
+ * A failure in PAGES ends the job: some pages have stepped and some have not, and nobody may see
+ * the mix.
+ *
+ * A skip is the same up to DRAIN, and then only forgets the gradients.
+ *
+ * INVARIANTS
+ *     S1  job->state is STEPPING exactly from DRAIN until it is over.
+ *     S2  In PAGES shard->version is job->applied + 1 when all of its pages are stepped, else
+ *         job->applied; frozen shards change theirs at once.
+ *     S3  At most `inflight_max` page operations of a step are in progress.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "daemon/pageop.h"
+#include "proto/shard.pb-c.h"
+
+static void step_pump(struct zsd_job *job);
+
+/* ---- notes */
+
+void zsd_note_done(struct zsd_note *note)
+{
+    free(note->data);
+    *note = (struct zsd_note){ 0 };
+}
+
+/* The note that a rank sent ahead of this step is kept with it. */
+static void note_keep(struct zsd_note *kept, struct zsd_note *sent, uint64_t iteration)
+{
+    if (!sent->data || sent->got != sent->total)
+        return;
+    zsd_note_done(kept);
+    *kept = *sent;
+    kept->iteration = iteration;
+    *sent = (struct zsd_note){ 0 };
+}
+
+void zsd_note_put(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__NotePut *q = (const Zp__NotePut *)(const void *)message;
+    struct zsd_member *m = zsd_member_of(req, q->job);
+    struct zsd_note *note;
+
+    if (!m)
+        return;
+    if (q->of_job && m->rank != 0) {
+        zsd_refuse(req, -EINVAL, "the job's note comes from rank 0, not from rank %u", m->rank);
+        return;
+    }
+    note = q->of_job ? &m->job_note : &m->note;
+    if (q->offset == 0)
+        zsd_note_done(note);
+    if (q->total > ZP_NOTE_MAX || (q->offset > 0 && q->total != note->total) ||
+        q->offset != note->got || !zb_range_inside(q->offset, q->data.len, q->total)) {
+        zsd_refuse(req, -EINVAL,
+                   "part of a note from %u, %zu bytes, of %u: parts come in order, %u bytes in all "
+                   "at most",
+                   q->offset, q->data.len, q->total, ZP_NOTE_MAX);
+        return;
+    }
+    if (q->offset == 0) {
+        note->data = malloc(zb_max_u64(q->total, 1));
+        if (!note->data) {
+            zsd_refuse(req, -ENOMEM, "a note of %u bytes", q->total);
+            return;
+        }
+        note->total = q->total;
+    }
+    if (q->data.len > 0)
+        memcpy(note->data + note->got, q->data.data, q->data.len);
+    note->got += (uint32_t)q->data.len;
+    zsd_reply(req, NULL, -1);
+}
+
+void zsd_note_get(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__NoteGet *q = (const Zp__NoteGet *)(const void *)message;
+    struct zsd_member *m = zsd_member_of(req, q->job);
+    Zp__NoteGetReply reply = ZP__NOTE_GET_REPLY__INIT;
+    const struct zsd_note *note;
+
+    if (!m)
+        return;
+    note = q->of_job ? &m->job->note : &m->job->notes[m->rank];
+    if (!note->data) {
+        zsd_refuse(req, -ENOENT, "job '%s' has no note%s", m->job->name,
+                   q->of_job ? "" : " of this rank");
+        return;
+    }
+    if (q->offset > note->total) {
+        zsd_refuse(req, -EINVAL, "a note of %u bytes, read from %u", note->total, q->offset);
+        return;
+    }
+    reply.total = note->total;
+    reply.iteration = note->iteration;
+    reply.data.data = note->data + q->offset;
+    reply.data.len = zb_min_u64(note->total - q->offset, ZP_NOTE_PART);
+    zsd_reply(req, &reply.base, -1);
+}
+
+/* ---- asking */
+
+static void step_answer(struct zsd_job *job, const struct zb_err *why)
+{
+    Zp__StepReply reply = ZP__STEP_REPLY__INIT;
+
+    reply.iterations = job->iterations;
+    reply.applied = job->applied;
+    zb_list_each(pos, &job->members)
+    {
+        struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
+        struct zsd_req *req = m->step_req;
+
+        if (!req)
+            continue;
+        m->step_req = NULL;
+        zsd_timed_disarm(&m->step_timed);
+        if (why)
+            zsd_reply_err(req, why);
+        else
+            zsd_reply(req, &reply.base, -1);
+    }
+}
+
+/* Who keeps the step from beginning: for the sentence of a time-out. */
+static void step_holder(const struct zsd_job *job, struct zb_err *err)
+{
+    for (uint32_t i = 0; i < job->nshards; i++) {
+        const struct zsd_shard *s = job->shards[i];
+
+        if (s->pins > 0) {
+            const struct zsd_pin *pin =
+                zb_container_of(s->pin_list.next, struct zsd_pin, shard_node);
+
+            (void)zb_fail(
+                err, -ETIMEDOUT,
+                "step %llu of job '%s' waits: unit '%s' is pinned by rank %u (process %d)",
+                (unsigned long long)job->step.step, job->name, s->unit->name, pin->member->rank,
+                pin->member->conn ? (int)pin->member->conn->pid : 0);
+            return;
+        }
+    }
+    (void)zb_fail(err, -ETIMEDOUT, "step %llu of job '%s' takes longer than its deadline",
+                  (unsigned long long)job->step.step, job->name);
+}
+
+static void step_expire(struct zsd_timed *timed)
+{
+    struct zsd_member *m = zb_container_of(timed, struct zsd_member, step_timed);
+    struct zsd_job *job = m->job;
+    struct zsd_req *req = m->step_req;
+    struct zb_err err = { 0 };
+    uint32_t asked = 0;
+
+    m->step_req = NULL;
+    if (job->state == ZSD_STEPPING) {
+        step_holder(job, &err);
+        if (job->step.draining) { /* not begun: nobody has changed anything, all may ask again */
+            job->state = ZSD_READY;
+            job->step.asked = job->step.draining = false;
+            zb_list_remove(&job->step.work.node);
+            zsd_reply_err(req, &err);
+            step_answer(job, &err);
+            for (uint32_t i = 0; i < job->nshards; i++)
+                zsd_shard_wake(job->shards[i]);
+            return;
+        }
+    } else {
+        zb_list_each(pos, &job->members)
+            asked += zb_container_of(pos, struct zsd_member, node)->step_req != NULL;
+        (void)zb_fail(&err, -ETIMEDOUT,
+                      "step %llu of job '%s' waits for its ranks: %u of %u had asked",
+                      (unsigned long long)job->step.step, job->name, asked + 1, job->world);
+        if (asked == 0)
+            job->step.asked = false;
+    }
+    zsd_reply_err(req, &err);
+}
+
+static bool step_same(const struct zsd_step_op *a, const struct zsd_step_op *b)
+{
+    return a->skip == b->skip && a->commit == b->commit && a->step == b->step &&
+           memcmp(&a->scale, &b->scale, sizeof(a->scale)) == 0 &&
+           memcmp(a->params, b->params, sizeof(a->params)) == 0;
+}
+
+/* This rank's shards must have their gradients. */
+static int step_check_grads(const struct zsd_member *m, struct zb_err *err)
+{
+    const struct zsd_job *job = m->job;
+
+    for (uint32_t i = 0; i < job->nshards; i++) {
+        const struct zsd_shard *s = job->shards[i];
+
+        if (s->rank == m->rank && !zsd_shard_live(s))
+            return zb_fail(err, -EAGAIN, "unit '%s' of job '%s' has no initial values yet",
+                           s->unit->name, job->name);
+        if (s->rank == m->rank && !zsd_grad_complete(s))
+            return zb_fail(err, -EBUSY,
+                           "unit '%s' of job '%s' has no whole gradient of step %llu yet",
+                           s->unit->name, job->name, (unsigned long long)job->iterations + 1);
+    }
+    return 0;
+}
+
+static int step_check(const struct zsd_member *m, const struct zsd_step_op *want,
+                      struct zb_err *err)
+{
+    const struct zsd_job *job = m->job;
+
+    if (job->core->draining)
+        return zb_fail(err, -ECANCELED, "the daemon is ending: it takes no new steps");
+    if (job->state != ZSD_READY || m->step_req)
+        return zb_fail(err, -EBUSY, "job '%s' is not ready for a step", job->name);
+    if (job->left > 0)
+        return zb_fail(err, -EOWNERDEAD, "%u ranks have left job '%s'", job->left, job->name);
+    if (want->step != job->iterations + 1)
+        return zb_fail(err, want->step <= job->iterations ? -EEXIST : -EINVAL,
+                       "step %llu of job '%s': step %llu comes next",
+                       (unsigned long long)want->step, job->name,
+                       (unsigned long long)job->iterations + 1);
+    if (!want->skip && step_check_grads(m, err) < 0)
+        return err->code;
+    if (job->step.asked && !step_same(&job->step, want))
+        return zb_fail(err, -EINVAL,
+                       "rank %u asks for step %llu of job '%s' with other values than its peers",
+                       m->rank, (unsigned long long)want->step, job->name);
+    return 0;
+}
+
+/* ---- running */
+
+static void step_on_work(struct zsd_work *work)
+{
+    struct zsd_job *job =
+        zb_container_of(zb_container_of(work, struct zsd_step_op, work), struct zsd_job, step);
+
+    if (job->state == ZSD_STEPPING && job->step.draining && job->active == 0 &&
+        (job->pins == 0 || job->step.skip))
+        step_pump(job);
+}
+
+void zsd_step_resume(struct zsd_job *job)
+{
+    if (job->state == ZSD_STEPPING && job->step.draining)
+        zsd_defer(job->core, &job->step.work);
+}
+
+static void step_over(struct zsd_job *job, bool applied)
+{
+    job->iterations++;
+    if (applied)
+        job->applied++;
+    job->state = ZSD_READY;
+    job->step.asked = false;
+    zsd_grads_reset(job);
+    zb_list_each(pos, &job->members)
+    {
+        struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
+
+        note_keep(&job->notes[m->rank], &m->note, job->iterations);
+        note_keep(&job->note, &m->job_note, job->iterations);
+    }
+    zb_log(ZB_LOG_DEBUG, "step", "job=\"%s\" iterations=%llu applied=%llu", job->name,
+           (unsigned long long)job->iterations, (unsigned long long)job->applied);
+    step_answer(job, NULL);
+    for (uint32_t i = 0; i < job->nshards; i++)
+        zsd_shard_wake(job->shards[i]);
+}
+
+static void step_shard_done(struct zsd_shard *s)
+{
+    s->version = s->job->applied + 1;
+    zsd_shard_wake(s);
+}
+
+static void step_on_page(void *owner, const struct zsd_page_spec *spec, const struct zb_err *err)
+{
+    struct zsd_job *job = owner;
+    struct zsd_shard *s = spec->shard;
+    uint32_t index = (uint32_t)(s->id & UINT32_MAX);
+
+    job->step.inflight--;
+    if (job->state == ZSD_ENDED)
+        return;
+    if (err) {
+        zsd_job_end(job, err); /* zsd_step_cancel() answers */
+        return;
+    }
+    if (--job->step.pages_left[index] == 0)
+        step_shard_done(s);
+    step_pump(job);
+}
+
+/* Keeps enough pages in progress to feed the drive and every compute thread, and no more (S3). */
+static uint32_t step_inflight_max(const struct zsd_core *core)
+{
+    return core->nbuffers + 2 * zsd_compute_threads(core->daemon->compute) + 2;
+}
+
+/* The first turn of PAGES: what is cached of streamed parameters is of the old version. */
+static int step_begin(struct zsd_job *job)
+{
+    struct zsd_step_op *op = &job->step;
+
+    free(op->pages_left);
+    op->pages_left = calloc(zb_max_u64(job->nshards, 1), sizeof(*op->pages_left));
+    if (!op->pages_left)
+        return -ENOMEM;
+    for (uint32_t g = 0; g < job->groups; g++)
+        op->by_group[g] = zk_adamw_prepare(&op->params[g], job->applied + 1);
+    op->draining = false;
+    op->next_shard = op->next_page = 0;
+    assert(op->inflight == 0);
+    for (uint32_t i = 0; i < job->nshards; i++) {
+        struct zsd_shard *s = job->shards[i];
+
+        op->pages_left[i] = s->npages;
+        if (s->unit->layout.frozen)
+            step_shard_done(s); /* S2 */
+        else if (!zsd_shard_resident(s))
+            zsd_shard_uncache(s);
+    }
+    return 0;
+}
+
+static void step_pump(struct zsd_job *job)
+{
+    struct zsd_step_op *op = &job->step;
+    struct zb_err err = { 0 };
+
+    if (op->draining && op->skip) {
+        op->draining = false;
+        step_over(job, false);
+        return;
+    }
+    if (op->draining && step_begin(job) < 0) {
+        (void)zb_fail(&err, -ENOMEM, "step %llu of job '%s': %m", (unsigned long long)op->step,
+                      job->name);
+        zsd_job_end(job, &err);
+        return;
+    }
+    while (op->next_shard < job->nshards && op->inflight < step_inflight_max(job->core)) {
+        struct zsd_shard *s = job->shards[op->next_shard];
+        struct zsd_page_spec spec = { .kind = ZSD_PAGE_STEP,
+                                      .shard = s,
+                                      .page = op->next_page,
+                                      .by_group = op->by_group,
+                                      .done = step_on_page,
+                                      .owner = job };
+
+        if (s->unit->layout.frozen || op->next_page == s->npages) {
+            op->next_shard++;
+            op->next_page = 0;
+            continue;
+        }
+        if (zsd_pageop_start(&spec) < 0) {
+            if (op->inflight > 0)
+                return; /* the next page that is done tries again */
+            (void)zb_fail(&err, -ENOMEM, "step %llu of job '%s': %m", (unsigned long long)op->step,
+                          job->name);
+            zsd_job_end(job, &err);
+            return;
+        }
+        op->next_page++;
+        op->inflight++;
+    }
+    if (op->next_shard == job->nshards && op->inflight == 0)
+        step_over(job, true);
+}
+
+/* One rank asks; the last one starts it. */
+static void step_ask(struct zsd_req *req, struct zsd_member *m, const struct zsd_step_op *want,
+                     uint32_t timeout_ms)
+{
+    struct zsd_job *job = m->job;
+    struct zb_err err = { 0 };
+    uint32_t asked = 0;
+
+    if (step_check(m, want, &err) < 0) {
+        zsd_reply_err(req, &err);
+        return;
+    }
+    if (!job->step.asked) {
+        job->step.asked = true;
+        job->step.skip = want->skip;
+        job->step.commit = want->commit;
+        job->step.step = want->step;
+        job->step.scale = want->scale;
+        memcpy(job->step.params, want->params, sizeof(want->params));
+    }
+    m->step_req = req;
+    zsd_timed_arm(job->core, &m->step_timed, timeout_ms, step_expire);
+    zb_list_each(pos, &job->members)
+        asked += zb_container_of(pos, struct zsd_member, node)->step_req != NULL;
+    if (asked < job->world)
+        return;
+    job->state = ZSD_STEPPING;
+    job->step.draining = true;
+    job->step.work.run = step_on_work;
+    zsd_step_resume(job);
+}
+
+static bool scalars_valid(const Zp__GroupScalars *g)
+{
+    return __builtin_isfinite(g->lr) && g->beta1 >= 0 && g->beta1 < 1 && g->beta2 >= 0 &&
+           g->beta2 < 1 && g->eps >= 0 && __builtin_isfinite(g->eps) &&
+           __builtin_isfinite(g->weight_decay);
+}
+
+void zsd_step(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__Step *q = (const Zp__Step *)(const void *)message;
+    struct zsd_member *m = zsd_member_of(req, q->job);
+    struct zsd_step_op want = { .step = q->step, .commit = q->commit, .scale = q->scale };
+
+    if (!m)
+        return;
+    if (q->n_groups != m->job->groups || !__builtin_isfinite(q->scale)) {
+        zsd_refuse(req, -EINVAL, "a step with %zu groups of scalars (the job has %u) and scale %g",
+                   q->n_groups, m->job->groups, q->scale);
+        return;
+    }
+    for (size_t i = 0; i < q->n_groups; i++) {
+        const Zp__GroupScalars *g = q->groups[i];
+
+        if (!scalars_valid(g)) {
+            zsd_refuse(req, -EINVAL,
+                       "group %zu: lr %g, betas %g and %g, eps %g, weight decay %g are not AdamW's",
+                       i, g->lr, g->beta1, g->beta2, g->eps, g->weight_decay);
+            return;
+        }
+        want.params[i] = (struct zk_adamw_params){ .lr = g->lr,
+                                                   .beta1 = g->beta1,
+                                                   .beta2 = g->beta2,
+                                                   .eps = g->eps,
+                                                   .weight_decay = g->weight_decay,
+                                                   .scale = q->scale };
+    }
+    step_ask(req, m, &want, q->timeout_ms);
+}
+
+void zsd_skip(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__Skip *q = (const Zp__Skip *)(const void *)message;
+    struct zsd_member *m = zsd_member_of(req, q->job);
+    struct zsd_step_op want = { .step = q->step, .skip = true };
+
+    if (m)
+        step_ask(req, m, &want, q->timeout_ms);
+}
+
+/* ---- ending */
+
+void zsd_step_cancel(struct zsd_job *job, const struct zb_err *why)
+{
+    job->step.asked = job->step.draining = false;
+    zb_list_remove(&job->step.work.node);
+    step_answer(job, why);
+}
+
+void zsd_step_leave(struct zsd_member *m, const struct zb_err *why)
+{
+    struct zsd_job *job = m->job;
+
+    if (job->step.asked && job->state == ZSD_READY)
+        zsd_step_cancel(job, why);
+}

@@ -1,0 +1,399 @@
+/*
+ * pageop.c - see pageop.h for what it is for.
+ *
+ * MODEL. One struct zsd_pageop for each page in progress. Loop thread, except page_run_task(),
+ * which runs on a compute thread and touches only the page's own bytes, its checksums and the
+ * operation.
+ *
+ *     BUFFER ---> READ ---> COMPUTE ---> WRITE ---> SETTLE        a failure skips to SETTLE with
+ * err set
+ *
+ *     BUFFER   waits for a page buffer, if a plane of this page is streamed   resumed by its work
+ *     READ     waits for the reads of the streamed planes                    resumed by
+ * page_on_io() COMPUTE  waits for the compute thread                                  resumed by
+ * page_on_task() WRITE    waits for the writes to fresh extents                         resumed by
+ * page_on_io()
+ *
+ * INVARIANTS
+ *     P1  A page buffer is held exactly from the end of BUFFER until SETTLE. There are at least as
+ * many spare extents of each size as buffers, so whoever holds a buffer finds a fresh extent. P2
+ * Nothing reads bytes that came from the data file before their checksums matched. P3  An extent
+ * that the shard points to is never written: a page goes to a fresh one, and the shard points there
+ * only after the write is complete. A failure leaves the old page whole. P4  The owner is told
+ * once.
+ */
+#include "daemon/pageop.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum page_state { PAGE_BUFFER, PAGE_READ, PAGE_READ_WAIT, PAGE_COMPUTE, PAGE_WRITE, PAGE_SETTLE };
+
+/* A page has at most this many checksums: state of a bf16 page of ZB_PAGE_ELEMS_MAX elements. */
+#define PAGE_CRCS_MAX (ZB_PAGE_ELEMS_MAX / ZB_BLOCK_ELEMS)
+
+/* The two planes that can be streamed. */
+static const enum zb_plane page_planes[] = { ZB_PARAM, ZB_STATE };
+#define PAGE_PLANES 2
+
+struct page_io {
+    struct zsd_pio pio;
+    struct zsd_pageop *op;
+    enum zb_plane plane;
+    bool streamed, read, written; /* what this operation does with the plane */
+    struct zsd_extent fresh;
+    uint32_t crcs[PAGE_CRCS_MAX]; /* of the fresh page */
+};
+
+struct zsd_pageop {
+    struct zsd_page_spec spec;
+    enum page_state state; /* written by page_run() only */
+    struct zb_err err;     /* the first failure */
+    struct zsd_work work;
+    struct zsd_task task;
+    void *buffer;
+    struct zk_page page;
+    unsigned ios_left;
+    struct page_io io[PAGE_PLANES];
+};
+
+static void page_run(struct zsd_pageop *op);
+
+static struct zsd_plane *page_plane(const struct zsd_pageop *op, enum zb_plane plane)
+{
+    return &op->spec.shard->planes[plane];
+}
+
+/* Index of the page among those of the plane that have extents. */
+static uint32_t page_slot(const struct zsd_pageop *op, enum zb_plane plane)
+{
+    return op->spec.page - page_plane(op, plane)->resident;
+}
+
+static uint32_t *page_crcs(const struct zsd_pageop *op, enum zb_plane plane)
+{
+    struct zsd_plane *p = page_plane(op, plane);
+
+    return p->crcs + (size_t)page_slot(op, plane) * p->crcs_per_page;
+}
+
+static void *page_bytes_at(const struct zsd_pageop *op, enum zb_plane plane)
+{
+    return plane == ZB_PARAM ? op->page.param : op->page.state;
+}
+
+static struct zn_page_id page_id(const struct zsd_pageop *op, enum zb_plane plane,
+                                 uint64_t generation)
+{
+    const struct zsd_shard *s = op->spec.shard;
+
+    return (struct zn_page_id){ .job = s->job->number,
+                                .shard = s->id,
+                                .plane = (uint32_t)plane,
+                                .index = op->spec.page,
+                                .generation = generation };
+}
+
+static struct zsd_slot_class *page_class(const struct zsd_pageop *op, enum zb_plane plane)
+{
+    const struct zsd_shard *s = op->spec.shard;
+    const struct zsd_plane *p = &s->planes[plane];
+    bool tail = zsd_page_elems(s, op->spec.page) < s->job->core->page_elems;
+
+    return &s->job->places.classes[tail ? p->class_tail : p->class_full];
+}
+
+/* Which planes this kind reads from the data file, when they are streamed. */
+static bool page_wants(const struct zsd_pageop *op, enum zb_plane plane)
+{
+    bool split = op->spec.shard->unit->layout.dtype == ZB_BF16;
+
+    switch (op->spec.kind) {
+    case ZSD_PAGE_STEP:
+        return true;
+    case ZSD_PAGE_INIT:
+        return false;
+    case ZSD_PAGE_FILL:
+        return plane == ZB_PARAM;
+    case ZSD_PAGE_READ:
+        switch (op->spec.what) {
+        case ZK_PARAM:
+            return plane == ZB_PARAM;
+        case ZK_MASTER:
+            return plane == ZB_PARAM || split;
+        case ZK_EXP_AVG:
+        case ZK_EXP_AVG_SQ:
+            return plane == ZB_STATE;
+        case ZK_GRAD:
+            return false;
+        }
+    }
+    return false;
+}
+
+/* ---- compute thread */
+
+static void page_verify(struct zsd_pageop *op, const struct page_io *io)
+{
+    const struct zsd_shard *s = op->spec.shard;
+    struct zsd_plane *p = page_plane(op, io->plane);
+    struct zn_page_id id = page_id(op, io->plane, p->extents[page_slot(op, io->plane)].generation);
+    uint32_t bad = 0;
+
+    if (zn_page_verify(&id, page_bytes_at(op, io->plane),
+                       zsd_page_bytes(s, io->plane, op->spec.page), p->crc_bytes,
+                       page_crcs(op, io->plane), &bad) != 0)
+        (void)zb_fail(
+            &op->err, -EBADMSG,
+            "job '%s' unit '%s' shard %llu: page %u of its %s on NVMe is corrupt (checksum %u "
+            "differs)",
+            s->job->name, s->unit->name, (unsigned long long)s->id, op->spec.page,
+            io->plane == ZB_PARAM ? "parameters" : "optimizer state", bad);
+}
+
+static void page_run_task(struct zsd_task *task)
+{
+    struct zsd_pageop *op = zb_container_of(task, struct zsd_pageop, task);
+    const struct zsd_shard *s = op->spec.shard;
+    const struct zk_ops *ops = s->job->core->daemon->kernels;
+    const struct zb_layout *layout = &s->unit->layout;
+
+    for (int i = 0; i < PAGE_PLANES; i++)
+        if (op->io[i].read)
+            page_verify(op, &op->io[i]);
+    if (op->err.code != 0)
+        return; /* P2 */
+    switch (op->spec.kind) {
+    case ZSD_PAGE_STEP:
+        zk_page_step(ops, layout, &op->page, s->unit->segments, s->unit->nsegments,
+                     op->spec.by_group);
+        break;
+    case ZSD_PAGE_INIT:
+        zk_page_init(ops, layout, &op->page, op->spec.master);
+        break;
+    case ZSD_PAGE_READ:
+        zk_page_read(ops, layout, &op->page, op->spec.what, op->spec.out);
+        break;
+    case ZSD_PAGE_FILL:
+        break;
+    }
+    for (int i = 0; i < PAGE_PLANES; i++) {
+        struct page_io *io = &op->io[i];
+        struct zn_page_id id = page_id(op, io->plane, io->fresh.generation);
+
+        if (io->written)
+            zn_page_seal(&id, page_bytes_at(op, io->plane),
+                         zsd_page_bytes(s, io->plane, op->spec.page),
+                         page_plane(op, io->plane)->crc_bytes, io->crcs);
+    }
+}
+
+/* ---- loop thread */
+
+static void page_on_work(struct zsd_work *work)
+{
+    page_run(zb_container_of(work, struct zsd_pageop, work));
+}
+
+static void page_on_task(struct zsd_task *task)
+{
+    page_run(zb_container_of(task, struct zsd_pageop, task));
+}
+
+static void page_on_io(struct zsd_pio *pio, int rc)
+{
+    struct page_io *io = zb_container_of(pio, struct page_io, pio);
+    struct zsd_pageop *op = io->op;
+    const struct zsd_shard *s = op->spec.shard;
+
+    if (rc < 0)
+        (void)zb_fail(&op->err, rc, "job '%s' unit '%s' shard %llu: %s page %u on NVMe: %m",
+                      s->job->name, s->unit->name, (unsigned long long)s->id,
+                      pio->io.op == ZN_READ ? "read" : "write", op->spec.page);
+    else if (pio->io.op == ZN_READ)
+        s->job->nvme_read_bytes += pio->io.len_bytes;
+    else
+        s->job->nvme_written_bytes += pio->io.len_bytes;
+    if (--op->ios_left == 0)
+        page_run(op);
+}
+
+/* Submits the transfers of one direction; false when there are none. */
+static bool page_transfer(struct zsd_pageop *op, enum zn_op direction)
+{
+    struct zsd_core *core = op->spec.shard->job->core;
+    unsigned n = 0;
+
+    for (int i = 0; i < PAGE_PLANES; i++)
+        n += direction == ZN_READ ? op->io[i].read : op->io[i].written;
+    op->ios_left = n;
+    for (int i = 0; i < PAGE_PLANES && n > 0; i++) {
+        struct page_io *io = &op->io[i];
+        const struct zsd_plane *p = page_plane(op, io->plane);
+
+        if (!(direction == ZN_READ ? io->read : io->written))
+            continue;
+        io->pio.io = (struct zn_io){
+            .op = direction,
+            .buf = page_bytes_at(op, io->plane),
+            .len_bytes = zsd_page_bytes(op->spec.shard, io->plane, op->spec.page),
+            .off_bytes = core->daemon->engine_base + (direction == ZN_READ
+                                                          ? p->extents[page_slot(op, io->plane)].at
+                                                          : io->fresh.at),
+        };
+        io->pio.done = page_on_io;
+        zsd_pio_start(core, &io->pio);
+    }
+    return n > 0;
+}
+
+static bool page_needs_buffer(const struct zsd_pageop *op)
+{
+    return op->spec.kind != ZSD_PAGE_FILL && (op->io[0].streamed || op->io[1].streamed);
+}
+
+/* Where the bytes of each plane are for this operation. */
+static void page_locate(struct zsd_pageop *op)
+{
+    const struct zsd_shard *s = op->spec.shard;
+    uint64_t elem = (uint64_t)op->spec.page * s->job->core->page_elems;
+    uint8_t *state_buffer = (uint8_t *)op->buffer;
+
+    op->page.first = s->first + elem;
+    op->page.count = zsd_page_elems(s, op->spec.page);
+    if (s->planes[ZB_GRAD].mem)
+        op->page.grad = s->planes[ZB_GRAD].mem + elem * s->planes[ZB_GRAD].elem_bytes;
+    if (op->spec.kind == ZSD_PAGE_FILL) {
+        op->page.param = op->spec.fill;
+        return;
+    }
+    if (!op->io[0].streamed) {
+        op->page.param = s->planes[ZB_PARAM].mem + elem * s->planes[ZB_PARAM].elem_bytes;
+    } else {
+        op->page.param = op->buffer;
+        state_buffer += zsd_page_bytes(s, ZB_PARAM, op->spec.page);
+    }
+    if (op->io[1].streamed)
+        op->page.state = state_buffer;
+    else if (s->planes[ZB_STATE].mem)
+        op->page.state = s->planes[ZB_STATE].mem + elem * s->planes[ZB_STATE].elem_bytes;
+}
+
+static void page_take_extents(struct zsd_pageop *op)
+{
+    struct zsd_core *core = op->spec.shard->job->core;
+
+    for (int i = 0; i < PAGE_PLANES; i++) {
+        struct page_io *io = &op->io[i];
+
+        if (!io->written)
+            continue;
+        io->fresh.at = zsd_slots_take(page_class(op, io->plane));
+        assert(io->fresh.at != ZSD_NO_PLACE); /* P1 */
+        io->fresh.generation = ++core->generation;
+    }
+}
+
+/* The shard points to the fresh extents, or, after a failure, they are given back. */
+static void page_settle_extents(struct zsd_pageop *op)
+{
+    for (int i = 0; i < PAGE_PLANES; i++) {
+        struct page_io *io = &op->io[i];
+        struct zsd_plane *p = page_plane(op, io->plane);
+        struct zsd_extent *now, spent = io->fresh;
+
+        if (!io->written || io->fresh.at == ZSD_NO_PLACE)
+            continue;
+        if (op->err.code == 0) {
+            now = &p->extents[page_slot(op, io->plane)];
+            spent = *now;
+            *now = io->fresh;
+            memcpy(page_crcs(op, io->plane), io->crcs, p->crcs_per_page * sizeof(*p->crcs));
+        }
+        if (spent.at != ZSD_NO_PLACE)
+            zsd_slots_give(page_class(op, io->plane), spent.at);
+    }
+}
+
+static void page_settle(struct zsd_pageop *op)
+{
+    struct zsd_job *job = op->spec.shard->job;
+
+    page_settle_extents(op);
+    if (op->buffer)
+        zsd_buffer_put(job->core, op->buffer);
+    op->spec.done(op->spec.owner, &op->spec, op->err.code != 0 ? &op->err : NULL); /* P4 */
+    free(op);
+    zsd_job_unhold(job);
+}
+
+static void page_run(struct zsd_pageop *op)
+{
+    for (;;) {
+        switch (op->state) {
+        case PAGE_BUFFER:
+            if (page_needs_buffer(op)) {
+                op->buffer = zsd_buffer_get(op->spec.shard->job->core, &op->work);
+                if (!op->buffer)
+                    return; /* in line: page_on_work() resumes */
+            }
+            page_locate(op);
+            page_take_extents(op);
+            op->state = PAGE_READ;
+            break;
+        case PAGE_READ:
+            op->state = PAGE_READ_WAIT;
+            if (page_transfer(op, ZN_READ))
+                return;
+            break;
+        case PAGE_READ_WAIT:
+            op->state = PAGE_SETTLE;
+            if (op->err.code != 0)
+                break;
+            op->state = PAGE_COMPUTE;
+            zsd_task_start(op->spec.shard->job->core, &op->task);
+            return;
+        case PAGE_COMPUTE:
+            op->state = PAGE_SETTLE;
+            if (op->err.code != 0)
+                break;
+            op->state = PAGE_WRITE;
+            if (page_transfer(op, ZN_WRITE))
+                return;
+            break;
+        case PAGE_WRITE:
+            op->state = PAGE_SETTLE;
+            break;
+        case PAGE_SETTLE:
+            page_settle(op);
+            return;
+        }
+    }
+}
+
+int zsd_pageop_start(const struct zsd_page_spec *spec)
+{
+    struct zsd_pageop *op = calloc(1, sizeof(*op));
+    bool writes = spec->kind == ZSD_PAGE_STEP || spec->kind == ZSD_PAGE_INIT;
+
+    if (!op)
+        return -ENOMEM;
+    op->spec = *spec;
+    op->work.run = page_on_work;
+    op->task = (struct zsd_task){ .run = page_run_task, .done = page_on_task };
+    for (int i = 0; i < PAGE_PLANES; i++) {
+        struct page_io *io = &op->io[i];
+
+        io->op = op;
+        io->plane = page_planes[i];
+        io->streamed = zsd_page_streamed(spec->shard, io->plane, spec->page);
+        io->read = io->streamed && page_wants(op, io->plane);
+        io->written = io->streamed && writes;
+        io->fresh.at = ZSD_NO_PLACE;
+    }
+    zsd_job_hold(spec->shard->job);
+    zsd_defer(spec->shard->job->core, &op->work); /* never from inside the caller */
+    return 0;
+}

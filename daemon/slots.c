@@ -1,0 +1,72 @@
+#include "daemon/slots.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+
+#include "base/util.h"
+
+int zsd_slots_count(struct zsd_slots *s, uint64_t bytes, uint32_t tag, uint32_t *ret_class)
+{
+    uint32_t i;
+
+    for (i = 0; i < s->nclasses; i++)
+        if (s->classes[i].bytes == bytes && s->classes[i].tag == tag)
+            break;
+    if (i == s->nclasses) {
+        if (s->nclasses == s->room) {
+            uint32_t room = s->room > 0 ? 2 * s->room : 8;
+            void *grown = realloc(s->classes, room * sizeof(*s->classes));
+
+            if (!grown)
+                return -ENOMEM;
+            s->classes = grown;
+            s->room = room;
+        }
+        s->classes[s->nclasses++] = (struct zsd_slot_class){ .bytes = bytes, .tag = tag };
+    }
+    s->classes[i].users++;
+    *ret_class = i;
+    return 0;
+}
+
+uint64_t zsd_slots_bytes(const struct zsd_slots *s, uint32_t spare)
+{
+    uint64_t sum = 0;
+
+    for (uint32_t i = 0; i < s->nclasses; i++) {
+        const struct zsd_slot_class *c = &s->classes[i];
+
+        sum += c->bytes * (c->users + zb_min_u64(c->users, spare));
+    }
+    return sum;
+}
+
+int zsd_slots_lay(struct zsd_slot_class *c, uint32_t total)
+{
+    assert(!c->free_at);
+    c->free_at = malloc(zb_max_u64(total, 1) * sizeof(*c->free_at));
+    if (!c->free_at)
+        return -ENOMEM;
+    c->total = total;
+    return 0;
+}
+
+uint64_t zsd_slots_take(struct zsd_slot_class *c)
+{
+    return c->free > 0 ? c->free_at[--c->free] : ZSD_NO_PLACE;
+}
+
+void zsd_slots_give(struct zsd_slot_class *c, uint64_t at)
+{
+    assert(c->free < c->total);
+    c->free_at[c->free++] = at;
+}
+
+void zsd_slots_done(struct zsd_slots *s)
+{
+    for (uint32_t i = 0; i < s->nclasses; i++)
+        free(s->classes[i].free_at);
+    free(s->classes);
+    *s = (struct zsd_slots){ 0 };
+}
