@@ -165,6 +165,7 @@ static const struct {
     { "tie to even, down", { 1, 0x1p-53, 0 }, 1 },
     { "tie to even, up", { 0x1.0000000000001p0, 0x1p-53, 0 }, 0x1.0000000000002p0 },
     { "just above a tie", { 1, 0x1p-53, 0x1p-320 }, 0x1.0000000000001p0 },
+    { "just above, two limbs down", { 1, 0x1p-53, 0x1p-100 }, 0x1.0000000000001p0 },
     { "just above, next limb", { 0x1p63, 0x1p10, 0x1p-1 }, 0x1.0000000000001p63 },
     { "just below a tie", { 1, 0x1.fffffffffffffp-54, 0 }, 1 },
     { "rounds up to a power of two", { 0x1.fffffffffffffp0, 0x1p-53, 0 }, 2 },
