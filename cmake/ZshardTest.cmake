@@ -1,7 +1,8 @@
 # zshard_unit_test(NAME SOURCES... [LIBS ...] [LABELS ...] [TIMEOUT seconds])
 #
 # A cmocka program. Labels decide where tests/run.sh runs it: quick (every build, sanitizers too),
-# full (release), long (by hand), and threads (under TSan as well). Default: quick and full.
+# full (release), long (by hand), and threads (under TSan as well). Default: quick and full. Every test
+# of this kind is labelled unit besides, which is what the clang build runs.
 function(zshard_unit_test name)
     cmake_parse_arguments(T "" "TIMEOUT" "SOURCES;LIBS;LABELS" ${ARGN})
     if(NOT T_SOURCES)
@@ -17,7 +18,8 @@ function(zshard_unit_test name)
     target_link_libraries(${name} PRIVATE ${T_LIBS} cmocka)
     set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
     add_test(NAME ${name} COMMAND ${name})
-    set_tests_properties(${name} PROPERTIES LABELS "${T_LABELS}" TIMEOUT ${T_TIMEOUT})
+    set_tests_properties(${name} PROPERTIES LABELS "${T_LABELS};unit" TIMEOUT ${T_TIMEOUT}
+        ENVIRONMENT "ZSHARD_BUILD=${CMAKE_BINARY_DIR};ZSHARD_SANITIZE=${ZSHARD_SANITIZE}")
 endfunction()
 
 # zshard_script_test(NAME COMMAND args... LABELS ... [TIMEOUT seconds])
