@@ -101,6 +101,20 @@ static int refuse_hello(struct zsd_req *req, const ProtobufCMessage *message)
     return 1;
 }
 
+/** PROTOCOL.md, section 4: -EBADMSG is for stored bytes. */
+static int decode(struct zsd *daemon, struct zp_arena *arena, const struct zp_method_info *info,
+                  const uint8_t *body, size_t body_bytes, const ProtobufCMessage **ret,
+                  struct zb_err *err)
+{
+    int rc = zp_decode(arena, info->request, body, body_bytes, ret, err);
+
+    if (rc < 0) {
+        daemon->stats.requests_malformed++;
+        err->code = rc == -E2BIG ? -EMSGSIZE : -EPROTO;
+    }
+    return rc;
+}
+
 /** A request that is answered here: with what is in err. */
 static int refuse(struct zsd_req *req, const struct zb_err *err)
 {
@@ -133,10 +147,8 @@ static int dispatch_request(struct zsd_req *req, struct zp_arena *arena, const u
         (void)zb_fail(&err, -EINVAL, "%s is one-way: it has no answer", info->name);
         return refuse(req, &err);
     }
-    if (zp_decode(arena, info->request, body, body_bytes, &message, &err) < 0) {
-        req->daemon->stats.requests_malformed++;
+    if (decode(req->daemon, arena, info, body, body_bytes, &message, &err) < 0)
         return refuse(req, &err);
-    }
     if (req->method == ZP_HELLO && !hello_fits((const Zp__Hello *)message))
         return refuse_hello(req, message);
     rows[req->method].handler(req, message);
@@ -148,6 +160,7 @@ static int dispatch_oneway(struct zsd_conn *conn, struct zp_arena *arena,
 {
     const struct zp_method_info *info = zp_method_info(frame->method);
     const ProtobufCMessage *message;
+    struct zb_err why = { 0 };
 
     if (!conn->greeted)
         return zb_fail(err, -EPROTO, "a one-way message before hello");
@@ -157,10 +170,11 @@ static int dispatch_oneway(struct zsd_conn *conn, struct zp_arena *arena,
     }
     if (!rows[frame->method].oneway)
         return zb_fail(err, -EPROTO, "%s came as a one-way message", info->name);
-    if (zp_decode(arena, info->request, body, frame->body_bytes, &message, NULL) < 0)
-        conn->daemon->stats.requests_malformed++;
-    else
+    if (decode(conn->daemon, arena, info, body, frame->body_bytes, &message, &why) == 0)
         rows[frame->method].oneway(conn, message);
+    else
+        zb_log(ZB_LOG_WARN, "oneway-malformed", "pid=%ld uid=%u program=\"%s\" why=\"%s\"",
+               (long)conn->pid, (unsigned)conn->uid, conn->program, why.text);
     return 0;
 }
 

@@ -9,7 +9,8 @@
 
 /**
  * Handles one frame of a client. Hello comes first and once; what we do not know is answered
- * -ENOSYS (dropped when one-way), a body that is no such message -EBADMSG: the connection goes on.
+ * -ENOSYS (dropped when one-way), a body that is no such message -EPROTO: the connection goes on.
+ * PROTOCOL.md, section 2, says what is fatal and what is answered.
  *
  * @param arena  for the body; the message lives until the handler returns
  * @return 0; 1: answered, and nothing more is to be read (no version in common, no hello);

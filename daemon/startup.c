@@ -1,0 +1,200 @@
+/*
+ * startup.c - the rows of the start.
+ *
+ * A down takes whatever its up left behind, also when it failed half way or never ran. So the end
+ * and a failed start are the same walk over all rows, from the last.
+ */
+#include "daemon/startup.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "base/plan.h"
+#include "base/size.h"
+#include "daemon/compute.h"
+#include "daemon/core.h"
+#include "daemon/datadir.h"
+#include "daemon/loop.h"
+#include "daemon/server.h"
+#include "daemon/sysmem.h"
+
+#define HOST_SHARE       4u /* of the memory that is left: "auto" takes one part of so many */
+#define HOST_BYTES_MIN   ZB_MIB
+#define NVME_BYTES_MIN   ZB_MIB
+#define FILES_PER_CLIENT 3u   /* its socket, its staging arena, and one on its way to it */
+#define FILES_BESIDE     256u /* arenas of jobs, the engine, the loop, the log */
+
+/* ---- limits: what the process itself needs */
+
+/** As many descriptors as clients_max may need, as far as we are allowed to. */
+static void limits_files(const struct zsd_config *config)
+{
+    rlim_t want = (rlim_t)config->clients_max * FILES_PER_CLIENT + FILES_BESIDE;
+    struct rlimit r;
+
+    if (getrlimit(RLIMIT_NOFILE, &r) < 0 || r.rlim_cur >= want)
+        return;
+    r.rlim_cur = r.rlim_max < want ? r.rlim_max : want;
+    (void)setrlimit(RLIMIT_NOFILE, &r); /* up to the hard limit: always allowed */
+    if (r.rlim_cur < want)
+        zb_log(ZB_LOG_WARN, "few-descriptors",
+               "limit=%llu wanted=%llu why=\"clients_max=%u may need as many\"",
+               (unsigned long long)r.rlim_cur, (unsigned long long)want, config->clients_max);
+}
+
+static int limits_up(struct zsd *daemon, struct zb_err *err)
+{
+    struct zsd_config *config = &daemon->config;
+
+    daemon->started_ns = zb_now_ns();
+    if (getrandom(daemon->instance, sizeof(daemon->instance), 0) < 0)
+        return zb_fail(err, -errno, "random bytes: %m");
+    limits_files(config);
+    if (config->host_bytes == ZSD_AUTO) {
+        config->host_bytes = zsd_sysmem_left("") / HOST_SHARE / ZB_PAGE_ALIGN * ZB_PAGE_ALIGN;
+        if (config->host_bytes < HOST_BYTES_MIN)
+            return zb_fail(err, -ENOSPC,
+                           "host_bytes: a quarter of the memory that is left is %s; at least %s "
+                           "are needed",
+                           zb_size_text(config->host_bytes).s, zb_size_text(HOST_BYTES_MIN).s);
+    }
+    return 0;
+}
+
+static void limits_down(struct zsd *daemon)
+{
+    (void)daemon;
+}
+
+/* ---- data: the directory */
+
+static int data_up(struct zsd *daemon, struct zb_err *err)
+{
+    struct zsd_config *config = &daemon->config;
+    int rc = zsd_datadir_open(&daemon->datadir, config->data, err);
+
+    if (rc < 0)
+        return rc;
+    (void)snprintf(config->data, sizeof(config->data), "%s", zsd_datadir_path(daemon->datadir));
+    if (config->nvme_bytes != ZSD_AUTO)
+        return 0;
+    config->nvme_bytes = zsd_datadir_room(daemon->datadir);
+    if (config->nvme_bytes < NVME_BYTES_MIN)
+        return zb_fail(err, -ENOSPC,
+                       "data directory '%s': its file system is full: %s would be left for the "
+                       "data file; make room, or give --nvme-bytes 0 to do without",
+                       config->data, zb_size_text(config->nvme_bytes).s);
+    return 0;
+}
+
+static void data_down(struct zsd *daemon)
+{
+    zsd_datadir_close(daemon->datadir);
+    daemon->datadir = NULL;
+}
+
+/* ---- kernels */
+
+static int kernels_up(struct zsd *daemon, struct zb_err *err)
+{
+    zk_thread_init(); /* the loop thread sums norms itself */
+    return zk_select(daemon->config.kernels, &daemon->kernels, err);
+}
+
+static void kernels_down(struct zsd *daemon)
+{
+    daemon->kernels = NULL;
+}
+
+/* ---- engine: the NVMe tier */
+
+/** Every fallback is told once. */
+static void engine_log(const struct zn_info *info, const char *path)
+{
+    if (info->why[0])
+        zb_log(ZB_LOG_WARN, "io-fallback", "io=%s why=\"%s\"", info->io, info->why);
+    if (!info->direct)
+        zb_log(ZB_LOG_WARN, "io-buffered", "file=\"%s\" why=\"%s\"", path, info->why_buffered);
+    if (info->sparse)
+        zb_log(ZB_LOG_WARN, "io-sparse",
+               "file=\"%s\" why=\"the file system cannot reserve space: it may fill up\"", path);
+}
+
+static int engine_up(struct zsd *daemon, struct zb_err *err)
+{
+    const struct zsd_config *config = &daemon->config;
+    struct zn_options options = {
+        .path = zsd_datadir_file(daemon->datadir),
+        .size_bytes = config->nvme_bytes,
+        .io = config->io,
+        .depth = config->io_depth,
+    };
+    int rc;
+
+    if (config->nvme_bytes == 0)
+        return 0;
+    rc = zn_open(&daemon->engine, &options, err);
+    if (rc < 0)
+        return rc;
+    zsd_datadir_opened(daemon->datadir);
+    daemon->engine_base = ZN_DATA_START;
+    engine_log(zn_info(daemon->engine), options.path);
+    return 0;
+}
+
+static void engine_down(struct zsd *daemon)
+{
+    zn_close(daemon->engine);
+    daemon->engine = NULL;
+}
+
+/* ---- compute */
+
+static int compute_up(struct zsd *daemon, struct zb_err *err)
+{
+    return zsd_compute_new(&daemon->compute, daemon->config.threads, daemon->config.cpus, err);
+}
+
+static void compute_down(struct zsd *daemon)
+{
+    zsd_compute_free(daemon->compute);
+    daemon->compute = NULL;
+}
+
+/* ---- the rows */
+
+static const struct {
+    const char *name;
+    int (*up)(struct zsd *daemon, struct zb_err *err);
+    void (*down)(struct zsd *daemon);
+} rows[] = {
+    { "limits", limits_up, limits_down },    { "data", data_up, data_down },
+    { "kernels", kernels_up, kernels_down }, { "engine", engine_up, engine_down },
+    { "compute", compute_up, compute_down }, { "core", zsd_core_new, zsd_core_free },
+    { "loop", zsd_loop_new, zsd_loop_free }, { "server", zsd_server_open, zsd_server_close },
+};
+
+int zsd_startup(struct zsd *daemon, struct zb_err *err)
+{
+    int rc = 0;
+
+    for (size_t i = 0; rc == 0 && i < ZB_COUNT(rows); i++) {
+        zb_log(ZB_LOG_DEBUG, "start", "step=%s", rows[i].name);
+        rc = rows[i].up(daemon, err);
+    }
+    if (rc < 0)
+        zsd_shutdown(daemon);
+    return rc;
+}
+
+void zsd_shutdown(struct zsd *daemon)
+{
+    for (size_t i = ZB_COUNT(rows); i-- > 0;) {
+        zb_log(ZB_LOG_DEBUG, "end", "step=%s", rows[i].name);
+        rows[i].down(daemon);
+    }
+}
