@@ -1,0 +1,226 @@
+/*
+ * Pages against flat arrays: the same arithmetic done element by element, without blocks,
+ * interleaving or segments. What page.c adds to the kernels is only where things are; that is what
+ * is checked here.
+ */
+#include "tests/ztest.h"
+
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/zk_page.h"
+
+#define ELEMS (3u * ZB_BLOCK_ELEMS)
+#define FIRST (7u * ZB_BLOCK_ELEMS) /* of the unit */
+
+/* Groups of single elements, whole blocks, across block bounds; gaps; before and behind the page.
+ */
+static const struct zk_segment segments[] = {
+    { 0, 100, 1 },
+    { FIRST - 5, 6, 2 },
+    { FIRST + 1, 4094, 0 },
+    { FIRST + 4095, 2, 1 },
+    { FIRST + 4100, 1, 2 },
+    { FIRST + 2 * 4096, 4096, 1 },
+    { FIRST + ELEMS, 50, 0 },
+};
+
+struct flat {
+    float master[ELEMS], m[ELEMS], v[ELEMS], grad[ELEMS];
+    uint16_t hi[ELEMS];
+    int16_t lo[ELEMS];
+};
+
+struct fixture {
+    const struct zk_ops *ops;
+    struct zb_layout layout;
+    struct zk_page page;
+    struct flat *flat;
+};
+
+static float random_float(uint64_t *seed)
+{
+    return (float)(int64_t)ztest_random(seed) * 0x1p-63f;
+}
+
+static struct fixture fixture_new(const struct zk_ops *ops, enum zb_dtype dtype,
+                                  enum zb_dtype grad_dtype, bool frozen)
+{
+    struct fixture x = { .ops = ops, .flat = calloc(1, sizeof(struct flat)) };
+    uint64_t seed = 42;
+
+    assert_int_equal(zb_layout_of(dtype, grad_dtype, frozen, &x.layout, NULL), 0);
+    x.page.first = FIRST;
+    x.page.count = ELEMS;
+    x.page.param = aligned_alloc(64, ELEMS * x.layout.elem_bytes[ZB_PARAM]);
+    if (!frozen) {
+        x.page.state = aligned_alloc(64, ELEMS * x.layout.elem_bytes[ZB_STATE]);
+        x.page.grad = aligned_alloc(64, ELEMS * x.layout.elem_bytes[ZB_GRAD]);
+        memset(x.page.state, 0xa5, ELEMS * x.layout.elem_bytes[ZB_STATE]);
+    }
+    for (size_t i = 0; i < ELEMS; i++)
+        x.flat->master[i] = random_float(&seed);
+    zk_page_init(ops, &x.layout, &x.page, x.flat->master);
+    ops->split(x.flat->master, x.flat->hi, x.flat->lo, ELEMS);
+    return x;
+}
+
+static void fixture_free(struct fixture *x)
+{
+    free(x->page.param);
+    free(x->page.state);
+    free(x->page.grad);
+    free(x->flat);
+}
+
+/* Every plane that can be read, against the flat arrays. */
+static void fixture_compare(const struct fixture *x)
+{
+    float *out = malloc(ELEMS * sizeof(float));
+
+    zk_page_read(x->ops, &x->layout, &x->page, ZK_PARAM, out);
+    if (x->layout.dtype == ZB_BF16)
+        assert_memory_equal(out, x->flat->hi, sizeof(x->flat->hi));
+    else
+        assert_memory_equal(out, x->flat->master, sizeof(x->flat->master));
+    if (zk_page_has(&x->layout, ZK_MASTER)) {
+        zk_page_read(x->ops, &x->layout, &x->page, ZK_MASTER, out);
+        assert_memory_equal(out, x->flat->master, sizeof(x->flat->master));
+    }
+    assert_int_equal(zk_page_has(&x->layout, ZK_EXP_AVG), !x->layout.frozen);
+    if (!x->layout.frozen) {
+        zk_page_read(x->ops, &x->layout, &x->page, ZK_EXP_AVG, out);
+        assert_memory_equal(out, x->flat->m, sizeof(x->flat->m));
+        zk_page_read(x->ops, &x->layout, &x->page, ZK_EXP_AVG_SQ, out);
+        assert_memory_equal(out, x->flat->v, sizeof(x->flat->v));
+    }
+    free(out);
+}
+
+/* Sets or adds a gradient of either dtype, on both sides; the sum and the count must be those of a
+ * flat walk in blocks. */
+static void fixture_ingest(struct fixture *x, enum zb_dtype from_dtype, bool add, uint64_t seed,
+                           bool with_infinity)
+{
+    float *from = malloc(ELEMS * sizeof(float));
+    uint16_t *from16 = malloc(ELEMS * sizeof(uint16_t));
+    struct zk_xsum sum = { 0 }, want = { 0 };
+    uint64_t bad = 3, want_bad = 3;
+    float *out = malloc(ELEMS * sizeof(float));
+
+    for (size_t i = 0; i < ELEMS; i++)
+        from[i] = random_float(&seed);
+    if (with_infinity)
+        from[4096] = __builtin_inff(); /* the second block */
+    x->ops->f32_to_bf16(from, from16, ELEMS);
+    if (from_dtype == ZB_BF16)
+        x->ops->bf16_to_f32(from16, from, ELEMS);
+    if (x->layout.grad_dtype == ZB_BF16)
+        x->ops->bf16_to_f32(from16, from, ELEMS); /* what the plane can hold */
+    for (size_t i = 0; i < ELEMS; i++)
+        x->flat->grad[i] = add ? x->flat->grad[i] + from[i] : from[i];
+    for (size_t at = 0; at < ELEMS; at += ZB_BLOCK_ELEMS) {
+        uint64_t n = 0;
+        double squares = x->ops->sumsq(x->flat->grad + at, ZB_BLOCK_ELEMS, &n);
+
+        want_bad += n;
+        if (n == 0)
+            zk_xsum_add(&want, squares);
+    }
+    zk_page_ingest(x->ops, &x->layout, &x->page,
+                   from_dtype == ZB_BF16 ? (const void *)from16 : (const void *)from, from_dtype,
+                   add, &sum, &bad);
+    assert_memory_equal(&sum, &want, sizeof(sum));
+    assert_int_equal(bad, want_bad);
+    zk_page_read(x->ops, &x->layout, &x->page, ZK_GRAD, out);
+    assert_memory_equal(out, x->flat->grad, sizeof(x->flat->grad));
+    free(from);
+    free(from16);
+    free(out);
+}
+
+static void flat_step(struct fixture *x, const struct zk_adamw *by_group)
+{
+    struct flat *f = x->flat;
+
+    for (size_t s = 0; s < sizeof(segments) / sizeof(segments[0]); s++)
+        for (uint64_t e = segments[s].first; e < segments[s].first + segments[s].count; e++) {
+            size_t i = e - FIRST;
+
+            if (e < FIRST || e >= FIRST + ELEMS)
+                continue;
+            x->ops->adamw_f32(&by_group[segments[s].group], &f->master[i], &f->m[i], &f->v[i],
+                              &f->grad[i], 1);
+        }
+    x->ops->split(f->master, f->hi, f->lo, ELEMS);
+}
+
+static void page_trains(void **state)
+{
+    static const struct zk_adamw_params params[3] = {
+        { 1e-2, 0.9, 0.95, 1e-8, 0.1, 0.5 },
+        { 1e-3, 0.8, 0.99, 1e-6, 0.0, 0.5 },
+        { 5e-3, 0.0, 0.999, 1e-8, 0.01, 0.5 },
+    };
+    size_t count;
+    const struct zk_ops *const *all = zk_all(&count);
+
+    (void)state;
+    for (size_t o = 0; o < count; o++)
+        for (int dtype = ZB_F32; dtype <= ZB_BF16; dtype++)
+            for (int grad = ZB_F32; grad <= ZB_BF16; grad++) {
+                struct zk_adamw by_group[3];
+                struct fixture x;
+
+                if (!all[o]->supported())
+                    continue;
+                x = fixture_new(all[o], dtype, grad, false);
+                fixture_compare(&x);
+                for (uint64_t t = 1; t <= 3; t++) {
+                    for (int g = 0; g < 3; g++)
+                        by_group[g] = zk_adamw_prepare(&params[g], t);
+                    fixture_ingest(&x, ZB_BF16, false, t, false);
+                    if (grad == ZB_F32) {
+                        fixture_ingest(&x, ZB_F32, false, 100 + t, false);
+                        fixture_ingest(&x, ZB_F32, true, 200 + t, false);
+                        fixture_ingest(&x, ZB_BF16, true, 300 + t, false);
+                    } else {
+                        fixture_ingest(&x, ZB_F32, false, 100 + t, false);
+                    }
+                    zk_page_step(x.ops, &x.layout, &x.page, segments,
+                                 sizeof(segments) / sizeof(segments[0]), by_group);
+                    flat_step(&x, by_group);
+                    fixture_compare(&x);
+                }
+                fixture_ingest(&x, ZB_F32, false, 9, true);
+                fixture_free(&x);
+            }
+}
+
+static void page_frozen(void **state)
+{
+    size_t count;
+    const struct zk_ops *ops = zk_all(&count)[0];
+
+    (void)state;
+    for (int dtype = ZB_F32; dtype <= ZB_BF16; dtype++) {
+        struct fixture x = fixture_new(ops, dtype, ZB_F32, true);
+
+        assert_int_equal(zk_page_has(&x.layout, ZK_MASTER), dtype == ZB_F32);
+        assert_false(zk_page_has(&x.layout, ZK_GRAD));
+        fixture_compare(&x);
+        fixture_free(&x);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(page_trains),
+        cmocka_unit_test(page_frozen),
+    };
+
+    zk_thread_init();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
