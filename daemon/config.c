@@ -294,11 +294,12 @@ static int file_on_value(cfg_t *cfg, cfg_opt_t *opt, const char *value, void *re
     return option_set(o, file.config, value, where, o->name, file.err);
 }
 
-/** A regular file of a decent size: libconfuse ends the process when reading fails. */
-static int file_open(const char *path, FILE **ret, struct zb_err *err)
+/** A regular file of a decent size, whole, with a NUL behind it. */
+static int file_read(const char *path, char **ret_text, struct zb_err *err)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     struct stat st;
+    ssize_t n = 0;
     int rc = 0;
 
     if (fd < 0)
@@ -310,14 +311,63 @@ static int file_open(const char *path, FILE **ret, struct zb_err *err)
     else if ((uint64_t)st.st_size > CONFIG_FILE_MAX)
         rc = zb_fail(err, -EINVAL, "configuration '%s' is %s long; at most %s are read", path,
                      zb_size_text((uint64_t)st.st_size).s, zb_size_text(CONFIG_FILE_MAX).s);
-    if (rc == 0 && (*ret = fdopen(fd, "r")) == NULL)
+    else if ((*ret_text = calloc(1, (size_t)st.st_size + 1)) == NULL)
+        rc = zb_fail(err, -ENOMEM, "configuration '%s': %m", path);
+    else if ((n = read(fd, *ret_text, (size_t)st.st_size)) < 0)
         rc = zb_fail(err, -errno, "configuration '%s': %m", path);
-    if (rc < 0)
-        zb_close_fd(&fd);
+    zb_close_fd(&fd);
+    if (rc == 0 && memchr(*ret_text, '\0', (size_t)n))
+        rc = zb_fail(err, -EINVAL, "configuration '%s' contains a NUL: it is no text", path);
     return rc;
 }
 
-static int file_parse(FILE *stream, const char *path, struct zsd_config *config, struct zb_err *err)
+/** The first byte behind the comment at p; p where there is none; NULL: it never ends. */
+static char *comment_end(char *p)
+{
+    char *end;
+
+    if (p[0] == '#' || (p[0] == '/' && p[1] == '/'))
+        return strchrnul(p, '\n');
+    if (p[0] != '/' || p[1] != '*')
+        return p;
+    end = strstr(p + 2, "*/");
+    return end ? end + 2 : NULL;
+}
+
+/** Comments become blanks, since libconfuse miscounts their lines. */
+static int file_blank_comments(char *text, const char *path, struct zb_err *err)
+{
+    char quote = '\0', *p = text;
+    unsigned line = 1;
+
+    while (*p) {
+        char *end = quote ? p : comment_end(p);
+
+        if (!end)
+            return zb_fail(err, -EINVAL, "%s:%u: a comment that never ends", path, line);
+        if (p < end) {
+            for (; p < end; p++)
+                if (*p == '\n')
+                    line++;
+                else
+                    *p = ' ';
+            continue;
+        }
+        if (*p == '\n')
+            line++;
+        else if (quote && p[0] == '\\' && p[1] && p[1] != '\n')
+            p++; /* whatever comes next, it is no quote */
+        else if (quote)
+            quote = *p == quote ? '\0' : quote;
+        else if (*p == '"' || *p == '\'')
+            quote = *p;
+        p++;
+    }
+    return 0;
+}
+
+static int file_parse(const char *text, const char *path, struct zsd_config *config,
+                      struct zb_err *err)
 {
     cfg_opt_t opts[ZB_COUNT(options) + 1];
     cfg_t *cfg;
@@ -334,7 +384,7 @@ static int file_parse(FILE *stream, const char *path, struct zsd_config *config,
     file.err = err;
     file.path = path;
     (void)cfg_set_error_function(cfg, file_on_error);
-    rc = cfg_parse_fp(cfg, stream);
+    rc = *text ? cfg_parse_buf(cfg, text) : CFG_SUCCESS; /* a stream of no bytes cannot be opened */
     (void)cfg_free(cfg);
     if (rc == CFG_SUCCESS)
         return 0;
@@ -343,13 +393,14 @@ static int file_parse(FILE *stream, const char *path, struct zsd_config *config,
 
 static int config_file(const char *path, struct zsd_config *config, struct zb_err *err)
 {
-    FILE *stream = NULL;
-    int rc = file_open(path, &stream, err);
+    char *text = NULL;
+    int rc = file_read(path, &text, err);
 
-    if (rc < 0)
-        return rc;
-    rc = file_parse(stream, path, config, err);
-    (void)fclose(stream);
+    if (rc == 0)
+        rc = file_blank_comments(text, path, err);
+    if (rc == 0)
+        rc = file_parse(text, path, config, err);
+    free(text);
     return rc;
 }
 

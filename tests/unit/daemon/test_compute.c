@@ -1,0 +1,288 @@
+#include "tests/ztest.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/eventfd.h>
+
+#include "base/util.h"
+#include "daemon/compute.h"
+
+/* ---- CPU lists */
+
+static const struct {
+    const char *name, *list;
+    int rc;
+} list_cases[] = {
+    { "nothing", NULL, 0 },
+    { "empty", "", 0 },
+    { "a huge range", "0-1023", 0 },
+    { "several", "0-5,0,7-7,1000", 0 },
+    { "a word", "all", -EINVAL },
+    { "an end without a beginning", "-3", -EINVAL },
+    { "a beginning without an end", "3-", -EINVAL },
+    { "backwards", "3-1", -EINVAL },
+    { "a comma at the end", "0,", -EINVAL },
+    { "a comma at the beginning", ",0", -EINVAL },
+    { "two commas", "0,,1", -EINVAL },
+    { "blank", "0, 1", -EINVAL },
+    { "a number too large", "1024", -EINVAL },
+    { "a number that overflows", "0-99999999999999999999", -EINVAL },
+    { "strides, which we do not know", "0-7:2", -EINVAL },
+    { "none that we may use", "1023", -EINVAL },
+};
+
+static void cpu_lists(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(list_cases); i++) {
+        struct zb_err err = { 0 };
+        int rc = zsd_cpus_check(list_cases[i].list, &err);
+
+        if (rc != list_cases[i].rc || (rc < 0) != (err.text[0] != '\0'))
+            fail_msg("%s: got %d, '%s'", list_cases[i].name, rc, err.text);
+        if (rc < 0) {
+            struct zsd_compute *c = (void *)&err;
+
+            assert_int_equal(zsd_compute_new(&c, 1, list_cases[i].list, NULL), rc);
+            assert_ptr_equal(c, &err); /* not touched */
+        }
+    }
+}
+
+/* ---- tasks */
+
+struct job {
+    struct zsd_task task;
+    struct zsd_compute *pool;
+    unsigned index;
+    unsigned runs, dones;
+    pthread_t worker;
+    int cpus;         /* that the worker may use */
+    struct job *then; /* posted by done() */
+};
+
+static atomic_uint runs_begun;
+static unsigned dones;
+
+static void job_run(struct zsd_task *task)
+{
+    struct job *j = zb_container_of(task, struct job, task);
+    cpu_set_t set;
+
+    j->runs++;
+    j->worker = pthread_self();
+    j->index = atomic_fetch_add(&runs_begun, 1);
+    (void)sched_getaffinity(0, sizeof(set), &set);
+    j->cpus = CPU_COUNT(&set);
+}
+
+static void job_done(struct zsd_task *task)
+{
+    struct job *j = zb_container_of(task, struct job, task);
+
+    j->dones++;
+    dones++;
+    if (j->then)
+        zsd_compute_post(j->pool, &j->then->task);
+}
+
+static void job_init(struct job *j, struct zsd_compute *pool)
+{
+    *j = (struct job){ .task = { .run = job_run, .done = job_done }, .pool = pool };
+}
+
+static struct zsd_compute *pool_new(unsigned threads, const char *cpus)
+{
+    struct zsd_compute *c = NULL;
+    struct zb_err err = { 0 };
+
+    atomic_store(&runs_begun, 0);
+    dones = 0;
+    if (zsd_compute_new(&c, threads, cpus, &err) < 0)
+        fail_msg("%s", err.text);
+    return c;
+}
+
+/** As the loop does: wait, drain, reap. False when nothing came within two seconds. */
+static bool pool_wait(struct zsd_compute *c, unsigned max)
+{
+    struct pollfd p = { .fd = zsd_compute_wake_fd(c), .events = POLLIN };
+    eventfd_t n;
+
+    if (poll(&p, 1, 2000) != 1)
+        return false;
+    assert_int_equal(eventfd_read(p.fd, &n), 0);
+    assert_true(zsd_compute_reap(c, max) <= max);
+    return true;
+}
+
+/** No wake-up is set. */
+static bool pool_quiet(struct zsd_compute *c)
+{
+    struct pollfd p = { .fd = zsd_compute_wake_fd(c), .events = POLLIN };
+
+    return poll(&p, 1, 0) == 0;
+}
+
+#define JOBS 500u
+
+static struct job jobs[JOBS];
+
+static void post_all(struct zsd_compute *c)
+{
+    for (unsigned i = 0; i < JOBS; i++) {
+        job_init(&jobs[i], c);
+        zsd_compute_post(c, &jobs[i].task);
+    }
+}
+
+static void each_once(void)
+{
+    for (unsigned i = 0; i < JOBS; i++)
+        if (jobs[i].runs != 1 || jobs[i].dones != 1)
+            fail_msg("task %u: %u runs, %u dones", i, jobs[i].runs, jobs[i].dones);
+}
+
+static void every_task_once(void **state)
+{
+    struct zsd_compute *c = pool_new(4, NULL);
+
+    (void)state;
+    assert_int_equal(zsd_compute_threads(c), 4);
+    assert_true(pool_quiet(c));
+    post_all(c);
+    while (dones < JOBS)
+        assert_true(pool_wait(c, UINT_MAX));
+    each_once();
+    for (unsigned i = 0; i < JOBS; i++)
+        assert_false(pthread_equal(jobs[i].worker, pthread_self()));
+    zsd_compute_free(c);
+}
+
+static void one_worker_keeps_the_order(void **state)
+{
+    struct zsd_compute *c = pool_new(1, NULL);
+
+    (void)state;
+    post_all(c);
+    while (dones < JOBS)
+        assert_true(pool_wait(c, UINT_MAX));
+    for (unsigned i = 0; i < JOBS; i++)
+        assert_int_equal(jobs[i].index, i);
+    zsd_compute_free(c);
+}
+
+static void reap_stops_at_its_limit(void **state)
+{
+    struct zsd_compute *c = pool_new(2, NULL);
+    unsigned turns = 0;
+
+    (void)state;
+    post_all(c);
+    while (dones < JOBS) {
+        unsigned before = dones;
+
+        assert_true(pool_wait(c, 3)); /* set again whenever something was left */
+        assert_true(dones - before <= 3);
+        turns++;
+    }
+    assert_true(turns >= JOBS / 3);
+    each_once();
+    assert_int_equal(zsd_compute_reap(c, 3), 0);
+    zsd_compute_free(c);
+}
+
+static void reap_at_its_limit_and_nothing_left(void **state)
+{
+    struct zsd_compute *c = pool_new(1, NULL);
+    struct job j;
+
+    (void)state;
+    job_init(&j, c);
+    zsd_compute_post(c, &j.task);
+    assert_true(pool_wait(c, 1));
+    assert_int_equal(j.dones, 1);
+    assert_true(pool_quiet(c));
+    zsd_compute_free(c);
+}
+
+static void free_runs_what_is_queued(void **state)
+{
+    struct zsd_compute *c = pool_new(2, NULL);
+
+    (void)state;
+    post_all(c);
+    zsd_compute_free(c);
+    each_once();
+    assert_int_equal(dones, JOBS);
+}
+
+static void free_runs_what_done_posts(void **state)
+{
+    struct zsd_compute *c = pool_new(2, NULL);
+
+    (void)state;
+    for (unsigned i = 0; i < JOBS; i++) {
+        job_init(&jobs[i], c);
+        jobs[i].then = i + 1 < JOBS ? &jobs[i + 1] : NULL;
+    }
+    zsd_compute_post(c, &jobs[0].task);
+    zsd_compute_free(c);
+    each_once();
+}
+
+static void free_of_nothing(void **state)
+{
+    (void)state;
+    zsd_compute_free(NULL);
+    zsd_compute_free(pool_new(1, NULL));
+}
+
+static void workers_keep_to_the_list(void **state)
+{
+    cpu_set_t ours;
+    char list[16];
+    int cpu = 0;
+    struct zsd_compute *c;
+    struct job j;
+
+    (void)state;
+    assert_int_equal(sched_getaffinity(0, sizeof(ours), &ours), 0);
+    while (!CPU_ISSET(cpu, &ours))
+        cpu++;
+    (void)snprintf(list, sizeof(list), "%d", cpu);
+    c = pool_new(0, list);
+    assert_int_equal(zsd_compute_threads(c), 1); /* one for each CPU of the list */
+    job_init(&j, c);
+    zsd_compute_post(c, &j.task);
+    assert_true(pool_wait(c, 1));
+    assert_int_equal(j.cpus, 1);
+    zsd_compute_free(c);
+
+    c = pool_new(0, "");
+    assert_int_equal(zsd_compute_threads(c), CPU_COUNT(&ours));
+    zsd_compute_free(c);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(cpu_lists),
+        cmocka_unit_test(every_task_once),
+        cmocka_unit_test(one_worker_keeps_the_order),
+        cmocka_unit_test(reap_stops_at_its_limit),
+        cmocka_unit_test(reap_at_its_limit_and_nothing_left),
+        cmocka_unit_test(free_runs_what_is_queued),
+        cmocka_unit_test(free_runs_what_done_posts),
+        cmocka_unit_test(free_of_nothing),
+        cmocka_unit_test(workers_keep_to_the_list),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,455 @@
+#include "tests/ztest.h"
+
+#include <errno.h>
+#include <grp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/util.h"
+#include "daemon/config.h"
+#include "kernels/zk.h"
+#include "nvme/zn.h"
+
+static char dir[] = "/tmp/zshard-config-XXXXXX";
+static char path[64];
+
+static void file_write(const char *bytes, size_t len)
+{
+    FILE *f = fopen(path, "w");
+
+    assert_non_null(f);
+    assert_int_equal(fwrite(bytes, 1, len, f), len);
+    assert_int_equal(fclose(f), 0);
+}
+
+/** Loads with these arguments (up to a NULL). */
+static int load(struct zsd_config *config, const char **ret_text, struct zb_err *err,
+                const char *const *args)
+{
+    char *argv[16] = { (char *)(uintptr_t) "zshardd" };
+    int argc = 1;
+
+    for (; args[argc - 1]; argc++)
+        argv[argc] = (char *)(uintptr_t)args[argc - 1];
+    memset(err, 0, sizeof(*err));
+    return zsd_config_load(config, argc, argv, ret_text, err);
+}
+
+#define LOAD(config, err, ...) load(config, NULL, err, (const char *const[]){ __VA_ARGS__, NULL })
+
+static int load_file(struct zsd_config *config, struct zb_err *err, const char *text, size_t len)
+{
+    file_write(text, len);
+    return LOAD(config, err, "--config", path);
+}
+
+/* ---- values */
+
+static void defaults(void **state)
+{
+    struct zsd_config c;
+    struct zb_err err;
+
+    (void)state;
+    assert_int_equal(load(&c, NULL, &err, (const char *const[]){ NULL }), 0);
+    assert_string_equal(c.socket, "");
+    assert_string_equal(c.data, "");
+    assert_true(c.host_bytes == ZSD_AUTO);
+    assert_true(c.nvme_bytes == ZSD_AUTO);
+    assert_string_equal(c.io, "auto");
+    assert_int_equal(c.io_depth, ZN_DEPTH_DEFAULT);
+    assert_string_equal(c.cpus, "");
+    assert_int_equal(c.threads, 0);
+    assert_int_equal(c.page_elems, 262144);
+    assert_int_equal(c.ring_bytes, 0);
+    assert_int_equal(c.clients_max, 1024);
+    assert_int_equal(c.jobs_max, 64);
+    assert_int_equal(c.timeout_ms, 60000);
+    assert_string_equal(c.kernels, "auto");
+    assert_string_equal(c.socket_group, "");
+    assert_int_equal(c.log_level, ZB_LOG_INFO);
+}
+
+static void every_key_by_file(void **state)
+{
+    static const char text[] = "socket = \"/run/x.sock\"\n"
+                               "data = '/var/lib/x y'\n"
+                               "host_bytes = 1.5G # a comment\n"
+                               "// and /* another \" */\n"
+                               "// and /* another \" */\n"
+                               "nvme_bytes = 0\n"
+                               "io=threads\n"
+                               "io_depth = 4096\n"
+                               "cpus = \"0-1023\"\n"
+                               "threads = 3\n"
+                               "page_elems = 8192\n"
+                               "ring_bytes = 5000001\n"
+                               "clients_max = 1\n"
+                               "jobs_max = 4096\n"
+                               "timeout_ms = 86400000\n"
+                               "kernels = ref\n"
+                               "socket_group = root\n"
+                               "log_level = debug\n";
+    struct zsd_config c;
+    struct zb_err err;
+
+    (void)state;
+    if (load_file(&c, &err, text, strlen(text)) != 0)
+        fail_msg("%s", err.text);
+    assert_string_equal(c.socket, "/run/x.sock");
+    assert_string_equal(c.data, "/var/lib/x y");
+    assert_true(c.host_bytes == 3 * ZB_GIB / 2);
+    assert_int_equal(c.nvme_bytes, 0);
+    assert_string_equal(c.io, "threads");
+    assert_int_equal(c.io_depth, 4096);
+    assert_string_equal(c.cpus, "0-1023");
+    assert_int_equal(c.threads, 3);
+    assert_int_equal(c.page_elems, 8192);
+    assert_int_equal(c.ring_bytes, 4997120); /* whole 4 KiB */
+    assert_int_equal(c.clients_max, 1);
+    assert_int_equal(c.jobs_max, 4096);
+    assert_int_equal(c.timeout_ms, 86400000);
+    assert_string_equal(c.kernels, "ref");
+    assert_string_equal(c.socket_group, "root");
+    assert_int_equal(c.log_level, ZB_LOG_DEBUG);
+}
+
+static void every_key_by_command_line(void **state)
+{
+    size_t count;
+    const struct zsd_option *rows = zsd_options(&count);
+
+    (void)state;
+    for (size_t i = 0; i < count; i++) {
+        char name[64], joined[128];
+        struct zsd_config c;
+        struct zb_err err;
+
+        (void)snprintf(name, sizeof(name), "--%s", rows[i].name);
+        for (char *p = name; *p; p++)
+            if (*p == '_')
+                *p = '-';
+        (void)snprintf(joined, sizeof(joined), "%s=%s", name, rows[i].def);
+        if (LOAD(&c, &err, name, rows[i].def) != 0 || LOAD(&c, &err, joined) != 0)
+            fail_msg("%s: %s", name, err.text);
+    }
+}
+
+static void the_command_line_wins(void **state)
+{
+    static const char text[] = "jobs_max = 5\nclients_max = 6\n";
+    struct zsd_config c;
+    struct zb_err err;
+
+    (void)state;
+    file_write(text, strlen(text));
+    assert_int_equal(LOAD(&c, &err, "--jobs-max", "7", "--config", path, "--jobs-max=8"), 0);
+    assert_int_equal(c.jobs_max, 8); /* the last of them */
+    assert_int_equal(c.clients_max, 6);
+}
+
+/* ---- what is refused in a file: every sentence begins with FILE:LINE */
+
+static const struct {
+    const char *name, *text;
+    unsigned line;
+    const char *says;
+} file_cases[] = {
+    { "unknown key", "jobs_max = 1\n\nhost_byte = 1G\n", 3, "no such option 'host_byte'" },
+    { "a key that is a prefix", "host = 1G\n", 1, "no such option 'host'" },
+    { "repeated key", "jobs_max = 1\n# a comment\njobs_max = 1\n", 3,
+      "jobs_max: given before, on line 1" },
+    { "no unit of ours", "\nhost_bytes = 512X\n", 2, "host_bytes: " },
+    { "decimal units", "host_bytes = 512MB\n", 1, "host_bytes: " },
+    { "negative", "host_bytes = -1\n", 1, "host_bytes: " },
+    { "size too small", "host_bytes = 4096\n", 1,
+      "host_bytes: '4096' is not between 1.00 MiB and" },
+    { "size too large", "nvme_bytes = 2048T\n", 1, "nvme_bytes: '2048T' is not between" },
+    { "size that overflows", "nvme_bytes = 99999999P\n", 1, "nvme_bytes: " },
+    { "0 where it means nothing", "host_bytes = 0\n", 1, "host_bytes: '0' is not between" },
+    { "auto where there is none", "io_depth = auto\n", 1, "io_depth: 'auto' is no plain number" },
+    { "a unit on a count", "jobs_max = 1K\n", 1, "jobs_max: '1K' is no plain number" },
+    { "a unit on a time", "timeout_ms = 60s\n", 1, "timeout_ms: '60s' is no plain number" },
+    { "a fraction", "threads = 1.5\n", 1, "threads: '1.5' is no plain number" },
+    { "a word for a number", "clients_max = many\n", 1, "clients_max: 'many' is no plain number" },
+    { "an empty number", "clients_max = \"\"\n", 1, "clients_max: '' is no plain number" },
+    { "count too small", "clients_max = 0\n", 1, "clients_max: '0' is not between 1 and 65536" },
+    { "count too large", "io_depth = 4097\n", 1, "io_depth: '4097' is not between 1 and 4096" },
+    { "count above 32 bits", "jobs_max = 4294967297\n", 1, "jobs_max: '4294967297' is not" },
+    { "count above 64 bits", "jobs_max = 18446744073709551617\n", 1, "is no plain number" },
+    { "no multiple", "page_elems = 5000\n", 1, "page_elems: 5000 is not a multiple of 4096" },
+    { "no choice", "io = libaio\n", 1, "io: 'libaio' is none of: auto uring threads" },
+    { "part of a choice", "io = uri\n", 1, "io: 'uri' is none of" },
+    { "two choices", "io = \"auto uring\"\n", 1, "io: 'auto uring' is none of" },
+    { "no choice at all", "io = \"\"\n", 1, "io: '' is none of" },
+    { "unknown kernels", "kernels = sse\n", 1, "kernels: no kernels are called 'sse'" },
+    { "empty kernels", "kernels = ''\n", 1, "kernels: the value is empty" },
+    { "unknown level", "log_level = loud\n", 1,
+      "log_level: 'loud' is none of: error warn info debug" },
+    { "no CPU list", "cpus = \"a-b\"\n", 1, "cpus: 'a-b' is no CPU list" },
+    { "no CPU of ours", "cpus = \"1023\"\n", 1, "cpus: this process may use none" },
+    { "no such group", "socket_group = no-such-group\n", 1,
+      "socket_group: there is no group 'no-such-group'" },
+    { "a group with a long name",
+      "socket_group = "
+      "gggggggggggggggggggggggggggggggggggggggggggggggggggggggggggggggggggggggggggggg\n",
+      1, "socket_group: " },
+    { "a socket's path that is too long",
+      "socket = "
+      "\"/tmp/sssssssssssssssssssssssssssssssssssssssssssssssssssssssssssssssssssssssssssss"
+      "ssssssssssssssssssssssssssssssssssssss\"\n",
+      1, "socket: the socket's path is " },
+    { "no value", "jobs_max =\n", 2, "" },
+    { "no equals sign", "jobs_max 5\n", 1, "" },
+    { "two values", "jobs_max = 5 6\n", 1, "" },
+    { "a list", "jobs_max = {5, 6}\n", 1, "" },
+    { "a section", "jobs {\n}\n", 1, "no such option 'jobs'" },
+    { "appended", "jobs_max += 5\n", 1, "" },
+    { "a quote that never ends", "data = \"/var\n", 2, "" },
+    { "a control character", "data = \"/var\x01\"\nio = x\n", 2, "io: " },
+    { "not text",
+      "\x7f"
+      "ELF\x02\x01\x01",
+      1, "" },
+    { "behind comments", "# a\n#\n // b\n/* c\n * d\n */ jobs_max = 5 # e\n# f\nio = x\n", 8,
+      "io: 'x' is none of" },
+    { "on the line of a comment's end", "/* a\n*/ io = x\n", 2, "io: 'x' is none of" },
+    { "behind quotes with what begins a comment",
+      "data = \"/a#b//c/*\\\"#\"\nsocket = '#\\'#'\njobs_max = 5\nio = x # \"\n", 4,
+      "io: 'x' is none of" },
+    { "a quote at a comment's end", "data = /* a */\"/b#\"\nio = x\n", 2, "io: 'x' is none of" },
+    { "a comment at a comment's end", "/* a */# b\nio = x\n", 2, "io: 'x' is none of" },
+    { "a comment that never ends", "jobs_max = 5\n/* io = x\n", 2, "a comment that never ends" },
+};
+
+static void file_refused(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(file_cases); i++) {
+        struct zsd_config c;
+        struct zb_err err;
+        char where[96];
+        int rc = load_file(&c, &err, file_cases[i].text, strlen(file_cases[i].text));
+
+        (void)snprintf(where, sizeof(where), "%s:%u: ", path, file_cases[i].line);
+        if (rc != -EINVAL || err.code != -EINVAL || strncmp(err.text, where, strlen(where)) != 0 ||
+            !strstr(err.text, file_cases[i].says))
+            fail_msg("%s: got %d, '%s'", file_cases[i].name, rc, err.text);
+    }
+}
+
+static void file_with_a_nul(void **state)
+{
+    struct zsd_config c;
+    struct zb_err err;
+
+    (void)state;
+    assert_int_equal(load_file(&c, &err, "jobs_max = 5\0\n", 14), -EINVAL);
+    assert_non_null(strstr(err.text, "contains a NUL"));
+}
+
+static void files_that_are_none(void **state)
+{
+    static const char comment[] = "# 64 bytes of comment, again and again, until it is too much.\n";
+    struct zsd_config c;
+    struct zb_err err;
+    FILE *f;
+
+    (void)state;
+    assert_int_equal(LOAD(&c, &err, "--config", "/no/such/file"), -ENOENT);
+    assert_non_null(strstr(err.text, "/no/such/file"));
+    assert_int_equal(LOAD(&c, &err, "--config", dir), -EINVAL);
+    assert_non_null(strstr(err.text, "is no regular file"));
+    assert_int_equal(LOAD(&c, &err, "--config", "/dev/zero"), -EINVAL);
+    assert_int_equal(LOAD(&c, &err, "--config", ""), -ENOENT);
+    f = fopen(path, "w");
+    assert_non_null(f);
+    for (size_t bytes = 0; bytes <= ZB_MIB; bytes += strlen(comment))
+        assert_true(fputs(comment, f) >= 0);
+    assert_int_equal(fclose(f), 0);
+    assert_int_equal(LOAD(&c, &err, "--config", path), -EINVAL);
+    assert_non_null(strstr(err.text, "is 1.00 MiB long"));
+    assert_int_equal(load_file(&c, &err, "", 0), 0); /* an empty one is fine */
+}
+
+static void file_that_we_may_not_read(void **state)
+{
+    struct zsd_config c;
+    struct zb_err err;
+    int rc;
+
+    (void)state;
+    if (geteuid() != 0)
+        skip(); /* needs another user to be */
+    file_write("jobs_max = 5\n", 13);
+    assert_int_equal(chmod(path, 0600), 0);
+    assert_int_equal(seteuid(65534), 0);
+    rc = LOAD(&c, &err, "--config", path);
+    assert_int_equal(seteuid(0), 0);
+    assert_int_equal(rc, -EACCES);
+    assert_non_null(strstr(err.text, path));
+}
+
+/* ---- what is refused on the command line */
+
+static const struct {
+    const char *name, *args[4], *says;
+} line_cases[] = {
+    { "unknown option", { "--host-byte", "1G" }, "'--host-byte' is no option" },
+    { "the key of the file", { "--host_bytes", "1G" }, "'--host_bytes' is no option" },
+    { "an abbreviation", { "--host", "1G" }, "'--host' is no option" },
+    { "one dash", { "-host-bytes", "1G" }, "'-host-bytes' is no option" },
+    { "no dash", { "serve" }, "'serve' is no option" },
+    { "two dashes alone", { "--" }, "'--' is no option" },
+    { "nothing", { "" }, "'' is no option" },
+    { "equals alone", { "=5" }, "'=5' is no option" },
+    { "a very long name",
+      { "--hhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhhh" },
+      "is no option" },
+    { "no value", { "--host-bytes" }, "--host-bytes needs a value" },
+    { "no file", { "--config" }, "--config needs a value" },
+    { "a value for a word", { "--check-config=yes" }, "--check-config takes no value" },
+    { "a bad unit", { "--host-bytes", "5Q" }, "--host-bytes: " },
+    { "a bad unit, joined", { "--host-bytes=5Q" }, "--host-bytes: " },
+    { "a bad value before a good one", { "--io=x", "--io=auto" }, "--io: 'x' is none of" },
+    { "a bad value beside --check-config", { "--check-config", "--io=x" }, "--io: 'x' is none" },
+    { "an unknown option beside --help", { "--nope", "--help" }, "'--nope' is no option" },
+};
+
+static void line_refused(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(line_cases); i++) {
+        struct zsd_config c;
+        struct zb_err err;
+        int rc = load(&c, NULL, &err, line_cases[i].args);
+
+        if (rc != -EINVAL || !strstr(err.text, line_cases[i].says))
+            fail_msg("%s: got %d, '%s'", line_cases[i].name, rc, err.text);
+    }
+}
+
+/* ---- help, version, check */
+
+static void words(void **state)
+{
+    struct zsd_config c;
+    struct zb_err err;
+    const char *text = NULL;
+
+    (void)state;
+    assert_int_equal(load(&c, &text, &err, (const char *const[]){ "--version", NULL }), 1);
+    assert_string_equal(text, "zshardd " ZSHARD_VERSION "\n");
+    file_write("io = x\n", 7); /* --help does not care */
+    assert_int_equal(
+        load(&c, &text, &err, (const char *const[]){ "--config", path, "--help", NULL }), 1);
+    assert_non_null(strstr(text, "usage: zshardd"));
+    assert_int_equal(LOAD(&c, &err, "--check-config"), 2);
+    assert_int_equal(LOAD(&c, &err, "--check-config", "--config", path), -EINVAL);
+    assert_int_equal(LOAD(&c, &err, "--check-config", "--config", path, "--io=auto"), -EINVAL);
+}
+
+static void help_lists_each_row(void **state)
+{
+    struct zsd_config c;
+    struct zb_err err;
+    const char *text = NULL;
+    size_t count, kernels;
+    const struct zsd_option *rows = zsd_options(&count);
+    const struct zk_ops *const *ops = zk_all(&kernels);
+
+    (void)state;
+    assert_int_equal(load(&c, &text, &err, (const char *const[]){ "--help", NULL }), 1);
+    for (size_t i = 0; i < count; i++) {
+        char line[96];
+
+        (void)snprintf(line, sizeof(line), "\n  --%s %s", rows[i].name, rows[i].arg);
+        for (char *p = line + 5; *p && *p != ' '; p++)
+            if (*p == '_')
+                *p = '-';
+        if (!strstr(text, line))
+            fail_msg("--help lacks '%s'", line + 1);
+        if (strlen(rows[i].help) < 10)
+            fail_msg("%s: no help", rows[i].name);
+    }
+    for (size_t i = 0; i < kernels; i++)
+        if (!strstr(text, ops[i]->name))
+            fail_msg("--help lacks the kernels '%s'", ops[i]->name);
+    for (const char *line = text; *line; line = strchr(line, '\n') + 1)
+        if (strcspn(line, "\n") > 80)
+            fail_msg("a line of --help is longer than 80: %.90s", line);
+}
+
+/* ---- the installed example */
+
+static const char example[] = ZSHARD_SOURCE_DIR "/deploy/zshardd.conf";
+
+/** Every key once, as a line of its own, and its value is the default. */
+static void example_agrees(void **state)
+{
+    struct zsd_config c, d;
+    struct zb_err err;
+    char line[256];
+    size_t count, lines = 0;
+    const struct zsd_option *rows = zsd_options(&count);
+    FILE *f = fopen(example, "r");
+
+    (void)state;
+    if (LOAD(&c, &err, "--config", example) != 0)
+        fail_msg("%s", err.text);
+    assert_int_equal(load(&d, NULL, &err, (const char *const[]){ NULL }), 0);
+    assert_memory_equal(&c, &d, sizeof(c));
+    assert_non_null(f);
+    while (fgets(line, sizeof(line), f)) {
+        char key[64], value[64];
+
+        if (line[0] == '#' || line[0] == '\n')
+            continue;
+        assert_int_equal(sscanf(line, "%63s = %63s", key, value), 2);
+        for (size_t i = 0; i < count; i++)
+            if (strcmp(rows[i].name, key) == 0)
+                assert_string_equal(value, *rows[i].def ? rows[i].def : "\"\"");
+        lines++;
+    }
+    assert_int_equal(fclose(f), 0);
+    assert_int_equal(lines, count); /* with "no key twice, none unknown": each once */
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    if (!mkdtemp(dir) || chmod(dir, 0755) < 0)
+        return -1;
+    (void)snprintf(path, sizeof(path), "%s/zshardd.conf", dir);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    (void)unlink(path);
+    return rmdir(dir);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(defaults),
+        cmocka_unit_test(every_key_by_file),
+        cmocka_unit_test(every_key_by_command_line),
+        cmocka_unit_test(the_command_line_wins),
+        cmocka_unit_test(file_refused),
+        cmocka_unit_test(file_with_a_nul),
+        cmocka_unit_test(files_that_are_none),
+        cmocka_unit_test(file_that_we_may_not_read),
+        cmocka_unit_test(line_refused),
+        cmocka_unit_test(words),
+        cmocka_unit_test(help_lists_each_row),
+        cmocka_unit_test(example_agrees),
+    };
+
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
