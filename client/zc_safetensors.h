@@ -16,7 +16,7 @@
 #ifndef ZC_SAFETENSORS_H
 #define ZC_SAFETENSORS_H
 
-#include "client/zclient.h"
+#include "zclient.h"
 
 #ifdef __cplusplus
 extern "C" {

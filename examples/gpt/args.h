@@ -22,6 +22,9 @@ enum gpt_exit {
     GPT_EXIT_CORRUPT = 6,
 };
 
+/** What the process says of a run that ended with this code (0 or a negative errno). */
+enum gpt_exit gpt_exit_of(int rc);
+
 enum gpt_offload { GPT_OFFLOAD_NONE, GPT_OFFLOAD_HOST, GPT_OFFLOAD_NVME };
 enum gpt_dtype { GPT_FP32, GPT_BF16 };
 

@@ -202,6 +202,9 @@ struct gpt_run {
     float *d4;     /* [N, 4C] scratch */
     float *ds;     /* [ATT_ROWS, T] scratch */
     void *memory;
+    gpt_tick_fn *tick;
+    void *tick_arg;
+    bool stopped; /* by tick */
 };
 
 struct cutter {
@@ -327,6 +330,20 @@ void gpt_run_free(struct gpt_run *run)
     free(run);
 }
 
+void gpt_run_on_tick(struct gpt_run *run, gpt_tick_fn *tick, void *arg)
+{
+    run->tick = tick;
+    run->tick_arg = arg;
+}
+
+/* False: return, whatever was going on. */
+static bool run_go_on(struct gpt_run *run)
+{
+    if (run->tick && !run->stopped && !run->tick(run->tick_arg))
+        run->stopped = true;
+    return !run->stopped;
+}
+
 void gpt_run_tokens(struct gpt_run *run, const uint32_t *tokens)
 {
     size_t n = (size_t)run->sequences * (run->model->shape.seq + 1);
@@ -334,6 +351,7 @@ void gpt_run_tokens(struct gpt_run *run, const uint32_t *tokens)
     for (size_t i = 0; i < n; i++)
         assert(tokens[i] < run->model->shape.vocab);
     memcpy(run->tokens, tokens, n * sizeof(*tokens));
+    run->stopped = false;
 }
 
 /* ---- products: y [n, out], x [n, in], w [in, out] */
@@ -465,7 +483,7 @@ void gpt_block_forward(struct gpt_run *run, uint32_t layer, const float *weights
     gpt_vec_layernorm(a->x, weights + t[LN1_W].first, weights + t[LN1_B].first, a->ln1, a->ln1_mean,
                       a->ln1_rstd, n, c);
     linear(a->ln1, weights + t[QKV_W].first, weights + t[QKV_B].first, a->qkv, n, c, 3 * c);
-    for (uint64_t m = 0; m < run->sequences; m++)
+    for (uint64_t m = 0; m < run->sequences && run_go_on(run); m++)
         for (uint64_t h = 0; h < s->heads; h++) {
             struct head head = head_at(run, a, m, h);
 
@@ -473,10 +491,14 @@ void gpt_block_forward(struct gpt_run *run, uint32_t layer, const float *weights
         }
     linear(a->mix, weights + t[ATT_W].first, weights + t[ATT_B].first, a->x2, n, c, c);
     gpt_vec_add(a->x2, a->x, n * c);
+    if (!run_go_on(run))
+        return;
 
     gpt_vec_layernorm(a->x2, weights + t[LN2_W].first, weights + t[LN2_B].first, a->ln2,
                       a->ln2_mean, a->ln2_rstd, n, c);
     linear(a->ln2, weights + t[FC_W].first, weights + t[FC_B].first, a->fc, n, c, 4 * c);
+    if (!run_go_on(run))
+        return;
     gpt_vec_gelu(a->fc, a->gelu, n * 4 * c);
     linear(a->gelu, weights + t[OUT_W].first, weights + t[OUT_B].first, out, n, 4 * c, c);
     gpt_vec_add(out, a->x2, n * c);
@@ -491,7 +513,7 @@ double gpt_head(struct gpt_run *run, const float *ln_f, const float *embed, floa
     double loss = 0.0;
 
     gpt_vec_layernorm(run->x, ln_f, ln_f + c, run->lnf, run->lnf_mean, run->lnf_rstd, n, c);
-    for (uint64_t r = 0; r < n; r += run->head_rows) {
+    for (uint64_t r = 0; r < n && run_go_on(run); r += run->head_rows) {
         int rows = (int)(n - r < run->head_rows ? n - r : run->head_rows);
         const float *x = run->lnf + r * c;
 
@@ -527,16 +549,20 @@ void gpt_block_backward(struct gpt_run *run, uint32_t layer, const float *weight
 
     linear_back(a->gelu, weights + t[OUT_W].first, run->dx, run->d4, grads + t[OUT_W].first,
                 grads + t[OUT_B].first, n, 4 * c, c);
+    if (!run_go_on(run))
+        return;
     gpt_vec_gelu_back(a->fc, run->d4, run->d4, n * 4 * c);
     linear_back(a->ln2, weights + t[FC_W].first, run->d4, run->d1, grads + t[FC_W].first,
                 grads + t[FC_B].first, n, c, 4 * c);
     gpt_vec_layernorm_back(a->x2, weights + t[LN2_W].first, a->ln2_mean, a->ln2_rstd, run->d1,
                            run->dx, grads + t[LN2_W].first, grads + t[LN2_B].first, n, c);
+    if (!run_go_on(run))
+        return;
 
     linear_back(a->mix, weights + t[ATT_W].first, run->dx, run->d1, grads + t[ATT_W].first,
                 grads + t[ATT_B].first, n, c, c);
     memset(dqkv, 0, n * 3 * c * sizeof(float));
-    for (uint64_t m = 0; m < run->sequences; m++)
+    for (uint64_t m = 0; m < run->sequences && run_go_on(run); m++)
         for (uint64_t h = 0; h < s->heads; h++) {
             struct head head = head_at(run, a, m, h);
             float *dq = dqkv + (head.q - a->qkv);

@@ -125,6 +125,14 @@ int gpt_run_new(struct gpt_run **ret, const struct gpt *model, uint32_t sequence
                 struct gpt_err *err);
 void gpt_run_free(struct gpt_run *run);
 
+/**
+ * Lets the caller look around during long computations: `tick` is called between the matrix
+ * products of every pass. When it returns false the pass returns early, its results mean nothing,
+ * and so do those of later passes until gpt_run_tokens().
+ */
+typedef bool gpt_tick_fn(void *arg);
+void gpt_run_on_tick(struct gpt_run *run, gpt_tick_fn *tick, void *arg);
+
 /** Starts a micro-batch: `sequences` rows of seq + 1 tokens, each below vocab; token t + 1 is the
  *  target of token t. Copied. */
 void gpt_run_tokens(struct gpt_run *run, const uint32_t *tokens);

@@ -154,6 +154,15 @@ CLONES void gpt_vec_add(float *restrict y, const float *restrict x, size_t n)
         y[i] += x[i];
 }
 
+CLONES void gpt_vec_widen(const uint16_t *restrict x, float *restrict y, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits = (uint32_t)x[i] << 16;
+
+        memcpy(&y[i], &bits, sizeof(bits));
+    }
+}
+
 CLONES void gpt_vec_add_rows(float *restrict sum, const float *restrict y, size_t rows, size_t n)
 {
     for (size_t r = 0; r < rows; r++)

@@ -1,0 +1,621 @@
+/*
+ * train.c - the loop: batches in, losses out, everything sharded by the engine.
+ *
+ * MODEL. The engine knows units of parameters, the model knows how to compute with one; this file
+ * brings them together, in the order that zc_zero.h and gpt.h both ask for. A unit's weights are
+ * borrowed from the engine for one pass. bf16 weights are widened into memory of ours, and given
+ * back at once.
+ *
+ * RANKS. Step s (counted from 1) has `batch` sequences. Micro-step k gives sequence
+ * (k * world + rank) * micro_batch + j to a rank as its j-th. Every rank walks through the same
+ * collectives: what only rank 0 does (progress, --jsonl, --export) makes no call to the engine, and
+ * a failure there during the export is told at the end, so that the others are not left waiting.
+ *
+ * STOPPING. Each rank looks at its own flag; the flags are summed with the losses, so all ranks
+ * stop behind the same step.
+ */
+#include "examples/gpt/train.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <libgen.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "client/zero/zc_zero.h"
+#include "examples/gpt/data.h"
+#include "examples/gpt/gpt.h"
+#include "examples/gpt/vec.h"
+#include "examples/gpt/weights.h"
+
+/* torch.optim.AdamW's own values. */
+#define BETA1        0.9
+#define BETA2        0.999
+#define EPS          1e-8
+
+#define EXPORT_ELEMS (UINT64_C(1) << 18) /* read at a time */
+#define SAY_EVERY_S  1.0
+
+enum slot { SLOT_MAIN, SLOT_LN_F, SLOTS }; /* the head needs two units at once */
+
+struct train {
+    const struct gpt_args *args;
+    const volatile sig_atomic_t *stop;
+    FILE *people; /* rank 0 */
+    struct gpt_err *err;
+
+    struct zc_comm *comm;
+    struct zc_zero *zero;
+    struct gpt_data *data;
+    struct gpt model;
+    struct gpt_run *run;
+    struct gpt_weights *init; /* or NULL: by the seed */
+    FILE *jsonl;              /* rank 0, or NULL */
+    uint32_t *tokens;         /* of a micro-batch */
+    float *wide[SLOTS];       /* bf16: fp32 weights */
+    uint32_t micro_steps;
+
+    struct zc_zero_stats stats; /* as of the last step */
+    double first_loss, last_loss, said_at;
+    uint64_t steps; /* done */
+    double seconds; /* in them */
+    bool stopped;
+};
+
+/* What a step was, for people and programs. */
+struct report {
+    uint64_t step;
+    double loss, seconds, tokens_per_s, stall_s, fetched_bytes;
+    struct zc_zero_stepped stepped;
+    struct zc_zero_stats stats;
+    uint64_t nvme_read_bytes, nvme_written_bytes;
+};
+
+static double now_s(void)
+{
+    struct timespec ts;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (double)ts.tv_sec + 1e-9 * (double)ts.tv_nsec;
+}
+
+static int engine_fail(struct train *t, int rc)
+{
+    return rc == 0 ? 0
+                   : gpt_fail(t->err, rc, "%s", t->zero ? zc_zero_error(t->zero) : zc_strerror(rc));
+}
+
+static bool is_bf16(const struct train *t)
+{
+    return t->args->dtype == GPT_BF16;
+}
+
+/* ---- set up */
+
+static int unit_declare(struct train *t, uint32_t index)
+{
+    const struct gpt_unit *u = &t->model.units[index];
+    struct zc_tensor tensors[GPT_UNIT_TENSORS_MAX] = { { .name = NULL } };
+    struct zc_unit unit = {
+        .index = index,
+        .name = u->name,
+        .elems = u->elems,
+        .dtype = is_bf16(t) ? ZC_BF16 : ZC_F32,
+        .grad_dtype = ZC_F32,
+        .tensors = tensors,
+        .ntensors = u->ntensors,
+    };
+
+    for (uint32_t k = 0; k < u->ntensors; k++) {
+        tensors[k] = (struct zc_tensor){ .name = u->tensors[k].name,
+                                         .first = u->tensors[k].first,
+                                         .ndims = u->tensors[k].ndims,
+                                         .group = u->tensors[k].group };
+        memcpy(tensors[k].dims, u->tensors[k].dims, sizeof(u->tensors[k].dims));
+    }
+    return engine_fail(t, zc_zero_add_unit(t->zero, &unit));
+}
+
+static int init_range(void *arg, uint32_t unit, uint64_t first, uint64_t count, float *out)
+{
+    struct train *t = arg;
+
+    if (t->init)
+        return gpt_weights_range(t->init, unit, first, count, out, t->err);
+    gpt_init_range(&t->model, t->args->seed, unit, first, count, out);
+    return 0;
+}
+
+static enum zc_zero_offload offload_of(uint32_t offload)
+{
+    return offload == GPT_OFFLOAD_NVME   ? ZC_ZERO_NVME
+           : offload == GPT_OFFLOAD_HOST ? ZC_ZERO_HOST
+                                         : ZC_ZERO_NONE;
+}
+
+static int engine_open(struct train *t)
+{
+    const struct gpt_args *a = t->args;
+    struct zc_zero_options options;
+    int rc;
+
+    zc_zero_defaults(&options);
+    options.comm = t->comm;
+    options.socket = a->socket;
+    options.job = a->job;
+    options.keep = a->keep;
+    options.offload_param = offload_of(a->offload_param);
+    options.offload_optimizer = offload_of(a->offload_optimizer);
+    options.micro_steps = t->micro_steps;
+    options.clip = a->clip;
+    options.beta1 = BETA1;
+    options.beta2 = BETA2;
+    options.eps = EPS;
+    options.groups = GPT_GROUPS;
+    options.weight_decay[0] = a->weight_decay;
+    options.weight_decay[1] = 0;
+    rc = engine_fail(t, zc_zero_open(&t->zero, &options));
+    for (uint32_t u = 0; u < t->model.nunits && rc == 0; u++)
+        rc = unit_declare(t, u);
+    return rc == 0 ? engine_fail(t, zc_zero_start(t->zero, init_range, t)) : rc;
+}
+
+static bool engine_tick(void *arg)
+{
+    struct train *t = arg;
+
+    return zc_zero_poll(t->zero) == 0; /* the next call that matters gives the same code */
+}
+
+/* A file that is only written after hours should be refused now when its folder is not there. */
+static int export_check(struct train *t)
+{
+    char *copy = strdup(t->args->export);
+    const char *folder = copy ? dirname(copy) : NULL;
+    int rc = 0;
+
+    if (!folder)
+        rc = gpt_fail(t->err, -ENOMEM, "'%s': %m", t->args->export);
+    else if (access(folder, W_OK | X_OK) < 0)
+        rc = gpt_fail(t->err, -errno, "--export '%s': its folder: %m", t->args->export);
+    free(copy);
+    return rc;
+}
+
+static int files_open(struct train *t)
+{
+    const struct gpt_args *a = t->args;
+
+    if (t->comm->rank != 0)
+        return 0;
+    if (a->jsonl) {
+        t->jsonl = fopen(a->jsonl, "we");
+        if (!t->jsonl)
+            return gpt_fail(t->err, -errno, "--jsonl '%s': %m", a->jsonl);
+    }
+    return a->export ? export_check(t) : 0;
+}
+
+static int memory_take(struct train *t)
+{
+    const struct gpt_args *a = t->args;
+    uint64_t largest = 0;
+    int rc = gpt_run_new(&t->run, &t->model, a->micro_batch, t->err);
+
+    if (rc != 0)
+        return rc;
+    gpt_run_on_tick(t->run, engine_tick, t);
+    for (uint32_t u = 0; u < t->model.nunits; u++)
+        if (t->model.units[u].elems > largest)
+            largest = t->model.units[u].elems;
+    t->tokens = calloc((size_t)a->micro_batch, ((size_t)a->seq + 1) * sizeof(*t->tokens));
+    if (is_bf16(t)) {
+        t->wide[SLOT_MAIN] = calloc(largest, sizeof(float));
+        t->wide[SLOT_LN_F] = calloc(2 * (size_t)a->width, sizeof(float));
+    }
+    if (!t->tokens || (is_bf16(t) && (!t->wide[SLOT_MAIN] || !t->wide[SLOT_LN_F])))
+        return gpt_fail(t->err, -ENOMEM, "weights of the largest unit, %" PRIu64 " elements: %m",
+                        largest);
+    return 0;
+}
+
+static int train_build(struct train *t)
+{
+    const struct gpt_args *a = t->args;
+    struct gpt_shape shape = {
+        .layers = a->layers, .heads = a->heads, .width = a->width, .seq = a->seq
+    };
+    char why[sizeof(t->err->text)];
+    int rc = zc_comm_open(&t->comm, "auto", why, sizeof(why));
+
+    if (rc != 0)
+        return gpt_fail(t->err, rc, "%s", why);
+    rc = gpt_args_micro_steps(a, t->comm->world, &t->micro_steps, t->err);
+    if (rc == 0)
+        rc = gpt_data_open(&t->data, a->data, a->ndata, a->seq + 1, t->err);
+    if (rc == 0) {
+        shape.vocab = gpt_data_info(t->data)->vocab;
+        rc = gpt_init(&t->model, &shape, t->err);
+    }
+    if (rc == 0 && a->init)
+        rc = gpt_weights_open(&t->init, &t->model, a->init, t->err);
+    if (rc == 0)
+        rc = files_open(t);
+    if (rc == 0)
+        rc = memory_take(t);
+    return rc == 0 ? engine_open(t) : rc;
+}
+
+/* clean: every rank ends here too. */
+static void train_done(struct train *t, bool clean)
+{
+    zc_zero_close(t->zero, clean);
+    if (t->comm)
+        zc_comm_close(t->comm, clean);
+    if (t->jsonl)
+        (void)fclose(t->jsonl);
+    gpt_weights_close(t->init);
+    gpt_run_free(t->run);
+    gpt_done(&t->model);
+    gpt_data_close(t->data);
+    free(t->tokens);
+    for (int i = 0; i < SLOTS; i++)
+        free(t->wide[i]);
+}
+
+/* ---- one micro-step */
+
+/* Borrows a unit's weights, in fp32. Undone by unit_put(). */
+static int unit_get(struct train *t, uint32_t unit, enum slot slot, const float **ret)
+{
+    const void *params = NULL;
+    int rc = zc_zero_gather(t->zero, unit, &params);
+
+    if (rc != 0)
+        return engine_fail(t, rc);
+    *ret = params;
+    if (is_bf16(t)) {
+        gpt_vec_widen(params, t->wide[slot], t->model.units[unit].elems);
+        *ret = t->wide[slot];
+        rc = zc_zero_release(t->zero, unit);
+    }
+    return engine_fail(t, rc);
+}
+
+static int unit_put(struct train *t, uint32_t unit)
+{
+    return is_bf16(t) ? 0 : engine_fail(t, zc_zero_release(t->zero, unit));
+}
+
+static int batch_load(struct train *t, uint64_t step, uint32_t micro)
+{
+    const struct gpt_args *a = t->args;
+    uint64_t first = ((uint64_t)micro * t->comm->world + t->comm->rank) * a->micro_batch;
+
+    for (uint32_t j = 0; j < a->micro_batch; j++) {
+        int rc = gpt_data_sequence(t->data, a->seed, step, first + j,
+                                   t->tokens + (size_t)j * (a->seq + 1), t->err);
+
+        if (rc != 0)
+            return rc;
+    }
+    gpt_run_tokens(t->run, t->tokens);
+    return 0;
+}
+
+static int forward(struct train *t)
+{
+    const float *w = NULL;
+    int rc = unit_get(t, gpt_unit_embed(), SLOT_MAIN, &w);
+
+    if (rc != 0)
+        return rc;
+    gpt_embed_forward(t->run, w);
+    rc = unit_put(t, gpt_unit_embed());
+    for (uint32_t l = 0; l < t->args->layers && rc == 0; l++) {
+        rc = unit_get(t, gpt_unit_block(l), SLOT_MAIN, &w);
+        if (rc != 0)
+            return rc;
+        gpt_block_forward(t->run, l, w);
+        rc = unit_put(t, gpt_unit_block(l));
+    }
+    return rc;
+}
+
+/* *ret_embed_grads stays ours until the embedding is reduced, at the end of the backward pass. */
+static int head(struct train *t, double *ret_loss, float **ret_embed_grads)
+{
+    uint32_t ln_f = gpt_unit_ln_f(&t->model);
+    const float *w_ln_f = NULL, *w_embed = NULL;
+    float *g_ln_f = NULL;
+    int rc = unit_get(t, ln_f, SLOT_LN_F, &w_ln_f);
+
+    if (rc == 0)
+        rc = unit_get(t, gpt_unit_embed(), SLOT_MAIN, &w_embed);
+    if (rc == 0)
+        rc = engine_fail(t, zc_zero_grad(t->zero, ln_f, &g_ln_f));
+    if (rc == 0)
+        rc = engine_fail(t, zc_zero_grad(t->zero, gpt_unit_embed(), ret_embed_grads));
+    if (rc != 0)
+        return rc;
+    *ret_loss = gpt_head(t->run, w_ln_f, w_embed, g_ln_f, *ret_embed_grads);
+    rc = unit_put(t, ln_f);
+    if (rc == 0)
+        rc = unit_put(t, gpt_unit_embed());
+    return rc == 0 ? engine_fail(t, zc_zero_reduce(t->zero, ln_f)) : rc;
+}
+
+static int block_backward(struct train *t, uint32_t layer)
+{
+    uint32_t unit = gpt_unit_block(layer);
+    const float *w = NULL;
+    float *g = NULL;
+    int rc = unit_get(t, unit, SLOT_MAIN, &w);
+
+    if (rc == 0)
+        rc = engine_fail(t, zc_zero_grad(t->zero, unit, &g));
+    if (rc != 0)
+        return rc;
+    gpt_block_backward(t->run, layer, w, g);
+    rc = unit_put(t, unit);
+    return rc == 0 ? engine_fail(t, zc_zero_reduce(t->zero, unit)) : rc;
+}
+
+static int micro_step(struct train *t, uint64_t step, uint32_t micro, double *ret_loss)
+{
+    float *embed_grads = NULL;
+    int rc = batch_load(t, step, micro);
+
+    if (rc == 0)
+        rc = forward(t);
+    if (rc == 0)
+        rc = head(t, ret_loss, &embed_grads);
+    for (uint32_t l = t->args->layers; l-- > 0 && rc == 0;)
+        rc = block_backward(t, l);
+    if (rc != 0)
+        return rc;
+    gpt_embed_backward(t->run, embed_grads);
+    return engine_fail(t, zc_zero_reduce(t->zero, gpt_unit_embed()));
+}
+
+/* ---- one step */
+
+static int step_run(struct train *t, uint64_t step, struct report *r)
+{
+    double begin = now_s(), loss = 0.0, sums[4];
+    struct zc_zero_stats before = t->stats;
+    int rc = 0;
+
+    *r = (struct report){ .step = step };
+    for (uint32_t k = 0; k < t->micro_steps && rc == 0; k++) {
+        double one = NAN;
+
+        rc = micro_step(t, step, k, &one);
+        loss += one;
+    }
+    if (rc == 0)
+        rc = engine_fail(t, zc_zero_step(t->zero, t->args->lr, &r->stepped));
+    if (rc == 0)
+        rc = engine_fail(t, zc_zero_stats(t->zero, &t->stats));
+    if (rc != 0)
+        return rc;
+    sums[0] = loss / t->micro_steps;
+    sums[1] = *t->stop ? 1 : 0;
+    sums[2] = t->stats.stall_seconds - before.stall_seconds;
+    sums[3] = (double)(t->stats.fetched_bytes - before.fetched_bytes);
+    rc = engine_fail(t, zc_zero_sum(t->zero, sums, 4));
+    if (rc != 0)
+        return rc;
+    t->stopped = sums[1] > 0;
+    r->loss = sums[0] / t->comm->world;
+    r->stall_s = sums[2] / t->comm->world;
+    r->fetched_bytes = sums[3];
+    r->stats = t->stats;
+    r->nvme_read_bytes = t->stats.nvme_read_bytes - before.nvme_read_bytes;
+    r->nvme_written_bytes = t->stats.nvme_written_bytes - before.nvme_written_bytes;
+    r->seconds = now_s() - begin;
+    r->tokens_per_s = (double)t->args->batch * t->args->seq / r->seconds;
+    return 0;
+}
+
+/* ---- telling */
+
+struct text {
+    char s[32];
+};
+
+/* A number as JSON has it: what is not finite has no form there. */
+static struct text json_number(double x)
+{
+    struct text text;
+
+    (void)snprintf(text.s, sizeof(text.s), isfinite(x) ? "%.9g" : "null", x);
+    return text;
+}
+
+static struct text bytes_text(uint64_t bytes)
+{
+    static const char *const units[] = { "B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB" };
+    double x = (double)bytes;
+    struct text text;
+    size_t u = 0;
+
+    for (; x >= 1024 && u + 1 < sizeof(units) / sizeof(units[0]); u++)
+        x /= 1024;
+    (void)snprintf(text.s, sizeof(text.s), u ? "%.1f %s" : "%.0f %s", x, units[u]);
+    return text;
+}
+
+static int jsonl_write(struct train *t, const struct report *r)
+{
+    if (!t->jsonl)
+        return 0;
+    errno = EIO;
+    if (fprintf(t->jsonl,
+                "{\"step\": %" PRIu64 ", \"loss\": %s, \"grad_norm\": %s, \"lr\": %s, "
+                "\"tokens_per_s\": %s, \"stall_s\": %s, \"fetched_bytes\": %.0f, "
+                "\"nvme_read_bytes\": %" PRIu64 ", \"nvme_written_bytes\": %" PRIu64 ", "
+                "\"tier_bytes\": {\"host\": %" PRIu64 ", \"nvme\": %" PRIu64 ", \"gpu\": %" PRIu64
+                "}}\n",
+                r->step, json_number(r->loss).s, json_number(r->stepped.grad_norm).s,
+                json_number(t->args->lr).s, json_number(r->tokens_per_s).s,
+                json_number(r->stall_s).s, r->fetched_bytes, r->nvme_read_bytes,
+                r->nvme_written_bytes, r->stats.host_bytes, r->stats.nvme_bytes,
+                r->stats.gpu_bytes) < 0 ||
+        fflush(t->jsonl) != 0)
+        return gpt_fail(t->err, -errno, "--jsonl '%s': %m", t->args->jsonl);
+    return 0;
+}
+
+__attribute__((format(printf, 2, 3))) static void say(struct train *t, const char *fmt, ...)
+{
+    va_list ap;
+
+    if (t->comm->rank != 0)
+        return;
+    va_start(ap, fmt);
+    (void)vfprintf(t->people, fmt, ap);
+    va_end(ap);
+    (void)fflush(t->people);
+}
+
+static void say_start(struct train *t)
+{
+    const struct gpt_args *a = t->args;
+    const struct gpt_data_info *d = gpt_data_info(t->data);
+
+    say(t,
+        "zgpt: %" PRIu64 " parameters (%s) in %u units over %u rank%s; %u sequences of %u tokens "
+        "a step, in %u micro-step%s of %u\n",
+        t->model.params, is_bf16(t) ? "bf16" : "fp32", t->model.nunits, t->comm->world,
+        t->comm->world == 1 ? "" : "s", a->batch, a->seq, t->micro_steps,
+        t->micro_steps == 1 ? "" : "s", a->micro_batch);
+    say(t, "zgpt: %" PRIu64 " tokens from %zu file%s, unigram entropy %.4f nats, vocabulary %u\n",
+        d->tokens, d->files, d->files == 1 ? "" : "s", d->unigram_nats, d->vocab);
+}
+
+static void say_step(struct train *t, const struct report *r)
+{
+    double now = now_s();
+
+    if (r->step != 1 && r->step != t->args->steps && !t->stopped && now - t->said_at < SAY_EVERY_S)
+        return;
+    t->said_at = now;
+    say(t,
+        "step %" PRIu64 "/%" PRIu64 "  loss %.4f  norm %.3g%s  %.0f tokens/s  stall %.0f %%  host "
+        "%s  nvme %s (read %s, written %s)\n",
+        r->step, t->args->steps, r->loss, r->stepped.grad_norm,
+        r->stepped.skipped ? " (skipped)" : "", r->tokens_per_s, 100 * r->stall_s / r->seconds,
+        bytes_text(r->stats.host_bytes).s, bytes_text(r->stats.nvme_bytes).s,
+        bytes_text(r->nvme_read_bytes).s, bytes_text(r->nvme_written_bytes).s);
+}
+
+static void say_end(struct train *t)
+{
+    if (t->steps > 0)
+        say(t,
+            "zgpt: loss %.4f at the start, %.4f at the end (unigram entropy %.4f); %.0f "
+            "tokens/s\n",
+            t->first_loss, t->last_loss, gpt_data_info(t->data)->unigram_nats,
+            (double)t->steps * t->args->batch * t->args->seq / t->seconds);
+    if (t->args->export)
+        say(t, "zgpt: weights are in '%s'\n", t->args->export);
+}
+
+/* ---- export */
+
+/* Rank 0 writes; the others only take part in reading. *told is rank 0's own failure: it stops
+ * writing, and goes on reading with the others. */
+static int export_unit(struct train *t, uint32_t unit, float *piece, struct zc_st_writer *w,
+                       int *told)
+{
+    uint64_t elems = t->model.units[unit].elems;
+
+    for (uint64_t at = 0; at < elems; at += EXPORT_ELEMS) {
+        uint64_t n = elems - at < EXPORT_ELEMS ? elems - at : EXPORT_ELEMS;
+        char why[sizeof(t->err->text)];
+        int rc = zc_zero_read(t->zero, unit, ZC_MASTER, at, n, piece);
+
+        if (rc != 0)
+            return engine_fail(t, rc);
+        if (!w || *told != 0)
+            continue;
+        *told = zc_st_append(w, piece, n * sizeof(*piece), why, sizeof(why));
+        if (*told != 0)
+            (void)gpt_fail(t->err, *told, "--export: %s", why);
+    }
+    return 0;
+}
+
+/* 0; a failure of the engine; or *told, when only this rank's file failed. */
+static int export(struct train *t, int *told)
+{
+    float *piece = malloc(EXPORT_ELEMS * sizeof(*piece));
+    struct zc_st_writer *w = NULL;
+    int rc = piece ? 0 : gpt_fail(t->err, -ENOMEM, "--export: %m");
+
+    if (rc == 0 && t->comm->rank == 0)
+        *told = gpt_weights_create(&w, &t->model, t->args->export, t->err);
+    for (uint32_t u = 0; u < t->model.nunits && rc == 0; u++)
+        rc = export_unit(t, u, piece, w, told);
+    free(piece);
+    if (w && rc == 0 && *told == 0) {
+        char why[sizeof(t->err->text)];
+
+        *told = zc_st_commit(w, why, sizeof(why));
+        if (*told != 0)
+            (void)gpt_fail(t->err, *told, "--export: %s", why);
+    } else {
+        zc_st_discard(w);
+    }
+    return rc;
+}
+
+/* ---- the run */
+
+static int train_loop(struct train *t)
+{
+    int rc = 0;
+
+    while (rc == 0 && t->steps < t->args->steps && !t->stopped) {
+        struct report r;
+
+        rc = step_run(t, t->steps + 1, &r);
+        if (rc != 0)
+            break;
+        t->steps++;
+        t->first_loss = t->steps == 1 ? r.loss : t->first_loss;
+        t->last_loss = r.loss;
+        t->seconds += r.seconds;
+        say_step(t, &r);
+        rc = jsonl_write(t, &r);
+    }
+    return rc;
+}
+
+int gpt_train(const struct gpt_args *args, const volatile sig_atomic_t *stop, FILE *people,
+              struct gpt_err *err)
+{
+    struct train t = { .args = args, .stop = stop, .people = people, .err = err };
+    int told = 0, rc = train_build(&t);
+
+    if (rc == 0) {
+        say_start(&t);
+        rc = train_loop(&t);
+    }
+    if (rc == 0 && args->export)
+        rc = export(&t, &told);
+    if (rc == 0 && told == 0)
+        say_end(&t);
+    train_done(&t, rc == 0);
+    if (rc == 0)
+        rc = told;
+    if (rc == 0 && t.stopped && t.steps < args->steps)
+        rc = gpt_fail(err, -EINTR, "stopped by a signal behind step %" PRIu64 " of %" PRIu64,
+                      t.steps, args->steps);
+    return rc;
+}

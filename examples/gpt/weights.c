@@ -1,0 +1,138 @@
+#include "examples/gpt/weights.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PREFIX "transformer."
+
+struct gpt_weights {
+    const struct gpt *model;
+    struct zc_st_file *file;
+    const struct zc_st_tensor *(*tensors)[GPT_UNIT_TENSORS_MAX]; /* by unit */
+};
+
+static int tensor_find(struct gpt_weights *w, uint32_t unit, uint32_t k, const char *path,
+                       struct gpt_err *err)
+{
+    const struct gpt_tensor *t = &w->model->units[unit].tensors[k];
+    const struct zc_st_tensor *found = zc_st_find(w->file, t->name);
+    bool same, longer;
+
+    if (!found)
+        found = zc_st_find(w->file, t->name + strlen(PREFIX));
+    if (!found)
+        return gpt_fail(err, -ENOENT, "'%s' has no tensor '%s'", path, t->name);
+    if (found->dtype != ZC_ST_F32 && found->dtype != ZC_ST_F16 && found->dtype != ZC_ST_BF16)
+        return gpt_fail(err, -ENOTSUP, "'%s' has '%s' in %s; F32, F16 or BF16 can be read", path,
+                        t->name, zc_st_dtype_name(found->dtype));
+    same = found->ndims == t->ndims;
+    for (uint32_t i = 1; same && i < t->ndims; i++)
+        same = found->dims[i] == t->dims[i];
+    longer = strcmp(t->name, PREFIX "wpe.weight") == 0;
+    if (!same || (longer ? found->dims[0] < t->dims[0] : found->dims[0] != t->dims[0])) {
+        char needed[48];
+
+        (void)snprintf(needed, sizeof(needed),
+                       t->ndims == 2 ? "%" PRIu64 " by %" PRIu64 : "%" PRIu64, t->dims[0],
+                       t->dims[1]);
+        return gpt_fail(err, -EINVAL,
+                        "'%s' has '%s' in another shape (%" PRIu64 " elements, %u "
+                        "dimensions); this model needs %s",
+                        path, t->name, found->elems, found->ndims, needed);
+    }
+    w->tensors[unit][k] = found;
+    return 0;
+}
+
+static int weights_build(struct gpt_weights *w, const char *path, struct gpt_err *err)
+{
+    char why[sizeof(err->text)];
+    int rc = zc_st_open(&w->file, path, why, sizeof(why));
+
+    if (rc != 0)
+        return gpt_fail(err, rc, "%s", why);
+    w->tensors = calloc(w->model->nunits, sizeof(*w->tensors));
+    if (!w->tensors)
+        return gpt_fail(err, -ENOMEM, "'%s': %m", path);
+    for (uint32_t u = 0; u < w->model->nunits && rc == 0; u++)
+        for (uint32_t k = 0; k < w->model->units[u].ntensors && rc == 0; k++)
+            rc = tensor_find(w, u, k, path, err);
+    return rc;
+}
+
+int gpt_weights_open(struct gpt_weights **ret, const struct gpt *model, const char *path,
+                     struct gpt_err *err)
+{
+    struct gpt_weights *w = calloc(1, sizeof(*w));
+    int rc;
+
+    if (!w)
+        return gpt_fail(err, -ENOMEM, "'%s': %m", path);
+    w->model = model;
+    rc = weights_build(w, path, err);
+    if (rc == 0)
+        *ret = w;
+    else
+        gpt_weights_close(w);
+    return rc;
+}
+
+void gpt_weights_close(struct gpt_weights *w)
+{
+    if (!w)
+        return;
+    zc_st_close(w->file);
+    free(w->tensors);
+    free(w);
+}
+
+int gpt_weights_range(const struct gpt_weights *w, uint32_t unit, uint64_t first, uint64_t count,
+                      float *out, struct gpt_err *err)
+{
+    const struct gpt_unit *u = &w->model->units[unit];
+
+    assert(first <= u->elems && count <= u->elems - first);
+    for (uint32_t k = 0; k < u->ntensors; k++) {
+        const struct gpt_tensor *t = &u->tensors[k];
+        uint64_t from = first > t->first ? first : t->first;
+        uint64_t to = first + count < t->first + t->elems ? first + count : t->first + t->elems;
+        char why[sizeof(err->text)];
+        int rc = 0;
+
+        if (from < to)
+            rc = zc_st_read_f32(w->file, w->tensors[unit][k], from - t->first, to - from,
+                                out + (from - first), why, sizeof(why));
+        if (rc != 0)
+            return gpt_fail(err, rc, "%s", why);
+    }
+    return 0;
+}
+
+int gpt_weights_create(struct zc_st_writer **ret, const struct gpt *model, const char *path,
+                       struct gpt_err *err)
+{
+    static const struct zc_st_pair metadata = { "format", "pt" }; /* transformers looks for it */
+    struct zc_st_tensor *tensors =
+        calloc((size_t)model->nunits * GPT_UNIT_TENSORS_MAX, sizeof(*tensors));
+    char why[sizeof(err->text)];
+    size_t n = 0;
+    int rc;
+
+    if (!tensors)
+        return gpt_fail(err, -ENOMEM, "'%s': %m", path);
+    for (uint32_t u = 0; u < model->nunits; u++)
+        for (uint32_t k = 0; k < model->units[u].ntensors; k++) {
+            const struct gpt_tensor *t = &model->units[u].tensors[k];
+
+            tensors[n++] = (struct zc_st_tensor){
+                .name = t->name, .dtype = ZC_ST_F32, .ndims = t->ndims, .dims = t->dims
+            };
+        }
+    rc = zc_st_create(ret, path, tensors, n, &metadata, 1, why, sizeof(why));
+    free(tensors);
+    return rc == 0 ? 0 : gpt_fail(err, rc, "%s", why);
+}

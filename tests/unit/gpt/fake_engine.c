@@ -1,0 +1,336 @@
+/*
+ * fake_engine.c - see fake_engine.h. Weights are fp32 masters; a bf16 unit hands out what the
+ * masters round to. The step is AdamW's. A wrong use by the trainer is an assertion.
+ */
+#include "tests/unit/gpt/fake_engine.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/zero/zc_zero.h"
+
+#define UNITS_MAX 16
+
+struct fake_engine fake;
+
+struct unit {
+    uint64_t elems;
+    enum zc_dtype dtype;
+    float *master, *m, *v, *sum, *grad; /* grad: of this micro-step, or NULL */
+    float *decay;                       /* by element */
+    uint16_t *half;
+    unsigned gathered;
+    bool reduced;
+};
+
+struct zc_zero {
+    struct zc_zero_options options;
+    struct unit units[UNITS_MAX];
+    uint32_t nunits, reduced, micro;
+    bool started;
+    int failed;
+    uint64_t iterations, applied, fetched;
+};
+
+static int call(struct zc_zero *z)
+{
+    if (z && z->failed)
+        return z->failed;
+    if (++fake.calls != fake.fail_at)
+        return 0;
+    if (z)
+        z->failed = -EOWNERDEAD;
+    return -EOWNERDEAD;
+}
+
+const char *zc_strerror(int rc)
+{
+    return rc == 0 ? "" : "no memory for the engine, says the test";
+}
+
+static void comm_close(struct zc_comm *comm, bool clean)
+{
+    fake.comm_closed++;
+    assert(fake.closed == fake.opened); /* the engine first */
+    assert(clean == fake.closed_clean || fake.opened == 0);
+    free(comm);
+}
+
+int zc_comm_open(struct zc_comm **ret, const char *name, char *error, size_t error_bytes)
+{
+    static const struct zc_comm_ops ops = { .name = "fake", .close = comm_close };
+
+    assert(strcmp(name, "auto") == 0);
+    if (call(NULL) != 0) {
+        (void)snprintf(error, error_bytes, "%s", FAKE_SENTENCE);
+        return -EOWNERDEAD;
+    }
+    *ret = calloc(1, sizeof(**ret));
+    **ret = (struct zc_comm){ .ops = &ops, .rank = 0, .world = fake.world };
+    fake.comm_opened++;
+    return 0;
+}
+
+void zc_comm_close(struct zc_comm *comm, bool clean)
+{
+    comm->ops->close(comm, clean);
+}
+
+void zc_zero_defaults(struct zc_zero_options *options)
+{
+    *options = (struct zc_zero_options){
+        .micro_steps = 1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .groups = 1
+    };
+}
+
+int zc_zero_open(struct zc_zero **ret, const struct zc_zero_options *options)
+{
+    struct zc_zero *z = calloc(1, sizeof(*z));
+
+    assert(options->comm && options->micro_steps >= 1 && options->groups == 2);
+    assert(options->beta1 == 0.9 && options->beta2 == 0.999 && options->eps == 1e-8);
+    assert(options->weight_decay[1] == 0);
+    z->options = *options;
+    fake.opened++;
+    *ret = z;
+    return call(z);
+}
+
+void zc_zero_close(struct zc_zero *z, bool clean)
+{
+    if (!z)
+        return;
+    for (uint32_t u = 0; u < z->nunits; u++) {
+        struct unit *x = &z->units[u];
+
+        assert(!clean || x->gathered == 0);
+        free(x->master);
+        free(x->m);
+        free(x->v);
+        free(x->sum);
+        free(x->grad);
+        free(x->decay);
+        free(x->half);
+    }
+    fake.closed++;
+    fake.closed_clean = clean;
+    assert(!clean || !z->failed);
+    free(z);
+}
+
+const char *zc_zero_error(const struct zc_zero *z)
+{
+    return z->failed ? FAKE_SENTENCE : "";
+}
+
+int zc_zero_add_unit(struct zc_zero *z, const struct zc_unit *unit)
+{
+    struct unit *x = &z->units[z->nunits];
+    int rc = call(z);
+
+    if (rc != 0)
+        return rc;
+    assert(unit->index == z->nunits && z->nunits < UNITS_MAX && !z->started);
+    x->elems = unit->elems;
+    x->dtype = unit->dtype;
+    x->master = calloc(x->elems, sizeof(float));
+    x->m = calloc(x->elems, sizeof(float));
+    x->v = calloc(x->elems, sizeof(float));
+    x->sum = calloc(x->elems, sizeof(float));
+    x->decay = calloc(x->elems, sizeof(float));
+    x->half = calloc(x->elems, sizeof(uint16_t));
+    z->nunits++;
+    for (uint32_t k = 0; k < unit->ntensors; k++) {
+        const struct zc_tensor *t = &unit->tensors[k];
+        uint64_t elems = 1;
+
+        for (uint32_t d = 0; d < t->ndims; d++)
+            elems *= t->dims[d];
+        for (uint64_t i = t->first; i < t->first + elems; i++)
+            x->decay[i] = (float)z->options.weight_decay[t->group];
+    }
+    return 0;
+}
+
+/* Pieces of an odd size, as a rank's slices would ask. */
+int zc_zero_start(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
+{
+    int rc = call(z);
+
+    for (uint32_t u = 0; u < z->nunits && rc == 0; u++)
+        for (uint64_t at = 0; at < z->units[u].elems && rc == 0; at += 1001) {
+            uint64_t left = z->units[u].elems - at;
+
+            rc = init(arg, u, at, left < 1001 ? left : 1001, z->units[u].master + at);
+        }
+    z->failed = rc;
+    z->started = rc == 0;
+    return rc;
+}
+
+static uint16_t round_away(float x)
+{
+    uint32_t bits;
+
+    memcpy(&bits, &x, sizeof(bits));
+    return (uint16_t)((bits + 0x8000) >> 16);
+}
+
+int zc_zero_gather(struct zc_zero *z, uint32_t unit, const void **ret_params)
+{
+    struct unit *x = &z->units[unit];
+    int rc = call(z);
+
+    if (rc != 0)
+        return rc;
+    assert(z->started && unit < z->nunits);
+    x->gathered++;
+    *ret_params = x->master;
+    z->fetched += x->elems * (x->dtype == ZC_BF16 ? 2 : 4);
+    if (x->dtype == ZC_BF16) {
+        for (uint64_t i = 0; i < x->elems; i++)
+            x->half[i] = round_away(x->master[i]);
+        *ret_params = x->half;
+    }
+    return 0;
+}
+
+int zc_zero_release(struct zc_zero *z, uint32_t unit)
+{
+    int rc = call(z);
+
+    if (rc != 0)
+        return rc;
+    assert(z->units[unit].gathered > 0);
+    if (--z->units[unit].gathered == 0) /* whoever still reads it reads nonsense */
+        for (uint64_t i = 0; i < z->units[unit].elems; i++)
+            z->units[unit].half[i] = 0x7fc0;
+    return 0;
+}
+
+int zc_zero_grad(struct zc_zero *z, uint32_t unit, float **ret_grad)
+{
+    struct unit *x = &z->units[unit];
+    int rc = call(z);
+
+    if (rc != 0)
+        return rc;
+    assert(!x->reduced);
+    if (!x->grad)
+        x->grad = calloc(x->elems, sizeof(float));
+    *ret_grad = x->grad;
+    return 0;
+}
+
+int zc_zero_reduce(struct zc_zero *z, uint32_t unit)
+{
+    struct unit *x = &z->units[unit];
+    int rc = call(z);
+
+    if (rc != 0)
+        return rc;
+    assert(x->grad && !x->reduced);
+    for (uint64_t i = 0; i < x->elems; i++)
+        x->sum[i] += x->grad[i];
+    free(x->grad);
+    x->grad = NULL;
+    x->reduced = true;
+    if (++z->reduced == z->nunits) {
+        z->reduced = 0;
+        z->micro++;
+        for (uint32_t u = 0; u < z->nunits; u++)
+            z->units[u].reduced = false;
+    }
+    return 0;
+}
+
+static void step_unit(struct zc_zero *z, struct unit *x, double lr, double scale)
+{
+    double c1 = 1 - pow(0.9, (double)z->applied), c2 = 1 - pow(0.999, (double)z->applied);
+
+    for (uint64_t i = 0; i < x->elems; i++) {
+        float g = (float)(x->sum[i] * scale);
+
+        x->master[i] *= (float)(1 - lr * (double)x->decay[i]);
+        x->m[i] += 0.1f * (g - x->m[i]);
+        x->v[i] = 0.999f * x->v[i] + (float)(1 - 0.999) * g * g;
+        x->master[i] -= (float)(lr / c1) * x->m[i] /
+                        (sqrtf(x->v[i]) * (float)(1 / sqrt(c2)) + 1e-8f);
+    }
+}
+
+int zc_zero_step(struct zc_zero *z, double lr, struct zc_zero_stepped *ret)
+{
+    double sum = 0, scale = 1.0 / z->options.micro_steps;
+    int rc = call(z);
+
+    if (rc != 0)
+        return rc;
+    assert(z->micro == z->options.micro_steps && z->reduced == 0);
+    z->micro = 0;
+    z->iterations++;
+    for (uint32_t u = 0; u < z->nunits; u++)
+        for (uint64_t i = 0; i < z->units[u].elems; i++)
+            sum += pow(z->units[u].sum[i] * scale, 2);
+    *ret = (struct zc_zero_stepped){ .iterations = z->iterations,
+                                     .grad_norm = fake.skip_next_step ? NAN : sqrt(sum),
+                                     .clip_scale = 1,
+                                     .skipped = fake.skip_next_step };
+    if (z->options.clip > 0)
+        ret->clip_scale = fmin(1, z->options.clip / (sqrt(sum) + 1e-6));
+    if (!fake.skip_next_step) {
+        z->applied++;
+        for (uint32_t u = 0; u < z->nunits; u++)
+            step_unit(z, &z->units[u], lr, scale * ret->clip_scale);
+    }
+    fake.skip_next_step = false;
+    for (uint32_t u = 0; u < z->nunits; u++)
+        memset(z->units[u].sum, 0, z->units[u].elems * sizeof(float));
+    ret->applied = z->applied;
+    return 0;
+}
+
+int zc_zero_sum(struct zc_zero *z, double *values, uint32_t n)
+{
+    int rc = call(z);
+
+    for (uint32_t i = 0; i < n && rc == 0; i++)
+        values[i] *= fake.world; /* every rank the same */
+    return rc;
+}
+
+int zc_zero_poll(struct zc_zero *z)
+{
+    return call(z);
+}
+
+int zc_zero_read(struct zc_zero *z, uint32_t unit, enum zc_what what, uint64_t first,
+                 uint64_t count, float *out)
+{
+    int rc = call(z);
+
+    if (rc != 0)
+        return rc;
+    assert(what == ZC_MASTER && first + count <= z->units[unit].elems);
+    memcpy(out, z->units[unit].master + first, count * sizeof(*out));
+    return 0;
+}
+
+int zc_zero_stats(struct zc_zero *z, struct zc_zero_stats *ret)
+{
+    int rc = call(z);
+
+    if (rc != 0)
+        return rc;
+    *ret = (struct zc_zero_stats){ .fetched_bytes = z->fetched,
+                                   .nvme_read_bytes = 100 * z->iterations,
+                                   .nvme_written_bytes = 30 * z->iterations,
+                                   .host_bytes = 5000000,
+                                   .nvme_bytes = 70,
+                                   .stall_seconds = 0.25 * (double)z->iterations };
+    return 0;
+}

@@ -1,0 +1,533 @@
+#include "tests/ztest.h"
+
+#include <errno.h>
+#include <ftw.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "client/zc_safetensors.h"
+#include "examples/gpt/train.h"
+#include "examples/gpt/weights.h"
+#include "tests/unit/gpt/fake_engine.h"
+
+static char folder[] = "/tmp/zgpt-train-XXXXXX";
+
+static int remove_one(const char *path, const struct stat *st, int kind, struct FTW *ftw)
+{
+    (void)st;
+    (void)kind;
+    (void)ftw;
+    return remove(path);
+}
+
+static int folder_make(void **state)
+{
+    FILE *f;
+
+    (void)state;
+    if (!mkdtemp(folder) || chdir(folder) != 0 || !(f = fopen("text.txt", "w")))
+        return -1;
+    for (int i = 0; i < 500; i++)
+        (void)fprintf(f, "the quick brown fox jumps over the lazy dog; ");
+    return fclose(f) || mkdir("folder", 0777);
+}
+
+static int folder_remove(void **state)
+{
+    (void)state;
+    return chdir("/") || nftw(folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+/* ---- a run */
+
+struct result {
+    int rc;
+    struct gpt_err err;
+    char *said;
+};
+
+static volatile sig_atomic_t stop;
+
+static struct gpt_args args_of(uint64_t steps)
+{
+    static const char *data[] = { "text.txt" };
+
+    return (struct gpt_args){ .job = "t",
+                              .data = data,
+                              .ndata = 1,
+                              .steps = steps,
+                              .seed = 1,
+                              .batch = 4,
+                              .micro_batch = 2,
+                              .seq = 12,
+                              .layers = 2,
+                              .heads = 2,
+                              .width = 16,
+                              .lr = 1e-2,
+                              .weight_decay = 0.01,
+                              .clip = 1 };
+}
+
+static struct result train(const struct gpt_args *args)
+{
+    struct result r = { 0 };
+    size_t bytes = 0;
+    FILE *people = open_memstream(&r.said, &bytes);
+
+    fake.calls = fake.opened = fake.closed = fake.comm_opened = fake.comm_closed = 0;
+    fake.closed_clean = false;
+    fake.world = fake.world ? fake.world : 1;
+    r.rc = gpt_train(args, &stop, people, &r.err);
+    (void)fclose(people);
+    assert_int_equal(fake.closed, fake.opened);
+    assert_int_equal(fake.comm_closed, fake.comm_opened);
+    assert_int_equal(r.err.code, r.rc);
+    return r;
+}
+
+static void train_well(const struct gpt_args *args)
+{
+    struct result r = train(args);
+
+    if (r.rc != 0)
+        fail_msg("%d: %s", r.rc, r.err.text);
+    assert_true(fake.closed_clean);
+    free(r.said);
+}
+
+/* Of a --jsonl file with n lines. */
+static double *losses_read(const char *path, size_t n)
+{
+    double *losses = calloc(n + 1, sizeof(*losses));
+    FILE *f = fopen(path, "r");
+    char line[1024];
+    size_t i = 0;
+
+    assert_non_null(f);
+    for (; fgets(line, sizeof(line), f); i++) {
+        json_t *o = json_loads(line, JSON_REJECT_DUPLICATES, NULL);
+
+        assert_non_null(o);
+        assert_true(i < n);
+        assert_int_equal(json_integer_value(json_object_get(o, "step")), i + 1);
+        losses[i] = json_number_value(json_object_get(o, "loss"));
+        json_decref(o);
+    }
+    (void)fclose(f);
+    assert_int_equal(i, n);
+    return losses;
+}
+
+static void files_same(const char *a, const char *b, bool same)
+{
+    FILE *f = fopen(a, "r"), *g = fopen(b, "r");
+    bool equal = true;
+    int c;
+
+    assert_non_null(f);
+    assert_non_null(g);
+    do {
+        c = fgetc(f);
+        equal = equal && c == fgetc(g);
+    } while (c != EOF && equal);
+    (void)fclose(f);
+    (void)fclose(g);
+    assert_int_equal(equal, same);
+}
+
+/* ---- tests */
+
+static void it_learns(void **state)
+{
+    struct gpt_args args = args_of(150);
+    double *losses;
+    struct result r;
+
+    (void)state;
+    args.jsonl = "log";
+    r = train(&args);
+    assert_int_equal(r.rc, 0);
+    assert_non_null(strstr(r.said, "2 micro-steps of 2"));
+    assert_non_null(strstr(r.said, "unigram entropy"));
+    assert_non_null(strstr(r.said, "step 1/150 "));
+    assert_non_null(strstr(r.said, "step 150/150 "));
+    free(r.said);
+    losses = losses_read("log", 150);
+    assert_true(fabs(losses[0] - log(256)) < 0.1);
+    assert_true(losses[149] < 1.5); /* the letters alone have 3.1 nats */
+    free(losses);
+}
+
+static void one_object_per_step(void **state)
+{
+    static const char *const integers[] = { "step", "fetched_bytes", "nvme_read_bytes",
+                                            "nvme_written_bytes" };
+    static const char *const numbers[] = { "loss", "grad_norm", "lr", "tokens_per_s", "stall_s" };
+    static const char *const tiers[] = { "host", "nvme", "gpu" };
+    struct gpt_args args = args_of(2);
+    json_t *o, *tier;
+    FILE *f;
+
+    (void)state;
+    args.jsonl = "log";
+    fake.world = 2; /* two ranks that do the same */
+    train_well(&args);
+    fake.world = 1;
+    f = fopen("log", "r");
+    for (int step = 1; step <= 2; step++) {
+        o = json_loadf(f, JSON_DISABLE_EOF_CHECK, NULL);
+        assert_non_null(o);
+        assert_int_equal(json_object_size(o), 10);
+        for (size_t i = 0; i < sizeof(integers) / sizeof(integers[0]); i++)
+            assert_true(json_is_integer(json_object_get(o, integers[i])));
+        for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
+            assert_true(json_is_number(json_object_get(o, numbers[i])));
+        assert_int_equal(json_integer_value(json_object_get(o, "step")), step);
+        assert_true(json_number_value(json_object_get(o, "lr")) == 0.01);
+        assert_true(json_number_value(json_object_get(o, "loss")) < 6); /* a mean over ranks */
+        /* Of this step alone; bytes of all ranks, and the mean of what they waited. */
+        assert_true(json_number_value(json_object_get(o, "stall_s")) == 0.25);
+        assert_int_equal(json_integer_value(json_object_get(o, "nvme_read_bytes")), 100);
+        assert_int_equal(json_integer_value(json_object_get(o, "nvme_written_bytes")), 30);
+        assert_int_equal(json_integer_value(json_object_get(o, "fetched_bytes")),
+                         2 * 4 * (2 * (256 + 12) * 16 + 2 * 2 * (12 * 256 + 13 * 16) + 2 * 16));
+        tier = json_object_get(o, "tier_bytes");
+        assert_int_equal(json_object_size(tier), 3);
+        for (size_t i = 0; i < 3; i++)
+            assert_true(json_is_integer(json_object_get(tier, tiers[i])));
+        assert_int_equal(json_integer_value(json_object_get(tier, "host")), 5000000);
+        json_decref(o);
+    }
+    (void)fclose(f);
+}
+
+static void not_finite_is_null(void **state)
+{
+    struct gpt_args args = args_of(1);
+    char line[1024];
+    struct result r;
+    FILE *f;
+
+    (void)state;
+    args.jsonl = "log";
+    fake.skip_next_step = true;
+    r = train(&args);
+    assert_int_equal(r.rc, 0);
+    assert_non_null(strstr(r.said, "(skipped)"));
+    free(r.said);
+    f = fopen("log", "r");
+    assert_non_null(fgets(line, sizeof(line), f));
+    (void)fclose(f);
+    assert_non_null(strstr(line, "\"grad_norm\": null,"));
+}
+
+/* The same sequences, in other pieces. */
+static void micro_batches_agree(void **state)
+{
+    struct gpt_args args = args_of(10);
+    double *a, *b;
+
+    (void)state;
+    args.jsonl = "log";
+    args.micro_batch = 4;
+    train_well(&args);
+    a = losses_read("log", 10);
+    args.micro_batch = 1;
+    train_well(&args);
+    b = losses_read("log", 10);
+    for (int i = 0; i < 10; i++)
+        if (!(fabs(a[i] - b[i]) <= 2e-6 * a[i]))
+            fail_msg("step %d: %.9g and %.9g", i + 1, a[i], b[i]);
+    free(a);
+    free(b);
+}
+
+static void export_and_init(void **state)
+{
+    struct gpt_args args = args_of(3);
+    struct zc_st_file *f = NULL;
+
+    (void)state;
+    args.export = "trained";
+    train_well(&args);
+    train_well(&args); /* over the old one */
+    args.steps = 0;
+    args.export = "begin";
+    train_well(&args);
+    files_same("trained", "begin", false);
+    args.init = "trained";
+    args.seed = 77; /* does not matter then */
+    args.export = "again";
+    train_well(&args);
+    files_same("trained", "again", true);
+    assert_int_equal(zc_st_open(&f, "again", NULL, 0), 0);
+    assert_int_equal(zc_st_count(f), 2 + 2 * 12 + 2);
+    assert_string_equal(zc_st_metadata(f, "format"), "pt");
+    assert_non_null(zc_st_find(f, "transformer.h.1.mlp.c_proj.bias"));
+    zc_st_close(f);
+}
+
+static void bf16_computes_with_rounded_weights(void **state)
+{
+    struct gpt_args args = args_of(150);
+    double *exact, *rounded;
+
+    (void)state;
+    args.jsonl = "log";
+    train_well(&args);
+    exact = losses_read("log", 150);
+    args.dtype = GPT_BF16;
+    train_well(&args);
+    rounded = losses_read("log", 150);
+    assert_true(rounded[0] != exact[0] && fabs(rounded[0] - exact[0]) < 1e-3);
+    assert_true(rounded[149] < 1.5);
+    free(exact);
+    free(rounded);
+}
+
+static void a_signal_ends_it(void **state)
+{
+    struct gpt_args args = args_of(5);
+    struct result r;
+
+    (void)state;
+    args.jsonl = "log";
+    args.export = "stopped";
+    (void)remove("stopped");
+    stop = 1;
+    r = train(&args);
+    assert_int_equal(r.rc, -EINTR);
+    assert_string_equal(r.err.text, "stopped by a signal behind step 1 of 5");
+    assert_true(fake.closed_clean);
+    assert_int_equal(access("stopped", F_OK), 0);
+    free(losses_read("log", 1));
+    free(r.said);
+    args.steps = 1; /* it was the last step: nothing was lost */
+    train_well(&args);
+    stop = 0;
+}
+
+/* Fails the first call to the engine, then the second, and so on. */
+static void every_failure_of_the_engine(void **state)
+{
+    struct gpt_args args = args_of(1);
+    bool failed = true;
+    unsigned nth;
+
+    (void)state;
+    args.layers = 1;
+    args.export = "failed";
+    for (nth = 1; failed; nth++) {
+        struct result r;
+
+        (void)remove("failed");
+        args.dtype = nth % 2 ? GPT_FP32 : GPT_BF16;
+        fake.fail_at = nth;
+        r = train(&args);
+        failed = fake.calls >= nth;
+        assert_int_equal(r.rc, failed ? -EOWNERDEAD : 0);
+        assert_string_equal(r.err.text, failed ? FAKE_SENTENCE : "");
+        assert_int_equal(fake.closed_clean, !failed);
+        assert_int_equal(access("failed", F_OK), failed ? -1 : 0);
+        if (failed)
+            assert_int_equal(gpt_exit_of(r.rc), GPT_EXIT_PEER);
+        free(r.said);
+    }
+    fake.fail_at = 0;
+    assert_true(nth > 50);
+}
+
+static void refusals(void **state)
+{
+    static const char *nowhere[] = { "nowhere.txt" };
+    const struct {
+        const char *name;
+        int rc;
+        const char *says;
+        struct gpt_args change;
+    } rows[] = {
+        { "batch", -EINVAL, "does not divide", { .batch = 5 } },
+        { "data", -ENOENT, "'nowhere.txt'", { .data = nowhere } },
+        { "init", -ENOENT, "'nowhere.st'", { .init = "nowhere.st" } },
+        { "init of text", -EBADMSG, "not a good safetensors file", { .init = "text.txt" } },
+        { "jsonl", -ENOENT, "--jsonl 'nowhere/log'", { .jsonl = "nowhere/log" } },
+        { "jsonl on a full device", -ENOSPC, "--jsonl '/dev/full'", { .jsonl = "/dev/full" } },
+        { "export", -ENOENT, "--export 'nowhere/x'", { .export = "nowhere/x" } },
+        { "export over a folder", -EISDIR, "--export: 'folder'", { .export = "folder" } },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        struct gpt_args args = args_of(1);
+        struct result r;
+
+        args.batch = rows[i].change.batch ? rows[i].change.batch : args.batch;
+        args.data = rows[i].change.data ? rows[i].change.data : args.data;
+        args.init = rows[i].change.init;
+        args.jsonl = rows[i].change.jsonl;
+        args.export = rows[i].change.export;
+        r = train(&args);
+        if (r.rc != rows[i].rc || !strstr(r.err.text, rows[i].says))
+            fail_msg("%s: %d '%s'", rows[i].name, r.rc, r.err.text);
+        free(r.said);
+    }
+}
+
+/* ---- weights out of files */
+
+struct change {
+    const char *name; /* of a tensor */
+    const char *rename;
+    enum zc_st_dtype dtype;
+    uint64_t dims[3];
+    uint32_t ndims;
+};
+
+/* A file of this model's tensors, each element its number in the file, with one tensor changed;
+ * short_names: without "transformer.". */
+static void file_make(const struct gpt *model, const char *path, const struct change *c,
+                      bool short_names)
+{
+    struct zc_st_tensor tensors[64];
+    struct zc_st_writer *w = NULL;
+    uint64_t total = 0;
+    size_t n = 0;
+    float value = 0;
+
+    for (uint32_t u = 0; u < model->nunits; u++)
+        for (uint32_t k = 0; k < model->units[u].ntensors; k++, n++) {
+            const struct gpt_tensor *t = &model->units[u].tensors[k];
+            bool changed = c && strcmp(c->name, t->name) == 0;
+            uint64_t bytes = changed ? zc_st_dtype_bytes(c->dtype) : 4;
+
+            tensors[n] = (struct zc_st_tensor){ t->name, ZC_ST_F32, t->ndims, t->dims, 0 };
+            if (changed)
+                tensors[n] = (struct zc_st_tensor){ c->rename ? c->rename : t->name, c->dtype,
+                                                    c->ndims, c->dims, 0 };
+            if (short_names)
+                tensors[n].name += strlen("transformer.");
+            for (uint32_t d = 0; d < tensors[n].ndims; d++)
+                bytes *= tensors[n].dims[d];
+            total += bytes;
+        }
+    assert_int_equal(zc_st_create(&w, path, tensors, n, NULL, 0, NULL, 0), 0);
+    for (; total >= 4; total -= 4, value++)
+        assert_int_equal(zc_st_append(w, &value, 4, NULL, 0), 0);
+    assert_int_equal(zc_st_append(w, &value, total, NULL, 0), 0);
+    assert_int_equal(zc_st_commit(w, NULL, 0), 0);
+}
+
+static const struct gpt_shape tiny = { .layers = 1, .heads = 1, .width = 4, .seq = 3, .vocab = 5 };
+
+static void weights_table(void **state)
+{
+    static const struct {
+        const char *name;
+        struct change change;
+        int rc;
+        const char *says;
+    } rows[] = {
+        { "as it is", { "", NULL, ZC_ST_F32, { 0 }, 0 }, 0, "" },
+        { "another name",
+          { "transformer.h.0.ln_1.bias", "transformer.h.0.ln_1.b", ZC_ST_F32, { 4 }, 1 },
+          -ENOENT,
+          "has no tensor 'transformer.h.0.ln_1.bias'" },
+        { "another length",
+          { "transformer.h.0.ln_1.bias", NULL, ZC_ST_F32, { 5 }, 1 },
+          -EINVAL,
+          "(5 elements, 1 dimensions); this model needs 4" },
+        { "turned around",
+          { "transformer.h.0.mlp.c_fc.weight", NULL, ZC_ST_F32, { 16, 4 }, 2 },
+          -EINVAL,
+          "this model needs 4 by 16" },
+        { "more dimensions",
+          { "transformer.wte.weight", NULL, ZC_ST_F32, { 5, 4, 1 }, 3 },
+          -EINVAL,
+          "this model needs 5 by 4" },
+        { "a larger vocabulary",
+          { "transformer.wte.weight", NULL, ZC_ST_F32, { 6, 4 }, 2 },
+          -EINVAL,
+          "'transformer.wte.weight' in another shape" },
+        { "more positions", { "transformer.wpe.weight", NULL, ZC_ST_F32, { 9, 4 }, 2 }, 0, "" },
+        { "fewer positions",
+          { "transformer.wpe.weight", NULL, ZC_ST_F32, { 2, 4 }, 2 },
+          -EINVAL,
+          "this model needs 3 by 4" },
+        { "wider positions",
+          { "transformer.wpe.weight", NULL, ZC_ST_F32, { 3, 5 }, 2 },
+          -EINVAL,
+          "this model needs 3 by 4" },
+        { "another dtype",
+          { "transformer.ln_f.weight", NULL, ZC_ST_F64, { 4 }, 1 },
+          -ENOTSUP,
+          "has 'transformer.ln_f.weight' in F64" },
+    };
+    struct gpt_err err = { 0 };
+    struct gpt model;
+
+    (void)state;
+    assert_int_equal(gpt_init(&model, &tiny, &err), 0);
+    for (size_t i = 0; i < 2 * sizeof(rows) / sizeof(rows[0]); i++) {
+        struct gpt_weights *w = NULL;
+        float got[40];
+        int rc;
+
+        if (rows[i / 2].change.rename && i % 2)
+            continue; /* another name is one in both forms */
+        err = (struct gpt_err){ 0 };
+        file_make(&model, "w.st", &rows[i / 2].change, i % 2);
+        rc = gpt_weights_open(&w, &model, "w.st", &err);
+        if (rc != rows[i / 2].rc || (rc == 0) != (w != NULL) || !strstr(err.text, rows[i / 2].says))
+            fail_msg("%s: %d '%s'", rows[i / 2].name, rc, err.text);
+        if (w) { /* the end of wte and all of wpe; then what is behind a longer wpe */
+            uint64_t behind = rows[i / 2].change.dims[0] == 9 ? 20 + 9 * 4 : 20 + 3 * 4;
+
+            assert_int_equal(gpt_weights_range(w, 0, 18, 14, got, &err), 0);
+            for (int k = 0; k < 14; k++)
+                assert_true(got[k] == (float)(18 + k));
+            assert_int_equal(gpt_weights_range(w, 1, 0, 9, got, &err), 0);
+            for (int k = 0; k < 9; k++)
+                assert_true(got[k] == (float)(behind + (uint64_t)k));
+            assert_int_equal(truncate("w.st", 100), 0);
+            assert_int_equal(gpt_weights_range(w, 1, 0, 9, got, &err), -EIO);
+        }
+        gpt_weights_close(w);
+    }
+    gpt_done(&model);
+}
+
+static void exit_codes(void **state)
+{
+    static const struct {
+        int rc;
+        enum gpt_exit code;
+    } rows[] = {
+        { 0, 0 },           { -EINVAL, 2 }, { -ENOTCONN, 3 }, { -EPROTO, 3 },
+        { -ETIMEDOUT, 3 },  { -ENOSPC, 4 }, { -EPERM, 4 },    { -ENOENT, 4 },
+        { -EOPNOTSUPP, 4 }, { -EEXIST, 4 }, { -ENOTSUP, 4 },  { -EOWNERDEAD, 5 },
+        { -EBADMSG, 6 },    { -EIO, 1 },    { -EINTR, 1 },    { -ENOMEM, 1 },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
+        assert_int_equal(gpt_exit_of(rows[i].rc), rows[i].code);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(it_learns),          cmocka_unit_test(one_object_per_step),
+        cmocka_unit_test(not_finite_is_null), cmocka_unit_test(micro_batches_agree),
+        cmocka_unit_test(export_and_init),    cmocka_unit_test(bf16_computes_with_rounded_weights),
+        cmocka_unit_test(a_signal_ends_it),   cmocka_unit_test(every_failure_of_the_engine),
+        cmocka_unit_test(refusals),           cmocka_unit_test(weights_table),
+        cmocka_unit_test(exit_codes),
+    };
+
+    return cmocka_run_group_tests(tests, folder_make, folder_remove);
+}
