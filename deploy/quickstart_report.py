@@ -1,0 +1,56 @@
+"""quickstart_report.py LOSS.jsonl - what a training run did, for people. Exit status 1: it did not learn."""
+import json
+import math
+import os
+import sys
+
+SOURCES = (".c", ".h", ".md", ".py", ".sh", ".txt", ".proto")
+
+
+def unigram_entropy(root):
+    """Nats per byte of the repository's sources when every byte is guessed by its frequency alone."""
+    counts = [0] * 256
+    for folder, folders, files in os.walk(root):
+        folders[:] = [f for f in folders if not f.startswith((".", "build")) and f != "out"]
+        for name in files:
+            if name.endswith(SOURCES):
+                with open(os.path.join(folder, name), "rb") as f:
+                    for byte in f.read():
+                        counts[byte] += 1
+    total = sum(counts)
+    return -sum(n / total * math.log(n / total) for n in counts if n)
+
+
+def main():
+    with open(sys.argv[1], encoding="utf-8") as f:
+        steps = [json.loads(line) for line in f]
+    params = steps[0].get("params")
+    tail = steps[-10:]
+    first, last = steps[0]["loss"], sum(s["loss"] for s in tail) / len(tail)
+    middle = steps[len(steps) // 4:]
+    speed = sorted(s["tokens_per_s"] for s in middle)[len(middle) // 2]
+    tiers = steps[-1]["tier_bytes"]
+    # counters are totals since the run began: the difference of two steps is what one step moves
+    span = len(steps) - 1
+    read = (steps[-1]["nvme_read_bytes"] - steps[0]["nvme_read_bytes"]) / max(span, 1)
+    written = (steps[-1]["nvme_written_bytes"] - steps[0]["nvme_written_bytes"]) / max(span, 1)
+    entropy = unigram_entropy(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+
+    print("== what happened")
+    print(f"loss            {first:.3f} at the first step, {last:.3f} at the end (mean of the last {len(tail)})")
+    print(f"                guessing bytes uniformly gives {math.log(256):.3f}, by their frequency {entropy:.3f}")
+    print(f"speed           {speed:.0f} tokens/s (median)")
+    for name, value in tiers.items():
+        print(f"resident        {value / 2**20:10.1f} MiB in {name}")
+    print(f"NVMe per step   {read / 2**20:.1f} MiB read, {written / 2**20:.1f} MiB written")
+    if params:
+        print(f"per parameter   {read / params:.1f} bytes read, {written / params:.1f} bytes written, each step")
+    if not last < 0.9 * entropy:
+        print("It did not learn more than the frequency of bytes: something is wrong.")
+        return 1
+    print("It learned. Log and losses are in out/quickstart/.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
