@@ -400,6 +400,8 @@ void gpt_args_help(FILE *out)
         char left[64];
 
         (void)snprintf(left, sizeof(left), "%s %s", r->flag, value);
+        for (char *p = left + strlen(r->flag) + 1; r->choices && *p; p++)
+            *p = *p == ' ' ? '|' : *p;
         fprintf(out, "  %-36s %s", left, r->help);
         if (r->usual)
             fprintf(out, " [%s]", r->usual);

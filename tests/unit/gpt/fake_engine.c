@@ -180,6 +180,16 @@ static uint16_t round_away(float x)
     return (uint16_t)((bits + 0x8000) >> 16);
 }
 
+static float round_even(float x)
+{
+    uint32_t bits;
+
+    memcpy(&bits, &x, sizeof(bits));
+    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
+    memcpy(&x, &bits, sizeof(bits));
+    return x;
+}
+
 int zc_zero_gather(struct zc_zero *z, uint32_t unit, const void **ret_params)
 {
     struct unit *x = &z->units[unit];
@@ -235,7 +245,7 @@ int zc_zero_reduce(struct zc_zero *z, uint32_t unit)
         return rc;
     assert(x->grad && !x->reduced);
     for (uint64_t i = 0; i < x->elems; i++)
-        x->sum[i] += x->grad[i];
+        x->sum[i] += x->dtype == ZC_BF16 ? round_even(x->grad[i]) : x->grad[i];
     free(x->grad);
     x->grad = NULL;
     x->reduced = true;
