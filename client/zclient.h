@@ -5,7 +5,8 @@
  * MODEL. A handle (struct zc_client) is one connection to the daemon. Calls that talk to the daemon
  * are asynchronous: they return at once, and their `done` runs later, exactly once, from inside
  * zc_poll(). Each has a blocking form, zc_..._wait(), which is the same call and a loop around
- * zc_poll(). The library starts no threads and installs no signal handlers.
+ * zc_poll(). The library starts no threads and installs no signal handlers; a daemon that dies
+ * raises no SIGPIPE.
  *
  * THREADS. One thread at a time may use a handle. Separate handles are independent.
  *
@@ -14,18 +15,31 @@
  * nothing: its done will not run. What the codes mean, everywhere in this header:
  *
  *     -EINVAL      an argument is wrong: out of range, misaligned, not in the right order
- *     -ENOENT      no such job, unit or shard
+ *     -ENOENT      no such job, unit, shard or note
  *     -EEXIST      it exists already: a job of that name, a repeated push
  *     -EPERM       it belongs to another user
  *     -ENOSPC      it does not fit: the sentence has the numbers and the least that would do
- *     -EBUSY       somebody holds it: the rank is taken, a version is pinned, the state is wrong
- * now -ETIMEDOUT   the deadline passed; the sentence says what it waited for -EBADMSG     stored
- * bytes are corrupt: nothing of them was handed out -EIO         a device failed -EOWNERDEAD  a
- * peer rank of the job died: the job cannot go on -ECANCELED   the call was ended by zc_close() or
- * by the end of the job -ENOTCONN    the daemon is gone or hung up: close the handle -EPROTO the
- * daemon answered something that is not the protocol: close the handle -ENOSYS      this daemon
- * does not know the request -EMSGSIZE    the request is too long; -ENOBUFS too many calls in
- * flight: zc_poll() first -ENOMEM
+ *     -EBUSY       somebody holds it, or the state is wrong now: a rank that is taken, a pinned
+ *                  version, a job that is stepping
+ *     -ETIMEDOUT   the deadline passed; the sentence says what it waited for
+ *     -EBADMSG     stored bytes are corrupt: nothing of them was handed out
+ *     -EIO         a device failed
+ *     -EOWNERDEAD  a peer rank of the job died: the job cannot go on
+ *     -ECANCELED   the call was ended by zc_close() or by the end of the job
+ *     -ENOTCONN    the daemon is gone or hung up: close the handle
+ *     -EPROTO      the daemon answered something that is not the protocol: close the handle
+ *     -ENOSYS      this daemon does not know the request
+ *     -EMSGSIZE    the request is too long
+ *     -ENOBUFS     too many calls are in flight: zc_poll() first
+ *     -ENOMEM      no memory, here or there; -EMFILE no descriptors
+ *
+ * WAITING. The daemon ends every request itself; where a call has timeout_ms, by then (0: by the
+ * daemon's default). So a blocking form does not count time, it asks whether the daemon lives: when
+ * nothing was heard of it for half of zc_options.quiet_timeout_ms, it sends a ping, and when
+ * nothing was heard for all of it, or no answer came so long after the call's own timeout_ms, the
+ * connection is given up: this and all other unfinished calls end with -ETIMEDOUT, later ones are
+ * refused with -ENOTCONN, and all that is left is to close the handle. Signals do not end a
+ * blocking form. Those who poll for themselves see that nothing comes, and decide.
  *
  * UNITS. Elements are parameters. A shard is a range of a unit's elements whose bounds are
  * multiples of block_elems; initial values and gradients travel in parts cut at multiples of
@@ -48,13 +62,16 @@ extern "C" {
 #define ZC_TENSOR_MAX   127 /* bytes of a tensor's name */
 #define ZC_DIMS_MAX     8
 #define ZC_GROUP_FROZEN 65535u
-#define ZC_NOTE_MAX     65536 /* bytes of a note */
-#define ZC_NORM_BYTES   80
+/* Slices of its own that a rank can pin at one time, whichever they are, at least. */
+#define ZC_PINS_MIN   3u    /* so many of its own shards a rank can always pin at one time */
+#define ZC_NOTE_MAX   65536 /* bytes of a note */
+#define ZC_NORM_BYTES 80
 
 struct zc_client;
 
-/** How a call ended: rc is 0 or one of the codes above. May start calls; must not close the handle
- *  or poll. */
+/** How a call ended: rc is 0 or one of the codes above; on failure zc_error() has its sentence. May
+ *  start calls; a blocking form or zc_poll() is refused with -EBUSY here, and zc_close() is an
+ *  assertion that fails. Where a call takes a zc_done_fn, NULL means that nobody wants to know. */
 typedef void zc_done_fn(void *arg, int rc);
 
 /* ---- the connection */
@@ -64,6 +81,7 @@ struct zc_options {
                                     system's /run/zshard/zshard.sock */
     const char *program;         /* who asks, for zctl and the daemon's log; NULL: "libzclient" */
     uint32_t connect_timeout_ms; /* 0: 5000 */
+    uint32_t quiet_timeout_ms;   /* of the blocking forms: see WAITING; 0: 30000 */
 };
 
 /** What the daemon said of itself when we connected. */
@@ -79,14 +97,15 @@ struct zc_server {
 /**
  * Connects and says hello; blocks up to the timeout. options may be NULL.
  *
- * @return 0; -ENOTCONN nobody answers there, -EPROTO no version in common; otherwise as above. On
- *         failure *ret is a closed handle that holds only the sentence (zc_close() it), or NULL
- * when there was no memory for that.
+ * @return 0; -ENOTCONN nobody answers there, -ETIMEDOUT not in time, -EPERM not allowed to connect,
+ *         -EPROTO no version in common, -EUSERS the daemon serves as many clients as it may,
+ *         -EMFILE, -EINVAL a path that cannot be a socket's; otherwise as above. On failure *ret is
+ *         a closed handle that holds only the sentence (zc_close() it), or NULL: no memory.
  */
 ZC_EXPORT int zc_open(struct zc_client **ret, const struct zc_options *options);
 
 /** Ends unfinished calls with -ECANCELED, unmaps the arenas, then frees c. NULL is allowed. What
- * the daemon held for this client (pins, staging) returns at once; the job, unless kept, ends. */
+ *  the daemon held for this client (pins, staging) returns at once; the job, unless kept, ends. */
 ZC_EXPORT void zc_close(struct zc_client *c);
 
 /** The sentence of the last failure, "" before the first. Valid until the next failure or close. */
@@ -95,19 +114,34 @@ ZC_EXPORT const char *zc_error(const struct zc_client *c);
 /** The library's name for a code ("-ENOSPC: it does not fit"), for logs. Never NULL. */
 ZC_EXPORT const char *zc_strerror(int rc);
 
+/** Exit statuses: the same in zctl, zgpt and every program that wants to be scripted alike. */
+enum zc_exit {
+    ZC_EXIT_OTHER = 1,
+    ZC_EXIT_USAGE = 2,   /* -EINVAL */
+    ZC_EXIT_DAEMON = 3,  /* not there, lost, or does not answer: -ENOTCONN, -EPROTO, -ETIMEDOUT,
+                            -ECANCELED */
+    ZC_EXIT_REFUSED = 4, /* it does not fit, is not allowed, was not found, is taken */
+    ZC_EXIT_PEER = 5,    /* -EOWNERDEAD */
+    ZC_EXIT_CORRUPT = 6, /* -EBADMSG */
+};
+
+/** 0 for 0, else the status for a code. Takes any errno, not only those above. */
+ZC_EXPORT int zc_exit_code(int rc);
+
 ZC_EXPORT const struct zc_server *zc_server(const struct zc_client *c);
 
 /** For a foreign event loop: poll the descriptor for zc_events() (POLLIN, POLLOUT), then call
- *  zc_poll(c, 0). Ask zc_events() again after every call on the handle. */
+ *  zc_poll(c, 0). Ask zc_events() again after every call on the handle; it is 0 when the connection
+ *  is over. zc_fd() is -1 of a handle that never had one. */
 ZC_EXPORT int zc_fd(const struct zc_client *c);
 ZC_EXPORT short zc_events(const struct zc_client *c);
 
 /**
  * Makes progress: sends, receives, runs `done`s and the event callback. Waits up to timeout_ms for
- * the first (0: does not wait, negative: without limit).
+ * the first (0: does not wait, negative: without limit); a signal ends the wait.
  *
- * @return the number of callbacks run; -ENOTCONN the connection is lost: every unfinished call
- * ended with that code; -EPROTO likewise
+ * @return the number of callbacks run, 0 is fine; -ENOTCONN the connection is lost: every call
+ *         that was unfinished ended with that code; -EPROTO likewise; -EBUSY in a callback
  */
 ZC_EXPORT int zc_poll(struct zc_client *c, int timeout_ms);
 
@@ -129,7 +163,8 @@ struct zc_event {
 typedef void zc_event_fn(void *arg, const struct zc_event *event);
 
 /** One callback for all events; NULL turns it off. Events also end the job's unfinished calls with
- *  their code, whether or not anybody listens. */
+ *  their code, whether or not anybody listens; the callback runs first. Bytes of staging that such
+ *  a call was given stay the daemon's until the job or the handle is closed. */
 ZC_EXPORT void zc_on_event(struct zc_client *c, zc_event_fn *fn, void *arg);
 
 /* ---- jobs, units, shards */
@@ -161,7 +196,7 @@ struct zc_job {
 };
 
 /** Joins as one rank. The first rank to arrive makes the job; the others must agree on `world`,
- * `keep`, places and groups. One job at a time per handle (-EBUSY). */
+ *  `keep`, places and groups. One job at a time per handle (-EBUSY). */
 ZC_EXPORT int zc_job_open(struct zc_client *c, const struct zc_job_options *options,
                           struct zc_job *ret, zc_done_fn *done, void *arg);
 ZC_EXPORT int zc_job_open_wait(struct zc_client *c, const struct zc_job_options *options,
@@ -187,8 +222,8 @@ struct zc_unit {
     uint32_t ntensors;
 };
 
-/** Every rank defines the same units, in order; a difference is -EINVAL. Copied before it returns.
- */
+/** Every rank defines the same units, in order; a difference is -EINVAL. Copied before it
+ *  returns. */
 ZC_EXPORT int zc_unit_define(struct zc_client *c, uint64_t job, const struct zc_unit *unit,
                              zc_done_fn *done, void *arg);
 ZC_EXPORT int zc_unit_define_wait(struct zc_client *c, uint64_t job, const struct zc_unit *unit);
@@ -213,14 +248,14 @@ struct zc_placement {
 };
 
 /** Says that this rank has registered everything; done when every rank has, and the daemon has
- * placed the job. -ENOSPC: it does not fit, nothing is held. timeout_ms 0: the daemon's default. */
+ *  placed the job. -ENOSPC: it does not fit, nothing is held. */
 ZC_EXPORT int zc_ready(struct zc_client *c, uint64_t job, uint32_t timeout_ms,
                        struct zc_placement *ret, zc_done_fn *done, void *arg);
 ZC_EXPORT int zc_ready_wait(struct zc_client *c, uint64_t job, uint32_t timeout_ms,
                             struct zc_placement *ret);
 
 /** Leaves in good order: not a lost peer. A job that is not kept ends with its last rank. Pointers
- * into its arenas become invalid. */
+ *  into its arenas become invalid when done runs with 0. */
 ZC_EXPORT int zc_job_close(struct zc_client *c, uint64_t job, zc_done_fn *done, void *arg);
 ZC_EXPORT int zc_job_close_wait(struct zc_client *c, uint64_t job);
 
@@ -230,13 +265,13 @@ ZC_EXPORT int zc_job_destroy_wait(struct zc_client *c, const char *name);
 
 /* ---- data
  *
- * `staged` points into the job's staging. Those bytes belong to the daemon from the call until done
- * runs; the caller divides staging as it likes.
+ * `staged` points into the job's staging, at a multiple of 64 bytes from its beginning. Those bytes
+ * belong to the daemon from the call until done runs; the caller divides staging as it likes.
  */
 
 /** Initial values of elements [first, first + count) of the shard: fp32 masters. first and count
- * are multiples of page_elems, or count ends at the shard's end. The optimizer's state becomes
- * zero. A shard can be fetched when all of it was written. */
+ *  are multiples of page_elems, or count ends at the shard's end. The optimizer's state becomes
+ *  zero. A shard can be fetched when all of it was written. */
 ZC_EXPORT int zc_write(struct zc_client *c, uint64_t shard, uint64_t first, uint64_t count,
                        const float *staged, zc_done_fn *done, void *arg);
 ZC_EXPORT int zc_write_wait(struct zc_client *c, uint64_t shard, uint64_t first, uint64_t count,
@@ -277,7 +312,8 @@ ZC_EXPORT int zc_fetch(struct zc_client *c, const uint64_t *shards, uint32_t n,
 ZC_EXPORT int zc_fetch_wait(struct zc_client *c, const uint64_t *shards, uint32_t n,
                             uint64_t min_version, uint32_t timeout_ms, struct zc_view *ret_views);
 
-/** One-way: queued, never answered. Sent by the next zc_poll() or call that sends. */
+/** One-way: queued, never answered, and without a system call of its own. Sent by the next
+ *  zc_poll() or call that sends, and in effect before whatever is sent behind it. */
 ZC_EXPORT int zc_release(struct zc_client *c, const uint64_t *shards, uint32_t n);
 
 struct zc_push {
@@ -302,7 +338,7 @@ struct zc_norm {
 };
 
 ZC_EXPORT void zc_norm_merge(struct zc_norm *into, const struct zc_norm *other);
-/** The square root of the sum. */
+/** The square root of the sum; NaN when anything was not finite. */
 ZC_EXPORT double zc_norm_value(const struct zc_norm *norm);
 
 /** Over this rank's shards, whose gradients for `step` must be complete (-EBUSY otherwise). */
@@ -330,9 +366,8 @@ struct zc_stepped {
 };
 
 /** One optimizer step of the whole job: begins when every rank has asked for it, with the same
- * values
- *  (-EINVAL otherwise), and finishes then without them. Every trainable shard must have its
- * gradient. A fetch with min_version = applied + 1 may be sent right behind it, and waits. */
+ *  values (-EINVAL otherwise), and finishes then without them. Every trainable shard must have its
+ *  gradient. A fetch with min_version = applied + 1 may be sent right behind it, and waits. */
 ZC_EXPORT int zc_step(struct zc_client *c, uint64_t job, const struct zc_step *step,
                       struct zc_stepped *ret, zc_done_fn *done, void *arg);
 ZC_EXPORT int zc_step_wait(struct zc_client *c, uint64_t job, const struct zc_step *step,
@@ -350,11 +385,13 @@ ZC_EXPORT int zc_note_put(struct zc_client *c, uint64_t job, bool of_job, const 
                           size_t bytes, zc_done_fn *done, void *arg);
 ZC_EXPORT int zc_note_put_wait(struct zc_client *c, uint64_t job, bool of_job, const void *note,
                                size_t bytes);
-/** The note of the newest step: *ret_bytes of it in buf (of ZC_NOTE_MAX bytes); -ENOENT: none. */
+/** The note of the newest step: *ret_bytes of it in buf (of ZC_NOTE_MAX bytes); -ENOENT: none. On
+ *  failure what is in buf means nothing. */
 ZC_EXPORT int zc_note_get_wait(struct zc_client *c, uint64_t job, bool of_job, void *buf,
                                size_t *ret_bytes);
 
-/* ---- looking inside. Rows are allocated; free them with zc_rows_free(). */
+/* ---- looking inside. Rows are allocated, NULL where there are none; free them with
+ * zc_rows_free(). */
 
 struct zc_shard_row {
     uint64_t id, first, count, version, bytes, host_bytes, nvme_bytes;

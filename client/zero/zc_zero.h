@@ -18,18 +18,32 @@
  *                                   zc_zero_release(u), zc_zero_reduce(u)
  *     zc_zero_step()
  *
- * The engine learns the order of gathers from the first micro-step and prefetches by it afterwards;
- * another order later is correct, only slower.
+ * The engine expects each micro-step to gather in the order of the one before it, and prefetches by
+ * that; another order is correct, only slower.
+ *
+ * ALIKE. Gather, release, grad, reduce, step, sum, read and a clean close make collectives: all
+ * ranks make these calls with the same arguments in the same order. zc_zero_poll(), zc_zero_stats()
+ * and zc_zero_error() are each rank's own affair.
  *
  * NUMBERS. Gradients of the ranks are exchanged as slices, in the unit's dtype (bf16: rounded once,
  * ties to even, before the exchange), and added in fp32 in rank order; micro-steps add in fp32. The
  * step scales the sum by 1 / (world * micro_steps) and by the clip coefficient
  * min(1, clip / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_. So losses depend on the world
- * size only by rounding, and not at all on where bytes live.
+ * size only by rounding, and not at all on where bytes live. Gradients of elements that are never
+ * stepped (frozen tensors, outside of every tensor) count as zero.
  *
- * THREADS. One thread at a time; callbacks run inside engine calls. ERRORS as in zclient.h; every
- * call that waits also notices a peer that died (-EOWNERDEAD) or a daemon that is gone (-ENOTCONN).
- * After one of these the engine only fails and closes.
+ * THREADS. One thread at a time; callbacks run inside engine calls, and call none of them. Each
+ * call sets the calling thread's rounding to nearest and its denormals on, as the kernels need
+ * them.
+ *
+ * ERRORS as in zclient.h. -EINVAL and -EBUSY for a call that was wrong, or came at the wrong time,
+ * change nothing. Every other failure is final: the ranks are no longer in step, and each later
+ * call returns the same code at once, with the same sentence; close then with clean false. A call
+ * that waits also notices a peer that died (-EOWNERDEAD, told by the daemon) and a daemon that is
+ * gone
+ * (-ENOTCONN), and gives up with -ETIMEDOUT when nothing has moved for timeout_ms. A rank that
+ * computes for longer than that between two calls must call zc_zero_poll() meanwhile, or its peers
+ * give up on it.
  */
 #ifndef ZC_ZERO_H
 #define ZC_ZERO_H
@@ -62,6 +76,8 @@ struct zc_comm_ops {
     /* Ends the backend; clean: every rank closes now and nothing is in flight, otherwise peers may
      * be dead and must not be waited for. */
     void (*close)(struct zc_comm *comm, bool clean);
+    /* The sentence of the last failure. May be NULL. */
+    const char *(*error)(struct zc_comm *comm);
 };
 
 struct zc_comm {
@@ -70,14 +86,20 @@ struct zc_comm {
 };
 
 /**
- * Opens a backend: "self" (one rank), "mpi" (MPI_COMM_WORLD; loaded at run time), or "auto": mpi
- * under a launcher, else self.
+ * Opens a backend: "self" (one rank), "mpi" (all of MPI_COMM_WORLD), or "auto": mpi under a
+ * launcher, else self.
  *
- * @param error,error_bytes  a buffer for the sentence of a failure
+ * MPI is no dependency of this library: its backend is a plugin, zc_comm_mpi.so, which is looked
+ * for in $ZSHARD_PLUGINS where that is set, else in zshard/ beside the library. It starts MPI
+ * unless the program has, and then ends it too, in a clean close only. Ranks that share cores want
+ * MPI to yield while it waits (Open MPI: OMPI_MCA_mpi_yield_when_idle=1).
+ *
+ * @param error,error_bytes  a buffer for the sentence of a failure; may be NULL and 0
  * @return 0; -ENOENT no such backend, -ENOTSUP built without it or its library is missing, -EIO it
- * did not start
+ * did not start, -ENOMEM. *ret is NULL then
  */
 ZC_EXPORT int zc_comm_open(struct zc_comm **ret, const char *name, char *error, size_t error_bytes);
+/** After the engine's close, with the same `clean`. NULL is fine. */
 ZC_EXPORT void zc_comm_close(struct zc_comm *comm, bool clean);
 
 /* ---- the engine */
@@ -90,26 +112,30 @@ struct zc_zero_options {
     struct zc_comm *comm; /* the caller's; outlives the engine */
     const char *socket;   /* as in zc_options */
     const char *job;      /* NULL: "zero-<pid of rank 0>" */
-    bool keep;
+    bool keep;            /* the job outlives its ranks */
+    bool resume; /* join the job of that name, which was kept, and go on from its last step:
+                    units are declared as then, and the start asks for no initial values */
     enum zc_zero_offload offload_param, offload_optimizer; /* both none, or neither */
     uint32_t micro_steps; /* >= 1: gradients of so many micro-steps make one step */
     double clip;          /* of the global norm; 0: off */
     double beta1, beta2, eps;
     double weight_decay[64]; /* by parameter group */
     uint32_t groups;         /* 1 to 64 */
-    uint32_t prefetch_units; /* gathered ahead; 0: none. 1 is the usual choice */
+    uint32_t prefetch_units; /* gathered ahead, up to 64; 0: none. 1 is the usual choice */
     uint32_t timeout_ms;     /* of anything that waits for the daemon or a peer; 0: 60000 */
-    const char *kernels;     /* NULL: the best; or "ref", "avx2", "avx512" (store none) */
+    const char *kernels; /* NULL: the best; or "ref", "avx2", "avx512" (the daemon has its own) */
 };
 
 /** Fills in the usual values: micro_steps 1, betas 0.9 and 0.95, eps 1e-8, one group, prefetch 1.
  */
 ZC_EXPORT void zc_zero_defaults(struct zc_zero_options *options);
 
-/** On failure *ret is an engine that holds only the sentence (zc_zero_close() it), or NULL when
- * there was no memory for that. */
+/** Connects, and compares the options of all ranks: where one rank is refused, all are. Collective.
+ * On failure *ret is an engine that holds only the sentence (zc_zero_close() it), or NULL when
+ * there was no memory for that. The options need not outlive the call, but for comm. */
 ZC_EXPORT int zc_zero_open(struct zc_zero **ret, const struct zc_zero_options *options);
-/** clean: every rank closes now, in good order. Otherwise nobody is waited for. NULL is fine. */
+/** clean: every rank closes now, in good order: the step in progress is finished, the job closed.
+ * Otherwise, and after a final failure, nobody is waited for. NULL is fine. */
 ZC_EXPORT void zc_zero_close(struct zc_zero *z, bool clean);
 /** The sentence of the last failure; "" before the first. */
 ZC_EXPORT const char *zc_zero_error(const struct zc_zero *z);
@@ -124,32 +150,38 @@ ZC_EXPORT int zc_zero_add_unit(struct zc_zero *z, const struct zc_unit *unit);
 typedef int zc_zero_init_fn(void *arg, uint32_t unit, uint64_t first, uint64_t count, float *out);
 
 /** Registers and places the slices and initialises them piece by piece: no rank ever holds a whole
- *  model, nor a whole unit. */
+ *  model, nor a whole unit. Where one rank fails, all do. */
 ZC_EXPORT int zc_zero_start(struct zc_zero *z, zc_zero_init_fn *init, void *arg);
+
+/** Steps asked for, and applied, so far: 0 and 0 unless the job was resumed. The learning rate and
+ * the place in the data follow from iterations. */
+ZC_EXPORT int zc_zero_progress(struct zc_zero *z, uint64_t *ret_iterations, uint64_t *ret_applied);
 
 /** *ret_params: the unit's parameters, elems of them in its dtype, read-only, 64-byte aligned,
  * valid until released. Gathers of one unit nest. */
 ZC_EXPORT int zc_zero_gather(struct zc_zero *z, uint32_t unit, const void **ret_params);
 ZC_EXPORT int zc_zero_release(struct zc_zero *z, uint32_t unit);
 
-/** *ret_grad: fp32[elems], zeroed when this micro-step first asks for it; the trainer adds into it
- *  until zc_zero_reduce(). */
+/** *ret_grad: fp32[elems], 64-byte aligned, zeroed when this micro-step first asks for it; the
+ * trainer adds into it until zc_zero_reduce(). */
 ZC_EXPORT int zc_zero_grad(struct zc_zero *z, uint32_t unit, float **ret_grad);
-/** This micro-step's gradient of the unit is complete: starts to reduce it. All ranks call it for
- * the same units in the same order. */
+/** This micro-step's gradient of the unit is complete: starts to reduce it. Every trainable unit is
+ * reduced once in a micro-step; the one that completes it may be any. */
 ZC_EXPORT int zc_zero_reduce(struct zc_zero *z, uint32_t unit);
 
 struct zc_zero_stepped {
     uint64_t iterations, applied;
-    double grad_norm;  /* of the averaged gradient, before clipping; NaN or infinite when skipped */
+    double grad_norm;  /* of the averaged gradient, before clipping; NaN when skipped */
     double clip_scale; /* 1: not clipped */
     bool skipped;      /* a gradient was not finite on some rank: nothing changed on any */
 };
 
-/** After micro_steps micro-steps in which every trainable unit was reduced. */
+/** After micro_steps micro-steps in which every trainable unit was reduced, with every unit
+ * released; lr is the same on all ranks. Returns when the step has begun: a gather behind it waits
+ * for what it needs, and a failure of the step comes out of a later call. */
 ZC_EXPORT int zc_zero_step(struct zc_zero *z, double lr, struct zc_zero_stepped *ret);
 
-/** Adds values over the ranks, in rank order: the same bits on every rank. n <= 4096. */
+/** Adds each of n values over the ranks, in rank order: the same bits on every rank. n <= 4096. */
 ZC_EXPORT int zc_zero_sum(struct zc_zero *z, double *values, uint32_t n);
 
 /** Progress without waiting, for long computations: lets prefetches and reductions advance and
@@ -157,8 +189,8 @@ ZC_EXPORT int zc_zero_sum(struct zc_zero *z, double *values, uint32_t n);
 ZC_EXPORT int zc_zero_poll(struct zc_zero *z);
 
 /** Reads elements [first, first + count) of a unit as fp32, on every rank, whoever holds them:
- *  ZC_PARAM (converted), ZC_MASTER, ZC_EXP_AVG or ZC_EXP_AVG_SQ. Collective: all ranks call it
- * alike. */
+ *  ZC_PARAM (converted), ZC_MASTER, ZC_EXP_AVG or ZC_EXP_AVG_SQ, behind the last step. A frozen
+ *  unit has no moments, and no master in bf16 (-EINVAL). */
 ZC_EXPORT int zc_zero_read(struct zc_zero *z, uint32_t unit, enum zc_what what, uint64_t first,
                            uint64_t count, float *out);
 
@@ -170,12 +202,13 @@ struct zc_zero_stats {
     uint64_t host_bytes, nvme_bytes,
         gpu_bytes; /* that the job holds in each tier of the daemon; with
                       store none host_bytes is this process's planes */
-    uint64_t gather_buffer_bytes, grad_buffer_bytes; /* of the engine in this process */
+    uint64_t gather_buffer_bytes, grad_buffer_bytes; /* of the engine in this process, at most */
     uint64_t comm_bytes;                             /* sent by this rank in collectives */
     double stall_seconds;                            /* spent waiting inside engine calls */
 };
 
-/** Counted since zc_zero_start(). Asks the daemon. */
+/** Counted since zc_zero_start(). Asks the daemon, behind the step in progress, so that steps count
+ * whole: a trainer that calls it right behind zc_zero_step() waits for that step. */
 ZC_EXPORT int zc_zero_stats(struct zc_zero *z, struct zc_zero_stats *ret);
 
 #ifdef __cplusplus

@@ -1,0 +1,111 @@
+/*
+ * buf.c - the memory that collectives read and write.
+ *
+ * MODEL. Units of one size come and go, so a buffer that was given back serves the next unit of its
+ * size. A buffer is used for something smaller only down to half of it, and at most `keep` idle
+ * ones stay: those given back last. So the engine holds what is gathered at one time and a few
+ * more, whatever the model's size and however its units differ.
+ *
+ * ORPHANS. A backend owns a collective's memory until test() says done, and after a failure nobody
+ * tests any more: a peer may still write there. Such buffers are never freed; the list keeps them
+ * reachable. It happens at most once in a process's life, at its end.
+ */
+#include <assert.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "client/zero/zero_priv.h"
+
+static _Atomic(struct zcz_buf *) orphans;
+
+static void buf_free(struct zcz_pool *p, struct zcz_buf *b)
+{
+    p->bytes -= b->bytes;
+    zb_list_remove(&b->node);
+    free(b->data);
+    free(b);
+}
+
+void zcz_pool_init(struct zcz_pool *p, uint32_t keep)
+{
+    *p = (struct zcz_pool){ .keep = keep };
+    zb_list_init(&p->used);
+    zb_list_init(&p->idle);
+}
+
+/* The smallest idle one that will do. */
+static struct zcz_buf *pool_find(struct zcz_pool *p, size_t bytes)
+{
+    struct zcz_buf *best = NULL;
+
+    zb_list_each(pos, &p->idle)
+    {
+        struct zcz_buf *b = zb_container_of(pos, struct zcz_buf, node);
+
+        if (b->bytes >= bytes && b->bytes / 2 <= bytes && (!best || b->bytes < best->bytes))
+            best = b;
+    }
+    return best;
+}
+
+struct zcz_buf *zcz_buf_get(struct zcz_pool *p, size_t bytes)
+{
+    struct zcz_buf *b = pool_find(p, bytes);
+
+    if (b) {
+        p->nidle--;
+        zb_list_remove(&b->node);
+    } else {
+        b = calloc(1, sizeof(*b));
+        if (!b)
+            return NULL;
+        b->bytes = zb_round_up(bytes, ZB_PAGE_ALIGN);
+        b->data = aligned_alloc(ZB_PAGE_ALIGN, b->bytes);
+        if (!b->data) {
+            free(b);
+            return NULL;
+        }
+        p->bytes += b->bytes;
+        p->bytes_most = zb_max_u64(p->bytes_most, p->bytes);
+    }
+    zb_list_push_back(&p->used, &b->node);
+    return b;
+}
+
+void zcz_buf_put(struct zcz_pool *p, struct zcz_buf *b)
+{
+    if (!b)
+        return;
+    zb_list_remove(&b->node);
+    zb_list_push_back(&p->idle, &b->node);
+    if (++p->nidle > p->keep) {
+        p->nidle--;
+        buf_free(p, zb_container_of(p->idle.next, struct zcz_buf, node));
+    }
+}
+
+static void buf_orphan(struct zcz_buf *b)
+{
+    struct zcz_buf *head = atomic_load(&orphans);
+
+    zb_list_remove(&b->node);
+    do
+        b->node.next = head ? &head->node : NULL;
+    while (!atomic_compare_exchange_weak(&orphans, &head, b));
+}
+
+void zcz_pool_done(struct zcz_pool *p, bool keep_used)
+{
+    if (!p->used.next)
+        return; /* was not initialised */
+    zb_list_each(pos, &p->idle) buf_free(p, zb_container_of(pos, struct zcz_buf, node));
+    zb_list_each(pos, &p->used)
+    {
+        struct zcz_buf *b = zb_container_of(pos, struct zcz_buf, node);
+
+        if (keep_used)
+            buf_orphan(b);
+        else
+            buf_free(p, b);
+    }
+}

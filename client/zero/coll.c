@@ -1,0 +1,113 @@
+/*
+ * coll.c - collectives in one order on every rank.
+ *
+ *     QUEUED ---> ARMED ---> STARTED ---> done
+ *
+ *     QUEUED   has its place in the order; its bytes are still on their way from the store
+ *     ARMED    the bytes are there; waits until those before it have started
+ *     STARTED  belongs to the backend; several may be in progress at one time
+ *
+ * INVARIANT. Places are taken by the trainer's calls alone (zero_priv.h), so every rank starts the
+ * same collectives in the same order, although each arms its own when its bytes come.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+
+#include "client/zero/zero_priv.h"
+
+void zcz_coll_queue(struct zc_zero *z, struct zcz_coll *c, enum zcz_coll_kind kind,
+                    const char *what, uint32_t unit)
+{
+    *c = (struct zcz_coll){ .kind = kind, .what = what, .unit = unit };
+    zb_list_push_back(&z->queued, &c->node);
+}
+
+void zcz_coll_arm(struct zcz_coll *c, const void *send, void *recv, size_t slice_bytes)
+{
+    assert(!c->armed && !c->done);
+    c->send = send;
+    c->recv = recv;
+    c->slice_bytes = slice_bytes;
+    c->armed = true;
+}
+
+static int coll_fail(struct zc_zero *z, const struct zcz_coll *c, int rc)
+{
+    const struct zc_comm *comm = z->comm;
+    const char *why = comm->ops->error ? comm->ops->error(z->comm) : "";
+
+    /* A peer that died breaks collectives too; if the store knows, that is the better sentence. */
+    if (z->store && z->store->ops->poll(z->store, 0) < 0)
+        return zcz_fail(z, z->store->err.code, "%s", zcz_store_text(z->store));
+    return zcz_fail(z, rc, "%s over '%s'%s%s", c->what, comm->ops->name, *why ? ": " : " failed",
+                    why);
+}
+
+static int coll_start(struct zc_zero *z, struct zcz_coll *c)
+{
+    int (*start)(struct zc_comm *, const void *, void *, size_t, struct zc_comm_op **) =
+        c->kind == ZCZ_ALL_GATHER ? z->comm->ops->all_gather : z->comm->ops->exchange;
+    int rc = start(z->comm, c->send, c->recv, c->slice_bytes, &c->op);
+
+    if (rc < 0)
+        return coll_fail(z, c, rc);
+    z->comm_bytes += (uint64_t)c->slice_bytes * (z->world - 1);
+    return 0;
+}
+
+int zcz_coll_turn(struct zc_zero *z)
+{
+    int rc;
+
+    while (!zb_list_empty(&z->queued)) {
+        struct zcz_coll *c = zb_container_of(z->queued.next, struct zcz_coll, node);
+
+        if (!c->armed)
+            break;
+        zb_list_remove(&c->node);
+        zb_list_push_back(&z->started_colls, &c->node);
+        rc = coll_start(z, c);
+        if (rc < 0)
+            return rc;
+        z->moved = true;
+    }
+    zb_list_each(pos, &z->started_colls)
+    {
+        struct zcz_coll *c = zb_container_of(pos, struct zcz_coll, node);
+
+        rc = z->comm->ops->test(z->comm, c->op, &c->done);
+        if (rc < 0)
+            return coll_fail(z, c, rc);
+        if (c->done) {
+            zb_list_remove(&c->node);
+            z->moved = true;
+        }
+    }
+    return 0;
+}
+
+int zcz_share(struct zc_zero *z, const void *mine, size_t bytes, const char *what,
+              struct zcz_buf **ret)
+{
+    struct zcz_wait w = { .what = what };
+    struct zcz_buf *b = zcz_buf_get(&z->small, bytes * z->world);
+    char *place;
+    int rc = 0;
+
+    if (!b)
+        return zcz_fail(z, -ENOMEM, "%s: no memory for %zu bytes", what, bytes * z->world);
+    place = (char *)b->data + bytes * z->rank;
+    memcpy(place, mine, bytes);
+    if (z->world > 1) {
+        zcz_coll_queue(z, &z->share, ZCZ_ALL_GATHER, what, ZCZ_NO_UNIT);
+        zcz_coll_arm(&z->share, place, b->data, bytes);
+        rc = zcz_turn(z, 0);
+        while (rc == 0 && !z->share.done)
+            rc = zcz_wait(z, &w);
+    }
+    if (rc < 0)
+        return rc; /* b stays in use: the collective may still write it */
+    *ret = b;
+    return 0;
+}

@@ -1,0 +1,165 @@
+/*
+ * comm.c - how a backend is found; and the one of a rank that is alone.
+ *
+ * A backend that needs a library of its own is a plugin: an object of the name zc_comm_NAME.so that
+ * exports zc_comm_plugin (comm_plugin.h). It is loaded when it is chosen and never unloaded: MPI
+ * does not survive that.
+ */
+#include <dlfcn.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/err.h"
+#include "base/util.h"
+#include "client/zero/comm_plugin.h"
+
+/* ---- self: one rank, so a collective is a copy, or nothing */
+
+static int self_copy(struct zc_comm *comm, const void *send, void *recv, size_t slice_bytes,
+                     struct zc_comm_op **ret)
+{
+    (void)comm;
+    if (send != recv)
+        memcpy(recv, send, slice_bytes);
+    *ret = NULL;
+    return 0;
+}
+
+static int self_test(struct zc_comm *comm, struct zc_comm_op *op, bool *ret_done)
+{
+    (void)comm;
+    (void)op;
+    *ret_done = true;
+    return 0;
+}
+
+static void self_close(struct zc_comm *comm, bool clean)
+{
+    (void)clean;
+    free(comm);
+}
+
+static const struct zc_comm_ops self_ops = {
+    .name = "self",
+    .all_gather = self_copy,
+    .exchange = self_copy,
+    .test = self_test,
+    .close = self_close,
+};
+
+static int self_open(struct zc_comm **ret, struct zb_err *err)
+{
+    struct zc_comm *comm = calloc(1, sizeof(*comm));
+
+    if (!comm)
+        return zb_fail(err, -ENOMEM, "no memory for a comm");
+    *comm = (struct zc_comm){ .ops = &self_ops, .world = 1 };
+    *ret = comm;
+    return 0;
+}
+
+/* ---- plugins */
+
+/* The folder of this library, without a '/' at its end. */
+static void own_folder(char *out, size_t bytes)
+{
+    Dl_info info;
+    char *slash;
+
+    (void)snprintf(out, bytes, ".");
+    if (dladdr((void *)(uintptr_t)zc_comm_open, &info) == 0 || !info.dli_fname)
+        return;
+    (void)snprintf(out, bytes, "%s", info.dli_fname);
+    slash = strrchr(out, '/');
+    (void)snprintf(slash ? slash : out, 2, "%s", slash ? "" : ".");
+}
+
+/* The first that exists: as installed, beside the library as in a build, and where a program that
+ * has the library inside itself would have it. */
+static int plugin_find(const char *file, char *out, size_t bytes, struct zb_err *err)
+{
+    static const char *const below[] = { "zshard", ".", "../lib/zshard", "../lib" };
+    const char *folder = getenv("ZSHARD_PLUGINS");
+    char own[PATH_MAX];
+
+    if (folder && *folder) {
+        (void)snprintf(out, bytes, "%s/%s", folder, file);
+        return access(out, F_OK) == 0
+                   ? 0
+                   : zb_fail(err, -ENOTSUP, "no '%s', where ZSHARD_PLUGINS says: %s", out,
+                             strerror(errno));
+    }
+    own_folder(own, sizeof(own));
+    for (size_t i = 0; i < ZB_COUNT(below); i++) {
+        if (snprintf(out, bytes, "%s/%s/%s", own, below[i], file) < (int)bytes &&
+            access(out, F_OK) == 0)
+            return 0;
+    }
+    return zb_fail(err, -ENOTSUP,
+                   "no '%s' in '%s/zshard' or beside: zshard was built without it, or set "
+                   "ZSHARD_PLUGINS to its folder",
+                   file, own);
+}
+
+static int plugin_open(struct zc_comm **ret, const char *name, struct zb_err *err)
+{
+    const struct zc_comm_plugin *plugin;
+    char file[64], path[PATH_MAX + 64], text[256] = "";
+    void *library;
+    int rc;
+
+    (void)snprintf(file, sizeof(file), "zc_comm_%s.so", name);
+    rc = plugin_find(file, path, sizeof(path), err);
+    if (rc < 0)
+        return rc;
+    library =
+        dlopen(path, RTLD_NOW | RTLD_GLOBAL); /* Open MPI's own plugins look for its symbols */
+    if (!library)
+        return zb_fail(err, -ENOTSUP, "backend '%s' cannot be loaded: %s", name, dlerror());
+    plugin = dlsym(library, "zc_comm_plugin");
+    if (!plugin || plugin->version != ZC_COMM_PLUGIN_VERSION)
+        return zb_fail(err, -ENOTSUP, "'%s' is no backend of this version of zshard", path);
+    rc = plugin->open(ret, text, sizeof(text));
+    return rc < 0 ? zb_fail(err, rc, "backend '%s': %s", name, text) : 0;
+}
+
+/* What mpirun, srun and the like leave in the environment of each rank. */
+static bool launched(void)
+{
+    static const char *const marks[] = { "OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK",
+                                         "MPI_LOCALRANKID" };
+
+    for (size_t i = 0; i < ZB_COUNT(marks); i++)
+        if (getenv(marks[i]))
+            return true;
+    return false;
+}
+
+int zc_comm_open(struct zc_comm **ret, const char *name, char *error, size_t error_bytes)
+{
+    struct zb_err err = { 0 };
+    int rc;
+
+    *ret = NULL;
+    if (strcmp(name, "auto") == 0)
+        name = launched() ? "mpi" : "self";
+    if (strcmp(name, "self") == 0)
+        rc = self_open(ret, &err);
+    else if (strcmp(name, "mpi") == 0)
+        rc = plugin_open(ret, name, &err);
+    else
+        rc = zb_fail(&err, -ENOENT, "no backend '%s': known are self, mpi and auto", name);
+    if (rc < 0 && error)
+        (void)snprintf(error, error_bytes, "%s", err.text);
+    return rc;
+}
+
+void zc_comm_close(struct zc_comm *comm, bool clean)
+{
+    if (comm)
+        comm->ops->close(comm, clean);
+}

@@ -1,0 +1,469 @@
+/*
+ * engine.c - open and close, errors, turning and waiting.
+ *
+ *     OPEN ---> STARTED ---> closed        a failure, from anywhere: FAILED, which only closes
+ *
+ *     OPEN     units are declared                    zc_zero_add_unit()
+ *     STARTED  slices have their values              gather, grad, reduce, step, read, sum
+ *
+ * WAITING. Ranks share cores with each other and with the daemon, so waiting must not burn one: a
+ * wait turns without sleeping for ZCZ_SPIN_NS, then sleeps for an eighth of the time that nothing
+ * has moved, in the store's poll, so that the daemon wakes it at once. Collectives are only polled:
+ * while one is in progress a sleep is at most ZCZ_NAP_COLL_US.
+ */
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client/zero/zero_priv.h"
+
+#define ZCZ_SPIN_NS     20000u
+#define ZCZ_NAP_COLL_US 1000u
+#define ZCZ_NAP_US      20000u
+
+/* ---- errors */
+
+__attribute__((format(printf, 3, 0))) static void error_set(struct zc_zero *z, int code,
+                                                            const char *fmt, va_list ap)
+{
+    char text[sizeof(z->error.text)];
+
+    errno = -code; /* %m */
+    (void)vsnprintf(text, sizeof(text), fmt, ap);
+    z->error.code = 0;
+    (void)zb_fail(&z->error, code, "%s", text);
+}
+
+int zcz_refuse(struct zc_zero *z, int code, const char *fmt, ...)
+{
+    va_list ap;
+
+    va_start(ap, fmt);
+    error_set(z, code, fmt, ap);
+    va_end(ap);
+    return code;
+}
+
+int zcz_fail(struct zc_zero *z, int code, const char *fmt, ...)
+{
+    va_list ap;
+
+    if (z->failed)
+        return z->failed;
+    va_start(ap, fmt);
+    error_set(z, code, fmt, ap);
+    va_end(ap);
+    z->failed = code;
+    return code;
+}
+
+const char *zc_zero_error(const struct zc_zero *z)
+{
+    return z ? z->error.text : "no memory for an engine";
+}
+
+const char *zcz_store_text(const struct zcz_store *s)
+{
+    return s->err.text;
+}
+
+/* ---- entering */
+
+int zcz_enter(struct zc_zero *z, bool needs_start)
+{
+    zk_thread_init(); /* whoever called us last may have changed the modes */
+    if (z->failed)
+        return z->failed;
+    if (needs_start && !z->started)
+        return zcz_refuse(z, -EBUSY, "the engine has not started: zc_zero_start() comes first");
+    return 0;
+}
+
+int zcz_enter_unit(struct zc_zero *z, uint32_t index, struct zcz_unit **ret_unit)
+{
+    int rc = zcz_enter(z, true);
+
+    if (rc < 0)
+        return rc;
+    if (index >= z->nunits)
+        return zcz_refuse(z, -EINVAL, "unit %u, and there are %u", index, z->nunits);
+    *ret_unit = &z->units[index];
+    return 0;
+}
+
+/* ---- turning and waiting */
+
+static int turn_once(struct zc_zero *z, uint32_t wait_us)
+{
+    int rc = z->store ? z->store->ops->poll(z->store, wait_us) : 0;
+
+    if (rc < 0)
+        return zcz_fail(z, rc, "%s", zcz_store_text(z->store));
+    z->moved = rc > 0;
+    rc = zcz_step_turn(z);
+    if (rc == 0)
+        rc = zcz_gather_turn(z);
+    if (rc == 0)
+        rc = zcz_coll_turn(z);
+    if (rc == 0)
+        rc = zcz_reduce_turn(z);
+    return rc;
+}
+
+int zcz_turn(struct zc_zero *z, uint32_t wait_us)
+{
+    int rc = z->failed;
+
+    while (rc == 0) {
+        rc = turn_once(z, wait_us);
+        if (!z->moved)
+            break;
+        z->moved_ns = zb_now_ns();
+        wait_us = 0;
+    }
+    return rc;
+}
+
+/* What stands in the way, as far as this rank can tell. */
+static void wait_describe(const struct zc_zero *z, char *text, size_t bytes)
+{
+    const struct zb_list *started = &z->started_colls, *queued = &z->queued;
+    const struct zcz_coll *c = NULL;
+    const char *where = "";
+
+    if (!zb_list_empty(started)) {
+        c = zb_container_of(started->next, struct zcz_coll, node);
+        where = ", which waits for another rank";
+    } else if (!zb_list_empty(queued)) {
+        c = zb_container_of(queued->next, struct zcz_coll, node);
+        where = ", which waits for this rank's store";
+    }
+    if (!c)
+        (void)snprintf(text, bytes, "the store has not answered");
+    else if (c->unit == ZCZ_NO_UNIT)
+        (void)snprintf(text, bytes, "it is at %s%s", c->what, where);
+    else
+        (void)snprintf(text, bytes, "it is at %s unit %u '%s'%s", c->what, c->unit,
+                       z->units[c->unit].def.name, where);
+}
+
+int zcz_wait(struct zc_zero *z, struct zcz_wait *w)
+{
+    uint64_t now = zb_now_ns(), idle_ns, nap_us = 0;
+    uint64_t limit_ns = (uint64_t)(z->timeout_ms + ZCZ_GRACE_MS) * 1000000;
+    int rc;
+
+    if (w->begin_ns == 0)
+        w->begin_ns = now;
+    idle_ns = now - zb_max_u64(w->begin_ns, z->moved_ns);
+    if (idle_ns > limit_ns) {
+        char text[256];
+
+        wait_describe(z, text, sizeof(text));
+        return zcz_fail(z, -ETIMEDOUT, "nothing moved for %llu ms while waiting for %s: %s",
+                        (unsigned long long)(idle_ns / 1000000), w->what, text);
+    }
+    if (idle_ns > ZCZ_SPIN_NS)
+        nap_us = zb_min_u64(idle_ns / 8000,
+                            zb_list_empty(&z->started_colls) ? ZCZ_NAP_US : ZCZ_NAP_COLL_US);
+    rc = zcz_turn(z, (uint32_t)nap_us);
+    z->stall_ns += zb_now_ns() - now;
+    return rc;
+}
+
+int zcz_wait_op(struct zc_zero *z, struct zcz_op *op, const char *what)
+{
+    struct zcz_wait w = { .what = what };
+    int rc = zcz_turn(z, 0);
+
+    while (rc == 0 && op->pending > 0)
+        rc = zcz_wait(z, &w);
+    if (rc == 0) {
+        rc = op->rc;
+        *op = (struct zcz_op){ 0 };
+    }
+    return rc;
+}
+
+int zc_zero_poll(struct zc_zero *z)
+{
+    int rc = zcz_enter(z, false);
+
+    return rc < 0 ? rc : zcz_turn(z, 0);
+}
+
+/* ---- votes */
+
+struct vote {
+    int32_t rc;
+    uint32_t same;
+    char text[sizeof(((struct zb_err *)0)->text)];
+};
+
+int zcz_vote(struct zc_zero *z, int my_rc, uint32_t same, const char *what)
+{
+    struct vote mine = { .rc = my_rc, .same = same };
+    const struct vote *votes;
+    struct zcz_buf *buf;
+    int rc;
+
+    if (z->failed)
+        return z->failed;
+    if (my_rc < 0)
+        memcpy(mine.text, z->error.text, sizeof(mine.text));
+    rc = zcz_share(z, &mine, sizeof(mine), what, &buf);
+    if (rc < 0)
+        return rc;
+    votes = buf->data;
+    if (my_rc < 0)
+        rc = zcz_fail(z, my_rc, "%s", mine.text);
+    for (uint32_t r = 0; r < z->world && rc == 0; r++)
+        if (votes[r].rc < 0)
+            rc = zcz_fail(z, votes[r].rc, "rank %u: %.*s", r, (int)sizeof(votes[r].text) - 1,
+                          votes[r].text);
+    for (uint32_t r = 0; r < z->world && rc == 0; r++)
+        if (votes[r].same != votes[0].same)
+            rc = zcz_fail(z, -EINVAL, "%s: rank %u and rank 0 do not say the same", what, r);
+    zcz_buf_put(&z->small, buf);
+    return rc;
+}
+
+/* ---- opening */
+
+void zc_zero_defaults(struct zc_zero_options *options)
+{
+    *options = (struct zc_zero_options){
+        .micro_steps = 1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .groups = 1, .prefetch_units = 1
+    };
+}
+
+static bool offload_known(enum zc_zero_offload o)
+{
+    return o == ZC_ZERO_NONE || o == ZC_ZERO_HOST || o == ZC_ZERO_NVME;
+}
+
+static int open_check(struct zc_zero *z)
+{
+    const struct zc_zero_options *o = &z->options;
+
+    if (!offload_known(o->offload_param) || !offload_known(o->offload_optimizer) ||
+        (o->offload_param == ZC_ZERO_NONE) != (o->offload_optimizer == ZC_ZERO_NONE))
+        return zcz_refuse(z, -EINVAL,
+                          "offload of parameters %d and of the optimizer %d: both none, or each "
+                          "host or nvme",
+                          (int)o->offload_param, (int)o->offload_optimizer);
+    if (o->resume && (o->offload_param == ZC_ZERO_NONE || !o->job))
+        return zcz_refuse(z, -EINVAL, "resume needs a daemon and the name of a job that it kept");
+    if (o->job && strlen(o->job) > ZC_NAME_MAX)
+        return zcz_refuse(z, -EINVAL, "a job's name has at most %d bytes", ZC_NAME_MAX);
+    if (o->micro_steps < 1)
+        return zcz_refuse(z, -EINVAL, "0 micro-steps in a step: at least 1");
+    if (!(o->clip >= 0 && isfinite(o->clip)))
+        return zcz_refuse(z, -EINVAL, "clip %g: 0 (off) or a norm", o->clip);
+    if (!(o->beta1 >= 0 && o->beta1 < 1 && o->beta2 >= 0 && o->beta2 < 1))
+        return zcz_refuse(z, -EINVAL, "betas %g and %g: each from 0 to below 1", o->beta1,
+                          o->beta2);
+    if (!(o->eps >= 0 && isfinite(o->eps)))
+        return zcz_refuse(z, -EINVAL, "eps %g: not below 0", o->eps);
+    if (o->groups < 1 || o->groups > ZCZ_GROUPS_MAX)
+        return zcz_refuse(z, -EINVAL, "%u parameter groups: from 1 to %u", o->groups,
+                          ZCZ_GROUPS_MAX);
+    for (uint32_t g = 0; g < o->groups; g++)
+        if (!isfinite(o->weight_decay[g]))
+            return zcz_refuse(z, -EINVAL, "weight decay %g of group %u", o->weight_decay[g], g);
+    if (o->prefetch_units > ZCZ_PREFETCH_MAX)
+        return zcz_refuse(z, -EINVAL, "%u units gathered ahead: at most %u", o->prefetch_units,
+                          ZCZ_PREFETCH_MAX);
+    return 0;
+}
+
+/* The caller's strings need not outlive zc_zero_open(). */
+static int open_copy(struct zc_zero *z, const struct zc_zero_options *options)
+{
+    struct zc_zero_options *o = &z->options;
+
+    *o = *options;
+    o->socket = options->socket ? strdup(options->socket) : NULL;
+    o->job = options->job ? strdup(options->job) : NULL;
+    o->kernels = NULL;
+    if ((options->socket && !o->socket) || (options->job && !o->job))
+        return zcz_refuse(z, -ENOMEM, "no memory for the options");
+    return 0;
+}
+
+/* What one rank can find wrong by itself. */
+static int open_alone(struct zc_zero *z, const struct zc_zero_options *options)
+{
+    struct zb_err err = { 0 };
+    int rc = open_copy(z, options);
+
+    if (rc == 0)
+        rc = open_check(z);
+    if (rc < 0)
+        return rc;
+    rc = zk_select(options->kernels, &z->kernels, &err);
+    if (rc < 0)
+        return zcz_refuse(z, rc, "%s", err.text);
+    z->store = z->options.offload_param == ZC_ZERO_NONE ? zcz_store_local(z) : zcz_store_daemon(z);
+    if (!z->store)
+        return zcz_refuse(z, -ENOMEM, "no memory for a store");
+    return z->store->ops->open(z->store);
+}
+
+struct introduction {
+    uint8_t node[16];
+    uint64_t pid;
+    uint32_t page_elems;
+};
+
+/* Who shares this rank's daemon, under which name the job goes, and how long a page is. */
+static int open_introduce(struct zc_zero *z)
+{
+    struct zcz_store *s = z->store;
+    struct introduction mine = { .pid = (uint64_t)getpid(), .page_elems = s->page_elems };
+    const struct introduction *all;
+    struct zcz_buf *buf;
+    int rc;
+
+    memcpy(mine.node, s->node, sizeof(mine.node));
+    rc = zcz_share(z, &mine, sizeof(mine), "the introduction of the ranks", &buf);
+    if (rc < 0)
+        return rc;
+    all = buf->data;
+    s->node_ranks = calloc(z->world, sizeof(*s->node_ranks));
+    for (uint32_t r = 0; r < z->world && rc == 0; r++) {
+        if (!s->node_ranks) {
+            rc = zcz_fail(z, -ENOMEM, "no memory for %u ranks", z->world);
+        } else if (all[r].page_elems != all[0].page_elems) {
+            rc = zcz_fail(z, -EINVAL,
+                          "rank %u has a daemon with pages of %u elements, rank 0 of %u: they must "
+                          "be configured alike",
+                          r, all[r].page_elems, all[0].page_elems);
+        } else if (memcmp(all[r].node, s->node, sizeof(s->node)) == 0) {
+            if (r == z->rank)
+                s->node_rank = s->node_world;
+            s->node_ranks[s->node_world++] = r;
+        }
+    }
+    if (z->options.job)
+        (void)snprintf(z->job, sizeof(z->job), "%s", z->options.job);
+    else
+        (void)snprintf(z->job, sizeof(z->job), "zero-%llu", (unsigned long long)all[0].pid);
+    zcz_buf_put(&z->small, buf);
+    return rc;
+}
+
+int zc_zero_open(struct zc_zero **ret, const struct zc_zero_options *options)
+{
+    const struct zc_comm *comm = options->comm;
+    struct zc_zero *z = calloc(1, sizeof(*z));
+    int rc;
+
+    *ret = z;
+    if (!z)
+        return -ENOMEM;
+    zb_list_init(&z->queued);
+    zb_list_init(&z->started_colls);
+    zb_list_init(&z->gathers);
+    zb_list_init(&z->reduces);
+    zb_list_init(&z->reduces_idle);
+    for (uint32_t i = 0; i < ZCZ_REDUCES_MAX; i++)
+        zb_list_push_back(&z->reduces_idle, &z->reduce_slots[i].node);
+    zcz_pool_init(&z->small, 1);
+    zcz_pool_init(&z->gather_pool, zb_min_u64(options->prefetch_units, ZCZ_PREFETCH_MAX) + 3);
+    zcz_pool_init(&z->grad_pool, ZCZ_REDUCES_MAX + 1);
+    z->timeout_ms = options->timeout_ms ? options->timeout_ms : ZCZ_TIMEOUT_MS;
+    (void)zcz_enter(z, false);
+    if (!comm || !comm->ops || comm->world < 1 || comm->rank >= comm->world)
+        return zcz_fail(z, -EINVAL, "an engine needs a comm, of at least one rank");
+    z->comm = options->comm;
+    z->rank = comm->rank;
+    z->world = comm->world;
+    rc = open_alone(z, options);
+    rc = zcz_vote(z, rc, zcz_digest(z), "the options of the engine");
+    return rc < 0 ? rc : open_introduce(z);
+}
+
+/* ---- closing */
+
+static bool close_drained(const struct zc_zero *z)
+{
+    return zb_list_empty(&z->gathers) && zb_list_empty(&z->reduces) && z->pushes.pending == 0 &&
+           !z->stepping;
+}
+
+/* Every rank closes now, with the same collectives queued: they are finished, not abandoned. */
+static int close_drain(struct zc_zero *z)
+{
+    struct zcz_wait w = { .what = "what is in progress at the end" };
+    int rc;
+
+    zb_list_each(pos, &z->gathers)
+    {
+        struct zcz_unit *u = zb_container_of(pos, struct zcz_unit, node);
+
+        u->holds = 0;
+        zcz_gather_drop(z, u);
+    }
+    rc = zcz_turn(z, 0);
+    while (rc == 0 && !close_drained(z))
+        rc = zcz_wait(z, &w);
+    return rc < 0 ? rc : z->store->ops->leave(z->store);
+}
+
+void zc_zero_close(struct zc_zero *z, bool clean)
+{
+    bool orphans;
+
+    if (!z)
+        return;
+    if (clean && !z->failed && z->store)
+        (void)close_drain(z);
+    orphans = !zb_list_empty(&z->started_colls);
+    if (z->store)
+        z->store->ops->close(z->store);
+    zcz_pool_done(&z->gather_pool, orphans);
+    zcz_pool_done(&z->grad_pool, orphans);
+    zcz_pool_done(&z->small, orphans);
+    zcz_units_done(z);
+    free(z->order.units);
+    free(z->seen.units);
+    free((void *)(uintptr_t)z->options.socket);
+    free((void *)(uintptr_t)z->options.job);
+    free(z);
+}
+
+/* ---- statistics */
+
+int zc_zero_stats(struct zc_zero *z, struct zc_zero_stats *ret)
+{
+    struct zcz_wait w = { .what = "the step in progress, to be counted" };
+    struct zcz_store_stats now = { 0 };
+    int rc = zcz_enter(z, true);
+
+    if (rc == 0)
+        rc = zcz_turn(z, 0);
+    while (rc == 0 && z->stepping)
+        rc = zcz_wait(z, &w);
+    if (rc == 0)
+        rc = z->store->ops->stats(z->store, &now);
+    if (rc < 0)
+        return rc;
+    *ret = (struct zc_zero_stats){
+        .fetched_bytes = z->fetched_bytes,
+        .pushed_bytes = z->pushed_bytes,
+        .nvme_read_bytes = now.nvme_read_bytes - z->base.nvme_read_bytes,
+        .nvme_written_bytes = now.nvme_written_bytes - z->base.nvme_written_bytes,
+        .host_bytes = now.host_bytes,
+        .nvme_bytes = now.nvme_bytes,
+        .gather_buffer_bytes = z->gather_pool.bytes_most,
+        .grad_buffer_bytes = z->grad_pool.bytes_most,
+        .comm_bytes = z->comm_bytes,
+        .stall_seconds = (double)z->stall_ns * 1e-9,
+    };
+    return 0;
+}

@@ -1,0 +1,233 @@
+/*
+ * gather.c - one unit's parameters, from the slices of all ranks to an array that can be computed
+ * with.
+ *
+ *     IDLE ---> FETCH ---> FETCHING ---> COLLECT ---> READY ---> IDLE
+ *
+ *     FETCH     waits for a pin: of streamed parameters only so many can be pinned at one time
+ *     FETCHING  the store brings this rank's slice, at the version behind the last step
+ *     COLLECT   the slice is copied to its place in a buffer, the pin given back, and the slices of
+ *               the other ranks come around it
+ *     READY     held by the trainer, or waiting for it (schedule.c)
+ *
+ * A rank that is alone reads the store's memory itself: COLLECT keeps the pin, and READY's end
+ * gives it back. The last pin is never kept so, or nothing could be fetched any more: then it
+ * copies.
+ *
+ * INVARIANTS
+ *     The collective's place in the order is taken when the gather begins, so a gather that was
+ *     dropped on its way still comes to READY before it goes.
+ *     z->pins counts units in FETCHING and views kept in READY; it never exceeds store->pins_max.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+
+#include "client/zero/zero_priv.h"
+
+static uint64_t slice_bytes(const struct zcz_unit *u)
+{
+    return u->slice * u->layout.elem_bytes[ZB_PARAM];
+}
+
+static uint64_t stored_bytes(const struct zcz_unit *u)
+{
+    return u->count * u->layout.elem_bytes[ZB_PARAM];
+}
+
+void zcz_gather_begin(struct zc_zero *z, struct zcz_unit *u)
+{
+    assert(u->state == ZCZ_IDLE);
+    u->state = ZCZ_FETCH;
+    u->drop = false;
+    zb_list_push_back(&z->gathers, &u->node);
+    if (z->world > 1)
+        zcz_coll_queue(z, &u->coll, ZCZ_ALL_GATHER, "the gather of", u->def.index);
+}
+
+static int gather_unpin(struct zc_zero *z, struct zcz_unit *u)
+{
+    int rc = z->store->ops->release(z->store, u);
+
+    u->pinned = false;
+    z->pins--;
+    return rc < 0 ? zcz_fail(z, rc, "release of unit %u '%s': %s", u->def.index, u->def.name,
+                             zcz_store_text(z->store))
+                  : 0;
+}
+
+static int gather_idle(struct zc_zero *z, struct zcz_unit *u)
+{
+    u->state = ZCZ_IDLE;
+    u->params = NULL;
+    zb_list_remove(&u->node);
+    zcz_buf_put(&z->gather_pool, u->buf);
+    u->buf = NULL;
+    z->moved = true;
+    return u->pinned ? gather_unpin(z, u) : 0;
+}
+
+void zcz_gather_drop(struct zc_zero *z, struct zcz_unit *u)
+{
+    u->drop = true;
+    if (u->state == ZCZ_READY)
+        (void)gather_idle(z, u); /* a failure is z's, and shows at the next call */
+}
+
+static int gather_fetch(struct zc_zero *z, struct zcz_unit *u)
+{
+    int rc;
+
+    if (u->count == 0) { /* this rank keeps nothing of it */
+        u->state = ZCZ_COLLECT;
+        z->moved = true;
+        return 0;
+    }
+    if (z->pins == z->store->pins_max)
+        return 0;
+    rc = z->store->ops->fetch(z->store, &u->fetch, u, z->applied);
+    if (rc == -EAGAIN)
+        return 0;
+    if (rc < 0)
+        return zcz_fail(z, rc, "%s", z->error.text);
+    z->pins++;
+    u->state = ZCZ_FETCHING;
+    z->moved = true;
+    return 0;
+}
+
+static int gather_fetched(struct zc_zero *z, struct zcz_unit *u)
+{
+    if (u->fetch.pending > 0)
+        return 0;
+    if (u->fetch.rc < 0)
+        return zcz_fail(z, u->fetch.rc, "fetch of unit %u '%s': %s", u->def.index, u->def.name,
+                        zcz_store_text(z->store));
+    if (u->view.version != z->applied || u->view.bytes != stored_bytes(u))
+        return zcz_fail(z, -EPROTO,
+                        "unit %u '%s' came as %llu bytes of version %llu, and not %llu of %llu",
+                        u->def.index, u->def.name, (unsigned long long)u->view.bytes,
+                        (unsigned long long)u->view.version, (unsigned long long)stored_bytes(u),
+                        (unsigned long long)z->applied);
+    u->pinned = true;
+    z->fetched_bytes += stored_bytes(u);
+    u->state = ZCZ_COLLECT;
+    z->moved = true;
+    return 0;
+}
+
+/* The slice to its place, zeros behind it. */
+static int gather_copy(struct zc_zero *z, struct zcz_unit *u)
+{
+    char *place;
+
+    u->buf = zcz_buf_get(&z->gather_pool, slice_bytes(u) * z->world);
+    if (!u->buf)
+        return zcz_fail(z, -ENOMEM, "no memory to gather unit %u '%s': %llu bytes", u->def.index,
+                        u->def.name, (unsigned long long)(slice_bytes(u) * z->world));
+    place = (char *)u->buf->data + slice_bytes(u) * z->rank;
+    if (u->count > 0)
+        memcpy(place, u->view.data, stored_bytes(u));
+    memset(place + stored_bytes(u), 0, slice_bytes(u) - stored_bytes(u));
+    u->params = u->buf->data;
+    return u->pinned ? gather_unpin(z, u) : 0;
+}
+
+static int gather_collect(struct zc_zero *z, struct zcz_unit *u)
+{
+    int rc = 0;
+
+    if (z->world == 1 && z->pins < z->store->pins_max) {
+        u->params = u->view.data;
+    } else if (z->world == 1) {
+        rc = gather_copy(z, u);
+    } else if (!u->coll.armed) {
+        rc = gather_copy(z, u);
+        if (rc == 0)
+            zcz_coll_arm(&u->coll, (char *)u->buf->data + slice_bytes(u) * z->rank, u->buf->data,
+                         slice_bytes(u));
+        z->moved = true;
+        return rc;
+    } else if (!u->coll.done) {
+        return 0;
+    }
+    u->state = ZCZ_READY;
+    z->moved = true;
+    return rc;
+}
+
+static int gather_run(struct zc_zero *z, struct zcz_unit *u)
+{
+    switch (u->state) {
+    case ZCZ_IDLE:
+        return 0;
+    case ZCZ_FETCH:
+        return gather_fetch(z, u);
+    case ZCZ_FETCHING:
+        return gather_fetched(z, u);
+    case ZCZ_COLLECT:
+        return gather_collect(z, u);
+    case ZCZ_READY:
+        return u->drop ? gather_idle(z, u) : 0;
+    }
+    return 0;
+}
+
+int zcz_gather_turn(struct zc_zero *z)
+{
+    int rc = 0;
+
+    zb_list_each(pos, &z->gathers)
+    {
+        rc = gather_run(z, zb_container_of(pos, struct zcz_unit, node));
+        if (rc < 0)
+            break;
+    }
+    return rc;
+}
+
+/* ---- the trainer's calls */
+
+int zc_zero_gather(struct zc_zero *z, uint32_t unit, const void **ret_params)
+{
+    struct zcz_wait w = { .what = "a gather" };
+    struct zcz_unit *u;
+    int rc = zcz_enter_unit(z, unit, &u);
+
+    if (rc < 0)
+        return rc;
+    if (u->holds == 0) {
+        rc = zcz_schedule_gathered(z, unit);
+        if (rc < 0)
+            return rc;
+        if (u->state == ZCZ_IDLE)
+            zcz_gather_begin(z, u);
+        u->drop = false;
+        u->holds = 1;
+        zcz_schedule_apply(z);
+    } else {
+        u->holds++;
+    }
+    rc = zcz_turn(z, 0);
+    while (rc == 0 && u->state != ZCZ_READY)
+        rc = zcz_wait(z, &w);
+    if (rc < 0)
+        return rc;
+    *ret_params = u->params;
+    return 0;
+}
+
+int zc_zero_release(struct zc_zero *z, uint32_t unit)
+{
+    struct zcz_unit *u;
+    int rc = zcz_enter_unit(z, unit, &u);
+
+    if (rc < 0)
+        return rc;
+    if (u->holds == 0)
+        return zcz_refuse(z, -EINVAL, "unit %u '%s' is released and was not gathered", unit,
+                          u->def.name);
+    if (--u->holds == 0)
+        zcz_schedule_apply(z);
+    return zcz_turn(z, 0);
+}

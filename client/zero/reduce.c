@@ -1,0 +1,235 @@
+/*
+ * reduce.c - gradients: collected by the trainer, exchanged as slices, added in rank order, pushed.
+ *
+ *     zc_zero_grad()    a buffer of fp32, zeroed                       u->grad
+ *     zc_zero_reduce()  a struct zcz_reduce takes the buffer and queues the exchange
+ *       exchange        slice r of every rank comes to rank r
+ *       push            piece by piece: added up straight into the store's memory, and handed over
+ *
+ * MEMORY. A bf16 gradient is rounded in place: the send half and the receive half together are the
+ * fp32 buffer. An fp32 one needs a second buffer to receive. At most ZCZ_REDUCES_MAX reductions
+ * hold buffers; a trainer that is faster than the exchange waits in zc_zero_reduce().
+ *
+ * ORDER. Reductions hand their pieces over one after the other, in the trainer's order, so a store
+ * gets a unit's micro-steps in order. While the last step is running nothing is handed over.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+
+#include "client/zero/zero_priv.h"
+
+/* ---- arithmetic */
+
+void zcz_add_slices(const struct zk_ops *ops, enum zb_dtype dtype, const void *slices,
+                    uint32_t world, uint64_t slice, uint64_t first, uint64_t count, float *out)
+{
+    const uint16_t *bf16 = (const uint16_t *)slices + first;
+    const float *f32 = (const float *)slices + first;
+
+    /* A block of every rank at a time: out stays in the cache. */
+    for (uint64_t at = 0; at < count; at += ZB_BLOCK_ELEMS) {
+        uint64_t n = zb_min_u64(ZB_BLOCK_ELEMS, count - at);
+
+        if (dtype == ZB_BF16)
+            ops->bf16_to_f32(bf16 + at, out + at, n);
+        else
+            memcpy(out + at, f32 + at, n * sizeof(*out));
+        for (uint32_t r = 1; r < world; r++)
+            if (dtype == ZB_BF16)
+                ops->add_bf16(out + at, bf16 + r * slice + at, n);
+            else
+                ops->add_f32(out + at, f32 + r * slice + at, n);
+    }
+}
+
+/* n floats become n bf16 at the same place: element i is read before anything is written at it. */
+static void round_in_place(const struct zk_ops *ops, void *data, uint64_t n)
+{
+    uint16_t block[ZB_BLOCK_ELEMS], *to = data;
+    const float *from = data;
+
+    for (uint64_t at = 0; at < n; at += ZB_BLOCK_ELEMS) {
+        size_t m = zb_min_u64(ZB_BLOCK_ELEMS, n - at);
+
+        ops->f32_to_bf16(from + at, block, m);
+        memcpy(to + at, block, m * sizeof(block[0]));
+    }
+}
+
+/* What is never stepped has no gradient either, or it would count in the norm. */
+static void grad_mask(const struct zcz_unit *u, uint64_t padded, float *grad)
+{
+    uint64_t from = 0;
+
+    for (uint32_t s = 0; s < u->nsegments; s++) {
+        memset(grad + from, 0, (u->segments[s].first - from) * sizeof(*grad));
+        from = u->segments[s].first + u->segments[s].count;
+    }
+    memset(grad + from, 0, (padded - from) * sizeof(*grad));
+}
+
+/* ---- the trainer's calls */
+
+static int grad_refused(struct zc_zero *z, const struct zcz_unit *u)
+{
+    if (u->def.frozen)
+        return zcz_refuse(z, -EINVAL, "unit %u '%s' is frozen: it has no gradient", u->def.index,
+                          u->def.name);
+    if (z->micro == z->options.micro_steps)
+        return zcz_refuse(z, -EBUSY,
+                          "unit %u '%s': all %u micro-steps are complete, and zc_zero_step() comes "
+                          "next",
+                          u->def.index, u->def.name, z->options.micro_steps);
+    if (u->micro > z->micro)
+        return zcz_refuse(z, -EBUSY,
+                          "unit %u '%s' was reduced in micro-step %u, which is not complete: %u of "
+                          "%u units were",
+                          u->def.index, u->def.name, z->micro, z->reduced, z->trainable);
+    return 0;
+}
+
+int zc_zero_grad(struct zc_zero *z, uint32_t unit, float **ret_grad)
+{
+    struct zcz_unit *u;
+    int rc = zcz_enter_unit(z, unit, &u);
+    uint64_t bytes;
+
+    if (rc == 0)
+        rc = grad_refused(z, u);
+    if (rc < 0)
+        return rc;
+    if (!u->grad) {
+        bytes = u->slice * z->world * sizeof(float);
+        u->grad = zcz_buf_get(&z->grad_pool, bytes);
+        if (!u->grad)
+            return zcz_fail(z, -ENOMEM, "no memory for the gradient of unit %u '%s': %llu bytes",
+                            unit, u->def.name, (unsigned long long)bytes);
+        memset(u->grad->data, 0, bytes);
+    }
+    *ret_grad = u->grad->data;
+    return zcz_turn(z, 0);
+}
+
+/* The unit's gradient leaves for the other ranks. */
+static int reduce_begin(struct zc_zero *z, struct zcz_unit *u)
+{
+    struct zcz_reduce *r =
+        zb_container_of(zb_list_pop_front(&z->reduces_idle), struct zcz_reduce, node);
+    uint64_t padded = u->slice * z->world;
+    size_t bytes = u->slice * zb_dtype_bytes(u->layout.dtype);
+    void *recv;
+
+    *r = (struct zcz_reduce){ .unit = u, .micro = u->micro, .send = u->grad };
+    zb_list_push_back(&z->reduces, &r->node);
+    u->grad = NULL;
+    grad_mask(u, padded, r->send->data);
+    if (u->layout.dtype == ZB_BF16)
+        round_in_place(z->kernels, r->send->data, padded);
+    if (z->world == 1) {
+        r->recv = r->send->data;
+        r->coll.done = true;
+        return 0;
+    }
+    if (u->layout.dtype == ZB_BF16) {
+        recv = (char *)r->send->data + bytes * z->world;
+    } else {
+        r->more = zcz_buf_get(&z->grad_pool, bytes * z->world);
+        if (!r->more)
+            return zcz_fail(z, -ENOMEM, "no memory to reduce unit %u '%s': %llu bytes",
+                            u->def.index, u->def.name, (unsigned long long)(bytes * z->world));
+        recv = r->more->data;
+    }
+    r->recv = recv;
+    zcz_coll_queue(z, &r->coll, ZCZ_EXCHANGE, "the exchange of gradients of", u->def.index);
+    zcz_coll_arm(&r->coll, r->send->data, recv, bytes);
+    return 0;
+}
+
+int zc_zero_reduce(struct zc_zero *z, uint32_t unit)
+{
+    struct zcz_wait w = { .what = "an earlier reduction" };
+    struct zcz_unit *u;
+    int rc = zcz_enter_unit(z, unit, &u);
+
+    if (rc == 0)
+        rc = grad_refused(z, u);
+    if (rc < 0)
+        return rc;
+    if (!u->grad)
+        return zcz_refuse(z, -EINVAL,
+                          "unit %u '%s' is reduced, and zc_zero_grad() was not called for it in "
+                          "this micro-step",
+                          unit, u->def.name);
+    rc = zcz_turn(z, 0);
+    while (rc == 0 && zb_list_empty(&z->reduces_idle))
+        rc = zcz_wait(z, &w);
+    if (rc == 0)
+        rc = reduce_begin(z, u);
+    if (rc < 0)
+        return rc;
+    u->micro++;
+    if (++z->reduced == z->trainable) {
+        z->reduced = 0;
+        z->micro++;
+        zcz_schedule_learn(z);
+        zcz_schedule_apply(z);
+    }
+    return zcz_turn(z, 0);
+}
+
+/* ---- the rest of the way */
+
+static void reduce_end(struct zc_zero *z, struct zcz_reduce *r)
+{
+    zcz_buf_put(&z->grad_pool, r->send);
+    zcz_buf_put(&z->grad_pool, r->more);
+    zb_list_remove(&r->node);
+    zb_list_push_back(&z->reduces_idle, &r->node);
+    z->moved = true;
+}
+
+/* Hands over as many pieces as there is room for. */
+static int reduce_push(struct zc_zero *z, struct zcz_reduce *r)
+{
+    const struct zcz_store_ops *store = z->store->ops;
+    struct zcz_unit *u = r->unit;
+
+    while (r->next < u->count) {
+        uint64_t n = zb_min_u64(z->piece_elems, u->count - r->next);
+        float *piece = store->piece(z->store);
+        int rc;
+
+        if (!piece)
+            return 0;
+        zcz_add_slices(z->kernels, u->layout.dtype, r->recv, z->world, u->slice, r->next, n, piece);
+        rc = store->push(z->store, &z->pushes, u, z->iterations + 1, r->micro, r->next, n, piece);
+        if (rc < 0) {
+            store->piece_put(z->store, piece);
+            return rc == -EAGAIN ? 0 : zcz_fail(z, rc, "%s", z->error.text);
+        }
+        z->pushed_bytes += n * sizeof(*piece);
+        z->moved = true;
+        r->next += n;
+    }
+    return 0;
+}
+
+int zcz_reduce_turn(struct zc_zero *z)
+{
+    if (z->pushes.rc < 0)
+        return zcz_fail(z, z->pushes.rc, "push of a gradient: %s", zcz_store_text(z->store));
+    if (z->stepping)
+        return 0;
+    while (!zb_list_empty(&z->reduces)) {
+        struct zcz_reduce *r = zb_container_of(z->reduces.next, struct zcz_reduce, node);
+        int rc = r->coll.done ? reduce_push(z, r) : 0;
+
+        if (rc < 0)
+            return rc;
+        if (!r->coll.done || r->next < r->unit->count)
+            break;
+        reduce_end(z, r);
+    }
+    return 0;
+}

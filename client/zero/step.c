@@ -1,0 +1,175 @@
+/*
+ * step.c - the end of an iteration: norms, the decision, and the step in the store.
+ *
+ *     every push has arrived ---> norms of this rank ---> of all ranks ---> step or skip
+ *
+ * NUMBERS. Each store gives the exact sum of the squares of its gradients; merged exactly, it is
+ * the same wide integer however the units were cut, and it is rounded once. So every rank decides
+ * the same without a vote: to skip, when a value anywhere is not finite, and by how much to clip.
+ *
+ * OVERLAP. zc_zero_step() returns when the step has begun. Gathers that follow ask for the version
+ * behind it and wait in the store, unit by unit; the next gradients wait here (reduce.c). So the
+ * next forward pass begins while the end of the model is still being updated. A step that fails
+ * fails the engine, at whichever call comes next.
+ */
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+
+#include "client/zero/zero_priv.h"
+
+static int step_check(struct zc_zero *z, double lr)
+{
+    if (!isfinite(lr))
+        return zcz_refuse(z, -EINVAL, "a step with learning rate %g", lr);
+    if (z->trainable == 0)
+        return zcz_refuse(z, -EINVAL, "a step, and every unit is frozen");
+    for (uint32_t i = 0; i < z->nunits; i++) {
+        const struct zcz_unit *u = &z->units[i];
+
+        if (u->holds > 0)
+            return zcz_refuse(z, -EBUSY, "a step while unit %u '%s' is gathered", i, u->def.name);
+        if (!u->def.frozen && u->micro < z->options.micro_steps)
+            return zcz_refuse(z, -EBUSY,
+                              "a step, and unit %u '%s' was reduced in %u of %u micro-steps", i,
+                              u->def.name, u->micro, z->options.micro_steps);
+    }
+    return 0;
+}
+
+/* Parameters that were gathered ahead are those before the step; gradients must have arrived. */
+static int step_settle(struct zc_zero *z)
+{
+    struct zcz_wait w = { .what = "gradients to reach the store" };
+    int rc;
+
+    zb_list_each(pos, &z->gathers) zcz_gather_drop(z, zb_container_of(pos, struct zcz_unit, node));
+    rc = zcz_turn(z, 0);
+    while (rc == 0 && (!zb_list_empty(&z->gathers) || !zb_list_empty(&z->reduces) ||
+                       z->pushes.pending > 0 || z->stepping))
+        rc = zcz_wait(z, &w);
+    return rc;
+}
+
+struct step_share {
+    struct zc_norm norm;
+    double lr;
+};
+
+/* The norm over all ranks; a learning rate that differs would tear the model apart. */
+static int step_norm(struct zc_zero *z, double lr, double *ret_norm, uint64_t *ret_nonfinite)
+{
+    struct step_share mine = { .lr = lr };
+    struct zcz_wait w = { .what = "the norms of the gradients" };
+    const struct step_share *all;
+    struct zk_xsum sum = { 0 };
+    struct zcz_buf *buf;
+    int rc;
+
+    while ((rc = z->store->ops->norms(z->store, &z->op, z->iterations + 1, &z->norm)) == -EAGAIN &&
+           (rc = zcz_wait(z, &w)) == 0)
+        ;
+    if (rc < 0)
+        return zcz_fail(z, rc, "%s", z->error.text);
+    rc = zcz_wait_op(z, &z->op, w.what);
+    if (rc < 0)
+        return zcz_fail(z, rc, "norms of the gradients: %s", zcz_store_text(z->store));
+    mine.norm = z->norm;
+    rc = zcz_share(z, &mine, sizeof(mine), "the norms of the ranks", &buf);
+    if (rc < 0)
+        return rc;
+    all = buf->data;
+    *ret_nonfinite = 0;
+    for (uint32_t r = 0; r < z->world && rc == 0; r++) {
+        struct zk_xsum other;
+
+        zk_xsum_load(&other, all[r].norm.sum_of_squares);
+        zk_xsum_merge(&sum, &other);
+        *ret_nonfinite += all[r].norm.nonfinite;
+        if (memcmp(&all[r].lr, &all[0].lr, sizeof(lr)) != 0)
+            rc = zcz_fail(z, -EINVAL, "a step with learning rate %.17g on rank %u, %.17g on rank 0",
+                          all[r].lr, r, all[0].lr);
+    }
+    *ret_norm = sqrt(zk_xsum_value(&sum));
+    zcz_buf_put(&z->small, buf);
+    return rc;
+}
+
+/* Hands it to the store; `groups` NULL: a skip. */
+static int step_begin(struct zc_zero *z, const struct zc_step *step)
+{
+    struct zcz_wait w = { .what = "the step to begin" };
+    int rc;
+
+    while ((rc = z->store->ops->step(z->store, &z->step, step, &z->stepped)) == -EAGAIN &&
+           (rc = zcz_wait(z, &w)) == 0)
+        ;
+    if (rc < 0)
+        return zcz_fail(z, rc, "%s", z->error.text);
+    z->stepping = true;
+    z->iterations++;
+    z->applied += step->groups != NULL;
+    z->micro = 0;
+    for (uint32_t i = 0; i < z->nunits; i++)
+        z->units[i].micro = 0;
+    zcz_schedule_rewind(z);
+    zcz_schedule_apply(z);
+    return zcz_turn(z, 0);
+}
+
+int zc_zero_step(struct zc_zero *z, double lr, struct zc_zero_stepped *ret)
+{
+    const struct zc_zero_options *o = &z->options;
+    struct zc_group groups[ZCZ_GROUPS_MAX];
+    struct zc_zero_stepped out = { .clip_scale = 1 };
+    struct zc_step step = { .groups = groups, .ngroups = o->groups, .timeout_ms = z->timeout_ms };
+    double average = 1.0 / ((double)z->world * o->micro_steps);
+    uint64_t nonfinite = 0;
+    int rc = zcz_enter(z, true);
+
+    if (rc == 0)
+        rc = step_check(z, lr);
+    if (rc == 0)
+        rc = step_settle(z);
+    if (rc == 0)
+        rc = step_norm(z, lr, &out.grad_norm, &nonfinite);
+    if (rc < 0)
+        return rc;
+    out.grad_norm *= average;
+    if (o->clip > 0)
+        out.clip_scale = fmin(1.0, o->clip / (out.grad_norm + 1e-6));
+    for (uint32_t g = 0; g < o->groups; g++)
+        groups[g] = (struct zc_group){ lr, o->beta1, o->beta2, o->eps, o->weight_decay[g] };
+    step.step = z->iterations + 1;
+    step.scale = average * out.clip_scale;
+    if (nonfinite > 0) {
+        out.skipped = true;
+        out.grad_norm = NAN;
+        out.clip_scale = 1;
+        step.groups = NULL;
+    }
+    rc = step_begin(z, &step);
+    if (rc < 0)
+        return rc;
+    out.iterations = z->iterations;
+    out.applied = z->applied;
+    *ret = out;
+    return 0;
+}
+
+int zcz_step_turn(struct zc_zero *z)
+{
+    if (!z->stepping || z->step.pending > 0)
+        return 0;
+    z->stepping = false;
+    z->moved = true;
+    if (z->step.rc < 0)
+        return zcz_fail(z, z->step.rc, "step %llu: %s", (unsigned long long)z->iterations,
+                        zcz_store_text(z->store));
+    if (z->stepped.iterations != z->iterations || z->stepped.applied != z->applied)
+        return zcz_fail(z, -EPROTO, "step %llu came back as step %llu, %llu applied",
+                        (unsigned long long)z->iterations,
+                        (unsigned long long)z->stepped.iterations,
+                        (unsigned long long)z->stepped.applied);
+    return 0;
+}

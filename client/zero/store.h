@@ -1,0 +1,106 @@
+/*
+ * store.h - what keeps a rank's slices: a table, with two implementations.
+ *
+ *     store_local.c    planes in this process ("none")
+ *     store_daemon.c   the daemon, over libzclient
+ *
+ * MODEL. A store keeps one slice of each unit: `count` elements beginning at `first` of the unit
+ * (both multiples of the block; count 0: this rank keeps nothing of it, and no call names it). It
+ * computes what kernels/zk_page.h says and nothing else, so both give the same bits.
+ *
+ * CALLS IN FLIGHT. A call that takes an op returns at once: 0, and op->pending has grown by one
+ * until it finished; or -EAGAIN, not now: turn and ask again; or another negative errno, and
+ * z->error has the sentence. op->rc becomes the first failure of the calls that shared op, and
+ * zcz_store_text() is its sentence. Several calls may share an op.
+ *
+ * PIECES. Initial values, gradients and reads travel in pieces of at most z->piece_elems fp32
+ * elements, cut at multiples of it. A piece is memory of the store, of which there is a fixed
+ * number: piece() gives none while all are in flight, and whoever needs one waits.
+ */
+#ifndef ZC_ZERO_STORE_H
+#define ZC_ZERO_STORE_H
+
+#include "base/err.h"
+#include "client/zclient.h"
+
+struct zc_zero;
+struct zcz_store;
+struct zcz_unit;
+
+struct zcz_op {
+    uint32_t pending;
+    int rc;
+    struct zcz_store *store; /* whose callbacks end it */
+};
+
+struct zcz_store_stats {
+    uint64_t nvme_read_bytes, nvme_written_bytes;
+    uint64_t host_bytes, nvme_bytes;
+};
+
+struct zcz_store_ops {
+    const char *name;
+
+    /** Connects, so that failures show early. Sets store->node. */
+    int (*open)(struct zcz_store *s);
+    /** All units are known: makes room for the slices; waits. Sets z->piece_elems, pins_max, and
+     * z->iterations and z->applied of a job that goes on. */
+    int (*start)(struct zcz_store *s);
+
+    /** A free piece, or NULL. */
+    float *(*piece)(struct zcz_store *s);
+    /** Gives one back unused, or after read(). */
+    void (*piece_put)(struct zcz_store *s, float *piece);
+
+    /** Initial values; the piece is the store's again when this returns 0. */
+    int (*write)(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u, uint64_t first,
+                 uint64_t count, float *piece);
+    /** A gradient for iteration `step`: micro 0 sets, others add. Pieces come in order. */
+    int (*push)(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u, uint64_t step,
+                uint32_t micro, uint64_t first, uint64_t count, float *piece);
+    /** Into the piece, which stays the caller's: ZC_PARAM in the unit's dtype, all else fp32. */
+    int (*read)(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u, enum zc_what what,
+                uint64_t first, uint64_t count, float *piece);
+
+    /** Pins the slice at min_version or later: u->view, when op is done. */
+    int (*fetch)(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u, uint64_t min_version);
+    int (*release)(struct zcz_store *s, struct zcz_unit *u);
+
+    /** Of this rank's slices, when every push has finished. */
+    int (*norms)(struct zcz_store *s, struct zcz_op *op, uint64_t step, struct zc_norm *ret);
+    /** One step, or a skip where its groups are NULL; what it points at may go when this returns.
+     */
+    int (*step)(struct zcz_store *s, struct zcz_op *op, const struct zc_step *step,
+                struct zc_stepped *ret);
+
+    /** Waits. */
+    int (*stats)(struct zcz_store *s, struct zcz_store_stats *ret);
+
+    /** Finishes what it can, waiting up to wait_us for the first. A negative errno, with the
+     * sentence in zcz_store_text(): the store is gone, or a peer. */
+    int (*poll)(struct zcz_store *s, uint32_t wait_us);
+    /** The last rank's departure ends the job in good order; waits. */
+    int (*leave)(struct zcz_store *s);
+    void (*close)(struct zcz_store *s);
+};
+
+struct zcz_store {
+    const struct zcz_store_ops *ops;
+    struct zc_zero *z;
+    struct zb_err err;   /* the first failure of a call in flight, an event or the connection */
+    uint8_t node[16];    /* ranks with the same one share this store's daemon */
+    uint32_t page_elems; /* pieces are multiples of it */
+    uint32_t pins_max;   /* slices of this rank that can be pinned at one time; at least 1 */
+    /* ranks of this node: how many, which one this is, and who they are among all */
+    uint32_t node_rank, node_world;
+    uint32_t *node_ranks;
+};
+
+/** Not opened yet; NULL: no memory. */
+struct zcz_store *zcz_store_local(struct zc_zero *z);
+struct zcz_store *zcz_store_daemon(struct zc_zero *z);
+
+/** The sentence of op->rc, or of poll(). */
+const char *zcz_store_text(const struct zcz_store *s);
+
+#endif

@@ -1,0 +1,459 @@
+/*
+ * store_daemon.c - slices kept by the daemon: the store's calls are libzclient's.
+ *
+ * MODEL. One connection, one job, one shard for each slice that is not empty. Every call of the
+ * library ends in on_op() or on_piece(), which count and keep the first sentence; what follows from
+ * it, the engine decides.
+ *
+ * STAGING is PIECES pieces of equal length. A piece is the caller's from piece() until write() or
+ * push() takes it, then the daemon's until it answers. A pool of fixed pieces cannot fragment, and
+ * a caller that finds none waits: that is the back-pressure.
+ *
+ * A piece is a whole number of the daemon's pages, so every part but a shard's last is cut where
+ * the daemon wants it.
+ *
+ * DEADLINES. Requests that wait for other ranks carry the engine's timeout and are ended by the
+ * daemon, which knows better than we what is missing; the others end by themselves. Should the
+ * daemon itself hang, zcz_wait() gives up.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "client/zero/zero_priv.h"
+
+#define PIECES           4u
+#define PIECE_ELEMS_GOOD 262144u /* 1 MiB: long enough for the cost of a request not to show */
+#define CONNECT_MS_MAX   5000u
+
+struct daemon;
+
+struct piece {
+    struct daemon *daemon;
+    float *data;
+    bool used;
+    struct zcz_op *op; /* of the write or push that has it */
+};
+
+struct daemon {
+    struct zcz_store base;
+    struct zc_client *c;
+    int gone; /* a code: the job or the connection is over, base.err says why */
+    struct zc_job job;
+    bool joined;
+    struct zc_placement placement;
+    uint64_t *shards; /* by unit; 0: none */
+    uint64_t *ids;    /* of a registration in flight */
+    struct piece pieces[PIECES];
+    struct zcz_op op; /* of the start and the end */
+};
+
+static struct daemon *daemon_of(struct zcz_store *s)
+{
+    return zb_container_of(s, struct daemon, base);
+}
+
+/* ---- how calls end */
+
+static void op_end(struct zcz_op *op, int rc)
+{
+    struct daemon *d = daemon_of(op->store);
+
+    assert(op->pending > 0);
+    op->pending--;
+    if (rc < 0) {
+        (void)zb_fail(&d->base.err, rc, "%s", zc_error(d->c));
+        op->rc = op->rc ? op->rc : rc;
+    }
+}
+
+static void on_op(void *arg, int rc)
+{
+    op_end(arg, rc);
+}
+
+static void on_piece(void *arg, int rc)
+{
+    struct piece *p = arg;
+
+    p->used = false;
+    op_end(p->op, rc);
+}
+
+static void on_event(void *arg, const struct zc_event *event)
+{
+    struct daemon *d = arg;
+    const struct zcz_store *s = &d->base;
+    uint32_t rank = event->rank < s->node_world ? s->node_ranks[event->rank] : event->rank;
+
+    if (event->job != d->job.id || d->gone)
+        return;
+    d->gone = event->code;
+    d->base.err.code = 0; /* the reason, in place of what it made fail */
+    if (event->kind == ZC_EVENT_PEER_LOST) {
+        d->gone = -EOWNERDEAD;
+        (void)zb_fail(&d->base.err, d->gone, "rank %u of job '%s' is lost: %s", rank, s->z->job,
+                      event->text);
+    } else {
+        (void)zb_fail(&d->base.err, d->gone, "job '%s' has failed: %s", s->z->job, event->text);
+    }
+}
+
+/* What the start of a call says: 0 and one more pending, -EAGAIN, or a refusal. */
+static int op_begun(struct daemon *d, struct zcz_op *op, int rc)
+{
+    if (rc == 0) {
+        op->store = &d->base;
+        op->pending++;
+        return 0;
+    }
+    return rc == -ENOBUFS ? -EAGAIN : zcz_refuse(d->base.z, rc, "%s", zc_error(d->c));
+}
+
+/* ... of one that is waited for; its sentence, if it fails, is the engine's last. */
+static int op_wait(struct daemon *d, int rc, const char *what)
+{
+    struct zc_zero *z = d->base.z;
+
+    rc = op_begun(d, &d->op, rc);
+    if (rc == 0)
+        rc = zcz_wait_op(z, &d->op, what);
+    else if (rc == -EAGAIN)
+        rc = zcz_refuse(z, -ENOBUFS, "%s", zc_error(d->c));
+    if (rc < 0 && !z->failed && d->base.err.code != 0)
+        rc = zcz_refuse(z, rc, "%s", d->base.err.text);
+    return rc;
+}
+
+/* ---- the start */
+
+static int daemon_open(struct zcz_store *s)
+{
+    struct daemon *d = daemon_of(s);
+    struct zc_options options = {
+        .socket = s->z->options.socket,
+        .program = "zero",
+        .connect_timeout_ms = (uint32_t)zb_min_u64(s->z->timeout_ms, CONNECT_MS_MAX),
+    };
+    int rc = zc_open(&d->c, &options);
+
+    if (rc < 0) {
+        (void)zcz_refuse(s->z, rc, "%s", d->c ? zc_error(d->c) : "no memory for a connection");
+        zc_close(d->c);
+        d->c = NULL;
+        return rc;
+    }
+    zc_on_event(d->c, on_event, d);
+    memcpy(s->node, zc_server(d->c)->instance, sizeof(s->node));
+    s->page_elems = zc_server(d->c)->page_elems;
+    return 0;
+}
+
+static uint64_t piece_bytes(const struct zc_zero *z)
+{
+    return zb_round_up(z->piece_elems * sizeof(float), ZB_PAGE_ALIGN);
+}
+
+static int start_job(struct daemon *d)
+{
+    struct zc_zero *z = d->base.z;
+    uint64_t page = d->base.page_elems, slice_most = 0;
+    struct zc_job_options options = {
+        .name = z->job,
+        .rank = d->base.node_rank,
+        .world = d->base.node_world,
+        .keep = z->options.keep,
+        .attach = z->options.resume,
+        .offload_param = z->options.offload_param == ZC_ZERO_HOST ? ZC_HOST : ZC_NVME,
+        .offload_optimizer = z->options.offload_optimizer == ZC_ZERO_HOST ? ZC_HOST : ZC_NVME,
+        .groups = z->options.groups,
+    };
+    int rc;
+
+    for (uint32_t i = 0; i < z->nunits; i++)
+        slice_most = zb_max_u64(slice_most, z->units[i].slice);
+    z->piece_elems = zb_round_up(zb_min_u64(slice_most, PIECE_ELEMS_GOOD), page);
+    options.staging_bytes = PIECES * piece_bytes(z);
+    rc = op_wait(d, zc_job_open(d->c, &options, &d->job, on_op, &d->op), "the job to open");
+    if (rc < 0)
+        return rc;
+    d->joined = true;
+    z->iterations = d->job.iterations;
+    z->applied = d->job.applied;
+    for (uint32_t i = 0; i < PIECES; i++)
+        d->pieces[i] = (struct piece){
+            .daemon = d,
+            .data = (float *)(void *)((char *)d->job.staging + i * piece_bytes(z)),
+        };
+    return 0;
+}
+
+static int start_units(struct daemon *d)
+{
+    struct zc_zero *z = d->base.z;
+    int rc = 0;
+
+    for (uint32_t i = 0; i < z->nunits && rc == 0; i++)
+        rc = op_wait(d, zc_unit_define(d->c, d->job.id, &z->units[i].def, on_op, &d->op),
+                     "the daemon to take the units");
+    return rc;
+}
+
+/* Registers the slices of units [from, ...), as many as one request may name; *ret_next is the unit
+ * behind them. */
+static int start_shards(struct daemon *d, uint32_t from, struct zc_range *ranges,
+                        uint32_t *ret_next)
+{
+    struct zc_zero *z = d->base.z;
+    uint32_t most = zc_server(d->c)->shards_max, n = 0, i = from;
+    int rc = 0;
+
+    for (; i < z->nunits && n < most; i++)
+        if (z->units[i].count > 0)
+            ranges[n++] = (struct zc_range){ i, z->units[i].first, z->units[i].count };
+    if (n > 0)
+        rc = op_wait(d, zc_register(d->c, d->job.id, ranges, n, d->ids, on_op, &d->op),
+                     "the daemon to take the slices");
+    for (uint32_t u = from, k = 0; u < i && rc == 0; u++)
+        if (z->units[u].count > 0)
+            d->shards[u] = d->ids[k++];
+    *ret_next = i;
+    return rc;
+}
+
+static int start_all_shards(struct daemon *d)
+{
+    struct zc_zero *z = d->base.z;
+    struct zc_range *ranges = calloc(z->nunits, sizeof(*ranges));
+    int rc = 0;
+
+    d->ids = calloc(z->nunits, sizeof(*d->ids));
+    d->shards = calloc(z->nunits, sizeof(*d->shards));
+    if (!ranges || !d->ids || !d->shards)
+        rc = zcz_refuse(z, -ENOMEM, "no memory for %u units", z->nunits);
+    for (uint32_t u = 0; u < z->nunits && rc == 0;)
+        rc = start_shards(d, u, ranges, &u);
+    free(ranges);
+    return rc;
+}
+
+static int daemon_start(struct zcz_store *s)
+{
+    struct daemon *d = daemon_of(s);
+    int rc = start_job(d);
+
+    if (rc == 0)
+        rc = start_units(d);
+    if (rc == 0)
+        rc = start_all_shards(d);
+    if (rc == 0)
+        rc = op_wait(d, zc_ready(d->c, d->job.id, s->z->timeout_ms, &d->placement, on_op, &d->op),
+                     "the daemon to place the job, and the other ranks to be ready");
+    s->pins_max = d->placement.ring_bytes == 0 ? UINT32_MAX : ZC_PINS_MIN;
+    return rc;
+}
+
+/* ---- pieces */
+
+static float *daemon_piece(struct zcz_store *s)
+{
+    struct daemon *d = daemon_of(s);
+
+    for (uint32_t i = 0; i < PIECES; i++)
+        if (!d->pieces[i].used) {
+            d->pieces[i].used = true;
+            return d->pieces[i].data;
+        }
+    return NULL;
+}
+
+static struct piece *piece_of(struct daemon *d, const float *data)
+{
+    uint64_t i = (uint64_t)((const char *)data - (const char *)d->job.staging) /
+                 piece_bytes(d->base.z);
+
+    assert(i < PIECES && d->pieces[i].data == data && d->pieces[i].used);
+    return &d->pieces[i];
+}
+
+static void daemon_piece_put(struct zcz_store *s, float *piece)
+{
+    piece_of(daemon_of(s), piece)->used = false;
+}
+
+/* ---- data */
+
+static int daemon_write(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u, uint64_t first,
+                        uint64_t count, float *piece)
+{
+    struct daemon *d = daemon_of(s);
+    struct piece *p = piece_of(d, piece);
+
+    p->op = op;
+    return op_begun(d, op,
+                    zc_write(d->c, d->shards[u->def.index], first, count, piece, on_piece, p));
+}
+
+static int daemon_push(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u, uint64_t step,
+                       uint32_t micro, uint64_t first, uint64_t count, float *piece)
+{
+    struct daemon *d = daemon_of(s);
+    struct piece *p = piece_of(d, piece);
+    struct zc_push push = { .shard = d->shards[u->def.index],
+                            .step = step,
+                            .micro = micro,
+                            .add = micro > 0,
+                            .dtype = ZC_F32,
+                            .first = first,
+                            .count = count,
+                            .staged = piece };
+
+    p->op = op;
+    return op_begun(d, op, zc_push(d->c, &push, on_piece, p));
+}
+
+static int daemon_read(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u,
+                       enum zc_what what, uint64_t first, uint64_t count, float *piece)
+{
+    struct daemon *d = daemon_of(s);
+
+    return op_begun(d, op,
+                    zc_read(d->c, d->shards[u->def.index], what, first, count, piece, on_op, op));
+}
+
+static int daemon_fetch(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u,
+                        uint64_t min_version)
+{
+    struct daemon *d = daemon_of(s);
+
+    return op_begun(d, op,
+                    zc_fetch(d->c, &d->shards[u->def.index], 1, min_version, s->z->timeout_ms,
+                             &u->view, on_op, op));
+}
+
+static int daemon_release(struct zcz_store *s, struct zcz_unit *u)
+{
+    struct daemon *d = daemon_of(s);
+    int rc = zc_release(d->c, &d->shards[u->def.index], 1);
+
+    if (rc < 0)
+        (void)zb_fail(&d->base.err, rc, "%s", zc_error(d->c));
+    return rc;
+}
+
+static int daemon_norms(struct zcz_store *s, struct zcz_op *op, uint64_t step, struct zc_norm *ret)
+{
+    struct daemon *d = daemon_of(s);
+
+    return op_begun(d, op, zc_norms(d->c, d->job.id, step, ret, on_op, op));
+}
+
+static int daemon_step(struct zcz_store *s, struct zcz_op *op, const struct zc_step *step,
+                       struct zc_stepped *ret)
+{
+    struct daemon *d = daemon_of(s);
+    int rc = step->groups ? zc_step(d->c, d->job.id, step, ret, on_op, op)
+                          : zc_skip(d->c, d->job.id, step->step, step->timeout_ms, ret, on_op, op);
+
+    return op_begun(d, op, rc);
+}
+
+static int daemon_stats(struct zcz_store *s, struct zcz_store_stats *ret)
+{
+    struct daemon *d = daemon_of(s);
+    struct zc_job_row *rows = NULL;
+    size_t n = 0;
+    int rc = zc_jobs_wait(d->c, s->z->job, &rows, &n);
+
+    if (rc < 0)
+        return zcz_refuse(s->z, rc, "%s", d->gone ? d->base.err.text : zc_error(d->c));
+    for (size_t i = 0; i < n; i++)
+        if (rows[i].id == d->job.id)
+            *ret = (struct zcz_store_stats){
+                .nvme_read_bytes = rows[i].nvme_read_bytes,
+                .nvme_written_bytes = rows[i].nvme_written_bytes,
+                .host_bytes = rows[i].host_bytes,
+                .nvme_bytes = rows[i].nvme_bytes,
+            };
+    zc_rows_free(rows);
+    return 0;
+}
+
+/* ---- the rest */
+
+static int daemon_poll(struct zcz_store *s, uint32_t wait_us)
+{
+    struct daemon *d = daemon_of(s);
+    struct timespec nap = { .tv_nsec = (long)wait_us * 1000 };
+    struct pollfd pfd = { .fd = -1 };
+    int rc = 0;
+
+    if (d->c) {
+        pfd.fd = zc_fd(d->c);
+        pfd.events = zc_events(d->c);
+    }
+    if (wait_us > 0)
+        (void)ppoll(&pfd, 1, &nap, NULL); /* woken by a signal: the caller looks again */
+    if (d->c)
+        rc = zc_poll(d->c, 0);
+    if (d->gone)
+        return d->gone;
+    if (rc < 0)
+        (void)zb_fail(&d->base.err, rc, "%s", zc_error(d->c));
+    return rc;
+}
+
+static int daemon_leave(struct zcz_store *s)
+{
+    struct daemon *d = daemon_of(s);
+
+    if (!d->joined)
+        return 0;
+    d->joined = false;
+    return op_wait(d, zc_job_close(d->c, d->job.id, on_op, &d->op), "the job to close");
+}
+
+static void daemon_close(struct zcz_store *s)
+{
+    struct daemon *d = daemon_of(s);
+
+    zc_close(d->c); /* ends what is in flight, before what it writes to goes */
+    free(d->ids);
+    free(d->shards);
+    free(s->node_ranks);
+    free(d);
+}
+
+static const struct zcz_store_ops daemon_ops = {
+    .name = "daemon",
+    .open = daemon_open,
+    .start = daemon_start,
+    .piece = daemon_piece,
+    .piece_put = daemon_piece_put,
+    .write = daemon_write,
+    .push = daemon_push,
+    .read = daemon_read,
+    .fetch = daemon_fetch,
+    .release = daemon_release,
+    .norms = daemon_norms,
+    .step = daemon_step,
+    .stats = daemon_stats,
+    .poll = daemon_poll,
+    .leave = daemon_leave,
+    .close = daemon_close,
+};
+
+struct zcz_store *zcz_store_daemon(struct zc_zero *z)
+{
+    struct daemon *d = calloc(1, sizeof(*d));
+
+    if (!d)
+        return NULL;
+    d->base.ops = &daemon_ops;
+    d->base.z = z;
+    d->base.pins_max = 1;
+    return &d->base;
+}

@@ -1,0 +1,290 @@
+/*
+ * store_local.c - slices kept in this process, stepped by the kernels in the caller's thread: the
+ * baseline that every other placement is compared with, bit for bit.
+ *
+ * MODEL. A slice is one page (kernels/zk_page.h) whose planes are one allocation; reads, writes and
+ * pushes name parts of it. Everything has finished when a call returns, so nothing is ever pending
+ * and there is one piece.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "client/zero/zero_priv.h"
+
+struct slice {
+    unsigned char *planes[ZB_PLANES]; /* in `memory`; NULL where the layout has none */
+    unsigned char *memory;
+    struct zk_xsum sum; /* of the gradient as it stands */
+    uint64_t nonfinite;
+};
+
+struct local {
+    struct zcz_store base;
+    struct slice *slices; /* by unit */
+    uint32_t nslices;
+    float *piece;
+    bool piece_used;
+    uint64_t bytes;
+};
+
+static struct local *local_of(struct zcz_store *s)
+{
+    return zb_container_of(s, struct local, base);
+}
+
+static int local_open(struct zcz_store *s)
+{
+    s->page_elems = ZB_PAGE_ELEMS_DEFAULT;
+    s->pins_max = UINT32_MAX;
+    return 0;
+}
+
+static int slice_make(struct local *l, const struct zcz_unit *u, struct slice *slice)
+{
+    uint64_t bytes = 0;
+
+    for (int p = 0; p < ZB_PLANES; p++)
+        bytes += u->count * u->layout.elem_bytes[p];
+    if (bytes == 0)
+        return 0;
+    slice->memory = aligned_alloc(ZB_PAGE_ALIGN, bytes); /* blocks are whole pages */
+    if (!slice->memory)
+        return zcz_refuse(l->base.z, -ENOMEM, "no memory for unit %u '%s': %llu bytes",
+                          u->def.index, u->def.name, (unsigned long long)bytes);
+    l->bytes += bytes;
+    bytes = 0;
+    for (int p = 0; p < ZB_PLANES; p++) {
+        if (u->layout.elem_bytes[p] > 0)
+            slice->planes[p] = slice->memory + bytes;
+        bytes += u->count * u->layout.elem_bytes[p];
+    }
+    return 0;
+}
+
+static int local_start(struct zcz_store *s)
+{
+    struct local *l = local_of(s);
+    struct zc_zero *z = s->z;
+    uint64_t slice_most = 0;
+    int rc = 0;
+
+    l->slices = calloc(z->nunits, sizeof(*l->slices));
+    if (!l->slices)
+        return zcz_refuse(z, -ENOMEM, "no memory for %u units", z->nunits);
+    l->nslices = z->nunits;
+    for (uint32_t i = 0; i < z->nunits && rc == 0; i++) {
+        rc = slice_make(l, &z->units[i], &l->slices[i]);
+        slice_most = zb_max_u64(slice_most, z->units[i].slice);
+    }
+    if (rc < 0)
+        return rc;
+    z->piece_elems = zb_min_u64(s->page_elems, slice_most);
+    l->piece = aligned_alloc(ZB_PAGE_ALIGN, z->piece_elems * sizeof(*l->piece));
+    if (!l->piece)
+        return zcz_refuse(z, -ENOMEM, "no memory for a piece");
+    return 0;
+}
+
+static float *local_piece(struct zcz_store *s)
+{
+    struct local *l = local_of(s);
+
+    if (l->piece_used)
+        return NULL;
+    l->piece_used = true;
+    return l->piece;
+}
+
+static void local_piece_put(struct zcz_store *s, float *piece)
+{
+    struct local *l = local_of(s);
+
+    assert(l->piece_used && piece == l->piece);
+    l->piece_used = false;
+}
+
+/* Elements [first, first + count) of a slice, as a page. */
+static struct zk_page local_page(struct local *l, const struct zcz_unit *u, uint64_t first,
+                                 uint64_t count)
+{
+    const struct slice *slice = &l->slices[u->def.index];
+    struct zk_page page = { .first = u->first + first, .count = count };
+    void **planes[ZB_PLANES] = {
+        [ZB_PARAM] = &page.param, [ZB_GRAD] = &page.grad, [ZB_STATE] = &page.state
+    };
+
+    assert(zb_range_inside(first, count, u->count) && first % ZB_BLOCK_ELEMS == 0);
+    for (int p = 0; p < ZB_PLANES; p++)
+        if (slice->planes[p])
+            *planes[p] = slice->planes[p] + first * u->layout.elem_bytes[p];
+    return page;
+}
+
+static int local_write(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u, uint64_t first,
+                       uint64_t count, float *piece)
+{
+    struct zk_page page = local_page(local_of(s), u, first, count);
+
+    (void)op;
+    zk_page_init(s->z->kernels, &u->layout, &page, piece);
+    local_piece_put(s, piece);
+    return 0;
+}
+
+static int local_push(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u, uint64_t step,
+                      uint32_t micro, uint64_t first, uint64_t count, float *piece)
+{
+    struct local *l = local_of(s);
+    struct slice *slice = &l->slices[u->def.index];
+    struct zk_page page = local_page(l, u, first, count);
+
+    (void)op;
+    assert(step == s->z->iterations + 1);
+    if (first == 0) { /* a micro-step begins: what counts is the sum of its result */
+        slice->sum = (struct zk_xsum){ 0 };
+        slice->nonfinite = 0;
+    }
+    zk_page_ingest(s->z->kernels, &u->layout, &page, piece, ZB_F32, micro > 0, &slice->sum,
+                   &slice->nonfinite);
+    local_piece_put(s, piece);
+    return 0;
+}
+
+static int local_read(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u, enum zc_what what,
+                      uint64_t first, uint64_t count, float *piece)
+{
+    struct zk_page page = local_page(local_of(s), u, first, count);
+
+    (void)op;
+    zk_page_read(s->z->kernels, &u->layout, &page, (enum zk_what)what, piece);
+    return 0;
+}
+
+static int local_fetch(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u,
+                       uint64_t min_version)
+{
+    (void)op;
+    u->view = (struct zc_view){
+        .data = local_of(s)->slices[u->def.index].planes[ZB_PARAM],
+        .bytes = u->count * u->layout.elem_bytes[ZB_PARAM],
+        .version = min_version, /* steps finish before they return */
+    };
+    return 0;
+}
+
+static int local_release(struct zcz_store *s, struct zcz_unit *u)
+{
+    (void)s;
+    u->view.data = NULL;
+    return 0;
+}
+
+static int local_norms(struct zcz_store *s, struct zcz_op *op, uint64_t step, struct zc_norm *ret)
+{
+    struct local *l = local_of(s);
+    struct zk_xsum sum = { 0 };
+
+    (void)op;
+    (void)step;
+    ret->nonfinite = 0;
+    for (uint32_t i = 0; i < l->nslices; i++) {
+        zk_xsum_merge(&sum, &l->slices[i].sum);
+        ret->nonfinite += l->slices[i].nonfinite;
+    }
+    zk_xsum_store(&sum, ret->sum_of_squares);
+    return 0;
+}
+
+static int local_step(struct zcz_store *s, struct zcz_op *op, const struct zc_step *step,
+                      struct zc_stepped *ret)
+{
+    struct local *l = local_of(s);
+    struct zc_zero *z = s->z;
+    struct zk_adamw by_group[ZCZ_GROUPS_MAX];
+
+    (void)op;
+    for (uint32_t g = 0; step->groups && g < step->ngroups; g++) {
+        const struct zc_group *from = &step->groups[g];
+        struct zk_adamw_params params = { from->lr,  from->beta1,        from->beta2,
+                                          from->eps, from->weight_decay, step->scale };
+
+        by_group[g] = zk_adamw_prepare(&params, z->applied + 1);
+    }
+    for (uint32_t i = 0; step->groups && i < l->nslices; i++) {
+        struct zcz_unit *u = &z->units[i];
+        struct zk_page page = local_page(l, u, 0, u->count);
+
+        if (u->count > 0 && !u->def.frozen)
+            zk_page_step(z->kernels, &u->layout, &page, u->segments, u->nsegments, by_group);
+    }
+    ret->iterations = z->iterations + 1;
+    ret->applied = z->applied + (step->groups != NULL);
+    return 0;
+}
+
+static int local_stats(struct zcz_store *s, struct zcz_store_stats *ret)
+{
+    *ret = (struct zcz_store_stats){ .host_bytes = local_of(s)->bytes };
+    return 0;
+}
+
+static int local_poll(struct zcz_store *s, uint32_t wait_us)
+{
+    struct timespec nap = { .tv_nsec = (long)wait_us * 1000 };
+
+    (void)s;
+    if (wait_us > 0)
+        (void)nanosleep(&nap, NULL); /* woken early by a signal: the caller looks again */
+    return 0;
+}
+
+static int local_leave(struct zcz_store *s)
+{
+    (void)s;
+    return 0;
+}
+
+static void local_close(struct zcz_store *s)
+{
+    struct local *l = local_of(s);
+
+    for (uint32_t i = 0; i < l->nslices; i++)
+        free(l->slices[i].memory);
+    free(l->slices);
+    free(l->piece);
+    free(s->node_ranks);
+    free(l);
+}
+
+static const struct zcz_store_ops local_ops = {
+    .name = "none",
+    .open = local_open,
+    .start = local_start,
+    .piece = local_piece,
+    .piece_put = local_piece_put,
+    .write = local_write,
+    .push = local_push,
+    .read = local_read,
+    .fetch = local_fetch,
+    .release = local_release,
+    .norms = local_norms,
+    .step = local_step,
+    .stats = local_stats,
+    .poll = local_poll,
+    .leave = local_leave,
+    .close = local_close,
+};
+
+struct zcz_store *zcz_store_local(struct zc_zero *z)
+{
+    struct local *l = calloc(1, sizeof(*l));
+
+    if (!l)
+        return NULL;
+    l->base.ops = &local_ops;
+    l->base.z = z;
+    return &l->base;
+}

@@ -1,0 +1,301 @@
+/*
+ * units.c - the list of units: checked, cut into slices, given their initial values.
+ *
+ * FLATTENING. A unit's tensors lie in one array of elements. Every rank's slice is equally long, a
+ * whole number of blocks, so that one collective moves a unit; what is stored ends with the unit's
+ * last block, so the slices of the last ranks may be shorter or empty. Behind the unit's end, and
+ * behind what is stored, there are zeros.
+ *
+ * START. Everything that could differ between ranks is compared; then the store makes room, and the
+ * values come piece by piece: at no time is there more of a unit in memory than its slice in the
+ * store and the pieces on their way there.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/crc.h"
+#include "client/zero/zero_priv.h"
+
+/* ---- declaring */
+
+static int tensor_check(struct zc_zero *z, const struct zc_unit *unit, const struct zc_tensor *t,
+                        uint64_t from, uint64_t *ret_end)
+{
+    uint64_t count = 1;
+    bool fits = t->name && t->ndims <= ZC_DIMS_MAX;
+
+    for (uint32_t d = 0; fits && d < t->ndims; d++)
+        fits = zb_mul_fits(count, t->dims[d], &count);
+    if (!fits || !zb_range_inside(t->first, count, unit->elems))
+        return zcz_refuse(z, -EINVAL, "tensor '%s' is not inside unit '%s' of %llu elements",
+                          t->name ? t->name : "(no name)", unit->name,
+                          (unsigned long long)unit->elems);
+    if (t->first < from)
+        return zcz_refuse(z, -EINVAL, "tensor '%s' of unit '%s' begins before the last one ended",
+                          t->name, unit->name);
+    if (t->group >= z->options.groups && t->group != ZC_GROUP_FROZEN)
+        return zcz_refuse(z, -EINVAL, "tensor '%s' of unit '%s' is in group %u of %u", t->name,
+                          unit->name, t->group, z->options.groups);
+    *ret_end = t->first + count;
+    return 0;
+}
+
+static int unit_check(struct zc_zero *z, const struct zc_unit *unit, struct zb_layout *ret_layout)
+{
+    struct zb_err err = { 0 };
+    uint64_t end = 0;
+    int rc;
+
+    if (z->started)
+        return zcz_refuse(z, -EBUSY, "units are declared before the start");
+    if (unit->index != z->nunits)
+        return zcz_refuse(z, -EINVAL, "unit %u is declared where unit %u comes next", unit->index,
+                          z->nunits);
+    if (!unit->name || !unit->name[0] || strlen(unit->name) > ZC_NAME_MAX)
+        return zcz_refuse(z, -EINVAL, "unit %u has no name of 1 to %d bytes", unit->index,
+                          ZC_NAME_MAX);
+    if (unit->elems < 1 || unit->elems > ZCZ_SLICE_ELEMS)
+        return zcz_refuse(z, -EINVAL, "unit '%s' has %llu elements: from 1 to %llu", unit->name,
+                          (unsigned long long)unit->elems, (unsigned long long)ZCZ_SLICE_ELEMS);
+    rc = zb_layout_of((enum zb_dtype)unit->dtype, ZB_F32, unit->frozen, ret_layout, &err);
+    if (rc < 0)
+        return zcz_refuse(z, rc, "unit '%s': %s", unit->name, err.text);
+    if (unit->ntensors > 0 && !unit->tensors)
+        return zcz_refuse(z, -EINVAL, "unit '%s' has %u tensors, and no list of them", unit->name,
+                          unit->ntensors);
+    for (uint32_t t = 0; t < unit->ntensors && rc == 0; t++)
+        rc = tensor_check(z, unit, &unit->tensors[t], end, &end);
+    return rc;
+}
+
+static void unit_done(struct zcz_unit *u)
+{
+    struct zc_tensor *tensors = (struct zc_tensor *)(uintptr_t)u->def.tensors;
+
+    for (uint32_t t = 0; tensors && t < u->def.ntensors; t++)
+        free((void *)(uintptr_t)tensors[t].name);
+    free(tensors);
+    free((void *)(uintptr_t)u->def.name);
+    free(u->segments);
+}
+
+void zcz_units_done(struct zc_zero *z)
+{
+    for (uint32_t i = 0; i < z->nunits; i++)
+        unit_done(&z->units[i]);
+    free(z->units);
+}
+
+/* Neighbours of one group become one segment. */
+static void unit_segments(struct zcz_unit *u)
+{
+    for (uint32_t i = 0; i < u->def.ntensors && !u->def.frozen; i++) {
+        const struct zc_tensor *t = &u->def.tensors[i];
+        struct zk_segment *last = u->nsegments ? &u->segments[u->nsegments - 1] : NULL;
+        uint64_t count = 1;
+
+        for (uint32_t d = 0; d < t->ndims; d++)
+            count *= t->dims[d];
+        if (t->group == ZC_GROUP_FROZEN || count == 0)
+            continue;
+        if (last && last->group == t->group && last->first + last->count == t->first)
+            last->count += count;
+        else
+            u->segments[u->nsegments++] = (struct zk_segment){ t->first, count, t->group };
+    }
+}
+
+static int unit_copy(struct zc_zero *z, struct zcz_unit *u, const struct zc_unit *unit)
+{
+    struct zc_tensor *tensors = calloc(zb_max_u64(unit->ntensors, 1), sizeof(*tensors));
+
+    u->def = *unit;
+    u->def.grad_dtype = ZC_F32;
+    u->def.name = strdup(unit->name);
+    u->def.tensors = tensors;
+    u->def.ntensors = 0;
+    u->segments = calloc(zb_max_u64(unit->ntensors, 1), sizeof(*u->segments));
+    if (!tensors || !u->def.name || !u->segments)
+        return zcz_refuse(z, -ENOMEM, "no memory for unit %u", unit->index);
+    for (uint32_t t = 0; t < unit->ntensors; t++) {
+        tensors[t] = unit->tensors[t];
+        tensors[t].name = strdup(unit->tensors[t].name);
+        if (!tensors[t].name)
+            return zcz_refuse(z, -ENOMEM, "no memory for unit %u", unit->index);
+        u->def.ntensors = t + 1;
+    }
+    unit_segments(u);
+    zb_slice(unit->elems, z->world, z->rank, &u->slice, &u->first, &u->count);
+    return 0;
+}
+
+int zc_zero_add_unit(struct zc_zero *z, const struct zc_unit *unit)
+{
+    struct zcz_unit u = { 0 };
+    int rc = zcz_enter(z, false);
+
+    if (rc == 0)
+        rc = unit_check(z, unit, &u.layout);
+    if (rc < 0)
+        return rc;
+    if (z->nunits == z->units_room) {
+        uint32_t room = z->units_room ? 2 * z->units_room : 16;
+        struct zcz_unit *units = realloc(z->units, room * sizeof(*units));
+
+        if (!units)
+            return zcz_refuse(z, -ENOMEM, "no memory for unit %u", unit->index);
+        z->units = units;
+        z->units_room = room;
+    }
+    rc = unit_copy(z, &u, unit);
+    if (rc < 0) {
+        unit_done(&u);
+        return rc;
+    }
+    z->units[z->nunits++] = u;
+    z->trainable += !unit->frozen;
+    return 0;
+}
+
+/* ---- the same on every rank */
+
+static uint32_t digest_text(uint32_t crc, const char *text)
+{
+    return text ? zb_crc32c(crc, text, strlen(text) + 1) : zb_crc32c(crc, "\1", 1);
+}
+
+static uint32_t digest_numbers(uint32_t crc, const uint64_t *numbers, size_t n)
+{
+    return zb_crc32c(crc, numbers, n * sizeof(*numbers));
+}
+
+static uint32_t digest_unit(uint32_t crc, const struct zc_unit *unit)
+{
+    uint64_t head[] = { unit->elems, unit->dtype, unit->frozen, unit->ntensors };
+
+    crc = digest_text(digest_numbers(crc, head, ZB_COUNT(head)), unit->name);
+    for (uint32_t i = 0; i < unit->ntensors; i++) {
+        const struct zc_tensor *t = &unit->tensors[i];
+        uint64_t numbers[] = { t->first, t->group, t->ndims };
+
+        crc = digest_text(digest_numbers(crc, numbers, ZB_COUNT(numbers)), t->name);
+        crc = digest_numbers(crc, t->dims, t->ndims);
+    }
+    return crc;
+}
+
+uint32_t zcz_digest(const struct zc_zero *z)
+{
+    const struct zc_zero_options *o = &z->options;
+    uint64_t numbers[] = { o->keep,        o->resume, o->offload_param, o->offload_optimizer,
+                           o->micro_steps, o->groups, o->prefetch_units };
+    double scalars[] = { o->clip, o->beta1, o->beta2, o->eps };
+    uint32_t crc = digest_numbers(0, numbers, ZB_COUNT(numbers));
+
+    crc = zb_crc32c(crc, scalars, sizeof(scalars));
+    crc = zb_crc32c(crc, o->weight_decay, sizeof(o->weight_decay));
+    crc = digest_text(crc, o->job);
+    for (uint32_t i = 0; i < z->nunits; i++)
+        crc = digest_unit(crc, &z->units[i].def);
+    return crc;
+}
+
+/* ---- the start */
+
+static int start_piece(struct zc_zero *z, float **ret)
+{
+    struct zcz_wait w = { .what = "room for initial values" };
+    int rc = 0;
+
+    while (rc == 0 && !(*ret = z->store->ops->piece(z->store)))
+        rc = zcz_wait(z, &w);
+    return rc;
+}
+
+/* Elements [first, first + count) of this rank's slice, made by the caller's function. */
+static int start_write(struct zc_zero *z, struct zcz_unit *u, uint64_t first, uint64_t count,
+                       zc_zero_init_fn *init, void *arg)
+{
+    struct zcz_wait w = { .what = "the store to take initial values" };
+    uint64_t at = u->first + first, inside;
+    float *piece;
+    int rc = start_piece(z, &piece);
+
+    if (rc < 0)
+        return rc;
+    inside = at < u->def.elems ? zb_min_u64(count, u->def.elems - at) : 0;
+    memset(piece + inside, 0, (count - inside) * sizeof(*piece));
+    rc = inside > 0 ? init(arg, u->def.index, at, inside, piece) : 0;
+    if (rc != 0) {
+        z->store->ops->piece_put(z->store, piece);
+        rc = rc < 0 ? rc : -EINVAL;
+        return zcz_refuse(z, rc, "no initial values of unit %u '%s' from element %llu: %m",
+                          u->def.index, u->def.name, (unsigned long long)at);
+    }
+    do
+        rc = z->store->ops->write(z->store, &z->op, u, first, count, piece);
+    while (rc == -EAGAIN && (rc = zcz_wait(z, &w)) == 0);
+    return rc;
+}
+
+static int start_values(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
+{
+    int rc = 0, rest;
+
+    for (uint32_t i = 0; i < z->nunits; i++) {
+        struct zcz_unit *u = &z->units[i];
+        uint64_t n;
+
+        for (uint64_t at = 0; at < u->count && rc == 0 && z->op.rc == 0; at += n) {
+            n = zb_min_u64(z->piece_elems, u->count - at);
+            rc = start_write(z, u, at, n, init, arg);
+        }
+    }
+    if (z->failed)
+        return z->failed;
+    rest = zcz_wait_op(z, &z->op, "the initial values to be stored");
+    if (rc == 0 && rest < 0 && !z->failed)
+        rc = zcz_refuse(z, rest, "initial values: %s", zcz_store_text(z->store));
+    return rc < 0 ? rc : rest;
+}
+
+int zc_zero_start(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
+{
+    uint64_t version[2];
+    int rc = zcz_enter(z, false);
+
+    if (rc < 0)
+        return rc;
+    if (z->started)
+        return zcz_refuse(z, -EBUSY, "the engine has started already");
+    if (z->nunits == 0 || (!init && !z->options.resume))
+        return zcz_refuse(z, -EINVAL,
+                          "a start needs units, and a function that gives their values");
+    rc = zcz_vote(z, 0, zcz_digest(z), "the units");
+    if (rc == 0)
+        rc = z->store->ops->start(z->store);
+    if (rc == 0 && !z->options.resume)
+        rc = start_values(z, init, arg);
+    if (rc == 0)
+        rc = z->store->ops->stats(z->store, &z->base);
+    version[0] = z->iterations;
+    version[1] = z->applied;
+    rc = zcz_vote(z, rc, digest_numbers(0, version, ZB_COUNT(version)), "the start of the engine");
+    if (rc < 0)
+        return rc;
+    z->started = true;
+    z->stall_ns = z->comm_bytes = 0;
+    return 0;
+}
+
+int zc_zero_progress(struct zc_zero *z, uint64_t *ret_iterations, uint64_t *ret_applied)
+{
+    int rc = zcz_enter(z, true);
+
+    if (rc < 0)
+        return rc;
+    *ret_iterations = z->iterations;
+    *ret_applied = z->applied;
+    return 0;
+}

@@ -1,0 +1,260 @@
+/*
+ * zero_priv.h - what the files of the engine share. Private to client/zero/ and its tests.
+ *
+ * MODEL. Nothing here runs by itself: zcz_turn() moves whatever can move and returns, and a call
+ * that has to wait is a loop around it (zcz_wait()). What moves:
+ *
+ *     units      one gather each (gather.c): fetch the slice, gather the slices, be read, be
+ * dropped reduces    a short list (reduce.c): exchange the slices, add them up, push the sum step
+ * at most one, running in the store (step.c) coll       collectives, queued in the order that the
+ * trainer's calls give and started in that order, each when its bytes are ready (coll.c)
+ *
+ * A call to the store that is in flight is a struct zcz_op: a count and a code, which the machines
+ * look at. No callback of ours decides anything.
+ *
+ * ORDER. Ranks start the same collectives in the same order, or none of it works. So whatever
+ * queues a collective is decided by the trainer's calls alone, never by when something finished:
+ * what to prefetch, what to drop, when to exchange.
+ *
+ * FAILURE. What a caller did wrong is refused (zcz_refuse()) and changes nothing. Everything else
+ * is final (zcz_fail()): the ranks are no longer in step, so from then on every call answers with
+ * that code and sentence, and zc_zero_close() waits for nobody.
+ */
+#ifndef ZC_ZERO_PRIV_H
+#define ZC_ZERO_PRIV_H
+
+#include "base/err.h"
+#include "base/plan.h"
+#include "base/util.h"
+#include "client/zero/store.h"
+#include "client/zero/zc_zero.h"
+#include "kernels/zk.h"
+#include "kernels/zk_page.h"
+
+#define ZCZ_TIMEOUT_MS   60000u
+#define ZCZ_GRACE_MS     500u /* the store's own deadlines end first: its sentences say more */
+#define ZCZ_REDUCES_MAX  2u   /* reductions that hold buffers; then zc_zero_reduce() waits */
+#define ZCZ_SUM_MAX      4096u
+#define ZCZ_GROUPS_MAX   64u
+#define ZCZ_PREFETCH_MAX 64u
+#define ZCZ_SLICE_ELEMS                                                      \
+    (UINT64_C(1) << 40) /* of one unit over all ranks: sizes cannot overflow \
+                         */
+
+/* ---- buffers: what collectives read and write. buf.c */
+
+struct zcz_buf {
+    struct zb_list node; /* in pool->used or pool->idle */
+    size_t bytes;
+    void *data; /* page aligned */
+};
+
+/* Buffers are kept for the next user, at most `keep` of them: the engine's memory follows what is
+ * gathered at one time, not the model. */
+struct zcz_pool {
+    struct zb_list used, idle; /* idle: the one given back last is the last */
+    uint32_t nidle, keep;
+    uint64_t bytes, bytes_most; /* allocated now, and at most so far */
+};
+
+void zcz_pool_init(struct zcz_pool *p, uint32_t keep);
+/** NULL: no memory. What is in it is undefined. */
+struct zcz_buf *zcz_buf_get(struct zcz_pool *p, size_t bytes);
+void zcz_buf_put(struct zcz_pool *p, struct zcz_buf *b); /* NULL is fine */
+/** Frees everything. orphans: a collective may still read and write the used ones, so they stay
+ * allocated until the process ends. */
+void zcz_pool_done(struct zcz_pool *p, bool orphans);
+
+/* ---- collectives. coll.c */
+
+enum zcz_coll_kind { ZCZ_ALL_GATHER, ZCZ_EXCHANGE };
+
+struct zcz_coll {
+    struct zb_list node; /* in z->queued, then in z->started */
+    enum zcz_coll_kind kind;
+    const char *what; /* for the sentence of a timeout */
+    uint32_t unit;    /* likewise; ZCZ_NO_UNIT */
+    const void *send;
+    void *recv;
+    size_t slice_bytes;
+    bool armed; /* the bytes are ready: it may start when it is its turn */
+    bool done;
+    struct zc_comm_op *op;
+};
+
+#define ZCZ_NO_UNIT UINT32_MAX
+
+/** Takes a place in the order. */
+void zcz_coll_queue(struct zc_zero *z, struct zcz_coll *c, enum zcz_coll_kind kind,
+                    const char *what, uint32_t unit);
+/** The bytes are ready and belong to the collective until done. */
+void zcz_coll_arm(struct zcz_coll *c, const void *send, void *recv, size_t slice_bytes);
+/** Starts and tests. 0 or the failure. */
+int zcz_coll_turn(struct zc_zero *z);
+
+/** Every rank's `mine`, in rank order; waits. *ret is from z->small: zcz_buf_put() it. */
+int zcz_share(struct zc_zero *z, const void *mine, size_t bytes, const char *what,
+              struct zcz_buf **ret);
+
+/* ---- units */
+
+enum zcz_gather_state { ZCZ_IDLE, ZCZ_FETCH, ZCZ_FETCHING, ZCZ_COLLECT, ZCZ_READY };
+
+struct zcz_unit {
+    struct zc_unit def; /* names and tensors are ours */
+    struct zb_layout layout;
+    struct zk_segment *segments; /* stepped elements; neighbours of one group are one */
+    uint32_t nsegments;
+    uint64_t slice;        /* elements of every rank's slice */
+    uint64_t first, count; /* this rank's, as stored; count may be 0 */
+
+    /* gather.c */
+    enum zcz_gather_state state;
+    struct zb_list node; /* in z->gathers unless ZCZ_IDLE */
+    uint32_t holds;      /* by the trainer */
+    bool drop;           /* nobody holds it, nobody will soon: idle when it is ready */
+    uint32_t window;     /* z->window when it was last in the window: schedule.c */
+    struct zcz_op fetch;
+    struct zc_view view;
+    bool pinned; /* view is ours until released */
+    struct zcz_coll coll;
+    struct zcz_buf *buf;
+    const void *params; /* in ZCZ_READY: view.data or buf's */
+
+    /* reduce.c */
+    struct zcz_buf *grad; /* that the trainer adds into */
+    uint32_t micro;       /* micro-steps of this iteration that were reduced */
+};
+
+struct zcz_reduce {
+    struct zb_list node; /* in z->reduces, or z->reduces_idle */
+    struct zcz_unit *unit;
+    uint32_t micro;
+    struct zcz_buf *send, *more; /* more: NULL where both fit in send */
+    const void *recv;            /* world slices in the unit's dtype, in rank order */
+    struct zcz_coll coll;
+    uint64_t next; /* elements of the slice handed to the store */
+};
+
+/* Units, in the order in which they were gathered. */
+struct zcz_order {
+    uint32_t *units;
+    uint32_t n, room;
+};
+
+struct zc_zero {
+    struct zc_zero_options options; /* its strings are ours */
+    char job[ZC_NAME_MAX + 1];
+    struct zb_err error;
+    int failed; /* 0, or the code that every call answers from now on */
+    bool started;
+
+    const struct zk_ops *kernels;
+    struct zc_comm *comm;
+    uint32_t rank, world;
+    struct zcz_store *store;
+    uint64_t piece_elems; /* of initial values, gradients and reads that travel at one time */
+
+    struct zcz_unit *units;
+    uint32_t nunits, units_room;
+    uint32_t trainable;
+
+    struct zb_list queued, started_colls;
+    struct zcz_coll share;
+    struct zcz_pool gather_pool, grad_pool, small;
+
+    struct zb_list gathers; /* units that are not idle, in the order in which they began */
+    uint32_t pins;          /* fetches in flight, and views held */
+
+    struct zb_list reduces, reduces_idle;
+    struct zcz_reduce reduce_slots[ZCZ_REDUCES_MAX];
+    struct zcz_op pushes;
+    uint32_t micro;   /* micro-steps that are complete */
+    uint32_t reduced; /* units reduced in the one in progress */
+
+    bool stepping;             /* the store is doing one, */
+    struct zcz_op step;        /* this, */
+    struct zc_stepped stepped; /* and this will be its answer */
+    struct zcz_op op;          /* of the one call at a time that is waited for */
+    struct zc_norm norm;
+    uint64_t iterations, applied; /* when `step` has finished */
+
+    struct zcz_order order, seen; /* of the last micro-step that is complete, and since then */
+    uint32_t order_at;            /* the gather that is expected next */
+    uint32_t window;              /* grows with each: schedule.c */
+
+    uint32_t timeout_ms;
+    bool moved;        /* something did, in this turn */
+    uint64_t moved_ns; /* when something did last */
+    uint64_t stall_ns;
+    uint64_t fetched_bytes, pushed_bytes, comm_bytes;
+    struct zcz_store_stats base; /* of the store, at the start */
+};
+
+/* ---- engine.c */
+
+/** Records a sentence for zc_zero_error() and returns code; the engine goes on. */
+int zcz_refuse(struct zc_zero *z, int code, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+/** The same, and the engine is done for. Returns the code of the first failure. */
+int zcz_fail(struct zc_zero *z, int code, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/** What every public call begins with: 0, or why this engine does not answer. */
+int zcz_enter(struct zc_zero *z, bool needs_start);
+/** ... and a call that names a unit; *ret_unit on 0. */
+int zcz_enter_unit(struct zc_zero *z, uint32_t index, struct zcz_unit **ret_unit);
+
+/** Moves whatever can move; waits for the store up to wait_us when nothing can. */
+int zcz_turn(struct zc_zero *z, uint32_t wait_us);
+
+/* while (!condition && (rc = zcz_wait(z, &w)) == 0) ...: turns, sleeping longer the longer nothing
+ * moves; -ETIMEDOUT after z's timeout without anything that moved. */
+struct zcz_wait {
+    const char *what; /* for the sentence: "the gradients to reach the store" */
+    uint64_t begin_ns;
+};
+int zcz_wait(struct zc_zero *z, struct zcz_wait *w);
+/** Waits for one call to the store and returns its code; op is zeroed. */
+int zcz_wait_op(struct zc_zero *z, struct zcz_op *op, const char *what);
+
+/**
+ * All ranks say how they are, so that one that is refused does not leave the others waiting. 0 when
+ * all are well; otherwise the engine fails, with the code and the sentence of the first that is
+ * not.
+ *
+ * @param my_rc  ours; its sentence is in z->error
+ * @param same   what must be equal on all ranks: `what` says what it stands for
+ */
+int zcz_vote(struct zc_zero *z, int my_rc, uint32_t same, const char *what);
+
+/* ---- units.c */
+void zcz_units_done(struct zc_zero *z);
+/** Of everything that all ranks must have alike. */
+uint32_t zcz_digest(const struct zc_zero *z);
+
+/* ---- schedule.c */
+/** The trainer gathers a unit that it did not hold. 0 or -ENOMEM. */
+int zcz_schedule_gathered(struct zc_zero *z, uint32_t unit);
+/** A micro-step is over: the next one is expected to repeat it. */
+void zcz_schedule_learn(struct zc_zero *z);
+/** A step is over. */
+void zcz_schedule_rewind(struct zc_zero *z);
+/** Begins what comes next, drops what does not. */
+void zcz_schedule_apply(struct zc_zero *z);
+
+/* ---- gather.c */
+void zcz_gather_begin(struct zc_zero *z, struct zcz_unit *u);
+void zcz_gather_drop(struct zc_zero *z, struct zcz_unit *u);
+int zcz_gather_turn(struct zc_zero *z);
+
+/* ---- reduce.c */
+int zcz_reduce_turn(struct zc_zero *z);
+/** Adds `world` slices of `count` elements (slice of them apart), in rank order, into out. */
+void zcz_add_slices(const struct zk_ops *ops, enum zb_dtype dtype, const void *slices,
+                    uint32_t world, uint64_t slice, uint64_t first, uint64_t count, float *out);
+
+/* ---- step.c */
+int zcz_step_turn(struct zc_zero *z);
+
+#endif
