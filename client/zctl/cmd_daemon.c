@@ -1,0 +1,84 @@
+/*
+ * cmd_daemon.c - the connection, and the commands that ask for something: ping, destroy.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "base/util.h"
+#include "client/zctl/zctl.h"
+
+#define PINGS 16u /* the fastest counts: the others waited for a processor */
+
+int zctl_failed(struct zctl *z, int rc)
+{
+    const char *why = z->client ? zc_error(z->client) : "";
+
+    if (rc >= 0)
+        return rc;
+    return zb_fail(&z->err, rc, "%s", *why ? why : zc_strerror(rc));
+}
+
+int zctl_connect(struct zctl *z)
+{
+    const struct zc_options options = { .socket = z->socket, .program = "zctl" };
+    int rc = zc_open(&z->client, &options);
+
+    if (rc == -ENOTCONN)
+        return zb_fail(&z->err, rc,
+                       "%s. Is zshardd running? --socket and $ZSHARD_SOCKET name its socket",
+                       zc_error(z->client));
+    return zctl_failed(z, rc);
+}
+
+struct ping_row {
+    char server[sizeof(((struct zc_server *)0)->server)];
+    uint64_t pid;
+    uint32_t protocol, page_elems, block_elems;
+    double round_trip_us;
+};
+
+int zctl_ping(struct zctl *z, int argc, char **argv)
+{
+    static const struct zctl_column columns[] = {
+        { "server", ZCTL_TEXT, offsetof(struct ping_row, server), ZCTL_SHOWN },
+        { "pid", ZCTL_U64, offsetof(struct ping_row, pid), ZCTL_SHOWN },
+        { "protocol", ZCTL_U32, offsetof(struct ping_row, protocol), ZCTL_SHOWN },
+        { "page_elems", ZCTL_U32, offsetof(struct ping_row, page_elems), ZCTL_SHOWN },
+        { "block_elems", ZCTL_U32, offsetof(struct ping_row, block_elems), ZCTL_JSON_ONLY },
+        { "round_trip_us", ZCTL_DOUBLE, offsetof(struct ping_row, round_trip_us), ZCTL_SHOWN },
+    };
+    struct ping_row row = { 0 };
+    const struct zc_server *server;
+    uint64_t best_ns = UINT64_MAX;
+    int rc = zctl_connect(z);
+
+    (void)argc;
+    (void)argv;
+    for (unsigned i = 0; i < PINGS && rc == 0; i++) {
+        uint64_t from_ns = zb_now_ns();
+
+        rc = zctl_failed(z, zc_ping_wait(z->client));
+        best_ns = zb_min_u64(best_ns, zb_now_ns() - from_ns);
+    }
+    if (rc < 0)
+        return rc;
+    server = zc_server(z->client);
+    memcpy(row.server, server->server, sizeof(row.server));
+    row.pid = server->pid;
+    row.protocol = server->version;
+    row.page_elems = server->page_elems;
+    row.block_elems = server->block_elems;
+    row.round_trip_us = (double)best_ns / 1e3;
+    return zctl_print(z, columns, ZB_COUNT(columns), &row, 1, sizeof(row));
+}
+
+/** Says nothing when it worked, as rm does. */
+int zctl_destroy(struct zctl *z, int argc, char **argv)
+{
+    int rc = zctl_connect(z);
+
+    (void)argc;
+    if (rc == 0)
+        rc = zctl_failed(z, zc_job_destroy_wait(z->client, argv[0]));
+    return rc < 0 || !z->json ? rc : zctl_print(z, NULL, 0, NULL, 0, 0);
+}

@@ -1,0 +1,354 @@
+/*
+ * zctl without a daemon: its rows, its options, its tables, its exit statuses. With a daemon:
+ * tests/integ/test_zctl.py.
+ */
+#include "tests/ztest.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/util.h"
+#include "client/zctl/zctl.h"
+
+#define WORDS_MAX 8
+
+/** What zctl said, and its exit status. */
+struct said {
+    char *out, *err;
+    int status;
+};
+
+static struct said zctl(const char *line)
+{
+    char copy[256], *words[WORDS_MAX + 2] = { (char[]){ "zctl" } };
+    struct said s = { 0 };
+    size_t out_bytes, err_bytes;
+    FILE *out = open_memstream(&s.out, &out_bytes), *err = open_memstream(&s.err, &err_bytes);
+    int n = 1;
+
+    (void)snprintf(copy, sizeof(copy), "%s", line);
+    for (char *at = copy, *word; n <= WORDS_MAX && (word = strsep(&at, " ")) != NULL;)
+        if (*word)
+            words[n++] = word;
+    s.status = zctl_main(n, words, out, err);
+    (void)fclose(out);
+    (void)fclose(err);
+    return s;
+}
+
+static void said_free(struct said *s)
+{
+    free(s->out);
+    free(s->err);
+}
+
+static void rows_are_sorted(void **state)
+{
+    size_t n;
+    const struct zctl_cmd *rows = zctl_commands(&n);
+
+    (void)state;
+    assert_true(n >= 9);
+    for (size_t i = 0; i < n; i++) {
+        if (i > 0 && strcmp(rows[i - 1].name, rows[i].name) >= 0)
+            fail_msg("'%s' stands before '%s'", rows[i - 1].name, rows[i].name);
+        if (!*rows[i].name || !*rows[i].help || !rows[i].run ||
+            rows[i].argc_min > rows[i].argc_max || (*rows[i].args == '\0') != !rows[i].argc_max)
+            fail_msg("the row of '%s' is not complete", rows[i].name);
+        assert_ptr_equal(zctl_command(rows[i].name), &rows[i]);
+    }
+    assert_null(zctl_command("none"));
+}
+
+static void help_lists_all(void **state)
+{
+    struct said all = zctl("help"), option = zctl("--help");
+    size_t n;
+    const struct zctl_cmd *rows = zctl_commands(&n);
+
+    (void)state;
+    assert_int_equal(all.status, 0);
+    assert_string_equal(all.err, "");
+    assert_string_equal(all.out, option.out);
+    for (size_t i = 0; i < n; i++) {
+        char line[128];
+        struct said one;
+
+        (void)snprintf(line, sizeof(line), "\n  %s%s%s ", rows[i].name, *rows[i].args ? " " : "",
+                       rows[i].args);
+        if (!strstr(all.out, line) || !strstr(all.out, rows[i].help))
+            fail_msg("help lacks '%s'", rows[i].name);
+        (void)snprintf(line, sizeof(line), "help %s", rows[i].name);
+        one = zctl(line);
+        assert_int_equal(one.status, 0);
+        assert_non_null(strstr(one.out, rows[i].help));
+        assert_non_null(strstr(one.out, rows[i].args));
+        said_free(&one);
+        (void)snprintf(line, sizeof(line), "%s --help", rows[i].name);
+        one = zctl(line);
+        assert_int_equal(one.status, 0);
+        assert_non_null(strstr(one.out, rows[i].help));
+        said_free(&one);
+    }
+    said_free(&all);
+    said_free(&option);
+}
+
+/** Asks bash, with the text sourced, what it would complete. */
+static void assert_completes(const char *script, const char *words, const char *want)
+{
+    char path[] = "/tmp/zshard-completion-XXXXXX", command[256], got[512];
+    int fd = mkstemp(path);
+    FILE *file = fdopen(fd, "w"), *bash;
+    size_t n;
+
+    assert_non_null(file);
+    (void)fputs(script, file);
+    (void)fprintf(file, "COMP_WORDS=(zctl %s)\nCOMP_CWORD=$((${#COMP_WORDS[@]} - 1))\n_zctl\n",
+                  words);
+    (void)fputs("echo \"${COMPREPLY[*]}\"\n", file);
+    (void)fclose(file);
+    (void)snprintf(command, sizeof(command), "bash -u %s", path);
+    bash = popen(command, "r");
+    assert_non_null(bash);
+    n = fread(got, 1, sizeof(got) - 1, bash);
+    got[n] = '\0';
+    assert_int_equal(pclose(bash), 0);
+    (void)remove(path);
+    if (strcmp(got, want) != 0)
+        fail_msg("'%s' is completed to '%s', not '%s'", words, got, want);
+}
+
+static void completion_is_of_the_rows(void **state)
+{
+    struct said s = zctl("completion bash"), none = zctl("completion fish");
+    char all[512] = "", want[640];
+    size_t n, len = 0;
+    const struct zctl_cmd *rows = zctl_commands(&n);
+
+    (void)state;
+    assert_int_equal(s.status, 0);
+    for (size_t i = 0; i < n; i++)
+        len +=
+            (size_t)snprintf(all + len, sizeof(all) - len, "%s%s", i > 0 ? " " : "", rows[i].name);
+    (void)snprintf(want, sizeof(want), "%s -o -s --socket --help\n", all);
+    assert_completes(s.out, "''", want);
+    (void)snprintf(want, sizeof(want), "%s\n", all);
+    assert_completes(s.out, "help ''", want);
+    assert_completes(s.out, "p", "ping\n");
+    assert_completes(s.out, "-o j", "json\n");
+    assert_completes(s.out, "-o json s", "stat\n");
+    assert_completes(s.out, "completion b", "bash\n");
+    assert_completes(s.out, "ping x", "\n");
+    assert_int_equal(none.status, ZC_EXIT_USAGE);
+    assert_non_null(strstr(none.err, "only for bash"));
+    said_free(&s);
+    said_free(&none);
+}
+
+static const struct {
+    const char *line;
+    int status;
+    const char *err; /* part of the sentence */
+} usage_cases[] = {
+    { "", 2, "which command?" },
+    { "nothing", 2, "no command 'nothing'" },
+    { "help nothing", 2, "no command 'nothing'" },
+    { "destroy", 2, "usage: zctl destroy JOB" },
+    { "destroy a b", 2, "usage: zctl destroy JOB" },
+    { "ls a b", 2, "usage: zctl ls [JOB]" },
+    { "ping a", 2, "usage: zctl ping" },
+    { "-o xml ls", 2, "not 'xml'" },
+    { "-o", 2, "option '-o' lacks its value" },
+    { "ls --socket", 2, "option '--socket' lacks its value" },
+    { "--help=3", 2, "option '--help=3' takes no value" },
+    { "-x ls", 2, "no option '-x'" },
+    { "ls --nothing", 2, "no option '--nothing'" },
+    { "--socket /nowhere/there.sock ping", 3, "Is zshardd running?" },
+    { "-s /nowhere/there.sock ls", 3, "'/nowhere/there.sock'" },
+    { "-s /nowhere/there.sock jobs", 3, "Is zshardd running?" },
+    { "-s /nowhere/there.sock tiers", 3, "Is zshardd running?" },
+    { "-s /nowhere/there.sock stat", 3, "Is zshardd running?" },
+    { "-s /nowhere/there.sock destroy a", 3, "Is zshardd running?" },
+    { "-o json -s /nowhere/there.sock ls", 3, "Is zshardd running?" },
+};
+
+static void usage_table(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(usage_cases); i++) {
+        struct said s = zctl(usage_cases[i].line);
+
+        if (s.status != usage_cases[i].status || !strstr(s.err, usage_cases[i].err) || *s.out ||
+            strncmp(s.err, "zctl: ", 6) != 0)
+            fail_msg("zctl %s: status %d, '%s', '%s'", usage_cases[i].line, s.status, s.out, s.err);
+        said_free(&s);
+    }
+}
+
+static void a_socket_path_that_is_too_long(void **state)
+{
+    char line[200] = "-s /";
+    struct said s;
+
+    (void)state;
+    memset(line + 4, 'x', 150);
+    (void)snprintf(line + 154, sizeof(line) - 154, " ping");
+    s = zctl(line);
+    assert_int_equal(s.status, ZC_EXIT_USAGE);
+    said_free(&s);
+}
+
+static void version_says_which(void **state)
+{
+    struct said s = zctl("version"), json = zctl("version -o json");
+
+    (void)state;
+    assert_int_equal(s.status, 0);
+    assert_string_equal(s.out, "zctl " ZSHARD_VERSION "\n");
+    assert_string_equal(json.out, "{\n  \"schema\": 1,\n  \"rows\": [\n    {\n"
+                                  "      \"version\": \"" ZSHARD_VERSION "\"\n    }\n  ]\n}\n");
+    said_free(&s);
+    said_free(&json);
+}
+
+struct row {
+    char name[16];
+    uint32_t u32;
+    uint64_t u64, disk_bytes;
+    bool flag;
+    double real;
+    uint64_t only;
+    char note[16];
+};
+
+static const struct zctl_column columns[] = {
+    { "name", ZCTL_TEXT, offsetof(struct row, name), ZCTL_SHOWN },
+    { "u32", ZCTL_U32, offsetof(struct row, u32), ZCTL_SHOWN },
+    { "u64", ZCTL_U64, offsetof(struct row, u64), ZCTL_SHOWN },
+    { "disk_bytes", ZCTL_SIZE, offsetof(struct row, disk_bytes), ZCTL_SHOWN },
+    { "flag", ZCTL_BOOL, offsetof(struct row, flag), ZCTL_SHOWN },
+    { "real", ZCTL_DOUBLE, offsetof(struct row, real), ZCTL_SHOWN },
+    { "only", ZCTL_U64, offsetof(struct row, only), ZCTL_JSON_ONLY },
+    { "note", ZCTL_TEXT, offsetof(struct row, note), ZCTL_WHEN_SET },
+};
+
+static char *printed(const struct row *rows, size_t n, bool json)
+{
+    char *text = NULL;
+    size_t bytes;
+    struct zctl z = { .json = json, .out = open_memstream(&text, &bytes) };
+
+    assert_int_equal(zctl_print(&z, columns, ZB_COUNT(columns), rows, n, sizeof(*rows)), 0);
+    (void)fclose(z.out);
+    return text;
+}
+
+static void tables(void **state)
+{
+    static const struct row rows[] = {
+        { "a", 1, 1234567, 1536 * ZB_MIB, true, 4.25, 7, "" },
+        { "longer", 4294967295u, 2, 12, false, 1000, 8, "" },
+    };
+    struct row noted[2];
+    char *text;
+
+    (void)state;
+    text = printed(rows, 2, false);
+    assert_string_equal(text, "NAME           U32      U64      DISK  FLAG    REAL\n"
+                              "a                1  1234567  1.50 GiB  yes      4.2\n"
+                              "longer  4294967295        2      12 B  no    1000.0\n");
+    free(text);
+    memcpy(noted, rows, sizeof(rows));
+    (void)snprintf(noted[1].note, sizeof(noted[1].note), "why");
+    text = printed(noted, 2, false);
+    assert_string_equal(text, "NAME           U32      U64      DISK  FLAG    REAL  NOTE\n"
+                              "a                1  1234567  1.50 GiB  yes      4.2  \n"
+                              "longer  4294967295        2      12 B  no    1000.0  why\n");
+    free(text);
+    text = printed(rows, 0, false);
+    assert_string_equal(text, "NAME  U32  U64  DISK  FLAG  REAL\n");
+    free(text);
+}
+
+static void json(void **state)
+{
+    static const struct row row = { "a\"b", 1, UINT64_MAX, 3, true, 0.5, 7, "" };
+    char *text;
+
+    (void)state;
+    text = printed(&row, 1, true);
+    assert_string_equal(text, "{\n  \"schema\": 1,\n  \"rows\": [\n    {\n"
+                              "      \"name\": \"a\\\"b\",\n      \"u32\": 1,\n"
+                              "      \"u64\": 9223372036854775807,\n      \"disk_bytes\": 3,\n"
+                              "      \"flag\": true,\n      \"real\": 0.5,\n"
+                              "      \"only\": 7,\n      \"note\": \"\"\n    }\n  ]\n}\n");
+    free(text);
+    text = printed(&row, 0, true);
+    assert_string_equal(text, "{\n  \"schema\": 1,\n  \"rows\": []\n}\n");
+    free(text);
+}
+
+/** What cannot be written is told: a disk that is full must not look like an empty list. */
+static void output_that_cannot_be_written(void **state)
+{
+    static const char *const lines[] = { "help", "version", "version -o json", "completion bash",
+                                         "help ls" };
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(lines); i++) {
+        char copy[32], *words[5] = { (char[]){ "zctl" } }, *said = NULL;
+        size_t bytes;
+        FILE *full = fopen("/dev/full", "w"), *err = open_memstream(&said, &bytes);
+        int n = 1, status;
+
+        assert_non_null(full);
+        (void)snprintf(copy, sizeof(copy), "%s", lines[i]);
+        for (char *at = copy, *word; (word = strsep(&at, " ")) != NULL;)
+            words[n++] = word;
+        status = zctl_main(n, words, full, err);
+        (void)fclose(err);
+        (void)fclose(full);
+        if (status != ZC_EXIT_OTHER || !strstr(said, "write the output"))
+            fail_msg("%s: status %d, '%s'", lines[i], status, said);
+        free(said);
+    }
+}
+
+static void exit_codes(void **state)
+{
+    static const struct {
+        int rc, status;
+    } cases[] = {
+        { 0, 0 },          { -EINVAL, 2 }, { -ENOTCONN, 3 }, { -EPROTO, 3 },  { -ETIMEDOUT, 3 },
+        { -ECANCELED, 3 }, { -ENOENT, 4 }, { -EEXIST, 4 },   { -EPERM, 4 },   { -EACCES, 4 },
+        { -ENOSPC, 4 },    { -EBUSY, 4 },  { -EUSERS, 4 },   { -ENOTSUP, 4 }, { -EOWNERDEAD, 5 },
+        { -EBADMSG, 6 },   { -EIO, 1 },    { -ENOMEM, 1 },   { -ENOSYS, 1 },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(cases); i++)
+        if (zc_exit_code(cases[i].rc) != cases[i].status)
+            fail_msg("%s: status %d, not %d", strerror(-cases[i].rc), zc_exit_code(cases[i].rc),
+                     cases[i].status);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rows_are_sorted),
+        cmocka_unit_test(help_lists_all),
+        cmocka_unit_test(completion_is_of_the_rows),
+        cmocka_unit_test(usage_table),
+        cmocka_unit_test(a_socket_path_that_is_too_long),
+        cmocka_unit_test(version_says_which),
+        cmocka_unit_test(tables),
+        cmocka_unit_test(json),
+        cmocka_unit_test(output_that_cannot_be_written),
+        cmocka_unit_test(exit_codes),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
