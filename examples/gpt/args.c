@@ -355,38 +355,6 @@ int gpt_args_micro_steps(const struct gpt_args *args, uint32_t world, uint32_t *
     return 0;
 }
 
-enum gpt_exit gpt_exit_of(int rc)
-{
-    switch (-rc) {
-    case 0:
-        return GPT_EXIT_OK;
-    case EINVAL:
-        return GPT_EXIT_USAGE;
-    case ENOTCONN:
-    case EPROTO:
-    case ETIMEDOUT:
-        return GPT_EXIT_DAEMON;
-    case EOPNOTSUPP: /* and ENOTSUP: the same number */
-    case ENOENT:
-    case ENOTDIR:
-    case EISDIR:
-    case EACCES:
-    case EPERM:
-    case EROFS:
-    case EEXIST:
-    case EBUSY:
-    case ENOSPC:
-    case EDQUOT:
-        return GPT_EXIT_REFUSED;
-    case EOWNERDEAD:
-        return GPT_EXIT_PEER;
-    case EBADMSG:
-        return GPT_EXIT_CORRUPT;
-    default:
-        return GPT_EXIT_OTHER;
-    }
-}
-
 void gpt_args_help(FILE *out)
 {
     fprintf(out, "usage: zgpt --steps N --seed S --batch B --micro-batch M --seq T --layers L "

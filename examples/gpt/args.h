@@ -11,20 +11,6 @@
 
 #include "examples/gpt/err.h"
 
-/* Exit codes of zgpt, the same as zctl's. */
-enum gpt_exit {
-    GPT_EXIT_OK = 0,
-    GPT_EXIT_OTHER = 1,
-    GPT_EXIT_USAGE = 2,
-    GPT_EXIT_DAEMON = 3,  /* unreachable or lost */
-    GPT_EXIT_REFUSED = 4, /* does not fit, not allowed, not found */
-    GPT_EXIT_PEER = 5,    /* a peer rank was lost */
-    GPT_EXIT_CORRUPT = 6,
-};
-
-/** What the process says of a run that ended with this code (0 or a negative errno). */
-enum gpt_exit gpt_exit_of(int rc);
-
 enum gpt_offload { GPT_OFFLOAD_NONE, GPT_OFFLOAD_HOST, GPT_OFFLOAD_NVME };
 enum gpt_dtype { GPT_FP32, GPT_BF16 };
 
@@ -46,8 +32,8 @@ struct gpt_args {
 /**
  * Reads the words after the program's name. With --help or --version nothing else is required.
  *
- * @return 0; or err has a sentence and is -EINVAL usage (exit 2), -EOPNOTSUPP a part of zshard that
- *         is not there yet (exit 4), -ENOMEM. gpt_args_done() in either case.
+ * @return 0; or err has a sentence and is -EINVAL usage, -EOPNOTSUPP a part of zshard that is not
+ *         there yet, -ENOMEM. gpt_args_done() in either case.
  */
 int gpt_args_parse(struct gpt_args *args, int argc, char **argv, struct gpt_err *err);
 void gpt_args_done(struct gpt_args *args);

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <stdio.h>
 
+#include "client/zclient.h"
 #include "examples/gpt/args.h"
 #include "examples/gpt/train.h"
 
@@ -50,5 +51,5 @@ int main(int argc, char **argv)
     gpt_args_done(&args);
     if (rc != 0)
         fprintf(stderr, "zgpt: %s\n", err.text);
-    return (int)gpt_exit_of(rc);
+    return zc_exit_code(rc);
 }

@@ -386,7 +386,7 @@ static int micro_step(struct train *t, uint64_t step, uint32_t micro, double *re
 
 static int step_run(struct train *t, uint64_t step, struct report *r)
 {
-    double begin = now_s(), loss = 0.0, sums[4];
+    double begin = now_s(), loss = 0.0, sums[5];
     struct zc_zero_stats before = t->stats;
     int rc = 0;
 
@@ -407,7 +407,8 @@ static int step_run(struct train *t, uint64_t step, struct report *r)
     sums[1] = *t->stop ? 1 : 0;
     sums[2] = t->stats.stall_seconds - before.stall_seconds;
     sums[3] = (double)(t->stats.fetched_bytes - before.fetched_bytes);
-    rc = engine_fail(t, zc_zero_sum(t->zero, sums, 4));
+    sums[4] = (double)t->stats.host_bytes;
+    rc = engine_fail(t, zc_zero_sum(t->zero, sums, 5));
     if (rc != 0)
         return rc;
     t->stopped = sums[1] > 0;
@@ -415,6 +416,9 @@ static int step_run(struct train *t, uint64_t step, struct report *r)
     r->stall_s = sums[2] / t->comm->world;
     r->fetched_bytes = sums[3];
     r->stats = t->stats;
+    if (t->args->offload_param ==
+        GPT_OFFLOAD_NONE) /* each rank's own; the daemon's are the job's */
+        r->stats.host_bytes = (uint64_t)sums[4];
     r->nvme_read_bytes = t->stats.nvme_read_bytes - before.nvme_read_bytes;
     r->nvme_written_bytes = t->stats.nvme_written_bytes - before.nvme_written_bytes;
     r->seconds = now_s() - begin;
