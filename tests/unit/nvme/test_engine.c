@@ -304,6 +304,30 @@ static void engine_no_progress(void **state)
     free(buf);
 }
 
+/* The caller kicks what it submits, once; what the engine sends again is the engine's to kick. */
+static void engine_tails_kick(void **state)
+{
+    struct zn_fault plan = { .short_every = 2, .again_every = 3 };
+    struct zn_engine *e = engine_open_faulty(&plan);
+    unsigned char *bufs = zn_test_memory((size_t)8 * SLOT);
+    struct request r[8];
+
+    (void)state;
+    for (unsigned i = 0; i < ZB_COUNT(r); i++) {
+        request_set(&r[i], ZN_READ, bufs + (size_t)i * SLOT, SLOT,
+                    ZN_DATA_START + (uint64_t)i * SLOT);
+        assert_int_equal(zn_submit(e, &r[i].io), 0);
+    }
+    zn_kick(e);
+    while (zn_stats(e).inflight > 0) {
+        assert_true(zn_test_wait(e));
+        (void)zn_reap(e, 64);
+    }
+    assert_true(zn_stats(e).short_transfers > 0);
+    zn_close(e);
+    free(bufs);
+}
+
 /* The file became shorter behind our back. */
 static void engine_past_end(void **state)
 {
@@ -690,21 +714,14 @@ static void suite_probe(struct zb_err *err)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(engine_info),
-        cmocka_unit_test(engine_stress),
-        cmocka_unit_test(engine_stress_short),
-        cmocka_unit_test(engine_out_of_order),
-        cmocka_unit_test(engine_depth),
-        cmocka_unit_test(engine_no_progress),
-        cmocka_unit_test(engine_past_end),
-        cmocka_unit_test(engine_interrupted),
-        cmocka_unit_test(engine_every_failure),
-        cmocka_unit_test(engine_dead),
-        cmocka_unit_test(engine_submit_table),
-        cmocka_unit_test(engine_stats),
-        cmocka_unit_test(engine_close_in_flight),
-        cmocka_unit_test(engine_close_refuses),
-        cmocka_unit_test(engine_done_submits),
+        cmocka_unit_test(engine_info),          cmocka_unit_test(engine_stress),
+        cmocka_unit_test(engine_stress_short),  cmocka_unit_test(engine_out_of_order),
+        cmocka_unit_test(engine_depth),         cmocka_unit_test(engine_no_progress),
+        cmocka_unit_test(engine_tails_kick),    cmocka_unit_test(engine_past_end),
+        cmocka_unit_test(engine_interrupted),   cmocka_unit_test(engine_every_failure),
+        cmocka_unit_test(engine_dead),          cmocka_unit_test(engine_submit_table),
+        cmocka_unit_test(engine_stats),         cmocka_unit_test(engine_close_in_flight),
+        cmocka_unit_test(engine_close_refuses), cmocka_unit_test(engine_done_submits),
         cmocka_unit_test(engine_reap_limit),
     };
     int failed = 0;

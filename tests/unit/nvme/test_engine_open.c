@@ -20,8 +20,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "nvme/engine_fault.h"
-#include "nvme/layout.h"
+#include "nvme/engine_priv.h"
 
 #define SIZE (ZN_DATA_START + (UINT64_C(1) << 20))
 
@@ -244,6 +243,29 @@ static void open_twice(void **state)
         zn_close(e);
         assert_int_equal(try_open(path, SIZE, engines[i]), 0); /* at once */
     }
+    assert_int_equal(unlink(path), 0);
+}
+
+/* A close unlocks, whoever else has the descriptor: a child that was forked meanwhile. */
+static void open_after_fork(void **state)
+{
+    struct zn_options o = { .path = path, .size_bytes = SIZE, .io = "threads" };
+    struct zn_engine *e;
+    pid_t pid;
+    int rc;
+
+    (void)state;
+    assert_int_equal(zn_open(&e, &o, NULL), 0);
+    pid = fork();
+    if (pid == 0) {
+        (void)pause();
+        _exit(1);
+    }
+    zn_close(e);
+    rc = try_open(path, SIZE, NULL);
+    assert_int_equal(kill(pid, SIGKILL), 0);
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    assert_int_equal(rc, 0);
     assert_int_equal(unlink(path), 0);
 }
 
@@ -592,6 +614,10 @@ static int child_refused(const void *arg)
                       e ? zn_info(e)->why : "", e ? zn_info(e)->why_buffered : "");
         return 1;
     }
+    /* what is said is what is done */
+    if (e && c->refusals[0].nr != __NR_fcntl &&
+        ((fcntl(e->file.fd, F_GETFL) & O_DIRECT) != 0) != zn_info(e)->direct)
+        return 3;
     zn_close(e);
     return 0;
 }
@@ -695,13 +721,14 @@ static void open_file_limit(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(open_options),     cmocka_unit_test(open_paths),
-        cmocka_unit_test(open_foreign),     cmocka_unit_test(open_again),
-        cmocka_unit_test(open_twice),       cmocka_unit_test(open_after_kill),
-        cmocka_unit_test(open_not_allowed), cmocka_unit_test(open_read_only),
-        cmocka_unit_test(open_no_room),     cmocka_unit_test(open_without_help),
-        cmocka_unit_test(open_device),      cmocka_unit_test(open_refused),
-        cmocka_unit_test(open_kernel_busy), cmocka_unit_test(open_file_limit),
+        cmocka_unit_test(open_options),      cmocka_unit_test(open_paths),
+        cmocka_unit_test(open_foreign),      cmocka_unit_test(open_again),
+        cmocka_unit_test(open_twice),        cmocka_unit_test(open_after_fork),
+        cmocka_unit_test(open_after_kill),   cmocka_unit_test(open_not_allowed),
+        cmocka_unit_test(open_read_only),    cmocka_unit_test(open_no_room),
+        cmocka_unit_test(open_without_help), cmocka_unit_test(open_device),
+        cmocka_unit_test(open_refused),      cmocka_unit_test(open_kernel_busy),
+        cmocka_unit_test(open_file_limit),
     };
 
     return cmocka_run_group_tests(tests, dir_up, dir_down);
