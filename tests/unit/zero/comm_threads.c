@@ -1,0 +1,210 @@
+#include "comm_threads.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/util.h"
+#include "tests/ztest.h"
+
+#define RANKS_MAX 8
+
+enum kind { ALL_GATHER, EXCHANGE };
+
+struct coll {
+    enum kind kind;
+    size_t slice_bytes;
+    uint32_t started, finished;
+    void *sent[RANKS_MAX];
+};
+
+struct rank {
+    struct zc_comm comm;
+    struct comm_group *group;
+    uint32_t next; /* collectives that it started */
+    uint32_t break_at;
+    int break_rc;
+};
+
+struct comm_group {
+    pthread_mutex_t lock;
+    uint32_t world, delay_max;
+    uint64_t seed;
+    struct coll **colls;
+    uint32_t ncolls, room, all_started;
+    struct rank ranks[RANKS_MAX];
+};
+
+struct zc_comm_op {
+    uint32_t number, delay;
+    void *recv;
+};
+
+static struct rank *rank_of(struct zc_comm *comm)
+{
+    return zb_container_of(comm, struct rank, comm);
+}
+
+static struct coll *group_coll(struct comm_group *g, uint32_t number, enum kind kind, size_t bytes)
+{
+    if (number == g->ncolls) {
+        if (g->ncolls == g->room) {
+            g->room = g->room ? 2 * g->room : 64;
+            g->colls = realloc(g->colls, g->room * sizeof(struct coll *));
+            assert(g->colls);
+        }
+        g->colls[g->ncolls] = calloc(1, sizeof(struct coll));
+        assert(g->colls[g->ncolls]);
+        g->colls[g->ncolls]->kind = kind;
+        g->colls[g->ncolls]->slice_bytes = bytes;
+        g->ncolls++;
+    }
+    assert(g->colls[number]->kind == kind && g->colls[number]->slice_bytes == bytes);
+    return g->colls[number];
+}
+
+static int start(struct zc_comm *comm, enum kind kind, const void *send, void *recv, size_t bytes,
+                 struct zc_comm_op **ret)
+{
+    struct rank *r = rank_of(comm);
+    struct comm_group *g = r->group;
+    size_t sent_bytes = kind == ALL_GATHER ? bytes : bytes * g->world;
+    size_t recv_bytes = bytes * g->world;
+    struct zc_comm_op *op = calloc(1, sizeof(*op));
+    const char *from = send;
+    char *to = recv;
+    struct coll *c;
+
+    assert(op && bytes > 0);
+    assert(kind == ALL_GATHER || from + sent_bytes <= to || to + recv_bytes <= from);
+    pthread_mutex_lock(&g->lock);
+    op->number = r->next++;
+    if (r->break_at > 0 && r->next >= r->break_at) {
+        pthread_mutex_unlock(&g->lock);
+        free(op);
+        return r->break_rc;
+    }
+    c = group_coll(g, op->number, kind, bytes);
+    c->sent[comm->rank] = malloc(sent_bytes);
+    assert(c->sent[comm->rank]);
+    memcpy(c->sent[comm->rank], send, sent_bytes);
+    if (++c->started == g->world)
+        g->all_started++;
+    op->delay = g->delay_max ? (uint32_t)(ztest_random(&g->seed) % (g->delay_max + 1)) : 0;
+    pthread_mutex_unlock(&g->lock);
+    for (size_t i = 0; i < recv_bytes; i++) /* send may lie in recv */
+        if (to + i < from || to + i >= from + sent_bytes)
+            to[i] = (char)0xa5;
+    op->recv = recv;
+    *ret = op;
+    return 0;
+}
+
+static int all_gather(struct zc_comm *comm, const void *send, void *recv, size_t slice_bytes,
+                      struct zc_comm_op **ret)
+{
+    return start(comm, ALL_GATHER, send, recv, slice_bytes, ret);
+}
+
+static int exchange(struct zc_comm *comm, const void *send, void *recv, size_t slice_bytes,
+                    struct zc_comm_op **ret)
+{
+    return start(comm, EXCHANGE, send, recv, slice_bytes, ret);
+}
+
+static int test(struct zc_comm *comm, struct zc_comm_op *op, bool *ret_done)
+{
+    struct rank *r = rank_of(comm);
+    struct comm_group *g = r->group;
+    struct coll *c;
+
+    pthread_mutex_lock(&g->lock);
+    c = g->colls[op->number];
+    *ret_done = c->started == g->world && op->delay == 0;
+    if (c->started == g->world && op->delay > 0)
+        op->delay--;
+    for (uint32_t s = 0; *ret_done && s < g->world; s++)
+        memcpy((char *)op->recv + s * c->slice_bytes,
+               (char *)c->sent[s] + (c->kind == EXCHANGE ? comm->rank * c->slice_bytes : 0),
+               c->slice_bytes);
+    if (*ret_done && ++c->finished == g->world)
+        for (uint32_t s = 0; s < g->world; s++) {
+            free(c->sent[s]);
+            c->sent[s] = NULL;
+        }
+    pthread_mutex_unlock(&g->lock);
+    if (*ret_done)
+        free(op);
+    return 0;
+}
+
+static void close_comm(struct zc_comm *comm, bool clean)
+{
+    (void)comm;
+    (void)clean;
+}
+
+static const char *error(struct zc_comm *comm)
+{
+    (void)comm;
+    return "the test broke it";
+}
+
+static const struct zc_comm_ops ops = {
+    .name = "threads",
+    .all_gather = all_gather,
+    .exchange = exchange,
+    .test = test,
+    .close = close_comm,
+    .error = error,
+};
+
+struct comm_group *comm_group_new(uint32_t world, uint64_t seed, uint32_t delay_max)
+{
+    struct comm_group *g = calloc(1, sizeof(*g));
+
+    assert(g && world <= RANKS_MAX);
+    pthread_mutex_init(&g->lock, NULL);
+    g->world = world;
+    g->seed = seed;
+    g->delay_max = delay_max;
+    for (uint32_t r = 0; r < world; r++)
+        g->ranks[r] =
+            (struct rank){ .comm = { .ops = &ops, .rank = r, .world = world }, .group = g };
+    return g;
+}
+
+void comm_group_free(struct comm_group *g)
+{
+    for (uint32_t i = 0; i < g->ncolls; i++) {
+        for (uint32_t s = 0; s < g->world; s++)
+            free(g->colls[i]->sent[s]);
+        free(g->colls[i]);
+    }
+    free(g->colls);
+    pthread_mutex_destroy(&g->lock);
+    free(g);
+}
+
+struct zc_comm *comm_group_rank(struct comm_group *g, uint32_t rank)
+{
+    return &g->ranks[rank].comm;
+}
+
+void comm_group_break(struct comm_group *g, uint32_t rank, uint32_t nth, int rc)
+{
+    g->ranks[rank].break_at = nth;
+    g->ranks[rank].break_rc = rc;
+}
+
+uint32_t comm_group_started(struct comm_group *g)
+{
+    uint32_t n;
+
+    pthread_mutex_lock(&g->lock);
+    n = g->all_started;
+    pthread_mutex_unlock(&g->lock);
+    return n;
+}

@@ -1,0 +1,30 @@
+/*
+ * comm_threads.h - a backend of collectives for tests: the ranks are threads of one process, and
+ * nothing is in order but what the contract promises.
+ *
+ * MODEL. A group holds every collective that was started; a rank's n-th collective is the group's
+ * n-th. What a rank sends is copied when it starts, so no rank touches another's memory. A
+ * collective is finished for a rank when all ranks have started it and `delay` more tests have gone
+ * by, a number drawn from the seed: so completions come in any order.
+ *
+ * It also holds its users to the contract: all ranks start the same collective with the same size,
+ * receive buffers are not looked at before the end (they are filled with 0xa5 at the start), and an
+ * exchange's buffers do not overlap.
+ */
+#ifndef COMM_THREADS_H
+#define COMM_THREADS_H
+
+#include "client/zero/zc_zero.h"
+
+struct comm_group;
+
+/** delay_max: how many tests a finished collective may still hide; 0: none. */
+struct comm_group *comm_group_new(uint32_t world, uint64_t seed, uint32_t delay_max);
+void comm_group_free(struct comm_group *g);
+struct zc_comm *comm_group_rank(struct comm_group *g, uint32_t rank);
+/** From its nth start on (from 1), this rank's calls return rc. */
+void comm_group_break(struct comm_group *g, uint32_t rank, uint32_t nth, int rc);
+/** Collectives that all ranks have started. */
+uint32_t comm_group_started(struct comm_group *g);
+
+#endif

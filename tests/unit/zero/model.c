@@ -1,0 +1,386 @@
+#include "tests/ztest.h"
+
+#include "model.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/util.h"
+
+/* Sizes about the block of 4096, above it, and far below. */
+const struct model_unit model_units[MODEL_UNITS] = {
+    { "embed",
+      9000,
+      false,
+      2,
+      { { .name = "wte", .first = 0, .ndims = 2, .dims = { 70, 100 }, .group = 0 },
+        { .name = "wpe", .first = 7000, .ndims = 1, .dims = { 2000 }, .group = 1 } } },
+    { "block.0",
+      20481,
+      false,
+      3,
+      { { .name = "a", .first = 0, .ndims = 1, .dims = { 5001 }, .group = 0 },
+        /* a hole from 5001 to 5010 */
+        { .name = "b", .first = 5010, .ndims = 1, .dims = { 90 }, .group = ZC_GROUP_FROZEN },
+        { .name = "c", .first = 5100, .ndims = 1, .dims = { 15381 }, .group = 0 } } },
+    { "block.1",
+      20481,
+      false,
+      1,
+      { { .name = "a", .first = 0, .ndims = 1, .dims = { 20481 }, .group = 0 } } },
+    { "table", 8193, true, 0, { { .name = NULL } } },
+    { "norm", 7, false, 1, { { .name = "g", .first = 0, .ndims = 1, .dims = { 7 }, .group = 1 } } },
+    { "bias", 1, false, 1, { { .name = "b", .first = 0, .ndims = 0, .group = 0 } } },
+};
+
+/* A number in [-1, 1) that depends on its arguments only. */
+static double draw(uint64_t a, uint64_t b, uint64_t c)
+{
+    uint64_t state = a * UINT64_C(0x9e3779b97f4a7c15) ^ (b << 20) ^ (c << 52);
+
+    return (double)(int64_t)ztest_random(&state) * 0x1p-63;
+}
+
+float model_init(uint32_t unit, uint64_t elem)
+{
+    return (float)draw(unit + 1, elem, 1);
+}
+
+int model_init_fn(void *arg, uint32_t unit, uint64_t first, uint64_t count, float *out)
+{
+    (void)arg;
+    assert(unit < MODEL_UNITS && count > 0);
+    assert(zb_range_inside(first, count, model_units[unit].elems));
+    for (uint64_t i = 0; i < count; i++)
+        out[i] = model_init(unit, first + i);
+    return 0;
+}
+
+static double target(uint32_t unit, uint64_t elem)
+{
+    return draw(unit + 1, elem, 2);
+}
+
+static double gradient(uint32_t unit, uint64_t elem, uint64_t sample, double w)
+{
+    return 0.5 * (w - target(unit, elem)) + 0.1 * draw(unit + 1, elem, 3 + sample % 64);
+}
+
+static float bf16_value(uint16_t bits)
+{
+    uint32_t b = (uint32_t)bits << 16;
+    float f;
+
+    memcpy(&f, &b, sizeof(f));
+    return f;
+}
+
+static float param_at(const struct run *r, const void *params, uint64_t i)
+{
+    return r->dtype == ZC_F32 ? ((const float *)params)[i]
+                              : bf16_value(((const uint16_t *)params)[i]);
+}
+
+/* ---- by the engine */
+
+#define TRY(call)            \
+    do {                     \
+        int try_rc = (call); \
+        if (try_rc != 0)     \
+            return try_rc;   \
+    } while (0)
+
+static int train_forward(struct run *r, struct zc_zero *z, double *ret_loss)
+{
+    double sum = 0;
+
+    for (uint32_t u = 0; u < MODEL_UNITS; u++) {
+        const void *params;
+
+        TRY(zc_zero_gather(z, u, &params));
+        assert((uintptr_t)params % 64 == 0);
+        for (uint64_t i = 0; i < model_units[u].elems; i++) {
+            double d = param_at(r, params, i) - target(u, i);
+
+            sum += d * d;
+        }
+        TRY(zc_zero_release(z, u));
+    }
+    *ret_loss = sum;
+    return 0;
+}
+
+static int train_unit_backward(struct run *r, struct zc_zero *z, uint32_t u, uint64_t step,
+                               uint32_t micro)
+{
+    const struct zc_comm *comm = r->options.comm;
+    uint32_t samples = MODEL_BATCH / (comm->world * r->options.micro_steps);
+    uint64_t first = ((uint64_t)micro * comm->world + comm->rank) * samples + step * MODEL_BATCH;
+    const void *params;
+    float *grad;
+
+    TRY(zc_zero_gather(z, u, &params));
+    if (model_units[u].frozen)
+        return zc_zero_release(z, u);
+    TRY(zc_zero_grad(z, u, &grad));
+    assert((uintptr_t)grad % 64 == 0);
+    for (uint64_t i = 0; i < model_units[u].elems; i++) {
+        double g = 0, w = param_at(r, params, i);
+
+        assert(grad[i] == 0);
+        for (uint32_t s = 0; s < samples; s++)
+            g += gradient(u, i, first + s, w);
+        grad[i] += (float)(g / samples);
+    }
+    if (step == r->poison_step && comm->rank == comm->world - 1 && u == 2 && micro == 0)
+        grad[20480] = INFINITY;
+    TRY(zc_zero_release(z, u));
+    return zc_zero_reduce(z, u);
+}
+
+static int train_micro(struct run *r, struct zc_zero *z, uint64_t step, uint32_t micro)
+{
+    double loss;
+
+    TRY(train_forward(r, z, &loss));
+    TRY(zc_zero_sum(z, &loss, 1));
+    if (micro == 0)
+        r->losses[step - 1] = loss;
+    for (uint32_t u = MODEL_UNITS; u-- > 0;)
+        TRY(train_unit_backward(r, z, u, step, micro));
+    return 0;
+}
+
+static int train_steps(struct run *r, struct zc_zero *z)
+{
+    uint64_t begin, applied;
+    uint32_t micros = 0;
+
+    TRY(zc_zero_progress(z, &begin, &applied));
+    assert(begin + r->steps <= MODEL_STEPS_MAX);
+    for (uint64_t step = begin + 1; step <= begin + r->steps; step++) {
+        double loss;
+
+        for (uint32_t micro = 0; micro < r->options.micro_steps; micro++) {
+            if (r->stop_after > 0 && micros++ == r->stop_after)
+                return -EINTR;
+            TRY(train_micro(r, z, step, micro));
+        }
+        TRY(zc_zero_step(z, 0.01 * (double)step, &r->last));
+        r->norms[step - 1] = r->last.grad_norm;
+        r->clips[step - 1] = r->last.clip_scale;
+        r->skipped[step - 1] = r->last.skipped;
+        if (r->evaluate && step % 2 == 0)
+            TRY(train_forward(r, z, &loss));
+    }
+    return 0;
+}
+
+static int train_values(struct run *r, struct zc_zero *z)
+{
+    for (uint32_t u = 0; u < MODEL_UNITS; u++) {
+        uint64_t n = model_units[u].elems, cut = n / 3;
+        bool whole = !model_units[u].frozen || r->dtype == ZC_F32;
+
+        TRY(zc_zero_read(z, u, whole ? ZC_MASTER : ZC_PARAM, 0, cut, r->values.master[u]));
+        TRY(zc_zero_read(z, u, whole ? ZC_MASTER : ZC_PARAM, cut, n - cut,
+                         r->values.master[u] + cut));
+        if (model_units[u].frozen)
+            continue;
+        TRY(zc_zero_read(z, u, ZC_EXP_AVG, 0, n, r->values.m[u]));
+        TRY(zc_zero_read(z, u, ZC_EXP_AVG_SQ, 0, n, r->values.v[u]));
+    }
+    return 0;
+}
+
+static int train_all(struct run *r, struct zc_zero **ret)
+{
+    TRY(zc_zero_open(ret, &r->options));
+    for (uint32_t u = 0; u < MODEL_UNITS; u++) {
+        struct zc_unit unit = { .index = u,
+                                .name = model_units[u].name,
+                                .elems = model_units[u].elems,
+                                .dtype = r->dtype,
+                                .frozen = model_units[u].frozen,
+                                .tensors = model_units[u].tensors,
+                                .ntensors = model_units[u].ntensors };
+
+        TRY(zc_zero_add_unit(*ret, &unit));
+    }
+    TRY(zc_zero_start(*ret, model_init_fn, NULL));
+    TRY(train_steps(r, *ret));
+    if (!r->no_values)
+        TRY(train_values(r, *ret));
+    return zc_zero_stats(*ret, &r->stats);
+}
+
+static double now_s(void)
+{
+    return (double)zb_now_ns() * 1e-9;
+}
+
+void run_train(struct run *r)
+{
+    struct zc_zero *z = NULL;
+
+    model_values_new(&r->values);
+    r->begun_s = now_s();
+    r->rc = train_all(r, &z);
+    r->ended_s = now_s();
+    (void)snprintf(r->error, sizeof(r->error), "%s", zc_zero_error(z));
+    zc_zero_close(z, r->rc == 0 && !r->dirty_end);
+}
+
+void run_done(struct run *r)
+{
+    model_values_done(&r->values);
+}
+
+static void *run_thread(void *arg)
+{
+    run_train(arg);
+    return NULL;
+}
+
+void run_threads(struct run *runs, uint32_t n)
+{
+    pthread_t threads[8];
+
+    assert(n <= ZB_COUNT(threads));
+    for (uint32_t i = 0; i < n; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, run_thread, &runs[i]), 0);
+    for (uint32_t i = 0; i < n; i++)
+        pthread_join(threads[i], NULL);
+}
+
+/* ---- by plain loops */
+
+void model_values_new(struct model_values *v)
+{
+    for (uint32_t u = 0; u < MODEL_UNITS; u++) {
+        v->master[u] = calloc(model_units[u].elems, sizeof(float));
+        v->m[u] = calloc(model_units[u].elems, sizeof(float));
+        v->v[u] = calloc(model_units[u].elems, sizeof(float));
+        assert(v->master[u] && v->m[u] && v->v[u]);
+    }
+}
+
+void model_values_done(struct model_values *v)
+{
+    for (uint32_t u = 0; u < MODEL_UNITS; u++) {
+        free(v->master[u]);
+        free(v->m[u]);
+        free(v->v[u]);
+    }
+}
+
+/* The parameter group of an element, or ZC_GROUP_FROZEN. */
+static uint32_t group_of(uint32_t unit, uint64_t elem)
+{
+    const struct model_unit *u = &model_units[unit];
+
+    for (uint32_t t = 0; t < u->ntensors; t++) {
+        uint64_t count = 1;
+
+        for (uint32_t d = 0; d < u->tensors[t].ndims; d++)
+            count *= u->tensors[t].dims[d];
+        if (elem >= u->tensors[t].first && elem < u->tensors[t].first + count)
+            return u->tensors[t].group;
+    }
+    return ZC_GROUP_FROZEN;
+}
+
+static double mean_gradient(uint32_t u, uint64_t i, uint64_t step, double w)
+{
+    double g = 0;
+
+    for (uint32_t s = 0; s < MODEL_BATCH; s++)
+        g += gradient(u, i, step * MODEL_BATCH + s, w);
+    return g / MODEL_BATCH;
+}
+
+void model_reference(const struct run *like, struct model_values *ret, double *ret_norms)
+{
+    const struct zc_zero_options *o = &like->options;
+
+    model_values_new(ret);
+    for (uint32_t u = 0; u < MODEL_UNITS; u++)
+        for (uint64_t i = 0; i < model_units[u].elems; i++)
+            ret->master[u][i] = model_init(u, i);
+    for (uint64_t step = 1; step <= like->steps; step++) {
+        double sum = 0, clip = 1, lr = 0.01 * (double)step;
+
+        for (uint32_t u = 0; u < MODEL_UNITS; u++)
+            for (uint64_t i = 0; i < model_units[u].elems; i++)
+                if (group_of(u, i) != ZC_GROUP_FROZEN)
+                    sum += pow(mean_gradient(u, i, step, ret->master[u][i]), 2);
+        ret_norms[step - 1] = sqrt(sum);
+        if (o->clip > 0)
+            clip = fmin(1, o->clip / (sqrt(sum) + 1e-6));
+        for (uint32_t u = 0; u < MODEL_UNITS; u++)
+            for (uint64_t i = 0; i < model_units[u].elems; i++) {
+                uint32_t group = group_of(u, i);
+                double w = ret->master[u][i], m = ret->m[u][i], v = ret->v[u][i];
+                double g = mean_gradient(u, i, step, w) * clip;
+
+                if (group == ZC_GROUP_FROZEN)
+                    continue;
+                w *= 1 - lr * o->weight_decay[group];
+                m = o->beta1 * m + (1 - o->beta1) * g;
+                v = o->beta2 * v + (1 - o->beta2) * g * g;
+                w -= lr / (1 - pow(o->beta1, (double)step)) * m /
+                     (sqrt(v / (1 - pow(o->beta2, (double)step))) + o->eps);
+                ret->master[u][i] = (float)w;
+                ret->m[u][i] = (float)m;
+                ret->v[u][i] = (float)v;
+            }
+    }
+}
+
+/* ---- comparing */
+
+void assert_runs_same(const char *name, const struct run *a, const struct run *b)
+{
+    if (memcmp(a->norms, b->norms, sizeof(a->norms)) != 0 ||
+        memcmp(a->losses, b->losses, sizeof(a->losses)) != 0 ||
+        memcmp(a->clips, b->clips, sizeof(a->clips)) != 0 ||
+        memcmp(a->skipped, b->skipped, sizeof(a->skipped)) != 0)
+        fail_msg("%s: norms or losses differ: norm of step 1 %.17g and %.17g", name, a->norms[0],
+                 b->norms[0]);
+    for (uint32_t u = 0; u < MODEL_UNITS; u++) {
+        size_t bytes = model_units[u].elems * sizeof(float);
+
+        if (memcmp(a->values.master[u], b->values.master[u], bytes) != 0 ||
+            memcmp(a->values.m[u], b->values.m[u], bytes) != 0 ||
+            memcmp(a->values.v[u], b->values.v[u], bytes) != 0)
+            fail_msg("%s: values of unit %u '%s' differ", name, u, model_units[u].name);
+    }
+}
+
+static void assert_array_near(const char *name, const char *what, uint32_t u, const float *a,
+                              const float *b, double relative)
+{
+    double most = 1e-12;
+
+    for (uint64_t i = 0; i < model_units[u].elems; i++)
+        most = fmax(most, fabs((double)a[i]));
+    for (uint64_t i = 0; i < model_units[u].elems; i++)
+        if (!(fabs((double)a[i] - (double)b[i]) <= relative * most))
+            fail_msg("%s: %s of unit %u '%s', element %llu: %.9g and %.9g", name, what, u,
+                     model_units[u].name, (unsigned long long)i, (double)a[i], (double)b[i]);
+}
+
+void assert_values_near(const char *name, const struct model_values *a,
+                        const struct model_values *b, double relative)
+{
+    for (uint32_t u = 0; u < MODEL_UNITS; u++) {
+        assert_array_near(name, "master", u, a->master[u], b->master[u], relative);
+        assert_array_near(name, "exp_avg", u, a->m[u], b->m[u], relative);
+        assert_array_near(name, "exp_avg_sq", u, a->v[u], b->v[u], relative);
+    }
+}
