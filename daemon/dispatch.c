@@ -49,8 +49,8 @@ static void clean_program(char *to, size_t size, const char *from)
     size_t n = 0;
 
     for (; from[n] && n + 1 < size; n++)
-        to[n] = from[n] > ' ' && from[n] <= '~' && from[n] != '"' && from[n] != '\\' ? from[n]
-                                                                                     : '?';
+        to[n] = from[n] >= ' ' && from[n] <= '~' && from[n] != '"' && from[n] != '\\' ? from[n]
+                                                                                      : '?';
     to[n] = '\0';
 }
 
