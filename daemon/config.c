@@ -91,9 +91,9 @@ static const struct zsd_option options[] = {
       .min = ZB_BLOCK_ELEMS, .max = ZB_PAGE_ELEMS_MAX, .multiple = ZB_BLOCK_ELEMS,
       .help = "Elements of a page, the unit of I/O." },
     { "ring_bytes", ZSD_SIZE, MEMBER(ring_bytes), .arg = "SIZE", .def = "auto",
-      .min = SIZE_MIN_BYTES, .max = SIZE_MAX_BYTES, .automatic = true, .auto_value = 0,
+      .min = ZB_PAGE_ALIGN, .max = SIZE_MAX_BYTES, .automatic = true, .auto_value = 0,
       .help = "Part of host_bytes: buffers that pages pass through between the NVMe tier and "
-              "the compute threads. auto: chosen from host_bytes." },
+              "the compute threads; at least one. auto: chosen from host_bytes." },
     { "clients_max", ZSD_COUNT, MEMBER(clients_max), .arg = "N", .def = "1024",
       .min = 1, .max = 65536,
       .help = "Connections at one time; the next one is refused with a sentence." },

@@ -298,6 +298,11 @@ unsigned zsd_core_busy(const struct zsd *daemon)
     return daemon->core->ops;
 }
 
+void zsd_core_farewell(struct zsd *daemon)
+{
+    zsd_jobs_end_all(daemon->core);
+}
+
 void zsd_core_drain(struct zsd *daemon)
 {
     daemon->core->draining = true;

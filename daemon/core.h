@@ -27,6 +27,9 @@ void zsd_core_tick(struct zsd *daemon, uint64_t now_ns);
 unsigned zsd_core_busy(const struct zsd *daemon);
 /** SIGTERM: from now on, new jobs and new steps are refused (-ESHUTDOWN); running ones finish. */
 void zsd_core_drain(struct zsd *daemon);
+/** The end is near: every job ends, and its ranks are told that it is the daemon that goes, before
+ * their connections close and each would take the other for dead. */
+void zsd_core_farewell(struct zsd *daemon);
 
 /* Handlers, the rows of dispatch.c: message is of the row's request type, already decoded, and
  * lives only during the call. Each answers req exactly once, now or later. */

@@ -434,7 +434,7 @@ void zsd_jobs_end_all(struct zsd_core *core)
 {
     struct zb_err why = { 0 };
 
-    (void)zb_fail(&why, -ECANCELED, "the daemon ends");
+    (void)zb_fail(&why, -ENOTCONN, "the daemon is ending");
     zb_list_each(pos, &core->jobs)
     {
         zsd_job_end(zb_container_of(pos, struct zsd_job, node), &why);

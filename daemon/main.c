@@ -38,6 +38,7 @@ struct ending {
     uv_signal_t signals[ZB_COUNT(end_signals)];
     uv_timer_t timer;
     bool begun;
+    bool told; /* the ranks of every job */
     uint64_t deadline_ns;
     int status;
 };
@@ -60,6 +61,11 @@ static void ending_on_timer(uv_timer_t *timer)
 
     if (busy == 0)
         e->deadline_ns = zb_min_u64(e->deadline_ns, now + DRAIN_SEND_MS * UINT64_C(1000000));
+    if (busy == 0 && !e->told) {
+        e->told = true;
+        zsd_core_farewell(e->daemon);
+        return; /* what that began, and what it said, is waited for like all else */
+    }
     if ((busy > 0 || unsent > 0) && now < e->deadline_ns)
         return;
     if (busy > 0) {

@@ -83,6 +83,11 @@ unsigned zsd_core_busy(const struct zsd *daemon)
     return core_double.busy;
 }
 
+void zsd_core_farewell(struct zsd *daemon)
+{
+    (void)daemon;
+}
+
 void zsd_core_drain(struct zsd *daemon)
 {
     (void)daemon;

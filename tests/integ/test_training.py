@@ -1,0 +1,262 @@
+#!/usr/bin/env python3
+"""test_training.py - zgpt through a real daemon: where bytes live never changes a run; who dies is noticed.
+
+    ZSHARD_BUILD=build tests/integ/test_training.py [NAME...]
+"""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+from harness import (DEADLINE, Daemon, check, main, mpi_env, program, ranks_command, skip, wait_until)
+
+STEPS = 20
+# More blocks than the ring has places, units of three shapes, a tail page in each.
+MODEL = ("--seed 5 --batch 6 --micro-batch 3 --seq 32 --layers 5 --heads 2 --width 48 --lr 1e-3 "
+         "--clip 1 --data LICENSE").split()
+PAGES = ["--page-elems", "8192", "--ring-bytes", "4K"]  # small pages, and one buffer for them
+
+
+class Run:
+    """One training run in a folder of its own: its losses and its weights."""
+
+    def __init__(self, flags, ranks=1, env=None, steps=STEPS):
+        self.folder = tempfile.mkdtemp(prefix="zshard-run-")
+        try:
+            jsonl, export = (os.path.join(self.folder, name) for name in ("jsonl", "weights"))
+            command = [program("zgpt"), *MODEL, "--steps", str(steps), "--jsonl", jsonl, "--export",
+                       export, *flags]
+            self.done = subprocess.run(ranks_command(ranks, command), text=True, timeout=DEADLINE,
+                                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+                                       env=(env or dict(os.environ)) | mpi_env())
+            self.steps, self.weights = [], b""
+            if self.done.returncode == 0:
+                with open(jsonl, encoding="utf-8") as f:
+                    self.steps = [json.loads(line) for line in f]
+                with open(export, "rb") as f:
+                    self.weights = f.read()
+        finally:
+            shutil.rmtree(self.folder)
+
+    def losses(self):
+        return [step["loss"] for step in self.steps]
+
+
+def good(run, what):
+    check(run.done.returncode == 0, f"{what} ended with {run.done.returncode}:\n{run.done.stdout}")
+    check(len(run.steps) == STEPS, f"{what} logged {len(run.steps)} steps")
+    return run
+
+
+def least_host_bytes(flags, ranks):
+    """What the daemon says is the least that would do: it must be exact."""
+    budget = 1 << 20 # grows until the staging fits into it, and the job does not
+    while True:
+        with Daemon("--host-bytes", str(budget), "--nvme-bytes", "64M", *PAGES) as d:
+            run = Run(flags, ranks, d.env(), steps=0)
+        found = re.search(r"least host_bytes that would do is (\d+)", run.done.stdout)
+        if found:
+            return int(found.group(1))
+        check(run.done.returncode != 0, f"{budget} bytes of host memory did already")
+        budget += budget // 8
+        check(budget < 1 << 30, f"no budget is named:\n{run.done.stdout}")
+
+
+def same_everywhere(dtype, ranks):
+    base = ["--dtype", dtype]
+    here = good(Run(base + ["--offload", "none"], ranks), "the run without a daemon")
+    offload = base + ["--offload", "nvme"]
+    least = least_host_bytes(offload, ranks)
+    rng = random.Random(f"{dtype} {ranks}")
+    budgets = [("all in host memory", 256 << 20), ("the least there is", least)]
+    budgets += [("a random budget", least + rng.randrange(1, 800 << 10)) for _ in range(2)]
+    for what, host in budgets:
+        for io in ("uring", "threads"):
+            with Daemon("--host-bytes", str(host), "--nvme-bytes", "64M", "--io", io, *PAGES) as d:
+                name = f"{dtype}, {ranks} ranks, {what} ({host}), {io}"
+                idle = d.used()
+                run = good(Run(offload, ranks, d.env()), name)
+                check(run.losses() == here.losses(), f"{name}: other losses than without a daemon")
+                check(run.weights == here.weights, f"{name}: other weights than without a daemon")
+                moved = sum(s["nvme_read_bytes"] + s["nvme_written_bytes"] for s in run.steps)
+                check((moved > 0) == (host < 128 << 20), f"{name}: {moved} bytes moved on NVMe")
+                wait_until("the budgets after the run", lambda d=d, idle=idle: d.used() == idle, 1)
+    check(len(here.weights) > 0, "no weights")
+
+
+def placement_fp32():
+    same_everywhere("fp32", 1)
+
+
+def placement_bf16():
+    same_everywhere("bf16", 1)
+
+
+def placement_two_ranks():
+    same_everywhere("bf16", 2)
+
+
+def least_is_least():
+    """With a byte less the job is refused with the same number, exit code 4."""
+    flags = ["--offload", "nvme"]
+    least = least_host_bytes(flags, 1)
+    with Daemon("--host-bytes", str(least - 1), "--nvme-bytes", "64M", *PAGES) as d:
+        run = Run(flags, 1, d.env(), steps=0)
+        check(run.done.returncode == 4, f"ended with {run.done.returncode}:\n{run.done.stdout}")
+        check(str(least) in run.done.stdout, f"does not name {least}:\n{run.done.stdout}")
+
+
+def nvme_too_small():
+    least = least_host_bytes(["--offload", "nvme"], 1)
+    with Daemon("--host-bytes", str(least), "--nvme-bytes", "1M", *PAGES) as d:
+        run = Run(["--offload", "nvme"], 1, d.env(), steps=0)
+        check(run.done.returncode == 4, f"ended with {run.done.returncode}:\n{run.done.stdout}")
+        check("NVMe" in run.done.stdout, run.done.stdout)
+        check(d.zctl("jobs") == [], "the refused job is still there")
+
+
+def host_only_refused():
+    """offload host means host: it does not spill to NVMe silently."""
+    least = least_host_bytes(["--offload", "nvme"], 1)
+    with Daemon("--host-bytes", str(least), "--nvme-bytes", "64M", *PAGES) as d:
+        run = Run(["--offload", "host"], 1, d.env(), steps=0)
+        check(run.done.returncode == 4, f"ended with {run.done.returncode}:\n{run.done.stdout}")
+
+
+def no_daemon():
+    run = Run(["--offload", "host", "--socket", "/nowhere/zshard.sock"], steps=1)
+    check(run.done.returncode == 3, f"ended with {run.done.returncode}:\n{run.done.stdout}")
+
+
+def name_taken():
+    """A second job of the same name is refused, and does the first no harm."""
+    with Trainers() as t:
+        t.wait_for_steps(2)
+        run = Run(["--offload", "nvme", "--job", "kills"], 1, t.daemon.env(), steps=1)
+        check(run.done.returncode == 4, f"ended with {run.done.returncode}:\n{run.done.stdout}")
+        check("'kills'" in run.done.stdout, run.done.stdout)
+        before = t.steps()
+        t.wait_for_steps(before + 2)
+
+
+# ---- who dies
+
+class Trainers:
+    """A daemon and two ranks that train until something happens to them."""
+
+    def __init__(self):
+        least = least_host_bytes(["--offload", "nvme"], 2)
+        self.daemon = Daemon("--nvme-bytes", "64M", "--host-bytes", str(least + 50000), *PAGES)
+        self.folder = tempfile.mkdtemp(prefix="zshard-kill-")
+
+    def __enter__(self):
+        try:
+            self.daemon.start()
+            self.idle = self.daemon.used()
+            # each rank's own process id, output and exit code; mpirun gives only its own
+            rank = os.path.join(self.folder, "rank")
+            script = (f'"$@" >{rank}$OMPI_COMM_WORLD_RANK.out 2>&1 & '
+                      f'echo $! >{rank}$OMPI_COMM_WORLD_RANK.pid; '
+                      'trap "kill -TERM $!" TERM; wait $!; rc=$?; '
+                      '[ $rc -gt 128 ] && kill -0 $! 2>/dev/null && { wait $!; rc=$?; }; '
+                      f'echo $rc >{rank}$OMPI_COMM_WORLD_RANK.rc')
+            self.jsonl = os.path.join(self.folder, "jsonl")
+            command = [program("zgpt"), *MODEL, "--steps", "100000", "--offload", "nvme", "--job",
+                       "kills", "--jsonl", self.jsonl]
+            self.mpirun = subprocess.Popen(
+                ranks_command(2, ["bash", "-c", script, "rank", *command]),
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL,
+                env=self.daemon.env() | mpi_env())
+            return self
+        except BaseException:
+            self.__exit__(*sys.exc_info())
+            raise
+
+    def __exit__(self, kind, value, trace):
+        for rank in (0, 1):
+            if self.read(rank, "pid") and not self.read(rank, "rc"):
+                try:
+                    os.kill(int(self.read(rank, "pid")), signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+        if hasattr(self, "mpirun"):
+            self.mpirun.wait(30)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return self.daemon.__exit__(kind, value, trace)
+
+    def read(self, rank, what):
+        try:
+            with open(os.path.join(self.folder, f"rank{rank}.{what}"), encoding="utf-8") as f:
+                return f.read().strip()
+        except FileNotFoundError:
+            return ""
+
+    def steps(self):
+        try:
+            with open(self.jsonl, encoding="utf-8") as f:
+                return sum(1 for _ in f)
+        except FileNotFoundError:
+            return 0
+
+    def wait_for_steps(self, n):
+        wait_until(f"step {n}", lambda: self.steps() >= n or self.mpirun.poll() is not None, DEADLINE)
+        check(self.mpirun.poll() is None, f"the ranks ended: {self.read(0, 'out')}")
+
+    def pid(self, rank):
+        return int(self.read(rank, "pid"))
+
+    def wait_for_end(self, rank, seconds, code, sentence):
+        wait_until(f"the end of rank {rank}", lambda: self.read(rank, "rc") != "", seconds)
+        check(self.read(rank, "rc") == str(code),
+              f"rank {rank} ended with {self.read(rank, 'rc')}, not {code}:\n{self.read(rank, 'out')}")
+        check(sentence in self.read(rank, "out"), f"rank {rank} says:\n{self.read(rank, 'out')}")
+
+
+def rank_killed():
+    """kill -9 of either rank, at different moments: the other ends with 5 within 2 seconds, the job is gone
+    and its bytes are back within a second, and another job starts."""
+    rng = random.Random(7)
+    for victim in (1, 0, 1):
+        with Trainers() as t:
+            t.wait_for_steps(2)
+            time.sleep(rng.random() * 0.2)
+            os.kill(t.pid(victim), signal.SIGKILL)
+            t.wait_for_end(1 - victim, 2, 5, f"rank {victim}")
+            wait_until("the job's end", lambda t=t: t.daemon.zctl("jobs") == [], 1)
+            wait_until("the budgets", lambda t=t: t.daemon.used() == t.idle, 1)
+            good(Run(["--offload", "nvme", "--job", "kills"], 1, t.daemon.env()), "the next job")
+
+
+def daemon_killed():
+    """kill -9 of the daemon: every rank ends with 3 within 2 seconds and says so."""
+    with Trainers() as t:
+        t.wait_for_steps(2)
+        t.daemon.kill()
+        for rank in (0, 1):
+            t.wait_for_end(rank, 2, 3, "daemon")
+
+
+def daemon_ended():
+    """SIGTERM in the middle of training: the daemon ends with 0, the ranks are told."""
+    with Trainers() as t:
+        t.wait_for_steps(2)
+        check(t.daemon.stop() == 0, f"the daemon ended with {t.daemon.process.returncode}")
+        for rank in (0, 1):
+            t.wait_for_end(rank, 3, 3, "daemon")
+
+
+TESTS = {f.__name__: f for f in (
+    placement_fp32, placement_bf16, placement_two_ranks, least_is_least, nvme_too_small,
+    host_only_refused, no_daemon, name_taken, rank_killed, daemon_killed, daemon_ended)}
+
+if __name__ == "__main__":
+    if not shutil.which("mpirun"):
+        skip("there is no mpirun")
+    sys.exit(main(TESTS))
