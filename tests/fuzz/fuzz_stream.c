@@ -13,28 +13,15 @@
 #include "base/util.h"
 #include "proto/stream.h"
 #include "tests/fuzz/zfuzz.h"
+#include "tests/unit/proto/send_fds.h"
 
 static void send_piece(int peer, const uint8_t *bytes, size_t len, unsigned nfds)
 {
-    union {
-        struct cmsghdr align;
-        char bytes[CMSG_SPACE(sizeof(int) * 15)];
-    } control = { .bytes = { 0 } };
-    struct iovec iov = { (void *)(uintptr_t)bytes, len };
-    struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1 };
-    int fds[15];
+    int fds[SEND_FDS_MAX];
 
     for (unsigned i = 0; i < nfds; i++)
         fds[i] = STDERR_FILENO;
-    if (nfds > 0) {
-        msg.msg_control = control.bytes;
-        msg.msg_controllen = CMSG_SPACE(sizeof(int) * nfds);
-        control.align.cmsg_level = SOL_SOCKET;
-        control.align.cmsg_type = SCM_RIGHTS;
-        control.align.cmsg_len = CMSG_LEN(sizeof(int) * nfds);
-        memcpy(CMSG_DATA(&control.align), fds, sizeof(int) * nfds);
-    }
-    zfuzz_require(sendmsg(peer, &msg, MSG_NOSIGNAL) == (ssize_t)len);
+    zfuzz_require(send_fds(peer, bytes, len, fds, nfds));
 }
 
 /** Takes frames until there is none: 0, or why the stream is lost. */

@@ -15,6 +15,7 @@
 #include "proto/shard.pb-c.h"
 #include "proto/stream.h"
 #include "tests/unit/proto/alloc_fail.h"
+#include "tests/unit/proto/send_fds.h"
 
 /** A stream and, at the other end, a plain socket. */
 struct fixture {
@@ -75,26 +76,12 @@ static unsigned size_of(int fd)
 /** Sends bytes with nfds descriptors of sizes size, size + 1 ... */
 static void raw_send(int peer, const void *bytes, size_t len, unsigned nfds, unsigned size)
 {
-    union {
-        struct cmsghdr align;
-        char bytes[CMSG_SPACE(sizeof(int) * 16)];
-    } control = { .bytes = { 0 } };
-    struct iovec iov = { (void *)(uintptr_t)bytes, len };
-    struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1 };
-    int fds[16];
+    int fds[SEND_FDS_MAX];
 
-    assert_true(nfds <= ZB_COUNT(fds));
+    assert_true(nfds <= SEND_FDS_MAX);
     for (unsigned i = 0; i < nfds; i++)
         fds[i] = file_of(size + i);
-    if (nfds > 0) {
-        msg.msg_control = control.bytes;
-        msg.msg_controllen = CMSG_SPACE(sizeof(int) * nfds);
-        control.align.cmsg_level = SOL_SOCKET;
-        control.align.cmsg_type = SCM_RIGHTS;
-        control.align.cmsg_len = CMSG_LEN(sizeof(int) * nfds);
-        memcpy(CMSG_DATA(&control.align), fds, sizeof(int) * nfds);
-    }
-    assert_int_equal(sendmsg(peer, &msg, MSG_NOSIGNAL), len);
+    assert_true(send_fds(peer, bytes, len, fds, nfds));
     for (unsigned i = 0; i < nfds; i++)
         zb_close_fd(&fds[i]);
 }

@@ -1,0 +1,247 @@
+/*
+ * conn.c - the connection: its states, bytes in and out, events, its end.
+ *
+ * MODEL. One receive for each turn: the kernel is asked for what is there, every whole frame of it
+ * is handled, and callbacks run as their frames are met. What callbacks start is queued, and sent
+ * when all of them have run.
+ *
+ * THE END is found while receiving, never while sending: what the daemon said last is read first.
+ * Where sending fails, `deaf` is set, and the next receive finds the end or makes it one.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "client/client_priv.h"
+#include "proto/socket.h"
+
+#define NS_PER_MS UINT64_C(1000000)
+
+/* ---- the beginning */
+
+/** A full backlog is waited for: the daemon is there, and busy. */
+static int conn_connect(struct zc_client *c, int fd, const struct sockaddr_un *address,
+                        uint64_t until_ns)
+{
+    while (connect(fd, (const struct sockaddr *)address, sizeof(*address)) < 0) {
+        int rc = -errno;
+
+        if (rc == -EINTR)
+            continue;
+        if (rc == -EAGAIN && zb_now_ns() < until_ns) {
+            (void)poll(NULL, 0, 5);
+            continue;
+        }
+        if (rc == -EAGAIN)
+            return zc_fail(c, -ETIMEDOUT, "the daemon at '%s' accepts no connection",
+                           address->sun_path);
+        if (rc == -EACCES || rc == -EPERM)
+            return zc_fail(c, -EPERM, "not allowed to connect to '%s'", address->sun_path);
+        return zc_fail(c, -ENOTCONN, "no daemon answers at '%s': %s", address->sun_path,
+                       strerror(-rc));
+    }
+    return 0;
+}
+
+int zc_conn_open(struct zc_client *c, const char *path, uint64_t until_ns)
+{
+    struct sockaddr_un address;
+    struct zb_err err = { 0 };
+    int fd, rc;
+
+    if (zp_socket_address(path, &address, &err) < 0)
+        return zc_fail(c, -EINVAL, "%s", err.text);
+    fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0) {
+        rc = -errno;
+        return zc_fail(c, rc, "a socket: %s", strerror(-rc));
+    }
+    rc = conn_connect(c, fd, &address, until_ns);
+    if (rc == 0 && zp_stream_new(&c->stream, fd) < 0)
+        rc = zc_fail(c, -ENOMEM, "a connection: %m");
+    if (rc < 0) {
+        (void)close(fd);
+        return rc;
+    }
+    c->state = ZC_OPEN;
+    c->heard_ns = zb_now_ns();
+    return 0;
+}
+
+int zc_conn_usable(struct zc_client *c)
+{
+    switch (c->state) {
+    case ZC_CLOSED:
+        return zc_fail(c, -ENOTCONN, "this handle has no connection");
+    case ZC_OPEN:
+        return 0;
+    case ZC_LOST:
+        break;
+    }
+    c->err = c->lost;
+    return c->lost.code;
+}
+
+/* ---- the end */
+
+unsigned zc_conn_lose(struct zc_client *c, const struct zb_err *why)
+{
+    assert(c->state == ZC_OPEN && why->code < 0);
+    c->state = ZC_LOST;
+    c->lost = *why;
+    if (why->code != -EPROTO && why->code != -ECANCELED)
+        c->lost.code = -ENOTCONN; /* of what is asked from now on */
+    return zc_calls_end(c, false, why);
+}
+
+/* ---- out */
+
+void zc_conn_send(struct zc_client *c)
+{
+    if (!c->deaf && zp_stream_pending(c->stream) > 0 && zp_stream_write(c->stream) < 0)
+        c->deaf = true;
+}
+
+int zc_conn_releases(struct zc_client *c)
+{
+    struct zp_frame frame = { .method = ZP_RELEASE, .kind = ZP_ONEWAY };
+    Zp__Release m = ZP__RELEASE__INIT;
+    int rc;
+
+    if (c->nreleases == 0)
+        return 0;
+    m.n_shards = c->nreleases;
+    m.shards = c->releases;
+    rc = zp_stream_send(c->stream, frame, &m.base, NULL, NULL, 0);
+    if (rc == 0)
+        c->nreleases = 0;
+    return rc;
+}
+
+/* ---- in */
+
+static unsigned conn_run_event(struct zc_client *c, const struct zc_event *event)
+{
+    if (!c->on_event)
+        return 0;
+    c->running = true;
+    c->on_event(c->on_event_arg, event);
+    c->running = false;
+    return 1;
+}
+
+/** The number of callbacks that ran, or -EPROTO. */
+static int conn_event(struct zc_client *c, const struct zp_frame *frame, const uint8_t *body,
+                      struct zb_err *err)
+{
+    const ProtobufCMessage *m;
+    const Zp__JobEvent *e;
+    struct zb_err why = { 0 };
+    struct zc_event event;
+    unsigned ran;
+
+    if (frame->method != ZP_EVENT_PEER_LOST && frame->method != ZP_EVENT_JOB_FAILED)
+        return 0; /* a newer daemon's */
+    if (zp_decode(c->arena, &zp__job_event__descriptor, body, frame->body_bytes, &m, err) < 0)
+        return -EPROTO;
+    e = (const Zp__JobEvent *)m;
+    if (e->code >= 0)
+        return zb_fail(err, -EPROTO, "an event with code %d", e->code);
+    /* A copy: a callback's calls unpack nothing, but what it does is its own affair. */
+    (void)zb_fail(&why, frame->method == ZP_EVENT_PEER_LOST ? -EOWNERDEAD : e->code, "%s", e->text);
+    event = (struct zc_event){ .kind = (enum zc_event_kind)frame->method,
+                               .job = e->job,
+                               .rank = e->rank,
+                               .code = why.code,
+                               .text = why.text };
+    ran = conn_run_event(c, &event);
+    if (event.job == c->job && c->job != 0)
+        ran += zc_calls_end(c, true, &why);
+    return (int)ran;
+}
+
+/** The number of callbacks that ran, or -EPROTO. */
+static int conn_frame(struct zc_client *c, const struct zp_frame *frame, const uint8_t *body,
+                      int *fds, struct zb_err *err)
+{
+    if (frame->kind == ZP_REPLY)
+        return zc_call_reply(c, frame, body, fds, err);
+    for (unsigned i = 0; i < frame->fds; i++)
+        zb_close_fd(&fds[i]);
+    if (frame->kind != ZP_EVENT || frame->fds > 0)
+        return zb_fail(err, -EPROTO, "a frame of kind %u with %u descriptors", frame->kind,
+                       frame->fds);
+    return conn_event(c, frame, body, err);
+}
+
+/** Handles every frame that has arrived: callbacks that ran. */
+static unsigned conn_frames(struct zc_client *c)
+{
+    struct zb_err err = { 0 };
+    struct zp_frame frame;
+    const uint8_t *body;
+    int fds[ZP_FDS_MAX], rc;
+    unsigned ran = 0;
+
+    while ((rc = zp_stream_next(c->stream, &frame, &body, fds, &err)) == 1) {
+        rc = conn_frame(c, &frame, body, fds, &err);
+        if (rc < 0)
+            break;
+        ran += (unsigned)rc;
+    }
+    if (rc < 0) {
+        struct zb_err why = { 0 };
+
+        (void)zb_fail(&why, -EPROTO, "the daemon does not keep to the protocol: %s", err.text);
+        ran += zc_conn_lose(c, &why);
+    }
+    return ran;
+}
+
+static unsigned conn_receive(struct zc_client *c)
+{
+    struct zb_err err = { 0 }, why = { 0 };
+    int rc = zp_stream_read(c->stream, &err);
+
+    if (rc == 0) {
+        c->heard_ns = zb_now_ns();
+        return conn_frames(c);
+    }
+    if (rc == -EAGAIN && !c->deaf)
+        return 0;
+    if (rc == -EPROTO)
+        (void)zb_fail(&why, -EPROTO, "the daemon does not keep to the protocol: %s", err.text);
+    else
+        (void)zb_fail(&why, -ENOTCONN, "the daemon is gone: %s",
+                      rc == -EAGAIN ? "it does not receive any more" : err.text);
+    return zc_conn_lose(c, &why);
+}
+
+unsigned zc_conn_turn(struct zc_client *c, uint64_t until_ns)
+{
+    struct pollfd p = { .fd = zp_stream_fd(c->stream), .events = POLLIN };
+    uint64_t now = until_ns > 0 ? zb_now_ns() : 0;
+    unsigned ran;
+
+    (void)zc_conn_releases(c); /* what does not fit now stays collected */
+    zc_conn_send(c);
+    if (now < until_ns && !c->deaf) {
+        uint64_t ms = zb_min_u64(zb_div_up(until_ns - now, NS_PER_MS), INT32_MAX);
+
+        if (zp_stream_pending(c->stream) > 0)
+            p.events |= POLLOUT;
+        if (poll(&p, 1, until_ns == UINT64_MAX ? -1 : (int)ms) <= 0)
+            return 0; /* nothing came, or a signal */
+        if (p.revents & POLLOUT)
+            zc_conn_send(c);
+        if (!(p.revents & ~POLLOUT))
+            return 0;
+    }
+    ran = conn_receive(c);
+    if (c->state == ZC_OPEN)
+        zc_conn_send(c);
+    return ran;
+}

@@ -1,0 +1,166 @@
+/*
+ * handle.c - handles: open, close, what they say of themselves.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/client_priv.h"
+
+#define CONNECT_TIMEOUT_MS 5000u
+#define QUIET_TIMEOUT_MS   30000u
+#define NS_PER_MS          UINT64_C(1000000)
+
+/* ---- sentences */
+
+#define CODE(code, text)           \
+    {                              \
+        -code, "-" #code ": " text \
+    }
+
+static const struct {
+    int rc;
+    const char *text;
+} codes[] = {
+    { 0, "0: done" },
+    CODE(EINVAL, "an argument is wrong"),
+    CODE(ENOENT, "there is no such job, unit, shard or note"),
+    CODE(EEXIST, "it exists already"),
+    CODE(EPERM, "it belongs to another user"),
+    CODE(ENOSPC, "it does not fit"),
+    CODE(EBUSY, "somebody holds it, or not now"),
+    CODE(EAGAIN, "it was not written yet"),
+    CODE(ETIMEDOUT, "the deadline passed"),
+    CODE(EBADMSG, "stored bytes are corrupt"),
+    CODE(EIO, "a device failed"),
+    CODE(EOWNERDEAD, "a peer rank of the job died"),
+    CODE(ECANCELED, "the call was ended"),
+    CODE(ENOTCONN, "the daemon is gone"),
+    CODE(EPROTO, "that is not the protocol"),
+    CODE(EUSERS, "the daemon serves as many clients as it may"),
+    CODE(ENOSYS, "the daemon does not know the request"),
+    CODE(EMSGSIZE, "the request is too long"),
+    CODE(ENOBUFS, "too many calls are in flight"),
+    CODE(ENOMEM, "there is no memory"),
+    CODE(EMFILE, "there are no descriptors left"),
+};
+
+const char *zc_strerror(int rc)
+{
+    for (size_t i = 0; i < ZB_COUNT(codes); i++)
+        if (codes[i].rc == rc)
+            return codes[i].text;
+    return "a code that this library does not use";
+}
+
+const char *zc_error(const struct zc_client *c)
+{
+    return c->err.text;
+}
+
+/* ---- open and close */
+
+static int handle_build(struct zc_client *c)
+{
+    c->slots = calloc(ZC_CALL_SLOTS, sizeof(*c->slots));
+    if (!c->slots || zp_arena_new(&c->arena) < 0)
+        return zc_fail(c, -ENOMEM, "a handle: %m");
+    return 0;
+}
+
+static int handle_greet(struct zc_client *c, const char *program, uint64_t until_ns)
+{
+    struct zc_waiter w = { .client = c };
+    int rc = zc_wait_until(&w, zc_hello(c, program, zc_waiter_done, &w), until_ns);
+
+    return rc == -EPROTONOSUPPORT ? -EPROTO : rc;
+}
+
+/** Back to CLOSED: nothing is left but the sentence. */
+static void handle_shut(struct zc_client *c)
+{
+    zb_list_each(node, &c->calls)
+    { /* they have ended; their replies did not come */
+        free(zb_container_of(node, struct zc_call, node)->spec.copy);
+    }
+    zb_list_init(&c->calls);
+    zb_list_init(&c->free_calls);
+    zc_map_close(&c->staging);
+    zc_map_close(&c->params);
+    zp_stream_free(c->stream);
+    zp_arena_free(c->arena);
+    free(c->slots);
+    c->stream = NULL;
+    c->arena = NULL;
+    c->slots = NULL;
+    c->server = (struct zc_server){ 0 };
+    c->job = 0;
+    c->state = ZC_CLOSED;
+}
+
+int zc_open(struct zc_client **ret, const struct zc_options *options)
+{
+    const struct zc_options defaults = { 0 };
+    const struct zc_options *o = options ? options : &defaults;
+    uint32_t timeout_ms = o->connect_timeout_ms ? o->connect_timeout_ms : CONNECT_TIMEOUT_MS;
+    uint32_t quiet_ms = o->quiet_timeout_ms ? o->quiet_timeout_ms : QUIET_TIMEOUT_MS;
+    uint64_t until_ns = zb_now_ns() + timeout_ms * NS_PER_MS;
+    struct zc_client *c = calloc(1, sizeof(*c));
+    int rc;
+
+    *ret = c;
+    if (!c)
+        return -ENOMEM;
+    zb_list_init(&c->calls);
+    zb_list_init(&c->free_calls);
+    c->quiet_ns = quiet_ms * NS_PER_MS;
+    rc = handle_build(c);
+    if (rc == 0)
+        rc = zc_conn_open(c, o->socket, until_ns);
+    if (rc == 0)
+        rc = handle_greet(c, o->program ? o->program : "libzclient", until_ns);
+    if (rc < 0)
+        handle_shut(c);
+    return rc;
+}
+
+void zc_close(struct zc_client *c)
+{
+    struct zb_err why = { 0 };
+
+    if (!c)
+        return;
+    assert(!c->running); /* not from a callback */
+    (void)zb_fail(&why, -ECANCELED, "the handle was closed");
+    if (c->state == ZC_OPEN)
+        (void)zc_conn_lose(c, &why);
+    handle_shut(c);
+    free(c);
+}
+
+/* ---- looking at a handle */
+
+const struct zc_server *zc_server(const struct zc_client *c)
+{
+    return &c->server;
+}
+
+int zc_fd(const struct zc_client *c)
+{
+    return c->stream ? zp_stream_fd(c->stream) : -1;
+}
+
+short zc_events(const struct zc_client *c)
+{
+    if (c->state != ZC_OPEN)
+        return 0;
+    return zp_stream_pending(c->stream) > 0 || c->nreleases > 0 ? POLLIN | POLLOUT : POLLIN;
+}
+
+void zc_on_event(struct zc_client *c, zc_event_fn *fn, void *arg)
+{
+    c->on_event = fn;
+    c->on_event_arg = arg;
+}
