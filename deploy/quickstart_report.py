@@ -1,4 +1,7 @@
-"""quickstart_report.py LOSS.jsonl - what a training run did, for people. Exit status 1: it did not learn."""
+"""quickstart_report.py LOSS.jsonl JOBS.json - what a training run did, for people.
+
+LOSS.jsonl is zgpt's, JOBS.json what `zctl jobs -o json` said while it ran. Exit status 1: it did not learn.
+"""
 import json
 import math
 import os
@@ -24,16 +27,15 @@ def unigram_entropy(root):
 def main():
     with open(sys.argv[1], encoding="utf-8") as f:
         steps = [json.loads(line) for line in f]
-    params = steps[0].get("params")
+    with open(sys.argv[2], encoding="utf-8") as f:
+        params = json.load(f)["rows"][0]["params"]
     tail = steps[-10:]
     first, last = steps[0]["loss"], sum(s["loss"] for s in tail) / len(tail)
     middle = steps[len(steps) // 4:]
     speed = sorted(s["tokens_per_s"] for s in middle)[len(middle) // 2]
     tiers = steps[-1]["tier_bytes"]
-    # counters are totals since the run began: the difference of two steps is what one step moves
-    span = len(steps) - 1
-    read = (steps[-1]["nvme_read_bytes"] - steps[0]["nvme_read_bytes"]) / max(span, 1)
-    written = (steps[-1]["nvme_written_bytes"] - steps[0]["nvme_written_bytes"]) / max(span, 1)
+    read = sum(s["nvme_read_bytes"] for s in steps) / len(steps)
+    written = sum(s["nvme_written_bytes"] for s in steps) / len(steps)
     entropy = unigram_entropy(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 
     print("== what happened")
@@ -43,8 +45,7 @@ def main():
     for name, value in tiers.items():
         print(f"resident        {value / 2**20:10.1f} MiB in {name}")
     print(f"NVMe per step   {read / 2**20:.1f} MiB read, {written / 2**20:.1f} MiB written")
-    if params:
-        print(f"per parameter   {read / params:.1f} bytes read, {written / params:.1f} bytes written, each step")
+    print(f"per parameter   {read / params:.1f} bytes read, {written / params:.1f} bytes written, each step")
     if not last < 0.9 * entropy:
         print("It did not learn more than the frequency of bytes: something is wrong.")
         return 1
