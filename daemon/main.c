@@ -12,6 +12,7 @@
  *     3  the socket or the data directory belongs to another daemon
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -151,13 +152,28 @@ static int serve(struct zsd *daemon, struct zb_err *err)
     return status;
 }
 
+/** Started with one of these closed, the next file that we open, the data file even, would be
+ *  where the log goes. */
+static void open_standard_files(void)
+{
+    int fd;
+
+    do
+        fd = open("/dev/null", O_RDWR);
+    while (fd >= 0 && fd <= STDERR_FILENO);
+    if (fd >= 0)
+        (void)close(fd);
+}
+
 int main(int argc, char **argv)
 {
     static struct zsd daemon;
     const char *text = NULL;
     struct zb_err err = { 0 };
-    int rc = zsd_config_load(&daemon.config, argc, argv, &text, &err), status;
+    int rc, status;
 
+    open_standard_files();
+    rc = zsd_config_load(&daemon.config, argc, argv, &text, &err);
     if (rc < 0) {
         (void)fprintf(stderr, "zshardd: %s\n", err.text);
         return EXIT_CONFIG;

@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/util.h"
 
@@ -184,7 +185,7 @@ static uint64_t version_left(const char *root, const struct cgroup_names *n)
 
 uint64_t zsd_sysmem_left(const char *root)
 {
-    uint64_t left = UINT64_MAX, kib;
+    uint64_t left = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE), kib;
 
     if (read_number(root, "/proc", "meminfo", "MemAvailable", &kib))
         left = kib * ZB_KIB;

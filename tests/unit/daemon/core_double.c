@@ -36,15 +36,17 @@ void core_answer_all(size_t bytes)
 
 int zsd_core_new(struct zsd *daemon, struct zb_err *err)
 {
-    core_double.news++;
     if (core_double.new_rc < 0)
         return zb_fail(err, core_double.new_rc, "the core's double: %m");
+    core_double.news++;
     daemon->core = (struct zsd_core *)(void *)&core_double;
     return 0;
 }
 
 void zsd_core_free(struct zsd *daemon)
 {
+    if (!daemon->core)
+        return;
     core_double.frees++;
     core_answer_all(0); /* as the core's: nobody is left unanswered */
     daemon->core = NULL;
