@@ -1,0 +1,272 @@
+"""zshard.py - libzclient for Python, by ctypes alone.
+
+Every function of zclient.h, zc_zero.h and zc_safetensors.h is in `PROTOTYPES` with the types of its
+arguments, and every struct is a class of its C name; the headers say what they mean. `load()` finds
+the library and binds them all:
+
+    import zshard
+    lib = zshard.load()
+    lib.zc_strerror(-28)
+
+`Client` wraps the few calls that looking inside needs. Callbacks are made with `DONE(function)`;
+keep them referenced for as long as C may call them.
+"""
+import ctypes
+import os
+from ctypes import (CFUNCTYPE, POINTER, Structure, byref, c_bool, c_char, c_char_p, c_double, c_float,
+                    c_int, c_short, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p)
+
+NAME_MAX = 63
+DIMS_MAX = 8
+NORM_BYTES = 80
+
+F32, BF16 = 1, 2
+HOST, NVME = 1, 2
+PARAM, MASTER, EXP_AVG, EXP_AVG_SQ, GRAD = 1, 2, 3, 4, 5
+ZERO_NONE, ZERO_HOST, ZERO_NVME = 0, 1, 2
+
+
+def struct(name, *fields):
+    """A struct of zclient.h, by its C name."""
+    return type(name, (Structure,), {"_fields_": [(f, t) for t, names in fields
+                                                  for f in names.split()]})
+
+
+# ---- zclient.h
+
+zc_options = struct("zc_options", (c_char_p, "socket program"),
+                    (c_uint32, "connect_timeout_ms quiet_timeout_ms"))
+zc_server = struct("zc_server", (c_uint32, "version page_elems block_elems shards_max"),
+                   (c_uint8 * 16, "instance"), (c_uint64, "pid"), (c_char * 64, "server"))
+zc_event = struct("zc_event", (c_int, "kind"), (c_uint64, "job"), (c_uint32, "rank"), (c_int, "code"),
+                  (c_char_p, "text"))
+zc_job_options = struct("zc_job_options", (c_char_p, "name"), (c_uint32, "rank world"),
+                        (c_bool, "keep attach"), (c_uint64, "staging_bytes"),
+                        (c_int, "offload_param offload_optimizer"), (c_uint64, "host_bytes_max"),
+                        (c_uint32, "groups"))
+zc_job = struct("zc_job", (c_uint64, "id iterations applied"), (c_void_p, "staging"),
+                (c_uint64, "staging_bytes"))
+zc_tensor = struct("zc_tensor", (c_char_p, "name"), (c_uint64, "first"), (c_uint32, "ndims"),
+                   (c_uint64 * DIMS_MAX, "dims"), (c_uint32, "group"))
+zc_unit = struct("zc_unit", (c_uint32, "index"), (c_char_p, "name"), (c_uint64, "elems"),
+                 (c_int, "dtype grad_dtype"), (c_bool, "frozen"), (POINTER(zc_tensor), "tensors"),
+                 (c_uint32, "ntensors"))
+zc_range = struct("zc_range", (c_uint32, "unit"), (c_uint64, "first count"))
+zc_placement = struct("zc_placement", (c_uint64, "arena_bytes ring_bytes host_bytes nvme_bytes"))
+zc_view = struct("zc_view", (c_void_p, "data"), (c_uint64, "bytes version"))
+zc_push = struct("zc_push", (c_uint64, "shard step"), (c_uint32, "micro"), (c_bool, "add"),
+                 (c_int, "dtype"), (c_uint64, "first count"), (c_void_p, "staged"))
+zc_norm = struct("zc_norm", (c_uint8 * NORM_BYTES, "sum_of_squares"), (c_uint64, "nonfinite"))
+zc_group = struct("zc_group", (c_double, "lr beta1 beta2 eps weight_decay"))
+zc_step = struct("zc_step", (c_uint64, "step"), (c_double, "scale"), (POINTER(zc_group), "groups"),
+                 (c_uint32, "ngroups"), (c_bool, "commit"), (c_uint32, "timeout_ms"))
+zc_stepped = struct("zc_stepped", (c_uint64, "iterations applied"))
+zc_shard_row = struct("zc_shard_row",
+                      (c_uint64, "id first count version bytes host_bytes nvme_bytes"),
+                      (c_uint32, "pins rank"), (c_char * (NAME_MAX + 1), "job unit"),
+                      (c_char * 8, "dtype tier"))
+zc_job_row = struct("zc_job_row",
+                    (c_uint64, "id iterations applied shards params host_bytes nvme_bytes "
+                               "fetched_bytes pushed_bytes nvme_read_bytes nvme_written_bytes"),
+                    (c_uint32, "uid world attached"), (c_bool, "keep"),
+                    (c_char * (NAME_MAX + 1), "name"), (c_char * 16, "state"),
+                    (c_char * 256, "error"))
+zc_tier_row = struct("zc_tier_row", (c_uint64, "budget used params grads state staging rings"),
+                     (c_char * 8, "name"), (c_char * 256, "detail"))
+zc_counter = struct("zc_counter", (c_uint64, "value"), (c_char * 64, "name"))
+
+DONE = CFUNCTYPE(None, c_void_p, c_int)
+EVENT = CFUNCTYPE(None, c_void_p, POINTER(zc_event))
+
+# ---- zc_zero.h
+
+zc_zero_options = struct("zc_zero_options", (c_void_p, "comm"), (c_char_p, "socket job"),
+                         (c_bool, "keep resume"), (c_int, "offload_param offload_optimizer"),
+                         (c_uint32, "micro_steps"), (c_double, "clip beta1 beta2 eps"),
+                         (c_double * 64, "weight_decay"),
+                         (c_uint32, "groups prefetch_units timeout_ms"), (c_char_p, "kernels"))
+zc_zero_stepped = struct("zc_zero_stepped", (c_uint64, "iterations applied"),
+                         (c_double, "grad_norm clip_scale"), (c_bool, "skipped"))
+zc_zero_stats = struct("zc_zero_stats",
+                       (c_uint64, "fetched_bytes pushed_bytes nvme_read_bytes nvme_written_bytes "
+                                  "host_bytes nvme_bytes gpu_bytes gather_buffer_bytes "
+                                  "grad_buffer_bytes comm_bytes"),
+                       (c_double, "stall_seconds"))
+
+ZERO_INIT = CFUNCTYPE(c_int, c_void_p, c_uint32, c_uint64, c_uint64, POINTER(c_float))
+
+# ---- zc_safetensors.h
+
+zc_st_tensor = struct("zc_st_tensor", (c_char_p, "name"), (c_int, "dtype"), (c_uint32, "ndims"),
+                      (POINTER(c_uint64), "dims"), (c_uint64, "elems"))
+zc_st_pair = struct("zc_st_pair", (c_char_p, "key value"))
+
+STRUCTS = [value for name, value in sorted(globals().items())
+           if name.startswith("zc_") and isinstance(value, type)]
+
+# ---- the functions
+
+P = POINTER
+HANDLE = c_void_p
+CALL = (DONE, c_void_p)
+SENTENCE = (c_void_p, c_size_t)  # a buffer of the caller's and its length
+
+
+def asynchronous(name, *args):
+    """A call and its blocking form."""
+    return {name: (c_int, (HANDLE, *args, *CALL)), name + "_wait": (c_int, (HANDLE, *args))}
+
+
+PROTOTYPES = {
+    "zc_open": (c_int, (P(HANDLE), P(zc_options))),
+    "zc_close": (None, (HANDLE,)),
+    "zc_error": (c_char_p, (HANDLE,)),
+    "zc_strerror": (c_char_p, (c_int,)),
+    "zc_exit_code": (c_int, (c_int,)),
+    "zc_server": (P(zc_server), (HANDLE,)),
+    "zc_fd": (c_int, (HANDLE,)),
+    "zc_events": (c_short, (HANDLE,)),
+    "zc_poll": (c_int, (HANDLE, c_int)),
+    "zc_on_event": (None, (HANDLE, EVENT, c_void_p)),
+    **asynchronous("zc_job_open", P(zc_job_options), P(zc_job)),
+    **asynchronous("zc_unit_define", c_uint64, P(zc_unit)),
+    **asynchronous("zc_register", c_uint64, P(zc_range), c_uint32, P(c_uint64)),
+    **asynchronous("zc_ready", c_uint64, c_uint32, P(zc_placement)),
+    **asynchronous("zc_job_close", c_uint64),
+    **asynchronous("zc_job_destroy", c_char_p),
+    **asynchronous("zc_write", c_uint64, c_uint64, c_uint64, c_void_p),
+    **asynchronous("zc_read", c_uint64, c_int, c_uint64, c_uint64, c_void_p),
+    **asynchronous("zc_fetch", P(c_uint64), c_uint32, c_uint64, c_uint32, P(zc_view)),
+    "zc_release": (c_int, (HANDLE, P(c_uint64), c_uint32)),
+    **asynchronous("zc_push", P(zc_push)),
+    "zc_norm_merge": (None, (P(zc_norm), P(zc_norm))),
+    "zc_norm_value": (c_double, (P(zc_norm),)),
+    **asynchronous("zc_norms", c_uint64, c_uint64, P(zc_norm)),
+    **asynchronous("zc_step", c_uint64, P(zc_step), P(zc_stepped)),
+    **asynchronous("zc_skip", c_uint64, c_uint64, c_uint32, P(zc_stepped)),
+    **asynchronous("zc_note_put", c_uint64, c_bool, c_void_p, c_size_t),
+    "zc_note_get_wait": (c_int, (HANDLE, c_uint64, c_bool, c_void_p, P(c_size_t))),
+    "zc_list_wait": (c_int, (HANDLE, c_char_p, P(P(zc_shard_row)), P(c_size_t))),
+    "zc_jobs_wait": (c_int, (HANDLE, c_char_p, P(P(zc_job_row)), P(c_size_t))),
+    "zc_tiers_wait": (c_int, (HANDLE, P(P(zc_tier_row)), P(c_size_t))),
+    "zc_stat_wait": (c_int, (HANDLE, P(P(zc_counter)), P(c_size_t))),
+    "zc_rows_free": (None, (c_void_p,)),
+    **asynchronous("zc_ping"),
+    # zc_zero.h
+    "zc_comm_open": (c_int, (P(c_void_p), c_char_p, *SENTENCE)),
+    "zc_comm_close": (None, (c_void_p, c_bool)),
+    "zc_zero_defaults": (None, (P(zc_zero_options),)),
+    "zc_zero_open": (c_int, (P(HANDLE), P(zc_zero_options))),
+    "zc_zero_close": (None, (HANDLE, c_bool)),
+    "zc_zero_error": (c_char_p, (HANDLE,)),
+    "zc_zero_add_unit": (c_int, (HANDLE, P(zc_unit))),
+    "zc_zero_start": (c_int, (HANDLE, ZERO_INIT, c_void_p)),
+    "zc_zero_progress": (c_int, (HANDLE, P(c_uint64), P(c_uint64))),
+    "zc_zero_gather": (c_int, (HANDLE, c_uint32, P(c_void_p))),
+    "zc_zero_release": (c_int, (HANDLE, c_uint32)),
+    "zc_zero_grad": (c_int, (HANDLE, c_uint32, P(P(c_float)))),
+    "zc_zero_reduce": (c_int, (HANDLE, c_uint32)),
+    "zc_zero_step": (c_int, (HANDLE, c_double, P(zc_zero_stepped))),
+    "zc_zero_sum": (c_int, (HANDLE, P(c_double), c_uint32)),
+    "zc_zero_poll": (c_int, (HANDLE,)),
+    "zc_zero_read": (c_int, (HANDLE, c_uint32, c_int, c_uint64, c_uint64, P(c_float))),
+    "zc_zero_stats": (c_int, (HANDLE, P(zc_zero_stats))),
+    # zc_safetensors.h
+    "zc_st_dtype_name": (c_char_p, (c_int,)),
+    "zc_st_dtype_bytes": (c_size_t, (c_int,)),
+    "zc_st_open": (c_int, (P(HANDLE), c_char_p, *SENTENCE)),
+    "zc_st_close": (None, (HANDLE,)),
+    "zc_st_count": (c_size_t, (HANDLE,)),
+    "zc_st_at": (P(zc_st_tensor), (HANDLE, c_size_t)),
+    "zc_st_find": (P(zc_st_tensor), (HANDLE, c_char_p)),
+    "zc_st_metadata": (c_char_p, (HANDLE, c_char_p)),
+    "zc_st_read": (c_int, (HANDLE, P(zc_st_tensor), c_uint64, c_uint64, c_void_p, *SENTENCE)),
+    "zc_st_read_f32": (c_int, (HANDLE, P(zc_st_tensor), c_uint64, c_uint64, P(c_float), *SENTENCE)),
+    "zc_st_create": (c_int, (P(HANDLE), c_char_p, P(zc_st_tensor), c_size_t, P(zc_st_pair), c_size_t,
+                             *SENTENCE)),
+    "zc_st_append": (c_int, (HANDLE, c_void_p, c_size_t, *SENTENCE)),
+    "zc_st_commit": (c_int, (HANDLE, *SENTENCE)),
+    "zc_st_discard": (None, (HANDLE,)),
+}
+
+
+def load(path=None):
+    """The library, with every prototype bound: `path`, else $ZSHARD_LIBRARY, else the system's."""
+    lib = ctypes.CDLL(path or os.environ.get("ZSHARD_LIBRARY") or "libzclient.so.0")
+    for name, (result, args) in PROTOTYPES.items():
+        function = getattr(lib, name)
+        function.restype = result
+        function.argtypes = args
+    return lib
+
+
+class Error(Exception):
+    """`rc` is the negative errno, the text is zc_error()'s sentence."""
+
+    def __init__(self, rc, sentence):
+        super().__init__(sentence)
+        self.rc = rc
+
+
+def plain(row):
+    """A row as a dict, its text decoded."""
+    values = ((name, getattr(row, name)) for name, _ in row._fields_)
+    return {name: v.decode() if isinstance(v, bytes) else v for name, v in values}
+
+
+class Client:
+    """A connection, for looking inside. With `with`, it is closed at the end."""
+
+    def __init__(self, socket=None, program="python", lib=None):
+        self.lib = lib or load()
+        self.handle = HANDLE()
+        options = zc_options(socket=socket.encode() if socket else None, program=program.encode())
+        try:
+            self.check(self.lib.zc_open(byref(self.handle), byref(options)))
+        except Error:
+            self.close()
+            raise
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self):
+        self.lib.zc_close(self.handle)
+        self.handle = HANDLE()
+
+    def check(self, rc):
+        """rc, or an Error where it is negative."""
+        if rc < 0:
+            text = self.lib.zc_error(self.handle) if self.handle else self.lib.zc_strerror(rc)
+            raise Error(rc, text.decode(errors="replace"))
+        return rc
+
+    def server(self):
+        return plain(self.lib.zc_server(self.handle).contents)
+
+    def ping(self):
+        self.check(self.lib.zc_ping_wait(self.handle))
+
+    def rows(self, function, row, *args):
+        first, n = P(row)(), c_size_t()
+        self.check(function(self.handle, *args, byref(first), byref(n)))
+        try:
+            return [plain(first[i]) for i in range(n.value)]
+        finally:
+            self.lib.zc_rows_free(first)
+
+    def shards(self, job=""):
+        return self.rows(self.lib.zc_list_wait, zc_shard_row, job.encode())
+
+    def jobs(self, job=""):
+        return self.rows(self.lib.zc_jobs_wait, zc_job_row, job.encode())
+
+    def tiers(self):
+        return self.rows(self.lib.zc_tiers_wait, zc_tier_row)
+
+    def stat(self):
+        return {row["name"]: row["value"]
+                for row in self.rows(self.lib.zc_stat_wait, zc_counter)}
