@@ -209,9 +209,12 @@ class Error(Exception):
 
 
 def plain(row):
-    """A row as a dict, its text decoded."""
-    values = ((name, getattr(row, name)) for name, _ in row._fields_)
-    return {name: v.decode() if isinstance(v, bytes) else v for name, v in values}
+    """A row as a dict: text decoded, arrays of bytes as bytes."""
+    def value(v):
+        if isinstance(v, ctypes.Array):
+            return bytes(v)
+        return v.decode() if isinstance(v, bytes) else v
+    return {name: value(getattr(row, name)) for name, _ in row._fields_}
 
 
 class Client:
