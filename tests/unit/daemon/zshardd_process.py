@@ -3,7 +3,9 @@
 
 usage: zshardd_process.py PATH-OF-ZSHARDD
 """
+import glob
 import os
+import re
 import shutil
 import signal
 import socket
@@ -14,6 +16,7 @@ import tempfile
 import time
 import unittest
 
+SOURCE = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../.."))
 ZSHARDD = sys.argv.pop(1) if len(sys.argv) > 1 else "zshardd"
 SLOW = 20  # seconds until we believe that something will not happen, sanitizers included
 REQUEST, REPLY = 1, 2
@@ -211,14 +214,23 @@ class Process(unittest.TestCase):
             self.assertEqual(err.count("\n"), 1)
 
     def test_words(self):
-        source = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../..")
         for args, says in ((["--help"], "--host-bytes SIZE"), (["--version"], "zshardd "),
                            (["--check-config"], "is fine"),
-                           (["--check-config", "--config", source + "/deploy/zshardd.conf"],
+                           (["--check-config", "--config", SOURCE + "/deploy/zshardd.conf"],
                             "is fine")):
             status, out, err = self.start(*args, wait=False).end(None)
             self.assertEqual((status, err), (0, ""), args)
             self.assertIn(says, out)
+
+    def test_operators_are_told_of_each_event(self):
+        with open(SOURCE + "/deploy/README.md", encoding="utf-8") as file:
+            manual = file.read()
+        events = set()
+        for name in glob.glob(SOURCE + "/daemon/*.c"):
+            with open(name, encoding="utf-8") as file:
+                events |= set(re.findall(r'ZB_LOG_[A-Z]+,\s*"([a-z-]+)"', file.read()))
+        self.assertIn("serving", events)
+        self.assertEqual([event for event in sorted(events) if f"`{event}`" not in manual], [])
 
     def test_service_manager_is_told(self):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
