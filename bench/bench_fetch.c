@@ -1,0 +1,342 @@
+/*
+ * bench_fetch.c - `zbench fetch`: what a fetch and a release of a resident shard cost a client,
+ * against the least that any daemon behind a socket can cost.
+ *
+ * MODEL. A zshardd of our own (beside this program, on a temporary socket and data directory) holds
+ * a job whose parameters are all in memory. The reference is a raw ping-pong of 64 bytes between
+ * two processes over a Unix stream socket, blocking, with nothing behind it: two system calls on
+ * each side, and two context switches. Slices of both alternate,
+ *
+ *     fetch  ping-pong  ping-pong  fetch
+ *
+ * and each slice is the mean over some thousand operations. A release is one-way and travels with
+ * the next request, so a fetch and its release are one round trip.
+ *
+ * The cases: one shard, and 64 of them named by one request.
+ */
+#include "bench/zbench.h"
+
+#include <errno.h>
+#include <ftw.h>
+#include <getopt.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/util.h"
+#include "client/zclient.h"
+
+#define FETCH_SHARDS     64u
+#define FETCH_PING_BYTES 64u
+#define FETCH_WARM_UP    200u /* operations before anything counts */
+#define FETCH_OPS        2000u
+#define FETCH_OPS_MAX    1000000u
+#define FETCH_ROUNDS     25u
+
+struct fetch_bench {
+    struct zbench *z;
+    unsigned rounds, ops;
+
+    char dir[64]; /* "": not made */
+    pid_t daemon, echo;
+    int daemon_out; /* its standard output, -1: none */
+    int ping;       /* the reference's socket, -1: none */
+
+    struct zc_client *c;
+    struct zc_job job;
+    uint64_t ids[FETCH_SHARDS], count; /* elements of each */
+};
+
+/* ---- the daemon */
+
+/** In the child: becomes a zshardd, or ends. */
+static void fetch_exec_daemon(const struct fetch_bench *b, int out, pid_t parent)
+{
+    char program[PATH_MAX], socket[128], data[128];
+    ssize_t n = readlink("/proc/self/exe", program, sizeof(program) - 16);
+    char *slash;
+
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (n < 0 || getppid() != parent)
+        _exit(127);
+    program[n] = '\0';
+    slash = strrchr(program, '/');
+    (void)strcpy(slash ? slash + 1 : program, "zshardd");
+    (void)snprintf(socket, sizeof(socket), "%s/s", b->dir);
+    (void)snprintf(data, sizeof(data), "%s/data", b->dir);
+    (void)dup2(out, STDOUT_FILENO);
+    (void)execl(program, program, "--socket", socket, "--data", data, "--host-bytes", "64M",
+                "--nvme-bytes", "0", "--log-level", "warn", (char *)NULL);
+    _exit(127);
+}
+
+/** Starts it and waits for its line "ready ...", or its end. */
+static int fetch_start_daemon(struct fetch_bench *b)
+{
+    pid_t parent = getpid();
+    char line[512];
+    size_t len = 0;
+    int fds[2];
+
+    if (pipe(fds) < 0)
+        return zb_fail(&b->z->err, -errno, "a pipe: %m");
+    b->daemon_out = fds[0];
+    b->daemon = fork();
+    if (b->daemon == 0)
+        fetch_exec_daemon(b, fds[1], parent);
+    (void)close(fds[1]);
+    if (b->daemon < 0)
+        return zb_fail(&b->z->err, -errno, "a process for zshardd: %m");
+    while (len + 1 < sizeof(line) && !memchr(line, '\n', len)) {
+        ssize_t n = read(b->daemon_out, line + len, sizeof(line) - 1 - len);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            break;
+        len += (size_t)n;
+    }
+    line[len] = '\0';
+    if (strncmp(line, "ready ", 6) != 0)
+        return zb_fail(&b->z->err, -ENOENT, "zshardd (beside this program) did not start");
+    return 0;
+}
+
+/* ---- the reference */
+
+static int fetch_read_all(int fd, char *buf, size_t len)
+{
+    for (size_t got = 0; got < len;) {
+        ssize_t n = read(fd, buf + got, len - got);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n < 0 ? -errno : -ECONNRESET;
+        got += (size_t)n;
+    }
+    return 0;
+}
+
+/** In the child: sends back what comes, until nothing comes any more. */
+static void fetch_echo(int fd)
+{
+    char buf[FETCH_PING_BYTES];
+
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+    while (fetch_read_all(fd, buf, sizeof(buf)) == 0)
+        if (write(fd, buf, sizeof(buf)) != (ssize_t)sizeof(buf))
+            break;
+    _exit(0);
+}
+
+static int fetch_start_echo(struct fetch_bench *b)
+{
+    int fds[2];
+
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) < 0)
+        return zb_fail(&b->z->err, -errno, "a pair of sockets: %m");
+    b->ping = fds[0];
+    b->echo = fork();
+    if (b->echo == 0) {
+        (void)close(fds[0]);
+        fetch_echo(fds[1]);
+    }
+    (void)close(fds[1]);
+    return b->echo < 0 ? zb_fail(&b->z->err, -errno, "a process to answer pings: %m") : 0;
+}
+
+/* ---- the job */
+
+static int fetch_failed(struct fetch_bench *b, int rc)
+{
+    return zb_fail(&b->z->err, rc, "%s", b->c ? zc_error(b->c) : zc_strerror(rc));
+}
+
+static int fetch_open_job(struct fetch_bench *b)
+{
+    struct zc_range ranges[FETCH_SHARDS];
+    struct zc_job_options options = { .name = "bench",
+                                      .world = 1,
+                                      .groups = 1,
+                                      .offload_param = ZC_HOST,
+                                      .offload_optimizer = ZC_HOST };
+    struct zc_unit unit = { .name = "unit", .dtype = ZC_BF16, .frozen = true };
+    struct zc_placement placement;
+    char socket[128];
+    int rc;
+
+    (void)snprintf(socket, sizeof(socket), "%s/s", b->dir);
+    rc = zc_open(&b->c, &(struct zc_options){ .socket = socket, .program = "zbench" });
+    if (rc < 0)
+        return fetch_failed(b, rc);
+    b->count = zc_server(b->c)->block_elems;
+    unit.elems = FETCH_SHARDS * b->count;
+    options.staging_bytes = b->count * sizeof(float);
+    for (uint32_t i = 0; i < FETCH_SHARDS; i++)
+        ranges[i] = (struct zc_range){ .first = i * b->count, .count = b->count };
+    if ((rc = zc_job_open_wait(b->c, &options, &b->job)) < 0 ||
+        (rc = zc_unit_define_wait(b->c, b->job.id, &unit)) < 0 ||
+        (rc = zc_register_wait(b->c, b->job.id, ranges, FETCH_SHARDS, b->ids)) < 0 ||
+        (rc = zc_ready_wait(b->c, b->job.id, 0, &placement)) < 0)
+        return fetch_failed(b, rc);
+    memset(b->job.staging, 0, b->job.staging_bytes);
+    for (uint32_t i = 0; i < FETCH_SHARDS; i++)
+        if ((rc = zc_write_wait(b->c, b->ids[i], 0, b->count, b->job.staging)) < 0)
+            return fetch_failed(b, rc);
+    return 0;
+}
+
+/* ---- slices: microseconds of one operation */
+
+static int fetch_ours(struct fetch_bench *b, uint32_t nshards, unsigned ops, double *ret_us)
+{
+    struct zc_view views[FETCH_SHARDS];
+    uint64_t begin_ns = zb_now_ns();
+
+    for (unsigned i = 0; i < ops; i++) {
+        int rc = zc_fetch_wait(b->c, b->ids, nshards, 0, 0, views);
+
+        if (rc == 0)
+            rc = zc_release(b->c, b->ids, nshards);
+        if (rc < 0)
+            return fetch_failed(b, rc);
+    }
+    *ret_us = (double)(zb_now_ns() - begin_ns) / 1e3 / ops;
+    return 0;
+}
+
+static int fetch_reference(struct fetch_bench *b, unsigned ops, double *ret_us)
+{
+    char buf[FETCH_PING_BYTES] = { 0 };
+    uint64_t begin_ns = zb_now_ns();
+
+    for (unsigned i = 0; i < ops; i++) {
+        int rc = 0;
+
+        if (write(b->ping, buf, sizeof(buf)) != (ssize_t)sizeof(buf))
+            rc = -EPIPE;
+        else
+            rc = fetch_read_all(b->ping, buf, sizeof(buf));
+        if (rc < 0)
+            return zb_fail(&b->z->err, rc, "the ping-pong ended: %m");
+    }
+    *ret_us = (double)(zb_now_ns() - begin_ns) / 1e3 / ops;
+    return 0;
+}
+
+static int fetch_case(struct fetch_bench *b, const char *name, uint32_t nshards)
+{
+    struct zbench_row row = { .unit = "us",
+                              .reference_name = "ping-pong of 64 bytes",
+                              .lower = true };
+    double values[ZBENCH_ROUNDS_MAX], references[ZBENCH_ROUNDS_MAX], us[4];
+    int rc;
+
+    (void)snprintf(row.name, sizeof(row.name), "%s", name);
+    if ((rc = fetch_ours(b, nshards, FETCH_WARM_UP, us)) < 0 ||
+        (rc = fetch_reference(b, FETCH_WARM_UP, us)) < 0)
+        return rc;
+    for (unsigned i = 0; i < b->rounds; i++) {
+        if ((rc = fetch_ours(b, nshards, b->ops, &us[0])) < 0 ||
+            (rc = fetch_reference(b, b->ops, &us[1])) < 0 ||
+            (rc = fetch_reference(b, b->ops, &us[2])) < 0 ||
+            (rc = fetch_ours(b, nshards, b->ops, &us[3])) < 0)
+            return rc;
+        values[i] = (us[0] + us[3]) / 2;
+        references[i] = (us[1] + us[2]) / 2;
+    }
+    return zbench_add(b->z, &row, values, references, b->rounds);
+}
+
+/* ---- begin and end */
+
+static int fetch_remove(const char *path, const struct stat *st, int kind, struct FTW *ftw)
+{
+    (void)st;
+    (void)kind;
+    (void)ftw;
+    return remove(path);
+}
+
+static void fetch_end_process(pid_t pid, int sig)
+{
+    if (pid <= 0)
+        return;
+    (void)kill(pid, sig);
+    while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
+        ;
+}
+
+static void fetch_end(struct fetch_bench *b)
+{
+    zc_close(b->c);
+    zb_close_fd(&b->ping);
+    fetch_end_process(b->echo, SIGKILL);
+    fetch_end_process(b->daemon, SIGTERM);
+    zb_close_fd(&b->daemon_out);
+    if (b->dir[0])
+        (void)nftw(b->dir, fetch_remove, 8, FTW_DEPTH | FTW_PHYS);
+}
+
+static int fetch_run(struct fetch_bench *b)
+{
+    int rc;
+
+    (void)snprintf(b->dir, sizeof(b->dir), "/tmp/zbench-fetch-XXXXXX");
+    if (!mkdtemp(b->dir)) {
+        b->dir[0] = '\0';
+        return zb_fail(&b->z->err, -errno, "a temporary directory: %m");
+    }
+    if ((rc = fetch_start_echo(b)) < 0 || (rc = fetch_start_daemon(b)) < 0 ||
+        (rc = fetch_open_job(b)) < 0 || (rc = fetch_case(b, "fetch/resident/pingpong", 1)) < 0 ||
+        (rc = fetch_case(b, "fetch/resident-64/pingpong", FETCH_SHARDS)) < 0)
+        return rc;
+    rc = zc_job_close_wait(b->c, b->job.id);
+    return rc < 0 ? fetch_failed(b, rc) : 0;
+}
+
+static int fetch_number(struct fetch_bench *b, const char *option, const char *text, unsigned max,
+                        unsigned *ret)
+{
+    char *end;
+    unsigned long n = strtoul(text, &end, 10);
+
+    if (text[0] < '0' || text[0] > '9' || *end || n < 1 || n > max)
+        return zb_fail(&b->z->err, -EINVAL, "--%s '%s': from 1 to %u", option, text, max);
+    *ret = (unsigned)n;
+    return 0;
+}
+
+int zbench_fetch(struct zbench *z, int argc, char **argv)
+{
+    static const struct option options[] = { { "rounds", required_argument, NULL, 'r' },
+                                             { "ops", required_argument, NULL, 'o' },
+                                             { 0 } };
+    struct fetch_bench b = {
+        .z = z, .rounds = FETCH_ROUNDS, .ops = FETCH_OPS, .daemon_out = -1, .ping = -1
+    };
+    int c, rc = 0;
+
+    while (rc == 0 && (c = getopt_long(argc, argv, "", options, NULL)) != -1) {
+        if (c == 'r')
+            rc = fetch_number(&b, "rounds", optarg, ZBENCH_ROUNDS_MAX, &b.rounds);
+        else if (c == 'o')
+            rc = fetch_number(&b, "ops", optarg, FETCH_OPS_MAX, &b.ops);
+        else
+            rc = zb_fail(&z->err, -EINVAL, "fetch: an option that is not known");
+    }
+    if (rc == 0 && optind < argc)
+        rc = zb_fail(&z->err, -EINVAL, "fetch: '%s' is one word too many", argv[optind]);
+    if (rc < 0)
+        return rc;
+    rc = fetch_run(&b);
+    fetch_end(&b);
+    return rc;
+}

@@ -1,0 +1,58 @@
+#!/usr/bin/env python3
+"""test_bench.py - zbench fetch: it runs, says what README.md of bench/ says, and leaves nothing behind.
+The figures themselves are judged by people.
+
+    ZSHARD_BUILD=build tests/integ/test_bench.py [NAME...]
+"""
+
+import glob
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+
+from harness import check, main, program
+
+
+def zbench(*args, path=None):
+    return subprocess.run([path or program("zbench"), "fetch", *args], text=True, timeout=120,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
+
+
+def rows():
+    before = set(glob.glob("/tmp/zbench-fetch-*"))
+    done = zbench("--json", "--rounds", "2", "--ops", "20")
+    check(done.returncode == 0, f"ended with {done.returncode}: {done.stderr}")
+    said = json.loads(done.stdout)
+    check(said["bench"] == "fetch", f"{said}")
+    check([row["case"] for row in said["rows"]] ==
+          ["fetch/resident/pingpong", "fetch/resident-64/pingpong"], f"{said['rows']}")
+    for row in said["rows"]:
+        check(row["unit"] == "us" and row["better"] == "lower", f"{row}")
+        check(row["value"] > 0 and row["reference"] > 0, f"{row}")
+        check(abs(row["ratio"] - row["value"] / row["reference"]) < 0.01 * row["ratio"], f"{row}")
+    left = set(glob.glob("/tmp/zbench-fetch-*")) - before
+    check(not left, f"{left} were left behind")
+
+
+def refused():
+    for args in (["--ops", "0"], ["--ops", "many"], ["--rounds", "-1"], ["--rounds"], ["--what"],
+                 ["word"]):
+        done = zbench(*args)
+        check(done.returncode == 2 and done.stderr, f"{args}: {done.returncode} {done.stderr}")
+
+
+def no_daemon():
+    """A zbench that stands alone finds no zshardd beside it."""
+    with tempfile.TemporaryDirectory() as d:
+        alone = shutil.copy(program("zbench"), d)
+        done = zbench(path=alone)
+        check(done.returncode == 1 and "zshardd (beside this program)" in done.stderr,
+              f"{done.returncode} {done.stderr}")
+
+
+TESTS = {f.__name__: f for f in (rows, refused, no_daemon)}
+
+if __name__ == "__main__":
+    sys.exit(main(TESTS))
