@@ -37,7 +37,7 @@ deploy/install-deps.sh build
 echo "== build (log: $out/build.log)"
 {
     cmake --preset release
-    cmake --build --preset release --target zshardd zctl zgpt zbench
+    cmake --build --preset release --target zshardd zctl zgpt
 } >"$out/build.log" 2>&1 || { tail -n 40 "$out/build.log"; exit 1; }
 bin=build/bin
 
