@@ -152,19 +152,20 @@ static void req_end(struct zsd_req *req, int code, const ProtobufCMessage *messa
     free(req);
 }
 
-struct zsd_req *zsd_req_new(struct zsd_conn *conn, const struct zp_frame *frame)
+/** A request for a frame; NULL: no memory. req_end() ends it. */
+static struct zsd_req *req_new(struct zsd_link *l, const struct zp_frame *frame)
 {
     struct zsd_req *req = calloc(1, sizeof(*req));
 
     if (!req)
         return NULL;
-    req->conn = conn;
-    req->daemon = conn->daemon;
+    req->conn = &l->conn;
+    req->daemon = l->conn.daemon;
     req->method = frame->method;
     req->tag = frame->tag;
-    zb_list_push_back(&conn->reqs, &req->conn_node);
-    link_of(conn)->nreqs++;
-    conn->daemon->reqs++;
+    zb_list_push_back(&l->conn.reqs, &req->conn_node);
+    l->nreqs++;
+    req->daemon->reqs++;
     return req;
 }
 
@@ -201,7 +202,7 @@ bool zsd_may(const struct zsd_conn *conn, uid_t uid)
 
 static int link_refuse(struct zsd_link *l, const struct zp_frame *frame, struct zb_err *err)
 {
-    struct zsd_req *req = frame->kind == ZP_REQUEST ? zsd_req_new(&l->conn, frame) : NULL;
+    struct zsd_req *req = frame->kind == ZP_REQUEST ? req_new(l, frame) : NULL;
     struct zb_err why = { 0 };
 
     if (!req)
@@ -210,6 +211,26 @@ static int link_refuse(struct zsd_link *l, const struct zp_frame *frame, struct 
                   l->conn.daemon->config.clients_max);
     zsd_reply_err(req, &why);
     return 1;
+}
+
+/** 0; 1: nothing more is to be read; -EPROTO, -ENOMEM: hang up, err has the sentence. */
+static int link_dispatch(struct zsd_link *l, const struct zp_frame *frame, const uint8_t *body,
+                         struct zb_err *err)
+{
+    struct zp_arena *arena = l->server->arena;
+    struct zsd_req *req;
+
+    l->conn.daemon->stats.requests++;
+    if (frame->fds > 0)
+        return zb_fail(err, -EPROTO, "a message of a client carries %u descriptors", frame->fds);
+    if (frame->kind == ZP_ONEWAY)
+        return zsd_dispatch_oneway(&l->conn, arena, frame->method, body, frame->body_bytes, err);
+    if (frame->kind != ZP_REQUEST)
+        return zb_fail(err, -EPROTO, "a client sends requests only");
+    req = req_new(l, frame);
+    if (!req)
+        return zb_fail(err, -ENOMEM, "a request: %m");
+    return zsd_dispatch(req, arena, body, frame->body_bytes);
 }
 
 /** Handles one frame; false: the link has ended. */
@@ -221,8 +242,7 @@ static bool link_frame(struct zsd_link *l, const struct zp_frame *frame, const u
 
     for (unsigned i = 0; i < frame->fds; i++)
         zb_close_fd(&fds[i]); /* nothing that a client sends has any */
-    rc = l->refused ? link_refuse(l, frame, &err)
-                    : zsd_dispatch(&l->conn, l->server->arena, frame, body, &err);
+    rc = l->refused ? link_refuse(l, frame, &err) : link_dispatch(l, frame, body, &err);
     if (rc < 0) {
         link_drop(l, err.text);
         return false;

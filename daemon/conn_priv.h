@@ -1,5 +1,5 @@
 /*
- * conn_priv.h - a connection with its socket, between server.c, conn.c and dispatch.c.
+ * conn_priv.h - a connection with its socket, between server.c and conn.c.
  */
 #ifndef ZSD_CONN_PRIV_H
 #define ZSD_CONN_PRIV_H
@@ -71,8 +71,5 @@ int zsd_link_new(struct zsd_server *server, int fd, bool refused);
 void zsd_link_end(struct zsd_link *link);
 /** One link's part of zsd_server_turn(). */
 bool zsd_link_turn(struct zsd_link *link);
-
-/** A request for a frame; NULL: no memory. Ended by zsd_reply() or zsd_reply_err(). */
-struct zsd_req *zsd_req_new(struct zsd_conn *conn, const struct zp_frame *frame);
 
 #endif

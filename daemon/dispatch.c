@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include "base/plan.h"
-#include "daemon/conn_priv.h"
 #include "daemon/core.h"
 
 static zsd_handler dispatch_hello, dispatch_ping;
@@ -122,8 +121,8 @@ static int refuse(struct zsd_req *req, const struct zb_err *err)
     return 0;
 }
 
-static int dispatch_request(struct zsd_req *req, struct zp_arena *arena, const uint8_t *body,
-                            size_t body_bytes)
+int zsd_dispatch(struct zsd_req *req, struct zp_arena *arena, const uint8_t *body,
+                 size_t body_bytes)
 {
     const struct zp_method_info *info = zp_method_info(req->method);
     const ProtobufCMessage *message;
@@ -131,7 +130,7 @@ static int dispatch_request(struct zsd_req *req, struct zp_arena *arena, const u
 
     if (!req->conn->greeted && req->method != ZP_HELLO) {
         (void)zb_fail(&err, -EPROTO, "the first request is hello");
-        (void)refuse(req, &err);
+        zsd_reply_err(req, &err);
         return 1;
     }
     if (!info) {
@@ -155,10 +154,10 @@ static int dispatch_request(struct zsd_req *req, struct zp_arena *arena, const u
     return 0;
 }
 
-static int dispatch_oneway(struct zsd_conn *conn, struct zp_arena *arena,
-                           const struct zp_frame *frame, const uint8_t *body, struct zb_err *err)
+int zsd_dispatch_oneway(struct zsd_conn *conn, struct zp_arena *arena, uint16_t method,
+                        const uint8_t *body, size_t body_bytes, struct zb_err *err)
 {
-    const struct zp_method_info *info = zp_method_info(frame->method);
+    const struct zp_method_info *info = zp_method_info(method);
     const ProtobufCMessage *message;
     struct zb_err why = { 0 };
 
@@ -168,30 +167,12 @@ static int dispatch_oneway(struct zsd_conn *conn, struct zp_arena *arena,
         conn->daemon->stats.requests_unknown++;
         return 0;
     }
-    if (!rows[frame->method].oneway)
+    if (!rows[method].oneway)
         return zb_fail(err, -EPROTO, "%s came as a one-way message", info->name);
-    if (decode(conn->daemon, arena, info, body, frame->body_bytes, &message, &why) == 0)
-        rows[frame->method].oneway(conn, message);
+    if (decode(conn->daemon, arena, info, body, body_bytes, &message, &why) == 0)
+        rows[method].oneway(conn, message);
     else
         zb_log(ZB_LOG_WARN, "oneway-malformed", "pid=%ld uid=%u program=\"%s\" why=\"%s\"",
                (long)conn->pid, (unsigned)conn->uid, conn->program, why.text);
     return 0;
-}
-
-int zsd_dispatch(struct zsd_conn *conn, struct zp_arena *arena, const struct zp_frame *frame,
-                 const uint8_t *body, struct zb_err *err)
-{
-    struct zsd_req *req;
-
-    conn->daemon->stats.requests++;
-    if (frame->fds > 0)
-        return zb_fail(err, -EPROTO, "a request carries %u descriptors", frame->fds);
-    if (frame->kind == ZP_ONEWAY)
-        return dispatch_oneway(conn, arena, frame, body, err);
-    if (frame->kind != ZP_REQUEST)
-        return zb_fail(err, -EPROTO, "a client sends requests only");
-    req = zsd_req_new(conn, frame);
-    if (!req)
-        return zb_fail(err, -ENOMEM, "a request: %m");
-    return dispatch_request(req, arena, body, frame->body_bytes);
 }
