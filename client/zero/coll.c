@@ -37,8 +37,9 @@ static int coll_fail(struct zc_zero *z, const struct zcz_coll *c, int rc)
     const struct zc_comm *comm = z->comm;
     const char *why = comm->ops->error ? comm->ops->error(z->comm) : "";
 
+    z->comm_broken = true;
     /* A peer that died breaks collectives too; if the store knows, that is the better sentence. */
-    if (z->store && z->store->ops->poll(z->store, 0) < 0)
+    if (z->store && !z->store_gone && z->store->ops->poll(z->store, 0) < 0)
         return zcz_fail(z, z->store->err.code, "%s", zcz_store_text(z->store));
     return zcz_fail(z, rc, "%s over '%s'%s%s", c->what, comm->ops->name, *why ? ": " : " failed",
                     why);
@@ -66,10 +67,10 @@ int zcz_coll_turn(struct zc_zero *z)
         if (!c->armed)
             break;
         zb_list_remove(&c->node);
-        zb_list_push_back(&z->started_colls, &c->node);
         rc = coll_start(z, c);
         if (rc < 0)
             return rc;
+        zb_list_push_back(&z->started_colls, &c->node);
         z->moved = true;
     }
     zb_list_each(pos, &z->started_colls)
@@ -87,27 +88,37 @@ int zcz_coll_turn(struct zc_zero *z)
     return 0;
 }
 
-int zcz_share(struct zc_zero *z, const void *mine, size_t bytes, const char *what,
-              struct zcz_buf **ret)
+int zcz_share_begin(struct zc_zero *z, const void *mine, size_t bytes, const char *what,
+                    struct zcz_buf **ret)
 {
-    struct zcz_wait w = { .what = what };
     struct zcz_buf *b = zcz_buf_get(&z->small, bytes * z->world);
     char *place;
-    int rc = 0;
 
     if (!b)
         return zcz_fail(z, -ENOMEM, "%s: no memory for %zu bytes", what, bytes * z->world);
     place = (char *)b->data + bytes * z->rank;
     memcpy(place, mine, bytes);
-    if (z->world > 1) {
-        zcz_coll_queue(z, &z->share, ZCZ_ALL_GATHER, what, ZCZ_NO_UNIT);
-        zcz_coll_arm(&z->share, place, b->data, bytes);
-        rc = zcz_turn(z, 0);
-        while (rc == 0 && !z->share.done)
-            rc = zcz_wait(z, &w);
-    }
-    if (rc < 0)
-        return rc; /* b stays in use: the collective may still write it */
+    zcz_coll_queue(z, &z->share, ZCZ_ALL_GATHER, what, ZCZ_NO_UNIT);
+    zcz_coll_arm(&z->share, place, b->data, bytes);
     *ret = b;
     return 0;
+}
+
+int zcz_share_wait(struct zc_zero *z)
+{
+    struct zcz_wait w = { .what = z->share.what };
+    int rc = zcz_turn(z, 0);
+
+    while (rc == 0 && !z->share.done)
+        rc = zcz_wait(z, &w);
+    return rc;
+}
+
+int zcz_share(struct zc_zero *z, const void *mine, size_t bytes, const char *what,
+              struct zcz_buf **ret)
+{
+    int rc = zcz_share_begin(z, mine, bytes, what, ret);
+
+    return rc < 0 ? rc
+                  : zcz_share_wait(z); /* on failure the buffer stays in use: it may be written */
 }

@@ -99,10 +99,16 @@ int zcz_enter_unit(struct zc_zero *z, uint32_t index, struct zcz_unit **ret_unit
 
 static int turn_once(struct zc_zero *z, uint32_t wait_us)
 {
-    int rc = z->store ? z->store->ops->poll(z->store, wait_us) : 0;
+    int rc = 0;
 
-    if (rc < 0)
+    if (z->store && !z->store_gone)
+        rc = z->store->ops->poll(z->store, wait_us);
+    else if (wait_us > 0)
+        (void)usleep(wait_us);
+    if (rc < 0) {
+        z->store_gone = true;
         return zcz_fail(z, rc, "%s", zcz_store_text(z->store));
+    }
     z->moved = rc > 0;
     rc = zcz_step_turn(z);
     if (rc == 0)
@@ -204,6 +210,23 @@ struct vote {
     char text[sizeof(((struct zb_err *)0)->text)];
 };
 
+/* The engine has failed, and says why, or hears the others out, before it goes. */
+static void vote_farewell(struct zc_zero *z)
+{
+    struct zb_err error = z->error;
+    uint32_t timeout_ms = z->timeout_ms;
+    int failed = z->failed;
+
+    z->failed = 0;
+    z->store_gone = true;
+    z->timeout_ms = ZCZ_FAREWELL_MS;
+    z->moved_ns = zb_now_ns();
+    (void)zcz_share_wait(z);
+    z->timeout_ms = timeout_ms;
+    z->failed = failed;
+    z->error = error;
+}
+
 int zcz_vote(struct zc_zero *z, int my_rc, uint32_t same, const char *what)
 {
     struct vote mine = { .rc = my_rc, .same = same };
@@ -211,11 +234,16 @@ int zcz_vote(struct zc_zero *z, int my_rc, uint32_t same, const char *what)
     struct zcz_buf *buf;
     int rc;
 
-    if (z->failed)
+    if (z->failed && z->placing)
         return z->failed;
     if (my_rc < 0)
         memcpy(mine.text, z->error.text, sizeof(mine.text));
-    rc = zcz_share(z, &mine, sizeof(mine), what, &buf);
+    rc = zcz_share_begin(z, &mine, sizeof(mine), what, &buf);
+    if (rc < 0)
+        return rc;
+    rc = zcz_share_wait(z);
+    if (rc < 0 && !z->placing && !z->comm_broken)
+        vote_farewell(z);
     if (rc < 0)
         return rc;
     votes = buf->data;

@@ -43,9 +43,12 @@ struct zcz_store_ops {
 
     /** Connects, so that failures show early. Sets store->node. */
     int (*open)(struct zcz_store *s);
-    /** All units are known: makes room for the slices; waits. Sets z->piece_elems, pins_max, and
+    /** All units are known: names the slices; waits for no other rank. Sets z->piece_elems, and
      * z->iterations and z->applied of a job that goes on. */
-    int (*start)(struct zcz_store *s);
+    int (*join)(struct zcz_store *s);
+    /** Every rank has joined: makes room for the slices. Waits for every rank, so a rank that fails
+     * here alone must leave for the others to hear of it. Sets pins_max. */
+    int (*place)(struct zcz_store *s);
 
     /** A free piece, or NULL. */
     float *(*piece)(struct zcz_store *s);

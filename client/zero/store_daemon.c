@@ -240,18 +240,22 @@ static int start_all_shards(struct daemon *d)
     return rc;
 }
 
-static int daemon_start(struct zcz_store *s)
+static int daemon_join(struct zcz_store *s)
 {
     struct daemon *d = daemon_of(s);
     int rc = start_job(d);
 
     if (rc == 0)
         rc = start_units(d);
-    if (rc == 0)
-        rc = start_all_shards(d);
-    if (rc == 0)
-        rc = op_wait(d, zc_ready(d->c, d->job.id, s->z->timeout_ms, &d->placement, on_op, &d->op),
+    return rc == 0 ? start_all_shards(d) : rc;
+}
+
+static int daemon_place(struct zcz_store *s)
+{
+    struct daemon *d = daemon_of(s);
+    int rc = op_wait(d, zc_ready(d->c, d->job.id, s->z->timeout_ms, &d->placement, on_op, &d->op),
                      "the daemon to place the job, and the other ranks to be ready");
+
     s->pins_max = d->placement.ring_bytes == 0 ? UINT32_MAX : ZC_PINS_MIN;
     return rc;
 }
@@ -430,7 +434,8 @@ static void daemon_close(struct zcz_store *s)
 static const struct zcz_store_ops daemon_ops = {
     .name = "daemon",
     .open = daemon_open,
-    .start = daemon_start,
+    .join = daemon_join,
+    .place = daemon_place,
     .piece = daemon_piece,
     .piece_put = daemon_piece_put,
     .write = daemon_write,

@@ -64,7 +64,7 @@ static int slice_make(struct local *l, const struct zcz_unit *u, struct slice *s
     return 0;
 }
 
-static int local_start(struct zcz_store *s)
+static int local_join(struct zcz_store *s)
 {
     struct local *l = local_of(s);
     struct zc_zero *z = s->z;
@@ -241,7 +241,7 @@ static int local_poll(struct zcz_store *s, uint32_t wait_us)
     return 0;
 }
 
-static int local_leave(struct zcz_store *s)
+static int local_nothing(struct zcz_store *s)
 {
     (void)s;
     return 0;
@@ -262,7 +262,9 @@ static void local_close(struct zcz_store *s)
 static const struct zcz_store_ops local_ops = {
     .name = "none",
     .open = local_open,
-    .start = local_start,
+    .join = local_join,
+    .place = local_nothing,
+    .leave = local_nothing,
     .piece = local_piece,
     .piece_put = local_piece_put,
     .write = local_write,
@@ -274,7 +276,6 @@ static const struct zcz_store_ops local_ops = {
     .step = local_step,
     .stats = local_stats,
     .poll = local_poll,
-    .leave = local_leave,
     .close = local_close,
 };
 

@@ -8,7 +8,8 @@
  *
  * START. Everything that could differ between ranks is compared; then the store makes room, and the
  * values come piece by piece: at no time is there more of a unit in memory than its slice in the
- * store and the pieces on their way there.
+ * store and the pieces on their way there. Before each thing that needs every rank, and at the end,
+ * the ranks vote, so that one that was refused does not leave the others waiting.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -274,7 +275,10 @@ int zc_zero_start(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
                           "a start needs units, and a function that gives their values");
     rc = zcz_vote(z, 0, zcz_digest(z), "the units");
     if (rc == 0)
-        rc = z->store->ops->start(z->store);
+        rc = zcz_vote(z, z->store->ops->join(z->store), 0, "joining");
+    z->placing = true;
+    if (rc == 0 && (rc = z->store->ops->place(z->store)) < 0)
+        rc = zcz_fail(z, rc, "%s", z->error.text); /* others hear it from the daemon */
     if (rc == 0 && !z->options.resume)
         rc = start_values(z, init, arg);
     if (rc == 0)

@@ -61,7 +61,8 @@ struct zc_comm_op; /* one collective in progress: the backend's */
 
 /**
  * All start at once and return; buffers belong to the backend until test says done. Every rank
- * starts the same collectives in the same order. Return 0 or a negative errno.
+ * starts the same collectives in the same order, several before the first is done. Return 0 or a
+ * negative errno, behind which nothing but error and close is called.
  */
 struct zc_comm_ops {
     const char *name;

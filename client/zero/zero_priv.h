@@ -32,8 +32,9 @@
 #include "kernels/zk_page.h"
 
 #define ZCZ_TIMEOUT_MS   60000u
-#define ZCZ_GRACE_MS     500u /* the store's own deadlines end first: its sentences say more */
-#define ZCZ_REDUCES_MAX  2u   /* reductions that hold buffers; then zc_zero_reduce() waits */
+#define ZCZ_GRACE_MS     500u  /* the store's own deadlines end first: its sentences say more */
+#define ZCZ_FAREWELL_MS  1000u /* how long a rank that failed waits to tell the others why */
+#define ZCZ_REDUCES_MAX  2u    /* reductions that hold buffers; then zc_zero_reduce() waits */
 #define ZCZ_SUM_MAX      4096u
 #define ZCZ_GROUPS_MAX   64u
 #define ZCZ_PREFETCH_MAX 64u
@@ -92,9 +93,14 @@ void zcz_coll_arm(struct zcz_coll *c, const void *send, void *recv, size_t slice
 /** Starts and tests. 0 or the failure. */
 int zcz_coll_turn(struct zc_zero *z);
 
-/** Every rank's `mine`, in rank order; waits. *ret is from z->small: zcz_buf_put() it. */
+/** Every rank's `mine`, in rank order; waits. On 0 *ret is from z->small: zcz_buf_put() it. */
 int zcz_share(struct zc_zero *z, const void *mine, size_t bytes, const char *what,
               struct zcz_buf **ret);
+
+/** The same in two halves. */
+int zcz_share_begin(struct zc_zero *z, const void *mine, size_t bytes, const char *what,
+                    struct zcz_buf **ret);
+int zcz_share_wait(struct zc_zero *z);
 
 /* ---- units */
 
@@ -148,6 +154,8 @@ struct zc_zero {
     struct zb_err error;
     int failed; /* 0, or the code that every call answers from now on */
     bool started;
+    bool placing;    /* from here on, the store tells the others when this rank leaves */
+    bool store_gone; /* its poll() failed */
 
     const struct zk_ops *kernels;
     struct zc_comm *comm;
@@ -160,6 +168,7 @@ struct zc_zero {
     uint32_t trainable;
 
     struct zb_list queued, started_colls;
+    bool comm_broken; /* the backend said so: it is not called again */
     struct zcz_coll share;
     struct zcz_pool gather_pool, grad_pool, small;
 

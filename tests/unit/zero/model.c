@@ -167,8 +167,10 @@ static int train_steps(struct run *r, struct zc_zero *z)
         double loss;
 
         for (uint32_t micro = 0; micro < r->options.micro_steps; micro++) {
-            if (r->stop_after > 0 && micros++ == r->stop_after)
+            if (r->stop_after > 0 && micros++ == r->stop_after) {
+                TRY(zc_zero_stats(z, &r->stats)); /* the last step is over */
                 return -EINTR;
+            }
             TRY(train_micro(r, z, step, micro));
         }
         TRY(zc_zero_step(z, 0.01 * (double)step, &r->last));

@@ -1,0 +1,965 @@
+#include "fake_client.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/err.h"
+#include "base/plan.h"
+#include "base/util.h"
+#include "client/zclient.h"
+#include "kernels/zk.h"
+#include "kernels/zk_page.h"
+#include "tests/ztest.h"
+
+#define RANKS_MAX  8u
+#define UNITS_MAX  64u
+#define SHARDS_MAX 256u
+#define NODES_MAX  4u
+
+enum kind {
+    JOB_OPEN,
+    DEFINE,
+    REGISTER,
+    READY,
+    WRITE,
+    PUSH,
+    READ,
+    FETCH,
+    NORMS,
+    STEP,
+    CLOSE,
+};
+
+struct shard {
+    uint64_t id, first, count, version;
+    struct zb_layout layout;
+    struct unit *unit;
+    uint32_t rank, pins;
+    unsigned char *param, *state, *grad;
+    uint64_t written, grad_next;
+    uint32_t micro;
+    struct zk_xsum sum;
+    uint64_t nonfinite;
+};
+
+struct unit {
+    char name[ZC_NAME_MAX + 1];
+    uint64_t elems;
+    struct zb_layout layout;
+    struct zk_segment segments[8];
+    size_t nsegments;
+};
+
+struct member {
+    bool here, ready, asked;
+    uint32_t pins;
+};
+
+struct job {
+    bool exists, failed, keep, ever_ready;
+    int code;      /* of failed */
+    uint32_t lost; /* the rank, of -EOWNERDEAD */
+    uint32_t world, groups;
+    struct member members[RANKS_MAX];
+    struct unit units[UNITS_MAX];
+    uint32_t nunits;
+    struct shard shards[SHARDS_MAX];
+    uint32_t nshards;
+    uint64_t iterations, applied;
+    /* the step */
+    bool stepping, skip;
+    struct zc_step step;
+    struct zc_group step_groups[64];
+    uint32_t next_shard;
+    uint64_t pushed_bytes, fetched_bytes;
+};
+
+static struct {
+    pthread_mutex_t lock;
+    struct fake_config config;
+    const struct zk_ops *ops;
+    struct job jobs[NODES_MAX];
+    uint32_t calls; /* of the rank that will fail */
+    bool faulted;
+    uint32_t handles, opened, pins_most;
+    uint64_t seed;
+} fake = { .lock = PTHREAD_MUTEX_INITIALIZER };
+
+struct call {
+    struct zb_list node;
+    enum kind kind;
+    zc_done_fn *done;
+    void *arg, *ret;
+    uint32_t delay;
+    bool never;
+    int rc; /* how it will end, if not well */
+    uint64_t shard, first, count, number, micro;
+    bool add, lies;
+    enum zc_what what;
+    void *staged;
+    uint32_t n;
+};
+
+struct zc_client {
+    struct zb_err err;
+    struct zc_server server;
+    uint32_t node, rank;
+    bool lost, joined, told;
+    struct zb_list calls;
+    zc_event_fn *on_event;
+    void *on_event_arg;
+    void *staging;
+    uint64_t staging_bytes;
+};
+
+/* ---- the test's side */
+
+void fake_reset(const struct fake_config *config)
+{
+    struct zb_err err = { 0 };
+
+    fake.config = *config;
+    if (fake.config.shards_max == 0)
+        fake.config.shards_max = 1024;
+    if (fake.config.nodes == 0)
+        fake.config.nodes = 1;
+    assert(zk_select(NULL, &fake.ops, &err) == 0);
+    fake.calls = fake.opened = fake.pins_most = 0;
+    fake.faulted = false;
+    fake.seed = config->seed;
+}
+
+bool fake_faulted(void)
+{
+    return fake.faulted;
+}
+
+uint32_t fake_handles(void)
+{
+    return fake.handles;
+}
+
+uint32_t fake_pins_most(void)
+{
+    return fake.pins_most;
+}
+
+static void job_free(struct job *job)
+{
+    for (uint32_t i = 0; i < job->nshards; i++) {
+        free(job->shards[i].param);
+        free(job->shards[i].state);
+        free(job->shards[i].grad);
+    }
+    memset(job, 0, sizeof(*job));
+}
+
+void fake_end(void)
+{
+    assert(fake.handles == 0);
+    for (uint32_t n = 0; n < NODES_MAX; n++)
+        job_free(&fake.jobs[n]);
+}
+
+/* ---- helpers; all under the lock */
+
+static struct job *job_of(struct zc_client *c)
+{
+    return &fake.jobs[c->node];
+}
+
+static int record(struct zc_client *c, int rc, const char *text)
+{
+    c->err.code = 0;
+    return zb_fail(&c->err, rc, "%s", text);
+}
+
+static struct shard *shard_of(struct zc_client *c, uint64_t id)
+{
+    struct job *job = job_of(c);
+
+    assert(id >= 1 && id <= job->nshards);
+    return &job->shards[id - 1];
+}
+
+static void job_fail(struct job *job, int code, uint32_t rank)
+{
+    if (job->exists && !job->failed) {
+        job->failed = true;
+        job->code = code;
+        job->lost = rank;
+    }
+}
+
+static void hang_up(struct zc_client *c);
+
+/* A call begins: 0, and *ret is in the handle; or it is refused. */
+static int begin(struct zc_client *c, enum kind kind, zc_done_fn *done, void *arg,
+                 struct call **ret)
+{
+    struct fake_config *f = &fake.config;
+    struct call *call;
+    bool now = false;
+
+    if (c->lost)
+        return record(c, -ENOTCONN, "the daemon is gone");
+    if (f->fault != FAKE_NONE && c->rank == f->rank && !fake.faulted) {
+        now = ++fake.calls == f->nth;
+        fake.faulted = now;
+    }
+    if (now && f->fault == FAKE_START)
+        return record(c, f->rc, "refused by the test");
+    if (now && f->fault == FAKE_NOBUFS)
+        return record(c, -ENOBUFS, "too many calls, says the test");
+    if (now && f->fault == FAKE_HANGUP) {
+        hang_up(c);
+        return record(c, -ENOTCONN, "the test hung up");
+    }
+    if (now && f->fault == FAKE_JOB)
+        job_fail(job_of(c), f->rc, UINT32_MAX);
+    call = calloc(1, sizeof(*call));
+    assert(call);
+    call->kind = kind;
+    call->done = done;
+    call->arg = arg;
+    call->delay = f->delay_max ? (uint32_t)(ztest_random(&fake.seed) % (f->delay_max + 1)) : 0;
+    if (now) {
+        call->never = f->fault == FAKE_NEVER;
+        call->lies = f->fault == FAKE_LIES && (kind == FETCH || kind == STEP);
+        call->rc = f->fault == FAKE_DONE || (f->fault == FAKE_LIES && !call->lies) ? f->rc : 0;
+    }
+    zb_list_push_back(&c->calls, &call->node);
+    *ret = call;
+    return 0;
+}
+
+#define BEGIN(c, kind, done, arg, call)              \
+    pthread_mutex_lock(&fake.lock);                  \
+    rc = begin((c), (kind), (done), (arg), &(call)); \
+    if (rc == 0)
+
+#define END()                         \
+    pthread_mutex_unlock(&fake.lock); \
+    return rc
+
+static struct zk_page page_of(struct shard *s, uint64_t first, uint64_t count)
+{
+    const uint32_t *bytes = s->layout.elem_bytes;
+
+    assert(first % ZB_BLOCK_ELEMS == 0 && zb_range_inside(first, count, s->count));
+    return (struct zk_page){
+        .param = s->param + first * bytes[ZB_PARAM],
+        .state = s->state ? s->state + first * bytes[ZB_STATE] : NULL,
+        .grad = s->grad ? s->grad + first * bytes[ZB_GRAD] : NULL,
+        .first = s->first + first,
+        .count = count,
+    };
+}
+
+static void check_range(struct zc_client *c, const struct shard *s, uint64_t first, uint64_t count,
+                        const void *staged)
+{
+    uint64_t page = fake.config.page_elems;
+    const char *at = staged, *begin_at = c->staging;
+
+    assert(count > 0 && first % page == 0 && zb_range_inside(first, count, s->count));
+    assert(count % page == 0 || first + count == s->count);
+    assert((at - begin_at) % 64 == 0 && at >= begin_at &&
+           (uint64_t)(at - begin_at) + count * 4 <= c->staging_bytes);
+}
+
+/* ---- the step */
+
+static void step_finish(struct job *job)
+{
+    job->stepping = false;
+    job->next_shard = 0;
+    job->iterations++;
+    job->applied += !job->skip;
+    for (uint32_t i = 0; i < job->nshards; i++)
+        job->shards[i].micro = job->shards[i].grad_next = 0;
+    for (uint32_t r = 0; r < job->world; r++)
+        job->members[r].asked = false;
+}
+
+static void step_one(struct job *job)
+{
+    struct zk_adamw by_group[64];
+    struct shard *s;
+    struct zk_page page;
+
+    if (!job->stepping)
+        return;
+    if (job->skip || job->next_shard == job->nshards) {
+        step_finish(job);
+        return;
+    }
+    s = &job->shards[job->next_shard++];
+    if (!s->layout.frozen) {
+        assert(s->pins == 0 && s->grad_next == s->count);
+        for (uint32_t g = 0; g < job->groups; g++) {
+            const struct zc_group *from = &job->step_groups[g];
+            struct zk_adamw_params p = { from->lr,  from->beta1,        from->beta2,
+                                         from->eps, from->weight_decay, job->step.scale };
+
+            by_group[g] = zk_adamw_prepare(&p, job->applied + 1);
+        }
+        page = page_of(s, 0, s->count);
+        zk_page_step(fake.ops, &s->layout, &page, s->unit->segments, s->unit->nsegments, by_group);
+    }
+    s->version = job->applied + 1;
+}
+
+static bool step_may_begin(const struct job *job)
+{
+    if (job->world == 0)
+        return false;
+    for (uint32_t r = 0; r < job->world; r++)
+        if (!job->members[r].asked)
+            return false;
+    for (uint32_t i = 0; i < job->nshards; i++)
+        if (job->shards[i].pins > 0)
+            return false;
+    return true;
+}
+
+/* A rank leaves; with the last one goes the job, or what was half done in a kept one. */
+static void member_leave(struct zc_client *c)
+{
+    struct job *job = job_of(c);
+
+    c->joined = false;
+    job->stepping = job->stepping || step_may_begin(job);
+    while (job->stepping) /* a step that began ends without its ranks */
+        step_one(job);
+    job->members[c->rank] = (struct member){ 0 };
+    for (uint32_t r = 0; r < job->world; r++)
+        if (job->members[r].here)
+            return;
+    if (!job->keep) {
+        job_free(job);
+        return;
+    }
+    job->failed = false;
+    for (uint32_t i = 0; i < job->nshards; i++)
+        job->shards[i].pins = 0;
+}
+
+static void hang_up(struct zc_client *c)
+{
+    c->lost = true;
+    if (!c->joined)
+        return;
+    job_fail(job_of(c), -EOWNERDEAD, c->rank);
+    member_leave(c);
+}
+
+/* ---- how calls end: true, with call->rc, or false: not yet */
+
+static bool end_ready(struct job *job, struct call *call)
+{
+    struct zc_placement *ret = call->ret;
+
+    for (uint32_t r = 0; r < job->world; r++)
+        if (!job->members[r].ready)
+            return false;
+    *ret = (struct zc_placement){ .ring_bytes = fake.config.ring ? 4096 : 0 };
+    job->ever_ready = true;
+    return true;
+}
+
+static bool end_write(struct shard *s, struct call *call)
+{
+    struct zk_page page = page_of(s, call->first, call->count);
+
+    assert(s->pins == 0);
+    zk_page_init(fake.ops, &s->layout, &page, call->staged);
+    s->written += call->count;
+    memset(call->staged, 0xa5, call->count * 4);
+    return true;
+}
+
+static bool end_push(struct job *job, struct shard *s, struct call *call)
+{
+    struct zk_page page = page_of(s, call->first, call->count);
+
+    assert(!job->stepping && !s->layout.frozen && call->number == job->iterations + 1);
+    assert(call->add == (call->micro > 0));
+    if (call->micro == s->micro + 1 && s->grad_next == s->count && call->first == 0) {
+        s->micro++;
+        s->grad_next = 0;
+    }
+    assert(call->micro == s->micro && call->first == s->grad_next);
+    if (call->first == 0) {
+        s->sum = (struct zk_xsum){ 0 };
+        s->nonfinite = 0;
+    }
+    zk_page_ingest(fake.ops, &s->layout, &page, call->staged, ZB_F32, call->add, &s->sum,
+                   &s->nonfinite);
+    s->grad_next += call->count;
+    job->pushed_bytes += call->count * 4;
+    memset(call->staged, 0xa5, call->count * 4);
+    return true;
+}
+
+static bool end_fetch(struct zc_client *c, struct job *job, struct shard *s, struct call *call)
+{
+    struct member *m = &job->members[c->rank];
+    struct zc_view *view = call->ret;
+    bool stale = job->stepping && !job->skip && s->version == job->applied;
+
+    if (s->written < s->count) {
+        call->rc = record(c, -EAGAIN, "not written yet");
+        return true;
+    }
+    if (s->version < call->number || stale || (fake.config.ring && m->pins == ZC_PINS_MIN))
+        return false;
+    s->pins++;
+    m->pins++;
+    fake.pins_most = m->pins > fake.pins_most ? m->pins : fake.pins_most;
+    *view = (struct zc_view){ .data = s->param,
+                              .bytes = s->count * s->layout.elem_bytes[ZB_PARAM],
+                              .version = s->version - call->lies };
+    return true;
+}
+
+static bool end_norms(struct zc_client *c, struct job *job, struct call *call)
+{
+    struct zc_norm *ret = call->ret;
+    struct zk_xsum sum = { 0 };
+
+    assert(call->number == job->iterations + 1);
+    ret->nonfinite = 0;
+    for (uint32_t i = 0; i < job->nshards; i++) {
+        struct shard *s = &job->shards[i];
+
+        if (s->rank != c->rank || s->layout.frozen)
+            continue;
+        assert(s->grad_next == s->count);
+        zk_xsum_merge(&sum, &s->sum);
+        ret->nonfinite += s->nonfinite;
+    }
+    zk_xsum_store(&sum, ret->sum_of_squares);
+    return true;
+}
+
+static bool end_step(struct job *job, struct call *call)
+{
+    struct zc_stepped *ret = call->ret;
+
+    if (job->iterations < call->number) {
+        job->stepping = job->stepping || step_may_begin(job);
+        return false;
+    }
+    *ret = (struct zc_stepped){ job->iterations + call->lies, job->applied };
+    return true;
+}
+
+static bool try_end(struct zc_client *c, struct call *call)
+{
+    struct job *job = job_of(c);
+    struct shard *s = call->shard ? shard_of(c, call->shard) : NULL;
+    struct zk_page page;
+
+    switch (call->kind) {
+    case JOB_OPEN:
+    case DEFINE:
+    case REGISTER:
+        return true;
+    case READY:
+        return end_ready(job, call);
+    case WRITE:
+        return end_write(s, call);
+    case PUSH:
+        return end_push(job, s, call);
+    case READ:
+        assert(!job->stepping && s->written == s->count);
+        page = page_of(s, call->first, call->count);
+        zk_page_read(fake.ops, &s->layout, &page, (enum zk_what)call->what, call->staged);
+        return true;
+    case FETCH:
+        return end_fetch(c, job, s, call);
+    case NORMS:
+        return end_norms(c, job, call);
+    case STEP:
+        return end_step(job, call);
+    case CLOSE:
+        member_leave(c);
+        return true;
+    }
+    return false;
+}
+
+/* Takes out the next call that ends; NULL: none does now. */
+static struct call *next_end(struct zc_client *c)
+{
+    const struct job *job = job_of(c);
+    bool blocked[CLOSE + 1] = { false };
+
+    zb_list_each(pos, &c->calls)
+    {
+        struct call *call = zb_container_of(pos, struct call, node);
+        bool in_order = call->kind == PUSH || call->kind == WRITE || call->kind == FETCH;
+
+        if (c->lost)
+            call->rc = record(c, -ENOTCONN, "the daemon is gone");
+        else if (job->failed)
+            call->rc = record(c, job->code, "the job is over");
+        else if (call->never || (in_order && blocked[call->kind])) {
+            blocked[call->kind] = true;
+            continue;
+        } else if (call->delay > 0) {
+            call->delay--;
+            blocked[call->kind] = true;
+            continue;
+        } else if (call->rc != 0)
+            call->rc = record(c, call->rc, "failed by the test");
+        else if (!try_end(c, call)) {
+            blocked[call->kind] = true;
+            continue;
+        }
+        zb_list_remove(&call->node);
+        return call;
+    }
+    return NULL;
+}
+
+static int end_calls(struct zc_client *c)
+{
+    int ran = 0;
+
+    for (;;) {
+        struct call *call;
+
+        pthread_mutex_lock(&fake.lock);
+        call = next_end(c);
+        pthread_mutex_unlock(&fake.lock);
+        if (!call)
+            return ran;
+        call->done(call->arg, call->rc);
+        free(call);
+        ran++;
+    }
+}
+
+/* ---- the handle */
+
+int zc_open(struct zc_client **ret, const struct zc_options *options)
+{
+    struct zc_client *c = calloc(1, sizeof(*c));
+
+    *ret = c;
+    assert(c && options->program);
+    zb_list_init(&c->calls);
+    pthread_mutex_lock(&fake.lock);
+    fake.handles++;
+    fake.opened++;
+    if (options->socket && sscanf(options->socket, "rank %u", &c->rank) == 1)
+        c->node = c->rank % fake.config.nodes;
+    c->server = (struct zc_server){ .page_elems = fake.config.page_elems,
+                                    .block_elems = ZB_BLOCK_ELEMS,
+                                    .shards_max = fake.config.shards_max,
+                                    .instance = { 7, (uint8_t)c->node } };
+    pthread_mutex_unlock(&fake.lock);
+    if (options->socket && strstr(options->socket, "refuse")) {
+        c->lost = true;
+        return record(c, -ENOTCONN, "nobody answers there, says the test");
+    }
+    return 0;
+}
+
+void zc_close(struct zc_client *c)
+{
+    struct zb_list *node;
+
+    if (!c)
+        return;
+    while ((node = zb_list_pop_front(&c->calls)) != NULL) {
+        struct call *call = zb_container_of(node, struct call, node);
+
+        (void)record(c, -ECANCELED, "closed");
+        call->done(call->arg, -ECANCELED);
+        free(call);
+    }
+    pthread_mutex_lock(&fake.lock);
+    if (!c->lost)
+        hang_up(c);
+    fake.handles--;
+    free(c->staging);
+    pthread_mutex_unlock(&fake.lock);
+    free(c);
+}
+
+const char *zc_error(const struct zc_client *c)
+{
+    return c->err.text;
+}
+
+const struct zc_server *zc_server(const struct zc_client *c)
+{
+    return &c->server;
+}
+
+int zc_fd(const struct zc_client *c)
+{
+    (void)c;
+    return -1;
+}
+
+short zc_events(const struct zc_client *c)
+{
+    (void)c;
+    return 0;
+}
+
+void zc_on_event(struct zc_client *c, zc_event_fn *fn, void *arg)
+{
+    c->on_event = fn;
+    c->on_event_arg = arg;
+}
+
+int zc_poll(struct zc_client *c, int timeout_ms)
+{
+    struct zc_event event = { .kind = ZC_EVENT_JOB_FAILED, .job = 42, .text = "says the test" };
+    bool tell;
+    int ran = 0, rc;
+
+    (void)timeout_ms;
+    pthread_mutex_lock(&fake.lock);
+    step_one(job_of(c));
+    tell = job_of(c)->failed && c->joined && !c->told;
+    c->told = c->told || tell;
+    event.code = job_of(c)->code;
+    event.rank = job_of(c)->lost;
+    if (event.code == -EOWNERDEAD)
+        event.kind = ZC_EVENT_PEER_LOST;
+    pthread_mutex_unlock(&fake.lock);
+    if (tell) {
+        c->on_event(c->on_event_arg, &event);
+        ran++;
+    }
+    ran += end_calls(c);
+    pthread_mutex_lock(&fake.lock);
+    rc = c->lost ? record(c, -ENOTCONN, "the daemon is gone, says the test") : ran;
+    pthread_mutex_unlock(&fake.lock);
+    return rc;
+}
+
+/* ---- calls */
+
+int zc_job_open(struct zc_client *c, const struct zc_job_options *options, struct zc_job *ret,
+                zc_done_fn *done, void *arg)
+{
+    struct call *call;
+    struct job *job;
+    int rc;
+
+    BEGIN(c, JOB_OPEN, done, arg, call)
+    {
+        job = job_of(c);
+        assert(options->rank < options->world && options->world <= RANKS_MAX);
+        assert(job->failed || job->exists || !options->attach);
+        if (job->failed) {
+            call->rc = job->code;
+            END();
+        }
+        if (!job->exists) {
+            job->exists = true;
+            job->keep = options->keep;
+            job->world = options->world;
+            job->groups = options->groups;
+        }
+        assert(job->world == options->world && !job->members[options->rank].here);
+        job->members[options->rank].here = true;
+        c->rank = options->rank;
+        c->joined = true;
+        c->staging_bytes = zb_round_up(options->staging_bytes, 4096);
+        c->staging = aligned_alloc(4096, c->staging_bytes);
+        assert(c->staging);
+        *ret = (struct zc_job){ .id = 42,
+                                .iterations = job->iterations,
+                                .applied = job->applied,
+                                .staging = c->staging,
+                                .staging_bytes = c->staging_bytes };
+    }
+    END();
+}
+
+int zc_unit_define(struct zc_client *c, uint64_t job_id, const struct zc_unit *unit,
+                   zc_done_fn *done, void *arg)
+{
+    struct zb_err err = { 0 };
+    struct call *call;
+    int rc;
+
+    assert(job_id == 42);
+    BEGIN(c, DEFINE, done, arg, call)
+    {
+        struct job *job = job_of(c);
+        struct unit *u = &job->units[unit->index];
+
+        assert(unit->index <= job->nunits && unit->index < UNITS_MAX);
+        if (unit->index == job->nunits) {
+            job->nunits++;
+            (void)snprintf(u->name, sizeof(u->name), "%s", unit->name);
+            u->elems = unit->elems;
+            assert(zb_layout_of((enum zb_dtype)unit->dtype, (enum zb_dtype)unit->grad_dtype,
+                                unit->frozen, &u->layout, &err) == 0);
+            for (uint32_t t = 0; t < unit->ntensors; t++) {
+                uint64_t count = 1;
+
+                for (uint32_t d = 0; d < unit->tensors[t].ndims; d++)
+                    count *= unit->tensors[t].dims[d];
+                if (unit->tensors[t].group != ZC_GROUP_FROZEN)
+                    u->segments[u->nsegments++] = (struct zk_segment){ unit->tensors[t].first,
+                                                                       count,
+                                                                       unit->tensors[t].group };
+            }
+        }
+        assert(strcmp(u->name, unit->name) == 0 && u->elems == unit->elems);
+    }
+    END();
+}
+
+int zc_register(struct zc_client *c, uint64_t job_id, const struct zc_range *ranges, uint32_t n,
+                uint64_t *ret_ids, zc_done_fn *done, void *arg)
+{
+    struct call *call;
+    int rc;
+
+    assert(job_id == 42 && n > 0 && n <= c->server.shards_max);
+    BEGIN(c, REGISTER, done, arg, call)
+    {
+        struct job *job = job_of(c);
+
+        for (uint32_t i = 0; i < n; i++) {
+            struct unit *u = &job->units[ranges[i].unit];
+            struct shard *s = NULL;
+
+            assert(ranges[i].unit < job->nunits && ranges[i].count > 0);
+            assert(ranges[i].first + ranges[i].count <= zb_padded_elems(u->elems));
+            for (uint32_t k = 0; k < job->nshards; k++)
+                if (job->shards[k].unit == u && job->shards[k].first == ranges[i].first)
+                    s = &job->shards[k]; /* of a kept job */
+            assert(!s || (job->ever_ready && s->count == ranges[i].count));
+            if (!s) {
+                assert(job->nshards < SHARDS_MAX);
+                s = &job->shards[job->nshards++];
+                *s = (struct shard){ .id = job->nshards,
+                                     .first = ranges[i].first,
+                                     .count = ranges[i].count,
+                                     .layout = u->layout,
+                                     .unit = u };
+                s->param = aligned_alloc(4096, s->count * s->layout.elem_bytes[ZB_PARAM]);
+                if (!s->layout.frozen) {
+                    s->state = aligned_alloc(4096, s->count * s->layout.elem_bytes[ZB_STATE]);
+                    s->grad = aligned_alloc(4096, s->count * s->layout.elem_bytes[ZB_GRAD]);
+                }
+            }
+            s->rank = c->rank;
+            s->grad_next = s->micro = 0;
+            ret_ids[i] = s->id;
+        }
+    }
+    END();
+}
+
+int zc_ready(struct zc_client *c, uint64_t job_id, uint32_t timeout_ms, struct zc_placement *ret,
+             zc_done_fn *done, void *arg)
+{
+    struct call *call;
+    int rc;
+
+    assert(job_id == 42 && timeout_ms > 0);
+    BEGIN(c, READY, done, arg, call)
+    {
+        job_of(c)->members[c->rank].ready = true;
+        call->ret = ret;
+    }
+    END();
+}
+
+int zc_job_close(struct zc_client *c, uint64_t job_id, zc_done_fn *done, void *arg)
+{
+    struct call *call;
+    int rc;
+
+    assert(job_id == 42);
+    BEGIN(c, CLOSE, done, arg, call)
+    {
+        assert(job_of(c)->members[c->rank].pins == 0);
+    }
+    END();
+}
+
+int zc_write(struct zc_client *c, uint64_t shard, uint64_t first, uint64_t count,
+             const float *staged, zc_done_fn *done, void *arg)
+{
+    struct call *call;
+    int rc;
+
+    BEGIN(c, WRITE, done, arg, call)
+    {
+        check_range(c, shard_of(c, shard), first, count, staged);
+        call->shard = shard;
+        call->first = first;
+        call->count = count;
+        call->staged = (void *)(uintptr_t)staged;
+    }
+    END();
+}
+
+int zc_read(struct zc_client *c, uint64_t shard, enum zc_what what, uint64_t first, uint64_t count,
+            void *staged, zc_done_fn *done, void *arg)
+{
+    struct call *call;
+    int rc;
+
+    BEGIN(c, READ, done, arg, call)
+    {
+        check_range(c, shard_of(c, shard), first, count, staged);
+        call->shard = shard;
+        call->first = first;
+        call->count = count;
+        call->staged = staged;
+        call->what = what;
+    }
+    END();
+}
+
+int zc_fetch(struct zc_client *c, const uint64_t *shards, uint32_t n, uint64_t min_version,
+             uint32_t timeout_ms, struct zc_view *ret_views, zc_done_fn *done, void *arg)
+{
+    struct call *call;
+    int rc;
+
+    assert(n == 1 && timeout_ms > 0);
+    BEGIN(c, FETCH, done, arg, call)
+    {
+        call->shard = shards[0];
+        call->number = min_version;
+        call->ret = ret_views;
+    }
+    END();
+}
+
+int zc_release(struct zc_client *c, const uint64_t *shards, uint32_t n)
+{
+    struct shard *s;
+
+    assert(n == 1);
+    pthread_mutex_lock(&fake.lock);
+    s = shard_of(c, shards[0]);
+    assert(s->pins > 0 && job_of(c)->members[c->rank].pins > 0);
+    s->pins--;
+    job_of(c)->members[c->rank].pins--;
+    pthread_mutex_unlock(&fake.lock);
+    return 0;
+}
+
+int zc_push(struct zc_client *c, const struct zc_push *push, zc_done_fn *done, void *arg)
+{
+    struct call *call;
+    int rc;
+
+    assert(push->dtype == ZC_F32);
+    BEGIN(c, PUSH, done, arg, call)
+    {
+        check_range(c, shard_of(c, push->shard), push->first, push->count, push->staged);
+        call->shard = push->shard;
+        call->number = push->step;
+        call->micro = push->micro;
+        call->add = push->add;
+        call->first = push->first;
+        call->count = push->count;
+        call->staged = (void *)(uintptr_t)push->staged;
+    }
+    END();
+}
+
+int zc_norms(struct zc_client *c, uint64_t job_id, uint64_t step, struct zc_norm *ret,
+             zc_done_fn *done, void *arg)
+{
+    struct call *call;
+    int rc;
+
+    assert(job_id == 42);
+    BEGIN(c, NORMS, done, arg, call)
+    {
+        call->number = step;
+        call->ret = ret;
+    }
+    END();
+}
+
+static int ask(struct zc_client *c, const struct zc_step *step, bool skip, struct zc_stepped *ret,
+               zc_done_fn *done, void *arg)
+{
+    struct call *call;
+    int rc;
+
+    BEGIN(c, STEP, done, arg, call)
+    {
+        struct job *job = job_of(c);
+        bool first = true;
+
+        for (uint32_t r = 0; r < job->world; r++)
+            first = first && !job->members[r].asked;
+        assert(!job->stepping && step->step == job->iterations + 1 && step->timeout_ms > 0);
+        assert(first || (job->skip == skip && job->step.scale == step->scale));
+        job->skip = skip;
+        job->step = *step;
+        if (!skip) {
+            assert(step->ngroups == job->groups);
+            memcpy(job->step_groups, step->groups, step->ngroups * sizeof(*step->groups));
+        }
+        job->members[c->rank].asked = true;
+        call->number = step->step;
+        call->ret = ret;
+    }
+    END();
+}
+
+int zc_step(struct zc_client *c, uint64_t job_id, const struct zc_step *step,
+            struct zc_stepped *ret, zc_done_fn *done, void *arg)
+{
+    assert(job_id == 42);
+    return ask(c, step, false, ret, done, arg);
+}
+
+int zc_skip(struct zc_client *c, uint64_t job_id, uint64_t step, uint32_t timeout_ms,
+            struct zc_stepped *ret, zc_done_fn *done, void *arg)
+{
+    struct zc_step skip = { .step = step, .timeout_ms = timeout_ms };
+
+    assert(job_id == 42);
+    return ask(c, &skip, true, ret, done, arg);
+}
+
+int zc_jobs_wait(struct zc_client *c, const char *name, struct zc_job_row **ret_rows, size_t *ret_n)
+{
+    const struct job *job;
+
+    assert(name && *name);
+    pthread_mutex_lock(&fake.lock);
+    job = job_of(c);
+    *ret_rows = calloc(1, sizeof(**ret_rows));
+    assert(*ret_rows);
+    (*ret_rows)->id = 42;
+    (*ret_rows)->host_bytes = 1000 + job->nshards;
+    (*ret_rows)->nvme_bytes = 2000;
+    (*ret_rows)->nvme_read_bytes = 100 + job->iterations;
+    (*ret_rows)->nvme_written_bytes = 200 + 2 * job->iterations;
+    *ret_n = 1;
+    pthread_mutex_unlock(&fake.lock);
+    return 0;
+}
+
+void zc_rows_free(void *rows)
+{
+    free(rows);
+}

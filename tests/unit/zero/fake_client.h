@@ -1,0 +1,54 @@
+/*
+ * fake_client.h - libzclient and the daemon behind it, in one process and on request: what the
+ * engine sees when answers are late, out of order, refusals, or do not come.
+ *
+ * MODEL. One daemon, reset by fake_reset(), with at most one job, whose ranks are threads: one
+ * lock. A call waits in its handle until zc_poll(); each poll it may hide for a random number of
+ * polls, then ends when the daemon's state lets it. Staged bytes are read when the call ends, not
+ * when it begins, and are spoiled then: who reuses them early, or looks at them late, is found out.
+ *
+ * A step is done shard by shard, one for each poll of anybody, so fetches behind it see a model
+ * that is partly stepped. Pins are counted: more than the ring holds wait, and a release of what is
+ * not pinned, a write to what is, or a step of what is, is an assertion.
+ */
+#ifndef FAKE_CLIENT_H
+#define FAKE_CLIENT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum fake_fault {
+    FAKE_NONE,
+    FAKE_START,  /* the call is refused at once, with rc */
+    FAKE_NOBUFS, /* ... with -ENOBUFS, and works the next time */
+    FAKE_DONE,   /* it ends with rc */
+    FAKE_NEVER,  /* it does not end */
+    FAKE_HANGUP, /* the daemon hangs up on this rank: -ENOTCONN, and its peers are told */
+    FAKE_JOB,    /* the job fails: an event to all ranks */
+    FAKE_LIES,   /* fetch: an old version; step: other counters; others: as FAKE_DONE */
+};
+
+struct fake_config {
+    uint32_t page_elems;
+    bool ring;           /* parameters are streamed: 3 pins a rank */
+    uint64_t seed;       /* of the delays */
+    uint32_t delay_max;  /* polls that an answer may hide */
+    uint32_t shards_max; /* that one call may name; 0: 1024 */
+    uint8_t nodes;       /* daemons: rank r is on node r % nodes; 0: one */
+    /* the nth call (from 1) of rank `rank` fails so */
+    enum fake_fault fault;
+    uint32_t rank, nth;
+    int rc;
+};
+
+void fake_reset(const struct fake_config *config);
+/** Whether the fault has happened. */
+bool fake_faulted(void);
+/** Frees what a job left; asserts that no handle is open and that everything was released. */
+void fake_end(void);
+/** Handles that are open. */
+uint32_t fake_handles(void);
+/** The most slices that one rank had pinned at one time. */
+uint32_t fake_pins_most(void);
+
+#endif

@@ -1,0 +1,573 @@
+/*
+ * Engines of several ranks, as threads, over both stores: the same numbers whatever the division,
+ * the store, the delays; and an end in time, with a sentence, whatever fails.
+ */
+#include "tests/ztest.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/plan.h"
+#include "base/util.h"
+#include "comm_threads.h"
+#include "fake_client.h"
+#include "model.h"
+
+#define RANKS_MAX 4
+
+/* So many ranks with one set of options. */
+struct party {
+    uint32_t world;
+    struct comm_group *group;
+    struct run runs[RANKS_MAX];
+    char sockets[RANKS_MAX][16];
+};
+
+static void party_new(struct party *p, uint32_t world, enum zc_dtype dtype, uint64_t seed,
+                      uint32_t delay_max)
+{
+    memset(p, 0, sizeof(*p));
+    p->world = world;
+    p->group = comm_group_new(world, seed, delay_max);
+    for (uint32_t r = 0; r < world; r++) {
+        struct run *run = &p->runs[r];
+
+        run->dtype = dtype;
+        run->steps = 4;
+        zc_zero_defaults(&run->options);
+        run->options.comm = comm_group_rank(p->group, r);
+        run->options.groups = 2;
+        run->options.weight_decay[0] = 0.1;
+        run->options.eps = 1e-3;
+        run->options.clip = 1;
+        run->options.timeout_ms = 20000;
+        (void)snprintf(p->sockets[r], sizeof(p->sockets[r]), "rank %u", r);
+        run->options.socket = p->sockets[r];
+    }
+}
+
+static void party_offload(struct party *p, enum zc_zero_offload offload)
+{
+    for (uint32_t r = 0; r < p->world; r++)
+        p->runs[r].options.offload_param = p->runs[r].options.offload_optimizer = offload;
+}
+
+static void party_done(struct party *p)
+{
+    for (uint32_t r = 0; r < p->world; r++)
+        run_done(&p->runs[r]);
+    comm_group_free(p->group);
+}
+
+static void assert_ran(const struct party *p)
+{
+    for (uint32_t r = 0; r < p->world; r++)
+        if (p->runs[r].rc != 0)
+            fail_msg("rank %u of %u ended with %d: %s", r, p->world, p->runs[r].rc,
+                     p->runs[r].error);
+    for (uint32_t r = 1; r < p->world; r++)
+        assert_runs_same("ranks", &p->runs[0], &p->runs[r]);
+}
+
+static void party_run(struct party *p)
+{
+    run_threads(p->runs, p->world);
+}
+
+/* ---- numbers */
+
+static void every_division_trains_the_same(void **state)
+{
+    static const enum zc_dtype dtypes[] = { ZC_F32, ZC_BF16 };
+
+    (void)state;
+    for (size_t d = 0; d < ZB_COUNT(dtypes); d++) {
+        struct party alone;
+
+        party_new(&alone, 1, dtypes[d], 1, 0);
+        party_run(&alone);
+        assert_ran(&alone);
+        for (uint32_t world = 2; world <= 4; world++) {
+            struct party p;
+
+            party_new(&p, world, dtypes[d], world, 0);
+            party_run(&p);
+            assert_ran(&p);
+            /* bf16 rounds each rank's part, so parts differ in the last of 8 bits */
+            assert_values_near("division", &alone.runs[0].values, &p.runs[0].values,
+                               dtypes[d] == ZC_F32 ? 1e-5 : 0.02);
+            for (uint32_t s = 0; s < 4; s++)
+                assert_true(fabs(alone.runs[0].norms[s] - p.runs[0].norms[s]) <=
+                            (dtypes[d] == ZC_F32 ? 1e-6 : 1e-2) * alone.runs[0].norms[s]);
+            party_done(&p);
+        }
+        party_done(&alone);
+    }
+}
+
+static void delays_change_nothing(void **state)
+{
+    struct party base;
+
+    (void)state;
+    party_new(&base, 3, ZC_BF16, 1, 0);
+    party_run(&base);
+    assert_ran(&base);
+    for (uint64_t seed = 1; seed <= 4; seed++) {
+        struct party p;
+
+        party_new(&p, 3, ZC_BF16, seed, 40);
+        for (uint32_t r = 0; r < 3; r++)
+            p.runs[r].options.prefetch_units = (uint32_t)seed - 1;
+        party_run(&p);
+        assert_ran(&p);
+        assert_runs_same("delays", &base.runs[0], &p.runs[0]);
+        party_done(&p);
+    }
+    party_done(&base);
+}
+
+/* The store is the only difference: not a bit may change. */
+static void stores_agree(void **state)
+{
+    static const struct {
+        const char *name;
+        struct fake_config fake;
+        uint32_t world, micro, prefetch;
+        enum zc_dtype dtype;
+        uint64_t poison;
+        bool evaluate;
+    } cases[] = {
+        { "alone", { .page_elems = 4096 }, 1, 1, 1, ZC_F32, 0, false },
+        { "alone, ring", { .page_elems = 4096, .ring = true }, 1, 2, 2, ZC_BF16, 0, true },
+        { "alone, ring, far ahead",
+          { .page_elems = 8192, .ring = true, .seed = 5, .delay_max = 5 },
+          1,
+          1,
+          6,
+          ZC_BF16,
+          2,
+          false },
+        { "two", { .page_elems = 4096, .ring = true }, 2, 1, 1, ZC_F32, 0, false },
+        { "two, late",
+          { .page_elems = 4096, .seed = 7, .delay_max = 20 },
+          2,
+          3,
+          2,
+          ZC_BF16,
+          3,
+          true },
+        { "three",
+          { .page_elems = 8192, .ring = true, .seed = 9, .delay_max = 6 },
+          3,
+          2,
+          4,
+          ZC_BF16,
+          0,
+          true },
+        { "four, one shard a call",
+          { .page_elems = 262144, .shards_max = 1, .seed = 3, .delay_max = 3 },
+          4,
+          1,
+          0,
+          ZC_F32,
+          1,
+          false },
+        { "four on two nodes", { .page_elems = 4096, .nodes = 2 }, 4, 1, 1, ZC_BF16, 0, false },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(cases); i++) {
+        struct party none, daemon;
+
+        for (int k = 0; k < 2; k++) {
+            struct party *p = k == 0 ? &none : &daemon;
+
+            party_new(p, cases[i].world, cases[i].dtype, i, k == 0 ? 0 : 10);
+            for (uint32_t r = 0; r < p->world; r++) {
+                p->runs[r].options.micro_steps = cases[i].micro;
+                p->runs[r].options.prefetch_units = cases[i].prefetch;
+                p->runs[r].poison_step = cases[i].poison;
+                p->runs[r].evaluate = cases[i].evaluate;
+            }
+        }
+        party_run(&none);
+        assert_ran(&none);
+        fake_reset(&cases[i].fake);
+        party_offload(&daemon, ZC_ZERO_NVME);
+        party_run(&daemon);
+        assert_ran(&daemon);
+        assert_runs_same(cases[i].name, &none.runs[0], &daemon.runs[0]);
+        assert_int_equal(none.runs[0].stats.pushed_bytes, daemon.runs[0].stats.pushed_bytes);
+        assert_int_equal(daemon.runs[0].stats.nvme_read_bytes, 4);
+        assert_int_equal(daemon.runs[0].stats.nvme_written_bytes, 8);
+        assert_int_equal(daemon.runs[0].stats.nvme_bytes, 2000);
+        assert_int_equal(fake_handles(), 0);
+        if (cases[i].fake.ring)
+            assert_true(fake_pins_most() <= ZC_PINS_MIN);
+        fake_end();
+        party_done(&none);
+        party_done(&daemon);
+    }
+}
+
+/* A rank that is alone reads the daemon's memory: no buffers, until pins are short. */
+static void alone_nothing_is_copied(void **state)
+{
+    static const struct fake_config configs[] = { { .page_elems = 4096 },
+                                                  { .page_elems = 4096, .ring = true } };
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(configs); i++) {
+        struct party p;
+
+        fake_reset(&configs[i]);
+        party_new(&p, 1, ZC_F32, 1, 0);
+        party_offload(&p, ZC_ZERO_HOST);
+        party_run(&p);
+        assert_ran(&p);
+        assert_int_equal(p.runs[0].stats.gather_buffer_bytes, 0);
+        fake_end();
+        party_done(&p);
+    }
+}
+
+static void memory_follows_what_is_gathered(void **state)
+{
+    struct party p;
+    uint64_t params = 0, largest = 6 * 4096 * 4;
+
+    (void)state;
+    party_new(&p, 2, ZC_F32, 1, 0);
+    party_run(&p);
+    assert_ran(&p);
+    for (uint32_t u = 0; u < MODEL_UNITS; u++)
+        params += zb_padded_elems(model_units[u].elems) * 4;
+    assert_true(p.runs[0].stats.gather_buffer_bytes <= params);
+    assert_true(p.runs[0].stats.gather_buffer_bytes >= largest);
+    assert_true(p.runs[0].stats.host_bytes < 4 * params * 3 / 4);
+    assert_true(p.runs[0].stats.comm_bytes > 0);
+    party_done(&p);
+}
+
+static void a_kept_job_goes_on(void **state)
+{
+    static const struct fake_config config = { .page_elems = 4096, .seed = 3, .delay_max = 4 };
+    struct party whole, first, second;
+
+    (void)state;
+    party_new(&whole, 2, ZC_BF16, 1, 0);
+    party_run(&whole);
+    assert_ran(&whole);
+    fake_reset(&config);
+    for (int dirty = 0; dirty < 2; dirty++) {
+        party_new(&first, 2, ZC_BF16, 2, 0);
+        party_new(&second, 2, ZC_BF16, 3, 0);
+        party_offload(&first, ZC_ZERO_HOST);
+        party_offload(&second, ZC_ZERO_HOST);
+        for (uint32_t r = 0; r < 2; r++) {
+            first.runs[r].options.keep = second.runs[r].options.keep = true;
+            first.runs[r].options.job = second.runs[r].options.job = "kept";
+            first.runs[r].steps = dirty ? 4 : 3;
+            first.runs[r].stop_after = dirty ? 3 : 0; /* dies with half an iteration */
+            second.runs[r].options.resume = true;
+            second.runs[r].steps = 1;
+        }
+        party_run(&first);
+        if (!dirty)
+            assert_ran(&first);
+        party_run(&second);
+        assert_ran(&second);
+        assert_int_equal(second.runs[0].last.iterations, 4);
+        for (uint32_t u = 0; u < MODEL_UNITS; u++)
+            assert_memory_equal(whole.runs[0].values.master[u], second.runs[0].values.master[u],
+                                model_units[u].elems * sizeof(float));
+        fake_end();
+        party_done(&first);
+        party_done(&second);
+    }
+    party_done(&whole);
+}
+
+/* ---- failures */
+
+/* Every rank ended with a failure, soon after the first one did. */
+static void assert_all_failed(const char *name, const struct party *p, double within_s)
+{
+    double first = INFINITY;
+
+    for (uint32_t r = 0; r < p->world; r++)
+        first = fmin(first, p->runs[r].ended_s);
+    for (uint32_t r = 0; r < p->world; r++) {
+        if (p->runs[r].rc >= 0 || !p->runs[r].error[0])
+            fail_msg("%s: rank %u ended with %d, '%s'", name, r, p->runs[r].rc, p->runs[r].error);
+        if (p->runs[r].ended_s - first > within_s)
+            fail_msg("%s: rank %u ended %.3f s behind the first, with %d: %s", name, r,
+                     p->runs[r].ended_s - first, p->runs[r].rc, p->runs[r].error);
+    }
+}
+
+static const struct {
+    const char *name;
+    enum fake_fault fault;
+    int rc;
+    bool recovers;
+} faults[] = {
+    { "refused at once", FAKE_START, -EINVAL, false },
+    { "no room for the call", FAKE_NOBUFS, 0, true },
+    { "ends badly", FAKE_DONE, -EIO, false },
+    { "corrupt", FAKE_DONE, -EBADMSG, false },
+    { "hangs up", FAKE_HANGUP, 0, false },
+    { "the job fails", FAKE_JOB, -EIO, false },
+    { "lies", FAKE_LIES, -EIO, false },
+};
+
+/* The nth call of rank 1 fails so: from the first call of all to the last. */
+static bool fail_nth(size_t f, uint32_t nth, struct party *ret)
+{
+    struct fake_config config = { .page_elems = 4096,
+                                  .seed = nth,
+                                  .delay_max = 2,
+                                  .fault = faults[f].fault,
+                                  .rank = 1,
+                                  .nth = nth,
+                                  .rc = faults[f].rc };
+
+    fake_reset(&config);
+    party_new(ret, 2, ZC_BF16, nth, 2);
+    party_offload(ret, ZC_ZERO_HOST);
+    for (uint32_t r = 0; r < 2; r++) {
+        ret->runs[r].steps = 2;
+        ret->runs[r].poison_step = 2;
+        ret->runs[r].options.micro_steps = 2;
+    }
+    party_run(ret);
+    return fake_faulted();
+}
+
+static void every_call_fails_in_turn(void **state)
+{
+    (void)state;
+    for (size_t f = 0; f < ZB_COUNT(faults); f++) {
+        bool faulted = true;
+        uint32_t nth = 0;
+
+        while (faulted) {
+            struct party p;
+
+            /* every call of the start, then every third */
+            nth += nth < 40 ? 1 : 3;
+            faulted = fail_nth(f, nth, &p);
+            if (!faulted || (p.runs[1].rc == 0 && faults[f].recovers)) {
+                assert_ran(&p);
+            } else if (p.runs[0].rc != 0 || p.runs[1].rc != 0) {
+                /* the farewell may fail alone: then the work is done */
+                if (p.runs[1].rc == 0)
+                    fail_msg("%s: call %u of rank 1 failed, and only rank 0 knows", faults[f].name,
+                             nth);
+                assert_all_failed(faults[f].name, &p, 1.0);
+                if (faults[f].fault == FAKE_HANGUP) {
+                    assert_int_equal(p.runs[1].rc, -ENOTCONN);
+                    if (p.runs[0].rc != -EOWNERDEAD) /* before the job was there to tell */
+                        assert_non_null(strstr(p.runs[0].error, "rank 1: "));
+                }
+                if (faults[f].fault == FAKE_JOB && p.runs[0].rc != faults[f].rc)
+                    fail_msg("the job failed, and rank 0: %s", p.runs[0].error);
+            }
+            fake_end();
+            party_done(&p);
+        }
+        print_message("%s: %u calls\n", faults[f].name, nth - 1);
+        assert_true(nth > 50);
+    }
+}
+
+static void a_call_that_never_ends(void **state)
+{
+    (void)state;
+    for (uint32_t nth = 1; nth < 72; nth += 7) {
+        struct fake_config config = {
+            .page_elems = 4096, .fault = FAKE_NEVER, .rank = 1, .nth = nth
+        };
+        struct party p;
+
+        fake_reset(&config);
+        party_new(&p, 2, ZC_F32, nth, 0);
+        party_offload(&p, ZC_ZERO_HOST);
+        p.runs[0].options.timeout_ms = 3000; /* so that rank 1 is the one to notice */
+        p.runs[1].options.timeout_ms = 100;
+        party_run(&p);
+        assert_true(fake_faulted());
+        assert_all_failed("never", &p, 1.0);
+        assert_int_equal(p.runs[1].rc, -ETIMEDOUT);
+        assert_non_null(strstr(p.runs[1].error, "nothing moved for"));
+        assert_int_equal(p.runs[0].rc, -EOWNERDEAD);
+        assert_non_null(strstr(p.runs[0].error, "rank 1 of job"));
+        fake_end();
+        party_done(&p);
+    }
+}
+
+/* No daemon to tell of it: the others give up when their time is over. */
+static void a_peer_that_stops(void **state)
+{
+    (void)state;
+    for (uint32_t after = 1; after <= 3; after++) {
+        struct party p;
+
+        party_new(&p, 3, ZC_F32, after, 3);
+        for (uint32_t r = 0; r < 3; r++)
+            p.runs[r].options.timeout_ms = 200;
+        p.runs[2].stop_after = after;
+        party_run(&p);
+        assert_int_equal(p.runs[2].rc, -EINTR);
+        for (uint32_t r = 0; r < 2; r++) {
+            assert_int_equal(p.runs[r].rc, -ETIMEDOUT);
+            assert_non_null(strstr(p.runs[r].error, "waits for another rank"));
+            assert_true(p.runs[r].ended_s - p.runs[2].ended_s > 0.15);
+            assert_true(p.runs[r].ended_s - p.runs[2].ended_s < 2);
+        }
+        party_done(&p);
+    }
+}
+
+/* With one, they hear it. */
+static void a_peer_that_stops_is_told(void **state)
+{
+    static const struct fake_config config = { .page_elems = 4096 };
+    struct party p;
+
+    (void)state;
+    fake_reset(&config);
+    party_new(&p, 3, ZC_F32, 1, 3);
+    party_offload(&p, ZC_ZERO_HOST);
+    p.runs[2].stop_after = 2;
+    party_run(&p);
+    assert_int_equal(p.runs[2].rc, -EINTR);
+    for (uint32_t r = 0; r < 2; r++) {
+        assert_int_equal(p.runs[r].rc, -EOWNERDEAD);
+        if (!strstr(p.runs[r].error, "rank 2 of job"))
+            fail_msg("rank %u: %s", r, p.runs[r].error);
+        assert_true(p.runs[r].ended_s - p.runs[2].ended_s < 1);
+    }
+    fake_end();
+    party_done(&p);
+}
+
+static void collectives_that_break(void **state)
+{
+    (void)state;
+    for (uint32_t nth = 1; nth <= 60; nth += 1 + nth / 8) {
+        struct party p;
+
+        party_new(&p, 2, ZC_F32, nth, 2);
+        p.runs[0].options.timeout_ms = 100;
+        comm_group_break(p.group, 1, nth, -EIO);
+        party_run(&p);
+        assert_int_equal(p.runs[1].rc, -EIO);
+        assert_non_null(strstr(p.runs[1].error, "the test broke it"));
+        assert_int_equal(p.runs[0].rc, -ETIMEDOUT);
+        party_done(&p);
+    }
+}
+
+/* One rank is refused: all hear why, at once. */
+static void one_refused_all_refused(void **state)
+{
+    static const struct fake_config config = { .page_elems = 4096 };
+    struct party p;
+
+    (void)state;
+    fake_reset(&config);
+    for (int i = 0; i < 6; i++) {
+        const char *part = NULL;
+        int want = -EINVAL;
+
+        party_new(&p, 3, ZC_F32, 1, 0);
+        party_offload(&p, ZC_ZERO_HOST);
+        switch (i) {
+        case 0:
+            p.runs[1].options.micro_steps = 0;
+            part = "0 micro-steps";
+            break;
+        case 1:
+            p.runs[1].options.socket = "refuse";
+            want = -ENOTCONN;
+            part = "nobody answers";
+            break;
+        case 2:
+            p.runs[1].options.clip = 2;
+            part = "rank 1 and rank 0 do not say the same";
+            break;
+        case 3:
+            p.runs[1].options.job = "another";
+            part = "rank 1 and rank 0 do not say the same";
+            break;
+        case 4:
+            p.runs[2].dtype = ZC_BF16;
+            part = "the units: rank 2 and rank 0 do not say the same";
+            break;
+        case 5:
+            p.runs[1].options.kernels = "abacus";
+            want = -ENOENT;
+            part = "abacus";
+            break;
+        }
+        party_run(&p);
+        assert_all_failed(part, &p, 0.5);
+        for (uint32_t r = 0; r < 3; r++) {
+            assert_int_equal(p.runs[r].rc, want);
+            if (!strstr(p.runs[r].error, part))
+                fail_msg("rank %u: %s", r, p.runs[r].error);
+        }
+        fake_end();
+        party_done(&p);
+    }
+}
+
+/* A close that is not clean waits for nobody. */
+static void a_dirty_end_is_quick(void **state)
+{
+    static const struct fake_config config = { .page_elems = 4096 };
+    struct party p;
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        fake_reset(&config);
+        party_new(&p, 2, ZC_F32, 1, 0);
+        if (i == 1)
+            party_offload(&p, ZC_ZERO_HOST);
+        p.runs[0].dirty_end = p.runs[1].dirty_end = true;
+        p.runs[0].no_values = p.runs[1].no_values = true;
+        party_run(&p);
+        for (uint32_t r = 0; r < 2; r++)
+            assert_true(p.runs[r].rc == 0 || p.runs[r].rc == -EOWNERDEAD);
+        assert_int_equal(fake_handles(), 0);
+        fake_end();
+        party_done(&p);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_division_trains_the_same),
+        cmocka_unit_test(delays_change_nothing),
+        cmocka_unit_test(stores_agree),
+        cmocka_unit_test(alone_nothing_is_copied),
+        cmocka_unit_test(memory_follows_what_is_gathered),
+        cmocka_unit_test(a_kept_job_goes_on),
+        cmocka_unit_test(every_call_fails_in_turn),
+        cmocka_unit_test(a_call_that_never_ends),
+        cmocka_unit_test(a_peer_that_stops),
+        cmocka_unit_test(a_peer_that_stops_is_told),
+        cmocka_unit_test(collectives_that_break),
+        cmocka_unit_test(one_refused_all_refused),
+        cmocka_unit_test(a_dirty_end_is_quick),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
