@@ -149,16 +149,35 @@ void zsd_buffer_put(struct zsd_core *core, void *buffer)
         zsd_defer(core, zb_container_of(node, struct zsd_work, node));
 }
 
-/* How many buffers: what was asked for, else a sixteenth of the host budget, at least one. */
+/* How many buffers under a budget: what was asked for, else a sixteenth of it, at least one. */
+static uint64_t core_buffers_of(const struct zsd_core *core, uint64_t host_bytes)
+{
+    uint64_t ring_bytes = core->daemon->config.ring_bytes;
+    uint64_t want = ring_bytes > 0
+                        ? ring_bytes / core->buffer_bytes
+                        : zb_min_u64(host_bytes / 16 / core->buffer_bytes, BUFFERS_DEFAULT);
+
+    return zb_min_u64(zb_max_u64(want, 1), BUFFERS_MAX);
+}
+
+/* With k buffers, a budget of bytes + k buffers is enough, if it does not bring more than k. A
+ * larger budget never brings fewer, so the first k is the least. */
+uint64_t zsd_host_least(const struct zsd_core *core, uint64_t bytes)
+{
+    uint64_t least = bytes;
+
+    for (uint64_t k = 1; core->nbuffers > 0 && k <= BUFFERS_MAX; k++) {
+        least = bytes + k * core->buffer_bytes;
+        if (core_buffers_of(core, least) <= k)
+            break;
+    }
+    return least;
+}
+
 static int core_buffers(struct zsd_core *core, struct zb_err *err)
 {
-    const struct zsd_config *config = &core->daemon->config;
-    uint64_t want = config->ring_bytes > 0 ? config->ring_bytes / core->buffer_bytes
-                                           : config->host_bytes / 16 / core->buffer_bytes;
+    uint64_t want = core_buffers_of(core, core->host.budget);
 
-    if (config->ring_bytes == 0)
-        want = zb_min_u64(want, BUFFERS_DEFAULT);
-    want = zb_min_u64(zb_max_u64(want, 1), BUFFERS_MAX);
     if (want * core->buffer_bytes > core->host.budget)
         return zb_fail(
             err, -ENOSPC,

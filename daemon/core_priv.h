@@ -95,6 +95,10 @@ void zsd_pio_start(struct zsd_core *core, struct zsd_pio *pio);
 void *zsd_buffer_get(struct zsd_core *core, struct zsd_work *waiter);
 void zsd_buffer_put(struct zsd_core *core, void *buffer);
 
+/** The least host_bytes of a daemon with our options that leaves `bytes` beside its page buffers.
+ */
+uint64_t zsd_host_least(const struct zsd_core *core, uint64_t bytes);
+
 void zsd_task_start(struct zsd_core *core, struct zsd_task *task);
 
 uint64_t zsd_account_used(const struct zsd_account *a);

@@ -6,10 +6,11 @@
  * planner spends the job's host bytes by value per byte, parameters first (several gathers a step),
  * then gradients (they must fit), then state.
  *
- *     needed      staging (booked when a rank arrives), gradients, and for parameters either all of
- * them or a ring for those that are streamed parameters  the longest prefix of shards, in order of
- * registration, that can be resident while the ring for the others still fits state       page by
- * page, in order of registration, as long as bytes are left
+ *     needed      staging (booked when a rank arrives), gradients, and for parameters either all
+ *                 of them or a ring for those that are streamed
+ *     parameters  the longest prefix of shards, in order of registration, that can be resident
+ *                 while the ring for the others still fits
+ *     state       page by page, in order of registration, as long as bytes are left
  *
  * THE RING of streamed parameters has, for each rank and each size of shard, as many places as
  * there are such shards but at most ZSD_RING_PINS. So a rank can have that many shards pinned at
@@ -22,8 +23,8 @@
  */
 #include <assert.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/size.h"
 #include "daemon/job.h"
@@ -33,8 +34,7 @@ struct plan {
     uint64_t param_bytes, ring_bytes, grad_bytes;
     uint64_t state_bytes; /* resident */
     uint64_t nvme_bytes;
-    /* the least that any layout of this job takes, for the refusal */
-    uint64_t least_host, least_nvme;
+    uint64_t least_params, least_host; /* the least that any layout of this job takes */
 };
 
 static uint64_t place_param_bytes(const struct zsd_shard *s)
@@ -51,8 +51,7 @@ static uint64_t place_state_bytes(const struct zsd_shard *s)
  * The longest resident prefix whose parameters and ring fit into `bytes`; -ENOSPC: not even all
  * streamed. Walked from the end: shard by shard, the suffix's ring is kept up to date.
  */
-static int place_params(const struct zsd_job *job, uint64_t bytes, struct plan *plan,
-                        uint64_t *ret_least)
+static int place_params(const struct zsd_job *job, uint64_t bytes, struct plan *plan)
 {
     struct zsd_slots ring = { 0 };
     uint64_t resident = 0, ring_bytes = 0, least = UINT64_MAX;
@@ -81,7 +80,7 @@ static int place_params(const struct zsd_job *job, uint64_t bytes, struct plan *
         resident -= place_param_bytes(job->shards[n - 1]);
     }
     zsd_slots_done(&ring);
-    *ret_least = least;
+    plan->least_params = least;
     return rc < 0 ? rc : found ? 0 : -ENOSPC;
 }
 
@@ -139,56 +138,73 @@ static uint64_t place_host_free(const struct zsd_job *job)
     return free_bytes;
 }
 
-static int place_refuse(const struct zsd_job *job, const struct plan *plan, struct zb_err *err)
+/* Host memory lacks: in the daemon's budget, below the job's own limit, or both. */
+static int place_refuse_host(const struct zsd_job *job, const struct plan *plan, struct zb_err *err)
 {
     const struct zsd_core *core = job->core;
-    uint64_t host_free = place_host_free(job), nvme_free = zsd_account_free(&core->nvme);
-    uint64_t budget = zsd_account_used(&core->host) + plan->least_host;
+    uint64_t others = zsd_account_used(&core->host) - core->nbuffers * core->buffer_bytes;
+    uint64_t all = job->host_held.used[ZSD_USE_STAGING] + plan->least_host;
+    char budget[80] = "", limit[80] = "";
 
-    return zb_fail(
-        err, -ENOSPC,
-        "job '%s' does not fit: it needs at least %s of host memory (gradients %s, the rest "
-        "parameters%s) and then %s of NVMe; free are %s and %s%s; the least host_bytes that "
-        "would do is %llu",
-        job->name, zb_size_text(plan->least_host).s, zb_size_text(plan->grad_bytes).s,
-        job->offload_optimizer == 1 ? " and optimizer state" : " or their ring",
-        zb_size_text(plan->least_nvme).s, zb_size_text(host_free).s, zb_size_text(nvme_free).s,
-        job->host_bytes_max > 0 ? " (the job has a limit)" : "", (unsigned long long)budget);
+    if (plan->least_host > zsd_account_free(&core->host))
+        (void)snprintf(budget, sizeof(budget), "; the least host_bytes that would do is %llu",
+                       (unsigned long long)zsd_host_least(core, others + plan->least_host));
+    if (job->host_bytes_max > 0 && all > job->host_bytes_max)
+        (void)snprintf(limit, sizeof(limit), "; the least host_bytes_max that would do is %llu",
+                       (unsigned long long)all);
+    return zb_fail(err, -ENOSPC,
+                   "job '%s' does not fit: it needs at least %s of host memory (gradients %s, "
+                   "parameters or their ring %s, optimizer state %s), and %s are free%s%s",
+                   job->name, zb_size_text(plan->least_host).s, zb_size_text(plan->grad_bytes).s,
+                   zb_size_text(plan->least_params).s,
+                   zb_size_text(plan->least_host - plan->grad_bytes - plan->least_params).s,
+                   zb_size_text(place_host_free(job)).s, budget, limit);
+}
+
+static int place_refuse_nvme(const struct zsd_job *job, const struct plan *plan, struct zb_err *err)
+{
+    const struct zsd_core *core = job->core;
+    uint64_t least = core->daemon->engine_base + zsd_account_used(&core->nvme) + plan->nvme_bytes;
+
+    return zb_fail(err, -ENOSPC,
+                   "job '%s' does not fit: with %s of host memory it needs %s of NVMe, and %s are "
+                   "free; the least nvme_bytes that would do is %llu",
+                   job->name, zb_size_text(place_host_free(job)).s,
+                   zb_size_text(plan->nvme_bytes).s, zb_size_text(zsd_account_free(&core->nvme)).s,
+                   (unsigned long long)least);
 }
 
 static int place_plan(struct zsd_job *job, struct plan *plan, struct zb_err *err)
 {
     struct zsd_core *core = job->core;
-    uint64_t host_free = place_host_free(job), all_state = 0, least_params = 0, state_left, sum = 0;
+    uint64_t host_free = place_host_free(job), needed, state_left;
     int rc;
 
+    /* without a data file everything must be resident */
+    if (!core->extents)
+        job->offload_param = job->offload_optimizer = 1;
     for (uint32_t i = 0; i < job->nshards; i++) {
         const struct zsd_shard *s = job->shards[i];
 
         plan->grad_bytes += s->count * s->planes[ZB_GRAD].elem_bytes;
-        all_state += place_state_bytes(s);
-        sum += place_param_bytes(s) + place_state_bytes(s);
+        if (job->offload_optimizer == 1)
+            plan->least_host += place_state_bytes(s);
     }
-    /* without a data file everything must be resident */
-    if (!core->extents)
-        job->offload_param = job->offload_optimizer = 1;
-    uint64_t needed = plan->grad_bytes + (job->offload_optimizer == 1 ? all_state : 0);
-
-    rc = place_params(job, host_free > needed ? host_free - needed : 0, plan, &least_params);
+    needed = plan->least_host += plan->grad_bytes;
+    rc = place_params(job, host_free > needed ? host_free - needed : 0, plan);
     if (rc == -ENOMEM)
         return zb_fail(err, rc, "placement of job '%s': %m", job->name);
-    plan->least_host = needed + least_params;
-    plan->least_nvme = sum > least_params ? sum - least_params : 0;
+    plan->least_host += plan->least_params;
     if (rc < 0 || plan->least_host > host_free)
-        return place_refuse(job, plan, err);
+        return place_refuse_host(job, plan, err);
     state_left = host_free - plan->grad_bytes - plan->param_bytes - plan->ring_bytes;
     zsd_slots_done(&job->places);
     rc = place_pages(job, plan, state_left, &plan->state_bytes, &job->places);
     if (rc < 0)
         return zb_fail(err, rc, "placement of job '%s': %m", job->name);
     plan->nvme_bytes = zsd_slots_bytes(&job->places, core->nbuffers);
-    plan->least_nvme = plan->nvme_bytes;
-    return plan->nvme_bytes <= zsd_account_free(&core->nvme) ? 0 : place_refuse(job, plan, err);
+    return plan->nvme_bytes <= zsd_account_free(&core->nvme) ? 0
+                                                             : place_refuse_nvme(job, plan, err);
 }
 
 /* Tables for the pages of one plane that are streamed. */
@@ -314,6 +330,11 @@ int zsd_place(struct zsd_job *job, struct zb_err *err)
         rc = place_arena(job, &plan);
     if (rc == 0 && job->core->extents)
         rc = place_take_extents(job);
+    if (rc == -ENOSPC)
+        (void)zb_fail(err, rc,
+                      "job '%s' does not fit: %s of NVMe are free, but in pieces, and no place of "
+                      "the size of a page is left",
+                      job->name, zb_size_text(zsd_account_free(&job->core->nvme)).s);
     if (rc < 0) {
         (void)zb_fail(err, rc, "placement of job '%s': %m", job->name);
         zsd_unplace(job);
