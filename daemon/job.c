@@ -558,6 +558,9 @@ static int open_join(struct zsd_job *job, const Zp__JobOpen *q, uid_t uid, struc
         return zb_fail(err, -EPERM, "job '%s' belongs to user %u", q->name, (unsigned)job->uid);
     if (!forming && !q->attach)
         return zb_fail(err, -EEXIST, "job '%s' exists already", q->name);
+    if (q->attach && !job->keep)
+        return zb_fail(err, -EINVAL, "job '%s' was not opened to be kept: nobody attaches to it",
+                       q->name);
     if (q->world != job->world)
         return zb_fail(err, -EINVAL, "job '%s' has %u ranks, not %u", q->name, job->world,
                        q->world);
@@ -820,6 +823,31 @@ static int unit_finish(struct zsd_member *m, struct zb_err *err)
     return 0;
 }
 
+/* The first part makes the unit; the head of every later part must be the same. */
+static int unit_head(struct zsd_member *m, const Zp__UnitDefine *q, struct zb_err *err)
+{
+    struct zsd_unit *unit = m->defining;
+    struct zb_layout layout;
+
+    if (zb_layout_of(q->dtype, q->frozen ? ZB_F32 : q->grad_dtype, q->frozen, &layout, err) < 0)
+        return err->code;
+    if (!unit) {
+        unit = m->defining = calloc(1, sizeof(*unit));
+        if (!unit)
+            return zb_fail(err, -ENOMEM, "unit '%s': %m", q->name);
+        unit->index = q->unit;
+        unit->elems = q->elems;
+        unit->layout = layout;
+        (void)snprintf(unit->name, sizeof(unit->name), "%s", q->name);
+    }
+    if (strcmp(unit->name, q->name) != 0 || unit->elems != q->elems ||
+        unit->layout.dtype != layout.dtype || unit->layout.grad_dtype != layout.grad_dtype ||
+        unit->layout.frozen != layout.frozen)
+        return zb_fail(err, -EINVAL, "a part of unit '%s' says otherwise than the first of '%s'",
+                       q->name, unit->name);
+    return 0;
+}
+
 void zsd_unit_define(struct zsd_req *req, const ProtobufCMessage *message)
 {
     const Zp__UnitDefine *q = (const Zp__UnitDefine *)(const void *)message;
@@ -833,21 +861,8 @@ void zsd_unit_define(struct zsd_req *req, const ProtobufCMessage *message)
         zsd_unit_free(m->defining);
         m->defining = NULL;
     }
-    if (unit_check(m->job, q, &err) < 0)
+    if (unit_check(m->job, q, &err) < 0 || unit_head(m, q, &err) < 0)
         goto refuse;
-    if (!m->defining) {
-        m->defining = calloc(1, sizeof(*m->defining));
-        if (!m->defining) {
-            (void)zb_fail(&err, -ENOMEM, "unit '%s': %m", q->name);
-            goto refuse;
-        }
-        m->defining->index = q->unit;
-        m->defining->elems = q->elems;
-        (void)snprintf(m->defining->name, sizeof(m->defining->name), "%s", q->name);
-        if (zb_layout_of(q->dtype, q->frozen ? ZB_F32 : q->grad_dtype, q->frozen,
-                         &m->defining->layout, &err) < 0)
-            goto refuse;
-    }
     unit = m->defining;
     for (size_t i = 0; i < q->n_tensors; i++)
         if (unit_tensor(unit, m->job, q->tensors[i], &err) < 0)
@@ -1056,6 +1071,8 @@ static void ready_all(struct zsd_job *job)
     struct zb_err err = { 0 };
     struct arena_task *t;
 
+    if (job->state == ZSD_PLACING)
+        return; /* who asked again meanwhile is answered with the others */
     if (job->state != ZSD_DEFINING) { /* kept: it has its place; what was accumulated is dropped */
         job->ready_waits = job->active > 0;
         if (!job->ready_waits) {
