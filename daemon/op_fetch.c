@@ -7,18 +7,22 @@
  * that is not. A shard that is streamed and not cached gets one struct zsd_fill, shared by all who
  * wait for it:
  *
- *     fill:   ROOM ---> READ ---> DONE         a place in the ring, then page operations (pageop.h)
+ *     fill:   ROOM ---> READ ---> DONE     a place in the ring, then page operations (pageop.h)
  *
  *     ROOM  waits for a place of its size in its rank's ring; the oldest unpinned cached shard of
- * that size is dropped for it READ  waits for the page operations
+ *           that size is dropped for it
+ *     READ  waits for the page operations
  *
  * All fills that a fetch needs are begun at once, so that their reads overlap.
  *
  * INVARIANTS
  *     F1  A fetch holds a pin on items [0, held), and no other. Whatever ends it but success drops
- * them. F2  A fetch is answered once, and is in its member's list until then. F3  A fill that
- * failed leaves the shard uncached and ends the fetches that wait for it. F4  A client learns where
- * bytes are only after every page's checksum matched.
+ *         them.
+ *     F2  A fetch is answered once, and is in its member's list until then.
+ *     F3  A fill that failed leaves the shard uncached and ends the fetches that wait for it.
+ *     F4  A client learns where bytes are only after every page's checksum matched.
+ *     F5  A fetch waits for items[held] only while something is under way that will wake it: a
+ *         fill, a write, a step.
  */
 #include <assert.h>
 #include <errno.h>
@@ -233,10 +237,15 @@ static void fetch_answer(struct zsd_fetch *f)
     fetch_end(f, NULL);
 }
 
-/* Nothing stands in the way but, at most, that the bytes are not in memory. */
+/*
+ * Nothing stands in the way but, at most, that the bytes are not in memory. A step that drains
+ * waits for the pins of a fetch that holds some already: so that fetch goes on.
+ */
 static bool fetch_allowed(const struct zsd_fetch *f, const struct zsd_shard *s)
 {
-    bool stepping = s->job->state == ZSD_STEPPING && s->version == s->job->applied;
+    const struct zsd_job *job = s->job;
+    bool stepping = job->state == ZSD_STEPPING && s->version == job->applied &&
+                    !(job->step.draining && f->held > 0);
 
     return s->version >= f->min_version && !stepping && !s->writing;
 }
@@ -253,32 +262,34 @@ static int fetch_fills(struct zsd_fetch *f)
     return 0;
 }
 
+/* What can be pinned is, before anything is filled: a fill may take the place of what nobody pins.
+ */
 static void fetch_run(struct zsd_work *work)
 {
     struct zsd_fetch *f = zb_container_of(work, struct zsd_fetch, work);
     struct zsd_job *job = f->member->job;
     struct zb_err err = { 0 };
 
-    if (fetch_fills(f) < 0) {
-        (void)zb_fail(&err, -ENOMEM, "a fetch of %u shards of job '%s': %m", f->n, job->name);
-        fetch_end(f, &err);
-        return;
-    }
     for (; f->held < f->n; f->held++) {
         struct zsd_shard *s = f->items[f->held];
 
-        if (!fetch_allowed(f, s) || s->arena_at == ZSD_NO_PLACE) {
-            zb_list_init(&f->work.node);
-            zb_list_push_back(&s->waiters, &f->work.node);
-            return;
-        }
+        if (!fetch_allowed(f, s) || s->arena_at == ZSD_NO_PLACE)
+            break;
         if (zsd_pin(s, f->member) < 0) {
             (void)zb_fail(&err, -ENOMEM, "a pin on a shard of job '%s': %m", job->name);
             fetch_end(f, &err);
             return;
         }
     }
-    fetch_answer(f);
+    if (f->held == f->n) {
+        fetch_answer(f);
+    } else if (fetch_fills(f) < 0) {
+        (void)zb_fail(&err, -ENOMEM, "a fetch of %u shards of job '%s': %m", f->n, job->name);
+        fetch_end(f, &err);
+    } else {
+        zb_list_init(&f->work.node);
+        zb_list_push_back(&f->items[f->held]->waiters, &f->work.node); /* F5 */
+    }
 }
 
 static void fetch_expire(struct zsd_timed *timed)

@@ -7,9 +7,10 @@
  *
  *     ASKED  waits for the other ranks, each until its own deadline
  *     DRAIN  waits until nobody pins a shard and no push, fill or copy is in progress (J3). A step
- * never changes bytes that somebody looks at; past the deadline it says who holds them PAGES  a
- * page operation for each page of each trainable shard, in order of registration, so many at a
- * time; a shard whose last page is done has the new version, and who waits for it goes on
+ *            never changes bytes that somebody looks at; past the deadline it says who holds them
+ *     PAGES  a page operation for each page of each trainable shard, in order of registration, so
+ *            many at a time; a shard whose last page is done has the new version, and who waits
+ *            for it goes on
  *
  * A failure in PAGES ends the job: some pages have stepped and some have not, and nobody may see
  * the mix.
@@ -61,7 +62,7 @@ void zsd_note_put(struct zsd_req *req, const ProtobufCMessage *message)
     if (!m)
         return;
     if (q->of_job && m->rank != 0) {
-        zsd_refuse(req, -EINVAL, "the job's note comes from rank 0, not from rank %u", m->rank);
+        zsd_refuse(req, -EPERM, "the job's note comes from rank 0, not from rank %u", m->rank);
         return;
     }
     note = q->of_job ? &m->job_note : &m->note;
@@ -157,7 +158,8 @@ static void step_holder(const struct zsd_job *job, struct zb_err *err)
             return;
         }
     }
-    (void)zb_fail(err, -ETIMEDOUT, "step %llu of job '%s' takes longer than its deadline",
+    (void)zb_fail(err, -ETIMEDOUT,
+                  "step %llu of job '%s' waits: pushes, writes or fetches are in progress",
                   (unsigned long long)job->step.step, job->name);
 }
 
@@ -170,18 +172,22 @@ static void step_expire(struct zsd_timed *timed)
     uint32_t asked = 0;
 
     m->step_req = NULL;
-    if (job->state == ZSD_STEPPING) {
+    if (job->state == ZSD_STEPPING && job->step.draining) {
+        /* not begun: nobody has changed anything, all may ask again */
         step_holder(job, &err);
-        if (job->step.draining) { /* not begun: nobody has changed anything, all may ask again */
-            job->state = ZSD_READY;
-            job->step.asked = job->step.draining = false;
-            zb_list_remove(&job->step.work.node);
-            zsd_reply_err(req, &err);
-            step_answer(job, &err);
-            for (uint32_t i = 0; i < job->nshards; i++)
-                zsd_shard_wake(job->shards[i]);
-            return;
-        }
+        job->state = ZSD_READY;
+        job->step.asked = job->step.draining = false;
+        zb_list_remove(&job->step.work.node);
+        zsd_reply_err(req, &err);
+        step_answer(job, &err);
+        for (uint32_t i = 0; i < job->nshards; i++)
+            zsd_shard_wake(job->shards[i]);
+        return;
+    }
+    if (job->state == ZSD_STEPPING) {
+        (void)zb_fail(&err, -ETIMEDOUT,
+                      "step %llu of job '%s' is running: it goes on, and ends by itself",
+                      (unsigned long long)job->step.step, job->name);
     } else {
         zb_list_each(pos, &job->members)
             asked += zb_container_of(pos, struct zsd_member, node)->step_req != NULL;
