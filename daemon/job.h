@@ -5,15 +5,16 @@
  *
  *     DEFINING --> PLACING --> READY <--> STEPPING
  *         \           \          \           \
- *          +-----------+----------+-----------+--> ENDED    a rank of a job that is not kept was
- * lost, its last rank left, a device failed, or destroy
+ *          +-----------+----------+-----------+--> ENDED
+ *
  *
  *     DEFINING  ranks arrive, define units and register shards        until every rank said ready
  *     PLACING   admission and layout are decided; a task makes the memory
  *     READY     fetch, push, write, read
  *     STEPPING  every rank asked for the step: op_step.c runs it
- *     ENDED     refuses everything with `why`; its bytes go back when nothing is in flight, the
- * struct itself when its last rank has gone too. Its name is free at once.
+ *     ENDED     a rank of a job that is not kept was lost, its last rank left, a device failed, or
+ *               destroy. Refuses everything with `why`; its bytes go back when nothing is in
+ *               flight, the struct itself when its last rank has gone too. Its name is free at once
  *
  * A MEMBER is a rank that is connected: its staging, its pins, what it waits for.
  * A UNIT is what the manifest says. Fixed after DEFINING.
@@ -21,12 +22,13 @@
  *
  * INVARIANTS
  *     J1  job->inflight counts whatever holds a pointer into the job from outside the loop thread:
- * page operations, tasks, arenas being made. Bytes are given back only at 0. J2  job->pins is the
- * sum of shard->pins, which is the sum of its struct zsd_pin; a pinned shard's parameter bytes do
- * not move and do not change. J3  While a page operation works on a page, nothing else reads or
- * writes it: fills, copies and pushes count in job->active, and a step begins only at pins == 0 and
- * active == 0. J4  Every byte a job holds is in exactly one account (core->host, core->nvme) from
- * PLACING on.
+ *         page operations, tasks, arenas being made. Bytes are given back only at 0.
+ *     J2  job->pins is the sum of shard->pins, which is the sum of its struct zsd_pin; a pinned
+ *         shard's parameter bytes do not move and do not change.
+ *     J3  While a page operation works on a page, nothing else reads or writes it: fills, copies
+ *         and pushes count in job->active, and a step begins only at pins == 0 and active == 0.
+ *     J4  Every byte a job holds is in exactly one account (core->host, core->nvme) from PLACING
+ *         on.
  */
 #ifndef ZSD_JOB_H
 #define ZSD_JOB_H
@@ -93,7 +95,8 @@ struct zsd_shard {
     uint32_t pushing;        /* tasks */
     struct zk_xsum grad_sum; /* of this micro-step's result */
     uint64_t grad_nonfinite;
-    struct zb_list push_waiters; /* pushes of the next micro-step */
+    uint32_t grad_reads;         /* reads of it in progress: no push begins */
+    struct zb_list push_waiters; /* pushes that may not begin yet, in order */
 };
 
 struct zsd_pin {
@@ -271,7 +274,8 @@ static inline bool zsd_shard_live(const struct zsd_shard *s)
 
 static inline bool zsd_grad_complete(const struct zsd_shard *s)
 {
-    return s->unit->layout.frozen || (s->grad_next == s->count && s->pushing == 0);
+    return s->unit->layout.frozen ||
+           (s->grad_next == s->count && s->pushing == 0 && zb_list_empty(&s->push_waiters));
 }
 
 /** Parameters that always live in memory, and need no ring. */
@@ -320,5 +324,6 @@ void zsd_fetch_cancel(struct zsd_member *m, const struct zb_err *why);
 void zsd_fill_resume(struct zsd_job *job); /* a place in the ring may be free */
 void zsd_fill_cancel(struct zsd_job *job); /* fills that wait for a place give up */
 void zsd_push_cancel(struct zsd_job *job, const struct zb_err *why);
+void zsd_push_resume(struct zsd_shard *s); /* its gradient is not read any more */
 
 #endif

@@ -2,7 +2,8 @@
  * op_copy.c - write (initial values in) and read (what is stored out), between staging and pages.
  *
  * MODEL. One struct copy for each request, one page operation (pageop.h) for each page. A write
- * keeps everybody else away from its shard; reads go together with reads and with pins.
+ * keeps everybody else away from its shard; reads go together with reads and with pins. A push
+ * waits for the reads of its gradient.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -28,6 +29,7 @@ struct copy {
     struct zsd_member *member;
     struct zsd_shard *shard;
     bool write;
+    bool grad;     /* reads the gradient */
     uint32_t left; /* page operations, and one for the starter */
     struct zb_err err;
 };
@@ -41,6 +43,8 @@ static void copy_end(struct copy *c)
     s->copies--;
     if (c->write && s->copies == 0)
         s->writing = false;
+    if (c->grad && --s->grad_reads == 0)
+        zsd_push_resume(s);
     if (c->err.code != 0)
         zsd_reply_err(c->req, &c->err);
     else
@@ -118,9 +122,11 @@ static void copy_start(struct zsd_req *req, struct zsd_shard *s, uint64_t first,
     c->member = req->conn->member;
     c->shard = s;
     c->write = write;
+    c->grad = !write && what == ZK_GRAD;
     c->left = 1;
     c->member->staging_users++;
     s->copies++;
+    s->grad_reads += c->grad;
     if (write)
         s->writing = true;
     zsd_job_hold(s->job);
@@ -193,7 +199,7 @@ void zsd_read(struct zsd_req *req, const ProtobufCMessage *message)
                         what == ZK_PARAM ? s->planes[ZB_PARAM].elem_bytes : sizeof(float));
     if (!staged)
         return;
-    if (s->writing || s->pushing > 0) {
+    if (s->writing || (what == ZK_GRAD && (s->pushing > 0 || !zb_list_empty(&s->push_waiters)))) {
         zsd_refuse(req, -EBUSY, "shard %llu of unit '%s' is being written",
                    (unsigned long long)s->id, s->unit->name);
         return;

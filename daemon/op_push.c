@@ -6,13 +6,14 @@
  * micro-steps one after the other: so (step, micro, first) says whether a push is new, repeated or
  * out of order.
  *
- *     zsd_push ---> [waits for the last micro-step's tasks] ---> tasks ---> answer
+ *     zsd_push ---> [waits in its shard's line] ---> tasks ---> answer
  *
  * INVARIANTS
  *     G1  shard->grad_next counts elements that were accepted, shard->pushing the tasks still
- * running; a gradient is complete at grad_next == count and pushing == 0. G2  No two tasks work on
- * one page: a micro-step's tasks begin after the last one's have ended. G3  The staging that a task
- * reads stays until it is done, whatever happens to the client.
+ *         running; a gradient is complete at grad_next == count, pushing == 0 and an empty line.
+ *     G2  No two tasks work on one page: a micro-step's tasks begin after the last one's have
+ *         ended. None works on what is being read.
+ *     G3  The staging that a task reads stays until it is done, whatever happens to the client.
  */
 #include <assert.h>
 #include <errno.h>
@@ -73,18 +74,20 @@ static void push_run_task(struct zsd_task *task)
                    p->dtype, p->add, &t->sum, &t->nonfinite);
 }
 
-/* Every task of a micro-step has ended: those that wait begin, as far as the micro-step after it
- * goes. */
-static void push_next_micro(struct zsd_shard *s)
+void zsd_push_resume(struct zsd_shard *s)
 {
-    if (zb_list_empty(&s->push_waiters))
-        return;
-    memset(&s->grad_sum, 0, sizeof(s->grad_sum));
-    s->grad_nonfinite = 0;
-    do {
-        push_start(zb_container_of(zb_list_pop_front(&s->push_waiters), struct push, node));
-    } while (!zb_list_empty(&s->push_waiters) &&
-             zb_container_of(s->push_waiters.next, struct push, node)->first != 0);
+    while (!zb_list_empty(&s->push_waiters) && s->grad_reads == 0) {
+        struct push *p = zb_container_of(s->push_waiters.next, struct push, node);
+
+        if (p->first == 0) { /* of a new micro-step */
+            if (s->pushing > 0)
+                return; /* G2 */
+            memset(&s->grad_sum, 0, sizeof(s->grad_sum));
+            s->grad_nonfinite = 0;
+        }
+        zb_list_remove(&p->node);
+        push_start(p);
+    }
 }
 
 static void push_on_task(struct zsd_task *task)
@@ -99,7 +102,7 @@ static void push_on_task(struct zsd_task *task)
     if (--p->left > 0)
         return;
     if (s->pushing == 0)
-        push_next_micro(s);
+        zsd_push_resume(s);
     push_end(p, NULL);
 }
 
@@ -187,7 +190,6 @@ void zsd_push(struct zsd_req *req, const ProtobufCMessage *message)
     struct push *p;
     uint64_t bytes;
     uint32_t ntasks;
-    bool first_of_micro;
 
     if (!s)
         return;
@@ -225,20 +227,11 @@ void zsd_push(struct zsd_req *req, const ProtobufCMessage *message)
     p->count = q->count;
     p->from = from;
     p->ntasks = ntasks;
-    zb_list_init(&p->node);
     p->member->staging_users++; /* G3 */
     zsd_job_hold(s->job);
     zsd_job_active(s->job);
-    first_of_micro = q->first == 0;
-    if (!zb_list_empty(&s->push_waiters) || (first_of_micro && s->pushing > 0)) {
-        zb_list_push_back(&s->push_waiters, &p->node); /* G2 */
-        return;
-    }
-    if (first_of_micro) {
-        memset(&s->grad_sum, 0, sizeof(s->grad_sum));
-        s->grad_nonfinite = 0;
-    }
-    push_start(p);
+    zb_list_push_back(&s->push_waiters, &p->node);
+    zsd_push_resume(s);
 }
 
 void zsd_push_cancel(struct zsd_job *job, const struct zb_err *why)
