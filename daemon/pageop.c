@@ -5,22 +5,21 @@
  * which runs on a compute thread and touches only the page's own bytes, its checksums and the
  * operation.
  *
- *     BUFFER ---> READ ---> COMPUTE ---> WRITE ---> SETTLE        a failure skips to SETTLE with
- * err set
+ *     BUFFER ---> READ ---> COMPUTE ---> WRITE ---> SETTLE    a failure skips to SETTLE, err set
  *
- *     BUFFER   waits for a page buffer, if a plane of this page is streamed   resumed by its work
- *     READ     waits for the reads of the streamed planes                    resumed by
- * page_on_io() COMPUTE  waits for the compute thread                                  resumed by
- * page_on_task() WRITE    waits for the writes to fresh extents                         resumed by
- * page_on_io()
+ *     BUFFER   waits for a page buffer, if a plane is streamed   resumed by page_on_work()
+ *     READ     waits for the reads of the streamed planes        resumed by page_on_io()
+ *     COMPUTE  waits for the compute thread                      resumed by page_on_task()
+ *     WRITE    waits for the writes to fresh extents             resumed by page_on_io()
  *
  * INVARIANTS
  *     P1  A page buffer is held exactly from the end of BUFFER until SETTLE. There are at least as
- * many spare extents of each size as buffers, so whoever holds a buffer finds a fresh extent. P2
- * Nothing reads bytes that came from the data file before their checksums matched. P3  An extent
- * that the shard points to is never written: a page goes to a fresh one, and the shard points there
- * only after the write is complete. A failure leaves the old page whole. P4  The owner is told
- * once.
+ *         many spare extents of each size as buffers, so whoever holds a buffer finds a fresh
+ *         extent.
+ *     P2  Nothing reads bytes that came from the data file before their checksums matched.
+ *     P3  An extent that the shard points to is never written: a page goes to a fresh one, and the
+ *         shard points there only after the write is complete. A failure leaves the old page whole.
+ *     P4  The owner is told once.
  */
 #include "daemon/pageop.h"
 
