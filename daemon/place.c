@@ -216,12 +216,10 @@ static int place_tables(struct zsd_shard *s, struct zsd_plane *plane, uint32_t f
         return 0;
     plane->crcs_per_page = zn_crc_count(full_bytes, plane->crc_bytes);
     plane->extents = malloc(n * sizeof(*plane->extents));
-    plane->crcs = calloc((size_t)n * plane->crcs_per_page, sizeof(*plane->crcs));
-    if (!plane->extents || !plane->crcs)
-        return -ENOMEM;
-    for (uint32_t i = 0; i < n; i++)
+    for (uint32_t i = 0; plane->extents && i < n; i++) /* zsd_unplace() looks at them */
         plane->extents[i] = (struct zsd_extent){ .at = ZSD_NO_PLACE };
-    return 0;
+    plane->crcs = calloc((size_t)n * plane->crcs_per_page, sizeof(*plane->crcs));
+    return plane->extents && plane->crcs ? 0 : -ENOMEM;
 }
 
 /* Takes every place on the data file that the job can need. */

@@ -1,221 +1,18 @@
 /*
- * The core without a loop and without sockets: clients are structs, answers are recorded, and the
- * test turns the core by hand. So every transfer of a training run can be made to fail, one after
- * the other.
+ * Training runs against the core, held to the same pages in plain memory, with a data file whose
+ * every transfer and a memory whose every allocation is made to fail, one after the other.
  */
 #include "tests/ztest.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/log.h"
-#include "daemon/job.h"
 #include "nvme/engine_fault.h"
-#include "proto/shard.pb-c.h"
-
-#define PAGE    8192u /* elements */
-#define UNITS   7u
-#define STAGING (1u << 20)
-#define NONE    1234 /* no answer yet */
-
-/* Odd sizes: one page; two pages and a tail, more of them than the ring has places; less than a
- * block. */
-#define MANY (2 * PAGE + 5000)
-static const uint64_t unit_elems[UNITS] = { PAGE, MANY, MANY, MANY, MANY, MANY, 100 };
-
-struct client {
-    struct zsd_conn conn;
-    uint8_t *staging;
-    uint64_t job;
-    uint64_t shards[UNITS];
-    int events;
-};
-
-struct world {
-    struct zsd daemon;
-    char path[64];
-    struct client clients[2];
-    uint32_t nclients;
-};
-
-/* ---- the test's side of conn.h: what is answered is kept */
-
-static struct {
-    int rc; /* NONE, 0 or the code */
-    char text[480];
-    uint8_t *bytes; /* the packed reply */
-    size_t len;
-    int fd;
-    unsigned times;
-} answers[2];
-
-static unsigned answer_of(const struct zsd_req *req)
-{
-    return (unsigned)req->tag;
-}
-
-void zsd_reply(struct zsd_req *req, const ProtobufCMessage *message, int fd)
-{
-    unsigned i = answer_of(req);
-
-    answers[i].rc = 0;
-    answers[i].times++;
-    free(answers[i].bytes);
-    answers[i].bytes = NULL;
-    answers[i].len = 0;
-    if (message) {
-        answers[i].len = protobuf_c_message_get_packed_size(message);
-        answers[i].bytes = malloc(answers[i].len + 1);
-        protobuf_c_message_pack(message, answers[i].bytes);
-    }
-    answers[i].fd = fd >= 0 ? dup(fd) : -1;
-    free(req);
-}
-
-void zsd_reply_err(struct zsd_req *req, const struct zb_err *err)
-{
-    unsigned i = answer_of(req);
-
-    assert_true(err->code < 0);
-    assert_true(err->text[0] != '\0');
-    answers[i].rc = err->code;
-    answers[i].times++;
-    (void)snprintf(answers[i].text, sizeof(answers[i].text), "%s", err->text);
-    free(req);
-}
-
-void zsd_event(struct zsd_conn *conn, uint16_t event, const ProtobufCMessage *message)
-{
-    (void)event;
-    (void)message;
-    zb_container_of(conn, struct client, conn)->events++;
-}
-
-bool zsd_may(const struct zsd_conn *conn, uid_t uid)
-{
-    return conn->uid == uid;
-}
-
-/* ---- turning */
-
-static void world_turn(struct world *w)
-{
-    zsd_core_turn(&w->daemon);
-    if (w->daemon.engine)
-        (void)zn_reap(w->daemon.engine, 16);
-    (void)zsd_compute_reap(w->daemon.compute, 16);
-}
-
-static void world_settle(struct world *w)
-{
-    for (int i = 0; i < 100000 && (zsd_core_busy(&w->daemon) > 0 || i < 2); i++) {
-        world_turn(w);
-        if (i > 50)
-            (void)usleep(100);
-    }
-    assert_int_equal(zsd_core_busy(&w->daemon), 0);
-}
-
-static void ask(struct world *w, unsigned c, zsd_handler *handler, const void *message)
-{
-    struct zsd_req *req = calloc(1, sizeof(*req));
-
-    req->conn = &w->clients[c].conn;
-    req->daemon = &w->daemon;
-    req->tag = c;
-    zb_list_init(&req->conn_node);
-    answers[c].rc = NONE;
-    answers[c].times = 0;
-    handler(req, message);
-}
-
-static int answer(struct world *w, unsigned c)
-{
-    for (int i = 0; i < 100000 && answers[c].rc == NONE; i++) {
-        world_turn(w);
-        if (i > 50)
-            (void)usleep(100);
-    }
-    assert_int_not_equal(answers[c].rc, NONE); /* nothing hangs */
-    world_settle(w);
-    assert_int_equal(answers[c].times, 1);
-    return answers[c].rc;
-}
-
-static int call(struct world *w, unsigned c, zsd_handler *handler, const void *message)
-{
-    ask(w, c, handler, message);
-    return answer(w, c);
-}
-
-/* ---- a world: a data file, an engine, a pool, a core */
-
-static void world_open(struct world *w, uint64_t host_bytes, const char *io, uint32_t nclients)
-{
-    struct zn_options options = { .size_bytes = 8 << 20, .io = io };
-    struct zb_err err = { 0 };
-
-    memset(w, 0, sizeof(*w));
-    (void)snprintf(w->path, sizeof(w->path), "/tmp/ztest-core-%d.data", (int)getpid());
-    options.path = w->path;
-    w->daemon.config.host_bytes = host_bytes;
-    w->daemon.config.ring_bytes = 1; /* one page buffer */
-    w->daemon.config.page_elems = PAGE;
-    w->daemon.config.jobs_max = 4;
-    w->daemon.config.timeout_ms = 60000;
-    w->nclients = nclients;
-    assert_int_equal(zk_select(NULL, &w->daemon.kernels, &err), 0);
-    assert_int_equal(zsd_compute_new(&w->daemon.compute, 2, "", &err), 0);
-    if (zn_open(&w->daemon.engine, &options, &err) != 0)
-        fail_msg("%s", err.text);
-    w->daemon.engine_base = ZN_DATA_START;
-    if (zsd_core_new(&w->daemon, &err) != 0)
-        fail_msg("%s", err.text);
-    for (uint32_t c = 0; c < nclients; c++) {
-        w->clients[c].conn.daemon = &w->daemon;
-        w->clients[c].conn.uid = 1000;
-        zb_list_init(&w->clients[c].conn.reqs);
-    }
-}
-
-static void client_gone(struct world *w, unsigned c)
-{
-    struct client *client = &w->clients[c];
-
-    zsd_core_gone(&client->conn);
-    if (client->staging)
-        (void)munmap(client->staging, STAGING);
-    client->staging = NULL;
-}
-
-/* Whatever happened: when the clients are gone, every byte is back. */
-static void world_close(struct world *w)
-{
-    struct zsd_core *core = w->daemon.core;
-
-    for (uint32_t c = 0; c < w->nclients; c++)
-        client_gone(w, c);
-    world_settle(w);
-    assert_true(zb_list_empty(&core->jobs));
-    assert_int_equal(zsd_account_used(&core->host), core->nbuffers * core->buffer_bytes);
-    assert_int_equal(zsd_account_used(&core->nvme), 0);
-    assert_int_equal(zb_space_free_units(core->extents), zb_space_total_units(core->extents));
-    assert_int_equal(core->nbuffers_free, core->nbuffers);
-    assert_true(zb_list_empty(&core->timed));
-    zsd_core_free(&w->daemon);
-    zsd_compute_free(w->daemon.compute);
-    zn_close(w->daemon.engine);
-    (void)unlink(w->path);
-    for (unsigned c = 0; c < 2; c++) {
-        free(answers[c].bytes);
-        memset(&answers[c], 0, sizeof(answers[c]));
-    }
-}
+#include "tests/unit/daemon/core_fixture.h"
 
 /* ---- a model of the truth: the same pages in plain memory */
 
@@ -255,79 +52,6 @@ static float value(uint32_t unit, uint64_t elem, uint64_t salt)
 }
 
 /* ---- the workload */
-
-static int job_open(struct world *w, unsigned c)
-{
-    Zp__JobOpen q = ZP__JOB_OPEN__INIT;
-    Zp__JobOpenReply *r;
-    char name[] = "j";
-    int rc;
-
-    q.name = name;
-    q.rank = 0;
-    q.world = 1;
-    q.groups = 1;
-    q.optimizer = 1;
-    q.offload_param = q.offload_optimizer = 2;
-    q.staging_bytes = STAGING;
-    rc = call(w, c, zsd_job_open, &q);
-    if (rc != 0)
-        return rc;
-    r = zp__job_open_reply__unpack(NULL, answers[c].len, answers[c].bytes);
-    w->clients[c].job = r->job;
-    w->clients[c].staging =
-        mmap(NULL, STAGING, PROT_READ | PROT_WRITE, MAP_SHARED, answers[c].fd, 0);
-    (void)close(answers[c].fd);
-    assert_ptr_not_equal(w->clients[c].staging, MAP_FAILED);
-    zp__job_open_reply__free_unpacked(r, NULL);
-    return 0;
-}
-
-static int job_define(struct world *w, unsigned c, enum zb_dtype dtype)
-{
-    char tensor[] = "weight", names[UNITS][2] = { "a", "b", "c", "d", "e", "f", "g" };
-    Zp__ShardRegister reg = ZP__SHARD_REGISTER__INIT;
-    Zp__Range ranges[UNITS], *list[UNITS];
-    Zp__ShardRegisterReply *r;
-    Zp__Ready ready = ZP__READY__INIT;
-    int rc;
-
-    for (uint32_t u = 0; u < UNITS; u++) {
-        Zp__UnitDefine q = ZP__UNIT_DEFINE__INIT;
-        Zp__Tensor t = ZP__TENSOR__INIT, *tensors[1] = { &t };
-        uint64_t dims[1] = { unit_elems[u] };
-
-        t.name = tensor;
-        t.n_dims = 1;
-        t.dims = dims;
-        q.job = w->clients[c].job;
-        q.unit = u;
-        q.name = names[u];
-        q.elems = unit_elems[u];
-        q.dtype = dtype;
-        q.grad_dtype = ZB_F32;
-        q.n_tensors = 1;
-        q.tensors = tensors;
-        q.last = true;
-        assert_int_equal(call(w, c, zsd_unit_define, &q), 0);
-        zp__range__init(&ranges[u]);
-        ranges[u].unit = u;
-        ranges[u].count = zb_padded_elems(unit_elems[u]);
-        list[u] = &ranges[u];
-    }
-    reg.job = w->clients[c].job;
-    reg.n_ranges = UNITS;
-    reg.ranges = list;
-    assert_int_equal(call(w, c, zsd_shard_register, &reg), 0);
-    r = zp__shard_register_reply__unpack(NULL, answers[c].len, answers[c].bytes);
-    memcpy(w->clients[c].shards, r->shards, sizeof(w->clients[c].shards));
-    zp__shard_register_reply__free_unpacked(r, NULL);
-    ready.job = w->clients[c].job;
-    rc = call(w, c, zsd_ready, &ready);
-    if (rc == 0)
-        (void)close(answers[c].fd);
-    return rc;
-}
 
 static int unit_write(struct world *w, unsigned c, uint32_t u, struct truth *t)
 {
@@ -558,6 +282,33 @@ static void core_with_every_failure(void **state)
     assert_true(nth > 100); /* the workload does stream */
 }
 
+/* The n-th allocation of the loop thread fails, for every n at first, then for ever fewer: the
+ * request that needed it is refused, or did not need it, and everything is given back. */
+static void core_with_failed_allocations(void **state)
+{
+    uint64_t least = least_host(ZB_BF16);
+    bool failed = true;
+    unsigned nth;
+
+    (void)state;
+    for (nth = 1; failed; nth += 1 + nth / 64) {
+        struct world w;
+        struct truth t;
+        int rc;
+
+        world_open(&w, least, nth % 2 ? "threads" : "uring", 1);
+        truth_open(&t, ZB_BF16);
+        alloc_fail(nth);
+        rc = train(&w, &t, ZB_BF16, 1);
+        if (rc != 0 && (!alloc_failed() || rc != -ENOMEM))
+            fail_msg("allocation %u: %d, %s", nth, rc, answers[0].text);
+        truth_close(&t);
+        world_close(&w);
+        failed = alloc_failed();
+    }
+    assert_true(nth > 100);
+}
+
 static void core_heals_short_transfers(void **state)
 {
     struct zn_fault plan = { .short_every = 2, .again_every = 5, .lifo = true };
@@ -625,6 +376,7 @@ int main(void)
         cmocka_unit_test(core_trains),
         cmocka_unit_test(core_least_is_least),
         cmocka_unit_test(core_with_every_failure),
+        cmocka_unit_test(core_with_failed_allocations),
         cmocka_unit_test(core_heals_short_transfers),
         cmocka_unit_test(core_detects_corruption),
     };
