@@ -1,0 +1,76 @@
+/*
+ * zbench.c - one subcommand for each claim about speed: the rows of them, and main().
+ *
+ * A new one is a bench_<name>.c, a row here and its function in zbench.h; `--json` works for all.
+ */
+#include "bench/zbench.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/util.h"
+
+static const struct {
+    const char *name, *args, *help;
+    int (*run)(struct zbench *z, int argc, char **argv);
+} cmds[] = {
+    { "io", "[--dir DIR] [--size SIZE] [--seconds S] [--slices N] [--only read/1M] [--smoke]",
+      "bandwidth of the I/O engines, against fio", zbench_io },
+    { "fetch", "[--rounds N] [--ops N]",
+      "latency of a fetch and release of a resident shard, against a raw ping-pong", zbench_fetch },
+};
+
+static void usage(FILE *out)
+{
+    (void)fprintf(out, "usage: zbench COMMAND [--json] [OPTIONS]\n\n");
+    for (size_t i = 0; i < ZB_COUNT(cmds); i++)
+        (void)fprintf(out, "  %-8s %s\n           %s\n", cmds[i].name, cmds[i].help, cmds[i].args);
+    (void)fprintf(out, "\n--json prints one JSON object instead of a table: bench/README.md\n");
+}
+
+/* Takes --json out of the words, wherever it stands. */
+static int take_json(struct zbench *z, int argc, char **argv)
+{
+    int n = 0;
+
+    for (int i = 0; i < argc; i++) {
+        if (strcmp(argv[i], "--json") == 0)
+            z->json = true;
+        else
+            argv[n++] = argv[i];
+    }
+    argv[n] = NULL;
+    return n;
+}
+
+static int dispatch(struct zbench *z, int argc, char **argv)
+{
+    for (size_t i = 0; argc > 1 && i < ZB_COUNT(cmds); i++) {
+        if (strcmp(argv[1], cmds[i].name) != 0)
+            continue;
+        z->bench = cmds[i].name;
+        return cmds[i].run(z, argc - 1, argv + 1);
+    }
+    return zb_fail(&z->err, -EINVAL, "no command '%s'; try: zbench help", argc > 1 ? argv[1] : "");
+}
+
+int main(int argc, char **argv)
+{
+    struct zbench z = { 0 };
+    int rc;
+
+    argc = take_json(&z, argc, argv);
+    if (argc > 1 && (strcmp(argv[1], "help") == 0 || strcmp(argv[1], "--help") == 0)) {
+        usage(stdout);
+        return EXIT_SUCCESS;
+    }
+    rc = dispatch(&z, argc, argv);
+    if (rc == 0)
+        rc = zbench_print(&z);
+    if (rc < 0)
+        (void)fprintf(stderr, "zbench: %s\n", z.err.text);
+    zbench_done(&z);
+    return rc == 0 ? EXIT_SUCCESS : rc == -EINVAL ? 2 : EXIT_FAILURE;
+}

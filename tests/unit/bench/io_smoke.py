@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+"""zbench io runs, answers in the documented JSON, refuses bad words and leaves nothing behind.
+
+The figures of so short a run mean nothing and are not looked at."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ZBENCH = os.path.join(os.environ["ZSHARD_BUILD"], "bin", "zbench")
+ROW = {"case": str, "unit": str, "value": float, "reference": float, "reference_name": str,
+       "ratio": float, "better": str, "spread": float}
+
+
+def run(*words, env=None):
+    return subprocess.run([ZBENCH, *words], capture_output=True, text=True, env=env)
+
+
+def check_usage(folder):
+    for words, part in ((["io", "--slices", "x"], "--slices 'x'"),
+                        (["io", "--slices", "100000"], "--slices '100000'"),
+                        (["io", "--seconds", "nan"], "--seconds 'nan'"),
+                        (["io", "--size", "1M"], "--size: at least 8.00 MiB"),
+                        (["io", "--size", "much"], "much"),
+                        (["io", "--nonsense"], "usage: zbench io"),
+                        (["io", "word"], "'word'"),
+                        (["nothing"], "no command 'nothing'"),
+                        ([], "no command ''")):
+        r = run(*words)
+        assert r.returncode == 2 and part in r.stderr and not r.stdout, (words, r)
+    r = run("io", "--smoke", env={"PATH": folder})
+    assert r.returncode == 1 and "fio, the reference, does not run here" in r.stderr, r
+    r = run("help")
+    assert r.returncode == 0 and "bandwidth of the I/O engines" in r.stdout, r
+
+
+def check_json(folder):
+    r = run("io", "--smoke", "--json", "--dir", folder)
+    if "io_uring is refused" in r.stderr:
+        print("skipped:", r.stderr.strip())
+        sys.exit(77)
+    assert r.returncode == 0, r.stderr
+    answer = json.loads(r.stdout)
+    assert set(answer) == {"bench", "commit", "machine", "rows"}, set(answer)
+    assert answer["bench"] == "io" and answer["commit"] and answer["machine"]
+    cases = set()
+    for row in answer["rows"]:
+        for key, kind in ROW.items():
+            assert isinstance(row[key], kind), (key, row)
+        assert row["better"] == ("lower" if row["case"].startswith("cpu/") else "higher"), row
+        assert abs(row["ratio"] - row["value"] / row["reference"]) < 1e-6 * row["ratio"], row
+        assert row["value"] > 0 and row["reference_name"] == "fio", row
+        cases.add(row["case"])
+    want = {f"{mix}/{block}/{who}/fio" for mix in ("read", "write", "mixed")
+            for block in ("1M", "4M") for who in ("uring", "threads", "fio")}
+    assert want <= cases and all(c.startswith("cpu/") for c in cases - want), cases ^ want
+    assert r.stderr.count("--ioengine=io_uring") == 6, r.stderr
+    assert os.listdir(folder) == [], os.listdir(folder)
+
+
+def check_failure(folder):
+    r = run("io", "--smoke", "--dir", os.path.join(folder, "none"))
+    assert r.returncode == 1 and "its directory does not exist" in r.stderr, r
+
+
+def main():
+    if not shutil.which("fio"):
+        print("skipped: fio is not installed")
+        sys.exit(77)
+    with tempfile.TemporaryDirectory() as folder:
+        check_usage(folder)
+        check_failure(folder)
+        check_json(folder)
+
+
+main()
