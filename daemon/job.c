@@ -1196,7 +1196,7 @@ void zsd_job_close(struct zsd_req *req, const ProtobufCMessage *message)
     }
     zsd_job_hold(job);
     last = job_attached(job) == 1;
-    if (!job->keep)
+    if (!job->keep && job->state != ZSD_DEFINING) /* until it is ready, a rank may come again */
         job->left++;
     (void)zb_fail(&why, -ECANCELED, "rank %u left job '%s'", m->rank, job->name);
     if (last && job->state != ZSD_ENDED && (!job->keep || job->state == ZSD_DEFINING))
