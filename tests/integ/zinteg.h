@@ -1,0 +1,147 @@
+/*
+ * zinteg.h - a real zshardd for a test, and clients towards it.
+ *
+ * MODEL. A test starts a daemon with a socket, a data directory and a log of its own in a new
+ * directory, and stops it as its last act: then the exit status and the log are judged. The
+ * teardown of the test (zi_teardown) finds a daemon that still runs only when the test failed:
+ * then it prints the log and kills it. A daemon also dies with the test's process.
+ *
+ * Everything waits with a bound and fails the test when it is over.
+ */
+#ifndef ZINTEG_H
+#define ZINTEG_H
+
+#include "tests/ztest.h"
+
+#include <stdbool.h>
+#include <sys/types.h>
+
+#include "client/zclient.h"
+#include "proto/codec.h"
+#include "proto/stream.h"
+
+#define ZI_WAIT_MS      30000u /* for what must happen soon */
+#define ZI_FETCH_MS     20000u /* the deadline of fetches that must succeed */
+#define ZI_UNITS_MAX    64u
+#define ZI_DATA_START   65536u /* of the data file: behind it are pages */
+#define ZI_BUFFER_BYTES 12u    /* of a page buffer, for each element of a page */
+
+/* ---- the daemon */
+
+struct zi_daemon {
+    pid_t pid; /* 0: none runs */
+    char dir[64];
+    char socket[96], data[96], log[96];
+    char ready[1024]; /* its line, or "" */
+};
+
+/** Starts a daemon in a new directory. options: NULL-terminated, behind --socket and --data. */
+void zi_start(struct zi_daemon *d, const char *const *options);
+/** The same in the directory that d has already: after zi_kill() or zi_end(). */
+void zi_start_again(struct zi_daemon *d, const char *const *options);
+/** Starts one that may refuse: true when it is ready; else *ret_status is its exit status, its log
+ *  stays until zi_clean(). */
+bool zi_start_try(struct zi_daemon *d, const char *const *options, int *ret_status);
+/** SIGTERM: it must end with 0, its socket gone, its log free of reports. Then zi_clean(). */
+void zi_stop(struct zi_daemon *d);
+/** The same, and the directory stays. */
+void zi_end(struct zi_daemon *d);
+/** SIGTERM, and no waiting: zi_ended() is to follow. */
+void zi_term(struct zi_daemon *d);
+void zi_ended(struct zi_daemon *d);
+/** SIGKILL, and waits for it. */
+void zi_kill(struct zi_daemon *d);
+/** Removes the directory. */
+void zi_clean(struct zi_daemon *d);
+/** The line of the log that has `text`, or NULL. A static buffer. */
+const char *zi_log_line(const struct zi_daemon *d, const char *text);
+/** Descriptors that the daemon has open. */
+unsigned zi_files(const struct zi_daemon *d);
+
+/** For cmocka: every daemon that a failed test left behind is shown and killed. */
+int zi_teardown(void **state);
+
+/* ---- clients of the library */
+
+/** A rank of a job. */
+struct zi_rank {
+    struct zc_client *c;
+    struct zc_job job;
+    struct zc_placement place;
+    uint32_t rank;
+    uint64_t shards[ZI_UNITS_MAX]; /* by unit; 0: this rank has nothing of it */
+    struct zc_range ranges[ZI_UNITS_MAX];
+    unsigned peer_lost, job_failed; /* events */
+    int event_code;
+    char event_text[512];
+};
+
+/** A call in flight: pass zi_done and the struct. */
+struct zi_call {
+    struct zi_rank *rank; /* whose handle has the sentence; may be NULL */
+    bool over;
+    int rc;
+    char text[512];
+};
+
+void zi_done(void *arg, int rc);
+/** A call of a rank, not started. */
+#define ZI_CALL(r) ((struct zi_call){ .rank = (r) })
+
+struct zc_client *zi_client(const struct zi_daemon *d);
+/** Polls the ranks until the call is over; returns its rc. */
+int zi_await(struct zi_rank *ranks, unsigned n, struct zi_call *call);
+/** Polls them for so long, whatever comes. */
+void zi_pump(struct zi_rank *ranks, unsigned n, unsigned ms);
+
+/** Connects and opens the job: its rc. */
+int zi_open(struct zi_rank *r, const struct zi_daemon *d, const struct zc_job_options *options);
+/** Defines the units and registers the rank's slice of each (base/plan.h). */
+void zi_define(struct zi_rank *r, const struct zc_unit *units, unsigned n, uint32_t world);
+/** Every rank says ready: the rc of the first. */
+int zi_ready(struct zi_rank *ranks, unsigned n);
+/** Opens, defines, is ready; all of it must succeed. options->rank is set here. */
+void zi_job(struct zi_rank *ranks, unsigned world, const struct zi_daemon *d,
+            const struct zc_job_options *options, const struct zc_unit *units, unsigned nunits);
+void zi_close(struct zi_rank *ranks, unsigned n);
+
+/** value(unit element) for the whole of the shard of unit u, through the end of staging. */
+void zi_write_all(struct zi_rank *r, unsigned u, float (*value)(uint64_t element));
+/** The same as a gradient, of micro-step 0. */
+void zi_push_all(struct zi_rank *r, unsigned u, uint64_t step, float (*value)(uint64_t element));
+
+/** What a tier has in use. */
+uint64_t zi_used(const struct zi_daemon *d, const char *tier);
+/** Waits until both tiers have no more in use than given: milliseconds it took; fails after
+ *  max_ms. */
+unsigned zi_await_used(const struct zi_daemon *d, uint64_t host, uint64_t nvme, unsigned max_ms);
+
+/* ---- a client that says what it likes */
+
+struct zi_raw {
+    struct zp_stream *stream;
+    struct zp_arena *arena;
+    uint64_t tag;
+    char text[512]; /* of the last refusal */
+    const ProtobufCMessage *reply;
+    int fd; /* that came with it; -1 */
+    unsigned events;
+};
+
+/** Connects; says nothing. */
+void zi_raw_connect(struct zi_raw *r, const struct zi_daemon *d);
+/** Connects and says hello. */
+void zi_raw_open(struct zi_raw *r, const struct zi_daemon *d);
+void zi_raw_close(struct zi_raw *r);
+/** Sends a request and waits for its reply: its code. r->reply lives until the next call. */
+int zi_raw_call(struct zi_raw *r, unsigned method, const ProtobufCMessage *message);
+void zi_raw_send(struct zi_raw *r, unsigned method, const ProtobufCMessage *message);
+int zi_raw_reply(struct zi_raw *r, unsigned method);
+/** Bytes as they are, with descriptors (n may be 0). */
+void zi_raw_bytes(struct zi_raw *r, const void *bytes, size_t len, const int *fds, unsigned n);
+/** The daemon hangs up; nothing else comes before. */
+void zi_raw_hung_up(struct zi_raw *r);
+/** It is there: a ping is answered. */
+void zi_raw_alive(struct zi_raw *r);
+
+#endif
