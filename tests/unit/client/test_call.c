@@ -66,6 +66,7 @@ static void jobs(void **state)
     assert_int_equal(open->groups, 4);
     assert_int_equal(open->optimizer, 1);
     zp_arena_free(arena);
+    assert_int_equal(zc_ready_wait(x.c, FAKE_JOB, 0, &x.placement), 0);
 
     assert_int_equal(zc_job_destroy_wait(x.c, "old"), 0);
     name = fake_nth(x.f, ZP_JOB_DESTROY, 0, &arena);
@@ -94,6 +95,25 @@ static void shards(void **state)
     assert_int_equal(reg->ranges[1]->first, 12288);
     zp_arena_free(arena);
     session_close(&x);
+}
+
+/** "r--s" of /proc/self/maps: how the memory at p is mapped. */
+static void expect_mapped(const void *p, const char *how)
+{
+    FILE *f = fopen("/proc/self/maps", "r");
+    unsigned long from, to;
+    char line[512], mode[8];
+    bool found = false;
+
+    assert_non_null(f);
+    while (fgets(line, sizeof(line), f))
+        if (sscanf(line, "%lx-%lx %7s", &from, &to, mode) == 3 && (uintptr_t)p >= from &&
+            (uintptr_t)p < to) {
+            assert_string_equal(mode, how);
+            found = true;
+        }
+    assert_true(found);
+    (void)fclose(f);
 }
 
 static void data(void **state)
@@ -145,7 +165,8 @@ static void data(void **state)
     assert_int_equal((const char *)views[1].data - (const char *)views[0].data, 4 * FAKE_ITEM);
     assert_int_equal(views[0].bytes, FAKE_ITEM);
     assert_int_equal(views[0].version, 7);
-    assert_int_equal(*(const uint8_t *)views[1].data, 0); /* mapped */
+    expect_mapped(views[1].data, "r--s");
+    expect_mapped(staging, "rw-s");
 
     assert_int_equal(zc_push_wait(x.c, &push), 0);
     q = fake_nth(x.f, ZP_PUSH, 0, &arena);

@@ -405,17 +405,16 @@ static void close_ends_every_call(void **state)
 
 struct restless {
     struct zc_client *c;
-    int begun, refused;
+    int begun, ended, refused;
 };
 
 static void start_another(void *arg, int rc)
 {
     struct restless *r = arg;
 
-    if (zc_ping(r->c, start_another, r) == 0)
-        r->begun++;
-    else
-        r->refused = rc;
+    r->ended = rc;
+    r->refused = zc_ping(r->c, start_another, r);
+    r->begun += r->refused == 0;
 }
 
 /** A callback that always starts the next call comes to an end. */
@@ -431,6 +430,7 @@ static void close_refuses_new_calls(void **state)
     while (r.begun < 10)
         assert_true(zc_poll(r.c, 1000) >= 0);
     zc_close(r.c);
+    assert_int_equal(r.ended, -ECANCELED);
     assert_int_equal(r.refused, -ECANCELED);
     fake_done(&f);
 }

@@ -757,42 +757,74 @@ static void an_event_ends_a_blocking_form(void **state)
     session_close(&x);
 }
 
-/** What a callback starts when its own call was ended is not ended with it. */
-static void fetch_again(void *arg, int rc)
-{
-    struct outcome *o = arg;
-    static struct zc_stepped stepped;
-
-    outcome_done(o, rc);
-    if (o->runs == 1)
-        assert_int_equal(
-            zc_norms(o->c, FAKE_JOB, 1, (struct zc_norm *)(void *)&stepped, NULL, NULL), 0);
-}
-
-static bool event_then_norms(struct fake *f, const struct zp_frame *frame, const uint8_t *body)
+/** Both fetches are owed; the second one's event ends them. */
+static bool event_at_second_fetch(struct fake *f, const struct zp_frame *frame, const uint8_t *body)
 {
     (void)body;
-    if (frame->method == ZP_NORMS) {
-        fake_refuse(f, frame, -EOWNERDEAD, "rank 1 died");
-        return true;
-    }
-    return event_for_fetch(f, frame, body);
+    if (frame->method != ZP_FETCH)
+        return false;
+    if (fake_count(f, ZP_FETCH) == 2)
+        fake_event(f, ZP_EVENT_PEER_LOST, FAKE_JOB, 1, -EOWNERDEAD, "rank 1 died");
+    return true;
 }
 
+struct restart {
+    struct outcome fetch, norms;
+    struct zc_norm norm;
+};
+
+static void start_norms(void *arg, int rc)
+{
+    struct restart *r = arg;
+
+    outcome_done(&r->fetch, rc);
+    if (r->fetch.runs == 1)
+        assert_int_equal(zc_norms(r->fetch.c, FAKE_JOB, 1, &r->norm, outcome_done, &r->norms), 0);
+}
+
+/** What a callback starts when its own call was ended is not ended with it. */
 static void calls_started_by_ended_ones(void **state)
 {
-    struct session x = session_open(event_then_norms, NULL);
-    struct outcome o = { .c = x.c };
+    struct session x = session_open(event_at_second_fetch, NULL);
+    struct restart r = { .fetch = { .c = x.c }, .norms = { .c = x.c } };
     const uint64_t id = 1;
-    struct zc_view view;
+    struct zc_view views[2];
 
     (void)state;
-    assert_int_equal(zc_fetch(x.c, &id, 1, 0, 0, &view, fetch_again, &o), 0);
-    fake_wait_count(x.f, ZP_FETCH, 1);
-    while (fake_count(x.f, ZP_NORMS) == 0)
-        assert_true(zc_poll(x.c, 10) >= 0);
-    assert_int_equal(o.runs, 1);
+    for (unsigned i = 0; i < 2; i++)
+        assert_int_equal(zc_fetch(x.c, &id, 1, 0, 0, &views[i], start_norms, &r), 0);
+    while (r.norms.runs == 0)
+        assert_true(zc_poll(x.c, 5000) >= 0);
+    assert_int_equal(r.fetch.runs, 2);
+    assert_int_equal(r.fetch.rc, -EOWNERDEAD);
+    assert_int_equal(r.norms.rc, 0);
+    assert_true(zc_norm_value(&r.norm) == 3);
+    session_close(&x);
+}
+
+/** The reply to a call that an event has ended comes, and is a good one. */
+static bool event_then_reply(struct fake *f, const struct zp_frame *frame, const uint8_t *body)
+{
+    if (frame->method != ZP_SKIP && frame->method != ZP_NOTE_PUT)
+        return false;
+    fake_event(f, ZP_EVENT_JOB_FAILED, FAKE_JOB, 0, -EIO, "the device failed");
+    fake_answer(f, frame, body);
+    return true;
+}
+
+static void a_late_reply_writes_nothing(void **state)
+{
+    struct session x = session_open(event_then_reply, NULL);
+    struct zc_stepped stepped = { .iterations = 77, .applied = 78 };
+    static uint8_t note[40000];
+
+    (void)state;
+    assert_int_equal(zc_skip_wait(x.c, FAKE_JOB, 5, 0, &stepped), -EIO);
+    assert_int_equal(zc_note_put_wait(x.c, FAKE_JOB, false, note, sizeof(note)), -EIO);
     assert_int_equal(zc_ping_wait(x.c), 0);
+    assert_int_equal(stepped.iterations, 77);
+    assert_int_equal(stepped.applied, 78);
+    assert_int_equal(fake_count(x.f, ZP_NOTE_PUT), 1); /* nor is it gone on with */
     session_close(&x);
 }
 
@@ -811,6 +843,7 @@ int main(void)
         cmocka_unit_test(events),
         cmocka_unit_test(an_event_ends_a_blocking_form),
         cmocka_unit_test(calls_started_by_ended_ones),
+        cmocka_unit_test(a_late_reply_writes_nothing),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/time.h>
 
 #include "base/util.h"
@@ -197,6 +198,31 @@ static void a_daemon_that_does_not_read(void **state)
     session_close(&x);
 }
 
+/** Receives no more, and does not hang up for a while. */
+static bool half_closed_fn(struct fake *f, const struct zp_frame *frame, const uint8_t *body)
+{
+    (void)body;
+    if (frame->method != ZP_PING)
+        return false;
+    assert_int_equal(shutdown(zp_stream_fd(f->s), SHUT_RD), 0);
+    fake_reply(f, frame, NULL, -1);
+    (void)poll(NULL, 0, 1500);
+    return true;
+}
+
+static void a_daemon_that_receives_no_more(void **state)
+{
+    struct session x = quiet_session(half_closed_fn);
+    uint64_t begun = zb_now_ns();
+
+    (void)state;
+    assert_int_equal(zc_ping_wait(x.c), 0);
+    assert_int_equal(zc_norms_wait(x.c, FAKE_JOB, 1, &(struct zc_norm){ 0 }), -ENOTCONN);
+    assert_non_null(strstr(zc_error(x.c), "does not receive any more"));
+    assert_true(since_ms(begun) < 1000);
+    session_close(&x);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -206,6 +232,7 @@ int main(void)
         cmocka_unit_test(a_deadline_that_the_daemon_keeps),
         cmocka_unit_test(signals),
         cmocka_unit_test(a_daemon_that_does_not_read),
+        cmocka_unit_test(a_daemon_that_receives_no_more),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
