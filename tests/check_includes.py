@@ -11,7 +11,7 @@ import sys
 
 PAGE = "docs/INCLUDES.md"
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)')
-GENERATED = re.compile(r"\.pb-c\.h$")  # made in the build folder, with the path of its source
+GENERATED = re.compile(r"(\.pb-c|_commit)\.h$")  # made in the build folder, for the folder it names
 PUBLIC = ("client", "client/zero")  # installed headers name each other without a folder
 
 
@@ -88,7 +88,9 @@ def resolve(root, path, name):
         found = os.path.normpath(os.path.join(where, name))
         if os.path.isfile(os.path.join(root, found)):
             return found
-    return name if GENERATED.search(name) else None
+    if not GENERATED.search(name):
+        return None
+    return name if "/" in name else os.path.join(os.path.dirname(path), name)
 
 
 def includes(root, paths):

@@ -29,6 +29,7 @@ TREE = {
     "lib/api.h": "",
     "lib/loop_priv.h": "#include <uv.h>\n",
     "lib/loop_x.c": '#include "lib/loop_priv.h"\n#include "base/a.h"\n',
+    "lib/made.c": '#include "lib/wire.pb-c.h"\n#include "lib_commit.h"\n',
     "lib/inner/z.c": '#include "lib/api.h"\n',
     "tests/t.c": '#include "lib/loop_priv.h"\n#include "base/a_priv.h"\n',
 }
@@ -44,6 +45,8 @@ CASES = [
     ("tests, by anybody", "lib/q.c", '#include "tests/t.h"\n', "includes 'tests/t.h'"),
     ("a file that is not there", "lib/r.c", '#include "lib/none.h"\n',
      "'lib/none.h' is no file of ours"),
+    ("a made header of another folder", "base/m.c", '#include "lib/wire.pb-c.h"\n',
+     "includes 'lib/wire.pb-c.h'"),
     ("a header of others", "lib/s.c", "#  include <uv.h>\n", "lib/s.c: sees <uv.h>"),
     ("a header of others through one of ours", "lib/u.c", '#include "lib/loop_priv.h"\n',
      "lib/u.c: sees <uv.h>"),
