@@ -90,17 +90,11 @@ static void link_lose(struct zsd_link *l, const char *why)
 
 /* ---- out */
 
-/** -ENOBUFS only when the client has not read a whole ZP_STREAM_OUT_MAX. */
 static int link_send(struct zsd_link *l, struct zp_frame frame, const ProtobufCMessage *message,
                      const char *text, int fd)
 {
-    unsigned nfds = fd >= 0 ? 1 : 0;
-    int rc = zp_stream_send(l->stream, frame, message, text, &fd, nfds);
-
-    if (rc == -ENOBUFS && zp_stream_write(l->stream) == 0)
-        rc = zp_stream_send(l->stream, frame, message, text, &fd, nfds);
     link_touch(l);
-    return rc;
+    return zp_stream_send(l->stream, frame, message, text, &fd, fd >= 0 ? 1 : 0);
 }
 
 static const char *link_why_unsent(int rc)

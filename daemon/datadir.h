@@ -24,8 +24,7 @@
 struct zsd_datadir;
 
 /**
- * Makes the directory when only its last part is missing (0700), locks it and sees whether we may
- * write there.
+ * Makes the directory when only its last part is missing (0700), and locks it.
  *
  * @param path  "": as above
  * @return 0; -ENOENT, -ENOTDIR, -EACCES, -EROFS, -EBUSY another daemon has it, -ENAMETOOLONG,

@@ -54,14 +54,10 @@ static int limits_up(struct zsd *daemon, struct zb_err *err)
     if (getrandom(daemon->instance, sizeof(daemon->instance), 0) < 0)
         return zb_fail(err, -errno, "random bytes: %m");
     limits_files(config);
-    if (config->host_bytes == ZSD_AUTO) {
-        config->host_bytes = zsd_sysmem_left("") / HOST_SHARE / ZB_PAGE_ALIGN * ZB_PAGE_ALIGN;
-        if (config->host_bytes < HOST_BYTES_MIN)
-            return zb_fail(err, -ENOSPC,
-                           "host_bytes: a quarter of the memory that is left is %s; at least %s "
-                           "are needed",
-                           zb_size_text(config->host_bytes).s, zb_size_text(HOST_BYTES_MIN).s);
-    }
+    if (config->host_bytes == ZSD_AUTO)
+        config->host_bytes =
+            zb_max_u64(zsd_sysmem_left("") / HOST_SHARE / ZB_PAGE_ALIGN * ZB_PAGE_ALIGN,
+                       HOST_BYTES_MIN); /* less is of no use: then the core says so */
     return 0;
 }
 

@@ -27,6 +27,7 @@ static const struct {
     { "an end without a beginning", "-3", -EINVAL },
     { "a beginning without an end", "3-", -EINVAL },
     { "backwards", "3-1", -EINVAL },
+    { "backwards behind one that is fine", "0-1023,3-1", -EINVAL },
     { "a comma at the end", "0,", -EINVAL },
     { "a comma at the beginning", ",0", -EINVAL },
     { "two commas", "0,,1", -EINVAL },

@@ -182,9 +182,11 @@ static const struct {
     { "count too large", "io_depth = 4097\n", 1, "io_depth: '4097' is not between 1 and 4096" },
     { "count above 32 bits", "jobs_max = 4294967297\n", 1, "jobs_max: '4294967297' is not" },
     { "count above 64 bits", "jobs_max = 18446744073709551617\n", 1, "is no plain number" },
+    { "count far above 64 bits", "jobs_max = 92233720368547758096\n", 1, "is no plain number" },
     { "no multiple", "page_elems = 5000\n", 1, "page_elems: 5000 is not a multiple of 4096" },
     { "no choice", "io = libaio\n", 1, "io: 'libaio' is none of: auto uring threads" },
     { "part of a choice", "io = uri\n", 1, "io: 'uri' is none of" },
+    { "another part of a choice", "io = ring\n", 1, "io: 'ring' is none of" },
     { "two choices", "io = \"auto uring\"\n", 1, "io: 'auto uring' is none of" },
     { "no choice at all", "io = \"\"\n", 1, "io: '' is none of" },
     { "unknown kernels", "kernels = sse\n", 1, "kernels: no kernels are called 'sse'" },
@@ -241,6 +243,23 @@ static void file_refused(void **state)
             !strstr(err.text, file_cases[i].says))
             fail_msg("%s: got %d, '%s'", file_cases[i].name, rc, err.text);
     }
+}
+
+/** A text that is right in itself, and too long to be kept. */
+static void a_long_text(void **state)
+{
+    struct zsd_config c;
+    struct zb_err err;
+    char list[300] = "0-1023";
+
+    (void)state;
+    for (size_t n = strlen(list); n + 2 < sizeof(list); n += 2)
+        (void)strcpy(list + n, ",0");
+    assert_int_equal(LOAD(&c, &err, "--cpus", list), -EINVAL);
+    assert_non_null(strstr(err.text, "--cpus: 298 bytes are too long: at most 255"));
+    list[254] = '\0';
+    assert_int_equal(LOAD(&c, &err, "--cpus", list), 0);
+    assert_string_equal(c.cpus, list);
 }
 
 static void file_with_a_nul(void **state)
@@ -476,6 +495,7 @@ int main(void)
         cmocka_unit_test(every_key_by_command_line),
         cmocka_unit_test(the_command_line_wins),
         cmocka_unit_test(file_refused),
+        cmocka_unit_test(a_long_text),
         cmocka_unit_test(file_with_a_nul),
         cmocka_unit_test(files_that_are_none),
         cmocka_unit_test(file_that_we_may_not_read),

@@ -596,6 +596,10 @@ static void too_many_requests(void **state)
     assert_int_equal(core_double.handled, ZSD_REQS_MAX); /* the others wait in the socket */
     assert_int_equal(x.daemon.reqs, ZSD_REQS_MAX);
     assert_int_equal(x.daemon.stats.sent_stalls, 1);
+    core_answer(1);
+    (void)uv_run(&x.daemon.loop->uv, UV_RUN_NOWAIT);
+    assert_int_equal(core_double.handled, ZSD_REQS_MAX + 1); /* in the turn, behind the core's: */
+    assert_int_equal(uv_backend_timeout(&x.daemon.loop->uv), 0); /* so there is another at once */
     while (answered < 3000) {
         core_answer(1);
         sf_pump(&x);
@@ -794,6 +798,17 @@ static void who_may(void **state)
         assert_int_equal(zsd_may(&conn, rows[i].owner), rows[i].may);
     }
     assert_true(zsd_may(&(struct zsd_conn){ .uid = geteuid() }, 4711));
+    if (geteuid() == 0) { /* a daemon that is not root's */
+        struct zsd_conn root = { .uid = 0 }, daemons = { .uid = 65534 }, other = { .uid = 1000 };
+        bool may[3];
+
+        assert_int_equal(seteuid(65534), 0);
+        may[0] = zsd_may(&root, 4711);
+        may[1] = zsd_may(&daemons, 4711);
+        may[2] = zsd_may(&other, 4711);
+        assert_int_equal(seteuid(0), 0);
+        assert_true(may[0] && may[1] && !may[2]);
+    }
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)

@@ -298,7 +298,7 @@ static void a_dying_daemon(void **state)
 static void a_lock_that_lost_its_name(void **state)
 {
     pid_t child;
-    int p[2], status;
+    int p[2], status, fd;
     char c;
 
     (void)state;
@@ -306,17 +306,19 @@ static void a_lock_that_lost_its_name(void **state)
     child = fork();
     assert_true(child >= 0);
     if (child == 0) {
-        int fd = open(in_dir("s.lock"), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-
+        fd = open(in_dir("s.lock"), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
         (void)flock(fd, LOCK_EX);
         (void)write(p[1], "x", 1);
         (void)usleep(200000);
         (void)unlink(in_dir("s.lock")); /* the orderly end of a daemon */
+        (void)open(in_dir("s.lock"), O_WRONLY | O_CREAT | O_CLOEXEC, 0600); /* and the next */
         _exit(0);
     }
     assert_int_equal(read(p[0], &c, 1), 1);
     sf_listen(&x);
-    assert_int_equal(access(in_dir("s.lock"), F_OK), 0);
+    fd = open(in_dir("s.lock"), O_WRONLY | O_CLOEXEC);
+    assert_int_equal(flock(fd, LOCK_EX | LOCK_NB), -1); /* the one that has the name is held */
+    assert_int_equal(close(fd), 0);
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(close(p[0]), 0);
     assert_int_equal(close(p[1]), 0);
