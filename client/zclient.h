@@ -367,7 +367,9 @@ struct zc_stepped {
 
 /** One optimizer step of the whole job: begins when every rank has asked for it, with the same
  *  values (-EINVAL otherwise), and finishes then without them. Every trainable shard must have its
- *  gradient. A fetch with min_version = applied + 1 may be sent right behind it, and waits. */
+ *  gradient. A fetch with min_version = applied + 1 may be sent right behind it, and waits.
+ *  -ETIMEDOUT: it has not begun, nothing changed, and it may be asked for again; or it runs, and
+ *  ends by itself. The sentence says which. */
 ZC_EXPORT int zc_step(struct zc_client *c, uint64_t job, const struct zc_step *step,
                       struct zc_stepped *ret, zc_done_fn *done, void *arg);
 ZC_EXPORT int zc_step_wait(struct zc_client *c, uint64_t job, const struct zc_step *step,

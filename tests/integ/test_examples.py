@@ -5,10 +5,13 @@
 """
 
 import ctypes
+import errno
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 
 from harness import BUILD, SANITIZED, Daemon, check, main
 
@@ -91,7 +94,30 @@ def binding():
             check(e.rc == -2 and "hello" in str(e), f"{e.rc} {e}")
 
 
-TESTS = {f.__name__: f for f in (hello, loop, no_daemon, binding)}
+def stopped():
+    """A daemon that is stopped is noticed, and a handle of its own survives others that gave up."""
+    if SANITIZED:
+        print("python does not load a library with sanitizers")
+        return
+    lib = zshard.load(os.path.join(BUILD, "lib", "libzclient.so"))
+    with Daemon(*FLAGS) as d, zshard.Client(d.socket, "patient", lib) as patient:
+        handle = ctypes.c_void_p()
+        options = zshard.zc_options(socket=d.socket.encode(), quiet_timeout_ms=300)
+        patient.check(lib.zc_open(handle, options))
+        d.process.send_signal(signal.SIGSTOP)
+        try:
+            begin = time.monotonic()
+            rc = lib.zc_ping_wait(handle)
+            took = time.monotonic() - begin
+        finally:
+            d.process.send_signal(signal.SIGCONT)
+        check(rc == -errno.ETIMEDOUT and 0.3 <= took < 5, f"{rc} after {took:.2f} s")
+        check(lib.zc_ping_wait(handle) == -errno.ENOTCONN, "the handle goes on")
+        lib.zc_close(handle)
+        patient.ping()
+
+
+TESTS = {f.__name__: f for f in (hello, loop, no_daemon, binding, stopped)}
 
 if __name__ == "__main__":
     sys.exit(main(TESTS))

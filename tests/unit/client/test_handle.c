@@ -8,8 +8,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/time.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/util.h"
@@ -321,6 +323,34 @@ static void nobody_there(void **state)
     }
 }
 
+/** Another user, who may not reach the socket. Only root can play both. */
+static void not_allowed(void **state)
+{
+    struct fake f = FAKE_INIT;
+    int status = 0;
+    pid_t pid;
+
+    (void)state;
+    if (geteuid() != 0)
+        skip();
+    fake_start(&f);
+    pid = fork();
+    if (pid == 0) {
+        struct zc_client *c = NULL;
+
+        if (setresuid(65534, 65534, 65534) < 0)
+            _exit(1);
+        if (zc_open(&c, &(struct zc_options){ .socket = f.path }) != -EPERM ||
+            !strstr(zc_error(c), "not allowed to connect to '/tmp/"))
+            _exit(2);
+        zc_close(c);
+        _exit(0);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    fake_done(&f);
+}
+
 /** Nobody accepts, and the backlog is full. */
 static void a_full_backlog(void **state)
 {
@@ -435,6 +465,41 @@ static void close_refuses_new_calls(void **state)
     fake_done(&f);
 }
 
+static void close_me(void *arg, int rc)
+{
+    (void)rc;
+    zc_close(arg);
+}
+
+/** That would free what the library stands on: it ends the program at once, with its reason. */
+static void close_in_a_callback(void **state)
+{
+    struct fake f = FAKE_INIT;
+    struct zc_client *c;
+    int status = 0;
+    pid_t pid;
+
+    (void)state;
+    fake_start(&f);
+    c = open_client(&f);
+    pid = fork();
+    if (pid == 0) {
+        const struct rlimit no_core = { 0, 0 };
+
+        (void)setrlimit(RLIMIT_CORE, &no_core);
+        (void)!freopen("/dev/null", "w", stderr);
+        (void)signal(SIGABRT, SIG_DFL); /* cmocka catches it */
+        (void)zc_ping(c, close_me, c);
+        for (;;)
+            (void)zc_poll(c, -1);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFSIGNALED(status));
+    assert_int_equal(WTERMSIG(status), SIGABRT);
+    zc_close(c);
+    fake_done(&f);
+}
+
 /* ---- zc_poll() */
 
 static void a_foreign_loop(void **state)
@@ -507,11 +572,18 @@ static void codes_have_names(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(open_says_hello),       cmocka_unit_test(open_by_the_environment),
-        cmocka_unit_test(hello_table),           cmocka_unit_test(nobody_there),
-        cmocka_unit_test(a_full_backlog),        cmocka_unit_test(open_with_every_failure),
-        cmocka_unit_test(close_ends_every_call), cmocka_unit_test(close_refuses_new_calls),
-        cmocka_unit_test(a_foreign_loop),        cmocka_unit_test(poll_waits_as_told),
+        cmocka_unit_test(open_says_hello),
+        cmocka_unit_test(open_by_the_environment),
+        cmocka_unit_test(hello_table),
+        cmocka_unit_test(nobody_there),
+        cmocka_unit_test(not_allowed),
+        cmocka_unit_test(a_full_backlog),
+        cmocka_unit_test(open_with_every_failure),
+        cmocka_unit_test(close_ends_every_call),
+        cmocka_unit_test(close_refuses_new_calls),
+        cmocka_unit_test(close_in_a_callback),
+        cmocka_unit_test(a_foreign_loop),
+        cmocka_unit_test(poll_waits_as_told),
         cmocka_unit_test(codes_have_names),
     };
 
