@@ -148,10 +148,10 @@ struct io_run {
     char *bufs;
     enum io_mix mix;
     uint32_t block_bytes;
-    uint64_t blocks, next; /* next: while the file is filled */
-    uint64_t end_ns;       /* 0: fill the file, each block once */
-    uint64_t ramp_ns;      /* until then nothing counts */
-    bool counting;
+    uint64_t blocks, next;  /* next: while the file is filled */
+    uint64_t slice_ns;      /* 0: fill the file, each block once */
+    uint64_t ramp_ns;       /* until then nothing counts */
+    bool counting;          /* slice_ns long from begin_ns on, however late that is */
     uint64_t ios, begin_ns; /* since the ramp */
     double begin_cpu_s;
     int rc;
@@ -164,7 +164,8 @@ struct io_run {
 static bool io_run_over(const struct io_run *r)
 {
     return r->rc < 0 || io_stop ||
-           (r->end_ns > 0 ? zb_now_ns() >= r->end_ns : r->next == r->blocks);
+           (r->slice_ns == 0 ? r->next == r->blocks
+                             : r->counting && zb_now_ns() - r->begin_ns >= r->slice_ns);
 }
 
 static void io_run_done(struct zn_io *io, int rc);
@@ -172,7 +173,7 @@ static void io_run_done(struct zn_io *io, int rc);
 static void io_run_submit(struct io_request *q)
 {
     struct io_run *r = q->run;
-    uint64_t block = r->end_ns > 0 ? io_random(r->b) % r->blocks : r->next++;
+    uint64_t block = r->slice_ns > 0 ? io_random(r->b) % r->blocks : r->next++;
     bool write = r->mix == IO_WRITE || (r->mix == IO_MIXED && io_random(r->b) >> 63);
 
     q->io.op = write ? ZN_WRITE : ZN_READ;
@@ -246,7 +247,7 @@ static int io_ours(struct io_bench *b, const char *engine, enum io_mix mix, uint
     b->direct = zn_info(r.e)->direct;
     if (seconds > 0) {
         r.ramp_ns = zb_now_ns() + (uint64_t)(IO_RAMP_S * 1e9);
-        r.end_ns = r.ramp_ns + (uint64_t)(seconds * 1e9);
+        r.slice_ns = (uint64_t)(seconds * 1e9);
     }
     io_run_all(&r);
     wall_s = (double)(zb_now_ns() - r.begin_ns) / 1e9;
