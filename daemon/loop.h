@@ -11,10 +11,13 @@
 #ifndef ZSD_LOOP_H
 #define ZSD_LOOP_H
 
+#include <stdbool.h>
+
 #include "base/err.h"
 #include "daemon/daemon.h"
 
 #define ZSD_TICK_MS  20u
+#define ZSD_SEND_MS  1000u
 #define ZSD_REAP_MAX 64u /* completions of one kind in one turn */
 
 /** Needs compute and engine. 0 or a negative errno: err has the sentence; daemon->loop may be half
@@ -23,8 +26,16 @@ int zsd_loop_new(struct zsd *daemon, struct zb_err *err);
 /** Waits until every handle is closed; the server has closed its own before. NULL loop: fine. */
 void zsd_loop_free(struct zsd *daemon);
 
-/** Runs until zsd_loop_stop(). */
-void zsd_loop_run(struct zsd *daemon);
-void zsd_loop_stop(struct zsd *daemon);
+/**
+ * From now on SIGTERM, SIGINT and SIGHUP end the loop in good order: nobody is accepted any more,
+ * the core refuses new work and finishes what is in progress, for at most drain_ms, and answers are
+ * sent, for at most ZSD_SEND_MS more. A second signal ends it at once.
+ *
+ * @return 0 or a negative errno: err has the sentence
+ */
+int zsd_loop_end_on_signals(struct zsd *daemon, uint32_t drain_ms, struct zb_err *err);
+
+/** Runs until a signal ends it. False: operations were still in progress. */
+bool zsd_loop_run(struct zsd *daemon);
 
 #endif

@@ -18,12 +18,24 @@ struct zsd_wake {
 
 #define ZSD_WAKES 2u /* compute pool, engine */
 
+/** The end, from the first signal on (loop_end.c). */
+struct zsd_ending {
+    uv_signal_t signals[3];
+    uv_timer_t timer;
+    uint32_t drain_ms;
+    bool begun;
+    bool told;   /* the ranks of every job */
+    bool forced; /* operations were in progress still */
+    uint64_t deadline_ns;
+};
+
 struct zsd_loop {
     uv_loop_t uv;
     uv_prepare_t prepare;
     uv_idle_t again; /* active: the next poll does not wait */
     uv_timer_t tick;
     struct zsd_wake wakes[ZSD_WAKES];
+    struct zsd_ending ending;
 };
 
 int zsd_wakes_start(struct zsd *daemon, struct zb_err *err);

@@ -86,12 +86,8 @@ void zsd_loop_free(struct zsd *daemon)
     daemon->loop = NULL;
 }
 
-void zsd_loop_run(struct zsd *daemon)
+bool zsd_loop_run(struct zsd *daemon)
 {
     (void)uv_run(&daemon->loop->uv, UV_RUN_DEFAULT);
-}
-
-void zsd_loop_stop(struct zsd *daemon)
-{
-    uv_stop(&daemon->loop->uv);
+    return !daemon->loop->ending.forced;
 }

@@ -88,6 +88,9 @@ unsigned zsd_core_busy(const struct zsd *daemon)
 void zsd_core_farewell(struct zsd *daemon)
 {
     (void)daemon;
+    core_double.farewells++;
+    core_double.busy += core_double.farewell_busy;
+    core_answer_all(5);
 }
 
 void zsd_core_drain(struct zsd *daemon)

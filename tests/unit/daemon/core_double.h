@@ -30,6 +30,8 @@ struct core_double {
     bool answer_when_gone; /* zsd_core_gone() answers what it holds of that connection */
     int new_rc;            /* what zsd_core_new() returns */
     unsigned busy;
+    unsigned farewell_busy; /* operations that zsd_core_farewell() begins; it answers all */
+    unsigned farewells;
     bool draining;
     unsigned handled, released, gone, turns, ticks;
     unsigned news, frees;

@@ -1,0 +1,97 @@
+/*
+ * loop_end.c - the orderly end: what a signal begins, and when it is over.
+ *
+ *     first signal    nobody is accepted, the core drains; looked at every END_STEP_MS
+ *     nothing busy    the ranks of every job are told; ZSD_SEND_MS are left for answers to clients
+ *                     that read slowly
+ *     nothing unsent, a deadline, or a second signal: the loop stops
+ */
+#include <signal.h>
+#include <string.h>
+
+#include "base/util.h"
+#include "daemon/core.h"
+#include "daemon/loop_priv.h"
+#include "daemon/notify.h"
+#include "daemon/server.h"
+
+#define END_STEP_MS 10u
+#define NS_PER_MS   UINT64_C(1000000)
+
+static const int end_signals[] = { SIGTERM, SIGINT, SIGHUP };
+
+static void end_now(struct zsd *daemon)
+{
+    struct zsd_ending *e = &daemon->loop->ending;
+    unsigned busy = zsd_core_busy(daemon);
+
+    e->forced = busy > 0;
+    if (e->forced)
+        zb_log(ZB_LOG_WARN, "end-forced", "operations=%u", busy);
+    if (!e->told) { /* in haste: what can be sent now is */
+        zsd_core_farewell(daemon);
+        (void)zsd_server_turn(daemon);
+    }
+    uv_stop(&daemon->loop->uv);
+}
+
+static void end_on_timer(uv_timer_t *timer)
+{
+    struct zsd *daemon = timer->data;
+    struct zsd_ending *e = &daemon->loop->ending;
+    uint64_t now = zb_now_ns();
+    bool busy = zsd_core_busy(daemon) > 0;
+
+    if (!busy)
+        e->deadline_ns = zb_min_u64(e->deadline_ns, now + ZSD_SEND_MS * NS_PER_MS);
+    if (!busy && !e->told) {
+        e->told = true;
+        zsd_core_farewell(daemon);
+        return; /* what that began, and what it said, is waited for like all else */
+    }
+    if ((!busy && zsd_server_unsent(daemon) == 0) || now >= e->deadline_ns)
+        end_now(daemon);
+}
+
+static void end_on_signal(uv_signal_t *handle, int signum)
+{
+    struct zsd *daemon = handle->data;
+    struct zsd_ending *e = &daemon->loop->ending;
+    int rc;
+
+    zb_log(ZB_LOG_INFO, "signal", "name=%s operations=%u clients=%u", sigabbrev_np(signum),
+           zsd_core_busy(daemon), daemon->clients);
+    if (e->begun) {
+        end_now(daemon);
+        return;
+    }
+    e->begun = true;
+    e->deadline_ns = zb_now_ns() + e->drain_ms * NS_PER_MS;
+    rc = zsd_notify("STOPPING=1");
+    if (rc < 0)
+        zb_log(ZB_LOG_WARN, "notify-failed", "why=\"%s\"", strerror(-rc));
+    zsd_server_drain(daemon);
+    zsd_core_drain(daemon);
+    (void)uv_timer_start(&e->timer, end_on_timer, 0, END_STEP_MS);
+}
+
+int zsd_loop_end_on_signals(struct zsd *daemon, uint32_t drain_ms, struct zb_err *err)
+{
+    uv_loop_t *uv = &daemon->loop->uv;
+    struct zsd_ending *e = &daemon->loop->ending;
+
+    e->drain_ms = drain_ms;
+    (void)uv_timer_init(uv, &e->timer); /* only fills memory */
+    e->timer.data = daemon;
+    for (size_t i = 0; i < ZB_COUNT(end_signals); i++) {
+        int rc = uv_signal_init(uv, &e->signals[i]);
+
+        if (rc == 0) {
+            e->signals[i].data = daemon;
+            rc = uv_signal_start(&e->signals[i], end_on_signal, end_signals[i]);
+        }
+        if (rc < 0)
+            return zb_fail(err, rc, "watch signals: %m");
+    }
+    return 0;
+}

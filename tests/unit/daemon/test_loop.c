@@ -1,0 +1,276 @@
+#include "tests/ztest.h"
+
+#include "tests/unit/daemon/server_fixture.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "daemon/compute.h"
+
+/* The orderly end; and that tasks come back. The turn itself is seen in test_conn.c. */
+
+static struct server_fixture x;
+static uv_timer_t timer;
+
+static int setup(void **state)
+{
+    (void)state;
+    sf_open(&x);
+    sf_listen(&x);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    sf_close(&x);
+    return 0;
+}
+
+static uint64_t now_ms(void)
+{
+    return zb_now_ns() / 1000000;
+}
+
+/** Runs this from the loop after a while. */
+static void later(uint64_t ms, uv_timer_cb run)
+{
+    (void)uv_timer_init(&x.daemon.loop->uv, &timer);
+    (void)uv_timer_start(&timer, run, ms, 0);
+}
+
+static void watch(uint32_t drain_ms)
+{
+    struct zb_err err = { 0 };
+
+    if (zsd_loop_end_on_signals(&x.daemon, drain_ms, &err) < 0)
+        fail_msg("%s", err.text);
+}
+
+static void nothing_in_progress(void **state)
+{
+    static const int signals[] = { SIGTERM, SIGINT, SIGHUP };
+
+    for (size_t i = 0; i < ZB_COUNT(signals); i++) {
+        uint64_t begin = now_ms();
+
+        if (i > 0)
+            setup(state);
+        watch(60000);
+        assert_int_equal(raise(signals[i]), 0);
+        assert_true(zsd_loop_run(&x.daemon));
+        assert_true(now_ms() - begin < 1000);
+        assert_true(core_double.draining);
+        assert_int_equal(core_double.farewells, 1);
+        assert_int_equal(sf_files(&x), 0); /* nobody finds it any more */
+        if (i + 1 < ZB_COUNT(signals))
+            teardown(state);
+    }
+}
+
+static void no_longer_busy(uv_timer_t *t)
+{
+    (void)t;
+    assert_true(core_double.draining);
+    assert_int_equal(core_double.farewells, 0); /* not while a step may still finish */
+    core_double.busy = 0;
+    core_answer(5);
+}
+
+/** What is in progress finishes, and its answer is sent. */
+static void an_operation_in_progress(void **state)
+{
+    int fd = sf_client(&x);
+    uint64_t begin = now_ms();
+
+    (void)state;
+    sf_send(fd, ZP_REQUEST, ZP_FETCH, 8, NULL, 0);
+    sf_pump(&x);
+    core_double.busy = 1;
+    watch(60000);
+    assert_int_equal(raise(SIGTERM), 0);
+    later(150, no_longer_busy);
+    assert_true(zsd_loop_run(&x.daemon));
+    assert_true(now_ms() - begin >= 150);
+    assert_true(now_ms() - begin < 1000);
+    assert_int_equal(core_double.farewells, 1);
+    assert_int_equal(sf_reply(&x, fd, 8), 0);
+    assert_int_equal(close(fd), 0);
+}
+
+static void all_is_said(uv_timer_t *t)
+{
+    (void)t;
+    assert_int_equal(core_double.farewells, 1);
+    core_double.busy = 0;
+}
+
+/** Jobs that end have work of their own, and somebody to tell. */
+static void the_farewell(void **state)
+{
+    int fd = sf_client(&x);
+    uint64_t begin = now_ms();
+
+    (void)state;
+    sf_send(fd, ZP_REQUEST, ZP_FETCH, 9, NULL, 0); /* waits for something that will not come */
+    sf_pump(&x);
+    core_double.farewell_busy = 2;
+    watch(60000);
+    assert_int_equal(raise(SIGTERM), 0);
+    later(150, all_is_said);
+    assert_true(zsd_loop_run(&x.daemon));
+    assert_true(now_ms() - begin >= 150);
+    assert_int_equal(core_double.farewells, 1);
+    assert_int_equal(sf_reply(&x, fd, 9), 0);
+    assert_int_equal(close(fd), 0);
+}
+
+static void an_operation_that_never_ends(void **state)
+{
+    int fd = sf_client(&x);
+    uint64_t begin = now_ms();
+
+    (void)state;
+    sf_send(fd, ZP_REQUEST, ZP_FETCH, 9, NULL, 0);
+    sf_pump(&x);
+    core_double.busy = 3;
+    watch(200);
+    assert_int_equal(raise(SIGTERM), 0);
+    assert_false(zsd_loop_run(&x.daemon));
+    assert_true(now_ms() - begin >= 200);
+    assert_true(now_ms() - begin < 2000);
+    assert_int_equal(core_double.farewells, 1); /* told, before the loop stops */
+    assert_int_equal(sf_reply(&x, fd, 9), 0);
+    assert_int_equal(close(fd), 0);
+}
+
+static void again(uv_timer_t *t)
+{
+    (void)t;
+    (void)raise(SIGINT);
+}
+
+static void a_second_signal(void **state)
+{
+    uint64_t begin = now_ms();
+
+    (void)state;
+    core_double.busy = 1;
+    watch(60000);
+    assert_int_equal(raise(SIGTERM), 0);
+    later(50, again);
+    assert_false(zsd_loop_run(&x.daemon));
+    assert_true(now_ms() - begin < 1000);
+    assert_int_equal(core_double.farewells, 1);
+}
+
+/** Its answers are waited for, but not for ever. */
+static void a_client_that_never_reads(void **state)
+{
+    int fd = sf_client(&x);
+    uint64_t begin = now_ms();
+
+    (void)state;
+    core_double.list_bytes = 60000;
+    for (uint64_t tag = 0; tag < 20; tag++)
+        sf_send(fd, ZP_REQUEST, ZP_LIST, tag, NULL, 0);
+    sf_pump(&x);
+    assert_true(zsd_server_unsent(&x.daemon) > 0);
+    watch(60000);
+    assert_int_equal(raise(SIGTERM), 0);
+    assert_true(zsd_loop_run(&x.daemon));
+    assert_true(now_ms() - begin >= ZSD_SEND_MS);
+    assert_true(now_ms() - begin < ZSD_SEND_MS + 1000);
+    assert_int_equal(close(fd), 0);
+}
+
+/** drain_ms holds for what is busy; answers do not make it longer than ZSD_SEND_MS. */
+static void a_short_time_for_all(void **state)
+{
+    int fd = sf_client(&x);
+    uint64_t begin = now_ms();
+
+    (void)state;
+    core_double.list_bytes = 60000;
+    for (uint64_t tag = 0; tag < 20; tag++)
+        sf_send(fd, ZP_REQUEST, ZP_LIST, tag, NULL, 0);
+    sf_pump(&x);
+    watch(100);
+    assert_int_equal(raise(SIGTERM), 0);
+    assert_true(zsd_loop_run(&x.daemon));
+    assert_true(now_ms() - begin < 900);
+    assert_int_equal(close(fd), 0);
+}
+
+static void the_manager_is_told(void **state)
+{
+    struct sockaddr_un a = { .sun_family = AF_UNIX };
+    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    char text[32] = "";
+
+    (void)state;
+    (void)strcpy(a.sun_path, x.dir);
+    (void)strcat(a.sun_path, "/n");
+    assert_int_equal(bind(fd, (const struct sockaddr *)&a, sizeof(a)), 0);
+    assert_int_equal(setenv("NOTIFY_SOCKET", a.sun_path, 1), 0);
+    watch(60000);
+    assert_int_equal(raise(SIGTERM), 0);
+    assert_true(zsd_loop_run(&x.daemon));
+    assert_int_equal(unsetenv("NOTIFY_SOCKET"), 0);
+    assert_int_equal(recv(fd, text, sizeof(text) - 1, MSG_DONTWAIT), 10);
+    assert_string_equal(text, "STOPPING=1");
+    assert_int_equal(close(fd), 0);
+    assert_int_equal(unlink(a.sun_path), 0);
+}
+
+/* ---- tasks */
+
+#define TASKS 300u
+
+static struct zsd_task tasks[TASKS];
+static unsigned tasks_done;
+
+static void task_run(struct zsd_task *task)
+{
+    (void)task;
+}
+
+static void task_done(struct zsd_task *task)
+{
+    (void)task;
+    tasks_done++;
+}
+
+/** More than one turn takes: all come back, and each turn has its limit. */
+static void tasks_come_back(void **state)
+{
+    (void)state;
+    tasks_done = 0;
+    for (unsigned i = 0; i < TASKS; i++) {
+        tasks[i] = (struct zsd_task){ .run = task_run, .done = task_done };
+        zsd_compute_post(x.daemon.compute, &tasks[i]);
+    }
+    (void)usleep(50000); /* most of them are finished: a turn takes no more all the same */
+    (void)uv_run(&x.daemon.loop->uv, UV_RUN_NOWAIT);
+    assert_true(tasks_done <= ZSD_REAP_MAX);
+    assert_true(sf_pump_until(&x, &tasks_done, TASKS));
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(nothing_in_progress),  TEST(an_operation_in_progress),
+        TEST(the_farewell),         TEST(an_operation_that_never_ends),
+        TEST(a_second_signal),      TEST(a_client_that_never_reads),
+        TEST(a_short_time_for_all), TEST(the_manager_is_told),
+        TEST(tasks_come_back),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
