@@ -12,7 +12,12 @@
  * and each slice is the mean over some thousand operations. A release is one-way and travels with
  * the next request, so a fetch and its release are one round trip.
  *
- * The cases: one shard, and 64 of them named by one request.
+ * PLACEMENT. Left to itself, the scheduler puts a pair of processes now on one processor and now on
+ * two, where each message must also wake an idle processor: in a virtual machine that costs ten
+ * times the rest, and one of ours and the reference may meet it while the other does not. So both
+ * pairs are bound alike: first both sides to one processor, then each to its own.
+ *
+ * The cases: one shard, and 64 of them named by one request, in both placements.
  */
 #include "bench/zbench.h"
 
@@ -20,6 +25,7 @@
 #include <ftw.h>
 #include <getopt.h>
 #include <limits.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,6 +48,7 @@
 struct fetch_bench {
     struct zbench *z;
     unsigned rounds, ops;
+    int cpus[2]; /* the first two that we may use; -1: there is no second */
 
     char dir[64]; /* "": not made */
     pid_t daemon, echo;
@@ -231,6 +238,42 @@ static int fetch_reference(struct fetch_bench *b, unsigned ops, double *ret_us)
     return 0;
 }
 
+static int fetch_bind(struct fetch_bench *b, pid_t pid, int cpu)
+{
+    cpu_set_t set;
+
+    CPU_ZERO(&set);
+    CPU_SET(cpu, &set);
+    if (sched_setaffinity(pid, sizeof(set), &set) < 0)
+        return zb_fail(&b->z->err, -errno, "bind a process to processor %d: %m", cpu);
+    return 0;
+}
+
+/** This side to one processor, both other sides to another or the same. Of the daemon its first
+ *  thread, which is its loop. */
+static int fetch_place(struct fetch_bench *b, int here, int there)
+{
+    int rc = fetch_bind(b, 0, here);
+
+    if (rc == 0)
+        rc = fetch_bind(b, b->daemon, there);
+    return rc < 0 ? rc : fetch_bind(b, b->echo, there);
+}
+
+static int fetch_find_cpus(struct fetch_bench *b)
+{
+    cpu_set_t set;
+    unsigned n = 0;
+
+    if (sched_getaffinity(0, sizeof(set), &set) < 0)
+        return zb_fail(&b->z->err, -errno, "which processors may be used: %m");
+    b->cpus[0] = b->cpus[1] = -1;
+    for (int cpu = 0; cpu < CPU_SETSIZE && n < ZB_COUNT(b->cpus); cpu++)
+        if (CPU_ISSET(cpu, &set))
+            b->cpus[n++] = cpu;
+    return 0;
+}
+
 static int fetch_case(struct fetch_bench *b, const char *name, uint32_t nshards)
 {
     struct zbench_row row = { .unit = "us",
@@ -294,9 +337,18 @@ static int fetch_run(struct fetch_bench *b)
         b->dir[0] = '\0';
         return zb_fail(&b->z->err, -errno, "a temporary directory: %m");
     }
-    if ((rc = fetch_start_echo(b)) < 0 || (rc = fetch_start_daemon(b)) < 0 ||
-        (rc = fetch_open_job(b)) < 0 || (rc = fetch_case(b, "fetch/resident/pingpong", 1)) < 0 ||
+    if ((rc = fetch_find_cpus(b)) < 0 || (rc = fetch_start_echo(b)) < 0 ||
+        (rc = fetch_start_daemon(b)) < 0 || (rc = fetch_open_job(b)) < 0)
+        return rc;
+    if ((rc = fetch_place(b, b->cpus[0], b->cpus[0])) < 0 ||
+        (rc = fetch_case(b, "fetch/resident/pingpong", 1)) < 0 ||
         (rc = fetch_case(b, "fetch/resident-64/pingpong", FETCH_SHARDS)) < 0)
+        return rc;
+    if (b->cpus[1] < 0)
+        zbench_note(b->z, "there is one processor: nothing is measured between two");
+    else if ((rc = fetch_place(b, b->cpus[0], b->cpus[1])) < 0 ||
+             (rc = fetch_case(b, "fetch/resident/2cpu/pingpong", 1)) < 0 ||
+             (rc = fetch_case(b, "fetch/resident-64/2cpu/pingpong", FETCH_SHARDS)) < 0)
         return rc;
     rc = zc_job_close_wait(b->c, b->job.id);
     return rc < 0 ? fetch_failed(b, rc) : 0;
