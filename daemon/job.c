@@ -1072,7 +1072,7 @@ static void ready_all(struct zsd_job *job)
     struct arena_task *t;
 
     if (job->state == ZSD_PLACING)
-        return; /* who asked again meanwhile is answered with the others */
+        return;                       /* who asked again meanwhile is answered with the others */
     if (job->state != ZSD_DEFINING) { /* kept: it has its place; what was accumulated is dropped */
         job->ready_waits = job->active > 0;
         if (!job->ready_waits) {
