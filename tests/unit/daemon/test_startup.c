@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/vfs.h>
@@ -245,6 +246,42 @@ static void on_tmpfs(void **state)
     (void)snprintf(file, sizeof(file), "%s/" ZSD_DATA_FILE, path);
     assert_int_equal(unlink(file), 0);
     assert_int_equal(rmdir(path), 0);
+}
+
+static rlim_t descriptors(void)
+{
+    struct rlimit r;
+
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &r), 0);
+    return r.rlim_cur;
+}
+
+/** As many as clients_max may need, but never fewer than there were. */
+static void descriptors_for_clients(void **state)
+{
+    struct rlimit before, low;
+
+    (void)state;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    if (before.rlim_max < 1024)
+        skip(); /* no room to see it */
+    low = before;
+    low.rlim_cur = 128;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
+    daemon_.config.clients_max = 10;
+    up();
+    assert_int_equal(descriptors(), 10 * 3 + 256);
+    zsd_shutdown(&daemon_);
+    low.rlim_cur = 1000;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
+    up();
+    assert_int_equal(descriptors(), 1000);
+    zsd_shutdown(&daemon_);
+    daemon_.config.clients_max = UINT32_MAX; /* more than the system has: it starts all the same */
+    up();
+    assert_true(descriptors() == before.rlim_max);
+    zsd_shutdown(&daemon_);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
 /* ---- it does not */
@@ -556,6 +593,7 @@ int main(void)
         TEST(temporary_directory),
         TEST(state_directory),
         TEST(on_tmpfs),
+        TEST(descriptors_for_clients),
         TEST(failures_leave_nothing),
         TEST(what_is_not_ours_is_not_touched),
         TEST(a_directory_that_we_may_not_write),
