@@ -6,7 +6,7 @@
  * come back through an eventfd: compute tasks (compute.h) and I/O (nvme/zn.h); they see only the
  * memory that their task names.
  *
- * Who knows libuv: main.c, server.c, conn.c and loop_*.c. The core (job, shard, place, op_*) does
+ * Who knows libuv: server.c, conn.c and loop_*.c. The core (job, shard, place, op_*) does
  * not, so its tests drive it without a loop.
  */
 #ifndef ZSD_DAEMON_H
