@@ -368,6 +368,7 @@ static void job_quit(struct zsd_job *job, uint16_t event, uint32_t rank, const s
            why->text);
     job->state = ZSD_ENDED;
     job->why = *why;
+    job->ready_waits = false;
     zsd_job_hold(job); /* answering may drop the last holder */
     if (why->code != -ECANCELED)
         job_tell(job, event, rank, why);

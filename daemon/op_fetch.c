@@ -10,7 +10,8 @@
  *     fill:   ROOM ---> READ ---> DONE     a place in the ring, then page operations (pageop.h)
  *
  *     ROOM  waits for a place of its size in its rank's ring; the oldest unpinned cached shard of
- *           that size is dropped for it
+ *           that size is dropped for it. When the last fetch that waits for the shard is over,
+ *           so is the fill
  *     READ  waits for the page operations
  *
  * All fills that a fetch needs are begun at once, so that their reads overlap.
@@ -183,6 +184,15 @@ void zsd_fill_resume(struct zsd_job *job)
         zsd_defer(job->core, &job->room_work);
 }
 
+/* A fill that still waits for room, and nobody waits for it. */
+static void fill_abandon(struct zsd_shard *s)
+{
+    if (!s->fill || s->fill->at != ZSD_NO_PLACE || !zb_list_empty(&s->waiters))
+        return;
+    zb_list_remove(&s->fill->room_node);
+    fill_done(s->fill);
+}
+
 void zsd_fill_cancel(struct zsd_job *job)
 {
     struct zb_list *node;
@@ -201,6 +211,8 @@ static void fetch_end(struct zsd_fetch *f, const struct zb_err *why)
     if (why) {
         for (uint32_t i = 0; i < f->held; i++) /* F1 */
             (void)zsd_unpin(f->items[i], f->member);
+        for (uint32_t i = f->held; i < f->n; i++)
+            fill_abandon(f->items[i]);
         zsd_reply_err(f->req, why);
     }
     free(f);

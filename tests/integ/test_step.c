@@ -134,6 +134,7 @@ static void a_ring_that_is_full(void **state)
     struct zi_rank r[1];
     struct zi_call call;
     struct zc_view views[RING], late;
+    struct zc_stepped stepped;
 
     (void)state;
     zi_start(&d, options);
@@ -141,6 +142,8 @@ static void a_ring_that_is_full(void **state)
     assert_int_equal(zc_fetch_wait(r->c, r->shards, RING, 0, 5000, views), 0);
     assert_int_equal(zc_fetch_wait(r->c, &r->shards[RING], 1, 0, 100, &late), -ETIMEDOUT);
     assert_says(zc_error(r->c), "waits for room in the ring: rank 0 pins 3 shards");
+    /* and leaves nothing behind that others would wait for */
+    assert_int_equal(zc_skip_wait(r->c, r->job.id, 1, 2000, &stepped), 0);
     call = ZI_CALL(r);
     assert_int_equal(zc_fetch(r->c, &r->shards[RING], 1, 0, 0, &late, zi_done, &call), 0);
     zi_pump(r, 1, 50);
