@@ -431,14 +431,20 @@ static void job_forget_if_over(struct zsd_job *job)
         job_free(job);
 }
 
-void zsd_jobs_end_all(struct zsd_core *core)
+/* It is the daemon that goes, and no rank is to take another one for dead. */
+static void job_end_with_daemon(struct zsd_job *job)
 {
     struct zb_err why = { 0 };
 
     (void)zb_fail(&why, -ENOTCONN, "the daemon is ending");
+    zsd_job_end(job, &why);
+}
+
+void zsd_jobs_end_all(struct zsd_core *core)
+{
     zb_list_each(pos, &core->jobs)
     {
-        zsd_job_end(zb_container_of(pos, struct zsd_job, node), &why);
+        job_end_with_daemon(zb_container_of(pos, struct zsd_job, node));
     }
 }
 
@@ -477,7 +483,9 @@ void zsd_core_gone(struct zsd_conn *conn)
     (void)zb_fail(&why, -EOWNERDEAD, "rank %u of job '%s' (process %d) died or hung up", m->rank,
                   job->name, (int)conn->pid);
     zsd_job_hold(job);
-    if (job->state != ZSD_ENDED) {
+    if (job->core->draining) {
+        job_end_with_daemon(job); /* this rank was the first to hear it, and has left */
+    } else if (job->state != ZSD_ENDED) {
         uint32_t rank = m->rank;
 
         if (!job->keep || job->state == ZSD_DEFINING || job->state == ZSD_PLACING) {

@@ -370,6 +370,26 @@ static void core_detects_corruption(void **state)
     }
 }
 
+/* The daemon ends, and one rank is quicker to hear it and to leave than the other: the other is
+ * told that the daemon is going, not that its peer died. */
+static void core_ends_before_its_ranks(void **state)
+{
+    struct world w;
+
+    (void)state;
+    world_open(&w, 16 << 20, "threads", 2);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        const struct open_args args = { .rank = rank, .world = 2 };
+
+        assert_int_equal(job_open_with(&w, rank, &args), 0);
+    }
+    zsd_core_drain(&w.daemon);
+    client_gone(&w, 1);
+    assert_int_equal(w.clients[0].events, 1);
+    assert_int_equal(job_of(&w, 0)->why.code, -ENOTCONN);
+    world_close(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -379,6 +399,7 @@ int main(void)
         cmocka_unit_test(core_with_failed_allocations),
         cmocka_unit_test(core_heals_short_transfers),
         cmocka_unit_test(core_detects_corruption),
+        cmocka_unit_test(core_ends_before_its_ranks),
     };
 
     zk_thread_init();
