@@ -24,18 +24,25 @@
 
 /* ---- the daemon */
 
-/* Those that run, for zi_teardown(). */
-static struct zi_daemon *running[DAEMONS_MAX];
+/* Those that run, for zi_teardown(): copies, as a test that failed has left its own. pid 0: free.
+ */
+static struct zi_daemon running[DAEMONS_MAX];
 
-static void running_note(struct zi_daemon *d, bool on)
+static void running_note(const struct zi_daemon *d)
 {
     for (unsigned i = 0; i < DAEMONS_MAX; i++)
-        if (running[i] == (on ? NULL : d)) {
-            running[i] = on ? d : NULL;
+        if (running[i].pid == 0) {
+            running[i] = *d;
             return;
         }
-    if (on)
-        fail_msg("more than %d daemons", DAEMONS_MAX);
+    fail_msg("more than %d daemons", DAEMONS_MAX);
+}
+
+static void running_forget(pid_t pid)
+{
+    for (unsigned i = 0; i < DAEMONS_MAX; i++)
+        if (running[i].pid == pid)
+            running[i].pid = 0;
 }
 
 static void log_print(const struct zi_daemon *d)
@@ -96,8 +103,8 @@ static int daemon_await_end(struct zi_daemon *d)
             fail_msg("the daemon does not end");
         (void)poll(NULL, 0, STEP_MS);
     }
+    running_forget(d->pid);
     d->pid = 0;
-    running_note(d, false);
     return status;
 }
 
@@ -111,7 +118,7 @@ static bool daemon_start(struct zi_daemon *d, const char *const *options, int *r
     assert_true(d->pid >= 0);
     if (d->pid == 0)
         daemon_run(d, options, out[1]);
-    running_note(d, true);
+    running_note(d);
     (void)close(out[1]);
     if (!daemon_await_ready(d, out[0]))
         *ret_status = daemon_await_end(d);
@@ -253,11 +260,10 @@ int zi_teardown(void **state)
 {
     (void)state;
     for (unsigned i = 0; i < DAEMONS_MAX; i++) {
-        struct zi_daemon *d = running[i];
+        struct zi_daemon *d = &running[i];
 
-        if (!d)
+        if (d->pid == 0)
             continue;
-        running[i] = NULL;
         log_print(d);
         (void)kill(d->pid, SIGKILL);
         (void)waitpid(d->pid, NULL, 0);
@@ -320,7 +326,7 @@ void zi_pump(struct zi_rank *ranks, unsigned n, unsigned ms)
     uint64_t until = zb_now_ns() + (uint64_t)ms * 1000000;
 
     do
-        ranks_poll(ranks, n, STEP_MS);
+        ranks_poll(ranks, n, (int)zb_min_u64(ms, STEP_MS));
     while (zb_now_ns() < until);
 }
 

@@ -91,7 +91,7 @@ void zi_done(void *arg, int rc);
 struct zc_client *zi_client(const struct zi_daemon *d);
 /** Polls the ranks until the call is over; returns its rc. */
 int zi_await(struct zi_rank *ranks, unsigned n, struct zi_call *call);
-/** Polls them for so long, whatever comes. */
+/** Polls them for so long, whatever comes; at least once. */
 void zi_pump(struct zi_rank *ranks, unsigned n, unsigned ms);
 
 /** Connects and opens the job: its rc. */

@@ -1,0 +1,1097 @@
+/*
+ * Where bytes live must not change them: random jobs on a real daemon, against plain arrays.
+ *
+ * MODEL. For each round a daemon with a random page size, I/O engine, threads and page buffers; on
+ * it random jobs (units of odd sizes, dtypes, tensors in several groups, frozen ones) of one to
+ * three ranks, each a client of this process, with a host limit between the least that the daemon
+ * admits and everything. The same calls are made on arrays of whole units, through zk_page.h with
+ * the reference kernels, as if nothing were cut into shards and pages. What the daemon hands out
+ * must be the same bytes, whenever it is looked at.
+ *
+ * Everything is asynchronous. A rank's operations are started in a random order and as many as its
+ * staging takes; what an operation must see is decided when it is started. Between two steps:
+ *
+ *     TRAIN ---> ASK ---> BEHIND ---> TRAIN
+ *
+ *     TRAIN   pushes in parts and micro-steps, fetches, releases, reads, now and then new initial
+ *             values; until every gradient is complete
+ *     ASK     norms are compared; ranks ask for the step (or skip), some while others still hold
+ *             pins of the old version: their bytes must not move
+ *     BEHIND  fetches of the next version are sent before the step is answered
+ *
+ * WHAT MAY BE PINNED. A rank's streamed shards of one size have three places; the test stays below,
+ * so every fetch must succeed, but for those that are made to fail (PRESS): they exceed it on
+ * purpose, with a short deadline.
+ *
+ * The seed is printed: ZSHARD_SEED=... repeats a run; ZSHARD_ROUNDS=... makes it longer.
+ */
+#include "tests/integ/zinteg.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/plan.h"
+#include "base/util.h"
+#include "kernels/zk_page.h"
+
+#define WORLD_MAX    3u
+#define UNITS_MAX    9u
+#define TENSORS_MAX  6u
+#define GROUPS_MAX   3u
+#define SLOTS_MAX    6u
+#define OPS_MAX      64u
+#define PINS_MAX     64u
+#define MICRO_MAX    3u
+#define RING_PLACES  3u /* as the daemon promises */
+#define PRESS_MS     20u
+#define SHARDS_FETCH 4u
+#define SEED_DEFAULT UINT64_C(20260715)
+
+static uint64_t seed;
+
+static uint64_t draw(uint64_t below)
+{
+    return ztest_random(&seed) % below;
+}
+
+static bool chance(unsigned percent)
+{
+    return draw(100) < percent;
+}
+
+static float draw_float(float scale)
+{
+    return scale * ((float)draw(1u << 20) / (float)(1u << 19) - 1.0f);
+}
+
+/* ---- the model: whole units in plain arrays */
+
+struct unit {
+    struct zc_unit def;
+    char name[8];
+    struct zc_tensor tensors[TENSORS_MAX];
+    struct zb_layout layout;
+    struct zk_segment segments[TENSORS_MAX];
+    uint32_t nsegments;
+    uint64_t padded;
+    uint8_t *param[2]; /* of even and of odd versions */
+    uint8_t *state, *grad;
+};
+
+/* One rank's part of a unit. */
+struct shard {
+    unsigned unit, rank;
+    uint64_t id, first, count;
+    unsigned written; /* parts of initial values in flight; see TRAIN */
+    bool live;
+    uint64_t write_next;
+    unsigned micros, micro;                /* micro-steps of this step, and the one that is next */
+    uint64_t next;                         /* element of it that is next */
+    unsigned pushes, reads, fetches, pins; /* in flight, or held */
+    struct zk_xsum sum;
+    uint64_t nonfinite;
+};
+
+enum kind { WRITE, PUSH, READ, FETCH };
+
+struct op {
+    struct job *job;
+    bool busy;
+    enum kind kind;
+    unsigned rank, slot;
+    struct shard *shards[SHARDS_FETCH];
+    uint64_t ids[SHARDS_FETCH];
+    unsigned n;
+    struct zc_view views[SHARDS_FETCH];
+    uint64_t version; /* of a FETCH: the least */
+    bool press;       /* may time out */
+    uint8_t *want;    /* of a READ */
+    size_t want_bytes;
+};
+
+struct pin {
+    struct shard *shard;
+    unsigned rank;
+    struct zc_view view;
+};
+
+struct job {
+    struct zi_daemon *d;
+    const struct zk_ops *ops;
+    uint64_t page;
+    char name[16];
+    unsigned world, ngroups, nunits, nshards, nslots;
+    bool keep, alike; /* alike: units of one size, which are in each other's way */
+    uint64_t slot_elems;
+    struct zc_job_options options;
+    struct unit units[UNITS_MAX];
+    struct shard shards[UNITS_MAX * WORLD_MAX];
+    struct zi_rank ranks[WORLD_MAX];
+    bool slots[WORLD_MAX][SLOTS_MAX]; /* in use */
+    struct op op[OPS_MAX];
+    unsigned nops, nfetches; /* in flight; those of them that are fetches */
+    unsigned wanted;         /* shards that are being fetched */
+    struct pin pins[PINS_MAX];
+    unsigned npins;
+    uint64_t iterations, applied; /* of the model */
+    uint64_t calls, steps, skips, pressed, timed_out, moved;
+};
+
+static struct unit *unit_of(struct job *j, const struct shard *s)
+{
+    return &j->units[s->unit];
+}
+
+static uint8_t *plane_at(uint8_t *plane, const struct unit *u, enum zb_plane which, uint64_t elem)
+{
+    return plane ? plane + elem * u->layout.elem_bytes[which] : NULL;
+}
+
+/* Elements of a shard as a page of the model: a unit's state is one long page. */
+static struct zk_page model_page(struct job *j, const struct shard *s, uint64_t first,
+                                 uint64_t count)
+{
+    struct unit *u = unit_of(j, s);
+    uint64_t at = s->first + first;
+
+    return (struct zk_page){ .param = plane_at(u->param[j->applied & 1], u, ZB_PARAM, at),
+                             .state = plane_at(u->state, u, ZB_STATE, at),
+                             .grad = plane_at(u->grad, u, ZB_GRAD, at),
+                             .first = at,
+                             .count = count };
+}
+
+/* ---- drawing jobs */
+
+static void draw_tensors(struct job *j, struct unit *u)
+{
+    uint64_t at = 0;
+
+    while (u->def.ntensors < TENSORS_MAX && at < u->def.elems) {
+        struct zc_tensor *t = &u->tensors[u->def.ntensors];
+        uint64_t left, count;
+
+        at += chance(30) ? draw(2000) : 0; /* elements of no tensor are never stepped */
+        if (at >= u->def.elems)
+            break;
+        left = u->def.elems - at;
+        count = u->def.ntensors + 1 == TENSORS_MAX || chance(20) ? left : 1 + draw(left);
+        *t = (struct zc_tensor){ .name = "t",
+                                 .first = at,
+                                 .ndims = count == 1 ? 0 : 1,
+                                 .dims = { count },
+                                 .group = (uint32_t)draw(j->ngroups) };
+        if (chance(15))
+            t->group = ZC_GROUP_FROZEN;
+        else if (!u->def.frozen)
+            u->segments[u->nsegments++] =
+                (struct zk_segment){ .first = at, .count = count, .group = t->group };
+        u->def.ntensors++;
+        at += count;
+    }
+}
+
+static void draw_unit(struct job *j, unsigned index)
+{
+    struct unit *u = &j->units[index];
+    uint64_t pages = 1 + draw(5);
+
+    (void)snprintf(u->name, sizeof(u->name), "u%u", index);
+    u->def = (struct zc_unit){ .index = index, .name = u->name, .tensors = u->tensors };
+    switch (j->alike ? UINT64_MAX : draw(6)) {
+    case 0:
+        u->def.elems = 1 + draw(ZB_BLOCK_ELEMS);
+        break;
+    case 1:
+        u->def.elems = pages * j->page;
+        break;
+    case 2:
+        u->def.elems = pages * j->page + 1 + draw(j->page - 1);
+        break;
+    case 3:
+        u->def.elems = 1 + draw(6 * j->page);
+        break;
+    default: /* as large as the one before: places of one size are shared */
+        u->def.elems = index > 0 ? j->units[index - 1].def.elems : 1 + draw(8 * j->page);
+        break;
+    }
+    u->def.dtype = chance(50) ? ZC_BF16 : ZC_F32;
+    if (index > 0 && (j->alike || chance(30)))
+        u->def.dtype = j->units[index - 1].def.dtype;
+    u->def.grad_dtype = u->def.dtype == ZC_BF16 && chance(40) ? ZC_BF16 : ZC_F32;
+    u->def.frozen = index > 0 && chance(15);
+    assert_int_equal(zb_layout_of((enum zb_dtype)u->def.dtype,
+                                  u->def.frozen ? ZB_F32 : (enum zb_dtype)u->def.grad_dtype,
+                                  u->def.frozen, &u->layout, NULL),
+                     0);
+    draw_tensors(j, u);
+    u->padded = zb_padded_elems(u->def.elems);
+    for (int v = 0; v < 2; v++)
+        u->param[v] = calloc(u->padded, u->layout.elem_bytes[ZB_PARAM]);
+    if (!u->def.frozen) {
+        u->state = calloc(u->padded, u->layout.elem_bytes[ZB_STATE]);
+        u->grad = calloc(u->padded, u->layout.elem_bytes[ZB_GRAD]);
+    }
+}
+
+static void draw_shards(struct job *j)
+{
+    for (unsigned r = 0; r < j->world; r++)
+        for (unsigned u = 0; u < j->nunits; u++) {
+            struct shard *s = &j->shards[j->nshards];
+            uint64_t slice;
+
+            *s = (struct shard){ .unit = u, .rank = r };
+            zb_slice(j->units[u].def.elems, j->world, r, &slice, &s->first, &s->count);
+            j->nshards += s->count > 0;
+        }
+}
+
+/* ---- opening: the least that the daemon names is enough, and 4096 less is not */
+
+static void job_define(struct job *j, unsigned rank)
+{
+    struct zi_rank *r = &j->ranks[rank];
+
+    for (unsigned u = 0; u < j->nunits; u++)
+        if (zc_unit_define_wait(r->c, r->job.id, &j->units[u].def) < 0)
+            fail_msg("unit %u: %s", u, zc_error(r->c));
+    for (unsigned i = 0; i < j->nshards; i++) {
+        struct shard *s = &j->shards[i];
+        struct zc_range range = { s->unit, s->first, s->count };
+
+        if (s->rank == rank && zc_register_wait(r->c, r->job.id, &range, 1, &s->id) < 0)
+            fail_msg("shard of unit %u: %s", s->unit, zc_error(r->c));
+    }
+}
+
+/* Opens with this limit: 0; or -ENOSPC, and *ret_least is what the sentence names. */
+static int job_try(struct job *j, uint64_t limit, uint64_t *ret_least)
+{
+    static const char mark[] = "the least host_bytes_max that would do is ";
+    int rc;
+
+    j->options.host_bytes_max = limit;
+    for (unsigned r = 0; r < j->world; r++) {
+        j->options.rank = r;
+        rc = zi_open(&j->ranks[r], j->d, &j->options);
+        if (rc < 0)
+            fail_msg("open: %d, %s", rc, zc_error(j->ranks[r].c));
+        job_define(j, r);
+    }
+    rc = zi_ready(j->ranks, j->world);
+    if (rc < 0) {
+        const char *at = strstr(j->ranks[0].event_text, mark);
+
+        if (rc != -ENOSPC || !at)
+            fail_msg("ready: %d, %s", rc, j->ranks[0].event_text);
+        *ret_least = strtoull(at + strlen(mark), NULL, 10);
+        zi_close(j->ranks, j->world);
+    }
+    return rc;
+}
+
+static void job_open(struct job *j)
+{
+    uint64_t staging = j->world * j->options.staging_bytes, least = 0, all = 0, none;
+    uint64_t idle_host = zi_used(j->d, "host"), idle_nvme = zi_used(j->d, "nvme");
+
+    for (unsigned u = 0; u < j->nunits; u++)
+        for (int p = 0; p < ZB_PLANES; p++)
+            all += j->units[u].padded * j->units[u].layout.elem_bytes[p];
+    assert_int_equal(job_try(j, staging + 4096, &least), -ENOSPC);
+    (void)zi_await_used(j->d, idle_host, idle_nvme, 2000);
+    assert_int_equal(job_try(j, least - 4096, &none), -ENOSPC);
+    assert_int_equal(none, least);
+    (void)zi_await_used(j->d, idle_host, idle_nvme, 2000);
+    all += staging;
+    switch (draw(5)) {
+    case 0:
+    case 1:
+        break;
+    case 2:
+        least = all > least ? all : least;
+        break;
+    default:
+        least += all > least ? draw((all - least) / 4096 + 1) * 4096 : 0;
+        break;
+    }
+    assert_int_equal(job_try(j, least, &none), 0);
+}
+
+/* ---- operations */
+
+static void op_done(void *arg, int rc);
+
+static struct op *op_take(struct job *j, enum kind kind, unsigned rank)
+{
+    for (unsigned i = 0; i < OPS_MAX; i++) {
+        struct op *op = &j->op[i];
+
+        if (op->busy)
+            continue;
+        *op = (struct op){ .job = j, .busy = true, .kind = kind, .rank = rank, .slot = SLOTS_MAX };
+        j->nops++;
+        j->calls++;
+        return op;
+    }
+    return NULL;
+}
+
+static int slot_take(struct job *j, unsigned rank)
+{
+    for (unsigned i = 0; i < j->nslots; i++)
+        if (!j->slots[rank][i]) {
+            j->slots[rank][i] = true;
+            return (int)i;
+        }
+    return -1;
+}
+
+static void *slot_at(struct job *j, unsigned rank, unsigned slot)
+{
+    return (char *)j->ranks[rank].job.staging + slot * j->slot_elems * sizeof(float);
+}
+
+static void started(struct job *j, const struct op *op, int rc)
+{
+    if (rc < 0)
+        fail_msg("operation %d: %d, %s", op->kind, rc, zc_error(j->ranks[op->rank].c));
+}
+
+/* A part of what is left of a shard from `next` on, that fits a slot. */
+static uint64_t draw_part(struct job *j, const struct shard *s, uint64_t next)
+{
+    uint64_t pages = j->slot_elems / j->page, part = (1 + draw(pages)) * j->page;
+
+    return zb_min_u64(part, s->count - next);
+}
+
+/* The next part of a shard's initial values; in order, but several at a time. */
+static bool start_write(struct job *j, struct shard *s)
+{
+    struct unit *u = unit_of(j, s);
+    int slot = slot_take(j, s->rank);
+    struct op *op = slot < 0 ? NULL : op_take(j, WRITE, s->rank);
+    uint64_t count;
+    struct zk_page page;
+    float *staged;
+
+    if (!op) {
+        if (slot >= 0)
+            j->slots[s->rank][slot] = false;
+        return false;
+    }
+    count = draw_part(j, s, s->write_next);
+    page = model_page(j, s, s->write_next, count);
+    staged = slot_at(j, s->rank, (unsigned)slot);
+    for (uint64_t i = 0; i < count; i++)
+        staged[i] = page.first + i < u->def.elems ? draw_float(1) : 0;
+    zk_page_init(j->ops, &u->layout, &page, staged);
+    op->slot = (unsigned)slot;
+    op->shards[0] = s;
+    op->n = 1;
+    started(j, op, zc_write(j->ranks[s->rank].c, s->id, s->write_next, count, staged, op_done, op));
+    s->written++;
+    s->write_next += count;
+    return true;
+}
+
+static void write_again(struct job *j, struct shard *s)
+{
+    s->write_next = 0;
+    s->live = false;
+    while (s->write_next < s->count || s->written > 0) {
+        if (s->write_next == s->count || !start_write(j, s))
+            zi_pump(j->ranks, j->world, 1);
+    }
+    s->live = true;
+}
+
+/* The other version's buffer is as the present one. */
+static void param_copy(struct job *j)
+{
+    for (unsigned u = 0; u < j->nunits; u++) {
+        struct unit *unit = &j->units[u];
+
+        memcpy(unit->param[(j->applied + 1) & 1], unit->param[j->applied & 1],
+               unit->padded * unit->layout.elem_bytes[ZB_PARAM]);
+    }
+}
+
+static bool complete(struct job *j, const struct shard *s)
+{
+    return unit_of(j, s)->def.frozen || s->micro == s->micros;
+}
+
+static bool start_push(struct job *j, struct shard *s)
+{
+    struct unit *u = unit_of(j, s);
+    struct zc_push push = { .shard = s->id,
+                            .step = j->iterations + 1,
+                            .micro = s->micro,
+                            .add = s->micro > 0,
+                            .first = s->next,
+                            .dtype = chance(50) ? ZC_F32 : ZC_BF16 };
+    struct zk_page page;
+    struct op *op;
+    uint32_t *bits;
+    int slot;
+
+    if (complete(j, s) || (slot = slot_take(j, s->rank)) < 0)
+        return false;
+    op = op_take(j, PUSH, s->rank);
+    if (!op) {
+        j->slots[s->rank][slot] = false;
+        return false;
+    }
+    push.count = draw_part(j, s, s->next);
+    push.staged = slot_at(j, s->rank, (unsigned)slot);
+    page = model_page(j, s, s->next, push.count);
+    bits = slot_at(j, s->rank, (unsigned)slot);
+    if (push.dtype == ZC_F32)
+        for (uint64_t i = 0; i < push.count; i++)
+            ((float *)(void *)bits)[i] = draw_float(0.1f);
+    else
+        for (uint64_t i = 0; i < push.count; i++) { /* the upper half of a float */
+            float f = draw_float(0.1f);
+            uint32_t b;
+
+            memcpy(&b, &f, sizeof(b));
+            ((uint16_t *)(void *)bits)[i] = (uint16_t)(b >> 16);
+        }
+    if (s->next == 0) {
+        memset(&s->sum, 0, sizeof(s->sum));
+        s->nonfinite = 0;
+    }
+    zk_page_ingest(j->ops, &u->layout, &page, push.staged, (enum zb_dtype)push.dtype, push.add,
+                   &s->sum, &s->nonfinite);
+    op->slot = (unsigned)slot;
+    op->shards[0] = s;
+    op->n = 1;
+    s->pushes++;
+    started(j, op, zc_push(j->ranks[s->rank].c, &push, op_done, op));
+    s->next += push.count;
+    if (s->next == s->count) {
+        s->next = 0;
+        s->micro++;
+    }
+    return true;
+}
+
+/* Any rank reads anything, but a gradient only its owner, whose pushes are in line with it. */
+static bool start_read(struct job *j, struct shard *s)
+{
+    struct unit *u = unit_of(j, s);
+    enum zk_what what = (enum zk_what)(ZK_PARAM + draw(5));
+    unsigned rank = what == ZK_GRAD ? s->rank : (unsigned)draw(j->world);
+    uint64_t pages = zb_div_up(s->count, j->page), first = draw(pages) * j->page, count;
+    struct zk_page page;
+    struct op *op;
+    int slot;
+
+    if (!zk_page_has(&u->layout, what) || (what == ZK_GRAD && s->pushes > 0) ||
+        (what == ZK_GRAD && s->micro == 0) || (slot = slot_take(j, rank)) < 0)
+        return false;
+    op = op_take(j, READ, rank);
+    if (!op) {
+        j->slots[rank][slot] = false;
+        return false;
+    }
+    count = draw_part(j, s, first);
+    page = model_page(j, s, first, count);
+    op->want_bytes = count * (what == ZK_PARAM ? u->layout.elem_bytes[ZB_PARAM] : sizeof(float));
+    op->want = malloc(op->want_bytes);
+    zk_page_read(j->ops, &u->layout, &page, what, op->want);
+    op->slot = (unsigned)slot;
+    op->shards[0] = s;
+    op->n = 1;
+    s->reads++;
+    started(j, op,
+            zc_read(j->ranks[rank].c, s->id, (enum zc_what)what, first, count,
+                    slot_at(j, rank, (unsigned)slot), op_done, op));
+    return true;
+}
+
+/* Would they, streamed, have their places in the ring in common? */
+static bool ring_same(struct job *j, const struct shard *s, const struct shard *t)
+{
+    return s->rank == t->rank && s->count * unit_of(j, s)->layout.elem_bytes[ZB_PARAM] ==
+                                     t->count * unit_of(j, t)->layout.elem_bytes[ZB_PARAM];
+}
+
+/* Shards of those that are pinned or wanted, and are not this one. */
+static unsigned ring_others(struct job *j, const struct shard *s)
+{
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < j->nshards; i++) {
+        const struct shard *t = &j->shards[i];
+
+        n += t != s && t->pins + t->fetches > 0 && ring_same(j, s, t);
+    }
+    return n;
+}
+
+/* press: more than fits, on purpose. */
+static bool start_fetch(struct job *j, uint64_t version, bool press)
+{
+    unsigned rank = (unsigned)draw(j->world);
+    unsigned n = press ? SHARDS_FETCH : 1 + (unsigned)draw(SHARDS_FETCH);
+    struct op *op = j->npins + j->wanted + n <= PINS_MAX ? op_take(j, FETCH, rank) : NULL;
+
+    if (!op)
+        return false;
+    for (unsigned i = 0; i < n; i++) {
+        struct shard *s = &j->shards[draw(j->nshards)];
+
+        if (!s->live || (!press && ring_others(j, s) >= RING_PLACES) ||
+            (press && op->n > 0 && !ring_same(j, s, op->shards[0])))
+            continue;
+        s->fetches++;
+        j->wanted++;
+        op->ids[op->n] = s->id;
+        op->shards[op->n++] = s;
+    }
+    op->version = version;
+    op->press = press;
+    if (op->n == 0) {
+        op->busy = false;
+        j->nops--;
+        return false;
+    }
+    j->pressed += press;
+    j->nfetches++;
+    started(j, op,
+            zc_fetch(j->ranks[rank].c, op->ids, op->n, version, press ? PRESS_MS : ZI_FETCH_MS,
+                     op->views, op_done, op));
+    return true;
+}
+
+/* What a rank sees in the arena is the model's, at the version that it was told. */
+static void pin_check(struct job *j, const struct pin *p)
+{
+    struct unit *u = unit_of(j, p->shard);
+    uint64_t bytes = p->shard->count * u->layout.elem_bytes[ZB_PARAM];
+    const uint8_t *want = plane_at(u->param[p->view.version & 1], u, ZB_PARAM, p->shard->first);
+
+    if (p->view.version != j->applied && p->view.version + 1 != j->applied)
+        fail_msg("unit %u has version %llu, and %llu steps were applied", p->shard->unit,
+                 (unsigned long long)p->view.version, (unsigned long long)j->applied);
+    assert_int_equal(p->view.bytes, bytes);
+    if (memcmp(p->view.data, want, bytes) != 0)
+        for (uint64_t i = 0; i < bytes; i++)
+            if (((const uint8_t *)p->view.data)[i] != want[i])
+                fail_msg("unit %u, shard from %llu, version %llu: byte %llu of %llu differs",
+                         p->shard->unit, (unsigned long long)p->shard->first,
+                         (unsigned long long)p->view.version, (unsigned long long)i,
+                         (unsigned long long)bytes);
+}
+
+static void fetch_done(struct job *j, struct op *op, int rc)
+{
+    for (unsigned i = 0; i < op->n; i++)
+        op->shards[i]->fetches--;
+    j->wanted -= op->n;
+    j->nfetches--;
+    if (op->press && rc == -ETIMEDOUT) {
+        j->timed_out++;
+        return;
+    }
+    if (rc < 0)
+        fail_msg("fetch of %u shards: %d, %s", op->n, rc, zc_error(j->ranks[op->rank].c));
+    for (unsigned i = 0; i < op->n; i++) {
+        struct pin *p = &j->pins[j->npins++];
+
+        assert_true(j->npins <= PINS_MAX);
+        *p = (struct pin){ op->shards[i], op->rank, op->views[i] };
+        p->shard->pins++;
+        assert_true(p->view.version >= op->version);
+        pin_check(j, p);
+    }
+}
+
+static void op_done(void *arg, int rc)
+{
+    struct op *op = arg;
+    struct job *j = op->job;
+
+    assert_true(op->busy);
+    if (op->kind != FETCH && rc < 0)
+        fail_msg("operation %d on unit %u: %d, %s", op->kind, op->shards[0]->unit, rc,
+                 zc_error(j->ranks[op->rank].c));
+    switch (op->kind) {
+    case WRITE:
+        op->shards[0]->written--;
+        break;
+    case PUSH:
+        op->shards[0]->pushes--;
+        break;
+    case READ:
+        op->shards[0]->reads--;
+        if (memcmp(slot_at(j, op->rank, op->slot), op->want, op->want_bytes) != 0)
+            fail_msg("what is read of unit %u differs", op->shards[0]->unit);
+        free(op->want);
+        break;
+    case FETCH:
+        fetch_done(j, op, rc);
+        break;
+    }
+    if (op->slot < SLOTS_MAX)
+        j->slots[op->rank][op->slot] = false;
+    op->busy = false;
+    j->nops--;
+}
+
+static void release(struct job *j, unsigned i)
+{
+    struct pin *p = &j->pins[i];
+
+    pin_check(j, p); /* and nobody has touched it meanwhile */
+    assert_int_equal(zc_release(j->ranks[p->rank].c, &p->shard->id, 1), 0);
+    p->shard->pins--;
+    *p = j->pins[--j->npins];
+}
+
+/* Waits until nothing is in flight, or nothing but fetches. Those may need pins to be given back.
+ */
+static void settle(struct job *j, bool but_fetches)
+{
+    uint64_t until = zb_now_ns() + UINT64_C(60000000000);
+
+    while (j->nops > (but_fetches ? j->nfetches : 0)) {
+        if (zb_now_ns() > until)
+            fail_msg("%u operations do not end", j->nops);
+        if (j->npins > 0 && !but_fetches)
+            release(j, (unsigned)draw(j->npins));
+        zi_pump(j->ranks, j->world, 1);
+    }
+}
+
+/* Gives back every pin; then nothing is in progress in the daemon, whatever timed out before. */
+static void let_go(struct job *j)
+{
+    uint64_t until = zb_now_ns() + UINT64_C(10000000000), busy = 1;
+
+    while (j->npins > 0)
+        release(j, (unsigned)draw(j->npins));
+    for (unsigned r = 0; r < j->world; r++)
+        assert_int_equal(zc_ping_wait(j->ranks[r].c), 0);
+    while (busy > 0) {
+        struct zc_counter *rows;
+        size_t n;
+
+        assert_int_equal(zc_stat_wait(j->ranks[0].c, &rows, &n), 0);
+        for (size_t i = 0; i < n; i++)
+            if (strcmp(rows[i].name, "operations_in_progress") == 0)
+                busy = rows[i].value;
+        zc_rows_free(rows);
+        if (zb_now_ns() > until)
+            fail_msg("%llu operations of nobody do not end", (unsigned long long)busy);
+    }
+}
+
+/* ---- a step */
+
+static struct shard *draw_shard(struct job *j)
+{
+    return &j->shards[draw(j->nshards)];
+}
+
+static bool all_complete(struct job *j)
+{
+    for (unsigned i = 0; i < j->nshards; i++)
+        if (!complete(j, &j->shards[i]))
+            return false;
+    return true;
+}
+
+static void train_one(struct job *j)
+{
+    switch (draw(10)) {
+    case 0:
+    case 1:
+    case 2:
+    case 3:
+        (void)start_push(j, draw_shard(j));
+        break;
+    case 4:
+    case 5:
+        (void)start_fetch(j, draw(j->applied + 1), false);
+        break;
+    case 6:
+        if (j->npins > 0 && chance(60))
+            release(j, (unsigned)draw(j->npins));
+        break;
+    case 7:
+        (void)start_read(j, draw_shard(j));
+        break;
+    case 8:
+        if (chance(20))
+            (void)start_fetch(j, j->applied, true);
+        break;
+    default:
+        zi_pump(j->ranks, j->world, 0);
+        break;
+    }
+}
+
+static void train(struct job *j)
+{
+    for (unsigned i = 0; i < j->nshards; i++) {
+        struct shard *s = &j->shards[i];
+        bool once = unit_of(j, s)->def.grad_dtype == ZC_BF16;
+
+        s->micros = once ? 1 : 1 + (unsigned)draw(MICRO_MAX);
+        s->micro = 0;
+        s->next = 0;
+    }
+    for (unsigned n = 0; !all_complete(j); n++) {
+        train_one(j);
+        if (n % 16 == 0)
+            zi_pump(j->ranks, j->world, 0);
+    }
+    if (chance(30)) { /* new initial values of a shard that nobody looks at */
+        struct shard *s = draw_shard(j);
+
+        settle(j, false);
+        let_go(j);
+        write_again(j, s);
+    }
+}
+
+static void check_norms(struct job *j)
+{
+    for (unsigned r = 0; r < j->world; r++) {
+        struct zc_norm norm;
+        struct zk_xsum sum = { 0 };
+        uint8_t want[ZK_XSUM_BYTES];
+        int rc = zc_norms_wait(j->ranks[r].c, j->ranks[r].job.id, j->iterations + 1, &norm);
+
+        if (rc < 0)
+            fail_msg("norms: %d, %s", rc, zc_error(j->ranks[r].c));
+        for (unsigned i = 0; i < j->nshards; i++)
+            if (j->shards[i].rank == r && !unit_of(j, &j->shards[i])->def.frozen)
+                zk_xsum_merge(&sum, &j->shards[i].sum);
+        zk_xsum_store(&sum, want);
+        assert_memory_equal(norm.sum_of_squares, want, sizeof(want));
+    }
+}
+
+/* The model makes the step at once. */
+static void model_step(struct job *j, const struct zc_step *step)
+{
+    struct zk_adamw by_group[GROUPS_MAX];
+
+    param_copy(j);
+    j->applied++;
+    for (unsigned g = 0; g < j->ngroups; g++) {
+        const struct zc_group *from = &step->groups[g];
+        struct zk_adamw_params p = { from->lr,  from->beta1,        from->beta2,
+                                     from->eps, from->weight_decay, step->scale };
+
+        by_group[g] = zk_adamw_prepare(&p, j->applied);
+    }
+    for (unsigned u = 0; u < j->nunits; u++) {
+        struct unit *unit = &j->units[u];
+        struct zk_page page = { .param = unit->param[j->applied & 1],
+                                .state = unit->state,
+                                .grad = unit->grad,
+                                .count = unit->padded };
+
+        if (!unit->def.frozen)
+            zk_page_step(j->ops, &unit->layout, &page, unit->segments, unit->nsegments, by_group);
+    }
+}
+
+static void step(struct job *j)
+{
+    struct zc_group groups[GROUPS_MAX];
+    struct zc_step step = { .step = j->iterations + 1,
+                            .scale = 0.25 + (double)draw(8) / 8,
+                            .groups = groups,
+                            .ngroups = j->ngroups,
+                            .timeout_ms = 20000 };
+    bool skip = chance(15);
+    struct zc_stepped stepped[WORLD_MAX];
+    struct zi_call calls[WORLD_MAX];
+    unsigned asked = 0, behind = 0;
+
+    train(j);
+    settle(j, true); /* no push may be in flight when a rank asks; a fetch may */
+    check_norms(j);
+    for (unsigned g = 0; g < j->ngroups; g++)
+        groups[g] = (struct zc_group){ 1e-3 * (double)(1 + draw(50)), 0.8 + (double)draw(19) / 100,
+                                       0.9 + (double)draw(99) / 1000, 1e-8,
+                                       (double)draw(10) / 100 };
+    while (asked < j->world) {
+        calls[asked] = ZI_CALL(&j->ranks[asked]);
+        if (skip)
+            assert_int_equal(zc_skip(j->ranks[asked].c, j->ranks[asked].job.id, step.step, 20000,
+                                     &stepped[asked], zi_done, &calls[asked]),
+                             0);
+        else
+            assert_int_equal(zc_step(j->ranks[asked].c, j->ranks[asked].job.id, &step,
+                                     &stepped[asked], zi_done, &calls[asked]),
+                             0);
+        asked++;
+        if (chance(50) && j->npins > 0)
+            release(j, (unsigned)draw(j->npins));
+        zi_pump(j->ranks, j->world, 0);
+    }
+    if (!skip)
+        model_step(j, &step);
+    j->iterations++;
+    for (;;) { /* who holds pins of the old version keeps the step waiting, unharmed */
+        bool over = true;
+
+        for (unsigned r = 0; r < j->world; r++)
+            over &= calls[r].over;
+        if (over)
+            break;
+        if (j->npins > 0 && chance(60))
+            release(j, (unsigned)draw(j->npins));
+        if (behind < 8 && start_fetch(j, j->applied, false))
+            behind++;
+        zi_pump(j->ranks, j->world, 1);
+    }
+    for (unsigned r = 0; r < j->world; r++) {
+        if (calls[r].rc < 0)
+            fail_msg("step: %d, %s", calls[r].rc, calls[r].text);
+        assert_int_equal(stepped[r].iterations, j->iterations);
+        assert_int_equal(stepped[r].applied, j->applied);
+    }
+    j->steps += !skip;
+    j->skips += skip;
+}
+
+/* ---- the whole */
+
+/* Every byte of every shard, by reading. */
+static void check_all(struct job *j)
+{
+    for (unsigned i = 0; i < j->nshards; i++) {
+        struct shard *s = &j->shards[i];
+        struct unit *u = unit_of(j, s);
+        struct zi_rank *r = &j->ranks[draw(j->world)];
+
+        for (enum zk_what what = ZK_PARAM; what <= ZK_EXP_AVG_SQ; what++)
+            for (uint64_t first = 0, count; first < s->count; first += count) {
+                struct zk_page page;
+                size_t bytes;
+                void *want;
+
+                count = draw_part(j, s, first);
+                page = model_page(j, s, first, count);
+                if (!zk_page_has(&u->layout, what))
+                    continue;
+                bytes = count * (what == ZK_PARAM ? u->layout.elem_bytes[ZB_PARAM] : sizeof(float));
+                want = malloc(bytes);
+                zk_page_read(j->ops, &u->layout, &page, what, want);
+                if (zc_read_wait(r->c, s->id, (enum zc_what)what, first, count, r->job.staging) < 0)
+                    fail_msg("read: %s", zc_error(r->c));
+                if (memcmp(r->job.staging, want, bytes) != 0)
+                    fail_msg("in the end, plane %d of unit %u from %llu differs", what, s->unit,
+                             (unsigned long long)(s->first + first));
+                free(want);
+            }
+    }
+}
+
+/* Everybody leaves a kept job, in order or not, and comes back. */
+static void leave_and_return(struct job *j)
+{
+    uint64_t ids[UNITS_MAX * WORLD_MAX];
+
+    settle(j, false);
+    let_go(j);
+    for (unsigned i = 0; i < j->nshards; i++)
+        ids[i] = j->shards[i].id;
+    for (unsigned r = 0; r < j->world; r++) {
+        if (chance(50))
+            assert_int_equal(zc_job_close_wait(j->ranks[r].c, j->ranks[r].job.id), 0);
+        zc_close(j->ranks[r].c);
+    }
+    j->options.attach = true;
+    for (unsigned r = 0; r < j->world; r++) {
+        int rc;
+
+        j->options.rank = r;
+        for (unsigned waited = 0;; waited++) { /* until its loss was noticed */
+            rc = zi_open(&j->ranks[r], j->d, &j->options);
+            if (rc != -EBUSY || waited > 200)
+                break;
+            zc_close(j->ranks[r].c);
+            (void)poll(NULL, 0, 5);
+        }
+        if (rc < 0)
+            fail_msg("attach: %d, %s", rc, zc_error(j->ranks[r].c));
+        assert_int_equal(j->ranks[r].job.applied, j->applied);
+        assert_int_equal(j->ranks[r].job.iterations, j->iterations);
+        job_define(j, r);
+    }
+    assert_int_equal(zi_ready(j->ranks, j->world), 0);
+    for (unsigned i = 0; i < j->nshards; i++)
+        assert_int_equal(j->shards[i].id, ids[i]);
+}
+
+static void job_draw(struct job *j, struct zi_daemon *d, uint64_t page, unsigned number)
+{
+    *j = (struct job){ .d = d, .page = page };
+    assert_int_equal(zk_select("ref", &j->ops, NULL), 0);
+    (void)snprintf(j->name, sizeof(j->name), "job-%u", number);
+    j->world = 1 + (unsigned)draw(WORLD_MAX);
+    j->ngroups = 1 + (unsigned)draw(GROUPS_MAX);
+    j->nunits = 2 + (unsigned)draw(UNITS_MAX - 1);
+    j->nslots = 1 + (unsigned)draw(SLOTS_MAX);
+    j->slot_elems = page * (1 + draw(3));
+    j->keep = chance(30);
+    j->alike = chance(40);
+    if (j->alike)
+        j->nunits = UNITS_MAX;
+    for (unsigned u = 0; u < j->nunits; u++)
+        draw_unit(j, u);
+    draw_shards(j);
+    j->options = (struct zc_job_options){
+        .name = j->name,
+        .world = j->world,
+        .keep = j->keep,
+        .groups = j->ngroups,
+        .staging_bytes = j->nslots * j->slot_elems * sizeof(float),
+        .offload_param = chance(15) ? ZC_HOST : ZC_NVME,
+        .offload_optimizer = chance(15) ? ZC_HOST : ZC_NVME,
+    };
+}
+
+static void job_free(struct job *j)
+{
+    for (unsigned u = 0; u < j->nunits; u++) {
+        free(j->units[u].param[0]);
+        free(j->units[u].param[1]);
+        free(j->units[u].state);
+        free(j->units[u].grad);
+    }
+}
+
+static void job_run(struct job *j, unsigned steps)
+{
+    struct zc_job_row *rows;
+    struct zc_client *c;
+    size_t n;
+
+    job_open(j);
+    for (unsigned i = 0; i < j->nshards; i++) /* all at a time, part by part */
+        j->shards[i].write_next = 0;
+    for (unsigned left = j->nshards; left > 0;) {
+        struct shard *s = draw_shard(j);
+
+        if (s->live || (s->write_next < s->count && start_write(j, s)))
+            continue;
+        if (s->write_next == s->count && s->written == 0) {
+            s->live = true;
+            left--;
+        }
+        zi_pump(j->ranks, j->world, 0);
+    }
+    for (unsigned i = 0; i < steps; i++) {
+        step(j);
+        if (j->keep && chance(25))
+            leave_and_return(j);
+    }
+    settle(j, false);
+    let_go(j);
+    check_all(j);
+    assert_int_equal(zc_jobs_wait(j->ranks[0].c, j->name, &rows, &n), 0);
+    j->moved = rows[0].nvme_read_bytes + rows[0].nvme_written_bytes;
+    zc_rows_free(rows);
+    zi_close(j->ranks, j->world);
+    if (j->keep) {
+        c = zi_client(j->d);
+        assert_int_equal(zc_job_destroy_wait(c, j->name), 0);
+        zc_close(c);
+    }
+}
+
+static void round_run(unsigned number, unsigned steps)
+{
+    static const uint32_t pages[] = { 4096, 8192, 16384, 32768, 65536 };
+    uint32_t page = pages[draw(ZB_COUNT(pages))];
+    unsigned buffers = 1 + (unsigned)draw(chance(50) ? 1 : 24), threads = 1 + (unsigned)draw(3);
+    char page_text[16], ring_text[24], threads_text[8], depth_text[8];
+    const char *io = chance(50) ? "uring" : "threads";
+    const char *options[] = { "--host-bytes",
+                              "256M",
+                              "--nvme-bytes",
+                              "256M",
+                              "--page-elems",
+                              page_text,
+                              "--io",
+                              io,
+                              "--ring-bytes",
+                              ring_text,
+                              "--threads",
+                              threads_text,
+                              "--io-depth",
+                              depth_text,
+                              "--timeout-ms",
+                              "20000",
+                              NULL };
+    uint64_t at_first = seed, host, nvme;
+    struct zi_daemon d = { 0 };
+    static struct job j;
+
+    (void)snprintf(page_text, sizeof(page_text), "%u", page);
+    (void)snprintf(ring_text, sizeof(ring_text), "%llu",
+                   (unsigned long long)buffers * ZI_BUFFER_BYTES * page);
+    (void)snprintf(threads_text, sizeof(threads_text), "%u", threads);
+    (void)snprintf(depth_text, sizeof(depth_text), "%u", chance(30) ? 1 : 32);
+    zi_start(&d, options);
+    host = zi_used(&d, "host");
+    nvme = zi_used(&d, "nvme");
+    for (unsigned n = 0; n < 2; n++) {
+        job_draw(&j, &d, page, n);
+        job_run(&j, steps);
+        (void)zi_await_used(&d, host, nvme, 2000);
+        print_message("round %u (seed %llu): pages of %u, %s, %u buffers; %u ranks, %u units, "
+                      "%llu calls, %llu steps, %llu skips, %llu of %llu fetches pressed out, "
+                      "%llu KiB moved\n",
+                      number, (unsigned long long)at_first, page, io, buffers, j.world, j.nunits,
+                      (unsigned long long)j.calls, (unsigned long long)j.steps,
+                      (unsigned long long)j.skips, (unsigned long long)j.timed_out,
+                      (unsigned long long)j.pressed, (unsigned long long)(j.moved / ZB_KIB));
+        job_free(&j);
+    }
+    zi_stop(&d);
+}
+
+static unsigned env_number(const char *name, unsigned otherwise)
+{
+    const char *text = getenv(name);
+
+    return text && *text ? (unsigned)strtoul(text, NULL, 10) : otherwise;
+}
+
+static void placement(void **state)
+{
+    const char *text = getenv("ZSHARD_SEED");
+    unsigned rounds = env_number("ZSHARD_ROUNDS", 12), steps = env_number("ZSHARD_STEPS", 6);
+
+    (void)state;
+    seed = text && *text ? strtoull(text, NULL, 10) : SEED_DEFAULT;
+    for (unsigned n = 0; n < rounds; n++) {
+        print_message("ZSHARD_SEED=%llu\n", (unsigned long long)seed);
+        round_run(n, steps);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(placement, zi_teardown),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
