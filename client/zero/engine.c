@@ -160,7 +160,7 @@ static void wait_describe(const struct zc_zero *z, char *text, size_t bytes)
 int zcz_wait(struct zc_zero *z, struct zcz_wait *w)
 {
     uint64_t now = zb_now_ns(), idle_ns, nap_us = 0;
-    uint64_t limit_ns = (uint64_t)(z->timeout_ms + ZCZ_GRACE_MS) * 1000000;
+    uint64_t limit_ns = (uint64_t)z->patience_ms * 1000000;
     int rc;
 
     if (w->begin_ns == 0)
@@ -210,27 +210,46 @@ struct vote {
     char text[sizeof(((struct zb_err *)0)->text)];
 };
 
-/* The engine has failed, and says why, or hears the others out, before it goes. */
-static void vote_farewell(struct zc_zero *z)
+/* The engine has failed; for a while it still says why, and hears the others out. True: it did. */
+static bool vote_farewell(struct zc_zero *z)
 {
     struct zb_err error = z->error;
-    uint32_t timeout_ms = z->timeout_ms;
-    int failed = z->failed;
+    uint32_t patience_ms = z->patience_ms;
+    int failed = z->failed, rc;
 
+    if (z->comm_broken)
+        return false;
     z->failed = 0;
     z->store_gone = true;
-    z->timeout_ms = ZCZ_FAREWELL_MS;
+    z->patience_ms = z->placing ? ZCZ_REASON_MS : ZCZ_FAREWELL_MS;
     z->moved_ns = zb_now_ns();
-    (void)zcz_share_wait(z);
-    z->timeout_ms = timeout_ms;
+    rc = zcz_share_wait(z);
+    z->patience_ms = patience_ms;
     z->failed = failed;
     z->error = error;
+    return rc == 0;
+}
+
+/* The first rank that is not well, or does not say the same, is why the engine fails. Who only
+ * heard of it from the daemon does not know why. */
+static int vote_count(struct zc_zero *z, const struct vote *votes, const char *what)
+{
+    for (uint32_t r = 0; r < z->world; r++)
+        if (votes[r].rc < 0 && votes[r].rc != -EOWNERDEAD)
+            return zcz_fail(z, votes[r].rc, "rank %u: %.*s", r, (int)sizeof(votes[r].text) - 1,
+                            votes[r].text);
+    for (uint32_t r = 0; r < z->world; r++)
+        if (votes[r].rc < 0)
+            return zcz_fail(z, votes[r].rc, "%.*s", (int)sizeof(votes[r].text) - 1, votes[r].text);
+    for (uint32_t r = 0; r < z->world; r++)
+        if (votes[r].same != votes[0].same)
+            return zcz_fail(z, -EINVAL, "%s: rank %u and rank 0 do not say the same", what, r);
+    return 0;
 }
 
 int zcz_vote(struct zc_zero *z, int my_rc, uint32_t same, const char *what)
 {
     struct vote mine = { .rc = my_rc, .same = same };
-    const struct vote *votes;
     struct zcz_buf *buf;
     int rc;
 
@@ -242,20 +261,20 @@ int zcz_vote(struct zc_zero *z, int my_rc, uint32_t same, const char *what)
     if (rc < 0)
         return rc;
     rc = zcz_share_wait(z);
-    if (rc < 0 && !z->placing && !z->comm_broken)
-        vote_farewell(z);
-    if (rc < 0)
-        return rc;
-    votes = buf->data;
-    if (my_rc < 0)
+    if (rc < 0 && !vote_farewell(z))
+        return rc; /* buf stays in use: it may be written */
+    if (rc == 0 && my_rc < 0) {
         rc = zcz_fail(z, my_rc, "%s", mine.text);
-    for (uint32_t r = 0; r < z->world && rc == 0; r++)
-        if (votes[r].rc < 0)
-            rc = zcz_fail(z, votes[r].rc, "rank %u: %.*s", r, (int)sizeof(votes[r].text) - 1,
-                          votes[r].text);
-    for (uint32_t r = 0; r < z->world && rc == 0; r++)
-        if (votes[r].same != votes[0].same)
-            rc = zcz_fail(z, -EINVAL, "%s: rank %u and rank 0 do not say the same", what, r);
+    } else if (rc == 0) {
+        rc = vote_count(z, buf->data, what);
+    } else if (rc == -EOWNERDEAD) { /* whoever left may have said why */
+        struct zb_err lost = z->error;
+
+        z->failed = 0;
+        if (vote_count(z, buf->data, what) == 0)
+            (void)zcz_fail(z, rc, "%s", lost.text);
+        rc = z->failed;
+    }
     zcz_buf_put(&z->small, buf);
     return rc;
 }
@@ -405,6 +424,8 @@ int zc_zero_open(struct zc_zero **ret, const struct zc_zero_options *options)
     zcz_pool_init(&z->gather_pool, zb_min_u64(options->prefetch_units, ZCZ_PREFETCH_MAX) + 3);
     zcz_pool_init(&z->grad_pool, ZCZ_REDUCES_MAX + 1);
     z->timeout_ms = options->timeout_ms ? options->timeout_ms : ZCZ_TIMEOUT_MS;
+    z->patience_ms = z->timeout_ms > UINT32_MAX - ZCZ_GRACE_MS ? UINT32_MAX
+                                                               : z->timeout_ms + ZCZ_GRACE_MS;
     (void)zcz_enter(z, false);
     if (!comm || !comm->ops || comm->world < 1 || comm->rank >= comm->world)
         return zcz_fail(z, -EINVAL, "an engine needs a comm, of at least one rank");

@@ -175,7 +175,7 @@ static int start_job(struct daemon *d)
 
     for (uint32_t i = 0; i < z->nunits; i++)
         slice_most = zb_max_u64(slice_most, z->units[i].slice);
-    z->piece_elems = zb_round_up(zb_min_u64(slice_most, PIECE_ELEMS_GOOD), page);
+    z->piece_elems = zb_min_u64(slice_most, zb_round_up(PIECE_ELEMS_GOOD, page));
     options.staging_bytes = PIECES * piece_bytes(z);
     rc = op_wait(d, zc_job_open(d->c, &options, &d->job, on_op, &d->op), "the job to open");
     if (rc < 0)

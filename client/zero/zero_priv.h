@@ -34,6 +34,7 @@
 #define ZCZ_TIMEOUT_MS   60000u
 #define ZCZ_GRACE_MS     500u  /* the store's own deadlines end first: its sentences say more */
 #define ZCZ_FAREWELL_MS  1000u /* how long a rank that failed waits to tell the others why */
+#define ZCZ_REASON_MS    100u  /* ... and for the reason of one that is lost to arrive */
 #define ZCZ_REDUCES_MAX  2u    /* reductions that hold buffers; then zc_zero_reduce() waits */
 #define ZCZ_SUM_MAX      4096u
 #define ZCZ_GROUPS_MAX   64u
@@ -192,9 +193,10 @@ struct zc_zero {
     uint32_t order_at;            /* the gather that is expected next */
     uint32_t window;              /* grows with each: schedule.c */
 
-    uint32_t timeout_ms;
-    bool moved;        /* something did, in this turn */
-    uint64_t moved_ns; /* when something did last */
+    uint32_t timeout_ms;  /* of calls to the store */
+    uint32_t patience_ms; /* of zcz_wait() */
+    bool moved;           /* something did, in this turn */
+    uint64_t moved_ns;    /* when something did last */
     uint64_t stall_ns;
     uint64_t fetched_bytes, pushed_bytes, comm_bytes;
     struct zcz_store_stats base; /* of the store, at the start */

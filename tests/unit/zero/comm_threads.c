@@ -34,10 +34,12 @@ struct comm_group {
     uint64_t seed;
     struct coll **colls;
     uint32_t ncolls, room, all_started;
+    struct zb_list ops;
     struct rank ranks[RANKS_MAX];
 };
 
 struct zc_comm_op {
+    struct zb_list node; /* in group->ops, so that those of a failed engine go with the group */
     uint32_t number, delay;
     void *recv;
 };
@@ -92,6 +94,7 @@ static int start(struct zc_comm *comm, enum kind kind, const void *send, void *r
     memcpy(c->sent[comm->rank], send, sent_bytes);
     if (++c->started == g->world)
         g->all_started++;
+    zb_list_push_back(&g->ops, &op->node);
     op->delay = g->delay_max ? (uint32_t)(ztest_random(&g->seed) % (g->delay_max + 1)) : 0;
     pthread_mutex_unlock(&g->lock);
     for (size_t i = 0; i < recv_bytes; i++) /* send may lie in recv */
@@ -134,9 +137,11 @@ static int test(struct zc_comm *comm, struct zc_comm_op *op, bool *ret_done)
             free(c->sent[s]);
             c->sent[s] = NULL;
         }
-    pthread_mutex_unlock(&g->lock);
-    if (*ret_done)
+    if (*ret_done) {
+        zb_list_remove(&op->node);
         free(op);
+    }
+    pthread_mutex_unlock(&g->lock);
     return 0;
 }
 
@@ -167,6 +172,7 @@ struct comm_group *comm_group_new(uint32_t world, uint64_t seed, uint32_t delay_
 
     assert(g && world <= RANKS_MAX);
     pthread_mutex_init(&g->lock, NULL);
+    zb_list_init(&g->ops);
     g->world = world;
     g->seed = seed;
     g->delay_max = delay_max;
@@ -182,6 +188,11 @@ void comm_group_free(struct comm_group *g)
         for (uint32_t s = 0; s < g->world; s++)
             free(g->colls[i]->sent[s]);
         free(g->colls[i]);
+    }
+    zb_list_each(pos, &g->ops)
+    {
+        zb_list_remove(pos);
+        free(zb_container_of(pos, struct zc_comm_op, node));
     }
     free(g->colls);
     pthread_mutex_destroy(&g->lock);

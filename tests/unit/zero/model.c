@@ -36,6 +36,10 @@ const struct model_unit model_units[MODEL_UNITS] = {
     { "table", 8193, true, 0, { { .name = NULL } } },
     { "norm", 7, false, 1, { { .name = "g", .first = 0, .ndims = 1, .dims = { 7 }, .group = 1 } } },
     { "bias", 1, false, 1, { { .name = "b", .first = 0, .ndims = 0, .group = 0 } } },
+    { "layer.0", 8193, false, 1, { { .name = "w", .ndims = 1, .dims = { 8193 }, .group = 1 } } },
+    { "layer.1", 8193, false, 1, { { .name = "w", .ndims = 1, .dims = { 8193 }, .group = 0 } } },
+    { "layer.2", 8193, false, 1, { { .name = "w", .ndims = 1, .dims = { 8193 }, .group = 0 } } },
+    { "layer.3", 8193, false, 1, { { .name = "w", .ndims = 1, .dims = { 8193 }, .group = 0 } } },
 };
 
 /* A number in [-1, 1) that depends on its arguments only. */
@@ -173,6 +177,8 @@ static int train_steps(struct run *r, struct zc_zero *z)
             }
             TRY(train_micro(r, z, step, micro));
         }
+        if (r->before_step)
+            r->before_step(step);
         TRY(zc_zero_step(z, 0.01 * (double)step, &r->last));
         r->norms[step - 1] = r->last.grad_norm;
         r->clips[step - 1] = r->last.clip_scale;

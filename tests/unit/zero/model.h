@@ -2,7 +2,8 @@
  * model.h - a toy model, trained with the engine by any number of ranks, and by plain loops.
  *
  * MODEL. Units of awkward sizes: an odd one, one with a hole and a frozen tensor inside, a frozen
- * one, one of a single element, two parameter groups. The gradient of element i for sample s pulls
+ * one, one of a single element, several of one size (so that a ring can be smaller than the model),
+ * two parameter groups. The gradient of element i for sample s pulls
  * it to a target, with noise of the sample:
  *
  *     g = a * (w - target(unit, i)) + noise(unit, i, s)
@@ -18,7 +19,7 @@
 #include "client/zero/zc_zero.h"
 
 #define MODEL_BATCH     12u /* divisible by 1, 2, 3, 4, 6 */
-#define MODEL_UNITS     6u
+#define MODEL_UNITS     10u
 #define MODEL_STEPS_MAX 16u
 #define MODEL_ELEMS     40000u /* of the largest unit, at most */
 
@@ -49,8 +50,9 @@ struct run {
     uint64_t poison_step; /* this step's gradient has an infinity on the last rank; 0: none */
     bool evaluate;        /* a forward pass between steps */
     uint32_t stop_after;  /* micro-step steps: then leaves without a word; 0: never */
-    bool dirty_end;       /* closes as after a failure */
-    bool no_values;       /* reads nothing at the end */
+    void (*before_step)(uint64_t step);
+    bool dirty_end; /* closes as after a failure */
+    bool no_values; /* reads nothing at the end */
     /* out */
     int rc;
     char error[512];

@@ -1,0 +1,417 @@
+/*
+ * The engine against the real daemon: placement never changes a bit, and whatever ends, ends in
+ * time.
+ *
+ * Each test starts a zshardd of its own, on a socket and a data folder under a temporary folder.
+ * Ranks are threads with a connection each.
+ */
+#include "tests/ztest.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/util.h"
+#include "comm_threads.h"
+#include "model.h"
+
+#define RANKS 3
+
+static char folder[64];
+static unsigned started;
+
+struct daemon {
+    pid_t pid;
+    char socket[96];
+};
+
+/* Pages of one block, so that a small model has many. False: it refused to start. */
+static bool daemon_try(struct daemon *d, const char *host_bytes, const char *io)
+{
+    char data[96], config[96], line[512] = "";
+    int out[2];
+    FILE *f;
+
+    (void)snprintf(d->socket, sizeof(d->socket), "%s/socket%u", folder, ++started);
+    (void)snprintf(data, sizeof(data), "%s/data%u", folder, started);
+    (void)snprintf(config, sizeof(config), "%s/config", folder);
+    f = fopen(config, "w");
+    assert_non_null(f);
+    (void)fprintf(f, "page_elems = 4096\n");
+    assert_int_equal(fclose(f), 0);
+    assert_int_equal(pipe(out), 0);
+    d->pid = fork();
+    assert_true(d->pid >= 0);
+    if (d->pid == 0) {
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that fails leaves none behind */
+        (void)dup2(out[1], STDOUT_FILENO);
+        (void)close(out[0]);
+        (void)close(out[1]);
+        (void)execl(ZSHARDD, "zshardd", "--config", config, "--socket", d->socket, "--data", data,
+                    "--host-bytes", host_bytes, "--nvme-bytes", "64M", "--io", io, (char *)NULL);
+        _exit(127);
+    }
+    (void)close(out[1]);
+    f = fdopen(out[0], "r");
+    assert_non_null(f);
+    while (fgets(line, sizeof(line), f) && strncmp(line, "ready", 5) != 0)
+        ;
+    (void)fclose(f);
+    if (strncmp(line, "ready", 5) == 0)
+        return true;
+    assert_int_equal(waitpid(d->pid, NULL, 0), d->pid);
+    return false;
+}
+
+static void daemon_start(struct daemon *d, const char *host_bytes)
+{
+    if (!daemon_try(d, host_bytes, "auto"))
+        fail_msg("zshardd did not start with --host-bytes %s", host_bytes);
+}
+
+static void daemon_stop(struct daemon *d)
+{
+    int status = 0;
+
+    (void)kill(d->pid, SIGTERM);
+    assert_int_equal(waitpid(d->pid, &status, 0), d->pid);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static void daemon_killed(struct daemon *d)
+{
+    (void)kill(d->pid, SIGKILL);
+    assert_int_equal(waitpid(d->pid, NULL, 0), d->pid);
+}
+
+struct party {
+    uint32_t world;
+    struct comm_group *group;
+    struct run runs[RANKS];
+};
+
+/* d NULL: store none. */
+static void party_new(struct party *p, uint32_t world, const struct daemon *d,
+                      enum zc_zero_offload params, enum zc_zero_offload optimizer)
+{
+    memset(p, 0, sizeof(*p));
+    p->world = world;
+    p->group = comm_group_new(world, world, 4);
+    for (uint32_t r = 0; r < world; r++) {
+        struct zc_zero_options *o = &p->runs[r].options;
+
+        p->runs[r].dtype = ZC_BF16;
+        p->runs[r].steps = 5;
+        p->runs[r].poison_step = 3;
+        p->runs[r].evaluate = true;
+        zc_zero_defaults(o);
+        o->comm = comm_group_rank(p->group, r);
+        o->groups = 2;
+        o->weight_decay[0] = 0.1;
+        o->clip = 1;
+        o->micro_steps = 2;
+        o->prefetch_units = 2;
+        o->timeout_ms = 20000;
+        if (d) {
+            o->socket = d->socket;
+            o->offload_param = params;
+            o->offload_optimizer = optimizer;
+        }
+    }
+}
+
+static void party_run(struct party *p)
+{
+    run_threads(p->runs, p->world);
+}
+
+static void party_done(struct party *p)
+{
+    for (uint32_t r = 0; r < p->world; r++)
+        run_done(&p->runs[r]);
+    comm_group_free(p->group);
+}
+
+static void assert_ran(const struct party *p)
+{
+    for (uint32_t r = 0; r < p->world; r++)
+        if (p->runs[r].rc != 0)
+            fail_msg("rank %u of %u ended with %d: %s", r, p->world, p->runs[r].rc,
+                     p->runs[r].error);
+    for (uint32_t r = 1; r < p->world; r++)
+        assert_runs_same("ranks", &p->runs[0], &p->runs[r]);
+}
+
+static void assert_same(const char *name, const struct party *a, const struct party *b)
+{
+    assert_ran(a);
+    assert_ran(b);
+    assert_runs_same(name, &a->runs[0], &b->runs[0]);
+}
+
+/* ---- tests */
+
+/* Takes so much of the daemon's host memory, as another job's staging. NULL: there is not as much.
+ */
+static struct zc_client *squat(const struct daemon *d, uint64_t bytes)
+{
+    struct zc_options options = { .socket = d->socket };
+    struct zc_job_options job = {
+        .name = "squatter", .world = 1, .staging_bytes = bytes, .groups = 1
+    };
+    struct zc_client *c;
+    struct zc_job joined;
+
+    assert_int_equal(zc_open(&c, &options), 0);
+    if (zc_job_open_wait(c, &job, &joined) == 0)
+        return c;
+    zc_close(c);
+    return NULL;
+}
+
+/* The run with the least memory that serves it: a daemon with the smallest budget there is, and
+ * another job that leaves it less and less of that. */
+static void party_run_least(struct party *p, uint32_t world, enum zc_zero_offload params,
+                            enum zc_zero_offload optimizer, const char *io)
+{
+    uint64_t taken;
+    struct daemon d;
+
+    assert_true(daemon_try(&d, "2M", io));
+    for (taken = 2 << 20; taken > 0; taken -= 16384) {
+        struct zc_client *c = squat(&d, taken);
+
+        if (!c)
+            continue;
+        party_new(p, world, &d, params, optimizer);
+        party_run(p);
+        zc_close(c);
+        if (p->runs[0].rc != -ENOSPC)
+            break;
+        party_done(p);
+    }
+    assert_true(taken > 0);
+    daemon_stop(&d);
+    print_message("all but %llu of 2048 KiB: ", (unsigned long long)taken / 1024);
+}
+
+static void placement_changes_nothing(void **state)
+{
+    static const struct {
+        const char *name;
+        const char *io; /* NULL: room for everything */
+        enum zc_zero_offload params, optimizer;
+        uint32_t world;
+    } cases[] = {
+        { "all in host memory", NULL, ZC_ZERO_HOST, ZC_ZERO_HOST, 2 },
+        { "allowed on nvme, and fits", NULL, ZC_ZERO_NVME, ZC_ZERO_NVME, 3 },
+        { "the optimizer on nvme", "auto", ZC_ZERO_HOST, ZC_ZERO_NVME, 2 },
+        { "all on nvme, alone", "auto", ZC_ZERO_NVME, ZC_ZERO_NVME, 1 },
+        { "all on nvme, two", "auto", ZC_ZERO_NVME, ZC_ZERO_NVME, 2 },
+        { "all on nvme, three", "auto", ZC_ZERO_NVME, ZC_ZERO_NVME, 3 },
+        { "all on nvme, by threads", "threads", ZC_ZERO_NVME, ZC_ZERO_NVME, 3 },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(cases); i++) {
+        struct party none, p;
+        struct daemon d;
+
+        party_new(&none, cases[i].world, NULL, ZC_ZERO_NONE, ZC_ZERO_NONE);
+        party_run(&none);
+        if (cases[i].io) {
+            party_run_least(&p, cases[i].world, cases[i].params, cases[i].optimizer, cases[i].io);
+        } else {
+            daemon_start(&d, "64M");
+            party_new(&p, cases[i].world, &d, cases[i].params, cases[i].optimizer);
+            party_run(&p);
+            daemon_stop(&d);
+        }
+        print_message("%s: host %llu, nvme %llu, read %llu, written %llu\n", cases[i].name,
+                      (unsigned long long)p.runs[0].stats.host_bytes,
+                      (unsigned long long)p.runs[0].stats.nvme_bytes,
+                      (unsigned long long)p.runs[0].stats.nvme_read_bytes,
+                      (unsigned long long)p.runs[0].stats.nvme_written_bytes);
+        assert_same(cases[i].name, &none, &p);
+        assert_true((p.runs[0].stats.nvme_read_bytes > 0) == (cases[i].io != NULL));
+        party_done(&none);
+        party_done(&p);
+    }
+}
+
+static void a_kept_job_goes_on(void **state)
+{
+    struct party whole, first, second;
+    struct daemon d;
+
+    (void)state;
+    party_new(&whole, 2, NULL, ZC_ZERO_NONE, ZC_ZERO_NONE);
+    party_run(&whole);
+    daemon_start(&d, "64M");
+    party_new(&first, 2, &d, ZC_ZERO_NVME, ZC_ZERO_NVME);
+    party_new(&second, 2, &d, ZC_ZERO_NVME, ZC_ZERO_NVME);
+    for (uint32_t r = 0; r < 2; r++) {
+        first.runs[r].options.keep = second.runs[r].options.keep = true;
+        first.runs[r].options.job = second.runs[r].options.job = "kept";
+        first.runs[r].stop_after = 7; /* ends with half of step 4 */
+        second.runs[r].options.resume = true;
+        second.runs[r].steps = 2;
+    }
+    party_run(&first);
+    for (uint32_t r = 0; r < 2; r++) /* the second to go hears of the first */
+        assert_true(first.runs[r].rc == -EINTR || first.runs[r].rc == -EOWNERDEAD);
+    party_run(&second);
+    assert_ran(&second);
+    assert_int_equal(second.runs[0].last.iterations, 5);
+    assert_int_equal(second.runs[0].last.applied, 4);
+    for (uint32_t u = 0; u < MODEL_UNITS; u++)
+        assert_memory_equal(whole.runs[0].values.master[u], second.runs[0].values.master[u],
+                            model_units[u].elems * sizeof(float));
+    daemon_stop(&d);
+    party_done(&whole);
+    party_done(&first);
+    party_done(&second);
+}
+
+static void refusals_reach_every_rank(void **state)
+{
+    struct party p;
+    struct daemon d;
+
+    (void)state;
+    daemon_start(&d, "2M");
+    for (int i = 0; i < 2; i++) {
+        party_new(&p, 2, &d, ZC_ZERO_HOST, ZC_ZERO_HOST);
+        if (i == 1)
+            p.runs[0].options.resume = p.runs[1].options.resume = true;
+        if (i == 1)
+            p.runs[0].options.job = p.runs[1].options.job = "nobody";
+        party_run(&p);
+        for (uint32_t r = 0; r < 2; r++) {
+            assert_int_equal(p.runs[r].rc, i == 0 ? -ENOSPC : -ENOENT);
+            assert_true(p.runs[r].ended_s - p.runs[r].begun_s < 2);
+            print_message("rank %u: %s\n", r, p.runs[r].error);
+        }
+        party_done(&p);
+    }
+    daemon_stop(&d);
+}
+
+static void assert_ended(const struct party *p, uint32_t r, int rc, double since_s, double within_s)
+{
+    if (p->runs[r].rc != rc || p->runs[r].ended_s - since_s > within_s)
+        fail_msg("rank %u ended with %d, %.3f s after: %s", r, p->runs[r].rc,
+                 p->runs[r].ended_s - since_s, p->runs[r].error);
+}
+
+static void a_rank_that_dies(void **state)
+{
+    struct party p;
+    struct daemon d;
+
+    (void)state;
+    daemon_start(&d, "64M");
+    for (uint32_t after = 1; after < 8; after += 2) {
+        party_new(&p, 3, &d, ZC_ZERO_HOST, ZC_ZERO_HOST);
+        p.runs[1].stop_after = after;
+        party_run(&p);
+        assert_int_equal(p.runs[1].rc, -EINTR);
+        for (uint32_t r = 0; r < 3; r += 2) {
+            assert_ended(&p, r, -EOWNERDEAD, p.runs[1].ended_s, 2);
+            assert_non_null(strstr(p.runs[r].error, "rank 1 of job"));
+        }
+        party_done(&p);
+    }
+    daemon_stop(&d); /* it still runs */
+}
+
+static struct daemon *victim;
+static double killed_s;
+
+static void kill_daemon(uint64_t step)
+{
+    if (step == 2) {
+        killed_s = (double)zb_now_ns() * 1e-9;
+        (void)kill(victim->pid, SIGKILL);
+    }
+}
+
+static void stop_daemon(uint64_t step)
+{
+    if (step == 2) {
+        killed_s = (double)zb_now_ns() * 1e-9;
+        (void)kill(victim->pid, SIGSTOP);
+    }
+}
+
+static void a_daemon_that_dies(void **state)
+{
+    struct party p;
+    struct daemon d;
+
+    (void)state;
+    daemon_start(&d, "64M");
+    victim = &d;
+    party_new(&p, 2, &d, ZC_ZERO_HOST, ZC_ZERO_HOST);
+    p.runs[0].before_step = kill_daemon;
+    party_run(&p);
+    for (uint32_t r = 0; r < 2; r++) {
+        assert_ended(&p, r, -ENOTCONN, killed_s, 2);
+        assert_true(p.runs[r].error[0]);
+    }
+    print_message("%s\n", p.runs[0].error);
+    assert_int_equal(waitpid(d.pid, NULL, 0), d.pid);
+    party_done(&p);
+}
+
+static void a_daemon_that_hangs(void **state)
+{
+    struct party p;
+    struct daemon d;
+
+    (void)state;
+    daemon_start(&d, "64M");
+    victim = &d;
+    party_new(&p, 2, &d, ZC_ZERO_HOST, ZC_ZERO_HOST);
+    p.runs[0].before_step = stop_daemon;
+    p.runs[0].options.timeout_ms = p.runs[1].options.timeout_ms = 300;
+    party_run(&p);
+    for (uint32_t r = 0; r < 2; r++)
+        assert_ended(&p, r, -ETIMEDOUT, killed_s, 2);
+    print_message("%s\n", p.runs[0].error);
+    daemon_killed(&d);
+    party_done(&p);
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    (void)snprintf(folder, sizeof(folder), "/tmp/zero-test-XXXXXX");
+    return mkdtemp(folder) ? 0 : -1;
+}
+
+static int teardown(void **state)
+{
+    char command[128];
+
+    (void)state;
+    (void)snprintf(command, sizeof(command), "rm -rf '%s'", folder);
+    return system(command);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(placement_changes_nothing), cmocka_unit_test(a_kept_job_goes_on),
+        cmocka_unit_test(refusals_reach_every_rank), cmocka_unit_test(a_rank_that_dies),
+        cmocka_unit_test(a_daemon_that_dies),        cmocka_unit_test(a_daemon_that_hangs),
+    };
+
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
