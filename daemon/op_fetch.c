@@ -83,7 +83,11 @@ static void fill_done(struct zsd_fill *f)
 
 static void fill_on_end(struct zsd_work *work)
 {
-    fill_done(zb_container_of(work, struct zsd_fill, end));
+    struct zsd_fill *f = zb_container_of(work, struct zsd_fill, end);
+    struct zsd_job *job = f->shard->job;
+
+    fill_done(f);
+    zsd_job_unhold(job);
 }
 
 static void fill_on_page(void *owner, const struct zsd_page_spec *spec, const struct zb_err *err)
@@ -117,8 +121,10 @@ static void fill_read(struct zsd_fill *f)
         else
             f->inflight++;
     }
-    if (--f->inflight == 0)
+    if (--f->inflight == 0) {
+        zsd_job_hold(s->job); /* nothing else does, until fill_on_end() */
         zsd_defer(s->job->core, &f->end);
+    }
 }
 
 /* A place of its size: a free one, or that of the oldest cached shard that nobody pins. */
