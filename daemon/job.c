@@ -5,8 +5,8 @@
  * ARENAS are made and ended on a compute thread (they touch every page), by struct arena_task; each
  * holds its job (J1) while it runs.
  *
- * WHO ANSWERS. A request that must wait (ready, step) is kept by its member; whoever ends the wait
- * answers it, exactly once, and clears the field.
+ * WHO ANSWERS. A request that must wait (open, ready, step) is kept by its member; whoever ends the
+ * wait answers it, exactly once, and clears the field.
  */
 #include "daemon/job.h"
 
@@ -22,6 +22,8 @@
 
 static void job_forget_if_over(struct zsd_job *job);
 static void ready_all(struct zsd_job *job);
+static void ready_resume(struct zsd_job *job);
+static void open_answer(struct zsd_member *m);
 
 /* ---- finding */
 
@@ -48,6 +50,11 @@ static struct zsd_member *member_alive(struct zsd_conn *conn, struct zb_err *err
     }
     if (m->job->state == ZSD_ENDED) {
         (void)zb_fail(err, m->job->why.code, "%s", m->job->why.text);
+        return NULL;
+    }
+    if (m->open_req) {
+        (void)zb_fail(err, -EBUSY, "rank %u of job '%s' is still being opened", m->rank,
+                      m->job->name);
         return NULL;
     }
     return m;
@@ -114,8 +121,7 @@ struct arena_task {
     struct zsd_task task;
     enum arena_what what;
     struct zsd_job *job;
-    struct zsd_member *member; /* of the staging ones */
-    struct zsd_req *req;       /* ARENA_STAGING_OPEN */
+    struct zsd_member *member; /* ARENA_STAGING_OPEN */
     uint64_t bytes;
     struct zsd_arena arena;
     uint8_t *memory;
@@ -244,11 +250,22 @@ void zsd_job_idle(struct zsd_job *job)
     assert(job->active > 0);
     if (--job->active > 0)
         return;
-    if (job->ready_waits) {
-        job->ready_waits = false;
-        ready_all(job);
-    }
+    ready_resume(job);
     zsd_step_resume(job);
+}
+
+void zsd_job_stepped(struct zsd_job *job)
+{
+    for (uint32_t i = 0; i < job->nshards; i++)
+        zsd_shard_wake(job->shards[i]);
+    zb_list_each(pos, &job->members)
+    {
+        struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
+
+        if (m->open_req && m->staging.fd >= 0)
+            open_answer(m);
+    }
+    ready_resume(job);
 }
 
 /* ---- members */
@@ -329,10 +346,17 @@ static void member_answer(struct zsd_req **req, struct zsd_timed *timed, const s
 /* The connection lets go of its rank: pins and staging return at once. */
 static void member_detach(struct zsd_member *m, const struct zb_err *why)
 {
+    struct zsd_req *opening = m->open_req;
+
     zsd_fetch_cancel(m, why);
     zsd_unpin_all(m);
+    m->ready = false;
     member_answer(&m->ready_req, &m->ready_timed, why);
-    zsd_step_leave(m, why);
+    m->open_req = NULL;
+    if (opening)
+        zsd_reply_err(opening, why);
+    else
+        zsd_step_give_up(m->job, why);
     member_answer(&m->step_req, &m->step_timed, why);
     m->conn->member = NULL;
     m->conn = NULL;
@@ -354,7 +378,7 @@ static void job_tell(struct zsd_job *job, uint16_t event, uint32_t rank, const s
     {
         struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
 
-        if (m->conn && !(event == ZP_EVENT_PEER_LOST && m->rank == rank))
+        if (m->conn && !m->open_req && !(event == ZP_EVENT_PEER_LOST && m->rank == rank))
             zsd_event(m->conn, event, &message.base);
     }
 }
@@ -382,6 +406,8 @@ static void job_quit(struct zsd_job *job, uint16_t event, uint32_t rank, const s
         member_answer(&m->ready_req, &m->ready_timed, why);
         member_answer(&m->step_req, &m->step_timed, why);
         zsd_unpin_all(m);
+        if (m->open_req && m->staging.fd >= 0) /* else staging_opened() does it */
+            member_detach(m, why);
     }
     zsd_fill_cancel(job);
     zsd_job_unhold(job);
@@ -490,12 +516,13 @@ void zsd_core_gone(struct zsd_conn *conn)
 
         if (!job->keep || job->state == ZSD_DEFINING || job->state == ZSD_PLACING) {
             job_quit(job, ZP_EVENT_PEER_LOST, rank, &why);
-        } else { /* kept: the others hear it, the state stays */
+        } else if (!m->open_req) { /* kept: the others hear it, the state stays */
             zb_log(ZB_LOG_WARN, "rank-lost", "job=\"%s\" rank=%u", job->name, rank);
             job_tell(job, ZP_EVENT_PEER_LOST, rank, &why);
         }
     }
-    member_detach(m, &why);
+    if (conn->member) /* one that waits to attach goes with its job */
+        member_detach(m, &why);
     zsd_job_unhold(job);
 }
 
@@ -642,7 +669,7 @@ void zsd_job_open(struct zsd_req *req, const ProtobufCMessage *message)
         goto refuse;
     }
     t->member = m;
-    t->req = req;
+    m->open_req = req;
     m->staging_users++; /* keeps the member until staging_opened() */
     arena_task_start(t);
     return;
@@ -654,37 +681,42 @@ refuse:
     zsd_reply_err(req, &err);
 }
 
+static void open_answer(struct zsd_member *m)
+{
+    struct zsd_job *job = m->job;
+    Zp__JobOpenReply reply = ZP__JOB_OPEN_REPLY__INIT;
+    struct zsd_req *req = m->open_req;
+
+    m->open_req = NULL;
+    if (job->state == ZSD_READY)
+        job->regained = true;
+    reply.job = job->number;
+    reply.iterations = job->iterations;
+    reply.applied = job->applied;
+    reply.staging_bytes = m->staging.bytes;
+    zsd_reply(req, &reply.base, m->staging.fd);
+}
+
+/* The rank is there, unless it died meanwhile. One that attaches to a job in a step is answered
+ * when that is over (zsd_job_stepped()): it goes on from where the others do. */
 static void staging_opened(struct arena_task *t)
 {
     struct zsd_member *m = t->member;
     struct zsd_job *job = t->job;
-    Zp__JobOpenReply reply = ZP__JOB_OPEN_REPLY__INIT;
+    bool only = job_attached(job) <= 1 && job->state == ZSD_DEFINING;
 
     m->staging = t->arena;
-    if (t->err.code == 0 && job->state == ZSD_ENDED)
+    if (m->staging.fd < 0)
+        zsd_unplace_staging(job, t->bytes); /* else with the arena */
+    if (job->state == ZSD_ENDED)
         (void)zb_fail(&t->err, job->why.code, "%s", job->why.text);
-    if (t->err.code != 0) {
-        struct zb_err why = t->err;
-        bool only = job_attached(job) <= 1 && job->state == ZSD_DEFINING;
-
-        if (m->staging.fd < 0)
-            zsd_unplace_staging(job, t->bytes); /* else with the arena */
-        if (m->conn) {
-            m->conn->member = NULL;
-            m->conn = NULL;
-        }
-        zsd_reply_err(t->req, &why);
-        zsd_staging_put(m);
-        if (only)
-            zsd_job_end(job, &why);
-        return;
-    }
-    reply.job = job->number;
-    reply.iterations = job->iterations;
-    reply.applied = job->applied;
-    reply.staging_bytes = t->bytes;
-    zsd_reply(t->req, &reply.base, m->staging.fd);
+    if (m->conn && t->err.code != 0)
+        member_detach(m, &t->err);
+    else if (m->conn && job->state != ZSD_STEPPING)
+        open_answer(m);
     zsd_staging_put(m);
+    if (t->err.code != 0 && only)
+        zsd_job_end(job, &t->err);
 }
 
 /* ---- units */
@@ -1074,20 +1106,35 @@ static void ready_answer(struct zsd_job *job)
     }
 }
 
+/* Every rank of a kept job is ready again: what was accumulated is dropped, and who has asked for
+ * the step with it hears that. */
+static void ready_again(struct zsd_job *job)
+{
+    struct zb_err err = { 0 };
+
+    (void)zb_fail(&err, -EBUSY,
+                  "a rank of job '%s' came back: the gradients of step %llu were dropped",
+                  job->name, (unsigned long long)job->iterations + 1);
+    zsd_step_give_up(job, &err);
+    zsd_grads_reset(job);
+    job->regained = false;
+}
+
 /* Every rank is ready: for a new job, place it and make its memory. */
 static void ready_all(struct zsd_job *job)
 {
     struct zb_err err = { 0 };
     struct arena_task *t;
 
-    if (job->state == ZSD_PLACING)
-        return;                       /* who asked again meanwhile is answered with the others */
-    if (job->state != ZSD_DEFINING) { /* kept: it has its place; what was accumulated is dropped */
-        job->ready_waits = job->active > 0;
-        if (!job->ready_waits) {
-            zsd_grads_reset(job);
-            ready_answer(job);
-        }
+    if (job->state == ZSD_PLACING) /* who asked again meanwhile is answered with the others */
+        return;
+    if (job->state != ZSD_DEFINING) { /* it has its place */
+        job->ready_waits = job->active > 0 || job->state == ZSD_STEPPING;
+        if (job->ready_waits)
+            return;
+        if (job->regained)
+            ready_again(job);
+        ready_answer(job);
         return;
     }
     job->state = ZSD_PLACING;
@@ -1147,12 +1194,35 @@ static void ready_expire(struct zsd_timed *timed)
                job->world);
 }
 
+static void ready_check(struct zsd_job *job)
+{
+    uint32_t ready = 0;
+
+    zb_list_each(pos, &job->members)
+    {
+        const struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
+
+        ready += m->ready && m->conn != NULL;
+    }
+    if (ready == job->world)
+        ready_all(job);
+}
+
+/* What ready_all() waited for is over. */
+static void ready_resume(struct zsd_job *job)
+{
+    bool waits = job->ready_waits;
+
+    job->ready_waits = false;
+    if (waits)
+        ready_check(job);
+}
+
 void zsd_ready(struct zsd_req *req, const ProtobufCMessage *message)
 {
     const Zp__Ready *q = (const Zp__Ready *)(const void *)message;
     struct zsd_member *m = zsd_member_of(req, q->job);
     struct zsd_job *job;
-    uint32_t ready = 0;
 
     if (!m)
         return;
@@ -1173,14 +1243,7 @@ void zsd_ready(struct zsd_req *req, const ProtobufCMessage *message)
     m->ready = true;
     m->ready_req = req;
     zsd_timed_arm(job->core, &m->ready_timed, q->timeout_ms, ready_expire);
-    zb_list_each(pos, &job->members)
-    {
-        const struct zsd_member *peer = zb_container_of(pos, struct zsd_member, node);
-
-        ready += peer->ready && peer->conn != NULL;
-    }
-    if (ready == job->world)
-        ready_all(job);
+    ready_check(job);
 }
 
 /* ---- leaving */
@@ -1199,7 +1262,7 @@ void zsd_job_close(struct zsd_req *req, const ProtobufCMessage *message)
         return;
     }
     job = m->job;
-    if (m->staging.fd < 0) {
+    if (m->open_req) {
         zsd_refuse(req, -EBUSY, "rank %u of job '%s' is still being opened", m->rank, job->name);
         return;
     }

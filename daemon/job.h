@@ -145,6 +145,7 @@ struct zsd_member {
     uint32_t staging_users; /* tasks that read or write it */
     struct zb_list pins;
     struct zsd_unit *defining; /* a unit whose parts are still coming */
+    struct zsd_req *open_req;  /* job-open, not answered yet: no other request is taken */
     bool ready;
     struct zsd_req *ready_req;
     struct zsd_timed ready_timed;
@@ -189,7 +190,8 @@ struct zsd_job {
     uint32_t inflight; /* J1 */
     uint32_t active, pins;
     uint32_t left;    /* ranks that closed in good order */
-    bool ready_waits; /* every rank is ready again, but the last pushes still run */
+    bool regained;    /* a rank came back: what was accumulated goes when every rank is ready */
+    bool ready_waits; /* every rank is ready again, but the last pushes or a step still run */
     struct zb_list members;
     struct zb_list node; /* in core->jobs */
 
@@ -244,6 +246,8 @@ void zsd_job_unhold(struct zsd_job *job);
 /** Fills, copies and pushes (J3). */
 void zsd_job_active(struct zsd_job *job);
 void zsd_job_idle(struct zsd_job *job);
+/** A step is over, or was given up: whoever waits for that goes on. */
+void zsd_job_stepped(struct zsd_job *job);
 
 void zsd_unit_free(struct zsd_unit *unit);
 void zsd_note_done(struct zsd_note *note);
@@ -318,8 +322,8 @@ void zsd_unplace(struct zsd_job *job);
 
 void zsd_step_resume(struct zsd_job *job); /* pins or active reached 0 */
 void zsd_step_cancel(struct zsd_job *job, const struct zb_err *why);
-/* The rank is gone: a step that was asked for, but has not begun, is given up by all. */
-void zsd_step_leave(struct zsd_member *m, const struct zb_err *why);
+/* A step that was asked for, but has not begun (it may drain already), is given up by all. */
+void zsd_step_give_up(struct zsd_job *job, const struct zb_err *why);
 void zsd_fetch_cancel(struct zsd_member *m, const struct zb_err *why);
 void zsd_fill_resume(struct zsd_job *job); /* a place in the ring may be free */
 void zsd_fill_cancel(struct zsd_job *job); /* fills that wait for a place give up */

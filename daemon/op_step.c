@@ -5,7 +5,8 @@
  *
  *     ASKED ---> DRAIN ---> PAGES ---> over: every rank is answered
  *
- *     ASKED  waits for the other ranks, each until its own deadline
+ *     ASKED  waits for the other ranks, each until its own deadline. A rank that leaves, here or in
+ *            DRAIN, makes all give it up
  *     DRAIN  waits until nobody pins a shard and no push, fill or copy is in progress (J3). A step
  *            never changes bytes that somebody looks at; past the deadline it says who holds them
  *     PAGES  a page operation for each page of each trainable shard, in order of registration, so
@@ -172,16 +173,10 @@ static void step_expire(struct zsd_timed *timed)
     uint32_t asked = 0;
 
     m->step_req = NULL;
-    if (job->state == ZSD_STEPPING && job->step.draining) {
-        /* not begun: nobody has changed anything, all may ask again */
+    if (job->state == ZSD_STEPPING && job->step.draining) { /* all may ask again */
         step_holder(job, &err);
-        job->state = ZSD_READY;
-        job->step.asked = job->step.draining = false;
-        zb_list_remove(&job->step.work.node);
         zsd_reply_err(req, &err);
-        step_answer(job, &err);
-        for (uint32_t i = 0; i < job->nshards; i++)
-            zsd_shard_wake(job->shards[i]);
+        zsd_step_give_up(job, &err);
         return;
     }
     if (job->state == ZSD_STEPPING) {
@@ -277,18 +272,10 @@ static void step_over(struct zsd_job *job, bool applied)
     job->state = ZSD_READY;
     job->step.asked = false;
     zsd_grads_reset(job);
-    zb_list_each(pos, &job->members)
-    {
-        struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
-
-        note_keep(&job->notes[m->rank], &m->note, job->iterations);
-        note_keep(&job->note, &m->job_note, job->iterations);
-    }
     zb_log(ZB_LOG_DEBUG, "step", "job=\"%s\" iterations=%llu applied=%llu", job->name,
            (unsigned long long)job->iterations, (unsigned long long)job->applied);
     step_answer(job, NULL);
-    for (uint32_t i = 0; i < job->nshards; i++)
-        zsd_shard_wake(job->shards[i]);
+    zsd_job_stepped(job);
 }
 
 static void step_shard_done(struct zsd_shard *s)
@@ -321,7 +308,20 @@ static uint32_t step_inflight_max(const struct zsd_core *core)
     return core->nbuffers + 2 * zsd_compute_threads(core->daemon->compute) + 2;
 }
 
-/* The first turn of PAGES: what is cached of streamed parameters is of the old version. */
+/* From here on the step ends without the ranks: what they sent for it is kept now. */
+static void step_keep_notes(struct zsd_job *job)
+{
+    zb_list_each(pos, &job->members)
+    {
+        struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
+
+        note_keep(&job->notes[m->rank], &m->note, job->step.step);
+        note_keep(&job->note, &m->job_note, job->step.step);
+    }
+}
+
+/* The first turn of PAGES: what is cached of streamed parameters is of the old version. 0; -ENOMEM:
+ * nothing has begun. */
 static int step_begin(struct zsd_job *job)
 {
     struct zsd_step_op *op = &job->step;
@@ -330,6 +330,7 @@ static int step_begin(struct zsd_job *job)
     op->pages_left = calloc(zb_max_u64(job->nshards, 1), sizeof(*op->pages_left));
     if (!op->pages_left)
         return -ENOMEM;
+    step_keep_notes(job);
     for (uint32_t g = 0; g < job->groups; g++)
         op->by_group[g] = zk_adamw_prepare(&op->params[g], job->applied + 1);
     op->draining = false;
@@ -354,13 +355,14 @@ static void step_pump(struct zsd_job *job)
 
     if (op->draining && op->skip) {
         op->draining = false;
+        step_keep_notes(job);
         step_over(job, false);
         return;
     }
     if (op->draining && step_begin(job) < 0) {
         (void)zb_fail(&err, -ENOMEM, "step %llu of job '%s': %m", (unsigned long long)op->step,
                       job->name);
-        zsd_job_end(job, &err);
+        zsd_step_give_up(job, &err);
         return;
     }
     while (op->next_shard < job->nshards && op->inflight < step_inflight_max(job->core)) {
@@ -482,10 +484,14 @@ void zsd_step_cancel(struct zsd_job *job, const struct zb_err *why)
     step_answer(job, why);
 }
 
-void zsd_step_leave(struct zsd_member *m, const struct zb_err *why)
+void zsd_step_give_up(struct zsd_job *job, const struct zb_err *why)
 {
-    struct zsd_job *job = m->job;
+    bool drained = job->state == ZSD_STEPPING && job->step.draining;
 
-    if (job->step.asked && job->state == ZSD_READY)
-        zsd_step_cancel(job, why);
+    if (!drained && (job->state != ZSD_READY || !job->step.asked))
+        return;
+    job->state = ZSD_READY;
+    zsd_step_cancel(job, why);
+    if (drained)
+        zsd_job_stepped(job);
 }
