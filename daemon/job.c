@@ -1025,15 +1025,26 @@ static void shards_undo(struct zsd_job *job, uint32_t from)
 }
 
 /* A rank that attached to a kept job names the shards that it has. */
-static struct zsd_shard *shard_again(struct zsd_job *job, const Zp__Range *q, struct zb_err *err)
+static struct zsd_shard *shard_again(struct zsd_job *job, uint32_t rank, const Zp__Range *q,
+                                     struct zb_err *err)
 {
+    struct zsd_shard *s = NULL;
+
     if (q->unit < job->nunits) {
         struct zsd_unit *unit = job->units[q->unit];
         uint32_t at = unit_shard_at(unit, q->first);
 
         if (at < unit->nshards && unit->shards[at]->first == q->first &&
             unit->shards[at]->count == q->count)
-            return unit->shards[at];
+            s = unit->shards[at];
+    }
+    if (s && s->rank == rank)
+        return s;
+    if (s) { /* its ring is that rank's, and so are its gradients */
+        (void)zb_fail(err, -EINVAL,
+                      "a shard of unit '%s' of job '%s' from %llu is rank %u's, not %u's",
+                      s->unit->name, job->name, (unsigned long long)q->first, s->rank, rank);
+        return NULL;
     }
     (void)zb_fail(err, -ENOENT, "job '%s' has no shard of unit %u from %llu of %llu elements",
                   job->name, q->unit, (unsigned long long)q->first, (unsigned long long)q->count);
@@ -1063,12 +1074,10 @@ void zsd_shard_register(struct zsd_req *req, const ProtobufCMessage *message)
             if (shard_add(m->job, m->rank, q->ranges[i], &err) == 0)
                 ids[i] = m->job->shards[m->job->nshards - 1]->id;
         } else {
-            struct zsd_shard *s = shard_again(m->job, q->ranges[i], &err);
+            struct zsd_shard *s = shard_again(m->job, m->rank, q->ranges[i], &err);
 
-            if (s) {
+            if (s)
                 ids[i] = s->id;
-                s->rank = m->rank;
-            }
         }
     }
     if (err.code != 0) {
