@@ -61,14 +61,14 @@ static void copy_on_page(void *owner, const struct zsd_page_spec *spec, const st
     struct copy *c = owner;
     struct zsd_shard *s = c->shard;
 
-    if (err) {
+    if (err)
         (void)zb_fail(&c->err, err->code, "%s", err->text);
-    } else if (c->write && !bit_get(s->written, spec->page)) {
-        bit_set(s->written, spec->page, true);
-        s->pages_written++;
-    }
-    if (c->write)
+    if (c->write) { /* a page whose write failed may be half of the old values and half of the new
+                     */
+        s->pages_written += !err - bit_get(s->written, spec->page);
+        bit_set(s->written, spec->page, !err);
         bit_set(s->busy, spec->page, false);
+    }
     if (--c->left == 0)
         copy_end(c);
 }

@@ -268,6 +268,14 @@ static bool fetch_allowed(const struct zsd_fetch *f, const struct zsd_shard *s)
     return s->version >= f->min_version && !stepping && !s->writing;
 }
 
+static int fetch_unwritten(const struct zsd_shard *s, struct zb_err *err)
+{
+    return zsd_shard_live(s)
+               ? 0
+               : zb_fail(err, -EAGAIN, "shard %llu of unit '%s' has no initial values yet",
+                         (unsigned long long)s->id, s->unit->name);
+}
+
 /* Begins the fill of every shard that will need one. 0 or -ENOMEM. */
 static int fetch_fills(struct zsd_fetch *f)
 {
@@ -291,6 +299,10 @@ static void fetch_run(struct zsd_work *work)
     for (; f->held < f->n; f->held++) {
         struct zsd_shard *s = f->items[f->held];
 
+        if (fetch_unwritten(s, &err) < 0) { /* a write failed meanwhile */
+            fetch_end(f, &err);
+            return;
+        }
         if (!fetch_allowed(f, s) || s->arena_at == ZSD_NO_PLACE)
             break;
         if (zsd_pin(s, f->member) < 0) {
@@ -342,6 +354,7 @@ void zsd_fetch_cancel(struct zsd_member *m, const struct zb_err *why)
 void zsd_fetch(struct zsd_req *req, const ProtobufCMessage *message)
 {
     const Zp__Fetch *q = (const Zp__Fetch *)(const void *)message;
+    struct zb_err err = { 0 };
     struct zsd_fetch *f;
 
     if (q->n_shards < 1 || q->n_shards > ZP_SHARDS_MAX) {
@@ -361,9 +374,8 @@ void zsd_fetch(struct zsd_req *req, const ProtobufCMessage *message)
             free(f);
             return;
         }
-        if (!zsd_shard_live(s)) {
-            zsd_refuse(req, -EAGAIN, "shard %llu of unit '%s' has no initial values yet",
-                       (unsigned long long)s->id, s->unit->name);
+        if (fetch_unwritten(s, &err) < 0) {
+            zsd_reply_err(req, &err);
             free(f);
             return;
         }
