@@ -130,8 +130,10 @@ static uint64_t place_host_free(const struct zsd_job *job)
     uint64_t free_bytes = zsd_account_free(&job->core->host);
 
     if (job->host_bytes_max > 0) {
-        uint64_t held = job->host_held.used[ZSD_USE_STAGING];
+        uint64_t held = 0;
 
+        for (int use = 0; use < ZSD_USES; use++)
+            held += job->host_held.used[use];
         free_bytes =
             zb_min_u64(free_bytes, job->host_bytes_max > held ? job->host_bytes_max - held : 0);
     }
