@@ -19,7 +19,7 @@ static unsigned worlds; /* each has a file of its own: one that failed keeps its
 /* ---- memory that runs out (ld --wrap): allocations of the core, on this thread, are counted */
 
 static _Thread_local bool core_runs;
-static unsigned alloc_nth, alloc_count;
+static unsigned alloc_nth, alloc_times, alloc_count;
 
 void *__real_malloc(size_t bytes);
 void *__real_calloc(size_t n, size_t bytes);
@@ -30,7 +30,7 @@ void *__wrap_realloc(void *p, size_t bytes);
 
 static bool alloc_fails(void)
 {
-    return core_runs && ++alloc_count == alloc_nth;
+    return core_runs && ++alloc_count >= alloc_nth && alloc_count - alloc_nth < alloc_times;
 }
 
 void *__wrap_malloc(size_t bytes)
@@ -48,15 +48,16 @@ void *__wrap_realloc(void *p, size_t bytes)
     return alloc_fails() ? NULL : __real_realloc(p, bytes);
 }
 
-void alloc_fail(unsigned nth)
+void alloc_fail(unsigned nth, unsigned times)
 {
     alloc_nth = nth;
+    alloc_times = times;
     alloc_count = 0;
 }
 
 bool alloc_failed(void)
 {
-    return alloc_nth > 0 && alloc_count >= alloc_nth;
+    return alloc_times > 0 && alloc_count >= alloc_nth;
 }
 
 /* ---- the test's side of conn.h: what is answered is kept */
@@ -207,7 +208,7 @@ void world_open(struct world *w, uint64_t host_bytes, const char *io, uint32_t n
     struct zb_err err = { 0 };
 
     memset(w, 0, sizeof(*w));
-    alloc_fail(0);
+    alloc_fail(0, 0);
     (void)snprintf(w->path, sizeof(w->path), "/tmp/ztest-core-%d-%u.data", (int)getpid(), ++worlds);
     options.path = w->path;
     w->daemon.config.host_bytes = host_bytes;
@@ -322,7 +323,7 @@ void job_opened(struct world *w, unsigned c, unsigned tag)
     client->job = r->job;
     client->iterations = r->iterations;
     client->staging = mmap(NULL, STAGING, PROT_READ | PROT_WRITE, MAP_SHARED, answers[tag].fd, 0);
-    (void)close(answers[tag].fd);
+    zb_close_fd(&answers[tag].fd);
     assert_ptr_not_equal(client->staging, MAP_FAILED);
     zp__job_open_reply__free_unpacked(r, NULL);
 }
@@ -367,6 +368,11 @@ static int unit_define(struct world *w, unsigned c, uint32_t u, enum zb_dtype dt
     return call(w, c, zsd_unit_define, &q);
 }
 
+uint32_t unit_owner(uint32_t u, uint32_t world)
+{
+    return world > 1 && (u == 1 || u == 6);
+}
+
 int job_register(struct world *w, unsigned c, uint32_t rank, uint32_t world, enum zb_dtype dtype)
 {
     struct client *client = &w->clients[c];
@@ -378,7 +384,7 @@ int job_register(struct world *w, unsigned c, uint32_t rank, uint32_t world, enu
     memset(client->shards, 0, sizeof(client->shards));
     for (uint32_t u = 0; u < UNITS && rc == 0; u++) {
         rc = unit_define(w, c, u, dtype);
-        if (u % world != rank)
+        if (unit_owner(u, world) != rank)
             continue;
         zp__range__init(&ranges[reg.n_ranges]);
         ranges[reg.n_ranges].unit = u;
@@ -418,7 +424,7 @@ int job_define(struct world *w, unsigned c, enum zb_dtype dtype)
     job_ready_ask(w, c, c);
     rc = answer(w, c);
     if (rc == 0)
-        (void)close(answers[c].fd);
+        zb_close_fd(&answers[c].fd);
     return rc;
 }
 

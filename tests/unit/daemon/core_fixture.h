@@ -11,8 +11,9 @@
 
 #define PAGE        8192u /* elements */
 #define UNITS       7u
-#define STAGING     (1u << 20)
-#define NONE        1234 /* no answer yet */
+#define STAGING     (ANSWERS * STAGED)
+#define STAGED      (1u << 17) /* of it, enough for any unit: each request may have its own */
+#define NONE        1234       /* no answer yet */
 #define CLIENTS_MAX 4u
 #define ANSWERS     32u
 
@@ -71,8 +72,9 @@ int call(struct world *w, unsigned c, zsd_handler *handler, const void *message)
 /* The connection ends. */
 void client_gone(struct world *w, unsigned c);
 
-/* The n-th allocation from now on that the core makes on the loop thread fails; 0: none. */
-void alloc_fail(unsigned nth);
+/* The n-th allocation from now on that the core makes on the loop thread fails, and those behind
+ * it, `times` in all. */
+void alloc_fail(unsigned nth, unsigned times);
 bool alloc_failed(void);
 
 struct open_args {
@@ -87,8 +89,10 @@ void job_open_ask(struct world *w, unsigned c, unsigned tag, const struct open_a
 void job_opened(struct world *w, unsigned c, unsigned tag);
 int job_open_with(struct world *w, unsigned c, const struct open_args *args);
 int job_open(struct world *w, unsigned c);
-/* Defines every unit, and registers unit u as a whole when u % world is the rank; 0 or the code of
- * the registration. */
+/* The rank that registers unit u as a whole: rank 1 has two units, rank 0 the others, which are
+ * more of one size than a ring has places. Further ranks have none. */
+uint32_t unit_owner(uint32_t u, uint32_t world);
+/* Defines every unit and registers those of the rank; 0 or the first code. */
 int job_register(struct world *w, unsigned c, uint32_t rank, uint32_t world, enum zb_dtype dtype);
 void job_ready_ask(struct world *w, unsigned c, unsigned tag);
 int job_define(struct world *w, unsigned c, enum zb_dtype dtype);

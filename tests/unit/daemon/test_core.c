@@ -202,7 +202,7 @@ static uint64_t least_host(enum zb_dtype dtype)
     struct world w;
     uint64_t least;
 
-    world_open(&w, 4 << 20, "threads", 1);
+    world_open(&w, 4 * STAGING, "threads", 1);
     assert_int_equal(job_open(&w, 0), 0);
     w.daemon.core->host.budget = zsd_account_used(&w.daemon.core->host); /* nothing is left */
     assert_int_equal(job_define(&w, 0, dtype), -ENOSPC);
@@ -298,7 +298,7 @@ static void core_with_failed_allocations(void **state)
 
         world_open(&w, least, nth % 2 ? "threads" : "uring", 1);
         truth_open(&t, ZB_BF16);
-        alloc_fail(nth);
+        alloc_fail(nth, 1);
         rc = train(&w, &t, ZB_BF16, 1);
         if (rc != 0 && (!alloc_failed() || rc != -ENOMEM))
             fail_msg("allocation %u: %d, %s", nth, rc, answers[0].text);
