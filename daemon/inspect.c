@@ -70,7 +70,7 @@ static void list_row(const struct zsd_shard *s, Zp__ShardRow *row)
     row->rank = s->rank;
 }
 
-/* A cursor is a shard id + 1: the next shard to list is the first with an id at or above it. */
+/* A cursor is a shard id: the next shard to list is the first with an id at or above it. */
 void zsd_list(struct zsd_req *req, const ProtobufCMessage *message)
 {
     const Zp__ListRequest *q = (const Zp__ListRequest *)(const void *)message;
