@@ -1,0 +1,81 @@
+/*
+ * hold.c - something for scripts to look at: jobs on a daemon, held until standard input ends.
+ *
+ *     hold SOCKET NAME UNITS           one job; the first shard is pinned; leaves at the end
+ *     hold SOCKET NAME UNITS JOBS      as many kept jobs, NAME-0 ...; left at once
+ *
+ * Prints "held" when everything is there.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/zclient.h"
+
+#define ELEMS 12000u /* three blocks */
+
+static void check(struct zc_client *c, int rc, const char *what)
+{
+    if (rc >= 0)
+        return;
+    fprintf(stderr, "hold: %s: %d, %s\n", what, rc, c ? zc_error(c) : "");
+    exit(1);
+}
+
+static struct zc_client *hold(const char *socket, const char *name, unsigned units, bool keep)
+{
+    const struct zc_options options = { .socket = socket, .program = "hold" };
+    const struct zc_job_options o = {
+        .name = name, .world = 1, .keep = keep, .groups = 1, .staging_bytes = 65536
+    };
+    struct zc_client *c = NULL;
+    struct zc_placement place;
+    struct zc_view view;
+    struct zc_job job;
+    uint64_t first = 0;
+
+    check(c, zc_open(&c, &options), "open");
+    check(c, zc_job_open_wait(c, &o, &job), "job");
+    for (unsigned u = 0; u < units; u++) {
+        char unit_name[16];
+        struct zc_unit unit = { u,      unit_name, ELEMS, u % 2 ? ZC_BF16 : ZC_F32,
+                                ZC_F32, false,     NULL,  0 };
+        struct zc_range range = { u, 0, 12288 };
+        uint64_t id;
+
+        (void)snprintf(unit_name, sizeof(unit_name), "unit-%u", u);
+        check(c, zc_unit_define_wait(c, job.id, &unit), "unit");
+        check(c, zc_register_wait(c, job.id, &range, 1, &id), "shard");
+        first = u == 0 ? id : first;
+    }
+    check(c, zc_ready_wait(c, job.id, 0, &place), "ready");
+    memset(job.staging, 0, 49152);
+    check(c, zc_write_wait(c, first, 0, 12288, job.staging), "write");
+    check(c, zc_fetch_wait(c, &first, 1, 0, 0, &view), "fetch");
+    if (keep)
+        check(c, zc_job_close_wait(c, job.id), "close");
+    return c;
+}
+
+int main(int argc, char **argv)
+{
+    unsigned units, jobs;
+
+    if (argc < 4 || argc > 5)
+        return 2;
+    units = (unsigned)strtoul(argv[3], NULL, 10);
+    jobs = argc == 5 ? (unsigned)strtoul(argv[4], NULL, 10) : 0;
+    for (unsigned i = 0; i < jobs; i++) {
+        char name[64];
+
+        (void)snprintf(name, sizeof(name), "%s-%u", argv[2], i);
+        zc_close(hold(argv[1], name, units, true));
+    }
+    if (jobs == 0)
+        (void)hold(argv[1], argv[2], units, false);
+    (void)puts("held");
+    (void)fflush(stdout);
+    while (jobs == 0 && getchar() != EOF)
+        ;
+    return 0; /* the end of the process is the end of the connection */
+}

@@ -1,0 +1,317 @@
+#!/usr/bin/env python3
+"""test_start.py - starts of zshardd that are refused, each with its exit status, its sentence and no
+damage; and those that must work: anybody's, without a configuration; without O_DIRECT; after a crash.
+
+    ZSHARD_BUILD=build tests/integ/test_start.py [NAME...]
+"""
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+
+from harness import Daemon, check, main, program, wait_until
+
+FAILED, USAGE, IN_USE = 1, 2, 3
+NOBODY = {"user": 65534, "group": 65534, "extra_groups": []}
+
+
+def start(*flags, env=None, **more):
+    """A start that is expected to end by itself."""
+    return subprocess.run([program("zshardd"), *flags], text=True, capture_output=True, timeout=30,
+                          check=False, env=env, **more)
+
+
+def refused(done, status, *parts):
+    check(done.returncode == status, f"wanted {status}: {done}")
+    check(done.stdout == "", f"it said that it was ready: {done}")
+    for part in parts:
+        check(part in done.stderr, f"'{part}' is not in {done.stderr!r}")
+    check("Sanitizer" not in done.stderr, done.stderr)
+
+
+@contextlib.contextmanager
+def folder():
+    path = tempfile.mkdtemp(prefix="zshard-start-")
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
+
+
+def files(path):
+    return sorted(os.path.join(where, name) for where, _, names in os.walk(path) for name in names)
+
+
+def in_(path, *flags):
+    """The flags of a daemon whose socket and data lie in this folder."""
+    return ("--socket", os.path.join(path, "s"), "--data", os.path.join(path, "data"),
+            "--host-bytes", "8M", "--nvme-bytes", "8M", *flags)
+
+
+@contextlib.contextmanager
+def mounted(path, options):
+    """A small tmpfs; None where we may not mount."""
+    os.mkdir(path)
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", path], check=False,
+                          capture_output=True)
+    try:
+        yield path if done.returncode == 0 else None
+    finally:
+        if done.returncode == 0:
+            subprocess.run(["umount", path], check=True)
+
+
+# ---- the configuration
+
+CONFIGS = [
+    # name, the file, parts of the sentence
+    ("an unknown key", "host_bytes = 4M\nhostbytes = 4M\n", ":2: ", "'hostbytes'"),
+    ("a size without a number", "host_bytes = lots\n", ":1: host_bytes: ", "'lots'"),
+    ("a unit that is none", "host_bytes = 4X\n", ":1: host_bytes: ", "'4X'"),
+    ("a size that is too small", "\n\nnvme_bytes = 4K\n", ":3: nvme_bytes: ", "1.00 MiB"),
+    ("a size that is too large", "host_bytes = 9999P\n", ":1: host_bytes: ", "'9999P'"),
+    ("a negative size", "host_bytes = -4M\n", ":1: host_bytes: ", "'-4M'"),
+    ("a word that is none of them", "io = quick\n", ":1: io: ", "auto uring threads"),
+    ("a number with a unit", "threads = 2K\n", ":1: threads: ", "'2K'"),
+    ("pages of no whole blocks", "page_elems = 5000\n", ":1: page_elems: ", "4096"),
+    ("a level that is none", "log_level = loud\n", ":1: log_level: ", "error warn info debug"),
+    ("a CPU list that is none", "cpus = 3-1\n", ":1: cpus: ", "3-1"),
+    ("kernels that are none", "kernels = sse9\n", ":1: kernels: ", "'sse9'"),
+    ("a group that is none", "socket_group = nobodyatall\n", ":1: socket_group: ", "nobodyatall"),
+    ("a socket that is too long", f"socket = /{'x' * 200}\n", ":1: socket: ", "107"),
+    ("a key twice", "threads = 1\nio = auto\nthreads = 2\n", ":3: threads: ", "line 1"),
+    ("no value", "threads =\n", ":", ""),
+    ("no sense at all", "}{ ?\n", ":1: ", ""),
+]
+
+
+def configuration():
+    with folder() as f:
+        path = os.path.join(f, "zshardd.conf")
+        for name, text, where, part in CONFIGS:
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+            for more in (["--check-config"], []):
+                done = start("--config", path, *more)
+                check(done.returncode == USAGE and path + where in done.stderr and part in done.stderr,
+                      f"{name}: {done}")
+                check(done.stderr.count("\n") == 1 and done.stdout == "", f"{name}: {done}")
+            check(files(f) == [path], f"{name}: {files(f)}")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write("host_bytes = 1.5G # fine\nthreads = 2\n")
+        done = start("--config", path, "--check-config")
+        check(done.returncode == 0 and "fine" in done.stdout, f"{done}")
+        done = start("--config", path, "--check-config", "--threads", "0x2")
+        refused(done, USAGE, "--threads")
+        refused(start("--config", os.path.join(f, "none")), USAGE, "No such file")
+        refused(start("--config", f), USAGE, f)
+    installed = os.path.join(os.path.dirname(__file__), "..", "..", "deploy", "zshardd.conf")
+    done = start("--config", installed, "--check-config")
+    check(done.returncode == 0, f"the installed example: {done}")
+
+
+def command_line():
+    for flags, part in ((["--nothing"], "--nothing"), (["word"], "word"), (["--socket"], "--socket"),
+                        (["--io", "quick"], "'quick'"), (["--host-bytes", "1K"], "1.00 MiB"),
+                        (["--socket", "/" + "x" * 120], "107")):
+        refused(start(*flags), USAGE, part)
+    done = start("--help")
+    check(done.returncode == 0 and "--host-bytes" in done.stdout and not done.stderr, f"{done}")
+    check(start("--version").returncode == 0, "--version")
+
+
+# ---- the socket
+
+def sockets():
+    with folder() as f:
+        refused(start(*in_(f, "--socket", os.path.join(f, "none", "s"))), FAILED,
+                "its directory does not exist")
+        plain = os.path.join(f, "plain")
+        with open(plain, "w", encoding="utf-8") as file:
+            file.write("mine")
+        refused(start(*in_(f, "--socket", plain)), FAILED, "is no socket: it is not replaced")
+        with open(plain, encoding="utf-8") as file:
+            check(file.read() == "mine", "a file that is no socket was changed")
+        with socket.socket(socket.AF_UNIX) as other: # of a program that knows nothing of us
+            path = os.path.join(f, "other")
+            other.bind(path)
+            other.listen()
+            refused(start(*in_(f, "--socket", path)), IN_USE, "in use by another program")
+            check(os.path.exists(path), "another program's socket was removed")
+
+
+def two_daemons():
+    with Daemon("--host-bytes", "8M", "--nvme-bytes", "8M") as d, folder() as f:
+        refused(start(*in_(f, "--socket", d.socket)), IN_USE, "in use by another daemon", d.socket)
+        refused(start(*in_(f, "--data", d.data)), IN_USE, "in use by another daemon", d.data)
+        check(d.zctl("ping")[0]["pid"] == d.process.pid, "the first one serves on")
+
+
+def after_a_crash():
+    flags = ("--host-bytes", "8M", "--nvme-bytes", "8M")
+    d = Daemon(*flags)
+    try:
+        for _ in range(3):
+            d.start()
+            check(os.path.exists(d.socket), "no socket")
+            d.kill()
+        check(os.path.exists(d.socket), "kill -9 leaves the socket's file")
+        d.start()
+        d.expect_exit = 0
+        check(len(d.zctl("ping")) == 1, "it serves")
+    finally:
+        d.__exit__(*sys.exc_info())
+
+
+# ---- the data directory
+
+def data_directory():
+    with folder() as f:
+        plain = os.path.join(f, "plain")
+        with open(plain, "w", encoding="utf-8") as file:
+            file.write("mine")
+        refused(start(*in_(f, "--data", plain)), FAILED, plain, "Not a directory")
+        refused(start(*in_(f, "--data", os.path.join(f, "none", "data"))), FAILED,
+                "there is no directory to make it in")
+        if os.geteuid() == 0: # for others, permissions count
+            os.chmod(f, 0o755)
+            private = os.path.join(f, "private")
+            os.mkdir(private, 0o755)
+            with folder() as run:
+                os.chmod(run, 0o777)
+                refused(start(*in_(run, "--data", private), **NOBODY), FAILED, private,
+                        "may not write there")
+        check(files(f) == [plain], f"{files(f)}")
+
+
+def a_file_that_is_not_ours():
+    with folder() as f:
+        data = os.path.join(f, "data")
+        os.mkdir(data)
+        path = os.path.join(data, "pages.zsd")
+        for what in (os.urandom(1 << 20), b"short", b"\0" * 4096 + b"something"):
+            with open(path, "wb") as file:
+                file.write(what)
+            refused(start(*in_(f)), FAILED, path)
+            with open(path, "rb") as file:
+                check(file.read() == what, "a file that is not ours was changed")
+        os.remove(path)
+        os.mkdir(path)
+        refused(start(*in_(f)), FAILED, path)
+
+
+def a_file_of_another_size():
+    d = Daemon("--host-bytes", "8M", "--nvme-bytes", "8M")
+    with d:
+        path = os.path.join(d.data, "pages.zsd")
+        check(os.path.getsize(path) == 8 << 20, "the data file has the size that was asked for")
+        d.stop()
+        with folder() as f:
+            smaller = in_(f, "--data", d.data, "--nvme-bytes", "4M")
+            refused(start(*smaller), FAILED, "8.00 MiB", "never cut")
+            check(os.path.getsize(path) == 8 << 20, "a data file was cut")
+        d.flags = ("--host-bytes", "8M", "--nvme-bytes", "16M") # it grows
+        d.start()
+        check(os.path.getsize(path) == 16 << 20, "the data file did not grow")
+
+
+def a_full_file_system():
+    if os.geteuid() != 0:
+        print("skipped: a_full_file_system needs root, to mount one")
+        return
+    with folder() as f, mounted(os.path.join(f, "m"), "size=6m") as m:
+        if not m:
+            print("skipped: a_full_file_system may not mount here")
+            return
+        refused(start(*in_(f, "--data", m)), FAILED, "no room for 8.00 MiB", "6.00 MiB free")
+        with open(os.path.join(m, "fill"), "wb") as file:
+            file.write(bytes(5 << 20))
+        refused(start(*in_(f, "--data", m, "--nvme-bytes", "auto")), FAILED, "is full")
+        path = os.path.join(m, "pages.zsd") # nothing is left behind that takes room
+        check(not os.path.exists(path) or os.path.getsize(path) == 0, "a data file was left behind")
+        with Daemon("--host-bytes", "8M", "--nvme-bytes", "0") as d: # without that tier
+            check(d.zctl("tiers")[1]["budget"] == 0, "there is no NVMe tier")
+
+
+def a_read_only_file_system():
+    if os.geteuid() != 0:
+        print("skipped: a_read_only_file_system needs root, to mount one")
+        return
+    with folder() as f, mounted(os.path.join(f, "m"), "size=16m") as m:
+        if not m:
+            print("skipped: a_read_only_file_system may not mount here")
+            return
+        subprocess.run(["mount", "-o", "remount,ro", m], check=True)
+        refused(start(*in_(f, "--data", m)), FAILED, "mounted read-only")
+        refused(start(*in_(f, "--data", os.path.join(m, "new"))), FAILED, "mounted read-only")
+
+
+def without_o_direct():
+    """Buffered, and everybody is told."""
+    if not os.path.isdir("/dev/shm"):
+        print("skipped: without_o_direct has no /dev/shm")
+        return
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as data:
+        for io in ("uring", "threads"):
+            with Daemon("--host-bytes", "8M", "--nvme-bytes", "8M", "--io", io, "--data", data) as d:
+                check(f"io={io}" in d.ready, d.ready)
+                check("io-buffered" in d.log(), "the log does not say so")
+                check("buffered" in d.zctl("tiers")[1]["detail"], f"{d.zctl('tiers')}")
+
+
+# ---- what must work
+
+def anybody_without_a_configuration():
+    """As any user, a daemon without options serves a socket in $XDG_RUNTIME_DIR, and leaves nothing."""
+    who = NOBODY if os.geteuid() == 0 else {}
+    with folder() as f:
+        run, tmp = (os.path.join(f, name) for name in ("run", "tmp"))
+        for path in (run, tmp):
+            os.mkdir(path)
+            os.chmod(path, 0o777)
+        os.chmod(f, 0o755)
+        env = {"XDG_RUNTIME_DIR": run, "TMPDIR": tmp, "PATH": os.environ["PATH"]}
+        with subprocess.Popen([program("zshardd")], env=env, stdout=subprocess.PIPE, text=True,
+                              stderr=subprocess.PIPE, **who) as daemon:
+            line = daemon.stdout.readline()
+            path = os.path.join(run, "zshard.sock")
+            done = None
+            if line.startswith("ready "):
+                done = subprocess.run([program("zctl"), "ping"], env=env, check=False, **who,
+                                      capture_output=True, timeout=30)
+            daemon.terminate()
+            _, log = daemon.communicate(timeout=30)
+        check(line.startswith(f"ready socket={path} "), f"{line!r} {log}")
+        check(done.returncode == 0, f"{done}")
+        check(daemon.returncode == 0, f"it ended with {daemon.returncode}: {log}")
+        check(files(f) == [] and os.listdir(tmp) == [], f"left behind: {files(f)} {os.listdir(tmp)}")
+
+
+def either_engine():
+    for io in ("uring", "threads", "auto"):
+        with Daemon("--host-bytes", "8M", "--nvme-bytes", "8M", "--io", io) as d:
+            if io != "auto":
+                check(f"io={io}" in d.ready, d.ready)
+            check(f"io {io}" in d.zctl("tiers")[1]["detail"] or io == "auto", f"{d.zctl('tiers')}")
+
+
+def signals_end_it():
+    for name in ("SIGTERM", "SIGINT", "SIGHUP"):
+        with Daemon("--host-bytes", "8M", "--nvme-bytes", "8M") as d:
+            subprocess.run(["kill", f"-{name[3:]}", str(d.process.pid)], check=True)
+            wait_until("the end", lambda d=d: d.process.poll() is not None, 5)
+            check(d.process.returncode == 0, f"{name}: {d.process.returncode}")
+            check(not os.path.exists(d.socket), f"{name}: the socket is still there")
+            check(files(d.folder) == sorted([os.path.join(d.data, "pages.zsd"), d.log_path]),
+                  f"{name}: {files(d.folder)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main({f.__name__: f for f in (
+        configuration, command_line, sockets, two_daemons, after_a_crash, data_directory,
+        a_file_that_is_not_ours, a_file_of_another_size, a_full_file_system,
+        a_read_only_file_system, without_o_direct, anybody_without_a_configuration, either_engine,
+        signals_end_it)}))

@@ -1,0 +1,217 @@
+#!/usr/bin/env python3
+"""test_zctl.py - zctl and a real daemon: what people and programs are shown, and exit statuses.
+
+    ZSHARD_BUILD=build tests/integ/test_zctl.py [NAME...]
+"""
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+from harness import BUILD, Daemon, check, main, program, wait_until
+
+SMALL = ("--host-bytes", "8M", "--nvme-bytes", "8M", "--page-elems", "4096", "--ring-bytes", "64K")
+SHARD_KEYS = ["job", "unit", "rank", "first", "count", "dtype", "version", "tier", "bytes",
+              "host_bytes", "nvme_bytes", "pins", "id"]
+JOB_KEYS = ["name", "state", "uid", "world", "attached", "keep", "iterations", "applied", "shards",
+            "params", "host_bytes", "nvme_bytes", "fetched_bytes", "pushed_bytes",
+            "nvme_read_bytes", "nvme_written_bytes", "id", "error"]
+TIER_KEYS = ["name", "budget", "used", "params", "grads", "state", "staging", "rings", "detail"]
+
+
+def zctl(path, *words, **more):
+    """A finished run of zctl."""
+    return subprocess.run([program("zctl"), *words], env=os.environ | {"ZSHARD_SOCKET": path},
+                          text=True, capture_output=True, timeout=30, check=False, **more)
+
+
+def rows(daemon, *words):
+    done = zctl(daemon.socket, "-o", "json", *words)
+    check(done.returncode == 0 and done.stderr == "", f"{words}: {done}")
+    answer = json.loads(done.stdout)
+    check(list(answer) == ["schema", "rows"] and answer["schema"] == 1, f"{words}: {answer}")
+    return answer["rows"]
+
+
+def refused(done, status, *parts):
+    check(done.returncode == status and done.stdout == "", f"wanted {status}: {done}")
+    check(done.stderr.startswith("zctl: ") and done.stderr.count("\n") == 1, f"{done.stderr!r}")
+    for part in parts:
+        check(part in done.stderr, f"'{part}' is not in {done.stderr!r}")
+
+
+@contextlib.contextmanager
+def holding(daemon, *words):
+    """Jobs on the daemon, of a process of their own (hold.c)."""
+    with subprocess.Popen([os.path.join(BUILD, "tests", "hold"), daemon.socket, *words], text=True,
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) as hold:
+        check(hold.stdout.readline() == "held\n", "hold did not get its job")
+        yield hold
+        hold.stdin.close()
+        check(hold.wait(30) == 0, "hold failed")
+
+
+def no_daemon():
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "s")
+        for words in (["ls"], ["jobs"], ["tiers"], ["stat"], ["ping"], ["destroy", "job"]):
+            for how in ([], ["-o", "json"]):
+                refused(zctl(path, *how, *words), 3, path, "Is zshardd running?")
+        with socket.socket(socket.AF_UNIX) as dead: # a socket that nobody listens on
+            dead.bind(path)
+        refused(zctl(path, "ping"), 3, "Is zshardd running?")
+
+
+def empty_daemon():
+    with Daemon(*SMALL) as d:
+        check(rows(d, "ls") == [] and rows(d, "jobs") == [], "there is nothing yet")
+        for command in ("ls", "jobs"):
+            table = zctl(d.socket, command)
+            check(table.returncode == 0 and table.stdout.count("\n") == 1, f"only a head: {table}")
+        tiers = rows(d, "tiers")
+        check([list(t) for t in tiers] == [TIER_KEYS, TIER_KEYS], f"{tiers}")
+        check([t["name"] for t in tiers] == ["host", "nvme"], f"{tiers}")
+        for t in tiers:
+            parts = sum(t[k] for k in ("params", "grads", "state", "staging", "rings"))
+            check(t["used"] == parts <= t["budget"], f"{t}")
+        check(tiers[0]["budget"] == 8 << 20, f"{tiers}")
+        stat = {row["name"]: row["value"] for row in rows(d, "stat")}
+        check(stat["clients"] == 1 and stat["uptime_ms"] >= 0, f"{stat}")
+        ping = rows(d, "ping")
+        check(len(ping) == 1 and ping[0]["pid"] == d.process.pid, f"{ping}")
+        check(ping[0]["page_elems"] == 4096 and 0 < ping[0]["round_trip_us"] < 1e6, f"{ping}")
+        refused(zctl(d.socket, "ls", "nothing"), 4, "no job 'nothing'")
+        refused(zctl(d.socket, "-o", "json", "jobs", "nothing"), 4, "no job 'nothing'")
+        refused(zctl(d.socket, "destroy", "nothing"), 4, "no job 'nothing'")
+        # a socket that is named beats the environment
+        done = zctl("/nowhere", "--socket", d.socket, "ping")
+        check(done.returncode == 0, f"{done}")
+
+
+def a_job():
+    with Daemon(*SMALL) as d:
+        with holding(d, "one", "3"):
+            shards = rows(d, "ls", "one")
+            check(shards == rows(d, "ls"), "it is the only job")
+            check([list(s) for s in shards] == [SHARD_KEYS] * 3, f"{shards}")
+            check([s["unit"] for s in shards] == ["unit-0", "unit-1", "unit-2"], f"{shards}")
+            check([s["dtype"] for s in shards] == ["fp32", "bf16", "fp32"], f"{shards}")
+            check([s["pins"] for s in shards] == [1, 0, 0], f"{shards}")
+            for s in shards:
+                check((s["job"], s["first"], s["count"], s["version"]) == ("one", 0, 12288, 0), f"{s}")
+                check(s["bytes"] == s["host_bytes"] + s["nvme_bytes"] == 12288 * 16, f"{s}")
+                check(s["tier"] == ("nvme" if s["nvme_bytes"] else "host"), f"{s}")
+            jobs = rows(d, "jobs")
+            check([list(j) for j in jobs] == [JOB_KEYS], f"{jobs}")
+            want = {"name": "one", "state": "ready", "uid": os.getuid(), "world": 1, "attached": 1,
+                    "keep": False, "iterations": 0, "applied": 0, "shards": 3, "params": 36000,
+                    "error": "", "fetched_bytes": 12288 * 4}
+            check(want.items() <= jobs[0].items(), f"{jobs}")
+            used = {t["name"]: t for t in rows(d, "tiers")}
+            check(used["host"]["staging"] == 65536, f"{used}")
+            refused(zctl(d.socket, "destroy", "one"), 4, "1 ranks attached")
+            table_is_aligned(zctl(d.socket, "ls").stdout, 4)
+            table_is_aligned(zctl(d.socket, "jobs").stdout, 2)
+            table_is_aligned(zctl(d.socket, "stat").stdout, None)
+            check("192 KiB" in zctl(d.socket, "ls").stdout, "sizes are for people")
+            check("196608" not in zctl(d.socket, "ls").stdout, "sizes are for people")
+        wait_until("the job's end", lambda: rows(d, "jobs") == [], 2)
+
+
+def table_is_aligned(text, lines):
+    """Every cell begins or ends where its heading does, and nothing stands behind the last."""
+    table = [[(m.start(), m.end()) for m in re.finditer(r"\S+( \S+)*", line)]
+             for line in text.splitlines()]
+    check(lines is None or len(table) == lines, f"{lines} lines:\n{text}")
+    head = text.splitlines()[0]
+    check(head == head.upper(), f"the head is in upper case:\n{text}")
+    for cells in table:
+        check(len(cells) == len(table[0]), f"a cell is missing:\n{text}")
+        for (begin, end), (head_begin, head_end) in zip(cells, table[0]):
+            check(begin == head_begin or end == head_end, f"a cell is not aligned:\n{text}")
+    check(all(line == line.rstrip() for line in text.splitlines()), f"blanks at an end:\n{text}")
+
+
+def kept_jobs():
+    with Daemon("--host-bytes", "64M", "--nvme-bytes", "0", "--page-elems", "4096") as d:
+        idle = d.used()
+        with holding(d, "kept", "1", "60"):
+            pass
+        jobs = rows(d, "jobs") # more than one answer holds
+        wait_until("ranks to leave", lambda: all(j["attached"] == 0 for j in rows(d, "jobs")), 2)
+        check([j["name"] for j in jobs] == [f"kept-{i}" for i in range(60)], f"{jobs}")
+        check(all(j["keep"] for j in jobs), f"{jobs}")
+        check(len(rows(d, "ls")) == 60 and len(rows(d, "ls", "kept-7")) == 1, "shards")
+        for i in range(60):
+            done = zctl(d.socket, "destroy", f"kept-{i}")
+            check((done.returncode, done.stdout, done.stderr) == (0, "", ""), f"{done}")
+        refused(zctl(d.socket, "destroy", "kept-0"), 4, "no job 'kept-0'")
+        wait_until("the bytes", lambda: d.used() == idle, 1)
+
+
+def many_shards():
+    with Daemon("--host-bytes", "256M", "--nvme-bytes", "0", "--page-elems", "4096") as d:
+        with holding(d, "many", "650"): # more than three answers hold
+            shards = rows(d, "ls", "many")
+            check([s["unit"] for s in shards] == [f"unit-{i}" for i in range(650)], "rows are lost")
+            check(len({s["id"] for s in shards}) == 650, "ids are not one each")
+
+
+def a_daemon_that_hangs():
+    with Daemon(*SMALL) as d:
+        d.process.send_signal(signal.SIGSTOP)
+        try:
+            begin = time.monotonic()
+            refused(zctl(d.socket, "ping"), 3)
+            check(time.monotonic() - begin < 15, "it was waited for too long")
+        finally:
+            d.process.send_signal(signal.SIGCONT)
+
+
+def something_else_that_answers():
+    for answer in (b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", b"zsh\1" + bytes(20)):
+        with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as server:
+            path = os.path.join(folder, "s")
+            server.bind(path)
+            server.listen()
+
+            def serve(server=server, answer=answer):
+                peer, _ = server.accept()
+                with peer:
+                    peer.recv(4096)
+                    peer.sendall(answer)
+
+            thread = threading.Thread(target=serve)
+            thread.start()
+            refused(zctl(path, "ping"), 3)
+            thread.join(10)
+
+
+def another_user():
+    if os.geteuid() != 0:
+        print("skipped: another_user needs root")
+        return
+    with Daemon(*SMALL) as d:
+        os.chmod(d.folder, 0o711)
+        refused(zctl(d.socket, "ping", user=65534, group=65534, extra_groups=[]), 4, "not allowed")
+
+
+def output_that_breaks():
+    with Daemon(*SMALL) as d, open("/dev/full", "wb") as full:
+        for words in (["tiers"], ["-o", "json", "tiers"], ["help"], ["stat"]):
+            done = subprocess.run([program("zctl"), *words], env=d.env(), stdout=full, text=True,
+                                  stderr=subprocess.PIPE, timeout=30, check=False)
+            check(done.returncode == 1 and "write the output" in done.stderr, f"{words}: {done}")
+
+
+if __name__ == "__main__":
+    sys.exit(main({f.__name__: f for f in (
+        no_daemon, empty_daemon, a_job, kept_jobs, many_shards, a_daemon_that_hangs,
+        something_else_that_answers, another_user, output_that_breaks)}))
