@@ -59,6 +59,7 @@ static struct zc_client *hold(const char *socket, const char *name, unsigned uni
 
 int main(int argc, char **argv)
 {
+    struct zc_client *c = NULL;
     unsigned units, jobs;
 
     if (argc < 4 || argc > 5)
@@ -72,10 +73,11 @@ int main(int argc, char **argv)
         zc_close(hold(argv[1], name, units, true));
     }
     if (jobs == 0)
-        (void)hold(argv[1], argv[2], units, false);
+        c = hold(argv[1], argv[2], units, false);
     (void)puts("held");
     (void)fflush(stdout);
-    while (jobs == 0 && getchar() != EOF)
+    while (c && getchar() != EOF)
         ;
-    return 0; /* the end of the process is the end of the connection */
+    zc_close(c);
+    return 0;
 }
