@@ -143,6 +143,11 @@ uint32_t fake_handles(void)
     return fake.handles;
 }
 
+uint32_t fake_pins(void)
+{
+    return fake.jobs[0].members[0].pins;
+}
+
 uint32_t fake_pins_most(void)
 {
     return fake.pins_most;

@@ -48,6 +48,8 @@ bool fake_faulted(void);
 void fake_end(void);
 /** Handles that are open. */
 uint32_t fake_handles(void);
+/** Slices that rank 0 has pinned now. */
+uint32_t fake_pins(void);
 /** The most slices that one rank had pinned at one time. */
 uint32_t fake_pins_most(void);
 

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/util.h"
+#include "client/zero/zero_priv.h"
 #include "model.h"
 
 static struct zc_comm *self;
@@ -554,6 +555,39 @@ static void values_that_do_not_come(void **state)
     }
 }
 
+/* ---- buffers */
+
+static void buffers_are_kept_for_the_next(void **state)
+{
+    struct zcz_buf *a, *b, *c[8];
+    struct zcz_pool p;
+    const void *was;
+
+    (void)state;
+    zcz_pool_init(&p, 2);
+    a = zcz_buf_get(&p, 10000);
+    assert_int_equal(a->bytes, 12288);
+    assert_int_equal((uintptr_t)a->data % 4096, 0);
+    was = a->data;
+    zcz_buf_put(&p, a);
+    a = zcz_buf_get(&p, 12000);
+    assert_ptr_equal(a->data, was);
+    zcz_buf_put(&p, a);
+    b = zcz_buf_get(&p, 4096); /* less than half of it: not that one */
+    assert_ptr_not_equal(b->data, was);
+    zcz_buf_put(&p, b);
+    assert_int_equal(p.bytes, 16384);
+    for (size_t i = 0; i < 8; i++)
+        c[i] = zcz_buf_get(&p, (i + 5) * 16384);
+    for (size_t i = 0; i < 8; i++)
+        zcz_buf_put(&p, c[i]);
+    assert_int_equal(p.bytes, (11 + 12) * 16384); /* the last two */
+    assert_true(p.bytes_most > p.bytes);
+    zcz_buf_put(&p, NULL);
+    zcz_pool_done(&p, false);
+    assert_int_equal(p.bytes, 0);
+}
+
 /* ---- backends */
 
 static void backends_that_are_none(void **state)
@@ -593,6 +627,7 @@ int main(void)
         cmocka_unit_test(an_all_frozen_model_does_not_step),
         cmocka_unit_test(options_that_are_wrong),
         cmocka_unit_test(values_that_do_not_come),
+        cmocka_unit_test(buffers_are_kept_for_the_next),
         cmocka_unit_test(backends_that_are_none),
     };
 
