@@ -920,9 +920,10 @@ static void leave_and_return(struct job *j)
         int rc;
 
         j->options.rank = r;
-        for (unsigned waited = 0;; waited++) { /* until its loss was noticed */
+        /* until its loss was noticed, and its staging is back */
+        for (unsigned waited = 0;; waited++) {
             rc = zi_open(&j->ranks[r], j->d, &j->options);
-            if (rc != -EBUSY || waited > 200)
+            if ((rc != -EBUSY && rc != -ENOSPC) || waited > 200)
                 break;
             zc_close(j->ranks[r].c);
             (void)poll(NULL, 0, 5);
