@@ -16,9 +16,9 @@
 #include "base/util.h"
 
 #define PAGE    4096u
-#define STAGING (256u << 10)
 #define UNITS   4u
 #define ELEMS   (8 * PAGE)
+#define STAGING (UNITS * ELEMS / 2 * (unsigned)sizeof(float))
 
 /* Parameters and state of the job below are on NVMe, but for the ring. */
 static const char *const options[] = {
@@ -174,7 +174,8 @@ static void die_at(const struct zi_daemon *d, enum stage stage)
         goto die;
     if (stage == READING) {
         for (unsigned u = 0; u < UNITS; u++)
-            (void)zc_read(r->c, r->shards[u], ZC_EXP_AVG, 0, ELEMS, r->job.staging, NULL, NULL);
+            (void)zc_read(r->c, r->shards[u], ZC_EXP_AVG, 0, ELEMS / 2,
+                          (float *)r->job.staging + u * ELEMS / 2, NULL, NULL);
         goto die;
     }
     if (stage == FETCHING || stage == FETCHED) {
