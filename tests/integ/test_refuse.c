@@ -42,141 +42,62 @@ enum end {
     SILENT,   /* nothing comes, and the connection goes on */
 };
 
+/* clang-format off */
+#define REQUEST(m)        { .method = m, .kind = ZP_REQUEST, .tag = 5 }
+#define WITH_BODY(m, len) { .body_bytes = len, .method = m, .kind = ZP_REQUEST, .tag = 5 }
+#define WITH_FDS(n)       { .method = ZP_PING, .kind = ZP_REQUEST, .fds = n, .tag = 5 }
+#define ONEWAY(m)         { .method = m, .kind = ZP_ONEWAY }
+
 static const struct {
     const char *name;
     bool greeted;
+    enum end end;
     struct zp_frame frame;
     const char *body;
-    size_t cut;   /* bytes of the whole that are sent; 0: all */
-    unsigned fds; /* descriptors that come with it */
-    const char *raw;
-    enum end end;
     int code;
-    const char *part;
+    const char *part; /* of the sentence */
+    unsigned fds;     /* descriptors that come with it */
+    size_t cut;       /* bytes of the whole that are sent; 0: all */
+    const char *raw;  /* instead of a frame */
 } frame_cases[] = {
-    { "garbage", .raw = "GET / HTTP/1.1\r\nHost: here\r\n\r\n", .end = HANGS_UP },
-    { "garbage after hello", true, .raw = "\x01\x02\x03\x04", .end = HANGS_UP },
-    { "a wrong version of the magic", true, .raw = "zsh\x02", .end = HANGS_UP },
-    { "a kind that is none", true, { .method = ZP_PING, .kind = 9 }, .end = HANGS_UP },
-    { "kind 0", true, { .method = ZP_PING, .kind = 0 }, .end = HANGS_UP },
-    { "a reply", true, { .method = ZP_PING, .kind = ZP_REPLY, .tag = 5 }, .end = HANGS_UP },
-    { "an event", true, { .method = ZP_EVENT_PEER_LOST, .kind = ZP_EVENT }, .end = HANGS_UP },
-    { "a body that is too long",
-      true,
-      { .body_bytes = ZP_BODY_MAX + 1, .method = ZP_PING, .kind = ZP_REQUEST },
-      .end = HANGS_UP },
-    { "a body that is far too long",
-      true,
-      { .body_bytes = UINT32_MAX, .method = ZP_PING, .kind = ZP_REQUEST },
-      .end = HANGS_UP },
-    { "one descriptor",
-      true,
-      { .method = ZP_PING, .kind = ZP_REQUEST, .fds = 1, .tag = 5 },
-      .fds = 1,
-      .end = HANGS_UP },
-    { "more descriptors than announced",
-      true,
-      { .method = ZP_PING, .kind = ZP_REQUEST, .fds = 1, .tag = 5 },
-      .fds = 2,
-      .end = HANGS_UP },
-    { "a descriptor that nobody announced",
-      true,
-      { .method = ZP_PING, .kind = ZP_REQUEST, .tag = 5 },
-      .fds = 1,
-      .end = HANGS_UP },
-    { "fewer descriptors than announced",
-      true,
-      { .method = ZP_PING, .kind = ZP_REQUEST, .fds = 2, .tag = 5 },
-      .fds = 1,
-      .end = HANGS_UP },
-    { "more descriptors than may be",
-      true,
-      { .method = ZP_PING, .kind = ZP_REQUEST, .fds = 5 },
-      .end = HANGS_UP },
-    { "sixteen descriptors",
-      true,
-      { .method = ZP_PING, .kind = ZP_REQUEST, .fds = 4, .tag = 5 },
-      .fds = 16,
-      .end = HANGS_UP },
-    { "ping as one-way", true, { .method = ZP_PING, .kind = ZP_ONEWAY }, .end = HANGS_UP },
-    { "one-way before hello", false, { .method = ZP_RELEASE, .kind = ZP_ONEWAY }, .end = HANGS_UP },
-    { "a request before hello",
-      false,
-      { .method = ZP_STAT, .kind = ZP_REQUEST, .tag = 5 },
-      .end = LAST,
-      .code = -EPROTO,
-      .part = "hello" },
-    { "hello twice",
-      true,
-      { .method = ZP_HELLO, .kind = ZP_REQUEST, .tag = 5 },
-      .end = ANSWERED,
-      .code = -EPROTO,
-      .part = "before" },
-    { "a version that nobody speaks",
-      false,
-      { .body_bytes = 4, .method = ZP_HELLO, .kind = ZP_REQUEST, .tag = 5 },
-      "\x08\x63\x10\x64",
-      .end = LAST,
-      .code = -EPROTONOSUPPORT,
-      .part = "99 to 100" },
-    { "a method that is none",
-      true,
-      { .method = 4711, .kind = ZP_REQUEST, .tag = 5 },
-      .end = ANSWERED,
-      .code = -ENOSYS,
-      .part = "4711" },
-    { "method 0",
-      true,
-      { .method = 0, .kind = ZP_REQUEST, .tag = 5 },
-      .end = ANSWERED,
-      .code = -ENOSYS,
-      .part = "no method 0" },
-    { "a one-way method that is none", true, { .method = 4711, .kind = ZP_ONEWAY }, .end = SILENT },
-    { "a one-way body that is no message",
-      true,
-      { .body_bytes = 3, .method = ZP_RELEASE, .kind = ZP_ONEWAY },
-      "\xff\xff\xff",
-      .end = SILENT },
-    { "release as a request",
-      true,
-      { .method = ZP_RELEASE, .kind = ZP_REQUEST, .tag = 5 },
-      .end = ANSWERED,
-      .code = -EINVAL,
-      .part = "one-way" },
-    { "a body that is no message",
-      true,
-      { .body_bytes = 3, .method = ZP_FETCH, .kind = ZP_REQUEST, .tag = 5 },
-      "\xff\xff\xff",
-      .end = ANSWERED,
-      .code = -EPROTO,
-      .part = "Fetch" },
-    { "text with a control character",
-      true,
-      { .body_bytes = 5, .method = ZP_LIST, .kind = ZP_REQUEST, .tag = 5 },
-      "\x0a\x03"
-      "a\nb",
-      .end = ANSWERED,
-      .code = -EPROTO,
-      .part = "" },
-    { "text that is no UTF-8",
-      true,
-      { .body_bytes = 4, .method = ZP_LIST, .kind = ZP_REQUEST, .tag = 5 },
-      "\x0a\x02\xc3\x28",
-      .end = ANSWERED,
-      .code = -EPROTO,
-      .part = "" },
-    { "half a header, and then nothing",
-      true,
-      { .method = ZP_PING, .kind = ZP_REQUEST },
-      .cut = 11,
-      .end = SILENT },
-    { "half a body, and then nothing",
-      true,
-      { .body_bytes = 10, .method = ZP_PING, .kind = ZP_REQUEST },
-      "0123456789",
-      .cut = 30,
-      .end = SILENT },
+    { "garbage", false, HANGS_UP, .raw = "GET / HTTP/1.1\r\nHost: here\r\n\r\n" },
+    { "garbage after hello", true, HANGS_UP, .raw = "\x01\x02\x03\x04" },
+    { "a wrong version of the magic", true, HANGS_UP, .raw = "zsh\x02" },
+    { "a kind that is none", true, HANGS_UP, { .method = ZP_PING, .kind = 9 } },
+    { "kind 0", true, HANGS_UP, { .method = ZP_PING, .kind = 0 } },
+    { "a reply", true, HANGS_UP, { .method = ZP_PING, .kind = ZP_REPLY, .tag = 5 } },
+    { "an event", true, HANGS_UP, { .method = ZP_EVENT_PEER_LOST, .kind = ZP_EVENT } },
+    { "a body that is too long", true, HANGS_UP, WITH_BODY(ZP_PING, ZP_BODY_MAX + 1) },
+    { "a body that is far too long", true, HANGS_UP, WITH_BODY(ZP_PING, UINT32_MAX) },
+    { "one descriptor", true, HANGS_UP, WITH_FDS(1), .fds = 1 },
+    { "more descriptors than announced", true, HANGS_UP, WITH_FDS(1), .fds = 2 },
+    { "a descriptor that nobody announced", true, HANGS_UP, WITH_FDS(0), .fds = 1 },
+    { "fewer descriptors than announced", true, HANGS_UP, WITH_FDS(2), .fds = 1 },
+    { "more descriptors than may be", true, HANGS_UP, WITH_FDS(5) },
+    { "sixteen descriptors", true, HANGS_UP, WITH_FDS(4), .fds = 16 },
+    { "ping as one-way", true, HANGS_UP, ONEWAY(ZP_PING) },
+    { "one-way before hello", false, HANGS_UP, ONEWAY(ZP_RELEASE) },
+    { "a request before hello", false, LAST, REQUEST(ZP_STAT), NULL, -EPROTO, "hello" },
+    { "hello twice", true, ANSWERED, REQUEST(ZP_HELLO), NULL, -EPROTO, "before" },
+    { "a version that nobody speaks", false, LAST, WITH_BODY(ZP_HELLO, 4), "\x08\x63\x10\x64",
+      -EPROTONOSUPPORT, "99 to 100" },
+    { "a method that is none", true, ANSWERED, REQUEST(4711), NULL, -ENOSYS, "4711" },
+    { "method 0", true, ANSWERED, REQUEST(0), NULL, -ENOSYS, "no method 0" },
+    { "a one-way method that is none", true, SILENT, ONEWAY(4711) },
+    { "a one-way body that is no message", true, SILENT,
+      { .body_bytes = 3, .method = ZP_RELEASE, .kind = ZP_ONEWAY }, "\xff\xff\xff" },
+    { "release as a request", true, ANSWERED, REQUEST(ZP_RELEASE), NULL, -EINVAL, "one-way" },
+    { "a body that is no message", true, ANSWERED, WITH_BODY(ZP_FETCH, 3), "\xff\xff\xff",
+      -EPROTO, "Fetch" },
+    { "text with a control character", true, ANSWERED, WITH_BODY(ZP_LIST, 5), "\x0a\x03" "a\nb",
+      -EPROTO, "" },
+    { "text that is no UTF-8", true, ANSWERED, WITH_BODY(ZP_LIST, 4), "\x0a\x02\xc3\x28",
+      -EPROTO, "" },
+    { "half a header, and then nothing", true, SILENT, REQUEST(ZP_PING), .cut = 11 },
+    { "half a body, and then nothing", true, SILENT, WITH_BODY(ZP_PING, 10), "0123456789",
+      .cut = 30 },
 };
+/* clang-format on */
 
 static void frame_case(struct zi_daemon *d, size_t i)
 {
@@ -825,134 +746,165 @@ static void check_norm(struct data *x, const float *grad, size_t n)
     assert_int_equal(reply->nonfinite, 0);
 }
 
+/* Initial values of all but LATE; half of a shard is not yet all of it. */
+static void data_fill(struct data *x)
+{
+    for (size_t n = 0; n < 3 * PAGE; n++)
+        x->staging[n] = 1.0f + (float)n;
+    for (unsigned i = 0; i < LATE; i++) {
+        assert_says("fetch before it was written", data_fetch(x, &x->shards[i], 1, 0), -EAGAIN,
+                    x->r.text, "no initial values");
+        if (i == A) {
+            assert_int_equal(data_write(x, x->shards[i], PAGE, 2 * PAGE, PAGE * 4), 0);
+            assert_says("fetch of what is half written", data_fetch(x, &x->shards[i], 1, 0),
+                        -EAGAIN, x->r.text, "no initial values");
+        }
+        assert_int_equal(data_write(x, x->shards[i], 0, PAGE, 0), 0);
+    }
+}
+
+static void data_copies(struct data *x)
+{
+    for (size_t i = 0; i < ZB_COUNT(write_cases); i++)
+        assert_says(write_cases[i].name,
+                    data_write(x, data_shard(x, write_cases[i].unit), write_cases[i].first,
+                               write_cases[i].count, write_cases[i].staging),
+                    write_cases[i].code, x->r.text, write_cases[i].part);
+    for (size_t i = 0; i < ZB_COUNT(read_cases); i++)
+        assert_says(read_cases[i].name,
+                    data_read(x, data_shard(x, read_cases[i].unit), read_cases[i].a,
+                              read_cases[i].first, read_cases[i].count, read_cases[i].staging),
+                    read_cases[i].code, x->r.text, read_cases[i].part);
+}
+
+/* One of these is a pin of ours; the others are counted and logged, and nothing else. */
+static void data_release(struct data *x)
+{
+    uint64_t shards[] = { x->shards[A], x->shards[A], x->shards[BF16], 12345 };
+    struct zp_frame f = { .method = ZP_RELEASE, .kind = ZP_ONEWAY };
+    Zp__Release release = ZP__RELEASE__INIT;
+    uint8_t frame[ZP_HEADER_BYTES + 64];
+
+    release.n_shards = ZB_COUNT(shards);
+    release.shards = shards;
+    f.body_bytes = (uint32_t)protobuf_c_message_pack(&release.base, frame + ZP_HEADER_BYTES);
+    zp_frame_put(&f, frame);
+    zi_raw_bytes(&x->r, frame, ZP_HEADER_BYTES + f.body_bytes, NULL, 0);
+    zi_raw_alive(&x->r);
+    assert_non_null(zi_log_line(&x->d, "release-refused"));
+}
+
+static void data_fetches(struct data *x)
+{
+    uint64_t two[2] = { x->shards[A], data_shard(x, NO_SHARD) };
+
+    assert_says("an unknown shard", data_fetch(x, two, 2, 0), -ENOENT, x->r.text, "no shard");
+    two[1] = UINT64_MAX;
+    assert_says("a shard of no job", data_fetch(x, two, 2, 0), -ENOENT, x->r.text, "no shard");
+    two[1] = x->shards[LATE];
+    assert_says("one that was not written", data_fetch(x, two, 2, 0), -EAGAIN, x->r.text, "'late'");
+    assert_says("no shards", data_fetch(x, two, 0, 0), -EINVAL, x->r.text, "0 shards");
+    assert_says("a version that nobody makes", data_fetch(x, two, 1, 1), -ETIMEDOUT, x->r.text,
+                "waits for version 1; it has 0");
+    assert_int_equal(data_fetch(x, two, 1, 0), 0);
+    assert_says("write of what is pinned", data_write(x, x->shards[A], 0, PAGE, 0), -EBUSY,
+                x->r.text, "pinned");
+    data_release(x);
+    assert_int_equal(data_write(x, x->shards[A], 0, PAGE, 0), 0);
+}
+
+/* Leaves staging's first three pages in shard A's gradient twice: set, and added. */
+static void data_pushes(struct data *x)
+{
+    static const struct data_case first = { .count = PAGE, .a = 1, .c = 1, .d = 1 };
+    static const struct data_case again = { .count = 3 * PAGE, .a = 1, .b = 1, .c = 2, .d = 1 };
+    struct data_case rest = first;
+
+    rest.first = PAGE;
+    rest.count = 2 * PAGE;
+    rest.staging = PAGE * sizeof(float);
+    for (size_t n = 0; n < 3 * PAGE; n++)
+        x->staging[n] = 0.25f * (float)(n % 100) - 3;
+    for (size_t i = 0; i < ZB_COUNT(push_cases); i++) {
+        if (i == BEHIND)
+            assert_int_equal(data_push(x, x->shards[A], &first), 0);
+        assert_says(push_cases[i].name,
+                    data_push(x, data_shard(x, push_cases[i].unit), &push_cases[i]),
+                    push_cases[i].code, x->r.text, push_cases[i].part);
+    }
+    assert_int_equal(data_push(x, x->shards[A], &rest), 0);
+    assert_says("the whole again", data_push(x, x->shards[A], &rest), -EEXIST, x->r.text,
+                "not added twice");
+    assert_int_equal(data_push(x, x->shards[A], &again), 0);
+    assert_says("a micro-step again", data_push(x, x->shards[A], &again), -EEXIST, x->r.text,
+                "not added twice");
+    assert_says("an older one", data_push(x, x->shards[A], &first), -EEXIST, x->r.text,
+                "not added twice");
+}
+
+/* Gradients of zero for the others. */
+static void data_push_zeros(struct data *x)
+{
+    struct data_case zero = { .count = PAGE, .staging = 3 * PAGE * sizeof(float), .a = 1, .c = 1 };
+
+    memset(x->staging + 3 * PAGE, 0, PAGE * sizeof(float));
+    zero.d = ZC_F32;
+    assert_int_equal(data_push(x, x->shards[LATE], &zero), 0);
+    zero.d = ZC_BF16;
+    assert_int_equal(data_push(x, x->shards[BF16], &zero), 0);
+    assert_says("step without values", data_step(x, 1), -EAGAIN, x->r.text, "'late'");
+    assert_int_equal(data_write(x, x->shards[LATE], 0, PAGE, zero.staging), 0);
+}
+
+/* What was refused has left nothing: the norm, the bytes and the step are those of what was not. */
+static void data_check(struct data *x)
+{
+    float *sum = calloc(3 * PAGE, sizeof(*sum));
+
+    for (size_t n = 0; n < 3 * PAGE; n++)
+        sum[n] = 2 * x->staging[n];
+    check_norm(x, sum, 3 * PAGE);
+    assert_int_equal(data_read(x, x->shards[A], ZC_GRAD, 0, 3 * PAGE, 16 * PAGE), 0);
+    assert_memory_equal(x->staging + 4 * PAGE, sum, 3 * PAGE * sizeof(float));
+    free(sum);
+    assert_int_equal(data_step(x, 1), 0);
+    assert_says("a step that is done", data_step(x, 1), -EEXIST, x->r.text, "step 2 comes next");
+    assert_int_equal(data_fetch(x, x->shards, UNITS, 1), 0);
+}
+
+static int data_norms(struct data *x, uint64_t step)
+{
+    Zp__Norms q = ZP__NORMS__INIT;
+
+    q.job = x->job;
+    q.step = step;
+    return zi_raw_call(&x->r, ZP_NORMS, &q.base);
+}
+
 static void data(void **state)
 {
-    static const struct data_case first = { .count = PAGE, .a = 1, .c = 1, .d = 1 },
-                                  rest = { .first = PAGE,
-                                           .count = 2 * PAGE,
-                                           .staging = PAGE * 4,
-                                           .a = 1,
-                                           .c = 1,
-                                           .d = 1 },
-                                  again = { .count = 3 * PAGE, .a = 1, .b = 1, .c = 2, .d = 1 },
-                                  one = { .count = PAGE, .a = 1, .c = 1, .d = 1 };
     struct data x = { 0 };
-    Zp__Norms norms = ZP__NORMS__INIT;
-    uint64_t fetched[2];
-    float *sum;
 
     (void)state;
     data_open(&x);
-    norms.job = x.job;
     assert_says("write before ready", data_write(&x, x.shards[A], 0, PAGE, 0), -EBUSY, x.r.text,
                 "not ready");
     assert_says("fetch before ready", data_fetch(&x, x.shards, 1, 0), -EBUSY, x.r.text,
                 "not ready");
     assert_says("step before ready", data_step(&x, 1), -EBUSY, x.r.text, "not ready");
     data_ready(&x);
-    for (unsigned i = 0; i < LATE; i++) {
-        assert_says("fetch before it was written", data_fetch(&x, &x.shards[i], 1, 0), -EAGAIN,
-                    x.r.text, "no initial values");
-        for (size_t n = 0; n < 3 * PAGE; n++)
-            x.staging[n] = 1.0f + (float)n;
-        if (i == A) { /* half of it is not yet all of it */
-            assert_int_equal(data_write(&x, x.shards[i], PAGE, 2 * PAGE, PAGE * 4), 0);
-            assert_says("fetch of what is half written", data_fetch(&x, &x.shards[i], 1, 0),
-                        -EAGAIN, x.r.text, "no initial values");
-            assert_int_equal(data_write(&x, x.shards[i], 0, PAGE, 0), 0);
-        } else {
-            assert_int_equal(data_write(&x, x.shards[i], 0, PAGE, 0), 0);
-        }
-    }
-    for (size_t i = 0; i < ZB_COUNT(write_cases); i++)
-        assert_says(write_cases[i].name,
-                    data_write(&x, data_shard(&x, write_cases[i].unit), write_cases[i].first,
-                               write_cases[i].count, write_cases[i].staging),
-                    write_cases[i].code, x.r.text, write_cases[i].part);
-    for (size_t i = 0; i < ZB_COUNT(read_cases); i++)
-        assert_says(read_cases[i].name,
-                    data_read(&x, data_shard(&x, read_cases[i].unit), read_cases[i].a,
-                              read_cases[i].first, read_cases[i].count, read_cases[i].staging),
-                    read_cases[i].code, x.r.text, read_cases[i].part);
-
-    /* fetches */
-    fetched[0] = x.shards[A];
-    fetched[1] = data_shard(&x, NO_SHARD);
-    assert_says("an unknown shard", data_fetch(&x, fetched, 2, 0), -ENOENT, x.r.text, "no shard");
-    fetched[1] = UINT64_MAX;
-    assert_says("a shard of no job", data_fetch(&x, fetched, 2, 0), -ENOENT, x.r.text, "no shard");
-    fetched[1] = x.shards[LATE];
-    assert_says("one that was not written", data_fetch(&x, fetched, 2, 0), -EAGAIN, x.r.text,
-                "'late'");
-    assert_says("no shards", data_fetch(&x, fetched, 0, 0), -EINVAL, x.r.text, "0 shards");
-    assert_says("a version that nobody makes", data_fetch(&x, fetched, 1, 1), -ETIMEDOUT, x.r.text,
-                "waits for version 1; it has 0");
-    assert_int_equal(data_fetch(&x, fetched, 1, 0), 0);
-    assert_says("write of what is pinned", data_write(&x, x.shards[A], 0, PAGE, 0), -EBUSY,
-                x.r.text, "pinned");
-    {
-        Zp__Release release = ZP__RELEASE__INIT;
-        uint8_t frame[ZP_HEADER_BYTES + 64];
-        struct zp_frame f = { .method = ZP_RELEASE, .kind = ZP_ONEWAY };
-        uint64_t twice[] = { x.shards[A], x.shards[A], x.shards[BF16], 12345 };
-
-        release.n_shards = ZB_COUNT(twice); /* one pin is its own; the others are counted */
-        release.shards = twice;
-        f.body_bytes = (uint32_t)protobuf_c_message_pack(&release.base, frame + ZP_HEADER_BYTES);
-        zp_frame_put(&f, frame);
-        zi_raw_bytes(&x.r, frame, ZP_HEADER_BYTES + f.body_bytes, NULL, 0);
-        zi_raw_alive(&x.r);
-        assert_non_null(zi_log_line(&x.d, "release-refused"));
-    }
-
-    /* pushes: refused ones leave nothing */
-    norms.step = 1;
-    assert_says("norms without gradients", zi_raw_call(&x.r, ZP_NORMS, &norms.base), -EBUSY,
-                x.r.text, "no whole gradient");
+    data_fill(&x);
+    data_copies(&x);
+    data_fetches(&x);
+    assert_says("norms without gradients", data_norms(&x, 1), -EBUSY, x.r.text,
+                "no whole gradient");
     assert_says("step without gradients", data_step(&x, 1), -EBUSY, x.r.text, "no whole gradient");
     assert_says("step 2 first", data_step(&x, 2), -EINVAL, x.r.text, "step 2 of");
     assert_says("step 0", data_step(&x, 0), -EEXIST, x.r.text, "step 1 comes next");
-    for (size_t n = 0; n < 3 * PAGE; n++)
-        x.staging[n] = 0.25f * (float)(n % 100) - 3;
-    for (size_t i = 0; i < ZB_COUNT(push_cases); i++) {
-        if (i == BEHIND)
-            assert_int_equal(data_push(&x, x.shards[A], &first), 0);
-        assert_says(push_cases[i].name,
-                    data_push(&x, data_shard(&x, push_cases[i].unit), &push_cases[i]),
-                    push_cases[i].code, x.r.text, push_cases[i].part);
-    }
-    assert_int_equal(data_push(&x, x.shards[A], &rest), 0);
-    assert_says("the whole again", data_push(&x, x.shards[A], &rest), -EEXIST, x.r.text,
-                "not added twice");
-    assert_int_equal(data_push(&x, x.shards[A], &again), 0);
-    assert_says("a micro-step again", data_push(&x, x.shards[A], &again), -EEXIST, x.r.text,
-                "not added twice");
-    assert_says("an older one", data_push(&x, x.shards[A], &first), -EEXIST, x.r.text,
-                "not added twice");
-    norms.step = 2;
-    assert_says("norms of another step", zi_raw_call(&x.r, ZP_NORMS, &norms.base), -EINVAL,
-                x.r.text, "step 1 comes next");
-    sum = calloc(3 * PAGE, sizeof(*sum));
-    for (size_t n = 0; n < 3 * PAGE; n++)
-        sum[n] = 2 * x.staging[n];
-    memset(x.staging + 3 * PAGE, 0, PAGE * sizeof(float)); /* others have gradients of zero */
-    {
-        struct data_case zero = one;
-
-        zero.staging = 3 * PAGE * sizeof(float);
-        assert_int_equal(data_push(&x, x.shards[LATE], &zero), 0);
-        zero.d = 2;
-        assert_int_equal(data_push(&x, x.shards[BF16], &zero), 0);
-        assert_says("step without values", data_step(&x, 1), -EAGAIN, x.r.text, "'late'");
-        assert_int_equal(data_write(&x, x.shards[LATE], 0, PAGE, zero.staging), 0);
-    }
-    check_norm(&x, sum, 3 * PAGE);
-    assert_int_equal(data_read(&x, x.shards[A], ZC_GRAD, 0, 3 * PAGE, 16 * PAGE), 0);
-    assert_memory_equal(x.staging + 4 * PAGE, sum, 3 * PAGE * sizeof(float));
-    free(sum);
-    assert_int_equal(data_step(&x, 1), 0);
-    assert_says("a step that is done", data_step(&x, 1), -EEXIST, x.r.text, "step 2 comes next");
-    assert_int_equal(data_fetch(&x, x.shards, UNITS, 1), 0);
+    data_pushes(&x);
+    assert_says("norms of another step", data_norms(&x, 2), -EINVAL, x.r.text, "step 1 comes next");
+    data_push_zeros(&x);
+    data_check(&x);
     data_close(&x);
 }
 
