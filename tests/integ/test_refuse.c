@@ -43,10 +43,14 @@ enum end {
 };
 
 /* clang-format off */
-#define REQUEST(m)        { .method = m, .kind = ZP_REQUEST, .tag = 5 }
-#define WITH_BODY(m, len) { .body_bytes = len, .method = m, .kind = ZP_REQUEST, .tag = 5 }
-#define WITH_FDS(n)       { .method = ZP_PING, .kind = ZP_REQUEST, .fds = n, .tag = 5 }
-#define ONEWAY(m)         { .method = m, .kind = ZP_ONEWAY }
+#define FRAME(...)           .frame = { __VA_ARGS__ }
+#define REQUEST(m)           FRAME(.method = m, .kind = ZP_REQUEST, .tag = 5)
+#define WITH_BODY(m, len, b) FRAME(.body_bytes = len, .method = m, .kind = ZP_REQUEST, .tag = 5), \
+                             .body = b
+#define WITH_FDS(n, come)    FRAME(.method = ZP_PING, .kind = ZP_REQUEST, .fds = n, .tag = 5), \
+                             .fds = come
+#define ONEWAY(m)            FRAME(.method = m, .kind = ZP_ONEWAY)
+#define SAYS(c, p)           .code = c, .part = p
 
 static const struct {
     const char *name;
@@ -63,38 +67,38 @@ static const struct {
     { "garbage", false, HANGS_UP, .raw = "GET / HTTP/1.1\r\nHost: here\r\n\r\n" },
     { "garbage after hello", true, HANGS_UP, .raw = "\x01\x02\x03\x04" },
     { "a wrong version of the magic", true, HANGS_UP, .raw = "zsh\x02" },
-    { "a kind that is none", true, HANGS_UP, { .method = ZP_PING, .kind = 9 } },
-    { "kind 0", true, HANGS_UP, { .method = ZP_PING, .kind = 0 } },
-    { "a reply", true, HANGS_UP, { .method = ZP_PING, .kind = ZP_REPLY, .tag = 5 } },
-    { "an event", true, HANGS_UP, { .method = ZP_EVENT_PEER_LOST, .kind = ZP_EVENT } },
-    { "a body that is too long", true, HANGS_UP, WITH_BODY(ZP_PING, ZP_BODY_MAX + 1) },
-    { "a body that is far too long", true, HANGS_UP, WITH_BODY(ZP_PING, UINT32_MAX) },
-    { "one descriptor", true, HANGS_UP, WITH_FDS(1), .fds = 1 },
-    { "more descriptors than announced", true, HANGS_UP, WITH_FDS(1), .fds = 2 },
-    { "a descriptor that nobody announced", true, HANGS_UP, WITH_FDS(0), .fds = 1 },
-    { "fewer descriptors than announced", true, HANGS_UP, WITH_FDS(2), .fds = 1 },
-    { "more descriptors than may be", true, HANGS_UP, WITH_FDS(5) },
-    { "sixteen descriptors", true, HANGS_UP, WITH_FDS(4), .fds = 16 },
+    { "a kind that is none", true, HANGS_UP, FRAME(.method = ZP_PING, .kind = 9) },
+    { "kind 0", true, HANGS_UP, FRAME(.method = ZP_PING, .kind = 0) },
+    { "a reply", true, HANGS_UP, FRAME(.method = ZP_PING, .kind = ZP_REPLY, .tag = 5) },
+    { "an event", true, HANGS_UP, FRAME(.method = ZP_EVENT_PEER_LOST, .kind = ZP_EVENT) },
+    { "a body that is too long", true, HANGS_UP, WITH_BODY(ZP_PING, ZP_BODY_MAX + 1, NULL) },
+    { "a body that is far too long", true, HANGS_UP, WITH_BODY(ZP_PING, UINT32_MAX, NULL) },
+    { "one descriptor", true, HANGS_UP, WITH_FDS(1, 1) },
+    { "more descriptors than announced", true, HANGS_UP, WITH_FDS(1, 2) },
+    { "a descriptor that nobody announced", true, HANGS_UP, WITH_FDS(0, 1) },
+    { "fewer descriptors than announced", true, HANGS_UP, WITH_FDS(2, 1) },
+    { "more descriptors than may be", true, HANGS_UP, WITH_FDS(5, 0) },
+    { "sixteen descriptors", true, HANGS_UP, WITH_FDS(4, 16) },
     { "ping as one-way", true, HANGS_UP, ONEWAY(ZP_PING) },
     { "one-way before hello", false, HANGS_UP, ONEWAY(ZP_RELEASE) },
-    { "a request before hello", false, LAST, REQUEST(ZP_STAT), NULL, -EPROTO, "hello" },
-    { "hello twice", true, ANSWERED, REQUEST(ZP_HELLO), NULL, -EPROTO, "before" },
-    { "a version that nobody speaks", false, LAST, WITH_BODY(ZP_HELLO, 4), "\x08\x63\x10\x64",
-      -EPROTONOSUPPORT, "99 to 100" },
-    { "a method that is none", true, ANSWERED, REQUEST(4711), NULL, -ENOSYS, "4711" },
-    { "method 0", true, ANSWERED, REQUEST(0), NULL, -ENOSYS, "no method 0" },
+    { "a request before hello", false, LAST, REQUEST(ZP_STAT), SAYS(-EPROTO, "hello") },
+    { "hello twice", true, ANSWERED, REQUEST(ZP_HELLO), SAYS(-EPROTO, "before") },
+    { "a version that nobody speaks", false, LAST, WITH_BODY(ZP_HELLO, 4, "\x08\x63\x10\x64"),
+      SAYS(-EPROTONOSUPPORT, "99 to 100") },
+    { "a method that is none", true, ANSWERED, REQUEST(4711), SAYS(-ENOSYS, "4711") },
+    { "method 0", true, ANSWERED, REQUEST(0), SAYS(-ENOSYS, "no method 0") },
     { "a one-way method that is none", true, SILENT, ONEWAY(4711) },
     { "a one-way body that is no message", true, SILENT,
-      { .body_bytes = 3, .method = ZP_RELEASE, .kind = ZP_ONEWAY }, "\xff\xff\xff" },
-    { "release as a request", true, ANSWERED, REQUEST(ZP_RELEASE), NULL, -EINVAL, "one-way" },
-    { "a body that is no message", true, ANSWERED, WITH_BODY(ZP_FETCH, 3), "\xff\xff\xff",
-      -EPROTO, "Fetch" },
-    { "text with a control character", true, ANSWERED, WITH_BODY(ZP_LIST, 5), "\x0a\x03" "a\nb",
-      -EPROTO, "" },
-    { "text that is no UTF-8", true, ANSWERED, WITH_BODY(ZP_LIST, 4), "\x0a\x02\xc3\x28",
-      -EPROTO, "" },
+      FRAME(.body_bytes = 3, .method = ZP_RELEASE, .kind = ZP_ONEWAY), .body = "\xff\xff\xff" },
+    { "release as a request", true, ANSWERED, REQUEST(ZP_RELEASE), SAYS(-EINVAL, "one-way") },
+    { "a body that is no message", true, ANSWERED, WITH_BODY(ZP_FETCH, 3, "\xff\xff\xff"),
+      SAYS(-EPROTO, "Fetch") },
+    { "text with a control character", true, ANSWERED, WITH_BODY(ZP_LIST, 5, "\x0a\x03" "a\nb"),
+      SAYS(-EPROTO, "") },
+    { "text that is no UTF-8", true, ANSWERED, WITH_BODY(ZP_LIST, 4, "\x0a\x02\xc3\x28"),
+      SAYS(-EPROTO, "") },
     { "half a header, and then nothing", true, SILENT, REQUEST(ZP_PING), .cut = 11 },
-    { "half a body, and then nothing", true, SILENT, WITH_BODY(ZP_PING, 10), "0123456789",
+    { "half a body, and then nothing", true, SILENT, WITH_BODY(ZP_PING, 10, "0123456789"),
       .cut = 30 },
 };
 /* clang-format on */
