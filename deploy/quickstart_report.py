@@ -43,7 +43,8 @@ def main():
     print(f"                guessing bytes uniformly gives {math.log(256):.3f}, by their frequency {entropy:.3f}")
     print(f"speed           {speed:.0f} tokens/s (median)")
     for name, value in tiers.items():
-        print(f"resident        {value / 2**20:10.1f} MiB in {name}")
+        if value > 0:
+            print(f"resident        {value / 2**20:10.1f} MiB in {name}")
     print(f"NVMe per step   {read / 2**20:.1f} MiB read, {written / 2**20:.1f} MiB written")
     print(f"per parameter   {read / params:.1f} bytes read, {written / params:.1f} bytes written, each step")
     if not last < 0.9 * entropy:
