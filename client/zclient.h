@@ -62,9 +62,9 @@ extern "C" {
 #define ZC_TENSOR_MAX   127 /* bytes of a tensor's name */
 #define ZC_DIMS_MAX     8
 #define ZC_GROUP_FROZEN 65535u
-#define ZC_PINS_MIN   3u    /* so many of its own shards a rank can always pin at one time */
-#define ZC_NOTE_MAX   65536 /* bytes of a note */
-#define ZC_NORM_BYTES 80
+#define ZC_PINS_MIN     3u    /* so many of its own shards a rank can always pin at one time */
+#define ZC_NOTE_MAX     65536 /* bytes of a note */
+#define ZC_NORM_BYTES   80
 
 struct zc_client;
 
