@@ -71,7 +71,7 @@ static float draw_float(float scale)
 
 struct unit {
     struct zc_unit def;
-    char name[8];
+    char name[16];
     struct zc_tensor tensors[TENSORS_MAX];
     struct zb_layout layout;
     struct zk_segment segments[TENSORS_MAX];
