@@ -37,13 +37,13 @@ static int step_check(struct zc_zero *z, double lr)
     return 0;
 }
 
-/* Parameters that were gathered ahead are those before the step; gradients must have arrived. */
+/* Gradients must have arrived. Nothing was gathered ahead of the step (schedule.c); what is on its
+ * way to be dropped must be gone, since a step waits for pins. */
 static int step_settle(struct zc_zero *z)
 {
     struct zcz_wait w = { .what = "gradients to reach the store" };
     int rc;
 
-    zb_list_each(pos, &z->gathers) zcz_gather_drop(z, zb_container_of(pos, struct zcz_unit, node));
     rc = zcz_turn(z, 0);
     while (rc == 0 && (!zb_list_empty(&z->gathers) || !zb_list_empty(&z->reduces) ||
                        z->pushes.pending > 0 || z->stepping))

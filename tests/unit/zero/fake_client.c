@@ -84,7 +84,7 @@ static struct {
     const struct zk_ops *ops;
     struct job jobs[NODES_MAX];
     uint32_t calls; /* of the rank that will fail */
-    bool faulted;
+    enum fake_when faulted;
     uint32_t handles, opened, pins_most;
     uint64_t seed;
 } fake = { .lock = PTHREAD_MUTEX_INITIALIZER };
@@ -129,11 +129,11 @@ void fake_reset(const struct fake_config *config)
         fake.config.nodes = 1;
     assert(zk_select(NULL, &fake.ops, &err) == 0);
     fake.calls = fake.opened = fake.pins_most = 0;
-    fake.faulted = false;
+    fake.faulted = FAKE_NOT_YET;
     fake.seed = config->seed;
 }
 
-bool fake_faulted(void)
+enum fake_when fake_faulted(void)
 {
     return fake.faulted;
 }
@@ -214,7 +214,10 @@ static int begin(struct zc_client *c, enum kind kind, zc_done_fn *done, void *ar
         return record(c, -ENOTCONN, "the daemon is gone");
     if (f->fault != FAKE_NONE && c->rank == f->rank && !fake.faulted) {
         now = ++fake.calls == f->nth;
-        fake.faulted = now;
+        if (now)
+            fake.faulted = kind <= WRITE   ? FAKE_AT_START
+                           : kind == CLOSE ? FAKE_AT_END
+                                           : FAKE_AT_WORK;
     }
     if (now && f->fault == FAKE_START)
         return record(c, f->rc, "refused by the test");
@@ -382,6 +385,9 @@ static bool end_write(struct shard *s, struct call *call)
     struct zk_page page = page_of(s, call->first, call->count);
 
     assert(s->pins == 0);
+    for (uint64_t i = 0; i < call->count; i++)
+        assert(s->first + call->first + i < s->unit->elems ||
+               ((const float *)call->staged)[i] == 0);
     zk_page_init(fake.ops, &s->layout, &page, call->staged);
     s->written += call->count;
     memset(call->staged, 0xa5, call->count * 4);
@@ -421,7 +427,8 @@ static bool end_fetch(struct zc_client *c, struct job *job, struct shard *s, str
         call->rc = record(c, -EAGAIN, "not written yet");
         return true;
     }
-    if (s->version < call->number || stale || (fake.config.ring && m->pins == ZC_PINS_MIN))
+    assert(!fake.config.ring || m->pins < ZC_PINS_MIN);
+    if (s->version < call->number || stale)
         return false;
     s->pins++;
     m->pins++;

@@ -42,8 +42,9 @@ struct fake_config {
 };
 
 void fake_reset(const struct fake_config *config);
-/** Whether the fault has happened. */
-bool fake_faulted(void);
+/** Whether the fault has happened, and in which call. */
+enum fake_when { FAKE_NOT_YET, FAKE_AT_START, FAKE_AT_WORK, FAKE_AT_END };
+enum fake_when fake_faulted(void);
 /** Frees what a job left; asserts that no handle is open and that everything was released. */
 void fake_end(void);
 /** Handles that are open. */

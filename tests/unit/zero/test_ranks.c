@@ -380,6 +380,35 @@ static void *hand_add(void *arg)
     return NULL;
 }
 
+/* A gradient right behind a step waits for it here: the store is busy. */
+static void gradients_wait_for_the_step(void **state)
+{
+    static const struct fake_config config = { .page_elems = 4096, .seed = 1, .delay_max = 9 };
+    struct comm_group *g = comm_group_new(1, 1, 0);
+    struct hand h = { 0 };
+
+    (void)state;
+    fake_reset(&config);
+    hand_open(&h, comm_group_rank(g, 0), ZC_F32);
+    h.options.offload_param = h.options.offload_optimizer = ZC_ZERO_HOST;
+    assert_int_equal(hand_start(&h), 0);
+    for (uint32_t step = 1; step <= 5; step++) {
+        for (uint32_t u = 0; u < SMALL_UNITS; u++) {
+            float *grad;
+
+            assert_int_equal(zc_zero_grad(h.z, u, &grad), 0);
+            grad[0] = 1;
+            assert_int_equal(zc_zero_reduce(h.z, u), 0);
+        }
+        assert_int_equal(zc_zero_step(h.z, 1, &h.stepped), 0);
+        assert_int_equal(h.stepped.iterations, step);
+        assert_true(h.stepped.grad_norm == 2);
+    }
+    zc_zero_close(h.z, true);
+    fake_end();
+    comm_group_free(g);
+}
+
 /* What is added in another order, or rounded otherwise, comes out differently. */
 static void sums_are_in_rank_order(void **state)
 {
@@ -495,8 +524,8 @@ static const struct {
     { "lies", FAKE_LIES, -EIO, false },
 };
 
-/* The nth call of rank 1 fails so: from the first call of all to the last. */
-static bool fail_nth(size_t f, uint32_t nth, struct party *ret)
+/* The nth call of rank 1 fails so. */
+static enum fake_when fail_nth(size_t f, uint32_t nth, struct party *ret)
 {
     struct fake_config config = { .page_elems = 4096,
                                   .seed = nth,
@@ -518,35 +547,36 @@ static bool fail_nth(size_t f, uint32_t nth, struct party *ret)
     return fake_faulted();
 }
 
+static void assert_fault_was_noticed(size_t f, const struct party *p)
+{
+    assert_all_failed(faults[f].name, p, 1.0);
+    if (faults[f].fault == FAKE_HANGUP) {
+        assert_int_equal(p->runs[1].rc, -ENOTCONN);
+        if (p->runs[0].rc != -EOWNERDEAD) /* before the job was there to tell */
+            assert_non_null(strstr(p->runs[0].error, "rank 1: "));
+    }
+    if (faults[f].fault == FAKE_JOB && p->runs[0].rc != faults[f].rc)
+        fail_msg("the job failed, and rank 0: %s", p->runs[0].error);
+}
+
+/* From the first call of all to the last. */
 static void every_call_fails_in_turn(void **state)
 {
     (void)state;
     for (size_t f = 0; f < ZB_COUNT(faults); f++) {
-        bool faulted = true;
+        enum fake_when when = FAKE_AT_START;
         uint32_t nth = 0;
 
-        while (faulted) {
+        while (when != FAKE_NOT_YET) {
             struct party p;
 
             /* every call of the start, then every third */
             nth += (nth < 40 ? 1 : 3) + CALLS_SKIPPED;
-            faulted = fail_nth(f, nth, &p);
-            if (!faulted || (p.runs[1].rc == 0 && faults[f].recovers)) {
+            when = fail_nth(f, nth, &p);
+            if (when == FAKE_NOT_YET || (when == FAKE_AT_WORK && faults[f].recovers))
                 assert_ran(&p);
-            } else if (p.runs[0].rc != 0 || p.runs[1].rc != 0) {
-                /* the farewell may fail alone: then the work is done */
-                if (p.runs[1].rc == 0)
-                    fail_msg("%s: call %u of rank 1 failed, and only rank 0 knows", faults[f].name,
-                             nth);
-                assert_all_failed(faults[f].name, &p, 1.0);
-                if (faults[f].fault == FAKE_HANGUP) {
-                    assert_int_equal(p.runs[1].rc, -ENOTCONN);
-                    if (p.runs[0].rc != -EOWNERDEAD) /* before the job was there to tell */
-                        assert_non_null(strstr(p.runs[0].error, "rank 1: "));
-                }
-                if (faults[f].fault == FAKE_JOB && p.runs[0].rc != faults[f].rc)
-                    fail_msg("the job failed, and rank 0: %s", p.runs[0].error);
-            }
+            else if (when != FAKE_AT_END && !(faults[f].recovers && p.runs[1].rc == 0))
+                assert_fault_was_noticed(f, &p);
             fake_end();
             party_done(&p);
         }
@@ -732,6 +762,7 @@ int main(void)
         cmocka_unit_test(alone_nothing_is_copied),
         cmocka_unit_test(memory_follows_what_is_gathered),
         cmocka_unit_test(what_comes_next_is_fetched_ahead),
+        cmocka_unit_test(gradients_wait_for_the_step),
         cmocka_unit_test(sums_are_in_rank_order),
         cmocka_unit_test(a_kept_job_goes_on),
         cmocka_unit_test(every_call_fails_in_turn),
