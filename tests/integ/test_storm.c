@@ -1,0 +1,654 @@
+/*
+ * A storm of requests: clients that say what is well formed and mostly out of place, several at a
+ * time, and hang up in the middle of it. Whatever they say, every request is answered exactly once,
+ * the daemon lives, and in the end it holds what it held in the beginning.
+ *
+ * MODEL. A few connections; each knows what would make sense next (open, define, register, ready,
+ * then data and steps) and does that about every second time; otherwise anything. Numbers are drawn
+ * from what is right, from its neighbours, and from the ends of their types.
+ */
+#include "tests/integ/zinteg.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/plan.h"
+#include "base/util.h"
+
+#define CLIENTS     6u
+#define WAITING_MAX 64u
+#define UNITS       3u
+#define PAGE        4096u
+#define STAGING     (64u << 10)
+#define JOBS        3u
+
+static const char *const options[] = { "--host-bytes",
+                                       "8M",
+                                       "--nvme-bytes",
+                                       "8M",
+                                       "--page-elems",
+                                       "4096",
+                                       "--ring-bytes",
+                                       "64K",
+                                       "--timeout-ms",
+                                       "150",
+                                       "--log-level",
+                                       "error",
+                                       NULL };
+
+static uint64_t seed;
+
+static uint64_t draw(uint64_t below)
+{
+    return ztest_random(&seed) % below;
+}
+
+static bool chance(unsigned percent)
+{
+    return draw(100) < percent;
+}
+
+/* A request that was not answered yet. */
+struct waiting {
+    uint64_t tag;
+    unsigned method;
+};
+
+struct client {
+    struct zi_raw raw;
+    struct waiting waiting[WAITING_MAX];
+    unsigned nwaiting;
+    uint64_t job, iterations; /* as far as it knows */
+    uint32_t units, shards;
+    uint64_t ids[UNITS];                                       /* its own */
+    unsigned written, pushed;                                  /* of them, this step */
+    enum { OPEN, DEFINE, REGISTER, READY, DATA, CLOSE } stage; /* what would make sense */
+    unsigned number;
+    uint32_t micro;
+    uint64_t next; /* element of a push */
+};
+
+static uint64_t answered, refused, hung_up, good[ZP_METHOD_END];
+
+/* ---- values */
+
+/* Near what is right, mostly. */
+static uint64_t near(uint64_t right)
+{
+    static const uint64_t odd[] = { 0,
+                                    1,
+                                    63,
+                                    64,
+                                    4095,
+                                    4096,
+                                    UINT32_MAX,
+                                    UINT64_MAX,
+                                    INT64_MAX,
+                                    UINT64_C(1) << 32,
+                                    UINT64_C(1) << 40,
+                                    UINT64_MAX - 63 };
+
+    if (chance(97))
+        return right;
+    return chance(50) ? right + draw(3) - 1 : odd[draw(ZB_COUNT(odd))];
+}
+
+static uint32_t near32(uint32_t right)
+{
+    return (uint32_t)near(right);
+}
+
+static uint64_t draw_job(const struct client *c)
+{
+    return chance(80) && c->job ? c->job : near(draw(40));
+}
+
+static uint64_t draw_id(const struct client *c)
+{
+    if (chance(50) && c->shards == UNITS)
+        return c->ids[draw(UNITS)];
+    return near(draw_job(c) << 32 | draw(UNITS * 2));
+}
+
+static uint64_t draw_first(void)
+{
+    return near(draw(3) * PAGE);
+}
+
+static uint64_t draw_count(void)
+{
+    return near((1 + draw(3)) * PAGE);
+}
+
+/* ---- requests: each packs its message and sends it */
+
+static void send_it(struct client *c, unsigned method, const ProtobufCMessage *message)
+{
+    zi_raw_send(&c->raw, method, message);
+    c->waiting[c->nwaiting++] = (struct waiting){ c->raw.tag, method };
+}
+
+static void say_open(struct client *c)
+{
+    Zp__JobOpen q = ZP__JOB_OPEN__INIT;
+    char name[16];
+
+    (void)snprintf(name, sizeof(name), "j%u", chance(90) ? c->number / 2 : (unsigned)draw(JOBS));
+    q.name = name; /* two clients are the ranks of a job; every third job is kept */
+    q.world = near32(2);
+    q.rank = near32(c->number % 2);
+    q.keep = c->number / 2 == 2;
+    q.attach = q.keep && chance(70);
+    q.staging_bytes = near(STAGING);
+    q.offload_param = chance(90) ? 2 : near32(1);
+    q.offload_optimizer = chance(90) ? 2 : near32(1);
+    q.groups = near32(1);
+    q.optimizer = near32(1);
+    q.host_bytes_max = near(c->number / 2 == 1 ? 8 * STAGING : 0);
+    send_it(c, ZP_JOB_OPEN, &q.base);
+}
+
+static void say_define(struct client *c)
+{
+    Zp__UnitDefine q = ZP__UNIT_DEFINE__INIT;
+    Zp__Tensor t = ZP__TENSOR__INIT, *tensors[] = { &t };
+    uint32_t unit = chance(85) ? c->units : near32(c->units);
+    uint64_t dims[1] = { near(100) };
+    char name[16];
+
+    (void)snprintf(name, sizeof(name), "u%u", unit % 100);
+    q.job = draw_job(c);
+    q.unit = unit;
+    q.name = name;
+    q.elems = near(4 * PAGE - unit % 3);
+    q.dtype = near32(unit % 2 ? 2 : 1);
+    q.grad_dtype = near32(1);
+    q.frozen = unit % 3 == 2;
+    q.last = chance(97);
+    t.name = (char[]){ "t" };
+    t.dims = dims;
+    t.n_dims = 1;
+    t.group = near32(0);
+    q.tensors = tensors;
+    q.n_tensors = chance(70);
+    send_it(c, ZP_UNIT_DEFINE, &q.base);
+}
+
+static void say_register(struct client *c)
+{
+    Zp__ShardRegister q = ZP__SHARD_REGISTER__INIT;
+    Zp__Range ranges[2], *list[2] = { &ranges[0], &ranges[1] };
+
+    q.job = draw_job(c);
+    q.n_ranges = chance(95) ? 1 : 2;
+    q.ranges = list;
+    for (size_t i = 0; i < q.n_ranges; i++) {
+        zp__range__init(&ranges[i]);
+        ranges[i].unit = near32((c->shards + (uint32_t)i) % UNITS);
+        ranges[i].first = near(c->number % 2 * 2 * PAGE); /* one half each */
+        ranges[i].count = near(2 * PAGE);
+    }
+    send_it(c, ZP_SHARD_REGISTER, &q.base);
+}
+
+static void say_ready(struct client *c)
+{
+    Zp__Ready q = ZP__READY__INIT;
+
+    q.job = draw_job(c);
+    q.timeout_ms = 1 + (uint32_t)draw(200);
+    send_it(c, ZP_READY, &q.base);
+}
+
+/* What a trainer does: all of its shards are written, then pushed, then it asks for a step. */
+static void say_train(struct client *c)
+{
+    Zp__Write w = ZP__WRITE__INIT;
+    Zp__Push p = ZP__PUSH__INIT;
+    Zp__Step q = ZP__STEP__INIT;
+    Zp__GroupScalars g = ZP__GROUP_SCALARS__INIT, *groups[] = { &g };
+
+    if (c->written < UNITS) {
+        w.shard = c->ids[c->written++];
+        w.count = 2 * PAGE;
+        send_it(c, ZP_WRITE, &w.base);
+    } else if (c->pushed < UNITS - 1) { /* the last one is frozen */
+        p.shard = c->ids[c->pushed++];
+        p.step = c->iterations + 1;
+        p.mode = p.dtype = 1;
+        p.count = 2 * PAGE;
+        send_it(c, ZP_PUSH, &p.base);
+    } else {
+        q.job = c->job;
+        q.step = c->iterations + 1;
+        q.timeout_ms = 1 + (uint32_t)draw(200);
+        q.scale = 1;
+        g.lr = 0.1;
+        g.beta1 = 0.9;
+        g.beta2 = 0.99;
+        g.eps = 1e-8;
+        q.n_groups = 1;
+        q.groups = groups;
+        send_it(c, ZP_STEP, &q.base);
+        c->pushed = 0;
+    }
+}
+
+static void say_copy(struct client *c)
+{
+    Zp__Write w = ZP__WRITE__INIT;
+    Zp__Read r = ZP__READ__INIT;
+
+    w.shard = r.shard = draw_id(c);
+    w.first = r.first = draw_first();
+    w.count = r.count = draw_count();
+    w.staging = r.staging = near(draw(2) * 16384);
+    r.what = near32(1 + (uint32_t)draw(5));
+    if (chance(70))
+        send_it(c, ZP_WRITE, &w.base);
+    else
+        send_it(c, ZP_READ, &r.base);
+}
+
+static void say_fetch(struct client *c)
+{
+    Zp__Fetch q = ZP__FETCH__INIT;
+    uint64_t ids[4];
+
+    q.n_shards = draw(5);
+    q.shards = ids;
+    for (size_t i = 0; i < q.n_shards; i++)
+        ids[i] = draw_id(c);
+    q.min_version = near(draw(2));
+    q.timeout_ms = 1 + (uint32_t)draw(100);
+    send_it(c, ZP_FETCH, &q.base);
+}
+
+static void say_release(struct client *c)
+{
+    Zp__Release q = ZP__RELEASE__INIT;
+    struct zp_frame f = { .method = ZP_RELEASE, .kind = ZP_ONEWAY };
+    uint64_t ids[4];
+    uint8_t frame[ZP_HEADER_BYTES + 128];
+
+    q.n_shards = draw(5);
+    q.shards = ids;
+    for (size_t i = 0; i < q.n_shards; i++)
+        ids[i] = draw_id(c);
+    f.body_bytes = (uint32_t)protobuf_c_message_pack(&q.base, frame + ZP_HEADER_BYTES);
+    zp_frame_put(&f, frame);
+    zi_raw_bytes(&c->raw, frame, ZP_HEADER_BYTES + f.body_bytes, NULL, 0);
+}
+
+static void say_push(struct client *c)
+{
+    Zp__Push q = ZP__PUSH__INIT;
+
+    q.shard = draw_id(c);
+    q.step = near(c->iterations + 1);
+    q.micro = near32(c->micro);
+    q.mode = q.micro > 0 ? 2 : 1;
+    q.dtype = near32(1);
+    q.first = draw_first();
+    q.count = draw_count();
+    q.staging = near(draw(2) * 16384);
+    if (chance(5))
+        c->micro = (c->micro + 1) % 3;
+    send_it(c, ZP_PUSH, &q.base);
+}
+
+static void say_step(struct client *c)
+{
+    Zp__Step q = ZP__STEP__INIT;
+    Zp__Skip k = ZP__SKIP__INIT;
+    Zp__Norms n = ZP__NORMS__INIT;
+    Zp__GroupScalars g = ZP__GROUP_SCALARS__INIT, *groups[] = { &g, &g };
+
+    q.job = k.job = n.job = draw_job(c);
+    q.step = k.step = n.step = near(c->iterations + 1);
+    q.timeout_ms = k.timeout_ms = 1 + (uint32_t)draw(100);
+    q.scale = 1;
+    g.lr = 0.1;
+    g.beta1 = chance(95) ? 0.9 : 2;
+    g.beta2 = 0.99;
+    g.eps = 1e-8;
+    q.groups = groups;
+    q.n_groups = chance(95);
+    switch (draw(3)) {
+    case 0:
+        send_it(c, ZP_STEP, &q.base);
+        break;
+    case 1:
+        send_it(c, ZP_SKIP, &k.base);
+        break;
+    default:
+        send_it(c, ZP_NORMS, &n.base);
+        break;
+    }
+}
+
+static void say_note(struct client *c)
+{
+    static uint8_t bytes[2000];
+    Zp__NotePut p = ZP__NOTE_PUT__INIT;
+    Zp__NoteGet g = ZP__NOTE_GET__INIT;
+
+    p.job = g.job = draw_job(c);
+    p.of_job = g.of_job = chance(50);
+    p.total = near32(1500);
+    p.offset = chance(80) ? 0 : near32(500);
+    p.data.data = bytes;
+    p.data.len = draw(sizeof(bytes));
+    g.offset = chance(80) ? 0 : near32(1500);
+    if (chance(50))
+        send_it(c, ZP_NOTE_PUT, &p.base);
+    else
+        send_it(c, ZP_NOTE_GET, &g.base);
+}
+
+static void say_look(struct client *c)
+{
+    Zp__ListRequest l = ZP__LIST_REQUEST__INIT;
+    Zp__JobsRequest j = ZP__JOBS_REQUEST__INIT;
+    Zp__Empty e = ZP__EMPTY__INIT;
+    char name[16];
+
+    (void)snprintf(name, sizeof(name), chance(50) ? "j%u" : "", (unsigned)draw(JOBS));
+    l.job = j.job = name;
+    l.cursor = j.cursor = chance(70) ? 0 : near(draw_id(c));
+    switch (draw(5)) {
+    case 0:
+        send_it(c, ZP_LIST, &l.base);
+        break;
+    case 1:
+        send_it(c, ZP_JOBS, &j.base);
+        break;
+    case 2:
+        send_it(c, ZP_TIERS, &e.base);
+        break;
+    case 3:
+        send_it(c, ZP_STAT, &e.base);
+        break;
+    default:
+        send_it(c, ZP_PING, &e.base);
+        break;
+    }
+}
+
+static void say_leave(struct client *c)
+{
+    Zp__JobRef q = ZP__JOB_REF__INIT;
+    Zp__JobName d = ZP__JOB_NAME__INIT;
+    char name[16];
+
+    (void)snprintf(name, sizeof(name), "j%u", (unsigned)draw(JOBS));
+    d.name = name;
+    q.job = draw_job(c);
+    if (chance(50)) {
+        send_it(c, ZP_JOB_CLOSE, &q.base);
+    } else {
+        send_it(c, ZP_JOB_DESTROY, &d.base);
+    }
+}
+
+static void say_close(struct client *c)
+{
+    Zp__JobRef q = ZP__JOB_REF__INIT;
+
+    q.job = c->job;
+    send_it(c, ZP_JOB_CLOSE, &q.base);
+    c->stage = OPEN;
+}
+
+static void say_anything(struct client *c)
+{
+    static void (*const all[])(struct client *) = { say_open, say_define, say_register, say_ready,
+                                                    say_copy, say_fetch,  say_release,  say_push,
+                                                    say_step, say_note,   say_look,     say_leave };
+
+    all[draw(ZB_COUNT(all))](c);
+}
+
+/* false: what comes next depends on an answer. */
+static bool say_sense(struct client *c)
+{
+    static void (*const data[])(struct client *) = { say_look, say_copy,  say_fetch,
+                                                     say_push, say_push,  say_release,
+                                                     say_step, say_fetch, say_note };
+
+    if (c->nwaiting > (c->stage == DATA ? 3 : 0))
+        return false;
+    switch (c->stage) {
+    case OPEN:
+        say_open(c);
+        break;
+    case DEFINE:
+        say_define(c);
+        break;
+    case REGISTER:
+        say_register(c);
+        break;
+    case READY:
+        say_ready(c);
+        break;
+    case DATA:
+        if (chance(75))
+            say_train(c);
+        else
+            data[draw(ZB_COUNT(data))](c);
+        break;
+    case CLOSE:
+        say_close(c);
+        break;
+    }
+    return true;
+}
+
+/* ---- answers */
+
+static void learn(struct client *c, const struct zp_frame *frame, const uint8_t *body)
+{
+    const ProtobufCMessage *m;
+    struct zb_err err = { 0 };
+
+    if (zp_decode(c->raw.arena, zp_method_info(frame->method)->reply, body, frame->body_bytes, &m,
+                  &err) < 0)
+        fail_msg("the reply to %u: %s", frame->method, err.text);
+    switch (frame->method) {
+    case ZP_JOB_OPEN:
+        c->job = ((const Zp__JobOpenReply *)m)->job;
+        c->iterations = ((const Zp__JobOpenReply *)m)->iterations;
+        c->units = c->shards = c->written = c->pushed = 0;
+        c->stage = DEFINE;
+        break;
+    case ZP_UNIT_DEFINE:
+        c->stage = ++c->units >= UNITS ? REGISTER : DEFINE;
+        break;
+    case ZP_SHARD_REGISTER:
+        if (c->shards < UNITS)
+            c->ids[c->shards] = ((const Zp__ShardRegisterReply *)m)->shards[0];
+        c->stage = ++c->shards >= UNITS ? READY : REGISTER;
+        break;
+    case ZP_READY:
+        c->stage = DATA;
+        break;
+    case ZP_JOB_CLOSE:
+        c->stage = OPEN;
+        break;
+    case ZP_STEP:
+    case ZP_SKIP:
+        c->iterations = ((const Zp__StepReply *)m)->iterations;
+        break;
+    default:
+        break;
+    }
+}
+
+/* A reply must be to something that was asked, and is then asked no more. */
+static void on_frame(struct client *c, const struct zp_frame *frame, const uint8_t *body)
+{
+    unsigned i;
+
+    if (frame->kind == ZP_EVENT) {
+        c->stage = CLOSE;
+        return;
+    }
+    assert_int_equal(frame->kind, ZP_REPLY);
+    for (i = 0; i < c->nwaiting && c->waiting[i].tag != frame->tag; i++)
+        ;
+    if (i == c->nwaiting)
+        fail_msg("an answer to %u that nobody waits for", frame->method);
+    assert_int_equal(c->waiting[i].method, frame->method);
+    c->waiting[i] = c->waiting[--c->nwaiting];
+    answered++;
+    if (frame->code == 0) {
+        good[frame->method]++;
+        learn(c, frame, body);
+        return;
+    }
+    refused++;
+    assert_true(frame->code < 0 && frame->body_bytes > 0 && frame->body_bytes < 480);
+    if (frame->code == -EOWNERDEAD || frame->code == -ECANCELED)
+        c->stage = CLOSE;
+    else if (frame->method == ZP_SHARD_REGISTER && chance(30))
+        c->stage = READY;
+    else if (frame->method == ZP_READY && frame->code == -EBUSY)
+        c->stage = DATA;
+    else if (c->stage != OPEN && chance(2))
+        c->stage = CLOSE;
+}
+
+static void client_listen(struct client *c)
+{
+    struct zp_frame frame;
+    const uint8_t *body;
+    struct zb_err err = { 0 };
+    int fds[ZP_FDS_MAX], rc;
+
+    do {
+        while ((rc = zp_stream_next(c->raw.stream, &frame, &body, fds, &err)) == 1) {
+            for (unsigned i = 0; i < frame.fds; i++)
+                zb_close_fd(&fds[i]);
+            on_frame(c, &frame, body);
+        }
+        if (rc == 0)
+            rc = zp_stream_read(c->raw.stream, &err);
+    } while (rc == 0);
+    if (rc != -EAGAIN)
+        fail_msg("the daemon hung up: %d, %s", rc, err.text);
+}
+
+static void all_listen(struct client *clients)
+{
+    struct pollfd fds[CLIENTS];
+
+    for (unsigned i = 0; i < CLIENTS; i++)
+        fds[i] = (struct pollfd){ .fd = zp_stream_fd(clients[i].raw.stream), .events = POLLIN };
+    (void)poll(fds, CLIENTS, 1);
+    for (unsigned i = 0; i < CLIENTS; i++)
+        client_listen(&clients[i]);
+}
+
+/* Every request ends by itself: here is the time to see it. */
+static void client_drain(struct client *c)
+{
+    uint64_t until = zb_now_ns() + UINT64_C(10000000000);
+
+    while (c->nwaiting > 0) {
+        struct pollfd p = { .fd = zp_stream_fd(c->raw.stream), .events = POLLIN };
+
+        if (zb_now_ns() > until)
+            fail_msg("method %u is never answered", c->waiting[0].method);
+        (void)poll(&p, 1, 100);
+        client_listen(c);
+    }
+}
+
+static void client_open(struct client *c, const struct zi_daemon *d, unsigned number)
+{
+    *c = (struct client){ .number = number };
+    zi_raw_open(&c->raw, d);
+}
+
+static void storm(void **state)
+{
+    static const unsigned reached[] = {
+        ZP_JOB_OPEN, ZP_UNIT_DEFINE, ZP_SHARD_REGISTER, ZP_READY, ZP_WRITE, ZP_FETCH,
+        ZP_PUSH,     ZP_NORMS,       ZP_NOTE_PUT,       ZP_STEP,  ZP_SKIP,  ZP_JOB_CLOSE
+    };
+    const char *seed_text = getenv("ZSHARD_SEED"), *rounds_text = getenv("ZSHARD_ROUNDS");
+    unsigned long rounds = rounds_text && *rounds_text ? strtoul(rounds_text, NULL, 10) : 30000;
+    static struct client clients[CLIENTS];
+    struct zi_daemon d = { 0 };
+    struct zc_client *c;
+    struct zc_job_row *rows;
+    uint64_t host, nvme;
+    unsigned files;
+    size_t n;
+
+    (void)state;
+    seed = seed_text && *seed_text ? strtoull(seed_text, NULL, 10) : 20260801;
+    print_message("ZSHARD_SEED=%llu\n", (unsigned long long)seed);
+    zi_start(&d, options);
+    host = zi_used(&d, "host");
+    nvme = zi_used(&d, "nvme");
+    files = zi_files(&d);
+    for (unsigned i = 0; i < CLIENTS; i++)
+        client_open(&clients[i], &d, i);
+    while (answered < rounds) {
+        struct client *who = &clients[draw(CLIENTS)];
+
+        if (who->nwaiting == WAITING_MAX)
+            client_drain(who);
+        if (chance(8))
+            say_anything(who);
+        else if (!say_sense(who))
+            all_listen(clients);
+        if (draw(1500) == 0) { /* in the middle of whatever it does */
+            zi_raw_close(&who->raw);
+            client_open(who, &d, who->number);
+            hung_up++;
+        }
+    }
+    for (unsigned i = 0; i < CLIENTS; i++) {
+        client_drain(&clients[i]);
+        zi_raw_alive(&clients[i].raw);
+        zi_raw_close(&clients[i].raw);
+    }
+    c = zi_client(&d); /* kept jobs are all that is left */
+    assert_int_equal(zc_jobs_wait(c, NULL, &rows, &n), 0);
+    for (size_t i = 0; i < n; i++)
+        if (rows[i].keep && rows[i].attached == 0)
+            (void)zc_job_destroy_wait(c, rows[i].name);
+    zc_rows_free(rows);
+    zc_close(c);
+    (void)zi_await_used(&d, host, nvme, 2000);
+    for (unsigned waited = 0; zi_files(&d) > files; waited++) {
+        if (waited > 200)
+            fail_msg("the daemon had %u descriptors open, and has %u", files, zi_files(&d));
+        (void)poll(NULL, 0, 5);
+    }
+    print_message("%llu answered, %llu of them refused, %llu hung up\n",
+                  (unsigned long long)answered, (unsigned long long)refused,
+                  (unsigned long long)hung_up);
+    for (size_t i = 0; i < ZB_COUNT(reached); i++) /* it was not only noise */
+        if (good[reached[i]] == 0)
+            fail_msg("no %s was ever in its place", zp_method_info(reached[i])->name);
+    print_message("%llu ready, %llu writes, %llu fetches, %llu pushes, %llu steps\n",
+                  (unsigned long long)good[ZP_READY], (unsigned long long)good[ZP_WRITE],
+                  (unsigned long long)good[ZP_FETCH], (unsigned long long)good[ZP_PUSH],
+                  (unsigned long long)good[ZP_STEP]);
+    zi_stop(&d);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(storm, zi_teardown),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
