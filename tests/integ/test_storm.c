@@ -356,7 +356,9 @@ static void say_look(struct client *c)
     Zp__Empty e = ZP__EMPTY__INIT;
     char name[16];
 
-    (void)snprintf(name, sizeof(name), chance(50) ? "j%u" : "", (unsigned)draw(JOBS));
+    (void)snprintf(name, sizeof(name), "j%u", (unsigned)draw(JOBS));
+    if (chance(50))
+        name[0] = '\0'; /* all of them */
     l.job = j.job = name;
     l.cursor = j.cursor = chance(70) ? 0 : near(draw_id(c));
     switch (draw(5)) {
