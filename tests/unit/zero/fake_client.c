@@ -193,7 +193,7 @@ static struct shard *shard_of(struct zc_client *c, uint64_t id)
 
 static void job_fail(struct job *job, int code, uint32_t rank)
 {
-    if (job->exists && !job->failed) {
+    if (!job->failed) {
         job->failed = true;
         job->code = code;
         job->lost = rank;
