@@ -14,7 +14,10 @@
  *
  * DEADLINES. Requests that wait for other ranks carry the engine's timeout and are ended by the
  * daemon, which knows better than we what is missing; the others end by themselves. Should the
- * daemon itself hang, zcz_wait() gives up.
+ * daemon itself hang, zcz_wait() gives up. Two things may rightly take longer than that: to place a
+ * large job, and a step of it once it has begun. As long as one of them is in progress the daemon
+ * is pinged, and an answer counts as something that moved; and a fetch behind a step has all the
+ * time that the step takes.
  */
 #include <assert.h>
 #include <errno.h>
@@ -28,6 +31,7 @@
 #define PIECES           4u
 #define PIECE_ELEMS_GOOD 262144u /* 1 MiB: long enough for the cost of a request not to show */
 #define CONNECT_MS_MAX   5000u
+#define PING_NS          UINT64_C(50000000)
 
 struct daemon;
 
@@ -49,6 +53,9 @@ struct daemon {
     uint64_t *ids;    /* of a registration in flight */
     struct piece pieces[PIECES];
     struct zcz_op op; /* of the start and the end */
+    bool placing;
+    struct zcz_op ping;
+    uint64_t pinged_ns;
 };
 
 static struct daemon *daemon_of(struct zcz_store *s)
@@ -93,13 +100,12 @@ static void on_event(void *arg, const struct zc_event *event)
         return;
     d->gone = event->code;
     d->base.err.code = 0; /* the reason, in place of what it made fail */
-    if (event->kind == ZC_EVENT_PEER_LOST) {
+    if (event->kind == ZC_EVENT_PEER_LOST)
         d->gone = -EOWNERDEAD;
-        (void)zb_fail(&d->base.err, d->gone, "rank %u of job '%s' is lost: %s", rank, s->z->job,
-                      event->text);
-    } else {
-        (void)zb_fail(&d->base.err, d->gone, "job '%s' has failed: %s", s->z->job, event->text);
-    }
+    if (event->kind == ZC_EVENT_PEER_LOST && rank != event->rank) /* the text counts on this node */
+        (void)zb_fail(&d->base.err, d->gone, "rank %u is lost: %s", rank, event->text);
+    else
+        (void)zb_fail(&d->base.err, d->gone, "%s", event->text);
 }
 
 /* What the start of a call says: 0 and one more pending, -EAGAIN, or a refusal. */
@@ -253,9 +259,12 @@ static int daemon_join(struct zcz_store *s)
 static int daemon_place(struct zcz_store *s)
 {
     struct daemon *d = daemon_of(s);
-    int rc = op_wait(d, zc_ready(d->c, d->job.id, s->z->timeout_ms, &d->placement, on_op, &d->op),
-                     "the daemon to place the job, and the other ranks to be ready");
+    int rc;
 
+    d->placing = true;
+    rc = op_wait(d, zc_ready(d->c, d->job.id, s->z->timeout_ms, &d->placement, on_op, &d->op),
+                 "the daemon to place the job, and the other ranks to be ready");
+    d->placing = false;
     s->pins_max = d->placement.ring_bytes == 0 ? UINT32_MAX : ZC_PINS_MIN;
     return rc;
 }
@@ -332,10 +341,11 @@ static int daemon_fetch(struct zcz_store *s, struct zcz_op *op, struct zcz_unit 
                         uint64_t min_version)
 {
     struct daemon *d = daemon_of(s);
+    uint32_t timeout_ms = s->z->stepping ? UINT32_MAX : s->z->timeout_ms;
 
-    return op_begun(d, op,
-                    zc_fetch(d->c, &d->shards[u->def.index], 1, min_version, s->z->timeout_ms,
-                             &u->view, on_op, op));
+    return op_begun(
+        d, op,
+        zc_fetch(d->c, &d->shards[u->def.index], 1, min_version, timeout_ms, &u->view, on_op, op));
 }
 
 static int daemon_release(struct zcz_store *s, struct zcz_unit *u)
@@ -388,6 +398,20 @@ static int daemon_stats(struct zcz_store *s, struct zcz_store_stats *ret)
 
 /* ---- the rest */
 
+/* Asks whether the daemon lives. Where there is no room to ask, answers are due anyway. */
+static void poll_ping(struct daemon *d)
+{
+    uint64_t now_ns = zb_now_ns();
+
+    if (d->ping.pending > 0 || now_ns - d->pinged_ns < PING_NS)
+        return;
+    d->pinged_ns = now_ns;
+    if (zc_ping(d->c, on_op, &d->ping) == 0) {
+        d->ping.store = &d->base;
+        d->ping.pending++;
+    }
+}
+
 static int daemon_poll(struct zcz_store *s, uint32_t wait_us)
 {
     struct daemon *d = daemon_of(s);
@@ -399,6 +423,8 @@ static int daemon_poll(struct zcz_store *s, uint32_t wait_us)
         pfd.fd = zc_fd(d->c);
         pfd.events = zc_events(d->c);
     }
+    if (d->c && (d->placing || s->z->stepping))
+        poll_ping(d);
     if (wait_us > 0)
         (void)ppoll(&pfd, 1, &nap, NULL); /* woken by a signal: the caller looks again */
     if (d->c)

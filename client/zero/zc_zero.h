@@ -41,7 +41,8 @@
  * call returns the same code at once, with the same sentence; close then with clean false. A call
  * that waits also notices a peer that died (-EOWNERDEAD, told by the daemon) and a daemon that is
  * gone
- * (-ENOTCONN), and gives up with -ETIMEDOUT when nothing has moved for timeout_ms. A rank that
+ * (-ENOTCONN), and gives up with -ETIMEDOUT when nothing has moved for timeout_ms. (A step that has
+ * begun takes the time it takes, as long as the daemon answers at all.) A rank that
  * computes for longer than that between two calls must call zc_zero_poll() meanwhile, or its peers
  * give up on it.
  */

@@ -31,6 +31,7 @@ enum kind {
     FETCH,
     NORMS,
     STEP,
+    PING,
     CLOSE,
 };
 
@@ -74,7 +75,7 @@ struct job {
     bool stepping, skip;
     struct zc_step step;
     struct zc_group step_groups[64];
-    uint32_t next_shard;
+    uint32_t next_shard, polls;
     uint64_t pushed_bytes, fetched_bytes;
 };
 
@@ -300,8 +301,9 @@ static void step_one(struct job *job)
     struct shard *s;
     struct zk_page page;
 
-    if (!job->stepping)
+    if (!job->stepping || ++job->polls < fake.config.step_polls)
         return;
+    job->polls = 0;
     if (job->skip || job->next_shard == job->nshards) {
         step_finish(job);
         return;
@@ -499,6 +501,8 @@ static bool try_end(struct zc_client *c, struct call *call)
         return end_norms(c, job, call);
     case STEP:
         return end_step(job, call);
+    case PING:
+        return fake.config.fault != FAKE_NEVER || fake.faulted == FAKE_NOT_YET;
     case CLOSE:
         member_leave(c);
         return true;
@@ -636,7 +640,8 @@ void zc_on_event(struct zc_client *c, zc_event_fn *fn, void *arg)
 
 int zc_poll(struct zc_client *c, int timeout_ms)
 {
-    struct zc_event event = { .kind = ZC_EVENT_JOB_FAILED, .job = 42, .text = "says the test" };
+    struct zc_event event = { .kind = ZC_EVENT_JOB_FAILED, .job = 42 };
+    char text[64];
     bool tell;
     int ran = 0, rc;
 
@@ -649,6 +654,9 @@ int zc_poll(struct zc_client *c, int timeout_ms)
     event.rank = job_of(c)->lost;
     if (event.code == -EOWNERDEAD)
         event.kind = ZC_EVENT_PEER_LOST;
+    (void)snprintf(text, sizeof(text), "rank %d of job 'fake' hung up, says the test",
+                   (int)event.rank);
+    event.text = text;
     pthread_mutex_unlock(&fake.lock);
     if (tell) {
         c->on_event(c->on_event_arg, &event);
@@ -906,6 +914,20 @@ int zc_norms(struct zc_client *c, uint64_t job_id, uint64_t step, struct zc_norm
         call->ret = ret;
     }
     END();
+}
+
+int zc_ping(struct zc_client *c, zc_done_fn *done, void *arg)
+{
+    struct call *call = calloc(1, sizeof(*call)); /* not one of those that fail */
+
+    assert(call);
+    pthread_mutex_lock(&fake.lock);
+    call->kind = PING;
+    call->done = done;
+    call->arg = arg;
+    zb_list_push_back(&c->calls, &call->node);
+    pthread_mutex_unlock(&fake.lock);
+    return 0;
 }
 
 static int ask(struct zc_client *c, const struct zc_step *step, bool skip, struct zc_stepped *ret,

@@ -422,6 +422,29 @@ static void gradients_wait_for_the_step(void **state)
     comm_group_free(g);
 }
 
+/* Longer than the timeout: the daemon answers all the while, so the step is waited for. */
+static void a_long_step_is_no_timeout(void **state)
+{
+    struct fake_config config = { .page_elems = 4096, .step_polls = 60 };
+    struct comm_group *g = comm_group_new(1, 1, 0);
+    struct hand h = { 0 };
+    const void *params;
+
+    (void)state;
+    fake_reset(&config);
+    hand_open(&h, comm_group_rank(g, 0), ZC_F32);
+    h.options.offload_param = h.options.offload_optimizer = ZC_ZERO_HOST;
+    h.options.timeout_ms = 100;
+    assert_int_equal(hand_start(&h), 0);
+    hand_micro(&h, NULL);
+    assert_int_equal(zc_zero_step(h.z, 1, &h.stepped), 0);
+    assert_int_equal(zc_zero_gather(h.z, SMALL_UNITS - 1, &params), 0);
+    assert_int_equal(zc_zero_release(h.z, SMALL_UNITS - 1), 0);
+    zc_zero_close(h.z, true);
+    fake_end();
+    comm_group_free(g);
+}
+
 /* What is added in another order, or rounded otherwise, comes out differently. */
 static void sums_are_in_rank_order(void **state)
 {
@@ -776,6 +799,7 @@ int main(void)
         cmocka_unit_test(memory_follows_what_is_gathered),
         cmocka_unit_test(what_comes_next_is_fetched_ahead),
         cmocka_unit_test(gradients_wait_for_the_step),
+        cmocka_unit_test(a_long_step_is_no_timeout),
         cmocka_unit_test(sums_are_in_rank_order),
         cmocka_unit_test(a_kept_job_goes_on),
         cmocka_unit_test(every_call_fails_in_turn),
