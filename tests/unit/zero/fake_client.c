@@ -75,7 +75,8 @@ struct job {
     bool stepping, skip;
     struct zc_step step;
     struct zc_group step_groups[64];
-    uint32_t next_shard, polls;
+    uint32_t next_shard;
+    uint64_t shard_ns; /* when the last one was done */
     uint64_t pushed_bytes, fetched_bytes;
 };
 
@@ -287,6 +288,7 @@ static void step_finish(struct job *job)
 {
     job->stepping = false;
     job->next_shard = 0;
+    job->shard_ns = 0;
     job->iterations++;
     job->applied += !job->skip;
     for (uint32_t i = 0; i < job->nshards; i++)
@@ -301,9 +303,13 @@ static void step_one(struct job *job)
     struct shard *s;
     struct zk_page page;
 
-    if (!job->stepping || ++job->polls < fake.config.step_polls)
+    if (!job->stepping)
         return;
-    job->polls = 0;
+    if (job->shard_ns == 0)
+        job->shard_ns = zb_now_ns();
+    if (zb_now_ns() - job->shard_ns < fake.config.step_ms * UINT64_C(1000000))
+        return;
+    job->shard_ns = zb_now_ns();
     if (job->skip || job->next_shard == job->nshards) {
         step_finish(job);
         return;
@@ -523,7 +529,7 @@ static struct call *next_end(struct zc_client *c)
 
         if (c->lost)
             call->rc = record(c, -ENOTCONN, "the daemon is gone");
-        else if (job->failed)
+        else if (job->failed && (c->told || !c->joined)) /* the event comes first */
             call->rc = record(c, job->code, "the job is over");
         else if (call->never || (in_order && blocked[call->kind])) {
             blocked[call->kind] = true;

@@ -34,7 +34,7 @@ struct fake_config {
     uint64_t seed;       /* of the delays */
     uint32_t delay_max;  /* polls that an answer may hide */
     uint32_t shards_max; /* that one call may name; 0: 1024 */
-    uint32_t step_polls; /* that each shard of a step takes; 0: 1 */
+    uint32_t step_ms;    /* that each shard of a step takes, at least */
     uint8_t nodes;       /* daemons: rank r is on node r % nodes; 0: one */
     /* the nth call (from 1) of rank `rank` fails so */
     enum fake_fault fault;

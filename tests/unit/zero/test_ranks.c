@@ -425,7 +425,7 @@ static void gradients_wait_for_the_step(void **state)
 /* Longer than the timeout: the daemon answers all the while, so the step is waited for. */
 static void a_long_step_is_no_timeout(void **state)
 {
-    struct fake_config config = { .page_elems = 4096, .step_polls = 60 };
+    struct fake_config config = { .page_elems = 4096, .step_ms = 250 };
     struct comm_group *g = comm_group_new(1, 1, 0);
     struct hand h = { 0 };
     const void *params;
