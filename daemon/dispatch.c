@@ -38,6 +38,20 @@ static const struct row {
     [ZP_JOBS] = { .handler = zsd_jobs },
     [ZP_TIERS] = { .handler = zsd_tiers },
     [ZP_STAT] = { .handler = zsd_stat },
+    [ZP_COMMIT] = { .handler = zsd_commit },
+    [ZP_PROGRESS] = { .handler = zsd_progress },
+    [ZP_SNAPSHOT] = { .handler = zsd_snapshot },
+    [ZP_SNAPSHOTS] = { .handler = zsd_snapshots },
+    [ZP_ROLLBACK] = { .handler = zsd_rollback },
+    [ZP_CLONE] = { .handler = zsd_clone },
+    [ZP_SNAPSHOT_DESTROY] = { .handler = zsd_snapshot_destroy },
+    [ZP_READER_OPEN] = { .handler = zsd_reader_open },
+    [ZP_READER_UNIT] = { .handler = zsd_reader_unit },
+    [ZP_READER_READ] = { .handler = zsd_reader_read },
+    [ZP_READER_CLOSE] = { .handler = zsd_reader_close },
+    [ZP_SCRUB] = { .handler = zsd_scrub },
+    [ZP_FSCK] = { .handler = zsd_fsck },
+    [ZP_DF] = { .handler = zsd_df },
 };
 
 /* ---- hello and ping */

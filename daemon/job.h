@@ -50,6 +50,7 @@ struct zsd_member;
 struct zsd_extent {
     uint64_t at; /* of the data file; ZSD_NO_PLACE: not written yet */
     uint64_t generation;
+    uint32_t job; /* whose pages they were when written: a clone has its original's */
 };
 
 /* One plane of a shard. Pages [0, resident) are in memory at mem; the others have extents. */

@@ -281,6 +281,7 @@ static void engine_count(struct zn_stats *s, const struct zn_io *io, int rc)
         s->read_bytes += io->len_bytes;
         break;
     case ZN_WRITE:
+    case ZN_SLOT:
         s->writes++;
         s->written_bytes += io->len_bytes;
         break;

@@ -7,6 +7,7 @@
 #ifndef ZN_LAYOUT_H
 #define ZN_LAYOUT_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "base/err.h"
@@ -38,5 +39,30 @@ int zn_layout_write(int fd, const char *path, const struct zn_super *s, struct z
 
 /** Draws the uuid of a new file. */
 void zn_super_init(struct zn_super *s);
+
+/*
+ * COMMIT SLOTS: two blocks behind the superblock, written in turn (sequence modulo 2): what the
+ * catalog must be, see zn_catalog.h. A write of one that is torn or lost leaves the other. All of a
+ * slot that is not zero lies in one 512-byte sector.
+ */
+#define ZN_SLOTS      2u
+#define ZN_SLOT_BYTES 4096u
+
+struct zn_slot {
+    uint64_t sequence;   /* of the newest transaction that was told to anybody; 0: none ever */
+    uint64_t digest;     /* over the catalog's records at that transaction */
+    uint8_t catalog[16]; /* UUID of the catalog that it belongs to */
+};
+
+static inline uint64_t zn_slot_at(uint64_t sequence)
+{
+    return ZN_SUPER_BYTES + sequence % ZN_SLOTS * ZN_SLOT_BYTES;
+}
+
+/** Fills block[ZN_SLOT_BYTES]; `file` is the data file's own UUID, so that a slot of another file
+ * is none. */
+void zn_slot_encode(const struct zn_slot *slot, const uint8_t file[16], void *block);
+/** 0; -ENODATA never written (zeros); -EBADMSG damaged, or another file's. */
+int zn_slot_decode(const void *block, const uint8_t file[16], struct zn_slot *ret);
 
 #endif

@@ -27,6 +27,7 @@
 
 #include "base/err.h"
 #include "base/util.h"
+#include "nvme/layout.h"
 
 #define ZN_DEPTH_DEFAULT 64u
 #define ZN_DEPTH_MAX     4096u
@@ -37,8 +38,9 @@ struct zn_engine;
 struct zn_io;
 
 /** ZN_FLUSH makes durable the writes whose done ran before it was submitted; those in flight beside
- *  it may or may not be. */
-enum zn_op { ZN_READ, ZN_WRITE, ZN_FLUSH };
+ *  it may or may not be. ZN_SLOT writes a commit slot (layout.h), the one that off_bytes names: buf
+ *  is a struct zn_slot, which the engine encodes; len is ignored; a flush makes it durable. */
+enum zn_op { ZN_READ, ZN_WRITE, ZN_FLUSH, ZN_SLOT };
 
 /** rc is 0, or the negative errno of the first failure: then the buffer's bytes are unspecified.
  *  May submit more and may free io; must not reap or close. */
@@ -123,6 +125,12 @@ unsigned zn_reap(struct zn_engine *e, unsigned max);
 int zn_wake_fd(const struct zn_engine *e);
 
 const struct zn_info *zn_info(const struct zn_engine *e);
+
+/** The newest valid commit slot as it was when the file was opened: 0 (a file that has none yet:
+ *  *ret is zero), or -EBADMSG: both slots were written once, and neither is valid now. */
+int zn_newest_slot(const struct zn_engine *e, struct zn_slot *ret, struct zb_err *err);
+/** The data file's UUID (16 bytes), which lives as long as the file. */
+const uint8_t *zn_file_uuid(const struct zn_engine *e);
 struct zn_stats zn_stats(const struct zn_engine *e);
 
 /*

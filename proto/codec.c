@@ -239,6 +239,20 @@ static const struct zp_method_info methods[ZP_METHOD_END] = {
     [ZP_JOBS] = { "jobs", METHOD(jobs_request, jobs_reply) },
     [ZP_TIERS] = { "tiers", METHOD(empty, tiers_reply) },
     [ZP_STAT] = { "stat", METHOD(empty, stat_reply) },
+    [ZP_COMMIT] = { "commit", METHOD(commit, commit_reply) },
+    [ZP_PROGRESS] = { "progress", METHOD(progress, empty) },
+    [ZP_SNAPSHOT] = { "snapshot", METHOD(snapshot_take, snapshot_row) },
+    [ZP_SNAPSHOTS] = { "snapshots", METHOD(snapshots_request, snapshots_reply) },
+    [ZP_ROLLBACK] = { "rollback", METHOD(snapshot_ref, snapshot_row) },
+    [ZP_CLONE] = { "clone", METHOD(clone, snapshot_row) },
+    [ZP_SNAPSHOT_DESTROY] = { "snapshot-destroy", METHOD(snapshot_ref, empty) },
+    [ZP_READER_OPEN] = { "reader-open", METHOD(reader_open, reader_open_reply) },
+    [ZP_READER_UNIT] = { "reader-unit", METHOD(reader_unit, reader_unit_reply) },
+    [ZP_READER_READ] = { "reader-read", METHOD(reader_read, empty) },
+    [ZP_READER_CLOSE] = { "reader-close", METHOD(reader_ref, empty) },
+    [ZP_SCRUB] = { "scrub", METHOD(scrub, scrub_reply) },
+    [ZP_FSCK] = { "fsck", METHOD(empty, fsck_reply) },
+    [ZP_DF] = { "df", METHOD(df_request, df_reply) },
 };
 
 const struct zp_method_info *zp_method_info(unsigned method)

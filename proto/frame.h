@@ -66,6 +66,20 @@ enum zp_method {
     ZP_JOBS = 20,
     ZP_TIERS = 21,
     ZP_STAT = 22,
+    ZP_COMMIT = 23,
+    ZP_PROGRESS = 24,
+    ZP_SNAPSHOT = 25,
+    ZP_SNAPSHOTS = 26,
+    ZP_ROLLBACK = 27,
+    ZP_CLONE = 28,
+    ZP_SNAPSHOT_DESTROY = 29,
+    ZP_READER_OPEN = 30,
+    ZP_READER_UNIT = 31,
+    ZP_READER_READ = 32,
+    ZP_READER_CLOSE = 33,
+    ZP_SCRUB = 34,
+    ZP_FSCK = 35,
+    ZP_DF = 36,
     ZP_METHOD_END
 };
 

@@ -1,0 +1,280 @@
+/*
+ * store.h - what survives the trainers and the daemon: saved jobs, their versions, the pages that
+ * these hold; and the places of pages on the data files, for everybody.
+ *
+ * MODEL. All of it is in memory, owned by the loop thread; the catalog (nvme/zn_catalog.h) only
+ * keeps it. A change is prepared here, made durable by the store's line of changes, and only then
+ * seen by anybody.
+ *
+ *     struct zsd_saved     a kept, durable job that has a commit: who it is, its manifest, its
+ *                          committed and prepared versions, its snapshots. Its incarnation is a
+ *                          struct zsd_job (job.h) while it is in memory, or there is none.
+ *     struct zsd_version   one whole state of a job: iterations, applied, notes, and one row for
+ *                          each shard. Immutable. Held by: committed, prepared, snapshots, readers.
+ *     struct zsd_row       the pages of one shard in a version. Immutable, shared by versions (a
+ *                          frozen shard, a rollback) and jobs (a clone).
+ *     extent               one page of one plane on a data file, by its place. Counted: a row holds
+ *                          each of its extents, and so does the shard that works with it.
+ *
+ * PLACES. Extents of one size are a class. A class owns `total` places, free or in use, and is
+ * promised `promised` of them; total >= promised, so whoever stays inside its promise always finds
+ * one. Each job's promise (struct zsd_promise) is, for each class: what its distinct rows hold,
+ * what its next version can need, and spares for pages in flight. An extent that two jobs share
+ * counts in both promises. Promises change only here, with -ENOSPC when there is no room: never in
+ * the middle of a step.
+ *
+ * THE LINE. Changes (struct zsd_change) run one after the other:
+ *
+ *     SYNC ---> CATALOG ---> SLOTS ---> over     done() tells how
+ *
+ *     SYNC     flushes every data file, for changes that say so
+ *     CATALOG  fill() builds the transaction and the catalog commits it, on the catalog's thread
+ *     SLOTS    writes and flushes the commit slots of every data file
+ *
+ * A flush that failed, and a catalog that is poisoned, poison the store: every later change fails
+ * with the same sentence until the daemon starts again. -ENOSPC of the catalog fails one change.
+ *
+ * INVARIANTS
+ *     T1  What the catalog says at the slots' sequence is what is in memory, but for changes in the
+ *         line. An extent that the catalog names has refs > 0.
+ *     T2  An extent is given back only when the change that forgets it is durable.
+ *     T3  Generations never repeat: boot number << 40 | count; the boot number is committed before
+ *         the first page is written.
+ */
+#ifndef ZSD_STORE_H
+#define ZSD_STORE_H
+
+#include "daemon/job.h"
+#include "nvme/zn_catalog.h"
+
+struct zsd_store;
+
+/* ---- versions and rows */
+
+/* The planes that live on data files, and their index in struct zsd_row. */
+enum zsd_saved_plane { ZSD_SAVED_PARAM, ZSD_SAVED_STATE, ZSD_SAVED_PLANES };
+
+struct zsd_row_plane {
+    uint32_t elem_bytes, crc_bytes, crcs_per_page; /* elem_bytes 0: the plane does not exist */
+    struct zsd_extent *extents;                    /* [npages] */
+    uint32_t *crcs;                                /* [npages][crcs_per_page] */
+};
+
+struct zsd_row {
+    uint64_t id;           /* in the catalog */
+    uint32_t refs;         /* versions that hold it, and operations that look at it */
+    uint32_t unit, rank;   /* who registered it */
+    uint64_t first, count; /* of the unit's elements */
+    uint32_t page_elems, npages;
+    struct zsd_row_plane planes[ZSD_SAVED_PLANES];
+};
+
+struct zsd_version {
+    uint64_t id; /* in the catalog; 0: not there yet */
+    struct zsd_saved *saved;
+    uint32_t refs; /* committed, prepared, each snapshot, each reader */
+    uint64_t iterations, applied;
+    uint64_t created_unix;
+    uint32_t world, nrows;
+    struct zsd_row **rows;  /* [nrows], by unit and first element */
+    struct zsd_note *notes; /* [world] */
+    struct zsd_note job_note;
+    uint32_t snapshots; /* of refs: while not 0, the room for another version is promised */
+};
+
+struct zsd_snap {
+    char name[ZP_NAME_MAX + 1];
+    uint64_t id; /* in the catalog, ascending: the age */
+    uint64_t created_unix;
+    struct zsd_version *version;
+    struct zb_list node; /* in saved->snaps, oldest first */
+};
+
+struct zsd_saved {
+    struct zsd_store *store;
+    uint32_t number;
+    char name[ZP_NAME_MAX + 1];
+    uid_t uid;
+    uint32_t groups, optimizer;
+    uint32_t offload_param, offload_optimizer;
+    uint64_t host_bytes_max, commit_every;
+    uint64_t epoch;
+    struct zsd_unit **units; /* the manifest; no shards in them */
+    uint32_t nunits;
+    struct zsd_version *committed, *prepared; /* committed is NULL before the first commit: then the
+                                                 job is not in the catalog yet */
+    struct zb_list snaps;
+    struct zsd_promise *promise;
+    struct zsd_job *job;         /* in memory, or NULL */
+    bool changing;               /* a change of it is in the line: others are refused, -EBUSY */
+    struct zb_list snap_waiters; /* requests for a snapshot of the next commit (op_snapshot.c) */
+    struct zb_list node;         /* in store->saved */
+};
+
+/** What the store knows. Read by fsck, df, scrub; changed by store*.c only. */
+struct zsd_store {
+    struct zsd_core *core;
+    struct zn_catalog *catalog; /* on the catalog's thread only, once the loop runs */
+    struct zsd_compute *thread; /* one worker: the catalog's */
+    struct zb_list saved;
+    struct zb_list line;    /* struct zsd_change: the first runs */
+    uint64_t boot;          /* T3 */
+    uint64_t next_id;       /* of rows, versions, snapshots */
+    uint64_t sequence;      /* of the newest change that is over */
+    struct zb_err poisoned; /* code 0: it is well */
+};
+
+/** Opens the catalog beside the data file, checks it, and makes everything that it says: err names
+ * what is wrong. Blocks: at the start only. Logs what it found and what it freed. */
+int zsd_store_open(struct zsd_core *core, struct zb_err *err);
+/** Nothing is in the line any more. */
+void zsd_store_close(struct zsd_core *core);
+
+struct zsd_saved *zsd_saved_by_name(struct zsd_core *core, const char *name);
+struct zsd_snap *zsd_snap_by_name(const struct zsd_saved *saved, const char *name);
+/** May this connection look at it and change it: owner, root, the daemon's user. */
+bool zsd_saved_may(const struct zsd_conn *conn, const struct zsd_saved *saved);
+
+struct zsd_version *zsd_version_ref(struct zsd_version *v);
+/** The last one: its rows go, and their extents when nobody else holds them. Call it when the
+ * change that forgets the version is over (T2). */
+void zsd_version_unref(struct zsd_version *v);
+struct zsd_row *zsd_row_ref(struct zsd_row *r);
+void zsd_row_unref(struct zsd_core *core, struct zsd_row *r);
+/** The row that holds element `first` of a unit, or NULL. */
+struct zsd_row *zsd_version_row(const struct zsd_version *v, uint32_t unit, uint64_t first);
+uint64_t zsd_row_bytes(const struct zsd_row *r);         /* of all its pages */
+uint64_t zsd_version_bytes(const struct zsd_version *v); /* of all its rows */
+static inline uint64_t zsd_row_page_elems(const struct zsd_row *r, uint32_t page)
+{
+    return zb_min_u64(r->page_elems, r->count - (uint64_t)page * r->page_elems);
+}
+/** Who a page of it is, for its checksums. */
+struct zn_page_id zsd_row_page_id(const struct zsd_row *r, enum zsd_saved_plane plane,
+                                  uint32_t page);
+
+/* ---- places (extents.c) */
+
+/** One more holder of an extent. */
+void zsd_extent_ref(struct zsd_core *core, uint64_t at);
+/** One less; at 0 the place is free for its class. */
+void zsd_extent_unref(struct zsd_core *core, uint64_t at, uint64_t bytes);
+/** A free place of that size, inside somebody's promise: never fails. Held once. */
+uint64_t zsd_extent_take(struct zsd_core *core, uint64_t bytes);
+uint32_t zsd_extent_refs(const struct zsd_core *core, uint64_t at); /* 0: free */
+
+/** A promise: so many places of each size. */
+struct zsd_need {
+    uint64_t bytes;
+    uint64_t count;
+};
+struct zsd_promise {
+    struct zsd_need *needs; /* by bytes, ascending */
+    uint32_t n, room;
+};
+/** Adds to a list of needs that is not promised to anybody: 0 or -ENOMEM. */
+int zsd_need_add(struct zsd_promise *p, uint64_t bytes, uint64_t count);
+uint64_t zsd_need_bytes(const struct zsd_promise *p);
+void zsd_need_done(struct zsd_promise *p);
+/** Replaces what is promised by `now` with `want`: 0; -ENOSPC or -ENOMEM: *now is unchanged. A
+ * promise that only shrinks never fails. */
+int zsd_promise_set(struct zsd_core *core, struct zsd_promise *now, const struct zsd_promise *want,
+                    struct zb_err *err);
+/** What the saved job must be promised now, by its versions; `next`: room for one more version like
+ * the newest (trainable rows of it), `spare`: pages in flight of each size. */
+int zsd_saved_needs(const struct zsd_saved *saved, const struct zsd_version *next, uint32_t spare,
+                    struct zsd_promise *ret);
+
+/* ---- the line (change.c) */
+
+/** One durable change; embedded in whoever makes it, alive until done. */
+struct zsd_change {
+    bool sync; /* data files are flushed first: pages were written for it */
+    /* On the catalog's thread, while the loop thread keeps its hands off what it reads: puts the
+     * records of the change into t. 0, or a negative errno with a sentence: nothing happens. */
+    int (*fill)(struct zsd_change *c, struct zn_txn *t, struct zb_err *err);
+    /* On the loop thread, from the loop, once: err is NULL when the change is durable. */
+    void (*done)(struct zsd_change *c, const struct zb_err *err);
+    /* the line's */
+    struct zsd_core *core;
+    struct zb_err err;
+    struct zn_txn *txn;
+    struct zn_slot slot;
+    struct zsd_task task;
+    struct zsd_work work;
+    struct zb_list node;
+};
+/** Puts it at the end of the line. */
+void zsd_change_start(struct zsd_core *core, struct zsd_change *c);
+
+/* ---- records (record.c): what is in the catalog. FORMAT.md has the bytes. Any thread: they look
+ * at the object only. put: 0, -ENOMEM. get: 0, -ENOMEM, -EBADMSG with a sentence. */
+
+enum zsd_record {
+    ZSD_RECORD_STORE = 1,    /* (0, 0): boot, next_id */
+    ZSD_RECORD_JOB = 2,      /* (number, 0) */
+    ZSD_RECORD_UNIT = 3,     /* (number, index): a part of the manifest */
+    ZSD_RECORD_VERSION = 4,  /* (number, id): rows by id */
+    ZSD_RECORD_NOTE = 5,     /* (version id, rank; ZSD_NOTE_OF_JOB) */
+    ZSD_RECORD_ROW = 6,      /* (row id, 0) */
+    ZSD_RECORD_SNAPSHOT = 7, /* (number, id) */
+};
+#define ZSD_NOTE_OF_JOB (UINT64_C(1) << 32)
+
+struct zsd_store_record {
+    uint64_t boot, next_id, next_job;
+};
+int zsd_record_put_store(struct zn_txn *t, const struct zsd_store_record *s);
+int zsd_record_get_store(const void *bytes, size_t len_bytes, struct zsd_store_record *ret,
+                         struct zb_err *err);
+/** Who the job is, without units and versions, but for committed's and prepared's ids. */
+int zsd_record_put_job(struct zn_txn *t, const struct zsd_saved *saved, uint64_t committed,
+                       uint64_t prepared);
+int zsd_record_get_job(const struct zn_key *key, const void *bytes, size_t len_bytes,
+                       struct zsd_saved *ret, uint64_t *ret_committed, uint64_t *ret_prepared,
+                       struct zb_err *err);
+int zsd_record_put_unit(struct zn_txn *t, uint32_t job, const struct zsd_unit *unit);
+/** *ret is new: name, elems, layout, tensors and segments. */
+int zsd_record_get_unit(const struct zn_key *key, const void *bytes, size_t len_bytes,
+                        struct zsd_unit **ret, struct zb_err *err);
+/** With its notes. */
+int zsd_record_put_version(struct zn_txn *t, uint32_t job, const struct zsd_version *v);
+/** rows come back as ids: *ret_rows is new, [nrows]; the notes are records of their own. */
+int zsd_record_get_version(const struct zn_key *key, const void *bytes, size_t len_bytes,
+                           struct zsd_version **ret, uint64_t **ret_rows, struct zb_err *err);
+int zsd_record_get_note(const struct zn_key *key, const void *bytes, size_t len_bytes,
+                        struct zsd_note *ret, struct zb_err *err);
+int zsd_record_put_row(struct zn_txn *t, const struct zsd_row *r);
+int zsd_record_get_row(const struct zn_key *key, const void *bytes, size_t len_bytes,
+                       struct zsd_row **ret, struct zb_err *err);
+int zsd_record_put_snap(struct zn_txn *t, uint32_t job, const struct zsd_snap *s);
+/** *ret is new, without its version: *ret_version is that one's id. */
+int zsd_record_get_snap(const struct zn_key *key, const void *bytes, size_t len_bytes,
+                        struct zsd_snap **ret, uint64_t *ret_version, struct zb_err *err);
+/** Deletes a version with its notes, and a row. */
+int zsd_record_del_version(struct zn_txn *t, uint32_t job, const struct zsd_version *v);
+int zsd_record_del_row(struct zn_txn *t, const struct zsd_row *r);
+
+/* ---- pages of rows (rowio.c) */
+
+/**
+ * Reads one page of one plane of a row and verifies it. The buffer is the caller's: aligned to
+ * 4096, zsd_row_page_elems() * elem_bytes long, untouched until done.
+ */
+struct zsd_row_read {
+    struct zsd_core *core;
+    struct zsd_row *row; /* held by the caller */
+    enum zsd_saved_plane plane;
+    uint32_t page;
+    void *buf;
+    void (*done)(struct zsd_row_read *r, const struct zb_err *err); /* loop thread, once */
+    /* private */
+    struct zb_err err;
+    struct zsd_pio pio;
+    struct zsd_task task;
+};
+/** Never fails at once: done runs later. err is -EBADMSG, naming job, unit, shard and page, or what
+ * the device said. `who` (a job's name) is for the sentence and lives until done. */
+void zsd_row_read_start(struct zsd_row_read *r, const char *who);
+
+#endif

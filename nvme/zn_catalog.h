@@ -1,0 +1,116 @@
+/*
+ * zn_catalog.h - the catalog: a small transactional store of records beside the data file, which
+ * never goes back to an older state without saying so.
+ *
+ * MODEL. A record is a key (kind, a, b) and up to ZN_RECORD_MAX bytes. What kinds there are and
+ * what the bytes mean is the caller's affair. Changes come as transactions: a list of puts and
+ * deletes that happen all or not at all. Each transaction has the next sequence number. SQLite
+ * keeps the records, in one file, WAL mode, locked by us alone.
+ *
+ * SQLite alone can rewind without an error (a flipped bit in its WAL opens an older state; a stale
+ * page passes its integrity check). So:
+ *
+ *     - every record carries a CRC32C over its key and its bytes;
+ *     - the digest is the sum, modulo 2^64, of a 64-bit mix of each record's key and CRC: it is
+ *       kept in step with every change, stands in the catalog beside the sequence number, and is
+ *       computed anew when the catalog is opened;
+ *     - before zn_catalog_commit() returns, the WAL is checkpointed and truncated, all of it
+ *       flushed; then the caller writes {sequence, digest} into a commit slot of every data file
+ *       (layout.h) and flushes that, and only then it tells anybody.
+ *
+ * So an open catalog is at the slots' sequence, or one transaction ahead of them, which nobody was
+ * told of. Anything else is -EBADMSG.
+ *
+ * THREADS. One thread at a time uses a catalog; which one may change. Calls block.
+ */
+#ifndef ZN_CATALOG_H
+#define ZN_CATALOG_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "nvme/layout.h"
+
+#define ZN_RECORD_MAX (UINT32_C(512) << 20)
+
+struct zn_catalog;
+struct zn_txn;
+
+struct zn_key {
+    uint32_t kind; /* 1 .. UINT32_MAX */
+    uint64_t a, b; /* at most INT64_MAX each: SQLite's integers */
+};
+
+struct zn_catalog_options {
+    const char *path; /* the database's file; created when missing, if may_create */
+    const char *vfs;  /* of SQLite; NULL: the system's. Tests name the simulated device's */
+    bool may_create;
+    bool read_only; /* nothing is changed: for looking at a store that is not to be touched */
+};
+
+/**
+ * Opens, and verifies everything: every record's CRC, the digest, the sequence against the slots.
+ *
+ * @param slots  the newest slot of each data file (layout.h): n of them; sequence 0 says that
+ *               nothing was ever committed there. They may differ by one.
+ * @return 0; -EBADMSG the catalog is damaged, or older or newer than the slots allow; err names
+ *         what, as exactly as it can; -ENOENT missing (and may not be created; or the slots say
+ *         that there was one); -EBUSY another process has it; -EOPNOTSUPP a newer format;
+ *         -ENOSPC, -EIO, -EACCES, -EROFS, -ENOMEM
+ */
+int zn_catalog_open(struct zn_catalog **ret, const struct zn_catalog_options *options,
+                    const struct zn_slot *slots, unsigned n, struct zb_err *err);
+void zn_catalog_close(struct zn_catalog *c); /* NULL is fine */
+
+/** What the slots must say for the catalog as it is now. */
+struct zn_slot zn_catalog_slot(const struct zn_catalog *c);
+
+/** Called for each record, in order of its key; the bytes are valid during the call. A negative
+ * errno ends the walk. */
+typedef int zn_record_fn(void *arg, const struct zn_key *key, const void *bytes, size_t len_bytes,
+                         struct zb_err *err);
+
+/** Walks all records of the kinds [kind, kind_last]; verifies each CRC again. 0; -EBADMSG; what fn
+ * returned. */
+int zn_catalog_each(struct zn_catalog *c, uint32_t kind, uint32_t kind_last, zn_record_fn *fn,
+                    void *arg, struct zb_err *err);
+
+/** Computes the digest anew from what is on the device: 0; -EBADMSG with a sentence. */
+int zn_catalog_verify(struct zn_catalog *c, struct zb_err *err);
+
+/** Bytes of the database's file; records. */
+struct zn_catalog_size {
+    uint64_t file_bytes, records, record_bytes;
+};
+int zn_catalog_size(struct zn_catalog *c, struct zn_catalog_size *ret, struct zb_err *err);
+
+/* ---- transactions: built anywhere, by one thread at a time, without a catalog */
+
+/** NULL: no memory. */
+struct zn_txn *zn_txn_new(void);
+void zn_txn_free(struct zn_txn *t); /* NULL is fine */
+/** Puts (adds or replaces) a record; the bytes are copied. 0, -ENOMEM, -EINVAL the key or length.
+ */
+int zn_txn_put(struct zn_txn *t, const struct zn_key *key, const void *bytes, size_t len_bytes);
+/** As above; *ret is memory of len_bytes, for the caller to fill before the commit. */
+int zn_txn_put_room(struct zn_txn *t, const struct zn_key *key, size_t len_bytes, void **ret);
+/** Deleting what is not there fails the commit (-ENOENT): it is a mistake of ours. */
+int zn_txn_del(struct zn_txn *t, const struct zn_key *key);
+/** Every record with this kind and a. None is fine. */
+int zn_txn_del_all(struct zn_txn *t, uint32_t kind, uint64_t a);
+size_t zn_txn_count(const struct zn_txn *t);
+
+/**
+ * Makes the transaction durable in the catalog. When it returns 0, the slots must be written with
+ * *ret_slot and flushed before the change is told to anybody, and before the next commit.
+ *
+ * @return 0; -ENOSPC: nothing has changed, and a later commit may succeed; another code, -EIO above
+ *         all: what the file holds is not known. The catalog is *poisoned*: every later commit
+ *         fails with the same sentence, reads go on. What is true is found out at the next open.
+ */
+int zn_catalog_commit(struct zn_catalog *c, const struct zn_txn *t, struct zn_slot *ret_slot,
+                      struct zb_err *err);
+
+#endif
