@@ -10,6 +10,9 @@
  *     0, or no whole unit   done(-EIO): the end of the file or device, or nothing moves any more
  *     another failure       done(that)
  *
+ * A COMMIT SLOT is encoded into a block of the engine's own (O_DIRECT wants it aligned), which goes
+ * down as a write; its done passes the result on.
+ *
  * INVARIANTS
  *     I1  stats.inflight is the number of requests between zn_submit() and their done, however
  *         often they go down; it never exceeds depth.
@@ -144,6 +147,9 @@ static int engine_build(struct zn_engine *e, const struct zn_options *o, struct 
 
     if (rc < 0)
         return rc;
+    rc = -posix_memalign(&e->slot_block, ZN_SLOT_BYTES, ZN_SLOT_BYTES);
+    if (rc < 0)
+        return zb_fail(err, rc, "block of the commit slots: %m");
     e->info.size_bytes = o->size_bytes;
     e->info.depth = o->depth > 0 ? o->depth : ZN_DEPTH_DEFAULT;
     e->threads = o->threads > 0 ? o->threads
@@ -164,6 +170,7 @@ static void engine_free(struct zn_engine *e)
     engine_stop(e);
     zn_file_close(&e->file);
     zb_close_fd(&e->wake_fd);
+    free(e->slot_block);
     free(e);
 }
 
@@ -210,11 +217,37 @@ static bool engine_io_valid(const struct zn_engine *e, const struct zn_io *io)
 
     if (io->op == ZN_FLUSH)
         return true;
+    if (io->op == ZN_SLOT)
+        return io->buf && ((const struct zn_slot *)io->buf)->sequence > 0;
     return (io->op == ZN_READ || io->op == ZN_WRITE) && io->buf && io->len_bytes > 0 &&
            io->len_bytes <= ZN_IO_BYTES_MAX &&
            (((uintptr_t)io->buf | io->off_bytes | io->len_bytes) & mask) == 0 &&
            io->off_bytes >= ZN_DATA_START &&
            zb_range_inside(io->off_bytes, io->len_bytes, e->info.size_bytes);
+}
+
+static void engine_on_slot(struct zn_io *slot_io, int rc)
+{
+    struct zn_engine *e = zb_container_of(slot_io, struct zn_engine, slot_io);
+    struct zn_io *io = e->slot_of;
+
+    e->slot_of = NULL; /* done may submit the next */
+    io->done(io, rc);
+}
+
+/* The write that a commit slot is. */
+static struct zn_io *engine_slot(struct zn_engine *e, struct zn_io *io)
+{
+    const struct zn_slot *slot = io->buf;
+
+    zn_slot_encode(slot, e->file.super.uuid, e->slot_block);
+    e->slot_of = io;
+    e->slot_io = (struct zn_io){ .op = ZN_WRITE,
+                                 .buf = e->slot_block,
+                                 .len_bytes = ZN_SLOT_BYTES,
+                                 .off_bytes = zn_slot_at(slot->sequence),
+                                 .done = engine_on_slot };
+    return &e->slot_io;
 }
 
 int zn_submit(struct zn_engine *e, struct zn_io *io)
@@ -223,8 +256,12 @@ int zn_submit(struct zn_engine *e, struct zn_io *io)
         return -EINVAL;
     if (e->closing)
         return -ESHUTDOWN;
+    if (io->op == ZN_SLOT && e->slot_of)
+        return -EBUSY;
     if (e->stats.inflight == e->info.depth) /* I1 */
         return -EAGAIN;
+    if (io->op == ZN_SLOT)
+        io = engine_slot(e, io);
     e->stats.inflight++;
     io->got_bytes = 0;
     io->again = 0;
@@ -281,7 +318,7 @@ static void engine_count(struct zn_stats *s, const struct zn_io *io, int rc)
         s->read_bytes += io->len_bytes;
         break;
     case ZN_WRITE:
-    case ZN_SLOT:
+    case ZN_SLOT: /* comes as a write */
         s->writes++;
         s->written_bytes += io->len_bytes;
         break;
@@ -332,4 +369,19 @@ const struct zn_info *zn_info(const struct zn_engine *e)
 struct zn_stats zn_stats(const struct zn_engine *e)
 {
     return e->stats;
+}
+
+int zn_newest_slot(const struct zn_engine *e, struct zn_slot *ret, struct zb_err *err)
+{
+    const struct zn_file *f = &e->file;
+
+    if (f->slot_err.code != 0)
+        return zb_fail(err, f->slot_err.code, "%s", f->slot_err.text);
+    *ret = f->slot;
+    return 0;
+}
+
+const uint8_t *zn_file_uuid(const struct zn_engine *e)
+{
+    return e->file.super.uuid;
 }

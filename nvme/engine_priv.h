@@ -36,6 +36,8 @@ struct zn_file {
     bool ours;          /* there was a superblock: this one */
     uint64_t was_bytes; /* length of the file when it was opened, or of the device */
     struct zn_super super;
+    struct zn_slot slot;    /* the newest commit slot when it was opened */
+    struct zb_err slot_err; /* or why that is not known */
 };
 
 struct zn_engine {
@@ -47,6 +49,10 @@ struct zn_engine {
     uint32_t tail_align; /* a tail begins on a multiple of it */
     bool closing;
     bool reaping;
+    /* A commit slot on its way: backends see a write of this block. */
+    struct zn_io slot_io;
+    struct zn_io *slot_of; /* whose request it is; NULL: none is in flight */
+    void *slot_block;
     struct zn_info info;
     struct zn_stats stats;
 };

@@ -55,7 +55,7 @@ static int pool_transfer(const struct pool *p, const struct zn_io *io)
         n = pread(p->e->file.fd, zn_io_at(io), (size_t)io->res, (off_t)zn_io_off(io));
         break;
     case ZN_WRITE:
-    case ZN_SLOT:
+    case ZN_SLOT: /* comes as a write */
         n = pwrite(p->e->file.fd, zn_io_at(io), (size_t)io->res, (off_t)zn_io_off(io));
         break;
     case ZN_FLUSH:

@@ -76,7 +76,7 @@ static void uring_submit(struct zn_engine *e, struct zn_io *io)
         io_uring_prep_read(sqe, 0, zn_io_at(io), (unsigned)io->res, zn_io_off(io));
         break;
     case ZN_WRITE:
-    case ZN_SLOT:
+    case ZN_SLOT: /* comes as a write */
         io_uring_prep_write(sqe, 0, zn_io_at(io), (unsigned)io->res, zn_io_off(io));
         break;
     case ZN_FLUSH:

@@ -27,7 +27,25 @@ static const uint8_t super_magic[8] = { 0x89, 'Z', 'S', 'H', 'D', '\r', '\n', 0x
 _Static_assert(offsetof(struct super_block, size_bytes) == 32 && sizeof(struct super_block) == 40,
                "FORMAT.md");
 
-static uint32_t super_crc(const void *block)
+struct slot_block {
+    uint8_t magic[8];
+    uint32_t version;
+    uint32_t crc; /* as the superblock's */
+    uint8_t file[16];
+    uint8_t catalog[16];
+    uint64_t sequence;
+    uint64_t digest;
+};
+
+static const uint8_t slot_magic[8] = { 0x89, 'Z', 'S', 'L', 'T', '\r', '\n', 0x1a };
+
+_Static_assert(offsetof(struct slot_block, crc) == offsetof(struct super_block, crc) &&
+                   ZN_SLOT_BYTES == ZN_SUPER_BYTES,
+               "block_crc()");
+_Static_assert(offsetof(struct slot_block, digest) == 56 && sizeof(struct slot_block) == 64,
+               "FORMAT.md");
+
+static uint32_t block_crc(const void *block)
 {
     static const uint8_t zero[sizeof(uint32_t)];
     const size_t at = offsetof(struct super_block, crc), end = at + sizeof(zero);
@@ -48,7 +66,7 @@ void zn_super_encode(const struct zn_super *s, void *block)
     memcpy(b.uuid, s->uuid, sizeof(b.uuid));
     memset(block, 0, ZN_SUPER_BYTES);
     memcpy(block, &b, sizeof(b));
-    b.crc = htole32(super_crc(block));
+    b.crc = htole32(block_crc(block));
     memcpy(block, &b, sizeof(b));
 }
 
@@ -62,7 +80,7 @@ int zn_super_decode(const void *block, const char *path, struct zn_super *ret, s
                        "'%s' has content, and it is not a zshard data file: nothing was changed; "
                        "name another file, or empty this one",
                        path);
-    if (le32toh(b.crc) != super_crc(block))
+    if (le32toh(b.crc) != block_crc(block))
         return zb_fail(err, -EBADMSG, "the superblock of '%s' is damaged: its checksum differs",
                        path);
     if (le32toh(b.version) != ZN_SUPER_VERSION)
@@ -118,4 +136,76 @@ void zn_super_init(struct zn_super *s)
         ; /* only a signal before the generator's start interrupts so short a request */
     s->uuid[6] = (uint8_t)((s->uuid[6] & 0x0f) | 0x40); /* RFC 4122, version 4 */
     s->uuid[8] = (uint8_t)((s->uuid[8] & 0x3f) | 0x80);
+}
+
+void zn_slot_encode(const struct zn_slot *slot, const uint8_t file[16], void *block)
+{
+    struct slot_block b = {
+        .version = htole32(ZN_SLOT_VERSION),
+        .sequence = htole64(slot->sequence),
+        .digest = htole64(slot->digest),
+    };
+
+    memcpy(b.magic, slot_magic, sizeof(b.magic));
+    memcpy(b.file, file, sizeof(b.file));
+    memcpy(b.catalog, slot->catalog, sizeof(b.catalog));
+    memset(block, 0, ZN_SLOT_BYTES);
+    memcpy(block, &b, sizeof(b));
+    b.crc = htole32(block_crc(block));
+    memcpy(block, &b, sizeof(b));
+}
+
+int zn_slot_decode(const void *block, const uint8_t file[16], struct zn_slot *ret)
+{
+    struct slot_block b;
+
+    if (layout_is_zero(block, ZN_SLOT_BYTES))
+        return -ENODATA;
+    memcpy(&b, block, sizeof(b));
+    if (memcmp(b.magic, slot_magic, sizeof(b.magic)) != 0 || le32toh(b.crc) != block_crc(block) ||
+        memcmp(b.file, file, sizeof(b.file)) != 0 || b.sequence == 0)
+        return -EBADMSG;
+    if (le32toh(b.version) != ZN_SLOT_VERSION)
+        return -EOPNOTSUPP;
+    ret->sequence = le64toh(b.sequence);
+    ret->digest = le64toh(b.digest);
+    memcpy(ret->catalog, b.catalog, sizeof(ret->catalog));
+    return 0;
+}
+
+int zn_slot_newest(const void *blocks, const uint8_t file[16], const char *path,
+                   struct zn_slot *ret, struct zb_err *err)
+{
+    struct zn_slot newest = { 0 };
+    unsigned bad = 0;
+
+    for (unsigned i = 0; i < ZN_SLOTS; i++) {
+        struct zn_slot slot = { 0 };
+        int rc = zn_slot_decode((const uint8_t *)blocks + (size_t)i * ZN_SLOT_BYTES, file, &slot);
+
+        if (rc == -EOPNOTSUPP)
+            return zb_fail(err, rc, "a commit slot of '%s' has a version that we do not know",
+                           path);
+        if (rc == -EBADMSG || (rc == 0 && slot.sequence % ZN_SLOTS != i))
+            bad++;
+        else if (slot.sequence > newest.sequence)
+            newest = slot;
+    }
+    if (bad == ZN_SLOTS)
+        return zb_fail(err, -EBADMSG,
+                       "both commit slots of '%s' are damaged: what was committed is not known",
+                       path);
+    *ret = newest;
+    return 0;
+}
+
+int zn_layout_read_slots(int fd, const char *path, const uint8_t file[16], struct zn_slot *ret,
+                         struct zb_err *err)
+{
+    alignas(ZN_SLOT_BYTES) uint8_t blocks[ZN_SLOTS * ZN_SLOT_BYTES]; /* as in zn_layout_write() */
+    ssize_t n = pread(fd, blocks, sizeof(blocks), (off_t)zn_slot_at(0));
+
+    if (n != (ssize_t)sizeof(blocks))
+        return zb_fail(err, n < 0 ? -errno : -EIO, "read the commit slots of '%s': %m", path);
+    return zn_slot_newest(blocks, file, path, ret, err);
 }

@@ -45,11 +45,12 @@ void zn_super_init(struct zn_super *s);
  * catalog must be, see zn_catalog.h. A write of one that is torn or lost leaves the other. All of a
  * slot that is not zero lies in one 512-byte sector.
  */
-#define ZN_SLOTS      2u
-#define ZN_SLOT_BYTES 4096u
+#define ZN_SLOTS        2u
+#define ZN_SLOT_BYTES   4096u
+#define ZN_SLOT_VERSION 1u
 
 struct zn_slot {
-    uint64_t sequence;   /* of the newest transaction that was told to anybody; 0: none ever */
+    uint64_t sequence;   /* of the newest transaction that may be told to anybody; 0: none ever */
     uint64_t digest;     /* over the catalog's records at that transaction */
     uint8_t catalog[16]; /* UUID of the catalog that it belongs to */
 };
@@ -62,7 +63,21 @@ static inline uint64_t zn_slot_at(uint64_t sequence)
 /** Fills block[ZN_SLOT_BYTES]; `file` is the data file's own UUID, so that a slot of another file
  * is none. */
 void zn_slot_encode(const struct zn_slot *slot, const uint8_t file[16], void *block);
-/** 0; -ENODATA never written (zeros); -EBADMSG damaged, or another file's. */
+/** 0; -ENODATA never written (zeros); -EBADMSG damaged, or another file's; -EOPNOTSUPP of a version
+ * that we do not know. */
 int zn_slot_decode(const void *block, const uint8_t file[16], struct zn_slot *ret);
+
+/**
+ * The newest of blocks[ZN_SLOTS * ZN_SLOT_BYTES], each of which must be in its own place; `path` is
+ * for the sentence. *ret is zero when none was ever written.
+ *
+ * @return 0; -EBADMSG both were written once, and neither is valid now; -EOPNOTSUPP
+ */
+int zn_slot_newest(const void *blocks, const uint8_t file[16], const char *path,
+                   struct zn_slot *ret, struct zb_err *err);
+
+/** Reads both slots of an open file: as zn_slot_newest(), or what the device answers. */
+int zn_layout_read_slots(int fd, const char *path, const uint8_t file[16], struct zn_slot *ret,
+                         struct zb_err *err);
 
 #endif

@@ -38,8 +38,9 @@ struct zn_engine;
 struct zn_io;
 
 /** ZN_FLUSH makes durable the writes whose done ran before it was submitted; those in flight beside
- *  it may or may not be. ZN_SLOT writes a commit slot (layout.h), the one that off_bytes names: buf
- *  is a struct zn_slot, which the engine encodes; len is ignored; a flush makes it durable. */
+ *  it may or may not be. ZN_SLOT writes a commit slot (layout.h), the one that its sequence (not 0)
+ *  names: buf is a struct zn_slot, which is encoded before zn_submit() returns; len and off are
+ *  ignored. One is in flight at a time. Like any other write, a flush makes it durable. */
 enum zn_op { ZN_READ, ZN_WRITE, ZN_FLUSH, ZN_SLOT };
 
 /** rc is 0, or the negative errno of the first failure: then the buffer's bytes are unspecified.
@@ -110,9 +111,9 @@ void zn_close(struct zn_engine *e);
 /**
  * Queues io. It may reach the kernel only at zn_kick(), so call that once a turn.
  *
- * @return 0: done will run; -EAGAIN: `depth` requests are in flight already; -EINVAL: alignment,
- *         length 0 or above ZN_IO_BYTES_MAX, or not inside the data of the file; -ESHUTDOWN: the
- *         engine is being closed: done will not run
+ * @return 0: done will run; -EAGAIN: `depth` requests are in flight already; -EBUSY: a ZN_SLOT, and
+ *         there is one in flight; -EINVAL: alignment, length 0 or above ZN_IO_BYTES_MAX, or not
+ *         inside the data of the file; -ESHUTDOWN: the engine is being closed: done will not run
  */
 int zn_submit(struct zn_engine *e, struct zn_io *io);
 void zn_kick(struct zn_engine *e);
@@ -127,7 +128,8 @@ int zn_wake_fd(const struct zn_engine *e);
 const struct zn_info *zn_info(const struct zn_engine *e);
 
 /** The newest valid commit slot as it was when the file was opened: 0 (a file that has none yet:
- *  *ret is zero), or -EBADMSG: both slots were written once, and neither is valid now. */
+ *  *ret is zero); -EBADMSG: both slots were written once, and neither is valid now; -EOPNOTSUPP: of
+ *  a version that we do not know; or why they cannot be read. */
 int zn_newest_slot(const struct zn_engine *e, struct zn_slot *ret, struct zb_err *err);
 /** The data file's UUID (16 bytes), which lives as long as the file. */
 const uint8_t *zn_file_uuid(const struct zn_engine *e);

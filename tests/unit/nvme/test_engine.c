@@ -479,7 +479,8 @@ static const struct {
     { "an odd length", ZN_READ, 0, false, ZN_DATA_START, 4096 + 256, -EINVAL },
     { "an odd address", ZN_READ, 256, false, ZN_DATA_START, 4096, -EINVAL },
     { "no memory", ZN_WRITE, 0, true, ZN_DATA_START, 4096, -EINVAL },
-    { "no such operation", (enum zn_op)3, 0, false, ZN_DATA_START, 4096, -EINVAL },
+    { "a slot of nothing", ZN_SLOT, 0, true, 0, 0, -EINVAL },
+    { "no such operation", (enum zn_op)4, 0, false, ZN_DATA_START, 4096, -EINVAL },
     { "a flush, which has none of these", ZN_FLUSH, 1, true, 1, 1, 0 },
 };
 
@@ -540,6 +541,165 @@ static void engine_stats(void **state)
     assert_int_equal(s.inflight, 0);
     zn_close(e);
     free(buf);
+}
+
+static struct zn_slot slot_of(uint64_t sequence)
+{
+    return (struct zn_slot){ .sequence = sequence,
+                             .digest = sequence * 0x9e3779b97f4a7c15,
+                             .catalog = { 7, 7, (uint8_t)sequence } };
+}
+
+static void slot_expect(struct zn_engine *e, uint64_t sequence)
+{
+    struct zn_slot want = sequence > 0 ? slot_of(sequence) : (struct zn_slot){ 0 }, got;
+
+    memset(&got, 0xee, sizeof(got));
+    assert_int_equal(zn_newest_slot(e, &got, NULL), 0);
+    assert_memory_equal(&got, &want, sizeof(got));
+}
+
+/* Slots are found again when the file is opened, each in its place, whatever the offset says. */
+static void engine_slots(void **state)
+{
+    struct zn_engine *e = engine_open(0);
+    unsigned char *block = zn_test_memory(4096);
+    uint8_t uuid[16];
+
+    (void)state;
+    memcpy(uuid, zn_file_uuid(e), sizeof(uuid));
+    slot_expect(e, 0);
+    for (uint64_t sequence = 1; sequence < 6; sequence++) {
+        struct zn_slot slot = slot_of(sequence), was = slot_of(sequence - 1), got;
+
+        slot_expect(e, sequence - 1);
+        assert_int_equal(zn_test_io(e, ZN_SLOT, &slot, 77, 3), 0);
+        slot_expect(e, sequence - 1); /* as it was when the file was opened */
+        assert_int_equal(zn_test_io(e, ZN_FLUSH, NULL, 0, 0), 0);
+        assert_int_equal(zn_stats(e).writes, 1);
+        assert_int_equal(zn_stats(e).written_bytes, ZN_SLOT_BYTES);
+        zn_close(e);
+        file_read(block, 4096, 4096 + 4096 * (sequence % 2));
+        assert_int_equal(zn_slot_decode(block, uuid, &got), 0);
+        assert_memory_equal(&got, &slot, sizeof(got));
+        file_read(block, 4096, 4096 + 4096 * ((sequence + 1) % 2));
+        assert_int_equal(zn_slot_decode(block, uuid, &got), sequence > 1 ? 0 : -ENODATA);
+        assert_true(sequence == 1 || memcmp(&got, &was, sizeof(got)) == 0);
+        e = engine_open(0);
+        assert_memory_equal(zn_file_uuid(e), uuid, sizeof(uuid));
+    }
+    slot_expect(e, 5);
+    zn_close(e);
+    free(block);
+    assert_int_equal(unlink(path), 0);
+}
+
+struct slot_chain {
+    struct zn_io io;
+    struct zn_engine *e;
+    struct zn_slot slot;
+    int rcs, submit_rc;
+};
+
+static void slot_chain_done(struct zn_io *io, int rc)
+{
+    struct slot_chain *c = zb_container_of(io, struct slot_chain, io);
+
+    c->rcs += rc;
+    c->slot.sequence++;
+    if (c->slot.sequence < 5)
+        c->submit_rc = zn_submit(c->e, io);
+}
+
+/* One at a time, and the next one from inside its done; buf may change once it is submitted. */
+static void engine_slots_one_at_a_time(void **state)
+{
+    struct zn_engine *e = engine_open(0);
+    struct zn_slot slot = slot_of(1), zero = { 0 };
+    struct slot_chain c = { .e = e, .slot = slot };
+    struct request r;
+
+    (void)state;
+    request_set(&r, ZN_SLOT, &zero, 0, 0);
+    assert_int_equal(zn_submit(e, &r.io), -EINVAL); /* sequence 0 is "never" */
+    request_set(&r, ZN_SLOT, &slot, 0, 0);
+    c.io = (struct zn_io){ .op = ZN_SLOT, .buf = &c.slot, .done = slot_chain_done };
+    assert_int_equal(zn_submit(e, &c.io), 0);
+    c.slot = slot_of(2);
+    c.slot.sequence = 1; /* the done makes it 2 */
+    assert_int_equal(zn_submit(e, &r.io), -EBUSY);
+    assert_int_equal(zn_stats(e).inflight, 1);
+    zn_test_drain(e);
+    assert_int_equal(c.rcs + c.submit_rc, 0);
+    assert_int_equal(zn_stats(e).writes, 4);
+    slot = slot_of(9);
+    assert_int_equal(zn_submit(e, &r.io), 0);
+    zn_close(e); /* waits for it */
+    assert_int_equal(r.runs, 1);
+    assert_int_equal(r.rc, 0);
+    e = engine_open(0);
+    slot_expect(e, 9);
+    zn_close(e);
+    assert_int_equal(unlink(path), 0);
+}
+
+/* Interrupted and short writes of a slot are finished; one that fails says so and is over. */
+static void engine_slots_fail(void **state)
+{
+    static const struct zn_fault plans[] = {
+        { .again_every = 2 },
+        { .short_every = 2, .short_bytes = 512 },
+        { .nth = 1, .nth_res = -EIO },
+        { .nth = 1, .nth_res = 0 },
+    };
+    struct zn_engine *e = engine_open(0);
+    struct zn_slot slot = slot_of(1);
+
+    (void)state;
+    assert_int_equal(zn_test_io(e, ZN_SLOT, &slot, 0, 0), 0);
+    for (size_t i = 0; i < ZB_COUNT(plans); i++) {
+        int want = plans[i].nth > 0 ? -EIO : 0;
+
+        assert_int_equal(zn_fault_install(e, &plans[i]), 0);
+        slot = slot_of(2 + i);
+        assert_int_equal(zn_test_io(e, ZN_SLOT, &slot, 0, 0), want);
+        slot = slot_of(3 + i);
+        assert_int_equal(zn_test_io(e, ZN_SLOT, &slot, 0, 0), 0);
+    }
+    zn_close(e);
+    e = engine_open(0);
+    slot_expect(e, 6);
+    zn_close(e);
+    assert_int_equal(unlink(path), 0);
+}
+
+/* What the engine makes of damage: one slot is enough, and no slot at all is said. */
+static void engine_slots_damaged(void **state)
+{
+    struct zn_engine *e = engine_open(0);
+    struct zb_err err = { 0 };
+    struct zn_slot slot;
+
+    (void)state;
+    for (uint64_t sequence = 1; sequence < 4; sequence++) {
+        slot = slot_of(sequence);
+        assert_int_equal(zn_test_io(e, ZN_SLOT, &slot, 0, 0), 0);
+    }
+    zn_close(e);
+    for (uint64_t sequence = 3; sequence > 1; sequence--) {
+        int fd = open(path, O_WRONLY | O_CLOEXEC);
+
+        e = engine_open(0);
+        slot_expect(e, sequence);
+        zn_close(e);
+        assert_int_equal(pwrite(fd, "?", 1, (off_t)zn_slot_at(sequence) + 700), 1);
+        assert_int_equal(close(fd), 0);
+    }
+    e = engine_open(0);
+    assert_int_equal(zn_newest_slot(e, &slot, &err), -EBADMSG);
+    assert_non_null(strstr(err.text, "both commit slots of '"));
+    zn_close(e);
+    assert_int_equal(unlink(path), 0);
 }
 
 /* Closing waits: every done runs, with its true result, kicked or not, fetched or not. */
@@ -714,15 +874,27 @@ static void suite_probe(struct zb_err *err)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(engine_info),          cmocka_unit_test(engine_stress),
-        cmocka_unit_test(engine_stress_short),  cmocka_unit_test(engine_out_of_order),
-        cmocka_unit_test(engine_depth),         cmocka_unit_test(engine_no_progress),
-        cmocka_unit_test(engine_tails_kick),    cmocka_unit_test(engine_past_end),
-        cmocka_unit_test(engine_interrupted),   cmocka_unit_test(engine_every_failure),
-        cmocka_unit_test(engine_dead),          cmocka_unit_test(engine_submit_table),
-        cmocka_unit_test(engine_stats),         cmocka_unit_test(engine_close_in_flight),
-        cmocka_unit_test(engine_close_refuses), cmocka_unit_test(engine_done_submits),
+        cmocka_unit_test(engine_info),
+        cmocka_unit_test(engine_stress),
+        cmocka_unit_test(engine_stress_short),
+        cmocka_unit_test(engine_out_of_order),
+        cmocka_unit_test(engine_depth),
+        cmocka_unit_test(engine_no_progress),
+        cmocka_unit_test(engine_tails_kick),
+        cmocka_unit_test(engine_past_end),
+        cmocka_unit_test(engine_interrupted),
+        cmocka_unit_test(engine_every_failure),
+        cmocka_unit_test(engine_dead),
+        cmocka_unit_test(engine_submit_table),
+        cmocka_unit_test(engine_stats),
+        cmocka_unit_test(engine_close_in_flight),
+        cmocka_unit_test(engine_close_refuses),
+        cmocka_unit_test(engine_done_submits),
         cmocka_unit_test(engine_reap_limit),
+        cmocka_unit_test(engine_slots),
+        cmocka_unit_test(engine_slots_one_at_a_time),
+        cmocka_unit_test(engine_slots_fail),
+        cmocka_unit_test(engine_slots_damaged),
     };
     int failed = 0;
 

@@ -167,12 +167,125 @@ static void layout_write_read(void **state)
     zn_test_dir_remove(dir);
 }
 
+static const struct zn_slot slot = {
+    .sequence = UINT64_C(0x0102030405060708),
+    .digest = UINT64_C(0xf1f2f3f4f5f6f7f8),
+    .catalog = { 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36 },
+};
+
+/* A slot as FORMAT.md has it, byte by byte; the checksum is the one of these bytes. */
+static void slot_bytes(void **state)
+{
+    static const unsigned char head[64] = {
+        0x89, 'Z', 'S', 'L', 'T', '\r', '\n', 0x1a, 1,    0,    0,    0,    0xd5, 0xf4, 0xb9, 0xbe,
+        1,    2,   3,   4,   5,   6,    7,    8,    9,    10,   11,   12,   13,   14,   15,   16,
+        21,   22,  23,  24,  25,  26,   27,   28,   29,   30,   31,   32,   33,   34,   35,   36,
+        8,    7,   6,   5,   4,   3,    2,    1,    0xf8, 0xf7, 0xf6, 0xf5, 0xf4, 0xf3, 0xf2, 0xf1,
+    };
+    unsigned char block[ZN_SLOT_BYTES];
+    struct zn_slot got;
+
+    (void)state;
+    memset(block, 0xee, sizeof(block));
+    zn_slot_encode(&slot, super.uuid, block);
+    assert_memory_equal(block, head, sizeof(head));
+    for (size_t i = sizeof(head); i < sizeof(block); i++)
+        assert_int_equal(block[i], 0);
+    assert_int_equal(zn_slot_decode(block, super.uuid, &got), 0);
+    assert_memory_equal(&got, &slot, sizeof(got));
+    assert_int_equal(zn_slot_at(6), 4096);
+    assert_int_equal(zn_slot_at(7), 8192);
+}
+
+static void slot_every_bit(void **state)
+{
+    unsigned char block[ZN_SLOT_BYTES];
+    struct zn_slot got = { .sequence = 99 };
+    uint8_t other[16];
+
+    (void)state;
+    zn_slot_encode(&slot, super.uuid, block);
+    for (unsigned bit = 0; bit < ZN_SLOT_BYTES * 8; bit++) {
+        block[bit / 8] ^= (unsigned char)(1u << bit % 8);
+        if (zn_slot_decode(block, super.uuid, &got) != -EBADMSG || got.sequence != 99)
+            fail_msg("bit %u", bit);
+        block[bit / 8] ^= (unsigned char)(1u << bit % 8);
+    }
+    for (unsigned bit = 0; bit < 128; bit++) { /* another file's */
+        memcpy(other, super.uuid, sizeof(other));
+        other[bit / 8] ^= (unsigned char)(1u << bit % 8);
+        assert_int_equal(zn_slot_decode(block, other, &got), -EBADMSG);
+    }
+    memset(block, 0, sizeof(block));
+    assert_int_equal(zn_slot_decode(block, super.uuid, &got), -ENODATA);
+    assert_int_equal(got.sequence, 99);
+}
+
+/* What is in the two places: a sequence, 0 blank, BAD damaged, or NEW of a later version. */
+enum { BAD = 1000, NEW };
+
+static const struct {
+    const char *name;
+    uint64_t at[ZN_SLOTS];
+    int rc;
+    uint64_t newest;
+} newest_cases[] = {
+    { "neither was written", { 0, 0 }, 0, 0 },
+    { "the first commit", { 0, 1 }, 0, 1 },
+    { "the second", { 2, 1 }, 0, 2 },
+    { "the third", { 2, 3 }, 0, 3 },
+    { "the newer one is damaged", { 2, BAD }, 0, 2 },
+    { "the older one is damaged", { BAD, 3 }, 0, 3 },
+    { "the first write was cut", { 0, BAD }, 0, 0 },
+    { "both are damaged", { BAD, BAD }, -EBADMSG, 0 },
+    { "each is in the other's place", { 3, 2 }, -EBADMSG, 0 },
+    { "the newer one is not in its place", { 3, 1 }, 0, 1 },
+    { "of a later version", { NEW, 3 }, -EOPNOTSUPP, 0 },
+};
+
+static void slot_put(uint64_t what, unsigned char *block)
+{
+    struct zn_slot s = slot;
+    static const unsigned char crc[4] = { 0xa9, 0xcc, 0xcc, 0xbe };
+
+    memset(block, 0, ZN_SLOT_BYTES);
+    s.sequence = what == BAD ? 1 : what == NEW ? slot.sequence : what;
+    if (what > 0)
+        zn_slot_encode(&s, super.uuid, block);
+    if (what == BAD)
+        block[50] ^= 1;
+    if (what == NEW) {
+        block[8] = 9;
+        memcpy(block + 12, crc, sizeof(crc));
+    }
+}
+
+static void slot_newest(void **state)
+{
+    unsigned char blocks[ZN_SLOTS * ZN_SLOT_BYTES];
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(newest_cases); i++) {
+        struct zn_slot got = { .sequence = 99 };
+        struct zb_err err = { 0 };
+        int rc;
+
+        for (unsigned k = 0; k < ZN_SLOTS; k++)
+            slot_put(newest_cases[i].at[k], blocks + (size_t)k * ZN_SLOT_BYTES);
+        rc = zn_slot_newest(blocks, super.uuid, "/d/x", &got, &err);
+        if (rc != newest_cases[i].rc || err.code != rc ||
+            got.sequence != (rc == 0 ? newest_cases[i].newest : 99))
+            fail_msg("%s: %d, %llu", newest_cases[i].name, rc, (unsigned long long)got.sequence);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(super_bytes),         cmocka_unit_test(super_every_bit),
         cmocka_unit_test(super_of_the_future), cmocka_unit_test(layout_table),
-        cmocka_unit_test(layout_write_read),
+        cmocka_unit_test(layout_write_read),   cmocka_unit_test(slot_bytes),
+        cmocka_unit_test(slot_every_bit),      cmocka_unit_test(slot_newest),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
