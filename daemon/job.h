@@ -44,6 +44,9 @@
 
 struct zsd_fill;
 struct zsd_member;
+struct zsd_promise;
+struct zsd_row;
+struct zsd_saved;
 
 /* ---- shards */
 
@@ -272,6 +275,12 @@ static inline bool zsd_page_streamed(const struct zsd_shard *s, enum zb_plane pl
     return s->planes[plane].elem_bytes > 0 && page >= s->planes[plane].resident;
 }
 
+/** Who it is, in the checksums of its pages, whatever world it was registered by. */
+static inline uint64_t zsd_shard_key(uint32_t unit, uint64_t first)
+{
+    return (uint64_t)unit << 40 | first / ZB_BLOCK_ELEMS;
+}
+
 static inline bool zsd_shard_live(const struct zsd_shard *s)
 {
     return s->pages_written == s->npages;
@@ -281,6 +290,12 @@ static inline bool zsd_grad_complete(const struct zsd_shard *s)
 {
     return s->unit->layout.frozen ||
            (s->grad_next == s->count && s->pushing == 0 && zb_list_empty(&s->push_waiters));
+}
+
+/** For sentences. */
+static inline const char *zsd_plane_text(enum zb_plane plane)
+{
+    return plane == ZB_PARAM ? "parameters" : plane == ZB_GRAD ? "gradient" : "optimizer state";
 }
 
 /** Parameters that always live in memory, and need no ring. */

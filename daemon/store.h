@@ -6,9 +6,9 @@
  * keeps it. A change is prepared here, made durable by the store's line of changes, and only then
  * seen by anybody.
  *
- *     struct zsd_saved     a kept, durable job that has a commit: who it is, its manifest, its
- *                          committed and prepared versions, its snapshots. Its incarnation is a
- *                          struct zsd_job (job.h) while it is in memory, or there is none.
+ *     struct zsd_saved     a durable job: who it is, its manifest, its committed and prepared
+ *                          versions, its snapshots. Its incarnation is a struct zsd_job (job.h)
+ *                          while it is in memory, or there is none.
  *     struct zsd_version   one whole state of a job: iterations, applied, notes, and one row for
  *                          each shard. Immutable. Held by: committed, prepared, snapshots, readers.
  *     struct zsd_row       the pages of one shard in a version. Immutable, shared by versions (a
@@ -25,21 +25,21 @@
  *
  * THE LINE. Changes (struct zsd_change) run one after the other:
  *
- *     SYNC ---> CATALOG ---> SLOTS ---> over     done() tells how
+ *     BEGIN ---> SYNC ---> CATALOG ---> SLOTS ---> over     done() tells how
  *
- *     SYNC     flushes every data file, for changes that say so
- *     CATALOG  fill() builds the transaction and the catalog commits it, on the catalog's thread
- *     SLOTS    writes and flushes the commit slots of every data file
+ *     BEGIN    begin() decides, by what is true now, what the transaction is
+ *     SYNC     flushes the data file, for changes that say so
+ *     CATALOG  fill() adds what is long to write, and the catalog commits, on the catalog's thread
+ *     SLOTS    writes and flushes the commit slot of the data file
  *
  * A flush that failed, and a catalog that is poisoned, poison the store: every later change fails
  * with the same sentence until the daemon starts again. -ENOSPC of the catalog fails one change.
  *
  * INVARIANTS
- *     T1  What the catalog says at the slots' sequence is what is in memory, but for changes in the
- *         line. An extent that the catalog names has refs > 0.
- *     T2  An extent is given back only when the change that forgets it is durable.
- *     T3  Generations never repeat: boot number << 40 | count; the boot number is committed before
- *         the first page is written.
+ *     T1  What the catalog says at the slots' sequence is what is in memory, but for the change
+ * that is in the line. An extent that the catalog names is held by a row that is kept. T2  An
+ * extent is given back only when the change that forgets it is durable. T3  Generations never
+ * repeat: boot number << 40 | count; the boot number is committed before the first page is written.
  */
 #ifndef ZSD_STORE_H
 #define ZSD_STORE_H
@@ -48,6 +48,16 @@
 #include "nvme/zn_catalog.h"
 
 struct zsd_store;
+
+/** A promise: so many places of each size. */
+struct zsd_need {
+    uint64_t bytes;
+    uint64_t count;
+};
+struct zsd_promise {
+    struct zsd_need *needs; /* by bytes, ascending */
+    uint32_t n, room;
+};
 
 /* ---- versions and rows */
 
@@ -62,7 +72,9 @@ struct zsd_row_plane {
 
 struct zsd_row {
     uint64_t id;           /* in the catalog */
-    uint32_t refs;         /* versions that hold it, and operations that look at it */
+    uint32_t refs;         /* versions that hold it, shards, and operations that look at it */
+    uint32_t kept;         /* versions in the catalog that hold it; 0: it is not there */
+    uint64_t stamp;        /* of the last walk that counted it */
     uint32_t unit, rank;   /* who registered it */
     uint64_t first, count; /* of the unit's elements */
     uint32_t page_elems, npages;
@@ -70,16 +82,17 @@ struct zsd_row {
 };
 
 struct zsd_version {
-    uint64_t id; /* in the catalog; 0: not there yet */
+    uint64_t id; /* in the catalog */
     struct zsd_saved *saved;
-    uint32_t refs; /* committed, prepared, each snapshot, each reader */
+    uint32_t refs;      /* committed, prepared, each snapshot, each reader */
+    uint32_t snapshots; /* of them */
+    bool kept;          /* in the catalog */
     uint64_t iterations, applied;
     uint64_t created_unix;
     uint32_t world, nrows;
     struct zsd_row **rows;  /* [nrows], by unit and first element */
     struct zsd_note *notes; /* [world] */
     struct zsd_note job_note;
-    uint32_t snapshots; /* of refs: while not 0, the room for another version is promised */
 };
 
 struct zsd_snap {
@@ -87,6 +100,7 @@ struct zsd_snap {
     uint64_t id; /* in the catalog, ascending: the age */
     uint64_t created_unix;
     struct zsd_version *version;
+    bool going;          /* the change in the line destroys it */
     struct zb_list node; /* in saved->snaps, oldest first */
 };
 
@@ -104,57 +118,116 @@ struct zsd_saved {
     struct zsd_version *committed, *prepared; /* committed is NULL before the first commit: then the
                                                  job is not in the catalog yet */
     struct zb_list snaps;
-    struct zsd_promise *promise;
-    struct zsd_job *job;         /* in memory, or NULL */
-    bool changing;               /* a change of it is in the line: others are refused, -EBUSY */
-    struct zb_list snap_waiters; /* requests for a snapshot of the next commit (op_snapshot.c) */
-    struct zb_list node;         /* in store->saved */
+    struct zsd_promise promise;
+    struct zsd_account nvme_held; /* what the promise is booked as */
+    struct zsd_job *job;          /* in memory, or NULL */
+    uint32_t pending;             /* changes and operations of it: they keep the struct */
+    bool gone;                    /* destroyed: nobody finds it any more */
+    struct zb_list snap_waiters;  /* requests for a snapshot of the next commit (op_snapshot.c) */
+    struct zb_list node;          /* in store->saved */
 };
 
-/** What the store knows. Read by fsck, df, scrub; changed by store*.c only. */
+/** What the store knows. Read by fsck, df, scrub; changed by store.c, change.c and delta.c only. */
 struct zsd_store {
     struct zsd_core *core;
     struct zn_catalog *catalog; /* on the catalog's thread only, once the loop runs */
-    struct zsd_compute *thread; /* one worker: the catalog's */
-    struct zb_list saved;
-    struct zb_list line;    /* struct zsd_change: the first runs */
-    uint64_t boot;          /* T3 */
-    uint64_t next_id;       /* of rows, versions, snapshots */
-    uint64_t sequence;      /* of the newest change that is over */
-    struct zb_err poisoned; /* code 0: it is well */
+    struct zb_list saved;       /* by number */
+    struct zb_list line;        /* struct zsd_change: the first runs */
+    uint64_t boot;              /* T3 */
+    uint64_t next_id;           /* of rows, versions, snapshots */
+    uint64_t sequence;          /* of the newest change that is over */
+    uint64_t stamp;             /* of the newest walk over rows */
+    struct zb_err poisoned;     /* code 0: it is well */
 };
 
-/** Opens the catalog beside the data file, checks it, and makes everything that it says: err names
- * what is wrong. Blocks: at the start only. Logs what it found and what it freed. */
+/** Opens the catalog (daemon->catalog_path), checks it, and makes everything that it says: err
+ * names what is wrong. Blocks: at the start only. Logs what it found. Without a catalog's path or a
+ * data file there is no store, and it returns 0. */
 int zsd_store_open(struct zsd_core *core, struct zb_err *err);
-/** Nothing is in the line any more. */
+/** Nothing is in the line any more, and jobs are gone. */
 void zsd_store_close(struct zsd_core *core);
 
+/* ---- saved jobs */
+
+/** Finds a saved job that has a commit. */
 struct zsd_saved *zsd_saved_by_name(struct zsd_core *core, const char *name);
 struct zsd_snap *zsd_snap_by_name(const struct zsd_saved *saved, const char *name);
 /** May this connection look at it and change it: owner, root, the daemon's user. */
 bool zsd_saved_may(const struct zsd_conn *conn, const struct zsd_saved *saved);
 
+/** The saved side of a job that is being placed: job->saved and job->promise. 0, -ENOMEM. */
+int zsd_saved_new(struct zsd_job *job, struct zb_err *err);
+/** A saved job with the manifest of another, and nothing else: for a clone. NULL: no memory. */
+struct zsd_saved *zsd_saved_like(const struct zsd_saved *saved, const char *name, uid_t uid);
+/** Keeps the struct while an operation or a change of it is in progress. */
+void zsd_saved_hold(struct zsd_saved *saved);
+/** The last one frees a job that is gone, or that never committed and has no incarnation. */
+void zsd_saved_unhold(struct zsd_saved *saved);
+/** Its promise becomes what its versions need, with room for one more like the newest. 0; -ENOSPC
+ * with the numbers, or -ENOMEM: then nothing changes. What only shrinks never fails. */
+int zsd_saved_reserve(struct zsd_saved *saved, struct zb_err *err);
+/** What it must be promised: what its versions hold, each row once; room for the trainable rows of
+ * `next` once more (NULL: none), and `spare` more of each size. */
+int zsd_saved_needs(const struct zsd_saved *saved, const struct zsd_version *next, uint32_t spare,
+                    struct zsd_promise *ret);
+
+/** Held once. Its rows are to be filled in; NULL: no memory. */
+struct zsd_version *zsd_version_new(struct zsd_saved *saved, uint32_t world, uint32_t nrows);
 struct zsd_version *zsd_version_ref(struct zsd_version *v);
-/** The last one: its rows go, and their extents when nobody else holds them. Call it when the
- * change that forgets the version is over (T2). */
+/** The last one: its rows go, and their extents when nobody else holds them. NULL is fine. */
 void zsd_version_unref(struct zsd_version *v);
+/** Held once; extents say ZSD_NO_PLACE. NULL: no memory. */
+struct zsd_row *zsd_row_new(uint32_t unit, const struct zb_layout *layout, uint64_t first,
+                            uint64_t count, uint32_t page_elems);
 struct zsd_row *zsd_row_ref(struct zsd_row *r);
 void zsd_row_unref(struct zsd_core *core, struct zsd_row *r);
-/** The row that holds element `first` of a unit, or NULL. */
-struct zsd_row *zsd_version_row(const struct zsd_version *v, uint32_t unit, uint64_t first);
+/** Index of the row that holds element `first` of a unit; nrows: there is none. */
+uint32_t zsd_version_find(const struct zsd_version *v, uint32_t unit, uint64_t first);
 uint64_t zsd_row_bytes(const struct zsd_row *r);         /* of all its pages */
 uint64_t zsd_version_bytes(const struct zsd_version *v); /* of all its rows */
+
 static inline uint64_t zsd_row_page_elems(const struct zsd_row *r, uint32_t page)
 {
     return zb_min_u64(r->page_elems, r->count - (uint64_t)page * r->page_elems);
 }
+
+static inline uint32_t zsd_row_page_bytes(const struct zsd_row *r, enum zsd_saved_plane plane,
+                                          uint32_t page)
+{
+    return (uint32_t)(zsd_row_page_elems(r, page) * r->planes[plane].elem_bytes);
+}
+
+static inline enum zb_plane zsd_plane_of(enum zsd_saved_plane plane)
+{
+    return plane == ZSD_SAVED_PARAM ? ZB_PARAM : ZB_STATE;
+}
+
 /** Who a page of it is, for its checksums. */
-struct zn_page_id zsd_row_page_id(const struct zsd_row *r, enum zsd_saved_plane plane,
-                                  uint32_t page);
+static inline struct zn_page_id zsd_row_page_id(const struct zsd_row *r, enum zsd_saved_plane plane,
+                                                uint32_t page)
+{
+    const struct zsd_extent *e = &r->planes[plane].extents[page];
+
+    return (struct zn_page_id){ .job = e->job,
+                                .shard = zsd_shard_key(r->unit, r->first),
+                                .plane = (uint32_t)zsd_plane_of(plane),
+                                .index = page,
+                                .generation = e->generation };
+}
+
+/** A unit of its own: name, elems, layout, tensors, segments; no shards. NULL: no memory. */
+struct zsd_unit *zsd_unit_copy(const struct zsd_unit *unit);
+/** 0 or -ENOMEM. */
+int zsd_note_copy(struct zsd_note *to, const struct zsd_note *from);
 
 /* ---- places (extents.c) */
 
+/** The classes and their places; core->extents is the map below them. 0 or -ENOMEM. */
+int zsd_extents_new(struct zsd_core *core);
+void zsd_extents_free(struct zsd_core *core);
+/** The catalog names this place: taken, or held once more. -EBADMSG: outside, or another size, or
+ * it overlaps one; -ENOMEM. */
+int zsd_extent_adopt(struct zsd_core *core, uint64_t at, uint64_t bytes, struct zb_err *err);
 /** One more holder of an extent. */
 void zsd_extent_ref(struct zsd_core *core, uint64_t at);
 /** One less; at 0 the place is free for its class. */
@@ -163,15 +236,6 @@ void zsd_extent_unref(struct zsd_core *core, uint64_t at, uint64_t bytes);
 uint64_t zsd_extent_take(struct zsd_core *core, uint64_t bytes);
 uint32_t zsd_extent_refs(const struct zsd_core *core, uint64_t at); /* 0: free */
 
-/** A promise: so many places of each size. */
-struct zsd_need {
-    uint64_t bytes;
-    uint64_t count;
-};
-struct zsd_promise {
-    struct zsd_need *needs; /* by bytes, ascending */
-    uint32_t n, room;
-};
 /** Adds to a list of needs that is not promised to anybody: 0 or -ENOMEM. */
 int zsd_need_add(struct zsd_promise *p, uint64_t bytes, uint64_t count);
 uint64_t zsd_need_bytes(const struct zsd_promise *p);
@@ -180,32 +244,68 @@ void zsd_need_done(struct zsd_promise *p);
  * promise that only shrinks never fails. */
 int zsd_promise_set(struct zsd_core *core, struct zsd_promise *now, const struct zsd_promise *want,
                     struct zb_err *err);
-/** What the saved job must be promised now, by its versions; `next`: room for one more version like
- * the newest (trainable rows of it), `spare`: pages in flight of each size. */
-int zsd_saved_needs(const struct zsd_saved *saved, const struct zsd_version *next, uint32_t spare,
-                    struct zsd_promise *ret);
+/** The same, booked in the account: `param` and `state` bytes of the places as such, the rest as
+ * ring. -ENOSPC by the account's numbers, too. store.c */
+int zsd_nvme_promise(struct zsd_core *core, struct zsd_account *held, struct zsd_promise *now,
+                     const struct zsd_promise *want, uint64_t param, uint64_t state,
+                     struct zb_err *err);
+void zsd_nvme_unpromise(struct zsd_core *core, struct zsd_account *held, struct zsd_promise *now);
 
 /* ---- the line (change.c) */
 
 /** One durable change; embedded in whoever makes it, alive until done. */
 struct zsd_change {
-    bool sync; /* data files are flushed first: pages were written for it */
-    /* On the catalog's thread, while the loop thread keeps its hands off what it reads: puts the
-     * records of the change into t. 0, or a negative errno with a sentence: nothing happens. */
-    int (*fill)(struct zsd_change *c, struct zn_txn *t, struct zb_err *err);
-    /* On the loop thread, from the loop, once: err is NULL when the change is durable. */
+    bool sync; /* the data file is flushed first: pages were written for it */
+    /* Loop thread, when its turn has come: puts what the change is into txn. 0, or a negative errno
+     * with a sentence: nothing happens. */
+    int (*begin)(struct zsd_change *c, struct zb_err *err);
+    /* The catalog's thread: puts what is long to write, from what does not change meanwhile. NULL:
+     * nothing. */
+    int (*fill)(struct zsd_change *c, struct zb_err *err);
+    /* Loop thread, once, not from inside zsd_change_start(): err is NULL when it is durable. */
     void (*done)(struct zsd_change *c, const struct zb_err *err);
+    struct zn_txn *txn;
     /* the line's */
     struct zsd_core *core;
+    int state;
+    bool poisons; /* what failed leaves the store in doubt */
     struct zb_err err;
-    struct zn_txn *txn;
     struct zn_slot slot;
+    struct zsd_pio pio;
     struct zsd_task task;
     struct zsd_work work;
     struct zb_list node;
 };
 /** Puts it at the end of the line. */
 void zsd_change_start(struct zsd_core *core, struct zsd_change *c);
+
+/* ---- changes of a saved job (delta.c) */
+
+/**
+ * What becomes of a saved job: all that commit, snapshot, rollback, clone and destroy are. plan()
+ * says what shall be; which records come and go follows from that, and when the change is durable
+ * the saved job is so. Whatever loses its last holder is freed then (T2).
+ */
+struct zsd_delta {
+    struct zsd_change change; /* its sync may be set; all else is ours */
+    struct zsd_saved *saved;
+    /* Loop thread, when its turn has come; committed and prepared are as they are now. May change
+     * them, set snap_add, and `going` of snapshots. 0, or a negative errno with a sentence. */
+    int (*plan)(struct zsd_delta *d, struct zb_err *err);
+    /* Loop thread, once; err NULL: it is so. May free d. */
+    void (*done)(struct zsd_delta *d, const struct zb_err *err);
+    struct zsd_version *committed, *prepared; /* the owner holds what is new of them */
+    struct zsd_snap *snap_add; /* its version is known; the saved job's when it is durable, else the
+                                  owner's still */
+    bool destroy;              /* the job goes, with all that it has */
+    /* private */
+    struct zsd_version *fresh[2]; /* the catalog does not know them yet */
+    struct zsd_version **drops;   /* it forgets them */
+    struct zsd_row **puts;
+    uint64_t *dels;
+    uint32_t nfresh, ndrops, nputs, ndels;
+};
+void zsd_delta_start(struct zsd_delta *d);
 
 /* ---- records (record.c): what is in the catalog. FORMAT.md has the bytes. Any thread: they look
  * at the object only. put: 0, -ENOMEM. get: 0, -ENOMEM, -EBADMSG with a sentence. */
@@ -251,9 +351,11 @@ int zsd_record_put_snap(struct zn_txn *t, uint32_t job, const struct zsd_snap *s
 /** *ret is new, without its version: *ret_version is that one's id. */
 int zsd_record_get_snap(const struct zn_key *key, const void *bytes, size_t len_bytes,
                         struct zsd_snap **ret, uint64_t *ret_version, struct zb_err *err);
-/** Deletes a version with its notes, and a row. */
+/** Deletes a job with its units; a version with its notes; a row; a snapshot. */
+int zsd_record_del_job(struct zn_txn *t, const struct zsd_saved *saved);
 int zsd_record_del_version(struct zn_txn *t, uint32_t job, const struct zsd_version *v);
 int zsd_record_del_row(struct zn_txn *t, const struct zsd_row *r);
+int zsd_record_del_snap(struct zn_txn *t, uint32_t job, const struct zsd_snap *s);
 
 /* ---- pages of rows (rowio.c) */
 
