@@ -36,20 +36,18 @@
 
 #define ENGINE_AGAIN_MAX 16u
 
-/* What "auto" tries, in this order. */
-static const struct zn_ops *const engine_backends[] = { &zn_uring_ops, &zn_threads_ops };
-
 static bool engine_wants(const char *io, const struct zn_ops *ops)
 {
     return !io || strcmp(io, "auto") == 0 || strcmp(io, ops->name) == 0;
 }
 
-static int engine_check_options(const struct zn_options *o, struct zb_err *err)
+static int engine_check_options(const struct zn_engine *e, const struct zn_options *o,
+                                struct zb_err *err)
 {
     bool known = false;
 
-    for (size_t i = 0; i < ZB_COUNT(engine_backends); i++)
-        known = known || engine_wants(o->io, engine_backends[i]);
+    for (const struct zn_ops *const *b = e->file.place->backends; *b; b++)
+        known = known || engine_wants(o->io, *b);
     if (!known)
         return zb_fail(err, -EINVAL, "I/O engine '%s': there are auto, uring and threads", o->io);
     if (!o->path || o->path[0] == '\0')
@@ -126,14 +124,14 @@ static int engine_choose(struct zn_engine *e, const char *io, struct zb_err *err
     struct zb_err why = { 0 };
     int rc = 0;
 
-    for (size_t i = 0; i < ZB_COUNT(engine_backends); i++) {
-        if (!engine_wants(io, engine_backends[i]))
+    for (const struct zn_ops *const *b = e->file.place->backends; *b; b++) {
+        if (!engine_wants(io, *b))
             continue;
         if (why.code != 0)
             (void)snprintf(e->info.why, sizeof(e->info.why), "%.*s", (int)sizeof(e->info.why) - 1,
                            why.text);
         why = (struct zb_err){ 0 };
-        rc = engine_start(e, engine_backends[i], &why);
+        rc = engine_start(e, *b, &why);
         if (rc == 0)
             return 0;
     }
@@ -143,7 +141,7 @@ static int engine_choose(struct zn_engine *e, const char *io, struct zb_err *err
 
 static int engine_build(struct zn_engine *e, const struct zn_options *o, struct zb_err *err)
 {
-    int rc = engine_check_options(o, err);
+    int rc = engine_check_options(e, o, err);
 
     if (rc < 0)
         return rc;
@@ -174,13 +172,16 @@ static void engine_free(struct zn_engine *e)
     free(e);
 }
 
-int zn_open(struct zn_engine **ret, const struct zn_options *options, struct zb_err *err)
+int zn_open_at(struct zn_engine **ret, const struct zn_place *place, void *device,
+               const struct zn_options *options, struct zb_err *err)
 {
     struct zn_engine *e = calloc(1, sizeof(*e));
     int rc;
 
     if (!e)
         return zb_fail(err, -ENOMEM, "I/O engine: %m");
+    e->file.place = place;
+    e->file.device = device;
     e->file.fd = e->wake_fd = -1;
     rc = engine_build(e, options, err);
     if (rc == 0)
@@ -188,6 +189,11 @@ int zn_open(struct zn_engine **ret, const struct zn_options *options, struct zb_
     else
         engine_free(e);
     return rc;
+}
+
+int zn_open(struct zn_engine **ret, const struct zn_options *options, struct zb_err *err)
+{
+    return zn_open_at(ret, &zn_kernel_place, NULL, options, err);
 }
 
 void zn_close(struct zn_engine *e)

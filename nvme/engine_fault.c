@@ -16,7 +16,7 @@ struct fault_cut {
 struct fault {
     struct zn_ops ops;
     const struct zn_ops *inner;
-    struct zn_fault plan;
+    struct zn_fault_plan plan;
     unsigned seen, seen_rw;
     struct zb_list up; /* what comes up next, before anything of the backend */
     struct fault_cut cuts[];
@@ -61,7 +61,7 @@ static void fault_cut(struct zn_engine *e, struct zn_io *io)
 static void fault_submit(struct zn_engine *e, struct zn_io *io)
 {
     struct fault *f = fault_of(e);
-    const struct zn_fault *plan = &f->plan;
+    const struct zn_fault_plan *plan = &f->plan;
 
     f->seen++;
     if (plan->nth > 0 && (f->seen == plan->nth || (plan->nth_on && f->seen > plan->nth))) {
@@ -118,7 +118,7 @@ static void fault_close(struct zn_engine *e)
     free(f);
 }
 
-int zn_fault_install(struct zn_engine *e, const struct zn_fault *plan)
+int zn_fault_install(struct zn_engine *e, const struct zn_fault_plan *plan)
 {
     struct fault *f;
 

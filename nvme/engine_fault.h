@@ -13,7 +13,7 @@
 
 #include "nvme/zn.h"
 
-struct zn_fault {
+struct zn_fault_plan {
     unsigned nth;         /* this transfer (1: the next) never reaches the backend; 0: none */
     bool nth_on;          /* nor do those after it: a device that died */
     int nth_res;          /* their result: a negative errno, or 0 for the end of the file */
@@ -29,7 +29,7 @@ struct zn_fault {
  *
  * @return 0 or -ENOMEM
  */
-int zn_fault_install(struct zn_engine *e, const struct zn_fault *plan);
+int zn_fault_install(struct zn_engine *e, const struct zn_fault_plan *plan);
 
 /** Transfers since the plan was installed: >= nth when the n-th was reached. */
 unsigned zn_fault_seen(const struct zn_engine *e);

@@ -15,6 +15,8 @@
 #define ZN_THREADS_DEFAULT 16u
 #define ZN_THREADS_MAX     256u
 
+struct zn_file;
+
 struct zn_ops {
     const char *name;
     /* Sets e->impl. A failure leaves it for close(), which takes a half-built backend too. */
@@ -29,9 +31,30 @@ struct zn_ops {
 
 extern const struct zn_ops zn_uring_ops, zn_threads_ops;
 
+/* Where data files live, and what runs there: the kernel's files (file.c), or a device of another
+ * kind. What the bytes of the file say is none of its business. */
+struct zn_place {
+    const struct zn_ops *const *backends; /* that "auto" tries, in this order; NULL ends them */
+    /* Opens or creates the file and locks it; sets block, was_bytes and medium. A failure leaves
+     * what was opened for close(). */
+    int (*open)(struct zn_file *f, const char *path, struct zb_err *err);
+    /* O_DIRECT and its alignment, where it works: direct, why_buffered, align_bytes of *info. */
+    void (*direct)(struct zn_file *f, const struct zn_options *o, struct zn_info *info);
+    void (*name)(struct zn_file *f); /* draws the UUID of a new file */
+    int (*reserve)(struct zn_file *f, const struct zn_options *o, struct zn_info *info,
+                   struct zb_err *err);
+    void (*cut)(struct zn_file *f, uint64_t size_bytes); /* undoes reserve() */
+    void (*close)(struct zn_file *f);
+};
+
+extern const struct zn_place zn_kernel_place;
+
 /* The data file: opened and checked first, changed only once an engine runs on it. */
 struct zn_file {
-    int fd; /* holds the lock */
+    const struct zn_place *place;
+    void *device; /* of the place; NULL for the kernel's */
+    struct zn_medium medium;
+    int fd; /* of a kernel's file: holds the lock */
     bool block, locked;
     bool ours;          /* there was a superblock: this one */
     uint64_t was_bytes; /* length of the file when it was opened, or of the device */
@@ -56,6 +79,10 @@ struct zn_engine {
     struct zn_info info;
     struct zn_stats stats;
 };
+
+/** zn_open() at any place. */
+int zn_open_at(struct zn_engine **ret, const struct zn_place *place, void *device,
+               const struct zn_options *options, struct zb_err *err);
 
 /** Makes the wake-up readable. Any thread. */
 void zn_wake(struct zn_engine *e);

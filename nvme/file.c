@@ -87,14 +87,14 @@ static int file_lock(struct zn_file *f, const char *path, struct zb_err *err)
 /* Ours or blank, and not larger than what is asked. */
 static int file_check(struct zn_file *f, const struct zn_options *o, struct zb_err *err)
 {
-    int rc = zn_layout_read(f->fd, o->path, &f->super, err);
+    int rc = zn_layout_read(f->medium, o->path, &f->super, err);
     uint64_t there;
 
     if (rc < 0 && rc != -ENODATA)
         return rc;
     f->ours = rc == 0;
     if (f->ours)
-        (void)zn_layout_read_slots(f->fd, o->path, f->super.uuid, &f->slot, &f->slot_err);
+        (void)zn_layout_read_slots(f->medium, o->path, f->super.uuid, &f->slot, &f->slot_err);
     if (f->ours && f->super.size_bytes > f->was_bytes)
         return zb_fail(err, -EBADMSG, "'%s' was cut: its superblock says %s, and it has %s",
                        o->path, zb_size_text(f->super.size_bytes).s, zb_size_text(f->was_bytes).s);
@@ -144,24 +144,34 @@ static const char *file_try_direct(const struct zn_file *f, const struct zn_opti
     return "";
 }
 
-int zn_file_open(struct zn_file *f, const struct zn_options *o, struct zn_info *info,
-                 struct zb_err *err)
+static int file_open(struct zn_file *f, const char *path, struct zb_err *err)
 {
-    int rc = file_open_fd(f, o->path, err);
+    int rc = file_open_fd(f, path, err);
 
+    f->medium = zn_fd(f->fd);
     if (rc == 0)
-        rc = file_identify(f, o->path, err);
-    if (rc == 0)
-        rc = file_lock(f, o->path, err);
-    if (rc == 0)
-        rc = file_check(f, o, err);
-    if (rc < 0)
-        return rc;
+        rc = file_identify(f, path, err);
+    return rc < 0 ? rc : file_lock(f, path, err);
+}
+
+static void file_direct(struct zn_file *f, const struct zn_options *o, struct zn_info *info)
+{
     info->align_bytes = FILE_ALIGN; /* buffered too: a caller right here is right everywhere */
     (void)snprintf(info->why_buffered, sizeof(info->why_buffered), "%s",
                    file_try_direct(f, o, &info->align_bytes));
     info->direct = info->why_buffered[0] == '\0';
-    return 0;
+}
+
+int zn_file_open(struct zn_file *f, const struct zn_options *o, struct zn_info *info,
+                 struct zb_err *err)
+{
+    int rc = f->place->open(f, o->path, err);
+
+    if (rc == 0)
+        rc = file_check(f, o, err);
+    if (rc == 0)
+        f->place->direct(f, o, info);
+    return rc;
 }
 
 /* Room on the file system for what the file lacks; true where it does not say. */
@@ -195,6 +205,8 @@ static int file_reserve(struct zn_file *f, const struct zn_options *o, struct zn
     bool room = file_has_room(f, o->size_bytes, &free_bytes);
     int rc;
 
+    if (f->block)
+        return 0;
     do {
         rc = fallocate(f->fd, 0, 0, (off_t)o->size_bytes);
     } while (rc < 0 && errno == EINTR);
@@ -212,26 +224,48 @@ static int file_reserve(struct zn_file *f, const struct zn_options *o, struct zn
     return 0;
 }
 
-int zn_file_prepare(struct zn_file *f, const struct zn_options *o, struct zn_info *info,
-                    struct zb_err *err)
+static void file_cut(struct zn_file *f, uint64_t size_bytes)
 {
-    int rc = f->block ? 0 : file_reserve(f, o, info, err);
-
-    if (rc == 0 && (!f->ours || f->super.size_bytes != o->size_bytes)) {
-        if (!f->ours)
-            zn_super_init(&f->super);
-        f->super.size_bytes = o->size_bytes;
-        rc = zn_layout_write(f->fd, o->path, &f->super, err);
-    }
-    if (rc < 0 && !f->block)
-        (void)ftruncate(f->fd, (off_t)f->was_bytes); /* what failed first is what is reported */
-    return rc;
+    if (!f->block)
+        (void)ftruncate(f->fd, (off_t)size_bytes); /* what failed first is what is reported */
 }
 
-void zn_file_close(struct zn_file *f)
+static void file_name(struct zn_file *f)
+{
+    zn_super_init(&f->super, NULL);
+}
+
+static void file_close(struct zn_file *f)
 {
     if (f->locked)
         (void)flock(f->fd, LOCK_UN); /* at once: nothing is in flight, but a ring may linger */
     f->locked = false;
     zb_close_fd(&f->fd);
+}
+
+static const struct zn_ops *const file_backends[] = { &zn_uring_ops, &zn_threads_ops, NULL };
+
+const struct zn_place zn_kernel_place = {
+    file_backends, file_open, file_direct, file_name, file_reserve, file_cut, file_close,
+};
+
+int zn_file_prepare(struct zn_file *f, const struct zn_options *o, struct zn_info *info,
+                    struct zb_err *err)
+{
+    int rc = f->place->reserve(f, o, info, err);
+
+    if (rc == 0 && (!f->ours || f->super.size_bytes != o->size_bytes)) {
+        if (!f->ours)
+            f->place->name(f);
+        f->super.size_bytes = o->size_bytes;
+        rc = zn_layout_write(f->medium, o->path, &f->super, err);
+    }
+    if (rc < 0)
+        f->place->cut(f, f->was_bytes);
+    return rc;
+}
+
+void zn_file_close(struct zn_file *f)
+{
+    f->place->close(f);
 }

@@ -96,15 +96,74 @@ static bool layout_is_zero(const uint8_t *bytes, size_t len_bytes)
     return len_bytes == 0 || (bytes[0] == 0 && memcmp(bytes, bytes + 1, len_bytes - 1) == 0);
 }
 
-int zn_layout_read(int fd, const char *path, struct zn_super *ret, struct zb_err *err)
+static ssize_t fd_read(const struct zn_medium *m, void *bytes, size_t len_bytes, uint64_t off_bytes)
+{
+    ssize_t n = pread(m->fd, bytes, len_bytes, (off_t)off_bytes);
+
+    return n < 0 ? -errno : n;
+}
+
+static ssize_t fd_write(const struct zn_medium *m, const void *bytes, size_t len_bytes,
+                        uint64_t off_bytes)
+{
+    ssize_t n = pwrite(m->fd, bytes, len_bytes, (off_t)off_bytes);
+
+    return n < 0 ? -errno : n;
+}
+
+static int fd_flush(const struct zn_medium *m)
+{
+    return fdatasync(m->fd) < 0 ? -errno : 0;
+}
+
+static const struct zn_medium_ops fd_ops = { fd_read, fd_write, fd_flush };
+
+struct zn_medium zn_fd(int fd)
+{
+    return (struct zn_medium){ .ops = &fd_ops, .fd = fd };
+}
+
+ssize_t zn_medium_read(const struct zn_medium *m, void *bytes, size_t len_bytes, uint64_t off_bytes)
+{
+    size_t got = 0;
+
+    while (got < len_bytes) {
+        ssize_t n = m->ops->read(m, (uint8_t *)bytes + got, len_bytes - got, off_bytes + got);
+
+        if (n < 0 && n != -EINTR)
+            return n;
+        if (n == 0)
+            break;
+        got += n > 0 ? (size_t)n : 0;
+    }
+    return (ssize_t)got;
+}
+
+int zn_medium_write(const struct zn_medium *m, const void *bytes, size_t len_bytes,
+                    uint64_t off_bytes)
+{
+    size_t put = 0;
+
+    while (put < len_bytes) {
+        ssize_t n =
+            m->ops->write(m, (const uint8_t *)bytes + put, len_bytes - put, off_bytes + put);
+
+        if (n == 0 || (n < 0 && n != -EINTR))
+            return n < 0 ? (int)n : -EIO;
+        put += n > 0 ? (size_t)n : 0;
+    }
+    return 0;
+}
+
+int zn_layout_read(struct zn_medium m, const char *path, struct zn_super *ret, struct zb_err *err)
 {
     uint8_t chunk[65536];
     ssize_t n;
 
     for (uint64_t off = 0; off < ZN_BLANK_BYTES; off += (uint64_t)n) {
-        n = pread(fd, chunk, sizeof(chunk), (off_t)off);
+        n = zn_medium_read(&m, chunk, sizeof(chunk), off);
         if (n < 0)
-            return zb_fail(err, -errno, "read the beginning of '%s': %m", path);
+            return zb_fail(err, (int)n, "read the beginning of '%s': %m", path);
         if (n == 0)
             break;
         if (layout_is_zero(chunk, (size_t)n))
@@ -116,23 +175,25 @@ int zn_layout_read(int fd, const char *path, struct zn_super *ret, struct zb_err
     return -ENODATA;
 }
 
-int zn_layout_write(int fd, const char *path, const struct zn_super *s, struct zb_err *err)
+int zn_layout_write(struct zn_medium m, const char *path, const struct zn_super *s,
+                    struct zb_err *err)
 {
     alignas(ZN_SUPER_BYTES) uint8_t block[ZN_SUPER_BYTES]; /* the file may be open for O_DIRECT */
-    ssize_t n;
+    int rc;
 
     zn_super_encode(s, block);
-    n = pwrite(fd, block, sizeof(block), 0);
-    if (n != (ssize_t)sizeof(block))
-        return zb_fail(err, n < 0 ? -errno : -EIO, "write the superblock of '%s': %m", path);
-    if (fdatasync(fd) < 0)
-        return zb_fail(err, -errno, "flush the superblock of '%s': %m", path);
-    return 0;
+    rc = zn_medium_write(&m, block, sizeof(block), 0);
+    if (rc < 0)
+        return zb_fail(err, rc, "write the superblock of '%s': %m", path);
+    rc = m.ops->flush(&m);
+    return rc < 0 ? zb_fail(err, rc, "flush the superblock of '%s': %m", path) : 0;
 }
 
-void zn_super_init(struct zn_super *s)
+void zn_super_init(struct zn_super *s, const uint8_t *random)
 {
-    while (getrandom(s->uuid, sizeof(s->uuid), 0) != (ssize_t)sizeof(s->uuid))
+    if (random)
+        memcpy(s->uuid, random, sizeof(s->uuid));
+    while (!random && getrandom(s->uuid, sizeof(s->uuid), 0) != (ssize_t)sizeof(s->uuid))
         ; /* only a signal before the generator's start interrupts so short a request */
     s->uuid[6] = (uint8_t)((s->uuid[6] & 0x0f) | 0x40); /* RFC 4122, version 4 */
     s->uuid[8] = (uint8_t)((s->uuid[8] & 0x3f) | 0x80);
@@ -199,13 +260,13 @@ int zn_slot_newest(const void *blocks, const uint8_t file[16], const char *path,
     return 0;
 }
 
-int zn_layout_read_slots(int fd, const char *path, const uint8_t file[16], struct zn_slot *ret,
-                         struct zb_err *err)
+int zn_layout_read_slots(struct zn_medium m, const char *path, const uint8_t file[16],
+                         struct zn_slot *ret, struct zb_err *err)
 {
     alignas(ZN_SLOT_BYTES) uint8_t blocks[ZN_SLOTS * ZN_SLOT_BYTES]; /* as in zn_layout_write() */
-    ssize_t n = pread(fd, blocks, sizeof(blocks), (off_t)zn_slot_at(0));
+    ssize_t n = zn_medium_read(&m, blocks, sizeof(blocks), zn_slot_at(0));
 
     if (n != (ssize_t)sizeof(blocks))
-        return zb_fail(err, n < 0 ? -errno : -EIO, "read the commit slots of '%s': %m", path);
+        return zb_fail(err, n < 0 ? (int)n : -EIO, "read the commit slots of '%s': %m", path);
     return zn_slot_newest(blocks, file, path, ret, err);
 }

@@ -9,6 +9,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "base/err.h"
 
@@ -23,6 +24,33 @@ struct zn_super {
     uint64_t size_bytes; /* of the whole file */
 };
 
+/*
+ * What the superblock lies on, before an engine runs there: a descriptor, or a file of another kind
+ * of device. Small, and passed by value.
+ */
+struct zn_medium {
+    const struct zn_medium_ops *ops;
+    int fd;     /* of zn_fd() */
+    void *file; /* of other kinds */
+};
+
+/* Like pread, pwrite and fdatasync, with a negative errno. Transfers may be short. */
+struct zn_medium_ops {
+    ssize_t (*read)(const struct zn_medium *m, void *bytes, size_t len_bytes, uint64_t off_bytes);
+    ssize_t (*write)(const struct zn_medium *m, const void *bytes, size_t len_bytes,
+                     uint64_t off_bytes);
+    int (*flush)(const struct zn_medium *m);
+};
+
+struct zn_medium zn_fd(int fd);
+
+/** All of the range: the bytes there were before the end, or a negative errno. */
+ssize_t zn_medium_read(const struct zn_medium *m, void *bytes, size_t len_bytes,
+                       uint64_t off_bytes);
+/** 0 or a negative errno. */
+int zn_medium_write(const struct zn_medium *m, const void *bytes, size_t len_bytes,
+                    uint64_t off_bytes);
+
 /** Fills block[ZN_SUPER_BYTES]. */
 void zn_super_encode(const struct zn_super *s, void *block);
 
@@ -32,13 +60,14 @@ int zn_super_decode(const void *block, const char *path, struct zn_super *ret, s
 
 /** Reads the beginning of the file: as zn_super_decode(), -ENODATA (without a sentence) when it is
  *  blank, or what the device answers. */
-int zn_layout_read(int fd, const char *path, struct zn_super *ret, struct zb_err *err);
+int zn_layout_read(struct zn_medium m, const char *path, struct zn_super *ret, struct zb_err *err);
 
 /** Writes the superblock and makes it durable. */
-int zn_layout_write(int fd, const char *path, const struct zn_super *s, struct zb_err *err);
+int zn_layout_write(struct zn_medium m, const char *path, const struct zn_super *s,
+                    struct zb_err *err);
 
-/** Draws the uuid of a new file. */
-void zn_super_init(struct zn_super *s);
+/** Makes the uuid of a new file from 16 random bytes; NULL: of the kernel's generator. */
+void zn_super_init(struct zn_super *s, const uint8_t *random);
 
 /*
  * COMMIT SLOTS: two blocks behind the superblock, written in turn (sequence modulo 2): what the
@@ -77,7 +106,7 @@ int zn_slot_newest(const void *blocks, const uint8_t file[16], const char *path,
                    struct zn_slot *ret, struct zb_err *err);
 
 /** Reads both slots of an open file: as zn_slot_newest(), or what the device answers. */
-int zn_layout_read_slots(int fd, const char *path, const uint8_t file[16], struct zn_slot *ret,
-                         struct zb_err *err);
+int zn_layout_read_slots(struct zn_medium m, const char *path, const uint8_t file[16],
+                         struct zn_slot *ret, struct zb_err *err);
 
 #endif

@@ -265,7 +265,7 @@ static void core_with_every_failure(void **state)
 
     (void)state;
     for (nth = 1; failed; nth++) {
-        struct zn_fault plan = { .nth = nth, .nth_res = -EIO };
+        struct zn_fault_plan plan = { .nth = nth, .nth_res = -EIO };
         struct world w;
         struct truth t;
         int rc;
@@ -311,7 +311,7 @@ static void core_with_failed_allocations(void **state)
 
 static void core_heals_short_transfers(void **state)
 {
-    struct zn_fault plan = { .short_every = 2, .again_every = 5, .lifo = true };
+    struct zn_fault_plan plan = { .short_every = 2, .again_every = 5, .lifo = true };
     uint64_t least = least_host(ZB_F32);
     struct world w;
     struct truth t;

@@ -483,7 +483,7 @@ static void a_rank_attaches_to_the_end(void **state)
 static void a_rank_attaches_to_a_step_that_fails(void **state)
 {
     const struct open_args args = { .rank = 1, .world = 2, .keep = true, .attach = true };
-    struct zn_fault plan = { .nth = 5, .nth_res = -EIO };
+    struct zn_fault_plan plan = { .nth = 5, .nth_res = -EIO };
     struct world w;
 
     (void)state;
@@ -580,7 +580,7 @@ static void a_write_that_fails(void **state)
 
     (void)state;
     for (unsigned nth = 1; nth < 4; nth++) {
-        struct zn_fault plan = { .nth = nth, .nth_res = -EIO };
+        struct zn_fault_plan plan = { .nth = nth, .nth_res = -EIO };
 
         pair_open(&w, pair_least(), false);
         assert_int_equal(zn_fault_install(w.daemon.engine, &plan), 0);
@@ -895,7 +895,7 @@ static void a_storm(void **state)
 {
     (void)state;
     for (uint64_t seed = 1; seed <= 60; seed++) {
-        struct zn_fault plan = { .nth = (unsigned)seed * 7, .nth_res = -EIO, .lifo = true };
+        struct zn_fault_plan plan = { .nth = (unsigned)seed * 7, .nth_res = -EIO, .lifo = true };
         uint64_t draw = seed;
         struct world w;
 

@@ -49,7 +49,7 @@ static struct zn_engine *engine_open(unsigned depth)
     return e;
 }
 
-static struct zn_engine *engine_open_faulty(const struct zn_fault *plan)
+static struct zn_engine *engine_open_faulty(const struct zn_fault_plan *plan)
 {
     struct zn_engine *e = engine_open(0);
 
@@ -162,7 +162,7 @@ static void stress_submit(unsigned slot, uint64_t *seed)
     stress.left--;
 }
 
-static void stress_run(const struct zn_fault *plan)
+static void stress_run(const struct zn_fault_plan *plan)
 {
     uint64_t seed = 11;
 
@@ -207,7 +207,7 @@ static void engine_stress_short(void **state)
 
     (void)state;
     for (size_t i = 0; i < ZB_COUNT(cuts); i++) {
-        struct zn_fault plan = {
+        struct zn_fault_plan plan = {
             .short_every = 2, .short_bytes = cuts[i], .again_every = 7, .lifo = true
         };
 
@@ -219,7 +219,7 @@ static void engine_stress_short(void **state)
 static void engine_out_of_order(void **state)
 {
     enum { N = 16 };
-    struct zn_fault plan = { .lifo = true };
+    struct zn_fault_plan plan = { .lifo = true };
     struct zn_engine *e = engine_open_faulty(&plan);
     unsigned char *bufs = zn_test_memory((size_t)N * SLOT), *got = zn_test_memory(SLOT);
     struct request r[N];
@@ -291,7 +291,7 @@ static void engine_depth(void **state)
  * byte is progress. */
 static void engine_no_progress(void **state)
 {
-    struct zn_fault plan = { .short_every = 1, .short_bytes = 100 };
+    struct zn_fault_plan plan = { .short_every = 1, .short_bytes = 100 };
     struct zn_engine *e = engine_open_faulty(&plan);
     unsigned char *buf = zn_test_memory(8192);
 
@@ -307,7 +307,7 @@ static void engine_no_progress(void **state)
 /* The caller kicks what it submits, once; what the engine sends again is the engine's to kick. */
 static void engine_tails_kick(void **state)
 {
-    struct zn_fault plan = { .short_every = 2, .again_every = 3 };
+    struct zn_fault_plan plan = { .short_every = 2, .again_every = 3 };
     struct zn_engine *e = engine_open_faulty(&plan);
     unsigned char *bufs = zn_test_memory((size_t)8 * SLOT);
     struct request r[8];
@@ -352,7 +352,7 @@ static void engine_past_end(void **state)
 static void engine_interrupted(void **state)
 {
     static const struct {
-        struct zn_fault plan;
+        struct zn_fault_plan plan;
         int rc;
         unsigned seen;
     } cases[] = {
@@ -394,7 +394,7 @@ static void engine_every_failure(void **state)
         unsigned nth = 1;
 
         for (; failed; nth++) {
-            struct zn_fault plan = { .nth = nth, .nth_res = failures[f], .short_every = 3 };
+            struct zn_fault_plan plan = { .nth = nth, .nth_res = failures[f], .short_every = 3 };
             struct zn_engine *e = engine_open_faulty(&plan);
             struct request r[2 * N + 1];
             unsigned bad = 0, flush_seen = 0;
@@ -441,7 +441,7 @@ static void engine_every_failure(void **state)
 /* A device that died stays dead, and says so to everyone. */
 static void engine_dead(void **state)
 {
-    struct zn_fault plan = { .nth = 3, .nth_on = true, .nth_res = -EIO };
+    struct zn_fault_plan plan = { .nth = 3, .nth_on = true, .nth_res = -EIO };
     struct zn_engine *e = engine_open_faulty(&plan);
     unsigned char *buf = zn_test_memory(4096);
 
@@ -449,7 +449,7 @@ static void engine_dead(void **state)
     for (int i = 1; i <= 6; i++)
         assert_int_equal(zn_test_io(e, ZN_READ, buf, 4096, ZN_DATA_START), i < 3 ? 0 : -EIO);
     assert_int_equal(zn_test_io(e, ZN_FLUSH, NULL, 0, 0), -EIO);
-    plan = (struct zn_fault){ 0 };
+    plan = (struct zn_fault_plan){ 0 };
     assert_int_equal(zn_fault_install(e, &plan), 0); /* repaired */
     assert_int_equal(zn_test_io(e, ZN_READ, buf, 4096, ZN_DATA_START), 0);
     zn_close(e);
@@ -509,7 +509,7 @@ static void engine_submit_table(void **state)
 
 static void engine_stats(void **state)
 {
-    struct zn_fault plan = { .nth = 8, .nth_res = -EIO };
+    struct zn_fault_plan plan = { .nth = 8, .nth_res = -EIO };
     struct zn_engine *e = engine_open(0);
     unsigned char *buf = zn_test_memory(SLOT);
     struct zn_stats s = zn_stats(e);
@@ -527,7 +527,7 @@ static void engine_stats(void **state)
     for (int i = 0; i < 2; i++)
         assert_int_equal(zn_test_io(e, ZN_FLUSH, NULL, 0, 0), 0);
     assert_int_equal(zn_test_io(e, ZN_READ, buf, 4096, ZN_DATA_START), -EIO);
-    plan = (struct zn_fault){ .short_every = 1, .short_bytes = 4096 };
+    plan = (struct zn_fault_plan){ .short_every = 1, .short_bytes = 4096 };
     assert_int_equal(zn_fault_install(e, &plan), 0);
     assert_int_equal(zn_test_io(e, ZN_WRITE, buf, 16384, ZN_DATA_START), 0);
     s = zn_stats(e);
@@ -646,7 +646,7 @@ static void engine_slots_one_at_a_time(void **state)
 /* Interrupted and short writes of a slot are finished; one that fails says so and is over. */
 static void engine_slots_fail(void **state)
 {
-    static const struct zn_fault plans[] = {
+    static const struct zn_fault_plan plans[] = {
         { .again_every = 2 },
         { .short_every = 2, .short_bytes = 512 },
         { .nth = 1, .nth_res = -EIO },

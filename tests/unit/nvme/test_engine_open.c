@@ -185,7 +185,7 @@ static void super_read(struct zn_super *ret)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
 
-    assert_int_equal(zn_layout_read(fd, path, ret, NULL), 0);
+    assert_int_equal(zn_layout_read(zn_fd(fd), path, ret, NULL), 0);
     assert_int_equal(close(fd), 0);
 }
 

@@ -119,7 +119,7 @@ static void layout_table(void **state)
                              strlen(mark));
         }
         assert_int_equal(ftruncate(fd, (off_t)layout_cases[i].length), 0);
-        rc = zn_layout_read(fd, path, &got, &err);
+        rc = zn_layout_read(zn_fd(fd), path, &got, &err);
         if (rc != layout_cases[i].rc || (rc < 0 && got.size_bytes != 99) ||
             (err.code != 0) != (rc < 0 && rc != -ENODATA))
             fail_msg("%s: %d '%s'", layout_cases[i].name, rc, err.text);
@@ -139,29 +139,29 @@ static void layout_write_read(void **state)
     assert_int_equal(zn_test_dir_make(dir, sizeof(dir), NULL), 0);
     (void)snprintf(path, sizeof(path), "%s/data", dir);
     fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    zn_super_init(&a);
-    zn_super_init(&b);
+    zn_super_init(&a, NULL);
+    zn_super_init(&b, NULL);
     assert_memory_not_equal(a.uuid, b.uuid, sizeof(a.uuid));
     assert_int_equal(a.uuid[6] >> 4, 4);
     assert_int_equal(a.uuid[8] >> 6, 2);
-    assert_int_equal(zn_layout_write(fd, path, &a, NULL), 0);
-    assert_int_equal(zn_layout_read(fd, path, &got, NULL), 0);
+    assert_int_equal(zn_layout_write(zn_fd(fd), path, &a, NULL), 0);
+    assert_int_equal(zn_layout_read(zn_fd(fd), path, &got, NULL), 0);
     assert_memory_equal(&got, &a, sizeof(a));
     assert_int_equal(close(fd), 0);
 
     /* and every call that can fail */
     fd = open(path, O_RDONLY | O_CLOEXEC);
-    assert_int_equal(zn_layout_write(fd, path, &a, &err), -EBADF);
+    assert_int_equal(zn_layout_write(zn_fd(fd), path, &a, &err), -EBADF);
     assert_non_null(strstr(err.text, "write the superblock of '"));
     assert_int_equal(close(fd), 0);
     err.code = 0;
     fd = open("/dev/null", O_RDWR | O_CLOEXEC); /* writes, and does not flush */
-    assert_int_equal(zn_layout_write(fd, "null", &a, &err), -EINVAL);
+    assert_int_equal(zn_layout_write(zn_fd(fd), "null", &a, &err), -EINVAL);
     assert_string_equal(err.text, "flush the superblock of 'null': Invalid argument");
     assert_int_equal(close(fd), 0);
     err.code = 0;
     fd = open(path, O_WRONLY | O_CLOEXEC);
-    assert_int_equal(zn_layout_read(fd, "x", &got, &err), -EBADF);
+    assert_int_equal(zn_layout_read(zn_fd(fd), "x", &got, &err), -EBADF);
     assert_string_equal(err.text, "read the beginning of 'x': Bad file descriptor");
     assert_int_equal(close(fd), 0);
     zn_test_dir_remove(dir);
