@@ -110,6 +110,17 @@ int zb_space_take(struct zb_space *s, uint64_t count, uint64_t *ret_first)
     return 0;
 }
 
+int zb_space_take_at(struct zb_space *s, uint64_t first, uint64_t count)
+{
+    if (count < 1 || !zb_range_inside(first, count, s->units))
+        return -ERANGE;
+    if (space_find(s, first, first + count, true) != first + count)
+        return -EBUSY;
+    space_mark(s, first, count, true);
+    s->free_units -= count;
+    return 0;
+}
+
 void zb_space_give(struct zb_space *s, uint64_t first, uint64_t count)
 {
     assert(count >= 1 && zb_range_inside(first, count, s->units));

@@ -19,7 +19,10 @@ void zb_space_free(struct zb_space *s);
 /** Takes `count` (>= 1) units in a row: 0, or -ENOSPC when no gap is as long. */
 int zb_space_take(struct zb_space *s, uint64_t count, uint64_t *ret_first);
 
-/** Gives back what zb_space_take() gave; a range that is not wholly taken is our own mistake. */
+/** Takes just these units: 0; -ERANGE not all of them are inside, -EBUSY one is taken already. */
+int zb_space_take_at(struct zb_space *s, uint64_t first, uint64_t count);
+
+/** Gives back what was taken; a range that is not wholly taken is our own mistake. */
 void zb_space_give(struct zb_space *s, uint64_t first, uint64_t count);
 
 uint64_t zb_space_free_units(const struct zb_space *s);

@@ -77,11 +77,43 @@ static void space_whole(void **state)
     zb_space_free(NULL);
 }
 
+static void space_at(void **state)
+{
+    static const struct {
+        uint64_t first, count;
+        int rc;
+    } rows[] = { /* 60 to 130 are taken */
+                 { 0, 60, 0 },        { 0, 61, -EBUSY },          { 130, 1, 0 },
+                 { 129, 1, -EBUSY },  { 50, 100, -EBUSY },        { 199, 1, 0 },
+                 { 199, 2, -ERANGE }, { 200, 1, -ERANGE },        { 0, 0, -ERANGE },
+                 { 61, 8, -EBUSY },   { UINT64_MAX, 2, -ERANGE }, { 2, UINT64_MAX, -ERANGE }
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        struct zb_space *s;
+        uint64_t before;
+
+        assert_int_equal(zb_space_new(&s, 200), 0);
+        assert_int_equal(zb_space_take_at(s, 60, 70), 0);
+        before = zb_space_free_units(s);
+        if (zb_space_take_at(s, rows[i].first, rows[i].count) != rows[i].rc)
+            fail_msg("row %zu", i);
+        assert_int_equal(before - zb_space_free_units(s), rows[i].rc == 0 ? rows[i].count : 0);
+        if (rows[i].rc == 0)
+            zb_space_give(s, rows[i].first, rows[i].count);
+        zb_space_give(s, 60, 70);
+        assert_int_equal(zb_space_free_units(s), 200);
+        zb_space_free(s);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(space_against_model),
         cmocka_unit_test(space_whole),
+        cmocka_unit_test(space_at),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,41 @@
+/*
+ * map.h - from 64-bit keys to 32-bit values: counters of places, sets of ids.
+ *
+ * MODEL. Open addressing, linear probing, at most three quarters full; a removal moves the entries
+ * behind it up, so nothing is left behind and a map that lives long stays as fast as a fresh one.
+ * 16 to 32 bytes an entry. Keys are mixed, so that multiples of large powers of two do not
+ * collide. One thread at a time.
+ */
+#ifndef ZB_MAP_H
+#define ZB_MAP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define ZB_MAP_NO_KEY UINT64_MAX /* the one key that no entry can have */
+
+/** All zero: an empty map. */
+struct zb_map {
+    uint64_t *keys;
+    uint32_t *values;
+    size_t slots; /* 0, or a power of two */
+    size_t n;
+};
+
+/** Room for n entries in all, so that putting up to so many never fails: 0, or -ENOMEM and nothing
+ * has changed. */
+int zb_map_reserve(struct zb_map *m, size_t n);
+
+/** Adds or replaces: 0 or -ENOMEM. */
+int zb_map_put(struct zb_map *m, uint64_t key, uint32_t value);
+
+/** The value, to look at or change, until the next put or remove; NULL: no such key. */
+uint32_t *zb_map_find(const struct zb_map *m, uint64_t key);
+
+/** False: no such key. */
+bool zb_map_remove(struct zb_map *m, uint64_t key);
+
+void zb_map_done(struct zb_map *m);
+
+#endif
