@@ -19,7 +19,7 @@
 
 #include "base/plan.h"
 #include "base/size.h"
-#include "daemon/job.h"
+#include "daemon/store.h"
 
 #define BUFFER_ELEM_BYTES 12u /* param and state of one element: bf16 2 + 10, fp32 4 + 8 */
 #define BUFFERS_DEFAULT   16u
@@ -245,6 +245,8 @@ static int core_build(struct zsd_core *core, struct zb_err *err)
 
         core->nvme.budget = bytes / ZB_PAGE_ALIGN * ZB_PAGE_ALIGN;
         rc = zb_space_new(&core->extents, bytes / ZB_PAGE_ALIGN);
+        if (rc == 0)
+            rc = zsd_extents_new(core);
         if (rc < 0)
             return zb_fail(err, rc, "the map of %s of NVMe: %m", zb_size_text(bytes).s);
         rc = core_buffers(core, err);
@@ -307,6 +309,7 @@ void zsd_core_free(struct zsd *daemon)
     zsd_jobs_forget_all(core);
     zsd_private_free(core->buffers, core->nbuffers * core->buffer_bytes);
     free(core->buffers_free);
+    zsd_extents_free(core);
     zb_space_free(core->extents);
     free(core);
     daemon->core = NULL;

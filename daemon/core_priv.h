@@ -51,6 +51,8 @@ struct zsd_account {
     uint64_t used[ZSD_USES];
 };
 
+struct zsd_extents;
+
 struct zsd_core {
     struct zsd *daemon;
     uint32_t page_elems;
@@ -62,7 +64,8 @@ struct zsd_core {
     bool draining;
 
     struct zsd_account host, nvme;
-    struct zb_space *extents; /* of the data file, in ZB_PAGE_ALIGN units; NULL: no NVMe tier */
+    struct zb_space *extents;   /* of the data file, in ZB_PAGE_ALIGN units; NULL: no NVMe tier */
+    struct zsd_extents *places; /* of pages there (extents.c); NULL likewise */
 
     struct zb_list io_queue; /* zsd_pio that the engine had no place for */
     unsigned io_inflight;

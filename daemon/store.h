@@ -225,9 +225,6 @@ int zsd_note_copy(struct zsd_note *to, const struct zsd_note *from);
 /** The classes and their places; core->extents is the map below them. 0 or -ENOMEM. */
 int zsd_extents_new(struct zsd_core *core);
 void zsd_extents_free(struct zsd_core *core);
-/** The catalog names this place: taken, or held once more. -EBADMSG: outside, or another size, or
- * it overlaps one; -ENOMEM. */
-int zsd_extent_adopt(struct zsd_core *core, uint64_t at, uint64_t bytes, struct zb_err *err);
 /** One more holder of an extent. */
 void zsd_extent_ref(struct zsd_core *core, uint64_t at);
 /** One less; at 0 the place is free for its class. */
@@ -235,13 +232,26 @@ void zsd_extent_unref(struct zsd_core *core, uint64_t at, uint64_t bytes);
 /** A free place of that size, inside somebody's promise: never fails. Held once. */
 uint64_t zsd_extent_take(struct zsd_core *core, uint64_t bytes);
 uint32_t zsd_extent_refs(const struct zsd_core *core, uint64_t at); /* 0: free */
+/** Recovery: a row of the catalog names this place. It is taken, and held once; another row that
+ * names the same place with the same size holds it once more. Promises are set when every row was
+ * read. 0; -ENOMEM; -EBADMSG, with a sentence: no page's size, outside of the data file, or over
+ * another place. */
+int zsd_extent_adopt(struct zsd_core *core, uint64_t at, uint64_t bytes, struct zb_err *err);
+
+/** The sums over all classes, as they stand: for fsck and df. What is held and free is taken in
+ * the map (core->extents); promised <= held + free. */
+struct zsd_places_sum {
+    uint64_t held; /* places with a holder */
+    uint64_t held_bytes, free_bytes, promised_bytes;
+};
+struct zsd_places_sum zsd_places_sum(const struct zsd_core *core);
 
 /** Adds to a list of needs that is not promised to anybody: 0 or -ENOMEM. */
 int zsd_need_add(struct zsd_promise *p, uint64_t bytes, uint64_t count);
 uint64_t zsd_need_bytes(const struct zsd_promise *p);
 void zsd_need_done(struct zsd_promise *p);
 /** Replaces what is promised by `now` with `want`: 0; -ENOSPC or -ENOMEM: *now is unchanged. A
- * promise that only shrinks never fails. */
+ * promise that only shrinks never fails. `now` begins as all zero, and ends by wanting nothing. */
 int zsd_promise_set(struct zsd_core *core, struct zsd_promise *now, const struct zsd_promise *want,
                     struct zb_err *err);
 /** The same, booked in the account: `param` and `state` bytes of the places as such, the rest as

@@ -60,6 +60,11 @@ bool alloc_failed(void)
     return alloc_times > 0 && alloc_count >= alloc_nth;
 }
 
+void core_entered(bool entered)
+{
+    core_runs = entered;
+}
+
 /* ---- the test's side of conn.h: what is answered is kept */
 
 static struct answer *answer_begin(struct zsd_req *req, int rc)

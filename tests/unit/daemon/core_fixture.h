@@ -76,6 +76,8 @@ void client_gone(struct world *w, unsigned c);
  * it, `times` in all. */
 void alloc_fail(unsigned nth, unsigned times);
 bool alloc_failed(void);
+/* The test calls into the core by itself: allocations count. */
+void core_entered(bool entered);
 
 struct open_args {
     uint32_t rank, world; /* world 0: 1 */
