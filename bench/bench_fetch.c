@@ -191,11 +191,11 @@ static int fetch_open_job(struct fetch_bench *b)
     if ((rc = zc_job_open_wait(b->c, &options, &b->job)) < 0 ||
         (rc = zc_unit_define_wait(b->c, b->job.id, &unit)) < 0 ||
         (rc = zc_register_wait(b->c, b->job.id, ranges, FETCH_SHARDS, b->ids)) < 0 ||
-        (rc = zc_ready_wait(b->c, b->job.id, 0, &placement)) < 0)
+        (rc = zc_ready_wait(b->c, b->job.id, NULL, 0, &placement)) < 0)
         return fetch_failed(b, rc);
     memset(b->job.staging, 0, b->job.staging_bytes);
     for (uint32_t i = 0; i < FETCH_SHARDS; i++)
-        if ((rc = zc_write_wait(b->c, b->ids[i], 0, b->count, b->job.staging)) < 0)
+        if ((rc = zc_write_wait(b->c, b->ids[i], ZC_MASTER, 0, b->count, b->job.staging)) < 0)
             return fetch_failed(b, rc);
     return 0;
 }

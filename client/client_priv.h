@@ -7,7 +7,8 @@
  *     call.c     calls in flight: tags, replies matched to calls, one end for each
  *     method.c   the rows of methods: how each request is written and its reply read
  *     map.c      arenas: descriptors checked and mapped
- *     rows.c     list, jobs, tiers, stat
+ *     rows.c     list, jobs, tiers, stat, snapshots, scrub, fsck, df
+ *     reader.c   reading what is saved
  *     wait.c     the blocking forms: the same calls and a loop
  *     norm.c     sums of squares
  *
@@ -110,10 +111,14 @@ struct zc_client {
 
     uint64_t job; /* 0: none */
     struct zc_map staging, params;
+    struct zc_map reader; /* the staging of the reader that is open */
 
     zc_event_fn *on_event;
     void *on_event_arg;
 };
+
+/** protobuf-c's messages have no const; it writes to nothing. */
+#define UNCONST(type, p) ((type *)(uintptr_t)(p))
 
 /** Records a failure of this handle, in place of the last one, and returns its code. */
 #define zc_fail(c, rc, ...) ((c)->err = (struct zb_err){ 0 }, zb_fail(&(c)->err, rc, __VA_ARGS__))
@@ -155,6 +160,12 @@ const struct zc_method *zc_method(unsigned method);
 /** The first request. ret is c->server. */
 int zc_hello(struct zc_client *c, const char *program, zc_done_fn *done, void *arg);
 
+/** 0, or the failure is recorded: a name that cannot be sent. */
+int zc_name_check(struct zc_client *c, const char *what, const char *name, unsigned max);
+/** Where in memory shared with the daemon the caller's bytes are: 0, or the failure is recorded. */
+int zc_staging_offset(struct zc_client *c, const struct zc_map *map, const void *staged,
+                      uint64_t *ret);
+
 /** A part of a note, as it arrives. */
 struct zc_note_part {
     uint8_t *buf; /* of ZC_NOTE_MAX bytes */
@@ -163,6 +174,15 @@ struct zc_note_part {
 };
 int zc_note_get(struct zc_client *c, uint64_t job, bool of_job, struct zc_note_part *part,
                 zc_done_fn *done, void *arg);
+
+/* ---- reader.c */
+
+int zc_reader_reply_open(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
+                         int *fds);
+int zc_reader_reply_unit(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
+                         int *fds);
+int zc_reader_reply_close(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
+                          int *fds);
 
 /* ---- rows.c */
 
@@ -174,6 +194,16 @@ int zc_rows_reply_tiers(struct zc_client *c, struct zc_call *call, const Protobu
                         int *fds);
 int zc_rows_reply_stat(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
                        int *fds);
+int zc_rows_reply_snapshots(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
+                            int *fds);
+int zc_rows_reply_scrub(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
+                        int *fds);
+int zc_rows_reply_fsck(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
+                       int *fds);
+int zc_rows_reply_df(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
+                     int *fds);
+/** As the daemon says it. */
+void zc_snapshot_row(struct zc_snapshot_row *to, const Zp__SnapshotRow *from);
 
 /* ---- map.c */
 

@@ -28,6 +28,7 @@ int zc_exit_code(int rc)
     case EDQUOT:
     case EBUSY:
     case EUSERS:
+    case ESTALE:
     case EOPNOTSUPP:
         return ZC_EXIT_REFUSED;
     case EOWNERDEAD:

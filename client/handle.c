@@ -26,13 +26,14 @@ static const struct {
 } codes[] = {
     { 0, "0: done" },
     CODE(EINVAL, "an argument is wrong"),
-    CODE(ENOENT, "there is no such job, unit, shard or note"),
+    CODE(ENOENT, "there is no such job, unit, shard, snapshot or note"),
     CODE(EEXIST, "it exists already"),
     CODE(EPERM, "it belongs to another user"),
     CODE(ENOSPC, "it does not fit"),
     CODE(EBUSY, "somebody holds it, or not now"),
     CODE(EAGAIN, "it was not written yet"),
     CODE(ETIMEDOUT, "the deadline passed"),
+    CODE(ESTALE, "this rank was cut off by a newer epoch"),
     CODE(EBADMSG, "stored bytes are corrupt"),
     CODE(EIO, "a device failed"),
     CODE(EOWNERDEAD, "a peer rank of the job died"),
@@ -89,6 +90,7 @@ static void handle_shut(struct zc_client *c)
     zb_list_init(&c->free_calls);
     zc_map_close(&c->staging);
     zc_map_close(&c->params);
+    zc_map_close(&c->reader);
     zp_stream_free(c->stream);
     zp_arena_free(c->arena);
     free(c->slots);

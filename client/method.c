@@ -12,10 +12,7 @@
 
 #include "client/client_priv.h"
 
-/* protobuf-c's messages have no const; it writes to nothing. */
-#define UNCONST(type, p) ((type *)(uintptr_t)(p))
-
-#define OPTIMIZER_ADAMW  1u
+#define OPTIMIZER_ADAMW 1u
 
 /** Tensors in one part of a unit: their names and shapes at their longest fit a body. */
 #define PART_TENSORS 256u
@@ -23,8 +20,7 @@ _Static_assert(PART_TENSORS *(ZP_TENSOR_MAX + 10 * ZP_DIMS_MAX + 32) + 2 * ZP_NA
                    ZP_BODY_MAX,
                "a part of a unit fits a frame");
 
-/** 0, or the failure is recorded: a name that cannot be sent. */
-static int name_check(struct zc_client *c, const char *what, const char *name, unsigned max)
+int zc_name_check(struct zc_client *c, const char *what, const char *name, unsigned max)
 {
     if (!name)
         return zc_fail(c, -EINVAL, "%s without a name", what);
@@ -44,14 +40,15 @@ static int count_check(struct zc_client *c, uint32_t n)
     return rc;
 }
 
-/** Where in staging the caller's bytes are: 0, or the failure is recorded. */
-static int staging_offset(struct zc_client *c, const void *staged, uint64_t *ret)
+int zc_staging_offset(struct zc_client *c, const struct zc_map *map, const void *staged,
+                      uint64_t *ret)
 {
-    uint64_t at = (uint64_t)(uintptr_t)staged - (uint64_t)(uintptr_t)c->staging.base;
+    uint64_t at = (uint64_t)(uintptr_t)staged - (uint64_t)(uintptr_t)map->base;
     int rc = zc_conn_usable(c);
 
-    if (rc == 0 && (!c->staging.base || at >= c->staging.bytes))
-        rc = zc_fail(c, -EINVAL, "the bytes are not in the job's staging");
+    if (rc == 0 && (!map->base || at >= map->bytes))
+        rc = zc_fail(c, -EINVAL, "the bytes are not in the %s's staging",
+                     map == &c->reader ? "reader" : "job");
     if (rc == 0)
         *ret = at;
     return rc;
@@ -109,7 +106,7 @@ int zc_job_open(struct zc_client *c, const struct zc_job_options *options, struc
                 zc_done_fn *done, void *arg)
 {
     Zp__JobOpen m = ZP__JOB_OPEN__INIT;
-    int rc = name_check(c, "a job", options->name, ZC_NAME_MAX);
+    int rc = zc_name_check(c, "a job", options->name, ZC_NAME_MAX);
 
     if (rc < 0)
         return rc;
@@ -124,9 +121,23 @@ int zc_job_open(struct zc_client *c, const struct zc_job_options *options, struc
     m.host_bytes_max = options->host_bytes_max;
     m.groups = options->groups;
     m.optimizer = OPTIMIZER_ADAMW;
+    m.durable = options->durable;
+    m.commit_every = options->commit_every;
+    m.takeover = options->takeover;
+    m.epoch = options->epoch;
     return zc_call_start(
         c, &(struct zc_call_spec){
                .method = ZP_JOB_OPEN, .message = &m.base, .ret = ret, .done = done, .arg = arg });
+}
+
+static int points_check(struct zc_client *c, const Zp__JobOpenReply *r)
+{
+    if (r->n_points > ZC_POINTS_MAX)
+        return zc_fail(c, -EPROTO, "a job with %zu points to go on from", r->n_points);
+    for (size_t i = 0; i < r->n_points; i++)
+        if (r->points[i]->kind < ZC_POINT_MEMORY || r->points[i]->kind > ZC_POINT_COMMITTED)
+            return zc_fail(c, -EPROTO, "a point of kind %u", r->points[i]->kind);
+    return 0;
 }
 
 static int reply_job_open(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
@@ -138,7 +149,9 @@ static int reply_job_open(struct zc_client *c, struct zc_call *call, const Proto
 
     if (r->job == 0)
         return zc_fail(c, -EPROTO, "a job without a number");
-    rc = zc_map_open(c, &c->staging, "staging", fds[0], r->staging_bytes, true);
+    rc = points_check(c, r);
+    if (rc == 0)
+        rc = zc_map_open(c, &c->staging, "staging", fds[0], r->staging_bytes, true);
     if (rc < 0)
         return rc;
     c->job = r->job;
@@ -146,17 +159,26 @@ static int reply_job_open(struct zc_client *c, struct zc_call *call, const Proto
                             .iterations = r->iterations,
                             .applied = r->applied,
                             .staging = c->staging.base,
-                            .staging_bytes = c->staging.bytes };
+                            .staging_bytes = c->staging.bytes,
+                            .epoch = r->epoch,
+                            .world = r->world,
+                            .npoints = (uint32_t)r->n_points };
+    for (size_t i = 0; i < r->n_points; i++)
+        ret->points[i] = (struct zc_point){ .kind = (enum zc_point_kind)r->points[i]->kind,
+                                            .iterations = r->points[i]->iterations,
+                                            .applied = r->points[i]->applied };
     return 0;
 }
 
-int zc_ready(struct zc_client *c, uint64_t job, uint32_t timeout_ms, struct zc_placement *ret,
-             zc_done_fn *done, void *arg)
+int zc_ready(struct zc_client *c, uint64_t job, const uint64_t *at, uint32_t timeout_ms,
+             struct zc_placement *ret, zc_done_fn *done, void *arg)
 {
     Zp__Ready m = ZP__READY__INIT;
 
     m.job = job;
     m.timeout_ms = timeout_ms;
+    m.at_point = at != NULL;
+    m.iterations = at ? *at : 0;
     return zc_call_start(
         c, &(struct zc_call_spec){
                .method = ZP_READY, .message = &m.base, .ret = ret, .done = done, .arg = arg });
@@ -174,7 +196,9 @@ static int reply_ready(struct zc_client *c, struct zc_call *call, const Protobuf
     *ret = (struct zc_placement){ .arena_bytes = r->arena_bytes,
                                   .ring_bytes = r->ring_bytes,
                                   .host_bytes = r->host_bytes,
-                                  .nvme_bytes = r->nvme_bytes };
+                                  .nvme_bytes = r->nvme_bytes,
+                                  .iterations = r->iterations,
+                                  .applied = r->applied };
     return 0;
 }
 
@@ -203,7 +227,7 @@ static int reply_job_close(struct zc_client *c, struct zc_call *call, const Prot
 int zc_job_destroy(struct zc_client *c, const char *name, zc_done_fn *done, void *arg)
 {
     Zp__JobName m = ZP__JOB_NAME__INIT;
-    int rc = name_check(c, "a job", name, ZC_NAME_MAX);
+    int rc = zc_name_check(c, "a job", name, ZC_NAME_MAX);
 
     if (rc < 0)
         return rc;
@@ -217,12 +241,12 @@ int zc_job_destroy(struct zc_client *c, const char *name, zc_done_fn *done, void
 
 static int unit_check(struct zc_client *c, const struct zc_unit *unit)
 {
-    int rc = name_check(c, "a unit", unit->name, ZC_NAME_MAX);
+    int rc = zc_name_check(c, "a unit", unit->name, ZC_NAME_MAX);
 
     for (uint32_t i = 0; rc == 0 && i < unit->ntensors; i++) {
         const struct zc_tensor *t = &unit->tensors[i];
 
-        rc = name_check(c, "a tensor", t->name, ZC_TENSOR_MAX);
+        rc = zc_name_check(c, "a tensor", t->name, ZC_TENSOR_MAX);
         if (rc == 0 && t->ndims > ZC_DIMS_MAX)
             rc = zc_fail(c, -EINVAL, "tensor '%s' has %u dimensions: at most %d", t->name, t->ndims,
                          ZC_DIMS_MAX);
@@ -377,15 +401,16 @@ static int reply_register(struct zc_client *c, struct zc_call *call, const Proto
 
 /* ---- data */
 
-int zc_write(struct zc_client *c, uint64_t shard, uint64_t first, uint64_t count,
+int zc_write(struct zc_client *c, uint64_t shard, enum zc_what what, uint64_t first, uint64_t count,
              const float *staged, zc_done_fn *done, void *arg)
 {
     Zp__Write m = ZP__WRITE__INIT;
-    int rc = staging_offset(c, staged, &m.staging);
+    int rc = zc_staging_offset(c, &c->staging, staged, &m.staging);
 
     if (rc < 0)
         return rc;
     m.shard = shard;
+    m.what = what;
     m.first = first;
     m.count = count;
     return zc_call_start(c, &(struct zc_call_spec){
@@ -396,7 +421,7 @@ int zc_read(struct zc_client *c, uint64_t shard, enum zc_what what, uint64_t fir
             void *staged, zc_done_fn *done, void *arg)
 {
     Zp__Read m = ZP__READ__INIT;
-    int rc = staging_offset(c, staged, &m.staging);
+    int rc = zc_staging_offset(c, &c->staging, staged, &m.staging);
 
     if (rc < 0)
         return rc;
@@ -476,7 +501,7 @@ int zc_release(struct zc_client *c, const uint64_t *shards, uint32_t n)
 int zc_push(struct zc_client *c, const struct zc_push *push, zc_done_fn *done, void *arg)
 {
     Zp__Push m = ZP__PUSH__INIT;
-    int rc = staging_offset(c, push->staged, &m.staging);
+    int rc = zc_staging_offset(c, &c->staging, push->staged, &m.staging);
 
     if (rc < 0)
         return rc;
@@ -548,13 +573,14 @@ int zc_step(struct zc_client *c, uint64_t job, const struct zc_step *step, struc
                .method = ZP_STEP, .message = &m.base, .ret = ret, .done = done, .arg = arg });
 }
 
-int zc_skip(struct zc_client *c, uint64_t job, uint64_t step, uint32_t timeout_ms,
-            struct zc_stepped *ret, zc_done_fn *done, void *arg)
+int zc_skip(struct zc_client *c, uint64_t job, uint64_t step, enum zc_commit commit,
+            uint32_t timeout_ms, struct zc_stepped *ret, zc_done_fn *done, void *arg)
 {
     Zp__Skip m = ZP__SKIP__INIT;
 
     m.job = job;
     m.step = step;
+    m.commit = commit;
     m.timeout_ms = timeout_ms;
     return zc_call_start(
         c, &(struct zc_call_spec){
@@ -567,9 +593,149 @@ static int reply_step(struct zc_client *c, struct zc_call *call, const ProtobufC
     const Zp__StepReply *r = (const Zp__StepReply *)m;
     struct zc_stepped *ret = call->spec.ret;
 
+    (void)fds;
+    if (r->commit_code > 0)
+        return zc_fail(c, -EPROTO, "a step with a commit of code %d", r->commit_code);
+    *ret = (struct zc_stepped){ .iterations = r->iterations,
+                                .applied = r->applied,
+                                .commit_code = r->commit_code };
+    if (r->commit_code < 0)
+        (void)snprintf(ret->commit_text, sizeof(ret->commit_text), "%s",
+                       r->commit_text[0] ? r->commit_text : zc_strerror(r->commit_code));
+    return 0;
+}
+
+int zc_commit(struct zc_client *c, uint64_t job, enum zc_commit what, uint64_t iterations,
+              uint32_t timeout_ms, struct zc_point *ret, zc_done_fn *done, void *arg)
+{
+    Zp__Commit m = ZP__COMMIT__INIT;
+
+    m.job = job;
+    m.what = what;
+    m.iterations = iterations;
+    m.timeout_ms = timeout_ms;
+    return zc_call_start(c, &(struct zc_call_spec){ .method = ZP_COMMIT,
+                                                    .message = &m.base,
+                                                    .ret = ret,
+                                                    .n = what == ZC_COMMIT_PREPARE
+                                                             ? ZC_POINT_PREPARED
+                                                             : ZC_POINT_COMMITTED,
+                                                    .done = done,
+                                                    .arg = arg });
+}
+
+static int reply_commit(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
+                        int *fds)
+{
+    const Zp__CommitReply *r = (const Zp__CommitReply *)m;
+    struct zc_point *ret = call->spec.ret;
+
     (void)c;
     (void)fds;
-    *ret = (struct zc_stepped){ .iterations = r->iterations, .applied = r->applied };
+    *ret = (struct zc_point){ .kind = (enum zc_point_kind)call->spec.n,
+                              .iterations = r->iterations,
+                              .applied = r->applied };
+    return 0;
+}
+
+int zc_progress(struct zc_client *c, uint64_t job, uint64_t iterations, uint64_t applied,
+                zc_done_fn *done, void *arg)
+{
+    Zp__Progress m = ZP__PROGRESS__INIT;
+
+    m.job = job;
+    m.iterations = iterations;
+    m.applied = applied;
+    return zc_call_start(c,
+                         &(struct zc_call_spec){
+                             .method = ZP_PROGRESS, .message = &m.base, .done = done, .arg = arg });
+}
+
+/* ---- snapshots */
+
+/** A name that may be left out: "" then. */
+static char *or_empty(const char *name)
+{
+    return UNCONST(char, name ? name : "");
+}
+
+static int snapshot_check(struct zc_client *c, const char *job, const char *snapshot)
+{
+    int rc = zc_name_check(c, "a job", job, ZC_NAME_MAX);
+
+    return rc < 0 ? rc : zc_name_check(c, "a snapshot", or_empty(snapshot), ZC_NAME_MAX);
+}
+
+int zc_snapshot(struct zc_client *c, const struct zc_snapshot *snapshot,
+                struct zc_snapshot_row *ret, zc_done_fn *done, void *arg)
+{
+    Zp__SnapshotTake m = ZP__SNAPSHOT_TAKE__INIT;
+    int rc = snapshot_check(c, snapshot->job, snapshot->name);
+
+    if (rc < 0)
+        return rc;
+    m.job = UNCONST(char, snapshot->job);
+    m.name = or_empty(snapshot->name);
+    m.next = snapshot->next;
+    m.retain = snapshot->retain;
+    m.timeout_ms = snapshot->timeout_ms;
+    return zc_call_start(
+        c, &(struct zc_call_spec){
+               .method = ZP_SNAPSHOT, .message = &m.base, .ret = ret, .done = done, .arg = arg });
+}
+
+static int snapshot_ref(struct zc_client *c, uint16_t method, const char *job, const char *snapshot,
+                        struct zc_snapshot_row *ret, zc_done_fn *done, void *arg)
+{
+    Zp__SnapshotRef m = ZP__SNAPSHOT_REF__INIT;
+    int rc = snapshot_check(c, job, snapshot);
+
+    if (rc < 0)
+        return rc;
+    m.job = UNCONST(char, job);
+    m.name = or_empty(snapshot);
+    return zc_call_start(
+        c, &(struct zc_call_spec){
+               .method = method, .message = &m.base, .ret = ret, .done = done, .arg = arg });
+}
+
+int zc_rollback(struct zc_client *c, const char *job, const char *snapshot,
+                struct zc_snapshot_row *ret, zc_done_fn *done, void *arg)
+{
+    return snapshot_ref(c, ZP_ROLLBACK, job, snapshot, ret, done, arg);
+}
+
+int zc_snapshot_destroy(struct zc_client *c, const char *job, const char *snapshot,
+                        zc_done_fn *done, void *arg)
+{
+    return snapshot_ref(c, ZP_SNAPSHOT_DESTROY, job, snapshot, NULL, done, arg);
+}
+
+int zc_clone(struct zc_client *c, const char *job, const char *snapshot, const char *name,
+             struct zc_snapshot_row *ret, zc_done_fn *done, void *arg)
+{
+    Zp__Clone m = ZP__CLONE__INIT;
+    int rc = snapshot_check(c, job, snapshot);
+
+    if (rc == 0)
+        rc = zc_name_check(c, "a job", name, ZC_NAME_MAX);
+    if (rc < 0)
+        return rc;
+    m.job = UNCONST(char, job);
+    m.snapshot = or_empty(snapshot);
+    m.name = UNCONST(char, name);
+    return zc_call_start(
+        c, &(struct zc_call_spec){
+               .method = ZP_CLONE, .message = &m.base, .ret = ret, .done = done, .arg = arg });
+}
+
+static int reply_snapshot(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
+                          int *fds)
+{
+    (void)c;
+    (void)fds;
+    *(struct zc_snapshot_row *)call->spec.ret = (struct zc_snapshot_row){ 0 };
+    zc_snapshot_row(call->spec.ret, (const Zp__SnapshotRow *)m);
     return 0;
 }
 
@@ -693,6 +859,18 @@ static const struct zc_method methods[ZP_METHOD_END] = {
     [ZP_JOBS] = { .reply = zc_rows_reply_jobs },
     [ZP_TIERS] = { .reply = zc_rows_reply_tiers },
     [ZP_STAT] = { .reply = zc_rows_reply_stat },
+    [ZP_COMMIT] = { .reply = reply_commit, .of_job = true },
+    [ZP_PROGRESS] = { .of_job = true },
+    [ZP_SNAPSHOT] = { .reply = reply_snapshot },
+    [ZP_SNAPSHOTS] = { .reply = zc_rows_reply_snapshots },
+    [ZP_ROLLBACK] = { .reply = reply_snapshot },
+    [ZP_CLONE] = { .reply = reply_snapshot },
+    [ZP_READER_OPEN] = { .reply = zc_reader_reply_open, .fds = 1 },
+    [ZP_READER_UNIT] = { .reply = zc_reader_reply_unit },
+    [ZP_READER_CLOSE] = { .reply = zc_reader_reply_close },
+    [ZP_SCRUB] = { .reply = zc_rows_reply_scrub },
+    [ZP_FSCK] = { .reply = zc_rows_reply_fsck },
+    [ZP_DF] = { .reply = zc_rows_reply_df },
 };
 
 const struct zc_method *zc_method(unsigned method)

@@ -1,5 +1,5 @@
 /*
- * rows.c - looking inside: rows of shards, jobs, tiers and counters, as arrays.
+ * rows.c - looking inside: rows of shards, jobs, tiers, counters, snapshots and space, as arrays.
  *
  * MODEL. One struct rows collects what several replies bring, in one growing array, which becomes
  * the caller's. Each reply adds its rows and says where the next one begins (cursor, 0: that was
@@ -12,10 +12,13 @@
 
 #include "client/client_priv.h"
 
+#define DF_TRIES 10u
+
 struct rows {
     void *data;
     size_t n, room, row_bytes;
     uint64_t cursor;
+    void *head; /* what a reply says beside its rows, where the caller wants it */
 };
 
 /** Room for n more rows, zeroed: their beginning; NULL: no memory. n is not 0. */
@@ -109,6 +112,12 @@ int zc_rows_reply_jobs(struct zc_client *c, struct zc_call *call, const Protobuf
         to->world = from->world;
         to->attached = from->attached;
         to->keep = from->keep;
+        to->durable = from->durable;
+        to->committed = from->committed;
+        to->committed_iterations = from->committed_iterations;
+        to->committed_applied = from->committed_applied;
+        to->snapshots = from->snapshots;
+        to->epoch = from->epoch;
         COPY(to->name, from->name);
         COPY(to->state, from->state);
         COPY(to->error, from->error);
@@ -158,6 +167,109 @@ int zc_rows_reply_stat(struct zc_client *c, struct zc_call *call, const Protobuf
     return rc < 0 ? rc : 0;
 }
 
+void zc_snapshot_row(struct zc_snapshot_row *to, const Zp__SnapshotRow *from)
+{
+    to->iterations = from->iterations;
+    to->applied = from->applied;
+    to->created_unix = from->created_unix;
+    to->bytes = from->bytes;
+    to->own_bytes = from->own_bytes;
+    to->world = from->world;
+    COPY(to->job, from->job);
+    COPY(to->name, from->name);
+}
+
+int zc_rows_reply_snapshots(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
+                            int *fds)
+{
+    const Zp__SnapshotsReply *r = (const Zp__SnapshotsReply *)m;
+    void *added;
+    int rc = rows_begin(c, call->spec.ret, r->n_rows, r->cursor, &added);
+
+    (void)fds;
+    for (size_t i = 0; rc > 0 && i < r->n_rows; i++)
+        zc_snapshot_row((struct zc_snapshot_row *)added + i, r->rows[i]);
+    return rc < 0 ? rc : 0;
+}
+
+/** The sentences of scrub and fsck. */
+static int rows_sentences(struct zc_client *c, struct rows *rows, char **texts, size_t n)
+{
+    void *added;
+    int rc = rows_begin(c, rows, n, 0, &added);
+
+    for (size_t i = 0; rc > 0 && i < n; i++)
+        COPY(((struct zc_sentence *)added)[i].text, texts[i]);
+    return rc < 0 ? rc : 0;
+}
+
+int zc_rows_reply_scrub(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
+                        int *fds)
+{
+    const Zp__ScrubReply *r = (const Zp__ScrubReply *)m;
+    struct rows *rows = call->spec.ret;
+    struct zc_scrub *head = rows->head;
+
+    (void)fds;
+    *head = (struct zc_scrub){ .bytes = r->bytes,
+                               .total_bytes = r->total_bytes,
+                               .bad_pages = r->bad_pages,
+                               .elapsed_ms = r->elapsed_ms,
+                               .eta_ms = r->eta_ms,
+                               .rate_bytes = r->rate_bytes };
+    COPY(head->state, r->state);
+    return rows_sentences(c, rows, r->bad, r->n_bad);
+}
+
+int zc_rows_reply_fsck(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
+                       int *fds)
+{
+    const Zp__FsckReply *r = (const Zp__FsckReply *)m;
+    struct rows *rows = call->spec.ret;
+    struct zc_fsck *head = rows->head;
+
+    (void)fds;
+    if (r->problems_total < r->n_problems)
+        return zc_fail(c, -EPROTO, "%zu of %llu problems", r->n_problems,
+                       (unsigned long long)r->problems_total);
+    *head = (struct zc_fsck){ .jobs = r->jobs,
+                              .versions = r->versions,
+                              .snapshots = r->snapshots,
+                              .rows = r->rows,
+                              .pages = r->pages,
+                              .bytes = r->bytes,
+                              .sequence = r->sequence,
+                              .problems_total = r->problems_total };
+    return rows_sentences(c, rows, r->problems, r->n_problems);
+}
+
+int zc_rows_reply_df(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m, int *fds)
+{
+    const Zp__DfReply *r = (const Zp__DfReply *)m;
+    struct rows *rows = call->spec.ret;
+    struct zc_df *head = rows->head;
+    void *added;
+    int rc = rows_begin(c, rows, r->n_rows, r->cursor, &added);
+
+    (void)fds;
+    *head = (struct zc_df){
+        .total = r->total, .meta = r->meta, .free = r->free, .catalog_bytes = r->catalog_bytes
+    };
+    for (size_t i = 0; rc > 0 && i < r->n_rows; i++) {
+        struct zc_df_row *to = (struct zc_df_row *)added + i;
+        const Zp__DfRow *from = r->rows[i];
+
+        to->committed = from->committed;
+        to->prepared = from->prepared;
+        to->snapshots = from->snapshots;
+        to->working = from->working;
+        to->reserved = from->reserved;
+        to->shared = from->shared;
+        COPY(to->job, from->job);
+    }
+    return rc < 0 ? rc : 0;
+}
+
 /** Sends requests until the rows have ended. `cursor` is the message's field, or NULL. */
 static int rows_collect(struct zc_client *c, uint16_t method, const ProtobufCMessage *message,
                         uint64_t *cursor, struct rows *rows, size_t *ret_n)
@@ -189,7 +301,7 @@ int zc_list_wait(struct zc_client *c, const char *job, struct zc_shard_row **ret
     int rc;
 
     if (job)
-        m.job = (char *)(uintptr_t)job;
+        m.job = UNCONST(char, job);
     rc = rows_collect(c, ZP_LIST, &m.base, &m.cursor, &rows, ret_n);
     if (rc == 0)
         *ret_rows = rows.data;
@@ -203,7 +315,7 @@ int zc_jobs_wait(struct zc_client *c, const char *job, struct zc_job_row **ret_r
     int rc;
 
     if (job)
-        m.job = (char *)(uintptr_t)job;
+        m.job = UNCONST(char, job);
     rc = rows_collect(c, ZP_JOBS, &m.base, &m.cursor, &rows, ret_n);
     if (rc == 0)
         *ret_rows = rows.data;
@@ -230,6 +342,77 @@ int zc_stat_wait(struct zc_client *c, struct zc_counter **ret_rows, size_t *ret_
     if (rc == 0)
         *ret_rows = rows.data;
     return rc;
+}
+
+int zc_snapshots_wait(struct zc_client *c, const char *job, struct zc_snapshot_row **ret_rows,
+                      size_t *ret_n)
+{
+    struct rows rows = { .row_bytes = sizeof(**ret_rows) };
+    Zp__SnapshotsRequest m = ZP__SNAPSHOTS_REQUEST__INIT;
+    int rc;
+
+    if (job)
+        m.job = UNCONST(char, job);
+    rc = rows_collect(c, ZP_SNAPSHOTS, &m.base, &m.cursor, &rows, ret_n);
+    if (rc == 0)
+        *ret_rows = rows.data;
+    return rc;
+}
+
+int zc_scrub_wait(struct zc_client *c, enum zc_scrub_action action, uint64_t rate_bytes,
+                  struct zc_scrub *ret, struct zc_sentence **ret_bad, size_t *ret_n)
+{
+    struct rows rows = { .row_bytes = sizeof(**ret_bad), .head = ret };
+    Zp__Scrub m = ZP__SCRUB__INIT;
+    int rc;
+
+    m.action = action;
+    m.rate_bytes = rate_bytes;
+    rc = rows_collect(c, ZP_SCRUB, &m.base, NULL, &rows, ret_n);
+    if (rc == 0)
+        *ret_bad = rows.data;
+    return rc;
+}
+
+int zc_fsck_wait(struct zc_client *c, struct zc_fsck *ret, struct zc_sentence **ret_problems,
+                 size_t *ret_n)
+{
+    struct rows rows = { .row_bytes = sizeof(**ret_problems), .head = ret };
+    Zp__Empty m = ZP__EMPTY__INIT;
+    int rc = rows_collect(c, ZP_FSCK, &m.base, NULL, &rows, ret_n);
+
+    if (rc == 0)
+        *ret_problems = rows.data;
+    return rc;
+}
+
+/** Are the rows, which came in several replies, of one moment? */
+static bool df_adds_up(const struct zc_df *df, const struct rows *rows)
+{
+    const struct zc_df_row *r = rows->data;
+    uint64_t sum = df->meta + df->free;
+
+    for (size_t i = 0; i < rows->n; i++)
+        sum += r[i].committed + r[i].prepared + r[i].snapshots + r[i].working + r[i].reserved;
+    return sum == df->total;
+}
+
+int zc_df_wait(struct zc_client *c, struct zc_df *ret, struct zc_df_row **ret_rows, size_t *ret_n)
+{
+    for (unsigned try = 0; try < DF_TRIES; try++) {
+        struct rows rows = { .row_bytes = sizeof(**ret_rows), .head = ret };
+        Zp__DfRequest m = ZP__DF_REQUEST__INIT;
+        int rc = rows_collect(c, ZP_DF, &m.base, &m.cursor, &rows, ret_n);
+
+        if (rc < 0)
+            return rc;
+        if (m.cursor == 0 || df_adds_up(ret, &rows)) { /* the cursor of the last request */
+            *ret_rows = rows.data;
+            return 0;
+        }
+        free(rows.data);
+    }
+    return zc_fail(c, -EAGAIN, "what the data files hold changes faster than it can be told");
 }
 
 void zc_rows_free(void *rows)

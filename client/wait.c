@@ -128,11 +128,12 @@ int zc_register_wait(struct zc_client *c, uint64_t job, const struct zc_range *r
     return zc_wait(&w, zc_register(c, job, ranges, n, ret_ids, zc_waiter_done, &w), 0);
 }
 
-int zc_ready_wait(struct zc_client *c, uint64_t job, uint32_t timeout_ms, struct zc_placement *ret)
+int zc_ready_wait(struct zc_client *c, uint64_t job, const uint64_t *at, uint32_t timeout_ms,
+                  struct zc_placement *ret)
 {
     struct zc_waiter w = { .client = c };
 
-    return zc_wait(&w, zc_ready(c, job, timeout_ms, ret, zc_waiter_done, &w), timeout_ms);
+    return zc_wait(&w, zc_ready(c, job, at, timeout_ms, ret, zc_waiter_done, &w), timeout_ms);
 }
 
 int zc_job_close_wait(struct zc_client *c, uint64_t job)
@@ -149,12 +150,12 @@ int zc_job_destroy_wait(struct zc_client *c, const char *name)
     return zc_wait(&w, zc_job_destroy(c, name, zc_waiter_done, &w), 0);
 }
 
-int zc_write_wait(struct zc_client *c, uint64_t shard, uint64_t first, uint64_t count,
-                  const float *staged)
+int zc_write_wait(struct zc_client *c, uint64_t shard, enum zc_what what, uint64_t first,
+                  uint64_t count, const float *staged)
 {
     struct zc_waiter w = { .client = c };
 
-    return zc_wait(&w, zc_write(c, shard, first, count, staged, zc_waiter_done, &w), 0);
+    return zc_wait(&w, zc_write(c, shard, what, first, count, staged, zc_waiter_done, &w), 0);
 }
 
 int zc_read_wait(struct zc_client *c, uint64_t shard, enum zc_what what, uint64_t first,
@@ -196,12 +197,85 @@ int zc_step_wait(struct zc_client *c, uint64_t job, const struct zc_step *step,
     return zc_wait(&w, zc_step(c, job, step, ret, zc_waiter_done, &w), step->timeout_ms);
 }
 
-int zc_skip_wait(struct zc_client *c, uint64_t job, uint64_t step, uint32_t timeout_ms,
-                 struct zc_stepped *ret)
+int zc_skip_wait(struct zc_client *c, uint64_t job, uint64_t step, enum zc_commit commit,
+                 uint32_t timeout_ms, struct zc_stepped *ret)
+{
+    struct zc_waiter w = { .client = c };
+    int rc = zc_skip(c, job, step, commit, timeout_ms, ret, zc_waiter_done, &w);
+
+    return zc_wait(&w, rc, timeout_ms);
+}
+
+int zc_commit_wait(struct zc_client *c, uint64_t job, enum zc_commit what, uint64_t iterations,
+                   uint32_t timeout_ms, struct zc_point *ret)
+{
+    struct zc_waiter w = { .client = c };
+    int rc = zc_commit(c, job, what, iterations, timeout_ms, ret, zc_waiter_done, &w);
+
+    return zc_wait(&w, rc, timeout_ms);
+}
+
+int zc_progress_wait(struct zc_client *c, uint64_t job, uint64_t iterations, uint64_t applied)
 {
     struct zc_waiter w = { .client = c };
 
-    return zc_wait(&w, zc_skip(c, job, step, timeout_ms, ret, zc_waiter_done, &w), timeout_ms);
+    return zc_wait(&w, zc_progress(c, job, iterations, applied, zc_waiter_done, &w), 0);
+}
+
+int zc_snapshot_wait(struct zc_client *c, const struct zc_snapshot *snapshot,
+                     struct zc_snapshot_row *ret)
+{
+    struct zc_waiter w = { .client = c };
+
+    return zc_wait(&w, zc_snapshot(c, snapshot, ret, zc_waiter_done, &w), snapshot->timeout_ms);
+}
+
+int zc_rollback_wait(struct zc_client *c, const char *job, const char *snapshot,
+                     struct zc_snapshot_row *ret)
+{
+    struct zc_waiter w = { .client = c };
+
+    return zc_wait(&w, zc_rollback(c, job, snapshot, ret, zc_waiter_done, &w), 0);
+}
+
+int zc_clone_wait(struct zc_client *c, const char *job, const char *snapshot, const char *name,
+                  struct zc_snapshot_row *ret)
+{
+    struct zc_waiter w = { .client = c };
+
+    return zc_wait(&w, zc_clone(c, job, snapshot, name, ret, zc_waiter_done, &w), 0);
+}
+
+int zc_snapshot_destroy_wait(struct zc_client *c, const char *job, const char *snapshot)
+{
+    struct zc_waiter w = { .client = c };
+
+    return zc_wait(&w, zc_snapshot_destroy(c, job, snapshot, zc_waiter_done, &w), 0);
+}
+
+int zc_reader_open_wait(struct zc_client *c, const char *job, const char *snapshot,
+                        uint64_t staging_bytes, struct zc_reader *ret)
+{
+    struct zc_waiter w = { .client = c };
+    int rc = zc_reader_open(c, job, snapshot, staging_bytes, ret, zc_waiter_done, &w);
+
+    return zc_wait(&w, rc, 0);
+}
+
+int zc_reader_read_wait(struct zc_client *c, uint64_t reader, uint32_t unit, enum zc_what what,
+                        uint64_t first, uint64_t count, void *staged)
+{
+    struct zc_waiter w = { .client = c };
+    int rc = zc_reader_read(c, reader, unit, what, first, count, staged, zc_waiter_done, &w);
+
+    return zc_wait(&w, rc, 0);
+}
+
+int zc_reader_close_wait(struct zc_client *c, uint64_t reader)
+{
+    struct zc_waiter w = { .client = c };
+
+    return zc_wait(&w, zc_reader_close(c, reader, zc_waiter_done, &w), 0);
 }
 
 int zc_note_put_wait(struct zc_client *c, uint64_t job, bool of_job, const void *note, size_t bytes)

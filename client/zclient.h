@@ -15,13 +15,14 @@
  * nothing: its done will not run. What the codes mean, everywhere in this header:
  *
  *     -EINVAL      an argument is wrong: out of range, misaligned, not in the right order
- *     -ENOENT      no such job, unit, shard or note
+ *     -ENOENT      no such job, unit, shard, snapshot or note
  *     -EEXIST      it exists already: a job of that name, a repeated push
  *     -EPERM       it belongs to another user
  *     -ENOSPC      it does not fit: the sentence has the numbers and the least that would do
  *     -EBUSY       somebody holds it, or the state is wrong now: a rank that is taken, a pinned
  *                  version, a job that is stepping
  *     -ETIMEDOUT   the deadline passed; the sentence says what it waited for
+ *     -ESTALE      this rank was cut off by a newer epoch: another process took its job over
  *     -EBADMSG     stored bytes are corrupt: nothing of them was handed out
  *     -EIO         a device failed
  *     -EOWNERDEAD  a peer rank of the job died: the job cannot go on
@@ -65,6 +66,8 @@ extern "C" {
 #define ZC_PINS_MIN     3u    /* so many of its own shards a rank can always pin at one time */
 #define ZC_NOTE_MAX     65536 /* bytes of a note */
 #define ZC_NORM_BYTES   80
+#define ZC_POINTS_MAX   3   /* states that a job can go on from: in memory, prepared, committed */
+#define ZC_SENTENCE_MAX 224 /* bytes of a sentence, its end included */
 
 struct zc_client;
 
@@ -119,7 +122,8 @@ enum zc_exit {
     ZC_EXIT_USAGE = 2,   /* -EINVAL */
     ZC_EXIT_DAEMON = 3,  /* not there, lost, or does not answer: -ENOTCONN, -EPROTO, -ETIMEDOUT,
                             -ECANCELED */
-    ZC_EXIT_REFUSED = 4, /* it does not fit, is not allowed, was not found, is taken */
+    ZC_EXIT_REFUSED = 4, /* it does not fit, is not allowed, was not found, is taken, was taken
+                            over (-ESTALE) */
     ZC_EXIT_PEER = 5,    /* -EOWNERDEAD */
     ZC_EXIT_CORRUPT = 6, /* -EBADMSG */
 };
@@ -148,7 +152,7 @@ ZC_EXPORT int zc_poll(struct zc_client *c, int timeout_ms);
 
 enum zc_event_kind {
     ZC_EVENT_PEER_LOST = 100,  /* rank `rank` of your job died or hung up: -EOWNERDEAD */
-    ZC_EVENT_JOB_FAILED = 101, /* the job cannot go on: code says why */
+    ZC_EVENT_JOB_FAILED = 101, /* the job cannot go on, or not with this rank: code says why */
 };
 
 struct zc_event {
@@ -184,6 +188,26 @@ struct zc_job_options {
     enum zc_place offload_optimizer;
     uint64_t host_bytes_max; /* 0: what is free */
     uint32_t groups;         /* parameter groups, 1 to 64 */
+    bool durable;            /* steps of it can be committed, and then survive the daemon too; needs
+                                `keep` and a daemon with data files (-EINVAL). It reserves room for
+                                two states of the job there (zc_ready(): -ENOSPC) */
+    uint64_t commit_every;   /* for people: steps from commit to commit as the trainer means it; 0:
+                                on request */
+    bool takeover;           /* with attach: cut off whoever is attached, and begin a new epoch */
+    uint64_t epoch;          /* with attach: of which epoch this rank is (zc_job.epoch of the rank
+                                that began it); 0: of the present one */
+};
+
+/** A state that a kept job can go on from. */
+enum zc_point_kind {
+    ZC_POINT_MEMORY = 1,    /* the newest whole step, in the daemon's memory: gone with it */
+    ZC_POINT_PREPARED = 2,  /* durable, beside the last commit, not decided yet */
+    ZC_POINT_COMMITTED = 3, /* durable */
+};
+
+struct zc_point {
+    enum zc_point_kind kind;
+    uint64_t iterations, applied; /* as in zc_job */
 };
 
 struct zc_job {
@@ -192,10 +216,24 @@ struct zc_job {
     uint64_t applied;    /* steps applied: the version of its shards */
     void *staging;       /* mapped read-write until zc_job_close() or zc_close() */
     uint64_t staging_bytes;
+    uint64_t epoch; /* grows with every takeover */
+    uint32_t world; /* that the job was saved by, or has; of a new job, the one asked for */
+    uint32_t npoints;
+    struct zc_point points[ZC_POINTS_MAX]; /* with attach: npoints of them, newest first */
 };
 
 /** Joins as one rank. The first rank to arrive makes the job; the others must agree on `world`,
- *  `keep`, places and groups. One job at a time per handle (-EBUSY). */
+ *  `keep`, `durable`, places and groups. One job at a time per handle (-EBUSY).
+ *
+ *  With attach, a job that is kept goes on, from the point that zc_ready() names; a step that is in
+ *  progress is waited for. When nobody is attached, `world` may be another one than before: then
+ *  the ranks register the shards anew, by any ranges that cover every unit as the old ones did.
+ *
+ *  TAKEOVER. One rank attaches with `takeover`, tells its epoch to the others, and these attach
+ *  with `epoch`. Whoever was attached before is cut off: its calls end with -ESTALE, it hears
+ *  ZC_EVENT_JOB_FAILED with that code, and what it sends from then on is refused likewise, so a
+ *  process that was only thought dead cannot step the job any more. An `epoch` that is not the
+ *  present one is -ESTALE too. */
 ZC_EXPORT int zc_job_open(struct zc_client *c, const struct zc_job_options *options,
                           struct zc_job *ret, zc_done_fn *done, void *arg);
 ZC_EXPORT int zc_job_open_wait(struct zc_client *c, const struct zc_job_options *options,
@@ -233,7 +271,8 @@ struct zc_range {
 };
 
 /** Registers this rank's shards; ret_ids[n] come in the order of the ranges. A range that overlaps
- *  another shard is -EINVAL, except that a kept job gives its own shards their ids again. */
+ *  another shard is -EINVAL, except that a kept job gives its own shards their ids again; in
+ * another world than it was saved by, its shards are new ones, with what the old ones hold. */
 ZC_EXPORT int zc_register(struct zc_client *c, uint64_t job, const struct zc_range *ranges,
                           uint32_t n, uint64_t *ret_ids, zc_done_fn *done, void *arg);
 ZC_EXPORT int zc_register_wait(struct zc_client *c, uint64_t job, const struct zc_range *ranges,
@@ -244,21 +283,28 @@ struct zc_placement {
     uint64_t ring_bytes;  /* of those, where parameters that live on NVMe pass through: what is
                              pinned at one time, over all ranks, must fit */
     uint64_t host_bytes, nvme_bytes; /* taken by the job from each tier */
+    uint64_t iterations, applied;    /* where the job goes on */
 };
 
 /** Says that this rank has registered everything; done when every rank has, and the daemon has
- *  placed the job. -ENOSPC: it does not fit, nothing is held. */
-ZC_EXPORT int zc_ready(struct zc_client *c, uint64_t job, uint32_t timeout_ms,
+ *  placed the job. -ENOSPC: it does not fit, nothing is held.
+ *
+ *  @param at  of a job that was attached: the iterations of the point to go on from, the same for
+ *             all ranks (-EINVAL; -ENOENT: there is no such point). Later points are dropped. NULL:
+ *             the newest. Looked at before it returns */
+ZC_EXPORT int zc_ready(struct zc_client *c, uint64_t job, const uint64_t *at, uint32_t timeout_ms,
                        struct zc_placement *ret, zc_done_fn *done, void *arg);
-ZC_EXPORT int zc_ready_wait(struct zc_client *c, uint64_t job, uint32_t timeout_ms,
-                            struct zc_placement *ret);
+ZC_EXPORT int zc_ready_wait(struct zc_client *c, uint64_t job, const uint64_t *at,
+                            uint32_t timeout_ms, struct zc_placement *ret);
 
 /** Leaves in good order: not a lost peer. A job that is not kept ends with its last rank. Pointers
- *  into its arenas become invalid when done runs with 0. */
+ *  into its arenas become invalid when done runs with 0. Before that, a view of a job that has
+ * ended otherwise (it failed, was destroyed, a peer was lost) may be read, and reads zeros. */
 ZC_EXPORT int zc_job_close(struct zc_client *c, uint64_t job, zc_done_fn *done, void *arg);
 ZC_EXPORT int zc_job_close_wait(struct zc_client *c, uint64_t job);
 
-/** Ends a kept job that nobody is attached to (-EBUSY otherwise), by name. */
+/** Ends a kept job that nobody is attached to (-EBUSY otherwise), by name, with its commits and
+ *  snapshots. What clones share with it stays. */
 ZC_EXPORT int zc_job_destroy(struct zc_client *c, const char *name, zc_done_fn *done, void *arg);
 ZC_EXPORT int zc_job_destroy_wait(struct zc_client *c, const char *name);
 
@@ -268,14 +314,6 @@ ZC_EXPORT int zc_job_destroy_wait(struct zc_client *c, const char *name);
  * belong to the daemon from the call until done runs; the caller divides staging as it likes.
  */
 
-/** Initial values of elements [first, first + count) of the shard: fp32 masters. first and count
- *  are multiples of page_elems, or count ends at the shard's end. The optimizer's state becomes
- *  zero. A shard can be fetched when all of it was written. */
-ZC_EXPORT int zc_write(struct zc_client *c, uint64_t shard, uint64_t first, uint64_t count,
-                       const float *staged, zc_done_fn *done, void *arg);
-ZC_EXPORT int zc_write_wait(struct zc_client *c, uint64_t shard, uint64_t first, uint64_t count,
-                            const float *staged);
-
 enum zc_what {
     ZC_PARAM = 1,      /* in the unit's dtype */
     ZC_MASTER = 2,     /* fp32, from here on */
@@ -283,6 +321,18 @@ enum zc_what {
     ZC_EXP_AVG_SQ = 4, /* AdamW's v */
     ZC_GRAD = 5,       /* as accumulated, before scaling */
 };
+
+/** Values of elements [first, first + count) of the shard, fp32: before the first step. first and
+ *  count are multiples of page_elems, or count ends at the shard's end.
+ *
+ *  ZC_MASTER: initial values; the optimizer's state becomes zero. A shard can be fetched when all
+ *  of it was written. ZC_EXP_AVG, ZC_EXP_AVG_SQ: where a job goes on that was trained elsewhere, of
+ *  elements whose masters were written (-EAGAIN). A write that fails leaves its elements unwritten.
+ */
+ZC_EXPORT int zc_write(struct zc_client *c, uint64_t shard, enum zc_what what, uint64_t first,
+                       uint64_t count, const float *staged, zc_done_fn *done, void *arg);
+ZC_EXPORT int zc_write_wait(struct zc_client *c, uint64_t shard, enum zc_what what, uint64_t first,
+                            uint64_t count, const float *staged);
 
 /** Copies what is stored into staging; ranges as in zc_write(). */
 ZC_EXPORT int zc_read(struct zc_client *c, uint64_t shard, enum zc_what what, uint64_t first,
@@ -347,6 +397,18 @@ ZC_EXPORT int zc_norms_wait(struct zc_client *c, uint64_t job, uint64_t step, st
 
 /* ---- the step */
 
+/** What is to become durable, of a durable job (-EINVAL otherwise). Only one commit stands at a
+ * time; where a job has ranks on several nodes, each node first prepares, the trainers agree that
+ * all have, and then each commits what it prepared, or drops it. */
+enum zc_commit {
+    ZC_COMMIT_NO = 0,       /* of a step: only in memory */
+    ZC_COMMIT_STEP = 1,     /* this step; of zc_commit(): the newest whole one */
+    ZC_COMMIT_PREPARE = 2,  /* likewise, but beside the last commit; -EBUSY while something is
+                               prepared already */
+    ZC_COMMIT_PREPARED = 3, /* of zc_commit() only: what is prepared becomes the commit */
+    ZC_COMMIT_DROP = 4,     /* of zc_commit() only: what is prepared is forgotten */
+};
+
 struct zc_group { /* AdamW's scalars of one parameter group */
     double lr, beta1, beta2, eps, weight_decay;
 };
@@ -355,30 +417,58 @@ struct zc_step {
     uint64_t step; /* iterations + 1 */
     double scale;  /* of the gradients: averaging, loss scale and clipping in one factor */
     const struct zc_group *groups;
-    uint32_t ngroups; /* the job's */
-    bool commit;      /* make this step durable */
+    uint32_t ngroups;      /* the job's */
+    enum zc_commit commit; /* ZC_COMMIT_NO, ZC_COMMIT_STEP or ZC_COMMIT_PREPARE */
     uint32_t timeout_ms;
 };
 
 struct zc_stepped {
     uint64_t iterations, applied;
+    int commit_code; /* 0; or why the step, which is made, is not durable. The last commit stands */
+    char commit_text[ZC_SENTENCE_MAX]; /* its sentence */
 };
 
 /** One optimizer step of the whole job: begins when every rank has asked for it, with the same
  *  values (-EINVAL otherwise), and finishes then without them. Every trainable shard must have its
  *  gradient. A fetch with min_version = applied + 1 may be sent right behind it, and waits.
  *  -ETIMEDOUT: it has not begun, nothing changed, and it may be asked for again; or it runs, and
- *  ends by itself. The sentence says which. */
+ *  ends by itself. The sentence says which. -EBUSY: a rank has come back meanwhile, and first says
+ *  zc_ready(); ask again.
+ *
+ *  With commit, done runs when the step is durable. Where only that failed, the step is made all
+ * the same: rc is 0, and ret->commit_code says why. */
 ZC_EXPORT int zc_step(struct zc_client *c, uint64_t job, const struct zc_step *step,
                       struct zc_stepped *ret, zc_done_fn *done, void *arg);
 ZC_EXPORT int zc_step_wait(struct zc_client *c, uint64_t job, const struct zc_step *step,
                            struct zc_stepped *ret);
 
 /** Drops the gradients of this iteration: `iterations` grows, `applied` and the versions do not. */
-ZC_EXPORT int zc_skip(struct zc_client *c, uint64_t job, uint64_t step, uint32_t timeout_ms,
-                      struct zc_stepped *ret, zc_done_fn *done, void *arg);
-ZC_EXPORT int zc_skip_wait(struct zc_client *c, uint64_t job, uint64_t step, uint32_t timeout_ms,
-                           struct zc_stepped *ret);
+ZC_EXPORT int zc_skip(struct zc_client *c, uint64_t job, uint64_t step, enum zc_commit commit,
+                      uint32_t timeout_ms, struct zc_stepped *ret, zc_done_fn *done, void *arg);
+ZC_EXPORT int zc_skip_wait(struct zc_client *c, uint64_t job, uint64_t step, enum zc_commit commit,
+                           uint32_t timeout_ms, struct zc_stepped *ret);
+
+/**
+ * Makes durable what is whole already, between steps: one rank asks, for all of the job on this
+ * node, and asking again for what is so already is fine.
+ *
+ * @param what        not ZC_COMMIT_NO
+ * @param iterations  of the step that the caller means (-EINVAL where it is another one)
+ * @param ret         what is committed now (ZC_COMMIT_PREPARE: prepared)
+ * @return            -ENOENT in done: nothing is prepared (ZC_COMMIT_PREPARED, ZC_COMMIT_DROP);
+ *                    -EBUSY the job steps, or something else is prepared
+ */
+ZC_EXPORT int zc_commit(struct zc_client *c, uint64_t job, enum zc_commit what, uint64_t iterations,
+                        uint32_t timeout_ms, struct zc_point *ret, zc_done_fn *done, void *arg);
+ZC_EXPORT int zc_commit_wait(struct zc_client *c, uint64_t job, enum zc_commit what,
+                             uint64_t iterations, uint32_t timeout_ms, struct zc_point *ret);
+
+/** Where a job that is brought from elsewhere stands: its counters, before its first step; in force
+ *  when every rank has said the same. */
+ZC_EXPORT int zc_progress(struct zc_client *c, uint64_t job, uint64_t iterations, uint64_t applied,
+                          zc_done_fn *done, void *arg);
+ZC_EXPORT int zc_progress_wait(struct zc_client *c, uint64_t job, uint64_t iterations,
+                               uint64_t applied);
 
 /** Bytes of the trainer's own (data position, random state ...), kept with this rank's next step or
  *  skip; of_job (rank 0 only) for the job's. At most ZC_NOTE_MAX. Copied before it returns. */
@@ -390,6 +480,90 @@ ZC_EXPORT int zc_note_put_wait(struct zc_client *c, uint64_t job, bool of_job, c
  *  failure what is in buf means nothing. */
 ZC_EXPORT int zc_note_get_wait(struct zc_client *c, uint64_t job, bool of_job, void *buf,
                                size_t *ret_bytes);
+
+/* ---- snapshots: commits with a name, of durable jobs, by whoever may see the job. One is taken at
+ * once and copies nothing; what it costs is the pages that change afterwards. Names are as a job's.
+ */
+
+struct zc_snapshot {
+    const char *job;
+    const char *name;    /* NULL or "": made from the step ("step-100") */
+    bool next;           /* of the next commit, which is waited for; else of the newest */
+    uint32_t retain;     /* then destroy the job's oldest until so many are left; 0: none */
+    uint32_t timeout_ms; /* with next */
+};
+
+struct zc_snapshot_row {
+    uint64_t iterations, applied;
+    uint64_t created_unix;     /* seconds */
+    uint64_t bytes, own_bytes; /* of all its pages; and what would be free without it */
+    uint32_t world;
+    char job[ZC_NAME_MAX + 1], name[ZC_NAME_MAX + 1];
+};
+
+/** ret says what was made. -ENOENT: the job has no commit, -EEXIST: the name is taken. */
+ZC_EXPORT int zc_snapshot(struct zc_client *c, const struct zc_snapshot *snapshot,
+                          struct zc_snapshot_row *ret, zc_done_fn *done, void *arg);
+ZC_EXPORT int zc_snapshot_wait(struct zc_client *c, const struct zc_snapshot *snapshot,
+                               struct zc_snapshot_row *ret);
+
+/** Makes the snapshot (NULL or "": the newest commit) the job's commit again, and what was newer is
+ *  forgotten; snapshots stay. -EBUSY: a rank is attached. */
+ZC_EXPORT int zc_rollback(struct zc_client *c, const char *job, const char *snapshot,
+                          struct zc_snapshot_row *ret, zc_done_fn *done, void *arg);
+ZC_EXPORT int zc_rollback_wait(struct zc_client *c, const char *job, const char *snapshot,
+                               struct zc_snapshot_row *ret);
+
+/** Makes a new job, the caller's, out of a snapshot (NULL or "": of the newest commit). Pages are
+ *  shared until they change. ret is the new job's commit. -EEXIST, -ENOSPC: it may need as much
+ * room as a job of its own. */
+ZC_EXPORT int zc_clone(struct zc_client *c, const char *job, const char *snapshot, const char *name,
+                       struct zc_snapshot_row *ret, zc_done_fn *done, void *arg);
+ZC_EXPORT int zc_clone_wait(struct zc_client *c, const char *job, const char *snapshot,
+                            const char *name, struct zc_snapshot_row *ret);
+
+ZC_EXPORT int zc_snapshot_destroy(struct zc_client *c, const char *job, const char *snapshot,
+                                  zc_done_fn *done, void *arg);
+ZC_EXPORT int zc_snapshot_destroy_wait(struct zc_client *c, const char *job, const char *snapshot);
+
+/* ---- readers: what is saved, read without being a rank of the job */
+
+struct zc_reader {
+    uint64_t id;
+    uint64_t iterations, applied;
+    uint32_t units, groups, world;
+    void *staging; /* mapped read-write until zc_reader_close() or zc_close() */
+    uint64_t staging_bytes;
+};
+
+/** Opens a snapshot (NULL or "": the newest commit) of a job. It stays readable, and its pages are
+ *  not given back, until the reader is closed or the handle. One reader at a time per handle
+ *  (-EBUSY); a job of the same handle does not matter. staging_bytes is rounded up to 4096. */
+ZC_EXPORT int zc_reader_open(struct zc_client *c, const char *job, const char *snapshot,
+                             uint64_t staging_bytes, struct zc_reader *ret, zc_done_fn *done,
+                             void *arg);
+ZC_EXPORT int zc_reader_open_wait(struct zc_client *c, const char *job, const char *snapshot,
+                                  uint64_t staging_bytes, struct zc_reader *ret);
+
+/** The manifest of one unit, 0 to units - 1: *ret is allocated with all that it points to; free it
+ *  with zc_rows_free(). */
+ZC_EXPORT int zc_reader_unit_wait(struct zc_client *c, uint64_t reader, uint32_t unit,
+                                  struct zc_unit **ret);
+
+/** Copies elements [first, first + count) of a unit into the reader's staging, wherever bounds of
+ *  shards and pages are. `what` is not ZC_GRAD; of a frozen unit it is ZC_PARAM or ZC_MASTER.
+ * staged points into zc_reader.staging, as in zc_read(). Verified before anything is handed out:
+ * -EBADMSG.
+ */
+ZC_EXPORT int zc_reader_read(struct zc_client *c, uint64_t reader, uint32_t unit, enum zc_what what,
+                             uint64_t first, uint64_t count, void *staged, zc_done_fn *done,
+                             void *arg);
+ZC_EXPORT int zc_reader_read_wait(struct zc_client *c, uint64_t reader, uint32_t unit,
+                                  enum zc_what what, uint64_t first, uint64_t count, void *staged);
+
+/** Pointers into its staging become invalid when done runs with 0. */
+ZC_EXPORT int zc_reader_close(struct zc_client *c, uint64_t reader, zc_done_fn *done, void *arg);
+ZC_EXPORT int zc_reader_close_wait(struct zc_client *c, uint64_t reader);
 
 /* ---- looking inside. Rows are allocated, NULL where there are none; free them with
  * zc_rows_free(). */
@@ -403,9 +577,14 @@ struct zc_shard_row {
 struct zc_job_row {
     uint64_t id, iterations, applied, shards, params, host_bytes, nvme_bytes;
     uint64_t fetched_bytes, pushed_bytes, nvme_read_bytes, nvme_written_bytes;
-    uint32_t uid, world, attached;
-    bool keep;
-    char name[ZC_NAME_MAX + 1], state[16], error[256];
+    uint64_t committed_iterations, committed_applied; /* where `committed` */
+    uint64_t epoch;
+    uint32_t uid, world, attached, snapshots;
+    bool keep, durable;
+    bool committed; /* there is a commit */
+    char name[ZC_NAME_MAX + 1];
+    char state[16]; /* saved (not in memory), defining, ready, stepping, failed */
+    char error[256];
 };
 
 struct zc_tier_row {
@@ -418,6 +597,11 @@ struct zc_counter {
     char name[64];
 };
 
+/** A sentence of a list: what scrub and fsck found. */
+struct zc_sentence {
+    char text[ZC_SENTENCE_MAX];
+};
+
 /** job NULL or "": every job that the caller may see. */
 ZC_EXPORT int zc_list_wait(struct zc_client *c, const char *job, struct zc_shard_row **ret_rows,
                            size_t *ret_n);
@@ -425,7 +609,70 @@ ZC_EXPORT int zc_jobs_wait(struct zc_client *c, const char *job, struct zc_job_r
                            size_t *ret_n);
 ZC_EXPORT int zc_tiers_wait(struct zc_client *c, struct zc_tier_row **ret_rows, size_t *ret_n);
 ZC_EXPORT int zc_stat_wait(struct zc_client *c, struct zc_counter **ret_rows, size_t *ret_n);
+/** Oldest first. */
+ZC_EXPORT int zc_snapshots_wait(struct zc_client *c, const char *job,
+                                struct zc_snapshot_row **ret_rows, size_t *ret_n);
 ZC_EXPORT void zc_rows_free(void *rows);
+
+/* ---- care of the data files. Reading every page that is saved, in the background and slowly,
+ * finds what has gone bad before somebody needs it. For root and the daemon's user, except
+ * ZC_SCRUB_STATUS.
+ */
+
+enum zc_scrub_action {
+    ZC_SCRUB_STATUS = 0,
+    ZC_SCRUB_START = 1,
+    ZC_SCRUB_PAUSE = 2,
+    ZC_SCRUB_RESUME = 3,
+    ZC_SCRUB_STOP = 4,
+};
+
+struct zc_scrub {
+    char state[16];              /* idle, running, paused, done, stopped */
+    uint64_t bytes, total_bytes; /* of this run */
+    uint64_t bad_pages;
+    uint64_t elapsed_ms, eta_ms; /* eta 0: unknown */
+    uint64_t rate_bytes;         /* a second */
+};
+
+/** Does it and says how it stands then. rate_bytes with start or resume: bytes a second; 0: a tenth
+ *  of what was measured. ret_bad: the first of the bad pages, with job, shard and page. -EBUSY: it
+ *  runs already (start); -EINVAL: it is not in that state (pause, resume, stop). */
+ZC_EXPORT int zc_scrub_wait(struct zc_client *c, enum zc_scrub_action action, uint64_t rate_bytes,
+                            struct zc_scrub *ret, struct zc_sentence **ret_bad, size_t *ret_n);
+
+struct zc_fsck {
+    uint64_t jobs, versions, snapshots, rows, pages;
+    uint64_t bytes;          /* of all pages, each once */
+    uint64_t sequence;       /* of the newest change */
+    uint64_t problems_total; /* of which ret_problems has the first */
+};
+
+/** Recomputes every counter of the store from its catalog, and compares. 0 with problems: look at
+ *  problems_total. */
+ZC_EXPORT int zc_fsck_wait(struct zc_client *c, struct zc_fsck *ret,
+                           struct zc_sentence **ret_problems, size_t *ret_n);
+
+struct zc_df_row {
+    char job[ZC_NAME_MAX + 1]; /* "": of no job, or of those that the caller may not see */
+    /* Bytes, each counted once: in the first of these that holds it, of the first job. */
+    uint64_t committed, prepared, snapshots;
+    uint64_t working;  /* written, of no commit yet */
+    uint64_t reserved; /* kept free for the job's next steps and commits */
+    uint64_t shared;   /* counted in another job's row */
+};
+
+struct zc_df { /* total = meta + free + the sum over rows of all but `shared` */
+    uint64_t total, meta, free;
+    uint64_t catalog_bytes; /* beside the data files */
+};
+
+/** What the bytes of the data files are used for. More jobs than fit one answer (some hundreds) are
+ *  asked for until all answers are of one moment; -EAGAIN: too much changes. */
+ZC_EXPORT int zc_df_wait(struct zc_client *c, struct zc_df *ret, struct zc_df_row **ret_rows,
+                         size_t *ret_n);
+
+/* ---- */
 
 /** A round trip. */
 ZC_EXPORT int zc_ping(struct zc_client *c, zc_done_fn *done, void *arg);

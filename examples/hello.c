@@ -47,7 +47,7 @@ static int hello_begin(struct hello *h)
     if (rc == 0)
         rc = zc_register_wait(h->c, h->job.id, &range, 1, &h->shard);
     if (rc == 0)
-        rc = zc_ready_wait(h->c, h->job.id, 0, &placement);
+        rc = zc_ready_wait(h->c, h->job.id, NULL, 0, &placement);
     return rc;
 }
 
@@ -69,7 +69,7 @@ static int hello_init(struct hello *h)
         n = hello_part(h, first);
         for (uint64_t i = 0; i < n; i++)
             staged[i] = first + i < ELEMS ? 1 : 0;
-        rc = zc_write_wait(h->c, h->shard, first, n, staged);
+        rc = zc_write_wait(h->c, h->shard, ZC_MASTER, first, n, staged);
     }
     return rc;
 }

@@ -83,9 +83,9 @@ static int loop_start(struct loop *l)
     case REGISTER:
         return zc_register(l->c, l->job.id, &range, 1, &l->shard, loop_done, l);
     case READY:
-        return zc_ready(l->c, l->job.id, 0, &l->placement, loop_done, l);
+        return zc_ready(l->c, l->job.id, NULL, 0, &l->placement, loop_done, l);
     case WRITE:
-        return zc_write(l->c, l->shard, 0, COUNT, loop_fill(l, 1), loop_done, l);
+        return zc_write(l->c, l->shard, ZC_MASTER, 0, COUNT, loop_fill(l, 1), loop_done, l);
     case FETCH:
         return zc_fetch(l->c, &l->shard, 1, l->stepped.applied, 0, &l->view, loop_done, l);
     case PUSH:

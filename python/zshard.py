@@ -19,10 +19,15 @@ from ctypes import (CFUNCTYPE, POINTER, Structure, byref, c_bool, c_char, c_char
 NAME_MAX = 63
 DIMS_MAX = 8
 NORM_BYTES = 80
+POINTS_MAX = 3
+SENTENCE_MAX = 224
 
 F32, BF16 = 1, 2
 HOST, NVME = 1, 2
 PARAM, MASTER, EXP_AVG, EXP_AVG_SQ, GRAD = 1, 2, 3, 4, 5
+POINT_MEMORY, POINT_PREPARED, POINT_COMMITTED = 1, 2, 3
+COMMIT_NO, COMMIT_STEP, COMMIT_PREPARE, COMMIT_PREPARED, COMMIT_DROP = 0, 1, 2, 3, 4
+SCRUB_STATUS, SCRUB_START, SCRUB_PAUSE, SCRUB_RESUME, SCRUB_STOP = 0, 1, 2, 3, 4
 ZERO_NONE, ZERO_HOST, ZERO_NVME = 0, 1, 2
 
 
@@ -43,37 +48,59 @@ zc_event = struct("zc_event", (c_int, "kind"), (c_uint64, "job"), (c_uint32, "ra
 zc_job_options = struct("zc_job_options", (c_char_p, "name"), (c_uint32, "rank world"),
                         (c_bool, "keep attach"), (c_uint64, "staging_bytes"),
                         (c_int, "offload_param offload_optimizer"), (c_uint64, "host_bytes_max"),
-                        (c_uint32, "groups"))
+                        (c_uint32, "groups"), (c_bool, "durable"), (c_uint64, "commit_every"),
+                        (c_bool, "takeover"), (c_uint64, "epoch"))
+zc_point = struct("zc_point", (c_int, "kind"), (c_uint64, "iterations applied"))
 zc_job = struct("zc_job", (c_uint64, "id iterations applied"), (c_void_p, "staging"),
-                (c_uint64, "staging_bytes"))
+                (c_uint64, "staging_bytes epoch"), (c_uint32, "world npoints"),
+                (zc_point * POINTS_MAX, "points"))
 zc_tensor = struct("zc_tensor", (c_char_p, "name"), (c_uint64, "first"), (c_uint32, "ndims"),
                    (c_uint64 * DIMS_MAX, "dims"), (c_uint32, "group"))
 zc_unit = struct("zc_unit", (c_uint32, "index"), (c_char_p, "name"), (c_uint64, "elems"),
                  (c_int, "dtype grad_dtype"), (c_bool, "frozen"), (POINTER(zc_tensor), "tensors"),
                  (c_uint32, "ntensors"))
 zc_range = struct("zc_range", (c_uint32, "unit"), (c_uint64, "first count"))
-zc_placement = struct("zc_placement", (c_uint64, "arena_bytes ring_bytes host_bytes nvme_bytes"))
+zc_placement = struct("zc_placement", (c_uint64, "arena_bytes ring_bytes host_bytes nvme_bytes "
+                                              "iterations applied"))
 zc_view = struct("zc_view", (c_void_p, "data"), (c_uint64, "bytes version"))
 zc_push = struct("zc_push", (c_uint64, "shard step"), (c_uint32, "micro"), (c_bool, "add"),
                  (c_int, "dtype"), (c_uint64, "first count"), (c_void_p, "staged"))
 zc_norm = struct("zc_norm", (c_uint8 * NORM_BYTES, "sum_of_squares"), (c_uint64, "nonfinite"))
 zc_group = struct("zc_group", (c_double, "lr beta1 beta2 eps weight_decay"))
 zc_step = struct("zc_step", (c_uint64, "step"), (c_double, "scale"), (POINTER(zc_group), "groups"),
-                 (c_uint32, "ngroups"), (c_bool, "commit"), (c_uint32, "timeout_ms"))
-zc_stepped = struct("zc_stepped", (c_uint64, "iterations applied"))
+                 (c_uint32, "ngroups"), (c_int, "commit"), (c_uint32, "timeout_ms"))
+zc_stepped = struct("zc_stepped", (c_uint64, "iterations applied"), (c_int, "commit_code"),
+                    (c_char * SENTENCE_MAX, "commit_text"))
+zc_snapshot = struct("zc_snapshot", (c_char_p, "job name"), (c_bool, "next"),
+                     (c_uint32, "retain timeout_ms"))
+zc_snapshot_row = struct("zc_snapshot_row",
+                         (c_uint64, "iterations applied created_unix bytes own_bytes"),
+                         (c_uint32, "world"), (c_char * (NAME_MAX + 1), "job name"))
+zc_reader = struct("zc_reader", (c_uint64, "id iterations applied"),
+                   (c_uint32, "units groups world"), (c_void_p, "staging"),
+                   (c_uint64, "staging_bytes"))
 zc_shard_row = struct("zc_shard_row",
                       (c_uint64, "id first count version bytes host_bytes nvme_bytes"),
                       (c_uint32, "pins rank"), (c_char * (NAME_MAX + 1), "job unit"),
                       (c_char * 8, "dtype tier"))
 zc_job_row = struct("zc_job_row",
                     (c_uint64, "id iterations applied shards params host_bytes nvme_bytes "
-                               "fetched_bytes pushed_bytes nvme_read_bytes nvme_written_bytes"),
-                    (c_uint32, "uid world attached"), (c_bool, "keep"),
+                               "fetched_bytes pushed_bytes nvme_read_bytes nvme_written_bytes "
+                               "committed_iterations committed_applied epoch"),
+                    (c_uint32, "uid world attached snapshots"), (c_bool, "keep durable committed"),
                     (c_char * (NAME_MAX + 1), "name"), (c_char * 16, "state"),
                     (c_char * 256, "error"))
 zc_tier_row = struct("zc_tier_row", (c_uint64, "budget used params grads state staging rings"),
                      (c_char * 8, "name"), (c_char * 256, "detail"))
 zc_counter = struct("zc_counter", (c_uint64, "value"), (c_char * 64, "name"))
+zc_sentence = struct("zc_sentence", (c_char * SENTENCE_MAX, "text"))
+zc_scrub = struct("zc_scrub", (c_char * 16, "state"),
+                  (c_uint64, "bytes total_bytes bad_pages elapsed_ms eta_ms rate_bytes"))
+zc_fsck = struct("zc_fsck",
+                 (c_uint64, "jobs versions snapshots rows pages bytes sequence problems_total"))
+zc_df_row = struct("zc_df_row", (c_char * (NAME_MAX + 1), "job"),
+                   (c_uint64, "committed prepared snapshots working reserved shared"))
+zc_df = struct("zc_df", (c_uint64, "total meta free catalog_bytes"))
 
 DONE = CFUNCTYPE(None, c_void_p, c_int)
 EVENT = CFUNCTYPE(None, c_void_p, POINTER(zc_event))
@@ -131,10 +158,10 @@ PROTOTYPES = {
     **asynchronous("zc_job_open", P(zc_job_options), P(zc_job)),
     **asynchronous("zc_unit_define", c_uint64, P(zc_unit)),
     **asynchronous("zc_register", c_uint64, P(zc_range), c_uint32, P(c_uint64)),
-    **asynchronous("zc_ready", c_uint64, c_uint32, P(zc_placement)),
+    **asynchronous("zc_ready", c_uint64, P(c_uint64), c_uint32, P(zc_placement)),
     **asynchronous("zc_job_close", c_uint64),
     **asynchronous("zc_job_destroy", c_char_p),
-    **asynchronous("zc_write", c_uint64, c_uint64, c_uint64, c_void_p),
+    **asynchronous("zc_write", c_uint64, c_int, c_uint64, c_uint64, c_void_p),
     **asynchronous("zc_read", c_uint64, c_int, c_uint64, c_uint64, c_void_p),
     **asynchronous("zc_fetch", P(c_uint64), c_uint32, c_uint64, c_uint32, P(zc_view)),
     "zc_release": (c_int, (HANDLE, P(c_uint64), c_uint32)),
@@ -143,13 +170,27 @@ PROTOTYPES = {
     "zc_norm_value": (c_double, (P(zc_norm),)),
     **asynchronous("zc_norms", c_uint64, c_uint64, P(zc_norm)),
     **asynchronous("zc_step", c_uint64, P(zc_step), P(zc_stepped)),
-    **asynchronous("zc_skip", c_uint64, c_uint64, c_uint32, P(zc_stepped)),
+    **asynchronous("zc_skip", c_uint64, c_uint64, c_int, c_uint32, P(zc_stepped)),
+    **asynchronous("zc_commit", c_uint64, c_int, c_uint64, c_uint32, P(zc_point)),
+    **asynchronous("zc_progress", c_uint64, c_uint64, c_uint64),
     **asynchronous("zc_note_put", c_uint64, c_bool, c_void_p, c_size_t),
     "zc_note_get_wait": (c_int, (HANDLE, c_uint64, c_bool, c_void_p, P(c_size_t))),
+    **asynchronous("zc_snapshot", P(zc_snapshot), P(zc_snapshot_row)),
+    **asynchronous("zc_rollback", c_char_p, c_char_p, P(zc_snapshot_row)),
+    **asynchronous("zc_clone", c_char_p, c_char_p, c_char_p, P(zc_snapshot_row)),
+    **asynchronous("zc_snapshot_destroy", c_char_p, c_char_p),
+    **asynchronous("zc_reader_open", c_char_p, c_char_p, c_uint64, P(zc_reader)),
+    "zc_reader_unit_wait": (c_int, (HANDLE, c_uint64, c_uint32, P(P(zc_unit)))),
+    **asynchronous("zc_reader_read", c_uint64, c_uint32, c_int, c_uint64, c_uint64, c_void_p),
+    **asynchronous("zc_reader_close", c_uint64),
     "zc_list_wait": (c_int, (HANDLE, c_char_p, P(P(zc_shard_row)), P(c_size_t))),
     "zc_jobs_wait": (c_int, (HANDLE, c_char_p, P(P(zc_job_row)), P(c_size_t))),
     "zc_tiers_wait": (c_int, (HANDLE, P(P(zc_tier_row)), P(c_size_t))),
     "zc_stat_wait": (c_int, (HANDLE, P(P(zc_counter)), P(c_size_t))),
+    "zc_snapshots_wait": (c_int, (HANDLE, c_char_p, P(P(zc_snapshot_row)), P(c_size_t))),
+    "zc_scrub_wait": (c_int, (HANDLE, c_int, c_uint64, P(zc_scrub), P(P(zc_sentence)), P(c_size_t))),
+    "zc_fsck_wait": (c_int, (HANDLE, P(zc_fsck), P(P(zc_sentence)), P(c_size_t))),
+    "zc_df_wait": (c_int, (HANDLE, P(zc_df), P(P(zc_df_row)), P(c_size_t))),
     "zc_rows_free": (None, (c_void_p,)),
     **asynchronous("zc_ping"),
     # zc_zero.h
@@ -266,6 +307,15 @@ class Client:
 
     def jobs(self, job=""):
         return self.rows(self.lib.zc_jobs_wait, zc_job_row, job.encode())
+
+    def snapshots(self, job=""):
+        return self.rows(self.lib.zc_snapshots_wait, zc_snapshot_row, job.encode())
+
+    def df(self):
+        """The totals, and a row for each job."""
+        total = zc_df()
+        rows = self.rows(self.lib.zc_df_wait, zc_df_row, byref(total))
+        return plain(total), rows
 
     def tiers(self):
         return self.rows(self.lib.zc_tiers_wait, zc_tier_row)

@@ -262,7 +262,7 @@ static int daemon_place(struct zcz_store *s)
     int rc;
 
     d->placing = true;
-    rc = op_wait(d, zc_ready(d->c, d->job.id, s->z->timeout_ms, &d->placement, on_op, &d->op),
+    rc = op_wait(d, zc_ready(d->c, d->job.id, NULL, s->z->timeout_ms, &d->placement, on_op, &d->op),
                  "the daemon to place the job, and the other ranks to be ready");
     d->placing = false;
     s->pins_max = d->placement.ring_bytes == 0 ? UINT32_MAX : ZC_PINS_MIN;
@@ -306,8 +306,9 @@ static int daemon_write(struct zcz_store *s, struct zcz_op *op, struct zcz_unit 
     struct piece *p = piece_of(d, piece);
 
     p->op = op;
-    return op_begun(d, op,
-                    zc_write(d->c, d->shards[u->def.index], first, count, piece, on_piece, p));
+    return op_begun(
+        d, op,
+        zc_write(d->c, d->shards[u->def.index], ZC_MASTER, first, count, piece, on_piece, p));
 }
 
 static int daemon_push(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u, uint64_t step,
@@ -370,7 +371,8 @@ static int daemon_step(struct zcz_store *s, struct zcz_op *op, const struct zc_s
 {
     struct daemon *d = daemon_of(s);
     int rc = step->groups ? zc_step(d->c, d->job.id, step, ret, on_op, op)
-                          : zc_skip(d->c, d->job.id, step->step, step->timeout_ms, ret, on_op, op);
+                          : zc_skip(d->c, d->job.id, step->step, ZC_COMMIT_NO, step->timeout_ms,
+                                    ret, on_op, op);
 
     return op_begun(d, op, rc);
 }

@@ -158,7 +158,7 @@ static void start_calls(struct zc_client *c, struct outputs *o)
     zfuzz_require(zc_fetch(c, shards, 2, 3, 0, o->views, on_done, &o->done[0]) == 0);
     zfuzz_require(zc_register(c, 7, ranges, 2, o->ids, on_done, &o->done[1]) == 0);
     zfuzz_require(zc_norms(c, 7, 1, &o->norm, on_done, &o->done[2]) == 0);
-    zfuzz_require(zc_skip(c, 7, 1, 0, &o->stepped, on_done, &o->done[3]) == 0);
+    zfuzz_require(zc_skip(c, 7, 1, ZC_COMMIT_NO, 0, &o->stepped, on_done, &o->done[3]) == 0);
     zfuzz_require(zc_note_put(c, 7, false, note, sizeof(note), on_done, &o->done[4]) == 0);
     zfuzz_require(zc_ping(c, on_done, &o->done[5]) == 0);
 }
@@ -180,7 +180,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     zfuzz_require(pthread_create(&thread, NULL, serve, NULL) == 0);
     zfuzz_require(zc_open(&c, &(struct zc_options){ .socket = path }) == 0);
     zfuzz_require(zc_job_open_wait(c, &options, &o.job) == 0);
-    zfuzz_require(zc_ready_wait(c, 7, 0, &o.placement) == 0);
+    zfuzz_require(zc_ready_wait(c, 7, NULL, 0, &o.placement) == 0);
     start_calls(c, &o);
     while ((rc = zc_poll(c, 10000)) >= 0)
         ;

@@ -48,9 +48,9 @@ static struct zc_client *hold(const char *socket, const char *name, unsigned uni
         check(c, zc_register_wait(c, job.id, &range, 1, &id), "shard");
         first = u == 0 ? id : first;
     }
-    check(c, zc_ready_wait(c, job.id, 0, &place), "ready");
+    check(c, zc_ready_wait(c, job.id, NULL, 0, &place), "ready");
     memset(job.staging, 0, 49152);
-    check(c, zc_write_wait(c, first, 0, 12288, job.staging), "write");
+    check(c, zc_write_wait(c, first, ZC_MASTER, 0, 12288, job.staging), "write");
     check(c, zc_fetch_wait(c, &first, 1, 0, 0, &view), "fetch");
     if (keep)
         check(c, zc_job_close_wait(c, job.id), "close");

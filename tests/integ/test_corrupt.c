@@ -79,7 +79,7 @@ static void world_open(struct world *x, const char *io)
 
         for (uint64_t i = 0; i < ELEMS; i++)
             staged[i] = value(u, i);
-        assert_int_equal(zc_write_wait(x->r->c, x->r->shards[u], 0, ELEMS, staged), 0);
+        assert_int_equal(zc_write_wait(x->r->c, x->r->shards[u], ZC_MASTER, 0, ELEMS, staged), 0);
     }
 }
 
@@ -388,7 +388,7 @@ static void a_step_meets_it(void **state)
 
             for (uint64_t i = 0; i < ELEMS; i++)
                 staged[i] = value(u, i);
-            assert_int_equal(zc_write_wait(x.r->c, x.r->shards[u], 0, ELEMS, staged), 0);
+            assert_int_equal(zc_write_wait(x.r->c, x.r->shards[u], ZC_MASTER, 0, ELEMS, staged), 0);
         }
         for (unsigned u = 0; u < UNITS; u++)
             assert_fetches(&x, u);

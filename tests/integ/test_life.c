@@ -158,7 +158,7 @@ static void die_at(const struct zi_daemon *d, enum stage stage)
         (void)zi_open(r, d, &o);
         zi_define(r, units, UNITS, world);
         if (stage == READY_ASKED)
-            (void)zc_ready(r->c, r->job.id, 0, &r->place, NULL, NULL);
+            (void)zc_ready(r->c, r->job.id, NULL, 0, &r->place, NULL, NULL);
         goto die;
     }
     zi_job(r, world, d, &o, units, UNITS);
@@ -166,7 +166,7 @@ static void die_at(const struct zi_daemon *d, enum stage stage)
         goto die;
     if (stage == WRITING) {
         for (unsigned u = 0; u < UNITS; u++)
-            (void)zc_write(r->c, r->shards[u], 0, ELEMS, r->job.staging, NULL, NULL);
+            (void)zc_write(r->c, r->shards[u], ZC_MASTER, 0, ELEMS, r->job.staging, NULL, NULL);
         goto die;
     }
     fill(r, world);
@@ -277,7 +277,8 @@ static void a_peer_dies(void **state)
         }
         call = ZI_CALL(&r[0]);
         if (waits[n] == READY_ASKED)
-            assert_int_equal(zc_ready(r[0].c, r[0].job.id, 0, &r[0].place, zi_done, &call), 0);
+            assert_int_equal(zc_ready(r[0].c, r[0].job.id, NULL, 0, &r[0].place, zi_done, &call),
+                             0);
         else if (waits[n] == FETCHED)
             assert_int_equal(zc_fetch(r[0].c, r[0].shards, 1, 1, 0, &view, zi_done, &call), 0);
         else
@@ -510,7 +511,7 @@ static void bring(struct zi_rank *r, const struct zi_daemon *d, enum end_at at,
     if (at == READY_WAITS) {
         assert_int_equal(zi_open(r, d, &o), 0);
         zi_define(r, units, UNITS, 2);
-        assert_int_equal(zc_ready(r->c, r->job.id, 0, &r->place, zi_done, call), 0);
+        assert_int_equal(zc_ready(r->c, r->job.id, NULL, 0, &r->place, zi_done, call), 0);
         zi_pump(r, 1, 10);
         return;
     }

@@ -394,7 +394,9 @@ static bool start_write(struct job *j, struct shard *s)
     op->slot = (unsigned)slot;
     op->shards[0] = s;
     op->n = 1;
-    started(j, op, zc_write(j->ranks[s->rank].c, s->id, s->write_next, count, staged, op_done, op));
+    started(
+        j, op,
+        zc_write(j->ranks[s->rank].c, s->id, ZC_MASTER, s->write_next, count, staged, op_done, op));
     s->written++;
     s->write_next += count;
     return true;
@@ -830,8 +832,8 @@ static void step(struct job *j)
     while (asked < j->world) {
         calls[asked] = ZI_CALL(&j->ranks[asked]);
         if (skip)
-            assert_int_equal(zc_skip(j->ranks[asked].c, j->ranks[asked].job.id, step.step, 20000,
-                                     &stepped[asked], zi_done, &calls[asked]),
+            assert_int_equal(zc_skip(j->ranks[asked].c, j->ranks[asked].job.id, step.step,
+                                     ZC_COMMIT_NO, 20000, &stepped[asked], zi_done, &calls[asked]),
                              0);
         else
             assert_int_equal(zc_step(j->ranks[asked].c, j->ranks[asked].job.id, &step,

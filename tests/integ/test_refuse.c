@@ -930,9 +930,10 @@ static void shards_of_another_job(void **state)
     zi_job(two, 1, &d, &o, &unit, 1);
     assert_says("fetch", zc_fetch_wait(two->c, one->shards, 1, 0, 0, &view), -ENOENT,
                 zc_error(two->c), "no shard");
-    assert_says("write", zc_write_wait(two->c, one->shards[0], 0, PAGE, two->job.staging), -ENOENT,
-                zc_error(two->c), "no shard");
-    assert_says("ready", zc_ready_wait(two->c, one->job.id, 0, &two->place), -ENOENT,
+    assert_says("write",
+                zc_write_wait(two->c, one->shards[0], ZC_MASTER, 0, PAGE, two->job.staging),
+                -ENOENT, zc_error(two->c), "no shard");
+    assert_says("ready", zc_ready_wait(two->c, one->job.id, NULL, 0, &two->place), -ENOENT,
                 zc_error(two->c), "not the one that this connection has opened");
     zi_close(one, 1);
     zi_close(two, 1);
@@ -1189,7 +1190,7 @@ static int stranger(const struct zi_daemon *d)
     CHECK(zc_job_open_wait(c, &o, &job) == 0);
     CHECK(zc_unit_define_wait(c, job.id, &unit) == 0);
     CHECK(zc_register_wait(c, job.id, &range, 1, &id) == 0);
-    CHECK(zc_ready_wait(c, job.id, 0, &place) == 0);
+    CHECK(zc_ready_wait(c, job.id, NULL, 0, &place) == 0);
     CHECK(zc_job_close_wait(c, job.id) == 0);
     zc_close(c);
     return 0;

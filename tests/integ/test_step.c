@@ -143,7 +143,7 @@ static void a_ring_that_is_full(void **state)
     assert_int_equal(zc_fetch_wait(r->c, &r->shards[RING], 1, 0, 100, &late), -ETIMEDOUT);
     assert_says(zc_error(r->c), "waits for room in the ring: rank 0 pins 3 shards");
     /* and leaves nothing behind that others would wait for */
-    assert_int_equal(zc_skip_wait(r->c, r->job.id, 1, 2000, &stepped), 0);
+    assert_int_equal(zc_skip_wait(r->c, r->job.id, 1, ZC_COMMIT_NO, 2000, &stepped), 0);
     call = ZI_CALL(r);
     assert_int_equal(zc_fetch(r->c, &r->shards[RING], 1, 0, 0, &late, zi_done, &call), 0);
     zi_pump(r, 1, 50);
@@ -343,7 +343,7 @@ static void ranks_that_do_not_agree(void **state)
         assert_says(zc_error(r[1].c), i == 3 ? "step 1 comes next"
                                              : "rank 1 asks for step 1 of job 'job' with other");
     }
-    assert_int_equal(zc_skip_wait(r[1].c, r[1].job.id, 1, 0, &ret), -EINVAL);
+    assert_int_equal(zc_skip_wait(r[1].c, r[1].job.id, 1, ZC_COMMIT_NO, 0, &ret), -EINVAL);
     assert_says(zc_error(r[1].c), "with other values than its peers");
     zi_pump(r, 2, 20);
     assert_false(first.over);
@@ -423,18 +423,19 @@ static void skips(void **state)
     (void)state;
     zi_start(&d, options);
     job_open(r, 1, &d, false);
-    assert_int_equal(zc_skip_wait(r->c, r->job.id, 2, 0, &ret), -EINVAL);
-    assert_int_equal(zc_skip_wait(r->c, r->job.id, 1, 0, &ret), 0); /* without a gradient */
+    assert_int_equal(zc_skip_wait(r->c, r->job.id, 2, ZC_COMMIT_NO, 0, &ret), -EINVAL);
+    assert_int_equal(zc_skip_wait(r->c, r->job.id, 1, ZC_COMMIT_NO, 0, &ret),
+                     0); /* without a gradient */
     assert_int_equal(ret.iterations, 1);
     assert_int_equal(ret.applied, 0);
     push_all(r, 1, 2);
     assert_int_equal(zc_fetch_wait(r->c, r->shards, 1, 0, 0, &view), 0);
-    assert_int_equal(zc_skip_wait(r->c, r->job.id, 2, 0, &ret), 0); /* whoever pins */
+    assert_int_equal(zc_skip_wait(r->c, r->job.id, 2, ZC_COMMIT_NO, 0, &ret), 0); /* whoever pins */
     assert_int_equal(ret.iterations, 2);
     assert_int_equal(ret.applied, 0);
     assert_view(&view, r, 0);
     assert_int_equal(zc_release(r->c, r->shards, 1), 0);
-    assert_int_equal(zc_skip_wait(r->c, r->job.id, 2, 0, &ret), -EEXIST);
+    assert_int_equal(zc_skip_wait(r->c, r->job.id, 2, ZC_COMMIT_NO, 0, &ret), -EEXIST);
     assert_int_equal(zc_step_wait(r->c, r->job.id, &step, &ret), -EBUSY); /* its gradient is gone */
     push_all(r, 1, 3);
     assert_int_equal(zc_step_wait(r->c, r->job.id, &step, &ret), 0);
@@ -494,9 +495,9 @@ static void notes(void **state)
             assert_note(&r[1], true, sizes[i - 1], 200 + i - 1);
         for (unsigned rank = 0; rank < 2; rank++) {
             calls[rank] = ZI_CALL(&r[rank]);
-            assert_int_equal(
-                zc_skip(r[rank].c, r[rank].job.id, i + 1, 0, &stepped[rank], zi_done, &calls[rank]),
-                0);
+            assert_int_equal(zc_skip(r[rank].c, r[rank].job.id, i + 1, ZC_COMMIT_NO, 0,
+                                     &stepped[rank], zi_done, &calls[rank]),
+                             0);
         }
         assert_int_equal(zi_await(r, 2, &calls[0]), 0);
         assert_int_equal(zi_await(r, 2, &calls[1]), 0);
@@ -556,8 +557,9 @@ static void norms(void **state)
 
     for (unsigned rank = 0; rank < 2; rank++) {
         calls[rank] = ZI_CALL(&r[rank]);
-        assert_int_equal(
-            zc_skip(r[rank].c, r[rank].job.id, 1, 0, &stepped[rank], zi_done, &calls[rank]), 0);
+        assert_int_equal(zc_skip(r[rank].c, r[rank].job.id, 1, ZC_COMMIT_NO, 0, &stepped[rank],
+                                 zi_done, &calls[rank]),
+                         0);
     }
     assert_int_equal(zi_await(r, 2, &calls[0]), 0);
     assert_int_equal(zi_await(r, 2, &calls[1]), 0);
@@ -636,7 +638,7 @@ static void a_rank_that_is_not_ready(void **state)
         assert_int_equal(zi_open(&r[o.rank], &d, &o), 0);
         zi_define(&r[o.rank], units, SHARDS, 2);
     }
-    assert_int_equal(zc_ready_wait(r[0].c, r[0].job.id, 100, &r[0].place), -ETIMEDOUT);
+    assert_int_equal(zc_ready_wait(r[0].c, r[0].job.id, NULL, 100, &r[0].place), -ETIMEDOUT);
     assert_says(zc_error(r[0].c), "job 'job' waits for its ranks: 1 of 2 were ready");
     assert_int_equal(zi_ready(r, 2), 0);
     zi_close(r, 2);
@@ -665,15 +667,16 @@ static void ready_again_while_memory_is_made(void **state)
         assert_int_equal(zi_open(r, &d, &o), 0);
         zi_define(r, &unit, 1, 1);
         for (;; late++) {
-            rc = zc_ready_wait(r->c, r->job.id, late < 3 ? 1 : 20000, &r->place);
+            rc = zc_ready_wait(r->c, r->job.id, NULL, late < 3 ? 1 : 20000, &r->place);
             if (rc != -ETIMEDOUT)
                 break;
         }
         if (rc < 0)
             fail_msg("ready: %d, %s", rc, zc_error(r->c));
         assert_int_equal(r->place.arena_bytes, (40u << 20) * sizeof(float));
-        assert_int_equal(
-            zc_write_wait(r->c, r->shards[0], 0, zc_server(r->c)->page_elems, r->job.staging), 0);
+        assert_int_equal(zc_write_wait(r->c, r->shards[0], ZC_MASTER, 0,
+                                       zc_server(r->c)->page_elems, r->job.staging),
+                         0);
         zi_close(r, 1);
         (void)zi_await_used(&d, used, 0, 2000);
     }

@@ -374,9 +374,9 @@ int zi_ready(struct zi_rank *ranks, unsigned n)
     assert_true(n <= ZB_COUNT(calls));
     for (unsigned i = 0; i < n; i++) {
         calls[i] = ZI_CALL(&ranks[i]);
-        assert_int_equal(
-            zc_ready(ranks[i].c, ranks[i].job.id, ZI_WAIT_MS, &ranks[i].place, zi_done, &calls[i]),
-            0);
+        assert_int_equal(zc_ready(ranks[i].c, ranks[i].job.id, NULL, ZI_WAIT_MS, &ranks[i].place,
+                                  zi_done, &calls[i]),
+                         0);
     }
     for (unsigned i = 0; i < n; i++)
         rc = zi_await(ranks, n, &calls[i]) < 0 && rc == 0 ? calls[i].rc : rc;
@@ -431,7 +431,7 @@ static void shard_parts(struct zi_rank *r, unsigned u, uint64_t step,
             staged[i] = value(r->ranges[u].first + first + i);
         push.first = first;
         push.count = n;
-        rc = step == 0 ? zc_write_wait(r->c, r->shards[u], first, n, staged)
+        rc = step == 0 ? zc_write_wait(r->c, r->shards[u], ZC_MASTER, first, n, staged)
                        : zc_push_wait(r->c, &push);
         if (rc < 0)
             fail_msg("%s of unit %u from %llu: %d, %s", step == 0 ? "write" : "push", u,

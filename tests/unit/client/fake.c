@@ -107,6 +107,88 @@ static void answer_hello(struct fake *f, const struct zp_frame *frame)
     fake_reply(f, frame, &m.base, -1);
 }
 
+static void answer_job_open(struct fake *f, const struct zp_frame *frame)
+{
+    Zp__JobOpenReply m = ZP__JOB_OPEN_REPLY__INIT;
+    Zp__Point memory = ZP__POINT__INIT, committed = ZP__POINT__INIT;
+    Zp__Point *points[2] = { &memory, &committed };
+
+    memory.kind = 1;
+    memory.iterations = 2;
+    memory.applied = 1;
+    committed.kind = 3;
+    committed.iterations = 1;
+    m.job = FAKE_JOB;
+    m.iterations = 2;
+    m.applied = 1;
+    m.staging_bytes = FAKE_STAGING;
+    m.epoch = 5;
+    m.world = 9;
+    m.n_points = 2;
+    m.points = points;
+    answer_with_memory(f, frame, &m.base, FAKE_STAGING);
+}
+
+static void answer_ready(struct fake *f, const struct zp_frame *frame)
+{
+    Zp__ReadyReply m = ZP__READY_REPLY__INIT;
+
+    m.arena_bytes = FAKE_ARENA;
+    m.ring_bytes = 3;
+    m.host_bytes = 4;
+    m.nvme_bytes = 5;
+    m.iterations = 6;
+    m.applied = 7;
+    answer_with_memory(f, frame, &m.base, FAKE_ARENA);
+}
+
+static void answer_reader_open(struct fake *f, const struct zp_frame *frame)
+{
+    Zp__ReaderOpenReply m = ZP__READER_OPEN_REPLY__INIT;
+
+    m.reader = FAKE_READER;
+    m.iterations = 6;
+    m.applied = 5;
+    m.units = 2;
+    m.groups = 3;
+    m.world = 4;
+    m.staging_bytes = FAKE_STAGING;
+    answer_with_memory(f, frame, &m.base, FAKE_STAGING);
+}
+
+/** Unit 0 has FAKE_TENSORS tensors, FAKE_TENSORS_PART in one reply; the others have none. */
+static void answer_reader_unit(struct fake *f, const struct zp_frame *frame,
+                               const Zp__ReaderUnit *q)
+{
+    Zp__ReaderUnitReply m = ZP__READER_UNIT_REPLY__INIT;
+    static Zp__Tensor tensors[FAKE_TENSORS_PART], *list[FAKE_TENSORS_PART];
+    static char names[FAKE_TENSORS_PART][32], unit[] = "unit";
+    uint64_t dims[2] = { 3, 4 };
+    uint32_t n = 0;
+
+    if (q->unit == 0)
+        n = (uint32_t)zb_min_u64(FAKE_TENSORS - q->cursor, FAKE_TENSORS_PART);
+    for (uint32_t i = 0; i < n; i++) {
+        zp__tensor__init(&tensors[i]);
+        (void)snprintf(names[i], sizeof(names[i]), "tensor.%u", q->cursor + i);
+        tensors[i].name = names[i];
+        tensors[i].first = 12 * (q->cursor + i);
+        tensors[i].dims = dims;
+        tensors[i].n_dims = i % 2 == 0 ? 2 : 0;
+        tensors[i].group = i % 3;
+        list[i] = &tensors[i];
+    }
+    m.name = unit;
+    m.elems = 99;
+    m.dtype = 2;
+    m.grad_dtype = 1;
+    m.frozen = true;
+    m.tensors = list;
+    m.n_tensors = n;
+    m.cursor = q->cursor + n < FAKE_TENSORS && q->unit == 0 ? q->cursor + n : 0;
+    fake_reply(f, frame, &m.base, -1);
+}
+
 static void answer_register(struct fake *f, const struct zp_frame *frame,
                             const Zp__ShardRegister *q)
 {
@@ -180,8 +262,6 @@ void fake_answer(struct fake *f, const struct zp_frame *frame, const uint8_t *bo
 {
     const struct zp_method_info *info = zp_method_info(frame->method);
     const ProtobufCMessage *m;
-    Zp__JobOpenReply open = ZP__JOB_OPEN_REPLY__INIT;
-    Zp__ReadyReply ready = ZP__READY_REPLY__INIT;
 
     if (!info || frame->fds != 0 || (frame->kind == ZP_REQUEST) != (info->reply != NULL) ||
         zp_decode(f->arena, info->request, body, frame->body_bytes, &m, NULL) < 0)
@@ -191,18 +271,16 @@ void fake_answer(struct fake *f, const struct zp_frame *frame, const uint8_t *bo
         answer_hello(f, frame);
         return;
     case ZP_JOB_OPEN:
-        open.job = FAKE_JOB;
-        open.iterations = 2;
-        open.applied = 1;
-        open.staging_bytes = FAKE_STAGING;
-        answer_with_memory(f, frame, &open.base, FAKE_STAGING);
+        answer_job_open(f, frame);
         return;
     case ZP_READY:
-        ready.arena_bytes = FAKE_ARENA;
-        ready.ring_bytes = 3;
-        ready.host_bytes = 4;
-        ready.nvme_bytes = 5;
-        answer_with_memory(f, frame, &ready.base, FAKE_ARENA);
+        answer_ready(f, frame);
+        return;
+    case ZP_READER_OPEN:
+        answer_reader_open(f, frame);
+        return;
+    case ZP_READER_UNIT:
+        answer_reader_unit(f, frame, (const Zp__ReaderUnit *)m);
         return;
     case ZP_SHARD_REGISTER:
         answer_register(f, frame, (const Zp__ShardRegister *)m);

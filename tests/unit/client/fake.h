@@ -15,14 +15,17 @@
 #include "proto/codec.h"
 #include "proto/stream.h"
 
-#define FAKE_JOB       7u
-#define FAKE_STAGING   65536u
-#define FAKE_ARENA     1048576u
-#define FAKE_ITEM      4096u /* bytes of a shard's parameters; shard i is at i times that */
-#define FAKE_LOG_MAX   8192u
-#define FAKE_PAGE      8192u
-#define FAKE_BLOCK     4096u
-#define FAKE_ANY_FRAME UINT32_MAX
+#define FAKE_JOB          7u
+#define FAKE_READER       11u
+#define FAKE_TENSORS      70u /* of unit 0 of a reader */
+#define FAKE_TENSORS_PART 32u
+#define FAKE_STAGING      65536u
+#define FAKE_ARENA        1048576u
+#define FAKE_ITEM         4096u /* bytes of a shard's parameters; shard i is at i times that */
+#define FAKE_LOG_MAX      8192u
+#define FAKE_PAGE         8192u
+#define FAKE_BLOCK        4096u
+#define FAKE_ANY_FRAME    UINT32_MAX
 
 struct fake;
 

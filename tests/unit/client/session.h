@@ -30,7 +30,7 @@ static inline struct session session_open(fake_fn *fn, void *arg)
     assert_int_equal(
         zc_open(&x.c, &(struct zc_options){ .socket = x.f->path, .quiet_timeout_ms = 5000 }), 0);
     assert_int_equal(zc_job_open_wait(x.c, &o, &x.job), 0);
-    assert_int_equal(zc_ready_wait(x.c, FAKE_JOB, 0, &x.placement), 0);
+    assert_int_equal(zc_ready_wait(x.c, FAKE_JOB, NULL, 0, &x.placement), 0);
     return x;
 }
 

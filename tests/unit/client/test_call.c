@@ -24,7 +24,12 @@ static void jobs(void **state)
                                       .staging_bytes = 5,
                                       .offload_optimizer = ZC_HOST,
                                       .host_bytes_max = 6,
-                                      .groups = 4 };
+                                      .groups = 4,
+                                      .durable = true,
+                                      .commit_every = 8,
+                                      .takeover = true,
+                                      .epoch = 9 };
+    const uint64_t at = 77;
     struct zp_arena *arena;
     const Zp__JobOpen *open;
     const Zp__Ready *ready;
@@ -42,9 +47,20 @@ static void jobs(void **state)
     assert_int_equal(x.placement.ring_bytes, 3);
     assert_int_equal(x.placement.host_bytes, 4);
     assert_int_equal(x.placement.nvme_bytes, 5);
+    assert_int_equal(x.placement.iterations, 6);
+    assert_int_equal(x.placement.applied, 7);
+    assert_int_equal(x.job.epoch, 5);
+    assert_int_equal(x.job.world, 9);
+    assert_int_equal(x.job.npoints, 2);
+    assert_int_equal(x.job.points[0].kind, ZC_POINT_MEMORY);
+    assert_int_equal(x.job.points[0].iterations, 2);
+    assert_int_equal(x.job.points[0].applied, 1);
+    assert_int_equal(x.job.points[1].kind, ZC_POINT_COMMITTED);
+    assert_int_equal(x.job.points[1].iterations, 1);
     ready = fake_nth(x.f, ZP_READY, 0, &arena);
     assert_int_equal(ready->job, FAKE_JOB);
     assert_int_equal(ready->timeout_ms, 0);
+    assert_false(ready->at_point);
     zp_arena_free(arena);
 
     assert_int_equal(zc_job_close_wait(x.c, FAKE_JOB), 0);
@@ -65,8 +81,15 @@ static void jobs(void **state)
     assert_int_equal(open->host_bytes_max, 6);
     assert_int_equal(open->groups, 4);
     assert_int_equal(open->optimizer, 1);
+    assert_true(open->durable && open->takeover);
+    assert_int_equal(open->commit_every, 8);
+    assert_int_equal(open->epoch, 9);
     zp_arena_free(arena);
-    assert_int_equal(zc_ready_wait(x.c, FAKE_JOB, 0, &x.placement), 0);
+    assert_int_equal(zc_ready_wait(x.c, FAKE_JOB, &at, 0, &x.placement), 0);
+    ready = fake_nth(x.f, ZP_READY, 1, &arena);
+    assert_true(ready->at_point);
+    assert_int_equal(ready->iterations, 77);
+    zp_arena_free(arena);
 
     assert_int_equal(zc_job_destroy_wait(x.c, "old"), 0);
     name = fake_nth(x.f, ZP_JOB_DESTROY, 0, &arena);
@@ -137,9 +160,11 @@ static void data(void **state)
     const Zp__Push *q;
 
     (void)state;
-    assert_int_equal(zc_write_wait(x.c, 5, 1, 2, (const float *)(void *)(staging + 64)), 0);
+    assert_int_equal(zc_write_wait(x.c, 5, ZC_EXP_AVG, 1, 2, (const float *)(void *)(staging + 64)),
+                     0);
     write = fake_nth(x.f, ZP_WRITE, 0, &arena);
     assert_int_equal(write->shard, 5);
+    assert_int_equal(write->what, ZC_EXP_AVG);
     assert_int_equal(write->first, 1);
     assert_int_equal(write->count, 2);
     assert_int_equal(write->staging, 64);
@@ -191,9 +216,12 @@ static void steps(void **state)
 {
     struct session x = session_open(NULL, NULL);
     const struct zc_group groups[2] = { { 1, 2, 3, 4, 5 }, { 6, 7, 8, 9, 10 } };
-    const struct zc_step step = {
-        .step = 3, .scale = 0.5, .groups = groups, .ngroups = 2, .commit = true, .timeout_ms = 9
-    };
+    const struct zc_step step = { .step = 3,
+                                  .scale = 0.5,
+                                  .groups = groups,
+                                  .ngroups = 2,
+                                  .commit = ZC_COMMIT_PREPARE,
+                                  .timeout_ms = 9 };
     struct zc_stepped stepped;
     struct zc_norm norm;
     struct zp_arena *arena;
@@ -212,6 +240,8 @@ static void steps(void **state)
     assert_int_equal(zc_step_wait(x.c, FAKE_JOB, &step, &stepped), 0);
     assert_int_equal(stepped.iterations, 3);
     assert_int_equal(stepped.applied, 2);
+    assert_int_equal(stepped.commit_code, 0);
+    assert_string_equal(stepped.commit_text, "");
     q = fake_nth(x.f, ZP_STEP, 0, &arena);
     assert_int_equal(q->job, FAKE_JOB);
     assert_int_equal(q->step, 3);
@@ -219,16 +249,17 @@ static void steps(void **state)
     assert_int_equal(q->n_groups, 2);
     assert_true(q->groups[0]->lr == 1 && q->groups[0]->beta1 == 2 && q->groups[0]->beta2 == 3);
     assert_true(q->groups[1]->eps == 9 && q->groups[1]->weight_decay == 10);
-    assert_true(q->commit);
+    assert_int_equal(q->commit, 2);
     assert_int_equal(q->timeout_ms, 9);
     zp_arena_free(arena);
 
-    assert_int_equal(zc_skip_wait(x.c, FAKE_JOB, 4, 8, &stepped), 0);
+    assert_int_equal(zc_skip_wait(x.c, FAKE_JOB, 4, ZC_COMMIT_STEP, 8, &stepped), 0);
     assert_int_equal(stepped.iterations, 4);
     skip = fake_nth(x.f, ZP_SKIP, 0, &arena);
     assert_int_equal(skip->job, FAKE_JOB);
     assert_int_equal(skip->step, 4);
     assert_int_equal(skip->timeout_ms, 8);
+    assert_int_equal(skip->commit, 1);
     zp_arena_free(arena);
     session_close(&x);
 }
@@ -570,6 +601,9 @@ static void arguments(void **state)
     struct zc_push push = { .staged = &unit };
     struct zc_group groups[65] = { { 0 } };
     struct zc_step step = { .groups = groups, .ngroups = 65 };
+    const struct zc_snapshot snapshot = { .job = "j", .name = long_name };
+    struct zc_snapshot_row row;
+    struct zc_reader reader;
     static uint64_t ids[1025];
     static struct zc_range ranges[1025];
     static struct zc_view views[1025];
@@ -591,6 +625,15 @@ static void arguments(void **state)
     options.name = long_name;
     REFUSED(zc_job_open_wait(x.c, &options, &job), "a job is longer than 63 bytes");
     REFUSED(zc_job_destroy_wait(x.c, long_name), "longer than 63");
+    REFUSED(zc_rollback_wait(x.c, NULL, NULL, &row), "a job without a name");
+    REFUSED(zc_rollback_wait(x.c, "j", long_name, &row), "a snapshot is longer than 63");
+    REFUSED(zc_clone_wait(x.c, "j", "s", NULL, &row), "a job without a name");
+    REFUSED(zc_clone_wait(x.c, "j", "s", long_name, &row), "a job is longer than 63");
+    REFUSED(zc_snapshot_wait(x.c, &snapshot, &row), "a snapshot is longer than 63");
+    REFUSED(zc_snapshot_destroy_wait(x.c, long_name, "s"), "a job is longer than 63");
+    REFUSED(zc_reader_open_wait(x.c, NULL, NULL, 0, &reader), "a job without a name");
+    REFUSED(zc_reader_open_wait(x.c, "j", long_name, 0, &reader), "a snapshot is longer than 63");
+    REFUSED(zc_reader_read_wait(x.c, 1, 0, ZC_PARAM, 0, 1, staging), "not in the reader's staging");
     REFUSED(zc_unit_define_wait(x.c, FAKE_JOB, &unit), "9 dimensions");
     tensor.ndims = 0;
     memset(name_128, 'x', 128);
@@ -606,8 +649,9 @@ static void arguments(void **state)
     REFUSED(zc_fetch_wait(x.c, ids, 1025, 0, 0, views), "1025 shards");
     REFUSED(zc_release(x.c, ids, 0), "0 shards");
     REFUSED(zc_release(x.c, ids, 1025), "1025 shards");
-    REFUSED(zc_write_wait(x.c, 1, 0, 1, NULL), "not in the job's staging");
-    REFUSED(zc_write_wait(x.c, 1, 0, 1, (const float *)(void *)(staging + FAKE_STAGING)), "not in");
+    REFUSED(zc_write_wait(x.c, 1, ZC_MASTER, 0, 1, NULL), "not in the job's staging");
+    REFUSED(zc_write_wait(x.c, 1, ZC_MASTER, 0, 1, (const float *)(void *)(staging + FAKE_STAGING)),
+            "not in");
     REFUSED(zc_read_wait(x.c, 1, ZC_PARAM, 0, 1, staging - 1), "not in the job's staging");
     REFUSED(zc_push_wait(x.c, &push), "not in the job's staging");
     REFUSED(zc_step_wait(x.c, FAKE_JOB, &step, &stepped), "65 parameter groups");
@@ -628,7 +672,7 @@ static void before_the_job_is_ready(void **state)
     (void)state;
     fake_start(&f);
     assert_int_equal(zc_open(&c, &(struct zc_options){ .socket = f.path }), 0);
-    assert_int_equal(zc_write_wait(c, 1, 0, 1, NULL), -EINVAL);
+    assert_int_equal(zc_write_wait(c, 1, ZC_MASTER, 0, 1, NULL), -EINVAL);
     assert_int_equal(zc_fetch_wait(c, &id, 1, 0, 0, &view), -EBUSY);
     assert_non_null(strstr(zc_error(c), "before zc_ready()"));
     zc_close(c);
@@ -636,6 +680,41 @@ static void before_the_job_is_ready(void **state)
 }
 
 /* ---- no memory */
+
+/** Those of commits, snapshots, readers and care. */
+static int every_method_of_saved(struct session *x)
+{
+    const struct zc_snapshot take = { .job = "j" };
+    struct zc_snapshot_row row, *snapshot_rows = NULL;
+    struct zc_sentence *sentences = NULL;
+    struct zc_df_row *df_rows = NULL;
+    struct zc_unit *unit = NULL;
+    struct zc_reader reader;
+    struct zc_point point;
+    struct zc_scrub scrub;
+    struct zc_fsck fsck;
+    struct zc_df df;
+    size_t n;
+    int rc;
+
+    if ((rc = zc_commit_wait(x->c, FAKE_JOB, ZC_COMMIT_STEP, 1, 0, &point)) < 0 ||
+        (rc = zc_progress_wait(x->c, FAKE_JOB, 1, 1)) < 0 ||
+        (rc = zc_snapshot_wait(x->c, &take, &row)) < 0 ||
+        (rc = zc_snapshots_wait(x->c, NULL, &snapshot_rows, &n)) < 0 ||
+        (rc = zc_rollback_wait(x->c, "j", "s", &row)) < 0 ||
+        (rc = zc_clone_wait(x->c, "j", NULL, "k", &row)) < 0 ||
+        (rc = zc_snapshot_destroy_wait(x->c, "j", "s")) < 0 ||
+        (rc = zc_reader_open_wait(x->c, "j", NULL, 4096, &reader)) < 0 ||
+        (rc = zc_reader_unit_wait(x->c, FAKE_READER, 0, &unit)) < 0)
+        return rc;
+    zc_rows_free(unit);
+    if ((rc = zc_reader_read_wait(x->c, FAKE_READER, 0, ZC_PARAM, 0, 1, reader.staging)) < 0 ||
+        (rc = zc_reader_close_wait(x->c, FAKE_READER)) < 0 ||
+        (rc = zc_scrub_wait(x->c, ZC_SCRUB_STATUS, 0, &scrub, &sentences, &n)) < 0 ||
+        (rc = zc_fsck_wait(x->c, &fsck, &sentences, &n)) < 0)
+        return rc;
+    return zc_df_wait(x->c, &df, &df_rows, &n);
+}
 
 /** Every method once, up to the first failure; 0, or its code. */
 static int every_method(struct session *x)
@@ -664,8 +743,8 @@ static int every_method(struct session *x)
     if ((rc = zc_job_open_wait(x->c, &o, &x->job)) < 0 ||
         (rc = zc_unit_define_wait(x->c, FAKE_JOB, &unit)) < 0 ||
         (rc = zc_register_wait(x->c, FAKE_JOB, &range, 1, &id)) < 0 ||
-        (rc = zc_ready_wait(x->c, FAKE_JOB, 0, &placement)) < 0 ||
-        (rc = zc_write_wait(x->c, id, 0, 4096, x->job.staging)) < 0 ||
+        (rc = zc_ready_wait(x->c, FAKE_JOB, NULL, 0, &placement)) < 0 ||
+        (rc = zc_write_wait(x->c, id, ZC_MASTER, 0, 4096, x->job.staging)) < 0 ||
         (rc = zc_read_wait(x->c, id, ZC_GRAD, 0, 4096, x->job.staging)) < 0 ||
         (rc = zc_fetch_wait(x->c, &id, 1, 0, 0, &view)) < 0 || (rc = zc_release(x->c, &id, 1)) < 0)
         return rc;
@@ -675,14 +754,16 @@ static int every_method(struct session *x)
         (rc = zc_note_put_wait(x->c, FAKE_JOB, true, note, sizeof(note))) < 0 ||
         (rc = zc_note_get_wait(x->c, FAKE_JOB, true, note, &n)) < 0 ||
         (rc = zc_step_wait(x->c, FAKE_JOB, &step, &stepped)) < 0 ||
-        (rc = zc_skip_wait(x->c, FAKE_JOB, 2, 0, &stepped)) < 0 ||
+        (rc = zc_skip_wait(x->c, FAKE_JOB, 2, ZC_COMMIT_NO, 0, &stepped)) < 0 ||
         (rc = zc_list_wait(x->c, NULL, &shard_rows, &n)) < 0 ||
         (rc = zc_jobs_wait(x->c, "j", &job_rows, &n)) < 0 ||
         (rc = zc_tiers_wait(x->c, &tier_rows, &n)) < 0 ||
         (rc = zc_stat_wait(x->c, &counters, &n)) < 0 || (rc = zc_ping_wait(x->c)) < 0 ||
         (rc = zc_job_close_wait(x->c, FAKE_JOB)) < 0)
         return rc;
-    return zc_job_destroy_wait(x->c, "j");
+    if ((rc = zc_job_destroy_wait(x->c, "j")) < 0)
+        return rc;
+    return every_method_of_saved(x);
 }
 
 static struct session session_begin(uint32_t hang_up_at)

@@ -104,7 +104,7 @@ static void expect_closed(struct zc_client *c)
     assert_int_equal(zc_poll(c, -1), -ENOTCONN);
     assert_int_equal(zc_fetch_wait(c, &shard, 1, 0, 0, &view), -ENOTCONN);
     assert_int_equal(zc_release(c, &shard, 1), -ENOTCONN);
-    assert_int_equal(zc_write_wait(c, 1, 0, 1, NULL), -ENOTCONN);
+    assert_int_equal(zc_write_wait(c, 1, ZC_MASTER, 0, 1, NULL), -ENOTCONN);
     assert_int_equal(zc_list_wait(c, NULL, &rows, &n), -ENOTCONN);
     assert_null(rows);
     assert_non_null(strstr(zc_error(c), "no connection"));
@@ -556,10 +556,10 @@ static void poll_waits_as_told(void **state)
 
 static void codes_have_names(void **state)
 {
-    static const int codes[] = { 0,       -EINVAL, -ENOENT,     -EEXIST,    -EPERM,
-                                 -ENOSPC, -EBUSY,  -EAGAIN,     -ETIMEDOUT, -EBADMSG,
-                                 -EIO,    -EPROTO, -EOWNERDEAD, -ECANCELED, -ENOTCONN,
-                                 -EUSERS, -ENOSYS, -EMSGSIZE,   -ENOBUFS,   -ENOMEM };
+    static const int codes[] = { 0,           -EINVAL,    -ENOENT,    -EEXIST,  -EPERM,  -ENOSPC,
+                                 -EBUSY,      -EAGAIN,    -ETIMEDOUT, -EBADMSG, -EIO,    -EPROTO,
+                                 -EOWNERDEAD, -ECANCELED, -ENOTCONN,  -EUSERS,  -ENOSYS, -EMSGSIZE,
+                                 -ENOBUFS,    -ENOMEM,    -ESTALE };
 
     (void)state;
     for (size_t i = 0; i < ZB_COUNT(codes); i++)

@@ -196,7 +196,7 @@ static void all_calls_end(void **state)
     x.f->fn = wrong_fn;
     for (unsigned i = 0; i < 2; i++)
         assert_int_equal(zc_ping(x.c, outcome_done, &o[i]), 0);
-    assert_int_equal(zc_skip(x.c, FAKE_JOB, 1, 0, &stepped, outcome_done, &o[2]), 0);
+    assert_int_equal(zc_skip(x.c, FAKE_JOB, 1, ZC_COMMIT_NO, 0, &stepped, outcome_done, &o[2]), 0);
     assert_int_equal(zc_ping_wait(x.c), -EPROTO);
     for (unsigned i = 0; i < 3; i++) {
         assert_int_equal(o[i].runs, 1);
@@ -457,7 +457,8 @@ static void arenas(void **state)
             f->arg = (void *)(uintptr_t)&memory_cases[i];
             fake_start(f);
             assert_int_equal(zc_open(&c, &(struct zc_options){ .socket = f->path }), 0);
-            rc = ready ? zc_ready_wait(c, FAKE_JOB, 0, &placement) : zc_job_open_wait(c, &o, &job);
+            rc = ready ? zc_ready_wait(c, FAKE_JOB, NULL, 0, &placement)
+                       : zc_job_open_wait(c, &o, &job);
             if (rc != -EPROTO || !strstr(zc_error(c), memory_cases[i].says))
                 fail_msg("%s: got %d '%s'", memory_cases[i].name, rc, zc_error(c));
             assert_int_equal(job.id, 77);
@@ -497,7 +498,7 @@ static void second_arenas(void **state)
     for (unsigned ready = 0; ready < 2; ready++) {
         struct session x = session_open(NULL, NULL);
         struct zc_job job;
-        int rc = ready ? zc_ready_wait(x.c, FAKE_JOB, 0, &x.placement)
+        int rc = ready ? zc_ready_wait(x.c, FAKE_JOB, NULL, 0, &x.placement)
                        : zc_job_open_wait(x.c, &o, &job);
 
         assert_int_equal(rc, -EPROTO);
@@ -537,7 +538,7 @@ static void an_empty_arena(void **state)
     assert_int_equal(zc_job_open_wait(c, &o, &job), 0);
     assert_null(job.staging);
     assert_int_equal(job.staging_bytes, 0);
-    assert_int_equal(zc_write_wait(c, 1, 0, 1, NULL), -EINVAL);
+    assert_int_equal(zc_write_wait(c, 1, ZC_MASTER, 0, 1, NULL), -EINVAL);
     assert_int_equal(zc_job_close_wait(c, FAKE_JOB), 0);
     zc_close(c);
     fake_done(&f);
@@ -706,7 +707,8 @@ static void events(void **state)
             if (listens)
                 zc_on_event(x.c, hear, &h);
             assert_int_equal(zc_fetch(x.c, &id, 1, 0, 0, &view, outcome_done, &o[0]), 0);
-            assert_int_equal(zc_skip(x.c, FAKE_JOB, 1, 0, &stepped, outcome_done, &o[1]), 0);
+            assert_int_equal(
+                zc_skip(x.c, FAKE_JOB, 1, ZC_COMMIT_NO, 0, &stepped, outcome_done, &o[1]), 0);
             assert_int_equal(zc_unit_define(x.c, FAKE_JOB, &unit, outcome_done, &o[2]), 0);
             assert_int_equal(zc_ping_wait(x.c), 0); /* not of the job: not ended by it */
             while (o[0].runs + o[1].runs + o[2].runs < 3)
@@ -819,7 +821,7 @@ static void a_late_reply_writes_nothing(void **state)
     static uint8_t note[40000];
 
     (void)state;
-    assert_int_equal(zc_skip_wait(x.c, FAKE_JOB, 5, 0, &stepped), -EIO);
+    assert_int_equal(zc_skip_wait(x.c, FAKE_JOB, 5, ZC_COMMIT_NO, 0, &stepped), -EIO);
     assert_int_equal(zc_note_put_wait(x.c, FAKE_JOB, false, note, sizeof(note)), -EIO);
     assert_int_equal(zc_ping_wait(x.c), 0);
     assert_int_equal(stepped.iterations, 77);

@@ -67,6 +67,11 @@ static bool pages_fn(struct fake *f, const struct zp_frame *frame, const uint8_t
         jobs[i].pushed_bytes = 11;
         jobs[i].nvme_read_bytes = 12;
         jobs[i].nvme_written_bytes = 13;
+        jobs[i].durable = jobs[i].committed = true;
+        jobs[i].committed_iterations = 14;
+        jobs[i].committed_applied = 15;
+        jobs[i].snapshots = 16;
+        jobs[i].epoch = 17;
         job_list[i] = &jobs[i];
     }
     list.rows = shard_list;
@@ -115,7 +120,9 @@ static void shards_and_jobs(void **state)
         assert_true(r->iterations == 4 && r->applied == 5 && r->shards == 6 && r->params == 7);
         assert_true(r->host_bytes == 8 && r->nvme_bytes == 9 && r->fetched_bytes == 10);
         assert_true(r->pushed_bytes == 11 && r->nvme_read_bytes == 12);
-        assert_true(r->nvme_written_bytes == 13);
+        assert_true(r->nvme_written_bytes == 13 && r->durable && r->committed);
+        assert_true(r->committed_iterations == 14 && r->committed_applied == 15);
+        assert_true(r->snapshots == 16 && r->epoch == 17);
     }
     zc_rows_free(jobs);
     session_close(&x);

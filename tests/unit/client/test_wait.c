@@ -54,7 +54,7 @@ static void a_daemon_that_stopped(void **state)
 
     (void)state;
     assert_int_equal(zc_ping(x.c, outcome_done, &o), 0);
-    assert_int_equal(zc_skip_wait(x.c, FAKE_JOB, 1, 0, &stepped), -ETIMEDOUT);
+    assert_int_equal(zc_skip_wait(x.c, FAKE_JOB, 1, ZC_COMMIT_NO, 0, &stepped), -ETIMEDOUT);
     assert_true(since_ms(begun) >= QUIET_MS && since_ms(begun) < 5 * QUIET_MS);
     assert_non_null(strstr(zc_error(x.c), "has said nothing for 0.4 s"));
     assert_int_equal(fake_count(x.f, ZP_PING), 2); /* ours, and the question whether it lives */
@@ -94,7 +94,7 @@ static void a_daemon_that_is_slow(void **state)
     uint64_t begun = zb_now_ns();
 
     (void)state;
-    assert_int_equal(zc_skip_wait(x.c, FAKE_JOB, 1, 0, &stepped), 0);
+    assert_int_equal(zc_skip_wait(x.c, FAKE_JOB, 1, ZC_COMMIT_NO, 0, &stepped), 0);
     assert_true(since_ms(begun) >= 3 * QUIET_MS);
     assert_true(fake_count(x.f, ZP_PING) >= 3);
     assert_int_equal(zc_ping_wait(x.c), 0);
@@ -116,7 +116,7 @@ static void a_request_that_is_forgotten(void **state)
     uint64_t begun = zb_now_ns();
 
     (void)state;
-    assert_int_equal(zc_skip_wait(x.c, FAKE_JOB, 1, 300, &stepped), -ETIMEDOUT);
+    assert_int_equal(zc_skip_wait(x.c, FAKE_JOB, 1, ZC_COMMIT_NO, 300, &stepped), -ETIMEDOUT);
     assert_true(since_ms(begun) >= 300 + QUIET_MS && since_ms(begun) < 3000);
     assert_non_null(strstr(zc_error(x.c), "the answer did not come for 0.7 s"));
     assert_int_equal(zc_ping_wait(x.c), -ENOTCONN);
@@ -139,7 +139,7 @@ static void a_deadline_that_the_daemon_keeps(void **state)
     struct zc_stepped stepped;
 
     (void)state;
-    assert_int_equal(zc_skip_wait(x.c, FAKE_JOB, 1, 300, &stepped), -ETIMEDOUT);
+    assert_int_equal(zc_skip_wait(x.c, FAKE_JOB, 1, ZC_COMMIT_NO, 300, &stepped), -ETIMEDOUT);
     assert_string_equal(zc_error(x.c), "rank 1 did not ask for step 3");
     assert_int_equal(zc_ping_wait(x.c), 0);
     session_close(&x);
@@ -161,7 +161,7 @@ static void signals(void **state)
     (void)state;
     assert_int_equal(sigaction(SIGALRM, &act, NULL), 0);
     assert_int_equal(setitimer(ITIMER_REAL, &often, NULL), 0);
-    assert_int_equal(zc_skip_wait(x.c, FAKE_JOB, 1, 0, &stepped), 0);
+    assert_int_equal(zc_skip_wait(x.c, FAKE_JOB, 1, ZC_COMMIT_NO, 0, &stepped), 0);
     assert_int_equal(setitimer(ITIMER_REAL, &never, NULL), 0);
     session_close(&x);
 }

@@ -325,7 +325,7 @@ static void exit_codes(void **state)
         { 0, 0 },          { -EINVAL, 2 }, { -ENOTCONN, 3 }, { -EPROTO, 3 },  { -ETIMEDOUT, 3 },
         { -ECANCELED, 3 }, { -ENOENT, 4 }, { -EEXIST, 4 },   { -EPERM, 4 },   { -EACCES, 4 },
         { -ENOSPC, 4 },    { -EBUSY, 4 },  { -EUSERS, 4 },   { -ENOTSUP, 4 }, { -EOWNERDEAD, 5 },
-        { -EBADMSG, 6 },   { -EIO, 1 },    { -ENOMEM, 1 },   { -ENOSYS, 1 },
+        { -EBADMSG, 6 },   { -EIO, 1 },    { -ENOMEM, 1 },   { -ENOSYS, 1 },  { -ESTALE, 4 },
     };
 
     (void)state;

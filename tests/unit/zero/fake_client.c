@@ -475,7 +475,8 @@ static bool end_step(struct job *job, struct call *call)
         job->stepping = job->stepping || step_may_begin(job);
         return false;
     }
-    *ret = (struct zc_stepped){ job->iterations + call->lies, job->applied };
+    *ret = (struct zc_stepped){ .iterations = job->iterations + call->lies,
+                                .applied = job->applied };
     return true;
 }
 
@@ -794,13 +795,13 @@ int zc_register(struct zc_client *c, uint64_t job_id, const struct zc_range *ran
     END();
 }
 
-int zc_ready(struct zc_client *c, uint64_t job_id, uint32_t timeout_ms, struct zc_placement *ret,
-             zc_done_fn *done, void *arg)
+int zc_ready(struct zc_client *c, uint64_t job_id, const uint64_t *at, uint32_t timeout_ms,
+             struct zc_placement *ret, zc_done_fn *done, void *arg)
 {
     struct call *call;
     int rc;
 
-    assert(job_id == 42 && timeout_ms > 0);
+    assert(job_id == 42 && !at && timeout_ms > 0);
     BEGIN(c, READY, done, arg, call)
     {
         job_of(c)->members[c->rank].ready = true;
@@ -822,7 +823,7 @@ int zc_job_close(struct zc_client *c, uint64_t job_id, zc_done_fn *done, void *a
     END();
 }
 
-int zc_write(struct zc_client *c, uint64_t shard, uint64_t first, uint64_t count,
+int zc_write(struct zc_client *c, uint64_t shard, enum zc_what what, uint64_t first, uint64_t count,
              const float *staged, zc_done_fn *done, void *arg)
 {
     struct call *call;
@@ -830,6 +831,7 @@ int zc_write(struct zc_client *c, uint64_t shard, uint64_t first, uint64_t count
 
     BEGIN(c, WRITE, done, arg, call)
     {
+        assert(what == ZC_MASTER);
         check_range(c, shard_of(c, shard), first, count, staged);
         call->shard = shard;
         call->first = first;
@@ -971,10 +973,10 @@ int zc_step(struct zc_client *c, uint64_t job_id, const struct zc_step *step,
     return ask(c, step, false, ret, done, arg);
 }
 
-int zc_skip(struct zc_client *c, uint64_t job_id, uint64_t step, uint32_t timeout_ms,
-            struct zc_stepped *ret, zc_done_fn *done, void *arg)
+int zc_skip(struct zc_client *c, uint64_t job_id, uint64_t step, enum zc_commit commit,
+            uint32_t timeout_ms, struct zc_stepped *ret, zc_done_fn *done, void *arg)
 {
-    struct zc_step skip = { .step = step, .timeout_ms = timeout_ms };
+    struct zc_step skip = { .step = step, .commit = commit, .timeout_ms = timeout_ms };
 
     assert(job_id == 42);
     return ask(c, &skip, true, ret, done, arg);
