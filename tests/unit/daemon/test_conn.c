@@ -160,7 +160,7 @@ static const struct {
       0,
       ANSWERED,
       -ENOSYS,
-      "knows no method 23" },
+      "knows no method 37" },
     { "the last number",
       true,
       { HEAD(0, 65535, 1, 0) },
