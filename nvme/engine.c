@@ -118,6 +118,13 @@ static int engine_start(struct zn_engine *e, const struct zn_ops *ops, struct zb
     return rc;
 }
 
+void zn_why(struct zn_engine *e, const char *text)
+{
+    size_t len = strlen(e->info.why);
+
+    (void)snprintf(e->info.why + len, sizeof(e->info.why) - len, "%s%s", len > 0 ? "; " : "", text);
+}
+
 /* The first backend that is wanted and works; info.why keeps why an earlier one does not. */
 static int engine_choose(struct zn_engine *e, const char *io, struct zb_err *err)
 {
@@ -127,9 +134,9 @@ static int engine_choose(struct zn_engine *e, const char *io, struct zb_err *err
     for (const struct zn_ops *const *b = e->file.place->backends; *b; b++) {
         if (!engine_wants(io, *b))
             continue;
+        e->info.why[0] = '\0'; /* what an earlier one lacked does not count: it does not run */
         if (why.code != 0)
-            (void)snprintf(e->info.why, sizeof(e->info.why), "%.*s", (int)sizeof(e->info.why) - 1,
-                           why.text);
+            zn_why(e, why.text);
         why = (struct zb_err){ 0 };
         rc = engine_start(e, *b, &why);
         if (rc == 0)
@@ -282,6 +289,17 @@ void zn_kick(struct zn_engine *e)
     /* It worked in the trial. The kernel forbids it now: whoever sandboxed this process forgot it,
      * and what is in flight can be neither finished nor taken back. */
     assert(rc == 0);
+}
+
+int zn_register(struct zn_engine *e, void *base, uint64_t len_bytes)
+{
+    return e->ops->add ? e->ops->add(e, base, len_bytes) : -EOPNOTSUPP;
+}
+
+void zn_unregister(struct zn_engine *e, void *base)
+{
+    if (e->ops->drop && base)
+        e->ops->drop(e, base);
 }
 
 /* What a result makes of a request: true when it has to go down again, else *ret_rc is final. */

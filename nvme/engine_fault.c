@@ -129,8 +129,11 @@ int zn_fault_install(struct zn_engine *e, const struct zn_fault_plan *plan)
         if (!f)
             return -ENOMEM;
         f->inner = e->ops;
-        f->ops = (struct zn_ops){ f->inner->name, f->inner->start, fault_submit,
-                                  fault_kick,     fault_reap,      fault_close };
+        f->ops = *f->inner;
+        f->ops.submit = fault_submit;
+        f->ops.kick = fault_kick;
+        f->ops.reap = fault_reap;
+        f->ops.close = fault_close;
         zb_list_init(&f->up);
         e->ops = &f->ops;
     }

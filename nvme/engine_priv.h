@@ -27,6 +27,9 @@ struct zn_ops {
     int (*kick)(struct zn_engine *e);
     struct zn_io *(*reap)(struct zn_engine *e); /* a finished io, or NULL */
     void (*close)(struct zn_engine *e);         /* nothing is in flight */
+    /* As zn_register() and zn_unregister(). NULL: it has no use for them. */
+    int (*add)(struct zn_engine *e, void *base, uint64_t len_bytes);
+    void (*drop)(struct zn_engine *e, void *base);
 };
 
 extern const struct zn_ops zn_uring_ops, zn_threads_ops;
@@ -86,6 +89,9 @@ int zn_open_at(struct zn_engine **ret, const struct zn_place *place, void *devic
 
 /** Makes the wake-up readable. Any thread. */
 void zn_wake(struct zn_engine *e);
+
+/** Adds to info.why what could not be had. */
+void zn_why(struct zn_engine *e, const char *text);
 
 /** Where the bytes of this transfer are. */
 static inline void *zn_io_at(const struct zn_io *io)

@@ -6,12 +6,13 @@
  *
  *     fresh ---kick---> queue ---> a thread ---> finished ---reap---> reaped ---> engine.c
  *
+ * Urgent requests have a queue of their own, which threads look at first.
+ *
  * INVARIANTS
- *     P1  fresh and reaped belong to the caller and need no lock; queue and finished are used under
- *         the lock only. The lock is never held across a system call that moves bytes, so the
- *         caller never waits for a device.
- *     P2  reap takes all of finished at once. So a thread that finds it empty is the first since
- *         then, and it alone has to wake the caller.
+ *     P1  The fresh and reaped ones belong to the caller and need no lock; the queues and finished
+ * are used under the lock only. The lock is never held across a system call that moves bytes, so
+ * the caller never waits for a device. P2  reap takes all of finished at once. So a thread that
+ * finds it empty is the first since then, and it alone has to wake the caller.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -24,10 +25,11 @@
 
 struct pool {
     struct zn_engine *e;
-    struct zb_list fresh, reaped; /* P1 */
+    struct zb_list fresh_urgent, fresh, reaped; /* P1 */
+    unsigned nfresh;
     pthread_mutex_t lock;
     pthread_cond_t work;
-    struct zb_list queue, finished;
+    struct zb_list urgent, queue, finished;
     unsigned idle; /* threads that wait for work */
     bool stop;
     unsigned started;
@@ -71,9 +73,11 @@ static void *pool_thread(void *arg)
 
     pthread_mutex_lock(&p->lock);
     for (;;) {
-        struct zb_list *node = zb_list_pop_front(&p->queue);
+        struct zb_list *node = zb_list_pop_front(&p->urgent);
         bool first;
 
+        if (!node)
+            node = zb_list_pop_front(&p->queue);
         if (node) {
             struct zn_io *io = zb_container_of(node, struct zn_io, node);
 
@@ -126,8 +130,10 @@ static int pool_start(struct zn_engine *e, struct zb_err *err)
         return zb_fail(err, -ENOMEM, "I/O threads: %m");
     e->impl = p;
     p->e = e;
+    zb_list_init(&p->fresh_urgent);
     zb_list_init(&p->fresh);
     zb_list_init(&p->reaped);
+    zb_list_init(&p->urgent);
     zb_list_init(&p->queue);
     zb_list_init(&p->finished);
     pthread_mutex_init(&p->lock, NULL); /* these two cannot fail on Linux */
@@ -141,24 +147,22 @@ static void pool_submit(struct zn_engine *e, struct zn_io *io)
 {
     struct pool *p = e->impl;
 
-    zb_list_push_back(&p->fresh, &io->node);
+    zb_list_push_back(io->urgent ? &p->fresh_urgent : &p->fresh, &io->node);
+    p->nfresh++;
 }
 
 static int pool_kick(struct zn_engine *e)
 {
     struct pool *p = e->impl;
-    unsigned wake = 0;
+    unsigned wake;
 
-    if (zb_list_empty(&p->fresh))
+    if (p->nfresh == 0)
         return 0;
     pthread_mutex_lock(&p->lock);
-    zb_list_each(node, &p->fresh)
-    {
-        if (wake == p->idle)
-            break;
-        wake++;
-    }
+    wake = p->nfresh < p->idle ? p->nfresh : p->idle;
+    pool_move(&p->urgent, &p->fresh_urgent);
     pool_move(&p->queue, &p->fresh);
+    p->nfresh = 0;
     pthread_mutex_unlock(&p->lock);
     while (wake-- > 0)
         pthread_cond_signal(&p->work);
@@ -198,5 +202,10 @@ static void pool_close(struct zn_engine *e)
 }
 
 const struct zn_ops zn_threads_ops = {
-    "threads", pool_start, pool_submit, pool_kick, pool_reap, pool_close,
+    .name = "threads",
+    .start = pool_start,
+    .submit = pool_submit,
+    .kick = pool_kick,
+    .reap = pool_reap,
+    .close = pool_close,
 };

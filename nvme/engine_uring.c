@@ -2,6 +2,15 @@
  * engine_uring.c - the fast backend: requests wait in the submission ring until zn_kick() hands all
  * of them to the kernel in one system call.
  *
+ * WHAT THE RING MAY DO. It is created disabled, told that nothing but reads, writes and flushes of
+ * file number 0, the data file, are ever submitted to it, and enabled then: from there on the
+ * kernel refuses all else, whoever writes into the ring's memory.
+ *
+ * REGISTERED MEMORY. A region that zn_register() names is cut into pieces of URING_PIECE_BYTES. The
+ * first request that lies in a piece registers it; what crosses two pieces, or lies in none, goes
+ * the plain way. One piece takes as long as the kernel needs to look up its pages: some 10 us on
+ * huge pages, and below a millisecond on others, so no caller notices.
+ *
  * INVARIANTS
  *     U1  The submission ring has `depth` entries and the completion ring twice as many; engine.c
  *         keeps `depth`, so neither ever overflows.
@@ -10,24 +19,73 @@
  *         says that there is something to ask for, and no device interrupts what the thread does.
  *     U3  An entry that the kernel does not take now stays in the ring; the wake-up is set, so the
  *         caller comes back, and the next kick tries again.
+ *     U4  The kernel signals twice, when there is something to ask for and when it was posted. The
+ *         second is taken back once the ring is found empty, and then the ring is looked at again:
+ *         what came in between is found, and what comes later signals anew.
+ *     U5  A slot of the kernel's table belongs to one piece at most. Taking a piece back while
+ *         requests use it is fine: the kernel keeps its pages for them.
  */
 #include <assert.h>
 #include <errno.h>
 #include <liburing.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include "base/size.h"
+#include "base/space.h"
 #include "nvme/engine_priv.h"
 
+#define URING_PIECE_BYTES (UINT64_C(64) << 20)
+#define URING_SLOTS       (UINT32_C(1) << 14) /* of pieces: what the kernel allows; 1 TiB */
+#define URING_REGIONS_MAX 8192u
+#define URING_NO_SLOT     (-1)
+
+struct uring_region {
+    uintptr_t base;
+    uint64_t len_bytes;
+    uint32_t pieces;
+    int32_t *slots; /* [pieces] */
+};
+
 struct uring {
-    struct io_uring ring;
+    struct io_uring ring; /* first: a test looks at it */
     bool ring_up;
+    bool popped;            /* a completion was since the ring was found empty (U4) */
+    bool stuck;             /* the kernel did not take all entries at the last kick (U3) */
+    struct zb_space *slots; /* NULL: the kernel has no table for us */
+    bool refused;           /* it takes no more: not asked again until something was dropped */
+    struct uring_region *regions; /* by base */
+    unsigned nregions;
 };
 
 /* The best first; a kernel that does not know a flag answers -EINVAL. */
-static const unsigned uring_flags[] = {
-    IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_TASKRUN_FLAG, /* 6.1 */
-    IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG,                               /* 5.19 */
-    0,
+static const struct {
+    unsigned flags;
+    const char *lacks;
+} uring_modes[] = {
+    { IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_TASKRUN_FLAG |
+          IORING_SETUP_R_DISABLED,
+      NULL }, /* 6.1 */
+    { IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG | IORING_SETUP_R_DISABLED,
+      "io_uring without DEFER_TASKRUN (Linux 6.1)" },                          /* 5.19 */
+    { IORING_SETUP_R_DISABLED, "io_uring without COOP_TASKRUN (Linux 5.19)" }, /* 5.10 */
+    { 0, "io_uring without restrictions (Linux 5.10)" },
+};
+
+/* What the engine ever submits, and registers once the ring is enabled. */
+static struct io_uring_restriction uring_allowed[] = {
+    { .opcode = IORING_RESTRICTION_SQE_OP, .sqe_op = IORING_OP_READ },
+    { .opcode = IORING_RESTRICTION_SQE_OP, .sqe_op = IORING_OP_WRITE },
+    { .opcode = IORING_RESTRICTION_SQE_OP, .sqe_op = IORING_OP_READ_FIXED },
+    { .opcode = IORING_RESTRICTION_SQE_OP, .sqe_op = IORING_OP_WRITE_FIXED },
+    { .opcode = IORING_RESTRICTION_SQE_OP, .sqe_op = IORING_OP_FSYNC },
+    { .opcode = IORING_RESTRICTION_SQE_FLAGS_REQUIRED, .sqe_flags = IOSQE_FIXED_FILE },
+    { .opcode = IORING_RESTRICTION_REGISTER_OP, .register_op = IORING_REGISTER_BUFFERS_UPDATE },
+    { .opcode = IORING_RESTRICTION_REGISTER_OP, .register_op = IORING_UNREGISTER_FILES },
 };
 
 static const char *uring_hint(int rc)
@@ -44,40 +102,242 @@ static const char *uring_hint(int rc)
     }
 }
 
+/* ---- up and down */
+
+/* liburing 2.3 declares functions for these two operations, and does not export them. */
+static int uring_register(struct uring *u, unsigned op, void *arg, unsigned count)
+{
+    return syscall(__NR_io_uring_register, u->ring.ring_fd, op, arg, count) < 0 ? -errno : 0;
+}
+
+/* Tells what is allowed, and enables the ring. */
+static int uring_enable(struct zn_engine *e, struct uring *u, struct zb_err *err)
+{
+    struct zb_err why = { 0 };
+    int rc;
+
+    if (!(u->ring.flags & IORING_SETUP_R_DISABLED))
+        return 0;
+    rc = uring_register(u, IORING_REGISTER_RESTRICTIONS, uring_allowed, ZB_COUNT(uring_allowed));
+    if (rc < 0) {
+        (void)zb_fail(&why, rc, "io_uring takes no restrictions: %m");
+        zn_why(e, why.text);
+    }
+    e->info.restricted = rc == 0;
+    rc = uring_register(u, IORING_REGISTER_ENABLE_RINGS, NULL, 0);
+    return rc < 0 ? zb_fail(err, rc, "io_uring cannot be enabled: %m") : 0;
+}
+
+/* An empty table of pieces. Without it everything goes the plain way. */
+static void uring_table(struct zn_engine *e, struct uring *u)
+{
+    struct zb_err why = { 0 };
+    int rc = io_uring_register_buffers_sparse(&u->ring, URING_SLOTS);
+
+    if (rc == 0)
+        rc = zb_space_new(&u->slots, URING_SLOTS);
+    if (rc == 0)
+        return;
+    (void)zb_fail(&why, rc, "io_uring has no table for memory (Linux 5.19): %m");
+    (void)snprintf(e->info.why_unregistered, sizeof(e->info.why_unregistered), "%.*s",
+                   (int)sizeof(e->info.why_unregistered) - 1, why.text);
+}
+
 static int uring_start(struct zn_engine *e, struct zb_err *err)
 {
     struct uring *u = calloc(1, sizeof(*u));
     int rc = -EINVAL;
+    size_t mode = 0;
 
     if (!u)
         return zb_fail(err, -ENOMEM, "io_uring engine: %m");
     e->impl = u;
-    for (size_t i = 0; i < ZB_COUNT(uring_flags) && rc == -EINVAL; i++)
-        rc = io_uring_queue_init(e->info.depth, &u->ring, uring_flags[i]);
+    for (; mode < ZB_COUNT(uring_modes); mode++) {
+        rc = io_uring_queue_init(e->info.depth, &u->ring, uring_modes[mode].flags);
+        if (rc != -EINVAL)
+            break;
+    }
     if (rc < 0)
         return zb_fail(err, rc, "io_uring is refused: %m%s", uring_hint(rc));
     u->ring_up = true;
+    if (uring_modes[mode].lacks)
+        zn_why(e, uring_modes[mode].lacks);
     /* One descriptor, known to the ring for good: no lookup and no reference for each request. */
     rc = io_uring_register_files(&u->ring, &e->file.fd, 1);
     if (rc == 0)
         rc = io_uring_register_eventfd(&u->ring, e->wake_fd);
-    return rc < 0 ? zb_fail(err, rc, "io_uring takes no file or no wake-up: %m%s", uring_hint(rc))
-                  : 0;
+    if (rc < 0)
+        return zb_fail(err, rc, "io_uring takes no file or no wake-up: %m%s", uring_hint(rc));
+    uring_table(e, u);
+    return uring_enable(e, u, err);
 }
+
+static void uring_close(struct zn_engine *e)
+{
+    struct uring *u = e->impl;
+
+    if (!u)
+        return;
+    if (u->ring_up) {
+        /* The kernel takes a ring apart later, in its own time: the file should not wait for it. */
+        (void)io_uring_unregister_files(&u->ring);
+        io_uring_queue_exit(&u->ring);
+    }
+    for (unsigned i = 0; i < u->nregions; i++)
+        free(u->regions[i].slots);
+    free(u->regions);
+    zb_space_free(u->slots);
+    free(u);
+    e->impl = NULL;
+}
+
+/* ---- registered memory */
+
+/* Index of the first region that begins above addr. */
+static unsigned uring_region_above(const struct uring *u, uintptr_t addr)
+{
+    unsigned low = 0, high = u->nregions;
+
+    while (low < high) {
+        unsigned middle = low + (high - low) / 2;
+
+        if (u->regions[middle].base <= addr)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static int uring_add(struct zn_engine *e, void *base, uint64_t len_bytes)
+{
+    struct uring *u = e->impl;
+    struct uring_region r = { .base = (uintptr_t)base,
+                              .len_bytes = len_bytes,
+                              .pieces = (uint32_t)zb_div_up(len_bytes, URING_PIECE_BYTES) };
+    unsigned at = uring_region_above(u, r.base);
+    struct uring_region *grown;
+
+    if (!u->slots || u->nregions == URING_REGIONS_MAX)
+        return -EOPNOTSUPP;
+    assert(at == 0 || u->regions[at - 1].base + u->regions[at - 1].len_bytes <= r.base);
+    r.slots = malloc(zb_max_u64(r.pieces, 1) * sizeof(*r.slots));
+    grown = r.slots ? realloc(u->regions, (u->nregions + 1) * sizeof(*grown)) : NULL;
+    if (!grown) {
+        free(r.slots);
+        return -ENOMEM;
+    }
+    for (uint32_t i = 0; i < r.pieces; i++)
+        r.slots[i] = URING_NO_SLOT;
+    u->regions = grown;
+    memmove(grown + at + 1, grown + at, (u->nregions - at) * sizeof(*grown));
+    grown[at] = r;
+    u->nregions++;
+    return 0;
+}
+
+/* Fills or (NULL) empties a slot. */
+static int uring_slot_set(struct uring *u, int32_t slot, void *base, uint64_t len_bytes)
+{
+    struct iovec iov = { .iov_base = base, .iov_len = len_bytes };
+    int rc = io_uring_register_buffers_update_tag(&u->ring, (unsigned)slot, &iov, NULL, 1);
+
+    return rc < 0 ? rc : 0;
+}
+
+static void uring_drop(struct zn_engine *e, void *base)
+{
+    struct uring *u = e->impl;
+    unsigned at = uring_region_above(u, (uintptr_t)base);
+    struct uring_region *r = at > 0 ? &u->regions[at - 1] : NULL;
+
+    if (!r || r->base != (uintptr_t)base)
+        return;
+    for (uint32_t i = 0; i < r->pieces; i++) {
+        int rc;
+
+        if (r->slots[i] == URING_NO_SLOT)
+            continue;
+        rc = uring_slot_set(u, r->slots[i], NULL, 0);
+        assert(rc == 0); /* an own slot is emptied: the memory must not stay with the kernel */
+        zb_space_give(u->slots, (uint64_t)r->slots[i], 1);
+        u->refused = false;
+    }
+    free(r->slots);
+    u->nregions--;
+    memmove(r, r + 1, (u->nregions - (at - 1)) * sizeof(*r));
+}
+
+/* Registers a piece. A failure is no error: the requests go the plain way. */
+static int32_t uring_piece(struct zn_engine *e, struct uring *u, struct uring_region *r,
+                           uint32_t piece)
+{
+    uint64_t from = piece * URING_PIECE_BYTES,
+             len_bytes = zb_min_u64(URING_PIECE_BYTES, r->len_bytes - from), slot;
+    struct zb_err why = { 0 };
+    int rc = zb_space_take(u->slots, 1, &slot);
+
+    if (rc == 0) {
+        rc = uring_slot_set(u, (int32_t)slot, (char *)r->base + from, len_bytes);
+        if (rc < 0)
+            zb_space_give(u->slots, slot, 1);
+    }
+    if (rc == 0) {
+        r->slots[piece] = (int32_t)slot;
+        return (int32_t)slot;
+    }
+    u->refused = true;
+    (void)zb_fail(&why, rc, "register %s of memory: %m%s", zb_size_text(len_bytes).s,
+                  uring_hint(rc));
+    (void)snprintf(e->info.why_unregistered, sizeof(e->info.why_unregistered), "%.*s",
+                   (int)sizeof(e->info.why_unregistered) - 1, why.text);
+    return URING_NO_SLOT;
+}
+
+/* The slot of the piece that holds all of this transfer's memory. */
+static int32_t uring_slot(struct zn_engine *e, struct uring *u, const void *mem, uint64_t len_bytes)
+{
+    unsigned at = uring_region_above(u, (uintptr_t)mem);
+    struct uring_region *r;
+    uint64_t from;
+    uint32_t piece;
+
+    if (at == 0)
+        return URING_NO_SLOT;
+    r = &u->regions[at - 1];
+    from = (uintptr_t)mem - r->base;
+    piece = (uint32_t)(from / URING_PIECE_BYTES);
+    if (!zb_range_inside(from, len_bytes, r->len_bytes) ||
+        (from + len_bytes - 1) / URING_PIECE_BYTES != piece)
+        return URING_NO_SLOT;
+    return r->slots[piece] != URING_NO_SLOT || u->refused ? r->slots[piece]
+                                                          : uring_piece(e, u, r, piece);
+}
+
+/* ---- requests */
 
 static void uring_submit(struct zn_engine *e, struct zn_io *io)
 {
     struct uring *u = e->impl;
+    void *mem = io->op == ZN_FLUSH ? NULL : zn_io_at(io);
+    int32_t slot = mem ? uring_slot(e, u, mem, (unsigned)io->res) : URING_NO_SLOT;
     struct io_uring_sqe *sqe = io_uring_get_sqe(&u->ring);
 
     assert(sqe); /* U1 */
+    e->stats.registered += slot != URING_NO_SLOT;
     switch (io->op) {
     case ZN_READ:
-        io_uring_prep_read(sqe, 0, zn_io_at(io), (unsigned)io->res, zn_io_off(io));
+        if (slot != URING_NO_SLOT)
+            io_uring_prep_read_fixed(sqe, 0, mem, (unsigned)io->res, zn_io_off(io), slot);
+        else
+            io_uring_prep_read(sqe, 0, mem, (unsigned)io->res, zn_io_off(io));
         break;
     case ZN_WRITE:
     case ZN_SLOT: /* comes as a write */
-        io_uring_prep_write(sqe, 0, zn_io_at(io), (unsigned)io->res, zn_io_off(io));
+        if (slot != URING_NO_SLOT)
+            io_uring_prep_write_fixed(sqe, 0, mem, (unsigned)io->res, zn_io_off(io), slot);
+        else
+            io_uring_prep_write(sqe, 0, mem, (unsigned)io->res, zn_io_off(io));
         break;
     case ZN_FLUSH:
         io_uring_prep_fsync(sqe, 0, IORING_FSYNC_DATASYNC);
@@ -91,16 +351,16 @@ static int uring_kick(struct zn_engine *e)
 {
     struct uring *u = e->impl;
 
-    while (io_uring_sq_ready(&u->ring) > 0) {
+    u->stuck = false;
+    while (io_uring_sq_ready(&u->ring) > 0 && !u->stuck) {
         int rc = io_uring_submit(&u->ring);
 
-        if (rc > 0)
-            continue;
-        if (rc != 0 && rc != -EAGAIN && rc != -EBUSY && rc != -EINTR)
+        if (rc < 0 && rc != -EAGAIN && rc != -EBUSY && rc != -EINTR)
             return rc;
-        zn_wake(e); /* U3 */
-        break;
+        u->stuck = rc <= 0;
     }
+    if (u->stuck)
+        zn_wake(e); /* U3 */
     return 0;
 }
 
@@ -109,28 +369,30 @@ static struct zn_io *uring_reap(struct zn_engine *e)
     struct uring *u = e->impl;
     struct io_uring_cqe *cqe;
     struct zn_io *io;
+    eventfd_t n;
 
-    if (io_uring_peek_cqe(&u->ring, &cqe) != 0)
-        return NULL;
+    while (io_uring_peek_cqe(&u->ring, &cqe) != 0) {
+        if (!u->popped)
+            return NULL;
+        u->popped = false;
+        (void)eventfd_read(e->wake_fd, &n); /* U4 */
+        if (u->stuck)
+            zn_wake(e); /* U3: that one was not the kernel's */
+    }
+    u->popped = true;
     io = io_uring_cqe_get_data(cqe);
     io->res = cqe->res;
     io_uring_cqe_seen(&u->ring, cqe);
     return io;
 }
 
-static void uring_close(struct zn_engine *e)
-{
-    struct uring *u = e->impl;
-
-    if (u && u->ring_up) {
-        /* The kernel takes a ring apart later, in its own time: the file should not wait for it. */
-        (void)io_uring_unregister_files(&u->ring);
-        io_uring_queue_exit(&u->ring);
-    }
-    free(u);
-    e->impl = NULL;
-}
-
 const struct zn_ops zn_uring_ops = {
-    "uring", uring_start, uring_submit, uring_kick, uring_reap, uring_close,
+    .name = "uring",
+    .start = uring_start,
+    .submit = uring_submit,
+    .kick = uring_kick,
+    .reap = uring_reap,
+    .close = uring_close,
+    .add = uring_add,
+    .drop = uring_drop,
 };

@@ -34,6 +34,13 @@
 #define ZN_IO_BYTES_MAX  (UINT32_C(1) << 30)
 #define ZN_DATA_START    (UINT64_C(64) << 10) /* below it: the superblock, and room for its kin */
 
+/* Where a page is, for those who own several files: the path's index above the offset in it. An
+ * engine knows one file, and takes offsets only. */
+#define ZN_PATHS_MAX        8u
+#define ZN_AT(path, offset) ((uint64_t)(path) << 56 | (offset))
+#define ZN_AT_PATH(at)      ((unsigned)((at) >> 56))
+#define ZN_AT_OFFSET(at)    ((at) & ((UINT64_C(1) << 56) - 1))
+
 struct zn_engine;
 struct zn_io;
 
@@ -53,6 +60,7 @@ struct zn_io {
     void *buf; /* ignored by ZN_FLUSH, as are len and off */
     uint32_t len_bytes;
     uint64_t off_bytes;
+    bool urgent; /* somebody waits for it: before others, wherever requests wait in line */
     zn_done_fn *done;
     /* the engine's */
     uint32_t got_bytes;
@@ -71,12 +79,14 @@ struct zn_options {
 };
 
 struct zn_info {
-    const char *io;         /* "uring" or "threads": what runs */
-    char why[160];          /* why not what "auto" tries first; "" when it was the first choice */
-    bool direct;            /* O_DIRECT is on */
-    char why_buffered[160]; /* "" when direct */
-    bool sparse;            /* the file system cannot reserve space: a write may meet -ENOSPC */
-    uint32_t align_bytes;   /* of memory, offsets and lengths: a power of two, at most 4096 */
+    const char *io;  /* "uring" or "threads": what runs */
+    char why[160];   /* what better could not be had, and why; "" when nothing is better */
+    bool restricted; /* the kernel lets this engine do no more than what zn.h says */
+    char why_unregistered[160]; /* of memory that zn_register() named; "" when all of it is */
+    bool direct;                /* O_DIRECT is on */
+    char why_buffered[160];     /* "" when direct */
+    bool sparse;                /* the file system cannot reserve space: a write may meet -ENOSPC */
+    uint32_t align_bytes;       /* of memory, offsets and lengths: a power of two, at most 4096 */
     uint64_t size_bytes;
     unsigned depth;
 };
@@ -84,6 +94,7 @@ struct zn_info {
 struct zn_stats {
     uint64_t reads, read_bytes, writes, written_bytes, flushes; /* completed without failure */
     uint64_t failed, short_transfers;
+    uint64_t registered; /* transfers whose memory the kernel knew beforehand */
     unsigned inflight;
 };
 
@@ -117,6 +128,23 @@ void zn_close(struct zn_engine *e);
  */
 int zn_submit(struct zn_engine *e, struct zn_io *io);
 void zn_kick(struct zn_engine *e);
+
+/**
+ * Announces memory that requests will use again and again: a hint. From then on the engine may keep
+ * it known to the kernel and its pages in place, which spares each request of it the lookup. That
+ * happens as requests touch it; what cannot be registered (a limit of the kernel, RLIMIT_MEMLOCK)
+ * works as it did, and zn_info() says why.
+ *
+ * The memory is private or a memfd's, the caller's until zn_unregister(), which comes before it is
+ * unmapped or cut. Regions do not overlap.
+ *
+ * @return 0; -EOPNOTSUPP: this engine has no use for it; -ENOMEM
+ */
+int zn_register(struct zn_engine *e, void *base, uint64_t len_bytes);
+/** Takes the hint back; requests in flight are fine. A base that was never registered, or NULL:
+ * too.
+ */
+void zn_unregister(struct zn_engine *e, void *base);
 
 /** Runs the `done` of up to max finished requests; returns how many ran. When it stops at max, the
  *  wake-up is set again. */

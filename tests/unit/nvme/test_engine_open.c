@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/io_uring.h>
 #include <linux/loop.h>
 #include <poll.h>
 #include <signal.h>
@@ -527,6 +528,21 @@ static const struct refused refused_cases[] = {
       { { __NR_io_uring_enter, EPERM, 0 } },
       0,
       "a first read by uring is refused: Operation not permitted" },
+    { "uring, and no restrictions",
+      "uring",
+      { { __NR_io_uring_register, EINVAL, IORING_REGISTER_RESTRICTIONS } },
+      0,
+      "io_uring takes no restrictions: Invalid" },
+    { "uring, and no table for memory",
+      "uring",
+      { { __NR_io_uring_register, EINVAL, IORING_REGISTER_BUFFERS2 } },
+      0,
+      "no table for memory" },
+    { "uring, and the ring stays disabled",
+      "uring",
+      { { __NR_io_uring_register, EPERM, IORING_REGISTER_ENABLE_RINGS } },
+      -EPERM,
+      "cannot be enabled" },
     { "uring is forced, and forbidden",
       "uring",
       { REFUSE_URING(EPERM) },
@@ -608,7 +624,8 @@ static int child_refused(const void *arg)
     if (rc != c->rc || err.code != rc ||
         (rc < 0 && (!strstr(err.text, c->text) || file_size(path) > 0)) ||
         (rc == 0 &&
-         ((!strstr(zn_info(e)->why, c->text) && !strstr(zn_info(e)->why_buffered, c->text)) ||
+         ((!strstr(zn_info(e)->why, c->text) && !strstr(zn_info(e)->why_buffered, c->text) &&
+           !strstr(zn_info(e)->why_unregistered, c->text)) ||
           strcmp(zn_info(e)->io, runs) != 0 || zn_info(e)->sparse != sparse))) {
         (void)fprintf(stderr, "%d '%s', why '%s' and '%s'\n", rc, err.text,
                       e ? zn_info(e)->why : "", e ? zn_info(e)->why_buffered : "");

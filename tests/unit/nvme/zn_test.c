@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -97,7 +98,8 @@ int zn_test_refuse(const struct zn_test_refusal *refusals, unsigned count)
 {
     enum { EACH = 5, MAX = 8 };
     const unsigned nr_at = offsetof(struct seccomp_data, nr);
-    const unsigned third_at = offsetof(struct seccomp_data, args[2]); /* the low half of it */
+    const unsigned second_at = offsetof(struct seccomp_data, args[1]); /* the low half of it */
+    const unsigned third_at = offsetof(struct seccomp_data, args[2]);
     struct sock_filter code[EACH * MAX + 1], *p = code;
     struct sock_fprog prog = { .filter = code };
 
@@ -105,10 +107,13 @@ int zn_test_refuse(const struct zn_test_refusal *refusals, unsigned count)
         return -E2BIG;
     for (unsigned i = 0; i < count; i++) {
         const struct zn_test_refusal *r = &refusals[i];
+        const unsigned at = r->third == 0                     ? nr_at
+                            : r->nr == __NR_io_uring_register ? second_at
+                                                              : third_at;
         const struct sock_filter each[EACH] = {
             BPF_STMT(BPF_LD | BPF_W | BPF_ABS, nr_at),
             BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)r->nr, 0, 3),
-            BPF_STMT(BPF_LD | BPF_W | BPF_ABS, r->third > 0 ? third_at : nr_at),
+            BPF_STMT(BPF_LD | BPF_W | BPF_ABS, at),
             BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, r->third > 0 ? r->third : (unsigned)r->nr, 0, 1),
             BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ((unsigned)r->error & SECCOMP_RET_DATA)),
         };

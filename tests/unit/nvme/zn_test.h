@@ -35,7 +35,8 @@ int zn_test_io(struct zn_engine *e, enum zn_op op, void *buf, uint32_t len_bytes
 /** A system call that answers with an errno, whoever makes it. */
 struct zn_test_refusal {
     int nr, error;
-    unsigned third; /* only when its third argument is this; 0: whatever it is */
+    unsigned third; /* only when its third argument is this (of io_uring_register the second, what
+                       is registered); 0: whatever it is */
 };
 
 /** From now on, for this process and for good: so in a child only. 0 or a negative errno. */
