@@ -115,8 +115,8 @@ struct zsd_saved {
     uint64_t epoch;
     struct zsd_unit **units; /* the manifest; no shards in them */
     uint32_t nunits;
-    struct zsd_version *committed, *prepared; /* committed is NULL before the first commit: then the
-                                                 job is not in the catalog yet */
+    struct zsd_version *committed, *prepared; /* neither, before the first: then the job is not in
+                                                 the catalog yet */
     struct zb_list snaps;
     struct zsd_promise promise;
     struct zsd_account nvme_held; /* what the promise is booked as */
@@ -149,7 +149,13 @@ void zsd_store_close(struct zsd_core *core);
 
 /* ---- saved jobs */
 
-/** Finds a saved job that has a commit. */
+/** It is in the catalog. */
+static inline bool zsd_saved_kept(const struct zsd_saved *saved)
+{
+    return saved->committed || saved->prepared;
+}
+
+/** Finds a saved job that is kept. */
 struct zsd_saved *zsd_saved_by_name(struct zsd_core *core, const char *name);
 struct zsd_snap *zsd_snap_by_name(const struct zsd_saved *saved, const char *name);
 /** May this connection look at it and change it: owner, root, the daemon's user. */
@@ -166,6 +172,8 @@ void zsd_saved_unhold(struct zsd_saved *saved);
 /** Its promise becomes what its versions need, with room for one more like the newest. 0; -ENOSPC
  * with the numbers, or -ENOMEM: then nothing changes. What only shrinks never fails. */
 int zsd_saved_reserve(struct zsd_saved *saved, struct zb_err *err);
+/** How many times the trainable rows of the newest version are needed besides what is held. */
+unsigned zsd_saved_next(const struct zsd_saved *saved);
 /** What it must be promised: what its versions hold, each row once; room for the trainable rows of
  * `next` once more (NULL: none), and `spare` more of each size. */
 int zsd_saved_needs(const struct zsd_saved *saved, const struct zsd_version *next, uint32_t spare,
@@ -307,7 +315,8 @@ struct zsd_delta {
     struct zsd_version *committed, *prepared; /* the owner holds what is new of them */
     struct zsd_snap *snap_add; /* its version is known; the saved job's when it is durable, else the
                                   owner's still */
-    bool destroy;              /* the job goes, with all that it has */
+    bool destroy;              /* the job goes, with all that it has... */
+    bool stays;                /* ...from the catalog only: its incarnation goes on */
     /* private */
     struct zsd_version *fresh[2]; /* the catalog does not know them yet */
     struct zsd_version **drops;   /* it forgets them */
@@ -316,6 +325,39 @@ struct zsd_delta {
     uint32_t nfresh, ndrops, nputs, ndels;
 };
 void zsd_delta_start(struct zsd_delta *d);
+
+/* ---- commits of a job in memory (op_commit.c) */
+
+/**
+ * Saves what the job has, as a version, and commits or prepares it. The job is READY or STEPPING,
+ * and nothing changes its pages until done; err NULL: it is durable. save_err: pages that a step
+ * could not save, if any.
+ */
+void zsd_commit_start(struct zsd_job *job, enum zsd_commit_what what, const struct zb_err *save_err,
+                      void (*done)(struct zsd_job *job, const struct zb_err *err));
+/** Why the job cannot be committed (prepared) now, if so: 0, or a negative errno. */
+int zsd_commit_check(const struct zsd_job *job, enum zsd_commit_what what, struct zb_err *err);
+/** The daemon is ending: what a job has beyond its last commit is saved. */
+void zsd_commit_last(struct zsd_job *job);
+/** A commit of it is over: whoever waits for the next one gets it. op_snapshot.c */
+void zsd_snap_next(struct zsd_saved *saved);
+/** Destroys a saved job, in memory too; answers req. op_snapshot.c */
+void zsd_saved_destroy(struct zsd_req *req, struct zsd_saved *saved);
+
+/* ---- bringing a version in (load.c) */
+
+/** The job is in LOADING, its memory attached, no page of it has an extent. Holds v while it runs.
+ * done: err NULL, every shard has the values of v; the caller goes on from there. */
+void zsd_load_start(struct zsd_job *job, struct zsd_version *v,
+                    void (*done)(struct zsd_job *job, const struct zb_err *err));
+/** The row is cut exactly as the shard is. */
+static inline bool zsd_row_fits(const struct zsd_row *r, const struct zsd_shard *s)
+{
+    return r->unit == s->unit->index && r->first == s->first && r->count == s->count &&
+           r->page_elems == s->job->core->page_elems;
+}
+/** 0; -EINVAL: the job's shards are not the elements that the version has. */
+int zsd_load_check(const struct zsd_job *job, const struct zsd_version *v, struct zb_err *err);
 
 /* ---- records (record.c): what is in the catalog. FORMAT.md has the bytes. Any thread: they look
  * at the object only. put: 0, -ENOMEM. get: 0, -ENOMEM, -EBADMSG with a sentence. */
@@ -364,7 +406,7 @@ int zsd_record_get_snap(const struct zn_key *key, const void *bytes, size_t len_
 /** Deletes a job with its units; a version with its notes; a row; a snapshot. */
 int zsd_record_del_job(struct zn_txn *t, const struct zsd_saved *saved);
 int zsd_record_del_version(struct zn_txn *t, uint32_t job, const struct zsd_version *v);
-int zsd_record_del_row(struct zn_txn *t, const struct zsd_row *r);
+int zsd_record_del_row(struct zn_txn *t, uint64_t row);
 int zsd_record_del_snap(struct zn_txn *t, uint32_t job, const struct zsd_snap *s);
 
 /* ---- pages of rows (rowio.c) */
