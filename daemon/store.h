@@ -72,7 +72,8 @@ struct zsd_row_plane {
 
 struct zsd_row {
     uint64_t id;           /* in the catalog */
-    uint32_t refs;         /* versions that hold it, shards, and operations that look at it */
+    uint32_t refs;         /* versions and shards that hold it; 0: it has no places */
+    uint32_t looks;        /* see zsd_row_look() */
     uint32_t kept;         /* versions in the catalog that hold it; 0: it is not there */
     uint64_t stamp;        /* of the last walk that counted it */
     uint32_t unit, rank;   /* who registered it */
@@ -189,6 +190,13 @@ struct zsd_row *zsd_row_new(uint32_t unit, const struct zb_layout *layout, uint6
                             uint64_t count, uint32_t page_elems);
 struct zsd_row *zsd_row_ref(struct zsd_row *r);
 void zsd_row_unref(struct zsd_core *core, struct zsd_row *r);
+/** Who reads a row beside the job (a reader, scrub) only looks at it: the struct lives on, but its
+ * places go with its last holder, or a job could find fewer places than it was promised. A row that
+ * is dead (refs 0) reads as anything; its checksums say so. rowio.c */
+void zsd_row_look(struct zsd_row *r);
+void zsd_row_look_away(struct zsd_row *r);
+/** The struct of a row that has let go of its places, and that nobody looks at. rowio.c */
+void zsd_row_free(struct zsd_row *r);
 /** Index of the row that holds element `first` of a unit; nrows: there is none. */
 uint32_t zsd_version_find(const struct zsd_version *v, uint32_t unit, uint64_t first);
 uint64_t zsd_row_bytes(const struct zsd_row *r);         /* of all its pages */
@@ -417,12 +425,13 @@ int zsd_record_del_snap(struct zn_txn *t, uint32_t job, const struct zsd_snap *s
  */
 struct zsd_row_read {
     struct zsd_core *core;
-    struct zsd_row *row; /* held by the caller */
+    struct zsd_row *row; /* the caller holds it, or looks at it */
     enum zsd_saved_plane plane;
     uint32_t page;
     void *buf;
     void (*done)(struct zsd_row_read *r, const struct zb_err *err); /* loop thread, once */
     /* private */
+    const char *who;
     struct zb_err err;
     struct zsd_pio pio;
     struct zsd_task task;
