@@ -164,6 +164,9 @@ struct zsd_member {
 
 enum zsd_job_state { ZSD_DEFINING, ZSD_PLACING, ZSD_READY, ZSD_STEPPING, ZSD_ENDED };
 
+/* What a step or a commit request asks for; numbers as on the wire. */
+enum zsd_commit_what { ZSD_COMMIT_NONE, ZSD_COMMIT, ZSD_PREPARE, ZSD_RESOLVE, ZSD_DROP };
+
 /* The step that ranks ask for, and its progress. op_step.c */
 struct zsd_step_op {
     bool asked; /* by at least one rank */
