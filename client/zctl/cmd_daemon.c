@@ -1,5 +1,5 @@
 /*
- * cmd_daemon.c - the connection, and the commands that ask for something: ping, destroy.
+ * cmd_daemon.c - the connection, and ping.
  */
 #include <errno.h>
 #include <string.h>
@@ -70,15 +70,4 @@ int zctl_ping(struct zctl *z, int argc, char **argv)
     row.block_elems = server->block_elems;
     row.round_trip_us = (double)best_ns / 1e3;
     return zctl_print(z, columns, ZB_COUNT(columns), &row, 1, sizeof(row));
-}
-
-/** Says nothing when it worked, as rm does. */
-int zctl_destroy(struct zctl *z, int argc, char **argv)
-{
-    int rc = zctl_connect(z);
-
-    (void)argc;
-    if (rc == 0)
-        rc = zctl_failed(z, zc_job_destroy_wait(z->client, argv[0]));
-    return rc < 0 || !z->json ? rc : zctl_print(z, NULL, 0, NULL, 0, 0);
 }

@@ -39,7 +39,7 @@ void zctl_print_help(FILE *out)
     }
     (void)fputs("usage: zctl [OPTIONS] COMMAND [ARGUMENTS]\n"
                 "\n"
-                "Looks inside the shard daemon of this node.\n"
+                "Looks inside the shard daemon of this node, and after what it keeps.\n"
                 "\n"
                 "Commands:\n",
                 out);
@@ -54,6 +54,15 @@ static int written(struct zctl *z)
                                                  : 0;
 }
 
+static void help_option(FILE *out, const struct zctl_option *o)
+{
+    char words[64];
+
+    (void)snprintf(words, sizeof(words), "--%s%s%s", o->name, o->value ? " " : "",
+                   o->value ? o->value : "");
+    (void)fprintf(out, "  %-20s %s\n", words, o->help);
+}
+
 int zctl_help(struct zctl *z, int argc, char **argv)
 {
     const struct zctl_cmd *c;
@@ -65,8 +74,13 @@ int zctl_help(struct zctl *z, int argc, char **argv)
     c = zctl_command(argv[0]);
     if (!c)
         return zb_fail(&z->err, -EINVAL, "no command '%s'; try: zctl help", argv[0]);
-    (void)fprintf(z->out, "usage: zctl %s%s%s\n\n%s\n", c->name, *c->args ? " " : "", c->args,
-                  c->help);
+    (void)fprintf(z->out, "usage: zctl %s%s%s", c->name, *c->args ? " " : "", c->args);
+    for (const struct zctl_option *o = c->options; o && o->name; o++)
+        (void)fprintf(z->out, " [--%s%s%s]", o->name, o->value ? " " : "",
+                      o->value ? o->value : "");
+    (void)fprintf(z->out, "\n\n%s\n%s", c->help, c->options ? "\n" : "");
+    for (const struct zctl_option *o = c->options; o && o->name; o++)
+        help_option(z->out, o);
     return written(z);
 }
 
@@ -82,17 +96,24 @@ int zctl_version(struct zctl *z, int argc, char **argv)
     return written(z);
 }
 
-/* The words of a row's args that are written as they stand: of "bash" bash, of "[JOB]" nothing. */
+/* The words of a row's args that are written as they stand, and its options: of "bash" bash, of
+ * "[start|stop]" both, of "[JOB]" the jobs that there are, of "PATH" files. */
 static void completion_row(FILE *out, const struct zctl_cmd *c)
 {
+    (void)fprintf(out, "    %s) words=\"", c->name);
     if (strstr(c->args, "JOB"))
-        (void)fprintf(out,
-                      "    %s) words=$(zctl jobs 2>/dev/null | awk 'NR > 1 { print $1 }') ;;\n",
-                      c->name);
+        (void)fputs("$(zctl jobs 2>/dev/null | awk 'NR > 1 { print $1 }')", out);
     else if (strstr(c->args, "COMMAND"))
-        (void)fprintf(out, "    %s) words=$commands ;;\n", c->name);
-    else if (*c->args)
-        (void)fprintf(out, "    %s) words='%s' ;;\n", c->name, c->args);
+        (void)fputs("$commands", out);
+    else if (!strstr(c->args, "PATH"))
+        for (const char *at = c->args; *at; at++)
+            if (*at != '[' && *at != ']')
+                (void)fputc(*at == '|' ? ' ' : *at, out);
+    if (strstr(c->args, "PATH"))
+        (void)fputs(" $(compgen -f -- \"$current\")", out);
+    for (const struct zctl_option *o = c->options; o && o->name; o++)
+        (void)fprintf(out, " --%s", o->name);
+    (void)fputs("\" ;;\n", out);
 }
 
 int zctl_completion(struct zctl *z, int argc, char **argv)
@@ -115,7 +136,7 @@ int zctl_completion(struct zctl *z, int argc, char **argv)
                 "    COMPREPLY=()\n"
                 "    case $before in\n"
                 "    -o) COMPREPLY=($(compgen -W 'json table' -- \"$current\")); return ;;\n"
-                "    -s | --socket) COMPREPLY=($(compgen -f -- \"$current\")); return ;;\n"
+                "    -s | --socket | --data) COMPREPLY=($(compgen -f -- \"$current\")); return ;;\n"
                 "    esac\n"
                 "    for ((i = 1; i < COMP_CWORD; i++)); do\n"
                 "        case ${COMP_WORDS[i]} in\n"
@@ -128,7 +149,8 @@ int zctl_completion(struct zctl *z, int argc, char **argv)
                 "    '') words=\"$commands -o -s --socket --help\" ;;\n",
                 z->out);
     for (size_t i = 0; i < n; i++)
-        completion_row(z->out, &rows[i]);
+        if (*rows[i].args || rows[i].options)
+            completion_row(z->out, &rows[i]);
     (void)fputs("    esac\n"
                 "    COMPREPLY=($(compgen -W \"$words\" -- \"$current\"))\n"
                 "}\n"

@@ -42,6 +42,12 @@ static const struct zctl_column job_columns[] = {
     COLUMN(ZCTL_SIZE, pushed_bytes, ZCTL_JSON_ONLY, zc_job_row),
     COLUMN(ZCTL_SIZE, nvme_read_bytes, ZCTL_SHOWN, zc_job_row),
     COLUMN(ZCTL_SIZE, nvme_written_bytes, ZCTL_SHOWN, zc_job_row),
+    COLUMN(ZCTL_BOOL, durable, ZCTL_WHEN_SET, zc_job_row),
+    COLUMN(ZCTL_BOOL, committed, ZCTL_WHEN_SET, zc_job_row),
+    COLUMN(ZCTL_U64, committed_iterations, ZCTL_WHEN_SET, zc_job_row),
+    COLUMN(ZCTL_U64, committed_applied, ZCTL_JSON_ONLY, zc_job_row),
+    COLUMN(ZCTL_U32, snapshots, ZCTL_WHEN_SET, zc_job_row),
+    COLUMN(ZCTL_U64, epoch, ZCTL_WHEN_SET, zc_job_row),
     COLUMN(ZCTL_U64, id, ZCTL_JSON_ONLY, zc_job_row),
     COLUMN(ZCTL_TEXT, error, ZCTL_WHEN_SET, zc_job_row),
 };

@@ -4,26 +4,61 @@
  * A new command is a row here and a function in a cmd_*.c. Help, arity and completion read the
  * rows.
  */
+#include <assert.h>
+#include <ctype.h>
 #include <errno.h>
 #include <getopt.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "base/size.h"
 #include "base/util.h"
 #include "client/zctl/zctl.h"
 
+static const struct zctl_option fsck_options[] = {
+    { "data", "DIR", "check the data folder of a daemon that does not run, with zshardd --fsck" },
+    { 0 },
+};
+
+static const struct zctl_option scrub_options[] = {
+    { "rate", "SIZE", "bytes a second (start, resume); else a tenth of what the drives do" },
+    { 0 },
+};
+
+static const struct zctl_option snapshot_options[] = {
+    { "next", NULL, "of the next commit, which is waited for" },
+    { "retain", "N", "then destroy the job's oldest snapshots until N are left" },
+    { "timeout", "SECONDS", "how long to wait for the next commit; else as the daemon is set" },
+    { 0 },
+};
+
 static const struct zctl_cmd cmds[] = {
+    { "clone", "JOB[@SNAPSHOT] NAME", "make a new job out of what is saved; it costs what changes",
+      2, 2, zctl_clone, NULL },
     { "completion", "bash", "print completion for a shell: source <(zctl completion bash)", 1, 1,
-      zctl_completion },
-    { "destroy", "JOB", "end a kept job that nobody is attached to, and free its bytes", 1, 1,
-      zctl_destroy },
-    { "help", "[COMMAND]", "say what there is, or how a command is used", 0, 1, zctl_help },
-    { "jobs", "[JOB]", "list jobs: state, ranks, steps, bytes", 0, 1, zctl_jobs },
-    { "ls", "[JOB]", "list shards: where they are, their version, who pins them", 0, 1, zctl_ls },
-    { "ping", "", "ask the daemon who it is, and how fast it answers", 0, 0, zctl_ping },
-    { "stat", "", "list the daemon's counters", 0, 0, zctl_stat },
-    { "tiers", "", "show each tier's budget and what it is used for", 0, 0, zctl_tiers },
-    { "version", "", "print the version of zctl", 0, 0, zctl_version },
+      zctl_completion, NULL },
+    { "destroy", "JOB[@SNAPSHOT]",
+      "end a kept job that nobody is attached to, or a snapshot, and free its bytes", 1, 1,
+      zctl_destroy, NULL },
+    { "df", "", "show what the bytes of the data files are used for", 0, 0, zctl_df, NULL },
+    { "fsck", "", "compare every counter of the store with its catalog", 0, 0, zctl_fsck,
+      fsck_options },
+    { "help", "[COMMAND]", "say what there is, or how a command is used", 0, 1, zctl_help, NULL },
+    { "jobs", "[JOB]", "list jobs: state, ranks, steps, bytes", 0, 1, zctl_jobs, NULL },
+    { "ls", "[JOB]", "list shards: where they are, their version, who pins them", 0, 1, zctl_ls,
+      NULL },
+    { "ping", "", "ask the daemon who it is, and how fast it answers", 0, 0, zctl_ping, NULL },
+    { "rollback", "JOB SNAPSHOT", "let a job go on from a snapshot, and forget what is newer", 2, 2,
+      zctl_rollback, NULL },
+    { "scrub", "[status|start|pause|resume|stop]",
+      "read and verify all that is saved, in the background", 0, 1, zctl_scrub, scrub_options },
+    { "snapshot", "JOB [NAME]", "give the newest commit a name, so that it stays", 1, 2,
+      zctl_snapshot, snapshot_options },
+    { "snapshots", "[JOB]", "list snapshots: steps, time, bytes", 0, 1, zctl_snapshots, NULL },
+    { "stat", "", "list the daemon's counters", 0, 0, zctl_stat, NULL },
+    { "tiers", "", "show each tier's budget and what it is used for", 0, 0, zctl_tiers, NULL },
+    { "version", "", "print the version of zctl", 0, 0, zctl_version, NULL },
 };
 
 const struct zctl_cmd *zctl_commands(size_t *ret_count)
@@ -40,23 +75,41 @@ const struct zctl_cmd *zctl_command(const char *name)
     return NULL;
 }
 
-static int dispatch(struct zctl *z, int argc, char **argv)
-{
-    const struct zctl_cmd *c;
+/* ---- options: --socket, -o and --help are everybody's; the others are in the rows */
 
-    if (argc == 0)
-        return zb_fail(&z->err, -EINVAL, "which command? Try: zctl help");
-    c = zctl_command(argv[0]);
-    if (!c)
-        return zb_fail(&z->err, -EINVAL, "no command '%s'; try: zctl help", argv[0]);
-    if (argc - 1 < c->argc_min || argc - 1 > c->argc_max)
-        return zb_fail(&z->err, -EINVAL, "usage: zctl %s%s%s", c->name, *c->args ? " " : "",
-                       c->args);
-    return c->run(z, argc - 1, argv + 1);
+#define OF_COMMAND 256 /* what getopt_long() says of the nth option of commands: this + n */
+
+/** Every option of a command, once. */
+static size_t command_options(const struct zctl_option *ret[ZCTL_OPTIONS_MAX])
+{
+    size_t n = 0, k;
+
+    for (size_t i = 0; i < ZB_COUNT(cmds); i++)
+        for (const struct zctl_option *o = cmds[i].options; o && o->name; o++) {
+            for (k = 0; k < n && strcmp(ret[k]->name, o->name) != 0; k++)
+                ;
+            assert(k < ZCTL_OPTIONS_MAX);
+            if (k == n)
+                ret[n++] = o;
+            assert(!ret[k]->value == !o->value);
+        }
+    return n;
 }
 
-static int option(struct zctl *z, int letter, char **argv, bool *ret_help)
+static int option_given(struct zctl *z, const struct zctl_option *o)
 {
+    if (zctl_option(z, o->name))
+        return zb_fail(&z->err, -EINVAL, "option '--%s' is given twice", o->name);
+    z->given[z->ngiven].name = o->name;
+    z->given[z->ngiven++].value = o->value ? optarg : "";
+    return 0;
+}
+
+static int option(struct zctl *z, int letter, char **argv, const struct zctl_option *const *all,
+                  bool *ret_help)
+{
+    if (letter >= OF_COMMAND)
+        return option_given(z, all[letter - OF_COMMAND]);
     switch (letter) {
     case 's':
         z->socket = optarg;
@@ -70,7 +123,7 @@ static int option(struct zctl *z, int letter, char **argv, bool *ret_help)
         *ret_help = true;
         return 0;
     }
-    if (optopt && strchr("soh", optopt))
+    if (optopt >= OF_COMMAND || (optopt && strchr("soh", optopt)))
         return zb_fail(&z->err, -EINVAL, "option '%s' %s; try: zctl help", argv[optind - 1],
                        letter == ':' ? "lacks its value" : "takes no value");
     if (optopt)
@@ -81,18 +134,87 @@ static int option(struct zctl *z, int letter, char **argv, bool *ret_help)
 /** Options may stand anywhere; argv is sorted for it. 0, and the words begin at optind. */
 static int options(struct zctl *z, int argc, char **argv, bool *ret_help)
 {
-    static const struct option longs[] = {
+    struct option longs[ZCTL_OPTIONS_MAX + 4] = {
         { "socket", required_argument, NULL, 's' },
         { "output", required_argument, NULL, 'o' },
         { "help", no_argument, NULL, 'h' },
-        { 0 },
     };
+    const struct zctl_option *all[ZCTL_OPTIONS_MAX];
+    size_t n = command_options(all);
     int letter, rc = 0;
 
+    for (size_t i = 0; i < n; i++)
+        longs[3 + i] = (struct option){ .name = all[i]->name,
+                                        .has_arg = all[i]->value ? required_argument : no_argument,
+                                        .val = OF_COMMAND + (int)i };
     optind = 0; /* begin again, whoever used it before */
     while (rc == 0 && (letter = getopt_long(argc, argv, ":s:o:h", longs, NULL)) != -1)
-        rc = option(z, letter, argv, ret_help);
+        rc = option(z, letter, argv, all, ret_help);
     return rc;
+}
+
+const char *zctl_option(const struct zctl *z, const char *name)
+{
+    for (size_t i = 0; i < z->ngiven; i++)
+        if (strcmp(z->given[i].name, name) == 0)
+            return z->given[i].value;
+    return NULL;
+}
+
+int zctl_option_number(struct zctl *z, const char *name, uint64_t max, uint64_t *ret)
+{
+    const char *text = zctl_option(z, name);
+    unsigned long long n;
+    char *end;
+
+    if (!text)
+        return 0;
+    errno = 0;
+    n = strtoull(text, &end, 10);
+    if (!isdigit((unsigned char)*text) || *end || errno || n > max)
+        return zb_fail(&z->err, -EINVAL, "--%s is a number from 0 to %llu, not '%s'", name,
+                       (unsigned long long)max, text);
+    *ret = n;
+    return 0;
+}
+
+int zctl_option_size(struct zctl *z, const char *name, uint64_t *ret)
+{
+    const char *text = zctl_option(z, name);
+    struct zb_err why = { 0 };
+
+    if (!text || zb_size_parse(text, ret, &why) == 0)
+        return 0;
+    return zb_fail(&z->err, -EINVAL, "--%s: %s", name, why.text);
+}
+
+static bool command_knows(const struct zctl_cmd *c, const char *name)
+{
+    for (const struct zctl_option *o = c->options; o && o->name; o++)
+        if (strcmp(o->name, name) == 0)
+            return true;
+    return false;
+}
+
+/* ---- the program */
+
+static int dispatch(struct zctl *z, int argc, char **argv)
+{
+    const struct zctl_cmd *c;
+
+    if (argc == 0)
+        return zb_fail(&z->err, -EINVAL, "which command? Try: zctl help");
+    c = zctl_command(argv[0]);
+    if (!c)
+        return zb_fail(&z->err, -EINVAL, "no command '%s'; try: zctl help", argv[0]);
+    if (argc - 1 < c->argc_min || argc - 1 > c->argc_max)
+        return zb_fail(&z->err, -EINVAL, "usage: zctl %s%s%s", c->name, *c->args ? " " : "",
+                       c->args);
+    for (size_t i = 0; i < z->ngiven; i++)
+        if (!command_knows(c, z->given[i].name))
+            return zb_fail(&z->err, -EINVAL, "%s has no option '--%s'; try: zctl help %s", c->name,
+                           z->given[i].name, c->name);
+    return c->run(z, argc - 1, argv + 1);
 }
 
 int zctl_main(int argc, char **argv, FILE *out, FILE *err)

@@ -2,8 +2,9 @@
  * print.c - rows of structs: an aligned table for people, one JSON object for programs.
  *
  * The JSON is {"schema": ZCTL_SCHEMA, "rows": [{key: value ...} ...]}: every column of every row,
- * numbers as numbers, keys in the order of the columns. The table leaves out what programs only
- * want. Both come from the same columns, so neither can lack what the other has.
+ * numbers as numbers, keys in the order of the columns; behind them, with some commands, an array
+ * of sentences. The table leaves out what programs only want. Both come from the same columns, so
+ * neither can lack what the other has.
  */
 #include <ctype.h>
 #include <errno.h>
@@ -11,6 +12,7 @@
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/size.h"
 #include "base/util.h"
@@ -23,6 +25,15 @@
 static const void *value_at(const struct zctl_column *c, const void *row)
 {
     return (const char *)row + c->offset;
+}
+
+static void time_text(uint64_t unix_seconds, char *cell)
+{
+    time_t t = (time_t)zb_min_u64(unix_seconds, INT32_MAX);
+    struct tm tm;
+
+    if (!localtime_r(&t, &tm) || strftime(cell, CELL_MAX, "%Y-%m-%dT%H:%M:%S", &tm) == 0)
+        (void)snprintf(cell, CELL_MAX, "%" PRIu64, unix_seconds);
 }
 
 static void value_text(const struct zctl_column *c, const void *row, char *cell)
@@ -41,6 +52,13 @@ static void value_text(const struct zctl_column *c, const void *row, char *cell)
         return;
     case ZCTL_SIZE:
         (void)snprintf(cell, CELL_MAX, "%s", zb_size_text(*(const uint64_t *)v).s);
+        return;
+    case ZCTL_KIB:
+        (void)snprintf(cell, CELL_MAX, "%.*f", *(const uint64_t *)v % 1024 != 0,
+                       (double)*(const uint64_t *)v / 1024);
+        return;
+    case ZCTL_TIME:
+        time_text(*(const uint64_t *)v, cell);
         return;
     case ZCTL_BOOL:
         (void)snprintf(cell, CELL_MAX, "%s", *(const bool *)v ? "yes" : "no");
@@ -68,6 +86,8 @@ static json_t *value_json(const struct zctl_column *c, const void *row)
         return integer(*(const uint32_t *)v);
     case ZCTL_U64:
     case ZCTL_SIZE:
+    case ZCTL_KIB:
+    case ZCTL_TIME:
         return integer(*(const uint64_t *)v);
     case ZCTL_BOOL:
         return json_boolean(*(const bool *)v);
@@ -89,6 +109,8 @@ static bool value_set(const struct zctl_column *c, const void *row)
         return *(const uint32_t *)v != 0;
     case ZCTL_U64:
     case ZCTL_SIZE:
+    case ZCTL_KIB:
+    case ZCTL_TIME:
         return *(const uint64_t *)v != 0;
     case ZCTL_BOOL:
         return *(const bool *)v;
@@ -104,6 +126,9 @@ struct table {
     const struct zctl_column *columns;
     size_t ncolumns, nrows, row_bytes;
     const char *rows;
+    const char *key; /* of the sentences; NULL: there is no such thing */
+    const struct zc_sentence *sentences;
+    size_t nsentences;
 };
 
 static bool column_shown(const struct table *t, const struct zctl_column *c)
@@ -116,15 +141,16 @@ static bool column_shown(const struct table *t, const struct zctl_column *c)
     return false;
 }
 
-/** The key in upper case; "_bytes" says nothing where the unit stands in every cell. */
+/** The key in upper case; "_bytes" says nothing where the unit stands in every cell, and is wrong
+ *  where the cells are KiB. */
 static void column_heading(const struct zctl_column *c, char *cell)
 {
-    const char *end = c->type == ZCTL_SIZE ? strstr(c->key, "_bytes") : NULL;
+    const char *end = c->type == ZCTL_SIZE || c->type == ZCTL_KIB ? strstr(c->key, "_bytes") : NULL;
     size_t len = end ? (size_t)(end - c->key) : strlen(c->key), n = 0;
 
     for (; n < len && n + 1 < CELL_MAX; n++)
         cell[n] = (char)toupper((unsigned char)c->key[n]);
-    cell[n] = '\0';
+    (void)snprintf(cell + n, CELL_MAX - n, "%s", c->type == ZCTL_KIB ? "_KIB" : "");
 }
 
 static size_t column_width(const struct table *t, const struct zctl_column *c)
@@ -180,6 +206,8 @@ static int table_print(FILE *out, const struct table *t)
             value_text(&t->columns[c], t->rows + i * t->row_bytes, cell);
             cell_print(out, &t->columns[c], cell, widths[c], c == last);
         }
+    for (size_t i = 0; i < t->nsentences; i++)
+        (void)fprintf(out, "%s\n", t->sentences[i].text);
     free(widths);
     return 0;
 }
@@ -199,6 +227,18 @@ static json_t *row_json(const struct table *t, size_t i)
     return object;
 }
 
+static json_t *sentences_json(const struct table *t)
+{
+    json_t *all = json_array();
+
+    for (size_t i = 0; i < t->nsentences; i++)
+        if (json_array_append_new(all, json_string(t->sentences[i].text)) < 0) {
+            json_decref(all);
+            return NULL;
+        }
+    return all;
+}
+
 static json_t *table_json(const struct table *t)
 {
     json_t *rows = json_array();
@@ -208,7 +248,10 @@ static json_t *table_json(const struct table *t)
             json_decref(rows);
             return NULL;
         }
-    return json_pack("{s:i, s:o}", "schema", ZCTL_SCHEMA, "rows", rows);
+    if (!t->key)
+        return json_pack("{s:i, s:o}", "schema", ZCTL_SCHEMA, "rows", rows);
+    return json_pack("{s:i, s:o, s:o}", "schema", ZCTL_SCHEMA, "rows", rows, t->key,
+                     sentences_json(t));
 }
 
 static int json_print(FILE *out, const struct table *t)
@@ -226,7 +269,14 @@ static int json_print(FILE *out, const struct table *t)
 int zctl_print(struct zctl *z, const struct zctl_column *columns, size_t ncolumns, const void *rows,
                size_t nrows, size_t row_bytes)
 {
-    const struct table t = { columns, ncolumns, nrows, row_bytes, rows };
+    return zctl_print_more(z, columns, ncolumns, rows, nrows, row_bytes, NULL, NULL, 0);
+}
+
+int zctl_print_more(struct zctl *z, const struct zctl_column *columns, size_t ncolumns,
+                    const void *rows, size_t nrows, size_t row_bytes, const char *key,
+                    const struct zc_sentence *sentences, size_t n)
+{
+    const struct table t = { columns, ncolumns, nrows, row_bytes, rows, key, sentences, n };
     int rc = z->json ? json_print(z->out, &t) : table_print(z->out, &t);
 
     if (rc == 0 && (fflush(z->out) != 0 || ferror(z->out)))

@@ -22,7 +22,8 @@ SHARD_KEYS = ["job", "unit", "rank", "first", "count", "dtype", "version", "tier
               "host_bytes", "nvme_bytes", "pins", "id"]
 JOB_KEYS = ["name", "state", "uid", "world", "attached", "keep", "iterations", "applied", "shards",
             "params", "host_bytes", "nvme_bytes", "fetched_bytes", "pushed_bytes",
-            "nvme_read_bytes", "nvme_written_bytes", "id", "error"]
+            "nvme_read_bytes", "nvme_written_bytes", "durable", "committed",
+            "committed_iterations", "committed_applied", "snapshots", "epoch", "id", "error"]
 TIER_KEYS = ["name", "budget", "used", "params", "grads", "state", "staging", "rings", "detail"]
 
 
@@ -61,7 +62,8 @@ def holding(daemon, *words):
 def no_daemon():
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "s")
-        for words in (["ls"], ["jobs"], ["tiers"], ["stat"], ["ping"], ["destroy", "job"]):
+        for words in (["ls"], ["jobs"], ["tiers"], ["stat"], ["ping"], ["destroy", "job"],
+                      ["snapshots"], ["scrub"], ["fsck"], ["df"]):
             for how in ([], ["-o", "json"]):
                 refused(zctl(path, *how, *words), 3, path, "Is zshardd running?")
         with socket.socket(socket.AF_UNIX) as dead: # a socket that nobody listens on

@@ -85,6 +85,12 @@ static void help_lists_all(void **state)
         assert_int_equal(one.status, 0);
         assert_non_null(strstr(one.out, rows[i].help));
         assert_non_null(strstr(one.out, rows[i].args));
+        for (const struct zctl_option *o = rows[i].options; o && o->name; o++) {
+            (void)snprintf(line, sizeof(line), " [--%s%s%s]", o->name, o->value ? " " : "",
+                           o->value ? o->value : "");
+            if (!strstr(one.out, line) || !strstr(one.out, o->help))
+                fail_msg("help %s lacks '%s'", rows[i].name, o->name);
+        }
         said_free(&one);
         (void)snprintf(line, sizeof(line), "%s --help", rows[i].name);
         one = zctl(line);
@@ -139,8 +145,13 @@ static void completion_is_of_the_rows(void **state)
     assert_completes(s.out, "help ''", want);
     assert_completes(s.out, "p", "ping\n");
     assert_completes(s.out, "-o j", "json\n");
-    assert_completes(s.out, "-o json s", "stat\n");
+    assert_completes(s.out, "-o json st", "stat\n");
     assert_completes(s.out, "completion b", "bash\n");
+    assert_completes(s.out, "scrub st", "status start stop\n");
+    assert_completes(s.out, "scrub -", "--rate\n");
+    assert_completes(s.out, "snapshot --", "--next --retain --timeout\n");
+    assert_completes(s.out, "fsck --", "--data\n");
+    assert_completes(s.out, "fsck --data /pro", "/proc\n");
     assert_completes(s.out, "ping x", "\n");
     assert_int_equal(none.status, ZC_EXIT_USAGE);
     assert_non_null(strstr(none.err, "only for bash"));
@@ -156,8 +167,31 @@ static const struct {
     { "", 2, "which command?" },
     { "nothing", 2, "no command 'nothing'" },
     { "help nothing", 2, "no command 'nothing'" },
-    { "destroy", 2, "usage: zctl destroy JOB" },
-    { "destroy a b", 2, "usage: zctl destroy JOB" },
+    { "destroy", 2, "usage: zctl destroy JOB[@SNAPSHOT]" },
+    { "destroy a b", 2, "usage: zctl destroy JOB[@SNAPSHOT]" },
+    { "destroy a@", 2, "'a@' is neither JOB nor JOB@SNAPSHOT" },
+    { "clone @s b", 2, "'@s' is neither" },
+    { "rollback a", 2, "usage: zctl rollback JOB SNAPSHOT" },
+    { "scrub now", 2, "not 'now'" },
+    { "scrub pause --rate 3M", 2, "--rate is for" },
+    { "scrub start --rate 3x", 2, "--rate: " },
+    { "snapshot a --retain x", 2, "--retain is a number from 0 to 4294967295, not 'x'" },
+    { "snapshot a --retain -1", 2, "not '-1'" },
+    { "snapshot a --retain 4294967296", 2, "not '4294967296'" },
+    { "snapshot a --timeout 4294968", 2, "--timeout is a number" },
+    { "snapshot a --timeout 3", 2, "--timeout is for --next" },
+    { "snapshot a --next --next", 2, "'--next' is given twice" },
+    { "snapshot a --retain", 2, "option '--retain' lacks its value" },
+    { "snapshot a --next=3", 2, "option '--next=3' takes no value" },
+    { "ls --next", 2, "ls has no option '--next'" },
+    { "fsck --data /nowhere -o json", 2, "for people only" },
+    { "-s /nowhere/there.sock snapshot a", 3, "Is zshardd running?" },
+    { "-s /nowhere/there.sock snapshots", 3, "Is zshardd running?" },
+    { "-s /nowhere/there.sock rollback a b", 3, "Is zshardd running?" },
+    { "-s /nowhere/there.sock clone a b", 3, "Is zshardd running?" },
+    { "-s /nowhere/there.sock scrub", 3, "Is zshardd running?" },
+    { "-s /nowhere/there.sock fsck", 3, "Is zshardd running?" },
+    { "-s /nowhere/there.sock df", 3, "Is zshardd running?" },
     { "ls a b", 2, "usage: zctl ls [JOB]" },
     { "ping a", 2, "usage: zctl ping" },
     { "-o xml ls", 2, "not 'xml'" },
@@ -222,6 +256,7 @@ struct row {
     double real;
     uint64_t only;
     char note[16];
+    uint64_t kib_bytes, at;
 };
 
 static const struct zctl_column columns[] = {
@@ -233,6 +268,8 @@ static const struct zctl_column columns[] = {
     { "real", ZCTL_DOUBLE, offsetof(struct row, real), ZCTL_SHOWN },
     { "only", ZCTL_U64, offsetof(struct row, only), ZCTL_JSON_ONLY },
     { "note", ZCTL_TEXT, offsetof(struct row, note), ZCTL_WHEN_SET },
+    { "kib_bytes", ZCTL_KIB, offsetof(struct row, kib_bytes), ZCTL_WHEN_SET },
+    { "at", ZCTL_TIME, offsetof(struct row, at), ZCTL_WHEN_SET },
 };
 
 static char *printed(const struct row *rows, size_t n, bool json)
@@ -249,8 +286,8 @@ static char *printed(const struct row *rows, size_t n, bool json)
 static void tables(void **state)
 {
     static const struct row rows[] = {
-        { "a", 1, 1234567, 1536 * ZB_MIB, true, 4.25, 7, "" },
-        { "longer", 4294967295u, 2, 12, false, 1000, 8, "" },
+        { "a", 1, 1234567, 1536 * ZB_MIB, true, 4.25, 7, "", 0, 0 },
+        { "longer", 4294967295u, 2, 12, false, 1000, 8, "", 0, 0 },
     };
     struct row noted[2];
     char *text;
@@ -268,6 +305,18 @@ static void tables(void **state)
                               "a                1  1234567  1.50 GiB  yes      4.2  \n"
                               "longer  4294967295        2      12 B  no    1000.0  why\n");
     free(text);
+    (void)setenv("TZ", "UTC", 1);
+    noted[0].kib_bytes = 3 * 1024;
+    noted[1].kib_bytes = 1536;
+    noted[1].at = 1000000000;
+    text = printed(noted, 2, false);
+    assert_string_equal(
+        text,
+        "NAME           U32      U64      DISK  FLAG    REAL  NOTE  KIB_KIB                   AT\n"
+        "a                1  1234567  1.50 GiB  yes      4.2              3  1970-01-01T00:00:00\n"
+        "longer  4294967295        2      12 B  no    1000.0  why       1.5  "
+        "2001-09-09T01:46:40\n");
+    free(text);
     text = printed(rows, 0, false);
     assert_string_equal(text, "NAME  U32  U64  DISK  FLAG  REAL\n");
     free(text);
@@ -275,7 +324,7 @@ static void tables(void **state)
 
 static void json(void **state)
 {
-    static const struct row row = { "a\"b", 1, UINT64_MAX, 3, true, 0.5, 7, "" };
+    static const struct row row = { "a\"b", 1, UINT64_MAX, 3, true, 0.5, 7, "", 8, 9 };
     char *text;
 
     (void)state;
@@ -284,7 +333,8 @@ static void json(void **state)
                               "      \"name\": \"a\\\"b\",\n      \"u32\": 1,\n"
                               "      \"u64\": 9223372036854775807,\n      \"disk_bytes\": 3,\n"
                               "      \"flag\": true,\n      \"real\": 0.5,\n"
-                              "      \"only\": 7,\n      \"note\": \"\"\n    }\n  ]\n}\n");
+                              "      \"only\": 7,\n      \"note\": \"\",\n"
+                              "      \"kib_bytes\": 8,\n      \"at\": 9\n    }\n  ]\n}\n");
     free(text);
     text = printed(&row, 0, true);
     assert_string_equal(text, "{\n  \"schema\": 1,\n  \"rows\": []\n}\n");

@@ -1,0 +1,274 @@
+/*
+ * cmd_care.c - care of the data files: scrub, fsck, df.
+ *
+ * What is found wrong is printed with everything else, and makes the exit status ZC_EXIT_CORRUPT.
+ */
+#include <errno.h>
+#include <spawn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/util.h"
+#include "client/zctl/zctl.h"
+
+extern char **environ;
+
+/* ---- scrub */
+
+static const char *const scrub_actions[] = { [ZC_SCRUB_STATUS] = "status",
+                                             [ZC_SCRUB_START] = "start",
+                                             [ZC_SCRUB_PAUSE] = "pause",
+                                             [ZC_SCRUB_RESUME] = "resume",
+                                             [ZC_SCRUB_STOP] = "stop" };
+
+struct scrub_row {
+    struct zc_scrub scrub;
+    double percent, elapsed_s, eta_s;
+};
+
+static int scrub_show(struct zctl *z, const struct zc_scrub *scrub, const struct zc_sentence *bad,
+                      size_t n)
+{
+    static const struct zctl_column columns[] = {
+        { "state", ZCTL_TEXT, offsetof(struct scrub_row, scrub.state), ZCTL_SHOWN },
+        { "percent", ZCTL_DOUBLE, offsetof(struct scrub_row, percent), ZCTL_SHOWN },
+        { "bytes", ZCTL_SIZE, offsetof(struct scrub_row, scrub.bytes), ZCTL_SHOWN },
+        { "total_bytes", ZCTL_SIZE, offsetof(struct scrub_row, scrub.total_bytes), ZCTL_SHOWN },
+        { "rate_bytes", ZCTL_SIZE, offsetof(struct scrub_row, scrub.rate_bytes), ZCTL_SHOWN },
+        { "elapsed_s", ZCTL_DOUBLE, offsetof(struct scrub_row, elapsed_s), ZCTL_SHOWN },
+        { "eta_s", ZCTL_DOUBLE, offsetof(struct scrub_row, eta_s), ZCTL_SHOWN },
+        { "bad_pages", ZCTL_U64, offsetof(struct scrub_row, scrub.bad_pages), ZCTL_SHOWN },
+    };
+    struct scrub_row row = { .scrub = *scrub,
+                             .elapsed_s = (double)scrub->elapsed_ms / 1e3,
+                             .eta_s = (double)scrub->eta_ms / 1e3 };
+    int rc;
+
+    if (scrub->total_bytes > 0)
+        row.percent = 100 * (double)scrub->bytes / (double)scrub->total_bytes;
+    rc = zctl_print_more(z, columns, ZB_COUNT(columns), &row, 1, sizeof(row), "bad", bad, n);
+    if (rc == 0 && scrub->bad_pages > 0)
+        rc = zb_fail(&z->err, -EBADMSG, "%llu pages are bad", (unsigned long long)scrub->bad_pages);
+    return rc;
+}
+
+int zctl_scrub(struct zctl *z, int argc, char **argv)
+{
+    struct zc_sentence *bad = NULL;
+    struct zc_scrub scrub;
+    uint64_t rate_bytes = 0;
+    size_t n = 0, action = ZC_SCRUB_STATUS;
+    int rc = zctl_option_size(z, "rate", &rate_bytes);
+
+    if (rc == 0 && argc > 0)
+        while (action < ZB_COUNT(scrub_actions) && strcmp(scrub_actions[action], argv[0]) != 0)
+            action++;
+    if (rc == 0 && action == ZB_COUNT(scrub_actions))
+        rc = zb_fail(&z->err, -EINVAL,
+                     "scrub is asked to status, start, pause, resume or stop, not "
+                     "'%s'",
+                     argv[0]);
+    if (rc == 0 && zctl_option(z, "rate") && action != ZC_SCRUB_START && action != ZC_SCRUB_RESUME)
+        rc = zb_fail(&z->err, -EINVAL, "--rate is for scrub start and scrub resume");
+    if (rc == 0)
+        rc = zctl_connect(z);
+    if (rc == 0)
+        rc = zctl_failed(z, zc_scrub_wait(z->client, (enum zc_scrub_action)action, rate_bytes,
+                                          &scrub, &bad, &n));
+    if (rc == 0)
+        rc = scrub_show(z, &scrub, bad, n);
+    zc_rows_free(bad);
+    return rc;
+}
+
+/* ---- fsck */
+
+/** Beside this program, else in $PATH: a path or a name. */
+static const char *daemon_program(char *room, size_t size)
+{
+    ssize_t n = readlink("/proc/self/exe", room, size);
+    char *slash;
+
+    if (n > 0 && (size_t)n < size) {
+        room[n] = '\0';
+        slash = strrchr(room, '/');
+        if (slash && (size_t)(slash - room) + sizeof("/zshardd") <= size) {
+            memcpy(slash, "/zshardd", sizeof("/zshardd"));
+            if (access(room, X_OK) == 0)
+                return room;
+        }
+    }
+    return "zshardd";
+}
+
+/** zshardd's exit statuses are zctl's: a code that leads to the same one. */
+static int code_of_status(int status)
+{
+    static const int codes[] = {
+        [ZC_EXIT_OTHER] = -EIO,     [ZC_EXIT_USAGE] = -EINVAL,    [ZC_EXIT_DAEMON] = -ENOTCONN,
+        [ZC_EXIT_REFUSED] = -EBUSY, [ZC_EXIT_PEER] = -EOWNERDEAD, [ZC_EXIT_CORRUPT] = -EBADMSG
+    };
+
+    return status > 0 && status < (int)ZB_COUNT(codes) ? codes[status] : -EIO;
+}
+
+/** The daemon's own program looks at the folder, and prints. */
+static int fsck_offline(struct zctl *z, const char *folder)
+{
+    char room[4096], name[] = "zshardd", fsck[] = "--fsck", data[] = "--data";
+    char *argv[] = { name, fsck, data, (char *)(uintptr_t)folder, NULL };
+    const char *program = daemon_program(room, sizeof(room));
+    int rc, status;
+    pid_t pid;
+
+    if (z->json)
+        return zb_fail(&z->err, -EINVAL, "fsck --data prints for people only");
+    (void)fflush(z->out);
+    rc = posix_spawnp(&pid, program, NULL, NULL, argv, environ);
+    if (rc != 0)
+        return zb_fail(&z->err, -rc, "run '%s': %m", program);
+    while (waitpid(pid, &status, 0) < 0)
+        if (errno != EINTR)
+            return zb_fail(&z->err, -errno, "wait for '%s': %m", program);
+    if (WIFSIGNALED(status))
+        return zb_fail(&z->err, -EIO, "'%s' was ended by signal %d", program, WTERMSIG(status));
+    if (WEXITSTATUS(status) == 0)
+        return 0;
+    return zb_fail(&z->err, code_of_status(WEXITSTATUS(status)),
+                   "the check of '%s' ended with status %d", folder, WEXITSTATUS(status));
+}
+
+static int fsck_show(struct zctl *z, const struct zc_fsck *fsck, const struct zc_sentence *problems,
+                     size_t n)
+{
+    static const struct zctl_column columns[] = {
+        { "jobs", ZCTL_U64, offsetof(struct zc_fsck, jobs), ZCTL_SHOWN },
+        { "versions", ZCTL_U64, offsetof(struct zc_fsck, versions), ZCTL_SHOWN },
+        { "snapshots", ZCTL_U64, offsetof(struct zc_fsck, snapshots), ZCTL_SHOWN },
+        { "rows", ZCTL_U64, offsetof(struct zc_fsck, rows), ZCTL_SHOWN },
+        { "pages", ZCTL_U64, offsetof(struct zc_fsck, pages), ZCTL_SHOWN },
+        { "bytes", ZCTL_SIZE, offsetof(struct zc_fsck, bytes), ZCTL_SHOWN },
+        { "sequence", ZCTL_U64, offsetof(struct zc_fsck, sequence), ZCTL_SHOWN },
+        { "problems", ZCTL_U64, offsetof(struct zc_fsck, problems_total), ZCTL_SHOWN },
+    };
+    int rc = zctl_print_more(z, columns, ZB_COUNT(columns), fsck, 1, sizeof(*fsck), "problems",
+                             problems, n);
+
+    if (rc == 0 && fsck->problems_total > 0)
+        rc = zb_fail(&z->err, -EBADMSG, "%llu problems", (unsigned long long)fsck->problems_total);
+    return rc;
+}
+
+int zctl_fsck(struct zctl *z, int argc, char **argv)
+{
+    const char *folder = zctl_option(z, "data");
+    struct zc_sentence *problems = NULL;
+    struct zc_fsck fsck;
+    size_t n = 0;
+    int rc;
+
+    (void)argc;
+    (void)argv;
+    if (folder)
+        return fsck_offline(z, folder);
+    rc = zctl_connect(z);
+    if (rc == 0)
+        rc = zctl_failed(z, zc_fsck_wait(z->client, &fsck, &problems, &n));
+    if (rc == 0)
+        rc = fsck_show(z, &fsck, problems, n);
+    zc_rows_free(problems);
+    return rc;
+}
+
+/* ---- df */
+
+struct df_row {
+    char kind[8];               /* job, none (bytes of no job), meta, free, total, catalog */
+    char name[ZC_NAME_MAX + 1]; /* the job's, else the kind in parentheses */
+    uint64_t committed, prepared, snapshots, working, reserved;
+    uint64_t total; /* of a job: the sum of those */
+    uint64_t shared;
+};
+
+static struct df_row df_row(const char *kind, uint64_t total)
+{
+    struct df_row r = { .total = total };
+
+    (void)snprintf(r.kind, sizeof(r.kind), "%s", kind);
+    (void)snprintf(r.name, sizeof(r.name), "(%s)", kind);
+    return r;
+}
+
+static struct df_row df_job(const struct zc_df_row *from)
+{
+    struct df_row r = df_row(*from->job ? "job" : "none", 0);
+
+    if (*from->job)
+        memcpy(r.name, from->job, sizeof(r.name));
+    r.committed = from->committed;
+    r.prepared = from->prepared;
+    r.snapshots = from->snapshots;
+    r.working = from->working;
+    r.reserved = from->reserved;
+    r.shared = from->shared;
+    r.total = r.committed + r.prepared + r.snapshots + r.working + r.reserved;
+    return r;
+}
+
+static int df_show(struct zctl *z, const struct zc_df *df, const struct zc_df_row *jobs, size_t n)
+{
+    static const struct zctl_column columns[] = {
+        { "kind", ZCTL_TEXT, offsetof(struct df_row, kind), ZCTL_JSON_ONLY },
+        { "name", ZCTL_TEXT, offsetof(struct df_row, name), ZCTL_SHOWN },
+        { "committed", ZCTL_KIB, offsetof(struct df_row, committed), ZCTL_SHOWN },
+        { "prepared", ZCTL_KIB, offsetof(struct df_row, prepared), ZCTL_SHOWN },
+        { "snapshots", ZCTL_KIB, offsetof(struct df_row, snapshots), ZCTL_SHOWN },
+        { "working", ZCTL_KIB, offsetof(struct df_row, working), ZCTL_SHOWN },
+        { "reserved", ZCTL_KIB, offsetof(struct df_row, reserved), ZCTL_SHOWN },
+        { "total", ZCTL_KIB, offsetof(struct df_row, total), ZCTL_SHOWN },
+        { "shared", ZCTL_KIB, offsetof(struct df_row, shared), ZCTL_SHOWN },
+    };
+    struct df_row *rows = calloc(n + 4, sizeof(*rows)), all = df_row("total", df->meta + df->free);
+    int rc;
+
+    if (!rows)
+        return zb_fail(&z->err, -ENOMEM, "%zu rows: %m", n);
+    for (size_t i = 0; i < n; i++) {
+        rows[i] = df_job(&jobs[i]);
+        all.committed += rows[i].committed;
+        all.prepared += rows[i].prepared;
+        all.snapshots += rows[i].snapshots;
+        all.working += rows[i].working;
+        all.reserved += rows[i].reserved;
+        all.total += rows[i].total;
+    }
+    rows[n] = df_row("meta", df->meta);
+    rows[n + 1] = df_row("free", df->free);
+    rows[n + 2] = all;
+    rows[n + 3] = df_row("catalog", df->catalog_bytes);
+    rc = zctl_print(z, columns, ZB_COUNT(columns), rows, n + 4, sizeof(*rows));
+    free(rows);
+    if (rc == 0 && all.total != df->total)
+        rc = zb_fail(&z->err, -EBADMSG, "the data files have %llu bytes, and %llu are told",
+                     (unsigned long long)df->total, (unsigned long long)all.total);
+    return rc;
+}
+
+int zctl_df(struct zctl *z, int argc, char **argv)
+{
+    struct zc_df_row *rows = NULL;
+    struct zc_df df;
+    size_t n = 0;
+    int rc = zctl_connect(z);
+
+    (void)argc;
+    (void)argv;
+    if (rc == 0)
+        rc = zctl_failed(z, zc_df_wait(z->client, &df, &rows, &n));
+    if (rc == 0)
+        rc = df_show(z, &df, rows, n);
+    zc_rows_free(rows);
+    return rc;
+}
