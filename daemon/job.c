@@ -795,7 +795,7 @@ static int unit_tensor(struct zsd_unit *unit, const struct zsd_job *job, const Z
 }
 
 /* Runs of elements of one group; frozen tensors and gaps are in none. */
-static int unit_segments(struct zsd_unit *unit)
+int zsd_unit_segments(struct zsd_unit *unit)
 {
     if (unit->ntensors == 0 || unit->layout.frozen)
         return 0;
@@ -848,7 +848,7 @@ static int unit_finish(struct zsd_member *m, struct zb_err *err)
     if (job->state != ZSD_DEFINING)
         return zb_fail(err, -EINVAL, "job '%s' has %u units, and '%s' is none of them", job->name,
                        job->nunits, unit->name);
-    if (unit_segments(unit) < 0)
+    if (zsd_unit_segments(unit) < 0)
         return zb_fail(err, -ENOMEM, "unit '%s': %m", unit->name);
     if (job->nunits == job->units_room) {
         uint32_t room = job->units_room > 0 ? 2 * job->units_room : 64;

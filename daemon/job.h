@@ -257,6 +257,8 @@ void zsd_job_idle(struct zsd_job *job);
 void zsd_job_stepped(struct zsd_job *job);
 
 void zsd_unit_free(struct zsd_unit *unit);
+/** Its segments, from its tensors: 0 or -ENOMEM. */
+int zsd_unit_segments(struct zsd_unit *unit);
 void zsd_note_done(struct zsd_note *note);
 
 /* ---- shard.c: pages and pins */
