@@ -30,8 +30,8 @@ struct zn_super {
  */
 struct zn_medium {
     const struct zn_medium_ops *ops;
-    int fd;     /* of zn_fd() */
-    void *file; /* of other kinds */
+    int fd;       /* of zn_fd(); elsewhere the number of a file */
+    void *device; /* of other kinds */
 };
 
 /* Like pread, pwrite and fdatasync, with a negative errno. Transfers may be short. */

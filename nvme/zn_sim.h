@@ -9,7 +9,7 @@
  * device (read, write, flush, truncate, create, delete; by an engine or by SQLite) is an operation
  * and has the next number, from 0, over all files: that number is what faults and power cuts name.
  * Sizes, creation and deletion of files become durable with a flush of that file (its directory
- * entry included), or by luck.
+ * entry included), or by luck; creations and deletions also when SQLite flushes the folder.
  *
  * A POWER CUT at operation n, variant v: operation n and all later ones fail with -EIO ("the
  * device is dead"). zn_sim_restart() then decides, by (seed, n, v) alone, what became of each write
@@ -28,8 +28,8 @@
  * more (zn_sim_options.batch), immediately in real time. In the fixed-rate mode they finish by the
  * clock instead: the device moves rate_bytes bytes a second in all, and each request takes at least
  * latency_ns; nothing else changes. On that device scheduling is judged where real drives are too
- * noisy. discard: contents are not kept at all (reads give zeros), for rates that memory copies
- * would disturb.
+ * noisy. discard: contents are not kept at all (what an engine reads into stays as it is, all other
+ * reads give zeros), for rates that memory copies would disturb.
  *
  * THREADS. A device, its engines and its VFS may be used from several threads (it has one lock). A
  * run is exactly repeatable when one thread at a time uses it.
@@ -98,8 +98,9 @@ uint64_t zn_sim_struck(const struct zn_sim *s);
 /** The power fails at operation `op`. */
 void zn_sim_cut(struct zn_sim *s, uint64_t op, uint32_t variant);
 /** After every engine and database on it was closed: what was not flushed is decided, faults are
- * cleared, the device is alive again, operations are counted on. */
-void zn_sim_restart(struct zn_sim *s);
+ * cleared, the device is alive again, operations are counted on. Without a cut: as if the power had
+ * failed now, or where ZN_FAULT_DEAD struck, variant 0. 0, or -ENOMEM: the device is of no use. */
+int zn_sim_restart(struct zn_sim *s);
 
 /** Of a device with `record`: a new device, as a power cut at operation `op`, variant `variant`
  * would have left it, restarted. The recorded one is not changed. */

@@ -1,0 +1,425 @@
+/*
+ * engine_sim.c - the engine's backend on the simulated device.
+ *
+ * MODEL. A request moves along: fresh ---kick---> queue ---> (late) ---> reap. It happens on the
+ * device (sim_do(), which gives it its number) when it leaves the queue, inside zn_reap(): so the
+ * order of the numbers is the order of the completions, and a flush that did not wait for a write
+ * may well come before it. Which one leaves the queue next is drawn from the seed.
+ *
+ *     late    happened, and ZN_FAULT_DELAY struck: it comes up after all requests that were in
+ *             flight with it; of several late ones, the last comes first
+ *
+ * A BATCH is what one zn_reap() sees: then reap() says once that there is nothing, and sets the
+ * wake-up for the rest.
+ *
+ * FIXED RATE. kick() asks the device when each request is over; it leaves the queue then, the
+ * earliest first. A thread sleeps until the next such moment and sets the wake-up. It wakes some
+ * 0.1 ms late on a busy machine, which delays a completion but not the device: the moments are
+ * computed, not measured, so the rate is exact while the requests in flight cover that delay.
+ *
+ * THREADS. All is the caller's, but for `clock`, which the thread shares under its lock.
+ */
+#include <errno.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <time.h>
+
+#include "nvme/engine_priv.h"
+#include "nvme/sim_priv.h"
+
+#define SIM_BATCH_MAX 8u /* of those that the seed chooses */
+#define SIM_NEVER     UINT64_MAX
+#define SIM_SLACK_NS  1000ul
+
+struct sim_request {
+    struct zn_io *io;
+    uint64_t seq;    /* of kicked requests; of a late one: the last one that comes before it */
+    uint64_t due_ns; /* fixed rate */
+};
+
+struct sim_clock {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    uint64_t next_ns; /* when somebody has to be woken, or SIM_NEVER */
+    bool stop, up;
+    pthread_t thread;
+};
+
+struct sim_engine {
+    struct zn_engine *e;
+    struct zn_sim *sim;
+    unsigned file;
+    struct zb_list fresh_urgent, fresh;
+    unsigned nqueue, nlate;
+    uint64_t seq;
+    bool in_batch;
+    unsigned batch_left;
+    struct sim_clock clock;
+    struct sim_request *late;   /* [depth] */
+    struct sim_request queue[]; /* [depth], then late */
+};
+
+/* ---- the thread of the fixed rate */
+
+static void *clock_thread(void *arg)
+{
+    struct sim_engine *x = arg;
+    struct sim_clock *c = &x->clock;
+
+    (void)prctl(PR_SET_TIMERSLACK, SIM_SLACK_NS, 0, 0, 0);
+    pthread_mutex_lock(&c->lock);
+    while (!c->stop) {
+        if (c->next_ns == SIM_NEVER) {
+            pthread_cond_wait(&c->changed, &c->lock);
+        } else if (zb_now_ns() >= c->next_ns) {
+            c->next_ns = SIM_NEVER;
+            zn_wake(x->e);
+        } else {
+            struct timespec at = { .tv_sec = (time_t)(c->next_ns / 1000000000),
+                                   .tv_nsec = (long)(c->next_ns % 1000000000) };
+
+            (void)pthread_cond_timedwait(&c->changed, &c->lock, &at);
+        }
+    }
+    pthread_mutex_unlock(&c->lock);
+    return NULL;
+}
+
+static int clock_start(struct sim_engine *x)
+{
+    struct sim_clock *c = &x->clock;
+    pthread_condattr_t attr;
+    sigset_t all, old;
+    int rc;
+
+    pthread_mutex_init(&c->lock, NULL); /* these cannot fail on Linux */
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&c->changed, &attr);
+    pthread_condattr_destroy(&attr);
+    c->next_ns = SIM_NEVER;
+    sigfillset(&all); /* signals are the program's */
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    rc = -pthread_create(&c->thread, NULL, clock_thread, x);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    c->up = rc == 0;
+    return rc;
+}
+
+static void clock_stop(struct sim_clock *c)
+{
+    if (c->up) {
+        pthread_mutex_lock(&c->lock);
+        c->stop = true;
+        pthread_cond_signal(&c->changed);
+        pthread_mutex_unlock(&c->lock);
+        pthread_join(c->thread, NULL);
+    }
+    c->up = false;
+}
+
+/* The next moment at which there will be something to reap. */
+static void clock_set(struct sim_clock *c, uint64_t next_ns)
+{
+    pthread_mutex_lock(&c->lock);
+    if (next_ns < c->next_ns) {
+        c->next_ns = next_ns;
+        pthread_cond_signal(&c->changed);
+    }
+    pthread_mutex_unlock(&c->lock);
+}
+
+/* ---- the backend */
+
+static bool sim_timed(const struct sim_engine *x)
+{
+    return sim_options(x->sim)->rate_bytes > 0;
+}
+
+static int sim_start(struct zn_engine *e, struct zb_err *err)
+{
+    struct sim_engine *x = calloc(1, sizeof(*x) + 2 * (size_t)e->info.depth * sizeof(x->queue[0]));
+    int rc = 0;
+
+    if (!x)
+        return zb_fail(err, -ENOMEM, "engine on a simulated device: %m");
+    e->impl = x;
+    x->e = e;
+    x->sim = e->file.device;
+    x->file = (unsigned)e->file.medium.fd;
+    x->late = x->queue + e->info.depth;
+    zb_list_init(&x->fresh_urgent);
+    zb_list_init(&x->fresh);
+    if (sim_timed(x))
+        rc = clock_start(x);
+    return rc < 0 ? zb_fail(err, rc, "clock of a simulated device: %m") : 0;
+}
+
+static void sim_submit(struct zn_engine *e, struct zn_io *io)
+{
+    struct sim_engine *x = e->impl;
+
+    zb_list_push_back(io->urgent ? &x->fresh_urgent : &x->fresh, &io->node);
+}
+
+static struct zb_list *sim_fresh(struct sim_engine *x)
+{
+    struct zb_list *node = zb_list_pop_front(&x->fresh_urgent);
+
+    return node ? node : zb_list_pop_front(&x->fresh);
+}
+
+static int sim_kick(struct zn_engine *e)
+{
+    struct sim_engine *x = e->impl;
+    uint64_t next_ns = SIM_NEVER;
+    struct zb_list *node;
+
+    while ((node = sim_fresh(x)) != NULL) {
+        struct sim_request *r = &x->queue[x->nqueue++];
+
+        r->io = zb_container_of(node, struct zn_io, node);
+        r->seq = ++x->seq;
+        r->due_ns = 0;
+        if (sim_timed(x)) {
+            r->due_ns = sim_due_ns(x->sim, r->io->op == ZN_FLUSH ? 0 : (size_t)r->io->res);
+            next_ns = zb_min_u64(next_ns, r->due_ns);
+        } else {
+            zn_wake(e);
+        }
+    }
+    if (next_ns != SIM_NEVER)
+        clock_set(&x->clock, next_ns);
+    return 0;
+}
+
+/* It happens now; true when it must not come up yet. */
+static bool sim_perform(struct sim_engine *x, struct zn_io *io)
+{
+    struct sim_op op = {
+        .kind = io->op == ZN_READ    ? SIM_READ
+                : io->op == ZN_FLUSH ? SIM_FLUSH
+                                     : SIM_WRITE,
+        .file = x->file,
+        .off = zn_io_off(io),
+        .len = (size_t)io->res,
+        .engine = true,
+    };
+
+    if (op.kind == SIM_READ)
+        op.buf = zn_io_at(io);
+    else if (op.kind == SIM_WRITE)
+        op.bytes = zn_io_at(io);
+    io->res = (int)sim_do(x->sim, &op);
+    return op.ret_late;
+}
+
+/* Which request leaves the queue: -1 when none is due. */
+static int sim_choose(struct sim_engine *x)
+{
+    unsigned first = 0;
+
+    if (x->nqueue == 0)
+        return -1;
+    if (!sim_timed(x))
+        return (int)(sim_random(x->sim) % x->nqueue);
+    for (unsigned i = 1; i < x->nqueue; i++) {
+        const struct sim_request *r = &x->queue[i], *f = &x->queue[first];
+
+        if (r->due_ns < f->due_ns || (r->due_ns == f->due_ns && r->seq < f->seq))
+            first = i;
+    }
+    if (x->queue[first].due_ns <= zb_now_ns())
+        return (int)first;
+    clock_set(&x->clock, x->queue[first].due_ns);
+    return -1;
+}
+
+/* The last late one, when all that it waits for is over. */
+static struct zn_io *sim_late(struct sim_engine *x)
+{
+    if (x->nlate == 0)
+        return NULL;
+    for (unsigned i = 0; i < x->nqueue; i++) {
+        if (x->queue[i].seq <= x->late[x->nlate - 1].seq)
+            return NULL;
+    }
+    return x->late[--x->nlate].io;
+}
+
+static struct zn_io *sim_next(struct sim_engine *x)
+{
+    for (;;) {
+        struct zn_io *io = sim_late(x);
+        struct sim_request r;
+        int i;
+
+        if (io)
+            return io;
+        i = sim_choose(x);
+        if (i < 0)
+            return NULL;
+        r = x->queue[i];
+        x->queue[i] = x->queue[--x->nqueue];
+        if (!sim_perform(x, r.io) || x->nqueue == 0)
+            return r.io;
+        r.seq = x->seq;
+        x->late[x->nlate++] = r;
+    }
+}
+
+static struct zn_io *sim_reap(struct zn_engine *e)
+{
+    struct sim_engine *x = e->impl;
+    struct zn_io *io = NULL;
+
+    if (!x->in_batch && x->nqueue + x->nlate > 0) {
+        unsigned batch = sim_options(x->sim)->batch;
+
+        x->in_batch = true;
+        x->batch_left = batch > 0      ? batch
+                        : sim_timed(x) ? UINT_MAX
+                                       : 1 + (unsigned)(sim_random(x->sim) % SIM_BATCH_MAX);
+    }
+    if (x->batch_left > 0)
+        io = sim_next(x);
+    if (io) {
+        x->batch_left--;
+        return io;
+    }
+    if (x->in_batch && x->batch_left == 0 && x->nqueue + x->nlate > 0)
+        zn_wake(e);
+    x->in_batch = false;
+    return NULL;
+}
+
+static void sim_close(struct zn_engine *e)
+{
+    struct sim_engine *x = e->impl;
+
+    if (x)
+        clock_stop(&x->clock);
+    free(x);
+    e->impl = NULL;
+}
+
+static const struct zn_ops sim_ops = {
+    "sim", sim_start, sim_submit, sim_kick, sim_reap, sim_close, NULL, NULL,
+};
+
+/* ---- the place */
+
+static ssize_t medium_read(const struct zn_medium *m, void *bytes, size_t len_bytes,
+                           uint64_t off_bytes)
+{
+    struct sim_op op = {
+        .kind = SIM_READ, .file = (unsigned)m->fd, .off = off_bytes, .len = len_bytes, .buf = bytes
+    };
+
+    return sim_do(m->device, &op);
+}
+
+static ssize_t medium_write(const struct zn_medium *m, const void *bytes, size_t len_bytes,
+                            uint64_t off_bytes)
+{
+    struct sim_op op = { .kind = SIM_WRITE,
+                         .file = (unsigned)m->fd,
+                         .off = off_bytes,
+                         .len = len_bytes,
+                         .bytes = bytes };
+
+    return sim_do(m->device, &op);
+}
+
+static int medium_flush(const struct zn_medium *m)
+{
+    struct sim_op op = { .kind = SIM_FLUSH, .file = (unsigned)m->fd };
+
+    return (int)sim_do(m->device, &op);
+}
+
+static const struct zn_medium_ops medium_ops = { medium_read, medium_write, medium_flush };
+
+static int place_open(struct zn_file *f, const char *path, struct zb_err *err)
+{
+    int file = sim_file(f->device, path);
+    int rc;
+
+    if (file < 0)
+        return zb_fail(err, file, "open simulated file '%s': %m", path);
+    f->medium = (struct zn_medium){ .ops = &medium_ops, .fd = file, .device = f->device };
+    if (!sim_file_take(f->device, (unsigned)file, f))
+        return zb_fail(err, -EBUSY, "simulated file '%s' is in use by another engine", path);
+    f->locked = true;
+    sim_user(f->device, 1);
+    if (!sim_file_exists(f->device, (unsigned)file, &f->was_bytes)) {
+        struct sim_op op = { .kind = SIM_CREATE, .file = (unsigned)file };
+
+        rc = (int)sim_do(f->device, &op);
+        if (rc < 0)
+            return zb_fail(err, rc, "create simulated file '%s': %m", path);
+    }
+    return 0;
+}
+
+static void place_direct(struct zn_file *f, const struct zn_options *o, struct zn_info *info)
+{
+    (void)f;
+    (void)o;
+    info->direct = true;
+    info->align_bytes = SIM_SECTOR;
+}
+
+static void place_name(struct zn_file *f)
+{
+    uint64_t random[2] = { sim_random(f->device), sim_random(f->device) };
+
+    zn_super_init(&f->super, (const uint8_t *)random);
+}
+
+static int place_resize(struct zn_file *f, uint64_t size_bytes)
+{
+    struct sim_op op = { .kind = SIM_RESIZE, .file = (unsigned)f->medium.fd, .off = size_bytes };
+
+    return (int)sim_do(f->device, &op);
+}
+
+static int place_reserve(struct zn_file *f, const struct zn_options *o, struct zn_info *info,
+                         struct zb_err *err)
+{
+    int rc = o->size_bytes != f->was_bytes ? place_resize(f, o->size_bytes) : 0;
+
+    (void)info;
+    return rc < 0 ? zb_fail(err, rc, "reserve room for simulated file '%s': %m", o->path) : 0;
+}
+
+static void place_cut(struct zn_file *f, uint64_t size_bytes)
+{
+    (void)place_resize(f, size_bytes);
+}
+
+static void place_close(struct zn_file *f)
+{
+    if (!f->locked)
+        return;
+    f->locked = false;
+    sim_file_drop(f->device, (unsigned)f->medium.fd, f);
+    sim_user(f->device, -1);
+}
+
+static const struct zn_ops *const place_backends[] = { &sim_ops, NULL };
+
+static const struct zn_place sim_place = {
+    place_backends, place_open, place_direct, place_name, place_reserve, place_cut, place_close,
+};
+
+int zn_sim_engine(struct zn_engine **ret, struct zn_sim *s, const char *name, uint64_t size_bytes,
+                  unsigned depth, struct zb_err *err)
+{
+    struct zn_options o = { .path = name, .size_bytes = size_bytes, .depth = depth };
+
+    return zn_open_at(ret, &sim_place, s, &o, err);
+}

@@ -1,0 +1,699 @@
+/*
+ * The simulated device does what it says, and always the same; and SQLite on it keeps what it
+ * promised, wherever the power fails.
+ *
+ *     ZSHARD_SIM_VARIANTS   variants of damage at each power cut under SQLite (default 16)
+ */
+#include "zn_test.h"
+
+#include <errno.h>
+#include <sqlite3.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/crc.h"
+#include "nvme/sim_priv.h"
+#include "nvme/zn_sim.h"
+
+#define FILE_BYTES (ZN_DATA_START + (UINT64_C(1) << 20))
+#define AT         (ZN_DATA_START + UINT64_C(65536))
+
+enum { LEN = 8192 };
+
+static struct zn_sim *sim_new(uint64_t seed, bool record)
+{
+    struct zn_sim_options o = { .seed = seed, .record = record };
+    struct zb_err err = { 0 };
+    struct zn_sim *s;
+
+    if (zn_sim_new(&s, &o, &err) < 0)
+        fail_msg("%s", err.text);
+    return s;
+}
+
+static struct zn_engine *sim_engine(struct zn_sim *s)
+{
+    struct zb_err err = { 0 };
+    struct zn_engine *e;
+
+    if (zn_sim_engine(&e, s, "data", FILE_BYTES, 0, &err) < 0)
+        fail_msg("%s", err.text);
+    return e;
+}
+
+static void fill(unsigned char *bytes, size_t len_bytes, uint64_t seed)
+{
+    for (size_t i = 0; i < len_bytes; i += 8) {
+        uint64_t v = ztest_random(&seed);
+
+        memcpy(bytes + i, &v, 8);
+    }
+}
+
+/* ---- faults, one by one */
+
+enum what { OLD, NEW, MIXED }; /* the bytes before, the bytes written, neither */
+
+static enum what what_is(const unsigned char *got, const unsigned char *old,
+                         const unsigned char *new)
+{
+    return memcmp(got, old, LEN) == 0 ? OLD : memcmp(got, new, LEN) == 0 ? NEW : MIXED;
+}
+
+static const struct {
+    const char *name;
+    enum zn_fault fault;
+    enum zn_op op;
+    int rc;
+    bool strikes;
+    enum what now, after; /* what the file holds; and once it was flushed and restarted */
+} fault_cases[] = {
+    { "eio, write", ZN_FAULT_EIO, ZN_WRITE, -EIO, true, OLD, OLD },
+    { "eio, read", ZN_FAULT_EIO, ZN_READ, -EIO, true, OLD, OLD },
+    { "eio, flush", ZN_FAULT_EIO, ZN_FLUSH, -EIO, true, OLD, OLD },
+    { "enospc, write", ZN_FAULT_ENOSPC, ZN_WRITE, -ENOSPC, true, OLD, OLD },
+    { "enospc, read", ZN_FAULT_ENOSPC, ZN_READ, 0, false, OLD, OLD },
+    { "short, write", ZN_FAULT_SHORT, ZN_WRITE, 0, true, NEW, NEW },
+    { "short, read", ZN_FAULT_SHORT, ZN_READ, 0, true, OLD, OLD },
+    { "flush, flush", ZN_FAULT_FLUSH, ZN_FLUSH, -EIO, true, OLD, OLD },
+    { "flush, write", ZN_FAULT_FLUSH, ZN_WRITE, 0, false, NEW, NEW },
+    { "lost, write", ZN_FAULT_LOST, ZN_WRITE, 0, true, OLD, OLD },
+    { "lost, read", ZN_FAULT_LOST, ZN_READ, 0, false, OLD, OLD },
+    { "misplace, write", ZN_FAULT_MISPLACE, ZN_WRITE, 0, true, OLD, OLD },
+    { "stale, write", ZN_FAULT_STALE, ZN_WRITE, 0, true, NEW, OLD },
+    { "flip, write", ZN_FAULT_FLIP, ZN_WRITE, 0, true, MIXED, MIXED },
+    { "flip, read", ZN_FAULT_FLIP, ZN_READ, 0, true, OLD, OLD },
+    { "delay, write", ZN_FAULT_DELAY, ZN_WRITE, 0, true, NEW, NEW },
+    { "dead, write", ZN_FAULT_DEAD, ZN_WRITE, -EIO, true, OLD, OLD },
+    { "dead, read", ZN_FAULT_DEAD, ZN_READ, -EIO, true, OLD, OLD },
+};
+
+/* How many bits differ. */
+static unsigned bits_between(const unsigned char *a, const unsigned char *b)
+{
+    unsigned bits = 0;
+
+    for (unsigned i = 0; i < LEN; i++)
+        bits += (unsigned)__builtin_popcount(a[i] ^ b[i]);
+    return bits;
+}
+
+/* Where in the file these bytes are: 0 for nowhere. */
+static uint64_t place_of(struct zn_sim *s, const unsigned char *bytes)
+{
+    static unsigned char got[LEN];
+
+    for (uint64_t off = 0; off + LEN <= FILE_BYTES; off += 4096) {
+        assert_int_equal(zn_sim_peek(s, "data", off, got, LEN), 0);
+        if (memcmp(got, bytes, LEN) == 0)
+            return off + 1;
+    }
+    return 0;
+}
+
+static void fault_run(size_t i, bool forever)
+{
+    static unsigned char old[LEN], new[LEN], got[LEN];
+    unsigned char *buf = zn_test_memory(LEN);
+    struct zn_sim *s = sim_new(i, false);
+    struct zn_engine *e = sim_engine(s);
+    const char *name = fault_cases[i].name;
+    enum zn_fault fault = fault_cases[i].fault;
+    enum zn_op op = fault_cases[i].op;
+    int rc;
+
+    fill(old, LEN, 1);
+    fill(new, LEN, 2);
+    memcpy(buf, old, LEN);
+    assert_int_equal(zn_test_io(e, ZN_WRITE, buf, LEN, AT), 0);
+    assert_int_equal(zn_test_io(e, ZN_FLUSH, NULL, 0, 0), 0);
+    assert_int_equal(zn_sim_struck(s), 0);
+    assert_int_equal(zn_sim_fault(s, fault, zn_sim_ops(s) + 1, forever), 0);
+    assert_int_equal(zn_test_io(e, ZN_READ, buf, LEN, AT), 0); /* before its operation: nothing */
+    assert_memory_equal(buf, old, LEN);
+    memcpy(buf, op == ZN_READ ? old : new, LEN);
+    rc = zn_test_io(e, op, buf, LEN, AT);
+    if (rc != fault_cases[i].rc || (zn_sim_struck(s) > 0) != fault_cases[i].strikes)
+        fail_msg("%s: %d, struck %u", name, rc, (unsigned)zn_sim_struck(s));
+    if (op == ZN_READ && rc == 0 && bits_between(buf, old) != (fault == ZN_FAULT_FLIP ? 1 : 0))
+        fail_msg("%s: what was read", name);
+    assert_int_equal(zn_sim_peek(s, "data", AT, got, LEN), 0);
+    if (what_is(got, old, new) != fault_cases[i].now)
+        fail_msg("%s: what the file holds", name);
+    if (fault_cases[i].now == MIXED)
+        assert_int_equal(bits_between(got, new), 1);
+    if (fault == ZN_FAULT_MISPLACE && (place_of(s, new) - 1) % 4096 != 0)
+        fail_msg("%s: nowhere", name);
+    if (fault == ZN_FAULT_SHORT)
+        assert_true(zn_stats(e).short_transfers >= 1);
+    rc = zn_test_io(e, ZN_READ, buf, LEN, AT);
+    if (fault == ZN_FAULT_DEAD || (forever && fault == ZN_FAULT_EIO))
+        assert_int_equal(rc, -EIO);
+    else if (!forever)
+        assert_int_equal(rc, 0); /* once is once */
+    if (fault != ZN_FAULT_STALE) /* whose own flush makes nothing durable, now or later */
+        zn_sim_faults_clear(s);
+    rc = zn_test_io(e, ZN_FLUSH, NULL, 0, 0);
+    assert_int_equal(rc, fault == ZN_FAULT_DEAD ? -EIO : 0);
+    zn_close(e);
+    assert_int_equal(zn_sim_restart(s), 0);
+    assert_int_equal(zn_sim_peek(s, "data", AT, got, LEN), 0);
+    if (what_is(got, old, new) != fault_cases[i].after)
+        fail_msg("%s: what the file holds after the restart", name);
+    e = sim_engine(s); /* and it works again */
+    assert_int_equal(zn_test_io(e, ZN_READ, buf, LEN, AT), 0);
+    assert_memory_equal(buf, got, LEN);
+    zn_close(e);
+    zn_sim_free(s);
+    free(buf);
+}
+
+static void sim_faults(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(fault_cases); i++) {
+        fault_run(i, false);
+        fault_run(i, true);
+    }
+    for (unsigned f = 0; f < ZN_FAULTS; f++) {
+        assert_non_null(zn_fault_name((enum zn_fault)f));
+        for (unsigned g = 0; g < f; g++)
+            assert_string_not_equal(zn_fault_name((enum zn_fault)f),
+                                    zn_fault_name((enum zn_fault)g));
+    }
+}
+
+/* ---- what a flush covers, and what a power cut leaves */
+
+/* Whether each of the files has its bytes. */
+static unsigned files_there(struct zn_sim *s)
+{
+    static const char *const names[] = { "a", "b" };
+    unsigned char got[LEN], want[LEN];
+    unsigned there = 0;
+
+    for (unsigned i = 0; i < ZB_COUNT(names); i++) {
+        fill(want, LEN, i + 1);
+        if (zn_sim_peek(s, names[i], 0, got, LEN) == 0 && memcmp(got, want, LEN) == 0)
+            there |= 1u << i;
+    }
+    return there;
+}
+
+static void op(struct zn_sim *s, enum sim_kind kind, unsigned file, uint64_t off, const void *bytes,
+               size_t len)
+{
+    struct sim_op o = { .kind = kind, .file = file, .off = off, .bytes = bytes, .len = len };
+    ssize_t rc = sim_do(s, &o);
+
+    assert_int_equal(rc, kind == SIM_WRITE ? len : 0);
+}
+
+/* A flush is of one file, its creation and its length included. */
+static void sim_flush_of_a_file(void **state)
+{
+    (void)state;
+    for (unsigned flushed = 0; flushed < 4; flushed++) {
+        struct zn_sim *s = sim_new(3, false);
+        unsigned char bytes[LEN];
+        unsigned files[2];
+
+        for (unsigned i = 0; i < 2; i++) {
+            files[i] = (unsigned)sim_file(s, i == 0 ? "a" : "b");
+            op(s, SIM_CREATE, files[i], 0, NULL, 0);
+            fill(bytes, LEN, i + 1);
+            op(s, SIM_WRITE, files[i], 0, bytes, LEN);
+        }
+        for (unsigned i = 0; i < 2; i++) {
+            if (flushed & 1u << i)
+                op(s, SIM_FLUSH, files[i], 0, NULL, 0);
+        }
+        assert_int_equal(files_there(s), 3);
+        zn_sim_cut(s, 0, 0);
+        assert_int_equal(zn_sim_restart(s), 0);
+        assert_int_equal(files_there(s), flushed);
+        for (unsigned i = 0; i < 2; i++)
+            assert_int_equal(zn_sim_size(s, i == 0 ? "a" : "b"), flushed & 1u << i ? LEN : -ENOENT);
+        zn_sim_free(s);
+    }
+}
+
+/* A deletion is not durable before a flush, and the bytes of a new file never land in the old. */
+static void sim_names(void **state)
+{
+    unsigned seen = 0;
+
+    (void)state;
+    for (uint32_t variant = 0; variant < 200; variant++) {
+        struct zn_sim *s = sim_new(4, false);
+        unsigned file = (unsigned)sim_file(s, "journal");
+        unsigned char old[LEN], new[LEN], got[LEN];
+        int64_t size;
+
+        fill(old, LEN, 1);
+        fill(new, LEN, 2);
+        op(s, SIM_CREATE, file, 0, NULL, 0);
+        op(s, SIM_WRITE, file, 0, old, LEN);
+        op(s, SIM_FLUSH, file, 0, NULL, 0);
+        op(s, SIM_DELETE, file, 0, NULL, 0);
+        op(s, SIM_CREATE, file, 0, NULL, 0);
+        op(s, SIM_WRITE, file, 0, new, LEN);
+        zn_sim_cut(s, zn_sim_ops(s), variant);
+        assert_int_equal(zn_sim_restart(s), 0);
+        size = zn_sim_size(s, "journal");
+        if (size == LEN && zn_sim_peek(s, "journal", 0, got, LEN) == 0) {
+            if (memcmp(got, old, LEN) == 0) {
+                seen |= 1; /* the deletion was lost, and so was the new file */
+            } else {
+                seen |= memcmp(got, new, LEN) == 0 ? 2 : 4;
+                for (unsigned i = 0; i < LEN; i++) /* torn: zeros where nothing was written */
+                    assert_true(got[i] == new[i] || got[i] == 0);
+            }
+        } else {
+            seen |= size == -ENOENT ? 8 : 16;
+        }
+        if (variant == 0)
+            assert_int_equal(seen, 1);
+        if (variant == 1)
+            assert_int_equal(seen, 1 | 2);
+        zn_sim_free(s);
+    }
+    assert_int_equal(seen, 31);
+}
+
+enum { WRITES = 24, SECTORS = LEN / 512 };
+
+/* Which sectors of each write are there; all of them: 0xffff. */
+static void cut_run(uint64_t seed, uint32_t variant, unsigned sectors[WRITES])
+{
+    struct zn_sim *s = sim_new(seed, false);
+    unsigned file = (unsigned)sim_file(s, "a");
+    unsigned char bytes[LEN];
+
+    fill(bytes, LEN, 5);
+    op(s, SIM_CREATE, file, 0, NULL, 0);
+    op(s, SIM_RESIZE, file, WRITES * LEN, NULL, 0);
+    op(s, SIM_FLUSH, file, 0, NULL, 0);
+    for (unsigned i = 0; i < WRITES - 1; i++)
+        op(s, SIM_WRITE, file, (uint64_t)i * LEN, bytes, LEN);
+    zn_sim_cut(s, zn_sim_ops(s), variant);
+    {
+        struct sim_op last = {
+            .kind = SIM_WRITE, .file = file, .off = (WRITES - 1) * LEN, .bytes = bytes, .len = LEN
+        };
+
+        assert_int_equal(sim_do(s, &last), -EIO);
+        assert_int_equal(sim_do(s, &last), -EIO); /* and nothing of this one */
+    }
+    assert_int_equal(zn_sim_restart(s), 0);
+    for (unsigned i = 0; i < WRITES; i++) {
+        static const unsigned char zeros[512];
+        unsigned char got[LEN];
+
+        assert_int_equal(zn_sim_peek(s, "a", (uint64_t)i * LEN, got, LEN), 0);
+        sectors[i] = 0;
+        for (unsigned j = 0; j < SECTORS; j++) {
+            const unsigned char *sector = got + (size_t)j * 512;
+
+            if (memcmp(sector, bytes + (size_t)j * 512, 512) == 0)
+                sectors[i] |= 1u << j;
+            else
+                assert_memory_equal(sector, zeros, 512); /* whole sectors, or nothing */
+        }
+    }
+    zn_sim_free(s);
+}
+
+static void sim_cut_variants(void **state)
+{
+    const unsigned all = (1u << SECTORS) - 1;
+    unsigned torn = 0, last_torn = 0, holes = 0, prefixes = 0;
+
+    (void)state;
+    for (uint64_t seed = 0; seed < 60; seed++) {
+        unsigned got[WRITES];
+
+        cut_run(seed, 0, got);
+        for (unsigned i = 0; i < WRITES; i++)
+            assert_int_equal(got[i], 0);
+        cut_run(seed, 1, got);
+        for (unsigned i = 0; i < WRITES; i++)
+            assert_int_equal(got[i], all);
+        cut_run(seed, 2, got);
+        for (unsigned i = 0; i < WRITES; i++) {
+            assert_true(got[i] == 0 || got[i] == all);
+            assert_true(i == 0 || got[i] <= got[i - 1]);
+            prefixes |= got[i] > 0 ? 1u << i : 0;
+        }
+        cut_run(seed, 3 + (uint32_t)seed, got);
+        for (unsigned i = 0; i < WRITES; i++) {
+            bool is_torn = got[i] != 0 && got[i] != all;
+
+            torn += is_torn;
+            last_torn += is_torn && i == WRITES - 1;
+            holes += i > 0 && got[i] == all && got[i - 1] == 0;
+        }
+    }
+    assert_true(torn > 50 && last_torn > 0 && holes > 50 && prefixes > 1);
+}
+
+/* A failed flush: some writes never become durable, and later flushes say that all is well. */
+static void sim_flush_forgets(void **state)
+{
+    unsigned there = 0, lost = 0;
+
+    (void)state;
+    for (uint64_t seed = 0; seed < 20; seed++) {
+        struct zn_sim *s = sim_new(seed, false);
+        unsigned file = (unsigned)sim_file(s, "a");
+        struct sim_op flush = { .kind = SIM_FLUSH, .file = file };
+        unsigned char bytes[LEN], got[LEN];
+
+        fill(bytes, LEN, 6);
+        op(s, SIM_CREATE, file, 0, NULL, 0);
+        op(s, SIM_FLUSH, file, 0, NULL, 0);
+        for (unsigned i = 0; i < 10; i++)
+            op(s, SIM_WRITE, file, (uint64_t)i * LEN, bytes, LEN);
+        assert_int_equal(zn_sim_fault(s, ZN_FAULT_FLUSH, 0, false), 0);
+        assert_int_equal(sim_do(s, &flush), -EIO);
+        assert_int_equal(sim_do(s, &flush), 0);
+        for (unsigned i = 0; i < 10; i++) { /* the cache still has them */
+            assert_int_equal(zn_sim_peek(s, "a", (uint64_t)i * LEN, got, LEN), 0);
+            assert_memory_equal(got, bytes, LEN);
+        }
+        zn_sim_cut(s, 0, 1);
+        assert_int_equal(zn_sim_restart(s), 0);
+        for (unsigned i = 0; i < 10; i++) {
+            bool is = zn_sim_peek(s, "a", (uint64_t)i * LEN, got, LEN) == 0 &&
+                      memcmp(got, bytes, LEN) == 0;
+
+            there += is;
+            lost += !is;
+        }
+        zn_sim_free(s);
+    }
+    assert_true(there > 50 && lost > 50);
+}
+
+/* ---- the same again */
+
+static uint32_t sim_hash(const struct zn_sim *s)
+{
+    static const char *const names[] = { "data", "db", "db-journal", "db-wal", "other" };
+    static unsigned char bytes[2 * FILE_BYTES];
+    uint32_t crc = 0;
+
+    for (unsigned i = 0; i < ZB_COUNT(names); i++) {
+        int64_t size = zn_sim_size(s, names[i]);
+
+        crc = zb_crc32c(crc, &size, sizeof(size));
+        if (size <= 0)
+            continue;
+        assert_true((size_t)size <= sizeof(bytes));
+        assert_int_equal(zn_sim_peek(s, names[i], 0, bytes, (size_t)size), 0);
+        crc = zb_crc32c(crc, bytes, (size_t)size);
+    }
+    return crc;
+}
+
+static int sql(sqlite3 *db, const char *text)
+{
+    return sqlite3_exec(db, text, NULL, NULL, NULL);
+}
+
+/* What finished, in order, and how. */
+struct trace {
+    uint32_t crc;
+    unsigned failed;
+};
+
+struct traced {
+    struct zn_io io;
+    struct trace *trace;
+    uint32_t number;
+};
+
+static void traced_done(struct zn_io *io, int rc)
+{
+    struct traced *t = zb_container_of(io, struct traced, io);
+    uint32_t what[2] = { t->number, (uint32_t)rc };
+
+    t->trace->crc = zb_crc32c(t->trace->crc, what, sizeof(what));
+    t->trace->failed += rc != 0;
+}
+
+enum { WORK_IOS = 8, WORK_ROUNDS = 6 };
+
+static void work_engine(struct zn_sim *s, struct trace *trace, uint64_t seed)
+{
+    unsigned char *bufs = zn_test_memory((size_t)WORK_IOS * LEN);
+    struct traced t[WORK_IOS];
+    struct zn_engine *e;
+
+    if (zn_sim_engine(&e, s, "data", FILE_BYTES, 0, NULL) < 0) {
+        free(bufs);
+        return;
+    }
+    for (unsigned round = 0; round < WORK_ROUNDS; round++) {
+        for (unsigned i = 0; i < WORK_IOS; i++) {
+            uint64_t drawn = ztest_random(&seed);
+
+            t[i] = (struct traced){ .io = { .op = drawn % 8 == 0   ? ZN_READ
+                                                  : drawn % 8 == 1 ? ZN_FLUSH
+                                                                   : ZN_WRITE,
+                                            .buf = bufs + (size_t)i * LEN,
+                                            .len_bytes = 512 * (1 + drawn / 8 % SECTORS),
+                                            .off_bytes = ZN_DATA_START + 512 * (drawn / 256 % 500),
+                                            .done = traced_done },
+                                    .trace = trace,
+                                    .number = i };
+            fill(t[i].io.buf, LEN, drawn);
+            assert_int_equal(zn_submit(e, &t[i].io), 0);
+        }
+        zn_test_drain(e);
+    }
+    zn_close(e);
+    free(bufs);
+}
+
+static void work_sql(struct zn_sim *s, const char *journal)
+{
+    const char *vfs;
+    sqlite3 *db;
+
+    assert_int_equal(zn_sim_vfs(s, &vfs, NULL), 0);
+    if (sqlite3_open_v2("db", &db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, vfs) == SQLITE_OK) {
+        (void)sql(db, "PRAGMA locking_mode=EXCLUSIVE");
+        (void)sql(db, journal);
+        (void)sql(db, "CREATE TABLE t(v)");
+        for (int i = 0; i < 3; i++)
+            (void)sql(db, "INSERT INTO t VALUES(zeroblob(3000))");
+    }
+    (void)sqlite3_close(db);
+}
+
+static struct trace work(struct zn_sim *s)
+{
+    struct trace trace = { 0 };
+
+    work_engine(s, &trace, 7);
+    work_sql(s, "PRAGMA journal_mode=DELETE");
+    work_engine(s, &trace, 8);
+    work_sql(s, "PRAGMA journal_mode=WAL");
+    return trace;
+}
+
+static void sim_same_again(void **state)
+{
+    uint32_t others = 0;
+
+    (void)state;
+    for (uint64_t seed = 0; seed < 8; seed++) {
+        struct trace traces[2];
+        uint32_t hashes[2];
+        uint64_t ops[2];
+
+        for (unsigned i = 0; i < 2; i++) {
+            struct zn_sim *s = sim_new(seed, false);
+
+            if (seed >= 4) { /* faults are drawn too */
+                assert_int_equal(zn_sim_fault(s, ZN_FAULT_SHORT, 20, true), 0);
+                assert_int_equal(zn_sim_fault(s, ZN_FAULT_FLIP, 50, false), 0);
+                assert_int_equal(zn_sim_fault(s, ZN_FAULT_MISPLACE, 60, false), 0);
+                assert_int_equal(zn_sim_fault(s, ZN_FAULT_FLUSH, 70, false), 0);
+                assert_int_equal(zn_sim_fault(s, ZN_FAULT_DELAY, 30, true), 0);
+            }
+            traces[i] = work(s);
+            ops[i] = zn_sim_ops(s);
+            assert_int_equal(zn_sim_restart(s), 0);
+            hashes[i] = sim_hash(s);
+            zn_sim_free(s);
+        }
+        assert_int_equal(traces[0].crc, traces[1].crc);
+        assert_int_equal(hashes[0], hashes[1]);
+        assert_int_equal(ops[0], ops[1]);
+        assert_true(traces[0].crc != others); /* another seed is another order */
+        others = traces[0].crc;
+    }
+}
+
+/* ---- recordings */
+
+static const uint32_t cut_variants[] = { 0, 1, 2, 3, 11 };
+
+/* A device made from the recording is the device on which the power really failed there. */
+static void sim_cut_at_is_a_cut(void **state)
+{
+    struct zn_sim *recorded = sim_new(9, true);
+    uint32_t before;
+    uint64_t ops;
+
+    (void)state;
+    (void)work(recorded);
+    ops = zn_sim_ops(recorded);
+    before = sim_hash(recorded);
+    assert_true(ops > 200);
+    for (uint64_t n = 0; n <= ops; n++) {
+        for (unsigned v = 0; v < ZB_COUNT(cut_variants); v++) {
+            struct zn_sim *real = sim_new(9, false), *made, *copy;
+            uint32_t want;
+
+            zn_sim_cut(real, n, cut_variants[v]);
+            (void)work(real);
+            assert_int_equal(zn_sim_copy(&copy, real, NULL), 0);
+            assert_int_equal(zn_sim_restart(real), 0);
+            want = sim_hash(real);
+            assert_int_equal(zn_sim_cut_at(&made, recorded, n, cut_variants[v], NULL), 0);
+            if (sim_hash(made) != want)
+                fail_msg("operation %u of %u, variant %u", (unsigned)n, (unsigned)ops,
+                         cut_variants[v]);
+            assert_true(zn_sim_ops(made) == n + 1);
+            zn_sim_free(made);
+            zn_sim_free(real);
+            zn_sim_free(copy);
+        }
+    }
+    assert_int_equal(sim_hash(recorded), before);
+    zn_sim_free(recorded);
+}
+
+/* ---- SQLite */
+
+enum { TXNS = 200 };
+
+struct bank {
+    uint64_t acked[TXNS + 1]; /* operations when transaction i had been told */
+};
+
+static sqlite3 *bank_open(struct zn_sim *s, int flags)
+{
+    const char *vfs;
+    sqlite3 *db;
+
+    assert_int_equal(zn_sim_vfs(s, &vfs, NULL), 0);
+    if (sqlite3_open_v2("db", &db, SQLITE_OPEN_READWRITE | flags, vfs) != SQLITE_OK ||
+        sql(db, "PRAGMA locking_mode=EXCLUSIVE") != SQLITE_OK ||
+        sql(db, "PRAGMA journal_mode=WAL") != SQLITE_OK ||
+        sql(db, "PRAGMA synchronous=FULL") != SQLITE_OK) {
+        print_message("%s\n", sqlite3_errmsg(db));
+        (void)sqlite3_close(db);
+        return NULL;
+    }
+    return db;
+}
+
+/* Each transaction adds a row and counts it. */
+static void bank_run(struct zn_sim *s, struct bank *b)
+{
+    sqlite3 *db = bank_open(s, SQLITE_OPEN_CREATE);
+
+    assert_non_null(db);
+    assert_int_equal(sql(db, "PRAGMA wal_autocheckpoint=40"), SQLITE_OK);
+    assert_int_equal(sql(db, "BEGIN; CREATE TABLE t(i INTEGER PRIMARY KEY, v);"
+                             "CREATE TABLE c(n); INSERT INTO c VALUES(0); COMMIT"),
+                     SQLITE_OK);
+    b->acked[0] = zn_sim_ops(s);
+    for (int i = 1; i <= TXNS; i++) {
+        char text[200];
+
+        (void)snprintf(text, sizeof(text),
+                       "BEGIN; INSERT INTO t VALUES(%d, zeroblob(%d)); UPDATE c SET n=%d; COMMIT",
+                       i, i * 7 % 900, i);
+        assert_int_equal(sql(db, text), SQLITE_OK);
+        b->acked[i] = zn_sim_ops(s);
+    }
+    assert_int_equal(sqlite3_close(db), SQLITE_OK);
+}
+
+static int bank_row(void *arg, int n, char **values, char **names)
+{
+    int *got = arg;
+
+    (void)names;
+    for (int i = 0; i < n; i++)
+        got[i] = values[i] ? atoi(values[i]) : 0;
+    return 0;
+}
+
+/* How many transactions the database holds: all of the first ones, and no part of another. */
+static int bank_count(struct zn_sim *s)
+{
+    sqlite3 *db = bank_open(s, SQLITE_OPEN_CREATE);
+    int got[4] = { -1, -1, -1, -1 }, rc;
+
+    if (!db)
+        return -1;
+    rc = sqlite3_exec(db,
+                      "SELECT count(*), max(i), (SELECT n FROM c), sum(length(v)=i*7%900) FROM t",
+                      bank_row, got, NULL);
+    if (rc == SQLITE_ERROR) /* there are no tables yet */
+        got[0] = got[1] = got[2] = got[3] = -2;
+    else if (rc != SQLITE_OK)
+        got[0] = -1;
+    (void)sqlite3_close(db);
+    return got[0] == got[1] && got[0] == got[2] && got[0] == got[3] ? got[0] : -1;
+}
+
+static void sim_sqlite(void **state)
+{
+    const char *wanted = getenv("ZSHARD_SIM_VARIANTS");
+    uint32_t variants = wanted ? (uint32_t)atoi(wanted) : 16;
+    struct zn_sim *recorded = sim_new(21, true);
+    struct bank b;
+    int acked = -1;
+    uint64_t cuts = 0;
+
+    (void)state;
+    bank_run(recorded, &b);
+    for (uint64_t n = 0; n <= zn_sim_ops(recorded); n++) {
+        while (acked < TXNS && b.acked[acked + 1] <= n)
+            acked++;
+        for (uint32_t v = 0; v < variants; v++) {
+            struct zn_sim *s;
+            int got;
+
+            assert_int_equal(zn_sim_cut_at(&s, recorded, n, v, NULL), 0);
+            got = bank_count(s);
+            if (got == -1 || got < (acked < 0 ? -2 : acked) || got > acked + 1)
+                fail_msg("operation %u, variant %u: %d transactions of %d", (unsigned)n, v, got,
+                         acked);
+            zn_sim_free(s);
+            cuts++;
+        }
+    }
+    print_message("%u power cuts\n", (unsigned)cuts);
+    zn_sim_free(recorded);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(sim_faults),          cmocka_unit_test(sim_flush_of_a_file),
+        cmocka_unit_test(sim_names),           cmocka_unit_test(sim_cut_variants),
+        cmocka_unit_test(sim_flush_forgets),   cmocka_unit_test(sim_same_again),
+        cmocka_unit_test(sim_cut_at_is_a_cut), cmocka_unit_test(sim_sqlite),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
