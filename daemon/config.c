@@ -55,6 +55,20 @@ static int check_group(const char *text, struct zb_err *err)
     return getgrnam(text) ? 0 : zb_fail(err, -EINVAL, "there is no group '%s'", text);
 }
 
+static int check_paths(const char *text, struct zb_err *err)
+{
+    unsigned n = 1;
+
+    for (const char *p = text; *p; p++) {
+        n += *p == *ZSD_PATHS_SEPARATOR;
+        if (*p == *ZSD_PATHS_SEPARATOR && (p == text || p[1] == *p || p[1] == '\0'))
+            return zb_fail(err, -EINVAL, "'%s': a directory has no name", text);
+    }
+    return n < ZN_PATHS_MAX
+               ? 0
+               : zb_fail(err, -EINVAL, "%u directories: at most %u", n, ZN_PATHS_MAX - 1);
+}
+
 #define MEMBER(m) offsetof(struct zsd_config, m), sizeof(((struct zsd_config *)0)->m)
 
 /* clang-format off */
@@ -76,6 +90,9 @@ static const struct zsd_option options[] = {
       .help = "Size of the data file, reserved at the start. 0: no NVMe tier. auto: that of the "
               "file that is there, else 4G or half of what the file system has free, whichever "
               "is less." },
+    { "paths", ZSD_LIST, MEMBER(paths), .arg = "DIR:DIR...", .def = "", .check = check_paths,
+      .help = "More directories with a data file of nvme_bytes each, best on other drives: pages "
+              "are spread over all, by how fast each is. At most 7; the order must not change." },
     { "io", ZSD_CHOICE, MEMBER(io), .arg = "NAME", .def = "auto", .choices = "auto uring threads",
       .help = "How the data file is read and written. auto: io_uring, or threads where it is "
               "refused." },
@@ -214,6 +231,7 @@ static int option_read(const struct zsd_option *o, struct zsd_config *config, co
 
     switch (o->type) {
     case ZSD_TEXT:
+    case ZSD_LIST:
     case ZSD_CHOICE:
         return value_text(o, member, text, err);
     case ZSD_LEVEL:
@@ -280,6 +298,22 @@ static void file_on_error(cfg_t *cfg, const char *fmt, va_list ap)
     (void)zb_fail(file.err, -EINVAL, "%s:%d: %s", file.path, cfg->line, text);
 }
 
+/** One more of a list. */
+static int file_on_element(const struct zsd_option *o, const char *value, const char *where,
+                           int *line, int at_line)
+{
+    const char *member = (const char *)file.config + o->offset;
+    char text[sizeof(file.config->paths)];
+
+    if (strpbrk(value, ZSD_PATHS_SEPARATOR) || !*value)
+        return zb_fail(file.err, -EINVAL, "%s%s: '%s' cannot be in a list", where, o->name, value);
+    if ((size_t)snprintf(text, sizeof(text), "%s%s%s", *line ? member : "",
+                         *line ? ZSD_PATHS_SEPARATOR : "", value) >= sizeof(text))
+        return zb_fail(file.err, -EINVAL, "%s%s: the list is too long", where, o->name);
+    *line = at_line;
+    return option_set(o, file.config, text, where, o->name, file.err);
+}
+
 static int file_on_value(cfg_t *cfg, cfg_opt_t *opt, const char *value, void *result)
 {
     const struct zsd_option *o = option_find(opt->name, strlen(opt->name));
@@ -288,8 +322,10 @@ static int file_on_value(cfg_t *cfg, cfg_opt_t *opt, const char *value, void *re
 
     *(const char **)result = value;
     (void)snprintf(where, sizeof(where), "%s:%d: ", file.path, cfg->line);
-    if (*line)
+    if (*line && (o->type != ZSD_LIST || cfg_opt_size(opt) <= 1))
         return zb_fail(file.err, -EINVAL, "%s%s: given before, on line %d", where, o->name, *line);
+    if (o->type == ZSD_LIST)
+        return file_on_element(o, value, where, line, cfg->line);
     *line = cfg->line;
     return option_set(o, file.config, value, where, o->name, file.err);
 }
@@ -374,7 +410,11 @@ static int file_parse(const char *text, const char *path, struct zsd_config *con
     int rc;
 
     for (size_t i = 0; i < ZB_COUNT(options); i++)
-        opts[i] = (cfg_opt_t)CFG_STR_CB(options[i].name, NULL, CFGF_NODEFAULT, file_on_value);
+        if (options[i].type == ZSD_LIST)
+            opts[i] =
+                (cfg_opt_t)CFG_STR_LIST_CB(options[i].name, NULL, CFGF_NODEFAULT, file_on_value);
+        else
+            opts[i] = (cfg_opt_t)CFG_STR_CB(options[i].name, NULL, CFGF_NODEFAULT, file_on_value);
     opts[ZB_COUNT(options)] = (cfg_opt_t)CFG_END();
     cfg = cfg_init(opts, CFGF_NONE);
     if (!cfg)

@@ -13,7 +13,9 @@
 #include "base/err.h"
 #include "base/log.h"
 
-#define ZSD_AUTO UINT64_MAX /* of host_bytes and nvme_bytes: chosen at the start (startup.c) */
+#define ZSD_AUTO            UINT64_MAX /* of host_bytes and nvme_bytes: chosen at the start (startup.c) */
+
+#define ZSD_PATHS_SEPARATOR ":"
 
 /** What the daemon runs with. Sizes are bytes, times milliseconds. */
 struct zsd_config {
@@ -21,6 +23,8 @@ struct zsd_config {
     char data[PATH_MAX];  /* data directory; "": the rule of datadir.h */
     uint64_t host_bytes;  /* budget of the host tier */
     uint64_t nvme_bytes;  /* size of the data file; 0: no NVMe tier */
+    char paths[4096];     /* more data directories, with ZSD_PATHS_SEPARATOR between them */
+    uint64_t more_bytes;  /* of the data file in each; ZSD_AUTO: by the rule of datadir.h */
     char io[16];          /* auto, uring, threads */
     uint32_t io_depth;    /* requests in flight on the data file */
     char cpus[256];       /* CPU list of the compute threads ("0-3,8"); "": all we may use */
@@ -37,6 +41,7 @@ struct zsd_config {
 
 enum zsd_option_type {
     ZSD_TEXT,   /* char[], which must hold it */
+    ZSD_LIST,   /* char[] likewise: texts with ZSD_PATHS_SEPARATOR between; a list in the file */
     ZSD_CHOICE, /* char[]: one of the words of `choices` */
     ZSD_COUNT,  /* uint32_t: decimal, no unit */
     ZSD_SIZE,   /* uint64_t: base/size.h; rounded down to 4096 */

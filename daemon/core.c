@@ -19,6 +19,7 @@
 
 #include "base/plan.h"
 #include "base/size.h"
+#include "daemon/paths.h"
 #include "daemon/store.h"
 
 #define BUFFER_ELEM_BYTES 12u /* param and state of one element: bf16 2 + 10, fp32 4 + 8 */
@@ -45,8 +46,8 @@ void zsd_core_turn(struct zsd *daemon)
 
         work->run(work);
     }
-    if (daemon->engine)
-        zn_kick(daemon->engine);
+    for (unsigned i = 0; i < zsd_paths(daemon); i++)
+        zn_kick(zsd_path_engine(daemon, i));
 }
 
 /* ---- deadlines */
@@ -94,7 +95,7 @@ static void pio_on_done(struct zn_io *io, int rc);
 
 static bool pio_submit(struct zsd_core *core, struct zsd_pio *pio)
 {
-    int rc = zn_submit(core->daemon->engine, &pio->io);
+    int rc = zn_submit(zsd_path_engine(core->daemon, pio->path), &pio->io);
 
     if (rc == -EAGAIN)
         return false;
@@ -103,29 +104,63 @@ static bool pio_submit(struct zsd_core *core, struct zsd_pio *pio)
     return true;
 }
 
+/* Whose turn it is before a data file; NULL: nobody waits. */
+static struct zb_list *pio_first(const struct zsd_line *line)
+{
+    return !zb_list_empty(&line->urgent)   ? line->urgent.next
+           : !zb_list_empty(&line->others) ? line->others.next
+                                           : NULL;
+}
+
+/* Submits what is in line, as far as the engine takes it. */
+static void pio_feed(struct zsd_core *core, unsigned path)
+{
+    struct zb_list *node;
+
+    while ((node = pio_first(&core->lines[path])) != NULL) {
+        if (!pio_submit(core, zb_container_of(node, struct zsd_pio, node)))
+            break;
+        zb_list_remove(node);
+    }
+}
+
+static void pio_line_up(struct zsd_core *core, struct zsd_pio *pio)
+{
+    struct zsd_line *line = &core->lines[pio->path];
+
+    zb_list_push_back(pio->io.urgent ? &line->urgent : &line->others, &pio->node);
+    pio_feed(core, pio->path);
+}
+
+static bool pio_is_for_all(const struct zsd_pio *pio)
+{
+    return pio->io.op == ZN_FLUSH || pio->io.op == ZN_SLOT;
+}
+
 static void pio_on_done(struct zn_io *io, int rc)
 {
     struct zsd_pio *pio = zb_container_of(io, struct zsd_pio, io);
     struct zsd_core *core = pio->core;
+    unsigned path = pio->path;
 
     core->io_inflight--;
-    pio->done(pio, rc); /* pio may be gone now */
-    while (!zb_list_empty(&core->io_queue)) {
-        struct zsd_pio *next = zb_container_of(core->io_queue.next, struct zsd_pio, node);
-
-        if (!pio_submit(core, next))
-            break;
-        zb_list_remove(&next->node);
+    if (rc == 0 && pio_is_for_all(pio) && path + 1 < zsd_paths(core->daemon)) {
+        pio->path++;
+        pio_line_up(core, pio);
+    } else {
+        pio->done(pio, rc); /* pio may be gone now */
     }
+    pio_feed(core, path);
 }
 
 void zsd_pio_start(struct zsd_core *core, struct zsd_pio *pio)
 {
     pio->core = core;
     pio->io.done = pio_on_done;
+    pio->path = pio_is_for_all(pio) ? 0 : ZN_AT_PATH(pio->io.off_bytes);
+    pio->io.off_bytes = ZN_AT_OFFSET(pio->io.off_bytes);
     zb_list_init(&pio->node);
-    if (!zb_list_empty(&core->io_queue) || !pio_submit(core, pio))
-        zb_list_push_back(&core->io_queue, &pio->node);
+    pio_line_up(core, pio);
 }
 
 /* ---- page buffers */
@@ -241,14 +276,13 @@ static int core_build(struct zsd_core *core, struct zb_err *err)
     core->host.budget = daemon->config.host_bytes;
     core->buffer_bytes = (uint64_t)core->page_elems * BUFFER_ELEM_BYTES;
     if (daemon->engine) {
-        uint64_t bytes = zn_info(daemon->engine)->size_bytes - daemon->engine_base;
-
-        core->nvme.budget = bytes / ZB_PAGE_ALIGN * ZB_PAGE_ALIGN;
-        rc = zb_space_new(&core->extents, bytes / ZB_PAGE_ALIGN);
-        if (rc == 0)
-            rc = zsd_extents_new(core);
+        rc = zsd_map_init(core, err);
         if (rc < 0)
-            return zb_fail(err, rc, "the map of %s of NVMe: %m", zb_size_text(bytes).s);
+            return rc;
+        core->nvme.budget = zsd_map_total_bytes(core);
+        rc = zsd_extents_new(core);
+        if (rc < 0)
+            return zb_fail(err, rc, "places of pages: %m");
         rc = core_buffers(core, err);
         if (rc < 0)
             return rc;
@@ -269,7 +303,10 @@ int zsd_core_new(struct zsd *daemon, struct zb_err *err)
     zb_list_init(&core->jobs);
     zb_list_init(&core->works);
     zb_list_init(&core->timed);
-    zb_list_init(&core->io_queue);
+    for (unsigned i = 0; i < ZN_PATHS_MAX; i++) {
+        zb_list_init(&core->lines[i].urgent);
+        zb_list_init(&core->lines[i].others);
+    }
     zb_list_init(&core->buffer_waiters);
     rc = core_build(core, err);
     if (rc < 0)
@@ -286,8 +323,8 @@ static void core_settle(struct zsd_core *core)
         unsigned n = 0;
 
         zsd_core_turn(daemon);
-        if (daemon->engine)
-            n += zn_reap(daemon->engine, 64);
+        for (unsigned i = 0; i < zsd_paths(daemon); i++)
+            n += zn_reap(zsd_path_engine(daemon, i), 64);
         if (daemon->compute)
             n += zsd_compute_reap(daemon->compute, 64);
         if (n == 0 && core->ops > 0) {
@@ -310,7 +347,7 @@ void zsd_core_free(struct zsd *daemon)
     zsd_private_free(core->buffers, core->nbuffers * core->buffer_bytes);
     free(core->buffers_free);
     zsd_extents_free(core);
-    zb_space_free(core->extents);
+    zsd_map_done(core);
     free(core);
     daemon->core = NULL;
 }

@@ -28,10 +28,12 @@ struct zsd_timed {
     struct zb_list node;
 };
 
-/** One transfer of a page; waits here when the engine is full. */
+/** One transfer of a page, to where its off_bytes says (ZN_AT); a flush or a commit slot goes to
+ * every data file, one after the other, until one fails. Waits here when the engine is full. */
 struct zsd_pio {
-    struct zn_io io; /* op, buf, len and off are the caller's; done is ours */
+    struct zn_io io; /* op, buf, len, off and urgent are the caller's; done is ours */
     struct zsd_core *core;
+    unsigned path;
     void (*done)(struct zsd_pio *pio, int rc);
     struct zb_list node;
 };
@@ -53,6 +55,11 @@ struct zsd_account {
 
 struct zsd_extents;
 
+/** zsd_pio that an engine had no place for: urgent ones first. */
+struct zsd_line {
+    struct zb_list urgent, others;
+};
+
 struct zsd_core {
     struct zsd *daemon;
     uint32_t page_elems;
@@ -64,10 +71,11 @@ struct zsd_core {
     bool draining;
 
     struct zsd_account host, nvme;
-    struct zb_space *extents;   /* of the data file, in ZB_PAGE_ALIGN units; NULL: no NVMe tier */
-    struct zsd_extents *places; /* of pages there (extents.c); NULL likewise */
+    struct zb_space *maps[ZN_PATHS_MAX]; /* of each data file, in ZB_PAGE_ALIGN units: paths.h */
+    struct zb_space *extents;            /* the first one; NULL: no NVMe tier */
+    struct zsd_extents *places;          /* of pages there (extents.c); NULL likewise */
 
-    struct zb_list io_queue; /* zsd_pio that the engine had no place for */
+    struct zsd_line lines[ZN_PATHS_MAX]; /* before each data file */
     unsigned io_inflight;
 
     uint8_t *buffers; /* page buffers: what streams passes through them */
@@ -91,7 +99,7 @@ void zsd_timed_arm(struct zsd_core *core, struct zsd_timed *timed, uint32_t time
                    void (*expire)(struct zsd_timed *timed));
 void zsd_timed_disarm(struct zsd_timed *timed);
 
-/** done runs later, never from inside. Waits in line when the engine is full. */
+/** done runs later, never from inside. */
 void zsd_pio_start(struct zsd_core *core, struct zsd_pio *pio);
 
 /** A page buffer, or NULL: then `waiter` is deferred when it is worth asking again. */

@@ -26,14 +26,23 @@ struct zsd_datadir;
 struct zsd_loop;
 struct zsd_server;
 
+/** One more data file. */
+struct zsd_path {
+    struct zn_engine *engine;
+    struct zsd_datadir *datadir;
+};
+
 struct zsd {
     struct zsd_config config; /* as resolved at the start: no "auto" is left in it */
     uint8_t instance[16];     /* random; changes with every start */
     uint64_t started_ns;
     const struct zk_ops *kernels;
     struct zsd_compute *compute;
-    struct zn_engine *engine; /* NULL: no NVMe tier */
-    uint64_t engine_base;     /* first usable byte of the data file */
+    struct zn_engine *engine;               /* of the first data file; NULL: no NVMe tier */
+    uint64_t engine_base;                   /* first usable byte of a data file */
+    struct zsd_path more[ZN_PATHS_MAX - 1]; /* the other data files: see paths.h */
+    unsigned nmore;
+    uint64_t path_rates[ZN_PATHS_MAX]; /* bytes a second, measured; 0: not measured */
     struct zsd_core *core;
     struct zsd_server *server;
     uint32_t clients; /* connections, counted by the server */

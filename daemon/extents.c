@@ -1,7 +1,7 @@
 /*
  * extents.c - places of pages on the data file: see store.h, "places".
  *
- * MODEL. The map (core->extents) knows which bytes are taken; a class owns places of one size,
+ * MODEL. The map (paths.h) knows which bytes are taken; a class owns places of one size,
  * taken from the map, and lends them. `held` counts the holders of each place that is lent.
  *
  *     in the map <---> free, of a class <---> held, by one or more
@@ -21,6 +21,7 @@
 
 #include "base/map.h"
 #include "base/size.h"
+#include "daemon/paths.h"
 #include "daemon/store.h"
 
 /* A value of `held`: how long the place is, and how many hold it. */
@@ -65,30 +66,6 @@ void zsd_extents_free(struct zsd_core *core)
     zb_map_done(&e->held);
     free(e);
     core->places = NULL;
-}
-
-/* ---- the map below: all that knows what an address is */
-
-/* ZSD_NO_PLACE: there is no gap of that size. */
-static uint64_t map_take(struct zsd_core *core, uint64_t bytes)
-{
-    uint64_t first;
-
-    if (zb_space_take(core->extents, bytes / ZB_PAGE_ALIGN, &first) < 0)
-        return ZSD_NO_PLACE;
-    return first * ZB_PAGE_ALIGN;
-}
-
-static int map_take_at(struct zsd_core *core, uint64_t at, uint64_t bytes)
-{
-    if (at % ZB_PAGE_ALIGN != 0)
-        return -ERANGE;
-    return zb_space_take_at(core->extents, at / ZB_PAGE_ALIGN, bytes / ZB_PAGE_ALIGN);
-}
-
-static void map_give(struct zsd_core *core, uint64_t at, uint64_t bytes)
-{
-    zb_space_give(core->extents, at / ZB_PAGE_ALIGN, bytes / ZB_PAGE_ALIGN);
 }
 
 /* ---- classes */
@@ -175,7 +152,7 @@ void zsd_extent_unref(struct zsd_core *core, uint64_t at, uint64_t bytes)
         return;
     (void)zb_map_remove(&e->held, at);
     if (c->total > c->promised) { /* E2 */
-        map_give(core, at, bytes);
+        zsd_map_give(core, at, bytes);
         c->total--;
         e->total--;
     } else {
@@ -233,7 +210,7 @@ int zsd_extent_adopt(struct zsd_core *core, uint64_t at, uint64_t bytes, struct 
         rc = zb_map_reserve(&e->held, e->total + 1);
     if (rc < 0)
         return zb_fail(err, rc, "places of pages: %m");
-    rc = map_take_at(core, at, bytes);
+    rc = zsd_map_take_at(core, at, bytes);
     if (rc < 0)
         return zb_fail(err, -EBADMSG, "a page of %llu bytes at %#llx %s", (unsigned long long)bytes,
                        (unsigned long long)at,
@@ -371,7 +348,7 @@ static void promise_give(struct zsd_core *core)
         struct place_class *c = &e->classes[i];
 
         for (uint64_t n = class_surplus(c); n > 0; n--) {
-            map_give(core, c->free_at[--c->nfree], c->bytes);
+            zsd_map_give(core, c->free_at[--c->nfree], c->bytes);
             c->total--;
             e->total--;
         }
@@ -385,13 +362,13 @@ static void promise_undo(struct zsd_core *core, const struct place_class *before
 
     for (uint32_t i = 0; i < e->n; i++)
         for (struct place_class *c = &e->classes[i]; c->nfree > before[i].nfree;) {
-            map_give(core, c->free_at[--c->nfree], c->bytes);
+            zsd_map_give(core, c->free_at[--c->nfree], c->bytes);
             c->total--;
             e->total--;
         }
     for (uint32_t i = 0; i < e->n; i++)
         for (struct place_class *c = &e->classes[i]; c->nfree < before[i].nfree;) {
-            int rc = map_take_at(core, c->free_at[c->nfree++], c->bytes);
+            int rc = zsd_map_take_at(core, c->free_at[c->nfree++], c->bytes);
 
             assert(rc == 0);
             c->total++;
@@ -404,12 +381,12 @@ static void promise_undo(struct zsd_core *core, const struct place_class *before
 static int promise_take(struct zsd_core *core, struct zb_err *err)
 {
     struct zsd_extents *e = core->places;
-    uint64_t lacks = 0, left = zb_space_free_units(core->extents) * ZB_PAGE_ALIGN;
+    uint64_t lacks = 0, left = zsd_map_free_bytes(core);
     uint64_t least = core->daemon->engine_base;
 
     for (uint32_t i = 0; i < e->n; i++)
         lacks += class_lacks(&e->classes[i]) * e->classes[i].bytes;
-    least += zb_space_total_units(core->extents) * ZB_PAGE_ALIGN;
+    least += zsd_map_total_bytes(core);
     if (lacks > left)
         return zb_fail(err, -ENOSPC,
                        "%s more of NVMe are needed, and %s are free; the least nvme_bytes that "
@@ -420,7 +397,7 @@ static int promise_take(struct zsd_core *core, struct zb_err *err)
         struct place_class *c = &e->classes[i];
 
         for (uint64_t n = class_lacks(c); n > 0; n--) {
-            uint64_t at = map_take(core, c->bytes);
+            uint64_t at = zsd_map_take(core, c->bytes);
 
             if (at == ZSD_NO_PLACE)
                 return zb_fail(err, -ENOSPC,

@@ -9,7 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/size.h"
 #include "daemon/job.h"
+#include "daemon/paths.h"
 #include "proto/shard.pb-c.h"
 
 #define LIST_ROWS 200u /* of one reply: below 64 KiB with the longest names */
@@ -169,12 +171,26 @@ static void tier_row(const struct zsd_account *a, const char *name, char *detail
     row->detail = detail;
 }
 
+/* As snprintf. With several paths each says how fast it was measured. */
+static size_t path_detail(const struct zsd *daemon, unsigned path, char *text, size_t size)
+{
+    const struct zn_info *info = zn_info(zsd_path_engine(daemon, path));
+    char rate[48] = "";
+
+    if (zsd_paths(daemon) > 1)
+        (void)snprintf(rate, sizeof(rate), ", %s/s", zb_size_text(daemon->path_rates[path]).s);
+    return (size_t)snprintf(text, size, "%sio %s%s%s%s, %s%s, depth %u%s%s%s", path > 0 ? "; " : "",
+                            info->io, info->why[0] ? " (" : "", info->why, info->why[0] ? ")" : "",
+                            info->direct ? "direct" : "buffered: ", info->why_buffered, info->depth,
+                            info->why_unregistered[0] ? ", " : "", info->why_unregistered, rate);
+}
+
 void zsd_tiers(struct zsd_req *req, const ProtobufCMessage *message)
 {
     const struct zsd_core *core = req->daemon->core;
     Zp__TierRow host, nvme, *list[2] = { &host, &nvme };
     Zp__TiersReply reply = ZP__TIERS_REPLY__INIT;
-    char host_detail[128], nvme_detail[512];
+    char host_detail[128], nvme_detail[1024];
 
     (void)message;
     (void)snprintf(host_detail, sizeof(host_detail),
@@ -182,11 +198,11 @@ void zsd_tiers(struct zsd_req *req, const ProtobufCMessage *message)
                    zsd_compute_threads(req->daemon->compute), core->nbuffers);
     tier_row(&core->host, "host", host_detail, &host);
     if (req->daemon->engine) {
-        const struct zn_info *info = zn_info(req->daemon->engine);
+        const struct zsd *daemon = req->daemon;
+        size_t len = 0;
 
-        (void)snprintf(nvme_detail, sizeof(nvme_detail), "io %s%s%s%s, %s%s, depth %u", info->io,
-                       info->why[0] ? " (" : "", info->why, info->why[0] ? ")" : "",
-                       info->direct ? "direct" : "buffered: ", info->why_buffered, info->depth);
+        for (unsigned i = 0; i < zsd_paths(daemon) && len < sizeof(nvme_detail); i++)
+            len += path_detail(daemon, i, nvme_detail + len, sizeof(nvme_detail) - len);
     } else {
         (void)snprintf(nvme_detail, sizeof(nvme_detail), "none (nvme_bytes is 0)");
     }
@@ -204,6 +220,18 @@ static void counter_add(Zp__Counter *counters, Zp__Counter **list, size_t *n, co
     counters[*n].value = value;
     list[*n] = &counters[*n];
     (*n)++;
+}
+
+static void stats_add(struct zn_stats *sum, struct zn_stats one)
+{
+    sum->reads += one.reads;
+    sum->read_bytes += one.read_bytes;
+    sum->writes += one.writes;
+    sum->written_bytes += one.written_bytes;
+    sum->failed += one.failed;
+    sum->short_transfers += one.short_transfers;
+    sum->registered += one.registered;
+    sum->inflight += one.inflight;
 }
 
 void zsd_stat(struct zsd_req *req, const ProtobufCMessage *message)
@@ -224,7 +252,10 @@ void zsd_stat(struct zsd_req *req, const ProtobufCMessage *message)
     for (size_t i = 0; i < ZSD_STATS_COUNT; i++)
         counter_add(counters, list, &n, zsd_stats_names[i], values[i]);
     if (daemon->engine) {
-        const struct zn_stats io = zn_stats(daemon->engine);
+        struct zn_stats io = { 0 };
+
+        for (unsigned i = 0; i < zsd_paths(daemon); i++)
+            stats_add(&io, zn_stats(zsd_path_engine(daemon, i)));
 
         counter_add(counters, list, &n, "nvme_reads", io.reads);
         counter_add(counters, list, &n, "nvme_read_bytes", io.read_bytes);
@@ -232,6 +263,7 @@ void zsd_stat(struct zsd_req *req, const ProtobufCMessage *message)
         counter_add(counters, list, &n, "nvme_written_bytes", io.written_bytes);
         counter_add(counters, list, &n, "nvme_failed", io.failed);
         counter_add(counters, list, &n, "nvme_short_transfers", io.short_transfers);
+        counter_add(counters, list, &n, "nvme_registered", io.registered);
         counter_add(counters, list, &n, "nvme_inflight", io.inflight);
     }
     reply.n_counters = n;

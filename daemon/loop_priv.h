@@ -13,10 +13,10 @@ struct zsd_wake {
     struct zsd *daemon;
     uv_poll_t poll;
     int fd;
-    unsigned (*reap)(struct zsd *daemon, unsigned max);
+    struct zn_engine *engine; /* NULL: the compute pool */
 };
 
-#define ZSD_WAKES 2u /* compute pool, engine */
+#define ZSD_WAKES (1 + ZN_PATHS_MAX) /* compute pool, engines */
 
 /** The end, from the first signal on (loop_end.c). */
 struct zsd_ending {

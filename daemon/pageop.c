@@ -236,6 +236,7 @@ static bool page_transfer(struct zsd_pageop *op, enum zn_op direction)
             continue;
         io->pio.io = (struct zn_io){
             .op = direction,
+            .urgent = op->spec.kind == ZSD_PAGE_FILL, /* a fetch waits */
             .buf = page_bytes_at(op, io->plane),
             .len_bytes = zsd_page_bytes(op->spec.shard, io->plane, op->spec.page),
             .off_bytes = core->daemon->engine_base + (direction == ZN_READ

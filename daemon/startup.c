@@ -19,6 +19,7 @@
 #include "daemon/core.h"
 #include "daemon/datadir.h"
 #include "daemon/loop.h"
+#include "daemon/paths.h"
 #include "daemon/server.h"
 #include "daemon/sysmem.h"
 
@@ -76,6 +77,7 @@ static int data_up(struct zsd *daemon, struct zb_err *err)
     if (rc < 0)
         return rc;
     (void)snprintf(config->data, sizeof(config->data), "%s", zsd_datadir_path(daemon->datadir));
+    config->more_bytes = config->nvme_bytes;
     if (config->nvme_bytes != ZSD_AUTO)
         return 0;
     config->nvme_bytes = zsd_datadir_room(daemon->datadir);
@@ -108,18 +110,6 @@ static void kernels_down(struct zsd *daemon)
 
 /* ---- engine: the NVMe tier */
 
-/** Every fallback is told once. */
-static void engine_log(const struct zn_info *info, const char *path)
-{
-    if (info->why[0])
-        zb_log(ZB_LOG_WARN, "io-fallback", "io=%s why=\"%s\"", info->io, info->why);
-    if (!info->direct)
-        zb_log(ZB_LOG_WARN, "io-buffered", "file=\"%s\" why=\"%s\"", path, info->why_buffered);
-    if (info->sparse)
-        zb_log(ZB_LOG_WARN, "io-sparse",
-               "file=\"%s\" why=\"the file system cannot reserve space: it may fill up\"", path);
-}
-
 static int engine_up(struct zsd *daemon, struct zb_err *err)
 {
     const struct zsd_config *config = &daemon->config;
@@ -131,6 +121,8 @@ static int engine_up(struct zsd *daemon, struct zb_err *err)
     };
     int rc;
 
+    if (config->nvme_bytes == 0 && config->paths[0] != '\0')
+        return zb_fail(err, -EINVAL, "paths are given, and nvme_bytes is 0: no data file at all");
     if (config->nvme_bytes == 0)
         return 0;
     rc = zn_open(&daemon->engine, &options, err);
@@ -138,12 +130,13 @@ static int engine_up(struct zsd *daemon, struct zb_err *err)
         return rc;
     zsd_datadir_opened(daemon->datadir);
     daemon->engine_base = ZN_DATA_START;
-    engine_log(zn_info(daemon->engine), options.path);
-    return 0;
+    zsd_path_log(zn_info(daemon->engine), options.path);
+    return zsd_paths_open(daemon, err);
 }
 
 static void engine_down(struct zsd *daemon)
 {
+    zsd_paths_close(daemon);
     zn_close(daemon->engine);
     daemon->engine = NULL;
 }

@@ -98,6 +98,12 @@ static int file_check(struct zn_file *f, const struct zn_options *o, struct zb_e
     if (f->ours && f->super.size_bytes > f->was_bytes)
         return zb_fail(err, -EBADMSG, "'%s' was cut: its superblock says %s, and it has %s",
                        o->path, zb_size_text(f->super.size_bytes).s, zb_size_text(f->was_bytes).s);
+    if (f->ours && f->super.path != o->index)
+        return zb_fail(
+            err, -EINVAL,
+            "'%s' is data file number %llu of its daemon, and is named as number %u: the "
+            "order of paths must not change",
+            o->path, (unsigned long long)f->super.path + 1, o->index + 1);
     if (f->block && o->size_bytes > f->was_bytes)
         return zb_fail(err, -ENOSPC, "device '%s' has %s, less than the %s asked for", o->path,
                        zb_size_text(f->was_bytes).s, zb_size_text(o->size_bytes).s);
@@ -258,6 +264,7 @@ int zn_file_prepare(struct zn_file *f, const struct zn_options *o, struct zn_inf
         if (!f->ours)
             f->place->name(f);
         f->super.size_bytes = o->size_bytes;
+        f->super.path = o->index;
         rc = zn_layout_write(f->medium, o->path, &f->super, err);
     }
     if (rc < 0)

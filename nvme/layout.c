@@ -19,12 +19,13 @@ struct super_block {
     uint32_t crc; /* of the whole block with this field zero */
     uint8_t uuid[16];
     uint64_t size_bytes;
+    uint64_t path;
 };
 
 /* As PNG's: a byte above 127 and both line ends, so that no text tool leaves it whole. */
 static const uint8_t super_magic[8] = { 0x89, 'Z', 'S', 'H', 'D', '\r', '\n', 0x1a };
 
-_Static_assert(offsetof(struct super_block, size_bytes) == 32 && sizeof(struct super_block) == 40,
+_Static_assert(offsetof(struct super_block, size_bytes) == 32 && sizeof(struct super_block) == 48,
                "FORMAT.md");
 
 struct slot_block {
@@ -60,6 +61,7 @@ void zn_super_encode(const struct zn_super *s, void *block)
     struct super_block b = {
         .version = htole32(ZN_SUPER_VERSION),
         .size_bytes = htole64(s->size_bytes),
+        .path = htole64(s->path),
     };
 
     memcpy(b.magic, super_magic, sizeof(b.magic));
@@ -88,6 +90,7 @@ int zn_super_decode(const void *block, const char *path, struct zn_super *ret, s
                        path, le32toh(b.version), ZN_SUPER_VERSION);
     memcpy(ret->uuid, b.uuid, sizeof(ret->uuid));
     ret->size_bytes = le64toh(b.size_bytes);
+    ret->path = le64toh(b.path);
     return 0;
 }
 

@@ -22,6 +22,7 @@
 struct zn_super {
     uint8_t uuid[16];    /* drawn when the file is formatted, kept while it grows */
     uint64_t size_bytes; /* of the whole file */
+    uint64_t path;       /* which of its daemon's files it is (ZN_AT_PATH); 0: the first */
 };
 
 /*

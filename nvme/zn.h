@@ -75,6 +75,7 @@ struct zn_options {
     const char *io;      /* "auto", "uring" or "threads"; NULL is "auto" */
     unsigned depth;      /* requests in flight; 0: ZN_DEPTH_DEFAULT */
     unsigned threads;    /* of the thread pool; 0: chosen */
+    unsigned index;      /* which of its daemon's files it is (ZN_AT_PATH): kept in the file */
     bool buffered;       /* do not try O_DIRECT (tests, comparisons) */
 };
 
@@ -105,12 +106,11 @@ struct zn_stats {
  *
  * @return 0, or err has the sentence and nothing stays behind but an empty file at most:
  *         -ENOENT, -EROFS, -EACCES  the file cannot be opened or created for writing
- *         -EINVAL      an option; neither a regular file nor a block device; larger than size_bytes
- *         -EBUSY       another process (or another engine of this one) holds the file, and did not
- *                      let go within a second
- *         -EMEDIUMTYPE the file has content, and it is not ours: nothing of it was changed
- *         -EBADMSG     our superblock, damaged; -EOPNOTSUPP: of a version that we do not know
- *         -ENOSPC      no room for size_bytes on the file system or the device
+ *         -EINVAL      an option; neither a regular file nor a block device; larger than
+ * size_bytes; ours, but with another index -EBUSY       another process (or another engine of this
+ * one) holds the file, and did not let go within a second -EMEDIUMTYPE the file has content, and it
+ * is not ours: nothing of it was changed -EBADMSG     our superblock, damaged; -EOPNOTSUPP: of a
+ * version that we do not know -ENOSPC      no room for size_bytes on the file system or the device
  *         -ENOSYS, -EPERM, -ENOMEM, ...  the engine asked for is refused by the kernel
  */
 int zn_open(struct zn_engine **ret, const struct zn_options *options, struct zb_err *err);

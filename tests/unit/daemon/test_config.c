@@ -87,6 +87,7 @@ static void every_key_by_file(void **state)
                                "io_depth = 4096\n"
                                "cpus = \"0-1023\"\n"
                                "threads = 3\n"
+                               "paths = { /mnt/b,\n \"/mnt/c d\" }\n"
                                "page_elems = 8192\n"
                                "ring_bytes = 5000001\n"
                                "clients_max = 1\n"
@@ -105,6 +106,7 @@ static void every_key_by_file(void **state)
     assert_string_equal(c.data, "/var/lib/x y");
     assert_true(c.host_bytes == 3 * ZB_GIB / 2);
     assert_int_equal(c.nvme_bytes, 0);
+    assert_string_equal(c.paths, "/mnt/b:/mnt/c d");
     assert_string_equal(c.io, "threads");
     assert_int_equal(c.io_depth, 4096);
     assert_string_equal(c.cpus, "0-1023");
@@ -432,7 +434,9 @@ static void example_agrees(void **state)
         assert_int_equal(sscanf(line, "%63s = %63s", key, value), 2);
         for (size_t i = 0; i < count; i++)
             if (strcmp(rows[i].name, key) == 0)
-                assert_string_equal(value, *rows[i].def ? rows[i].def : "\"\"");
+                assert_string_equal(value, *rows[i].def               ? rows[i].def
+                                           : rows[i].type == ZSD_LIST ? "{}"
+                                                                      : "\"\"");
         lines++;
     }
     assert_int_equal(fclose(f), 0);

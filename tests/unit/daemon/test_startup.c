@@ -398,6 +398,22 @@ static void no_group(void)
     (void)strcpy(daemon_.config.socket_group, "no-such-group");
 }
 
+static void path_twice(void)
+{
+    (void)snprintf(daemon_.config.paths, sizeof(daemon_.config.paths), "%s", in_dir("data"));
+}
+
+static void path_no_parent(void)
+{
+    (void)snprintf(daemon_.config.paths, sizeof(daemon_.config.paths), "%s", in_dir("no/where"));
+}
+
+static void paths_alone(void)
+{
+    path_no_parent();
+    daemon_.config.nvme_bytes = 0;
+}
+
 static const struct {
     const char *name;
     void (*prepare)(void);
@@ -415,6 +431,9 @@ static const struct {
     { "temporary place too long", temporary_place_is_too_long, -ENAMETOOLONG, "too long" },
     { "unknown kernels", unknown_kernels, -ENOENT, "no kernels are called 'sse'" },
     { "unknown io", unknown_io, -EINVAL, "I/O engine 'aio'" },
+    { "a further path in use", path_twice, -EBUSY, "is in use by another daemon" },
+    { "a further path without a parent", path_no_parent, -ENOENT, "no directory to make it in" },
+    { "further paths and no data file", paths_alone, -EINVAL, "nvme_bytes is 0" },
     { "no cpus", no_cpus, -EINVAL, "may use none of the CPUs" },
     { "no core", no_core, -ENOSPC, "the core's double" },
     { "no socket", no_socket, -ENOENT, "its directory does not exist" },
@@ -453,6 +472,53 @@ static void failures_leave_nothing(void **state)
         assert_int_equal(system(command), 0);
     }
     (void)unsetenv("TMPDIR");
+}
+
+static void paths_set(const char *first, const char *second)
+{
+    (void)snprintf(daemon_.config.paths, sizeof(daemon_.config.paths), "%s:%s", in_dir(first),
+                   in_dir(second));
+}
+
+/* Each path has its file; it is measured, and what is in it stays; the order is kept. */
+static void several_paths(void **state)
+{
+    struct zb_err err = { 0 };
+    char text[64] = "", command[128];
+    int fd;
+
+    (void)state;
+    configure();
+    daemon_.config.nvme_bytes = 4 * ZB_MIB;
+    paths_set("b", "c");
+    if (zsd_startup(&daemon_, &err) != 0)
+        fail_msg("%s", err.text);
+    assert_int_equal(daemon_.nmore, 2);
+    for (unsigned i = 0; i < 3; i++)
+        assert_true(daemon_.path_rates[i] > 1000000);
+    assert_int_equal(zn_info(daemon_.more[1].engine)->size_bytes, 4 * ZB_MIB);
+    zsd_shutdown(&daemon_);
+    fd = open(in_dir("c/" ZSD_DATA_FILE), O_RDWR | O_CLOEXEC);
+    assert_int_equal(pwrite(fd, "committed", 9, ZN_DATA_START + 12345), 9);
+
+    configure();
+    daemon_.config.nvme_bytes = 4 * ZB_MIB;
+    paths_set("c", "b");
+    assert_int_equal(zsd_startup(&daemon_, &err), -EINVAL);
+    assert_non_null(strstr(err.text, "is data file number 3 of its daemon, and is named as number "
+                                     "2: the order of paths must not change"));
+    assert_int_equal(daemon_.nmore, 0);
+
+    configure();
+    daemon_.config.nvme_bytes = 4 * ZB_MIB;
+    paths_set("b", "c");
+    assert_int_equal(zsd_startup(&daemon_, &err), 0);
+    zsd_shutdown(&daemon_);
+    assert_int_equal(pread(fd, text, 9, ZN_DATA_START + 12345), 9);
+    assert_string_equal(text, "committed");
+    assert_int_equal(close(fd), 0);
+    (void)snprintf(command, sizeof(command), "rm -rf %s/*", dir);
+    assert_int_equal(system(command), 0);
 }
 
 static void what_is_not_ours_is_not_touched(void **state)
@@ -595,6 +661,7 @@ int main(void)
         TEST(on_tmpfs),
         TEST(descriptors_for_clients),
         TEST(failures_leave_nothing),
+        TEST(several_paths),
         TEST(what_is_not_ours_is_not_touched),
         TEST(a_directory_that_we_may_not_write),
         TEST(a_full_file_system),
