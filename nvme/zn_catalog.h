@@ -19,7 +19,8 @@
  *       (layout.h) and flushes that, and only then it tells anybody.
  *
  * So an open catalog is at the slots' sequence, or one transaction ahead of them, which nobody was
- * told of. Anything else is -EBADMSG.
+ * told of. Anything else is -EBADMSG. Whoever opens one that is ahead writes the slots with
+ * zn_catalog_slot() before the first commit: that one would be two ahead.
  *
  * THREADS. One thread at a time uses a catalog; which one may change. Calls block.
  */
@@ -47,7 +48,8 @@ struct zn_catalog_options {
     const char *path; /* the database's file; created when missing, if may_create */
     const char *vfs;  /* of SQLite; NULL: the system's. Tests name the simulated device's */
     bool may_create;
-    bool read_only; /* nothing is changed: for looking at a store that is not to be touched */
+    bool read_only; /* nothing is changed: for looking at a store that is not to be touched, also
+                       one that a crash left. (An empty WAL may appear beside it.) */
 };
 
 /**
@@ -56,9 +58,9 @@ struct zn_catalog_options {
  * @param slots  the newest slot of each data file (layout.h): n of them; sequence 0 says that
  *               nothing was ever committed there. They may differ by one.
  * @return 0; -EBADMSG the catalog is damaged, or older or newer than the slots allow; err names
- *         what, as exactly as it can; -ENOENT missing (and may not be created; or the slots say
- *         that there was one); -EBUSY another process has it; -EOPNOTSUPP a newer format;
- *         -ENOSPC, -EIO, -EACCES, -EROFS, -ENOMEM
+ *         what, as exactly as it can; -ENOENT missing or empty (and may not be created; or missing,
+ *         and the slots say that there was one); -EBUSY another process has it; -EOPNOTSUPP a newer
+ * format; -ENOSPC, -EIO, -EACCES, -EROFS, -ENOMEM
  */
 int zn_catalog_open(struct zn_catalog **ret, const struct zn_catalog_options *options,
                     const struct zn_slot *slots, unsigned n, struct zb_err *err);
@@ -68,7 +70,7 @@ void zn_catalog_close(struct zn_catalog *c); /* NULL is fine */
 struct zn_slot zn_catalog_slot(const struct zn_catalog *c);
 
 /** Called for each record, in order of its key; the bytes are valid during the call. A negative
- * errno ends the walk. */
+ * errno ends the walk. Must not commit. */
 typedef int zn_record_fn(void *arg, const struct zn_key *key, const void *bytes, size_t len_bytes,
                          struct zb_err *err);
 
@@ -77,7 +79,8 @@ typedef int zn_record_fn(void *arg, const struct zn_key *key, const void *bytes,
 int zn_catalog_each(struct zn_catalog *c, uint32_t kind, uint32_t kind_last, zn_record_fn *fn,
                     void *arg, struct zb_err *err);
 
-/** Computes the digest anew from what is on the device: 0; -EBADMSG with a sentence. */
+/** Reads all records of the file again and computes the digest anew: 0; -EBADMSG with a sentence.
+ */
 int zn_catalog_verify(struct zn_catalog *c, struct zb_err *err);
 
 /** Bytes of the database's file; records. */
@@ -106,9 +109,10 @@ size_t zn_txn_count(const struct zn_txn *t);
  * Makes the transaction durable in the catalog. When it returns 0, the slots must be written with
  * *ret_slot and flushed before the change is told to anybody, and before the next commit.
  *
- * @return 0; -ENOSPC: nothing has changed, and a later commit may succeed; another code, -EIO above
- *         all: what the file holds is not known. The catalog is *poisoned*: every later commit
- *         fails with the same sentence, reads go on. What is true is found out at the next open.
+ * @return 0; -ENOSPC: nothing has changed, and a later commit may succeed; -EROFS: it was opened
+ *         read_only; another code, -EIO above all: what the file holds is not known. The catalog is
+ * *poisoned*: every later commit fails with the same sentence, reads go on. What is true is found
+ * out at the next open.
  */
 int zn_catalog_commit(struct zn_catalog *c, const struct zn_txn *t, struct zn_slot *ret_slot,
                       struct zb_err *err);

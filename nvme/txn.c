@@ -1,0 +1,95 @@
+/*
+ * txn.c - transactions of the catalog while they are put together: a list in memory.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "nvme/catalog_priv.h"
+
+#define TXN_ROOM_FIRST 16u
+
+struct zn_txn *zn_txn_new(void)
+{
+    return calloc(1, sizeof(struct zn_txn));
+}
+
+void zn_txn_free(struct zn_txn *t)
+{
+    if (!t)
+        return;
+    for (size_t i = 0; i < t->count; i++)
+        free(t->changes[i].bytes);
+    free(t->changes);
+    free(t);
+}
+
+/* One more change, zero but for op and key: *ret. */
+static int txn_add(struct zn_txn *t, enum zn_change_op op, const struct zn_key *key,
+                   struct zn_change **ret)
+{
+    if (key->kind == 0 || key->a > INT64_MAX || key->b > INT64_MAX)
+        return -EINVAL;
+    if (t->count == t->room) {
+        size_t room = t->room > 0 ? 2 * t->room : TXN_ROOM_FIRST;
+        struct zn_change *changes = reallocarray(t->changes, room, sizeof(*changes));
+
+        if (!changes)
+            return -ENOMEM;
+        t->changes = changes;
+        t->room = room;
+    }
+    *ret = &t->changes[t->count++];
+    **ret = (struct zn_change){ .op = op, .key = *key };
+    return 0;
+}
+
+int zn_txn_put_room(struct zn_txn *t, const struct zn_key *key, size_t len_bytes, void **ret)
+{
+    struct zn_change *change;
+    uint8_t *bytes;
+    int rc;
+
+    if (len_bytes > ZN_RECORD_MAX)
+        return -EINVAL;
+    bytes = malloc(len_bytes > 0 ? len_bytes : 1);
+    if (!bytes)
+        return -ENOMEM;
+    rc = txn_add(t, ZN_CHANGE_PUT, key, &change);
+    if (rc < 0) {
+        free(bytes);
+        return rc;
+    }
+    change->len_bytes = len_bytes;
+    *ret = change->bytes = bytes;
+    return 0;
+}
+
+int zn_txn_put(struct zn_txn *t, const struct zn_key *key, const void *bytes, size_t len_bytes)
+{
+    void *room;
+    int rc = zn_txn_put_room(t, key, len_bytes, &room);
+
+    if (rc == 0 && len_bytes > 0)
+        memcpy(room, bytes, len_bytes);
+    return rc;
+}
+
+int zn_txn_del(struct zn_txn *t, const struct zn_key *key)
+{
+    struct zn_change *change;
+
+    return txn_add(t, ZN_CHANGE_DEL, key, &change);
+}
+
+int zn_txn_del_all(struct zn_txn *t, uint32_t kind, uint64_t a)
+{
+    struct zn_change *change;
+
+    return txn_add(t, ZN_CHANGE_DEL_ALL, &(struct zn_key){ .kind = kind, .a = a }, &change);
+}
+
+size_t zn_txn_count(const struct zn_txn *t)
+{
+    return t->count;
+}

@@ -1,0 +1,1142 @@
+/*
+ * The catalog: transactions against a model in memory, and everything that may have become of its
+ * file. Damage is made in a copy of the file; SQLite itself is used to make what random bits would
+ * not hit.
+ */
+#include "zn_test.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sqlite3.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/crc.h"
+#include "nvme/zn_catalog.h"
+
+static char dir[256], path[320], wal[330], shm[330];
+static struct zb_err err;
+
+static int dir_up(void **state)
+{
+    (void)state;
+    if (zn_test_dir_make(dir, sizeof(dir), access("/dev/shm", W_OK) == 0 ? "/dev/shm" : NULL) < 0)
+        return -1;
+    (void)snprintf(path, sizeof(path), "%s/catalog", dir);
+    (void)snprintf(wal, sizeof(wal), "%s-wal", path);
+    (void)snprintf(shm, sizeof(shm), "%s-shm", path);
+    return 0;
+}
+
+static int dir_down(void **state)
+{
+    (void)state;
+    zn_test_dir_remove(dir);
+    return 0;
+}
+
+static int files_gone(void **state)
+{
+    (void)state;
+    err = (struct zb_err){ 0 };
+    return (unlink(path) == 0 || errno == ENOENT) && (unlink(wal) == 0 || errno == ENOENT) ? 0 : -1;
+}
+
+/* ---- the model: records of KINDS x SIDE x SIDE keys, their bytes drawn from a seed */
+
+enum { KINDS = 3, SIDE = 6 };
+
+struct record {
+    bool there;
+    uint32_t len_bytes;
+    uint64_t seed;
+};
+
+struct model {
+    struct record records[KINDS][SIDE][SIDE];
+};
+
+static struct zn_key model_key(unsigned kind, unsigned a, unsigned b)
+{
+    /* small and large numbers, so that their order is not that of the bytes */
+    return (struct zn_key){ .kind = kind == 2 ? UINT32_MAX : kind + 1,
+                            .a = a == SIDE - 1 ? INT64_MAX : (uint64_t)a << (a * 8),
+                            .b = b == SIDE - 1 ? INT64_MAX : (uint64_t)b * 1000 };
+}
+
+static void record_fill(const struct record *r, uint8_t *bytes)
+{
+    uint64_t seed = r->seed, v = 0;
+
+    for (uint32_t i = 0; i < r->len_bytes; i++) {
+        if (i % 8 == 0)
+            v = ztest_random(&seed);
+        bytes[i] = (uint8_t)(v >> i % 8 * 8);
+    }
+}
+
+static void txn_put(struct zn_txn *t, const struct zn_key *key, const struct record *r)
+{
+    void *room = NULL;
+
+    assert_int_equal(zn_txn_put_room(t, key, r->len_bytes, &room), 0);
+    record_fill(r, room);
+}
+
+/* A few random changes, to the transaction and to the model alike. */
+static void txn_random(struct zn_txn *t, struct model *m, uint64_t *seed, uint32_t len_max)
+{
+    unsigned changes = ztest_random(seed) % 12;
+
+    for (unsigned i = 0; i < changes; i++) {
+        unsigned kind = ztest_random(seed) % KINDS, a = ztest_random(seed) % SIDE,
+                 b = ztest_random(seed) % SIDE, what = ztest_random(seed) % 8;
+        struct record *r = &m->records[kind][a][b];
+        struct zn_key key = model_key(kind, a, b);
+
+        if (what == 0) {
+            assert_int_equal(zn_txn_del_all(t, key.kind, key.a), 0);
+            memset(m->records[kind][a], 0, sizeof(m->records[kind][a]));
+        } else if (what < 3 && r->there) {
+            assert_int_equal(zn_txn_del(t, &key), 0);
+            r->there = false;
+        } else {
+            r->there = true;
+            r->len_bytes = (uint32_t)(ztest_random(seed) % 4 == 0 ? ztest_random(seed) % len_max
+                                                                  : ztest_random(seed) % 300);
+            r->seed = ztest_random(seed);
+            txn_put(t, &key, r);
+        }
+    }
+}
+
+/* Is what the catalog gives what the model has, in order? */
+struct comparison {
+    const struct model *m;
+    unsigned at; /* the next place in the model */
+    uint64_t digest;
+    bool differs;
+};
+
+/* FORMAT.md, written down once more. */
+static uint64_t mix(uint64_t x)
+{
+    x ^= x >> 30;
+    x *= UINT64_C(0xbf58476d1ce4e5b9);
+    x ^= x >> 27;
+    x *= UINT64_C(0x94d049bb133111eb);
+    return x ^ x >> 31;
+}
+
+static uint64_t digest_of(const struct zn_key *key, const void *bytes, size_t len_bytes)
+{
+    const uint64_t words[2] = { key->a, key->b }, step = UINT64_C(0x9e3779b97f4a7c15);
+    uint32_t crc = zb_crc32c(zb_crc32c(0, &key->kind, 4), words, 16); /* little-endian machines */
+    uint64_t h;
+
+    crc = zb_crc32c(crc, bytes, len_bytes);
+    h = mix(key->kind + step);
+    h = mix(h + key->a + step);
+    h = mix(h + key->b + step);
+    return mix(h + crc + step);
+}
+
+static int compare_one(void *arg, const struct zn_key *key, const void *bytes, size_t len_bytes,
+                       struct zb_err *e)
+{
+    static uint8_t want[1 << 20];
+    struct comparison *c = arg;
+    const struct record *flat = &c->m->records[0][0][0];
+    struct zn_key k;
+
+    (void)e;
+    while (c->at < KINDS * SIDE * SIDE && !flat[c->at].there)
+        c->at++;
+    if (c->at == KINDS * SIDE * SIDE) {
+        c->differs = true;
+        return 0;
+    }
+    k = model_key(c->at / SIDE / SIDE, c->at / SIDE % SIDE, c->at % SIDE);
+    record_fill(&flat[c->at], want);
+    c->differs = c->differs || k.kind != key->kind || k.a != key->a || k.b != key->b ||
+                 flat[c->at].len_bytes != len_bytes || memcmp(want, bytes, len_bytes) != 0;
+    c->digest += digest_of(key, bytes, len_bytes);
+    c->at++;
+    return 0;
+}
+
+/* true: exactly the model, by content, digest and counters. */
+static bool same(struct zn_catalog *c, const struct model *m)
+{
+    struct comparison x = { .m = m };
+    const struct record *flat = &m->records[0][0][0];
+    struct zn_catalog_size size;
+    uint64_t records = 0, bytes = 0;
+
+    if (zn_catalog_each(c, 1, UINT32_MAX, compare_one, &x, &err) < 0)
+        return false;
+    for (unsigned i = 0; i < KINDS * SIDE * SIDE; i++) {
+        x.differs = x.differs || (i >= x.at && flat[i].there);
+        records += flat[i].there;
+        bytes += flat[i].there ? flat[i].len_bytes : 0;
+    }
+    return !x.differs && x.digest == zn_catalog_slot(c).digest &&
+           zn_catalog_size(c, &size, &err) == 0 && size.records == records &&
+           size.record_bytes == bytes;
+}
+
+/* ---- catalogs */
+
+static const struct zn_slot never = { 0 };
+
+static int try_open(struct zn_catalog **ret, const struct zn_slot *slot, bool read_only)
+{
+    struct zn_catalog_options o = { .path = path, .may_create = true, .read_only = read_only };
+
+    err = (struct zb_err){ 0 };
+    return zn_catalog_open(ret, &o, slot, 1, &err);
+}
+
+static struct zn_catalog *open_at(const struct zn_slot *slot)
+{
+    struct zn_catalog *c = NULL;
+
+    if (try_open(&c, slot, false) < 0)
+        fail_msg("%s", err.text);
+    return c;
+}
+
+/* Opens and closes: what it returns, and the sentence in err. */
+static int open_rc(const struct zn_slot *slot)
+{
+    struct zn_catalog *c = NULL;
+    int rc = try_open(&c, slot, false);
+
+    zn_catalog_close(c);
+    return rc == err.code ? rc : 1;
+}
+
+static void expect_refused(const char *what, const struct zn_slot *slot, int rc, const char *part)
+{
+    int got = open_rc(slot);
+
+    if (got != rc || !strstr(err.text, part))
+        fail_msg("%s: %d '%s', not %d '%s'", what, got, err.text, rc, part);
+}
+
+static int commit_rc(struct zn_catalog *c, struct zn_txn *t, struct zn_slot *slot)
+{
+    int rc;
+
+    err = (struct zb_err){ 0 };
+    rc = zn_catalog_commit(c, t, slot, &err);
+    zn_txn_free(t);
+    return rc;
+}
+
+/* One random transaction. */
+static void commit_random(struct zn_catalog *c, struct model *m, uint64_t *seed, uint32_t len_max,
+                          struct zn_slot *slot)
+{
+    struct zn_txn *t = zn_txn_new();
+
+    txn_random(t, m, seed, len_max);
+    if (commit_rc(c, t, slot) < 0)
+        fail_msg("%s", err.text);
+}
+
+/* ---- files */
+
+struct image {
+    uint8_t *bytes;
+    size_t len_bytes;
+};
+
+static struct image image_read(const char *at)
+{
+    int fd = open(at, O_RDONLY | O_CLOEXEC);
+    struct image i = { 0 };
+    struct stat st;
+
+    assert_true(fd >= 0);
+    assert_int_equal(fstat(fd, &st), 0);
+    i.len_bytes = (size_t)st.st_size;
+    i.bytes = malloc(i.len_bytes + 1);
+    assert_int_equal(read(fd, i.bytes, i.len_bytes), i.len_bytes);
+    assert_int_equal(close(fd), 0);
+    return i;
+}
+
+static void image_write(const char *at, const struct image *i)
+{
+    int fd = open(at, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, i->bytes, i->len_bytes), i->len_bytes);
+    assert_int_equal(close(fd), 0);
+}
+
+static void expect_file(const char *at, const struct image *want)
+{
+    struct image now = image_read(at);
+
+    assert_int_equal(now.len_bytes, want->len_bytes);
+    assert_memory_equal(now.bytes, want->bytes, now.len_bytes);
+    free(now.bytes);
+}
+
+/* The database's file as it should be, without a WAL. */
+static void put_back(const struct image *i)
+{
+    (void)unlink(wal);
+    image_write(path, i);
+}
+
+/* SQL on the file, behind our back. What it wrote stays in the WAL when keep_wal. */
+static void sql_run(const char *sql, bool keep_wal)
+{
+    sqlite3 *db = NULL;
+    char *text = NULL;
+
+    assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+    (void)sqlite3_db_config(db, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, keep_wal ? 1 : 0, NULL);
+    if (sqlite3_exec(db, "PRAGMA locking_mode=EXCLUSIVE;PRAGMA wal_autocheckpoint=0", NULL, NULL,
+                     &text) != SQLITE_OK ||
+        sqlite3_exec(db, sql, NULL, NULL, &text) != SQLITE_OK)
+        fail_msg("%s: %s", sql, text);
+    assert_int_equal(sqlite3_close(db), SQLITE_OK);
+}
+
+/* ---- transactions */
+
+static void txn_table(void **state)
+{
+    static const struct {
+        const char *name;
+        struct zn_key key;
+        size_t len_bytes;
+        int rc;
+    } cases[] = {
+        { "the least", { 1, 0, 0 }, 0, 0 },
+        { "the largest key", { UINT32_MAX, INT64_MAX, INT64_MAX }, 1, 0 },
+        { "kind 0 is ours", { 0, 1, 1 }, 1, -EINVAL },
+        { "a is too large", { 1, (uint64_t)INT64_MAX + 1, 0 }, 1, -EINVAL },
+        { "b is too large", { 1, 0, UINT64_MAX }, 1, -EINVAL },
+        { "too long", { 1, 2, 3 }, (size_t)ZN_RECORD_MAX + 1, -EINVAL },
+    };
+    struct zn_txn *t = zn_txn_new();
+    size_t count = 0;
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(cases); i++) {
+        int rc = zn_txn_put(t, &cases[i].key, "x", cases[i].len_bytes);
+
+        if (rc != cases[i].rc)
+            fail_msg("%s: %d", cases[i].name, rc);
+        count += rc == 0;
+        assert_int_equal(zn_txn_count(t), count);
+        if (cases[i].len_bytes <= 1) {
+            assert_int_equal(zn_txn_del(t, &cases[i].key), cases[i].rc);
+            count += rc == 0;
+        }
+    }
+    zn_txn_free(t);
+    zn_txn_free(NULL);
+}
+
+/* Each row is one transaction of puts (p), deletes (d), and deletes of all (D) of the keys a .. f
+ * of one kind and a; then what is there. */
+static void commit_table(void **state)
+{
+    static const struct {
+        const char *name, *changes, *there;
+    } cases[] = {
+        { "nothing", "", "" },
+        { "a first record", "pa", "a" },
+        { "once more", "pa", "a" },
+        { "more of them, not in order", "pdpbpc", "abcd" },
+        { "put and deleted", "pede", "abcd" },
+        { "deleted and put", "dbpb", "abcd" },
+        { "deleted", "dcda", "bd" },
+        { "put twice", "pfpf", "bdf" },
+        { "all of them", "D", "" },
+        { "all of none", "D", "" },
+        { "put, all deleted, put", "papbDpc", "c" },
+    };
+    struct zn_slot slot = never;
+    struct model m = { 0 };
+    struct zn_catalog *c = open_at(&slot);
+    uint64_t sequence = 0;
+
+    (void)state;
+    assert_true(same(c, &m));
+    assert_int_equal(zn_catalog_slot(c).sequence, 0);
+    for (size_t i = 0; i < ZB_COUNT(cases); i++) {
+        struct zn_txn *t = zn_txn_new();
+
+        for (const char *p = cases[i].changes; *p; p += *p == 'D' ? 1 : 2) {
+            struct record r = { .len_bytes = (uint32_t)(i * 777), .seed = i };
+            struct zn_key key = model_key(1, 2, (unsigned)p[1] - 'a');
+
+            if (*p == 'p')
+                txn_put(t, &key, &r);
+            else if (*p == 'd')
+                assert_int_equal(zn_txn_del(t, &key), 0);
+            else
+                assert_int_equal(zn_txn_del_all(t, key.kind, key.a), 0);
+            if (*p == 'p')
+                m.records[1][2][p[1] - 'a'] = r;
+        }
+        for (unsigned b = 0; b < SIDE; b++)
+            m.records[1][2][b].there = strchr(cases[i].there, (int)('a' + b)) != NULL;
+        assert_int_equal(commit_rc(c, t, &slot), 0);
+        if (!same(c, &m) || slot.sequence != ++sequence)
+            fail_msg("%s: %s", cases[i].name, err.text);
+        zn_catalog_close(c);
+        c = open_at(&slot);
+        if (!same(c, &m) || memcmp(&slot, &(struct zn_slot){ 0 }, 1) == 0)
+            fail_msg("%s: opened again: %s", cases[i].name, err.text);
+    }
+    zn_catalog_close(c);
+    zn_catalog_close(NULL);
+}
+
+static int each_count(void *arg, const struct zn_key *key, const void *bytes, size_t len_bytes,
+                      struct zb_err *e)
+{
+    unsigned *left = arg;
+
+    (void)key;
+    (void)bytes;
+    (void)len_bytes;
+    return --*left == 0 ? zb_fail(e, -ECANCELED, "enough") : 0;
+}
+
+static void each_range(void **state)
+{
+    struct zn_slot slot = never;
+    struct zn_catalog *c = open_at(&slot);
+    struct zn_txn *t = zn_txn_new();
+    unsigned left;
+
+    (void)state;
+    for (uint32_t kind = 1; kind < 6; kind++)
+        for (uint64_t a = 0; a < kind; a++)
+            assert_int_equal(zn_txn_put(t, &(struct zn_key){ kind, a, 0 }, "x", 1), 0);
+    assert_int_equal(commit_rc(c, t, &slot), 0);
+    left = 100;
+    assert_int_equal(zn_catalog_each(c, 0, UINT32_MAX, each_count, &left, &err), 0);
+    assert_int_equal(left, 100 - 15);
+    left = 100;
+    assert_int_equal(zn_catalog_each(c, 2, 4, each_count, &left, &err), 0);
+    assert_int_equal(left, 100 - 9);
+    left = 100;
+    assert_int_equal(zn_catalog_each(c, 7, 6, each_count, &left, &err), 0);
+    assert_int_equal(left, 100);
+    left = 4;
+    assert_int_equal(zn_catalog_each(c, 1, 5, each_count, &left, &err), -ECANCELED);
+    assert_string_equal(err.text, "enough");
+    t = zn_txn_new(); /* and the walk that was left does not stand in the way */
+    assert_int_equal(commit_rc(c, t, &slot), 0);
+    zn_catalog_close(c);
+}
+
+/* All or nothing; and a catalog that failed fails until it is opened again. */
+static void commit_poisoned(void **state)
+{
+    struct zn_slot slot = never;
+    struct zn_catalog *c = open_at(&slot);
+    struct model m = { 0 };
+    uint64_t seed = 5;
+
+    (void)state;
+    for (int i = 0; i < 9; i++)
+        commit_random(c, &m, &seed, 20000, &slot);
+    for (int round = 0; round < 2; round++) {
+        struct zn_txn *t = zn_txn_new();
+        struct model never_was = m;
+
+        txn_random(t, &never_was, &seed, 20000);
+        assert_int_equal(zn_txn_put(t, &(struct zn_key){ 9, 9, 9 }, "x", 1), 0);
+        if (round == 0)
+            assert_int_equal(zn_txn_del(t, &(struct zn_key){ 9, 9, 8 }), 0);
+        assert_int_equal(commit_rc(c, t, &slot), -ENOENT);
+        assert_non_null(strstr(err.text, "record (9, 9, 8) is deleted, and is not there"));
+        assert_true(same(c, &m));
+    }
+    zn_catalog_close(c);
+    c = open_at(&slot);
+    assert_true(same(c, &m));
+    commit_random(c, &m, &seed, 20000, &slot);
+    assert_true(same(c, &m));
+    zn_catalog_close(c);
+}
+
+/* The digest after any changes is that of the records, computed by another program (same()). */
+static void commit_random_changes(void **state)
+{
+    struct zn_slot slot = never;
+    struct zn_catalog *c = open_at(&slot);
+    struct model m = { 0 };
+    uint64_t seed = 1;
+
+    (void)state;
+    for (unsigned i = 0; i < 300; i++) {
+        commit_random(c, &m, &seed, i % 20 == 0 ? 1 << 20 : 30000, &slot);
+        if (!same(c, &m) || zn_catalog_verify(c, &err) < 0)
+            fail_msg("transaction %u: %s", i, err.text);
+        if (i % 10 == 0) {
+            struct stat st;
+
+            assert_int_equal(stat(wal, &st), 0);
+            assert_int_equal(st.st_size, 0); /* G1 */
+            assert_int_equal(access(shm, F_OK), -1);
+            zn_catalog_close(c);
+            c = open_at(&slot);
+        }
+    }
+    assert_int_equal(slot.sequence, 300);
+    zn_catalog_close(c);
+}
+
+/* ---- older, newer, others */
+
+enum { REWINDS = 6 };
+
+static void rewinds(void **state)
+{
+    struct zn_slot slots[REWINDS] = { never }, other;
+    struct image files[REWINDS];
+    struct model models[REWINDS] = { 0 };
+    struct zn_catalog *c = open_at(&never);
+    struct zn_slot two[2];
+    uint64_t seed = 3;
+
+    (void)state;
+    for (unsigned i = 0; i < REWINDS; i++) {
+        if (i > 0) {
+            models[i] = models[i - 1];
+            commit_random(c, &models[i], &seed, 9000, &slots[i]);
+        }
+        files[i] = image_read(path);
+    }
+    zn_catalog_close(c);
+    for (unsigned file = 0; file < REWINDS; file++) {
+        for (unsigned slot = 0; slot < REWINDS; slot++) {
+            struct zn_slot now;
+            int rc;
+
+            put_back(&files[file]);
+            c = NULL;
+            rc = try_open(&c, &slots[slot], false);
+            if (rc != (file == slot || file == slot + 1 ? 0 : -EBADMSG) || rc != err.code)
+                fail_msg("catalog of %u, slots of %u: %d '%s'", file, slot, rc, err.text);
+            if (rc == 0) {
+                now = zn_catalog_slot(c);
+                assert_true(same(c, &models[file]));
+                assert_int_equal(now.sequence, file);
+                assert_true(file == 0 || memcmp(&now, &slots[file], sizeof(now)) == 0);
+            }
+            zn_catalog_close(c);
+            if (rc < 0)
+                expect_file(path, &files[file]); /* a refusal changes nothing */
+        }
+    }
+    expect_refused("ahead", &slots[2], -EBADMSG, "is at transaction 5, and the data files at 2");
+    put_back(&files[2]);
+    expect_refused("behind", &slots[5], -EBADMSG, "is at transaction 2, and the data files at 5");
+
+    /* the slots of several data files */
+    put_back(&files[4]);
+    for (unsigned a = 0; a < REWINDS; a++) {
+        for (unsigned b = 0; b < REWINDS; b++) {
+            struct zn_catalog_options o = { .path = path };
+            unsigned most = a > b ? a : b, least = a > b ? b : a;
+            bool right = most - least <= 1 && (most == 3 || most == 4);
+            int rc;
+
+            two[0] = slots[a];
+            two[1] = slots[b];
+            c = NULL;
+            rc = zn_catalog_open(&c, &o, two, 2, NULL);
+            zn_catalog_close(c);
+            if (rc != (right ? 0 : -EBADMSG))
+                fail_msg("slots of %u and %u: %d", a, b, rc);
+        }
+    }
+
+    /* of another catalog, or another content with the same number */
+    other = slots[4];
+    other.digest ^= 1;
+    expect_refused("another digest", &other, -EBADMSG, "does not hold what was committed as");
+    other = slots[3];
+    other.catalog[5] ^= 1;
+    expect_refused("another catalog", &other, -EBADMSG, "is not the one that the data files");
+    two[0] = slots[4];
+    two[1] = other;
+    assert_int_equal(
+        zn_catalog_open(&c, &(struct zn_catalog_options){ .path = path }, two, 2, &err), -EBADMSG);
+    assert_int_equal(unlink(path), 0);
+    expect_refused("gone", &slots[4], -ENOENT, "is missing");
+    assert_int_equal(access(path, F_OK), -1);
+    for (unsigned i = 0; i < REWINDS; i++)
+        free(files[i].bytes);
+}
+
+/* WALs that a crash left behind, and others. A WAL that SQLite does not believe is an older state
+ * without a word. */
+static void wals(void **state)
+{
+    struct zn_slot slots[3];
+    struct image files[3], old_wal, flipped;
+    struct model models[3] = { 0 };
+    struct zn_catalog *c = open_at(&never);
+    char next[330], sql[900];
+    uint64_t seed = 8;
+
+    (void)state;
+    (void)snprintf(next, sizeof(next), "%s.next", path);
+    for (unsigned i = 0; i < 3; i++) {
+        struct zn_txn *t = zn_txn_new();
+
+        if (i > 0)
+            models[i] = models[i - 1];
+        txn_random(t, &models[i], &seed, 9000);
+        models[i].records[0][0][0] = (struct record){ true, 100, i };
+        txn_put(t, &(struct zn_key){ 1, 0, 0 }, &models[i].records[0][0][0]);
+        assert_int_equal(commit_rc(c, t, &slots[i]), 0);
+        files[i] = image_read(path);
+    }
+    zn_catalog_close(c);
+    /* the file of 0, with a WAL that makes 1 of it */
+    put_back(&files[0]);
+    image_write(next, &files[1]);
+    (void)snprintf(sql, sizeof(sql),
+                   "ATTACH '%s' AS next;BEGIN;DELETE FROM main.record;"
+                   "INSERT INTO main.record SELECT * FROM next.record;COMMIT",
+                   next);
+    sql_run(sql, true);
+    assert_int_equal(unlink(next), 0);
+    (void)snprintf(sql, sizeof(sql), "%s-wal", next);
+    (void)unlink(sql);
+    old_wal = image_read(wal);
+    assert_true(old_wal.len_bytes > 0);
+    for (unsigned slot = 0; slot < 2; slot++) {
+        struct stat st;
+
+        put_back(&files[0]);
+        image_write(wal, &old_wal);
+        c = NULL;
+        assert_int_equal(try_open(&c, &slots[slot], true), 0); /* looks, and touches nothing */
+        assert_true(same(c, &models[1]));
+        zn_catalog_close(c);
+        expect_file(path, &files[0]);
+        expect_file(wal, &old_wal);
+        c = open_at(&slots[slot]);
+        assert_true(same(c, &models[1]));
+        assert_int_equal(stat(wal, &st), 0);
+        assert_int_equal(st.st_size, 0);
+        zn_catalog_close(c);
+        assert_int_equal(unlink(wal), 0); /* the file alone is enough now */
+        c = open_at(&slots[1]);
+        assert_true(same(c, &models[1]));
+        zn_catalog_close(c);
+    }
+    put_back(&files[0]);
+    image_write(wal, &old_wal);
+    expect_refused("behind", &slots[2], -EBADMSG, "is at transaction 2, and the data files at 3");
+    expect_file(path, &files[0]);
+    expect_file(wal, &old_wal);
+
+    /* it appears beside a newer file */
+    put_back(&files[2]);
+    image_write(wal, &old_wal);
+    assert_int_equal(open_rc(&slots[2]), -EBADMSG);
+    expect_file(path, &files[2]);
+    expect_file(wal, &old_wal);
+
+    /* any bit of it: the older state is what the slots say, or it is refused */
+    flipped = old_wal;
+    for (unsigned i = 0; i < 64; i++) {
+        uint64_t bit = ztest_random(&seed) % (flipped.len_bytes * 8);
+        int rc;
+
+        flipped.bytes[bit / 8] ^= (uint8_t)(1u << bit % 8);
+        for (unsigned slot = 0; slot < 2; slot++) {
+            put_back(&files[0]);
+            image_write(wal, &flipped);
+            c = NULL;
+            rc = try_open(&c, &slots[slot], false);
+            if (rc < 0 ? rc != -EBADMSG
+                       : !same(c, &models[zn_catalog_slot(c).sequence - 1]) ||
+                             zn_catalog_slot(c).sequence < slots[slot].sequence)
+                fail_msg("bit %llu, slots of %u: %d '%s'", (unsigned long long)bit, slot, rc,
+                         err.text);
+            zn_catalog_close(c);
+        }
+        flipped.bytes[bit / 8] ^= (uint8_t)(1u << bit % 8);
+    }
+    for (unsigned i = 0; i < 3; i++)
+        free(files[i].bytes);
+    free(old_wal.bytes);
+}
+
+/* ---- damage */
+
+static void damage_by_sql(void **state)
+{
+    static const struct {
+        const char *name, *sql;
+        int rc;
+        const char *text;
+    } cases[] = {
+        { "a bit of the bytes", "UPDATE record SET bytes=x'01' WHERE kind=1 AND a=0 AND b=0",
+          -EBADMSG, "record (1, 0, 0): its checksum differs" },
+        { "a checksum", "UPDATE record SET crc=crc+1 WHERE kind=1 AND a=0 AND b=0", -EBADMSG,
+          "record (1, 0, 0): its checksum differs" },
+        { "another key", "UPDATE record SET a=77 WHERE kind=1 AND a=0 AND b=0", -EBADMSG,
+          "record (1, 77, 0): its checksum differs" },
+        { "a record is gone", "DELETE FROM record WHERE kind=1 AND a=0 AND b=0", -EBADMSG,
+          "the digest differs" },
+        { "the head is gone", "DELETE FROM record WHERE kind=0", -EBADMSG, "head record is miss" },
+        { "the head is short", "UPDATE record SET bytes=x'01000000' WHERE kind=0", -EBADMSG,
+          "record (0, 0, 0): its checksum differs" },
+        { "two heads", "INSERT INTO record VALUES(99,0,0,1,0,x'')", -EBADMSG,
+          "record (0, 0, 1): its checksum differs" },
+        { "text for bytes", "UPDATE record SET bytes='abc' WHERE kind=1 AND a=0 AND b=0", -EBADMSG,
+          "record (1, 0, 0): has no bytes" },
+        { "text for a key", "UPDATE record SET b='abc' WHERE kind=1 AND a=0 AND b=0", -EBADMSG,
+          "has no key" },
+        { "a negative key", "UPDATE record SET kind=-1 WHERE kind=1 AND a=0 AND b=0", -EBADMSG,
+          "the digest differs" },
+        { "a large kind", "UPDATE record SET kind=4294967296 WHERE kind=1 AND a=0 AND b=0",
+          -EBADMSG, "the digest differs" },
+        { "a large checksum", "UPDATE record SET crc=-5 WHERE kind=1 AND a=0 AND b=0", -EBADMSG,
+          "has no key" },
+        { "another table", "CREATE TABLE x(y)", -EBADMSG, "its tables are others" },
+        { "a trigger",
+          "CREATE TRIGGER x AFTER UPDATE ON record BEGIN DELETE FROM record WHERE kind=1; END",
+          -EBADMSG, "its tables are others" },
+        { "no index", "DROP INDEX record_key", -EBADMSG, "its tables are others" },
+        { "no tables", "DROP TABLE record", -EBADMSG, "is empty" },
+        { "no WAL", "PRAGMA journal_mode=DELETE", -EBADMSG, "its journal is not a WAL" },
+        { "an index that lies",
+          "PRAGMA writable_schema=ON;UPDATE sqlite_schema SET sql=replace(sql,'a,b)','b,a)')",
+          -EBADMSG, "its tables are others" },
+        { "vacuumed, and whole", "VACUUM", 0, "" },
+        { "another cache", "PRAGMA default_cache_size=9", 0, "" },
+    };
+    struct zn_slot slot;
+    struct model m = { 0 };
+    struct zn_catalog *c = open_at(&never);
+    struct image file;
+    uint64_t seed = 4;
+
+    (void)state;
+    for (unsigned i = 0; i < 5; i++)
+        commit_random(c, &m, &seed, 20000, &slot);
+    m.records[0][0][0] = (struct record){ true, 5000, 1 };
+    for (unsigned i = 0; i < 2; i++) {
+        struct zn_txn *t = zn_txn_new();
+
+        txn_put(t, &(struct zn_key){ 1, 0, 0 }, &m.records[0][0][0]);
+        assert_int_equal(commit_rc(c, t, &slot), 0);
+    }
+    zn_catalog_close(c);
+    file = image_read(path);
+    for (size_t i = 0; i < ZB_COUNT(cases); i++) {
+        int rc;
+
+        put_back(&file);
+        sql_run(cases[i].sql, false);
+        c = NULL;
+        rc = try_open(&c, &slot, false);
+        if (rc != cases[i].rc || !strstr(err.text, cases[i].text) || (rc == 0 && !same(c, &m)))
+            fail_msg("%s: %d '%s'", cases[i].name, rc, err.text);
+        zn_catalog_close(c);
+    }
+    free(file.bytes);
+}
+
+/* Files that are no database of ours at all. */
+static void damage_whole_files(void **state)
+{
+    static const struct {
+        const char *name;
+        size_t cut; /* keep so much of ours; 0: bytes instead */
+        const char *bytes;
+        const char *text;
+    } cases[] = {
+        { "empty", 0, "", "is empty" },
+        { "text", 0,
+          "hello, world; this is not a database, and longer than its header would be: "
+          "more than a hundred bytes",
+          "not a database" },
+        { "a few bytes", 0, "SQLite", "" },
+        { "the first page only", 16384, NULL, "" },
+        { "half of it", 65536, NULL, "" },
+        { "half a page less", 0, NULL, "" },
+    };
+    struct zn_slot slot;
+    struct model m = { 0 };
+    struct zn_catalog *c = open_at(&never);
+    struct image file;
+    uint64_t seed = 4;
+
+    (void)state;
+    for (unsigned i = 0; i < 12; i++)
+        commit_random(c, &m, &seed, 40000, &slot);
+    zn_catalog_close(c);
+    file = image_read(path);
+    for (size_t i = 0; i < ZB_COUNT(cases); i++) {
+        struct image now = file;
+
+        if (cases[i].bytes)
+            now = (struct image){ (uint8_t *)(uintptr_t)cases[i].bytes, strlen(cases[i].bytes) };
+        else
+            now.len_bytes = cases[i].cut > 0 ? cases[i].cut : file.len_bytes - 8192;
+        put_back(&now);
+        expect_refused(cases[i].name, &slot, -EBADMSG, cases[i].text);
+        if (i < 2 && cases[i].bytes) /* nothing is lost yet: an empty one is a new one */
+            assert_int_equal(open_rc(&never), i == 0 ? 0 : -EBADMSG);
+    }
+    free(file.bytes);
+}
+
+enum { PAGE = 16384, OLDER = 6 };
+
+/* One random damage; what it was. */
+static const char *damage(struct image *i, const struct image *older, uint64_t *seed)
+{
+    uint8_t page[PAGE];
+    size_t pages = i->len_bytes / PAGE, a = ztest_random(seed) % pages,
+           b = ztest_random(seed) % pages;
+    const struct image *o = &older[ztest_random(seed) % OLDER];
+
+    switch (ztest_random(seed) % 8) {
+    case 0:
+    case 1:
+        i->bytes[ztest_random(seed) % i->len_bytes] ^= (uint8_t)(1u << ztest_random(seed) % 8);
+        return "a bit";
+    case 2: /* where structures are */
+        i->bytes[a * PAGE + ztest_random(seed) % 128] ^= (uint8_t)(1u << ztest_random(seed) % 8);
+        return "a bit of a page's header";
+    case 3:
+        for (int n = 0; n < 2; n++)
+            i->bytes[ztest_random(seed) % i->len_bytes] ^= (uint8_t)(1u << ztest_random(seed) % 8);
+        return "two bits";
+    case 4:
+        memset(i->bytes + ztest_random(seed) % (i->len_bytes / 4096) * 4096, 0, 4096);
+        return "4 KiB of zeros";
+    case 5:
+        memcpy(page, i->bytes + a * PAGE, PAGE);
+        memcpy(i->bytes + a * PAGE, i->bytes + b * PAGE, PAGE);
+        memcpy(i->bytes + b * PAGE, page, PAGE);
+        return "swapped pages";
+    case 6:
+        a = ztest_random(seed) % (o->len_bytes / PAGE < pages ? o->len_bytes / PAGE : pages);
+        memcpy(i->bytes + a * PAGE, o->bytes + a * PAGE, PAGE);
+        return "an old page";
+    default:
+        a = ztest_random(seed) % 512;
+        b = ztest_random(seed) % (i->len_bytes / 512);
+        for (size_t n = 0; n < 512; n++)
+            i->bytes[b * 512 + n] = (uint8_t)ztest_random(seed);
+        return "a sector of noise";
+    }
+}
+
+/* Each damage is found, or the content is what it was: then and after more commits. */
+static void damage_random(void **state)
+{
+    const char *more = getenv("ZSHARD_CATALOG_DAMAGES");
+    unsigned long rounds = more ? strtoul(more, NULL, 10) : 2000;
+    struct zn_slot slot;
+    struct model m = { 0 };
+    struct zn_catalog *c = open_at(&never);
+    struct image file, older[OLDER], now;
+    unsigned refused = 0, found_later = 0;
+    uint64_t seed = 6;
+
+    (void)state;
+    for (unsigned i = 0; i < 5 * OLDER; i++) {
+        if (i % 5 == 0)
+            older[i / 5] = image_read(path);
+        commit_random(c, &m, &seed, 60000, &slot);
+    }
+    zn_catalog_close(c);
+    file = image_read(path);
+    now = file;
+    now.bytes = malloc(file.len_bytes);
+    for (unsigned long i = 0; i < rounds; i++) {
+        uint64_t was = seed;
+        const char *what;
+        int rc;
+
+        memcpy(now.bytes, file.bytes, file.len_bytes);
+        what = damage(&now, older, &seed);
+        put_back(&now);
+        c = NULL;
+        rc = try_open(&c, &slot, false);
+        refused += rc < 0;
+        if (rc < 0 ? rc != -EBADMSG || err.code != rc : !same(c, &m))
+            fail_msg("%s (seed %llu): %d '%s'", what, (unsigned long long)was, rc, err.text);
+        if (rc == 0 && memcmp(now.bytes, file.bytes, file.len_bytes) != 0) {
+            struct model next = m;
+            struct zn_txn *t = zn_txn_new();
+            struct zn_slot told = slot;
+            uint64_t other = i;
+
+            txn_random(t, &next, &other, 60000);
+            rc = commit_rc(c, t, &told);
+            found_later += rc < 0;
+            if (rc < 0 ? rc != -EBADMSG : !same(c, &next) || zn_catalog_verify(c, &err) < 0)
+                fail_msg("%s (seed %llu), and a commit: %d '%s'", what, (unsigned long long)was, rc,
+                         err.text);
+        }
+        zn_catalog_close(c);
+    }
+    print_message("%lu damages: %u refused, the others touched nothing (%u of them: found by the "
+                  "next commit)\n",
+                  rounds, refused, found_later);
+    for (unsigned i = 0; i < OLDER; i++)
+        free(older[i].bytes);
+    free(file.bytes);
+    free(now.bytes);
+}
+
+/* ---- who may */
+
+static int child_opens(const void *arg)
+{
+    struct zn_catalog *c = NULL;
+    int rc = try_open(&c, &never, *(const bool *)arg);
+
+    zn_catalog_close(c);
+    return rc == -EBUSY && strstr(err.text, "in use by another process") ? 0 : 1;
+}
+
+static int child_holds(const void *arg)
+{
+    const int *fds = arg;
+    struct zn_catalog *c = NULL;
+    int rc = try_open(&c, &never, true);
+    char byte = (char)(rc == 0);
+
+    if (write(fds[0], &byte, 1) != 1 || read(fds[1], &byte, 1) != 1)
+        return 1;
+    zn_catalog_close(c);
+    return 0;
+}
+
+static void open_twice(void **state)
+{
+    static const bool kinds[] = { false, true };
+    struct zn_catalog *c = open_at(&never);
+    int up[2], down[2], status;
+    char byte = 0;
+    pid_t pid;
+
+    (void)state;
+    for (size_t i = 0; i < 2; i++)
+        assert_int_equal(zn_test_child(child_opens, &kinds[i]), 0);
+    assert_int_equal(open_rc(&never), -EBUSY); /* and in one process */
+    for (size_t i = 0; i < 2; i++)
+        assert_int_equal(zn_test_child(child_opens, &kinds[i]), 0);
+    zn_catalog_close(c);
+    /* whoever looks keeps a writer out, and another looker not */
+    assert_int_equal(pipe(up), 0);
+    assert_int_equal(pipe(down), 0);
+    pid = fork();
+    if (pid == 0) {
+        (void)close(down[1]); /* so that it ends when we do */
+        _exit(child_holds((const int[]){ up[1], down[0] }));
+    }
+    assert_int_equal(read(up[0], &byte, 1), 1);
+    assert_int_equal(byte, 1);
+    assert_int_equal(open_rc(&never), -EBUSY);
+    assert_int_equal(try_open(&c, &never, true), 0);
+    zn_catalog_close(c);
+    assert_int_equal(write(down[1], &byte, 1), 1);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    assert_int_equal(open_rc(&never), 0);
+    for (int i = 0; i < 2; i++) {
+        (void)close(up[i]);
+        (void)close(down[i]);
+    }
+}
+
+static void open_read_only(void **state)
+{
+    struct zn_slot slot = never, told;
+    struct model m = { 0 };
+    struct zn_catalog *c = NULL;
+    struct image file;
+    uint64_t seed = 2;
+
+    (void)state;
+    assert_int_equal(try_open(&c, &never, true), -ENOENT);
+    assert_int_equal(access(path, F_OK), -1);
+    c = open_at(&never);
+    for (int i = 0; i < 5; i++)
+        commit_random(c, &m, &seed, 9000, &slot);
+    zn_catalog_close(c);
+    file = image_read(path);
+    assert_int_equal(try_open(&c, &slot, true), 0);
+    assert_true(same(c, &m));
+    assert_int_equal(zn_catalog_verify(c, &err), 0);
+    assert_int_equal(commit_rc(c, zn_txn_new(), &told), -EROFS);
+    assert_non_null(strstr(err.text, "opened for reading only"));
+    assert_true(same(c, &m));
+    zn_catalog_close(c);
+    expect_file(path, &file);
+    free(file.bytes);
+}
+
+static int child_not_allowed(const void *arg)
+{
+    const struct zn_slot *slot = arg;
+    struct zn_catalog *c = NULL;
+    int rc;
+
+    if (geteuid() == 0 && (setgid(65534) < 0 || setuid(65534) < 0))
+        return 2;
+    if (open_rc(slot) != -EACCES)
+        return 3;
+    rc = try_open(&c, slot, true);
+    zn_catalog_close(c);
+    return rc == 0 ? 0 : 4;
+}
+
+static void open_not_allowed(void **state)
+{
+    struct zn_slot slot;
+    struct model m = { 0 };
+    struct zn_catalog *c = open_at(&never);
+    struct stat st;
+    uint64_t seed = 2;
+
+    (void)state;
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0600);
+    for (int i = 0; i < 3; i++)
+        commit_random(c, &m, &seed, 9000, &slot);
+    zn_catalog_close(c);
+    assert_int_equal(stat(wal, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0600);
+    assert_int_equal(chmod(dir, 0755), 0);
+    assert_int_equal(chmod(path, 0444), 0);
+    assert_int_equal(chmod(wal, 0444), 0);
+    assert_int_equal(zn_test_child(child_not_allowed, &slot), 0);
+}
+
+/* ---- full file systems: a tmpfs of our own, at `dir`/mnt */
+
+static void ballast(const char *at, size_t bytes)
+{
+    static const uint8_t page[4096] = { 1 };
+    int fd = open(at, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+
+    assert_true(fd >= 0);
+    for (size_t n = 0; n < bytes && write(fd, page, sizeof(page)) == sizeof(page);)
+        n += sizeof(page);
+    assert_int_equal(close(fd), 0);
+}
+
+/* However much room is left: the commit succeeds, or nothing happened, and the next one that has
+ * room succeeds. */
+static void commit_full(void **state)
+{
+    enum { ROOM = 4 << 20, COMMIT = 1 << 20 };
+    static const uint8_t large[COMMIT] = { 7 };
+    char mnt[280], filler[300];
+    char was[sizeof(path)];
+    unsigned full = 0, fits = 0;
+
+    (void)state;
+    (void)snprintf(mnt, sizeof(mnt), "%s/mnt", dir);
+    assert_int_equal(mkdir(mnt, 0700), 0);
+    if (geteuid() != 0 || mount("tmpfs", mnt, "tmpfs", 0, "size=4m") < 0) {
+        (void)rmdir(mnt);
+        print_message("skipped: only root can mount a file system to fill\n");
+        skip();
+    }
+    memcpy(was, path, sizeof(was));
+    (void)snprintf(filler, sizeof(filler), "%s/filler", mnt);
+    (void)snprintf(path, sizeof(path), "%s/catalog", mnt);
+    for (size_t left = 0; left < 5 * COMMIT / 2; left += 61440) {
+        struct zn_slot slot = never, told;
+        struct model m = { 0 };
+        struct zn_catalog *c = open_at(&never);
+        struct zn_txn *t;
+        struct stat st;
+        uint64_t seed = left;
+        char w[330];
+        int rc;
+
+        for (int i = 0; i < 3; i++)
+            commit_random(c, &m, &seed, 9000, &slot);
+        assert_int_equal(stat(path, &st), 0);
+        ballast(filler, ROOM - left - (size_t)st.st_size - 8192);
+        t = zn_txn_new();
+        assert_int_equal(zn_txn_put(t, &(struct zn_key){ 1, 0, 0 }, large, sizeof(large)), 0);
+        told = slot;
+        rc = commit_rc(c, t, &told);
+        full += rc == -ENOSPC;
+        fits += rc == 0;
+        if (rc < 0 && (rc != -ENOSPC || !same(c, &m)))
+            fail_msg("%zu bytes left: %d '%s'", left, rc, err.text);
+        if (rc < 0) { /* also to the next who opens it */
+            zn_catalog_close(c);
+            c = open_at(&slot);
+            assert_true(same(c, &m));
+            assert_int_equal(unlink(filler), 0);
+            commit_random(c, &m, &seed, 9000, &slot);
+            assert_true(same(c, &m));
+        } else {
+            slot = told;
+        }
+        zn_catalog_close(c);
+        assert_int_equal(open_rc(&slot), 0);
+        (void)unlink(filler);
+        assert_int_equal(unlink(path), 0);
+        (void)snprintf(w, sizeof(w), "%s-wal", path);
+        assert_int_equal(unlink(w), 0);
+    }
+    print_message("full at %u places, and %u fitted\n", full, fits);
+    assert_true(full > 10 && fits > 2);
+    memcpy(path, was, sizeof(was));
+    assert_int_equal(umount2(mnt, MNT_DETACH), 0);
+    assert_int_equal(rmdir(mnt), 0);
+}
+
+#define CATALOG_TEST(f) cmocka_unit_test_setup(f, files_gone)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        CATALOG_TEST(txn_table),
+        CATALOG_TEST(commit_table),
+        CATALOG_TEST(each_range),
+        CATALOG_TEST(commit_poisoned),
+        CATALOG_TEST(commit_random_changes),
+        CATALOG_TEST(rewinds),
+        CATALOG_TEST(wals),
+        CATALOG_TEST(damage_by_sql),
+        CATALOG_TEST(damage_whole_files),
+        CATALOG_TEST(damage_random),
+        CATALOG_TEST(open_twice),
+        CATALOG_TEST(open_read_only),
+        CATALOG_TEST(open_not_allowed),
+        CATALOG_TEST(commit_full),
+    };
+
+    return cmocka_run_group_tests(tests, dir_up, dir_down);
+}
