@@ -1,11 +1,12 @@
 /*
  * One suite over every backend: what zn.h promises is promised by all of them, with O_DIRECT and
- * without, on a disk and in memory.
+ * without, on a disk, in memory and on the simulated device.
  */
 #include "zn_test.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +14,7 @@
 #include <unistd.h>
 
 #include "nvme/engine_fault.h"
+#include "nvme/sim_priv.h"
 
 enum { SLOT = 65536, SLOTS = 96 };
 
@@ -22,17 +24,30 @@ enum { SLOT = 65536, SLOTS = 96 };
 static const struct variant {
     const char *name, *io, *base; /* base NULL: on the disk of $TMPDIR or /tmp */
     bool buffered;
+    uint64_t rate_bytes; /* of the simulated device; 0: requests finish in any order, at once */
 } variants[] = {
-    { "uring, O_DIRECT", "uring", NULL, false },
-    { "uring, buffered", "uring", NULL, true },
-    { "uring, tmpfs", "uring", "/dev/shm", false },
-    { "threads, O_DIRECT", "threads", NULL, false },
-    { "threads, buffered", "threads", NULL, true },
-    { "threads, tmpfs", "threads", "/dev/shm", false },
+    { "uring, O_DIRECT", "uring", NULL, false, 0 },
+    { "uring, buffered", "uring", NULL, true, 0 },
+    { "uring, tmpfs", "uring", "/dev/shm", false, 0 },
+    { "threads, O_DIRECT", "threads", NULL, false, 0 },
+    { "threads, buffered", "threads", NULL, true, 0 },
+    { "threads, tmpfs", "threads", "/dev/shm", false, 0 },
+    { "sim", "sim", NULL, false, 0 },
+    { "sim, fixed rate", "sim", NULL, false, UINT64_C(3000000000) },
 };
 
 static const struct variant *variant;
 static char dir[256], path[300];
+static struct zn_sim *sim; /* NULL: the file is a real one */
+
+static void sim_open(void)
+{
+    struct zn_sim_options o = {
+        .seed = 1, .batch = UINT_MAX, .rate_bytes = variant->rate_bytes, .latency_ns = 20000
+    };
+
+    assert_int_equal(zn_sim_new(&sim, &o, NULL), 0);
+}
 
 static struct zn_engine *engine_open(unsigned depth)
 {
@@ -44,7 +59,7 @@ static struct zn_engine *engine_open(unsigned depth)
     struct zb_err err = { 0 };
     struct zn_engine *e;
 
-    if (zn_open(&e, &o, &err) < 0)
+    if (sim ? zn_sim_engine(&e, sim, path, FILE_BYTES, depth, &err) : zn_open(&e, &o, &err))
         fail_msg("%s", err.text);
     return e;
 }
@@ -66,13 +81,50 @@ static void fill(void *buf, size_t len_bytes, uint64_t seed)
     }
 }
 
-/* Data bytes as anybody else sees them in the file. */
+/* Bytes as anybody else sees them in the file. */
 static void file_read(void *buf, size_t len_bytes, uint64_t off_bytes)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd;
 
+    if (sim) {
+        assert_int_equal(zn_sim_peek(sim, path, off_bytes, buf, len_bytes), 0);
+        return;
+    }
+    fd = open(path, O_RDONLY | O_CLOEXEC);
     assert_int_equal(pread(fd, buf, len_bytes, (off_t)off_bytes), len_bytes);
     assert_int_equal(close(fd), 0);
+}
+
+static void file_write(const void *buf, size_t len_bytes, uint64_t off_bytes)
+{
+    int fd;
+
+    if (sim) {
+        assert_int_equal(zn_sim_poke(sim, path, off_bytes, buf, len_bytes), 0);
+        return;
+    }
+    fd = open(path, O_WRONLY | O_CLOEXEC);
+    assert_int_equal(pwrite(fd, buf, len_bytes, (off_t)off_bytes), len_bytes);
+    assert_int_equal(close(fd), 0);
+}
+
+static void file_cut(uint64_t size_bytes)
+{
+    struct sim_op op = { .kind = SIM_RESIZE, .off = size_bytes };
+
+    if (sim)
+        op.file = (unsigned)sim_file(sim, path);
+    assert_int_equal(sim ? sim_do(sim, &op) : truncate(path, (off_t)size_bytes), 0);
+}
+
+static void file_remove(void)
+{
+    if (sim) {
+        zn_sim_free(sim);
+        sim_open();
+    } else {
+        assert_int_equal(unlink(path), 0);
+    }
 }
 
 /* A request, and what became of it. */
@@ -336,7 +388,7 @@ static void engine_past_end(void **state)
     struct zn_stats s;
 
     (void)state;
-    assert_int_equal(truncate(path, (off_t)(ZN_DATA_START + 2 * SLOT)), 0);
+    file_cut(ZN_DATA_START + 2 * SLOT);
     assert_int_equal(zn_test_io(e, ZN_READ, buf, SLOT, ZN_DATA_START + SLOT), 0);
     assert_int_equal(zn_test_io(e, ZN_READ, buf, SLOT, ZN_DATA_START + 2 * SLOT), -EIO);
     assert_int_equal(zn_test_io(e, ZN_READ, buf, SLOT, ZN_DATA_START + 2 * SLOT - SLOT / 2), -EIO);
@@ -346,7 +398,7 @@ static void engine_past_end(void **state)
     assert_int_equal(s.short_transfers, 1);
     zn_close(e);
     free(buf);
-    assert_int_equal(unlink(path), 0);
+    file_remove();
 }
 
 static void engine_interrupted(void **state)
@@ -591,7 +643,7 @@ static void engine_slots(void **state)
     slot_expect(e, 5);
     zn_close(e);
     free(block);
-    assert_int_equal(unlink(path), 0);
+    file_remove();
 }
 
 struct slot_chain {
@@ -640,7 +692,7 @@ static void engine_slots_one_at_a_time(void **state)
     e = engine_open(0);
     slot_expect(e, 9);
     zn_close(e);
-    assert_int_equal(unlink(path), 0);
+    file_remove();
 }
 
 /* Interrupted and short writes of a slot are finished; one that fails says so and is over. */
@@ -670,7 +722,7 @@ static void engine_slots_fail(void **state)
     e = engine_open(0);
     slot_expect(e, 6);
     zn_close(e);
-    assert_int_equal(unlink(path), 0);
+    file_remove();
 }
 
 /* What the engine makes of damage: one slot is enough, and no slot at all is said. */
@@ -687,19 +739,16 @@ static void engine_slots_damaged(void **state)
     }
     zn_close(e);
     for (uint64_t sequence = 3; sequence > 1; sequence--) {
-        int fd = open(path, O_WRONLY | O_CLOEXEC);
-
         e = engine_open(0);
         slot_expect(e, sequence);
         zn_close(e);
-        assert_int_equal(pwrite(fd, "?", 1, (off_t)zn_slot_at(sequence) + 700), 1);
-        assert_int_equal(close(fd), 0);
+        file_write("?", 1, zn_slot_at(sequence) + 700);
     }
     e = engine_open(0);
     assert_int_equal(zn_newest_slot(e, &slot, &err), -EBADMSG);
     assert_non_null(strstr(err.text, "both commit slots of '"));
     zn_close(e);
-    assert_int_equal(unlink(path), 0);
+    file_remove();
 }
 
 /* Closing waits: every done runs, with its true result, kicked or not, fetched or not. */
@@ -907,11 +956,16 @@ int main(void)
             continue;
         }
         (void)snprintf(path, sizeof(path), "%s/data", dir);
-        suite_probe(&err);
+        if (strcmp(variant->io, "sim") == 0)
+            sim_open();
+        else
+            suite_probe(&err);
         if (err.code != 0 && strcmp(variant->io, "uring") == 0)
             (void)printf("%s: skipped: %s\n", variant->name, err.text);
         else
             failed += cmocka_run_group_tests_name(variant->name, tests, NULL, NULL);
+        zn_sim_free(sim);
+        sim = NULL;
         zn_test_dir_remove(dir);
     }
     return failed;
