@@ -255,6 +255,15 @@ const struct zn_place zn_kernel_place = {
     file_backends, file_open, file_direct, file_name, file_reserve, file_cut, file_close,
 };
 
+/* Before the superblock says how long the file is: a power cut between the two would leave a file
+ * that looks as if it had been cut. */
+static int file_flush_length(const struct zn_file *f, const char *path, struct zb_err *err)
+{
+    int rc = f->medium.ops->flush(&f->medium);
+
+    return rc < 0 ? zb_fail(err, rc, "flush the length of '%s': %m", path) : 0;
+}
+
 int zn_file_prepare(struct zn_file *f, const struct zn_options *o, struct zn_info *info,
                     struct zb_err *err)
 {
@@ -265,7 +274,9 @@ int zn_file_prepare(struct zn_file *f, const struct zn_options *o, struct zn_inf
             f->place->name(f);
         f->super.size_bytes = o->size_bytes;
         f->super.path = o->index;
-        rc = zn_layout_write(f->medium, o->path, &f->super, err);
+        rc = file_flush_length(f, o->path, err);
+        if (rc == 0)
+            rc = zn_layout_write(f->medium, o->path, &f->super, err);
     }
     if (rc < 0)
         f->place->cut(f, f->was_bytes);

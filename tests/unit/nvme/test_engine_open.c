@@ -597,11 +597,11 @@ static const struct refused refused_cases[] = {
       -EFBIG,
       "reserve 1.06 MiB" },
     { "no superblock", "threads", { { __NR_pwrite64, EIO, 0 } }, -EIO, "write the superblock" },
-    { "a superblock that stays in the cache",
+    { "a length that stays in the cache",
       "threads",
       { { __NR_fdatasync, EIO, 0 } },
       -EIO,
-      "flush the superblock" },
+      "flush the length" },
 };
 
 static int child_refused(const void *arg)
