@@ -19,8 +19,9 @@
  *       (layout.h) and flushes that, and only then it tells anybody.
  *
  * So an open catalog is at the slots' sequence, or one transaction ahead of them, which nobody was
- * told of. Anything else is -EBADMSG. Whoever opens one that is ahead writes the slots with
- * zn_catalog_slot() before the first commit: that one would be two ahead.
+ * told of. Anything else is -EBADMSG. Whoever opens one writes the slots with
+ * zn_catalog_slot() and flushes them before the first commit (unless its sequence is 0): a catalog
+ * that is ahead would be two ahead then, and slots that a process left need not be durable.
  *
  * THREADS. One thread at a time uses a catalog; which one may change. Calls block.
  */
