@@ -287,7 +287,7 @@ static int core_build(struct zsd_core *core, struct zb_err *err)
         if (rc < 0)
             return rc;
     }
-    return 0;
+    return zsd_store_open(core, err);
 }
 
 int zsd_core_new(struct zsd *daemon, struct zb_err *err)
@@ -301,6 +301,7 @@ int zsd_core_new(struct zsd *daemon, struct zb_err *err)
     core->daemon = daemon;
     core->next_job = 1;
     zb_list_init(&core->jobs);
+    zb_list_init(&core->opens);
     zb_list_init(&core->works);
     zb_list_init(&core->timed);
     for (unsigned i = 0; i < ZN_PATHS_MAX; i++) {
@@ -327,6 +328,8 @@ static void core_settle(struct zsd_core *core)
             n += zn_reap(zsd_path_engine(daemon, i), 64);
         if (daemon->compute)
             n += zsd_compute_reap(daemon->compute, 64);
+        if (daemon->catalog_thread)
+            n += zsd_compute_reap(daemon->catalog_thread, 64);
         if (n == 0 && core->ops > 0) {
             struct timespec pause = { .tv_nsec = 1000000 };
 
@@ -344,6 +347,7 @@ void zsd_core_free(struct zsd *daemon)
     zsd_jobs_end_all(core);
     core_settle(core);
     zsd_jobs_forget_all(core);
+    zsd_store_close(core);
     zsd_private_free(core->buffers, core->nbuffers * core->buffer_bytes);
     free(core->buffers_free);
     zsd_extents_free(core);
@@ -365,4 +369,8 @@ void zsd_core_farewell(struct zsd *daemon)
 void zsd_core_drain(struct zsd *daemon)
 {
     daemon->core->draining = true;
+    zb_list_each(pos, &daemon->core->jobs)
+    {
+        zsd_commit_last(zb_container_of(pos, struct zsd_job, node));
+    }
 }

@@ -63,6 +63,9 @@ struct zsd_line {
 struct zsd_core {
     struct zsd *daemon;
     uint32_t page_elems;
+    struct zb_list opens; /* job-opens that wait (job.c) */
+    struct zsd_work room; /* looks at them, and at jobs that wait for their place */
+    uint32_t closing;     /* tasks that give memory back */
     struct zb_list jobs;  /* every job, ended ones too while something holds them */
     struct zb_list works; /* deferred */
     struct zb_list timed;
@@ -74,6 +77,7 @@ struct zsd_core {
     struct zb_space *maps[ZN_PATHS_MAX]; /* of each data file, in ZB_PAGE_ALIGN units: paths.h */
     struct zb_space *extents;            /* the first one; NULL: no NVMe tier */
     struct zsd_extents *places;          /* of pages there (extents.c); NULL likewise */
+    struct zsd_store *store;             /* what survives; NULL: nothing does */
 
     struct zsd_line lines[ZN_PATHS_MAX]; /* before each data file */
     unsigned io_inflight;

@@ -42,7 +42,10 @@ struct zsd {
     uint64_t engine_base;                   /* first usable byte of a data file */
     struct zsd_path more[ZN_PATHS_MAX - 1]; /* the other data files: see paths.h */
     unsigned nmore;
-    uint64_t path_rates[ZN_PATHS_MAX]; /* bytes a second, measured; 0: not measured */
+    uint64_t path_rates[ZN_PATHS_MAX];  /* bytes a second, measured; 0: not measured */
+    const char *catalog_path;           /* NULL: nothing survives the daemon */
+    const char *catalog_vfs;            /* of SQLite; NULL: the system's */
+    struct zsd_compute *catalog_thread; /* one worker, the store's; NULL: no store */
     struct zsd_core *core;
     struct zsd_server *server;
     uint32_t clients; /* connections, counted by the server */

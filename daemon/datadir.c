@@ -18,7 +18,7 @@
 
 struct zsd_datadir {
     char path[PATH_MAX];
-    char file[PATH_MAX];
+    char file[PATH_MAX], catalog[PATH_MAX];
     int fd; /* locked; -1: not yet */
     bool temporary;
     bool made; /* temporary, and there is something to remove */
@@ -89,8 +89,10 @@ static int datadir_build(struct zsd_datadir *d, const char *path, struct zb_err 
     rc = *path ? datadir_named(d, path, err) : datadir_temporary(d, err);
     if (rc == 0)
         rc = datadir_claim(d, err);
-    if (rc == 0 &&
-        (size_t)snprintf(d->file, sizeof(d->file), "%s/" ZSD_DATA_FILE, d->path) >= sizeof(d->file))
+    if (rc == 0 && ((size_t)snprintf(d->file, sizeof(d->file), "%s/" ZSD_DATA_FILE, d->path) >=
+                        sizeof(d->file) ||
+                    (size_t)snprintf(d->catalog, sizeof(d->catalog), "%s/" ZSD_CATALOG_FILE,
+                                     d->path) >= sizeof(d->catalog)))
         rc = zb_fail(err, -ENAMETOOLONG, "the path of the data directory is too long");
     return rc;
 }
@@ -131,6 +133,11 @@ const char *zsd_datadir_path(const struct zsd_datadir *d)
 const char *zsd_datadir_file(const struct zsd_datadir *d)
 {
     return d->file;
+}
+
+const char *zsd_datadir_catalog(const struct zsd_datadir *d)
+{
+    return d->temporary ? NULL : d->catalog;
 }
 
 bool zsd_datadir_temporary(const struct zsd_datadir *d)

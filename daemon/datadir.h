@@ -19,7 +19,8 @@
 
 #include "base/err.h"
 
-#define ZSD_DATA_FILE "pages.zsd" /* in the directory */
+#define ZSD_DATA_FILE    "pages.zsd"   /* in the directory */
+#define ZSD_CATALOG_FILE "catalog.zsd" /* beside it */
 
 struct zsd_datadir;
 
@@ -38,6 +39,8 @@ const char *zsd_datadir_path(const struct zsd_datadir *d);
 /** The data file's path. */
 const char *zsd_datadir_file(const struct zsd_datadir *d);
 bool zsd_datadir_temporary(const struct zsd_datadir *d);
+/** The catalog's path; NULL for a temporary directory: nothing in it survives. */
+const char *zsd_datadir_catalog(const struct zsd_datadir *d);
 /** The data file is open: a temporary one loses its name. */
 void zsd_datadir_opened(struct zsd_datadir *d);
 

@@ -10,8 +10,8 @@
 #include <string.h>
 
 #include "base/size.h"
-#include "daemon/job.h"
 #include "daemon/paths.h"
+#include "daemon/store.h"
 #include "proto/shard.pb-c.h"
 
 #define LIST_ROWS 200u /* of one reply: below 64 KiB with the longest names */
@@ -24,6 +24,8 @@ static const char *job_state_name(const struct zsd_job *job)
         return "defining";
     case ZSD_PLACING:
         return "placing";
+    case ZSD_LOADING:
+        return "loading";
     case ZSD_READY:
         return "ready";
     case ZSD_STEPPING:

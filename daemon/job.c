@@ -5,6 +5,11 @@
  * ARENAS are made and ended on a compute thread (they touch every page), by struct arena_task; each
  * holds its job (J1) while it runs.
  *
+ * PARKED OPENS. A job-open that cannot be decided yet waits in core->opens, and is looked at again
+ * whenever a job has ended, memory has come back, or a commit is over: while an incarnation of its
+ * job is still ending; while the job commits, to be made again for another world; and when there is
+ * no room for its staging but bytes are on their way back.
+ *
  * WHO ANSWERS. A request that must wait (open, ready, step) is kept by its member; whoever ends the
  * wait answers it, exactly once, and clears the field.
  */
@@ -18,8 +23,13 @@
 
 #include "base/log.h"
 #include "base/size.h"
+#include "daemon/store.h"
 #include "proto/codec.h"
 
+static void core_room(struct zsd_core *core);
+static void opens_gone(struct zsd_conn *conn);
+static void opens_refuse(struct zsd_core *core);
+static void place_again(struct zsd_job *job);
 static void job_forget_if_over(struct zsd_job *job);
 static void ready_all(struct zsd_job *job);
 static void ready_resume(struct zsd_job *job);
@@ -170,12 +180,15 @@ static void arena_done(struct zsd_task *task)
         job_arena_opened(t);
         break;
     case ARENA_STAGING_CLOSE:
+        job->core->closing--;
         zsd_unplace_staging(job, t->bytes);
         break;
     case ARENA_JOB_CLOSE:
+        job->core->closing--;
         zsd_unplace(job);
         break;
     }
+    core_room(job->core);
     free(t);
     zsd_job_unhold(job);
 }
@@ -214,6 +227,7 @@ static void arena_end(struct zsd_job *job, enum arena_what what, struct zsd_aren
     t->memory_bytes = memory_bytes;
     t->bytes = booked;
     if (t != &here) {
+        job->core->closing++;
         arena_task_start(t);
         return;
     }
@@ -252,6 +266,29 @@ void zsd_job_idle(struct zsd_job *job)
         return;
     ready_resume(job);
     zsd_step_resume(job);
+}
+
+bool zsd_job_live(const struct zsd_job *job)
+{
+    for (uint32_t i = 0; i < job->nshards; i++)
+        if (!zsd_shard_live(job->shards[i]))
+            return false;
+    return true;
+}
+
+bool zsd_job_writing(const struct zsd_job *job)
+{
+    for (uint32_t i = 0; i < job->nshards; i++)
+        if (job->shards[i]->writing)
+            return true;
+    return false;
+}
+
+void zsd_job_committed(struct zsd_job *job)
+{
+    ready_resume(job);
+    zsd_step_resume(job);
+    core_room(job->core);
 }
 
 void zsd_job_stepped(struct zsd_job *job)
@@ -420,6 +457,7 @@ void zsd_job_end(struct zsd_job *job, const struct zb_err *why)
 
 static void job_free(struct zsd_job *job)
 {
+    zsd_version_unref(job->from);
     zb_list_remove(&job->node);
     zb_list_remove(&job->room_work.node);
     zb_list_remove(&job->step.work.node);
@@ -430,6 +468,12 @@ static void job_free(struct zsd_job *job)
     for (uint32_t i = 0; job->notes && i < job->world; i++)
         zsd_note_done(&job->notes[i]);
     zsd_note_done(&job->note);
+    if (job->saved) {
+        job->saved->job = NULL;
+        zsd_saved_unhold(job->saved);
+    }
+    if (job->seen) /* else its own open frees it, and looks again for nothing, for ever */
+        core_room(job->core);
     free(job->notes);
     free(job->step.pages_left);
     free(job->shards);
@@ -468,6 +512,7 @@ static void job_end_with_daemon(struct zsd_job *job)
 
 void zsd_jobs_end_all(struct zsd_core *core)
 {
+    opens_refuse(core);
     zb_list_each(pos, &core->jobs)
     {
         job_end_with_daemon(zb_container_of(pos, struct zsd_job, node));
@@ -503,6 +548,7 @@ void zsd_core_gone(struct zsd_conn *conn)
     struct zsd_job *job;
     struct zb_err why = { 0 };
 
+    opens_gone(conn);
     if (!m)
         return;
     job = m->job;
@@ -514,7 +560,7 @@ void zsd_core_gone(struct zsd_conn *conn)
     } else if (job->state != ZSD_ENDED) {
         uint32_t rank = m->rank;
 
-        if (!job->keep || job->state == ZSD_DEFINING || job->state == ZSD_PLACING) {
+        if (!job->keep || job->state < ZSD_READY) {
             job_quit(job, ZP_EVENT_PEER_LOST, rank, &why);
         } else if (!m->open_req) { /* kept: the others hear it, the state stays */
             zb_log(ZB_LOG_WARN, "rank-lost", "job=\"%s\" rank=%u", job->name, rank);
@@ -526,9 +572,110 @@ void zsd_core_gone(struct zsd_conn *conn)
     zsd_job_unhold(job);
 }
 
+/* ---- parked opens */
+
+/* A job-open that waits: its own copy of the request. */
+struct open_wait {
+    struct zsd_req *req;
+    struct zsd_conn *conn;
+    Zp__JobOpen q;
+    char name[ZP_NAME_MAX + 1];
+    struct zb_list node;
+};
+
+static void open_run(struct zsd_req *req, const Zp__JobOpen *q);
+
+/* Bytes of a tier are on their way back. */
+static bool core_closing(const struct zsd_core *core)
+{
+    if (core->closing > 0)
+        return true;
+    zb_list_each(pos, &core->jobs)
+    {
+        const struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
+
+        if (job->state == ZSD_ENDED && (job->placed || job->inflight > 0))
+            return true;
+    }
+    return false;
+}
+
+static int open_park(struct zsd_core *core, struct zsd_req *req, const Zp__JobOpen *q)
+{
+    struct open_wait *w = calloc(1, sizeof(*w));
+
+    if (!w)
+        return -ENOMEM;
+    w->req = req;
+    w->conn = req->conn;
+    w->q = *q;
+    (void)snprintf(w->name, sizeof(w->name), "%s", q->name);
+    w->q.name = w->name;
+    zb_list_push_back(&core->opens, &w->node);
+    return 0;
+}
+
+static void room_on_work(struct zsd_work *work)
+{
+    struct zsd_core *core = zb_container_of(work, struct zsd_core, room);
+    struct zb_list again;
+
+    zb_list_init(&again); /* some may be parked again */
+    while (!zb_list_empty(&core->opens)) {
+        struct zb_list *node = zb_list_pop_front(&core->opens);
+
+        zb_list_push_back(&again, node);
+    }
+    for (struct zb_list *node; (node = zb_list_pop_front(&again)) != NULL;) {
+        struct open_wait *w = zb_container_of(node, struct open_wait, node);
+
+        open_run(w->req, &w->q);
+        free(w);
+    }
+    zb_list_each(pos, &core->jobs)
+    {
+        struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
+
+        if (job->state == ZSD_PLACING && job->place_waits)
+            place_again(job);
+    }
+}
+
+/* Something has come back, or has ended: who waits for that looks again. */
+static void core_room(struct zsd_core *core)
+{
+    core->room.run = room_on_work;
+    zsd_defer(core, &core->room);
+}
+
+/* The connection has gone: nobody waits for the answer. */
+static void opens_gone(struct zsd_conn *conn)
+{
+    zb_list_each(pos, &conn->daemon->core->opens)
+    {
+        struct open_wait *w = zb_container_of(pos, struct open_wait, node);
+
+        if (w->conn != conn)
+            continue;
+        zb_list_remove(pos);
+        zsd_refuse(w->req, -ENOTCONN, "the client has gone");
+        free(w);
+    }
+}
+
+static void opens_refuse(struct zsd_core *core)
+{
+    for (struct zb_list *node; (node = zb_list_pop_front(&core->opens)) != NULL;) {
+        struct open_wait *w = zb_container_of(node, struct open_wait, node);
+
+        zsd_refuse(w->req, -ENOTCONN, "the daemon is ending");
+        free(w);
+    }
+}
+
 /* ---- open */
 
-static struct zsd_job *job_new(struct zsd_core *core, const Zp__JobOpen *q, uid_t uid)
+static struct zsd_job *job_alloc(struct zsd_core *core, const Zp__JobOpen *q)
 {
     struct zsd_job *job = calloc(1, sizeof(*job));
 
@@ -540,21 +687,70 @@ static struct zsd_job *job_new(struct zsd_core *core, const Zp__JobOpen *q, uid_
         return NULL;
     }
     job->core = core;
-    job->number = core->next_job++;
-    (void)snprintf(job->name, sizeof(job->name), "%s", q->name);
-    job->uid = uid;
     job->world = q->world;
-    job->groups = q->groups;
-    job->keep = q->keep;
     job->offload_param = q->offload_param;
     job->offload_optimizer = q->offload_optimizer;
     job->host_bytes_max = q->host_bytes_max;
+    job->commit_every = q->commit_every;
     job->arena = ZSD_ARENA_NONE;
     zb_list_init(&job->members);
     zb_list_init(&job->cached);
     zb_list_init(&job->room_waiters);
     zb_list_init(&job->room_work.node);
     zb_list_init(&job->step.work.node);
+    zb_list_init(&job->node);
+    return job;
+}
+
+static struct zsd_job *job_new(struct zsd_core *core, const Zp__JobOpen *q, uid_t uid)
+{
+    struct zsd_job *job = job_alloc(core, q);
+
+    if (!job)
+        return NULL;
+    job->number = core->next_job++;
+    (void)snprintf(job->name, sizeof(job->name), "%s", q->name);
+    job->uid = uid;
+    job->groups = q->groups;
+    job->keep = q->keep;
+    job->durable = q->durable;
+    zb_list_push_back(&core->jobs, &job->node);
+    return job;
+}
+
+/* A saved job is made again: it forms as a new one does, but its units are known. */
+static struct zsd_job *job_again(struct zsd_core *core, const Zp__JobOpen *q,
+                                 struct zsd_saved *saved)
+{
+    struct zsd_job *job = job_alloc(core, q);
+    const struct zsd_version *v = saved->committed ? saved->committed : saved->prepared;
+    bool whole = job != NULL;
+
+    if (!job)
+        return NULL;
+    job->number = saved->number;
+    memcpy(job->name, saved->name, sizeof(job->name));
+    job->uid = saved->uid;
+    job->groups = saved->groups;
+    job->keep = job->durable = job->again = true;
+    job->epoch = saved->epoch;
+    job->iterations = v->iterations;
+    job->applied = v->applied;
+    job->units = calloc(zb_max_u64(saved->nunits, 1), sizeof(struct zsd_unit *));
+    job->units_room = saved->nunits;
+    for (uint32_t i = 0; whole && job->units && i < saved->nunits; i++) {
+        job->units[i] = zsd_unit_copy(saved->units[i]);
+        whole = job->units[i] != NULL;
+        job->nunits += whole;
+    }
+    if (!whole || !job->units) {
+        job_free(job);
+        return NULL;
+    }
+    job->saved = saved;
+    job->promise = &saved->promise;
+    saved->job = job;
+    zsd_saved_hold(saved);
     zb_list_push_back(&core->jobs, &job->node);
     return job;
 }
@@ -580,15 +776,27 @@ static int open_check(const struct zsd_core *core, const Zp__JobOpen *q, struct 
                        q->offload_param, q->offload_optimizer);
     if (q->optimizer != 1)
         return zb_fail(err, -EINVAL, "optimizer %u: known is 1 (AdamW)", q->optimizer);
+    if (q->durable && !q->keep)
+        return zb_fail(err, -EINVAL, "a job that is not kept cannot be durable");
+    if (q->durable && !core->store)
+        return zb_fail(err, -EINVAL,
+                       "a durable job needs a daemon with an NVMe tier and a data directory that "
+                       "stays: this one has none");
     if (q->staging_bytes > INT64_MAX - ZB_PAGE_ALIGN)
         return zb_fail(err, -EINVAL, "staging of %llu bytes", (unsigned long long)q->staging_bytes);
     return 0;
 }
 
+static int open_stale(const Zp__JobOpen *q, uint64_t epoch, struct zb_err *err)
+{
+    return zb_fail(err, -ESTALE, "job '%s' is in epoch %llu: rank %u of epoch %llu is cut off",
+                   q->name, (unsigned long long)epoch, q->rank, (unsigned long long)q->epoch);
+}
+
 /* May this rank join a job that exists? */
 static int open_join(struct zsd_job *job, const Zp__JobOpen *q, uid_t uid, struct zb_err *err)
 {
-    bool forming = job->state == ZSD_DEFINING && !q->attach;
+    bool forming = job->state == ZSD_DEFINING && q->attach == job->again;
 
     if (job->uid != uid)
         return zb_fail(err, -EPERM, "job '%s' belongs to user %u", q->name, (unsigned)job->uid);
@@ -600,10 +808,12 @@ static int open_join(struct zsd_job *job, const Zp__JobOpen *q, uid_t uid, struc
     if (q->world != job->world)
         return zb_fail(err, -EINVAL, "job '%s' has %u ranks, not %u", q->name, job->world,
                        q->world);
+    if (!q->takeover && q->epoch != 0 && q->epoch != job->epoch)
+        return open_stale(q, job->epoch, err);
     if (member_by_rank(job, q->rank))
         return zb_fail(err, q->attach ? -EBUSY : -EEXIST,
                        "job '%s' exists already: its rank %u is taken", q->name, q->rank);
-    if (q->keep != job->keep || q->groups != job->groups ||
+    if (q->keep != job->keep || q->durable != job->durable || q->groups != job->groups ||
         (forming && (q->offload_param != job->offload_param ||
                      q->offload_optimizer != job->offload_optimizer ||
                      q->host_bytes_max != job->host_bytes_max)))
@@ -612,16 +822,126 @@ static int open_join(struct zsd_job *job, const Zp__JobOpen *q, uid_t uid, struc
     return 0;
 }
 
-void zsd_job_open(struct zsd_req *req, const ProtobufCMessage *message)
+/* Who is attached is cut off: a new epoch begins. A job that was only forming begins anew. */
+static void open_takeover(struct zsd_job *job)
 {
-    const Zp__JobOpen *q = (const Zp__JobOpen *)(const void *)message;
+    struct zb_err why = { 0 };
+
+    job->epoch++;
+    if (job->saved)
+        job->saved->epoch = job->epoch;
+    (void)zb_fail(&why, -ESTALE,
+                  "job '%s' was taken over: this rank is of an older epoch than %llu", job->name,
+                  (unsigned long long)job->epoch);
+    if (job->state < ZSD_READY) {
+        zsd_job_end(job, &why);
+        return;
+    }
+    zsd_job_hold(job);
+    job_tell(job, ZP_EVENT_JOB_FAILED, 0, &why);
+    zb_list_each(pos, &job->members)
+    {
+        struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
+
+        if (m->conn && !m->open_req)
+            member_detach(m, &why);
+    }
+    zsd_job_unhold(job);
+}
+
+/* The job has saved what it has: it ends, and is made again by the opens that are parked. If it
+ * could not, they are told, and it stays as it is. */
+static void retire_done(struct zsd_job *job, const struct zb_err *err)
+{
+    struct zb_err why = { 0 };
+
+    job->retiring = false;
+    if (!err) {
+        (void)zb_fail(&why, -ECANCELED, "job '%s' is made again for another world", job->name);
+        zsd_job_end(job, &why);
+        return;
+    }
+    zb_list_each(pos, &job->core->opens)
+    {
+        struct open_wait *w = zb_container_of(pos, struct open_wait, node);
+
+        if (strcmp(w->name, job->name) != 0)
+            continue;
+        zb_list_remove(pos);
+        zsd_reply_err(w->req, err);
+        free(w);
+    }
+}
+
+static void open_retire(struct zsd_job *job)
+{
+    const struct zsd_saved *saved = job->saved;
+    bool newer = (!saved->committed || saved->committed->iterations != job->iterations) &&
+                 (!saved->prepared || saved->prepared->iterations != job->iterations);
+
+    job->retiring = true;
+    if (newer && zsd_job_live(job))
+        zsd_commit_start(job, job->prepares ? ZSD_PREPARE : ZSD_COMMIT, NULL, retire_done);
+    else
+        retire_done(job, NULL);
+}
+
+/* What has to be over before this open can be decided. */
+static bool open_waits(struct zsd_job *job, const struct zsd_saved *saved, const Zp__JobOpen *q)
+{
+    if (!job)
+        return saved && saved->job; /* its last incarnation is still ending */
+    if (!q->attach || !job->durable || q->world == job->world || job_attached(job) > 0)
+        return false;
+    if (job->state == ZSD_READY && !job->commit)
+        open_retire(job);
+    return job->state >= ZSD_READY;
+}
+
+/* The job that this rank opens: one that is there, one that is made again, a new one. */
+static int open_find(struct zsd_req *req, const Zp__JobOpen *q, struct zsd_saved *saved,
+                     struct zsd_job **job, struct zb_err *err)
+{
     struct zsd_core *core = req->daemon->core;
+    uint32_t njobs = 0;
+
+    if (*job)
+        return open_join(*job, q, req->conn->uid, err);
+    if (saved && saved->uid != req->conn->uid)
+        return zb_fail(err, -EPERM, "job '%s' belongs to user %u", q->name, (unsigned)saved->uid);
+    if (saved && !q->attach)
+        return zb_fail(err, -EEXIST, "job '%s' exists already: it is saved", q->name);
+    if (!saved && q->attach)
+        return zb_fail(err, -ENOENT, "there is no job '%s' to attach to", q->name);
+    if (saved && (!q->keep || !q->durable || q->groups != saved->groups))
+        return zb_fail(err, -EINVAL, "job '%s' is kept, durable, and has %u parameter groups",
+                       q->name, saved->groups);
+    if (saved && q->takeover)
+        saved->epoch++;
+    else if (saved && q->epoch != 0 && q->epoch != saved->epoch)
+        return open_stale(q, saved->epoch, err);
+    zb_list_each(pos, &core->jobs) njobs++;
+    if (njobs >= req->daemon->config.jobs_max)
+        return zb_fail(err, -ENOSPC, "there are %u jobs already, which is the limit (jobs_max)",
+                       njobs);
+    *job = saved ? job_again(core, q, saved) : job_new(core, q, req->conn->uid);
+    if (!*job)
+        return zb_fail(err, -ENOMEM, "job '%s': %m", q->name);
+    zb_log(ZB_LOG_INFO, "job-open", "job=\"%s\" id=%u uid=%u world=%u keep=%d durable=%d saved=%d",
+           (*job)->name, (*job)->number, (unsigned)(*job)->uid, (*job)->world, (int)(*job)->keep,
+           (int)(*job)->durable, (int)(*job)->again);
+    return 0;
+}
+
+static void open_run(struct zsd_req *req, const Zp__JobOpen *q)
+{
+    struct zsd_core *core = req->daemon->core;
+    struct zsd_saved *saved = zsd_saved_by_name(core, q->name);
     struct zb_err err = { 0 };
     struct zsd_job *job = NULL;
     struct zsd_member *m;
     struct arena_task *t;
     bool fresh = false;
-    uint32_t njobs = 0;
 
     if (req->conn->member) {
         zsd_refuse(req, -EBUSY, "this connection has opened job '%s' already",
@@ -631,28 +951,19 @@ void zsd_job_open(struct zsd_req *req, const ProtobufCMessage *message)
     if (open_check(core, q, &err) < 0)
         goto refuse;
     job = zsd_job_by_name(core, q->name);
-    if (job && open_join(job, q, req->conn->uid, &err) < 0)
-        goto refuse;
-    if (!job) {
-        if (q->attach) {
-            (void)zb_fail(&err, -ENOENT, "there is no job '%s' to attach to", q->name);
-            goto refuse;
-        }
-        zb_list_each(pos, &core->jobs) njobs++;
-        if (njobs >= req->daemon->config.jobs_max) {
-            (void)zb_fail(&err, -ENOSPC, "there are %u jobs already, which is the limit (jobs_max)",
-                          njobs);
-            goto refuse;
-        }
-        job = job_new(core, q, req->conn->uid);
-        if (!job) {
-            (void)zb_fail(&err, -ENOMEM, "job '%s': %m", q->name);
-            goto refuse;
-        }
-        fresh = true;
-        zb_log(ZB_LOG_INFO, "job-open", "job=\"%s\" id=%u uid=%u world=%u keep=%d", job->name,
-               job->number, (unsigned)job->uid, job->world, (int)job->keep);
+    if (job && q->attach && q->takeover && job->durable && job->uid == req->conn->uid) {
+        open_takeover(job);
+        job = zsd_job_by_name(core, q->name); /* it may have ended */
     }
+    if (open_waits(job, saved, q)) {
+        if (open_park(core, req, q) == 0)
+            return;
+        (void)zb_fail(&err, -ENOMEM, "rank %u of job '%s': %m", q->rank, q->name);
+        goto refuse;
+    }
+    fresh = !job;
+    if (open_find(req, q, saved, &job, &err) < 0)
+        goto refuse;
     t = arena_task_new(job, ARENA_STAGING_OPEN);
     m = t ? member_new(job, req->conn, q->rank) : NULL;
     if (!m) {
@@ -669,22 +980,43 @@ void zsd_job_open(struct zsd_req *req, const ProtobufCMessage *message)
         goto refuse;
     }
     t->member = m;
+    job->seen = true;
     m->open_req = req;
     m->staging_users++; /* keeps the member until staging_opened() */
     arena_task_start(t);
     return;
 refuse:
-    if (fresh) {
+    if (fresh && job) {
         job->state = ZSD_ENDED; /* never seen by anybody */
         job_forget_if_over(job);
     }
+    if (err.code == -ENOSPC && core_closing(core) && open_park(core, req, q) == 0)
+        return;
     zsd_reply_err(req, &err);
+}
+
+void zsd_job_open(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    open_run(req, (const Zp__JobOpen *)(const void *)message);
+}
+
+static void open_point(Zp__Point *points, Zp__Point **list, size_t *n, uint32_t kind,
+                       uint64_t iterations, uint64_t applied)
+{
+    zp__point__init(&points[*n]);
+    points[*n].kind = kind;
+    points[*n].iterations = iterations;
+    points[*n].applied = applied;
+    list[*n] = &points[*n];
+    (*n)++;
 }
 
 static void open_answer(struct zsd_member *m)
 {
     struct zsd_job *job = m->job;
     Zp__JobOpenReply reply = ZP__JOB_OPEN_REPLY__INIT;
+    const struct zsd_saved *saved = job->saved;
+    Zp__Point points[3], *list[3];
     struct zsd_req *req = m->open_req;
 
     m->open_req = NULL;
@@ -694,6 +1026,20 @@ static void open_answer(struct zsd_member *m)
     reply.iterations = job->iterations;
     reply.applied = job->applied;
     reply.staging_bytes = m->staging.bytes;
+    reply.epoch = job->epoch;
+    reply.world = job->world;
+    if (job->state >= ZSD_READY && zsd_job_live(job))
+        open_point(points, list, &reply.n_points, 1, job->iterations, job->applied);
+    if (saved && saved->prepared)
+        open_point(points, list, &reply.n_points, 2, saved->prepared->iterations,
+                   saved->prepared->applied);
+    if (saved && saved->committed) {
+        open_point(points, list, &reply.n_points, 3, saved->committed->iterations,
+                   saved->committed->applied);
+        if (job->again)
+            reply.world = saved->committed->world;
+    }
+    reply.points = list;
     zsd_reply(req, &reply.base, m->staging.fd);
 }
 
@@ -845,7 +1191,7 @@ static int unit_finish(struct zsd_member *m, struct zb_err *err)
                    : zb_fail(err, -EINVAL,
                              "rank %u defines unit %u ('%s') of job '%s' otherwise than its peers",
                              m->rank, unit->index, unit->name, job->name);
-    if (job->state != ZSD_DEFINING)
+    if (job->state != ZSD_DEFINING || job->again)
         return zb_fail(err, -EINVAL, "job '%s' has %u units, and '%s' is none of them", job->name,
                        job->nunits, unit->name);
     if (zsd_unit_segments(unit) < 0)
@@ -1095,13 +1441,16 @@ void zsd_shard_register(struct zsd_req *req, const ProtobufCMessage *message)
 static void ready_answer(struct zsd_job *job)
 {
     Zp__ReadyReply reply = ZP__READY_REPLY__INIT;
+    const struct zsd_account *nvme = zsd_job_nvme(job);
 
     reply.arena_bytes = job->arena_bytes;
     reply.ring_bytes = job->ring_bytes;
     for (int use = 0; use < ZSD_USES; use++) {
         reply.host_bytes += job->host_held.used[use];
-        reply.nvme_bytes += job->nvme_held.used[use];
+        reply.nvme_bytes += nvme->used[use];
     }
+    reply.iterations = job->iterations;
+    reply.applied = job->applied;
     zb_list_each(pos, &job->members)
     {
         struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
@@ -1129,33 +1478,129 @@ static void ready_again(struct zsd_job *job)
     job->regained = false;
 }
 
-/* Every rank is ready: for a new job, place it and make its memory. */
-static void ready_all(struct zsd_job *job)
+/* Every rank that said it was ready hears why it goes no further; it may say so again. */
+static void ready_refuse(struct zsd_job *job, const struct zb_err *why)
+{
+    zb_list_each(pos, &job->members)
+    {
+        struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
+
+        m->ready = false;
+        member_answer(&m->ready_req, &m->ready_timed, why);
+    }
+}
+
+/* The version that the ranks go on from: what they said, else the newest that is committed. */
+static struct zsd_version *ready_version(const struct zsd_job *job, struct zb_err *err)
+{
+    struct zsd_version *c = job->saved->committed, *p = job->saved->prepared;
+
+    if (!job->at_point)
+        return c ? c : p;
+    if (p && p->iterations == job->point)
+        return p;
+    if (c && c->iterations == job->point)
+        return c;
+    (void)zb_fail(err, -ENOENT, "job '%s' has no step %llu to go on from", job->name,
+                  (unsigned long long)job->point);
+    return NULL;
+}
+
+static void ready_loaded(struct zsd_job *job, const struct zb_err *err)
+{
+    struct zsd_version *v = job->from;
+
+    job->from = NULL;
+    if (job->state != ZSD_ENDED && err)
+        zsd_job_end(job, err);
+    if (job->state != ZSD_ENDED) {
+        job->iterations = v->iterations;
+        job->applied = v->applied;
+        job->state = ZSD_READY;
+        zb_log(ZB_LOG_INFO, "job-loaded", "job=\"%s\" iterations=%llu applied=%llu", job->name,
+               (unsigned long long)job->iterations, (unsigned long long)job->applied);
+        ready_answer(job);
+    }
+    zsd_version_unref(v);
+}
+
+/* The notes of the version that is loaded; a rank that was not there then has none. */
+static int ready_notes(struct zsd_job *job, const struct zsd_version *v)
+{
+    int rc;
+
+    zsd_note_done(&job->note);
+    rc = zsd_note_copy(&job->note, &v->job_note);
+    for (uint32_t i = 0; i < job->world; i++)
+        zsd_note_done(&job->notes[i]);
+    for (uint32_t i = 0; i < job->world && i < v->world && rc == 0; i++)
+        rc = zsd_note_copy(&job->notes[i], &v->notes[i]);
+    return rc;
+}
+
+static void ready_load(struct zsd_job *job, struct zsd_version *v)
 {
     struct zb_err err = { 0 };
-    struct arena_task *t;
 
-    if (job->state == ZSD_PLACING) /* who asked again meanwhile is answered with the others */
+    job->state = ZSD_LOADING;
+    job->from = zsd_version_ref(v);
+    if (ready_notes(job, v) < 0) {
+        (void)zb_fail(&err, -ENOMEM, "the notes of job '%s': %m", job->name);
+        ready_loaded(job, &err);
         return;
-    if (job->state != ZSD_DEFINING) { /* it has its place */
-        job->ready_waits = job->active > 0 || job->state == ZSD_STEPPING;
-        if (job->ready_waits)
-            return;
-        if (job->regained)
-            ready_again(job);
+    }
+    zsd_load_start(job, v, ready_loaded);
+}
+
+/* The job in memory goes on from another of its points: what it has beyond is forgotten. */
+static void ready_rewind(struct zsd_job *job, struct zsd_version *v)
+{
+    zb_log(ZB_LOG_INFO, "job-rewind", "job=\"%s\" from=%llu to=%llu", job->name,
+           (unsigned long long)job->iterations, (unsigned long long)v->iterations);
+    for (uint32_t i = 0; i < job->nshards; i++)
+        zsd_shard_forget(job->shards[i]);
+    ready_load(job, v);
+}
+
+/* Every rank of a job that is in memory is ready again. */
+static void ready_present(struct zsd_job *job)
+{
+    struct zb_err err = { 0 };
+    struct zsd_version *v;
+
+    job->ready_waits = job->active > 0 || job->state == ZSD_STEPPING || job->commit;
+    if (job->ready_waits)
+        return;
+    if (job->regained)
+        ready_again(job);
+    if (!job->durable || !job->at_point || job->point == job->iterations) {
         ready_answer(job);
         return;
     }
-    job->state = ZSD_PLACING;
-    t = arena_task_new(job, ARENA_JOB_OPEN);
-    if (!t) {
-        (void)zb_fail(&err, -ENOMEM, "job '%s': %m", job->name);
-        zsd_job_end(job, &err);
-        return;
+    v = ready_version(job, &err);
+    if (v && job->pins > 0) {
+        (void)zb_fail(&err, -EBUSY, "job '%s' goes on from step %llu, and a rank pins shards",
+                      job->name, (unsigned long long)job->point);
+        v = NULL;
     }
-    if (zsd_place(job, &err) < 0) {
+    if (v)
+        ready_rewind(job, v);
+    else
+        ready_refuse(job, &err);
+}
+
+/* Admission; when there is no room, but bytes are on their way back, it waits for them. */
+static void place_again(struct zsd_job *job)
+{
+    struct zb_err err = { 0 };
+    struct arena_task *t = arena_task_new(job, ARENA_JOB_OPEN);
+    int rc = t ? zsd_place(job, &err) : zb_fail(&err, -ENOMEM, "job '%s': %m", job->name);
+
+    job->place_waits = rc == -ENOSPC && core_closing(job->core);
+    if (rc < 0) {
         free(t);
-        zsd_job_end(job, &err);
+        if (!job->place_waits)
+            zsd_job_end(job, &err);
         return;
     }
     t->bytes = job->arena_bytes;
@@ -1163,9 +1608,35 @@ static void ready_all(struct zsd_job *job)
     arena_task_start(t);
 }
 
+/* Every rank is ready: for a new job, place it and make its memory. */
+static void ready_all(struct zsd_job *job)
+{
+    struct zb_err err = { 0 };
+    struct zsd_version *v;
+
+    if (job->state == ZSD_PLACING || job->state == ZSD_LOADING)
+        return; /* who asked again meanwhile is answered with the others */
+    if (job->state != ZSD_DEFINING) {
+        ready_present(job);
+        return;
+    }
+    if (job->again) {
+        v = ready_version(job, &err);
+        if (!v || zsd_load_check(job, v, &err) < 0) {
+            zsd_job_end(job, &err);
+            return;
+        }
+        job->from = zsd_version_ref(v);
+    }
+    job->state = ZSD_PLACING;
+    place_again(job);
+}
+
 static void job_arena_opened(struct arena_task *t)
 {
     struct zsd_job *job = t->job;
+    const struct zsd_account *nvme = zsd_job_nvme(job);
+    struct zsd_version *v = job->from;
 
     job->arena = t->arena;
     job->memory = t->memory;
@@ -1176,16 +1647,23 @@ static void job_arena_opened(struct arena_task *t)
     if (job->state == ZSD_ENDED)
         return; /* job_forget_if_over() ends the memory */
     zsd_place_attach(job);
-    job->state = ZSD_READY;
     zb_log(ZB_LOG_INFO, "job-ready",
            "job=\"%s\" shards=%u host_params=%llu host_grads=%llu host_state=%llu ring=%llu "
-           "nvme_params=%llu nvme_state=%llu",
+           "nvme_params=%llu nvme_state=%llu nvme_spare=%llu",
            job->name, job->nshards, (unsigned long long)job->host_held.used[ZSD_USE_PARAM],
            (unsigned long long)job->host_held.used[ZSD_USE_GRAD],
            (unsigned long long)job->host_held.used[ZSD_USE_STATE],
            (unsigned long long)job->host_held.used[ZSD_USE_RING],
-           (unsigned long long)job->nvme_held.used[ZSD_USE_PARAM],
-           (unsigned long long)job->nvme_held.used[ZSD_USE_STATE]);
+           (unsigned long long)nvme->used[ZSD_USE_PARAM],
+           (unsigned long long)nvme->used[ZSD_USE_STATE],
+           (unsigned long long)nvme->used[ZSD_USE_RING]);
+    if (v) {
+        job->from = NULL;
+        ready_load(job, v);
+        zsd_version_unref(v);
+        return;
+    }
+    job->state = ZSD_READY;
     ready_answer(job);
 }
 
@@ -1227,6 +1705,17 @@ static void ready_resume(struct zsd_job *job)
         ready_check(job);
 }
 
+/* A rank waits for its peers to be ready. */
+static bool ready_others(const struct zsd_job *job)
+{
+    zb_list_each(pos, &job->members)
+    {
+        if (zb_container_of(pos, struct zsd_member, node)->ready_req)
+            return true;
+    }
+    return false;
+}
+
 void zsd_ready(struct zsd_req *req, const ProtobufCMessage *message)
 {
     const Zp__Ready *q = (const Zp__Ready *)(const void *)message;
@@ -1249,6 +1738,14 @@ void zsd_ready(struct zsd_req *req, const ProtobufCMessage *message)
         zsd_refuse(req, -EINVAL, "job '%s' has no shards", job->name);
         return;
     }
+    if (ready_others(job) &&
+        (q->at_point != job->at_point || (q->at_point && q->iterations != job->point))) {
+        zsd_refuse(req, -EINVAL, "rank %u of job '%s' goes on from another step than its peers",
+                   m->rank, job->name);
+        return;
+    }
+    job->at_point = q->at_point;
+    job->point = q->iterations;
     m->ready = true;
     m->ready_req = req;
     zsd_timed_arm(job->core, &m->ready_timed, q->timeout_ms, ready_expire);
@@ -1291,10 +1788,15 @@ void zsd_job_destroy(struct zsd_req *req, const ProtobufCMessage *message)
 {
     const Zp__JobName *q = (const Zp__JobName *)(const void *)message;
     struct zsd_job *job = zsd_job_by_name(req->daemon->core, q->name);
+    struct zsd_saved *saved = zsd_saved_by_name(req->daemon->core, q->name);
     struct zb_err why = { 0 };
 
-    if (!job) {
+    if (!job && !saved) {
         zsd_refuse(req, -ENOENT, "there is no job '%s'", q->name);
+        return;
+    }
+    if (saved && (!job || job_attached(job) == 0)) {
+        zsd_saved_destroy(req, saved);
         return;
     }
     if (!zsd_may(req->conn, job->uid)) {

@@ -3,18 +3,23 @@
  *
  * A JOB is one training run.
  *
- *     DEFINING --> PLACING --> READY <--> STEPPING
- *         \           \          \           \
- *          +-----------+----------+-----------+--> ENDED
- *
+ *     DEFINING --> PLACING --> LOADING --> READY <--> STEPPING
+ *         \           \           \          \           \
+ *          +-----------+-----------+----------+-----------+--> ENDED
  *
  *     DEFINING  ranks arrive, define units and register shards        until every rank said ready
  *     PLACING   admission and layout are decided; a task makes the memory
+ *     LOADING   a saved version is brought in (load.c); a new job has none, and passes through
  *     READY     fetch, push, write, read
- *     STEPPING  every rank asked for the step: op_step.c runs it
+ *     STEPPING  every rank asked for the step: op_step.c runs it; or a commit was asked for:
+ *               op_commit.c
  *     ENDED     a rank of a job that is not kept was lost, its last rank left, a device failed, or
  *               destroy. Refuses everything with `why`; its bytes go back when nothing is in
  *               flight, the struct itself when its last rank has gone too. Its name is free at once
+ *
+ * A DURABLE job is the incarnation of a struct zsd_saved (store.h), which is there from PLACING on
+ * and outlives it once there was a commit. What the incarnation had beyond its commits goes with
+ * it.
  *
  * A MEMBER is a rank that is connected: its staging, its pins, what it waits for.
  * A UNIT is what the manifest says. Fixed after DEFINING.
@@ -47,6 +52,7 @@ struct zsd_member;
 struct zsd_promise;
 struct zsd_row;
 struct zsd_saved;
+struct zsd_version;
 
 /* ---- shards */
 
@@ -56,14 +62,17 @@ struct zsd_extent {
     uint32_t job; /* whose pages they were when written: a clone has its original's */
 };
 
-/* One plane of a shard. Pages [0, resident) are in memory at mem; the others have extents. */
+/*
+ * One plane of a shard. Pages [0, resident) are in memory at mem; the others live in their extents.
+ * A resident page of a durable job has an extent too while it is clean: while the data file holds
+ * the same bytes.
+ */
 struct zsd_plane {
     uint32_t elem_bytes, crc_bytes, crcs_per_page;
     uint32_t resident;
     uint8_t *mem;
-    struct zsd_extent *extents;      /* [npages - resident] */
-    uint32_t *crcs;                  /* [npages - resident][crcs_per_page] */
-    uint32_t class_full, class_tail; /* of job->places */
+    struct zsd_extent *extents; /* [npages]; NULL: no page of it ever goes to the data file */
+    uint32_t *crcs;             /* [npages][crcs_per_page]: of the extents */
 };
 
 struct zsd_shard {
@@ -75,6 +84,7 @@ struct zsd_shard {
     uint32_t npages;
     uint64_t version; /* steps applied */
     struct zsd_plane planes[ZB_PLANES];
+    struct zsd_row *row; /* what was committed or loaded last, if it is still all that there is */
 
     uint8_t *written; /* one bit a page: has initial values */
     uint8_t *busy;    /* one bit a page: initial values are on their way */
@@ -162,7 +172,7 @@ struct zsd_member {
 
 /* ---- jobs */
 
-enum zsd_job_state { ZSD_DEFINING, ZSD_PLACING, ZSD_READY, ZSD_STEPPING, ZSD_ENDED };
+enum zsd_job_state { ZSD_DEFINING, ZSD_PLACING, ZSD_LOADING, ZSD_READY, ZSD_STEPPING, ZSD_ENDED };
 
 /* What a step or a commit request asks for; numbers as on the wire. */
 enum zsd_commit_what { ZSD_COMMIT_NONE, ZSD_COMMIT, ZSD_PREPARE, ZSD_RESOLVE, ZSD_DROP };
@@ -170,17 +180,23 @@ enum zsd_commit_what { ZSD_COMMIT_NONE, ZSD_COMMIT, ZSD_PREPARE, ZSD_RESOLVE, ZS
 /* The step that ranks ask for, and its progress. op_step.c */
 struct zsd_step_op {
     bool asked; /* by at least one rank */
-    bool skip, commit;
+    bool skip;
+    enum zsd_commit_what commit; /* none, commit or prepare */
+    struct zb_err commit_err;    /* why it could not be committed */
     uint64_t step;
     double scale;
     struct zk_adamw_params params[ZP_GROUPS_MAX];
     struct zk_adamw by_group[ZP_GROUPS_MAX];
     struct zsd_work work;
-    bool draining; /* waits for pins and active to reach 0 */
+    bool draining;   /* waits for pins and active to reach 0 */
+    bool committing; /* all pages are stepped */
     uint32_t next_shard, next_page;
     uint32_t inflight;
     uint32_t *pages_left; /* [nshards] */
 };
+
+struct zsd_commit_op;
+struct zsd_load_op;
 
 struct zsd_job {
     struct zsd_core *core;
@@ -188,16 +204,30 @@ struct zsd_job {
     char name[ZP_NAME_MAX + 1];
     uid_t uid;
     uint32_t world, groups;
-    bool keep;
+    bool keep, durable;
+    uint64_t commit_every;                     /* as its trainer said */
+    uint64_t epoch;                            /* ranks of an older one are cut off */
     uint32_t offload_param, offload_optimizer; /* 1 host, 2 nvme */
     uint64_t host_bytes_max;
+    struct zsd_saved *saved; /* of a durable job that was placed, or is made of a saved one */
+    bool again;              /* made of a saved one: its units are known */
+    bool at_point;           /* the ranks said where to go on: iterations `point` */
+    uint64_t point;
+    struct zsd_commit_op *commit; /* in progress, or NULL */
+    struct zsd_req *commit_req;   /* that asked for it, if it was a request */
+    bool prepares;                /* its trainer commits in two phases */
+    struct zsd_load_op *load;     /* likewise */
+    struct zsd_version *from;     /* PLACING, LOADING: what is brought in; held */
+    bool retiring; /* commits what it has, then ends, to be made again for another world */
     enum zsd_job_state state;
     struct zb_err why; /* of ENDED */
     bool placed;
+    bool seen;         /* by a rank whose open was not refused at once */
     uint32_t inflight; /* J1 */
     uint32_t active, pins;
     uint32_t left;    /* ranks that closed in good order */
     bool regained;    /* a rank came back: what was accumulated goes when every rank is ready */
+    bool place_waits; /* PLACING: there is no room yet, but bytes are on their way back */
     bool ready_waits; /* every rank is ready again, but the last pushes or a step still run */
     struct zb_list members;
     struct zb_list node; /* in core->jobs */
@@ -211,13 +241,15 @@ struct zsd_job {
     uint64_t arena_bytes, ring_bytes;
     uint8_t *memory; /* gradients and resident state */
     uint64_t memory_bytes;
-    struct zsd_slots places;     /* extents on the data file */
-    struct zsd_slots ring;       /* regions of the arena */
-    struct zb_list cached;       /* unpinned cached shards, oldest first */
+    struct zsd_promise
+        *promise;          /* of places on the data file; of a durable job it is its saved's */
+    struct zsd_slots ring; /* regions of the arena */
+    struct zb_list cached; /* unpinned cached shards, oldest first */
     struct zb_list room_waiters; /* fills that wait for a place in the ring */
     struct zsd_work room_work;
-    struct zsd_account host_held,
-        nvme_held; /* budget: unused; used: what is in the core's accounts */
+    /* budget: unused; used: what is in the core's accounts. What a durable job holds of the data
+     * file is its saved's. */
+    struct zsd_account host_held, nvme_held;
 
     uint64_t iterations, applied;
     struct zsd_step_op step;
@@ -253,6 +285,12 @@ void zsd_job_unhold(struct zsd_job *job);
 /** Fills, copies and pushes (J3). */
 void zsd_job_active(struct zsd_job *job);
 void zsd_job_idle(struct zsd_job *job);
+/** All of its shards have values. */
+bool zsd_job_live(const struct zsd_job *job);
+/** Initial values of a shard are being written. */
+bool zsd_job_writing(const struct zsd_job *job);
+/** A commit is over, or what was prepared is resolved: whoever waits for that goes on. */
+void zsd_job_committed(struct zsd_job *job);
 /** A step is over, or was given up: whoever waits for that goes on. */
 void zsd_job_stepped(struct zsd_job *job);
 
@@ -324,6 +362,8 @@ void zsd_unpin_all(struct zsd_member *m);
 void zsd_shard_wake(struct zsd_shard *s);
 /** Forgets the cached parameters of a streamed, unpinned shard. */
 void zsd_shard_uncache(struct zsd_shard *s);
+/** Lets go of its extents and of its row: its pages are nowhere, or in memory only. */
+void zsd_shard_forget(struct zsd_shard *s);
 void zsd_grads_reset(struct zsd_job *job);
 
 /* ---- place.c */
@@ -336,8 +376,10 @@ int zsd_place_staging(struct zsd_job *job, uint64_t bytes, struct zb_err *err);
 void zsd_unplace_staging(struct zsd_job *job, uint64_t bytes);
 /** Points the planes into the memory that was made for the layout. */
 void zsd_place_attach(struct zsd_job *job);
-/** Gives back everything that zsd_place() booked. */
+/** Gives back everything that zsd_place() booked, but what the saved job needs. */
 void zsd_unplace(struct zsd_job *job);
+/** What the job holds of the data file, by use. */
+const struct zsd_account *zsd_job_nvme(const struct zsd_job *job);
 
 /* ---- op_step.c, op_fetch.c, op_push.c: called by others */
 

@@ -10,13 +10,13 @@
 
 /** An eventfd whose owner has something to reap when it is readable (loop_wake.c). */
 struct zsd_wake {
-    struct zsd *daemon;
     uv_poll_t poll;
     int fd;
-    struct zn_engine *engine; /* NULL: the compute pool */
+    struct zn_engine *engine;    /* or */
+    struct zsd_compute *compute; /* a pool */
 };
 
-#define ZSD_WAKES (1 + ZN_PATHS_MAX) /* compute pool, engines */
+#define ZSD_WAKES (2 + ZN_PATHS_MAX) /* compute pool, catalog, engines */
 
 /** The end, from the first signal on (loop_end.c). */
 struct zsd_ending {

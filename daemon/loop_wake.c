@@ -1,8 +1,8 @@
 /*
- * loop_wake.c - the compute pool and the engines meet libuv.
+ * loop_wake.c - the compute pool, the catalog's thread and the engines meet libuv.
  *
- * All offer an eventfd and a reap, and do not know what a loop is. A reap that stops at its limit
- * sets the eventfd again, so the others run first and nothing is lost.
+ * Each offers an eventfd and a reap, and does not know what a loop is. A reap that stops at its
+ * limit sets the eventfd again, so the others run first and nothing is lost.
  */
 #include <assert.h>
 #include <sys/eventfd.h>
@@ -22,20 +22,21 @@ static void wake_on_poll(uv_poll_t *poll, int status, int events)
     if (w->engine)
         (void)zn_reap(w->engine, ZSD_REAP_MAX);
     else
-        (void)zsd_compute_reap(w->daemon->compute, ZSD_REAP_MAX);
+        (void)zsd_compute_reap(w->compute, ZSD_REAP_MAX);
 }
 
-static int wake_start(struct zsd_wake *w, struct zsd *daemon, int fd, struct zn_engine *engine,
-                      struct zb_err *err)
+static int wake_start(struct zsd_wake *w, struct zsd *daemon, struct zn_engine *engine,
+                      struct zsd_compute *compute, struct zb_err *err)
 {
+    int fd = engine ? zn_wake_fd(engine) : zsd_compute_wake_fd(compute);
     int rc = uv_poll_init(&daemon->loop->uv, &w->poll, fd);
 
     if (rc < 0)
         return zb_fail(err, rc, "watch an eventfd: %m");
     w->poll.data = w;
-    w->daemon = daemon;
     w->fd = fd;
     w->engine = engine;
+    w->compute = compute;
     rc = uv_poll_start(&w->poll, UV_READABLE, wake_on_poll);
     assert(rc == 0); /* it only notes what the next poll asks for */
     return 0;
@@ -44,12 +45,11 @@ static int wake_start(struct zsd_wake *w, struct zsd *daemon, int fd, struct zn_
 int zsd_wakes_start(struct zsd *daemon, struct zb_err *err)
 {
     struct zsd_wake *w = daemon->loop->wakes;
-    int rc = wake_start(&w[0], daemon, zsd_compute_wake_fd(daemon->compute), NULL, err);
+    int rc = wake_start(w++, daemon, NULL, daemon->compute, err);
 
-    for (unsigned i = 0; i < zsd_paths(daemon) && rc == 0; i++) {
-        struct zn_engine *e = zsd_path_engine(daemon, i);
-
-        rc = wake_start(&w[1 + i], daemon, zn_wake_fd(e), e, err);
-    }
+    if (rc == 0 && daemon->catalog_thread)
+        rc = wake_start(w++, daemon, NULL, daemon->catalog_thread, err);
+    for (unsigned i = 0; i < zsd_paths(daemon) && rc == 0; i++)
+        rc = wake_start(w++, daemon, zsd_path_engine(daemon, i), NULL, err);
     return rc;
 }

@@ -262,8 +262,8 @@ static void fetch_answer(struct zsd_fetch *f)
 static bool fetch_allowed(const struct zsd_fetch *f, const struct zsd_shard *s)
 {
     const struct zsd_job *job = s->job;
-    bool stepping = job->state == ZSD_STEPPING && s->version == job->applied &&
-                    !(job->step.draining && f->held > 0);
+    bool stepping = job->state == ZSD_STEPPING && !job->step.committing &&
+                    s->version == job->applied && !(job->step.draining && f->held > 0);
 
     return s->version >= f->min_version && !stepping && !s->writing;
 }

@@ -3,18 +3,23 @@
  *
  * MODEL. Ranks ask, with the same values; when the last has asked, the step runs without them:
  *
- *     ASKED ---> DRAIN ---> PAGES ---> over: every rank is answered
+ *     ASKED ---> DRAIN ---> PAGES ---> COMMIT ---> over: every rank is answered
  *
  *     ASKED  waits for the other ranks, each until its own deadline. A rank that leaves, here or in
  *            DRAIN, makes all give it up
- *     DRAIN  waits until nobody pins a shard and no push, fill or copy is in progress (J3). A step
- *            never changes bytes that somebody looks at; past the deadline it says who holds them
+ *     DRAIN  waits until nobody pins a shard and no push, fill or copy is in progress (J3), no
+ * commit runs, and what was prepared is resolved. A step never changes bytes that somebody looks
+ *            at; past the deadline it says who holds them
  *     PAGES  a page operation for each page of each trainable shard, in order of registration, so
  *            many at a time; a shard whose last page is done has the new version, and who waits
  *            for it goes on
  *
+ *     COMMIT if the ranks asked for it: op_commit.c. The pages were saved by PAGES already, each
+ *            behind its update. Fetches go on meanwhile. What cannot be committed is a whole step
+ *            all the same: the ranks are told both
+ *
  * A failure in PAGES ends the job: some pages have stepped and some have not, and nobody may see
- * the mix.
+ * the mix. A durable one goes on from its last commit then, when its ranks attach again.
  *
  * A skip is the same up to DRAIN, and then only forgets the gradients.
  *
@@ -31,6 +36,7 @@
 
 #include "base/log.h"
 #include "daemon/pageop.h"
+#include "daemon/store.h"
 #include "proto/shard.pb-c.h"
 
 static void step_pump(struct zsd_job *job);
@@ -125,6 +131,8 @@ static void step_answer(struct zsd_job *job, const struct zb_err *why)
 
     reply.iterations = job->iterations;
     reply.applied = job->applied;
+    reply.commit_code = job->step.commit_err.code;
+    reply.commit_text = job->step.commit_err.text;
     zb_list_each(pos, &job->members)
     {
         struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
@@ -144,6 +152,15 @@ static void step_answer(struct zsd_job *job, const struct zb_err *why)
 /* Who keeps the step from beginning: for the sentence of a time-out. */
 static void step_holder(const struct zsd_job *job, struct zb_err *err)
 {
+    if (job->saved && job->saved->prepared) {
+        (void)zb_fail(
+            err, -ETIMEDOUT,
+            "step %llu of job '%s' waits: step %llu is prepared, and was neither committed "
+            "nor dropped",
+            (unsigned long long)job->step.step, job->name,
+            (unsigned long long)job->saved->prepared->iterations);
+        return;
+    }
     for (uint32_t i = 0; i < job->nshards; i++) {
         const struct zsd_shard *s = job->shards[i];
 
@@ -239,10 +256,15 @@ static int step_check(const struct zsd_member *m, const struct zsd_step_op *want
                        (unsigned long long)job->iterations + 1);
     if (!want->skip && step_check_grads(m, err) < 0)
         return err->code;
+    if (job->saved && job->saved->lacks && zsd_saved_reserve(job->saved, err) < 0)
+        return err->code;
     if (job->step.asked && !step_same(&job->step, want))
         return zb_fail(err, -EINVAL,
                        "rank %u asks for step %llu of job '%s' with other values than its peers",
                        m->rank, (unsigned long long)want->step, job->name);
+    if (want->commit != ZSD_COMMIT_NONE && !job->durable)
+        return zb_fail(err, -EINVAL, "job '%s' is not durable: its steps cannot be committed",
+                       job->name);
     return 0;
 }
 
@@ -254,7 +276,7 @@ static void step_on_work(struct zsd_work *work)
         zb_container_of(zb_container_of(work, struct zsd_step_op, work), struct zsd_job, step);
 
     if (job->state == ZSD_STEPPING && job->step.draining && job->active == 0 &&
-        (job->pins == 0 || job->step.skip))
+        (job->pins == 0 || job->step.skip) && !job->commit && !(job->saved && job->saved->prepared))
         step_pump(job);
 }
 
@@ -264,18 +286,38 @@ void zsd_step_resume(struct zsd_job *job)
         zsd_defer(job->core, &job->step.work);
 }
 
+static void step_end(struct zsd_job *job)
+{
+    job->state = ZSD_READY;
+    job->step.asked = job->step.committing = false;
+    step_answer(job, NULL);
+    zsd_job_stepped(job);
+    if (job->core->draining)
+        zsd_commit_last(job);
+}
+
+static void step_on_commit(struct zsd_job *job, const struct zb_err *err)
+{
+    if (job->state == ZSD_ENDED)
+        return; /* its ranks were told */
+    if (err)
+        job->step.commit_err = *err;
+    step_end(job);
+}
+
 static void step_over(struct zsd_job *job, bool applied)
 {
     job->iterations++;
     if (applied)
         job->applied++;
-    job->state = ZSD_READY;
-    job->step.asked = false;
     zsd_grads_reset(job);
     zb_log(ZB_LOG_DEBUG, "step", "job=\"%s\" iterations=%llu applied=%llu", job->name,
            (unsigned long long)job->iterations, (unsigned long long)job->applied);
-    step_answer(job, NULL);
-    zsd_job_stepped(job);
+    job->step.committing = job->step.commit != ZSD_COMMIT_NONE;
+    if (job->step.committing)
+        zsd_commit_start(job, job->step.commit, &job->step.commit_err, step_on_commit);
+    else
+        step_end(job);
 }
 
 static void step_shard_done(struct zsd_shard *s)
@@ -334,6 +376,7 @@ static int step_begin(struct zsd_job *job)
     for (uint32_t g = 0; g < job->groups; g++)
         op->by_group[g] = zk_adamw_prepare(&op->params[g], job->applied + 1);
     op->draining = false;
+    op->commit_err = (struct zb_err){ 0 };
     op->next_shard = op->next_page = 0;
     assert(op->inflight == 0);
     for (uint32_t i = 0; i < job->nshards; i++) {
@@ -355,6 +398,7 @@ static void step_pump(struct zsd_job *job)
 
     if (op->draining && op->skip) {
         op->draining = false;
+        op->commit_err = (struct zb_err){ 0 };
         step_keep_notes(job);
         step_over(job, false);
         return;
@@ -371,6 +415,7 @@ static void step_pump(struct zsd_job *job)
                                       .shard = s,
                                       .page = op->next_page,
                                       .by_group = op->by_group,
+                                      .save_err = op->commit ? &op->commit_err : NULL,
                                       .done = step_on_page,
                                       .owner = job };
 
@@ -439,6 +484,10 @@ void zsd_step(struct zsd_req *req, const ProtobufCMessage *message)
     struct zsd_member *m = zsd_member_of(req, q->job);
     struct zsd_step_op want = { .step = q->step, .commit = q->commit, .scale = q->scale };
 
+    if (m && q->commit > ZSD_PREPARE) {
+        zsd_refuse(req, -EINVAL, "commit %u: known are 0 to 2", q->commit);
+        return;
+    }
     if (!m)
         return;
     if (q->n_groups != m->job->groups || !__builtin_isfinite(q->scale)) {
@@ -469,9 +518,11 @@ void zsd_skip(struct zsd_req *req, const ProtobufCMessage *message)
 {
     const Zp__Skip *q = (const Zp__Skip *)(const void *)message;
     struct zsd_member *m = zsd_member_of(req, q->job);
-    struct zsd_step_op want = { .step = q->step, .skip = true };
+    struct zsd_step_op want = { .step = q->step, .skip = true, .commit = q->commit };
 
-    if (m)
+    if (m && q->commit > ZSD_PREPARE)
+        zsd_refuse(req, -EINVAL, "commit %u: known are 0 to 2", q->commit);
+    else if (m)
         step_ask(req, m, &want, q->timeout_ms);
 }
 

@@ -13,13 +13,14 @@
  *     WRITE    waits for the writes to fresh extents             resumed by page_on_io()
  *
  * INVARIANTS
- *     P1  A page buffer is held exactly from the end of BUFFER until SETTLE. There are at least as
- *         many spare extents of each size as buffers, so whoever holds a buffer finds a fresh
- *         extent.
+ *     P1  A page buffer is held exactly from the end of BUFFER until SETTLE. The job's promise
+ *         (store.h) has a spare of each size for each buffer, and a second place for each resident
+ *         page that is saved: a fresh extent is always found.
  *     P2  Nothing reads bytes that came from the data file before their checksums matched.
  *     P3  An extent that the shard points to is never written: a page goes to a fresh one, and the
  *         shard points there only after the write is complete. A failure leaves the old page whole.
  *     P4  The owner is told once.
+ *     P5  A resident page has an extent only while that holds the page's bytes.
  */
 #include "daemon/pageop.h"
 
@@ -27,6 +28,8 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "daemon/store.h"
 
 enum page_state { PAGE_BUFFER, PAGE_READ, PAGE_READ_WAIT, PAGE_COMPUTE, PAGE_WRITE, PAGE_SETTLE };
 
@@ -41,7 +44,8 @@ struct page_io {
     struct zsd_pio pio;
     struct zsd_pageop *op;
     enum zb_plane plane;
-    bool streamed, read, written; /* what this operation does with the plane */
+    bool streamed, read, changed, written; /* what this operation does with the plane */
+    bool failed;                           /* the write of a resident page */
     struct zsd_extent fresh;
     uint32_t crcs[PAGE_CRCS_MAX]; /* of the fresh page */
 };
@@ -65,17 +69,11 @@ static struct zsd_plane *page_plane(const struct zsd_pageop *op, enum zb_plane p
     return &op->spec.shard->planes[plane];
 }
 
-/* Index of the page among those of the plane that have extents. */
-static uint32_t page_slot(const struct zsd_pageop *op, enum zb_plane plane)
-{
-    return op->spec.page - page_plane(op, plane)->resident;
-}
-
 static uint32_t *page_crcs(const struct zsd_pageop *op, enum zb_plane plane)
 {
     struct zsd_plane *p = page_plane(op, plane);
 
-    return p->crcs + (size_t)page_slot(op, plane) * p->crcs_per_page;
+    return p->crcs + (size_t)op->spec.page * p->crcs_per_page;
 }
 
 static void *page_bytes_at(const struct zsd_pageop *op, enum zb_plane plane)
@@ -84,24 +82,15 @@ static void *page_bytes_at(const struct zsd_pageop *op, enum zb_plane plane)
 }
 
 static struct zn_page_id page_id(const struct zsd_pageop *op, enum zb_plane plane,
-                                 uint64_t generation)
+                                 const struct zsd_extent *e)
 {
     const struct zsd_shard *s = op->spec.shard;
 
-    return (struct zn_page_id){ .job = s->job->number,
-                                .shard = s->id,
+    return (struct zn_page_id){ .job = e->job,
+                                .shard = zsd_shard_key(s->unit->index, s->first),
                                 .plane = (uint32_t)plane,
                                 .index = op->spec.page,
-                                .generation = generation };
-}
-
-static struct zsd_slot_class *page_class(const struct zsd_pageop *op, enum zb_plane plane)
-{
-    const struct zsd_shard *s = op->spec.shard;
-    const struct zsd_plane *p = &s->planes[plane];
-    bool tail = zsd_page_elems(s, op->spec.page) < s->job->core->page_elems;
-
-    return &s->job->places.classes[tail ? p->class_tail : p->class_full];
+                                .generation = e->generation };
 }
 
 /* Which planes this kind reads from the data file, when they are streamed. */
@@ -113,6 +102,8 @@ static bool page_wants(const struct zsd_pageop *op, enum zb_plane plane)
     case ZSD_PAGE_STEP:
         return true;
     case ZSD_PAGE_INIT:
+        return op->spec.what != ZK_MASTER && plane == ZB_STATE;
+    case ZSD_PAGE_SAVE:
         return false;
     case ZSD_PAGE_FILL:
         return plane == ZB_PARAM;
@@ -132,13 +123,32 @@ static bool page_wants(const struct zsd_pageop *op, enum zb_plane plane)
     return false;
 }
 
+/* Which planes this kind changes. */
+static bool page_changes(const struct zsd_pageop *op, enum zb_plane plane)
+{
+    return op->spec.kind == ZSD_PAGE_STEP ||
+           (op->spec.kind == ZSD_PAGE_INIT && (op->spec.what == ZK_MASTER || plane == ZB_STATE));
+}
+
+/* Which planes go to fresh extents. */
+static bool page_writes(const struct zsd_pageop *op, const struct page_io *io)
+{
+    const struct zsd_plane *p = page_plane(op, io->plane);
+
+    if (io->streamed)
+        return io->changed;
+    if (!op->spec.save_err || p->elem_bytes == 0)
+        return false;
+    return io->changed || p->extents[op->spec.page].at == ZSD_NO_PLACE;
+}
+
 /* ---- compute thread */
 
 static void page_verify(struct zsd_pageop *op, const struct page_io *io)
 {
     const struct zsd_shard *s = op->spec.shard;
     struct zsd_plane *p = page_plane(op, io->plane);
-    struct zn_page_id id = page_id(op, io->plane, p->extents[page_slot(op, io->plane)].generation);
+    struct zn_page_id id = page_id(op, io->plane, &p->extents[op->spec.page]);
     uint32_t bad = 0;
 
     if (zn_page_verify(&id, page_bytes_at(op, io->plane),
@@ -149,7 +159,7 @@ static void page_verify(struct zsd_pageop *op, const struct page_io *io)
             "job '%s' unit '%s' shard %llu: page %u of its %s on NVMe is corrupt (checksum %u "
             "differs)",
             s->job->name, s->unit->name, (unsigned long long)s->id, op->spec.page,
-            io->plane == ZB_PARAM ? "parameters" : "optimizer state", bad);
+            zsd_plane_text(io->plane), bad);
 }
 
 static void page_run_task(struct zsd_task *task)
@@ -170,17 +180,21 @@ static void page_run_task(struct zsd_task *task)
                      op->spec.by_group);
         break;
     case ZSD_PAGE_INIT:
-        zk_page_init(ops, layout, &op->page, op->spec.master);
+        if (op->spec.what == ZK_MASTER)
+            zk_page_init(ops, layout, &op->page, op->spec.values);
+        else
+            zk_page_set(layout, &op->page, op->spec.what, op->spec.values);
         break;
     case ZSD_PAGE_READ:
         zk_page_read(ops, layout, &op->page, op->spec.what, op->spec.out);
         break;
     case ZSD_PAGE_FILL:
+    case ZSD_PAGE_SAVE:
         break;
     }
     for (int i = 0; i < PAGE_PLANES; i++) {
         struct page_io *io = &op->io[i];
-        struct zn_page_id id = page_id(op, io->plane, io->fresh.generation);
+        struct zn_page_id id = page_id(op, io->plane, &io->fresh);
 
         if (io->written)
             zn_page_seal(&id, page_bytes_at(op, io->plane),
@@ -207,10 +221,13 @@ static void page_on_io(struct zsd_pio *pio, int rc)
     struct zsd_pageop *op = io->op;
     const struct zsd_shard *s = op->spec.shard;
 
+    io->failed = rc < 0 && !io->streamed;
     if (rc < 0)
-        (void)zb_fail(&op->err, rc, "job '%s' unit '%s' shard %llu: %s page %u on NVMe: %m",
+        (void)zb_fail(io->failed ? op->spec.save_err : &op->err, rc,
+                      "job '%s' unit '%s' shard %llu: %s page %u of its %s on NVMe: %m",
                       s->job->name, s->unit->name, (unsigned long long)s->id,
-                      pio->io.op == ZN_READ ? "read" : "write", op->spec.page);
+                      pio->io.op == ZN_READ ? "read" : "write", op->spec.page,
+                      zsd_plane_text(io->plane));
     else if (pio->io.op == ZN_READ)
         s->job->nvme_read_bytes += pio->io.len_bytes;
     else
@@ -239,9 +256,8 @@ static bool page_transfer(struct zsd_pageop *op, enum zn_op direction)
             .urgent = op->spec.kind == ZSD_PAGE_FILL, /* a fetch waits */
             .buf = page_bytes_at(op, io->plane),
             .len_bytes = zsd_page_bytes(op->spec.shard, io->plane, op->spec.page),
-            .off_bytes = core->daemon->engine_base + (direction == ZN_READ
-                                                          ? p->extents[page_slot(op, io->plane)].at
-                                                          : io->fresh.at),
+            .off_bytes = core->daemon->engine_base +
+                         (direction == ZN_READ ? p->extents[op->spec.page].at : io->fresh.at),
         };
         io->pio.done = page_on_io;
         zsd_pio_start(core, &io->pio);
@@ -283,37 +299,48 @@ static void page_locate(struct zsd_pageop *op)
 
 static void page_take_extents(struct zsd_pageop *op)
 {
+    struct zsd_job *job = op->spec.shard->job;
+
+    for (int i = 0; i < PAGE_PLANES; i++) {
+        struct page_io *io = &op->io[i];
+        struct zsd_plane *p = page_plane(op, io->plane);
+
+        if (io->changed && !io->streamed && p->extents &&
+            p->extents[op->spec.page].at != ZSD_NO_PLACE) { /* P5; and its place may be needed */
+            zsd_extent_unref(job->core, p->extents[op->spec.page].at,
+                             zsd_page_bytes(op->spec.shard, io->plane, op->spec.page));
+            p->extents[op->spec.page].at = ZSD_NO_PLACE;
+        }
+        if (io->written)
+            io->fresh = (struct zsd_extent){
+                .at = zsd_extent_take(job->core,
+                                      zsd_page_bytes(op->spec.shard, io->plane, op->spec.page)),
+                .generation = ++job->core->generation,
+                .job = job->number,
+            };
+    }
+}
+
+/* The shard points to the fresh extents; after a failure they are given back, and a streamed page
+ * keeps the old one (P3). */
+static void page_settle_extents(struct zsd_pageop *op)
+{
     struct zsd_core *core = op->spec.shard->job->core;
 
     for (int i = 0; i < PAGE_PLANES; i++) {
         struct page_io *io = &op->io[i];
-
-        if (!io->written)
-            continue;
-        io->fresh.at = zsd_slots_take(page_class(op, io->plane));
-        assert(io->fresh.at != ZSD_NO_PLACE); /* P1 */
-        io->fresh.generation = ++core->generation;
-    }
-}
-
-/* The shard points to the fresh extents, or, after a failure, they are given back. */
-static void page_settle_extents(struct zsd_pageop *op)
-{
-    for (int i = 0; i < PAGE_PLANES; i++) {
-        struct page_io *io = &op->io[i];
         struct zsd_plane *p = page_plane(op, io->plane);
-        struct zsd_extent *now, spent = io->fresh;
+        uint64_t bytes = zsd_page_bytes(op->spec.shard, io->plane, op->spec.page);
+        bool kept = io->written && op->err.code == 0 && !io->failed;
+        struct zsd_extent spent = io->fresh;
 
-        if (!io->written || io->fresh.at == ZSD_NO_PLACE)
-            continue;
-        if (op->err.code == 0) {
-            now = &p->extents[page_slot(op, io->plane)];
-            spent = *now;
-            *now = io->fresh;
+        if (kept) {
+            spent = p->extents[op->spec.page];
+            p->extents[op->spec.page] = io->fresh;
             memcpy(page_crcs(op, io->plane), io->crcs, p->crcs_per_page * sizeof(*p->crcs));
         }
         if (spent.at != ZSD_NO_PLACE)
-            zsd_slots_give(page_class(op, io->plane), spent.at);
+            zsd_extent_unref(core, spent.at, bytes);
     }
 }
 
@@ -376,7 +403,7 @@ static void page_run(struct zsd_pageop *op)
 int zsd_pageop_start(const struct zsd_page_spec *spec)
 {
     struct zsd_pageop *op = calloc(1, sizeof(*op));
-    bool writes = spec->kind == ZSD_PAGE_STEP || spec->kind == ZSD_PAGE_INIT;
+    bool changed = false;
 
     if (!op)
         return -ENOMEM;
@@ -390,8 +417,14 @@ int zsd_pageop_start(const struct zsd_page_spec *spec)
         io->plane = page_planes[i];
         io->streamed = zsd_page_streamed(spec->shard, io->plane, spec->page);
         io->read = io->streamed && page_wants(op, io->plane);
-        io->written = io->streamed && writes;
+        io->changed = page_plane(op, io->plane)->elem_bytes > 0 && page_changes(op, io->plane);
+        io->written = page_writes(op, io);
         io->fresh.at = ZSD_NO_PLACE;
+        changed = changed || io->changed;
+    }
+    if (changed && spec->shard->row) { /* it says no more what the shard is */
+        zsd_row_unref(spec->shard->job->core, spec->shard->row);
+        spec->shard->row = NULL;
     }
     zsd_job_hold(spec->shard->job);
     zsd_defer(spec->shard->job->core, &op->work); /* never from inside the caller */

@@ -16,8 +16,10 @@
  * there are such shards but at most ZSD_RING_PINS. So a rank can have that many shards pinned at
  * one time, whichever they are, and nothing fragments.
  *
- * ON THE DATA FILE each size of page has one place for each page, and as many spare ones as can be
- * in flight at one time (page buffers), because pages are always written to fresh places.
+ * ON THE DATA FILE a job is promised (store.h), for each size of page, one place for each page that
+ * is streamed, and as many spare ones as can be in flight at one time (page buffers), because pages
+ * are always written to fresh places. A durable job is promised places for all of its pages, twice:
+ * for what is committed, and for what comes next; frozen pages, which do not change, once.
  *
  * A layout is computed without changing the job (struct plan), then booked in one go.
  */
@@ -27,13 +29,15 @@
 #include <stdlib.h>
 
 #include "base/size.h"
-#include "daemon/job.h"
+#include "daemon/store.h"
 
 struct plan {
     uint32_t params_resident; /* shards [0, n) keep their parameters in memory */
     uint64_t param_bytes, ring_bytes, grad_bytes;
-    uint64_t state_bytes; /* resident */
-    uint64_t nvme_bytes;
+    uint64_t state_bytes;    /* resident */
+    struct zsd_promise nvme; /* places of pages */
+    uint64_t nvme_param,
+        nvme_state; /* of them, the bytes of one version that live or are kept there */
     uint64_t least_params, least_host; /* the least that any layout of this job takes */
 };
 
@@ -84,13 +88,35 @@ static int place_params(const struct zsd_job *job, uint64_t bytes, struct plan *
     return rc < 0 ? rc : found ? 0 : -ENOSPC;
 }
 
-/* Sets each plane's resident pages for a plan that has `state_bytes` for state; counts extents. */
-static int place_pages(struct zsd_job *job, const struct plan *plan, uint64_t state_left,
-                       uint64_t *ret_state_bytes, struct zsd_slots *places)
+/* Counts the places that the pages of one plane need. */
+static int place_count(const struct zsd_job *job, const struct zsd_shard *s, enum zb_plane p,
+                       struct plan *plan, struct zsd_promise *streamed)
 {
-    uint64_t state_bytes = 0;
+    const struct zsd_plane *plane = &s->planes[p];
+    /* what a saved version holds already is counted in its rows */
+    unsigned times = !job->durable ? 0 : job->again || s->unit->layout.frozen ? 1 : 2;
+    int rc = 0;
 
-    for (uint32_t i = 0; i < job->nshards; i++) {
+    for (uint32_t page = job->durable ? 0 : plane->resident;
+         page < s->npages && plane->elem_bytes > 0 && rc == 0; page++) {
+        uint64_t bytes = zsd_page_bytes(s, p, page);
+        bool is_streamed = page >= plane->resident;
+
+        *(p == ZB_PARAM ? &plan->nvme_param : &plan->nvme_state) += bytes;
+        rc = zsd_need_add(&plan->nvme, bytes, times > 0 ? times : 1);
+        if (rc == 0 && is_streamed)
+            rc = zsd_need_add(streamed, bytes, 1);
+    }
+    return rc;
+}
+
+/* Sets each plane's resident pages for a plan that has `state_left` for state; counts places. */
+static int place_pages(struct zsd_job *job, struct plan *plan, uint64_t state_left)
+{
+    struct zsd_promise streamed = { 0 };
+    int rc = job->again ? zsd_saved_needs(job->saved, NULL, 0, &plan->nvme) : 0;
+
+    for (uint32_t i = 0; i < job->nshards && rc == 0; i++) {
         struct zsd_shard *s = job->shards[i];
         struct zsd_plane *state = &s->planes[ZB_STATE];
 
@@ -104,24 +130,17 @@ static int place_pages(struct zsd_job *job, const struct plan *plan, uint64_t st
                 break;
             }
             state_left -= bytes;
-            state_bytes += bytes;
+            plan->state_bytes += bytes;
         }
-        for (int p = 0; p < ZB_PLANES; p++) {
-            struct zsd_plane *plane = &s->planes[p];
-
-            for (uint32_t page = plane->resident; page < s->npages && plane->elem_bytes > 0;
-                 page++) {
-                bool tail = zsd_page_elems(s, page) < job->core->page_elems;
-                int rc = zsd_slots_count(places, zsd_page_bytes(s, p, page), 0,
-                                         tail ? &plane->class_tail : &plane->class_full);
-
-                if (rc < 0)
-                    return rc;
-            }
-        }
+        rc = place_count(job, s, ZB_PARAM, plan, &streamed);
+        if (rc == 0)
+            rc = place_count(job, s, ZB_STATE, plan, &streamed);
     }
-    *ret_state_bytes = state_bytes;
-    return 0;
+    for (uint32_t i = 0; i < streamed.n && rc == 0; i++)
+        rc = zsd_need_add(&plan->nvme, streamed.needs[i].bytes,
+                          zb_min_u64(streamed.needs[i].count, job->core->nbuffers));
+    zsd_need_done(&streamed);
+    return rc;
 }
 
 /* What the job may still take of the host tier. */
@@ -163,17 +182,25 @@ static int place_refuse_host(const struct zsd_job *job, const struct plan *plan,
                    zb_size_text(place_host_free(job)).s, budget, limit);
 }
 
+/* What is promised to it already: a saved job's. */
+static uint64_t place_promised(const struct zsd_job *job)
+{
+    return job->promise ? zsd_need_bytes(job->promise) : 0;
+}
+
 static int place_refuse_nvme(const struct zsd_job *job, const struct plan *plan, struct zb_err *err)
 {
     const struct zsd_core *core = job->core;
-    uint64_t least = core->daemon->engine_base + zsd_account_used(&core->nvme) + plan->nvme_bytes;
+    uint64_t all = zsd_need_bytes(&plan->nvme), held = place_promised(job);
+    uint64_t least = core->daemon->engine_base + zsd_account_used(&core->nvme) + all - held;
 
-    return zb_fail(err, -ENOSPC,
-                   "job '%s' does not fit: with %s of host memory it needs %s of NVMe, and %s are "
-                   "free; the least nvme_bytes that would do is %llu",
-                   job->name, zb_size_text(place_host_free(job)).s,
-                   zb_size_text(plan->nvme_bytes).s, zb_size_text(zsd_account_free(&core->nvme)).s,
-                   (unsigned long long)least);
+    return zb_fail(
+        err, -ENOSPC,
+        "job '%s' does not fit: with %s of host memory it needs %s of NVMe%s, and %s are "
+        "free; the least nvme_bytes that would do is %llu",
+        job->name, zb_size_text(place_host_free(job)).s, zb_size_text(all).s,
+        job->durable ? ", being durable" : "", zb_size_text(zsd_account_free(&core->nvme) + held).s,
+        (unsigned long long)least);
 }
 
 static int place_plan(struct zsd_job *job, struct plan *plan, struct zb_err *err)
@@ -200,79 +227,43 @@ static int place_plan(struct zsd_job *job, struct plan *plan, struct zb_err *err
     if (rc < 0 || plan->least_host > host_free)
         return place_refuse_host(job, plan, err);
     state_left = host_free - plan->grad_bytes - plan->param_bytes - plan->ring_bytes;
-    zsd_slots_done(&job->places);
-    rc = place_pages(job, plan, state_left, &plan->state_bytes, &job->places);
+    rc = place_pages(job, plan, state_left);
     if (rc < 0)
         return zb_fail(err, rc, "placement of job '%s': %m", job->name);
-    plan->nvme_bytes = zsd_slots_bytes(&job->places, core->nbuffers);
-    return plan->nvme_bytes <= zsd_account_free(&core->nvme) ? 0
-                                                             : place_refuse_nvme(job, plan, err);
+    return zsd_need_bytes(&plan->nvme) <= zsd_account_free(&core->nvme) + place_promised(job)
+               ? 0
+               : place_refuse_nvme(job, plan, err);
 }
 
-/* Tables for the pages of one plane that are streamed. */
+/* Tables for the pages of one plane, when any of them goes to the data file. */
 static int place_tables(struct zsd_shard *s, struct zsd_plane *plane, uint32_t full_bytes)
 {
-    uint32_t n = s->npages - plane->resident;
-
-    if (plane->elem_bytes == 0 || n == 0)
+    if (plane->elem_bytes == 0 || (plane->resident == s->npages && !s->job->durable))
         return 0;
     plane->crcs_per_page = zn_crc_count(full_bytes, plane->crc_bytes);
-    plane->extents = malloc(n * sizeof(*plane->extents));
-    for (uint32_t i = 0; plane->extents && i < n; i++) /* zsd_unplace() looks at them */
+    plane->extents = malloc(s->npages * sizeof(*plane->extents));
+    for (uint32_t i = 0; plane->extents && i < s->npages; i++) /* zsd_unplace() looks at them */
         plane->extents[i] = (struct zsd_extent){ .at = ZSD_NO_PLACE };
-    plane->crcs = calloc((size_t)n * plane->crcs_per_page, sizeof(*plane->crcs));
+    plane->crcs = calloc((size_t)s->npages * plane->crcs_per_page, sizeof(*plane->crcs));
     return plane->extents && plane->crcs ? 0 : -ENOMEM;
 }
 
-/* Takes every place on the data file that the job can need. */
-static int place_take_extents(struct zsd_job *job)
-{
-    struct zsd_core *core = job->core;
-
-    for (uint32_t i = 0; i < job->places.nclasses; i++) {
-        struct zsd_slot_class *c = &job->places.classes[i];
-        uint64_t first;
-        int rc = zsd_slots_lay(c, c->users + (uint32_t)zb_min_u64(c->users, core->nbuffers));
-
-        for (uint32_t n = 0; n < c->total && rc == 0; n++) {
-            rc = zb_space_take(core->extents, c->bytes / ZB_PAGE_ALIGN, &first);
-            if (rc == 0)
-                zsd_slots_give(c, first * ZB_PAGE_ALIGN);
-        }
-        if (rc < 0)
-            return rc;
-    }
-    return 0;
-}
-
-/* Gives all places back, free or in use. */
+/* Lets go of the places of all pages, and of the tables. */
 static void place_give_extents(struct zsd_job *job)
 {
-    struct zsd_core *core = job->core;
-
     for (uint32_t i = 0; i < job->nshards; i++) {
         struct zsd_shard *s = job->shards[i];
 
+        zsd_shard_forget(s);
         for (int p = 0; p < ZB_PLANES; p++) {
             struct zsd_plane *plane = &s->planes[p];
 
-            for (uint32_t page = plane->resident; plane->extents && page < s->npages; page++) {
-                struct zsd_extent *e = &plane->extents[page - plane->resident];
-
-                if (e->at != ZSD_NO_PLACE)
-                    zb_space_give(core->extents, e->at / ZB_PAGE_ALIGN,
-                                  zsd_page_bytes(s, p, page) / ZB_PAGE_ALIGN);
-                e->at = ZSD_NO_PLACE;
-            }
+            free(plane->extents);
+            free(plane->crcs);
+            plane->extents = NULL;
+            plane->crcs = NULL;
         }
     }
-    for (uint32_t i = 0; i < job->places.nclasses; i++) {
-        struct zsd_slot_class *c = &job->places.classes[i];
-
-        for (uint64_t at; c->free_at && (at = zsd_slots_take(c)) != ZSD_NO_PLACE;)
-            zb_space_give(core->extents, at / ZB_PAGE_ALIGN, c->bytes / ZB_PAGE_ALIGN);
-    }
-    zsd_slots_done(&job->places);
 }
 
 /* Offsets in the arena: the resident shards in order, then the ring's places. */
@@ -302,19 +293,34 @@ static int place_arena(struct zsd_job *job, const struct plan *plan)
     return rc;
 }
 
-static void place_book(struct zsd_job *job, enum zsd_use use, uint64_t bytes, bool nvme)
+static void place_book(struct zsd_job *job, enum zsd_use use, uint64_t bytes)
 {
-    struct zsd_account *tier = nvme ? &job->core->nvme : &job->core->host;
-    struct zsd_account *held = nvme ? &job->nvme_held : &job->host_held;
+    job->core->host.used[use] += bytes;
+    job->host_held.used[use] += bytes;
+}
 
-    tier->used[use] += bytes;
-    held->used[use] += bytes;
+/* The places on the data file: the saved job's, when it is durable. */
+static int place_promise(struct zsd_job *job, const struct plan *plan, struct zb_err *err)
+{
+    struct zsd_core *core = job->core;
+    int rc;
+
+    if (job->durable && !job->saved) {
+        rc = zsd_saved_new(job, err);
+        if (rc < 0)
+            return rc;
+    } else if (!job->durable) {
+        job->promise = calloc(1, sizeof(*job->promise));
+        if (!job->promise)
+            return zb_fail(err, -ENOMEM, "placement of job '%s': %m", job->name);
+    }
+    return zsd_nvme_promise(core, job->durable ? &job->saved->nvme_held : &job->nvme_held,
+                            job->promise, &plan->nvme, plan->nvme_param, plan->nvme_state, err);
 }
 
 int zsd_place(struct zsd_job *job, struct zb_err *err)
 {
     struct plan plan = { 0 };
-    uint64_t nvme_state = 0, nvme_all;
     int rc;
 
     rc = place_plan(job, &plan, err);
@@ -322,19 +328,15 @@ int zsd_place(struct zsd_job *job, struct zb_err *err)
         struct zsd_shard *s = job->shards[i];
 
         for (int p = 0; p < ZB_PLANES && rc == 0; p++)
-            rc = place_tables(s, &s->planes[p], job->core->page_elems * s->planes[p].elem_bytes);
-        for (uint32_t page = s->planes[ZB_STATE].resident; page < s->npages; page++)
-            nvme_state += zsd_page_bytes(s, ZB_STATE, page);
+            if (p != ZB_GRAD)
+                rc =
+                    place_tables(s, &s->planes[p], job->core->page_elems * s->planes[p].elem_bytes);
     }
     if (rc == 0)
         rc = place_arena(job, &plan);
     if (rc == 0 && job->core->extents)
-        rc = place_take_extents(job);
-    if (rc == -ENOSPC)
-        (void)zb_fail(err, rc,
-                      "job '%s' does not fit: %s of NVMe are free, but in pieces, and no place of "
-                      "the size of a page is left",
-                      job->name, zb_size_text(zsd_account_free(&job->core->nvme)).s);
+        rc = place_promise(job, &plan, err);
+    zsd_need_done(&plan.nvme);
     if (rc < 0) {
         (void)zb_fail(err, rc, "placement of job '%s': %m", job->name);
         zsd_unplace(job);
@@ -343,22 +345,10 @@ int zsd_place(struct zsd_job *job, struct zb_err *err)
     job->arena_bytes = plan.param_bytes + plan.ring_bytes;
     job->ring_bytes = plan.ring_bytes;
     job->memory_bytes = plan.grad_bytes + plan.state_bytes;
-    nvme_all = plan.nvme_bytes;
-    place_book(job, ZSD_USE_PARAM, plan.param_bytes, false);
-    place_book(job, ZSD_USE_RING, plan.ring_bytes, false);
-    place_book(job, ZSD_USE_GRAD, plan.grad_bytes, false);
-    place_book(job, ZSD_USE_STATE, plan.state_bytes, false);
-    place_book(job, ZSD_USE_STATE, nvme_state, true);
-    /* parameters that are streamed, and the spare places of both planes, which are the ring's use
-     */
-    nvme_all -= nvme_state;
-    for (uint32_t i = plan.params_resident; i < job->nshards; i++) {
-        uint64_t bytes = place_param_bytes(job->shards[i]);
-
-        place_book(job, ZSD_USE_PARAM, bytes, true);
-        nvme_all -= bytes;
-    }
-    place_book(job, ZSD_USE_RING, nvme_all, true);
+    place_book(job, ZSD_USE_PARAM, plan.param_bytes);
+    place_book(job, ZSD_USE_RING, plan.ring_bytes);
+    place_book(job, ZSD_USE_GRAD, plan.grad_bytes);
+    place_book(job, ZSD_USE_STATE, plan.state_bytes);
     job->placed = true;
     return 0;
 }
@@ -392,18 +382,31 @@ void zsd_place_attach(struct zsd_job *job)
 
 void zsd_unplace(struct zsd_job *job)
 {
-    if (job->core->extents)
-        place_give_extents(job);
+    place_give_extents(job);
     zsd_slots_done(&job->ring);
     for (int use = 0; use < ZSD_USES; use++) {
-        if (use != ZSD_USE_STAGING) { /* booked and returned with the rank */
-            job->core->host.used[use] -= job->host_held.used[use];
-            job->host_held.used[use] = 0;
-        }
-        job->core->nvme.used[use] -= job->nvme_held.used[use];
-        job->nvme_held.used[use] = 0;
+        if (use == ZSD_USE_STAGING) /* booked and returned with the rank */
+            continue;
+        job->core->host.used[use] -= job->host_held.used[use];
+        job->host_held.used[use] = 0;
     }
+    if (job->saved && !zsd_saved_kept(job->saved)) {
+        zsd_nvme_unpromise(job->core, &job->saved->nvme_held, &job->saved->promise);
+    } else if (job->saved) {
+        struct zb_err err = { 0 };
+
+        (void)zsd_saved_reserve(job->saved, &err); /* it shrinks; or keeps what it has */
+    } else if (job->promise) {
+        zsd_nvme_unpromise(job->core, &job->nvme_held, job->promise);
+        free(job->promise);
+    }
+    job->promise = job->saved ? &job->saved->promise : NULL;
     job->placed = false;
+}
+
+const struct zsd_account *zsd_job_nvme(const struct zsd_job *job)
+{
+    return job->saved ? &job->saved->nvme_held : &job->nvme_held;
 }
 
 int zsd_place_staging(struct zsd_job *job, uint64_t bytes, struct zb_err *err)
@@ -415,7 +418,7 @@ int zsd_place_staging(struct zsd_job *job, uint64_t bytes, struct zb_err *err)
             err, -ENOSPC,
             "staging of %s for a rank of job '%s' does not fit: %s of host memory are free",
             zb_size_text(bytes).s, job->name, zb_size_text(free_bytes).s);
-    place_book(job, ZSD_USE_STAGING, bytes, false);
+    place_book(job, ZSD_USE_STAGING, bytes);
     return 0;
 }
 

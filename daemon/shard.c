@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/job.h"
+#include "daemon/store.h"
 
 struct zsd_shard *zsd_shard_new(struct zsd_job *job, struct zsd_unit *unit, uint32_t rank,
                                 uint64_t first, uint64_t count)
@@ -163,6 +163,24 @@ void zsd_shard_uncache(struct zsd_shard *s)
     zb_list_remove(&s->lru);
     zsd_slots_give(&s->job->ring.classes[s->ring_class], s->arena_at);
     s->arena_at = ZSD_NO_PLACE;
+}
+
+void zsd_shard_forget(struct zsd_shard *s)
+{
+    for (int p = 0; p < ZB_PLANES; p++) {
+        struct zsd_plane *plane = &s->planes[p];
+
+        for (uint32_t page = 0; plane->extents && page < s->npages; page++) {
+            if (plane->extents[page].at != ZSD_NO_PLACE)
+                zsd_extent_unref(s->job->core, plane->extents[page].at, zsd_page_bytes(s, p, page));
+            plane->extents[page].at = ZSD_NO_PLACE;
+        }
+    }
+    if (s->row)
+        zsd_row_unref(s->job->core, s->row);
+    s->row = NULL;
+    if (!zsd_shard_resident(s) && s->pins == 0)
+        zsd_shard_uncache(s);
 }
 
 void zsd_grads_reset(struct zsd_job *job)

@@ -129,6 +129,7 @@ static int engine_up(struct zsd *daemon, struct zb_err *err)
     if (rc < 0)
         return rc;
     zsd_datadir_opened(daemon->datadir);
+    daemon->catalog_path = zsd_datadir_catalog(daemon->datadir);
     daemon->engine_base = ZN_DATA_START;
     zsd_path_log(zn_info(daemon->engine), options.path);
     return zsd_paths_open(daemon, err);

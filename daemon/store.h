@@ -122,6 +122,7 @@ struct zsd_saved {
     struct zsd_promise promise;
     struct zsd_account nvme_held; /* what the promise is booked as */
     struct zsd_job *job;          /* in memory, or NULL */
+    bool lacks;                   /* room for its next version: it goes no further without */
     uint32_t pending;             /* changes and operations of it: they keep the struct */
     bool gone;                    /* destroyed: nobody finds it any more */
     struct zb_list snap_waiters;  /* requests for a snapshot of the next commit (op_snapshot.c) */
@@ -344,7 +345,7 @@ void zsd_delta_start(struct zsd_delta *d);
 void zsd_commit_start(struct zsd_job *job, enum zsd_commit_what what, const struct zb_err *save_err,
                       void (*done)(struct zsd_job *job, const struct zb_err *err));
 /** Why the job cannot be committed (prepared) now, if so: 0, or a negative errno. */
-int zsd_commit_check(const struct zsd_job *job, enum zsd_commit_what what, struct zb_err *err);
+int zsd_commit_check(const struct zsd_job *job, struct zb_err *err);
 /** The daemon is ending: what a job has beyond its last commit is saved. */
 void zsd_commit_last(struct zsd_job *job);
 /** A commit of it is over: whoever waits for the next one gets it. op_snapshot.c */

@@ -147,6 +147,18 @@ void zk_page_read(const struct zk_ops *ops, const struct zb_layout *layout,
         page_read_block(ops, layout, page, what, at, (float *)out + at);
 }
 
+void zk_page_set(const struct zb_layout *layout, const struct zk_page *page, enum zk_what what,
+                 const float *values)
+{
+    page_check(page);
+    assert(!layout->frozen && (what == ZK_EXP_AVG || what == ZK_EXP_AVG_SQ));
+    for (uint64_t at = 0; at < page->count; at += B) {
+        struct zk_state_block state = zk_state_block(layout->dtype, page->state, at / B);
+
+        memcpy(what == ZK_EXP_AVG ? state.m : state.v, values + at, B * sizeof(float));
+    }
+}
+
 void zk_page_ingest(const struct zk_ops *ops, const struct zb_layout *layout,
                     const struct zk_page *page, const void *from, enum zb_dtype from_dtype,
                     bool add, struct zk_xsum *sum, uint64_t *nonfinite)

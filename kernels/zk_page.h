@@ -46,6 +46,10 @@ bool zk_page_has(const struct zb_layout *layout, enum zk_what what);
 void zk_page_read(const struct zk_ops *ops, const struct zb_layout *layout,
                   const struct zk_page *page, enum zk_what what, void *out);
 
+/** Sets the first or second moment, which the layout has. */
+void zk_page_set(const struct zb_layout *layout, const struct zk_page *page, enum zk_what what,
+                 const float *values);
+
 /**
  * Takes a gradient in: grad = from (set) or grad += from (add), in the plane's dtype; adds the sums
  * of squares of the result, block by block, to *sum and counts what is not finite. Blocks with a

@@ -305,7 +305,9 @@ def signals_end_it():
             wait_until("the end", lambda d=d: d.process.poll() is not None, 5)
             check(d.process.returncode == 0, f"{name}: {d.process.returncode}")
             check(not os.path.exists(d.socket), f"{name}: the socket is still there")
-            check(files(d.folder) == sorted([os.path.join(d.data, "pages.zsd"), d.log_path]),
+            check(files(d.folder) == sorted([os.path.join(d.data, "catalog.zsd"),
+                                             os.path.join(d.data, "catalog.zsd-wal"),
+                                             os.path.join(d.data, "pages.zsd"), d.log_path]),
                   f"{name}: {files(d.folder)}")
 
 
