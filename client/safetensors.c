@@ -424,6 +424,76 @@ static float bf16_to_f32(uint16_t h)
     return f;
 }
 
+/* To nearest, ties to even: what carries out of the fraction goes into the exponent, as it should.
+ */
+static uint16_t f32_to_bf16(float f)
+{
+    uint32_t bits;
+
+    memcpy(&bits, &f, sizeof(bits));
+    if ((bits & 0x7fffffffu) > 0x7f800000u)
+        return (uint16_t)(bits >> 16 | 0x40u); /* a NaN stays one */
+    return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
+static uint16_t f32_to_f16(float f)
+{
+    uint32_t bits, sign, rest, half;
+
+    memcpy(&bits, &f, sizeof(bits));
+    sign = bits >> 16 & 0x8000u;
+    bits &= 0x7fffffffu;
+    if (bits > 0x7f800000u)
+        return (uint16_t)(sign | 0x7e00u | (bits >> 13 & 0x3ffu));
+    if (bits >= 0x47800000u) /* 65536 and more; what is between the two is rounded below */
+        return (uint16_t)(sign | 0x7c00u);
+    if (bits < 0x38800000u) { /* a half's denormal: the sum's last bit is 2^-24 */
+        float sum;
+
+        memcpy(&sum, &bits, sizeof(sum));
+        sum += 0.5f;
+        memcpy(&bits, &sum, sizeof(bits));
+        return (uint16_t)(sign | (bits - 0x3f000000u));
+    }
+    rest = bits & 0x1fffu;
+    half = (bits - 0x38000000u) >> 13;
+    half += rest > 0x1000u || (rest == 0x1000u && (half & 1u));
+    return (uint16_t)(sign | half);
+}
+
+int zc_st_to_f32(enum zc_st_dtype dtype, const void *src, uint64_t count, float *dst)
+{
+    const uint16_t *from = src;
+
+    if (dtype == ZC_ST_F32) {
+        memcpy(dst, src, count * sizeof(*dst));
+        return 0;
+    }
+    if (dtype != ZC_ST_F16 && dtype != ZC_ST_BF16)
+        return -ENOTSUP;
+    for (uint64_t i = 0; i < count; i++)
+        dst[i] = dtype == ZC_ST_F16 ? f16_to_f32(from[i]) : bf16_to_f32(from[i]);
+    return 0;
+}
+
+int zc_st_from_f32(enum zc_st_dtype dtype, const float *src, uint64_t count, void *dst)
+{
+    uint16_t infinity = dtype == ZC_ST_F16 ? 0x7c00u : 0x7f80u, *to = dst;
+
+    if (dtype == ZC_ST_F32) {
+        memcpy(dst, src, count * sizeof(*src));
+        return 0;
+    }
+    if (dtype != ZC_ST_F16 && dtype != ZC_ST_BF16)
+        return -ENOTSUP;
+    for (uint64_t i = 0; i < count; i++) {
+        to[i] = dtype == ZC_ST_F16 ? f32_to_f16(src[i]) : f32_to_bf16(src[i]);
+        if ((to[i] & 0x7fffu) == infinity && __builtin_isfinite(src[i]))
+            return -ERANGE;
+    }
+    return 0;
+}
+
 static int tensor_convert(const struct zc_st_file *f, const struct zc_st_tensor *t, uint64_t first,
                           uint64_t count, float *dst, struct zb_err *err)
 {
@@ -437,8 +507,7 @@ static int tensor_convert(const struct zc_st_file *f, const struct zc_st_tensor 
 
         if (rc != 0)
             return rc;
-        for (uint64_t i = 0; i < n; i++)
-            dst[i] = t->dtype == ZC_ST_F16 ? f16_to_f32(piece[i]) : bf16_to_f32(piece[i]);
+        (void)zc_st_to_f32(t->dtype, piece, n, dst); /* it is one of the two */
         first += n;
         count -= n;
         dst += n;

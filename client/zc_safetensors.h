@@ -92,6 +92,14 @@ ZC_EXPORT int zc_st_read_f32(const struct zc_st_file *f, const struct zc_st_tens
                              uint64_t first, uint64_t count, float *dst, char *error,
                              size_t error_bytes);
 
+/* ---- numbers: F32, F16 and BF16, other dtypes are -ENOTSUP. src and dst do not overlap. */
+
+/** To fp32, exactly. */
+ZC_EXPORT int zc_st_to_f32(enum zc_st_dtype dtype, const void *src, uint64_t count, float *dst);
+/** From fp32, to nearest, ties to even. -ERANGE: a finite value would become infinite; what is in
+ *  dst means nothing then. */
+ZC_EXPORT int zc_st_from_f32(enum zc_st_dtype dtype, const float *src, uint64_t count, void *dst);
+
 /* ---- writing */
 
 struct zc_st_writer;

@@ -223,6 +223,8 @@ PROTOTYPES = {
     "zc_st_metadata": (c_char_p, (HANDLE, c_char_p)),
     "zc_st_read": (c_int, (HANDLE, P(zc_st_tensor), c_uint64, c_uint64, c_void_p, *SENTENCE)),
     "zc_st_read_f32": (c_int, (HANDLE, P(zc_st_tensor), c_uint64, c_uint64, P(c_float), *SENTENCE)),
+    "zc_st_to_f32": (c_int, (c_int, c_void_p, c_uint64, P(c_float))),
+    "zc_st_from_f32": (c_int, (c_int, P(c_float), c_uint64, c_void_p)),
     "zc_st_create": (c_int, (P(HANDLE), c_char_p, P(zc_st_tensor), c_size_t, P(zc_st_pair), c_size_t,
                              *SENTENCE)),
     "zc_st_append": (c_int, (HANDLE, c_void_p, c_size_t, *SENTENCE)),

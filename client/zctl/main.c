@@ -8,6 +8,7 @@
 #include <ctype.h>
 #include <errno.h>
 #include <getopt.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,8 +17,20 @@
 #include "base/util.h"
 #include "client/zctl/zctl.h"
 
+static const struct zctl_option export_options[] = {
+    { "dtype", "param|fp32|bf16|fp16", "of the parameters; param, their own, loses nothing" },
+    { "optimizer", NULL, "with exp_avg, exp_avg_sq and fp32 masters" },
+    { "shard-bytes", "SIZE", "more than this becomes several files with an index; 5G" },
+    { 0 },
+};
+
 static const struct zctl_option fsck_options[] = {
     { "data", "DIR", "check the data folder of a daemon that does not run, with zshardd --fsck" },
+    { 0 },
+};
+
+static const struct zctl_option import_options[] = {
+    { "like", "JOB[@SNAPSHOT]", "of the same units as this one, whoever wrote the files" },
     { 0 },
 };
 
@@ -42,9 +55,13 @@ static const struct zctl_cmd cmds[] = {
       "end a kept job that nobody is attached to, or a snapshot, and free its bytes", 1, 1,
       zctl_destroy, NULL },
     { "df", "", "show what the bytes of the data files are used for", 0, 0, zctl_df, NULL },
+    { "export", "JOB[@SNAPSHOT] PATH", "write safetensors: to a folder, or to NAME.safetensors", 2,
+      2, zctl_export, export_options },
     { "fsck", "", "compare every counter of the store with its catalog", 0, 0, zctl_fsck,
       fsck_options },
     { "help", "[COMMAND]", "say what there is, or how a command is used", 0, 1, zctl_help, NULL },
+    { "import", "NAME PATH...", "make a new job out of safetensors: files, a folder, an index", 2,
+      INT_MAX, zctl_import, import_options },
     { "jobs", "[JOB]", "list jobs: state, ranks, steps, bytes", 0, 1, zctl_jobs, NULL },
     { "ls", "[JOB]", "list shards: where they are, their version, who pins them", 0, 1, zctl_ls,
       NULL },

@@ -102,6 +102,7 @@ static const struct {
         { "an empty header", "", 0, -EBADMSG, "not a JSON object" },
         { "an array", "[]", 0, -EBADMSG, "not a JSON object" },
         { "a space first", " {}", 0, -EBADMSG, "not a JSON object" },
+        { "a byte order mark", "\xef\xbb\xbf{}", 0, -EBADMSG, "not a JSON object" },
         { "not JSON", "{nonsense}", 0, -EBADMSG, "the header, at byte" },
         { "JSON that ends early", "{\"a\":", 0, -EBADMSG, "the header, at byte" },
         { "something behind it", "{}x", 0, -EBADMSG, "the header, at byte" },
@@ -366,6 +367,67 @@ static void conversions(void **state)
     zc_st_close(f);
 }
 
+static float to_f32(enum zc_st_dtype dtype, uint16_t pattern)
+{
+    float f;
+
+    assert_int_equal(zc_st_to_f32(dtype, &pattern, 1, &f), 0);
+    return f;
+}
+
+/** What f is rounded to; *ret_rc is the answer. */
+static uint16_t from_f32(enum zc_st_dtype dtype, float f, int *ret_rc)
+{
+    uint16_t pattern = 0;
+
+    *ret_rc = zc_st_from_f32(dtype, &f, 1, &pattern);
+    return pattern;
+}
+
+/* Every pattern comes back, and between two of them what is nearer wins, or the even one. */
+static void rounding(void **state)
+{
+    static const enum zc_st_dtype dtypes[] = { ZC_ST_F16, ZC_ST_BF16 };
+    float same[3] = { 1, 2, 3 }, got[3];
+
+    (void)state;
+    for (size_t d = 0; d < COUNT(dtypes); d++) {
+        uint32_t infinity = dtypes[d] == ZC_ST_F16 ? 0x7c00 : 0x7f80;
+
+        for (uint32_t i = 0; i < 65536; i++) {
+            uint32_t size = i & 0x7fff;
+            float f = to_f32(dtypes[d], (uint16_t)i), above, middle;
+            int rc;
+            uint16_t back = from_f32(dtypes[d], f, &rc);
+
+            assert_int_equal(rc, 0);
+            if (size > infinity ? !isnan(to_f32(dtypes[d], back)) : back != i)
+                fail_msg("dtype %d: %04x came back as %04x", dtypes[d], i, back);
+            if (size >= infinity)
+                continue;
+            above = size + 1 == infinity ? ldexpf(1, dtypes[d] == ZC_ST_F16 ? 16 : 127)
+                                         : fabsf(to_f32(dtypes[d], (uint16_t)(size + 1)));
+            if (size + 1 == infinity && dtypes[d] == ZC_ST_BF16)
+                continue; /* 2^128 is no float */
+            middle = copysignf((float)(((double)fabsf(f) + (double)above) / 2), f);
+            if (size + 1 < infinity || i % 2 == 0) {
+                back = from_f32(dtypes[d], middle, &rc);
+                assert_int_equal(back, i + (i & 1));
+            }
+            back = from_f32(dtypes[d], nextafterf(middle, 0), &rc);
+            assert_true(rc == 0 && back == i);
+            back = from_f32(dtypes[d], nextafterf(middle, copysignf(INFINITY, f)), &rc);
+            assert_int_equal(back, i + 1);
+            assert_int_equal(rc, size + 1 == infinity ? -ERANGE : 0);
+        }
+    }
+    assert_int_equal(zc_st_from_f32(ZC_ST_F32, same, 3, got), 0);
+    assert_memory_equal(same, got, sizeof(got));
+    assert_int_equal(zc_st_to_f32(ZC_ST_F32, same, 3, got), 0);
+    assert_int_equal(zc_st_from_f32(ZC_ST_F64, same, 3, got), -ENOTSUP);
+    assert_int_equal(zc_st_to_f32(ZC_ST_I32, same, 3, got), -ENOTSUP);
+}
+
 /* ---- writing that fails leaves nothing, and what was there stays */
 
 static size_t files_beside(void)
@@ -605,9 +667,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(header_table),   cmocka_unit_test(length_table),
         cmocka_unit_test(looking_in),     cmocka_unit_test(round_trip),
-        cmocka_unit_test(conversions),    cmocka_unit_test(create_table),
-        cmocka_unit_test(long_header),    cmocka_unit_test(old_file_stays),
-        cmocka_unit_test(left_over_name), cmocka_unit_test(python_agrees),
+        cmocka_unit_test(conversions),    cmocka_unit_test(rounding),
+        cmocka_unit_test(create_table),   cmocka_unit_test(long_header),
+        cmocka_unit_test(old_file_stays), cmocka_unit_test(left_over_name),
+        cmocka_unit_test(python_agrees),
     };
 
     return cmocka_run_group_tests(tests, folder_make, folder_remove);

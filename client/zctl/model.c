@@ -1,0 +1,216 @@
+/*
+ * model.c - a job's manifest: read from the daemon, and as JSON in a file's metadata.
+ *
+ * The JSON has no shapes: those stand in the file's own header, and are taken from there.
+ */
+#include <errno.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/util.h"
+#include "client/zctl/model.h"
+
+static const char *const dtypes[] = { [ZC_F32] = "fp32", [ZC_BF16] = "bf16" };
+
+void zctl_model_done(struct zctl_model *model)
+{
+    for (uint32_t i = 0; i < model->nunits; i++)
+        free(model->units[i]);
+    free(model->units);
+    *model = (struct zctl_model){ 0 };
+}
+
+static int model_units(struct zctl *z, struct zctl_model *model, size_t n)
+{
+    model->units = calloc(n + 1, sizeof(model->units[0]));
+    return model->units ? 0 : zb_fail(&z->err, -ENOMEM, "%zu units: %m", n);
+}
+
+int zctl_model_read(struct zctl *z, const struct zc_reader *reader, struct zctl_model *ret)
+{
+    int rc;
+
+    *ret = (struct zctl_model){ .iterations = reader->iterations,
+                                .applied = reader->applied,
+                                .groups = reader->groups };
+    rc = model_units(z, ret, reader->units);
+    while (rc == 0 && ret->nunits < reader->units) {
+        rc = zctl_failed(
+            z, zc_reader_unit_wait(z->client, reader->id, ret->nunits, &ret->units[ret->nunits]));
+        ret->nunits += rc == 0;
+    }
+    return rc;
+}
+
+int zctl_tensor_elems(struct zctl *z, const struct zc_unit *unit, const struct zc_tensor *t,
+                      uint64_t *ret)
+{
+    uint64_t elems = 1;
+
+    for (uint32_t i = 0; i < t->ndims; i++)
+        if (!zb_mul_fits(elems, t->dims[i], &elems))
+            return zb_fail(&z->err, -EINVAL, "the shape of tensor '%s' overflows", t->name);
+    if (!zb_range_inside(t->first, elems, unit->elems))
+        return zb_fail(&z->err, -EINVAL,
+                       "tensor '%s' has %llu elements, and does not fit into unit '%s'", t->name,
+                       (unsigned long long)elems, unit->name);
+    *ret = elems;
+    return 0;
+}
+
+/* ---- to JSON */
+
+static json_t *unit_json(const struct zc_unit *unit)
+{
+    json_t *tensors = json_array();
+
+    for (uint32_t i = 0; i < unit->ntensors; i++) {
+        const struct zc_tensor *t = &unit->tensors[i];
+
+        if (json_array_append_new(tensors, json_pack("{s:s, s:I, s:I}", "name", t->name, "first",
+                                                     (json_int_t)t->first, "group",
+                                                     (json_int_t)t->group)) < 0) {
+            json_decref(tensors);
+            return NULL;
+        }
+    }
+    return json_pack("{s:s, s:I, s:s, s:s, s:b, s:o}", "name", unit->name, "elems",
+                     (json_int_t)unit->elems, "dtype", dtypes[unit->dtype], "grad_dtype",
+                     dtypes[unit->grad_dtype == ZC_BF16 ? ZC_BF16 : ZC_F32], "frozen",
+                     (int)unit->frozen, "tensors", tensors);
+}
+
+char *zctl_model_text(const struct zctl_model *model)
+{
+    json_t *units = json_array();
+    char *text = NULL;
+    bool whole = units != NULL;
+
+    for (uint32_t i = 0; whole && i < model->nunits; i++)
+        whole = json_array_append_new(units, unit_json(model->units[i])) == 0;
+    if (whole)
+        text = json_dumps(units, JSON_COMPACT);
+    json_decref(units);
+    return text;
+}
+
+/* ---- from JSON: it comes from outside */
+
+static int bad(struct zctl *z, const char *what)
+{
+    return zb_fail(&z->err, -EBADMSG, "%s is not what zctl writes: %s", ZCTL_META_UNITS, what);
+}
+
+/** A number that is not negative. */
+static bool number(const json_t *value, uint64_t *ret)
+{
+    if (!json_is_integer(value) || json_integer_value(value) < 0)
+        return false;
+    *ret = (uint64_t)json_integer_value(value);
+    return true;
+}
+
+static bool dtype(const json_t *value, enum zc_dtype *ret)
+{
+    const char *name = json_string_value(value);
+
+    for (unsigned i = ZC_F32; name && i < ZB_COUNT(dtypes); i++)
+        if (strcmp(name, dtypes[i]) == 0) {
+            *ret = (enum zc_dtype)i;
+            return true;
+        }
+    return false;
+}
+
+/** A string as a copy at *at, which moves behind it. NULL: it is none. */
+static const char *text_copy(const json_t *value, char **at)
+{
+    const char *text = json_string_value(value), *copy = *at;
+    size_t bytes;
+
+    if (!text)
+        return NULL;
+    bytes = strlen(text) + 1;
+    memcpy(*at, text, bytes);
+    *at += bytes;
+    return copy;
+}
+
+/** The block of a unit: itself, its tensors, room for its text. */
+static struct zc_unit *unit_new(const json_t *value, struct zc_tensor **ret_tensors,
+                                char **ret_text)
+{
+    const json_t *tensors = json_object_get(value, "tensors");
+    size_t n = json_array_size(tensors);
+    size_t bytes = json_string_length(json_object_get(value, "name")) + 1;
+    struct zc_unit *unit;
+
+    for (size_t i = 0; i < n; i++)
+        bytes += json_string_length(json_object_get(json_array_get(tensors, i), "name")) + 1;
+    unit = calloc(1, sizeof(*unit) + n * sizeof(struct zc_tensor) + bytes);
+    if (!unit)
+        return NULL;
+    *ret_tensors = (struct zc_tensor *)(unit + 1);
+    *ret_text = (char *)(*ret_tensors + n);
+    unit->tensors = *ret_tensors;
+    unit->ntensors = (uint32_t)n;
+    return unit;
+}
+
+static int unit_parse(struct zctl *z, const json_t *value, uint32_t index, struct zc_unit **ret)
+{
+    const json_t *list = json_object_get(value, "tensors"), *frozen;
+    struct zc_tensor *tensors;
+    struct zc_unit *unit;
+    char *text;
+
+    if (!json_is_array(list) || json_array_size(list) > UINT32_MAX)
+        return bad(z, "a unit without tensors");
+    unit = unit_new(value, &tensors, &text);
+    if (!unit)
+        return zb_fail(&z->err, -ENOMEM, "a unit: %m");
+    *ret = unit;
+    unit->index = index;
+    unit->name = text_copy(json_object_get(value, "name"), &text);
+    frozen = json_object_get(value, "frozen");
+    unit->frozen = json_is_true(frozen);
+    if (!unit->name || !json_is_boolean(frozen) ||
+        !number(json_object_get(value, "elems"), &unit->elems) ||
+        !dtype(json_object_get(value, "dtype"), &unit->dtype) ||
+        !dtype(json_object_get(value, "grad_dtype"), &unit->grad_dtype))
+        return bad(z, "a unit lacks its name, elems, dtype, grad_dtype or frozen");
+    for (uint32_t i = 0; i < unit->ntensors; i++) {
+        const json_t *t = json_array_get(list, i);
+        uint64_t group;
+
+        tensors[i].name = text_copy(json_object_get(t, "name"), &text);
+        if (!tensors[i].name || !number(json_object_get(t, "first"), &tensors[i].first) ||
+            !number(json_object_get(t, "group"), &group) || group > ZC_GROUP_FROZEN)
+            return bad(z, "a tensor lacks its name, first or group");
+        tensors[i].group = (uint32_t)group;
+    }
+    return 0;
+}
+
+int zctl_model_parse(struct zctl *z, const char *text, struct zctl_model *ret)
+{
+    json_error_t why;
+    json_t *units = json_loads(text, JSON_REJECT_DUPLICATES, &why);
+    size_t n = json_array_size(units);
+    int rc;
+
+    *ret = (struct zctl_model){ 0 };
+    if (!units)
+        return bad(z, why.text);
+    rc = !json_is_array(units) || n < 1 || n > UINT32_MAX ? bad(z, "no units") : 0;
+    if (rc == 0)
+        rc = model_units(z, ret, n);
+    while (rc == 0 && ret->nunits < n) {
+        uint32_t i = ret->nunits++; /* its block is freed, whatever is in it */
+
+        rc = unit_parse(z, json_array_get(units, i), i, &ret->units[i]);
+    }
+    json_decref(units);
+    return rc;
+}
