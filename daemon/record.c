@@ -313,18 +313,19 @@ static void read_tensor(struct reader *r, const struct zsd_unit *u, uint64_t fro
 static void read_unit(struct reader *r, struct zsd_unit *u)
 {
     uint32_t dtype, grad_dtype;
-    bool frozen;
+    uint8_t frozen;
 
     get_text(r, u->name, sizeof(u->name));
     u->elems = get_u64(r);
     dtype = get_u32(r);
     grad_dtype = get_u32(r);
-    frozen = get_u8(r) != 0;
+    frozen = get_u8(r);
     u->ntensors = u->tensors_room = get_u32(r);
     get_check(r, zp_name_valid(u->name) && u->elems >= 1 && u->elems <= UINT64_C(1) << 40 &&
                      u->ntensors <= r->left);
-    get_check(r, !r->bad && zb_layout_of(dtype, frozen ? ZB_F32 : grad_dtype, frozen, &u->layout,
-                                         NULL) == 0);
+    get_check(r, !r->bad && frozen <= 1 &&
+                     zb_layout_of(dtype, grad_dtype, frozen == 1, &u->layout, NULL) == 0 &&
+                     (frozen == 0 || grad_dtype == ZB_F32));
 }
 
 int zsd_record_get_unit(const struct zn_key *key, const void *bytes, size_t len_bytes,

@@ -1,0 +1,518 @@
+/*
+ * Records of the catalog: what is put comes back, in the bytes of nvme/FORMAT.md; and whatever else
+ * the bytes are, they are refused or mean something that is in its range. They passed a checksum,
+ * but a bug or another version may have made them.
+ */
+#include "tests/ztest.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/util.h"
+#include "daemon/store.h"
+#include "nvme/catalog_priv.h"
+
+static struct zb_err err;
+
+/* ---- objects, drawn from a seed */
+
+static void name_draw(char *name, size_t len_max, uint64_t *seed)
+{
+    static const char letters[] = "abcXYZ019_";
+    size_t n = 1 + ztest_random(seed) % len_max;
+
+    for (size_t i = 0; i < n; i++)
+        name[i] = letters[ztest_random(seed) % (sizeof(letters) - 1)];
+    name[n] = '\0';
+}
+
+static int put_store(struct zn_txn *t, uint64_t *seed)
+{
+    const struct zsd_store_record s = { .boot = ztest_random(seed) % (1 << 24),
+                                        .next_id = 1 + ztest_random(seed) % INT64_MAX,
+                                        .next_job = 1 + ztest_random(seed) % UINT32_MAX };
+
+    return zsd_record_put_store(t, &s);
+}
+
+static int again_store(const struct zn_key *key, const void *bytes, size_t len_bytes,
+                       struct zn_txn *t)
+{
+    struct zsd_store_record s;
+    int rc = zsd_record_get_store(bytes, len_bytes, &s, &err);
+
+    (void)key;
+    return rc == 0 ? zsd_record_put_store(t, &s) : rc;
+}
+
+static int put_job(struct zn_txn *t, uint64_t *seed)
+{
+    struct zsd_saved s = { .number = (uint32_t)ztest_random(seed),
+                           .uid = (uid_t)ztest_random(seed),
+                           .groups = 1 + ztest_random(seed) % ZP_GROUPS_MAX,
+                           .optimizer = 1,
+                           .offload_param = 1 + ztest_random(seed) % 2,
+                           .offload_optimizer = 1 + ztest_random(seed) % 2,
+                           .host_bytes_max = ztest_random(seed),
+                           .commit_every = ztest_random(seed),
+                           .epoch = ztest_random(seed) };
+
+    name_draw(s.name, ZP_NAME_MAX, seed);
+    return zsd_record_put_job(t, &s, ztest_random(seed), ztest_random(seed));
+}
+
+static int again_job(const struct zn_key *key, const void *bytes, size_t len_bytes,
+                     struct zn_txn *t)
+{
+    struct zsd_saved s = { 0 };
+    uint64_t committed, prepared;
+    int rc = zsd_record_get_job(key, bytes, len_bytes, &s, &committed, &prepared, &err);
+
+    return rc == 0 ? zsd_record_put_job(t, &s, committed, prepared) : rc;
+}
+
+static int put_unit(struct zn_txn *t, uint64_t *seed)
+{
+    static struct zsd_tensor tensors[40];
+    struct zsd_unit u = { .index = ztest_random(seed) % ZP_UNITS_MAX,
+                          .tensors = tensors,
+                          .ntensors = ztest_random(seed) % ZB_COUNT(tensors) };
+    bool frozen = ztest_random(seed) % 4 == 0;
+    enum zb_dtype dtype = ztest_random(seed) % 2 ? ZB_BF16 : ZB_F32;
+    uint64_t from = 0;
+
+    memset(tensors, 0, sizeof(tensors));
+    assert_int_equal(zb_layout_of(dtype, ZB_F32, frozen, &u.layout, NULL), 0);
+    name_draw(u.name, ZP_NAME_MAX, seed);
+    for (uint32_t i = 0; i < u.ntensors; i++) {
+        struct zsd_tensor *x = &tensors[i];
+
+        name_draw(x->name, ZP_TENSOR_MAX, seed);
+        x->first = from + ztest_random(seed) % 3;
+        x->group = ztest_random(seed) % 5 ? ztest_random(seed) % ZP_GROUPS_MAX : ZP_GROUP_FROZEN;
+        x->count = 1;
+        x->ndims = ztest_random(seed) % (ZP_DIMS_MAX + 1);
+        for (uint32_t d = 0; d < x->ndims; d++)
+            x->count *= x->dims[d] = 1 + ztest_random(seed) % 6;
+        from = x->first + x->count;
+    }
+    u.elems = from + 1 + ztest_random(seed) % 9999;
+    return zsd_record_put_unit(t, 1 + ztest_random(seed) % 99, &u);
+}
+
+static int again_unit(const struct zn_key *key, const void *bytes, size_t len_bytes,
+                      struct zn_txn *t)
+{
+    struct zsd_unit *u = NULL;
+    uint64_t end = 0;
+    int rc = zsd_record_get_unit(key, bytes, len_bytes, &u, &err);
+
+    if (rc < 0)
+        return rc;
+    for (uint32_t i = 0; i < u->nsegments; i++) { /* what the kernels are given */
+        assert_true(u->segments[i].first >= end && u->segments[i].count > 0);
+        end = u->segments[i].first + u->segments[i].count;
+        assert_true(end <= u->elems);
+    }
+    rc = zsd_record_put_unit(t, (uint32_t)key->a, u);
+    zsd_unit_free(u);
+    return rc;
+}
+
+static int put_version(struct zn_txn *t, uint64_t *seed)
+{
+    static struct zsd_row row[500], *rows[500];
+    struct zsd_version v = { .id = 1 + ztest_random(seed) % INT64_MAX,
+                             .iterations = UINT64_C(1) << 40,
+                             .applied = ztest_random(seed) % (UINT64_C(1) << 40),
+                             .created_unix = ztest_random(seed),
+                             .world = 1 + ztest_random(seed) % 9,
+                             .nrows = ztest_random(seed) % 4 ? ztest_random(seed) % 500 : 0,
+                             .rows = rows };
+    int rc;
+
+    v.notes = calloc(v.world, sizeof(*v.notes));
+    for (uint32_t i = 0; i < v.nrows; i++) {
+        rows[i] = &row[i];
+        row[i].id = ztest_random(seed);
+    }
+    rc = zsd_record_put_version(t, 7, &v);
+    free(v.notes);
+    return rc;
+}
+
+static int again_version(const struct zn_key *key, const void *bytes, size_t len_bytes,
+                         struct zn_txn *t)
+{
+    struct zsd_version *v = NULL;
+    struct zsd_row *row;
+    uint64_t *ids = NULL;
+    int rc = zsd_record_get_version(key, bytes, len_bytes, &v, &ids, &err);
+
+    if (rc < 0)
+        return rc;
+    row = calloc(v->nrows + 1, sizeof(*row));
+    for (uint32_t i = 0; i < v->nrows; i++) {
+        assert_null(v->rows[i]);
+        v->rows[i] = &row[i];
+        row[i].id = ids[i];
+    }
+    assert_int_equal(v->id, key->b);
+    for (uint32_t i = 0; i < v->world; i++)
+        assert_null(v->notes[i].data);
+    rc = zsd_record_put_version(t, (uint32_t)key->a, v);
+    free(row);
+    free(ids);
+    free(v->rows);
+    free(v->notes);
+    free(v);
+    return rc;
+}
+
+/* The second record of a version with nothing but this note. */
+static int put_one_note(struct zn_txn *t, struct zsd_note *note)
+{
+    struct zsd_version v = { .id = 5, .world = 1, .notes = note };
+    struct zn_txn *both = zn_txn_new();
+    int rc = zsd_record_put_version(both, 7, &v);
+
+    assert_int_equal(zn_txn_count(both), 2);
+    if (rc == 0)
+        rc = zn_txn_put(t, &both->changes[1].key, both->changes[1].bytes,
+                        both->changes[1].len_bytes);
+    zn_txn_free(both);
+    return rc;
+}
+
+static int put_note(struct zn_txn *t, uint64_t *seed)
+{
+    static uint8_t data[ZP_NOTE_MAX];
+    struct zsd_note note = { .data = data, .iteration = ztest_random(seed) };
+
+    note.total = ztest_random(seed) % 2 ? ztest_random(seed) % 100
+                                        : ztest_random(seed) % (ZP_NOTE_MAX + 1);
+    for (uint32_t i = 0; i < note.total; i++)
+        data[i] = (uint8_t)ztest_random(seed);
+    return put_one_note(t, &note);
+}
+
+static int again_note(const struct zn_key *key, const void *bytes, size_t len_bytes,
+                      struct zn_txn *t)
+{
+    struct zsd_note note = { .data = malloc(3) }; /* replaced, not leaked */
+    int rc = zsd_record_get_note(key, bytes, len_bytes, &note, &err);
+
+    if (rc == 0) {
+        assert_int_equal(note.got, note.total);
+        rc = put_one_note(t, &note);
+    }
+    zsd_note_done(&note);
+    return rc;
+}
+
+static void row_done(struct zsd_row *r)
+{
+    for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++) {
+        free(r->planes[p].extents);
+        free(r->planes[p].crcs);
+    }
+}
+
+static int put_row(struct zn_txn *t, uint64_t *seed)
+{
+    static const uint32_t page_blocks[] = { 1, 2, 7, 64, ZB_PAGE_ELEMS_MAX / ZB_BLOCK_ELEMS };
+    struct zsd_row r = { .id = 1 + ztest_random(seed) % INT64_MAX,
+                         .unit = ztest_random(seed) % ZP_UNITS_MAX,
+                         .rank = ztest_random(seed) % ZP_WORLD_MAX,
+                         .first = ztest_random(seed) % 9999 * ZB_BLOCK_ELEMS };
+    struct zb_layout layout;
+    int rc;
+
+    assert_int_equal(zb_layout_of(ztest_random(seed) % 2 ? ZB_BF16 : ZB_F32, ZB_F32,
+                                  ztest_random(seed) % 4 == 0, &layout, NULL),
+                     0);
+    r.page_elems = page_blocks[ztest_random(seed) % ZB_COUNT(page_blocks)] * ZB_BLOCK_ELEMS;
+    r.count = (1 + ztest_random(seed) % 300) * ZB_BLOCK_ELEMS;
+    r.npages = (uint32_t)zb_div_up(r.count, r.page_elems);
+    for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++) {
+        struct zsd_row_plane *plane = &r.planes[p];
+
+        plane->elem_bytes = layout.elem_bytes[zsd_plane_of(p)];
+        plane->crc_bytes = layout.crc_bytes[zsd_plane_of(p)];
+        if (plane->elem_bytes == 0)
+            continue;
+        plane->crcs_per_page = zn_crc_count(r.page_elems * plane->elem_bytes, plane->crc_bytes);
+        plane->extents = calloc(r.npages, sizeof(*plane->extents));
+        plane->crcs = calloc((size_t)r.npages * plane->crcs_per_page, sizeof(*plane->crcs));
+        for (uint32_t i = 0; i < r.npages; i++)
+            plane->extents[i] = (struct zsd_extent){ .at = ztest_random(seed),
+                                                     .generation = ztest_random(seed),
+                                                     .job = (uint32_t)ztest_random(seed) };
+        for (uint32_t i = 0; i < r.npages * plane->crcs_per_page; i++)
+            plane->crcs[i] = (uint32_t)ztest_random(seed);
+    }
+    rc = zsd_record_put_row(t, &r);
+    row_done(&r);
+    return rc;
+}
+
+static int again_row(const struct zn_key *key, const void *bytes, size_t len_bytes,
+                     struct zn_txn *t)
+{
+    struct zsd_row *r = NULL;
+    int rc = zsd_record_get_row(key, bytes, len_bytes, &r, &err);
+
+    if (rc < 0)
+        return rc;
+    assert_int_equal(r->npages, zb_div_up(r->count, r->page_elems));
+    assert_int_equal(r->refs, 1);
+    for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++)
+        for (uint32_t i = 0; r->planes[p].elem_bytes > 0 && i < r->npages; i++)
+            assert_true(zn_crc_count(zsd_row_page_bytes(r, p, i), r->planes[p].crc_bytes) <=
+                        r->planes[p].crcs_per_page);
+    rc = zsd_record_put_row(t, r);
+    row_done(r);
+    free(r);
+    return rc;
+}
+
+static int put_snap(struct zn_txn *t, uint64_t *seed)
+{
+    struct zsd_version v = { .id = ztest_random(seed) };
+    struct zsd_snap s = { .id = 1 + ztest_random(seed) % INT64_MAX,
+                          .created_unix = ztest_random(seed),
+                          .version = &v };
+
+    name_draw(s.name, ZP_NAME_MAX, seed);
+    return zsd_record_put_snap(t, 3, &s);
+}
+
+static int again_snap(const struct zn_key *key, const void *bytes, size_t len_bytes,
+                      struct zn_txn *t)
+{
+    struct zsd_version v = { 0 };
+    struct zsd_snap *s = NULL;
+    int rc = zsd_record_get_snap(key, bytes, len_bytes, &s, &v.id, &err);
+
+    if (rc < 0)
+        return rc;
+    assert_null(s->version);
+    s->version = &v;
+    rc = zsd_record_put_snap(t, (uint32_t)key->a, s);
+    free(s);
+    return rc;
+}
+
+/* put: some object of the kind, as a record. again: reads a record and, when it is one, puts what
+ * it read. */
+static const struct kind {
+    const char *name;
+    enum zsd_record kind;
+    int (*put)(struct zn_txn *t, uint64_t *seed);
+    int (*again)(const struct zn_key *key, const void *bytes, size_t len_bytes, struct zn_txn *t);
+} kinds[] = {
+    { "store", ZSD_RECORD_STORE, put_store, again_store },
+    { "job", ZSD_RECORD_JOB, put_job, again_job },
+    { "unit", ZSD_RECORD_UNIT, put_unit, again_unit },
+    { "version", ZSD_RECORD_VERSION, put_version, again_version },
+    { "note", ZSD_RECORD_NOTE, put_note, again_note },
+    { "row", ZSD_RECORD_ROW, put_row, again_row },
+    { "snapshot", ZSD_RECORD_SNAPSHOT, put_snap, again_snap },
+};
+
+/* Reads bytes that are exactly as long as they say (so that a sanitizer sees the end): refused with
+ * a sentence, or what was read is what was there. What became of it. */
+static int read_back(const struct kind *k, const struct zn_key *key, const uint8_t *bytes,
+                     size_t len_bytes)
+{
+    struct zn_txn *t = zn_txn_new();
+    uint8_t *exact = malloc(len_bytes > 0 ? len_bytes : 1);
+    int rc;
+
+    memcpy(exact, bytes, len_bytes);
+    err = (struct zb_err){ 0 };
+    rc = k->again(key, exact, len_bytes, t);
+    if (rc < 0 ? (rc != -EBADMSG && rc != -ENOMEM) || err.code != rc
+               : t->changes[0].len_bytes != len_bytes ||
+                     memcmp(t->changes[0].bytes, exact, len_bytes) != 0)
+        fail_msg("%s of %zu bytes: %d '%s'", k->name, len_bytes, rc, err.text);
+    free(exact);
+    zn_txn_free(t);
+    return rc;
+}
+
+static void round_trips(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(kinds); i++) {
+        uint64_t seed = i;
+
+        for (unsigned n = 0; n < 200; n++) {
+            struct zn_txn *t = zn_txn_new();
+            const struct zn_change *c;
+
+            assert_int_equal(kinds[i].put(t, &seed), 0);
+            c = &t->changes[0];
+            assert_int_equal(c->op, ZN_CHANGE_PUT);
+            assert_int_equal(c->key.kind, kinds[i].kind);
+            assert_int_equal(c->bytes[0], 1);
+            if (read_back(&kinds[i], &c->key, c->bytes, c->len_bytes) != 0)
+                fail_msg("%s, the %u-th: %s", kinds[i].name, n, err.text);
+            zn_txn_free(t);
+        }
+    }
+}
+
+/* Each beginning of a record, and a record with one byte more, is damaged. */
+static void truncations(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(kinds); i++) {
+        for (uint64_t round = 0; round < 5; round++) {
+            struct zn_txn *t = zn_txn_new();
+            const struct zn_change *c;
+            uint64_t seed = round;
+            uint8_t *longer;
+
+            assert_int_equal(kinds[i].put(t, &seed), 0);
+            c = &t->changes[0];
+            for (size_t n = 0; n < c->len_bytes; n += n < 2000 ? 1 : 97)
+                if (read_back(&kinds[i], &c->key, c->bytes, n) != -EBADMSG)
+                    fail_msg("%s, %zu of %zu bytes", kinds[i].name, n, c->len_bytes);
+            longer = calloc(c->len_bytes + 1, 1);
+            memcpy(longer, c->bytes, c->len_bytes);
+            if (read_back(&kinds[i], &c->key, longer, c->len_bytes + 1) != -EBADMSG)
+                fail_msg("%s, and a byte more", kinds[i].name);
+            longer[0] = 2;
+            if (read_back(&kinds[i], &c->key, longer, c->len_bytes) != -EBADMSG)
+                fail_msg("%s of the next format", kinds[i].name);
+            free(longer);
+            zn_txn_free(t);
+        }
+    }
+}
+
+/* Bytes that nobody put: noise, and records with a few bytes changed. */
+static void hostile_bytes(void **state)
+{
+    const char *more = getenv("ZSHARD_RECORD_ROUNDS");
+    unsigned long rounds = more ? strtoul(more, NULL, 10) : 3000, taken = 0;
+    uint64_t seed = 99;
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(kinds); i++) {
+        for (unsigned long n = 0; n < rounds; n++) {
+            struct zn_txn *t = zn_txn_new();
+            struct zn_change *c;
+            unsigned changes = 1 + ztest_random(&seed) % 4;
+
+            assert_int_equal(kinds[i].put(t, &seed), 0);
+            c = &t->changes[0];
+            if (n % 4 == 0)
+                for (size_t b = 1; b < c->len_bytes && b < 300; b++)
+                    c->bytes[b] = (uint8_t)ztest_random(&seed);
+            for (unsigned k = 0; k < changes; k++) { /* mostly where the lengths are */
+                size_t room = ztest_random(&seed) % 2 ? c->len_bytes : zb_min_u64(c->len_bytes, 90);
+
+                c->bytes[ztest_random(&seed) % room] =
+                    ztest_random(&seed) % 2 ? 0xff : (uint8_t)ztest_random(&seed);
+            }
+            if (ztest_random(&seed) % 8 == 0)
+                c->key.b = c->key.a = ztest_random(&seed) >> 1;
+            taken += read_back(&kinds[i], &c->key, c->bytes, c->len_bytes) == 0;
+            zn_txn_free(t);
+        }
+    }
+    print_message("%lu of %lu were records all the same\n", taken, rounds * ZB_COUNT(kinds));
+}
+
+/* FORMAT.md, byte by byte: a frozen row of two pages, of which the second is short. */
+static void row_bytes(void **state)
+{
+    static const uint8_t want[] = {
+        1,                                              /* format */
+        3,    0,    0, 0,                               /* unit */
+        2,    0,    0, 0,                               /* rank */
+        0,    0x20, 0, 0, 0,    0,    0, 0,             /* first */
+        0,    0x30, 0, 0, 0,    0,    0, 0,             /* count */
+        0,    0x20, 0, 0,                               /* elements of a page */
+        2,    0,    0, 0, 0,    0x20, 0, 0,             /* param: 2 bytes, a checksum for 8 KiB */
+        1,    2,    3, 4, 5,    6,    7, 8,             /* where the first page is */
+        0x11, 0,    0, 0, 0,    0,    0, 0, 9, 0, 0, 0, /* its generation and job */
+        0xa1, 0,    0, 0, 0xa2, 0,    0, 0,             /* its checksums */
+        0,    0,    1, 0, 0,    0,    0, 0,             /* the second */
+        0x12, 0,    0, 0, 0,    0,    0, 0, 9, 0, 0, 0,
+        0xa3, 0,    0, 0, 0,    0,    0, 0, 0, 0, 0, 0, /* state: none */
+    };
+    struct zsd_extent extents[] = { { UINT64_C(0x0807060504030201), 0x11, 9 }, { 65536, 0x12, 9 } };
+    uint32_t crcs[] = { 0xa1, 0xa2, 0xa3, 77 };
+    struct zsd_row r = { .id = 4,
+                         .unit = 3,
+                         .rank = 2,
+                         .first = 8192,
+                         .count = 12288,
+                         .page_elems = 8192,
+                         .npages = 2,
+                         .planes[ZSD_SAVED_PARAM] = { .elem_bytes = 2,
+                                                      .crc_bytes = 8192,
+                                                      .crcs_per_page = 2,
+                                                      .extents = extents,
+                                                      .crcs = crcs } };
+    struct zn_txn *t = zn_txn_new();
+    const struct zn_change *c;
+
+    (void)state;
+    assert_int_equal(zsd_record_put_row(t, &r), 0);
+    c = &t->changes[0];
+    assert_int_equal(c->key.kind, 6);
+    assert_int_equal(c->key.a, 4);
+    assert_int_equal(c->key.b, 0);
+    assert_int_equal(c->len_bytes, sizeof(want));
+    assert_memory_equal(c->bytes, want, sizeof(want));
+    assert_int_equal(read_back(&kinds[5], &c->key, c->bytes, c->len_bytes), 0);
+    zn_txn_free(t);
+}
+
+/* A version brings its notes along, and takes them with it. */
+static void version_notes(void **state)
+{
+    uint8_t data[] = { 1, 2, 3 };
+    struct zsd_note notes[3] = {
+        [1] = { .data = data, .total = 3, .iteration = 8 }, [2] = { .data = data }
+    };
+    struct zsd_version v = { .id = 77, .world = 3, .notes = notes, .job_note = notes[1] };
+    static const struct zn_key keys[] = {
+        { ZSD_RECORD_VERSION, 5, 77 },
+        { ZSD_RECORD_NOTE, 77, ZSD_NOTE_OF_JOB },
+        { ZSD_RECORD_NOTE, 77, 1 },
+        { ZSD_RECORD_NOTE, 77, 2 },
+    };
+    struct zn_txn *t = zn_txn_new();
+
+    (void)state;
+    assert_int_equal(zsd_record_put_version(t, 5, &v), 0);
+    assert_int_equal(zsd_record_del_version(t, 5, &v), 0);
+    assert_int_equal(zn_txn_count(t), 2 * ZB_COUNT(keys));
+    for (size_t i = 0; i < 2 * ZB_COUNT(keys); i++) {
+        const struct zn_change *c = &t->changes[i];
+        const struct zn_key *k = &keys[i % ZB_COUNT(keys)];
+
+        assert_int_equal(c->op, i < ZB_COUNT(keys) ? ZN_CHANGE_PUT : ZN_CHANGE_DEL);
+        assert_true(c->key.kind == k->kind && c->key.a == k->a && c->key.b == k->b);
+    }
+    zn_txn_free(t);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(round_trips),   cmocka_unit_test(truncations),
+        cmocka_unit_test(hostile_bytes), cmocka_unit_test(row_bytes),
+        cmocka_unit_test(version_notes),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
