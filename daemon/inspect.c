@@ -1,8 +1,9 @@
 /*
  * inspect.c - what zctl shows: jobs, shards, tiers, counters. Reads only.
  *
- * Long answers come in parts: a reply's cursor begins the next one. Jobs are numbered upwards, so a
- * cursor stays meaningful while jobs come and go.
+ * Long answers come in parts: a reply's cursor begins the next one. Jobs have numbers, which they
+ * keep, so a cursor stays meaningful while jobs come and go. A saved job that is not in memory is
+ * shown by its newest commit.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -43,16 +44,61 @@ static bool inspect_sees(const struct zsd_conn *conn, const struct zsd_job *job,
            (job->state != ZSD_ENDED || !zb_list_empty(&job->members));
 }
 
+static bool inspect_sees_saved(const struct zsd_conn *conn, const struct zsd_saved *s,
+                               const char *name)
+{
+    return zsd_saved_may(conn, s) && (name[0] == '\0' || strcmp(name, s->name) == 0) &&
+           zsd_saved_kept(s) && !s->gone && (!s->job || s->job->state == ZSD_ENDED);
+}
+
+static const struct zsd_version *saved_newest(const struct zsd_saved *s)
+{
+    return s->committed ? s->committed : s->prepared;
+}
+
+/* A job in memory, or a saved one: the other is NULL. */
+struct seen {
+    const struct zsd_job *job;
+    const struct zsd_saved *saved;
+    uint64_t number;
+};
+
+/* The job with the smallest number from `number` on that this client sees: false when there is
+ * none. One that lives is shown before one that has ended and has the same number. */
+static bool inspect_next(const struct zsd_req *req, const char *name, uint64_t number,
+                         struct seen *ret)
+{
+    const struct zsd_core *core = req->daemon->core;
+    struct seen seen = { .number = UINT64_MAX };
+
+    zb_list_each(pos, &core->jobs)
+    {
+        const struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
+
+        if (job->number >= number && inspect_sees(req->conn, job, name) &&
+            (job->number < seen.number || (job->number == seen.number && job->state != ZSD_ENDED)))
+            seen = (struct seen){ .job = job, .number = job->number };
+    }
+    if (core->store)
+        zb_list_each(pos, &core->store->saved)
+        {
+            const struct zsd_saved *s = zb_container_of(pos, struct zsd_saved, node);
+
+            if (s->number >= number && s->number < seen.number &&
+                inspect_sees_saved(req->conn, s, name))
+                seen = (struct seen){ .saved = s, .number = s->number };
+        }
+    *ret = seen;
+    return seen.number != UINT64_MAX;
+}
+
 /* Asks for one job that this client cannot see: answered. Later parts of a list may lose it. */
 static bool inspect_refuses(struct zsd_req *req, const char *name, uint64_t cursor)
 {
-    if (name[0] == '\0' || cursor != 0)
+    struct seen seen;
+
+    if (name[0] == '\0' || cursor != 0 || inspect_next(req, name, 0, &seen))
         return false;
-    zb_list_each(pos, &req->daemon->core->jobs)
-    {
-        if (inspect_sees(req->conn, zb_container_of(pos, struct zsd_job, node), name))
-            return false;
-    }
     zsd_refuse(req, -ENOENT, "there is no job '%s'", name);
     return true;
 }
@@ -74,35 +120,84 @@ static void list_row(const struct zsd_shard *s, Zp__ShardRow *row)
     row->rank = s->rank;
 }
 
+static void list_saved_row(const struct zsd_saved *s, uint32_t i, Zp__ShardRow *row)
+{
+    const struct zsd_version *v = saved_newest(s);
+    const struct zsd_row *r = v->rows[i];
+
+    zp__shard_row__init(row);
+    row->id = (uint64_t)s->number << 32 | i;
+    row->job = (char *)(uintptr_t)s->name;
+    row->unit = s->units[r->unit]->name;
+    row->first = r->first;
+    row->count = r->count;
+    row->dtype = (char *)(uintptr_t)zb_dtype_name(s->units[r->unit]->layout.dtype);
+    row->version = v->applied;
+    row->bytes = row->nvme_bytes = zsd_row_bytes(r);
+    row->tier = (char *)(uintptr_t) "nvme";
+    row->rank = r->rank;
+}
+
 /* A cursor is a shard id: the next shard to list is the first with an id at or above it. */
 void zsd_list(struct zsd_req *req, const ProtobufCMessage *message)
 {
     const Zp__ListRequest *q = (const Zp__ListRequest *)(const void *)message;
     Zp__ShardRow rows[LIST_ROWS], *list[LIST_ROWS];
     Zp__ListReply reply = ZP__LIST_REPLY__INIT;
+    struct seen seen;
 
     if (inspect_refuses(req, q->job, q->cursor))
         return;
-    zb_list_each(pos, &req->daemon->core->jobs)
-    {
-        const struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
+    for (uint64_t at = q->cursor >> 32; reply.cursor == 0 && inspect_next(req, q->job, at, &seen);
+         at = seen.number + 1) {
+        uint32_t from = seen.number == q->cursor >> 32 ? (uint32_t)(q->cursor & UINT32_MAX) : 0;
+        uint32_t n = seen.job ? seen.job->nshards : saved_newest(seen.saved)->nrows;
 
-        if (!inspect_sees(req->conn, job, q->job) || job->number < q->cursor >> 32)
-            continue;
-        uint32_t from = job->number == q->cursor >> 32 ? (uint32_t)(q->cursor & UINT32_MAX) : 0;
-
-        for (uint32_t i = from; i < job->nshards && reply.cursor == 0; i++) {
+        for (uint32_t i = from; i < n && reply.cursor == 0; i++) {
             if (reply.n_rows == LIST_ROWS) {
-                reply.cursor = job->shards[i]->id;
+                reply.cursor = seen.number << 32 | i;
                 break;
             }
-            list_row(job->shards[i], &rows[reply.n_rows]);
             list[reply.n_rows] = &rows[reply.n_rows];
-            reply.n_rows++;
+            if (seen.job)
+                list_row(seen.job->shards[i], &rows[reply.n_rows++]);
+            else
+                list_saved_row(seen.saved, i, &rows[reply.n_rows++]);
         }
     }
     reply.rows = list;
     zsd_reply(req, &reply.base, -1);
+}
+
+/* What a row says of the saved side of a job. */
+static void job_saved_row(const struct zsd_saved *s, Zp__JobRow *row)
+{
+    zb_list_each(pos, &s->snaps) row->snapshots++;
+    row->committed = s->committed != NULL;
+    row->committed_iterations = s->committed ? s->committed->iterations : 0;
+    row->committed_applied = s->committed ? s->committed->applied : 0;
+    for (int use = 0; use < ZSD_USES; use++)
+        row->nvme_bytes += s->nvme_held.used[use];
+}
+
+static void saved_row(const struct zsd_saved *s, Zp__JobRow *row)
+{
+    const struct zsd_version *v = saved_newest(s);
+
+    zp__job_row__init(row);
+    row->id = s->number;
+    row->name = (char *)(uintptr_t)s->name;
+    row->uid = s->uid;
+    row->world = v->world;
+    row->keep = row->durable = true;
+    row->state = (char *)(uintptr_t) "saved";
+    row->iterations = v->iterations;
+    row->applied = v->applied;
+    row->shards = v->nrows;
+    row->epoch = s->epoch;
+    for (uint32_t i = 0; i < s->nunits; i++)
+        row->params += s->units[i]->elems;
+    job_saved_row(s, row);
 }
 
 static void job_row(const struct zsd_job *job, Zp__JobRow *row)
@@ -125,6 +220,10 @@ static void job_row(const struct zsd_job *job, Zp__JobRow *row)
         row->host_bytes += job->host_held.used[use];
         row->nvme_bytes += job->nvme_held.used[use];
     }
+    row->durable = job->durable;
+    row->epoch = job->epoch;
+    if (job->saved)
+        job_saved_row(job->saved, row);
     row->fetched_bytes = job->fetched_bytes;
     row->pushed_bytes = job->pushed_bytes;
     row->nvme_read_bytes = job->nvme_read_bytes;
@@ -138,22 +237,20 @@ void zsd_jobs(struct zsd_req *req, const ProtobufCMessage *message)
     const Zp__JobsRequest *q = (const Zp__JobsRequest *)(const void *)message;
     Zp__JobRow rows[JOBS_ROWS], *list[JOBS_ROWS];
     Zp__JobsReply reply = ZP__JOBS_REPLY__INIT;
+    struct seen seen;
 
     if (inspect_refuses(req, q->job, q->cursor))
         return;
-    zb_list_each(pos, &req->daemon->core->jobs)
-    {
-        const struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
-
-        if (!inspect_sees(req->conn, job, q->job) || job->number < q->cursor)
-            continue;
+    for (uint64_t at = q->cursor; inspect_next(req, q->job, at, &seen); at = seen.number + 1) {
         if (reply.n_rows == JOBS_ROWS) {
-            reply.cursor = job->number;
+            reply.cursor = seen.number;
             break;
         }
-        job_row(job, &rows[reply.n_rows]);
         list[reply.n_rows] = &rows[reply.n_rows];
-        reply.n_rows++;
+        if (seen.job)
+            job_row(seen.job, &rows[reply.n_rows++]);
+        else
+            saved_row(seen.saved, &rows[reply.n_rows++]);
     }
     reply.rows = list;
     zsd_reply(req, &reply.base, -1);

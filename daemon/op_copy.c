@@ -158,13 +158,23 @@ void zsd_write(struct zsd_req *req, const ProtobufCMessage *message)
 {
     const Zp__Write *q = (const Zp__Write *)(const void *)message;
     struct zsd_shard *s = zsd_shard_of(req, q->shard);
+    enum zk_what what = q->what == 0 ? ZK_MASTER : (enum zk_what)q->what;
     uint8_t *staged;
 
     if (!s)
         return;
+    if (q->what != 0 && (q->what < ZK_MASTER || q->what > ZK_EXP_AVG_SQ ||
+                         (what != ZK_MASTER && !zk_page_has(&s->unit->layout, what)))) {
+        zsd_refuse(req, -EINVAL, "what %u cannot be written to unit '%s'", q->what, s->unit->name);
+        return;
+    }
     staged = copy_check(req, s, q->first, q->count, q->staging, sizeof(float));
     if (!staged)
         return;
+    if (s->job->commit) {
+        zsd_refuse(req, -EBUSY, "job '%s' is being committed", s->job->name);
+        return;
+    }
     if (s->pins > 0 || s->fill || (s->copies > 0 && !s->writing)) {
         zsd_refuse(req, -EBUSY, "shard %llu of unit '%s' is pinned or being read",
                    (unsigned long long)s->id, s->unit->name);
@@ -175,10 +185,15 @@ void zsd_write(struct zsd_req *req, const ProtobufCMessage *message)
             zsd_refuse(req, -EBUSY, "elements from %llu of unit '%s' are being written already",
                        (unsigned long long)at, s->unit->name);
             return;
+        } else if (what != ZK_MASTER &&
+                   !bit_get(s->written, (uint32_t)(at / s->job->core->page_elems))) {
+            zsd_refuse(req, -EAGAIN, "elements from %llu of unit '%s' have no masters yet",
+                       (unsigned long long)at, s->unit->name);
+            return;
         }
     if (!zsd_shard_resident(s))
         zsd_shard_uncache(s);
-    copy_start(req, s, q->first, q->count, staged, sizeof(float), true, ZK_MASTER);
+    copy_start(req, s, q->first, q->count, staged, sizeof(float), true, what);
 }
 
 void zsd_read(struct zsd_req *req, const ProtobufCMessage *message)

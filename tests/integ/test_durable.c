@@ -505,6 +505,72 @@ static void taken_over(void **state)
     zi_stop(&d);
 }
 
+static float moment(uint64_t element)
+{
+    return (float)(element % 31) / 31;
+}
+
+/* Masters, then moments, then where it stands; and what zctl sees of it when nobody has it. */
+static void brought_from_elsewhere(void **state)
+{
+    (void)state;
+    for (unsigned p = 0; p < ZB_COUNT(places); p++) {
+        struct zi_rank r;
+        struct zi_daemon d = { 0 };
+        struct dump at = { 0 };
+        struct zc_point point;
+        struct zc_client *c;
+        struct zc_job_row *jobs = NULL;
+        struct zc_shard_row *shards = NULL;
+        size_t n = 0;
+
+        begin(&r, 1, &d, p);
+        for (unsigned u = 0; u < UNITS; u++) {
+            float *staged = r.job.staging;
+            uint64_t page = zc_server(r.c)->page_elems, count = r.ranges[u].count;
+
+            for (uint64_t first = 0; first < count; first += page) {
+                uint64_t n_elems = zb_min_u64(page, count - first);
+
+                for (uint64_t i = 0; i < n_elems; i++)
+                    staged[i] = moment(first + i);
+                for (unsigned w = ZC_EXP_AVG; w <= ZC_EXP_AVG_SQ; w++)
+                    assert_int_equal(zc_write_wait(r.c, r.shards[u], w, first, n_elems, staged),
+                                     units[u].frozen ? -EINVAL : 0);
+            }
+        }
+        assert_int_equal(zc_progress_wait(r.c, r.job.id, 3, 4), -EINVAL);
+        assert_int_equal(zc_progress_wait(r.c, r.job.id, 5, 4), 0);
+        assert_int_equal(zc_progress_wait(r.c, r.job.id, 6, 4), -EBUSY);
+        assert_int_equal(zc_commit_wait(r.c, r.job.id, ZC_COMMIT_STEP, 5, 0, &point), 0);
+        dump_take(&at, &r, 1);
+        assert_true(at.values[1][2][33] == moment(33) && at.values[1][3][40] == moment(40));
+        assert_true(at.values[1][1][50] == value(50));
+        zi_kill(&d);
+        hang_up(&r, 1);
+        zi_start_again(&d, daemon_options);
+        c = zi_client(&d);
+        assert_int_equal(zc_jobs_wait(c, NULL, &jobs, &n), 0);
+        assert_int_equal(n, 1);
+        assert_string_equal(jobs[0].state, "saved");
+        assert_true(jobs[0].durable && jobs[0].committed && jobs[0].committed_applied == 4);
+        zc_rows_free(jobs);
+        assert_int_equal(zc_list_wait(c, "job", &shards, &n), 0);
+        assert_int_equal(n, UNITS);
+        assert_string_equal(shards[4].unit, "u4");
+        assert_string_equal(shards[4].tier, "nvme");
+        zc_rows_free(shards);
+        zc_close(c);
+        assert_int_equal(attach(&r, 1, &d, p, true, NULL), 0);
+        assert_int_equal(r.place.iterations, 5);
+        assert_int_equal(r.place.applied, 4);
+        dump_same("brought from elsewhere", &at, &r, 1);
+        zi_close(&r, 1);
+        zi_stop(&d);
+        dump_free(&at);
+    }
+}
+
 static void refused(void **state)
 {
     struct zi_rank r, other;
@@ -569,6 +635,7 @@ int main(void)
         cmocka_unit_test_teardown(a_first_that_is_dropped, zi_teardown),
         cmocka_unit_test_teardown(on_request_and_destroyed, zi_teardown),
         cmocka_unit_test_teardown(taken_over, zi_teardown),
+        cmocka_unit_test_teardown(brought_from_elsewhere, zi_teardown),
         cmocka_unit_test_teardown(refused, zi_teardown),
     };
 
