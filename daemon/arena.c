@@ -9,6 +9,40 @@
 
 #include "base/util.h"
 
+#define ARENA_HUGE (UINT64_C(2) << 20)
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25 /* Linux 6.1; younger than the C library's headers */
+#endif
+
+/* Address space that begins on a huge page, with nothing behind it; NULL: none. */
+static uint8_t *arena_reserve(uint64_t bytes)
+{
+    uint64_t all = bytes + ARENA_HUGE, front;
+    uint8_t *p = mmap(NULL, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    if (p == MAP_FAILED)
+        return NULL;
+    front = (ARENA_HUGE - (uintptr_t)p % ARENA_HUGE) % ARENA_HUGE;
+    if (front > 0)
+        (void)munmap(p, front);
+    (void)munmap(p + front + bytes, all - front - bytes);
+    return p + front;
+}
+
+/*
+ * Huge pages, where the kernel has some: a drive fills them with a fraction of the CPU time. Shared
+ * memory has them by a system-wide setting that is off nearly everywhere (shmem_enabled), or of a
+ * pool that nobody has filled; but since Linux 6.1 anybody may ask for them, range by range, once
+ * a first small page of the range is there. Whatever is refused stays small.
+ */
+static void arena_collapse(const struct zsd_arena *a)
+{
+    for (uint64_t at = 0; at + ARENA_HUGE <= a->bytes; at += ARENA_HUGE)
+        if (fallocate(a->own_fd, 0, (off_t)at, 4096) != 0 ||
+            madvise(a->base + at, ARENA_HUGE, MADV_COLLAPSE) != 0)
+            break;
+}
+
 /* A descriptor of the same memory that cannot be written through or mapped writable. */
 static int arena_read_only_fd(int own_fd, struct zb_err *err)
 {
@@ -23,25 +57,26 @@ static int arena_read_only_fd(int own_fd, struct zb_err *err)
 static int arena_build(struct zsd_arena *a, const char *name, uint64_t bytes, bool read_only,
                        struct zb_err *err)
 {
-    void *base;
-
     a->own_fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (a->own_fd < 0)
         return zb_fail(err, -errno, "shared memory '%s': %m", name);
-    if (fchmod(a->own_fd, 0600) != 0 || ftruncate(a->own_fd, (off_t)bytes) != 0 ||
-        (bytes > 0 && fallocate(a->own_fd, 0, 0, (off_t)bytes) != 0))
+    if (fchmod(a->own_fd, 0600) != 0 || ftruncate(a->own_fd, (off_t)bytes) != 0)
         return zb_fail(err, -errno, "shared memory '%s' of %llu bytes: %m", name,
                        (unsigned long long)bytes);
-    if (fcntl(a->own_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
-        return zb_fail(err, -errno, "seal shared memory '%s': %m", name);
     if (bytes > 0) {
-        base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, a->own_fd, 0);
-        if (base == MAP_FAILED)
+        a->base = arena_reserve(bytes);
+        a->bytes = bytes;
+        if (!a->base || mmap(a->base, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+                             a->own_fd, 0) == MAP_FAILED)
             return zb_fail(err, -errno, "map shared memory '%s' of %llu bytes: %m", name,
                            (unsigned long long)bytes);
-        a->base = base;
-        a->bytes = bytes;
+        arena_collapse(a);
+        if (fallocate(a->own_fd, 0, 0, (off_t)bytes) != 0)
+            return zb_fail(err, -errno, "shared memory '%s' of %llu bytes: %m", name,
+                           (unsigned long long)bytes);
     }
+    if (fcntl(a->own_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
+        return zb_fail(err, -errno, "seal shared memory '%s': %m", name);
     a->fd = read_only ? arena_read_only_fd(a->own_fd, err) : dup(a->own_fd);
     return a->fd >= 0 ? 0 : zb_fail(err, -errno, "descriptor of shared memory '%s': %m", name);
 }
@@ -72,10 +107,14 @@ void zsd_arena_close(struct zsd_arena *arena)
 
 void *zsd_private_new(uint64_t bytes)
 {
-    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    uint8_t *p = arena_reserve(bytes);
 
-    if (p == MAP_FAILED)
+    if (!p)
         return NULL;
+    if (mprotect(p, bytes, PROT_READ | PROT_WRITE) != 0) {
+        (void)munmap(p, bytes);
+        return NULL;
+    }
     (void)madvise(p, bytes, MADV_HUGEPAGE); /* advice: fine where it is refused */
     (void)madvise(p, bytes, MADV_DONTFORK);
     return p;

@@ -6,6 +6,8 @@
  * full says so then, and not by a SIGBUS later. Fresh memfds are zero, so nobody sees another job's
  * bytes.
  *
+ * It begins on a huge page and consists of huge pages where the kernel has them.
+ *
  * Making and ending an arena touches every page: both run on a compute thread.
  */
 #ifndef ZSD_ARENA_H

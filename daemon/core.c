@@ -229,6 +229,7 @@ static int core_buffers(struct zsd_core *core, struct zb_err *err)
     for (uint32_t i = 0; i < core->nbuffers; i++)
         core->buffers_free[core->nbuffers_free++] = core->buffers + i * core->buffer_bytes;
     core->host.used[ZSD_USE_RING] = want * core->buffer_bytes;
+    zsd_paths_register(core->daemon, core->buffers, want * core->buffer_bytes);
     return 0;
 }
 
@@ -348,6 +349,7 @@ void zsd_core_free(struct zsd *daemon)
     core_settle(core);
     zsd_jobs_forget_all(core);
     zsd_store_close(core);
+    zsd_paths_unregister(daemon, core->buffers);
     zsd_private_free(core->buffers, core->nbuffers * core->buffer_bytes);
     free(core->buffers_free);
     zsd_extents_free(core);

@@ -23,6 +23,7 @@
 
 #include "base/log.h"
 #include "base/size.h"
+#include "daemon/paths.h"
 #include "daemon/store.h"
 #include "proto/codec.h"
 
@@ -218,6 +219,8 @@ static void arena_end(struct zsd_job *job, enum arena_what what, struct zsd_aren
 {
     struct arena_task here, *t = arena_task_new(job, what);
 
+    zsd_paths_unregister(job->core->daemon, arena.base);
+    zsd_paths_unregister(job->core->daemon, memory);
     if (!t)
         t = &here;
     t->what = what;
@@ -1647,6 +1650,8 @@ static void job_arena_opened(struct arena_task *t)
     if (job->state == ZSD_ENDED)
         return; /* job_forget_if_over() ends the memory */
     zsd_place_attach(job);
+    zsd_paths_register(job->core->daemon, job->arena.base, job->arena_bytes);
+    zsd_paths_register(job->core->daemon, job->memory, job->memory_bytes);
     zb_log(ZB_LOG_INFO, "job-ready",
            "job=\"%s\" shards=%u host_params=%llu host_grads=%llu host_state=%llu ring=%llu "
            "nvme_params=%llu nvme_state=%llu nvme_spare=%llu",

@@ -169,6 +169,18 @@ void zsd_paths_close(struct zsd *daemon)
     daemon->nmore = 0;
 }
 
+void zsd_paths_register(const struct zsd *daemon, void *base, uint64_t len_bytes)
+{
+    for (unsigned i = 0; i < zsd_paths(daemon) && base; i++)
+        (void)zn_register(zsd_path_engine(daemon, i), base, len_bytes); /* a hint */
+}
+
+void zsd_paths_unregister(const struct zsd *daemon, void *base)
+{
+    for (unsigned i = 0; i < zsd_paths(daemon); i++)
+        zn_unregister(zsd_path_engine(daemon, i), base);
+}
+
 int zsd_paths_slots(const struct zsd *daemon, struct zn_slot slots[ZN_PATHS_MAX], unsigned *ret_n,
                     struct zb_err *err)
 {

@@ -31,6 +31,10 @@ void zsd_path_log(const struct zn_info *info, const char *path);
 int zsd_paths_open(struct zsd *daemon, struct zb_err *err);
 void zsd_paths_close(struct zsd *daemon);
 
+/** As zn_register() and zn_unregister(), on all data files. */
+void zsd_paths_register(const struct zsd *daemon, void *base, uint64_t len_bytes);
+void zsd_paths_unregister(const struct zsd *daemon, void *base);
+
 /** The newest commit slot of each data file, for zn_catalog_open(): those that never had one, but
  *  for the first file, were added since and are left out. 0 or -EBADMSG, -EOPNOTSUPP. */
 int zsd_paths_slots(const struct zsd *daemon, struct zn_slot slots[ZN_PATHS_MAX], unsigned *ret_n,
