@@ -269,6 +269,8 @@ void zsd_job_idle(struct zsd_job *job)
         return;
     ready_resume(job);
     zsd_step_resume(job);
+    if (!zb_list_empty(&job->core->opens)) /* one may wait for the last writes of ranks that left */
+        core_room(job->core);
 }
 
 bool zsd_job_live(const struct zsd_job *job)
@@ -896,7 +898,7 @@ static bool open_waits(struct zsd_job *job, const struct zsd_saved *saved, const
         return saved && saved->job; /* its last incarnation is still ending */
     if (!q->attach || !job->durable || q->world == job->world || job_attached(job) > 0)
         return false;
-    if (job->state == ZSD_READY && !job->commit)
+    if (job->state == ZSD_READY && !job->commit && job->active == 0)
         open_retire(job);
     return job->state >= ZSD_READY;
 }
@@ -954,7 +956,8 @@ static void open_run(struct zsd_req *req, const Zp__JobOpen *q)
     if (open_check(core, q, &err) < 0)
         goto refuse;
     job = zsd_job_by_name(core, q->name);
-    if (job && q->attach && q->takeover && job->durable && job->uid == req->conn->uid) {
+    if (job && q->attach && q->takeover && job->keep && job->uid == req->conn->uid &&
+        (job->again || job->state >= ZSD_READY)) {
         open_takeover(job);
         job = zsd_job_by_name(core, q->name); /* it may have ended */
     }

@@ -323,6 +323,7 @@ void zsd_commit_last(struct zsd_job *job)
     struct zb_err err = { 0 };
 
     if (!job->durable || job->state != ZSD_READY || job->commit || !zsd_job_live(job) ||
+        zsd_job_writing(job) ||
         (v && v->iterations == job->iterations) || zsd_commit_check(job, &err) < 0)
         return;
     zsd_commit_start(job, job->prepares ? ZSD_PREPARE : ZSD_COMMIT, NULL, commit_last_done);

@@ -137,6 +137,7 @@ struct zsd_version *zsd_version_new(struct zsd_saved *saved, uint32_t world, uin
 
     if (!v)
         return NULL;
+    v->core = saved->store->core;
     v->saved = saved;
     v->refs = 1;
     v->world = world;
@@ -164,7 +165,7 @@ void zsd_version_unref(struct zsd_version *v)
         return;
     for (uint32_t i = 0; v->rows && i < v->nrows; i++)
         if (v->rows[i])
-            zsd_row_unref(v->saved->store->core, v->rows[i]);
+            zsd_row_unref(v->core, v->rows[i]);
     for (uint32_t i = 0; v->notes && i < v->world; i++)
         zsd_note_done(&v->notes[i]);
     zsd_note_done(&v->job_note);
@@ -690,6 +691,7 @@ static int recover_version(void *arg, const struct zn_key *key, const void *byte
         rc = zsd_record_get_version(key, bytes, len_bytes, &v, &ids, err);
     if (rc < 0)
         return rc;
+    v->core = r->store->core;
     v->saved = j->saved;
     v->refs = 1;
     v->kept = true;

@@ -84,10 +84,11 @@ struct zsd_row {
 
 struct zsd_version {
     uint64_t id; /* in the catalog */
-    struct zsd_saved *saved;
-    uint32_t refs;      /* committed, prepared, each snapshot, each reader */
-    uint32_t snapshots; /* of them */
-    bool kept;          /* in the catalog */
+    struct zsd_core *core;
+    struct zsd_saved *saved; /* whose it is; a reader may hold it longer than that lives */
+    uint32_t refs;           /* committed, prepared, each snapshot, each reader */
+    uint32_t snapshots;      /* of them */
+    bool kept;               /* in the catalog */
     uint64_t iterations, applied;
     uint64_t created_unix;
     uint32_t world, nrows;
