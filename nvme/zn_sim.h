@@ -17,19 +17,22 @@
  * Variant 0 loses all of them, variant 1 keeps all of them, 2 keeps a prefix in order; the others
  * choose freely. The write that was operation n itself may be torn too.
  *
- * FAULTS are rules: from operation n on, once or for ever, of one kind. ENOSPC hits writes and
+ * FAULTS are rules: from operation n on, once or for ever, of one kind. ENOSPC hits writes, and
  * truncates that grow; a short transfer moves a part of the bytes, a multiple of 512; a failed
  * flush returns -EIO and drops the unflushed writes of that file from the cache at random, as a
  * kernel does. A lost write is answered with success and never happens; a misdirected one goes to
  * another 4 KiB-aligned place of the same file; a stale one leaves what was there before at the
  * next restart although a flush followed; a bit flip changes one bit of what is written or read.
  *
- * TIME. Operations of an engine finish in an order drawn from the seed, one for each zn_reap() or
- * more (zn_sim_options.batch), immediately in real time. In the fixed-rate mode they finish by the
- * clock instead: the device moves rate_bytes bytes a second in all, and each request takes at least
- * latency_ns; nothing else changes. On that device scheduling is judged where real drives are too
- * noisy. discard: contents are not kept at all (what an engine reads into stays as it is, all other
- * reads give zeros), for rates that memory copies would disturb.
+ * TIME. Requests of an engine happen, get their numbers and finish inside zn_reap(), in an order
+ * drawn from the seed, one for each zn_reap() or more (zn_sim_options.batch), immediately in real
+ * time. So a flush that did not wait for a write may come before it. In the fixed-rate mode they
+ * finish by the clock instead: the device moves rate_bytes bytes a second in all, one request after
+ * the other, and each takes at least latency_ns; nothing else changes. On that device scheduling is
+ * judged where real drives are too noisy: the moments are computed, so the rate is exact (within
+ * 0.1 %, measured) while the requests in flight cover the 0.1 ms or so that a wake-up is late.
+ * discard: contents are not kept at all (what an engine reads into stays as it is, all other reads
+ * give zeros), for rates that memory copies would disturb.
  *
  * THREADS. A device, its engines and its VFS may be used from several threads (it has one lock). A
  * run is exactly repeatable when one thread at a time uses it.
@@ -64,7 +67,7 @@ int zn_sim_engine(struct zn_engine **ret, struct zn_sim *s, const char *name, ui
                   unsigned depth, struct zb_err *err);
 
 /** Registers a VFS with SQLite on this device; *ret_name is what zn_catalog_options.vfs takes.
- * Lives until zn_sim_free(). */
+ * Lives until zn_sim_free(). Seeds SQLite's random numbers, of which a process has one sequence. */
 int zn_sim_vfs(struct zn_sim *s, const char **ret_name, struct zb_err *err);
 
 /** Operations so far. */
@@ -106,7 +109,7 @@ int zn_sim_restart(struct zn_sim *s);
  * would have left it, restarted. The recorded one is not changed. */
 int zn_sim_cut_at(struct zn_sim **ret, const struct zn_sim *s, uint64_t op, uint32_t variant,
                   struct zb_err *err);
-/** A copy of a device as it is (its durable and its cached contents). */
+/** A copy of a device as it is (its durable and its cached contents), alive and without faults. */
 int zn_sim_copy(struct zn_sim **ret, const struct zn_sim *s, struct zb_err *err);
 
 /* ---- damage, for tests of corruption: contents as they are, behind everybody's back */

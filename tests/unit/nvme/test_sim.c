@@ -158,6 +158,7 @@ static void fault_run(size_t i, bool forever)
         assert_int_equal(rc, 0); /* once is once */
     if (fault != ZN_FAULT_STALE) /* whose own flush makes nothing durable, now or later */
         zn_sim_faults_clear(s);
+    (void)zn_test_io(e, ZN_WRITE, buf, LEN, AT + LEN); /* a neighbour must not take it along */
     rc = zn_test_io(e, ZN_FLUSH, NULL, 0, 0);
     assert_int_equal(rc, fault == ZN_FAULT_DEAD ? -EIO : 0);
     zn_close(e);
@@ -362,46 +363,6 @@ static void sim_cut_variants(void **state)
     assert_true(torn > 50 && last_torn > 0 && holes > 50 && prefixes > 1);
 }
 
-/* A failed flush: some writes never become durable, and later flushes say that all is well. */
-static void sim_flush_forgets(void **state)
-{
-    unsigned there = 0, lost = 0;
-
-    (void)state;
-    for (uint64_t seed = 0; seed < 20; seed++) {
-        struct zn_sim *s = sim_new(seed, false);
-        unsigned file = (unsigned)sim_file(s, "a");
-        struct sim_op flush = { .kind = SIM_FLUSH, .file = file };
-        unsigned char bytes[LEN], got[LEN];
-
-        fill(bytes, LEN, 6);
-        op(s, SIM_CREATE, file, 0, NULL, 0);
-        op(s, SIM_FLUSH, file, 0, NULL, 0);
-        for (unsigned i = 0; i < 10; i++)
-            op(s, SIM_WRITE, file, (uint64_t)i * LEN, bytes, LEN);
-        assert_int_equal(zn_sim_fault(s, ZN_FAULT_FLUSH, 0, false), 0);
-        assert_int_equal(sim_do(s, &flush), -EIO);
-        assert_int_equal(sim_do(s, &flush), 0);
-        for (unsigned i = 0; i < 10; i++) { /* the cache still has them */
-            assert_int_equal(zn_sim_peek(s, "a", (uint64_t)i * LEN, got, LEN), 0);
-            assert_memory_equal(got, bytes, LEN);
-        }
-        zn_sim_cut(s, 0, 1);
-        assert_int_equal(zn_sim_restart(s), 0);
-        for (unsigned i = 0; i < 10; i++) {
-            bool is = zn_sim_peek(s, "a", (uint64_t)i * LEN, got, LEN) == 0 &&
-                      memcmp(got, bytes, LEN) == 0;
-
-            there += is;
-            lost += !is;
-        }
-        zn_sim_free(s);
-    }
-    assert_true(there > 50 && lost > 50);
-}
-
-/* ---- the same again */
-
 static uint32_t sim_hash(const struct zn_sim *s)
 {
     static const char *const names[] = { "data", "db", "db-journal", "db-wal", "other" };
@@ -420,6 +381,50 @@ static uint32_t sim_hash(const struct zn_sim *s)
     }
     return crc;
 }
+
+/* A failed flush: some writes never become durable, and later flushes say that all is well. */
+static void sim_flush_forgets(void **state)
+{
+    unsigned there = 0, lost = 0;
+
+    (void)state;
+    for (uint64_t seed = 0; seed < 20; seed++) {
+        struct zn_sim *s = sim_new(seed, true), *made;
+        unsigned file = (unsigned)sim_file(s, "other");
+        struct sim_op flush = { .kind = SIM_FLUSH, .file = file };
+        unsigned char bytes[LEN], got[LEN];
+
+        fill(bytes, LEN, 6);
+        op(s, SIM_CREATE, file, 0, NULL, 0);
+        op(s, SIM_FLUSH, file, 0, NULL, 0);
+        for (unsigned i = 0; i < 10; i++)
+            op(s, SIM_WRITE, file, (uint64_t)i * LEN, bytes, LEN);
+        assert_int_equal(zn_sim_fault(s, ZN_FAULT_FLUSH, 0, false), 0);
+        assert_int_equal(sim_do(s, &flush), -EIO);
+        if (seed % 2 == 0)
+            assert_int_equal(sim_do(s, &flush), 0);
+        for (unsigned i = 0; i < 10; i++) { /* the cache still has them */
+            assert_int_equal(zn_sim_peek(s, "other", (uint64_t)i * LEN, got, LEN), 0);
+            assert_memory_equal(got, bytes, LEN);
+        }
+        assert_int_equal(zn_sim_cut_at(&made, s, zn_sim_ops(s), 1, NULL), 0);
+        zn_sim_cut(s, 0, 1);
+        assert_int_equal(zn_sim_restart(s), 0);
+        assert_int_equal(sim_hash(made), sim_hash(s));
+        zn_sim_free(made);
+        for (unsigned i = 0; i < 10; i++) {
+            bool is = zn_sim_peek(s, "other", (uint64_t)i * LEN, got, LEN) == 0 &&
+                      memcmp(got, bytes, LEN) == 0;
+
+            there += is;
+            lost += !is;
+        }
+        zn_sim_free(s);
+    }
+    assert_true(there > 50 && lost > 50);
+}
+
+/* ---- the same again */
 
 static int sql(sqlite3 *db, const char *text)
 {
@@ -950,6 +955,153 @@ static void sim_cut_cost(void **state)
     zn_sim_free(s);
 }
 
+/* ---- a full cache, and no memory */
+
+static void sim_full_cache(void **state)
+{
+    enum { BIG = 16 << 20 };
+    const unsigned enough = (unsigned)(SIM_CACHE_BYTES / BIG) + 1;
+    unsigned char *bytes = zn_test_memory(BIG), got;
+    struct zn_sim *s = sim_new(1, false);
+    unsigned file = (unsigned)sim_file(s, "a");
+
+    (void)state;
+    op(s, SIM_CREATE, file, 0, NULL, 0);
+    for (unsigned i = 1; i <= enough + 1; i++) {
+        memset(bytes, (int)i, BIG);
+        op(s, SIM_WRITE, file, 0, bytes, BIG);
+    }
+    zn_sim_cut(s, 0, 0);
+    assert_int_equal(zn_sim_restart(s), 0);
+    assert_int_equal(zn_sim_peek(s, "a", BIG - 1, &got, 1), 0);
+    assert_int_equal(got, enough); /* that one was too many: all until then was written back */
+    zn_sim_free(s);
+    free(bytes);
+}
+
+static _Thread_local unsigned memory_left; /* allocations until one fails; 0: none does */
+
+static bool memory_fails(void)
+{
+    return memory_left > 0 && --memory_left == 0;
+}
+
+void *__real_malloc(size_t size);
+void *__real_calloc(size_t n, size_t size);
+void *__real_realloc(void *old, size_t size);
+void *__wrap_malloc(size_t size);
+void *__wrap_calloc(size_t n, size_t size);
+void *__wrap_realloc(void *old, size_t size);
+
+void *__wrap_malloc(size_t size)
+{
+    return memory_fails() ? NULL : __real_malloc(size);
+}
+
+void *__wrap_calloc(size_t n, size_t size)
+{
+    return memory_fails() ? NULL : __real_calloc(n, size);
+}
+
+void *__wrap_realloc(void *old, size_t size)
+{
+    return memory_fails() ? NULL : __real_realloc(old, size);
+}
+
+enum { MODEL = 5 * 16384 };
+
+/* A file as it must be. */
+struct model {
+    bool exists;
+    size_t size;
+    unsigned char bytes[MODEL];
+};
+
+/* One drawn operation; what fails has changed nothing. True when memory was there for it. */
+static bool model_step(struct zn_sim *s, unsigned file, struct model *m, uint64_t drawn)
+{
+    static unsigned char bytes[MODEL];
+    struct sim_op o = { .kind = SIM_WRITE, .file = file, .bytes = bytes };
+    size_t from;
+    ssize_t rc;
+
+    fill(bytes, sizeof(bytes), drawn);
+    o.off = drawn / 16 % (MODEL - 40000);
+    o.len = 1 + drawn / 4096 % 40000;
+    if (!m->exists || drawn % 16 == 0)
+        o.kind = m->exists ? SIM_DELETE : SIM_CREATE;
+    else if (drawn % 16 < 3)
+        o.kind = SIM_RESIZE;
+    else if (drawn % 16 < 6)
+        o.kind = SIM_FLUSH;
+    rc = sim_do(s, &o);
+    if (rc == -ENOMEM)
+        return false;
+    assert_int_equal(rc, o.kind == SIM_WRITE ? o.len : 0);
+    from = m->size;
+    if (o.kind == SIM_WRITE) {
+        memcpy(m->bytes + o.off, bytes, o.len);
+        m->size = zb_max_u64(m->size, o.off + o.len);
+    } else if (o.kind == SIM_RESIZE) {
+        m->size = o.off;
+        if (o.off < from)
+            memset(m->bytes + o.off, 0, from - o.off);
+    } else if (o.kind == SIM_CREATE || o.kind == SIM_DELETE) {
+        memset(m, 0, sizeof(*m));
+        m->exists = o.kind == SIM_CREATE;
+    }
+    return true;
+}
+
+static void model_check(const struct zn_sim *s, const struct model *m)
+{
+    static unsigned char got[MODEL];
+
+    assert_int_equal(zn_sim_size(s, "a"), m->exists ? (int64_t)m->size : -ENOENT);
+    if (m->exists && m->size > 0) {
+        assert_int_equal(zn_sim_peek(s, "a", 0, got, m->size), 0);
+        assert_memory_equal(got, m->bytes, m->size);
+    }
+}
+
+/* The n-th allocation fails, for every n: what is told is true, now, durably and recorded. */
+static void sim_every_allocation(void **state)
+{
+    bool failed = true;
+    unsigned nth = 1;
+
+    (void)state;
+    for (; failed; nth++) {
+        struct zn_sim *s = sim_new(nth, true), *cut = NULL, *copy = NULL;
+        int file = sim_file(s, "a");
+        struct model m = { 0 };
+        uint64_t seed = 5;
+        int rc;
+
+        memory_left = nth;
+        for (unsigned i = 0; i < 60; i++)
+            (void)model_step(s, (unsigned)file, &m, ztest_random(&seed));
+        model_check(s, &m);
+        rc = zn_sim_cut_at(&cut, s, zn_sim_ops(s), 1, NULL);
+        if (rc == 0)
+            model_check(cut, &m);
+        assert_true(rc == 0 || rc == -ENOMEM);
+        rc = zn_sim_copy(&copy, s, NULL);
+        if (rc == 0)
+            model_check(copy, &m);
+        assert_true(rc == 0 || rc == -ENOMEM);
+        failed = memory_left == 0;
+        memory_left = 0;
+        zn_sim_free(cut);
+        zn_sim_free(copy);
+        zn_sim_cut(s, 0, 1);
+        assert_int_equal(zn_sim_restart(s), 0);
+        model_check(s, &m);
+        zn_sim_free(s);
+    }
+    assert_true(nth > 100);
+}
+
 /* ---- SQLite */
 
 enum { TXNS = 200, BROKEN = -2 };
@@ -957,6 +1109,16 @@ enum { TXNS = 200, BROKEN = -2 };
 struct bank {
     uint64_t acked[TXNS + 1]; /* operations when transaction i had been told */
 };
+
+/* How SQLite is told to keep what it acknowledged. */
+static const struct bank_mode {
+    const char *name, *pragmas;
+    int txns;
+} bank_modes[] = {
+    { "WAL", "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL", TXNS },
+    { "journal", "PRAGMA journal_mode=DELETE; PRAGMA synchronous=EXTRA", 30 },
+};
+static const struct bank_mode *bank_mode = &bank_modes[0];
 
 static sqlite3 *bank_open(struct zn_sim *s)
 {
@@ -966,8 +1128,7 @@ static sqlite3 *bank_open(struct zn_sim *s)
     assert_int_equal(zn_sim_vfs(s, &vfs, NULL), 0);
     if (sqlite3_open_v2("db", &db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, vfs) != SQLITE_OK ||
         sql(db, "PRAGMA locking_mode=EXCLUSIVE") != SQLITE_OK ||
-        sql(db, "PRAGMA journal_mode=WAL") != SQLITE_OK ||
-        sql(db, "PRAGMA synchronous=FULL") != SQLITE_OK) {
+        sql(db, bank_mode->pragmas) != SQLITE_OK) {
         (void)sqlite3_close(db);
         return NULL;
     }
@@ -1029,19 +1190,18 @@ static int bank_count(struct zn_sim *s)
     return got[0] == got[1] && got[0] == got[2] && got[0] == got[3] ? got[0] : BROKEN;
 }
 
-static void sim_sqlite(void **state)
+static void bank_cut_everywhere(void)
 {
     const char *wanted = getenv("ZSHARD_SIM_VARIANTS"), *slow = getenv("ZSHARD_SANITIZE");
     uint32_t variants = wanted ? (uint32_t)atoi(wanted) : slow && slow[0] ? 4 : 16;
     struct zn_sim *recorded = sim_new(21, true);
     struct bank b;
-    int acked = -1;
+    int acked = -1, txns = bank_mode->txns;
     uint64_t cuts = 0;
 
-    (void)state;
-    assert_int_equal(bank_run(recorded, &b, TXNS), TXNS);
+    assert_int_equal(bank_run(recorded, &b, txns), txns);
     for (uint64_t n = 0; n <= zn_sim_ops(recorded); n++) {
-        while (acked < TXNS && b.acked[acked + 1] <= n)
+        while (acked < txns && b.acked[acked + 1] <= n)
             acked++;
         for (uint32_t v = 0; v < variants; v++) {
             struct zn_sim *s;
@@ -1056,7 +1216,67 @@ static void sim_sqlite(void **state)
             cuts++;
         }
     }
-    print_message("%u power cuts\n", (unsigned)cuts);
+    print_message("%s: %u power cuts\n", bank_mode->name, (unsigned)cuts);
+    zn_sim_free(recorded);
+}
+
+static void sim_sqlite(void **state)
+{
+    (void)state;
+    for (size_t i = ZB_COUNT(bank_modes); i-- > 0;) {
+        bank_mode = &bank_modes[i];
+        bank_cut_everywhere();
+    }
+}
+
+/* Who has a database has it alone. */
+static void sim_sqlite_lock(void **state)
+{
+    struct zn_sim *s = sim_new(1, false);
+    sqlite3 *first = bank_open(s), *second;
+    const char *vfs;
+
+    (void)state;
+    assert_non_null(first);
+    assert_int_equal(sql(first, "CREATE TABLE t(i)"), SQLITE_OK);
+    assert_int_equal(zn_sim_vfs(s, &vfs, NULL), 0);
+    assert_int_equal(sqlite3_open_v2("db", &second, SQLITE_OPEN_READWRITE, vfs), SQLITE_OK);
+    assert_int_equal(sql(second, "SELECT * FROM t"), SQLITE_BUSY);
+    assert_int_equal(sqlite3_close(first), SQLITE_OK);
+    assert_int_equal(sql(second, "PRAGMA locking_mode=EXCLUSIVE"), SQLITE_OK);
+    assert_int_equal(sql(second, "INSERT INTO t VALUES(1)"), SQLITE_OK);
+    assert_int_equal(sqlite3_close(second), SQLITE_OK);
+    assert_int_equal(sqlite3_open_v2("none", &second, SQLITE_OPEN_READWRITE, vfs), SQLITE_CANTOPEN);
+    assert_int_equal(sqlite3_close(second), SQLITE_OK);
+    zn_sim_free(s);
+}
+
+/* A power cut during what comes after a power cut. */
+static void sim_cut_twice(void **state)
+{
+    struct zn_sim *recorded = sim_new(22, true);
+    struct bank b;
+    unsigned cuts = 0;
+
+    (void)state;
+    assert_int_equal(bank_run(recorded, &b, 30), 30);
+    for (uint64_t n = b.acked[5]; n < b.acked[30]; n += 7) {
+        struct zn_sim *first;
+        int before;
+
+        assert_int_equal(zn_sim_cut_at(&first, recorded, n, (uint32_t)n, NULL), 0);
+        before = bank_count(first); /* recovers, and is recorded as well */
+        for (uint64_t m = n + 1; m <= zn_sim_ops(first); m++, cuts++) {
+            struct zn_sim *second;
+
+            assert_int_equal(zn_sim_cut_at(&second, first, m, (uint32_t)m, NULL), 0);
+            if (bank_count(second) != before)
+                fail_msg("operation %u after a cut at %u", (unsigned)m, (unsigned)n);
+            zn_sim_free(second);
+        }
+        zn_sim_free(first);
+    }
+    assert_true(cuts > 200);
     zn_sim_free(recorded);
 }
 
@@ -1098,13 +1318,24 @@ static void sim_sqlite_faults(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sim_faults),          cmocka_unit_test(sim_flush_of_a_file),
-        cmocka_unit_test(sim_names),           cmocka_unit_test(sim_cut_variants),
-        cmocka_unit_test(sim_flush_forgets),   cmocka_unit_test(sim_same_again),
-        cmocka_unit_test(sim_cut_at_is_a_cut), cmocka_unit_test(sim_order),
-        cmocka_unit_test(sim_fixed_rate),      cmocka_unit_test(sim_refusals),
-        cmocka_unit_test(sim_copies),          cmocka_unit_test(sim_threads),
-        cmocka_unit_test(sim_cut_cost),        cmocka_unit_test(sim_sqlite),
+        cmocka_unit_test(sim_faults),
+        cmocka_unit_test(sim_flush_of_a_file),
+        cmocka_unit_test(sim_names),
+        cmocka_unit_test(sim_cut_variants),
+        cmocka_unit_test(sim_flush_forgets),
+        cmocka_unit_test(sim_same_again),
+        cmocka_unit_test(sim_cut_at_is_a_cut),
+        cmocka_unit_test(sim_order),
+        cmocka_unit_test(sim_fixed_rate),
+        cmocka_unit_test(sim_refusals),
+        cmocka_unit_test(sim_copies),
+        cmocka_unit_test(sim_threads),
+        cmocka_unit_test(sim_cut_cost),
+        cmocka_unit_test(sim_full_cache),
+        cmocka_unit_test(sim_every_allocation),
+        cmocka_unit_test(sim_sqlite),
+        cmocka_unit_test(sim_sqlite_lock),
+        cmocka_unit_test(sim_cut_twice),
         cmocka_unit_test(sim_sqlite_faults),
     };
 
