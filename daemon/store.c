@@ -858,15 +858,32 @@ static int store_io_wait(struct zn_engine *e, enum zn_op op, struct zn_slot *slo
     return io.res;
 }
 
-/* T3. */
-static int store_boot(struct zsd_store *store, struct zb_err *err)
+/* Every data file says this, and says it after a power cut. */
+static int store_tell(const struct zsd_store *store, struct zn_slot slot, struct zb_err *err)
 {
     const struct zsd *daemon = store->core->daemon;
-    struct zsd_store_record record;
-    struct zn_txn *t = zn_txn_new();
-    struct zn_slot slot;
-    int rc;
+    int rc = 0;
 
+    for (unsigned i = 0; i < zsd_paths(daemon) && rc == 0; i++) {
+        rc = store_io_wait(zsd_path_engine(daemon, i), ZN_SLOT, &slot);
+        if (rc == 0)
+            rc = store_io_wait(zsd_path_engine(daemon, i), ZN_FLUSH, NULL);
+    }
+    return rc < 0 ? zb_fail(err, rc, "the commit slot of a data file: %m") : 0;
+}
+
+/* T3. First the slots follow the catalog as it was found, or the next power cut could find it two
+ * transactions ahead of them. */
+static int store_boot(struct zsd_store *store, struct zb_err *err)
+{
+    struct zn_slot slot = zn_catalog_slot(store->catalog);
+    struct zsd_store_record record;
+    struct zn_txn *t;
+    int rc = slot.sequence > 0 ? store_tell(store, slot, err) : 0;
+
+    if (rc < 0)
+        return rc;
+    t = zn_txn_new();
     store->boot++;
     record = (struct zsd_store_record){ .boot = store->boot,
                                         .next_id = store->next_id,
@@ -877,15 +894,10 @@ static int store_boot(struct zsd_store *store, struct zb_err *err)
     else
         rc = zn_catalog_commit(store->catalog, t, &slot, err);
     zn_txn_free(t);
+    if (rc == 0)
+        rc = store_tell(store, slot, err);
     if (rc < 0)
         return rc;
-    for (unsigned i = 0; i < zsd_paths(daemon) && rc == 0; i++) {
-        rc = store_io_wait(zsd_path_engine(daemon, i), ZN_SLOT, &slot);
-        if (rc == 0)
-            rc = store_io_wait(zsd_path_engine(daemon, i), ZN_FLUSH, NULL);
-    }
-    if (rc < 0)
-        return zb_fail(err, rc, "the commit slot of a data file: %m");
     store->sequence = slot.sequence;
     store->core->generation = store->boot << BOOT_SHIFT;
     return 0;
