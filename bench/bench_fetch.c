@@ -22,9 +22,7 @@
 #include "bench/zbench.h"
 
 #include <errno.h>
-#include <ftw.h>
 #include <getopt.h>
-#include <limits.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -36,6 +34,7 @@
 #include <unistd.h>
 
 #include "base/util.h"
+#include "bench/process.h"
 #include "client/zclient.h"
 
 #define FETCH_SHARDS     64u
@@ -50,70 +49,14 @@ struct fetch_bench {
     unsigned rounds, ops;
     int cpus[2]; /* the first two that we may use; -1: there is no second */
 
-    char dir[64]; /* "": not made */
-    pid_t daemon, echo;
-    int daemon_out; /* its standard output, -1: none */
-    int ping;       /* the reference's socket, -1: none */
+    struct zbench_daemon daemon;
+    pid_t echo;
+    int ping; /* the reference's socket, -1: none */
 
     struct zc_client *c;
     struct zc_job job;
     uint64_t ids[FETCH_SHARDS], count; /* elements of each */
 };
-
-/* ---- the daemon */
-
-/** In the child: becomes a zshardd, or ends. */
-static void fetch_exec_daemon(const struct fetch_bench *b, int out, pid_t parent)
-{
-    char program[PATH_MAX], socket[128], data[128];
-    ssize_t n = readlink("/proc/self/exe", program, sizeof(program) - 16);
-    char *slash;
-
-    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (n < 0 || getppid() != parent)
-        _exit(127);
-    program[n] = '\0';
-    slash = strrchr(program, '/');
-    (void)strcpy(slash ? slash + 1 : program, "zshardd");
-    (void)snprintf(socket, sizeof(socket), "%s/s", b->dir);
-    (void)snprintf(data, sizeof(data), "%s/data", b->dir);
-    (void)dup2(out, STDOUT_FILENO);
-    (void)execl(program, program, "--socket", socket, "--data", data, "--host-bytes", "64M",
-                "--nvme-bytes", "0", "--log-level", "warn", (char *)NULL);
-    _exit(127);
-}
-
-/** Starts it and waits for its line "ready ...", or its end. */
-static int fetch_start_daemon(struct fetch_bench *b)
-{
-    pid_t parent = getpid();
-    char line[512];
-    size_t len = 0;
-    int fds[2];
-
-    if (pipe(fds) < 0)
-        return zb_fail(&b->z->err, -errno, "a pipe: %m");
-    b->daemon_out = fds[0];
-    b->daemon = fork();
-    if (b->daemon == 0)
-        fetch_exec_daemon(b, fds[1], parent);
-    (void)close(fds[1]);
-    if (b->daemon < 0)
-        return zb_fail(&b->z->err, -errno, "a process for zshardd: %m");
-    while (len + 1 < sizeof(line) && !memchr(line, '\n', len)) {
-        ssize_t n = read(b->daemon_out, line + len, sizeof(line) - 1 - len);
-
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            break;
-        len += (size_t)n;
-    }
-    line[len] = '\0';
-    if (strncmp(line, "ready ", 6) != 0)
-        return zb_fail(&b->z->err, -ENOENT, "zshardd (beside this program) did not start");
-    return 0;
-}
 
 /* ---- the reference */
 
@@ -176,11 +119,9 @@ static int fetch_open_job(struct fetch_bench *b)
                                       .offload_optimizer = ZC_HOST };
     struct zc_unit unit = { .name = "unit", .dtype = ZC_BF16, .frozen = true };
     struct zc_placement placement;
-    char socket[128];
-    int rc;
+    int rc =
+        zc_open(&b->c, &(struct zc_options){ .socket = b->daemon.socket, .program = "zbench" });
 
-    (void)snprintf(socket, sizeof(socket), "%s/s", b->dir);
-    rc = zc_open(&b->c, &(struct zc_options){ .socket = socket, .program = "zbench" });
     if (rc < 0)
         return fetch_failed(b, rc);
     b->count = zc_server(b->c)->block_elems;
@@ -256,7 +197,7 @@ static int fetch_place(struct fetch_bench *b, int here, int there)
     int rc = fetch_bind(b, 0, here);
 
     if (rc == 0)
-        rc = fetch_bind(b, b->daemon, there);
+        rc = fetch_bind(b, b->daemon.pid, there);
     return rc < 0 ? rc : fetch_bind(b, b->echo, there);
 }
 
@@ -300,45 +241,28 @@ static int fetch_case(struct fetch_bench *b, const char *name, uint32_t nshards)
 
 /* ---- begin and end */
 
-static int fetch_remove(const char *path, const struct stat *st, int kind, struct FTW *ftw)
-{
-    (void)st;
-    (void)kind;
-    (void)ftw;
-    return remove(path);
-}
-
-static void fetch_end_process(pid_t pid, int sig)
-{
-    if (pid <= 0)
-        return;
-    (void)kill(pid, sig);
-    while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
-        ;
-}
-
 static void fetch_end(struct fetch_bench *b)
 {
     zc_close(b->c);
     zb_close_fd(&b->ping);
-    fetch_end_process(b->echo, SIGKILL);
-    fetch_end_process(b->daemon, SIGTERM);
-    zb_close_fd(&b->daemon_out);
-    if (b->dir[0])
-        (void)nftw(b->dir, fetch_remove, 8, FTW_DEPTH | FTW_PHYS);
+    if (b->echo > 0) {
+        (void)kill(b->echo, SIGKILL);
+        while (waitpid(b->echo, NULL, 0) < 0 && errno == EINTR)
+            ;
+    }
+    zbench_daemon_end(&b->daemon);
 }
 
 static int fetch_run(struct fetch_bench *b)
 {
+    static const char *const options[] = {
+        "--host-bytes", "64M", "--nvme-bytes", "0", "--log-level", "warn", NULL
+    };
     int rc;
 
-    (void)snprintf(b->dir, sizeof(b->dir), "/tmp/zbench-fetch-XXXXXX");
-    if (!mkdtemp(b->dir)) {
-        b->dir[0] = '\0';
-        return zb_fail(&b->z->err, -errno, "a temporary directory: %m");
-    }
     if ((rc = fetch_find_cpus(b)) < 0 || (rc = fetch_start_echo(b)) < 0 ||
-        (rc = fetch_start_daemon(b)) < 0 || (rc = fetch_open_job(b)) < 0)
+        (rc = zbench_daemon_start(&b->daemon, "/tmp", options, &b->z->err)) < 0 ||
+        (rc = fetch_open_job(b)) < 0)
         return rc;
     if ((rc = fetch_place(b, b->cpus[0], b->cpus[0])) < 0 ||
         (rc = fetch_case(b, "fetch/resident/pingpong", 1)) < 0 ||
@@ -372,7 +296,7 @@ int zbench_fetch(struct zbench *z, int argc, char **argv)
                                              { "ops", required_argument, NULL, 'o' },
                                              { 0 } };
     struct fetch_bench b = {
-        .z = z, .rounds = FETCH_ROUNDS, .ops = FETCH_OPS, .daemon_out = -1, .ping = -1
+        .z = z, .rounds = FETCH_ROUNDS, .ops = FETCH_OPS, .daemon = ZBENCH_NO_DAEMON, .ping = -1
     };
     int c, rc = 0;
 

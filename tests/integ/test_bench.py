@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""test_bench.py - zbench fetch: it runs, says what README.md of bench/ says, and leaves nothing behind.
+"""test_bench.py - zbench fetch and commit: they run, say what README.md of bench/ says, and leave nothing behind.
 The figures themselves are judged by people.
 
     ZSHARD_BUILD=build tests/integ/test_bench.py [NAME...]
@@ -16,13 +16,13 @@ import tempfile
 from harness import check, main, program
 
 
-def zbench(*args, path=None):
-    return subprocess.run([path or program("zbench"), "fetch", *args], text=True, timeout=120,
+def zbench(*args, path=None, bench="fetch"):
+    return subprocess.run([path or program("zbench"), bench, *args], text=True, timeout=120,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
 
 
 def rows():
-    before = set(glob.glob("/tmp/zbench-fetch-*"))
+    before = set(glob.glob("/tmp/zbench-*"))
     done = zbench("--json", "--rounds", "2", "--ops", "20")
     check(done.returncode == 0, f"ended with {done.returncode}: {done.stderr}")
     said = json.loads(done.stdout)
@@ -35,11 +35,25 @@ def rows():
         check(row["unit"] == "us" and row["better"] == "lower", f"{row}")
         check(row["value"] > 0 and row["reference"] > 0, f"{row}")
         check(abs(row["ratio"] - row["value"] / row["reference"]) < 0.01 * row["ratio"], f"{row}")
-    left = set(glob.glob("/tmp/zbench-fetch-*")) - before
+    left = set(glob.glob("/tmp/zbench-*")) - before
     check(not left, f"{left} were left behind")
 
 
+def commits():
+    with tempfile.TemporaryDirectory() as d:
+        done = zbench("--json", "--rounds", "1", "--params", "512K", "--dir", d, bench="commit")
+        check(done.returncode == 0, f"ended with {done.returncode}: {done.stderr}")
+        check(os.listdir(d) == [], f"{os.listdir(d)} were left behind")
+    cases = [row["case"] for row in json.loads(done.stdout)["rows"]]
+    check(cases == ["commit/resident/plain-step", "commit/streamed/plain-step"], f"{cases}")
+    check("12.00, by one that does not 0.00" in done.stderr, done.stderr)
+    check("12.00, by one that does not 12.00" in done.stderr, done.stderr)
+
+
 def refused():
+    for args in (["--params", "4K"], ["--rounds", "0"], ["--what"], ["word"]):
+        done = zbench(*args, bench="commit")
+        check(done.returncode == 2 and done.stderr, f"{args}: {done.returncode} {done.stderr}")
     for args in (["--ops", "0"], ["--ops", "many"], ["--rounds", "-1"], ["--rounds"], ["--what"],
                  ["word"]):
         done = zbench(*args)
@@ -55,7 +69,7 @@ def no_daemon():
               f"{done.returncode} {done.stderr}")
 
 
-TESTS = {f.__name__: f for f in (rows, refused, no_daemon)}
+TESTS = {f.__name__: f for f in (rows, commits, refused, no_daemon)}
 
 if __name__ == "__main__":
     sys.exit(main(TESTS))

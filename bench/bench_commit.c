@@ -1,0 +1,237 @@
+/*
+ * bench_commit.c - `zbench commit`: what it costs that a step survives.
+ *
+ * MODEL. A zshardd of our own holds a durable job of bf16 parameters, once with everything in
+ * memory, once with everything that may be streamed on NVMe. Steps that commit and steps that do
+ * not alternate,
+ *
+ *     commit  plain  plain  commit
+ *
+ * and each is timed from the request to its answer, with its gradients pushed before. A plain step
+ * of a resident job touches no drive; one that commits writes all of the job's state: that ratio is
+ * the drive's. Streamed, both write the state; what the commit adds is the parameters, the flush
+ * and the catalog.
+ *
+ * The bytes that each kind of step wrote are counted by the daemon, and noted beside the table.
+ */
+#include "bench/zbench.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/size.h"
+#include "base/util.h"
+#include "bench/process.h"
+#include "client/zclient.h"
+
+#define COMMIT_UNITS   8u
+#define COMMIT_ROUNDS  10u
+#define COMMIT_PARAMS  (UINT64_C(16) << 20)
+#define COMMIT_STAGING (UINT64_C(8) << 20)
+
+struct commit_bench {
+    struct zbench *z;
+    const char *dir;
+    uint64_t params;
+    unsigned rounds;
+    struct zbench_daemon daemon;
+    struct zc_client *c;
+    struct zc_job job;
+    uint64_t ids[COMMIT_UNITS], count; /* elements of each unit, and of its one shard */
+    uint64_t step;
+};
+
+static int commit_failed(struct commit_bench *b, int rc)
+{
+    return zb_fail(&b->z->err, rc, "%s", b->c ? zc_error(b->c) : zc_strerror(rc));
+}
+
+/* In parts that fit staging: initial values (step 0), or a gradient. */
+static int commit_send(struct commit_bench *b, uint32_t unit, uint64_t step)
+{
+    uint64_t page = zc_server(b->c)->page_elems;
+    uint64_t room = COMMIT_STAGING / sizeof(float) / page * page;
+
+    for (uint64_t first = 0; first < b->count; first += room) {
+        uint64_t n = zb_min_u64(room, b->count - first);
+        struct zc_push push = { .shard = b->ids[unit],
+                                .step = step,
+                                .dtype = ZC_BF16,
+                                .first = first,
+                                .count = n,
+                                .staged = b->job.staging };
+        int rc = step == 0 ? zc_write_wait(b->c, b->ids[unit], ZC_MASTER, first, n, b->job.staging)
+                           : zc_push_wait(b->c, &push);
+
+        if (rc < 0)
+            return commit_failed(b, rc);
+    }
+    return 0;
+}
+
+static int commit_open(struct commit_bench *b, bool streamed)
+{
+    struct zc_job_options options = {
+        .name = "bench",
+        .world = 1,
+        .groups = 1,
+        .keep = true,
+        .durable = true,
+        .staging_bytes = COMMIT_STAGING,
+        /* gradients, a ring of parameters, and no state: all else is streamed */
+        .host_bytes_max = streamed ? COMMIT_STAGING + b->params * 2 + 3 * b->count * 2 : 0,
+    };
+    struct zc_placement placement;
+    int rc =
+        zc_open(&b->c, &(struct zc_options){ .socket = b->daemon.socket, .program = "zbench" });
+
+    if (rc < 0 || (rc = zc_job_open_wait(b->c, &options, &b->job)) < 0)
+        return commit_failed(b, rc);
+    memset(b->job.staging, 0, b->job.staging_bytes);
+    for (uint32_t u = 0; u < COMMIT_UNITS; u++) {
+        const struct zc_range range = { .unit = u, .count = b->count };
+        char name[16];
+        struct zc_unit unit = {
+            .index = u, .name = name, .elems = b->count, .dtype = ZC_BF16, .grad_dtype = ZC_BF16
+        };
+
+        (void)snprintf(name, sizeof(name), "u%u", u);
+        if ((rc = zc_unit_define_wait(b->c, b->job.id, &unit)) < 0 ||
+            (rc = zc_register_wait(b->c, b->job.id, &range, 1, &b->ids[u])) < 0)
+            return commit_failed(b, rc);
+    }
+    if ((rc = zc_ready_wait(b->c, b->job.id, NULL, 0, &placement)) < 0)
+        return commit_failed(b, rc);
+    for (uint32_t u = 0; u < COMMIT_UNITS && rc == 0; u++)
+        rc = commit_send(b, u, 0);
+    return rc;
+}
+
+/* Bytes that the daemon has written for the job. */
+static int commit_written(struct commit_bench *b, uint64_t *ret)
+{
+    struct zc_job_row *rows = NULL;
+    size_t n = 0;
+    int rc = zc_jobs_wait(b->c, "bench", &rows, &n);
+
+    if (rc < 0)
+        return commit_failed(b, rc);
+    *ret = n > 0 ? rows[0].nvme_written_bytes : 0;
+    zc_rows_free(rows);
+    return 0;
+}
+
+static int commit_step(struct commit_bench *b, enum zc_commit commit, double *ret_ms,
+                       uint64_t *ret_bytes)
+{
+    static const struct zc_group group = { 1e-4, 0.9, 0.95, 1e-8, 0.1 };
+    struct zc_step step = {
+        .step = ++b->step, .scale = 1, .groups = &group, .ngroups = 1, .commit = commit
+    };
+    struct zc_stepped stepped;
+    uint64_t begin_ns, before = 0, after = 0;
+    int rc = 0;
+
+    for (uint32_t u = 0; u < COMMIT_UNITS && rc == 0; u++)
+        rc = commit_send(b, u, b->step);
+    if (rc < 0 || (rc = commit_written(b, &before)) < 0)
+        return rc;
+    begin_ns = zb_now_ns();
+    rc = zc_step_wait(b->c, b->job.id, &step, &stepped);
+    *ret_ms = (double)(zb_now_ns() - begin_ns) / 1e6;
+    if (rc == 0 && stepped.commit_code < 0)
+        return zb_fail(&b->z->err, stepped.commit_code, "%s", stepped.commit_text);
+    if (rc < 0)
+        return commit_failed(b, rc);
+    rc = commit_written(b, &after);
+    *ret_bytes = after - before;
+    return rc;
+}
+
+static int commit_case(struct commit_bench *b, const char *name, bool streamed)
+{
+    struct zbench_row row = { .unit = "ms",
+                              .reference_name = "a step that does not commit",
+                              .lower = true };
+    double values[ZBENCH_ROUNDS_MAX], references[ZBENCH_ROUNDS_MAX], ms[4];
+    char params[32], host[32];
+    const char *const options[] = { "--host-bytes", host, "--nvme-bytes", params, "--log-level",
+                                    "warn",         NULL };
+    uint64_t with = 0, without = 0;
+    int rc;
+
+    (void)snprintf(row.name, sizeof(row.name), "%s", name);
+    (void)snprintf(host, sizeof(host), "%llu",
+                   (unsigned long long)(b->params * 16 + (UINT64_C(128) << 20)));
+    (void)snprintf(params, sizeof(params), "%llu",
+                   (unsigned long long)(b->params * 26 + (UINT64_C(256) << 20)));
+    b->daemon = ZBENCH_NO_DAEMON;
+    b->c = NULL;
+    b->step = 0;
+    rc = zbench_daemon_start(&b->daemon, b->dir, options, &b->z->err);
+    if (rc == 0)
+        rc = commit_open(b, streamed);
+    if (rc == 0)
+        rc = commit_step(b, ZC_COMMIT_STEP, &ms[0], &with); /* warms up; the first is not alike */
+    for (unsigned i = 0; i < b->rounds && rc == 0; i++) {
+        if ((rc = commit_step(b, ZC_COMMIT_STEP, &ms[0], &with)) < 0 ||
+            (rc = commit_step(b, ZC_COMMIT_NO, &ms[1], &without)) < 0 ||
+            (rc = commit_step(b, ZC_COMMIT_NO, &ms[2], &without)) < 0 ||
+            (rc = commit_step(b, ZC_COMMIT_STEP, &ms[3], &with)) < 0)
+            break;
+        values[i] = (ms[0] + ms[3]) / 2;
+        references[i] = (ms[1] + ms[2]) / 2;
+    }
+    if (rc == 0 && (rc = zc_job_close_wait(b->c, b->job.id)) < 0)
+        (void)commit_failed(b, rc);
+    zc_close(b->c);
+    zbench_daemon_end(&b->daemon);
+    if (rc < 0)
+        return rc;
+    zbench_note(
+        b->z,
+        "%s: %.1f million parameters; written by a step that commits %.2f, by one that does not "
+        "%.2f bytes a parameter",
+        name, (double)b->params / 1e6, (double)with / (double)(b->count * COMMIT_UNITS),
+        (double)without / (double)(b->count * COMMIT_UNITS));
+    return zbench_add(b->z, &row, values, references, b->rounds);
+}
+
+int zbench_commit(struct zbench *z, int argc, char **argv)
+{
+    static const struct option options[] = { { "dir", required_argument, NULL, 'd' },
+                                             { "params", required_argument, NULL, 'p' },
+                                             { "rounds", required_argument, NULL, 'r' },
+                                             { 0 } };
+    struct commit_bench b = {
+        .z = z, .dir = "/var/tmp", .params = COMMIT_PARAMS, .rounds = COMMIT_ROUNDS
+    };
+    uint64_t rounds = COMMIT_ROUNDS;
+    int c, rc = 0;
+
+    while (rc == 0 && (c = getopt_long(argc, argv, "", options, NULL)) != -1) {
+        if (c == 'd')
+            b.dir = optarg;
+        else if (c == 'p')
+            rc = zb_size_parse(optarg, &b.params, &z->err);
+        else if (c == 'r')
+            rc = zb_size_parse(optarg, &rounds, &z->err);
+        else
+            rc = zb_fail(&z->err, -EINVAL, "commit: an option that is not known");
+    }
+    if (rc == 0 && optind < argc)
+        rc = zb_fail(&z->err, -EINVAL, "commit: '%s' is one word too many", argv[optind]);
+    if (rc == 0 && (rounds < 1 || rounds > ZBENCH_ROUNDS_MAX || b.params < COMMIT_UNITS * 4096u ||
+                    b.params > UINT64_C(1) << 36))
+        rc = zb_fail(&z->err, -EINVAL, "commit: rounds from 1 to %d, parameters from 32K to 64G",
+                     ZBENCH_ROUNDS_MAX);
+    if (rc < 0)
+        return rc;
+    b.rounds = (unsigned)rounds;
+    b.count = b.params / COMMIT_UNITS / 4096 * 4096;
+    rc = commit_case(&b, "commit/resident/plain-step", false);
+    return rc < 0 ? rc : commit_case(&b, "commit/streamed/plain-step", true);
+}

@@ -1,0 +1,29 @@
+/*
+ * process.h - a zshardd of our own, beside this program, for the benches that need one: on a
+ * temporary socket and data directory, gone with us however we end.
+ */
+#ifndef ZBENCH_PROCESS_H
+#define ZBENCH_PROCESS_H
+
+#include <sys/types.h>
+
+#include "base/err.h"
+
+struct zbench_daemon {
+    pid_t pid;     /* 0: not started */
+    int out;       /* its standard output; -1: none */
+    char dir[128]; /* "": not made */
+    char socket[160];
+};
+
+#define ZBENCH_NO_DAEMON ((struct zbench_daemon){ .out = -1 })
+
+/** Makes a directory in `parent` and starts a daemon with `options` (NULL-terminated, at most 32)
+ * behind --socket and --data; waits until it is ready. On failure, too, zbench_daemon_end() takes
+ * what is there. */
+int zbench_daemon_start(struct zbench_daemon *d, const char *parent, const char *const *options,
+                        struct zb_err *err);
+/** Ends it in good order and removes its directory. */
+void zbench_daemon_end(struct zbench_daemon *d);
+
+#endif
