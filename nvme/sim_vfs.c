@@ -28,13 +28,13 @@
 
 #define VFS_NAME_MAX 512
 #define VFS_SECTOR   512
+#define VFS_TEMP_MAX 40
 #define VFS_JULIAN   2460000.5 /* some day in 2023 */
 
 struct sim_vfs {
     sqlite3_vfs vfs;
     struct zn_sim *sim;
     char name[40];
-    atomic_uint temps;
 };
 
 struct vfs_file {
@@ -253,22 +253,41 @@ static int vfs_make(struct vfs_file *vf, const char *name, int flags)
     return SQLITE_OK;
 }
 
+/* A name for a temporary file that no other one has: names are few, and never forgotten. */
+static void vfs_temp(struct vfs_file *vf, char temp[VFS_TEMP_MAX])
+{
+    int file;
+
+    for (unsigned i = 0;; i++) {
+        (void)snprintf(temp, VFS_TEMP_MAX, "temporary-%u", i);
+        file = sim_file(vf->v->sim, temp);
+        if (file < 0)
+            return; /* vfs_make() says why */
+        if (sim_file_take(vf->v->sim, (unsigned)file, vf)) {
+            vf->file = (unsigned)file;
+            return;
+        }
+    }
+}
+
 static int vfs_open(sqlite3_vfs *vfs, const char *name, sqlite3_file *f, int flags, int *ret_flags)
 {
     struct vfs_file *vf = (struct vfs_file *)f;
     struct sim_vfs *v = vfs_of(vfs);
-    char temp[40];
+    char temp[VFS_TEMP_MAX];
     int rc;
 
     *vf = (struct vfs_file){ .v = v };
     if (!name) {
-        (void)snprintf(temp, sizeof(temp), "temporary-%u", atomic_fetch_add(&v->temps, 1));
+        vfs_temp(vf, temp);
         name = temp;
         flags |= SQLITE_OPEN_CREATE;
     }
     rc = vfs_make(vf, name, flags);
-    if (rc != SQLITE_OK)
+    if (rc != SQLITE_OK) {
+        sim_file_drop(v->sim, vf->file, vf);
         return rc;
+    }
     vf->delete_on_close = flags & SQLITE_OPEN_DELETEONCLOSE;
     vf->base.pMethods = &file_methods;
     sim_user(v->sim, 1);

@@ -692,7 +692,7 @@ static const struct {
     double want_s, late;                       /* and how much more it may be */
 } paced_cases[] = {
     { "1 GB/s", 1000000000, 80000, 1, 16, 1 << 20, 300, 0.3303, 0.01 },
-    { "10 GB/s", 10000000000, 80000, 1, 32, 1 << 20, 1000, 0.1081, 0.01 },
+    { "10 GB/s", 10000000000, 80000, 1, 32, 4 << 20, 250, 0.11786, 0.01 },
     { "1 GB/s for two", 1000000000, 0, 2, 8, 1 << 20, 100, 0.2244, 0.01 },
     { "by latency", 1000000000, 10000000, 1, 1, 4096, 20, 0.2, 0.1 },
 };
@@ -766,8 +766,9 @@ static void sim_fixed_rate(void **state)
         double want_s = paced_cases[c].want_s, best = 0;
         double most_s = want_s * (1 + paced_cases[c].late);
 
-        /* A machine that runs other things too may wake us late; not every time. */
-        for (int tries = 0; tries < 5 && (best == 0 || best > most_s); tries++) {
+        /* A machine that runs other things too may wake us later than what is in flight lasts (12
+         * ms and more); not every time. */
+        for (int tries = 0; tries < 10 && (best == 0 || best > most_s); tries++) {
             double took_s = paced_run(c);
 
             assert_true(took_s > 0.99 * want_s); /* never faster */
@@ -1251,6 +1252,31 @@ static void sim_sqlite_lock(void **state)
     zn_sim_free(s);
 }
 
+/* Temporary files come and go, more of them than there are names. */
+static void sim_sqlite_temporary(void **state)
+{
+    struct zn_sim *s = sim_new(1, false);
+    sqlite3 *db = bank_open(s);
+    uint64_t before = zn_sim_ops(s);
+
+    (void)state;
+    assert_non_null(db);
+    assert_int_equal(sql(db, "PRAGMA temp_store=FILE"), SQLITE_OK);
+    for (unsigned i = 0; i < SIM_FILES_MAX + 1; i++) {
+        assert_int_equal(sql(db, "CREATE TEMP TABLE t(v); INSERT INTO t VALUES(zeroblob(100000));"
+                                 "PRAGMA temp.cache_spill=1; DROP TABLE t"),
+                         SQLITE_OK);
+        assert_int_equal(sqlite3_close(db), SQLITE_OK);
+        db = bank_open(s);
+        assert_non_null(db);
+        assert_int_equal(sql(db, "PRAGMA temp_store=FILE; PRAGMA cache_size=1"), SQLITE_OK);
+    }
+    assert_int_equal(sqlite3_close(db), SQLITE_OK);
+    assert_int_equal(zn_sim_size(s, "temporary-0"), -ENOENT); /* but there was one: */
+    assert_true(zn_sim_ops(s) > before + SIM_FILES_MAX);
+    zn_sim_free(s);
+}
+
 /* A power cut during what comes after a power cut. */
 static void sim_cut_twice(void **state)
 {
@@ -1335,6 +1361,7 @@ int main(void)
         cmocka_unit_test(sim_every_allocation),
         cmocka_unit_test(sim_sqlite),
         cmocka_unit_test(sim_sqlite_lock),
+        cmocka_unit_test(sim_sqlite_temporary),
         cmocka_unit_test(sim_cut_twice),
         cmocka_unit_test(sim_sqlite_faults),
     };
