@@ -290,8 +290,9 @@ struct zc_placement {
  *  placed the job. -ENOSPC: it does not fit, nothing is held.
  *
  *  @param at  of a job that was attached: the iterations of the point to go on from, the same for
- *             all ranks (-EINVAL; -ENOENT: there is no such point). Later points are dropped. NULL:
- *             the newest. Looked at before it returns */
+ *             all ranks (-EINVAL; -ENOENT: there is no such point). What is only in memory and later is
+ *             forgotten; what is prepared stays to be decided. NULL: what is in memory, else the
+ *             newest commit. Looked at before it returns */
 ZC_EXPORT int zc_ready(struct zc_client *c, uint64_t job, const uint64_t *at, uint32_t timeout_ms,
                        struct zc_placement *ret, zc_done_fn *done, void *arg);
 ZC_EXPORT int zc_ready_wait(struct zc_client *c, uint64_t job, const uint64_t *at,
@@ -463,8 +464,8 @@ ZC_EXPORT int zc_commit(struct zc_client *c, uint64_t job, enum zc_commit what, 
 ZC_EXPORT int zc_commit_wait(struct zc_client *c, uint64_t job, enum zc_commit what,
                              uint64_t iterations, uint32_t timeout_ms, struct zc_point *ret);
 
-/** Where a job that is brought from elsewhere stands: its counters, before its first step; in force
- *  when every rank has said the same. */
+/** Where a job that is brought from elsewhere stands: its counters, before its first step. One rank
+ *  says it; another one may say the same. */
 ZC_EXPORT int zc_progress(struct zc_client *c, uint64_t job, uint64_t iterations, uint64_t applied,
                           zc_done_fn *done, void *arg);
 ZC_EXPORT int zc_progress_wait(struct zc_client *c, uint64_t job, uint64_t iterations,

@@ -1132,6 +1132,9 @@ static int unit_tensor(struct zsd_unit *unit, const struct zsd_job *job, const Z
     if (q->group >= job->groups && q->group != ZP_GROUP_FROZEN)
         return zb_fail(err, -EINVAL, "tensor '%s' is of parameter group %u, and the job has %u",
                        q->name, q->group, job->groups);
+    if (job->ntensors + unit->ntensors >= ZSD_TENSORS_MAX)
+        return zb_fail(err, -ENOSPC, "tensor '%s': job '%s' has %u tensors, which is the limit",
+                       q->name, job->name, job->ntensors + unit->ntensors);
     if (unit->ntensors == unit->tensors_room) {
         uint32_t room = unit->tensors_room > 0 ? 2 * unit->tensors_room : 16;
         void *grown = realloc(unit->tensors, room * sizeof(*unit->tensors));
@@ -1212,6 +1215,7 @@ static int unit_finish(struct zsd_member *m, struct zb_err *err)
         job->units_room = room;
     }
     job->units[job->nunits++] = unit;
+    job->ntensors += unit->ntensors;
     m->defining = NULL;
     return 0;
 }

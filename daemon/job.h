@@ -44,6 +44,8 @@
 #include "proto/frame.h"
 
 #define ZSD_SHARDS_MAX (1u << 20) /* of one job */
+#define ZSD_TENSORS_MAX \
+    (1u << 18) /* of one job, in all units: what their names take stays below 64 MiB */
 /* Streamed parameters: so many of one rank can be pinned at one time, whichever they are. */
 #define ZSD_RING_PINS 3u
 
@@ -234,6 +236,7 @@ struct zsd_job {
 
     struct zsd_unit **units;
     uint32_t nunits, units_room;
+    uint32_t ntensors; /* of all units */
     struct zsd_shard **shards;
     uint32_t nshards, shards_room;
 

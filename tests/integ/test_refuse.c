@@ -1151,6 +1151,41 @@ static void limits(void **state)
     zi_stop(&d);
 }
 
+#define TENSORS_MAX (1u << 18) /* of a job: daemon/job.h */
+
+/* A job takes so many tensors and no more, over all of its units. */
+static void tensors_without_end(void **state)
+{
+    static const char *const options[] = { "--host-bytes", "8M", "--nvme-bytes", "0", NULL };
+    struct zc_tensor *tensors = calloc(TENSORS_MAX, sizeof(*tensors));
+    struct zc_job_options o = { .name = "job", .world = 1, .staging_bytes = 4096, .groups = 1 };
+    struct zc_unit unit = { .name = "u",
+                            .elems = TENSORS_MAX,
+                            .dtype = ZC_F32,
+                            .grad_dtype = ZC_F32,
+                            .tensors = tensors,
+                            .ntensors = TENSORS_MAX - 1 };
+    struct zi_daemon d = { 0 };
+    struct zi_rank r;
+
+    (void)state;
+    assert_non_null(tensors);
+    for (uint32_t i = 0; i < TENSORS_MAX; i++)
+        tensors[i] = (struct zc_tensor){ .name = "t", .first = i, .ndims = 1, .dims = { 1 } };
+    zi_start(&d, options);
+    assert_int_equal(zi_open(&r, &d, &o), 0);
+    assert_int_equal(zc_unit_define_wait(r.c, r.job.id, &unit), 0);
+    unit.index = 1;
+    unit.ntensors = 2;
+    assert_says("a tensor too many", zc_unit_define_wait(r.c, r.job.id, &unit), -ENOSPC,
+                zc_error(r.c), "is the limit");
+    unit.ntensors = 1;
+    assert_int_equal(zc_unit_define_wait(r.c, r.job.id, &unit), 0);
+    zi_close(&r, 1);
+    zi_stop(&d);
+    free(tensors);
+}
+
 /* ---- another user's job */
 
 /* In a process of another user: its exit status. */
@@ -1294,6 +1329,7 @@ int main(void)
         cmocka_unit_test_teardown(the_least_of_a_job_with_a_limit, zi_teardown),
         cmocka_unit_test_teardown(the_least_of_nvme, zi_teardown),
         cmocka_unit_test_teardown(limits, zi_teardown),
+        cmocka_unit_test_teardown(tensors_without_end, zi_teardown),
         cmocka_unit_test_teardown(another_user, zi_teardown),
         cmocka_unit_test_teardown(a_socket_of_ours_only, zi_teardown),
     };
