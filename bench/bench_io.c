@@ -21,6 +21,20 @@
  * where their pages happen to lie. So both get fresh buffers for each slice, and both get huge
  * pages: ours by madvise(), fio by a setting of its C library.
  *
+ * Both register the file and, where RLIMIT_MEMLOCK lets them, the buffers.
+ *
+ * BESIDE fio there are four more comparisons, each in rounds A B B A of its own:
+ *
+ *     fixed-rate  our engines' common half on the simulated device (nvme/zn_sim.h), which moves a
+ *                 given number of bytes a second: what part of that is reached. It judges whether
+ *                 we keep a drive busy where real drives are too noisy; it says nothing about
+ *                 io_uring
+ *     crc         CPU time per GB with a checksum over every page that was read, or is written,
+ *                 less that without; against the limit that we promise
+ *     pages       buffers on huge pages against buffers on 4 KiB pages
+ *     PEER        another program (--peer): bench/peers/. Both go through the file from front to
+ *                 back, since not everybody can do random blocks
+ *
  * CPU time is what the kernel charged to our process (all threads), and fio's own figure for its
  * job, without its start.
  */
@@ -38,12 +52,14 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/size.h"
 #include "base/util.h"
 #include "nvme/zn.h"
+#include "nvme/zn_sim.h"
 
 #define IO_INFLIGHT  (32 * ZB_MIB)
 #define IO_DEPTH_MAX 32u
@@ -53,6 +69,9 @@
 #define IO_BLOCK_MAX (4 * ZB_MIB)
 _Static_assert(IO_INFLIGHT / IO_BLOCK_MIN == IO_DEPTH_MAX, "a buffer for each request");
 
+#define IO_CRC_BYTES   65536u
+#define IO_CRC_LIMIT   60.0 /* CPU milliseconds per GB: what we promise */
+#define IO_SIM_NS      100000
 #define IO_FIO_ARGS    32
 #define IO_FIO_OUTPUT  262144u /* fio answers with about 10 KiB */
 #define IO_SLICES_MAX  (2 * ZBENCH_ROUNDS_MAX)
@@ -65,7 +84,7 @@ static const struct {
 } io_mixes[] = {
     [IO_READ] = { "read", "randread" },
     [IO_WRITE] = { "write", "randwrite" },
-    [IO_MIXED] = { "mixed", "randrw" },
+    [IO_MIXED] = { "mix", "randrw" },
 };
 
 static const struct {
@@ -85,10 +104,29 @@ struct io_slice {
     double mib_s, cpu_us; /* CPU microseconds of one request */
 };
 
+static const struct {
+    const char *name;
+    uint64_t bytes_s;
+} io_rates[] = { { "1G", 1000000000 }, { "3G", 3000000000 }, { "10G", 10000000000 } };
+
+/* How a slice of ours is run. */
+struct io_how {
+    const char *engine; /* NULL: the simulated device */
+    uint64_t sim_bytes_s;
+    bool crc, small_pages, in_order;
+};
+
 struct io_bench {
     struct zbench *z;
     const char *dir;
-    const char *only; /* the beginning of case names; "": all */
+    const char *only;    /* the beginning of case names; "": all */
+    const char *against; /* one comparison; "": all */
+    const char *peer;    /* the command of another program, or NULL */
+    FILE *peer_in, *peer_out;
+    pid_t peer_pid;
+    char peer_name[32];
+    bool fixed_bufs; /* fio may lock its buffers, and so may we */
+    uint64_t at;     /* in_order: where the last slice ended */
     uint64_t size_bytes;
     double seconds; /* of a slice */
     unsigned rounds;
@@ -126,9 +164,8 @@ static unsigned io_depth(uint32_t block_bytes)
     return (unsigned)(IO_INFLIGHT / block_bytes);
 }
 
-/* Fresh buffers on huge pages, touched: IO_INFLIGHT bytes at *ret_bufs inside of what is returned.
- */
-static void *io_bufs_map(const struct io_bench *b, char **ret_bufs)
+/* Fresh buffers, touched: IO_INFLIGHT bytes at *ret_bufs inside of what is returned. */
+static void *io_bufs_map(const struct io_bench *b, bool small_pages, char **ret_bufs)
 {
     void *map = mmap(NULL, IO_INFLIGHT + IO_HUGE, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -136,7 +173,8 @@ static void *io_bufs_map(const struct io_bench *b, char **ret_bufs)
     if (map == MAP_FAILED)
         return NULL;
     *ret_bufs = (char *)map + (IO_HUGE - (uintptr_t)map % IO_HUGE);
-    (void)madvise(*ret_bufs, IO_INFLIGHT, MADV_HUGEPAGE); /* else as it is, for fio as well */
+    /* where it is refused: as it is, for fio as well */
+    (void)madvise(*ret_bufs, IO_INFLIGHT, small_pages ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
     memcpy(*ret_bufs, b->fill, IO_INFLIGHT);
     return map;
 }
@@ -147,8 +185,9 @@ struct io_run {
     struct zn_engine *e;
     char *bufs;
     enum io_mix mix;
+    const struct io_how *how;
     uint32_t block_bytes;
-    uint64_t blocks, next;  /* next: while the file is filled */
+    uint64_t blocks, next;  /* next: while the file is filled, or in order */
     uint64_t slice_ns;      /* 0: fill the file, each block once */
     uint64_t ramp_ns;       /* until then nothing counts */
     bool counting;          /* slice_ns long from begin_ns on, however late that is */
@@ -170,16 +209,28 @@ static bool io_run_over(const struct io_run *r)
 
 static void io_run_done(struct zn_io *io, int rc);
 
+/* What the daemon does with a page that was read, or is about to be written. */
+static void io_run_crc(struct io_run *r, const struct zn_io *io)
+{
+    static uint32_t crcs[IO_BLOCK_MAX / IO_CRC_BYTES];
+    struct zn_page_id id = { .job = 1, .index = (uint32_t)r->ios };
+
+    zn_page_seal(&id, io->buf, io->len_bytes, IO_CRC_BYTES, crcs);
+}
+
 static void io_run_submit(struct io_request *q)
 {
     struct io_run *r = q->run;
-    uint64_t block = r->slice_ns > 0 ? io_random(r->b) % r->blocks : r->next++;
+    uint64_t block = r->slice_ns > 0 && !r->how->in_order ? io_random(r->b) % r->blocks
+                                                          : r->next++ % r->blocks;
     bool write = r->mix == IO_WRITE || (r->mix == IO_MIXED && io_random(r->b) >> 63);
 
     q->io.op = write ? ZN_WRITE : ZN_READ;
     q->io.len_bytes = r->block_bytes;
     q->io.off_bytes = ZN_DATA_START + block * r->block_bytes;
     q->io.done = io_run_done;
+    if (write && r->how->crc)
+        io_run_crc(r, &q->io);
     r->rc = zn_submit(r->e, &q->io);
 }
 
@@ -197,6 +248,8 @@ static void io_run_done(struct zn_io *io, int rc)
 
     if (rc < 0 && r->rc == 0)
         r->rc = rc;
+    if (io->op == ZN_READ && r->how->crc)
+        io_run_crc(r, io);
     if (r->counting)
         r->ios++;
     else if (zb_now_ns() >= r->ramp_ns)
@@ -223,28 +276,56 @@ static void io_run_all(struct io_run *r)
     }
 }
 
-/* A slice by `engine`; seconds 0 fills the file. */
-static int io_ours(struct io_bench *b, const char *engine, enum io_mix mix, uint32_t block_bytes,
-                   double seconds, struct io_slice *ret)
+static int io_open(struct io_bench *b, const struct io_how *how, unsigned depth,
+                   struct zn_engine **ret, struct zn_sim **ret_sim)
 {
     struct zn_options o = {
-        .path = b->path, .size_bytes = b->size_bytes, .io = engine, .depth = io_depth(block_bytes)
+        .path = b->path, .size_bytes = b->size_bytes, .io = how->engine, .depth = depth
     };
-    struct io_run r = {
-        .b = b, .mix = mix, .block_bytes = block_bytes, .blocks = io_block_count(b, block_bytes)
-    };
+    struct zn_sim_options so = { .rate_bytes = how->sim_bytes_s,
+                                 .latency_ns = IO_SIM_NS,
+                                 .discard = true };
+    int rc;
+
+    *ret_sim = NULL;
+    if (how->engine)
+        return zn_open(ret, &o, &b->z->err);
+    rc = zn_sim_new(ret_sim, &so, &b->z->err);
+    if (rc == 0)
+        rc = zn_sim_engine(ret, *ret_sim, "data", b->size_bytes, depth, &b->z->err);
+    if (rc < 0)
+        zn_sim_free(*ret_sim);
+    return rc;
+}
+
+/* A slice of ours; seconds 0 fills the file. */
+static int io_ours(struct io_bench *b, const struct io_how *how, enum io_mix mix,
+                   uint32_t block_bytes, double seconds, struct io_slice *ret)
+{
+    struct io_run r = { .b = b,
+                        .mix = mix,
+                        .how = how,
+                        .block_bytes = block_bytes,
+                        .blocks = io_block_count(b, block_bytes) };
+    const char *engine = how->engine ? how->engine : "the simulated device";
+    struct zn_sim *sim;
     double cpu_s, wall_s;
     void *map;
-    int rc = zn_open(&r.e, &o, &b->z->err);
+    int rc = io_open(b, how, io_depth(block_bytes), &r.e, &sim);
 
     if (rc < 0)
         return rc;
-    map = io_bufs_map(b, &r.bufs);
+    map = io_bufs_map(b, how->small_pages, &r.bufs);
     if (!map) {
         zn_close(r.e);
+        zn_sim_free(sim);
         return zb_fail(&b->z->err, -ENOMEM, "%s of buffers: %m", zb_size_text(IO_INFLIGHT).s);
     }
-    b->direct = zn_info(r.e)->direct;
+    if (how->engine)
+        b->direct = zn_info(r.e)->direct;
+    if (how->in_order)
+        r.next = b->at;
+    (void)zn_register(r.e, r.bufs, IO_INFLIGHT); /* what cannot be goes the plain way */
     if (seconds > 0) {
         r.ramp_ns = zb_now_ns() + (uint64_t)(IO_RAMP_S * 1e9);
         r.slice_ns = (uint64_t)(seconds * 1e9);
@@ -253,7 +334,9 @@ static int io_ours(struct io_bench *b, const char *engine, enum io_mix mix, uint
     wall_s = (double)(zb_now_ns() - r.begin_ns) / 1e9;
     cpu_s = zbench_cpu_s() - r.begin_cpu_s;
     zn_close(r.e);
+    zn_sim_free(sim);
     (void)munmap(map, IO_INFLIGHT + IO_HUGE);
+    b->at = r.next;
     if (r.rc < 0)
         return zb_fail(&b->z->err, r.rc, "%s by %s on '%s': %m", io_mixes[mix].name, engine,
                        b->path);
@@ -304,6 +387,7 @@ static void io_fio_command(const struct io_bench *b, enum io_mix mix, uint32_t b
     io_fio_word(f, "--iodepth=%u", io_depth(block_bytes));
     io_fio_word(f, "--ioengine=io_uring");
     io_fio_word(f, "--registerfiles=1");
+    io_fio_word(f, "--fixedbufs=%d", b->fixed_bufs);
     io_fio_word(f, "--direct=%d", b->direct);
     io_fio_word(f, "--offset=%llu", (unsigned long long)ZN_DATA_START);
     io_fio_word(f, "--size=%llu",
@@ -406,6 +490,76 @@ static int io_theirs(struct io_bench *b, enum io_mix mix, uint32_t block_bytes,
     return 0;
 }
 
+/* ---- another program. It is started once, with three more words: the file, and the first byte and
+ * the number of bytes of it that it may touch. It says "ready NAME WHAT...". From then on each line
+ * "read|write BLOCK_BYTES SECONDS" is answered by a line "MIB_S CPU_US_PER_BLOCK", or by anything
+ * else, which ends the bench. It ends when its input does. */
+
+static int io_peer_line(struct io_bench *b, char *line, size_t size)
+{
+    if (!fgets(line, (int)size, b->peer_out))
+        return zb_fail(&b->z->err, -EPIPE, "the peer has ended");
+    line[strcspn(line, "\n")] = '\0';
+    return 0;
+}
+
+static int io_peer_start(struct io_bench *b)
+{
+    char command[8192], line[1024];
+    int to[2], from[2], used = 0;
+    int rc;
+
+    (void)snprintf(
+        command, sizeof(command), "exec %s '%s' %llu %llu", b->peer, b->path,
+        (unsigned long long)ZN_DATA_START,
+        (unsigned long long)((b->size_bytes - ZN_DATA_START) / IO_BLOCK_MAX * IO_BLOCK_MAX));
+    if (pipe2(to, O_CLOEXEC) < 0 || pipe2(from, O_CLOEXEC) < 0)
+        return zb_fail(&b->z->err, -errno, "pipes to the peer: %m");
+    b->peer_pid = fork();
+    if (b->peer_pid == 0) {
+        if (dup2(to[0], STDIN_FILENO) >= 0 && dup2(from[1], STDOUT_FILENO) >= 0)
+            (void)execl("/bin/sh", "sh", "-c", command, (char *)NULL);
+        _exit(127);
+    }
+    (void)close(to[0]);
+    (void)close(from[1]);
+    b->peer_in = fdopen(to[1], "w");
+    b->peer_out = fdopen(from[0], "r");
+    if (b->peer_pid < 0 || !b->peer_in || !b->peer_out)
+        return zb_fail(&b->z->err, -EAGAIN, "start the peer: %m");
+    rc = io_peer_line(b, line, sizeof(line));
+    if (rc < 0)
+        return rc;
+    if (sscanf(line, "ready %31s %n", b->peer_name, &used) != 1)
+        return zb_fail(&b->z->err, -EPROTO, "the peer is not ready: %s", line);
+    zbench_note(b->z, "peer: %s", line + used);
+    return 0;
+}
+
+static int io_peer_slice(struct io_bench *b, enum io_mix mix, uint32_t block_bytes,
+                         struct io_slice *ret)
+{
+    char line[1024];
+    int rc;
+
+    (void)fprintf(b->peer_in, "%s %u %g\n", io_mixes[mix].name, block_bytes, b->seconds);
+    (void)fflush(b->peer_in);
+    rc = io_peer_line(b, line, sizeof(line));
+    if (rc == 0 && sscanf(line, "%lf %lf", &ret->mib_s, &ret->cpu_us) != 2)
+        rc = zb_fail(&b->z->err, -EPROTO, "the peer says: %s", line);
+    return rc;
+}
+
+static void io_peer_end(struct io_bench *b)
+{
+    if (b->peer_in)
+        (void)fclose(b->peer_in);
+    if (b->peer_out)
+        (void)fclose(b->peer_out);
+    while (b->peer_pid > 0 && waitpid(b->peer_pid, NULL, 0) < 0 && errno == EINTR)
+        ;
+}
+
 static void io_print_command(const struct io_bench *b, enum io_mix mix, uint32_t block_bytes)
 {
     static struct io_fio f;
@@ -432,8 +586,9 @@ static int io_measure_round(struct io_bench *b, enum io_mix mix, uint32_t block_
     for (unsigned i = 0; i < b->round_slices; i++) {
         enum io_who who = io_round[i];
         struct io_slice s;
-        int rc = io_engines[who] ? io_ours(b, io_engines[who], mix, block_bytes, b->seconds, &s)
-                                 : io_theirs(b, mix, block_bytes, &s);
+        struct io_how how = { .engine = io_engines[who] };
+        int rc = how.engine ? io_ours(b, &how, mix, block_bytes, b->seconds, &s)
+                            : io_theirs(b, mix, block_bytes, &s);
 
         if (io_stop)
             return zb_fail(&b->z->err, -EINTR, "interrupted");
@@ -468,17 +623,14 @@ static bool io_all_positive(const double *values, unsigned n)
     return true;
 }
 
-static int io_case(struct io_bench *b, enum io_mix mix, size_t block)
+static int io_case_fio(struct io_bench *b, enum io_mix mix, size_t block)
 {
     static struct io_result res;
     const char *mix_name = io_mixes[mix].name, *block_name = io_blocks[block].name;
-    char name[32];
     int rc = 0;
 
-    (void)snprintf(name, sizeof(name), "%s/%s", mix_name, block_name);
-    if (strncmp(name, b->only, strlen(b->only)) != 0)
-        return 0;
     memset(&res, 0, sizeof(res));
+    zbench_note(b->z, "fio's command line:");
     io_print_command(b, mix, io_blocks[block].bytes);
     for (unsigned i = 0; i < b->rounds && rc == 0; i++)
         rc = io_measure_round(b, mix, io_blocks[block].bytes, i, &res);
@@ -495,17 +647,163 @@ static int io_case(struct io_bench *b, enum io_mix mix, size_t block)
     return rc;
 }
 
+/* Two kinds of slices, A B B A in each round: the means of a round of each. */
+struct io_pair {
+    double mib_s[2][ZBENCH_ROUNDS_MAX], cpu_ms_gb[2][ZBENCH_ROUNDS_MAX];
+};
+
+static int io_slice(struct io_bench *b, const struct io_how *how, enum io_mix mix,
+                    uint32_t block_bytes, struct io_slice *ret)
+{
+    return how ? io_ours(b, how, mix, block_bytes, b->seconds, ret)
+               : io_peer_slice(b, mix, block_bytes, ret);
+}
+
+/* b_how NULL: the peer. */
+static int io_measure_pair(struct io_bench *b, enum io_mix mix, uint32_t block_bytes,
+                           const struct io_how *a_how, const struct io_how *b_how,
+                           struct io_pair *res)
+{
+    memset(res, 0, sizeof(*res));
+    for (unsigned round = 0; round < b->rounds; round++) {
+        for (unsigned i = 0; i < 4; i++) {
+            unsigned who = i == 1 || i == 2;
+            struct io_slice s;
+            int rc = io_slice(b, who ? b_how : a_how, mix, block_bytes, &s);
+
+            if (io_stop)
+                return zb_fail(&b->z->err, -EINTR, "interrupted");
+            if (rc < 0)
+                return rc;
+            res->mib_s[who][round] += s.mib_s / 2;
+            res->cpu_ms_gb[who][round] += s.cpu_us / 1e3 * (1e9 / block_bytes) / 2;
+        }
+    }
+    return 0;
+}
+
+static int io_case_rate(struct io_bench *b, enum io_mix mix, size_t block)
+{
+    static double reached[ZBENCH_ROUNDS_MAX], rate[ZBENCH_ROUNDS_MAX];
+    int rc = 0;
+
+    for (size_t i = 0; i < ZB_COUNT(io_rates) && rc == 0; i++) {
+        struct io_how how = { .sim_bytes_s = io_rates[i].bytes_s };
+        struct zbench_row row = { .unit = "MiB/s", .reference_name = "the device's rate" };
+
+        for (unsigned n = 0; n < b->rounds && rc == 0; n++) {
+            struct io_slice s;
+
+            rc = io_ours(b, &how, mix, io_blocks[block].bytes, b->seconds, &s);
+            reached[n] = s.mib_s;
+            rate[n] = (double)io_rates[i].bytes_s / (double)ZB_MIB;
+            if (io_stop)
+                rc = zb_fail(&b->z->err, -EINTR, "interrupted");
+        }
+        (void)snprintf(row.name, sizeof(row.name), "%s/%s/sim-%s/fixed-rate", io_mixes[mix].name,
+                       io_blocks[block].name, io_rates[i].name);
+        if (rc == 0)
+            rc = zbench_add(b->z, &row, reached, rate, b->rounds);
+    }
+    return rc;
+}
+
+static int io_case_crc(struct io_bench *b, enum io_mix mix, size_t block)
+{
+    static const struct io_how with = { .engine = "auto", .crc = true },
+                               without = { .engine = "auto" };
+    static struct io_pair res;
+    static double limit[ZBENCH_ROUNDS_MAX];
+    struct zbench_row row = { .unit = "ms/GB", .reference_name = "limit", .lower = true };
+    int rc = io_measure_pair(b, mix, io_blocks[block].bytes, &with, &without, &res);
+
+    for (unsigned i = 0; i < b->rounds; i++) {
+        res.cpu_ms_gb[0][i] -= res.cpu_ms_gb[1][i];
+        limit[i] = IO_CRC_LIMIT;
+    }
+    (void)snprintf(row.name, sizeof(row.name), "cpu/%s/%s/crc/limit", io_mixes[mix].name,
+                   io_blocks[block].name);
+    return rc < 0 ? rc : zbench_add(b->z, &row, res.cpu_ms_gb[0], limit, b->rounds);
+}
+
+static int io_add_pair(struct io_bench *b, enum io_mix mix, size_t block, const char *who,
+                       const char *against, const struct io_pair *res)
+{
+    struct zbench_row row = { .unit = "MiB/s", .reference_name = against };
+    int rc;
+
+    (void)snprintf(row.name, sizeof(row.name), "%s/%s/%s/%s", io_mixes[mix].name,
+                   io_blocks[block].name, who, against);
+    rc = zbench_add(b->z, &row, res->mib_s[0], res->mib_s[1], b->rounds);
+    if (rc < 0 || !io_all_positive(res->cpu_ms_gb[1], b->rounds))
+        return rc;
+    row.unit = "ms/GB";
+    row.lower = true;
+    (void)snprintf(row.name, sizeof(row.name), "cpu/%s/%s/%s/%s", io_mixes[mix].name,
+                   io_blocks[block].name, who, against);
+    return zbench_add(b->z, &row, res->cpu_ms_gb[0], res->cpu_ms_gb[1], b->rounds);
+}
+
+static int io_case_pages(struct io_bench *b, enum io_mix mix, size_t block)
+{
+    static const struct io_how huge = { .engine = "auto" },
+                               small = { .engine = "auto", .small_pages = true };
+    static struct io_pair res;
+    int rc = io_measure_pair(b, mix, io_blocks[block].bytes, &huge, &small, &res);
+
+    return rc < 0 ? rc : io_add_pair(b, mix, block, "huge-pages", "small-pages", &res);
+}
+
+static int io_case_peer(struct io_bench *b, enum io_mix mix, size_t block)
+{
+    static const struct io_how ours = { .engine = "auto", .in_order = true };
+    static struct io_pair res;
+    int rc = b->peer && mix != IO_MIXED
+                 ? io_measure_pair(b, mix, io_blocks[block].bytes, &ours, NULL, &res)
+                 : 0;
+
+    return rc < 0 || !b->peer || mix == IO_MIXED
+               ? rc
+               : io_add_pair(b, mix, block, "ours", b->peer_name, &res);
+}
+
+static const struct {
+    const char *name;
+    int (*run)(struct io_bench *b, enum io_mix mix, size_t block);
+} io_cases[] = {
+    { "fio", io_case_fio },     { "fixed-rate", io_case_rate }, { "crc", io_case_crc },
+    { "pages", io_case_pages }, { "peer", io_case_peer },
+};
+
+static int io_case(struct io_bench *b, enum io_mix mix, size_t block)
+{
+    char name[32];
+    int rc = 0;
+
+    (void)snprintf(name, sizeof(name), "%s/%s", io_mixes[mix].name, io_blocks[block].name);
+    if (strncmp(name, b->only, strlen(b->only)) != 0)
+        return 0;
+    for (size_t i = 0; i < ZB_COUNT(io_cases) && rc == 0; i++)
+        if (b->against[0] == '\0' || strcmp(b->against, io_cases[i].name) == 0)
+            rc = io_cases[i].run(b, mix, block);
+    return rc;
+}
+
 static int io_run_cases(struct io_bench *b)
 {
+    static const struct io_how how = { .engine = "auto" };
     struct io_slice fill;
-    int rc = io_ours(b, "auto", IO_WRITE, (uint32_t)ZB_MIB, 0, &fill);
+    int rc = io_ours(b, &how, IO_WRITE, (uint32_t)ZB_MIB, 0, &fill);
 
     if (rc == 0)
         zbench_note(b->z, "%s, %s of %s, %s", b->path, zb_size_text(b->size_bytes).s,
-                    b->direct ? "O_DIRECT" : "buffered", "written once; fio's command lines:");
+                    b->direct ? "O_DIRECT" : "buffered", "written once");
+    if (rc == 0 && b->peer)
+        rc = io_peer_start(b);
     for (enum io_mix mix = IO_READ; mix <= IO_MIXED && rc == 0; mix++)
         for (size_t block = 0; block < ZB_COUNT(io_blocks) && rc == 0; block++)
             rc = io_case(b, mix, block);
+    io_peer_end(b);
     return rc;
 }
 
@@ -545,6 +843,8 @@ static int io_parse(struct io_bench *b, int argc, char **argv)
         { "seconds", required_argument, NULL, 't' },
         { "slices", required_argument, NULL, 'n' },
         { "only", required_argument, NULL, 'o' },
+        { "against", required_argument, NULL, 'a' },
+        { "peer", required_argument, NULL, 'p' },
         { "smoke", no_argument, NULL, 'q' },
         { 0 },
     };
@@ -570,6 +870,12 @@ static int io_parse(struct io_bench *b, int argc, char **argv)
         case 'o':
             b->only = optarg;
             break;
+        case 'a':
+            b->against = optarg;
+            break;
+        case 'p':
+            b->peer = optarg;
+            break;
         case 'q': /* does it work at all: the figures mean nothing */
             b->size_bytes = 32 * ZB_MIB;
             b->seconds = 0.02;
@@ -577,9 +883,11 @@ static int io_parse(struct io_bench *b, int argc, char **argv)
             b->round_slices = ZB_COUNT(io_round) / 2;
             break;
         default: /* getopt has said what */
-            rc = zb_fail(&b->z->err, -EINVAL,
-                         "usage: zbench io [--dir DIR] [--size SIZE] "
-                         "[--seconds S] [--slices N] [--only CASE] [--smoke] [--json]");
+            rc = zb_fail(
+                &b->z->err, -EINVAL,
+                "usage: zbench io [--dir DIR] [--size SIZE] "
+                "[--seconds S] [--slices N] [--only CASE] [--against WHAT] [--peer COMMAND] "
+                "[--smoke] [--json]");
         }
     }
     if (rc == 0 && optind < argc)
@@ -595,14 +903,18 @@ int zbench_io(struct zbench *z, int argc, char **argv)
     struct io_bench b = { .z = z,
                           .dir = ".",
                           .only = "",
+                          .against = "",
                           .size_bytes = ZB_GIB,
-                          .seconds = 0.15,
-                          .rounds = 6,
+                          .seconds = 0.3,
+                          .rounds = 10,
                           .round_slices = ZB_COUNT(io_round),
                           .seed = UINT64_C(0x9e3779b97f4a7c15) };
     struct sigaction act = { .sa_handler = io_on_signal };
+    struct rlimit lock;
     int rc = io_parse(&b, argc, argv);
 
+    if (rc == 0 && getrlimit(RLIMIT_MEMLOCK, &lock) == 0)
+        b.fixed_bufs = geteuid() == 0 || lock.rlim_cur >= 2 * IO_INFLIGHT;
     if (rc == 0)
         rc = io_find_fio(z);
     if (rc < 0)
@@ -615,6 +927,7 @@ int zbench_io(struct zbench *z, int argc, char **argv)
     (void)snprintf(b.path, sizeof(b.path), "%s/zbench-io-%d.data", b.dir, (int)getpid());
     (void)sigaction(SIGINT, &act, NULL); /* the file goes, whatever ends us */
     (void)sigaction(SIGTERM, &act, NULL);
+    (void)signal(SIGPIPE, SIG_IGN); /* a peer that has ended is an error like others */
     rc = io_run_cases(&b);
     (void)unlink(b.path);
     free(b.fill);

@@ -16,7 +16,9 @@ static const struct {
     const char *name, *args, *help;
     int (*run)(struct zbench *z, int argc, char **argv);
 } cmds[] = {
-    { "io", "[--dir DIR] [--size SIZE] [--seconds S] [--slices N] [--only read/1M] [--smoke]",
+    { "io",
+      "[--dir DIR] [--size SIZE] [--seconds S] [--slices N] [--only read/1M] [--against fio]\n"
+      "           [--peer COMMAND] [--smoke]",
       "bandwidth of the I/O engines, against fio", zbench_io },
     { "fetch", "[--rounds N] [--ops N]",
       "latency of a fetch and release of a resident shard, against a raw ping-pong", zbench_fetch },
