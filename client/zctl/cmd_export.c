@@ -2,9 +2,9 @@
  * cmd_export.c - export: a saved job becomes safetensors.
  *
  * MODEL. The plan comes first: every tensor that will be written, of which file, from which plane.
- * Then its bytes stream, file by file, in pieces of ZCTL_PIECE_BYTES: while one is converted and
- * written, the next one is read. Within a file tensors of wide elements stand before those of
- * narrow ones, so that each is aligned to its elements.
+ * Then its bytes stream, file by file, in pieces of at most ZCTL_PIECE_BYTES: while one is
+ * converted and written, the next one is read. Within a file tensors of wide elements stand before
+ * those of narrow ones, so that each is aligned to its elements.
  *
  * What fails, or is ended by a signal, takes back what it wrote.
  */
@@ -19,7 +19,8 @@
 #include "client/zctl/model.h"
 
 #define SHARD_BYTES (UINT64_C(5) << 30) /* as Hugging Face's libraries do it */
-#define FILES_MAX   99999u              /* what five digits count */
+#define PIECE_MIN   (UINT64_C(64) << 10)
+#define FILES_MAX   99999u /* what five digits count */
 #define META_MAX    6u
 
 struct item {
@@ -55,6 +56,7 @@ struct export
     uint64_t bytes; /* of all tensors */
     enum zc_st_dtype dtype;
     bool own_dtype, optimizer;
+    uint64_t piece_bytes; /* of memory, and of fp32 */
     struct slot slots[ZCTL_SLOTS];
     float *wide;  /* a piece as fp32, */
     void *narrow; /* and as what is written */
@@ -319,7 +321,7 @@ static int slot_read(struct export *x, struct slot *s, struct cursor *at)
     if (at->item == x->nitems)
         return 0;
     item = &x->items[at->item];
-    s->count = zb_min_u64(item->elems - at->at, ZCTL_PIECE_BYTES / sizeof(float));
+    s->count = zb_min_u64(item->elems - at->at, x->piece_bytes / sizeof(float));
     s->base.busy = true;
     rc = zc_reader_read(x->z->client, x->reader.id, item->unit, item->what, item->t->first + at->at,
                         s->count, s->base.staged, zctl_slot_done, &s->base);
@@ -407,6 +409,27 @@ static int export_options(struct export *x, uint64_t *ret_shard_bytes)
     return zb_fail(&x->z->err, -EINVAL, "--dtype is param, fp32, bf16 or fp16, not '%s'", dtype);
 }
 
+/** The reader's memory is the daemon's host memory, of which jobs may have left little: then pieces
+ *  are smaller. */
+static int export_open(struct export *x, const struct zctl_saved *from)
+{
+    struct zctl *z = x->z;
+    int rc;
+
+    x->piece_bytes = ZCTL_PIECE_BYTES;
+    while ((rc = zc_reader_open_wait(z->client, from->job, from->snapshot,
+                                     ZCTL_SLOTS * x->piece_bytes, &x->reader)) == -ENOSPC &&
+           x->piece_bytes > PIECE_MIN)
+        x->piece_bytes /= 2;
+    if (rc < 0)
+        return zctl_failed(z, rc);
+    if (x->reader.staging_bytes < ZCTL_SLOTS * x->piece_bytes)
+        return zb_fail(&z->err, -EPROTO, "the daemon gave less staging than was asked for");
+    for (unsigned i = 0; i < ZCTL_SLOTS; i++)
+        x->slots[i].base.staged = (char *)x->reader.staging + i * x->piece_bytes;
+    return 0;
+}
+
 static int export_run(struct export *x, const struct zctl_saved *from, const char *path,
                       uint64_t shard_bytes)
 {
@@ -414,8 +437,7 @@ static int export_run(struct export *x, const struct zctl_saved *from, const cha
     int rc = zctl_connect(z);
 
     if (rc == 0)
-        rc = zctl_failed(z, zc_reader_open_wait(z->client, from->job, from->snapshot,
-                                                ZCTL_SLOTS * ZCTL_PIECE_BYTES, &x->reader));
+        rc = export_open(x, from);
     if (rc == 0)
         rc = zctl_model_read(z, &x->reader, &x->model);
     if (rc == 0)
@@ -426,10 +448,6 @@ static int export_run(struct export *x, const struct zctl_saved *from, const cha
     x->narrow = malloc(ZCTL_PIECE_BYTES);
     if (rc == 0 && (!x->wide || !x->narrow))
         rc = zb_fail(&z->err, -ENOMEM, "a piece: %m");
-    if (rc == 0 && x->reader.staging_bytes < ZCTL_SLOTS * ZCTL_PIECE_BYTES)
-        rc = zb_fail(&z->err, -EPROTO, "the daemon gave less staging than was asked for");
-    for (unsigned i = 0; rc == 0 && i < ZCTL_SLOTS; i++)
-        x->slots[i].base.staged = (char *)x->reader.staging + i * ZCTL_PIECE_BYTES;
     if (rc == 0)
         rc = zctl_place_open(z, path, &x->place);
     if (rc == 0)

@@ -203,16 +203,18 @@ static int compare_all(struct import *x, bool shapes)
 
 static int job_open(struct import *x, const char *name)
 {
-    uint64_t page_elems = zc_server(x->z->client)->page_elems;
+    uint64_t page_elems = zc_server(x->z->client)->page_elems, largest = 0;
     struct zc_job_options options = {
         .name = name, .world = 1, .keep = true, .durable = true, .groups = x->model.groups
     };
     struct zc_placement placement;
     int rc;
 
-    x->piece_elems = ZCTL_PIECE_BYTES / sizeof(float) / page_elems * page_elems;
-    if (x->piece_elems == 0)
-        x->piece_elems = page_elems;
+    for (uint32_t u = 0; u < x->model.nunits; u++)
+        largest = zb_max_u64(largest, x->model.units[u]->elems);
+    x->piece_elems = zb_min_u64(zb_round_up(largest, page_elems),
+                                ZCTL_PIECE_BYTES / sizeof(float) / page_elems * page_elems);
+    x->piece_elems = zb_max_u64(x->piece_elems, page_elems); /* where a page is more than a piece */
     options.staging_bytes = ZCTL_SLOTS * x->piece_elems * sizeof(float);
     rc = zctl_failed(x->z, zc_job_open_wait(x->z->client, &options, &x->job));
     if (rc < 0)

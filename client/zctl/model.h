@@ -13,8 +13,8 @@
 #include "client/zc_safetensors.h"
 #include "client/zctl/zctl.h"
 
-#define ZCTL_PIECE_BYTES \
-    (UINT64_C(16) << 20) /* two of them travel, two are for conversion: the memory */
+/* Two pieces travel, two are for conversion: that is the memory, whatever the size of the job. */
+#define ZCTL_PIECE_BYTES     (UINT64_C(4) << 20)
 
 #define ZCTL_EXP_AVG         ".exp_avg"
 #define ZCTL_EXP_AVG_SQ      ".exp_avg_sq"

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/util.h"
 #include "tests/unit/client/session.h"
@@ -235,6 +236,11 @@ static void snapshots(void **state)
 
 /* ---- readers */
 
+static bool is_mapped(void *p)
+{
+    return msync(p, 4096, MS_ASYNC) == 0;
+}
+
 static void readers(void **state)
 {
     struct session x = session_open(NULL, NULL);
@@ -295,7 +301,9 @@ static void readers(void **state)
     zp_arena_free(arena);
     assert_int_equal(zc_reader_read_wait(x.c, FAKE_READER, 1, ZC_PARAM, 0, 1, x.job.staging),
                      -EINVAL); /* the job's is another */
+    assert_true(is_mapped(reader.staging));
     assert_int_equal(zc_reader_close_wait(x.c, FAKE_READER), 0);
+    assert_false(is_mapped(reader.staging));
     ref = fake_nth(x.f, ZP_READER_CLOSE, 0, &arena);
     assert_int_equal(ref->reader, FAKE_READER);
     zp_arena_free(arena);
@@ -303,7 +311,9 @@ static void readers(void **state)
     open = fake_nth(x.f, ZP_READER_OPEN, 1, &arena);
     assert_string_equal(open->snapshot, "");
     zp_arena_free(arena);
+    assert_true(is_mapped(second.staging));
     session_close(&x); /* with the reader open */
+    assert_false(is_mapped(second.staging));
 }
 
 /* ---- care */

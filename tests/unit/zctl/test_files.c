@@ -24,7 +24,7 @@
 #define WORDS_MAX 16
 #define TEXT(s)   ((char *)(uintptr_t)(s))
 #define SHORT     5000u
-#define LONG      4300001u /* elements: more than one piece */
+#define LONG      1100001u /* elements: more than one piece */
 
 /* ---- a job in memory */
 
@@ -71,8 +71,9 @@ struct store {
     /* the nth frame of a method is refused */
     unsigned method, nth;
     int code;
-    int signal; /* or this is raised */
-    bool stuck; /* a job cannot be destroyed */
+    int signal;          /* or this is raised */
+    bool stuck;          /* a job cannot be destroyed */
+    uint64_t free_bytes; /* for a reader's staging; 0: enough */
 };
 
 static uint64_t padded(uint32_t unit)
@@ -302,6 +303,10 @@ static bool store_fn(struct fake *f, const struct zp_frame *frame, const uint8_t
         abort();
     switch (frame->method) {
     case ZP_READER_OPEN:
+        if (s->free_bytes > 0 && ((const Zp__ReaderOpen *)m)->staging_bytes > s->free_bytes) {
+            fake_refuse(f, frame, -ENOSPC, "there is little left");
+            return true;
+        }
         reading = strcmp(((const Zp__ReaderOpen *)m)->job, "a") == 0 ? &s->a : &s->b;
         reader.reader = FAKE_READER;
         reader.iterations = reading->iterations;
@@ -471,7 +476,7 @@ static void there_and_back(void **state)
         { " --optimizer --dtype fp16", true, 1 },
         { " --dtype fp32", true, 1 }, /* every master, though no moments */
         { " --shard-bytes 16K", false, 4 + 1 },
-        { " --optimizer --shard-bytes 20M", true, 3 + 1 },
+        { " --optimizer --shard-bytes 5M", true, 3 + 1 },
     };
 
     (void)state;
@@ -847,6 +852,25 @@ static void failures(void **state)
     }
 }
 
+/** Where the daemon has little memory left, pieces are small: the file is the same. */
+static void little_memory(void **state)
+{
+    struct fixture *x;
+
+    (void)state;
+    head_is(LONG);
+    x = fixture_open();
+    expect(x, "export a one --optimizer", 0, "");
+    x->store.free_bytes = 150000;
+    expect(x, "export a two --optimizer", 0, "");
+    assert_int_equal(system("diff -r one two"), 0);
+    x->store.free_bytes = 100000;
+    expect(x, "export a three", 4, "there is little left");
+    fixture_close(x);
+    head_is(SHORT);
+    folder_clear(folder);
+}
+
 /** What cannot be taken back is said. */
 static void a_job_is_left_over(void **state)
 {
@@ -870,7 +894,7 @@ int main(void)
         cmocka_unit_test(there_and_back),     cmocka_unit_test(one_file),
         cmocka_unit_test(wrong_files),        cmocka_unit_test(wrong_sets),
         cmocka_unit_test(like_another_job),   cmocka_unit_test(failures),
-        cmocka_unit_test(a_job_is_left_over),
+        cmocka_unit_test(a_job_is_left_over), cmocka_unit_test(little_memory),
     };
 
     return cmocka_run_group_tests(tests, folder_make, folder_remove);
