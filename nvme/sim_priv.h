@@ -17,7 +17,7 @@
 #include "nvme/zn_sim.h"
 
 #define SIM_SECTOR      512u
-#define SIM_CHUNK       (UINT64_C(16) << 10)
+#define SIM_CHUNK       (UINT64_C(8) << 10)
 #define SIM_CACHE_BYTES (UINT64_C(256) << 20) /* the cache is written back when it holds more */
 #define SIM_SIZE_MAX    (UINT64_C(1) << 46)   /* of a file */
 #define SIM_FILES_MAX   256u
