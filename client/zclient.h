@@ -22,7 +22,8 @@
  *     -EBUSY       somebody holds it, or the state is wrong now: a rank that is taken, a pinned
  *                  version, a job that is stepping
  *     -ETIMEDOUT   the deadline passed; the sentence says what it waited for
- *     -ESTALE      this rank was cut off by a newer epoch: another process took its job over
+ *     -ESTALE      this rank was cut off by a newer epoch: another process took its job over; or
+ *                  what a reader read was replaced by newer commits, and there was no room for it
  *     -EBADMSG     stored bytes are corrupt: nothing of them was handed out
  *     -EIO         a device failed
  *     -EOWNERDEAD  a peer rank of the job died: the job cannot go on
@@ -537,9 +538,11 @@ struct zc_reader {
     uint64_t staging_bytes;
 };
 
-/** Opens a snapshot (NULL or "": the newest commit) of a job. It stays readable, and its pages are
- *  not given back, until the reader is closed or the handle. One reader at a time per handle
- *  (-EBUSY); a job of the same handle does not matter. staging_bytes is rounded up to 4096. */
+/** Opens a snapshot (NULL or "": the newest commit) of a job. A snapshot stays readable until the
+ *  reader is closed or the handle; a commit that newer ones replace does so as long as there is
+ * room for it beside what jobs are promised (else reads end with -ESTALE). One reader at a time per
+ *  handle (-EBUSY); a job of the same handle does not matter. staging_bytes is rounded up to 4096.
+ */
 ZC_EXPORT int zc_reader_open(struct zc_client *c, const char *job, const char *snapshot,
                              uint64_t staging_bytes, struct zc_reader *ret, zc_done_fn *done,
                              void *arg);

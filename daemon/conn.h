@@ -25,6 +25,7 @@
 #define ZSD_REQS_MAX 1024u /* unanswered requests of one connection */
 
 struct zsd_member;
+struct zsd_reader;
 
 /** The part of a connection that the core may touch. conn.c embeds it. */
 struct zsd_conn {
@@ -34,6 +35,7 @@ struct zsd_conn {
     char program[64];          /* as the client calls itself; cleaned */
     bool greeted;              /* hello was answered */
     struct zsd_member *member; /* the core's: the rank that this connection is, or NULL */
+    struct zsd_reader *reader; /* likewise: what it reads of a saved job (op_reader.c), or NULL */
     struct zb_list reqs;       /* unanswered requests */
 };
 

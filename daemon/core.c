@@ -74,6 +74,7 @@ void zsd_core_tick(struct zsd *daemon, uint64_t now_ns)
     struct zsd_core *core = daemon->core;
     struct zb_list due;
 
+    zsd_scrub_tick(core, now_ns);
     zb_list_init(&due); /* expire() may arm and disarm others: collect first */
     zb_list_each(pos, &core->timed)
     {
@@ -303,6 +304,7 @@ int zsd_core_new(struct zsd *daemon, struct zb_err *err)
     core->next_job = 1;
     zb_list_init(&core->jobs);
     zb_list_init(&core->opens);
+    zb_list_init(&core->readers);
     zb_list_init(&core->works);
     zb_list_init(&core->timed);
     for (unsigned i = 0; i < ZN_PATHS_MAX; i++) {
@@ -346,7 +348,10 @@ void zsd_core_free(struct zsd *daemon)
     if (!core)
         return;
     zsd_jobs_end_all(core);
+    zsd_readers_end(core);
+    zsd_scrub_end(core);
     core_settle(core);
+    zsd_scrub_free(core);
     zsd_jobs_forget_all(core);
     zsd_store_close(core);
     zsd_paths_unregister(daemon, core->buffers);

@@ -54,6 +54,7 @@ struct zsd_account {
 };
 
 struct zsd_extents;
+struct zsd_scrub;
 
 /** zsd_pio that an engine had no place for: urgent ones first. */
 struct zsd_line {
@@ -87,6 +88,10 @@ struct zsd_core {
     uint32_t nbuffers, nbuffers_free;
     void **buffers_free;
     struct zb_list buffer_waiters; /* zsd_work, first come first served */
+
+    struct zb_list readers; /* of saved versions (op_reader.c) */
+    uint64_t next_reader;
+    struct zsd_scrub *scrub; /* the newest run (scrub.c), or NULL */
 
     unsigned ops; /* operations in progress */
 };

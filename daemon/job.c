@@ -554,6 +554,7 @@ void zsd_core_gone(struct zsd_conn *conn)
     struct zb_err why = { 0 };
 
     opens_gone(conn);
+    zsd_reader_gone(conn);
     if (!m)
         return;
     job = m->job;

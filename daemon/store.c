@@ -114,10 +114,9 @@ void zsd_row_unref(struct zsd_core *core, struct zsd_row *r)
         for (uint32_t i = 0; plane->extents && i < r->npages; i++)
             if (plane->extents[i].at != ZSD_NO_PLACE)
                 zsd_extent_unref(core, plane->extents[i].at, zsd_row_page_bytes(r, p, i));
-        free(plane->extents);
-        free(plane->crcs);
     }
-    free(r);
+    if (r->looks == 0)
+        zsd_row_free(r);
 }
 
 uint64_t zsd_row_bytes(const struct zsd_row *r)
@@ -161,8 +160,13 @@ struct zsd_version *zsd_version_ref(struct zsd_version *v)
 
 void zsd_version_unref(struct zsd_version *v)
 {
-    if (!v || --v->refs > 0)
+    if (!v)
         return;
+    if (--v->refs > 0) {
+        if (v->refs == v->readers)
+            zsd_readers_orphaned(v);
+        return;
+    }
     for (uint32_t i = 0; v->rows && i < v->nrows; i++)
         if (v->rows[i])
             zsd_row_unref(v->core, v->rows[i]);
@@ -206,8 +210,7 @@ uint64_t zsd_version_bytes(const struct zsd_version *v)
 
 /* ---- promises of saved jobs */
 
-/* Adds the places of a row's pages. */
-static int needs_row(struct zsd_promise *p, const struct zsd_row *r, uint64_t times)
+int zsd_row_needs(struct zsd_promise *p, const struct zsd_row *r, uint64_t times)
 {
     int rc = 0;
 
@@ -233,7 +236,7 @@ static int needs_version(struct zsd_promise *p, const struct zsd_version *v, uin
 
     for (uint32_t i = 0; v && i < v->nrows && rc == 0; i++) {
         if (v->rows[i]->stamp != stamp)
-            rc = needs_row(p, v->rows[i], 1);
+            rc = zsd_row_needs(p, v->rows[i], 1);
         v->rows[i]->stamp = stamp;
     }
     return rc;
@@ -266,9 +269,9 @@ int zsd_saved_needs(const struct zsd_saved *saved, const struct zsd_version *nex
         const struct zsd_row *r = next->rows[i];
 
         if (!saved->units[r->unit]->layout.frozen)
-            rc = needs_row(ret, r, times);
+            rc = zsd_row_needs(ret, r, times);
         if (rc == 0)
-            rc = needs_row(&one, r, 1);
+            rc = zsd_row_needs(&one, r, 1);
     }
     for (uint32_t i = 0; i < one.n && rc == 0; i++)
         rc = zsd_need_add(ret, one.needs[i].bytes, zb_min_u64(one.needs[i].count, spare));

@@ -88,6 +88,7 @@ struct zsd_version {
     struct zsd_saved *saved; /* whose it is; a reader may hold it longer than that lives */
     uint32_t refs;           /* committed, prepared, each snapshot, each reader */
     uint32_t snapshots;      /* of them */
+    uint32_t readers;        /* likewise */
     bool kept;               /* in the catalog */
     uint64_t iterations, applied;
     uint64_t created_unix;
@@ -201,6 +202,8 @@ void zsd_row_look_away(struct zsd_row *r);
 void zsd_row_free(struct zsd_row *r);
 /** Index of the row that holds element `first` of a unit; nrows: there is none. */
 uint32_t zsd_version_find(const struct zsd_version *v, uint32_t unit, uint64_t first);
+/** Adds the places of a row's pages, so many times. 0 or -ENOMEM. */
+int zsd_row_needs(struct zsd_promise *p, const struct zsd_row *r, uint64_t times);
 uint64_t zsd_row_bytes(const struct zsd_row *r);         /* of all its pages */
 uint64_t zsd_version_bytes(const struct zsd_version *v); /* of all its rows */
 
@@ -368,6 +371,24 @@ static inline bool zsd_row_fits(const struct zsd_row *r, const struct zsd_shard 
 }
 /** 0; -EINVAL: the job's shards are not the elements that the version has. */
 int zsd_load_check(const struct zsd_job *job, const struct zsd_version *v, struct zb_err *err);
+
+/* ---- readers (op_reader.c) */
+
+/** Nobody but readers holds v any more (refs == readers), so that no saved job is promised its
+ * places: each reader is promised them, or lets go. The last one ends v. */
+void zsd_readers_orphaned(struct zsd_version *v);
+/** The connection ends: its reader, if any, lets go. */
+void zsd_reader_gone(struct zsd_conn *conn);
+/** The daemon ends. */
+void zsd_readers_end(struct zsd_core *core);
+
+/* ---- scrub.c */
+
+void zsd_scrub_tick(struct zsd_core *core, uint64_t now_ns);
+/** No page is asked for any more; the one in flight ends by itself. */
+void zsd_scrub_end(struct zsd_core *core);
+/** Nothing is in flight. */
+void zsd_scrub_free(struct zsd_core *core);
 
 /* ---- records (record.c): what is in the catalog. FORMAT.md has the bytes. Any thread: they look
  * at the object only. put: 0, -ENOMEM. get: 0, -ENOMEM, -EBADMSG with a sentence. */

@@ -131,23 +131,28 @@ void world_turn(struct world *w)
     if (w->daemon.engine)
         (void)zn_reap(w->daemon.engine, 16);
     (void)zsd_compute_reap(w->daemon.compute, 16);
+    if (w->daemon.catalog_thread)
+        (void)zsd_compute_reap(w->daemon.catalog_thread, 16);
     core_runs = false;
 }
 
 /* Turns; then, with something in progress, waits for a thread or the engine to be done. */
 static void world_turn_wait(struct world *w)
 {
-    struct pollfd fds[2] = { { .fd = zsd_compute_wake_fd(w->daemon.compute), .events = POLLIN },
+    struct pollfd fds[3] = { { .fd = zsd_compute_wake_fd(w->daemon.compute), .events = POLLIN },
+                             { .fd = -1, .events = POLLIN },
                              { .fd = -1, .events = POLLIN } };
     eventfd_t n;
 
     if (w->daemon.engine)
         fds[1].fd = zn_wake_fd(w->daemon.engine);
+    if (w->daemon.catalog_thread)
+        fds[2].fd = zsd_compute_wake_fd(w->daemon.catalog_thread);
     world_turn(w);
     if (zsd_core_busy(&w->daemon) == 0 || !zb_list_empty(&w->daemon.core->works))
         return;
-    (void)poll(fds, 2, 1);
-    for (int i = 0; i < 2; i++)
+    (void)poll(fds, 3, 1);
+    for (int i = 0; i < 3; i++)
         if (fds[i].revents != 0)
             (void)eventfd_read(fds[i].fd, &n);
 }
@@ -245,6 +250,7 @@ void client_gone(struct world *w, unsigned c)
     zsd_core_gone(&client->conn);
     core_runs = false;
     assert_null(client->conn.member);
+    assert_null(client->conn.reader);
     while ((node = zb_list_pop_front(&client->conn.reqs)) != NULL)
         zb_container_of(node, struct zsd_req, conn_node)->conn = NULL;
     if (client->staging)
@@ -257,6 +263,7 @@ static void world_end(struct world *w)
     zsd_core_free(&w->daemon);
     for (uint32_t c = 0; c < w->nclients; c++) {
         assert_null(w->clients[c].conn.member);
+        assert_null(w->clients[c].conn.reader);
         assert_true(zb_list_empty(&w->clients[c].conn.reqs)); /* everyone was answered */
         if (w->clients[c].staging)
             (void)munmap(w->clients[c].staging, STAGING);
