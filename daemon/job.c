@@ -460,6 +460,20 @@ void zsd_job_end(struct zsd_job *job, const struct zb_err *why)
     job_quit(job, ZP_EVENT_JOB_FAILED, 0, why);
 }
 
+/* The saved job may be made again, whoever still looks at this incarnation. */
+static void job_let_go(struct zsd_job *job)
+{
+    struct zsd_saved *saved = job->saved;
+
+    if (!saved)
+        return;
+    job->saved = NULL;
+    job->promise = NULL;
+    saved->job = NULL;
+    zsd_saved_unhold(saved);
+    core_room(job->core);
+}
+
 static void job_free(struct zsd_job *job)
 {
     zsd_version_unref(job->from);
@@ -473,10 +487,7 @@ static void job_free(struct zsd_job *job)
     for (uint32_t i = 0; job->notes && i < job->world; i++)
         zsd_note_done(&job->notes[i]);
     zsd_note_done(&job->note);
-    if (job->saved) {
-        job->saved->job = NULL;
-        zsd_saved_unhold(job->saved);
-    }
+    job_let_go(job);
     if (job->seen) /* else its own open frees it, and looks again for nothing, for ever */
         core_room(job->core);
     free(job->notes);
@@ -502,6 +513,7 @@ static void job_forget_if_over(struct zsd_job *job)
         job_forget_if_over(job); /* a task holds it now, unless there was no memory for one */
         return;
     }
+    job_let_go(job);
     if (zb_list_empty(&job->members))
         job_free(job);
 }

@@ -505,6 +505,37 @@ static void taken_over(void **state)
     zi_stop(&d);
 }
 
+/* Ranks that began to attach and hang: others take over, and need not wait until those are gone. */
+static void half_attached(void **state)
+{
+    struct zc_job_options o = job_options(1);
+    struct zi_rank ranks[2], half;
+    struct zi_daemon d = { 0 };
+    struct dump at = { 0 };
+
+    (void)state;
+    begin(ranks, 2, &d, 1);
+    step_commit(ranks, 2, 1, ZC_COMMIT_STEP);
+    dump_take(&at, ranks, 2);
+    zi_kill(&d);
+    hang_up(ranks, 2);
+    zi_start_again(&d, daemon_options);
+    o.attach = true;
+    o.world = 2;
+    assert_int_equal(zi_open(&half, &d, &o), 0);
+    zi_define(&half, units, UNITS, 2);
+    assert_int_equal(attach(ranks, 2, &d, 1, true, NULL), 0);
+    zi_pump(&half, 1, 20);
+    assert_int_equal(half.event_code, -ESTALE);
+    dump_same("taken over", &at, ranks, 2);
+    step_commit(ranks, 2, 2, ZC_COMMIT_STEP);
+    zc_close(half.c);
+    step_commit(ranks, 2, 3, ZC_COMMIT_STEP);
+    zi_close(ranks, 2);
+    zi_stop(&d);
+    dump_free(&at);
+}
+
 static float moment(uint64_t element)
 {
     return (float)(element % 31) / 31;
@@ -635,6 +666,7 @@ int main(void)
         cmocka_unit_test_teardown(a_first_that_is_dropped, zi_teardown),
         cmocka_unit_test_teardown(on_request_and_destroyed, zi_teardown),
         cmocka_unit_test_teardown(taken_over, zi_teardown),
+        cmocka_unit_test_teardown(half_attached, zi_teardown),
         cmocka_unit_test_teardown(brought_from_elsewhere, zi_teardown),
         cmocka_unit_test_teardown(refused, zi_teardown),
     };
