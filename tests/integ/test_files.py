@@ -1,0 +1,242 @@
+#!/usr/bin/env python3
+"""test_files.py - export and import of safetensors with a real daemon, and with the format's own
+library where Python has it.
+
+    ZSHARD_BUILD=build tests/integ/test_files.py [NAME...]
+"""
+import array
+import filecmp
+import json
+import os
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+
+from harness import Daemon, check, main, program
+
+FLAGS = ("--host-bytes", "16M", "--nvme-bytes", "64M", "--page-elems", "8192", "--ring-bytes", "1M")
+TIGHT = ("--host-bytes", "7M", "--nvme-bytes", "96M", "--page-elems", "8192", "--ring-bytes", "512K")
+
+# name, elems, dtype, grad dtype, frozen, tensors: name, first, shape, group
+def units(head):
+    return (
+        ("embed", 40001, "bf16", "fp32", False, (("wte.weight", 0, [70, 500], 0),
+                                                 ("wpe.weight", 36864, [30, 101], 1))),
+        ("head", head, "fp32", "fp32", False, (("ln.weight", 3, [head - 3], 65535),)),
+        ("tables", 19, "bf16", "fp32", True, (("scale", 0, [], 0), ("table", 4, [3, 5], 0))))
+
+
+UNITS = units(50000)
+ITERATIONS, APPLIED = 12, 11
+
+
+def bf16(values):
+    """As zshard rounds: to nearest, ties away from zero."""
+    bits = array.array("I")
+    bits.frombytes(values.tobytes())
+    return array.array("H", ((b + 0x8000) >> 16 & 0xffff for b in bits)).tobytes()
+
+
+def model(seed, of=UNITS):
+    """{name: (dtype, shape, bytes)}, and the metadata."""
+    dice, tensors = random.Random(seed), {}
+
+    def plane(n):
+        return array.array("f", (dice.uniform(-1, 1) for _ in range(n)))
+
+    for _, _, dtype, _, frozen, rows in of:
+        for name, _, shape, _ in rows:
+            n = 1
+            for dim in shape:
+                n *= dim
+            master = plane(n)
+            if dtype == "fp32":
+                tensors[name] = ("F32", shape, master.tobytes())
+            else:
+                tensors[name] = ("BF16", shape, bf16(master))
+            if frozen:
+                continue
+            tensors[name + ".exp_avg"] = ("F32", shape, plane(n).tobytes())
+            tensors[name + ".exp_avg_sq"] = ("F32", shape,
+                                             array.array("f", map(abs, plane(n))).tobytes())
+            if dtype != "fp32":
+                tensors[name + ".master"] = ("F32", shape, master.tobytes())
+    manifest = [{"name": name, "elems": elems, "dtype": dtype, "grad_dtype": grad, "frozen": frozen,
+                 "tensors": [{"name": t, "first": first, "group": group}
+                             for t, first, _, group in rows]}
+                for name, elems, dtype, grad, frozen, rows in of]
+    return tensors, {"format": "pt", "zshard.format": "1", "zshard.iterations": str(ITERATIONS),
+                     "zshard.applied": str(APPLIED), "zshard.groups": "2",
+                     "zshard.units": json.dumps(manifest)}
+
+
+def write(path, tensors, metadata):
+    header, data = {"__metadata__": metadata}, b""
+    for name, (dtype, shape, content) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape,
+                        "data_offsets": [len(data), len(data) + len(content)]}
+        data += content
+    text = json.dumps(header).encode()
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + data)
+
+
+def read(path):
+    with open(path, "rb") as f:
+        n, = struct.unpack("<Q", f.read(8))
+        header, data = json.loads(f.read(n)), f.read()
+    metadata = header.pop("__metadata__")
+    return {name: (t["dtype"], t["shape"], data[slice(*t["data_offsets"])])
+            for name, t in header.items()}, metadata
+
+
+def zctl(daemon, *words):
+    return subprocess.run([program("zctl"), *words], env=daemon.env(), text=True,
+                          capture_output=True, timeout=60, check=False)
+
+
+def done(daemon, *words):
+    result = zctl(daemon, *words)
+    check(result.returncode == 0, f"zctl {' '.join(words)}: {result}")
+
+
+def refused(daemon, status, says, *words):
+    result = zctl(daemon, *words)
+    check(result.returncode == status and says in result.stderr, f"zctl {words}: {result}")
+
+
+def restart(daemon):
+    """And no job is in memory any more."""
+    check(daemon.stop() == 0, "the daemon did not end well")
+    daemon.start()
+
+
+def same_folders(a, b):
+    names = sorted(os.listdir(a))
+    check(names == sorted(os.listdir(b)), f"{names}, {sorted(os.listdir(b))}")
+    check(filecmp.cmpfiles(a, b, names, shallow=False)[0] == names, f"{a} and {b} differ")
+
+
+def there_and_back(flags, head):
+    """Import, export, import, export: the same files; over a restart of the daemon, too."""
+    with Daemon(*flags) as d, tempfile.TemporaryDirectory() as folder:
+        def at(name):
+            return os.path.join(folder, name)
+
+        tensors, metadata = model(1, units(head))
+        write(at("first"), tensors, metadata)
+        done(d, "import", "a", at("first"))
+        job = d.zctl("jobs", "a")[0]
+        check((job["durable"], job["committed"], job["committed_iterations"],
+               job["committed_applied"], job["attached"]) == (True, True, ITERATIONS, APPLIED, 0),
+              f"{job}")
+        done(d, "export", "a", at("one"), "--optimizer")
+        got, said = read(at("one/model.safetensors"))
+        check(got.keys() == tensors.keys(), f"{sorted(got)}")
+        for name, want in tensors.items():
+            check(got[name] == want, f"'{name}' came back as another")
+        check(said | {"zshard.units": ""} == metadata | {"zshard.units": ""}, f"{said}")
+        check(json.loads(said["zshard.units"]) == json.loads(metadata["zshard.units"]), f"{said}")
+
+        restart(d)
+        done(d, "import", "b", at("one"))
+        for options in ((), ("--optimizer",), ("--dtype", "fp32"), ("--dtype", "fp16"),
+                        ("--optimizer", "--shard-bytes", "300K")):
+            name = "-".join(options).replace("--", "") or "plain"
+            done(d, "export", "a", at(name + "-a"), *options)
+            done(d, "export", "b", at(name + "-b"), *options)
+            same_folders(at(name + "-a"), at(name + "-b"))
+        check(len(os.listdir(at("optimizer-shard-bytes-300K-a"))) > 2, "one file only")
+        restart(d)
+        done(d, "import", "c", at("optimizer-shard-bytes-300K-a"))
+        restart(d)
+        for job in "abc":
+            done(d, "export", job, at("again-" + job), "--optimizer")
+            same_folders(at("again-" + job), at("one"))
+
+
+def in_memory():
+    there_and_back(FLAGS, 50000)
+
+
+def streamed():
+    there_and_back(TIGHT, 300000)
+
+
+def refusals():
+    with Daemon(*FLAGS) as d, tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "x.safetensors")
+        tensors, metadata = model(2)
+        write(path, tensors, metadata)
+        done(d, "import", "a", path)
+        refused(d, 4, "exists already", "import", "a", path)
+        refused(d, 4, "no saved job 'b'", "export", "b", os.path.join(folder, "y"))
+        refused(d, 2, "", "import", "no/name", path)
+        refused(d, 4, "is there already", "export", "a", path)
+        write(path, tensors, {k: v for k, v in metadata.items() if k != "zshard.units"})
+        refused(d, 2, "--like JOB", "import", "b", path)
+        done(d, "import", "b", path, "--like", "a")
+        del tensors["wpe.weight"]
+        write(path, tensors, metadata)
+        refused(d, 4, "no tensor 'wpe.weight'", "import", "c", path)
+        with open(path, "r+b") as f:
+            f.truncate(100)
+        refused(d, 6, "is not a good safetensors file", "import", "c", path)
+        check([job["name"] for job in d.zctl("jobs")] == ["a", "b"], f"{d.zctl('jobs')}")
+        check(os.listdir(folder) == ["x.safetensors"], f"{os.listdir(folder)}")
+
+
+def too_large():
+    """A job that does not fit is refused with numbers, and is not there."""
+    with Daemon("--host-bytes", "1M", "--nvme-bytes", "1M", "--page-elems", "8192", "--ring-bytes",
+                "512K") as d, tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "x")
+        write(path, *model(3))
+        refused(d, 4, "", "import", "a", path)
+        check(d.zctl("jobs") == [], f"{d.zctl('jobs')}")
+
+
+def the_library():
+    """What Python's safetensors writes is imported, and what we write opens in it."""
+    try:
+        import numpy
+        import safetensors
+        import safetensors.numpy
+    except ImportError as e:
+        print(f"skipped: {e}")
+        return
+    with Daemon(*FLAGS) as d, tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "x.safetensors")
+        write(path, *model(4))
+        done(d, "import", "a", path)
+        dice, theirs = numpy.random.default_rng(5), {}
+        for _, _, dtype, _, _, rows in UNITS:
+            for name, _, shape, _ in rows:
+                theirs[name] = dice.normal(size=shape).astype(
+                    numpy.float32 if dtype == "fp32" else numpy.float16)
+        safetensors.numpy.save_file(theirs, path)
+        done(d, "import", "b", path, "--like", "a")
+        done(d, "export", "b", os.path.join(folder, "y.safetensors"), "--dtype", "fp32")
+        with safetensors.safe_open(os.path.join(folder, "y.safetensors"), "numpy") as f:
+            check(f.metadata()["format"] == "pt" and sorted(f.keys()) == sorted(theirs), f"{f}")
+            for name, want in theirs.items():
+                got = f.get_tensor(name)
+                if name not in ("scale", "table"): # of those only bf16 is kept
+                    check(got.dtype == numpy.float32 and (got == want.astype("f4")).all(), name)
+        done(d, "export", "b", os.path.join(folder, "m"), "--shard-bytes", "200K", "--optimizer",
+             "--dtype", "fp16")
+        with open(os.path.join(folder, "m", "model.safetensors.index.json"), encoding="utf-8") as f:
+            index = json.load(f)
+        total = 0
+        for name, where in index["weight_map"].items():
+            with safetensors.safe_open(os.path.join(folder, "m", where), "numpy") as f:
+                total += f.get_tensor(name).nbytes
+                if name in theirs and name not in ("scale", "table", "ln.weight"):
+                    check((f.get_tensor(name) == theirs[name]).all(), name)
+        check(total == index["metadata"]["total_size"], f"{total} bytes, {index['metadata']}")
+
+
+if __name__ == "__main__":
+    sys.exit(main({f.__name__: f for f in (in_memory, streamed, refusals, too_large, the_library)}))
