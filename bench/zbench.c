@@ -22,6 +22,8 @@ static const struct {
       "bandwidth of the I/O engines, against fio", zbench_io },
     { "fetch", "[--rounds N] [--ops N]",
       "latency of a fetch and release of a resident shard, against a raw ping-pong", zbench_fetch },
+    { "catalog", "[--dir DIR] [--pages N] [--rounds N]",
+      "commits of a catalog of so many pages, against writing as many bytes", zbench_catalog },
     { "commit", "[--dir DIR] [--params N] [--rounds N]",
       "a step that commits, against one that does not", zbench_commit },
 };

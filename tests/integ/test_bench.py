@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""test_bench.py - zbench fetch and commit: they run, say what README.md of bench/ says, and leave nothing behind.
+"""test_bench.py - zbench fetch, commit and catalog: they run, say what README.md of bench/ says, and leave nothing behind.
 The figures themselves are judged by people.
 
     ZSHARD_BUILD=build tests/integ/test_bench.py [NAME...]
@@ -50,6 +50,21 @@ def commits():
     check("12.00, by one that does not 12.00" in done.stderr, done.stderr)
 
 
+def catalog():
+    with tempfile.TemporaryDirectory() as d:
+        done = zbench("--json", "--rounds", "1", "--pages", "1000", "--dir", d, bench="catalog")
+        check(done.returncode == 0, f"ended with {done.returncode}: {done.stderr}")
+        said = json.loads(done.stdout)
+        check([row["case"] for row in said["rows"]] ==
+              ["commit/1000/first", "commit/1000/all", "commit/1000/row", "open/1000", "space/1000"],
+              f"{said['rows']}")
+        check(all(row["value"] > 0 and row["reference"] > 0 for row in said["rows"]), f"{said}")
+        check(not os.listdir(d), f"{os.listdir(d)} were left behind")
+    for args in (["--pages", "0"], ["--rounds", "x"], ["--what"], ["word"]):
+        done = zbench(*args, bench="catalog")
+        check(done.returncode == 2 and done.stderr, f"{args}: {done.returncode} {done.stderr}")
+
+
 def refused():
     for args in (["--params", "4K"], ["--rounds", "0"], ["--what"], ["word"]):
         done = zbench(*args, bench="commit")
@@ -69,7 +84,7 @@ def no_daemon():
               f"{done.returncode} {done.stderr}")
 
 
-TESTS = {f.__name__: f for f in (rows, commits, refused, no_daemon)}
+TESTS = {f.__name__: f for f in (rows, catalog, commits, refused, no_daemon)}
 
 if __name__ == "__main__":
     sys.exit(main(TESTS))
