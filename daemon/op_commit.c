@@ -27,7 +27,7 @@
 #include "daemon/store.h"
 #include "proto/shard.pb-c.h"
 
-#define COMMIT_ROWS 256u /* built in one turn */
+#define COMMIT_PAGES 4096u /* put into rows in one turn: well below a millisecond */
 
 enum commit_state { COMMIT_SAVE, COMMIT_BUILD, COMMIT_CHANGE, COMMIT_OVER };
 
@@ -155,7 +155,8 @@ static int commit_version(struct zsd_commit_op *op)
 static bool commit_build(struct zsd_commit_op *op)
 {
     struct zsd_job *job = op->job;
-    uint32_t built = 0, unit_row = 0;
+    uint32_t unit_row = 0;
+    uint64_t pages = 0;
 
     if (!op->fresh && commit_version(op) < 0)
         return true;
@@ -167,8 +168,9 @@ static bool commit_build(struct zsd_commit_op *op)
         for (; op->next_row < unit_row + unit->nshards; op->next_row++) {
             struct zsd_shard *s = unit->shards[op->next_row - unit_row];
 
-            if (built++ == COMMIT_ROWS)
+            if (pages >= COMMIT_PAGES)
                 return false;
+            pages += s->row ? 1 : s->npages;
             if (!s->row)
                 s->row = commit_row(s);
             if (!s->row) {
@@ -323,8 +325,8 @@ void zsd_commit_last(struct zsd_job *job)
     struct zb_err err = { 0 };
 
     if (!job->durable || job->state != ZSD_READY || job->commit || !zsd_job_live(job) ||
-        zsd_job_writing(job) ||
-        (v && v->iterations == job->iterations) || zsd_commit_check(job, &err) < 0)
+        zsd_job_writing(job) || (v && v->iterations == job->iterations) ||
+        zsd_commit_check(job, &err) < 0)
         return;
     zsd_commit_start(job, job->prepares ? ZSD_PREPARE : ZSD_COMMIT, NULL, commit_last_done);
 }
