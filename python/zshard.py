@@ -108,7 +108,8 @@ EVENT = CFUNCTYPE(None, c_void_p, POINTER(zc_event))
 # ---- zc_zero.h
 
 zc_zero_options = struct("zc_zero_options", (c_void_p, "comm"), (c_char_p, "socket job"),
-                         (c_bool, "keep resume"), (c_int, "offload_param offload_optimizer"),
+                         (c_bool, "keep durable"), (c_uint64, "commit_every"), (c_bool, "resume"),
+                         (c_int, "offload_param offload_optimizer"),
                          (c_uint32, "micro_steps"), (c_double, "clip beta1 beta2 eps"),
                          (c_double * 64, "weight_decay"),
                          (c_uint32, "groups prefetch_units timeout_ms"), (c_char_p, "kernels"))
@@ -208,6 +209,9 @@ PROTOTYPES = {
     "zc_zero_grad": (c_int, (HANDLE, c_uint32, P(P(c_float)))),
     "zc_zero_reduce": (c_int, (HANDLE, c_uint32)),
     "zc_zero_step": (c_int, (HANDLE, c_double, P(zc_zero_stepped))),
+    "zc_zero_commit": (c_int, (HANDLE,)),
+    "zc_zero_note_put": (c_int, (HANDLE, c_bool, c_void_p, c_size_t)),
+    "zc_zero_note_get": (c_int, (HANDLE, c_bool, c_void_p, P(c_size_t))),
     "zc_zero_sum": (c_int, (HANDLE, P(c_double), c_uint32)),
     "zc_zero_poll": (c_int, (HANDLE,)),
     "zc_zero_read": (c_int, (HANDLE, c_uint32, c_int, c_uint64, c_uint64, P(c_float))),

@@ -284,7 +284,13 @@ int zcz_vote(struct zc_zero *z, int my_rc, uint32_t same, const char *what)
 void zc_zero_defaults(struct zc_zero_options *options)
 {
     *options = (struct zc_zero_options){
-        .micro_steps = 1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .groups = 1, .prefetch_units = 1
+        .commit_every = ZCZ_COMMIT_EVERY,
+        .micro_steps = 1,
+        .beta1 = 0.9,
+        .beta2 = 0.95,
+        .eps = 1e-8,
+        .groups = 1,
+        .prefetch_units = 1,
     };
 }
 
@@ -305,6 +311,8 @@ static int open_check(struct zc_zero *z)
                           (int)o->offload_param, (int)o->offload_optimizer);
     if (o->resume && (o->offload_param == ZC_ZERO_NONE || !o->job))
         return zcz_refuse(z, -EINVAL, "resume needs a daemon and the name of a job that it kept");
+    if (o->durable && (o->offload_param == ZC_ZERO_NONE || !o->keep))
+        return zcz_refuse(z, -EINVAL, "a durable job needs a daemon, and to be kept");
     if (o->job && strlen(o->job) > ZC_NAME_MAX)
         return zcz_refuse(z, -EINVAL, "a job's name has at most %d bytes", ZC_NAME_MAX);
     if (o->micro_steps < 1)
@@ -367,7 +375,16 @@ struct introduction {
     uint32_t page_elems;
 };
 
-/* Who shares this rank's daemon, under which name the job goes, and how long a page is. */
+static bool node_seen(const struct introduction *all, uint32_t r)
+{
+    for (uint32_t before = 0; before < r; before++)
+        if (memcmp(all[before].node, all[r].node, sizeof(all[r].node)) == 0)
+            return true;
+    return false;
+}
+
+/* Who shares this rank's daemon, how many daemons there are, under which name the job goes, and how
+ * long a page is. */
 static int open_introduce(struct zc_zero *z)
 {
     struct zcz_store *s = z->store;
@@ -383,6 +400,7 @@ static int open_introduce(struct zc_zero *z)
     all = buf->data;
     s->node_ranks = calloc(z->world, sizeof(*s->node_ranks));
     for (uint32_t r = 0; r < z->world && rc == 0; r++) {
+        z->nodes += !node_seen(all, r);
         if (!s->node_ranks) {
             rc = zcz_fail(z, -ENOMEM, "no memory for %u ranks", z->world);
         } else if (all[r].page_elems != all[0].page_elems) {
@@ -442,7 +460,7 @@ int zc_zero_open(struct zc_zero **ret, const struct zc_zero_options *options)
 static bool close_drained(const struct zc_zero *z)
 {
     return zb_list_empty(&z->gathers) && zb_list_empty(&z->reduces) && z->pushes.pending == 0 &&
-           !z->stepping;
+           z->notes.pending == 0 && !z->stepping;
 }
 
 /* Every rank closes now, with the same collectives queued: they are finished, not abandoned. */
@@ -461,6 +479,10 @@ static int close_drain(struct zc_zero *z)
     rc = zcz_turn(z, 0);
     while (rc == 0 && !close_drained(z))
         rc = zcz_wait(z, &w);
+    if (rc == 0)
+        rc = zcz_commit_settle(z);
+    if (!z->failed) /* a step that is not durable is whole */
+        rc = zcz_commit_resolved(z);
     return rc < 0 ? rc : z->store->ops->leave(z->store);
 }
 

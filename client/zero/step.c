@@ -7,6 +7,9 @@
  * the same wide integer however the units were cut, and it is rounded once. So every rank decides
  * the same without a vote: to skip, when a value anywhere is not finite, and by how much to clip.
  *
+ * DURABLE. Whether a step commits follows from its number, so every rank says the same; how it went
+ * is settled at the step behind it (commit.c).
+ *
  * OVERLAP. zc_zero_step() returns when the step has begun. Gathers that follow ask for the version
  * behind it and wait in the store, unit by unit; the next gradients wait here (reduce.c). So the
  * next forward pass begins while the end of the model is still being updated. A step that fails
@@ -46,8 +49,10 @@ static int step_settle(struct zc_zero *z)
 
     rc = zcz_turn(z, 0);
     while (rc == 0 && (!zb_list_empty(&z->gathers) || !zb_list_empty(&z->reduces) ||
-                       z->pushes.pending > 0 || z->stepping))
+                       z->pushes.pending > 0 || z->notes.pending > 0 || z->stepping))
         rc = zcz_wait(z, &w);
+    if (rc == 0 && z->notes.rc < 0)
+        rc = zcz_fail(z, z->notes.rc, "a note: %s", zcz_store_text(z->store));
     return rc;
 }
 
@@ -107,6 +112,8 @@ static int step_begin(struct zc_zero *z, const struct zc_step *step)
     if (rc < 0)
         return zcz_fail(z, rc, "%s", z->error.text);
     z->stepping = true;
+    z->unsettled = step->commit;
+    z->saved = false;
     z->iterations++;
     z->applied += step->groups != NULL;
     z->micro = 0;
@@ -115,6 +122,15 @@ static int step_begin(struct zc_zero *z, const struct zc_step *step)
     zcz_schedule_rewind(z);
     zcz_schedule_apply(z);
     return zcz_turn(z, 0);
+}
+
+static enum zc_commit step_commit(const struct zc_zero *z, uint64_t step)
+{
+    const struct zc_zero_options *o = &z->options;
+
+    if (!o->durable || o->commit_every == 0 || step % o->commit_every != 0)
+        return ZC_COMMIT_NO;
+    return z->nodes > 1 ? ZC_COMMIT_PREPARE : ZC_COMMIT_STEP;
 }
 
 int zc_zero_step(struct zc_zero *z, double lr, struct zc_zero_stepped *ret)
@@ -132,6 +148,8 @@ int zc_zero_step(struct zc_zero *z, double lr, struct zc_zero_stepped *ret)
     if (rc == 0)
         rc = step_settle(z);
     if (rc == 0)
+        rc = zcz_commit_settle(z);
+    if (rc == 0)
         rc = step_norm(z, lr, &out.grad_norm, &nonfinite);
     if (rc < 0)
         return rc;
@@ -141,6 +159,7 @@ int zc_zero_step(struct zc_zero *z, double lr, struct zc_zero_stepped *ret)
     for (uint32_t g = 0; g < o->groups; g++)
         groups[g] = (struct zc_group){ lr, o->beta1, o->beta2, o->eps, o->weight_decay[g] };
     step.step = z->iterations + 1;
+    step.commit = step_commit(z, step.step);
     step.scale = average * out.clip_scale;
     if (nonfinite > 0) {
         out.skipped = true;
@@ -148,7 +167,9 @@ int zc_zero_step(struct zc_zero *z, double lr, struct zc_zero_stepped *ret)
         out.clip_scale = 1;
         step.groups = NULL;
     }
-    rc = step_begin(z, &step);
+    rc = zcz_commit_resolved(z);
+    if (rc == 0)
+        rc = step_begin(z, &step);
     if (rc < 0)
         return rc;
     out.iterations = z->iterations;

@@ -43,11 +43,14 @@ struct zcz_store_ops {
 
     /** Connects, so that failures show early. Sets store->node. */
     int (*open)(struct zcz_store *s);
-    /** All units are known: names the slices; waits for no other rank. Sets z->piece_elems, and
-     * z->iterations and z->applied of a job that goes on. */
+    /** Joins a job that was kept, before join(). epoch 0: takes it over; otherwise as a rank of
+     * that epoch. Sets epoch and points; waits for no other rank. */
+    int (*attach)(struct zcz_store *s, uint64_t epoch);
+    /** All units are known: names the slices; waits for no other rank. Sets z->piece_elems. */
     int (*join)(struct zcz_store *s);
     /** Every rank has joined: makes room for the slices. Waits for every rank, so a rank that fails
-     * here alone must leave for the others to hear of it. Sets pins_max. */
+     * here alone must leave for the others to hear of it. Sets pins_max, and z->iterations and
+     * z->applied of a job that goes on, from step z->resume_at. */
     int (*place)(struct zcz_store *s);
 
     /** A free piece, or NULL. */
@@ -76,6 +79,13 @@ struct zcz_store_ops {
     int (*step)(struct zcz_store *s, struct zcz_op *op, const struct zc_step *step,
                 struct zc_stepped *ret);
 
+    /** As zc_commit(); for all ranks of the node. */
+    int (*commit)(struct zcz_store *s, struct zcz_op *op, enum zc_commit what, uint64_t iterations);
+    /** Kept with the next step; copied. */
+    int (*note_put)(struct zcz_store *s, struct zcz_op *op, bool of_job, const void *note,
+                    size_t bytes);
+    /** Waits. */
+    int (*note_get)(struct zcz_store *s, bool of_job, void *buf, size_t *ret_bytes);
     /** Waits. */
     int (*stats)(struct zcz_store *s, struct zcz_store_stats *ret);
 
@@ -94,6 +104,9 @@ struct zcz_store {
     uint8_t node[16];    /* ranks with the same one share this store's daemon */
     uint32_t page_elems; /* pieces are multiples of it */
     uint32_t pins_max;   /* slices of this rank that can be pinned at one time; at least 1 */
+    uint64_t epoch;      /* of a job that was attached, */
+    uint32_t npoints;    /* and what it can go on from on this node */
+    struct zc_point points[ZC_POINTS_MAX];
     /* ranks of this node: how many, which one this is, and who they are among all */
     uint32_t node_rank, node_world;
     uint32_t *node_ranks;

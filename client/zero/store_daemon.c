@@ -14,10 +14,10 @@
  *
  * DEADLINES. Requests that wait for other ranks carry the engine's timeout and are ended by the
  * daemon, which knows better than we what is missing; the others end by themselves. Should the
- * daemon itself hang, zcz_wait() gives up. Two things may rightly take longer than that: to place a
- * large job, and a step of it once it has begun. As long as one of them is in progress the daemon
- * is pinged, and an answer counts as something that moved; and a fetch behind a step has all the
- * time that the step takes.
+ * daemon itself hang, zcz_wait() gives up. Some things may rightly take longer than that: to place
+ * a large job, a step of it once it has begun, a commit. As long as one of them is in progress the
+ * daemon is pinged, and an answer counts as something that moved; and a fetch behind a step has all
+ * the time that the step takes.
  */
 #include <assert.h>
 #include <errno.h>
@@ -47,6 +47,7 @@ struct daemon {
     struct zc_client *c;
     int gone; /* a code: the job or the connection is over, base.err says why */
     struct zc_job job;
+    struct zc_point committed; /* the answer to a commit */
     bool joined;
     struct zc_placement placement;
     uint64_t *shards; /* by unit; 0: none */
@@ -163,7 +164,8 @@ static uint64_t piece_bytes(const struct zc_zero *z)
     return zb_round_up(z->piece_elems * sizeof(float), ZB_PAGE_ALIGN);
 }
 
-static int start_job(struct daemon *d)
+/* Of a job that was kept: `epoch` 0 takes it over. */
+static int start_job(struct daemon *d, uint64_t epoch)
 {
     struct zc_zero *z = d->base.z;
     uint64_t page = d->base.page_elems, slice_most = 0;
@@ -173,6 +175,10 @@ static int start_job(struct daemon *d)
         .world = d->base.node_world,
         .keep = z->options.keep,
         .attach = z->options.resume,
+        .durable = z->options.durable,
+        .commit_every = z->options.durable ? z->options.commit_every : 0,
+        .takeover = z->options.resume && epoch == 0,
+        .epoch = epoch,
         .offload_param = z->options.offload_param == ZC_ZERO_HOST ? ZC_HOST : ZC_NVME,
         .offload_optimizer = z->options.offload_optimizer == ZC_ZERO_HOST ? ZC_HOST : ZC_NVME,
         .groups = z->options.groups,
@@ -187,8 +193,6 @@ static int start_job(struct daemon *d)
     if (rc < 0)
         return rc;
     d->joined = true;
-    z->iterations = d->job.iterations;
-    z->applied = d->job.applied;
     for (uint32_t i = 0; i < PIECES; i++)
         d->pieces[i] = (struct piece){
             .daemon = d,
@@ -246,10 +250,23 @@ static int start_all_shards(struct daemon *d)
     return rc;
 }
 
+static int daemon_attach(struct zcz_store *s, uint64_t epoch)
+{
+    struct daemon *d = daemon_of(s);
+    int rc = start_job(d, epoch);
+
+    if (rc < 0)
+        return rc;
+    s->epoch = d->job.epoch;
+    s->npoints = (uint32_t)zb_min_u64(d->job.npoints, ZC_POINTS_MAX);
+    memcpy(s->points, d->job.points, sizeof(s->points));
+    return 0;
+}
+
 static int daemon_join(struct zcz_store *s)
 {
     struct daemon *d = daemon_of(s);
-    int rc = start_job(d);
+    int rc = d->joined ? 0 : start_job(d, 0);
 
     if (rc == 0)
         rc = start_units(d);
@@ -259,13 +276,18 @@ static int daemon_join(struct zcz_store *s)
 static int daemon_place(struct zcz_store *s)
 {
     struct daemon *d = daemon_of(s);
+    const uint64_t *at = s->z->options.resume ? &s->z->resume_at : NULL;
     int rc;
 
     d->placing = true;
-    rc = op_wait(d, zc_ready(d->c, d->job.id, NULL, s->z->timeout_ms, &d->placement, on_op, &d->op),
+    rc = op_wait(d, zc_ready(d->c, d->job.id, at, s->z->timeout_ms, &d->placement, on_op, &d->op),
                  "the daemon to place the job, and the other ranks to be ready");
     d->placing = false;
     s->pins_max = d->placement.ring_bytes == 0 ? UINT32_MAX : ZC_PINS_MIN;
+    if (rc == 0) {
+        s->z->iterations = d->placement.iterations;
+        s->z->applied = d->placement.applied;
+    }
     return rc;
 }
 
@@ -371,10 +393,37 @@ static int daemon_step(struct zcz_store *s, struct zcz_op *op, const struct zc_s
 {
     struct daemon *d = daemon_of(s);
     int rc = step->groups ? zc_step(d->c, d->job.id, step, ret, on_op, op)
-                          : zc_skip(d->c, d->job.id, step->step, ZC_COMMIT_NO, step->timeout_ms,
+                          : zc_skip(d->c, d->job.id, step->step, step->commit, step->timeout_ms,
                                     ret, on_op, op);
 
     return op_begun(d, op, rc);
+}
+
+static int daemon_commit(struct zcz_store *s, struct zcz_op *op, enum zc_commit what,
+                         uint64_t iterations)
+{
+    struct daemon *d = daemon_of(s);
+
+    return op_begun(
+        d, op, zc_commit(d->c, d->job.id, what, iterations, UINT32_MAX, &d->committed, on_op, op));
+}
+
+static int daemon_note_put(struct zcz_store *s, struct zcz_op *op, bool of_job, const void *note,
+                           size_t bytes)
+{
+    struct daemon *d = daemon_of(s);
+
+    return op_begun(d, op, zc_note_put(d->c, d->job.id, of_job, note, bytes, on_op, op));
+}
+
+static int daemon_note_get(struct zcz_store *s, bool of_job, void *buf, size_t *ret_bytes)
+{
+    struct daemon *d = daemon_of(s);
+    int rc = zc_note_get_wait(d->c, d->job.id, of_job, buf, ret_bytes);
+
+    if (rc < 0)
+        return zcz_refuse(s->z, rc, "%s", d->gone ? d->base.err.text : zc_error(d->c));
+    return 0;
 }
 
 static int daemon_stats(struct zcz_store *s, struct zcz_store_stats *ret)
@@ -425,7 +474,7 @@ static int daemon_poll(struct zcz_store *s, uint32_t wait_us)
         pfd.fd = zc_fd(d->c);
         pfd.events = zc_events(d->c);
     }
-    if (d->c && (d->placing || s->z->stepping))
+    if (d->c && (d->placing || s->z->stepping || s->z->committing))
         poll_ping(d);
     if (wait_us > 0)
         (void)ppoll(&pfd, 1, &nap, NULL); /* woken by a signal: the caller looks again */
@@ -462,6 +511,7 @@ static void daemon_close(struct zcz_store *s)
 static const struct zcz_store_ops daemon_ops = {
     .name = "daemon",
     .open = daemon_open,
+    .attach = daemon_attach,
     .join = daemon_join,
     .place = daemon_place,
     .piece = daemon_piece,
@@ -473,6 +523,9 @@ static const struct zcz_store_ops daemon_ops = {
     .release = daemon_release,
     .norms = daemon_norms,
     .step = daemon_step,
+    .commit = daemon_commit,
+    .note_put = daemon_note_put,
+    .note_get = daemon_note_get,
     .stats = daemon_stats,
     .poll = daemon_poll,
     .leave = daemon_leave,

@@ -4,7 +4,8 @@
  *
  * MODEL. A slice is one page (kernels/zk_page.h) whose planes are one allocation; reads, writes and
  * pushes name parts of it. Everything has finished when a call returns, so nothing is ever pending
- * and there is one piece.
+ * and there is one piece. Nothing outlives the process: no attach, no commit; the engine asks for
+ * neither.
  */
 #include <assert.h>
 #include <errno.h>
@@ -21,6 +22,11 @@ struct slice {
     uint64_t nonfinite;
 };
 
+struct note {
+    unsigned char *sent, *kept; /* of the next step, and of the newest; NULL: none */
+    size_t sent_bytes, kept_bytes;
+};
+
 struct local {
     struct zcz_store base;
     struct slice *slices; /* by unit */
@@ -28,6 +34,7 @@ struct local {
     float *piece;
     bool piece_used;
     uint64_t bytes;
+    struct note notes[2]; /* of this rank, of the job */
 };
 
 static struct local *local_of(struct zcz_store *s)
@@ -198,6 +205,48 @@ static int local_norms(struct zcz_store *s, struct zcz_op *op, uint64_t step, st
     return 0;
 }
 
+static int local_note_put(struct zcz_store *s, struct zcz_op *op, bool of_job, const void *note,
+                          size_t bytes)
+{
+    struct note *n = &local_of(s)->notes[of_job];
+    unsigned char *copy = malloc(bytes + 1); /* an empty note is one, too */
+
+    (void)op;
+    if (!copy)
+        return zcz_refuse(s->z, -ENOMEM, "no memory for a note of %zu bytes", bytes);
+    if (bytes > 0)
+        memcpy(copy, note, bytes);
+    free(n->sent);
+    n->sent = copy;
+    n->sent_bytes = bytes;
+    return 0;
+}
+
+static int local_note_get(struct zcz_store *s, bool of_job, void *buf, size_t *ret_bytes)
+{
+    const struct note *n = &local_of(s)->notes[of_job];
+
+    if (!n->kept)
+        return zcz_refuse(s->z, -ENOENT, "the newest step has no note");
+    memcpy(buf, n->kept, n->kept_bytes);
+    *ret_bytes = n->kept_bytes;
+    return 0;
+}
+
+static void notes_keep(struct local *l)
+{
+    for (size_t i = 0; i < ZB_COUNT(l->notes); i++) {
+        struct note *n = &l->notes[i];
+
+        if (!n->sent)
+            continue;
+        free(n->kept);
+        n->kept = n->sent;
+        n->kept_bytes = n->sent_bytes;
+        n->sent = NULL;
+    }
+}
+
 static int local_step(struct zcz_store *s, struct zcz_op *op, const struct zc_step *step,
                       struct zc_stepped *ret)
 {
@@ -220,6 +269,7 @@ static int local_step(struct zcz_store *s, struct zcz_op *op, const struct zc_st
         if (u->count > 0 && !u->def.frozen)
             zk_page_step(z->kernels, &u->layout, &page, u->segments, u->nsegments, by_group);
     }
+    notes_keep(l);
     ret->iterations = z->iterations + 1;
     ret->applied = z->applied + (step->groups != NULL);
     return 0;
@@ -254,6 +304,10 @@ static void local_close(struct zcz_store *s)
     for (uint32_t i = 0; i < l->nslices; i++)
         free(l->slices[i].memory);
     free(l->slices);
+    for (size_t i = 0; i < ZB_COUNT(l->notes); i++) {
+        free(l->notes[i].sent);
+        free(l->notes[i].kept);
+    }
     free(l->piece);
     free(s->node_ranks);
     free(l);
@@ -274,6 +328,8 @@ static const struct zcz_store_ops local_ops = {
     .release = local_release,
     .norms = local_norms,
     .step = local_step,
+    .note_put = local_note_put,
+    .note_get = local_note_get,
     .stats = local_stats,
     .poll = local_poll,
     .close = local_close,

@@ -6,10 +6,11 @@
  * last block, so the slices of the last ranks may be shorter or empty. Behind the unit's end, and
  * behind what is stored, there are zeros.
  *
- * START. Everything that could differ between ranks is compared; then the store makes room, and the
- * values come piece by piece: at no time is there more of a unit in memory than its slice in the
- * store and the pieces on their way there. Before each thing that needs every rank, and at the end,
- * the ranks vote, so that one that was refused does not leave the others waiting.
+ * START. A job that was kept is attached first (resume.c). Everything that could differ between
+ * ranks is compared; then the store makes room, and the values come piece by piece: at no time is
+ * there more of a unit in memory than its slice in the store and the pieces on their way there.
+ * Before each thing that needs every rank, and at the end, the ranks vote, so that one that was
+ * refused does not leave the others waiting.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -189,8 +190,9 @@ static uint32_t digest_unit(uint32_t crc, const struct zc_unit *unit)
 uint32_t zcz_digest(const struct zc_zero *z)
 {
     const struct zc_zero_options *o = &z->options;
-    uint64_t numbers[] = { o->keep,        o->resume, o->offload_param, o->offload_optimizer,
-                           o->micro_steps, o->groups, o->prefetch_units };
+    uint64_t numbers[] = { o->keep,        o->durable,       o->commit_every,
+                           o->resume,      o->offload_param, o->offload_optimizer,
+                           o->micro_steps, o->groups,        o->prefetch_units };
     double scalars[] = { o->clip, o->beta1, o->beta2, o->eps };
     uint32_t crc = digest_numbers(0, numbers, ZB_COUNT(numbers));
 
@@ -274,13 +276,15 @@ int zc_zero_start(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
         return zcz_refuse(z, -EINVAL,
                           "a start needs units, and a function that gives their values");
     rc = zcz_vote(z, 0, zcz_digest(z), "the units");
+    if (rc == 0 && z->options.resume)
+        rc = zcz_resume_attach(z);
     if (rc == 0)
         rc = zcz_vote(z, z->store->ops->join(z->store), 0, "joining");
     z->placing = true;
     if (rc == 0 && (rc = z->store->ops->place(z->store)) < 0)
         rc = zcz_fail(z, rc, "%s", z->error.text); /* others hear it from the daemon */
-    if (rc == 0 && !z->options.resume)
-        rc = start_values(z, init, arg);
+    if (rc == 0)
+        rc = z->options.resume ? zcz_resume_settle(z) : start_values(z, init, arg);
     if (rc == 0)
         rc = z->store->ops->stats(z->store, &z->base);
     version[0] = z->iterations;

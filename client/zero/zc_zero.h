@@ -21,9 +21,9 @@
  * The engine expects each micro-step to gather in the order of the one before it, and prefetches by
  * that; another order is correct, only slower.
  *
- * ALIKE. Gather, release, grad, reduce, step, sum, read and a clean close make collectives: all
- * ranks make these calls with the same arguments in the same order. zc_zero_poll(), zc_zero_stats()
- * and zc_zero_error() are each rank's own affair.
+ * ALIKE. Gather, release, grad, reduce, step, commit, sum, read and a clean close make collectives:
+ * all ranks make these calls with the same arguments in the same order. Notes, zc_zero_poll(),
+ * zc_zero_stats() and zc_zero_error() are each rank's own affair.
  *
  * NUMBERS. Gradients of the ranks are exchanged as slices, in the unit's dtype (bf16: rounded once,
  * ties to even, before the exchange), and added in fp32 in rank order; micro-steps add in fp32. The
@@ -31,6 +31,17 @@
  * min(1, clip / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_. So losses depend on the world
  * size only by rounding, and not at all on where bytes live. Gradients of elements that are never
  * stepped (frozen tensors, outside of every tensor) count as zero.
+ *
+ * WHAT SURVIVES. A kept job stays in the daemon's memory when its ranks die; a durable one is also
+ * committed, every commit_every steps and where zc_zero_commit() asks, and then survives the daemon
+ * too. To go on, all ranks open the job again with `resume`. Whoever is still attached is cut off
+ * (-ESTALE). The job goes on from the newest step that every node has, in memory or durable; it may
+ * have another number of ranks than before, on the same nodes. Each step carries notes of the
+ * trainer's, which come back with it: what a resumed run needs to be exactly the same run.
+ *
+ * On one node a step is committed in one go. On several each node prepares it; when the next step
+ * (or commit, or clean close) is asked for, the ranks tell each other whether all have it, and then
+ * each node commits, or all drop it. A prepared step that not every node has is never committed.
  *
  * THREADS. One thread at a time; callbacks run inside engine calls, and call none of them. Each
  * call sets the calling thread's rounding to nearest and its denormals on, as the kernels need
@@ -111,12 +122,14 @@ struct zc_zero;
 enum zc_zero_offload { ZC_ZERO_NONE = 0, ZC_ZERO_HOST = 1, ZC_ZERO_NVME = 2 };
 
 struct zc_zero_options {
-    struct zc_comm *comm; /* the caller's; outlives the engine */
-    const char *socket;   /* as in zc_options */
-    const char *job;      /* NULL: "zero-<pid of rank 0>" */
-    bool keep;            /* the job outlives its ranks */
-    bool resume; /* join the job of that name, which was kept, and go on from its last step:
-                    units are declared as then, and the start asks for no initial values */
+    struct zc_comm *comm;  /* the caller's; outlives the engine */
+    const char *socket;    /* as in zc_options */
+    const char *job;       /* NULL: "zero-<pid of rank 0>" */
+    bool keep;             /* the job outlives its ranks */
+    bool durable;          /* steps can be committed (needs keep, and a daemon with data files) */
+    uint64_t commit_every; /* of a durable job: each so manieth step is committed; 0: on request */
+    bool resume; /* join the job of that name, which was kept, and go on with it: units are declared
+                    as then, the options are as then, and the start asks for no initial values */
     enum zc_zero_offload offload_param, offload_optimizer; /* both none, or neither */
     uint32_t micro_steps; /* >= 1: gradients of so many micro-steps make one step */
     double clip;          /* of the global norm; 0: off */
@@ -128,15 +141,16 @@ struct zc_zero_options {
     const char *kernels; /* NULL: the best; or "ref", "avx2", "avx512" (the daemon has its own) */
 };
 
-/** Fills in the usual values: micro_steps 1, betas 0.9 and 0.95, eps 1e-8, one group, prefetch 1.
- */
+/** Fills in the usual values: micro_steps 1, betas 0.9 and 0.95, eps 1e-8, one group, prefetch 1,
+ * a commit every 100 steps (of a job that is durable). */
 ZC_EXPORT void zc_zero_defaults(struct zc_zero_options *options);
 
 /** Connects, and compares the options of all ranks: where one rank is refused, all are. Collective.
  * On failure *ret is an engine that holds only the sentence (zc_zero_close() it), or NULL when
  * there was no memory for that. The options need not outlive the call, but for comm. */
 ZC_EXPORT int zc_zero_open(struct zc_zero **ret, const struct zc_zero_options *options);
-/** clean: every rank closes now, in good order: the step in progress is finished, the job closed.
+/** clean: every rank closes now, in good order: the step in progress is finished, and committed
+ * where it was to be; the job is closed. (Whether that worked, only zc_zero_commit() tells.)
  * Otherwise, and after a final failure, nobody is waited for. NULL is fine. */
 ZC_EXPORT void zc_zero_close(struct zc_zero *z, bool clean);
 /** The sentence of the last failure; "" before the first. */
@@ -152,7 +166,8 @@ ZC_EXPORT int zc_zero_add_unit(struct zc_zero *z, const struct zc_unit *unit);
 typedef int zc_zero_init_fn(void *arg, uint32_t unit, uint64_t first, uint64_t count, float *out);
 
 /** Registers and places the slices and initialises them piece by piece: no rank ever holds a whole
- *  model, nor a whole unit. Where one rank fails, all do. */
+ *  model, nor a whole unit. Where one rank fails, all do. With resume also -ENOENT: the nodes have
+ *  no step in common (the sentence lists what they have), -ESTALE: somebody else resumes it now. */
 ZC_EXPORT int zc_zero_start(struct zc_zero *z, zc_zero_init_fn *init, void *arg);
 
 /** Steps asked for, and applied, so far: 0 and 0 unless the job was resumed. The learning rate and
@@ -180,8 +195,25 @@ struct zc_zero_stepped {
 
 /** After micro_steps micro-steps in which every trainable unit was reduced, with every unit
  * released; lr is the same on all ranks. Returns when the step has begun: a gather behind it waits
- * for what it needs, and a failure of the step comes out of a later call. */
+ * for what it needs, and a failure of the step comes out of a later call.
+ *
+ * Where the step before was to be committed and was not (-ENOSPC, -EIO ...), this is told here,
+ * once, on all ranks: nothing was done, that step is whole, the last commit stands, and a call
+ * again goes on. */
 ZC_EXPORT int zc_zero_step(struct zc_zero *z, double lr, struct zc_zero_stepped *ret);
+
+/** Finishes the step in progress and makes the newest step durable, unless it is; waits for that.
+ * On failure the last commit stands, and the engine goes on. -ENOTSUP: there is no daemon;
+ * -EINVAL: the job is not durable. */
+ZC_EXPORT int zc_zero_commit(struct zc_zero *z);
+
+/** Bytes of the trainer's own, at most ZC_NOTE_MAX, kept with the next step and those behind it,
+ * until there are others: this rank's, or of_job: the job's, which every rank puts alike. Copied.
+ * Too long a note is -EINVAL. */
+ZC_EXPORT int zc_zero_note_put(struct zc_zero *z, bool of_job, const void *note, size_t bytes);
+/** The note of the newest step: *ret_bytes of it in buf, of ZC_NOTE_MAX bytes. -ENOENT: there is
+ * none; so it is for a rank that the world did not have when the step was saved. */
+ZC_EXPORT int zc_zero_note_get(struct zc_zero *z, bool of_job, void *buf, size_t *ret_bytes);
 
 /** Adds each of n values over the ranks, in rank order: the same bits on every rank. n <= 4096. */
 ZC_EXPORT int zc_zero_sum(struct zc_zero *z, double *values, uint32_t n);

@@ -32,6 +32,7 @@
 #include "kernels/zk_page.h"
 
 #define ZCZ_TIMEOUT_MS   60000u
+#define ZCZ_COMMIT_EVERY 100u
 #define ZCZ_GRACE_MS     500u  /* the store's own deadlines end first: its sentences say more */
 #define ZCZ_FAREWELL_MS  1000u /* how long a rank that failed waits to tell the others why */
 #define ZCZ_REASON_MS    100u  /* ... and for the reason of one that is lost to arrive */
@@ -161,7 +162,11 @@ struct zc_zero {
     const struct zk_ops *kernels;
     struct zc_comm *comm;
     uint32_t rank, world;
+    uint32_t nodes; /* daemons that serve this job */
     struct zcz_store *store;
+    uint64_t resume_at;             /* the iterations of the step to go on from, */
+    enum zc_commit resume_prepared; /* and what becomes of what this node has prepared: */
+    uint64_t resume_prepared_at;    /* this step */
     uint64_t piece_elems; /* of initial values, gradients and reads that travel at one time */
 
     struct zcz_unit *units;
@@ -185,6 +190,12 @@ struct zc_zero {
     bool stepping;             /* the store is doing one, */
     struct zcz_op step;        /* this, */
     struct zc_stepped stepped; /* and this will be its answer */
+    enum zc_commit unsettled;  /* what that step was asked with, until all know how it went */
+    bool saved;                /* the newest whole step is committed, as far as all ranks know */
+    bool committing;           /* the daemon may take its time */
+    struct zcz_op resolve;     /* of what was prepared; the next step waits for it */
+    bool dropping;             /* ... it is dropped */
+    struct zcz_op notes;       /* on their way */
     struct zcz_op op;          /* of the one call at a time that is waited for */
     struct zc_norm norm;
     uint64_t iterations, applied; /* when `step` has finished */
@@ -267,5 +278,35 @@ void zcz_add_slices(const struct zk_ops *ops, enum zb_dtype dtype, const void *s
 
 /* ---- step.c */
 int zcz_step_turn(struct zc_zero *z);
+
+/* ---- commit.c */
+
+/** Whether the step that has ended became durable, if it was to be: all ranks ask alike. A refusal
+ * says that it did not, once. */
+int zcz_commit_settle(struct zc_zero *z);
+/** Waits until what was prepared is committed or dropped here; the failure is final. */
+int zcz_commit_resolved(struct zc_zero *z);
+/** Begins that. 0 or the failure, which is final. */
+int zcz_commit_resolve(struct zc_zero *z, enum zc_commit what, uint64_t iterations);
+
+/* ---- resume.c */
+
+/* What one node has of a job. */
+struct zcz_stand {
+    uint64_t epoch;
+    uint32_t npoints;
+    struct zc_point points[ZC_POINTS_MAX];
+};
+
+/** The newest step that every node has: 0 and its iterations; -ENOENT: there is none. */
+int zcz_resume_choose(const struct zcz_stand *stands, uint32_t n, uint64_t *ret_at);
+/** What the node that has `iterations` prepared does with it: ZC_COMMIT_PREPARED, ZC_COMMIT_DROP.
+ */
+enum zc_commit zcz_resume_fate(const struct zcz_stand *stands, uint32_t n, uint64_t iterations);
+
+/** Every rank attaches, and all choose the step. */
+int zcz_resume_attach(struct zc_zero *z);
+/** The job goes on: what was prepared is resolved. */
+int zcz_resume_settle(struct zc_zero *z);
 
 #endif

@@ -30,6 +30,7 @@ struct rank {
 
 struct comm_group {
     pthread_mutex_t lock;
+    bool aborted;
     uint32_t world, delay_max;
     uint64_t seed;
     struct coll **colls;
@@ -124,6 +125,10 @@ static int test(struct zc_comm *comm, struct zc_comm_op *op, bool *ret_done)
     struct coll *c;
 
     pthread_mutex_lock(&g->lock);
+    if (g->aborted) {
+        pthread_mutex_unlock(&g->lock);
+        return -EIO;
+    }
     c = g->colls[op->number];
     *ret_done = c->started == g->world && op->delay == 0;
     if (c->started == g->world && op->delay > 0)
@@ -208,6 +213,13 @@ void comm_group_break(struct comm_group *g, uint32_t rank, uint32_t nth, int rc)
 {
     g->ranks[rank].break_at = nth;
     g->ranks[rank].break_rc = rc;
+}
+
+void comm_group_abort(struct comm_group *g)
+{
+    pthread_mutex_lock(&g->lock);
+    g->aborted = true;
+    pthread_mutex_unlock(&g->lock);
 }
 
 uint32_t comm_group_started(struct comm_group *g)

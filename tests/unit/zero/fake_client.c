@@ -31,8 +31,16 @@ enum kind {
     FETCH,
     NORMS,
     STEP,
+    NOTE,
+    COMMIT,
     PING,
     CLOSE,
+};
+
+struct note {
+    bool there;
+    size_t bytes;
+    unsigned char data[32];
 };
 
 struct shard {
@@ -58,12 +66,26 @@ struct unit {
 struct member {
     bool here, ready, asked;
     uint32_t pins;
+    struct note note, job_note; /* sent, of the next step */
+};
+
+/* A whole state of a job: what a commit keeps. By unit, so that it can be cut anew. */
+struct version {
+    bool there;
+    uint64_t iterations, applied;
+    unsigned char *param[UNITS_MAX], *state[UNITS_MAX];
+    struct note notes[RANKS_MAX], job_note;
 };
 
 struct job {
-    bool exists, failed, keep, ever_ready;
-    int code;      /* of failed */
-    uint32_t lost; /* the rank, of -EOWNERDEAD */
+    bool exists, failed, keep, durable, live;
+    uint64_t epoch;
+    struct version committed, prepared;
+    struct note notes[RANKS_MAX], job_note; /* of the newest step */
+    uint64_t at;                            /* that ready named, */
+    bool at_said;                           /* if it did */
+    int code;                               /* of failed */
+    uint32_t lost;                          /* the rank, of -EOWNERDEAD */
     uint32_t world, groups;
     struct member members[RANKS_MAX];
     struct unit units[UNITS_MAX];
@@ -75,6 +97,7 @@ struct job {
     bool stepping, skip;
     struct zc_step step;
     struct zc_group step_groups[64];
+    int commit_code; /* of the step that has ended */
     uint32_t next_shard;
     uint64_t shard_ns; /* when the last one was done */
     uint64_t pushed_bytes, fetched_bytes;
@@ -102,6 +125,7 @@ struct call {
     uint64_t shard, first, count, number, micro;
     bool add, lies;
     enum zc_what what;
+    enum zc_commit commit;
     void *staged;
     uint32_t n;
 };
@@ -109,8 +133,9 @@ struct call {
 struct zc_client {
     struct zb_err err;
     struct zc_server server;
-    uint32_t node, rank;
+    uint32_t node, rank, who; /* rank of the node, and of all */
     bool lost, joined, told;
+    uint64_t epoch;
     struct zb_list calls;
     zc_event_fn *on_event;
     void *on_event_arg;
@@ -133,6 +158,9 @@ void fake_reset(const struct fake_config *config)
     fake.calls = fake.opened = fake.pins_most = 0;
     fake.faulted = FAKE_NOT_YET;
     fake.seed = config->seed;
+    if (fake.handles == 0) /* whatever failed has ended with who saw it */
+        for (uint32_t n = 0; n < NODES_MAX; n++)
+            fake.jobs[n].failed = false;
 }
 
 enum fake_when fake_faulted(void)
@@ -155,14 +183,126 @@ uint32_t fake_pins_most(void)
     return fake.pins_most;
 }
 
-static void job_free(struct job *job)
+static void shards_free(struct job *job)
 {
     for (uint32_t i = 0; i < job->nshards; i++) {
         free(job->shards[i].param);
         free(job->shards[i].state);
         free(job->shards[i].grad);
     }
+    job->nshards = 0;
+    job->live = false;
+}
+
+static void version_free(struct version *v)
+{
+    for (uint32_t u = 0; u < UNITS_MAX; u++) {
+        free(v->param[u]);
+        free(v->state[u]);
+    }
+    memset(v, 0, sizeof(*v));
+}
+
+static void job_free(struct job *job)
+{
+    shards_free(job);
+    version_free(&job->committed);
+    version_free(&job->prepared);
     memset(job, 0, sizeof(*job));
+}
+
+/* Copies a shard's planes to or from where they lie in a version. */
+static void version_move(struct version *v, const struct job *job, struct shard *s, bool save)
+{
+    uint32_t u = (uint32_t)(s->unit - job->units);
+    unsigned char **units[2] = { &v->param[u], &v->state[u] };
+    unsigned char *planes[2] = { s->param, s->state };
+    static const int kinds[2] = { ZB_PARAM, ZB_STATE };
+
+    for (int p = 0; p < 2; p++) {
+        uint64_t bytes = s->layout.elem_bytes[kinds[p]];
+
+        if (!planes[p])
+            continue;
+        if (!*units[p])
+            *units[p] = calloc(zb_padded_elems(s->unit->elems), bytes);
+        assert(*units[p]);
+        if (save)
+            memcpy(*units[p] + s->first * bytes, planes[p], s->count * bytes);
+        else
+            memcpy(planes[p], *units[p] + s->first * bytes, s->count * bytes);
+    }
+}
+
+static void version_save(struct version *v, struct job *job)
+{
+    version_free(v);
+    v->there = true;
+    v->iterations = job->iterations;
+    v->applied = job->applied;
+    memcpy(v->notes, job->notes, sizeof(v->notes));
+    v->job_note = job->job_note;
+    for (uint32_t i = 0; i < job->nshards; i++)
+        version_move(v, job, &job->shards[i], true);
+}
+
+static void version_load(struct version *v, struct job *job)
+{
+    assert(v->there);
+    job->iterations = v->iterations;
+    job->applied = v->applied;
+    memcpy(job->notes, v->notes, sizeof(v->notes));
+    job->job_note = v->job_note;
+    for (uint32_t i = 0; i < job->nshards; i++) {
+        version_move(v, job, &job->shards[i], false);
+        job->shards[i].version = v->applied;
+        job->shards[i].written = job->shards[i].count;
+    }
+}
+
+static void job_resolve(struct job *job, bool commit)
+{
+    if (commit) {
+        version_free(&job->committed);
+        job->committed = job->prepared;
+        memset(&job->prepared, 0, sizeof(job->prepared));
+    }
+    version_free(&job->prepared);
+}
+
+void fake_crash(uint32_t node)
+{
+    struct job *job = &fake.jobs[node];
+
+    for (uint32_t r = 0; r < RANKS_MAX; r++)
+        assert(!job->members[r].here);
+    shards_free(job);
+    if (!job->committed.there && !job->prepared.there)
+        job_free(job);
+}
+
+struct fake_points fake_points(uint32_t node)
+{
+    const struct job *job = &fake.jobs[node];
+
+    return (struct fake_points){
+        .memory = job->live ? (int)job->iterations : -1,
+        .prepared = job->prepared.there ? (int)job->prepared.iterations : -1,
+        .committed = job->committed.there ? (int)job->committed.iterations : -1
+    };
+}
+
+void fake_forget(uint32_t node, bool prepared, bool committed)
+{
+    if (prepared)
+        version_free(&fake.jobs[node].prepared);
+    if (committed)
+        version_free(&fake.jobs[node].committed);
+}
+
+void fake_prepare(uint32_t node)
+{
+    version_save(&fake.jobs[node].prepared, &fake.jobs[node]);
 }
 
 void fake_end(void)
@@ -173,6 +313,9 @@ void fake_end(void)
 }
 
 /* ---- helpers; all under the lock */
+
+/* Another epoch has begun: this handle is of an older one. */
+static bool stale(const struct zc_client *c);
 
 static struct job *job_of(struct zc_client *c)
 {
@@ -191,6 +334,11 @@ static struct shard *shard_of(struct zc_client *c, uint64_t id)
 
     assert(id >= 1 && id <= job->nshards);
     return &job->shards[id - 1];
+}
+
+static bool stale(const struct zc_client *c)
+{
+    return c->joined && c->epoch != fake.jobs[c->node].epoch;
 }
 
 static void job_fail(struct job *job, int code, uint32_t rank)
@@ -214,7 +362,9 @@ static int begin(struct zc_client *c, enum kind kind, zc_done_fn *done, void *ar
 
     if (c->lost)
         return record(c, -ENOTCONN, "the daemon is gone");
-    if (f->fault != FAKE_NONE && c->rank == f->rank && !fake.faulted) {
+    if (stale(c))
+        return record(c, -ESTALE, "taken over, says the test");
+    if (f->fault != FAKE_NONE && c->who == f->rank && !fake.faulted) {
         now = ++fake.calls == f->nth;
         if (now)
             fake.faulted = kind <= WRITE   ? FAKE_AT_START
@@ -284,6 +434,26 @@ static void check_range(struct zc_client *c, const struct shard *s, uint64_t fir
 
 /* ---- the step */
 
+static void note_keep(struct note *kept, struct note *sent)
+{
+    if (sent->there)
+        *kept = *sent;
+    sent->there = false;
+}
+
+/* 0, or why not. */
+static int job_commit(struct job *job, enum zc_commit what)
+{
+    const struct fake_config *f = &fake.config;
+
+    if (f->commit_rc && job == &fake.jobs[f->commit_node] && job->iterations == f->commit_at)
+        return f->commit_rc;
+    if (job->prepared.there)
+        return -EBUSY;
+    version_save(what == ZC_COMMIT_PREPARE ? &job->prepared : &job->committed, job);
+    return 0;
+}
+
 static void step_finish(struct job *job)
 {
     job->stepping = false;
@@ -293,8 +463,12 @@ static void step_finish(struct job *job)
     job->applied += !job->skip;
     for (uint32_t i = 0; i < job->nshards; i++)
         job->shards[i].micro = job->shards[i].grad_next = 0;
-    for (uint32_t r = 0; r < job->world; r++)
+    for (uint32_t r = 0; r < job->world; r++) {
         job->members[r].asked = false;
+        note_keep(&job->notes[r], &job->members[r].note);
+        note_keep(&job->job_note, &job->members[r].job_note);
+    }
+    job->commit_code = job->step.commit ? job_commit(job, job->step.commit) : 0;
 }
 
 static void step_one(struct job *job)
@@ -332,7 +506,7 @@ static void step_one(struct job *job)
 
 static bool step_may_begin(const struct job *job)
 {
-    if (job->world == 0)
+    if (job->world == 0 || job->prepared.there)
         return false;
     for (uint32_t r = 0; r < job->world; r++)
         if (!job->members[r].asked)
@@ -347,8 +521,11 @@ static bool step_may_begin(const struct job *job)
 static void member_leave(struct zc_client *c)
 {
     struct job *job = job_of(c);
+    bool cut_off = stale(c);
 
     c->joined = false;
+    if (cut_off)
+        return;
     job->stepping = job->stepping || step_may_begin(job);
     while (job->stepping) /* a step that began ends without its ranks */
         step_one(job);
@@ -370,7 +547,8 @@ static void hang_up(struct zc_client *c)
     c->lost = true;
     if (!c->joined)
         return;
-    job_fail(job_of(c), -EOWNERDEAD, c->rank);
+    if (!stale(c))
+        job_fail(job_of(c), -EOWNERDEAD, c->rank);
     member_leave(c);
 }
 
@@ -383,8 +561,15 @@ static bool end_ready(struct job *job, struct call *call)
     for (uint32_t r = 0; r < job->world; r++)
         if (!job->members[r].ready)
             return false;
-    *ret = (struct zc_placement){ .ring_bytes = fake.config.ring ? 4096 : 0 };
-    job->ever_ready = true;
+    if (job->at_said && (!job->live || job->at != job->iterations))
+        version_load(job->prepared.there && job->prepared.iterations == job->at ? &job->prepared
+                                                                                : &job->committed,
+                     job);
+    *ret = (struct zc_placement){ .ring_bytes = fake.config.ring ? 4096 : 0,
+                                  .iterations = job->iterations,
+                                  .applied = job->applied };
+    job->live = true;
+    job->at_said = false; /* the others are answered alike */
     return true;
 }
 
@@ -467,6 +652,25 @@ static bool end_norms(struct zc_client *c, struct job *job, struct call *call)
     return true;
 }
 
+static bool end_commit(struct zc_client *c, struct job *job, struct call *call)
+{
+    struct zc_point *ret = call->ret;
+
+    assert(job->durable && !job->stepping);
+    if (call->commit == ZC_COMMIT_STEP || call->commit == ZC_COMMIT_PREPARE) {
+        assert(call->number == job->iterations);
+        call->rc = job_commit(job, call->commit);
+    } else if (job->prepared.there && job->prepared.iterations == call->number) {
+        job_resolve(job, call->commit == ZC_COMMIT_PREPARED);
+    } else {
+        call->rc = -ENOENT;
+    }
+    if (call->rc)
+        call->rc = record(c, call->rc, "not committed, says the test");
+    *ret = (struct zc_point){ .iterations = call->number };
+    return true;
+}
+
 static bool end_step(struct job *job, struct call *call)
 {
     struct zc_stepped *ret = call->ret;
@@ -476,7 +680,10 @@ static bool end_step(struct job *job, struct call *call)
         return false;
     }
     *ret = (struct zc_stepped){ .iterations = job->iterations + call->lies,
-                                .applied = job->applied };
+                                .applied = job->applied,
+                                .commit_code = job->commit_code };
+    if (ret->commit_code)
+        (void)snprintf(ret->commit_text, sizeof(ret->commit_text), "no room, says the test");
     return true;
 }
 
@@ -508,6 +715,10 @@ static bool try_end(struct zc_client *c, struct call *call)
         return end_norms(c, job, call);
     case STEP:
         return end_step(job, call);
+    case NOTE:
+        return true;
+    case COMMIT:
+        return end_commit(c, job, call);
     case PING:
         return fake.config.fault != FAKE_NEVER || fake.faulted == FAKE_NOT_YET;
     case CLOSE:
@@ -530,6 +741,10 @@ static struct call *next_end(struct zc_client *c)
 
         if (c->lost)
             call->rc = record(c, -ENOTCONN, "the daemon is gone");
+        else if (stale(c) && c->told)
+            call->rc = record(c, -ESTALE, "taken over");
+        else if (stale(c))
+            continue;
         else if (job->failed && (c->told || !c->joined)) /* the event comes first */
             call->rc = record(c, job->code, "the job is over");
         else if (call->never || (in_order && blocked[call->kind])) {
@@ -581,8 +796,8 @@ int zc_open(struct zc_client **ret, const struct zc_options *options)
     pthread_mutex_lock(&fake.lock);
     fake.handles++;
     fake.opened++;
-    if (options->socket && sscanf(options->socket, "rank %u", &c->rank) == 1)
-        c->node = c->rank % fake.config.nodes;
+    if (options->socket && sscanf(options->socket, "rank %u", &c->who) == 1)
+        c->node = c->who % fake.config.nodes;
     c->server = (struct zc_server){ .page_elems = fake.config.page_elems,
                                     .block_elems = ZB_BLOCK_ELEMS,
                                     .shards_max = fake.config.shards_max,
@@ -655,13 +870,15 @@ int zc_poll(struct zc_client *c, int timeout_ms)
     (void)timeout_ms;
     pthread_mutex_lock(&fake.lock);
     step_one(job_of(c));
-    tell = job_of(c)->failed && c->joined && !c->told;
+    tell = (job_of(c)->failed || stale(c)) && c->joined && !c->told;
     c->told = c->told || tell;
-    event.code = job_of(c)->code;
+    event.code = stale(c) ? -ESTALE : job_of(c)->code;
     event.rank = job_of(c)->lost;
     if (event.code == -EOWNERDEAD)
         event.kind = ZC_EVENT_PEER_LOST;
-    (void)snprintf(text, sizeof(text), "rank %d of job 'fake' hung up, says the test",
+    (void)snprintf(text, sizeof(text),
+                   event.code == -ESTALE ? "taken over, says the test (%d)"
+                                         : "rank %d of job 'fake' hung up, says the test",
                    (int)event.rank);
     event.text = text;
     pthread_mutex_unlock(&fake.lock);
@@ -678,6 +895,52 @@ int zc_poll(struct zc_client *c, int timeout_ms)
 
 /* ---- calls */
 
+/* Who is attached is cut off; in another world, what is only in memory is saved first. */
+static void open_takeover(struct job *job, uint32_t world)
+{
+    const struct version *c = &job->committed, *p = &job->prepared;
+
+    job->epoch++;
+    job->failed = false;
+    job->stepping = false;
+    memset(job->members, 0, sizeof(job->members));
+    for (uint32_t i = 0; i < job->nshards; i++)
+        job->shards[i].pins = 0;
+    if (!job->live) /* it was only forming */
+        shards_free(job);
+    if (world == job->world)
+        return;
+    assert(job->durable);
+    if (job->live && !(c->there && c->iterations == job->iterations) &&
+        !(p->there && p->iterations == job->iterations))
+        assert(job_commit(job, fake.config.nodes > 1 ? ZC_COMMIT_PREPARE : ZC_COMMIT_STEP) == 0);
+    shards_free(job);
+    job->world = world;
+}
+
+/* All of it has values. */
+static bool job_whole(const struct job *job)
+{
+    for (uint32_t i = 0; i < job->nshards; i++)
+        if (job->shards[i].written < job->shards[i].count)
+            return false;
+    return job->live;
+}
+
+static void open_points(const struct job *job, struct zc_job *ret)
+{
+    if (job_whole(job))
+        ret->points[ret->npoints++] =
+            (struct zc_point){ ZC_POINT_MEMORY, job->iterations, job->applied };
+    if (job->prepared.there)
+        ret->points[ret->npoints++] =
+            (struct zc_point){ ZC_POINT_PREPARED, job->prepared.iterations, job->prepared.applied };
+    if (job->committed.there)
+        ret->points[ret->npoints++] = (struct zc_point){ ZC_POINT_COMMITTED,
+                                                         job->committed.iterations,
+                                                         job->committed.applied };
+}
+
 int zc_job_open(struct zc_client *c, const struct zc_job_options *options, struct zc_job *ret,
                 zc_done_fn *done, void *arg)
 {
@@ -689,21 +952,29 @@ int zc_job_open(struct zc_client *c, const struct zc_job_options *options, struc
     {
         job = job_of(c);
         assert(options->rank < options->world && options->world <= RANKS_MAX);
-        assert(job->failed || job->exists || !options->attach);
-        if (job->failed) {
+        if (options->attach && !job->exists)
+            call->rc = -ENOENT;
+        else if (options->takeover)
+            open_takeover(job, options->world);
+        else if (options->epoch != job->epoch && options->attach)
+            call->rc = -ESTALE;
+        else if (job->failed)
             call->rc = job->code;
-            END();
-        }
+        if (call->rc)
+            goto end;
         if (!job->exists) {
             job->exists = true;
             job->keep = options->keep;
+            job->durable = options->durable;
             job->world = options->world;
             job->groups = options->groups;
         }
         assert(job->world == options->world && !job->members[options->rank].here);
+        assert(job->keep == options->keep && job->durable == options->durable);
         job->members[options->rank].here = true;
         c->rank = options->rank;
         c->joined = true;
+        c->epoch = job->epoch;
         c->staging_bytes = zb_round_up(options->staging_bytes, 4096);
         c->staging = aligned_alloc(4096, c->staging_bytes);
         assert(c->staging);
@@ -711,8 +982,11 @@ int zc_job_open(struct zc_client *c, const struct zc_job_options *options, struc
                                 .iterations = job->iterations,
                                 .applied = job->applied,
                                 .staging = c->staging,
-                                .staging_bytes = c->staging_bytes };
+                                .staging_bytes = c->staging_bytes,
+                                .epoch = job->epoch };
+        open_points(job, ret);
     }
+end:
     END();
 }
 
@@ -772,7 +1046,7 @@ int zc_register(struct zc_client *c, uint64_t job_id, const struct zc_range *ran
             for (uint32_t k = 0; k < job->nshards; k++)
                 if (job->shards[k].unit == u && job->shards[k].first == ranges[i].first)
                     s = &job->shards[k]; /* of a kept job */
-            assert(!s || (job->ever_ready && s->count == ranges[i].count));
+            assert(!s || (job->live && s->count == ranges[i].count));
             if (!s) {
                 assert(job->nshards < SHARDS_MAX);
                 s = &job->shards[job->nshards++];
@@ -801,9 +1075,17 @@ int zc_ready(struct zc_client *c, uint64_t job_id, const uint64_t *at, uint32_t 
     struct call *call;
     int rc;
 
-    assert(job_id == 42 && !at && timeout_ms > 0);
+    assert(job_id == 42 && timeout_ms > 0);
     BEGIN(c, READY, done, arg, call)
     {
+        struct job *job = job_of(c);
+
+        assert(!at || !job->at_said || job->at == *at);
+        assert(!at || (job->live && *at == job->iterations) ||
+               (job->prepared.there && *at == job->prepared.iterations) ||
+               (job->committed.there && *at == job->committed.iterations));
+        job->at_said = at != NULL;
+        job->at = at ? *at : 0;
         job_of(c)->members[c->rank].ready = true;
         call->ret = ret;
     }
@@ -881,6 +1163,10 @@ int zc_release(struct zc_client *c, const uint64_t *shards, uint32_t n)
 
     assert(n == 1);
     pthread_mutex_lock(&fake.lock);
+    if (stale(c)) {
+        pthread_mutex_unlock(&fake.lock);
+        return 0;
+    }
     s = shard_of(c, shards[0]);
     assert(s->pins > 0 && job_of(c)->members[c->rank].pins > 0);
     s->pins--;
@@ -980,6 +1266,61 @@ int zc_skip(struct zc_client *c, uint64_t job_id, uint64_t step, enum zc_commit 
 
     assert(job_id == 42);
     return ask(c, &skip, true, ret, done, arg);
+}
+
+int zc_commit(struct zc_client *c, uint64_t job_id, enum zc_commit what, uint64_t iterations,
+              uint32_t timeout_ms, struct zc_point *ret, zc_done_fn *done, void *arg)
+{
+    struct call *call;
+    int rc;
+
+    assert(job_id == 42 && timeout_ms > 0);
+    BEGIN(c, COMMIT, done, arg, call)
+    {
+        assert(c->rank == 0); /* one rank of each node asks */
+        call->commit = what;
+        call->number = iterations;
+        call->ret = ret;
+    }
+    END();
+}
+
+int zc_note_put(struct zc_client *c, uint64_t job_id, bool of_job, const void *note, size_t bytes,
+                zc_done_fn *done, void *arg)
+{
+    struct call *call;
+    int rc;
+
+    assert(job_id == 42 && (!of_job || c->rank == 0));
+    BEGIN(c, NOTE, done, arg, call)
+    {
+        struct member *m = &job_of(c)->members[c->rank];
+        struct note *n = of_job ? &m->job_note : &m->note;
+
+        assert(bytes <= sizeof(n->data));
+        n->there = true;
+        n->bytes = bytes;
+        memcpy(n->data, note, bytes);
+    }
+    END();
+}
+
+int zc_note_get_wait(struct zc_client *c, uint64_t job_id, bool of_job, void *buf,
+                     size_t *ret_bytes)
+{
+    const struct note *n;
+    int rc = 0;
+
+    assert(job_id == 42);
+    pthread_mutex_lock(&fake.lock);
+    n = of_job ? &job_of(c)->job_note : &job_of(c)->notes[c->rank];
+    if (n->there) {
+        memcpy(buf, n->data, n->bytes);
+        *ret_bytes = n->bytes;
+    } else {
+        rc = record(c, -ENOENT, "no note, says the test");
+    }
+    END();
 }
 
 int zc_jobs_wait(struct zc_client *c, const char *name, struct zc_job_row **ret_rows, size_t *ret_n)

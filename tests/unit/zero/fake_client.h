@@ -10,6 +10,9 @@
  * A step is done shard by shard, one for each poll of anybody, so fetches behind it see a model
  * that is partly stepped. Pins are counted: more than the ring holds wait, and a release of what is
  * not pinned, a write to what is, or a step of what is, is an assertion.
+ *
+ * A durable job has a committed and a prepared version: copies of everything, cut anew when another
+ * world loads them.
  */
 #ifndef FAKE_CLIENT_H
 #define FAKE_CLIENT_H
@@ -40,6 +43,10 @@ struct fake_config {
     enum fake_fault fault;
     uint32_t rank, nth;
     int rc;
+    /* with commit_rc: commits of this step fail so, on this node */
+    int commit_rc;
+    uint32_t commit_node;
+    uint64_t commit_at;
 };
 
 void fake_reset(const struct fake_config *config);
@@ -48,6 +55,16 @@ enum fake_when { FAKE_NOT_YET, FAKE_AT_START, FAKE_AT_WORK, FAKE_AT_END };
 enum fake_when fake_faulted(void);
 /** Frees what a job left; asserts that no handle is open and that everything was released. */
 void fake_end(void);
+/** The daemon of this node dies, without ranks, and comes back: memory is lost. */
+void fake_crash(uint32_t node);
+/** The steps that it can go on from; -1: none. */
+struct fake_points {
+    int memory, prepared, committed;
+};
+struct fake_points fake_points(uint32_t node);
+/** Behind the engine's back: what was durable is lost; what nobody asked for is prepared. */
+void fake_forget(uint32_t node, bool prepared, bool committed);
+void fake_prepare(uint32_t node);
 /** Handles that are open. */
 uint32_t fake_handles(void);
 /** Slices that rank 0 has pinned now. */

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/util.h"
+#include "comm_threads.h"
 
 /* Sizes about the block of 4096, above it, and far below. */
 const struct model_unit model_units[MODEL_UNITS] = {
@@ -160,14 +161,77 @@ static int train_micro(struct run *r, struct zc_zero *z, uint64_t step, uint32_t
     return 0;
 }
 
+/* The note that a step carries: which it is, and whose. */
+struct note {
+    uint64_t step;
+    uint32_t rank;
+};
+
+static int notes_put(const struct run *r, struct zc_zero *z, uint64_t step)
+{
+    struct note mine = { .step = step, .rank = r->options.comm->rank };
+    struct note job = { .step = step, .rank = UINT32_MAX };
+
+    TRY(zc_zero_note_put(z, false, &mine, sizeof(mine)));
+    return zc_zero_note_put(z, true, &job, sizeof(job));
+}
+
+/* They come back with the step that they went with, whatever was put for one that never came. */
+static void notes_check(const struct run *r, struct zc_zero *z, uint64_t step)
+{
+    char buf[ZC_NOTE_MAX];
+    struct note note = { 0 };
+    size_t bytes = 0;
+
+    assert_int_equal(zc_zero_note_get(z, true, buf, &bytes), 0);
+    assert_int_equal(bytes, sizeof(note));
+    memcpy(&note, buf, sizeof(note));
+    assert_int_equal(note.step, step);
+    assert_int_equal(note.rank, UINT32_MAX);
+    if (zc_zero_note_get(z, false, buf, &bytes) == -ENOENT)
+        return; /* a rank that was not there then */
+    memcpy(&note, buf, sizeof(note));
+    assert_int_equal(note.step, step);
+    assert_true(note.rank < 8 && r->options.resume);
+}
+
+/* What is refused with the code that the test expects is asked for again. */
+static int refused(struct run *r, struct zc_zero *z, int rc)
+{
+    if (rc == 0 || rc != r->refusal)
+        return rc;
+    r->refused++;
+    (void)snprintf(r->refusal_text, sizeof(r->refusal_text), "%s", zc_zero_error(z));
+    return 1;
+}
+
+static int train_step(struct run *r, struct zc_zero *z, uint64_t step)
+{
+    int rc;
+
+    if (r->before_step)
+        r->before_step(step);
+    TRY(notes_put(r, z, step));
+    while ((rc = refused(r, z, zc_zero_step(z, 0.01 * (double)step, &r->last))) == 1)
+        ;
+    if (rc != 0 || step != r->commit_behind)
+        return rc;
+    rc = refused(r, z, zc_zero_commit(z));
+    return rc == 1 ? 0 : rc;
+}
+
 static int train_steps(struct run *r, struct zc_zero *z)
 {
-    uint64_t begin, applied;
+    uint64_t begin, applied, end;
     uint32_t micros = 0;
 
     TRY(zc_zero_progress(z, &begin, &applied));
-    assert(begin + r->steps <= MODEL_STEPS_MAX);
-    for (uint64_t step = begin + 1; step <= begin + r->steps; step++) {
+    r->begun_at = begin;
+    if (begin > 0)
+        notes_check(r, z, begin);
+    end = r->until > 0 ? r->until : begin + r->steps;
+    assert(end <= MODEL_STEPS_MAX);
+    for (uint64_t step = begin + 1; step <= end; step++) {
         double loss;
 
         for (uint32_t micro = 0; micro < r->options.micro_steps; micro++) {
@@ -177,9 +241,7 @@ static int train_steps(struct run *r, struct zc_zero *z)
             }
             TRY(train_micro(r, z, step, micro));
         }
-        if (r->before_step)
-            r->before_step(step);
-        TRY(zc_zero_step(z, 0.01 * (double)step, &r->last));
+        TRY(train_step(r, z, step));
         r->norms[step - 1] = r->last.grad_norm;
         r->clips[step - 1] = r->last.clip_scale;
         r->skipped[step - 1] = r->last.skipped;
@@ -241,6 +303,8 @@ void run_train(struct run *r)
     r->rc = train_all(r, &z);
     r->ended_s = now_s();
     (void)snprintf(r->error, sizeof(r->error), "%s", zc_zero_error(z));
+    if (r->rc != 0 && r->abort)
+        comm_group_abort(r->abort);
     zc_zero_close(z, r->rc == 0 && !r->dirty_end);
 }
 

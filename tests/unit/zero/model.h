@@ -47,12 +47,16 @@ struct run {
     struct zc_zero_options options; /* comm and all */
     enum zc_dtype dtype;
     uint32_t steps;
+    uint64_t until; /* instead: up to this step, whatever the job has already; 0: `steps` of them */
     uint64_t poison_step; /* this step's gradient has an infinity on the last rank; 0: none */
     bool evaluate;        /* a forward pass between steps */
     uint32_t stop_after;  /* micro-step steps: then leaves without a word; 0: never */
     void (*before_step)(uint64_t step);
-    bool dirty_end; /* closes as after a failure */
-    bool no_values; /* reads nothing at the end */
+    uint64_t commit_behind;   /* asks for a commit behind this step; 0: never */
+    int refusal;              /* a step or commit that is refused so is asked for again */
+    struct comm_group *abort; /* when this rank fails, the others' collectives do; or NULL */
+    bool dirty_end;           /* closes as after a failure */
+    bool no_values;           /* reads nothing at the end */
     /* out */
     int rc;
     char error[512];
@@ -60,6 +64,9 @@ struct run {
     double norms[MODEL_STEPS_MAX], clips[MODEL_STEPS_MAX], losses[MODEL_STEPS_MAX];
     bool skipped[MODEL_STEPS_MAX];
     struct zc_zero_stepped last;
+    uint64_t begun_at; /* behind this step */
+    uint32_t refused;
+    char refusal_text[512];
     struct zc_zero_stats stats;
     struct model_values values;
 };

@@ -1,0 +1,197 @@
+/*
+ * commit.c - steps become durable: on one node by themselves, on several by a vote. And notes.
+ *
+ *     one node       step with ZC_COMMIT_STEP; its answer says how it went, to every rank alike
+ *     several nodes  step with ZC_COMMIT_PREPARE ---> every rank tells the others how its node's
+ *                    went ---> the first rank of each node commits what is prepared, if all went
+ *                    well, or drops it
+ *
+ * WHEN. The step's call has long returned. The vote is a collective, so it has a place in the order
+ * that the trainer's calls give: the next step, commit or clean close. What is resolved must be
+ * before the step behind it begins, and has until then.
+ *
+ * FAILURE. A step that is not durable is whole all the same, and every rank knows of it: it is a
+ * refusal, and training may go on. A prepared step that cannot be resolved is final: this node and
+ * the others would no longer agree.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "client/zero/zero_priv.h"
+
+struct ballot {
+    int32_t code;
+    char text[sizeof(((struct zb_err *)0)->text)];
+};
+
+static int stepping_wait(struct zc_zero *z)
+{
+    struct zcz_wait w = { .what = "the step in progress, to be committed" };
+    int rc = zcz_turn(z, 0);
+
+    while (rc == 0 && z->stepping)
+        rc = zcz_wait(z, &w);
+    return rc;
+}
+
+/* Asks the store; begun, or refused. */
+static int commit_ask(struct zc_zero *z, struct zcz_op *op, enum zc_commit what,
+                      uint64_t iterations)
+{
+    struct zcz_wait w = { .what = "a commit to begin" };
+    int rc;
+
+    while ((rc = z->store->ops->commit(z->store, op, what, iterations)) == -EAGAIN &&
+           (rc = zcz_wait(z, &w)) == 0)
+        ;
+    return rc;
+}
+
+int zcz_commit_resolve(struct zc_zero *z, enum zc_commit what, uint64_t iterations)
+{
+    int rc = commit_ask(z, &z->resolve, what, iterations);
+
+    z->dropping = what == ZC_COMMIT_DROP;
+    return rc < 0 ? zcz_fail(z, rc, "%s", z->error.text) : 0;
+}
+
+int zcz_commit_resolved(struct zc_zero *z)
+{
+    int rc = zcz_wait_op(z, &z->resolve, "what was prepared to be resolved");
+
+    if (rc == -ENOENT && z->dropping) { /* there is nothing left to drop */
+        z->store->err.code = 0;
+        rc = 0;
+    }
+    return rc < 0 ? zcz_fail(z, rc, "what was prepared: %s", zcz_store_text(z->store)) : 0;
+}
+
+static int commit_refuse(struct zc_zero *z, uint32_t rank, const struct ballot *b)
+{
+    if (z->world == 1)
+        return zcz_refuse(z, b->code, "step %llu is made, but not durable: %s",
+                          (unsigned long long)z->iterations, b->text);
+    return zcz_refuse(z, b->code, "step %llu is made, but not durable: rank %u: %s",
+                      (unsigned long long)z->iterations, rank, b->text);
+}
+
+/* Every rank says how it went; what was prepared is resolved accordingly. */
+static int commit_agree(struct zc_zero *z, enum zc_commit what, const struct ballot *mine)
+{
+    const struct ballot *all;
+    struct zcz_buf *buf;
+    uint32_t bad = 0;
+    int rc = zcz_share(z, mine, sizeof(*mine), "the vote on a commit", &buf);
+
+    if (rc < 0)
+        return rc;
+    all = buf->data;
+    while (bad < z->world && all[bad].code == 0)
+        bad++;
+    z->saved = bad == z->world;
+    if (what == ZC_COMMIT_PREPARE && z->store->node_rank == 0 && mine->code == 0)
+        rc = zcz_commit_resolve(z, z->saved ? ZC_COMMIT_PREPARED : ZC_COMMIT_DROP, z->iterations);
+    if (rc == 0 && !z->saved)
+        rc = commit_refuse(z, bad, &all[bad]);
+    zcz_buf_put(&z->small, buf);
+    return rc;
+}
+
+static int commit_settle(struct zc_zero *z)
+{
+    struct ballot mine = { .code = z->stepped.commit_code };
+    enum zc_commit what = z->unsettled;
+
+    z->unsettled = ZC_COMMIT_NO;
+    (void)snprintf(mine.text, sizeof(mine.text), "%.*s", ZC_SENTENCE_MAX, z->stepped.commit_text);
+    if (what == ZC_COMMIT_PREPARE)
+        return commit_agree(z, what, &mine);
+    z->saved = mine.code == 0;
+    return z->saved ? 0 : commit_refuse(z, z->rank, &mine);
+}
+
+int zcz_commit_settle(struct zc_zero *z)
+{
+    int rc;
+
+    if (z->unsettled == ZC_COMMIT_NO)
+        return 0;
+    z->committing = true;
+    rc = stepping_wait(z);
+    if (rc == 0)
+        rc = commit_settle(z);
+    z->committing = false;
+    return rc;
+}
+
+/* The newest step, which nobody has asked for yet. */
+static int commit_now(struct zc_zero *z)
+{
+    enum zc_commit what = z->nodes > 1 ? ZC_COMMIT_PREPARE : ZC_COMMIT_STEP;
+    struct ballot mine = { 0 };
+    int rc = 0;
+
+    if (z->store->node_rank == 0) {
+        rc = commit_ask(z, &z->op, what, z->iterations);
+        if (rc < 0)
+            (void)snprintf(mine.text, sizeof(mine.text), "%s", z->error.text);
+        else if ((rc = zcz_wait_op(z, &z->op, "the commit")) < 0)
+            (void)snprintf(mine.text, sizeof(mine.text), "%s", zcz_store_text(z->store));
+        z->store->err.code = z->failed ? z->store->err.code : 0; /* it is no end */
+    }
+    if (z->failed)
+        return z->failed;
+    mine.code = rc;
+    rc = commit_agree(z, what, &mine);
+    return rc < 0 ? rc : zcz_commit_resolved(z);
+}
+
+int zc_zero_commit(struct zc_zero *z)
+{
+    int rc = zcz_enter(z, true);
+
+    if (rc < 0)
+        return rc;
+    if (z->options.offload_param == ZC_ZERO_NONE)
+        return zcz_refuse(z, -ENOTSUP, "a commit needs a daemon, and this run has none");
+    if (!z->options.durable)
+        return zcz_refuse(z, -EINVAL, "a commit of a job that is not durable");
+    z->committing = true;
+    rc = stepping_wait(z);
+    if (rc == 0)
+        rc = zcz_commit_settle(z);
+    z->committing = true;
+    if (rc == 0)
+        rc = zcz_commit_resolved(z);
+    if (rc == 0 && !z->saved)
+        rc = commit_now(z);
+    z->committing = false;
+    return rc;
+}
+
+/* ---- notes */
+
+int zc_zero_note_put(struct zc_zero *z, bool of_job, const void *note, size_t bytes)
+{
+    struct zcz_wait w = { .what = "the note to be sent" };
+    int rc = zcz_enter(z, true);
+
+    if (rc < 0)
+        return rc;
+    if (bytes > ZC_NOTE_MAX)
+        return zcz_refuse(z, -EINVAL, "a note of %zu bytes: at most %d", bytes, ZC_NOTE_MAX);
+    if (of_job && z->store->node_rank != 0)
+        return 0;
+    while ((rc = z->store->ops->note_put(z->store, &z->notes, of_job, note, bytes)) == -EAGAIN &&
+           (rc = zcz_wait(z, &w)) == 0)
+        ;
+    return rc < 0 ? zcz_fail(z, rc, "%s", z->error.text) : 0;
+}
+
+int zc_zero_note_get(struct zc_zero *z, bool of_job, void *buf, size_t *ret_bytes)
+{
+    int rc = zcz_enter(z, true);
+
+    return rc < 0 ? rc : z->store->ops->note_get(z->store, of_job, buf, ret_bytes);
+}

@@ -1,0 +1,158 @@
+/*
+ * resume.c - a job that was kept goes on: who may, and from which step.
+ *
+ *     the first rank of each node takes the job over ---> all ranks learn each node's epoch and
+ *     points, and choose ---> the other ranks attach with that epoch ---> join, place: ready at
+ *     that step ---> what was prepared is committed or dropped
+ *
+ * CHOICE. Every node has up to three points: the newest whole step in memory, one that is prepared,
+ * one that is committed. The job goes on from the newest step that all nodes have in one of them.
+ *
+ * PREPARED. A step that every node has prepared or committed may be committed on any of them
+ * already: those that only prepared it commit it now. Any other was committed nowhere, for the
+ * ranks had not agreed on it: it is dropped. Both follow from the points alone, so a start that is
+ * cut off anywhere is repeated with the same result.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/zero/zero_priv.h"
+
+/* In memory only, or durable too. */
+static bool stand_has(const struct zcz_stand *s, uint64_t iterations, bool durable)
+{
+    for (uint32_t i = 0; i < s->npoints; i++)
+        if (s->points[i].iterations == iterations &&
+            (!durable || s->points[i].kind != ZC_POINT_MEMORY))
+            return true;
+    return false;
+}
+
+static bool all_have(const struct zcz_stand *stands, uint32_t n, uint64_t iterations, bool durable)
+{
+    for (uint32_t k = 0; k < n; k++)
+        if (!stand_has(&stands[k], iterations, durable))
+            return false;
+    return true;
+}
+
+int zcz_resume_choose(const struct zcz_stand *stands, uint32_t n, uint64_t *ret_at)
+{
+    int rc = -ENOENT;
+
+    for (uint32_t i = 0; i < stands[0].npoints; i++) {
+        uint64_t at = stands[0].points[i].iterations;
+
+        if ((rc < 0 || at > *ret_at) && all_have(stands, n, at, false)) {
+            *ret_at = at;
+            rc = 0;
+        }
+    }
+    return rc;
+}
+
+enum zc_commit zcz_resume_fate(const struct zcz_stand *stands, uint32_t n, uint64_t iterations)
+{
+    return all_have(stands, n, iterations, true) ? ZC_COMMIT_PREPARED : ZC_COMMIT_DROP;
+}
+
+/* "node 0 has step 8 (memory), step 4 (committed); node 1 has nothing" */
+static void stands_describe(const struct zcz_stand *stands, uint32_t n, char *text, size_t bytes)
+{
+    static const char *const kinds[] = { "?", "memory", "prepared", "committed" };
+    size_t at = 0;
+
+    text[0] = '\0';
+    for (uint32_t k = 0; k < n && at < bytes; k++) {
+        const struct zcz_stand *s = &stands[k];
+
+        at += (size_t)snprintf(text + at, bytes - at, "%snode %u has%s", k ? "; " : "", k,
+                               s->npoints == 0 ? " nothing" : "");
+        for (uint32_t i = 0; i < s->npoints && at < bytes; i++)
+            at += (size_t)snprintf(
+                text + at, bytes - at, "%s step %llu (%s)", i ? "," : "",
+                (unsigned long long)s->points[i].iterations,
+                kinds[s->points[i].kind <= ZC_POINT_COMMITTED ? s->points[i].kind : 0]);
+    }
+}
+
+struct attached {
+    bool first; /* of its node: the stand is told */
+    struct zcz_stand stand;
+};
+
+/* All ranks know all nodes, and decide the same. */
+static int resume_decide(struct zc_zero *z, const struct zcz_stand *stands, uint32_t n)
+{
+    const struct zcz_store *s = z->store;
+    char text[160];
+
+    if (zcz_resume_choose(stands, n, &z->resume_at) < 0) {
+        stands_describe(stands, n, text, sizeof(text));
+        return zcz_fail(z, -ENOENT, "job '%s' has no step to go on from: %s", z->job, text);
+    }
+    z->saved = all_have(stands, n, z->resume_at, true);
+    z->resume_prepared = ZC_COMMIT_NO;
+    for (uint32_t i = 0; s->node_rank == 0 && i < s->npoints; i++)
+        if (s->points[i].kind == ZC_POINT_PREPARED) {
+            z->resume_prepared_at = s->points[i].iterations;
+            z->resume_prepared = zcz_resume_fate(stands, n, z->resume_prepared_at);
+        }
+    return 0;
+}
+
+/* Every rank hears what the first of each node found; *ret_epoch is this node's. */
+static int resume_share(struct zc_zero *z, uint64_t *ret_epoch)
+{
+    struct zcz_store *s = z->store;
+    struct attached mine = { .first = s->node_rank == 0 };
+    struct attached *all;
+    struct zcz_stand *stands;
+    struct zcz_buf *buf;
+    uint32_t n = 0;
+    int rc;
+
+    mine.stand.epoch = s->epoch;
+    mine.stand.npoints = s->npoints;
+    memcpy(mine.stand.points, s->points, sizeof(s->points));
+    rc = zcz_share(z, &mine, sizeof(mine), "what the nodes have of the job", &buf);
+    if (rc < 0)
+        return rc;
+    all = buf->data;
+    *ret_epoch = all[s->node_ranks[0]].stand.epoch;
+    stands = calloc(z->nodes, sizeof(*stands));
+    for (uint32_t r = 0; r < z->world && stands; r++)
+        if (all[r].first)
+            stands[n++] = all[r].stand;
+    rc = stands ? resume_decide(z, stands, n)
+                : zcz_fail(z, -ENOMEM, "no memory for %u nodes", z->nodes);
+    free(stands);
+    zcz_buf_put(&z->small, buf);
+    return rc;
+}
+
+int zcz_resume_attach(struct zc_zero *z)
+{
+    struct zcz_store *s = z->store;
+    uint64_t epoch = 0;
+    int rc = s->node_rank == 0 ? s->ops->attach(s, 0) : 0;
+
+    rc = zcz_vote(z, rc, 0, "attaching");
+    if (rc == 0)
+        rc = resume_share(z, &epoch);
+    if (rc < 0)
+        return rc;
+    return zcz_vote(z, s->node_rank == 0 ? 0 : s->ops->attach(s, epoch), 0, "attaching");
+}
+
+int zcz_resume_settle(struct zc_zero *z)
+{
+    int rc;
+
+    if (z->resume_prepared == ZC_COMMIT_NO)
+        return 0;
+    rc = zcz_commit_resolve(z, z->resume_prepared, z->resume_prepared_at);
+    return rc < 0 ? rc : zcz_commit_resolved(z);
+}
