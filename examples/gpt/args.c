@@ -79,13 +79,18 @@ static const struct row rows[] = {
       AT(offload_optimizer), .choices = OFFLOADS },
     { "--offload-param", NULL, "the same for the parameters alone", CHOICE, AT(offload_param),
       .choices = OFFLOADS },
-    { "--socket", "PATH", "of the daemon", TEXT, AT(socket), .usual = "$ZSHARD_SOCKET" },
+    { "--socket", "PATH", "of the daemon; of several (A,B): rank r has r*n/ranks", TEXT,
+      AT(socket), .usual = "$ZSHARD_SOCKET" },
     { "--job", "NAME", "of this run in the daemon", TEXT, AT(job), .usual = "zgpt" },
-    { "--keep", NULL, "the job and its state outlive this run", SWITCH, AT(keep) },
+    { "--keep", NULL, "the job outlives this run, and what is committed the daemon", SWITCH,
+      AT(keep) },
+    { "--resume", NULL, "go on with a kept job (whoever trains it still is cut off)", SWITCH,
+      AT(resume) },
+    { "--commit-every", "N", "steps, with --keep; 0: only at the end", COUNT64, AT(commit_every),
+      .min = 0, .max = UINT32_MAX, .usual = "100" },
     { "--init", "FILE", "begin with the weights of a .safetensors file", TEXT, AT(init) },
     { "--export", "FILE", "write the weights to a .safetensors file at the end", TEXT, AT(export) },
-    { "--jsonl", "FILE", "write one JSON object per step", TEXT, AT(jsonl) },
-    { "--resume", NULL, "go on with a kept job", LATER, .offset = NOWHERE },
+    { "--jsonl", "FILE", "write one JSON object per step; --resume appends", TEXT, AT(jsonl) },
     { "--config", "FILE", "DeepSpeed's JSON", LATER, .offset = NOWHERE, .takes_value = true },
     { "--help", NULL, "this text", SWITCH, AT(help) },
     { "--version", NULL, "the version", SWITCH, AT(version) },
@@ -238,7 +243,7 @@ static int defaults_set(struct gpt_args *args, struct gpt_err *err)
     int rc = 0;
 
     for (size_t i = 0; i < ROWS && rc == 0; i++)
-        if (rows[i].kind == REAL)
+        if ((rows[i].kind == REAL || rows[i].kind == COUNT64) && rows[i].usual)
             rc = row_set(&rows[i], args, rows[i].usual, err);
     args->job = "zgpt";
     return rc;
@@ -317,8 +322,12 @@ static int args_check(struct gpt_args *args, const char *const *given, struct gp
                         "--micro-batch %u of --seq %u is more than %u tokens at a "
                         "time",
                         args->micro_batch, args->seq, GPT_ROWS_MAX);
-    if (args->keep && args->offload_param == GPT_OFFLOAD_NONE)
-        return gpt_fail(err, -EINVAL, "--keep needs the daemon: --offload host or nvme");
+    if ((args->keep || args->resume) && args->offload_param == GPT_OFFLOAD_NONE)
+        return gpt_fail(err, -EINVAL, "%s needs the daemon: --offload host or nvme",
+                        args->keep ? "--keep" : "--resume");
+    if (args->resume && args->init)
+        return gpt_fail(err, -EINVAL, "--init begins a run, and --resume goes on with one");
+    args->keep = args->keep || args->resume;
     return 0;
 }
 
@@ -377,10 +386,13 @@ void gpt_args_help(FILE *out)
             fprintf(out, " (required)");
         fprintf(out, "%s\n", r->kind == LATER ? " (not in this version)" : "");
     }
-    fprintf(out, "\n"
-                 "Words in parentheses are not in this version. [ ]: what is used when the flag is "
-                 "absent.\n"
-                 "Exit codes: 0; 2 usage; 3 daemon unreachable or lost; 4 refused; 5 a peer rank "
-                 "was lost;\n"
-                 "6 data corrupt; 1 anything else.\n");
+    fprintf(out,
+            "\n"
+            "Words in parentheses are not in this version. [ ]: what is used when the flag is "
+            "absent.\n"
+            "SIGTERM, SIGINT: ends behind the step in progress, commits it with --keep, exports; "
+            "exit code 1.\n"
+            "Exit codes: 0; 2 usage; 3 daemon unreachable or lost; 4 refused; 5 a peer rank "
+            "was lost;\n"
+            "6 data corrupt; 1 anything else.\n");
 }

@@ -18,7 +18,8 @@ enum gpt_dtype { GPT_FP32, GPT_BF16 };
 struct gpt_args {
     bool help, version;
     const char *socket, *job;
-    bool keep;
+    bool keep, resume; /* resume implies keep */
+    uint64_t commit_every;
     uint32_t offload_optimizer, offload_param; /* enum gpt_offload */
     const char **data;                         /* ndata of them; allocated */
     size_t ndata;

@@ -300,6 +300,7 @@ static int data_count(struct gpt_data *d, struct gpt_err *err)
 {
     uint64_t *times = calloc(d->info.vocab, sizeof(*times));
     uint32_t *piece = malloc(PIECE_TOKENS * sizeof(*piece));
+    uint64_t hash = UINT64_C(0xcbf29ce484222325);
     double nats = 0.0;
     int rc = times && piece ? 0 : gpt_fail(err, -ENOMEM, "counting tokens: %m");
 
@@ -309,8 +310,10 @@ static int data_count(struct gpt_data *d, struct gpt_err *err)
             uint32_t n = left < PIECE_TOKENS ? (uint32_t)left : PIECE_TOKENS;
 
             rc = segment_read(&d->segments[k], at, n, piece, err);
-            for (uint32_t i = 0; rc == 0 && i < n; i++)
+            for (uint32_t i = 0; rc == 0 && i < n; i++) {
                 times[piece[i]]++;
+                hash = (hash ^ piece[i]) * UINT64_C(0x100000001b3);
+            }
         }
     for (uint32_t t = 0; rc == 0 && t < d->info.vocab; t++)
         if (times[t] > 0) {
@@ -319,6 +322,7 @@ static int data_count(struct gpt_data *d, struct gpt_err *err)
             nats -= p * log(p);
         }
     d->info.unigram_nats = nats;
+    d->info.hash = hash;
     free(times);
     free(piece);
     return rc;

@@ -33,6 +33,7 @@ struct gpt_data_info {
     size_t files;
     uint32_t vocab;
     uint64_t tokens;
+    uint64_t hash;       /* of the tokens in their order: FNV-1a, one token a step */
     double unigram_nats; /* entropy of the tokens' frequencies: what a model without context gets */
 };
 

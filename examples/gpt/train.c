@@ -11,6 +11,9 @@
  * collectives: what only rank 0 does (progress, --jsonl, --export) makes no call to the engine, and
  * a failure there during the export is told at the end, so that the others are not left waiting.
  *
+ * GOING ON. Nothing here has a state that the step's number does not give (note.h), so what a kept
+ * run needs is its job and that number: the engine's progress. The note proves that it is this run.
+ *
  * STOPPING. Each rank looks at its own flag; the flags are summed with the losses, so all ranks
  * stop behind the same step.
  */
@@ -29,6 +32,7 @@
 #include "client/zero/zc_zero.h"
 #include "examples/gpt/data.h"
 #include "examples/gpt/gpt.h"
+#include "examples/gpt/note.h"
 #include "examples/gpt/vec.h"
 #include "examples/gpt/weights.h"
 
@@ -61,7 +65,8 @@ struct train {
 
     struct zc_zero_stats stats; /* as of the last step */
     double first_loss, last_loss, said_at;
-    uint64_t steps; /* done */
+    uint64_t steps; /* done, by all the runs of this job */
+    uint64_t ran;   /* by this one */
     double seconds; /* in them */
     bool stopped;
 };
@@ -137,17 +142,74 @@ static enum zc_zero_offload offload_of(uint32_t offload)
                                          : ZC_ZERO_NONE;
 }
 
+/* This rank's of a list with commas. *ret_copy is to be freed, and may be NULL. */
+static int socket_of(struct train *t, char **ret_copy)
+{
+    const char *list = t->args->socket;
+    uint64_t n = 1, mine;
+    char *at, *end;
+
+    *ret_copy = list ? strdup(list) : NULL;
+    if (!list)
+        return 0;
+    if (!*ret_copy)
+        return gpt_fail(t->err, -ENOMEM, "--socket: %m");
+    for (const char *p = list; *p; p++)
+        n += *p == ',';
+    mine = t->comm->rank * n / t->comm->world;
+    for (at = *ret_copy; mine > 0; mine--)
+        at = strchr(at, ',') + 1;
+    end = strchr(at, ',');
+    if (end)
+        *end = '\0';
+    memmove(*ret_copy, at, strlen(at) + 1);
+    return **ret_copy ? 0 : gpt_fail(t->err, -EINVAL, "--socket '%s' has an empty part", list);
+}
+
+/* The job is there: is it this run? */
+static int engine_resume(struct train *t)
+{
+    char *note = malloc(ZC_NOTE_MAX);
+    uint64_t applied;
+    size_t bytes = 0;
+    int rc = note ? 0 : gpt_fail(t->err, -ENOMEM, "a note: %m");
+
+    if (rc == 0)
+        rc = engine_fail(t, zc_zero_progress(t->zero, &t->steps, &applied));
+    if (rc == 0 && t->steps > 0) { /* before the first step there is none, nor a need */
+        rc = engine_fail(t, zc_zero_note_get(t->zero, true, note, &bytes));
+        if (rc == 0)
+            rc = gpt_note_check(note, bytes, t->args, gpt_data_info(t->data), t->steps, t->err);
+    }
+    free(note);
+    return rc;
+}
+
+static int engine_start(struct train *t)
+{
+    int rc = zc_zero_start(t->zero, init_range, t);
+
+    if (rc == -EINVAL && t->args->resume) /* there is such a job, and it is not ours */
+        return gpt_fail(t->err, -EEXIST, "--resume: job '%s' is another run: %s", t->args->job,
+                        zc_zero_error(t->zero));
+    rc = engine_fail(t, rc);
+    return rc == 0 && t->args->resume ? engine_resume(t) : rc;
+}
+
 static int engine_open(struct train *t)
 {
     const struct gpt_args *a = t->args;
     struct zc_zero_options options;
-    int rc;
+    char *socket;
+    int rc = socket_of(t, &socket);
 
     zc_zero_defaults(&options);
     options.comm = t->comm;
-    options.socket = a->socket;
+    options.socket = socket;
     options.job = a->job;
-    options.keep = a->keep;
+    options.keep = options.durable = a->keep;
+    options.resume = a->resume;
+    options.commit_every = a->commit_every;
     options.offload_param = offload_of(a->offload_param);
     options.offload_optimizer = offload_of(a->offload_optimizer);
     options.micro_steps = t->micro_steps;
@@ -158,10 +220,12 @@ static int engine_open(struct train *t)
     options.groups = GPT_GROUPS;
     options.weight_decay[0] = a->weight_decay;
     options.weight_decay[1] = 0;
-    rc = engine_fail(t, zc_zero_open(&t->zero, &options));
+    if (rc == 0)
+        rc = engine_fail(t, zc_zero_open(&t->zero, &options));
+    free(socket);
     for (uint32_t u = 0; u < t->model.nunits && rc == 0; u++)
         rc = unit_declare(t, u);
-    return rc == 0 ? engine_fail(t, zc_zero_start(t->zero, init_range, t)) : rc;
+    return rc == 0 ? engine_start(t) : rc;
 }
 
 static bool engine_tick(void *arg)
@@ -193,7 +257,7 @@ static int files_open(struct train *t)
     if (t->comm->rank != 0)
         return 0;
     if (a->jsonl) {
-        t->jsonl = fopen(a->jsonl, "we");
+        t->jsonl = fopen(a->jsonl, a->resume ? "ae" : "we");
         if (!t->jsonl)
             return gpt_fail(t->err, -errno, "--jsonl '%s': %m", a->jsonl);
     }
@@ -384,6 +448,18 @@ static int micro_step(struct train *t, uint64_t step, uint32_t micro, double *re
 
 /* ---- one step */
 
+/* What goes with the step. */
+static int note_put(struct train *t, uint64_t step)
+{
+    char note[GPT_NOTE_BYTES];
+    size_t bytes;
+
+    if (!t->args->keep)
+        return 0;
+    bytes = gpt_note_write(note, t->args, gpt_data_info(t->data), step);
+    return engine_fail(t, zc_zero_note_put(t->zero, true, note, bytes));
+}
+
 static int step_run(struct train *t, uint64_t step, struct report *r)
 {
     double begin = now_s(), loss = 0.0, sums[5];
@@ -397,6 +473,8 @@ static int step_run(struct train *t, uint64_t step, struct report *r)
         rc = micro_step(t, step, k, &one);
         loss += one;
     }
+    if (rc == 0)
+        rc = note_put(t, step);
     if (rc == 0)
         rc = engine_fail(t, zc_zero_step(t->zero, t->args->lr, &r->stepped));
     if (rc == 0)
@@ -498,6 +576,8 @@ static void say_start(struct train *t)
         t->model.params, is_bf16(t) ? "bf16" : "fp32", t->model.nunits, t->comm->world,
         t->comm->world == 1 ? "" : "s", a->batch, a->seq, t->micro_steps,
         t->micro_steps == 1 ? "" : "s", a->micro_batch);
+    if (a->resume)
+        say(t, "zgpt: job '%s' goes on behind step %" PRIu64 "\n", a->job, t->steps);
     say(t, "zgpt: %" PRIu64 " tokens from %zu file%s, unigram entropy %.4f nats, vocabulary %u\n",
         d->tokens, d->files, d->files == 1 ? "" : "s", d->unigram_nats, d->vocab);
 }
@@ -506,7 +586,7 @@ static void say_step(struct train *t, const struct report *r)
 {
     double now = now_s();
 
-    if (r->step != 1 && r->step != t->args->steps && !t->stopped && now - t->said_at < SAY_EVERY_S)
+    if (t->ran != 1 && r->step != t->args->steps && !t->stopped && now - t->said_at < SAY_EVERY_S)
         return;
     t->said_at = now;
     say(t,
@@ -520,12 +600,12 @@ static void say_step(struct train *t, const struct report *r)
 
 static void say_end(struct train *t)
 {
-    if (t->steps > 0)
+    if (t->ran > 0)
         say(t,
             "zgpt: loss %.4f at the start, %.4f at the end (unigram entropy %.4f); %.0f "
             "tokens/s\n",
             t->first_loss, t->last_loss, gpt_data_info(t->data)->unigram_nats,
-            (double)t->steps * t->args->batch * t->args->seq / t->seconds);
+            (double)t->ran * t->args->batch * t->args->seq / t->seconds);
     if (t->args->export)
         say(t, "zgpt: weights are in '%s'\n", t->args->export);
 }
@@ -592,7 +672,8 @@ static int train_loop(struct train *t)
         if (rc != 0)
             break;
         t->steps++;
-        t->first_loss = t->steps == 1 ? r.loss : t->first_loss;
+        t->ran++;
+        t->first_loss = t->ran == 1 ? r.loss : t->first_loss;
         t->last_loss = r.loss;
         t->seconds += r.seconds;
         say_step(t, &r);
@@ -605,21 +686,23 @@ int gpt_train(const struct gpt_args *args, const volatile sig_atomic_t *stop, FI
               struct gpt_err *err)
 {
     struct train t = { .args = args, .stop = stop, .people = people, .err = err };
-    int told = 0, rc = train_build(&t);
+    int told = 0, kept = 0, rc = train_build(&t);
 
     if (rc == 0) {
         say_start(&t);
         rc = train_loop(&t);
     }
+    if (rc == 0 && args->keep) /* what it has made is exported all the same */
+        kept = engine_fail(&t, zc_zero_commit(t.zero));
     if (rc == 0 && args->export)
         rc = export(&t, &told);
-    if (rc == 0 && told == 0)
+    if (rc == 0 && kept == 0 && told == 0)
         say_end(&t);
     train_done(&t, rc == 0);
     if (rc == 0)
-        rc = told;
+        rc = kept ? kept : told;
     if (rc == 0 && t.stopped && t.steps < args->steps)
-        rc = gpt_fail(err, -EINTR, "stopped by a signal behind step %" PRIu64 " of %" PRIu64,
-                      t.steps, args->steps);
+        rc = gpt_fail(err, -EINTR, "stopped by a signal behind step %" PRIu64 " of %" PRIu64 "%s",
+                      t.steps, args->steps, args->keep ? ": go on with --resume" : "");
     return rc;
 }

@@ -12,8 +12,14 @@
 /**
  * Runs it, as one of the ranks. Every rank calls it with the same arguments.
  *
- * @param stop    set by a signal handler: the step in progress is finished, on every rank, the
- *                weights are exported where asked, and the run ends with -EINTR
+ * With keep, the job's last step is committed at the end, whatever the end is, and a run with
+ * resume goes on behind the newest step that is left: losses and weights are those of one that was
+ * never interrupted, bit for bit at the same world size. Steps that are run again are told again.
+ * Where `steps` are made already, it only exports. -EEXIST: the job is another run's (note.h).
+ *
+ * @param stop    set by a signal handler: the step in progress is finished, on every rank, and
+ *                committed where the job is kept; the weights are exported where asked, and the run
+ *                ends with -EINTR: it is not what was asked for, and a launcher should see that
  * @param people  where rank 0 says what happens
  * @return 0; else err has the sentence, and the code is one of those that zclient.h, data.h, gpt.h
  *         and weights.h name

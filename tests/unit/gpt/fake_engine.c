@@ -27,6 +27,10 @@ struct unit {
     bool reduced;
 };
 
+struct zc_zero;
+static void keep(struct zc_zero *z);
+static void resume(struct zc_zero *z);
+
 struct zc_zero {
     struct zc_zero_options options;
     struct unit units[UNITS_MAX];
@@ -95,6 +99,7 @@ int zc_zero_open(struct zc_zero **ret, const struct zc_zero_options *options)
     assert(options->beta1 == 0.9 && options->beta2 == 0.999 && options->eps == 1e-8);
     assert(options->weight_decay[1] == 0);
     z->options = *options;
+    (void)snprintf(fake.socket, sizeof(fake.socket), "%s", options->socket ? options->socket : "");
     fake.opened++;
     *ret = z;
     return call(z);
@@ -104,6 +109,8 @@ void zc_zero_close(struct zc_zero *z, bool clean)
 {
     if (!z)
         return;
+    if (z->options.keep && z->started)
+        keep(z);
     for (uint32_t u = 0; u < z->nunits; u++) {
         struct unit *x = &z->units[u];
 
@@ -161,6 +168,14 @@ int zc_zero_start(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
 {
     int rc = call(z);
 
+    if (rc == 0 && z->options.resume) {
+        rc = fake.other_job ? -EINVAL : 0;
+        if (rc == 0)
+            resume(z);
+        z->failed = rc;
+        z->started = rc == 0;
+        return rc;
+    }
     for (uint32_t u = 0; u < z->nunits && rc == 0; u++)
         for (uint64_t at = 0; at < z->units[u].elems && rc == 0; at += 1001) {
             uint64_t left = z->units[u].elems - at;
@@ -302,6 +317,92 @@ int zc_zero_step(struct zc_zero *z, double lr, struct zc_zero_stepped *ret)
         memset(z->units[u].sum, 0, z->units[u].elems * sizeof(float));
     ret->applied = z->applied;
     return 0;
+}
+
+int zc_zero_commit(struct zc_zero *z)
+{
+    int rc = call(z);
+
+    if (rc != 0)
+        return rc;
+    assert(z->options.keep && z->options.durable);
+    fake.committed = z->iterations;
+    return fake.commit_rc;
+}
+
+int zc_zero_note_put(struct zc_zero *z, bool of_job, const void *note, size_t bytes)
+{
+    int rc = call(z);
+
+    if (rc != 0)
+        return rc;
+    assert(of_job && bytes < sizeof(fake.note) && z->options.keep);
+    memcpy(fake.note, note, bytes);
+    fake.note_bytes = bytes;
+    return 0;
+}
+
+int zc_zero_note_get(struct zc_zero *z, bool of_job, void *buf, size_t *ret_bytes)
+{
+    int rc = call(z);
+
+    if (rc != 0)
+        return rc;
+    assert(of_job && z->options.resume);
+    memcpy(buf, fake.note, fake.note_bytes);
+    *ret_bytes = fake.note_bytes;
+    return 0;
+}
+
+int zc_zero_progress(struct zc_zero *z, uint64_t *ret_iterations, uint64_t *ret_applied)
+{
+    int rc = call(z);
+
+    *ret_iterations = z->iterations;
+    *ret_applied = z->applied;
+    return rc;
+}
+
+/* The state of the last engine that was closed, of a job that was kept. */
+static struct kept {
+    uint64_t iterations, applied;
+    float *master[UNITS_MAX], *m[UNITS_MAX], *v[UNITS_MAX];
+} kept;
+
+static void keep(struct zc_zero *z)
+{
+    kept.iterations = z->iterations;
+    kept.applied = z->applied;
+    for (uint32_t u = 0; u < z->nunits; u++) {
+        free(kept.master[u]);
+        free(kept.m[u]);
+        free(kept.v[u]);
+        kept.master[u] = z->units[u].master;
+        kept.m[u] = z->units[u].m;
+        kept.v[u] = z->units[u].v;
+        z->units[u].master = z->units[u].m = z->units[u].v = NULL;
+    }
+}
+
+static void resume(struct zc_zero *z)
+{
+    z->iterations = kept.iterations;
+    z->applied = kept.applied;
+    for (uint32_t u = 0; u < z->nunits; u++) {
+        memcpy(z->units[u].master, kept.master[u], z->units[u].elems * sizeof(float));
+        memcpy(z->units[u].m, kept.m[u], z->units[u].elems * sizeof(float));
+        memcpy(z->units[u].v, kept.v[u], z->units[u].elems * sizeof(float));
+    }
+}
+
+void fake_forget(void)
+{
+    for (uint32_t u = 0; u < UNITS_MAX; u++) {
+        free(kept.master[u]);
+        free(kept.m[u]);
+        free(kept.v[u]);
+    }
+    memset(&kept, 0, sizeof(kept));
 }
 
 int zc_zero_sum(struct zc_zero *z, double *values, uint32_t n)

@@ -6,6 +6,7 @@
 #define FAKE_ENGINE_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 struct fake_engine {
@@ -16,9 +17,19 @@ struct fake_engine {
     unsigned opened, closed, comm_opened, comm_closed;
     bool closed_clean;
     bool skip_next_step;
+
+    /* a job that is kept: its state is there for the next engine that resumes */
+    char note[600], socket[64];
+    size_t note_bytes;
+    uint64_t committed; /* behind this step */
+    int commit_rc;      /* of every commit */
+    bool other_job;     /* resuming is -EINVAL */
 };
 
 extern struct fake_engine fake;
+
+/** Frees the job that was kept. */
+void fake_forget(void);
 
 #define FAKE_SENTENCE "a peer died, says the test"
 

@@ -78,7 +78,11 @@ static const struct {
     { GOOD " --stage 3", 0, "" },
     { GOOD " --stage 1", -EOPNOTSUPP, "--stage 1 is not built" },
     { GOOD " --stage 4", -EINVAL, "--stage is '4'" },
-    { GOOD " --resume", -EOPNOTSUPP, "--resume is not built" },
+    { GOOD " --resume", -EINVAL, "--resume needs the daemon" },
+    { GOOD " --resume --offload nvme", 0, "" },
+    { GOOD " --resume --offload nvme --init x", -EINVAL, "--init begins a run" },
+    { GOOD " --commit-every 0", 0, "" },
+    { GOOD " --commit-every never", -EINVAL, "must be a whole number" },
     { GOOD " --config ds.json", -EOPNOTSUPP, "--config is not built" },
     { GOOD " --offload disk", -EINVAL, "--offload is 'disk', and must be one of: none host nvme" },
     { GOOD " --offload nvme", 0, "" },
@@ -119,6 +123,8 @@ static void values_arrive(void **state)
     assert_int_equal(args.layers, 2);
     assert_int_equal(args.heads, 2);
     assert_int_equal(args.width, 16);
+    assert_int_equal(args.commit_every, 100);
+    assert_false(args.keep);
     assert_true(args.lr == 1e-3 && args.weight_decay == 0.01 && args.clip == 1);
     assert_int_equal(args.dtype, GPT_FP32);
     assert_int_equal(args.offload_param, GPT_OFFLOAD_NONE);
@@ -147,7 +153,14 @@ static void values_arrive(void **state)
     assert_string_equal(args.export, "e=f");
     assert_string_equal(args.jsonl, "l");
     assert_true(args.keep);
+    assert_false(args.resume);
     assert_int_equal(args.seed, 7); /* the last one */
+    gpt_args_done(&args);
+
+    assert_int_equal(parse(&args, GOOD " --resume --offload host --commit-every 7", &err, words),
+                     0);
+    assert_true(args.keep && args.resume);
+    assert_int_equal(args.commit_every, 7);
     gpt_args_done(&args);
 }
 
@@ -185,12 +198,12 @@ static void micro_steps(void **state)
 static void help_has_every_flag(void **state)
 {
     static const char *const flags[] = {
-        "--socket PATH",  "--job NAME",      "--keep",        "--resume",        "--stage 3",
-        "--offload none", "--offload-optim", "--offload-par", "--data FILE...",  "--steps N",
-        "--seed S",       "--batch B",       "--micro-batch", "--seq T",         "--layers L",
-        "--heads H",      "--width C",       "--lr X",        "--weight-decay ", "--clip X",
-        "--dtype fp32",   "--device cpu",    "--config FILE", "--init FILE",     "--export FILE",
-        "--jsonl FILE",   "--help",          "--version",
+        "--socket PATH",  "--job NAME",      "--keep",        "--resume",         "--stage 3",
+        "--offload none", "--offload-optim", "--offload-par", "--data FILE...",   "--steps N",
+        "--seed S",       "--batch B",       "--micro-batch", "--seq T",          "--layers L",
+        "--heads H",      "--width C",       "--lr X",        "--weight-decay ",  "--clip X",
+        "--dtype fp32",   "--device cpu",    "--config FILE", "--init FILE",      "--export FILE",
+        "--jsonl FILE",   "--help",          "--version",     "--commit-every N",
     };
     char *text = NULL;
     size_t bytes = 0;

@@ -312,6 +312,127 @@ static void a_signal_ends_it(void **state)
     stop = 0;
 }
 
+/* ---- kept runs */
+
+static void a_kept_run_goes_on(void **state)
+{
+    struct gpt_args args = args_of(6);
+    struct result r;
+    double *losses;
+
+    (void)state;
+    args.offload_param = args.offload_optimizer = GPT_OFFLOAD_HOST;
+    args.export = "whole";
+    args.jsonl = "log";
+    train_well(&args);
+    losses = losses_read("log", 6);
+
+    args.keep = true;
+    args.steps = 2;
+    args.jsonl = "parts";
+    args.export = "part";
+    train_well(&args);
+    assert_int_equal(fake.committed, 2);
+    args.steps = 6;
+    args.resume = true;
+    stop = 1;
+    r = train(&args);
+    stop = 0;
+    assert_int_equal(r.rc, -EINTR);
+    assert_string_equal(r.err.text, "stopped by a signal behind step 3 of 6: go on with --resume");
+    assert_int_equal(fake.committed, 3);
+    free(r.said);
+    for (int again = 0; again < 2; again++) { /* the second time there is nothing to do */
+        r = train(&args);
+        assert_int_equal(r.rc, 0);
+        if (!strstr(r.said, again ? "goes on behind step 6" : "goes on behind step 3"))
+            fail_msg("%s", r.said);
+        free(r.said);
+        assert_int_equal(fake.committed, 6);
+        files_same("whole", "part", true);
+        (void)remove("part");
+    }
+    {
+        double *parts = losses_read("parts", 6);
+
+        assert_memory_equal(losses, parts, 6 * sizeof(*parts));
+        free(parts);
+    }
+    free(losses);
+    (void)remove("parts");
+    fake_forget();
+}
+
+static void a_resume_that_is_refused(void **state)
+{
+    struct gpt_args args = args_of(2);
+    struct result r;
+
+    (void)state;
+    args.offload_param = args.offload_optimizer = GPT_OFFLOAD_HOST;
+    args.keep = true;
+    train_well(&args);
+    args.resume = true;
+    args.steps = 3;
+    args.seed++;
+    r = train(&args);
+    assert_int_equal(r.rc, -EEXIST);
+    if (!strstr(r.err.text, "says 'seed 1', and this run 'seed 2'"))
+        fail_msg("%s", r.err.text);
+    free(r.said);
+    args.seed--;
+    fake.other_job = true; /* other units */
+    r = train(&args);
+    fake.other_job = false;
+    assert_int_equal(r.rc, -EEXIST);
+    assert_non_null(strstr(r.err.text, "is another run: "));
+    free(r.said);
+    fake_forget();
+}
+
+static void a_commit_that_fails(void **state)
+{
+    struct gpt_args args = args_of(1);
+    struct result r;
+
+    (void)state;
+    args.offload_param = args.offload_optimizer = GPT_OFFLOAD_HOST;
+    args.keep = true;
+    args.export = "all the same";
+    fake.commit_rc = -ENOSPC;
+    r = train(&args);
+    fake.commit_rc = 0;
+    assert_int_equal(r.rc, -ENOSPC);
+    assert_int_equal(access("all the same", F_OK), 0);
+    assert_true(fake.closed_clean);
+    free(r.said);
+    fake_forget();
+}
+
+static void sockets_by_rank(void **state)
+{
+    static const struct {
+        const char *list, *mine;
+        int rc;
+    } rows[] = {
+        { "/a", "/a", 0 },   { "/a,/b", "/a", 0 },   { "/a,/b,/c", "/a", 0 },
+        { "", "", -EINVAL }, { ",/b", "", -EINVAL },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        struct gpt_args args = args_of(0);
+        struct result r;
+
+        args.socket = rows[i].list;
+        fake.socket[0] = '\0';
+        r = train(&args);
+        assert_int_equal(r.rc, rows[i].rc);
+        assert_string_equal(fake.socket, rows[i].mine);
+        free(r.said);
+    }
+}
+
 /* Fails the first call to the engine, then the second, and so on. */
 static void every_failure_of_the_engine(void **state)
 {
@@ -322,9 +443,11 @@ static void every_failure_of_the_engine(void **state)
     (void)state;
     args.layers = 1;
     args.export = "failed";
+    args.keep = true;
     for (nth = 1; failed; nth++) {
         struct result r;
 
+        fake_forget();
         (void)remove("failed");
         args.dtype = nth % 2 ? GPT_FP32 : GPT_BF16;
         fake.fail_at = nth;
@@ -337,6 +460,25 @@ static void every_failure_of_the_engine(void **state)
         free(r.said);
     }
     fake.fail_at = 0;
+    args.resume = true;
+    for (nth = 1, failed = true; failed; nth++) {
+        struct result r;
+
+        args.dtype = GPT_FP32;
+        args.keep = true;
+        args.resume = false;
+        train_well(&args);
+        args.resume = true;
+        args.steps = 2;
+        fake.fail_at = nth;
+        r = train(&args);
+        fake.fail_at = 0;
+        failed = fake.calls >= nth;
+        assert_int_equal(r.rc, failed ? -EOWNERDEAD : 0);
+        free(r.said);
+        args.steps = 1;
+        fake_forget();
+    }
     assert_true(nth > 50);
 }
 
@@ -502,11 +644,20 @@ static void weights_table(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(it_learns),          cmocka_unit_test(one_object_per_step),
-        cmocka_unit_test(not_finite_is_null), cmocka_unit_test(micro_batches_agree),
-        cmocka_unit_test(export_and_init),    cmocka_unit_test(bf16_computes_with_rounded_weights),
-        cmocka_unit_test(a_signal_ends_it),   cmocka_unit_test(every_failure_of_the_engine),
-        cmocka_unit_test(refusals),           cmocka_unit_test(weights_table),
+        cmocka_unit_test(it_learns),
+        cmocka_unit_test(one_object_per_step),
+        cmocka_unit_test(not_finite_is_null),
+        cmocka_unit_test(micro_batches_agree),
+        cmocka_unit_test(export_and_init),
+        cmocka_unit_test(bf16_computes_with_rounded_weights),
+        cmocka_unit_test(a_signal_ends_it),
+        cmocka_unit_test(every_failure_of_the_engine),
+        cmocka_unit_test(refusals),
+        cmocka_unit_test(weights_table),
+        cmocka_unit_test(a_kept_run_goes_on),
+        cmocka_unit_test(a_resume_that_is_refused),
+        cmocka_unit_test(a_commit_that_fails),
+        cmocka_unit_test(sockets_by_rank),
     };
 
     return cmocka_run_group_tests(tests, folder_make, folder_remove);

@@ -31,7 +31,7 @@ def cases(folder):
         (GOOD + " --frobnicate", 2, "there is no flag '--frobnicate'"),
         (GOOD + " --heads 3", 2, "not a multiple"),
         (GOOD + " --batch 3", 2, "does not divide"),
-        (GOOD + " --resume", 4, "--resume"),
+        (GOOD + " --resume", 2, "--resume needs the daemon"),
         (GOOD + " --device cuda", 4, "--device cuda"),
         (GOOD + " --stage 2", 4, "--stage 2"),
         (GOOD + " --config x.json", 4, "--config"),

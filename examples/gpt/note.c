@@ -1,0 +1,47 @@
+#include "examples/gpt/note.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+size_t gpt_note_write(char note[GPT_NOTE_BYTES], const struct gpt_args *args,
+                      const struct gpt_data_info *data, uint64_t step)
+{
+    int n = snprintf(note, GPT_NOTE_BYTES,
+                     "zgpt 1\n"
+                     "layers %u\nheads %u\nwidth %u\nseq %u\ndtype %s\n"
+                     "seed %" PRIu64 "\nbatch %u\n"
+                     "data %" PRIu64 " tokens, hash %016" PRIx64 "\n"
+                     "step %" PRIu64 "\n",
+                     args->layers, args->heads, args->width, args->seq,
+                     args->dtype == GPT_BF16 ? "bf16" : "fp32", args->seed, args->batch,
+                     data->tokens, data->hash, step);
+
+    assert(n > 0 && (unsigned)n < GPT_NOTE_BYTES);
+    return (size_t)n;
+}
+
+int gpt_note_check(const char *note, size_t bytes, const struct gpt_args *args,
+                   const struct gpt_data_info *data, uint64_t step, struct gpt_err *err)
+{
+    char want[GPT_NOTE_BYTES];
+    const char *w = want, *n = note, *end = note + bytes;
+
+    (void)gpt_note_write(want, args, data, step);
+    while (*w) {
+        size_t wn = strcspn(w, "\n") + 1;
+        const char *stop = memchr(n, '\n', (size_t)(end - n));
+        size_t nn = stop ? (size_t)(stop - n) + 1 : (size_t)(end - n);
+
+        if (nn != wn || memcmp(w, n, wn) != 0)
+            return gpt_fail(err, -EEXIST,
+                            "--resume: job '%s' is another run: its note says '%.*s', and this run "
+                            "'%.*s'",
+                            args->job, (int)(stop ? nn - 1 : nn), n, (int)wn - 1, w);
+        w += wn;
+        n += nn;
+    }
+    return 0;
+}
