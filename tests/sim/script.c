@@ -1,0 +1,615 @@
+/*
+ * script.c - what the ranks of a run do, with the oracle in step. zsim.h has the model.
+ *
+ * A run has one job. Its model is what was acknowledged; a change that failed is a possibility
+ * beside it, until another one is acknowledged or the daemon has started again and says.
+ */
+#include "tests/sim/zsim.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define JOB "j"
+
+/* Host memory beside the staging: everything resident; parameters of some streamed, all state
+ * streamed; parameters resident and of the state a part. */
+enum { ALL = 0, TIGHT = 456 << 10, MIXED = 800 << 10 };
+
+enum act {
+    OPEN,    /* a new job: world, place; with initial values */
+    STEP,    /* what: enum zsd_commit_what */
+    SKIP,    /* likewise */
+    COMMIT,  /* a request: what */
+    FETCH,   /* every unit, one after the other */
+    READ,    /* all that the job has */
+    HANG_UP, /* the ranks die */
+    RESTART, /* the daemon is killed and starts again */
+    ATTACH,  /* world, place; what 1: from what is prepared */
+};
+
+struct action {
+    enum act act;
+    uint32_t what; /* or the world */
+    uint64_t place;
+};
+
+static const struct action script[] = {
+    { OPEN, 2, MIXED },
+    { COMMIT, ZSD_COMMIT, 0 },
+    { STEP, ZSD_COMMIT_NONE, 0 },
+    { STEP, ZSD_COMMIT, 0 },
+    { READ, 0, 0 },
+    { SKIP, ZSD_COMMIT, 0 },
+    { STEP, ZSD_COMMIT_NONE, 0 },
+    { COMMIT, ZSD_COMMIT, 0 },
+    { FETCH, 0, 0 },
+    { STEP, ZSD_PREPARE, 0 },
+    { COMMIT, ZSD_RESOLVE, 0 },
+    { STEP, ZSD_PREPARE, 0 },
+    { COMMIT, ZSD_DROP, 0 },
+    { STEP, ZSD_COMMIT, 0 },
+    { STEP, ZSD_COMMIT_NONE, 0 },
+    { RESTART, 0, 0 },
+    { ATTACH, 2, TIGHT },
+    { FETCH, 0, 0 },
+    { READ, 0, 0 },
+    { STEP, ZSD_COMMIT, 0 },
+    { FETCH, 0, 0 },
+    { STEP, ZSD_COMMIT_NONE, 0 },
+    { HANG_UP, 0, 0 },
+    { ATTACH, 1, TIGHT }, /* another world: what is in memory is committed first */
+    { READ, 0, 0 },
+    { STEP, ZSD_PREPARE, 0 },
+    { RESTART, 0, 0 },
+    { ATTACH, 3, ALL },
+    { READ, 0, 0 },
+    { COMMIT, ZSD_RESOLVE, 0 },
+    { STEP, ZSD_COMMIT, 0 },
+};
+
+/* ---- what is durable */
+
+static void run_maybe_clear(struct zs_run *r)
+{
+    for (unsigned i = 0; i < r->nmaybe; i++)
+        zs_model_done(&r->maybe[i]);
+    r->nmaybe = 0;
+}
+
+/* A change that was asked for at operation `begin`, and what came of it. Takes over the model. */
+static void run_changed(struct zs_run *r, uint64_t begin, struct zs_model model, int rc)
+{
+    struct zs_model **list = rc < 0 ? &r->maybe : NULL;
+
+    if (list) {
+        r->maybe = realloc(r->maybe, (r->nmaybe + 1) * sizeof(*r->maybe));
+        assert_non_null(r->maybe);
+        r->maybe[r->nmaybe++] = model;
+        return;
+    }
+    run_maybe_clear(r);
+    r->entries = realloc(r->entries, (r->nentries + 1) * sizeof(*r->entries));
+    assert_non_null(r->entries);
+    r->entries[r->nentries++] =
+        (struct zs_entry){ .begin = begin, .end = zn_sim_ops(r->sim), .model = model };
+    zs_model_done(&r->model);
+    zs_model_copy(&r->model, &model);
+}
+
+static struct zs_saved *saved_of(struct zs_model *m)
+{
+    (void)snprintf(m->jobs[0].name, sizeof(m->jobs[0].name), JOB);
+    return &m->jobs[0];
+}
+
+static void state_set(struct zs_state **to, struct zs_state *s)
+{
+    (void)zs_state_ref(s);
+    zs_state_unref(*to);
+    *to = s;
+}
+
+/* The job's memory is committed, or prepared. */
+static void run_committed(struct zs_run *r, uint64_t begin, uint32_t what, int rc)
+{
+    struct zs_model m;
+    struct zs_saved *saved;
+
+    zs_model_copy(&m, &r->model);
+    saved = saved_of(&m);
+    switch ((enum zsd_commit_what)what) {
+    case ZSD_COMMIT:
+        state_set(&saved->committed, r->mem);
+        break;
+    case ZSD_PREPARE:
+        state_set(&saved->prepared, r->mem);
+        break;
+    case ZSD_RESOLVE:
+        state_set(&saved->committed, saved->prepared);
+        state_set(&saved->prepared, NULL);
+        break;
+    case ZSD_DROP:
+        state_set(&saved->prepared, NULL);
+        if (!saved->committed)
+            saved->name[0] = '\0';
+        break;
+    case ZSD_COMMIT_NONE:
+        break;
+    }
+    run_changed(r, begin, m, rc);
+}
+
+/* ---- the daemon */
+
+static void run_refused(struct zs_run *r, const struct zb_err *err)
+{
+    r->failures++;
+    r->refused = *err;
+}
+
+static void run_up(struct zs_run *r)
+{
+    const struct zs_model *models[16];
+    struct zb_err err = { 0 };
+    unsigned n = 0;
+    int which;
+
+    assert_true(r->nmaybe < ZB_COUNT(models));
+    if (zs_start(&r->w, r->sim, r->seed + zn_sim_ops(r->sim), r->page_elems, &err) < 0) {
+        run_refused(r, &err);
+        return;
+    }
+    r->up = true;
+    r->refused = (struct zb_err){ 0 };
+    models[n++] = &r->model;
+    for (unsigned i = 0; i < r->nmaybe; i++)
+        models[n++] = &r->maybe[i];
+    which = zs_match(&r->w, models, n);
+    if (which < 0)
+        zs_fail("the store holds none of %u states that may be", n);
+    if (which > 0) {
+        struct zs_model m;
+
+        zs_model_copy(&m, models[which]);
+        run_changed(r, zn_sim_ops(r->sim), m, 0);
+    }
+    run_maybe_clear(r);
+}
+
+static void run_down(struct zs_run *r)
+{
+    zs_state_unref(r->mem);
+    r->mem = NULL;
+    if (r->up)
+        zs_stop(&r->w);
+    r->up = false;
+}
+
+/* Whether the ranks are there, and their job is. */
+static bool run_attached(struct zs_run *r)
+{
+    const struct zsd_member *m = r->w.ranks[0].conn.member;
+
+    return r->up && m && (m->job->state == ZSD_READY || m->job->state == ZSD_STEPPING);
+}
+
+/* The ranks go; the job may stay in memory. */
+static void run_hang_up(struct zs_run *r)
+{
+    if (!r->up)
+        return;
+    zs_hang_up(&r->w);
+    if (!zsd_job_by_name(r->w.daemon.core, JOB)) {
+        zs_state_unref(r->mem);
+        r->mem = NULL;
+    }
+}
+
+static int run_told(struct zs_run *r, int rc)
+{
+    r->failures += rc < 0;
+    return rc;
+}
+
+/* ---- what ranks do */
+
+/* Initial values: fp32 masters. */
+static int run_write(struct zs_run *r)
+{
+    for (unsigned rank = 0; rank < r->world; rank++) {
+        struct zs_rank *x = &r->w.ranks[rank];
+
+        for (unsigned u = 0; u < ZS_UNITS; u++) {
+            Zp__Write q = ZP__WRITE__INIT;
+            int rc;
+
+            if (x->shards[u] == 0)
+                continue;
+            for (uint64_t i = 0; i < x->count[u]; i++)
+                ((float *)(void *)x->staging)[i] = zs_initial(u, x->first[u] + i);
+            q.shard = x->shards[u];
+            q.count = x->count[u];
+            rc = zs_call(&r->w, rank, zsd_write, &q);
+            if (rc < 0)
+                return rc;
+        }
+    }
+    return 0;
+}
+
+static void run_open(struct zs_run *r, uint32_t world, uint64_t place)
+{
+    struct zs_open o = { .job = JOB, .world = world, .host_bytes = place };
+
+    r->world = world;
+    if (run_told(r, zs_open(&r->w, &o)) < 0)
+        return;
+    for (unsigned i = 0; i < 3 && run_attached(r); i++) /* what failed is tried again */
+        if (run_told(r, run_write(r)) == 0) {
+            r->mem = zs_state_first();
+            return;
+        }
+    run_hang_up(r);
+    if (zsd_job_by_name(r->w.daemon.core, JOB)) { /* without values it is of no use */
+        Zp__JobName q = ZP__JOB_NAME__INIT;
+        char name[] = JOB;
+
+        q.name = name;
+        (void)zs_call(&r->w, ZS_NOBODY, zsd_job_destroy, &q);
+    }
+    zs_settle(&r->w);
+}
+
+/* As a trainer that starts again: from memory, else from the newest commit (or what `at` says). */
+static void run_attach(struct zs_run *r, uint32_t world, uint64_t place, bool from_prepared)
+{
+    struct zs_saved *saved = &r->model.jobs[0];
+    struct zs_open o = { .job = JOB, .world = world, .host_bytes = place, .attach = true };
+    uint64_t begin = zn_sim_ops(r->sim);
+    const struct zsd_job *job = zsd_job_by_name(r->w.daemon.core, JOB);
+    bool retires = job && job->world != world && job->state >= ZSD_READY;
+    bool newer = retires && r->mem &&
+                 (!saved->committed || saved->committed->iterations != r->mem->iterations) &&
+                 (!saved->prepared || saved->prepared->iterations != r->mem->iterations);
+    uint32_t what = job && job->prepares ? ZSD_PREPARE : ZSD_COMMIT;
+    struct zs_state *from;
+    int rc;
+
+    if (from_prepared && saved->prepared)
+        o.at = &saved->prepared->iterations;
+    rc = run_told(r, zs_open(&r->w, &o));
+    if (newer) {
+        bool gone = !zsd_job_by_name(r->w.daemon.core, JOB) || rc == 0;
+
+        run_committed(r, begin, what, gone ? 0 : rc);
+    }
+    if (rc < 0) {
+        if (!zsd_job_by_name(r->w.daemon.core, JOB))
+            state_set(&r->mem, NULL);
+        return;
+    }
+    r->world = world;
+    if (r->mem && !retires && !o.at)
+        return;
+    from = zs_state_copy(o.at || !saved->committed ? saved->prepared : saved->committed);
+    zs_state_unref(r->mem);
+    r->mem = from;
+    for (uint32_t rank = world; rank < ZS_RANKS; rank++)
+        from->notes[rank] = (struct zs_note){ 0 }; /* who is not there any more has none */
+}
+
+/* Whoever lost the job takes it up again. */
+static bool run_ready(struct zs_run *r)
+{
+    struct zs_saved *saved = &r->model.jobs[0];
+
+    if (!r->up)
+        return false;
+    if (r->mem && run_attached(r))
+        return true;
+    run_hang_up(r);
+    if (saved->committed || saved->prepared || (r->mem && zsd_job_by_name(r->w.daemon.core, JOB)))
+        run_attach(r, r->world, MIXED, true);
+    else
+        run_open(r, r->world, MIXED);
+    return r->mem && run_attached(r);
+}
+
+static int run_push(struct zs_run *r, uint64_t n)
+{
+    for (unsigned rank = 0; rank < r->world; rank++) {
+        struct zs_rank *x = &r->w.ranks[rank];
+
+        for (unsigned u = 0; u < ZS_UNITS; u++) {
+            Zp__Push q = ZP__PUSH__INIT;
+            int rc;
+
+            if (x->shards[u] == 0 || zs_units[u].frozen)
+                continue;
+            zs_gradient(n, u, x->first[u], x->count[u], x->staging);
+            q.shard = x->shards[u];
+            q.step = r->mem->iterations + 1;
+            q.mode = 1;
+            q.dtype = zs_units[u].grad_dtype;
+            q.count = x->count[u];
+            rc = zs_call(&r->w, rank, zsd_push, &q);
+            if (rc < 0)
+                return rc;
+        }
+    }
+    return 0;
+}
+
+static void run_note(struct zs_run *r, unsigned rank, bool of_job, struct zs_note *note)
+{
+    Zp__NotePut q = ZP__NOTE_PUT__INIT;
+
+    note->iteration = r->mem->iterations + 1;
+    note->len = (uint32_t)snprintf(note->text, sizeof(note->text), "%s %u after %llu things",
+                                   of_job ? "job" : "rank", rank, (unsigned long long)r->nsteps);
+    q.job = r->w.ranks[rank].job;
+    q.of_job = of_job;
+    q.total = note->len;
+    q.data.data = (uint8_t *)note->text;
+    q.data.len = note->len;
+    if (zs_call(&r->w, rank, zsd_note_put, &q) < 0)
+        zs_fail("a note: %s", r->w.answers[rank].text);
+}
+
+/* Every rank asks; the worst answer. What became of the commit: *ret_commit. */
+static int run_ask_step(struct zs_run *r, bool skip, uint32_t commit, int *ret_commit)
+{
+    Zp__GroupScalars groups[2], *list[2] = { &groups[0], &groups[1] };
+    Zp__Step q = ZP__STEP__INIT;
+    Zp__Skip k = ZP__SKIP__INIT;
+    int rc = 0;
+
+    for (unsigned g = 0; g < 2; g++) {
+        zp__group_scalars__init(&groups[g]);
+        groups[g].lr = zs_groups[g].lr;
+        groups[g].beta1 = zs_groups[g].beta1;
+        groups[g].beta2 = zs_groups[g].beta2;
+        groups[g].eps = zs_groups[g].eps;
+        groups[g].weight_decay = zs_groups[g].weight_decay;
+    }
+    q.step = k.step = r->mem->iterations + 1;
+    q.scale = 1;
+    q.n_groups = 2;
+    q.groups = list;
+    q.commit = k.commit = commit;
+    for (unsigned rank = 0; rank < r->world; rank++) {
+        q.job = k.job = r->w.ranks[rank].job;
+        zs_ask(&r->w, rank, skip ? zsd_skip : zsd_step, skip ? (void *)&k : (void *)&q);
+    }
+    *ret_commit = 0;
+    for (unsigned rank = 0; rank < r->world; rank++) {
+        int one = zs_answer(&r->w, rank);
+
+        rc = rc < 0 ? rc : one;
+        if (one == 0) {
+            Zp__StepReply *reply =
+                zp__step_reply__unpack(NULL, r->w.answers[rank].len, r->w.answers[rank].bytes);
+
+            assert_non_null(reply);
+            *ret_commit = reply->commit_code;
+            if (reply->iterations != r->mem->iterations + 1)
+                zs_fail("step %llu was answered as %llu",
+                        (unsigned long long)r->mem->iterations + 1,
+                        (unsigned long long)reply->iterations);
+            zp__step_reply__free_unpacked(reply, NULL);
+        }
+    }
+    return rc;
+}
+
+static void run_step(struct zs_run *r, bool skip, uint32_t commit)
+{
+    uint64_t begin = zn_sim_ops(r->sim), n = ++r->nsteps;
+    struct zs_state *next;
+    int rc, commit_rc = 0;
+
+    if (!skip && run_told(r, run_push(r, n)) < 0) {
+        run_hang_up(r);
+        return;
+    }
+    next = zs_state_next(r->mem, skip ? 0 : n);
+    run_note(r, 0, true, &next->job_note);
+    for (unsigned rank = 0; rank < r->world; rank++)
+        if ((n + rank) % 3 != 0)
+            run_note(r, rank, false, &next->notes[rank]);
+    rc = run_told(r, run_ask_step(r, skip, commit, &commit_rc));
+    if (rc == 0) {
+        state_set(&r->mem, next);
+        if (commit != ZSD_COMMIT_NONE)
+            run_committed(r, begin, commit, run_told(r, commit_rc));
+    } else if (commit != ZSD_COMMIT_NONE && !run_attached(r)) {
+        struct zs_state *mem = zs_state_ref(r->mem); /* it may be there, nobody was told */
+
+        state_set(&r->mem, next);
+        run_committed(r, begin, commit, rc);
+        state_set(&r->mem, mem);
+        zs_state_unref(mem);
+    }
+    zs_state_unref(next);
+    if (rc < 0)
+        run_hang_up(r);
+}
+
+static void run_commit(struct zs_run *r, uint32_t what)
+{
+    struct zs_saved *saved = &r->model.jobs[0];
+    uint64_t begin = zn_sim_ops(r->sim);
+    Zp__Commit q = ZP__COMMIT__INIT;
+
+    if (what >= ZSD_RESOLVE && !saved->prepared)
+        return; /* what was to be resolved could not be prepared */
+    q.job = r->w.ranks[0].job;
+    q.what = what;
+    q.iterations = what >= ZSD_RESOLVE ? saved->prepared->iterations : r->mem->iterations;
+    run_committed(r, begin, what, run_told(r, zs_call(&r->w, 0, zsd_commit, &q)));
+}
+
+/* As a forward pass: each unit is pinned, looked at, released. */
+static void run_fetch(struct zs_run *r)
+{
+    for (unsigned rank = 0; rank < r->world; rank++) {
+        struct zs_rank *x = &r->w.ranks[rank];
+
+        for (unsigned u = 0; u < ZS_UNITS; u++) {
+            Zp__Fetch q = ZP__FETCH__INIT;
+            Zp__Release release = ZP__RELEASE__INIT;
+            Zp__FetchReply *reply;
+            const struct zsd_job *job;
+            struct zb_layout layout = zs_layout(u);
+            uint64_t bytes = x->count[u] * layout.elem_bytes[ZB_PARAM];
+
+            if (x->shards[u] == 0)
+                continue;
+            q.n_shards = 1;
+            q.shards = &x->shards[u];
+            if (run_told(r, zs_call(&r->w, rank, zsd_fetch, &q)) < 0) {
+                if (!run_attached(r))
+                    return;
+                continue;
+            }
+            reply = zp__fetch_reply__unpack(NULL, r->w.answers[rank].len, r->w.answers[rank].bytes);
+            assert_non_null(reply);
+            job = x->conn.member->job;
+            if (reply->items[0]->bytes != bytes ||
+                memcmp(job->arena.base + reply->items[0]->offset,
+                       r->mem->planes[u][ZSD_SAVED_PARAM] +
+                           x->first[u] * layout.elem_bytes[ZB_PARAM],
+                       bytes) != 0)
+                zs_fail("step %llu: rank %u fetches wrong bytes of unit %u",
+                        (unsigned long long)r->mem->iterations, rank, u);
+            zp__fetch_reply__free_unpacked(reply, NULL);
+            release.n_shards = 1;
+            release.shards = &x->shards[u];
+            zsd_release(&x->conn, &release.base);
+        }
+    }
+}
+
+/* ---- the run */
+
+static void run_act(struct zs_run *r, const struct action *a)
+{
+    switch (a->act) {
+    case OPEN:
+        run_open(r, a->what, a->place);
+        return;
+    case HANG_UP:
+        run_hang_up(r);
+        return;
+    case RESTART:
+        run_down(r);
+        run_up(r);
+        return;
+    case ATTACH:
+        run_hang_up(r);
+        if (!r->model.jobs[0].committed && !r->model.jobs[0].prepared && !r->mem)
+            r->world = a->what;
+        else
+            run_attach(r, a->what, a->place, r->model.jobs[0].prepared != NULL);
+        return;
+    default:
+        break;
+    }
+    if (!run_ready(r))
+        return;
+    if (a->act == STEP || a->act == SKIP) {
+        if (r->model.jobs[0].prepared) /* it was not resolved */
+            run_commit(r, ZSD_RESOLVE);
+        run_step(r, a->act == SKIP, a->what);
+    } else if (a->act == COMMIT) {
+        run_commit(r, a->what);
+    } else if (a->act == FETCH) {
+        run_fetch(r);
+    } else {
+        (void)run_told(r, zs_read_all(&r->w, r->world, r->mem));
+    }
+}
+
+void zs_run_script(struct zs_run *r)
+{
+    run_up(r);
+    for (unsigned i = 0; i < ZB_COUNT(script); i++) {
+        if (!r->up && script[i].act != RESTART)
+            continue;
+        run_act(r, &script[i]);
+    }
+    run_down(r);
+}
+
+void zs_run_init(struct zs_run *r, struct zn_sim *sim, uint64_t seed, uint32_t page_elems)
+{
+    *r = (struct zs_run){ .sim = sim, .seed = seed, .page_elems = page_elems, .world = 2 };
+    r->entries = calloc(1, sizeof(*r->entries)); /* nothing, from the beginning */
+    assert_non_null(r->entries);
+    r->nentries = 1;
+}
+
+void zs_run_done(struct zs_run *r)
+{
+    run_down(r);
+    run_maybe_clear(r);
+    free(r->maybe);
+    for (unsigned i = 0; i < r->nentries; i++)
+        zs_model_done(&r->entries[i].model);
+    free(r->entries);
+    zs_model_done(&r->model);
+}
+
+/* ---- after a restart */
+
+/* Something that must not fail. */
+static void must(const struct zs_run *r, int rc, const char *what)
+{
+    if (rc < 0)
+        zs_fail("%s: %d, '%s'", what, rc, r->w.answers[0].text);
+}
+
+int zs_recover(struct zn_sim *sim, const struct zs_recovery *how)
+{
+    struct zs_run r;
+    struct zb_err err = { 0 };
+    struct zs_saved *saved;
+    uint32_t world = 1 + (uint32_t)(how->seed % ZS_RANKS);
+    static const uint64_t places[] = { ALL, TIGHT, MIXED };
+    int which;
+
+    zs_run_init(&r, sim, how->seed, how->page_elems);
+    if (zs_start(&r.w, sim, how->seed, how->page_elems, &err) < 0)
+        zs_fail("the store does not open: %s", err.text);
+    r.up = true;
+    which = zs_match(&r.w, how->models, how->nmodels);
+    if (which < 0)
+        zs_fail("the store holds none of %u states that may be", how->nmodels);
+    zs_model_copy(&r.model, how->models[which]);
+    saved = &r.model.jobs[0];
+    must(&r, zs_read_model(&r.w, &r.model), "a saved page");
+    if (how->goes_on && saved->name[0] != '\0') {
+        bool prepared = saved->prepared && (how->seed >> 8) % 2;
+
+        run_attach(&r, world, places[(how->seed >> 4) % ZB_COUNT(places)], prepared);
+        must(&r, r.mem ? 0 : r.w.answers[0].rc, "the attach");
+        must(&r, zs_read_all(&r.w, world, r.mem), "a read");
+        if (saved->prepared)
+            run_commit(&r, prepared ? ZSD_RESOLVE : ZSD_DROP);
+        if (r.failures == 0 && saved->name[0] != '\0')
+            run_step(&r, false, ZSD_COMMIT);
+        if (r.failures > 0)
+            zs_fail("it does not go on: %s", r.w.answers[0].text);
+        run_down(&r);
+        run_up(&r);
+        if (!r.up)
+            zs_fail("the store does not open again: %s", r.refused.text);
+        must(&r, zs_read_model(&r.w, &r.model), "a page that was saved after the restart");
+    }
+    if (how->ret_bytes)
+        *how->ret_bytes += r.w.bytes;
+    zs_run_done(&r);
+    return which;
+}

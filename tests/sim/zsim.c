@@ -1,0 +1,715 @@
+/*
+ * zsim.c - a core on a simulated device, its ranks, and what is read from them. zsim.h has the
+ * model.
+ */
+#include "tests/sim/zsim.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/log.h"
+
+#define TURNS_MAX  200000u /* nothing takes as many */
+#define IDLE_TURNS 64u     /* in a row without anything done: nothing will be */
+#define WATCH_S    60u     /* for one case: hundreds of times what it takes */
+
+/* ---- failures of a test */
+
+static char context[400];
+static char lines[8][200]; /* the last of the log */
+static unsigned nlines;
+
+/* The log (base/log.h): what was last said comes with a failure. */
+void zb_log(enum zb_log_level level, const char *event, const char *fmt, ...)
+{
+    char *line = lines[nlines++ % ZB_COUNT(lines)], text[160];
+    va_list ap;
+
+    (void)level;
+    va_start(ap, fmt);
+    (void)vsnprintf(text, sizeof(text), fmt, ap);
+    va_end(ap);
+    (void)snprintf(line, sizeof(lines[0]), "    %s %s\n", event, text);
+}
+
+void zb_log_set_level(enum zb_log_level level)
+{
+    (void)level;
+}
+
+static void lines_show(void)
+{
+    for (unsigned i = 0; i < ZB_COUNT(lines); i++) {
+        const char *line = lines[(nlines + i) % ZB_COUNT(lines)];
+
+        (void)!write(STDERR_FILENO, line, strlen(line));
+    }
+}
+
+void zs_context(const char *fmt, ...)
+{
+    va_list ap;
+
+    va_start(ap, fmt);
+    (void)vsnprintf(context, sizeof(context), fmt, ap);
+    va_end(ap);
+    (void)alarm(WATCH_S);
+}
+
+void zs_fail(const char *fmt, ...)
+{
+    char text[1000];
+    va_list ap;
+
+    va_start(ap, fmt);
+    (void)vsnprintf(text, sizeof(text), fmt, ap);
+    va_end(ap);
+    (void)alarm(0);
+    lines_show();
+    fail_msg("%s: %s", context, text);
+    abort(); /* fail_msg() does not return */
+}
+
+static void watch_on_signal(int signal)
+{
+    const char *what = signal == SIGALRM ? ": it hangs\n" : ": it crashed\n";
+    struct sigaction plain = { .sa_handler = SIG_DFL };
+
+    lines_show();
+    (void)!write(STDERR_FILENO, context, strlen(context));
+    (void)!write(STDERR_FILENO, what, strlen(what));
+    (void)sigaction(signal == SIGALRM ? SIGABRT : signal, &plain, NULL);
+    (void)raise(signal == SIGALRM ? SIGABRT : signal);
+}
+
+void zs_watch(void)
+{
+    static const int signals[] = { SIGABRT, SIGALRM, SIGSEGV, SIGBUS };
+    const struct sigaction action = { .sa_handler = watch_on_signal };
+
+    for (size_t i = 0; i < ZB_COUNT(signals); i++)
+        (void)sigaction(signals[i], &action, NULL);
+}
+
+uint64_t zs_env(const char *name, uint64_t without)
+{
+    const char *value = getenv(name);
+
+    return value && *value ? strtoull(value, NULL, 0) : without;
+}
+
+/* ---- the test's side of conn.h */
+
+static struct zs_world *the_world;
+
+static struct zs_answer *answer_begin(struct zsd_req *req, int rc)
+{
+    struct zs_answer *a = &the_world->answers[req->tag];
+
+    if (a->over)
+        zs_fail("a request is answered twice");
+    a->over = true;
+    a->rc = rc;
+    a->text[0] = '\0';
+    a->fd = -1;
+    a->len = 0;
+    free(a->bytes);
+    a->bytes = NULL;
+    if (req->conn)
+        zb_list_remove(&req->conn_node);
+    free(req);
+    return a;
+}
+
+void zsd_reply(struct zsd_req *req, const ProtobufCMessage *message, int fd)
+{
+    bool lost = !req->conn;
+    struct zs_answer *a = answer_begin(req, 0);
+
+    if (message) {
+        a->len = protobuf_c_message_get_packed_size(message);
+        a->bytes = malloc(a->len + 1);
+        assert_non_null(a->bytes);
+        (void)protobuf_c_message_pack(message, a->bytes);
+    }
+    a->fd = fd >= 0 && !lost ? dup(fd) : -1;
+}
+
+void zsd_reply_err(struct zsd_req *req, const struct zb_err *err)
+{
+    struct zs_answer *a = answer_begin(req, err->code);
+
+    if (err->code >= 0 || err->text[0] == '\0')
+        zs_fail("a refusal without a code or a sentence: %d '%s'", err->code, err->text);
+    (void)snprintf(a->text, sizeof(a->text), "%s", err->text);
+}
+
+void zsd_event(struct zsd_conn *conn, uint16_t event, const ProtobufCMessage *message)
+{
+    (void)event;
+    (void)message;
+    zb_container_of(conn, struct zs_rank, conn)->events++;
+}
+
+bool zsd_may(const struct zsd_conn *conn, uid_t uid)
+{
+    return conn->uid == uid;
+}
+
+/* ---- turning */
+
+/* What comes next is drawn. Returns how much was done. */
+static unsigned world_turn(struct zs_world *w)
+{
+    uint64_t draw = ztest_random(&w->seed);
+    unsigned n = 0;
+
+    the_world = w;
+    zsd_core_turn(&w->daemon);
+    if (draw & 3)
+        n += zn_reap(w->daemon.engine, 8);
+    if (draw & 12)
+        n += zsd_compute_reap(w->daemon.compute, 1 + (draw >> 8) % 8);
+    if (draw & 48)
+        n += zsd_compute_reap(w->daemon.catalog_thread, 1);
+    return n;
+}
+
+int zs_answer(struct zs_world *w, unsigned rank)
+{
+    struct zs_answer *a = &w->answers[rank];
+    unsigned idle = 0;
+
+    for (unsigned i = 0; i < TURNS_MAX && !a->over; i++) {
+        idle = world_turn(w) > 0 ? 0 : idle + 1;
+        if (idle % IDLE_TURNS == IDLE_TURNS - 1) /* it waits for somebody: until its deadline */
+            zsd_core_tick(&w->daemon, UINT64_MAX);
+        if (idle > 4 * IDLE_TURNS)
+            break;
+    }
+    if (!a->over)
+        zs_fail("rank %u waits for an answer, and nothing moves", rank);
+    return a->rc;
+}
+
+void zs_settle(struct zs_world *w)
+{
+    unsigned idle = 0;
+
+    for (unsigned i = 0; i < TURNS_MAX; i++) {
+        idle = world_turn(w) > 0 ? 0 : idle + 1;
+        if (idle > IDLE_TURNS || (zsd_core_busy(&w->daemon) == 0 && idle > 2))
+            break;
+    }
+    if (zsd_core_busy(&w->daemon) > 0)
+        zs_fail("%u operations are in progress, and nothing moves", zsd_core_busy(&w->daemon));
+}
+
+void zs_ask(struct zs_world *w, unsigned rank, zsd_handler *handler, const void *message)
+{
+    struct zsd_req *req = calloc(1, sizeof(*req));
+
+    assert_non_null(req);
+    the_world = w;
+    req->conn = &w->ranks[rank].conn;
+    req->daemon = &w->daemon;
+    req->tag = rank;
+    zb_list_push_back(&req->conn->reqs, &req->conn_node);
+    w->answers[rank].over = false;
+    handler(req, message);
+}
+
+int zs_call(struct zs_world *w, unsigned rank, zsd_handler *handler, const void *message)
+{
+    zs_ask(w, rank, handler, message);
+    return zs_answer(w, rank);
+}
+
+void zs_gone(struct zs_world *w, unsigned rank)
+{
+    struct zs_rank *r = &w->ranks[rank];
+    struct zb_list *node;
+
+    the_world = w;
+    zsd_core_gone(&r->conn);
+    while ((node = zb_list_pop_front(&r->conn.reqs)) != NULL)
+        zb_container_of(node, struct zsd_req, conn_node)->conn = NULL;
+    if (r->staging)
+        (void)munmap(r->staging, ZS_STAGING);
+    r->staging = NULL;
+}
+
+void zs_hang_up(struct zs_world *w)
+{
+    for (unsigned r = 0; r <= ZS_RANKS; r++)
+        zs_gone(w, r);
+    zs_settle(w);
+}
+
+/* ---- up and down */
+
+int zs_start(struct zs_world *w, struct zn_sim *sim, uint64_t seed, uint32_t page_elems,
+             struct zb_err *err)
+{
+    int rc;
+
+    *w = (struct zs_world){ .sim = sim, .seed = seed };
+    the_world = w;
+    w->daemon.config.host_bytes = 64 << 20;
+    w->daemon.config.ring_bytes = 3 * (uint64_t)page_elems * 12;
+    w->daemon.config.page_elems = page_elems;
+    w->daemon.config.jobs_max = 4;
+    w->daemon.config.timeout_ms = 600000;
+    w->daemon.engine_base = ZN_DATA_START;
+    w->daemon.catalog_path = ZS_CATALOG;
+    for (unsigned r = 0; r <= ZS_RANKS; r++) {
+        w->ranks[r].conn.daemon = &w->daemon;
+        w->ranks[r].conn.uid = 1000;
+        w->answers[r].over = true;
+        zb_list_init(&w->ranks[r].conn.reqs);
+    }
+    rc = zk_select(NULL, &w->daemon.kernels, err);
+    if (rc == 0)
+        rc = zsd_compute_new(&w->daemon.compute, 2, "", err);
+    if (rc == 0)
+        rc = zn_sim_vfs(sim, &w->daemon.catalog_vfs, err);
+    if (rc == 0)
+        rc = zn_sim_engine(&w->daemon.engine, sim, ZS_DATA, ZS_DATA_BYTES, 0, err);
+    if (rc == 0)
+        rc = zsd_core_new(&w->daemon, err);
+    if (rc < 0)
+        zs_stop(w);
+    return rc;
+}
+
+void zs_stop(struct zs_world *w)
+{
+    the_world = w;
+    zsd_core_free(&w->daemon);
+    for (unsigned r = 0; r <= ZS_RANKS; r++) {
+        if (!zb_list_empty(&w->ranks[r].conn.reqs))
+            zs_fail("rank %u was never answered", r);
+        if (w->ranks[r].staging)
+            (void)munmap(w->ranks[r].staging, ZS_STAGING);
+        w->ranks[r].staging = NULL;
+        if (w->answers[r].fd >= 0 && w->answers[r].bytes)
+            zb_close_fd(&w->answers[r].fd);
+        free(w->answers[r].bytes);
+        w->answers[r].bytes = NULL;
+    }
+    zsd_compute_free(w->daemon.compute);
+    w->daemon.compute = NULL;
+    zn_close(w->daemon.engine);
+    w->daemon.engine = NULL;
+}
+
+/* ---- jobs */
+
+static int rank_open(struct zs_world *w, unsigned rank, const struct zs_open *o)
+{
+    struct zs_rank *r = &w->ranks[rank];
+    struct zs_answer *a = &w->answers[rank];
+    Zp__JobOpen q = ZP__JOB_OPEN__INIT;
+    Zp__JobOpenReply *reply;
+    char name[16];
+    int rc;
+
+    (void)snprintf(name, sizeof(name), "%s", o->job);
+    q.name = name;
+    q.rank = rank;
+    q.world = o->world;
+    q.keep = q.durable = true;
+    q.attach = o->attach;
+    q.takeover = o->attach && rank == 0;
+    q.groups = 2;
+    q.optimizer = 1;
+    q.offload_param = q.offload_optimizer = 2;
+    q.staging_bytes = ZS_STAGING;
+    q.host_bytes_max = o->host_bytes > 0 ? o->host_bytes + o->world * ZS_STAGING : 0;
+    rc = zs_call(w, rank, zsd_job_open, &q);
+    if (rc < 0)
+        return rc;
+    reply = zp__job_open_reply__unpack(NULL, a->len, a->bytes);
+    assert_non_null(reply);
+    r->job = reply->job;
+    zp__job_open_reply__free_unpacked(reply, NULL);
+    r->staging = mmap(NULL, ZS_STAGING, PROT_READ | PROT_WRITE, MAP_SHARED, a->fd, 0);
+    assert_ptr_not_equal(r->staging, MAP_FAILED);
+    zb_close_fd(&a->fd);
+    return 0;
+}
+
+static int rank_define(struct zs_world *w, unsigned rank, unsigned u)
+{
+    static const char *const names[] = { "a", "b", "c", "d" };
+    const struct zs_unit *unit = &zs_units[u];
+    Zp__UnitDefine q = ZP__UNIT_DEFINE__INIT;
+    Zp__Tensor tensors[4], *list[4];
+    uint64_t dims[4];
+
+    for (unsigned t = 0; t < unit->ntensors; t++) {
+        zp__tensor__init(&tensors[t]);
+        tensors[t].name = (char *)(uintptr_t)names[t];
+        tensors[t].first = unit->tensors[t].first;
+        tensors[t].group = unit->tensors[t].group;
+        tensors[t].n_dims = 1;
+        tensors[t].dims = &dims[t];
+        dims[t] = unit->tensors[t].count;
+        list[t] = &tensors[t];
+    }
+    q.job = w->ranks[rank].job;
+    q.unit = u;
+    q.name = (char *)(uintptr_t)unit->name;
+    q.elems = unit->elems;
+    q.dtype = unit->dtype;
+    q.grad_dtype = unit->grad_dtype;
+    q.frozen = unit->frozen;
+    q.n_tensors = unit->ntensors;
+    q.tensors = list;
+    q.last = true;
+    return zs_call(w, rank, zsd_unit_define, &q);
+}
+
+static int rank_register(struct zs_world *w, unsigned rank, uint32_t world)
+{
+    struct zs_rank *r = &w->ranks[rank];
+    Zp__ShardRegister q = ZP__SHARD_REGISTER__INIT;
+    Zp__ShardRegisterReply *reply;
+    Zp__Range ranges[ZS_UNITS], *list[ZS_UNITS];
+    int rc;
+
+    memset(r->shards, 0, sizeof(r->shards));
+    for (unsigned u = 0; u < ZS_UNITS; u++) {
+        uint64_t slice;
+
+        zb_slice(zs_units[u].elems, world, rank, &slice, &r->first[u], &r->count[u]);
+        if (r->count[u] == 0)
+            continue;
+        zp__range__init(&ranges[q.n_ranges]);
+        ranges[q.n_ranges].unit = u;
+        ranges[q.n_ranges].first = r->first[u];
+        ranges[q.n_ranges].count = r->count[u];
+        list[q.n_ranges] = &ranges[q.n_ranges];
+        q.n_ranges++;
+    }
+    if (q.n_ranges == 0)
+        return 0;
+    q.job = r->job;
+    q.ranges = list;
+    rc = zs_call(w, rank, zsd_shard_register, &q);
+    if (rc < 0)
+        return rc;
+    reply = zp__shard_register_reply__unpack(NULL, w->answers[rank].len, w->answers[rank].bytes);
+    assert_non_null(reply);
+    for (size_t i = 0; i < reply->n_shards; i++)
+        r->shards[ranges[i].unit] = reply->shards[i];
+    zp__shard_register_reply__free_unpacked(reply, NULL);
+    return 0;
+}
+
+static int ranks_ready(struct zs_world *w, const struct zs_open *o)
+{
+    int rc = 0;
+
+    for (unsigned r = 0; r < o->world; r++) {
+        Zp__Ready q = ZP__READY__INIT;
+
+        q.job = w->ranks[r].job;
+        q.at_point = o->at != NULL;
+        q.iterations = o->at ? *o->at : 0;
+        zs_ask(w, r, zsd_ready, &q);
+    }
+    for (unsigned r = 0; r < o->world; r++) {
+        int one = zs_answer(w, r);
+
+        if (one == 0)
+            zb_close_fd(&w->answers[r].fd);
+        rc = rc < 0 ? rc : one;
+    }
+    return rc;
+}
+
+int zs_open(struct zs_world *w, const struct zs_open *o)
+{
+    int rc = 0;
+
+    for (unsigned r = 0; r < o->world && rc == 0; r++) {
+        rc = rank_open(w, r, o);
+        for (unsigned u = 0; u < ZS_UNITS && rc == 0; u++)
+            rc = rank_define(w, r, u);
+        if (rc == 0)
+            rc = rank_register(w, r, o->world);
+    }
+    if (rc == 0)
+        rc = ranks_ready(w, o);
+    if (rc < 0)
+        zs_hang_up(w);
+    return rc;
+}
+
+/* ---- reading */
+
+static const enum zk_what whats[] = { ZK_PARAM, ZK_MASTER, ZK_EXP_AVG, ZK_EXP_AVG_SQ };
+
+/* One shard's bytes of one kind. */
+static int shard_read(struct zs_world *w, unsigned rank, unsigned u, enum zk_what what,
+                      const struct zs_state *s)
+{
+    struct zs_rank *r = &w->ranks[rank];
+    struct zb_layout layout = zs_layout(u);
+    size_t bytes = r->count[u] * (what == ZK_PARAM ? zb_dtype_bytes(layout.dtype) : 4);
+    struct zk_page page = {
+        .param = s->planes[u][ZSD_SAVED_PARAM] + r->first[u] * layout.elem_bytes[ZB_PARAM],
+        .state = layout.frozen
+                     ? NULL
+                     : s->planes[u][ZSD_SAVED_STATE] + r->first[u] * layout.elem_bytes[ZB_STATE],
+        .first = r->first[u],
+        .count = r->count[u],
+    };
+    static _Alignas(64) uint8_t want[ZS_STAGING];
+    Zp__Read q = ZP__READ__INIT;
+    int rc;
+
+    assert_true(bytes <= ZS_STAGING);
+    q.shard = r->shards[u];
+    q.what = what;
+    q.count = r->count[u];
+    rc = zs_call(w, rank, zsd_read, &q);
+    if (rc < 0)
+        return rc;
+    zk_page_read(w->daemon.kernels, &layout, &page, what, want);
+    if (memcmp(want, r->staging, bytes) != 0)
+        zs_fail("step %llu: rank %u reads wrong bytes of unit %u, kind %d",
+                (unsigned long long)s->iterations, rank, u, (int)what);
+    w->bytes += bytes;
+    return 0;
+}
+
+static void note_compare(const char *whose, unsigned rank, const struct zs_note *want,
+                         const void *text, size_t len, uint64_t iteration)
+{
+    if (want->len != len || (len > 0 && memcmp(want->text, text, len) != 0) ||
+        (len > 0 && want->iteration != iteration))
+        zs_fail("the note of %s %u is '%.*s' of step %llu, and not '%.*s' of %llu", whose, rank,
+                (int)len, (const char *)text, (unsigned long long)iteration, (int)want->len,
+                want->text, (unsigned long long)want->iteration);
+}
+
+static void note_read(struct zs_world *w, unsigned rank, bool of_job, const struct zs_note *want)
+{
+    Zp__NoteGet q = ZP__NOTE_GET__INIT;
+    Zp__NoteGetReply *reply;
+    int rc;
+
+    q.job = w->ranks[rank].job;
+    q.of_job = of_job;
+    rc = zs_call(w, rank, zsd_note_get, &q);
+    if (rc == -ENOENT && want->len == 0)
+        return;
+    if (rc < 0)
+        zs_fail("a note: %s", w->answers[rank].text);
+    reply = zp__note_get_reply__unpack(NULL, w->answers[rank].len, w->answers[rank].bytes);
+    assert_non_null(reply);
+    note_compare(of_job ? "the job" : "rank", rank, want, reply->data.data, reply->data.len,
+                 reply->iteration);
+    zp__note_get_reply__free_unpacked(reply, NULL);
+}
+
+int zs_read_all(struct zs_world *w, uint32_t world, const struct zs_state *s)
+{
+    for (unsigned r = 0; r < world; r++) {
+        for (unsigned u = 0; u < ZS_UNITS; u++) {
+            struct zb_layout layout = zs_layout(u);
+
+            for (unsigned i = 0; i < ZB_COUNT(whats) && w->ranks[r].shards[u] != 0; i++) {
+                int rc = zk_page_has(&layout, whats[i]) ? shard_read(w, r, u, whats[i], s) : 0;
+
+                if (rc < 0)
+                    return rc;
+            }
+        }
+        note_read(w, r, false, &s->notes[r]);
+    }
+    note_read(w, 0, true, &s->job_note);
+    return 0;
+}
+
+/* ---- what is saved */
+
+struct version_read {
+    struct zsd_row_read read;
+    bool over;
+    struct zb_err err;
+};
+
+static void version_on_read(struct zsd_row_read *r, const struct zb_err *err)
+{
+    struct version_read *v = zb_container_of(r, struct version_read, read);
+
+    v->over = true;
+    if (err)
+        v->err = *err;
+}
+
+static int row_read(struct zs_world *w, struct zsd_row *row, enum zsd_saved_plane p, uint32_t page,
+                    const struct zs_state *s)
+{
+    static _Alignas(4096) uint8_t buf[8192 * 12];
+    struct version_read v = { .read = { .core = w->daemon.core,
+                                        .row = row,
+                                        .plane = p,
+                                        .page = page,
+                                        .buf = buf,
+                                        .done = version_on_read } };
+    uint32_t bytes = zsd_row_page_bytes(row, p, page);
+    const uint8_t *want = s->planes[row->unit][p] +
+                          (row->first + (uint64_t)page * row->page_elems) *
+                              row->planes[p].elem_bytes;
+
+    zsd_row_read_start(&v.read, "it");
+    for (unsigned i = 0; i < TURNS_MAX && !v.over; i++)
+        (void)world_turn(w);
+    if (!v.over)
+        zs_fail("a page of a row is never read");
+    if (v.err.code != 0) {
+        w->answers[ZS_NOBODY].rc = v.err.code;
+        (void)snprintf(w->answers[ZS_NOBODY].text, sizeof(w->answers[ZS_NOBODY].text), "%s",
+                       v.err.text);
+        return v.err.code;
+    }
+    if (memcmp(buf, want, bytes) != 0)
+        zs_fail("saved step %llu: wrong bytes in unit %u from %llu, plane %d, page %u",
+                (unsigned long long)s->iterations, row->unit, (unsigned long long)row->first,
+                (int)p, page);
+    w->bytes += bytes;
+    return 0;
+}
+
+int zs_read_version(struct zs_world *w, const struct zsd_version *v, const struct zs_state *s)
+{
+    uint64_t covered[ZS_UNITS] = { 0 };
+    int rc = 0;
+
+    for (uint32_t i = 0; i < v->nrows; i++) {
+        struct zsd_row *row = v->rows[i];
+
+        covered[row->unit] += row->count;
+        for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++)
+            for (uint32_t page = 0; page < row->npages && row->planes[p].elem_bytes > 0; page++) {
+                int one = row_read(w, row, p, page, s);
+
+                rc = rc < 0 ? rc : one;
+                w->detected += one < 0;
+            }
+    }
+    for (unsigned u = 0; u < ZS_UNITS; u++)
+        if (covered[u] != zb_padded_elems(zs_units[u].elems))
+            zs_fail("saved step %llu: unit %u has %llu elements", (unsigned long long)s->iterations,
+                    u, (unsigned long long)covered[u]);
+    return rc;
+}
+
+static bool note_same(const struct zs_note *want, const struct zsd_note *note)
+{
+    return want->len == (note->data ? note->total : 0) &&
+           (want->len == 0 ||
+            (memcmp(want->text, note->data, want->len) == 0 && want->iteration == note->iteration));
+}
+
+static bool version_same(const struct zsd_version *v, const struct zs_state *s)
+{
+    if (!v || !s)
+        return !v && !s;
+    if (v->iterations != s->iterations || v->applied != s->applied ||
+        !note_same(&s->job_note, &v->job_note))
+        return false;
+    for (uint32_t r = 0; r < ZS_RANKS; r++) {
+        static const struct zsd_note none;
+
+        if (!note_same(&s->notes[r], r < v->world ? &v->notes[r] : &none))
+            return false;
+    }
+    return true;
+}
+
+static bool saved_same(const struct zsd_saved *saved, const struct zs_saved *m)
+{
+    unsigned n = 0;
+
+    if (!saved || m->name[0] == '\0')
+        return !saved && m->name[0] == '\0';
+    if (!version_same(saved->committed, m->committed) ||
+        !version_same(saved->prepared, m->prepared))
+        return false;
+    zb_list_each(pos, &saved->snaps)
+    {
+        const struct zsd_snap *snap = zb_container_of(pos, struct zsd_snap, node);
+
+        if (n == m->nsnaps || strcmp(snap->name, m->snaps[n].name) != 0 ||
+            !version_same(snap->version, m->snaps[n].state))
+            return false;
+        n++;
+    }
+    return n == m->nsnaps;
+}
+
+static bool model_same(struct zs_world *w, const struct zs_model *m)
+{
+    unsigned kept = 0, named = 0;
+
+    zb_list_each(pos, &w->daemon.core->store->saved)
+    {
+        const struct zsd_saved *saved = zb_container_of(pos, struct zsd_saved, node);
+
+        kept += zsd_saved_kept(saved) && !saved->gone;
+    }
+    for (unsigned j = 0; j < ZS_JOBS; j++) {
+        if (m->jobs[j].name[0] == '\0')
+            continue;
+        named++;
+        if (!saved_same(zsd_saved_by_name(w->daemon.core, m->jobs[j].name), &m->jobs[j]))
+            return false;
+    }
+    return kept == named;
+}
+
+int zs_match(struct zs_world *w, const struct zs_model *const *models, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++)
+        if (model_same(w, models[i]))
+            return (int)i;
+    return -1;
+}
+
+int zs_read_model(struct zs_world *w, const struct zs_model *m)
+{
+    int rc = 0;
+
+    for (unsigned j = 0; j < ZS_JOBS; j++) {
+        const struct zs_saved *want = &m->jobs[j];
+        struct zsd_saved *saved;
+        unsigned n = 0;
+        int one;
+
+        if (want->name[0] == '\0')
+            continue;
+        saved = zsd_saved_by_name(w->daemon.core, want->name);
+        if (saved->committed && (one = zs_read_version(w, saved->committed, want->committed)) < 0)
+            rc = one;
+        if (saved->prepared && (one = zs_read_version(w, saved->prepared, want->prepared)) < 0)
+            rc = one;
+        zb_list_each(pos, &saved->snaps)
+        {
+            one = zs_read_version(w, zb_container_of(pos, struct zsd_snap, node)->version,
+                                  want->snaps[n++].state);
+            if (one < 0)
+                rc = one;
+        }
+    }
+    return rc;
+}

@@ -1,0 +1,220 @@
+/*
+ * zsim.h - the daemon's core on a simulated device, driven by one thread, and an oracle beside it.
+ *
+ * MODEL. Three layers, each a file:
+ *
+ *     oracle.c   what a job must hold: plain arrays, stepped by kernels/zk_page.h for whole units,
+ *                outside of the store; and what must be durable (struct zs_model)
+ *     zsim.c     a core on a device, ranks as structs, requests and their answers
+ *     script.c   a run: what the ranks do, one thing after the other, with the oracle kept in step,
+ *                and what was acknowledged at which operation of the device
+ *
+ * REPEATING. The seed and the device decide everything: compute tasks run in the thread that reaps
+ * them (compute_inline.c), and which of engine, tasks and catalog comes next is drawn. So a failure
+ * names seed, operation and variant, and these run again as they did.
+ *
+ * A run goes on after failures, as trainers do: who lost its job attaches again. What a change that
+ * failed may have left is kept as a possibility until the next one is acknowledged.
+ */
+#ifndef ZSIM_H
+#define ZSIM_H
+
+#include "tests/ztest.h"
+
+#include <stdbool.h>
+
+#include "daemon/job.h"
+#include "daemon/store.h"
+#include "nvme/zn_sim.h"
+#include "proto/shard.pb-c.h"
+
+#define ZS_UNITS      9u
+#define ZS_RANKS      3u
+#define ZS_JOBS       2u
+#define ZS_SNAPS      4u
+#define ZS_STAGING    (128u << 10)
+#define ZS_DATA       "data"
+#define ZS_CATALOG    "catalog"
+#define ZS_DATA_BYTES (UINT64_C(10) << 20)
+
+/* ---- failures of a test: what is being done stands in front of each */
+
+void zs_context(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+void zs_fail(const char *fmt, ...) __attribute__((format(printf, 1, 2), noreturn));
+/** abort(), crashes, and what takes longer than a minute print the context, too. */
+void zs_watch(void);
+/** An environment variable as a number, or what it is without. */
+uint64_t zs_env(const char *name, uint64_t without);
+
+/* ---- the oracle */
+
+struct zs_note {
+    uint32_t len; /* 0: none */
+    uint64_t iteration;
+    char text[48];
+};
+
+/** One whole state of a job. Immutable once it is shared. */
+struct zs_state {
+    unsigned refs;
+    uint64_t iterations, applied;
+    struct zs_note notes[ZS_RANKS], job_note;
+    uint8_t *planes[ZS_UNITS][ZSD_SAVED_PLANES]; /* of whole units, padded; NULL: there is none */
+};
+
+struct zs_unit {
+    const char *name;
+    uint64_t elems;
+    enum zb_dtype dtype, grad_dtype;
+    bool frozen;
+    struct {
+        uint64_t first, count;
+        uint32_t group;
+    } tensors[4];
+    unsigned ntensors;
+};
+extern const struct zs_unit zs_units[ZS_UNITS];
+extern const struct zk_adamw_params zs_groups[2];
+
+struct zb_layout zs_layout(unsigned u);
+float zs_initial(unsigned u, uint64_t element);
+/** The gradient of the n-th step that this run makes, fp32 or bf16 as the unit wants it. */
+void zs_gradient(uint64_t n, unsigned u, uint64_t first, uint64_t count, void *out);
+
+struct zs_state *zs_state_first(void);
+/** The same with one more iteration; n 0: a skip. */
+struct zs_state *zs_state_next(const struct zs_state *s, uint64_t n);
+struct zs_state *zs_state_copy(const struct zs_state *s);
+struct zs_state *zs_state_ref(struct zs_state *s); /* NULL is fine */
+void zs_state_unref(struct zs_state *s);           /* likewise */
+
+/** What the catalog must say. */
+struct zs_model {
+    struct zs_saved {
+        char name[16]; /* "": there is none */
+        struct zs_state *committed, *prepared;
+        struct {
+            char name[16];
+            struct zs_state *state;
+        } snaps[ZS_SNAPS];
+        unsigned nsnaps;
+    } jobs[ZS_JOBS];
+};
+void zs_model_copy(struct zs_model *to, const struct zs_model *from);
+void zs_model_done(struct zs_model *m);
+
+/* ---- the core */
+
+struct zs_rank {
+    struct zsd_conn conn;
+    uint8_t *staging;
+    uint64_t job;
+    uint64_t shards[ZS_UNITS]; /* 0: nothing of it */
+    uint64_t first[ZS_UNITS], count[ZS_UNITS];
+    unsigned events;
+};
+
+struct zs_answer {
+    bool over;
+    int rc;
+    char text[480];
+    uint8_t *bytes;
+    size_t len;
+    int fd;
+};
+
+struct zs_world {
+    struct zn_sim *sim;
+    struct zsd daemon;
+    uint64_t seed;
+    struct zs_rank ranks[ZS_RANKS + 1]; /* the last one is nobody's rank */
+    struct zs_answer answers[ZS_RANKS + 1];
+    uint64_t detected; /* reads that said -EBADMSG */
+    uint64_t bytes;    /* read and compared */
+};
+
+#define ZS_NOBODY ZS_RANKS
+
+/** A core on what the device has: 0, or why it does not start. Nothing is up then. */
+int zs_start(struct zs_world *w, struct zn_sim *sim, uint64_t seed, uint32_t page_elems,
+             struct zb_err *err);
+/** The process dies: nothing more is done but what is in flight. */
+void zs_stop(struct zs_world *w);
+
+void zs_ask(struct zs_world *w, unsigned rank, zsd_handler *handler, const void *message);
+/** Turns until it is answered; bounded. */
+int zs_answer(struct zs_world *w, unsigned rank);
+int zs_call(struct zs_world *w, unsigned rank, zsd_handler *handler, const void *message);
+void zs_gone(struct zs_world *w, unsigned rank);
+/** Turns until nothing is in progress. */
+void zs_settle(struct zs_world *w);
+
+struct zs_open {
+    const char *job;
+    uint32_t world;
+    uint64_t host_bytes; /* beside the staging; 0: what is free */
+    bool attach;
+    const uint64_t *at; /* the point to go on from */
+};
+/** All ranks open, define, register and are ready: 0 or the first refusal; then nobody is there. */
+int zs_open(struct zs_world *w, const struct zs_open *o);
+/** All ranks go. */
+void zs_hang_up(struct zs_world *w);
+
+/** Reads everything that the ranks have and compares; notes too. 0; or a failure that was reported;
+ *  a byte that is wrong fails the test. */
+int zs_read_all(struct zs_world *w, uint32_t world, const struct zs_state *s);
+/** Every page of a version, as the store reads it. Likewise. */
+int zs_read_version(struct zs_world *w, const struct zsd_version *v, const struct zs_state *s);
+/** The one of the models whose names, steps and notes are those of the store; -1: none. */
+int zs_match(struct zs_world *w, const struct zs_model *const *models, unsigned n);
+/** Every page of every version of the model. 0, or the first failure reported. */
+int zs_read_model(struct zs_world *w, const struct zs_model *m);
+
+/* ---- a run */
+
+/** What was acknowledged: what the store holds from `end` on, if the power fails; from `begin` on
+ * it may. */
+struct zs_entry {
+    uint64_t begin, end; /* operations of the device */
+    struct zs_model model;
+};
+
+struct zs_run {
+    struct zs_world w;
+    struct zn_sim *sim;
+    uint64_t seed;
+    uint32_t page_elems;
+    bool up;   /* the daemon */
+    bool lies; /* the device does: what is wrong must be detected, not more */
+    uint32_t world;
+    uint64_t nsteps;
+    struct zs_state *mem; /* what the job holds in memory, or NULL */
+    struct zs_model model;
+    struct zs_model *maybe;
+    unsigned nmaybe;
+    struct zs_entry *entries;
+    unsigned nentries;
+    unsigned failures;     /* requests that reported one */
+    struct zb_err refused; /* the daemon did not start: why */
+};
+
+/** The device is the caller's. */
+void zs_run_init(struct zs_run *r, struct zn_sim *sim, uint64_t seed, uint32_t page_elems);
+void zs_run_done(struct zs_run *r);
+/** The workload; ends with the daemon down. */
+void zs_run_script(struct zs_run *r);
+
+/** What a device that lost power, or failed, must have left. */
+struct zs_recovery {
+    const struct zs_model *const *models; /* the store holds one of these */
+    unsigned nmodels;
+    uint64_t seed; /* world, places, order */
+    uint32_t page_elems;
+    bool goes_on; /* ranks attach, read everything, step and commit; and the daemon starts again */
+    uint64_t *ret_bytes; /* read and compared: added; or NULL */
+};
+/** Starts a core on the device; every byte of what it holds is compared. Which model it was. */
+int zs_recover(struct zn_sim *sim, const struct zs_recovery *how);
+
+#endif
