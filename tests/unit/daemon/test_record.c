@@ -2,6 +2,8 @@
  * Records of the catalog: what is put comes back, in the bytes of nvme/FORMAT.md; and whatever else
  * the bytes are, they are refused or mean something that is in its range. They passed a checksum,
  * but a bug or another version may have made them.
+ *
+ * ZSHARD_RECORD_ROUNDS=N: so many damaged records of each kind instead of 3,000.
  */
 #include "tests/ztest.h"
 

@@ -2,6 +2,8 @@
  * The catalog: transactions against a model in memory, and everything that may have become of its
  * file. Damage is made in a copy of the file; SQLite itself is used to make what random bits would
  * not hit.
+ *
+ * ZSHARD_CATALOG_DAMAGES=N: so many random damages instead of 2,000.
  */
 #include "zn_test.h"
 
@@ -767,6 +769,95 @@ static void damage_random(void **state)
     free(now.bytes);
 }
 
+/* ---- memory runs out */
+
+static sqlite3_mem_methods memory; /* SQLite's own */
+static unsigned memory_left;       /* allocations of SQLite until one fails; 0: none does */
+static unsigned memory_failed;
+
+static bool memory_fails(void)
+{
+    if (memory_left == 0 || --memory_left > 0)
+        return false;
+    memory_failed++;
+    return true;
+}
+
+static void *failing_malloc(int bytes)
+{
+    return memory_fails() ? NULL : memory.xMalloc(bytes);
+}
+
+static void *failing_realloc(void *p, int bytes)
+{
+    return memory_fails() ? NULL : memory.xRealloc(p, bytes);
+}
+
+/* Before SQLite is used for the first time. */
+static void memory_wrap(void)
+{
+    sqlite3_mem_methods failing;
+
+    (void)sqlite3_config(SQLITE_CONFIG_GETMALLOC, &memory);
+    failing = memory;
+    failing.xMalloc = failing_malloc;
+    failing.xRealloc = failing_realloc;
+    (void)sqlite3_config(SQLITE_CONFIG_MALLOC, &failing);
+}
+
+/* The first allocation of SQLite fails, then the second, and so on, until one commit after an open
+ * gets through: it says so, or it did without; and what was told is there. */
+static void memory_runs_out(void **state)
+{
+    unsigned opens = 0, commits = 0;
+    bool failed = true;
+
+    (void)state;
+    for (unsigned nth = 1; failed; nth++) {
+        struct zn_slot slot = never;
+        struct model before = { 0 }, after;
+        struct zn_catalog *c = open_at(&never);
+        struct zn_txn *t = zn_txn_new();
+        uint64_t seed = 12;
+        int rc;
+
+        for (int i = 0; i < 3; i++)
+            commit_random(c, &before, &seed, 30000, &slot);
+        zn_catalog_close(c);
+        c = NULL;
+        after = before;
+        txn_random(t, &after, &seed, 30000);
+        memory_failed = 0;
+        memory_left = nth;
+        rc = try_open(&c, &slot, false);
+        opens += rc < 0;
+        if (rc == 0) {
+            rc = commit_rc(c, t, &slot);
+            commits += rc < 0;
+        } else {
+            zn_txn_free(t);
+        }
+        memory_left = 0;
+        failed = memory_failed > 0;
+        if (rc < 0 && (rc != -ENOMEM || !failed))
+            fail_msg("allocation %u: %d '%s'", nth, rc, err.text);
+        if (rc < 0 && c) { /* poisoned, but for reading */
+            unsigned many = 1 << 20;
+
+            assert_int_equal(zn_catalog_each(c, 1, UINT32_MAX, each_count, &many, &err), 0);
+            assert_int_equal(commit_rc(c, zn_txn_new(), &slot), -ENOMEM);
+        }
+        zn_catalog_close(c);
+        c = open_at(&slot);
+        if (!same(c, rc == 0 || zn_catalog_slot(c).sequence > slot.sequence ? &after : &before))
+            fail_msg("allocation %u: not what was told", nth);
+        zn_catalog_close(c);
+        assert_int_equal(files_gone(NULL), 0);
+    }
+    print_message("%u failures of an open, %u of a commit\n", opens, commits);
+    assert_true(opens > 20 && commits > 5);
+}
+
 /* ---- who may */
 
 static int child_opens(const void *arg)
@@ -988,11 +1079,13 @@ int main(void)
         CATALOG_TEST(damage_by_sql),
         CATALOG_TEST(damage_whole_files),
         CATALOG_TEST(damage_random),
+        CATALOG_TEST(memory_runs_out),
         CATALOG_TEST(open_twice),
         CATALOG_TEST(open_read_only),
         CATALOG_TEST(open_not_allowed),
         CATALOG_TEST(commit_full),
     };
 
+    memory_wrap();
     return cmocka_run_group_tests(tests, dir_up, dir_down);
 }
