@@ -9,8 +9,9 @@
  *     drops   versions that are in the catalog and that nothing of the job holds then: they are
  *             deleted, and of their rows those that no version in the catalog holds then
  *
- * The counts of rows (row->kept) are as they will be from begin on, and are put back when the
- * change fails. The line runs one change at a time, so nobody else counts meanwhile.
+ * The counts of rows (row->kept) and of snapshots are as they will be from begin on, and are put
+ * back when the change fails; so is the promise, which is raised then for what needs more room. The
+ * line runs one change at a time, so nobody else counts meanwhile.
  */
 #include <assert.h>
 #include <errno.h>
@@ -108,6 +109,8 @@ static int delta_rows(struct zsd_delta *d)
 /* The counts as they were. */
 static void delta_undo(struct zsd_delta *d)
 {
+    if (d->counted)
+        d->snap_add->version->snapshots--;
     for (uint32_t i = 0; i < d->nfresh; i++) {
         if (!d->fresh[i]->kept)
             continue;
@@ -167,6 +170,14 @@ static int delta_begin(struct zsd_change *c, struct zb_err *err)
     rc = d->plan(d, err);
     if (rc < 0)
         return rc;
+    if (d->snap_add) {
+        d->snap_add->version->snapshots++;
+        d->counted = true;
+    }
+    if (d->snap_add || d->grows)
+        rc = zsd_saved_raise(d->saved, d->committed, err);
+    if (rc < 0)
+        return rc;
     rc = delta_versions(d);
     if (rc == 0)
         rc = delta_rows(d);
@@ -221,7 +232,7 @@ static void delta_apply(struct zsd_delta *d)
             delta_snap_free(s);
     }
     if (d->snap_add) {
-        zsd_version_ref(d->snap_add->version)->snapshots++;
+        (void)zsd_version_ref(d->snap_add->version); /* counted already */
         zb_list_push_back(&saved->snaps, &d->snap_add->node);
     }
 }
@@ -254,6 +265,7 @@ void zsd_delta_start(struct zsd_delta *d)
     d->change.fill = delta_fill;
     d->change.done = delta_done;
     d->nfresh = d->ndrops = d->nputs = d->ndels = 0;
+    d->counted = false;
     d->drops = NULL;
     d->puts = NULL;
     d->dels = NULL;

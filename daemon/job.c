@@ -27,7 +27,6 @@
 #include "daemon/store.h"
 #include "proto/codec.h"
 
-static void core_room(struct zsd_core *core);
 static void opens_gone(struct zsd_conn *conn);
 static void opens_refuse(struct zsd_core *core);
 static void place_again(struct zsd_job *job);
@@ -189,7 +188,7 @@ static void arena_done(struct zsd_task *task)
         zsd_unplace(job);
         break;
     }
-    core_room(job->core);
+    zsd_job_room(job->core);
     free(t);
     zsd_job_unhold(job);
 }
@@ -270,7 +269,7 @@ void zsd_job_idle(struct zsd_job *job)
     ready_resume(job);
     zsd_step_resume(job);
     if (!zb_list_empty(&job->core->opens)) /* one may wait for the last writes of ranks that left */
-        core_room(job->core);
+        zsd_job_room(job->core);
 }
 
 bool zsd_job_live(const struct zsd_job *job)
@@ -293,7 +292,7 @@ void zsd_job_committed(struct zsd_job *job)
 {
     ready_resume(job);
     zsd_step_resume(job);
-    core_room(job->core);
+    zsd_job_room(job->core);
 }
 
 void zsd_job_stepped(struct zsd_job *job)
@@ -341,7 +340,7 @@ static struct zsd_member *member_by_rank(struct zsd_job *job, uint32_t rank)
     return NULL;
 }
 
-static uint32_t job_attached(const struct zsd_job *job)
+uint32_t zsd_job_attached(const struct zsd_job *job)
 {
     uint32_t n = 0;
 
@@ -470,8 +469,10 @@ static void job_let_go(struct zsd_job *job)
     job->saved = NULL;
     job->promise = NULL;
     saved->job = NULL;
+    if (saved->ended)
+        zsd_defer(job->core, saved->ended);
     zsd_saved_unhold(saved);
-    core_room(job->core);
+    zsd_job_room(job->core);
 }
 
 static void job_free(struct zsd_job *job)
@@ -489,7 +490,7 @@ static void job_free(struct zsd_job *job)
     zsd_note_done(&job->note);
     job_let_go(job);
     if (job->seen) /* else its own open frees it, and looks again for nothing, for ever */
-        core_room(job->core);
+        zsd_job_room(job->core);
     free(job->notes);
     free(job->step.pages_left);
     free(job->shards);
@@ -529,7 +530,13 @@ static void job_end_with_daemon(struct zsd_job *job)
 
 void zsd_jobs_end_all(struct zsd_core *core)
 {
+    struct zb_err why = { 0 };
+
     opens_refuse(core);
+    (void)zb_fail(&why, -ENOTCONN, "the daemon is ending");
+    if (core->store)
+        zb_list_each(pos, &core->store->saved)
+            zsd_snap_cancel(zb_container_of(pos, struct zsd_saved, node), &why);
     zb_list_each(pos, &core->jobs)
     {
         job_end_with_daemon(zb_container_of(pos, struct zsd_job, node));
@@ -660,7 +667,7 @@ static void room_on_work(struct zsd_work *work)
 }
 
 /* Something has come back, or has ended: who waits for that looks again. */
-static void core_room(struct zsd_core *core)
+void zsd_job_room(struct zsd_core *core)
 {
     core->room.run = room_on_work;
     zsd_defer(core, &core->room);
@@ -905,11 +912,14 @@ static void open_retire(struct zsd_job *job)
 }
 
 /* What has to be over before this open can be decided. */
-static bool open_waits(struct zsd_job *job, const struct zsd_saved *saved, const Zp__JobOpen *q)
+static bool open_waits(const struct zsd_core *core, struct zsd_job *job,
+                       const struct zsd_saved *saved, const Zp__JobOpen *q)
 {
-    if (!job)
-        return saved && saved->job; /* its last incarnation is still ending */
-    if (!q->attach || !job->durable || q->world == job->world || job_attached(job) > 0)
+    if (saved && saved->moving)
+        return true;
+    if (!job) /* its last incarnation is still ending, or the name is not decided */
+        return (saved && saved->job) || zsd_saved_coming(core, q->name);
+    if (!q->attach || !job->durable || q->world == job->world || zsd_job_attached(job) > 0)
         return false;
     if (job->state == ZSD_READY && !job->commit && job->active == 0)
         open_retire(job);
@@ -974,7 +984,7 @@ static void open_run(struct zsd_req *req, const Zp__JobOpen *q)
         open_takeover(job);
         job = zsd_job_by_name(core, q->name); /* it may have ended */
     }
-    if (open_waits(job, saved, q)) {
+    if (open_waits(core, job, saved, q)) {
         if (open_park(core, req, q) == 0)
             return;
         (void)zb_fail(&err, -ENOMEM, "rank %u of job '%s': %m", q->rank, q->name);
@@ -1068,7 +1078,7 @@ static void staging_opened(struct arena_task *t)
 {
     struct zsd_member *m = t->member;
     struct zsd_job *job = t->job;
-    bool only = job_attached(job) <= 1 && job->state == ZSD_DEFINING;
+    bool only = zsd_job_attached(job) <= 1 && job->state == ZSD_DEFINING;
 
     m->staging = t->arena;
     if (m->staging.fd < 0)
@@ -1798,7 +1808,7 @@ void zsd_job_close(struct zsd_req *req, const ProtobufCMessage *message)
         return;
     }
     zsd_job_hold(job);
-    last = job_attached(job) == 1;
+    last = zsd_job_attached(job) == 1;
     if (!job->keep && job->state != ZSD_DEFINING) /* until it is ready, a rank may come again */
         job->left++;
     (void)zb_fail(&why, -ECANCELED, "rank %u left job '%s'", m->rank, job->name);
@@ -1820,7 +1830,9 @@ void zsd_job_destroy(struct zsd_req *req, const ProtobufCMessage *message)
         zsd_refuse(req, -ENOENT, "there is no job '%s'", q->name);
         return;
     }
-    if (saved && (!job || job_attached(job) == 0)) {
+    if (!saved && job->saved && job->commit) /* its first commit may come yet */
+        saved = job->saved;
+    if (saved && (!job || zsd_job_attached(job) == 0)) {
         zsd_saved_destroy(req, saved);
         return;
     }
@@ -1828,8 +1840,8 @@ void zsd_job_destroy(struct zsd_req *req, const ProtobufCMessage *message)
         zsd_refuse(req, -EPERM, "job '%s' belongs to user %u", q->name, (unsigned)job->uid);
         return;
     }
-    if (job_attached(job) > 0) {
-        zsd_refuse(req, -EBUSY, "job '%s' has %u ranks attached", q->name, job_attached(job));
+    if (zsd_job_attached(job) > 0) {
+        zsd_refuse(req, -EBUSY, "job '%s' has %u ranks attached", q->name, zsd_job_attached(job));
         return;
     }
     (void)zb_fail(&why, -ECANCELED, "job '%s' was destroyed by user %u", q->name,

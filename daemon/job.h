@@ -294,6 +294,10 @@ bool zsd_job_live(const struct zsd_job *job);
 bool zsd_job_writing(const struct zsd_job *job);
 /** A commit is over, or what was prepared is resolved: whoever waits for that goes on. */
 void zsd_job_committed(struct zsd_job *job);
+/** Ranks that are attached. */
+uint32_t zsd_job_attached(const struct zsd_job *job);
+/** Something has come back, or is decided: opens that wait look again. */
+void zsd_job_room(struct zsd_core *core);
 /** A step is over, or was given up: whoever waits for that goes on. */
 void zsd_job_stepped(struct zsd_job *job);
 
@@ -381,6 +385,13 @@ void zsd_unplace_staging(struct zsd_job *job, uint64_t bytes);
 void zsd_place_attach(struct zsd_job *job);
 /** Gives back everything that zsd_place() booked, but what the saved job needs. */
 void zsd_unplace(struct zsd_job *job);
+/** The job has places of the data file, or may come to have them. */
+bool zsd_place_holds(const struct zsd_job *job);
+/** What a durable job in memory must be promised besides the rows of its saved versions (those of
+ * this stamp): its trainable pages `times`, whatever no such row holds once, and spares for pages
+ * in flight. 0 or -ENOMEM. */
+int zsd_place_needs(const struct zsd_job *job, unsigned times, uint64_t stamp,
+                    struct zsd_promise *ret);
 /** What the job holds of the data file, by use. */
 const struct zsd_account *zsd_job_nvme(const struct zsd_job *job);
 

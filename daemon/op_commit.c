@@ -212,6 +212,7 @@ static void commit_over(struct zsd_commit_op *op)
 {
     struct zsd_job *job = op->job;
     struct zb_err err = op->err;
+    bool committed = err.code == 0 && op->what == ZSD_COMMIT;
 
     if (err.code != 0)
         zb_log(ZB_LOG_WARN, "commit-failed", "job=\"%s\" iterations=%llu why=\"%s\"", job->name,
@@ -225,7 +226,7 @@ static void commit_over(struct zsd_commit_op *op)
     zsd_version_unref(op->fresh);
     op->done(job, err.code != 0 ? &err : NULL);
     free(op);
-    if (err.code == 0 && job->saved->committed)
+    if (committed)
         zsd_snap_next(job->saved);
     zsd_job_committed(job);
     zsd_job_unhold(job);
@@ -392,6 +393,10 @@ static void commit_resolve(struct zsd_req *req, struct zsd_job *job, enum zsd_co
 
     if (what == ZSD_RESOLVE && !v && c && c->iterations == iterations) { /* asked again */
         commit_reply(req, c, NULL);
+        return;
+    }
+    if (job->state == ZSD_PLACING || job->state == ZSD_LOADING) { /* it may be what is loaded */
+        zsd_refuse(req, -EBUSY, "job '%s' is being loaded", job->name);
         return;
     }
     if (!v || v->iterations != iterations) {

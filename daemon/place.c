@@ -94,7 +94,9 @@ static int place_count(const struct zsd_job *job, const struct zsd_shard *s, enu
 {
     const struct zsd_plane *plane = &s->planes[p];
     /* what a saved version holds already is counted in its rows */
-    unsigned times = !job->durable ? 0 : job->again || s->unit->layout.frozen ? 1 : 2;
+    unsigned times = !job->durable || s->unit->layout.frozen ? 1
+                     : !job->again                           ? 2
+                                   : (unsigned)zb_max_u64(zsd_saved_next(job->saved), 1);
     int rc = 0;
 
     for (uint32_t page = job->durable ? 0 : plane->resident;
@@ -103,10 +105,55 @@ static int place_count(const struct zsd_job *job, const struct zsd_shard *s, enu
         bool is_streamed = page >= plane->resident;
 
         *(p == ZB_PARAM ? &plan->nvme_param : &plan->nvme_state) += bytes;
-        rc = zsd_need_add(&plan->nvme, bytes, times > 0 ? times : 1);
+        rc = zsd_need_add(&plan->nvme, bytes, times);
         if (rc == 0 && is_streamed)
             rc = zsd_need_add(streamed, bytes, 1);
     }
+    return rc;
+}
+
+bool zsd_place_holds(const struct zsd_job *job)
+{
+    return job->nshards > 0 && job->shards[0]->planes[ZB_PARAM].extents;
+}
+
+/* The pages of one plane from page `from` on, so many times. */
+static int place_needs(const struct zsd_shard *s, enum zb_plane p, uint32_t from, unsigned times,
+                       struct zsd_promise *ret)
+{
+    uint64_t tail = zsd_page_bytes(s, p, s->npages - 1), full = zsd_page_bytes(s, p, 0);
+    int rc = 0;
+
+    if (from >= s->npages || times == 0)
+        return 0;
+    if (from + 1 < s->npages)
+        rc = zsd_need_add(ret, full, (uint64_t)(s->npages - 1 - from) * times);
+    return rc < 0 ? rc : zsd_need_add(ret, tail, times);
+}
+
+int zsd_place_needs(const struct zsd_job *job, unsigned times, uint64_t stamp,
+                    struct zsd_promise *ret)
+{
+    struct zsd_promise streamed = { 0 };
+    int rc = 0;
+
+    for (uint32_t i = 0; i < job->nshards && rc == 0; i++) {
+        const struct zsd_shard *s = job->shards[i];
+        unsigned held = s->row && s->row->stamp == stamp ? 0 : 1;
+
+        for (int p = 0; p < ZB_PLANES && rc == 0; p++) {
+            if (!s->planes[p].extents)
+                continue;
+            rc = place_needs(
+                s, p, 0, s->unit->layout.frozen ? held : (unsigned)zb_max_u64(times, held), ret);
+            if (rc == 0)
+                rc = place_needs(s, p, s->planes[p].resident, 1, &streamed);
+        }
+    }
+    for (uint32_t i = 0; i < streamed.n && rc == 0; i++)
+        rc = zsd_need_add(ret, streamed.needs[i].bytes,
+                          zb_min_u64(streamed.needs[i].count, job->core->nbuffers));
+    zsd_need_done(&streamed);
     return rc;
 }
 
@@ -114,7 +161,7 @@ static int place_count(const struct zsd_job *job, const struct zsd_shard *s, enu
 static int place_pages(struct zsd_job *job, struct plan *plan, uint64_t state_left)
 {
     struct zsd_promise streamed = { 0 };
-    int rc = job->again ? zsd_saved_needs(job->saved, NULL, 0, &plan->nvme) : 0;
+    int rc = job->again ? zsd_saved_holds(job->saved, &plan->nvme) : 0;
 
     for (uint32_t i = 0; i < job->nshards && rc == 0; i++) {
         struct zsd_shard *s = job->shards[i];

@@ -244,39 +244,74 @@ static int needs_version(struct zsd_promise *p, const struct zsd_version *v, uin
 
 /* How often the newest version's room is needed besides: for what comes next, unless that waits
  * until what is prepared is resolved; and when it stays behind as a snapshot. */
-unsigned zsd_saved_next(const struct zsd_saved *saved)
+static unsigned needs_next(const struct zsd_version *committed, const struct zsd_version *prepared)
 {
-    return (saved->prepared && saved->committed ? 0u : 1u) +
-           (saved->committed && saved->committed->snapshots > 0 ? 1u : 0u);
+    return (prepared && committed ? 0u : 1u) + (committed && committed->snapshots > 0 ? 1u : 0u);
 }
 
-int zsd_saved_needs(const struct zsd_saved *saved, const struct zsd_version *next, uint32_t spare,
-                    struct zsd_promise *ret)
+unsigned zsd_saved_next(const struct zsd_saved *saved)
+{
+    return needs_next(saved->committed, saved->prepared);
+}
+
+/* What the versions hold, each row once; its stamp says so. */
+static int needs_held(const struct zsd_saved *saved, const struct zsd_version *committed,
+                      bool going, struct zsd_promise *ret)
 {
     uint64_t stamp = ++saved->store->stamp;
-    unsigned times = zsd_saved_next(saved);
-    struct zsd_promise one = { 0 };
-    int rc = needs_version(ret, saved->committed, stamp);
+    int rc = needs_version(ret, committed, stamp);
 
     if (rc == 0)
         rc = needs_version(ret, saved->prepared, stamp);
     zb_list_each(pos, &saved->snaps)
     {
-        if (rc == 0)
-            rc = needs_version(ret, zb_container_of(pos, struct zsd_snap, node)->version, stamp);
-    }
-    for (uint32_t i = 0; next && i < next->nrows && rc == 0; i++) {
-        const struct zsd_row *r = next->rows[i];
+        const struct zsd_snap *s = zb_container_of(pos, struct zsd_snap, node);
 
-        if (!saved->units[r->unit]->layout.frozen)
-            rc = zsd_row_needs(ret, r, times);
+        if (rc == 0 && (going || !s->going))
+            rc = needs_version(ret, s->version, stamp);
+    }
+    return rc;
+}
+
+int zsd_saved_holds(const struct zsd_saved *saved, struct zsd_promise *ret)
+{
+    return needs_held(saved, saved->committed, true, ret);
+}
+
+/* Not in memory: what comes next is as the newest, and any page of it may be in flight. */
+static int needs_like(const struct zsd_saved *saved, const struct zsd_version *v, unsigned times,
+                      struct zsd_promise *ret)
+{
+    struct zsd_promise one = { 0 };
+    int rc = 0;
+
+    for (uint32_t i = 0; i < v->nrows && rc == 0; i++) {
+        if (!saved->units[v->rows[i]->unit]->layout.frozen)
+            rc = zsd_row_needs(ret, v->rows[i], times);
         if (rc == 0)
-            rc = zsd_row_needs(&one, r, 1);
+            rc = zsd_row_needs(&one, v->rows[i], 1);
     }
     for (uint32_t i = 0; i < one.n && rc == 0; i++)
-        rc = zsd_need_add(ret, one.needs[i].bytes, zb_min_u64(one.needs[i].count, spare));
+        rc = zsd_need_add(ret, one.needs[i].bytes,
+                          zb_min_u64(one.needs[i].count, saved->store->core->nbuffers));
     zsd_need_done(&one);
     return rc;
+}
+
+/* What the job must be promised, with this commit, and with or without the snapshots that are
+ * going. What comes next is cut as the job in memory is, whatever its versions were cut into. */
+static int needs_saved(const struct zsd_saved *saved, const struct zsd_version *committed,
+                       bool going, struct zsd_promise *ret)
+{
+    const struct zsd_version *v = saved->prepared ? saved->prepared : committed;
+    unsigned times = needs_next(committed, saved->prepared);
+    int rc = needs_held(saved, committed, going, ret);
+
+    if (rc < 0 || !v)
+        return rc;
+    return saved->job && zsd_place_holds(saved->job)
+               ? zsd_place_needs(saved->job, times, saved->store->stamp, ret)
+               : needs_like(saved, v, times, ret);
 }
 
 int zsd_nvme_promise(struct zsd_core *core, struct zsd_account *held, struct zsd_promise *now,
@@ -314,28 +349,72 @@ void zsd_nvme_unpromise(struct zsd_core *core, struct zsd_account *held, struct 
     zsd_need_done(now);
 }
 
+/* Books `want`, with the bytes of its newest version as such. */
+static int saved_promise(struct zsd_saved *saved, const struct zsd_version *v,
+                         const struct zsd_promise *want, struct zb_err *err)
+{
+    uint64_t param = 0, state = 0;
+
+    for (uint32_t i = 0; v && i < v->nrows; i++) {
+        param += v->rows[i]->count * v->rows[i]->planes[ZSD_SAVED_PARAM].elem_bytes;
+        state += v->rows[i]->count * v->rows[i]->planes[ZSD_SAVED_STATE].elem_bytes;
+    }
+    return zsd_nvme_promise(saved->store->core, &saved->nvme_held, &saved->promise, want, param,
+                            state, err);
+}
+
 int zsd_saved_reserve(struct zsd_saved *saved, struct zb_err *err)
 {
-    struct zsd_core *core = saved->store->core;
     const struct zsd_version *v = saved->prepared ? saved->prepared : saved->committed;
     struct zsd_promise want = { 0 };
-    uint64_t param = 0, state = 0;
     int rc = 0;
 
     if (!v && saved->job)
         return 0; /* as it was placed */
     if (v)
-        rc = zsd_saved_needs(saved, v, core->nbuffers, &want);
-    for (uint32_t i = 0; v && i < v->nrows; i++) {
-        param += v->rows[i]->count * v->rows[i]->planes[ZSD_SAVED_PARAM].elem_bytes;
-        state += v->rows[i]->count * v->rows[i]->planes[ZSD_SAVED_STATE].elem_bytes;
-    }
+        rc = needs_saved(saved, saved->committed, true, &want);
     if (rc < 0)
         (void)zb_fail(err, rc, "job '%s': %m", saved->name);
     else
-        rc = zsd_nvme_promise(core, &saved->nvme_held, &saved->promise, &want, param, state, err);
+        rc = saved_promise(saved, v, &want, err);
     zsd_need_done(&want);
     saved->lacks = rc < 0;
+    return rc;
+}
+
+/* Of each size, at least as many as `other` has. */
+static int need_most(struct zsd_promise *p, const struct zsd_promise *other)
+{
+    int rc = 0;
+
+    for (uint32_t i = 0, j = 0; i < other->n && rc == 0; i++) {
+        const struct zsd_need *o = &other->needs[i];
+
+        while (j < p->n && p->needs[j].bytes < o->bytes)
+            j++;
+        if (j == p->n || p->needs[j].bytes > o->bytes)
+            rc = zsd_need_add(p, o->bytes, o->count);
+        else
+            p->needs[j].count = zb_max_u64(p->needs[j].count, o->count);
+    }
+    return rc;
+}
+
+int zsd_saved_raise(struct zsd_saved *saved, const struct zsd_version *committed,
+                    struct zb_err *err)
+{
+    struct zsd_promise want = { 0 };
+    struct zb_err why = { 0 };
+    int rc = needs_saved(saved, committed, false, &want);
+
+    if (rc == 0)
+        rc = need_most(&want, &saved->promise);
+    if (rc < 0)
+        (void)zb_fail(err, rc, "job '%s': %m", saved->name);
+    else if (saved_promise(saved, saved->prepared ? saved->prepared : committed, &want, &why) < 0)
+        rc = zb_fail(err, why.code, "job '%s' needs room for one more version: %s", saved->name,
+                     why.text);
+    zsd_need_done(&want);
     return rc;
 }
 
@@ -353,6 +432,21 @@ struct zsd_saved *zsd_saved_by_name(struct zsd_core *core, const char *name)
             return s;
     }
     return NULL;
+}
+
+bool zsd_saved_coming(const struct zsd_core *core, const char *name)
+{
+    if (!core->store)
+        return false;
+    zb_list_each(pos, &core->store->saved)
+    {
+        const struct zsd_saved *s = zb_container_of(pos, struct zsd_saved, node);
+
+        if (!s->gone && strcmp(s->name, name) == 0 && !zsd_saved_kept(s) &&
+            (s->coming || (s->job && s->job->state == ZSD_ENDED && s->job->commit)))
+            return true;
+    }
+    return false;
 }
 
 struct zsd_snap *zsd_snap_by_name(const struct zsd_saved *saved, const char *name)
@@ -395,7 +489,7 @@ static void saved_free(struct zsd_saved *s)
 {
     struct zsd_core *core = s->store->core;
 
-    assert(!s->job && s->pending == 0);
+    assert(!s->job && s->pending == 0 && zb_list_empty(&s->snap_waiters));
     zb_list_remove(&s->node);
     zb_list_each(pos, &s->snaps)
     {
@@ -483,9 +577,14 @@ void zsd_saved_hold(struct zsd_saved *saved)
 
 void zsd_saved_unhold(struct zsd_saved *saved)
 {
+    struct zb_err why = { 0 };
+
     assert(saved->pending > 0);
-    if (--saved->pending == 0 && (saved->gone || !zsd_saved_kept(saved)))
-        saved_free(saved);
+    if (--saved->pending > 0 || (!saved->gone && zsd_saved_kept(saved)))
+        return;
+    (void)zb_fail(&why, -ECANCELED, "job '%s' has ended", saved->name);
+    zsd_snap_cancel(saved, &why);
+    saved_free(saved);
 }
 
 /* ---- recovery */

@@ -127,6 +127,9 @@ struct zsd_saved {
     bool lacks;                   /* room for its next version: it goes no further without */
     uint32_t pending;             /* changes and operations of it: they keep the struct */
     bool gone;                    /* destroyed: nobody finds it any more */
+    bool coming;                  /* a clone on its way: its name is taken */
+    bool moving;                  /* it is destroyed or rolled back: nobody attaches meanwhile */
+    struct zsd_work *ended;       /* deferred when its incarnation is over, or NULL */
     struct zb_list snap_waiters;  /* requests for a snapshot of the next commit (op_snapshot.c) */
     struct zb_list node;          /* in store->saved */
 };
@@ -161,6 +164,9 @@ static inline bool zsd_saved_kept(const struct zsd_saved *saved)
 
 /** Finds a saved job that is kept. */
 struct zsd_saved *zsd_saved_by_name(struct zsd_core *core, const char *name);
+/** Somebody may come to have this name when a change that is in the line is over: a clone, or a job
+ * that has ended in its first commit. */
+bool zsd_saved_coming(const struct zsd_core *core, const char *name);
 struct zsd_snap *zsd_snap_by_name(const struct zsd_saved *saved, const char *name);
 /** May this connection look at it and change it: owner, root, the daemon's user. */
 bool zsd_saved_may(const struct zsd_conn *conn, const struct zsd_saved *saved);
@@ -176,12 +182,15 @@ void zsd_saved_unhold(struct zsd_saved *saved);
 /** Its promise becomes what its versions need, with room for one more like the newest. 0; -ENOSPC
  * with the numbers, or -ENOMEM: then nothing changes. What only shrinks never fails. */
 int zsd_saved_reserve(struct zsd_saved *saved, struct zb_err *err);
+/** Before a change that makes it need more (a snapshot; the first version of a clone): its promise
+ * becomes enough for what it has now, and for what it will have then, with `committed` as its
+ * commit and without the snapshots that are going. As above. */
+int zsd_saved_raise(struct zsd_saved *saved, const struct zsd_version *committed,
+                    struct zb_err *err);
 /** How many times the trainable rows of the newest version are needed besides what is held. */
 unsigned zsd_saved_next(const struct zsd_saved *saved);
-/** What it must be promised: what its versions hold, each row once; room for the trainable rows of
- * `next` once more (NULL: none), and `spare` more of each size. */
-int zsd_saved_needs(const struct zsd_saved *saved, const struct zsd_version *next, uint32_t spare,
-                    struct zsd_promise *ret);
+/** What its versions hold, each row once. */
+int zsd_saved_holds(const struct zsd_saved *saved, struct zsd_promise *ret);
 
 /** Held once. Its rows are to be filled in; NULL: no memory. */
 struct zsd_version *zsd_version_new(struct zsd_saved *saved, uint32_t world, uint32_t nrows);
@@ -328,14 +337,16 @@ struct zsd_delta {
     struct zsd_version *committed, *prepared; /* the owner holds what is new of them */
     struct zsd_snap *snap_add; /* its version is known; the saved job's when it is durable, else the
                                   owner's still */
-    bool destroy;              /* the job goes, with all that it has... */
-    bool stays;                /* ...from the catalog only: its incarnation goes on */
+    bool grows;   /* committed needs more than there is promised: see zsd_saved_raise() */
+    bool destroy; /* the job goes, with all that it has... */
+    bool stays;   /* ...from the catalog only: its incarnation goes on */
     /* private */
     struct zsd_version *fresh[2]; /* the catalog does not know them yet */
     struct zsd_version **drops;   /* it forgets them */
     struct zsd_row **puts;
     uint64_t *dels;
     uint32_t nfresh, ndrops, nputs, ndels;
+    bool counted; /* snap_add, in its version */
 };
 void zsd_delta_start(struct zsd_delta *d);
 
@@ -354,6 +365,8 @@ int zsd_commit_check(const struct zsd_job *job, struct zb_err *err);
 void zsd_commit_last(struct zsd_job *job);
 /** A commit of it is over: whoever waits for the next one gets it. op_snapshot.c */
 void zsd_snap_next(struct zsd_saved *saved);
+/** No commit of it will come: whoever waits for one hears why. op_snapshot.c */
+void zsd_snap_cancel(struct zsd_saved *saved, const struct zb_err *why);
 /** Destroys a saved job, in memory too; answers req. op_snapshot.c */
 void zsd_saved_destroy(struct zsd_req *req, struct zsd_saved *saved);
 

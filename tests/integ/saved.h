@@ -1,0 +1,63 @@
+/*
+ * saved.h - a small durable job for tests of what survives: it is trained step by step, and all
+ * that it holds is read, every byte of every plane, and compared. The gradients of a step follow
+ * from its number, so a step that is made again has the same result.
+ */
+#ifndef ZINTEG_SAVED_H
+#define ZINTEG_SAVED_H
+
+#include "tests/integ/zinteg.h"
+
+#define SV_UNITS     5u
+#define SV_GROUPS    1u
+#define SV_PLACES    4u
+#define SV_WORLD_MAX 4u
+#define SV_STEPS_MAX 16u
+#define SV_WHATS     4u
+#define SV_BUFFER    (8192 * ZI_BUFFER_BYTES) /* of --ring-bytes */
+
+/* Odd sizes: less than a block, whole pages, pages and a tail; one that never changes. */
+extern const struct zc_unit sv_units[SV_UNITS];
+extern const struct zc_group sv_groups[SV_GROUPS];
+
+/* Everything resident; all streamed but for the ring; and about half and half. */
+struct sv_place {
+    const char *name;
+    uint64_t host_bytes_max;
+    const char *io;
+};
+extern const struct sv_place sv_places[SV_PLACES];
+
+/** Of the daemon. */
+extern const char *sv_options[];
+#define SV_OPTION_NVME 3 /* the value of --nvme-bytes */
+
+/** Of the job; "job" unless a test says otherwise. */
+extern const char *sv_name;
+
+/* What a job holds, by unit and element: whoever has it. */
+struct sv_dump {
+    float *values[SV_UNITS][SV_WHATS];
+};
+
+struct zc_job_options sv_job(unsigned place);
+/** Starts a daemon, opens the job and writes its initial values. */
+void sv_begin(struct zi_rank *ranks, unsigned world, struct zi_daemon *d, unsigned place);
+/** Opens the job and writes its initial values. */
+void sv_open(struct zi_rank *ranks, unsigned world, const struct zi_daemon *d, unsigned place);
+/** The initial value of an element. */
+float sv_value(uint64_t element);
+void sv_fill(struct zi_rank *ranks, unsigned world);
+/** Pushes the gradients of a step and makes it; it must succeed. */
+void sv_step(struct zi_rank *ranks, unsigned world, uint64_t number, enum zc_commit commit);
+/** Every rank attaches, registers its slices and says where to go on (NULL: nowhere). */
+int sv_attach(struct zi_rank *ranks, unsigned world, const struct zi_daemon *d, unsigned place,
+              bool takeover, const uint64_t *at);
+/** Every rank hangs up, without a word. */
+void sv_hang_up(struct zi_rank *ranks, unsigned world);
+
+void sv_dump_take(struct sv_dump *d, struct zi_rank *ranks, unsigned world);
+void sv_dump_same(const char *when, struct sv_dump *was, struct zi_rank *ranks, unsigned world);
+void sv_dump_free(struct sv_dump *d);
+
+#endif

@@ -1,0 +1,258 @@
+/*
+ * Snapshots, rollback, clones: what they hold, byte for byte, across restarts and kills; what they
+ * take of the data file; what is refused.
+ */
+#include "tests/integ/saved.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/plan.h"
+#include "base/util.h"
+
+static int snapshot(struct zc_client *c, const char *name, uint32_t retain)
+{
+    const struct zc_snapshot s = { .job = sv_name, .name = name, .retain = retain };
+    struct zc_snapshot_row row;
+
+    return zc_snapshot_wait(c, &s, &row);
+}
+
+static size_t count(struct zc_client *c, const char *job)
+{
+    struct zc_snapshot_row *rows = NULL;
+    size_t n = 0;
+
+    assert_int_equal(zc_snapshots_wait(c, job, &rows, &n), 0);
+    for (size_t i = 1; i < n; i++)
+        assert_true(rows[i].iterations >= rows[i - 1].iterations);
+    zc_rows_free(rows);
+    return n;
+}
+
+static void restart(struct zi_daemon *d, struct zc_client **c, bool killed)
+{
+    zc_close(*c);
+    if (killed)
+        zi_kill(d);
+    else
+        zi_end(d);
+    zi_start_again(d, sv_options);
+    *c = zi_client(d);
+}
+
+static void dumps_free(struct sv_dump *at)
+{
+    for (unsigned k = 0; k < SV_STEPS_MAX; k++)
+        sv_dump_free(&at[k]);
+}
+
+/* Back to a snapshot, and on from there; a clone of another trains on, and the original has what it
+ * had. */
+static void back_and_on(void **state)
+{
+    (void)state;
+    for (unsigned p = 0; p < SV_PLACES; p++) {
+        struct zi_rank ranks[2], copy[1];
+        struct zi_daemon d = { 0 };
+        struct sv_dump at[SV_STEPS_MAX] = { 0 };
+        struct zc_snapshot_row row;
+        struct zc_client *c;
+
+        print_message("%s\n", sv_places[p].name);
+        sv_begin(ranks, 2, &d, p);
+        c = zi_client(&d);
+        for (uint64_t k = 1; k <= 7; k++) {
+            sv_step(ranks, 2, k, k < 7 ? ZC_COMMIT_STEP : ZC_COMMIT_NO);
+            sv_dump_take(&at[k], ranks, 2);
+            if (k == 2)
+                assert_int_equal(snapshot(c, NULL, 0), 0);
+            if (k == 4)
+                assert_int_equal(snapshot(c, "four", 0), 0);
+        }
+        assert_int_equal(zc_rollback_wait(c, sv_name, "step-2", &row), -EBUSY);
+        zi_close(ranks, 2);
+        if (p % 2 == 0)
+            restart(&d, &c, p == 0);
+        assert_int_equal(count(c, sv_name), 2);
+
+        assert_int_equal(zc_rollback_wait(c, sv_name, "step-2", &row), 0);
+        assert_int_equal(row.iterations, 2);
+        assert_string_equal(row.name, "step-2");
+        if (p % 2 == 1)
+            restart(&d, &c, p == 1);
+        assert_int_equal(sv_attach(ranks, 2, &d, p, false, NULL), 0);
+        assert_int_equal(ranks[0].place.iterations, 2);
+        sv_dump_same("rolled back", &at[2], ranks, 2);
+        for (uint64_t k = 3; k <= 5; k++) {
+            sv_step(ranks, 2, k, k == 5 ? ZC_COMMIT_STEP : ZC_COMMIT_NO);
+            sv_dump_same("on from there", &at[k], ranks, 2);
+        }
+
+        assert_int_equal(zc_clone_wait(c, sv_name, "four", "copy", &row), 0);
+        assert_int_equal(row.iterations, 4);
+        assert_string_equal(row.job, "copy");
+        assert_int_equal(zc_clone_wait(c, sv_name, NULL, "copy", &row), -EEXIST);
+        sv_name = "copy";
+        assert_int_equal(sv_attach(copy, 1, &d, p, false, NULL), 0);
+        sv_dump_same("the clone", &at[4], copy, 1);
+        for (uint64_t k = 5; k <= 8; k++) {
+            sv_step(copy, 1, k, k == 6 ? ZC_COMMIT_STEP : ZC_COMMIT_NO);
+            if (k < 8)
+                sv_dump_same("the clone trains on", &at[k], copy, 1);
+        }
+        sv_name = "job";
+        sv_dump_same("the original", &at[5], ranks, 2);
+        sv_step(ranks, 2, 6, ZC_COMMIT_STEP);
+        sv_dump_same("the original trains on", &at[6], ranks, 2);
+        zi_close(copy, 1);
+        zi_close(ranks, 2);
+
+        /* the memory of both goes, and what was snapshot is as it was */
+        assert_int_equal(zc_rollback_wait(c, "copy", NULL, &row), 0);
+        assert_int_equal(row.iterations, 6);
+        assert_int_equal(zc_rollback_wait(c, sv_name, "four", &row), 0);
+        assert_int_equal(sv_attach(ranks, 1, &d, p, false, NULL), 0);
+        sv_dump_same("the snapshot", &at[4], ranks, 1);
+        zi_close(ranks, 1);
+        assert_int_equal(zc_snapshot_destroy_wait(c, sv_name, "four"), 0);
+        assert_int_equal(zc_snapshot_destroy_wait(c, sv_name, "four"), -ENOENT);
+        assert_int_equal(zc_job_destroy_wait(c, sv_name), 0);
+        sv_name = "copy";
+        assert_int_equal(sv_attach(ranks, 2, &d, p, false, NULL), 0);
+        sv_dump_same("without its original", &at[6], ranks, 2);
+        zi_close(ranks, 2);
+        assert_int_equal(zc_job_destroy_wait(c, "copy"), 0);
+        sv_name = "job";
+        zc_close(c);
+        (void)zi_await_used(&d, ZB_MIB / SV_BUFFER * SV_BUFFER, 0, 5000);
+        zi_stop(&d);
+        dumps_free(at);
+    }
+}
+
+/* Of the next commit: it waits for that, for its deadline, or hears that the job has gone. */
+static void of_the_next(void **state)
+{
+    const struct zc_snapshot next = { .job = "job", .next = true, .timeout_ms = 15000 };
+    const struct zc_snapshot soon = { .job = "job", .next = true, .timeout_ms = 100 };
+    struct zc_snapshot_row row = { 0 };
+    struct zi_daemon d = { 0 };
+    struct zi_call call = ZI_CALL(NULL);
+    struct zi_rank r, asks = { 0 };
+    struct zc_point point;
+
+    (void)state;
+    sv_begin(&r, 1, &d, 1);
+    asks.c = zi_client(&d);
+    assert_int_equal(zc_snapshot_wait(asks.c, &soon, &row), -ETIMEDOUT);
+    call = ZI_CALL(&asks);
+    assert_int_equal(zc_snapshot(asks.c, &next, &row, zi_done, &call), 0);
+    sv_step(&r, 1, 1, ZC_COMMIT_NO);
+    zi_pump(&asks, 1, 50);
+    assert_false(call.over);
+    sv_step(&r, 1, 2, ZC_COMMIT_STEP);
+    assert_int_equal(zi_await(&asks, 1, &call), 0);
+    assert_string_equal(row.name, "step-2");
+    assert_int_equal(row.iterations, 2);
+
+    /* what is prepared is no commit before it is resolved */
+    call = ZI_CALL(&asks);
+    assert_int_equal(zc_snapshot(asks.c, &next, &row, zi_done, &call), 0);
+    sv_step(&r, 1, 3, ZC_COMMIT_PREPARE);
+    zi_pump(&asks, 1, 50);
+    assert_false(call.over);
+    assert_int_equal(zc_commit_wait(r.c, r.job.id, ZC_COMMIT_PREPARED, 3, 0, &point), 0);
+    assert_int_equal(zi_await(&asks, 1, &call), 0);
+    assert_string_equal(row.name, "step-3");
+
+    /* the client goes: no snapshot of the commit that comes then */
+    call = ZI_CALL(NULL);
+    assert_int_equal(zc_snapshot(asks.c, &next, &row, zi_done, &call), 0);
+    zi_pump(&asks, 1, 20);
+    zc_close(asks.c);
+    sv_step(&r, 1, 4, ZC_COMMIT_STEP);
+    asks.c = zi_client(&d);
+    assert_int_equal(count(asks.c, "job"), 2);
+
+    call = ZI_CALL(&asks);
+    assert_int_equal(zc_snapshot(asks.c, &next, &row, zi_done, &call), 0);
+    zi_pump(&asks, 1, 20);
+    zi_close(&r, 1);
+    r.c = zi_client(&d);
+    assert_int_equal(zc_job_destroy_wait(r.c, "job"), 0);
+    assert_int_equal(zi_await(&asks, 1, &call), -ECANCELED);
+    zc_close(r.c);
+    zc_close(asks.c);
+    zi_stop(&d);
+}
+
+static void refused(void **state)
+{
+    struct zi_daemon d = { 0 };
+    struct zc_snapshot_row row;
+    struct zi_rank r;
+    struct zc_client *c;
+    struct zc_job_options o = sv_job(0);
+    unsigned taken = 0;
+    int rc = 0;
+
+    (void)state;
+    sv_begin(&r, 1, &d, 0);
+    c = zi_client(&d);
+    assert_int_equal(snapshot(c, NULL, 0), -ENOENT); /* no commit */
+    assert_int_equal(zc_clone_wait(c, "job", NULL, "copy", &row), -ENOENT);
+    assert_int_equal(zc_rollback_wait(c, "nobody", NULL, &row), -ENOENT);
+    sv_step(&r, 1, 1, ZC_COMMIT_STEP);
+    assert_int_equal(snapshot(c, "no name", 0), -EINVAL);
+    assert_int_equal(snapshot(c, "one", 0), 0);
+    assert_int_equal(snapshot(c, "one", 0), -EEXIST);
+    assert_int_equal(snapshot(c, NULL, 0), 0); /* costs nothing more */
+    assert_int_equal(snapshot(c, NULL, 0), -EEXIST);
+    assert_int_equal(zc_clone_wait(c, "job", "none", "copy", &row), -ENOENT);
+    assert_int_equal(zc_clone_wait(c, "job", "one", "no name", &row), -EINVAL);
+    assert_int_equal(zc_clone_wait(c, "job", "one", "job", &row), -EEXIST);
+    assert_int_equal(zc_snapshot_destroy_wait(c, "job", "none"), -ENOENT);
+
+    /* one more version each, until there is no room; training goes on all the same */
+    for (uint64_t k = 2; k < SV_STEPS_MAX && rc == 0; k++) {
+        sv_step(&r, 1, k, ZC_COMMIT_STEP);
+        rc = snapshot(c, NULL, 0);
+        taken += rc == 0;
+    }
+    assert_int_equal(rc, -ENOSPC);
+    assert_true(taken >= 2);
+    assert_non_null(strstr(zc_error(c), "are free"));
+    rc = zc_clone_wait(c, "job", "one", "copy", &row);
+    assert_int_equal(rc, -ENOSPC);
+    assert_int_equal(snapshot(c, "two", 2), 0); /* the oldest make room */
+    assert_int_equal(count(c, "job"), 2);
+    zi_close(&r, 1);
+
+    /* not durable: nothing to name */
+    o.name = "fleeting";
+    o.durable = o.keep = false;
+    zi_job(&r, 1, &d, &o, sv_units, SV_UNITS);
+    sv_fill(&r, 1);
+    sv_name = "fleeting";
+    assert_int_equal(snapshot(c, NULL, 0), -EINVAL);
+    sv_name = "job";
+    zi_close(&r, 1);
+    zc_close(c);
+    zi_stop(&d);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(back_and_on, zi_teardown),
+        cmocka_unit_test_teardown(of_the_next, zi_teardown),
+        cmocka_unit_test_teardown(refused, zi_teardown),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
