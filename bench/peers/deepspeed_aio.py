@@ -27,16 +27,12 @@ KNOBS = {  # the aio section of DeepSpeed's configuration
 
 
 def load():
-    """The op, built at the first use; whatever it prints goes to standard error."""
-    out = os.dup(1)
-    os.dup2(2, 1)
+    """The op, built at the first use."""
     import deepspeed
     import torch
     from deepspeed.ops.op_builder import AsyncIOBuilder
 
-    op = AsyncIOBuilder().load(verbose=False)
-    os.dup2(out, 1)
-    return deepspeed, torch, op
+    return deepspeed, torch, AsyncIOBuilder().load(verbose=False)
 
 
 def cpu_s():
@@ -95,24 +91,27 @@ class Peer:
         print(f"deepspeed {way} {block}: of {len(tried)} settings {names}, buffer {s >> 20} MiB "
               f"({speed:.0f} MiB/s in the search)", file=sys.stderr, flush=True)
 
-    def serve(self):
+    def serve(self, answers):
         print(f"ready deepspeed async_io of DeepSpeed {self.deepspeed.__version__}, torch "
               f"{self.torch.__version__}, libaio, pinned buffers of the op; every combination of "
               f"{KNOBS} and buffers of {[s >> 20 for s in BUFFER_BYTES]} MiB is tried first",
-              flush=True)
+              file=answers, flush=True)
         for line in sys.stdin:
             way, block, seconds = line.split()
             block = int(block)
             if (way, block) not in self.best:
                 self.search(way, block)
             mib_s, cpu = self.run(way, *self.best[way, block], float(seconds))
-            print(f"{mib_s:.3f} {cpu * block * 1e6:.3f}", flush=True)
+            print(f"{mib_s:.3f} {cpu * block * 1e6:.3f}", file=answers, flush=True)
 
 
 def main():
     if len(sys.argv) != 4:
         sys.exit("usage: deepspeed_aio.py FILE FIRST_BYTE BYTES (zbench io --peer runs it)")
-    Peer(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])).serve()
+    # Answers alone go to standard output: what DeepSpeed prints there goes to standard error.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    Peer(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])).serve(answers)
 
 
 main()
