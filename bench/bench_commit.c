@@ -30,12 +30,13 @@
 #define COMMIT_UNITS   8u
 #define COMMIT_ROUNDS  10u
 #define COMMIT_PARAMS  (UINT64_C(16) << 20)
+#define COMMIT_PAGE    262144u /* the daemon's default */
 #define COMMIT_STAGING (UINT64_C(8) << 20)
 
 struct commit_bench {
     struct zbench *z;
     const char *dir;
-    uint64_t params;
+    uint64_t params, page_elems;
     unsigned rounds;
     struct zbench_daemon daemon;
     struct zc_client *c;
@@ -157,9 +158,10 @@ static int commit_case(struct commit_bench *b, const char *name, bool streamed)
                               .reference_name = "a step that does not commit",
                               .lower = true };
     double values[ZBENCH_ROUNDS_MAX], references[ZBENCH_ROUNDS_MAX], ms[4];
-    char params[32], host[32];
-    const char *const options[] = { "--host-bytes", host, "--nvme-bytes", params, "--log-level",
-                                    "warn",         NULL };
+    char params[32], host[32], page[32];
+    const char *const options[] = { "--host-bytes", host,           "--nvme-bytes",
+                                    params,         "--page-elems", page,
+                                    "--log-level",  "warn",         NULL };
     uint64_t with = 0, without = 0;
     int rc;
 
@@ -168,6 +170,7 @@ static int commit_case(struct commit_bench *b, const char *name, bool streamed)
                    (unsigned long long)(b->params * 16 + (UINT64_C(128) << 20)));
     (void)snprintf(params, sizeof(params), "%llu",
                    (unsigned long long)(b->params * 26 + (UINT64_C(256) << 20)));
+    (void)snprintf(page, sizeof(page), "%llu", (unsigned long long)b->page_elems);
     b->daemon = ZBENCH_NO_DAEMON;
     b->c = NULL;
     b->step = 0;
@@ -205,10 +208,13 @@ int zbench_commit(struct zbench *z, int argc, char **argv)
     static const struct option options[] = { { "dir", required_argument, NULL, 'd' },
                                              { "params", required_argument, NULL, 'p' },
                                              { "rounds", required_argument, NULL, 'r' },
+                                             { "page-elems", required_argument, NULL, 'e' },
                                              { 0 } };
-    struct commit_bench b = {
-        .z = z, .dir = "/var/tmp", .params = COMMIT_PARAMS, .rounds = COMMIT_ROUNDS
-    };
+    struct commit_bench b = { .z = z,
+                              .dir = "/var/tmp",
+                              .params = COMMIT_PARAMS,
+                              .page_elems = COMMIT_PAGE,
+                              .rounds = COMMIT_ROUNDS };
     uint64_t rounds = COMMIT_ROUNDS;
     int c, rc = 0;
 
@@ -217,6 +223,8 @@ int zbench_commit(struct zbench *z, int argc, char **argv)
             b.dir = optarg;
         else if (c == 'p')
             rc = zb_size_parse(optarg, &b.params, &z->err);
+        else if (c == 'e')
+            rc = zb_size_parse(optarg, &b.page_elems, &z->err);
         else if (c == 'r')
             rc = zb_size_parse(optarg, &rounds, &z->err);
         else

@@ -24,7 +24,7 @@ static const struct {
       "latency of a fetch and release of a resident shard, against a raw ping-pong", zbench_fetch },
     { "catalog", "[--dir DIR] [--pages N] [--rounds N]",
       "commits of a catalog of so many pages, against writing as many bytes", zbench_catalog },
-    { "commit", "[--dir DIR] [--params N] [--rounds N]",
+    { "commit", "[--dir DIR] [--params N] [--page-elems N] [--rounds N]",
       "a step that commits, against one that does not", zbench_commit },
 };
 
