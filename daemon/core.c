@@ -368,6 +368,11 @@ unsigned zsd_core_busy(const struct zsd *daemon)
     return daemon->core->ops;
 }
 
+bool zsd_core_ticks(const struct zsd *daemon)
+{
+    return zsd_core_busy(daemon) > 0 || zsd_scrub_running(daemon->core);
+}
+
 void zsd_core_farewell(struct zsd *daemon)
 {
     zsd_jobs_end_all(daemon->core);

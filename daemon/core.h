@@ -25,6 +25,9 @@ void zsd_core_turn(struct zsd *daemon);
 void zsd_core_tick(struct zsd *daemon, uint64_t now_ns);
 /** Operations in progress: an orderly end waits for 0. */
 unsigned zsd_core_busy(const struct zsd *daemon);
+/** Does something wait for zsd_core_tick(): an operation, or a scrub, which goes at a rate and
+ * which no end waits for. */
+bool zsd_core_ticks(const struct zsd *daemon);
 /** SIGTERM: from now on, new jobs and new steps are refused (-ECANCELED); running ones finish. */
 void zsd_core_drain(struct zsd *daemon);
 /** The end is near: every job ends, and its ranks are told that it is the daemon that goes, before

@@ -16,11 +16,11 @@ static void loop_on_again(uv_idle_t *idle)
     (void)idle;
 }
 
-/** Deadlines are looked at only while somebody waits for something. */
+/** The clock is looked at only while somebody waits for something. */
 static void loop_arm_tick(struct zsd *daemon)
 {
     uv_timer_t *tick = &daemon->loop->tick;
-    bool wanted = daemon->reqs > 0 || zsd_core_busy(daemon) > 0;
+    bool wanted = daemon->reqs > 0 || zsd_core_ticks(daemon);
 
     if (wanted == (uv_is_active((uv_handle_t *)tick) != 0))
         return;

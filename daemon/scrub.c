@@ -372,6 +372,11 @@ void zsd_scrub_tick(struct zsd_core *core, uint64_t now_ns)
     zsd_defer(core, &s->work);
 }
 
+bool zsd_scrub_running(const struct zsd_core *core)
+{
+    return core->scrub && core->scrub->state == SCRUB_RUNNING;
+}
+
 /* ---- requests */
 
 void zsd_scrub_end(struct zsd_core *core)

@@ -13,8 +13,9 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 
-from harness import Daemon, check, main, program
+from harness import Daemon, check, main, program, wait_until
 
 FLAGS = ("--host-bytes", "16M", "--nvme-bytes", "64M", "--page-elems", "8192", "--ring-bytes", "1M")
 TIGHT = ("--host-bytes", "7M", "--nvme-bytes", "96M", "--page-elems", "8192", "--ring-bytes", "512K")
@@ -157,6 +158,24 @@ def there_and_back(flags, head):
             same_folders(at("again-" + job), at("one"))
 
 
+def scrubbed():
+    """All that is saved is read at the rate that was asked for, while nobody else does anything."""
+    with Daemon(*FLAGS) as d, tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "x")
+        write(path, *model(6))
+        done(d, "import", "a", path)
+        check(d.zctl("scrub")[0]["state"] == "idle", f"{d.zctl('scrub')}")
+        for options in (["--rate", "1M"], []):
+            begin = time.monotonic()
+            done(d, "scrub", "start", *options)
+            wait_until("the scrub's end", lambda: d.zctl("scrub")[0]["state"] == "done", 60)
+            row = d.zctl("scrub")[0]
+            check(row["bytes"] == row["total_bytes"] >= 90000 * 10 and row["bad_pages"] == 0, f"{row}")
+            if options:
+                seconds = time.monotonic() - begin
+                check(seconds > row["bytes"] / (1 << 20) * 0.8 - 0.2, f"{seconds} s for {row}")
+
+
 def in_memory():
     there_and_back(FLAGS, 50000)
 
@@ -239,4 +258,5 @@ def the_library():
 
 
 if __name__ == "__main__":
-    sys.exit(main({f.__name__: f for f in (in_memory, streamed, refusals, too_large, the_library)}))
+    sys.exit(main({f.__name__: f for f in (
+        in_memory, streamed, refusals, too_large, the_library, scrubbed)}))

@@ -85,6 +85,11 @@ unsigned zsd_core_busy(const struct zsd *daemon)
     return core_double.busy;
 }
 
+bool zsd_core_ticks(const struct zsd *daemon)
+{
+    return zsd_core_busy(daemon) > 0;
+}
+
 void zsd_core_farewell(struct zsd *daemon)
 {
     (void)daemon;
