@@ -176,6 +176,34 @@ def scrubbed():
                 check(seconds > row["bytes"] / (1 << 20) * 0.8 - 0.2, f"{seconds} s for {row}")
 
 
+def snapshots():
+    """A snapshot, and a clone of it, are exported as the job was."""
+    with Daemon(*FLAGS) as d, tempfile.TemporaryDirectory() as folder:
+        def at(name):
+            return os.path.join(folder, name)
+
+        write(at("first"), *model(7))
+        done(d, "import", "a", at("first"))
+        done(d, "export", "a", at("one"), "--optimizer")
+        row = d.zctl("snapshot", "a", "s")[0]
+        check((row["job"], row["name"], row["iterations"]) == ("a", "s", ITERATIONS), f"{row}")
+        check(d.zctl("snapshots") == d.zctl("snapshots", "a") == [row], f"{d.zctl('snapshots')}")
+        refused(d, 4, "", "snapshot", "a", "s")
+        done(d, "clone", "a@s", "b")
+        restart(d)
+        for what in ("a@s", "b"):
+            done(d, "export", what, at("of-" + what), "--optimizer")
+            same_folders(at("of-" + what), at("one"))
+        done(d, "rollback", "a", "s")
+        done(d, "export", "a", at("back"), "--optimizer")
+        same_folders(at("back"), at("one"))
+        done(d, "destroy", "a@s")
+        done(d, "destroy", "a")
+        check(d.zctl("snapshots") == [], f"{d.zctl('snapshots')}")
+        done(d, "export", "b", at("alone"), "--optimizer")
+        same_folders(at("alone"), at("one"))
+
+
 def in_memory():
     there_and_back(FLAGS, 50000)
 
@@ -259,4 +287,4 @@ def the_library():
 
 if __name__ == "__main__":
     sys.exit(main({f.__name__: f for f in (
-        in_memory, streamed, refusals, too_large, the_library, scrubbed)}))
+        in_memory, streamed, refusals, too_large, the_library, scrubbed, snapshots)}))
