@@ -688,6 +688,8 @@ static int read_check(const struct zsd_reader *r, const Zp__ReaderRead *q, struc
     const struct zsd_unit *unit;
     uint64_t bytes;
 
+    if (r->core->draining)
+        return zb_fail(err, -ECANCELED, "the daemon is ending: it begins no new reads");
     if (!r->version)
         return zb_fail(err, r->why.code, "%s", r->why.text);
     if (q->unit >= r->saved->nunits)

@@ -367,8 +367,8 @@ void zsd_scrub_tick(struct zsd_core *core, uint64_t now_ns)
     passed_ns = now_ns > s->filled_ns ? now_ns - s->filled_ns : 0;
     s->filled_ns = now_ns;
     passed_ns = zb_min_u64(passed_ns, BURST_NS);
-    s->tokens += (int64_t)((double)s->rate * (double)passed_ns / 1e9);
-    s->tokens = s->tokens < (int64_t)s->rate / 10 ? s->tokens : (int64_t)s->rate / 10;
+    if (s->tokens <= 0)
+        s->tokens += (int64_t)((double)s->rate * (double)passed_ns / 1e9);
     zsd_defer(core, &s->work);
 }
 

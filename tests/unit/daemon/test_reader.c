@@ -19,7 +19,7 @@ struct reader {
     uint8_t *staging;
 };
 
-static int reader_open(struct saved_world *s, unsigned c, struct reader *r)
+static int reader_open_at(struct saved_world *s, unsigned c, char *snapshot, struct reader *r)
 {
     Zp__ReaderOpen q = ZP__READER_OPEN__INIT;
     Zp__ReaderOpenReply *reply;
@@ -27,6 +27,7 @@ static int reader_open(struct saved_world *s, unsigned c, struct reader *r)
     int rc;
 
     q.job = job;
+    q.snapshot = snapshot;
     q.staging_bytes = R_STAGING;
     rc = call(&s->w, c, zsd_reader_open, &q);
     if (rc != 0)
@@ -42,6 +43,13 @@ static int reader_open(struct saved_world *s, unsigned c, struct reader *r)
     zb_close_fd(&answers[c].fd);
     zp__reader_open_reply__free_unpacked(reply, NULL);
     return 0;
+}
+
+static int reader_open(struct saved_world *s, unsigned c, struct reader *r)
+{
+    char newest[] = "";
+
+    return reader_open_at(s, c, newest, r);
 }
 
 static void reader_unmap(struct reader *r)
@@ -124,10 +132,16 @@ static void ranges_are_read(void **state)
     for (size_t k = 0; k < ZB_COUNT(kinds); k++) {
         struct saved_world s;
         struct reader r;
+        uint64_t buffer_bytes;
 
         saved_open(&s, kinds[k].host_bytes, kinds[k].dtype, 2);
         assert_int_equal(reader_open(&s, 1, &r), 0);
         reads_everything(&s, 1, &r);
+        /* pages that were cut larger than the page buffers of this daemon are */
+        buffer_bytes = s.w.daemon.core->buffer_bytes;
+        s.w.daemon.core->buffer_bytes = 4096;
+        reads_everything(&s, 1, &r);
+        s.w.daemon.core->buffer_bytes = buffer_bytes;
         reader_unmap(&r);
         saved_close(&s);
     }
@@ -336,6 +350,49 @@ static void a_version_stays_readable(void **state)
     }
 }
 
+/* A snapshot is read as it was, also when it is destroyed meanwhile. */
+static void a_snapshot_is_read(void **state)
+{
+    struct saved_world s, was;
+    struct zsd_snap snap = { .name = "s" };
+    struct zsd_saved *saved;
+    struct reader r;
+    char name[] = "s";
+
+    (void)state;
+    saved_open(&s, SAVED_TIGHT, ZB_BF16, 2);
+    saved = saved_job(&s);
+    snap.version = zsd_version_ref(saved->committed);
+    snap.version->snapshots++;
+    zb_list_push_back(&saved->snaps, &snap.node);
+    assert_int_equal(zsd_saved_reserve(saved, NULL), 0);
+    was = s;
+    memset(s.truth, 0, sizeof(s.truth));
+    saved_commit(&s, 2);
+    assert_int_equal(reader_open_at(&s, 1, name, &r), 0);
+    for (int destroyed = 0; destroyed < 2; destroyed++) {
+        for (uint32_t u = 0; u < UNITS; u++)
+            read_equals(&s, 1, &r, u, ZK_MASTER, 0, unit_elems[u], was.truth[u][ZK_MASTER]);
+        if (destroyed)
+            break;
+        zb_list_remove(&snap.node);
+        snap.version->snapshots--;
+        zsd_version_unref(snap.version);
+        assert_int_equal(zsd_saved_reserve(saved, NULL), 0);
+        saved_commit(&s, 3);
+        saved_commit(&s, 4);
+    }
+    for (uint32_t u = 0; u < UNITS; u++)
+        for (int what = 0; what < 5; what++)
+            free(was.truth[u][what]);
+    /* SIGTERM: what is in progress ends, and nothing begins */
+    zsd_core_drain(&s.w.daemon);
+    assert_int_equal(reader_read(&s, 1, &r, 0, ZK_PARAM, 0, 1), -ECANCELED);
+    s.w.daemon.core->draining = false;
+    reader_unmap(&r);
+    saved_close(&s);
+}
+
 /* No room for another version: the job commits all the same, and its reader is told. */
 static void a_reader_gives_way(void **state)
 {
@@ -522,6 +579,7 @@ int main(void)
         cmocka_unit_test(a_long_manifest_comes_in_parts),
         cmocka_unit_test(what_is_refused),
         cmocka_unit_test(a_version_stays_readable),
+        cmocka_unit_test(a_snapshot_is_read),
         cmocka_unit_test(a_reader_gives_way),
         cmocka_unit_test(a_job_goes_first),
         cmocka_unit_test(reads_wait_in_line),

@@ -109,7 +109,7 @@ static void every_page_is_read(void **state)
     for (size_t i = 0; i < ZB_COUNT(rows); i++) {
         struct saved_world s;
         struct report r;
-        uint64_t bytes;
+        uint64_t bytes, buffer_bytes;
 
         scrub_world(&s, rows[i].dtype, rows[i].host_bytes);
         bytes = zsd_version_bytes(saved_job(&s)->committed);
@@ -124,10 +124,16 @@ static void every_page_is_read(void **state)
         assert_int_equal(r.total, bytes);
         assert_int_equal(r.bad, 0);
         assert_int_equal(s.w.daemon.stats.scrub_bytes, bytes);
-        r = scrub(&s, START, FAST); /* once more */
+        /* once more, with pages that were cut larger than our buffers are */
+        buffer_bytes = s.w.daemon.core->buffer_bytes;
+        s.w.daemon.core->buffer_bytes = 4096;
+        r = scrub(&s, START, FAST);
         assert_int_equal(r.bytes, 0);
         r = scrub_over(&s);
+        assert_string_equal(r.state, "done");
         assert_int_equal(r.bytes, bytes);
+        assert_int_equal(r.bad, 0);
+        s.w.daemon.core->buffer_bytes = buffer_bytes;
         scrub_close(&s);
     }
 }
