@@ -60,7 +60,7 @@ static void change_run_task(struct zsd_task *task)
 
     if (c->fill && c->fill(c, &c->err) < 0)
         return;
-    if (zn_catalog_commit(c->core->store->catalog, c->txn, &c->slot, &c->err) < 0)
+    if (!c->looks && zn_catalog_commit(c->core->store->catalog, c->txn, &c->slot, &c->err) < 0)
         c->poisons = c->err.code != -ENOSPC;
 }
 
@@ -73,7 +73,7 @@ static void change_begin(struct zsd_change *c)
 {
     struct zsd_store *store = c->core->store;
 
-    if (store->poisoned.code != 0) {
+    if (store->poisoned.code != 0 && !c->looks) {
         c->err = store->poisoned;
         return;
     }
@@ -90,9 +90,9 @@ static void change_over(struct zsd_change *c)
     struct zsd_store *store = core->store;
     struct zb_err err = c->err;
 
-    if (err.code == 0)
+    if (err.code == 0 && !c->looks)
         store->sequence = c->slot.sequence;
-    else if (c->poisons && store->poisoned.code == 0) {
+    else if (err.code != 0 && c->poisons && store->poisoned.code == 0) {
         store->poisoned = err;
         zb_log(ZB_LOG_ERROR, "store-poisoned", "why=\"%s\"", err.text);
     }
@@ -120,7 +120,7 @@ static void change_run(struct zsd_change *c)
             change_io(c, ZN_FLUSH);
             return;
         case CHANGE_CATALOG:
-            c->state = CHANGE_SLOT;
+            c->state = c->looks ? CHANGE_OVER : CHANGE_SLOT;
             c->task = (struct zsd_task){ .run = change_run_task, .done = change_on_task };
             zsd_compute_post(c->core->daemon->catalog_thread, &c->task);
             return;

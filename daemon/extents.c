@@ -239,6 +239,40 @@ struct zsd_places_sum zsd_places_sum(const struct zsd_core *core)
     return sum;
 }
 
+int zsd_places_copy(const struct zsd_core *core, struct zsd_places_copy *ret)
+{
+    const struct zsd_extents *e = core->places;
+
+    *ret = (struct zsd_places_copy){ 0 };
+    if (!e)
+        return 0;
+    ret->places = malloc(zb_max_u64(e->held.n, 1) * sizeof(*ret->places));
+    ret->classes = malloc(zb_max_u64(e->n, 1) * sizeof(*ret->classes));
+    if (!ret->places || !ret->classes) {
+        zsd_places_copy_done(ret);
+        return -ENOMEM;
+    }
+    for (size_t i = 0; i < e->held.slots; i++)
+        if (e->held.keys[i] != ZB_MAP_NO_KEY)
+            ret->places[ret->nplaces++] =
+                (struct zsd_place_copy){ .at = e->held.keys[i],
+                                         .bytes = (e->held.values[i] & UNITS_MAX) * ZB_PAGE_ALIGN,
+                                         .holders = HOLDERS(e->held.values[i]) };
+    for (uint32_t i = 0; i < e->n; i++)
+        ret->classes[ret->nclasses++] = (struct zsd_class_copy){ .bytes = e->classes[i].bytes,
+                                                                 .total = e->classes[i].total,
+                                                                 .promised = e->classes[i].promised,
+                                                                 .nfree = e->classes[i].nfree };
+    return 0;
+}
+
+void zsd_places_copy_done(struct zsd_places_copy *c)
+{
+    free(c->places);
+    free(c->classes);
+    *c = (struct zsd_places_copy){ 0 };
+}
+
 /* ---- promises */
 
 static int need_room(struct zsd_promise *p, uint32_t n)

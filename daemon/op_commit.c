@@ -118,6 +118,7 @@ static struct zsd_row *commit_row(struct zsd_shard *s)
         return NULL;
     r->rank = s->rank;
     r->id = core->store->next_id++;
+    zb_list_push_back(&core->store->rows, &r->node);
     for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++) {
         const struct zsd_plane *from = &s->planes[zsd_plane_of(p)];
         struct zsd_row_plane *to = &r->planes[p];

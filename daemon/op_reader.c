@@ -239,6 +239,23 @@ void zsd_reader_gone(struct zsd_conn *conn)
     reader_end(conn->reader, &why);
 }
 
+int zsd_readers_promised(const struct zsd_core *core, struct zsd_promise *promise,
+                         struct zsd_account *held)
+{
+    int rc = 0;
+
+    zb_list_each(pos, &core->readers)
+    {
+        const struct zsd_reader *r = zb_container_of(pos, struct zsd_reader, node);
+
+        for (uint32_t i = 0; i < r->promise.n && rc == 0; i++)
+            rc = zsd_need_add(promise, r->promise.needs[i].bytes, r->promise.needs[i].count);
+        for (int use = 0; use < ZSD_USES; use++)
+            held->used[use] += r->nvme_held.used[use];
+    }
+    return rc;
+}
+
 void zsd_readers_end(struct zsd_core *core)
 {
     struct zb_err why = { 0 };

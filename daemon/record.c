@@ -577,6 +577,7 @@ int zsd_record_get_row(const struct zn_key *key, const void *bytes, size_t len_b
         return zb_fail(err, -ENOMEM, "a row of the catalog: %m");
     row->id = key->a;
     row->refs = 1;
+    zb_list_init(&row->node);
     row->unit = get_u32(&r);
     row->rank = get_u32(&r);
     row->first = get_u64(&r);

@@ -74,6 +74,7 @@ struct zsd_row *zsd_row_new(uint32_t unit, const struct zb_layout *layout, uint6
     if (!r)
         return NULL;
     r->refs = 1;
+    zb_list_init(&r->node);
     r->unit = unit;
     r->first = first;
     r->count = count;
@@ -108,6 +109,7 @@ void zsd_row_unref(struct zsd_core *core, struct zsd_row *r)
 {
     if (--r->refs > 0)
         return;
+    zb_list_remove(&r->node);
     for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++) {
         struct zsd_row_plane *plane = &r->planes[p];
 
@@ -701,6 +703,7 @@ static int recover_row(void *arg, const struct zn_key *key, const void *bytes, s
     if (rc < 0)
         return rc;
     r->rows[r->nrows++] = row;
+    zb_list_push_back(&r->store->rows, &row->node);
     return recover_extents(r, row, err);
 }
 
@@ -1025,6 +1028,7 @@ int zsd_store_open(struct zsd_core *core, struct zb_err *err)
     store->next_id = 1;
     zb_list_init(&store->saved);
     zb_list_init(&store->line);
+    zb_list_init(&store->rows);
     rc = zsd_compute_new(&core->daemon->catalog_thread, 1, core->daemon->config.cpus, err);
     if (rc == 0)
         rc = zsd_paths_slots(core->daemon, slots, &nslots, err);

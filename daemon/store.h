@@ -76,6 +76,7 @@ struct zsd_row {
     uint32_t looks;        /* see zsd_row_look() */
     uint32_t kept;         /* versions in the catalog that hold it; 0: it is not there */
     uint64_t stamp;        /* of the last walk that counted it */
+    struct zb_list node;   /* in store->rows, while it has places */
     uint32_t unit, rank;   /* who registered it */
     uint64_t first, count; /* of the unit's elements */
     uint32_t page_elems, npages;
@@ -140,6 +141,7 @@ struct zsd_store {
     struct zn_catalog *catalog; /* on the catalog's thread only, once the loop runs */
     struct zb_list saved;       /* by number */
     struct zb_list line;        /* struct zsd_change: the first runs */
+    struct zb_list rows;        /* every row that has places */
     uint64_t boot;              /* T3 */
     uint64_t next_id;           /* of rows, versions, snapshots */
     uint64_t sequence;          /* of the newest change that is over */
@@ -276,6 +278,24 @@ struct zsd_places_sum {
 };
 struct zsd_places_sum zsd_places_sum(const struct zsd_core *core);
 
+/** What there is, copied: for fsck and df. */
+struct zsd_place_copy {
+    uint64_t at;
+    uint32_t bytes, holders;
+};
+struct zsd_class_copy {
+    uint64_t bytes, total, promised, nfree;
+};
+struct zsd_places_copy {
+    struct zsd_place_copy *places; /* that have a holder, in no order */
+    size_t nplaces;
+    struct zsd_class_copy *classes; /* by bytes */
+    uint32_t nclasses;
+};
+/** 0 or -ENOMEM. */
+int zsd_places_copy(const struct zsd_core *core, struct zsd_places_copy *ret);
+void zsd_places_copy_done(struct zsd_places_copy *c);
+
 /** Adds to a list of needs that is not promised to anybody: 0 or -ENOMEM. */
 int zsd_need_add(struct zsd_promise *p, uint64_t bytes, uint64_t count);
 uint64_t zsd_need_bytes(const struct zsd_promise *p);
@@ -295,7 +315,8 @@ void zsd_nvme_unpromise(struct zsd_core *core, struct zsd_account *held, struct 
 
 /** One durable change; embedded in whoever makes it, alive until done. */
 struct zsd_change {
-    bool sync; /* the data file is flushed first: pages were written for it */
+    bool sync;  /* the data file is flushed first: pages were written for it */
+    bool looks; /* changes nothing: fill() looks at the catalog, also at one that is poisoned */
     /* Loop thread, when its turn has come: puts what the change is into txn. 0, or a negative errno
      * with a sentence: nothing happens. */
     int (*begin)(struct zsd_change *c, struct zb_err *err);
@@ -392,6 +413,9 @@ int zsd_load_check(const struct zsd_job *job, const struct zsd_version *v, struc
 void zsd_readers_orphaned(struct zsd_version *v);
 /** The connection ends: its reader, if any, lets go. */
 void zsd_reader_gone(struct zsd_conn *conn);
+/** Adds what readers are promised, and what is booked for that. 0 or -ENOMEM. */
+int zsd_readers_promised(const struct zsd_core *core, struct zsd_promise *promise,
+                         struct zsd_account *held);
 /** The daemon ends. */
 void zsd_readers_end(struct zsd_core *core);
 

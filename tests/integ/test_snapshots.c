@@ -34,6 +34,34 @@ static size_t count(struct zc_client *c, const char *job)
     return n;
 }
 
+/* Everything adds up, and df tells of every byte. ret: of the job's row. */
+static struct zc_df_row sound(struct zc_client *c, const char *when)
+{
+    struct zc_sentence *problems = NULL;
+    struct zc_df_row *rows = NULL, of_job = { 0 };
+    struct zc_fsck fsck;
+    struct zc_df df;
+    uint64_t sum;
+    size_t n = 0;
+
+    if (zc_fsck_wait(c, &fsck, &problems, &n) < 0 || fsck.problems_total > 0)
+        fail_msg("%s: %s", when, n > 0 ? problems[0].text : zc_error(c));
+    zc_rows_free(problems);
+    assert_int_equal(zc_df_wait(c, &df, &rows, &n), 0);
+    sum = df.meta + df.free;
+    for (size_t i = 0; i < n; i++) {
+        sum += rows[i].committed + rows[i].prepared + rows[i].snapshots + rows[i].working +
+               rows[i].reserved;
+        if (strcmp(rows[i].job, sv_name) == 0)
+            of_job = rows[i];
+    }
+    assert_int_equal(sum, df.total);
+    assert_string_equal(rows[n - 1].job, "");
+    assert_int_equal(rows[n - 1].working + rows[n - 1].reserved, 0);
+    zc_rows_free(rows);
+    return of_job;
+}
+
 static void restart(struct zi_daemon *d, struct zc_client **c, bool killed)
 {
     zc_close(*c);
@@ -43,6 +71,7 @@ static void restart(struct zi_daemon *d, struct zc_client **c, bool killed)
         zi_end(d);
     zi_start_again(d, sv_options);
     *c = zi_client(d);
+    (void)sound(*c, "after a restart");
 }
 
 static void dumps_free(struct sv_dump *at)
@@ -69,6 +98,7 @@ static void back_and_on(void **state)
         for (uint64_t k = 1; k <= 7; k++) {
             sv_step(ranks, 2, k, k < 7 ? ZC_COMMIT_STEP : ZC_COMMIT_NO);
             sv_dump_take(&at[k], ranks, 2);
+            (void)sound(c, "while it trains");
             if (k == 2)
                 assert_int_equal(snapshot(c, NULL, 0), 0);
             if (k == 4)
@@ -106,6 +136,7 @@ static void back_and_on(void **state)
                 sv_dump_same("the clone trains on", &at[k], copy, 1);
         }
         sv_name = "job";
+        (void)sound(c, "a clone");
         sv_dump_same("the original", &at[5], ranks, 2);
         sv_step(ranks, 2, 6, ZC_COMMIT_STEP);
         sv_dump_same("the original trains on", &at[6], ranks, 2);
@@ -116,6 +147,7 @@ static void back_and_on(void **state)
         assert_int_equal(zc_rollback_wait(c, "copy", NULL, &row), 0);
         assert_int_equal(row.iterations, 6);
         assert_int_equal(zc_rollback_wait(c, sv_name, "four", &row), 0);
+        (void)sound(c, "two rollbacks");
         assert_int_equal(sv_attach(ranks, 1, &d, p, false, NULL), 0);
         sv_dump_same("the snapshot", &at[4], ranks, 1);
         zi_close(ranks, 1);
@@ -128,11 +160,123 @@ static void back_and_on(void **state)
         zi_close(ranks, 2);
         assert_int_equal(zc_job_destroy_wait(c, "copy"), 0);
         sv_name = "job";
+        (void)sound(c, "nothing is left");
         zc_close(c);
         (void)zi_await_used(&d, ZB_MIB / SV_BUFFER * SV_BUFFER, 0, 5000);
         zi_stop(&d);
         dumps_free(at);
     }
+}
+
+/* A hundred snapshots, of which three stay: they take three versions, whatever comes and goes. */
+static void retained(void **state)
+{
+    const struct zc_snapshot next = { .job = "job", .retain = 3 };
+    struct zc_snapshot_row row, *rows = NULL;
+    struct zi_daemon d = { 0 };
+    struct zc_df_row df;
+    struct zc_client *c;
+    struct zi_rank r;
+    uint64_t step = 0;
+    size_t n = 0;
+
+    (void)state;
+    sv_begin(&r, 1, &d, 1);
+    c = zi_client(&d);
+    for (unsigned i = 0; i < 100; i++) {
+        sv_step(&r, 1, ++step, ZC_COMMIT_STEP);
+        assert_int_equal(zc_snapshot_wait(c, &next, &row), 0);
+        assert_int_equal(row.iterations, step);
+        if (i % 20 == 0)
+            (void)sound(c, "snapshots come and go");
+    }
+    sv_step(&r, 1, ++step, ZC_COMMIT_STEP);
+    assert_int_equal(zc_snapshots_wait(c, "job", &rows, &n), 0);
+    assert_int_equal(n, 3);
+    df = sound(c, "a hundred snapshots");
+    assert_int_equal(df.committed, row.bytes);
+    assert_int_equal(df.prepared + df.working + df.shared, 0);
+    /* what is frozen is in the commit already */
+    assert_int_equal(df.snapshots, rows[0].own_bytes + rows[1].own_bytes + rows[2].own_bytes);
+    assert_int_equal(rows[2].bytes - rows[2].own_bytes, 3 * 4096 * sizeof(float));
+    zc_rows_free(rows);
+    zi_close(&r, 1);
+    restart(&d, &c, true);
+    df = sound(c, "after the kill");
+    assert_int_equal(df.committed, row.bytes);
+    assert_int_equal(df.working, 0);
+    assert_int_equal(zc_job_destroy_wait(c, "job"), 0);
+    zc_close(c);
+    (void)zi_await_used(&d, ZB_MIB / SV_BUFFER * SV_BUFFER, 0, 5000);
+    zi_stop(&d);
+}
+
+/* Killed at random points of snapshots, clones, rollbacks and steps: what is there afterwards is
+ * whole, and as it was. */
+static void killed(void **state)
+{
+    const char *seed_text = getenv("ZSHARD_SEED"), *rounds_text = getenv("ZSHARD_ROUNDS");
+    uint64_t seed = seed_text ? strtoull(seed_text, NULL, 0) : 1;
+    unsigned rounds = rounds_text ? (unsigned)strtoul(rounds_text, NULL, 0) : 12;
+    struct sv_dump at[SV_STEPS_MAX] = { 0 };
+    struct zi_daemon d = { 0 };
+    struct zc_client *c;
+    struct zi_rank r;
+    uint64_t step = 0;
+
+    (void)state;
+    sv_begin(&r, 1, &d, 3);
+    c = zi_client(&d);
+    for (unsigned i = 1; i < SV_STEPS_MAX; i++) {
+        sv_step(&r, 1, i, ZC_COMMIT_STEP);
+        sv_dump_take(&at[i], &r, 1);
+        if (i == 1)
+            assert_int_equal(snapshot(c, NULL, 0), 0);
+    }
+    zi_close(&r, 1);
+    for (unsigned round = 0; round < rounds; round++) {
+        struct zc_snapshot_row row[3], *rows = NULL;
+        struct zi_rank asks = { .c = c };
+        struct zi_call calls[3];
+        size_t n = 0;
+        const struct zc_snapshot take = { .job = "job", .retain = 2 };
+
+        seed = seed * 6364136223846793005u + 1442695040888963407u;
+        for (unsigned k = 0; k < 3; k++)
+            calls[k] = ZI_CALL(NULL);
+        /* two of them fail when the daemon goes: their answers do not matter */
+        (void)zc_snapshot(c, &take, &row[0], zi_done, &calls[0]);
+        (void)zc_clone(c, "job", NULL, "copy", &row[1], zi_done, &calls[1]);
+        (void)zc_rollback(c, "job", round % 3 == 2 ? "step-1" : NULL, &row[2], zi_done, &calls[2]);
+        zi_pump(&asks, 1, 0);
+        usleep((unsigned)(seed >> 33) % 12000);
+        restart(&d, &c, true);
+        assert_int_equal(zc_snapshots_wait(c, "job", &rows, &n), 0);
+        assert_true(n >= 1 && n <= 2);
+        if (zc_job_destroy_wait(c, "copy") == 0)
+            (void)sound(c, "without the clone");
+        assert_int_equal(sv_attach(&r, 1, &d, 3, false, NULL), 0);
+        step = r.place.iterations;
+        assert_true(step >= 1 && step < SV_STEPS_MAX);
+        sv_dump_same("the commit", &at[step], &r, 1);
+        zi_close(&r, 1);
+        for (size_t i = 0; i < n; i++) {
+            assert_int_equal(zc_rollback_wait(c, "job", rows[i].name, &row[0]), 0);
+            assert_int_equal(sv_attach(&r, 1, &d, 3, false, NULL), 0);
+            sv_dump_same(rows[i].name, &at[rows[i].iterations], &r, 1);
+            if (r.place.iterations + 1 < SV_STEPS_MAX) {
+                step = r.place.iterations + 1;
+                sv_step(&r, 1, step, ZC_COMMIT_STEP);
+                sv_dump_same("a step", &at[step], &r, 1);
+            }
+            zi_close(&r, 1);
+        }
+        zc_rows_free(rows);
+        (void)sound(c, "after all that");
+    }
+    zc_close(c);
+    zi_stop(&d);
+    dumps_free(at);
 }
 
 /* Of the next commit: it waits for that, for its deadline, or hears that the job has gone. */
@@ -250,6 +394,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(back_and_on, zi_teardown),
+        cmocka_unit_test_teardown(retained, zi_teardown),
+        cmocka_unit_test_teardown(killed, zi_teardown),
         cmocka_unit_test_teardown(of_the_next, zi_teardown),
         cmocka_unit_test_teardown(refused, zi_teardown),
     };
