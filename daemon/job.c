@@ -874,18 +874,20 @@ static void open_takeover(struct zsd_job *job)
     zsd_job_unhold(job);
 }
 
-/* The job has saved what it has: it ends, and is made again by the opens that are parked. If it
- * could not, they are told, and it stays as it is. */
+/* The job has saved what it has: it ends, and is made again by whoever opens it next. If it could
+ * not, those that are parked for it are told, and it stays as it is. */
 static void retire_done(struct zsd_job *job, const struct zb_err *err)
 {
     struct zb_err why = { 0 };
 
     job->retiring = false;
     if (!err) {
-        (void)zb_fail(&why, -ECANCELED, "job '%s' is made again for another world", job->name);
+        (void)zb_fail(&why, -ECANCELED, "job '%s' gives its memory back: it is saved", job->name);
         zsd_job_end(job, &why);
         return;
     }
+    job->stays = true;
+    zsd_job_room(job->core);
     zb_list_each(pos, &job->core->opens)
     {
         struct open_wait *w = zb_container_of(pos, struct open_wait, node);
@@ -909,6 +911,35 @@ static void open_retire(struct zsd_job *job)
         zsd_commit_start(job, job->prepares ? ZSD_PREPARE : ZSD_COMMIT, NULL, retire_done);
     else
         retire_done(job, NULL);
+}
+
+/* Nobody is attached, and what the job has is saved, or can be. */
+static bool job_idle(const struct zsd_job *job)
+{
+    return job->durable && job->state == ZSD_READY && zsd_job_attached(job) == 0 && !job->commit &&
+           job->active == 0 && !job->retiring && !job->stays;
+}
+
+/* Somebody lacks memory for `job`: other saved jobs that nobody is attached to give theirs back,
+ * one at a time, the one that has been there longest first. True: some is on its way. */
+static bool core_make_room(struct zsd_core *core, const struct zsd_job *lacks)
+{
+    if (core_closing(core))
+        return true;
+    zb_list_each(pos, &core->jobs)
+    {
+        struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
+
+        if (job->retiring)
+            return true;
+        if (job != lacks && job_idle(job)) {
+            zb_log(ZB_LOG_INFO, "job-gives-room", "job=\"%s\" iterations=%llu", job->name,
+                   (unsigned long long)job->iterations);
+            open_retire(job);
+            return true;
+        }
+    }
+    return false;
 }
 
 /* What has to be over before this open can be decided. */
@@ -1018,8 +1049,9 @@ refuse:
     if (fresh && job) {
         job->state = ZSD_ENDED; /* never seen by anybody */
         job_forget_if_over(job);
+        job = NULL;
     }
-    if (err.code == -ENOSPC && core_closing(core) && open_park(core, req, q) == 0)
+    if (err.code == -ENOSPC && core_make_room(core, job) && open_park(core, req, q) == 0)
         return;
     zsd_reply_err(req, &err);
 }
@@ -1629,7 +1661,7 @@ static void place_again(struct zsd_job *job)
     struct arena_task *t = arena_task_new(job, ARENA_JOB_OPEN);
     int rc = t ? zsd_place(job, &err) : zb_fail(&err, -ENOMEM, "job '%s': %m", job->name);
 
-    job->place_waits = rc == -ENOSPC && core_closing(job->core);
+    job->place_waits = rc == -ENOSPC && core_make_room(job->core, job);
     if (rc < 0) {
         free(t);
         if (!job->place_waits)

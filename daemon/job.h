@@ -220,7 +220,9 @@ struct zsd_job {
     bool prepares;                /* its trainer commits in two phases */
     struct zsd_load_op *load;     /* likewise */
     struct zsd_version *from;     /* PLACING, LOADING: what is brought in; held */
-    bool retiring; /* commits what it has, then ends, to be made again for another world */
+    bool
+        retiring; /* saves what it has, then ends: for another world, or since others lack memory */
+    bool stays;   /* it could not be saved: it is not asked again */
     enum zsd_job_state state;
     struct zb_err why; /* of ENDED */
     bool placed;

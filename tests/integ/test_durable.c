@@ -312,6 +312,59 @@ static void half_attached(void **state)
     sv_dump_free(&at);
 }
 
+/* Memory for one job, and two that are kept: who is not attached gives way, and loses nothing. */
+static void taking_turns(void **state)
+{
+    static const char *const small[] = { "--host-bytes",
+                                         "4M",
+                                         "--nvme-bytes",
+                                         "24M",
+                                         "--page-elems",
+                                         "8192",
+                                         "--ring-bytes",
+                                         "1M",
+                                         "--timeout-ms",
+                                         "5000",
+                                         NULL };
+    static const char *const names[] = { "one", "two" };
+    struct zc_job_options o = sv_job(0);
+    struct zi_daemon d = { 0 };
+    struct sv_dump at[2] = { 0 };
+    struct zi_rank r, other;
+
+    (void)state;
+    zi_start(&d, small);
+    for (unsigned round = 0; round < 6; round++) {
+        unsigned i = round % 2;
+
+        o.name = names[i];
+        o.world = 1;
+        o.attach = round >= 2;
+        assert_int_equal(zi_open(&r, &d, &o), 0);
+        zi_define(&r, sv_units, SV_UNITS, 1);
+        assert_int_equal(zi_ready(&r, 1), 0);
+        if (round < 2)
+            sv_fill(&r, 1);
+        else
+            sv_dump_same("its turn again", &at[i], &r, 1);
+        assert_int_equal(r.place.iterations, round / 2 * 2);
+        /* the first commits, the second is in memory only until it has to give way */
+        sv_step(&r, 1, round / 2 * 2 + 1, ZC_COMMIT_STEP);
+        sv_step(&r, 1, round / 2 * 2 + 2, ZC_COMMIT_NO);
+        sv_dump_take(&at[i], &r, 1);
+        o.name = "three"; /* while somebody is attached, there is no room */
+        o.attach = false;
+        o.staging_bytes = 3 * ZB_MIB;
+        assert_int_equal(zi_open(&other, &d, &o), -ENOSPC);
+        o.staging_bytes = sv_job(0).staging_bytes;
+        zc_close(other.c);
+        zi_close(&r, 1);
+    }
+    zi_stop(&d);
+    sv_dump_free(&at[0]);
+    sv_dump_free(&at[1]);
+}
+
 static float moment(uint64_t element)
 {
     return (float)(element % 31) / 31;
@@ -443,6 +496,7 @@ int main(void)
         cmocka_unit_test_teardown(on_request_and_destroyed, zi_teardown),
         cmocka_unit_test_teardown(taken_over, zi_teardown),
         cmocka_unit_test_teardown(half_attached, zi_teardown),
+        cmocka_unit_test_teardown(taking_turns, zi_teardown),
         cmocka_unit_test_teardown(brought_from_elsewhere, zi_teardown),
         cmocka_unit_test_teardown(refused, zi_teardown),
     };
