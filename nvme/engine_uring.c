@@ -9,7 +9,9 @@
  * REGISTERED MEMORY. A region that zn_register() names is cut into pieces of URING_PIECE_BYTES. The
  * first request that lies in a piece registers it; what crosses two pieces, or lies in none, goes
  * the plain way. One piece takes as long as the kernel needs to look up its pages: some 10 us on
- * huge pages, and below a millisecond on others, so no caller notices.
+ * huge pages, and below a millisecond on others, so no caller notices. It pays: at 1 MiB a request
+ * took 0.70 of fio's CPU time with it and 1.12 without (bench/results/); the flags of the ring made
+ * no difference that could be told from noise.
  *
  * INVARIANTS
  *     U1  The submission ring has `depth` entries and the completion ring twice as many; engine.c
