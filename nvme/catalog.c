@@ -867,6 +867,34 @@ static int open_compare(const struct zn_catalog *c, const struct zn_slot *newest
     return 0;
 }
 
+/* What is in the folder, and what is no more, becomes durable. SQLite sees to that for files that
+ * it makes itself, and only then: whoever was killed, or whose flush failed, between the end of the
+ * journal that made the database and the WAL's first flush has left a journal that could come back
+ * with the next power cut, and undo all that was committed meanwhile. There is no call of a VFS for
+ * it but a deletion: of a file that is made for it. */
+static int open_flush_folder(const struct zn_catalog *c, const char *vfs_name, struct zb_err *err)
+{
+    sqlite3_vfs *vfs = sqlite3_vfs_find(vfs_name);
+    sqlite3_file *file = vfs ? calloc(1, (size_t)vfs->szOsFile) : NULL;
+    int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_MAIN_JOURNAL;
+    char *name = sqlite3_mprintf("%s-flush", c->path);
+    int rc = file && name ? vfs->xOpen(vfs, name, file, flags, NULL) : SQLITE_NOMEM;
+
+    if (file && file->pMethods)
+        (void)file->pMethods->xClose(file);
+    if (rc == SQLITE_OK)
+        rc = vfs->xDelete(vfs, name, 1);
+    sqlite3_free(name);
+    free(file);
+    if (rc == SQLITE_OK)
+        return 0;
+    return zb_fail(err,
+                   rc == SQLITE_NOMEM  ? -ENOMEM
+                   : rc == SQLITE_FULL ? -ENOSPC
+                                       : -EIO,
+                   "catalog '%s': flush its folder: %s", c->path, sqlite3_errstr(rc));
+}
+
 static int open_build(struct zn_catalog *c, const struct zn_catalog_options *o,
                       const struct zn_slot *slots, unsigned n, struct zb_err *err)
 {
@@ -892,7 +920,11 @@ static int open_build(struct zn_catalog *c, const struct zn_catalog_options *o,
         rc = catalog_read(c, &c->state, err);
     if (rc == 0)
         rc = open_compare(c, &newest, err);
-    return rc == 0 && !o->read_only ? catalog_checkpoint(c, err) : rc; /* G1 */
+    if (rc == 0 && !o->read_only)
+        rc = catalog_checkpoint(c, err); /* G1 */
+    if (rc == 0 && !o->read_only)
+        rc = open_flush_folder(c, o->vfs, err);
+    return rc;
 }
 
 void zn_catalog_close(struct zn_catalog *c)
