@@ -43,6 +43,7 @@ static void change_on_io(struct zsd_pio *pio, int rc)
                       "until the daemon has started anew",
                       pio->io.op == ZN_FLUSH ? "a flush" : "the write of a commit slot");
         c->poisons = true;
+        c->doubt = c->state != CHANGE_CATALOG;
     }
     change_run(c);
 }
@@ -61,7 +62,7 @@ static void change_run_task(struct zsd_task *task)
     if (c->fill && c->fill(c, &c->err) < 0)
         return;
     if (!c->looks && zn_catalog_commit(c->core->store->catalog, c->txn, &c->slot, &c->err) < 0)
-        c->poisons = c->err.code != -ENOSPC;
+        c->poisons = c->doubt = c->err.code != -ENOSPC;
 }
 
 static void change_on_task(struct zsd_task *task)
@@ -146,7 +147,7 @@ void zsd_change_start(struct zsd_core *core, struct zsd_change *c)
 
     c->core = core;
     c->state = CHANGE_BEGIN;
-    c->poisons = false;
+    c->poisons = c->doubt = false;
     c->err = (struct zb_err){ 0 };
     c->txn = NULL;
     c->work.run = change_on_work;

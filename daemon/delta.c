@@ -12,6 +12,9 @@
  * The counts of rows (row->kept) and of snapshots are as they will be from begin on, and are put
  * back when the change fails; so is the promise, which is raised then for what needs more room. The
  * line runs one change at a time, so nobody else counts meanwhile.
+ *
+ * DOUBT. A change that failed behind the catalog's commit may be there when the daemon starts
+ * again. So what is fresh in it keeps its places until then, as what it was to replace does.
  */
 #include <assert.h>
 #include <errno.h>
@@ -243,6 +246,8 @@ static void delta_done(struct zsd_change *c, const struct zb_err *err)
     struct zsd_saved *saved = d->saved;
     struct zb_err none = { 0 };
 
+    if (c->doubt && d->nfresh > 0)
+        saved->doubt = zsd_version_ref(d->fresh[0]);
     if (err)
         delta_undo(d);
     else

@@ -952,9 +952,7 @@ static bool open_waits(const struct zsd_core *core, struct zsd_job *job,
         return (saved && saved->job) || zsd_saved_coming(core, q->name);
     if (!q->attach || !job->durable || q->world == job->world || zsd_job_attached(job) > 0)
         return false;
-    if (job->state == ZSD_READY && !job->commit && job->active == 0)
-        open_retire(job);
-    return job->state >= ZSD_READY;
+    return job->state >= ZSD_READY; /* until it has retired */
 }
 
 /* The job that this rank opens: one that is there, one that is made again, a new one. */
@@ -1015,11 +1013,16 @@ static void open_run(struct zsd_req *req, const Zp__JobOpen *q)
         open_takeover(job);
         job = zsd_job_by_name(core, q->name); /* it may have ended */
     }
-    if (open_waits(core, job, saved, q)) {
-        if (open_park(core, req, q) == 0)
-            return;
-        (void)zb_fail(&err, -ENOMEM, "rank %u of job '%s': %m", q->rank, q->name);
-        goto refuse;
+    if ((!job || job->uid == req->conn->uid) && open_waits(core, job, saved, q)) {
+        bool retires = job && job->world != q->world && !(saved && saved->moving);
+
+        if (open_park(core, req, q) < 0) {
+            (void)zb_fail(&err, -ENOMEM, "rank %u of job '%s': %m", q->rank, q->name);
+            goto refuse;
+        }
+        if (retires && job->state == ZSD_READY && !job->commit && job->active == 0)
+            open_retire(job); /* what is parked hears at once when it cannot */
+        return;
     }
     fresh = !job;
     if (open_find(req, q, saved, &job, &err) < 0)
@@ -1648,6 +1651,8 @@ static void ready_present(struct zsd_job *job)
                       job->name, (unsigned long long)job->point);
         v = NULL;
     }
+    if (v && zsd_saved_room(job->saved, &err) < 0)
+        v = NULL;
     if (v)
         ready_rewind(job, v);
     else

@@ -282,7 +282,7 @@ int zsd_commit_check(const struct zsd_job *job, struct zb_err *err)
     if (job->saved->prepared)
         return zb_fail(err, -EBUSY, "job '%s' has step %llu prepared, and it is not resolved",
                        job->name, (unsigned long long)job->saved->prepared->iterations);
-    if (job->saved->lacks && zsd_saved_reserve(job->saved, err) < 0)
+    if (zsd_saved_room(job->saved, err) < 0)
         return err->code;
     return 0;
 }

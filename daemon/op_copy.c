@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 #include "daemon/pageop.h"
+#include "daemon/store.h"
 #include "proto/shard.pb-c.h"
 
 static bool bit_get(const uint8_t *bits, uint32_t i)
@@ -157,6 +158,7 @@ static void copy_start(struct zsd_req *req, struct zsd_shard *s, uint64_t first,
 void zsd_write(struct zsd_req *req, const ProtobufCMessage *message)
 {
     const Zp__Write *q = (const Zp__Write *)(const void *)message;
+    struct zb_err err = { 0 };
     struct zsd_shard *s = zsd_shard_of(req, q->shard);
     enum zk_what what = q->what == 0 ? ZK_MASTER : (enum zk_what)q->what;
     uint8_t *staged;
@@ -191,6 +193,10 @@ void zsd_write(struct zsd_req *req, const ProtobufCMessage *message)
                        (unsigned long long)at, s->unit->name);
             return;
         }
+    if (zsd_saved_room(s->job->saved, &err) < 0) {
+        zsd_reply_err(req, &err);
+        return;
+    }
     if (!zsd_shard_resident(s))
         zsd_shard_uncache(s);
     copy_start(req, s, q->first, q->count, staged, sizeof(float), true, what);

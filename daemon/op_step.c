@@ -256,7 +256,7 @@ static int step_check(const struct zsd_member *m, const struct zsd_step_op *want
                        (unsigned long long)job->iterations + 1);
     if (!want->skip && step_check_grads(m, err) < 0)
         return err->code;
-    if (job->saved && job->saved->lacks && zsd_saved_reserve(job->saved, err) < 0)
+    if (zsd_saved_room(job->saved, err) < 0)
         return err->code;
     if (job->step.asked && !step_same(&job->step, want))
         return zb_fail(err, -EINVAL,
@@ -401,6 +401,10 @@ static void step_pump(struct zsd_job *job)
         op->commit_err = (struct zb_err){ 0 };
         step_keep_notes(job);
         step_over(job, false);
+        return;
+    }
+    if (op->draining && zsd_saved_room(job->saved, &err) < 0) { /* it was there when they asked */
+        zsd_step_give_up(job, &err);
         return;
     }
     if (op->draining && step_begin(job) < 0) {

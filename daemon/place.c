@@ -437,7 +437,7 @@ void zsd_unplace(struct zsd_job *job)
         job->core->host.used[use] -= job->host_held.used[use];
         job->host_held.used[use] = 0;
     }
-    if (job->saved && !zsd_saved_kept(job->saved)) {
+    if (job->saved && !zsd_saved_kept(job->saved) && !job->saved->doubt) {
         zsd_nvme_unpromise(job->core, &job->saved->nvme_held, &job->saved->promise);
     } else if (job->saved) {
         struct zb_err err = { 0 };

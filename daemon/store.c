@@ -265,6 +265,8 @@ static int needs_held(const struct zsd_saved *saved, const struct zsd_version *c
 
     if (rc == 0)
         rc = needs_version(ret, saved->prepared, stamp);
+    if (rc == 0)
+        rc = needs_version(ret, saved->doubt, stamp);
     zb_list_each(pos, &saved->snaps)
     {
         const struct zsd_snap *s = zb_container_of(pos, struct zsd_snap, node);
@@ -373,7 +375,7 @@ int zsd_saved_reserve(struct zsd_saved *saved, struct zb_err *err)
 
     if (!v && saved->job)
         return 0; /* as it was placed */
-    if (v)
+    if (v || saved->doubt)
         rc = needs_saved(saved, saved->committed, true, &want);
     if (rc < 0)
         (void)zb_fail(err, rc, "job '%s': %m", saved->name);
@@ -503,6 +505,7 @@ static void saved_free(struct zsd_saved *s)
     }
     zsd_version_unref(s->committed);
     zsd_version_unref(s->prepared);
+    zsd_version_unref(s->doubt);
     zsd_nvme_unpromise(core, &s->nvme_held, &s->promise);
     for (uint32_t i = 0; i < s->nunits; i++)
         zsd_unit_free(s->units[i]);
@@ -586,7 +589,8 @@ void zsd_saved_unhold(struct zsd_saved *saved)
         return;
     (void)zb_fail(&why, -ECANCELED, "job '%s' has ended", saved->name);
     zsd_snap_cancel(saved, &why);
-    saved_free(saved);
+    if (!saved->doubt)
+        saved_free(saved);
 }
 
 /* ---- recovery */

@@ -121,6 +121,8 @@ struct zsd_saved {
     uint32_t nunits;
     struct zsd_version *committed, *prepared; /* neither, before the first: then the job is not in
                                                  the catalog yet */
+    struct zsd_version *doubt; /* its change failed, and the catalog may have it all the same: what
+                                  it holds stays as it is until the daemon starts anew */
     struct zb_list snaps;
     struct zsd_promise promise;
     struct zsd_account nvme_held; /* what the promise is booked as */
@@ -189,6 +191,11 @@ int zsd_saved_reserve(struct zsd_saved *saved, struct zb_err *err);
  * commit and without the snapshots that are going. As above. */
 int zsd_saved_raise(struct zsd_saved *saved, const struct zsd_version *committed,
                     struct zb_err *err);
+/** Before pages of its job are written anew: 0; or there is no room, and why. */
+static inline int zsd_saved_room(struct zsd_saved *saved, struct zb_err *err)
+{
+    return saved && saved->lacks ? zsd_saved_reserve(saved, err) : 0;
+}
 /** How many times the trainable rows of the newest version are needed besides what is held. */
 unsigned zsd_saved_next(const struct zsd_saved *saved);
 /** What its versions hold, each row once. */
@@ -329,7 +336,8 @@ struct zsd_change {
     /* the line's */
     struct zsd_core *core;
     int state;
-    bool poisons; /* what failed leaves the store in doubt */
+    bool poisons; /* nothing can be changed behind what failed */
+    bool doubt;   /* and it may have happened: the next start finds out */
     struct zb_err err;
     struct zn_slot slot;
     struct zsd_pio pio;
