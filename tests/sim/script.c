@@ -149,33 +149,46 @@ static void run_refused(struct zs_run *r, const struct zb_err *err)
     r->refused = *err;
 }
 
+/* What the store may hold when the daemon starts: what was acknowledged, or a change that failed
+ * since; and on a device that lies for ever, anything that was acknowledged before. */
+static unsigned run_may_hold(const struct zs_run *r, const struct zs_model **models)
+{
+    unsigned n = 0;
+
+    models[n++] = &r->model;
+    for (unsigned i = 0; i < r->nmaybe; i++)
+        models[n++] = &r->maybe[i];
+    for (unsigned i = r->nentries; r->rewinds && i-- > 0;)
+        models[n++] = &r->entries[i].model;
+    return n;
+}
+
 static void run_up(struct zs_run *r)
 {
-    const struct zs_model *models[16];
+    const struct zs_model **models = calloc(1 + r->nmaybe + r->nentries, sizeof(*models));
+    struct zs_model held;
     struct zb_err err = { 0 };
-    unsigned n = 0;
+    unsigned n;
     int which;
 
-    assert_true(r->nmaybe < ZB_COUNT(models));
+    assert_non_null(models);
     if (zs_start(&r->w, r->sim, r->seed + zn_sim_ops(r->sim), r->page_elems, &err) < 0) {
         run_refused(r, &err);
+        free(models);
         return;
     }
     r->up = true;
     r->refused = (struct zb_err){ 0 };
-    models[n++] = &r->model;
-    for (unsigned i = 0; i < r->nmaybe; i++)
-        models[n++] = &r->maybe[i];
+    n = run_may_hold(r, models);
     which = zs_match(&r->w, models, n);
     if (which < 0)
         zs_fail("the store holds none of %u states that may be", n);
     if (which > 0) {
-        struct zs_model m;
-
-        zs_model_copy(&m, models[which]);
-        run_changed(r, zn_sim_ops(r->sim), m, 0);
+        zs_model_copy(&held, models[which]);
+        run_changed(r, zn_sim_ops(r->sim), held, 0);
     }
     run_maybe_clear(r);
+    free(models);
 }
 
 static void run_down(struct zs_run *r)
@@ -342,7 +355,7 @@ static int run_push(struct zs_run *r, uint64_t n)
     return 0;
 }
 
-static void run_note(struct zs_run *r, unsigned rank, bool of_job, struct zs_note *note)
+static int run_note(struct zs_run *r, unsigned rank, bool of_job, struct zs_note *note)
 {
     Zp__NotePut q = ZP__NOTE_PUT__INIT;
 
@@ -354,8 +367,7 @@ static void run_note(struct zs_run *r, unsigned rank, bool of_job, struct zs_not
     q.total = note->len;
     q.data.data = (uint8_t *)note->text;
     q.data.len = note->len;
-    if (zs_call(&r->w, rank, zsd_note_put, &q) < 0)
-        zs_fail("a note: %s", r->w.answers[rank].text);
+    return zs_call(&r->w, rank, zsd_note_put, &q);
 }
 
 /* Every rank asks; the worst answer. What became of the commit: *ret_commit. */
@@ -415,11 +427,13 @@ static void run_step(struct zs_run *r, bool skip, uint32_t commit)
         return;
     }
     next = zs_state_next(r->mem, skip ? 0 : n);
-    run_note(r, 0, true, &next->job_note);
-    for (unsigned rank = 0; rank < r->world; rank++)
+    rc = run_note(r, 0, true, &next->job_note);
+    for (unsigned rank = 0; rank < r->world && rc == 0; rank++)
         if ((n + rank) % 3 != 0)
-            run_note(r, rank, false, &next->notes[rank]);
-    rc = run_told(r, run_ask_step(r, skip, commit, &commit_rc));
+            rc = run_note(r, rank, false, &next->notes[rank]);
+    if (rc == 0)
+        rc = run_ask_step(r, skip, commit, &commit_rc);
+    (void)run_told(r, rc);
     if (rc == 0) {
         state_set(&r->mem, next);
         if (commit != ZSD_COMMIT_NONE)
@@ -563,6 +577,18 @@ void zs_run_done(struct zs_run *r)
 }
 
 /* ---- after a restart */
+
+int zs_run_restart(struct zs_run *r)
+{
+    int rc;
+
+    run_up(r);
+    if (!r->up)
+        return r->refused.code;
+    rc = zs_read_model(&r->w, &r->model);
+    run_down(r);
+    return rc;
+}
 
 /* Something that must not fail. */
 static void must(const struct zs_run *r, int rc, const char *what)

@@ -32,7 +32,7 @@ static void campaign_record(struct campaign *c)
 
     zs_context("seed %llu, the run without a cut", (unsigned long long)c->seed);
     assert_int_equal(zn_sim_new(&c->sim, &o, NULL), 0);
-    zs_run_init(&c->run, c->sim, c->seed, 4096);
+    zs_run_init(&c->run, c->sim, c->seed, c->seed % 2 ? 4096 : 8192);
     zs_run_script(&c->run);
     if (c->run.failures > 0 || c->run.refused.code != 0)
         zs_fail("%u requests failed without a cause", c->run.failures);

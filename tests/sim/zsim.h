@@ -185,8 +185,8 @@ struct zs_run {
     struct zn_sim *sim;
     uint64_t seed;
     uint32_t page_elems;
-    bool up;   /* the daemon */
-    bool lies; /* the device does: what is wrong must be detected, not more */
+    bool up;      /* the daemon */
+    bool rewinds; /* the device lies for ever: what was acknowledged may be gone */
     uint32_t world;
     uint64_t nsteps;
     struct zs_state *mem; /* what the job holds in memory, or NULL */
@@ -204,6 +204,10 @@ void zs_run_init(struct zs_run *r, struct zn_sim *sim, uint64_t seed, uint32_t p
 void zs_run_done(struct zs_run *r);
 /** The workload; ends with the daemon down. */
 void zs_run_script(struct zs_run *r);
+
+/** Starts the daemon and reads all that is saved: 0, why it does not start, or why a page cannot be
+ * read. What it holds must be what the run says; a wrong byte fails the test. */
+int zs_run_restart(struct zs_run *r);
 
 /** What a device that lost power, or failed, must have left. */
 struct zs_recovery {
