@@ -288,8 +288,22 @@ bool zsd_job_writing(const struct zsd_job *job)
     return false;
 }
 
+/* Ranks that attached meanwhile hear what there is now. */
+static void opens_answer(struct zsd_job *job)
+{
+    zb_list_each(pos, &job->members)
+    {
+        struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
+
+        if (m->open_req && m->staging.fd >= 0)
+            open_answer(m);
+    }
+}
+
 void zsd_job_committed(struct zsd_job *job)
 {
+    if (job->state == ZSD_READY && !job->commit)
+        opens_answer(job);
     ready_resume(job);
     zsd_step_resume(job);
     zsd_job_room(job->core);
@@ -299,13 +313,7 @@ void zsd_job_stepped(struct zsd_job *job)
 {
     for (uint32_t i = 0; i < job->nshards; i++)
         zsd_shard_wake(job->shards[i]);
-    zb_list_each(pos, &job->members)
-    {
-        struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
-
-        if (m->open_req && m->staging.fd >= 0)
-            open_answer(m);
-    }
+    opens_answer(job);
     ready_resume(job);
 }
 
@@ -1107,8 +1115,9 @@ static void open_answer(struct zsd_member *m)
     zsd_reply(req, &reply.base, m->staging.fd);
 }
 
-/* The rank is there, unless it died meanwhile. One that attaches to a job in a step is answered
- * when that is over (zsd_job_stepped()): it goes on from where the others do. */
+/* The rank is there, unless it died meanwhile. One that attaches to a job in a step or a
+ * commit is answered when that is over (zsd_job_stepped(), zsd_job_committed()): it goes on from
+ * where the others do, and is told of every point that there is. */
 static void staging_opened(struct arena_task *t)
 {
     struct zsd_member *m = t->member;
@@ -1122,7 +1131,7 @@ static void staging_opened(struct arena_task *t)
         (void)zb_fail(&t->err, job->why.code, "%s", job->why.text);
     if (m->conn && t->err.code != 0)
         member_detach(m, &t->err);
-    else if (m->conn && job->state != ZSD_STEPPING)
+    else if (m->conn && job->state != ZSD_STEPPING && !job->commit)
         open_answer(m);
     zsd_staging_put(m);
     if (t->err.code != 0 && only)

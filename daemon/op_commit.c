@@ -49,6 +49,7 @@ struct commit_wait {
     struct zsd_delta delta; /* of resolve and drop */
     struct zsd_req *req;
     enum zsd_commit_what what;
+    uint64_t iterations;
 };
 
 static void commit_run(struct zsd_commit_op *op);
@@ -363,7 +364,10 @@ static int resolve_plan(struct zsd_delta *d, struct zb_err *err)
 {
     const struct commit_wait *w = zb_container_of(d, struct commit_wait, delta);
 
-    if (!d->prepared)
+    if (!d->prepared && w->what == ZSD_RESOLVE && d->committed &&
+        d->committed->iterations == w->iterations)
+        return 0; /* the change before this one did it: who asked for that may have died since */
+    if (!d->prepared || d->prepared->iterations != w->iterations)
         return zb_fail(err, -ENOENT, "job '%s' has nothing prepared", d->saved->name);
     if (w->what == ZSD_RESOLVE)
         d->committed = d->prepared;
@@ -412,6 +416,7 @@ static void commit_resolve(struct zsd_req *req, struct zsd_job *job, enum zsd_co
     }
     w->req = req;
     w->what = what;
+    w->iterations = iterations;
     w->delta =
         (struct zsd_delta){ .saved = job->saved, .plan = resolve_plan, .done = resolve_done };
     zsd_delta_start(&w->delta);
