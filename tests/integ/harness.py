@@ -86,6 +86,11 @@ class Daemon:
         self.process.wait(30)
         self.expect_exit = -signal.SIGKILL
 
+    def again(self):
+        """The daemon that was killed, on what it left."""
+        self.expect_exit = 0
+        return self.start()
+
     def env(self, **more):
         return os.environ | {"ZSHARD_SOCKET": self.socket} | more
 
