@@ -446,7 +446,7 @@ static int config_file(const char *path, struct zsd_config *config, struct zb_er
 
 /* ---- the command line */
 
-enum arg_kind { ARG_END, ARG_HELP, ARG_VERSION, ARG_CHECK, ARG_CONFIG, ARG_OPTION };
+enum arg_kind { ARG_END, ARG_HELP, ARG_VERSION, ARG_CHECK, ARG_FSCK, ARG_CONFIG, ARG_OPTION };
 
 struct arg {
     enum arg_kind kind;
@@ -459,10 +459,8 @@ static const struct {
     const char *name;
     enum arg_kind kind;
 } arg_words[] = {
-    { "--help", ARG_HELP },
-    { "--version", ARG_VERSION },
-    { "--check-config", ARG_CHECK },
-    { "--config", ARG_CONFIG },
+    { "--help", ARG_HELP }, { "--version", ARG_VERSION }, { "--check-config", ARG_CHECK },
+    { "--fsck", ARG_FSCK }, { "--config", ARG_CONFIG },
 };
 
 /** What `a->name` asks for: ARG_END when there is no such thing. */
@@ -503,6 +501,7 @@ static int arg_next(int argc, char **argv, int *i, struct arg *a, struct zb_err 
     case ARG_HELP:
     case ARG_VERSION:
     case ARG_CHECK:
+    case ARG_FSCK:
         return equals ? zb_fail(err, -EINVAL, "%s takes no value", a->name) : 0;
     case ARG_CONFIG:
     case ARG_OPTION:
@@ -515,7 +514,7 @@ static int arg_next(int argc, char **argv, int *i, struct arg *a, struct zb_err 
 /* What the command line says beside options. */
 struct args {
     const char *config;
-    enum arg_kind word; /* ARG_HELP, ARG_VERSION, ARG_CHECK or ARG_END */
+    enum arg_kind word; /* ARG_HELP, ARG_VERSION, ARG_CHECK, ARG_FSCK or ARG_END */
 };
 
 static int args_words(int argc, char **argv, struct args *ret, struct zb_err *err)
@@ -610,7 +609,7 @@ static const char *config_help(void)
     static struct text t;
 
     t.len = 0;
-    text_add(&t, "usage: zshardd [--config FILE] [--check-config] [--OPTION VALUE]...\n"
+    text_add(&t, "usage: zshardd [--config FILE] [--check-config | --fsck] [--OPTION VALUE]...\n"
                  "\n"
                  "The daemon of zshard: owns the memory that training borrows, and runs the\n"
                  "optimizer where the state lives. Without options it serves its own user, with a\n"
@@ -621,16 +620,20 @@ static const char *config_help(void)
                  "        line wins over it.\n"
                  "  --check-config\n"
                  "        Check the options and end: status 0, or 2 and a sentence.\n"
+                 "  --fsck\n"
+                 "        Check what a data directory (--data, and --paths) holds, every page and\n"
+                 "        every counter, and end; nothing there is changed. Status 0, or 6 and\n"
+                 "        what is damaged.\n"
                  "  --help, --version\n"
                  "\n");
     for (size_t i = 0; i < ZB_COUNT(options); i++)
         help_option(&t, &options[i]);
-    text_add(&t,
-             "\n"
-             "Sizes are bytes, or have a unit: K, M, G, T (powers of 1024), as in 1.5G.\n"
-             "\n"
-             "Exit status: 0 ended in good order; 2 wrong options or configuration;\n"
-             "3 the socket or the data directory belongs to another daemon; 1 anything else.\n");
+    text_add(&t, "\n"
+                 "Sizes are bytes, or have a unit: K, M, G, T (powers of 1024), as in 1.5G.\n"
+                 "\n"
+                 "Exit status: 0 ended in good order; 2 wrong options or configuration;\n"
+                 "3 the socket or the data directory belongs to another daemon; 6 --fsck found\n"
+                 "damage; 1 anything else.\n");
     return t.s;
 }
 
@@ -653,5 +656,5 @@ int zsd_config_load(struct zsd_config *config, int argc, char **argv, const char
         rc = args_options(argc, argv, config, err);
     if (rc < 0)
         return rc;
-    return args.word == ARG_CHECK ? 2 : 0;
+    return args.word == ARG_CHECK ? 2 : args.word == ARG_FSCK ? 3 : 0;
 }

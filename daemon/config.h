@@ -74,7 +74,7 @@ const struct zsd_option *zsd_options(size_t *ret_count);
  * @return 0; -EINVAL, or what opening the file answered (-ENOENT, -EACCES ...): err has the
  *         sentence, with file and line where there is one
  *         1: --help or --version was asked for: *ret_text has what to print (a static buffer)
- *         2: --check-config, and everything is fine
+ *         2: --check-config, and everything is fine; 3: --fsck, likewise
  */
 int zsd_config_load(struct zsd_config *config, int argc, char **argv, const char **ret_text,
                     struct zb_err *err);

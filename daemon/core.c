@@ -319,9 +319,9 @@ int zsd_core_new(struct zsd *daemon, struct zb_err *err)
 }
 
 /* Runs what is in flight to its end: nothing may point into memory that is about to go. */
-static void core_settle(struct zsd_core *core)
+void zsd_core_settle(struct zsd *daemon)
 {
-    struct zsd *daemon = core->daemon;
+    struct zsd_core *core = daemon->core;
 
     while (core->ops > 0 || !zb_list_empty(&core->works)) {
         unsigned n = 0;
@@ -350,7 +350,7 @@ void zsd_core_free(struct zsd *daemon)
     zsd_jobs_end_all(core);
     zsd_readers_end(core);
     zsd_scrub_end(core);
-    core_settle(core);
+    zsd_core_settle(daemon);
     zsd_scrub_free(core);
     zsd_jobs_forget_all(core);
     zsd_store_close(core);

@@ -23,6 +23,8 @@ void zsd_core_gone(struct zsd_conn *conn);
 void zsd_core_turn(struct zsd *daemon);
 /** About every 20 ms: requests past their deadline are answered. */
 void zsd_core_tick(struct zsd *daemon, uint64_t now_ns);
+/** Runs what is in progress to its end. Blocks: only where no loop runs. */
+void zsd_core_settle(struct zsd *daemon);
 /** Operations in progress: an orderly end waits for 0. */
 unsigned zsd_core_busy(const struct zsd *daemon);
 /** Does something wait for zsd_core_tick(): an operation, or a scrub, which goes at a rate and

@@ -44,6 +44,7 @@ struct zsd {
     unsigned nmore;
     uint64_t path_rates[ZN_PATHS_MAX];  /* bytes a second, measured; 0: not measured */
     const char *catalog_path;           /* NULL: nothing survives the daemon */
+    bool read_only;                     /* nothing stored is changed: offline.c */
     const char *catalog_vfs;            /* of SQLite; NULL: the system's */
     struct zsd_compute *catalog_thread; /* one worker, the store's; NULL: no store */
     struct zsd_core *core;

@@ -6,6 +6,7 @@
  *     1  something failed, or the end came before what was in progress was finished
  *     2  wrong options or configuration
  *     3  the socket or the data directory belongs to another daemon
+ *     6  --fsck found damage
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -18,11 +19,12 @@
 #include "daemon/compute.h"
 #include "daemon/loop.h"
 #include "daemon/notify.h"
+#include "daemon/offline.h"
 #include "daemon/startup.h"
 
 #define DRAIN_MS 30000u /* the unit's TimeoutStopSec is above it */
 
-enum { EXIT_GOOD = 0, EXIT_FAILED = 1, EXIT_CONFIG = 2, EXIT_IN_USE = 3 };
+enum { EXIT_GOOD = 0, EXIT_FAILED = 1, EXIT_CONFIG = 2, EXIT_IN_USE = 3, EXIT_DAMAGED = 6 };
 
 /** The one line on standard output. Who started us may have closed it: that is no failure. */
 static void say_ready(const struct zsd *daemon)
@@ -62,6 +64,17 @@ static int serve(struct zsd *daemon, struct zb_err *err)
     return status;
 }
 
+static int check(struct zsd *daemon, struct zb_err *err)
+{
+    int rc = zsd_offline_fsck(daemon, err);
+
+    return rc == 0          ? EXIT_GOOD
+           : rc == -EBADMSG ? EXIT_DAMAGED
+           : rc == -EBUSY   ? EXIT_IN_USE
+           : rc == -EINVAL  ? EXIT_CONFIG
+                            : EXIT_FAILED;
+}
+
 /** Started with one of these closed, the next file that we open, the data file even, would be
  *  where the log goes. */
 static void open_standard_files(void)
@@ -87,6 +100,13 @@ int main(int argc, char **argv)
     if (rc < 0) {
         (void)fprintf(stderr, "zshardd: %s\n", err.text);
         return EXIT_CONFIG;
+    }
+    if (rc == 3) {
+        zb_log_set_level(daemon.config.log_level);
+        status = check(&daemon, &err);
+        if (err.code < 0)
+            (void)fprintf(stderr, "zshardd: %s\n", err.text);
+        return status;
     }
     if (rc > 0) {
         (void)fputs(rc == 1 ? text : "zshardd: the configuration is fine\n", stdout);

@@ -128,7 +128,8 @@ static int paths_open_one(struct zsd *daemon, const char *dir, struct zb_err *er
     struct zn_options options = { .size_bytes = config->more_bytes,
                                   .io = config->io,
                                   .depth = config->io_depth,
-                                  .index = daemon->nmore };
+                                  .index = daemon->nmore,
+                                  .read_only = daemon->read_only };
     int rc = zsd_datadir_open(&p->datadir, dir, err);
 
     if (rc < 0)
@@ -156,7 +157,7 @@ int zsd_paths_open(struct zsd *daemon, struct zb_err *err)
         at += len + (at[len] != '\0');
         rc = paths_open_one(daemon, dir, err);
     }
-    return rc == 0 && daemon->nmore > 0 ? paths_measure(daemon, err) : rc;
+    return rc == 0 && daemon->nmore > 0 && !daemon->read_only ? paths_measure(daemon, err) : rc;
 }
 
 void zsd_paths_close(struct zsd *daemon)

@@ -1016,7 +1016,8 @@ int zsd_store_open(struct zsd_core *core, struct zb_err *err)
 {
     const struct zn_catalog_options options = { .path = core->daemon->catalog_path,
                                                 .vfs = core->daemon->catalog_vfs,
-                                                .may_create = true };
+                                                .may_create = !core->daemon->read_only,
+                                                .read_only = core->daemon->read_only };
     struct zsd_store *store;
     struct zn_slot slots[ZN_PATHS_MAX];
     unsigned nslots = 0;
@@ -1040,7 +1041,9 @@ int zsd_store_open(struct zsd_core *core, struct zb_err *err)
         rc = zn_catalog_open(&store->catalog, &options, slots, nslots, err);
     if (rc == 0)
         rc = store_recover(store, err);
-    if (rc == 0)
+    if (rc == 0 && core->daemon->read_only)
+        store->sequence = zn_catalog_slot(store->catalog).sequence;
+    else if (rc == 0)
         rc = store_boot(store, err);
     if (rc < 0)
         return rc; /* zsd_store_close() takes it from here */

@@ -230,6 +230,8 @@ static bool engine_io_valid(const struct zn_engine *e, const struct zn_io *io)
 
     if (io->op == ZN_FLUSH)
         return true;
+    if (e->file.read_only && io->op != ZN_READ)
+        return false;
     if (io->op == ZN_SLOT)
         return io->buf && ((const struct zn_slot *)io->buf)->sequence > 0;
     return (io->op == ZN_READ || io->op == ZN_WRITE) && io->buf && io->len_bytes > 0 &&

@@ -29,17 +29,20 @@
 
 static int file_open_fd(struct zn_file *f, const char *path, struct zb_err *err)
 {
-    f->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY, 0600);
+    int flags = f->read_only ? O_RDONLY : O_RDWR | O_CREAT;
+
+    f->fd = open(path, flags | O_CLOEXEC | O_NOCTTY, 0600);
     if (f->fd >= 0)
         return 0;
     switch (errno) {
     case ENOENT:
-        return zb_fail(err, -ENOENT, "data file '%s': its directory does not exist", path);
+        return zb_fail(err, -ENOENT, "data file '%s': %s does not exist", path,
+                       f->read_only ? "it" : "its directory");
     case EROFS:
         return zb_fail(err, -EROFS, "data file '%s': the file system is mounted read-only", path);
     case EACCES:
-        return zb_fail(err, -EACCES, "data file '%s': user %u may not write there", path,
-                       (unsigned)geteuid());
+        return zb_fail(err, -EACCES, "data file '%s': user %u may not %s there", path,
+                       (unsigned)geteuid(), f->read_only ? "read" : "write");
     case EISDIR:
         return zb_fail(err, -EINVAL, "data file '%s' is a directory", path);
     default:
@@ -93,6 +96,8 @@ static int file_check(struct zn_file *f, const struct zn_options *o, struct zb_e
     if (rc < 0 && rc != -ENODATA)
         return rc;
     f->ours = rc == 0;
+    if (!f->ours && o->read_only)
+        return zb_fail(err, -EBADMSG, "'%s' is blank: no superblock", o->path);
     if (f->ours)
         (void)zn_layout_read_slots(f->medium, o->path, f->super.uuid, &f->slot, &f->slot_err);
     if (f->ours && f->super.size_bytes > f->was_bytes)
@@ -171,7 +176,10 @@ static void file_direct(struct zn_file *f, const struct zn_options *o, struct zn
 int zn_file_open(struct zn_file *f, const struct zn_options *o, struct zn_info *info,
                  struct zb_err *err)
 {
-    int rc = f->place->open(f, o->path, err);
+    int rc;
+
+    f->read_only = o->read_only;
+    rc = f->place->open(f, o->path, err);
 
     if (rc == 0)
         rc = file_check(f, o, err);
@@ -267,7 +275,11 @@ static int file_flush_length(const struct zn_file *f, const char *path, struct z
 int zn_file_prepare(struct zn_file *f, const struct zn_options *o, struct zn_info *info,
                     struct zb_err *err)
 {
-    int rc = f->place->reserve(f, o, info, err);
+    int rc;
+
+    if (o->read_only)
+        return 0;
+    rc = f->place->reserve(f, o, info, err);
 
     if (rc == 0 && (!f->ours || f->super.size_bytes != o->size_bytes)) {
         if (!f->ours)

@@ -77,6 +77,8 @@ struct zn_options {
     unsigned threads;    /* of the thread pool; 0: chosen */
     unsigned index;      /* which of its daemon's files it is (ZN_AT_PATH): kept in the file */
     bool buffered;       /* do not try O_DIRECT (tests, comparisons) */
+    bool read_only; /* a file that is there and ours; nothing of it is changed: writes and slots
+                       are -EINVAL. size_bytes is at least what it has */
 };
 
 struct zn_info {

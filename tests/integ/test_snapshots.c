@@ -279,6 +279,76 @@ static void killed(void **state)
     dumps_free(at);
 }
 
+/* A sum over a file of the data directory. */
+static uint64_t file_sum(const struct zi_daemon *d, const char *name)
+{
+    char path[160];
+    uint64_t sum = 0;
+    FILE *f;
+    int c;
+
+    (void)snprintf(path, sizeof(path), "%s/%s", d->data, name);
+    f = fopen(path, "rb");
+    assert_non_null(f);
+    while ((c = getc_unlocked(f)) != EOF)
+        sum = sum * 31 + (unsigned)c + 1;
+    (void)fclose(f);
+    return sum;
+}
+
+/* Some bytes of every page of the file are flipped. */
+static void flip(const struct zi_daemon *d, uint64_t from, uint64_t to)
+{
+    char path[160], byte;
+    FILE *f;
+
+    (void)snprintf(path, sizeof(path), "%s/pages.zsd", d->data);
+    f = fopen(path, "r+b");
+    assert_non_null(f);
+    for (uint64_t at = from; at < to; at += 4096) {
+        assert_int_equal(fseek(f, (long)at, SEEK_SET), 0);
+        assert_int_equal(fread(&byte, 1, 1, f), 1);
+        byte = (char)~byte;
+        assert_int_equal(fseek(f, (long)at, SEEK_SET), 0);
+        assert_int_equal(fwrite(&byte, 1, 1, f), 1);
+    }
+    assert_int_equal(fclose(f), 0);
+}
+
+/* zshardd --fsck: changes nothing, refuses what a daemon has, and sees a page that went bad. */
+static void offline(void **state)
+{
+    struct zi_daemon d = { 0 };
+    struct zc_client *c;
+    struct zi_rank r;
+    uint64_t pages, catalog;
+
+    (void)state;
+    sv_begin(&r, 1, &d, 1);
+    c = zi_client(&d);
+    for (uint64_t k = 1; k <= 3; k++) {
+        sv_step(&r, 1, k, ZC_COMMIT_STEP);
+        assert_int_equal(snapshot(c, NULL, 2), 0);
+    }
+    assert_int_equal(zi_fsck(&d), 3);
+    zc_close(c);
+    zi_kill(&d);
+    sv_hang_up(&r, 1);
+    pages = file_sum(&d, "pages.zsd");
+    catalog = file_sum(&d, "catalog.zsd");
+    assert_int_equal(zi_fsck(&d), 0);
+    assert_int_equal(zi_fsck(&d), 0);
+    assert_true(pages == file_sum(&d, "pages.zsd") && catalog == file_sum(&d, "catalog.zsd"));
+    zi_start_again(&d, sv_options);
+    c = zi_client(&d);
+    (void)sound(c, "after fsck");
+    zc_close(c);
+    zi_end(&d);
+    flip(&d, ZI_DATA_START, 24 * ZB_MIB);
+    assert_int_equal(zi_fsck(&d), 6);
+    zi_clean(&d);
+}
+
 /* Of the next commit: it waits for that, for its deadline, or hears that the job has gone. */
 static void of_the_next(void **state)
 {
@@ -396,6 +466,7 @@ int main(void)
         cmocka_unit_test_teardown(back_and_on, zi_teardown),
         cmocka_unit_test_teardown(retained, zi_teardown),
         cmocka_unit_test_teardown(killed, zi_teardown),
+        cmocka_unit_test_teardown(offline, zi_teardown),
         cmocka_unit_test_teardown(of_the_next, zi_teardown),
         cmocka_unit_test_teardown(refused, zi_teardown),
     };

@@ -222,6 +222,18 @@ static void remove_all(const char *path)
     (void)remove(path);
 }
 
+int zi_fsck(const struct zi_daemon *d)
+{
+    char command[512];
+    int status;
+
+    (void)snprintf(command, sizeof(command), "%s --fsck --data %s >%s/fsck 2>&1", ZSHARDD_PATH,
+                   d->data, d->dir);
+    status = system(command); /* NOLINT: names of our own */
+    assert_true(WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
 void zi_clean(struct zi_daemon *d)
 {
     assert_int_equal(d->pid, 0);

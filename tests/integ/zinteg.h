@@ -51,6 +51,8 @@ void zi_term(struct zi_daemon *d);
 void zi_ended(struct zi_daemon *d);
 /** SIGKILL, and waits for it. */
 void zi_kill(struct zi_daemon *d);
+/** zshardd --fsck of its directory: the exit status. */
+int zi_fsck(const struct zi_daemon *d);
 /** Removes the directory. */
 void zi_clean(struct zi_daemon *d);
 /** The line of the log that has `text`, or NULL. A static buffer. */

@@ -1,0 +1,259 @@
+/*
+ * offline.c - see offline.h.
+ *
+ * MODEL. The core without a loop, on data files and a catalog that are open read-only: recovery
+ * brings all of it into memory, as for a daemon; zsd_core_settle() then turns what was started
+ * until it is over. Pages are read by LANES chains, each of which takes the next page when its last
+ * one was verified.
+ */
+#include "daemon/offline.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/size.h"
+#include "daemon/compute.h"
+#include "daemon/core.h"
+#include "daemon/datadir.h"
+#include "daemon/fsck.h"
+#include "daemon/paths.h"
+
+#define LANES       16u
+#define PROGRESS_NS 200000000u
+#define ALIGN       4096u
+
+struct page {
+    struct zsd_row *row;
+    const char *job;
+};
+
+struct lane {
+    struct offline *o;
+    struct zsd_row_read read;
+    void *buf;
+};
+
+struct offline {
+    struct zsd *daemon;
+    struct zsd_fsck_report report;
+    struct zb_err err; /* why it could not be checked */
+    struct page *rows; /* each once */
+    size_t nrows, row; /* row, plane, page: the next to be read */
+    enum zsd_saved_plane plane;
+    uint32_t page;
+    uint64_t read_bytes, all_bytes, told_ns;
+    uint64_t bad_pages;
+    struct lane lanes[LANES];
+};
+
+static void offline_fscked(void *arg, const struct zsd_fsck_report *report,
+                           const struct zb_err *err)
+{
+    struct offline *o = arg;
+
+    if (err)
+        o->err = *err;
+    else
+        o->report = *report;
+}
+
+/* ---- every page */
+
+static void rows_of(struct offline *o, const struct zsd_version *v, uint64_t stamp)
+{
+    for (uint32_t i = 0; v && i < v->nrows; i++) {
+        if (v->rows[i]->stamp == stamp)
+            continue;
+        v->rows[i]->stamp = stamp;
+        o->rows[o->nrows++] = (struct page){ v->rows[i], v->saved->name };
+        o->all_bytes += zsd_row_bytes(v->rows[i]);
+    }
+}
+
+static int rows_find(struct offline *o)
+{
+    struct zsd_store *store = o->daemon->core->store;
+    uint64_t stamp = ++store->stamp;
+    size_t n = 0;
+
+    zb_list_each(pos, &store->rows) n++;
+    o->rows = calloc(zb_max_u64(n, 1), sizeof(*o->rows));
+    if (!o->rows)
+        return -ENOMEM;
+    zb_list_each(pos, &store->saved)
+    {
+        const struct zsd_saved *s = zb_container_of(pos, struct zsd_saved, node);
+
+        rows_of(o, s->committed, stamp);
+        rows_of(o, s->prepared, stamp);
+        zb_list_each(at, (struct zb_list *)(uintptr_t)&s->snaps)
+            rows_of(o, zb_container_of(at, struct zsd_snap, node)->version, stamp);
+    }
+    return 0;
+}
+
+static void offline_tell(struct offline *o, bool last)
+{
+    uint64_t now_ns = zb_now_ns();
+
+    if (!isatty(STDERR_FILENO) || (!last && now_ns - o->told_ns < PROGRESS_NS))
+        return;
+    o->told_ns = now_ns;
+    (void)fprintf(stderr, "\rread %s of %s%s", zb_size_text(o->read_bytes).s,
+                  zb_size_text(o->all_bytes).s, last ? "\n" : "  ");
+}
+
+static void lane_next(struct lane *l);
+
+static void lane_done(struct zsd_row_read *read, const struct zb_err *err)
+{
+    struct lane *l = zb_container_of(read, struct lane, read);
+    struct offline *o = l->o;
+    struct zsd_fsck_report *r = &o->report;
+
+    o->read_bytes += zsd_row_page_bytes(read->row, read->plane, read->page);
+    if (err) {
+        if (r->nproblems < ZSD_PROBLEMS_MAX)
+            (void)snprintf(r->problems[r->nproblems], sizeof(r->problems[0]), "%s", err->text);
+        r->nproblems++;
+        o->bad_pages++;
+    }
+    offline_tell(o, false);
+    lane_next(l);
+}
+
+static void lane_next(struct lane *l)
+{
+    struct offline *o = l->o;
+
+    for (; o->row < o->nrows; o->row++, o->plane = 0) {
+        struct page *p = &o->rows[o->row];
+
+        for (; o->plane < ZSD_SAVED_PLANES; o->plane++, o->page = 0) {
+            if (p->row->planes[o->plane].elem_bytes == 0 || o->page == p->row->npages)
+                continue;
+            l->read = (struct zsd_row_read){ .core = o->daemon->core,
+                                             .row = p->row,
+                                             .plane = o->plane,
+                                             .page = o->page++,
+                                             .buf = l->buf,
+                                             .done = lane_done };
+            zsd_row_read_start(&l->read, p->job);
+            return;
+        }
+    }
+}
+
+static int offline_read(struct offline *o)
+{
+    uint32_t longest = ALIGN;
+    int rc = rows_find(o);
+
+    for (size_t i = 0; i < o->nrows; i++)
+        for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++)
+            if (o->rows[i].row->planes[p].elem_bytes > 0)
+                longest = (uint32_t)zb_max_u64(longest, zsd_row_page_bytes(o->rows[i].row, p, 0));
+    for (unsigned i = 0; i < LANES && rc == 0; i++) {
+        o->lanes[i].o = o;
+        rc = -posix_memalign(&o->lanes[i].buf, ALIGN, longest);
+    }
+    for (unsigned i = 0; i < LANES && rc == 0; i++)
+        lane_next(&o->lanes[i]);
+    zsd_core_settle(o->daemon);
+    if (rc == 0)
+        offline_tell(o, true);
+    for (unsigned i = 0; i < LANES; i++)
+        free(o->lanes[i].buf);
+    free(o->rows);
+    return rc;
+}
+
+/* ---- up, down */
+
+static int offline_up(struct zsd *daemon, struct zb_err *err)
+{
+    struct zsd_config *config = &daemon->config;
+    struct zn_options options = { .io = config->io, .depth = config->io_depth, .read_only = true };
+    int rc;
+
+    if (config->data[0] == '\0')
+        return zb_fail(err, -EINVAL, "--fsck needs --data: the data directory to check");
+    if (access(config->data, F_OK) < 0)
+        return zb_fail(err, -errno, "data directory '%s': %m", config->data);
+    rc = zsd_datadir_open(&daemon->datadir, config->data, err);
+    if (rc < 0)
+        return rc;
+    daemon->read_only = true;
+    options.path = zsd_datadir_file(daemon->datadir);
+    options.size_bytes = zsd_datadir_room(daemon->datadir);
+    config->more_bytes = ZSD_AUTO;
+    rc = zn_open(&daemon->engine, &options, err);
+    if (rc < 0)
+        return rc;
+    daemon->catalog_path = zsd_datadir_catalog(daemon->datadir);
+    daemon->engine_base = ZN_DATA_START;
+    rc = zsd_paths_open(daemon, err);
+    if (rc == 0)
+        rc = zsd_compute_new(&daemon->compute, config->threads, config->cpus, err);
+    if (rc < 0)
+        return rc;
+    config->ring_bytes = 0;
+    config->host_bytes = ZB_GIB; /* of which one buffer in 16 is asked for, and never touched */
+    return zsd_core_new(daemon, err);
+}
+
+static void offline_down(struct zsd *daemon)
+{
+    zsd_core_free(daemon);
+    zsd_compute_free(daemon->compute);
+    zsd_paths_close(daemon);
+    zn_close(daemon->engine);
+    zsd_datadir_close(daemon->datadir);
+}
+
+static void offline_print(const struct offline *o)
+{
+    const struct zsd_fsck_report *r = &o->report;
+
+    (void)printf("jobs       %" PRIu64 "\nversions   %" PRIu64 "\nsnapshots  %" PRIu64
+                 "\nrows       %" PRIu64 "\npages      %" PRIu64 "\nbytes      %s\nsequence   "
+                 "%" PRIu64 "\nbad pages  %" PRIu64 "\nproblems   %" PRIu64 "\n",
+                 r->jobs, r->versions, r->snapshots, r->rows, r->pages, zb_size_text(r->bytes).s,
+                 r->sequence, o->bad_pages, r->nproblems);
+    for (unsigned i = 0; i < r->nproblems && i < ZSD_PROBLEMS_MAX; i++)
+        (void)printf("%s\n", r->problems[i]);
+    if (r->nproblems > ZSD_PROBLEMS_MAX)
+        (void)printf("... and %" PRIu64 " more\n", r->nproblems - ZSD_PROBLEMS_MAX);
+}
+
+int zsd_offline_fsck(struct zsd *daemon, struct zb_err *err)
+{
+    struct offline o = { .daemon = daemon };
+    int rc = offline_up(daemon, err);
+
+    if (rc == 0) {
+        zsd_fsck_start(daemon->core, offline_fscked, &o);
+        zsd_core_settle(daemon);
+        rc = o.err.code;
+        if (rc < 0)
+            *err = o.err;
+    }
+    if (rc == 0) {
+        rc = offline_read(&o);
+        if (rc < 0)
+            (void)zb_fail(err, rc, "reading the pages: %m");
+    }
+    if (rc == 0) {
+        offline_print(&o);
+        if (fflush(stdout) != 0)
+            rc = zb_fail(err, -EIO, "standard output: %m");
+        else if (o.report.nproblems > 0)
+            rc = zb_fail(err, -EBADMSG, "data directory '%s' is damaged: %" PRIu64 " problems",
+                         daemon->config.data, o.report.nproblems);
+    }
+    offline_down(daemon);
+    return rc;
+}

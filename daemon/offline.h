@@ -1,0 +1,13 @@
+/* offline.h - zshardd --fsck: a data directory that no daemon has is checked, and not changed. */
+#ifndef ZSD_OFFLINE_H
+#define ZSD_OFFLINE_H
+
+#include "daemon/daemon.h"
+
+/** Opens what config names, read-only, checks it as fsck does (fsck.h), then reads and verifies
+ * every page; prints what it found to standard output, and how far it is to standard error when
+ * that is a terminal. 0; -EBADMSG: it is damaged; -EBUSY: a daemon has it; -EINVAL: no --data;
+ * another code: it could not be read. */
+int zsd_offline_fsck(struct zsd *daemon, struct zb_err *err);
+
+#endif
