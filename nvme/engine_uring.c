@@ -8,10 +8,10 @@
  *
  * REGISTERED MEMORY. A region that zn_register() names is cut into pieces of URING_PIECE_BYTES. The
  * first request that lies in a piece registers it; what crosses two pieces, or lies in none, goes
- * the plain way. One piece takes as long as the kernel needs to look up its pages: some 10 us on
- * huge pages, and below a millisecond on others, so no caller notices. It pays: at 1 MiB a request
- * took 0.70 of fio's CPU time with it and 1.12 without (bench/results/); the flags of the ring made
- * no difference that could be told from noise.
+ * the plain way. One piece costs its first request about 0.3 ms on huge pages and 0.8 to 2 ms on
+ * others, once; a whole arena would cost the loop that much for each 32 MiB of it at one time. It
+ * pays: at 1 MiB a request took 0.70 of fio's CPU time with it and 1.12 without (bench/results/);
+ * the flags of the ring made no difference that could be told from noise.
  *
  * INVARIANTS
  *     U1  The submission ring has `depth` entries and the completion ring twice as many; engine.c
@@ -41,8 +41,8 @@
 #include "base/space.h"
 #include "nvme/engine_priv.h"
 
-#define URING_PIECE_BYTES (UINT64_C(64) << 20)
-#define URING_SLOTS       (UINT32_C(1) << 14) /* of pieces: what the kernel allows; 1 TiB */
+#define URING_PIECE_BYTES (UINT64_C(32) << 20)
+#define URING_SLOTS       (UINT32_C(1) << 14) /* of pieces: what the kernel allows; 512 GiB */
 #define URING_REGIONS_MAX 8192u
 #define URING_NO_SLOT     (-1)
 

@@ -19,7 +19,7 @@
 #include "nvme/engine_priv.h"
 
 #define PAGE       ((uint32_t)65536)
-#define PIECE      (UINT64_C(64) << 20) /* of engine_uring.c */
+#define PIECE      (UINT64_C(32) << 20) /* of engine_uring.c */
 #define FILE_BYTES (ZN_DATA_START + 64 * PAGE)
 
 static char dir[256], path[300];
@@ -206,7 +206,7 @@ static int child_limited(const void *arg)
     if (zn_test_io(e, ZN_WRITE, map + PIECE, PAGE, ZN_DATA_START) != 0 ||
         zn_stats(e).registered != 1)
         return 5;
-    if (!strstr(zn_info(e)->why_unregistered, "register 64.0 MiB of memory: Cannot allocate") ||
+    if (!strstr(zn_info(e)->why_unregistered, "register 32.0 MiB of memory: Cannot allocate") ||
         !strstr(zn_info(e)->why_unregistered, "RLIMIT_MEMLOCK")) {
         (void)fprintf(stderr, "%s\n", zn_info(e)->why_unregistered);
         return 6;
