@@ -1,5 +1,6 @@
 /*
- * bench_commit.c - `zbench commit`: what it costs that a step survives.
+ * bench_commit.c - `zbench commit`: what it costs that a step survives; `zbench snapshot`: what a
+ * snapshot costs the trainers.
  *
  * MODEL. A zshardd of our own holds a durable job of bf16 parameters, once with everything in
  * memory, once with everything that may be streamed on NVMe. Steps that commit and steps that do
@@ -11,6 +12,10 @@
  * of a resident job touches no drive; one that commits writes all of the job's state: that ratio is
  * the drive's. Streamed, both write the state; what the commit adds is the parameters, the flush
  * and the catalog.
+ *
+ * A snapshot of the newest commit is taken by another client in the middle of a step that streams
+ * the state; steps with one and steps without alternate. How long the snapshots themselves took, in
+ * a step and beside none, is noted.
  *
  * The bytes that each kind of step wrote are counted by the daemon, and noted beside the table.
  */
@@ -203,28 +208,160 @@ static int commit_case(struct commit_bench *b, const char *name, bool streamed)
     return zbench_add(b->z, &row, values, references, b->rounds);
 }
 
-int zbench_commit(struct zbench *z, int argc, char **argv)
+/* ---- snapshot */
+
+#define SNAPSHOT_AFTER_MS 20u /* into the step */
+
+struct step_wait {
+    bool over;
+    int rc;
+};
+
+static void step_done(void *arg, int rc)
+{
+    struct step_wait *w = arg;
+
+    w->over = true;
+    w->rc = rc;
+}
+
+/* How long a snapshot takes that another client asks for; it replaces the one before. */
+static int snapshot_take(struct commit_bench *b, struct zc_client *other, double *ret_ms)
+{
+    const struct zc_snapshot snapshot = { .job = "bench", .retain = 1 };
+    struct zc_snapshot_row row;
+    uint64_t begin_ns = zb_now_ns();
+    int rc = zc_snapshot_wait(other, &snapshot, &row);
+
+    *ret_ms = (double)(zb_now_ns() - begin_ns) / 1e6;
+    return rc < 0 ? zb_fail(&b->z->err, rc, "%s", zc_error(other)) : 0;
+}
+
+/* A step that does not commit, with a snapshot in its middle when there is another client. */
+static int snapshot_step(struct commit_bench *b, struct zc_client *other, double *ret_step_ms,
+                         double *ret_ms)
+{
+    static const struct zc_group group = { 1e-4, 0.9, 0.95, 1e-8, 0.1 };
+    struct zc_step step = { .step = ++b->step, .scale = 1, .groups = &group, .ngroups = 1 };
+    struct zc_stepped stepped;
+    struct step_wait wait = { 0 };
+    uint64_t begin_ns;
+    int rc = 0;
+
+    for (uint32_t u = 0; u < COMMIT_UNITS && rc == 0; u++)
+        rc = commit_send(b, u, b->step);
+    if (rc < 0)
+        return rc;
+    begin_ns = zb_now_ns();
+    rc = zc_step(b->c, b->job.id, &step, &stepped, step_done, &wait);
+    if (rc == 0)
+        rc = zc_poll(b->c, SNAPSHOT_AFTER_MS);
+    if (rc < 0)
+        return commit_failed(b, rc);
+    if (other && (rc = snapshot_take(b, other, ret_ms)) < 0)
+        return rc;
+    while (!wait.over)
+        if ((rc = zc_poll(b->c, 1000)) < 0)
+            return commit_failed(b, rc);
+    *ret_step_ms = (double)(zb_now_ns() - begin_ns) / 1e6;
+    return wait.rc < 0 ? commit_failed(b, wait.rc) : 0;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    const double *x = a, *y = b;
+
+    return (*x > *y) - (*x < *y);
+}
+
+static int snapshot_rounds(struct commit_bench *b, struct zc_client *other, double *values,
+                           double *references, double *idle, double *busy)
+{
+    uint64_t bytes;
+    double ms;
+    int rc = 0;
+
+    for (unsigned i = 0; i < b->rounds && rc == 0; i++) {
+        if ((rc = commit_step(b, ZC_COMMIT_STEP, &ms, &bytes)) < 0 ||
+            (rc = snapshot_take(b, other, &idle[i])) < 0 ||
+            (rc = commit_step(b, ZC_COMMIT_STEP, &ms, &bytes)) < 0)
+            break;
+        if (i % 2 == 0)
+            rc = snapshot_step(b, NULL, &references[i], NULL);
+        if (rc == 0)
+            rc = snapshot_step(b, other, &values[i], &busy[i]);
+        if (rc == 0 && i % 2 == 1)
+            rc = snapshot_step(b, NULL, &references[i], NULL);
+    }
+    return rc;
+}
+
+static int snapshot_case(struct commit_bench *b)
+{
+    struct zbench_row row = { .name = "snapshot/streamed/plain-step",
+                              .unit = "ms",
+                              .reference_name = "a step without a snapshot in it",
+                              .lower = true };
+    double values[ZBENCH_ROUNDS_MAX], references[ZBENCH_ROUNDS_MAX], idle[ZBENCH_ROUNDS_MAX],
+        busy[ZBENCH_ROUNDS_MAX];
+    char nvme[32], host[32], page[32];
+    const char *const options[] = { "--host-bytes", host,           "--nvme-bytes",
+                                    nvme,           "--page-elems", page,
+                                    "--log-level",  "warn",         NULL };
+    struct zc_client *other = NULL;
+    int rc;
+
+    (void)snprintf(host, sizeof(host), "%llu",
+                   (unsigned long long)(b->params * 4 + (UINT64_C(256) << 20)));
+    (void)snprintf(nvme, sizeof(nvme), "%llu",
+                   (unsigned long long)(b->params * 50 + (UINT64_C(256) << 20)));
+    (void)snprintf(page, sizeof(page), "%llu", (unsigned long long)b->page_elems);
+    b->daemon = ZBENCH_NO_DAEMON;
+    b->c = NULL;
+    b->step = 0;
+    rc = zbench_daemon_start(&b->daemon, b->dir, options, &b->z->err);
+    if (rc == 0)
+        rc = commit_open(b, true);
+    if (rc == 0 && (rc = zc_open(&other, &(struct zc_options){ .socket = b->daemon.socket,
+                                                               .program = "zbench" })) < 0)
+        (void)zb_fail(&b->z->err, rc, "%s", other ? zc_error(other) : zc_strerror(rc));
+    if (rc == 0)
+        rc = snapshot_rounds(b, other, values, references, idle, busy);
+    zc_close(other);
+    zc_close(b->c);
+    zbench_daemon_end(&b->daemon);
+    if (rc < 0)
+        return rc;
+    qsort(idle, b->rounds, sizeof(idle[0]), by_value);
+    qsort(busy, b->rounds, sizeof(busy[0]), by_value);
+    zbench_note(b->z,
+                "%.1f million parameters, %.2f GB of them and their state; a snapshot beside no "
+                "step took %.1f ms (at most %.1f), in a step %.1f ms (at most %.1f)",
+                (double)b->params / 1e6, (double)b->params * 12 / 1e9, idle[b->rounds / 2],
+                idle[b->rounds - 1], busy[b->rounds / 2], busy[b->rounds - 1]);
+    return zbench_add(b->z, &row, values, references, b->rounds);
+}
+
+/* ---- options */
+
+static int commit_options(struct commit_bench *b, int argc, char **argv)
 {
     static const struct option options[] = { { "dir", required_argument, NULL, 'd' },
                                              { "params", required_argument, NULL, 'p' },
                                              { "rounds", required_argument, NULL, 'r' },
                                              { "page-elems", required_argument, NULL, 'e' },
                                              { 0 } };
-    struct commit_bench b = { .z = z,
-                              .dir = "/var/tmp",
-                              .params = COMMIT_PARAMS,
-                              .page_elems = COMMIT_PAGE,
-                              .rounds = COMMIT_ROUNDS };
+    struct zbench *z = b->z;
     uint64_t rounds = COMMIT_ROUNDS;
     int c, rc = 0;
 
     while (rc == 0 && (c = getopt_long(argc, argv, "", options, NULL)) != -1) {
         if (c == 'd')
-            b.dir = optarg;
+            b->dir = optarg;
         else if (c == 'p')
-            rc = zb_size_parse(optarg, &b.params, &z->err);
+            rc = zb_size_parse(optarg, &b->params, &z->err);
         else if (c == 'e')
-            rc = zb_size_parse(optarg, &b.page_elems, &z->err);
+            rc = zb_size_parse(optarg, &b->page_elems, &z->err);
         else if (c == 'r')
             rc = zb_size_parse(optarg, &rounds, &z->err);
         else
@@ -232,14 +369,38 @@ int zbench_commit(struct zbench *z, int argc, char **argv)
     }
     if (rc == 0 && optind < argc)
         rc = zb_fail(&z->err, -EINVAL, "commit: '%s' is one word too many", argv[optind]);
-    if (rc == 0 && (rounds < 1 || rounds > ZBENCH_ROUNDS_MAX || b.params < COMMIT_UNITS * 4096u ||
-                    b.params > UINT64_C(1) << 36))
+    if (rc == 0 && (rounds < 1 || rounds > ZBENCH_ROUNDS_MAX || b->params < COMMIT_UNITS * 4096u ||
+                    b->params > UINT64_C(1) << 36))
         rc = zb_fail(&z->err, -EINVAL, "commit: rounds from 1 to %d, parameters from 32K to 64G",
                      ZBENCH_ROUNDS_MAX);
-    if (rc < 0)
-        return rc;
-    b.rounds = (unsigned)rounds;
-    b.count = b.params / COMMIT_UNITS / 4096 * 4096;
-    rc = commit_case(&b, "commit/resident/plain-step", false);
+    b->rounds = (unsigned)rounds;
+    b->count = b->params / COMMIT_UNITS / 4096 * 4096;
+    return rc;
+}
+
+static struct commit_bench commit_defaults(struct zbench *z)
+{
+    return (struct commit_bench){ .z = z,
+                                  .dir = "/var/tmp",
+                                  .params = COMMIT_PARAMS,
+                                  .page_elems = COMMIT_PAGE,
+                                  .rounds = COMMIT_ROUNDS };
+}
+
+int zbench_commit(struct zbench *z, int argc, char **argv)
+{
+    struct commit_bench b = commit_defaults(z);
+    int rc = commit_options(&b, argc, argv);
+
+    if (rc == 0)
+        rc = commit_case(&b, "commit/resident/plain-step", false);
     return rc < 0 ? rc : commit_case(&b, "commit/streamed/plain-step", true);
+}
+
+int zbench_snapshot(struct zbench *z, int argc, char **argv)
+{
+    struct commit_bench b = commit_defaults(z);
+    int rc = commit_options(&b, argc, argv);
+
+    return rc < 0 ? rc : snapshot_case(&b);
 }

@@ -73,5 +73,6 @@ int zbench_io(struct zbench *z, int argc, char **argv);
 int zbench_fetch(struct zbench *z, int argc, char **argv);
 int zbench_catalog(struct zbench *z, int argc, char **argv);
 int zbench_commit(struct zbench *z, int argc, char **argv);
+int zbench_snapshot(struct zbench *z, int argc, char **argv);
 
 #endif

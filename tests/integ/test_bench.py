@@ -50,6 +50,16 @@ def commits():
     check("12.00, by one that does not 12.00" in done.stderr, done.stderr)
 
 
+def snapshots():
+    with tempfile.TemporaryDirectory() as d:
+        done = zbench("--json", "--rounds", "2", "--params", "512K", "--dir", d, bench="snapshot")
+        check(done.returncode == 0, f"ended with {done.returncode}: {done.stderr}")
+        check(os.listdir(d) == [], f"{os.listdir(d)} were left behind")
+    cases = [row["case"] for row in json.loads(done.stdout)["rows"]]
+    check(cases == ["snapshot/streamed/plain-step"], f"{cases}")
+    check("a snapshot beside no step took" in done.stderr, done.stderr)
+
+
 def catalog():
     with tempfile.TemporaryDirectory() as d:
         done = zbench("--json", "--rounds", "1", "--pages", "1000", "--dir", d, bench="catalog")
@@ -84,7 +94,7 @@ def no_daemon():
               f"{done.returncode} {done.stderr}")
 
 
-TESTS = {f.__name__: f for f in (rows, catalog, commits, refused, no_daemon)}
+TESTS = {f.__name__: f for f in (rows, catalog, commits, snapshots, refused, no_daemon)}
 
 if __name__ == "__main__":
     sys.exit(main(TESTS))
