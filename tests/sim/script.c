@@ -11,7 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define JOB "j"
+#define JOB   "j"
+#define CLONE "k"
 
 /* Host memory beside the staging: everything resident; parameters of some streamed, all state
  * streamed; parameters resident and of the state a part. */
@@ -27,6 +28,11 @@ enum act {
     HANG_UP, /* the ranks die */
     RESTART, /* the daemon is killed and starts again */
     ATTACH,  /* world, place; what 1: from what is prepared */
+    SNAP,    /* what: which; place: how many to retain, 0 all */
+    UNSNAP,  /* what: which */
+    ROLL,    /* back to one */
+    COPY,    /* clone one */
+    UNCOPY,  /* destroy the clone */
 };
 
 struct action {
@@ -50,6 +56,7 @@ static const struct action script[] = {
     { STEP, ZSD_PREPARE, 0 },
     { COMMIT, ZSD_DROP, 0 },
     { STEP, ZSD_COMMIT, 0 },
+    { SNAP, 0, 0 },
     { STEP, ZSD_COMMIT_NONE, 0 },
     { RESTART, 0, 0 },
     { ATTACH, 2, TIGHT },
@@ -57,6 +64,10 @@ static const struct action script[] = {
     { READ, 0, 0 },
     { STEP, ZSD_COMMIT, 0 },
     { FETCH, 0, 0 },
+    { SNAP, 1, 0 },
+    { COPY, 0, 0 },
+    { STEP, ZSD_COMMIT, 0 },
+    { UNSNAP, 0, 0 }, /* the clone has its pages still */
     { STEP, ZSD_COMMIT_NONE, 0 },
     { HANG_UP, 0, 0 },
     { ATTACH, 1, TIGHT }, /* another world: what is in memory is committed first */
@@ -67,6 +78,14 @@ static const struct action script[] = {
     { READ, 0, 0 },
     { COMMIT, ZSD_RESOLVE, 0 },
     { STEP, ZSD_COMMIT, 0 },
+    { HANG_UP, 0, 0 },
+    { ROLL, 1, 0 },
+    { UNCOPY, 0, 0 },
+    { ATTACH, 2, MIXED },
+    { READ, 0, 0 },
+    { STEP, ZSD_COMMIT, 0 },
+    { SNAP, 2, 1 }, /* the older one goes */
+    { STEP, ZSD_PREPARE, 0 },
 };
 
 /* ---- what is durable */
@@ -506,6 +525,88 @@ static void run_fetch(struct zs_run *r)
     }
 }
 
+/* ---- what people do */
+
+static unsigned snap_find(const struct zs_saved *saved, const char *name)
+{
+    unsigned i = 0;
+
+    while (i < saved->nsnaps && strcmp(saved->snaps[i].name, name) != 0)
+        i++;
+    return i;
+}
+
+static void snap_remove(struct zs_saved *saved, unsigned i)
+{
+    zs_state_unref(saved->snaps[i].state);
+    saved->nsnaps--;
+    memmove(&saved->snaps[i], &saved->snaps[i + 1], (saved->nsnaps - i) * sizeof(saved->snaps[0]));
+}
+
+static void snap_add(struct zs_saved *saved, const char *name, uint64_t retain)
+{
+    (void)snprintf(saved->snaps[saved->nsnaps].name, sizeof(saved->snaps[0].name), "%s", name);
+    saved->snaps[saved->nsnaps++].state = zs_state_ref(saved->committed);
+    while (retain > 0 && saved->nsnaps > retain)
+        snap_remove(saved, 0);
+}
+
+/* Asks, as nobody's rank, and keeps the model `m` as what came, or may have come, of it. */
+static int run_people(struct zs_run *r, zsd_handler *handler, const void *message,
+                      struct zs_model *m)
+{
+    uint64_t begin = zn_sim_ops(r->sim);
+    int rc = run_told(r, zs_call(&r->w, ZS_NOBODY, handler, message));
+
+    run_changed(r, begin, *m, rc);
+    return rc;
+}
+
+static void run_snap(struct zs_run *r, const struct action *a)
+{
+    char job[] = JOB, clone[] = CLONE, name[] = { 's', (char)('0' + a->what), '\0' };
+    Zp__SnapshotTake take = ZP__SNAPSHOT_TAKE__INIT;
+    Zp__SnapshotRef ref = ZP__SNAPSHOT_REF__INIT;
+    Zp__Clone copy = ZP__CLONE__INIT;
+    Zp__JobName gone = ZP__JOB_NAME__INIT;
+    struct zs_saved *saved, *second;
+    struct zs_model m;
+    unsigned i;
+
+    take.job = ref.job = copy.job = job;
+    take.name = ref.name = copy.snapshot = name;
+    take.retain = (uint32_t)a->place;
+    copy.name = gone.name = clone;
+    zs_model_copy(&m, &r->model);
+    saved = &m.jobs[0];
+    second = &m.jobs[1];
+    i = snap_find(saved, name);
+    if (a->act == SNAP && saved->committed && i == saved->nsnaps) {
+        snap_add(saved, name, a->place);
+        (void)run_people(r, zsd_snapshot, &take, &m);
+    } else if (a->act == UNSNAP && i < saved->nsnaps) {
+        snap_remove(saved, i);
+        (void)run_people(r, zsd_snapshot_destroy, &ref, &m);
+    } else if (a->act == ROLL && i < saved->nsnaps) {
+        state_set(&saved->committed, saved->snaps[i].state);
+        state_set(&saved->prepared, NULL);
+        run_hang_up(r);
+        (void)run_people(r, zsd_rollback, &ref, &m);
+        zs_settle(&r->w);
+        run_hang_up(r); /* what was in memory is gone */
+    } else if (a->act == COPY && i < saved->nsnaps && second->name[0] == '\0') {
+        (void)snprintf(second->name, sizeof(second->name), CLONE);
+        second->committed = zs_state_ref(saved->snaps[i].state);
+        (void)run_people(r, zsd_clone, &copy, &m);
+    } else if (a->act == UNCOPY && second->name[0] != '\0') {
+        state_set(&second->committed, NULL);
+        second->name[0] = '\0';
+        (void)run_people(r, zsd_job_destroy, &gone, &m);
+    } else {
+        zs_model_done(&m); /* what it is about could not be made */
+    }
+}
+
 /* ---- the run */
 
 static void run_act(struct zs_run *r, const struct action *a)
@@ -527,6 +628,13 @@ static void run_act(struct zs_run *r, const struct action *a)
             r->world = a->what;
         else
             run_attach(r, a->what, a->place, r->model.jobs[0].prepared != NULL);
+        return;
+    case SNAP:
+    case UNSNAP:
+    case ROLL:
+    case COPY:
+    case UNCOPY:
+        run_snap(r, a);
         return;
     default:
         break;
@@ -597,6 +705,34 @@ static void must(const struct zs_run *r, int rc, const char *what)
         zs_fail("%s: %d, '%s'", what, rc, r->w.answers[0].text);
 }
 
+/* What must say that bytes are wrong, naming them, if it says anything. */
+static bool detects(const struct zs_run *r, unsigned rank, int rc)
+{
+    const char *text = r->w.answers[rank].text;
+
+    if (rc >= 0)
+        return false;
+    if (rc != -EBADMSG || !strstr(text, "job '") || !strstr(text, "unit ") ||
+        !strstr(text, "page "))
+        zs_fail("a page that is damaged is reported as %d, '%s'", rc, text);
+    return true;
+}
+
+/* The store on a device that somebody has changed bytes of: whatever can be read is right. */
+static int recover_damaged(struct zs_run *r, const struct zs_recovery *how, uint32_t world)
+{
+    bool detected = detects(r, ZS_NOBODY, zs_read_model(&r->w, &r->model));
+
+    if (how->goes_on && r->model.jobs[0].name[0] != '\0') {
+        run_attach(r, world, MIXED, (how->seed >> 8) % 2);
+        if (!r->mem)
+            detected = detects(r, 0, r->w.answers[0].rc);
+        else if (zs_read_all(&r->w, world, r->mem) < 0)
+            detected = true;
+    }
+    return detected ? ZS_DETECTED : 0;
+}
+
 int zs_recover(struct zn_sim *sim, const struct zs_recovery *how)
 {
     struct zs_run r;
@@ -607,14 +743,25 @@ int zs_recover(struct zn_sim *sim, const struct zs_recovery *how)
     int which;
 
     zs_run_init(&r, sim, how->seed, how->page_elems);
-    if (zs_start(&r.w, sim, how->seed, how->page_elems, &err) < 0)
-        zs_fail("the store does not open: %s", err.text);
+    if (zs_start(&r.w, sim, how->seed, how->page_elems, &err) < 0) {
+        if (!how->damaged || err.text[0] == '\0')
+            zs_fail("the store does not open: %s", err.text);
+        zs_run_done(&r);
+        return ZS_REFUSED;
+    }
     r.up = true;
     which = zs_match(&r.w, how->models, how->nmodels);
     if (which < 0)
         zs_fail("the store holds none of %u states that may be", how->nmodels);
     zs_model_copy(&r.model, how->models[which]);
     saved = &r.model.jobs[0];
+    if (how->damaged) {
+        int rc = recover_damaged(&r, how, world);
+
+        *how->ret_bytes += r.w.bytes;
+        zs_run_done(&r);
+        return rc < 0 ? rc : which;
+    }
     must(&r, zs_read_model(&r.w, &r.model), "a saved page");
     if (how->goes_on && saved->name[0] != '\0') {
         bool prepared = saved->prepared && (how->seed >> 8) % 2;

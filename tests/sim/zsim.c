@@ -571,7 +571,7 @@ static int row_read(struct zs_world *w, struct zsd_row *row, enum zsd_saved_plan
                           (row->first + (uint64_t)page * row->page_elems) *
                               row->planes[p].elem_bytes;
 
-    zsd_row_read_start(&v.read, "it");
+    zsd_row_read_start(&v.read, s->job_note.len > 0 ? "of a step" : "as it began");
     for (unsigned i = 0; i < TURNS_MAX && !v.over; i++)
         (void)world_turn(w);
     if (!v.over)

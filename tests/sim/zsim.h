@@ -35,7 +35,7 @@
 #define ZS_STAGING    (128u << 10)
 #define ZS_DATA       "data"
 #define ZS_CATALOG    "catalog"
-#define ZS_DATA_BYTES (UINT64_C(10) << 20)
+#define ZS_DATA_BYTES (UINT64_C(16) << 20)
 
 /* ---- failures of a test: what is being done stands in front of each */
 
@@ -217,8 +217,12 @@ struct zs_recovery {
     uint32_t page_elems;
     bool goes_on; /* ranks attach, read everything, step and commit; and the daemon starts again */
     uint64_t *ret_bytes; /* read and compared: added; or NULL */
+    bool damaged;        /* somebody changed bytes: it may refuse to start, or to read a page */
 };
-/** Starts a core on the device; every byte of what it holds is compared. Which model it was. */
+/** Starts a core on the device; every byte of what it holds is compared. Which model it was; of a
+ * damaged device also ZS_REFUSED, or ZS_DETECTED when a page could not be read. */
+#define ZS_REFUSED  (-1)
+#define ZS_DETECTED (-2)
 int zs_recover(struct zn_sim *sim, const struct zs_recovery *how);
 
 #endif
