@@ -472,6 +472,8 @@ static void job_let_go(struct zsd_job *job)
 {
     struct zsd_saved *saved = job->saved;
 
+    zsd_version_unref(job->from); /* its places are promised to the saved job alone */
+    job->from = NULL;
     if (!saved)
         return;
     job->saved = NULL;
@@ -485,7 +487,6 @@ static void job_let_go(struct zsd_job *job)
 
 static void job_free(struct zsd_job *job)
 {
-    zsd_version_unref(job->from);
     zb_list_remove(&job->node);
     zb_list_remove(&job->room_work.node);
     zb_list_remove(&job->step.work.node);
@@ -1629,13 +1630,29 @@ static void ready_load(struct zsd_job *job, struct zsd_version *v)
     zsd_load_start(job, v, ready_loaded);
 }
 
+static bool ready_fits(const struct zsd_version *v, const struct zsd_shard *s)
+{
+    uint32_t i = zsd_version_find(v, s->unit->index, s->first);
+
+    return i < v->nrows && zsd_row_fits(v->rows[i], s);
+}
+
 /* The job in memory goes on from another of its points: what it has beyond is forgotten. */
 static void ready_rewind(struct zsd_job *job, struct zsd_version *v)
 {
+    struct zb_err err = { 0 };
+    bool fits = true;
+
     zb_log(ZB_LOG_INFO, "job-rewind", "job=\"%s\" from=%llu to=%llu", job->name,
            (unsigned long long)job->iterations, (unsigned long long)v->iterations);
     for (uint32_t i = 0; i < job->nshards; i++)
         zsd_shard_forget(job->shards[i]);
+    for (uint32_t i = 0; i < job->nshards; i++)
+        fits = fits && ready_fits(v, job->shards[i]);
+    if (!fits && zsd_saved_reserve(job->saved, &err) < 0) { /* it is written anew beside v */
+        zsd_job_end(job, &err);
+        return;
+    }
     ready_load(job, v);
 }
 

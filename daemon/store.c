@@ -923,10 +923,19 @@ static int store_recover(struct zsd_store *store, struct zb_err *err)
     return rc;
 }
 
-/* Each job is promised what it needs. One that finds no room is safe, but cannot go on until there
- * is some: the attach says so. */
+/* Each job is promised what it holds, before any is promised what others hold. Then what it needs:
+ * one that finds no room is safe, but cannot go on until there is some: the attach says so. */
 static void store_reserve(struct zsd_store *store)
 {
+    zb_list_each(pos, &store->saved)
+    {
+        struct zsd_saved *s = zb_container_of(pos, struct zsd_saved, node);
+        struct zsd_promise want = { 0 };
+
+        if (zsd_saved_holds(s, &want) == 0)
+            (void)saved_promise(s, s->prepared ? s->prepared : s->committed, &want, NULL);
+        zsd_need_done(&want);
+    }
     zb_list_each(pos, &store->saved)
     {
         struct zsd_saved *s = zb_container_of(pos, struct zsd_saved, node);
