@@ -373,6 +373,20 @@ bool zsd_core_ticks(const struct zsd *daemon)
     return zsd_core_busy(daemon) > 0 || zsd_scrub_running(daemon->core);
 }
 
+void zsd_core_last(struct zsd *daemon)
+{
+    struct zb_err why = { 0 };
+
+    (void)zb_fail(&why, -ENOTCONN, "the daemon is ending");
+    zb_list_each(pos, &daemon->core->jobs)
+    {
+        struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
+
+        zsd_step_give_up(job, &why);
+        zsd_commit_last(job);
+    }
+}
+
 void zsd_core_farewell(struct zsd *daemon)
 {
     zsd_jobs_end_all(daemon->core);

@@ -32,6 +32,9 @@ unsigned zsd_core_busy(const struct zsd *daemon);
 bool zsd_core_ticks(const struct zsd *daemon);
 /** SIGTERM: from now on, new jobs and new steps are refused (-ECANCELED); running ones finish. */
 void zsd_core_drain(struct zsd *daemon);
+/** Nothing runs any more: steps that still wait are given up, and what durable jobs have beyond
+ * their last commit is committed. */
+void zsd_core_last(struct zsd *daemon);
 /** The end is near: every job ends, and its ranks are told that it is the daemon that goes, before
  * their connections close and each would take the other for dead. */
 void zsd_core_farewell(struct zsd *daemon);

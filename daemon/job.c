@@ -589,8 +589,11 @@ void zsd_core_gone(struct zsd_conn *conn)
     (void)zb_fail(&why, -EOWNERDEAD, "rank %u of job '%s' (process %d) died or hung up", m->rank,
                   job->name, (int)conn->pid);
     zsd_job_hold(job);
-    if (job->core->draining) {
-        job_end_with_daemon(job); /* this rank was the first to hear it, and has left */
+    if (job->core->draining) { /* this rank was the first to hear it, and has left */
+        why = (struct zb_err){ 0 };
+        (void)zb_fail(&why, -ENOTCONN, "the daemon is ending");
+        if (!job->durable || job->state < ZSD_READY) /* else it is saved first */
+            zsd_job_end(job, &why);
     } else if (job->state != ZSD_ENDED) {
         uint32_t rank = m->rank;
 

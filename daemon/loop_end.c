@@ -46,6 +46,7 @@ static void end_on_timer(uv_timer_t *timer)
         e->deadline_ns = zb_min_u64(e->deadline_ns, now + ZSD_SEND_MS * NS_PER_MS);
     if (!busy && !e->told) {
         e->told = true;
+        zsd_core_last(daemon);
         zsd_core_farewell(daemon);
         return; /* what that began, and what it said, is waited for like all else */
     }

@@ -90,6 +90,11 @@ bool zsd_core_ticks(const struct zsd *daemon)
     return zsd_core_busy(daemon) > 0;
 }
 
+void zsd_core_last(struct zsd *daemon)
+{
+    (void)daemon;
+}
+
 void zsd_core_farewell(struct zsd *daemon)
 {
     (void)daemon;
