@@ -1597,6 +1597,7 @@ static void ready_loaded(struct zsd_job *job, const struct zb_err *err)
     if (job->state != ZSD_ENDED) {
         job->iterations = v->iterations;
         job->applied = v->applied;
+        job->rewritten = false;
         job->state = ZSD_READY;
         zb_log(ZB_LOG_INFO, "job-loaded", "job=\"%s\" iterations=%llu applied=%llu", job->name,
                (unsigned long long)job->iterations, (unsigned long long)job->applied);

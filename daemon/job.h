@@ -218,6 +218,7 @@ struct zsd_job {
     struct zsd_commit_op *commit; /* in progress, or NULL */
     struct zsd_req *commit_req;   /* that asked for it, if it was a request */
     bool prepares;                /* its trainer commits in two phases */
+    bool rewritten;               /* values were written since the last commit or load */
     struct zsd_load_op *load;     /* likewise */
     struct zsd_version *from;     /* PLACING, LOADING: what is brought in; held */
     bool

@@ -29,6 +29,8 @@
 
 #define COMMIT_PAGES 4096u /* put into rows in one turn: well below a millisecond */
 
+#define PROGRESS_MAX (UINT64_C(1) << 62) /* whoever counts on from here never overflows */
+
 enum commit_state { COMMIT_SAVE, COMMIT_BUILD, COMMIT_CHANGE, COMMIT_OVER };
 
 struct zsd_commit_op {
@@ -225,6 +227,8 @@ static void commit_over(struct zsd_commit_op *op)
                (unsigned long long)job->iterations, (unsigned long long)job->applied);
     job->commit = NULL;
     job->prepares = op->what == ZSD_PREPARE;
+    if (err.code == 0)
+        job->rewritten = false; /* nothing was written meanwhile */
     zsd_version_unref(op->fresh);
     op->done(job, err.code != 0 ? &err : NULL);
     free(op);
@@ -288,6 +292,13 @@ int zsd_commit_check(const struct zsd_job *job, struct zb_err *err)
     return 0;
 }
 
+bool zsd_commit_has(const struct zsd_job *job)
+{
+    const struct zsd_version *c = job->saved ? job->saved->committed : NULL;
+
+    return c && c->iterations == job->iterations && !job->rewritten;
+}
+
 void zsd_commit_start(struct zsd_job *job, enum zsd_commit_what what, const struct zb_err *save_err,
                       void (*done)(struct zsd_job *job, const struct zb_err *err))
 {
@@ -324,12 +335,10 @@ static void commit_last_done(struct zsd_job *job, const struct zb_err *err)
 
 void zsd_commit_last(struct zsd_job *job)
 {
-    const struct zsd_version *v = job->saved ? job->saved->committed : NULL;
     struct zb_err err = { 0 };
 
     if (!job->durable || job->state != ZSD_READY || job->commit || !zsd_job_live(job) ||
-        zsd_job_writing(job) || (v && v->iterations == job->iterations) ||
-        zsd_commit_check(job, &err) < 0)
+        zsd_job_writing(job) || zsd_commit_has(job) || zsd_commit_check(job, &err) < 0)
         return;
     zsd_commit_start(job, job->prepares ? ZSD_PREPARE : ZSD_COMMIT, NULL, commit_last_done);
 }
@@ -384,8 +393,10 @@ static void resolve_done(struct zsd_delta *d, const struct zb_err *err)
     commit_reply(w->req, saved->committed, err);
     if (!err && w->what == ZSD_RESOLVE)
         zsd_snap_next(saved);
-    if (saved->job)
+    if (saved->job) {
+        saved->job->rewritten |= !err && w->what == ZSD_DROP; /* it may have what was written */
         zsd_job_committed(saved->job);
+    }
     free(w);
 }
 
@@ -456,8 +467,7 @@ void zsd_commit(struct zsd_req *req, const ProtobufCMessage *message)
         zsd_reply_err(req, &err);
         return;
     }
-    if (q->what == ZSD_COMMIT && job->saved && job->saved->committed &&
-        job->saved->committed->iterations == job->iterations && job->iterations > 0) {
+    if (q->what == ZSD_COMMIT && zsd_commit_has(job)) {
         commit_reply(req, job->saved->committed, NULL); /* asked again */
         return;
     }
@@ -474,6 +484,11 @@ void zsd_progress(struct zsd_req *req, const ProtobufCMessage *message)
     if (!m)
         return;
     job = m->job;
+    if (q->iterations > PROGRESS_MAX) {
+        zsd_refuse(req, -EINVAL, "%llu iterations: at most %llu", (unsigned long long)q->iterations,
+                   (unsigned long long)PROGRESS_MAX);
+        return;
+    }
     if (q->applied > q->iterations) {
         zsd_refuse(req, -EINVAL, "%llu steps applied of %llu", (unsigned long long)q->applied,
                    (unsigned long long)q->iterations);

@@ -155,6 +155,28 @@ static void copy_start(struct zsd_req *req, struct zsd_shard *s, uint64_t first,
         copy_end(c);
 }
 
+/* Values of a durable job change only where there are places for what was saved of them beside. */
+static int write_check(const struct zsd_shard *s, struct zb_err *err)
+{
+    const struct zsd_job *job = s->job;
+    struct zsd_saved *saved = job->saved;
+
+    if (job->commit)
+        return zb_fail(err, -EBUSY, "job '%s' is being committed", job->name);
+    if (saved && saved->prepared)
+        return zb_fail(err, -EBUSY, "job '%s' has step %llu prepared, and it is not resolved",
+                       job->name, (unsigned long long)saved->prepared->iterations);
+    if (saved && zsd_saved_kept(saved) && s->unit->layout.frozen)
+        return zb_fail(err, -EINVAL, "unit '%s' of job '%s' is frozen, and was saved",
+                       s->unit->name, job->name);
+    if (zsd_saved_room(saved, err) < 0)
+        return err->code;
+    if (s->pins > 0 || s->fill || (s->copies > 0 && !s->writing))
+        return zb_fail(err, -EBUSY, "shard %llu of unit '%s' is pinned or being read",
+                       (unsigned long long)s->id, s->unit->name);
+    return 0;
+}
+
 void zsd_write(struct zsd_req *req, const ProtobufCMessage *message)
 {
     const Zp__Write *q = (const Zp__Write *)(const void *)message;
@@ -173,13 +195,8 @@ void zsd_write(struct zsd_req *req, const ProtobufCMessage *message)
     staged = copy_check(req, s, q->first, q->count, q->staging, sizeof(float));
     if (!staged)
         return;
-    if (s->job->commit) {
-        zsd_refuse(req, -EBUSY, "job '%s' is being committed", s->job->name);
-        return;
-    }
-    if (s->pins > 0 || s->fill || (s->copies > 0 && !s->writing)) {
-        zsd_refuse(req, -EBUSY, "shard %llu of unit '%s' is pinned or being read",
-                   (unsigned long long)s->id, s->unit->name);
+    if (write_check(s, &err) < 0) {
+        zsd_reply_err(req, &err);
         return;
     }
     for (uint64_t at = q->first; at < q->first + q->count; at += s->job->core->page_elems)
@@ -193,12 +210,9 @@ void zsd_write(struct zsd_req *req, const ProtobufCMessage *message)
                        (unsigned long long)at, s->unit->name);
             return;
         }
-    if (zsd_saved_room(s->job->saved, &err) < 0) {
-        zsd_reply_err(req, &err);
-        return;
-    }
     if (!zsd_shard_resident(s))
         zsd_shard_uncache(s);
+    s->job->rewritten = true;
     copy_start(req, s, q->first, q->count, staged, sizeof(float), true, what);
 }
 

@@ -390,6 +390,8 @@ void zsd_commit_start(struct zsd_job *job, enum zsd_commit_what what, const stru
                       void (*done)(struct zsd_job *job, const struct zb_err *err));
 /** Why the job cannot be committed (prepared) now, if so: 0, or a negative errno. */
 int zsd_commit_check(const struct zsd_job *job, struct zb_err *err);
+/** What the job has is what is committed. */
+bool zsd_commit_has(const struct zsd_job *job);
 /** The daemon is ending: what a job has beyond its last commit is saved. */
 void zsd_commit_last(struct zsd_job *job);
 /** A commit of it is over: whoever waits for the next one gets it. op_snapshot.c */
