@@ -315,6 +315,8 @@ void zsd_job_stepped(struct zsd_job *job)
         zsd_shard_wake(job->shards[i]);
     opens_answer(job);
     ready_resume(job);
+    if (!zb_list_empty(&job->core->opens)) /* one may wait for the step of ranks that left */
+        zsd_job_room(job->core);
 }
 
 /* ---- members */
@@ -904,8 +906,8 @@ static void retire_done(struct zsd_job *job, const struct zb_err *err)
     {
         struct open_wait *w = zb_container_of(pos, struct open_wait, node);
 
-        if (strcmp(w->name, job->name) != 0)
-            continue;
+        if (strcmp(w->name, job->name) != 0 || w->q.world == job->world)
+            continue; /* who attaches to it as it is goes on */
         zb_list_remove(pos);
         zsd_reply_err(w->req, err);
         free(w);
@@ -914,15 +916,13 @@ static void retire_done(struct zsd_job *job, const struct zb_err *err)
 
 static void open_retire(struct zsd_job *job)
 {
-    const struct zsd_saved *saved = job->saved;
-    bool newer = (!saved->committed || saved->committed->iterations != job->iterations) &&
-                 (!saved->prepared || saved->prepared->iterations != job->iterations);
+    const struct zsd_version *p = job->saved->prepared;
 
     job->retiring = true;
-    if (newer && zsd_job_live(job))
-        zsd_commit_start(job, job->prepares ? ZSD_PREPARE : ZSD_COMMIT, NULL, retire_done);
-    else
+    if (zsd_commit_has(job) || (p && p->iterations == job->iterations) || !zsd_job_live(job))
         retire_done(job, NULL);
+    else
+        zsd_commit_start(job, job->prepares ? ZSD_PREPARE : ZSD_COMMIT, NULL, retire_done);
 }
 
 /* Nobody is attached, and what the job has is saved, or can be. */
@@ -962,7 +962,11 @@ static bool open_waits(const struct zsd_core *core, struct zsd_job *job,
         return true;
     if (!job) /* its last incarnation is still ending, or the name is not decided */
         return (saved && saved->job) || zsd_saved_coming(core, q->name);
-    if (!q->attach || !job->durable || q->world == job->world || zsd_job_attached(job) > 0)
+    if (!q->attach || !job->durable)
+        return false;
+    if (job->retiring)
+        return true;
+    if (q->world == job->world || zsd_job_attached(job) > 0)
         return false;
     return job->state >= ZSD_READY; /* until it has retired */
 }

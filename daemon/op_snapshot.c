@@ -597,6 +597,7 @@ static void destroy_done(struct zsd_delta *d, const struct zb_err *err)
 
     saved->moving = false;
     if (over) {
+        saved->gone = true; /* nothing of it comes behind this */
         (void)zb_fail(&why, -ECANCELED, "job '%s' was destroyed", saved->name);
         zsd_snap_cancel(saved, &why);
     }
