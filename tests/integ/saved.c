@@ -70,6 +70,15 @@ void sv_fill(struct zi_rank *ranks, unsigned world)
                 zi_write_all(&ranks[r], u, sv_value);
 }
 
+void sv_push(struct zi_rank *ranks, unsigned world, uint64_t number)
+{
+    grad_step = number;
+    for (unsigned r = 0; r < world; r++)
+        for (unsigned u = 0; u < SV_UNITS; u++)
+            if (ranks[r].shards[u] && !sv_units[u].frozen)
+                zi_push_all(&ranks[r], u, number, grad);
+}
+
 void sv_step(struct zi_rank *ranks, unsigned world, uint64_t number, enum zc_commit commit)
 {
     struct zc_step step = { .step = number,
@@ -81,11 +90,7 @@ void sv_step(struct zi_rank *ranks, unsigned world, uint64_t number, enum zc_com
     struct zc_stepped stepped[SV_WORLD_MAX];
     struct zi_call calls[SV_WORLD_MAX];
 
-    grad_step = number;
-    for (unsigned r = 0; r < world; r++)
-        for (unsigned u = 0; u < SV_UNITS; u++)
-            if (ranks[r].shards[u] && !sv_units[u].frozen)
-                zi_push_all(&ranks[r], u, number, grad);
+    sv_push(ranks, world, number);
     for (unsigned r = 0; r < world; r++) {
         calls[r] = ZI_CALL(&ranks[r]);
         assert_int_equal(

@@ -48,6 +48,8 @@ void sv_open(struct zi_rank *ranks, unsigned world, const struct zi_daemon *d, u
 /** The initial value of an element. */
 float sv_value(uint64_t element);
 void sv_fill(struct zi_rank *ranks, unsigned world);
+/** Pushes the gradients of a step. */
+void sv_push(struct zi_rank *ranks, unsigned world, uint64_t number);
 /** Pushes the gradients of a step and makes it; it must succeed. */
 void sv_step(struct zi_rank *ranks, unsigned world, uint64_t number, enum zc_commit commit);
 /** Every rank attaches, registers its slices and says where to go on (NULL: nowhere). */

@@ -5,6 +5,7 @@
 #include "tests/integ/saved.h"
 
 #include <errno.h>
+#include <stdio.h>
 
 #include "base/plan.h"
 #include "base/util.h"
@@ -365,6 +366,188 @@ static void taking_turns(void **state)
     sv_dump_free(&at[1]);
 }
 
+/* The options of the daemon, with others of a few. */
+static const char **options_with(const char *ring_bytes, const char *nvme_bytes)
+{
+    static const char *options[16];
+
+    for (unsigned i = 0; (options[i] = sv_options[i]) != NULL; i++)
+        ;
+    options[7] = ring_bytes;
+    if (nvme_bytes)
+        options[SV_OPTION_NVME] = nvme_bytes;
+    return options;
+}
+
+#define ONE_BUFFER "98304"
+
+/* The rc of writing a unit once more, page by page, up to the first that is refused. */
+static int write_again(struct zi_rank *r, unsigned u, float value)
+{
+    uint64_t page = zc_server(r->c)->page_elems, count = r->ranges[u].count;
+    float *staged = r->job.staging;
+
+    for (uint64_t first = 0; first < count; first += page) {
+        uint64_t n = zb_min_u64(page, count - first);
+        int rc;
+
+        for (uint64_t i = 0; i < n; i++)
+            staged[i] = value;
+        rc = zc_write_wait(r->c, r->shards[u], ZC_MASTER, first, n, staged);
+        if (rc < 0)
+            return rc;
+    }
+    return 0;
+}
+
+/* Values may be written after a commit, too: there are places for one more version of what is
+ * trained, and of nothing else. What was written is saved, though no step was made. */
+static void written_again(void **state)
+{
+    (void)state;
+    for (unsigned p = 0; p < SV_PLACES; p++) {
+        const char **options = options_with(ONE_BUFFER, NULL);
+        struct zi_rank r;
+        struct zi_daemon d = { 0 };
+        struct sv_dump at = { 0 };
+        struct zc_point point;
+
+        print_message("%s\n", sv_places[p].name);
+        zi_start(&d, options);
+        sv_open(&r, 1, &d, p);
+        sv_step(&r, 1, 1, ZC_COMMIT_PREPARE);
+        assert_int_equal(write_again(&r, 1, 7), -EBUSY); /* nor is there room beside both */
+        assert_int_equal(zc_commit_wait(r.c, r.job.id, ZC_COMMIT_PREPARED, 1, 0, &point), 0);
+        sv_step(&r, 1, 2, ZC_COMMIT_PREPARE);
+        for (unsigned u = 0; u < SV_UNITS; u++)
+            assert_int_equal(write_again(&r, u, 7), -EBUSY);
+        assert_int_equal(zc_commit_wait(r.c, r.job.id, ZC_COMMIT_PREPARED, 2, 0, &point), 0);
+        assert_int_equal(write_again(&r, 2, 7), -EINVAL); /* frozen */
+        for (unsigned u = 0; u < SV_UNITS; u++)
+            if (u != 2)
+                assert_int_equal(write_again(&r, u, 8), 0);
+        assert_int_equal(zc_commit_wait(r.c, r.job.id, ZC_COMMIT_STEP, 2, 0, &point), 0);
+        sv_dump_take(&at, &r, 1);
+        zi_kill(&d);
+        sv_hang_up(&r, 1);
+        zi_start_again(&d, options);
+        assert_int_equal(sv_attach(&r, 1, &d, p, true, NULL), 0);
+        sv_dump_same("written again", &at, &r, 1);
+        assert_int_equal(write_again(&r, 4, 9), 0);
+        sv_dump_take(&at, &r, 1);
+        zi_end(&d);
+        sv_hang_up(&r, 1);
+        zi_start_again(&d, options);
+        assert_int_equal(sv_attach(&r, 1, &d, p, true, NULL), 0);
+        sv_dump_same("written before the end", &at, &r, 1);
+        sv_step(&r, 1, 3, ZC_COMMIT_STEP);
+        zi_close(&r, 1);
+        zi_stop(&d);
+        sv_dump_free(&at);
+    }
+}
+
+/* The daemon ends while a step waits for a shard that is pinned: the step before is saved. */
+static void ended_before_a_step(void **state)
+{
+    struct zc_step step = {
+        .step = 3, .scale = 1, .groups = sv_groups, .ngroups = SV_GROUPS, .timeout_ms = 15000
+    };
+    struct zi_rank r;
+    struct zi_daemon d = { 0 };
+    struct zc_view view;
+    struct zc_stepped stepped;
+    struct zi_call call;
+
+    (void)state;
+    sv_begin(&r, 1, &d, 1);
+    sv_step(&r, 1, 1, ZC_COMMIT_STEP);
+    sv_step(&r, 1, 2, ZC_COMMIT_NO);
+    sv_push(&r, 1, 3);
+    assert_int_equal(zc_fetch_wait(r.c, &r.shards[1], 1, 0, ZI_FETCH_MS, &view), 0);
+    call = ZI_CALL(&r);
+    assert_int_equal(zc_step(r.c, r.job.id, &step, &stepped, zi_done, &call), 0);
+    zi_pump(&r, 1, 20);
+    assert_false(call.over);
+    zi_end(&d);
+    sv_hang_up(&r, 1);
+    zi_start_again(&d, sv_options);
+    assert_int_equal(sv_attach(&r, 1, &d, 1, true, NULL), 0);
+    assert_int_equal(r.place.iterations, 2);
+    zi_close(&r, 1);
+    zi_stop(&d);
+}
+
+/* Two jobs whose room was just enough, and a daemon that takes more for pages in flight: the one
+ * that finds room goes on, and does not live on what the other holds. */
+static void less_room_than_before(void **state)
+{
+    struct zi_rank r, other;
+    struct zi_daemon d = { 0 };
+    char nvme[32];
+
+    (void)state;
+    zi_start(&d, options_with(ONE_BUFFER, NULL));
+    sv_open(&r, 1, &d, 1);
+    (void)snprintf(nvme, sizeof(nvme), "%llu",
+                   (unsigned long long)(zi_used(&d, "nvme") * 9 / 4 / 65536 * 65536));
+    zi_close(&r, 1);
+    zi_stop(&d);
+    zi_start(&d, options_with(ONE_BUFFER, nvme));
+    sv_open(&r, 1, &d, 1);
+    sv_step(&r, 1, 1, ZC_COMMIT_STEP);
+    sv_name = "other";
+    sv_open(&other, 1, &d, 1);
+    sv_step(&other, 1, 1, ZC_COMMIT_STEP);
+    zi_kill(&d);
+    sv_hang_up(&r, 1);
+    sv_hang_up(&other, 1);
+    zi_start_again(&d, options_with("1M", nvme));
+    assert_int_equal(sv_attach(&other, 1, &d, 1, true, NULL), -ENOSPC);
+    sv_hang_up(&other, 1);
+    sv_name = "job";
+    assert_int_equal(sv_attach(&r, 1, &d, 1, true, NULL), 0);
+    for (uint64_t k = 2; k <= 6; k++)
+        sv_step(&r, 1, k, k % 3 == 0 ? ZC_COMMIT_STEP : ZC_COMMIT_NO);
+    zi_close(&r, 1);
+    zi_stop(&d);
+}
+
+/* Destroyed while its first commit is being made: it does not come back. */
+static void destroyed_in_a_commit(void **state)
+{
+    struct zi_daemon d = { 0 };
+    struct zc_client *c;
+
+    (void)state;
+    zi_start(&d, sv_options);
+    for (unsigned i = 0; i < 20; i++) {
+        struct zc_point point;
+        struct zi_call call;
+        struct zi_rank r;
+        uint64_t until = zb_now_ns() + i * 300000; /* somewhere in it */
+        int rc;
+
+        sv_open(&r, 1, &d, i % 2);
+        c = zi_client(&d);
+        call = ZI_CALL(&r);
+        assert_int_equal(zc_commit(r.c, r.job.id, ZC_COMMIT_STEP, 0, 0, &point, zi_done, &call), 0);
+        while (zb_now_ns() < until)
+            zi_pump(&r, 1, 0);
+        sv_hang_up(&r, 1);
+        do
+            rc = zc_job_destroy_wait(c, "job");
+        while (rc == -EBUSY);
+        assert_int_equal(rc, 0);
+        rc = zc_job_destroy_wait(c, "job");
+        assert_int_equal(rc, -ENOENT);
+        (void)zi_await_used(&d, ZB_MIB / SV_BUFFER * SV_BUFFER, 0, 5000);
+        assert_int_equal(zc_job_destroy_wait(c, "job"), -ENOENT);
+        zc_close(c);
+    }
+    zi_stop(&d);
+}
+
 static float moment(uint64_t element)
 {
     return (float)(element % 31) / 31;
@@ -400,6 +583,7 @@ static void brought_from_elsewhere(void **state)
             }
         }
         assert_int_equal(zc_progress_wait(r.c, r.job.id, 3, 4), -EINVAL);
+        assert_int_equal(zc_progress_wait(r.c, r.job.id, UINT64_MAX, 0), -EINVAL);
         assert_int_equal(zc_progress_wait(r.c, r.job.id, 5, 4), 0);
         assert_int_equal(zc_progress_wait(r.c, r.job.id, 6, 4), -EBUSY);
         assert_int_equal(zc_commit_wait(r.c, r.job.id, ZC_COMMIT_STEP, 5, 0, &point), 0);
@@ -497,6 +681,10 @@ int main(void)
         cmocka_unit_test_teardown(taken_over, zi_teardown),
         cmocka_unit_test_teardown(half_attached, zi_teardown),
         cmocka_unit_test_teardown(taking_turns, zi_teardown),
+        cmocka_unit_test_teardown(written_again, zi_teardown),
+        cmocka_unit_test_teardown(ended_before_a_step, zi_teardown),
+        cmocka_unit_test_teardown(less_room_than_before, zi_teardown),
+        cmocka_unit_test_teardown(destroyed_in_a_commit, zi_teardown),
         cmocka_unit_test_teardown(brought_from_elsewhere, zi_teardown),
         cmocka_unit_test_teardown(refused, zi_teardown),
     };
