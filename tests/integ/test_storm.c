@@ -3,6 +3,11 @@
  * time, and hang up in the middle of it. Whatever they say, every request is answered exactly once,
  * the daemon lives, and in the end it holds what it held in the beginning.
  *
+ * Two of the jobs are durable: they are committed, taken over, made again for other worlds, copied,
+ * rolled back, destroyed; and now and then the daemon itself is ended or killed, and starts again
+ * with what it has saved; fsck finds no fault. What was asked of a daemon that is killed
+ * is answered by nobody.
+ *
  * MODEL. A few connections; each knows what would make sense next (open, define, register, ready,
  * then data and steps) and does that about every second time; otherwise anything. Numbers are drawn
  * from what is right, from its neighbours, and from the ends of their types.
@@ -18,12 +23,13 @@
 #include "base/plan.h"
 #include "base/util.h"
 
-#define CLIENTS     6u
+#define CLIENTS     10u
 #define WAITING_MAX 64u
 #define UNITS       3u
 #define PAGE        4096u
 #define STAGING     (64u << 10)
-#define JOBS        3u
+#define JOBS        5u
+#define DURABLE     3u /* the first job that is; the one before is kept */
 
 static const char *const options[] = { "--host-bytes",
                                        "8M",
@@ -69,9 +75,11 @@ struct client {
     unsigned number;
     uint32_t micro;
     uint64_t next; /* element of a push */
+    uint32_t world;
+    uint64_t committed, reader;
 };
 
-static uint64_t answered, refused, hung_up, good[ZP_METHOD_END];
+static uint64_t answered, refused, hung_up, restarts, good[ZP_METHOD_END];
 
 /* ---- values */
 
@@ -99,6 +107,11 @@ static uint64_t near(uint64_t right)
 static uint32_t near32(uint32_t right)
 {
     return (uint32_t)near(right);
+}
+
+static bool durable(const struct client *c)
+{
+    return c->number / 2 >= DURABLE;
 }
 
 static uint64_t draw_job(const struct client *c)
@@ -138,10 +151,14 @@ static void say_open(struct client *c)
 
     (void)snprintf(name, sizeof(name), "j%u", chance(90) ? c->number / 2 : (unsigned)draw(JOBS));
     q.name = name; /* two clients are the ranks of a job; every third job is kept */
-    q.world = near32(2);
+    c->world = durable(c) && c->number % 2 == 0 && chance(10) ? 1 : 2;
+    q.world = near32(c->world);
     q.rank = near32(c->number % 2);
-    q.keep = c->number / 2 == 2;
+    q.keep = c->number / 2 >= DURABLE - 1;
+    q.durable = durable(c);
     q.attach = q.keep && chance(70);
+    q.takeover = q.attach && durable(c) && chance(5);
+    q.epoch = durable(c) && chance(3) ? draw(4) : 0;
     q.staging_bytes = near(STAGING);
     q.offload_param = chance(90) ? 2 : near32(1);
     q.offload_optimizer = chance(90) ? 2 : near32(1);
@@ -188,8 +205,8 @@ static void say_register(struct client *c)
     for (size_t i = 0; i < q.n_ranges; i++) {
         zp__range__init(&ranges[i]);
         ranges[i].unit = near32((c->shards + (uint32_t)i) % UNITS);
-        ranges[i].first = near(c->number % 2 * 2 * PAGE); /* one half each */
-        ranges[i].count = near(2 * PAGE);
+        ranges[i].first = near(c->number % 2 * 2 * PAGE); /* one half each, or all */
+        ranges[i].count = near(c->world == 1 ? 4 * PAGE : 2 * PAGE);
     }
     send_it(c, ZP_SHARD_REGISTER, &q.base);
 }
@@ -200,6 +217,8 @@ static void say_ready(struct client *c)
 
     q.job = draw_job(c);
     q.timeout_ms = 1 + (uint32_t)draw(200);
+    q.at_point = durable(c) && chance(10);
+    q.iterations = near(chance(50) ? c->committed : c->iterations);
     send_it(c, ZP_READY, &q.base);
 }
 
@@ -213,13 +232,13 @@ static void say_train(struct client *c)
 
     if (c->written < UNITS) {
         w.shard = c->ids[c->written++];
-        w.count = 2 * PAGE;
+        w.count = c->world == 1 ? 4 * PAGE : 2 * PAGE;
         send_it(c, ZP_WRITE, &w.base);
     } else if (c->pushed < UNITS - 1) { /* the last one is frozen */
         p.shard = c->ids[c->pushed++];
         p.step = c->iterations + 1;
         p.mode = p.dtype = 1;
-        p.count = 2 * PAGE;
+        p.count = c->world == 1 ? 4 * PAGE : 2 * PAGE;
         send_it(c, ZP_PUSH, &p.base);
     } else {
         q.job = c->job;
@@ -232,6 +251,7 @@ static void say_train(struct client *c)
         g.eps = 1e-8;
         q.n_groups = 1;
         q.groups = groups;
+        q.commit = durable(c) ? c->iterations % 3 : 0; /* as its peer says */
         send_it(c, ZP_STEP, &q.base);
         c->pushed = 0;
     }
@@ -317,6 +337,7 @@ static void say_step(struct client *c)
     g.eps = 1e-8;
     q.groups = groups;
     q.n_groups = chance(95);
+    q.commit = k.commit = durable(c) ? near32(c->iterations % 3) : 0;
     switch (draw(3)) {
     case 0:
         send_it(c, ZP_STEP, &q.base);
@@ -347,6 +368,133 @@ static void say_note(struct client *c)
         send_it(c, ZP_NOTE_PUT, &p.base);
     else
         send_it(c, ZP_NOTE_GET, &g.base);
+}
+
+static void say_commit(struct client *c)
+{
+    Zp__Commit q = ZP__COMMIT__INIT;
+    Zp__Progress p = ZP__PROGRESS__INIT;
+
+    q.job = p.job = draw_job(c);
+    q.what = near32(1 + (uint32_t)draw(4));
+    q.iterations = near(c->iterations);
+    p.iterations = near(5);
+    p.applied = near(4);
+    if (chance(95))
+        send_it(c, ZP_COMMIT, &q.base);
+    else
+        send_it(c, ZP_PROGRESS, &p.base);
+}
+
+/* A durable job, or one that was cloned. */
+static void draw_saved(char *name, size_t size)
+{
+    if (chance(85))
+        (void)snprintf(name, size, "j%u", DURABLE + (unsigned)draw(JOBS - DURABLE));
+    else
+        (void)snprintf(name, size, "k%u", (unsigned)draw(2));
+}
+
+static void say_snapshot(struct client *c)
+{
+    Zp__SnapshotTake t = ZP__SNAPSHOT_TAKE__INIT;
+    Zp__SnapshotRef r = ZP__SNAPSHOT_REF__INIT;
+    Zp__SnapshotsRequest s = ZP__SNAPSHOTS_REQUEST__INIT;
+    Zp__Clone k = ZP__CLONE__INIT;
+    Zp__JobName d = ZP__JOB_NAME__INIT;
+    char job[16], snap[16], name[16];
+
+    draw_saved(job, sizeof(job));
+    (void)snprintf(snap, sizeof(snap), "s%u", (unsigned)draw(3));
+    (void)snprintf(name, sizeof(name), "k%u", (unsigned)draw(2));
+    if (chance(30))
+        snap[0] = '\0';
+    t.job = r.job = s.job = k.job = job;
+    t.name = r.name = k.snapshot = snap;
+    k.name = name;
+    t.next = chance(30);
+    t.retain = chance(50) ? (uint32_t)draw(3) : 0;
+    t.timeout_ms = 1 + (uint32_t)draw(100);
+    d.name = chance(80) ? name : job;
+    switch (draw(8)) {
+    case 0:
+    case 1:
+        send_it(c, ZP_SNAPSHOT, &t.base);
+        break;
+    case 2:
+        send_it(c, ZP_SNAPSHOTS, &s.base);
+        break;
+    case 3:
+        send_it(c, ZP_ROLLBACK, &r.base);
+        break;
+    case 4:
+        send_it(c, ZP_CLONE, &k.base);
+        break;
+    case 5:
+        send_it(c, ZP_JOB_DESTROY, &d.base);
+        break;
+    default:
+        send_it(c, ZP_SNAPSHOT_DESTROY, &r.base);
+        break;
+    }
+}
+
+static void say_reader(struct client *c)
+{
+    Zp__ReaderOpen o = ZP__READER_OPEN__INIT;
+    Zp__ReaderUnit u = ZP__READER_UNIT__INIT;
+    Zp__ReaderRead r = ZP__READER_READ__INIT;
+    Zp__ReaderRef f = ZP__READER_REF__INIT;
+    char job[16], snap[16];
+
+    draw_saved(job, sizeof(job));
+    (void)snprintf(snap, sizeof(snap), "s%u", (unsigned)draw(3));
+    o.job = job;
+    o.snapshot = chance(50) ? (char[]){ "" } : snap;
+    o.staging_bytes = near(STAGING);
+    u.reader = r.reader = f.reader = near(c->reader);
+    u.unit = r.unit = near32((uint32_t)draw(UNITS));
+    u.cursor = near32(0);
+    r.what = near32(1 + (uint32_t)draw(4));
+    r.first = near(draw(2 * PAGE));
+    r.count = near(1 + draw(2 * PAGE));
+    r.staging = near(0);
+    switch (draw(8)) {
+    case 0:
+        send_it(c, ZP_READER_OPEN, &o.base);
+        break;
+    case 1:
+        send_it(c, ZP_READER_UNIT, &u.base);
+        break;
+    case 2:
+        send_it(c, ZP_READER_CLOSE, &f.base);
+        break;
+    default:
+        send_it(c, ZP_READER_READ, &r.base);
+        break;
+    }
+}
+
+static void say_store(struct client *c)
+{
+    Zp__Scrub s = ZP__SCRUB__INIT;
+    Zp__Empty e = ZP__EMPTY__INIT;
+    Zp__DfRequest d = ZP__DF_REQUEST__INIT;
+
+    s.action = near32((uint32_t)draw(5));
+    s.rate_bytes = chance(50) ? 0 : near(1 << 20);
+    d.cursor = near(0);
+    switch (draw(3)) {
+    case 0:
+        send_it(c, ZP_SCRUB, &s.base);
+        break;
+    case 1:
+        send_it(c, ZP_FSCK, &e.base);
+        break;
+    default:
+        send_it(c, ZP_DF, &d.base);
+        break;
+    }
 }
 
 static void say_look(struct client *c)
@@ -407,9 +555,11 @@ static void say_close(struct client *c)
 
 static void say_anything(struct client *c)
 {
-    static void (*const all[])(struct client *) = { say_open, say_define, say_register, say_ready,
-                                                    say_copy, say_fetch,  say_release,  say_push,
-                                                    say_step, say_note,   say_look,     say_leave };
+    static void (*const all[])(struct client *) = {
+        say_open,     say_define, say_register, say_ready, say_copy, say_fetch,
+        say_release,  say_push,   say_step,     say_note,  say_look, say_commit,
+        say_snapshot, say_reader, say_store,    say_leave
+    };
 
     all[draw(ZB_COUNT(all))](c);
 }
@@ -439,6 +589,8 @@ static bool say_sense(struct client *c)
     case DATA:
         if (chance(75))
             say_train(c);
+        else if (durable(c) && chance(40))
+            say_commit(c);
         else
             data[draw(ZB_COUNT(data))](c);
         break;
@@ -463,6 +615,8 @@ static void learn(struct client *c, const struct zp_frame *frame, const uint8_t 
     case ZP_JOB_OPEN:
         c->job = ((const Zp__JobOpenReply *)m)->job;
         c->iterations = ((const Zp__JobOpenReply *)m)->iterations;
+        for (size_t i = 0; i < ((const Zp__JobOpenReply *)m)->n_points; i++)
+            c->committed = ((const Zp__JobOpenReply *)m)->points[i]->iterations;
         c->units = c->shards = c->written = c->pushed = 0;
         c->stage = DEFINE;
         break;
@@ -476,6 +630,19 @@ static void learn(struct client *c, const struct zp_frame *frame, const uint8_t 
         break;
     case ZP_READY:
         c->stage = DATA;
+        c->iterations = ((const Zp__ReadyReply *)m)->iterations;
+        if (c->iterations > 0)
+            c->written = UNITS; /* it has values */
+        break;
+    case ZP_READER_OPEN:
+        c->reader = ((const Zp__ReaderOpenReply *)m)->reader;
+        break;
+    case ZP_COMMIT:
+        c->committed = ((const Zp__CommitReply *)m)->iterations;
+        break;
+    case ZP_FSCK:
+        if (((const Zp__FsckReply *)m)->problems_total > 0)
+            fail_msg("fsck: %s", ((const Zp__FsckReply *)m)->problems[0]);
         break;
     case ZP_JOB_CLOSE:
         c->stage = OPEN;
@@ -513,7 +680,9 @@ static void on_frame(struct client *c, const struct zp_frame *frame, const uint8
     }
     refused++;
     assert_true(frame->code < 0 && frame->body_bytes > 0 && frame->body_bytes < 480);
-    if (frame->code == -EOWNERDEAD || frame->code == -ECANCELED)
+    if (frame->code == -EBADMSG) /* nobody harms the data files */
+        fail_msg("method %u finds what is saved corrupt", frame->method);
+    if (frame->code == -EOWNERDEAD || frame->code == -ECANCELED || frame->code == -ESTALE)
         c->stage = CLOSE;
     else if (frame->method == ZP_SHARD_REGISTER && chance(30))
         c->stage = READY;
@@ -575,21 +744,64 @@ static void client_open(struct client *c, const struct zi_daemon *d, unsigned nu
     zi_raw_open(&c->raw, d);
 }
 
+/* The daemon ends, or is killed, and is there again: everybody begins anew. */
+static void restart(struct zi_daemon *d, struct client *clients)
+{
+    bool kill = chance(50);
+
+    if (kill)
+        zi_kill(d);
+    else
+        zi_term(d);
+    for (unsigned i = 0; i < CLIENTS; i++)
+        if (kill || chance(50)) { /* who hangs up while it ends */
+            zi_raw_close(&clients[i].raw);
+            clients[i].raw.stream = NULL;
+        }
+    if (!kill)
+        zi_ended(d);
+    zi_start_again(d, options);
+    for (unsigned i = 0; i < CLIENTS; i++) {
+        if (clients[i].raw.stream)
+            zi_raw_close(&clients[i].raw);
+        client_open(&clients[i], d, i);
+    }
+    restarts++;
+}
+
+/* Everything that outlives its clients goes; a rank may be on its way out yet. */
+static void destroy_all(const struct zi_daemon *d)
+{
+    struct zc_client *c = zi_client(d);
+    uint64_t until = zb_now_ns() + UINT64_C(10000000000);
+    struct zc_job_row *rows;
+    size_t n;
+
+    do {
+        assert_int_equal(zc_jobs_wait(c, NULL, &rows, &n), 0);
+        for (size_t i = 0; i < n; i++)
+            (void)zc_job_destroy_wait(c, rows[i].name);
+        zc_rows_free(rows);
+        if (zb_now_ns() > until)
+            fail_msg("%zu jobs cannot be destroyed: %s", n, zc_error(c));
+    } while (n > 0);
+    zc_close(c);
+}
+
 static void storm(void **state)
 {
     static const unsigned reached[] = {
-        ZP_JOB_OPEN, ZP_UNIT_DEFINE, ZP_SHARD_REGISTER, ZP_READY, ZP_WRITE, ZP_FETCH,
-        ZP_PUSH,     ZP_NORMS,       ZP_NOTE_PUT,       ZP_STEP,  ZP_SKIP,  ZP_JOB_CLOSE
+        ZP_JOB_OPEN, ZP_UNIT_DEFINE, ZP_SHARD_REGISTER, ZP_READY,    ZP_WRITE,
+        ZP_FETCH,    ZP_PUSH,        ZP_NORMS,          ZP_NOTE_PUT, ZP_STEP,
+        ZP_SKIP,     ZP_JOB_CLOSE,   ZP_COMMIT,         ZP_SNAPSHOT, ZP_CLONE,
+        ZP_FSCK,     ZP_DF,          ZP_READER_OPEN,    ZP_SCRUB,    ZP_JOB_DESTROY
     };
     const char *seed_text = getenv("ZSHARD_SEED"), *rounds_text = getenv("ZSHARD_ROUNDS");
     unsigned long rounds = rounds_text && *rounds_text ? strtoul(rounds_text, NULL, 10) : 30000;
     static struct client clients[CLIENTS];
     struct zi_daemon d = { 0 };
-    struct zc_client *c;
-    struct zc_job_row *rows;
-    uint64_t host, nvme;
+    uint64_t host, nvme, restart_in = 6000;
     unsigned files;
-    size_t n;
 
     (void)state;
     seed = seed_text && *seed_text ? strtoull(seed_text, NULL, 10) : 20260801;
@@ -614,28 +826,26 @@ static void storm(void **state)
             client_open(who, &d, who->number);
             hung_up++;
         }
+        if (answered >= restart_in) {
+            restart(&d, clients);
+            restart_in = answered + 2000 + draw(8000);
+        }
     }
     for (unsigned i = 0; i < CLIENTS; i++) {
         client_drain(&clients[i]);
         zi_raw_alive(&clients[i].raw);
         zi_raw_close(&clients[i].raw);
     }
-    c = zi_client(&d); /* kept jobs are all that is left */
-    assert_int_equal(zc_jobs_wait(c, NULL, &rows, &n), 0);
-    for (size_t i = 0; i < n; i++)
-        if (rows[i].keep && rows[i].attached == 0)
-            (void)zc_job_destroy_wait(c, rows[i].name);
-    zc_rows_free(rows);
-    zc_close(c);
+    destroy_all(&d);
     (void)zi_await_used(&d, host, nvme, 2000);
     for (unsigned waited = 0; zi_files(&d) > files; waited++) {
         if (waited > 200)
             fail_msg("the daemon had %u descriptors open, and has %u", files, zi_files(&d));
         (void)poll(NULL, 0, 5);
     }
-    print_message("%llu answered, %llu of them refused, %llu hung up\n",
+    print_message("%llu answered, %llu of them refused, %llu hung up, %llu restarts\n",
                   (unsigned long long)answered, (unsigned long long)refused,
-                  (unsigned long long)hung_up);
+                  (unsigned long long)hung_up, (unsigned long long)restarts);
     for (size_t i = 0; i < ZB_COUNT(reached); i++) /* it was not only noise */
         if (good[reached[i]] == 0)
             fail_msg("no %s was ever in its place", zp_method_info(reached[i])->name);
@@ -643,6 +853,11 @@ static void storm(void **state)
                   (unsigned long long)good[ZP_READY], (unsigned long long)good[ZP_WRITE],
                   (unsigned long long)good[ZP_FETCH], (unsigned long long)good[ZP_PUSH],
                   (unsigned long long)good[ZP_STEP]);
+    print_message(
+        "%llu commits asked for, %llu snapshots, %llu rollbacks, %llu clones, %llu reads\n",
+        (unsigned long long)good[ZP_COMMIT], (unsigned long long)good[ZP_SNAPSHOT],
+        (unsigned long long)good[ZP_ROLLBACK], (unsigned long long)good[ZP_CLONE],
+        (unsigned long long)good[ZP_READER_READ]);
     zi_stop(&d);
 }
 
