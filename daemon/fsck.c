@@ -386,7 +386,7 @@ static void fsck_holders(struct fsck *f)
 
     for (size_t i = 0; i < c->nplaces; i++)
         if (f->holders[i] != c->places[i].holders &&
-            !(f->holders[i] == 0 && c->places[i].holders == 1 && f->s.nworks > 0))
+            !(f->holders[i] == 0 && c->places[i].holders == 1 && f->s.moving))
             problem(f, "the place at %#llx counts %u holders, and has %u", (ull)c->places[i].at,
                     c->places[i].holders, f->holders[i]);
 }

@@ -196,7 +196,13 @@ int zsd_survey_take(struct zsd_core *core, struct zsd_survey *s, struct zb_err *
     qsort(s->jobs, s->njobs, sizeof(*s->jobs), job_by_number);
     for (uint32_t i = 0; i < s->njobs; i++)
         take_versions(s, i);
-    zb_list_each(pos, &core->jobs) take_works(s, zb_container_of(pos, struct zsd_job, node));
+    zb_list_each(pos, &core->jobs)
+    {
+        const struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
+
+        take_works(s, job);
+        s->moving = s->moving || job->inflight > 0;
+    }
     zb_list_each(pos, &core->store->rows)
     {
         struct zsd_row *row = zb_container_of(pos, struct zsd_row, node);

@@ -60,6 +60,7 @@ struct zsd_survey {
     struct zsd_survey_snap *snaps;
     struct zsd_survey_work *works;
     size_t njobs, nrows, nversions, nsnaps, nworks;
+    bool moving; /* a job has operations in progress: pages of it may be on their way */
     struct zsd_places_copy places;
     struct zsd_promise readers;
     struct zsd_account readers_held, nvme;
