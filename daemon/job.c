@@ -484,7 +484,8 @@ static void job_let_go(struct zsd_job *job)
     if (saved->ended)
         zsd_defer(job->core, saved->ended);
     zsd_saved_unhold(saved);
-    zsd_job_room(job->core);
+    if (job->seen) /* else its own open looks again, for ever, and nothing else gets a turn */
+        zsd_job_room(job->core);
 }
 
 static void job_free(struct zsd_job *job)
@@ -500,7 +501,7 @@ static void job_free(struct zsd_job *job)
         zsd_note_done(&job->notes[i]);
     zsd_note_done(&job->note);
     job_let_go(job);
-    if (job->seen) /* else its own open frees it, and looks again for nothing, for ever */
+    if (job->seen)
         zsd_job_room(job->core);
     free(job->notes);
     free(job->step.pages_left);
