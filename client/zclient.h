@@ -291,8 +291,8 @@ struct zc_placement {
  *  placed the job. -ENOSPC: it does not fit, nothing is held.
  *
  *  @param at  of a job that was attached: the iterations of the point to go on from, the same for
- *             all ranks (-EINVAL; -ENOENT: there is no such point). What is only in memory and later is
- *             forgotten; what is prepared stays to be decided. NULL: what is in memory, else the
+ *             all ranks (-EINVAL; -ENOENT: there is no such point). What is only in memory and
+ * later is forgotten; what is prepared stays to be decided. NULL: what is in memory, else the
  *             newest commit. Looked at before it returns */
 ZC_EXPORT int zc_ready(struct zc_client *c, uint64_t job, const uint64_t *at, uint32_t timeout_ms,
                        struct zc_placement *ret, zc_done_fn *done, void *arg);
