@@ -18,6 +18,8 @@
 #define BLOCK      4096u
 #define DATA_BYTES (UINT64_C(5) << 20) /* of the data file are in use, about */
 #define PAGE_BYTES (40u << 10)
+#define SQL_BYTES  (16u << 10) /* of a page of the catalog */
+#define LEN_MAX    (256u << 10)
 #define ATTACH     4u /* of so many, one is read by ranks, too */
 
 enum where { SUPERBLOCK, SLOTS, PAGES, CATALOG, WAL, WHERES };
@@ -57,6 +59,14 @@ static bool range_draw(const struct zn_sim *sim, enum where where, uint64_t *dra
     *len = zb_min_u64(BLOCK, (uint64_t)size - *off);
     if (where == PAGES && ztest_random(draw) % 2 == 0) /* a whole page, perhaps */
         *len = zb_min_u64(PAGE_BYTES, (uint64_t)size - *off);
+    if (where == CATALOG) { /* a block, a page, or all of it */
+        uint64_t what = ztest_random(draw) % 3;
+
+        if (what > 0)
+            *off = what == 1 ? *off / SQL_BYTES * SQL_BYTES : 0;
+        if (what > 0)
+            *len = zb_min_u64(what == 1 ? SQL_BYTES : LEN_MAX, (uint64_t)size - *off);
+    }
     return true;
 }
 
@@ -69,7 +79,7 @@ static void put(struct zn_sim *sim, const char *file, uint64_t off, const void *
 static bool damage(struct campaign *c, struct zn_sim *sim, uint64_t op, enum where where,
                    enum how how, uint64_t *draw)
 {
-    static uint8_t was[PAGE_BYTES], is[PAGE_BYTES];
+    static uint8_t was[LEN_MAX], is[LEN_MAX];
     const char *file;
     uint64_t off, len, other, other_len;
     struct zn_sim *older;
