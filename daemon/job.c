@@ -1026,7 +1026,7 @@ static void open_run(struct zsd_req *req, const Zp__JobOpen *q)
         goto refuse;
     job = zsd_job_by_name(core, q->name);
     if (job && q->attach && q->takeover && job->keep && job->uid == req->conn->uid &&
-        (job->again || job->state >= ZSD_READY)) {
+        (job->again || job->state >= ZSD_LOADING)) {
         open_takeover(job);
         job = zsd_job_by_name(core, q->name); /* it may have ended */
     }
@@ -1571,9 +1571,23 @@ static void ready_refuse(struct zsd_job *job, const struct zb_err *why)
     {
         struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
 
-        m->ready = false;
+        if (m->ready_req)
+            m->ready = false;
         member_answer(&m->ready_req, &m->ready_timed, why);
     }
+}
+
+/* Every rank has said it now: none still trains on what is in memory. */
+static bool ready_together(const struct zsd_job *job)
+{
+    zb_list_each(pos, &job->members)
+    {
+        const struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
+
+        if (m->conn && !m->ready_req)
+            return false;
+    }
+    return true;
 }
 
 /* The version that the ranks go on from: what they said, else the newest that is committed. */
@@ -1681,8 +1695,9 @@ static void ready_present(struct zsd_job *job)
         return;
     }
     v = ready_version(job, &err);
-    if (v && job->pins > 0) {
-        (void)zb_fail(&err, -EBUSY, "job '%s' goes on from step %llu, and a rank pins shards",
+    if (v && (job->pins > 0 || !ready_together(job))) {
+        (void)zb_fail(&err, -EBUSY,
+                      "job '%s' cannot go on from step %llu: a rank trains on what is in memory",
                       job->name, (unsigned long long)job->point);
         v = NULL;
     }

@@ -548,6 +548,41 @@ static void destroyed_in_a_commit(void **state)
     zi_stop(&d);
 }
 
+/* One rank comes back alone and wants an older step: its peer trains on, and keeps what it has. */
+static void one_rank_cannot_rewind(void **state)
+{
+    struct zc_job_options o = sv_job(1);
+    const uint64_t one = 1, two = 2;
+    struct zi_rank ranks[2];
+    struct zi_daemon d = { 0 };
+    struct sv_dump at = { 0 };
+    struct zi_call call;
+
+    (void)state;
+    sv_begin(ranks, 2, &d, 1);
+    sv_step(ranks, 2, 1, ZC_COMMIT_STEP);
+    sv_step(ranks, 2, 2, ZC_COMMIT_NO);
+    sv_dump_take(&at, ranks, 2);
+    for (unsigned i = 0; i < 2; i++) {
+        sv_hang_up(&ranks[1], 1);
+        o.attach = true;
+        o.world = 2;
+        o.rank = 1;
+        assert_int_equal(zi_open(&ranks[1], &d, &o), 0);
+        zi_define(&ranks[1], sv_units, SV_UNITS, 2);
+        call = ZI_CALL(&ranks[1]);
+        assert_int_equal(zc_ready(ranks[1].c, ranks[1].job.id, i == 0 ? &one : &two, ZI_WAIT_MS,
+                                  &ranks[1].place, zi_done, &call),
+                         0);
+        assert_int_equal(zi_await(ranks, 2, &call), i == 0 ? -EBUSY : 0);
+    }
+    sv_dump_same("with its peer", &at, ranks, 2);
+    sv_step(ranks, 2, 3, ZC_COMMIT_STEP);
+    zi_close(ranks, 2);
+    zi_stop(&d);
+    sv_dump_free(&at);
+}
+
 static float moment(uint64_t element)
 {
     return (float)(element % 31) / 31;
@@ -685,6 +720,7 @@ int main(void)
         cmocka_unit_test_teardown(ended_before_a_step, zi_teardown),
         cmocka_unit_test_teardown(less_room_than_before, zi_teardown),
         cmocka_unit_test_teardown(destroyed_in_a_commit, zi_teardown),
+        cmocka_unit_test_teardown(one_rank_cannot_rewind, zi_teardown),
         cmocka_unit_test_teardown(brought_from_elsewhere, zi_teardown),
         cmocka_unit_test_teardown(refused, zi_teardown),
     };
