@@ -16,8 +16,10 @@
  *     APPLY       changes the records, and the digest beside them, in SQLite's memory
  *     RESERVE     makes the database's file as long as the checkpoint will need it, so that a full
  *                 file system shows itself while nothing has happened
- *     COMMIT      SQLite writes its WAL and flushes it: from here on the transaction survives
- *     CHECKPOINT  the WAL's pages go to their places, flushed, and the WAL is cut to nothing
+ *     COMMIT      SQLite writes its WAL. It is not flushed yet: the WAL holds this one transaction
+ *                 or nothing, so what a crash leaves of it is the transaction, or no transaction
+ *     CHECKPOINT  the WAL is flushed: from here on the transaction survives. Its pages go to their
+ *                 places, flushed, and the WAL is cut to nothing
  *     ROLLBACK    after -ENOSPC the WAL is cut, and that flushed, too: what of the transaction was
  *                 written must not come back after a crash, nor keep the space
  *
@@ -541,7 +543,11 @@ static int catalog_reserve(struct zn_catalog *c, struct zb_err *err)
 
 static int catalog_checkpoint(struct zn_catalog *c, struct zb_err *err)
 {
-    int rc = sqlite3_wal_checkpoint_v2(c->db, NULL, SQLITE_CHECKPOINT_TRUNCATE, NULL, NULL);
+    int rc = catalog_exec(c, "PRAGMA synchronous=FULL", "flush what is committed", err);
+
+    if (rc < 0)
+        return rc;
+    rc = sqlite3_wal_checkpoint_v2(c->db, NULL, SQLITE_CHECKPOINT_TRUNCATE, NULL, NULL);
 
     return rc == SQLITE_OK ? 0 : catalog_fail(c, rc, "bring the WAL to its place", err);
 }
@@ -588,7 +594,9 @@ int zn_catalog_commit(struct zn_catalog *c, const struct zn_txn *t, struct zn_sl
         return zb_fail(err, c->poisoned.code, "%s", c->poisoned.text);
     if (c->read_only)
         return zb_fail(err, -EROFS, "catalog '%s' was opened for reading only", c->path);
-    rc = catalog_apply(c, t, &next, &why);
+    rc = catalog_exec(c, "PRAGMA synchronous=OFF", "begin a transaction", &why);
+    if (rc == 0)
+        rc = catalog_apply(c, t, &next, &why);
     if (rc == 0)
         rc = catalog_reserve(c, &why);
     if (rc == 0)
