@@ -157,31 +157,38 @@ static int commit_step(struct commit_bench *b, enum zc_commit commit, double *re
     return rc;
 }
 
+/* A daemon with so much of both tiers, and the job in it. */
+static int commit_begin(struct commit_bench *b, uint64_t host_bytes, uint64_t nvme_bytes,
+                        bool streamed)
+{
+    char host[32], nvme[32], page[32];
+    const char *const options[] = { "--host-bytes", host,           "--nvme-bytes",
+                                    nvme,           "--page-elems", page,
+                                    "--log-level",  "warn",         NULL };
+    int rc;
+
+    (void)snprintf(host, sizeof(host), "%llu", (unsigned long long)host_bytes);
+    (void)snprintf(nvme, sizeof(nvme), "%llu", (unsigned long long)nvme_bytes);
+    (void)snprintf(page, sizeof(page), "%llu", (unsigned long long)b->page_elems);
+    b->daemon = ZBENCH_NO_DAEMON;
+    b->c = NULL;
+    b->step = 0;
+    rc = zbench_daemon_start(&b->daemon, b->dir, options, &b->z->err);
+    return rc < 0 ? rc : commit_open(b, streamed);
+}
+
 static int commit_case(struct commit_bench *b, const char *name, bool streamed)
 {
     struct zbench_row row = { .unit = "ms",
                               .reference_name = "a step that does not commit",
                               .lower = true };
     double values[ZBENCH_ROUNDS_MAX], references[ZBENCH_ROUNDS_MAX], ms[4];
-    char params[32], host[32], page[32];
-    const char *const options[] = { "--host-bytes", host,           "--nvme-bytes",
-                                    params,         "--page-elems", page,
-                                    "--log-level",  "warn",         NULL };
     uint64_t with = 0, without = 0;
     int rc;
 
     (void)snprintf(row.name, sizeof(row.name), "%s", name);
-    (void)snprintf(host, sizeof(host), "%llu",
-                   (unsigned long long)(b->params * 16 + (UINT64_C(128) << 20)));
-    (void)snprintf(params, sizeof(params), "%llu",
-                   (unsigned long long)(b->params * 26 + (UINT64_C(256) << 20)));
-    (void)snprintf(page, sizeof(page), "%llu", (unsigned long long)b->page_elems);
-    b->daemon = ZBENCH_NO_DAEMON;
-    b->c = NULL;
-    b->step = 0;
-    rc = zbench_daemon_start(&b->daemon, b->dir, options, &b->z->err);
-    if (rc == 0)
-        rc = commit_open(b, streamed);
+    rc = commit_begin(b, b->params * 16 + (UINT64_C(128) << 20),
+                      b->params * 26 + (UINT64_C(256) << 20), streamed);
     if (rc == 0)
         rc = commit_step(b, ZC_COMMIT_STEP, &ms[0], &with); /* warms up; the first is not alike */
     for (unsigned i = 0; i < b->rounds && rc == 0; i++) {
@@ -304,24 +311,11 @@ static int snapshot_case(struct commit_bench *b)
                               .lower = true };
     double values[ZBENCH_ROUNDS_MAX], references[ZBENCH_ROUNDS_MAX], idle[ZBENCH_ROUNDS_MAX],
         busy[ZBENCH_ROUNDS_MAX];
-    char nvme[32], host[32], page[32];
-    const char *const options[] = { "--host-bytes", host,           "--nvme-bytes",
-                                    nvme,           "--page-elems", page,
-                                    "--log-level",  "warn",         NULL };
     struct zc_client *other = NULL;
     int rc;
 
-    (void)snprintf(host, sizeof(host), "%llu",
-                   (unsigned long long)(b->params * 4 + (UINT64_C(256) << 20)));
-    (void)snprintf(nvme, sizeof(nvme), "%llu",
-                   (unsigned long long)(b->params * 50 + (UINT64_C(256) << 20)));
-    (void)snprintf(page, sizeof(page), "%llu", (unsigned long long)b->page_elems);
-    b->daemon = ZBENCH_NO_DAEMON;
-    b->c = NULL;
-    b->step = 0;
-    rc = zbench_daemon_start(&b->daemon, b->dir, options, &b->z->err);
-    if (rc == 0)
-        rc = commit_open(b, true);
+    rc = commit_begin(b, b->params * 4 + (UINT64_C(256) << 20),
+                      b->params * 50 + (UINT64_C(256) << 20), true);
     if (rc == 0 && (rc = zc_open(&other, &(struct zc_options){ .socket = b->daemon.socket,
                                                                .program = "zbench" })) < 0)
         (void)zb_fail(&b->z->err, rc, "%s", other ? zc_error(other) : zc_strerror(rc));
