@@ -39,7 +39,7 @@ struct zsd_commit_op {
     enum commit_state state;
     struct zb_err err; /* the first failure */
     uint32_t next_shard, next_page, inflight;
-    uint32_t next_unit, next_row;
+    uint32_t next_unit, next_of_unit, nrows; /* the shard whose row is next; rows so far */
     struct zsd_version *fresh;
     struct zsd_delta delta;
     struct zsd_work work;
@@ -159,18 +159,15 @@ static int commit_version(struct zsd_commit_op *op)
 static bool commit_build(struct zsd_commit_op *op)
 {
     struct zsd_job *job = op->job;
-    uint32_t unit_row = 0;
     uint64_t pages = 0;
 
     if (!op->fresh && commit_version(op) < 0)
         return true;
-    for (uint32_t u = 0; u < op->next_unit; u++)
-        unit_row += job->units[u]->nshards;
-    for (; op->next_unit < job->nunits; unit_row += job->units[op->next_unit++]->nshards) {
+    for (; op->next_unit < job->nunits; op->next_unit++, op->next_of_unit = 0) {
         const struct zsd_unit *unit = job->units[op->next_unit];
 
-        for (; op->next_row < unit_row + unit->nshards; op->next_row++) {
-            struct zsd_shard *s = unit->shards[op->next_row - unit_row];
+        for (; op->next_of_unit < unit->nshards; op->next_of_unit++) {
+            struct zsd_shard *s = unit->shards[op->next_of_unit];
 
             if (pages >= COMMIT_PAGES)
                 return false;
@@ -181,7 +178,7 @@ static bool commit_build(struct zsd_commit_op *op)
                 (void)zb_fail(&op->err, -ENOMEM, "a commit of job '%s': %m", job->name);
                 return true;
             }
-            op->fresh->rows[op->next_row] = zsd_row_ref(s->row);
+            op->fresh->rows[op->nrows++] = zsd_row_ref(s->row);
         }
     }
     return true;

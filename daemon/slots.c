@@ -30,18 +30,6 @@ int zsd_slots_count(struct zsd_slots *s, uint64_t bytes, uint32_t tag, uint32_t 
     return 0;
 }
 
-uint64_t zsd_slots_bytes(const struct zsd_slots *s, uint32_t spare)
-{
-    uint64_t sum = 0;
-
-    for (uint32_t i = 0; i < s->nclasses; i++) {
-        const struct zsd_slot_class *c = &s->classes[i];
-
-        sum += c->bytes * (c->users + zb_min_u64(c->users, spare));
-    }
-    return sum;
-}
-
 int zsd_slots_lay(struct zsd_slot_class *c, uint32_t total)
 {
     assert(!c->free_at);

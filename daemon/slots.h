@@ -1,6 +1,6 @@
 /*
- * slots.h - equal places, taken and given back: extents of one size on the data file, or regions of
- * one size in a parameter arena.
+ * slots.h - equal places, taken and given back: regions of one size in a parameter arena. (Places
+ * on the data files are extents.c's.)
  *
  * MODEL. Whoever lays out a job takes all the places it can ever need when it is placed, by size.
  * So nothing that was admitted can fail later for want of room, and nothing fragments. Loop thread
@@ -31,8 +31,6 @@ struct zsd_slots {
 
 /** Counts one more user of places of this size: 0 or -ENOMEM. *ret_class is its index. */
 int zsd_slots_count(struct zsd_slots *s, uint64_t bytes, uint32_t tag, uint32_t *ret_class);
-/** The bytes of all places when each class gets users + min(users, spare). */
-uint64_t zsd_slots_bytes(const struct zsd_slots *s, uint32_t spare);
 /** Makes room for a class's places (all taken until given): 0 or -ENOMEM. */
 int zsd_slots_lay(struct zsd_slot_class *c, uint32_t total);
 /** ZSD_NO_PLACE when none is free. */
