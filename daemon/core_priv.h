@@ -64,7 +64,7 @@ struct zsd_line {
 struct zsd_core {
     struct zsd *daemon;
     uint32_t page_elems;
-    struct zb_list opens; /* job-opens that wait (job.c) */
+    struct zb_list opens; /* job-opens that wait (op_open.c) */
     struct zsd_work room; /* looks at them, and at jobs that wait for their place */
     uint32_t closing;     /* tasks that give memory back */
     struct zb_list jobs;  /* every job, ended ones too while something holds them */

@@ -265,7 +265,7 @@ struct zsd_job {
     uint64_t fetched_bytes, pushed_bytes, nvme_read_bytes, nvme_written_bytes;
 };
 
-/* ---- job.c */
+/* ---- job.c; how a job comes to be: op_open.c, define.c, op_ready.c */
 
 /** Finds a job that is not ENDED. */
 struct zsd_job *zsd_job_by_name(struct zsd_core *core, const char *name);

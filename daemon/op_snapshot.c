@@ -11,8 +11,8 @@
  *     rollback   first ends the incarnation that is in memory, and waits until that is over; then
  *                the commit is the snapshot's version, and what was prepared is dropped
  *
- * While a job is rolled back or destroyed (saved->moving), whoever opens it waits (job.c). A client
- * that goes away does not stop what it has asked for, but for a snapshot that still waits.
+ * While a job is rolled back or destroyed (saved->moving), whoever opens it waits (op_open.c). A
+ * client that goes away does not stop what it has asked for, but for a snapshot that still waits.
  */
 #include <errno.h>
 #include <stdio.h>

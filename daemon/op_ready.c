@@ -1,0 +1,362 @@
+/*
+ * op_ready.c - every rank is ready: the version to go on from, placement, memory, loading.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "base/log.h"
+#include "daemon/job_priv.h"
+#include "daemon/paths.h"
+#include "daemon/store.h"
+#include "proto/shard.pb-c.h"
+
+static void ready_all(struct zsd_job *job);
+static void job_arena_opened(struct zsd_arena_task *t);
+
+static void ready_answer(struct zsd_job *job)
+{
+    Zp__ReadyReply reply = ZP__READY_REPLY__INIT;
+    const struct zsd_account *nvme = zsd_job_nvme(job);
+
+    reply.arena_bytes = job->arena_bytes;
+    reply.ring_bytes = job->ring_bytes;
+    for (int use = 0; use < ZSD_USES; use++) {
+        reply.host_bytes += job->host_held.used[use];
+        reply.nvme_bytes += nvme->used[use];
+    }
+    reply.iterations = job->iterations;
+    reply.applied = job->applied;
+    zb_list_each(pos, &job->members)
+    {
+        struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
+        struct zsd_req *r = m->ready_req;
+
+        if (!r)
+            continue;
+        m->ready_req = NULL;
+        zsd_timed_disarm(&m->ready_timed);
+        zsd_reply(r, &reply.base, job->arena.fd);
+    }
+}
+
+/* Every rank of a kept job is ready again: what was accumulated is dropped, and who has asked for
+ * the step with it hears that. */
+static void ready_again(struct zsd_job *job)
+{
+    struct zb_err err = { 0 };
+
+    (void)zb_fail(&err, -EBUSY,
+                  "a rank of job '%s' came back: the gradients of step %llu were dropped",
+                  job->name, (unsigned long long)job->iterations + 1);
+    zsd_step_give_up(job, &err);
+    zsd_grads_reset(job);
+    job->regained = false;
+}
+
+/* Every rank that said it was ready hears why it goes no further; it may say so again. */
+static void ready_refuse(struct zsd_job *job, const struct zb_err *why)
+{
+    zb_list_each(pos, &job->members)
+    {
+        struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
+
+        if (m->ready_req)
+            m->ready = false;
+        zsd_member_answer(&m->ready_req, &m->ready_timed, why);
+    }
+}
+
+/* Every rank has said it now: none still trains on what is in memory. */
+static bool ready_together(const struct zsd_job *job)
+{
+    zb_list_each(pos, &job->members)
+    {
+        const struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
+
+        if (m->conn && !m->ready_req)
+            return false;
+    }
+    return true;
+}
+
+/* The version that the ranks go on from: what they said, else the newest that is committed. */
+static struct zsd_version *ready_version(const struct zsd_job *job, struct zb_err *err)
+{
+    struct zsd_version *c = job->saved->committed, *p = job->saved->prepared;
+
+    if (!job->at_point)
+        return c ? c : p;
+    if (p && p->iterations == job->point)
+        return p;
+    if (c && c->iterations == job->point)
+        return c;
+    (void)zb_fail(err, -ENOENT, "job '%s' has no step %llu to go on from", job->name,
+                  (unsigned long long)job->point);
+    return NULL;
+}
+
+static void ready_loaded(struct zsd_job *job, const struct zb_err *err)
+{
+    struct zsd_version *v = job->from;
+
+    job->from = NULL;
+    if (job->state != ZSD_ENDED && err)
+        zsd_job_end(job, err);
+    if (job->state != ZSD_ENDED) {
+        job->iterations = v->iterations;
+        job->applied = v->applied;
+        job->rewritten = false;
+        job->state = ZSD_READY;
+        zb_log(ZB_LOG_INFO, "job-loaded", "job=\"%s\" iterations=%llu applied=%llu", job->name,
+               (unsigned long long)job->iterations, (unsigned long long)job->applied);
+        ready_answer(job);
+    }
+    zsd_version_unref(v);
+}
+
+/* The notes of the version that is loaded; a rank that was not there then has none. */
+static int ready_notes(struct zsd_job *job, const struct zsd_version *v)
+{
+    int rc;
+
+    zsd_note_done(&job->note);
+    rc = zsd_note_copy(&job->note, &v->job_note);
+    for (uint32_t i = 0; i < job->world; i++)
+        zsd_note_done(&job->notes[i]);
+    for (uint32_t i = 0; i < job->world && i < v->world && rc == 0; i++)
+        rc = zsd_note_copy(&job->notes[i], &v->notes[i]);
+    return rc;
+}
+
+static void ready_load(struct zsd_job *job, struct zsd_version *v)
+{
+    struct zb_err err = { 0 };
+
+    job->state = ZSD_LOADING;
+    job->from = zsd_version_ref(v);
+    if (ready_notes(job, v) < 0) {
+        (void)zb_fail(&err, -ENOMEM, "the notes of job '%s': %m", job->name);
+        ready_loaded(job, &err);
+        return;
+    }
+    zsd_load_start(job, v, ready_loaded);
+}
+
+static bool ready_fits(const struct zsd_version *v, const struct zsd_shard *s)
+{
+    uint32_t i = zsd_version_find(v, s->unit->index, s->first);
+
+    return i < v->nrows && zsd_row_fits(v->rows[i], s);
+}
+
+/* The job in memory goes on from another of its points: what it has beyond is forgotten. */
+static void ready_rewind(struct zsd_job *job, struct zsd_version *v)
+{
+    struct zb_err err = { 0 };
+    bool fits = true;
+
+    zb_log(ZB_LOG_INFO, "job-rewind", "job=\"%s\" from=%llu to=%llu", job->name,
+           (unsigned long long)job->iterations, (unsigned long long)v->iterations);
+    for (uint32_t i = 0; i < job->nshards; i++)
+        zsd_shard_forget(job->shards[i]);
+    for (uint32_t i = 0; i < job->nshards; i++)
+        fits = fits && ready_fits(v, job->shards[i]);
+    if (!fits && zsd_saved_reserve(job->saved, &err) < 0) { /* it is written anew beside v */
+        zsd_job_end(job, &err);
+        return;
+    }
+    ready_load(job, v);
+}
+
+/* Every rank of a job that is in memory is ready again. */
+static void ready_present(struct zsd_job *job)
+{
+    struct zb_err err = { 0 };
+    struct zsd_version *v;
+
+    job->ready_waits = job->active > 0 || job->state == ZSD_STEPPING || job->commit;
+    if (job->ready_waits)
+        return;
+    if (job->regained)
+        ready_again(job);
+    if (!job->durable || !job->at_point || job->point == job->iterations) {
+        ready_answer(job);
+        return;
+    }
+    v = ready_version(job, &err);
+    if (v && (job->pins > 0 || !ready_together(job))) {
+        (void)zb_fail(&err, -EBUSY,
+                      "job '%s' cannot go on from step %llu: a rank trains on what is in memory",
+                      job->name, (unsigned long long)job->point);
+        v = NULL;
+    }
+    if (v && zsd_saved_room(job->saved, &err) < 0)
+        v = NULL;
+    if (v)
+        ready_rewind(job, v);
+    else
+        ready_refuse(job, &err);
+}
+
+void zsd_place_again(struct zsd_job *job)
+{
+    struct zb_err err = { 0 };
+    struct zsd_arena_task *t = zsd_arena_task_new(job, ZSD_ARENA_OPEN, job_arena_opened);
+    int rc = t ? zsd_place(job, &err) : zb_fail(&err, -ENOMEM, "job '%s': %m", job->name);
+
+    job->place_waits = rc == -ENOSPC && zsd_core_make_room(job->core, job);
+    if (rc < 0) {
+        free(t);
+        if (!job->place_waits)
+            zsd_job_end(job, &err);
+        return;
+    }
+    t->bytes = job->arena_bytes;
+    t->memory_bytes = job->memory_bytes;
+    zsd_arena_task_start(t);
+}
+
+/* Every rank is ready: for a new job, place it and make its memory. */
+static void ready_all(struct zsd_job *job)
+{
+    struct zb_err err = { 0 };
+    struct zsd_version *v;
+
+    if (job->state == ZSD_PLACING || job->state == ZSD_LOADING)
+        return; /* who asked again meanwhile is answered with the others */
+    if (job->state != ZSD_DEFINING) {
+        ready_present(job);
+        return;
+    }
+    if (job->again) {
+        v = ready_version(job, &err);
+        if (!v || zsd_load_check(job, v, &err) < 0) {
+            zsd_job_end(job, &err);
+            return;
+        }
+        job->from = zsd_version_ref(v);
+    }
+    job->state = ZSD_PLACING;
+    zsd_place_again(job);
+}
+
+static void job_arena_opened(struct zsd_arena_task *t)
+{
+    struct zsd_job *job = t->job;
+    const struct zsd_account *nvme = zsd_job_nvme(job);
+    struct zsd_version *v = job->from;
+
+    job->arena = t->arena;
+    job->memory = t->memory;
+    if (t->err.code != 0) {
+        zsd_job_end(job, &t->err);
+        return;
+    }
+    if (job->state == ZSD_ENDED)
+        return; /* zsd_job_forget_if_over() ends the memory */
+    zsd_place_attach(job);
+    zsd_paths_register(job->core->daemon, job->arena.base, job->arena_bytes);
+    zsd_paths_register(job->core->daemon, job->memory, job->memory_bytes);
+    zb_log(ZB_LOG_INFO, "job-ready",
+           "job=\"%s\" shards=%u host_params=%llu host_grads=%llu host_state=%llu ring=%llu "
+           "nvme_params=%llu nvme_state=%llu nvme_spare=%llu",
+           job->name, job->nshards, (unsigned long long)job->host_held.used[ZSD_USE_PARAM],
+           (unsigned long long)job->host_held.used[ZSD_USE_GRAD],
+           (unsigned long long)job->host_held.used[ZSD_USE_STATE],
+           (unsigned long long)job->host_held.used[ZSD_USE_RING],
+           (unsigned long long)nvme->used[ZSD_USE_PARAM],
+           (unsigned long long)nvme->used[ZSD_USE_STATE],
+           (unsigned long long)nvme->used[ZSD_USE_RING]);
+    if (v) {
+        job->from = NULL;
+        ready_load(job, v);
+        zsd_version_unref(v);
+        return;
+    }
+    job->state = ZSD_READY;
+    ready_answer(job);
+}
+
+static void ready_expire(struct zsd_timed *timed)
+{
+    struct zsd_member *m = zb_container_of(timed, struct zsd_member, ready_timed);
+    struct zsd_req *r = m->ready_req;
+    struct zsd_job *job = m->job;
+    uint32_t n = 0;
+
+    zb_list_each(pos, &job->members) n += zb_container_of(pos, struct zsd_member, node)->ready;
+    m->ready_req = NULL;
+    m->ready = false;
+    zsd_refuse(r, -ETIMEDOUT, "job '%s' waits for its ranks: %u of %u were ready", job->name, n,
+               job->world);
+}
+
+static void ready_check(struct zsd_job *job)
+{
+    uint32_t ready = 0;
+
+    zb_list_each(pos, &job->members)
+    {
+        const struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
+
+        ready += m->ready && m->conn != NULL;
+    }
+    if (ready == job->world)
+        ready_all(job);
+}
+
+void zsd_ready_resume(struct zsd_job *job)
+{
+    bool waits = job->ready_waits;
+
+    job->ready_waits = false;
+    if (waits)
+        ready_check(job);
+}
+
+/* A rank waits for its peers to be ready. */
+static bool ready_others(const struct zsd_job *job)
+{
+    zb_list_each(pos, &job->members)
+    {
+        if (zb_container_of(pos, struct zsd_member, node)->ready_req)
+            return true;
+    }
+    return false;
+}
+
+void zsd_ready(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__Ready *q = (const Zp__Ready *)(const void *)message;
+    struct zsd_member *m = zsd_member_of(req, q->job);
+    struct zsd_job *job;
+
+    if (!m)
+        return;
+    job = m->job;
+    if (m->ready) {
+        zsd_refuse(req, -EBUSY, "rank %u of job '%s' said so already", m->rank, job->name);
+        return;
+    }
+    if (m->defining) {
+        zsd_refuse(req, -EINVAL, "unit '%s' of job '%s' is not complete", m->defining->name,
+                   job->name);
+        return;
+    }
+    if (job->nshards == 0 && job->world == 1) {
+        zsd_refuse(req, -EINVAL, "job '%s' has no shards", job->name);
+        return;
+    }
+    if (ready_others(job) &&
+        (q->at_point != job->at_point || (q->at_point && q->iterations != job->point))) {
+        zsd_refuse(req, -EINVAL, "rank %u of job '%s' goes on from another step than its peers",
+                   m->rank, job->name);
+        return;
+    }
+    job->at_point = q->at_point;
+    job->point = q->iterations;
+    m->ready = true;
+    m->ready_req = req;
+    zsd_timed_arm(job->core, &m->ready_timed, q->timeout_ms, ready_expire);
+    ready_check(job);
+}
