@@ -17,14 +17,10 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "base/plan.h"
+#include "base/place.h"
 #include "base/size.h"
 #include "daemon/paths.h"
 #include "daemon/store.h"
-
-#define BUFFER_ELEM_BYTES 12u /* param and state of one element: bf16 2 + 10, fp32 4 + 8 */
-#define BUFFERS_DEFAULT   16u
-#define BUFFERS_MAX       1024u
 
 /* ---- deferred work */
 
@@ -185,34 +181,18 @@ void zsd_buffer_put(struct zsd_core *core, void *buffer)
         zsd_defer(core, zb_container_of(node, struct zsd_work, node));
 }
 
-/* How many buffers under a budget: what was asked for, else a sixteenth of it, at least one. */
-static uint64_t core_buffers_of(const struct zsd_core *core, uint64_t host_bytes)
-{
-    uint64_t ring_bytes = core->daemon->config.ring_bytes;
-    uint64_t want = ring_bytes > 0
-                        ? ring_bytes / core->buffer_bytes
-                        : zb_min_u64(host_bytes / 16 / core->buffer_bytes, BUFFERS_DEFAULT);
-
-    return zb_min_u64(zb_max_u64(want, 1), BUFFERS_MAX);
-}
-
-/* With k buffers, a budget of bytes + k buffers is enough, if it does not bring more than k. A
- * larger budget never brings fewer, so the first k is the least. */
+/* Without an NVMe tier there are no buffers, and nothing is added. */
 uint64_t zsd_host_least(const struct zsd_core *core, uint64_t bytes)
 {
-    uint64_t least = bytes;
-
-    for (uint64_t k = 1; core->nbuffers > 0 && k <= BUFFERS_MAX; k++) {
-        least = bytes + k * core->buffer_bytes;
-        if (core_buffers_of(core, least) <= k)
-            break;
-    }
-    return least;
+    return core->nbuffers > 0
+               ? zb_buffers_least(bytes, core->daemon->config.ring_bytes, core->buffer_bytes)
+               : bytes;
 }
 
 static int core_buffers(struct zsd_core *core, struct zb_err *err)
 {
-    uint64_t want = core_buffers_of(core, core->host.budget);
+    uint64_t want =
+        zb_buffers(core->host.budget, core->daemon->config.ring_bytes, core->buffer_bytes);
 
     if (want * core->buffer_bytes > core->host.budget)
         return zb_fail(
@@ -276,7 +256,7 @@ static int core_build(struct zsd_core *core, struct zb_err *err)
 
     core->page_elems = daemon->config.page_elems;
     core->host.budget = daemon->config.host_bytes;
-    core->buffer_bytes = (uint64_t)core->page_elems * BUFFER_ELEM_BYTES;
+    core->buffer_bytes = zb_buffer_bytes(core->page_elems);
     if (daemon->engine) {
         rc = zsd_map_init(core, err);
         if (rc < 0)

@@ -9,11 +9,11 @@
 #ifndef ZSD_CORE_PRIV_H
 #define ZSD_CORE_PRIV_H
 
+#include "base/slots.h"
 #include "base/space.h"
 #include "daemon/arena.h"
 #include "daemon/compute.h"
 #include "daemon/core.h"
-#include "daemon/slots.h"
 
 /** Something to run in this turn. Deferring what is deferred already is fine. */
 struct zsd_work {

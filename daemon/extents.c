@@ -275,65 +275,11 @@ void zsd_places_copy_done(struct zsd_places_copy *c)
 
 /* ---- promises */
 
-static int need_room(struct zsd_promise *p, uint32_t n)
-{
-    uint32_t room = p->room > 0 ? p->room : 8;
-    void *grown;
-
-    if (n <= p->room)
-        return 0;
-    while (room < n)
-        room *= 2;
-    grown = realloc(p->needs, room * sizeof(*p->needs));
-    if (!grown)
-        return -ENOMEM;
-    p->needs = grown;
-    p->room = room;
-    return 0;
-}
-
-int zsd_need_add(struct zsd_promise *p, uint64_t bytes, uint64_t count)
-{
-    uint32_t i = p->n;
-
-    assert(bytes > 0 && bytes % ZB_PAGE_ALIGN == 0);
-    while (i > 0 && p->needs[i - 1].bytes > bytes)
-        i--;
-    if (i > 0 && p->needs[i - 1].bytes == bytes) {
-        p->needs[i - 1].count += count;
-        return 0;
-    }
-    if (count == 0)
-        return 0;
-    if (need_room(p, p->n + 1) < 0)
-        return -ENOMEM;
-    memmove(p->needs + i + 1, p->needs + i, (p->n - i) * sizeof(*p->needs));
-    p->needs[i] = (struct zsd_need){ .bytes = bytes, .count = count };
-    p->n++;
-    return 0;
-}
-
-uint64_t zsd_need_bytes(const struct zsd_promise *p)
-{
-    uint64_t sum = 0;
-
-    for (uint32_t i = 0; i < p->n; i++)
-        sum += p->needs[i].bytes * p->needs[i].count;
-    return sum;
-}
-
-void zsd_need_done(struct zsd_promise *p)
-{
-    free(p->needs);
-    *p = (struct zsd_promise){ 0 };
-}
-
 /* All the memory that the change can need (E3), and what each class will promise. */
-static int promise_prepare(struct zsd_extents *e, struct zsd_promise *now,
-                           const struct zsd_promise *want)
+static int promise_prepare(struct zsd_extents *e, struct zb_needs *now, const struct zb_needs *want)
 {
     uint64_t total = e->total;
-    int rc = need_room(now, want->n);
+    int rc = zb_needs_reserve(now, want->n);
 
     for (uint32_t i = 0; i < want->n && rc == 0; i++)
         if (!class_get(e, want->needs[i].bytes))
@@ -433,7 +379,7 @@ static int promise_take(struct zsd_core *core, struct zb_err *err)
         for (uint64_t n = class_lacks(c); n > 0; n--) {
             uint64_t at = zsd_map_take(core, c->bytes);
 
-            if (at == ZSD_NO_PLACE)
+            if (at == ZB_NO_PLACE)
                 return zb_fail(err, -ENOSPC,
                                "%s more of NVMe are needed, and %s are free, but in pieces: no "
                                "place of %s for a page is left",
@@ -447,7 +393,7 @@ static int promise_take(struct zsd_core *core, struct zb_err *err)
     return 0;
 }
 
-int zsd_promise_set(struct zsd_core *core, struct zsd_promise *now, const struct zsd_promise *want,
+int zsd_promise_set(struct zsd_core *core, struct zb_needs *now, const struct zb_needs *want,
                     struct zb_err *err)
 {
     struct zsd_extents *e = core->places;
@@ -458,7 +404,7 @@ int zsd_promise_set(struct zsd_core *core, struct zsd_promise *now, const struct
     if (!e)
         return want->n == 0 ? 0
                             : zb_fail(err, -ENOSPC, "%s of NVMe are needed, and there is none",
-                                      zb_size_text(zsd_need_bytes(want)).s);
+                                      zb_size_text(zb_needs_bytes(want)).s);
     rc = promise_prepare(e, now, want);
     for (uint32_t i = 0; i < e->n && rc == 0; i++)
         grows |= class_lacks(&e->classes[i]) > 0;

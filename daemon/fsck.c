@@ -391,7 +391,7 @@ static void fsck_holders(struct fsck *f)
                     c->places[i].holders, f->holders[i]);
 }
 
-static uint64_t need_count(const struct zsd_promise *p, uint64_t bytes)
+static uint64_t need_count(const struct zb_needs *p, uint64_t bytes)
 {
     for (uint32_t i = 0; i < p->n; i++)
         if (p->needs[i].bytes == bytes)
@@ -441,9 +441,9 @@ static void fsck_accounts(struct fsck *f)
     for (size_t i = 0; i < f->s.njobs; i++) {
         const struct zsd_survey_job *j = &f->s.jobs[i];
 
-        if (account_bytes(&j->held) != zsd_need_bytes(&j->promise))
+        if (account_bytes(&j->held) != zb_needs_bytes(&j->promise))
             problem(f, "job '%s' is promised %llu bytes, and %llu are booked", j->name,
-                    (ull)zsd_need_bytes(&j->promise), (ull)account_bytes(&j->held));
+                    (ull)zb_needs_bytes(&j->promise), (ull)account_bytes(&j->held));
         booked += account_bytes(&j->held);
     }
     if (account_bytes(&f->s.nvme) != booked)

@@ -38,7 +38,7 @@
 #ifndef ZSD_JOB_H
 #define ZSD_JOB_H
 
-#include "base/plan.h"
+#include "base/place.h"
 #include "daemon/core_priv.h"
 #include "kernels/zk_page.h"
 #include "proto/frame.h"
@@ -46,12 +46,9 @@
 #define ZSD_SHARDS_MAX (1u << 20) /* of one job */
 #define ZSD_TENSORS_MAX \
     (1u << 18) /* of one job, in all units: what their names take stays below 64 MiB */
-/* Streamed parameters: so many of one rank can be pinned at one time, whichever they are. */
-#define ZSD_RING_PINS 3u
 
 struct zsd_fill;
 struct zsd_member;
-struct zsd_promise;
 struct zsd_row;
 struct zsd_saved;
 struct zsd_version;
@@ -59,7 +56,7 @@ struct zsd_version;
 /* ---- shards */
 
 struct zsd_extent {
-    uint64_t at; /* of the data file; ZSD_NO_PLACE: not written yet */
+    uint64_t at; /* of the data file; ZB_NO_PLACE: not written yet */
     uint64_t generation;
     uint32_t job; /* whose pages they were when written: a clone has its original's */
 };
@@ -92,7 +89,7 @@ struct zsd_shard {
     uint8_t *busy;    /* one bit a page: initial values are on their way */
     uint32_t pages_written;
 
-    /* parameters in memory: offset in the arena, or ZSD_NO_PLACE. Resident shards keep it; streamed
+    /* parameters in memory: offset in the arena, or ZB_NO_PLACE. Resident shards keep it; streamed
      * ones have it while cached, in a place of ring_class. */
     uint64_t arena_at;
     uint32_t ring_class;
@@ -247,10 +244,9 @@ struct zsd_job {
     uint64_t arena_bytes, ring_bytes;
     uint8_t *memory; /* gradients and resident state */
     uint64_t memory_bytes;
-    struct zsd_promise
-        *promise;          /* of places on the data file; of a durable job it is its saved's */
-    struct zsd_slots ring; /* regions of the arena */
-    struct zb_list cached; /* unpinned cached shards, oldest first */
+    struct zb_needs *promise; /* of places on the data file; of a durable job it is its saved's */
+    struct zb_slots ring;     /* regions of the arena */
+    struct zb_list cached;    /* unpinned cached shards, oldest first */
     struct zb_list room_waiters; /* fills that wait for a place in the ring */
     struct zsd_work room_work;
     /* budget: unused; used: what is in the core's accounts. What a durable job holds of the data
@@ -394,7 +390,7 @@ bool zsd_place_holds(const struct zsd_job *job);
  * this stamp): its trainable pages `times`, whatever no such row holds once, and spares for pages
  * in flight. 0 or -ENOMEM. */
 int zsd_place_needs(const struct zsd_job *job, unsigned times, uint64_t stamp,
-                    struct zsd_promise *ret);
+                    struct zb_needs *ret);
 /** What the job holds of the data file, by use. */
 const struct zsd_account *zsd_job_nvme(const struct zsd_job *job);
 

@@ -276,7 +276,7 @@ static void load_settle(struct load_page *l)
     for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++) {
         struct load_plane *plane = &l->planes[p];
 
-        if (plane->fresh.at == ZSD_NO_PLACE)
+        if (plane->fresh.at == ZB_NO_PLACE)
             continue;
         if (l->err.code == 0)
             load_plane(l, p)->extents[l->page] = plane->fresh;
@@ -382,7 +382,7 @@ static void load_start_page(struct zsd_load_op *op, struct zsd_shard *s, uint32_
     for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++) {
         l->planes[p].page = l;
         l->planes[p].streamed = zsd_page_streamed(s, zsd_plane_of(p), page);
-        l->planes[p].fresh.at = ZSD_NO_PLACE;
+        l->planes[p].fresh.at = ZB_NO_PLACE;
     }
     op->inflight++;
     zsd_defer(op->job->core, &l->work);

@@ -61,7 +61,7 @@ static void commit_run(struct zsd_commit_op *op);
 static bool commit_page_dirty(const struct zsd_shard *s, uint32_t page)
 {
     for (int p = 0; p < ZB_PLANES; p++)
-        if (s->planes[p].extents && s->planes[p].extents[page].at == ZSD_NO_PLACE)
+        if (s->planes[p].extents && s->planes[p].extents[page].at == ZB_NO_PLACE)
             return true;
     return false;
 }
@@ -130,7 +130,7 @@ static struct zsd_row *commit_row(struct zsd_shard *s)
             continue;
         assert(to->crcs_per_page == from->crcs_per_page);
         for (uint32_t i = 0; i < r->npages; i++) {
-            assert(from->extents[i].at != ZSD_NO_PLACE); /* SAVE saw to it */
+            assert(from->extents[i].at != ZB_NO_PLACE); /* SAVE saw to it */
             zsd_extent_ref(core, from->extents[i].at);
             to->extents[i] = from->extents[i];
         }

@@ -35,7 +35,7 @@
 
 struct zsd_fill {
     struct zsd_shard *shard;
-    uint64_t at;       /* in the arena; ZSD_NO_PLACE while it waits for room */
+    uint64_t at;       /* in the arena; ZB_NO_PLACE while it waits for room */
     uint32_t inflight; /* page operations */
     struct zb_err err; /* the first failure */
     struct zb_list room_node;
@@ -64,11 +64,11 @@ static void fill_done(struct zsd_fill *f)
     struct zb_list *node;
 
     s->fill = NULL;
-    if (f->err.code == 0 && f->at != ZSD_NO_PLACE && job->state != ZSD_ENDED) {
+    if (f->err.code == 0 && f->at != ZB_NO_PLACE && job->state != ZSD_ENDED) {
         s->arena_at = f->at;
         zb_list_push_back(&job->cached, &s->lru);
-    } else if (f->at != ZSD_NO_PLACE) {
-        zsd_slots_give(&job->ring.classes[s->ring_class], f->at);
+    } else if (f->at != ZB_NO_PLACE) {
+        zb_slots_give(&job->ring.classes[s->ring_class], f->at);
     }
     if (f->err.code != 0) { /* whoever waits for it hears why; who asks later tries again */
         zb_log(ZB_LOG_ERROR, "fetch-failed", "why=\"%s\"", f->err.text);
@@ -131,21 +131,21 @@ static void fill_read(struct zsd_fill *f)
 static bool fill_room(struct zsd_fill *f)
 {
     struct zsd_job *job = f->shard->job;
-    struct zsd_slot_class *c = &job->ring.classes[f->shard->ring_class];
+    struct zb_slot_class *c = &job->ring.classes[f->shard->ring_class];
 
-    f->at = zsd_slots_take(c);
+    f->at = zb_slots_take(c);
     zb_list_each(pos, &job->cached)
     {
         struct zsd_shard *old = zb_container_of(pos, struct zsd_shard, lru);
 
-        if (f->at != ZSD_NO_PLACE)
+        if (f->at != ZB_NO_PLACE)
             break;
         if (old->ring_class == f->shard->ring_class) {
             zsd_shard_uncache(old);
-            f->at = zsd_slots_take(c);
+            f->at = zb_slots_take(c);
         }
     }
-    return f->at != ZSD_NO_PLACE;
+    return f->at != ZB_NO_PLACE;
 }
 
 static int fill_start(struct zsd_shard *s)
@@ -193,7 +193,7 @@ void zsd_fill_resume(struct zsd_job *job)
 /* A fill that still waits for room, and nobody waits for it. */
 static void fill_abandon(struct zsd_shard *s)
 {
-    if (!s->fill || s->fill->at != ZSD_NO_PLACE || !zb_list_empty(&s->waiters))
+    if (!s->fill || s->fill->at != ZB_NO_PLACE || !zb_list_empty(&s->waiters))
         return;
     zb_list_remove(&s->fill->room_node);
     fill_done(s->fill);
@@ -282,7 +282,7 @@ static int fetch_fills(struct zsd_fetch *f)
     for (uint32_t i = f->held; i < f->n; i++) {
         struct zsd_shard *s = f->items[i];
 
-        if (s->arena_at == ZSD_NO_PLACE && !s->fill && fetch_allowed(f, s) && fill_start(s) < 0)
+        if (s->arena_at == ZB_NO_PLACE && !s->fill && fetch_allowed(f, s) && fill_start(s) < 0)
             return -ENOMEM;
     }
     return 0;
@@ -303,7 +303,7 @@ static void fetch_run(struct zsd_work *work)
             fetch_end(f, &err);
             return;
         }
-        if (!fetch_allowed(f, s) || s->arena_at == ZSD_NO_PLACE)
+        if (!fetch_allowed(f, s) || s->arena_at == ZB_NO_PLACE)
             break;
         if (zsd_pin(s, f->member) < 0) {
             (void)zb_fail(&err, -ENOMEM, "a pin on a shard of job '%s': %m", job->name);
@@ -334,7 +334,7 @@ static void fetch_expire(struct zsd_timed *timed)
                       "fetch of unit '%s' of job '%s' waits for version %llu; it has %llu",
                       s->unit->name, job->name, (unsigned long long)f->min_version,
                       (unsigned long long)s->version);
-    else if (s->fill && s->fill->at == ZSD_NO_PLACE)
+    else if (s->fill && s->fill->at == ZB_NO_PLACE)
         (void)zb_fail(&err, -ETIMEDOUT,
                       "fetch of unit '%s' of job '%s' waits for room in the ring: rank %u pins %u "
                       "shards of this size at one time, which is all that fit",

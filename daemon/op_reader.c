@@ -84,7 +84,7 @@ struct zsd_reader {
     struct zsd_version *version; /* NULL: let go of, `why` */
     struct zb_err why;
     bool covered; /* promise is set */
-    struct zsd_promise promise;
+    struct zb_needs promise;
     struct zsd_account nvme_held;
     struct zsd_arena staging;
     uint64_t booked; /* bytes of it in the host account */
@@ -121,16 +121,16 @@ static void reader_drop(struct zsd_reader *r)
 /* Room for the version beyond what its job is promised: 0, -ENOSPC, -ENOMEM. */
 static int reader_cover(struct zsd_reader *r, struct zb_err *err)
 {
-    struct zsd_promise want = { 0 };
+    struct zb_needs want = { 0 };
     int rc = 0;
 
     for (uint32_t i = 0; i < r->version->nrows && rc == 0; i++)
         rc = zsd_row_needs(&want, r->version->rows[i], 1);
     rc = rc < 0 ? zb_fail(err, rc, "%m")
                 : zsd_nvme_promise(r->core, &r->nvme_held, &r->promise, &want, 0, 0, err);
-    zsd_need_done(&want);
+    zb_needs_done(&want);
     if (rc < 0)
-        zsd_need_done(&r->promise);
+        zb_needs_done(&r->promise);
     r->covered = rc == 0;
     return rc;
 }
@@ -239,7 +239,7 @@ void zsd_reader_gone(struct zsd_conn *conn)
     reader_end(conn->reader, &why);
 }
 
-int zsd_readers_promised(const struct zsd_core *core, struct zsd_promise *promise,
+int zsd_readers_promised(const struct zsd_core *core, struct zb_needs *promise,
                          struct zsd_account *held)
 {
     int rc = 0;
@@ -249,7 +249,7 @@ int zsd_readers_promised(const struct zsd_core *core, struct zsd_promise *promis
         const struct zsd_reader *r = zb_container_of(pos, struct zsd_reader, node);
 
         for (uint32_t i = 0; i < r->promise.n && rc == 0; i++)
-            rc = zsd_need_add(promise, r->promise.needs[i].bytes, r->promise.needs[i].count);
+            rc = zb_needs_add(promise, r->promise.needs[i].bytes, r->promise.needs[i].count);
         for (int use = 0; use < ZSD_USES; use++)
             held->used[use] += r->nvme_held.used[use];
     }

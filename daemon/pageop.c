@@ -139,7 +139,7 @@ static bool page_writes(const struct zsd_pageop *op, const struct page_io *io)
         return io->changed;
     if (!op->spec.save_err || p->elem_bytes == 0)
         return false;
-    return io->changed || p->extents[op->spec.page].at == ZSD_NO_PLACE;
+    return io->changed || p->extents[op->spec.page].at == ZB_NO_PLACE;
 }
 
 /* ---- compute thread */
@@ -306,10 +306,10 @@ static void page_take_extents(struct zsd_pageop *op)
         struct zsd_plane *p = page_plane(op, io->plane);
 
         if (io->changed && !io->streamed && p->extents &&
-            p->extents[op->spec.page].at != ZSD_NO_PLACE) { /* P5; and its place may be needed */
+            p->extents[op->spec.page].at != ZB_NO_PLACE) { /* P5; and its place may be needed */
             zsd_extent_unref(job->core, p->extents[op->spec.page].at,
                              zsd_page_bytes(op->spec.shard, io->plane, op->spec.page));
-            p->extents[op->spec.page].at = ZSD_NO_PLACE;
+            p->extents[op->spec.page].at = ZB_NO_PLACE;
         }
         if (io->written)
             io->fresh = (struct zsd_extent){
@@ -339,7 +339,7 @@ static void page_settle_extents(struct zsd_pageop *op)
             p->extents[op->spec.page] = io->fresh;
             memcpy(page_crcs(op, io->plane), io->crcs, p->crcs_per_page * sizeof(*p->crcs));
         }
-        if (spent.at != ZSD_NO_PLACE)
+        if (spent.at != ZB_NO_PLACE)
             zsd_extent_unref(core, spent.at, bytes);
     }
 }
@@ -419,7 +419,7 @@ int zsd_pageop_start(const struct zsd_page_spec *spec)
         io->read = io->streamed && page_wants(op, io->plane);
         io->changed = page_plane(op, io->plane)->elem_bytes > 0 && page_changes(op, io->plane);
         io->written = page_writes(op, io);
-        io->fresh.at = ZSD_NO_PLACE;
+        io->fresh.at = ZB_NO_PLACE;
         changed = changed || io->changed;
     }
     if (changed && spec->shard->row) { /* it says no more what the shard is */

@@ -263,7 +263,7 @@ uint64_t zsd_map_take(struct zsd_core *core, uint64_t bytes)
             return ZN_AT(path, first * ZB_PAGE_ALIGN);
         left &= ~(1u << path);
     }
-    return ZSD_NO_PLACE;
+    return ZB_NO_PLACE;
 }
 
 int zsd_map_take_at(struct zsd_core *core, uint64_t at, uint64_t bytes)

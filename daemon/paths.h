@@ -46,7 +46,7 @@ int zsd_paths_slots(const struct zsd *daemon, struct zn_slot slots[ZN_PATHS_MAX]
 int zsd_map_init(struct zsd_core *core, struct zb_err *err);
 void zsd_map_done(struct zsd_core *core);
 
-/** A free range, of the path whose turn it is; ZSD_NO_PLACE: no gap is as long. */
+/** A free range, of the path whose turn it is; ZB_NO_PLACE: no gap is as long. */
 uint64_t zsd_map_take(struct zsd_core *core, uint64_t bytes);
 /** That range: 0; -EBUSY a part of it is taken; -ERANGE there is no such range. */
 int zsd_map_take_at(struct zsd_core *core, uint64_t at, uint64_t bytes);

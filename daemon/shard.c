@@ -21,7 +21,7 @@ struct zsd_shard *zsd_shard_new(struct zsd_job *job, struct zsd_unit *unit, uint
     s->first = first;
     s->count = count;
     s->npages = (uint32_t)zb_div_up(count, job->core->page_elems);
-    s->arena_at = ZSD_NO_PLACE;
+    s->arena_at = ZB_NO_PLACE;
     zb_list_init(&s->lru);
     zb_list_init(&s->pin_list);
     zb_list_init(&s->waiters);
@@ -89,7 +89,7 @@ int zsd_pin(struct zsd_shard *s, struct zsd_member *m)
 {
     struct zsd_pin *pin = pin_find(s, m);
 
-    assert(s->arena_at != ZSD_NO_PLACE);
+    assert(s->arena_at != ZB_NO_PLACE);
     if (!pin) {
         pin = calloc(1, sizeof(*pin));
         if (!pin)
@@ -158,11 +158,11 @@ void zsd_shard_wake(struct zsd_shard *s)
 void zsd_shard_uncache(struct zsd_shard *s)
 {
     assert(s->pins == 0 && !zsd_shard_resident(s));
-    if (s->arena_at == ZSD_NO_PLACE)
+    if (s->arena_at == ZB_NO_PLACE)
         return;
     zb_list_remove(&s->lru);
-    zsd_slots_give(&s->job->ring.classes[s->ring_class], s->arena_at);
-    s->arena_at = ZSD_NO_PLACE;
+    zb_slots_give(&s->job->ring.classes[s->ring_class], s->arena_at);
+    s->arena_at = ZB_NO_PLACE;
 }
 
 void zsd_shard_forget(struct zsd_shard *s)
@@ -171,9 +171,9 @@ void zsd_shard_forget(struct zsd_shard *s)
         struct zsd_plane *plane = &s->planes[p];
 
         for (uint32_t page = 0; plane->extents && page < s->npages; page++) {
-            if (plane->extents[page].at != ZSD_NO_PLACE)
+            if (plane->extents[page].at != ZB_NO_PLACE)
                 zsd_extent_unref(s->job->core, plane->extents[page].at, zsd_page_bytes(s, p, page));
-            plane->extents[page].at = ZSD_NO_PLACE;
+            plane->extents[page].at = ZB_NO_PLACE;
         }
     }
     if (s->row)

@@ -15,13 +15,13 @@
 
 #include "base/plan.h"
 #include "base/size.h"
+#include "base/sysmem.h"
 #include "daemon/compute.h"
 #include "daemon/core.h"
 #include "daemon/datadir.h"
 #include "daemon/loop.h"
 #include "daemon/paths.h"
 #include "daemon/server.h"
-#include "daemon/sysmem.h"
 
 #define HOST_SHARE       4u /* of the memory that is left: "auto" takes one part of so many */
 #define HOST_BYTES_MIN   ZB_MIB
@@ -57,7 +57,7 @@ static int limits_up(struct zsd *daemon, struct zb_err *err)
     limits_files(config);
     if (config->host_bytes == ZSD_AUTO)
         config->host_bytes =
-            zb_max_u64(zsd_sysmem_left("") / HOST_SHARE / ZB_PAGE_ALIGN * ZB_PAGE_ALIGN,
+            zb_max_u64(zb_sysmem_left("") / HOST_SHARE / ZB_PAGE_ALIGN * ZB_PAGE_ALIGN,
                        HOST_BYTES_MIN); /* less is of no use: then the core says so */
     return 0;
 }

@@ -92,7 +92,7 @@ struct zsd_row *zsd_row_new(uint32_t unit, const struct zb_layout *layout, uint6
         plane->crcs = calloc((size_t)r->npages * plane->crcs_per_page, sizeof(*plane->crcs));
         whole = whole && plane->extents && plane->crcs;
         for (uint32_t i = 0; plane->extents && i < r->npages; i++)
-            plane->extents[i] = (struct zsd_extent){ .at = ZSD_NO_PLACE };
+            plane->extents[i] = (struct zsd_extent){ .at = ZB_NO_PLACE };
     }
     if (!whole)
         zsd_row_unref(NULL, r);
@@ -114,7 +114,7 @@ void zsd_row_unref(struct zsd_core *core, struct zsd_row *r)
         struct zsd_row_plane *plane = &r->planes[p];
 
         for (uint32_t i = 0; plane->extents && i < r->npages; i++)
-            if (plane->extents[i].at != ZSD_NO_PLACE)
+            if (plane->extents[i].at != ZB_NO_PLACE)
                 zsd_extent_unref(core, plane->extents[i].at, zsd_row_page_bytes(r, p, i));
     }
     if (r->looks == 0)
@@ -212,7 +212,7 @@ uint64_t zsd_version_bytes(const struct zsd_version *v)
 
 /* ---- promises of saved jobs */
 
-int zsd_row_needs(struct zsd_promise *p, const struct zsd_row *r, uint64_t times)
+int zsd_row_needs(struct zb_needs *p, const struct zsd_row *r, uint64_t times)
 {
     int rc = 0;
 
@@ -224,15 +224,15 @@ int zsd_row_needs(struct zsd_promise *p, const struct zsd_row *r, uint64_t times
         if (bytes == 0 || times == 0)
             continue;
         if (rc == 0 && full > 0)
-            rc = zsd_need_add(p, (uint64_t)r->page_elems * bytes, full * times);
+            rc = zb_needs_add(p, (uint64_t)r->page_elems * bytes, full * times);
         if (rc == 0 && full < r->npages)
-            rc = zsd_need_add(p, tail * bytes, times);
+            rc = zb_needs_add(p, tail * bytes, times);
     }
     return rc;
 }
 
 /* Rows of a version that no earlier one of this walk had. */
-static int needs_version(struct zsd_promise *p, const struct zsd_version *v, uint64_t stamp)
+static int needs_version(struct zb_needs *p, const struct zsd_version *v, uint64_t stamp)
 {
     int rc = 0;
 
@@ -258,7 +258,7 @@ unsigned zsd_saved_next(const struct zsd_saved *saved)
 
 /* What the versions hold, each row once; its stamp says so. */
 static int needs_held(const struct zsd_saved *saved, const struct zsd_version *committed,
-                      bool going, struct zsd_promise *ret)
+                      bool going, struct zb_needs *ret)
 {
     uint64_t stamp = ++saved->store->stamp;
     int rc = needs_version(ret, committed, stamp);
@@ -277,16 +277,16 @@ static int needs_held(const struct zsd_saved *saved, const struct zsd_version *c
     return rc;
 }
 
-int zsd_saved_holds(const struct zsd_saved *saved, struct zsd_promise *ret)
+int zsd_saved_holds(const struct zsd_saved *saved, struct zb_needs *ret)
 {
     return needs_held(saved, saved->committed, true, ret);
 }
 
 /* Not in memory: what comes next is as the newest, and any page of it may be in flight. */
 static int needs_like(const struct zsd_saved *saved, const struct zsd_version *v, unsigned times,
-                      struct zsd_promise *ret)
+                      struct zb_needs *ret)
 {
-    struct zsd_promise one = { 0 };
+    struct zb_needs one = { 0 };
     int rc = 0;
 
     for (uint32_t i = 0; i < v->nrows && rc == 0; i++) {
@@ -296,16 +296,16 @@ static int needs_like(const struct zsd_saved *saved, const struct zsd_version *v
             rc = zsd_row_needs(&one, v->rows[i], 1);
     }
     for (uint32_t i = 0; i < one.n && rc == 0; i++)
-        rc = zsd_need_add(ret, one.needs[i].bytes,
+        rc = zb_needs_add(ret, one.needs[i].bytes,
                           zb_min_u64(one.needs[i].count, saved->store->core->nbuffers));
-    zsd_need_done(&one);
+    zb_needs_done(&one);
     return rc;
 }
 
 /* What the job must be promised, with this commit, and with or without the snapshots that are
  * going. What comes next is cut as the job in memory is, whatever its versions were cut into. */
 static int needs_saved(const struct zsd_saved *saved, const struct zsd_version *committed,
-                       bool going, struct zsd_promise *ret)
+                       bool going, struct zb_needs *ret)
 {
     const struct zsd_version *v = saved->prepared ? saved->prepared : committed;
     unsigned times = needs_next(committed, saved->prepared);
@@ -318,11 +318,11 @@ static int needs_saved(const struct zsd_saved *saved, const struct zsd_version *
                : needs_like(saved, v, times, ret);
 }
 
-int zsd_nvme_promise(struct zsd_core *core, struct zsd_account *held, struct zsd_promise *now,
-                     const struct zsd_promise *want, uint64_t param, uint64_t state,
+int zsd_nvme_promise(struct zsd_core *core, struct zsd_account *held, struct zb_needs *now,
+                     const struct zb_needs *want, uint64_t param, uint64_t state,
                      struct zb_err *err)
 {
-    uint64_t has = zsd_need_bytes(now), needs = zsd_need_bytes(want);
+    uint64_t has = zb_needs_bytes(now), needs = zb_needs_bytes(want);
     int rc;
 
     assert(param + state <= needs);
@@ -345,17 +345,17 @@ int zsd_nvme_promise(struct zsd_core *core, struct zsd_account *held, struct zsd
     return 0;
 }
 
-void zsd_nvme_unpromise(struct zsd_core *core, struct zsd_account *held, struct zsd_promise *now)
+void zsd_nvme_unpromise(struct zsd_core *core, struct zsd_account *held, struct zb_needs *now)
 {
-    const struct zsd_promise none = { 0 };
+    const struct zb_needs none = { 0 };
 
     (void)zsd_nvme_promise(core, held, now, &none, 0, 0, NULL); /* it shrinks: never fails */
-    zsd_need_done(now);
+    zb_needs_done(now);
 }
 
 /* Books `want`, with the bytes of its newest version as such. */
 static int saved_promise(struct zsd_saved *saved, const struct zsd_version *v,
-                         const struct zsd_promise *want, struct zb_err *err)
+                         const struct zb_needs *want, struct zb_err *err)
 {
     uint64_t param = 0, state = 0;
 
@@ -370,7 +370,7 @@ static int saved_promise(struct zsd_saved *saved, const struct zsd_version *v,
 int zsd_saved_reserve(struct zsd_saved *saved, struct zb_err *err)
 {
     const struct zsd_version *v = saved->prepared ? saved->prepared : saved->committed;
-    struct zsd_promise want = { 0 };
+    struct zb_needs want = { 0 };
     int rc = 0;
 
     if (!v && saved->job)
@@ -381,23 +381,23 @@ int zsd_saved_reserve(struct zsd_saved *saved, struct zb_err *err)
         (void)zb_fail(err, rc, "job '%s': %m", saved->name);
     else
         rc = saved_promise(saved, v, &want, err);
-    zsd_need_done(&want);
+    zb_needs_done(&want);
     saved->lacks = rc < 0;
     return rc;
 }
 
 /* Of each size, at least as many as `other` has. */
-static int need_most(struct zsd_promise *p, const struct zsd_promise *other)
+static int need_most(struct zb_needs *p, const struct zb_needs *other)
 {
     int rc = 0;
 
     for (uint32_t i = 0, j = 0; i < other->n && rc == 0; i++) {
-        const struct zsd_need *o = &other->needs[i];
+        const struct zb_need *o = &other->needs[i];
 
         while (j < p->n && p->needs[j].bytes < o->bytes)
             j++;
         if (j == p->n || p->needs[j].bytes > o->bytes)
-            rc = zsd_need_add(p, o->bytes, o->count);
+            rc = zb_needs_add(p, o->bytes, o->count);
         else
             p->needs[j].count = zb_max_u64(p->needs[j].count, o->count);
     }
@@ -407,7 +407,7 @@ static int need_most(struct zsd_promise *p, const struct zsd_promise *other)
 int zsd_saved_raise(struct zsd_saved *saved, const struct zsd_version *committed,
                     struct zb_err *err)
 {
-    struct zsd_promise want = { 0 };
+    struct zb_needs want = { 0 };
     struct zb_err why = { 0 };
     int rc = needs_saved(saved, committed, false, &want);
 
@@ -418,7 +418,7 @@ int zsd_saved_raise(struct zsd_saved *saved, const struct zsd_version *committed
     else if (saved_promise(saved, saved->prepared ? saved->prepared : committed, &want, &why) < 0)
         rc = zb_fail(err, why.code, "job '%s' needs room for one more version: %s", saved->name,
                      why.text);
-    zsd_need_done(&want);
+    zb_needs_done(&want);
     return rc;
 }
 
@@ -687,7 +687,7 @@ static int recover_extents(struct recovery *r, struct zsd_row *row, struct zb_er
             if (rc == 0)
                 rc = zsd_extent_adopt(core, e->at, bytes, err);
             if (rc < 0)
-                e->at = ZSD_NO_PLACE; /* not taken: not given back */
+                e->at = ZB_NO_PLACE; /* not taken: not given back */
             r->pages++;
             r->bytes += bytes;
         }
@@ -930,11 +930,11 @@ static void store_reserve(struct zsd_store *store)
     zb_list_each(pos, &store->saved)
     {
         struct zsd_saved *s = zb_container_of(pos, struct zsd_saved, node);
-        struct zsd_promise want = { 0 };
+        struct zb_needs want = { 0 };
 
         if (zsd_saved_holds(s, &want) == 0)
             (void)saved_promise(s, s->prepared ? s->prepared : s->committed, &want, NULL);
-        zsd_need_done(&want);
+        zb_needs_done(&want);
     }
     zb_list_each(pos, &store->saved)
     {

@@ -18,10 +18,10 @@
  *
  * PLACES. Extents of one size are a class. A class owns `total` places, free or in use, and is
  * promised `promised` of them; total >= promised, so whoever stays inside its promise always finds
- * one. Each job's promise (struct zsd_promise) is, for each class: what its distinct rows hold,
- * what its next version can need, and spares for pages in flight. An extent that two jobs share
- * counts in both promises. Promises change only here, with -ENOSPC when there is no room: never in
- * the middle of a step.
+ * one. Each job's promise (struct zb_needs, base/place.h) is, for each class: what its distinct
+ * rows hold, what its next version can need, and spares for pages in flight. An extent that two
+ * jobs share counts in both promises. Promises change only here, with -ENOSPC when there is no
+ * room: never in the middle of a step.
  *
  * THE LINE. Changes (struct zsd_change) run one after the other:
  *
@@ -48,16 +48,6 @@
 #include "nvme/zn_catalog.h"
 
 struct zsd_store;
-
-/** A promise: so many places of each size. */
-struct zsd_need {
-    uint64_t bytes;
-    uint64_t count;
-};
-struct zsd_promise {
-    struct zsd_need *needs; /* by bytes, ascending */
-    uint32_t n, room;
-};
 
 /* ---- versions and rows */
 
@@ -124,7 +114,7 @@ struct zsd_saved {
     struct zsd_version *doubt; /* its change failed, and the catalog may have it all the same: what
                                   it holds stays as it is until the daemon starts anew */
     struct zb_list snaps;
-    struct zsd_promise promise;
+    struct zb_needs promise;
     struct zsd_account nvme_held; /* what the promise is booked as */
     struct zsd_job *job;          /* in memory, or NULL */
     bool lacks;                   /* room for its next version: it goes no further without */
@@ -199,14 +189,14 @@ static inline int zsd_saved_room(struct zsd_saved *saved, struct zb_err *err)
 /** How many times the trainable rows of the newest version are needed besides what is held. */
 unsigned zsd_saved_next(const struct zsd_saved *saved);
 /** What its versions hold, each row once. */
-int zsd_saved_holds(const struct zsd_saved *saved, struct zsd_promise *ret);
+int zsd_saved_holds(const struct zsd_saved *saved, struct zb_needs *ret);
 
 /** Held once. Its rows are to be filled in; NULL: no memory. */
 struct zsd_version *zsd_version_new(struct zsd_saved *saved, uint32_t world, uint32_t nrows);
 struct zsd_version *zsd_version_ref(struct zsd_version *v);
 /** The last one: its rows go, and their extents when nobody else holds them. NULL is fine. */
 void zsd_version_unref(struct zsd_version *v);
-/** Held once; extents say ZSD_NO_PLACE. NULL: no memory. */
+/** Held once; extents say ZB_NO_PLACE. NULL: no memory. */
 struct zsd_row *zsd_row_new(uint32_t unit, const struct zb_layout *layout, uint64_t first,
                             uint64_t count, uint32_t page_elems);
 struct zsd_row *zsd_row_ref(struct zsd_row *r);
@@ -221,7 +211,7 @@ void zsd_row_free(struct zsd_row *r);
 /** Index of the row that holds element `first` of a unit; nrows: there is none. */
 uint32_t zsd_version_find(const struct zsd_version *v, uint32_t unit, uint64_t first);
 /** Adds the places of a row's pages, so many times. 0 or -ENOMEM. */
-int zsd_row_needs(struct zsd_promise *p, const struct zsd_row *r, uint64_t times);
+int zsd_row_needs(struct zb_needs *p, const struct zsd_row *r, uint64_t times);
 uint64_t zsd_row_bytes(const struct zsd_row *r);         /* of all its pages */
 uint64_t zsd_version_bytes(const struct zsd_version *v); /* of all its rows */
 
@@ -303,20 +293,16 @@ struct zsd_places_copy {
 int zsd_places_copy(const struct zsd_core *core, struct zsd_places_copy *ret);
 void zsd_places_copy_done(struct zsd_places_copy *c);
 
-/** Adds to a list of needs that is not promised to anybody: 0 or -ENOMEM. */
-int zsd_need_add(struct zsd_promise *p, uint64_t bytes, uint64_t count);
-uint64_t zsd_need_bytes(const struct zsd_promise *p);
-void zsd_need_done(struct zsd_promise *p);
 /** Replaces what is promised by `now` with `want`: 0; -ENOSPC or -ENOMEM: *now is unchanged. A
  * promise that only shrinks never fails. `now` begins as all zero, and ends by wanting nothing. */
-int zsd_promise_set(struct zsd_core *core, struct zsd_promise *now, const struct zsd_promise *want,
+int zsd_promise_set(struct zsd_core *core, struct zb_needs *now, const struct zb_needs *want,
                     struct zb_err *err);
 /** The same, booked in the account: `param` and `state` bytes of the places as such, the rest as
  * ring. -ENOSPC by the account's numbers, too. store.c */
-int zsd_nvme_promise(struct zsd_core *core, struct zsd_account *held, struct zsd_promise *now,
-                     const struct zsd_promise *want, uint64_t param, uint64_t state,
+int zsd_nvme_promise(struct zsd_core *core, struct zsd_account *held, struct zb_needs *now,
+                     const struct zb_needs *want, uint64_t param, uint64_t state,
                      struct zb_err *err);
-void zsd_nvme_unpromise(struct zsd_core *core, struct zsd_account *held, struct zsd_promise *now);
+void zsd_nvme_unpromise(struct zsd_core *core, struct zsd_account *held, struct zb_needs *now);
 
 /* ---- the line (change.c) */
 
@@ -424,7 +410,7 @@ void zsd_readers_orphaned(struct zsd_version *v);
 /** The connection ends: its reader, if any, lets go. */
 void zsd_reader_gone(struct zsd_conn *conn);
 /** Adds what readers are promised, and what is booked for that. 0 or -ENOMEM. */
-int zsd_readers_promised(const struct zsd_core *core, struct zsd_promise *promise,
+int zsd_readers_promised(const struct zsd_core *core, struct zb_needs *promise,
                          struct zsd_account *held);
 /** The daemon ends. */
 void zsd_readers_end(struct zsd_core *core);

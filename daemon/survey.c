@@ -29,13 +29,13 @@ static void *take_array(size_t n, size_t size)
     return calloc(zb_max_u64(n, 1), size);
 }
 
-static int take_promise(struct zsd_survey_job *to, const struct zsd_promise *promise,
+static int take_promise(struct zsd_survey_job *to, const struct zb_needs *promise,
                         const struct zsd_account *held)
 {
     int rc = 0;
 
     for (uint32_t i = 0; promise && i < promise->n && rc == 0; i++)
-        rc = zsd_need_add(&to->promise, promise->needs[i].bytes, promise->needs[i].count);
+        rc = zb_needs_add(&to->promise, promise->needs[i].bytes, promise->needs[i].count);
     to->held = *held;
     return rc;
 }
@@ -111,7 +111,7 @@ static void take_works(struct zsd_survey *s, const struct zsd_job *job)
             const struct zsd_extent *e = shard->planes[p].extents;
 
             for (uint32_t page = 0; e && page < shard->npages; page++)
-                if (e[page].at != ZSD_NO_PLACE)
+                if (e[page].at != ZB_NO_PLACE)
                     s->works[s->nworks++] = (struct zsd_survey_work){
                         .at = e[page].at, .bytes = zsd_page_bytes(shard, p, page), .job = index
                     };
@@ -219,8 +219,8 @@ void zsd_survey_done(struct zsd_survey *s)
     for (size_t i = 0; i < s->nrows; i++)
         zsd_row_look_away(s->rows[i].row);
     for (size_t i = 0; i < s->njobs; i++)
-        zsd_need_done(&s->jobs[i].promise);
-    zsd_need_done(&s->readers);
+        zb_needs_done(&s->jobs[i].promise);
+    zb_needs_done(&s->readers);
     zsd_places_copy_done(&s->places);
     free(s->jobs);
     free(s->rows);
@@ -306,7 +306,7 @@ static void df_reserved(struct zsd_survey *s)
     for (size_t i = 0; i < s->njobs; i++) {
         struct zsd_survey_job *j = &s->jobs[i];
         uint64_t has = j->committed + j->prepared + j->snapshots + j->working;
-        uint64_t promised = zsd_need_bytes(&j->promise);
+        uint64_t promised = zb_needs_bytes(&j->promise);
 
         j->reserved = zb_min_u64(promised > has ? promised - has : 0, left);
         left -= j->reserved;

@@ -39,7 +39,7 @@ struct zsd_survey_job {
     char name[ZP_NAME_MAX + 1];
     const struct zsd_saved *saved; /* NULL: not durable */
     const struct zsd_saved *kept;  /* in the catalog, else NULL */
-    struct zsd_promise promise;
+    struct zb_needs promise;
     struct zsd_account held;
     bool found;
     uint32_t units; /* found */
@@ -62,7 +62,7 @@ struct zsd_survey {
     size_t njobs, nrows, nversions, nsnaps, nworks;
     bool moving; /* a job has operations in progress: pages of it may be on their way */
     struct zsd_places_copy places;
-    struct zsd_promise readers;
+    struct zb_needs readers;
     struct zsd_account readers_held, nvme;
     uint64_t total_bytes, map_bytes, free_bytes; /* of all data files; for pages; in no class */
     uint64_t boot, next_id, next_job, sequence;

@@ -15,41 +15,40 @@
 
 static const uint64_t sizes[SIZES] = { UNIT, 3 * UNIT, 20 * UNIT };
 
-static struct zsd_promise need(uint64_t a, uint64_t b, uint64_t c)
+static struct zb_needs need(uint64_t a, uint64_t b, uint64_t c)
 {
-    struct zsd_promise p = { 0 };
+    struct zb_needs p = { 0 };
 
-    assert_int_equal(zsd_need_add(&p, sizes[2], c), 0);
-    assert_int_equal(zsd_need_add(&p, sizes[0], a), 0);
-    assert_int_equal(zsd_need_add(&p, sizes[1], b), 0);
+    assert_int_equal(zb_needs_add(&p, sizes[2], c), 0);
+    assert_int_equal(zb_needs_add(&p, sizes[0], a), 0);
+    assert_int_equal(zb_needs_add(&p, sizes[1], b), 0);
     return p;
 }
 
 /* Sets a promise to so many of each size: the code. */
-static int promise_err(struct zsd_core *core, struct zsd_promise *now, uint64_t a, uint64_t b,
+static int promise_err(struct zsd_core *core, struct zb_needs *now, uint64_t a, uint64_t b,
                        uint64_t c, struct zb_err *err)
 {
-    struct zsd_promise want = need(a, b, c);
+    struct zb_needs want = need(a, b, c);
     int rc = zsd_promise_set(core, now, &want, err);
 
     if (rc == 0) {
-        assert_int_equal(zsd_need_bytes(now), a * sizes[0] + b * sizes[1] + c * sizes[2]);
+        assert_int_equal(zb_needs_bytes(now), a * sizes[0] + b * sizes[1] + c * sizes[2]);
         assert_int_equal(now->n, want.n);
     }
-    zsd_need_done(&want);
+    zb_needs_done(&want);
     return rc;
 }
 
-static int promise(struct zsd_core *core, struct zsd_promise *now, uint64_t a, uint64_t b,
-                   uint64_t c)
+static int promise(struct zsd_core *core, struct zb_needs *now, uint64_t a, uint64_t b, uint64_t c)
 {
     return promise_err(core, now, a, b, c, NULL);
 }
 
-static void no_promise(struct zsd_core *core, struct zsd_promise *now)
+static void no_promise(struct zsd_core *core, struct zb_needs *now)
 {
     assert_int_equal(promise(core, now, 0, 0, 0), 0);
-    zsd_need_done(now);
+    zb_needs_done(now);
 }
 
 static bool sum_equal(struct zsd_places_sum a, struct zsd_places_sum b)
@@ -60,14 +59,14 @@ static bool sum_equal(struct zsd_places_sum a, struct zsd_places_sum b)
 
 static void needs_are_sorted(void **state)
 {
-    struct zsd_promise p = { 0 };
+    struct zb_needs p = { 0 };
     uint64_t seed = 3, count[40] = { 0 };
 
     (void)state;
     for (int i = 0; i < 200; i++) {
         uint64_t k = ztest_random(&seed) % ZB_COUNT(count), n = ztest_random(&seed) % 3;
 
-        assert_int_equal(zsd_need_add(&p, (k + 1) * UNIT, n), 0);
+        assert_int_equal(zb_needs_add(&p, (k + 1) * UNIT, n), 0);
         count[k] += n;
     }
     for (uint32_t i = 0; i < p.n; i++) {
@@ -78,13 +77,13 @@ static void needs_are_sorted(void **state)
     }
     for (size_t k = 0; k < ZB_COUNT(count); k++)
         assert_int_equal(count[k], 0);
-    zsd_need_done(&p);
+    zb_needs_done(&p);
 }
 
 /* A place is free, held by one, by more, and free again; no two are the same bytes. */
 static void places_are_lent(void **state)
 {
-    struct zsd_promise now = { 0 };
+    struct zb_needs now = { 0 };
     struct world w;
     struct zsd_core *core;
     uint64_t at[6];
@@ -127,7 +126,7 @@ static void places_are_lent(void **state)
 /* A promise that shrinks before its pages go: they go to the map when the last holder does. */
 static void a_promise_shrinks_first(void **state)
 {
-    struct zsd_promise now = { 0 };
+    struct zb_needs now = { 0 };
     struct world w;
     struct zsd_core *core;
     uint64_t at[4], all;
@@ -157,7 +156,7 @@ static void a_promise_shrinks_first(void **state)
 /* No room: too few bytes, or enough of them in pieces. Nothing has changed then. */
 static void no_room(void **state)
 {
-    struct zsd_promise now = { 0 }, other = { 0 };
+    struct zb_needs now = { 0 }, other = { 0 };
     struct zsd_places_sum before;
     struct world w;
     struct zsd_core *core;
@@ -204,7 +203,7 @@ static void no_room(void **state)
 /* What one size gives back is what another one lacks: in one change, and undone when it fails. */
 static void sizes_exchange(void **state)
 {
-    struct zsd_promise now = { 0 };
+    struct zb_needs now = { 0 };
     struct zsd_places_sum before;
     struct world w;
     struct zsd_core *core;
@@ -264,7 +263,7 @@ static void places_are_adopted(void **state)
         { "far too long", 100 * UNIT, 4096 * UNIT, -EBADMSG, "no page" },
         { "overflows", 100 * UNIT, UINT64_MAX - UNIT + 1, -EBADMSG, "no page" },
     };
-    struct zsd_promise now = { 0 };
+    struct zb_needs now = { 0 };
     struct world w;
     struct zsd_core *core;
 
@@ -300,7 +299,7 @@ static void places_are_adopted(void **state)
 
 static void without_a_data_file(void **state)
 {
-    struct zsd_promise now = { 0 };
+    struct zb_needs now = { 0 };
     struct world w;
     struct zb_err err = { 0 };
 
@@ -310,7 +309,7 @@ static void without_a_data_file(void **state)
     assert_int_equal(promise(w.daemon.core, &now, 1, 0, 0), -ENOSPC);
     assert_int_equal(zsd_extent_adopt(w.daemon.core, 0, UNIT, &err), -EBADMSG);
     assert_int_equal(zsd_places_sum(w.daemon.core).held, 0);
-    zsd_need_done(&now);
+    zb_needs_done(&now);
     world_close(&w);
 }
 
@@ -320,7 +319,7 @@ static void jobs_in_any_order(void **state)
 {
     enum { JOBS = 5, HELD = 40, ROUNDS = 20000 };
     struct {
-        struct zsd_promise now;
+        struct zb_needs now;
         uint64_t at[SIZES][HELD], n[SIZES], may[SIZES];
     } *jobs = calloc(JOBS, sizeof(*jobs)), *j;
     uint64_t seed = 11, refused = 0, shared = 0;
@@ -398,7 +397,7 @@ static void memory_runs_out(void **state)
 
     (void)state;
     for (bool failed = true; failed; nth++) {
-        struct zsd_promise now = { 0 }, want = need(20, 5, 1);
+        struct zb_needs now = { 0 }, want = need(20, 5, 1);
         struct zb_err err = { 0 };
         int rc, adopted;
 
@@ -423,7 +422,7 @@ static void memory_runs_out(void **state)
         zsd_extent_unref(core, 1000 * UNIT, 7 * UNIT);
         alloc_fail(1, 1000); /* a promise that shrinks needs none */
         core_entered(true);
-        assert_int_equal(zsd_need_bytes(&now), zsd_need_bytes(&want));
+        assert_int_equal(zb_needs_bytes(&now), zb_needs_bytes(&want));
         want.n = 1;
         want.needs[0].count = 19;
         assert_int_equal(zsd_promise_set(core, &now, &want, NULL), 0);
@@ -432,8 +431,8 @@ static void memory_runs_out(void **state)
         core_entered(false);
         assert_false(alloc_failed());
         alloc_fail(0, 0);
-        zsd_need_done(&now);
-        zsd_need_done(&want);
+        zb_needs_done(&now);
+        zb_needs_done(&want);
         world_close(&w);
     }
     assert_true(nth > 6);

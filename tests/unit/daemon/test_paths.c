@@ -76,7 +76,7 @@ static void spread_by_rate(void **state)
     total = zsd_map_total_bytes(d.core);
     assert_int_equal(total, FILE_BYTES(0) + FILE_BYTES(1) + FILE_BYTES(2) - PATHS * ZN_DATA_START);
     assert_int_equal(d.core->nvme.budget, total);
-    for (; (at[n] = zsd_map_take(d.core, PAGE_BYTES)) != ZSD_NO_PLACE; n++) {
+    for (; (at[n] = zsd_map_take(d.core, PAGE_BYTES)) != ZB_NO_PLACE; n++) {
         assert_true(ZN_AT_PATH(at[n]) < PATHS);
         assert_true(ZN_AT_OFFSET(at[n]) + PAGE_BYTES <= zsd_path_bytes(d.core, ZN_AT_PATH(at[n])));
         count[ZN_AT_PATH(at[n])]++;
@@ -106,7 +106,7 @@ static void places_by_name(void **state)
     assert_int_equal(zsd_map_take_at(d.core, ZN_AT(2, last), PAGE_BYTES), 0);
     assert_int_equal(zsd_map_take_at(d.core, ZN_AT(1, last), PAGE_BYTES), -ERANGE);
     assert_int_equal(zsd_map_take_at(d.core, ZN_AT(PATHS, 0), PAGE_BYTES), -ERANGE);
-    assert_int_equal(zsd_map_take_at(d.core, ZSD_NO_PLACE, PAGE_BYTES), -ERANGE);
+    assert_int_equal(zsd_map_take_at(d.core, ZB_NO_PLACE, PAGE_BYTES), -ERANGE);
     assert_int_equal(zsd_map_take_at(d.core, ZN_AT(1, 100), PAGE_BYTES), -ERANGE);
     paths_down(true);
 }

@@ -399,13 +399,13 @@ static void a_reader_gives_way(void **state)
     (void)state;
     for (int busy = 0; busy < 2; busy++) {
         struct saved_world s;
-        struct zsd_promise filler = { 0 }, want = { 0 }, none = { 0 };
+        struct zb_needs filler = { 0 }, want = { 0 }, none = { 0 };
         struct zsd_core *core;
         struct reader r;
 
         saved_open(&s, SAVED_TIGHT, ZB_BF16, 2);
         core = s.w.daemon.core;
-        assert_int_equal(zsd_need_add(&want, 4096, zsd_map_free_bytes(core) / 4096), 0);
+        assert_int_equal(zb_needs_add(&want, 4096, zsd_map_free_bytes(core) / 4096), 0);
         assert_int_equal(zsd_promise_set(core, &filler, &want, NULL), 0);
         assert_int_equal(reader_open(&s, 1, &r), 0);
         reads_everything(&s, 1, &r);
@@ -426,8 +426,8 @@ static void a_reader_gives_way(void **state)
         reads_everything(&s, 1, &r);
         reader_unmap(&r);
         assert_int_equal(zsd_promise_set(core, &filler, &none, NULL), 0);
-        zsd_need_done(&filler);
-        zsd_need_done(&want);
+        zb_needs_done(&filler);
+        zb_needs_done(&want);
         saved_close(&s);
     }
 }

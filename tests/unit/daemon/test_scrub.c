@@ -289,13 +289,13 @@ static void jobs_go_on(void **state)
 {
     (void)state;
     for (unsigned turns = 0; turns < 40; turns += 3) {
-        struct zsd_promise filler = { 0 }, want = { 0 }, none = { 0 };
+        struct zb_needs filler = { 0 }, want = { 0 }, none = { 0 };
         struct saved_world s;
         struct report r;
         uint64_t now = zb_now_ns(), salt = 2;
 
         scrub_world(&s, ZB_BF16, SAVED_TIGHT);
-        assert_int_equal(zsd_need_add(&want, 4096, zsd_map_free_bytes(s.w.daemon.core) / 4096), 0);
+        assert_int_equal(zb_needs_add(&want, 4096, zsd_map_free_bytes(s.w.daemon.core) / 4096), 0);
         assert_int_equal(zsd_promise_set(s.w.daemon.core, &filler, &want, NULL), 0);
         (void)scrub(&s, START, FAST);
         for (unsigned i = 0; i < turns; i++) {
@@ -310,8 +310,8 @@ static void jobs_go_on(void **state)
         assert_int_equal(r.bad, 0);
         assert_int_equal(r.bytes, r.total);
         assert_int_equal(zsd_promise_set(s.w.daemon.core, &filler, &none, NULL), 0);
-        zsd_need_done(&filler);
-        zsd_need_done(&want);
+        zb_needs_done(&filler);
+        zb_needs_done(&want);
         (void)scrub(&s, START, FAST); /* and the job goes */
         for (unsigned i = 0; i < turns; i++) {
             zsd_core_tick(&s.w.daemon, now += 20000000);

@@ -8,7 +8,7 @@
  * A container may see a mount that does not begin at the root of the tree while /proc/self/cgroup
  * names a path from that root: then the mount's own root is cut from the path.
  */
-#include "daemon/sysmem.h"
+#include "base/sysmem.h"
 
 #include <limits.h>
 #include <stdbool.h>
@@ -183,7 +183,7 @@ static uint64_t version_left(const char *root, const struct cgroup_names *n)
     return cgroups_left(root, dir, mount_len, n);
 }
 
-uint64_t zsd_sysmem_left(const char *root)
+uint64_t zb_sysmem_left(const char *root)
 {
     uint64_t left = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE), kib;
 

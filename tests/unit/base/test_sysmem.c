@@ -6,8 +6,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/sysmem.h"
 #include "base/util.h"
-#include "daemon/sysmem.h"
 
 #define FILES_MAX 10
 
@@ -165,7 +165,7 @@ static void table(void **state)
         assert_non_null(mkdtemp(root));
         for (size_t k = 0; k < FILES_MAX && machines[i].files[k].path; k++)
             put(machines[i].files[k].path, machines[i].files[k].text);
-        left = zsd_sysmem_left(root);
+        left = zb_sysmem_left(root);
         if (left != machines[i].left)
             fail_msg("%s: %llu", machines[i].name, (unsigned long long)left);
         (void)snprintf(command, sizeof(command), "rm -r %s", root);
@@ -179,9 +179,9 @@ static void this_machine(void **state)
     uint64_t total = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
 
     (void)state;
-    assert_true(zsd_sysmem_left("") > 0);
-    assert_true(zsd_sysmem_left("") < total);
-    assert_true(zsd_sysmem_left("/no/such/root") == total); /* nothing is known but this */
+    assert_true(zb_sysmem_left("") > 0);
+    assert_true(zb_sysmem_left("") < total);
+    assert_true(zb_sysmem_left("/no/such/root") == total); /* nothing is known but this */
 }
 
 int main(void)

@@ -1,8 +1,8 @@
 /*
  * sysmem.h - how much memory we may still take: what the default of host_bytes is a quarter of.
  */
-#ifndef ZSD_SYSMEM_H
-#define ZSD_SYSMEM_H
+#ifndef ZB_SYSMEM_H
+#define ZB_SYSMEM_H
 
 #include <stdint.h>
 
@@ -13,6 +13,6 @@
  *
  * @param root  put before every path: "" for this machine, a directory in tests
  */
-uint64_t zsd_sysmem_left(const char *root);
+uint64_t zb_sysmem_left(const char *root);
 
 #endif

@@ -6,16 +6,16 @@
  * So nothing that was admitted can fail later for want of room, and nothing fragments. Loop thread
  * only.
  */
-#ifndef ZSD_SLOTS_H
-#define ZSD_SLOTS_H
+#ifndef ZB_SLOTS_H
+#define ZB_SLOTS_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#define ZSD_NO_PLACE UINT64_MAX
+#define ZB_NO_PLACE UINT64_MAX
 
 /** All places of one size. `tag` tells classes of one size apart (a rank; or 0). */
-struct zsd_slot_class {
+struct zb_slot_class {
     uint64_t bytes;
     uint32_t tag;
     uint32_t users; /* pages or shards that live in places of this class */
@@ -24,18 +24,18 @@ struct zsd_slot_class {
     uint64_t *free_at; /* [total]: the first `free` are free places' offsets */
 };
 
-struct zsd_slots {
-    struct zsd_slot_class *classes;
+struct zb_slots {
+    struct zb_slot_class *classes;
     uint32_t nclasses, room;
 };
 
 /** Counts one more user of places of this size: 0 or -ENOMEM. *ret_class is its index. */
-int zsd_slots_count(struct zsd_slots *s, uint64_t bytes, uint32_t tag, uint32_t *ret_class);
+int zb_slots_count(struct zb_slots *s, uint64_t bytes, uint32_t tag, uint32_t *ret_class);
 /** Makes room for a class's places (all taken until given): 0 or -ENOMEM. */
-int zsd_slots_lay(struct zsd_slot_class *c, uint32_t total);
-/** ZSD_NO_PLACE when none is free. */
-uint64_t zsd_slots_take(struct zsd_slot_class *c);
-void zsd_slots_give(struct zsd_slot_class *c, uint64_t at);
-void zsd_slots_done(struct zsd_slots *s);
+int zb_slots_lay(struct zb_slot_class *c, uint32_t total);
+/** ZB_NO_PLACE when none is free. */
+uint64_t zb_slots_take(struct zb_slot_class *c);
+void zb_slots_give(struct zb_slot_class *c, uint64_t at);
+void zb_slots_done(struct zb_slots *s);
 
 #endif

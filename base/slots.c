@@ -1,4 +1,4 @@
-#include "daemon/slots.h"
+#include "base/slots.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -6,7 +6,7 @@
 
 #include "base/util.h"
 
-int zsd_slots_count(struct zsd_slots *s, uint64_t bytes, uint32_t tag, uint32_t *ret_class)
+int zb_slots_count(struct zb_slots *s, uint64_t bytes, uint32_t tag, uint32_t *ret_class)
 {
     uint32_t i;
 
@@ -23,14 +23,14 @@ int zsd_slots_count(struct zsd_slots *s, uint64_t bytes, uint32_t tag, uint32_t 
             s->classes = grown;
             s->room = room;
         }
-        s->classes[s->nclasses++] = (struct zsd_slot_class){ .bytes = bytes, .tag = tag };
+        s->classes[s->nclasses++] = (struct zb_slot_class){ .bytes = bytes, .tag = tag };
     }
     s->classes[i].users++;
     *ret_class = i;
     return 0;
 }
 
-int zsd_slots_lay(struct zsd_slot_class *c, uint32_t total)
+int zb_slots_lay(struct zb_slot_class *c, uint32_t total)
 {
     assert(!c->free_at);
     c->free_at = malloc(zb_max_u64(total, 1) * sizeof(*c->free_at));
@@ -40,21 +40,21 @@ int zsd_slots_lay(struct zsd_slot_class *c, uint32_t total)
     return 0;
 }
 
-uint64_t zsd_slots_take(struct zsd_slot_class *c)
+uint64_t zb_slots_take(struct zb_slot_class *c)
 {
-    return c->free > 0 ? c->free_at[--c->free] : ZSD_NO_PLACE;
+    return c->free > 0 ? c->free_at[--c->free] : ZB_NO_PLACE;
 }
 
-void zsd_slots_give(struct zsd_slot_class *c, uint64_t at)
+void zb_slots_give(struct zb_slot_class *c, uint64_t at)
 {
     assert(c->free < c->total);
     c->free_at[c->free++] = at;
 }
 
-void zsd_slots_done(struct zsd_slots *s)
+void zb_slots_done(struct zb_slots *s)
 {
     for (uint32_t i = 0; i < s->nclasses; i++)
         free(s->classes[i].free_at);
     free(s->classes);
-    *s = (struct zsd_slots){ 0 };
+    *s = (struct zb_slots){ 0 };
 }

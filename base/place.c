@@ -1,0 +1,256 @@
+#include "base/place.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/slots.h"
+#include "base/util.h"
+
+#define BUFFER_ELEM_BYTES 12u /* param and state of one element: bf16 2 + 10, fp32 4 + 8 */
+#define BUFFERS_SHARE     16u /* of the budget: page buffers take one part of so many */
+
+/* ---- places of pages */
+
+int zb_needs_reserve(struct zb_needs *p, uint32_t n)
+{
+    uint32_t room = p->room > 0 ? p->room : 8;
+    void *grown;
+
+    if (n <= p->room)
+        return 0;
+    while (room < n)
+        room *= 2;
+    grown = realloc(p->needs, room * sizeof(*p->needs));
+    if (!grown)
+        return -ENOMEM;
+    p->needs = grown;
+    p->room = room;
+    return 0;
+}
+
+int zb_needs_add(struct zb_needs *p, uint64_t bytes, uint64_t count)
+{
+    uint32_t i = p->n;
+
+    assert(bytes > 0 && bytes % ZB_PAGE_ALIGN == 0);
+    while (i > 0 && p->needs[i - 1].bytes > bytes)
+        i--;
+    if (i > 0 && p->needs[i - 1].bytes == bytes) {
+        p->needs[i - 1].count += count;
+        return 0;
+    }
+    if (count == 0)
+        return 0;
+    if (zb_needs_reserve(p, p->n + 1) < 0)
+        return -ENOMEM;
+    memmove(p->needs + i + 1, p->needs + i, (p->n - i) * sizeof(*p->needs));
+    p->needs[i] = (struct zb_need){ .bytes = bytes, .count = count };
+    p->n++;
+    return 0;
+}
+
+int zb_needs_pages(struct zb_needs *p, const struct zb_layout *layout, enum zb_plane plane,
+                   uint64_t count, uint32_t page_elems, uint32_t from, uint64_t times)
+{
+    uint32_t npages = zb_pages(count, page_elems);
+    uint64_t tail = count - (uint64_t)(npages - 1) * page_elems;
+    int rc = 0;
+
+    if (from >= npages || times == 0 || zb_plane_bytes(layout, plane, count) == 0)
+        return 0;
+    if (from + 1 < npages)
+        rc =
+            zb_needs_add(p, zb_plane_bytes(layout, plane, page_elems), (npages - 1 - from) * times);
+    return rc < 0 ? rc : zb_needs_add(p, zb_plane_bytes(layout, plane, tail), times);
+}
+
+int zb_needs_spares(struct zb_needs *p, const struct zb_needs *streamed, uint32_t nbuffers)
+{
+    int rc = 0;
+
+    for (uint32_t i = 0; i < streamed->n && rc == 0; i++)
+        rc = zb_needs_add(p, streamed->needs[i].bytes,
+                          zb_min_u64(streamed->needs[i].count, nbuffers));
+    return rc;
+}
+
+uint64_t zb_needs_bytes(const struct zb_needs *p)
+{
+    uint64_t sum = 0;
+
+    for (uint32_t i = 0; i < p->n; i++)
+        sum += p->needs[i].bytes * p->needs[i].count;
+    return sum;
+}
+
+void zb_needs_done(struct zb_needs *p)
+{
+    free(p->needs);
+    *p = (struct zb_needs){ 0 };
+}
+
+/* ---- page buffers */
+
+uint64_t zb_buffer_bytes(uint32_t page_elems)
+{
+    return (uint64_t)page_elems * BUFFER_ELEM_BYTES;
+}
+
+uint32_t zb_buffers(uint64_t host_bytes, uint64_t ring_bytes, uint64_t buffer_bytes)
+{
+    uint64_t want = ring_bytes > 0
+                        ? ring_bytes / buffer_bytes
+                        : zb_min_u64(host_bytes / BUFFERS_SHARE / buffer_bytes, ZB_BUFFERS_DEFAULT);
+
+    return (uint32_t)zb_min_u64(zb_max_u64(want, 1), ZB_BUFFERS_MAX);
+}
+
+/* With k buffers, a budget of bytes + k buffers is enough, if it does not bring more than k. A
+ * larger budget never brings fewer, so the first k is the least. */
+uint64_t zb_buffers_least(uint64_t bytes, uint64_t ring_bytes, uint64_t buffer_bytes)
+{
+    uint64_t least = bytes;
+
+    for (uint64_t k = 1; k <= ZB_BUFFERS_MAX; k++) {
+        least = bytes + k * buffer_bytes;
+        if (zb_buffers(least, ring_bytes, buffer_bytes) <= k)
+            break;
+    }
+    return least;
+}
+
+/* ---- placement */
+
+static uint64_t shard_bytes(const struct zb_place_shard *s, enum zb_plane plane)
+{
+    return zb_plane_bytes(s->layout, plane, s->count);
+}
+
+/*
+ * The longest resident prefix whose parameters and ring fit into `bytes`; -ENOSPC: not even all
+ * streamed. Walked from the end: shard by shard, the suffix's ring is kept up to date.
+ */
+static int place_params(const struct zb_place_job *job, uint64_t bytes, struct zb_place *ret)
+{
+    struct zb_slots ring = { 0 };
+    uint64_t resident = 0, ring_bytes = 0, least = UINT64_MAX;
+    uint32_t class;
+    int rc = 0;
+    bool found = false;
+
+    for (uint32_t i = 0; i < job->nshards; i++)
+        resident += shard_bytes(&job->shards[i], ZB_PARAM);
+    for (uint32_t n = job->nshards;; n--) { /* shards [0, n) resident */
+        const struct zb_place_shard *last;
+
+        if (resident + ring_bytes <= bytes && !found) {
+            found = true;
+            ret->params_resident = n;
+            ret->param_bytes = resident;
+            ret->ring_bytes = ring_bytes;
+        }
+        least = zb_min_u64(least, resident + ring_bytes);
+        if (n == 0 || job->params_resident)
+            break;
+        last = &job->shards[n - 1];
+        rc = zb_slots_count(&ring, shard_bytes(last, ZB_PARAM), last->rank, &class);
+        if (rc < 0)
+            break;
+        if (ring.classes[class].users <= ZB_RING_PINS)
+            ring_bytes += ring.classes[class].bytes;
+        resident -= shard_bytes(last, ZB_PARAM);
+    }
+    zb_slots_done(&ring);
+    ret->least_params = least;
+    return rc < 0 ? rc : found ? 0 : -ENOSPC;
+}
+
+/* How many pages of this shard's state fit into what is left, and takes them from it. */
+static uint32_t place_state(const struct zb_place_job *job, const struct zb_place_shard *s,
+                            uint64_t *left)
+{
+    uint32_t npages = zb_pages(s->count, job->page_elems), page = 0;
+
+    for (; page < npages; page++) {
+        uint64_t first = (uint64_t)page * job->page_elems;
+        uint64_t bytes =
+            zb_plane_bytes(s->layout, ZB_STATE, zb_min_u64(job->page_elems, s->count - first));
+
+        if (bytes > *left)
+            break;
+        *left -= bytes;
+    }
+    return page;
+}
+
+/* The places that the pages of one plane need, of which the first `resident` live in memory. */
+static int place_count(const struct zb_place_job *job, const struct zb_place_shard *s,
+                       enum zb_plane plane, uint32_t resident, struct zb_place *ret,
+                       struct zb_needs *streamed)
+{
+    uint32_t from = job->durable ? 0 : resident;
+    uint64_t before = zb_min_u64(s->count, (uint64_t)from * job->page_elems);
+    uint64_t times = job->durable && !s->layout->frozen ? job->times : 1;
+    int rc = zb_needs_pages(&ret->nvme, s->layout, plane, s->count, job->page_elems, from, times);
+
+    *(plane == ZB_PARAM ? &ret->nvme_param : &ret->nvme_state) +=
+        zb_plane_bytes(s->layout, plane, s->count - before);
+    return rc < 0
+               ? rc
+               : zb_needs_pages(streamed, s->layout, plane, s->count, job->page_elems, resident, 1);
+}
+
+static int place_pages(const struct zb_place_job *job, struct zb_place *ret, uint64_t state_left)
+{
+    struct zb_needs streamed = { 0 };
+    uint64_t left = state_left;
+    int rc = 0;
+
+    ret->state_resident = calloc(zb_max_u64(job->nshards, 1), sizeof(*ret->state_resident));
+    if (!ret->state_resident)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < job->nshards && rc == 0; i++) {
+        const struct zb_place_shard *s = &job->shards[i];
+        uint32_t npages = zb_pages(s->count, job->page_elems);
+
+        ret->state_resident[i] = place_state(job, s, &left);
+        rc = place_count(job, s, ZB_PARAM, i < ret->params_resident ? npages : 0, ret, &streamed);
+        if (rc == 0)
+            rc = place_count(job, s, ZB_STATE, ret->state_resident[i], ret, &streamed);
+    }
+    ret->state_bytes = state_left - left;
+    if (rc == 0)
+        rc = zb_needs_spares(&ret->nvme, &streamed, job->nbuffers);
+    zb_needs_done(&streamed);
+    return rc;
+}
+
+int zb_place(const struct zb_place_job *job, struct zb_place *ret)
+{
+    uint64_t needed;
+    int rc;
+
+    for (uint32_t i = 0; i < job->nshards; i++) {
+        ret->grad_bytes += shard_bytes(&job->shards[i], ZB_GRAD);
+        if (job->state_resident)
+            ret->least_host += shard_bytes(&job->shards[i], ZB_STATE);
+    }
+    needed = ret->least_host += ret->grad_bytes;
+    rc = place_params(job, job->host_bytes > needed ? job->host_bytes - needed : 0, ret);
+    if (rc == -ENOMEM)
+        return rc;
+    ret->least_host += ret->least_params;
+    if (rc < 0 || ret->least_host > job->host_bytes)
+        return -ENOSPC;
+    return place_pages(job, ret,
+                       job->host_bytes - ret->grad_bytes - ret->param_bytes - ret->ring_bytes);
+}
+
+void zb_place_done(struct zb_place *place)
+{
+    free(place->state_resident);
+    zb_needs_done(&place->nvme);
+    *place = (struct zb_place){ 0 };
+}

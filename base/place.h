@@ -1,0 +1,122 @@
+/*
+ * place.h - admission and placement, as arithmetic: where every byte of a job will live on a node,
+ * and what would be enough. The daemon's admission and `zctl plan` call the same functions.
+ *
+ * MODEL. Every state page is touched once a step, so pinning what fits and streaming the rest has
+ * the hit rate of the best possible cache, whatever the order. So the job's host bytes are spent
+ * once, by value per byte: parameters first (several gathers a step), then gradients (they must
+ * fit), then state.
+ *
+ *     needed      gradients, and for parameters either all of them or a ring for those that are
+ *                 streamed; state that must be in memory
+ *     parameters  the longest prefix of shards, in order of registration, that can be resident
+ *                 while the ring for the others still fits
+ *     state       page by page, in order of registration, as long as bytes are left
+ *
+ * THE RING of streamed parameters has, for each rank and each size of shard, as many places as
+ * there are such shards but at most ZB_RING_PINS. So a rank can have that many shards pinned at one
+ * time, whichever they are, and nothing fragments.
+ *
+ * ON THE DATA FILE a job needs, for each size of page, one place for each page that is streamed,
+ * and as many spare ones as can be in flight at one time (page buffers), because pages are always
+ * written to fresh places. A durable job needs places for all of its pages, twice: for what is
+ * committed, and for what comes next; frozen pages, which do not change, once.
+ *
+ * Pure: nothing here knows a daemon. Any thread.
+ */
+#ifndef ZB_PLACE_H
+#define ZB_PLACE_H
+
+#include "base/plan.h"
+
+/* Streamed parameters: so many of one rank can be pinned at one time, whichever they are. */
+#define ZB_RING_PINS       3u
+#define ZB_BUFFERS_DEFAULT 16u
+#define ZB_BUFFERS_MAX     1024u
+
+/* ---- pages */
+
+static inline uint32_t zb_pages(uint64_t count, uint32_t page_elems)
+{
+    return (uint32_t)((count + page_elems - 1) / page_elems);
+}
+
+/** Bytes of one plane of so many elements, a multiple of the block. */
+static inline uint64_t zb_plane_bytes(const struct zb_layout *layout, enum zb_plane plane,
+                                      uint64_t elems)
+{
+    return elems * layout->elem_bytes[plane];
+}
+
+/* ---- places of pages on the data file: so many of each size */
+
+struct zb_need {
+    uint64_t bytes;
+    uint64_t count;
+};
+
+struct zb_needs {
+    struct zb_need *needs; /* by bytes, ascending */
+    uint32_t n, room;
+};
+
+/** Room for n sizes: 0 or -ENOMEM. */
+int zb_needs_reserve(struct zb_needs *p, uint32_t n);
+/** 0 or -ENOMEM. bytes is a multiple of ZB_PAGE_ALIGN. */
+int zb_needs_add(struct zb_needs *p, uint64_t bytes, uint64_t count);
+/** The pages [from, end) of one plane of a shard of `count` elements, so many times. */
+int zb_needs_pages(struct zb_needs *p, const struct zb_layout *layout, enum zb_plane plane,
+                   uint64_t count, uint32_t page_elems, uint32_t from, uint64_t times);
+/** The spare places of what is streamed: one for each page that a buffer can hold. */
+int zb_needs_spares(struct zb_needs *p, const struct zb_needs *streamed, uint32_t nbuffers);
+uint64_t zb_needs_bytes(const struct zb_needs *p);
+void zb_needs_done(struct zb_needs *p);
+
+/* ---- page buffers: what streams passes through them; part of the host budget */
+
+/** Bytes of one: parameters and state of one page, whatever its layout. */
+uint64_t zb_buffer_bytes(uint32_t page_elems);
+/** How many under a budget: what was asked for (ring_bytes > 0), else a sixteenth of the budget,
+ * from one to ZB_BUFFERS_DEFAULT. */
+uint32_t zb_buffers(uint64_t host_bytes, uint64_t ring_bytes, uint64_t buffer_bytes);
+/** The least budget that leaves `bytes` beside its page buffers. */
+uint64_t zb_buffers_least(uint64_t bytes, uint64_t ring_bytes, uint64_t buffer_bytes);
+
+/* ---- placement */
+
+/** A shard, as far as placement looks at it. */
+struct zb_place_shard {
+    const struct zb_layout *layout;
+    uint64_t count; /* elements; a multiple of the block */
+    uint32_t rank;
+};
+
+struct zb_place_job {
+    const struct zb_place_shard *shards; /* in order of registration */
+    uint32_t nshards;
+    uint32_t page_elems;
+    uint32_t nbuffers;                    /* page buffers of the daemon */
+    bool params_resident, state_resident; /* must be in memory: offload to host, or no data file */
+    bool durable;
+    /* durable: places for each trainable page besides those counted already: 2 for a new job */
+    unsigned times;
+    uint64_t host_bytes; /* that the job may take for its planes and its ring */
+};
+
+/** What became of it. Begins as zero, but for `nvme`: what is counted already. */
+struct zb_place {
+    uint32_t params_resident; /* shards [0, n) keep their parameters in memory */
+    uint32_t *state_resident; /* [nshards]: so many pages of each keep their state in memory */
+    uint64_t param_bytes, ring_bytes, grad_bytes, state_bytes; /* of host memory */
+    struct zb_needs nvme;                                      /* places of pages */
+    uint64_t nvme_param, nvme_state;   /* of them, one version of what lives or is kept there */
+    uint64_t least_params, least_host; /* the least host bytes that any placement of it takes:
+                                          parameters or their ring; all */
+};
+
+/** 0; -ENOSPC: host_bytes are less than least_host, which is set, and grad_bytes and least_params;
+ * -ENOMEM. Whether `nvme` fits is the caller's to compare. Then zb_place_done(), in any case. */
+int zb_place(const struct zb_place_job *job, struct zb_place *ret);
+void zb_place_done(struct zb_place *place);
+
+#endif

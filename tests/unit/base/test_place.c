@@ -1,0 +1,153 @@
+#include "tests/ztest.h"
+
+#include <errno.h>
+
+#include "base/place.h"
+#include "base/util.h"
+
+#define PAGE   16384u /* elements: four blocks */
+#define SHARDS 5
+
+/* bf16 with fp32 gradients: 2, 4 and 10 bytes an element; shards of two pages and a half */
+#define COUNT     40960u
+#define PARAMS    (COUNT * UINT64_C(2))
+#define GRADS     (COUNT * UINT64_C(4) * SHARDS)
+#define STATE     (COUNT * UINT64_C(10))
+#define RING      (3 * PARAMS)
+#define PAGE_S    (PAGE * UINT64_C(10))
+#define PAGE_P    (PAGE * UINT64_C(2))
+#define UNLIMITED (UINT64_C(1) << 40)
+
+static const struct {
+    const char *name;
+    uint64_t host_bytes;
+    bool params_resident, state_resident, durable;
+    int rc;
+    uint32_t params;                   /* resident shards */
+    uint64_t ring, state, nvme, least; /* bytes */
+} cases[] = {
+    { "all is resident", UNLIMITED, false, false, false, 0, 5, 0, 5 * STATE, 0, GRADS + RING },
+    { "the last page is streamed: one place, and a spare", GRADS + 5 * PARAMS + 5 * STATE - 1,
+      false, false, false, 0, 5, 0, 5 * STATE - PAGE_S / 2, PAGE_S, GRADS + RING },
+    { "not even one page of state", GRADS + 5 * PARAMS + PAGE_S / 2 - 1, false, false, false, 0, 5,
+      0, 0, 5 * STATE + 2 * PAGE_S + 2 * (PAGE_S / 2), GRADS + RING },
+    { "one parameter less: three places, the rest resident", GRADS + 5 * PARAMS - 1, false, false,
+      false, 0, 1, RING, 0, 5 * STATE + 3 * PAGE_S + 4 * PARAMS + 2 * PAGE_P + 2 * (PAGE_P / 2),
+      GRADS + RING },
+    { "the least", GRADS + RING, false, false, false, 0, 0, RING, 0,
+      5 * STATE + 5 * PARAMS + 3 * PAGE_S + 3 * PAGE_P, GRADS + RING },
+    { "less than that", GRADS + RING - 1, false, false, false, -ENOSPC, 0, 0, 0, 0, GRADS + RING },
+    { "less than the gradients", GRADS - 1, false, false, false, -ENOSPC, 0, 0, 0, 0,
+      GRADS + RING },
+    { "parameters must stay", GRADS + 5 * PARAMS - 1, true, false, false, -ENOSPC, 0, 0, 0, 0,
+      GRADS + 5 * PARAMS },
+    { "state must stay", GRADS + RING + 5 * STATE - 1, false, true, false, -ENOSPC, 0, 0, 0, 0,
+      GRADS + RING + 5 * STATE },
+    { "state stays, parameters are streamed", GRADS + RING + 5 * STATE, false, true, false, 0, 0,
+      RING, 5 * STATE, 5 * PARAMS + 3 * PAGE_P, GRADS + RING + 5 * STATE },
+    { "durable: two versions of all, no spares", UNLIMITED, false, false, true, 0, 5, 0, 5 * STATE,
+      2 * 5 * (STATE + PARAMS), GRADS + RING },
+};
+
+static struct zb_layout layout_of(bool frozen)
+{
+    struct zb_layout l;
+
+    assert_int_equal(zb_layout_of(ZB_BF16, ZB_F32, frozen, &l, NULL), 0);
+    return l;
+}
+
+static void place_table(void **state)
+{
+    struct zb_layout layout = layout_of(false);
+    struct zb_place_shard shards[SHARDS];
+
+    (void)state;
+    for (unsigned i = 0; i < SHARDS; i++)
+        shards[i] = (struct zb_place_shard){ .layout = &layout, .count = COUNT };
+    for (size_t i = 0; i < ZB_COUNT(cases); i++) {
+        struct zb_place_job job = { .shards = shards,
+                                    .nshards = SHARDS,
+                                    .page_elems = PAGE,
+                                    .nbuffers = 2,
+                                    .params_resident = cases[i].params_resident,
+                                    .state_resident = cases[i].state_resident,
+                                    .durable = cases[i].durable,
+                                    .times = 2,
+                                    .host_bytes = cases[i].host_bytes };
+        struct zb_place p = { 0 };
+        int rc = zb_place(&job, &p);
+        uint64_t nvme = zb_needs_bytes(&p.nvme);
+
+        print_message("%s\n", cases[i].name);
+        assert_int_equal(rc, cases[i].rc);
+        assert_int_equal(p.least_host, cases[i].least);
+        if (rc == 0) {
+            assert_int_equal(p.params_resident, cases[i].params);
+            assert_int_equal(p.param_bytes, cases[i].params * PARAMS);
+            assert_int_equal(p.ring_bytes, cases[i].ring);
+            assert_int_equal(p.state_bytes, cases[i].state);
+            assert_int_equal(nvme, cases[i].nvme);
+            assert_true(p.param_bytes + p.ring_bytes + p.grad_bytes + p.state_bytes <=
+                        cases[i].host_bytes);
+        }
+        zb_place_done(&p);
+    }
+}
+
+/* Frozen shards have parameters only, and a durable job keeps one version of them. */
+static void place_frozen(void **state)
+{
+    struct zb_layout layout = layout_of(true);
+    struct zb_place_shard shards[] = { { .layout = &layout, .count = COUNT },
+                                       { .layout = &layout, .count = COUNT, .rank = 1 } };
+    struct zb_place_job job = { .shards = shards,
+                                .nshards = 2,
+                                .page_elems = PAGE,
+                                .nbuffers = 1,
+                                .durable = true,
+                                .times = 2 };
+    struct zb_place p = { 0 };
+
+    (void)state;
+    assert_int_equal(zb_place(&job, &p), -ENOSPC);
+    assert_int_equal(p.least_host, 2 * PARAMS); /* a place for each rank is as much as all */
+    zb_place_done(&p);
+    job.host_bytes = 2 * PARAMS;
+    assert_int_equal(zb_place(&job, &p), 0);
+    assert_int_equal(p.params_resident, 2);
+    assert_int_equal(zb_needs_bytes(&p.nvme), 2 * PARAMS);
+    assert_int_equal(p.grad_bytes + p.state_bytes + p.nvme_state, 0);
+    zb_place_done(&p);
+}
+
+/* Whatever is left beside the buffers of the least budget is enough, and a page less is not. */
+static void buffers_least(void **state)
+{
+    uint64_t buffer = zb_buffer_bytes(PAGE), rings[] = { 0, buffer / 2, 5 * buffer, UNLIMITED };
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(rings); i++)
+        for (uint64_t bytes = 0; bytes < 40 * buffer; bytes += buffer / 4) {
+            uint64_t least = zb_buffers_least(bytes, rings[i], buffer);
+
+            assert_true(least - zb_buffers(least, rings[i], buffer) * buffer >= bytes);
+            least -= ZB_PAGE_ALIGN;
+            assert_true(least < zb_buffers(least, rings[i], buffer) * buffer ||
+                        least - zb_buffers(least, rings[i], buffer) * buffer < bytes);
+        }
+    assert_int_equal(zb_buffers(1, 0, buffer), 1);
+    assert_int_equal(zb_buffers(UNLIMITED, 0, buffer), ZB_BUFFERS_DEFAULT);
+    assert_int_equal(zb_buffers(UNLIMITED, UNLIMITED, buffer), ZB_BUFFERS_MAX);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(place_table),
+        cmocka_unit_test(place_frozen),
+        cmocka_unit_test(buffers_least),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
