@@ -2,8 +2,8 @@
  * pageop.c - see pageop.h for what it is for.
  *
  * MODEL. One struct zsd_pageop for each page in progress. Loop thread, except page_run_task(),
- * which runs on a compute thread and touches only the page's own bytes, its checksums and the
- * operation.
+ * which runs pagework.c on a compute thread and touches only the page's own bytes, its checksums
+ * and the operation.
  *
  *     BUFFER ---> READ ---> COMPUTE ---> WRITE ---> SETTLE    a failure skips to SETTLE, err set
  *
@@ -37,8 +37,11 @@ enum page_state { PAGE_BUFFER, PAGE_READ, PAGE_READ_WAIT, PAGE_COMPUTE, PAGE_WRI
 #define PAGE_CRCS_MAX (ZB_PAGE_ELEMS_MAX / ZB_BLOCK_ELEMS)
 
 /* The two planes that can be streamed. */
-static const enum zb_plane page_planes[] = { ZB_PARAM, ZB_STATE };
-#define PAGE_PLANES 2
+static const enum zb_plane page_planes[] = {
+    [ZSD_WORK_PARAM] = ZB_PARAM,
+    [ZSD_WORK_STATE] = ZB_STATE,
+};
+#define PAGE_PLANES ZSD_WORK_PLANES
 
 struct page_io {
     struct zsd_pio pio;
@@ -56,6 +59,9 @@ struct zsd_pageop {
     struct zb_err err;     /* the first failure */
     struct zsd_work work;
     struct zsd_task task;
+    struct zsd_pagework pagework;
+    int work_rc;
+    struct zsd_pagework_bad bad;
     void *buffer;
     struct zk_page page;
     unsigned ios_left;
@@ -144,63 +150,11 @@ static bool page_writes(const struct zsd_pageop *op, const struct page_io *io)
 
 /* ---- compute thread */
 
-static void page_verify(struct zsd_pageop *op, const struct page_io *io)
-{
-    const struct zsd_shard *s = op->spec.shard;
-    struct zsd_plane *p = page_plane(op, io->plane);
-    struct zn_page_id id = page_id(op, io->plane, &p->extents[op->spec.page]);
-    uint32_t bad = 0;
-
-    if (zn_page_verify(&id, page_bytes_at(op, io->plane),
-                       zsd_page_bytes(s, io->plane, op->spec.page), p->crc_bytes,
-                       page_crcs(op, io->plane), &bad) != 0)
-        (void)zb_fail(
-            &op->err, -EBADMSG,
-            "job '%s' unit '%s' shard %llu: page %u of its %s on NVMe is corrupt (checksum %u "
-            "differs)",
-            s->job->name, s->unit->name, (unsigned long long)s->id, op->spec.page,
-            zsd_plane_text(io->plane), bad);
-}
-
 static void page_run_task(struct zsd_task *task)
 {
     struct zsd_pageop *op = zb_container_of(task, struct zsd_pageop, task);
-    const struct zsd_shard *s = op->spec.shard;
-    const struct zk_ops *ops = s->job->core->daemon->kernels;
-    const struct zb_layout *layout = &s->unit->layout;
 
-    for (int i = 0; i < PAGE_PLANES; i++)
-        if (op->io[i].read)
-            page_verify(op, &op->io[i]);
-    if (op->err.code != 0)
-        return; /* P2 */
-    switch (op->spec.kind) {
-    case ZSD_PAGE_STEP:
-        zk_page_step(ops, layout, &op->page, s->unit->segments, s->unit->nsegments,
-                     op->spec.by_group);
-        break;
-    case ZSD_PAGE_INIT:
-        if (op->spec.what == ZK_MASTER)
-            zk_page_init(ops, layout, &op->page, op->spec.values);
-        else
-            zk_page_set(layout, &op->page, op->spec.what, op->spec.values);
-        break;
-    case ZSD_PAGE_READ:
-        zk_page_read(ops, layout, &op->page, op->spec.what, op->spec.out);
-        break;
-    case ZSD_PAGE_FILL:
-    case ZSD_PAGE_SAVE:
-        break;
-    }
-    for (int i = 0; i < PAGE_PLANES; i++) {
-        struct page_io *io = &op->io[i];
-        struct zn_page_id id = page_id(op, io->plane, &io->fresh);
-
-        if (io->written)
-            zn_page_seal(&id, page_bytes_at(op, io->plane),
-                         zsd_page_bytes(s, io->plane, op->spec.page),
-                         page_plane(op, io->plane)->crc_bytes, io->crcs);
-    }
+    op->work_rc = zsd_pagework_run(&op->pagework, &op->bad);
 }
 
 /* ---- loop thread */
@@ -210,9 +164,56 @@ static void page_on_work(struct zsd_work *work)
     page_run(zb_container_of(work, struct zsd_pageop, work));
 }
 
+/* What the compute thread gets to know. */
+static void page_compute(struct zsd_pageop *op)
+{
+    const struct zsd_shard *s = op->spec.shard;
+    struct zsd_pagework *w = &op->pagework;
+
+    *w = (struct zsd_pagework){ .kind = op->spec.kind,
+                                .what = op->spec.what,
+                                .ops = s->job->core->daemon->kernels,
+                                .layout = &s->unit->layout,
+                                .segments = s->unit->segments,
+                                .nsegments = s->unit->nsegments,
+                                .by_group = op->spec.by_group,
+                                .values = op->spec.values,
+                                .out = op->spec.out,
+                                .page = op->page };
+    for (int i = 0; i < PAGE_PLANES; i++) {
+        struct page_io *io = &op->io[i];
+        const struct zsd_plane *p = page_plane(op, io->plane);
+        struct zsd_pagework_plane *plane = &w->planes[i];
+
+        plane->len_bytes = zsd_page_bytes(s, io->plane, op->spec.page);
+        plane->crc_bytes = p->crc_bytes;
+        plane->verify = io->read;
+        plane->seal = io->written;
+        if (io->read) {
+            plane->was = page_id(op, io->plane, &p->extents[op->spec.page]);
+            plane->crcs = page_crcs(op, io->plane);
+        }
+        if (io->written) {
+            plane->becomes = page_id(op, io->plane, &io->fresh);
+            plane->new_crcs = io->crcs;
+        }
+    }
+    zsd_task_start(s->job->core, &op->task);
+}
+
 static void page_on_task(struct zsd_task *task)
 {
-    page_run(zb_container_of(task, struct zsd_pageop, task));
+    struct zsd_pageop *op = zb_container_of(task, struct zsd_pageop, task);
+    const struct zsd_shard *s = op->spec.shard;
+
+    if (op->work_rc < 0)
+        (void)zb_fail(
+            &op->err, op->work_rc,
+            "job '%s' unit '%s' shard %llu: page %u of its %s on NVMe is corrupt (checksum %u "
+            "differs)",
+            s->job->name, s->unit->name, (unsigned long long)s->id, op->spec.page,
+            zsd_plane_text(page_planes[op->bad.plane]), op->bad.crc);
+    page_run(op);
 }
 
 static void page_on_io(struct zsd_pio *pio, int rc)
@@ -380,7 +381,7 @@ static void page_run(struct zsd_pageop *op)
             if (op->err.code != 0)
                 break;
             op->state = PAGE_COMPUTE;
-            zsd_task_start(op->spec.shard->job->core, &op->task);
+            page_compute(op);
             return;
         case PAGE_COMPUTE:
             op->state = PAGE_SETTLE;

@@ -15,8 +15,7 @@
 #define ZSD_PAGEOP_H
 
 #include "daemon/job.h"
-
-enum zsd_page_kind { ZSD_PAGE_STEP, ZSD_PAGE_INIT, ZSD_PAGE_READ, ZSD_PAGE_FILL, ZSD_PAGE_SAVE };
+#include "daemon/pagework.h"
 
 /** What to do: the fields of its kind. Pointers stay valid until done. */
 struct zsd_page_spec {

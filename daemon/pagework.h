@@ -1,0 +1,54 @@
+/*
+ * pagework.h - what is done to the bytes of one page, off the loop: verified, changed, sealed.
+ *
+ * A pure function over memory that pageop.c names: it knows no job, no queue and no drive. Any
+ * thread that called zk_thread_init().
+ */
+#ifndef ZSD_PAGEWORK_H
+#define ZSD_PAGEWORK_H
+
+#include "kernels/zk_page.h"
+#include "nvme/zn.h"
+
+enum zsd_page_kind { ZSD_PAGE_STEP, ZSD_PAGE_INIT, ZSD_PAGE_READ, ZSD_PAGE_FILL, ZSD_PAGE_SAVE };
+
+/* The planes that can be streamed. */
+enum zsd_work_plane { ZSD_WORK_PARAM, ZSD_WORK_STATE, ZSD_WORK_PLANES };
+
+/* What is to be done with a plane's checksums. */
+struct zsd_pagework_plane {
+    uint32_t len_bytes, crc_bytes;
+    bool verify, seal;
+    struct zn_page_id was;     /* verify: who the bytes must be */
+    const uint32_t *crcs;      /* verify: of `was` */
+    struct zn_page_id becomes; /* seal */
+    uint32_t *new_crcs;        /* seal: filled */
+};
+
+struct zsd_pagework {
+    enum zsd_page_kind kind;
+    enum zk_what what; /* INIT, READ: as in zsd_page_spec */
+    const struct zk_ops *ops;
+    const struct zb_layout *layout;
+    const struct zk_segment *segments; /* STEP */
+    uint32_t nsegments;
+    const struct zk_adamw *by_group; /* STEP */
+    const float *values;             /* INIT */
+    void *out;                       /* READ */
+    struct zk_page page;
+    struct zsd_pagework_plane planes[ZSD_WORK_PLANES];
+};
+
+/** A checksum that does not match. */
+struct zsd_pagework_bad {
+    enum zsd_work_plane plane;
+    uint32_t crc; /* which one, from 0 */
+};
+
+/**
+ * @return 0; -EBADMSG: a plane is not what it must be, and *ret_bad says where. Nothing was changed
+ *         or read out then
+ */
+int zsd_pagework_run(const struct zsd_pagework *w, struct zsd_pagework_bad *ret_bad);
+
+#endif
