@@ -58,12 +58,12 @@ int zb_needs_pages(struct zb_needs *p, const struct zb_layout *layout, enum zb_p
     uint64_t tail = count - (uint64_t)(npages - 1) * page_elems;
     int rc = 0;
 
-    if (from >= npages || times == 0 || zb_plane_bytes(layout, plane, count) == 0)
+    if (from >= npages || times == 0 || zb_layout_page(layout, plane, tail) == 0)
         return 0;
     if (from + 1 < npages)
         rc =
-            zb_needs_add(p, zb_plane_bytes(layout, plane, page_elems), (npages - 1 - from) * times);
-    return rc < 0 ? rc : zb_needs_add(p, zb_plane_bytes(layout, plane, tail), times);
+            zb_needs_add(p, zb_layout_page(layout, plane, page_elems), (npages - 1 - from) * times);
+    return rc < 0 ? rc : zb_needs_add(p, zb_layout_page(layout, plane, tail), times);
 }
 
 int zb_needs_spares(struct zb_needs *p, const struct zb_needs *streamed, uint32_t nbuffers)
@@ -123,9 +123,10 @@ uint64_t zb_buffers_least(uint64_t bytes, uint64_t ring_bytes, uint64_t buffer_b
 
 /* ---- placement */
 
-static uint64_t shard_bytes(const struct zb_place_shard *s, enum zb_plane plane)
+static uint64_t shard_bytes(const struct zb_place_job *job, const struct zb_place_shard *s,
+                            enum zb_plane plane)
 {
-    return zb_plane_bytes(s->layout, plane, s->count);
+    return zb_layout_bytes(s->layout, plane, job->page_elems, s->count);
 }
 
 /*
@@ -141,7 +142,7 @@ static int place_params(const struct zb_place_job *job, uint64_t bytes, struct z
     bool found = false;
 
     for (uint32_t i = 0; i < job->nshards; i++)
-        resident += shard_bytes(&job->shards[i], ZB_PARAM);
+        resident += shard_bytes(job, &job->shards[i], ZB_PARAM);
     for (uint32_t n = job->nshards;; n--) { /* shards [0, n) resident */
         const struct zb_place_shard *last;
 
@@ -155,12 +156,12 @@ static int place_params(const struct zb_place_job *job, uint64_t bytes, struct z
         if (n == 0 || job->params_resident)
             break;
         last = &job->shards[n - 1];
-        rc = zb_slots_count(&ring, shard_bytes(last, ZB_PARAM), last->rank, &class);
+        rc = zb_slots_count(&ring, shard_bytes(job, last, ZB_PARAM), last->rank, &class);
         if (rc < 0)
             break;
         if (ring.classes[class].users <= ZB_RING_PINS)
             ring_bytes += ring.classes[class].bytes;
-        resident -= shard_bytes(last, ZB_PARAM);
+        resident -= shard_bytes(job, last, ZB_PARAM);
     }
     zb_slots_done(&ring);
     ret->least_params = least;
@@ -176,7 +177,7 @@ static uint32_t place_state(const struct zb_place_job *job, const struct zb_plac
     for (; page < npages; page++) {
         uint64_t first = (uint64_t)page * job->page_elems;
         uint64_t bytes =
-            zb_plane_bytes(s->layout, ZB_STATE, zb_min_u64(job->page_elems, s->count - first));
+            zb_layout_page(s->layout, ZB_STATE, zb_min_u64(job->page_elems, s->count - first));
 
         if (bytes > *left)
             break;
@@ -196,7 +197,7 @@ static int place_count(const struct zb_place_job *job, const struct zb_place_sha
     int rc = zb_needs_pages(&ret->nvme, s->layout, plane, s->count, job->page_elems, from, times);
 
     *(plane == ZB_PARAM ? &ret->nvme_param : &ret->nvme_state) +=
-        zb_plane_bytes(s->layout, plane, s->count - before);
+        zb_layout_bytes(s->layout, plane, job->page_elems, s->count - before);
     return rc < 0
                ? rc
                : zb_needs_pages(streamed, s->layout, plane, s->count, job->page_elems, resident, 1);
@@ -233,9 +234,9 @@ int zb_place(const struct zb_place_job *job, struct zb_place *ret)
     int rc;
 
     for (uint32_t i = 0; i < job->nshards; i++) {
-        ret->grad_bytes += shard_bytes(&job->shards[i], ZB_GRAD);
+        ret->grad_bytes += shard_bytes(job, &job->shards[i], ZB_GRAD);
         if (job->state_resident)
-            ret->least_host += shard_bytes(&job->shards[i], ZB_STATE);
+            ret->least_host += shard_bytes(job, &job->shards[i], ZB_STATE);
     }
     needed = ret->least_host += ret->grad_bytes;
     rc = place_params(job, job->host_bytes > needed ? job->host_bytes - needed : 0, ret);

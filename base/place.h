@@ -41,11 +41,19 @@ static inline uint32_t zb_pages(uint64_t count, uint32_t page_elems)
     return (uint32_t)((count + page_elems - 1) / page_elems);
 }
 
-/** Bytes of one plane of so many elements, a multiple of the block. */
-static inline uint64_t zb_plane_bytes(const struct zb_layout *layout, enum zb_plane plane,
+/** Bytes of a page of so many elements, a multiple of the block, in one plane. */
+static inline uint64_t zb_layout_page(const struct zb_layout *layout, enum zb_plane plane,
                                       uint64_t elems)
 {
     return elems * layout->elem_bytes[plane];
+}
+
+/** Bytes of one plane of a shard, which is cut into pages. */
+static inline uint64_t zb_layout_bytes(const struct zb_layout *layout, enum zb_plane plane,
+                                       uint32_t page_elems, uint64_t count)
+{
+    return count / page_elems * zb_layout_page(layout, plane, page_elems) +
+           zb_layout_page(layout, plane, count % page_elems);
 }
 
 /* ---- places of pages on the data file: so many of each size */

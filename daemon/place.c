@@ -17,7 +17,7 @@
 
 static uint64_t place_param_bytes(const struct zsd_shard *s)
 {
-    return zb_plane_bytes(&s->unit->layout, ZB_PARAM, s->count);
+    return zb_layout_bytes(&s->unit->layout, ZB_PARAM, s->job->core->page_elems, s->count);
 }
 
 bool zsd_place_holds(const struct zsd_job *job)
