@@ -93,12 +93,20 @@ static const struct zsd_option options[] = {
     { "paths", ZSD_LIST, MEMBER(paths), .arg = "DIR:DIR...", .def = "", .check = check_paths,
       .help = "More directories with a data file of nvme_bytes each, best on other drives: pages "
               "are spread over all, by how fast each is. At most 7; the order must not change." },
-    { "io", ZSD_CHOICE, MEMBER(io), .arg = "NAME", .def = "auto", .choices = "auto uring threads",
+    { "io", ZSD_CHOICE, MEMBER(io), .arg = "NAME", .def = "auto",
+      .choices = "auto uring threads fixed",
       .help = "How the data file is read and written. auto: io_uring, or threads where it is "
-              "refused." },
+              "refused. fixed: for benches only: there is no data file, but memory (beside "
+              "host_bytes) that answers like a drive of a fixed rate; nothing survives." },
     { "io_depth", ZSD_COUNT, MEMBER(io_depth), .arg = "N", .def = "64",
       .min = 1, .max = ZN_DEPTH_MAX,
       .help = "Requests in flight on the data file." },
+    { "fixed_rate", ZSD_SIZE, MEMBER(fixed_rate), .arg = "SIZE", .def = "1G",
+      .min = SIZE_MIN_BYTES, .max = SIZE_MAX_BYTES,
+      .help = "With io fixed: bytes a second, read and written together." },
+    { "fixed_latency_us", ZSD_COUNT, MEMBER(fixed_latency_us), .arg = "US", .def = "100",
+      .min = 0, .max = 1000000,
+      .help = "With io fixed: the least that a transfer takes, in microseconds." },
     { "cpus", ZSD_TEXT, MEMBER(cpus), .arg = "LIST", .def = "", .check = zsd_cpus_check,
       .help = "CPUs of the compute threads, such as 0-3,8. Empty: all that we may use." },
     { "threads", ZSD_COUNT, MEMBER(threads), .arg = "N", .def = "auto", .min = 1, .max = 1024,

@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "base/err.h"
 #include "base/log.h"
@@ -19,14 +20,16 @@
 
 /** What the daemon runs with. Sizes are bytes, times milliseconds. */
 struct zsd_config {
-    char socket[108];     /* "": the rule of proto/socket.h */
-    char data[PATH_MAX];  /* data directory; "": the rule of datadir.h */
-    uint64_t host_bytes;  /* budget of the host tier */
-    uint64_t nvme_bytes;  /* size of the data file; 0: no NVMe tier */
-    char paths[4096];     /* more data directories, with ZSD_PATHS_SEPARATOR between them */
-    uint64_t more_bytes;  /* of the data file in each; ZSD_AUTO: by the rule of datadir.h */
-    char io[16];          /* auto, uring, threads */
-    uint32_t io_depth;    /* requests in flight on the data file */
+    char socket[108];    /* "": the rule of proto/socket.h */
+    char data[PATH_MAX]; /* data directory; "": the rule of datadir.h */
+    uint64_t host_bytes; /* budget of the host tier */
+    uint64_t nvme_bytes; /* size of the data file; 0: no NVMe tier */
+    char paths[4096];    /* more data directories, with ZSD_PATHS_SEPARATOR between them */
+    uint64_t more_bytes; /* of the data file in each; ZSD_AUTO: by the rule of datadir.h */
+    char io[16];         /* auto, uring, threads; fixed: no data file, but nvme/zn_fixed.h */
+    uint32_t io_depth;   /* requests in flight on the data file */
+    uint64_t fixed_rate; /* of io fixed: bytes a second */
+    uint32_t fixed_latency_us;
     char cpus[256];       /* CPU list of the compute threads ("0-3,8"); "": all we may use */
     uint32_t threads;     /* compute threads; 0: one for each of cpus */
     uint32_t page_elems;  /* elements of a page, a multiple of 4096 */
@@ -38,6 +41,12 @@ struct zsd_config {
     char socket_group[64]; /* group that may connect; "": the owner only */
     enum zb_log_level log_level;
 };
+
+/** No data file, but a device of a fixed rate. */
+static inline bool zsd_fixed(const struct zsd_config *config)
+{
+    return strcmp(config->io, "fixed") == 0;
+}
 
 enum zsd_option_type {
     ZSD_TEXT,   /* char[], which must hold it */

@@ -222,6 +222,10 @@ static int open_check(const struct zsd_core *core, const Zp__JobOpen *q, struct 
         return zb_fail(err, -EINVAL, "optimizer %u: known is 1 (AdamW)", q->optimizer);
     if (q->durable && !q->keep)
         return zb_fail(err, -EINVAL, "a job that is not kept cannot be durable");
+    if (q->durable && zsd_fixed(&core->daemon->config))
+        return zb_fail(err, -EINVAL,
+                       "this daemon runs with io fixed, for benches: nothing survives it, so no "
+                       "job can be durable");
     if (q->durable && !core->store)
         return zb_fail(err, -EINVAL,
                        "a durable job needs a daemon with an NVMe tier and a data directory that "

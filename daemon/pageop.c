@@ -216,6 +216,15 @@ static void page_on_task(struct zsd_task *task)
     page_run(op);
 }
 
+static void page_on_read(struct zsd_pageop *op, const struct page_io *io)
+{
+    op->spec.shard->job->nvme_read_bytes += io->pio.io.len_bytes;
+    if (io->plane == ZB_PARAM) /* in memory of the engine, if that lends some */
+        op->page.param = io->pio.io.buf;
+    else
+        op->page.state = io->pio.io.buf;
+}
+
 static void page_on_io(struct zsd_pio *pio, int rc)
 {
     struct page_io *io = zb_container_of(pio, struct page_io, pio);
@@ -230,7 +239,7 @@ static void page_on_io(struct zsd_pio *pio, int rc)
                       pio->io.op == ZN_READ ? "read" : "write", op->spec.page,
                       zsd_plane_text(io->plane));
     else if (pio->io.op == ZN_READ)
-        s->job->nvme_read_bytes += pio->io.len_bytes;
+        page_on_read(op, io);
     else
         s->job->nvme_written_bytes += pio->io.len_bytes;
     if (--op->ios_left == 0)
@@ -255,6 +264,7 @@ static bool page_transfer(struct zsd_pageop *op, enum zn_op direction)
         io->pio.io = (struct zn_io){
             .op = direction,
             .urgent = op->spec.kind == ZSD_PAGE_FILL, /* a fetch waits */
+            .lend = op->spec.kind != ZSD_PAGE_FILL,
             .buf = page_bytes_at(op, io->plane),
             .len_bytes = zsd_page_bytes(op->spec.shard, io->plane, op->spec.page),
             .off_bytes = core->daemon->engine_base +

@@ -22,6 +22,7 @@
 #include "daemon/loop.h"
 #include "daemon/paths.h"
 #include "daemon/server.h"
+#include "nvme/zn_fixed.h"
 
 #define HOST_SHARE       4u /* of the memory that is left: "auto" takes one part of so many */
 #define HOST_BYTES_MIN   ZB_MIB
@@ -110,6 +111,31 @@ static void kernels_down(struct zsd *daemon)
 
 /* ---- engine: the NVMe tier */
 
+/* For benches: memory instead of a data file. */
+static int engine_up_fixed(struct zsd *daemon, struct zb_err *err)
+{
+    const struct zsd_config *config = &daemon->config;
+    const struct zn_fixed_options options = {
+        .size_bytes = config->nvme_bytes,
+        .rate_bytes = config->fixed_rate,
+        .latency_ns = config->fixed_latency_us * UINT64_C(1000),
+        .depth = config->io_depth,
+    };
+    int rc;
+
+    if (config->paths[0] != '\0')
+        return zb_fail(err, -EINVAL, "paths are given with io fixed, which has no data files");
+    rc = zn_fixed_open(&daemon->engine, &options, err);
+    if (rc < 0)
+        return rc;
+    daemon->engine_base = ZN_DATA_START;
+    zb_log(ZB_LOG_WARN, "io-fixed",
+           "bytes_per_s=%llu latency_us=%u why=\"the NVMe tier is memory, for benches: nothing "
+           "survives, and no job can be durable\"",
+           (unsigned long long)config->fixed_rate, config->fixed_latency_us);
+    return 0;
+}
+
 static int engine_up(struct zsd *daemon, struct zb_err *err)
 {
     const struct zsd_config *config = &daemon->config;
@@ -125,6 +151,8 @@ static int engine_up(struct zsd *daemon, struct zb_err *err)
         return zb_fail(err, -EINVAL, "paths are given, and nvme_bytes is 0: no data file at all");
     if (config->nvme_bytes == 0)
         return 0;
+    if (zsd_fixed(config))
+        return engine_up_fixed(daemon, err);
     rc = zn_open(&daemon->engine, &options, err);
     if (rc < 0)
         return rc;
@@ -137,6 +165,9 @@ static int engine_up(struct zsd *daemon, struct zb_err *err)
 
 static void engine_down(struct zsd *daemon)
 {
+    if (daemon->engine && zn_is_fixed(daemon->engine))
+        zb_log(ZB_LOG_INFO, "io-fixed-copied", "bytes=%llu",
+               (unsigned long long)zn_fixed_copied(daemon->engine));
     zsd_paths_close(daemon);
     zn_close(daemon->engine);
     daemon->engine = NULL;

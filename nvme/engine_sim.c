@@ -13,39 +13,26 @@
  * wake-up for the rest.
  *
  * FIXED RATE. kick() asks the device when each request is over; it leaves the queue then, the
- * earliest first. A thread sleeps until the next such moment and sets the wake-up. It wakes some
- * 0.1 ms late on a busy machine, which delays a completion but not the device: the moments are
- * computed, not measured, so the rate is exact while the requests in flight cover that delay.
+ * earliest first. The clock (clock_priv.h) sets the wake-up at the next such moment, a little late:
+ * the rate is exact while the requests in flight cover that delay.
  *
- * THREADS. All is the caller's, but for `clock`, which the thread shares under its lock.
+ * THREADS. All is the caller's.
  */
 #include <errno.h>
 #include <limits.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <time.h>
 
+#include "nvme/clock_priv.h"
 #include "nvme/engine_priv.h"
 #include "nvme/sim_priv.h"
 
 #define SIM_BATCH_MAX 8u /* of those that the seed chooses */
-#define SIM_NEVER     UINT64_MAX
-#define SIM_SLACK_NS  1000ul
 
 struct sim_request {
     struct zn_io *io;
     uint64_t seq;    /* of kicked requests; of a late one: the last one that comes before it */
     uint64_t due_ns; /* fixed rate */
-};
-
-struct sim_clock {
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    uint64_t next_ns; /* when somebody has to be woken, or SIM_NEVER */
-    bool stop, up;
-    pthread_t thread;
 };
 
 struct sim_engine {
@@ -57,80 +44,10 @@ struct sim_engine {
     uint64_t seq;
     bool in_batch;
     unsigned batch_left;
-    struct sim_clock clock;
+    struct zn_clock clock;
     struct sim_request *late;   /* [depth] */
     struct sim_request queue[]; /* [depth], then late */
 };
-
-/* ---- the thread of the fixed rate */
-
-static void *clock_thread(void *arg)
-{
-    struct sim_engine *x = arg;
-    struct sim_clock *c = &x->clock;
-
-    (void)prctl(PR_SET_TIMERSLACK, SIM_SLACK_NS, 0, 0, 0);
-    pthread_mutex_lock(&c->lock);
-    while (!c->stop) {
-        if (c->next_ns == SIM_NEVER) {
-            pthread_cond_wait(&c->changed, &c->lock);
-        } else if (zb_now_ns() >= c->next_ns) {
-            c->next_ns = SIM_NEVER;
-            zn_wake(x->e);
-        } else {
-            struct timespec at = { .tv_sec = (time_t)(c->next_ns / 1000000000),
-                                   .tv_nsec = (long)(c->next_ns % 1000000000) };
-
-            (void)pthread_cond_timedwait(&c->changed, &c->lock, &at);
-        }
-    }
-    pthread_mutex_unlock(&c->lock);
-    return NULL;
-}
-
-static int clock_start(struct sim_engine *x)
-{
-    struct sim_clock *c = &x->clock;
-    pthread_condattr_t attr;
-    sigset_t all, old;
-    int rc;
-
-    pthread_mutex_init(&c->lock, NULL); /* these cannot fail on Linux */
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&c->changed, &attr);
-    pthread_condattr_destroy(&attr);
-    c->next_ns = SIM_NEVER;
-    sigfillset(&all); /* signals are the program's */
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    rc = -pthread_create(&c->thread, NULL, clock_thread, x);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    c->up = rc == 0;
-    return rc;
-}
-
-static void clock_stop(struct sim_clock *c)
-{
-    if (c->up) {
-        pthread_mutex_lock(&c->lock);
-        c->stop = true;
-        pthread_cond_signal(&c->changed);
-        pthread_mutex_unlock(&c->lock);
-        pthread_join(c->thread, NULL);
-    }
-    c->up = false;
-}
-
-/* The next moment at which there will be something to reap. */
-static void clock_set(struct sim_clock *c, uint64_t next_ns)
-{
-    pthread_mutex_lock(&c->lock);
-    if (next_ns < c->next_ns) {
-        c->next_ns = next_ns;
-        pthread_cond_signal(&c->changed);
-    }
-    pthread_mutex_unlock(&c->lock);
-}
 
 /* ---- the backend */
 
@@ -154,7 +71,7 @@ static int sim_start(struct zn_engine *e, struct zb_err *err)
     zb_list_init(&x->fresh_urgent);
     zb_list_init(&x->fresh);
     if (sim_timed(x))
-        rc = clock_start(x);
+        rc = zn_clock_start(&x->clock, e);
     return rc < 0 ? zb_fail(err, rc, "clock of a simulated device: %m") : 0;
 }
 
@@ -175,7 +92,7 @@ static struct zb_list *sim_fresh(struct sim_engine *x)
 static int sim_kick(struct zn_engine *e)
 {
     struct sim_engine *x = e->impl;
-    uint64_t next_ns = SIM_NEVER;
+    uint64_t next_ns = ZN_NEVER;
     struct zb_list *node;
 
     while ((node = sim_fresh(x)) != NULL) {
@@ -191,8 +108,8 @@ static int sim_kick(struct zn_engine *e)
             zn_wake(e);
         }
     }
-    if (next_ns != SIM_NEVER)
-        clock_set(&x->clock, next_ns);
+    if (next_ns != ZN_NEVER)
+        zn_clock_set(&x->clock, next_ns);
     return 0;
 }
 
@@ -234,7 +151,7 @@ static int sim_choose(struct sim_engine *x)
     }
     if (x->queue[first].due_ns <= zb_now_ns())
         return (int)first;
-    clock_set(&x->clock, x->queue[first].due_ns);
+    zn_clock_set(&x->clock, x->queue[first].due_ns);
     return -1;
 }
 
@@ -301,7 +218,7 @@ static void sim_close(struct zn_engine *e)
     struct sim_engine *x = e->impl;
 
     if (x)
-        clock_stop(&x->clock);
+        zn_clock_stop(&x->clock);
     free(x);
     e->impl = NULL;
 }

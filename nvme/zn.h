@@ -61,6 +61,9 @@ struct zn_io {
     uint32_t len_bytes;
     uint64_t off_bytes;
     bool urgent; /* somebody waits for it: before others, wherever requests wait in line */
+    bool lend;   /* a read: fine to leave buf's memory alone and let buf point to the bytes in
+                    memory of the engine, to be changed and written from there; after that write
+                    the old place holds anything. Only zn_fixed.h does it */
     zn_done_fn *done;
     /* the engine's */
     uint32_t got_bytes;

@@ -103,6 +103,22 @@ def placement_two_ranks():
     same_everywhere("bf16", 2)
 
 
+def placement_fixed_rate():
+    """On the device of a fixed rate too, where pages are lent and not copied; nothing is durable there."""
+    flags = ["--dtype", "bf16", "--offload", "nvme"]
+    here = good(Run(["--dtype", "bf16", "--offload", "none"]), "the run without a daemon")
+    least = least_host_bytes(flags, 1)
+    with Daemon("--host-bytes", str(least), "--nvme-bytes", "64M", "--io", "fixed", "--fixed-rate",
+                "200M", "--fixed-latency-us", "300", *PAGES) as d:
+        check("io=fixed" in d.ready and "io-fixed" in d.log(), f"{d.ready}\n{d.log()}")
+        run = good(Run(flags, 1, d.env()), "the run on a fixed rate")
+        check(run.losses() == here.losses(), "other losses than without a daemon")
+        check(run.weights == here.weights, "other weights than without a daemon")
+        check(sum(s["nvme_written_bytes"] for s in run.steps) > 0, "no bytes moved")
+        kept = Run(flags + ["--keep", "--job", "kept"], 1, d.env(), steps=0)
+        check(kept.done.returncode != 0 and "io fixed" in kept.done.stdout, kept.done.stdout)
+
+
 def least_is_least():
     """With a byte less the job is refused with the same number, exit code 4."""
     flags = ["--offload", "nvme"]
@@ -253,7 +269,7 @@ def daemon_ended():
 
 
 TESTS = {f.__name__: f for f in (
-    placement_fp32, placement_bf16, placement_two_ranks, least_is_least, nvme_too_small,
+    placement_fp32, placement_bf16, placement_two_ranks, placement_fixed_rate, least_is_least, nvme_too_small,
     host_only_refused, no_daemon, name_taken, rank_killed, daemon_killed, daemon_ended)}
 
 if __name__ == "__main__":

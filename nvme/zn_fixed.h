@@ -1,0 +1,42 @@
+/*
+ * zn_fixed.h - a device of a fixed rate, in memory: for benches, on which what is done with a drive
+ * is judged where real drives are too noisy to judge it.
+ *
+ * MODEL. The device moves rate_bytes bytes a second in all, reads and writes alike, one request
+ * after the other in the order of submission, and each takes at least latency_ns. The moments are
+ * computed, so the rate is exact while the requests in flight cover the 0.1 ms or so (more on a
+ * busy machine) that a wake-up is late. What it holds is real, and gone when the engine is closed.
+ *
+ * A DRIVE MOVES BYTES WITHOUT A PROCESSOR, and so does this one where it is allowed to: a read with
+ * zn_io.lend is answered with the device's own memory, and a write from there moves it to its new
+ * place by changing a table. So a program that reads, changes and writes pages pays no copy, and no
+ * more than for a drive. All other requests are copied, by the thread that reaps, on its time:
+ * zn_fixed_copied() says how many bytes.
+ *
+ * What is read with `lend` and changed is changed on the device: nothing of it can be read as it
+ * was, and once it was written elsewhere its old place holds anything. So this is no place for what
+ * must survive a failure, and nothing survives the engine.
+ */
+#ifndef ZN_FIXED_H
+#define ZN_FIXED_H
+
+#include "nvme/zn.h"
+
+struct zn_fixed_options {
+    uint64_t size_bytes; /* a multiple of 4096; memory is taken as it is written to */
+    uint64_t rate_bytes; /* a second, at least 1 */
+    uint64_t latency_ns;
+    unsigned depth; /* 0: ZN_DEPTH_DEFAULT */
+};
+
+/** 0; -EINVAL an option, -ENOMEM, ...: err has the sentence. */
+int zn_fixed_open(struct zn_engine **ret, const struct zn_fixed_options *options,
+                  struct zb_err *err);
+
+/** Is it one of these? */
+bool zn_is_fixed(const struct zn_engine *e);
+
+/** Bytes that were copied since it was opened. */
+uint64_t zn_fixed_copied(const struct zn_engine *e);
+
+#endif
