@@ -129,7 +129,7 @@ static const struct zsd_option options[] = {
       .help = "Deadline of requests that name none, in milliseconds." },
     { "kernels", ZSD_TEXT, MEMBER(kernels), .arg = "NAME", .def = "auto", .check = check_kernels,
       .help = "Instructions that the optimizer uses: auto (the best that the processor has), ref, "
-              "avx2, avx512. The results have the same bits." },
+              "avx2, avx512, neon. The results have the same bits." },
     { "socket_group", ZSD_TEXT, MEMBER(socket_group), .arg = "GROUP", .def = "",
       .check = check_group,
       .help = "Group whose members may connect. Empty: the daemon's user only (and root)." },

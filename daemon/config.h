@@ -37,7 +37,7 @@ struct zsd_config {
     uint32_t clients_max; /* connections */
     uint32_t jobs_max;
     uint32_t timeout_ms;   /* of requests that name none */
-    char kernels[16];      /* auto, ref, avx2, avx512 */
+    char kernels[16];      /* auto, ref, avx2, avx512, neon */
     char socket_group[64]; /* group that may connect; "": the owner only */
     enum zb_log_level log_level;
 };

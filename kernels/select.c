@@ -21,6 +21,9 @@ static const struct zk_ops *const zk_ops_all[] = {
     &zk_avx2,
     &zk_avx512,
 #endif
+#ifdef ZK_AARCH64
+    &zk_neon,
+#endif
 };
 
 const struct zk_ops *const *zk_all(size_t *ret_count)

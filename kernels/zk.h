@@ -94,7 +94,7 @@ struct zk_adamw zk_adamw_prepare(const struct zk_adamw_params *params, uint64_t 
 
 /** One implementation of every kernel. */
 struct zk_ops {
-    const char *name; /* "ref", "avx2", "avx512" */
+    const char *name; /* "ref", "avx2", "avx512", "neon" */
     bool (*supported)(void);
 
     void (*adamw_f32)(const struct zk_adamw *s, float *param, float *m, float *v, const float *grad,

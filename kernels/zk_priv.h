@@ -51,8 +51,10 @@
 ZK_DECLARE(ref);
 ZK_DECLARE(avx2);
 ZK_DECLARE(avx512);
+ZK_DECLARE(neon);
 
 extern const struct zk_ops zk_avx2, zk_avx512; /* cpu/x86.c; only in builds for x86-64 */
+extern const struct zk_ops zk_neon;            /* cpu/aarch64.c; only in builds for aarch64 */
 
 /** zk_select() among `count` (at least 1) implementations, of which the first is supported. */
 int zk_select_from(const struct zk_ops *const *all, size_t count, const char *force,

@@ -6,6 +6,7 @@
 #                    ASan + UBSan build:     label quick
 #                    TSan build:             label threads
 #                    clang build:            label unit
+#                    aarch64 build, kernels: label unit, run by qemu
 #   quick            only the release build's label quick
 #
 # Long campaigns (label long) are run by hand: ctest --preset long
@@ -43,5 +44,6 @@ else
     stage asan quick
     stage tsan threads
     stage clang unit
+    stage aarch64 unit
 fi
 say "all stages passed"

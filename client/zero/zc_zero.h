@@ -138,7 +138,7 @@ struct zc_zero_options {
     uint32_t groups;         /* 1 to 64 */
     uint32_t prefetch_units; /* gathered ahead, up to 64; 0: none. 1 is the usual choice */
     uint32_t timeout_ms;     /* of anything that waits for the daemon or a peer; 0: 60000 */
-    const char *kernels; /* NULL: the best; or "ref", "avx2", "avx512" (the daemon has its own) */
+    const char *kernels;     /* NULL: the best; else as the daemon option of that name */
 };
 
 /** Fills in the usual values: micro_steps 1, betas 0.9 and 0.95, eps 1e-8, one group, prefetch 1,

@@ -122,6 +122,12 @@ static void thread_modes(void **state)
 #if defined(__x86_64__)
     _mm_setcsr(_mm_getcsr() | 0x8040); /* as code built with -ffast-math leaves it */
     assert_int_equal(data_bits(times(0x1p-140f, 1.0f)), 0);
+#elif defined(__aarch64__)
+    uint64_t fpcr;
+
+    __asm__ volatile("mrs %0, fpcr" : "=r"(fpcr));
+    __asm__ volatile("msr fpcr, %0" : : "r"(fpcr | UINT64_C(1) << 24)); /* FZ */
+    assert_int_equal(data_bits(times(0x1p-140f, 1.0f)), 0);
 #endif
     assert_int_equal(data_bits(plus(1.0f, 0x1p-30f)), 0x3f800001);
     zk_thread_init();
