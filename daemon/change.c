@@ -5,10 +5,14 @@
  * change_state, each resumed from the loop. The catalog is touched by the catalog's thread only, in
  * CATALOG.
  *
+ * While a change that has no pages of its own is made durable, page writes of others wait
+ * (zsd_hold_begin()): somebody waits for it, and its flushes are all that it takes. One that has
+ * pages takes the time of their flush.
+ *
  * INVARIANTS
  *     C1  Between two changes the slot says what the catalog is. A change that failed behind
- * CATALOG leaves the catalog one ahead: so it poisons the store, and no other comes. C2  done()
- * runs once, for every change that was started.
+ *         CATALOG leaves the catalog one ahead: so it poisons the store, and no other comes.
+ *     C2  done() runs once, for every change that was started.
  */
 #include <assert.h>
 #include <errno.h>
@@ -50,7 +54,7 @@ static void change_on_io(struct zsd_pio *pio, int rc)
 
 static void change_io(struct zsd_change *c, enum zn_op op)
 {
-    c->pio.io = (struct zn_io){ .op = op, .buf = &c->slot };
+    c->pio.io = (struct zn_io){ .op = op, .buf = &c->slot, .urgent = true };
     c->pio.done = change_on_io;
     zsd_pio_start(c->core, &c->pio);
 }
@@ -100,6 +104,7 @@ static void change_over(struct zsd_change *c)
     zn_txn_free(c->txn);
     c->txn = NULL;
     zb_list_remove(&c->node);
+    zsd_hold_end(core);
     core->ops--;
     if (!zb_list_empty(&store->line))
         zsd_defer(core, &zb_container_of(store->line.next, struct zsd_change, node)->work);
@@ -115,6 +120,8 @@ static void change_run(struct zsd_change *c)
         case CHANGE_BEGIN:
             c->state = c->sync ? CHANGE_SYNC : CHANGE_CATALOG;
             change_begin(c);
+            if (!c->sync && !c->looks)
+                zsd_hold_begin(c->core);
             break;
         case CHANGE_SYNC:
             c->state = CHANGE_CATALOG;

@@ -7,6 +7,11 @@
  * PAGE BUFFERS. A fixed number, each large enough for the parameter and state planes of one page;
  * whoever streams a page holds exactly one from before its read until after its write. They are the
  * back-pressure of the step pipeline: who finds none waits in line.
+ *
+ * A HOLD. A flush waits for what the drive has in its queue, and the pages of a step fill that
+ * again and again. So while a change of the catalog is flushed, page writes that come wait here:
+ * what is in flight drains once, and the flushes find a drive that is quiet. Reads and compute go
+ * on. A hold is bounded, and so is their share of time: nobody's change can stop who trains.
  */
 #include "daemon/core_priv.h"
 
@@ -21,6 +26,9 @@
 #include "base/size.h"
 #include "daemon/paths.h"
 #include "daemon/store.h"
+
+#define HOLD_MAX_MS 100u
+#define HOLD_REST   4u /* so many times its length pass before the next */
 
 /* ---- deferred work */
 
@@ -115,10 +123,53 @@ static void pio_feed(struct zsd_core *core, unsigned path)
     struct zb_list *node;
 
     while ((node = pio_first(&core->lines[path])) != NULL) {
-        if (!pio_submit(core, zb_container_of(node, struct zsd_pio, node)))
+        struct zsd_pio *pio = zb_container_of(node, struct zsd_pio, node);
+
+        if (core->hold.on && pio->io.op == ZN_WRITE) {
+            zb_list_remove(node);
+            zb_list_push_back(&core->lines[path].held, node);
+            continue;
+        }
+        if (!pio_submit(core, pio))
             break;
         zb_list_remove(node);
     }
+}
+
+void zsd_hold_end(struct zsd_core *core)
+{
+    uint64_t now_ns = zb_now_ns(), held_ns = now_ns - core->hold.since_ns;
+
+    if (!core->hold.on)
+        return;
+    core->hold.on = false;
+    core->hold.rests_until_ns = now_ns + HOLD_REST * held_ns;
+    core->daemon->stats.write_hold_us += held_ns / 1000;
+    zsd_timed_disarm(&core->hold.timed);
+    for (unsigned i = 0; i < zsd_paths(core->daemon); i++) {
+        struct zb_list *node;
+
+        while ((node = zb_list_pop_front(&core->lines[i].held)) != NULL)
+            zb_list_push_back(&core->lines[i].others, node);
+        pio_feed(core, i);
+    }
+}
+
+static void hold_on_expire(struct zsd_timed *timed)
+{
+    zsd_hold_end(zb_container_of(timed, struct zsd_core, hold.timed));
+}
+
+void zsd_hold_begin(struct zsd_core *core)
+{
+    uint64_t now_ns = zb_now_ns();
+
+    if (core->hold.on || now_ns < core->hold.rests_until_ns)
+        return;
+    core->hold.on = true;
+    core->hold.since_ns = now_ns;
+    core->daemon->stats.write_holds++;
+    zsd_timed_arm(core, &core->hold.timed, HOLD_MAX_MS, hold_on_expire);
 }
 
 static void pio_line_up(struct zsd_core *core, struct zsd_pio *pio)
@@ -290,6 +341,7 @@ int zsd_core_new(struct zsd *daemon, struct zb_err *err)
     for (unsigned i = 0; i < ZN_PATHS_MAX; i++) {
         zb_list_init(&core->lines[i].urgent);
         zb_list_init(&core->lines[i].others);
+        zb_list_init(&core->lines[i].held);
     }
     zb_list_init(&core->buffer_waiters);
     rc = core_build(core, err);

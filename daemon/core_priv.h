@@ -56,9 +56,16 @@ struct zsd_account {
 struct zsd_extents;
 struct zsd_scrub;
 
-/** zsd_pio that an engine had no place for: urgent ones first. */
+/** zsd_pio that an engine had no place for: urgent ones first; and writes that a hold keeps. */
 struct zsd_line {
-    struct zb_list urgent, others;
+    struct zb_list urgent, others, held;
+};
+
+/** Page writes wait for a change of the catalog: core.c. */
+struct zsd_hold {
+    bool on;
+    uint64_t since_ns, rests_until_ns;
+    struct zsd_timed timed;
 };
 
 struct zsd_core {
@@ -81,6 +88,7 @@ struct zsd_core {
     struct zsd_store *store;             /* what survives; NULL: nothing does */
 
     struct zsd_line lines[ZN_PATHS_MAX]; /* before each data file */
+    struct zsd_hold hold;
     unsigned io_inflight;
 
     uint8_t *buffers; /* page buffers: what streams passes through them */
@@ -110,6 +118,11 @@ void zsd_timed_disarm(struct zsd_timed *timed);
 
 /** done runs later, never from inside. */
 void zsd_pio_start(struct zsd_core *core, struct zsd_pio *pio);
+
+/** From here on page writes that come wait, until the end of the hold, or some 100 ms; unless one
+ *  was not long ago. Ending none is fine. */
+void zsd_hold_begin(struct zsd_core *core);
+void zsd_hold_end(struct zsd_core *core);
 
 /** A page buffer, or NULL: then `waiter` is deferred when it is worth asking again. */
 void *zsd_buffer_get(struct zsd_core *core, struct zsd_work *waiter);

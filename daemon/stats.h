@@ -24,10 +24,12 @@
     X(sent_stalls)        /* times that a connection was not read from: back-pressure */
 
 /* The core's half. */
-#define ZSD_STATS_CORE(X)                                  \
-    X(releases_bad)    /* one-way, so only counted */      \
-    X(scrub_bytes)     /* of saved pages that were read */ \
-    X(scrub_bad_pages) /* corrupt, or not readable */
+#define ZSD_STATS_CORE(X)                                                      \
+    X(releases_bad)    /* one-way, so only counted */                          \
+    X(scrub_bytes)     /* of saved pages that were read */                     \
+    X(scrub_bad_pages) /* corrupt, or not readable */                          \
+    X(write_holds)     /* page writes waited for a change of the catalog... */ \
+    X(write_hold_us)   /* ...so long, all together */
 
 #define ZSD_STATS(X) ZSD_STATS_LOOP(X) ZSD_STATS_CORE(X)
 

@@ -82,11 +82,10 @@ void saved_open(struct saved_world *s, uint64_t host_bytes, enum zb_dtype dtype,
     saved_commit(s, 1);
 }
 
-void saved_close(struct saved_world *s)
+static void saved_gone(struct saved_world *s)
 {
     char path[sizeof(s->catalog) + 8];
 
-    world_close(&s->w);
     (void)unlink(s->catalog);
     for (int i = 0; i < 2; i++) {
         (void)snprintf(path, sizeof(path), "%s%s", s->catalog, i == 0 ? "-wal" : "-journal");
@@ -95,6 +94,18 @@ void saved_close(struct saved_world *s)
     for (uint32_t u = 0; u < UNITS; u++)
         for (int what = 0; what < 5; what++)
             free(s->truth[u][what]);
+}
+
+void saved_close(struct saved_world *s)
+{
+    world_close(&s->w);
+    saved_gone(s);
+}
+
+void saved_kill(struct saved_world *s)
+{
+    world_kill(&s->w);
+    saved_gone(s);
 }
 
 struct zsd_saved *saved_job(struct saved_world *s)

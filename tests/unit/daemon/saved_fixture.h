@@ -23,6 +23,8 @@ struct saved_world {
 /* Client 0 is the job's rank; the others are nobody's. The job has values, and one commit. */
 void saved_open(struct saved_world *s, uint64_t host_bytes, enum zb_dtype dtype, uint32_t nclients);
 void saved_close(struct saved_world *s);
+/* The core ends first, with what it could not save. */
+void saved_kill(struct saved_world *s);
 
 /* The rank writes other values into every unit, and commits them. */
 void saved_commit(struct saved_world *s, uint64_t salt);
