@@ -18,7 +18,7 @@ import time
 from harness import Daemon, Failure, check, skip, wait_until
 from resume import PAGES, KeptRun, Reference
 
-STEPS_PER_KILL = 6
+STEPS_PER_KILL = 9 # about as many as there are between two kills
 
 
 class Campaign:
@@ -91,6 +91,7 @@ class Campaign:
                     if not killed: # it came to its end: the next one is another
                         whole.check(kept, done)
                         daemon.zctl("destroy", "kept")
+                        kept.forget()
                         process = None
                         continue
                     done += 1

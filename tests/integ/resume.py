@@ -115,6 +115,11 @@ class KeptRun:
         wait_until(f"line {n}", lambda: len(self.lines()) >= n or process.poll() is not None,
                    DEADLINE)
 
+    def forget(self):
+        """What this run left, before another one begins."""
+        for path in (self.jsonl, self.weights):
+            os.unlink(path)
+
     def exported(self):
         with open(self.weights, "rb") as f:
             return f.read()
