@@ -97,6 +97,7 @@ struct zb_place_shard {
     const struct zb_layout *layout;
     uint64_t count; /* elements; a multiple of the block */
     uint32_t rank;
+    uint32_t unit; /* of the model; placement does not look at it */
 };
 
 struct zb_place_job {

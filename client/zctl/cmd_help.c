@@ -16,7 +16,8 @@ static const char usage_tail[] =
     "  -h, --help           this\n"
     "\n"
     "Exit status: 0; 2 usage; 3 the daemon is not there or was lost; 4 refused (does not fit,\n"
-    "not allowed, not found); 6 stored bytes are corrupt; 1 anything else.\n";
+    "not allowed, not found); 6 stored bytes are corrupt; 7 a plan that does not fit; 1 anything\n"
+    "else.\n";
 
 static int help_row(FILE *out, const struct zctl_cmd *c, int width)
 {

@@ -34,6 +34,42 @@ static const struct zctl_option import_options[] = {
     { 0 },
 };
 
+static const struct zctl_option plan_options[] = {
+    { "params", "N", "the model: so many parameters; K, M, G (or B), T are powers of 1000" },
+    { "units", "N", "of it, all alike (32)" },
+    { "layers", "L", "or a GPT as zgpt trains it, with --width and --vocab" },
+    { "width", "W", "of its residual stream" },
+    { "vocab", "V", "tokens that it knows" },
+    { "seq", "S", "positions that it knows (1024)" },
+    { "index", "PATH", "or safetensors: a file, an index, a folder; only headers are read" },
+    { "mode", "NAME", "ddp, zero1, zero2, zero3, fsdp or hybrid (zero3)" },
+    { "ranks", "N", "over all nodes (1)" },
+    { "nodes", "N", "as many ranks on each (1)" },
+    { "dtype", "NAME", "of parameters: bf16 or fp32 (bf16, or that of the files)" },
+    { "grad-dtype", "NAME", "of gradients as the daemon keeps them (fp32)" },
+    { "offload-param", "TIER", "host: always there; nvme: there where host memory lacks (nvme)" },
+    { "offload-optimizer", "TIER", "likewise the optimizer's state (nvme)" },
+    { "durable", NULL, "steps are committed" },
+    { "commit-every", "N", "each so manieth (100)" },
+    { "micro-steps", "N", "of a step (1)" },
+    { "prefetch", "N", "units gathered ahead (1)" },
+    { "flops", "N", "a second of one rank: for the tokens that hide the drives" },
+    { "step-seconds", "S", "of a whole step, with its computing: for the wear of the drives" },
+    { "node", "FILE", "JSON with the options from here on, '_' for '-'; they win over it" },
+    { "host-bytes", "SIZE", "budget of a daemon; without any of these, that of this node's" },
+    { "nvme-bytes", "SIZE", "size of its data file" },
+    { "gpu-bytes", "SIZE", "of each rank's GPU: its own copies must fit" },
+    { "page-elems", "N", "of the daemon (262144)" },
+    { "ring-bytes", "SIZE", "of the daemon" },
+    { "drive-read", "GB/S", "what all drives read, in 1e9 bytes a second" },
+    { "drive-write", "GB/S", "what they write" },
+    { "drive-endurance", "TB", "that they may be written in their life, in 1e12 bytes" },
+    { "mem-bw", "GB/S", "of memory" },
+    { "cores", "N", "for the optimizer" },
+    { "measure", "DIR", "measure what is not given, with a file of 512 MiB in DIR: 2 seconds" },
+    { 0 },
+};
+
 static const struct zctl_option scrub_options[] = {
     { "rate", "SIZE", "bytes a second (start, resume); else a tenth of what the drives do" },
     { 0 },
@@ -66,6 +102,8 @@ static const struct zctl_cmd cmds[] = {
     { "ls", "[JOB]", "list shards: where they are, their version, who pins them", 0, 1, zctl_ls,
       NULL },
     { "ping", "", "ask the daemon who it is, and how fast it answers", 0, 0, zctl_ping, NULL },
+    { "plan", "", "say what a run will take of a node, and how long its steps will be", 0, 0,
+      zctl_plan, plan_options },
     { "rollback", "JOB SNAPSHOT", "let a job go on from a snapshot, and forget what is newer", 2, 2,
       zctl_rollback, NULL },
     { "scrub", "[status|start|pause|resume|stop]",
@@ -96,20 +134,41 @@ const struct zctl_cmd *zctl_command(const char *name)
 
 #define OF_COMMAND 256 /* what getopt_long() says of the nth option of commands: this + n */
 
-/** Every option of a command, once. */
-static size_t command_options(const struct zctl_option *ret[ZCTL_OPTIONS_MAX])
+/** The command that a line is probably of: the first word that is one. NULL: none is. */
+static const struct zctl_cmd *command_guess(int argc, char **argv)
 {
-    size_t n = 0, k;
+    for (int i = 1; i < argc; i++)
+        if (strcmp(argv[i], "-s") == 0 || strcmp(argv[i], "-o") == 0 ||
+            strcmp(argv[i], "--socket") == 0 || strcmp(argv[i], "--output") == 0)
+            i++;
+        else if (zctl_command(argv[i]))
+            return zctl_command(argv[i]);
+    return NULL;
+}
 
+static void options_add(const struct zctl_option *o, const struct zctl_option *ret[], size_t *n)
+{
+    for (; o && o->name; o++) {
+        size_t k = 0;
+
+        while (k < *n && strcmp(ret[k]->name, o->name) != 0)
+            k++;
+        assert(k < ZCTL_OPTIONS_MAX);
+        if (k == *n)
+            ret[(*n)++] = o;
+    }
+}
+
+/** Every option of a command, once: whether one has a value, the command that is meant says. */
+static size_t command_options(const struct zctl_option *ret[ZCTL_OPTIONS_MAX],
+                              const struct zctl_cmd *meant)
+{
+    size_t n = 0;
+
+    if (meant)
+        options_add(meant->options, ret, &n);
     for (size_t i = 0; i < ZB_COUNT(cmds); i++)
-        for (const struct zctl_option *o = cmds[i].options; o && o->name; o++) {
-            for (k = 0; k < n && strcmp(ret[k]->name, o->name) != 0; k++)
-                ;
-            assert(k < ZCTL_OPTIONS_MAX);
-            if (k == n)
-                ret[n++] = o;
-            assert(!ret[k]->value == !o->value);
-        }
+        options_add(cmds[i].options, ret, &n);
     return n;
 }
 
@@ -157,7 +216,7 @@ static int options(struct zctl *z, int argc, char **argv, bool *ret_help)
         { "help", no_argument, NULL, 'h' },
     };
     const struct zctl_option *all[ZCTL_OPTIONS_MAX];
-    size_t n = command_options(all);
+    size_t n = command_options(all, command_guess(argc, argv));
     int letter, rc = 0;
 
     for (size_t i = 0; i < n; i++)
@@ -247,7 +306,7 @@ int zctl_main(int argc, char **argv, FILE *out, FILE *err)
     if (rc < 0)
         (void)fprintf(err, "zctl: %s\n", z.err.text);
     zc_close(z.client);
-    return zc_exit_code(rc);
+    return z.status != 0 ? z.status : zc_exit_code(rc);
 }
 
 int main(int argc, char **argv)

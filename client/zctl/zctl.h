@@ -17,10 +17,11 @@
 #include "client/zclient.h"
 
 #define ZCTL_SCHEMA      1 /* of the JSON output: grows when a key changes its meaning or goes away */
-#define ZCTL_OPTIONS_MAX 32 /* of all commands, and given to one */
+#define ZCTL_OPTIONS_MAX 64 /* of all commands, and given to one */
+#define ZCTL_EXIT_NO_FIT \
+    7 /* the exit status of a plan that does not fit; others as the library's */
 
-/** An option of a command, always long. One name has a value with all commands that know it, or
- * with none. */
+/** An option of a command, always long. */
 struct zctl_option {
     const char *name;
     const char *value; /* what it is called in help; NULL: it has none */
@@ -36,6 +37,7 @@ struct zctl {
         const char *name, *value; /* value "" of an option that has none */
     } given[ZCTL_OPTIONS_MAX];
     size_t ngiven;
+    int status; /* the exit status, where a code does not say it; 0: it does */
     struct zb_err err;
 };
 
@@ -61,7 +63,7 @@ int zctl_main(int argc, char **argv, FILE *out, FILE *err);
 
 typedef int zctl_run_fn(struct zctl *z, int argc, char **argv);
 zctl_run_fn zctl_clone, zctl_completion, zctl_destroy, zctl_df, zctl_export, zctl_fsck, zctl_help,
-    zctl_import, zctl_jobs, zctl_ls, zctl_ping, zctl_rollback, zctl_scrub, zctl_snapshot,
+    zctl_import, zctl_jobs, zctl_ls, zctl_ping, zctl_plan, zctl_rollback, zctl_scrub, zctl_snapshot,
     zctl_snapshots, zctl_stat, zctl_tiers, zctl_version;
 
 /** The value of an option that was given, or NULL. */

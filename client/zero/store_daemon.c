@@ -5,9 +5,9 @@
  * library ends in on_op() or on_piece(), which count and keep the first sentence; what follows from
  * it, the engine decides.
  *
- * STAGING is PIECES pieces of equal length. A piece is the caller's from piece() until write() or
- * push() takes it, then the daemon's until it answers. A pool of fixed pieces cannot fragment, and
- * a caller that finds none waits: that is the back-pressure.
+ * STAGING is ZB_PIECES pieces of equal length (base/model.h). A piece is the caller's from piece()
+ * until write() or push() takes it, then the daemon's until it answers. A pool of fixed pieces
+ * cannot fragment, and a caller that finds none waits: that is the back-pressure.
  *
  * A piece is a whole number of the daemon's pages, so every part but a shard's last is cut where
  * the daemon wants it.
@@ -26,12 +26,11 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/model.h"
 #include "client/zero/zero_priv.h"
 
-#define PIECES           4u
-#define PIECE_ELEMS_GOOD 262144u /* 1 MiB: long enough for the cost of a request not to show */
-#define CONNECT_MS_MAX   5000u
-#define PING_NS          UINT64_C(50000000)
+#define CONNECT_MS_MAX 5000u
+#define PING_NS        UINT64_C(50000000)
 
 struct daemon;
 
@@ -52,7 +51,7 @@ struct daemon {
     struct zc_placement placement;
     uint64_t *shards; /* by unit; 0: none */
     uint64_t *ids;    /* of a registration in flight */
-    struct piece pieces[PIECES];
+    struct piece pieces[ZB_PIECES];
     struct zcz_op op; /* of the start and the end */
     bool placing;
     struct zcz_op ping;
@@ -159,16 +158,11 @@ static int daemon_open(struct zcz_store *s)
     return 0;
 }
 
-static uint64_t piece_bytes(const struct zc_zero *z)
-{
-    return zb_round_up(z->piece_elems * sizeof(float), ZB_PAGE_ALIGN);
-}
-
 /* Of a job that was kept: `epoch` 0 takes it over. */
 static int start_job(struct daemon *d, uint64_t epoch)
 {
     struct zc_zero *z = d->base.z;
-    uint64_t page = d->base.page_elems, slice_most = 0;
+    uint64_t slice_most = 0, piece_bytes;
     struct zc_job_options options = {
         .name = z->job,
         .rank = d->base.node_rank,
@@ -187,16 +181,17 @@ static int start_job(struct daemon *d, uint64_t epoch)
 
     for (uint32_t i = 0; i < z->nunits; i++)
         slice_most = zb_max_u64(slice_most, z->units[i].slice);
-    z->piece_elems = zb_min_u64(slice_most, zb_round_up(PIECE_ELEMS_GOOD, page));
-    options.staging_bytes = PIECES * piece_bytes(z);
+    z->piece_elems = zb_piece_elems(slice_most, d->base.page_elems);
+    piece_bytes = zb_piece_bytes(z->piece_elems);
+    options.staging_bytes = zb_staging_bytes(z->piece_elems);
     rc = op_wait(d, zc_job_open(d->c, &options, &d->job, on_op, &d->op), "the job to open");
     if (rc < 0)
         return rc;
     d->joined = true;
-    for (uint32_t i = 0; i < PIECES; i++)
+    for (uint32_t i = 0; i < ZB_PIECES; i++)
         d->pieces[i] = (struct piece){
             .daemon = d,
-            .data = (float *)(void *)((char *)d->job.staging + i * piece_bytes(z)),
+            .data = (float *)(void *)((char *)d->job.staging + i * piece_bytes),
         };
     return 0;
 }
@@ -297,7 +292,7 @@ static float *daemon_piece(struct zcz_store *s)
 {
     struct daemon *d = daemon_of(s);
 
-    for (uint32_t i = 0; i < PIECES; i++)
+    for (uint32_t i = 0; i < ZB_PIECES; i++)
         if (!d->pieces[i].used) {
             d->pieces[i].used = true;
             return d->pieces[i].data;
@@ -308,9 +303,9 @@ static float *daemon_piece(struct zcz_store *s)
 static struct piece *piece_of(struct daemon *d, const float *data)
 {
     uint64_t i = (uint64_t)((const char *)data - (const char *)d->job.staging) /
-                 piece_bytes(d->base.z);
+                 zb_piece_bytes(d->base.z->piece_elems);
 
-    assert(i < PIECES && d->pieces[i].data == data && d->pieces[i].used);
+    assert(i < ZB_PIECES && d->pieces[i].data == data && d->pieces[i].used);
     return &d->pieces[i];
 }
 

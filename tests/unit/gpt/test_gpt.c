@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/model.h"
 #include "examples/gpt/gpt.h"
 
 #define UNITS_MAX 8
@@ -564,6 +565,32 @@ static void runs_refused(void **state)
     }
 }
 
+/* The planner counts the same units without this code. */
+static void the_planner_agrees(void **state)
+{
+    const struct gpt_shape shapes[] = {
+        { .layers = 1, .heads = 1, .width = 1, .seq = 1, .vocab = 1 },
+        { .layers = 5, .heads = 2, .width = 48, .seq = 32, .vocab = 256 },
+        { .layers = 12, .heads = 12, .width = 768, .seq = 1024, .vocab = 50257 }
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+        struct zb_gpt shape = { shapes[i].layers, shapes[i].width, shapes[i].vocab, shapes[i].seq };
+        struct zb_model planned = { 0 };
+        struct gpt model;
+
+        assert_int_equal(gpt_init(&model, &shapes[i], NULL), 0);
+        assert_int_equal(zb_model_gpt(&planned, &shape, NULL), 0);
+        assert_int_equal(planned.params, model.params);
+        assert_int_equal(planned.nunits, model.nunits);
+        for (uint32_t u = 0; u < model.nunits; u++)
+            assert_int_equal(planned.units[u], model.units[u].elems);
+        zb_model_done(&planned);
+        gpt_done(&model);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -577,6 +604,7 @@ int main(void)
         cmocka_unit_test(initial_values_as_gpt2),
         cmocka_unit_test(shapes_refused),
         cmocka_unit_test(runs_refused),
+        cmocka_unit_test(the_planner_agrees),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

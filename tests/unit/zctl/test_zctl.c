@@ -8,11 +8,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/util.h"
+#include "client/zc_safetensors.h"
 #include "client/zctl/zctl.h"
 
-#define WORDS_MAX 8
+#define WORDS_MAX 24
 
 /** What zctl said, and its exit status. */
 struct said {
@@ -143,7 +145,7 @@ static void completion_is_of_the_rows(void **state)
     assert_completes(s.out, "''", want);
     (void)snprintf(want, sizeof(want), "%s\n", all);
     assert_completes(s.out, "help ''", want);
-    assert_completes(s.out, "p", "ping\n");
+    assert_completes(s.out, "pi", "ping\n");
     assert_completes(s.out, "-o j", "json\n");
     assert_completes(s.out, "-o json st", "stat\n");
     assert_completes(s.out, "completion b", "bash\n");
@@ -184,6 +186,22 @@ static const struct {
     { "snapshot a --retain", 2, "option '--retain' lacks its value" },
     { "snapshot a --next=3", 2, "option '--next=3' takes no value" },
     { "ls --next", 2, "ls has no option '--next'" },
+    { "plan", 2, "which model?" },
+    { "plan --params 1G --layers 3", 2, "which model?" },
+    { "plan --params 1X", 2, "--params is a number" },
+    { "plan --params 1G --mode zero4", 2,
+      "--mode is one of ddp, zero1, zero2, zero3, fsdp, hybrid" },
+    { "plan --params 1G --dtype int8", 2, "--dtype 'int8'" },
+    { "plan --params 1G --ranks 0", 2, "--ranks is at least 1" },
+    { "plan --params 1G --ranks 3 --nodes 2 --host-bytes 1G", 2, "3 ranks on 2 nodes" },
+    { "plan --params 1G --host-bytes 1X", 2, "host_bytes: '1X'" },
+    { "plan --params 1G --host-bytes 1G --drive-read fast", 2, "drive_read: 'fast'" },
+    { "plan --params 1G --host-bytes 1G --page-elems 5", 2, "pages of 5 elements" },
+    { "plan --params 1G --node /nowhere/n", 4, "/nowhere/n" },
+    { "plan --index /nowhere/x.safetensors", 4, "/nowhere/x" },
+    { "plan --params 1M --host-bytes 1G --measure /nowhere", 4, "/nowhere" },
+    { "plan --layers 2 --width 4 --host-bytes 1G", 2, "vocabulary 0" },
+    { "-s /nowhere/there.sock plan --params 1G", 3, "Is zshardd running?" },
     { "fsck --data /nowhere -o json", 2, "for people only" },
     { "-s /nowhere/there.sock snapshot a", 3, "Is zshardd running?" },
     { "-s /nowhere/there.sock snapshots", 3, "Is zshardd running?" },
@@ -385,6 +403,102 @@ static void exit_codes(void **state)
                      cases[i].status);
 }
 
+/* ---- plan: what base/forecast.h says, on the way out */
+
+#define PLAN_NODE "--host-bytes 1G --nvme-bytes 4G --drive-read 2 --drive-write 1 --mem-bw 10 "
+
+static const struct {
+    const char *line;
+    int status;
+    const char *has[4];
+} plans[] = {
+    { "plan -o json --layers 12 --width 768 --vocab 50257 " PLAN_NODE,
+      0,
+      { "\"params\": 124439808", "\"fits\": true", "\"bound\": \"drive-write\"",
+        "\"units\": 14" } },
+    { "plan -o json --params 124M --units 7 --host-bytes 1G",
+      7,
+      { "\"params\": 124000000", "\"fits\": false", "\"units\": 7", "\"step_seconds\": null" } },
+    { "plan --params 0.5B --mode zero2 --ranks 4 --nodes 2 " PLAN_NODE,
+      0,
+      { "500000000 parameters", "does not do zero2 yet", "(p + (g + k)/N) P", "It fits." } },
+    { "plan --params 1K --host-bytes 100 --durable",
+      7,
+      { "It does not fit, because it needs at least", "least host_bytes that would do is", "",
+        "" } },
+};
+
+static void plan_table(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(plans); i++) {
+        struct said s = zctl(plans[i].line);
+
+        if (s.status != plans[i].status ||
+            (s.status == ZCTL_EXIT_NO_FIT) != (strstr(s.err, "does not fit, because") != NULL))
+            fail_msg("zctl %s: status %d, '%s'", plans[i].line, s.status, s.err);
+        for (size_t k = 0; k < ZB_COUNT(plans[i].has); k++)
+            if (!strstr(s.out, plans[i].has[k]))
+                fail_msg("zctl %s: no '%s' in\n%s", plans[i].line, plans[i].has[k], s.out);
+        said_free(&s);
+    }
+}
+
+static void write_text(const char *path, const char *text)
+{
+    FILE *f = fopen(path, "w");
+
+    assert_non_null(f);
+    assert_true(fputs(text, f) >= 0);
+    assert_int_equal(fclose(f), 0);
+}
+
+/* Layers are units, and so is each tensor of none; state that zctl exported is no parameter. The
+ * node comes from a file, and the command line wins over it. */
+static void plan_of_files(void **state)
+{
+    static const char *const names[] = { "layers.0.a",  "layers.0.b.c", "layers.0.a.exp_avg",
+                                         "layers.10.a", "norm.weight",  "wte.weight" };
+    static const uint64_t dims[] = { 64, 100 };
+    char folder[] = "/tmp/zshard-plan-XXXXXX", file[64], node[64], line[300];
+    struct zc_st_tensor tensors[ZB_COUNT(names)];
+    float zeros[6400] = { 0 };
+    struct zc_st_writer *w;
+    struct said s;
+
+    (void)state;
+    assert_non_null(mkdtemp(folder));
+    (void)snprintf(file, sizeof(file), "%s/m.safetensors", folder);
+    (void)snprintf(node, sizeof(node), "%s/node", folder);
+    for (size_t i = 0; i < ZB_COUNT(names); i++)
+        tensors[i] =
+            (struct zc_st_tensor){ .name = names[i], .dtype = ZC_ST_F32, .ndims = 2, .dims = dims };
+    assert_int_equal(zc_st_create(&w, file, tensors, ZB_COUNT(names), NULL, 0, NULL, 0), 0);
+    for (size_t i = 0; i < ZB_COUNT(names); i++)
+        assert_int_equal(zc_st_append(w, zeros, sizeof(zeros), NULL, 0), 0);
+    assert_int_equal(zc_st_commit(w, NULL, 0), 0);
+    write_text(node, "{\"host_bytes\": \"64M\", \"nvme_bytes\": 1048576, \"drive_read\": 2.5}");
+    (void)snprintf(line, sizeof(line), "plan -o json --index %s --node %s --host-bytes 32M", file,
+                   node);
+    s = zctl(line);
+    assert_int_equal(s.status, 0);
+    assert_non_null(strstr(s.out, "\"params\": 32000"));
+    assert_non_null(strstr(s.out, "\"units\": 4"));
+    assert_non_null(strstr(s.out, "\"largest_unit\": 12800"));
+    assert_non_null(strstr(s.out, "\"dtype\": \"fp32\""));
+    assert_non_null(strstr(s.out, "\"budget\": 33554432"));
+    assert_non_null(strstr(s.out, "\"drive_read\": 2.5e9"));
+    said_free(&s);
+    write_text(node, "{\"hosts\": 3}");
+    s = zctl(line);
+    assert_int_equal(s.status, 2);
+    assert_non_null(strstr(s.err, "no node has 'hosts'"));
+    said_free(&s);
+    assert_int_equal(unlink(file), 0);
+    assert_int_equal(unlink(node), 0);
+    assert_int_equal(rmdir(folder), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -398,6 +512,8 @@ int main(void)
         cmocka_unit_test(json),
         cmocka_unit_test(output_that_cannot_be_written),
         cmocka_unit_test(exit_codes),
+        cmocka_unit_test(plan_table),
+        cmocka_unit_test(plan_of_files),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,459 @@
+#include "base/forecast.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+
+#include "base/size.h"
+#include "base/util.h"
+
+#define DAY_S         86400.0
+#define YEAR_DAYS     365.0
+#define FLOPS_A_TOKEN 8.0  /* of a parameter: forward 2, backward 4, forward again 2 */
+#define CRC_BYTES_S   10e9 /* of one core, in the cache: less than half of what it is alone */
+#define FETCH_STEPS   2u   /* are walked through; the last one counts */
+
+const char *zb_bound_name(enum zb_bound bound)
+{
+    static const char *const names[] = { "unknown", "drive-read", "drive-write", "kernel",
+                                         "checksums" };
+
+    return names[bound];
+}
+
+/* ---- fetches of streamed parameters: the ring, place by place */
+
+struct ring_place {
+    uint32_t shard;
+    uint64_t used; /* when it was last unpinned */
+    bool held;     /* pinned */
+};
+
+struct ring {
+    uint64_t bytes; /* of each of its places */
+    uint32_t rank, nplaces;
+    struct ring_place places[ZB_RING_PINS];
+};
+
+/* The shards of one rank that are streamed, by unit. */
+struct walk {
+    const struct zb_place_job *job;
+    const struct zb_model *model;
+    uint32_t
+        *shard_of; /* [nunits]: of the rank at hand; UINT32_MAX: it has none, or not streamed */
+    struct ring *rings;
+    uint32_t nrings, *ring_of; /* [nshards] */
+    uint64_t now, read;
+};
+
+static uint64_t walk_bytes(const struct walk *w, uint32_t shard)
+{
+    const struct zb_place_shard *s = &w->job->shards[shard];
+
+    return zb_layout_bytes(s->layout, ZB_PARAM, w->job->page_elems, s->count);
+}
+
+static struct ring_place *walk_find(struct walk *w, uint32_t shard)
+{
+    struct ring *r = &w->rings[w->ring_of[shard]];
+
+    for (uint32_t i = 0; i < r->nplaces; i++)
+        if (r->places[i].shard == shard)
+            return &r->places[i];
+    return NULL;
+}
+
+/* The shard is pinned: it is there, or read into the place that was given back first. */
+static void walk_get(struct walk *w, uint32_t unit)
+{
+    uint32_t shard = w->shard_of[unit];
+    struct ring_place *p, *oldest = NULL;
+    struct ring *r;
+
+    if (shard == UINT32_MAX)
+        return;
+    p = walk_find(w, shard);
+    if (p) {
+        p->held = true;
+        return;
+    }
+    r = &w->rings[w->ring_of[shard]];
+    for (uint32_t i = 0; i < r->nplaces; i++)
+        if (!r->places[i].held && (!oldest || r->places[i].used < oldest->used))
+            oldest = &r->places[i];
+    if (!oldest)
+        return; /* all are held: it is read when one is given back, by walk_put() */
+    *oldest = (struct ring_place){ .shard = shard, .held = true };
+    w->read += walk_bytes(w, shard);
+}
+
+static void walk_put(struct walk *w, uint32_t unit)
+{
+    uint32_t shard = w->shard_of[unit];
+    struct ring_place *p = shard == UINT32_MAX ? NULL : walk_find(w, shard);
+
+    if (p) {
+        p->held = false;
+        p->used = ++w->now;
+    }
+}
+
+/* One rank's gathers of some micro-steps, with the one that comes next ahead. */
+static void walk_step(struct walk *w, uint32_t micro_steps, bool ahead)
+{
+    uint64_t n = (uint64_t)w->model->norder * micro_steps;
+    const uint32_t *order = w->model->order;
+
+    for (uint64_t i = 0; i < n; i++) {
+        uint32_t unit = order[i % w->model->norder];
+
+        walk_get(w, unit);
+        if (ahead && i + 1 < n)
+            walk_get(w, order[(i + 1) % w->model->norder]);
+        if (i + 1 < n && order[(i + 1) % w->model->norder] == unit)
+            continue; /* it is held on */
+        walk_put(w, unit);
+    }
+}
+
+/* A step makes what is cached old, but for what is frozen. */
+static void walk_forget(struct walk *w)
+{
+    for (uint32_t r = 0; r < w->nrings; r++)
+        for (uint32_t i = 0; i < w->rings[r].nplaces; i++) {
+            struct ring_place *p = &w->rings[r].places[i];
+
+            if (p->shard != UINT32_MAX && !w->job->shards[p->shard].layout->frozen)
+                *p = (struct ring_place){ .shard = UINT32_MAX };
+        }
+}
+
+/* The rings of the shards [from, n), as admission counts them. */
+static int walk_rings(struct walk *w, uint32_t from)
+{
+    uint32_t room = 0;
+
+    for (uint32_t s = from; s < w->job->nshards; s++) {
+        uint64_t bytes = walk_bytes(w, s);
+        uint32_t i = 0;
+
+        while (i < w->nrings &&
+               (w->rings[i].bytes != bytes || w->rings[i].rank != w->job->shards[s].rank))
+            i++;
+        if (i == room) {
+            void *grown = realloc(w->rings, (2 * (size_t)room + 8) * sizeof(*w->rings));
+
+            if (!grown)
+                return -ENOMEM;
+            w->rings = grown;
+            room = 2 * room + 8;
+        }
+        if (i == w->nrings)
+            w->rings[w->nrings++] = (struct ring){ .bytes = bytes, .rank = w->job->shards[s].rank };
+        w->ring_of[s] = i;
+        if (w->rings[i].nplaces < ZB_RING_PINS)
+            w->rings[i].places[w->rings[i].nplaces++] = (struct ring_place){ .shard = UINT32_MAX };
+    }
+    return 0;
+}
+
+/* What one step's gathers read, over the ranks of this node. */
+static int forecast_fetches(const struct zb_run *run, const struct zb_place_job *job,
+                            const struct zb_place *place, uint32_t local, uint64_t *ret)
+{
+    struct walk w = { .job = job, .model = run->model };
+    int rc;
+
+    *ret = 0;
+    if (place->params_resident == job->nshards)
+        return 0;
+    w.shard_of = calloc(run->model->nunits, sizeof(*w.shard_of));
+    w.ring_of = calloc(job->nshards, sizeof(*w.ring_of));
+    rc = w.shard_of && w.ring_of ? walk_rings(&w, place->params_resident) : -ENOMEM;
+    for (uint32_t r = 0; r < local && rc == 0; r++) {
+        for (uint32_t u = 0; u < run->model->nunits; u++)
+            w.shard_of[u] = UINT32_MAX;
+        for (uint32_t s = place->params_resident; s < job->nshards; s++)
+            if (job->shards[s].rank == r)
+                w.shard_of[job->shards[s].unit] = s;
+        for (unsigned step = 0; step < FETCH_STEPS; step++) {
+            w.read = 0;
+            walk_step(&w, run->micro_steps, run->prefetch_units > 0);
+            walk_forget(&w);
+        }
+        *ret += w.read;
+    }
+    free(w.shard_of);
+    free(w.ring_of);
+    free(w.rings);
+    return rc;
+}
+
+/* ---- bytes */
+
+static int forecast_check(const struct zb_run *run, const struct zb_node *node, struct zb_err *err)
+{
+    if (run->ranks < 1 || run->ranks > ZB_RANKS_MAX || run->nodes < 1 ||
+        run->ranks % run->nodes != 0)
+        return zb_fail(err, -EINVAL, "%u ranks on %u nodes: as many on each, and at most %u",
+                       run->ranks, run->nodes, ZB_RANKS_MAX);
+    if (run->micro_steps < 1 || run->model->nunits == 0)
+        return zb_fail(err, -EINVAL, "a step of %u micro-steps, and %u units", run->micro_steps,
+                       run->model->nunits);
+    if (node->page_elems < ZB_BLOCK_ELEMS || node->page_elems > ZB_PAGE_ELEMS_MAX ||
+        node->page_elems % ZB_BLOCK_ELEMS != 0)
+        return zb_fail(err, -EINVAL, "pages of %u elements: a multiple of %u, at most %u",
+                       node->page_elems, ZB_BLOCK_ELEMS, ZB_PAGE_ELEMS_MAX);
+    return 0;
+}
+
+/* What is whole on each rank is its own; of what is cut, it keeps its slices with the daemon. */
+static void forecast_rank(const struct zb_run *run, const struct zb_node *node,
+                          struct zb_forecast *f, uint64_t *ret_slice)
+{
+    uint32_t world = zb_mode_world(run->mode, run->ranks, run->nodes);
+
+    *ret_slice = 0;
+    for (uint32_t u = 0; u < run->model->nunits; u++) {
+        uint64_t whole = zb_padded_elems(run->model->units[u]), slice, first, count;
+
+        zb_slice(run->model->units[u], world, 0, &slice, &first, &count);
+        *ret_slice = zb_max_u64(*ret_slice, slice);
+        for (enum zb_plane p = 0; p < ZB_PLANES; p++)
+            if (zb_mode_cuts(run->mode, p))
+                f->kept[p] += zb_layout_bytes(&run->layout, p, node->page_elems, count);
+            else
+                f->own[p] += zb_layout_bytes(&run->layout, p, node->page_elems, whole);
+    }
+    f->field = zb_mode_field(run->mode, (double)run->model->params, run->ranks, run->nodes);
+}
+
+/* Units as they are computed with: the one at hand and those ahead; a rank that is alone looks at
+ * the daemon's memory. Gradients in fp32: the one at hand, the one on its way, and in fp32 what is
+ * received beside it. */
+static void forecast_engine(const struct zb_run *run, struct zb_forecast *f)
+{
+    const struct zb_model *m = run->model;
+    uint32_t world = zb_mode_world(run->mode, run->ranks, run->nodes);
+    bool cut = zb_mode_cuts(run->mode, ZB_PARAM);
+    uint64_t param = zb_dtype_bytes(run->layout.dtype), most = 0;
+    uint64_t twice = run->layout.dtype == ZB_F32 && world > 1 ? 2 : 1;
+
+    for (uint32_t i = 0; i < m->norder; i++) {
+        uint64_t sum = 0;
+
+        for (uint32_t k = 0; k <= run->prefetch_units && i + k < m->norder; k++)
+            if (k == 0 || m->order[i + k] != m->order[i + k - 1])
+                sum += m->units[m->order[i + k]];
+        most = zb_max_u64(most, sum);
+    }
+    f->gather_bytes = cut && world > 1 ? most * param : 0;
+    f->grad_bytes = 2 * m->largest * sizeof(float) * twice;
+}
+
+static void forecast_least(const struct zb_run *run, const struct zb_node *node,
+                           const struct zb_place *place, struct zb_forecast *f)
+{
+    uint64_t least = node->host_taken + f->host_staging + place->least_host;
+
+    f->host_least = node->nvme_bytes > 0 ? zb_buffers_least(least, node->ring_bytes,
+                                                            zb_buffer_bytes(node->page_elems))
+                                         : least;
+    f->nvme_least = ZB_DATA_START + node->nvme_taken + zb_needs_bytes(&place->nvme);
+    (void)run;
+}
+
+static void forecast_refuse(const struct zb_node *node, const struct zb_place *place,
+                            struct zb_forecast *f)
+{
+    uint64_t need = f->host_staging + place->least_host;
+
+    f->fits = false;
+    if (place->state_resident)
+        (void)zb_fail(&f->why, -ENOSPC,
+                      "it needs %s of NVMe, and %s are free; the least nvme_bytes that would do is "
+                      "%llu",
+                      zb_size_text(zb_needs_bytes(&place->nvme)).s,
+                      zb_size_text(node->nvme_bytes - node->nvme_taken).s,
+                      (unsigned long long)f->nvme_least);
+    else
+        (void)zb_fail(&f->why, -ENOSPC,
+                      "it needs at least %s of host memory (gradients %s, parameters or their ring "
+                      "%s, state %s, staging %s) and the budget is %s; the least host_bytes that "
+                      "would do is %llu",
+                      zb_size_text(need).s, zb_size_text(place->grad_bytes).s,
+                      zb_size_text(place->least_params).s,
+                      zb_size_text(place->least_host - place->grad_bytes - place->least_params).s,
+                      zb_size_text(f->host_staging).s, zb_size_text(node->host_bytes).s,
+                      (unsigned long long)f->host_least);
+}
+
+/* The bytes that the step itself moves. */
+static void forecast_step(const struct zb_run *run, const struct zb_place_job *job,
+                          const struct zb_place *place, struct zb_forecast *f)
+{
+    uint64_t all[ZB_PLANES] = { 0 };
+
+    for (uint32_t i = 0; i < job->nshards; i++)
+        for (enum zb_plane p = 0; p < ZB_PLANES; p++)
+            all[p] +=
+                zb_layout_bytes(job->shards[i].layout, p, job->page_elems, job->shards[i].count);
+    if (run->layout.frozen)
+        return;
+    f->step_read = all[ZB_PARAM] - place->param_bytes + all[ZB_STATE] - place->state_bytes;
+    f->step_written = f->step_read;
+    if (run->durable && run->commit_every > 0) {
+        f->commit_written = place->param_bytes + place->state_bytes;
+        f->commit_share = 1.0 / (double)run->commit_every;
+    }
+    f->kernel_bytes = 2 * (all[ZB_PARAM] + all[ZB_STATE]) + all[ZB_GRAD];
+    f->crc_bytes = f->step_read + f->step_written;
+}
+
+/* ---- time */
+
+void zb_forecast_time(const struct zb_node *node, struct zb_forecast *f)
+{
+    double read = 0, write = 0, kernel = 0, crc = 0;
+
+    f->drive_seconds = f->kernel_seconds = f->step_seconds = 0;
+    f->bound = ZB_BOUND_UNKNOWN;
+    if ((f->step_read > 0 && node->drive_read <= 0) ||
+        (f->step_written > 0 && node->drive_write <= 0))
+        return;
+    if (f->step_read > 0)
+        read = (double)f->step_read / node->drive_read;
+    if (f->step_written > 0)
+        write = ((double)f->step_written + (double)f->commit_written * f->commit_share) /
+                node->drive_write;
+    f->drive_seconds = read + write;
+    if (node->memory > 0)
+        kernel = (double)f->kernel_bytes / node->memory;
+    if (node->cores > 0)
+        crc = (double)f->crc_bytes / (CRC_BYTES_S * node->cores);
+    f->kernel_seconds = kernel + crc;
+    f->step_seconds = f->drive_seconds > f->kernel_seconds ? f->drive_seconds : f->kernel_seconds;
+    if (f->step_seconds == 0)
+        return;
+    if (f->drive_seconds >= f->kernel_seconds)
+        f->bound = read >= write ? ZB_BOUND_READ : ZB_BOUND_WRITE;
+    else
+        f->bound = kernel >= crc ? ZB_BOUND_KERNEL : ZB_BOUND_CRC;
+}
+
+/* Computing takes 8 operations a parameter and
+ * token; so many tokens take as long as the drive. */
+static void forecast_wear(const struct zb_run *run, const struct zb_node *node,
+                          struct zb_forecast *f)
+{
+    double written = (double)f->step_written + (double)f->commit_written * f->commit_share;
+    double fetch = node->drive_read > 0 ? (double)f->fetch_read / node->drive_read : 0;
+    double seconds = run->seconds > 0 ? run->seconds : f->step_seconds;
+
+    if (run->flops > 0 && f->drive_seconds > 0)
+        f->hide_tokens = (f->drive_seconds + fetch) * run->flops * run->ranks /
+                         (FLOPS_A_TOKEN * (double)run->model->params);
+    if (seconds > 0 && written > 0) {
+        f->written_day = written / seconds * DAY_S;
+        if (node->endurance > 0)
+            f->endurance_years = node->endurance / f->written_day / YEAR_DAYS;
+    }
+}
+
+/* ---- all of it */
+
+static int forecast_place(const struct zb_run *run, const struct zb_node *node,
+                          const struct zb_place_job *job, struct zb_place *place,
+                          struct zb_forecast *f)
+{
+    int rc = zb_place(job, place);
+
+    if (rc == -ENOMEM)
+        return rc;
+    forecast_least(run, node, place, f);
+    if (rc < 0 || zb_needs_bytes(&place->nvme) > node->nvme_bytes - node->nvme_taken) {
+        forecast_refuse(node, place, f);
+        return 0;
+    }
+    f->fits = true;
+    f->host_param = place->param_bytes;
+    f->host_ring = place->ring_bytes;
+    f->host_grad = place->grad_bytes;
+    f->host_state = place->state_bytes;
+    f->host_used = node->host_taken + f->host_staging + f->host_buffers + f->host_param +
+                   f->host_ring + f->host_grad + f->host_state;
+    f->nvme_param = place->nvme_param;
+    f->nvme_state = place->nvme_state;
+    f->nvme_spare = zb_needs_bytes(&place->nvme) - f->nvme_param - f->nvme_state;
+    f->nvme_used = node->nvme_taken + zb_needs_bytes(&place->nvme);
+    forecast_step(run, job, place, f);
+    return forecast_fetches(run, job, place, f->local, &f->fetch_read);
+}
+
+static void forecast_gpu(const struct zb_node *node, struct zb_forecast *f)
+{
+    uint64_t need = f->own[ZB_PARAM] + f->own[ZB_GRAD] + f->own[ZB_STATE] + f->gather_bytes +
+                    f->grad_bytes;
+
+    if (node->gpu_bytes == 0 || need <= node->gpu_bytes)
+        return;
+    f->fits = false;
+    (void)zb_fail(&f->why, -ENOSPC,
+                  "a rank's own copies and the engine's buffers need %s of its GPU's %s, without "
+                  "activations; the least gpu_bytes that would do is %llu",
+                  zb_size_text(need).s, zb_size_text(node->gpu_bytes).s, (unsigned long long)need);
+}
+
+int zb_forecast(const struct zb_run *run, const struct zb_node *node, struct zb_forecast *ret,
+                struct zb_err *err)
+{
+    /* planes that are whole on the ranks are none of the daemon's */
+    struct zb_layout layout = run->layout;
+    struct zb_place_job job = { .page_elems = node->page_elems,
+                                .durable = run->durable,
+                                .times = 2 };
+    struct zb_place_shard *shards = NULL;
+    struct zb_place place = { 0 };
+    uint64_t slice, taken;
+    int rc = forecast_check(run, node, err);
+
+    *ret = (struct zb_forecast){ 0 };
+    if (rc < 0)
+        return rc;
+    ret->params = run->model->params;
+    ret->local = run->ranks / run->nodes;
+    forecast_rank(run, node, ret, &slice);
+    forecast_engine(run, ret);
+    for (enum zb_plane p = 0; p < ZB_PLANES; p++)
+        if (!zb_mode_cuts(run->mode, p))
+            layout.elem_bytes[p] = 0;
+    if (zb_mode_cuts(run->mode, ZB_STATE)) /* else nothing goes to the daemon */
+        ret->host_staging = ret->local * zb_staging_bytes(zb_piece_elems(slice, node->page_elems));
+    if (node->nvme_bytes > 0)
+        ret->nbuffers = node->nbuffers > 0 ? node->nbuffers
+                                           : zb_buffers(node->host_bytes, node->ring_bytes,
+                                                        zb_buffer_bytes(node->page_elems));
+    ret->host_buffers = ret->nbuffers * zb_buffer_bytes(node->page_elems);
+    taken = node->host_taken + ret->host_staging + ret->host_buffers;
+    job.nbuffers = ret->nbuffers;
+    job.host_bytes = node->host_bytes > taken ? node->host_bytes - taken : 0;
+    job.params_resident = run->param != ZB_OFFLOAD_NVME || node->nvme_bytes == 0;
+    job.state_resident = run->optimizer != ZB_OFFLOAD_NVME || node->nvme_bytes == 0;
+    if (zb_model_shards(run->model, &layout, zb_mode_world(run->mode, run->ranks, run->nodes),
+                        ret->local, &shards, &job.nshards) < 0)
+        return zb_fail(err, -ENOMEM, "a plan of %u units over %u ranks: %m", run->model->nunits,
+                       run->ranks);
+    job.shards = shards;
+    rc = forecast_place(run, node, &job, &place, ret);
+    if (rc < 0)
+        rc = zb_fail(err, rc, "a plan of %u shards: %m", job.nshards);
+    if (rc == 0 && ret->fits)
+        forecast_gpu(node, ret);
+    if (rc == 0) {
+        zb_forecast_time(node, ret);
+        forecast_wear(run, node, ret);
+    }
+    zb_place_done(&place);
+    free(shards);
+    return rc;
+}

@@ -1,0 +1,100 @@
+/*
+ * model.h - a model as the units that a ZeRO engine gathers, and how a mode cuts it over ranks.
+ *
+ * MODEL. A unit is what is gathered and released together. The units are gathered in the order of
+ * `order` in each micro-step: all of them forward, and backward again.
+ *
+ * A MODE says which planes each rank has whole, and which are cut over the ranks (the field's
+ * formulas, for p + g + k bytes of a parameter in the three planes, over N ranks):
+ *
+ *     ddp      (p + g + k) P            everything on every rank
+ *     zero1    (p + g + k/N) P          state cut
+ *     zero2    (p + (g + k)/N) P        gradients cut too
+ *     zero3    (p + g + k) P / N        all cut; fsdp is the same
+ *     hybrid   (p + g + k) P / (N/nodes)   all cut inside each node, and again on the next
+ *
+ * What is cut is the daemon's, what is whole the rank's own. Pure; any thread.
+ */
+#ifndef ZB_MODEL_H
+#define ZB_MODEL_H
+
+#include "base/place.h"
+
+#define ZB_UNITS_MAX      (1u << 20)
+#define ZB_UNIT_ELEMS_MAX (UINT64_C(1) << 40)
+#define ZB_RANKS_MAX      65536u
+
+/* ---- models */
+
+struct zb_model {
+    uint64_t *units; /* elements of each */
+    uint32_t nunits, units_room;
+    uint32_t *order; /* of the gathers in a micro-step */
+    uint32_t norder;
+    uint64_t params, largest; /* elements: of all units, of the largest */
+};
+
+struct zb_gpt {
+    uint64_t layers, width, vocab, seq;
+};
+
+/** Appends a unit: 0; -EINVAL: no unit has as many elements; -ENOMEM. */
+int zb_model_add(struct zb_model *m, uint64_t elems, struct zb_err *err);
+/** All units are there: forward in their order, then backward. 0; -EINVAL there are none; -ENOMEM.
+ */
+int zb_model_order(struct zb_model *m, struct zb_err *err);
+/** So many parameters in so many equal units, with what is left in the last. */
+int zb_model_params(struct zb_model *m, uint64_t params, uint32_t units, struct zb_err *err);
+/** The model of examples/gpt: the embeddings, a unit for each layer, the last norm; the head shares
+ * the embedding, which is gathered once more for it, and not for the way back. */
+int zb_model_gpt(struct zb_model *m, const struct zb_gpt *shape, struct zb_err *err);
+void zb_model_done(struct zb_model *m);
+
+/* ---- modes */
+
+enum zb_mode { ZB_DDP, ZB_ZERO1, ZB_ZERO2, ZB_ZERO3, ZB_FSDP, ZB_HYBRID, ZB_MODES };
+
+const char *zb_mode_name(enum zb_mode mode);    /* "zero3" */
+const char *zb_mode_formula(enum zb_mode mode); /* "(p + g + k) P / N" */
+/** The textbook's bytes on a rank: 2 + 2 + 12, or 4 + 4 + 8, for P parameters. */
+double zb_mode_field(enum zb_mode mode, double params, uint32_t ranks, uint32_t nodes);
+bool zb_mode_built(enum zb_mode mode); /* the engine does it */
+/** The plane is cut over the ranks. */
+bool zb_mode_cuts(enum zb_mode mode, enum zb_plane plane);
+/** Over so many ranks. */
+uint32_t zb_mode_world(enum zb_mode mode, uint32_t ranks, uint32_t nodes);
+
+/**
+ * The shards that the first `local` of `world` ranks keep, in the order in which one after the
+ * other registers them: the ranks of the first node, which has the most. *ret is malloc'ed.
+ * 0 or -ENOMEM.
+ */
+int zb_model_shards(const struct zb_model *m, const struct zb_layout *layout, uint32_t world,
+                    uint32_t local, struct zb_place_shard **ret, uint32_t *ret_n);
+
+/* ---- what the engine needs beside */
+
+#define ZB_PIECES           4u      /* of staging, of each rank */
+#define ZB_PIECE_ELEMS_GOOD 262144u /* 1 MiB: long enough for the cost of a request not to show */
+
+/** fp32 elements of a piece that travels, where the longest slice of a rank has `slice` elements.
+ */
+static inline uint64_t zb_piece_elems(uint64_t slice, uint32_t page_elems)
+{
+    uint64_t good = (ZB_PIECE_ELEMS_GOOD + (uint64_t)page_elems - 1) / page_elems * page_elems;
+
+    return slice < good ? slice : good;
+}
+
+/** Bytes of one piece, and of the staging of a rank. */
+static inline uint64_t zb_piece_bytes(uint64_t piece_elems)
+{
+    return (piece_elems * sizeof(float) + ZB_PAGE_ALIGN - 1) / ZB_PAGE_ALIGN * ZB_PAGE_ALIGN;
+}
+
+static inline uint64_t zb_staging_bytes(uint64_t piece_elems)
+{
+    return ZB_PIECES * zb_piece_bytes(piece_elems);
+}
+
+#endif

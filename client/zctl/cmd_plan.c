@@ -1,0 +1,157 @@
+/*
+ * cmd_plan.c - zctl plan: what a run will take of a node, before it is started.
+ *
+ * MODEL. Options make a model, a run and a node (plan.h); base/forecast.h answers, with the code by
+ * which the daemon admits jobs; here it is read and shown. A plan that does not fit is shown, too:
+ * with what would do, and an exit status of its own.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/util.h"
+#include "client/zctl/plan.h"
+
+/* ---- the run */
+
+/* The number of the word that an option has, in a list that ends with NULL. */
+static int plan_choice(struct zctl *z, const char *option, const char *const *words, unsigned *ret)
+{
+    const char *text = zctl_option(z, option);
+    char all[128] = "";
+
+    if (!text)
+        return 0;
+    for (unsigned i = 0; words[i]; i++) {
+        size_t len = strlen(all);
+
+        if (strcmp(words[i], text) == 0) {
+            *ret = i;
+            return 0;
+        }
+        (void)snprintf(all + len, sizeof(all) - len, "%s%s", i > 0 ? ", " : "", words[i]);
+    }
+    return zb_fail(&z->err, -EINVAL, "--%s is one of %s, not '%s'", option, all, text);
+}
+
+static int plan_number(struct zctl *z, const char *option, uint64_t least, uint32_t *ret)
+{
+    uint64_t n = *ret;
+    int rc = zctl_option_number(z, option, UINT32_MAX, &n);
+
+    if (rc == 0 && n < least)
+        rc = zb_fail(&z->err, -EINVAL, "--%s is at least %llu", option, (unsigned long long)least);
+    *ret = (uint32_t)n;
+    return rc;
+}
+
+/* Of the numbers of base/plan.h, by their names. */
+static int plan_dtype(struct zctl *z, const char *option, enum zb_dtype *ret)
+{
+    const char *text = zctl_option(z, option);
+
+    for (int d = 1; text && zb_dtype_name((enum zb_dtype)d); d++)
+        if (strcmp(zb_dtype_name((enum zb_dtype)d), text) == 0) {
+            *ret = (enum zb_dtype)d;
+            return 0;
+        }
+    return text ? zb_fail(&z->err, -EINVAL, "--%s '%s' is none that we know", option, text) : 0;
+}
+
+static int plan_layout(struct zctl_plan *p)
+{
+    enum zb_dtype dtype = p->dtype ? p->dtype : ZB_BF16, grad = ZB_F32;
+    int rc = plan_dtype(p->z, "dtype", &dtype);
+
+    if (rc == 0)
+        rc = plan_dtype(p->z, "grad-dtype", &grad);
+    return rc < 0 ? rc : zb_layout_of(dtype, grad, false, &p->run.layout, &p->z->err);
+}
+
+static int plan_offload(struct zctl_plan *p)
+{
+    static const char *const words[] = { "host", "nvme", NULL };
+    unsigned param = 1, optimizer = 1;
+    int rc = plan_choice(p->z, "offload-param", words, &param);
+
+    if (rc == 0)
+        rc = plan_choice(p->z, "offload-optimizer", words, &optimizer);
+    p->run.param = param == 0 ? ZB_OFFLOAD_HOST : ZB_OFFLOAD_NVME;
+    p->run.optimizer = optimizer == 0 ? ZB_OFFLOAD_HOST : ZB_OFFLOAD_NVME;
+    return rc;
+}
+
+static int plan_mode(struct zctl_plan *p)
+{
+    const char *words[ZB_MODES + 1] = { NULL };
+    unsigned mode = ZB_ZERO3;
+    int rc;
+
+    for (unsigned m = 0; m < ZB_MODES; m++)
+        words[m] = zb_mode_name((enum zb_mode)m);
+    rc = plan_choice(p->z, "mode", words, &mode);
+    p->run.mode = (enum zb_mode)mode;
+    return rc;
+}
+
+static int plan_run(struct zctl_plan *p)
+{
+    struct zb_run *run = &p->run;
+    struct zctl *z = p->z;
+    int rc;
+
+    *run = (struct zb_run){ .model = &p->model,
+                            .ranks = 1,
+                            .nodes = 1,
+                            .commit_every = 100,
+                            .micro_steps = 1,
+                            .prefetch_units = 1,
+                            .durable = zctl_option(z, "durable") != NULL };
+    rc = plan_mode(p);
+    if (rc == 0)
+        rc = plan_layout(p);
+    if (rc == 0)
+        rc = plan_offload(p);
+    if (rc == 0)
+        rc = plan_number(z, "ranks", 1, &run->ranks);
+    if (rc == 0)
+        rc = plan_number(z, "nodes", 1, &run->nodes);
+    if (rc == 0)
+        rc = plan_number(z, "micro-steps", 1, &run->micro_steps);
+    if (rc == 0)
+        rc = plan_number(z, "prefetch", 0, &run->prefetch_units);
+    if (rc == 0)
+        rc = zctl_option_number(z, "commit-every", UINT64_MAX, &run->commit_every);
+    if (rc == 0)
+        rc = zctl_option_decimal(z, "flops", &run->flops);
+    return rc < 0 ? rc : zctl_option_decimal(z, "step-seconds", &run->seconds);
+}
+
+/* ---- the command */
+
+int zctl_plan(struct zctl *z, int argc, char **argv)
+{
+    struct zctl_plan p = { .z = z };
+    const char *measure = zctl_option(z, "measure");
+    struct zb_forecast f;
+    int rc = zctl_plan_model(&p);
+
+    (void)argc;
+    (void)argv;
+    if (rc == 0)
+        rc = plan_run(&p);
+    if (rc == 0)
+        rc = zctl_plan_node(&p);
+    if (rc == 0 && measure)
+        rc = zctl_plan_measure(&p, measure);
+    if (rc == 0)
+        rc = zb_forecast(&p.run, &p.node, &f, &z->err);
+    if (rc == 0)
+        rc = zctl_plan_print(&p, &f);
+    if (rc == 0 && !f.fits) {
+        z->status = ZCTL_EXIT_NO_FIT;
+        rc = zb_fail(&z->err, f.why.code, "does not fit, because %s", f.why.text);
+    }
+    zb_model_done(&p.model);
+    return rc;
+}

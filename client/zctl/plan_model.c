@@ -1,0 +1,172 @@
+/*
+ * plan_model.c - the model of a plan: a number of parameters, a shape, or the headers of files.
+ *
+ * FILES. What zctl exported says its own units. Others are cut as trainers cut them: the tensors of
+ * one layer ("model.layers.12.*", up to and with the first number) are a unit, and so is every
+ * tensor that belongs to no layer. Of the data nothing is read.
+ */
+#include <ctype.h>
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/util.h"
+#include "client/zctl/model.h"
+#include "client/zctl/plan.h"
+
+#define PLAN_UNITS 32u /* of a model of which only the number of parameters is known */
+
+int zctl_option_decimal(struct zctl *z, const char *name, double *ret)
+{
+    static const char suffixes[] = "KMGTP";
+    const char *text = zctl_option(z, name), *at;
+    double n;
+    char *end;
+
+    if (!text)
+        return 0;
+    n = strtod(text, &end);
+    at = *end ? strchr(suffixes, toupper((unsigned char)*end)) : NULL;
+    if (*end && (*end == 'B' || *end == 'b'))
+        at = strchr(suffixes, 'G');
+    if (at)
+        n *= pow(1000, (double)(at - suffixes + 1));
+    if (!isdigit((unsigned char)*text) || (*end && (!at || end[1])) || !isfinite(n))
+        return zb_fail(&z->err, -EINVAL,
+                       "--%s is a number with K, M, G (or B), T or P behind it, not '%s'", name,
+                       text);
+    *ret = n;
+    return 0;
+}
+
+/* ---- files */
+
+/* How many bytes of a tensor's name name its unit. */
+static size_t name_unit(const char *name)
+{
+    for (const char *at = name; *at; at += strcspn(at, ".") + (at[strcspn(at, ".")] == '.')) {
+        size_t len = strcspn(at, ".");
+
+        if (len > 0 && strspn(at, "0123456789") == len)
+            return (size_t)(at - name) + len;
+    }
+    return strlen(name);
+}
+
+static bool name_is_state(const char *name)
+{
+    static const char *const ends[] = { ZCTL_EXP_AVG, ZCTL_EXP_AVG_SQ, ZCTL_MASTER };
+    size_t len = strlen(name);
+
+    for (size_t i = 0; i < ZB_COUNT(ends); i++)
+        if (len > strlen(ends[i]) && strcmp(name + len - strlen(ends[i]), ends[i]) == 0)
+            return true;
+    return false;
+}
+
+static enum zb_dtype dtype_of(enum zc_st_dtype dtype)
+{
+    return dtype == ZC_ST_F32 ? ZB_F32 : ZB_BF16;
+}
+
+/* Units by the names of tensors, which are sorted. */
+static int files_units(struct zctl_plan *p, const struct zctl_files *files)
+{
+    uint64_t elems = 0, by_dtype[2] = { 0 };
+    const char *unit = NULL;
+    int rc = 0;
+
+    for (size_t i = 0; i < files->ntensors && rc == 0; i++) {
+        const struct zc_st_tensor *t = files->tensors[i].t;
+        size_t len = name_unit(t->name);
+
+        if (name_is_state(t->name) || t->elems == 0)
+            continue;
+        if (unit && (name_unit(unit) != len || strncmp(unit, t->name, len) != 0)) {
+            rc = zb_model_add(&p->model, elems, &p->z->err);
+            elems = 0;
+        }
+        unit = t->name;
+        elems += t->elems;
+        by_dtype[dtype_of(t->dtype) == ZB_F32] += t->elems;
+    }
+    if (rc == 0 && unit)
+        rc = zb_model_add(&p->model, elems, &p->z->err);
+    if (p->dtype == 0)
+        p->dtype = by_dtype[1] > by_dtype[0] ? ZB_F32 : ZB_BF16;
+    return rc;
+}
+
+static int files_manifest(struct zctl_plan *p, const char *text)
+{
+    struct zctl_model manifest;
+    int rc = zctl_model_parse(p->z, text, &manifest);
+
+    for (uint32_t u = 0; u < manifest.nunits && rc == 0; u++) {
+        rc = zb_model_add(&p->model, manifest.units[u]->elems, &p->z->err);
+        if (p->dtype == 0)
+            p->dtype = (enum zb_dtype)manifest.units[u]->dtype;
+    }
+    zctl_model_done(&manifest);
+    return rc;
+}
+
+static int model_files(struct zctl_plan *p, const char *path)
+{
+    char *word = (char *)(uintptr_t)path;
+    const char *manifest = NULL;
+    struct zctl_files files;
+    int rc = zctl_files_open(p->z, &word, 1, &files);
+
+    if (rc == 0)
+        rc = zctl_files_metadata(p->z, &files, ZCTL_META_UNITS, &manifest);
+    if (rc == 0)
+        rc = manifest ? files_manifest(p, manifest) : files_units(p, &files);
+    zctl_files_close(&files);
+    return rc < 0 ? rc : zb_model_order(&p->model, &p->z->err);
+}
+
+/* ---- numbers */
+
+static int model_shape(struct zctl_plan *p)
+{
+    struct zb_gpt shape = { .seq = 1024 };
+    int rc = zctl_option_number(p->z, "layers", UINT32_MAX, &shape.layers);
+
+    if (rc == 0)
+        rc = zctl_option_number(p->z, "width", UINT32_MAX, &shape.width);
+    if (rc == 0)
+        rc = zctl_option_number(p->z, "vocab", UINT32_MAX, &shape.vocab);
+    if (rc == 0)
+        rc = zctl_option_number(p->z, "seq", UINT32_MAX, &shape.seq);
+    return rc < 0 ? rc : zb_model_gpt(&p->model, &shape, &p->z->err);
+}
+
+static int model_params(struct zctl_plan *p)
+{
+    uint64_t units = PLAN_UNITS;
+    double params = 0;
+    int rc = zctl_option_decimal(p->z, "params", &params);
+
+    if (rc == 0)
+        rc = zctl_option_number(p->z, "units", ZB_UNITS_MAX, &units);
+    if (rc == 0 && (params < 1 || params > 0x1p60))
+        rc = zb_fail(&p->z->err, -EINVAL, "--params is from 1 to 2^60");
+    return rc < 0 ? rc : zb_model_params(&p->model, (uint64_t)params, (uint32_t)units, &p->z->err);
+}
+
+int zctl_plan_model(struct zctl_plan *p)
+{
+    const char *index = zctl_option(p->z, "index");
+    int ways = (index != NULL) + (zctl_option(p->z, "params") != NULL) +
+               (zctl_option(p->z, "layers") != NULL);
+
+    if (ways != 1)
+        return zb_fail(&p->z->err, -EINVAL,
+                       "which model? One of --params N, --layers L --width W --vocab V, or --index "
+                       "FILE");
+    if (index)
+        return model_files(p, index);
+    return zctl_option(p->z, "params") ? model_params(p) : model_shape(p);
+}

@@ -1,0 +1,217 @@
+/*
+ * plan_print.c - a plan for people, and for programs. The keys of the JSON stay; docs/PLANNING.md
+ * has them.
+ */
+#include <errno.h>
+#include <jansson.h>
+#include <string.h>
+
+#include "base/size.h"
+#include "base/util.h"
+#include "client/zctl/plan.h"
+
+#define GB 1e9
+#define TB 1e12
+
+static const char *const planes[ZB_PLANES] = { "parameters", "gradients", "state" };
+
+/* ---- JSON */
+
+static json_t *integer(uint64_t n)
+{
+    return json_integer((json_int_t)zb_min_u64(n, INT64_MAX));
+}
+
+/* What is not known is null. */
+static json_t *real(double x)
+{
+    return x > 0 ? json_real(x) : json_null();
+}
+
+static json_t *planes_json(const uint64_t bytes[ZB_PLANES])
+{
+    return json_pack("{s:o, s:o, s:o}", "params", integer(bytes[ZB_PARAM]), "grads",
+                     integer(bytes[ZB_GRAD]), "state", integer(bytes[ZB_STATE]));
+}
+
+static json_t *rank_json(const struct zctl_plan *p, const struct zb_forecast *f)
+{
+    return json_pack("{s:s, s:o, s:o, s:o, s:o, s:o}", "formula", zb_mode_formula(p->run.mode),
+                     "field_bytes", json_real(f->field), "own", planes_json(f->own), "kept",
+                     planes_json(f->kept), "gather_buffer_bytes", integer(f->gather_bytes),
+                     "grad_buffer_bytes", integer(f->grad_bytes));
+}
+
+static json_t *tiers_json(const struct zctl_plan *p, const struct zb_forecast *f)
+{
+    json_t *host = json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "params",
+                             integer(f->host_param), "ring", integer(f->host_ring), "grads",
+                             integer(f->host_grad), "state", integer(f->host_state), "staging",
+                             integer(f->host_staging), "buffers", integer(f->host_buffers), "used",
+                             integer(f->host_used), "budget", integer(p->node.host_bytes), "least",
+                             integer(f->host_least));
+    json_t *nvme = json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "params", integer(f->nvme_param),
+                             "state", integer(f->nvme_state), "spare", integer(f->nvme_spare),
+                             "used", integer(f->nvme_used), "budget", integer(p->node.nvme_bytes),
+                             "least", integer(f->nvme_least));
+
+    return json_pack("{s:o, s:o}", "host", host, "nvme", nvme);
+}
+
+static json_t *step_json(const struct zb_forecast *f)
+{
+    double commits = (double)f->commit_written * f->commit_share;
+
+    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:s}", "nvme_read_bytes",
+                     integer(f->step_read + f->fetch_read), "nvme_written_bytes",
+                     integer(f->step_written + (uint64_t)commits), "step_read_bytes",
+                     integer(f->step_read), "fetch_read_bytes", integer(f->fetch_read),
+                     "commit_written_bytes", integer(f->commit_written), "kernel_bytes",
+                     integer(f->kernel_bytes), "drive_seconds", real(f->drive_seconds),
+                     "kernel_seconds", real(f->kernel_seconds), "step_seconds",
+                     real(f->step_seconds), "bound", zb_bound_name(f->bound));
+}
+
+static json_t *node_json(const struct zctl_plan *p)
+{
+    return json_pack("{s:s, s:i, s:i, s:i, s:o, s:o, s:o}", "from", p->node_from, "page_elems",
+                     (int)p->node.page_elems, "page_buffers", (int)p->node.nbuffers, "cores",
+                     (int)p->node.cores, "drive_read", real(p->node.drive_read), "drive_write",
+                     real(p->node.drive_write), "mem_bw", real(p->node.memory));
+}
+
+static int print_json(const struct zctl_plan *p, const struct zb_forecast *f)
+{
+    json_t *model = json_pack("{s:o, s:i, s:o}", "params", integer(f->params), "units",
+                              (int)p->model.nunits, "largest_unit", integer(p->model.largest));
+    json_t *all = json_pack(
+        "{s:i, s:b, s:s, s:s, s:b, s:i, s:i, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
+        "schema", ZCTL_SCHEMA, "fits", (int)f->fits, "why", f->why.text, "mode",
+        zb_mode_name(p->run.mode), "built", (int)zb_mode_built(p->run.mode), "ranks",
+        (int)p->run.ranks, "nodes", (int)p->run.nodes, "dtype", zb_dtype_name(p->run.layout.dtype),
+        "model", model, "rank", rank_json(p, f), "tiers", tiers_json(p, f), "step", step_json(f),
+        "node", node_json(p), "hide_tokens", real(f->hide_tokens), "written_bytes_day",
+        real(f->written_day), "endurance_years", real(f->endurance_years));
+    int rc = all ? 0 : zb_fail(&p->z->err, -ENOMEM, "the output: %m");
+
+    if (rc == 0 && (json_dumpf(all, p->z->out, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) < 0 ||
+                    fputc('\n', p->z->out) == EOF))
+        rc = zb_fail(&p->z->err, -EIO, "write the output: %m");
+    json_decref(all);
+    return rc;
+}
+
+/* ---- people */
+
+static void line(const struct zctl_plan *p, const char *what, uint64_t bytes, const char *from)
+{
+    (void)fprintf(p->z->out, "  %-22s %12s  %s\n", what, zb_size_text(bytes).s, from);
+}
+
+static void people_rank(const struct zctl_plan *p, const struct zb_forecast *f)
+{
+    FILE *out = p->z->out;
+    uint64_t all = 0;
+
+    (void)fprintf(out, "\nA RANK of %u, %s: %s\n", p->run.ranks, zb_mode_name(p->run.mode),
+                  zb_mode_formula(p->run.mode));
+    for (enum zb_plane plane = 0; plane < ZB_PLANES; plane++) {
+        all += f->own[plane] + f->kept[plane];
+        line(p, planes[plane], f->own[plane] + f->kept[plane],
+             f->own[plane] > 0 ? "its own copy" : "kept by the daemon");
+    }
+    line(p, "all planes", all, "");
+    line(p, "in the textbook", (uint64_t)f->field, "2 + 2 + 12 bytes a parameter");
+    line(p, "gathered units", f->gather_bytes, "the largest, and those ahead");
+    line(p, "gradient buffers", f->grad_bytes, "fp32: one being made, one on its way");
+}
+
+static void people_node(const struct zctl_plan *p, const struct zb_forecast *f)
+{
+    FILE *out = p->z->out;
+
+    (void)fprintf(out, "\nTHE NODE with the most, %u of the ranks, on %s\n", f->local,
+                  p->node_from);
+    if (f->fits) {
+        line(p, "host: parameters", f->host_param, "resident");
+        line(p, "      their ring", f->host_ring, "of those that are streamed");
+        line(p, "      gradients", f->host_grad, "");
+        line(p, "      state", f->host_state, "resident");
+    }
+    line(p, "      staging", f->host_staging, "gradients and initial values on their way");
+    line(p, "      page buffers", f->host_buffers, "what is streamed passes through them");
+    if (f->fits)
+        line(p, "      used", f->host_used, "with other jobs");
+    line(p, "      budget", p->node.host_bytes, "");
+    line(p, "      least that would do", f->host_least, "");
+    if (f->fits) {
+        line(p, "nvme: parameters", f->nvme_param, "one version");
+        line(p, "      state", f->nvme_state, "one version");
+        line(p, "      further places", f->nvme_spare,
+             p->run.durable ? "the next version, and pages in flight" : "pages in flight");
+        line(p, "      used", f->nvme_used, "with other jobs");
+    }
+    line(p, "      budget", p->node.nvme_bytes, "");
+    line(p, "      least that would do", f->nvme_least, "size of a data file, at this host_bytes");
+}
+
+static void people_time(const struct zctl_plan *p, const struct zb_forecast *f)
+{
+    FILE *out = p->z->out;
+
+    if (f->step_seconds > 0)
+        (void)fprintf(out, "  %-22s %10.3f s  bound by %s (drive %.3f s, kernel %.3f s)\n",
+                      "the optimizer's time", f->step_seconds, zb_bound_name(f->bound),
+                      f->drive_seconds, f->kernel_seconds);
+    else
+        (void)fprintf(out,
+                      "  %-22s %12s  give --mem-bw, --drive-read and --drive-write, or --measure\n",
+                      "the optimizer's time", "not known");
+    if (f->hide_tokens > 0)
+        (void)fprintf(out, "  %-22s %12.0f  a step, over all ranks: then computing takes longer\n",
+                      "tokens that hide it", f->hide_tokens);
+    if (f->written_day > 0)
+        (void)fprintf(
+            out, "  %-22s %9.2f TB  a day, %s\n", "written to the drives", f->written_day / TB,
+            p->run.seconds > 0 ? "at the step time given" : "if steps did nothing but this");
+    if (f->endurance_years > 0)
+        (void)fprintf(out, "  %-22s %6.2f years\n", "the drives last", f->endurance_years);
+}
+
+static void people_step(const struct zctl_plan *p, const struct zb_forecast *f)
+{
+    FILE *out = p->z->out;
+    double commits = (double)f->commit_written * f->commit_share;
+
+    if (!f->fits)
+        return;
+    (void)fprintf(out, "\nA STEP of this node\n");
+    line(p, "nvme read", f->step_read + f->fetch_read, "");
+    if (f->fetch_read > 0)
+        line(p, "      by gathers", f->fetch_read, "of streamed parameters");
+    line(p, "nvme written", f->step_written + (uint64_t)commits, "");
+    if (f->commit_written > 0)
+        line(p, "      a commit adds", f->commit_written, "what is resident");
+    line(p, "through memory", f->kernel_bytes, "by the optimizer's kernel");
+    people_time(p, f);
+}
+
+int zctl_plan_print(struct zctl_plan *p, const struct zb_forecast *f)
+{
+    FILE *out = p->z->out;
+
+    if (p->z->json)
+        return print_json(p, f);
+    (void)fprintf(out, "%llu parameters in %u units, the largest has %llu; %s, %s gradients\n",
+                  (unsigned long long)f->params, p->model.nunits,
+                  (unsigned long long)p->model.largest, zb_dtype_name(p->run.layout.dtype),
+                  zb_dtype_name(p->run.layout.grad_dtype));
+    if (!zb_mode_built(p->run.mode))
+        (void)fprintf(out, "The engine does not do %s yet: these are the formula's numbers.\n",
+                      zb_mode_name(p->run.mode));
+    people_rank(p, f);
+    people_node(p, f);
+    people_step(p, f);
+    (void)fprintf(out, "\n%s%s\n", f->fits ? "It fits." : "It does not fit, because ", f->why.text);
+    return fflush(out) != 0 || ferror(out) ? zb_fail(&p->z->err, -EIO, "write the output: %m") : 0;
+}

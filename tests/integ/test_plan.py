@@ -1,0 +1,230 @@
+#!/usr/bin/env python3
+"""test_plan.py - zctl plan against what runs really take.
+
+    ZSHARD_BUILD=build tests/integ/test_plan.py [NAME...]
+
+Each run trains for some steps with zgpt on a daemon of its own; what was planned before it began is
+compared with the daemon's accounts (to the byte), its memory and its I/O (within 1 %).
+"""
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+
+from harness import (SANITIZED, DEADLINE, Daemon, check, main, mpi_env, program, ranks_command,
+                     wait_until)
+
+STEPS = 6  # the first has not the prefetch of those behind it, nor what is cached
+PAGES = ["--page-elems", "65536"]
+MODELS = {  # layers, width
+    "small": (4, 128),
+    "middle": (6, 224),
+    "large": (9, 320),
+}
+NVME = "1G"
+OWN = 256 << 10  # what a daemon has of its own for any job: lists of pages, operations
+
+
+def plan(d, *words, status=0):
+    done = subprocess.run([program("zctl"), "-o", "json", "plan", *words], env=d.env() if d else None,
+                          text=True, capture_output=True, timeout=60, check=False)
+    check(done.returncode == status, f"zctl plan {words} ended with {done.returncode}: {done.stderr}")
+    return json.loads(done.stdout)
+
+
+def process_bytes(pid):
+    """Private memory, and memfds, of a process."""
+    anon = 0
+    with open(f"/proc/{pid}/status", encoding="utf-8") as f:
+        for line in f:
+            if line.startswith("RssAnon:"):
+                anon = int(line.split()[1]) << 10
+    memfd = {}
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        path = f"/proc/{pid}/fd/{fd}"
+        try:
+            if os.readlink(path).startswith("/memfd:"):
+                st = os.stat(path)
+                memfd[st.st_ino] = st.st_blocks * 512
+        except FileNotFoundError:
+            pass
+    return anon + sum(memfd.values())
+
+
+def process_io(pid):
+    with open(f"/proc/{pid}/io", encoding="utf-8") as f:
+        counters = dict(line.split(": ") for line in f.read().splitlines())
+    return int(counters["read_bytes"]), int(counters["write_bytes"])
+
+
+def zgpt(model, *flags):
+    layers, width = MODELS[model]
+    return [program("zgpt"), "--seed", "5", "--micro-batch", "1", "--seq", "16", "--layers",
+            str(layers), "--heads", "2", "--width", str(width), "--lr", "1e-3", "--data", "LICENSE",
+            *flags]
+
+
+def plan_words(model, offload):
+    layers, width = MODELS[model]
+    return ["--layers", str(layers), "--width", str(width), "--vocab", "256", "--seq", "16",
+            "--offload-param", offload, "--offload-optimizer", offload]
+
+
+class Training:
+    """zgpt on a daemon, as long as it takes to look at it."""
+
+    def __init__(self, d, model, flags, ranks=1):
+        self.d = d
+        self.folder = tempfile.TemporaryDirectory()
+        self.jsonl = os.path.join(self.folder.name, "jsonl")
+        command = zgpt(model, "--steps", "100000", "--batch", str(ranks), "--jsonl", self.jsonl, *flags)
+        self.log = open(os.path.join(self.folder.name, "log"), "w+", encoding="utf-8")
+        self.process = subprocess.Popen(ranks_command(ranks, command), stdout=self.log,
+                                        stderr=self.log, env=d.env() | mpi_env())
+
+    def steps(self):
+        try:
+            with open(self.jsonl, encoding="utf-8") as f:
+                return [json.loads(line) for line in f.read().split("\n")[:-1]]
+        except FileNotFoundError:
+            return []
+
+    def wait(self, n):
+        def there():
+            if self.process.poll() is not None:
+                self.log.seek(0)
+                check(False, f"zgpt ended with {self.process.returncode}:\n{self.log.read()}")
+            return len(self.steps()) >= n
+        wait_until(f"{n} steps", there, DEADLINE)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, value, trace):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        self.process.wait(DEADLINE)
+        self.log.close()
+        self.folder.cleanup()
+
+
+def near(what, got, want, share=0.01, slack=0):
+    check(abs(got - want) <= share * want + slack, f"{what}: planned {want}, and it was {got}")
+
+
+def agrees(model, host, offload, flags=(), ranks=1):
+    """One run: the plan made before it against what it took. Returns the plan."""
+    words = [*plan_words(model, offload), "--ranks", str(ranks)]
+    name = f"{model}, {offload}, {host} bytes of host memory, {ranks} ranks, {' '.join(flags)}"
+    with Daemon("--host-bytes", str(host), "--nvme-bytes", NVME, *PAGES) as d:
+        durable = "--keep" in flags
+        p = plan(d, *words, *(["--durable", "--commit-every", flags[-1]] if durable else []))
+        check(p["fits"], f"{name}: {p['why']}")
+        idle = process_bytes(d.process.pid)
+        with Training(d, model, ["--offload", offload, *flags], ranks) as t:
+            t.wait(STEPS)
+            job = d.zctl("jobs")[0]
+            tiers = {row["name"]: row for row in d.zctl("tiers")}
+            memory = process_bytes(d.process.pid) - idle
+            t.wait(len(t.steps()) + STEPS)
+            end = t.steps()
+        host_want, nvme_want, step = p["tiers"]["host"], p["tiers"]["nvme"], p["step"]
+        check(job["params"] == p["model"]["params"], f"{name}: {job['params']} parameters, {p['model']}")
+        rows = {
+            "host parameters": (tiers["host"]["params"], host_want["params"]),
+            "host gradients": (tiers["host"]["grads"], host_want["grads"]),
+            "host state": (tiers["host"]["state"], host_want["state"]),
+            "host staging": (tiers["host"]["staging"], host_want["staging"]),
+            "host rings": (tiers["host"]["rings"], host_want["ring"] + host_want["buffers"]),
+            "host": (tiers["host"]["used"], host_want["used"]),
+            "nvme parameters": (tiers["nvme"]["params"], nvme_want["params"]),
+            "nvme state": (tiers["nvme"]["state"], nvme_want["state"]),
+            "nvme": (tiers["nvme"]["used"], nvme_want["used"]),
+        }
+        for what, (got, want) in rows.items():
+            check(got == want, f"{name}: {what}: planned {want}, and it is {got}")
+        if not SANITIZED:
+            untouched = 0 if step["nvme_read_bytes"] > 0 else host_want["buffers"]
+            near(f"{name}: memory of the daemon", memory, host_want["used"] - untouched, slack=OWN)
+        if durable:  # over steps that committed as often as was planned
+            every = int(flags[-1])
+            whole = end[-1]["step"] // every * every
+            steps = [s for s in end if whole - every < s["step"] <= whole]
+        else:
+            steps = end[1:]
+        for what in ("read", "written"):
+            got = sum(s[f"nvme_{what}_bytes"] for s in steps) / len(steps)
+            near(f"{name}: NVMe bytes {what} a step", got, step[f"nvme_{what}_bytes"])
+        return p
+
+
+def least(model, offload):
+    p = plan(None, *plan_words(model, offload), "--page-elems", "65536", "--nvme-bytes", NVME,
+             "--host-bytes", "1M", status=7)
+    return p["tiers"]["host"]["least"]
+
+
+def host_tier():
+    for model in MODELS:
+        agrees(model, 1 << 30, "host", ["--dtype", "bf16"])
+
+
+def nvme_tier():
+    for model in MODELS:
+        agrees(model, least(model, "nvme"), "nvme", ["--dtype", "bf16"])
+
+
+def partly_resident():
+    for model in ("small", "middle"):
+        low = least(model, "nvme")
+        p = agrees(model, low + (low // 3), "nvme", ["--dtype", "bf16"])
+        check(0 < p["tiers"]["host"]["state"] or 0 < p["tiers"]["host"]["params"], f"{p}")
+        check(p["step"]["nvme_read_bytes"] > 0, f"{p}")
+
+
+def two_ranks():
+    agrees("middle", 1 << 30, "nvme", ["--dtype", "bf16"], ranks=2)
+
+
+def durable():
+    agrees("middle", 1 << 30, "nvme", ["--dtype", "bf16", "--keep", "--commit-every", "5"])
+
+
+def least_is_least():
+    """What the plan calls the least is admitted, and a page less is refused by both."""
+    host = least("small", "nvme")
+    agrees("small", host, "nvme", ["--dtype", "bf16"])
+    with Daemon("--host-bytes", str(host - 4096), "--nvme-bytes", NVME, *PAGES) as d:
+        p = plan(d, *plan_words("small", "nvme"), status=7)
+        check(not p["fits"] and str(host) in p["why"], f"{p}")
+        done = subprocess.run(zgpt("small", "--steps", "1", "--batch", "1", "--dtype", "bf16",
+                                   "--offload", "nvme"), env=d.env() | mpi_env(), text=True,
+                              capture_output=True, timeout=DEADLINE, check=False)
+        check(done.returncode == 4 and f"least host_bytes that would do is {host}" in done.stderr,
+              f"{done}")
+
+
+def kernel_counts():
+    """Bytes of a step as the kernel counts them for the daemon: two runs, and what the longer one has
+    more. The start of both is the same."""
+    for model in MODELS:
+        with Daemon("--host-bytes", str(least(model, "nvme")), "--nvme-bytes", NVME, *PAGES) as d:
+            step, io = plan(d, *plan_words(model, "nvme"))["step"], [process_io(d.process.pid)]
+            for steps in (2, 6):
+                subprocess.run(zgpt(model, "--steps", str(steps), "--batch", "1", "--dtype", "bf16",
+                                    "--offload", "nvme"), env=d.env() | mpi_env(), check=True,
+                               timeout=DEADLINE, stdout=subprocess.DEVNULL)
+                io.append(process_io(d.process.pid))
+            for i, what in enumerate(("read", "written")):
+                got = (io[2][i] - io[1][i]) - (io[1][i] - io[0][i])
+                near(f"{model}: bytes that the kernel counted as {what}", got,
+                     4 * step[f"nvme_{what}_bytes"])
+
+
+TESTS = {f.__name__: f for f in (host_tier, nvme_tier, partly_resident, kernel_counts, two_ranks,
+                                 durable, least_is_least)}
+
+if __name__ == "__main__":
+    raise SystemExit(main(TESTS))

@@ -1,0 +1,245 @@
+#include "tests/ztest.h"
+
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/forecast.h"
+#include "base/util.h"
+
+#define NEAR(a, b) assert_true(fabs((double)(a) - (double)(b)) <= 1e-6 * fabs((double)(b)))
+
+/* ---- modes: the field's table, for the textbook's 16 bytes and for ours */
+
+static const struct {
+    enum zb_mode mode;
+    uint32_t ranks, nodes;
+    double field; /* bytes of a rank, of 1e9 parameters */
+} fields[] = {
+    { ZB_DDP, 8, 1, 16e9 },
+    { ZB_ZERO1, 8, 1, 4e9 + 12e9 / 8 },
+    { ZB_ZERO2, 8, 1, 2e9 + 14e9 / 8 },
+    { ZB_ZERO3, 8, 1, 2e9 },
+    { ZB_FSDP, 64, 8, 0.25e9 },
+    { ZB_HYBRID, 64, 8, 2e9 },
+    { ZB_ZERO3, 1, 1, 16e9 },
+};
+
+static struct zb_layout bf16(void)
+{
+    struct zb_layout l;
+
+    assert_int_equal(zb_layout_of(ZB_BF16, ZB_F32, false, &l, NULL), 0);
+    return l;
+}
+
+static void modes(void **state)
+{
+    struct zb_model m = { 0 };
+    struct zb_node node = { .host_bytes = UINT64_C(1) << 50, .page_elems = ZB_PAGE_ELEMS_DEFAULT };
+
+    (void)state;
+    assert_int_equal(zb_model_params(&m, 64 * 16 * ZB_BLOCK_ELEMS, 4, NULL), 0);
+    for (size_t i = 0; i < ZB_COUNT(fields); i++) {
+        struct zb_run run = { .model = &m,
+                              .mode = fields[i].mode,
+                              .ranks = fields[i].ranks,
+                              .nodes = fields[i].nodes,
+                              .layout = bf16(),
+                              .param = ZB_OFFLOAD_HOST,
+                              .optimizer = ZB_OFFLOAD_HOST,
+                              .micro_steps = 1 };
+        static const double bytes[ZB_PLANES] = { 2, 4, 10 };
+        struct zb_forecast f;
+        uint64_t daemon = 0;
+
+        NEAR(zb_mode_field(fields[i].mode, 1e9, fields[i].ranks, fields[i].nodes), fields[i].field);
+        assert_int_equal(zb_forecast(&run, &node, &f, NULL), 0);
+        assert_true(f.fits);
+        for (enum zb_plane p = 0; p < ZB_PLANES; p++) {
+            uint32_t world =
+                zb_mode_cuts(run.mode, p) ? zb_mode_world(run.mode, run.ranks, run.nodes) : 1;
+
+            NEAR(f.own[p] + f.kept[p], bytes[p] * (double)m.params / world);
+            assert_true(f.own[p] == 0 || f.kept[p] == 0);
+            daemon += f.kept[p] * f.local;
+        }
+        assert_int_equal(f.host_param + f.host_grad + f.host_state, daemon);
+        assert_int_equal(f.nvme_used, 0);
+    }
+    zb_model_done(&m);
+}
+
+/* ---- what gathers read: units of one size, three places */
+
+static const struct {
+    const char *name;
+    uint32_t units, micro_steps, reads; /* of one step */
+} walks[] = {
+    { "each has a place", 3, 1, 3 },
+    { "two behind the turn come twice", 5, 1, 5 + 2 },
+    { "three more", 8, 1, 8 + 5 },
+    { "the next forward finds the last three", 8, 2, 8 + 5 + 5 + 5 },
+};
+
+static void gathers(void **state)
+{
+    uint64_t elems = 8 * ZB_BLOCK_ELEMS;
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(walks); i++) {
+        struct zb_model m = { 0 };
+        struct zb_node node = { .nvme_bytes = UINT64_C(1) << 40, .page_elems = ZB_BLOCK_ELEMS };
+        struct zb_run run = { .model = &m,
+                              .mode = ZB_ZERO3,
+                              .ranks = 1,
+                              .nodes = 1,
+                              .layout = bf16(),
+                              .param = ZB_OFFLOAD_NVME,
+                              .optimizer = ZB_OFFLOAD_NVME,
+                              .micro_steps = walks[i].micro_steps,
+                              .prefetch_units = 1 };
+        struct zb_forecast f;
+
+        print_message("%s\n", walks[i].name);
+        assert_int_equal(zb_model_params(&m, walks[i].units * elems, walks[i].units, NULL), 0);
+        assert_int_equal(zb_forecast(&run, &node, &f, NULL), 0);
+        assert_false(f.fits); /* of no memory at all */
+        node.host_bytes = f.host_least;
+        assert_int_equal(zb_forecast(&run, &node, &f, NULL), 0);
+        assert_true(f.fits);
+        if (walks[i].units > 3) {
+            assert_int_equal(f.host_param, 0);
+            assert_int_equal(f.fetch_read, walks[i].reads * elems * 2);
+            assert_int_equal(f.step_read, m.params * 12);
+        } else {
+            assert_int_equal(f.fetch_read, 0); /* as many places as shards: they just stay */
+            assert_int_equal(f.step_read, m.params * 10);
+        }
+        assert_int_equal(f.step_written, f.step_read);
+        assert_int_equal(f.host_used, f.host_least);
+        zb_model_done(&m);
+    }
+}
+
+/* ---- time */
+
+static const struct {
+    const char *name;
+    double read, write, memory;
+    uint32_t cores;
+    double drive, kernel, step;
+    enum zb_bound bound;
+} times[] = {
+    { "nothing is known", 0, 0, 0, 0, 0, 0, 0, ZB_BOUND_UNKNOWN },
+    { "writing is slower", 2e9, 1e9, 1e12, 0, 1.5, 0.0028, 1.5, ZB_BOUND_WRITE },
+    { "reading is", 1e9, 2e9, 1e12, 0, 1.5, 0.0028, 1.5, ZB_BOUND_READ },
+    { "memory is slow", 1e12, 1e12, 1e9, 0, 0.002, 2.8, 2.8, ZB_BOUND_KERNEL },
+    { "checksums by one core", 1e12, 1e12, 1e12, 1, 0.002, 0.0028 + 0.2, 0.2028, ZB_BOUND_CRC },
+    { "only reading is known", 1e9, 0, 1e9, 0, 0, 0, 0, ZB_BOUND_UNKNOWN },
+};
+
+static void time_table(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(times); i++) {
+        struct zb_forecast f = { .step_read = 1000000000,
+                                 .step_written = 1000000000,
+                                 .kernel_bytes = 2800000000,
+                                 .crc_bytes = 2000000000 };
+        struct zb_node node = { .drive_read = times[i].read,
+                                .drive_write = times[i].write,
+                                .memory = times[i].memory,
+                                .cores = times[i].cores };
+
+        print_message("%s\n", times[i].name);
+        zb_forecast_time(&node, &f);
+        NEAR(f.drive_seconds, times[i].drive);
+        NEAR(f.kernel_seconds, times[i].kernel);
+        NEAR(f.step_seconds, times[i].step);
+        assert_int_equal(f.bound, times[i].bound);
+    }
+}
+
+/* Tokens that hide the drive, 20 bytes a parameter, whatever the
+ * model's size; wear by the step that was said, and by the optimizer's alone. */
+static void tokens_and_wear(void **state)
+{
+    struct zb_model m = { 0 };
+    struct zb_node node = { .nvme_bytes = UINT64_C(1) << 40,
+                            .page_elems = 65536,
+                            .drive_read = 2e9,
+                            .drive_write = 2e9,
+                            .endurance = 1e15 };
+    struct zb_run run = { .model = &m,
+                          .mode = ZB_ZERO3,
+                          .ranks = 4,
+                          .nodes = 1,
+                          .layout = bf16(),
+                          .param = ZB_OFFLOAD_HOST,
+                          .optimizer = ZB_OFFLOAD_NVME,
+                          .micro_steps = 1,
+                          .flops = 1e14 };
+    struct zb_forecast f;
+
+    (void)state;
+    assert_int_equal(zb_model_params(&m, 4096 * ZB_BLOCK_ELEMS, 8, NULL), 0);
+    assert_int_equal(zb_forecast(&run, &node, &f, NULL), 0);
+    node.host_bytes = f.host_least;
+    assert_int_equal(zb_forecast(&run, &node, &f, NULL), 0);
+    assert_true(f.fits);
+    assert_int_equal(f.step_read + f.step_written, 20 * m.params);
+    NEAR(f.hide_tokens, 20 * 4 * 1e14 / (8 * 2e9));
+    NEAR(f.written_day, 86400 * 1e9); /* half of what the drive does */
+    NEAR(f.endurance_years, 1e15 / (86400 * 1e9) / 365);
+    run.seconds = 100 * f.step_seconds;
+    assert_int_equal(zb_forecast(&run, &node, &f, NULL), 0);
+    NEAR(f.written_day, 864 * 1e9);
+    run.durable = true; /* what is resident is written, too, with each commit: parameters */
+    run.commit_every = 4;
+    assert_int_equal(zb_forecast(&run, &node, &f, NULL), 0);
+    assert_int_equal(f.commit_written, 2 * m.params);
+    NEAR(f.commit_share, 0.25);
+    assert_int_equal(f.nvme_used - f.nvme_param - f.nvme_state, f.nvme_spare);
+    assert_true(f.nvme_spare >= f.nvme_param + f.nvme_state);
+    zb_model_done(&m);
+}
+
+static void what_makes_no_sense(void **state)
+{
+    struct zb_model m = { 0 };
+    struct zb_node node = { .page_elems = 4096 };
+    struct zb_run run = { .model = &m, .mode = ZB_ZERO3, .ranks = 6, .nodes = 4, .micro_steps = 1 };
+    struct zb_gpt shape = { .layers = 0, .width = 1, .vocab = 1, .seq = 1 };
+    struct zb_forecast f;
+
+    (void)state;
+    assert_int_equal(zb_model_params(&m, 3, 4, NULL), -EINVAL);
+    assert_int_equal(zb_model_add(&m, 0, NULL), -EINVAL);
+    assert_int_equal(zb_model_order(&m, NULL), -EINVAL);
+    assert_int_equal(zb_model_gpt(&m, &shape, NULL), -EINVAL);
+    assert_int_equal(zb_model_params(&m, 4096, 1, NULL), 0);
+    run.layout = bf16();
+    assert_int_equal(zb_forecast(&run, &node, &f, NULL), -EINVAL); /* 6 ranks on 4 nodes */
+    run.nodes = 3;
+    node.page_elems = 5000;
+    assert_int_equal(zb_forecast(&run, &node, &f, NULL), -EINVAL);
+    node.page_elems = 4096;
+    assert_int_equal(zb_forecast(&run, &node, &f, NULL), 0);
+    assert_false(f.fits);
+    assert_int_equal(f.why.code, -ENOSPC);
+    zb_model_done(&m);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(modes),
+        cmocka_unit_test(gathers),
+        cmocka_unit_test(time_table),
+        cmocka_unit_test(tokens_and_wear),
+        cmocka_unit_test(what_makes_no_sense),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
