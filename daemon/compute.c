@@ -1,13 +1,14 @@
 /*
  * compute.c - the compute pool.
  *
- * MODEL. Two lists under one mutex: `todo`, which workers take from in order, and `finished`, which
- * the loop thread empties. A worker that finishes the first task of an empty `finished` writes the
- * eventfd; whoever leaves tasks in `finished` (a reap that stops at its limit) writes it again. So
- * the eventfd is readable whenever `finished` is not empty and nobody is about to look.
+ * MODEL. Under one mutex: `line`, which workers take from as fair.h says, `slow`, a list for the
+ * workers that take nothing else, and `finished`, a list which the loop thread empties. A worker
+ * that finishes the first task of an empty `finished` writes the eventfd; whoever leaves tasks in
+ * `finished` (a reap that stops at its limit) writes it again. So the eventfd is readable whenever
+ * `finished` is not empty and nobody is about to look.
  *
  * INVARIANTS
- *     C1  A task is in exactly one place: todo, with a worker, or finished.
+ *     C1  A task is in exactly one place: line or slow, with a worker, or finished.
  *     C2  `pending` counts tasks posted whose done() has not begun; loop thread only.
  *     C3  done() runs without the mutex: it may post.
  */
@@ -31,13 +32,19 @@
 
 struct zsd_compute {
     pthread_mutex_t lock;
-    pthread_cond_t work;           /* todo is not empty, or stop */
-    struct zb_list todo, finished; /* under lock */
+    pthread_cond_t work;           /* line is not empty, or stop */
+    pthread_cond_t slow_work;      /* slow is not empty, or stop */
+    struct zsd_fair line;          /* under lock, as the flows in it are */
+    struct zsd_flow nobody;        /* of tasks without a payer */
+    struct zb_list slow, finished; /* under lock */
     bool stop;                     /* under lock */
     int wake_fd;
+    cpu_set_t cpus;
     unsigned pending; /* C2 */
-    unsigned threads; /* started */
-    pthread_t *thread;
+    struct crew {
+        unsigned threads; /* started */
+        pthread_t *thread;
+    } all, slowly;
 };
 
 /* ---- CPU lists */
@@ -117,7 +124,7 @@ static void compute_finish(struct zsd_compute *c, struct zsd_task *task)
 
     pthread_mutex_lock(&c->lock);
     first = zb_list_empty(&c->finished);
-    zb_list_push_back(&c->finished, &task->node);
+    zb_list_push_back(&c->finished, &task->turn.node);
     pthread_mutex_unlock(&c->lock);
     if (first)
         (void)eventfd_write(c->wake_fd, 1); /* fails only after 2^64 - 2 of these */
@@ -126,13 +133,26 @@ static void compute_finish(struct zsd_compute *c, struct zsd_task *task)
 /** The next task, or NULL: stop, and nothing is left. */
 static struct zsd_task *compute_next(struct zsd_compute *c)
 {
+    struct zsd_turn *turn;
+
+    pthread_mutex_lock(&c->lock);
+    while ((turn = zsd_fair_next(&c->line)) == NULL && !c->stop)
+        pthread_cond_wait(&c->work, &c->lock);
+    if (turn)
+        zsd_fair_take(&c->line, turn); /* its flow may be gone from now on */
+    pthread_mutex_unlock(&c->lock);
+    return turn ? zb_container_of(turn, struct zsd_task, turn) : NULL;
+}
+
+static struct zsd_task *compute_next_slow(struct zsd_compute *c)
+{
     struct zb_list *node;
 
     pthread_mutex_lock(&c->lock);
-    while ((node = zb_list_pop_front(&c->todo)) == NULL && !c->stop)
-        pthread_cond_wait(&c->work, &c->lock);
+    while ((node = zb_list_pop_front(&c->slow)) == NULL && !c->stop)
+        pthread_cond_wait(&c->slow_work, &c->lock);
     pthread_mutex_unlock(&c->lock);
-    return node ? zb_container_of(node, struct zsd_task, node) : NULL;
+    return node ? zb_container_of(node, struct zsd_task, turn.node) : NULL;
 }
 
 static void *compute_worker(void *arg)
@@ -148,21 +168,36 @@ static void *compute_worker(void *arg)
     return NULL;
 }
 
-static int compute_start_one(struct zsd_compute *c, const pthread_attr_t *attr)
+static void *compute_slow_worker(void *arg)
 {
+    struct zsd_compute *c = arg;
+    struct zsd_task *task;
+
+    zk_thread_init();
+    while ((task = compute_next_slow(c)) != NULL) {
+        task->run(task);
+        compute_finish(c, task);
+    }
+    return NULL;
+}
+
+static int crew_start_one(struct zsd_compute *c, struct crew *crew, const pthread_attr_t *attr)
+{
+    bool slow = crew == &c->slowly;
     char name[16]; /* the kernel's limit */
-    int rc = -pthread_create(&c->thread[c->threads], attr, compute_worker, c);
+    int rc = -pthread_create(&crew->thread[crew->threads], attr,
+                             slow ? compute_slow_worker : compute_worker, c);
 
     if (rc == 0) {
-        (void)snprintf(name, sizeof(name), "compute-%u", c->threads);
-        (void)pthread_setname_np(c->thread[c->threads], name);
-        c->threads++;
+        (void)snprintf(name, sizeof(name), "%s-%u", slow ? "slow" : "compute", crew->threads);
+        (void)pthread_setname_np(crew->thread[crew->threads], name);
+        crew->threads++;
     }
     return rc;
 }
 
 /** Signals are the loop thread's: workers are born with all of them blocked. */
-static int compute_start(struct zsd_compute *c, unsigned threads, const cpu_set_t *cpus)
+static int crew_start(struct zsd_compute *c, struct crew *crew, unsigned threads)
 {
     pthread_attr_t attr;
     sigset_t all, before;
@@ -170,27 +205,36 @@ static int compute_start(struct zsd_compute *c, unsigned threads, const cpu_set_
 
     if (rc < 0)
         return rc;
-    rc = -pthread_attr_setaffinity_np(&attr, sizeof(*cpus), cpus);
+    rc = -pthread_attr_setaffinity_np(&attr, sizeof(c->cpus), &c->cpus);
     (void)sigfillset(&all);
     (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    while (rc == 0 && c->threads < threads)
-        rc = compute_start_one(c, &attr);
+    while (rc == 0 && crew->threads < threads)
+        rc = crew_start_one(c, crew, &attr);
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     (void)pthread_attr_destroy(&attr);
     return rc;
 }
 
+static int crew_new(struct zsd_compute *c, struct crew *crew, unsigned threads)
+{
+    crew->thread = calloc(threads, sizeof(crew->thread[0]));
+    return crew->thread ? crew_start(c, crew, threads) : -ENOMEM;
+}
+
+/** They were told to stop. */
+static void crew_join(struct crew *crew)
+{
+    for (unsigned i = 0; i < crew->threads; i++)
+        (void)pthread_join(crew->thread[i], NULL);
+    free(crew->thread);
+}
+
 /* ---- the pool */
 
-static int compute_build(struct zsd_compute *c, unsigned threads, const cpu_set_t *cpus)
+static int compute_build(struct zsd_compute *c, unsigned threads)
 {
     c->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (c->wake_fd < 0)
-        return -errno;
-    c->thread = calloc(threads, sizeof(c->thread[0]));
-    if (!c->thread)
-        return -ENOMEM;
-    return compute_start(c, threads, cpus);
+    return c->wake_fd < 0 ? -errno : crew_new(c, &c->all, threads);
 }
 
 int zsd_compute_new(struct zsd_compute **ret, unsigned threads, const char *cpus,
@@ -206,13 +250,17 @@ int zsd_compute_new(struct zsd_compute **ret, unsigned threads, const char *cpus
     if (!c)
         return zb_fail(err, -ENOMEM, "a compute pool: %m");
     c->wake_fd = -1;
-    zb_list_init(&c->todo);
+    c->cpus = set;
+    zsd_fair_init(&c->line);
+    zsd_flow_init(&c->nobody);
+    zb_list_init(&c->slow);
     zb_list_init(&c->finished);
-    (void)pthread_mutex_init(&c->lock, NULL); /* neither fails here: no attributes */
+    (void)pthread_mutex_init(&c->lock, NULL); /* none fails here: no attributes */
     (void)pthread_cond_init(&c->work, NULL);
+    (void)pthread_cond_init(&c->slow_work, NULL);
     if (threads == 0)
         threads = (unsigned)CPU_COUNT(&set);
-    rc = compute_build(c, threads, &set);
+    rc = compute_build(c, threads);
     if (rc < 0) {
         (void)zb_fail(err, rc, "a compute pool of %u threads: %m", threads);
         zsd_compute_free(c);
@@ -220,6 +268,13 @@ int zsd_compute_new(struct zsd_compute **ret, unsigned threads, const char *cpus
     }
     *ret = c;
     return 0;
+}
+
+int zsd_compute_slow(struct zsd_compute *c, unsigned threads, struct zb_err *err)
+{
+    int rc = crew_new(c, &c->slowly, threads);
+
+    return rc < 0 ? zb_fail(err, rc, "%u threads for slow tasks: %m", threads) : 0;
 }
 
 /** Runs what is queued, and what its done()s queue. */
@@ -243,22 +298,31 @@ void zsd_compute_free(struct zsd_compute *c)
     pthread_mutex_lock(&c->lock);
     c->stop = true;
     pthread_cond_broadcast(&c->work);
+    pthread_cond_broadcast(&c->slow_work);
     pthread_mutex_unlock(&c->lock);
-    for (unsigned i = 0; i < c->threads; i++)
-        (void)pthread_join(c->thread[i], NULL);
-    free(c->thread);
+    crew_join(&c->all);
+    crew_join(&c->slowly);
     zb_close_fd(&c->wake_fd);
     (void)pthread_cond_destroy(&c->work);
+    (void)pthread_cond_destroy(&c->slow_work);
     (void)pthread_mutex_destroy(&c->lock);
     free(c);
 }
 
 void zsd_compute_post(struct zsd_compute *c, struct zsd_task *task)
 {
+    struct zsd_payer *payer = task->payer;
+
     c->pending++;
     pthread_mutex_lock(&c->lock);
-    zb_list_push_back(&c->todo, &task->node);
-    pthread_cond_signal(&c->work);
+    if (task->slow && c->slowly.threads > 0) {
+        zb_list_push_back(&c->slow, &task->turn.node);
+        pthread_cond_signal(&c->slow_work);
+    } else {
+        zsd_fair_push(&c->line, payer ? &payer->flows[ZSD_LINE_COMPUTE] : &c->nobody, &task->turn,
+                      task->bytes, payer ? payer->share : ZSD_SHARE_DEFAULT, task->urgent);
+        pthread_cond_signal(&c->work);
+    }
     pthread_mutex_unlock(&c->lock);
 }
 
@@ -269,7 +333,7 @@ static struct zsd_task *compute_finished(struct zsd_compute *c)
     pthread_mutex_lock(&c->lock);
     node = zb_list_pop_front(&c->finished);
     pthread_mutex_unlock(&c->lock);
-    return node ? zb_container_of(node, struct zsd_task, node) : NULL;
+    return node ? zb_container_of(node, struct zsd_task, turn.node) : NULL;
 }
 
 unsigned zsd_compute_reap(struct zsd_compute *c, unsigned max)
@@ -301,5 +365,5 @@ int zsd_compute_wake_fd(const struct zsd_compute *c)
 
 unsigned zsd_compute_threads(const struct zsd_compute *c)
 {
-    return c->threads;
+    return c->all.threads;
 }

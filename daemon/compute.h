@@ -1,10 +1,13 @@
 /*
  * compute.h - the compute pool: kernels, checksums and big copies, off the loop.
  *
- * MODEL. Worker threads take tasks from one queue in order. A task's run() runs on a worker and
- * touches only memory that the task names; its done() runs later on the loop thread, from
- * zsd_compute_reap(). Workers set rounding and denormals themselves (zk_thread_init) and keep to
- * the CPU list.
+ * MODEL. Worker threads take tasks from one line, in which the jobs have their shares (fair.h);
+ * those of one job in order. A task's run() runs on a worker and touches only memory that the task
+ * names; its done() runs later on the loop thread, from zsd_compute_reap(). Workers set rounding
+ * and denormals themselves (zk_thread_init) and keep to the CPU list.
+ *
+ * A task that takes as long as its job is large (memory is made, or given back) is slow: it runs on
+ * a worker that does nothing else, so that the other jobs' pages do not wait behind it.
  *
  * The poster keeps the task and what it names alive until done().
  */
@@ -13,19 +16,26 @@
 
 #include "base/err.h"
 #include "base/util.h"
+#include "daemon/fair.h"
 
 struct zsd_compute;
 
 struct zsd_task {
     void (*run)(struct zsd_task *task);  /* on a worker */
     void (*done)(struct zsd_task *task); /* on the loop thread; may free the task, may post more */
-    struct zb_list node;
+    struct zsd_payer *payer;             /* whose it is; NULL: nobody's */
+    uint64_t bytes;                      /* that it works on */
+    bool urgent, slow;
+    struct zsd_turn turn; /* the pool's */
 };
 
 /** Starts `threads` workers (0: one for each CPU) on `cpus` (NULL or "": all that this process may
  * use). 0; -EINVAL the list is no CPU list or names none that we may use, -EAGAIN, -ENOMEM: err. */
 int zsd_compute_new(struct zsd_compute **ret, unsigned threads, const char *cpus,
                     struct zb_err *err);
+/** Starts `threads` more workers, for slow tasks; without, these run like any other. 0; -EAGAIN,
+ * -ENOMEM: err, and those that run stay. */
+int zsd_compute_slow(struct zsd_compute *c, unsigned threads, struct zb_err *err);
 /** As zsd_compute_new() would say of the list; starts nothing. Any thread. */
 int zsd_cpus_check(const char *cpus, struct zb_err *err);
 /** Runs what is queued, waits for it, runs the done()s, stops the workers. NULL is fine. */
@@ -38,6 +48,7 @@ void zsd_compute_post(struct zsd_compute *c, struct zsd_task *task);
 unsigned zsd_compute_reap(struct zsd_compute *c, unsigned max);
 /** An eventfd, the pool's: readable when zsd_compute_reap() has work. Drain it, then reap. */
 int zsd_compute_wake_fd(const struct zsd_compute *c);
+/** Those that are not for slow tasks only. */
 unsigned zsd_compute_threads(const struct zsd_compute *c);
 
 #endif

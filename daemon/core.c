@@ -12,6 +12,11 @@
  * again and again. So while a change of the catalog is flushed, page writes that come wait here:
  * what is in flight drains once, and the flushes find a drive that is quiet. Reads and compute go
  * on. A hold is bounded, and so is their share of time: nobody's change can stop who trains.
+ *
+ * SHARES. What several jobs want is given out in lines (fair.h): page buffers, places in an engine,
+ * compute threads (compute.c). A buffer that comes back is given to whose turn it is there and
+ * then, so nobody who asks between takes it. Who holds one waits for transfers and tasks only,
+ * which end by themselves: so every buffer comes back, whatever the clients of its job do.
  */
 #include "daemon/core_priv.h"
 
@@ -109,30 +114,29 @@ static bool pio_submit(struct zsd_core *core, struct zsd_pio *pio)
     return true;
 }
 
-/* Whose turn it is before a data file; NULL: nobody waits. */
-static struct zb_list *pio_first(const struct zsd_line *line)
+static void pio_push(struct zsd_core *core, struct zsd_pio *pio, uint64_t bytes)
 {
-    return !zb_list_empty(&line->urgent)   ? line->urgent.next
-           : !zb_list_empty(&line->others) ? line->others.next
-                                           : NULL;
+    struct zsd_payer *payer = pio->payer ? pio->payer : &core->house;
+
+    zsd_fair_push(&core->lines[pio->path].waiting, &payer->flows[ZSD_LINE_FILES + pio->path],
+                  &pio->turn, bytes, payer->share, pio->io.urgent);
 }
 
 /* Submits what is in line, as far as the engine takes it. */
 static void pio_feed(struct zsd_core *core, unsigned path)
 {
-    struct zb_list *node;
+    struct zsd_line *line = &core->lines[path];
+    struct zsd_turn *turn;
 
-    while ((node = pio_first(&core->lines[path])) != NULL) {
-        struct zsd_pio *pio = zb_container_of(node, struct zsd_pio, node);
+    while ((turn = zsd_fair_next(&line->waiting)) != NULL) {
+        struct zsd_pio *pio = zb_container_of(turn, struct zsd_pio, turn);
+        bool held = core->hold.on && pio->io.op == ZN_WRITE;
 
-        if (core->hold.on && pio->io.op == ZN_WRITE) {
-            zb_list_remove(node);
-            zb_list_push_back(&core->lines[path].held, node);
-            continue;
-        }
-        if (!pio_submit(core, pio))
+        if (!held && !pio_submit(core, pio))
             break;
-        zb_list_remove(node);
+        zsd_fair_take(&line->waiting, turn);
+        if (held)
+            zb_list_push_back(&line->held, &turn->node);
     }
 }
 
@@ -150,7 +154,7 @@ void zsd_hold_end(struct zsd_core *core)
         struct zb_list *node;
 
         while ((node = zb_list_pop_front(&core->lines[i].held)) != NULL)
-            zb_list_push_back(&core->lines[i].others, node);
+            pio_push(core, zb_container_of(node, struct zsd_pio, turn.node), 0);
         pio_feed(core, i);
     }
 }
@@ -174,9 +178,7 @@ void zsd_hold_begin(struct zsd_core *core)
 
 static void pio_line_up(struct zsd_core *core, struct zsd_pio *pio)
 {
-    struct zsd_line *line = &core->lines[pio->path];
-
-    zb_list_push_back(pio->io.urgent ? &line->urgent : &line->others, &pio->node);
+    pio_push(core, pio, pio->io.len_bytes);
     pio_feed(core, pio->path);
 }
 
@@ -207,29 +209,44 @@ void zsd_pio_start(struct zsd_core *core, struct zsd_pio *pio)
     pio->io.done = pio_on_done;
     pio->path = pio_is_for_all(pio) ? 0 : ZN_AT_PATH(pio->io.off_bytes);
     pio->io.off_bytes = ZN_AT_OFFSET(pio->io.off_bytes);
-    zb_list_init(&pio->node);
     pio_line_up(core, pio);
 }
 
 /* ---- page buffers */
 
-void *zsd_buffer_get(struct zsd_core *core, struct zsd_work *waiter)
+static void *buffer_take(struct zsd_core *core, struct zsd_claim *claim)
 {
-    if (core->nbuffers_free > 0)
-        return core->buffers_free[--core->nbuffers_free];
-    zb_list_init(&waiter->node);
-    zb_list_push_back(&core->buffer_waiters, &waiter->node);
-    return NULL;
+    zsd_fair_take(&core->buffer_line, &claim->turn);
+    claim->waits = false;
+    return core->buffers_free[--core->nbuffers_free];
+}
+
+void *zsd_buffer_get(struct zsd_core *core, struct zsd_claim *claim)
+{
+    struct zsd_payer *payer = claim->payer ? claim->payer : &core->house;
+    void *buffer = claim->buffer;
+
+    claim->buffer = NULL;
+    if (buffer || claim->waits)
+        return buffer;
+    claim->waits = true;
+    zsd_fair_push(&core->buffer_line, &payer->flows[ZSD_LINE_BUFFERS], &claim->turn, claim->bytes,
+                  payer->share, false);
+    return core->nbuffers_free > 0 ? buffer_take(core, claim) : NULL;
 }
 
 void zsd_buffer_put(struct zsd_core *core, void *buffer)
 {
-    struct zb_list *node = zb_list_pop_front(&core->buffer_waiters);
+    struct zsd_turn *turn = zsd_fair_next(&core->buffer_line);
+    struct zsd_claim *claim;
 
     assert(core->nbuffers_free < core->nbuffers);
     core->buffers_free[core->nbuffers_free++] = buffer;
-    if (node)
-        zsd_defer(core, zb_container_of(node, struct zsd_work, node));
+    if (!turn)
+        return;
+    claim = zb_container_of(turn, struct zsd_claim, turn);
+    claim->buffer = buffer_take(core, claim);
+    zsd_defer(core, claim->work);
 }
 
 /* Without an NVMe tier there are no buffers, and nothing is added. */
@@ -338,12 +355,12 @@ int zsd_core_new(struct zsd *daemon, struct zb_err *err)
     zb_list_init(&core->readers);
     zb_list_init(&core->works);
     zb_list_init(&core->timed);
+    zsd_payer_init(&core->house, 0);
     for (unsigned i = 0; i < ZN_PATHS_MAX; i++) {
-        zb_list_init(&core->lines[i].urgent);
-        zb_list_init(&core->lines[i].others);
+        zsd_fair_init(&core->lines[i].waiting);
         zb_list_init(&core->lines[i].held);
     }
-    zb_list_init(&core->buffer_waiters);
+    zsd_fair_init(&core->buffer_line);
     rc = core_build(core, err);
     if (rc < 0)
         zsd_core_free(daemon);

@@ -14,6 +14,7 @@
 #include "daemon/arena.h"
 #include "daemon/compute.h"
 #include "daemon/core.h"
+#include "daemon/fair.h"
 
 /** Something to run in this turn. Deferring what is deferred already is fine. */
 struct zsd_work {
@@ -31,11 +32,23 @@ struct zsd_timed {
 /** One transfer of a page, to where its off_bytes says (ZN_AT); a flush or a commit slot goes to
  * every data file, one after the other, until one fails. Waits here when the engine is full. */
 struct zsd_pio {
-    struct zn_io io; /* op, buf, len, off and urgent are the caller's; done is ours */
+    struct zn_io io;         /* op, buf, len, off and urgent are the caller's; done is ours */
+    struct zsd_payer *payer; /* whose it is; NULL: the house's */
     struct zsd_core *core;
     unsigned path;
     void (*done)(struct zsd_pio *pio, int rc);
-    struct zb_list node;
+    struct zsd_turn turn;
+};
+
+/** A page buffer that somebody wants: waits in line, as payer and bytes say. Zeroed but for the
+ * first three, and not moved while it waits. */
+struct zsd_claim {
+    struct zsd_payer *payer; /* NULL: the house */
+    uint64_t bytes;          /* that the buffer is wanted for: read and written */
+    struct zsd_work *work;   /* deferred when the buffer has been given */
+    bool waits;              /* in line */
+    void *buffer;            /* given, and not taken yet */
+    struct zsd_turn turn;
 };
 
 enum zsd_use {
@@ -56,9 +69,10 @@ struct zsd_account {
 struct zsd_extents;
 struct zsd_scrub;
 
-/** zsd_pio that an engine had no place for: urgent ones first; and writes that a hold keeps. */
+/** zsd_pio that an engine had no place for; and writes that a hold keeps, which are paid for. */
 struct zsd_line {
-    struct zb_list urgent, others, held;
+    struct zsd_fair waiting;
+    struct zb_list held;
 };
 
 /** Page writes wait for a change of the catalog: core.c. */
@@ -87,6 +101,7 @@ struct zsd_core {
     struct zsd_extents *places;          /* of pages there (extents.c); NULL likewise */
     struct zsd_store *store;             /* what survives; NULL: nothing does */
 
+    struct zsd_payer house;              /* what belongs to no job: readers, scrub, the catalog */
     struct zsd_line lines[ZN_PATHS_MAX]; /* before each data file */
     struct zsd_hold hold;
     unsigned io_inflight;
@@ -95,7 +110,7 @@ struct zsd_core {
     uint64_t buffer_bytes;
     uint32_t nbuffers, nbuffers_free;
     void **buffers_free;
-    struct zb_list buffer_waiters; /* zsd_work, first come first served */
+    struct zsd_fair buffer_line; /* zsd_claim; nobody waits while a buffer is free */
 
     struct zb_list readers; /* of saved versions (op_reader.c) */
     uint64_t next_reader;
@@ -124,8 +139,10 @@ void zsd_pio_start(struct zsd_core *core, struct zsd_pio *pio);
 void zsd_hold_begin(struct zsd_core *core);
 void zsd_hold_end(struct zsd_core *core);
 
-/** A page buffer, or NULL: then `waiter` is deferred when it is worth asking again. */
-void *zsd_buffer_get(struct zsd_core *core, struct zsd_work *waiter);
+/** A page buffer, or NULL: then claim->work is deferred when one has been given, and asking again
+ * takes it; asking meanwhile changes nothing. A claim that waits cannot be withdrawn. */
+void *zsd_buffer_get(struct zsd_core *core, struct zsd_claim *claim);
+/** Gives it to whose turn it is. */
 void zsd_buffer_put(struct zsd_core *core, void *buffer);
 
 /** The least host_bytes of a daemon with our options that leaves `bytes` beside its page buffers.

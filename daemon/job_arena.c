@@ -65,7 +65,7 @@ struct zsd_arena_task *zsd_arena_task_new(struct zsd_job *job, enum zsd_arena_wh
 
     if (!t)
         return NULL;
-    t->task = (struct zsd_task){ .run = arena_run, .done = arena_done };
+    t->task = (struct zsd_task){ .run = arena_run, .done = arena_done, .slow = true };
     t->what = what;
     t->opened = opened;
     t->job = job;

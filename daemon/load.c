@@ -55,6 +55,7 @@ struct load_page {
     uint32_t page;
     enum load_state state;
     struct zb_err err;
+    struct zsd_claim claim;
     void *buffer;  /* a page buffer */
     void *scratch; /* a page of a row, where it is not read into its place */
     struct load_plane planes[ZSD_SAVED_PLANES];
@@ -81,6 +82,12 @@ static uint64_t load_elems(const struct load_page *l)
 static struct zsd_plane *load_plane(const struct load_page *l, enum zsd_saved_plane p)
 {
     return &l->shard->planes[zsd_plane_of(p)];
+}
+
+static uint64_t load_bytes(const struct load_page *l)
+{
+    return zsd_page_bytes(l->shard, ZB_PARAM, l->page) +
+           zsd_page_bytes(l->shard, ZB_STATE, l->page);
 }
 
 static void load_on_work(struct zsd_work *work)
@@ -194,7 +201,12 @@ static bool load_next(struct load_page *l)
     l->from = (elem - l->row->first) % l->row->page_elems;
     l->take = zb_min_u64(zsd_row_page_elems(l->row, page) - l->from, load_elems(l) - l->at);
     l->read = (struct zsd_row_read){
-        .core = s->job->core, .row = l->row, .plane = l->plane, .page = page, .done = load_on_read
+        .core = s->job->core,
+        .payer = &l->op->job->payer,
+        .row = l->row,
+        .plane = l->plane,
+        .page = page,
+        .done = load_on_read,
     };
     return true;
 }
@@ -225,8 +237,12 @@ static void load_read(struct load_page *l)
 
 static void load_task(struct load_page *l, void (*run)(struct zsd_task *task))
 {
-    l->task = (struct zsd_task){ .run = run, .done = load_on_task };
-    zsd_task_start(l->op->job->core, &l->task);
+    struct zsd_job *job = l->op->job;
+
+    l->task = (struct zsd_task){
+        .run = run, .done = load_on_task, .payer = &job->payer, .bytes = load_bytes(l)
+    };
+    zsd_task_start(job->core, &l->task);
 }
 
 static void load_fresh(struct load_page *l)
@@ -262,6 +278,7 @@ static bool load_write(struct load_page *l)
             .len_bytes = zsd_page_bytes(l->shard, zsd_plane_of(p), l->page),
             .off_bytes = core->daemon->engine_base + plane->fresh.at,
         };
+        plane->pio.payer = &l->op->job->payer;
         plane->pio.done = load_on_write;
         zsd_pio_start(core, &plane->pio);
     }
@@ -302,7 +319,7 @@ static void load_run(struct load_page *l)
         switch (l->state) {
         case LOAD_BUFFER:
             if (!l->shard->row && (l->planes[0].streamed || l->planes[1].streamed)) {
-                l->buffer = zsd_buffer_get(l->op->job->core, &l->work);
+                l->buffer = zsd_buffer_get(l->op->job->core, &l->claim);
                 if (!l->buffer)
                     return; /* in line: load_on_work() resumes */
             }
@@ -379,6 +396,9 @@ static void load_start_page(struct zsd_load_op *op, struct zsd_shard *s, uint32_
     l->page = page;
     l->work.run = load_on_work;
     zb_list_init(&l->work.node);
+    l->claim = (struct zsd_claim){ .payer = &op->job->payer,
+                                   .bytes = 2 * load_bytes(l),
+                                   .work = &l->work };
     for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++) {
         l->planes[p].page = l;
         l->planes[p].streamed = zsd_page_streamed(s, zsd_plane_of(p), page);

@@ -137,6 +137,7 @@ static struct zsd_job *job_alloc(struct zsd_core *core, const Zp__JobOpen *q)
     job->host_bytes_max = q->host_bytes_max;
     job->commit_every = q->commit_every;
     job->arena = ZSD_ARENA_NONE;
+    zsd_payer_init(&job->payer, 0);
     zb_list_init(&job->members);
     zb_list_init(&job->cached);
     zb_list_init(&job->room_waiters);

@@ -118,10 +118,13 @@ static void push_start(struct push *p)
         struct push_task *t = &p->tasks[i];
         uint64_t at = p->first + i * per_page; /* of the shard */
 
-        t->task = (struct zsd_task){ .run = push_run_task, .done = push_on_task };
         t->push = p;
         t->page.first = s->first + at;
         t->page.count = zb_min_u64(per_page, s->count - at);
+        t->task = (struct zsd_task){ .run = push_run_task,
+                                     .done = push_on_task,
+                                     .payer = &s->job->payer,
+                                     .bytes = t->page.count * zb_dtype_bytes(p->dtype) };
         t->page.grad = s->planes[ZB_GRAD].mem + at * s->planes[ZB_GRAD].elem_bytes;
         t->page.param = t->page.grad; /* not looked at */
         t->from = p->from + (at - p->first) * zb_dtype_bytes(p->dtype);

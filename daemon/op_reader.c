@@ -53,8 +53,9 @@ struct lane {
     struct zb_err err;
     struct zsd_work work;
     struct zsd_task task;
-    void *buffer;  /* a page buffer */
-    void *scratch; /* for a page that was cut larger than ours are */
+    struct zsd_claim claim; /* to the buffer: the house's */
+    void *buffer;           /* a page buffer */
+    void *scratch;          /* for a page that was cut larger than ours are */
     uint8_t *planes_at[ZSD_SAVED_PLANES];
     struct zsd_row *row; /* looked at, while there is a piece */
     uint64_t from, take; /* elements of its page */
@@ -197,7 +198,7 @@ static void reader_free_if_over(struct zsd_reader *r)
 {
     if (r->state != READER_CLOSING || r->lanes_busy > 0)
         return;
-    r->task = (struct zsd_task){ .run = close_run, .done = close_done };
+    r->task = (struct zsd_task){ .run = close_run, .done = close_done, .slow = true };
     r->core->ops++;
     zsd_task_start(r->core, &r->task);
 }
@@ -391,13 +392,15 @@ void zsd_reader_open(struct zsd_req *req, const ProtobufCMessage *message)
     for (unsigned i = 0; i < LANES; i++) {
         r->lanes[i].reader = r;
         r->lanes[i].work.run = lane_on_work;
+        r->lanes[i].claim =
+            (struct zsd_claim){ .bytes = core->buffer_bytes, .work = &r->lanes[i].work };
         zb_list_init(&r->lanes[i].work.node);
         for (unsigned p = 0; p < ZSD_SAVED_PLANES; p++)
             r->lanes[i].reads[p] =
                 (struct zsd_row_read){ .core = core, .plane = p, .done = lane_on_read };
     }
     zb_list_push_back(&core->readers, &r->node);
-    r->task = (struct zsd_task){ .run = open_run, .done = open_done };
+    r->task = (struct zsd_task){ .run = open_run, .done = open_done, .slow = true };
     core->ops++;
     zsd_task_start(core, &r->task);
 }
@@ -622,7 +625,7 @@ static void lane_run(struct lane *l)
     for (;;) {
         switch (l->state) {
         case LANE_BUFFER:
-            l->buffer = zsd_buffer_get(r->core, &l->work);
+            l->buffer = zsd_buffer_get(r->core, &l->claim);
             if (!l->buffer)
                 return; /* in line: lane_on_work() resumes */
             l->state = LANE_PIECE;
@@ -643,7 +646,9 @@ static void lane_run(struct lane *l)
         case LANE_READ:
             l->state = LANE_COPY;
             if (l->err.code == 0) { /* R1 */
-                l->task = (struct zsd_task){ .run = copy_run, .done = copy_done };
+                l->task = (struct zsd_task){ .run = copy_run,
+                                             .done = copy_done,
+                                             .bytes = r->core->buffer_bytes };
                 zsd_task_start(r->core, &l->task);
                 return;
             }

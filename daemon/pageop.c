@@ -62,6 +62,7 @@ struct zsd_pageop {
     struct zsd_pagework pagework;
     int work_rc;
     struct zsd_pagework_bad bad;
+    struct zsd_claim claim;
     void *buffer;
     struct zk_page page;
     unsigned ios_left;
@@ -270,6 +271,7 @@ static bool page_transfer(struct zsd_pageop *op, enum zn_op direction)
             .off_bytes = core->daemon->engine_base +
                          (direction == ZN_READ ? p->extents[op->spec.page].at : io->fresh.at),
         };
+        io->pio.payer = &op->spec.shard->job->payer;
         io->pio.done = page_on_io;
         zsd_pio_start(core, &io->pio);
     }
@@ -373,7 +375,7 @@ static void page_run(struct zsd_pageop *op)
         switch (op->state) {
         case PAGE_BUFFER:
             if (page_needs_buffer(op)) {
-                op->buffer = zsd_buffer_get(op->spec.shard->job->core, &op->work);
+                op->buffer = zsd_buffer_get(op->spec.shard->job->core, &op->claim);
                 if (!op->buffer)
                     return; /* in line: page_on_work() resumes */
             }
@@ -411,6 +413,28 @@ static void page_run(struct zsd_pageop *op)
     }
 }
 
+/* Who pays for what it takes of the buffers and of the compute threads. */
+static void page_pay(struct zsd_pageop *op)
+{
+    struct zsd_shard *s = op->spec.shard;
+    uint64_t bytes = 0, moved = 0;
+
+    for (int i = 0; i < PAGE_PLANES; i++) {
+        const struct page_io *io = &op->io[i];
+        uint64_t plane = zsd_page_bytes(s, io->plane, op->spec.page);
+
+        moved += plane * (io->read + io->written);
+        if (page_wants(op, io->plane) || io->changed || io->written)
+            bytes += plane;
+    }
+    if (op->spec.kind == ZSD_PAGE_STEP)
+        bytes += zsd_page_bytes(s, ZB_GRAD, op->spec.page);
+    op->claim = (struct zsd_claim){ .payer = &s->job->payer, .bytes = moved, .work = &op->work };
+    op->task.payer = &s->job->payer;
+    op->task.bytes = bytes;
+    op->task.urgent = op->spec.kind == ZSD_PAGE_FILL; /* a fetch waits */
+}
+
 int zsd_pageop_start(const struct zsd_page_spec *spec)
 {
     struct zsd_pageop *op = calloc(1, sizeof(*op));
@@ -433,6 +457,7 @@ int zsd_pageop_start(const struct zsd_page_spec *spec)
         io->fresh.at = ZB_NO_PLACE;
         changed = changed || io->changed;
     }
+    page_pay(op);
     if (changed && spec->shard->row) { /* it says no more what the shard is */
         zsd_row_unref(spec->shard->job->core, spec->shard->row);
         spec->shard->row = NULL;

@@ -96,13 +96,17 @@ void zsd_row_read_start(struct zsd_row_read *r, const char *who)
            e->at != ZB_NO_PLACE);
     r->who = who;
     r->err = (struct zb_err){ 0 };
-    r->task = (struct zsd_task){ .run = read_verify, .done = read_verified };
+    r->task = (struct zsd_task){ .run = read_verify,
+                                 .done = read_verified,
+                                 .payer = r->payer,
+                                 .bytes = zsd_row_page_bytes(r->row, r->plane, r->page) };
     r->pio.io = (struct zn_io){
         .op = ZN_READ,
         .buf = r->buf,
         .len_bytes = zsd_row_page_bytes(r->row, r->plane, r->page),
         .off_bytes = r->core->daemon->engine_base + e->at,
     };
+    r->pio.payer = r->payer;
     r->pio.done = read_on_io;
     r->core->ops++;
     zsd_pio_start(r->core, &r->pio);

@@ -65,6 +65,7 @@ struct zsd_scrub {
     enum zsd_saved_plane at_plane;
     void *buffer, *scratch;
     struct zsd_work work;
+    struct zsd_claim claim; /* to the buffer: the house's */
     struct zsd_row_read read;
 
     uint64_t rate; /* bytes a second; 0: not known yet */
@@ -331,7 +332,7 @@ static void scrub_run(struct zsd_scrub *s)
             s->page = PAGE_BUFFER;
             break;
         case PAGE_BUFFER:
-            s->buffer = zsd_buffer_get(s->core, &s->work);
+            s->buffer = zsd_buffer_get(s->core, &s->claim);
             if (!s->buffer)
                 return; /* in line: scrub_on_work() resumes */
             /* meanwhile what was found may have gone, and the run may be over */
@@ -422,6 +423,7 @@ static int scrub_start(struct zsd_core *core, uint64_t rate, struct zb_err *err)
     core->scrub = s;
     s->core = core;
     s->work.run = scrub_on_work;
+    s->claim = (struct zsd_claim){ .bytes = core->buffer_bytes, .work = &s->work };
     zb_list_init(&s->work.node);
     s->state = SCRUB_STOPPED;
     if (list_make(s, core->store) < 0) {

@@ -27,6 +27,7 @@
 #define HOST_SHARE       4u /* of the memory that is left: "auto" takes one part of so many */
 #define HOST_BYTES_MIN   ZB_MIB
 #define NVME_BYTES_MIN   ZB_MIB
+#define SLOW_THREADS     2u   /* make memory, and give it back */
 #define FILES_PER_CLIENT 3u   /* its socket, its staging arena, and one on its way to it */
 #define FILES_BESIDE     256u /* arenas of jobs, the engine, the loop, the log */
 
@@ -177,7 +178,9 @@ static void engine_down(struct zsd *daemon)
 
 static int compute_up(struct zsd *daemon, struct zb_err *err)
 {
-    return zsd_compute_new(&daemon->compute, daemon->config.threads, daemon->config.cpus, err);
+    int rc = zsd_compute_new(&daemon->compute, daemon->config.threads, daemon->config.cpus, err);
+
+    return rc < 0 ? rc : zsd_compute_slow(daemon->compute, SLOW_THREADS, err);
 }
 
 static void compute_down(struct zsd *daemon)

@@ -483,7 +483,8 @@ int zsd_record_del_snap(struct zn_txn *t, uint32_t job, const struct zsd_snap *s
  */
 struct zsd_row_read {
     struct zsd_core *core;
-    struct zsd_row *row; /* the caller holds it, or looks at it */
+    struct zsd_payer *payer; /* NULL: the house */
+    struct zsd_row *row;     /* the caller holds it, or looks at it */
     enum zsd_saved_plane plane;
     uint32_t page;
     void *buf;

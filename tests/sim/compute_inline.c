@@ -46,7 +46,7 @@ void zsd_compute_free(struct zsd_compute *c)
 
 void zsd_compute_post(struct zsd_compute *c, struct zsd_task *task)
 {
-    zb_list_push_back(&c->todo, &task->node);
+    zb_list_push_back(&c->todo, &task->turn.node);
 }
 
 unsigned zsd_compute_reap(struct zsd_compute *c, unsigned max)
@@ -55,7 +55,7 @@ unsigned zsd_compute_reap(struct zsd_compute *c, unsigned max)
     unsigned n = 0;
 
     for (; n < max && (node = zb_list_pop_front(&c->todo)) != NULL; n++) {
-        struct zsd_task *task = zb_container_of(node, struct zsd_task, node);
+        struct zsd_task *task = zb_container_of(node, struct zsd_task, turn.node);
 
         task->run(task);
         task->done(task);

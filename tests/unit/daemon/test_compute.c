@@ -271,6 +271,151 @@ static void workers_keep_to_the_list(void **state)
     zsd_compute_free(c);
 }
 
+/* ---- jobs that share a pool */
+
+/** Holds a worker until it is opened. */
+struct gate {
+    struct zsd_task task;
+    int open_fd, there_fd;
+};
+
+static void gate_run(struct zsd_task *task)
+{
+    struct gate *g = zb_container_of(task, struct gate, task);
+    eventfd_t n;
+
+    (void)eventfd_write(g->there_fd, 1);
+    (void)eventfd_read(g->open_fd, &n);
+}
+
+static void gate_done(struct zsd_task *task)
+{
+    (void)task;
+    dones++;
+}
+
+/** Posts it and waits until a worker stands in it. */
+static void gate_close(struct gate *g, struct zsd_compute *c, bool slow)
+{
+    eventfd_t n;
+
+    *g = (struct gate){ .task = { .run = gate_run, .done = gate_done, .slow = slow },
+                        .open_fd = eventfd(0, EFD_CLOEXEC),
+                        .there_fd = eventfd(0, EFD_CLOEXEC) };
+    zsd_compute_post(c, &g->task);
+    assert_int_equal(eventfd_read(g->there_fd, &n), 0);
+}
+
+static void gate_open(struct gate *g)
+{
+    (void)eventfd_write(g->open_fd, 1);
+}
+
+static void gate_end(struct gate *g)
+{
+    zb_close_fd(&g->open_fd);
+    zb_close_fd(&g->there_fd);
+}
+
+/** Two jobs that fill one worker: bytes as their shares, those of each in order. */
+static void jobs_have_their_shares(void **state)
+{
+    struct zsd_compute *c = pool_new(1, NULL);
+    struct zsd_payer payers[2];
+    unsigned of[2] = { 0, 0 };
+    struct gate g;
+
+    (void)state;
+    zsd_payer_init(&payers[0], 300);
+    zsd_payer_init(&payers[1], 100);
+    gate_close(&g, c, false);
+    for (unsigned i = 0; i < 400; i++) {
+        job_init(&jobs[i], c);
+        jobs[i].task.payer = &payers[i / 200];
+        jobs[i].task.bytes = ZB_MIB;
+        zsd_compute_post(c, &jobs[i].task);
+    }
+    gate_open(&g);
+    while (dones < 401)
+        assert_true(pool_wait(c, UINT_MAX));
+    for (unsigned i = 0; i < 400; i++) {
+        of[i / 200] += jobs[i].index < 200;
+        if (i % 200 > 0 && jobs[i].index < jobs[i - 1].index)
+            fail_msg("task %u ran before the one that came before it", i);
+    }
+    assert_in_range(of[0], 148, 152);
+    assert_in_range(of[1], 48, 52);
+    zsd_compute_free(c);
+    gate_end(&g);
+}
+
+static void urgent_tasks_first(void **state)
+{
+    struct zsd_compute *c = pool_new(1, NULL);
+    struct zsd_payer payer;
+    struct gate g;
+
+    (void)state;
+    zsd_payer_init(&payer, 0);
+    gate_close(&g, c, false);
+    for (unsigned i = 0; i < 10; i++) {
+        job_init(&jobs[i], c);
+        jobs[i].task.payer = &payer;
+        jobs[i].task.urgent = i >= 8;
+        zsd_compute_post(c, &jobs[i].task);
+    }
+    gate_open(&g);
+    while (dones < 11)
+        assert_true(pool_wait(c, UINT_MAX));
+    assert_int_equal(jobs[8].index, 0);
+    assert_int_equal(jobs[9].index, 1);
+    assert_int_equal(jobs[0].index, 2);
+    zsd_compute_free(c);
+    gate_end(&g);
+}
+
+/** However long a slow task takes, the others go on. */
+static void slow_tasks_hold_nobody_up(void **state)
+{
+    struct zsd_compute *c = pool_new(1, NULL);
+    struct zb_err err = { 0 };
+    struct gate g;
+
+    (void)state;
+    assert_int_equal(zsd_compute_slow(c, 1, &err), 0);
+    assert_int_equal(zsd_compute_threads(c), 1);
+    gate_close(&g, c, true);
+    post_all(c);
+    while (dones < JOBS)
+        assert_true(pool_wait(c, UINT_MAX));
+    each_once();
+    gate_open(&g);
+    while (dones < JOBS + 1)
+        assert_true(pool_wait(c, UINT_MAX));
+    zsd_compute_free(c);
+    gate_end(&g);
+}
+
+/** The end waits for slow tasks, too; and a pool without a thread for them runs them all the same.
+ */
+static void slow_tasks_run_to_their_end(void **state)
+{
+    (void)state;
+    for (unsigned threads = 0; threads < 3; threads++) {
+        struct zsd_compute *c = pool_new(2, NULL);
+
+        if (threads > 0)
+            assert_int_equal(zsd_compute_slow(c, threads, NULL), 0);
+        for (unsigned i = 0; i < JOBS; i++) {
+            job_init(&jobs[i], c);
+            jobs[i].task.slow = i % 3 == 0;
+            zsd_compute_post(c, &jobs[i].task);
+        }
+        zsd_compute_free(c);
+        each_once();
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -283,6 +428,10 @@ int main(void)
         cmocka_unit_test(free_runs_what_done_posts),
         cmocka_unit_test(free_of_nothing),
         cmocka_unit_test(workers_keep_to_the_list),
+        cmocka_unit_test(jobs_have_their_shares),
+        cmocka_unit_test(urgent_tasks_first),
+        cmocka_unit_test(slow_tasks_hold_nobody_up),
+        cmocka_unit_test(slow_tasks_run_to_their_end),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -28,7 +28,7 @@ static void transfer_on_done(struct zsd_pio *pio, int rc)
 static void transfer_start(struct world *w, struct transfer *t, enum zn_op op, void *buf,
                            uint64_t at)
 {
-    t->done = 0;
+    *t = (struct transfer){ 0 };
     t->pio.done = transfer_on_done;
     t->pio.io = (struct zn_io){
         .op = op, .buf = buf, .len_bytes = ZB_PAGE_ALIGN, .off_bytes = ZN_DATA_START + at

@@ -1,0 +1,80 @@
+/*
+ * fair.h - whose turn it is before a resource that several jobs want: start-time fair queueing.
+ *
+ * MODEL. A LINE (struct zsd_fair) stands before one resource: the page buffers, the compute
+ * threads, a data file. A PAYER is a job, or the house, for what belongs to no job; it has a share
+ * and one FLOW in each line. A TURN is one thing that waits, of so many bytes; in its flow it comes
+ * behind what came earlier.
+ *
+ * Each flow has a tag, a virtual time, that its turns move on by bytes / share when they are taken.
+ * The flow with the least tag is next. So among flows that always have something in line the bytes
+ * are as the shares, to within one turn each; whoever is alone gets everything; and who comes back
+ * begins at the line's time, which is the least tag of those who waited: it has saved up nothing
+ * while it was away, and owes nothing but what it took ahead.
+ *
+ * URGENT turns (somebody waits for this one: a fetch) go before the rest, and are paid for like any
+ * other, so the job has the less of the rest later. A job may be ahead of those who wait by
+ * ZSD_URGENT_BYTES of its share; from there on its urgent turns queue like the rest, and nobody
+ * starves.
+ *
+ * The flows in a line are walked for each turn that is taken: there are as many as jobs that wait,
+ * and a turn is a page.
+ *
+ * Not locked: a line belongs to the loop thread, or to who holds its owner's mutex (compute.c).
+ */
+#ifndef ZSD_FAIR_H
+#define ZSD_FAIR_H
+
+#include "base/size.h"
+#include "base/util.h"
+#include "nvme/zn.h"
+
+#define ZSD_SHARE_MAX     10000u
+#define ZSD_SHARE_DEFAULT 100u
+/* How far the urgent turns of a job with the default share may be ahead of what others wait for. */
+#define ZSD_URGENT_BYTES (64 * ZB_MIB)
+
+struct zsd_flow {
+    uint64_t tag;
+    uint32_t share;              /* of the newest turn */
+    struct zb_list urgent, rest; /* struct zsd_turn */
+    struct zb_list node;         /* in the line's flows while it has turns */
+};
+
+struct zsd_turn {
+    struct zsd_flow *flow;
+    uint64_t price;
+    struct zb_list node;
+};
+
+struct zsd_fair {
+    uint64_t now; /* virtual time: never goes back */
+    struct zb_list flows;
+};
+
+/** The lines that every payer has a flow in; ZSD_LINE_FILES + i: the data file i. */
+enum zsd_line_of { ZSD_LINE_BUFFERS, ZSD_LINE_COMPUTE, ZSD_LINE_FILES };
+
+struct zsd_payer {
+    uint32_t share; /* 1 .. ZSD_SHARE_MAX; loop thread */
+    struct zsd_flow flows[ZSD_LINE_FILES + ZN_PATHS_MAX];
+};
+
+void zsd_fair_init(struct zsd_fair *line);
+void zsd_flow_init(struct zsd_flow *flow);
+/** share 0: the default. */
+void zsd_payer_init(struct zsd_payer *payer, uint32_t share);
+
+/** Lines up. */
+void zsd_fair_push(struct zsd_fair *line, struct zsd_flow *flow, struct zsd_turn *turn,
+                   uint64_t bytes, uint32_t share, bool urgent);
+/** Whose turn it is, or NULL; it stays in line. */
+struct zsd_turn *zsd_fair_next(const struct zsd_fair *line);
+/** What zsd_fair_next() says is taken out of line, and paid for. */
+void zsd_fair_take(struct zsd_fair *line, struct zsd_turn *turn);
+static inline bool zsd_fair_empty(const struct zsd_fair *line)
+{
+    return zb_list_empty(&line->flows);
+}
+
+#endif
