@@ -426,7 +426,7 @@ int zb_forecast(const struct zb_run *run, const struct zb_node *node, struct zb_
     forecast_engine(run, ret);
     for (enum zb_plane p = 0; p < ZB_PLANES; p++)
         if (!zb_mode_cuts(run->mode, p))
-            layout.elem_bytes[p] = 0;
+            layout.block_bytes[p] = 0;
     if (zb_mode_cuts(run->mode, ZB_STATE)) /* else nothing goes to the daemon */
         ret->host_staging = ret->local * zb_staging_bytes(zb_piece_elems(slice, node->page_elems));
     if (node->nvme_bytes > 0)

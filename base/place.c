@@ -8,7 +8,7 @@
 #include "base/slots.h"
 #include "base/util.h"
 
-#define BUFFER_ELEM_BYTES 12u /* param and state of one element: bf16 2 + 10, fp32 4 + 8 */
+#define BUFFER_ELEM_BYTES 14u /* param and state of one element: fp16 2 + 12; others have less */
 #define BUFFERS_SHARE     16u /* of the budget: page buffers take one part of so many */
 
 /* ---- places of pages */

@@ -45,15 +45,14 @@ static inline uint32_t zb_pages(uint64_t count, uint32_t page_elems)
 static inline uint64_t zb_layout_page(const struct zb_layout *layout, enum zb_plane plane,
                                       uint64_t elems)
 {
-    return elems * layout->elem_bytes[plane];
+    return zb_page_bytes(layout->block_bytes[plane], elems);
 }
 
 /** Bytes of one plane of a shard, which is cut into pages. */
 static inline uint64_t zb_layout_bytes(const struct zb_layout *layout, enum zb_plane plane,
                                        uint32_t page_elems, uint64_t count)
 {
-    return count / page_elems * zb_layout_page(layout, plane, page_elems) +
-           zb_layout_page(layout, plane, count % page_elems);
+    return zb_plane_bytes(layout->block_bytes[plane], page_elems, count);
 }
 
 /* ---- places of pages on the data file: so many of each size */

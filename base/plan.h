@@ -11,12 +11,26 @@
  *
  * Bytes of one element (DESIGN section 6; K and G of the field's formulas):
  *
- *     param dtype   param   state (AdamW)                     grad
- *     fp32            4      8   m 4, v 4                      4
- *     bf16            2     10   lo 2, m 4, v 4 (split)        2 or 4, as the unit asks
+ *     param dtype   param   master in state       grad
+ *     fp32            4      0   param itself      2 or 4, as the unit asks
+ *     bf16            2      2   lo (split)        likewise
+ *     fp16            2      4   all of it         likewise
  *     frozen          param's bytes, 0, 0
  *
- * A block is 4,096 elements, so every page of every plane is a multiple of 4 KiB.
+ * and in state, besides, for each moment of the optimizer
+ *
+ *     AdamW, Adam   exp_avg, exp_avg_sq            fp32    4
+ *     Lion          exp_avg                        bf16    2
+ *     SGD           momentum_buffer                8bit    1, and 4 for each ZB_Q8_GROUP elements
+ *     Adagrad       sum
+ *
+ * so AdamW with fp32 moments has 8, 10 and 12 bytes of state. What is not a whole number of bytes
+ * for each element is one for each block: bytes are counted in blocks.
+ *
+ * PAGES. A page of a plane is its blocks one after the other, and zeros up to the next multiple of
+ * 4 KiB (O_DIRECT); only 8-bit moments make any. In memory, page p of a shard's plane begins at p
+ * times the bytes of a full page. Parameters and gradients are arrays of elements: a block of them
+ * is a multiple of 4 KiB, and they have no zeros between.
  */
 #ifndef ZB_PLAN_H
 #define ZB_PLAN_H
@@ -33,27 +47,75 @@
 #define ZB_PAGE_ELEMS_DEFAULT 262144u /* 64 blocks: 2 to 2.5 MiB of state */
 #define ZB_PAGE_ELEMS_MAX     1048576u
 
-/* The numbers are those of the wire and of the public header. */
-enum zb_dtype { ZB_F32 = 1, ZB_BF16 = 2 };
+/* The numbers are those of the wire and of the public header; 0 is none. Tables that are indexed by
+ * them have ZB_x_END rows. */
+enum zb_dtype { ZB_F32 = 1, ZB_BF16 = 2, ZB_F16 = 3, ZB_DTYPE_END };
+enum zb_optimizer {
+    ZB_ADAMW = 1,
+    ZB_ADAM = 2,
+    ZB_LION = 3,
+    ZB_SGD = 4,
+    ZB_ADAGRAD = 5,
+    ZB_OPTIMIZER_END
+};
+/* How moments are stored; all arithmetic on them is in fp32. */
+enum zb_moments { ZB_MOMENTS_F32 = 1, ZB_MOMENTS_BF16 = 2, ZB_MOMENTS_Q8 = 3, ZB_MOMENTS_END };
 enum zb_plane { ZB_PARAM, ZB_GRAD, ZB_STATE, ZB_PLANES };
 
-/** Bytes of one element in each plane. */
+#define ZB_MOMENTS_MAX 2u   /* of one optimizer */
+#define ZB_Q8_GROUP    256u /* elements that share a scale in 8-bit moments */
+
+/** The bytes of a unit's planes, and what follows from them. */
 struct zb_layout {
     enum zb_dtype dtype, grad_dtype;
+    enum zb_optimizer optimizer;
+    enum zb_moments moments;
+    uint32_t nmoments; /* of the optimizer; a frozen unit has none of them */
     bool frozen;
-    uint32_t elem_bytes[ZB_PLANES];
+    uint32_t block_bytes[ZB_PLANES]; /* 0: the plane does not exist */
     /* What one checksum of a page of this plane covers: the largest whole number of blocks that
      * fits ZB_CRC_BYTES_MAX, so a block can be verified and updated while it is in the cache. */
     uint32_t crc_bytes[ZB_PLANES];
 };
 
-/** "fp32", "bf16"; NULL for anything else. */
+/** "fp32", "bf16", "fp16"; NULL for anything else. */
 const char *zb_dtype_name(enum zb_dtype dtype);
 size_t zb_dtype_bytes(enum zb_dtype dtype); /* 0 for anything else */
+/** "adamw", "adam", "lion", "sgd", "adagrad"; NULL for anything else. */
+const char *zb_optimizer_name(enum zb_optimizer optimizer);
+/** "fp32", "bf16", "8bit"; NULL for anything else. */
+const char *zb_moments_name(enum zb_moments moments);
+/** What PyTorch calls moment i of an optimizer: "exp_avg"; NULL: it has fewer. */
+const char *zb_moment_name(enum zb_optimizer optimizer, unsigned i);
+/** Bytes of a block of one moment; 0 for anything else. */
+uint32_t zb_moment_block_bytes(enum zb_moments moments);
 
-/** 0, or -EINVAL with a sentence: a dtype that we do not know, or a pair that has no layout. */
-int zb_layout_of(enum zb_dtype dtype, enum zb_dtype grad_dtype, bool frozen, struct zb_layout *ret,
-                 struct zb_err *err);
+/** 0, or -EINVAL with a sentence: a number that we do not know, or a pair that has no layout. */
+int zb_layout_of(enum zb_dtype dtype, enum zb_dtype grad_dtype, enum zb_optimizer optimizer,
+                 enum zb_moments moments, bool frozen, struct zb_layout *ret, struct zb_err *err);
+
+/** Bytes of `elems` elements, a whole number of blocks, of a plane; also where element `elems` of a
+ * page begins in it. */
+static inline uint64_t zb_blocks_bytes(uint32_t block_bytes, uint64_t elems)
+{
+    return elems / ZB_BLOCK_ELEMS * block_bytes;
+}
+
+/** Bytes of a page of `elems` elements of a plane. */
+static inline uint64_t zb_page_bytes(uint32_t block_bytes, uint64_t elems)
+{
+    uint64_t bytes = zb_blocks_bytes(block_bytes, elems);
+
+    return (bytes + ZB_PAGE_ALIGN - 1) / ZB_PAGE_ALIGN * ZB_PAGE_ALIGN;
+}
+
+/** Bytes of `elems` elements of a plane that is cut into pages of `page_elems`; also where element
+ * `elems`, the first of a page, lies in memory. */
+static inline uint64_t zb_plane_bytes(uint32_t block_bytes, uint64_t page_elems, uint64_t elems)
+{
+    return elems / page_elems * zb_page_bytes(block_bytes, page_elems) +
+           zb_page_bytes(block_bytes, elems % page_elems);
+}
 
 /** Elements stored for a unit or range that ends at `elems`: rounded up to whole blocks. */
 static inline uint64_t zb_padded_elems(uint64_t elems)

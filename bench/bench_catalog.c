@@ -71,9 +71,10 @@ static uint64_t catalog_row_bytes(void)
     uint64_t bytes = ROW_HEAD + ZB_COUNT(planes) * PLANE_HEAD;
     struct zb_layout layout;
 
-    (void)zb_layout_of(ZB_BF16, ZB_BF16, false, &layout, NULL);
+    (void)zb_layout_of(ZB_BF16, ZB_BF16, ZB_ADAMW, ZB_MOMENTS_F32, false, &layout, NULL);
     for (size_t i = 0; i < ZB_COUNT(planes); i++) {
-        uint32_t page_bytes = ZB_PAGE_ELEMS_DEFAULT * layout.elem_bytes[planes[i]];
+        uint32_t page_bytes =
+            (uint32_t)zb_page_bytes(layout.block_bytes[planes[i]], ZB_PAGE_ELEMS_DEFAULT);
         uint32_t crcs = zn_crc_count(page_bytes, layout.crc_bytes[planes[i]]);
 
         bytes += CATALOG_ROW_PAGES * (PAGE_HEAD + crcs * sizeof(uint32_t));

@@ -165,7 +165,8 @@ static int unit_head(struct zsd_member *m, const Zp__UnitDefine *q, struct zb_er
     struct zsd_unit *unit = m->defining;
     struct zb_layout layout;
 
-    if (zb_layout_of(q->dtype, q->frozen ? ZB_F32 : q->grad_dtype, q->frozen, &layout, err) < 0)
+    if (zb_layout_of(q->dtype, q->frozen ? ZB_F32 : q->grad_dtype, m->job->optimizer,
+                     m->job->moments, q->frozen, &layout, err) < 0)
         return err->code;
     if (!unit) {
         unit = m->defining = calloc(1, sizeof(*unit));

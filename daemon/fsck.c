@@ -197,12 +197,12 @@ static bool row_same(const struct zsd_row *a, const struct zsd_row *b)
     for (int p = 0; p < ZSD_SAVED_PLANES && same; p++) {
         const struct zsd_row_plane *x = &a->planes[p], *y = &b->planes[p];
 
-        same = x->elem_bytes == y->elem_bytes &&
-               (x->elem_bytes == 0 ||
+        same = x->block_bytes == y->block_bytes &&
+               (x->block_bytes == 0 ||
                 (x->crc_bytes == y->crc_bytes &&
                  memcmp(x->crcs, y->crcs,
                         (size_t)a->npages * x->crcs_per_page * sizeof(*x->crcs)) == 0));
-        for (uint32_t i = 0; same && x->elem_bytes > 0 && i < a->npages; i++)
+        for (uint32_t i = 0; same && x->block_bytes > 0 && i < a->npages; i++)
             same = x->extents[i].at == y->extents[i].at &&
                    x->extents[i].generation == y->extents[i].generation &&
                    x->extents[i].job == y->extents[i].job;
@@ -224,7 +224,7 @@ static int fsck_on_row(struct fsck *f, const struct zn_key *key, const void *byt
     if (r)
         r->found = true;
     for (int p = 0; p < ZSD_SAVED_PLANES; p++)
-        f->report.pages += there->planes[p].elem_bytes > 0 ? there->npages : 0;
+        f->report.pages += there->planes[p].block_bytes > 0 ? there->npages : 0;
     there->refs = 0;
     zsd_row_free(there);
     return 0;
@@ -358,7 +358,7 @@ static void fsck_holder(struct fsck *f, uint64_t at, uint64_t bytes)
 static void fsck_row_places(struct fsck *f, const struct zsd_survey_row *r)
 {
     for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++)
-        for (uint32_t i = 0; r->row->planes[p].elem_bytes > 0 && i < r->row->npages; i++)
+        for (uint32_t i = 0; r->row->planes[p].block_bytes > 0 && i < r->row->npages; i++)
             fsck_holder(f, r->row->planes[p].extents[i].at, zsd_row_page_bytes(r->row, p, i));
 }
 

@@ -67,7 +67,7 @@ struct zsd_extent {
  * the same bytes.
  */
 struct zsd_plane {
-    uint32_t elem_bytes, crc_bytes, crcs_per_page;
+    uint32_t block_bytes, crc_bytes, crcs_per_page;
     uint32_t resident;
     uint8_t *mem;
     struct zsd_extent *extents; /* [npages]; NULL: no page of it ever goes to the data file */
@@ -184,8 +184,8 @@ struct zsd_step_op {
     struct zb_err commit_err;    /* why it could not be committed */
     uint64_t step;
     double scale;
-    struct zk_adamw_params params[ZP_GROUPS_MAX];
-    struct zk_adamw by_group[ZP_GROUPS_MAX];
+    struct zk_params params[ZP_GROUPS_MAX];
+    struct zk_scalars by_group[ZP_GROUPS_MAX];
     struct zsd_work work;
     bool draining;   /* waits for pins and active to reach 0 */
     bool committing; /* all pages are stepped */
@@ -203,6 +203,8 @@ struct zsd_job {
     char name[ZP_NAME_MAX + 1];
     uid_t uid;
     uint32_t world, groups;
+    enum zb_optimizer optimizer;
+    enum zb_moments moments;
     bool keep, durable;
     uint64_t commit_every;                     /* as its trainer said */
     uint64_t epoch;                            /* ranks of an older one are cut off */
@@ -317,12 +319,19 @@ static inline uint64_t zsd_page_elems(const struct zsd_shard *s, uint32_t page)
 
 static inline uint32_t zsd_page_bytes(const struct zsd_shard *s, enum zb_plane plane, uint32_t page)
 {
-    return (uint32_t)(zsd_page_elems(s, page) * s->planes[plane].elem_bytes);
+    return (uint32_t)zb_page_bytes(s->planes[plane].block_bytes, zsd_page_elems(s, page));
+}
+
+/** Where a page of a plane that is in memory lies. */
+static inline uint8_t *zsd_page_at(const struct zsd_shard *s, enum zb_plane plane, uint32_t page)
+{
+    return s->planes[plane].mem +
+           page * zb_page_bytes(s->planes[plane].block_bytes, s->job->core->page_elems);
 }
 
 static inline bool zsd_page_streamed(const struct zsd_shard *s, enum zb_plane plane, uint32_t page)
 {
-    return s->planes[plane].elem_bytes > 0 && page >= s->planes[plane].resident;
+    return s->planes[plane].block_bytes > 0 && page >= s->planes[plane].resident;
 }
 
 /** Who it is, in the checksums of its pages, whatever world it was registered by. */

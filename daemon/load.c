@@ -127,10 +127,11 @@ static void load_on_write(struct zsd_pio *pio, int rc)
 static void load_copy_task(struct zsd_task *task)
 {
     struct load_page *l = zb_container_of(task, struct load_page, task);
-    uint64_t bytes = load_plane(l, l->plane)->elem_bytes;
+    uint32_t bytes = load_plane(l, l->plane)->block_bytes;
 
-    memcpy(l->planes[l->plane].to + l->at * bytes, (uint8_t *)l->scratch + l->from * bytes,
-           l->take * bytes);
+    memcpy(l->planes[l->plane].to + zb_blocks_bytes(bytes, l->at),
+           (uint8_t *)l->scratch + zb_blocks_bytes(bytes, l->from),
+           zb_blocks_bytes(bytes, l->take));
 }
 
 static struct zn_page_id load_id(const struct load_page *l, enum zsd_saved_plane p)
@@ -152,17 +153,20 @@ static void load_seal_task(struct zsd_task *task)
         struct zsd_plane *plane = load_plane(l, p);
         struct zn_page_id id = load_id(l, p);
 
-        if (l->planes[p].streamed)
-            zn_page_seal(&id, l->planes[p].to, zsd_page_bytes(l->shard, zsd_plane_of(p), l->page),
-                         plane->crc_bytes, plane->crcs + (size_t)l->page * plane->crcs_per_page);
+        uint64_t used = zb_blocks_bytes(plane->block_bytes, load_elems(l));
+        uint32_t bytes = zsd_page_bytes(l->shard, zsd_plane_of(p), l->page);
+
+        if (!l->planes[p].streamed)
+            continue;
+        memset(l->planes[p].to + used, 0, bytes - used); /* behind the last block */
+        zn_page_seal(&id, l->planes[p].to, bytes, plane->crc_bytes,
+                     plane->crcs + (size_t)l->page * plane->crcs_per_page);
     }
 }
 
 /* Where the bytes of each plane go. */
 static void load_locate(struct load_page *l)
 {
-    const struct zsd_job *job = l->op->job;
-    uint64_t elem = (uint64_t)l->page * job->core->page_elems;
     uint8_t *at = l->buffer;
 
     for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++) {
@@ -171,8 +175,8 @@ static void load_locate(struct load_page *l)
         if (l->planes[p].streamed) {
             l->planes[p].to = at;
             at += zsd_page_bytes(l->shard, zsd_plane_of(p), l->page);
-        } else if (plane->elem_bytes > 0) {
-            l->planes[p].to = plane->mem + elem * plane->elem_bytes;
+        } else if (plane->block_bytes > 0) {
+            l->planes[p].to = zsd_page_at(l->shard, zsd_plane_of(p), l->page);
         }
     }
 }
@@ -184,7 +188,7 @@ static bool load_next(struct load_page *l)
     struct zsd_shard *s = l->shard;
 
     while (l->plane < ZSD_SAVED_PLANES &&
-           (load_plane(l, l->plane)->elem_bytes == 0 || l->at == load_elems(l) ||
+           (load_plane(l, l->plane)->block_bytes == 0 || l->at == load_elems(l) ||
             (s->row && l->planes[l->plane].streamed))) {
         l->plane++;
         l->at = 0;
@@ -211,20 +215,21 @@ static bool load_next(struct load_page *l)
     return true;
 }
 
-/* Into its place where it is a whole page of the row, else through scratch memory. */
+/* Into its place where it is a whole page of the row and begins as a page does, else through
+ * scratch memory. The zeros at the end of it are where the next piece goes, or the end of the page.
+ */
 static void load_read(struct load_page *l)
 {
-    uint32_t bytes = load_plane(l, l->plane)->elem_bytes;
-    bool whole = l->from == 0 && l->take == zsd_row_page_elems(l->row, l->read.page);
+    uint64_t at = zb_blocks_bytes(load_plane(l, l->plane)->block_bytes, l->at);
+    bool whole = l->from == 0 && l->take == zsd_row_page_elems(l->row, l->read.page) &&
+                 at % LOAD_ALIGN == 0;
 
     free(l->scratch);
     l->scratch = NULL;
     if (whole) {
-        l->read.buf = l->planes[l->plane].to + l->at * bytes;
+        l->read.buf = l->planes[l->plane].to + at;
     } else {
-        l->scratch = aligned_alloc(
-            LOAD_ALIGN,
-            zb_round_up(zsd_row_page_bytes(l->row, l->plane, l->read.page), LOAD_ALIGN));
+        l->scratch = aligned_alloc(LOAD_ALIGN, zsd_row_page_bytes(l->row, l->plane, l->read.page));
         l->read.buf = l->scratch;
     }
     if (!l->read.buf) {
@@ -373,11 +378,11 @@ static void load_adopt(struct zsd_shard *s, struct zsd_row *r)
         struct zsd_plane *to = &s->planes[zsd_plane_of(p)];
         const struct zsd_row_plane *from = &r->planes[p];
 
-        for (uint32_t i = 0; to->elem_bytes > 0 && i < r->npages; i++) {
+        for (uint32_t i = 0; to->block_bytes > 0 && i < r->npages; i++) {
             zsd_extent_ref(s->job->core, from->extents[i].at);
             to->extents[i] = from->extents[i];
         }
-        if (to->elem_bytes > 0)
+        if (to->block_bytes > 0)
             memcpy(to->crcs, from->crcs, (size_t)r->npages * to->crcs_per_page * sizeof(*to->crcs));
     }
     s->row = zsd_row_ref(r);
@@ -412,8 +417,8 @@ static void load_start_page(struct zsd_load_op *op, struct zsd_shard *s, uint32_
 static bool load_nothing(const struct zsd_shard *s, uint32_t page)
 {
     return s->row &&
-           (s->planes[ZB_PARAM].elem_bytes == 0 || zsd_page_streamed(s, ZB_PARAM, page)) &&
-           (s->planes[ZB_STATE].elem_bytes == 0 || zsd_page_streamed(s, ZB_STATE, page));
+           (s->planes[ZB_PARAM].block_bytes == 0 || zsd_page_streamed(s, ZB_PARAM, page)) &&
+           (s->planes[ZB_STATE].block_bytes == 0 || zsd_page_streamed(s, ZB_STATE, page));
 }
 
 static void load_whole(struct zsd_load_op *op, struct zsd_shard *s)

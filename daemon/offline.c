@@ -133,7 +133,7 @@ static void lane_next(struct lane *l)
         struct page *p = &o->rows[o->row];
 
         for (; o->plane < ZSD_SAVED_PLANES; o->plane++, o->page = 0) {
-            if (p->row->planes[o->plane].elem_bytes == 0 || o->page == p->row->npages)
+            if (p->row->planes[o->plane].block_bytes == 0 || o->page == p->row->npages)
                 continue;
             l->read = (struct zsd_row_read){ .core = o->daemon->core,
                                              .row = p->row,
@@ -154,7 +154,7 @@ static int offline_read(struct offline *o)
 
     for (size_t i = 0; i < o->nrows; i++)
         for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++)
-            if (o->rows[i].row->planes[p].elem_bytes > 0)
+            if (o->rows[i].row->planes[p].block_bytes > 0)
                 longest = (uint32_t)zb_max_u64(longest, zsd_row_page_bytes(o->rows[i].row, p, 0));
     for (unsigned i = 0; i < LANES && rc == 0; i++) {
         o->lanes[i].o = o;

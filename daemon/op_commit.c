@@ -126,7 +126,7 @@ static struct zsd_row *commit_row(struct zsd_shard *s)
         const struct zsd_plane *from = &s->planes[zsd_plane_of(p)];
         struct zsd_row_plane *to = &r->planes[p];
 
-        if (to->elem_bytes == 0)
+        if (to->block_bytes == 0)
             continue;
         assert(to->crcs_per_page == from->crcs_per_page);
         for (uint32_t i = 0; i < r->npages; i++) {

@@ -231,7 +231,7 @@ void zsd_read(struct zsd_req *req, const ProtobufCMessage *message)
         return;
     }
     staged = copy_check(req, s, q->first, q->count, q->staging,
-                        what == ZK_PARAM ? s->planes[ZB_PARAM].elem_bytes : sizeof(float));
+                        what == ZK_PARAM ? zb_dtype_bytes(s->unit->layout.dtype) : sizeof(float));
     if (!staged)
         return;
     if (s->writing || (what == ZK_GRAD && (s->pushing > 0 || !zb_list_empty(&s->push_waiters)))) {
@@ -245,5 +245,6 @@ void zsd_read(struct zsd_req *req, const ProtobufCMessage *message)
         return;
     }
     copy_start(req, s, q->first, q->count, staged,
-               what == ZK_PARAM ? s->planes[ZB_PARAM].elem_bytes : sizeof(float), false, what);
+               what == ZK_PARAM ? zb_dtype_bytes(s->unit->layout.dtype) : sizeof(float), false,
+               what);
 }

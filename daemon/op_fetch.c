@@ -104,7 +104,7 @@ static void fill_on_page(void *owner, const struct zsd_page_spec *spec, const st
 static void fill_read(struct zsd_fill *f)
 {
     struct zsd_shard *s = f->shard;
-    uint64_t page_bytes = (uint64_t)s->job->core->page_elems * s->planes[ZB_PARAM].elem_bytes;
+    uint64_t page_bytes = zsd_page_bytes(s, ZB_PARAM, 0);
 
     f->inflight = 1; /* ours, until all are started */
     for (uint32_t page = 0; page < s->npages && f->err.code == 0; page++) {
@@ -243,7 +243,7 @@ static void fetch_answer(struct zsd_fetch *f)
         zp__fetch_item__init(&items[i]);
         items[i].offset = s->arena_at;
         items[i].version = s->version;
-        items[i].bytes = s->count * s->planes[ZB_PARAM].elem_bytes;
+        items[i].bytes = zb_blocks_bytes(s->planes[ZB_PARAM].block_bytes, s->count);
         s->job->fetched_bytes += items[i].bytes;
         list[i] = &items[i];
     }

@@ -157,6 +157,8 @@ static struct zsd_job *job_new(struct zsd_core *core, const Zp__JobOpen *q, uid_
     (void)snprintf(job->name, sizeof(job->name), "%s", q->name);
     job->uid = uid;
     job->groups = q->groups;
+    job->optimizer = q->optimizer;
+    job->moments = ZB_MOMENTS_F32;
     job->keep = q->keep;
     job->durable = q->durable;
     zb_list_push_back(&core->jobs, &job->node);
@@ -177,6 +179,8 @@ static struct zsd_job *job_again(struct zsd_core *core, const Zp__JobOpen *q,
     memcpy(job->name, saved->name, sizeof(job->name));
     job->uid = saved->uid;
     job->groups = saved->groups;
+    job->optimizer = saved->optimizer;
+    job->moments = saved->moments;
     job->keep = job->durable = job->again = true;
     job->epoch = saved->epoch;
     job->iterations = v->iterations;

@@ -125,7 +125,7 @@ static void push_start(struct push *p)
                                      .done = push_on_task,
                                      .payer = &s->job->payer,
                                      .bytes = t->page.count * zb_dtype_bytes(p->dtype) };
-        t->page.grad = s->planes[ZB_GRAD].mem + at * s->planes[ZB_GRAD].elem_bytes;
+        t->page.grad = s->planes[ZB_GRAD].mem + zb_blocks_bytes(s->planes[ZB_GRAD].block_bytes, at);
         t->page.param = t->page.grad; /* not looked at */
         t->from = p->from + (at - p->first) * zb_dtype_bytes(p->dtype);
         zsd_task_start(s->job->core, &t->task);
@@ -149,8 +149,8 @@ static int push_admit(struct zsd_shard *s, const Zp__Push *q, struct zb_err *err
         return zb_fail(err, -EINVAL, "micro-step %u %s: the first sets, the others add", q->micro,
                        q->mode == 2 ? "adds" : "sets");
     if (q->mode == 2 && s->unit->layout.grad_dtype != ZB_F32)
-        return zb_fail(err, -EINVAL, "unit '%s' has a bf16 gradient plane, which cannot accumulate",
-                       unit);
+        return zb_fail(err, -EINVAL, "unit '%s' has a %s gradient plane, which cannot accumulate",
+                       unit, zb_dtype_name(s->unit->layout.grad_dtype));
     if (q->count < 1 || q->first % per_page != 0 ||
         !zb_range_inside(q->first, q->count, s->count) ||
         (q->count % per_page != 0 && q->first + q->count != s->count))

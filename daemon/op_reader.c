@@ -479,7 +479,8 @@ void zsd_reader_unit(struct zsd_req *req, const ProtobufCMessage *message)
 
 static uint32_t read_elem_bytes(const struct zsd_unit *unit, enum zk_what what)
 {
-    return what == ZK_PARAM ? unit->layout.elem_bytes[ZB_PARAM] : (uint32_t)sizeof(float);
+    return what == ZK_PARAM ? (uint32_t)zb_dtype_bytes(unit->layout.dtype)
+                            : (uint32_t)sizeof(float);
 }
 
 /* Which planes of the layout hold it. */
@@ -489,7 +490,8 @@ static bool read_wants(const struct read *read, enum zsd_saved_plane plane)
     case ZK_PARAM:
         return plane == ZSD_SAVED_PARAM;
     case ZK_MASTER:
-        return plane == ZSD_SAVED_PARAM || read->layout.dtype == ZB_BF16;
+        return plane == (read->layout.dtype == ZB_F16 ? ZSD_SAVED_STATE : ZSD_SAVED_PARAM) ||
+               read->layout.dtype == ZB_BF16;
     case ZK_EXP_AVG:
     case ZK_EXP_AVG_SQ:
         return plane == ZSD_SAVED_STATE;
@@ -506,7 +508,7 @@ static void copy_run(struct zsd_task *task)
     const struct read *read = l->read;
     const struct zb_layout *layout = &read->layout;
     const struct zk_ops *ops = l->reader->core->daemon->kernels;
-    uint32_t param_bytes = layout->elem_bytes[ZB_PARAM];
+    size_t param_bytes = zb_dtype_bytes(layout->dtype);
     float block[ZB_BLOCK_ELEMS];
 
     if (read->what == ZK_PARAM) {
@@ -519,7 +521,8 @@ static void copy_run(struct zsd_task *task)
         float *out = (float *)(void *)l->out + done;
         struct zk_page page = {
             .param = l->planes_at[ZSD_SAVED_PARAM] + first * param_bytes,
-            .state = l->planes_at[ZSD_SAVED_STATE] + first * layout->elem_bytes[ZB_STATE],
+            .state = l->planes_at[ZSD_SAVED_STATE] +
+                     zb_blocks_bytes(layout->block_bytes[ZB_STATE], first),
             .count = ZB_BLOCK_ELEMS,
         };
 
@@ -572,7 +575,7 @@ static bool lane_piece(struct lane *l)
     read->out += l->take * read->out_bytes;
     zsd_row_look(l->row);
     for (unsigned p = 0; p < ZSD_SAVED_PLANES; p++)
-        n += (uint32_t)zsd_row_page_elems(l->row, page) * l->row->planes[p].elem_bytes;
+        n += zsd_row_page_bytes(l->row, p, page);
     l->planes_at[0] = l->buffer;
     if (n > r->core->buffer_bytes) {
         l->planes_at[0] = l->scratch = aligned_alloc(PAGE_ALIGN, n);

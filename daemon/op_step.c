@@ -374,7 +374,7 @@ static int step_begin(struct zsd_job *job)
         return -ENOMEM;
     step_keep_notes(job);
     for (uint32_t g = 0; g < job->groups; g++)
-        op->by_group[g] = zk_adamw_prepare(&op->params[g], job->applied + 1);
+        op->by_group[g] = zk_prepare(job->optimizer, &op->params[g], job->applied + 1);
     op->draining = false;
     op->commit_err = (struct zb_err){ 0 };
     op->next_shard = op->next_page = 0;
@@ -508,12 +508,12 @@ void zsd_step(struct zsd_req *req, const ProtobufCMessage *message)
                        i, g->lr, g->beta1, g->beta2, g->eps, g->weight_decay);
             return;
         }
-        want.params[i] = (struct zk_adamw_params){ .lr = g->lr,
-                                                   .beta1 = g->beta1,
-                                                   .beta2 = g->beta2,
-                                                   .eps = g->eps,
-                                                   .weight_decay = g->weight_decay,
-                                                   .scale = q->scale };
+        want.params[i] = (struct zk_params){ .lr = g->lr,
+                                             .beta1 = g->beta1,
+                                             .beta2 = g->beta2,
+                                             .eps = g->eps,
+                                             .weight_decay = g->weight_decay,
+                                             .scale = q->scale };
     }
     step_ask(req, m, &want, q->timeout_ms);
 }

@@ -33,7 +33,7 @@
 
 enum page_state { PAGE_BUFFER, PAGE_READ, PAGE_READ_WAIT, PAGE_COMPUTE, PAGE_WRITE, PAGE_SETTLE };
 
-/* A page has at most this many checksums: state of a bf16 page of ZB_PAGE_ELEMS_MAX elements. */
+/* A page has at most this many checksums: one for each block. */
 #define PAGE_CRCS_MAX (ZB_PAGE_ELEMS_MAX / ZB_BLOCK_ELEMS)
 
 /* The two planes that can be streamed. */
@@ -103,7 +103,7 @@ static struct zn_page_id page_id(const struct zsd_pageop *op, enum zb_plane plan
 /* Which planes this kind reads from the data file, when they are streamed. */
 static bool page_wants(const struct zsd_pageop *op, enum zb_plane plane)
 {
-    bool split = op->spec.shard->unit->layout.dtype == ZB_BF16;
+    enum zb_dtype dtype = op->spec.shard->unit->layout.dtype;
 
     switch (op->spec.kind) {
     case ZSD_PAGE_STEP:
@@ -119,7 +119,7 @@ static bool page_wants(const struct zsd_pageop *op, enum zb_plane plane)
         case ZK_PARAM:
             return plane == ZB_PARAM;
         case ZK_MASTER:
-            return plane == ZB_PARAM || split;
+            return plane == (dtype == ZB_F16 ? ZB_STATE : ZB_PARAM) || dtype == ZB_BF16;
         case ZK_EXP_AVG:
         case ZK_EXP_AVG_SQ:
             return plane == ZB_STATE;
@@ -144,7 +144,7 @@ static bool page_writes(const struct zsd_pageop *op, const struct page_io *io)
 
     if (io->streamed)
         return io->changed;
-    if (!op->spec.save_err || p->elem_bytes == 0)
+    if (!op->spec.save_err || p->block_bytes == 0)
         return false;
     return io->changed || p->extents[op->spec.page].at == ZB_NO_PLACE;
 }
@@ -287,19 +287,18 @@ static bool page_needs_buffer(const struct zsd_pageop *op)
 static void page_locate(struct zsd_pageop *op)
 {
     const struct zsd_shard *s = op->spec.shard;
-    uint64_t elem = (uint64_t)op->spec.page * s->job->core->page_elems;
     uint8_t *state_buffer = (uint8_t *)op->buffer;
 
-    op->page.first = s->first + elem;
+    op->page.first = s->first + (uint64_t)op->spec.page * s->job->core->page_elems;
     op->page.count = zsd_page_elems(s, op->spec.page);
     if (s->planes[ZB_GRAD].mem)
-        op->page.grad = s->planes[ZB_GRAD].mem + elem * s->planes[ZB_GRAD].elem_bytes;
+        op->page.grad = zsd_page_at(s, ZB_GRAD, op->spec.page);
     if (op->spec.kind == ZSD_PAGE_FILL) {
         op->page.param = op->spec.fill;
         return;
     }
     if (!op->io[0].streamed) {
-        op->page.param = s->planes[ZB_PARAM].mem + elem * s->planes[ZB_PARAM].elem_bytes;
+        op->page.param = zsd_page_at(s, ZB_PARAM, op->spec.page);
     } else {
         op->page.param = op->buffer;
         state_buffer += zsd_page_bytes(s, ZB_PARAM, op->spec.page);
@@ -307,7 +306,7 @@ static void page_locate(struct zsd_pageop *op)
     if (op->io[1].streamed)
         op->page.state = state_buffer;
     else if (s->planes[ZB_STATE].mem)
-        op->page.state = s->planes[ZB_STATE].mem + elem * s->planes[ZB_STATE].elem_bytes;
+        op->page.state = zsd_page_at(s, ZB_STATE, op->spec.page);
 }
 
 static void page_take_extents(struct zsd_pageop *op)
@@ -452,7 +451,7 @@ int zsd_pageop_start(const struct zsd_page_spec *spec)
         io->plane = page_planes[i];
         io->streamed = zsd_page_streamed(spec->shard, io->plane, spec->page);
         io->read = io->streamed && page_wants(op, io->plane);
-        io->changed = page_plane(op, io->plane)->elem_bytes > 0 && page_changes(op, io->plane);
+        io->changed = page_plane(op, io->plane)->block_bytes > 0 && page_changes(op, io->plane);
         io->written = page_writes(op, io);
         io->fresh.at = ZB_NO_PLACE;
         changed = changed || io->changed;

@@ -22,7 +22,7 @@ struct zsd_page_spec {
     enum zsd_page_kind kind;
     struct zsd_shard *shard;
     uint32_t page;
-    const struct zk_adamw *by_group; /* STEP */
+    const struct zk_scalars *by_group; /* STEP */
     /* STEP, SAVE: where a failure to write what is resident is recorded. The page stays dirty; that
      * alone is no failure of the operation. STEP: NULL, resident pages are not written. */
     struct zb_err *save_err;

@@ -32,9 +32,9 @@ struct zsd_pagework {
     const struct zb_layout *layout;
     const struct zk_segment *segments; /* STEP */
     uint32_t nsegments;
-    const struct zk_adamw *by_group; /* STEP */
-    const float *values;             /* INIT */
-    void *out;                       /* READ */
+    const struct zk_scalars *by_group; /* STEP */
+    const float *values;               /* INIT */
+    void *out;                         /* READ */
     struct zk_page page;
     struct zsd_pagework_plane planes[ZSD_WORK_PLANES];
 };

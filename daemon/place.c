@@ -171,11 +171,12 @@ static void place_pages(struct zsd_job *job, const struct zb_place *plan)
 }
 
 /* Tables for the pages of one plane, when any of them goes to the data file. */
-static int place_tables(struct zsd_shard *s, struct zsd_plane *plane, uint32_t full_bytes)
+static int place_tables(struct zsd_shard *s, struct zsd_plane *plane)
 {
-    if (plane->elem_bytes == 0 || (plane->resident == s->npages && !s->job->durable))
+    if (plane->block_bytes == 0 || (plane->resident == s->npages && !s->job->durable))
         return 0;
-    plane->crcs_per_page = zn_crc_count(full_bytes, plane->crc_bytes);
+    plane->crcs_per_page = zn_crc_count(
+        (uint32_t)zb_page_bytes(plane->block_bytes, s->job->core->page_elems), plane->crc_bytes);
     plane->extents = malloc(s->npages * sizeof(*plane->extents));
     for (uint32_t i = 0; plane->extents && i < s->npages; i++) /* zsd_unplace() looks at them */
         plane->extents[i] = (struct zsd_extent){ .at = ZB_NO_PLACE };
@@ -266,8 +267,7 @@ int zsd_place(struct zsd_job *job, struct zb_err *err)
 
         for (int p = 0; p < ZB_PLANES && rc == 0; p++)
             if (p != ZB_GRAD)
-                rc =
-                    place_tables(s, &s->planes[p], job->core->page_elems * s->planes[p].elem_bytes);
+                rc = place_tables(s, &s->planes[p]);
     }
     if (rc == 0)
         rc = place_arena(job, &plan);
@@ -301,15 +301,15 @@ void zsd_place_attach(struct zsd_job *job)
 
         if (zsd_shard_resident(s))
             s->planes[ZB_PARAM].mem = job->arena.base + s->arena_at;
-        if (grad->elem_bytes > 0) {
+        if (grad->block_bytes > 0) {
             grad->mem = at;
-            at += s->count * grad->elem_bytes;
+            at += zb_blocks_bytes(grad->block_bytes, s->count);
         }
     }
     for (uint32_t i = 0; i < job->nshards; i++) {
         struct zsd_plane *state = &job->shards[i]->planes[ZB_STATE];
 
-        for (uint32_t p = 0; p < state->resident && state->elem_bytes > 0; p++) {
+        for (uint32_t p = 0; p < state->resident && state->block_bytes > 0; p++) {
             if (p == 0)
                 state->mem = at;
             at += zsd_page_bytes(job->shards[i], ZB_STATE, p);

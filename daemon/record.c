@@ -1,7 +1,7 @@
 /*
  * record.c - the records of the catalog: objects to bytes and back. nvme/FORMAT.md has the bytes.
  *
- * MODEL. A record begins with a byte that says its format, 1, and is then a sequence of
+ * MODEL. A record begins with a byte that says its format, 2, and is then a sequence of
  * little-endian numbers and of byte strings behind their length. A writer runs twice over an
  * object: once to count the bytes, once to put them. A reader fails at the first byte that is
  * missing, superfluous or out of its range; so what comes out of it is in the ranges that the rest
@@ -16,7 +16,7 @@
 #include "daemon/store.h"
 #include "proto/codec.h"
 
-#define RECORD_FORMAT 1u
+#define RECORD_FORMAT 2u
 
 /* ---- bytes out */
 
@@ -212,6 +212,7 @@ static void write_job(struct writer *w, const void *object)
     put_u64(w, s->uid);
     put_u32(w, s->groups);
     put_u32(w, s->optimizer);
+    put_u32(w, s->moments);
     put_u32(w, s->offload_param);
     put_u32(w, s->offload_optimizer);
     put_u64(w, s->host_bytes_max);
@@ -242,6 +243,7 @@ int zsd_record_get_job(const struct zn_key *key, const void *bytes, size_t len_b
     ret->uid = (uid_t)uid;
     ret->groups = get_u32(&r);
     ret->optimizer = get_u32(&r);
+    ret->moments = get_u32(&r);
     ret->offload_param = get_u32(&r);
     ret->offload_optimizer = get_u32(&r);
     ret->host_bytes_max = get_u64(&r);
@@ -250,7 +252,8 @@ int zsd_record_get_job(const struct zn_key *key, const void *bytes, size_t len_b
     *ret_committed = get_u64(&r);
     *ret_prepared = get_u64(&r);
     get_check(&r, key->a <= UINT32_MAX && zp_name_valid(ret->name) && uid <= UINT32_MAX &&
-                      ret->groups >= 1 && ret->groups <= ZP_GROUPS_MAX && ret->optimizer == 1 &&
+                      ret->groups >= 1 && ret->groups <= ZP_GROUPS_MAX &&
+                      zb_optimizer_name(ret->optimizer) && zb_moments_name(ret->moments) &&
                       ret->offload_param >= 1 && ret->offload_param <= 2 &&
                       ret->offload_optimizer >= 1 && ret->offload_optimizer <= 2);
     return reader_end(&r, "a job", err);
@@ -274,6 +277,8 @@ static void write_unit(struct writer *w, const void *object)
     put_u64(w, u->elems);
     put_u32(w, u->layout.dtype);
     put_u32(w, u->layout.grad_dtype);
+    put_u32(w, u->layout.optimizer);
+    put_u32(w, u->layout.moments);
     put_u8(w, u->layout.frozen);
     put_u32(w, u->ntensors);
     for (uint32_t i = 0; i < u->ntensors; i++) {
@@ -312,19 +317,22 @@ static void read_tensor(struct reader *r, const struct zsd_unit *u, uint64_t fro
 
 static void read_unit(struct reader *r, struct zsd_unit *u)
 {
-    uint32_t dtype, grad_dtype;
+    uint32_t dtype, grad_dtype, optimizer, moments;
     uint8_t frozen;
 
     get_text(r, u->name, sizeof(u->name));
     u->elems = get_u64(r);
     dtype = get_u32(r);
     grad_dtype = get_u32(r);
+    optimizer = get_u32(r);
+    moments = get_u32(r);
     frozen = get_u8(r);
     u->ntensors = u->tensors_room = get_u32(r);
     get_check(r, zp_name_valid(u->name) && u->elems >= 1 && u->elems <= UINT64_C(1) << 40 &&
                      u->ntensors <= r->left);
     get_check(r, !r->bad && frozen <= 1 &&
-                     zb_layout_of(dtype, grad_dtype, frozen == 1, &u->layout, NULL) == 0 &&
+                     zb_layout_of(dtype, grad_dtype, optimizer, moments, frozen == 1, &u->layout,
+                                  NULL) == 0 &&
                      (frozen == 0 || grad_dtype == ZB_F32));
 }
 
@@ -501,9 +509,9 @@ static void write_row(struct writer *w, const void *object)
     for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++) {
         const struct zsd_row_plane *plane = &r->planes[p];
 
-        put_u32(w, plane->elem_bytes);
+        put_u32(w, plane->block_bytes);
         put_u32(w, plane->crc_bytes);
-        for (uint32_t i = 0; plane->elem_bytes > 0 && i < r->npages; i++) {
+        for (uint32_t i = 0; plane->block_bytes > 0 && i < r->npages; i++) {
             uint32_t n = zn_crc_count(zsd_row_page_bytes(r, p, i), plane->crc_bytes);
 
             put_u64(w, plane->extents[i].at);
@@ -531,16 +539,16 @@ static int read_row_plane(struct reader *r, struct zsd_row *row, enum zsd_saved_
 {
     struct zsd_row_plane *plane = &row->planes[p];
 
-    plane->elem_bytes = get_u32(r);
+    plane->block_bytes = get_u32(r);
     plane->crc_bytes = get_u32(r);
     /* what a page of the greatest size has, in the layouts that there are */
-    get_check(r, plane->elem_bytes <= 16 && plane->crc_bytes <= ZB_CRC_BYTES_MAX &&
-                     (plane->elem_bytes == 0 ||
-                      (plane->crc_bytes > 0 &&
-                       plane->crc_bytes % (ZB_BLOCK_ELEMS * plane->elem_bytes) == 0)));
-    if (r->bad || plane->elem_bytes == 0)
+    get_check(r, plane->crc_bytes <= ZB_CRC_BYTES_MAX &&
+                     (plane->block_bytes == 0 ||
+                      (plane->crc_bytes > 0 && plane->crc_bytes % plane->block_bytes == 0)));
+    if (r->bad || plane->block_bytes == 0)
         return 0;
-    plane->crcs_per_page = zn_crc_count(row->page_elems * plane->elem_bytes, plane->crc_bytes);
+    plane->crcs_per_page = zn_crc_count(
+        (uint32_t)zb_page_bytes(plane->block_bytes, row->page_elems), plane->crc_bytes);
     plane->extents = calloc(row->npages, sizeof(*plane->extents));
     plane->crcs = calloc((size_t)row->npages * plane->crcs_per_page, sizeof(*plane->crcs));
     if (!plane->extents || !plane->crcs)

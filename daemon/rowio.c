@@ -92,7 +92,7 @@ void zsd_row_read_start(struct zsd_row_read *r, const char *who)
 {
     const struct zsd_extent *e = &r->row->planes[r->plane].extents[r->page];
 
-    assert(r->row->planes[r->plane].elem_bytes > 0 && r->page < r->row->npages &&
+    assert(r->row->planes[r->plane].block_bytes > 0 && r->page < r->row->npages &&
            e->at != ZB_NO_PLACE);
     r->who = who;
     r->err = (struct zb_err){ 0 };

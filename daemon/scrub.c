@@ -208,7 +208,7 @@ static uint64_t row_rest(const struct zsd_scrub *s, const struct zsd_row *r)
     for (enum zsd_saved_plane p = s->at_plane; p < ZSD_SAVED_PLANES; p++) {
         uint64_t first = p == s->at_plane ? (uint64_t)s->at_page * r->page_elems : 0;
 
-        sum += (r->count - first) * r->planes[p].elem_bytes;
+        sum += zb_plane_bytes(r->planes[p].block_bytes, r->page_elems, r->count - first);
     }
     return sum;
 }
@@ -229,7 +229,7 @@ static bool scrub_find(struct zsd_scrub *s)
             s->total_bytes -= row_rest(s, r);
             s->at_plane = ZSD_SAVED_PLANES - 1;
             s->at_page = r->npages - 1;
-        } else if (plane->elem_bytes > 0) {
+        } else if (plane->block_bytes > 0) {
             if (!scrub_saw(s, &plane->extents[s->at_page]))
                 return true;
             s->total_bytes -= zsd_row_page_bytes(r, s->at_plane, s->at_page);

@@ -35,7 +35,7 @@ struct zsd_shard *zsd_shard_new(struct zsd_job *job, struct zsd_unit *unit, uint
     for (int p = 0; p < ZB_PLANES; p++) {
         struct zsd_plane *plane = &s->planes[p];
 
-        plane->elem_bytes = unit->layout.elem_bytes[p];
+        plane->block_bytes = unit->layout.block_bytes[p];
         plane->crc_bytes = unit->layout.crc_bytes[p];
         plane->resident = s->npages; /* until zsd_place() decides */
     }
@@ -61,11 +61,11 @@ void zsd_shard_bytes(const struct zsd_shard *s, uint64_t *ret_host, uint64_t *re
 
     for (int p = 0; p < ZB_PLANES; p++) {
         const struct zsd_plane *plane = &s->planes[p];
-        uint64_t resident =
-            zb_min_u64(s->count, (uint64_t)plane->resident * s->job->core->page_elems);
+        uint64_t page_elems = s->job->core->page_elems;
+        uint64_t resident = zb_min_u64(s->count, plane->resident * page_elems);
 
-        host += resident * plane->elem_bytes;
-        nvme += (s->count - resident) * plane->elem_bytes;
+        host += zb_plane_bytes(plane->block_bytes, page_elems, resident);
+        nvme += zb_plane_bytes(plane->block_bytes, page_elems, s->count - resident);
     }
     *ret_host = host;
     *ret_nvme = nvme;

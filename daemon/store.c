@@ -83,11 +83,12 @@ struct zsd_row *zsd_row_new(uint32_t unit, const struct zb_layout *layout, uint6
     for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++) {
         struct zsd_row_plane *plane = &r->planes[p];
 
-        plane->elem_bytes = layout->elem_bytes[zsd_plane_of(p)];
+        plane->block_bytes = layout->block_bytes[zsd_plane_of(p)];
         plane->crc_bytes = layout->crc_bytes[zsd_plane_of(p)];
-        if (plane->elem_bytes == 0)
+        if (plane->block_bytes == 0)
             continue;
-        plane->crcs_per_page = zn_crc_count(page_elems * plane->elem_bytes, plane->crc_bytes);
+        plane->crcs_per_page =
+            zn_crc_count((uint32_t)zb_page_bytes(plane->block_bytes, page_elems), plane->crc_bytes);
         plane->extents = malloc(r->npages * sizeof(*plane->extents));
         plane->crcs = calloc((size_t)r->npages * plane->crcs_per_page, sizeof(*plane->crcs));
         whole = whole && plane->extents && plane->crcs;
@@ -121,13 +122,14 @@ void zsd_row_unref(struct zsd_core *core, struct zsd_row *r)
         zsd_row_free(r);
 }
 
+static uint64_t row_plane_bytes(const struct zsd_row *r, enum zsd_saved_plane plane)
+{
+    return zb_plane_bytes(r->planes[plane].block_bytes, r->page_elems, r->count);
+}
+
 uint64_t zsd_row_bytes(const struct zsd_row *r)
 {
-    uint64_t sum = 0;
-
-    for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++)
-        sum += r->count * r->planes[p].elem_bytes;
-    return sum;
+    return row_plane_bytes(r, ZSD_SAVED_PARAM) + row_plane_bytes(r, ZSD_SAVED_STATE);
 }
 
 /* ---- versions */
@@ -217,16 +219,16 @@ int zsd_row_needs(struct zb_needs *p, const struct zsd_row *r, uint64_t times)
     int rc = 0;
 
     for (enum zsd_saved_plane plane = 0; plane < ZSD_SAVED_PLANES; plane++) {
-        uint32_t bytes = r->planes[plane].elem_bytes;
+        uint32_t bytes = r->planes[plane].block_bytes;
         uint64_t tail = zsd_row_page_elems(r, r->npages - 1);
         uint32_t full = r->npages - (tail < r->page_elems);
 
         if (bytes == 0 || times == 0)
             continue;
         if (rc == 0 && full > 0)
-            rc = zb_needs_add(p, (uint64_t)r->page_elems * bytes, full * times);
+            rc = zb_needs_add(p, zb_page_bytes(bytes, r->page_elems), full * times);
         if (rc == 0 && full < r->npages)
-            rc = zb_needs_add(p, tail * bytes, times);
+            rc = zb_needs_add(p, zb_page_bytes(bytes, tail), times);
     }
     return rc;
 }
@@ -360,8 +362,8 @@ static int saved_promise(struct zsd_saved *saved, const struct zsd_version *v,
     uint64_t param = 0, state = 0;
 
     for (uint32_t i = 0; v && i < v->nrows; i++) {
-        param += v->rows[i]->count * v->rows[i]->planes[ZSD_SAVED_PARAM].elem_bytes;
-        state += v->rows[i]->count * v->rows[i]->planes[ZSD_SAVED_STATE].elem_bytes;
+        param += row_plane_bytes(v->rows[i], ZSD_SAVED_PARAM);
+        state += row_plane_bytes(v->rows[i], ZSD_SAVED_STATE);
     }
     return zsd_nvme_promise(saved->store->core, &saved->nvme_held, &saved->promise, want, param,
                             state, err);
@@ -538,7 +540,8 @@ int zsd_saved_new(struct zsd_job *job, struct zb_err *err)
     memcpy(s->name, job->name, sizeof(s->name));
     s->uid = job->uid;
     s->groups = job->groups;
-    s->optimizer = 1;
+    s->optimizer = job->optimizer;
+    s->moments = job->moments;
     s->offload_param = job->offload_param;
     s->offload_optimizer = job->offload_optimizer;
     s->host_bytes_max = job->host_bytes_max;
@@ -567,6 +570,7 @@ struct zsd_saved *zsd_saved_like(const struct zsd_saved *saved, const char *name
     s->uid = uid;
     s->groups = saved->groups;
     s->optimizer = saved->optimizer;
+    s->moments = saved->moments;
     s->offload_param = saved->offload_param;
     s->offload_optimizer = saved->offload_optimizer;
     s->host_bytes_max = saved->host_bytes_max;
@@ -747,6 +751,12 @@ static int recover_unit(void *arg, const struct zn_key *key, const void *bytes, 
     rc = zsd_record_get_unit(key, bytes, len_bytes, &unit, err);
     if (rc < 0)
         return rc;
+    if (unit->layout.optimizer != s->optimizer || unit->layout.moments != s->moments) {
+        rc = zb_fail(err, -EBADMSG, "catalog: unit '%s' of job '%s' is not of its optimizer",
+                     unit->name, s->name);
+        zsd_unit_free(unit);
+        return rc;
+    }
     grown = realloc(s->units, (s->nunits + 1) * sizeof(struct zsd_unit *));
     if (!grown) {
         zsd_unit_free(unit);

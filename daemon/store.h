@@ -55,9 +55,9 @@ struct zsd_store;
 enum zsd_saved_plane { ZSD_SAVED_PARAM, ZSD_SAVED_STATE, ZSD_SAVED_PLANES };
 
 struct zsd_row_plane {
-    uint32_t elem_bytes, crc_bytes, crcs_per_page; /* elem_bytes 0: the plane does not exist */
-    struct zsd_extent *extents;                    /* [npages] */
-    uint32_t *crcs;                                /* [npages][crcs_per_page] */
+    uint32_t block_bytes, crc_bytes, crcs_per_page; /* block_bytes 0: the plane does not exist */
+    struct zsd_extent *extents;                     /* [npages] */
+    uint32_t *crcs;                                 /* [npages][crcs_per_page] */
 };
 
 struct zsd_row {
@@ -103,7 +103,9 @@ struct zsd_saved {
     uint32_t number;
     char name[ZP_NAME_MAX + 1];
     uid_t uid;
-    uint32_t groups, optimizer;
+    uint32_t groups;
+    enum zb_optimizer optimizer;
+    enum zb_moments moments;
     uint32_t offload_param, offload_optimizer;
     uint64_t host_bytes_max, commit_every;
     uint64_t epoch;
@@ -223,7 +225,7 @@ static inline uint64_t zsd_row_page_elems(const struct zsd_row *r, uint32_t page
 static inline uint32_t zsd_row_page_bytes(const struct zsd_row *r, enum zsd_saved_plane plane,
                                           uint32_t page)
 {
-    return (uint32_t)(zsd_row_page_elems(r, page) * r->planes[plane].elem_bytes);
+    return (uint32_t)zb_page_bytes(r->planes[plane].block_bytes, zsd_row_page_elems(r, page));
 }
 
 static inline enum zb_plane zsd_plane_of(enum zsd_saved_plane plane)
@@ -479,7 +481,7 @@ int zsd_record_del_snap(struct zn_txn *t, uint32_t job, const struct zsd_snap *s
 
 /**
  * Reads one page of one plane of a row and verifies it. The buffer is the caller's: aligned to
- * 4096, zsd_row_page_elems() * elem_bytes long, untouched until done.
+ * 4096, zsd_row_page_bytes() long, untouched until done.
  */
 struct zsd_row_read {
     struct zsd_core *core;

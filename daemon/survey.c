@@ -291,7 +291,7 @@ static void df_version(struct df *df, const struct zsd_version *v, uint32_t job,
         for (int p = 0; p < ZSD_SAVED_PLANES; p++) {
             const struct zsd_row *row = v->rows[i];
 
-            for (uint32_t page = 0; row->planes[p].elem_bytes > 0 && page < row->npages; page++)
+            for (uint32_t page = 0; row->planes[p].block_bytes > 0 && page < row->npages; page++)
                 df_place(df, row->planes[p].extents[page].at, job, column, shared);
         }
 }

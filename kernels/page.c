@@ -2,8 +2,8 @@
  * page.c - block by block over a page.
  *
  * MODEL. Everything walks a page in blocks of ZB_BLOCK_ELEMS elements, because state is interleaved
- * by block and one block's planes fit the second-level cache. Gradients and conversions that need
- * room use a block on the stack (16 KiB).
+ * by block and one block's planes fit the second-level cache. Conversions that need room use
+ * a block on the stack (16 KiB).
  */
 #include "kernels/zk_page.h"
 
@@ -15,7 +15,7 @@
 static void *page_at(void *plane, const struct zb_layout *layout, enum zb_plane which,
                      uint64_t elem)
 {
-    return (char *)plane + elem * layout->elem_bytes[which];
+    return (char *)plane + zb_blocks_bytes(layout->block_bytes[which], elem);
 }
 
 /* fp32 values of `n` elements of `dtype` at `from`: from itself, or converted into scratch. */
@@ -24,8 +24,17 @@ static const float *page_as_f32(const struct zk_ops *ops, enum zb_dtype dtype, c
 {
     if (dtype == ZB_F32)
         return from;
-    ops->bf16_to_f32(from, scratch, n);
+    (dtype == ZB_BF16 ? ops->bf16_to_f32 : ops->f16_to_f32)(from, scratch, n);
     return scratch;
+}
+
+static void page_from_f32(const struct zk_ops *ops, enum zb_dtype dtype, const float *from,
+                          void *to, size_t n)
+{
+    if (dtype == ZB_F32)
+        memcpy(to, from, n * sizeof(float));
+    else
+        (dtype == ZB_BF16 ? ops->f32_to_bf16 : ops->f32_to_f16)(from, to, n);
 }
 
 static void page_check(const struct zk_page *page)
@@ -44,45 +53,52 @@ void zk_page_init(const struct zk_ops *ops, const struct zb_layout *layout,
         struct zk_state_block state = { 0 };
 
         if (!layout->frozen) {
-            state = zk_state_block(layout->dtype, page->state, at / B);
-            memset(state.m, 0, B * sizeof(float));
-            memset(state.v, 0, B * sizeof(float));
+            state = zk_state_block(layout, page->state, at / B);
+            for (uint32_t i = 0; i < layout->nmoments; i++)
+                memset(state.moment[i], 0, zb_moment_block_bytes(layout->moments));
         }
         if (layout->dtype == ZB_BF16)
-            ops->split(master + at, param, layout->frozen ? unused_lo : state.lo, B);
+            ops->split(master + at, param, layout->frozen ? unused_lo : state.master, B);
         else
-            memcpy(param, master + at, B * sizeof(float));
+            page_from_f32(ops, layout->dtype, master + at, param, B);
+        if (layout->dtype == ZB_F16 && !layout->frozen)
+            memcpy(state.master, master + at, B * sizeof(float));
     }
 }
 
 /* Elements [from, to) of the block at `at`, all of one group. */
 static void page_step_run(const struct zk_ops *ops, const struct zb_layout *layout,
                           const struct zk_page *page, uint64_t at, uint64_t from, uint64_t to,
-                          const float *grad, const struct zk_adamw *scalars)
+                          const struct zk_scalars *scalars)
 {
-    struct zk_state_block state = zk_state_block(layout->dtype, page->state, at / B);
-    void *param = page_at(page->param, layout, ZB_PARAM, at + from);
+    struct zk_state_block state = zk_state_block(layout, page->state, at / B);
+    size_t param_bytes = zb_dtype_bytes(layout->dtype);
+    size_t grad_bytes = zb_dtype_bytes(layout->grad_dtype);
+    size_t master_bytes = layout->dtype == ZB_BF16 ? sizeof(int16_t) : sizeof(float);
+    float *v = state.moment[1];
+    struct zk_step_arrays arrays = {
+        .param = (char *)page_at(page->param, layout, ZB_PARAM, at) + from * param_bytes,
+        .master = state.master ? (char *)state.master + from * master_bytes : NULL,
+        .m = (float *)state.moment[0] + from,
+        .v = v ? v + from : NULL,
+        .grad = (char *)page_at(page->grad, layout, ZB_GRAD, at) + from * grad_bytes,
+        .bypass = page->bypass,
+    };
 
-    if (layout->dtype == ZB_BF16)
-        ops->adamw_bf16(scalars, param, state.lo + from, state.m + from, state.v + from,
-                        grad + from, to - from);
-    else
-        ops->adamw_f32(scalars, param, state.m + from, state.v + from, grad + from, to - from);
+    assert(layout->moments == ZB_MOMENTS_F32);
+    ops->step[layout->optimizer][layout->dtype][layout->grad_dtype](scalars, &arrays, to - from);
 }
 
 void zk_page_step(const struct zk_ops *ops, const struct zb_layout *layout,
                   const struct zk_page *page, const struct zk_segment *segments, size_t nsegments,
-                  const struct zk_adamw *by_group)
+                  const struct zk_scalars *by_group)
 {
     const struct zk_segment *s = segments, *end = segments + nsegments;
-    float scratch[B];
 
     page_check(page);
     assert(!layout->frozen && page->state && page->grad);
     for (uint64_t at = 0; at < page->count; at += B) {
         uint64_t first = page->first + at; /* of the unit */
-        const float *grad = page_as_f32(ops, layout->grad_dtype,
-                                        page_at(page->grad, layout, ZB_GRAD, at), B, scratch);
 
         while (s < end && s->first + s->count <= first)
             s++;
@@ -90,7 +106,7 @@ void zk_page_step(const struct zk_ops *ops, const struct zb_layout *layout,
             uint64_t from = t->first > first ? t->first - first : 0;
             uint64_t to = t->first + t->count < first + B ? t->first + t->count - first : B;
 
-            page_step_run(ops, layout, page, at, from, to, grad, &by_group[t->group]);
+            page_step_run(ops, layout, page, at, from, to, &by_group[t->group]);
         }
     }
 }
@@ -102,8 +118,9 @@ bool zk_page_has(const struct zb_layout *layout, enum zk_what what)
         return true;
     case ZK_MASTER:
         return !layout->frozen || layout->dtype == ZB_F32;
-    case ZK_EXP_AVG:
     case ZK_EXP_AVG_SQ:
+        return !layout->frozen && layout->nmoments > 1;
+    case ZK_EXP_AVG:
     case ZK_GRAD:
         return !layout->frozen;
     }
@@ -116,7 +133,7 @@ static void page_read_block(const struct zk_ops *ops, const struct zb_layout *la
     struct zk_state_block state = { 0 };
 
     if (!layout->frozen && what != ZK_GRAD)
-        state = zk_state_block(layout->dtype, page->state, at / B);
+        state = zk_state_block(layout, page->state, at / B);
     if (what == ZK_GRAD) {
         const float *grad =
             page_as_f32(ops, layout->grad_dtype, page_at(page->grad, layout, ZB_GRAD, at), B, out);
@@ -124,11 +141,13 @@ static void page_read_block(const struct zk_ops *ops, const struct zb_layout *la
         if (grad != out)
             memcpy(out, grad, B * sizeof(float));
     } else if (what == ZK_EXP_AVG) {
-        memcpy(out, state.m, B * sizeof(float));
+        memcpy(out, state.moment[0], B * sizeof(float));
     } else if (what == ZK_EXP_AVG_SQ) {
-        memcpy(out, state.v, B * sizeof(float));
+        memcpy(out, state.moment[1], B * sizeof(float));
     } else if (layout->dtype == ZB_BF16) {
-        ops->merge(page_at(page->param, layout, ZB_PARAM, at), state.lo, out, B);
+        ops->merge(page_at(page->param, layout, ZB_PARAM, at), state.master, out, B);
+    } else if (layout->dtype == ZB_F16) {
+        memcpy(out, state.master, B * sizeof(float));
     } else {
         memcpy(out, page_at(page->param, layout, ZB_PARAM, at), B * sizeof(float));
     }
@@ -140,7 +159,7 @@ void zk_page_read(const struct zk_ops *ops, const struct zb_layout *layout,
     page_check(page);
     assert(zk_page_has(layout, what));
     if (what == ZK_PARAM) {
-        memcpy(out, page->param, page->count * layout->elem_bytes[ZB_PARAM]);
+        memcpy(out, page->param, zb_blocks_bytes(layout->block_bytes[ZB_PARAM], page->count));
         return;
     }
     for (uint64_t at = 0; at < page->count; at += B)
@@ -151,12 +170,20 @@ void zk_page_set(const struct zb_layout *layout, const struct zk_page *page, enu
                  const float *values)
 {
     page_check(page);
-    assert(!layout->frozen && (what == ZK_EXP_AVG || what == ZK_EXP_AVG_SQ));
+    assert(zk_page_has(layout, what) && (what == ZK_EXP_AVG || what == ZK_EXP_AVG_SQ));
     for (uint64_t at = 0; at < page->count; at += B) {
-        struct zk_state_block state = zk_state_block(layout->dtype, page->state, at / B);
+        struct zk_state_block state = zk_state_block(layout, page->state, at / B);
 
-        memcpy(what == ZK_EXP_AVG ? state.m : state.v, values + at, B * sizeof(float));
+        memcpy(state.moment[what - ZK_EXP_AVG], values + at, B * sizeof(float));
     }
+}
+
+static void page_add(const struct zk_ops *ops, float *acc, const void *x, enum zb_dtype dtype)
+{
+    if (dtype == ZB_F32)
+        ops->add_f32(acc, x, B);
+    else
+        (dtype == ZB_BF16 ? ops->add_bf16 : ops->add_f16)(acc, x, B);
 }
 
 void zk_page_ingest(const struct zk_ops *ops, const struct zb_layout *layout,
@@ -175,18 +202,17 @@ void zk_page_ingest(const struct zk_ops *ops, const struct zb_layout *layout,
         uint64_t bad = 0;
         double squares;
 
-        if (add && from_dtype == ZB_BF16) {
-            ops->add_bf16(grad, source, B);
-        } else if (add) {
-            ops->add_f32(grad, source, B);
+        if (add) {
+            page_add(ops, grad, source, from_dtype);
         } else if (from_dtype == layout->grad_dtype) {
             memcpy(grad, source, B * from_bytes);
             now = page_as_f32(ops, from_dtype, grad, B, scratch);
-        } else if (from_dtype == ZB_BF16) {
-            ops->bf16_to_f32(source, grad, B);
+        } else if (layout->grad_dtype == ZB_F32) {
+            (void)page_as_f32(ops, from_dtype, source, B, grad);
         } else {
-            ops->f32_to_bf16(source, grad, B);
-            now = page_as_f32(ops, ZB_BF16, grad, B, scratch);
+            page_from_f32(ops, layout->grad_dtype, page_as_f32(ops, from_dtype, source, B, scratch),
+                          grad, B);
+            now = page_as_f32(ops, layout->grad_dtype, grad, B, scratch);
         }
         squares = ops->sumsq(now, B, &bad);
         *nonfinite += bad;

@@ -10,7 +10,7 @@
  *
  * Arithmetic is IEEE 754 with rounding to nearest even and denormals on; fused multiply-adds are
  * written out and nothing else is fused (-ffp-contract=off). A result that is NaN is stored as
- * 0x7fc00000 (fp32) or 0x7fc0 (bf16): payloads differ between processors.
+ * 0x7fc00000 (fp32), 0x7fc0 (bf16) or 0x7e00 (fp16): payloads differ between processors.
  *
  * Arrays of one call do not overlap unless said so. Any alignment of an element's own size works;
  * 64 bytes is fastest. n may be 0.
@@ -32,75 +32,126 @@
  * and (hi << 16) + lo is b again for every pattern that is not a NaN (with ties to even it would
  * not be). A NaN is hi 0x7fc0, lo 0. Hardware casts round ties to even: never use them here.
  *
+ * An fp16 parameter is the nearest fp16 of an fp32 master, which lies in state whole; an fp32
+ * parameter is its own master.
+ *
  * A STATE PAGE interleaves by block, so that one block is verified, updated and checksummed while
  * it is in the cache. A block of B = ZB_BLOCK_ELEMS elements is
- *     bf16:  int16 lo[B]; float m[B]; float v[B];        10 bytes an element
- *     fp32:  float m[B]; float v[B];                      8 bytes an element
+ *     master:       bf16 int16 lo[B]; fp16 float master[B]; fp32 nothing
+ *     each moment:  float[B]; or uint16_t bf16[B]; or uint8_t code[B], float scale[B / 256]
+ * with the moments in the order of base/plan.h.
  */
 struct zk_state_block {
-    int16_t *lo; /* NULL for fp32 parameters */
-    float *m, *v;
+    void *master;                 /* int16_t[] or float[]; NULL for fp32 parameters */
+    void *moment[ZB_MOMENTS_MAX]; /* NULL: the optimizer has fewer */
 };
 
 /** The arrays of block number `block` (from 0) of a state page. */
-static inline struct zk_state_block zk_state_block(enum zb_dtype dtype, void *page, size_t block)
+static inline struct zk_state_block zk_state_block(const struct zb_layout *layout, void *page,
+                                                   size_t block)
 {
-    unsigned char *p = page;
-    struct zk_state_block b = { 0 };
+    uint32_t moment_bytes = zb_moment_block_bytes(layout->moments);
+    unsigned char *p = (unsigned char *)page + block * layout->block_bytes[ZB_STATE];
+    struct zk_state_block b = { .master = layout->dtype == ZB_F32 ? NULL : p };
 
-    if (dtype == ZB_BF16) {
-        p += block * 10 * ZB_BLOCK_ELEMS;
-        b.lo = (int16_t *)(void *)p;
-        p += 2 * ZB_BLOCK_ELEMS;
-    } else {
-        p += block * 8 * ZB_BLOCK_ELEMS;
-    }
-    b.m = (float *)(void *)p;
-    b.v = b.m + ZB_BLOCK_ELEMS;
+    p += layout->block_bytes[ZB_STATE] - layout->nmoments * moment_bytes;
+    for (uint32_t i = 0; i < layout->nmoments; i++)
+        b.moment[i] = p + i * moment_bytes;
     return b;
 }
 
 /*
- * ADAMW, with the semantics of torch.optim.AdamW. Host scalars are computed in double, in this
- * order, by zk_adamw_prepare(), and rounded once to float:
- *     c1 = 1 - beta1^t, c2 = 1 - beta2^t           powers by zk_powi(), t = 1 for the first step
- *     decay = 1 - lr * weight_decay
- *     one_minus_beta1 = 1 - beta1; one_minus_beta2 = 1 - beta2
- *     step_size = lr / c1
- *     rsqrt_c2 = 1 / sqrt(c2)
- * and for each element, all in float, in this order:
- *     g  = grad * scale
- *     p  = p * decay
- *     m  = fma(one_minus_beta1, g - m, m)
- *     v  = fma(one_minus_beta2 * g, g, beta2 * v)
- *     d  = fma(sqrt(v), rsqrt_c2, eps)
- *     p  = fma(-step_size, m / d, p)
- * The bf16 form does the same on the merged master, then splits it again.
+ * THE OPTIMIZERS, with the semantics of the class of that name in torch.optim; Lion as published
+ * (X. Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023, algorithm 2). Scalars are
+ * computed once per step and group, in double, in the order written, by zk_prepare(), and rounded
+ * once to float; t is 1 for the first step; powers are zk_powi()'s:
+ *
+ *     scale = scale                  decay = 1 - lr * weight_decay       l2 = weight_decay
+ *     beta1 = beta1                  one_minus_beta1 = 1 - beta1
+ *     beta2 = beta2                  one_minus_beta2 = 1 - beta2
+ *     eps = eps                      rsqrt_c2 = 1 / sqrt(1 - beta2^t)    momentum = momentum
+ *     step_size = AdamW, Adam: lr / (1 - beta1^t); Adagrad: lr / (1 + (t - 1) * lr_decay); else lr
+ *     one_minus_dampening = 1 - dampening
+ *     fresh = t is 1, or momentum is 0
+ *
+ * and for each element, all in float, in this order, p being the fp32 master, m and v the moments
+ * (v of those that have two), sqrt and / correctly rounded:
+ *
+ *     all        g = grad * scale
+ *
+ *     AdamW      p = p * decay
+ *                m = fma(one_minus_beta1, g - m, m)
+ *                v = fma(one_minus_beta2 * g, g, beta2 * v)
+ *                p = fma(-step_size, m / fma(sqrt(v), rsqrt_c2, eps), p)
+ *
+ *     Adam       g = fma(l2, p, g)
+ *                m, v, p as AdamW
+ *
+ *     Lion       u = fma(one_minus_beta1, g, beta1 * m)
+ *                m = fma(one_minus_beta2, g, beta2 * m)
+ *                p = fma(-step_size, sign(u), p * decay)      sign of 0 is 0, of NaN NaN
+ *
+ *     SGD        g = fma(l2, p, g)
+ *                m = fresh ? g : fma(one_minus_dampening, g, momentum * m)
+ *                p = fma(-step_size, nesterov ? fma(momentum, m, g) : m, p)
+ *
+ *     Adagrad    g = fma(l2, p, g)
+ *                m = fma(g, g, m)
+ *                p = fma(-step_size, g / (sqrt(m) + eps), p)
+ *
+ * Then the master is stored as its parameter's dtype asks. The differences to torch.optim, which
+ * are ones of rounding but for these: SGD keeps g as its momentum while momentum is 0, so that
+ * momentum that is switched on later begins with the last gradient and not with the next; an
+ * infinite parameter becomes NaN under l2, also under one of 0.
  */
-struct zk_adamw {
+struct zk_scalars {
     float scale; /* of the gradient: 1 / (loss scale * averaging) times the clip coefficient */
-    float decay, beta2, one_minus_beta1, one_minus_beta2, step_size, rsqrt_c2, eps;
+    float decay, l2, step_size, eps;
+    float beta1, one_minus_beta1, beta2, one_minus_beta2, rsqrt_c2;
+    float momentum, one_minus_dampening;
+    uint32_t fresh, nesterov; /* 0 or 1 */
 };
 
-struct zk_adamw_params {
+struct zk_params {
     double lr, beta1, beta2, eps, weight_decay;
     double scale;
+    double momentum, dampening, lr_decay;
+    bool nesterov;
 };
 
 /** b^t in double by repeated squaring, from the lowest bit of t up: the same bits everywhere. */
 double zk_powi(double b, uint64_t t);
-/** t >= 1: the number of this step. The betas are in [0, 1): 1 would divide by zero. */
-struct zk_adamw zk_adamw_prepare(const struct zk_adamw_params *params, uint64_t t);
+/** t >= 1: the number of this step. The betas are in [0, 1): 1 would divide by zero. What the
+ * optimizer does not use is not looked at: its scalars are 0. */
+struct zk_scalars zk_prepare(enum zb_optimizer optimizer, const struct zk_params *params,
+                             uint64_t t);
+
+/*
+ * WHAT A STEP FUNCTION gets: arrays of n elements, all beginning at the same element of their
+ * planes. They do not overlap. A whole block comes with every array 64-byte aligned; a run inside
+ * of a block with any alignment of the elements' own size, and any n.
+ *
+ * `bypass` is a hint: nobody reads what is written soon, so stores may go around the cache. It
+ * never changes a bit; a function that uses such stores ends with the fence that they need.
+ */
+struct zk_step_arrays {
+    void *param;      /* float[], or uint16_t[] of bf16 (hi of the split master) or fp16 */
+    void *master;     /* int16_t lo[] for bf16, float[] for fp16, NULL for fp32 */
+    float *m, *v;     /* the moments; v is NULL for an optimizer with one */
+    const void *grad; /* in its own dtype */
+    bool bypass;
+};
+
+typedef void zk_step_fn(const struct zk_scalars *s, const struct zk_step_arrays *a, size_t n);
 
 /** One implementation of every kernel. */
 struct zk_ops {
     const char *name; /* "ref", "avx2", "avx512", "neon" */
     bool (*supported)(void);
 
-    void (*adamw_f32)(const struct zk_adamw *s, float *param, float *m, float *v, const float *grad,
-                      size_t n);
-    void (*adamw_bf16)(const struct zk_adamw *s, uint16_t *hi, int16_t *lo, float *m, float *v,
-                       const float *grad, size_t n);
+    /* [optimizer][dtype of the parameter][dtype of the gradient], by their numbers: every known
+     * triple has one. */
+    zk_step_fn *const (*step)[ZB_DTYPE_END][ZB_DTYPE_END];
 
     /* The split master; a NaN comes out canonical. */
     void (*split)(const float *master, uint16_t *hi, int16_t *lo, size_t n);
@@ -109,10 +160,13 @@ struct zk_ops {
     /* Casts for computing: round to nearest, ties to EVEN, NaN canonical. Not the split's cast. */
     void (*f32_to_bf16)(const float *from, uint16_t *to, size_t n);
     void (*bf16_to_f32)(const uint16_t *from, float *to, size_t n);
+    void (*f32_to_f16)(const float *from, uint16_t *to, size_t n);
+    void (*f16_to_f32)(const uint16_t *from, float *to, size_t n);
 
     /* acc[i] += x[i], one rounding. */
     void (*add_f32)(float *acc, const float *x, size_t n);
     void (*add_bf16)(float *acc, const uint16_t *x, size_t n);
+    void (*add_f16)(float *acc, const uint16_t *x, size_t n);
 
     /*
      * Sum of squares of one block (n <= ZB_BLOCK_ELEMS) in double. Each square is exact in double.

@@ -25,6 +25,7 @@ struct zk_page {
     void *grad;     /* NULL where there is none */
     uint64_t first; /* of the unit's elements; a multiple of the block */
     uint64_t count; /* likewise */
+    bool bypass;    /* nobody reads soon what a step writes: see struct zk_step_arrays */
 };
 
 /** Initial values: param and state's lo from fp32 masters, m and v zero. */
@@ -34,9 +35,10 @@ void zk_page_init(const struct zk_ops *ops, const struct zb_layout *layout,
 /** One optimizer step; by_group[segment.group]. Reads grad, changes param and state. */
 void zk_page_step(const struct zk_ops *ops, const struct zb_layout *layout,
                   const struct zk_page *page, const struct zk_segment *segments, size_t nsegments,
-                  const struct zk_adamw *by_group);
+                  const struct zk_scalars *by_group);
 
-/** What zk_page_read() reads; numbers as on the wire. */
+/** What zk_page_read() reads; numbers as on the wire. EXP_AVG is the first moment and EXP_AVG_SQ
+ * the second, whatever the optimizer calls them. */
 enum zk_what { ZK_PARAM = 1, ZK_MASTER = 2, ZK_EXP_AVG = 3, ZK_EXP_AVG_SQ = 4, ZK_GRAD = 5 };
 
 /** Whether this layout has it: frozen bf16 units have no master, frozen ones no moments or

@@ -5,7 +5,7 @@
  * baseline of the architecture as "ref", and again, with an instruction set switched on, for each
  * faster processor. ZK_VARIANT is the name of the one being compiled, and the names of its kernels
  * come from ZK_NAME(): so the arithmetic is written once and the linker tells the copies apart. A
- * kernel written by hand for one processor is a file in cpu/ that defines the same name, and takes
+ * kernel written by hand for one processor is a file in cpu/ that defines the same names, and takes
  * the place of its twin in that variant's list of sources.
  *
  * What is compiled with an instruction set switched on may be called only after `supported` said
@@ -20,32 +20,48 @@
 #define ZK_EXPAND(variant, kernel) ZK_PASTE(variant, kernel)
 #define ZK_NAME(kernel)            ZK_EXPAND(ZK_VARIANT, kernel)
 
+/* do_(arg, optimizer, dtype of the parameter, of the gradient) for every step function. */
+#define ZK_STEPS_OF(do_, arg, optimizer)                                                       \
+    do_(arg, optimizer, F32, F32) do_(arg, optimizer, F32, BF16) do_(arg, optimizer, F32, F16) \
+        do_(arg, optimizer, BF16, F32) do_(arg, optimizer, BF16, BF16)                         \
+            do_(arg, optimizer, BF16, F16) do_(arg, optimizer, F16, F32)                       \
+                do_(arg, optimizer, F16, BF16) do_(arg, optimizer, F16, F16)
+#define ZK_STEPS(do_, arg)       \
+    ZK_STEPS_OF(do_, arg, ADAMW) \
+    ZK_STEPS_OF(do_, arg, ADAM)  \
+    ZK_STEPS_OF(do_, arg, LION)  \
+    ZK_STEPS_OF(do_, arg, SGD)   \
+    ZK_STEPS_OF(do_, arg, ADAGRAD)
+
+#define ZK_DECLARE_STEP(variant, optimizer, param, grad) \
+    zk_step_fn zk_##variant##_step_##optimizer##_##param##_##grad;
+
 /* Every kernel of one variant; `restrict` is what zk.h promises about overlaps. */
 #define ZK_DECLARE(variant)                                                                       \
-    void zk_##variant##_adamw_f32(const struct zk_adamw *s, float *restrict param,                \
-                                  float *restrict m, float *restrict v,                           \
-                                  const float *restrict grad, size_t n);                          \
-    void zk_##variant##_adamw_bf16(const struct zk_adamw *s, uint16_t *restrict hi,               \
-                                   int16_t *restrict lo, float *restrict m, float *restrict v,    \
-                                   const float *restrict grad, size_t n);                         \
+    ZK_STEPS(ZK_DECLARE_STEP, variant)                                                            \
+    extern zk_step_fn *const zk_##variant##_steps[ZB_OPTIMIZER_END][ZB_DTYPE_END][ZB_DTYPE_END];  \
     void zk_##variant##_split(const float *restrict master, uint16_t *restrict hi,                \
                               int16_t *restrict lo, size_t n);                                    \
     void zk_##variant##_merge(const uint16_t *restrict hi, const int16_t *restrict lo,            \
                               float *restrict master, size_t n);                                  \
     void zk_##variant##_f32_to_bf16(const float *restrict from, uint16_t *restrict to, size_t n); \
     void zk_##variant##_bf16_to_f32(const uint16_t *restrict from, float *restrict to, size_t n); \
+    void zk_##variant##_f32_to_f16(const float *restrict from, uint16_t *restrict to, size_t n);  \
+    void zk_##variant##_f16_to_f32(const uint16_t *restrict from, float *restrict to, size_t n);  \
     void zk_##variant##_add_f32(float *restrict acc, const float *restrict x, size_t n);          \
     void zk_##variant##_add_bf16(float *restrict acc, const uint16_t *restrict x, size_t n);      \
+    void zk_##variant##_add_f16(float *restrict acc, const uint16_t *restrict x, size_t n);       \
     double zk_##variant##_sumsq(const float *restrict x, size_t n, uint64_t *nonfinite)
 
 /* The row of that variant for zk_all(). */
 #define ZK_OPS(variant, is_supported)                                                         \
     {                                                                                         \
-        .name = #variant, .supported = (is_supported), .adamw_f32 = zk_##variant##_adamw_f32, \
-        .adamw_bf16 = zk_##variant##_adamw_bf16, .split = zk_##variant##_split,               \
-        .merge = zk_##variant##_merge, .f32_to_bf16 = zk_##variant##_f32_to_bf16,             \
-        .bf16_to_f32 = zk_##variant##_bf16_to_f32, .add_f32 = zk_##variant##_add_f32,         \
-        .add_bf16 = zk_##variant##_add_bf16, .sumsq = zk_##variant##_sumsq,                   \
+        .name = #variant, .supported = (is_supported), .step = zk_##variant##_steps,          \
+        .split = zk_##variant##_split, .merge = zk_##variant##_merge,                         \
+        .f32_to_bf16 = zk_##variant##_f32_to_bf16, .bf16_to_f32 = zk_##variant##_bf16_to_f32, \
+        .f32_to_f16 = zk_##variant##_f32_to_f16, .f16_to_f32 = zk_##variant##_f16_to_f32,     \
+        .add_f32 = zk_##variant##_add_f32, .add_bf16 = zk_##variant##_add_bf16,               \
+        .add_f16 = zk_##variant##_add_f16, .sumsq = zk_##variant##_sumsq,                     \
     }
 
 ZK_DECLARE(ref);

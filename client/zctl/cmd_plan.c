@@ -65,7 +65,9 @@ static int plan_layout(struct zctl_plan *p)
 
     if (rc == 0)
         rc = plan_dtype(p->z, "grad-dtype", &grad);
-    return rc < 0 ? rc : zb_layout_of(dtype, grad, false, &p->run.layout, &p->z->err);
+    return rc < 0 ? rc
+                  : zb_layout_of(dtype, grad, ZB_ADAMW, ZB_MOMENTS_F32, false, &p->run.layout,
+                                 &p->z->err);
 }
 
 static int plan_offload(struct zctl_plan *p)

@@ -27,12 +27,12 @@
 
 static uint64_t slice_bytes(const struct zcz_unit *u)
 {
-    return u->slice * u->layout.elem_bytes[ZB_PARAM];
+    return u->slice * zb_dtype_bytes(u->layout.dtype);
 }
 
 static uint64_t stored_bytes(const struct zcz_unit *u)
 {
-    return u->count * u->layout.elem_bytes[ZB_PARAM];
+    return u->count * zb_dtype_bytes(u->layout.dtype);
 }
 
 void zcz_gather_begin(struct zc_zero *z, struct zcz_unit *u)

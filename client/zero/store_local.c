@@ -54,19 +54,19 @@ static int slice_make(struct local *l, const struct zcz_unit *u, struct slice *s
     uint64_t bytes = 0;
 
     for (int p = 0; p < ZB_PLANES; p++)
-        bytes += u->count * u->layout.elem_bytes[p];
+        bytes += zb_page_bytes(u->layout.block_bytes[p], u->count);
     if (bytes == 0)
         return 0;
-    slice->memory = aligned_alloc(ZB_PAGE_ALIGN, bytes); /* blocks are whole pages */
+    slice->memory = aligned_alloc(ZB_PAGE_ALIGN, bytes);
     if (!slice->memory)
         return zcz_refuse(l->base.z, -ENOMEM, "no memory for unit %u '%s': %llu bytes",
                           u->def.index, u->def.name, (unsigned long long)bytes);
     l->bytes += bytes;
     bytes = 0;
     for (int p = 0; p < ZB_PLANES; p++) {
-        if (u->layout.elem_bytes[p] > 0)
+        if (u->layout.block_bytes[p] > 0)
             slice->planes[p] = slice->memory + bytes;
-        bytes += u->count * u->layout.elem_bytes[p];
+        bytes += zb_page_bytes(u->layout.block_bytes[p], u->count);
     }
     return 0;
 }
@@ -126,7 +126,7 @@ static struct zk_page local_page(struct local *l, const struct zcz_unit *u, uint
     assert(zb_range_inside(first, count, u->count) && first % ZB_BLOCK_ELEMS == 0);
     for (int p = 0; p < ZB_PLANES; p++)
         if (slice->planes[p])
-            *planes[p] = slice->planes[p] + first * u->layout.elem_bytes[p];
+            *planes[p] = slice->planes[p] + zb_blocks_bytes(u->layout.block_bytes[p], first);
     return page;
 }
 
@@ -176,7 +176,7 @@ static int local_fetch(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *
     (void)op;
     u->view = (struct zc_view){
         .data = local_of(s)->slices[u->def.index].planes[ZB_PARAM],
-        .bytes = u->count * u->layout.elem_bytes[ZB_PARAM],
+        .bytes = zb_blocks_bytes(u->layout.block_bytes[ZB_PARAM], u->count),
         .version = min_version, /* steps finish before they return */
     };
     return 0;
@@ -252,15 +252,19 @@ static int local_step(struct zcz_store *s, struct zcz_op *op, const struct zc_st
 {
     struct local *l = local_of(s);
     struct zc_zero *z = s->z;
-    struct zk_adamw by_group[ZCZ_GROUPS_MAX];
+    struct zk_scalars by_group[ZCZ_GROUPS_MAX];
 
     (void)op;
     for (uint32_t g = 0; step->groups && g < step->ngroups; g++) {
         const struct zc_group *from = &step->groups[g];
-        struct zk_adamw_params params = { from->lr,  from->beta1,        from->beta2,
-                                          from->eps, from->weight_decay, step->scale };
+        struct zk_params params = { .lr = from->lr,
+                                    .beta1 = from->beta1,
+                                    .beta2 = from->beta2,
+                                    .eps = from->eps,
+                                    .weight_decay = from->weight_decay,
+                                    .scale = step->scale };
 
-        by_group[g] = zk_adamw_prepare(&params, z->applied + 1);
+        by_group[g] = zk_prepare(ZB_ADAMW, &params, z->applied + 1);
     }
     for (uint32_t i = 0; step->groups && i < l->nslices; i++) {
         struct zcz_unit *u = &z->units[i];

@@ -60,7 +60,8 @@ static int unit_check(struct zc_zero *z, const struct zc_unit *unit, struct zb_l
     if (unit->elems < 1 || unit->elems > ZCZ_SLICE_ELEMS)
         return zcz_refuse(z, -EINVAL, "unit '%s' has %llu elements: from 1 to %llu", unit->name,
                           (unsigned long long)unit->elems, (unsigned long long)ZCZ_SLICE_ELEMS);
-    rc = zb_layout_of((enum zb_dtype)unit->dtype, ZB_F32, unit->frozen, ret_layout, &err);
+    rc = zb_layout_of((enum zb_dtype)unit->dtype, ZB_F32, ZB_ADAMW, ZB_MOMENTS_F32, unit->frozen,
+                      ret_layout, &err);
     if (rc < 0)
         return zcz_refuse(z, rc, "unit '%s': %s", unit->name, err.text);
     if (unit->ntensors > 0 && !unit->tensors)

@@ -1,5 +1,5 @@
 /*
- * cast.c - between fp32 and bf16: the split master, and the casts for computing.
+ * cast.c - between fp32 and the 16-bit types: the split master, and the casts for computing.
  */
 #include "kernels/ref/elem_priv.h"
 #include "kernels/zk_priv.h"
@@ -28,4 +28,16 @@ void ZK_NAME(bf16_to_f32)(const uint16_t *restrict from, float *restrict to, siz
 {
     for (size_t i = 0; i < n; i++)
         to[i] = elem_from_bf16(from[i]);
+}
+
+void ZK_NAME(f32_to_f16)(const float *restrict from, uint16_t *restrict to, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        to[i] = elem_to_f16(from[i]);
+}
+
+void ZK_NAME(f16_to_f32)(const uint16_t *restrict from, float *restrict to, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        to[i] = elem_from_f16(from[i]);
 }

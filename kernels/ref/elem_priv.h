@@ -9,18 +9,16 @@
 #ifndef ZK_ELEM_PRIV_H
 #define ZK_ELEM_PRIV_H
 
-#include <float.h>
-#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
+#include "kernels/ref/ops_priv.h"
 #include "kernels/zk.h"
-
-/* "The same bits" needs arithmetic in the operands' own format; x87 has none. */
-_Static_assert(FLT_EVAL_METHOD == 0, "float arithmetic is done in float, double in double");
 
 #define ELEM_NAN      UINT32_C(0x7fc00000)
 #define ELEM_BF16_NAN UINT32_C(0x7fc0)
+#define ELEM_F16_NAN  UINT32_C(0x7e00)
+#define ELEM_F16_INF  UINT32_C(0x7c00)
 
 static inline uint32_t elem_bits(float f)
 {
@@ -66,6 +64,35 @@ static inline float elem_from_bf16(uint16_t h)
     return elem_canonical(elem_float((uint32_t)h << 16));
 }
 
+/* The exponents of fp16 are those of fp32 less 112; its denormals are multiples of 2^-24, which is
+ * also the last place of a float in [0.5, 1): adding 0.5 rounds to them. */
+#define ELEM_F16_REBIAS     (UINT32_C(112) << 23)
+#define ELEM_F16_NORMAL_MIN UINT32_C(0x38800000) /* 2^-14 */
+#define ELEM_HALF           UINT32_C(0x3f000000) /* 0.5 */
+
+/* The nearest fp16, ties to even; what rounds beyond the largest is infinity. */
+static inline uint16_t elem_to_f16(float f)
+{
+    uint32_t b = elem_bits(f), a = b & 0x7fffffff;
+    uint32_t normal = (a + 0xfff + (a >> 13 & 1) - ELEM_F16_REBIAS) >> 13;
+    uint32_t denormal = elem_bits(elem_add(elem_float(a), 0.5f)) - ELEM_HALF;
+    uint32_t h = a < ELEM_F16_NORMAL_MIN ? denormal : normal;
+
+    h = h > ELEM_F16_INF ? ELEM_F16_INF : h;
+    h |= b >> 16 & 0x8000;
+    return (uint16_t)(elem_is_nan(b) ? ELEM_F16_NAN : h);
+}
+
+static inline float elem_from_f16(uint16_t h)
+{
+    uint32_t a = h & 0x7fffu, sign = (uint32_t)(h & 0x8000u) << 16;
+    uint32_t normal = (a << 13) + ELEM_F16_REBIAS;
+    uint32_t denormal = elem_bits(elem_sub(elem_float(ELEM_HALF | a), 0.5f));
+    uint32_t b = a < 0x400 ? denormal : a >= ELEM_F16_INF ? normal + ELEM_F16_REBIAS : normal;
+
+    return elem_float(a > ELEM_F16_INF ? ELEM_NAN : b | sign);
+}
+
 /* The split master (zk.h): lo = b - (hi << 16) is the low half of b, read as a signed number. */
 static inline void elem_split(float master, uint16_t *hi, int16_t *lo)
 {
@@ -80,19 +107,77 @@ static inline float elem_merge(uint16_t hi, int16_t lo)
     return elem_canonical(elem_float(((uint32_t)hi << 16) + (uint32_t)(int32_t)lo));
 }
 
-/* One element of AdamW, as zk.h spells it. */
-static inline void elem_adamw(const struct zk_adamw *s, float *param, float *m, float *v,
-                              float grad)
-{
-    float g = grad * s->scale;
-    float p = *param * s->decay;
-    float new_m = fmaf(s->one_minus_beta1, g - *m, *m);
-    float new_v = fmaf(s->one_minus_beta2 * g, g, s->beta2 * *v);
-    float d = fmaf(sqrtf(new_v), s->rsqrt_c2, s->eps);
+/* One element of each optimizer, as zk.h spells them: the master and the moments are changed in
+ * place. Those with one moment leave v alone. */
 
-    *param = elem_canonical(fmaf(-s->step_size, new_m / d, p));
+static inline void elem_adam(const struct zk_scalars *s, float p, float g, float *param, float *m,
+                             float *v)
+{
+    float new_m = elem_fma(s->one_minus_beta1, elem_sub(g, *m), *m);
+    float new_v = elem_fma(elem_mul(s->one_minus_beta2, g), g, elem_mul(s->beta2, *v));
+    float d = elem_fma(elem_sqrt(new_v), s->rsqrt_c2, s->eps);
+
+    *param = elem_canonical(elem_fma(-s->step_size, elem_div(new_m, d), p));
     *m = elem_canonical(new_m);
     *v = elem_canonical(new_v);
+}
+
+static inline void elem_step_ADAMW(const struct zk_scalars *s, float *param, float *m, float *v,
+                                   float grad)
+{
+    elem_adam(s, elem_mul(*param, s->decay), elem_mul(grad, s->scale), param, m, v);
+}
+
+static inline void elem_step_ADAM(const struct zk_scalars *s, float *param, float *m, float *v,
+                                  float grad)
+{
+    elem_adam(s, *param, elem_fma(s->l2, *param, elem_mul(grad, s->scale)), param, m, v);
+}
+
+/* 1 with the sign of f; f itself where it is 0 or NaN. */
+static inline float elem_sign(float f)
+{
+    uint32_t b = elem_bits(f), a = b & 0x7fffffff;
+    uint32_t one = (b & 0x80000000) | 0x3f800000;
+
+    return elem_float(a == 0 || elem_is_nan(b) ? b : one);
+}
+
+static inline void elem_step_LION(const struct zk_scalars *s, float *param, float *m, float *v,
+                                  float grad)
+{
+    float g = elem_mul(grad, s->scale);
+    float u = elem_fma(s->one_minus_beta1, g, elem_mul(s->beta1, *m));
+    float new_m = elem_fma(s->one_minus_beta2, g, elem_mul(s->beta2, *m));
+
+    (void)v;
+    *param = elem_canonical(elem_fma(-s->step_size, elem_sign(u), elem_mul(*param, s->decay)));
+    *m = elem_canonical(new_m);
+}
+
+static inline void elem_step_SGD(const struct zk_scalars *s, float *param, float *m, float *v,
+                                 float grad)
+{
+    float g = elem_fma(s->l2, *param, elem_mul(grad, s->scale));
+    float old = elem_fma(s->one_minus_dampening, g, elem_mul(s->momentum, *m));
+    float new_m = s->fresh ? g : old;
+    float ahead = elem_fma(s->momentum, new_m, g);
+
+    (void)v;
+    *param = elem_canonical(elem_fma(-s->step_size, s->nesterov ? ahead : new_m, *param));
+    *m = elem_canonical(new_m);
+}
+
+static inline void elem_step_ADAGRAD(const struct zk_scalars *s, float *param, float *m, float *v,
+                                     float grad)
+{
+    float g = elem_fma(s->l2, *param, elem_mul(grad, s->scale));
+    float sum = elem_fma(g, g, *m);
+
+    (void)v;
+    *param = elem_canonical(
+        elem_fma(-s->step_size, elem_div(g, elem_add(elem_sqrt(sum), s->eps)), *param));
+    *m = elem_canonical(sum);
 }
 
 #endif

@@ -11,13 +11,19 @@
 void ZK_NAME(add_f32)(float *restrict acc, const float *restrict x, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        acc[i] = elem_canonical(acc[i] + x[i]);
+        acc[i] = elem_canonical(elem_add(acc[i], x[i]));
 }
 
 void ZK_NAME(add_bf16)(float *restrict acc, const uint16_t *restrict x, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        acc[i] = elem_canonical(acc[i] + elem_from_bf16(x[i]));
+        acc[i] = elem_canonical(elem_add(acc[i], elem_from_bf16(x[i])));
+}
+
+void ZK_NAME(add_f16)(float *restrict acc, const uint16_t *restrict x, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        acc[i] = elem_canonical(elem_add(acc[i], elem_from_f16(x[i])));
 }
 
 /* Adds the squares of x, a whole number of rows of LANES, to the lanes. A function of its own, so

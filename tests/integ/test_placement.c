@@ -147,7 +147,7 @@ static struct unit *unit_of(struct job *j, const struct shard *s)
 
 static uint8_t *plane_at(uint8_t *plane, const struct unit *u, enum zb_plane which, uint64_t elem)
 {
-    return plane ? plane + elem * u->layout.elem_bytes[which] : NULL;
+    return plane ? plane + zb_blocks_bytes(u->layout.block_bytes[which], elem) : NULL;
 }
 
 /* Elements of a shard as a page of the model: a unit's state is one long page. */
@@ -225,15 +225,15 @@ static void draw_unit(struct job *j, unsigned index)
     u->def.frozen = index > 0 && chance(15);
     assert_int_equal(zb_layout_of((enum zb_dtype)u->def.dtype,
                                   u->def.frozen ? ZB_F32 : (enum zb_dtype)u->def.grad_dtype,
-                                  u->def.frozen, &u->layout, NULL),
+                                  ZB_ADAMW, ZB_MOMENTS_F32, u->def.frozen, &u->layout, NULL),
                      0);
     draw_tensors(j, u);
     u->padded = zb_padded_elems(u->def.elems);
     for (int v = 0; v < 2; v++)
-        u->param[v] = calloc(u->padded, u->layout.elem_bytes[ZB_PARAM]);
+        u->param[v] = calloc(1, zb_blocks_bytes(u->layout.block_bytes[ZB_PARAM], u->padded));
     if (!u->def.frozen) {
-        u->state = calloc(u->padded, u->layout.elem_bytes[ZB_STATE]);
-        u->grad = calloc(u->padded, u->layout.elem_bytes[ZB_GRAD]);
+        u->state = calloc(1, zb_blocks_bytes(u->layout.block_bytes[ZB_STATE], u->padded));
+        u->grad = calloc(1, zb_blocks_bytes(u->layout.block_bytes[ZB_GRAD], u->padded));
     }
 }
 
@@ -301,7 +301,7 @@ static void job_open(struct job *j)
 
     for (unsigned u = 0; u < j->nunits; u++)
         for (int p = 0; p < ZB_PLANES; p++)
-            all += j->units[u].padded * j->units[u].layout.elem_bytes[p];
+            all += zb_blocks_bytes(j->units[u].layout.block_bytes[p], j->units[u].padded);
     assert_int_equal(job_try(j, staging + 4096, &least), -ENOSPC);
     (void)zi_await_used(j->d, idle_host, idle_nvme, 2000);
     assert_int_equal(job_try(j, least - 4096, &none), -ENOSPC);
@@ -420,7 +420,7 @@ static void param_copy(struct job *j)
         struct unit *unit = &j->units[u];
 
         memcpy(unit->param[(j->applied + 1) & 1], unit->param[j->applied & 1],
-               unit->padded * unit->layout.elem_bytes[ZB_PARAM]);
+               zb_blocks_bytes(unit->layout.block_bytes[ZB_PARAM], unit->padded));
     }
 }
 
@@ -505,7 +505,7 @@ static bool start_read(struct job *j, struct shard *s)
     }
     count = draw_part(j, s, first);
     page = model_page(j, s, first, count);
-    op->want_bytes = count * (what == ZK_PARAM ? u->layout.elem_bytes[ZB_PARAM] : sizeof(float));
+    op->want_bytes = count * (what == ZK_PARAM ? zb_dtype_bytes(u->layout.dtype) : sizeof(float));
     op->want = malloc(op->want_bytes);
     zk_page_read(j->ops, &u->layout, &page, what, op->want);
     op->slot = (unsigned)slot;
@@ -521,8 +521,8 @@ static bool start_read(struct job *j, struct shard *s)
 /* Would they, streamed, have their places in the ring in common? */
 static bool ring_same(struct job *j, const struct shard *s, const struct shard *t)
 {
-    return s->rank == t->rank && s->count * unit_of(j, s)->layout.elem_bytes[ZB_PARAM] ==
-                                     t->count * unit_of(j, t)->layout.elem_bytes[ZB_PARAM];
+    return s->rank == t->rank && s->count * zb_dtype_bytes(unit_of(j, s)->layout.dtype) ==
+                                     t->count * zb_dtype_bytes(unit_of(j, t)->layout.dtype);
 }
 
 /* Shards of those that are pinned or wanted, and are not this one. */
@@ -577,7 +577,7 @@ static bool start_fetch(struct job *j, uint64_t version, bool press)
 static void pin_check(struct job *j, const struct pin *p)
 {
     struct unit *u = unit_of(j, p->shard);
-    uint64_t bytes = p->shard->count * u->layout.elem_bytes[ZB_PARAM];
+    uint64_t bytes = p->shard->count * zb_dtype_bytes(u->layout.dtype);
     const uint8_t *want = plane_at(u->param[p->view.version & 1], u, ZB_PARAM, p->shard->first);
 
     if (p->view.version != j->applied && p->view.version + 1 != j->applied)
@@ -786,16 +786,20 @@ static void check_norms(struct job *j)
 /* The model makes the step at once. */
 static void model_step(struct job *j, const struct zc_step *step)
 {
-    struct zk_adamw by_group[GROUPS_MAX];
+    struct zk_scalars by_group[GROUPS_MAX];
 
     param_copy(j);
     j->applied++;
     for (unsigned g = 0; g < j->ngroups; g++) {
         const struct zc_group *from = &step->groups[g];
-        struct zk_adamw_params p = { from->lr,  from->beta1,        from->beta2,
-                                     from->eps, from->weight_decay, step->scale };
+        struct zk_params p = { .lr = from->lr,
+                               .beta1 = from->beta1,
+                               .beta2 = from->beta2,
+                               .eps = from->eps,
+                               .weight_decay = from->weight_decay,
+                               .scale = step->scale };
 
-        by_group[g] = zk_adamw_prepare(&p, j->applied);
+        by_group[g] = zk_prepare(ZB_ADAMW, &p, j->applied);
     }
     for (unsigned u = 0; u < j->nunits; u++) {
         struct unit *unit = &j->units[u];
@@ -890,7 +894,8 @@ static void check_all(struct job *j)
                 page = model_page(j, s, first, count);
                 if (!zk_page_has(&u->layout, what))
                     continue;
-                bytes = count * (what == ZK_PARAM ? u->layout.elem_bytes[ZB_PARAM] : sizeof(float));
+                bytes = count *
+                        (what == ZK_PARAM ? zb_dtype_bytes(u->layout.dtype) : sizeof(float));
                 want = malloc(bytes);
                 zk_page_read(j->ops, &u->layout, &page, what, want);
                 if (zc_read_wait(r->c, s->id, (enum zc_what)what, first, count, r->job.staging) < 0)

@@ -367,7 +367,7 @@ static const struct {
     { "a name with a blank", 0, "a b", 10, 1, 1, "t", 0, 10, 1, 0, "'a b'" },
     { "no elements", 0, "a", 0, 1, 1, NULL, 0, 0, 0, 0, "0 elements" },
     { "too many elements", 0, "a", UINT64_MAX, 1, 1, NULL, 0, 0, 0, 0, "2^40" },
-    { "a dtype that is none", 0, "a", 10, 3, 1, "t", 0, 10, 1, 0, "dtype" },
+    { "a dtype that is none", 0, "a", 10, 4, 1, "t", 0, 10, 1, 0, "dtype" },
     { "a gradient dtype that is none", 0, "a", 10, 1, 0, "t", 0, 10, 1, 0, "dtype" },
     { "a tensor that is too long", 0, "a", 10, 1, 1, "t", 0, 11, 1, 0, "not inside unit 'a'" },
     { "a tensor that begins too late", 0, "a", 10, 1, 1, "t", 8, 3, 1, 0, "not inside unit 'a'" },

@@ -31,7 +31,7 @@ const struct zs_unit zs_units[ZS_UNITS] = {
     { "u8", 900, ZB_BF16, ZB_F32, true, { { 0, 900, ZP_GROUP_FROZEN } }, 1 },
 };
 
-const struct zk_adamw_params zs_groups[2] = {
+const struct zk_params zs_groups[2] = {
     { .lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.01, .scale = 1 },
     { .lr = 0.02, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0, .scale = 1 },
 };
@@ -50,8 +50,8 @@ struct zb_layout zs_layout(unsigned u)
     const struct zs_unit *unit = &zs_units[u];
     struct zb_layout layout = { 0 };
 
-    (void)zb_layout_of(unit->dtype, unit->frozen ? ZB_F32 : unit->grad_dtype, unit->frozen, &layout,
-                       NULL);
+    (void)zb_layout_of(unit->dtype, unit->frozen ? ZB_F32 : unit->grad_dtype, ZB_ADAMW,
+                       ZB_MOMENTS_F32, unit->frozen, &layout, NULL);
     return layout;
 }
 
@@ -89,7 +89,7 @@ static uint64_t plane_bytes(unsigned u, enum zsd_saved_plane p)
 {
     struct zb_layout layout = zs_layout(u);
 
-    return zb_padded_elems(zs_units[u].elems) * layout.elem_bytes[zsd_plane_of(p)];
+    return zb_blocks_bytes(layout.block_bytes[zsd_plane_of(p)], zb_padded_elems(zs_units[u].elems));
 }
 
 static struct zk_page page_of(const struct zs_state *s, unsigned u, void *grad)
@@ -140,12 +140,12 @@ struct zs_state *zs_state_first(void)
 struct zs_state *zs_state_next(const struct zs_state *from, uint64_t n)
 {
     struct zs_state *s = zs_state_copy(from);
-    struct zk_adamw by_group[2];
+    struct zk_scalars by_group[2];
 
     s->iterations++;
     s->applied += n > 0;
     for (unsigned g = 0; g < 2 && n > 0; g++)
-        by_group[g] = zk_adamw_prepare(&zs_groups[g], s->applied);
+        by_group[g] = zk_prepare(ZB_ADAMW, &zs_groups[g], s->applied);
     for (unsigned u = 0; u < ZS_UNITS && n > 0; u++) {
         const struct zs_unit *unit = &zs_units[u];
         struct zb_layout layout = zs_layout(u);

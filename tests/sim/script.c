@@ -496,7 +496,7 @@ static void run_fetch(struct zs_run *r)
             Zp__FetchReply *reply;
             const struct zsd_job *job;
             struct zb_layout layout = zs_layout(u);
-            uint64_t bytes = x->count[u] * layout.elem_bytes[ZB_PARAM];
+            uint64_t bytes = zb_blocks_bytes(layout.block_bytes[ZB_PARAM], x->count[u]);
 
             if (x->shards[u] == 0)
                 continue;
@@ -513,7 +513,7 @@ static void run_fetch(struct zs_run *r)
             if (reply->items[0]->bytes != bytes ||
                 memcmp(job->arena.base + reply->items[0]->offset,
                        r->mem->planes[u][ZSD_SAVED_PARAM] +
-                           x->first[u] * layout.elem_bytes[ZB_PARAM],
+                           zb_blocks_bytes(layout.block_bytes[ZB_PARAM], x->first[u]),
                        bytes) != 0)
                 zs_fail("step %llu: rank %u fetches wrong bytes of unit %u",
                         (unsigned long long)r->mem->iterations, rank, u);

@@ -464,10 +464,11 @@ static int shard_read(struct zs_world *w, unsigned rank, unsigned u, enum zk_wha
     struct zb_layout layout = zs_layout(u);
     size_t bytes = r->count[u] * (what == ZK_PARAM ? zb_dtype_bytes(layout.dtype) : 4);
     struct zk_page page = {
-        .param = s->planes[u][ZSD_SAVED_PARAM] + r->first[u] * layout.elem_bytes[ZB_PARAM],
-        .state = layout.frozen
-                     ? NULL
-                     : s->planes[u][ZSD_SAVED_STATE] + r->first[u] * layout.elem_bytes[ZB_STATE],
+        .param = s->planes[u][ZSD_SAVED_PARAM] +
+                 zb_blocks_bytes(layout.block_bytes[ZB_PARAM], r->first[u]),
+        .state = layout.frozen ? NULL
+                               : s->planes[u][ZSD_SAVED_STATE] +
+                                     zb_blocks_bytes(layout.block_bytes[ZB_STATE], r->first[u]),
         .first = r->first[u],
         .count = r->count[u],
     };
@@ -567,9 +568,9 @@ static int row_read(struct zs_world *w, struct zsd_row *row, enum zsd_saved_plan
                                         .buf = buf,
                                         .done = version_on_read } };
     uint32_t bytes = zsd_row_page_bytes(row, p, page);
-    const uint8_t *want = s->planes[row->unit][p] +
-                          (row->first + (uint64_t)page * row->page_elems) *
-                              row->planes[p].elem_bytes;
+    const uint8_t *want =
+        s->planes[row->unit][p] +
+        zb_blocks_bytes(row->planes[p].block_bytes, row->first + (uint64_t)page * row->page_elems);
 
     zsd_row_read_start(&v.read, s->job_note.len > 0 ? "of a step" : "as it began");
     for (unsigned i = 0; i < TURNS_MAX && !v.over; i++)
@@ -600,7 +601,7 @@ int zs_read_version(struct zs_world *w, const struct zsd_version *v, const struc
 
         covered[row->unit] += row->count;
         for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++)
-            for (uint32_t page = 0; page < row->npages && row->planes[p].elem_bytes > 0; page++) {
+            for (uint32_t page = 0; page < row->npages && row->planes[p].block_bytes > 0; page++) {
                 int one = row_read(w, row, p, page, s);
 
                 rc = rc < 0 ? rc : one;

@@ -74,7 +74,7 @@ struct zs_unit {
     unsigned ntensors;
 };
 extern const struct zs_unit zs_units[ZS_UNITS];
-extern const struct zk_adamw_params zs_groups[2];
+extern const struct zk_params zs_groups[2];
 
 struct zb_layout zs_layout(unsigned u);
 float zs_initial(unsigned u, uint64_t element);

@@ -29,7 +29,7 @@ static struct zb_layout bf16(void)
 {
     struct zb_layout l;
 
-    assert_int_equal(zb_layout_of(ZB_BF16, ZB_F32, false, &l, NULL), 0);
+    assert_int_equal(zb_layout_of(ZB_BF16, ZB_F32, ZB_ADAMW, ZB_MOMENTS_F32, false, &l, NULL), 0);
     return l;
 }
 

@@ -65,7 +65,8 @@ void saved_open(struct saved_world *s, uint64_t host_bytes, enum zb_dtype dtype,
     if (zsd_store_open(s->w.daemon.core, &err) != 0)
         fail_msg("%s", err.text);
     s->dtype = dtype;
-    assert_int_equal(zb_layout_of(dtype, ZB_F32, false, &s->layout, &err), 0);
+    assert_int_equal(zb_layout_of(dtype, ZB_F32, ZB_ADAMW, ZB_MOMENTS_F32, false, &s->layout, &err),
+                     0);
     q.name = name;
     q.world = 1;
     q.keep = q.durable = true;

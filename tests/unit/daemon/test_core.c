@@ -23,15 +23,16 @@ struct truth {
 
 static void truth_open(struct truth *t, enum zb_dtype dtype)
 {
-    assert_int_equal(zb_layout_of(dtype, ZB_F32, false, &t->layout, NULL), 0);
+    assert_int_equal(zb_layout_of(dtype, ZB_F32, ZB_ADAMW, ZB_MOMENTS_F32, false, &t->layout, NULL),
+                     0);
     for (uint32_t u = 0; u < UNITS; u++) {
         struct zk_page *p = &t->pages[u];
 
         p->first = 0;
         p->count = zb_padded_elems(unit_elems[u]);
-        p->param = aligned_alloc(64, p->count * t->layout.elem_bytes[ZB_PARAM]);
-        p->state = aligned_alloc(64, p->count * t->layout.elem_bytes[ZB_STATE]);
-        p->grad = aligned_alloc(64, p->count * t->layout.elem_bytes[ZB_GRAD]);
+        p->param = aligned_alloc(64, zb_blocks_bytes(t->layout.block_bytes[ZB_PARAM], p->count));
+        p->state = aligned_alloc(64, zb_blocks_bytes(t->layout.block_bytes[ZB_STATE], p->count));
+        p->grad = aligned_alloc(64, zb_blocks_bytes(t->layout.block_bytes[ZB_GRAD], p->count));
     }
 }
 
@@ -93,8 +94,10 @@ static int unit_push(struct world *w, unsigned c, uint32_t u, struct truth *t, u
 
 static int job_step(struct world *w, unsigned c, struct truth *t, uint64_t step)
 {
-    static const struct zk_adamw_params params = { 1e-2, 0.9, 0.95, 1e-8, 0.1, 0.25 };
-    struct zk_adamw scalars = zk_adamw_prepare(&params, step);
+    static const struct zk_params params = {
+        .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .scale = 0.25
+    };
+    struct zk_scalars scalars = zk_prepare(ZB_ADAMW, &params, step);
     Zp__Step q = ZP__STEP__INIT;
     Zp__GroupScalars g = ZP__GROUP_SCALARS__INIT, *groups[1] = { &g };
     int rc;
@@ -125,7 +128,7 @@ static int unit_compare(struct world *w, unsigned c, uint32_t u, struct truth *t
 
     for (enum zk_what what = ZK_PARAM; what <= ZK_EXP_AVG_SQ && rc == 0; what++) {
         uint64_t count = zb_padded_elems(unit_elems[u]);
-        size_t bytes = count * (what == ZK_PARAM ? t->layout.elem_bytes[ZB_PARAM] : sizeof(float));
+        size_t bytes = count * (what == ZK_PARAM ? zb_dtype_bytes(t->layout.dtype) : sizeof(float));
         float *want = malloc(count * sizeof(float));
         Zp__Read q = ZP__READ__INIT;
 

@@ -55,7 +55,8 @@ static int put_job(struct zn_txn *t, uint64_t *seed)
     struct zsd_saved s = { .number = (uint32_t)ztest_random(seed),
                            .uid = (uid_t)ztest_random(seed),
                            .groups = 1 + ztest_random(seed) % ZP_GROUPS_MAX,
-                           .optimizer = 1,
+                           .optimizer = 1 + ztest_random(seed) % 5,
+                           .moments = 1 + ztest_random(seed) % 3,
                            .offload_param = 1 + ztest_random(seed) % 2,
                            .offload_optimizer = 1 + ztest_random(seed) % 2,
                            .host_bytes_max = ztest_random(seed),
@@ -83,11 +84,13 @@ static int put_unit(struct zn_txn *t, uint64_t *seed)
                           .tensors = tensors,
                           .ntensors = ztest_random(seed) % ZB_COUNT(tensors) };
     bool frozen = ztest_random(seed) % 4 == 0;
-    enum zb_dtype dtype = ztest_random(seed) % 2 ? ZB_BF16 : ZB_F32;
+    enum zb_dtype dtype = 1 + ztest_random(seed) % 3;
+    enum zb_optimizer optimizer = 1 + ztest_random(seed) % 5;
+    enum zb_moments moments = 1 + ztest_random(seed) % 3;
     uint64_t from = 0;
 
     memset(tensors, 0, sizeof(tensors));
-    assert_int_equal(zb_layout_of(dtype, ZB_F32, frozen, &u.layout, NULL), 0);
+    assert_int_equal(zb_layout_of(dtype, ZB_F32, optimizer, moments, frozen, &u.layout, NULL), 0);
     name_draw(u.name, ZP_NAME_MAX, seed);
     for (uint32_t i = 0; i < u.ntensors; i++) {
         struct zsd_tensor *x = &tensors[i];
@@ -233,8 +236,9 @@ static int put_row(struct zn_txn *t, uint64_t *seed)
     struct zb_layout layout;
     int rc;
 
-    assert_int_equal(zb_layout_of(ztest_random(seed) % 2 ? ZB_BF16 : ZB_F32, ZB_F32,
-                                  ztest_random(seed) % 4 == 0, &layout, NULL),
+    assert_int_equal(zb_layout_of(1 + ztest_random(seed) % 3, ZB_F32, 1 + ztest_random(seed) % 5,
+                                  1 + ztest_random(seed) % 3, ztest_random(seed) % 4 == 0, &layout,
+                                  NULL),
                      0);
     r.page_elems = page_blocks[ztest_random(seed) % ZB_COUNT(page_blocks)] * ZB_BLOCK_ELEMS;
     r.count = (1 + ztest_random(seed) % 300) * ZB_BLOCK_ELEMS;
@@ -242,11 +246,12 @@ static int put_row(struct zn_txn *t, uint64_t *seed)
     for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++) {
         struct zsd_row_plane *plane = &r.planes[p];
 
-        plane->elem_bytes = layout.elem_bytes[zsd_plane_of(p)];
+        plane->block_bytes = layout.block_bytes[zsd_plane_of(p)];
         plane->crc_bytes = layout.crc_bytes[zsd_plane_of(p)];
-        if (plane->elem_bytes == 0)
+        if (plane->block_bytes == 0)
             continue;
-        plane->crcs_per_page = zn_crc_count(r.page_elems * plane->elem_bytes, plane->crc_bytes);
+        plane->crcs_per_page = zn_crc_count(
+            (uint32_t)zb_page_bytes(plane->block_bytes, r.page_elems), plane->crc_bytes);
         plane->extents = calloc(r.npages, sizeof(*plane->extents));
         plane->crcs = calloc((size_t)r.npages * plane->crcs_per_page, sizeof(*plane->crcs));
         for (uint32_t i = 0; i < r.npages; i++)
@@ -272,7 +277,7 @@ static int again_row(const struct zn_key *key, const void *bytes, size_t len_byt
     assert_int_equal(r->npages, zb_div_up(r->count, r->page_elems));
     assert_int_equal(r->refs, 1);
     for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++)
-        for (uint32_t i = 0; r->planes[p].elem_bytes > 0 && i < r->npages; i++)
+        for (uint32_t i = 0; r->planes[p].block_bytes > 0 && i < r->npages; i++)
             assert_true(zn_crc_count(zsd_row_page_bytes(r, p, i), r->planes[p].crc_bytes) <=
                         r->planes[p].crcs_per_page);
     rc = zsd_record_put_row(t, r);
@@ -360,7 +365,7 @@ static void round_trips(void **state)
             c = &t->changes[0];
             assert_int_equal(c->op, ZN_CHANGE_PUT);
             assert_int_equal(c->key.kind, kinds[i].kind);
-            assert_int_equal(c->bytes[0], 1);
+            assert_int_equal(c->bytes[0], 2);
             if (read_back(&kinds[i], &c->key, c->bytes, c->len_bytes) != 0)
                 fail_msg("%s, the %u-th: %s", kinds[i].name, n, err.text);
             zn_txn_free(t);
@@ -388,7 +393,7 @@ static void truncations(void **state)
             memcpy(longer, c->bytes, c->len_bytes);
             if (read_back(&kinds[i], &c->key, longer, c->len_bytes + 1) != -EBADMSG)
                 fail_msg("%s, and a byte more", kinds[i].name);
-            longer[0] = 2;
+            longer[0] = 3;
             if (read_back(&kinds[i], &c->key, longer, c->len_bytes) != -EBADMSG)
                 fail_msg("%s of the next format", kinds[i].name);
             free(longer);
@@ -435,13 +440,13 @@ static void hostile_bytes(void **state)
 static void row_bytes(void **state)
 {
     static const uint8_t want[] = {
-        1,                                              /* format */
+        2,                                              /* format */
         3,    0,    0, 0,                               /* unit */
         2,    0,    0, 0,                               /* rank */
         0,    0x20, 0, 0, 0,    0,    0, 0,             /* first */
         0,    0x30, 0, 0, 0,    0,    0, 0,             /* count */
         0,    0x20, 0, 0,                               /* elements of a page */
-        2,    0,    0, 0, 0,    0x20, 0, 0,             /* param: 2 bytes, a checksum for 8 KiB */
+        0,    0x20, 0, 0, 0,    0x20, 0, 0,             /* param: 8 KiB, a checksum for each */
         1,    2,    3, 4, 5,    6,    7, 8,             /* where the first page is */
         0x11, 0,    0, 0, 0,    0,    0, 0, 9, 0, 0, 0, /* its generation and job */
         0xa1, 0,    0, 0, 0xa2, 0,    0, 0,             /* its checksums */
@@ -458,7 +463,7 @@ static void row_bytes(void **state)
                          .count = 12288,
                          .page_elems = 8192,
                          .npages = 2,
-                         .planes[ZSD_SAVED_PARAM] = { .elem_bytes = 2,
+                         .planes[ZSD_SAVED_PARAM] = { .block_bytes = 8192,
                                                       .crc_bytes = 8192,
                                                       .crcs_per_page = 2,
                                                       .extents = extents,

@@ -54,7 +54,7 @@ static struct zsd_row *row_make(uint64_t at)
     for (unsigned p = 0; p < ZSD_SAVED_PLANES; p++) {
         struct zsd_row_plane *plane = &r->planes[p];
 
-        plane->elem_bytes = elem_bytes[p];
+        plane->block_bytes = ZB_BLOCK_ELEMS * elem_bytes[p];
         plane->crc_bytes = ZB_BLOCK_ELEMS * elem_bytes[p];
         plane->crcs_per_page = PAGE / ZB_BLOCK_ELEMS;
         plane->extents = calloc(2, sizeof(*plane->extents));

@@ -124,7 +124,7 @@ def text():
             steps.append("    { %d, { %s }, { %s } }," % (i, words(before), words(step(s, *before))))
     return "\n".join(
         ["/* Made by golden_adamw.py. */",
-         "/* lr, beta1, beta2, eps, weight decay, scale; t; the floats of struct zk_adamw */",
+         "/* lr, beta1, beta2, eps, weight decay, scale; t; what zk_prepare() makes of them */",
          "static const struct golden_params golden_params[] = {", *params, "};",
          "/* index of the above; p, m, v, grad; p, m, v after the step */",
          "static const struct golden_step golden_steps[] = {", *steps, "};", ""])

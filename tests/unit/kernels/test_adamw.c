@@ -25,23 +25,43 @@ struct golden_step {
 
 #include "tests/unit/kernels/golden_adamw.inc"
 
-static struct zk_adamw golden_prepare(const struct golden_params *row)
+static struct zk_scalars golden_prepare(const struct golden_params *row)
 {
     const double *x = row->lr_beta1_beta2_eps_decay_scale;
-    struct zk_adamw_params params = { x[0], x[1], x[2], x[3], x[4], x[5] };
+    struct zk_params params = {
+        .lr = x[0], .beta1 = x[1], .beta2 = x[2], .eps = x[3], .weight_decay = x[4], .scale = x[5]
+    };
 
-    return zk_adamw_prepare(&params, row->t);
+    return zk_prepare(ZB_ADAMW, &params, row->t);
 }
 
 static void golden_scalars(void **state)
 {
     (void)state;
     for (size_t i = 0; i < ZB_COUNT(golden_params); i++) {
-        struct zk_adamw s = golden_prepare(&golden_params[i]);
+        struct zk_scalars s = golden_prepare(&golden_params[i]);
+        const float floats[] = { s.scale,           s.decay,     s.beta2,    s.one_minus_beta1,
+                                 s.one_minus_beta2, s.step_size, s.rsqrt_c2, s.eps };
 
-        _Static_assert(sizeof(s) == sizeof(golden_params[0].scalars), "the same floats");
-        assert_memory_equal(&s, golden_params[i].scalars, sizeof(s));
+        _Static_assert(sizeof(floats) == sizeof(golden_params[0].scalars), "the same floats");
+        assert_memory_equal(floats, golden_params[i].scalars, sizeof(floats));
     }
+}
+
+static void adamw_f32(const struct zk_ops *ops, const struct zk_scalars *s, float *p, float *m,
+                      float *v, const float *grad, size_t n)
+{
+    const struct zk_step_arrays a = { .param = p, .m = m, .v = v, .grad = grad };
+
+    ops->step[ZB_ADAMW][ZB_F32][ZB_F32](s, &a, n);
+}
+
+static void adamw_bf16(const struct zk_ops *ops, const struct zk_scalars *s, uint16_t *hi,
+                       int16_t *lo, float *m, float *v, const float *grad, size_t n)
+{
+    const struct zk_step_arrays a = { .param = hi, .master = lo, .m = m, .v = v, .grad = grad };
+
+    ops->step[ZB_ADAMW][ZB_BF16][ZB_F32](s, &a, n);
 }
 
 static void golden_bits(void **state)
@@ -51,12 +71,12 @@ static void golden_bits(void **state)
     {
         for (size_t i = 0; i < ZB_COUNT(golden_steps); i++) {
             const struct golden_step *row = &golden_steps[i];
-            struct zk_adamw s = golden_prepare(&golden_params[row->params]);
+            struct zk_scalars s = golden_prepare(&golden_params[row->params]);
             uint32_t after[3];
             float x[4]; /* p, m, v, grad */
 
             memcpy(x, row->p_m_v_grad, sizeof(x));
-            ops->adamw_f32(&s, &x[0], &x[1], &x[2], &x[3], 1);
+            adamw_f32(ops, &s, &x[0], &x[1], &x[2], &x[3], 1);
             memcpy(after, x, sizeof(after));
             if (memcmp(after, row->after, sizeof(after)) != 0)
                 fail_msg("%s, row %zu: p %08x m %08x v %08x, want %08x %08x %08x", ops->name, i,
@@ -73,9 +93,10 @@ struct element {
 
 /*
  * THE BOUND. u = 2^-24 bounds the relative error of one rounding to float, `tiny` = 2^-149 its
- * absolute error where the result is a denormal. Each scalar of struct zk_adamw is off by u. First
- * order terms; second-order ones are below a thousandth of them, and the factor at the end stands
- * for those and for double's own roundings. E(x) is the error of x, x' the value after the step:
+ * absolute error where the result is a denormal. Each scalar of struct zk_scalars is off by u.
+ * First order terms; second-order ones are below a thousandth of them, and the factor at the end
+ * stands for those and for double's own roundings. E(x) is the error of x, x' the value after the
+ * step:
  *
  *   g = grad scale             E(g) = 2u |g| + tiny                           scale, product
  *   m' = m + a (g - m)         E(m) = a (E(g) + 2u |g - m|) + u |m'| + tiny   difference, a; fma
@@ -87,8 +108,8 @@ struct element {
  * + |q| (E(d) / d + u) + tiny p' = p w - z q             E(p) = 2u |p w| + z (E(q) + u |q|) + u
  * |p'| + 2 tiny
  */
-static void step_in_double(const struct zk_adamw_params *k, double t, double grad,
-                           struct element *x, struct element *ret_bound)
+static void step_in_double(const struct zk_params *k, double t, double grad, struct element *x,
+                           struct element *ret_bound)
 {
     const double u = 0x1p-24, tiny = 0x1p-149, slack = 1.001;
     double g = grad * k->scale, a = 1 - k->beta1;
@@ -135,7 +156,7 @@ static void textbook_in_double(void **state)
         uint64_t seed = 5;
 
         for (int round = 0; round < 50; round++) {
-            struct zk_adamw_params k = {
+            struct zk_params k = {
                 .lr = draw_log(&seed, 1e-6, 0.1),
                 .beta1 = round % 8 == 0 ? 0 : 1 - draw_log(&seed, 0.01, 1),
                 .beta2 = 1 - draw_log(&seed, 1e-4, 0.1),
@@ -144,7 +165,7 @@ static void textbook_in_double(void **state)
                 .scale = draw_log(&seed, 1e-5, 1),
             };
             uint64_t t = (uint64_t)draw_log(&seed, 1, 1e6);
-            struct zk_adamw s = zk_adamw_prepare(&k, t);
+            struct zk_scalars s = zk_prepare(ZB_ADAMW, &k, t);
 
             for (size_t i = 0; i < N; i++) {
                 p[i] = data_draw_range(&seed, -20, 4);
@@ -154,7 +175,7 @@ static void textbook_in_double(void **state)
                 want[i] = (struct element){ (double)p[i], (double)m[i], (double)v[i] };
                 step_in_double(&k, (double)t, (double)grad[i], &want[i], &bound[i]);
             }
-            ops->adamw_f32(&s, p, m, v, grad, N);
+            adamw_f32(ops, &s, p, m, v, grad, N);
             for (size_t i = 0; i < N; i++) {
                 ratio.p = worst(fabs((double)p[i] - want[i].p), bound[i].p, ratio.p);
                 ratio.m = worst(fabs((double)m[i] - want[i].m), bound[i].m, ratio.m);
@@ -175,7 +196,9 @@ static void split_form_is_plain_form(void **state)
     static float p[N], m[N], v[N], m_split[N], v_split[N], grad[N], merged[N];
     static uint16_t hi[N], want_hi[N];
     static int16_t lo[N], want_lo[N];
-    const struct zk_adamw_params k = { 1e-3, 0.9, 0.95, 1e-8, 0.1, 1 };
+    const struct zk_params k = {
+        .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .scale = 1
+    };
 
     (void)state;
     data_each_ops(ops)
@@ -188,12 +211,12 @@ static void split_form_is_plain_form(void **state)
         }
         ops->split(p, hi, lo, N);
         for (uint64_t t = 1; t <= 50; t++) {
-            struct zk_adamw s = zk_adamw_prepare(&k, t);
+            struct zk_scalars s = zk_prepare(ZB_ADAMW, &k, t);
 
             for (size_t i = 0; i < N; i++)
                 grad[i] = data_draw_range(&seed, -12, 2);
-            ops->adamw_f32(&s, p, m, v, grad, N);
-            ops->adamw_bf16(&s, hi, lo, m_split, v_split, grad, N);
+            adamw_f32(ops, &s, p, m, v, grad, N);
+            adamw_bf16(ops, &s, hi, lo, m_split, v_split, grad, N);
             ops->split(p, want_hi, want_lo, N);
             assert_memory_equal(hi, want_hi, sizeof(hi));
             assert_memory_equal(lo, want_lo, sizeof(lo));
@@ -208,8 +231,10 @@ static void split_form_is_plain_form(void **state)
 /* A NaN gradient poisons its element alone. */
 static void nan_stays_where_it_is(void **state)
 {
-    const struct zk_adamw_params k = { 1e-3, 0.9, 0.999, 1e-8, 0.01, 1 };
-    struct zk_adamw s = zk_adamw_prepare(&k, 1);
+    const struct zk_params k = {
+        .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01, .scale = 1
+    };
+    struct zk_scalars s = zk_prepare(ZB_ADAMW, &k, 1);
 
     (void)state;
     data_each_ops(ops)
@@ -219,7 +244,7 @@ static void nan_stays_where_it_is(void **state)
         float m[3] = { 0 }, v[3] = { 0 };
         float grad[3] = { 1, data_float(0xffc12345), 1 };
 
-        ops->adamw_bf16(&s, hi, lo, m, v, grad, 3);
+        adamw_bf16(ops, &s, hi, lo, m, v, grad, 3);
         assert_int_equal(hi[1], 0x7fc0);
         assert_int_equal(lo[1], 0);
         assert_int_equal(data_bits(m[1]), 0x7fc00000);

@@ -185,13 +185,13 @@ static void powi_is_the_power(void **state)
 /* The first step's corrections cancel: lr / (1 - beta1), and 1 / sqrt(1 - beta2). */
 static void prepare_first_step(void **state)
 {
-    const struct zk_adamw_params params = { .lr = 0.5,
-                                            .beta1 = 0.75,
-                                            .beta2 = 0.9375,
-                                            .eps = 0x1p-20,
-                                            .weight_decay = 0.25,
-                                            .scale = 0x1p-16 };
-    struct zk_adamw s = zk_adamw_prepare(&params, 1);
+    const struct zk_params params = { .lr = 0.5,
+                                      .beta1 = 0.75,
+                                      .beta2 = 0.9375,
+                                      .eps = 0x1p-20,
+                                      .weight_decay = 0.25,
+                                      .scale = 0x1p-16 };
+    struct zk_scalars s = zk_prepare(ZB_ADAMW, &params, 1);
 
     (void)state;
     assert_true(s.scale == 0x1p-16f);
@@ -202,25 +202,74 @@ static void prepare_first_step(void **state)
     assert_true(s.step_size == 2.0f);
     assert_true(s.rsqrt_c2 == 4.0f);
     assert_true(s.eps == 0x1p-20f);
-    s = zk_adamw_prepare(&params, UINT64_C(1) << 40); /* nothing left to correct */
+    s = zk_prepare(ZB_ADAMW, &params, UINT64_C(1) << 40); /* nothing left to correct */
     assert_true(s.step_size == 0.5f && s.rsqrt_c2 == 1.0f);
+}
+
+/* What each optimizer's scalars are, and that those which it does not use are 0. */
+static void prepare_others(void **state)
+{
+    const struct zk_params params = { .lr = 0.5,
+                                      .beta1 = 0.75,
+                                      .beta2 = 0.9375,
+                                      .eps = 0x1p-20,
+                                      .weight_decay = 0.25,
+                                      .scale = 0x1p-16,
+                                      .momentum = 0.5,
+                                      .dampening = 0.125,
+                                      .lr_decay = 0.5,
+                                      .nesterov = true };
+    const struct zk_params still = { .lr = 0.5, .scale = 1 };
+    struct zk_scalars s;
+
+    (void)state;
+    s = zk_prepare(ZB_ADAM, &params, 1);
+    assert_true(s.decay == 0 && s.l2 == 0.25f && s.step_size == 2.0f && s.rsqrt_c2 == 4.0f);
+    s = zk_prepare(ZB_LION, &params, 3);
+    assert_true(s.decay == 0.875f && s.l2 == 0 && s.step_size == 0.5f && s.eps == 0);
+    assert_true(s.beta1 == 0.75f && s.one_minus_beta2 == 0.0625f && s.rsqrt_c2 == 0);
+    s = zk_prepare(ZB_SGD, &params, 1);
+    assert_true(s.momentum == 0.5f && s.one_minus_dampening == 0.875f && s.l2 == 0.25f);
+    assert_true(s.step_size == 0.5f && s.beta1 == 0 && s.fresh == 1 && s.nesterov == 1);
+    assert_int_equal(zk_prepare(ZB_SGD, &params, 2).fresh, 0);
+    assert_int_equal(zk_prepare(ZB_SGD, &still, 2).fresh, 1);
+    s = zk_prepare(ZB_ADAGRAD, &params, 3);
+    assert_true(s.step_size == 0.25f && s.l2 == 0.25f && s.eps == 0x1p-20f && s.momentum == 0);
+    assert_true(zk_prepare(ZB_ADAGRAD, &params, 1).step_size == 0.5f);
 }
 
 static void state_block_arrays(void **state)
 {
-    static _Alignas(64) unsigned char page[2 * 10 * ZB_BLOCK_ELEMS];
-    struct zk_state_block b;
+    static const struct {
+        enum zb_dtype dtype;
+        enum zb_optimizer optimizer;
+        enum zb_moments moments;
+        size_t master, moment0, moment1, bytes; /* where, from the block's first byte on; 0: none */
+    } rows[] = {
+        { ZB_BF16, ZB_ADAMW, ZB_MOMENTS_F32, 1, 8192, 24576, 40960 },
+        { ZB_F32, ZB_ADAMW, ZB_MOMENTS_F32, 0, 0, 16384, 32768 },
+        { ZB_F16, ZB_SGD, ZB_MOMENTS_F32, 1, 16384, 0, 32768 },
+        { ZB_F16, ZB_ADAM, ZB_MOMENTS_BF16, 1, 16384, 24576, 32768 },
+        { ZB_BF16, ZB_ADAM, ZB_MOMENTS_Q8, 1, 8192, 12352, 16512 },
+        { ZB_F32, ZB_LION, ZB_MOMENTS_Q8, 0, 0, 0, 4160 },
+    };
+    static _Alignas(64) unsigned char page[2 * 40960];
 
     (void)state;
-    b = zk_state_block(ZB_BF16, page, 1);
-    assert_ptr_equal(b.lo, page + 40960);
-    assert_ptr_equal(b.m, page + 40960 + 8192);
-    assert_ptr_equal(b.v, page + 40960 + 8192 + 16384);
-    assert_ptr_equal(b.v + ZB_BLOCK_ELEMS, page + sizeof(page));
-    b = zk_state_block(ZB_F32, page, 1);
-    assert_null(b.lo);
-    assert_ptr_equal(b.m, page + 32768);
-    assert_ptr_equal(b.v, page + 32768 + 16384);
+    for (size_t i = 0; i < ZB_COUNT(rows); i++) {
+        unsigned char *block = page + rows[i].bytes;
+        struct zb_layout l;
+        struct zk_state_block b;
+
+        assert_int_equal(zb_layout_of(rows[i].dtype, ZB_F32, rows[i].optimizer, rows[i].moments,
+                                      false, &l, NULL),
+                         0);
+        b = zk_state_block(&l, page, 1);
+        assert_ptr_equal(b.master, rows[i].master ? block : NULL);
+        assert_ptr_equal(b.moment[0], block + rows[i].moment0);
+        assert_ptr_equal(b.moment[1], rows[i].moment1 ? block + rows[i].moment1 : NULL);
+        assert_int_equal(l.block_bytes[ZB_STATE], rows[i].bytes);
+    }
 }
 
 int main(void)
@@ -229,7 +278,8 @@ int main(void)
         cmocka_unit_test(select_table),       cmocka_unit_test(select_many_names),
         cmocka_unit_test(select_here),        cmocka_unit_test(thread_modes),
         cmocka_unit_test(powi_table),         cmocka_unit_test(powi_is_the_power),
-        cmocka_unit_test(prepare_first_step), cmocka_unit_test(state_block_arrays),
+        cmocka_unit_test(prepare_first_step), cmocka_unit_test(prepare_others),
+        cmocka_unit_test(state_block_arrays),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

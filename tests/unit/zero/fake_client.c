@@ -220,17 +220,19 @@ static void version_move(struct version *v, const struct job *job, struct shard 
     static const int kinds[2] = { ZB_PARAM, ZB_STATE };
 
     for (int p = 0; p < 2; p++) {
-        uint64_t bytes = s->layout.elem_bytes[kinds[p]];
+        uint32_t bytes = s->layout.block_bytes[kinds[p]];
 
         if (!planes[p])
             continue;
         if (!*units[p])
-            *units[p] = calloc(zb_padded_elems(s->unit->elems), bytes);
+            *units[p] = calloc(zb_padded_elems(s->unit->elems) / ZB_BLOCK_ELEMS, bytes);
         assert(*units[p]);
         if (save)
-            memcpy(*units[p] + s->first * bytes, planes[p], s->count * bytes);
+            memcpy(*units[p] + zb_blocks_bytes(bytes, s->first), planes[p],
+                   zb_blocks_bytes(bytes, s->count));
         else
-            memcpy(planes[p], *units[p] + s->first * bytes, s->count * bytes);
+            memcpy(planes[p], *units[p] + zb_blocks_bytes(bytes, s->first),
+                   zb_blocks_bytes(bytes, s->count));
     }
 }
 
@@ -408,13 +410,13 @@ static int begin(struct zc_client *c, enum kind kind, zc_done_fn *done, void *ar
 
 static struct zk_page page_of(struct shard *s, uint64_t first, uint64_t count)
 {
-    const uint32_t *bytes = s->layout.elem_bytes;
+    const uint32_t *bytes = s->layout.block_bytes;
 
     assert(first % ZB_BLOCK_ELEMS == 0 && zb_range_inside(first, count, s->count));
     return (struct zk_page){
-        .param = s->param + first * bytes[ZB_PARAM],
-        .state = s->state ? s->state + first * bytes[ZB_STATE] : NULL,
-        .grad = s->grad ? s->grad + first * bytes[ZB_GRAD] : NULL,
+        .param = s->param + zb_blocks_bytes(bytes[ZB_PARAM], first),
+        .state = s->state ? s->state + zb_blocks_bytes(bytes[ZB_STATE], first) : NULL,
+        .grad = s->grad ? s->grad + zb_blocks_bytes(bytes[ZB_GRAD], first) : NULL,
         .first = s->first + first,
         .count = count,
     };
@@ -473,7 +475,7 @@ static void step_finish(struct job *job)
 
 static void step_one(struct job *job)
 {
-    struct zk_adamw by_group[64];
+    struct zk_scalars by_group[64];
     struct shard *s;
     struct zk_page page;
 
@@ -493,10 +495,14 @@ static void step_one(struct job *job)
         assert(s->pins == 0 && s->grad_next == s->count);
         for (uint32_t g = 0; g < job->groups; g++) {
             const struct zc_group *from = &job->step_groups[g];
-            struct zk_adamw_params p = { from->lr,  from->beta1,        from->beta2,
-                                         from->eps, from->weight_decay, job->step.scale };
+            struct zk_params p = { .lr = from->lr,
+                                   .beta1 = from->beta1,
+                                   .beta2 = from->beta2,
+                                   .eps = from->eps,
+                                   .weight_decay = from->weight_decay,
+                                   .scale = job->step.scale };
 
-            by_group[g] = zk_adamw_prepare(&p, job->applied + 1);
+            by_group[g] = zk_prepare(ZB_ADAMW, &p, job->applied + 1);
         }
         page = page_of(s, 0, s->count);
         zk_page_step(fake.ops, &s->layout, &page, s->unit->segments, s->unit->nsegments, by_group);
@@ -627,7 +633,7 @@ static bool end_fetch(struct zc_client *c, struct job *job, struct shard *s, str
     m->pins++;
     fake.pins_most = m->pins > fake.pins_most ? m->pins : fake.pins_most;
     *view = (struct zc_view){ .data = s->param,
-                              .bytes = s->count * s->layout.elem_bytes[ZB_PARAM],
+                              .bytes = zb_blocks_bytes(s->layout.block_bytes[ZB_PARAM], s->count),
                               .version = s->version - call->lies };
     return true;
 }
@@ -1009,7 +1015,7 @@ int zc_unit_define(struct zc_client *c, uint64_t job_id, const struct zc_unit *u
             (void)snprintf(u->name, sizeof(u->name), "%s", unit->name);
             u->elems = unit->elems;
             assert(zb_layout_of((enum zb_dtype)unit->dtype, (enum zb_dtype)unit->grad_dtype,
-                                unit->frozen, &u->layout, &err) == 0);
+                                ZB_ADAMW, ZB_MOMENTS_F32, unit->frozen, &u->layout, &err) == 0);
             for (uint32_t t = 0; t < unit->ntensors; t++) {
                 uint64_t count = 1;
 
@@ -1055,10 +1061,13 @@ int zc_register(struct zc_client *c, uint64_t job_id, const struct zc_range *ran
                                      .count = ranges[i].count,
                                      .layout = u->layout,
                                      .unit = u };
-                s->param = aligned_alloc(4096, s->count * s->layout.elem_bytes[ZB_PARAM]);
+                s->param =
+                    aligned_alloc(4096, zb_blocks_bytes(s->layout.block_bytes[ZB_PARAM], s->count));
                 if (!s->layout.frozen) {
-                    s->state = aligned_alloc(4096, s->count * s->layout.elem_bytes[ZB_STATE]);
-                    s->grad = aligned_alloc(4096, s->count * s->layout.elem_bytes[ZB_GRAD]);
+                    s->state = aligned_alloc(
+                        4096, zb_blocks_bytes(s->layout.block_bytes[ZB_STATE], s->count));
+                    s->grad = aligned_alloc(
+                        4096, zb_blocks_bytes(s->layout.block_bytes[ZB_GRAD], s->count));
                 }
             }
             s->rank = c->rank;
