@@ -125,6 +125,7 @@ int zc_job_open(struct zc_client *c, const struct zc_job_options *options, struc
     m.commit_every = options->commit_every;
     m.takeover = options->takeover;
     m.epoch = options->epoch;
+    m.share = options->share;
     return zc_call_start(
         c, &(struct zc_call_spec){
                .method = ZP_JOB_OPEN, .message = &m.base, .ret = ret, .done = done, .arg = arg });
@@ -235,6 +236,20 @@ int zc_job_destroy(struct zc_client *c, const char *name, zc_done_fn *done, void
     return zc_call_start(
         c, &(struct zc_call_spec){
                .method = ZP_JOB_DESTROY, .message = &m.base, .done = done, .arg = arg });
+}
+
+int zc_job_share(struct zc_client *c, const char *name, uint32_t share, zc_done_fn *done, void *arg)
+{
+    Zp__JobShare m = ZP__JOB_SHARE__INIT;
+    int rc = zc_name_check(c, "a job", name, ZC_NAME_MAX);
+
+    if (rc < 0)
+        return rc;
+    m.name = UNCONST(char, name);
+    m.share = share;
+    return zc_call_start(
+        c, &(struct zc_call_spec){
+               .method = ZP_JOB_SHARE, .message = &m.base, .done = done, .arg = arg });
 }
 
 /* ---- units, in parts: call->at counts the tensors that were sent */

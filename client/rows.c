@@ -118,6 +118,7 @@ int zc_rows_reply_jobs(struct zc_client *c, struct zc_call *call, const Protobuf
         to->committed_applied = from->committed_applied;
         to->snapshots = from->snapshots;
         to->epoch = from->epoch;
+        to->share = from->share;
         COPY(to->name, from->name);
         COPY(to->state, from->state);
         COPY(to->error, from->error);

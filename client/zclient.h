@@ -197,6 +197,8 @@ struct zc_job_options {
     bool takeover;           /* with attach: cut off whoever is attached, and begin a new epoch */
     uint64_t epoch;          /* with attach: of which epoch this rank is (zc_job.epoch of the rank
                                 that began it); 0: of the present one */
+    uint32_t share; /* of drives and compute threads, beside other jobs' shares: 1 to 10000;
+                       0: 100. A job that is there keeps the one that it has */
 };
 
 /** A state that a kept job can go on from. */
@@ -309,6 +311,12 @@ ZC_EXPORT int zc_job_close_wait(struct zc_client *c, uint64_t job);
  *  snapshots. What clones share with it stays. */
 ZC_EXPORT int zc_job_destroy(struct zc_client *c, const char *name, zc_done_fn *done, void *arg);
 ZC_EXPORT int zc_job_destroy_wait(struct zc_client *c, const char *name);
+
+/** Changes the share of a job in memory (-ENOENT), as in zc_job_options: for its owner, root and
+ * the daemon's user (-EPERM). What is in line already is paid as it was. */
+ZC_EXPORT int zc_job_share(struct zc_client *c, const char *name, uint32_t share, zc_done_fn *done,
+                           void *arg);
+ZC_EXPORT int zc_job_share_wait(struct zc_client *c, const char *name, uint32_t share);
 
 /* ---- data
  *
@@ -584,6 +592,7 @@ struct zc_job_row {
     uint64_t committed_iterations, committed_applied; /* where `committed` */
     uint64_t epoch;
     uint32_t uid, world, attached, snapshots;
+    uint32_t share; /* 0: of a job that is not in memory */
     bool keep, durable;
     bool committed; /* there is a commit */
     char name[ZC_NAME_MAX + 1];

@@ -44,7 +44,7 @@ void zsd_core_farewell(struct zsd *daemon);
 typedef void zsd_handler(struct zsd_req *req, const ProtobufCMessage *message);
 
 zsd_handler zsd_job_open, zsd_unit_define, zsd_shard_register, zsd_ready, zsd_job_close,
-    zsd_job_destroy;
+    zsd_job_destroy, zsd_job_share;
 zsd_handler zsd_write, zsd_read, zsd_fetch, zsd_push, zsd_norms, zsd_note_put, zsd_note_get,
     zsd_step, zsd_skip;
 zsd_handler zsd_list, zsd_jobs, zsd_tiers, zsd_stat;

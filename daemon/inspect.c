@@ -229,6 +229,7 @@ static void job_row(const struct zsd_job *job, Zp__JobRow *row)
     row->nvme_read_bytes = job->nvme_read_bytes;
     row->nvme_written_bytes = job->nvme_written_bytes;
     row->error = (char *)(uintptr_t)job->why.text;
+    row->share = job->payer.share;
 }
 
 /* A cursor is the number of the next job. */

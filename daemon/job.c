@@ -507,6 +507,28 @@ void zsd_job_close(struct zsd_req *req, const ProtobufCMessage *message)
     zsd_job_unhold(job);
 }
 
+void zsd_job_share(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__JobShare *q = (const Zp__JobShare *)(const void *)message;
+    struct zsd_job *job = zsd_job_by_name(req->daemon->core, q->name);
+
+    if (!job) {
+        zsd_refuse(req, -ENOENT, "there is no job '%s' in memory", q->name);
+        return;
+    }
+    if (!zsd_may(req->conn, job->uid)) {
+        zsd_refuse(req, -EPERM, "job '%s' belongs to user %u", q->name, (unsigned)job->uid);
+        return;
+    }
+    if (q->share > ZSD_SHARE_MAX) {
+        zsd_refuse(req, -EINVAL, "a share of %u: from 1 to %u", q->share, ZSD_SHARE_MAX);
+        return;
+    }
+    job->payer.share = q->share == 0 ? ZSD_SHARE_DEFAULT : q->share;
+    zb_log(ZB_LOG_INFO, "job-share", "job=\"%s\" share=%u", job->name, job->payer.share);
+    zsd_reply(req, NULL, -1);
+}
+
 void zsd_job_destroy(struct zsd_req *req, const ProtobufCMessage *message)
 {
     const Zp__JobName *q = (const Zp__JobName *)(const void *)message;

@@ -261,6 +261,7 @@ struct zsd_job {
     struct zsd_note *notes; /* [world] */
 
     struct zsd_payer payer; /* its share of what all jobs want, and its places in their lines */
+    uint32_t share_opened;  /* as its ranks opened it */
     uint64_t fetched_bytes, pushed_bytes, nvme_read_bytes, nvme_written_bytes;
 };
 

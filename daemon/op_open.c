@@ -137,7 +137,8 @@ static struct zsd_job *job_alloc(struct zsd_core *core, const Zp__JobOpen *q)
     job->host_bytes_max = q->host_bytes_max;
     job->commit_every = q->commit_every;
     job->arena = ZSD_ARENA_NONE;
-    zsd_payer_init(&job->payer, 0);
+    zsd_payer_init(&job->payer, q->share);
+    job->share_opened = job->payer.share;
     zb_list_init(&job->members);
     zb_list_init(&job->cached);
     zb_list_init(&job->room_waiters);
@@ -235,6 +236,8 @@ static int open_check(const struct zsd_core *core, const Zp__JobOpen *q, struct 
         return zb_fail(err, -EINVAL,
                        "a durable job needs a daemon with an NVMe tier and a data directory that "
                        "stays: this one has none");
+    if (q->share > ZSD_SHARE_MAX)
+        return zb_fail(err, -EINVAL, "a share of %u: from 1 to %u", q->share, ZSD_SHARE_MAX);
     if (q->staging_bytes > INT64_MAX - ZB_PAGE_ALIGN)
         return zb_fail(err, -EINVAL, "staging of %llu bytes", (unsigned long long)q->staging_bytes);
     return 0;
@@ -269,7 +272,8 @@ static int open_join(struct zsd_job *job, const Zp__JobOpen *q, uid_t uid, struc
     if (q->keep != job->keep || q->durable != job->durable || q->groups != job->groups ||
         (forming && (q->offload_param != job->offload_param ||
                      q->offload_optimizer != job->offload_optimizer ||
-                     q->host_bytes_max != job->host_bytes_max)))
+                     q->host_bytes_max != job->host_bytes_max ||
+                     (q->share == 0 ? ZSD_SHARE_DEFAULT : q->share) != job->share_opened)))
         return zb_fail(err, -EINVAL, "rank %u opens job '%s' with other options than its peers",
                        q->rank, q->name);
     return 0;

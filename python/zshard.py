@@ -49,7 +49,7 @@ zc_job_options = struct("zc_job_options", (c_char_p, "name"), (c_uint32, "rank w
                         (c_bool, "keep attach"), (c_uint64, "staging_bytes"),
                         (c_int, "offload_param offload_optimizer"), (c_uint64, "host_bytes_max"),
                         (c_uint32, "groups"), (c_bool, "durable"), (c_uint64, "commit_every"),
-                        (c_bool, "takeover"), (c_uint64, "epoch"))
+                        (c_bool, "takeover"), (c_uint64, "epoch"), (c_uint32, "share"))
 zc_point = struct("zc_point", (c_int, "kind"), (c_uint64, "iterations applied"))
 zc_job = struct("zc_job", (c_uint64, "id iterations applied"), (c_void_p, "staging"),
                 (c_uint64, "staging_bytes epoch"), (c_uint32, "world npoints"),
@@ -87,7 +87,7 @@ zc_job_row = struct("zc_job_row",
                     (c_uint64, "id iterations applied shards params host_bytes nvme_bytes "
                                "fetched_bytes pushed_bytes nvme_read_bytes nvme_written_bytes "
                                "committed_iterations committed_applied epoch"),
-                    (c_uint32, "uid world attached snapshots"), (c_bool, "keep durable committed"),
+                    (c_uint32, "uid world attached snapshots share"), (c_bool, "keep durable committed"),
                     (c_char * (NAME_MAX + 1), "name"), (c_char * 16, "state"),
                     (c_char * 256, "error"))
 zc_tier_row = struct("zc_tier_row", (c_uint64, "budget used params grads state staging rings"),
@@ -112,7 +112,7 @@ zc_zero_options = struct("zc_zero_options", (c_void_p, "comm"), (c_char_p, "sock
                          (c_int, "offload_param offload_optimizer"),
                          (c_uint32, "micro_steps"), (c_double, "clip beta1 beta2 eps"),
                          (c_double * 64, "weight_decay"),
-                         (c_uint32, "groups prefetch_units timeout_ms"), (c_char_p, "kernels"))
+                         (c_uint32, "groups prefetch_units share timeout_ms"), (c_char_p, "kernels"))
 zc_zero_stepped = struct("zc_zero_stepped", (c_uint64, "iterations applied"),
                          (c_double, "grad_norm clip_scale"), (c_bool, "skipped"))
 zc_zero_stats = struct("zc_zero_stats",
@@ -162,6 +162,7 @@ PROTOTYPES = {
     **asynchronous("zc_ready", c_uint64, P(c_uint64), c_uint32, P(zc_placement)),
     **asynchronous("zc_job_close", c_uint64),
     **asynchronous("zc_job_destroy", c_char_p),
+    **asynchronous("zc_job_share", c_char_p, c_uint32),
     **asynchronous("zc_write", c_uint64, c_int, c_uint64, c_uint64, c_void_p),
     **asynchronous("zc_read", c_uint64, c_int, c_uint64, c_uint64, c_void_p),
     **asynchronous("zc_fetch", P(c_uint64), c_uint32, c_uint64, c_uint32, P(zc_view)),

@@ -1,5 +1,5 @@
 /*
- * cmd_care.c - care of the data files: scrub, fsck, df.
+ * cmd_care.c - care of the data files: scrub, fsck, df; and of who gets how much: share.
  *
  * What is found wrong is printed with everything else, and makes the exit status ZC_EXIT_CORRUPT.
  */
@@ -12,6 +12,8 @@
 
 #include "base/util.h"
 #include "client/zctl/zctl.h"
+
+#define SHARE_MAX 10000u
 
 extern char **environ;
 
@@ -271,4 +273,22 @@ int zctl_df(struct zctl *z, int argc, char **argv)
         rc = df_show(z, &df, rows, n);
     zc_rows_free(rows);
     return rc;
+}
+
+int zctl_share(struct zctl *z, int argc, char **argv)
+{
+    char *end = NULL;
+    unsigned long share;
+    int rc;
+
+    (void)argc;
+    errno = 0;
+    share = strtoul(argv[1], &end, 10);
+    if (argv[1][0] < '0' || argv[1][0] > '9' || *end || errno != 0 || share < 1 ||
+        share > SHARE_MAX)
+        return zb_fail(&z->err, -EINVAL, "'%s' is no share: 1 to %u", argv[1], SHARE_MAX);
+    rc = zctl_connect(z);
+    if (rc == 0)
+        rc = zctl_failed(z, zc_job_share_wait(z->client, argv[0], (uint32_t)share));
+    return rc < 0 || !z->json ? rc : zctl_print(z, NULL, 0, NULL, 0, 0);
 }

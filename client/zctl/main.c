@@ -108,6 +108,8 @@ static const struct zctl_cmd cmds[] = {
       zctl_rollback, NULL },
     { "scrub", "[status|start|pause|resume|stop]",
       "read and verify all that is saved, in the background", 0, 1, zctl_scrub, scrub_options },
+    { "share", "JOB N", "change a job's share of drives and compute threads: 1 to 10000; 100", 2, 2,
+      zctl_share, NULL },
     { "snapshot", "JOB [NAME]", "give the newest commit a name, so that it stays", 1, 2,
       zctl_snapshot, snapshot_options },
     { "snapshots", "[JOB]", "list snapshots: steps, time, bytes", 0, 1, zctl_snapshots, NULL },

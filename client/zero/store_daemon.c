@@ -176,6 +176,7 @@ static int start_job(struct daemon *d, uint64_t epoch)
         .offload_param = z->options.offload_param == ZC_ZERO_HOST ? ZC_HOST : ZC_NVME,
         .offload_optimizer = z->options.offload_optimizer == ZC_ZERO_HOST ? ZC_HOST : ZC_NVME,
         .groups = z->options.groups,
+        .share = z->options.share,
     };
     int rc;
 

@@ -137,6 +137,7 @@ struct zc_zero_options {
     double weight_decay[64]; /* by parameter group */
     uint32_t groups;         /* 1 to 64 */
     uint32_t prefetch_units; /* gathered ahead, up to 64; 0: none. 1 is the usual choice */
+    uint32_t share;          /* of a job: as in zc_job_options */
     uint32_t timeout_ms;     /* of anything that waits for the daemon or a peer; 0: 60000 */
     const char *kernels;     /* NULL: the best; else as the daemon option of that name */
 };

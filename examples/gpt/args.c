@@ -82,6 +82,8 @@ static const struct row rows[] = {
     { "--socket", "PATH", "of the daemon; of several (A,B): rank r has r*n/ranks", TEXT, AT(socket),
       .usual = "$ZSHARD_SOCKET" },
     { "--job", "NAME", "of this run in the daemon", TEXT, AT(job), .usual = "zgpt" },
+    { "--share", "N", "of the daemon's drives and threads, beside other jobs'", COUNT32, AT(share),
+      .min = 1, .max = 10000, .usual = "100" },
     { "--keep", NULL, "the job outlives this run, and what is committed the daemon", SWITCH,
       AT(keep) },
     { "--resume", NULL, "go on with a kept job (whoever trains it still is cut off)", SWITCH,

@@ -20,6 +20,7 @@ struct gpt_args {
     const char *socket, *job;
     bool keep, resume; /* resume implies keep */
     uint64_t commit_every;
+    uint32_t share;
     uint32_t offload_optimizer, offload_param; /* enum gpt_offload */
     const char **data;                         /* ndata of them; allocated */
     size_t ndata;

@@ -210,6 +210,7 @@ static int engine_open(struct train *t)
     options.keep = options.durable = a->keep;
     options.resume = a->resume;
     options.commit_every = a->commit_every;
+    options.share = a->share;
     options.offload_param = offload_of(a->offload_param);
     options.offload_optimizer = offload_of(a->offload_optimizer);
     options.micro_steps = t->micro_steps;

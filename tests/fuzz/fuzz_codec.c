@@ -15,6 +15,8 @@ static const ProtobufCMessageDescriptor *type_of(uint8_t number)
 {
     const struct zp_method_info *info = zp_method_info(1 + (number >> 1) % (ZP_METHOD_END - 1));
 
+    if (!info)
+        info = zp_method_info(ZP_HELLO); /* a number that is not used */
     return number & 1 && info->reply ? info->reply : info->request;
 }
 

@@ -20,7 +20,7 @@ from harness import BUILD, Daemon, check, main, program, wait_until
 SMALL = ("--host-bytes", "8M", "--nvme-bytes", "8M", "--page-elems", "4096", "--ring-bytes", "64K")
 SHARD_KEYS = ["job", "unit", "rank", "first", "count", "dtype", "version", "tier", "bytes",
               "host_bytes", "nvme_bytes", "pins", "id"]
-JOB_KEYS = ["name", "state", "uid", "world", "attached", "keep", "iterations", "applied", "shards",
+JOB_KEYS = ["name", "state", "uid", "world", "attached", "share", "keep", "iterations", "applied", "shards",
             "params", "host_bytes", "nvme_bytes", "fetched_bytes", "pushed_bytes",
             "nvme_read_bytes", "nvme_written_bytes", "durable", "committed",
             "committed_iterations", "committed_applied", "snapshots", "epoch", "id", "error"]
@@ -116,6 +116,12 @@ def a_job():
                     "keep": False, "iterations": 0, "applied": 0, "shards": 3, "params": 36000,
                     "error": "", "fetched_bytes": 12288 * 4}
             check(want.items() <= jobs[0].items(), f"{jobs}")
+            done = zctl(d.socket, "share", "one", "250")
+            check((done.returncode, done.stdout, done.stderr) == (0, "", ""), f"{done}")
+            check([j["share"] for j in rows(d, "jobs")] == [250], "the share is not what was asked")
+            refused(zctl(d.socket, "share", "one", "10001"), 2, "'10001' is no share: 1 to 10000")
+            refused(zctl(d.socket, "share", "one", "1x"), 2, "'1x' is no share")
+            refused(zctl(d.socket, "share", "two", "1"), 4, "no job 'two'")
             used = {t["name"]: t for t in rows(d, "tiers")}
             check(used["host"]["staging"] == 65536, f"{used}")
             refused(zctl(d.socket, "destroy", "one"), 4, "1 ranks attached")

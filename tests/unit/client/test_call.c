@@ -28,13 +28,15 @@ static void jobs(void **state)
                                       .durable = true,
                                       .commit_every = 8,
                                       .takeover = true,
-                                      .epoch = 9 };
+                                      .epoch = 9,
+                                      .share = 10 };
     const uint64_t at = 77;
     struct zp_arena *arena;
     const Zp__JobOpen *open;
     const Zp__Ready *ready;
     const Zp__JobRef *ref;
     const Zp__JobName *name;
+    const Zp__JobShare *share;
     struct zc_job job;
 
     (void)state;
@@ -84,6 +86,7 @@ static void jobs(void **state)
     assert_true(open->durable && open->takeover);
     assert_int_equal(open->commit_every, 8);
     assert_int_equal(open->epoch, 9);
+    assert_int_equal(open->share, 10);
     zp_arena_free(arena);
     assert_int_equal(zc_ready_wait(x.c, FAKE_JOB, &at, 0, &x.placement), 0);
     ready = fake_nth(x.f, ZP_READY, 1, &arena);
@@ -94,6 +97,11 @@ static void jobs(void **state)
     assert_int_equal(zc_job_destroy_wait(x.c, "old"), 0);
     name = fake_nth(x.f, ZP_JOB_DESTROY, 0, &arena);
     assert_string_equal(name->name, "old");
+    zp_arena_free(arena);
+    assert_int_equal(zc_job_share_wait(x.c, "old", 7), 0);
+    share = fake_nth(x.f, ZP_JOB_SHARE, 0, &arena);
+    assert_string_equal(share->name, "old");
+    assert_int_equal(share->share, 7);
     zp_arena_free(arena);
     session_close(&x);
 }
@@ -625,6 +633,7 @@ static void arguments(void **state)
     options.name = long_name;
     REFUSED(zc_job_open_wait(x.c, &options, &job), "a job is longer than 63 bytes");
     REFUSED(zc_job_destroy_wait(x.c, long_name), "longer than 63");
+    REFUSED(zc_job_share_wait(x.c, long_name, 1), "longer than 63");
     REFUSED(zc_rollback_wait(x.c, NULL, NULL, &row), "a job without a name");
     REFUSED(zc_rollback_wait(x.c, "j", long_name, &row), "a snapshot is longer than 63");
     REFUSED(zc_clone_wait(x.c, "j", "s", NULL, &row), "a job without a name");
@@ -760,6 +769,8 @@ static int every_method(struct session *x)
         (rc = zc_tiers_wait(x->c, &tier_rows, &n)) < 0 ||
         (rc = zc_stat_wait(x->c, &counters, &n)) < 0 || (rc = zc_ping_wait(x->c)) < 0 ||
         (rc = zc_job_close_wait(x->c, FAKE_JOB)) < 0)
+        return rc;
+    if ((rc = zc_job_share_wait(x->c, "j", 1)) < 0)
         return rc;
     if ((rc = zc_job_destroy_wait(x->c, "j")) < 0)
         return rc;

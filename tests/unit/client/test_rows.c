@@ -72,6 +72,7 @@ static bool pages_fn(struct fake *f, const struct zp_frame *frame, const uint8_t
         jobs[i].committed_applied = 15;
         jobs[i].snapshots = 16;
         jobs[i].epoch = 17;
+        jobs[i].share = 18;
         job_list[i] = &jobs[i];
     }
     list.rows = shard_list;
@@ -122,7 +123,7 @@ static void shards_and_jobs(void **state)
         assert_true(r->pushed_bytes == 11 && r->nvme_read_bytes == 12);
         assert_true(r->nvme_written_bytes == 13 && r->durable && r->committed);
         assert_true(r->committed_iterations == 14 && r->committed_applied == 15);
-        assert_true(r->snapshots == 16 && r->epoch == 17);
+        assert_true(r->snapshots == 16 && r->epoch == 17 && r->share == 18);
     }
     zc_rows_free(jobs);
     session_close(&x);

@@ -160,7 +160,7 @@ static const struct {
       0,
       ANSWERED,
       -ENOSYS,
-      "knows no method 37" },
+      "knows no method" },
     { "the last number",
       true,
       { HEAD(0, 65535, 1, 0) },
@@ -287,7 +287,7 @@ static void every_method(void **state)
         unsigned handled = core_double.handled;
         struct zp_frame frame;
 
-        if (m == ZP_PING || m == ZP_RELEASE)
+        if (m == ZP_PING || m == ZP_RELEASE || !zp_method_info(m))
             continue;
         sf_send(fd, ZP_REQUEST, m, m, NULL, 0);
         sf_pump(&x);

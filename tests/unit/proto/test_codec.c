@@ -248,10 +248,13 @@ static void methods(void **state)
     for (unsigned m = 1; m < ZP_METHOD_END; m++) {
         const struct zp_method_info *info = zp_method_info(m);
 
-        if (!info || !info->name || !info->request || (info->reply == NULL) != (m == ZP_RELEASE))
+        if (!info)
+            continue; /* a number that is not used */
+        if (!info->name || !info->request || (info->reply == NULL) != (m == ZP_RELEASE))
             fail_msg("method %u", m);
         for (unsigned k = 1; k < m; k++)
-            assert_string_not_equal(info->name, zp_method_info(k)->name);
+            if (zp_method_info(k))
+                assert_string_not_equal(info->name, zp_method_info(k)->name);
     }
     assert_null(zp_method_info(0));
     assert_null(zp_method_info(ZP_METHOD_END));
@@ -281,10 +284,10 @@ static void no_type_contains_itself(void **state)
     (void)state;
     for (unsigned m = 1; m < ZP_METHOD_END; m++) {
         const struct zp_method_info *info = zp_method_info(m);
-        unsigned d = depth_of(info->request, 1);
+        unsigned d = info ? depth_of(info->request, 1) : 0;
 
         deepest = d > deepest ? d : deepest;
-        if (info->reply)
+        if (info && info->reply)
             d = depth_of(info->reply, 1);
         deepest = d > deepest ? d : deepest;
     }
