@@ -58,6 +58,7 @@
 
 #include "base/size.h"
 #include "base/util.h"
+#include "bench/peer.h"
 #include "nvme/zn.h"
 #include "nvme/zn_sim.h"
 
@@ -119,12 +120,10 @@ struct io_how {
 struct io_bench {
     struct zbench *z;
     const char *dir;
-    const char *only;    /* the beginning of case names; "": all */
-    const char *against; /* one comparison; "": all */
-    const char *peer;    /* the command of another program, or NULL */
-    FILE *peer_in, *peer_out;
-    pid_t peer_pid;
-    char peer_name[32];
+    const char *only;         /* the beginning of case names; "": all */
+    const char *against;      /* one comparison; "": all */
+    const char *peer_command; /* of another program, or NULL */
+    struct zbench_peer peer;
     bool fixed_bufs; /* fio may lock its buffers, and so may we */
     uint64_t at;     /* in_order: where the last slice ended */
     uint64_t size_bytes;
@@ -495,69 +494,29 @@ static int io_theirs(struct io_bench *b, enum io_mix mix, uint32_t block_bytes,
  * "read|write BLOCK_BYTES SECONDS" is answered by a line "MIB_S CPU_US_PER_BLOCK", or by anything
  * else, which ends the bench. It ends when its input does. */
 
-static int io_peer_line(struct io_bench *b, char *line, size_t size)
-{
-    if (!fgets(line, (int)size, b->peer_out))
-        return zb_fail(&b->z->err, -EPIPE, "the peer has ended");
-    line[strcspn(line, "\n")] = '\0';
-    return 0;
-}
-
 static int io_peer_start(struct io_bench *b)
 {
-    char command[8192], line[1024];
-    int to[2], from[2], used = 0;
-    int rc;
+    char command[8192];
 
     (void)snprintf(
-        command, sizeof(command), "exec %s '%s' %llu %llu", b->peer, b->path,
+        command, sizeof(command), "exec %s '%s' %llu %llu", b->peer_command, b->path,
         (unsigned long long)ZN_DATA_START,
         (unsigned long long)((b->size_bytes - ZN_DATA_START) / IO_BLOCK_MAX * IO_BLOCK_MAX));
-    if (pipe2(to, O_CLOEXEC) < 0 || pipe2(from, O_CLOEXEC) < 0)
-        return zb_fail(&b->z->err, -errno, "pipes to the peer: %m");
-    b->peer_pid = fork();
-    if (b->peer_pid == 0) {
-        if (dup2(to[0], STDIN_FILENO) >= 0 && dup2(from[1], STDOUT_FILENO) >= 0)
-            (void)execl("/bin/sh", "sh", "-c", command, (char *)NULL);
-        _exit(127);
-    }
-    (void)close(to[0]);
-    (void)close(from[1]);
-    b->peer_in = fdopen(to[1], "w");
-    b->peer_out = fdopen(from[0], "r");
-    if (b->peer_pid < 0 || !b->peer_in || !b->peer_out)
-        return zb_fail(&b->z->err, -EAGAIN, "start the peer: %m");
-    rc = io_peer_line(b, line, sizeof(line));
-    if (rc < 0)
-        return rc;
-    if (sscanf(line, "ready %31s %n", b->peer_name, &used) != 1)
-        return zb_fail(&b->z->err, -EPROTO, "the peer is not ready: %s", line);
-    zbench_note(b->z, "peer: %s", line + used);
-    return 0;
+    return zbench_peer_start(b->z, &b->peer, command);
 }
 
 static int io_peer_slice(struct io_bench *b, enum io_mix mix, uint32_t block_bytes,
                          struct io_slice *ret)
 {
-    char line[1024];
+    char question[64], line[1024];
     int rc;
 
-    (void)fprintf(b->peer_in, "%s %u %g\n", io_mixes[mix].name, block_bytes, b->seconds);
-    (void)fflush(b->peer_in);
-    rc = io_peer_line(b, line, sizeof(line));
+    (void)snprintf(question, sizeof(question), "%s %u %g", io_mixes[mix].name, block_bytes,
+                   b->seconds);
+    rc = zbench_peer_ask(b->z, &b->peer, question, line, sizeof(line));
     if (rc == 0 && sscanf(line, "%lf %lf", &ret->mib_s, &ret->cpu_us) != 2)
         rc = zb_fail(&b->z->err, -EPROTO, "the peer says: %s", line);
     return rc;
-}
-
-static void io_peer_end(struct io_bench *b)
-{
-    if (b->peer_in)
-        (void)fclose(b->peer_in);
-    if (b->peer_out)
-        (void)fclose(b->peer_out);
-    while (b->peer_pid > 0 && waitpid(b->peer_pid, NULL, 0) < 0 && errno == EINTR)
-        ;
 }
 
 static void io_print_command(const struct io_bench *b, enum io_mix mix, uint32_t block_bytes)
@@ -758,13 +717,13 @@ static int io_case_peer(struct io_bench *b, enum io_mix mix, size_t block)
 {
     static const struct io_how ours = { .engine = "auto", .in_order = true };
     static struct io_pair res;
-    int rc = b->peer && mix != IO_MIXED
+    int rc = b->peer_command && mix != IO_MIXED
                  ? io_measure_pair(b, mix, io_blocks[block].bytes, &ours, NULL, &res)
                  : 0;
 
-    return rc < 0 || !b->peer || mix == IO_MIXED
+    return rc < 0 || !b->peer_command || mix == IO_MIXED
                ? rc
-               : io_add_pair(b, mix, block, "ours", b->peer_name, &res);
+               : io_add_pair(b, mix, block, "ours", b->peer.name, &res);
 }
 
 static const struct {
@@ -798,12 +757,12 @@ static int io_run_cases(struct io_bench *b)
     if (rc == 0)
         zbench_note(b->z, "%s, %s of %s, %s", b->path, zb_size_text(b->size_bytes).s,
                     b->direct ? "O_DIRECT" : "buffered", "written once");
-    if (rc == 0 && b->peer)
+    if (rc == 0 && b->peer_command)
         rc = io_peer_start(b);
     for (enum io_mix mix = IO_READ; mix <= IO_MIXED && rc == 0; mix++)
         for (size_t block = 0; block < ZB_COUNT(io_blocks) && rc == 0; block++)
             rc = io_case(b, mix, block);
-    io_peer_end(b);
+    zbench_peer_end(&b->peer);
     return rc;
 }
 
@@ -874,7 +833,7 @@ static int io_parse(struct io_bench *b, int argc, char **argv)
             b->against = optarg;
             break;
         case 'p':
-            b->peer = optarg;
+            b->peer_command = optarg;
             break;
         case 'q': /* does it work at all: the figures mean nothing */
             b->size_bytes = 32 * ZB_MIB;

@@ -22,6 +22,10 @@ static const struct {
       "bandwidth of the I/O engines, against fio", zbench_io },
     { "fetch", "[--rounds N] [--ops N]",
       "latency of a fetch and release of a resident shard, against a raw ping-pong", zbench_fetch },
+    { "adam",
+      "[--params N] [--threads N] [--rounds N] [--only CASE] [--kernels NAME] [--peer COMMAND]...\n"
+      "           [--smoke]",
+      "the optimizer step in memory, against a STREAM triad", zbench_adam },
     { "catalog", "[--dir DIR] [--pages N] [--rounds N]",
       "commits of a catalog of so many pages, against writing as many bytes", zbench_catalog },
     { "commit", "[--dir DIR] [--params N] [--page-elems N] [--rounds N]",

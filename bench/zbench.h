@@ -70,6 +70,7 @@ double zbench_cpu_s(void);
 
 /* The subcommands: 0, -EINVAL for bad usage, or another negative errno; z->err has the sentence. */
 int zbench_io(struct zbench *z, int argc, char **argv);
+int zbench_adam(struct zbench *z, int argc, char **argv);
 int zbench_fetch(struct zbench *z, int argc, char **argv);
 int zbench_catalog(struct zbench *z, int argc, char **argv);
 int zbench_commit(struct zbench *z, int argc, char **argv);

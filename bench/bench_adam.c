@@ -1,0 +1,687 @@
+/*
+ * bench_adam.c - `zbench adam`: the optimizer step on pages in memory, against what the memory can
+ * do and against others' steps.
+ *
+ * MODEL. A team of threads takes pieces of work off one counter, as the daemon's compute pool takes
+ * pages off its queue; it is bound as that pool is, to the CPUs that this process may use. A slice
+ * is one step over all parameters: zk_page_step() on each page, as the daemon calls it, with the
+ * memory on huge pages as the daemon has it.
+ *
+ *   triad   a[i] = b[i] + s * c[i] with non-temporal stores, by the same team, over arrays of its
+ *           own, as often as it takes to move as many bytes as the step. Rounds are A B B A, and
+ *           `control` is the second triad of each round against the first
+ *   PEER    another program (--peer): bench/peers/. It begins with the same parameters and
+ *           gradients, makes as many steps as we do, and in the end both sets of parameters are
+ *           compared. What a user of it must do besides to have what a step of ours gives is part
+ *           of its slice: the norm of the gradients (with what is not finite in it), the gradients
+ *           in fp32, the parameters in bf16. Our slice takes the gradients in (zk_page_ingest():
+ *           copy, norm and count) and steps
+ *
+ * BYTES of one parameter are the layout's: gradient once, parameter and state twice (read and
+ * written). AdamW with bf16 parameters and gradients: 2 + 2 * (2 + 10) = 26; in fp32: 4 + 2 * (4 +
+ * 8) = 28. A triad's element is 12: its stores do not read.
+ */
+#include <errno.h>
+#include <getopt.h>
+#include <math.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
+#include "base/plan.h"
+#include "base/size.h"
+#include "base/util.h"
+#include "bench/peer.h"
+#include "bench/zbench.h"
+#include "kernels/zk_page.h"
+
+#define ADAM_HUGE        (2 * ZB_MIB)
+#define ADAM_PARAMS      (256 * ZB_MIB) /* "at least 256 M parameters" */
+#define ADAM_TRIAD_ELEMS (64 * ZB_MIB)  /* of each array: 256 MiB */
+#define ADAM_PIECE_ELEMS 262144u        /* of a triad */
+#define ADAM_THREADS_MAX 1024u
+#define ADAM_PEERS_MAX   4u
+
+/* What the peers are told, too. */
+static const struct zk_params adam_params = { .lr = 1e-3,
+                                              .beta1 = 0.9,
+                                              .beta2 = 0.999,
+                                              .eps = 1e-8,
+                                              .weight_decay = 0.01,
+                                              .scale = 1,
+                                              .momentum = 0.9 };
+
+static const struct adam_case {
+    const char *name;
+    enum zb_optimizer optimizer;
+    enum zb_dtype dtype, grad_dtype;
+    enum zb_moments moments;
+} adam_cases[] = {
+    { "adamw/bf16", ZB_ADAMW, ZB_BF16, ZB_BF16, ZB_MOMENTS_F32 }, /* the peers' */
+    { "adamw/bf16/grad-fp32", ZB_ADAMW, ZB_BF16, ZB_F32, ZB_MOMENTS_F32 },
+    { "adamw/fp32", ZB_ADAMW, ZB_F32, ZB_F32, ZB_MOMENTS_F32 },
+    { "adamw/fp16", ZB_ADAMW, ZB_F16, ZB_F16, ZB_MOMENTS_F32 },
+    { "adam/bf16", ZB_ADAM, ZB_BF16, ZB_BF16, ZB_MOMENTS_F32 },
+    { "lion/bf16", ZB_LION, ZB_BF16, ZB_BF16, ZB_MOMENTS_F32 },
+    { "sgd/bf16", ZB_SGD, ZB_BF16, ZB_BF16, ZB_MOMENTS_F32 },
+    { "adagrad/bf16", ZB_ADAGRAD, ZB_BF16, ZB_BF16, ZB_MOMENTS_F32 },
+};
+
+/* ---- the team */
+
+struct adam_bench;
+
+/* One piece of work, on a thread of the team. */
+typedef void adam_work_fn(struct adam_bench *b, uint64_t piece);
+
+struct adam_team {
+    pthread_t threads[ADAM_THREADS_MAX];
+    unsigned count; /* started */
+    pthread_barrier_t begin, end;
+    bool barriers, stop;
+    adam_work_fn *work;
+    uint64_t pieces;
+    _Atomic uint64_t next;
+};
+
+/* The planes of one case. */
+struct adam_planes {
+    struct zb_layout layout;
+    uint8_t *plane[ZB_PLANES];
+    uint8_t *staging; /* gradients as a trainer leaves them, where they are taken in */
+    uint64_t t;       /* of the last step */
+    struct zk_scalars scalars;
+};
+
+struct adam_bench {
+    struct zbench *z;
+    const struct zk_ops *ops;
+    const char *kernels, *only;
+    const char *peers[ADAM_PEERS_MAX];
+    unsigned npeers;
+    uint64_t params, triad_elems;
+    uint32_t page_elems;
+    unsigned threads, rounds;
+    float *triad[3];
+    struct adam_planes planes;
+    pthread_mutex_t norm_lock;
+    struct zk_xsum norm; /* under norm_lock */
+    uint64_t nonfinite;  /* likewise */
+    struct adam_team team;
+};
+
+static void *adam_worker(void *arg)
+{
+    struct adam_bench *b = arg;
+    struct adam_team *team = &b->team;
+
+    zk_thread_init();
+    for (;;) {
+        uint64_t i;
+
+        (void)pthread_barrier_wait(&team->begin);
+        if (team->stop)
+            return NULL;
+        while ((i = atomic_fetch_add(&team->next, 1)) < team->pieces)
+            team->work(b, i);
+        (void)pthread_barrier_wait(&team->end);
+    }
+}
+
+static double adam_now_s(void)
+{
+    struct timespec t;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* Does all pieces and returns the seconds that they took. */
+static double adam_team_run(struct adam_bench *b, adam_work_fn *work, uint64_t pieces)
+{
+    struct adam_team *team = &b->team;
+    double begin;
+
+    team->work = work;
+    team->pieces = pieces;
+    atomic_store(&team->next, 0);
+    begin = adam_now_s();
+    (void)pthread_barrier_wait(&team->begin);
+    (void)pthread_barrier_wait(&team->end);
+    return adam_now_s() - begin;
+}
+
+static int adam_team_start(struct adam_bench *b)
+{
+    struct adam_team *team = &b->team;
+    int rc;
+
+    if (pthread_barrier_init(&team->begin, NULL, b->threads + 1) != 0 ||
+        pthread_barrier_init(&team->end, NULL, b->threads + 1) != 0)
+        return zb_fail(&b->z->err, -EAGAIN, "barriers of %u threads: %m", b->threads);
+    team->barriers = true;
+    for (; team->count < b->threads; team->count++) {
+        rc = pthread_create(&team->threads[team->count], NULL, adam_worker, b);
+        if (rc != 0) /* those that wait for the others wait until the process ends */
+            return zb_fail(&b->z->err, -rc, "thread %u of %u: %m", team->count, b->threads);
+    }
+    return 0;
+}
+
+static void adam_team_end(struct adam_bench *b)
+{
+    struct adam_team *team = &b->team;
+
+    if (!team->barriers || team->count < b->threads)
+        return;
+    team->stop = true;
+    (void)pthread_barrier_wait(&team->begin);
+    for (unsigned i = 0; i < team->count; i++)
+        (void)pthread_join(team->threads[i], NULL);
+    (void)pthread_barrier_destroy(&team->begin);
+    (void)pthread_barrier_destroy(&team->end);
+}
+
+/* ---- memory */
+
+/* Begins on a huge page; not touched yet. NULL: none. */
+static void *adam_map(uint64_t bytes)
+{
+    uint8_t *p = mmap(NULL, bytes + ADAM_HUGE, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    uint64_t front;
+
+    if (p == MAP_FAILED)
+        return NULL;
+    front = (ADAM_HUGE - (uintptr_t)p % ADAM_HUGE) % ADAM_HUGE;
+    if (front > 0)
+        (void)munmap(p, front);
+    (void)munmap(p + front + bytes, ADAM_HUGE - front);
+    (void)madvise(p + front, bytes, MADV_HUGEPAGE); /* where it is refused: as it is */
+    return p + front;
+}
+
+static void adam_unmap(void *p, uint64_t bytes)
+{
+    if (p)
+        (void)munmap(p, bytes);
+}
+
+static uint64_t adam_plane_bytes(const struct adam_bench *b, enum zb_plane plane)
+{
+    return zb_plane_bytes(b->planes.layout.block_bytes[plane], b->page_elems, b->params);
+}
+
+static struct zk_page adam_page(const struct adam_bench *b, uint64_t i)
+{
+    const struct adam_planes *x = &b->planes;
+    uint64_t first = i * b->page_elems;
+    struct zk_page page = { .first = first, .count = b->page_elems };
+
+    page.param = x->plane[ZB_PARAM] +
+                 zb_plane_bytes(x->layout.block_bytes[ZB_PARAM], b->page_elems, first);
+    page.grad = x->plane[ZB_GRAD] +
+                zb_plane_bytes(x->layout.block_bytes[ZB_GRAD], b->page_elems, first);
+    page.state = x->plane[ZB_STATE] +
+                 zb_plane_bytes(x->layout.block_bytes[ZB_STATE], b->page_elems, first);
+    return page;
+}
+
+/* Value i of a stream, evenly in (-range, range); as bf16 it is exact. */
+static float adam_value(uint64_t i, uint64_t stream, double range)
+{
+    uint64_t x = (i * 2 + stream + 1) * UINT64_C(0x9e3779b97f4a7c15);
+    float f;
+    uint32_t bits;
+
+    x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    f = (float)(((double)(x >> 11) * 0x1p-52 - 1) * range);
+    memcpy(&bits, &f, sizeof(bits));
+    bits &= 0xffff0000;
+    memcpy(&f, &bits, sizeof(f));
+    return f;
+}
+
+/* First values of a page, which touch its memory. */
+static void adam_fill_work(struct adam_bench *b, uint64_t piece)
+{
+    struct zk_page page = adam_page(b, piece);
+    struct zk_xsum sum = { { 0 } };
+    uint64_t bad = 0;
+    float *values = malloc(page.count * sizeof(*values));
+
+    if (!values)
+        abort(); /* 1 MiB */
+    for (uint64_t i = 0; i < page.count; i++)
+        values[i] = adam_value(page.first + i, 0, 0.04);
+    zk_page_init(b->ops, &b->planes.layout, &page, values);
+    for (uint64_t i = 0; i < page.count; i++)
+        values[i] = adam_value(page.first + i, 1, 1e-3);
+    zk_page_ingest(b->ops, &b->planes.layout, &page, values, ZB_F32, false, &sum, &bad);
+    if (b->planes.staging)
+        memcpy(b->planes.staging + page.first * 2, page.grad, page.count * 2);
+    free(values);
+}
+
+static void adam_fill_triad_work(struct adam_bench *b, uint64_t piece)
+{
+    for (uint64_t i = piece * ADAM_PIECE_ELEMS; i < (piece + 1) * ADAM_PIECE_ELEMS; i++) {
+        b->triad[0][i] = 0;
+        b->triad[1][i] = 1;
+        b->triad[2][i] = 2;
+    }
+}
+
+static void adam_planes_done(struct adam_bench *b)
+{
+    for (int p = 0; p < ZB_PLANES; p++)
+        adam_unmap(b->planes.plane[p], adam_plane_bytes(b, (enum zb_plane)p));
+    adam_unmap(b->planes.staging, b->params * 2);
+    b->planes = (struct adam_planes){ 0 };
+}
+
+static int adam_planes_init(struct adam_bench *b, const struct adam_case *c, bool staging)
+{
+    struct adam_planes *x = &b->planes;
+    int rc = zb_layout_of(c->dtype, c->grad_dtype, c->optimizer, c->moments, false, &x->layout,
+                          &b->z->err);
+    bool good = true;
+
+    for (int p = 0; p < ZB_PLANES && rc == 0; p++) {
+        x->plane[p] = adam_map(adam_plane_bytes(b, (enum zb_plane)p));
+        good = good && x->plane[p];
+    }
+    if (rc == 0 && staging) {
+        x->staging = adam_map(b->params * 2);
+        good = good && x->staging;
+    }
+    if (rc == 0 && !good)
+        rc = zb_fail(&b->z->err, -ENOMEM, "the planes of %llu parameters: %m",
+                     (unsigned long long)b->params);
+    if (rc == 0)
+        (void)adam_team_run(b, adam_fill_work, b->params / b->page_elems);
+    return rc;
+}
+
+/* ---- slices */
+
+/* Moved by a step of one parameter. */
+static double adam_step_bytes(const struct zb_layout *l)
+{
+    return (l->block_bytes[ZB_GRAD] + 2.0 * (l->block_bytes[ZB_PARAM] + l->block_bytes[ZB_STATE])) /
+           ZB_BLOCK_ELEMS;
+}
+
+/* Stores of 128 bits reach what those of 512 do. */
+static void triad(float *restrict a, const float *restrict b, const float *restrict c, size_t n)
+{
+#if defined(__x86_64__)
+    const __m128 s = _mm_set1_ps(3);
+
+    for (size_t i = 0; i < n; i += 4)
+        _mm_stream_ps(a + i, _mm_add_ps(_mm_mul_ps(s, _mm_load_ps(c + i)), _mm_load_ps(b + i)));
+    _mm_sfence();
+#else
+    for (size_t i = 0; i < n; i++)
+        a[i] = b[i] + 3 * c[i];
+#endif
+}
+
+static void adam_triad_work(struct adam_bench *b, uint64_t piece)
+{
+    uint64_t at = piece * ADAM_PIECE_ELEMS % b->triad_elems;
+
+    triad(b->triad[0] + at, b->triad[1] + at, b->triad[2] + at, ADAM_PIECE_ELEMS);
+}
+
+static void adam_step_work(struct adam_bench *b, uint64_t piece)
+{
+    struct zk_page page = adam_page(b, piece);
+    struct zk_segment all = { .first = 0, .count = b->params, .group = 0 };
+
+    zk_page_step(b->ops, &b->planes.layout, &page, &all, 1, &b->planes.scalars);
+}
+
+static void adam_ingest_work(struct adam_bench *b, uint64_t piece)
+{
+    struct zk_page page = adam_page(b, piece);
+    struct zk_xsum sum = { { 0 } };
+    uint64_t bad = 0;
+
+    zk_page_ingest(b->ops, &b->planes.layout, &page, b->planes.staging + page.first * 2, ZB_BF16,
+                   false, &sum, &bad);
+    (void)pthread_mutex_lock(&b->norm_lock);
+    zk_xsum_merge(&b->norm, &sum);
+    b->nonfinite += bad;
+    (void)pthread_mutex_unlock(&b->norm_lock);
+}
+
+/* GB/s, over about `bytes`. */
+static double adam_triad_slice(struct adam_bench *b, double bytes)
+{
+    uint64_t pieces = (uint64_t)ceil(bytes / 12 / ADAM_PIECE_ELEMS);
+
+    return (double)pieces * ADAM_PIECE_ELEMS * 12 / adam_team_run(b, adam_triad_work, pieces) / 1e9;
+}
+
+/* Seconds. */
+static double adam_step_slice(struct adam_bench *b)
+{
+    struct adam_planes *x = &b->planes;
+
+    x->scalars = zk_prepare(x->layout.optimizer, &adam_params, ++x->t);
+    return adam_team_run(b, adam_step_work, b->params / b->page_elems);
+}
+
+static double adam_ingest_slice(struct adam_bench *b)
+{
+    b->norm = (struct zk_xsum){ { 0 } };
+    b->nonfinite = 0;
+    return adam_team_run(b, adam_ingest_work, b->params / b->page_elems);
+}
+
+/* ---- against the triad */
+
+static int adam_against_triad(struct adam_bench *b, const struct adam_case *c)
+{
+    static double step[ZBENCH_ROUNDS_MAX], reference[ZBENCH_ROUNDS_MAX];
+    static double first[ZBENCH_ROUNDS_MAX], second[ZBENCH_ROUNDS_MAX];
+    struct zbench_row row = { .unit = "GB/s", .reference_name = "triad with non-temporal stores" };
+    double bytes = adam_step_bytes(&b->planes.layout) * (double)b->params;
+    int rc;
+
+    zbench_note(b->z, "%s: %g bytes of each parameter", c->name,
+                adam_step_bytes(&b->planes.layout));
+    (void)adam_step_slice(b); /* warms up */
+    for (unsigned i = 0; i < b->rounds; i++) {
+        first[i] = adam_triad_slice(b, bytes);
+        step[i] = 2 * bytes / 1e9 / (adam_step_slice(b) + adam_step_slice(b));
+        second[i] = adam_triad_slice(b, bytes);
+        reference[i] = 2 / (1 / first[i] + 1 / second[i]);
+    }
+    (void)snprintf(row.name, sizeof(row.name), "%s/triad", c->name);
+    rc = zbench_add(b->z, &row, step, reference, b->rounds);
+    (void)snprintf(row.name, sizeof(row.name), "%s/control", c->name);
+    row.reference_name = "the same triad";
+    return rc < 0 ? rc : zbench_add(b->z, &row, second, first, b->rounds);
+}
+
+/* ---- against peers */
+
+/* A file in memory with our bf16 parameters and gradients, which the peer begins with. */
+static int adam_file_new(struct adam_bench *b, uint16_t **ret)
+{
+    uint64_t bytes = b->params * 4;
+    int fd = memfd_create("zbench-adam", MFD_CLOEXEC);
+    uint16_t *p;
+
+    if (fd < 0 || ftruncate(fd, (off_t)bytes) != 0 ||
+        (p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)) == MAP_FAILED) {
+        int rc = zb_fail(&b->z->err, -errno, "%s of shared memory for a peer: %m",
+                         zb_size_text(bytes).s);
+
+        zb_close_fd(&fd);
+        return rc;
+    }
+    memcpy(p, b->planes.plane[ZB_PARAM], b->params * 2);
+    memcpy(p + b->params, b->planes.plane[ZB_GRAD], b->params * 2);
+    *ret = p;
+    return fd;
+}
+
+/* Seconds of a step of the peer: of all its passes, and of the norm's. */
+static int adam_peer_slice(struct adam_bench *b, struct zbench_peer *p, double *ret_all_s,
+                           double *ret_norm_s, double *ret_norm)
+{
+    char line[256];
+    int rc = zbench_peer_ask(b->z, p, "step", line, sizeof(line));
+
+    if (rc == 0 && sscanf(line, "%lf %lf %lf", ret_all_s, ret_norm_s, ret_norm) != 3)
+        rc = zb_fail(&b->z->err, -EPROTO, "the peer says: %s", line);
+    return rc;
+}
+
+/* A bf16's place in the order of all of them. */
+static int adam_order(uint16_t bf16)
+{
+    return bf16 & 0x8000 ? -(bf16 & 0x7fff) : bf16;
+}
+
+/* The peer's parameters, in `file`, beside ours. */
+static int adam_peer_compare(struct adam_bench *b, struct zbench_peer *p, const uint16_t *file,
+                             double norm)
+{
+    const uint16_t *ours = (const void *)b->planes.plane[ZB_PARAM];
+    uint64_t equal = 0, next = 0;
+    char line[256];
+    int rc = zbench_peer_ask(b->z, p, "write", line, sizeof(line));
+
+    if (rc == 0 && strcmp(line, "written") != 0)
+        rc = zb_fail(&b->z->err, -EPROTO, "the peer says: %s", line);
+    if (rc < 0)
+        return rc;
+    for (uint64_t i = 0; i < b->params; i++) {
+        int distance = adam_order(ours[i]) - adam_order(file[i]);
+
+        equal += distance == 0;
+        next += distance == 1 || distance == -1;
+    }
+    zbench_note(b->z,
+                "after %llu steps %.4f %% of the parameters are %s's, %.4f %% the next bf16, %llu "
+                "others; norms %.9g and %.9g",
+                (unsigned long long)b->planes.t, 100.0 * (double)equal / (double)b->params, p->name,
+                100.0 * (double)next / (double)b->params,
+                (unsigned long long)(b->params - equal - next), sqrt(zk_xsum_value(&b->norm)),
+                norm);
+    return 0;
+}
+
+static int adam_peer_rounds(struct adam_bench *b, struct zbench_peer *p, double *ret_norm)
+{
+    static double ours[ZBENCH_ROUNDS_MAX], theirs[ZBENCH_ROUNDS_MAX];
+    static double our_step[ZBENCH_ROUNDS_MAX], their_step[ZBENCH_ROUNDS_MAX];
+    struct zbench_row row = { .unit = "Mparam/s", .reference_name = "peer" };
+    double mparams = (double)b->params / 1e6;
+    int rc = 0;
+
+    for (unsigned i = 0; i < b->rounds; i++) {
+        double ours_s = 0, step_s = 0, theirs_s = 0, norm_s = 0;
+
+        for (unsigned slice = 0; slice < 4 && rc == 0; slice++) {
+            double ingest, step, all, norm;
+
+            if (slice == 0 || slice == 3) {
+                ingest = adam_ingest_slice(b);
+                step = adam_step_slice(b);
+                ours_s += ingest + step;
+                step_s += step;
+            } else {
+                rc = adam_peer_slice(b, p, &all, &norm, ret_norm);
+                theirs_s += all;
+                norm_s += norm;
+            }
+        }
+        if (rc < 0)
+            return rc;
+        ours[i] = 2 * mparams / ours_s;
+        theirs[i] = 2 * mparams / theirs_s;
+        our_step[i] = 2 * mparams / step_s;
+        their_step[i] = 2 * mparams / (theirs_s - norm_s);
+    }
+    (void)snprintf(row.name, sizeof(row.name), "adamw/bf16/%s", p->name);
+    rc = zbench_add(b->z, &row, ours, theirs, b->rounds);
+    (void)snprintf(row.name, sizeof(row.name), "adamw/bf16/%s/no-norm", p->name);
+    return rc < 0 ? rc : zbench_add(b->z, &row, our_step, their_step, b->rounds);
+}
+
+static int adam_against_peer(struct adam_bench *b, const char *command)
+{
+    struct zbench_peer peer = { 0 };
+    char line[8192];
+    uint16_t *file = NULL;
+    double norm = 0;
+    int fd = -1, rc = adam_planes_init(b, &adam_cases[0], true);
+
+    if (rc == 0)
+        fd = rc = adam_file_new(b, &file);
+    if (rc >= 0) {
+        (void)snprintf(
+            line, sizeof(line), "exec %s %llu %u /proc/%d/fd/%d %.17g %.17g %.17g %.17g %.17g",
+            command, (unsigned long long)b->params, b->threads, (int)getpid(), fd, adam_params.lr,
+            adam_params.beta1, adam_params.beta2, adam_params.eps, adam_params.weight_decay);
+        rc = zbench_peer_start(b->z, &peer, line);
+    }
+    if (rc == 0)
+        rc = adam_peer_rounds(b, &peer, &norm);
+    if (rc == 0)
+        rc = adam_peer_compare(b, &peer, file, norm);
+    zbench_peer_end(&peer);
+    if (file)
+        (void)munmap(file, b->params * 4);
+    zb_close_fd(&fd);
+    adam_planes_done(b);
+    return rc;
+}
+
+/* ---- the command */
+
+static int adam_triad_init(struct adam_bench *b)
+{
+    for (int i = 0; i < 3; i++) {
+        b->triad[i] = adam_map(b->triad_elems * sizeof(float));
+        if (!b->triad[i])
+            return zb_fail(&b->z->err, -ENOMEM, "the arrays of the triad: %m");
+    }
+    (void)adam_team_run(b, adam_fill_triad_work, b->triad_elems / ADAM_PIECE_ELEMS);
+    return 0;
+}
+
+static int adam_run(struct adam_bench *b)
+{
+    int rc = adam_team_start(b);
+
+    if (rc == 0)
+        zbench_note(b->z,
+                    "kernels %s, %u threads, %llu parameters in pages of %u; triad of 3 arrays of "
+                    "%s; %u rounds",
+                    b->ops->name, b->threads, (unsigned long long)b->params, b->page_elems,
+                    zb_size_text(b->triad_elems * sizeof(float)).s, b->rounds);
+    if (rc == 0 && b->npeers == 0)
+        rc = adam_triad_init(b);
+    for (size_t i = 0; i < ZB_COUNT(adam_cases) && rc == 0 && b->npeers == 0; i++) {
+        if (strncmp(adam_cases[i].name, b->only, strlen(b->only)) != 0)
+            continue;
+        rc = adam_planes_init(b, &adam_cases[i], false);
+        if (rc == 0)
+            rc = adam_against_triad(b, &adam_cases[i]);
+        adam_planes_done(b);
+    }
+    for (unsigned i = 0; i < b->npeers && rc == 0; i++)
+        rc = adam_against_peer(b, b->peers[i]);
+    for (int i = 0; i < 3; i++)
+        adam_unmap(b->triad[i], b->triad_elems * sizeof(float));
+    adam_team_end(b);
+    return rc;
+}
+
+/* A number of [least, most], or -EINVAL. */
+static int adam_parse_number(struct zbench *z, const char *what, const char *text, unsigned least,
+                             unsigned most, unsigned *ret)
+{
+    char *end;
+    unsigned long v = strtoul(text, &end, 10);
+
+    if (end == text || *end != '\0' || text[0] == '-' || v < least || v > most)
+        return zb_fail(&z->err, -EINVAL, "--%s '%s': a number of %u .. %u", what, text, least,
+                       most);
+    *ret = (unsigned)v;
+    return 0;
+}
+
+static int adam_parse(struct adam_bench *b, int argc, char **argv)
+{
+    static const struct option options[] = {
+        { "params", required_argument, NULL, 'p' },  { "threads", required_argument, NULL, 't' },
+        { "rounds", required_argument, NULL, 'r' },  { "only", required_argument, NULL, 'o' },
+        { "kernels", required_argument, NULL, 'k' }, { "peer", required_argument, NULL, 'P' },
+        { "smoke", no_argument, NULL, 'q' },         { 0 },
+    };
+    int opt, rc = 0;
+
+    while (rc == 0 && (opt = getopt_long(argc, argv, "", options, NULL)) != -1) {
+        switch (opt) {
+        case 'p':
+            rc = zb_size_parse(optarg, &b->params, &b->z->err);
+            break;
+        case 't':
+            rc = adam_parse_number(b->z, "threads", optarg, 1, ADAM_THREADS_MAX, &b->threads);
+            break;
+        case 'r':
+            rc = adam_parse_number(b->z, "rounds", optarg, 1, ZBENCH_ROUNDS_MAX, &b->rounds);
+            break;
+        case 'o':
+            b->only = optarg;
+            break;
+        case 'k':
+            b->kernels = optarg;
+            break;
+        case 'P':
+            if (b->npeers == ADAM_PEERS_MAX)
+                rc = zb_fail(&b->z->err, -EINVAL, "--peer: at most %u", ADAM_PEERS_MAX);
+            else
+                b->peers[b->npeers++] = optarg;
+            break;
+        case 'q': /* does it work at all: the figures mean nothing */
+            b->params = ZB_MIB;
+            b->triad_elems = ADAM_PIECE_ELEMS;
+            b->rounds = 1;
+            break;
+        default: /* getopt has said what */
+            rc = zb_fail(&b->z->err, -EINVAL,
+                         "usage: zbench adam [--params N] [--threads N] [--rounds N] [--only CASE] "
+                         "[--kernels NAME] [--peer COMMAND]... [--smoke] [--json]");
+        }
+    }
+    if (rc == 0 && optind < argc)
+        rc = zb_fail(&b->z->err, -EINVAL, "'%s': zbench adam takes options only", argv[optind]);
+    b->params = b->params / b->page_elems * b->page_elems;
+    if (rc == 0 && b->params == 0)
+        rc = zb_fail(&b->z->err, -EINVAL, "--params: at least %u", b->page_elems);
+    return rc;
+}
+
+int zbench_adam(struct zbench *z, int argc, char **argv)
+{
+    static struct adam_bench b;
+    cpu_set_t cpus;
+    int rc;
+
+    b = (struct adam_bench){ .z = z,
+                             .only = "",
+                             .params = ADAM_PARAMS,
+                             .triad_elems = ADAM_TRIAD_ELEMS,
+                             .page_elems = ZB_PAGE_ELEMS_DEFAULT,
+                             .rounds = 20,
+                             .norm_lock = PTHREAD_MUTEX_INITIALIZER };
+    rc = adam_parse(&b, argc, argv);
+    if (rc == 0 && b.threads == 0 && sched_getaffinity(0, sizeof(cpus), &cpus) != 0)
+        rc = zb_fail(&z->err, -errno, "the CPUs that this process may use: %m");
+    if (rc == 0 && b.threads == 0)
+        b.threads = (unsigned)CPU_COUNT(&cpus);
+    if (rc == 0)
+        rc = zk_select(b.kernels, &b.ops, &z->err);
+    if (rc < 0)
+        return rc;
+    (void)signal(SIGPIPE, SIG_IGN); /* a peer that has ended is an error like others */
+    return adam_run(&b);
+}
