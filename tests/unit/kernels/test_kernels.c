@@ -3,6 +3,9 @@
  * over odd sizes, unaligned starts and special values; nothing outside the arrays is touched; a NaN
  * that is stored is the canonical one.
  *
+ * Digests of the results are kept in golden_digests.inc, so that they are the same on every
+ * architecture, too.
+ *
  * What "ref" itself computes is held to independent definitions by test_cast.c, test_adamw.c and
  * test_reduce.c.
  */
@@ -344,9 +347,55 @@ static void every_kernel_same_bits(void **state)
     free(x);
 }
 
-/* Every set of scalars with every kernel, on values of every flavour. */
+static uint64_t digest_bytes(uint64_t digest, const void *bytes, size_t n) /* FNV-1a */
+{
+    for (const unsigned char *p = bytes; n > 0; n--)
+        digest = (digest ^ *p++) * UINT64_C(0x100000001b3);
+    return digest;
+}
+
+/* Of what a kernel wrote. */
+static uint64_t digest_arrays(uint64_t digest, const struct arrays *a, unsigned writes, size_t at,
+                              size_t n)
+{
+    const struct {
+        const void *array;
+        unsigned bit, elem_bytes;
+    } arrays[] = { { a->p, P, 4 },   { a->m, M, 4 },   { a->v, V, 4 },
+                   { a->hi, HI, 2 }, { a->lo, LO, 2 }, { a->half, HALF, 2 } };
+
+    digest = digest_bytes(digest, &a->nonfinite, sizeof(a->nonfinite));
+    digest = digest_bytes(digest, &a->sum_bits, sizeof(a->sum_bits));
+    for (size_t i = 0; i < ZB_COUNT(arrays); i++)
+        if (writes & arrays[i].bit)
+            digest = digest_bytes(digest, (const char *)arrays[i].array + at * arrays[i].elem_bytes,
+                                  n * arrays[i].elem_bytes);
+    return digest;
+}
+
+/* What every_set_of_scalars() has each kernel make, whatever the processor. After a change of the
+ * arithmetic: ZSHARD_PRINT=1 build/tests/test_kernels prints the new ones */
+static const uint64_t golden_digests[] = {
+#include "tests/unit/kernels/golden_digests.inc"
+};
+
+static void digest_check(const struct kernel *k, size_t i, uint64_t digest)
+{
+    if (getenv("ZSHARD_PRINT"))
+        print_message("UINT64_C(0x%016llx), /* %s %d %d */\n", (unsigned long long)digest, k->name,
+                      (int)k->dtype, (int)k->grad_dtype);
+    else if (i >= ZB_COUNT(golden_digests) || golden_digests[i] != digest)
+        fail_msg("%s, dtypes %d and %d: the digest of its results is %016llx, not that of "
+                 "golden_digests.inc: other bits than on other processors, or than before",
+                 k->name, (int)k->dtype, (int)k->grad_dtype, (unsigned long long)digest);
+}
+
+/* Every set of scalars with every kernel, on values of every flavour. The results are those of
+ * every other architecture. */
 static void every_set_of_scalars(void **state)
 {
+    const size_t at = EDGE, n = 1111;
+    uint64_t digests[KERNELS] = { 0 };
     static const char *const flavours[] = { "special", "any", "training" };
     const struct kernel *kernels = all_kernels();
     struct fixture *x = malloc(sizeof(*x));
@@ -356,10 +405,14 @@ static void every_set_of_scalars(void **state)
     for (enum flavour f = 0; f < FLAVOURS; f++) {
         fill(&x->before, f, 7 + f);
         for (size_t k = 0; k < KERNELS; k++)
-            for (size_t i = 0; i < ZB_COUNT(scalars); i++)
-                try_all(x, &kernels[k], i, EDGE, 1111, flavours[f]);
+            for (size_t i = 0; i < ZB_COUNT(scalars); i++) {
+                try_all(x, &kernels[k], i, at, n, flavours[f]);
+                digests[k] = digest_arrays(digests[k], &x->want, kernels[k].writes, at, n);
+            }
     }
     free(x);
+    for (size_t k = 0; k < KERNELS; k++)
+        digest_check(&kernels[k], k, digests[k]);
 }
 
 /* Every short length from every start inside one widest vector: heads and tails of the loops. */
