@@ -82,7 +82,6 @@ static void page_step_run(const struct zk_ops *ops, const struct zb_layout *layo
         .m = (float *)state.moment[0] + from,
         .v = v ? v + from : NULL,
         .grad = (char *)page_at(page->grad, layout, ZB_GRAD, at) + from * grad_bytes,
-        .bypass = page->bypass,
     };
 
     assert(layout->moments == ZB_MOMENTS_F32);

@@ -129,17 +129,14 @@ struct zk_scalars zk_prepare(enum zb_optimizer optimizer, const struct zk_params
 /*
  * WHAT A STEP FUNCTION gets: arrays of n elements, all beginning at the same element of their
  * planes. They do not overlap. A whole block comes with every array 64-byte aligned; a run inside
- * of a block with any alignment of the elements' own size, and any n.
- *
- * `bypass` is a hint: nobody reads what is written soon, so stores may go around the cache. It
- * never changes a bit; a function that uses such stores ends with the fence that they need.
+ * of a block with any alignment of the elements' own size, and any n. Stores are plain ones, in
+ * place: those that bypass the cache were measured, and lose (bench/README.md).
  */
 struct zk_step_arrays {
     void *param;      /* float[], or uint16_t[] of bf16 (hi of the split master) or fp16 */
     void *master;     /* int16_t lo[] for bf16, float[] for fp16, NULL for fp32 */
     float *m, *v;     /* the moments; v is NULL for an optimizer with one */
     const void *grad; /* in its own dtype */
-    bool bypass;
 };
 
 typedef void zk_step_fn(const struct zk_scalars *s, const struct zk_step_arrays *a, size_t n);

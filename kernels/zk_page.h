@@ -25,7 +25,6 @@ struct zk_page {
     void *grad;     /* NULL where there is none */
     uint64_t first; /* of the unit's elements; a multiple of the block */
     uint64_t count; /* likewise */
-    bool bypass;    /* nobody reads soon what a step writes: see struct zk_step_arrays */
 };
 
 /** Initial values: param and state's lo from fp32 masters, m and v zero. */

@@ -47,8 +47,7 @@ static void run_step(const struct kernel *k, const struct zk_ops *ops, const str
     struct zk_step_arrays arrays = { .param = a->p + at,
                                      .m = a->m + at,
                                      .v = k->writes & V ? a->v + at : NULL,
-                                     .grad = a->grad + at,
-                                     .bypass = at % 2 };
+                                     .grad = a->grad + at };
 
     if (k->dtype == ZB_BF16) {
         arrays.param = a->hi + at;

@@ -222,7 +222,6 @@ static void fixture_train(struct fixture *x)
         for (enum zb_dtype from = ZB_F32; x->layout.grad_dtype == ZB_F32 && from < ZB_DTYPE_END;
              from++)
             fixture_ingest(x, from, true, 100 * t + from, false);
-        x->page.bypass = t == 2;
         zk_page_step(x->ops, &x->layout, &x->page, segments, sizeof(segments) / sizeof(segments[0]),
                      by_group);
         flat_step(x, by_group);
