@@ -9,8 +9,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/measure.h"
 #include "base/util.h"
 #include "client/zctl/plan.h"
+
+#define MEASURE_NS UINT64_C(1000000000)
 
 /* ---- the run */
 
@@ -129,6 +132,31 @@ static int plan_run(struct zctl_plan *p)
     return rc < 0 ? rc : zctl_option_decimal(z, "step-seconds", &run->seconds);
 }
 
+/* ---- what is measured */
+
+/* What is not known yet: memory, and the drive under `dir`. */
+static int plan_measure(struct zctl_plan *p, const char *dir)
+{
+    struct zb_node *node = &p->node;
+    struct zb_err *err = &p->z->err;
+    double drive = 0;
+    int rc = 0, fd;
+
+    if (node->memory <= 0)
+        rc = zb_measure_memory(node->cores, &node->memory, err);
+    if (rc < 0 || (node->drive_read > 0 && node->drive_write > 0))
+        return rc;
+    fd = zb_measure_open(dir, err);
+    if (fd < 0)
+        return fd;
+    rc = zb_measure_drive(fd, zb_layout_page(&p->run.layout, ZB_STATE, node->page_elems),
+                          MEASURE_NS, &drive, err);
+    zb_close_fd(&fd);
+    node->drive_read = node->drive_read > 0 ? node->drive_read : drive;
+    node->drive_write = node->drive_write > 0 ? node->drive_write : drive;
+    return rc;
+}
+
 /* ---- the command */
 
 int zctl_plan(struct zctl *z, int argc, char **argv)
@@ -145,7 +173,7 @@ int zctl_plan(struct zctl *z, int argc, char **argv)
     if (rc == 0)
         rc = zctl_plan_node(&p);
     if (rc == 0 && measure)
-        rc = zctl_plan_measure(&p, measure);
+        rc = plan_measure(&p, measure);
     if (rc == 0)
         rc = zb_forecast(&p.run, &p.node, &f, &z->err);
     if (rc == 0)

@@ -25,9 +25,6 @@ int zctl_option_decimal(struct zctl *z, const char *name, double *ret);
 int zctl_plan_model(struct zctl_plan *p);
 /** Options, --node, the daemon or this machine: 0, or z->err. */
 int zctl_plan_node(struct zctl_plan *p);
-/** Measures what is not known yet: memory, and the drive under `dir` (a file of some MiB for some
- * tenths of a second). 0, or z->err. */
-int zctl_plan_measure(struct zctl_plan *p, const char *dir);
 /** The whole output. 0, or z->err. */
 int zctl_plan_print(struct zctl_plan *p, const struct zb_forecast *f);
 

@@ -75,10 +75,22 @@ def catalog():
         check(done.returncode == 2 and done.stderr, f"{args}: {done.returncode} {done.stderr}")
 
 
+def plans():
+    with tempfile.TemporaryDirectory() as d:
+        done = zbench("--json", "--rounds", "1", "--params", "2M", "--dir", d, "--only", "plan/fixed",
+                      bench="plan")
+        check(done.returncode == 0, f"ended with {done.returncode}: {done.stderr}")
+        check(os.listdir(d) == [], f"{os.listdir(d)} were left behind")
+    cases = [row["case"] for row in json.loads(done.stdout)["rows"]]
+    check(cases == ["plan/fixed-1G/step-time", "plan/fixed-1G-half/step-time"], f"{cases}")
+
+
 def refused():
     for args in (["--params", "4K"], ["--rounds", "0"], ["--what"], ["word"]):
         done = zbench(*args, bench="commit")
         check(done.returncode == 2 and done.stderr, f"{args}: {done.returncode} {done.stderr}")
+    done = zbench("--params", "4K", bench="plan")
+    check(done.returncode == 2 and done.stderr, f"plan: {done.returncode} {done.stderr}")
     for args in (["--ops", "0"], ["--ops", "many"], ["--rounds", "-1"], ["--rounds"], ["--what"],
                  ["word"]):
         done = zbench(*args)
@@ -94,7 +106,7 @@ def no_daemon():
               f"{done.returncode} {done.stderr}")
 
 
-TESTS = {f.__name__: f for f in (rows, catalog, commits, snapshots, refused, no_daemon)}
+TESTS = {f.__name__: f for f in (rows, catalog, commits, snapshots, plans, refused, no_daemon)}
 
 if __name__ == "__main__":
     sys.exit(main(TESTS))

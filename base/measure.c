@@ -1,0 +1,166 @@
+#include "base/measure.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+#include "base/plan.h"
+#include "base/util.h"
+
+#define MEMORY_BYTES  (UINT64_C(64) << 20) /* copied at a time by each thread */
+#define MEMORY_NS     UINT64_C(30000000)
+#define MEMORY_TRIES  5u /* short ones, of which the best counts: others want the processor, too */
+#define FILL_BYTES    (UINT64_C(4) << 20)
+#define DRIVE_THREADS 32u /* one transfer each: what keeps a drive busy */
+#define THREADS_MAX   64u
+#define HUGE_BYTES    (UINT64_C(2) << 20)
+#define WAIT_US       100u
+
+struct measure {
+    int fd; /* of the drive's file; -1: memory */
+    uint64_t ns, io_bytes;
+    atomic_uint ready; /* threads that have their memory, touched */
+    atomic_int go;     /* 1: the time begins; -1: it never will */
+    atomic_uint_fast64_t moved, next;
+    atomic_int rc;
+};
+
+static int drive_move(struct measure *m, uint8_t *buf)
+{
+    uint64_t slots = ZB_MEASURE_DRIVE_BYTES / m->io_bytes;
+    uint64_t slot = atomic_fetch_add(&m->next, 2);
+    uint64_t from = slot % slots * m->io_bytes, to = (slot + 1) % slots * m->io_bytes;
+
+    errno = 0;
+    if (pread(m->fd, buf, m->io_bytes, (off_t)from) != (ssize_t)m->io_bytes ||
+        pwrite(m->fd, buf, m->io_bytes, (off_t)to) != (ssize_t)m->io_bytes)
+        return errno ? -errno : -EIO;
+    return 0;
+}
+
+/* As the optimizer's kernels write: past the cache, where the processor can. */
+static void memory_copy(uint8_t *to, const uint8_t *from, uint64_t bytes)
+{
+#ifdef __SSE2__
+    for (uint64_t at = 0; at < bytes; at += 64)
+        for (unsigned k = 0; k < 64; k += 16)
+            _mm_stream_si128((__m128i *)(void *)(to + at + k),
+                             _mm_load_si128((const __m128i *)(const void *)(from + at + k)));
+    _mm_sfence();
+#else
+    memcpy(to, from, bytes);
+#endif
+}
+
+static void *measure_run(void *arg)
+{
+    struct measure *m = arg;
+    uint64_t bytes = m->io_bytes;
+    uint8_t *buf = aligned_alloc(HUGE_BYTES, zb_round_up(2 * bytes, HUGE_BYTES));
+    int rc = buf ? 0 : -ENOMEM;
+    uint64_t until_ns;
+
+    if (buf)
+        (void)madvise(buf, zb_round_up(2 * bytes, HUGE_BYTES), MADV_HUGEPAGE);
+    if (buf)
+        memset(buf, 1, 2 * bytes);
+    (void)atomic_fetch_add(&m->ready, 1);
+    while (atomic_load(&m->go) == 0)
+        (void)usleep(WAIT_US);
+    until_ns = zb_now_ns() + m->ns;
+    while (rc == 0 && atomic_load(&m->go) > 0 && zb_now_ns() < until_ns) {
+        if (m->fd < 0)
+            memory_copy(buf + bytes, buf, bytes);
+        else
+            rc = drive_move(m, buf);
+        (void)atomic_fetch_add(&m->moved, 2 * bytes);
+    }
+    free(buf);
+    if (rc < 0)
+        atomic_store(&m->rc, rc);
+    return NULL;
+}
+
+/* Bytes a second that so many threads, besides this one, move; 0 or a negative errno. */
+static int measure_rate(int fd, uint64_t io_bytes, unsigned threads, uint64_t ns, double *ret)
+{
+    struct measure m = { .fd = fd, .ns = ns, .io_bytes = io_bytes };
+    pthread_t ids[THREADS_MAX];
+    uint64_t begin;
+    unsigned n = 0;
+    int rc = 0;
+
+    threads = (unsigned)zb_min_u64(zb_max_u64(threads, 1), THREADS_MAX);
+    while (n < threads && rc == 0) {
+        rc = -pthread_create(&ids[n], NULL, measure_run, &m);
+        n += rc == 0;
+    }
+    while (rc == 0 && atomic_load(&m.ready) < n)
+        (void)usleep(WAIT_US);
+    begin = zb_now_ns();
+    atomic_store(&m.go, rc == 0 ? 1 : -1);
+    for (unsigned i = 0; i < n; i++)
+        (void)pthread_join(ids[i], NULL);
+    *ret = (double)atomic_load(&m.moved) / (double)(zb_now_ns() - begin) * 1e9;
+    return rc < 0 ? rc : atomic_load(&m.rc);
+}
+
+int zb_measure_memory(unsigned threads, double *ret, struct zb_err *err)
+{
+    double rate;
+    int rc = 0;
+
+    *ret = 0;
+    for (unsigned i = 0; i < MEMORY_TRIES && rc == 0; i++) {
+        rc = measure_rate(-1, MEMORY_BYTES, threads, MEMORY_NS, &rate);
+        if (rc == 0 && rate > *ret)
+            *ret = rate;
+    }
+    return rc < 0 ? zb_fail(err, rc, "the bandwidth of memory: %m") : 0;
+}
+
+/* What was never written does not come from the device. */
+static int drive_fill(int fd)
+{
+    uint8_t *buf = aligned_alloc(ZB_PAGE_ALIGN, FILL_BYTES);
+    int rc = buf ? 0 : -ENOMEM;
+
+    if (buf)
+        memset(buf, 1, FILL_BYTES);
+    for (uint64_t at = 0; at < ZB_MEASURE_DRIVE_BYTES && rc == 0; at += FILL_BYTES) {
+        errno = 0;
+        if (pwrite(fd, buf, FILL_BYTES, (off_t)at) != (ssize_t)FILL_BYTES)
+            rc = errno ? -errno : -EIO;
+    }
+    free(buf);
+    return rc;
+}
+
+int zb_measure_open(const char *dir, struct zb_err *err)
+{
+    int fd = open(dir, O_TMPFILE | O_RDWR | O_DIRECT | O_CLOEXEC, 0600);
+    int rc;
+
+    if (fd < 0)
+        return zb_fail(err, -errno, "'%s': a file without a page cache there: %m", dir);
+    rc = drive_fill(fd);
+    if (rc == 0)
+        return fd;
+    zb_close_fd(&fd);
+    return zb_fail(err, rc, "'%s': a file of 512 MiB there: %m", dir);
+}
+
+int zb_measure_drive(int fd, uint64_t io_bytes, uint64_t ns, double *ret, struct zb_err *err)
+{
+    int rc = measure_rate(fd, io_bytes, DRIVE_THREADS, ns, ret);
+
+    return rc < 0 ? zb_fail(err, rc, "the bandwidth of the drive: %m") : 0;
+}

@@ -1,0 +1,30 @@
+/*
+ * measure.h - how fast memory and a drive are, in a second or two: enough for a plan, and no claim.
+ *
+ * MODEL. A few threads do the same thing until the time is over; what they moved, by the time, is
+ * the rate. Memory: copies of buffers far larger than caches, written past them, as the kernels do.
+ * The drive: pages of a file without a name (O_DIRECT), every thread reading one and writing the
+ * next, as a step does; so the rate holds for that mix, and stands for both directions.
+ *
+ * Blocks; any thread.
+ */
+#ifndef ZB_MEASURE_H
+#define ZB_MEASURE_H
+
+#include <stdint.h>
+
+#include "base/err.h"
+
+#define ZB_MEASURE_DRIVE_BYTES (UINT64_C(512) << 20) /* of the file */
+
+/** Bytes a second, read and written together, of so many threads: 0, -ENOMEM or -EAGAIN. */
+int zb_measure_memory(unsigned threads, double *ret, struct zb_err *err);
+
+/** The file: its descriptor, written once, for some zb_measure_drive(); or a negative errno:
+ * -EINVAL or -EOPNOTSUPP where the file system has no O_DIRECT, or no files without a name. */
+int zb_measure_open(const char *dir, struct zb_err *err);
+/** Bytes a second, read and written together, in pages of io_bytes (a multiple of 4096) for ns
+ * nanoseconds: 0 or a negative errno. */
+int zb_measure_drive(int fd, uint64_t io_bytes, uint64_t ns, double *ret, struct zb_err *err);
+
+#endif
