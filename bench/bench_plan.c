@@ -353,7 +353,7 @@ int zbench_plan(struct zbench *z, int argc, char **argv)
                              .optimizer = ZB_OFFLOAD_NVME,
                              .micro_steps = 1 };
     if (rc == 0)
-        rc = zb_layout_of(ZB_BF16, ZB_F32, false, &b.run.layout, &z->err);
+        rc = zb_layout_of(ZB_BF16, ZB_F32, ZB_ADAMW, ZB_MOMENTS_F32, false, &b.run.layout, &z->err);
     if (rc == 0)
         rc = zb_model_params(&b.model, b.params, PLAN_UNITS, &z->err);
     for (size_t i = 0; i < ZB_COUNT(cases) && rc == 0; i++)

@@ -14,6 +14,7 @@
 #include "client/zctl/plan.h"
 
 #define MEASURE_NS UINT64_C(1000000000)
+#define NAMES_MAX  16u
 
 /* ---- the run */
 
@@ -48,29 +49,55 @@ static int plan_number(struct zctl *z, const char *option, uint64_t least, uint3
     return rc;
 }
 
-/* Of the numbers of base/plan.h, by their names. */
-static int plan_dtype(struct zctl *z, const char *option, enum zb_dtype *ret)
+/* The names of base/plan.h's numbers, from 1 on. */
+static const char *dtype_name(unsigned n)
 {
-    const char *text = zctl_option(z, option);
+    return zb_dtype_name((enum zb_dtype)n);
+}
 
-    for (int d = 1; text && zb_dtype_name((enum zb_dtype)d); d++)
-        if (strcmp(zb_dtype_name((enum zb_dtype)d), text) == 0) {
-            *ret = (enum zb_dtype)d;
-            return 0;
-        }
-    return text ? zb_fail(&z->err, -EINVAL, "--%s '%s' is none that we know", option, text) : 0;
+static const char *optimizer_name(unsigned n)
+{
+    return zb_optimizer_name((enum zb_optimizer)n);
+}
+
+static const char *moments_name(unsigned n)
+{
+    return zb_moments_name((enum zb_moments)n);
+}
+
+static int plan_named(struct zctl *z, const char *option, const char *(*name_of)(unsigned n),
+                      unsigned *ret)
+{
+    const char *words[NAMES_MAX] = { NULL };
+    unsigned n = 0, chosen;
+    int rc;
+
+    while (n + 1 < NAMES_MAX && name_of(n + 1)) {
+        words[n] = name_of(n + 1);
+        n++;
+    }
+    chosen = *ret - 1;
+    rc = plan_choice(z, option, words, &chosen);
+    *ret = chosen + 1;
+    return rc;
 }
 
 static int plan_layout(struct zctl_plan *p)
 {
-    enum zb_dtype dtype = p->dtype ? p->dtype : ZB_BF16, grad = ZB_F32;
-    int rc = plan_dtype(p->z, "dtype", &dtype);
+    unsigned dtype = p->dtype ? p->dtype : ZB_BF16, grad = ZB_F32, optimizer = ZB_ADAMW,
+             moments = ZB_MOMENTS_F32;
+    int rc = plan_named(p->z, "dtype", dtype_name, &dtype);
 
     if (rc == 0)
-        rc = plan_dtype(p->z, "grad-dtype", &grad);
+        rc = plan_named(p->z, "grad-dtype", dtype_name, &grad);
+    if (rc == 0)
+        rc = plan_named(p->z, "optimizer", optimizer_name, &optimizer);
+    if (rc == 0)
+        rc = plan_named(p->z, "moments", moments_name, &moments);
     return rc < 0 ? rc
-                  : zb_layout_of(dtype, grad, ZB_ADAMW, ZB_MOMENTS_F32, false, &p->run.layout,
-                                 &p->z->err);
+                  : zb_layout_of((enum zb_dtype)dtype, (enum zb_dtype)grad,
+                                 (enum zb_optimizer)optimizer, (enum zb_moments)moments, false,
+                                 &p->run.layout, &p->z->err);
 }
 
 static int plan_offload(struct zctl_plan *p)

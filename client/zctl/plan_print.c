@@ -85,13 +85,17 @@ static int print_json(const struct zctl_plan *p, const struct zb_forecast *f)
     json_t *model = json_pack("{s:o, s:i, s:o}", "params", integer(f->params), "units",
                               (int)p->model.nunits, "largest_unit", integer(p->model.largest));
     json_t *all = json_pack(
-        "{s:i, s:b, s:s, s:s, s:b, s:i, s:i, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
+        "{s:i, s:b, s:s, s:s, s:b, s:i, s:i, s:s, s:s, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, "
+        "s:o, s:o}",
         "schema", ZCTL_SCHEMA, "fits", (int)f->fits, "why", f->why.text, "mode",
         zb_mode_name(p->run.mode), "built", (int)zb_mode_built(p->run.mode), "ranks",
         (int)p->run.ranks, "nodes", (int)p->run.nodes, "dtype", zb_dtype_name(p->run.layout.dtype),
-        "model", model, "rank", rank_json(p, f), "tiers", tiers_json(p, f), "step", step_json(f),
-        "node", node_json(p), "hide_tokens", real(f->hide_tokens), "written_bytes_day",
-        real(f->written_day), "endurance_years", real(f->endurance_years));
+        "grad_dtype", zb_dtype_name(p->run.layout.grad_dtype), "optimizer",
+        zb_optimizer_name(p->run.layout.optimizer), "moments",
+        zb_moments_name(p->run.layout.moments), "model", model, "rank", rank_json(p, f), "tiers",
+        tiers_json(p, f), "step", step_json(f), "node", node_json(p), "hide_tokens",
+        real(f->hide_tokens), "written_bytes_day", real(f->written_day), "endurance_years",
+        real(f->endurance_years));
     int rc = all ? 0 : zb_fail(&p->z->err, -ENOMEM, "the output: %m");
 
     if (rc == 0 && (json_dumpf(all, p->z->out, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) < 0 ||
@@ -202,10 +206,11 @@ int zctl_plan_print(struct zctl_plan *p, const struct zb_forecast *f)
 
     if (p->z->json)
         return print_json(p, f);
-    (void)fprintf(out, "%llu parameters in %u units, the largest has %llu; %s, %s gradients\n",
+    (void)fprintf(out, "%llu parameters in %u units, the largest has %llu; %s, %s gradients, %s\n",
                   (unsigned long long)f->params, p->model.nunits,
                   (unsigned long long)p->model.largest, zb_dtype_name(p->run.layout.dtype),
-                  zb_dtype_name(p->run.layout.grad_dtype));
+                  zb_dtype_name(p->run.layout.grad_dtype),
+                  zb_optimizer_name(p->run.layout.optimizer));
     if (!zb_mode_built(p->run.mode))
         (void)fprintf(out, "The engine does not do %s yet: these are the formula's numbers.\n",
                       zb_mode_name(p->run.mode));
