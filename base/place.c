@@ -66,13 +66,21 @@ int zb_needs_pages(struct zb_needs *p, const struct zb_layout *layout, enum zb_p
     return rc < 0 ? rc : zb_needs_add(p, zb_layout_page(layout, plane, tail), times);
 }
 
-int zb_needs_spares(struct zb_needs *p, const struct zb_needs *streamed, uint32_t nbuffers)
+int zb_needs_spares(struct zb_needs *p, const struct zb_needs *streamed,
+                    const struct zb_needs *early, uint32_t nbuffers)
 {
     int rc = 0;
 
-    for (uint32_t i = 0; i < streamed->n && rc == 0; i++)
-        rc = zb_needs_add(p, streamed->needs[i].bytes,
-                          zb_min_u64(streamed->needs[i].count, nbuffers));
+    for (uint32_t i = 0, k = 0; i < streamed->n && rc == 0; i++) {
+        uint64_t bytes = streamed->needs[i].bytes;
+        uint64_t count = zb_min_u64(streamed->needs[i].count, nbuffers);
+
+        while (k < early->n && early->needs[k].bytes < bytes)
+            k++;
+        if (k < early->n && early->needs[k].bytes == bytes)
+            count = zb_max_u64(count, early->needs[k].count);
+        rc = zb_needs_add(p, bytes, count);
+    }
     return rc;
 }
 
@@ -186,10 +194,15 @@ static uint32_t place_state(const struct zb_place_job *job, const struct zb_plac
     return page;
 }
 
+/* Streamed pages, and of them those that a step which begins early holds twice. */
+struct place_streams {
+    struct zb_needs all, early;
+};
+
 /* The places that the pages of one plane need, of which the first `resident` live in memory. */
 static int place_count(const struct zb_place_job *job, const struct zb_place_shard *s,
                        enum zb_plane plane, uint32_t resident, struct zb_place *ret,
-                       struct zb_needs *streamed)
+                       struct place_streams *streams)
 {
     uint32_t from = job->durable ? 0 : resident;
     uint64_t before = zb_min_u64(s->count, (uint64_t)from * job->page_elems);
@@ -198,14 +211,18 @@ static int place_count(const struct zb_place_job *job, const struct zb_place_sha
 
     *(plane == ZB_PARAM ? &ret->nvme_param : &ret->nvme_state) +=
         zb_layout_bytes(s->layout, plane, job->page_elems, s->count - before);
-    return rc < 0
-               ? rc
-               : zb_needs_pages(streamed, s->layout, plane, s->count, job->page_elems, resident, 1);
+    if (rc == 0)
+        rc =
+            zb_needs_pages(&streams->all, s->layout, plane, s->count, job->page_elems, resident, 1);
+    if (rc == 0 && job->early && !s->layout->frozen)
+        rc = zb_needs_pages(&streams->early, s->layout, plane, s->count, job->page_elems, resident,
+                            1);
+    return rc;
 }
 
 static int place_pages(const struct zb_place_job *job, struct zb_place *ret, uint64_t state_left)
 {
-    struct zb_needs streamed = { 0 };
+    struct place_streams streams = { 0 };
     uint64_t left = state_left;
     int rc = 0;
 
@@ -217,14 +234,15 @@ static int place_pages(const struct zb_place_job *job, struct zb_place *ret, uin
         uint32_t npages = zb_pages(s->count, job->page_elems);
 
         ret->state_resident[i] = place_state(job, s, &left);
-        rc = place_count(job, s, ZB_PARAM, i < ret->params_resident ? npages : 0, ret, &streamed);
+        rc = place_count(job, s, ZB_PARAM, i < ret->params_resident ? npages : 0, ret, &streams);
         if (rc == 0)
-            rc = place_count(job, s, ZB_STATE, ret->state_resident[i], ret, &streamed);
+            rc = place_count(job, s, ZB_STATE, ret->state_resident[i], ret, &streams);
     }
     ret->state_bytes = state_left - left;
     if (rc == 0)
-        rc = zb_needs_spares(&ret->nvme, &streamed, job->nbuffers);
-    zb_needs_done(&streamed);
+        rc = zb_needs_spares(&ret->nvme, &streams.all, &streams.early, job->nbuffers);
+    zb_needs_done(&streams.all);
+    zb_needs_done(&streams.early);
     return rc;
 }
 

@@ -19,8 +19,10 @@
  *
  * ON THE DATA FILE a job needs, for each size of page, one place for each page that is streamed,
  * and as many spare ones as can be in flight at one time (page buffers), because pages are always
- * written to fresh places. A durable job needs places for all of its pages, twice: for what is
- * committed, and for what comes next; frozen pages, which do not change, once.
+ * written to fresh places. A job that begins its steps early has a spare one for every streamed
+ * page that is not frozen: until the step, old and new pages are beside each other. A durable job
+ * needs places for all of its pages, twice: for what is committed, and for what comes next; frozen
+ * pages, which do not change, once.
  *
  * Pure: nothing here knows a daemon. Any thread.
  */
@@ -74,8 +76,10 @@ int zb_needs_add(struct zb_needs *p, uint64_t bytes, uint64_t count);
 /** The pages [from, end) of one plane of a shard of `count` elements, so many times. */
 int zb_needs_pages(struct zb_needs *p, const struct zb_layout *layout, enum zb_plane plane,
                    uint64_t count, uint32_t page_elems, uint32_t from, uint64_t times);
-/** The spare places of what is streamed: one for each page that a buffer can hold. */
-int zb_needs_spares(struct zb_needs *p, const struct zb_needs *streamed, uint32_t nbuffers);
+/** The spare places of what is streamed: one for each page that a buffer can hold, and at least one
+ * for each of `early`. */
+int zb_needs_spares(struct zb_needs *p, const struct zb_needs *streamed,
+                    const struct zb_needs *early, uint32_t nbuffers);
 uint64_t zb_needs_bytes(const struct zb_needs *p);
 void zb_needs_done(struct zb_needs *p);
 
@@ -105,6 +109,7 @@ struct zb_place_job {
     uint32_t page_elems;
     uint32_t nbuffers;                    /* page buffers of the daemon */
     bool params_resident, state_resident; /* must be in memory: offload to host, or no data file */
+    bool early;                           /* its steps may begin early */
     bool durable;
     /* durable: places for each trainable page besides those counted already: 2 for a new job */
     unsigned times;

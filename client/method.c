@@ -126,6 +126,7 @@ int zc_job_open(struct zc_client *c, const struct zc_job_options *options, struc
     m.takeover = options->takeover;
     m.epoch = options->epoch;
     m.share = options->share;
+    m.early = options->early;
     return zc_call_start(
         c, &(struct zc_call_spec){
                .method = ZP_JOB_OPEN, .message = &m.base, .ret = ret, .done = done, .arg = arg });
@@ -199,7 +200,8 @@ static int reply_ready(struct zc_client *c, struct zc_call *call, const Protobuf
                                   .host_bytes = r->host_bytes,
                                   .nvme_bytes = r->nvme_bytes,
                                   .iterations = r->iterations,
-                                  .applied = r->applied };
+                                  .applied = r->applied,
+                                  .early = r->early };
     return 0;
 }
 
@@ -559,12 +561,10 @@ static int reply_norms(struct zc_client *c, struct zc_call *call, const Protobuf
 
 /* ---- the step */
 
-int zc_step(struct zc_client *c, uint64_t job, const struct zc_step *step, struct zc_stepped *ret,
-            zc_done_fn *done, void *arg)
+/* The scalars of a step, as messages: how many, or a negative errno. */
+static int step_groups(struct zc_client *c, const struct zc_step *step, Zp__GroupScalars *groups,
+                       Zp__GroupScalars **pointers)
 {
-    Zp__Step m = ZP__STEP__INIT;
-    Zp__GroupScalars groups[ZP_GROUPS_MAX], *pointers[ZP_GROUPS_MAX];
-
     if (step->ngroups > ZP_GROUPS_MAX)
         return zc_fail(c, -EINVAL, "%u parameter groups: at most %u", step->ngroups, ZP_GROUPS_MAX);
     for (uint32_t i = 0; i < step->ngroups; i++) {
@@ -576,16 +576,48 @@ int zc_step(struct zc_client *c, uint64_t job, const struct zc_step *step, struc
         groups[i].weight_decay = step->groups[i].weight_decay;
         pointers[i] = &groups[i];
     }
+    return (int)step->ngroups;
+}
+
+int zc_step(struct zc_client *c, uint64_t job, const struct zc_step *step, struct zc_stepped *ret,
+            zc_done_fn *done, void *arg)
+{
+    Zp__Step m = ZP__STEP__INIT;
+    Zp__GroupScalars groups[ZP_GROUPS_MAX], *pointers[ZP_GROUPS_MAX];
+    int n = step_groups(c, step, groups, pointers);
+
+    if (n < 0)
+        return n;
     m.job = job;
     m.step = step->step;
     m.scale = step->scale;
-    m.n_groups = step->ngroups;
+    m.n_groups = (size_t)n;
     m.groups = pointers;
     m.commit = step->commit;
     m.timeout_ms = step->timeout_ms;
     return zc_call_start(
         c, &(struct zc_call_spec){
                .method = ZP_STEP, .message = &m.base, .ret = ret, .done = done, .arg = arg });
+}
+
+int zc_step_begin(struct zc_client *c, uint64_t job, const struct zc_step *step, uint32_t micros,
+                  zc_done_fn *done, void *arg)
+{
+    Zp__StepBegin m = ZP__STEP_BEGIN__INIT;
+    Zp__GroupScalars groups[ZP_GROUPS_MAX], *pointers[ZP_GROUPS_MAX];
+    int n = step_groups(c, step, groups, pointers);
+
+    if (n < 0)
+        return n;
+    m.job = job;
+    m.step = step->step;
+    m.scale = step->scale;
+    m.n_groups = (size_t)n;
+    m.groups = pointers;
+    m.micros = micros;
+    return zc_call_start(
+        c, &(struct zc_call_spec){
+               .method = ZP_STEP_BEGIN, .message = &m.base, .done = done, .arg = arg });
 }
 
 int zc_skip(struct zc_client *c, uint64_t job, uint64_t step, enum zc_commit commit,
@@ -869,6 +901,7 @@ static const struct zc_method methods[ZP_METHOD_END] = {
     [ZP_NOTE_GET] = { .reply = reply_note_get, .of_job = true },
     [ZP_STEP] = { .reply = reply_step, .of_job = true },
     [ZP_SKIP] = { .reply = reply_step, .of_job = true },
+    [ZP_STEP_BEGIN] = { .of_job = true },
     [ZP_JOB_CLOSE] = { .reply = reply_job_close },
     [ZP_LIST] = { .reply = zc_rows_reply_list },
     [ZP_JOBS] = { .reply = zc_rows_reply_jobs },

@@ -204,6 +204,14 @@ int zc_step_wait(struct zc_client *c, uint64_t job, const struct zc_step *step,
     return zc_wait(&w, zc_step(c, job, step, ret, zc_waiter_done, &w), step->timeout_ms);
 }
 
+int zc_step_begin_wait(struct zc_client *c, uint64_t job, const struct zc_step *step,
+                       uint32_t micros)
+{
+    struct zc_waiter w = { .client = c };
+
+    return zc_wait(&w, zc_step_begin(c, job, step, micros, zc_waiter_done, &w), 0);
+}
+
 int zc_skip_wait(struct zc_client *c, uint64_t job, uint64_t step, enum zc_commit commit,
                  uint32_t timeout_ms, struct zc_stepped *ret)
 {

@@ -199,6 +199,8 @@ struct zc_job_options {
                                 that began it); 0: of the present one */
     uint32_t share; /* of drives and compute threads, beside other jobs' shares: 1 to 10000;
                        0: 100. A job that is there keeps the one that it has */
+    bool early;     /* room for steps that begin early (zc_step_begin()), if there is any: on
+                       the data files, once more what is streamed and not frozen */
 };
 
 /** A state that a kept job can go on from. */
@@ -287,6 +289,7 @@ struct zc_placement {
                              pinned at one time, over all ranks, must fit */
     uint64_t host_bytes, nvme_bytes; /* taken by the job from each tier */
     uint64_t iterations, applied;    /* where the job goes on */
+    bool early;                      /* there is room for steps that begin early */
 };
 
 /** Says that this rank has registered everything; done when every rank has, and the daemon has
@@ -451,6 +454,28 @@ ZC_EXPORT int zc_step(struct zc_client *c, uint64_t job, const struct zc_step *s
                       struct zc_stepped *ret, zc_done_fn *done, void *arg);
 ZC_EXPORT int zc_step_wait(struct zc_client *c, uint64_t job, const struct zc_step *step,
                            struct zc_stepped *ret);
+
+/**
+ * Says ahead of the step what it will be, so that it begins early: a shard whose gradient of the
+ * last micro-step is complete is stepped at once, where its state is streamed, while others still
+ * come. Nobody sees anything of that before the step, and a step that is skipped, or never comes,
+ * has changed nothing. So it says, too: these scalars, whatever the norm will be.
+ *
+ * Every rank says it, with the same values (-EINVAL), at any time between two steps; then zc_step()
+ * has them, too (-EINVAL), or zc_skip() follows. Until then nothing is written (-EBUSY), gradients
+ * that are being stepped cannot be read (-EBUSY), and pushes of other micro-steps are refused
+ * (-EINVAL). When a rank goes away, what was begun is undone, and gradients that it used are
+ * dropped. When a device fails meanwhile, the step is refused with -EIO or -EBADMSG: it has not
+ * begun, the gradients are dropped, and the job goes on.
+ *
+ * @param step    commit and timeout_ms do not matter
+ * @param micros  how many micro-steps this step has, at least 1
+ * @return        -EINVAL in done also: the job has no room for it (zc_placement.early)
+ */
+ZC_EXPORT int zc_step_begin(struct zc_client *c, uint64_t job, const struct zc_step *step,
+                            uint32_t micros, zc_done_fn *done, void *arg);
+ZC_EXPORT int zc_step_begin_wait(struct zc_client *c, uint64_t job, const struct zc_step *step,
+                                 uint32_t micros);
 
 /** Drops the gradients of this iteration: `iterations` grows, `applied` and the versions do not. */
 ZC_EXPORT int zc_skip(struct zc_client *c, uint64_t job, uint64_t step, enum zc_commit commit,

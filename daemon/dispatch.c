@@ -52,6 +52,7 @@ static const struct row {
     [ZP_SCRUB] = { .handler = zsd_scrub },
     [ZP_FSCK] = { .handler = zsd_fsck },
     [ZP_DF] = { .handler = zsd_df },
+    [ZP_STEP_BEGIN] = { .handler = zsd_step_begin },
     [ZP_JOB_SHARE] = { .handler = zsd_job_share },
 };
 

@@ -272,6 +272,8 @@ void zsd_member_detach(struct zsd_member *m, const struct zb_err *why)
         zsd_reply_err(opening, why);
     else
         zsd_step_give_up(m->job, why);
+    if (!opening && m->job->state == ZSD_READY) /* else it is over, or goes on without */
+        zsd_early_drop(m->job);
     zsd_member_answer(&m->step_req, &m->step_timed, why);
     m->conn->member = NULL;
     m->conn = NULL;
@@ -311,6 +313,7 @@ static void job_quit(struct zsd_job *job, uint16_t event, uint32_t rank, const s
     if (why->code != -ECANCELED)
         zsd_job_tell(job, event, rank, why);
     zsd_step_cancel(job, why);
+    zsd_early_drop(job);
     zsd_push_cancel(job, why);
     zb_list_each(pos, &job->members)
     {
@@ -356,6 +359,7 @@ void zsd_job_free(struct zsd_job *job)
     zb_list_remove(&job->node);
     zb_list_remove(&job->room_work.node);
     zb_list_remove(&job->step.work.node);
+    zb_list_remove(&job->early.work.node);
     for (uint32_t i = 0; i < job->nshards; i++)
         zsd_shard_free(job->shards[i]);
     for (uint32_t i = 0; i < job->nunits; i++)

@@ -32,6 +32,7 @@
  *         shard's parameter bytes do not move and do not change.
  *     J3  While a page operation works on a page, nothing else reads or writes it: fills, copies
  *         and pushes count in job->active, and a step begins only at pins == 0 and active == 0.
+ *         What is stepped early changes no page; it reads them, and has the gradient to itself.
  *     J4  Every byte a job holds is in exactly one account (core->host, core->nvme) from PLACING
  *         on.
  */
@@ -48,6 +49,7 @@
     (1u << 18) /* of one job, in all units: what their names take stays below 64 MiB */
 
 struct zsd_fill;
+struct zsd_held;
 struct zsd_member;
 struct zsd_row;
 struct zsd_saved;
@@ -110,6 +112,14 @@ struct zsd_shard {
     uint64_t grad_nonfinite;
     uint32_t grad_reads;         /* reads of it in progress: no push begins */
     struct zb_list push_waiters; /* pushes that may not begin yet, in order */
+
+    /* its step, ahead of the barrier: op_early.c */
+    bool early;          /* begun: its gradient is complete, and belongs to the step */
+    bool early_dropped;  /* what is in flight of it is not wanted any more */
+    uint32_t early_next; /* pages from the first one with streamed state up to here were begun */
+    uint32_t early_inflight; /* page operations: no push begins */
+    struct zsd_held **held;  /* [npages] new bytes of pages, aside; NULL: there never were any */
+    struct zb_list early_node;
 };
 
 struct zsd_pin {
@@ -164,6 +174,7 @@ struct zsd_member {
     struct zsd_timed ready_timed;
     struct zsd_req *step_req;
     struct zsd_timed step_timed;
+    bool begun;                     /* said what the step will be, ahead of it */
     struct zsd_note note, job_note; /* for the next step */
     struct zb_list fetches;         /* in progress, of this rank */
     struct zb_list node;            /* in job->members */
@@ -192,6 +203,19 @@ struct zsd_step_op {
     uint32_t next_shard, next_page;
     uint32_t inflight;
     uint32_t *pages_left; /* [nshards] */
+};
+
+/* What the ranks said of the step ahead of it, and what is done by then. op_early.c */
+struct zsd_early {
+    uint32_t said;   /* ranks that have; all: shards whose gradient is complete are stepped */
+    uint32_t micros; /* micro-steps of this step */
+    double scale;
+    struct zk_params params[ZP_GROUPS_MAX];
+    bool prepared;         /* step.by_group is that of this step */
+    struct zb_err err;     /* the first page that failed: the step will be refused with it */
+    uint32_t inflight;     /* page operations, those of dropped steps too */
+    struct zb_list shards; /* with pages to begin */
+    struct zsd_work work;
 };
 
 struct zsd_commit_op;
@@ -257,6 +281,8 @@ struct zsd_job {
 
     uint64_t iterations, applied;
     struct zsd_step_op step;
+    bool early_wish, early_room; /* room for early steps: was asked for; and found */
+    struct zsd_early early;
     struct zsd_note note;
     struct zsd_note *notes; /* [world] */
 
@@ -405,12 +431,16 @@ int zsd_place_needs(const struct zsd_job *job, unsigned times, uint64_t stamp,
 /** What the job holds of the data file, by use. */
 const struct zsd_account *zsd_job_nvme(const struct zsd_job *job);
 
-/* ---- op_step.c, op_fetch.c, op_push.c: called by others */
+/* ---- op_step.c, op_early.c, op_fetch.c, op_push.c: called by others */
 
 void zsd_step_resume(struct zsd_job *job); /* pins or active reached 0 */
 void zsd_step_cancel(struct zsd_job *job, const struct zb_err *why);
 /* A step that was asked for, but has not begun (it may drain already), is given up by all. */
 void zsd_step_give_up(struct zsd_job *job, const struct zb_err *why);
+/* A gradient of this shard came in, or is free again: the shard is stepped early, if it may be. */
+void zsd_early_offer(struct zsd_shard *s);
+/* What was said of the step, and done for it, is undone; or the step is over. */
+void zsd_early_drop(struct zsd_job *job);
 void zsd_fetch_cancel(struct zsd_member *m, const struct zb_err *why);
 void zsd_fill_resume(struct zsd_job *job); /* a place in the ring may be free */
 void zsd_fill_cancel(struct zsd_job *job); /* fills that wait for a place give up */

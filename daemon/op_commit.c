@@ -495,7 +495,8 @@ void zsd_progress(struct zsd_req *req, const ProtobufCMessage *message)
         zsd_reply(req, NULL, -1);
         return;
     }
-    if (job->state != ZSD_READY || job->commit || job->iterations > 0 || job->pins > 0) {
+    if (job->state != ZSD_READY || job->commit || job->iterations > 0 || job->pins > 0 ||
+        job->early.said > 0) {
         zsd_refuse(req, -EBUSY, "job '%s' has begun already: its progress is %llu", job->name,
                    (unsigned long long)job->iterations);
         return;

@@ -44,8 +44,10 @@ static void copy_end(struct copy *c)
     s->copies--;
     if (c->write && s->copies == 0)
         s->writing = false;
-    if (c->grad && --s->grad_reads == 0)
+    if (c->grad && --s->grad_reads == 0) {
         zsd_push_resume(s);
+        zsd_early_offer(s);
+    }
     if (c->err.code != 0)
         zsd_reply_err(c->req, &c->err);
     else
@@ -163,6 +165,9 @@ static int write_check(const struct zsd_shard *s, struct zb_err *err)
 
     if (job->commit)
         return zb_fail(err, -EBUSY, "job '%s' is being committed", job->name);
+    if (job->early.said > 0 || job->early.inflight > 0)
+        return zb_fail(err, -EBUSY, "step %llu of job '%s' was begun",
+                       (unsigned long long)job->iterations + 1, job->name);
     if (saved && saved->prepared)
         return zb_fail(err, -EBUSY, "job '%s' has step %llu prepared, and it is not resolved",
                        job->name, (unsigned long long)saved->prepared->iterations);
@@ -236,6 +241,11 @@ void zsd_read(struct zsd_req *req, const ProtobufCMessage *message)
         return;
     if (s->writing || (what == ZK_GRAD && (s->pushing > 0 || !zb_list_empty(&s->push_waiters)))) {
         zsd_refuse(req, -EBUSY, "shard %llu of unit '%s' is being written",
+                   (unsigned long long)s->id, s->unit->name);
+        return;
+    }
+    if (what == ZK_GRAD && s->early) {
+        zsd_refuse(req, -EBUSY, "the gradient of shard %llu of unit '%s' is being stepped",
                    (unsigned long long)s->id, s->unit->name);
         return;
     }

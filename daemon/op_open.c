@@ -136,6 +136,7 @@ static struct zsd_job *job_alloc(struct zsd_core *core, const Zp__JobOpen *q)
     job->offload_optimizer = q->offload_optimizer;
     job->host_bytes_max = q->host_bytes_max;
     job->commit_every = q->commit_every;
+    job->early_wish = q->early;
     job->arena = ZSD_ARENA_NONE;
     zsd_payer_init(&job->payer, q->share);
     job->share_opened = job->payer.share;
@@ -144,6 +145,8 @@ static struct zsd_job *job_alloc(struct zsd_core *core, const Zp__JobOpen *q)
     zb_list_init(&job->room_waiters);
     zb_list_init(&job->room_work.node);
     zb_list_init(&job->step.work.node);
+    zb_list_init(&job->early.shards);
+    zb_list_init(&job->early.work.node);
     zb_list_init(&job->node);
     return job;
 }
@@ -272,7 +275,7 @@ static int open_join(struct zsd_job *job, const Zp__JobOpen *q, uid_t uid, struc
     if (q->keep != job->keep || q->durable != job->durable || q->groups != job->groups ||
         (forming && (q->offload_param != job->offload_param ||
                      q->offload_optimizer != job->offload_optimizer ||
-                     q->host_bytes_max != job->host_bytes_max ||
+                     q->host_bytes_max != job->host_bytes_max || q->early != job->early_wish ||
                      (q->share == 0 ? ZSD_SHARE_DEFAULT : q->share) != job->share_opened)))
         return zb_fail(err, -EINVAL, "rank %u opens job '%s' with other options than its peers",
                        q->rank, q->name);

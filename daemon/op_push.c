@@ -76,7 +76,7 @@ static void push_run_task(struct zsd_task *task)
 
 void zsd_push_resume(struct zsd_shard *s)
 {
-    while (!zb_list_empty(&s->push_waiters) && s->grad_reads == 0) {
+    while (!zb_list_empty(&s->push_waiters) && s->grad_reads == 0 && s->early_inflight == 0) {
         struct push *p = zb_container_of(s->push_waiters.next, struct push, node);
 
         if (p->first == 0) { /* of a new micro-step */
@@ -103,6 +103,7 @@ static void push_on_task(struct zsd_task *task)
         return;
     if (s->pushing == 0)
         zsd_push_resume(s);
+    zsd_early_offer(s);
     push_end(p, NULL);
 }
 
@@ -165,6 +166,10 @@ static int push_admit(struct zsd_shard *s, const Zp__Push *q, struct zb_err *err
     if (q->step > step)
         return zb_fail(err, -EINVAL, "a push for step %llu, and step %llu comes next",
                        (unsigned long long)q->step, (unsigned long long)step);
+    if (job->early.said > 0 && q->micro >= job->early.micros)
+        return zb_fail(err, -EINVAL,
+                       "a push for micro-step %u: step %llu was begun as one of %u micro-steps",
+                       q->micro, (unsigned long long)step, job->early.micros);
     if (q->micro < s->micro || (q->micro == s->micro && q->first < s->grad_next))
         return zb_fail(
             err, -EEXIST,

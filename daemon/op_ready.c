@@ -26,6 +26,7 @@ static void ready_answer(struct zsd_job *job)
     }
     reply.iterations = job->iterations;
     reply.applied = job->applied;
+    reply.early = job->early_room;
     zb_list_each(pos, &job->members)
     {
         struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
@@ -174,7 +175,10 @@ static void ready_present(struct zsd_job *job)
     struct zb_err err = { 0 };
     struct zsd_version *v;
 
-    job->ready_waits = job->active > 0 || job->state == ZSD_STEPPING || job->commit;
+    if (job->regained && job->state == ZSD_READY)
+        zsd_early_drop(job);
+    job->ready_waits = job->active > 0 || job->state == ZSD_STEPPING || job->commit ||
+                       job->early.inflight > 0;
     if (job->ready_waits)
         return;
     if (job->regained)
@@ -259,14 +263,14 @@ static void job_arena_opened(struct zsd_arena_task *t)
     zsd_paths_register(job->core->daemon, job->memory, job->memory_bytes);
     zb_log(ZB_LOG_INFO, "job-ready",
            "job=\"%s\" shards=%u host_params=%llu host_grads=%llu host_state=%llu ring=%llu "
-           "nvme_params=%llu nvme_state=%llu nvme_spare=%llu",
+           "nvme_params=%llu nvme_state=%llu nvme_spare=%llu early=%d",
            job->name, job->nshards, (unsigned long long)job->host_held.used[ZSD_USE_PARAM],
            (unsigned long long)job->host_held.used[ZSD_USE_GRAD],
            (unsigned long long)job->host_held.used[ZSD_USE_STATE],
            (unsigned long long)job->host_held.used[ZSD_USE_RING],
            (unsigned long long)nvme->used[ZSD_USE_PARAM],
            (unsigned long long)nvme->used[ZSD_USE_STATE],
-           (unsigned long long)nvme->used[ZSD_USE_RING]);
+           (unsigned long long)nvme->used[ZSD_USE_RING], (int)job->early_room);
     if (v) {
         job->from = NULL;
         ready_load(job, v);

@@ -12,7 +12,8 @@
  *            at; past the deadline it says who holds them
  *     PAGES  a page operation for each page of each trainable shard, in order of registration, so
  *            many at a time; a shard whose last page is done has the new version, and who waits
- *            for it goes on
+ *            for it goes on. What was stepped ahead of this barrier (op_early.c) is published,
+ *            and what is in flight of that is, as it comes
  *
  *     COMMIT if the ranks asked for it: op_commit.c. The pages were saved by PAGES already, each
  *            behind its update. Fetches go on meanwhile. What cannot be committed is a whole step
@@ -21,7 +22,7 @@
  * A failure in PAGES ends the job: some pages have stepped and some have not, and nobody may see
  * the mix. A durable one goes on from its last commit then, when its ranks attach again.
  *
- * A skip is the same up to DRAIN, and then only forgets the gradients.
+ * A skip is the same up to DRAIN, and then only forgets the gradients, and what was stepped ahead.
  *
  * INVARIANTS
  *     S1  job->state is STEPPING exactly from DRAIN until it is over.
@@ -35,6 +36,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "daemon/op_early.h"
 #include "daemon/pageop.h"
 #include "daemon/store.h"
 #include "proto/shard.pb-c.h"
@@ -262,6 +264,8 @@ static int step_check(const struct zsd_member *m, const struct zsd_step_op *want
         return zb_fail(err, -EINVAL,
                        "rank %u asks for step %llu of job '%s' with other values than its peers",
                        m->rank, (unsigned long long)want->step, job->name);
+    if (zsd_early_check(job, want, m->rank, err) < 0)
+        return err->code;
     if (want->commit != ZSD_COMMIT_NONE && !job->durable)
         return zb_fail(err, -EINVAL, "job '%s' is not durable: its steps cannot be committed",
                        job->name);
@@ -276,7 +280,8 @@ static void step_on_work(struct zsd_work *work)
         zb_container_of(zb_container_of(work, struct zsd_step_op, work), struct zsd_job, step);
 
     if (job->state == ZSD_STEPPING && job->step.draining && job->active == 0 &&
-        (job->pins == 0 || job->step.skip) && !job->commit && !(job->saved && job->saved->prepared))
+        (job->pins == 0 || job->step.skip) && !job->commit &&
+        !(job->saved && job->saved->prepared) && zsd_early_drained(job))
         step_pump(job);
 }
 
@@ -310,6 +315,7 @@ static void step_over(struct zsd_job *job, bool applied)
     job->iterations++;
     if (applied)
         job->applied++;
+    zsd_early_drop(job);
     zsd_grads_reset(job);
     zb_log(ZB_LOG_DEBUG, "step", "job=\"%s\" iterations=%llu applied=%llu", job->name,
            (unsigned long long)job->iterations, (unsigned long long)job->applied);
@@ -345,7 +351,7 @@ static void step_on_page(void *owner, const struct zsd_page_spec *spec, const st
 }
 
 /* Keeps enough pages in progress to feed the drive and every compute thread, and no more (S3). */
-static uint32_t step_inflight_max(const struct zsd_core *core)
+uint32_t zsd_step_inflight_max(const struct zsd_core *core)
 {
     return core->nbuffers + 2 * zsd_compute_threads(core->daemon->compute) + 2;
 }
@@ -362,6 +368,12 @@ static void step_keep_notes(struct zsd_job *job)
     }
 }
 
+void zsd_step_prepare(struct zsd_job *job, const struct zk_params *params)
+{
+    for (uint32_t g = 0; g < job->groups; g++)
+        job->step.by_group[g] = zk_prepare(job->optimizer, &params[g], job->applied + 1);
+}
+
 /* The first turn of PAGES: what is cached of streamed parameters is of the old version. 0; -ENOMEM:
  * nothing has begun. */
 static int step_begin(struct zsd_job *job)
@@ -373,8 +385,8 @@ static int step_begin(struct zsd_job *job)
     if (!op->pages_left)
         return -ENOMEM;
     step_keep_notes(job);
-    for (uint32_t g = 0; g < job->groups; g++)
-        op->by_group[g] = zk_prepare(job->optimizer, &op->params[g], job->applied + 1);
+    if (!job->early.prepared)
+        zsd_step_prepare(job, op->params);
     op->draining = false;
     op->commit_err = (struct zb_err){ 0 };
     op->next_shard = op->next_page = 0;
@@ -391,6 +403,54 @@ static int step_begin(struct zsd_job *job)
     return 0;
 }
 
+/* One page: published, when it was stepped ahead; stepped, unless that is on its way. 0 or -ENOMEM.
+ */
+static int step_page(struct zsd_job *job, struct zsd_shard *s, uint32_t page)
+{
+    struct zsd_step_op *op = &job->step;
+    struct zsd_page_spec spec = { .kind = ZSD_PAGE_STEP,
+                                  .shard = s,
+                                  .page = page,
+                                  .by_group = op->by_group,
+                                  .save_err = op->commit ? &op->commit_err : NULL,
+                                  .done = step_on_page,
+                                  .owner = job };
+
+    if (zsd_early_begun(s, page)) {
+        spec.kind = ZSD_PAGE_PUBLISH;
+        spec.held = s->held[page];
+        if (!spec.held)
+            return 0; /* zsd_step_publish() */
+    }
+    if (zsd_pageop_start(&spec) < 0)
+        return -ENOMEM;
+    if (spec.held)
+        s->held[page] = NULL;
+    op->inflight++;
+    return 0;
+}
+
+static void step_no_memory(struct zsd_job *job)
+{
+    struct zb_err err = { 0 };
+
+    (void)zb_fail(&err, -ENOMEM, "step %llu of job '%s': %m", (unsigned long long)job->step.step,
+                  job->name);
+    zsd_job_end(job, &err);
+}
+
+void zsd_step_publish(struct zsd_shard *s, uint32_t page)
+{
+    struct zsd_job *job = s->job;
+    uint32_t index = (uint32_t)(s->id & UINT32_MAX);
+
+    if (index > job->step.next_shard ||
+        (index == job->step.next_shard && page >= job->step.next_page))
+        return; /* its turn comes */
+    if (step_page(job, s, page) < 0)
+        step_no_memory(job);
+}
+
 static void step_pump(struct zsd_job *job)
 {
     struct zsd_step_op *op = &job->step;
@@ -403,6 +463,13 @@ static void step_pump(struct zsd_job *job)
         step_over(job, false);
         return;
     }
+    if (op->draining && job->early.err.code != 0) {
+        err = job->early.err;
+        zsd_early_drop(job);
+        zsd_grads_reset(job);
+        zsd_step_give_up(job, &err);
+        return;
+    }
     if (op->draining && zsd_saved_room(job->saved, &err) < 0) { /* it was there when they asked */
         zsd_step_give_up(job, &err);
         return;
@@ -413,33 +480,22 @@ static void step_pump(struct zsd_job *job)
         zsd_step_give_up(job, &err);
         return;
     }
-    while (op->next_shard < job->nshards && op->inflight < step_inflight_max(job->core)) {
+    while (op->next_shard < job->nshards && op->inflight < zsd_step_inflight_max(job->core)) {
         struct zsd_shard *s = job->shards[op->next_shard];
-        struct zsd_page_spec spec = { .kind = ZSD_PAGE_STEP,
-                                      .shard = s,
-                                      .page = op->next_page,
-                                      .by_group = op->by_group,
-                                      .save_err = op->commit ? &op->commit_err : NULL,
-                                      .done = step_on_page,
-                                      .owner = job };
 
         if (s->unit->layout.frozen || op->next_page == s->npages) {
             op->next_shard++;
             op->next_page = 0;
             continue;
         }
-        if (zsd_pageop_start(&spec) < 0) {
-            if (op->inflight > 0)
-                return; /* the next page that is done tries again */
-            (void)zb_fail(&err, -ENOMEM, "step %llu of job '%s': %m", (unsigned long long)op->step,
-                          job->name);
-            zsd_job_end(job, &err);
-            return;
+        if (step_page(job, s, op->next_page) < 0) {
+            if (op->inflight == 0)
+                step_no_memory(job);
+            return; /* the next page that is done tries again */
         }
         op->next_page++;
-        op->inflight++;
     }
-    if (op->next_shard == job->nshards && op->inflight == 0)
+    if (op->next_shard == job->nshards && op->inflight == 0 && job->early.inflight == 0)
         step_over(job, true);
 }
 
@@ -482,11 +538,37 @@ static bool scalars_valid(const Zp__GroupScalars *g)
            __builtin_isfinite(g->weight_decay);
 }
 
+int zsd_step_scalars(const struct zsd_job *job, double scale, Zp__GroupScalars *const *groups,
+                     size_t n, struct zk_params *ret, struct zb_err *err)
+{
+    if (n != job->groups || !__builtin_isfinite(scale))
+        return zb_fail(err, -EINVAL,
+                       "a step with %zu groups of scalars (the job has %u) and scale %g", n,
+                       job->groups, scale);
+    for (size_t i = 0; i < n; i++) {
+        const Zp__GroupScalars *g = groups[i];
+
+        if (!scalars_valid(g))
+            return zb_fail(
+                err, -EINVAL,
+                "group %zu: lr %g, betas %g and %g, eps %g, weight decay %g are not AdamW's", i,
+                g->lr, g->beta1, g->beta2, g->eps, g->weight_decay);
+        ret[i] = (struct zk_params){ .lr = g->lr,
+                                     .beta1 = g->beta1,
+                                     .beta2 = g->beta2,
+                                     .eps = g->eps,
+                                     .weight_decay = g->weight_decay,
+                                     .scale = scale };
+    }
+    return 0;
+}
+
 void zsd_step(struct zsd_req *req, const ProtobufCMessage *message)
 {
     const Zp__Step *q = (const Zp__Step *)(const void *)message;
     struct zsd_member *m = zsd_member_of(req, q->job);
     struct zsd_step_op want = { .step = q->step, .commit = q->commit, .scale = q->scale };
+    struct zb_err err = { 0 };
 
     if (m && q->commit > ZSD_PREPARE) {
         zsd_refuse(req, -EINVAL, "commit %u: known are 0 to 2", q->commit);
@@ -494,26 +576,9 @@ void zsd_step(struct zsd_req *req, const ProtobufCMessage *message)
     }
     if (!m)
         return;
-    if (q->n_groups != m->job->groups || !__builtin_isfinite(q->scale)) {
-        zsd_refuse(req, -EINVAL, "a step with %zu groups of scalars (the job has %u) and scale %g",
-                   q->n_groups, m->job->groups, q->scale);
+    if (zsd_step_scalars(m->job, q->scale, q->groups, q->n_groups, want.params, &err) < 0) {
+        zsd_reply_err(req, &err);
         return;
-    }
-    for (size_t i = 0; i < q->n_groups; i++) {
-        const Zp__GroupScalars *g = q->groups[i];
-
-        if (!scalars_valid(g)) {
-            zsd_refuse(req, -EINVAL,
-                       "group %zu: lr %g, betas %g and %g, eps %g, weight decay %g are not AdamW's",
-                       i, g->lr, g->beta1, g->beta2, g->eps, g->weight_decay);
-            return;
-        }
-        want.params[i] = (struct zk_params){ .lr = g->lr,
-                                             .beta1 = g->beta1,
-                                             .beta2 = g->beta2,
-                                             .eps = g->eps,
-                                             .weight_decay = g->weight_decay,
-                                             .scale = q->scale };
     }
     step_ask(req, m, &want, q->timeout_ms);
 }

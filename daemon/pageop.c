@@ -19,6 +19,7 @@
  *     P2  Nothing reads bytes that came from the data file before their checksums matched.
  *     P3  An extent that the shard points to is never written: a page goes to a fresh one, and the
  *         shard points there only after the write is complete. A failure leaves the old page whole.
+ *         EARLY leaves the shard as it is: its fresh extents are the holder's.
  *     P4  The owner is told once.
  *     P5  A resident page has an extent only while that holds the page's bytes.
  */
@@ -48,9 +49,15 @@ struct page_io {
     struct zsd_pageop *op;
     enum zb_plane plane;
     bool streamed, read, changed, written; /* what this operation does with the plane */
+    bool taken;                            /* its fresh extent has the bytes already: PUBLISH */
     bool failed;                           /* the write of a resident page */
     struct zsd_extent fresh;
     uint32_t crcs[PAGE_CRCS_MAX]; /* of the fresh page */
+};
+
+struct zsd_held {
+    struct zsd_extent fresh[PAGE_PLANES]; /* of the planes that are streamed */
+    uint32_t crcs[];                      /* of the same, one behind the other */
 };
 
 struct zsd_pageop {
@@ -65,6 +72,7 @@ struct zsd_pageop {
     struct zsd_claim claim;
     void *buffer;
     struct zk_page page;
+    uint8_t *param; /* EARLY, PUBLISH: where they live in memory; NULL: they are streamed */
     unsigned ios_left;
     struct page_io io[PAGE_PLANES];
 };
@@ -107,7 +115,10 @@ static bool page_wants(const struct zsd_pageop *op, enum zb_plane plane)
 
     switch (op->spec.kind) {
     case ZSD_PAGE_STEP:
+    case ZSD_PAGE_EARLY:
         return true;
+    case ZSD_PAGE_PUBLISH:
+        return false;
     case ZSD_PAGE_INIT:
         return op->spec.what != ZK_MASTER && plane == ZB_STATE;
     case ZSD_PAGE_SAVE:
@@ -133,7 +144,9 @@ static bool page_wants(const struct zsd_pageop *op, enum zb_plane plane)
 /* Which planes this kind changes. */
 static bool page_changes(const struct zsd_pageop *op, enum zb_plane plane)
 {
-    return op->spec.kind == ZSD_PAGE_STEP ||
+    return op->spec.kind == ZSD_PAGE_STEP || op->spec.kind == ZSD_PAGE_PUBLISH ||
+           (op->spec.kind == ZSD_PAGE_EARLY &&
+            zsd_page_streamed(op->spec.shard, plane, op->spec.page)) ||
            (op->spec.kind == ZSD_PAGE_INIT && (op->spec.what == ZK_MASTER || plane == ZB_STATE));
 }
 
@@ -143,7 +156,7 @@ static bool page_writes(const struct zsd_pageop *op, const struct page_io *io)
     const struct zsd_plane *p = page_plane(op, io->plane);
 
     if (io->streamed)
-        return io->changed;
+        return io->changed && !io->taken;
     if (!op->spec.save_err || p->block_bytes == 0)
         return false;
     return io->changed || p->extents[op->spec.page].at == ZB_NO_PLACE;
@@ -180,7 +193,8 @@ static void page_compute(struct zsd_pageop *op)
                                 .by_group = op->spec.by_group,
                                 .values = op->spec.values,
                                 .out = op->spec.out,
-                                .page = op->page };
+                                .page = op->page,
+                                .param = op->param };
     for (int i = 0; i < PAGE_PLANES; i++) {
         struct page_io *io = &op->io[i];
         const struct zsd_plane *p = page_plane(op, io->plane);
@@ -280,7 +294,8 @@ static bool page_transfer(struct zsd_pageop *op, enum zn_op direction)
 
 static bool page_needs_buffer(const struct zsd_pageop *op)
 {
-    return op->spec.kind != ZSD_PAGE_FILL && (op->io[0].streamed || op->io[1].streamed);
+    return op->spec.kind != ZSD_PAGE_FILL && op->spec.kind != ZSD_PAGE_PUBLISH &&
+           (op->io[0].streamed || op->io[1].streamed);
 }
 
 /* Where the bytes of each plane are for this operation. */
@@ -297,16 +312,25 @@ static void page_locate(struct zsd_pageop *op)
         op->page.param = op->spec.fill;
         return;
     }
-    if (!op->io[0].streamed) {
-        op->page.param = zsd_page_at(s, ZB_PARAM, op->spec.page);
-    } else {
-        op->page.param = op->buffer;
+    op->page.param = op->buffer;
+    if (!op->io[0].streamed)
+        op->param = zsd_page_at(s, ZB_PARAM, op->spec.page);
+    if (op->param && op->spec.kind != ZSD_PAGE_EARLY)
+        op->page.param = op->param;
+    else
         state_buffer += zsd_page_bytes(s, ZB_PARAM, op->spec.page);
-    }
     if (op->io[1].streamed)
         op->page.state = state_buffer;
     else if (s->planes[ZB_STATE].mem)
         op->page.state = zsd_page_at(s, ZB_STATE, op->spec.page);
+}
+
+/* Checksums of a streamed plane in what is held. */
+static uint32_t *held_crcs(struct zsd_pageop *op, const struct page_io *io)
+{
+    bool behind = io->plane == ZB_STATE && op->io[0].streamed;
+
+    return op->spec.held->crcs + (behind ? page_plane(op, ZB_PARAM)->crcs_per_page : 0);
 }
 
 static void page_take_extents(struct zsd_pageop *op)
@@ -343,13 +367,19 @@ static void page_settle_extents(struct zsd_pageop *op)
         struct page_io *io = &op->io[i];
         struct zsd_plane *p = page_plane(op, io->plane);
         uint64_t bytes = zsd_page_bytes(op->spec.shard, io->plane, op->spec.page);
-        bool kept = io->written && op->err.code == 0 && !io->failed;
+        bool kept = (io->written || io->taken) && op->err.code == 0 && !io->failed;
+        size_t crcs_bytes = p->crcs_per_page * sizeof(*p->crcs);
         struct zsd_extent spent = io->fresh;
 
+        if (kept && op->spec.kind == ZSD_PAGE_EARLY) {
+            op->spec.held->fresh[i] = io->fresh;
+            memcpy(held_crcs(op, io), io->crcs, crcs_bytes);
+            continue;
+        }
         if (kept) {
             spent = p->extents[op->spec.page];
             p->extents[op->spec.page] = io->fresh;
-            memcpy(page_crcs(op, io->plane), io->crcs, p->crcs_per_page * sizeof(*p->crcs));
+            memcpy(page_crcs(op, io->plane), io->taken ? held_crcs(op, io) : io->crcs, crcs_bytes);
         }
         if (spent.at != ZB_NO_PLACE)
             zsd_extent_unref(core, spent.at, bytes);
@@ -363,6 +393,10 @@ static void page_settle(struct zsd_pageop *op)
     page_settle_extents(op);
     if (op->buffer)
         zsd_buffer_put(job->core, op->buffer);
+    if (op->spec.kind == ZSD_PAGE_PUBLISH || op->err.code != 0) {
+        free(op->spec.held);
+        op->spec.held = NULL;
+    }
     op->spec.done(op->spec.owner, &op->spec, op->err.code != 0 ? &op->err : NULL); /* P4 */
     free(op);
     zsd_job_unhold(job);
@@ -392,6 +426,8 @@ static void page_run(struct zsd_pageop *op)
             if (op->err.code != 0)
                 break;
             op->state = PAGE_COMPUTE;
+            if (op->spec.kind == ZSD_PAGE_PUBLISH && !op->param)
+                break; /* nothing is in memory: there is nothing to copy */
             page_compute(op);
             return;
         case PAGE_COMPUTE:
@@ -426,12 +462,52 @@ static void page_pay(struct zsd_pageop *op)
         if (page_wants(op, io->plane) || io->changed || io->written)
             bytes += plane;
     }
-    if (op->spec.kind == ZSD_PAGE_STEP)
+    if (op->spec.kind == ZSD_PAGE_STEP || op->spec.kind == ZSD_PAGE_EARLY)
         bytes += zsd_page_bytes(s, ZB_GRAD, op->spec.page);
     op->claim = (struct zsd_claim){ .payer = &s->job->payer, .bytes = moved, .work = &op->work };
     op->task.payer = &s->job->payer;
     op->task.bytes = bytes;
     op->task.urgent = op->spec.kind == ZSD_PAGE_FILL; /* a fetch waits */
+}
+
+/* ---- pages that are stepped early */
+
+bool zsd_page_early(const struct zsd_shard *s, uint32_t page)
+{
+    return !s->unit->layout.frozen && zsd_page_streamed(s, ZB_STATE, page) &&
+           (zsd_page_streamed(s, ZB_PARAM, page) ||
+            s->planes[ZB_PARAM].block_bytes <= s->planes[ZB_GRAD].block_bytes);
+}
+
+static struct zsd_held *held_new(const struct zsd_shard *s, uint32_t page)
+{
+    size_t crcs = 0;
+    struct zsd_held *held;
+
+    for (int i = 0; i < PAGE_PLANES; i++)
+        if (zsd_page_streamed(s, page_planes[i], page))
+            crcs += s->planes[page_planes[i]].crcs_per_page;
+    held = malloc(sizeof(*held) + crcs * sizeof(held->crcs[0]));
+    for (int i = 0; held && i < PAGE_PLANES; i++)
+        held->fresh[i].at = ZB_NO_PLACE;
+    return held;
+}
+
+uint64_t zsd_held_at(const struct zsd_held *held, enum zb_plane plane)
+{
+    for (int i = 0; i < PAGE_PLANES; i++)
+        if (page_planes[i] == plane)
+            return held->fresh[i].at;
+    return ZB_NO_PLACE;
+}
+
+void zsd_held_drop(struct zsd_shard *s, uint32_t page, struct zsd_held *held)
+{
+    for (int i = 0; held && i < PAGE_PLANES; i++)
+        if (held->fresh[i].at != ZB_NO_PLACE)
+            zsd_extent_unref(s->job->core, held->fresh[i].at,
+                             zsd_page_bytes(s, page_planes[i], page));
+    free(held);
 }
 
 int zsd_pageop_start(const struct zsd_page_spec *spec)
@@ -442,6 +518,13 @@ int zsd_pageop_start(const struct zsd_page_spec *spec)
     if (!op)
         return -ENOMEM;
     op->spec = *spec;
+    if (spec->kind == ZSD_PAGE_EARLY) {
+        op->spec.held = held_new(spec->shard, spec->page);
+        if (!op->spec.held) {
+            free(op);
+            return -ENOMEM;
+        }
+    }
     op->work.run = page_on_work;
     op->task = (struct zsd_task){ .run = page_run_task, .done = page_on_task };
     for (int i = 0; i < PAGE_PLANES; i++) {
@@ -452,9 +535,12 @@ int zsd_pageop_start(const struct zsd_page_spec *spec)
         io->streamed = zsd_page_streamed(spec->shard, io->plane, spec->page);
         io->read = io->streamed && page_wants(op, io->plane);
         io->changed = page_plane(op, io->plane)->block_bytes > 0 && page_changes(op, io->plane);
+        io->taken = spec->kind == ZSD_PAGE_PUBLISH && io->streamed;
         io->written = page_writes(op, io);
         io->fresh.at = ZB_NO_PLACE;
-        changed = changed || io->changed;
+        if (io->taken)
+            io->fresh = spec->held->fresh[i];
+        changed = changed || (io->changed && spec->kind != ZSD_PAGE_EARLY);
     }
     page_pay(op);
     if (changed && spec->shard->row) { /* it says no more what the shard is */

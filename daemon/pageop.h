@@ -8,8 +8,13 @@
  *     READ  read, verify, copy to staging
  *     FILL  read the parameters into the arena, verify
  *     SAVE  seal what is resident and dirty, write
+ *     EARLY    as STEP, of a page whose state is streamed; but the shard keeps its bytes: the new
+ *              ones are held aside, in fresh extents, and resident parameters in the page's
+ *              gradient, which has been used then
+ *     PUBLISH  makes what EARLY has left the page's own
  *
- * What is streamed is always written; what is resident only by SAVE, or by a STEP that saves.
+ * What is streamed is always written; what is resident only by SAVE, or by a STEP or PUBLISH that
+ * saves.
  */
 #ifndef ZSD_PAGEOP_H
 #define ZSD_PAGEOP_H
@@ -17,19 +22,26 @@
 #include "daemon/job.h"
 #include "daemon/pagework.h"
 
+/* What EARLY leaves of a page. */
+struct zsd_held;
+
 /** What to do: the fields of its kind. Pointers stay valid until done. */
 struct zsd_page_spec {
     enum zsd_page_kind kind;
     struct zsd_shard *shard;
     uint32_t page;
-    const struct zk_scalars *by_group; /* STEP */
-    /* STEP, SAVE: where a failure to write what is resident is recorded. The page stays dirty; that
-     * alone is no failure of the operation. STEP: NULL, resident pages are not written. */
+    const struct zk_scalars *by_group; /* STEP, EARLY */
+    /* STEP, PUBLISH, SAVE: where a failure to write what is resident is recorded. The page stays
+     * dirty; that alone is no failure of the operation. NULL, but for SAVE: resident pages are not
+     * written. */
     struct zb_err *save_err;
     const float *values; /* INIT: of this page */
     void *out;           /* READ: for this page */
     enum zk_what what;   /* READ; INIT: the master, or a moment of a page that has one */
     uint8_t *fill;       /* FILL: of this page, in the arena */
+    /* PUBLISH: ours from zsd_pageop_start() on, if that returns 0. EARLY: whoever hears done() of a
+     * success gets it here. */
+    struct zsd_held *held;
     /* Runs once, on the loop thread, never from inside zsd_pageop_start(). err is NULL on success.
      */
     void (*done)(void *owner, const struct zsd_page_spec *spec, const struct zb_err *err);
@@ -38,5 +50,13 @@ struct zsd_page_spec {
 
 /** 0, or -ENOMEM: done will not run. */
 int zsd_pageop_start(const struct zsd_page_spec *spec);
+
+/** May this page be stepped early: its state is streamed, and its parameters are, too, or fit where
+ * its gradient is. */
+bool zsd_page_early(const struct zsd_shard *s, uint32_t page);
+/** Where a plane is in it; ZB_NO_PLACE: in memory. */
+uint64_t zsd_held_at(const struct zsd_held *held, enum zb_plane plane);
+/** Gives its places back. NULL is fine. */
+void zsd_held_drop(struct zsd_shard *s, uint32_t page, struct zsd_held *held);
 
 #endif

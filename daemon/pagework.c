@@ -1,6 +1,7 @@
 #include "daemon/pagework.h"
 
 #include <errno.h>
+#include <string.h>
 
 static void *work_bytes(const struct zsd_pagework *w, enum zsd_work_plane plane)
 {
@@ -21,11 +22,31 @@ static int work_verify(const struct zsd_pagework *w, struct zsd_pagework_bad *re
     return 0;
 }
 
+/* A page that is stepped while its parameters in memory stay as they are: as a copy, which takes
+ * the gradient's place when that has been used. */
+static void work_early(const struct zsd_pagework *w)
+{
+    size_t bytes = w->planes[ZSD_WORK_PARAM].len_bytes;
+
+    if (w->param)
+        memcpy(w->page.param, w->param, bytes);
+    zk_page_step(w->ops, w->layout, &w->page, w->segments, w->nsegments, w->by_group);
+    if (w->param)
+        memcpy(w->page.grad, w->page.param, bytes);
+}
+
 static void work_kernel(const struct zsd_pagework *w)
 {
     switch (w->kind) {
     case ZSD_PAGE_STEP:
         zk_page_step(w->ops, w->layout, &w->page, w->segments, w->nsegments, w->by_group);
+        break;
+    case ZSD_PAGE_EARLY:
+        work_early(w);
+        break;
+    case ZSD_PAGE_PUBLISH:
+        if (w->param)
+            memcpy(w->param, w->page.grad, w->planes[ZSD_WORK_PARAM].len_bytes);
         break;
     case ZSD_PAGE_INIT:
         if (w->what == ZK_MASTER)

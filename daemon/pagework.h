@@ -10,7 +10,15 @@
 #include "kernels/zk_page.h"
 #include "nvme/zn.h"
 
-enum zsd_page_kind { ZSD_PAGE_STEP, ZSD_PAGE_INIT, ZSD_PAGE_READ, ZSD_PAGE_FILL, ZSD_PAGE_SAVE };
+enum zsd_page_kind {
+    ZSD_PAGE_STEP,
+    ZSD_PAGE_INIT,
+    ZSD_PAGE_READ,
+    ZSD_PAGE_FILL,
+    ZSD_PAGE_SAVE,
+    ZSD_PAGE_EARLY,
+    ZSD_PAGE_PUBLISH,
+};
 
 /* The planes that can be streamed. */
 enum zsd_work_plane { ZSD_WORK_PARAM, ZSD_WORK_STATE, ZSD_WORK_PLANES };
@@ -30,12 +38,16 @@ struct zsd_pagework {
     enum zk_what what; /* INIT, READ: as in zsd_page_spec */
     const struct zk_ops *ops;
     const struct zb_layout *layout;
-    const struct zk_segment *segments; /* STEP */
+    const struct zk_segment *segments; /* STEP, EARLY */
     uint32_t nsegments;
-    const struct zk_scalars *by_group; /* STEP */
+    const struct zk_scalars *by_group; /* STEP, EARLY */
     const float *values;               /* INIT */
     void *out;                         /* READ */
     struct zk_page page;
+    /* EARLY, PUBLISH: parameters that live in memory. EARLY reads them, and leaves what they become
+     * in page.param and where the gradient was; from there PUBLISH brings them here. NULL: they are
+     * streamed */
+    void *param;
     struct zsd_pagework_plane planes[ZSD_WORK_PLANES];
 };
 

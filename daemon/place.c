@@ -27,7 +27,7 @@ bool zsd_place_holds(const struct zsd_job *job)
 
 int zsd_place_needs(const struct zsd_job *job, unsigned times, uint64_t stamp, struct zb_needs *ret)
 {
-    struct zb_needs streamed = { 0 };
+    struct zb_needs streamed = { 0 }, early = { 0 };
     int rc = 0;
 
     for (uint32_t i = 0; i < job->nshards && rc == 0; i++) {
@@ -42,11 +42,15 @@ int zsd_place_needs(const struct zsd_job *job, unsigned times, uint64_t stamp, s
             if (rc == 0)
                 rc = zb_needs_pages(&streamed, &s->unit->layout, p, s->count, job->core->page_elems,
                                     s->planes[p].resident, 1);
+            if (rc == 0 && job->early_room && !s->unit->layout.frozen)
+                rc = zb_needs_pages(&early, &s->unit->layout, p, s->count, job->core->page_elems,
+                                    s->planes[p].resident, 1);
         }
     }
     if (rc == 0)
-        rc = zb_needs_spares(ret, &streamed, job->core->nbuffers);
+        rc = zb_needs_spares(ret, &streamed, &early, job->core->nbuffers);
     zb_needs_done(&streamed);
+    zb_needs_done(&early);
     return rc;
 }
 
@@ -124,12 +128,28 @@ static struct zb_place_shard *place_shards(const struct zsd_job *job)
     return shards;
 }
 
+/* With or without room for early steps. 0, -ENOMEM, or -ENOSPC: of host memory. */
+static int place_try(struct zsd_job *job, struct zb_place_job *in, bool early,
+                     struct zb_place *plan)
+{
+    int rc = 0;
+
+    zb_place_done(plan);
+    in->early = job->early_room = early;
+    if (job->again) { /* what a saved version holds is counted in its rows */
+        in->times = (unsigned)zb_max_u64(zsd_saved_next(job->saved), 1);
+        rc = zsd_saved_holds(job->saved, &plan->nvme);
+    }
+    return rc < 0 ? rc : zb_place(in, plan);
+}
+
 static int place_plan(struct zsd_job *job, struct zb_place *plan, struct zb_err *err)
 {
     struct zsd_core *core = job->core;
     struct zb_place_shard *shards = place_shards(job);
+    uint64_t nvme_free = zsd_account_free(&core->nvme) + place_promised(job);
     struct zb_place_job in;
-    int rc = shards ? 0 : -ENOMEM;
+    int rc = -ENOMEM;
 
     /* without a data file everything must be resident */
     if (!core->extents)
@@ -143,20 +163,16 @@ static int place_plan(struct zsd_job *job, struct zb_place *plan, struct zb_err 
                                 .durable = job->durable,
                                 .times = 2,
                                 .host_bytes = place_host_free(job) };
-    if (rc == 0 && job->again) { /* what a saved version holds is counted in its rows */
-        in.times = (unsigned)zb_max_u64(zsd_saved_next(job->saved), 1);
-        rc = zsd_saved_holds(job->saved, &plan->nvme);
-    }
-    if (rc == 0)
-        rc = zb_place(&in, plan);
+    if (shards)
+        rc = place_try(job, &in, job->early_wish, plan);
+    if (rc == 0 && job->early_room && zb_needs_bytes(&plan->nvme) > nvme_free)
+        rc = place_try(job, &in, false, plan); /* rather without than not at all */
     free(shards);
     if (rc == -ENOSPC)
         return place_refuse_host(job, plan, err);
     if (rc < 0)
         return zb_fail(err, rc, "placement of job '%s': %m", job->name);
-    return zb_needs_bytes(&plan->nvme) <= zsd_account_free(&core->nvme) + place_promised(job)
-               ? 0
-               : place_refuse_nvme(job, plan, err);
+    return zb_needs_bytes(&plan->nvme) <= nvme_free ? 0 : place_refuse_nvme(job, plan, err);
 }
 
 /* Each plane's resident pages. */

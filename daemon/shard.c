@@ -26,6 +26,7 @@ struct zsd_shard *zsd_shard_new(struct zsd_job *job, struct zsd_unit *unit, uint
     zb_list_init(&s->pin_list);
     zb_list_init(&s->waiters);
     zb_list_init(&s->push_waiters);
+    zb_list_init(&s->early_node);
     s->written = calloc(zb_div_up(s->npages, 8), 1);
     s->busy = calloc(zb_div_up(s->npages, 8), 1);
     if (!s->written || !s->busy) {
@@ -50,6 +51,7 @@ void zsd_shard_free(struct zsd_shard *s)
         free(s->planes[p].extents);
         free(s->planes[p].crcs);
     }
+    free(s->held);
     free(s->written);
     free(s->busy);
     free(s);

@@ -26,6 +26,8 @@
 /* The core's half. */
 #define ZSD_STATS_CORE(X)                                                      \
     X(releases_bad)    /* one-way, so only counted */                          \
+    X(pages_early)     /* stepped ahead of the barrier */                      \
+    X(pages_undone)    /* of these, dropped again */                           \
     X(scrub_bytes)     /* of saved pages that were read */                     \
     X(scrub_bad_pages) /* corrupt, or not readable */                          \
     X(write_holds)     /* page writes waited for a change of the catalog... */ \

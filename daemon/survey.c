@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/pageop.h"
 #include "daemon/paths.h"
 
 /* ---- taking it */
@@ -101,6 +102,12 @@ static int take_job(struct zsd_survey *s, const struct zsd_job *job)
     return take_promise(j, job->promise, &job->nvme_held);
 }
 
+static void take_work(struct zsd_survey *s, uint64_t at, uint32_t bytes, uint32_t job)
+{
+    if (at != ZB_NO_PLACE)
+        s->works[s->nworks++] = (struct zsd_survey_work){ .at = at, .bytes = bytes, .job = job };
+}
+
 static void take_works(struct zsd_survey *s, const struct zsd_job *job)
 {
     uint32_t index = survey_job_at(s, job->number);
@@ -110,11 +117,12 @@ static void take_works(struct zsd_survey *s, const struct zsd_job *job)
             const struct zsd_shard *shard = job->shards[i];
             const struct zsd_extent *e = shard->planes[p].extents;
 
-            for (uint32_t page = 0; e && page < shard->npages; page++)
-                if (e[page].at != ZB_NO_PLACE)
-                    s->works[s->nworks++] = (struct zsd_survey_work){
-                        .at = e[page].at, .bytes = zsd_page_bytes(shard, p, page), .job = index
-                    };
+            for (uint32_t page = 0; e && page < shard->npages; page++) {
+                take_work(s, e[page].at, zsd_page_bytes(shard, p, page), index);
+                if (shard->held && shard->held[page])
+                    take_work(s, zsd_held_at(shard->held[page], p), zsd_page_bytes(shard, p, page),
+                              index);
+            }
         }
 }
 
@@ -127,7 +135,7 @@ static size_t works_count(const struct zsd_core *core)
         const struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
 
         for (uint32_t i = 0; i < job->nshards; i++)
-            n += (size_t)job->shards[i]->npages * ZB_PLANES;
+            n += (size_t)job->shards[i]->npages * ZB_PLANES * (job->shards[i]->held ? 2 : 1);
     }
     return n;
 }

@@ -253,6 +253,7 @@ static const struct zp_method_info methods[ZP_METHOD_END] = {
     [ZP_SCRUB] = { "scrub", METHOD(scrub, scrub_reply) },
     [ZP_FSCK] = { "fsck", METHOD(empty, fsck_reply) },
     [ZP_DF] = { "df", METHOD(df_request, df_reply) },
+    [ZP_STEP_BEGIN] = { "step-begin", METHOD(step_begin, empty) },
     [ZP_JOB_SHARE] = { "job-share", METHOD(job_share, empty) },
 };
 

@@ -49,7 +49,8 @@ zc_job_options = struct("zc_job_options", (c_char_p, "name"), (c_uint32, "rank w
                         (c_bool, "keep attach"), (c_uint64, "staging_bytes"),
                         (c_int, "offload_param offload_optimizer"), (c_uint64, "host_bytes_max"),
                         (c_uint32, "groups"), (c_bool, "durable"), (c_uint64, "commit_every"),
-                        (c_bool, "takeover"), (c_uint64, "epoch"), (c_uint32, "share"))
+                        (c_bool, "takeover"), (c_uint64, "epoch"), (c_uint32, "share"),
+                        (c_bool, "early"))
 zc_point = struct("zc_point", (c_int, "kind"), (c_uint64, "iterations applied"))
 zc_job = struct("zc_job", (c_uint64, "id iterations applied"), (c_void_p, "staging"),
                 (c_uint64, "staging_bytes epoch"), (c_uint32, "world npoints"),
@@ -61,7 +62,7 @@ zc_unit = struct("zc_unit", (c_uint32, "index"), (c_char_p, "name"), (c_uint64, 
                  (c_uint32, "ntensors"))
 zc_range = struct("zc_range", (c_uint32, "unit"), (c_uint64, "first count"))
 zc_placement = struct("zc_placement", (c_uint64, "arena_bytes ring_bytes host_bytes nvme_bytes "
-                                              "iterations applied"))
+                                              "iterations applied"), (c_bool, "early"))
 zc_view = struct("zc_view", (c_void_p, "data"), (c_uint64, "bytes version"))
 zc_push = struct("zc_push", (c_uint64, "shard step"), (c_uint32, "micro"), (c_bool, "add"),
                  (c_int, "dtype"), (c_uint64, "first count"), (c_void_p, "staged"))
@@ -172,6 +173,7 @@ PROTOTYPES = {
     "zc_norm_value": (c_double, (P(zc_norm),)),
     **asynchronous("zc_norms", c_uint64, c_uint64, P(zc_norm)),
     **asynchronous("zc_step", c_uint64, P(zc_step), P(zc_stepped)),
+    **asynchronous("zc_step_begin", c_uint64, P(zc_step), c_uint32),
     **asynchronous("zc_skip", c_uint64, c_uint64, c_int, c_uint32, P(zc_stepped)),
     **asynchronous("zc_commit", c_uint64, c_int, c_uint64, c_uint32, P(zc_point)),
     **asynchronous("zc_progress", c_uint64, c_uint64, c_uint64),

@@ -22,6 +22,8 @@ enum act {
     OPEN,    /* a new job: world, place; with initial values */
     STEP,    /* what: enum zsd_commit_what */
     SKIP,    /* likewise */
+    BEGIN,   /* what the next step will be, and its gradients: it begins early. what 1: as far as it
+                gets */
     COMMIT,  /* a request: what */
     FETCH,   /* every unit, one after the other */
     READ,    /* all that the job has */
@@ -45,13 +47,19 @@ static const struct action script[] = {
     { OPEN, 2, MIXED },
     { COMMIT, ZSD_COMMIT, 0 },
     { STEP, ZSD_COMMIT_NONE, 0 },
+    { BEGIN, 1, 0 },
     { STEP, ZSD_COMMIT, 0 },
     { READ, 0, 0 },
+    { BEGIN, 0, 0 },
     { SKIP, ZSD_COMMIT, 0 },
+    { BEGIN, 1, 0 },
+    { SKIP, ZSD_COMMIT_NONE, 0 },
     { STEP, ZSD_COMMIT_NONE, 0 },
     { COMMIT, ZSD_COMMIT, 0 },
     { FETCH, 0, 0 },
+    { BEGIN, 0, 0 },
     { STEP, ZSD_PREPARE, 0 },
+    { BEGIN, 1, 0 },
     { COMMIT, ZSD_RESOLVE, 0 },
     { STEP, ZSD_PREPARE, 0 },
     { COMMIT, ZSD_DROP, 0 },
@@ -62,17 +70,26 @@ static const struct action script[] = {
     { ATTACH, 2, TIGHT },
     { FETCH, 0, 0 },
     { READ, 0, 0 },
+    { BEGIN, 1, 0 },
+    { READ, 0, 0 }, /* as it was */
+    { COMMIT, ZSD_COMMIT, 0 },
+    { FETCH, 0, 0 },
     { STEP, ZSD_COMMIT, 0 },
     { FETCH, 0, 0 },
     { SNAP, 1, 0 },
     { COPY, 0, 0 },
+    { STEP, ZSD_COMMIT_NONE, 0 },
+    { BEGIN, 1, 0 },
+    { COMMIT, ZSD_COMMIT, 0 },
     { STEP, ZSD_COMMIT, 0 },
     { UNSNAP, 0, 0 }, /* the clone has its pages still */
     { STEP, ZSD_COMMIT_NONE, 0 },
+    { BEGIN, 1, 0 },
     { HANG_UP, 0, 0 },
     { ATTACH, 1, TIGHT }, /* another world: what is in memory is committed first */
     { READ, 0, 0 },
     { STEP, ZSD_PREPARE, 0 },
+    { BEGIN, 1, 0 },
     { RESTART, 0, 0 },
     { ATTACH, 3, ALL },
     { READ, 0, 0 },
@@ -217,6 +234,7 @@ static void run_down(struct zs_run *r)
     if (r->up)
         zs_stop(&r->w);
     r->up = false;
+    r->begun = 0;
 }
 
 /* Whether the ranks are there, and their job is. */
@@ -230,6 +248,7 @@ static bool run_attached(struct zs_run *r)
 /* The ranks go; the job may stay in memory. */
 static void run_hang_up(struct zs_run *r)
 {
+    r->begun = 0;
     if (!r->up)
         return;
     zs_hang_up(&r->w);
@@ -389,14 +408,8 @@ static int run_note(struct zs_run *r, unsigned rank, bool of_job, struct zs_note
     return zs_call(&r->w, rank, zsd_note_put, &q);
 }
 
-/* Every rank asks; the worst answer. What became of the commit: *ret_commit. */
-static int run_ask_step(struct zs_run *r, bool skip, uint32_t commit, int *ret_commit)
+static void run_scalars(Zp__GroupScalars groups[2])
 {
-    Zp__GroupScalars groups[2], *list[2] = { &groups[0], &groups[1] };
-    Zp__Step q = ZP__STEP__INIT;
-    Zp__Skip k = ZP__SKIP__INIT;
-    int rc = 0;
-
     for (unsigned g = 0; g < 2; g++) {
         zp__group_scalars__init(&groups[g]);
         groups[g].lr = zs_groups[g].lr;
@@ -405,6 +418,47 @@ static int run_ask_step(struct zs_run *r, bool skip, uint32_t commit, int *ret_c
         groups[g].eps = zs_groups[g].eps;
         groups[g].weight_decay = zs_groups[g].weight_decay;
     }
+}
+
+/* The step begins as soon as its gradients are there. */
+static void run_begin(struct zs_run *r, bool settle)
+{
+    Zp__GroupScalars groups[2], *list[2] = { &groups[0], &groups[1] };
+    Zp__StepBegin q = ZP__STEP_BEGIN__INIT;
+    int rc = 0;
+
+    if (r->begun > 0)
+        return;
+    run_scalars(groups);
+    q.step = r->mem->iterations + 1;
+    q.scale = 1;
+    q.n_groups = 2;
+    q.groups = list;
+    q.micros = 1;
+    for (unsigned rank = 0; rank < r->world && rc == 0; rank++) {
+        q.job = r->w.ranks[rank].job;
+        rc = zs_call(&r->w, rank, zsd_step_begin, &q);
+    }
+    if (rc == 0)
+        rc = run_push(r, r->nsteps + 1);
+    if (run_told(r, rc) < 0) {
+        run_hang_up(r);
+        return;
+    }
+    r->begun = ++r->nsteps;
+    if (settle)
+        zs_settle(&r->w);
+}
+
+/* Every rank asks; the worst answer. What became of the commit: *ret_commit. */
+static int run_ask_step(struct zs_run *r, bool skip, uint32_t commit, int *ret_commit)
+{
+    Zp__GroupScalars groups[2], *list[2] = { &groups[0], &groups[1] };
+    Zp__Step q = ZP__STEP__INIT;
+    Zp__Skip k = ZP__SKIP__INIT;
+    int rc = 0;
+
+    run_scalars(groups);
     q.step = k.step = r->mem->iterations + 1;
     q.scale = 1;
     q.n_groups = 2;
@@ -437,11 +491,13 @@ static int run_ask_step(struct zs_run *r, bool skip, uint32_t commit, int *ret_c
 
 static void run_step(struct zs_run *r, bool skip, uint32_t commit)
 {
-    uint64_t begin = zn_sim_ops(r->sim), n = ++r->nsteps;
+    uint64_t begin = zn_sim_ops(r->sim), n = r->begun > 0 ? r->begun : ++r->nsteps;
     struct zs_state *next;
     int rc, commit_rc = 0;
+    bool pushed = r->begun > 0;
 
-    if (!skip && run_told(r, run_push(r, n)) < 0) {
+    r->begun = 0;
+    if (!skip && !pushed && run_told(r, run_push(r, n)) < 0) {
         run_hang_up(r);
         return;
     }
@@ -645,6 +701,8 @@ static void run_act(struct zs_run *r, const struct action *a)
         if (r->model.jobs[0].prepared) /* it was not resolved */
             run_commit(r, ZSD_RESOLVE);
         run_step(r, a->act == SKIP, a->what);
+    } else if (a->act == BEGIN) {
+        run_begin(r, a->what == 1);
     } else if (a->act == COMMIT) {
         run_commit(r, a->what);
     } else if (a->act == FETCH) {

@@ -189,6 +189,7 @@ struct zs_run {
     bool rewinds; /* the device lies for ever: what was acknowledged may be gone */
     uint32_t world;
     uint64_t nsteps;
+    uint64_t begun;       /* the step whose gradients were pushed already; 0: none */
     struct zs_state *mem; /* what the job holds in memory, or NULL */
     struct zs_model model;
     struct zs_model *maybe;
