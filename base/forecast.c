@@ -197,9 +197,10 @@ static int forecast_check(const struct zb_run *run, const struct zb_node *node, 
         run->ranks % run->nodes != 0)
         return zb_fail(err, -EINVAL, "%u ranks on %u nodes: as many on each, and at most %u",
                        run->ranks, run->nodes, ZB_RANKS_MAX);
-    if (run->micro_steps < 1 || run->model->nunits == 0)
-        return zb_fail(err, -EINVAL, "a step of %u micro-steps, and %u units", run->micro_steps,
-                       run->model->nunits);
+    if (run->micro_steps < 1 || run->model->nunits == 0 || run->prefetch_units > ZB_PREFETCH_MAX)
+        return zb_fail(err, -EINVAL,
+                       "a step of %u micro-steps, %u units, and %u of them (to %u) gathered ahead",
+                       run->micro_steps, run->model->nunits, run->prefetch_units, ZB_PREFETCH_MAX);
     if (node->page_elems < ZB_BLOCK_ELEMS || node->page_elems > ZB_PAGE_ELEMS_MAX ||
         node->page_elems % ZB_BLOCK_ELEMS != 0)
         return zb_fail(err, -EINVAL, "pages of %u elements: a multiple of %u, at most %u",
@@ -228,27 +229,110 @@ static void forecast_rank(const struct zb_run *run, const struct zb_node *node,
     f->field = zb_mode_field(run->mode, (double)run->model->params, run->ranks, run->nodes);
 }
 
-/* Units as they are computed with: the one at hand and those ahead; a rank that is alone looks at
- * the daemon's memory. Gradients in fp32: the one at hand, the one on its way, and in fp32 what is
- * received beside it. */
-static void forecast_engine(const struct zb_run *run, struct zb_forecast *f)
+/* The engine's buffers of gathered units: one that was given back serves the next unit of about its
+ * size, and a few stay idle. */
+#define POOL_IDLE_MORE 3u /* beside the units ahead */
+
+struct pool {
+    struct {
+        uint64_t bytes;
+        uint32_t unit; /* UINT32_MAX: idle */
+        uint64_t since;
+    } bufs[2 * ZB_PREFETCH_MAX + 8];
+    uint32_t n, idle, keep;
+    uint64_t now, bytes, most;
+};
+
+static void pool_get(struct pool *p, uint32_t unit, uint64_t bytes)
+{
+    uint32_t best = UINT32_MAX;
+
+    for (uint32_t i = 0; i < p->n; i++) {
+        bool fits = p->bufs[i].bytes >= bytes && p->bufs[i].bytes / 2 <= bytes;
+
+        if (p->bufs[i].unit == unit)
+            return;
+        if (p->bufs[i].unit == UINT32_MAX && fits &&
+            (best == UINT32_MAX || p->bufs[i].bytes < p->bufs[best].bytes))
+            best = i;
+    }
+    if (best != UINT32_MAX) {
+        p->idle--;
+    } else {
+        best = p->n++;
+        assert(p->n <= ZB_COUNT(p->bufs));
+        p->bufs[best].bytes = bytes;
+        p->bytes += bytes;
+        p->most = zb_max_u64(p->most, p->bytes);
+    }
+    p->bufs[best].unit = unit;
+}
+
+static void pool_put(struct pool *p, uint32_t unit)
+{
+    uint32_t oldest = UINT32_MAX;
+
+    for (uint32_t i = 0; i < p->n; i++)
+        if (p->bufs[i].unit == unit) {
+            p->bufs[i].unit = UINT32_MAX;
+            p->bufs[i].since = ++p->now;
+            p->idle++;
+        }
+    if (p->idle <= p->keep)
+        return;
+    for (uint32_t i = 0; i < p->n; i++)
+        if (p->bufs[i].unit == UINT32_MAX &&
+            (oldest == UINT32_MAX || p->bufs[i].since < p->bufs[oldest].since))
+            oldest = i;
+    p->bytes -= p->bufs[oldest].bytes;
+    p->bufs[oldest] = p->bufs[--p->n];
+    p->idle--;
+}
+
+static bool pool_ahead(const struct zb_run *run, uint64_t i, uint32_t unit)
 {
     const struct zb_model *m = run->model;
-    uint32_t world = zb_mode_world(run->mode, run->ranks, run->nodes);
-    bool cut = zb_mode_cuts(run->mode, ZB_PARAM);
-    uint64_t param = zb_dtype_bytes(run->layout.dtype), most = 0;
-    uint64_t twice = run->layout.dtype == ZB_F32 && world > 1 ? 2 : 1;
 
-    for (uint32_t i = 0; i < m->norder; i++) {
-        uint64_t sum = 0;
+    for (uint32_t k = 1; k <= run->prefetch_units && i + k < m->norder; k++)
+        if (m->order[i + k] == unit)
+            return true;
+    return false;
+}
 
-        for (uint32_t k = 0; k <= run->prefetch_units && i + k < m->norder; k++)
-            if (k == 0 || m->order[i + k] != m->order[i + k - 1])
-                sum += m->units[m->order[i + k]];
-        most = zb_max_u64(most, sum);
+/* Bytes of a unit that was gathered from `world` slices. */
+static uint64_t gathered_bytes(const struct zb_run *run, uint32_t unit, uint32_t world)
+{
+    uint64_t slice, first, count;
+
+    zb_slice(run->model->units[unit], world, 0, &slice, &first, &count);
+    return zb_round_up(slice * world * zb_dtype_bytes(run->layout.dtype), ZB_PAGE_ALIGN);
+}
+
+/* One micro-step's gathers. A rank that is alone looks at the daemon's memory. */
+static uint64_t forecast_gathers(const struct zb_run *run, uint32_t world)
+{
+    struct pool p = { .keep = run->prefetch_units + POOL_IDLE_MORE };
+    const struct zb_model *m = run->model;
+
+    for (uint32_t i = 0; i < m->norder && world > 1; i++) {
+        pool_get(&p, m->order[i], gathered_bytes(run, m->order[i], world));
+        for (uint32_t k = 1; k <= run->prefetch_units && i + k < m->norder; k++)
+            pool_get(&p, m->order[i + k], gathered_bytes(run, m->order[i + k], world));
+        if (!pool_ahead(run, i, m->order[i]))
+            pool_put(&p, m->order[i]);
     }
-    f->gather_bytes = cut && world > 1 ? most * param : 0;
-    f->grad_bytes = 2 * m->largest * sizeof(float) * twice;
+    return p.most;
+}
+
+/* Gradients in fp32, at most: one that is made and two on their way; those of fp32 are received
+ * beside what is sent. */
+static void forecast_engine(const struct zb_run *run, struct zb_forecast *f)
+{
+    uint32_t world = zb_mode_world(run->mode, run->ranks, run->nodes);
+    uint64_t largest = zb_padded_elems(run->model->largest) * sizeof(float);
+
+    f->gather_bytes = zb_mode_cuts(run->mode, ZB_PARAM) ? forecast_gathers(run, world) : 0;
+    f->grad_bytes = largest * (run->layout.dtype == ZB_F32 && world > 1 ? 5 : 3);
 }
 
 static void forecast_least(const struct zb_run *run, const struct zb_node *node,

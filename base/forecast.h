@@ -21,7 +21,8 @@
 
 #include "base/model.h"
 
-#define ZB_DATA_START UINT64_C(65536) /* bytes of a data file before the first page */
+#define ZB_PREFETCH_MAX 64u             /* units gathered ahead */
+#define ZB_DATA_START   UINT64_C(65536) /* bytes of a data file before the first page */
 
 /* Where planes may live: resident in host memory always, or on NVMe where they must. */
 enum zb_offload { ZB_OFFLOAD_NONE, ZB_OFFLOAD_HOST, ZB_OFFLOAD_NVME };

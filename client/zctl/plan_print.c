@@ -126,8 +126,8 @@ static void people_rank(const struct zctl_plan *p, const struct zb_forecast *f)
     }
     line(p, "all planes", all, "");
     line(p, "in the textbook", (uint64_t)f->field, "2 + 2 + 12 bytes a parameter");
-    line(p, "gathered units", f->gather_bytes, "the largest, and those ahead");
-    line(p, "gradient buffers", f->grad_bytes, "fp32: one being made, one on its way");
+    line(p, "gathered units", f->gather_bytes, "the one at hand, and those ahead");
+    line(p, "gradient buffers", f->grad_bytes, "fp32, at most: one being made, two on their way");
 }
 
 static void people_node(const struct zctl_plan *p, const struct zb_forecast *f)

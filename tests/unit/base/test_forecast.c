@@ -122,6 +122,48 @@ static void gathers(void **state)
     }
 }
 
+/* ---- the engine's buffers of gathered units: what zgpt was seen to have */
+
+static const struct {
+    uint64_t layers, width;
+    enum zb_dtype dtype;
+    uint32_t ranks;
+    uint64_t bytes;
+} engines[] = {
+    { 4, 128, ZB_F32, 1, 0 },
+    { 4, 128, ZB_F32, 2, 1835008 },
+    { 4, 128, ZB_BF16, 2, 917504 },
+    { 6, 192, ZB_BF16, 3, 1966080 },
+};
+
+static void engine_buffers(void **state)
+{
+    struct zb_node node = { .host_bytes = ZB_GIB, .page_elems = ZB_PAGE_ELEMS_DEFAULT };
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(engines); i++) {
+        struct zb_gpt shape = { engines[i].layers, engines[i].width, 256, 16 };
+        struct zb_model m = { 0 };
+        struct zb_run run = { .model = &m,
+                              .mode = ZB_ZERO3,
+                              .ranks = engines[i].ranks,
+                              .nodes = 1,
+                              .param = ZB_OFFLOAD_HOST,
+                              .optimizer = ZB_OFFLOAD_HOST,
+                              .micro_steps = 1,
+                              .prefetch_units = 1 };
+        struct zb_forecast f;
+
+        assert_int_equal(zb_layout_of(engines[i].dtype, ZB_F32, ZB_ADAMW, ZB_MOMENTS_F32, false,
+                                      &run.layout, NULL),
+                         0);
+        assert_int_equal(zb_model_gpt(&m, &shape, NULL), 0);
+        assert_int_equal(zb_forecast(&run, &node, &f, NULL), 0);
+        assert_int_equal(f.gather_bytes, engines[i].bytes);
+        zb_model_done(&m);
+    }
+}
+
 /* ---- time */
 
 static const struct {
@@ -234,11 +276,9 @@ static void what_makes_no_sense(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(modes),
-        cmocka_unit_test(gathers),
-        cmocka_unit_test(time_table),
-        cmocka_unit_test(tokens_and_wear),
-        cmocka_unit_test(what_makes_no_sense),
+        cmocka_unit_test(modes),           cmocka_unit_test(gathers),
+        cmocka_unit_test(engine_buffers),  cmocka_unit_test(time_table),
+        cmocka_unit_test(tokens_and_wear), cmocka_unit_test(what_makes_no_sense),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
