@@ -61,6 +61,11 @@ const char *zb_moment_name(enum zb_optimizer optimizer, unsigned i)
                : NULL;
 }
 
+bool zb_moment_signed(enum zb_optimizer optimizer, unsigned i)
+{
+    return i == 0 && optimizer != ZB_ADAGRAD;
+}
+
 uint32_t zb_moment_block_bytes(enum zb_moments moments)
 {
     return (unsigned)moments < ZB_MOMENTS_END ? moments_kinds[moments].block_bytes : 0;

@@ -87,6 +87,8 @@ const char *zb_optimizer_name(enum zb_optimizer optimizer);
 const char *zb_moments_name(enum zb_moments moments);
 /** What PyTorch calls moment i of an optimizer: "exp_avg"; NULL: it has fewer. */
 const char *zb_moment_name(enum zb_optimizer optimizer, unsigned i);
+/** Moment i can be negative: exp_avg, and not exp_avg_sq. */
+bool zb_moment_signed(enum zb_optimizer optimizer, unsigned i);
 /** Bytes of a block of one moment; 0 for anything else. */
 uint32_t zb_moment_block_bytes(enum zb_moments moments);
 

@@ -52,7 +52,7 @@ static void work_kernel(const struct zsd_pagework *w)
         if (w->what == ZK_MASTER)
             zk_page_init(w->ops, w->layout, &w->page, w->values);
         else
-            zk_page_set(w->layout, &w->page, w->what, w->values);
+            zk_page_set(w->ops, w->layout, &w->page, w->what, w->values);
         break;
     case ZSD_PAGE_READ:
         zk_page_read(w->ops, w->layout, &w->page, w->what, w->out);
@@ -67,9 +67,13 @@ static void work_seal(const struct zsd_pagework *w)
 {
     for (enum zsd_work_plane i = 0; i < ZSD_WORK_PLANES; i++) {
         const struct zsd_pagework_plane *p = &w->planes[i];
+        uint64_t used = zb_blocks_bytes(
+            w->layout->block_bytes[i == ZSD_WORK_PARAM ? ZB_PARAM : ZB_STATE], w->page.count);
 
-        if (p->seal)
-            zn_page_seal(&p->becomes, work_bytes(w, i), p->len_bytes, p->crc_bytes, p->new_crcs);
+        if (!p->seal)
+            continue;
+        memset((char *)work_bytes(w, i) + used, 0, p->len_bytes - used); /* behind the last block */
+        zn_page_seal(&p->becomes, work_bytes(w, i), p->len_bytes, p->crc_bytes, p->new_crcs);
     }
 }
 

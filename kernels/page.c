@@ -3,12 +3,15 @@
  *
  * MODEL. Everything walks a page in blocks of ZB_BLOCK_ELEMS elements, because state is interleaved
  * by block and one block's planes fit the second-level cache. Conversions that need room use
- * a block on the stack (16 KiB).
+ * a block on the stack (16 KiB, and as much again for a second moment). Reduced moments are decoded
+ * before a block is stepped and encoded after it, here and nowhere else.
  */
 #include "kernels/zk_page.h"
 
 #include <assert.h>
 #include <string.h>
+
+#include "kernels/zk_priv.h"
 
 #define B ZB_BLOCK_ELEMS
 
@@ -66,26 +69,105 @@ void zk_page_init(const struct zk_ops *ops, const struct zb_layout *layout,
     }
 }
 
-/* Elements [from, to) of the block at `at`, all of one group. */
+/* ---- moments */
+
+struct moments {
+    float of[ZB_MOMENTS_MAX][B];
+};
+
+/* Which random bits a moment of a block is rounded by; `block` counts from the unit's first. */
+static uint32_t moment_key(uint32_t rounding, uint32_t i, uint64_t block)
+{
+    return (uint32_t)zk_mix64(zk_mix64(rounding + ((uint64_t)i << 32)) ^ block);
+}
+
+static void moment_load(const struct zk_ops *ops, const struct zb_layout *layout, uint32_t i,
+                        const void *stored, float *to)
+{
+    const uint8_t *codes = stored;
+
+    switch (layout->moments) {
+    case ZB_MOMENTS_BF16:
+        ops->bf16_to_f32(stored, to, B);
+        return;
+    case ZB_MOMENTS_Q8:
+        ops->decode_q8(codes, (const float *)(const void *)(codes + B), to,
+                       zb_moment_signed(layout->optimizer, i), B);
+        return;
+    case ZB_MOMENTS_F32:
+    case ZB_MOMENTS_END:
+        break;
+    }
+    memcpy(to, stored, B * sizeof(float));
+}
+
+static void moment_store(const struct zk_ops *ops, const struct zb_layout *layout, uint32_t i,
+                         const float *from, void *stored, uint32_t key)
+{
+    uint8_t *codes = stored;
+
+    switch (layout->moments) {
+    case ZB_MOMENTS_BF16:
+        ops->encode_bf16(from, stored, key, B);
+        return;
+    case ZB_MOMENTS_Q8:
+        ops->encode_q8(from, codes, (float *)(void *)(codes + B),
+                       zb_moment_signed(layout->optimizer, i), key, B);
+        return;
+    case ZB_MOMENTS_F32:
+    case ZB_MOMENTS_END:
+        break;
+    }
+    memcpy(stored, from, B * sizeof(float));
+}
+
+/* ---- steps */
+
+/* Elements [from, to) of the block at `at`, all of one group; its moments are at m and v. */
 static void page_step_run(const struct zk_ops *ops, const struct zb_layout *layout,
                           const struct zk_page *page, uint64_t at, uint64_t from, uint64_t to,
-                          const struct zk_scalars *scalars)
+                          float *m, float *v, const struct zk_scalars *scalars)
 {
     struct zk_state_block state = zk_state_block(layout, page->state, at / B);
     size_t param_bytes = zb_dtype_bytes(layout->dtype);
     size_t grad_bytes = zb_dtype_bytes(layout->grad_dtype);
     size_t master_bytes = layout->dtype == ZB_BF16 ? sizeof(int16_t) : sizeof(float);
-    float *v = state.moment[1];
     struct zk_step_arrays arrays = {
         .param = (char *)page_at(page->param, layout, ZB_PARAM, at) + from * param_bytes,
         .master = state.master ? (char *)state.master + from * master_bytes : NULL,
-        .m = (float *)state.moment[0] + from,
+        .m = m + from,
         .v = v ? v + from : NULL,
         .grad = (char *)page_at(page->grad, layout, ZB_GRAD, at) + from * grad_bytes,
     };
 
-    assert(layout->moments == ZB_MOMENTS_F32);
     ops->step[layout->optimizer][layout->dtype][layout->grad_dtype](scalars, &arrays, to - from);
+}
+
+/* The segments [s, end) that begin in the block at `at` or before it. */
+static void page_step_block(const struct zk_ops *ops, const struct zb_layout *layout,
+                            const struct zk_page *page, uint64_t at, const struct zk_segment *s,
+                            const struct zk_segment *end, const struct zk_scalars *by_group,
+                            struct moments *scratch)
+{
+    struct zk_state_block state = zk_state_block(layout, page->state, at / B);
+    bool reduced = layout->moments != ZB_MOMENTS_F32;
+    uint64_t first = page->first + at; /* of the unit */
+    float *moment[ZB_MOMENTS_MAX] = { NULL };
+
+    for (uint32_t i = 0; i < layout->nmoments; i++) {
+        moment[i] = reduced ? scratch->of[i] : state.moment[i];
+        if (reduced)
+            moment_load(ops, layout, i, state.moment[i], moment[i]);
+    }
+    for (const struct zk_segment *t = s; t < end && t->first < first + B; t++) {
+        uint64_t from = t->first > first ? t->first - first : 0;
+        uint64_t to = t->first + t->count < first + B ? t->first + t->count - first : B;
+
+        page_step_run(ops, layout, page, at, from, to, moment[0], moment[1], &by_group[t->group]);
+    }
+    for (uint32_t i = 0; i < layout->nmoments && reduced; i++)
+        moment_store(ops, layout, i, moment[i], state.moment[i],
+                     moment_key(by_group[s->group].rounding, i, first / B));
 }
 
 void zk_page_step(const struct zk_ops *ops, const struct zb_layout *layout,
@@ -93,20 +175,15 @@ void zk_page_step(const struct zk_ops *ops, const struct zb_layout *layout,
                   const struct zk_scalars *by_group)
 {
     const struct zk_segment *s = segments, *end = segments + nsegments;
+    struct moments scratch;
 
     page_check(page);
     assert(!layout->frozen && page->state && page->grad);
     for (uint64_t at = 0; at < page->count; at += B) {
-        uint64_t first = page->first + at; /* of the unit */
-
-        while (s < end && s->first + s->count <= first)
+        while (s < end && s->first + s->count <= page->first + at)
             s++;
-        for (const struct zk_segment *t = s; t < end && t->first < first + B; t++) {
-            uint64_t from = t->first > first ? t->first - first : 0;
-            uint64_t to = t->first + t->count < first + B ? t->first + t->count - first : B;
-
-            page_step_run(ops, layout, page, at, from, to, &by_group[t->group]);
-        }
+        if (s < end && s->first < page->first + at + B)
+            page_step_block(ops, layout, page, at, s, end, by_group, &scratch);
     }
 }
 
@@ -140,9 +217,9 @@ static void page_read_block(const struct zk_ops *ops, const struct zb_layout *la
         if (grad != out)
             memcpy(out, grad, B * sizeof(float));
     } else if (what == ZK_EXP_AVG) {
-        memcpy(out, state.moment[0], B * sizeof(float));
+        moment_load(ops, layout, 0, state.moment[0], out);
     } else if (what == ZK_EXP_AVG_SQ) {
-        memcpy(out, state.moment[1], B * sizeof(float));
+        moment_load(ops, layout, 1, state.moment[1], out);
     } else if (layout->dtype == ZB_BF16) {
         ops->merge(page_at(page->param, layout, ZB_PARAM, at), state.master, out, B);
     } else if (layout->dtype == ZB_F16) {
@@ -165,15 +242,18 @@ void zk_page_read(const struct zk_ops *ops, const struct zb_layout *layout,
         page_read_block(ops, layout, page, what, at, (float *)out + at);
 }
 
-void zk_page_set(const struct zb_layout *layout, const struct zk_page *page, enum zk_what what,
-                 const float *values)
+void zk_page_set(const struct zk_ops *ops, const struct zb_layout *layout,
+                 const struct zk_page *page, enum zk_what what, const float *values)
 {
+    uint32_t i = (uint32_t)what - ZK_EXP_AVG;
+
     page_check(page);
     assert(zk_page_has(layout, what) && (what == ZK_EXP_AVG || what == ZK_EXP_AVG_SQ));
     for (uint64_t at = 0; at < page->count; at += B) {
         struct zk_state_block state = zk_state_block(layout, page->state, at / B);
 
-        memcpy(state.moment[what - ZK_EXP_AVG], values + at, B * sizeof(float));
+        moment_store(ops, layout, i, values + at, state.moment[i],
+                     moment_key(0, i, (page->first + at) / B));
     }
 }
 

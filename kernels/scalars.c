@@ -5,7 +5,7 @@
 #include <assert.h>
 #include <math.h>
 
-#include "kernels/zk.h"
+#include "kernels/zk_priv.h"
 
 double zk_powi(double b, uint64_t t)
 {
@@ -19,10 +19,20 @@ double zk_powi(double b, uint64_t t)
     return power;
 }
 
+uint64_t zk_mix64(uint64_t x)
+{
+    x += UINT64_C(0x9e3779b97f4a7c15);
+    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
+    return x ^ x >> 31;
+}
+
 struct zk_scalars zk_prepare(enum zb_optimizer optimizer, const struct zk_params *params,
                              uint64_t t)
 {
-    struct zk_scalars s = { .scale = (float)params->scale, .step_size = (float)params->lr };
+    struct zk_scalars s = { .scale = (float)params->scale,
+                            .step_size = (float)params->lr,
+                            .rounding = (uint32_t)zk_mix64(t) };
     double c1, c2;
 
     assert(t >= 1 && zb_optimizer_name(optimizer));

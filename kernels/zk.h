@@ -110,6 +110,7 @@ struct zk_scalars {
     float beta1, one_minus_beta1, beta2, one_minus_beta2, rsqrt_c2;
     float momentum, one_minus_dampening;
     uint32_t fresh, nesterov; /* 0 or 1 */
+    uint32_t rounding;        /* a number drawn from t: of the rounding of reduced moments */
 };
 
 struct zk_params {
@@ -118,6 +119,25 @@ struct zk_params {
     double momentum, dampening, lr_decay;
     bool nesterov;
 };
+
+/*
+ * REDUCED MOMENTS are stored in fewer bits; a block of them is decoded to fp32, stepped and
+ * encoded. Rounding is stochastic: up with the probability of what is cut off. A second moment
+ * moves by a thousandth of itself in a step, which rounding to nearest would never let it do. The
+ * random bits are a function of the step, the moment and the element's place in its unit: so they
+ * too are the same everywhere. What is representable comes back exactly, whatever the bits.
+ *
+ *     noise(key, i)  x = i * 0x9e3779b9 ^ key; x ^= x >> 16; x *= 0x7feb352d; x ^= x >> 15;
+ *                    x *= 0x846ca68b; x ^= x >> 16                            mod 2^32; i in the
+ * block bf16           (bits + (noise >> 16)) >> 16; NaN is 0x7fc0 8 bits         each ZB_Q8_GROUP
+ * elements have a scale: the largest finite magnitude among them, rounded up to 4 significant bits,
+ * at most 1.875 * 2^127. An element's magnitude is rounded to 4 significant bits, r = (bits +
+ * (noise >> 12)) >> 20 and at most the scale's s = bits >> 20, and stored as how far below the
+ * scale it is: unsigned   code = 254 - (s - r), at least 1; 0 is zero, 255 NaN signed     code =
+ * 126 - (s - r), below 1 zero; 127 NaN; and a sign, bit 7 So unsigned ones reach 31 powers of two
+ * below the scale, signed ones 15, with a relative error below an eighth. Infinity becomes NaN; an
+ * unsigned moment drops its sign.
+ */
 
 /** b^t in double by repeated squaring, from the lowest bit of t up: the same bits everywhere. */
 double zk_powi(double b, uint64_t t);
@@ -164,6 +184,12 @@ struct zk_ops {
     void (*add_f32)(float *acc, const float *x, size_t n);
     void (*add_bf16)(float *acc, const uint16_t *x, size_t n);
     void (*add_f16)(float *acc, const uint16_t *x, size_t n);
+
+    /* Reduced moments, as above; n is a multiple of ZB_Q8_GROUP, with a scale for each. */
+    void (*encode_bf16)(const float *from, uint16_t *to, uint32_t key, size_t n);
+    void (*encode_q8)(const float *from, uint8_t *code, float *scale, bool is_signed, uint32_t key,
+                      size_t n);
+    void (*decode_q8)(const uint8_t *code, const float *scale, float *to, bool is_signed, size_t n);
 
     /*
      * Sum of squares of one block (n <= ZB_BLOCK_ELEMS) in double. Each square is exact in double.

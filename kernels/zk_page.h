@@ -48,8 +48,8 @@ void zk_page_read(const struct zk_ops *ops, const struct zb_layout *layout,
                   const struct zk_page *page, enum zk_what what, void *out);
 
 /** Sets the first or second moment, which the layout has. */
-void zk_page_set(const struct zb_layout *layout, const struct zk_page *page, enum zk_what what,
-                 const float *values);
+void zk_page_set(const struct zk_ops *ops, const struct zb_layout *layout,
+                 const struct zk_page *page, enum zk_what what, const float *values);
 
 /**
  * Takes a gradient in: grad = from (set) or grad += from (add), in the plane's dtype; adds the sums

@@ -51,6 +51,12 @@
     void zk_##variant##_add_f32(float *restrict acc, const float *restrict x, size_t n);          \
     void zk_##variant##_add_bf16(float *restrict acc, const uint16_t *restrict x, size_t n);      \
     void zk_##variant##_add_f16(float *restrict acc, const uint16_t *restrict x, size_t n);       \
+    void zk_##variant##_encode_bf16(const float *restrict from, uint16_t *restrict to,            \
+                                    uint32_t key, size_t n);                                      \
+    void zk_##variant##_encode_q8(const float *restrict from, uint8_t *restrict code,             \
+                                  float *restrict scale, bool is_signed, uint32_t key, size_t n); \
+    void zk_##variant##_decode_q8(const uint8_t *restrict code, const float *restrict scale,      \
+                                  float *restrict to, bool is_signed, size_t n);                  \
     double zk_##variant##_sumsq(const float *restrict x, size_t n, uint64_t *nonfinite)
 
 /* The row of that variant for zk_all(). */
@@ -61,7 +67,9 @@
         .f32_to_bf16 = zk_##variant##_f32_to_bf16, .bf16_to_f32 = zk_##variant##_bf16_to_f32, \
         .f32_to_f16 = zk_##variant##_f32_to_f16, .f16_to_f32 = zk_##variant##_f16_to_f32,     \
         .add_f32 = zk_##variant##_add_f32, .add_bf16 = zk_##variant##_add_bf16,               \
-        .add_f16 = zk_##variant##_add_f16, .sumsq = zk_##variant##_sumsq,                     \
+        .add_f16 = zk_##variant##_add_f16, .encode_bf16 = zk_##variant##_encode_bf16,         \
+        .encode_q8 = zk_##variant##_encode_q8, .decode_q8 = zk_##variant##_decode_q8,         \
+        .sumsq = zk_##variant##_sumsq,                                                        \
     }
 
 ZK_DECLARE(ref);
@@ -71,6 +79,9 @@ ZK_DECLARE(neon);
 
 extern const struct zk_ops zk_avx2, zk_avx512; /* cpu/x86.c; only in builds for x86-64 */
 extern const struct zk_ops zk_neon;            /* cpu/aarch64.c; only in builds for aarch64 */
+
+/** splitmix64: the bits of a number, stirred. */
+uint64_t zk_mix64(uint64_t x);
 
 /** zk_select() among `count` (at least 1) implementations, of which the first is supported. */
 int zk_select_from(const struct zk_ops *const *all, size_t count, const char *force,

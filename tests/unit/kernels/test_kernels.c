@@ -27,10 +27,12 @@ struct arrays {
     float p[ROOM], m[ROOM], v[ROOM], grad[ROOM];
     uint16_t hi[ROOM], half[ROOM], grad16[ROOM];
     int16_t lo[ROOM];
+    uint8_t code[ROOM];
+    float group[ROOM]; /* scales */
 };
 
 /* A kernel, which arrays it may write, and what it takes beside them. */
-enum { P = 1, M = 2, V = 4, HI = 8, LO = 16, HALF = 32 };
+enum { P = 1, M = 2, V = 4, HI = 8, LO = 16, HALF = 32, CODE = 64, GROUP = 128 };
 
 struct kernel {
     const char *name;
@@ -39,6 +41,7 @@ struct kernel {
     unsigned writes;
     enum zb_optimizer optimizer; /* of a step function, 0 for others */
     enum zb_dtype dtype, grad_dtype;
+    bool is_signed, grouped; /* of reduced moments; takes whole groups */
 };
 
 static void run_step(const struct kernel *k, const struct zk_ops *ops, const struct zk_scalars *s,
@@ -116,17 +119,42 @@ static void run_sumsq(const struct kernel *k, const struct zk_ops *ops, const st
         memcpy(&a->sum_bits, &sum, sizeof(sum));
 }
 
+static void run_encode_bf16(const struct kernel *k, const struct zk_ops *ops,
+                            const struct zk_scalars *s, struct arrays *a, size_t at, size_t n)
+{
+    (void)k;
+    ops->encode_bf16(a->m + at, a->hi + at, s->rounding, n);
+}
+
+static void run_encode_q8(const struct kernel *k, const struct zk_ops *ops,
+                          const struct zk_scalars *s, struct arrays *a, size_t at, size_t n)
+{
+    ops->encode_q8(a->m + at, a->code + at, a->group + at, k->is_signed, s->rounding, n);
+}
+
+static void run_decode_q8(const struct kernel *k, const struct zk_ops *ops,
+                          const struct zk_scalars *s, struct arrays *a, size_t at, size_t n)
+{
+    (void)s;
+    ops->decode_q8(a->code + at, a->group + at, a->p + at, k->is_signed, n);
+}
+
 static const struct kernel plain_kernels[] = {
-    { "split", run_split, HI | LO, 0, 0, 0 },
-    { "merge", run_merge, P, 0, 0, 0 },
-    { "f32_to_bf16", run_from_f32, HI, 0, ZB_BF16, 0 },
-    { "bf16_to_f32", run_to_f32, P, 0, ZB_BF16, 0 },
-    { "f32_to_f16", run_from_f32, HALF, 0, ZB_F16, 0 },
-    { "f16_to_f32", run_to_f32, P, 0, ZB_F16, 0 },
-    { "add_f32", run_add, P, 0, ZB_F32, 0 },
-    { "add_bf16", run_add, P, 0, ZB_BF16, 0 },
-    { "add_f16", run_add, P, 0, ZB_F16, 0 },
-    { "sumsq", run_sumsq, 0, 0, 0, 0 },
+    { "split", run_split, HI | LO, 0, 0, 0, false, false },
+    { "merge", run_merge, P, 0, 0, 0, false, false },
+    { "f32_to_bf16", run_from_f32, HI, 0, ZB_BF16, 0, false, false },
+    { "bf16_to_f32", run_to_f32, P, 0, ZB_BF16, 0, false, false },
+    { "f32_to_f16", run_from_f32, HALF, 0, ZB_F16, 0, false, false },
+    { "f16_to_f32", run_to_f32, P, 0, ZB_F16, 0, false, false },
+    { "add_f32", run_add, P, 0, ZB_F32, 0, false, false },
+    { "add_bf16", run_add, P, 0, ZB_BF16, 0, false, false },
+    { "add_f16", run_add, P, 0, ZB_F16, 0, false, false },
+    { "sumsq", run_sumsq, 0, 0, 0, 0, false, false },
+    { "encode_bf16", run_encode_bf16, HI, 0, 0, 0, false, false },
+    { "encode_q8 unsigned", run_encode_q8, CODE | GROUP, 0, 0, 0, false, true },
+    { "encode_q8 signed", run_encode_q8, CODE | GROUP, 0, 0, 0, true, true },
+    { "decode_q8 unsigned", run_decode_q8, P, 0, 0, 0, false, true },
+    { "decode_q8 signed", run_decode_q8, P, 0, 0, 0, true, true },
 };
 
 #define STEPS   ((ZB_OPTIMIZER_END - 1) * (ZB_DTYPE_END - 1) * (ZB_DTYPE_END - 1))
@@ -186,7 +214,8 @@ static struct zk_scalars scalars_of(size_t i)
                                 .momentum = scalars[i].momentum,
                                 .one_minus_dampening = scalars[i].undamped,
                                 .fresh = scalars[i].fresh,
-                                .nesterov = scalars[i].nesterov };
+                                .nesterov = scalars[i].nesterov,
+                                .rounding = (uint32_t)i * 77777777 };
 }
 
 enum flavour { SPECIAL, ANY_BITS, TRAINING, FLAVOURS };
@@ -229,6 +258,8 @@ static void fill(struct arrays *a, enum flavour flavour, uint64_t seed)
         a->half[i] = (uint16_t)draw(&seed, flavour);
         a->grad16[i] = draw_16(&seed, flavour);
         a->lo[i] = (int16_t)(uint16_t)master;
+        a->code[i] = (uint8_t)draw(&seed, flavour);
+        a->group[i] = data_float(draw(&seed, flavour));
     }
 }
 
@@ -255,7 +286,9 @@ static bool arrays_outside_unchanged(const struct arrays *now, const struct arra
            outside_unchanged(now->hi, before->hi, sizeof(uint16_t), writes & HI, at, n) &&
            outside_unchanged(now->lo, before->lo, sizeof(int16_t), writes & LO, at, n) &&
            outside_unchanged(now->half, before->half, sizeof(uint16_t), writes & HALF, at, n) &&
-           outside_unchanged(now->grad16, before->grad16, sizeof(uint16_t), false, at, n);
+           outside_unchanged(now->grad16, before->grad16, sizeof(uint16_t), false, at, n) &&
+           outside_unchanged(now->code, before->code, sizeof(uint8_t), writes & CODE, at, n) &&
+           outside_unchanged(now->group, before->group, sizeof(float), writes & GROUP, at, n);
 }
 
 static bool nan_is_canonical(float f)
@@ -292,6 +325,8 @@ static void try_all(struct fixture *x, const struct kernel *k, size_t scalar, si
     const struct zk_ops *ref = data_next_ops(NULL);
     const struct zk_scalars s = scalars_of(scalar);
 
+    if (k->grouped)
+        n = n / ZB_Q8_GROUP * ZB_Q8_GROUP;
     data_each_ops(ops)
     {
         const char *bad = NULL;

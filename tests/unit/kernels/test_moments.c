@@ -1,0 +1,152 @@
+/*
+ * test_moments.c - reduced moments in every implementation: what they keep, how far they are off,
+ * and that rounding is fair.
+ */
+#include "tests/ztest.h"
+
+#include <math.h>
+
+#include "kernels/zk_page.h"
+#include "tests/unit/kernels/data.h"
+
+#define N      ZB_BLOCK_ELEMS
+#define GROUPS (N / ZB_Q8_GROUP)
+
+/* Every code of a group comes back as it was: decoding and encoding is the identity on what can be
+ * stored, whatever the random bits, for scales of every size. */
+static void q8_keeps_what_it_can_hold(void **state)
+{
+    static uint8_t code[N], again[N];
+    static float scale[GROUPS], scale_again[GROUPS], value[N];
+    uint64_t seed = 1;
+
+    (void)state;
+    data_each_ops(ops)
+    {
+        for (int is_signed = 0; is_signed < 2; is_signed++)
+            for (int round = 0; round < 40; round++) {
+                for (size_t i = 0; i < N; i++) {
+                    code[i] = (uint8_t)(i % ZB_Q8_GROUP);
+                    if (is_signed && (code[i] & 0x7f) == 0)
+                        code[i] = 0; /* a zero has the sign of the value: -0 is tried below */
+                }
+                for (size_t g = 0; g < GROUPS; g++) /* wide enough that no code is a denormal's */
+                    scale[g] = data_float((uint32_t)(0x200 + ztest_random(&seed) % 0x5f8) << 20);
+                ops->decode_q8(code, scale, value, is_signed, N);
+                ops->encode_q8(value, again, scale_again, is_signed, (uint32_t)ztest_random(&seed),
+                               N);
+                assert_memory_equal(scale, scale_again, sizeof(scale));
+                for (size_t i = 0; i < N; i++)
+                    if (again[i] != code[i] && !(is_signed && code[i] == 0xff && again[i] == 0x7f))
+                        fail_msg("%s: code %02x of scale %a is %a, and then %02x", ops->name,
+                                 code[i], (double)scale[i / ZB_Q8_GROUP], (double)value[i],
+                                 again[i]);
+            }
+    }
+}
+
+/* Within an eighth (a 256th for bf16), on either side; zeros stay; what is not finite is a NaN. */
+static void error_is_bounded(void **state)
+{
+    static uint8_t code[N];
+    static uint16_t half[N];
+    static float scale[GROUPS], from[N], to[N];
+    uint64_t seed = 2;
+
+    (void)state;
+    data_each_ops(ops)
+    {
+        for (int is_signed = 0; is_signed < 2; is_signed++) {
+            for (size_t i = 0; i < N; i++)
+                from[i] = i % 9 == 0 ? 0 : data_draw_range(&seed, is_signed ? -14 : -30, 0);
+            for (size_t i = 0; i < N && !is_signed; i++)
+                from[i] = fabsf(from[i]);
+            from[1000] = data_float(0x7f800000);
+            from[1001] = data_float(0x7fc00001);
+            ops->encode_q8(from, code, scale, is_signed, 7, N);
+            ops->decode_q8(code, scale, to, is_signed, N);
+            for (size_t i = 0; i < N; i++)
+                if (i / 2 == 500 ? data_bits(to[i]) != 0x7fc00000
+                                 : fabsf(to[i] - from[i]) > fabsf(from[i]) / 8)
+                    fail_msg("%s: element %zu, %a is %a", ops->name, i, (double)from[i],
+                             (double)to[i]);
+            ops->encode_bf16(from, half, 7, N);
+            ops->bf16_to_f32(half, to, N);
+            assert_int_equal(half[1000], 0x7f80);
+            assert_int_equal(half[1001], 0x7fc0);
+            for (size_t i = 0; i < N; i++)
+                if (i / 2 != 500 && fabsf(to[i] - from[i]) > fabsf(from[i]) / 128)
+                    fail_msg("%s: element %zu, %a is %a", ops->name, i, (double)from[i],
+                             (double)to[i]);
+        }
+    }
+}
+
+/* Beyond the range below the largest: an unsigned one is never zero, a signed one is. */
+static void below_the_range(void **state)
+{
+    static float from[ZB_Q8_GROUP] = { 1.0f, 0x1p-40f, -0x1p-40f, 0x1p-130f, 1e-45f, -0.0f };
+    uint8_t code[ZB_Q8_GROUP];
+    float scale, to[ZB_Q8_GROUP];
+
+    (void)state;
+    data_each_ops(ops)
+    {
+        ops->encode_q8(from, code, &scale, false, 3, ZB_Q8_GROUP);
+        ops->decode_q8(code, &scale, to, false, ZB_Q8_GROUP);
+        assert_true(scale == 1.0f && to[0] == 1.0f);
+        assert_true(to[1] > 0 && to[1] < 0x1p-31f && to[1] == to[3] && to[1] == to[4]);
+        assert_true(to[5] == 0 && to[6] == 0);
+        ops->encode_q8(from, code, &scale, true, 3, ZB_Q8_GROUP);
+        ops->decode_q8(code, &scale, to, true, ZB_Q8_GROUP);
+        assert_true(to[0] == 1.0f && to[1] == 0 && to[2] == 0 && to[4] == 0);
+    }
+}
+
+/* The mean of many roundings is the value: within five standard deviations. A rounding of x to
+ * steps of d has at most d^2 / 4 of variance. */
+static void rounding_is_fair(void **state)
+{
+    static float from[N], to[N];
+    static uint8_t code[N];
+    static uint16_t half[N];
+    static float scale[GROUPS];
+    const struct zk_ops *ops = data_next_ops(NULL);
+    enum { ROUNDS = 200 };
+    const double count = (double)ROUNDS * N;
+
+    (void)state;
+    for (int v = 0; v < 20; v++) {
+        float x = 1.0f + (float)v / 20 + 0.003f;
+        double q8 = 0, bf16 = 0;
+
+        for (size_t i = 0; i < N; i++)
+            from[i] = i % ZB_Q8_GROUP == 0 ? 4.0f : x;
+        for (uint32_t round = 0; round < ROUNDS; round++) {
+            ops->encode_q8(from, code, scale, v % 2, round * 1234567, N);
+            ops->decode_q8(code, scale, to, v % 2, N);
+            for (size_t i = 0; i < N; i++)
+                q8 += (double)(to[i] - from[i]);
+            ops->encode_bf16(from, half, round * 7654321, N);
+            ops->bf16_to_f32(half, to, N);
+            for (size_t i = 0; i < N; i++)
+                bf16 += (double)(to[i] - from[i]);
+        }
+        if (fabs(q8 / count) > 5 * 0x1p-4 / sqrt(count) ||
+            fabs(bf16 / count) > 5 * 0x1p-8 / sqrt(count))
+            fail_msg("%g is off by %g and %g", (double)x, q8 / count, bf16 / count);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(q8_keeps_what_it_can_hold),
+        cmocka_unit_test(error_is_bounded),
+        cmocka_unit_test(below_the_range),
+        cmocka_unit_test(rounding_is_fair),
+    };
+
+    zk_thread_init();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
