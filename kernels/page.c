@@ -265,35 +265,41 @@ static void page_add(const struct zk_ops *ops, float *acc, const void *x, enum z
         (dtype == ZB_BF16 ? ops->add_bf16 : ops->add_f16)(acc, x, B);
 }
 
+/* One block; returns the sum of squares of what is in grad then. */
+static double page_ingest_block(const struct zk_ops *ops, enum zb_dtype grad_dtype, void *grad,
+                                enum zb_dtype from_dtype, const void *from, bool add, uint64_t *bad)
+{
+    float scratch[B];
+
+    if (!add && from_dtype == grad_dtype && grad_dtype == ZB_F32)
+        return ops->set_f32(grad, from, B, bad);
+    if (!add && from_dtype == grad_dtype && grad_dtype == ZB_BF16)
+        return ops->set_bf16(grad, from, B, bad);
+    if (add)
+        page_add(ops, grad, from, from_dtype);
+    else if (from_dtype == grad_dtype)
+        memcpy(grad, from, B * zb_dtype_bytes(from_dtype));
+    else if (grad_dtype == ZB_F32)
+        (void)page_as_f32(ops, from_dtype, from, B, grad);
+    else
+        page_from_f32(ops, grad_dtype, page_as_f32(ops, from_dtype, from, B, scratch), grad, B);
+    return ops->sumsq(page_as_f32(ops, grad_dtype, grad, B, scratch), B, bad);
+}
+
 void zk_page_ingest(const struct zk_ops *ops, const struct zb_layout *layout,
                     const struct zk_page *page, const void *from, enum zb_dtype from_dtype,
                     bool add, struct zk_xsum *sum, uint64_t *nonfinite)
 {
     size_t from_bytes = zb_dtype_bytes(from_dtype);
-    float scratch[B];
 
     page_check(page);
     assert(!layout->frozen && page->grad && !(add && layout->grad_dtype != ZB_F32));
     for (uint64_t at = 0; at < page->count; at += B) {
-        const void *source = (const char *)from + at * from_bytes;
         void *grad = page_at(page->grad, layout, ZB_GRAD, at);
-        const float *now = grad;
         uint64_t bad = 0;
-        double squares;
+        double squares = page_ingest_block(ops, layout->grad_dtype, grad, from_dtype,
+                                           (const char *)from + at * from_bytes, add, &bad);
 
-        if (add) {
-            page_add(ops, grad, source, from_dtype);
-        } else if (from_dtype == layout->grad_dtype) {
-            memcpy(grad, source, B * from_bytes);
-            now = page_as_f32(ops, from_dtype, grad, B, scratch);
-        } else if (layout->grad_dtype == ZB_F32) {
-            (void)page_as_f32(ops, from_dtype, source, B, grad);
-        } else {
-            page_from_f32(ops, layout->grad_dtype, page_as_f32(ops, from_dtype, source, B, scratch),
-                          grad, B);
-            now = page_as_f32(ops, layout->grad_dtype, grad, B, scratch);
-        }
-        squares = ops->sumsq(now, B, &bad);
         *nonfinite += bad;
         if (bad == 0)
             zk_xsum_add(sum, squares);

@@ -198,6 +198,10 @@ struct zk_ops {
      * grows, the sum means nothing.
      */
     double (*sumsq)(const float *x, size_t n, uint64_t *nonfinite);
+
+    /* to[i] = x[i], whatever it is, and sumsq() of that, in one pass. */
+    double (*set_f32)(float *to, const float *x, size_t n, uint64_t *nonfinite);
+    double (*set_bf16)(uint16_t *to, const uint16_t *x, size_t n, uint64_t *nonfinite);
 };
 
 /**

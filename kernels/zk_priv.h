@@ -57,7 +57,11 @@
                                   float *restrict scale, bool is_signed, uint32_t key, size_t n); \
     void zk_##variant##_decode_q8(const uint8_t *restrict code, const float *restrict scale,      \
                                   float *restrict to, bool is_signed, size_t n);                  \
-    double zk_##variant##_sumsq(const float *restrict x, size_t n, uint64_t *nonfinite)
+    double zk_##variant##_sumsq(const float *restrict x, size_t n, uint64_t *nonfinite);          \
+    double zk_##variant##_set_f32(float *restrict to, const float *restrict x, size_t n,          \
+                                  uint64_t *nonfinite);                                           \
+    double zk_##variant##_set_bf16(uint16_t *restrict to, const uint16_t *restrict x, size_t n,   \
+                                   uint64_t *nonfinite)
 
 /* The row of that variant for zk_all(). */
 #define ZK_OPS(variant, is_supported)                                                         \
@@ -69,7 +73,8 @@
         .add_f32 = zk_##variant##_add_f32, .add_bf16 = zk_##variant##_add_bf16,               \
         .add_f16 = zk_##variant##_add_f16, .encode_bf16 = zk_##variant##_encode_bf16,         \
         .encode_q8 = zk_##variant##_encode_q8, .decode_q8 = zk_##variant##_decode_q8,         \
-        .sumsq = zk_##variant##_sumsq,                                                        \
+        .sumsq = zk_##variant##_sumsq, .set_f32 = zk_##variant##_set_f32,                     \
+        .set_bf16 = zk_##variant##_set_bf16,                                                  \
     }
 
 ZK_DECLARE(ref);

@@ -1,5 +1,5 @@
 /*
- * reduce.c - adding arrays, and the sum of squares of a block.
+ * reduce.c - adding and setting arrays, and the sum of squares of a block.
  */
 #include <assert.h>
 
@@ -26,9 +26,20 @@ void ZK_NAME(add_f16)(float *restrict acc, const uint16_t *restrict x, size_t n)
         acc[i] = elem_canonical(elem_add(acc[i], elem_from_f16(x[i])));
 }
 
-/* Adds the squares of x, a whole number of rows of LANES, to the lanes. A function of its own, so
- * that the tree below does not make the compiler take this loop apart. A product is exact, so it is
- * the same with and without fma. */
+/* sum + x * x. The product is exact in double, so it is the same with and without fma. */
+static inline double elem_add_square(double sum, float x)
+{
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+    return fma((double)x, (double)x, sum);
+#else
+    return sum + (double)x * (double)x;
+#endif
+}
+
+/*
+ * Loops over rows of LANES elements, which add the square of each to its lane. Functions of their
+ * own, so that the tree at the end does not make the compiler take them apart.
+ */
 static __attribute__((noinline)) void lanes_add_squares(double *restrict lane,
                                                         const float *restrict x, size_t rows)
 {
@@ -37,10 +48,55 @@ static __attribute__((noinline)) void lanes_add_squares(double *restrict lane,
     memcpy(sum, lane, sizeof(sum));
     for (; rows > 0; rows--, x += LANES)
         for (size_t j = 0; j < LANES; j++)
-            sum[j] += (double)x[j] * (double)x[j];
+            sum[j] = elem_add_square(sum[j], x[j]);
     memcpy(lane, sum, sizeof(sum));
 }
 
+static __attribute__((noinline)) void lanes_set_f32(double *restrict lane, float *restrict to,
+                                                    const float *restrict x, size_t rows)
+{
+    double sum[LANES];
+
+    memcpy(sum, lane, sizeof(sum));
+    for (; rows > 0; rows--, x += LANES, to += LANES)
+        for (size_t j = 0; j < LANES; j++) {
+            float f = x[j];
+
+            to[j] = f;
+            sum[j] = elem_add_square(sum[j], f);
+        }
+    memcpy(lane, sum, sizeof(sum));
+}
+
+static __attribute__((noinline)) void lanes_set_bf16(double *restrict lane, uint16_t *restrict to,
+                                                     const uint16_t *restrict x, size_t rows)
+{
+    double sum[LANES];
+
+    memcpy(sum, lane, sizeof(sum));
+    for (; rows > 0; rows--, x += LANES, to += LANES)
+        for (size_t j = 0; j < LANES; j++) {
+            uint16_t h = x[j];
+
+            to[j] = h;
+            sum[j] = elem_add_square(sum[j], elem_float((uint32_t)h << 16));
+        }
+    memcpy(lane, sum, sizeof(sum));
+}
+
+static double lanes_sum(double *lane)
+{
+    for (size_t width = LANES / 2; width > 0; width /= 2)
+        for (size_t j = 0; j < width; j++)
+            lane[j] += lane[j + width];
+    return lane[0];
+}
+
+/*
+ * 4,096 squares of finite fp32 are below 2^268, and squares do not cancel: the sum is finite
+ * exactly when every element is. So elements are looked at one by one only where it is not. What is
+ * left of a row is filled up with zeros: adding +0 changes no sum of squares.
+ */
 static uint64_t count_nonfinite(const float *x, size_t n)
 {
     uint64_t count = 0;
@@ -50,12 +106,10 @@ static uint64_t count_nonfinite(const float *x, size_t n)
     return count;
 }
 
-/* 4,096 squares of finite fp32 are below 2^268, and squares do not cancel: the sum is finite
- * exactly when every element is. So elements are looked at one by one only where it is not. */
 double ZK_NAME(sumsq)(const float *restrict x, size_t n, uint64_t *nonfinite)
 {
-    float tail[LANES] = { 0 }; /* adding +0 changes no sum of squares */
-    double lane[LANES] = { 0 };
+    float tail[LANES] = { 0 };
+    double lane[LANES] = { 0 }, sum;
     size_t rows = n / LANES, left = n % LANES;
 
     assert(n <= ZB_BLOCK_ELEMS);
@@ -64,10 +118,47 @@ double ZK_NAME(sumsq)(const float *restrict x, size_t n, uint64_t *nonfinite)
         memcpy(tail, x + rows * LANES, left * sizeof(*x));
         lanes_add_squares(lane, tail, 1);
     }
-    for (size_t width = LANES / 2; width > 0; width /= 2)
-        for (size_t j = 0; j < width; j++)
-            lane[j] += lane[j + width];
-    if (!isfinite(lane[0]))
+    sum = lanes_sum(lane);
+    if (!isfinite(sum))
         *nonfinite += count_nonfinite(x, n);
-    return lane[0];
+    return sum;
+}
+
+double ZK_NAME(set_f32)(float *restrict to, const float *restrict x, size_t n, uint64_t *nonfinite)
+{
+    float tail[LANES] = { 0 };
+    double lane[LANES] = { 0 }, sum;
+    size_t rows = n / LANES, left = n % LANES;
+
+    assert(n <= ZB_BLOCK_ELEMS);
+    lanes_set_f32(lane, to, x, rows);
+    if (left > 0) {
+        memcpy(tail, x + rows * LANES, left * sizeof(*x));
+        memcpy(to + rows * LANES, tail, left * sizeof(*x));
+        lanes_add_squares(lane, tail, 1);
+    }
+    sum = lanes_sum(lane);
+    if (!isfinite(sum))
+        *nonfinite += count_nonfinite(to, n);
+    return sum;
+}
+
+double ZK_NAME(set_bf16)(uint16_t *restrict to, const uint16_t *restrict x, size_t n,
+                         uint64_t *nonfinite)
+{
+    uint16_t tail[LANES] = { 0 }, tail_to[LANES];
+    double lane[LANES] = { 0 }, sum;
+    size_t rows = n / LANES, left = n % LANES;
+
+    assert(n <= ZB_BLOCK_ELEMS);
+    lanes_set_bf16(lane, to, x, rows);
+    if (left > 0) {
+        memcpy(tail, x + rows * LANES, left * sizeof(*x));
+        lanes_set_bf16(lane, tail_to, tail, 1);
+        memcpy(to + rows * LANES, tail_to, left * sizeof(*x));
+    }
+    sum = lanes_sum(lane);
+    for (size_t i = 0; i < n && !isfinite(sum); i++)
+        *nonfinite += (to[i] & 0x7f80) == 0x7f80;
+    return sum;
 }

@@ -129,13 +129,50 @@ static void sumsq_counts_nonfinite(void **state)
         }
 }
 
+/* Gradients are taken in as they are, NaN of any kind too, with the sum and the count of sumsq().
+ */
+static void set_copies_and_sums(void **state)
+{
+    static uint16_t narrow[N + 1], narrow_to[N + 1];
+    static float x[N + 1], wide[N + 1], to[N + 1];
+    uint64_t seed = 11;
+
+    (void)state;
+    for (size_t n = 0; n <= N; n = n < 40 ? n + 1 : n + 507)
+        for (int special = 0; special < 2; special++)
+            data_each_ops(ops)
+            {
+                uint64_t want_bad = 0, bad = 5, narrow_want_bad = 0, narrow_bad = 5;
+                double want, got, narrow_want, narrow_got;
+
+                for (size_t i = 0; i <= N; i++) {
+                    x[i] = special ? data_float(data_draw_special(&seed))
+                                   : data_draw_range(&seed, -30, 10);
+                    narrow[i] = (uint16_t)(data_bits(x[i]) >> 16);
+                    wide[i] = data_float((uint32_t)narrow[i] << 16);
+                    narrow_to[i] = 77;
+                    to[i] = 77;
+                }
+                want = ops->sumsq(x, n, &want_bad);
+                got = ops->set_f32(to, x, n, &bad);
+                narrow_want = ops->sumsq(wide, n, &narrow_want_bad);
+                narrow_got = ops->set_bf16(narrow_to, narrow, n, &narrow_bad);
+                assert_memory_equal(to, x, n * sizeof(*x));
+                assert_memory_equal(narrow_to, narrow, n * sizeof(*narrow));
+                assert_true(to[n] == 77 && narrow_to[n] == 77);
+                assert_int_equal(bad, 5 + want_bad);
+                assert_int_equal(narrow_bad, 5 + narrow_want_bad);
+                assert_true((want_bad > 0 || got == want) &&
+                            (narrow_want_bad > 0 || narrow_got == narrow_want));
+            }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(add_is_one_rounding),
-        cmocka_unit_test(sumsq_order),
-        cmocka_unit_test(sumsq_extremes),
-        cmocka_unit_test(sumsq_counts_nonfinite),
+        cmocka_unit_test(add_is_one_rounding), cmocka_unit_test(sumsq_order),
+        cmocka_unit_test(sumsq_extremes),      cmocka_unit_test(sumsq_counts_nonfinite),
+        cmocka_unit_test(set_copies_and_sums),
     };
 
     zk_thread_init();
