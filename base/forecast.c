@@ -446,11 +446,28 @@ static void forecast_wear(const struct zb_run *run, const struct zb_node *node,
 
 /* ---- all of it */
 
-static int forecast_place(const struct zb_run *run, const struct zb_node *node,
-                          const struct zb_place_job *job, struct zb_place *place,
-                          struct zb_forecast *f)
+/* As admission does: rather without early steps than not at all. */
+static int forecast_try(const struct zb_run *run, const struct zb_node *node,
+                        struct zb_place_job *job, struct zb_place *place, struct zb_forecast *f)
 {
-    int rc = zb_place(job, place);
+    uint64_t room = node->nvme_bytes - zb_min_u64(node->nvme_bytes, node->nvme_taken);
+    int rc;
+
+    job->early = run->early;
+    rc = zb_place(job, place);
+    if (rc == 0 && job->early && zb_needs_bytes(&place->nvme) > room) {
+        zb_place_done(place);
+        job->early = false;
+        rc = zb_place(job, place);
+    }
+    f->early = job->early;
+    return rc;
+}
+
+static int forecast_place(const struct zb_run *run, const struct zb_node *node,
+                          struct zb_place_job *job, struct zb_place *place, struct zb_forecast *f)
+{
+    int rc = forecast_try(run, node, job, place, f);
 
     if (rc == -ENOMEM)
         return rc;

@@ -35,6 +35,7 @@ struct zb_run {
     enum zb_offload param, optimizer; /* not ZB_OFFLOAD_NONE */
     bool durable;
     uint64_t commit_every; /* durable: 0 never */
+    bool early;            /* its steps begin early, where there is room for that */
     uint32_t micro_steps, prefetch_units;
     double flops;   /* of a rank, a second; 0: not known */
     double seconds; /* of a whole step with its computing; 0: as long as the optimizer takes */
@@ -74,6 +75,7 @@ struct zb_forecast {
     uint64_t nvme_param, nvme_state, nvme_spare; /* places: one version, and the others */
     uint64_t nvme_used, nvme_least;              /* nvme_least: the size of a data file */
     uint32_t nbuffers;
+    bool early; /* it was wished, and there is room */
 
     /* bytes of one step of this node's shards */
     uint64_t step_read, step_written; /* by the step itself, not committing */

@@ -138,7 +138,8 @@ static int plan_run(struct zctl_plan *p)
                             .commit_every = 100,
                             .micro_steps = 1,
                             .prefetch_units = 1,
-                            .durable = zctl_option(z, "durable") != NULL };
+                            .durable = zctl_option(z, "durable") != NULL,
+                            .early = zctl_option(z, "early") != NULL };
     rc = plan_mode(p);
     if (rc == 0)
         rc = plan_layout(p);

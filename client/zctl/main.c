@@ -53,6 +53,7 @@ static const struct zctl_option plan_options[] = {
     { "offload-optimizer", "TIER", "likewise the optimizer's state (nvme)" },
     { "durable", NULL, "steps are committed" },
     { "commit-every", "N", "each so manieth (100)" },
+    { "early", NULL, "steps begin under the backward pass, where there is room for it" },
     { "micro-steps", "N", "of a step (1)" },
     { "prefetch", "N", "units gathered ahead (1)" },
     { "flops", "N", "a second of one rank: for the tokens that hide the drives" },

@@ -50,10 +50,11 @@ static json_t *tiers_json(const struct zctl_plan *p, const struct zb_forecast *f
                              integer(f->host_staging), "buffers", integer(f->host_buffers), "used",
                              integer(f->host_used), "budget", integer(p->node.host_bytes), "least",
                              integer(f->host_least));
-    json_t *nvme = json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "params", integer(f->nvme_param),
-                             "state", integer(f->nvme_state), "spare", integer(f->nvme_spare),
-                             "used", integer(f->nvme_used), "budget", integer(p->node.nvme_bytes),
-                             "least", integer(f->nvme_least));
+    json_t *nvme = json_pack("{s:b, s:o, s:o, s:o, s:o, s:o, s:o}", "early", (int)f->early,
+                             "params", integer(f->nvme_param), "state", integer(f->nvme_state),
+                             "spare", integer(f->nvme_spare), "used", integer(f->nvme_used),
+                             "budget", integer(p->node.nvme_bytes), "least",
+                             integer(f->nvme_least));
 
     return json_pack("{s:o, s:o}", "host", host, "nvme", nvme);
 }
@@ -152,7 +153,11 @@ static void people_node(const struct zctl_plan *p, const struct zb_forecast *f)
         line(p, "nvme: parameters", f->nvme_param, "one version");
         line(p, "      state", f->nvme_state, "one version");
         line(p, "      further places", f->nvme_spare,
-             p->run.durable ? "the next version, and pages in flight" : "pages in flight");
+             p->run.durable ? "the next version, and pages in flight"
+             : f->early     ? "a step that begins early, and pages in flight"
+                            : "pages in flight");
+        if (p->run.early && !f->early)
+            (void)fprintf(out, "  There is no room for steps that begin early.\n");
         line(p, "      used", f->nvme_used, "with other jobs");
     }
     line(p, "      budget", p->node.nvme_bytes, "");

@@ -247,6 +247,39 @@ static void tokens_and_wear(void **state)
     zb_model_done(&m);
 }
 
+/* Early steps need a second place for each streamed page; a job goes without where that lacks. */
+static void early_steps(void **state)
+{
+    struct zb_model m = { 0 };
+    struct zb_node node = { .nvme_bytes = ZB_GIB, .page_elems = 65536 };
+    struct zb_run run = { .model = &m,
+                          .mode = ZB_ZERO3,
+                          .ranks = 1,
+                          .nodes = 1,
+                          .layout = bf16(),
+                          .param = ZB_OFFLOAD_HOST,
+                          .optimizer = ZB_OFFLOAD_NVME,
+                          .micro_steps = 1 };
+    struct zb_forecast plain, early;
+
+    (void)state;
+    assert_int_equal(zb_model_params(&m, 4096 * ZB_BLOCK_ELEMS, 8, NULL), 0);
+    assert_int_equal(zb_forecast(&run, &node, &plain, NULL), 0);
+    node.host_bytes = plain.host_least;
+    assert_int_equal(zb_forecast(&run, &node, &plain, NULL), 0);
+    assert_true(plain.fits && !plain.early);
+    run.early = true;
+    assert_int_equal(zb_forecast(&run, &node, &early, NULL), 0);
+    assert_true(early.fits && early.early);
+    assert_int_equal(early.nvme_spare, early.nvme_state);
+    assert_true(plain.nvme_spare > 0 && plain.nvme_spare < early.nvme_spare);
+    node.nvme_bytes = early.nvme_used - ZB_PAGE_ALIGN;
+    assert_int_equal(zb_forecast(&run, &node, &early, NULL), 0);
+    assert_true(early.fits && !early.early);
+    assert_int_equal(early.nvme_used, plain.nvme_used);
+    zb_model_done(&m);
+}
+
 static void what_makes_no_sense(void **state)
 {
     struct zb_model m = { 0 };
@@ -276,9 +309,13 @@ static void what_makes_no_sense(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(modes),           cmocka_unit_test(gathers),
-        cmocka_unit_test(engine_buffers),  cmocka_unit_test(time_table),
-        cmocka_unit_test(tokens_and_wear), cmocka_unit_test(what_makes_no_sense),
+        cmocka_unit_test(modes),
+        cmocka_unit_test(gathers),
+        cmocka_unit_test(engine_buffers),
+        cmocka_unit_test(time_table),
+        cmocka_unit_test(tokens_and_wear),
+        cmocka_unit_test(early_steps),
+        cmocka_unit_test(what_makes_no_sense),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
