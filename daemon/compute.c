@@ -32,12 +32,13 @@
 
 struct zsd_compute {
     pthread_mutex_t lock;
-    pthread_cond_t work;           /* line is not empty, or stop */
-    pthread_cond_t slow_work;      /* slow is not empty, or stop */
-    struct zsd_fair line;          /* under lock, as the flows in it are */
-    struct zsd_flow nobody;        /* of tasks without a payer */
-    struct zb_list slow, finished; /* under lock */
-    bool stop;                     /* under lock */
+    pthread_cond_t work;            /* line is not empty, or stop */
+    pthread_cond_t slow_work;       /* slow is not empty, or stop */
+    struct zsd_fair line;           /* under lock, as the flows in it are */
+    struct zsd_flow nobody;         /* of tasks without a payer */
+    struct zb_list slow, finished;  /* under lock */
+    bool stop;                      /* under lock */
+    struct zsd_gauge waiting, busy; /* under lock: tasks in line, and with a worker of `all` */
     int wake_fd;
     cpu_set_t cpus;
     unsigned pending; /* C2 */
@@ -118,11 +119,14 @@ int zsd_cpus_check(const char *cpus, struct zb_err *err)
 
 /* ---- workers */
 
-static void compute_finish(struct zsd_compute *c, struct zsd_task *task)
+static void compute_finish(struct zsd_compute *c, struct zsd_task *task, bool slow)
 {
+    uint64_t now_ns = zb_now_ns();
     bool first;
 
     pthread_mutex_lock(&c->lock);
+    if (!slow)
+        zsd_gauge_dec(&c->busy, now_ns);
     first = zb_list_empty(&c->finished);
     zb_list_push_back(&c->finished, &task->turn.node);
     pthread_mutex_unlock(&c->lock);
@@ -138,8 +142,13 @@ static struct zsd_task *compute_next(struct zsd_compute *c)
     pthread_mutex_lock(&c->lock);
     while ((turn = zsd_fair_next(&c->line)) == NULL && !c->stop)
         pthread_cond_wait(&c->work, &c->lock);
-    if (turn)
+    if (turn) {
+        uint64_t now_ns = zb_now_ns();
+
         zsd_fair_take(&c->line, turn); /* its flow may be gone from now on */
+        zsd_gauge_dec(&c->waiting, now_ns);
+        zsd_gauge_inc(&c->busy, now_ns);
+    }
     pthread_mutex_unlock(&c->lock);
     return turn ? zb_container_of(turn, struct zsd_task, turn) : NULL;
 }
@@ -163,7 +172,7 @@ static void *compute_worker(void *arg)
     zk_thread_init();
     while ((task = compute_next(c)) != NULL) {
         task->run(task);
-        compute_finish(c, task);
+        compute_finish(c, task, false);
     }
     return NULL;
 }
@@ -176,7 +185,7 @@ static void *compute_slow_worker(void *arg)
     zk_thread_init();
     while ((task = compute_next_slow(c)) != NULL) {
         task->run(task);
-        compute_finish(c, task);
+        compute_finish(c, task, true);
     }
     return NULL;
 }
@@ -312,6 +321,7 @@ void zsd_compute_free(struct zsd_compute *c)
 void zsd_compute_post(struct zsd_compute *c, struct zsd_task *task)
 {
     struct zsd_payer *payer = task->payer;
+    uint64_t now_ns = zb_now_ns();
 
     c->pending++;
     pthread_mutex_lock(&c->lock);
@@ -319,6 +329,7 @@ void zsd_compute_post(struct zsd_compute *c, struct zsd_task *task)
         zb_list_push_back(&c->slow, &task->turn.node);
         pthread_cond_signal(&c->slow_work);
     } else {
+        zsd_gauge_inc(&c->waiting, now_ns);
         zsd_fair_push(&c->line, payer ? &payer->flows[ZSD_LINE_COMPUTE] : &c->nobody, &task->turn,
                       task->bytes, payer ? payer->share : ZSD_SHARE_DEFAULT, task->urgent);
         pthread_cond_signal(&c->work);
@@ -366,4 +377,17 @@ int zsd_compute_wake_fd(const struct zsd_compute *c)
 unsigned zsd_compute_threads(const struct zsd_compute *c)
 {
     return c->all.threads;
+}
+
+void zsd_compute_load(struct zsd_compute *c, struct zsd_gauge *ret_waiting,
+                      struct zsd_gauge *ret_busy)
+{
+    uint64_t now_ns = zb_now_ns();
+
+    pthread_mutex_lock(&c->lock);
+    zsd_gauge_at(&c->waiting, now_ns);
+    zsd_gauge_at(&c->busy, now_ns);
+    *ret_waiting = c->waiting;
+    *ret_busy = c->busy;
+    pthread_mutex_unlock(&c->lock);
 }

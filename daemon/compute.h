@@ -17,6 +17,7 @@
 #include "base/err.h"
 #include "base/util.h"
 #include "daemon/fair.h"
+#include "daemon/stats.h"
 
 struct zsd_compute;
 
@@ -50,5 +51,9 @@ unsigned zsd_compute_reap(struct zsd_compute *c, unsigned max);
 int zsd_compute_wake_fd(const struct zsd_compute *c);
 /** Those that are not for slow tasks only. */
 unsigned zsd_compute_threads(const struct zsd_compute *c);
+
+/** Tasks that wait for a worker, and that are with one, now and over the time. Any thread. */
+void zsd_compute_load(struct zsd_compute *c, struct zsd_gauge *ret_waiting,
+                      struct zsd_gauge *ret_busy);
 
 #endif

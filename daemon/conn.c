@@ -143,6 +143,7 @@ static void req_end(struct zsd_req *req, int code, const ProtobufCMessage *messa
     else
         req->daemon->stats.replies_lost++;
     req->daemon->reqs--;
+    zb_list_remove(&req->daemon_node);
     free(req);
 }
 
@@ -157,9 +158,13 @@ static struct zsd_req *req_new(struct zsd_link *l, const struct zp_frame *frame)
     req->daemon = l->conn.daemon;
     req->method = frame->method;
     req->tag = frame->tag;
+    req->since_ns = zb_now_ns();
     zb_list_push_back(&l->conn.reqs, &req->conn_node);
     l->nreqs++;
     req->daemon->reqs++;
+    if (!req->daemon->unanswered.next)
+        zb_list_init(&req->daemon->unanswered);
+    zb_list_push_back(&req->daemon->unanswered, &req->daemon_node);
     return req;
 }
 

@@ -44,7 +44,8 @@ struct zsd_req {
     struct zsd *daemon;
     uint16_t method;
     uint64_t tag;
-    struct zb_list conn_node; /* conn.c's */
+    uint64_t since_ns;                     /* when it came */
+    struct zb_list conn_node, daemon_node; /* conn.c's */
 };
 
 /** Answer and end a request. message NULL: Empty. fd is duplicated (-1: none). err has a code. */

@@ -29,6 +29,7 @@
 
 #include "base/place.h"
 #include "base/size.h"
+#include "daemon/job.h"
 #include "daemon/paths.h"
 #include "daemon/store.h"
 
@@ -57,6 +58,7 @@ void zsd_core_turn(struct zsd *daemon)
     }
     for (unsigned i = 0; i < zsd_paths(daemon); i++)
         zn_kick(zsd_path_engine(daemon, i));
+    zsd_top_turn(core);
 }
 
 /* ---- deadlines */
@@ -178,6 +180,7 @@ void zsd_hold_begin(struct zsd_core *core)
 
 static void pio_line_up(struct zsd_core *core, struct zsd_pio *pio)
 {
+    core->lines[pio->path].depth++;
     pio_push(core, pio, pio->io.len_bytes);
     pio_feed(core, pio->path);
 }
@@ -194,6 +197,7 @@ static void pio_on_done(struct zn_io *io, int rc)
     unsigned path = pio->path;
 
     core->io_inflight--;
+    core->lines[path].depth--;
     if (rc == 0 && pio_is_for_all(pio) && path + 1 < zsd_paths(core->daemon)) {
         pio->path++;
         pio_line_up(core, pio);

@@ -69,10 +69,19 @@ struct zsd_account {
 struct zsd_extents;
 struct zsd_scrub;
 
+/** What the best second of a drive was, in each direction: nobody measures better than that. */
+struct zsd_second {
+    uint64_t since_ns, read_bytes, written_bytes; /* where the present one began */
+    uint64_t best_read, best_written;             /* bytes a second */
+};
+
 /** zsd_pio that an engine had no place for; and writes that a hold keeps, which are paid for. */
 struct zsd_line {
     struct zsd_fair waiting;
     struct zb_list held;
+    unsigned depth;           /* transfers that are not done: those in line, and those in flight */
+    struct zsd_gauge depths;  /* the same over the time; seen once a turn */
+    struct zsd_second second; /* the best one */
 };
 
 /** Page writes wait for a change of the catalog: core.c. */
@@ -110,7 +119,8 @@ struct zsd_core {
     uint64_t buffer_bytes;
     uint32_t nbuffers, nbuffers_free;
     void **buffers_free;
-    struct zsd_fair buffer_line; /* zsd_claim; nobody waits while a buffer is free */
+    struct zsd_fair buffer_line;   /* zsd_claim; nobody waits while a buffer is free */
+    struct zsd_gauge buffers_used; /* seen once a turn */
 
     struct zb_list readers; /* of saved versions (op_reader.c) */
     uint64_t next_reader;

@@ -32,6 +32,11 @@ struct zsd_path {
     struct zsd_datadir *datadir;
 };
 
+/** Bytes a second of a data file. */
+struct zsd_rates {
+    uint64_t read, written, mixed; /* mixed: as much read as written */
+};
+
 struct zsd {
     struct zsd_config config; /* as resolved at the start: no "auto" is left in it */
     uint8_t instance[16];     /* random; changes with every start */
@@ -42,15 +47,16 @@ struct zsd {
     uint64_t engine_base;                   /* first usable byte of a data file */
     struct zsd_path more[ZN_PATHS_MAX - 1]; /* the other data files: see paths.h */
     unsigned nmore;
-    uint64_t path_rates[ZN_PATHS_MAX];  /* bytes a second, measured; 0: not measured */
-    const char *catalog_path;           /* NULL: nothing survives the daemon */
-    bool read_only;                     /* nothing stored is changed: offline.c */
-    const char *catalog_vfs;            /* of SQLite; NULL: the system's */
-    struct zsd_compute *catalog_thread; /* one worker, the store's; NULL: no store */
+    struct zsd_rates path_rates[ZN_PATHS_MAX]; /* measured at the start; 0: not measured */
+    const char *catalog_path;                  /* NULL: nothing survives the daemon */
+    bool read_only;                            /* nothing stored is changed: offline.c */
+    const char *catalog_vfs;                   /* of SQLite; NULL: the system's */
+    struct zsd_compute *catalog_thread;        /* one worker, the store's; NULL: no store */
     struct zsd_core *core;
     struct zsd_server *server;
     uint32_t clients; /* connections, counted by the server */
     uint32_t reqs;    /* unanswered requests, those of clients that have gone too; conn.c counts */
+    struct zb_list unanswered; /* the same requests, oldest first; no list before the first one */
     struct zsd_datadir *datadir;
     struct zsd_loop *loop;
     struct zsd_stats stats;

@@ -278,7 +278,8 @@ static size_t path_detail(const struct zsd *daemon, unsigned path, char *text, s
     char rate[48] = "";
 
     if (zsd_paths(daemon) > 1)
-        (void)snprintf(rate, sizeof(rate), ", %s/s", zb_size_text(daemon->path_rates[path]).s);
+        (void)snprintf(rate, sizeof(rate), ", %s/s",
+                       zb_size_text(daemon->path_rates[path].mixed).s);
     return (size_t)snprintf(text, size, "%sio %s%s%s%s, %s%s, depth %u%s%s%s", path > 0 ? "; " : "",
                             info->io, info->why[0] ? " (" : "", info->why, info->why[0] ? ")" : "",
                             info->direct ? "direct" : "buffered: ", info->why_buffered, info->depth,

@@ -289,6 +289,7 @@ struct zsd_job {
     struct zsd_payer payer; /* its share of what all jobs want, and its places in their lines */
     uint32_t share_opened;  /* as its ranks opened it */
     uint64_t fetched_bytes, pushed_bytes, nvme_read_bytes, nvme_written_bytes;
+    struct zsd_job_stats stats;
 };
 
 /* ---- job.c; how a job comes to be: op_open.c, define.c, op_ready.c */
@@ -431,6 +432,12 @@ int zsd_place_needs(const struct zsd_job *job, unsigned times, uint64_t stamp,
 /** What the job holds of the data file, by use. */
 const struct zsd_account *zsd_job_nvme(const struct zsd_job *job);
 
+/* ---- top.c */
+
+/** Looks once a turn at what is not worth a hook: who waits for steps, buffers in use, the lines
+ * before the drives. */
+void zsd_top_turn(struct zsd_core *core);
+
 /* ---- op_step.c, op_early.c, op_fetch.c, op_push.c: called by others */
 
 void zsd_step_resume(struct zsd_job *job); /* pins or active reached 0 */
@@ -441,6 +448,8 @@ void zsd_step_give_up(struct zsd_job *job, const struct zb_err *why);
 void zsd_early_offer(struct zsd_shard *s);
 /* What was said of the step, and done for it, is undone; or the step is over. */
 void zsd_early_drop(struct zsd_job *job);
+/** What a fetch of this rank that is in progress waits for. */
+enum zsd_wait zsd_fetch_wait(const struct zsd_member *m, const struct zsd_req *req);
 void zsd_fetch_cancel(struct zsd_member *m, const struct zb_err *why);
 void zsd_fill_resume(struct zsd_job *job); /* a place in the ring may be free */
 void zsd_fill_cancel(struct zsd_job *job); /* fills that wait for a place give up */

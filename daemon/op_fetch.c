@@ -50,12 +50,15 @@ struct zsd_fetch {
     struct zb_list node;  /* in member->fetches */
     uint64_t min_version;
     uint32_t n, held;
+    enum zsd_wait wait; /* for zctl top */
+    bool *missed;       /* [n], behind the items: was not in memory */
     struct zsd_shard *items[];
 };
 
 /* ---- fills */
 
 static void fetch_end(struct zsd_fetch *f, const struct zb_err *why);
+static void fetch_waits(struct zsd_fetch *f);
 
 static void fill_done(struct zsd_fill *f)
 {
@@ -178,6 +181,8 @@ static void fill_on_room(struct zsd_work *work)
 
         if (fill_room(f)) {
             zb_list_remove(pos);
+            zb_list_each(w, &f->shard->waiters)
+                fetch_waits(zb_container_of(w, struct zsd_fetch, work.node));
             fill_read(f);
         }
     }
@@ -209,8 +214,16 @@ void zsd_fill_cancel(struct zsd_job *job)
 
 /* ---- fetches */
 
+static void fetch_waits_for(struct zsd_fetch *f, enum zsd_wait wait)
+{
+    if (f->wait != wait)
+        zsd_wait_move(&f->member->job->stats, f->wait, wait, zb_now_ns());
+    f->wait = wait;
+}
+
 static void fetch_end(struct zsd_fetch *f, const struct zb_err *why)
 {
+    fetch_waits_for(f, ZSD_WAIT_NONE);
     zsd_timed_disarm(&f->timed);
     zb_list_remove(&f->node);
     zb_list_remove(&f->work.node);
@@ -245,10 +258,13 @@ static void fetch_answer(struct zsd_fetch *f)
         items[i].version = s->version;
         items[i].bytes = zb_blocks_bytes(s->planes[ZB_PARAM].block_bytes, s->count);
         s->job->fetched_bytes += items[i].bytes;
+        s->job->stats.misses += f->missed[i];
+        s->job->stats.hits += !f->missed[i];
         list[i] = &items[i];
     }
     reply.n_items = f->n;
     reply.items = list;
+    f->member->job->stats.fetches++;
     zsd_reply(f->req, &reply.base, -1);
     free(items);
     free(list);
@@ -282,10 +298,24 @@ static int fetch_fills(struct zsd_fetch *f)
     for (uint32_t i = f->held; i < f->n; i++) {
         struct zsd_shard *s = f->items[i];
 
-        if (s->arena_at == ZB_NO_PLACE && !s->fill && fetch_allowed(f, s) && fill_start(s) < 0)
+        if (s->arena_at != ZB_NO_PLACE || !fetch_allowed(f, s))
+            continue;
+        if (!s->fill && fill_start(s) < 0)
             return -ENOMEM;
+        f->missed[i] = true;
     }
     return 0;
+}
+
+/* What it waits for, from here on. */
+static void fetch_waits(struct zsd_fetch *f)
+{
+    const struct zsd_shard *s = f->items[f->held];
+
+    if (!fetch_allowed(f, s) || !s->fill)
+        fetch_waits_for(f, ZSD_WAIT_FETCH_VERSION);
+    else
+        fetch_waits_for(f, s->fill->at == ZB_NO_PLACE ? ZSD_WAIT_FETCH_ROOM : ZSD_WAIT_FETCH_DRIVE);
 }
 
 /* What can be pinned is, before anything is filled: a fill may take the place of what nobody pins.
@@ -319,6 +349,7 @@ static void fetch_run(struct zsd_work *work)
     } else {
         zb_list_init(&f->work.node);
         zb_list_push_back(&f->items[f->held]->waiters, &f->work.node); /* F5 */
+        fetch_waits(f);
     }
 }
 
@@ -345,6 +376,18 @@ static void fetch_expire(struct zsd_timed *timed)
     fetch_end(f, &err);
 }
 
+enum zsd_wait zsd_fetch_wait(const struct zsd_member *m, const struct zsd_req *req)
+{
+    zb_list_each(pos, &m->fetches)
+    {
+        const struct zsd_fetch *f = zb_container_of(pos, struct zsd_fetch, node);
+
+        if (f->req == req)
+            return f->wait;
+    }
+    return ZSD_WAIT_NONE;
+}
+
 void zsd_fetch_cancel(struct zsd_member *m, const struct zb_err *why)
 {
     while (!zb_list_empty(&m->fetches))
@@ -362,7 +405,7 @@ void zsd_fetch(struct zsd_req *req, const ProtobufCMessage *message)
                    ZP_SHARDS_MAX);
         return;
     }
-    f = calloc(1, sizeof(*f) + q->n_shards * sizeof(f->items[0]));
+    f = calloc(1, sizeof(*f) + q->n_shards * (sizeof(f->items[0]) + sizeof(f->missed[0])));
     if (!f) {
         zsd_refuse(req, -ENOMEM, "a fetch of %zu shards", q->n_shards);
         return;
@@ -382,6 +425,7 @@ void zsd_fetch(struct zsd_req *req, const ProtobufCMessage *message)
         f->items[i] = s;
     }
     f->n = (uint32_t)q->n_shards;
+    f->missed = (bool *)&f->items[f->n];
     f->req = req;
     f->member = req->conn->member;
     f->min_version = q->min_version;

@@ -39,6 +39,7 @@ struct push {
     struct zsd_member *member;
     struct zsd_shard *shard;
     struct zb_list node; /* in shard->push_waiters */
+    enum zsd_wait wait;
     enum zb_dtype dtype;
     bool add;
     uint64_t first, count;
@@ -50,11 +51,18 @@ struct push {
 
 static void push_start(struct push *p);
 
+static void push_waits(struct push *p, enum zsd_wait wait)
+{
+    zsd_wait_move(&p->shard->job->stats, p->wait, wait, zb_now_ns());
+    p->wait = wait;
+}
+
 static void push_end(struct push *p, const struct zb_err *why)
 {
     struct zsd_job *job = p->shard->job;
     struct zsd_member *m = p->member;
 
+    push_waits(p, ZSD_WAIT_NONE);
     if (why)
         zsd_reply_err(p->req, why);
     else
@@ -112,6 +120,7 @@ static void push_start(struct push *p)
     struct zsd_shard *s = p->shard;
     uint64_t per_page = s->job->core->page_elems;
 
+    push_waits(p, ZSD_WAIT_PUSH_COMPUTE);
     p->left = p->ntasks;
     s->pushing += p->ntasks;
     s->job->pushed_bytes += p->count * zb_dtype_bytes(p->dtype);
@@ -235,6 +244,8 @@ void zsd_push(struct zsd_req *req, const ProtobufCMessage *message)
     p->count = q->count;
     p->from = from;
     p->ntasks = ntasks;
+    s->job->stats.pushes++;
+    push_waits(p, ZSD_WAIT_PUSH_TURN);
     p->member->staging_users++; /* G3 */
     zsd_job_hold(s->job);
     zsd_job_active(s->job);

@@ -63,7 +63,9 @@ struct zsd_held {
 struct zsd_pageop {
     struct zsd_page_spec spec;
     enum page_state state; /* written by page_run() only */
-    struct zb_err err;     /* the first failure */
+    enum zsd_stage stage;  /* for zctl top */
+    uint64_t began_ns, compute_ns;
+    struct zb_err err; /* the first failure */
     struct zsd_work work;
     struct zsd_task task;
     struct zsd_pagework pagework;
@@ -78,6 +80,12 @@ struct zsd_pageop {
 };
 
 static void page_run(struct zsd_pageop *op);
+
+static void page_enter(struct zsd_pageop *op, enum zsd_stage stage, uint64_t now_ns)
+{
+    zsd_stage_move(&op->spec.shard->job->stats, op->stage, stage, now_ns);
+    op->stage = stage;
+}
 
 static struct zsd_plane *page_plane(const struct zsd_pageop *op, enum zb_plane plane)
 {
@@ -167,8 +175,10 @@ static bool page_writes(const struct zsd_pageop *op, const struct page_io *io)
 static void page_run_task(struct zsd_task *task)
 {
     struct zsd_pageop *op = zb_container_of(task, struct zsd_pageop, task);
+    uint64_t from_ns = zb_now_ns();
 
     op->work_rc = zsd_pagework_run(&op->pagework, &op->bad);
+    op->compute_ns = zb_now_ns() - from_ns;
 }
 
 /* ---- loop thread */
@@ -270,6 +280,8 @@ static bool page_transfer(struct zsd_pageop *op, enum zn_op direction)
     for (int i = 0; i < PAGE_PLANES; i++)
         n += direction == ZN_READ ? op->io[i].read : op->io[i].written;
     op->ios_left = n;
+    if (n > 0)
+        page_enter(op, direction == ZN_READ ? ZSD_STAGE_READ : ZSD_STAGE_WRITE, zb_now_ns());
     for (int i = 0; i < PAGE_PLANES && n > 0; i++) {
         struct page_io *io = &op->io[i];
         const struct zsd_plane *p = page_plane(op, io->plane);
@@ -389,7 +401,12 @@ static void page_settle_extents(struct zsd_pageop *op)
 static void page_settle(struct zsd_pageop *op)
 {
     struct zsd_job *job = op->spec.shard->job;
+    uint64_t now_ns = zb_now_ns();
 
+    page_enter(op, ZSD_STAGE_NONE, now_ns);
+    job->stats.pages++;
+    job->stats.page_ns += now_ns - op->began_ns;
+    job->stats.compute_ns += op->compute_ns;
     page_settle_extents(op);
     if (op->buffer)
         zsd_buffer_put(job->core, op->buffer);
@@ -428,6 +445,7 @@ static void page_run(struct zsd_pageop *op)
             op->state = PAGE_COMPUTE;
             if (op->spec.kind == ZSD_PAGE_PUBLISH && !op->param)
                 break; /* nothing is in memory: there is nothing to copy */
+            page_enter(op, ZSD_STAGE_COMPUTE, zb_now_ns());
             page_compute(op);
             return;
         case PAGE_COMPUTE:
@@ -547,6 +565,8 @@ int zsd_pageop_start(const struct zsd_page_spec *spec)
         zsd_row_unref(spec->shard->job->core, spec->shard->row);
         spec->shard->row = NULL;
     }
+    op->began_ns = zb_now_ns();
+    page_enter(op, ZSD_STAGE_BUFFER, op->began_ns);
     zsd_job_hold(spec->shard->job);
     zsd_defer(spec->shard->job->core, &op->work); /* never from inside the caller */
     return 0;

@@ -61,8 +61,13 @@ static int64_t rate_run(struct zn_engine *e, struct rate *r, enum zn_op op, unsi
     return r->rc < 0 ? r->rc : (int64_t)(zb_now_ns() - begin_ns);
 }
 
-/* Bytes a second, half of them read and half written; 0 and a negative errno in *ret_rc. */
-static uint64_t rate_measure(struct zn_engine *e, uint8_t *buffers, int *ret_rc)
+static uint64_t rate_of(uint64_t bytes, int64_t ns)
+{
+    return (uint64_t)(1e9 * (double)bytes / (double)(ns + 1));
+}
+
+/* 0, or a negative errno. */
+static int rate_measure(struct zn_engine *e, uint8_t *buffers, struct zsd_rates *ret)
 {
     uint64_t slots = (zn_info(e)->size_bytes - ZN_DATA_START) / RATE_IO_BYTES;
     unsigned n = (unsigned)zb_min_u64(zb_min_u64(slots, RATE_IOS), zn_info(e)->depth);
@@ -81,10 +86,12 @@ static uint64_t rate_measure(struct zn_engine *e, uint8_t *buffers, int *ret_rc)
         if (read_ns >= 0)
             write_ns = rate_run(e, &r, ZN_WRITE, n);
     }
-    *ret_rc = r.rc;
-    return n > 0 && r.rc == 0
-               ? (uint64_t)(2.0e9 * n * RATE_IO_BYTES / (double)(read_ns + write_ns + 1))
-               : 0;
+    if (r.rc < 0 || n == 0)
+        return r.rc;
+    ret->read = rate_of((uint64_t)n * RATE_IO_BYTES, read_ns);
+    ret->written = rate_of((uint64_t)n * RATE_IO_BYTES, write_ns);
+    ret->mixed = rate_of((uint64_t)2 * n * RATE_IO_BYTES, read_ns + write_ns);
+    return 0;
 }
 
 static int paths_measure(struct zsd *daemon, struct zb_err *err)
@@ -95,14 +102,22 @@ static int paths_measure(struct zsd *daemon, struct zb_err *err)
     if (!buffers)
         return zb_fail(err, -ENOMEM, "buffers to measure the data files: %m");
     for (unsigned i = 0; i < zsd_paths(daemon) && rc == 0; i++) {
-        daemon->path_rates[i] = rate_measure(zsd_path_engine(daemon, i), buffers, &rc);
-        zb_log(ZB_LOG_INFO, "path", "number=%u bytes_per_s=%llu", i + 1,
-               (unsigned long long)daemon->path_rates[i]);
-        if (rc < 0)
+        const struct zsd_rates *rates = &daemon->path_rates[i];
+
+        rc = rate_measure(zsd_path_engine(daemon, i), buffers, &daemon->path_rates[i]);
+        if (rc == 0)
+            zb_log(ZB_LOG_INFO, "path",
+                   "number=%u read_bytes_per_s=%llu written_bytes_per_s=%llu "
+                   "mixed_bytes_per_s=%llu",
+                   i + 1, (unsigned long long)rates->read, (unsigned long long)rates->written,
+                   (unsigned long long)rates->mixed);
+        else if (daemon->nmore > 0)
             (void)zb_fail(err, rc, "read and write data file number %u: %m", i + 1);
+        else
+            zb_log(ZB_LOG_WARN, "path-unmeasured", "number=%u why=\"%s\"", i + 1, strerror(-rc));
     }
     zsd_private_free(buffers, (uint64_t)RATE_IOS * RATE_IO_BYTES);
-    return rc;
+    return daemon->nmore > 0 ? rc : 0; /* what is stored may still be read, but for that place */
 }
 
 /* ---- open and close */
@@ -157,7 +172,7 @@ int zsd_paths_open(struct zsd *daemon, struct zb_err *err)
         at += len + (at[len] != '\0');
         rc = paths_open_one(daemon, dir, err);
     }
-    return rc == 0 && daemon->nmore > 0 && !daemon->read_only ? paths_measure(daemon, err) : rc;
+    return rc == 0 && !daemon->read_only ? paths_measure(daemon, err) : rc;
 }
 
 void zsd_paths_close(struct zsd *daemon)
@@ -223,7 +238,7 @@ void zsd_map_done(struct zsd_core *core)
 
 uint64_t zsd_path_weight(const struct zsd *daemon, unsigned path)
 {
-    return zb_max_u64(daemon->path_rates[path], 1);
+    return zb_max_u64(daemon->path_rates[path].mixed, 1);
 }
 
 uint64_t zsd_path_bytes(const struct zsd_core *core, unsigned path)

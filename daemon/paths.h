@@ -26,8 +26,8 @@ static inline struct zn_engine *zsd_path_engine(const struct zsd *daemon, unsign
 /** Tells of every fallback of an engine that was opened. */
 void zsd_path_log(const struct zn_info *info, const char *path);
 
-/** Opens the data files of `paths`, when the first one is open, and measures all of them when there
- *  are several. Blocks: at the start only. A failure leaves what is open to zsd_paths_close(). */
+/** Opens the data files of `paths`, when the first one is open, and measures all of them. Blocks:
+ * at the start only. A failure leaves what is open to zsd_paths_close(). */
 int zsd_paths_open(struct zsd *daemon, struct zb_err *err);
 void zsd_paths_close(struct zsd *daemon);
 

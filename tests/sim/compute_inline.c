@@ -74,3 +74,10 @@ unsigned zsd_compute_threads(const struct zsd_compute *c)
     (void)c;
     return INLINE_THREADS;
 }
+
+void zsd_compute_load(struct zsd_compute *c, struct zsd_gauge *ret_waiting,
+                      struct zsd_gauge *ret_busy)
+{
+    (void)c;
+    *ret_waiting = *ret_busy = (struct zsd_gauge){ 0 };
+}

@@ -72,7 +72,8 @@ static void spread_by_rate(void **state)
 
     (void)state;
     paths_up(0);
-    memcpy(d.path_rates, rates, sizeof(rates));
+    for (unsigned i = 0; i < PATHS; i++)
+        d.path_rates[i].mixed = rates[i];
     total = zsd_map_total_bytes(d.core);
     assert_int_equal(total, FILE_BYTES(0) + FILE_BYTES(1) + FILE_BYTES(2) - PATHS * ZN_DATA_START);
     assert_int_equal(d.core->nvme.budget, total);

@@ -495,7 +495,9 @@ static void several_paths(void **state)
         fail_msg("%s", err.text);
     assert_int_equal(daemon_.nmore, 2);
     for (unsigned i = 0; i < 3; i++)
-        assert_true(daemon_.path_rates[i] > 1000000);
+        assert_true(daemon_.path_rates[i].read > 1000000 &&
+                    daemon_.path_rates[i].written > 1000000 &&
+                    daemon_.path_rates[i].mixed > 1000000);
     assert_int_equal(zn_info(daemon_.more[1].engine)->size_bytes, 4 * ZB_MIB);
     zsd_shutdown(&daemon_);
     fd = open(in_dir("c/" ZSD_DATA_FILE), O_RDWR | O_CLOEXEC);
