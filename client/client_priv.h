@@ -7,7 +7,7 @@
  *     call.c     calls in flight: tags, replies matched to calls, one end for each
  *     method.c   the rows of methods: how each request is written and its reply read
  *     map.c      arenas: descriptors checked and mapped
- *     rows.c     list, jobs, tiers, stat, snapshots, scrub, fsck, df
+ *     rows.c     list, jobs, tiers, stat, top, snapshots, scrub, fsck, df
  *     reader.c   reading what is saved
  *     wait.c     the blocking forms: the same calls and a loop
  *     norm.c     sums of squares
@@ -192,6 +192,8 @@ int zc_rows_reply_jobs(struct zc_client *c, struct zc_call *call, const Protobuf
                        int *fds);
 int zc_rows_reply_tiers(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
                         int *fds);
+int zc_rows_reply_top(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
+                      int *fds);
 int zc_rows_reply_stat(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
                        int *fds);
 int zc_rows_reply_snapshots(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,

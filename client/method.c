@@ -919,6 +919,7 @@ static const struct zc_method methods[ZP_METHOD_END] = {
     [ZP_SCRUB] = { .reply = zc_rows_reply_scrub },
     [ZP_FSCK] = { .reply = zc_rows_reply_fsck },
     [ZP_DF] = { .reply = zc_rows_reply_df },
+    [ZP_TOP] = { .reply = zc_rows_reply_top },
 };
 
 const struct zc_method *zc_method(unsigned method)

@@ -58,17 +58,19 @@
 extern "C" {
 #endif
 
-#define ZC_EXPORT       __attribute__((visibility("default")))
+#define ZC_EXPORT        __attribute__((visibility("default")))
 
-#define ZC_NAME_MAX     63  /* bytes of a job's or unit's name: letters, digits, '.', '_', '-' */
-#define ZC_TENSOR_MAX   127 /* bytes of a tensor's name */
-#define ZC_DIMS_MAX     8
-#define ZC_GROUP_FROZEN 65535u
-#define ZC_PINS_MIN     3u    /* so many of its own shards a rank can always pin at one time */
-#define ZC_NOTE_MAX     65536 /* bytes of a note */
-#define ZC_NORM_BYTES   80
-#define ZC_POINTS_MAX   3   /* states that a job can go on from: in memory, prepared, committed */
-#define ZC_SENTENCE_MAX 224 /* bytes of a sentence, its end included */
+#define ZC_NAME_MAX      63  /* bytes of a job's or unit's name: letters, digits, '.', '_', '-' */
+#define ZC_TENSOR_MAX    127 /* bytes of a tensor's name */
+#define ZC_DIMS_MAX      8
+#define ZC_GROUP_FROZEN  65535u
+#define ZC_PINS_MIN      3u    /* so many of its own shards a rank can always pin at one time */
+#define ZC_NOTE_MAX      65536 /* bytes of a note */
+#define ZC_NORM_BYTES    80
+#define ZC_TOP_PATHS_MAX 8u
+#define ZC_TOP_TIERS_MAX 4u
+#define ZC_POINTS_MAX    3   /* states that a job can go on from: in memory, prepared, committed */
+#define ZC_SENTENCE_MAX  224 /* bytes of a sentence, its end included */
 
 struct zc_client;
 
@@ -627,7 +629,78 @@ struct zc_job_row {
 
 struct zc_tier_row {
     uint64_t budget, used, params, grads, state, staging, rings;
+    uint64_t read_bytes_s,
+        write_bytes_s; /* nvme: measured at the start, or the best second since */
     char name[8], detail[256];
+};
+
+/* For rates: what two calls of zc_top_wait() differ by, over the difference of their now_ns. */
+
+/** Two readings give the mean number between them, and the share of the time in which there was
+ *  one. */
+struct zc_gauge {
+    uint64_t now, area_ns, busy_ns;
+};
+
+/** Where page operations are: waiting for a page buffer, read, computed, written. */
+enum zc_stage { ZC_STAGE_BUFFER, ZC_STAGE_READ, ZC_STAGE_COMPUTE, ZC_STAGE_WRITE, ZC_STAGES };
+
+/** What requests wait for: proto/PROTOCOL.md, top. */
+enum zc_wait_for {
+    ZC_WAIT_FETCH_DRIVE,
+    ZC_WAIT_FETCH_ROOM,    /* a place in the ring */
+    ZC_WAIT_FETCH_VERSION, /* the step that makes it */
+    ZC_WAIT_PUSH_TURN,     /* the push before it */
+    ZC_WAIT_PUSH_COMPUTE,
+    ZC_WAIT_STEP_RANKS,   /* ranks that have not asked */
+    ZC_WAIT_STEP_PINS,    /* ranks that pin a shard */
+    ZC_WAIT_STEP_TRAFFIC, /* pushes, fetches and copies that are in progress */
+    ZC_WAIT_STEP_PAGES,   /* the step itself */
+    ZC_WAIT_COMMIT,
+    ZC_WAIT_READY,
+    ZC_WAITS
+};
+
+struct zc_top_path { /* a data file */
+    uint64_t read_bytes, written_bytes, transfers, failed;
+    uint64_t read_bytes_s, write_bytes_s; /* measured at the start, or the best second since */
+    uint64_t depth;                       /* that the drive gets at one time */
+    struct zc_gauge queue;                /* transfers in line, or with the drive */
+};
+
+enum zc_late { ZC_LATE_NOBODY, ZC_LATE_STEP, ZC_LATE_PINS };
+
+struct zc_top_job {
+    uint64_t now_ns; /* when this was so */
+    uint64_t id, iterations, applied, host_bytes, nvme_bytes;
+    uint64_t fetched_bytes, pushed_bytes, nvme_read_bytes, nvme_written_bytes;
+    uint64_t fetches, hits, misses, pushes; /* hits and misses: shards */
+    uint64_t pages, page_ns, compute_ns;    /* page operations, what they took, computing */
+    struct zc_gauge stages[ZC_STAGES], waits[ZC_WAITS];
+    struct zc_gauge drive_only; /* 1 while pages are read or written and none is computed */
+    struct zc_gauge asking;     /* ranks with a request that is not answered */
+    uint32_t uid, world, attached;
+    uint32_t late;                  /* enum zc_late: whom a step waits for. Of those late_ranks, */
+    uint32_t late_ranks, late_rank; /* the first one */
+    uint64_t late_pid, late_ms;     /* pid 0: it is not attached. How long the step has waited */
+    char name[ZC_NAME_MAX + 1], state[16];
+};
+
+/** A request that is not answered; pid 0: there is none that the caller may see. */
+struct zc_top_oldest {
+    uint64_t pid, age_ms;
+    uint32_t rank;
+    char method[32], job[ZC_NAME_MAX + 1], waits[64]; /* job "": of no rank */
+};
+
+struct zc_top {
+    uint64_t now_ns, uptime_ms;
+    uint32_t clients, threads, buffers;
+    uint32_t ntiers, npaths;
+    struct zc_gauge computing, compute_line, buffers_used;
+    struct zc_tier_row tiers[ZC_TOP_TIERS_MAX];
+    struct zc_top_path paths[ZC_TOP_PATHS_MAX];
+    struct zc_top_oldest oldest;
 };
 
 struct zc_counter {
@@ -647,6 +720,10 @@ ZC_EXPORT int zc_jobs_wait(struct zc_client *c, const char *job, struct zc_job_r
                            size_t *ret_n);
 ZC_EXPORT int zc_tiers_wait(struct zc_client *c, struct zc_tier_row **ret_rows, size_t *ret_n);
 ZC_EXPORT int zc_stat_wait(struct zc_client *c, struct zc_counter **ret_rows, size_t *ret_n);
+/** What `zctl top` is made of: of the jobs in memory, or of one ("" or NULL: all). -ENOENT: it is
+ *  not in memory. */
+ZC_EXPORT int zc_top_wait(struct zc_client *c, const char *job, struct zc_top *ret,
+                          struct zc_top_job **ret_rows, size_t *ret_n);
 /** Oldest first. */
 ZC_EXPORT int zc_snapshots_wait(struct zc_client *c, const char *job,
                                 struct zc_snapshot_row **ret_rows, size_t *ret_n);

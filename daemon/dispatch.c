@@ -53,6 +53,7 @@ static const struct row {
     [ZP_FSCK] = { .handler = zsd_fsck },
     [ZP_DF] = { .handler = zsd_df },
     [ZP_STEP_BEGIN] = { .handler = zsd_step_begin },
+    [ZP_TOP] = { .handler = zsd_top },
     [ZP_JOB_SHARE] = { .handler = zsd_job_share },
 };
 

@@ -11,14 +11,14 @@
 #include <string.h>
 
 #include "base/size.h"
+#include "daemon/inspect.h"
 #include "daemon/paths.h"
 #include "daemon/store.h"
-#include "proto/shard.pb-c.h"
 
 #define LIST_ROWS 200u /* of one reply: below 64 KiB with the longest names */
 #define JOBS_ROWS 50u
 
-static const char *job_state_name(const struct zsd_job *job)
+const char *zsd_job_state_name(const struct zsd_job *job)
 {
     switch (job->state) {
     case ZSD_DEFINING:
@@ -37,8 +37,8 @@ static const char *job_state_name(const struct zsd_job *job)
     return "";
 }
 
-/* Jobs that this client may see; ended ones only while something of them is left to see. */
-static bool inspect_sees(const struct zsd_conn *conn, const struct zsd_job *job, const char *name)
+/* Ended ones only while something of them is left to see. */
+bool zsd_job_seen(const struct zsd_conn *conn, const struct zsd_job *job, const char *name)
 {
     return zsd_may(conn, job->uid) && (name[0] == '\0' || strcmp(name, job->name) == 0) &&
            (job->state != ZSD_ENDED || !zb_list_empty(&job->members));
@@ -75,7 +75,7 @@ static bool inspect_next(const struct zsd_req *req, const char *name, uint64_t n
     {
         const struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
 
-        if (job->number >= number && inspect_sees(req->conn, job, name) &&
+        if (job->number >= number && zsd_job_seen(req->conn, job, name) &&
             (job->number < seen.number || (job->number == seen.number && job->state != ZSD_ENDED)))
             seen = (struct seen){ .job = job, .number = job->number };
     }
@@ -210,7 +210,7 @@ static void job_row(const struct zsd_job *job, Zp__JobRow *row)
     zb_list_each(pos, &job->members)
         row->attached += zb_container_of(pos, struct zsd_member, node)->conn != NULL;
     row->keep = job->keep;
-    row->state = (char *)(uintptr_t)job_state_name(job);
+    row->state = (char *)(uintptr_t)zsd_job_state_name(job);
     row->iterations = job->iterations;
     row->applied = job->applied;
     row->shards = job->nshards;
@@ -286,30 +286,38 @@ static size_t path_detail(const struct zsd *daemon, unsigned path, char *text, s
                             info->why_unregistered[0] ? ", " : "", info->why_unregistered, rate);
 }
 
+void zsd_tier_rows(const struct zsd *daemon, struct zsd_tier_rows *ret)
+{
+    const struct zsd_core *core = daemon->core;
+    size_t len = 0;
+
+    (void)snprintf(ret->host, sizeof(ret->host), "kernels %s, %u compute threads, %u page buffers",
+                   daemon->kernels->name, zsd_compute_threads(daemon->compute), core->nbuffers);
+    tier_row(&core->host, "host", ret->host, &ret->rows[0]);
+    if (!daemon->engine)
+        (void)snprintf(ret->nvme, sizeof(ret->nvme), "none (nvme_bytes is 0)");
+    for (unsigned i = 0; i < zsd_paths(daemon) && len < sizeof(ret->nvme); i++)
+        len += path_detail(daemon, i, ret->nvme + len, sizeof(ret->nvme) - len);
+    tier_row(&core->nvme, "nvme", ret->nvme, &ret->rows[1]);
+    for (unsigned i = 0; i < zsd_paths(daemon); i++) {
+        struct zsd_rates best = zsd_path_best(core, i);
+
+        ret->rows[1].read_bytes_s += best.read;
+        ret->rows[1].write_bytes_s += best.written;
+    }
+    for (int i = 0; i < ZSD_TIERS; i++)
+        ret->list[i] = &ret->rows[i];
+}
+
 void zsd_tiers(struct zsd_req *req, const ProtobufCMessage *message)
 {
-    const struct zsd_core *core = req->daemon->core;
-    Zp__TierRow host, nvme, *list[2] = { &host, &nvme };
     Zp__TiersReply reply = ZP__TIERS_REPLY__INIT;
-    char host_detail[128], nvme_detail[1024];
+    struct zsd_tier_rows tiers;
 
     (void)message;
-    (void)snprintf(host_detail, sizeof(host_detail),
-                   "kernels %s, %u compute threads, %u page buffers", req->daemon->kernels->name,
-                   zsd_compute_threads(req->daemon->compute), core->nbuffers);
-    tier_row(&core->host, "host", host_detail, &host);
-    if (req->daemon->engine) {
-        const struct zsd *daemon = req->daemon;
-        size_t len = 0;
-
-        for (unsigned i = 0; i < zsd_paths(daemon) && len < sizeof(nvme_detail); i++)
-            len += path_detail(daemon, i, nvme_detail + len, sizeof(nvme_detail) - len);
-    } else {
-        (void)snprintf(nvme_detail, sizeof(nvme_detail), "none (nvme_bytes is 0)");
-    }
-    tier_row(&core->nvme, "nvme", nvme_detail, &nvme);
-    reply.n_rows = 2;
-    reply.rows = list;
+    zsd_tier_rows(req->daemon, &tiers);
+    reply.n_rows = ZSD_TIERS;
+    reply.rows = tiers.list;
     zsd_reply(req, &reply.base, -1);
 }
 

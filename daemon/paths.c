@@ -16,6 +16,7 @@
 #define RATE_IO_BYTES ((uint32_t)ZB_MIB)
 #define RATE_IOS      16u /* at one time, spread over the file */
 #define RATE_ROUNDS   2u
+#define RATE_NS       100000000 /* one round takes, about, at most: a slow drive moves less */
 
 struct rate {
     struct rate_io {
@@ -81,6 +82,13 @@ static int rate_measure(struct zn_engine *e, uint8_t *buffers, struct zsd_rates 
                                       .off_bytes = ZN_DATA_START + slots * i / n * RATE_IO_BYTES,
                                       .done = rate_on_done };
     }
+    if (n > 0) { /* one there and back */
+        read_ns = rate_run(e, &r, ZN_READ, 1);
+        if (read_ns >= 0)
+            write_ns = rate_run(e, &r, ZN_WRITE, 1);
+    }
+    if (r.rc == 0 && n > 0)
+        n = (unsigned)zb_min_u64(n, zb_max_u64(RATE_NS / (uint64_t)(read_ns + write_ns + 1), 1));
     for (unsigned round = 0; n > 0 && round < RATE_ROUNDS && r.rc == 0; round++) {
         read_ns = rate_run(e, &r, ZN_READ, n);
         if (read_ns >= 0)

@@ -130,6 +130,9 @@ static int engine_up_fixed(struct zsd *daemon, struct zb_err *err)
     if (rc < 0)
         return rc;
     daemon->engine_base = ZN_DATA_START;
+    daemon->path_rates[0] = (struct zsd_rates){ .read = config->fixed_rate,
+                                                .written = config->fixed_rate,
+                                                .mixed = config->fixed_rate };
     zb_log(ZB_LOG_WARN, "io-fixed",
            "bytes_per_s=%llu latency_us=%u why=\"the NVMe tier is memory, for benches: nothing "
            "survives, and no job can be durable\"",

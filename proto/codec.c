@@ -254,6 +254,7 @@ static const struct zp_method_info methods[ZP_METHOD_END] = {
     [ZP_FSCK] = { "fsck", METHOD(empty, fsck_reply) },
     [ZP_DF] = { "df", METHOD(df_request, df_reply) },
     [ZP_STEP_BEGIN] = { "step-begin", METHOD(step_begin, empty) },
+    [ZP_TOP] = { "top", METHOD(top_request, top_reply) },
     [ZP_JOB_SHARE] = { "job-share", METHOD(job_share, empty) },
 };
 

@@ -81,6 +81,7 @@ enum zp_method {
     ZP_FSCK = 35,
     ZP_DF = 36,
     ZP_STEP_BEGIN = 37,
+    ZP_TOP = 38,
     ZP_JOB_SHARE = 39,
     ZP_METHOD_END
 };

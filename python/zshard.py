@@ -91,8 +91,29 @@ zc_job_row = struct("zc_job_row",
                     (c_uint32, "uid world attached snapshots share"), (c_bool, "keep durable committed"),
                     (c_char * (NAME_MAX + 1), "name"), (c_char * 16, "state"),
                     (c_char * 256, "error"))
-zc_tier_row = struct("zc_tier_row", (c_uint64, "budget used params grads state staging rings"),
+zc_tier_row = struct("zc_tier_row", (c_uint64, "budget used params grads state staging rings "
+                                              "read_bytes_s write_bytes_s"),
                      (c_char * 8, "name"), (c_char * 256, "detail"))
+zc_gauge = struct("zc_gauge", (c_uint64, "now area_ns busy_ns"))
+zc_top_path = struct("zc_top_path",
+                     (c_uint64, "read_bytes written_bytes transfers failed read_bytes_s "
+                                "write_bytes_s depth"), (zc_gauge, "queue"))
+zc_top_job = struct("zc_top_job",
+                    (c_uint64, "now_ns id iterations applied host_bytes nvme_bytes fetched_bytes "
+                               "pushed_bytes nvme_read_bytes nvme_written_bytes fetches hits "
+                               "misses pushes pages page_ns compute_ns"),
+                    (zc_gauge * 4, "stages"), (zc_gauge * 11, "waits"),
+                    (zc_gauge, "drive_only asking"),
+                    (c_uint32, "uid world attached late late_ranks late_rank"),
+                    (c_uint64, "late_pid late_ms"), (c_char * (NAME_MAX + 1), "name"),
+                    (c_char * 16, "state"))
+zc_top_oldest = struct("zc_top_oldest", (c_uint64, "pid age_ms"), (c_uint32, "rank"),
+                       (c_char * 32, "method"), (c_char * (NAME_MAX + 1), "job"),
+                       (c_char * 64, "waits"))
+zc_top = struct("zc_top", (c_uint64, "now_ns uptime_ms"),
+                (c_uint32, "clients threads buffers ntiers npaths"),
+                (zc_gauge, "computing compute_line buffers_used"), (zc_tier_row * 4, "tiers"),
+                (zc_top_path * 8, "paths"), (zc_top_oldest, "oldest"))
 zc_counter = struct("zc_counter", (c_uint64, "value"), (c_char * 64, "name"))
 zc_sentence = struct("zc_sentence", (c_char * SENTENCE_MAX, "text"))
 zc_scrub = struct("zc_scrub", (c_char * 16, "state"),
@@ -191,6 +212,7 @@ PROTOTYPES = {
     "zc_jobs_wait": (c_int, (HANDLE, c_char_p, P(P(zc_job_row)), P(c_size_t))),
     "zc_tiers_wait": (c_int, (HANDLE, P(P(zc_tier_row)), P(c_size_t))),
     "zc_stat_wait": (c_int, (HANDLE, P(P(zc_counter)), P(c_size_t))),
+    "zc_top_wait": (c_int, (HANDLE, c_char_p, P(zc_top), P(P(zc_top_job)), P(c_size_t))),
     "zc_snapshots_wait": (c_int, (HANDLE, c_char_p, P(P(zc_snapshot_row)), P(c_size_t))),
     "zc_scrub_wait": (c_int, (HANDLE, c_int, c_uint64, P(zc_scrub), P(P(zc_sentence)), P(c_size_t))),
     "zc_fsck_wait": (c_int, (HANDLE, P(zc_fsck), P(P(zc_sentence)), P(c_size_t))),

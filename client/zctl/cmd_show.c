@@ -62,6 +62,8 @@ static const struct zctl_column tier_columns[] = {
     COLUMN(ZCTL_SIZE, state, ZCTL_SHOWN, zc_tier_row),
     COLUMN(ZCTL_SIZE, staging, ZCTL_SHOWN, zc_tier_row),
     COLUMN(ZCTL_SIZE, rings, ZCTL_SHOWN, zc_tier_row),
+    COLUMN(ZCTL_SIZE, read_bytes_s, ZCTL_WHEN_SET, zc_tier_row),
+    COLUMN(ZCTL_SIZE, write_bytes_s, ZCTL_WHEN_SET, zc_tier_row),
     COLUMN(ZCTL_TEXT, detail, ZCTL_SHOWN, zc_tier_row),
 };
 

@@ -85,6 +85,14 @@ static const struct zctl_option snapshot_options[] = {
     { 0 },
 };
 
+static const struct zctl_option top_options[] = {
+    { "count", "N", "end after so many intervals" },
+    { "interval", "SECONDS", "between two looks, 0.1 to 3600; 1" },
+    { "json", NULL, "one JSON object for each interval, a line each" },
+    { "once", NULL, "one interval, as tables: the same as --count 1" },
+    { 0 },
+};
+
 static const struct zctl_cmd cmds[] = {
     { "clone", "JOB[@SNAPSHOT] NAME", "make a new job out of what is saved; it costs what changes",
       2, 2, zctl_clone, NULL },
@@ -118,6 +126,9 @@ static const struct zctl_cmd cmds[] = {
     { "snapshots", "[JOB]", "list snapshots: steps, time, bytes", 0, 1, zctl_snapshots, NULL },
     { "stat", "", "list the daemon's counters", 0, 0, zctl_stat, NULL },
     { "tiers", "", "show each tier's budget and what it is used for", 0, 0, zctl_tiers, NULL },
+    { "top", "[JOB]",
+      "say what bounds the node now, and show rates, queues and who waits; q ends it", 0, 1,
+      zctl_top, top_options },
     { "version", "", "print the version of zctl", 0, 0, zctl_version, NULL },
 };
 

@@ -66,6 +66,12 @@ static void value_text(const struct zctl_column *c, const void *row, char *cell)
     case ZCTL_DOUBLE:
         (void)snprintf(cell, CELL_MAX, "%.1f", *(const double *)v);
         return;
+    case ZCTL_SHARE:
+        if (*(const double *)v < 0)
+            (void)snprintf(cell, CELL_MAX, "-");
+        else
+            (void)snprintf(cell, CELL_MAX, "%.0f%%", 100 * *(const double *)v);
+        return;
     }
 }
 
@@ -93,6 +99,8 @@ static json_t *value_json(const struct zctl_column *c, const void *row)
         return json_boolean(*(const bool *)v);
     case ZCTL_DOUBLE:
         return json_real(*(const double *)v);
+    case ZCTL_SHARE:
+        return *(const double *)v < 0 ? json_null() : json_real(*(const double *)v);
     }
     return NULL;
 }
@@ -115,6 +123,7 @@ static bool value_set(const struct zctl_column *c, const void *row)
     case ZCTL_BOOL:
         return *(const bool *)v;
     case ZCTL_DOUBLE:
+    case ZCTL_SHARE:
         return *(const double *)v != 0;
     }
     return true;
@@ -142,7 +151,7 @@ static bool column_shown(const struct table *t, const struct zctl_column *c)
 }
 
 /** The key in upper case; "_bytes" says nothing where the unit stands in every cell, and is wrong
- *  where the cells are KiB. */
+ *  where the cells are KiB. What is behind it stays: "_s", a second, as "/S". */
 static void column_heading(const struct zctl_column *c, char *cell)
 {
     const char *end = c->type == ZCTL_SIZE || c->type == ZCTL_KIB ? strstr(c->key, "_bytes") : NULL;
@@ -150,7 +159,10 @@ static void column_heading(const struct zctl_column *c, char *cell)
 
     for (; n < len && n + 1 < CELL_MAX; n++)
         cell[n] = (char)toupper((unsigned char)c->key[n]);
-    (void)snprintf(cell + n, CELL_MAX - n, "%s", c->type == ZCTL_KIB ? "_KIB" : "");
+    (void)snprintf(cell + n, CELL_MAX - n, "%s",
+                   c->type == ZCTL_KIB                   ? "_KIB"
+                   : end && strcmp(end, "_bytes_s") == 0 ? "/S"
+                                                         : "");
 }
 
 static size_t column_width(const struct table *t, const struct zctl_column *c)
@@ -264,6 +276,21 @@ static int json_print(FILE *out, const struct table *t)
         rc = -EIO;
     json_decref(all);
     return rc;
+}
+
+int zctl_table(FILE *out, const struct zctl_column *columns, size_t ncolumns, const void *rows,
+               size_t nrows, size_t row_bytes)
+{
+    const struct table t = { columns, ncolumns, nrows, row_bytes, rows, NULL, NULL, 0 };
+
+    return table_print(out, &t);
+}
+
+struct json_t *zctl_row_json(const struct zctl_column *columns, size_t ncolumns, const void *row)
+{
+    const struct table t = { columns, ncolumns, 1, 0, row, NULL, NULL, 0 };
+
+    return row_json(&t, 0);
 }
 
 int zctl_print(struct zctl *z, const struct zctl_column *columns, size_t ncolumns, const void *rows,

@@ -64,7 +64,7 @@ int zctl_main(int argc, char **argv, FILE *out, FILE *err);
 typedef int zctl_run_fn(struct zctl *z, int argc, char **argv);
 zctl_run_fn zctl_clone, zctl_completion, zctl_destroy, zctl_df, zctl_export, zctl_fsck, zctl_help,
     zctl_import, zctl_jobs, zctl_ls, zctl_ping, zctl_plan, zctl_rollback, zctl_scrub, zctl_share,
-    zctl_snapshot, zctl_snapshots, zctl_stat, zctl_tiers, zctl_version;
+    zctl_snapshot, zctl_snapshots, zctl_stat, zctl_tiers, zctl_top, zctl_version;
 
 /** The value of an option that was given, or NULL. */
 const char *zctl_option(const struct zctl *z, const char *name);
@@ -98,6 +98,7 @@ enum zctl_type {
     ZCTL_TIME,   /* uint64_t: seconds since 1970; in the table as the local time */
     ZCTL_BOOL,   /* bool: "yes" and "no" in the table */
     ZCTL_DOUBLE, /* double */
+    ZCTL_SHARE,  /* double: a part of 1, in the table as "96%"; negative: unknown, "-" and null */
 };
 
 enum zctl_shown {
@@ -122,5 +123,11 @@ int zctl_print(struct zctl *z, const struct zctl_column *columns, size_t ncolumn
 int zctl_print_more(struct zctl *z, const struct zctl_column *columns, size_t ncolumns,
                     const void *rows, size_t nrows, size_t row_bytes, const char *key,
                     const struct zc_sentence *sentences, size_t n);
+
+/** Parts of an output: a table (0 or -ENOMEM); one row as JSON, or NULL: no memory. */
+struct json_t;
+int zctl_table(FILE *out, const struct zctl_column *columns, size_t ncolumns, const void *rows,
+               size_t nrows, size_t row_bytes);
+struct json_t *zctl_row_json(const struct zctl_column *columns, size_t ncolumns, const void *row);
 
 #endif

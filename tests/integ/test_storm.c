@@ -501,15 +501,16 @@ static void say_look(struct client *c)
 {
     Zp__ListRequest l = ZP__LIST_REQUEST__INIT;
     Zp__JobsRequest j = ZP__JOBS_REQUEST__INIT;
+    Zp__TopRequest t = ZP__TOP_REQUEST__INIT;
     Zp__Empty e = ZP__EMPTY__INIT;
     char name[16];
 
     (void)snprintf(name, sizeof(name), "j%u", (unsigned)draw(JOBS));
     if (chance(50))
         name[0] = '\0'; /* all of them */
-    l.job = j.job = name;
-    l.cursor = j.cursor = chance(70) ? 0 : near(draw_id(c));
-    switch (draw(5)) {
+    l.job = j.job = t.job = name;
+    l.cursor = j.cursor = t.cursor = chance(70) ? 0 : near(draw_id(c));
+    switch (draw(6)) {
     case 0:
         send_it(c, ZP_LIST, &l.base);
         break;
@@ -521,6 +522,9 @@ static void say_look(struct client *c)
         break;
     case 3:
         send_it(c, ZP_STAT, &e.base);
+        break;
+    case 4:
+        send_it(c, ZP_TOP, &t.base);
         break;
     default:
         send_it(c, ZP_PING, &e.base);
@@ -791,10 +795,10 @@ static void destroy_all(const struct zi_daemon *d)
 static void storm(void **state)
 {
     static const unsigned reached[] = {
-        ZP_JOB_OPEN, ZP_UNIT_DEFINE, ZP_SHARD_REGISTER, ZP_READY,    ZP_WRITE,
-        ZP_FETCH,    ZP_PUSH,        ZP_NORMS,          ZP_NOTE_PUT, ZP_STEP,
-        ZP_SKIP,     ZP_JOB_CLOSE,   ZP_COMMIT,         ZP_SNAPSHOT, ZP_CLONE,
-        ZP_FSCK,     ZP_DF,          ZP_READER_OPEN,    ZP_SCRUB,    ZP_JOB_DESTROY
+        ZP_JOB_OPEN, ZP_UNIT_DEFINE, ZP_SHARD_REGISTER, ZP_READY, ZP_WRITE, ZP_FETCH,
+        ZP_PUSH,     ZP_NORMS,       ZP_NOTE_PUT,       ZP_STEP,  ZP_SKIP,  ZP_JOB_CLOSE,
+        ZP_COMMIT,   ZP_SNAPSHOT,    ZP_CLONE,          ZP_FSCK,  ZP_DF,    ZP_READER_OPEN,
+        ZP_SCRUB,    ZP_TOP,         ZP_JOB_DESTROY
     };
     const char *seed_text = getenv("ZSHARD_SEED"), *rounds_text = getenv("ZSHARD_ROUNDS");
     unsigned long rounds = rounds_text && *rounds_text ? strtoul(rounds_text, NULL, 10) : 30000;

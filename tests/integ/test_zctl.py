@@ -24,7 +24,8 @@ JOB_KEYS = ["name", "state", "uid", "world", "attached", "share", "keep", "itera
             "params", "host_bytes", "nvme_bytes", "fetched_bytes", "pushed_bytes",
             "nvme_read_bytes", "nvme_written_bytes", "durable", "committed",
             "committed_iterations", "committed_applied", "snapshots", "epoch", "id", "error"]
-TIER_KEYS = ["name", "budget", "used", "params", "grads", "state", "staging", "rings", "detail"]
+TIER_KEYS = ["name", "budget", "used", "params", "grads", "state", "staging", "rings",
+             "read_bytes_s", "write_bytes_s", "detail"]
 
 
 def zctl(path, *words, **more):

@@ -148,6 +148,8 @@ static bool tiers_fn(struct fake *f, const struct zp_frame *frame, const uint8_t
     row.state = 5;
     row.staging = 6;
     row.rings = 7;
+    row.read_bytes_s = 8;
+    row.write_bytes_s = 9;
     counter.name = (char *)(uintptr_t) "requests";
     counter.value = UINT64_MAX;
     tiers.n_rows = stat.n_counters = 1;
@@ -174,6 +176,7 @@ static void tiers_and_counters(void **state)
     assert_int_equal(n, 1);
     assert_true(t->budget == 1 && t->used == 2 && t->params == 3 && t->grads == 4);
     assert_true(t->state == 5 && t->staging == 6 && t->rings == 7);
+    assert_true(t->read_bytes_s == 8 && t->write_bytes_s == 9);
     assert_string_equal(t->name, "host");
     assert_string_equal(t->detail, "io_uring, direct");
     zc_rows_free(t);
@@ -182,6 +185,79 @@ static void tiers_and_counters(void **state)
     assert_string_equal(counters->name, "requests");
     assert_true(counters->value == UINT64_MAX);
     zc_rows_free(counters);
+    session_close(&x);
+}
+
+/* Two replies of one job each: a job of a newer daemon, with more waits than we know; and one that
+ * says nothing but its name. */
+static bool top_fn(struct fake *f, const struct zp_frame *frame, const uint8_t *body)
+{
+    Zp__TopReply reply = ZP__TOP_REPLY__INIT;
+    Zp__TopJob job = ZP__TOP_JOB__INIT, *jobs[1] = { &job };
+    Zp__TopGauge gauge = ZP__TOP_GAUGE__INIT, *gauges[40];
+    Zp__TopOldest oldest = ZP__TOP_OLDEST__INIT;
+    Zp__TopPath path = ZP__TOP_PATH__INIT, *paths[12];
+    Zp__TierRow tier = ZP__TIER_ROW__INIT, *tiers[6];
+
+    (void)body;
+    if (frame->method != ZP_TOP)
+        return false;
+    gauge.now = 1;
+    gauge.area_ns = 2;
+    gauge.busy_ns = 3;
+    for (int i = 0; i < 40; i++)
+        gauges[i] = &gauge;
+    for (int i = 0; i < 12; i++)
+        paths[i] = &path;
+    for (int i = 0; i < 6; i++)
+        tiers[i] = &tier;
+    job.name = long_text;
+    reply.n_jobs = 1;
+    reply.jobs = jobs;
+    reply.now_ns = fake_count(f, ZP_TOP) * 100;
+    if (fake_count(f, ZP_TOP) == 1) {
+        job.stages = job.waits = gauges;
+        job.n_stages = job.n_waits = 40;
+        job.pages = 4;
+        path.queue = job.asking = &gauge;
+        path.transfers = 5;
+        oldest.method = oldest.job = oldest.waits = long_text;
+        oldest.pid = 6;
+        reply.oldest = &oldest;
+        reply.n_paths = 12;
+        reply.paths = paths;
+        reply.n_tiers = 6;
+        reply.tiers = tiers;
+        reply.threads = 7;
+        reply.cursor = 1;
+    }
+    fake_reply(f, frame, &reply.base, -1);
+    return true;
+}
+
+static void top_in_parts(void **state)
+{
+    struct session x = session_open(top_fn, NULL);
+    struct zc_top_job *jobs = NULL;
+    struct zc_top top;
+    size_t n = 0;
+
+    (void)state;
+    memset(long_text, 'x', sizeof(long_text) - 1);
+    assert_int_equal(zc_top_wait(x.c, NULL, &top, &jobs, &n), 0);
+    assert_int_equal(n, 2);
+    assert_int_equal(fake_count(x.f, ZP_TOP), 2);
+    assert_true(top.now_ns == 100 && top.threads == 7); /* of the first */
+    assert_true(top.npaths == ZC_TOP_PATHS_MAX && top.ntiers == ZC_TOP_TIERS_MAX);
+    assert_true(top.paths[7].transfers == 5 && top.paths[7].queue.busy_ns == 3);
+    assert_true(top.oldest.pid == 6 && strlen(top.oldest.waits) == sizeof(top.oldest.waits) - 1);
+    assert_true(top.computing.area_ns == 0); /* it did not say */
+    assert_true(jobs[0].now_ns == 100 && jobs[1].now_ns == 200);
+    assert_true(jobs[0].pages == 4 && jobs[0].waits[ZC_WAITS - 1].area_ns == 2);
+    assert_true(jobs[0].stages[0].now == 1 && jobs[0].asking.now == 1);
+    assert_true(jobs[0].drive_only.now == 0 && jobs[1].waits[0].now == 0);
+    assert_int_equal(strlen(jobs[1].name), ZC_NAME_MAX);
+    zc_rows_free(jobs);
     session_close(&x);
 }
 
@@ -248,8 +324,11 @@ static void a_page_is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(shards_and_jobs),   cmocka_unit_test(tiers_and_counters),
-        cmocka_unit_test(no_rows),           cmocka_unit_test(rows_with_every_failure),
+        cmocka_unit_test(shards_and_jobs),
+        cmocka_unit_test(tiers_and_counters),
+        cmocka_unit_test(top_in_parts),
+        cmocka_unit_test(no_rows),
+        cmocka_unit_test(rows_with_every_failure),
         cmocka_unit_test(a_page_is_refused),
     };
 

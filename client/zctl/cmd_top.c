@@ -1,0 +1,149 @@
+/*
+ * cmd_top.c - top: looks at the daemon's counters once an interval, and shows what became of them.
+ *
+ *     on a terminal         a screen that is drawn in place, until q or ^C
+ *     elsewhere, or --once  the same as lines, a blank one between two intervals
+ *     --json, -o json       an object on a line of its own for each interval
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/util.h"
+#include "client/zctl/top.h"
+
+#define INTERVAL_MIN_S 0.1
+#define INTERVAL_MAX_S 3600.0
+
+struct top {
+    struct zctl *z;
+    const char *job;
+    uint64_t interval_ns, count; /* count 0: for ever */
+    bool json, screen;
+    struct top_sample last;
+};
+
+static int top_options(struct top *t)
+{
+    struct zctl *z = t->z;
+    const char *text = zctl_option(z, "interval");
+    double seconds = 1;
+    char *end;
+
+    if (text) {
+        seconds = strtod(text, &end);
+        if (end == text || *end || !(seconds >= INTERVAL_MIN_S && seconds <= INTERVAL_MAX_S))
+            return zb_fail(&z->err, -EINVAL, "--interval is from %.1f to %.0f seconds, not '%s'",
+                           INTERVAL_MIN_S, INTERVAL_MAX_S, text);
+    }
+    t->interval_ns = (uint64_t)(seconds * 1e9);
+    if (zctl_option_number(z, "count", UINT32_MAX, &t->count) < 0)
+        return z->err.code;
+    if (zctl_option(z, "count") && (t->count == 0 || zctl_option(z, "once")))
+        return zb_fail(&z->err, -EINVAL,
+                       t->count == 0 ? "--count is at least 1"
+                                     : "--once is --count 1: give one of them");
+    t->json = z->json || zctl_option(z, "json") != NULL;
+    t->screen = !t->json && !zctl_option(z, "once") && isatty(fileno(z->out)) == 1;
+    if (zctl_option(z, "once"))
+        t->count = 1;
+    return 0;
+}
+
+static int top_look(struct top *t, struct top_sample *ret)
+{
+    struct top_sample s = { .jobs = NULL };
+    int rc = zctl_failed(t->z, zc_top_wait(t->z->client, t->job, &s.node, &s.jobs, &s.njobs));
+
+    if (rc == 0)
+        *ret = s;
+    return rc;
+}
+
+/* The text of an interval, to be drawn again when the terminal's size changes. */
+static int top_text(const struct top_view *v, char **ret)
+{
+    size_t len;
+    FILE *f = open_memstream(ret, &len);
+    int rc;
+
+    if (!f)
+        return -ENOMEM;
+    rc = top_table(f, v);
+    if (fclose(f) != 0 && rc == 0)
+        rc = -ENOMEM;
+    return rc;
+}
+
+static int top_show(struct top *t, const struct top_view *v, bool first, char **text)
+{
+    FILE *out = t->z->out;
+    int rc;
+
+    if (t->screen) {
+        free(*text);
+        *text = NULL;
+        rc = top_text(v, text);
+        return rc < 0 ? rc : screen_draw(*text);
+    }
+    if (!first && !t->json)
+        (void)fputc('\n', out);
+    rc = t->json ? top_json(out, v) : top_table(out, v);
+    return rc == 0 && (fflush(out) != 0 || ferror(out)) ? -EIO : rc;
+}
+
+/* Until the time; what is on the screen is drawn again when its size changes. 1: the end. */
+static int top_pause(uint64_t until_ns, const char *text)
+{
+    enum screen_event event;
+
+    while ((event = screen_wait(until_ns)) == SCREEN_SIZE)
+        if (text && screen_draw(text) < 0)
+            return -EIO;
+    return event == SCREEN_END;
+}
+
+static int top_run(struct top *t)
+{
+    char *text = NULL;
+    int rc = t->screen ? screen_draw("zctl top: the first interval ...\n") : 0;
+
+    for (uint64_t i = 0; rc == 0 && (t->count == 0 || i < t->count); i++) {
+        struct top_sample now = { .jobs = NULL };
+        struct top_view v = { .jobs = NULL };
+
+        rc = top_pause(zb_now_ns() + t->interval_ns, text);
+        if (rc == 0)
+            rc = top_look(t, &now);
+        if (rc == 0)
+            rc = top_view_make(&t->last, &now, &v);
+        if (rc == 0)
+            rc = top_show(t, &v, i == 0, &text);
+        top_view_done(&v);
+        if (now.node.now_ns > 0) {
+            zc_rows_free(t->last.jobs);
+            t->last = now;
+        }
+    }
+    free(text);
+    return rc < 0 ? rc : 0; /* 1: somebody has seen enough */
+}
+
+int zctl_top(struct zctl *z, int argc, char **argv)
+{
+    struct top t = { .z = z, .job = argc > 0 ? argv[0] : NULL };
+    int rc = top_options(&t);
+
+    if (rc == 0)
+        rc = zctl_connect(z);
+    if (rc == 0)
+        rc = top_look(&t, &t.last);
+    if (rc == 0 && t.screen)
+        rc = screen_open(z->out, &z->err);
+    if (rc == 0)
+        rc = top_run(&t);
+    screen_close();
+    zc_rows_free(t.last.jobs);
+    return rc < 0 && z->err.code == 0 ? zb_fail(&z->err, rc, "write the output: %m") : rc;
+}
