@@ -5,6 +5,10 @@
  * frame of it. Answers are queued in the stream and sent by zsd_server_turn(), so those of one turn
  * share a system call. States and invariants: conn_priv.h.
  *
+ * ROUND ROBIN. Of each link at most ZSD_FRAMES_TURN frames are handled in a turn; the next turn
+ * goes on, behind the other links. So who floods the daemon keeps others waiting for that long at
+ * most.
+ *
  * BACK-PRESSURE. A link is full with ZSD_REQS_MAX unanswered requests, or ZSD_OUT_HIGH bytes that
  * its client has not read. Then it is stalled: nothing is read, frames that arrived already wait in
  * the stream, and the turn in which it has room again goes on with them. Death is still noticed: a
@@ -253,7 +257,8 @@ static bool link_frame(struct zsd_link *l, const struct zp_frame *frame, const u
     return true;
 }
 
-/** Every frame that has arrived, while there is room for answers; false: the link has ended. */
+/** Frames that have arrived, ZSD_FRAMES_TURN of them, while there is room for answers; false: the
+ * link has ended. */
 static bool link_frames(struct zsd_link *l)
 {
     struct zb_err err = { 0 };
@@ -261,7 +266,7 @@ static bool link_frames(struct zsd_link *l)
     const uint8_t *body;
     int fds[ZP_FDS_MAX], rc;
 
-    while (l->state == LINK_OPEN && !link_full(l)) {
+    for (unsigned n = 0; l->state == LINK_OPEN && !link_full(l) && n < ZSD_FRAMES_TURN; n++) {
         rc = zp_stream_next(l->stream, &frame, &body, fds, &err);
         if (rc == 0)
             return true;
@@ -274,7 +279,7 @@ static bool link_frames(struct zsd_link *l)
     }
     if (l->state == LINK_OPEN) {
         l->stalled = true;
-        l->conn.daemon->stats.sent_stalls++;
+        l->conn.daemon->stats.sent_stalls += link_full(l);
         link_touch(l);
     }
     return true;

@@ -14,6 +14,8 @@
 
 /** Bytes of answers towards one client above which it is not read from. */
 #define ZSD_OUT_HIGH (UINT32_C(1) << 20)
+/** Frames of one client that a turn handles. */
+#define ZSD_FRAMES_TURN 64u
 
 struct zsd_server {
     struct zsd *daemon;
@@ -59,7 +61,7 @@ struct zsd_link {
     uv_poll_t poll;
     int events;   /* what the poll waits for */
     bool refused; /* in the waiting room */
-    bool stalled; /* frames may lie in the stream: full when we looked last */
+    bool stalled; /* frames may lie in the stream: full when we looked last, or enough for a turn */
     unsigned nreqs;
     struct zb_list node;      /* in server->links or refused */
     struct zb_list todo_node; /* in server->todo */

@@ -768,15 +768,52 @@ static void answers_share_a_turn(void **state)
     unsigned turns;
 
     (void)state;
-    assert_int_equal(flood(fd, ZP_PING, 0, 100), 100);
+    assert_int_equal(flood(fd, ZP_PING, 0, ZSD_FRAMES_TURN - 1), ZSD_FRAMES_TURN - 1);
     turns = core_double.turns;
     sf_pump(&x);
     assert_true(core_double.turns - turns <= 3);
-    for (unsigned i = 0; i < 100; i++) {
+    for (unsigned i = 0; i < ZSD_FRAMES_TURN - 1; i++) {
         assert_int_equal(sf_receive(fd, &frame, NULL, 0), 1);
         assert_int_equal(frame.tag, i);
     }
     assert_int_equal(close(fd), 0);
+}
+
+#define MANY 1500u
+
+/** However much one client has sent, another one's request is in the next turn but one. */
+static void a_flood_delays_by_a_turn(void **state)
+{
+    static uint8_t bytes[MANY * ZP_HEADER_BYTES];
+    int fast = sf_client(&x), slow = sf_client(&x);
+    struct zp_frame frame = { .kind = ZP_REQUEST, .method = ZP_PING };
+    uint64_t before = x.daemon.stats.requests;
+    unsigned turns;
+
+    (void)state;
+    for (unsigned i = 0; i < MANY; i++) {
+        frame.tag = i;
+        zp_frame_put(&frame, bytes + i * ZP_HEADER_BYTES);
+    }
+    assert_int_equal(send(fast, bytes, sizeof(bytes), MSG_NOSIGNAL), sizeof(bytes));
+    while (x.daemon.stats.requests == before)
+        (void)uv_run(&x.daemon.loop->uv, UV_RUN_NOWAIT);
+    sf_send(slow, ZP_REQUEST, ZP_PING, 1, NULL, 0);
+    turns = core_double.turns;
+    while (sf_receive(slow, &frame, NULL, 0) == 0)
+        (void)uv_run(&x.daemon.loop->uv, UV_RUN_NOWAIT);
+    assert_int_equal(frame.tag, 1);
+    assert_true(core_double.turns - turns <= 3);
+    assert_true(x.daemon.stats.requests - before < MANY / 4);
+    sf_pump(&x);
+    assert_int_equal(x.daemon.stats.requests - before, MANY + 1);
+    assert_int_equal(x.daemon.stats.sent_stalls, 0);
+    for (unsigned i = 0; i < MANY; i++) {
+        assert_int_equal(sf_receive(fast, &frame, NULL, 0), 1);
+        assert_int_equal(frame.tag, i);
+    }
+    assert_int_equal(close(fast), 0);
+    assert_int_equal(close(slow), 0);
 }
 
 static void who_may(void **state)
@@ -840,6 +877,7 @@ int main(void)
         TEST(others_are_served),
         TEST(an_idle_daemon_sleeps),
         TEST(answers_share_a_turn),
+        TEST(a_flood_delays_by_a_turn),
         cmocka_unit_test(who_may),
     };
 
