@@ -138,6 +138,10 @@ static void tier_copy(struct zc_tier_row *to, const Zp__TierRow *from)
     to->rings = from->rings;
     to->read_bytes_s = from->read_bytes_s;
     to->write_bytes_s = from->write_bytes_s;
+    to->node_bytes = from->node_bytes;
+    to->spilled_bytes = from->spilled_bytes;
+    COPY(to->numa, from->numa);
+    COPY(to->nodes, from->nodes);
     COPY(to->name, from->name);
     COPY(to->detail, from->detail);
 }

@@ -631,7 +631,10 @@ struct zc_tier_row {
     uint64_t budget, used, params, grads, state, staging, rings;
     uint64_t read_bytes_s,
         write_bytes_s; /* nvme: measured at the start, or the best second since */
-    char name[8], detail[256];
+    /* of the host tier: what was touched, on the NUMA nodes that the daemon keeps to and elsewhere,
+     * and as "0:4096 1:0" by node ("" where the daemon does not look: numa = off) */
+    uint64_t node_bytes, spilled_bytes;
+    char name[8], detail[256], numa[128], nodes[256];
 };
 
 /* For rates: what two calls of zc_top_wait() differ by, over the difference of their now_ns. */

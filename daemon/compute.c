@@ -40,7 +40,8 @@ struct zsd_compute {
     bool stop;                      /* under lock */
     struct zsd_gauge waiting, busy; /* under lock: tasks in line, and with a worker of `all` */
     int wake_fd;
-    cpu_set_t cpus;
+    unsigned nsets; /* of CPUs: each worker keeps to one */
+    cpu_set_t *sets;
     unsigned pending; /* C2 */
     struct crew {
         unsigned threads; /* started */
@@ -66,7 +67,7 @@ static bool cpus_number(const char **p, unsigned *ret)
     return true;
 }
 
-static bool cpus_parse(const char *text, cpu_set_t *ret)
+bool zsd_numbers_parse(const char *text, cpu_set_t *ret)
 {
     unsigned first, last;
 
@@ -89,8 +90,7 @@ static bool cpus_parse(const char *text, cpu_set_t *ret)
     }
 }
 
-/** What a list comes to: the CPUs that it names and that we may use. */
-static int cpus_resolve(const char *cpus, cpu_set_t *ret, struct zb_err *err)
+int zsd_cpus_resolve(const char *cpus, cpu_set_t *ret, struct zb_err *err)
 {
     cpu_set_t ours, named;
 
@@ -100,7 +100,7 @@ static int cpus_resolve(const char *cpus, cpu_set_t *ret, struct zb_err *err)
         *ret = ours;
         return 0;
     }
-    if (!cpus_parse(cpus, &named))
+    if (!zsd_numbers_parse(cpus, &named))
         return zb_fail(err, -EINVAL,
                        "'%s' is no CPU list: numbers below %d and ranges, such as 0-3,8", cpus,
                        CPU_SETSIZE);
@@ -114,7 +114,7 @@ int zsd_cpus_check(const char *cpus, struct zb_err *err)
 {
     cpu_set_t set;
 
-    return cpus_resolve(cpus, &set, err);
+    return zsd_cpus_resolve(cpus, &set, err);
 }
 
 /* ---- workers */
@@ -205,20 +205,45 @@ static int crew_start_one(struct zsd_compute *c, struct crew *crew, const pthrea
     return rc;
 }
 
+/** The CPUs of worker i of n: so many workers on each set as it has CPUs. Slow ones use them all.
+ */
+static void crew_cpus(const struct zsd_compute *c, const struct crew *crew, unsigned i, unsigned n,
+                      cpu_set_t *ret)
+{
+    unsigned all = 0, at = 0;
+
+    CPU_ZERO(ret);
+    for (unsigned k = 0; k < c->nsets; k++) {
+        CPU_OR(ret, ret, &c->sets[k]);
+        all += (unsigned)CPU_COUNT(&c->sets[k]);
+    }
+    for (unsigned k = 0; k < c->nsets && crew == &c->all; k++) {
+        at += (unsigned)CPU_COUNT(&c->sets[k]);
+        if ((uint64_t)i * all < (uint64_t)at * n) {
+            *ret = c->sets[k];
+            return;
+        }
+    }
+}
+
 /** Signals are the loop thread's: workers are born with all of them blocked. */
 static int crew_start(struct zsd_compute *c, struct crew *crew, unsigned threads)
 {
     pthread_attr_t attr;
     sigset_t all, before;
+    cpu_set_t cpus;
     int rc = -pthread_attr_init(&attr);
 
     if (rc < 0)
         return rc;
-    rc = -pthread_attr_setaffinity_np(&attr, sizeof(c->cpus), &c->cpus);
     (void)sigfillset(&all);
     (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    while (rc == 0 && crew->threads < threads)
-        rc = crew_start_one(c, crew, &attr);
+    while (rc == 0 && crew->threads < threads) {
+        crew_cpus(c, crew, crew->threads, threads, &cpus);
+        rc = -pthread_attr_setaffinity_np(&attr, sizeof(cpus), &cpus);
+        if (rc == 0)
+            rc = crew_start_one(c, crew, &attr);
+    }
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     (void)pthread_attr_destroy(&attr);
     return rc;
@@ -246,20 +271,16 @@ static int compute_build(struct zsd_compute *c, unsigned threads)
     return c->wake_fd < 0 ? -errno : crew_new(c, &c->all, threads);
 }
 
-int zsd_compute_new(struct zsd_compute **ret, unsigned threads, const char *cpus,
-                    struct zb_err *err)
+int zsd_compute_new_on(struct zsd_compute **ret, unsigned threads, const cpu_set_t *sets,
+                       unsigned nsets, struct zb_err *err)
 {
-    struct zsd_compute *c;
-    cpu_set_t set;
-    int rc = cpus_resolve(cpus, &set, err);
+    struct zsd_compute *c = calloc(1, sizeof(*c));
+    unsigned ncpus = 0;
+    int rc;
 
-    if (rc < 0)
-        return rc;
-    c = calloc(1, sizeof(*c));
     if (!c)
         return zb_fail(err, -ENOMEM, "a compute pool: %m");
     c->wake_fd = -1;
-    c->cpus = set;
     zsd_fair_init(&c->line);
     zsd_flow_init(&c->nobody);
     zb_list_init(&c->slow);
@@ -267,9 +288,15 @@ int zsd_compute_new(struct zsd_compute **ret, unsigned threads, const char *cpus
     (void)pthread_mutex_init(&c->lock, NULL); /* none fails here: no attributes */
     (void)pthread_cond_init(&c->work, NULL);
     (void)pthread_cond_init(&c->slow_work, NULL);
+    for (unsigned i = 0; i < nsets; i++)
+        ncpus += (unsigned)CPU_COUNT(&sets[i]);
     if (threads == 0)
-        threads = (unsigned)CPU_COUNT(&set);
-    rc = compute_build(c, threads);
+        threads = ncpus;
+    c->nsets = nsets;
+    c->sets = malloc(nsets * sizeof(sets[0]));
+    if (c->sets)
+        memcpy(c->sets, sets, nsets * sizeof(sets[0]));
+    rc = c->sets ? compute_build(c, threads) : -ENOMEM;
     if (rc < 0) {
         (void)zb_fail(err, rc, "a compute pool of %u threads: %m", threads);
         zsd_compute_free(c);
@@ -277,6 +304,15 @@ int zsd_compute_new(struct zsd_compute **ret, unsigned threads, const char *cpus
     }
     *ret = c;
     return 0;
+}
+
+int zsd_compute_new(struct zsd_compute **ret, unsigned threads, const char *cpus,
+                    struct zb_err *err)
+{
+    cpu_set_t set;
+    int rc = zsd_cpus_resolve(cpus, &set, err);
+
+    return rc < 0 ? rc : zsd_compute_new_on(ret, threads, &set, 1, err);
 }
 
 int zsd_compute_slow(struct zsd_compute *c, unsigned threads, struct zb_err *err)
@@ -311,6 +347,7 @@ void zsd_compute_free(struct zsd_compute *c)
     pthread_mutex_unlock(&c->lock);
     crew_join(&c->all);
     crew_join(&c->slowly);
+    free(c->sets);
     zb_close_fd(&c->wake_fd);
     (void)pthread_cond_destroy(&c->work);
     (void)pthread_cond_destroy(&c->slow_work);

@@ -24,6 +24,7 @@
 #include "base/size.h"
 #include "base/util.h"
 #include "daemon/compute.h"
+#include "daemon/numa.h"
 #include "kernels/zk.h"
 #include "nvme/zn.h"
 #include "proto/socket.h"
@@ -109,6 +110,10 @@ static const struct zsd_option options[] = {
       .help = "With io fixed: the least that a transfer takes, in microseconds." },
     { "cpus", ZSD_TEXT, MEMBER(cpus), .arg = "LIST", .def = "", .check = zsd_cpus_check,
       .help = "CPUs of the compute threads, such as 0-3,8. Empty: all that we may use." },
+    { "numa", ZSD_TEXT, MEMBER(numa), .arg = "NODES", .def = "auto", .check = zsd_numa_check,
+      .help = "NUMA nodes that the daemon computes on and takes memory from, such as 0-1; when they "
+              "are full, the others are used. auto: those that cpus are on. off: as the kernel "
+              "likes." },
     { "threads", ZSD_COUNT, MEMBER(threads), .arg = "N", .def = "auto", .min = 1, .max = 1024,
       .automatic = true, .auto_value = 0,
       .help = "Compute threads. auto: one for each CPU of cpus." },

@@ -24,6 +24,7 @@ struct zsd_compute;
 struct zsd_core;
 struct zsd_datadir;
 struct zsd_loop;
+struct zsd_numa;
 struct zsd_server;
 
 /** One more data file. */
@@ -42,6 +43,7 @@ struct zsd {
     uint8_t instance[16];     /* random; changes with every start */
     uint64_t started_ns;
     const struct zk_ops *kernels;
+    struct zsd_numa *numa; /* NULL: off */
     struct zsd_compute *compute;
     struct zn_engine *engine;               /* of the first data file; NULL: no NVMe tier */
     uint64_t engine_base;                   /* first usable byte of a data file */

@@ -12,6 +12,7 @@
 
 #include "base/size.h"
 #include "daemon/inspect.h"
+#include "daemon/numa.h"
 #include "daemon/paths.h"
 #include "daemon/store.h"
 
@@ -309,16 +310,98 @@ void zsd_tier_rows(const struct zsd *daemon, struct zsd_tier_rows *ret)
         ret->list[i] = &ret->rows[i];
 }
 
-void zsd_tiers(struct zsd_req *req, const ProtobufCMessage *message)
+/* What is asked of the kernel while the loop goes on: where the host tier's memory is. */
+struct tiers {
+    struct zsd_task task;
+    struct zsd_req *req;
+    struct zsd *daemon;
+    struct zsd_numa_use use;
+    unsigned nareas;
+    struct zsd_numa_area areas[];
+};
+
+static void tiers_answer(struct zsd_req *req, const struct zsd_numa_use *use)
 {
+    const struct zsd *daemon = req->daemon;
     Zp__TiersReply reply = ZP__TIERS_REPLY__INIT;
     struct zsd_tier_rows tiers;
+    char nodes[256];
 
-    (void)message;
-    zsd_tier_rows(req->daemon, &tiers);
+    zsd_tier_rows(daemon, &tiers);
+    tiers.rows[0].numa = (char *)(uintptr_t)zsd_numa_text(daemon->numa);
+    if (use) {
+        zsd_numa_use_text(daemon->numa, use, nodes, sizeof(nodes));
+        tiers.rows[0].nodes = nodes;
+        tiers.rows[0].node_bytes = use->chosen;
+        tiers.rows[0].spilled_bytes = use->spilled;
+    }
     reply.n_rows = ZSD_TIERS;
     reply.rows = tiers.list;
     zsd_reply(req, &reply.base, -1);
+}
+
+static void tiers_run(struct zsd_task *task)
+{
+    struct tiers *t = zb_container_of(task, struct tiers, task);
+
+    zsd_numa_survey(t->daemon->numa, t->areas, t->nareas, &t->use);
+}
+
+static void tiers_done(struct zsd_task *task)
+{
+    struct tiers *t = zb_container_of(task, struct tiers, task);
+
+    t->daemon->core->ops--;
+    tiers_answer(t->req, &t->use);
+    free(t);
+}
+
+static void tiers_area(struct tiers *t, const void *base, uint64_t bytes)
+{
+    if (base && bytes > 0)
+        t->areas[t->nareas++] = (struct zsd_numa_area){ base, bytes };
+}
+
+void zsd_tiers(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    struct zsd_core *core = req->daemon->core;
+    unsigned most = 1;
+    struct tiers *t;
+
+    (void)message;
+    if (!req->daemon->numa) {
+        tiers_answer(req, NULL);
+        return;
+    }
+    zb_list_each(pos, &core->jobs)
+    {
+        most += 2;
+        zb_list_each(at, &zb_container_of(pos, struct zsd_job, node)->members) most++;
+    }
+    t = calloc(1, sizeof(*t) + most * sizeof(t->areas[0]));
+    if (!t) {
+        zsd_refuse(req, -ENOMEM, "the memory of all jobs");
+        return;
+    }
+    t->task = (struct zsd_task){ .run = tiers_run, .done = tiers_done, .slow = true };
+    t->req = req;
+    t->daemon = req->daemon;
+    tiers_area(t, core->buffers, core->nbuffers * core->buffer_bytes);
+    zb_list_each(pos, &core->jobs)
+    {
+        const struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
+
+        tiers_area(t, job->arena.base, job->arena.bytes);
+        tiers_area(t, job->memory, job->memory_bytes);
+        zb_list_each(at, &job->members)
+        {
+            const struct zsd_member *m = zb_container_of(at, struct zsd_member, node);
+
+            tiers_area(t, m->staging.base, m->staging.bytes);
+        }
+    }
+    core->ops++;
+    zsd_task_start(core, &t->task);
 }
 
 static void counter_add(Zp__Counter *counters, Zp__Counter **list, size_t *n, const char *name,

@@ -20,6 +20,7 @@
 #include "daemon/core.h"
 #include "daemon/datadir.h"
 #include "daemon/loop.h"
+#include "daemon/numa.h"
 #include "daemon/paths.h"
 #include "daemon/server.h"
 #include "nvme/zn_fixed.h"
@@ -67,6 +68,23 @@ static int limits_up(struct zsd *daemon, struct zb_err *err)
 static void limits_down(struct zsd *daemon)
 {
     (void)daemon;
+}
+
+/* ---- NUMA: before the first thread, since all inherit it */
+
+static int numa_up(struct zsd *daemon, struct zb_err *err)
+{
+    int rc = zsd_numa_open(&daemon->numa, daemon->config.numa, daemon->config.cpus, err);
+
+    if (rc == 0 && daemon->numa)
+        zb_log(ZB_LOG_INFO, "numa", "what=\"%s\"", zsd_numa_text(daemon->numa));
+    return rc;
+}
+
+static void numa_down(struct zsd *daemon)
+{
+    zsd_numa_close(daemon->numa);
+    daemon->numa = NULL;
 }
 
 /* ---- data: the directory */
@@ -181,7 +199,12 @@ static void engine_down(struct zsd *daemon)
 
 static int compute_up(struct zsd *daemon, struct zb_err *err)
 {
-    int rc = zsd_compute_new(&daemon->compute, daemon->config.threads, daemon->config.cpus, err);
+    unsigned nsets;
+    const cpu_set_t *sets = zsd_numa_cpus(daemon->numa, &nsets);
+    int rc =
+        nsets > 0
+            ? zsd_compute_new_on(&daemon->compute, daemon->config.threads, sets, nsets, err)
+            : zsd_compute_new(&daemon->compute, daemon->config.threads, daemon->config.cpus, err);
 
     return rc < 0 ? rc : zsd_compute_slow(daemon->compute, SLOW_THREADS, err);
 }
@@ -199,10 +222,15 @@ static const struct {
     int (*up)(struct zsd *daemon, struct zb_err *err);
     void (*down)(struct zsd *daemon);
 } rows[] = {
-    { "limits", limits_up, limits_down },    { "data", data_up, data_down },
-    { "kernels", kernels_up, kernels_down }, { "engine", engine_up, engine_down },
-    { "compute", compute_up, compute_down }, { "core", zsd_core_new, zsd_core_free },
-    { "loop", zsd_loop_new, zsd_loop_free }, { "server", zsd_server_open, zsd_server_close },
+    { "limits", limits_up, limits_down },
+    { "numa", numa_up, numa_down },
+    { "data", data_up, data_down },
+    { "kernels", kernels_up, kernels_down },
+    { "engine", engine_up, engine_down },
+    { "compute", compute_up, compute_down },
+    { "core", zsd_core_new, zsd_core_free },
+    { "loop", zsd_loop_new, zsd_loop_free },
+    { "server", zsd_server_open, zsd_server_close },
 };
 
 int zsd_startup(struct zsd *daemon, struct zb_err *err)

@@ -64,6 +64,10 @@ static const struct zctl_column tier_columns[] = {
     COLUMN(ZCTL_SIZE, rings, ZCTL_SHOWN, zc_tier_row),
     COLUMN(ZCTL_SIZE, read_bytes_s, ZCTL_WHEN_SET, zc_tier_row),
     COLUMN(ZCTL_SIZE, write_bytes_s, ZCTL_WHEN_SET, zc_tier_row),
+    COLUMN(ZCTL_SIZE, node_bytes, ZCTL_WHEN_SET, zc_tier_row),
+    COLUMN(ZCTL_SIZE, spilled_bytes, ZCTL_WHEN_SET, zc_tier_row),
+    COLUMN(ZCTL_TEXT, nodes, ZCTL_JSON_ONLY, zc_tier_row),
+    COLUMN(ZCTL_TEXT, numa, ZCTL_WHEN_SET, zc_tier_row),
     COLUMN(ZCTL_TEXT, detail, ZCTL_SHOWN, zc_tier_row),
 };
 

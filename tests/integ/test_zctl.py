@@ -25,7 +25,8 @@ JOB_KEYS = ["name", "state", "uid", "world", "attached", "share", "keep", "itera
             "nvme_read_bytes", "nvme_written_bytes", "durable", "committed",
             "committed_iterations", "committed_applied", "snapshots", "epoch", "id", "error"]
 TIER_KEYS = ["name", "budget", "used", "params", "grads", "state", "staging", "rings",
-             "read_bytes_s", "write_bytes_s", "detail"]
+             "read_bytes_s", "write_bytes_s", "node_bytes", "spilled_bytes", "nodes", "numa",
+             "detail"]
 
 
 def zctl(path, *words, **more):
@@ -148,6 +149,23 @@ def table_is_aligned(text, lines):
     check(all(line == line.rstrip() for line in text.splitlines()), f"blanks at an end:\n{text}")
 
 
+def nodes():
+    """Where memory is: on the node that was asked for, if the machine lets us ask."""
+    with Daemon(*SMALL, "--numa", "off") as d:
+        host, nvme = rows(d, "tiers")
+        check((host["numa"], host["nodes"], host["node_bytes"]) == ("off", "", 0), f"{host}")
+        check((nvme["numa"], nvme["nodes"]) == ("", ""), f"{nvme}")
+    try:
+        with Daemon(*SMALL, "--numa", "0") as d, holding(d, "one", "3"):
+            host = rows(d, "tiers")[0]
+            check(host["numa"] == "node 0, preferred; spills", f"{host}")
+            check(host["node_bytes"] + host["spilled_bytes"] >= host["params"] + host["staging"] > 0
+                  and host["node_bytes"] > 0 and host["nodes"].startswith("0:"), f"{host}")
+    except Exception as e: # a container may refuse it: then the daemon says so and ends
+        if "memory cannot be bound" not in str(e):
+            raise
+
+
 def kept_jobs():
     with Daemon("--host-bytes", "64M", "--nvme-bytes", "0", "--page-elems", "4096") as d:
         idle = d.used()
@@ -222,5 +240,5 @@ def output_that_breaks():
 
 if __name__ == "__main__":
     sys.exit(main({f.__name__: f for f in (
-        no_daemon, empty_daemon, a_job, kept_jobs, many_shards, a_daemon_that_hangs,
+        no_daemon, empty_daemon, a_job, nodes, kept_jobs, many_shards, a_daemon_that_hangs,
         something_else_that_answers, another_user, output_that_breaks)}))

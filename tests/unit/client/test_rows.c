@@ -150,6 +150,10 @@ static bool tiers_fn(struct fake *f, const struct zp_frame *frame, const uint8_t
     row.rings = 7;
     row.read_bytes_s = 8;
     row.write_bytes_s = 9;
+    row.node_bytes = 8;
+    row.spilled_bytes = 9;
+    row.numa = (char *)(uintptr_t) "node 0";
+    row.nodes = (char *)(uintptr_t) "0:8 1:9";
     counter.name = (char *)(uintptr_t) "requests";
     counter.value = UINT64_MAX;
     tiers.n_rows = stat.n_counters = 1;
@@ -177,6 +181,9 @@ static void tiers_and_counters(void **state)
     assert_true(t->budget == 1 && t->used == 2 && t->params == 3 && t->grads == 4);
     assert_true(t->state == 5 && t->staging == 6 && t->rings == 7);
     assert_true(t->read_bytes_s == 8 && t->write_bytes_s == 9);
+    assert_true(t->node_bytes == 8 && t->spilled_bytes == 9);
+    assert_string_equal(t->numa, "node 0");
+    assert_string_equal(t->nodes, "0:8 1:9");
     assert_string_equal(t->name, "host");
     assert_string_equal(t->detail, "io_uring, direct");
     zc_rows_free(t);

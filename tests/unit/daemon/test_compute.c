@@ -277,6 +277,7 @@ static void workers_keep_to_the_list(void **state)
 struct gate {
     struct zsd_task task;
     int open_fd, there_fd;
+    cpu_set_t cpus; /* that its worker may use */
 };
 
 static void gate_run(struct zsd_task *task)
@@ -284,6 +285,7 @@ static void gate_run(struct zsd_task *task)
     struct gate *g = zb_container_of(task, struct gate, task);
     eventfd_t n;
 
+    (void)sched_getaffinity(0, sizeof(g->cpus), &g->cpus);
     (void)eventfd_write(g->there_fd, 1);
     (void)eventfd_read(g->open_fd, &n);
 }
@@ -416,6 +418,44 @@ static void slow_tasks_run_to_their_end(void **state)
     }
 }
 
+/** On sets of CPUs, as NUMA nodes have them: each worker on one, as many on each as it has CPUs. */
+static void workers_spread_over_sets(void **state)
+{
+    struct zsd_compute *c = NULL;
+    cpu_set_t sets[2], ours;
+    struct gate gates[4];
+
+    (void)state;
+    assert_int_equal(sched_getaffinity(0, sizeof(ours), &ours), 0);
+    if (CPU_COUNT(&ours) < 2)
+        skip();
+    CPU_ZERO(&sets[0]);
+    CPU_ZERO(&sets[1]);
+    for (int cpu = 0, k = 0; k < 2; cpu++)
+        if (CPU_ISSET(cpu, &ours))
+            CPU_SET(cpu, &sets[k++]);
+    dones = 0;
+    assert_int_equal(zsd_compute_new_on(&c, 0, sets, 2, NULL), 0);
+    assert_int_equal(zsd_compute_threads(c), 2);
+    zsd_compute_free(c);
+    assert_int_equal(zsd_compute_new_on(&c, 4, sets, 2, NULL), 0);
+    for (unsigned i = 0; i < 4; i++)
+        gate_close(&gates[i], c, false);
+    for (unsigned k = 0; k < 2; k++) {
+        unsigned n = 0;
+
+        for (unsigned i = 0; i < 4; i++)
+            n += CPU_EQUAL(&gates[i].cpus, &sets[k]) != 0;
+        assert_int_equal(n, 2);
+    }
+    for (unsigned i = 0; i < 4; i++)
+        gate_open(&gates[i]);
+    zsd_compute_free(c);
+    assert_int_equal(dones, 4);
+    for (unsigned i = 0; i < 4; i++)
+        gate_end(&gates[i]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -432,6 +472,7 @@ int main(void)
         cmocka_unit_test(urgent_tasks_first),
         cmocka_unit_test(slow_tasks_hold_nobody_up),
         cmocka_unit_test(slow_tasks_run_to_their_end),
+        cmocka_unit_test(workers_spread_over_sets),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,63 @@
+/*
+ * numa.h - which nodes of a NUMA machine the daemon computes on and takes memory from.
+ *
+ * MODEL. Decided once, before the first thread. Memory is a policy of the process, which every
+ * thread inherits: arenas, page buffers, gradients and state come from where the policy says,
+ * whoever of us touches them first; clients map what is there already. One node is preferred,
+ * several are interleaved, so that all of their controllers work whichever node a page's worker
+ * runs on. Both spill: when the nodes are full, memory comes from the others, and no allocation
+ * fails that would not have failed without. Workers keep to the CPUs of one node each, so many on
+ * each as it has CPUs.
+ *
+ * WHERE MEMORY IS, is asked of the kernel when somebody wants to know (zsd_numa_survey()).
+ */
+#ifndef ZSD_NUMA_H
+#define ZSD_NUMA_H
+
+#include <sched.h>
+#include <stdint.h>
+
+#include "base/err.h"
+
+#define ZSD_NODES_MAX 64u
+
+struct zsd_numa;
+
+/** A range of memory, and how much of it is on which node: what was touched. */
+struct zsd_numa_area {
+    const void *base;
+    uint64_t bytes;
+};
+
+struct zsd_numa_use {
+    uint64_t on[ZSD_NODES_MAX];
+    uint64_t chosen, spilled; /* on the nodes that were asked for, and on others */
+};
+
+/**
+ * option is "off", "auto" (the nodes that have CPUs of `cpus`) or a list of nodes ("0-1,3"); cpus
+ * as in zsd_compute_new(). Of the calling thread, sets the memory policy. 0; -EINVAL: a list that
+ * names no node, or one without memory; what the kernel says when it refuses the policy to a list
+ * (auto does without: it is logged): err; -ENOMEM. Of "off" *ret is NULL.
+ */
+int zsd_numa_open(struct zsd_numa **ret, const char *option, const char *cpus, struct zb_err *err);
+/** Resets the calling thread's policy. NULL is fine. */
+void zsd_numa_close(struct zsd_numa *n);
+/** "off", "auto", or a list that can be read. */
+int zsd_numa_check(const char *option, struct zb_err *err);
+
+/** The CPUs of each chosen node that has any we may use: *ret_n of them, 0 where nothing is bound.
+ */
+const cpu_set_t *zsd_numa_cpus(const struct zsd_numa *n, unsigned *ret_n);
+/** For people: what was decided. */
+const char *zsd_numa_text(const struct zsd_numa *n);
+
+/** Any thread, while the areas may come and go; an area that is gone counts nothing. Up to 256 MiB
+ * are counted exactly, more of one area by 65,536 pages of it. */
+void zsd_numa_survey(const struct zsd_numa *n, const struct zsd_numa_area *areas, unsigned nareas,
+                     struct zsd_numa_use *ret);
+/** As "0:4096 1:0": each node and its bytes. */
+void zsd_numa_use_text(const struct zsd_numa *n, const struct zsd_numa_use *use, char *text,
+                       unsigned size);
+
+#endif
