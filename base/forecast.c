@@ -231,8 +231,6 @@ static void forecast_rank(const struct zb_run *run, const struct zb_node *node,
 
 /* The engine's buffers of gathered units: one that was given back serves the next unit of about its
  * size, and a few stay idle. */
-#define POOL_IDLE_MORE 3u /* beside the units ahead */
-
 struct pool {
     struct {
         uint64_t bytes;
@@ -311,7 +309,7 @@ static uint64_t gathered_bytes(const struct zb_run *run, uint32_t unit, uint32_t
 /* One micro-step's gathers. A rank that is alone looks at the daemon's memory. */
 static uint64_t forecast_gathers(const struct zb_run *run, uint32_t world)
 {
-    struct pool p = { .keep = run->prefetch_units + POOL_IDLE_MORE };
+    struct pool p = { .keep = run->prefetch_units + ZB_GATHER_IDLE };
     const struct zb_model *m = run->model;
 
     for (uint32_t i = 0; i < m->norder && world > 1; i++) {
@@ -324,15 +322,16 @@ static uint64_t forecast_gathers(const struct zb_run *run, uint32_t world)
     return p.most;
 }
 
-/* Gradients in fp32, at most: one that is made and two on their way; those of fp32 are received
- * beside what is sent. */
+/* Gradients in fp32, at most: one that is made and those on their way; of fp32 ones what is
+ * received lies beside what is sent. */
 static void forecast_engine(const struct zb_run *run, struct zb_forecast *f)
 {
     uint32_t world = zb_mode_world(run->mode, run->ranks, run->nodes);
     uint64_t largest = zb_padded_elems(run->model->largest) * sizeof(float);
 
     f->gather_bytes = zb_mode_cuts(run->mode, ZB_PARAM) ? forecast_gathers(run, world) : 0;
-    f->grad_bytes = largest * (run->layout.dtype == ZB_F32 && world > 1 ? 5 : 3);
+    f->grad_bytes = largest *
+                    (1 + ZB_REDUCES_MAX * (run->layout.dtype == ZB_F32 && world > 1 ? 2 : 1));
 }
 
 static void forecast_least(const struct zb_run *run, const struct zb_node *node,

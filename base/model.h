@@ -74,6 +74,9 @@ int zb_model_shards(const struct zb_model *m, const struct zb_layout *layout, ui
 
 /* ---- what the engine needs beside */
 
+#define ZB_PREFETCH_MAX     64u     /* units gathered ahead */
+#define ZB_GATHER_IDLE      3u      /* buffers of gathered units that stay, beside those ahead */
+#define ZB_REDUCES_MAX      2u      /* gradients on their way to other ranks and the daemon */
 #define ZB_PIECES           4u      /* of staging, of each rank */
 #define ZB_PIECE_ELEMS_GOOD 262144u /* 1 MiB: long enough for the cost of a request not to show */
 

@@ -6,6 +6,8 @@
 
 #include <stdint.h>
 
+#define ZB_HOST_SHARE 4u /* a daemon's host_bytes "auto" is one part of so many of what is left */
+
 /**
  * The least of what the machine has available (MemAvailable) and what each memory cgroup above us,
  * version 1 or 2, leaves: its limit less what it uses, where file cache that can go does not count.

@@ -13,7 +13,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "base/plan.h"
+#include "base/forecast.h"
 #include "base/size.h"
 #include "base/sysmem.h"
 #include "daemon/compute.h"
@@ -25,7 +25,8 @@
 #include "daemon/server.h"
 #include "nvme/zn_fixed.h"
 
-#define HOST_SHARE       4u /* of the memory that is left: "auto" takes one part of so many */
+_Static_assert(ZN_DATA_START == ZB_DATA_START, "what the planner takes off a data file");
+
 #define HOST_BYTES_MIN   ZB_MIB
 #define NVME_BYTES_MIN   ZB_MIB
 #define SLOW_THREADS     2u   /* make memory, and give it back */
@@ -60,7 +61,7 @@ static int limits_up(struct zsd *daemon, struct zb_err *err)
     limits_files(config);
     if (config->host_bytes == ZSD_AUTO)
         config->host_bytes =
-            zb_max_u64(zb_sysmem_left("") / HOST_SHARE / ZB_PAGE_ALIGN * ZB_PAGE_ALIGN,
+            zb_max_u64(zb_sysmem_left("") / ZB_HOST_SHARE / ZB_PAGE_ALIGN * ZB_PAGE_ALIGN,
                        HOST_BYTES_MIN); /* less is of no use: then the core says so */
     return 0;
 }

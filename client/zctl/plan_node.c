@@ -18,8 +18,6 @@
 #include "base/util.h"
 #include "client/zctl/plan.h"
 
-#define HOST_SHARE 4u /* as the daemon's "auto" */
-
 enum value_type { SIZE, COUNT, GIGA, TERA }; /* bytes; a number; 1e9 and 1e12 of something */
 
 static const struct {
@@ -166,7 +164,7 @@ static int node_daemon(struct zctl_plan *p)
 
     if (rc == -ENOTCONN && !p->z->socket && !getenv("ZSHARD_SOCKET")) { /* none was asked for */
         p->z->err = (struct zb_err){ 0 };
-        p->node.host_bytes = zb_sysmem_left("") / HOST_SHARE / ZB_PAGE_ALIGN * ZB_PAGE_ALIGN;
+        p->node.host_bytes = zb_sysmem_left("") / ZB_HOST_SHARE / ZB_PAGE_ALIGN * ZB_PAGE_ALIGN;
         p->node_from = "this machine, without a daemon";
         return 0;
     }

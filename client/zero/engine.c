@@ -439,7 +439,8 @@ int zc_zero_open(struct zc_zero **ret, const struct zc_zero_options *options)
     for (uint32_t i = 0; i < ZCZ_REDUCES_MAX; i++)
         zb_list_push_back(&z->reduces_idle, &z->reduce_slots[i].node);
     zcz_pool_init(&z->small, 1);
-    zcz_pool_init(&z->gather_pool, zb_min_u64(options->prefetch_units, ZCZ_PREFETCH_MAX) + 3);
+    zcz_pool_init(&z->gather_pool,
+                  zb_min_u64(options->prefetch_units, ZCZ_PREFETCH_MAX) + ZB_GATHER_IDLE);
     zcz_pool_init(&z->grad_pool, ZCZ_REDUCES_MAX + 1);
     z->timeout_ms = options->timeout_ms ? options->timeout_ms : ZCZ_TIMEOUT_MS;
     z->patience_ms = z->timeout_ms > UINT32_MAX - ZCZ_GRACE_MS ? UINT32_MAX

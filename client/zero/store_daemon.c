@@ -26,7 +26,6 @@
 #include <string.h>
 #include <time.h>
 
-#include "base/model.h"
 #include "client/zero/zero_priv.h"
 
 #define CONNECT_MS_MAX 5000u

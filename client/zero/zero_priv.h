@@ -24,7 +24,7 @@
 #define ZC_ZERO_PRIV_H
 
 #include "base/err.h"
-#include "base/plan.h"
+#include "base/model.h"
 #include "base/util.h"
 #include "client/zero/store.h"
 #include "client/zero/zc_zero.h"
@@ -36,10 +36,10 @@
 #define ZCZ_GRACE_MS     500u  /* the store's own deadlines end first: its sentences say more */
 #define ZCZ_FAREWELL_MS  1000u /* how long a rank that failed waits to tell the others why */
 #define ZCZ_REASON_MS    100u  /* ... and for the reason of one that is lost to arrive */
-#define ZCZ_REDUCES_MAX  2u    /* reductions that hold buffers; then zc_zero_reduce() waits */
+#define ZCZ_REDUCES_MAX  ZB_REDUCES_MAX /* that hold buffers; then zc_zero_reduce() waits */
 #define ZCZ_SUM_MAX      4096u
 #define ZCZ_GROUPS_MAX   64u
-#define ZCZ_PREFETCH_MAX 64u
+#define ZCZ_PREFETCH_MAX ZB_PREFETCH_MAX
 #define ZCZ_SLICE_ELEMS                                                      \
     (UINT64_C(1) << 40) /* of one unit over all ranks: sizes cannot overflow \
                          */
