@@ -135,7 +135,7 @@ zc_zero_options = struct("zc_zero_options", (c_void_p, "comm"), (c_char_p, "sock
                          (c_int, "offload_param offload_optimizer"),
                          (c_uint32, "micro_steps"), (c_double, "clip beta1 beta2 eps"),
                          (c_double * 64, "weight_decay"),
-                         (c_uint32, "groups prefetch_units share timeout_ms"), (c_char_p, "kernels"))
+                         (c_uint32, "groups prefetch_units overlap share timeout_ms"), (c_char_p, "kernels"))
 zc_zero_stepped = struct("zc_zero_stepped", (c_uint64, "iterations applied"),
                          (c_double, "grad_norm clip_scale"), (c_bool, "skipped"))
 zc_zero_stats = struct("zc_zero_stats",
@@ -235,6 +235,7 @@ PROTOTYPES = {
     "zc_zero_grad": (c_int, (HANDLE, c_uint32, P(P(c_float)))),
     "zc_zero_reduce": (c_int, (HANDLE, c_uint32)),
     "zc_zero_step": (c_int, (HANDLE, c_double, P(zc_zero_stepped))),
+    "zc_zero_announce": (c_int, (HANDLE, c_double)),
     "zc_zero_commit": (c_int, (HANDLE,)),
     "zc_zero_note_put": (c_int, (HANDLE, c_bool, c_void_p, c_size_t)),
     "zc_zero_note_get": (c_int, (HANDLE, c_bool, c_void_p, P(c_size_t))),

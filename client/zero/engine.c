@@ -291,6 +291,7 @@ void zc_zero_defaults(struct zc_zero_options *options)
         .eps = 1e-8,
         .groups = 1,
         .prefetch_units = 1,
+        .overlap = ZC_ZERO_OVERLAP,
     };
 }
 
@@ -330,6 +331,8 @@ static int open_check(struct zc_zero *z)
     for (uint32_t g = 0; g < o->groups; g++)
         if (!isfinite(o->weight_decay[g]))
             return zcz_refuse(z, -EINVAL, "weight decay %g of group %u", o->weight_decay[g], g);
+    if (o->overlap & ~ZC_ZERO_OVERLAP)
+        return zcz_refuse(z, -EINVAL, "overlap %#x: known are %#x", o->overlap, ZC_ZERO_OVERLAP);
     if (o->prefetch_units > ZCZ_PREFETCH_MAX)
         return zcz_refuse(z, -EINVAL, "%u units gathered ahead: at most %u", o->prefetch_units,
                           ZCZ_PREFETCH_MAX);
@@ -461,7 +464,7 @@ int zc_zero_open(struct zc_zero **ret, const struct zc_zero_options *options)
 static bool close_drained(const struct zc_zero *z)
 {
     return zb_list_empty(&z->gathers) && zb_list_empty(&z->reduces) && z->pushes.pending == 0 &&
-           z->notes.pending == 0 && !z->stepping;
+           z->notes.pending == 0 && z->announce.pending == 0 && !z->stepping;
 }
 
 /* Every rank closes now, with the same collectives queued: they are finished, not abandoned. */

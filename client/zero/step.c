@@ -10,10 +10,12 @@
  * DURABLE. Whether a step commits follows from its number, so every rank says the same; how it went
  * is settled at the step behind it (commit.c).
  *
- * OVERLAP. zc_zero_step() returns when the step has begun. Gathers that follow ask for the version
- * behind it and wait in the store, unit by unit; the next gradients wait here (reduce.c). So the
- * next forward pass begins while the end of the model is still being updated. A step that fails
- * fails the engine, at whichever call comes next.
+ * OVERLAP. A step whose learning rate was announced, and that nothing clips, is told to the store
+ * ahead, which begins it as gradients come (ZC_ZERO_EARLY); the decision above stays what it is.
+ * With ZC_ZERO_SERVE zc_zero_step() returns when the step has begun. Gathers that follow ask for
+ * the version behind it and wait in the store, unit by unit; the next gradients wait here
+ * (reduce.c). So the next forward pass begins while the end of the model is still being updated. A
+ * step that fails fails the engine, at whichever call comes next.
  */
 #include <errno.h>
 #include <math.h>
@@ -25,6 +27,9 @@ static int step_check(struct zc_zero *z, double lr)
 {
     if (!isfinite(lr))
         return zcz_refuse(z, -EINVAL, "a step with learning rate %g", lr);
+    if (z->announced && memcmp(&lr, &z->announced_lr, sizeof(lr)) != 0)
+        return zcz_refuse(z, -EINVAL, "a step with learning rate %g, and %g was announced", lr,
+                          z->announced_lr);
     if (z->trainable == 0)
         return zcz_refuse(z, -EINVAL, "a step, and every unit is frozen");
     for (uint32_t i = 0; i < z->nunits; i++) {
@@ -48,11 +53,15 @@ static int step_settle(struct zc_zero *z)
     int rc;
 
     rc = zcz_turn(z, 0);
-    while (rc == 0 && (!zb_list_empty(&z->gathers) || !zb_list_empty(&z->reduces) ||
-                       z->pushes.pending > 0 || z->notes.pending > 0 || z->stepping))
+    while (rc == 0 &&
+           (!zb_list_empty(&z->gathers) || !zb_list_empty(&z->reduces) || z->pushes.pending > 0 ||
+            z->notes.pending > 0 || z->stepping || z->announcing || z->announce.pending > 0))
         rc = zcz_wait(z, &w);
     if (rc == 0 && z->notes.rc < 0)
         rc = zcz_fail(z, z->notes.rc, "a note: %s", zcz_store_text(z->store));
+    if (rc == 0 && z->announce.rc < 0)
+        rc = zcz_fail(z, z->announce.rc, "step %llu, announced: %s",
+                      (unsigned long long)z->iterations + 1, zcz_store_text(z->store));
     return rc;
 }
 
@@ -116,12 +125,30 @@ static int step_begin(struct zc_zero *z, const struct zc_step *step)
     z->saved = false;
     z->iterations++;
     z->applied += step->groups != NULL;
+    z->announced = false;
     z->micro = 0;
     for (uint32_t i = 0; i < z->nunits; i++)
         z->units[i].micro = 0;
     zcz_schedule_rewind(z);
     zcz_schedule_apply(z);
-    return zcz_turn(z, 0);
+    rc = zcz_turn(z, 0);
+    w = (struct zcz_wait){ .what = "the step" };
+    while (rc == 0 && !(z->options.overlap & ZC_ZERO_SERVE) && z->stepping)
+        rc = zcz_wait(z, &w);
+    return rc;
+}
+
+static double step_average(const struct zc_zero *z)
+{
+    return 1.0 / ((double)z->world * z->options.micro_steps);
+}
+
+static void step_groups(const struct zc_zero *z, double lr, struct zc_group *groups)
+{
+    const struct zc_zero_options *o = &z->options;
+
+    for (uint32_t g = 0; g < o->groups; g++)
+        groups[g] = (struct zc_group){ lr, o->beta1, o->beta2, o->eps, o->weight_decay[g] };
 }
 
 static enum zc_commit step_commit(const struct zc_zero *z, uint64_t step)
@@ -139,7 +166,7 @@ int zc_zero_step(struct zc_zero *z, double lr, struct zc_zero_stepped *ret)
     struct zc_group groups[ZCZ_GROUPS_MAX];
     struct zc_zero_stepped out = { .clip_scale = 1 };
     struct zc_step step = { .groups = groups, .ngroups = o->groups, .timeout_ms = z->timeout_ms };
-    double average = 1.0 / ((double)z->world * o->micro_steps);
+    double average = step_average(z);
     uint64_t nonfinite = 0;
     int rc = zcz_enter(z, true);
 
@@ -156,8 +183,7 @@ int zc_zero_step(struct zc_zero *z, double lr, struct zc_zero_stepped *ret)
     out.grad_norm *= average;
     if (o->clip > 0)
         out.clip_scale = fmin(1.0, o->clip / (out.grad_norm + 1e-6));
-    for (uint32_t g = 0; g < o->groups; g++)
-        groups[g] = (struct zc_group){ lr, o->beta1, o->beta2, o->eps, o->weight_decay[g] };
+    step_groups(z, lr, groups);
     step.step = z->iterations + 1;
     step.commit = step_commit(z, step.step);
     step.scale = average * out.clip_scale;
@@ -178,10 +204,48 @@ int zc_zero_step(struct zc_zero *z, double lr, struct zc_zero_stepped *ret)
     return 0;
 }
 
+int zc_zero_announce(struct zc_zero *z, double lr)
+{
+    int rc = zcz_enter(z, true);
+
+    if (rc < 0)
+        return rc;
+    if (!isfinite(lr))
+        return zcz_refuse(z, -EINVAL, "a step with learning rate %g", lr);
+    if (z->announced && memcmp(&lr, &z->announced_lr, sizeof(lr)) != 0)
+        return zcz_refuse(z, -EINVAL, "learning rate %g is announced, and %g was", lr,
+                          z->announced_lr);
+    if (!z->announced && z->store->early && z->store->ops->step_begin)
+        z->announcing = true;
+    z->announced = true;
+    z->announced_lr = lr;
+    return zcz_turn(z, 0);
+}
+
+/* The store hears of the next step when the last one is over: then gradients go there, too. */
+static int announce_turn(struct zc_zero *z)
+{
+    struct zc_group groups[ZCZ_GROUPS_MAX];
+    struct zc_step step = { .step = z->iterations + 1,
+                            .scale = step_average(z),
+                            .groups = groups,
+                            .ngroups = z->options.groups };
+    int rc;
+
+    if (!z->announcing || z->stepping)
+        return 0;
+    step_groups(z, z->announced_lr, groups);
+    rc = z->store->ops->step_begin(z->store, &z->announce, &step, z->options.micro_steps);
+    if (rc < 0)
+        return rc == -EAGAIN ? 0 : zcz_fail(z, rc, "%s", z->error.text);
+    z->announcing = false;
+    return 0;
+}
+
 int zcz_step_turn(struct zc_zero *z)
 {
     if (!z->stepping || z->step.pending > 0)
-        return 0;
+        return announce_turn(z);
     z->stepping = false;
     z->moved = true;
     if (z->step.rc < 0)

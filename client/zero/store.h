@@ -79,6 +79,10 @@ struct zcz_store_ops {
     int (*step)(struct zcz_store *s, struct zcz_op *op, const struct zc_step *step,
                 struct zc_stepped *ret);
 
+    /** What the next step will be, ahead of its last gradients; NULL: the store does not care. */
+    int (*step_begin)(struct zcz_store *s, struct zcz_op *op, const struct zc_step *step,
+                      uint32_t micros);
+
     /** As zc_commit(); for all ranks of the node. */
     int (*commit)(struct zcz_store *s, struct zcz_op *op, enum zc_commit what, uint64_t iterations);
     /** Kept with the next step; copied. */
@@ -103,6 +107,7 @@ struct zcz_store {
     struct zb_err err;   /* the first failure of a call in flight, an event or the connection */
     uint8_t node[16];    /* ranks with the same one share this store's daemon */
     uint32_t page_elems; /* pieces are multiples of it */
+    bool early;          /* after place(): step_begin() is of use */
     uint32_t pins_max;   /* slices of this rank that can be pinned at one time; at least 1 */
     uint64_t epoch;      /* of a job that was attached, */
     uint32_t npoints;    /* and what it can go on from on this node */

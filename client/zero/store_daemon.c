@@ -176,6 +176,7 @@ static int start_job(struct daemon *d, uint64_t epoch)
         .offload_optimizer = z->options.offload_optimizer == ZC_ZERO_HOST ? ZC_HOST : ZC_NVME,
         .groups = z->options.groups,
         .share = z->options.share,
+        .early = (z->options.overlap & ZC_ZERO_EARLY) != 0 && z->options.clip <= 0,
     };
     int rc;
 
@@ -282,6 +283,7 @@ static int daemon_place(struct zcz_store *s)
     if (rc == 0) {
         s->z->iterations = d->placement.iterations;
         s->z->applied = d->placement.applied;
+        s->early = d->placement.early;
     }
     return rc;
 }
@@ -392,6 +394,14 @@ static int daemon_step(struct zcz_store *s, struct zcz_op *op, const struct zc_s
                                     ret, on_op, op);
 
     return op_begun(d, op, rc);
+}
+
+static int daemon_step_begin(struct zcz_store *s, struct zcz_op *op, const struct zc_step *step,
+                             uint32_t micros)
+{
+    struct daemon *d = daemon_of(s);
+
+    return op_begun(d, op, zc_step_begin(d->c, d->job.id, step, micros, on_op, op));
 }
 
 static int daemon_commit(struct zcz_store *s, struct zcz_op *op, enum zc_commit what,
@@ -518,6 +528,7 @@ static const struct zcz_store_ops daemon_ops = {
     .release = daemon_release,
     .norms = daemon_norms,
     .step = daemon_step,
+    .step_begin = daemon_step_begin,
     .commit = daemon_commit,
     .note_put = daemon_note_put,
     .note_get = daemon_note_get,

@@ -193,7 +193,8 @@ uint32_t zcz_digest(const struct zc_zero *z)
     const struct zc_zero_options *o = &z->options;
     uint64_t numbers[] = { o->keep,        o->durable,       o->commit_every,
                            o->resume,      o->offload_param, o->offload_optimizer,
-                           o->micro_steps, o->groups,        o->prefetch_units };
+                           o->micro_steps, o->groups,        o->prefetch_units,
+                           o->overlap };
     double scalars[] = { o->clip, o->beta1, o->beta2, o->eps };
     uint32_t crc = digest_numbers(0, numbers, ZB_COUNT(numbers));
 

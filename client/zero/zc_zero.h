@@ -21,9 +21,9 @@
  * The engine expects each micro-step to gather in the order of the one before it, and prefetches by
  * that; another order is correct, only slower.
  *
- * ALIKE. Gather, release, grad, reduce, step, commit, sum, read and a clean close make collectives:
- * all ranks make these calls with the same arguments in the same order. Notes, zc_zero_poll(),
- * zc_zero_stats() and zc_zero_error() are each rank's own affair.
+ * ALIKE. Gather, release, grad, reduce, announce, step, commit, sum, read and a clean close make
+ * collectives: all ranks make these calls with the same arguments in the same order. Notes,
+ * zc_zero_poll(), zc_zero_stats() and zc_zero_error() are each rank's own affair.
  *
  * NUMBERS. Gradients of the ranks are exchanged as slices, in the unit's dtype (bf16: rounded once,
  * ties to even, before the exchange), and added in fp32 in rank order; micro-steps add in fp32. The
@@ -121,6 +121,12 @@ struct zc_zero;
 
 enum zc_zero_offload { ZC_ZERO_NONE = 0, ZC_ZERO_HOST = 1, ZC_ZERO_NVME = 2 };
 
+/** What a step does while the trainer computes; none of it changes a bit of the result. */
+#define ZC_ZERO_EARLY 1u /* it begins as gradients come: zc_zero_announce() */
+#define ZC_ZERO_SERVE \
+    2u /* zc_zero_step() returns when it has begun, and gathers wait unit by unit */
+#define ZC_ZERO_OVERLAP (ZC_ZERO_EARLY | ZC_ZERO_SERVE)
+
 struct zc_zero_options {
     struct zc_comm *comm;  /* the caller's; outlives the engine */
     const char *socket;    /* as in zc_options */
@@ -137,12 +143,15 @@ struct zc_zero_options {
     double weight_decay[64]; /* by parameter group */
     uint32_t groups;         /* 1 to 64 */
     uint32_t prefetch_units; /* gathered ahead, up to 64; 0: none. 1 is the usual choice */
-    uint32_t share;          /* of a job: as in zc_job_options */
-    uint32_t timeout_ms;     /* of anything that waits for the daemon or a peer; 0: 60000 */
-    const char *kernels;     /* NULL: the best; else as the daemon option of that name */
+    uint32_t overlap;    /* of ZC_ZERO_OVERLAP. EARLY costs room on the daemon's data files, once
+                            more what is streamed; where there is none, it does without */
+    uint32_t share;      /* of a job: as in zc_job_options */
+    uint32_t timeout_ms; /* of anything that waits for the daemon or a peer; 0: 60000 */
+    const char *kernels; /* NULL: the best; else as the daemon option of that name */
 };
 
 /** Fills in the usual values: micro_steps 1, betas 0.9 and 0.95, eps 1e-8, one group, prefetch 1,
+ * all overlap,
  * a commit every 100 steps (of a job that is durable). */
 ZC_EXPORT void zc_zero_defaults(struct zc_zero_options *options);
 
@@ -202,6 +211,13 @@ struct zc_zero_stepped {
  * once, on all ranks: nothing was done, that step is whole, the last commit stands, and a call
  * again goes on. */
 ZC_EXPORT int zc_zero_step(struct zc_zero *z, double lr, struct zc_zero_stepped *ret);
+
+/** Says the learning rate of the next step ahead, the same on all ranks: then that step begins
+ * under the last backward pass, unit by unit, where state is streamed. Called between two steps,
+ * best before the last micro-step; zc_zero_step() then has the same lr (-EINVAL). Does nothing
+ * where nothing can be gained: with clipping, without a daemon, without room, without
+ * ZC_ZERO_EARLY. A step that is skipped has changed nothing all the same. */
+ZC_EXPORT int zc_zero_announce(struct zc_zero *z, double lr);
 
 /** Finishes the step in progress and makes the newest step durable, unless it is; waits for that.
  * On failure the last commit stands, and the engine goes on. -ENOTSUP: there is no daemon;

@@ -187,6 +187,10 @@ struct zc_zero {
     uint32_t micro;   /* micro-steps that are complete */
     uint32_t reduced; /* units reduced in the one in progress */
 
+    bool announced;  /* the next step will have this learning rate, */
+    bool announcing; /* which the store has not heard yet; */
+    double announced_lr;
+    struct zcz_op announce;
     bool stepping;             /* the store is doing one, */
     struct zcz_op step;        /* this, */
     struct zc_stepped stepped; /* and this will be its answer */

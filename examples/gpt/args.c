@@ -73,6 +73,8 @@ static const struct row rows[] = {
       .usual = "cpu" },
     { "--stage", NULL, "of ZeRO: 3 shards parameters, gradients and state", CHOICE,
       .offset = NOWHERE, .choices = "3 (0) (1) (2)", .usual = "3" },
+    { "--overlap", NULL, "what a step does under the passes; early needs --clip 0", CHOICE,
+      AT(overlap), .choices = "all none early serve", .usual = "all" },
     { "--offload", NULL, "where optimizer state and parameters live when they must", BOTH,
       .offset = NOWHERE, .choices = OFFLOADS, .usual = "none" },
     { "--offload-optimizer", NULL, "the same for the optimizer state alone", CHOICE,

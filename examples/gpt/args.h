@@ -11,6 +11,7 @@
 
 #include "examples/gpt/err.h"
 
+enum gpt_overlap { GPT_OVERLAP_ALL, GPT_OVERLAP_NONE, GPT_OVERLAP_EARLY, GPT_OVERLAP_SERVE };
 enum gpt_offload { GPT_OFFLOAD_NONE, GPT_OFFLOAD_HOST, GPT_OFFLOAD_NVME };
 enum gpt_dtype { GPT_FP32, GPT_BF16 };
 
@@ -22,6 +23,7 @@ struct gpt_args {
     uint64_t commit_every;
     uint32_t share;
     uint32_t offload_optimizer, offload_param; /* enum gpt_offload */
+    uint32_t overlap;                          /* enum gpt_overlap */
     const char **data;                         /* ndata of them; allocated */
     size_t ndata;
     uint64_t steps, seed;

@@ -142,6 +142,14 @@ static enum zc_zero_offload offload_of(uint32_t offload)
                                          : ZC_ZERO_NONE;
 }
 
+static uint32_t overlap_of(uint32_t overlap)
+{
+    return overlap == GPT_OVERLAP_ALL     ? ZC_ZERO_OVERLAP
+           : overlap == GPT_OVERLAP_EARLY ? ZC_ZERO_EARLY
+           : overlap == GPT_OVERLAP_SERVE ? ZC_ZERO_SERVE
+                                          : 0;
+}
+
 /* This rank's of a list with commas. *ret_copy is to be freed, and may be NULL. */
 static int socket_of(struct train *t, char **ret_copy)
 {
@@ -215,6 +223,7 @@ static int engine_open(struct train *t)
     options.offload_optimizer = offload_of(a->offload_optimizer);
     options.micro_steps = t->micro_steps;
     options.clip = a->clip;
+    options.overlap = overlap_of(a->overlap);
     options.beta1 = BETA1;
     options.beta2 = BETA2;
     options.eps = EPS;
@@ -468,6 +477,7 @@ static int step_run(struct train *t, uint64_t step, struct report *r)
     int rc = 0;
 
     *r = (struct report){ .step = step };
+    rc = engine_fail(t, zc_zero_announce(t->zero, t->args->lr));
     for (uint32_t k = 0; k < t->micro_steps && rc == 0; k++) {
         double one = NAN;
 

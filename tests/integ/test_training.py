@@ -119,6 +119,26 @@ def placement_fixed_rate():
         check(kept.done.returncode != 0 and "io fixed" in kept.done.stdout, kept.done.stdout)
 
 
+def overlaps():
+    """Whatever runs under the passes, the bits are the same; and it does run there."""
+    rng = random.Random(11)
+    for dtype, ranks in (("bf16", 1), ("fp32", 2)):
+        base = ["--dtype", dtype, "--clip", "0"]
+        here = good(Run(base + ["--offload", "none"], ranks), "the run without a daemon")
+        least = least_host_bytes(base + ["--offload", "nvme"], ranks)
+        for overlap in ("all", "none", "early" if ranks == 1 else "serve"):
+            host = least + rng.randrange(0, 600 << 10)
+            with Daemon("--host-bytes", str(host), "--nvme-bytes", "64M", *PAGES) as d:
+                name = f"{dtype}, {ranks} ranks, overlap {overlap}, {host} bytes"
+                flags = ["--offload", "nvme", "--overlap", overlap]
+                flags += rng.choice(([], ["--keep", "--commit-every", "3"]))
+                run = good(Run(base + flags, ranks, d.env()), name)
+                early = {row["name"]: row["value"] for row in d.zctl("stat")}["pages_early"]
+                check(run.losses() == here.losses(), f"{name}: other losses than without a daemon")
+                check(run.weights == here.weights, f"{name}: other weights than without a daemon")
+                check((early > 0) == (overlap in ("all", "early")), f"{name}: {early} pages early")
+
+
 def least_is_least():
     """With a byte less the job is refused with the same number, exit code 4."""
     flags = ["--offload", "nvme"]
@@ -269,7 +289,7 @@ def daemon_ended():
 
 
 TESTS = {f.__name__: f for f in (
-    placement_fp32, placement_bf16, placement_two_ranks, placement_fixed_rate, least_is_least, nvme_too_small,
+    placement_fp32, placement_bf16, placement_two_ranks, placement_fixed_rate, overlaps, least_is_least, nvme_too_small,
     host_only_refused, no_daemon, name_taken, rank_killed, daemon_killed, daemon_ended)}
 
 if __name__ == "__main__":

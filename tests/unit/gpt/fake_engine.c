@@ -288,6 +288,12 @@ static void step_unit(struct zc_zero *z, struct unit *x, double lr, double scale
     }
 }
 
+int zc_zero_announce(struct zc_zero *z, double lr)
+{
+    (void)lr;
+    return call(z);
+}
+
 int zc_zero_step(struct zc_zero *z, double lr, struct zc_zero_stepped *ret)
 {
     double sum = 0, scale = 1.0 / z->options.micro_steps;

@@ -203,7 +203,7 @@ static void help_has_every_flag(void **state)
         "--seed S",       "--batch B",       "--micro-batch", "--seq T",          "--layers L",
         "--heads H",      "--width C",       "--lr X",        "--weight-decay ",  "--clip X",
         "--dtype fp32",   "--device cpu",    "--config FILE", "--init FILE",      "--export FILE",
-        "--jsonl FILE",   "--help",          "--version",     "--commit-every N",
+        "--jsonl FILE",   "--help",          "--version",     "--commit-every N", "--overlap all",
     };
     char *text = NULL;
     size_t bytes = 0;
