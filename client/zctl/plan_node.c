@@ -137,6 +137,10 @@ static int daemon_tiers(struct zctl_plan *p)
 
         *(host ? &p->node.host_bytes : &p->node.nvme_bytes) = rows[i].budget;
         *(host ? &p->node.host_taken : &p->node.nvme_taken) = rows[i].used;
+        if (!host && !zctl_option(p->z, "measure")) {
+            p->node.drive_read = (double)rows[i].read_bytes_s;
+            p->node.drive_write = (double)rows[i].write_bytes_s;
+        }
     }
     zc_rows_free(rows);
     return rc;

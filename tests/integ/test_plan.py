@@ -123,6 +123,7 @@ def agrees(model, host, offload, flags=(), ranks=1):
         words += ["--durable", "--commit-every", flags[-1]] if durable else []
         # whether steps may begin early is the trainer's wish, which is not seen from outside
         plans = [plan(d, *words), plan(d, *words, "--early")]
+        check(plans[0]["node"]["drive_read"] > 0, f"{name}: the daemon measures its drive")
         idle = process_bytes(d.process.pid)
         with Training(d, model, ["--offload", offload, *flags], ranks) as t:
             t.wait(STEPS)
