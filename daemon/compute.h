@@ -43,12 +43,6 @@ int zsd_compute_slow(struct zsd_compute *c, unsigned threads, struct zb_err *err
  * as it has CPUs. */
 int zsd_compute_new_on(struct zsd_compute **ret, unsigned threads, const cpu_set_t *sets,
                        unsigned nsets, struct zb_err *err);
-/** As zsd_compute_new() would say of the list; starts nothing. Any thread. */
-int zsd_cpus_check(const char *cpus, struct zb_err *err);
-/** What such a list comes to: the CPUs that it names and that we may use. */
-int zsd_cpus_resolve(const char *cpus, cpu_set_t *ret, struct zb_err *err);
-/** Numbers below CPU_SETSIZE and ranges of them, such as 0-3,8. */
-bool zsd_numbers_parse(const char *text, cpu_set_t *ret);
 /** Runs what is queued, waits for it, runs the done()s, stops the workers. NULL is fine. */
 void zsd_compute_free(struct zsd_compute *c);
 

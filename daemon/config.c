@@ -23,7 +23,7 @@
 #include "base/plan.h"
 #include "base/size.h"
 #include "base/util.h"
-#include "daemon/compute.h"
+#include "daemon/cpus.h"
 #include "daemon/numa.h"
 #include "kernels/zk.h"
 #include "nvme/zn.h"

@@ -16,7 +16,7 @@
 
 #include "base/log.h"
 #include "base/util.h"
-#include "daemon/compute.h"
+#include "daemon/cpus.h"
 
 #define SURVEY_PAGE    4096u
 #define SURVEY_SAMPLES 65536u /* of one area */

@@ -15,13 +15,6 @@ struct zsd_compute {
     struct zb_list todo;
 };
 
-int zsd_cpus_check(const char *cpus, struct zb_err *err)
-{
-    (void)cpus;
-    (void)err;
-    return 0;
-}
-
 int zsd_compute_new(struct zsd_compute **ret, unsigned threads, const char *cpus,
                     struct zb_err *err)
 {

@@ -12,6 +12,7 @@
 
 #include "base/util.h"
 #include "daemon/compute.h"
+#include "daemon/cpus.h"
 
 /* ---- CPU lists */
 
