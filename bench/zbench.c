@@ -32,6 +32,9 @@ static const struct {
       "a step that commits, against one that does not", zbench_commit },
     { "plan", "[--dir DIR] [--params N] [--rounds N] [--only plan/drive]",
       "how long a step takes, against what zctl plan says", zbench_plan },
+    { "step", "[--dir DIR] [--params N] [--page-elems N] [--ring SIZE] [--rounds N] [--only CASE]",
+      "a step that streams its state, against the most that drive and kernels can do",
+      zbench_step },
     { "snapshot", "[--dir DIR] [--params N] [--page-elems N] [--rounds N]",
       "a step with a snapshot in its middle, against one without", zbench_snapshot },
 };

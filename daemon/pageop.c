@@ -16,7 +16,9 @@
  *     P1  A page buffer is held exactly from the end of BUFFER until SETTLE. The job's promise
  *         (store.h) has a spare of each size for each buffer, and a second place for each resident
  *         page that is saved: a fresh extent is always found.
- *     P2  Nothing reads bytes that came from the data file before their checksums matched.
+ *     P2  Nothing reads bytes that came from the data file before their checksums matched: of a
+ *         STEP, block by block. So where a block is corrupt, the blocks before it may have changed
+ *         resident planes: who stepped it ends the job (op_step.c), and nobody reads the mix.
  *     P3  An extent that the shard points to is never written: a page goes to a fresh one, and the
  *         shard points there only after the write is complete. A failure leaves the old page whole.
  *         EARLY leaves the shard as it is: its fresh extents are the holder's.

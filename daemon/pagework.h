@@ -58,8 +58,9 @@ struct zsd_pagework_bad {
 };
 
 /**
- * @return 0; -EBADMSG: a plane is not what it must be, and *ret_bad says where. Nothing was changed
- *         or read out then
+ * @return 0; -EBADMSG: a plane is not what it must be, and *ret_bad says where. Nothing was read
+ * out then; of a STEP, elements before those may have been changed in memory, in resident planes
+ *         too: no one may go on with the page
  */
 int zsd_pagework_run(const struct zsd_pagework *w, struct zsd_pagework_bad *ret_bad);
 

@@ -1,0 +1,537 @@
+/*
+ * bench_step.c - `zbench step`: a step of optimizer state that is streamed, against the most that
+ * the drive and the kernels can do.
+ *
+ * MODEL. A zshardd of our own holds a job of bf16 parameters whose parameters and gradients are in
+ * memory and whose state (10 bytes a parameter: 20 cross the drive in a step) lives on its NVMe
+ * tier. A step is timed from the request to its answer, with its gradients pushed before. The FLOOR
+ * is the longer of two times, both measured beside each step:
+ *
+ *     the drive    as many bytes, half of them read and half written, in requests of the same
+ *                  size and as many at a time, by a loop that does nothing else
+ *     the kernels  as many parameters stepped by the same kernels on as many threads, on pages
+ *                  that are in memory
+ *
+ * The drive is a device of a fixed rate (nvme/zn_fixed.h), whose contents are real and cost no
+ * copy: a step on it does all that a step on a drive does. The loop has one of the same rate in
+ * this process.
+ *
+ * Checksums are no part of the floor; what the kernels take with them (a block verified, stepped
+ * and sealed while it is in the cache) is noted.
+ */
+#include "bench/zbench.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/plan.h"
+#include "base/size.h"
+#include "base/util.h"
+#include "bench/process.h"
+#include "client/zclient.h"
+#include "kernels/zk_page.h"
+#include "nvme/zn_fixed.h"
+
+#define STEP_UNITS      8u
+#define STEP_ROUNDS     6u
+#define STEP_PARAMS     (UINT64_C(432) << 20) /* 4.5 GB of state */
+#define STEP_STAGING    (UINT64_C(64) << 20)
+#define STEP_LATENCY_US 100u
+#define STEP_BUFFERS    16u              /* the daemon's default */
+#define STEP_HALF       2u               /* bytes of a parameter, and of a gradient */
+#define STEP_STATE      10u              /* bytes of its state */
+#define STEP_BYTES      (2 * STEP_STATE) /* a parameter, across the drive */
+#define STEP_THREADS    64u
+#define STEP_HUGE       (2 * ZB_MIB)
+#define STEP_KERNEL_MAX (UINT64_C(32) << 20) /* parameters that the kernels are measured on */
+#define STEP_LOOP_S     0.25
+#define STEP_LOOP_BYTES (UINT64_C(256) << 20)
+
+struct step_bench {
+    struct zbench *z;
+    const char *dir, *only;
+    uint64_t params, page_elems, ring_bytes;
+    unsigned rounds;
+
+    struct zbench_daemon daemon;
+    struct zc_client *c;
+    struct zc_job job;
+    uint64_t ids[STEP_UNITS], count; /* elements of each unit, and of its one shard */
+    uint64_t step;
+
+    /* the kernels on memory */
+    const struct zk_ops *ops;
+    struct zb_layout layout;
+    unsigned threads;
+    uint64_t kernel_pages;
+    uint8_t *memory;
+    uint64_t memory_bytes;
+};
+
+static int step_failed(struct step_bench *b, int rc)
+{
+    return zb_fail(&b->z->err, rc, "%s", b->c ? zc_error(b->c) : zc_strerror(rc));
+}
+
+/* ---- the kernels on memory */
+
+struct kernel_thread {
+    struct step_bench *b;
+    pthread_t thread;
+    unsigned index;
+    bool sums; /* with checksums before and behind */
+};
+
+static void kernel_page(const struct step_bench *b, uint64_t page, bool sums)
+{
+    static const struct zk_params params = {
+        .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .scale = 1
+    };
+    const struct zk_scalars adamw = zk_prepare(ZB_ADAMW, &params, 2);
+    const struct zb_layout *l = &b->layout;
+    uint8_t *params_at = b->memory + page * b->page_elems * (2 * STEP_HALF + STEP_STATE);
+    uint8_t *grads_at = params_at + b->page_elems * STEP_HALF;
+    uint8_t *states_at = grads_at + b->page_elems * STEP_HALF;
+    uint64_t piece = sums ? ZB_BLOCK_ELEMS : b->page_elems;
+    const struct zn_page_id id = { .job = 1 };
+    volatile uint32_t sum = 0;
+
+    for (uint64_t first = 0; first < b->page_elems; first += piece) {
+        uint8_t *block = states_at + first * STEP_STATE;
+        const struct zk_segment all = { .first = first, .count = piece };
+        const struct zk_page p = { .param = params_at + first * STEP_HALF,
+                                   .grad = grads_at + first * STEP_HALF,
+                                   .state = block,
+                                   .first = first,
+                                   .count = piece };
+
+        if (sums)
+            sum = zn_page_crc(&id, 0, block, (uint32_t)(piece * STEP_STATE));
+        zk_page_step(b->ops, l, &p, &all, 1, &adamw);
+        if (sums)
+            sum = zn_page_crc(&id, 0, block, (uint32_t)(piece * STEP_STATE));
+    }
+    (void)sum;
+}
+
+static void *kernel_run(void *arg)
+{
+    const struct kernel_thread *t = arg;
+
+    zk_thread_init();
+    for (uint64_t p = t->index; p < t->b->kernel_pages; p += t->b->threads)
+        kernel_page(t->b, p, t->sums);
+    return NULL;
+}
+
+/* Nanoseconds of a parameter, all threads together. */
+static int kernel_measure(struct step_bench *b, bool sums, double *ret_ns)
+{
+    struct kernel_thread threads[STEP_THREADS];
+    uint64_t begin_ns = zb_now_ns();
+    unsigned n;
+
+    for (n = 0; n < b->threads; n++) {
+        threads[n] = (struct kernel_thread){ .b = b, .index = n, .sums = sums };
+        if (pthread_create(&threads[n].thread, NULL, kernel_run, &threads[n]) != 0)
+            break;
+    }
+    for (unsigned i = 0; i < n; i++)
+        (void)pthread_join(threads[i].thread, NULL);
+    if (n < b->threads)
+        return zb_fail(&b->z->err, -EAGAIN, "%u threads for the kernels: %m", b->threads);
+    *ret_ns = (double)(zb_now_ns() - begin_ns) / (double)(b->kernel_pages * b->page_elems);
+    return 0;
+}
+
+static int kernel_prepare(struct step_bench *b)
+{
+    uint64_t page_bytes, seed = 1;
+    float *floats;
+    uint16_t *halves;
+    int rc = zk_select("auto", &b->ops, &b->z->err);
+
+    if (rc == 0)
+        rc =
+            zb_layout_of(ZB_BF16, ZB_BF16, ZB_ADAMW, ZB_MOMENTS_F32, false, &b->layout, &b->z->err);
+    if (rc < 0)
+        return rc;
+    b->threads = (unsigned)zb_min_u64((uint64_t)sysconf(_SC_NPROCESSORS_ONLN), STEP_THREADS);
+    b->kernel_pages = zb_max_u64(zb_min_u64(b->params, STEP_KERNEL_MAX) / b->page_elems, 1);
+    page_bytes = b->page_elems * (2 * STEP_HALF + STEP_STATE);
+    b->memory_bytes = b->kernel_pages * page_bytes + STEP_HUGE;
+    b->memory =
+        mmap(NULL, b->memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (b->memory == MAP_FAILED) {
+        b->memory = NULL;
+        return zb_fail(&b->z->err, -ENOMEM, "%s for the kernels: %m",
+                       zb_size_text(b->memory_bytes).s);
+    }
+    (void)madvise(b->memory, b->memory_bytes, MADV_HUGEPAGE);
+    for (uint64_t p = 0; p < b->kernel_pages; p++) { /* small numbers everywhere, as in a run */
+        halves = (uint16_t *)(void *)(b->memory + p * page_bytes);
+        for (uint64_t i = 0; i < 2 * b->page_elems; i++)
+            halves[i] = (uint16_t)(0x3c00 + (seed = seed * 6364136223846793005u + 1) % 512);
+        floats = (float *)(void *)(halves + 2 * b->page_elems);
+        for (uint64_t i = 0; i < b->page_elems * STEP_STATE / sizeof(float); i++)
+            floats[i] = 0.01f;
+    }
+    return 0;
+}
+
+/* ---- the drive: a loop that only moves bytes, pages of state read and written in turn */
+
+struct loop_io {
+    struct zn_io io;
+    struct loop *loop;
+};
+
+struct loop {
+    struct zn_engine *e;
+    struct loop_io ios[STEP_BUFFERS];
+    uint64_t slots, next, left;
+    int rc;
+};
+
+static void loop_done(struct zn_io *io, int rc)
+{
+    struct loop *l = zb_container_of(io, struct loop_io, io)->loop;
+
+    if (rc < 0)
+        l->rc = rc;
+    if (l->rc < 0 || l->left == 0)
+        return;
+    l->left--;
+    if (io->op == ZN_WRITE)
+        io->off_bytes = ZN_DATA_START + l->next++ % l->slots * io->len_bytes;
+    io->op = io->op == ZN_READ ? ZN_WRITE : ZN_READ;
+    l->rc = zn_submit(l->e, io);
+}
+
+/* Seconds that the loop takes for a byte. */
+static int loop_measure(struct step_bench *b, uint64_t rate, double *ret_s)
+{
+    uint32_t bytes = (uint32_t)(b->page_elems * STEP_STATE);
+    struct loop l = { .slots = STEP_LOOP_BYTES / bytes };
+    uint64_t ios = zb_max_u64((uint64_t)(STEP_LOOP_S * (double)rate) / bytes, 2 * STEP_BUFFERS);
+    struct zn_fixed_options o = { .size_bytes = ZN_DATA_START + l.slots * bytes,
+                                  .rate_bytes = rate,
+                                  .latency_ns = STEP_LATENCY_US * 1000 };
+    uint8_t *buffer = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    struct pollfd p = { .events = POLLIN };
+    uint64_t begin_ns;
+    int rc;
+
+    if (buffer == MAP_FAILED)
+        return zb_fail(&b->z->err, -ENOMEM, "a buffer for the loop: %m");
+    rc = zn_fixed_open(&l.e, &o, &b->z->err);
+    if (rc < 0)
+        return rc;
+    l.left = ios - STEP_BUFFERS;
+    begin_ns = zb_now_ns();
+    for (unsigned i = 0; i < STEP_BUFFERS && l.rc == 0; i++) {
+        l.ios[i] =
+            (struct loop_io){ .loop = &l,
+                              .io = { .op = ZN_READ,
+                                      .lend = true,
+                                      .buf = buffer,
+                                      .len_bytes = bytes,
+                                      .off_bytes = ZN_DATA_START + l.next++ % l.slots * bytes,
+                                      .done = loop_done } };
+        l.rc = zn_submit(l.e, &l.ios[i].io);
+    }
+    p.fd = zn_wake_fd(l.e);
+    while (zn_stats(l.e).inflight > 0) {
+        eventfd_t n;
+
+        zn_kick(l.e);
+        if (poll(&p, 1, -1) == 1)
+            (void)eventfd_read(p.fd, &n);
+        (void)zn_reap(l.e, STEP_BUFFERS);
+    }
+    *ret_s = (double)(zb_now_ns() - begin_ns) / 1e9 / ((double)ios * bytes);
+    zn_close(l.e);
+    (void)munmap(buffer, bytes);
+    return l.rc < 0 ? zb_fail(&b->z->err, l.rc, "the loop on a device of a fixed rate: %m") : 0;
+}
+
+/* ---- the job */
+
+/* In parts that fit staging: initial values (step 0), or a gradient. */
+static int step_send(struct step_bench *b, uint32_t unit, uint64_t step)
+{
+    uint64_t room = STEP_STAGING / sizeof(float) / b->page_elems * b->page_elems;
+
+    for (uint64_t first = 0; first < b->count; first += room) {
+        uint64_t n = zb_min_u64(room, b->count - first);
+        struct zc_push push = { .shard = b->ids[unit],
+                                .step = step,
+                                .dtype = ZC_BF16,
+                                .first = first,
+                                .count = n,
+                                .staged = b->job.staging };
+        int rc = step == 0 ? zc_write_wait(b->c, b->ids[unit], ZC_MASTER, first, n, b->job.staging)
+                           : zc_push_wait(b->c, &push);
+
+        if (rc < 0)
+            return step_failed(b, rc);
+    }
+    return 0;
+}
+
+/* Of the state, so many elements may stay in memory. */
+static int step_open(struct step_bench *b, uint64_t resident)
+{
+    struct zc_job_options options = {
+        .name = "bench",
+        .world = 1,
+        .groups = 1,
+        .offload_param = ZC_HOST,
+        .offload_optimizer = ZC_NVME,
+        .staging_bytes = STEP_STAGING,
+        .host_bytes_max = STEP_STAGING + b->params * 2 * STEP_HALF + resident * STEP_STATE,
+    };
+    struct zc_placement placement;
+    uint64_t seed = 1;
+    int rc =
+        zc_open(&b->c, &(struct zc_options){ .socket = b->daemon.socket, .program = "zbench" });
+
+    if (rc < 0 || (rc = zc_job_open_wait(b->c, &options, &b->job)) < 0)
+        return step_failed(b, rc);
+    for (uint64_t i = 0; i < b->job.staging_bytes / sizeof(float); i++)
+        ((float *)b->job.staging)[i] =
+            (float)((seed = seed * 6364136223846793005u + 1) >> 40) * 0x1p-28f + 0.001f;
+    for (uint32_t u = 0; u < STEP_UNITS; u++) {
+        const struct zc_range range = { .unit = u, .count = b->count };
+        char name[16];
+        struct zc_unit unit = {
+            .index = u, .name = name, .elems = b->count, .dtype = ZC_BF16, .grad_dtype = ZC_BF16
+        };
+
+        (void)snprintf(name, sizeof(name), "u%u", u);
+        if ((rc = zc_unit_define_wait(b->c, b->job.id, &unit)) < 0 ||
+            (rc = zc_register_wait(b->c, b->job.id, &range, 1, &b->ids[u])) < 0)
+            return step_failed(b, rc);
+    }
+    if ((rc = zc_ready_wait(b->c, b->job.id, NULL, 0, &placement)) < 0)
+        return step_failed(b, rc);
+    for (uint32_t u = 0; u < STEP_UNITS && rc == 0; u++)
+        rc = step_send(b, u, 0);
+    return rc;
+}
+
+static int step_begin(struct step_bench *b, uint64_t rate, uint64_t resident)
+{
+    char host[32], nvme[32], page[32], fixed[32], latency[32], ring[32];
+    const char *const options[] = {
+        "--host-bytes", host,          "--nvme-bytes", nvme,           "--page-elems",
+        page,           "--log-level", "error",        "--ring-bytes", ring,
+        "--io",         "fixed",       "--fixed-rate", fixed,          "--fixed-latency-us",
+        latency,        NULL
+    };
+    int rc;
+
+    (void)snprintf(host, sizeof(host), "%llu",
+                   (unsigned long long)(b->params * 2 * STEP_HALF + resident * STEP_STATE +
+                                        b->ring_bytes + STEP_STAGING + ZB_MIB));
+    (void)snprintf(
+        nvme, sizeof(nvme), "%llu",
+        (unsigned long long)((b->params - resident) * STEP_STATE + (UINT64_C(256) << 20)));
+    (void)snprintf(page, sizeof(page), "%llu", (unsigned long long)b->page_elems);
+    (void)snprintf(ring, sizeof(ring), "%llu", (unsigned long long)b->ring_bytes);
+    (void)snprintf(fixed, sizeof(fixed), "%llu", (unsigned long long)rate);
+    (void)snprintf(latency, sizeof(latency), "%u", STEP_LATENCY_US);
+    b->daemon = ZBENCH_NO_DAEMON;
+    b->c = NULL;
+    b->step = 0;
+    rc = zbench_daemon_start(&b->daemon, b->dir, options, &b->z->err);
+    return rc < 0 ? rc : step_open(b, resident);
+}
+
+static int step_end(struct step_bench *b, int rc)
+{
+    if (rc == 0 && (rc = zc_job_close_wait(b->c, b->job.id)) < 0)
+        (void)step_failed(b, rc);
+    zc_close(b->c);
+    zbench_daemon_end(&b->daemon);
+    return rc;
+}
+
+static int step_time(struct step_bench *b, double *ret_s)
+{
+    static const struct zc_group group = { 1e-4, 0.9, 0.95, 1e-8, 0.1 };
+    struct zc_step step = {
+        .step = ++b->step, .scale = 1, .groups = &group, .ngroups = 1, .timeout_ms = 600000
+    };
+    struct zc_stepped stepped;
+    uint64_t begin_ns;
+    int rc = 0;
+
+    for (uint32_t u = 0; u < STEP_UNITS && rc == 0; u++)
+        rc = step_send(b, u, b->step);
+    if (rc < 0)
+        return rc;
+    begin_ns = zb_now_ns();
+    rc = zc_step_wait(b->c, b->job.id, &step, &stepped);
+    *ret_s = (double)(zb_now_ns() - begin_ns) / 1e9;
+    return rc < 0 ? step_failed(b, rc) : 0;
+}
+
+/* ---- cases */
+
+static int step_case_rate(struct step_bench *b, const char *name, uint64_t rate)
+{
+    struct zbench_row row = { .unit = "ms", .lower = true };
+    double values[ZBENCH_ROUNDS_MAX], floors[ZBENCH_ROUNDS_MAX], kernels[ZBENCH_ROUNDS_MAX],
+        drives[ZBENCH_ROUNDS_MAX], sums[ZBENCH_ROUNDS_MAX];
+    double params = (double)(b->count * STEP_UNITS), kernel_ms, drive_ms;
+    int rc = step_begin(b, rate, 0);
+
+    if (rc == 0)
+        rc = step_time(b, &values[0]); /* warms up */
+    for (unsigned i = 0; i < b->rounds && rc == 0; i++) {
+        double step_s = 0, kernel_ns = 0, drive_s = 0;
+
+        if ((rc = kernel_measure(b, false, &kernel_ns)) < 0 || (rc = step_time(b, &step_s)) < 0 ||
+            (rc = loop_measure(b, rate, &drive_s)) < 0 ||
+            (rc = kernel_measure(b, true, &sums[i])) < 0)
+            break;
+        values[i] = step_s * 1e3;
+        kernels[i] = kernel_ns * params / 1e6;
+        sums[i] *= params / 1e6;
+        drives[i] = drive_s * params * STEP_BYTES * 1e3;
+        floors[i] = kernels[i] > drives[i] ? kernels[i] : drives[i];
+    }
+    rc = step_end(b, rc);
+    if (rc < 0)
+        return rc;
+    kernel_ms = zbench_median(kernels, b->rounds);
+    drive_ms = zbench_median(drives, b->rounds);
+    row.reference_name = kernel_ms > drive_ms ? "the kernels on memory" : "the drive";
+    (void)snprintf(row.name, sizeof(row.name), "%s", name);
+    zbench_note(b->z,
+                "%s: %.0f million parameters, %.2f GB of state; the drive takes %.0f ms, the "
+                "kernels %.0f, with checksums %.0f",
+                name, params / 1e6, params * STEP_STATE / 1e9, drive_ms, kernel_ms,
+                zbench_median(sums, b->rounds));
+    return zbench_add(b->z, &row, values, floors, b->rounds);
+}
+
+static const struct {
+    const char *name;
+    uint64_t rate;
+} step_rates[] = {
+    { "step/fixed-1G/floor", 1000000000 },
+    { "step/fixed-3G/floor", 3000000000 },
+    { "step/fixed-10G/floor", 10000000000 },
+};
+
+/* All of it streamed, then half of it, on the same kind of drive. */
+static int step_case_half(struct step_bench *b, const char *name)
+{
+    struct zbench_row row = { .unit = "ms", .lower = true, .reference_name = "nothing resident" };
+    double times[2][ZBENCH_ROUNDS_MAX];
+    int rc = 0;
+
+    for (int half = 0; half < 2 && rc == 0; half++) {
+        double s = 0;
+
+        rc = step_begin(b, UINT64_C(3000000000), half ? b->params / 2 : 0);
+        if (rc == 0)
+            rc = step_time(b, &s); /* warms up */
+        for (unsigned i = 0; i < b->rounds && rc == 0; i++) {
+            rc = step_time(b, &s);
+            times[half][i] = s * 1e3;
+        }
+        rc = step_end(b, rc);
+    }
+    (void)snprintf(row.name, sizeof(row.name), "%s", name);
+    return rc < 0 ? rc : zbench_add(b->z, &row, times[1], times[0], b->rounds);
+}
+
+static bool step_wants(const struct step_bench *b, const char *name)
+{
+    return strncmp(name, b->only, strlen(b->only)) == 0;
+}
+
+static int step_run(struct step_bench *b)
+{
+    int rc = kernel_prepare(b);
+
+    for (size_t i = 0; i < ZB_COUNT(step_rates) && rc == 0; i++)
+        if (step_wants(b, step_rates[i].name))
+            rc = step_case_rate(b, step_rates[i].name, step_rates[i].rate);
+    if (rc == 0 && step_wants(b, "step/half-resident/fixed-3G"))
+        rc = step_case_half(b, "step/half-resident/fixed-3G");
+    if (b->memory)
+        (void)munmap(b->memory, b->memory_bytes);
+    return rc;
+}
+
+/* ---- options */
+
+static int step_options(struct step_bench *b, int argc, char **argv)
+{
+    static const struct option options[] = { { "dir", required_argument, NULL, 'd' },
+                                             { "params", required_argument, NULL, 'p' },
+                                             { "rounds", required_argument, NULL, 'r' },
+                                             { "page-elems", required_argument, NULL, 'e' },
+                                             { "ring", required_argument, NULL, 'b' },
+                                             { "only", required_argument, NULL, 'o' },
+                                             { 0 } };
+    struct zbench *z = b->z;
+    uint64_t rounds = STEP_ROUNDS;
+    int c, rc = 0;
+
+    while (rc == 0 && (c = getopt_long(argc, argv, "", options, NULL)) != -1) {
+        if (c == 'd')
+            b->dir = optarg;
+        else if (c == 'o')
+            b->only = optarg;
+        else if (c == 'p')
+            rc = zb_size_parse(optarg, &b->params, &z->err);
+        else if (c == 'e')
+            rc = zb_size_parse(optarg, &b->page_elems, &z->err);
+        else if (c == 'b')
+            rc = zb_size_parse(optarg, &b->ring_bytes, &z->err);
+        else if (c == 'r')
+            rc = zb_size_parse(optarg, &rounds, &z->err);
+        else
+            rc = zb_fail(&z->err, -EINVAL, "step: an option that is not known");
+    }
+    if (rc == 0 && optind < argc)
+        rc = zb_fail(&z->err, -EINVAL, "step: '%s' is one word too many", argv[optind]);
+    if (rc == 0 && (rounds < 1 || rounds > ZBENCH_ROUNDS_MAX || b->page_elems < ZB_BLOCK_ELEMS ||
+                    b->page_elems > ZB_PAGE_ELEMS_MAX || b->page_elems % ZB_BLOCK_ELEMS != 0))
+        rc = zb_fail(&z->err, -EINVAL, "step: rounds from 1 to %d, pages of whole blocks",
+                     ZBENCH_ROUNDS_MAX);
+    if (rc == 0 && (b->params < STEP_UNITS * b->page_elems || b->params > UINT64_C(1) << 36))
+        rc = zb_fail(&z->err, -EINVAL, "step: parameters from %llu to 64G",
+                     (unsigned long long)(STEP_UNITS * b->page_elems));
+    b->rounds = (unsigned)rounds;
+    b->count = b->params / STEP_UNITS / zb_max_u64(b->page_elems, 1) * b->page_elems;
+    b->params = b->count * STEP_UNITS;
+    if (b->ring_bytes == 0)
+        b->ring_bytes = STEP_BUFFERS * b->page_elems * 12;
+    return rc;
+}
+
+int zbench_step(struct zbench *z, int argc, char **argv)
+{
+    struct step_bench b = { .z = z,
+                            .dir = "/var/tmp",
+                            .only = "",
+                            .params = STEP_PARAMS,
+                            .page_elems = ZB_PAGE_ELEMS_DEFAULT };
+    int rc = step_options(&b, argc, argv);
+
+    return rc < 0 ? rc : step_run(&b);
+}
