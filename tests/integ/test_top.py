@@ -123,6 +123,14 @@ def the_daemon_dies_under_it():
         s.end(3, b"zctl: ")
 
 
+def more_jobs_than_a_reply_has_room_for():
+    with Daemon("--host-bytes", "64M", "--nvme-bytes", "8M", "--page-elems", "4096",
+                "--ring-bytes", "64K") as d, holding(d, "many", "1", "40"):
+        done = zctl(d.socket, "top", "--json", "--once", "--interval", "0.1")
+        names = [job["name"] for job in json.loads(done.stdout)["jobs"]]
+        check(names == [f"many-{i}" for i in range(40)], f"{names}")
+
+
 def lines_and_json():
     with Daemon(*SMALL) as d, holding(d, "demo", "3"):
         done = zctl(d.socket, "top", "--count", "2", "--interval", "0.1")
@@ -145,4 +153,4 @@ def lines_and_json():
 if __name__ == "__main__":
     sys.exit(main({f.__name__: f for f in (
         a_screen_and_each_way_out, it_follows_the_size, stopped_and_continued,
-        the_daemon_dies_under_it, lines_and_json)}))
+        the_daemon_dies_under_it, more_jobs_than_a_reply_has_room_for, lines_and_json)}))
