@@ -75,6 +75,8 @@ static const struct adam_case {
     { "lion/bf16", ZB_LION, ZB_BF16, ZB_BF16, ZB_MOMENTS_F32 },
     { "sgd/bf16", ZB_SGD, ZB_BF16, ZB_BF16, ZB_MOMENTS_F32 },
     { "adagrad/bf16", ZB_ADAGRAD, ZB_BF16, ZB_BF16, ZB_MOMENTS_F32 },
+    { "adamw/bf16/moments-bf16", ZB_ADAMW, ZB_BF16, ZB_BF16, ZB_MOMENTS_BF16 },
+    { "adamw/bf16/moments-8bit", ZB_ADAMW, ZB_BF16, ZB_BF16, ZB_MOMENTS_Q8 },
 };
 
 /* ---- the team */
