@@ -59,9 +59,15 @@ static inline uint16_t elem_to_bf16(float f)
     return (uint16_t)(elem_is_nan(b) ? ELEM_BF16_NAN : rounded);
 }
 
+/* For arithmetic: a NaN as it is. What comes of it is made canonical where it is stored. */
+static inline float elem_value_of_bf16(uint16_t h)
+{
+    return elem_float((uint32_t)h << 16);
+}
+
 static inline float elem_from_bf16(uint16_t h)
 {
-    return elem_canonical(elem_float((uint32_t)h << 16));
+    return elem_canonical(elem_value_of_bf16(h));
 }
 
 /* The exponents of fp16 are those of fp32 less 112; its denormals are multiples of 2^-24, which is
@@ -83,28 +89,46 @@ static inline uint16_t elem_to_f16(float f)
     return (uint16_t)(elem_is_nan(b) ? ELEM_F16_NAN : h);
 }
 
-static inline float elem_from_f16(uint16_t h)
+/* For arithmetic, as elem_value_of_bf16(). */
+static inline float elem_value_of_f16(uint16_t h)
 {
     uint32_t a = h & 0x7fffu, sign = (uint32_t)(h & 0x8000u) << 16;
     uint32_t normal = (a << 13) + ELEM_F16_REBIAS;
     uint32_t denormal = elem_bits(elem_sub(elem_float(ELEM_HALF | a), 0.5f));
     uint32_t b = a < 0x400 ? denormal : a >= ELEM_F16_INF ? normal + ELEM_F16_REBIAS : normal;
 
-    return elem_float(a > ELEM_F16_INF ? ELEM_NAN : b | sign);
+    return elem_float(b | sign);
 }
 
-/* The split master (zk.h): lo = b - (hi << 16) is the low half of b, read as a signed number. */
-static inline void elem_split(float master, uint16_t *hi, int16_t *lo)
+static inline float elem_from_f16(uint16_t h)
 {
-    uint32_t b = elem_bits(elem_canonical(master));
+    return elem_canonical(elem_value_of_f16(h));
+}
+
+/* The split master (zk.h): lo = b - (hi << 16) is the low half of b, read as a signed number. A
+ * canonical NaN becomes 0x7fc0 and 0. */
+static inline void elem_split_canonical(float master, uint16_t *hi, int16_t *lo)
+{
+    uint32_t b = elem_bits(master);
 
     *hi = (uint16_t)((b + 0x8000) >> 16);
     *lo = (int16_t)(uint16_t)b;
 }
 
+static inline void elem_split(float master, uint16_t *hi, int16_t *lo)
+{
+    elem_split_canonical(elem_canonical(master), hi, lo);
+}
+
+/* For arithmetic, as elem_value_of_bf16(). */
+static inline float elem_value_of_split(uint16_t hi, int16_t lo)
+{
+    return elem_float(((uint32_t)hi << 16) + (uint32_t)(int32_t)lo);
+}
+
 static inline float elem_merge(uint16_t hi, int16_t lo)
 {
-    return elem_canonical(elem_float(((uint32_t)hi << 16) + (uint32_t)(int32_t)lo));
+    return elem_canonical(elem_value_of_split(hi, lo));
 }
 
 /* One element of each optimizer, as zk.h spells them: the master and the moments are changed in

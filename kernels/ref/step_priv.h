@@ -20,16 +20,17 @@ typedef float step_master_F32_t; /* there is none */
 typedef int16_t step_master_BF16_t;
 typedef float step_master_F16_t;
 
-#define STEP_GRAD_F32(x)                         (x)
-#define STEP_GRAD_BF16(x)                        elem_from_bf16(x)
-#define STEP_GRAD_F16(x)                         elem_from_f16(x)
+#define STEP_GRAD_F32(x)                        (x)
+#define STEP_GRAD_BF16(x)                       elem_value_of_bf16(x)
+#define STEP_GRAD_F16(x)                        elem_value_of_f16(x)
 
-#define STEP_LOAD_F32(param, master, i)          ((param)[i])
-#define STEP_LOAD_BF16(param, master, i)         elem_merge((param)[i], (master)[i])
-#define STEP_LOAD_F16(param, master, i)          ((master)[i])
+#define STEP_LOAD_F32(param, master, i)         ((param)[i])
+#define STEP_LOAD_BF16(param, master, i)        elem_value_of_split((param)[i], (master)[i])
+#define STEP_LOAD_F16(param, master, i)         ((master)[i])
 
-#define STEP_STORE_F32(value, param, master, i)  ((param)[i] = (value))
-#define STEP_STORE_BF16(value, param, master, i) elem_split(value, &(param)[i], &(master)[i])
+#define STEP_STORE_F32(value, param, master, i) ((param)[i] = (value))
+#define STEP_STORE_BF16(value, param, master, i) \
+    elem_split_canonical(value, &(param)[i], &(master)[i])
 #define STEP_STORE_F16(value, param, master, i) \
     ((param)[i] = elem_to_f16(value), (master)[i] = (value))
 
