@@ -58,6 +58,7 @@
 
 #include "base/size.h"
 #include "base/util.h"
+#include "bench/fio.h"
 #include "bench/peer.h"
 #include "nvme/zn.h"
 #include "nvme/zn_sim.h"
@@ -73,8 +74,6 @@ _Static_assert(IO_INFLIGHT / IO_BLOCK_MIN == IO_DEPTH_MAX, "a buffer for each re
 #define IO_CRC_BYTES   65536u
 #define IO_CRC_LIMIT   60.0 /* CPU milliseconds per GB: what we promise */
 #define IO_SIM_NS      100000
-#define IO_FIO_ARGS    32
-#define IO_FIO_OUTPUT  262144u /* fio answers with about 10 KiB */
 #define IO_SLICES_MAX  (2 * ZBENCH_ROUNDS_MAX)
 #define IO_SECONDS_MAX 3600.0
 
@@ -351,142 +350,26 @@ static int io_ours(struct io_bench *b, const struct io_how *how, enum io_mix mix
     return 0;
 }
 
-/* fio's command line, word by word. */
-struct io_fio {
-    char words[IO_FIO_ARGS][128 + sizeof(((struct io_bench *)0)->path)];
-    char *argv[IO_FIO_ARGS + 1];
-    unsigned count;
-};
-
-static void io_fio_word(struct io_fio *f, const char *fmt, ...)
-    __attribute__((format(printf, 2, 3)));
-
-static void io_fio_word(struct io_fio *f, const char *fmt, ...)
+static struct zbench_fio io_fio(const struct io_bench *b, enum io_mix mix, uint32_t block_bytes)
 {
-    va_list ap;
-
-    va_start(ap, fmt);
-    (void)vsnprintf(f->words[f->count], sizeof(f->words[0]), fmt, ap);
-    va_end(ap);
-    f->argv[f->count] = f->words[f->count];
-    f->argv[++f->count] = NULL;
-}
-
-static void io_fio_command(const struct io_bench *b, enum io_mix mix, uint32_t block_bytes,
-                           struct io_fio *f)
-{
-    f->count = 0;
-    io_fio_word(f, "env");
-    io_fio_word(f, "GLIBC_TUNABLES=glibc.malloc.hugetlb=1");
-    io_fio_word(f, "fio");
-    io_fio_word(f, "--name=zbench");
-    io_fio_word(f, "--filename=%s", b->path);
-    io_fio_word(f, "--rw=%s", io_mixes[mix].fio_rw);
-    io_fio_word(f, "--bs=%u", block_bytes);
-    io_fio_word(f, "--iodepth=%u", io_depth(block_bytes));
-    io_fio_word(f, "--ioengine=io_uring");
-    io_fio_word(f, "--registerfiles=1");
-    io_fio_word(f, "--fixedbufs=%d", b->fixed_bufs);
-    io_fio_word(f, "--direct=%d", b->direct);
-    io_fio_word(f, "--offset=%llu", (unsigned long long)ZN_DATA_START);
-    io_fio_word(f, "--size=%llu",
-                (unsigned long long)(io_block_count(b, block_bytes) * block_bytes));
-    io_fio_word(f, "--time_based");
-    io_fio_word(f, "--runtime=%.0fms", b->seconds * 1e3);
-    io_fio_word(f, "--ramp_time=%.0fms", IO_RAMP_S * 1e3);
-    io_fio_word(f, "--norandommap");
-    io_fio_word(f, "--randrepeat=0");
-    io_fio_word(f, "--scramble_buffers=0");
-    /* What gtod_reduce=1 switches off, but not the clock: with that it would end its slices up to
-     * 64 requests late, which is longer than ours. */
-    io_fio_word(f, "--disable_lat=1");
-    io_fio_word(f, "--disable_clat=1");
-    io_fio_word(f, "--disable_slat=1");
-    io_fio_word(f, "--disable_bw_measurement=1");
-    io_fio_word(f, "--invalidate=0");
-    io_fio_word(f, "--allow_file_create=0");
-    io_fio_word(f, "--thread");
-    io_fio_word(f, "--output-format=json");
-}
-
-/* Runs a program and keeps what it prints: its exit status, or a negative errno. */
-static int io_child(char **argv, char *output, size_t size)
-{
-    int fds[2], status = 0;
-    size_t len = 0;
-    ssize_t n;
-    pid_t pid;
-
-    if (pipe2(fds, O_CLOEXEC) < 0)
-        return -errno;
-    pid = fork();
-    if (pid == 0) {
-        if (dup2(fds[1], STDOUT_FILENO) >= 0)
-            (void)execvp(argv[0], argv);
-        _exit(127);
-    }
-    (void)close(fds[1]);
-    if (pid < 0) {
-        n = -errno;
-        (void)close(fds[0]);
-        return (int)n;
-    }
-    while ((n = read(fds[0], output + len, size - 1 - len)) != 0) {
-        if (n < 0 && errno != EINTR)
-            break;
-        len += n > 0 ? (size_t)n : 0;
-        if (len == size - 1)
-            break; /* more than anybody prints; it ends by SIGPIPE */
-    }
-    output[len] = '\0';
-    (void)close(fds[0]);
-    while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
-        ;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -EINTR;
-}
-
-/* Sums of both directions out of fio's answer; false when it is not what we know. Its total_ios
- * counts what was submitted after the ramp, its io_bytes what completed after it, as we do. */
-static bool io_fio_numbers(const char *output, uint32_t block_bytes, struct io_slice *ret)
-{
-    const char *brace = strchr(output, '{'); /* lines before it are remarks */
-    json_t *root = brace ? json_loads(brace, JSON_DISABLE_EOF_CHECK, NULL) : NULL;
-    json_t *job = json_array_get(json_object_get(root, "jobs"), 0);
-    double bytes = 0, runtime_ms = 0, cpu;
-
-    for (int i = 0; i < 2; i++) {
-        json_t *way = json_object_get(job, i == 0 ? "read" : "write");
-        double ms = json_number_value(json_object_get(way, "runtime"));
-
-        bytes += json_number_value(json_object_get(way, "io_bytes"));
-        runtime_ms = ms > runtime_ms ? ms : runtime_ms;
-    }
-    cpu = (json_number_value(json_object_get(job, "usr_cpu")) +
-           json_number_value(json_object_get(job, "sys_cpu"))) /
-          100 * json_number_value(json_object_get(job, "job_runtime"));
-    json_decref(root);
-    if (bytes == 0 || runtime_ms == 0)
-        return false;
-    *ret = (struct io_slice){ .mib_s = bytes / (double)ZB_MIB / (runtime_ms / 1e3),
-                              .cpu_us = cpu * 1e3 / (bytes / block_bytes) };
-    return true;
+    return (struct zbench_fio){ .path = b->path,
+                                .rw = io_mixes[mix].fio_rw,
+                                .block_bytes = block_bytes,
+                                .depth = io_depth(block_bytes),
+                                .direct = b->direct,
+                                .fixed_bufs = b->fixed_bufs,
+                                .offset_bytes = ZN_DATA_START,
+                                .size_bytes = io_block_count(b, block_bytes) * block_bytes,
+                                .seconds = b->seconds,
+                                .ramp_s = IO_RAMP_S };
 }
 
 static int io_theirs(struct io_bench *b, enum io_mix mix, uint32_t block_bytes,
                      struct io_slice *ret)
 {
-    static char output[IO_FIO_OUTPUT];
-    static struct io_fio f;
-    int rc;
+    const struct zbench_fio f = io_fio(b, mix, block_bytes);
 
-    io_fio_command(b, mix, block_bytes, &f);
-    rc = io_child(f.argv, output, sizeof(output));
-    if (rc != 0)
-        return zb_fail(&b->z->err, rc < 0 ? rc : -EIO, "fio failed (status %d) with: %s", rc,
-                       io_mixes[mix].fio_rw);
-    if (!io_fio_numbers(output, block_bytes, ret))
-        return zb_fail(&b->z->err, -EPROTO, "fio's answer is not what we know: %.200s", output);
-    return 0;
+    return zbench_fio_run(b->z, &f, &ret->mib_s, &ret->cpu_us);
 }
 
 /* ---- another program. It is started once, with three more words: the file, and the first byte and
@@ -517,19 +400,6 @@ static int io_peer_slice(struct io_bench *b, enum io_mix mix, uint32_t block_byt
     if (rc == 0 && sscanf(line, "%lf %lf", &ret->mib_s, &ret->cpu_us) != 2)
         rc = zb_fail(&b->z->err, -EPROTO, "the peer says: %s", line);
     return rc;
-}
-
-static void io_print_command(const struct io_bench *b, enum io_mix mix, uint32_t block_bytes)
-{
-    static struct io_fio f;
-    char line[sizeof(f.words[0]) + 1024] = "";
-    size_t len = 0;
-
-    io_fio_command(b, mix, block_bytes, &f);
-    for (unsigned i = 0; i < f.count && len < sizeof(line); i++)
-        len +=
-            (size_t)snprintf(line + len, sizeof(line) - len, "%s%s", i > 0 ? " " : "", f.argv[i]);
-    zbench_note(b->z, "%s", line);
 }
 
 /* The means of a round, of each contestant; [IO_WHOS]: of all slices of fio. */
@@ -586,11 +456,11 @@ static int io_case_fio(struct io_bench *b, enum io_mix mix, size_t block)
 {
     static struct io_result res;
     const char *mix_name = io_mixes[mix].name, *block_name = io_blocks[block].name;
+    const struct zbench_fio f = io_fio(b, mix, io_blocks[block].bytes);
     int rc = 0;
 
     memset(&res, 0, sizeof(res));
-    zbench_note(b->z, "fio's command line:");
-    io_print_command(b, mix, io_blocks[block].bytes);
+    zbench_fio_print(b->z, &f);
     for (unsigned i = 0; i < b->rounds && rc == 0; i++)
         rc = io_measure_round(b, mix, io_blocks[block].bytes, i, &res);
     for (enum io_who who = IO_URING; who < IO_WHOS && rc == 0; who++)
@@ -766,20 +636,6 @@ static int io_run_cases(struct io_bench *b)
     return rc;
 }
 
-static int io_find_fio(struct zbench *z)
-{
-    char name[] = "fio", version[] = "--version", output[256];
-    char *argv[] = { name, version, NULL };
-    int rc = io_child(argv, output, sizeof(output));
-
-    if (rc != 0)
-        return zb_fail(&z->err, -ENOENT,
-                       "fio, the reference, does not run here (Debian: apt-get install fio)");
-    output[strcspn(output, "\n")] = '\0';
-    zbench_note(z, "reference: %s", output);
-    return 0;
-}
-
 /* A number of [least, most], or -EINVAL. */
 static int io_parse_number(struct zbench *z, const char *what, const char *text, double least,
                            double most, double *ret)
@@ -875,7 +731,7 @@ int zbench_io(struct zbench *z, int argc, char **argv)
     if (rc == 0 && getrlimit(RLIMIT_MEMLOCK, &lock) == 0)
         b.fixed_bufs = geteuid() == 0 || lock.rlim_cur >= 2 * IO_INFLIGHT;
     if (rc == 0)
-        rc = io_find_fio(z);
+        rc = zbench_fio_find(z);
     if (rc < 0)
         return rc;
     b.fill = malloc(IO_INFLIGHT);

@@ -16,13 +16,19 @@
  * copy: a step on it does all that a step on a drive does. The loop has one of the same rate in
  * this process.
  *
+ * On the drive under --dir the loop is fio, with as much in flight, and slices of it and steps take
+ * turns: fio step fio' fio' step fio, where fio and fio' are the same: the control. What crossed
+ * the drive is counted by the kernel, in /proc/PID/io of the daemon.
+ *
  * Checksums are no part of the floor; what the kernels take with them (a block verified, stepped
  * and sealed while it is in the cache) is noted.
  */
 #include "bench/zbench.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <getopt.h>
+#include <limits.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -35,6 +41,7 @@
 #include "base/plan.h"
 #include "base/size.h"
 #include "base/util.h"
+#include "bench/fio.h"
 #include "bench/process.h"
 #include "client/zclient.h"
 #include "kernels/zk_page.h"
@@ -52,6 +59,9 @@
 #define STEP_THREADS    64u
 #define STEP_HUGE       (2 * ZB_MIB)
 #define STEP_KERNEL_MAX (UINT64_C(32) << 20) /* parameters that the kernels are measured on */
+#define STEP_FIO_BYTES  (UINT64_C(1) << 30)
+#define STEP_FIO_S      0.8
+#define STEP_FIO_RAMP_S 0.05
 #define STEP_LOOP_S     0.25
 #define STEP_LOOP_BYTES (UINT64_C(256) << 20)
 
@@ -328,15 +338,17 @@ static int step_open(struct step_bench *b, uint64_t resident)
     return rc;
 }
 
+/* A daemon with a device of this rate (0: on the drive), and the job in it. */
 static int step_begin(struct step_bench *b, uint64_t rate, uint64_t resident)
 {
     char host[32], nvme[32], page[32], fixed[32], latency[32], ring[32];
-    const char *const options[] = {
-        "--host-bytes", host,          "--nvme-bytes", nvme,           "--page-elems",
-        page,           "--log-level", "error",        "--ring-bytes", ring,
-        "--io",         "fixed",       "--fixed-rate", fixed,          "--fixed-latency-us",
-        latency,        NULL
+    const char *options[32] = {
+        "--host-bytes", host,           "--nvme-bytes", nvme,          "--page-elems",
+        page,           "--ring-bytes", ring,           "--log-level", "error",
     };
+    static const char *const of_fixed[] = { "--io", "fixed", "--fixed-rate", NULL,
+                                            "--fixed-latency-us" };
+    unsigned n = 10;
     int rc;
 
     (void)snprintf(host, sizeof(host), "%llu",
@@ -349,6 +361,10 @@ static int step_begin(struct step_bench *b, uint64_t rate, uint64_t resident)
     (void)snprintf(ring, sizeof(ring), "%llu", (unsigned long long)b->ring_bytes);
     (void)snprintf(fixed, sizeof(fixed), "%llu", (unsigned long long)rate);
     (void)snprintf(latency, sizeof(latency), "%u", STEP_LATENCY_US);
+    for (size_t i = 0; i < ZB_COUNT(of_fixed) && rate > 0; i++)
+        options[n++] = of_fixed[i] ? of_fixed[i] : fixed;
+    if (rate > 0)
+        options[n] = latency;
     b->daemon = ZBENCH_NO_DAEMON;
     b->c = NULL;
     b->step = 0;
@@ -457,9 +473,153 @@ static int step_case_half(struct step_bench *b, const char *name)
     return rc < 0 ? rc : zbench_add(b->z, &row, times[1], times[0], b->rounds);
 }
 
+/* Bytes that the daemon has moved to and from drives, as the kernel counts them. */
+static int step_moved(struct step_bench *b, uint64_t *ret)
+{
+    unsigned long long got, sum = 0;
+    char path[64], line[128];
+    unsigned found = 0;
+    FILE *f;
+
+    (void)snprintf(path, sizeof(path), "/proc/%d/io", (int)b->daemon.pid);
+    f = fopen(path, "re");
+    while (f && fgets(line, sizeof(line), f))
+        if (sscanf(line, "read_bytes: %llu", &got) == 1 ||
+            sscanf(line, "write_bytes: %llu", &got) == 1) {
+            sum += got;
+            found++;
+        }
+    if (f)
+        (void)fclose(f);
+    *ret = sum;
+    return found == 2 ? 0 : zb_fail(&b->z->err, -ENOENT, "'%s' does not say what was moved", path);
+}
+
+/* fio's file, written once: reserved space reads without touching the drive. */
+static int drive_fio_file(struct step_bench *b, const char *path, uint64_t bytes)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    uint64_t seed = 1;
+    int rc = fd < 0 ? -errno : 0;
+
+    for (uint64_t at = 0; at < bytes && rc == 0; at += STEP_STAGING) {
+        for (uint64_t i = 0; i < STEP_STAGING / 8; i++)
+            ((uint64_t *)b->job.staging)[i] = seed = seed * 6364136223846793005u + 1;
+        for (uint64_t n = 0; n < STEP_STAGING && rc == 0;) {
+            ssize_t wrote = write(fd, (char *)b->job.staging + n, STEP_STAGING - n);
+
+            rc = wrote < 0 ? -errno : 0;
+            n += wrote > 0 ? (uint64_t)wrote : 0;
+        }
+    }
+    if (rc == 0 && fsync(fd) < 0)
+        rc = -errno;
+    zb_close_fd(&fd);
+    return rc < 0 ? zb_fail(&b->z->err, rc, "write '%s' for fio: %m", path) : 0;
+}
+
+struct drive {
+    double steps[ZBENCH_ROUNDS_MAX], floors[ZBENCH_ROUNDS_MAX], kernels[ZBENCH_ROUNDS_MAX];
+    double fio[2][ZBENCH_ROUNDS_MAX]; /* ms for as many bytes */
+    double bytes[ZBENCH_ROUNDS_MAX], layout[ZBENCH_ROUNDS_MAX];
+};
+
+static int drive_round(struct step_bench *b, const struct zbench_fio *fio, unsigned round,
+                       struct drive *d)
+{
+    static const int order[] = { 0, 2, 1, 1, 2, 0 }; /* 2: a step */
+    double params = (double)(b->count * STEP_UNITS), sums[3] = { 0 }, kernel_ns;
+    uint64_t moved = 0;
+    int rc = kernel_measure(b, false, &kernel_ns);
+
+    for (size_t i = 0; i < ZB_COUNT(order) && rc == 0; i++) {
+        uint64_t before = 0, after = 0;
+        double got = 0;
+
+        if (order[i] < 2) {
+            rc = zbench_fio_run(b->z, fio, &got, NULL);
+            sums[order[i]] += got / 2;
+        } else if ((rc = step_moved(b, &before)) == 0 && (rc = step_time(b, &got)) == 0 &&
+                   (rc = step_moved(b, &after)) == 0) {
+            sums[2] += got * 1e3 / 2;
+            moved += after - before;
+        }
+    }
+    if (rc < 0)
+        return rc;
+    for (int i = 0; i < 2; i++)
+        d->fio[i][round] = params * STEP_BYTES / (double)ZB_MIB / sums[i] * 1e3;
+    d->kernels[round] = kernel_ns * params / 1e6;
+    d->steps[round] = sums[2];
+    d->floors[round] = 2 * params * STEP_BYTES / (double)ZB_MIB / (sums[0] + sums[1]) * 1e3;
+    if (d->floors[round] < d->kernels[round])
+        d->floors[round] = d->kernels[round];
+    d->bytes[round] = (double)moved / 2 / params;
+    d->layout[round] = STEP_BYTES;
+    return 0;
+}
+
+static int drive_rounds(struct step_bench *b, const char *path, struct drive *d)
+{
+    uint64_t size = zb_min_u64(STEP_FIO_BYTES, b->params * STEP_STATE);
+    const struct zbench_fio fio = { .path = path,
+                                    .rw = "randrw",
+                                    .block_bytes = (uint32_t)(b->page_elems * STEP_STATE),
+                                    .depth = STEP_BUFFERS,
+                                    .direct = true,
+                                    .fixed_bufs = zbench_fio_may_lock(2 * STEP_BUFFERS *
+                                                                      b->page_elems * STEP_STATE),
+                                    .size_bytes = size,
+                                    .seconds = STEP_FIO_S,
+                                    .ramp_s = STEP_FIO_RAMP_S };
+    double s;
+    int rc = drive_fio_file(b, path, size);
+
+    if (rc == 0)
+        rc = step_time(b, &s); /* warms up */
+    if (rc == 0)
+        zbench_fio_print(b->z, &fio);
+    for (unsigned i = 0; i < b->rounds && rc == 0; i++)
+        rc = drive_round(b, &fio, i, d);
+    return rc;
+}
+
+static int step_case_drive(struct step_bench *b)
+{
+    struct zbench_row row = { .name = "step/drive/floor", .unit = "ms", .lower = true };
+    struct zbench_row control = {
+        .name = "step/drive/fio", .unit = "ms", .lower = true, .reference_name = "fio"
+    };
+    struct zbench_row bytes = { .name = "step/drive/bytes-per-param",
+                                .unit = "B",
+                                .lower = true,
+                                .reference_name = "the layout" };
+    static struct drive d;
+    char path[PATH_MAX];
+    int rc = zbench_fio_find(b->z);
+
+    if (rc < 0)
+        return rc;
+    (void)snprintf(path, sizeof(path), "%s/zbench-step-%d.data", b->dir, (int)getpid());
+    rc = step_begin(b, 0, 0);
+    if (rc == 0)
+        rc = drive_rounds(b, path, &d);
+    (void)unlink(path);
+    rc = step_end(b, rc);
+    if (rc < 0)
+        return rc;
+    row.reference_name = zbench_median(d.kernels, b->rounds) > zbench_median(d.fio[0], b->rounds)
+                             ? "the kernels on memory"
+                             : "fio";
+    if ((rc = zbench_add(b->z, &row, d.steps, d.floors, b->rounds)) < 0 ||
+        (rc = zbench_add(b->z, &control, d.fio[1], d.fio[0], b->rounds)) < 0)
+        return rc;
+    return zbench_add(b->z, &bytes, d.bytes, d.layout, b->rounds);
+}
+
 static bool step_wants(const struct step_bench *b, const char *name)
 {
-    return strncmp(name, b->only, strlen(b->only)) == 0;
+    return strncmp(name, b->only, zb_min_u64(strlen(b->only), strlen(name))) == 0;
 }
 
 static int step_run(struct step_bench *b)
@@ -471,6 +631,8 @@ static int step_run(struct step_bench *b)
             rc = step_case_rate(b, step_rates[i].name, step_rates[i].rate);
     if (rc == 0 && step_wants(b, "step/half-resident/fixed-3G"))
         rc = step_case_half(b, "step/half-resident/fixed-3G");
+    if (rc == 0 && step_wants(b, "step/drive"))
+        rc = step_case_drive(b);
     if (b->memory)
         (void)munmap(b->memory, b->memory_bytes);
     return rc;
