@@ -16,16 +16,19 @@
  *     APPLY       changes the records, and the digest beside them, in SQLite's memory
  *     RESERVE     makes the database's file as long as the checkpoint will need it, so that a full
  *                 file system shows itself while nothing has happened
- *     COMMIT      SQLite writes its WAL. It is not flushed yet: the WAL holds this one transaction
- *                 or nothing, so what a crash leaves of it is the transaction, or no transaction
+ *     COMMIT      SQLite writes its WAL, over what the transaction before left there. It is not
+ *                 flushed yet: what a crash leaves of it is this transaction, or the one before
+ *                 (which changes nothing: the file has it), or none
  *     CHECKPOINT  the WAL is flushed: from here on the transaction survives. Its pages go to their
- *                 places, flushed, and the WAL is cut to nothing
+ *                 places, flushed. The WAL is not cut: its blocks would go back to the file system,
+ *                 and come again with the next commit, each time a change of metadata to flush
  *     ROLLBACK    after -ENOSPC the WAL is cut, and that flushed, too: what of the transaction was
  *                 written must not come back after a crash, nor keep the space
  *
  * INVARIANTS
- *     G1  Outside of a commit the database's file alone is the catalog, the WAL is empty. (What a
- *         crash left in the WAL is of a commit that nobody was told of, or it is in the file too.)
+ *     G1  Outside of a commit the database's file alone is the catalog: what is in the WAL is in
+ *         the file, too. (What a crash left in the WAL may also be of a commit that nobody was told
+ *         of.)
  *     G2  state is what the newest whole transaction made of the catalog; it changes at the end of
  *         a commit only.
  *     G3  Nothing is written when a catalog is opened until it was found to be right: SQLite's
@@ -51,6 +54,7 @@
 #define CATALOG_VERSION   1u
 #define CATALOG_PAGE      "16384" /* of SQLite; measured: docs/decisions/0007 */
 #define CATALOG_CACHE_KIB "32768"
+#define CATALOG_WAL_KEPT  "16777216" /* bytes of it that stay for the next commit */
 #define CATALOG_SQL_MAX   4096
 #define CATALOG_GROW      65536u
 /* Where SQLite keeps its locks (its file format, section 1.1.1): a reader's lock is on these bytes,
@@ -541,13 +545,14 @@ static int catalog_reserve(struct zn_catalog *c, struct zb_err *err)
                    size.file_bytes);
 }
 
-static int catalog_checkpoint(struct zn_catalog *c, struct zb_err *err)
+/* mode: whether the WAL is cut (TRUNCATE) or begun anew by the next commit (RESTART). */
+static int catalog_checkpoint(struct zn_catalog *c, int mode, struct zb_err *err)
 {
     int rc = catalog_exec(c, "PRAGMA synchronous=FULL", "flush what is committed", err);
 
     if (rc < 0)
         return rc;
-    rc = sqlite3_wal_checkpoint_v2(c->db, NULL, SQLITE_CHECKPOINT_TRUNCATE, NULL, NULL);
+    rc = sqlite3_wal_checkpoint_v2(c->db, NULL, mode, NULL, NULL);
 
     return rc == SQLITE_OK ? 0 : catalog_fail(c, rc, "bring the WAL to its place", err);
 }
@@ -571,7 +576,7 @@ static int catalog_rollback(struct zn_catalog *c, struct zb_err *err)
     if (sqlite3_get_autocommit(c->db) == 0)
         rc = catalog_exec(c, "ROLLBACK", "take a transaction back", err);
     if (rc == 0)
-        rc = catalog_checkpoint(c, err);
+        rc = catalog_checkpoint(c, SQLITE_CHECKPOINT_TRUNCATE, err);
     return rc == 0 ? catalog_flush_wal(c, err) : rc;
 }
 
@@ -609,7 +614,7 @@ int zn_catalog_commit(struct zn_catalog *c, const struct zn_txn *t, struct zn_sl
             return zb_fail(err, rc, "%s", why.text);
         return catalog_poison(c, &why, err);
     }
-    rc = catalog_checkpoint(c, &why);
+    rc = catalog_checkpoint(c, SQLITE_CHECKPOINT_RESTART, &why);
     if (rc < 0)
         return catalog_poison(c, &why, err);
     c->state = next;
@@ -713,6 +718,7 @@ static int open_defend(struct zn_catalog *c, struct zb_err *err)
                         "PRAGMA locking_mode=EXCLUSIVE;" /* first: no shared memory then */
                         "PRAGMA mmap_size=0;PRAGMA cell_size_check=ON;PRAGMA temp_store=MEMORY;"
                         "PRAGMA cache_size=-" CATALOG_CACHE_KIB ";PRAGMA wal_autocheckpoint=0;"
+                        "PRAGMA journal_size_limit=" CATALOG_WAL_KEPT ";"
                         "PRAGMA secure_delete=OFF;PRAGMA synchronous=FULL",
                         "configure SQLite", err);
 }
@@ -929,7 +935,7 @@ static int open_build(struct zn_catalog *c, const struct zn_catalog_options *o,
     if (rc == 0)
         rc = open_compare(c, &newest, err);
     if (rc == 0 && !o->read_only)
-        rc = catalog_checkpoint(c, err); /* G1 */
+        rc = catalog_checkpoint(c, SQLITE_CHECKPOINT_TRUNCATE, err); /* G1 */
     if (rc == 0 && !o->read_only)
         rc = open_flush_folder(c, o->vfs, err);
     return rc;

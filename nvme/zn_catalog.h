@@ -14,7 +14,7 @@
  *     - the digest is the sum, modulo 2^64, of a 64-bit mix of each record's key and CRC: it is
  *       kept in step with every change, stands in the catalog beside the sequence number, and is
  *       computed anew when the catalog is opened;
- *     - before zn_catalog_commit() returns, the WAL is checkpointed and truncated, all of it
+ *     - before zn_catalog_commit() returns, the WAL is flushed and checkpointed, and the database
  *       flushed; then the caller writes {sequence, digest} into a commit slot of every data file
  *       (layout.h) and flushes that, and only then it tells anybody.
  *

@@ -353,13 +353,49 @@ static void commit_random_changes(void **state)
             struct stat st;
 
             assert_int_equal(stat(wal, &st), 0);
-            assert_int_equal(st.st_size, 0); /* G1 */
             assert_int_equal(access(shm, F_OK), -1);
             zn_catalog_close(c);
+            if (i % 20 == 0)
+                assert_int_equal(unlink(wal), 0); /* G1 */
             c = open_at(&slot);
+            assert_true(same(c, &m));
+            assert_int_equal(stat(wal, &st), 0);
+            assert_int_equal(st.st_size, 0); /* nothing of it counts any more */
         }
     }
     assert_int_equal(slot.sequence, 300);
+    zn_catalog_close(c);
+}
+
+/* What a large transaction leaves of the WAL is bounded once another one has come. */
+static void wal_is_kept_and_bounded(void **state)
+{
+    static const uint32_t records[] = { 1, 1, 40, 1, 1 }; /* of a MiB */
+    struct zn_slot slot = never;
+    struct zn_catalog *c = open_at(&slot);
+    uint8_t *bytes = calloc(1, 1 << 20);
+    off_t sizes[ZB_COUNT(records)];
+
+    (void)state;
+    assert_non_null(bytes);
+    for (size_t i = 0; i < ZB_COUNT(records); i++) {
+        struct zn_txn *t = zn_txn_new();
+        struct stat st;
+
+        for (uint32_t b = 0; b < records[i]; b++)
+            assert_int_equal(zn_txn_put(t, &(struct zn_key){ 1, i, b }, bytes, 1 << 20), 0);
+        assert_int_equal(commit_rc(c, t, &slot), 0);
+        assert_int_equal(stat(wal, &st), 0);
+        sizes[i] = st.st_size;
+    }
+    assert_true(sizes[0] > 1 << 20 && sizes[0] < 2 << 20);
+    assert_in_range(sizes[1], sizes[0], 3 << 20); /* overwritten, not appended to */
+    assert_true(sizes[2] > 40 << 20);
+    assert_int_equal(sizes[3], 16 << 20);
+    assert_int_equal(sizes[4], 16 << 20);
+    free(bytes);
+    zn_catalog_close(c);
+    c = open_at(&slot);
     zn_catalog_close(c);
 }
 
@@ -1074,6 +1110,7 @@ int main(void)
         CATALOG_TEST(each_range),
         CATALOG_TEST(commit_poisoned),
         CATALOG_TEST(commit_random_changes),
+        CATALOG_TEST(wal_is_kept_and_bounded),
         CATALOG_TEST(rewinds),
         CATALOG_TEST(wals),
         CATALOG_TEST(damage_by_sql),
