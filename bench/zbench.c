@@ -35,6 +35,9 @@ static const struct {
     { "step", "[--dir DIR] [--params N] [--page-elems N] [--ring SIZE] [--rounds N] [--only CASE]",
       "a step that streams its state, against the most that drive and kernels can do",
       zbench_step },
+    { "share",
+      "[--dir DIR] [--params N] [--page-elems N] [--rate SIZE] [--rounds N] [--window-ms MS]",
+      "8 clients against 1, and two jobs with shares, on a device of a fixed rate", zbench_share },
     { "snapshot", "[--dir DIR] [--params N] [--page-elems N] [--rounds N]",
       "a step with a snapshot in its middle, against one without", zbench_snapshot },
 };

@@ -50,6 +50,18 @@ def commits():
     check("12.00, by one that does not 12.00" in done.stderr, done.stderr)
 
 
+def shares():
+    with tempfile.TemporaryDirectory() as d:
+        done = zbench("--json", "--rounds", "1", "--params", "512K", "--page-elems", "4K", "--rate", "100M",
+                      "--window-ms", "200", "--dir", d, bench="share")
+        check(done.returncode == 0, f"ended with {done.returncode}: {done.stderr}")
+        check(os.listdir(d) == [], f"{os.listdir(d)} were left behind")
+    cases = [row["case"] for row in json.loads(done.stdout)["rows"]]
+    check(cases == ["share/8-clients/1-client", "share/8-clients/1-client/resident", "share/two-jobs/min",
+                    "share/two-jobs/3-to-1"], f"{cases}")
+    check(all(row["value"] > 0 for row in json.loads(done.stdout)["rows"]), done.stdout)
+
+
 def snapshots():
     with tempfile.TemporaryDirectory() as d:
         done = zbench("--json", "--rounds", "2", "--params", "512K", "--dir", d, bench="snapshot")
@@ -131,7 +143,7 @@ def no_daemon():
               f"{done.returncode} {done.stderr}")
 
 
-TESTS = {f.__name__: f for f in (rows, catalog, commits, snapshots, plans, steps, refused, no_daemon)}
+TESTS = {f.__name__: f for f in (rows, catalog, commits, shares, snapshots, plans, steps, refused, no_daemon)}
 
 if __name__ == "__main__":
     sys.exit(main(TESTS))

@@ -1,0 +1,506 @@
+/*
+ * bench_share.c - `zbench share`: many trainers in one daemon.
+ *
+ * MODEL. A zshardd of our own on a device of a fixed rate (nvme/zn_fixed.h), and clients that are
+ * processes: real drives are too noisy to judge who got how much. Parameters are bf16 and in host
+ * memory; the optimizer's state is there, too, or streamed.
+ *
+ *   eight   A job of one rank and a job of 8 have the same units. A round is what a step asks of
+ * the daemon: push all gradients, step, fetch and release all parameters. Rounds of the two jobs
+ * alternate (A B B A); the other job is idle meanwhile. two     Two jobs step all the time. Windows
+ * in which their shares are equal and windows with 3:1 alternate (A B B A); in each the bytes that
+ * were moved for each job are counted by the daemon. Shares are changed as `zctl share` does, and a
+ * window begins a little later.
+ *
+ * A client obeys words on a socket: one byte asks, one answers. It ends when the socket closes.
+ */
+#include "bench/zbench.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/size.h"
+#include "base/util.h"
+#include "bench/process.h"
+#include "client/zclient.h"
+
+#define SHARE_UNITS     8u
+#define SHARE_MANY      8u
+#define SHARE_ROUNDS    5u
+#define SHARE_PARAMS    (UINT64_C(16) << 20)
+#define SHARE_PAGE      65536u
+#define SHARE_STAGING   (UINT64_C(1) << 20)
+#define SHARE_RATE      (UINT64_C(1) << 30)
+#define SHARE_WINDOW_MS 1500u
+#define SHARE_SETTLE_MS 300u /* after a change: what was in line then is paid as before */
+
+enum word { WORD_READY = 'y', WORD_ROUND = 'r', WORD_RUN = 'g', WORD_DONE = 'd' };
+
+struct share_bench {
+    struct zbench *z;
+    const char *dir;
+    uint64_t params, page_elems, rate;
+    unsigned rounds, window_ms;
+    struct zbench_daemon daemon;
+};
+
+/* ---- a client: its own process */
+
+struct client {
+    const struct share_bench *b;
+    const char *job;
+    uint32_t rank, world;
+    bool streamed;
+    int fd;
+    struct zc_client *c;
+    struct zc_job opened;
+    uint64_t ids[SHARE_UNITS], count;
+    uint64_t step;
+};
+
+static void client_check(const struct client *x, int rc)
+{
+    if (rc >= 0)
+        return;
+    (void)fprintf(stderr, "zbench: a client of job '%s': %s\n", x->job,
+                  x->c ? zc_error(x->c) : zc_strerror(rc));
+    _exit(EXIT_FAILURE);
+}
+
+static bool client_owns(const struct client *x, uint32_t unit)
+{
+    return unit % x->world == x->rank;
+}
+
+/* In parts that fit staging: initial values (step 0), or a gradient. */
+static void client_send(struct client *x, uint32_t unit, uint64_t step)
+{
+    uint64_t page = zc_server(x->c)->page_elems;
+    uint64_t room = SHARE_STAGING / sizeof(float) / page * page;
+
+    for (uint64_t first = 0; first < x->count; first += room) {
+        struct zc_push push = { .shard = x->ids[unit],
+                                .step = step,
+                                .dtype = ZC_BF16,
+                                .first = first,
+                                .count = zb_min_u64(room, x->count - first),
+                                .staged = x->opened.staging };
+
+        client_check(x, step == 0 ? zc_write_wait(x->c, x->ids[unit], ZC_MASTER, first, push.count,
+                                                  x->opened.staging)
+                                  : zc_push_wait(x->c, &push));
+    }
+}
+
+static void client_open(struct client *x)
+{
+    const struct zc_job_options options = {
+        .name = x->job,
+        .rank = x->rank,
+        .world = x->world,
+        .groups = 1,
+        .staging_bytes = SHARE_STAGING,
+        /* parameters and gradients, and no state */
+        .host_bytes_max = x->streamed ? x->world * SHARE_STAGING + x->b->params * 4 : 0,
+    };
+    struct zc_placement placement;
+
+    client_check(x, zc_open(&x->c, &(struct zc_options){ .socket = x->b->daemon.socket,
+                                                         .program = "zbench" }));
+    client_check(x, zc_job_open_wait(x->c, &options, &x->opened));
+    memset(x->opened.staging, 0, x->opened.staging_bytes);
+    for (uint32_t u = 0; u < SHARE_UNITS; u++) {
+        const struct zc_range range = { .unit = u, .count = x->count };
+        char name[16];
+        struct zc_unit unit = {
+            .index = u, .name = name, .elems = x->count, .dtype = ZC_BF16, .grad_dtype = ZC_BF16
+        };
+
+        (void)snprintf(name, sizeof(name), "u%u", u);
+        client_check(x, zc_unit_define_wait(x->c, x->opened.id, &unit));
+        if (client_owns(x, u))
+            client_check(x, zc_register_wait(x->c, x->opened.id, &range, 1, &x->ids[u]));
+    }
+    client_check(x, zc_ready_wait(x->c, x->opened.id, NULL, 0, &placement));
+    for (uint32_t u = 0; u < SHARE_UNITS; u++)
+        if (client_owns(x, u))
+            client_send(x, u, 0);
+}
+
+static void client_step(struct client *x)
+{
+    static const struct zc_group group = { 1e-4, 0.9, 0.95, 1e-8, 0.1 };
+    struct zc_step step = { .step = ++x->step, .scale = 1, .groups = &group, .ngroups = 1 };
+    struct zc_stepped stepped;
+
+    for (uint32_t u = 0; u < SHARE_UNITS; u++)
+        if (client_owns(x, u))
+            client_send(x, u, x->step);
+    client_check(x, zc_step_wait(x->c, x->opened.id, &step, &stepped));
+}
+
+static void client_fetch(struct client *x)
+{
+    struct zc_view views[SHARE_UNITS];
+    uint64_t ids[SHARE_UNITS];
+    uint32_t n = 0;
+
+    for (uint32_t u = 0; u < SHARE_UNITS; u++)
+        if (client_owns(x, u))
+            ids[n++] = x->ids[u];
+    client_check(x, zc_fetch_wait(x->c, ids, n, x->step, 0, views));
+    client_check(x, zc_release(x->c, ids, n));
+}
+
+static void client_say(const struct client *x, char word)
+{
+    if (write(x->fd, &word, 1) != 1)
+        _exit(EXIT_FAILURE);
+}
+
+/* Never returns. */
+static void client_main(struct client *x)
+{
+    struct pollfd p = { .fd = x->fd, .events = POLLIN };
+    char word;
+
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+    client_open(x);
+    client_say(x, WORD_READY);
+    while (read(x->fd, &word, 1) == 1) {
+        do {
+            client_step(x);
+            client_fetch(x);
+        } while (word == WORD_RUN && poll(&p, 1, 0) == 0);
+        client_say(x, WORD_DONE);
+    }
+    (void)zc_job_close_wait(x->c, x->opened.id);
+    zc_close(x->c);
+    _exit(EXIT_SUCCESS);
+}
+
+/* ---- the clients of a job, as the parent sees them */
+
+struct crew {
+    unsigned n;
+    pid_t pids[SHARE_MANY];
+    int fds[SHARE_MANY];
+};
+
+static int crew_start(struct share_bench *b, struct crew *crew, const char *job, unsigned n,
+                      bool streamed)
+{
+    for (crew->n = 0; crew->n < n; crew->n++) {
+        struct client x = { .b = b,
+                            .job = job,
+                            .rank = crew->n,
+                            .world = n,
+                            .streamed = streamed,
+                            .count = b->params / SHARE_UNITS };
+        int fds[2];
+
+        if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) < 0)
+            return zb_fail(&b->z->err, -errno, "a client of job '%s': %m", job);
+        (void)fflush(NULL);
+        crew->pids[crew->n] = fork();
+        if (crew->pids[crew->n] == 0) {
+            x.fd = fds[1];
+            (void)close(fds[0]);
+            client_main(&x);
+        }
+        (void)close(fds[1]);
+        crew->fds[crew->n] = fds[0];
+        if (crew->pids[crew->n] < 0) {
+            (void)close(fds[0]);
+            return zb_fail(&b->z->err, -errno, "a client of job '%s': %m", job);
+        }
+    }
+    return 0;
+}
+
+static int crew_ask(struct share_bench *b, const struct crew *crew, char word)
+{
+    for (unsigned i = 0; i < crew->n; i++)
+        if (send(crew->fds[i], &word, 1, MSG_NOSIGNAL) != 1)
+            return zb_fail(&b->z->err, -EPIPE, "a client has ended");
+    return 0;
+}
+
+static int crew_await(struct share_bench *b, const struct crew *crew, char word)
+{
+    for (unsigned i = 0; i < crew->n; i++) {
+        char said = 0;
+
+        if (read(crew->fds[i], &said, 1) != 1 || said != word)
+            return zb_fail(&b->z->err, -EPIPE, "a client has ended");
+    }
+    return 0;
+}
+
+static void crew_end(struct crew *crew)
+{
+    for (unsigned i = 0; i < crew->n; i++) {
+        (void)shutdown(crew->fds[i], SHUT_RDWR); /* later clients have this end, too */
+        (void)close(crew->fds[i]);
+    }
+    for (unsigned i = 0; i < crew->n; i++)
+        (void)waitpid(crew->pids[i], NULL, 0);
+    crew->n = 0;
+}
+
+/* ---- the cases */
+
+static int share_daemon(struct share_bench *b, bool streamed)
+{
+    uint64_t state = b->params * 10, ring = 16 * b->page_elems * 12;
+    char host[32], nvme[32], page[32], rate[32], buffers[32];
+    const char *const options[] = {
+        "--host-bytes", host, "--nvme-bytes", nvme,    "--page-elems", page,    "--io", "fixed",
+        "--fixed-rate", rate, "--ring-bytes", buffers, "--log-level",  "error", NULL
+    };
+
+    (void)snprintf(host, sizeof(host), "%llu",
+                   (unsigned long long)(ring + 2 * (b->params * 4 + (streamed ? 0 : state)) +
+                                        (2 + SHARE_MANY) * SHARE_STAGING + 64 * ZB_MIB));
+    (void)snprintf(nvme, sizeof(nvme), "%llu",
+                   (unsigned long long)((streamed ? 2 * state + 4 * ring : 0) + 64 * ZB_MIB));
+    (void)snprintf(page, sizeof(page), "%llu", (unsigned long long)b->page_elems);
+    (void)snprintf(rate, sizeof(rate), "%llu", (unsigned long long)b->rate);
+    (void)snprintf(buffers, sizeof(buffers), "%llu", (unsigned long long)ring);
+    b->daemon = ZBENCH_NO_DAEMON;
+    return zbench_daemon_start(&b->daemon, b->dir, options, &b->z->err);
+}
+
+/* Bytes of state that a second of a round steps. */
+static int share_round(struct share_bench *b, const struct crew *crew, double *ret)
+{
+    uint64_t begin_ns = zb_now_ns();
+    int rc = crew_ask(b, crew, WORD_ROUND);
+
+    if (rc == 0)
+        rc = crew_await(b, crew, WORD_DONE);
+    *ret = (double)b->params * 20 / ((double)(zb_now_ns() - begin_ns) / 1e9) / 1e6;
+    return rc;
+}
+
+static int share_eight(struct share_bench *b, bool streamed)
+{
+    struct zbench_row row = { .unit = "MB/s", .reference_name = "1 client, the same work" };
+    double values[ZBENCH_ROUNDS_MAX], references[ZBENCH_ROUNDS_MAX], mbs[4];
+    struct crew one = { 0 }, eight = { 0 };
+    int rc = share_daemon(b, streamed);
+
+    if (rc == 0 && (rc = crew_start(b, &one, "one", 1, streamed)) == 0 &&
+        (rc = crew_start(b, &eight, "eight", SHARE_MANY, streamed)) == 0 &&
+        (rc = crew_await(b, &one, WORD_READY)) == 0 &&
+        (rc = crew_await(b, &eight, WORD_READY)) == 0 &&
+        (rc = share_round(b, &one, &mbs[0])) == 0) /* the first of each warms up */
+        rc = share_round(b, &eight, &mbs[0]);
+    for (unsigned i = 0; i < b->rounds && rc == 0; i++) {
+        if ((rc = share_round(b, &eight, &mbs[0])) < 0 ||
+            (rc = share_round(b, &one, &mbs[1])) < 0 || (rc = share_round(b, &one, &mbs[2])) < 0 ||
+            (rc = share_round(b, &eight, &mbs[3])) < 0)
+            break;
+        values[i] = (mbs[0] + mbs[3]) / 2;
+        references[i] = (mbs[1] + mbs[2]) / 2;
+    }
+    crew_end(&one);
+    crew_end(&eight);
+    zbench_daemon_end(&b->daemon);
+    if (rc < 0)
+        return rc;
+    (void)snprintf(row.name, sizeof(row.name), "share/8-clients/1-client%s",
+                   streamed ? "" : "/resident");
+    return zbench_add(b->z, &row, values, references, b->rounds);
+}
+
+static int share_failed(struct share_bench *b, struct zc_client *c, int rc)
+{
+    return zb_fail(&b->z->err, rc, "%s", c ? zc_error(c) : zc_strerror(rc));
+}
+
+static int share_moved(struct share_bench *b, struct zc_client *c, const char *job, uint64_t *ret)
+{
+    struct zc_job_row *rows = NULL;
+    size_t n = 0;
+    int rc = zc_jobs_wait(c, job, &rows, &n);
+
+    if (rc < 0)
+        return share_failed(b, c, rc);
+    *ret = n > 0 ? rows[0].nvme_read_bytes + rows[0].nvme_written_bytes : 0;
+    zc_rows_free(rows);
+    return 0;
+}
+
+static void share_pause(unsigned ms)
+{
+    struct timespec t = { .tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L };
+
+    while (nanosleep(&t, &t) < 0 && errno == EINTR)
+        ;
+}
+
+/* Bytes that each job moved in a window with these shares. */
+static int share_window(struct share_bench *b, struct zc_client *c, uint32_t share, double moved[2])
+{
+    static const char *const jobs[] = { "a", "b" };
+    uint64_t before[2] = { 0, 0 }, after[2] = { 0, 0 };
+    int rc = zc_job_share_wait(c, jobs[0], share);
+
+    if (rc < 0)
+        return share_failed(b, c, rc);
+    share_pause(SHARE_SETTLE_MS);
+    for (int i = 0; i < 2 && rc == 0; i++)
+        rc = share_moved(b, c, jobs[i], &before[i]);
+    share_pause(b->window_ms);
+    for (int i = 0; i < 2 && rc == 0; i++)
+        rc = share_moved(b, c, jobs[i], &after[i]);
+    for (int i = 0; i < 2; i++)
+        moved[i] = (double)(after[i] - before[i]);
+    if (rc == 0 && moved[0] + moved[1] <= 0)
+        return zb_fail(&b->z->err, -EIO, "nothing moved in a window: a client has ended");
+    return rc;
+}
+
+static int share_two_rows(struct share_bench *b, const double *least, const double *ratios)
+{
+    double half[ZBENCH_ROUNDS_MAX], three[ZBENCH_ROUNDS_MAX];
+    struct zbench_row row = { .unit = "% of bytes", .reference_name = "half" };
+    int rc;
+
+    for (unsigned i = 0; i < b->rounds; i++) {
+        half[i] = 50;
+        three[i] = 3;
+    }
+    (void)snprintf(row.name, sizeof(row.name), "share/two-jobs/min");
+    rc = zbench_add(b->z, &row, least, half, b->rounds);
+    row = (struct zbench_row){ .unit = "bytes : bytes", .reference_name = "shares 3:1" };
+    (void)snprintf(row.name, sizeof(row.name), "share/two-jobs/3-to-1");
+    return rc < 0 ? rc : zbench_add(b->z, &row, ratios, three, b->rounds);
+}
+
+static int share_two(struct share_bench *b)
+{
+    double least[ZBENCH_ROUNDS_MAX], ratios[ZBENCH_ROUNDS_MAX], total = 0;
+    struct crew crews[2] = { { 0 }, { 0 } };
+    struct zc_client *c = NULL;
+    int rc = share_daemon(b, true);
+
+    if (rc == 0 && (rc = crew_start(b, &crews[0], "a", 1, true)) == 0 &&
+        (rc = crew_start(b, &crews[1], "b", 1, true)) == 0 &&
+        (rc = crew_await(b, &crews[0], WORD_READY)) == 0 &&
+        (rc = crew_await(b, &crews[1], WORD_READY)) == 0 &&
+        (rc = crew_ask(b, &crews[0], WORD_RUN)) == 0)
+        rc = crew_ask(b, &crews[1], WORD_RUN);
+    if (rc == 0 && (rc = zc_open(&c, &(struct zc_options){ .socket = b->daemon.socket,
+                                                           .program = "zbench" })) < 0)
+        rc = share_failed(b, c, rc);
+    for (unsigned i = 0; i < b->rounds && rc == 0; i++) {
+        double equal[2] = { 0, 0 }, three[2] = { 0, 0 };
+
+        for (int k = 0; k < 4 && rc == 0; k++) {
+            double moved[2];
+            bool same = k == 0 || k == 3;
+
+            rc = share_window(b, c, same ? 100 : 300, moved);
+            for (int j = 0; j < 2 && rc == 0; j++) {
+                (same ? equal : three)[j] += moved[j];
+                total += moved[j];
+            }
+        }
+        least[i] = 100 * (equal[0] < equal[1] ? equal[0] : equal[1]) / (equal[0] + equal[1]);
+        ratios[i] = three[0] / three[1];
+    }
+    crew_end(&crews[0]);
+    crew_end(&crews[1]);
+    zc_close(c);
+    zbench_daemon_end(&b->daemon);
+    if (rc < 0)
+        return rc;
+    zbench_note(b->z, "two jobs together moved %s/s of the device's %s/s",
+                zb_size_text((uint64_t)(total / (b->rounds * 4.0 * b->window_ms / 1e3))).s,
+                zb_size_text(b->rate).s);
+    return share_two_rows(b, least, ratios);
+}
+
+/* ---- options */
+
+static int share_size(struct share_bench *b, const char *text, uint64_t least, uint64_t *ret)
+{
+    int rc = zb_size_parse(text, ret, &b->z->err);
+
+    if (rc == 0 && *ret < least)
+        return zb_fail(&b->z->err, -EINVAL, "'%s' is less than %llu", text,
+                       (unsigned long long)least);
+    return rc;
+}
+
+int zbench_share(struct zbench *z, int argc, char **argv)
+{
+    static const struct option longs[] = {
+        { "dir", required_argument, NULL, 'd' },
+        { "params", required_argument, NULL, 'p' },
+        { "page-elems", required_argument, NULL, 'e' },
+        { "rate", required_argument, NULL, 'b' },
+        { "rounds", required_argument, NULL, 'r' },
+        { "window-ms", required_argument, NULL, 'w' },
+        { 0 },
+    };
+    struct share_bench b = { .z = z,
+                             .dir = "/tmp",
+                             .params = SHARE_PARAMS,
+                             .page_elems = SHARE_PAGE,
+                             .rate = SHARE_RATE,
+                             .rounds = SHARE_ROUNDS,
+                             .window_ms = SHARE_WINDOW_MS };
+    uint64_t number = 0;
+    int rc = 0, o;
+
+    optind = 1;
+    while (rc == 0 && (o = getopt_long(argc, argv, "", longs, NULL)) != -1) {
+        switch (o) {
+        case 'd':
+            b.dir = optarg;
+            break;
+        case 'p':
+            rc = share_size(&b, optarg, SHARE_UNITS * b.page_elems, &b.params);
+            break;
+        case 'e':
+            rc = share_size(&b, optarg, 4096, &b.page_elems);
+            break;
+        case 'b':
+            rc = share_size(&b, optarg, ZB_MIB, &b.rate);
+            break;
+        case 'r':
+            rc = share_size(&b, optarg, 1, &number);
+            b.rounds = (unsigned)zb_min_u64(number, ZBENCH_ROUNDS_MAX);
+            break;
+        case 'w':
+            rc = share_size(&b, optarg, 1, &number);
+            b.window_ms = (unsigned)zb_min_u64(number, 600000);
+            break;
+        default:
+            rc = zb_fail(&z->err, -EINVAL, "zbench share: wrong options; try: zbench help");
+        }
+    }
+    if (rc == 0 && optind < argc)
+        rc = zb_fail(&z->err, -EINVAL, "zbench share takes no words: '%s'", argv[optind]);
+    if (rc == 0 && (b.params % (SHARE_UNITS * 4096) != 0 || b.page_elems % 4096 != 0))
+        rc = zb_fail(&z->err, -EINVAL, "params are a multiple of %u, page-elems of 4096",
+                     SHARE_UNITS * 4096);
+    if (rc == 0)
+        rc = share_eight(&b, true);
+    if (rc == 0)
+        rc = share_eight(&b, false);
+    return rc < 0 ? rc : share_two(&b);
+}
