@@ -133,7 +133,9 @@ static int commit_written(struct commit_bench *b, uint64_t *ret)
 static int commit_step(struct commit_bench *b, enum zc_commit commit, double *ret_ms,
                        uint64_t *ret_bytes)
 {
-    static const struct zc_group group = { 1e-4, 0.9, 0.95, 1e-8, 0.1 };
+    static const struct zc_group group = {
+        .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1
+    };
     struct zc_step step = {
         .step = ++b->step, .scale = 1, .groups = &group, .ngroups = 1, .commit = commit
     };
@@ -264,7 +266,9 @@ static int snapshot_held(struct commit_bench *b, double *ret_ms)
 static int snapshot_step(struct commit_bench *b, struct zc_client *other, double *ret_step_ms,
                          double *ret_ms)
 {
-    static const struct zc_group group = { 1e-4, 0.9, 0.95, 1e-8, 0.1 };
+    static const struct zc_group group = {
+        .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1
+    };
     struct zc_step step = { .step = ++b->step, .scale = 1, .groups = &group, .ngroups = 1 };
     struct zc_stepped stepped;
     struct step_wait wait = { 0 };

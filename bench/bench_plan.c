@@ -178,7 +178,9 @@ static int plan_open(struct plan_bench *b)
 
 static int plan_step(struct plan_bench *b, double *ret_s)
 {
-    static const struct zc_group group = { 1e-4, 0.9, 0.95, 1e-8, 0.1 };
+    static const struct zc_group group = {
+        .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1
+    };
     struct zc_step step = { .step = ++b->step, .scale = 1, .groups = &group, .ngroups = 1 };
     struct zc_stepped stepped;
     uint64_t begin_ns;

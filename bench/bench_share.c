@@ -139,7 +139,9 @@ static void client_open(struct client *x)
 
 static void client_step(struct client *x)
 {
-    static const struct zc_group group = { 1e-4, 0.9, 0.95, 1e-8, 0.1 };
+    static const struct zc_group group = {
+        .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1
+    };
     struct zc_step step = { .step = ++x->step, .scale = 1, .groups = &group, .ngroups = 1 };
     struct zc_stepped stepped;
 

@@ -383,7 +383,9 @@ static int step_end(struct step_bench *b, int rc)
 
 static int step_time(struct step_bench *b, double *ret_s)
 {
-    static const struct zc_group group = { 1e-4, 0.9, 0.95, 1e-8, 0.1 };
+    static const struct zc_group group = {
+        .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1
+    };
     struct zc_step step = {
         .step = ++b->step, .scale = 1, .groups = &group, .ngroups = 1, .timeout_ms = 600000
     };

@@ -12,8 +12,6 @@
 
 #include "client/client_priv.h"
 
-#define OPTIMIZER_ADAMW 1u
-
 /** Tensors in one part of a unit: their names and shapes at their longest fit a body. */
 #define PART_TENSORS 256u
 _Static_assert(PART_TENSORS *(ZP_TENSOR_MAX + 10 * ZP_DIMS_MAX + 32) + 2 * ZP_NAME_MAX <
@@ -120,7 +118,8 @@ int zc_job_open(struct zc_client *c, const struct zc_job_options *options, struc
     m.offload_optimizer = options->offload_optimizer ? options->offload_optimizer : ZC_NVME;
     m.host_bytes_max = options->host_bytes_max;
     m.groups = options->groups;
-    m.optimizer = OPTIMIZER_ADAMW;
+    m.optimizer = options->optimizer ? options->optimizer : ZC_ADAMW;
+    m.moments = options->moments ? options->moments : ZC_MOMENTS_F32;
     m.durable = options->durable;
     m.commit_every = options->commit_every;
     m.takeover = options->takeover;
@@ -574,6 +573,10 @@ static int step_groups(struct zc_client *c, const struct zc_step *step, Zp__Grou
         groups[i].beta2 = step->groups[i].beta2;
         groups[i].eps = step->groups[i].eps;
         groups[i].weight_decay = step->groups[i].weight_decay;
+        groups[i].momentum = step->groups[i].momentum;
+        groups[i].dampening = step->groups[i].dampening;
+        groups[i].nesterov = step->groups[i].nesterov;
+        groups[i].lr_decay = step->groups[i].lr_decay;
         pointers[i] = &groups[i];
     }
     return (int)step->ngroups;

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/plan.h"
 #include "client/client_priv.h"
 
 #define READER_TENSORS_MAX (1u << 20) /* of one unit: more is not believed */
@@ -56,6 +57,8 @@ int zc_reader_reply_open(struct zc_client *c, struct zc_call *call, const Protob
                                .units = r->units,
                                .groups = r->groups,
                                .world = r->world,
+                               .optimizer = (enum zc_optimizer)r->optimizer,
+                               .moments = (enum zc_moments)r->moments,
                                .staging = c->reader.base,
                                .staging_bytes = c->reader.bytes };
     return 0;
@@ -165,7 +168,7 @@ int zc_reader_reply_unit(struct zc_client *c, struct zc_call *call, const Protob
     int rc = 0;
 
     (void)fds;
-    if (!zp_name_valid(r->name) || (r->dtype != ZC_F32 && r->dtype != ZC_BF16))
+    if (!zp_name_valid(r->name) || zb_dtype_bytes((enum zb_dtype)r->dtype) == 0)
         return zc_fail(c, -EPROTO, "a unit '%.32s' of dtype %u", r->name, r->dtype);
     for (size_t i = 0; rc == 0 && i < r->n_tensors; i++)
         rc = parts_tensor(c, parts, r->tensors[i]);

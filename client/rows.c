@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/plan.h"
 #include "client/client_priv.h"
 
 #define DF_TRIES 10u
@@ -86,6 +87,12 @@ int zc_rows_reply_list(struct zc_client *c, struct zc_call *call, const Protobuf
     return rc < 0 ? rc : 0;
 }
 
+/** Of a daemon that knows more than we: nothing. */
+static const char *rows_name(const char *name)
+{
+    return name ? name : "";
+}
+
 int zc_rows_reply_jobs(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
                        int *fds)
 {
@@ -122,6 +129,8 @@ int zc_rows_reply_jobs(struct zc_client *c, struct zc_call *call, const Protobuf
         to->share = from->share;
         COPY(to->name, from->name);
         COPY(to->state, from->state);
+        COPY(to->optimizer, rows_name(zb_optimizer_name((enum zb_optimizer)from->optimizer)));
+        COPY(to->moments, rows_name(zb_moments_name((enum zb_moments)from->moments)));
         COPY(to->error, from->error);
     }
     return rc < 0 ? rc : 0;

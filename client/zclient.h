@@ -175,7 +175,11 @@ ZC_EXPORT void zc_on_event(struct zc_client *c, zc_event_fn *fn, void *arg);
 
 /* ---- jobs, units, shards */
 
-enum zc_dtype { ZC_F32 = 1, ZC_BF16 = 2 };
+enum zc_dtype { ZC_F32 = 1, ZC_BF16 = 2, ZC_F16 = 3 };
+/** torch.optim's of the same name; Lion as published. A job has one, for as long as it lives. */
+enum zc_optimizer { ZC_ADAMW = 1, ZC_ADAM = 2, ZC_LION = 3, ZC_SGD = 4, ZC_ADAGRAD = 5 };
+/** How the optimizer's moments are stored; what the reduced ones cost: docs/OPTIMIZERS.md. */
+enum zc_moments { ZC_MOMENTS_F32 = 1, ZC_MOMENTS_BF16 = 2, ZC_MOMENTS_Q8 = 3 };
 
 /** Where bytes may live when they must. Faster memory that is free is used all the same. */
 enum zc_place { ZC_HOST = 1, ZC_NVME = 2 };
@@ -203,6 +207,8 @@ struct zc_job_options {
                        0: 100. A job that is there keeps the one that it has */
     bool early;     /* room for steps that begin early (zc_step_begin()), if there is any: on
                        the data files, once more what is streamed and not frozen */
+    enum zc_optimizer optimizer; /* 0: ZC_ADAMW */
+    enum zc_moments moments;     /* 0: ZC_MOMENTS_F32 */
 };
 
 /** A state that a kept job can go on from. */
@@ -332,8 +338,8 @@ ZC_EXPORT int zc_job_share_wait(struct zc_client *c, const char *name, uint32_t 
 enum zc_what {
     ZC_PARAM = 1,      /* in the unit's dtype */
     ZC_MASTER = 2,     /* fp32, from here on */
-    ZC_EXP_AVG = 3,    /* AdamW's m */
-    ZC_EXP_AVG_SQ = 4, /* AdamW's v */
+    ZC_EXP_AVG = 3,    /* the first moment: exp_avg, SGD's momentum_buffer, Adagrad's sum */
+    ZC_EXP_AVG_SQ = 4, /* the second, of AdamW and Adam */
     ZC_GRAD = 5,       /* as accumulated, before scaling */
 };
 
@@ -424,8 +430,14 @@ enum zc_commit {
     ZC_COMMIT_DROP = 4,     /* of zc_commit() only: what is prepared is forgotten */
 };
 
-struct zc_group { /* AdamW's scalars of one parameter group */
-    double lr, beta1, beta2, eps, weight_decay;
+struct zc_group { /* the scalars of one parameter group; those of other optimizers are ignored */
+    double lr;
+    double beta1, beta2; /* AdamW, Adam, Lion: from 0 to below 1 */
+    double eps;          /* AdamW, Adam, Adagrad */
+    double weight_decay; /* AdamW, Lion: of the parameter; Adam, SGD, Adagrad: added to gradients */
+    double momentum, dampening; /* SGD */
+    double lr_decay;            /* Adagrad */
+    bool nesterov;              /* SGD; needs a momentum and no dampening */
 };
 
 struct zc_step {
@@ -569,6 +581,8 @@ struct zc_reader {
     uint64_t id;
     uint64_t iterations, applied;
     uint32_t units, groups, world;
+    enum zc_optimizer optimizer;
+    enum zc_moments moments;
     void *staging; /* mapped read-write until zc_reader_close() or zc_close() */
     uint64_t staging_bytes;
 };
@@ -623,7 +637,8 @@ struct zc_job_row {
     bool keep, durable;
     bool committed; /* there is a commit */
     char name[ZC_NAME_MAX + 1];
-    char state[16]; /* saved (not in memory), defining, ready, stepping, failed */
+    char state[16];                 /* saved (not in memory), defining, ready, stepping, failed */
+    char optimizer[12], moments[8]; /* "adamw", "fp32" */
     char error[256];
 };
 

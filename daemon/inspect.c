@@ -196,6 +196,8 @@ static void saved_row(const struct zsd_saved *s, Zp__JobRow *row)
     row->applied = v->applied;
     row->shards = v->nrows;
     row->epoch = s->epoch;
+    row->optimizer = s->optimizer;
+    row->moments = s->moments;
     for (uint32_t i = 0; i < s->nunits; i++)
         row->params += s->units[i]->elems;
     job_saved_row(s, row);
@@ -223,6 +225,8 @@ static void job_row(const struct zsd_job *job, Zp__JobRow *row)
     }
     row->durable = job->durable;
     row->epoch = job->epoch;
+    row->optimizer = job->optimizer;
+    row->moments = job->moments;
     if (job->saved)
         job_saved_row(job->saved, row);
     row->fetched_bytes = job->fetched_bytes;

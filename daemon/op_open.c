@@ -119,6 +119,12 @@ void zsd_opens_refuse(struct zsd_core *core)
 
 /* ---- open */
 
+/* 0: of a client that does not know of them. */
+static enum zb_moments open_moments(const Zp__JobOpen *q)
+{
+    return q->moments == 0 ? ZB_MOMENTS_F32 : (enum zb_moments)q->moments;
+}
+
 static struct zsd_job *job_alloc(struct zsd_core *core, const Zp__JobOpen *q)
 {
     struct zsd_job *job = calloc(1, sizeof(*job));
@@ -162,7 +168,7 @@ static struct zsd_job *job_new(struct zsd_core *core, const Zp__JobOpen *q, uid_
     job->uid = uid;
     job->groups = q->groups;
     job->optimizer = q->optimizer;
-    job->moments = ZB_MOMENTS_F32;
+    job->moments = open_moments(q);
     job->keep = q->keep;
     job->durable = q->durable;
     zb_list_push_back(&core->jobs, &job->node);
@@ -227,8 +233,14 @@ static int open_check(const struct zsd_core *core, const Zp__JobOpen *q, struct 
         q->offload_optimizer > 2)
         return zb_fail(err, -EINVAL, "places %u and %u: known are 1 (host) and 2 (nvme)",
                        q->offload_param, q->offload_optimizer);
-    if (q->optimizer != 1)
-        return zb_fail(err, -EINVAL, "optimizer %u: known is 1 (AdamW)", q->optimizer);
+    if (!zb_optimizer_name(q->optimizer))
+        return zb_fail(
+            err, -EINVAL,
+            "optimizer %u: known are 1 (AdamW), 2 (Adam), 3 (Lion), 4 (SGD), 5 (Adagrad)",
+            q->optimizer);
+    if (!zb_moments_name(open_moments(q)))
+        return zb_fail(err, -EINVAL, "moments %u: known are 1 (fp32), 2 (bf16), 3 (8bit)",
+                       q->moments);
     if (q->durable && !q->keep)
         return zb_fail(err, -EINVAL, "a job that is not kept cannot be durable");
     if (q->durable && zsd_fixed(&core->daemon->config))
@@ -272,6 +284,13 @@ static int open_join(struct zsd_job *job, const Zp__JobOpen *q, uid_t uid, struc
     if (zsd_member_by_rank(job, q->rank))
         return zb_fail(err, q->attach ? -EBUSY : -EEXIST,
                        "job '%s' exists already: its rank %u is taken", q->name, q->rank);
+    if (q->optimizer != job->optimizer || open_moments(q) != job->moments)
+        return zb_fail(
+            err, -EINVAL,
+            "rank %u opens job '%s' for %s with %s moments, and it is trained by %s with "
+            "%s moments",
+            q->rank, q->name, zb_optimizer_name(q->optimizer), zb_moments_name(open_moments(q)),
+            zb_optimizer_name(job->optimizer), zb_moments_name(job->moments));
     if (q->keep != job->keep || q->durable != job->durable || q->groups != job->groups ||
         (forming && (q->offload_param != job->offload_param ||
                      q->offload_optimizer != job->offload_optimizer ||

@@ -293,6 +293,8 @@ static void open_done(struct zsd_task *task)
     r->state = READER_OPEN;
     r->open_req = NULL;
     reply.reader = r->id;
+    reply.optimizer = r->saved->optimizer;
+    reply.moments = r->saved->moments;
     reply.iterations = r->version->iterations;
     reply.applied = r->version->applied;
     reply.units = r->saved->nunits;

@@ -531,13 +531,6 @@ static void step_ask(struct zsd_req *req, struct zsd_member *m, const struct zsd
     zsd_step_resume(job);
 }
 
-static bool scalars_valid(const Zp__GroupScalars *g)
-{
-    return __builtin_isfinite(g->lr) && g->beta1 >= 0 && g->beta1 < 1 && g->beta2 >= 0 &&
-           g->beta2 < 1 && g->eps >= 0 && __builtin_isfinite(g->eps) &&
-           __builtin_isfinite(g->weight_decay);
-}
-
 int zsd_step_scalars(const struct zsd_job *job, double scale, Zp__GroupScalars *const *groups,
                      size_t n, struct zk_params *ret, struct zb_err *err)
 {
@@ -547,18 +540,20 @@ int zsd_step_scalars(const struct zsd_job *job, double scale, Zp__GroupScalars *
                        job->groups, scale);
     for (size_t i = 0; i < n; i++) {
         const Zp__GroupScalars *g = groups[i];
+        struct zb_err why = { 0 };
 
-        if (!scalars_valid(g))
-            return zb_fail(
-                err, -EINVAL,
-                "group %zu: lr %g, betas %g and %g, eps %g, weight decay %g are not AdamW's", i,
-                g->lr, g->beta1, g->beta2, g->eps, g->weight_decay);
         ret[i] = (struct zk_params){ .lr = g->lr,
                                      .beta1 = g->beta1,
                                      .beta2 = g->beta2,
                                      .eps = g->eps,
                                      .weight_decay = g->weight_decay,
-                                     .scale = scale };
+                                     .scale = scale,
+                                     .momentum = g->momentum,
+                                     .dampening = g->dampening,
+                                     .lr_decay = g->lr_decay,
+                                     .nesterov = g->nesterov ? 1 : 0 };
+        if (zk_params_check(job->optimizer, &ret[i], &why) < 0)
+            return zb_fail(err, why.code, "group %zu: %s", i, why.text);
     }
     return 0;
 }

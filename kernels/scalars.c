@@ -3,6 +3,7 @@
  * gives different bits on different systems; multiplications, in a fixed order, do not.
  */
 #include <assert.h>
+#include <errno.h>
 #include <math.h>
 
 #include "kernels/zk_priv.h"
@@ -17,6 +18,62 @@ double zk_powi(double b, uint64_t t)
         b *= b;
     }
     return power;
+}
+
+static int adam_check(const char *name, const struct zk_params *p, struct zb_err *err)
+{
+    return p->beta1 >= 0 && p->beta1 < 1 && p->beta2 >= 0 && p->beta2 < 1
+               ? 0
+               : zb_fail(err, -EINVAL, "%s with betas %g and %g: each from 0 to below 1", name,
+                         p->beta1, p->beta2);
+}
+
+static int eps_check(const char *name, const struct zk_params *p, struct zb_err *err)
+{
+    return p->eps >= 0 && isfinite(p->eps)
+               ? 0
+               : zb_fail(err, -EINVAL, "%s with eps %g: not below 0", name, p->eps);
+}
+
+static int sgd_check(const struct zk_params *p, struct zb_err *err)
+{
+    if (!(p->momentum >= 0 && isfinite(p->momentum)) || !isfinite(p->dampening))
+        return zb_fail(err, -EINVAL, "sgd with momentum %g and dampening %g", p->momentum,
+                       p->dampening);
+    if (p->nesterov && !(p->momentum > 0 && p->dampening == 0))
+        return zb_fail(err, -EINVAL,
+                       "sgd with nesterov needs a momentum above 0 and no dampening, and has %g "
+                       "and %g",
+                       p->momentum, p->dampening);
+    return 0;
+}
+
+int zk_params_check(enum zb_optimizer optimizer, const struct zk_params *p, struct zb_err *err)
+{
+    const char *name = zb_optimizer_name(optimizer);
+    int rc = 0;
+
+    if (!isfinite(p->lr) || !isfinite(p->weight_decay) || !isfinite(p->scale))
+        return zb_fail(err, -EINVAL, "%s with lr %g, weight decay %g, scale %g", name, p->lr,
+                       p->weight_decay, p->scale);
+    switch (optimizer) {
+    case ZB_ADAMW:
+    case ZB_ADAM:
+        rc = adam_check(name, p, err);
+        return rc == 0 ? eps_check(name, p, err) : rc;
+    case ZB_LION:
+        return adam_check(name, p, err);
+    case ZB_SGD:
+        return sgd_check(p, err);
+    case ZB_ADAGRAD:
+        rc = eps_check(name, p, err);
+        if (rc == 0 && !(p->lr_decay >= 0 && isfinite(p->lr_decay)))
+            rc = zb_fail(err, -EINVAL, "%s with lr decay %g: not below 0", name, p->lr_decay);
+        return rc;
+    case ZB_OPTIMIZER_END:
+        break;
+    }
+    return -EINVAL;
 }
 
 uint64_t zk_mix64(uint64_t x)
@@ -51,7 +108,7 @@ struct zk_scalars zk_prepare(enum zb_optimizer optimizer, const struct zk_params
         s.momentum = (float)params->momentum;
         s.one_minus_dampening = (float)(1.0 - params->dampening);
         s.fresh = t == 1 || params->momentum == 0;
-        s.nesterov = params->nesterov;
+        s.nesterov = params->nesterov != 0;
         break;
     case ZB_LION:
     case ZB_OPTIMIZER_END:

@@ -117,7 +117,7 @@ struct zk_params {
     double lr, beta1, beta2, eps, weight_decay;
     double scale;
     double momentum, dampening, lr_decay;
-    bool nesterov;
+    uint64_t nesterov; /* 0 or 1; no padding, so that params compare as bytes */
 };
 
 /*
@@ -141,6 +141,10 @@ struct zk_params {
 
 /** b^t in double by repeated squaring, from the lowest bit of t up: the same bits everywhere. */
 double zk_powi(double b, uint64_t t);
+/** 0, or -EINVAL: what a caller gave that this optimizer cannot step with, in a sentence. What it
+ * does not use is not looked at. */
+int zk_params_check(enum zb_optimizer optimizer, const struct zk_params *params,
+                    struct zb_err *err);
 /** t >= 1: the number of this step. The betas are in [0, 1): 1 would divide by zero. What the
  * optimizer does not use is not looked at: its scalars are 0. */
 struct zk_scalars zk_prepare(enum zb_optimizer optimizer, const struct zk_params *params,

@@ -50,7 +50,7 @@ zc_job_options = struct("zc_job_options", (c_char_p, "name"), (c_uint32, "rank w
                         (c_int, "offload_param offload_optimizer"), (c_uint64, "host_bytes_max"),
                         (c_uint32, "groups"), (c_bool, "durable"), (c_uint64, "commit_every"),
                         (c_bool, "takeover"), (c_uint64, "epoch"), (c_uint32, "share"),
-                        (c_bool, "early"))
+                        (c_bool, "early"), (c_int, "optimizer moments"))
 zc_point = struct("zc_point", (c_int, "kind"), (c_uint64, "iterations applied"))
 zc_job = struct("zc_job", (c_uint64, "id iterations applied"), (c_void_p, "staging"),
                 (c_uint64, "staging_bytes epoch"), (c_uint32, "world npoints"),
@@ -67,7 +67,8 @@ zc_view = struct("zc_view", (c_void_p, "data"), (c_uint64, "bytes version"))
 zc_push = struct("zc_push", (c_uint64, "shard step"), (c_uint32, "micro"), (c_bool, "add"),
                  (c_int, "dtype"), (c_uint64, "first count"), (c_void_p, "staged"))
 zc_norm = struct("zc_norm", (c_uint8 * NORM_BYTES, "sum_of_squares"), (c_uint64, "nonfinite"))
-zc_group = struct("zc_group", (c_double, "lr beta1 beta2 eps weight_decay"))
+zc_group = struct("zc_group", (c_double, "lr beta1 beta2 eps weight_decay momentum dampening lr_decay"),
+                  (c_bool, "nesterov"))
 zc_step = struct("zc_step", (c_uint64, "step"), (c_double, "scale"), (POINTER(zc_group), "groups"),
                  (c_uint32, "ngroups"), (c_int, "commit"), (c_uint32, "timeout_ms"))
 zc_stepped = struct("zc_stepped", (c_uint64, "iterations applied"), (c_int, "commit_code"),
@@ -78,7 +79,7 @@ zc_snapshot_row = struct("zc_snapshot_row",
                          (c_uint64, "iterations applied created_unix bytes own_bytes"),
                          (c_uint32, "world"), (c_char * (NAME_MAX + 1), "job name"))
 zc_reader = struct("zc_reader", (c_uint64, "id iterations applied"),
-                   (c_uint32, "units groups world"), (c_void_p, "staging"),
+                   (c_uint32, "units groups world"), (c_int, "optimizer moments"), (c_void_p, "staging"),
                    (c_uint64, "staging_bytes"))
 zc_shard_row = struct("zc_shard_row",
                       (c_uint64, "id first count version bytes host_bytes nvme_bytes"),
@@ -90,7 +91,7 @@ zc_job_row = struct("zc_job_row",
                                "committed_iterations committed_applied epoch"),
                     (c_uint32, "uid world attached snapshots share"), (c_bool, "keep durable committed"),
                     (c_char * (NAME_MAX + 1), "name"), (c_char * 16, "state"),
-                    (c_char * 256, "error"))
+                    (c_char * 12, "optimizer"), (c_char * 8, "moments"), (c_char * 256, "error"))
 zc_tier_row = struct("zc_tier_row", (c_uint64, "budget used params grads state staging rings "
                                               "read_bytes_s write_bytes_s node_bytes spilled_bytes"),
                      (c_char * 8, "name"), (c_char * 256, "detail"), (c_char * 128, "numa"),
@@ -133,7 +134,9 @@ EVENT = CFUNCTYPE(None, c_void_p, POINTER(zc_event))
 zc_zero_options = struct("zc_zero_options", (c_void_p, "comm"), (c_char_p, "socket job"),
                          (c_bool, "keep durable"), (c_uint64, "commit_every"), (c_bool, "resume"),
                          (c_int, "offload_param offload_optimizer"),
-                         (c_uint32, "micro_steps"), (c_double, "clip beta1 beta2 eps"),
+                         (c_uint32, "micro_steps"), (c_double, "clip"), (c_int, "optimizer moments"),
+                         (c_double, "beta1 beta2 eps momentum dampening lr_decay"),
+                         (c_bool, "nesterov"),
                          (c_double * 64, "weight_decay"),
                          (c_uint32, "groups prefetch_units overlap share timeout_ms"), (c_char_p, "kernels"))
 zc_zero_stepped = struct("zc_zero_stepped", (c_uint64, "iterations applied"),

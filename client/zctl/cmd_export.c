@@ -15,13 +15,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/plan.h"
 #include "base/util.h"
 #include "client/zctl/model.h"
 
 #define SHARD_BYTES (UINT64_C(5) << 30) /* as Hugging Face's libraries do it */
 #define PIECE_MIN   (UINT64_C(64) << 10)
 #define FILES_MAX   99999u /* what five digits count */
-#define META_MAX    6u
+#define META_MAX    9u
 
 struct item {
     char *name; /* malloc'ed */
@@ -68,7 +69,7 @@ struct export
 
 static enum zc_st_dtype st_dtype(enum zc_dtype dtype)
 {
-    return dtype == ZC_BF16 ? ZC_ST_BF16 : ZC_ST_F32;
+    return dtype == ZC_BF16 ? ZC_ST_BF16 : dtype == ZC_F16 ? ZC_ST_F16 : ZC_ST_F32;
 }
 
 static int plan_add(struct export *x, const struct zc_unit *unit, const struct zc_tensor *t,
@@ -114,9 +115,9 @@ static int plan_tensor(struct export *x, const struct zc_unit *unit, const struc
 
     if (rc < 0 || !x->optimizer || unit->frozen)
         return rc;
-    rc = plan_add(x, unit, t, ZCTL_EXP_AVG, ZC_EXP_AVG, ZC_ST_F32, ZC_ST_F32);
-    if (rc == 0)
-        rc = plan_add(x, unit, t, ZCTL_EXP_AVG_SQ, ZC_EXP_AVG_SQ, ZC_ST_F32, ZC_ST_F32);
+    for (unsigned i = 0; rc == 0 && zctl_moment_suffix(x->model.optimizer, i); i++)
+        rc = plan_add(x, unit, t, zctl_moment_suffix(x->model.optimizer, i),
+                      (enum zc_what)(ZC_EXP_AVG + i), ZC_ST_F32, ZC_ST_F32);
     if (rc == 0 && to != ZC_ST_F32)
         rc = plan_add(x, unit, t, ZCTL_MASTER, ZC_MASTER, ZC_ST_F32, ZC_ST_F32);
     return rc;
@@ -215,6 +216,11 @@ static int metadata_make(struct export *x, uint32_t file, struct zc_st_pair *pai
         pairs[n++] = (struct zc_st_pair){ ZCTL_META_ITERATIONS, numbers[0] };
         pairs[n++] = (struct zc_st_pair){ ZCTL_META_APPLIED, numbers[1] };
         pairs[n++] = (struct zc_st_pair){ ZCTL_META_GROUPS, numbers[2] };
+        pairs[n++] =
+            (struct zc_st_pair){ ZCTL_META_OPTIMIZER,
+                                 zb_optimizer_name((enum zb_optimizer)x->model.optimizer) };
+        pairs[n++] = (struct zc_st_pair){ ZCTL_META_MOMENTS,
+                                          zb_moments_name((enum zb_moments)x->model.moments) };
         pairs[n++] = (struct zc_st_pair){ ZCTL_META_UNITS, *ret_units };
     }
     assert(n <= META_MAX);

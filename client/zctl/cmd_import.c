@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/plan.h"
 #include "base/util.h"
 #include "client/zctl/model.h"
 
@@ -29,6 +30,32 @@ struct import {
 };
 
 /* ---- the units: of the files' metadata, or of another job */
+
+/** Which optimizer the files' state is of, if they say so. */
+static int model_optimizer(struct import *x)
+{
+    const char *text = NULL;
+    int rc = zctl_files_metadata(x->z, &x->files, ZCTL_META_OPTIMIZER, &text);
+
+    x->model.optimizer = ZC_ADAMW;
+    while (rc == 0 && text && zb_optimizer_name((enum zb_optimizer)x->model.optimizer) &&
+           strcmp(text, zb_optimizer_name((enum zb_optimizer)x->model.optimizer)) != 0)
+        x->model.optimizer++;
+    if (rc == 0 && !zb_optimizer_name((enum zb_optimizer)x->model.optimizer))
+        rc = zb_fail(&x->z->err, -EINVAL, "the files are of optimizer '%s', which is not known",
+                     text);
+    text = NULL;
+    if (rc == 0)
+        rc = zctl_files_metadata(x->z, &x->files, ZCTL_META_MOMENTS, &text);
+    x->model.moments = ZC_MOMENTS_F32;
+    while (rc == 0 && text && zb_moments_name((enum zb_moments)x->model.moments) &&
+           strcmp(text, zb_moments_name((enum zb_moments)x->model.moments)) != 0)
+        x->model.moments++;
+    if (rc == 0 && !zb_moments_name((enum zb_moments)x->model.moments))
+        rc = zb_fail(&x->z->err, -EINVAL, "the files are of moments '%s', which are not known",
+                     text);
+    return rc;
+}
 
 static int model_of_files(struct import *x)
 {
@@ -54,6 +81,8 @@ static int model_of_files(struct import *x)
         rc = zctl_files_metadata_number(x->z, &x->files, ZCTL_META_APPLIED, iterations, &applied);
     if (rc == 0)
         rc = zctl_model_parse(x->z, text, &x->model);
+    if (rc == 0)
+        rc = model_optimizer(x);
     x->model.groups = (uint32_t)groups;
     x->model.iterations = iterations;
     x->model.applied = applied;
@@ -100,8 +129,8 @@ static bool same_shape(const struct zc_st_tensor *a, const struct zc_tensor *b)
     return true;
 }
 
-/** The files' tensor NAMEsuffix, compared with the unit's; *ret NULL: it is not there, and need not
- *  be. */
+/** The files' tensor NAMEsuffix, compared with the unit's; *ret NULL: it is not there, and need
+ * not be. */
 static int compare(struct import *x, const struct zc_tensor *t, const char *suffix, bool needed,
                    struct zctl_tensor **ret)
 {
@@ -151,10 +180,8 @@ static int compare_tensor(struct import *x, const struct zc_unit *unit, const st
 
     if (rc == 0)
         rc = zctl_tensor_elems(x->z, unit, t, &elems);
-    if (rc == 0 && state)
-        rc = compare(x, t, ZCTL_EXP_AVG, true, &other);
-    if (rc == 0 && state)
-        rc = compare(x, t, ZCTL_EXP_AVG_SQ, true, &other);
+    for (unsigned i = 0; rc == 0 && state && zctl_moment_suffix(x->model.optimizer, i); i++)
+        rc = compare(x, t, zctl_moment_suffix(x->model.optimizer, i), true, &other);
     if (rc == 0 && state)
         rc = compare(x, t, ZCTL_MASTER, param->t->dtype != ZC_ST_F32, &other);
     return rc;
@@ -165,7 +192,8 @@ static bool has_optimizer(const struct import *x)
 {
     for (uint32_t u = 0; u < x->model.nunits; u++)
         if (!x->model.units[u]->frozen && x->model.units[u]->ntensors > 0)
-            return zctl_files_find(&x->files, x->model.units[u]->tensors[0].name, ZCTL_EXP_AVG);
+            return zctl_files_find(&x->files, x->model.units[u]->tensors[0].name,
+                                   zctl_moment_suffix(x->model.optimizer, 0));
     return false;
 }
 
@@ -204,9 +232,13 @@ static int compare_all(struct import *x, bool shapes)
 static int job_open(struct import *x, const char *name)
 {
     uint64_t page_elems = zc_server(x->z->client)->page_elems, largest = 0;
-    struct zc_job_options options = {
-        .name = name, .world = 1, .keep = true, .durable = true, .groups = x->model.groups
-    };
+    struct zc_job_options options = { .name = name,
+                                      .world = 1,
+                                      .keep = true,
+                                      .durable = true,
+                                      .groups = x->model.groups,
+                                      .optimizer = x->model.optimizer,
+                                      .moments = x->model.moments };
     struct zc_placement placement;
     int rc;
 
@@ -242,6 +274,13 @@ static int job_open(struct import *x, const char *name)
     return rc;
 }
 
+static const char *fill_suffix(const struct import *x, enum zc_what what)
+{
+    if (what == ZC_EXP_AVG || what == ZC_EXP_AVG_SQ)
+        return zctl_moment_suffix(x->model.optimizer, (unsigned)what - ZC_EXP_AVG);
+    return x->optimizer ? ZCTL_MASTER : "";
+}
+
 /** What the files have of elements [first, first + count) of a unit; 0 between tensors. */
 static int fill(struct import *x, const struct zc_unit *unit, enum zc_what what, uint64_t first,
                 uint64_t count, float *to)
@@ -249,11 +288,7 @@ static int fill(struct import *x, const struct zc_unit *unit, enum zc_what what,
     memset(to, 0, count * sizeof(*to));
     for (uint32_t k = 0; k < unit->ntensors; k++) {
         const struct zc_tensor *t = &unit->tensors[k];
-        const struct zctl_tensor *from = zctl_files_find(&x->files, t->name,
-                                                         what == ZC_EXP_AVG      ? ZCTL_EXP_AVG
-                                                         : what == ZC_EXP_AVG_SQ ? ZCTL_EXP_AVG_SQ
-                                                         : x->optimizer          ? ZCTL_MASTER
-                                                                                 : "");
+        const struct zctl_tensor *from = zctl_files_find(&x->files, t->name, fill_suffix(x, what));
         char text[sizeof(x->z->err.text)];
         uint64_t begin, end;
         int rc;
@@ -313,13 +348,12 @@ static int write_unit(struct import *x, uint32_t u)
     bool state = x->optimizer && !x->model.units[u]->frozen;
     int rc = write_plane(x, u, ZC_MASTER);
 
-    if (rc == 0 && state)
-        rc = wait_all(x);
-    if (rc == 0 && state)
-        rc = write_plane(x, u, ZC_EXP_AVG);
-    if (rc == 0 && state) /* two moments of a page are not written at once */
-        rc = wait_all(x);
-    return rc == 0 && state ? write_plane(x, u, ZC_EXP_AVG_SQ) : rc;
+    for (unsigned i = 0; rc == 0 && state && zctl_moment_suffix(x->model.optimizer, i); i++) {
+        rc = wait_all(x); /* two writes of a page do not go together */
+        if (rc == 0)
+            rc = write_plane(x, u, (enum zc_what)(ZC_EXP_AVG + i));
+    }
+    return rc;
 }
 
 static int import_job(struct import *x, const char *name)

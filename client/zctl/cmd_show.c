@@ -32,6 +32,8 @@ static const struct zctl_column job_columns[] = {
     COLUMN(ZCTL_U32, world, ZCTL_SHOWN, zc_job_row),
     COLUMN(ZCTL_U32, attached, ZCTL_SHOWN, zc_job_row),
     COLUMN(ZCTL_U32, share, ZCTL_SHOWN, zc_job_row),
+    COLUMN(ZCTL_TEXT, optimizer, ZCTL_SHOWN, zc_job_row),
+    COLUMN(ZCTL_TEXT, moments, ZCTL_SHOWN, zc_job_row),
     COLUMN(ZCTL_BOOL, keep, ZCTL_SHOWN, zc_job_row),
     COLUMN(ZCTL_U64, iterations, ZCTL_SHOWN, zc_job_row),
     COLUMN(ZCTL_U64, applied, ZCTL_SHOWN, zc_job_row),

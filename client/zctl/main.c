@@ -19,7 +19,7 @@
 
 static const struct zctl_option export_options[] = {
     { "dtype", "param|fp32|bf16|fp16", "of the parameters; param, their own, loses nothing" },
-    { "optimizer", NULL, "with exp_avg, exp_avg_sq and fp32 masters" },
+    { "optimizer", NULL, "with the optimizer's moments and fp32 masters" },
     { "shard-bytes", "SIZE", "more than this becomes several files with an index; 5G" },
     { 0 },
 };

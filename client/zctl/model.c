@@ -8,10 +8,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/plan.h"
 #include "base/util.h"
 #include "client/zctl/model.h"
 
-static const char *const dtypes[] = { [ZC_F32] = "fp32", [ZC_BF16] = "bf16" };
+static const char *const dtypes[] = { [ZC_F32] = "fp32", [ZC_BF16] = "bf16", [ZC_F16] = "fp16" };
 
 void zctl_model_done(struct zctl_model *model)
 {
@@ -19,6 +20,24 @@ void zctl_model_done(struct zctl_model *model)
         free(model->units[i]);
     free(model->units);
     *model = (struct zctl_model){ 0 };
+}
+
+const char *zctl_moment_suffix(enum zc_optimizer optimizer, unsigned i)
+{
+    static const struct {
+        const char *name, *suffix;
+    } suffixes[] = {
+        { "exp_avg", ".exp_avg" },
+        { "exp_avg_sq", ".exp_avg_sq" },
+        { "momentum_buffer", ".momentum_buffer" },
+        { "sum", ".sum" },
+    };
+    const char *name = zb_moment_name((enum zb_optimizer)optimizer, i);
+
+    for (size_t k = 0; name && k < ZB_COUNT(suffixes); k++)
+        if (strcmp(name, suffixes[k].name) == 0)
+            return suffixes[k].suffix;
+    return NULL;
 }
 
 static int model_units(struct zctl *z, struct zctl_model *model, size_t n)
@@ -32,6 +51,8 @@ int zctl_model_read(struct zctl *z, const struct zc_reader *reader, struct zctl_
     int rc;
 
     *ret = (struct zctl_model){ .iterations = reader->iterations,
+                                .optimizer = reader->optimizer,
+                                .moments = reader->moments,
                                 .applied = reader->applied,
                                 .groups = reader->groups };
     rc = model_units(z, ret, reader->units);
@@ -77,8 +98,8 @@ static json_t *unit_json(const struct zc_unit *unit)
     }
     return json_pack("{s:s, s:I, s:s, s:s, s:b, s:o}", "name", unit->name, "elems",
                      (json_int_t)unit->elems, "dtype", dtypes[unit->dtype], "grad_dtype",
-                     dtypes[unit->grad_dtype == ZC_BF16 ? ZC_BF16 : ZC_F32], "frozen",
-                     (int)unit->frozen, "tensors", tensors);
+                     dtypes[unit->frozen ? ZC_F32 : unit->grad_dtype], "frozen", (int)unit->frozen,
+                     "tensors", tensors);
 }
 
 char *zctl_model_text(const struct zctl_model *model)

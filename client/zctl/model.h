@@ -3,7 +3,8 @@
  *
  * FILES. One file "STEM.safetensors", or many, "STEM-00001-of-0000N.safetensors", with
  * "STEM.safetensors.index.json" as Hugging Face writes them. A unit's tensor NAME has beside it,
- * when the optimizer's state goes along, NAME.exp_avg, NAME.exp_avg_sq, and NAME.master where NAME
+ * when the optimizer's state goes along, its moments in fp32, by the names that PyTorch gives them
+ * (NAME.exp_avg and NAME.exp_avg_sq, NAME.momentum_buffer, NAME.sum), and NAME.master where NAME
  * itself is not fp32. "__metadata__" of the first file has what makes the job again (the keys
  * below).
  */
@@ -16,14 +17,14 @@
 /* Two pieces travel, two are for conversion: that is the memory, whatever the size of the job. */
 #define ZCTL_PIECE_BYTES     (UINT64_C(4) << 20)
 
-#define ZCTL_EXP_AVG         ".exp_avg"
-#define ZCTL_EXP_AVG_SQ      ".exp_avg_sq"
 #define ZCTL_MASTER          ".master"
 
 #define ZCTL_META_FORMAT     "zshard.format" /* "1" */
 #define ZCTL_META_ITERATIONS "zshard.iterations"
 #define ZCTL_META_APPLIED    "zshard.applied"
 #define ZCTL_META_GROUPS     "zshard.groups"
+#define ZCTL_META_OPTIMIZER  "zshard.optimizer" /* "adamw"; without it, that */
+#define ZCTL_META_MOMENTS    "zshard.moments"   /* "fp32" likewise */
 #define ZCTL_META_UNITS      "zshard.units" /* JSON: name, elems, dtype, grad_dtype, frozen, tensors */
 
 /* ---- model.c: the manifest */
@@ -31,6 +32,8 @@
 struct zctl_model {
     uint64_t iterations, applied;
     uint32_t groups, nunits;
+    enum zc_optimizer optimizer;
+    enum zc_moments moments;
     struct zc_unit **units; /* each one block of memory */
 };
 
@@ -41,6 +44,9 @@ char *zctl_model_text(const struct zctl_model *model);
 /** The opposite. Tensors come without their dims. 0, or z->err; either way zctl_model_done(). */
 int zctl_model_parse(struct zctl *z, const char *text, struct zctl_model *ret);
 void zctl_model_done(struct zctl_model *model);
+/** ".exp_avg": what goes behind a tensor's name for moment i, malloc'ed nowhere; NULL: the
+ * optimizer has fewer. */
+const char *zctl_moment_suffix(enum zc_optimizer optimizer, unsigned i);
 /** The number of a tensor's elements: 0, or z->err: it overflows or is not inside its unit. */
 int zctl_tensor_elems(struct zctl *z, const struct zc_unit *unit, const struct zc_tensor *t,
                       uint64_t *ret);

@@ -56,7 +56,8 @@ static size_t name_unit(const char *name)
 
 static bool name_is_state(const char *name)
 {
-    static const char *const ends[] = { ZCTL_EXP_AVG, ZCTL_EXP_AVG_SQ, ZCTL_MASTER };
+    static const char *const ends[] = { ".exp_avg", ".exp_avg_sq", ".momentum_buffer", ".sum",
+                                        ZCTL_MASTER };
     size_t len = strlen(name);
 
     for (size_t i = 0; i < ZB_COUNT(ends); i++)

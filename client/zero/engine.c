@@ -286,6 +286,8 @@ void zc_zero_defaults(struct zc_zero_options *options)
     *options = (struct zc_zero_options){
         .commit_every = ZCZ_COMMIT_EVERY,
         .micro_steps = 1,
+        .optimizer = ZC_ADAMW,
+        .moments = ZC_MOMENTS_F32,
         .beta1 = 0.9,
         .beta2 = 0.95,
         .eps = 1e-8,
@@ -298,6 +300,17 @@ void zc_zero_defaults(struct zc_zero_options *options)
 static bool offload_known(enum zc_zero_offload o)
 {
     return o == ZC_ZERO_NONE || o == ZC_ZERO_HOST || o == ZC_ZERO_NVME;
+}
+
+static int open_check_group(struct zc_zero *z, uint32_t g)
+{
+    const struct zc_group group = zcz_group(z, 0, g);
+    const struct zk_params params = zcz_params(&group, 1);
+    struct zb_err err = { 0 };
+
+    return zk_params_check((enum zb_optimizer)z->options.optimizer, &params, &err) < 0
+               ? zcz_refuse(z, -EINVAL, "group %u: %s", g, err.text)
+               : 0;
 }
 
 static int open_check(struct zc_zero *z)
@@ -320,17 +333,16 @@ static int open_check(struct zc_zero *z)
         return zcz_refuse(z, -EINVAL, "0 micro-steps in a step: at least 1");
     if (!(o->clip >= 0 && isfinite(o->clip)))
         return zcz_refuse(z, -EINVAL, "clip %g: 0 (off) or a norm", o->clip);
-    if (!(o->beta1 >= 0 && o->beta1 < 1 && o->beta2 >= 0 && o->beta2 < 1))
-        return zcz_refuse(z, -EINVAL, "betas %g and %g: each from 0 to below 1", o->beta1,
-                          o->beta2);
-    if (!(o->eps >= 0 && isfinite(o->eps)))
-        return zcz_refuse(z, -EINVAL, "eps %g: not below 0", o->eps);
+    if (!zb_optimizer_name((enum zb_optimizer)o->optimizer))
+        return zcz_refuse(z, -EINVAL, "optimizer number %d is not known", (int)o->optimizer);
+    if (!zb_moments_name((enum zb_moments)o->moments))
+        return zcz_refuse(z, -EINVAL, "moments number %d is not known", (int)o->moments);
     if (o->groups < 1 || o->groups > ZCZ_GROUPS_MAX)
         return zcz_refuse(z, -EINVAL, "%u parameter groups: from 1 to %u", o->groups,
                           ZCZ_GROUPS_MAX);
     for (uint32_t g = 0; g < o->groups; g++)
-        if (!isfinite(o->weight_decay[g]))
-            return zcz_refuse(z, -EINVAL, "weight decay %g of group %u", o->weight_decay[g], g);
+        if (open_check_group(z, g) < 0)
+            return -EINVAL;
     if (o->overlap & ~ZC_ZERO_OVERLAP)
         return zcz_refuse(z, -EINVAL, "overlap %#x: known are %#x", o->overlap, ZC_ZERO_OVERLAP);
     if (o->prefetch_units > ZCZ_PREFETCH_MAX)

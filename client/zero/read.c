@@ -54,6 +54,8 @@ static int read_mine(struct read *r, uint64_t at, uint64_t n, float *to)
                         zcz_store_text(z->store));
     if (r->what == ZC_PARAM && r->u->layout.dtype == ZB_BF16)
         z->kernels->bf16_to_f32((const uint16_t *)(const void *)piece, to, n);
+    else if (r->what == ZC_PARAM && r->u->layout.dtype == ZB_F16)
+        z->kernels->f16_to_f32((const uint16_t *)(const void *)piece, to, n);
     else
         memcpy(to, piece, n * sizeof(*to));
     store->piece_put(z->store, piece);

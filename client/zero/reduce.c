@@ -24,27 +24,29 @@
 void zcz_add_slices(const struct zk_ops *ops, enum zb_dtype dtype, const void *slices,
                     uint32_t world, uint64_t slice, uint64_t first, uint64_t count, float *out)
 {
-    const uint16_t *bf16 = (const uint16_t *)slices + first;
+    const uint16_t *half = (const uint16_t *)slices + first;
     const float *f32 = (const float *)slices + first;
 
     /* A block of every rank at a time: out stays in the cache. */
     for (uint64_t at = 0; at < count; at += ZB_BLOCK_ELEMS) {
         uint64_t n = zb_min_u64(ZB_BLOCK_ELEMS, count - at);
 
-        if (dtype == ZB_BF16)
-            ops->bf16_to_f32(bf16 + at, out + at, n);
-        else
+        if (dtype == ZB_F32)
             memcpy(out + at, f32 + at, n * sizeof(*out));
+        else
+            (dtype == ZB_BF16 ? ops->bf16_to_f32 : ops->f16_to_f32)(half + at, out + at, n);
         for (uint32_t r = 1; r < world; r++)
-            if (dtype == ZB_BF16)
-                ops->add_bf16(out + at, bf16 + r * slice + at, n);
-            else
+            if (dtype == ZB_F32)
                 ops->add_f32(out + at, f32 + r * slice + at, n);
+            else
+                (dtype == ZB_BF16 ? ops->add_bf16 : ops->add_f16)(out + at, half + r * slice + at,
+                                                                  n);
     }
 }
 
-/* n floats become n bf16 at the same place: element i is read before anything is written at it. */
-static void round_in_place(const struct zk_ops *ops, void *data, uint64_t n)
+/* n floats become n bf16 or fp16 at the same place: element i is read before anything is written at
+ * it. */
+static void round_in_place(const struct zk_ops *ops, enum zb_dtype dtype, void *data, uint64_t n)
 {
     uint16_t block[ZB_BLOCK_ELEMS], *to = data;
     const float *from = data;
@@ -52,7 +54,7 @@ static void round_in_place(const struct zk_ops *ops, void *data, uint64_t n)
     for (uint64_t at = 0; at < n; at += ZB_BLOCK_ELEMS) {
         size_t m = zb_min_u64(ZB_BLOCK_ELEMS, n - at);
 
-        ops->f32_to_bf16(from + at, block, m);
+        (dtype == ZB_BF16 ? ops->f32_to_bf16 : ops->f32_to_f16)(from + at, block, m);
         memcpy(to + at, block, m * sizeof(block[0]));
     }
 }
@@ -124,14 +126,14 @@ static int reduce_begin(struct zc_zero *z, struct zcz_unit *u)
     zb_list_push_back(&z->reduces, &r->node);
     u->grad = NULL;
     grad_mask(u, padded, r->send->data);
-    if (u->layout.dtype == ZB_BF16)
-        round_in_place(z->kernels, r->send->data, padded);
+    if (u->layout.dtype != ZB_F32)
+        round_in_place(z->kernels, u->layout.dtype, r->send->data, padded);
     if (z->world == 1) {
         r->recv = r->send->data;
         r->coll.done = true;
         return 0;
     }
-    if (u->layout.dtype == ZB_BF16) {
+    if (u->layout.dtype != ZB_F32) {
         recv = (char *)r->send->data + bytes * z->world;
     } else {
         r->more = zcz_buf_get(&z->grad_pool, bytes * z->world);

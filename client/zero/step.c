@@ -145,10 +145,8 @@ static double step_average(const struct zc_zero *z)
 
 static void step_groups(const struct zc_zero *z, double lr, struct zc_group *groups)
 {
-    const struct zc_zero_options *o = &z->options;
-
-    for (uint32_t g = 0; g < o->groups; g++)
-        groups[g] = (struct zc_group){ lr, o->beta1, o->beta2, o->eps, o->weight_decay[g] };
+    for (uint32_t g = 0; g < z->options.groups; g++)
+        groups[g] = zcz_group(z, lr, g);
 }
 
 static enum zc_commit step_commit(const struct zc_zero *z, uint64_t step)

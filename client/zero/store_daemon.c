@@ -175,6 +175,8 @@ static int start_job(struct daemon *d, uint64_t epoch)
         .offload_param = z->options.offload_param == ZC_ZERO_HOST ? ZC_HOST : ZC_NVME,
         .offload_optimizer = z->options.offload_optimizer == ZC_ZERO_HOST ? ZC_HOST : ZC_NVME,
         .groups = z->options.groups,
+        .optimizer = z->options.optimizer,
+        .moments = z->options.moments,
         .share = z->options.share,
         .early = (z->options.overlap & ZC_ZERO_EARLY) != 0 && z->options.clip <= 0,
     };

@@ -257,14 +257,9 @@ static int local_step(struct zcz_store *s, struct zcz_op *op, const struct zc_st
     (void)op;
     for (uint32_t g = 0; step->groups && g < step->ngroups; g++) {
         const struct zc_group *from = &step->groups[g];
-        struct zk_params params = { .lr = from->lr,
-                                    .beta1 = from->beta1,
-                                    .beta2 = from->beta2,
-                                    .eps = from->eps,
-                                    .weight_decay = from->weight_decay,
-                                    .scale = step->scale };
+        struct zk_params params = zcz_params(from, step->scale);
 
-        by_group[g] = zk_prepare(ZB_ADAMW, &params, z->applied + 1);
+        by_group[g] = zk_prepare((enum zb_optimizer)z->options.optimizer, &params, z->applied + 1);
     }
     for (uint32_t i = 0; step->groups && i < l->nslices; i++) {
         struct zcz_unit *u = &z->units[i];

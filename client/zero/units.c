@@ -60,8 +60,8 @@ static int unit_check(struct zc_zero *z, const struct zc_unit *unit, struct zb_l
     if (unit->elems < 1 || unit->elems > ZCZ_SLICE_ELEMS)
         return zcz_refuse(z, -EINVAL, "unit '%s' has %llu elements: from 1 to %llu", unit->name,
                           (unsigned long long)unit->elems, (unsigned long long)ZCZ_SLICE_ELEMS);
-    rc = zb_layout_of((enum zb_dtype)unit->dtype, ZB_F32, ZB_ADAMW, ZB_MOMENTS_F32, unit->frozen,
-                      ret_layout, &err);
+    rc = zb_layout_of((enum zb_dtype)unit->dtype, ZB_F32, (enum zb_optimizer)z->options.optimizer,
+                      (enum zb_moments)z->options.moments, unit->frozen, ret_layout, &err);
     if (rc < 0)
         return zcz_refuse(z, rc, "unit '%s': %s", unit->name, err.text);
     if (unit->ntensors > 0 && !unit->tensors)
@@ -191,11 +191,13 @@ static uint32_t digest_unit(uint32_t crc, const struct zc_unit *unit)
 uint32_t zcz_digest(const struct zc_zero *z)
 {
     const struct zc_zero_options *o = &z->options;
-    uint64_t numbers[] = { o->keep,        o->durable,       o->commit_every,
-                           o->resume,      o->offload_param, o->offload_optimizer,
-                           o->micro_steps, o->groups,        o->prefetch_units,
+    uint64_t numbers[] = { o->keep,           o->durable,           o->commit_every, o->resume,
+                           o->offload_param,  o->offload_optimizer, o->micro_steps,  o->groups,
+                           o->prefetch_units, o->optimizer,         o->moments,      o->nesterov,
                            o->overlap };
-    double scalars[] = { o->clip, o->beta1, o->beta2, o->eps };
+    double scalars[] = {
+        o->clip, o->beta1, o->beta2, o->eps, o->momentum, o->dampening, o->lr_decay
+    };
     uint32_t crc = digest_numbers(0, numbers, ZB_COUNT(numbers));
 
     crc = zb_crc32c(crc, scalars, sizeof(scalars));

@@ -139,7 +139,11 @@ struct zc_zero_options {
     enum zc_zero_offload offload_param, offload_optimizer; /* both none, or neither */
     uint32_t micro_steps; /* >= 1: gradients of so many micro-steps make one step */
     double clip;          /* of the global norm; 0: off */
-    double beta1, beta2, eps;
+    enum zc_optimizer optimizer;
+    enum zc_moments moments;
+    double beta1, beta2, eps; /* as in struct zc_group; what the optimizer has not is ignored */
+    double momentum, dampening, lr_decay;
+    bool nesterov;
     double weight_decay[64]; /* by parameter group */
     uint32_t groups;         /* 1 to 64 */
     uint32_t prefetch_units; /* gathered ahead, up to 64; 0: none. 1 is the usual choice */

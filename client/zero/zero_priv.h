@@ -281,6 +281,38 @@ void zcz_add_slices(const struct zk_ops *ops, enum zb_dtype dtype, const void *s
                     uint32_t world, uint64_t slice, uint64_t first, uint64_t count, float *out);
 
 /* ---- step.c */
+
+/** The scalars of one group of a step. */
+static inline struct zc_group zcz_group(const struct zc_zero *z, double lr, uint32_t group)
+{
+    const struct zc_zero_options *o = &z->options;
+
+    return (struct zc_group){ .lr = lr,
+                              .beta1 = o->beta1,
+                              .beta2 = o->beta2,
+                              .eps = o->eps,
+                              .weight_decay = o->weight_decay[group],
+                              .momentum = o->momentum,
+                              .dampening = o->dampening,
+                              .lr_decay = o->lr_decay,
+                              .nesterov = o->nesterov };
+}
+
+/** The same, as the kernels take them. */
+static inline struct zk_params zcz_params(const struct zc_group *g, double scale)
+{
+    return (struct zk_params){ .lr = g->lr,
+                               .beta1 = g->beta1,
+                               .beta2 = g->beta2,
+                               .eps = g->eps,
+                               .weight_decay = g->weight_decay,
+                               .scale = scale,
+                               .momentum = g->momentum,
+                               .dampening = g->dampening,
+                               .lr_decay = g->lr_decay,
+                               .nesterov = g->nesterov };
+}
+
 int zcz_step_turn(struct zc_zero *z);
 
 /* ---- commit.c */

@@ -14,6 +14,8 @@
 enum gpt_overlap { GPT_OVERLAP_ALL, GPT_OVERLAP_NONE, GPT_OVERLAP_EARLY, GPT_OVERLAP_SERVE };
 enum gpt_offload { GPT_OFFLOAD_NONE, GPT_OFFLOAD_HOST, GPT_OFFLOAD_NVME };
 enum gpt_dtype { GPT_FP32, GPT_BF16 };
+enum gpt_optimizer { GPT_ADAMW, GPT_ADAM, GPT_LION, GPT_SGD, GPT_ADAGRAD };
+enum gpt_moments { GPT_MOMENTS_FP32, GPT_MOMENTS_BF16, GPT_MOMENTS_8BIT };
 
 /* Strings point into argv. */
 struct gpt_args {
@@ -29,7 +31,8 @@ struct gpt_args {
     uint64_t steps, seed;
     uint32_t batch, micro_batch, seq, layers, heads, width;
     double lr, weight_decay, clip;
-    uint32_t dtype; /* enum gpt_dtype */
+    uint32_t dtype;              /* enum gpt_dtype */
+    uint32_t optimizer, moments; /* enum gpt_optimizer, gpt_moments */
     const char *init, *export, *jsonl;
 };
 

@@ -6,18 +6,23 @@
 #include <stdio.h>
 #include <string.h>
 
+static const char *const optimizers[] = { "adamw", "adam", "lion", "sgd", "adagrad" };
+static const char *const moments[] = { "fp32", "bf16", "8bit" };
+
 size_t gpt_note_write(char note[GPT_NOTE_BYTES], const struct gpt_args *args,
                       const struct gpt_data_info *data, uint64_t step)
 {
     int n = snprintf(note, GPT_NOTE_BYTES,
                      "zgpt 1\n"
                      "layers %u\nheads %u\nwidth %u\nseq %u\ndtype %s\n"
+                     "optimizer %s\nmoments %s\n"
                      "seed %" PRIu64 "\nbatch %u\n"
                      "data %" PRIu64 " tokens, hash %016" PRIx64 "\n"
                      "step %" PRIu64 "\n",
                      args->layers, args->heads, args->width, args->seq,
-                     args->dtype == GPT_BF16 ? "bf16" : "fp32", args->seed, args->batch,
-                     data->tokens, data->hash, step);
+                     args->dtype == GPT_BF16 ? "bf16" : "fp32", optimizers[args->optimizer],
+                     moments[args->moments], args->seed, args->batch, data->tokens, data->hash,
+                     step);
 
     assert(n > 0 && (unsigned)n < GPT_NOTE_BYTES);
     return (size_t)n;

@@ -39,6 +39,8 @@
 /* torch.optim.AdamW's own values. */
 #define BETA1        0.9
 #define BETA2        0.999
+#define LION_BETA2   0.99
+#define SGD_MOMENTUM 0.9
 #define EPS          1e-8
 
 #define EXPORT_ELEMS (UINT64_C(1) << 18) /* read at a time */
@@ -225,7 +227,10 @@ static int engine_open(struct train *t)
     options.clip = a->clip;
     options.overlap = overlap_of(a->overlap);
     options.beta1 = BETA1;
-    options.beta2 = BETA2;
+    options.beta2 = a->optimizer == GPT_LION ? LION_BETA2 : BETA2;
+    options.optimizer = (enum zc_optimizer)(ZC_ADAMW + a->optimizer);
+    options.moments = (enum zc_moments)(ZC_MOMENTS_F32 + a->moments);
+    options.momentum = SGD_MOMENTUM;
     options.eps = EPS;
     options.groups = GPT_GROUPS;
     options.weight_decay[0] = a->weight_decay;

@@ -24,7 +24,9 @@ const struct zc_unit sv_units[SV_UNITS] = {
 };
 
 static const enum zc_what whats[SV_WHATS] = { ZC_PARAM, ZC_MASTER, ZC_EXP_AVG, ZC_EXP_AVG_SQ };
-const struct zc_group sv_groups[SV_GROUPS] = { { 0.1, 0.9, 0.99, 1e-8, 0.01 } };
+const struct zc_group sv_groups[SV_GROUPS] = {
+    { .lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.01 }
+};
 
 const struct sv_place sv_places[SV_PLACES] = {
     { "resident", 0, "uring" },

@@ -36,7 +36,9 @@ static struct zc_unit units[UNITS] = {
     { 5, "u5", ELEMS, ZC_F32, ZC_F32, false, NULL, 0 },
 };
 
-static const struct zc_group groups[] = { { 0.1, 0.9, 0.99, 1e-8, 0 } };
+static const struct zc_group groups[] = {
+    { .lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0 }
+};
 
 /* What no other unit has: so the file says whose page lies where. */
 static float value(unsigned unit, uint64_t element)

@@ -830,9 +830,11 @@ static void step(struct job *j)
     settle(j, true); /* no push may be in flight when a rank asks; a fetch may */
     check_norms(j);
     for (unsigned g = 0; g < j->ngroups; g++)
-        groups[g] = (struct zc_group){ 1e-3 * (double)(1 + draw(50)), 0.8 + (double)draw(19) / 100,
-                                       0.9 + (double)draw(99) / 1000, 1e-8,
-                                       (double)draw(10) / 100 };
+        groups[g] = (struct zc_group){ .lr = 1e-3 * (double)(1 + draw(50)),
+                                       .beta1 = 0.8 + (double)draw(19) / 100,
+                                       .beta2 = 0.9 + (double)draw(99) / 1000,
+                                       .eps = 1e-8,
+                                       .weight_decay = (double)draw(10) / 100 };
     while (asked < j->world) {
         calls[asked] = ZI_CALL(&j->ranks[asked]);
         if (skip)

@@ -36,7 +36,9 @@ static const struct zc_unit units[UNITS] = {
     { 3, "u3", ELEMS, ZC_BF16, ZC_BF16, false, NULL, 0 },
 };
 
-static const struct zc_group groups[] = { { 0.1, 0.9, 0.99, 1e-8, 0.01 } };
+static const struct zc_group groups[] = {
+    { .lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.01 }
+};
 
 static float value(uint64_t element)
 {

@@ -34,7 +34,9 @@ static const struct zc_unit units[SHARDS] = {
     { 4, "u4", ELEMS, ZC_F32, ZC_F32, false, NULL, 0 },
 };
 
-static const struct zc_group groups[] = { { 0.1, 0.9, 0.99, 1e-8, 0.01 } };
+static const struct zc_group groups[] = {
+    { .lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.01 }
+};
 
 static float value(uint64_t element)
 {
@@ -316,7 +318,9 @@ static void fetches_behind_the_step(void **state)
 
 static void ranks_that_do_not_agree(void **state)
 {
-    static const struct zc_group other_groups[] = { { 0.1, 0.9, 0.99, 1e-8, 0.02 } };
+    static const struct zc_group other_groups[] = {
+        { .lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.02 }
+    };
     struct zi_daemon d = { 0 };
     struct zi_rank r[2];
     struct zi_call first = { 0 }, calls[2];
@@ -370,18 +374,51 @@ static const struct {
     struct zc_group group;
     uint32_t ngroups;
 } scalar_cases[] = {
-    { "an infinite scale", INFINITY, { 0.1, 0.9, 0.99, 1e-8, 0 }, 1 },
-    { "a scale that is none", NAN, { 0.1, 0.9, 0.99, 1e-8, 0 }, 1 },
-    { "a rate that is none", 1, { NAN, 0.9, 0.99, 1e-8, 0 }, 1 },
-    { "beta1 of 1", 1, { 0.1, 1, 0.99, 1e-8, 0 }, 1 },
-    { "a negative beta1", 1, { 0.1, -0.1, 0.99, 1e-8, 0 }, 1 },
-    { "beta2 of 1", 1, { 0.1, 0.9, 1, 1e-8, 0 }, 1 },
-    { "beta2 that is none", 1, { 0.1, 0.9, NAN, 1e-8, 0 }, 1 },
-    { "a negative eps", 1, { 0.1, 0.9, 0.99, -1, 0 }, 1 },
-    { "an infinite eps", 1, { 0.1, 0.9, 0.99, INFINITY, 0 }, 1 },
-    { "an infinite decay", 1, { 0.1, 0.9, 0.99, 1e-8, INFINITY }, 1 },
-    { "no groups", 1, { 0.1, 0.9, 0.99, 1e-8, 0 }, 0 },
-    { "more groups than the job has", 1, { 0.1, 0.9, 0.99, 1e-8, 0 }, 2 },
+    { "an infinite scale",
+      INFINITY,
+      { .lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0 },
+      1 },
+    { "a scale that is none",
+      NAN,
+      { .lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0 },
+      1 },
+    { "a rate that is none",
+      1,
+      { .lr = NAN, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0 },
+      1 },
+    { "beta1 of 1",
+      1,
+      { .lr = 0.1, .beta1 = 1, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0 },
+      1 },
+    { "a negative beta1",
+      1,
+      { .lr = 0.1, .beta1 = -0.1, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0 },
+      1 },
+    { "beta2 of 1", 1, { .lr = 0.1, .beta1 = 0.9, .beta2 = 1, .eps = 1e-8, .weight_decay = 0 }, 1 },
+    { "beta2 that is none",
+      1,
+      { .lr = 0.1, .beta1 = 0.9, .beta2 = NAN, .eps = 1e-8, .weight_decay = 0 },
+      1 },
+    { "a negative eps",
+      1,
+      { .lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = -1, .weight_decay = 0 },
+      1 },
+    { "an infinite eps",
+      1,
+      { .lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = INFINITY, .weight_decay = 0 },
+      1 },
+    { "an infinite decay",
+      1,
+      { .lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = INFINITY },
+      1 },
+    { "no groups",
+      1,
+      { .lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0 },
+      0 },
+    { "more groups than the job has",
+      1,
+      { .lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0 },
+      2 },
 };
 
 static void scalars(void **state)

@@ -223,7 +223,10 @@ static void data(void **state)
 static void steps(void **state)
 {
     struct session x = session_open(NULL, NULL);
-    const struct zc_group groups[2] = { { 1, 2, 3, 4, 5 }, { 6, 7, 8, 9, 10 } };
+    const struct zc_group groups[2] = {
+        { .lr = 1, .beta1 = 2, .beta2 = 3, .eps = 4, .weight_decay = 5 },
+        { .lr = 6, .beta1 = 7, .beta2 = 8, .eps = 9, .weight_decay = 10 }
+    };
     const struct zc_step step = { .step = 3,
                                   .scale = 0.5,
                                   .groups = groups,

@@ -198,12 +198,17 @@ static void micro_steps(void **state)
 static void help_has_every_flag(void **state)
 {
     static const char *const flags[] = {
-        "--socket PATH",  "--job NAME",      "--keep",        "--resume",         "--stage 3",
-        "--offload none", "--offload-optim", "--offload-par", "--data FILE...",   "--steps N",
-        "--seed S",       "--batch B",       "--micro-batch", "--seq T",          "--layers L",
-        "--heads H",      "--width C",       "--lr X",        "--weight-decay ",  "--clip X",
-        "--dtype fp32",   "--device cpu",    "--config FILE", "--init FILE",      "--export FILE",
-        "--jsonl FILE",   "--help",          "--version",     "--commit-every N", "--overlap all",
+        "--socket PATH",     "--job NAME",       "--keep",
+        "--resume",          "--stage 3",        "--offload none",
+        "--offload-optim",   "--offload-par",    "--data FILE...",
+        "--steps N",         "--seed S",         "--batch B",
+        "--micro-batch",     "--seq T",          "--layers L",
+        "--heads H",         "--width C",        "--lr X",
+        "--weight-decay ",   "--clip X",         "--dtype fp32",
+        "--device cpu",      "--config FILE",    "--init FILE",
+        "--export FILE",     "--jsonl FILE",     "--help",
+        "--version",         "--commit-every N", "--overlap all",
+        "--optimizer adamw", "--moments fp32",
     };
     char *text = NULL;
     size_t bytes = 0;
