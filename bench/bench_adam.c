@@ -581,7 +581,10 @@ static int adam_run(struct adam_bench *b)
     if (rc == 0 && b->npeers == 0)
         rc = adam_triad_init(b);
     for (size_t i = 0; i < ZB_COUNT(adam_cases) && rc == 0 && b->npeers == 0; i++) {
-        if (strncmp(adam_cases[i].name, b->only, strlen(b->only)) != 0)
+        char row[64];
+
+        (void)snprintf(row, sizeof(row), "%s/triad", adam_cases[i].name);
+        if (strncmp(row, b->only, strlen(b->only)) != 0)
             continue;
         rc = adam_planes_init(b, &adam_cases[i], false);
         if (rc == 0)
