@@ -30,6 +30,8 @@ static const struct {
       "commits of a catalog of so many pages, against writing as many bytes", zbench_catalog },
     { "commit", "[--dir DIR] [--params N] [--page-elems N] [--rounds N]",
       "a step that commits, against one that does not", zbench_commit },
+    { "overlap", "[--dir DIR] [--params N] [--rate SIZE] [--rounds N]",
+      "what a step that overlaps the passes saves", zbench_overlap },
     { "plan", "[--dir DIR] [--params N] [--rounds N] [--only plan/drive]",
       "how long a step takes, against what zctl plan says", zbench_plan },
     { "step", "[--dir DIR] [--params N] [--page-elems N] [--ring SIZE] [--rounds N] [--only CASE]",

@@ -9,6 +9,10 @@
  *                                                             \---> skip, a rank that leaves, ...
  *                                                                   dropped
  *
+ * ORDER. The gradient that came last goes first: in a backward pass it is of what the next forward
+ * pass needs first. Where the drive is slower than the passes, what is left at the barrier is then
+ * a part of every shard, so that the forward pass never waits for long.
+ *
  * EARLY (pageop.h) leaves the shard's bytes as they are, so nobody sees anything of it, a commit is
  * what it was, and undoing it is to give fresh extents back. Pages of state that are resident are
  * stepped at the barrier, at the speed of memory: they could not be undone without a copy. So are
@@ -121,7 +125,7 @@ void zsd_step_begin(struct zsd_req *req, const ProtobufCMessage *message)
     e->said += !m->begun;
     m->begun = true;
     zsd_reply(req, NULL, -1);
-    for (uint32_t i = 0; e->said == job->world && i < job->nshards; i++)
+    for (uint32_t i = job->nshards; e->said == job->world && i-- > 0;)
         zsd_early_offer(job->shards[i]);
 }
 
@@ -169,7 +173,7 @@ void zsd_early_offer(struct zsd_shard *s)
         return; /* stepped at the barrier, then */
     s->early = true;
     s->early_next = early_first(s);
-    zb_list_push_back(&e->shards, &s->early_node);
+    zb_list_push_back(e->shards.next, &s->early_node); /* in front of all */
     early_work(s->job);
 }
 

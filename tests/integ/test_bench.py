@@ -122,6 +122,14 @@ def steps():
         check(done.returncode == 2 and done.stderr, f"{args}: {done.returncode} {done.stderr}")
 
 
+def overlap():
+    """Every switch has its case; the bytes of a step are what they are, whenever they move."""
+    done = zbench("--json", "--rounds", "1", "--params", "2M", "--rate", "200M", bench="overlap")
+    check(done.returncode == 0, f"overlap: {done.stdout}{done.stderr}")
+    cases = [row["case"] for row in json.loads(done.stdout)["rows"]]
+    check(cases == ["overlap/none", "overlap/serve", "overlap/early", "overlap/all"], f"{cases}")
+
+
 def refused():
     for args in (["--params", "4K"], ["--rounds", "0"], ["--what"], ["word"]):
         done = zbench(*args, bench="commit")
@@ -143,7 +151,7 @@ def no_daemon():
               f"{done.returncode} {done.stderr}")
 
 
-TESTS = {f.__name__: f for f in (rows, catalog, commits, shares, snapshots, plans, steps, refused, no_daemon)}
+TESTS = {f.__name__: f for f in (rows, catalog, commits, shares, snapshots, plans, overlap, steps, refused, no_daemon)}
 
 if __name__ == "__main__":
     sys.exit(main(TESTS))

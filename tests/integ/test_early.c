@@ -1,0 +1,274 @@
+/*
+ * Steps that begin ahead of their barrier, by a client of the library: what is refused, what is
+ * undone, and that it changes nothing. The same bytes as a plain step, against plain arrays and
+ * power cuts, is tests/sim's part; in training runs, test_training.py's.
+ */
+#include "tests/integ/zinteg.h"
+
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/plan.h"
+#include "base/util.h"
+
+#define PAGE    4096u
+#define STAGING 65536u
+#define UNITS   4u
+#define ELEMS   (6 * PAGE)
+
+static const char *const options[] = {
+    "--host-bytes", "16M",          "--nvme-bytes", "16M", "--page-elems", "4096", "--ring-bytes",
+    "256K",         "--timeout-ms", "20000",        NULL
+};
+
+static const struct zc_tensor all = { .name = "all", .ndims = 1, .dims = { ELEMS } };
+
+static const struct zc_unit units[UNITS] = {
+    { 0, "u0", ELEMS, ZC_BF16, ZC_F32, false, &all, 1 },
+    { 1, "u1", ELEMS, ZC_F32, ZC_F32, false, &all, 1 },
+    { 2, "u2", ELEMS, ZC_BF16, ZC_BF16, false, &all, 1 },
+    { 3, "u3", ELEMS, ZC_BF16, ZC_F32, false, &all, 1 },
+};
+
+static const struct zc_group groups[] = { { .lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8 } };
+
+static float value(uint64_t element)
+{
+    return 1.0f + (float)(element % 977) / 7;
+}
+
+static float grad(uint64_t element)
+{
+    return (float)(element % 7) - 3.0f;
+}
+
+static float grad_with_a_hole(uint64_t element)
+{
+    return element == 5 ? NAN : grad(element);
+}
+
+static struct zc_step step_of(uint64_t number)
+{
+    return (struct zc_step){ .step = number, .scale = 1, .groups = groups, .ngroups = 1 };
+}
+
+/* Parameters in memory, all state streamed. */
+static void job_open(struct zi_rank *ranks, unsigned world, const struct zi_daemon *d, bool early)
+{
+    struct zc_job_options o = { .name = "job",
+                                .staging_bytes = STAGING,
+                                .groups = 1,
+                                .keep = true,
+                                .early = early,
+                                .host_bytes_max = world * STAGING +
+                                                  ELEMS * (3 * 2 + 4 + 3 * 4 + 2) };
+
+    zi_job(ranks, world, d, &o, units, UNITS);
+    assert_int_equal(ranks->place.early, early);
+    for (unsigned r = 0; r < world; r++)
+        for (unsigned u = 0; u < UNITS; u++)
+            zi_write_all(&ranks[r], u, value);
+}
+
+static void push_all(struct zi_rank *r, uint64_t step, float (*g)(uint64_t element))
+{
+    for (unsigned u = 0; u < UNITS; u++)
+        zi_push_all(r, u, step, g);
+}
+
+static uint64_t counter(struct zc_client *c, const char *name)
+{
+    struct zc_counter *rows;
+    uint64_t found = UINT64_MAX;
+    size_t n;
+
+    assert_int_equal(zc_stat_wait(c, &rows, &n), 0);
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(rows[i].name, name) == 0)
+            found = rows[i].value;
+    zc_rows_free(rows);
+    return found;
+}
+
+/* Pages are stepped early, so many in all. */
+static void await_early(struct zc_client *c, uint64_t pages)
+{
+    uint64_t begin_ns = zb_now_ns();
+
+    while (counter(c, "pages_early") < pages && (zb_now_ns() - begin_ns) / 1000000 < ZI_WAIT_MS)
+        (void)usleep(1000);
+    assert_int_equal(counter(c, "pages_early"), pages);
+}
+
+/* A checksum of everything that a rank's shards hold. */
+static uint64_t bytes_of(struct zi_rank *r)
+{
+    static const enum zc_what whats[] = { ZC_PARAM, ZC_MASTER, ZC_EXP_AVG, ZC_EXP_AVG_SQ };
+    uint64_t sum = 14695981039346656037u;
+
+    for (unsigned u = 0; u < UNITS; u++)
+        for (unsigned w = 0; w < ZB_COUNT(whats); w++)
+            for (uint64_t at = 0; at < r->ranges[u].count; at += PAGE) {
+                const uint8_t *b = r->job.staging;
+                size_t bytes = PAGE * (w > 0 || units[u].dtype == ZC_F32 ? 4 : 2);
+
+                assert_int_equal(
+                    zc_read_wait(r->c, r->shards[u], whats[w], at, PAGE, r->job.staging), 0);
+                for (size_t i = 0; i < bytes; i++)
+                    sum = (sum ^ b[i]) * 1099511628211u;
+            }
+    return sum;
+}
+
+static void step_both(struct zi_rank *r, unsigned world, uint64_t number, bool skip)
+{
+    struct zc_step step = step_of(number);
+    struct zc_stepped stepped[2];
+    struct zi_call calls[2];
+
+    for (unsigned i = 0; i < world; i++) {
+        calls[i] = ZI_CALL(&r[i]);
+        assert_int_equal(skip
+                             ? zc_skip(r[i].c, r[i].job.id, number, ZC_COMMIT_NO, 0, &stepped[i],
+                                       zi_done, &calls[i])
+                             : zc_step(r[i].c, r[i].job.id, &step, &stepped[i], zi_done, &calls[i]),
+                         0);
+    }
+    for (unsigned i = 0; i < world; i++)
+        if (zi_await(r, world, &calls[i]) != 0)
+            fail_msg("step %u of rank %u: %s", (unsigned)number, i, calls[i].text);
+}
+
+/* Two ranks; a step, one that is skipped since a value of one rank is not finite, a step. */
+static uint64_t run(bool early)
+{
+    struct zi_daemon d = { 0 };
+    struct zi_rank r[2];
+    uint64_t before[2], sum;
+
+    zi_start(&d, options);
+    job_open(r, 2, &d, early);
+    for (uint64_t number = 1; number <= 3; number++) {
+        struct zc_step step = step_of(number);
+        struct zc_norm norms[2];
+        bool skip = number == 2;
+
+        for (unsigned i = 0; i < 2; i++) {
+            before[i] = bytes_of(&r[i]);
+            if (early)
+                assert_int_equal(zc_step_begin_wait(r[i].c, r[i].job.id, &step, 1), 0);
+        }
+        push_all(&r[0], number, skip ? grad_with_a_hole : grad);
+        push_all(&r[1], number, grad);
+        if (early)
+            await_early(r->c, number * UNITS * 6);
+        for (unsigned i = 0; i < 2; i++) {
+            assert_int_equal(zc_norms_wait(r[i].c, r[i].job.id, number, &norms[i]), 0);
+            assert_int_equal(norms[i].nonfinite, skip && i == 0 ? UNITS : 0);
+            if (bytes_of(&r[i]) != before[i])
+                fail_msg("rank %u sees a step that has not been", i);
+        }
+        step_both(r, 2, number, skip);
+        for (unsigned i = 0; i < 2; i++)
+            assert_int_equal(bytes_of(&r[i]) == before[i], skip);
+    }
+    if (early)
+        assert_int_equal(counter(r->c, "pages_undone"), UNITS * 6);
+    sum = bytes_of(&r[0]) ^ bytes_of(&r[1]) << 1;
+    zi_close(r, 2);
+    zi_stop(&d);
+    return sum;
+}
+
+static void nobody_sees_it_before_the_step(void **state)
+{
+    (void)state;
+    assert_true(run(true) == run(false));
+}
+
+static void refused(void **state)
+{
+    struct zi_daemon d = { 0 };
+    struct zi_rank r[1];
+    struct zc_step step = step_of(1), other = step_of(1);
+    struct zc_stepped stepped;
+
+    (void)state;
+    zi_start(&d, options);
+    job_open(r, 1, &d, true);
+    other.scale = 0.5;
+    step.step = 2;
+    assert_int_equal(zc_step_begin_wait(r->c, r->job.id, &step, 1), -EINVAL);
+    step.step = 1;
+    assert_int_equal(zc_step_begin_wait(r->c, r->job.id, &step, 0), -EINVAL);
+    assert_int_equal(zc_step_begin_wait(r->c, r->job.id, &step, 1), 0);
+    assert_int_equal(zc_step_begin_wait(r->c, r->job.id, &step, 1), 0); /* again */
+    assert_int_equal(zc_step_begin_wait(r->c, r->job.id, &other, 1), -EINVAL);
+    assert_int_equal(zc_step_begin_wait(r->c, r->job.id, &step, 2), -EINVAL);
+    assert_int_equal(zc_write_wait(r->c, r->shards[0], ZC_MASTER, 0, PAGE, r->job.staging), -EBUSY);
+    push_all(r, 1, grad);
+    await_early(r->c, UNITS * 6);
+    assert_int_equal(zc_read_wait(r->c, r->shards[0], ZC_GRAD, 0, PAGE, r->job.staging), -EBUSY);
+    assert_int_equal(zc_step_wait(r->c, r->job.id, &other, &stepped), -EINVAL);
+    assert_int_equal(zc_step_wait(r->c, r->job.id, &step, &stepped), 0); /* nothing was undone */
+    assert_int_equal(counter(r->c, "pages_undone"), 0);
+    zi_close(r, 1);
+    zi_stop(&d);
+}
+
+/* A rank dies while pages are held: what it leaves is the step before. */
+static void a_rank_that_dies(void **state)
+{
+    struct zc_job_options o = { .name = "job",
+                                .world = 2,
+                                .staging_bytes = STAGING,
+                                .groups = 1,
+                                .keep = true,
+                                .attach = true,
+                                .early = true };
+    struct zi_daemon d = { 0 };
+    struct zi_rank r[2];
+    struct zc_step step = step_of(1);
+    uint64_t before[2];
+
+    (void)state;
+    zi_start(&d, options);
+    job_open(r, 2, &d, true);
+    for (unsigned i = 0; i < 2; i++) {
+        before[i] = bytes_of(&r[i]);
+        assert_int_equal(zc_step_begin_wait(r[i].c, r[i].job.id, &step, 1), 0);
+    }
+    push_all(&r[0], 1, grad);
+    push_all(&r[1], 1, grad);
+    zc_close(r[0].c); /* some are held, some in flight */
+    zc_close(r[1].c);
+    for (o.rank = 0; o.rank < 2; o.rank++) {
+        int rc;
+
+        while ((rc = zi_open(&r[o.rank], &d, &o)) == -EBUSY) /* it has not heard of the death yet */
+            zc_close(r[o.rank].c);
+        assert_int_equal(rc, 0);
+        zi_define(&r[o.rank], units, UNITS, 2);
+    }
+    assert_int_equal(zi_ready(r, 2), 0);
+    for (unsigned i = 0; i < 2; i++)
+        assert_true(bytes_of(&r[i]) == before[i]);
+    for (unsigned i = 0; i < 2; i++)
+        push_all(&r[i], 1, grad); /* from the beginning */
+    step_both(r, 2, 1, false);
+    zi_close(r, 2);
+    zi_stop(&d);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(nobody_sees_it_before_the_step, zi_teardown),
+        cmocka_unit_test_teardown(refused, zi_teardown),
+        cmocka_unit_test_teardown(a_rank_that_dies, zi_teardown),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
