@@ -38,7 +38,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "base/plan.h"
+#include "base/place.h"
 #include "base/size.h"
 #include "base/util.h"
 #include "bench/fio.h"
@@ -52,7 +52,7 @@
 #define STEP_PARAMS     (UINT64_C(432) << 20) /* 4.5 GB of state */
 #define STEP_STAGING    (UINT64_C(64) << 20)
 #define STEP_LATENCY_US 100u
-#define STEP_BUFFERS    16u              /* the daemon's default */
+#define STEP_DEPTH      16u              /* requests of the loop and of fio at one time */
 #define STEP_HALF       2u               /* bytes of a parameter, and of a gradient */
 #define STEP_STATE      10u              /* bytes of its state */
 #define STEP_BYTES      (2 * STEP_STATE) /* a parameter, across the drive */
@@ -206,7 +206,7 @@ struct loop_io {
 
 struct loop {
     struct zn_engine *e;
-    struct loop_io ios[STEP_BUFFERS];
+    struct loop_io ios[STEP_DEPTH];
     uint64_t slots, next, left;
     int rc;
 };
@@ -231,7 +231,7 @@ static int loop_measure(struct step_bench *b, uint64_t rate, double *ret_s)
 {
     uint32_t bytes = (uint32_t)(b->page_elems * STEP_STATE);
     struct loop l = { .slots = STEP_LOOP_BYTES / bytes };
-    uint64_t ios = zb_max_u64((uint64_t)(STEP_LOOP_S * (double)rate) / bytes, 2 * STEP_BUFFERS);
+    uint64_t ios = zb_max_u64((uint64_t)(STEP_LOOP_S * (double)rate) / bytes, 2 * STEP_DEPTH);
     struct zn_fixed_options o = { .size_bytes = ZN_DATA_START + l.slots * bytes,
                                   .rate_bytes = rate,
                                   .latency_ns = STEP_LATENCY_US * 1000 };
@@ -245,9 +245,9 @@ static int loop_measure(struct step_bench *b, uint64_t rate, double *ret_s)
     rc = zn_fixed_open(&l.e, &o, &b->z->err);
     if (rc < 0)
         return rc;
-    l.left = ios - STEP_BUFFERS;
+    l.left = ios - STEP_DEPTH;
     begin_ns = zb_now_ns();
-    for (unsigned i = 0; i < STEP_BUFFERS && l.rc == 0; i++) {
+    for (unsigned i = 0; i < STEP_DEPTH && l.rc == 0; i++) {
         l.ios[i] =
             (struct loop_io){ .loop = &l,
                               .io = { .op = ZN_READ,
@@ -265,7 +265,7 @@ static int loop_measure(struct step_bench *b, uint64_t rate, double *ret_s)
         zn_kick(l.e);
         if (poll(&p, 1, -1) == 1)
             (void)eventfd_read(p.fd, &n);
-        (void)zn_reap(l.e, STEP_BUFFERS);
+        (void)zn_reap(l.e, STEP_DEPTH);
     }
     *ret_s = (double)(zb_now_ns() - begin_ns) / 1e9 / ((double)ios * bytes);
     zn_close(l.e);
@@ -567,9 +567,9 @@ static int drive_rounds(struct step_bench *b, const char *path, struct drive *d)
     const struct zbench_fio fio = { .path = path,
                                     .rw = "randrw",
                                     .block_bytes = (uint32_t)(b->page_elems * STEP_STATE),
-                                    .depth = STEP_BUFFERS,
+                                    .depth = STEP_DEPTH,
                                     .direct = true,
-                                    .fixed_bufs = zbench_fio_may_lock(2 * STEP_BUFFERS *
+                                    .fixed_bufs = zbench_fio_may_lock(2 * STEP_DEPTH *
                                                                       b->page_elems * STEP_STATE),
                                     .size_bytes = size,
                                     .seconds = STEP_FIO_S,
@@ -684,7 +684,7 @@ static int step_options(struct step_bench *b, int argc, char **argv)
     b->count = b->params / STEP_UNITS / zb_max_u64(b->page_elems, 1) * b->page_elems;
     b->params = b->count * STEP_UNITS;
     if (b->ring_bytes == 0)
-        b->ring_bytes = STEP_BUFFERS * b->page_elems * 12;
+        b->ring_bytes = ZB_BUFFERS_DEFAULT * zb_buffer_bytes((uint32_t)b->page_elems);
     return rc;
 }
 
