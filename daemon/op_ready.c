@@ -80,11 +80,17 @@ static bool ready_together(const struct zsd_job *job)
     return true;
 }
 
-/* The version that the ranks go on from: what they said, else the newest that is committed. */
+/* The version that the ranks go on from: what they said, else the newest that is committed. NULL:
+ * there is none, also when the only one was dropped since they came. */
 static struct zsd_version *ready_version(const struct zsd_job *job, struct zb_err *err)
 {
     struct zsd_version *c = job->saved->committed, *p = job->saved->prepared;
 
+    if (!c && !p) {
+        (void)zb_fail(err, -ENOENT, "job '%s' has nothing to go on from: it was dropped",
+                      job->name);
+        return NULL;
+    }
     if (!job->at_point)
         return c ? c : p;
     if (p && p->iterations == job->point)

@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/plan.h"
 #include "base/util.h"
@@ -219,6 +220,37 @@ static void a_first_that_is_dropped(void **state)
     assert_int_equal(zc_commit_wait(r.c, r.job.id, ZC_COMMIT_PREPARED, 2, 0, &point), 0);
     assert_int_equal(zc_commit_wait(r.c, r.job.id, ZC_COMMIT_PREPARED, 2, 0, &point), 0);
     assert_int_equal(point.iterations, 2);
+    zi_close(&r, 1);
+    zi_stop(&d);
+}
+
+/* The same when the ranks have come back to it: nothing is left to go on from, and the daemon says
+ * so. */
+static void a_first_that_is_dropped_on_return(void **state)
+{
+    struct zi_rank r;
+    struct zi_daemon d = { 0 };
+    struct zc_job_options o;
+    struct zc_point point;
+    int rc;
+
+    (void)state;
+    sv_begin(&r, 1, &d, 1);
+    sv_step(&r, 1, 1, ZC_COMMIT_PREPARE);
+    zi_kill(&d);
+    sv_hang_up(&r, 1);
+    zi_start_again(&d, sv_options);
+    o = sv_job(1);
+    o.attach = true;
+    o.world = 1;
+    assert_int_equal(zi_open(&r, &d, &o), 0);
+    zi_define(&r, sv_units, SV_UNITS, 1);
+    assert_int_equal(zc_commit_wait(r.c, r.job.id, ZC_COMMIT_DROP, 1, 0, &point), 0);
+    rc = zc_ready_wait(r.c, r.job.id, NULL, ZI_WAIT_MS, &r.place);
+    assert_int_equal(rc, -ENOENT);
+    assert_non_null(strstr(zc_error(r.c), "nothing to go on from"));
+    sv_hang_up(&r, 1);
+    sv_open(&r, 1, &d, 1); /* its name is free */
     zi_close(&r, 1);
     zi_stop(&d);
 }
@@ -712,6 +744,7 @@ int main(void)
         cmocka_unit_test_teardown(trainers_that_die, zi_teardown),
         cmocka_unit_test_teardown(two_phases, zi_teardown),
         cmocka_unit_test_teardown(a_first_that_is_dropped, zi_teardown),
+        cmocka_unit_test_teardown(a_first_that_is_dropped_on_return, zi_teardown),
         cmocka_unit_test_teardown(on_request_and_destroyed, zi_teardown),
         cmocka_unit_test_teardown(taken_over, zi_teardown),
         cmocka_unit_test_teardown(half_attached, zi_teardown),
