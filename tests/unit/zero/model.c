@@ -142,8 +142,9 @@ static int train_unit_backward(struct run *r, struct zc_zero *z, uint32_t u, uin
             g += gradient(u, i, first + s, w);
         grad[i] += (float)(g / samples);
     }
-    if (step == r->poison_step && comm->rank == comm->world - 1 && u == 2 && micro == 0)
-        grad[20480] = INFINITY;
+    if (step == r->poison_step && comm->rank == comm->world - 1 && u == r->poison_unit &&
+        micro == 0)
+        grad[model_units[u].elems - 1] = r->poison_value == 0 ? INFINITY : r->poison_value;
     TRY(zc_zero_release(z, u));
     return zc_zero_reduce(z, u);
 }
@@ -205,6 +206,11 @@ static int refused(struct run *r, struct zc_zero *z, int rc)
     return 1;
 }
 
+static double rate(uint64_t step)
+{
+    return 0.01 * (double)step;
+}
+
 static int train_step(struct run *r, struct zc_zero *z, uint64_t step)
 {
     int rc;
@@ -212,7 +218,7 @@ static int train_step(struct run *r, struct zc_zero *z, uint64_t step)
     if (r->before_step)
         r->before_step(step);
     TRY(notes_put(r, z, step));
-    while ((rc = refused(r, z, zc_zero_step(z, 0.01 * (double)step, &r->last))) == 1)
+    while ((rc = refused(r, z, zc_zero_step(z, rate(step), &r->last))) == 1)
         ;
     if (rc != 0 || step != r->commit_behind)
         return rc;
@@ -239,6 +245,8 @@ static int train_steps(struct run *r, struct zc_zero *z)
                 TRY(zc_zero_stats(z, &r->stats)); /* the last step is over */
                 return -EINTR;
             }
+            if (r->announce && micro + 1 == r->options.micro_steps)
+                TRY(zc_zero_announce(z, rate(step)));
             TRY(train_micro(r, z, step, micro));
         }
         TRY(train_step(r, z, step));

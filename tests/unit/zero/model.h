@@ -48,7 +48,10 @@ struct run {
     enum zc_dtype dtype;
     uint32_t steps;
     uint64_t until; /* instead: up to this step, whatever the job has already; 0: `steps` of them */
-    uint64_t poison_step; /* this step's gradient has an infinity on the last rank; 0: none */
+    uint64_t poison_step; /* this step's gradient is not finite on the last rank; 0: none */
+    uint32_t poison_unit; /* in its last element */
+    float poison_value;   /* 0: infinity */
+    bool announce;        /* each step, before its last micro-step */
     bool evaluate;        /* a forward pass between steps */
     uint32_t stop_after;  /* micro-step steps: then leaves without a word; 0: never */
     void (*before_step)(uint64_t step);

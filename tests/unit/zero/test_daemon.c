@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -245,6 +246,91 @@ static void placement_changes_nothing(void **state)
     }
 }
 
+static void assert_values_same(const char *name, const struct model_values *a,
+                               const struct model_values *b)
+{
+    for (uint32_t u = 0; u < MODEL_UNITS; u++) {
+        size_t bytes = model_units[u].elems * sizeof(float);
+
+        if (memcmp(a->master[u], b->master[u], bytes) != 0 ||
+            memcmp(a->m[u], b->m[u], bytes) != 0 || memcmp(a->v[u], b->v[u], bytes) != 0)
+            fail_msg("%s: values of unit '%s' differ", name, model_units[u].name);
+    }
+}
+
+static uint64_t pages_early(const struct daemon *d)
+{
+    struct zc_options options = { .socket = d->socket };
+    struct zc_counter *rows;
+    struct zc_client *c;
+    uint64_t pages = 0;
+    size_t n;
+
+    assert_int_equal(zc_open(&c, &options), 0);
+    assert_int_equal(zc_stat_wait(c, &rows, &n), 0);
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(rows[i].name, "pages_early") == 0)
+            pages = rows[i].value;
+    zc_rows_free(rows);
+    zc_close(c);
+    return pages;
+}
+
+/* One value on one rank that is not finite: every rank skips the step, and what is read behind it
+ * is what two steps left; also where a part of the third was made early. */
+static void one_bad_gradient_skips_all(void **state)
+{
+    static const struct {
+        const char *name;
+        enum zc_dtype dtype;
+        uint32_t unit;
+        float value;
+        bool early;
+    } cases[] = {
+        { "bf16, NaN at first", ZC_BF16, 0, NAN, false },
+        { "bf16, infinity at last, early", ZC_BF16, MODEL_UNITS - 1, -INFINITY, true },
+        { "bf16, NaN at first, early", ZC_BF16, 0, NAN, true },
+        { "fp32, infinity at first", ZC_F32, 0, INFINITY, false },
+        { "fp32, NaN at last, early", ZC_F32, MODEL_UNITS - 1, NAN, true },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(cases); i++) {
+        struct party none, p;
+        struct daemon d;
+
+        party_new(&none, 2, NULL, ZC_ZERO_NONE, ZC_ZERO_NONE);
+        daemon_start(&d, cases[i].early ? "2M" : "64M"); /* what is streamed is made early */
+        party_new(&p, 2, &d, ZC_ZERO_NVME, ZC_ZERO_NVME);
+        for (uint32_t r = 0; r < 2; r++) {
+            none.runs[r].dtype = p.runs[r].dtype = cases[i].dtype;
+            none.runs[r].options.clip = p.runs[r].options.clip = cases[i].early ? 0 : 1;
+            none.runs[r].steps = 2;
+            none.runs[r].poison_step = 0;
+            p.runs[r].steps = 3;
+            p.runs[r].poison_unit = cases[i].unit;
+            p.runs[r].poison_value = cases[i].value;
+            p.runs[r].announce = cases[i].early;
+        }
+        party_run(&none);
+        assert_ran(&none);
+        party_run(&p);
+        for (uint32_t r = 0; r < 2; r++) {
+            if (p.runs[r].rc != 0)
+                fail_msg("%s: rank %u: %s", cases[i].name, r, p.runs[r].error);
+            assert_true(!p.runs[r].skipped[1] && p.runs[r].skipped[2]);
+            assert_true(isnan(p.runs[r].norms[2]));
+            assert_int_equal(p.runs[r].last.iterations, 3);
+            assert_int_equal(p.runs[r].last.applied, 2);
+            assert_values_same(cases[i].name, &none.runs[0].values, &p.runs[r].values);
+        }
+        assert_true((pages_early(&d) > 0) == cases[i].early);
+        daemon_stop(&d);
+        party_done(&none);
+        party_done(&p);
+    }
+}
+
 static void a_kept_job_goes_on(void **state)
 {
     struct party whole, first, second;
@@ -408,9 +494,10 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(placement_changes_nothing), cmocka_unit_test(a_kept_job_goes_on),
-        cmocka_unit_test(refusals_reach_every_rank), cmocka_unit_test(a_rank_that_dies),
-        cmocka_unit_test(a_daemon_that_dies),        cmocka_unit_test(a_daemon_that_hangs),
+        cmocka_unit_test(placement_changes_nothing), cmocka_unit_test(one_bad_gradient_skips_all),
+        cmocka_unit_test(a_kept_job_goes_on),        cmocka_unit_test(refusals_reach_every_rank),
+        cmocka_unit_test(a_rank_that_dies),          cmocka_unit_test(a_daemon_that_dies),
+        cmocka_unit_test(a_daemon_that_hangs),
     };
 
     return cmocka_run_group_tests(tests, setup, teardown);
