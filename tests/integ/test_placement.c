@@ -2,11 +2,11 @@
  * Where bytes live must not change them: random jobs on a real daemon, against plain arrays.
  *
  * MODEL. For each round a daemon with a random page size, I/O engine, threads and page buffers; on
- * it random jobs (units of odd sizes, dtypes, tensors in several groups, frozen ones) of one to
- * three ranks, each a client of this process, with a host limit between the least that the daemon
- * admits and everything. The same calls are made on arrays of whole units, through zk_page.h with
- * the reference kernels, as if nothing were cut into shards and pages. What the daemon hands out
- * must be the same bytes, whenever it is looked at.
+ * it random jobs (any optimizer and moments; units of odd sizes, any dtypes, tensors in several
+ * groups, frozen ones) of one to three ranks, each a client of this process, with a host limit
+ * between the least that the daemon admits and everything. The same calls are made on arrays of
+ * whole units, through zk_page.h with the reference kernels, as if nothing were cut into shards and
+ * pages. What the daemon hands out must be the same bytes, whenever it is looked at.
  *
  * Everything is asynchronous. A rank's operations are started in a random order and as many as its
  * staging takes; what an operation must see is decided when it is started. Between two steps:
@@ -60,6 +60,12 @@ static uint64_t draw(uint64_t below)
 static bool chance(unsigned percent)
 {
     return draw(100) < percent;
+}
+
+/* fp32, bf16 or fp16, by their numbers. */
+static unsigned draw_dtype(void)
+{
+    return 1 + (unsigned)draw(ZB_DTYPE_END - 1);
 }
 
 static float draw_float(float scale)
@@ -218,14 +224,16 @@ static void draw_unit(struct job *j, unsigned index)
         u->def.elems = index > 0 ? j->units[index - 1].def.elems : 1 + draw(8 * j->page);
         break;
     }
-    u->def.dtype = chance(50) ? ZC_BF16 : ZC_F32;
+    u->def.dtype = (enum zc_dtype)draw_dtype();
     if (index > 0 && (j->alike || chance(30)))
         u->def.dtype = j->units[index - 1].def.dtype;
-    u->def.grad_dtype = u->def.dtype == ZC_BF16 && chance(40) ? ZC_BF16 : ZC_F32;
+    u->def.grad_dtype = chance(40) ? (enum zc_dtype)draw_dtype() : ZC_F32;
     u->def.frozen = index > 0 && chance(15);
     assert_int_equal(zb_layout_of((enum zb_dtype)u->def.dtype,
                                   u->def.frozen ? ZB_F32 : (enum zb_dtype)u->def.grad_dtype,
-                                  ZB_ADAMW, ZB_MOMENTS_F32, u->def.frozen, &u->layout, NULL),
+                                  (enum zb_optimizer)j->options.optimizer,
+                                  (enum zb_moments)j->options.moments, u->def.frozen, &u->layout,
+                                  NULL),
                      0);
     draw_tensors(j, u);
     u->padded = zb_padded_elems(u->def.elems);
@@ -301,7 +309,7 @@ static void job_open(struct job *j)
 
     for (unsigned u = 0; u < j->nunits; u++)
         for (int p = 0; p < ZB_PLANES; p++)
-            all += zb_blocks_bytes(j->units[u].layout.block_bytes[p], j->units[u].padded);
+            all += zb_plane_bytes(j->units[u].layout.block_bytes[p], j->page, j->units[u].padded);
     assert_int_equal(job_try(j, staging + 4096, &least), -ENOSPC);
     (void)zi_await_used(j->d, idle_host, idle_nvme, 2000);
     assert_int_equal(job_try(j, least - 4096, &none), -ENOSPC);
@@ -429,6 +437,19 @@ static bool complete(struct job *j, const struct shard *s)
     return unit_of(j, s)->def.frozen || s->micro == s->micros;
 }
 
+static void draw_grad(struct job *j, enum zc_dtype dtype, void *to, uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i++) {
+        float f = draw_float(0.1f);
+
+        if (dtype == ZC_F32)
+            ((float *)to)[i] = f;
+        else
+            (dtype == ZC_BF16 ? j->ops->f32_to_bf16 : j->ops->f32_to_f16)(&f, (uint16_t *)to + i,
+                                                                          1);
+    }
+}
+
 static bool start_push(struct job *j, struct shard *s)
 {
     struct unit *u = unit_of(j, s);
@@ -437,10 +458,9 @@ static bool start_push(struct job *j, struct shard *s)
                             .micro = s->micro,
                             .add = s->micro > 0,
                             .first = s->next,
-                            .dtype = chance(50) ? ZC_F32 : ZC_BF16 };
+                            .dtype = (enum zc_dtype)draw_dtype() };
     struct zk_page page;
     struct op *op;
-    uint32_t *bits;
     int slot;
 
     if (complete(j, s) || (slot = slot_take(j, s->rank)) < 0)
@@ -453,18 +473,7 @@ static bool start_push(struct job *j, struct shard *s)
     push.count = draw_part(j, s, s->next);
     push.staged = slot_at(j, s->rank, (unsigned)slot);
     page = model_page(j, s, s->next, push.count);
-    bits = slot_at(j, s->rank, (unsigned)slot);
-    if (push.dtype == ZC_F32)
-        for (uint64_t i = 0; i < push.count; i++)
-            ((float *)(void *)bits)[i] = draw_float(0.1f);
-    else
-        for (uint64_t i = 0; i < push.count; i++) { /* the upper half of a float */
-            float f = draw_float(0.1f);
-            uint32_t b;
-
-            memcpy(&b, &f, sizeof(b));
-            ((uint16_t *)(void *)bits)[i] = (uint16_t)(b >> 16);
-        }
+    draw_grad(j, push.dtype, slot_at(j, s->rank, (unsigned)slot), push.count);
     if (s->next == 0) {
         memset(&s->sum, 0, sizeof(s->sum));
         s->nonfinite = 0;
@@ -745,7 +754,7 @@ static void train(struct job *j)
 {
     for (unsigned i = 0; i < j->nshards; i++) {
         struct shard *s = &j->shards[i];
-        bool once = unit_of(j, s)->def.grad_dtype == ZC_BF16;
+        bool once = unit_of(j, s)->def.grad_dtype != ZC_F32;
 
         s->micros = once ? 1 : 1 + (unsigned)draw(MICRO_MAX);
         s->micro = 0;
@@ -797,9 +806,13 @@ static void model_step(struct job *j, const struct zc_step *step)
                                .beta2 = from->beta2,
                                .eps = from->eps,
                                .weight_decay = from->weight_decay,
-                               .scale = step->scale };
+                               .scale = step->scale,
+                               .momentum = from->momentum,
+                               .dampening = from->dampening,
+                               .lr_decay = from->lr_decay,
+                               .nesterov = from->nesterov };
 
-        by_group[g] = zk_prepare(ZB_ADAMW, &p, j->applied);
+        by_group[g] = zk_prepare((enum zb_optimizer)j->options.optimizer, &p, j->applied);
     }
     for (unsigned u = 0; u < j->nunits; u++) {
         struct unit *unit = &j->units[u];
@@ -811,6 +824,21 @@ static void model_step(struct job *j, const struct zc_step *step)
         if (!unit->def.frozen)
             zk_page_step(j->ops, &unit->layout, &page, unit->segments, unit->nsegments, by_group);
     }
+}
+
+static struct zc_group draw_group(void)
+{
+    struct zc_group g = { .lr = 1e-3 * (double)(1 + draw(50)),
+                          .beta1 = 0.8 + (double)draw(19) / 100,
+                          .beta2 = 0.9 + (double)draw(99) / 1000,
+                          .eps = 1e-8,
+                          .weight_decay = (double)draw(10) / 100,
+                          .momentum = (double)draw(10) / 10,
+                          .lr_decay = (double)draw(10) / 10 };
+
+    g.nesterov = g.momentum > 0 && chance(30);
+    g.dampening = g.nesterov ? 0 : (double)draw(10) / 10;
+    return g;
 }
 
 static void step(struct job *j)
@@ -830,11 +858,7 @@ static void step(struct job *j)
     settle(j, true); /* no push may be in flight when a rank asks; a fetch may */
     check_norms(j);
     for (unsigned g = 0; g < j->ngroups; g++)
-        groups[g] = (struct zc_group){ .lr = 1e-3 * (double)(1 + draw(50)),
-                                       .beta1 = 0.8 + (double)draw(19) / 100,
-                                       .beta2 = 0.9 + (double)draw(99) / 1000,
-                                       .eps = 1e-8,
-                                       .weight_decay = (double)draw(10) / 100 };
+        groups[g] = draw_group();
     while (asked < j->world) {
         calls[asked] = ZI_CALL(&j->ranks[asked]);
         if (skip)
@@ -962,6 +986,8 @@ static void job_draw(struct job *j, struct zi_daemon *d, uint64_t page, unsigned
     j->alike = chance(40);
     if (j->alike)
         j->nunits = UNITS_MAX;
+    j->options.optimizer = (enum zc_optimizer)(1 + draw(ZB_OPTIMIZER_END - 1));
+    j->options.moments = (enum zc_moments)(1 + draw(ZB_MOMENTS_END - 1));
     for (unsigned u = 0; u < j->nunits; u++)
         draw_unit(j, u);
     draw_shards(j);
@@ -973,6 +999,8 @@ static void job_draw(struct job *j, struct zi_daemon *d, uint64_t page, unsigned
         .staging_bytes = j->nslots * j->slot_elems * sizeof(float),
         .offload_param = chance(15) ? ZC_HOST : ZC_NVME,
         .offload_optimizer = chance(15) ? ZC_HOST : ZC_NVME,
+        .optimizer = j->options.optimizer,
+        .moments = j->options.moments,
     };
 }
 
@@ -1065,13 +1093,17 @@ static void round_run(unsigned number, unsigned steps)
         job_draw(&j, &d, page, n);
         job_run(&j, steps);
         (void)zi_await_used(&d, host, nvme, 2000);
-        print_message("round %u (seed %llu): pages of %u, %s, %u buffers; %u ranks, %u units, "
-                      "%llu calls, %llu steps, %llu skips, %llu of %llu fetches pressed out, "
-                      "%llu KiB moved\n",
-                      number, (unsigned long long)at_first, page, io, buffers, j.world, j.nunits,
-                      (unsigned long long)j.calls, (unsigned long long)j.steps,
-                      (unsigned long long)j.skips, (unsigned long long)j.timed_out,
-                      (unsigned long long)j.pressed, (unsigned long long)(j.moved / ZB_KIB));
+        print_message(
+            "round %u (seed %llu): pages of %u, %s, %u buffers; %s, %s moments; %u ranks, "
+            "%u units, "
+            "%llu calls, %llu steps, %llu skips, %llu of %llu fetches pressed out, "
+            "%llu KiB moved\n",
+            number, (unsigned long long)at_first, page, io, buffers,
+            zb_optimizer_name((enum zb_optimizer)j.options.optimizer),
+            zb_moments_name((enum zb_moments)j.options.moments), j.world, j.nunits,
+            (unsigned long long)j.calls, (unsigned long long)j.steps, (unsigned long long)j.skips,
+            (unsigned long long)j.timed_out, (unsigned long long)j.pressed,
+            (unsigned long long)(j.moved / ZB_KIB));
         job_free(&j);
     }
     zi_stop(&d);
