@@ -194,7 +194,7 @@ static uint32_t place_state(const struct zb_place_job *job, const struct zb_plac
     return page;
 }
 
-/* Streamed pages, and of them those that a step which begins early holds twice. */
+/* Streamed pages of a plane, and of them those that a step which begins early holds twice. */
 struct place_streams {
     struct zb_needs all, early;
 };
@@ -222,7 +222,7 @@ static int place_count(const struct zb_place_job *job, const struct zb_place_sha
 
 static int place_pages(const struct zb_place_job *job, struct zb_place *ret, uint64_t state_left)
 {
-    struct place_streams streams = { 0 };
+    struct place_streams param = { 0 }, state = { 0 };
     uint64_t left = state_left;
     int rc = 0;
 
@@ -234,15 +234,19 @@ static int place_pages(const struct zb_place_job *job, struct zb_place *ret, uin
         uint32_t npages = zb_pages(s->count, job->page_elems);
 
         ret->state_resident[i] = place_state(job, s, &left);
-        rc = place_count(job, s, ZB_PARAM, i < ret->params_resident ? npages : 0, ret, &streams);
+        rc = place_count(job, s, ZB_PARAM, i < ret->params_resident ? npages : 0, ret, &param);
         if (rc == 0)
-            rc = place_count(job, s, ZB_STATE, ret->state_resident[i], ret, &streams);
+            rc = place_count(job, s, ZB_STATE, ret->state_resident[i], ret, &state);
     }
     ret->state_bytes = state_left - left;
     if (rc == 0)
-        rc = zb_needs_spares(&ret->nvme, &streams.all, &streams.early, job->nbuffers);
-    zb_needs_done(&streams.all);
-    zb_needs_done(&streams.early);
+        rc = zb_needs_spares(&ret->nvme, &param.all, &param.early, job->nbuffers);
+    if (rc == 0)
+        rc = zb_needs_spares(&ret->nvme, &state.all, &state.early, job->nbuffers);
+    zb_needs_done(&param.all);
+    zb_needs_done(&param.early);
+    zb_needs_done(&state.all);
+    zb_needs_done(&state.early);
     return rc;
 }
 

@@ -76,8 +76,9 @@ int zb_needs_add(struct zb_needs *p, uint64_t bytes, uint64_t count);
 /** The pages [from, end) of one plane of a shard of `count` elements, so many times. */
 int zb_needs_pages(struct zb_needs *p, const struct zb_layout *layout, enum zb_plane plane,
                    uint64_t count, uint32_t page_elems, uint32_t from, uint64_t times);
-/** The spare places of what is streamed: one for each page that a buffer can hold, and at least one
- * for each of `early`. */
+/** The spare places of what is streamed of one plane: one for each page that a buffer can hold, and
+ * at least one for each of `early`. Once for each plane: a buffer holds a page of both, and they
+ * may be of one size. */
 int zb_needs_spares(struct zb_needs *p, const struct zb_needs *streamed,
                     const struct zb_needs *early, uint32_t nbuffers);
 uint64_t zb_needs_bytes(const struct zb_needs *p);

@@ -30,8 +30,8 @@
 #define HOLDER     (1u << UNITS_BITS)
 #define HOLDERS(v) ((v) >> UNITS_BITS)
 
-/* The longest page: state of bf16, 10 bytes an element. */
-_Static_assert(ZB_PAGE_ELEMS_MAX * 10u / ZB_PAGE_ALIGN <= UNITS_MAX, "a page fits a value of held");
+/* The longest page: state of fp16, 12 bytes an element. */
+_Static_assert(ZB_PAGE_ELEMS_MAX * 12u / ZB_PAGE_ALIGN <= UNITS_MAX, "a page fits a value of held");
 
 struct place_class {
     uint64_t bytes;

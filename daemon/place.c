@@ -27,7 +27,7 @@ bool zsd_place_holds(const struct zsd_job *job)
 
 int zsd_place_needs(const struct zsd_job *job, unsigned times, uint64_t stamp, struct zb_needs *ret)
 {
-    struct zb_needs streamed = { 0 }, early = { 0 };
+    struct zb_needs streamed[ZB_PLANES] = { 0 }, early[ZB_PLANES] = { 0 };
     int rc = 0;
 
     for (uint32_t i = 0; i < job->nshards && rc == 0; i++) {
@@ -40,17 +40,19 @@ int zsd_place_needs(const struct zsd_job *job, unsigned times, uint64_t stamp, s
             rc = zb_needs_pages(ret, &s->unit->layout, p, s->count, job->core->page_elems, 0,
                                 s->unit->layout.frozen ? held : zb_max_u64(times, held));
             if (rc == 0)
-                rc = zb_needs_pages(&streamed, &s->unit->layout, p, s->count, job->core->page_elems,
-                                    s->planes[p].resident, 1);
+                rc = zb_needs_pages(&streamed[p], &s->unit->layout, p, s->count,
+                                    job->core->page_elems, s->planes[p].resident, 1);
             if (rc == 0 && job->early_room && !s->unit->layout.frozen)
-                rc = zb_needs_pages(&early, &s->unit->layout, p, s->count, job->core->page_elems,
+                rc = zb_needs_pages(&early[p], &s->unit->layout, p, s->count, job->core->page_elems,
                                     s->planes[p].resident, 1);
         }
     }
-    if (rc == 0)
-        rc = zb_needs_spares(ret, &streamed, &early, job->core->nbuffers);
-    zb_needs_done(&streamed);
-    zb_needs_done(&early);
+    for (int p = 0; p < ZB_PLANES; p++) {
+        if (rc == 0)
+            rc = zb_needs_spares(ret, &streamed[p], &early[p], job->core->nbuffers);
+        zb_needs_done(&streamed[p]);
+        zb_needs_done(&early[p]);
+    }
     return rc;
 }
 

@@ -95,6 +95,34 @@ static void place_table(void **state)
     }
 }
 
+/* A page of Lion's state is as long as one of fp32 parameters: a buffer that holds both takes two
+ * spares of one size. */
+static void planes_of_one_size(void **state)
+{
+    struct zb_place_shard shards[SHARDS];
+    struct zb_layout layout;
+    struct zb_place_job job = { .shards = shards,
+                                .nshards = SHARDS,
+                                .page_elems = PAGE,
+                                .nbuffers = 2,
+                                .host_bytes = GRADS + 3 * COUNT * UINT64_C(4) };
+    struct zb_place p = { 0 };
+
+    (void)state;
+    assert_int_equal(zb_layout_of(ZB_F32, ZB_F32, ZB_LION, ZB_MOMENTS_F32, false, &layout, NULL),
+                     0);
+    for (unsigned i = 0; i < SHARDS; i++)
+        shards[i] = (struct zb_place_shard){ .layout = &layout, .count = COUNT };
+    assert_int_equal(zb_place(&job, &p), 0);
+    assert_int_equal(p.state_bytes, 0);
+    assert_int_equal(p.nvme.n, 2);
+    assert_int_equal(p.nvme.needs[0].bytes, PAGE / 2 * 4);
+    assert_int_equal(p.nvme.needs[0].count, 2 * (SHARDS + job.nbuffers));
+    assert_int_equal(p.nvme.needs[1].bytes, PAGE * 4);
+    assert_int_equal(p.nvme.needs[1].count, 2 * (2 * SHARDS + job.nbuffers));
+    zb_place_done(&p);
+}
+
 /* Frozen shards have parameters only, and a durable job keeps one version of them. */
 static void place_frozen(void **state)
 {
@@ -145,6 +173,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(place_table),
+        cmocka_unit_test(planes_of_one_size),
         cmocka_unit_test(place_frozen),
         cmocka_unit_test(buffers_least),
     };
