@@ -70,6 +70,7 @@ def model(seed, of=UNITS):
                 for name, elems, dtype, grad, frozen, rows in of]
     return tensors, {"format": "pt", "zshard.format": "1", "zshard.iterations": str(ITERATIONS),
                      "zshard.applied": str(APPLIED), "zshard.groups": "2",
+                     "zshard.optimizer": "adamw", "zshard.moments": "fp32",
                      "zshard.units": json.dumps(manifest)}
 
 

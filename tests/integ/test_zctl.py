@@ -20,8 +20,8 @@ from harness import BUILD, Daemon, check, main, program, wait_until
 SMALL = ("--host-bytes", "8M", "--nvme-bytes", "8M", "--page-elems", "4096", "--ring-bytes", "64K")
 SHARD_KEYS = ["job", "unit", "rank", "first", "count", "dtype", "version", "tier", "bytes",
               "host_bytes", "nvme_bytes", "pins", "id"]
-JOB_KEYS = ["name", "state", "uid", "world", "attached", "share", "keep", "iterations", "applied", "shards",
-            "params", "host_bytes", "nvme_bytes", "fetched_bytes", "pushed_bytes",
+JOB_KEYS = ["name", "state", "uid", "world", "attached", "share", "optimizer", "moments", "keep",
+            "iterations", "applied", "shards", "params", "host_bytes", "nvme_bytes", "fetched_bytes", "pushed_bytes",
             "nvme_read_bytes", "nvme_written_bytes", "durable", "committed",
             "committed_iterations", "committed_applied", "snapshots", "epoch", "id", "error"]
 TIER_KEYS = ["name", "budget", "used", "params", "grads", "state", "staging", "rings",

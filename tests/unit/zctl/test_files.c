@@ -314,6 +314,8 @@ static bool store_fn(struct fake *f, const struct zp_frame *frame, const uint8_t
         reader.units = UNITS;
         reader.groups = 2;
         reader.world = 1;
+        reader.optimizer = ZC_ADAMW;
+        reader.moments = ZC_MOMENTS_F32;
         reader.staging_bytes = ((const Zp__ReaderOpen *)m)->staging_bytes;
         reply_memory(f, frame, &reader.base, reader.staging_bytes);
         return true;
