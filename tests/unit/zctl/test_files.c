@@ -46,7 +46,7 @@ static struct unit {
 } units[] = {
     { "embed", 10001, 2, 1, false, embed, 2 },
     { "head", SHORT, 1, 1, false, head, 1 },
-    { "tables", 19, 2, 2, true, tables, 2 },
+    { "tables", 19, 2, 1, true, tables, 2 },
 };
 
 #define UNITS ZB_COUNT(units)
