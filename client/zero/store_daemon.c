@@ -157,6 +157,12 @@ static int daemon_open(struct zcz_store *s)
     return 0;
 }
 
+/* With clipping the scale of a step is not known ahead. */
+static bool early_wanted(const struct zc_zero *z)
+{
+    return (z->options.overlap & ZC_ZERO_EARLY) != 0 && z->options.clip <= 0;
+}
+
 /* Of a job that was kept: `epoch` 0 takes it over. */
 static int start_job(struct daemon *d, uint64_t epoch)
 {
@@ -178,7 +184,7 @@ static int start_job(struct daemon *d, uint64_t epoch)
         .optimizer = z->options.optimizer,
         .moments = z->options.moments,
         .share = z->options.share,
-        .early = (z->options.overlap & ZC_ZERO_EARLY) != 0 && z->options.clip <= 0,
+        .early = early_wanted(z),
     };
     int rc;
 
@@ -285,7 +291,8 @@ static int daemon_place(struct zcz_store *s)
     if (rc == 0) {
         s->z->iterations = d->placement.iterations;
         s->z->applied = d->placement.applied;
-        s->early = d->placement.early;
+        s->early = d->placement.early &&
+                   early_wanted(s->z); /* a kept job may have room all the same */
     }
     return rc;
 }

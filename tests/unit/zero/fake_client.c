@@ -573,7 +573,8 @@ static bool end_ready(struct job *job, struct call *call)
                      job);
     *ret = (struct zc_placement){ .ring_bytes = fake.config.ring ? 4096 : 0,
                                   .iterations = job->iterations,
-                                  .applied = job->applied };
+                                  .applied = job->applied,
+                                  .early = true }; /* as a kept job has that was opened with it */
     job->live = true;
     job->at_said = false; /* the others are answered alike */
     return true;
@@ -1274,7 +1275,7 @@ int zc_step_begin(struct zc_client *c, uint64_t job_id, const struct zc_step *st
     (void)done;
     (void)arg;
     assert(c && job_id == 42 && step && micros > 0);
-    abort(); /* its jobs have no room for early steps: the engine does not ask */
+    abort(); /* all that announce a step clip: the engine does not ask */
 }
 
 int zc_skip(struct zc_client *c, uint64_t job_id, uint64_t step, enum zc_commit commit,

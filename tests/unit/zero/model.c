@@ -240,6 +240,8 @@ static int train_steps(struct run *r, struct zc_zero *z)
     for (uint64_t step = begin + 1; step <= end; step++) {
         double loss;
 
+        if (r->options.clip > 0) /* then it does nothing, whatever room the job has */
+            TRY(zc_zero_announce(z, 0.01 * (double)step));
         for (uint32_t micro = 0; micro < r->options.micro_steps; micro++) {
             if (r->stop_after > 0 && micros++ == r->stop_after) {
                 TRY(zc_zero_stats(z, &r->stats)); /* the last step is over */
