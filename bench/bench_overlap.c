@@ -86,10 +86,11 @@ static int overlap_daemon(struct overlap_bench *b)
 {
     uint64_t buffer = zb_buffer_bytes(OVERLAP_PAGE);
     char host[32], nvme[32], ring[32], rate[32], page[32];
-    const char *const options[] = {
-        "--host-bytes", host,   "--nvme-bytes", nvme,           "--ring-bytes", ring, "--log-level",
-        "warn",         "--io", "fixed",        "--fixed-rate", rate,           NULL
-    };
+    const char *const options[] = { "--host-bytes", host,           "--nvme-bytes",
+                                    nvme,           "--ring-bytes", ring,
+                                    "--page-elems", page,           "--io",
+                                    "fixed",        "--fixed-rate", rate,
+                                    "--log-level",  "error",        NULL };
 
     (void)snprintf(host, sizeof(host), "%llu",
                    (unsigned long long)(OVERLAP_BUFFERS * buffer + b->unit * sizeof(float) +
