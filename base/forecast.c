@@ -12,6 +12,7 @@
 #define FLOPS_A_TOKEN 8.0  /* of a parameter: forward 2, backward 4, forward again 2 */
 #define CRC_BYTES_S   10e9 /* of one core, in the cache: less than half of what it is alone */
 #define FETCH_STEPS   2u   /* are walked through; the last one counts */
+#define WALK_MICROS   4u   /* micro-steps of a step are walked through */
 
 const char *zb_bound_name(enum zb_bound bound)
 {
@@ -98,13 +99,23 @@ static void walk_put(struct walk *w, uint32_t unit)
     }
 }
 
-/* One rank's gathers of some micro-steps, with the one that comes next ahead. */
+/*
+ * One rank's gathers of some micro-steps, with the one that comes next ahead. Each gathers all
+ * units in the same order, so what one leaves in the ring is the same for all but the first: of
+ * those in the middle one is walked, and counts for all.
+ */
 static void walk_step(struct walk *w, uint32_t micro_steps, bool ahead)
 {
-    uint64_t n = (uint64_t)w->model->norder * micro_steps;
+    uint32_t walked = micro_steps < WALK_MICROS ? micro_steps : WALK_MICROS;
+    uint64_t n = (uint64_t)w->model->norder * walked;
+    uint64_t middle = (uint64_t)w->model->norder * (WALK_MICROS - 2), before = 0;
     const uint32_t *order = w->model->order;
 
     for (uint64_t i = 0; i < n; i++) {
+        if (i == middle)
+            before = w->read;
+        if (i == middle + w->model->norder)
+            w->read += (w->read - before) * (micro_steps - walked);
         uint32_t unit = order[i % w->model->norder];
 
         walk_get(w, unit);

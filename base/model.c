@@ -12,6 +12,9 @@ int zb_model_add(struct zb_model *m, uint64_t elems, struct zb_err *err)
     if (elems < 1 || elems > ZB_UNIT_ELEMS_MAX)
         return zb_fail(err, -EINVAL, "a unit of %llu elements: from 1 to %llu",
                        (unsigned long long)elems, (unsigned long long)ZB_UNIT_ELEMS_MAX);
+    if (elems > ZB_PARAMS_MAX - m->params)
+        return zb_fail(err, -EINVAL, "more than %llu parameters",
+                       (unsigned long long)ZB_PARAMS_MAX);
     if (m->nunits == ZB_UNITS_MAX)
         return zb_fail(err, -EINVAL, "more than %u units", ZB_UNITS_MAX);
     if (m->nunits == m->units_room) {

@@ -22,6 +22,7 @@
 
 #define ZB_UNITS_MAX      (1u << 20)
 #define ZB_UNIT_ELEMS_MAX (UINT64_C(1) << 40)
+#define ZB_PARAMS_MAX     (UINT64_C(1) << 56) /* of a model: no number of bytes overflows */
 #define ZB_RANKS_MAX      65536u
 
 /* ---- models */

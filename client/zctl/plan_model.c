@@ -66,15 +66,16 @@ static bool name_is_state(const char *name)
     return false;
 }
 
+/* Of parameters that files have in it; what we do not have is kept as bf16. */
 static enum zb_dtype dtype_of(enum zc_st_dtype dtype)
 {
-    return dtype == ZC_ST_F32 ? ZB_F32 : ZB_BF16;
+    return dtype == ZC_ST_F32 ? ZB_F32 : dtype == ZC_ST_F16 ? ZB_F16 : ZB_BF16;
 }
 
 /* Units by the names of tensors, which are sorted. */
 static int files_units(struct zctl_plan *p, const struct zctl_files *files)
 {
-    uint64_t elems = 0, by_dtype[2] = { 0 };
+    uint64_t elems = 0, by_dtype[ZB_DTYPE_END] = { 0 };
     const char *unit = NULL;
     int rc = 0;
 
@@ -90,12 +91,16 @@ static int files_units(struct zctl_plan *p, const struct zctl_files *files)
         }
         unit = t->name;
         elems += t->elems;
-        by_dtype[dtype_of(t->dtype) == ZB_F32] += t->elems;
+        by_dtype[dtype_of(t->dtype)] += t->elems;
     }
     if (rc == 0 && unit)
         rc = zb_model_add(&p->model, elems, &p->z->err);
-    if (p->dtype == 0)
-        p->dtype = by_dtype[1] > by_dtype[0] ? ZB_F32 : ZB_BF16;
+    if (p->dtype == 0) { /* that of the most */
+        p->dtype = ZB_BF16;
+        for (enum zb_dtype d = ZB_F32; d < ZB_DTYPE_END; d++)
+            if (by_dtype[d] > by_dtype[p->dtype])
+                p->dtype = d;
+    }
     return rc;
 }
 
@@ -152,8 +157,8 @@ static int model_params(struct zctl_plan *p)
 
     if (rc == 0)
         rc = zctl_option_number(p->z, "units", ZB_UNITS_MAX, &units);
-    if (rc == 0 && (params < 1 || params > 0x1p60))
-        rc = zb_fail(&p->z->err, -EINVAL, "--params is from 1 to 2^60");
+    if (rc == 0 && (params < 1 || params > (double)ZB_PARAMS_MAX))
+        rc = zb_fail(&p->z->err, -EINVAL, "--params is from 1 to 2^56");
     return rc < 0 ? rc : zb_model_params(&p->model, (uint64_t)params, (uint32_t)units, &p->z->err);
 }
 

@@ -4,6 +4,7 @@
  */
 #include <errno.h>
 #include <jansson.h>
+#include <math.h>
 #include <string.h>
 
 #include "base/size.h"
@@ -22,10 +23,10 @@ static json_t *integer(uint64_t n)
     return json_integer((json_int_t)zb_min_u64(n, INT64_MAX));
 }
 
-/* What is not known is null. */
+/* What is not known is null, and what no number of JSON says. */
 static json_t *real(double x)
 {
-    return x > 0 ? json_real(x) : json_null();
+    return x > 0 && isfinite(x) ? json_real(x) : json_null();
 }
 
 static json_t *planes_json(const uint64_t bytes[ZB_PLANES])
@@ -75,10 +76,10 @@ static json_t *step_json(const struct zb_forecast *f)
 
 static json_t *node_json(const struct zctl_plan *p)
 {
-    return json_pack("{s:s, s:i, s:i, s:i, s:o, s:o, s:o}", "from", p->node_from, "page_elems",
-                     (int)p->node.page_elems, "page_buffers", (int)p->node.nbuffers, "cores",
-                     (int)p->node.cores, "drive_read", real(p->node.drive_read), "drive_write",
-                     real(p->node.drive_write), "mem_bw", real(p->node.memory));
+    return json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:o}", "from", p->node_from, "page_elems",
+                     integer(p->node.page_elems), "page_buffers", integer(p->node.nbuffers),
+                     "cores", integer(p->node.cores), "drive_read", real(p->node.drive_read),
+                     "drive_write", real(p->node.drive_write), "mem_bw", real(p->node.memory));
 }
 
 static int print_json(const struct zctl_plan *p, const struct zb_forecast *f)

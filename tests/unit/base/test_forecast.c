@@ -80,6 +80,7 @@ static const struct {
     { "two behind the turn come twice", 5, 1, 5 + 2 },
     { "three more", 8, 1, 8 + 5 },
     { "the next forward finds the last three", 8, 2, 8 + 5 + 5 + 5 },
+    { "a micro-step behind the first is like the next", 8, 1000, 8 + 5 + 999 * (5 + 5) },
 };
 
 static void gathers(void **state)

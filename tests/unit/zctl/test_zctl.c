@@ -428,6 +428,14 @@ static const struct {
       0,
       { "\"dtype\": \"fp16\"", "\"optimizer\": \"lion\"", "\"moments\": \"fp32\"",
         "\"state\": 8000" } },
+    { "plan -o json --params 1G --host-bytes 40G --nvme-bytes 1T --drive-read 1e-310 --drive-write "
+      "1 "
+      "--cores 4294967295",
+      0,
+      { "\"drive_seconds\": null", "\"cores\": 4294967295", "", "" } },
+    { "plan --params 7B --host-bytes 34G --nvme-bytes 1T --micro-steps 4294967295", /* at once */
+      0,
+      { "by gathers", "It fits.", "", "" } },
     { "plan --params 1K --host-bytes 100 --durable",
       7,
       { "It does not fit, because it needs at least", "least host_bytes that would do is", "",
@@ -459,6 +467,18 @@ static void write_text(const char *path, const char *text)
     assert_int_equal(fclose(f), 0);
 }
 
+static void files_write(const char *file, const struct zc_st_tensor *tensors, size_t n)
+{
+    float zeros[6400] = { 0 };
+    struct zc_st_writer *w;
+
+    assert_int_equal(zc_st_create(&w, file, tensors, n, NULL, 0, NULL, 0), 0);
+    for (size_t i = 0; i < n; i++)
+        assert_int_equal(
+            zc_st_append(w, zeros, 6400 * zc_st_dtype_bytes(tensors[i].dtype), NULL, 0), 0);
+    assert_int_equal(zc_st_commit(w, NULL, 0), 0);
+}
+
 /* Layers are units, and so is each tensor of none; state that zctl exported is no parameter. The
  * node comes from a file, and the command line wins over it. */
 static void plan_of_files(void **state)
@@ -468,8 +488,6 @@ static void plan_of_files(void **state)
     static const uint64_t dims[] = { 64, 100 };
     char folder[] = "/tmp/zshard-plan-XXXXXX", file[64], node[64], line[300];
     struct zc_st_tensor tensors[ZB_COUNT(names)];
-    float zeros[6400] = { 0 };
-    struct zc_st_writer *w;
     struct said s;
 
     (void)state;
@@ -479,10 +497,7 @@ static void plan_of_files(void **state)
     for (size_t i = 0; i < ZB_COUNT(names); i++)
         tensors[i] =
             (struct zc_st_tensor){ .name = names[i], .dtype = ZC_ST_F32, .ndims = 2, .dims = dims };
-    assert_int_equal(zc_st_create(&w, file, tensors, ZB_COUNT(names), NULL, 0, NULL, 0), 0);
-    for (size_t i = 0; i < ZB_COUNT(names); i++)
-        assert_int_equal(zc_st_append(w, zeros, sizeof(zeros), NULL, 0), 0);
-    assert_int_equal(zc_st_commit(w, NULL, 0), 0);
+    files_write(file, tensors, ZB_COUNT(names));
     write_text(node, "{\"host_bytes\": \"64M\", \"nvme_bytes\": 1048576, \"drive_read\": 2.5}");
     (void)snprintf(line, sizeof(line), "plan -o json --index %s --node %s --host-bytes 32M", file,
                    node);
@@ -494,6 +509,14 @@ static void plan_of_files(void **state)
     assert_non_null(strstr(s.out, "\"dtype\": \"fp32\""));
     assert_non_null(strstr(s.out, "\"budget\": 33554432"));
     assert_non_null(strstr(s.out, "\"drive_read\": 2.5e9"));
+    said_free(&s);
+    for (size_t i = 0; i < ZB_COUNT(names); i++)
+        tensors[i].dtype = ZC_ST_F16;
+    assert_int_equal(unlink(file), 0);
+    files_write(file, tensors, ZB_COUNT(names));
+    s = zctl(line);
+    assert_int_equal(s.status, 0);
+    assert_non_null(strstr(s.out, "\"dtype\": \"fp16\""));
     said_free(&s);
     write_text(node, "{\"hosts\": 3}");
     s = zctl(line);
