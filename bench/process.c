@@ -1,6 +1,7 @@
 #include "bench/process.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <ftw.h>
 #include <limits.h>
 #include <signal.h>
@@ -9,11 +10,13 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/util.h"
 
-#define WORDS_MAX 40
+#define WORDS_MAX    40
+#define KEEPER_TRIES 50 /* 0.1 s apart: the daemon that is being killed may still make files */
 
 /* In the child: becomes a zshardd, or ends. */
 static void daemon_exec(const struct zbench_daemon *d, const char *const *options, int out,
@@ -41,6 +44,67 @@ static void daemon_exec(const struct zbench_daemon *d, const char *const *option
     _exit(127);
 }
 
+static int daemon_remove(const char *path, const struct stat *st, int kind, struct FTW *ftw)
+{
+    (void)st;
+    (void)kind;
+    (void)ftw;
+    return remove(path);
+}
+
+static void dir_remove(const char *dir)
+{
+    (void)nftw(dir, daemon_remove, 8, FTW_DEPTH | FTW_PHYS);
+}
+
+/* In the child: removes the directory when we end without doing so. It has no file of ours but the
+ * one that says when, and no signal of our terminal reaches it. */
+static void keeper_main(const char *dir, int fd)
+{
+    const struct timespec pause = { .tv_nsec = 100000000 };
+    char byte;
+    ssize_t n;
+
+    (void)setsid();
+    if (dup2(fd, STDIN_FILENO) < 0)
+        _exit(EXIT_FAILURE);
+    (void)close_range(STDERR_FILENO + 1, ~0U, 0);
+    do
+        n = read(STDIN_FILENO, &byte, 1);
+    while (n > 0 || (n < 0 && errno == EINTR));
+    for (int i = 0; i < KEEPER_TRIES && access(dir, F_OK) == 0; i++) {
+        if (i > 0)
+            (void)nanosleep(&pause, NULL);
+        dir_remove(dir);
+    }
+    _exit(EXIT_SUCCESS);
+}
+
+static int keeper_start(struct zbench_daemon *d, struct zb_err *err)
+{
+    int fds[2];
+
+    if (pipe2(fds, O_CLOEXEC) < 0)
+        return zb_fail(err, -errno, "a pipe: %m");
+    d->keeper_fd = fds[1];
+    d->keeper = fork();
+    if (d->keeper == 0)
+        keeper_main(d->dir, fds[0]);
+    (void)close(fds[0]);
+    return d->keeper < 0 ? zb_fail(err, -errno, "a process that cleans up: %m") : 0;
+}
+
+static void keeper_end(struct zbench_daemon *d)
+{
+    if (d->keeper > 0) {
+        (void)kill(d->keeper, SIGKILL);
+        while (waitpid(d->keeper, NULL, 0) < 0 && errno == EINTR)
+            ;
+    }
+    d->keeper = 0;
+    zb_close_fd(&d->keeper_fd);
+}
+
 int zbench_daemon_start(struct zbench_daemon *d, const char *parent, const char *const *options,
                         struct zb_err *err)
 {
@@ -55,6 +119,8 @@ int zbench_daemon_start(struct zbench_daemon *d, const char *parent, const char 
         return zb_fail(err, -errno, "a temporary directory in '%s': %m", parent);
     }
     (void)snprintf(d->socket, sizeof(d->socket), "%s/s", d->dir);
+    if (keeper_start(d, err) < 0)
+        return err->code;
     if (pipe(fds) < 0)
         return zb_fail(err, -errno, "a pipe: %m");
     d->out = fds[0];
@@ -79,14 +145,6 @@ int zbench_daemon_start(struct zbench_daemon *d, const char *parent, const char 
     return 0;
 }
 
-static int daemon_remove(const char *path, const struct stat *st, int kind, struct FTW *ftw)
-{
-    (void)st;
-    (void)kind;
-    (void)ftw;
-    return remove(path);
-}
-
 void zbench_daemon_end(struct zbench_daemon *d)
 {
     if (d->pid > 0) {
@@ -97,6 +155,7 @@ void zbench_daemon_end(struct zbench_daemon *d)
     d->pid = 0;
     zb_close_fd(&d->out);
     if (d->dir[0])
-        (void)nftw(d->dir, daemon_remove, 8, FTW_DEPTH | FTW_PHYS);
+        dir_remove(d->dir);
     d->dir[0] = '\0';
+    keeper_end(d);
 }

@@ -11,12 +11,14 @@
 
 struct zbench_daemon {
     pid_t pid;     /* 0: not started */
+    pid_t keeper;  /* removes the directory when we cannot; 0: not started */
+    int keeper_fd; /* open as long as we live; -1: none */
     int out;       /* its standard output; -1: none */
     char dir[128]; /* "": not made */
     char socket[160];
 };
 
-#define ZBENCH_NO_DAEMON ((struct zbench_daemon){ .out = -1 })
+#define ZBENCH_NO_DAEMON ((struct zbench_daemon){ .keeper_fd = -1, .out = -1 })
 
 /** Makes a directory in `parent` and starts a daemon with `options` (NULL-terminated, at most 32)
  * behind --socket and --data; waits until it is ready. On failure, too, zbench_daemon_end() takes

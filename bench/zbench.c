@@ -89,6 +89,8 @@ int main(int argc, char **argv)
         return EXIT_SUCCESS;
     }
     rc = dispatch(&z, argc, argv);
+    if (rc == 0 && z.count == 0)
+        rc = zb_fail(&z.err, -EINVAL, "%s has no case of that name", z.bench);
     if (rc == 0)
         rc = zbench_print(&z);
     if (rc < 0)

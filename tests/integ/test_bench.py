@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 
-from harness import check, main, program
+from harness import check, main, program, wait_until
 
 
 def zbench(*args, path=None, bench="fetch"):
@@ -48,6 +48,18 @@ def commits():
     check(cases == ["commit/resident/plain-step", "commit/streamed/plain-step"], f"{cases}")
     check("12.00, by one that does not 0.00" in done.stderr, done.stderr)
     check("12.00, by one that does not 12.00" in done.stderr, done.stderr)
+
+
+def killed():
+    """It leaves nothing behind, however it ends."""
+    with tempfile.TemporaryDirectory() as d:
+        with subprocess.Popen([program("zbench"), "commit", "--params", "512K", "--dir", d],
+                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as bench:
+            try:
+                wait_until("a data file", lambda: glob.glob(f"{d}/*/data/*"), 30)
+            finally:
+                bench.kill()
+        wait_until("nothing is left behind", lambda: os.listdir(d) == [], 30)
 
 
 def shares():
@@ -151,7 +163,8 @@ def no_daemon():
               f"{done.returncode} {done.stderr}")
 
 
-TESTS = {f.__name__: f for f in (rows, catalog, commits, shares, snapshots, plans, overlap, steps, refused, no_daemon)}
+TESTS = {f.__name__: f for f in (rows, catalog, commits, killed, shares, snapshots, plans, overlap, steps, refused,
+                                 no_daemon)}
 
 if __name__ == "__main__":
     sys.exit(main(TESTS))
