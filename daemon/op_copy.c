@@ -244,7 +244,7 @@ void zsd_read(struct zsd_req *req, const ProtobufCMessage *message)
                    (unsigned long long)s->id, s->unit->name);
         return;
     }
-    if (what == ZK_GRAD && s->early) {
+    if (what == ZK_GRAD && (s->early || s->early_inflight > 0)) {
         zsd_refuse(req, -EBUSY, "the gradient of shard %llu of unit '%s' is being stepped",
                    (unsigned long long)s->id, s->unit->name);
         return;

@@ -156,7 +156,8 @@ static bool ready_fits(const struct zsd_version *v, const struct zsd_shard *s)
     return i < v->nrows && zsd_row_fits(v->rows[i], s);
 }
 
-/* The job in memory goes on from another of its points: what it has beyond is forgotten. */
+/* The job in memory goes on from another of its points: what it has beyond is forgotten, and what
+ * was pushed, or stepped early, for the step behind that. */
 static void ready_rewind(struct zsd_job *job, struct zsd_version *v)
 {
     struct zb_err err = { 0 };
@@ -164,6 +165,8 @@ static void ready_rewind(struct zsd_job *job, struct zsd_version *v)
 
     zb_log(ZB_LOG_INFO, "job-rewind", "job=\"%s\" from=%llu to=%llu", job->name,
            (unsigned long long)job->iterations, (unsigned long long)v->iterations);
+    zsd_early_drop(job);
+    ready_again(job);
     for (uint32_t i = 0; i < job->nshards; i++)
         zsd_shard_forget(job->shards[i]);
     for (uint32_t i = 0; i < job->nshards; i++)

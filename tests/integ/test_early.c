@@ -262,12 +262,61 @@ static void a_rank_that_dies(void **state)
     zi_stop(&d);
 }
 
+/* A job goes back to its commit while pages are held: they were of a step that is no more. */
+static void back_to_the_commit(void **state)
+{
+    struct zc_job_options o = { .name = "job",
+                                .world = 1,
+                                .staging_bytes = STAGING,
+                                .groups = 1,
+                                .keep = true,
+                                .durable = true };
+    struct zi_daemon d = { 0 };
+    struct zi_rank r;
+    struct zc_stepped stepped;
+    struct zc_step step;
+    uint64_t committed = 1, nowhere = 99, before = 0;
+
+    (void)state;
+    zi_start(&d, options);
+    o.early = true;
+    o.host_bytes_max = STAGING + ELEMS * (3 * 2 + 4 + 3 * 4 + 2);
+    zi_job(&r, 1, &d, &o, units, UNITS);
+    for (unsigned u = 0; u < UNITS; u++)
+        zi_write_all(&r, u, value);
+    for (uint64_t number = 1; number <= 2; number++) {
+        step = step_of(number);
+        step.commit = number == 1 ? ZC_COMMIT_STEP : ZC_COMMIT_NO;
+        push_all(&r, number, grad);
+        assert_int_equal(zc_step_wait(r.c, r.job.id, &step, &stepped), 0);
+        if (number == 1)
+            before = bytes_of(&r);
+    }
+    zi_close(&r, 1);
+    o.attach = true;
+    assert_int_equal(zi_open(&r, &d, &o), 0);
+    zi_define(&r, units, UNITS, 1);
+    assert_int_equal(zc_ready_wait(r.c, r.job.id, &nowhere, ZI_WAIT_MS, &r.place), -ENOENT);
+    step = step_of(3);
+    assert_int_equal(zc_step_begin_wait(r.c, r.job.id, &step, 1), 0);
+    push_all(&r, 3, grad);
+    await_early(r.c, UNITS * 6);
+    assert_int_equal(zc_ready_wait(r.c, r.job.id, &committed, ZI_WAIT_MS, &r.place), 0);
+    assert_int_equal(counter(r.c, "pages_undone"), UNITS * 6);
+    assert_true(bytes_of(&r) == before);
+    step = step_of(2);
+    assert_int_equal(zc_step_wait(r.c, r.job.id, &step, &stepped), -EBUSY); /* no gradient */
+    zi_close(&r, 1);
+    zi_stop(&d);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(nobody_sees_it_before_the_step, zi_teardown),
         cmocka_unit_test_teardown(refused, zi_teardown),
         cmocka_unit_test_teardown(a_rank_that_dies, zi_teardown),
+        cmocka_unit_test_teardown(back_to_the_commit, zi_teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

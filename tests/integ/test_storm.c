@@ -74,6 +74,7 @@ struct client {
     enum { OPEN, DEFINE, REGISTER, READY, DATA, CLOSE } stage; /* what would make sense */
     unsigned number;
     uint32_t micro;
+    bool begun;    /* said what this step will be, or chose not to */
     uint64_t next; /* element of a push */
     uint32_t world;
     uint64_t committed, reader;
@@ -158,6 +159,8 @@ static void say_open(struct client *c)
     q.durable = durable(c);
     q.attach = q.keep && chance(70);
     q.takeover = q.attach && durable(c) && chance(5);
+    q.early = chance(85);
+    q.share = near32(chance(50) ? 0 : 100);
     q.epoch = durable(c) && chance(3) ? draw(4) : 0;
     q.staging_bytes = near(STAGING);
     q.offload_param = chance(90) ? 2 : near32(1);
@@ -222,7 +225,27 @@ static void say_ready(struct client *c)
     send_it(c, ZP_READY, &q.base);
 }
 
-/* What a trainer does: all of its shards are written, then pushed, then it asks for a step. */
+/* Ahead of the step of say_train(), with its values; or nearly so. */
+static void say_begin(struct client *c)
+{
+    Zp__StepBegin q = ZP__STEP_BEGIN__INIT;
+    Zp__GroupScalars g = ZP__GROUP_SCALARS__INIT, *groups[] = { &g };
+
+    q.job = draw_job(c);
+    q.step = near(c->iterations + 1);
+    q.micros = near32(chance(95) ? 1 : 2);
+    q.scale = chance(97) ? 1 : 2;
+    g.lr = 0.1;
+    g.beta1 = 0.9;
+    g.beta2 = 0.99;
+    g.eps = 1e-8;
+    q.n_groups = 1;
+    q.groups = groups;
+    send_it(c, ZP_STEP_BEGIN, &q.base);
+}
+
+/* What a trainer does: all of its shards are written, then, most times, it says what the step will
+ * be, pushes, and asks for it. */
 static void say_train(struct client *c)
 {
     Zp__Write w = ZP__WRITE__INIT;
@@ -234,7 +257,11 @@ static void say_train(struct client *c)
         w.shard = c->ids[c->written++];
         w.count = c->world == 1 ? 4 * PAGE : 2 * PAGE;
         send_it(c, ZP_WRITE, &w.base);
+    } else if (!c->begun && chance(80)) {
+        say_begin(c);
+        c->begun = true;
     } else if (c->pushed < UNITS - 1) { /* the last one is frozen */
+        c->begun = true;
         p.shard = c->ids[c->pushed++];
         p.step = c->iterations + 1;
         p.mode = p.dtype = 1;
@@ -254,6 +281,7 @@ static void say_train(struct client *c)
         q.commit = durable(c) ? c->iterations % 3 : 0; /* as its peer says */
         send_it(c, ZP_STEP, &q.base);
         c->pushed = 0;
+        c->begun = false;
     }
 }
 
@@ -532,6 +560,17 @@ static void say_look(struct client *c)
     }
 }
 
+static void say_share(struct client *c)
+{
+    Zp__JobShare q = ZP__JOB_SHARE__INIT;
+    char name[16];
+
+    (void)snprintf(name, sizeof(name), "j%u", (unsigned)draw(JOBS));
+    q.name = name;
+    q.share = near32((uint32_t)draw(300));
+    send_it(c, ZP_JOB_SHARE, &q.base);
+}
+
 static void say_leave(struct client *c)
 {
     Zp__JobRef q = ZP__JOB_REF__INIT;
@@ -560,9 +599,9 @@ static void say_close(struct client *c)
 static void say_anything(struct client *c)
 {
     static void (*const all[])(struct client *) = {
-        say_open,     say_define, say_register, say_ready, say_copy, say_fetch,
-        say_release,  say_push,   say_step,     say_note,  say_look, say_commit,
-        say_snapshot, say_reader, say_store,    say_leave
+        say_open,     say_define, say_register, say_ready, say_copy,  say_fetch,
+        say_release,  say_push,   say_step,     say_note,  say_look,  say_commit,
+        say_snapshot, say_reader, say_store,    say_begin, say_share, say_leave
     };
 
     all[draw(ZB_COUNT(all))](c);
@@ -622,6 +661,7 @@ static void learn(struct client *c, const struct zp_frame *frame, const uint8_t 
         for (size_t i = 0; i < ((const Zp__JobOpenReply *)m)->n_points; i++)
             c->committed = ((const Zp__JobOpenReply *)m)->points[i]->iterations;
         c->units = c->shards = c->written = c->pushed = 0;
+        c->begun = false;
         c->stage = DEFINE;
         break;
     case ZP_UNIT_DEFINE:
@@ -773,6 +813,22 @@ static void restart(struct zi_daemon *d, struct client *clients)
     restarts++;
 }
 
+static uint64_t counter(const struct zi_daemon *d, const char *name)
+{
+    struct zc_client *c = zi_client(d);
+    struct zc_counter *rows;
+    uint64_t found = 0;
+    size_t n;
+
+    assert_int_equal(zc_stat_wait(c, &rows, &n), 0);
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(rows[i].name, name) == 0)
+            found = rows[i].value;
+    zc_rows_free(rows);
+    zc_close(c);
+    return found;
+}
+
 /* Everything that outlives its clients goes; a rank may be on its way out yet. */
 static void destroy_all(const struct zi_daemon *d)
 {
@@ -795,10 +851,11 @@ static void destroy_all(const struct zi_daemon *d)
 static void storm(void **state)
 {
     static const unsigned reached[] = {
-        ZP_JOB_OPEN, ZP_UNIT_DEFINE, ZP_SHARD_REGISTER, ZP_READY, ZP_WRITE, ZP_FETCH,
-        ZP_PUSH,     ZP_NORMS,       ZP_NOTE_PUT,       ZP_STEP,  ZP_SKIP,  ZP_JOB_CLOSE,
-        ZP_COMMIT,   ZP_SNAPSHOT,    ZP_CLONE,          ZP_FSCK,  ZP_DF,    ZP_READER_OPEN,
-        ZP_SCRUB,    ZP_TOP,         ZP_JOB_DESTROY
+        ZP_JOB_OPEN,  ZP_UNIT_DEFINE, ZP_SHARD_REGISTER, ZP_READY,    ZP_WRITE,
+        ZP_FETCH,     ZP_PUSH,        ZP_NORMS,          ZP_NOTE_PUT, ZP_STEP,
+        ZP_SKIP,      ZP_JOB_CLOSE,   ZP_COMMIT,         ZP_SNAPSHOT, ZP_CLONE,
+        ZP_FSCK,      ZP_DF,          ZP_READER_OPEN,    ZP_SCRUB,    ZP_TOP,
+        ZP_JOB_SHARE, ZP_STEP_BEGIN,  ZP_JOB_DESTROY
     };
     const char *seed_text = getenv("ZSHARD_SEED"), *rounds_text = getenv("ZSHARD_ROUNDS");
     unsigned long rounds = rounds_text && *rounds_text ? strtoul(rounds_text, NULL, 10) : 30000;
@@ -840,6 +897,9 @@ static void storm(void **state)
         zi_raw_alive(&clients[i].raw);
         zi_raw_close(&clients[i].raw);
     }
+    print_message("%llu pages stepped early since the last restart, %llu of them undone\n",
+                  (unsigned long long)counter(&d, "pages_early"),
+                  (unsigned long long)counter(&d, "pages_undone"));
     destroy_all(&d);
     (void)zi_await_used(&d, host, nvme, 2000);
     for (unsigned waited = 0; zi_files(&d) > files; waited++) {
