@@ -346,12 +346,13 @@ void zsd_unplace(struct zsd_job *job)
         job->core->host.used[use] -= job->host_held.used[use];
         job->host_held.used[use] = 0;
     }
-    if (job->saved && !zsd_saved_kept(job->saved) && !job->saved->doubt) {
+    if (job->saved && !zsd_saved_kept(job->saved) && !job->saved->doubt && !job->saved->gone) {
         zsd_nvme_unpromise(job->core, &job->saved->nvme_held, &job->saved->promise);
     } else if (job->saved) {
         struct zb_err err = { 0 };
 
-        (void)zsd_saved_reserve(job->saved, &err); /* it shrinks; or keeps what it has */
+        /* it shrinks; or keeps what it has, as one that was destroyed does: readers may hold it */
+        (void)zsd_saved_reserve(job->saved, &err);
     } else if (job->promise) {
         zsd_nvme_unpromise(job->core, &job->nvme_held, job->promise);
         free(job->promise);

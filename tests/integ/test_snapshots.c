@@ -460,6 +460,34 @@ static void refused(void **state)
     zi_stop(&d);
 }
 
+/* Who reads the commit of a job that is destroyed keeps its places: they are nobody else's, however
+ * much a new job of the same cut takes. */
+static void read_and_destroyed(void **state)
+{
+    for (unsigned place = 0; place < SV_PLACES; place++) {
+        struct zi_daemon d = { 0 };
+        struct zi_rank r;
+        struct zc_reader reader;
+        struct zc_client *c;
+
+        (void)state;
+        sv_begin(&r, 1, &d, place);
+        sv_step(&r, 1, 1, ZC_COMMIT_STEP);
+        zi_close(&r, 1);
+        c = zi_client(&d);
+        assert_int_equal(zc_reader_open_wait(c, sv_name, NULL, 65536, &reader), 0);
+        assert_int_equal(zc_job_destroy_wait(c, sv_name), 0);
+        sv_open(&r, 1, &d, place);
+        for (uint64_t number = 1; number <= 3; number++)
+            sv_step(&r, 1, number, ZC_COMMIT_STEP);
+        assert_int_equal(zc_reader_read_wait(c, reader.id, 0, ZC_MASTER, 0, 1, reader.staging), 0);
+        assert_int_equal(zc_reader_close_wait(c, reader.id), 0);
+        zi_close(&r, 1);
+        zc_close(c);
+        zi_stop(&d);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -468,6 +496,7 @@ int main(void)
         cmocka_unit_test_teardown(killed, zi_teardown),
         cmocka_unit_test_teardown(offline, zi_teardown),
         cmocka_unit_test_teardown(of_the_next, zi_teardown),
+        cmocka_unit_test_teardown(read_and_destroyed, zi_teardown),
         cmocka_unit_test_teardown(refused, zi_teardown),
     };
 
