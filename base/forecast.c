@@ -219,6 +219,24 @@ static int forecast_check(const struct zb_run *run, const struct zb_node *node, 
     return 0;
 }
 
+/* A node has more than the daemon takes of a job. */
+static int forecast_shards(const struct zb_run *run, uint32_t local, struct zb_err *err)
+{
+    uint32_t world = zb_mode_world(run->mode, run->ranks, run->nodes);
+    uint64_t n = 0;
+
+    for (uint32_t u = 0; u < run->model->nunits; u++) {
+        uint64_t slice, first, count;
+
+        zb_slice(run->model->units[u], world, 0, &slice, &first, &count);
+        n += zb_min_u64(local, zb_div_up(run->model->units[u], slice));
+    }
+    if (n <= ZB_SHARDS_MAX)
+        return 0;
+    return zb_fail(err, -EINVAL, "%llu shards on a node, of %u units and %u ranks: at most %u",
+                   (unsigned long long)n, run->model->nunits, local, ZB_SHARDS_MAX);
+}
+
 /* What is whole on each rank is its own; of what is cut, it keeps its slices with the daemon. */
 static void forecast_rank(const struct zb_run *run, const struct zb_node *node,
                           struct zb_forecast *f, uint64_t *ret_slice)
@@ -533,6 +551,9 @@ int zb_forecast(const struct zb_run *run, const struct zb_node *node, struct zb_
         return rc;
     ret->params = run->model->params;
     ret->local = run->ranks / run->nodes;
+    rc = forecast_shards(run, ret->local, err);
+    if (rc < 0)
+        return rc;
     forecast_rank(run, node, ret, &slice);
     forecast_engine(run, ret);
     for (enum zb_plane p = 0; p < ZB_PLANES; p++)

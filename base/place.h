@@ -33,6 +33,7 @@
 
 /* Streamed parameters: so many of one rank can be pinned at one time, whichever they are. */
 #define ZB_RING_PINS       3u
+#define ZB_SHARDS_MAX      (1u << 20) /* of one job on a node */
 #define ZB_BUFFERS_DEFAULT 32u
 #define ZB_BUFFERS_MAX     1024u
 

@@ -272,7 +272,7 @@ static int shard_add(struct zsd_job *job, uint32_t rank, const Zp__Range *q, str
     if (shard_check(job, q, err) < 0)
         return err->code;
     unit = job->units[q->unit];
-    if (job->nshards >= ZSD_SHARDS_MAX)
+    if (job->nshards >= ZB_SHARDS_MAX)
         return zb_fail(err, -ENOSPC, "job '%s' has %u shards, which is the limit", job->name,
                        job->nshards);
     if (job->nshards == job->shards_room) {

@@ -44,7 +44,6 @@
 #include "kernels/zk_page.h"
 #include "proto/frame.h"
 
-#define ZSD_SHARDS_MAX (1u << 20) /* of one job */
 #define ZSD_TENSORS_MAX \
     (1u << 18) /* of one job, in all units: what their names take stays below 64 MiB */
 

@@ -442,7 +442,7 @@ int zsd_record_get_version(const struct zn_key *key, const void *bytes, size_t l
     head.world = get_u32(&r);
     head.nrows = get_u32(&r);
     get_check(&r, head.applied <= head.iterations && head.world >= 1 &&
-                      head.world <= ZP_WORLD_MAX && head.nrows <= ZSD_SHARDS_MAX &&
+                      head.world <= ZP_WORLD_MAX && head.nrows <= ZB_SHARDS_MAX &&
                       r.left == (size_t)head.nrows * sizeof(uint64_t));
     if (r.bad)
         return reader_end(&r, "a version", err);

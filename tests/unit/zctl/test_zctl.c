@@ -199,6 +199,7 @@ static const struct {
     { "plan --params 1G --host-bytes 1X", 2, "host_bytes: '1X'" },
     { "plan --params 1G --host-bytes 1G --drive-read fast", 2, "drive_read: 'fast'" },
     { "plan --params 1G --host-bytes 1G --page-elems 5", 2, "pages of 5 elements" },
+    { "plan --params 1T --units 1000000 --ranks 2 --host-bytes 1G", 2, "2000000 shards on a node" },
     { "plan --params 1G --node /nowhere/n", 4, "/nowhere/n" },
     { "plan --index /nowhere/x.safetensors", 4, "/nowhere/x" },
     { "plan --params 1M --host-bytes 1G --measure /nowhere", 4, "/nowhere" },
