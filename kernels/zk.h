@@ -127,16 +127,22 @@ struct zk_params {
  * random bits are a function of the step, the moment and the element's place in its unit: so they
  * too are the same everywhere. What is representable comes back exactly, whatever the bits.
  *
- *     noise(key, i)  x = i * 0x9e3779b9 ^ key; x ^= x >> 16; x *= 0x7feb352d; x ^= x >> 15;
- *                    x *= 0x846ca68b; x ^= x >> 16                            mod 2^32; i in the
- * block bf16           (bits + (noise >> 16)) >> 16; NaN is 0x7fc0 8 bits         each ZB_Q8_GROUP
- * elements have a scale: the largest finite magnitude among them, rounded up to 4 significant bits,
- * at most 1.875 * 2^127. An element's magnitude is rounded to 4 significant bits, r = (bits +
- * (noise >> 12)) >> 20 and at most the scale's s = bits >> 20, and stored as how far below the
- * scale it is: unsigned   code = 254 - (s - r), at least 1; 0 is zero, 255 NaN signed     code =
- * 126 - (s - r), below 1 zero; 127 NaN; and a sign, bit 7 So unsigned ones reach 31 powers of two
- * below the scale, signed ones 15, with a relative error below an eighth. Infinity becomes NaN; an
- * unsigned moment drops its sign.
+ *     noise(key, i)  of element i of the block, mod 2^32:
+ *                    x = i * 0x9e3779b9 ^ key; x ^= x >> 16; x *= 0x7feb352d;
+ *                    x ^= x >> 15; x *= 0x846ca68b; x ^= x >> 16
+ *
+ *     bf16           (bits + (noise >> 16)) >> 16; NaN is 0x7fc0
+ *
+ *     8 bits         each ZB_Q8_GROUP elements have a scale: the largest finite magnitude
+ *                    among them, rounded up to 4 significant bits, at most 1.875 * 2^127.
+ *                    An element's magnitude is rounded to 4 significant bits,
+ *                    r = (bits + (noise >> 12)) >> 20 and at most the scale's s = bits >> 20,
+ *                    and stored as how far below the scale it is:
+ *                    unsigned  code = 254 - (s - r), at least 1; 0 is zero, 255 NaN
+ *                    signed    code = 126 - (s - r), below 1 zero; 127 NaN; and a sign, bit 7
+ *
+ * So unsigned ones reach 31 powers of two below the scale, signed ones 15, with a relative error
+ * below an eighth. Infinity becomes NaN; an unsigned moment drops its sign.
  */
 
 /** b^t in double by repeated squaring, from the lowest bit of t up: the same bits everywhere. */
