@@ -281,6 +281,8 @@ int zsd_commit_check(const struct zsd_job *job, struct zb_err *err)
         return zb_fail(err, -EINVAL, "job '%s' is not durable: it was opened without", job->name);
     if (store->poisoned.code != 0)
         return zb_fail(err, store->poisoned.code, "%s", store->poisoned.text);
+    if (!zsd_job_live(job)) /* a skip asks for none */
+        return zb_fail(err, -EAGAIN, "job '%s' has no initial values yet", job->name);
     if (job->saved->prepared)
         return zb_fail(err, -EBUSY, "job '%s' has step %llu prepared, and it is not resolved",
                        job->name, (unsigned long long)job->saved->prepared->iterations);

@@ -735,6 +735,29 @@ static void refused(void **state)
     zi_stop(&d);
 }
 
+/* A skip needs no gradients, and no values either: but nothing can be committed then. */
+static void nothing_to_commit(void **state)
+{
+    for (unsigned place = 0; place < SV_PLACES; place++) {
+        struct zc_job_options o = sv_job(place);
+        struct zc_stepped stepped = { 0 };
+        struct zi_daemon d = { 0 };
+        struct zi_rank r;
+
+        (void)state;
+        zi_start(&d, sv_options);
+        zi_job(&r, 1, &d, &o, sv_units, SV_UNITS);
+        assert_int_equal(zc_skip_wait(r.c, r.job.id, 1, ZC_COMMIT_STEP, 0, &stepped), 0);
+        assert_int_equal(stepped.iterations, 1);
+        assert_int_equal(stepped.commit_code, -EAGAIN);
+        sv_fill(&r, 1);
+        assert_int_equal(zc_skip_wait(r.c, r.job.id, 2, ZC_COMMIT_STEP, 0, &stepped), 0);
+        assert_int_equal(stepped.commit_code, 0);
+        zi_close(&r, 1);
+        zi_stop(&d);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -744,6 +767,7 @@ int main(void)
         cmocka_unit_test_teardown(trainers_that_die, zi_teardown),
         cmocka_unit_test_teardown(two_phases, zi_teardown),
         cmocka_unit_test_teardown(a_first_that_is_dropped, zi_teardown),
+        cmocka_unit_test_teardown(nothing_to_commit, zi_teardown),
         cmocka_unit_test_teardown(a_first_that_is_dropped_on_return, zi_teardown),
         cmocka_unit_test_teardown(on_request_and_destroyed, zi_teardown),
         cmocka_unit_test_teardown(taken_over, zi_teardown),
