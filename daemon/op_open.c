@@ -264,6 +264,19 @@ static int open_stale(const Zp__JobOpen *q, uint64_t epoch, struct zb_err *err)
                    q->name, (unsigned long long)epoch, q->rank, (unsigned long long)q->epoch);
 }
 
+/* A job has one optimizer and one form of its moments for as long as it lives. */
+static int open_trains(const Zp__JobOpen *q, enum zb_optimizer optimizer, enum zb_moments moments,
+                       struct zb_err *err)
+{
+    if (q->optimizer == optimizer && open_moments(q) == moments)
+        return 0;
+    return zb_fail(
+        err, -EINVAL,
+        "rank %u opens job '%s' for %s with %s moments, and it is trained by %s with %s moments",
+        q->rank, q->name, zb_optimizer_name(q->optimizer), zb_moments_name(open_moments(q)),
+        zb_optimizer_name(optimizer), zb_moments_name(moments));
+}
+
 /* May this rank join a job that exists? */
 static int open_join(struct zsd_job *job, const Zp__JobOpen *q, uid_t uid, struct zb_err *err)
 {
@@ -284,13 +297,8 @@ static int open_join(struct zsd_job *job, const Zp__JobOpen *q, uid_t uid, struc
     if (zsd_member_by_rank(job, q->rank))
         return zb_fail(err, q->attach ? -EBUSY : -EEXIST,
                        "job '%s' exists already: its rank %u is taken", q->name, q->rank);
-    if (q->optimizer != job->optimizer || open_moments(q) != job->moments)
-        return zb_fail(
-            err, -EINVAL,
-            "rank %u opens job '%s' for %s with %s moments, and it is trained by %s with "
-            "%s moments",
-            q->rank, q->name, zb_optimizer_name(q->optimizer), zb_moments_name(open_moments(q)),
-            zb_optimizer_name(job->optimizer), zb_moments_name(job->moments));
+    if (open_trains(q, job->optimizer, job->moments, err) < 0)
+        return -EINVAL;
     if (q->keep != job->keep || q->durable != job->durable || q->groups != job->groups ||
         (forming && (q->offload_param != job->offload_param ||
                      q->offload_optimizer != job->offload_optimizer ||
@@ -427,6 +435,8 @@ static int open_find(struct zsd_req *req, const Zp__JobOpen *q, struct zsd_saved
     if (saved && (!q->keep || !q->durable || q->groups != saved->groups))
         return zb_fail(err, -EINVAL, "job '%s' is kept, durable, and has %u parameter groups",
                        q->name, saved->groups);
+    if (saved && open_trains(q, saved->optimizer, saved->moments, err) < 0)
+        return -EINVAL;
     if (saved && q->takeover)
         saved->epoch++;
     else if (saved && q->epoch != 0 && q->epoch != saved->epoch)
@@ -464,6 +474,8 @@ static void open_run(struct zsd_req *req, const Zp__JobOpen *q)
     job = zsd_job_by_name(core, q->name);
     if (job && q->attach && q->takeover && job->keep && job->uid == req->conn->uid &&
         (job->again || job->state >= ZSD_LOADING)) {
+        if (open_trains(q, job->optimizer, job->moments, &err) < 0)
+            goto refuse; /* before who trains it is cut off */
         open_takeover(job);
         job = zsd_job_by_name(core, q->name); /* it may have ended */
     }

@@ -14,19 +14,30 @@
 static const struct zc_tensor frozen[] = {
     { "frozen", 0, 1, { 3 * PAGE }, ZC_GROUP_FROZEN },
 };
+/* What is of no tensor is not stepped: the first elements of u4. */
+static const struct zc_tensor t0[] = { { "t0", 0, 1, { 7 * PAGE + 100 }, 0 } };
+static const struct zc_tensor t1[] = { { "t1", 0, 1, { 12 * PAGE }, 0 } };
+static const struct zc_tensor t3[] = { { "t3", 0, 1, { 100 }, 0 } };
+static const struct zc_tensor t4[] = { { "t4", 10, 1, { 9 * PAGE - 9 }, 0 } };
 
-const struct zc_unit sv_units[SV_UNITS] = {
-    { 0, "u0", 7 * PAGE + 100, ZC_F32, ZC_F32, false, NULL, 0 },
-    { 1, "u1", 12 * PAGE, ZC_BF16, ZC_F32, false, NULL, 0 },
+static const struct zc_unit usual_units[SV_UNITS] = {
+    { 0, "u0", 7 * PAGE + 100, ZC_F32, ZC_F32, false, t0, 1 },
+    { 1, "u1", 12 * PAGE, ZC_BF16, ZC_F32, false, t1, 1 },
     { 2, "u2", 3 * PAGE, ZC_F32, ZC_F32, true, frozen, 1 },
-    { 3, "u3", 100, ZC_BF16, ZC_F32, false, NULL, 0 },
-    { 4, "u4", 9 * PAGE + 1, ZC_BF16, ZC_F32, false, NULL, 0 },
+    { 3, "u3", 100, ZC_BF16, ZC_F32, false, t3, 1 },
+    { 4, "u4", 9 * PAGE + 1, ZC_BF16, ZC_F32, false, t4, 1 },
 };
+
+const struct zc_unit *sv_units = usual_units;
 
 static const enum zc_what whats[SV_WHATS] = { ZC_PARAM, ZC_MASTER, ZC_EXP_AVG, ZC_EXP_AVG_SQ };
-const struct zc_group sv_groups[SV_GROUPS] = {
-    { .lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.01 }
-};
+const struct zc_group sv_groups[SV_GROUPS] = { { .lr = 0.1,
+                                                 .beta1 = 0.9,
+                                                 .beta2 = 0.99,
+                                                 .eps = 1e-8,
+                                                 .weight_decay = 0.01,
+                                                 .momentum = 0.5,
+                                                 .lr_decay = 0.1 } };
 
 const struct sv_place sv_places[SV_PLACES] = {
     { "resident", 0, "uring" },
@@ -36,6 +47,8 @@ const struct sv_place sv_places[SV_PLACES] = {
 };
 
 const char *sv_name = "job";
+enum zc_optimizer sv_optimizer = ZC_ADAMW;
+enum zc_moments sv_moments = ZC_MOMENTS_F32;
 
 const char *sv_options[] = {
     "--host-bytes", "32M",          "--nvme-bytes", "24M",  "--page-elems", "8192", "--ring-bytes",
@@ -49,6 +62,8 @@ struct zc_job_options sv_job(unsigned place)
                                     .groups = 1,
                                     .keep = true,
                                     .durable = true,
+                                    .optimizer = sv_optimizer,
+                                    .moments = sv_moments,
                                     .host_bytes_max = sv_places[place].host_bytes_max };
 }
 
@@ -115,8 +130,9 @@ static uint64_t padded(unsigned u)
 
 static bool has(unsigned u, unsigned w)
 {
-    return !sv_units[u].frozen || whats[w] == ZC_PARAM ||
-           (whats[w] == ZC_MASTER && sv_units[u].dtype == ZC_F32);
+    if (!sv_units[u].frozen)
+        return whats[w] != ZC_EXP_AVG_SQ || zb_moment_name((enum zb_optimizer)sv_optimizer, 1);
+    return whats[w] == ZC_PARAM || (whats[w] == ZC_MASTER && sv_units[u].dtype == ZC_F32);
 }
 
 void sv_dump_free(struct sv_dump *d)
@@ -130,7 +146,7 @@ void sv_dump_free(struct sv_dump *d)
 static void dump_shard(struct sv_dump *d, struct zi_rank *r, unsigned u, unsigned w)
 {
     uint64_t page = zc_server(r->c)->page_elems, count = r->ranges[u].count;
-    size_t bytes = whats[w] == ZC_PARAM && sv_units[u].dtype == ZC_BF16 ? 2 : 4;
+    size_t bytes = whats[w] == ZC_PARAM && sv_units[u].dtype != ZC_F32 ? 2 : 4;
 
     for (uint64_t first = 0, n; first < count; first += n) {
         n = zb_min_u64(STAGING / 4 / page * page, count - first);

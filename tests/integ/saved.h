@@ -17,7 +17,7 @@
 #define SV_BUFFER    (8192 * ZI_BUFFER_BYTES) /* of --ring-bytes */
 
 /* Odd sizes: less than a block, whole pages, pages and a tail; one that never changes. */
-extern const struct zc_unit sv_units[SV_UNITS];
+extern const struct zc_unit *sv_units; /* SV_UNITS of them; a test may have others */
 extern const struct zc_group sv_groups[SV_GROUPS];
 
 /* Everything resident; all streamed but for the ring; and about half and half. */
@@ -31,9 +31,12 @@ extern const struct sv_place sv_places[SV_PLACES];
 /** Of the daemon. */
 extern const char *sv_options[];
 #define SV_OPTION_NVME 3 /* the value of --nvme-bytes */
+#define SV_OPTION_PAGE 5 /* of --page-elems */
 
-/** Of the job; "job" unless a test says otherwise. */
+/** Of the job; "job", AdamW and fp32 unless a test says otherwise. */
 extern const char *sv_name;
+extern enum zc_optimizer sv_optimizer;
+extern enum zc_moments sv_moments;
 
 /* What a job holds, by unit and element: whoever has it. */
 struct sv_dump {
