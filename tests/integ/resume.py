@@ -17,10 +17,10 @@ PAGES = ["--page-elems", "4096", "--host-bytes", "64M", "--nvme-bytes", "64M"]
 class KeptRun:
     """One job and its files, whatever happens to the processes."""
 
-    def __init__(self, steps, ranks=2, commit_every=5, dtype="bf16", sockets=None):
+    def __init__(self, steps, ranks=2, commit_every=5, dtype="bf16", sockets=None, flags=()):
         self.steps, self.ranks, self.commit_every = steps, ranks, commit_every
         self.sockets = sockets
-        self.model = [*MODEL, "--dtype", dtype]
+        self.model = [*MODEL, "--dtype", dtype, *flags]
         self.folder = tempfile.mkdtemp(prefix="zshard-resume-")
         self.jsonl = os.path.join(self.folder, "jsonl")
         self.weights = os.path.join(self.folder, "weights")
