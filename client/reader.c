@@ -48,6 +48,10 @@ int zc_reader_reply_open(struct zc_client *c, struct zc_call *call, const Protob
 
     if (r->reader == 0)
         return zc_fail(c, -EPROTO, "a reader without a number");
+    if (!zb_optimizer_name((enum zb_optimizer)r->optimizer) ||
+        (r->moments != 0 && !zb_moments_name((enum zb_moments)r->moments)))
+        return zc_fail(c, -EPROTO, "a job of optimizer %u with moments %u", r->optimizer,
+                       r->moments);
     rc = zc_map_open(c, &c->reader, "reader", fds[0], r->staging_bytes, true);
     if (rc < 0)
         return rc;
@@ -58,7 +62,8 @@ int zc_reader_reply_open(struct zc_client *c, struct zc_call *call, const Protob
                                .groups = r->groups,
                                .world = r->world,
                                .optimizer = (enum zc_optimizer)r->optimizer,
-                               .moments = (enum zc_moments)r->moments,
+                               .moments = r->moments == 0 ? ZC_MOMENTS_F32
+                                                          : (enum zc_moments)r->moments,
                                .staging = c->reader.base,
                                .staging_bytes = c->reader.bytes };
     return 0;
@@ -170,6 +175,9 @@ int zc_reader_reply_unit(struct zc_client *c, struct zc_call *call, const Protob
     (void)fds;
     if (!zp_name_valid(r->name) || zb_dtype_bytes((enum zb_dtype)r->dtype) == 0)
         return zc_fail(c, -EPROTO, "a unit '%.32s' of dtype %u", r->name, r->dtype);
+    if (!r->frozen && zb_dtype_bytes((enum zb_dtype)r->grad_dtype) == 0)
+        return zc_fail(c, -EPROTO, "a unit '%.32s' with gradients of dtype %u", r->name,
+                       r->grad_dtype);
     for (size_t i = 0; rc == 0 && i < r->n_tensors; i++)
         rc = parts_tensor(c, parts, r->tensors[i]);
     if (rc == 0 && r->cursor != 0 && (r->n_tensors == 0 || r->cursor != parts->ntensors))

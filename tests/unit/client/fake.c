@@ -152,6 +152,7 @@ static void answer_reader_open(struct fake *f, const struct zp_frame *frame)
     m.units = 2;
     m.groups = 3;
     m.world = 4;
+    m.optimizer = 1;
     m.staging_bytes = FAKE_STAGING;
     answer_with_memory(f, frame, &m.base, FAKE_STAGING);
 }

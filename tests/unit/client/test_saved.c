@@ -467,8 +467,11 @@ enum lie {
     POINT_OF_NO_KIND,
     COMMIT_CODE,
     NO_READER,
+    NO_OPTIMIZER,
+    NO_MOMENTS,
     UNIT_NAME,
     UNIT_DTYPE,
+    UNIT_GRAD_DTYPE,
     TENSOR_DIMS,
     TENSOR_NAME,
     CURSOR_WITHOUT_TENSORS,
@@ -486,8 +489,11 @@ static const struct lie_case {
     { "a point of no kind", ZP_JOB_OPEN, POINT_OF_NO_KIND, "kind 4" },
     { "a positive commit code", ZP_SKIP, COMMIT_CODE, "code 5" },
     { "a reader without a number", ZP_READER_OPEN, NO_READER, "without a number" },
+    { "a reader of no optimizer", ZP_READER_OPEN, NO_OPTIMIZER, "optimizer 0" },
+    { "a reader of no moments", ZP_READER_OPEN, NO_MOMENTS, "moments 4" },
     { "a unit without a name", ZP_READER_UNIT, UNIT_NAME, "a unit ''" },
     { "a unit of no dtype", ZP_READER_UNIT, UNIT_DTYPE, "dtype 9" },
+    { "gradients of no dtype", ZP_READER_UNIT, UNIT_GRAD_DTYPE, "gradients of dtype 4" },
     { "a tensor of 9 dimensions", ZP_READER_UNIT, TENSOR_DIMS, "9 dimensions" },
     { "a tensor without a name", ZP_READER_UNIT, TENSOR_NAME, "a tensor ''" },
     { "no tensors, and more to come", ZP_READER_UNIT, CURSOR_WITHOUT_TENSORS, "0 tensors" },
@@ -503,6 +509,7 @@ static void lie_unit(struct fake *f, const struct zp_frame *frame, enum lie lie)
 
     m.name = TEXT(lie == UNIT_NAME ? "" : "unit");
     m.dtype = lie == UNIT_DTYPE ? 9 : 1;
+    m.grad_dtype = lie == UNIT_GRAD_DTYPE ? 4 : 1;
     tensor.name = TEXT(lie == TENSOR_NAME ? "" : "w");
     tensor.dims = dims;
     tensor.n_dims = lie == TENSOR_DIMS ? 9 : 1;
@@ -550,6 +557,9 @@ static bool lie_fn(struct fake *f, const struct zp_frame *frame, const uint8_t *
         fake_reply(f, frame, &step.base, -1);
         break;
     case ZP_READER_OPEN:
+        reader.reader = x->lie == NO_READER ? 0 : FAKE_READER;
+        reader.optimizer = x->lie == NO_OPTIMIZER ? 0 : 1;
+        reader.moments = x->lie == NO_MOMENTS ? 4 : 1;
         fd = fake_memfd(0, F_SEAL_SHRINK);
         fake_reply(f, frame, &reader.base, fd);
         zb_close_fd(&fd);
