@@ -331,7 +331,7 @@ static void page_locate(struct zsd_pageop *op)
         op->param = zsd_page_at(s, ZB_PARAM, op->spec.page);
     if (op->param && op->spec.kind != ZSD_PAGE_EARLY)
         op->page.param = op->param;
-    else
+    else if (op->buffer) /* PUBLISH has none */
         state_buffer += zsd_page_bytes(s, ZB_PARAM, op->spec.page);
     if (op->io[1].streamed)
         op->page.state = state_buffer;
