@@ -29,6 +29,7 @@
 
 #include "base/size.h"
 #include "base/util.h"
+#include "bench/job.h"
 #include "bench/process.h"
 #include "client/zclient.h"
 
@@ -55,27 +56,12 @@ static int commit_failed(struct commit_bench *b, int rc)
     return zb_fail(&b->z->err, rc, "%s", b->c ? zc_error(b->c) : zc_strerror(rc));
 }
 
-/* In parts that fit staging: initial values (step 0), or a gradient. */
+/* Initial values (step 0), or a gradient. */
 static int commit_send(struct commit_bench *b, uint32_t unit, uint64_t step)
 {
-    uint64_t page = zc_server(b->c)->page_elems;
-    uint64_t room = COMMIT_STAGING / sizeof(float) / page * page;
+    int rc = zbench_send(b->c, &b->job, b->ids[unit], b->count, ZC_BF16, step);
 
-    for (uint64_t first = 0; first < b->count; first += room) {
-        uint64_t n = zb_min_u64(room, b->count - first);
-        struct zc_push push = { .shard = b->ids[unit],
-                                .step = step,
-                                .dtype = ZC_BF16,
-                                .first = first,
-                                .count = n,
-                                .staged = b->job.staging };
-        int rc = step == 0 ? zc_write_wait(b->c, b->ids[unit], ZC_MASTER, first, n, b->job.staging)
-                           : zc_push_wait(b->c, &push);
-
-        if (rc < 0)
-            return commit_failed(b, rc);
-    }
-    return 0;
+    return rc < 0 ? commit_failed(b, rc) : 0;
 }
 
 static int commit_open(struct commit_bench *b, bool streamed)
@@ -98,15 +84,7 @@ static int commit_open(struct commit_bench *b, bool streamed)
         return commit_failed(b, rc);
     memset(b->job.staging, 0, b->job.staging_bytes);
     for (uint32_t u = 0; u < COMMIT_UNITS; u++) {
-        const struct zc_range range = { .unit = u, .count = b->count };
-        char name[16];
-        struct zc_unit unit = {
-            .index = u, .name = name, .elems = b->count, .dtype = ZC_BF16, .grad_dtype = ZC_BF16
-        };
-
-        (void)snprintf(name, sizeof(name), "u%u", u);
-        if ((rc = zc_unit_define_wait(b->c, b->job.id, &unit)) < 0 ||
-            (rc = zc_register_wait(b->c, b->job.id, &range, 1, &b->ids[u])) < 0)
+        if ((rc = zbench_unit_whole(b->c, b->job.id, u, b->count, ZC_BF16, &b->ids[u])) < 0)
             return commit_failed(b, rc);
     }
     if ((rc = zc_ready_wait(b->c, b->job.id, NULL, 0, &placement)) < 0)

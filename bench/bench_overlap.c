@@ -23,6 +23,7 @@
 #include "base/place.h"
 #include "base/size.h"
 #include "base/util.h"
+#include "bench/job.h"
 #include "bench/process.h"
 #include "bench/zbench.h"
 #include "client/zclient.h"
@@ -122,20 +123,7 @@ static int overlap_open(struct overlap_bench *b, const struct overlap_case *c)
         return overlap_failed(b, rc);
     memset(b->job.staging, 0, b->job.staging_bytes);
     for (uint32_t u = 0; u < OVERLAP_UNITS; u++) {
-        const struct zc_range range = { .unit = u, .count = b->unit };
-        char name[16];
-        const struct zc_tensor tensor = { .name = name, .ndims = 1, .dims = { b->unit } };
-        const struct zc_unit unit = { .index = u,
-                                      .name = name,
-                                      .elems = b->unit,
-                                      .dtype = ZC_BF16,
-                                      .grad_dtype = ZC_F32,
-                                      .tensors = &tensor,
-                                      .ntensors = 1 };
-
-        (void)snprintf(name, sizeof(name), "u%u", u);
-        if ((rc = zc_unit_define_wait(b->c, b->job.id, &unit)) < 0 ||
-            (rc = zc_register_wait(b->c, b->job.id, &range, 1, &b->ids[u])) < 0)
+        if ((rc = zbench_unit_whole(b->c, b->job.id, u, b->unit, ZC_F32, &b->ids[u])) < 0)
             return overlap_failed(b, rc);
     }
     rc = zc_ready_wait(b->c, b->job.id, NULL, 0, &placement);

@@ -26,6 +26,7 @@
 #include "base/measure.h"
 #include "base/size.h"
 #include "base/util.h"
+#include "bench/job.h"
 #include "bench/process.h"
 #include "client/zclient.h"
 
@@ -120,25 +121,12 @@ static int plan_predict(struct plan_bench *b, const struct plan_case *c, double 
 
 /* ---- the job */
 
+/* Initial values (step 0), or a gradient. */
 static int plan_send(struct plan_bench *b, uint32_t unit, uint64_t step)
 {
-    uint64_t piece = zb_piece_elems(b->model.units[0], b->node.page_elems);
+    int rc = zbench_send(b->c, &b->job, b->ids[unit], b->model.units[unit], ZC_F32, step);
 
-    for (uint64_t first = 0; first < b->model.units[0]; first += piece) {
-        uint64_t n = zb_min_u64(piece, b->model.units[0] - first);
-        struct zc_push push = { .shard = b->ids[unit],
-                                .step = step,
-                                .dtype = ZC_F32,
-                                .first = first,
-                                .count = n,
-                                .staged = b->job.staging };
-        int rc = step == 0 ? zc_write_wait(b->c, b->ids[unit], ZC_MASTER, first, n, b->job.staging)
-                           : zc_push_wait(b->c, &push);
-
-        if (rc < 0)
-            return plan_failed(b, rc);
-    }
-    return 0;
+    return rc < 0 ? plan_failed(b, rc) : 0;
 }
 
 static int plan_open(struct plan_bench *b)
@@ -153,20 +141,7 @@ static int plan_open(struct plan_bench *b)
         return plan_failed(b, rc);
     memset(b->job.staging, 0, b->job.staging_bytes);
     for (uint32_t u = 0; u < PLAN_UNITS; u++) {
-        const struct zc_range range = { .unit = u, .count = b->model.units[u] };
-        char name[16];
-        struct zc_unit unit = { .index = u,
-                                .name = name,
-                                .elems = b->model.units[u],
-                                .dtype = ZC_BF16,
-                                .grad_dtype = ZC_F32 };
-        struct zc_tensor tensor = { .name = name, .ndims = 1, .dims = { b->model.units[u] } };
-
-        (void)snprintf(name, sizeof(name), "u%u", u);
-        unit.tensors = &tensor;
-        unit.ntensors = 1;
-        if ((rc = zc_unit_define_wait(b->c, b->job.id, &unit)) < 0 ||
-            (rc = zc_register_wait(b->c, b->job.id, &range, 1, &b->ids[u])) < 0)
+        if ((rc = zbench_unit_whole(b->c, b->job.id, u, b->model.units[u], ZC_F32, &b->ids[u])) < 0)
             return plan_failed(b, rc);
     }
     if ((rc = zc_ready_wait(b->c, b->job.id, NULL, 0, &placement)) < 0)

@@ -31,6 +31,7 @@
 
 #include "base/size.h"
 #include "base/util.h"
+#include "bench/job.h"
 #include "bench/process.h"
 #include "client/zclient.h"
 
@@ -82,24 +83,10 @@ static bool client_owns(const struct client *x, uint32_t unit)
     return unit % x->world == x->rank;
 }
 
-/* In parts that fit staging: initial values (step 0), or a gradient. */
+/* Initial values (step 0), or a gradient. */
 static void client_send(struct client *x, uint32_t unit, uint64_t step)
 {
-    uint64_t page = zc_server(x->c)->page_elems;
-    uint64_t room = SHARE_STAGING / sizeof(float) / page * page;
-
-    for (uint64_t first = 0; first < x->count; first += room) {
-        struct zc_push push = { .shard = x->ids[unit],
-                                .step = step,
-                                .dtype = ZC_BF16,
-                                .first = first,
-                                .count = zb_min_u64(room, x->count - first),
-                                .staged = x->opened.staging };
-
-        client_check(x, step == 0 ? zc_write_wait(x->c, x->ids[unit], ZC_MASTER, first, push.count,
-                                                  x->opened.staging)
-                                  : zc_push_wait(x->c, &push));
-    }
+    client_check(x, zbench_send(x->c, &x->opened, x->ids[unit], x->count, ZC_BF16, step));
 }
 
 static void client_open(struct client *x)
@@ -121,13 +108,8 @@ static void client_open(struct client *x)
     memset(x->opened.staging, 0, x->opened.staging_bytes);
     for (uint32_t u = 0; u < SHARE_UNITS; u++) {
         const struct zc_range range = { .unit = u, .count = x->count };
-        char name[16];
-        struct zc_unit unit = {
-            .index = u, .name = name, .elems = x->count, .dtype = ZC_BF16, .grad_dtype = ZC_BF16
-        };
 
-        (void)snprintf(name, sizeof(name), "u%u", u);
-        client_check(x, zc_unit_define_wait(x->c, x->opened.id, &unit));
+        client_check(x, zbench_unit(x->c, x->opened.id, u, x->count, ZC_BF16));
         if (client_owns(x, u))
             client_check(x, zc_register_wait(x->c, x->opened.id, &range, 1, &x->ids[u]));
     }

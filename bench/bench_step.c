@@ -42,6 +42,7 @@
 #include "base/size.h"
 #include "base/util.h"
 #include "bench/fio.h"
+#include "bench/job.h"
 #include "bench/process.h"
 #include "client/zclient.h"
 #include "kernels/zk_page.h"
@@ -275,26 +276,12 @@ static int loop_measure(struct step_bench *b, uint64_t rate, double *ret_s)
 
 /* ---- the job */
 
-/* In parts that fit staging: initial values (step 0), or a gradient. */
+/* Initial values (step 0), or a gradient. */
 static int step_send(struct step_bench *b, uint32_t unit, uint64_t step)
 {
-    uint64_t room = STEP_STAGING / sizeof(float) / b->page_elems * b->page_elems;
+    int rc = zbench_send(b->c, &b->job, b->ids[unit], b->count, ZC_BF16, step);
 
-    for (uint64_t first = 0; first < b->count; first += room) {
-        uint64_t n = zb_min_u64(room, b->count - first);
-        struct zc_push push = { .shard = b->ids[unit],
-                                .step = step,
-                                .dtype = ZC_BF16,
-                                .first = first,
-                                .count = n,
-                                .staged = b->job.staging };
-        int rc = step == 0 ? zc_write_wait(b->c, b->ids[unit], ZC_MASTER, first, n, b->job.staging)
-                           : zc_push_wait(b->c, &push);
-
-        if (rc < 0)
-            return step_failed(b, rc);
-    }
-    return 0;
+    return rc < 0 ? step_failed(b, rc) : 0;
 }
 
 /* Of the state, so many elements may stay in memory. */
@@ -316,19 +303,14 @@ static int step_open(struct step_bench *b, uint64_t resident)
 
     if (rc < 0 || (rc = zc_job_open_wait(b->c, &options, &b->job)) < 0)
         return step_failed(b, rc);
-    for (uint64_t i = 0; i < b->job.staging_bytes / sizeof(float); i++)
-        ((float *)b->job.staging)[i] =
-            (float)((seed = seed * 6364136223846793005u + 1) >> 40) * 0x1p-28f + 0.001f;
+    /* the same bf16 number in both halves of an fp32: initial values and gradients alike are some
+     * 0.001 to 0.06 */
+    for (uint64_t i = 0; i < b->job.staging_bytes / sizeof(uint32_t); i++)
+        ((uint32_t *)b->job.staging)[i] =
+            (0x3a80u + (uint32_t)((seed = seed * 6364136223846793005u + 1) >> 40) % 0x300u) *
+            0x10001u;
     for (uint32_t u = 0; u < STEP_UNITS; u++) {
-        const struct zc_range range = { .unit = u, .count = b->count };
-        char name[16];
-        struct zc_unit unit = {
-            .index = u, .name = name, .elems = b->count, .dtype = ZC_BF16, .grad_dtype = ZC_BF16
-        };
-
-        (void)snprintf(name, sizeof(name), "u%u", u);
-        if ((rc = zc_unit_define_wait(b->c, b->job.id, &unit)) < 0 ||
-            (rc = zc_register_wait(b->c, b->job.id, &range, 1, &b->ids[u])) < 0)
+        if ((rc = zbench_unit_whole(b->c, b->job.id, u, b->count, ZC_BF16, &b->ids[u])) < 0)
             return step_failed(b, rc);
     }
     if ((rc = zc_ready_wait(b->c, b->job.id, NULL, 0, &placement)) < 0)

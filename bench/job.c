@@ -1,0 +1,52 @@
+#include "bench/job.h"
+
+#include <stdio.h>
+
+#include "base/util.h"
+
+int zbench_unit(struct zc_client *c, uint64_t job, uint32_t index, uint64_t elems,
+                enum zc_dtype grad)
+{
+    char name[16];
+    const struct zc_tensor tensor = { .name = name, .ndims = 1, .dims = { elems } };
+    const struct zc_unit unit = { .index = index,
+                                  .name = name,
+                                  .elems = elems,
+                                  .dtype = ZC_BF16,
+                                  .grad_dtype = grad,
+                                  .tensors = &tensor,
+                                  .ntensors = 1 };
+
+    (void)snprintf(name, sizeof(name), "u%u", index);
+    return zc_unit_define_wait(c, job, &unit);
+}
+
+int zbench_unit_whole(struct zc_client *c, uint64_t job, uint32_t index, uint64_t elems,
+                      enum zc_dtype grad, uint64_t *ret_shard)
+{
+    const struct zc_range range = { .unit = index, .count = elems };
+    int rc = zbench_unit(c, job, index, elems, grad);
+
+    return rc < 0 ? rc : zc_register_wait(c, job, &range, 1, ret_shard);
+}
+
+int zbench_send(struct zc_client *c, const struct zc_job *job, uint64_t shard, uint64_t elems,
+                enum zc_dtype grad, uint64_t step)
+{
+    uint64_t page = zc_server(c)->page_elems;
+    uint64_t room = job->staging_bytes / sizeof(float) / page * page;
+    int rc = 0;
+
+    for (uint64_t first = 0; first < elems && rc == 0; first += room) {
+        const struct zc_push push = { .shard = shard,
+                                      .step = step,
+                                      .dtype = grad,
+                                      .first = first,
+                                      .count = zb_min_u64(room, elems - first),
+                                      .staged = job->staging };
+
+        rc = step == 0 ? zc_write_wait(c, shard, ZC_MASTER, first, push.count, job->staging)
+                       : zc_push_wait(c, &push);
+    }
+    return rc;
+}

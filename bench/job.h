@@ -1,0 +1,26 @@
+/*
+ * job.h - the job that a bench trains: units of one tensor each, so that a step changes every
+ * element. (What lies in no tensor is never stepped, and a bench of that would measure the drive
+ * alone.) Blocking; one thread a client.
+ */
+#ifndef ZBENCH_JOB_H
+#define ZBENCH_JOB_H
+
+#include "client/zclient.h"
+
+/** Defines unit `index`, "u<index>": `elems` bf16 parameters, gradients of `grad`, all of one
+ * parameter group. 0 or the client's code, whose sentence zc_error() has. */
+int zbench_unit(struct zc_client *c, uint64_t job, uint32_t index, uint64_t elems,
+                enum zc_dtype grad);
+/** The same, and registers it as one shard. */
+int zbench_unit_whole(struct zc_client *c, uint64_t job, uint32_t index, uint64_t elems,
+                      enum zc_dtype grad, uint64_t *ret_shard);
+
+/**
+ * What staging holds, to all `elems` of a shard, in parts that fit: fp32 initial values at step 0,
+ * a gradient of dtype `grad` at any other. 0 or the client's code.
+ */
+int zbench_send(struct zc_client *c, const struct zc_job *job, uint64_t shard, uint64_t elems,
+                enum zc_dtype grad, uint64_t step);
+
+#endif
