@@ -4,7 +4,7 @@
  * MODEL. Floats are looked at through their bits wherever a NaN may be involved: a test on bits
  * gives the same answer whatever the compiler believes about NaNs and whatever the mode of the
  * floating-point unit. Every choice is a select between two computed values, never a branch, and
- * so the loops over these functions become vector code.
+ * so the loops over these functions become vector code. CUDA's compiler takes this file, too.
  */
 #ifndef ZK_ELEM_PRIV_H
 #define ZK_ELEM_PRIV_H
@@ -20,7 +20,7 @@
 #define ELEM_F16_NAN  UINT32_C(0x7e00)
 #define ELEM_F16_INF  UINT32_C(0x7c00)
 
-static inline uint32_t elem_bits(float f)
+ELEM_FN uint32_t elem_bits(float f)
 {
     uint32_t b;
 
@@ -28,7 +28,7 @@ static inline uint32_t elem_bits(float f)
     return b;
 }
 
-static inline float elem_float(uint32_t b)
+ELEM_FN float elem_float(uint32_t b)
 {
     float f;
 
@@ -36,13 +36,13 @@ static inline float elem_float(uint32_t b)
     return f;
 }
 
-static inline int elem_is_nan(uint32_t b)
+ELEM_FN int elem_is_nan(uint32_t b)
 {
     return (b & 0x7fffffff) > 0x7f800000;
 }
 
 /* f as it is stored. */
-static inline float elem_canonical(float f)
+ELEM_FN float elem_canonical(float f)
 {
     uint32_t b = elem_bits(f);
 
@@ -51,7 +51,7 @@ static inline float elem_canonical(float f)
 
 /* The nearest bf16, ties to even. Adding just under a half carries into the kept bits exactly when
  * the value rounds up, through the exponent too: beyond the largest bf16 that is infinity. */
-static inline uint16_t elem_to_bf16(float f)
+ELEM_FN uint16_t elem_to_bf16(float f)
 {
     uint32_t b = elem_bits(f);
     uint32_t rounded = (b + 0x7fff + (b >> 16 & 1)) >> 16;
@@ -60,12 +60,12 @@ static inline uint16_t elem_to_bf16(float f)
 }
 
 /* For arithmetic: a NaN as it is. What comes of it is made canonical where it is stored. */
-static inline float elem_value_of_bf16(uint16_t h)
+ELEM_FN float elem_value_of_bf16(uint16_t h)
 {
     return elem_float((uint32_t)h << 16);
 }
 
-static inline float elem_from_bf16(uint16_t h)
+ELEM_FN float elem_from_bf16(uint16_t h)
 {
     return elem_canonical(elem_value_of_bf16(h));
 }
@@ -77,7 +77,7 @@ static inline float elem_from_bf16(uint16_t h)
 #define ELEM_HALF           UINT32_C(0x3f000000) /* 0.5 */
 
 /* The nearest fp16, ties to even; what rounds beyond the largest is infinity. */
-static inline uint16_t elem_to_f16(float f)
+ELEM_FN uint16_t elem_to_f16(float f)
 {
     uint32_t b = elem_bits(f), a = b & 0x7fffffff;
     uint32_t normal = (a + 0xfff + (a >> 13 & 1) - ELEM_F16_REBIAS) >> 13;
@@ -90,7 +90,7 @@ static inline uint16_t elem_to_f16(float f)
 }
 
 /* For arithmetic, as elem_value_of_bf16(). */
-static inline float elem_value_of_f16(uint16_t h)
+ELEM_FN float elem_value_of_f16(uint16_t h)
 {
     uint32_t a = h & 0x7fffu, sign = (uint32_t)(h & 0x8000u) << 16;
     uint32_t normal = (a << 13) + ELEM_F16_REBIAS;
@@ -100,14 +100,14 @@ static inline float elem_value_of_f16(uint16_t h)
     return elem_float(b | sign);
 }
 
-static inline float elem_from_f16(uint16_t h)
+ELEM_FN float elem_from_f16(uint16_t h)
 {
     return elem_canonical(elem_value_of_f16(h));
 }
 
 /* The split master (zk.h): lo = b - (hi << 16) is the low half of b, read as a signed number. A
  * canonical NaN becomes 0x7fc0 and 0. */
-static inline void elem_split_canonical(float master, uint16_t *hi, int16_t *lo)
+ELEM_FN void elem_split_canonical(float master, uint16_t *hi, int16_t *lo)
 {
     uint32_t b = elem_bits(master);
 
@@ -115,27 +115,43 @@ static inline void elem_split_canonical(float master, uint16_t *hi, int16_t *lo)
     *lo = (int16_t)(uint16_t)b;
 }
 
-static inline void elem_split(float master, uint16_t *hi, int16_t *lo)
+ELEM_FN void elem_split(float master, uint16_t *hi, int16_t *lo)
 {
     elem_split_canonical(elem_canonical(master), hi, lo);
 }
 
 /* For arithmetic, as elem_value_of_bf16(). */
-static inline float elem_value_of_split(uint16_t hi, int16_t lo)
+ELEM_FN float elem_value_of_split(uint16_t hi, int16_t lo)
 {
     return elem_float(((uint32_t)hi << 16) + (uint32_t)(int32_t)lo);
 }
 
-static inline float elem_merge(uint16_t hi, int16_t lo)
+ELEM_FN float elem_merge(uint16_t hi, int16_t lo)
 {
     return elem_canonical(elem_value_of_split(hi, lo));
+}
+
+/* sum + x * x in double. The product is exact, so it is the same with and without fma. */
+ELEM_FN double elem_add_square(double sum, float x)
+{
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(__CUDA_ARCH__)
+    return fma((double)x, (double)x, sum);
+#else
+    return sum + (double)x * (double)x;
+#endif
+}
+
+/* Infinite or NaN. */
+ELEM_FN int elem_is_nonfinite(uint32_t b)
+{
+    return (b & 0x7f800000) == 0x7f800000;
 }
 
 /* One element of each optimizer, as zk.h spells them: the master and the moments are changed in
  * place. Those with one moment leave v alone. */
 
-static inline void elem_adam(const struct zk_scalars *s, float p, float g, float *param, float *m,
-                             float *v)
+ELEM_FN void elem_adam(const struct zk_scalars *s, float p, float g, float *param, float *m,
+                       float *v)
 {
     float new_m = elem_fma(s->one_minus_beta1, elem_sub(g, *m), *m);
     float new_v = elem_fma(elem_mul(s->one_minus_beta2, g), g, elem_mul(s->beta2, *v));
@@ -146,20 +162,20 @@ static inline void elem_adam(const struct zk_scalars *s, float p, float g, float
     *v = elem_canonical(new_v);
 }
 
-static inline void elem_step_ADAMW(const struct zk_scalars *s, float *param, float *m, float *v,
-                                   float grad)
+ELEM_FN void elem_step_ADAMW(const struct zk_scalars *s, float *param, float *m, float *v,
+                             float grad)
 {
     elem_adam(s, elem_mul(*param, s->decay), elem_mul(grad, s->scale), param, m, v);
 }
 
-static inline void elem_step_ADAM(const struct zk_scalars *s, float *param, float *m, float *v,
-                                  float grad)
+ELEM_FN void elem_step_ADAM(const struct zk_scalars *s, float *param, float *m, float *v,
+                            float grad)
 {
     elem_adam(s, *param, elem_fma(s->l2, *param, elem_mul(grad, s->scale)), param, m, v);
 }
 
 /* 1 with the sign of f; f itself where it is 0 or NaN. */
-static inline float elem_sign(float f)
+ELEM_FN float elem_sign(float f)
 {
     uint32_t b = elem_bits(f), a = b & 0x7fffffff;
     uint32_t one = (b & 0x80000000) | 0x3f800000;
@@ -167,8 +183,8 @@ static inline float elem_sign(float f)
     return elem_float(a == 0 || elem_is_nan(b) ? b : one);
 }
 
-static inline void elem_step_LION(const struct zk_scalars *s, float *param, float *m, float *v,
-                                  float grad)
+ELEM_FN void elem_step_LION(const struct zk_scalars *s, float *param, float *m, float *v,
+                            float grad)
 {
     float g = elem_mul(grad, s->scale);
     float u = elem_fma(s->one_minus_beta1, g, elem_mul(s->beta1, *m));
@@ -179,8 +195,7 @@ static inline void elem_step_LION(const struct zk_scalars *s, float *param, floa
     *m = elem_canonical(new_m);
 }
 
-static inline void elem_step_SGD(const struct zk_scalars *s, float *param, float *m, float *v,
-                                 float grad)
+ELEM_FN void elem_step_SGD(const struct zk_scalars *s, float *param, float *m, float *v, float grad)
 {
     float g = elem_fma(s->l2, *param, elem_mul(grad, s->scale));
     float old = elem_fma(s->one_minus_dampening, g, elem_mul(s->momentum, *m));
@@ -192,8 +207,8 @@ static inline void elem_step_SGD(const struct zk_scalars *s, float *param, float
     *m = elem_canonical(new_m);
 }
 
-static inline void elem_step_ADAGRAD(const struct zk_scalars *s, float *param, float *m, float *v,
-                                     float grad)
+ELEM_FN void elem_step_ADAGRAD(const struct zk_scalars *s, float *param, float *m, float *v,
+                               float grad)
 {
     float g = elem_fma(s->l2, *param, elem_mul(grad, s->scale));
     float sum = elem_fma(g, g, *m);

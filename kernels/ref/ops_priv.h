@@ -5,41 +5,57 @@
 #ifndef ZK_OPS_PRIV_H
 #define ZK_OPS_PRIV_H
 
+#include <assert.h>
 #include <float.h>
 #include <math.h>
 
+/* How the functions of one element are declared. */
+#ifdef __CUDACC__
+#define ELEM_FN static __host__ __device__ __forceinline__
+#else
+#define ELEM_FN static inline
+#endif
+
 /* "The same bits" needs arithmetic in the operands' own format; x87 has none. */
-_Static_assert(FLT_EVAL_METHOD == 0, "float arithmetic is done in float, double in double");
+static_assert(FLT_EVAL_METHOD == 0, "float arithmetic is done in float, double in double");
 
-static inline float elem_add(float a, float b)
+/* What a compiler may touch, and what it may not: nvcc's intrinsics are never fused, never
+ * approximated, and keep denormals whatever the flags. */
+#ifdef __CUDA_ARCH__
+#define ELEM_OP(plain, exact) (exact)
+#else
+#define ELEM_OP(plain, exact) (plain)
+#endif
+
+ELEM_FN float elem_add(float a, float b)
 {
-    return a + b;
+    return ELEM_OP(a + b, __fadd_rn(a, b));
 }
 
-static inline float elem_sub(float a, float b)
+ELEM_FN float elem_sub(float a, float b)
 {
-    return a - b;
+    return ELEM_OP(a - b, __fsub_rn(a, b));
 }
 
-static inline float elem_mul(float a, float b)
+ELEM_FN float elem_mul(float a, float b)
 {
-    return a * b;
+    return ELEM_OP(a * b, __fmul_rn(a, b));
 }
 
-static inline float elem_div(float a, float b)
+ELEM_FN float elem_div(float a, float b)
 {
-    return a / b;
+    return ELEM_OP(a / b, __fdiv_rn(a, b));
 }
 
-static inline float elem_sqrt(float a)
+ELEM_FN float elem_sqrt(float a)
 {
-    return sqrtf(a);
+    return ELEM_OP(sqrtf(a), __fsqrt_rn(a));
 }
 
 /* a * b + c, rounded once. */
-static inline float elem_fma(float a, float b, float c)
+ELEM_FN float elem_fma(float a, float b, float c)
 {
-    return fmaf(a, b, c);
+    return ELEM_OP(fmaf(a, b, c), __fmaf_rn(a, b, c));
 }
 
 #endif

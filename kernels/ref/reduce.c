@@ -26,16 +26,6 @@ void ZK_NAME(add_f16)(float *restrict acc, const uint16_t *restrict x, size_t n)
         acc[i] = elem_canonical(elem_add(acc[i], elem_from_f16(x[i])));
 }
 
-/* sum + x * x. The product is exact in double, so it is the same with and without fma. */
-static inline double elem_add_square(double sum, float x)
-{
-#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
-    return fma((double)x, (double)x, sum);
-#else
-    return sum + (double)x * (double)x;
-#endif
-}
-
 /*
  * Loops over rows of LANES elements, which add the square of each to its lane. Functions of their
  * own, so that the tree at the end does not make the compiler take them apart.
@@ -102,7 +92,7 @@ static uint64_t count_nonfinite(const float *x, size_t n)
     uint64_t count = 0;
 
     for (size_t i = 0; i < n; i++)
-        count += (elem_bits(x[i]) & 0x7f800000) == 0x7f800000;
+        count += (uint64_t)elem_is_nonfinite(elem_bits(x[i]));
     return count;
 }
 
