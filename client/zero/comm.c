@@ -16,6 +16,8 @@
 #include "base/err.h"
 #include "base/util.h"
 #include "client/zero/comm_plugin.h"
+#include "client/zero/comm_priv.h"
+#include "client/zero/tcp_mesh.h"
 
 /* ---- self: one rank, so a collective is a copy, or nothing */
 
@@ -128,7 +130,7 @@ static int plugin_open(struct zc_comm **ret, const char *name, struct zb_err *er
 }
 
 /* What mpirun, srun and the like leave in the environment of each rank. */
-static bool launched(void)
+static bool mpi_launched(void)
 {
     static const char *const marks[] = { "OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK",
                                          "MPI_LOCALRANKID" };
@@ -146,13 +148,15 @@ int zc_comm_open(struct zc_comm **ret, const char *name, char *error, size_t err
 
     *ret = NULL;
     if (strcmp(name, "auto") == 0)
-        name = launched() ? "mpi" : "self";
+        name = mpi_launched() ? "mpi" : zc_tcp_launched() ? "tcp" : "self";
     if (strcmp(name, "self") == 0)
         rc = self_open(ret, &err);
+    else if (strcmp(name, "tcp") == 0)
+        rc = zc_tcp_open(ret, &err);
     else if (strcmp(name, "mpi") == 0)
         rc = plugin_open(ret, name, &err);
     else
-        rc = zb_fail(&err, -ENOENT, "no backend '%s': known are self, mpi and auto", name);
+        rc = zb_fail(&err, -ENOENT, "no backend '%s': known are self, tcp, mpi and auto", name);
     if (rc < 0 && error)
         (void)snprintf(error, error_bytes, "%s", err.text);
     return rc;

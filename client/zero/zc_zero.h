@@ -99,8 +99,13 @@ struct zc_comm {
 };
 
 /**
- * Opens a backend: "self" (one rank), "mpi" (all of MPI_COMM_WORLD), or "auto": mpi under a
- * launcher, else self.
+ * Opens a backend: "self" (one rank), "tcp" (ranks that torchrun started), "mpi" (all of
+ * MPI_COMM_WORLD), or "auto": mpi under a launcher of MPI's, tcp under torchrun, else self.
+ *
+ * tcp connects each rank with each, as the environment says that torchrun leaves: RANK, WORLD_SIZE,
+ * MASTER_ADDR and MASTER_PORT. Rank 0 listens at MASTER_ADDR, at the port behind MASTER_PORT
+ * (ZSHARD_PORT: at that one); ranks wait 120 s for each other (ZSHARD_MEET_SECONDS). Neither
+ * encrypted nor signed: for a network that is the trainers' own.
  *
  * MPI is no dependency of this library: its backend is a plugin, zc_comm_mpi.so, which is looked
  * for in $ZSHARD_PLUGINS where that is set, else in zshard/ beside the library. It starts MPI
@@ -109,7 +114,8 @@ struct zc_comm {
  *
  * @param error,error_bytes  a buffer for the sentence of a failure; may be NULL and 0
  * @return 0; -ENOENT no such backend, -ENOTSUP built without it or its library is missing, -EIO it
- * did not start, -ENOMEM. *ret is NULL then
+ * did not start, -ENOMEM; of tcp also -EINVAL the environment is wrong, -EADDRINUSE the port is in
+ * use, -EOWNERDEAD ranks did not come, -EPROTO they do not belong together. *ret is NULL then
  */
 ZC_EXPORT int zc_comm_open(struct zc_comm **ret, const char *name, char *error, size_t error_bytes);
 /** After the engine's close, with the same `clean`. NULL is fine. */

@@ -377,7 +377,8 @@ void gpt_args_help(FILE *out)
     fprintf(out, "usage: zgpt --steps N --seed S --batch B --micro-batch M --seq T --layers L "
                  "--heads H --width C [flags]\n"
                  "\n"
-                 "Trains a GPT on the CPU under ZeRO; several ranks: mpirun -n R zgpt ...\n"
+                 "Trains a GPT on the CPU under ZeRO; several ranks: mpirun -n R zgpt ...,\n"
+                 "or torchrun --no-python --nproc-per-node R zgpt ...\n"
                  "\n");
     for (size_t i = 0; i < ROWS; i++) {
         const struct row *r = &rows[i];

@@ -1,0 +1,657 @@
+/*
+ * tcp_mesh.c - ranks that find each other by the environment that torchrun leaves:
+ *
+ *     RANK, WORLD_SIZE          who we are, of how many
+ *     MASTER_ADDR, MASTER_PORT  where rank 0 is; the port belongs to torchrun's own store, so the
+ *                               ranks meet at the next one
+ *     ZSHARD_PORT               or at this one
+ *     ZSHARD_MEET_SECONDS       how long they wait for each other (120)
+ *     TORCHELASTIC_RUN_ID       which run it is: another one's ranks are turned away
+ *
+ * MODEL. Rank 0 listens at the meeting point; everybody else listens at a port of its own, connects
+ * to rank 0 and says that port (struct hello). When all are there, rank 0 gives everybody the list
+ * of addresses (struct welcome and an address for each), or says why it gives up. Then each rank
+ * connects to those before it and is connected to by those behind it; what it said hello to rank 0
+ * with stays their connection.
+ *
+ * TRUST. Whoever reaches the ports can connect: what does not begin with this run's hello is closed
+ * and forgotten, and costs HELLO_S at most. Between other ranks the hello must bear the number that
+ * rank 0 has drawn for this meeting. This keeps out accidents; what is sent is neither encrypted
+ * nor signed, as with MPI and NCCL: the network is the trainers' own.
+ *
+ * BYTES are sent as they lie in memory. The magic number tells a machine of the other byte order.
+ */
+#include "client/zero/tcp_mesh.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/crc.h"
+#include "base/util.h"
+
+#define MESH_MAGIC UINT32_C(0x7a733154)
+#define MEET_S     120 /* a launcher starts nodes one after the other */
+#define HELLO_S    10  /* for who has connected to say who it is */
+#define WORLD_MAX  16384
+#define SECONDS(n) ((uint64_t)(n)*UINT64_C(1000000000))
+
+struct hello {
+    uint32_t magic, run; /* a checksum of the run's name */
+    uint32_t rank, world;
+    uint64_t token; /* between two ranks: the meeting's; 0 towards rank 0 */
+    uint32_t port;  /* where this rank listens; towards rank 0 */
+    uint32_t zero;
+};
+
+struct welcome {
+    uint32_t magic;
+    int32_t rc; /* 0, or why there is no meeting */
+    uint64_t token;
+    char text[480]; /* as struct zb_err */
+};
+
+struct address { /* of one rank, as rank 0 sees it */
+    uint16_t family, port;
+    uint32_t scope;
+    unsigned char bytes[16];
+};
+
+struct env {
+    uint32_t rank, world, run, port;
+    uint64_t seconds;
+    const char *address;
+};
+
+union socket_address {
+    struct sockaddr any;
+    struct sockaddr_in v4;
+    struct sockaddr_in6 v6;
+    struct sockaddr_storage storage;
+};
+
+struct meeting {
+    const struct env *env;
+    uint64_t deadline_ns;
+    union socket_address master; /* as this rank reaches it */
+    socklen_t master_bytes;
+    uint64_t token;
+    int listener;
+    int refused;               /* of rank 0: whose hello ended the meeting; it is told why, too */
+    struct address *addresses; /* [world] */
+    struct zc_tcp_mesh *mesh;
+    struct zb_err *err;
+};
+
+/* ---- the environment */
+
+bool zc_tcp_launched(void)
+{
+    static const char *const marks[] = { "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT" };
+
+    for (size_t i = 0; i < ZB_COUNT(marks); i++)
+        if (!getenv(marks[i]))
+            return false;
+    return true;
+}
+
+static int env_number(const char *name, uint64_t min, uint64_t max, uint64_t *ret,
+                      struct zb_err *err)
+{
+    const char *text = getenv(name);
+    char *end;
+
+    if (!text || !*text)
+        return zb_fail(err, -EINVAL, "%s is not set: torchrun sets it", name);
+    errno = 0;
+    *ret = strtoull(text, &end, 10);
+    if (text[0] < '0' || text[0] > '9' || *end || errno || *ret < min || *ret > max)
+        return zb_fail(err, -EINVAL, "%s is '%s': a number from %llu to %llu", name, text,
+                       (unsigned long long)min, (unsigned long long)max);
+    return 0;
+}
+
+static int env_read(struct env *env, struct zb_err *err)
+{
+    const char *run = getenv("TORCHELASTIC_RUN_ID");
+    uint64_t rank, world, port, seconds = MEET_S;
+    int rc = env_number("WORLD_SIZE", 1, WORLD_MAX, &world, err);
+
+    if (rc == 0)
+        rc = env_number("RANK", 0, world - 1, &rank, err);
+    if (rc == 0 && getenv("ZSHARD_PORT"))
+        rc = env_number("ZSHARD_PORT", 1, 65535, &port, err);
+    else if (rc == 0 && (rc = env_number("MASTER_PORT", 1, 65534, &port, err)) == 0)
+        port++;
+    if (rc == 0 && getenv("ZSHARD_MEET_SECONDS"))
+        rc = env_number("ZSHARD_MEET_SECONDS", 1, 86400, &seconds, err);
+    if (rc < 0)
+        return rc;
+    env->address = getenv("MASTER_ADDR");
+    if (!env->address || !*env->address)
+        return zb_fail(err, -EINVAL, "MASTER_ADDR is not set: torchrun sets it");
+    env->run = run ? zb_crc32c(0, run, strlen(run)) : 0;
+    env->rank = (uint32_t)rank;
+    env->world = (uint32_t)world;
+    env->port = (uint32_t)port;
+    env->seconds = seconds;
+    return 0;
+}
+
+/* ---- sockets, until a deadline */
+
+/* 0 when fd is ready for `events`. */
+static int ready(int fd, short events, uint64_t deadline_ns)
+{
+    for (;;) {
+        struct pollfd p = { .fd = fd, .events = events };
+        uint64_t now = zb_now_ns();
+        int n;
+
+        if (now >= deadline_ns)
+            return -ETIMEDOUT;
+        n = poll(&p, 1, (int)zb_min_u64((deadline_ns - now) / 1000000 + 1, INT_MAX));
+        if (n > 0)
+            return 0;
+        if (n < 0 && errno != EINTR)
+            return -errno;
+    }
+}
+
+/* All of it, or an error; the end of the stream is -ECONNRESET. */
+static int move_all(int fd, void *data, size_t bytes, bool out, uint64_t deadline_ns)
+{
+    char *at = data;
+
+    while (bytes > 0) {
+        ssize_t n = out ? send(fd, at, bytes, MSG_NOSIGNAL) : recv(fd, at, bytes, 0);
+        int rc = 0;
+
+        if (n > 0) {
+            at += n;
+            bytes -= (size_t)n;
+        } else if (n == 0) {
+            return -ECONNRESET;
+        } else if (errno == EAGAIN) {
+            rc = ready(fd, out ? POLLOUT : POLLIN, deadline_ns);
+        } else if (errno != EINTR) {
+            rc = -errno;
+        }
+        if (rc < 0)
+            return rc;
+    }
+    return 0;
+}
+
+static void address_name(const union socket_address *a, char out[ZC_TCP_NAME_BYTES])
+{
+    char text[INET6_ADDRSTRLEN] = "?";
+    bool v6 = a->any.sa_family == AF_INET6;
+
+    (void)inet_ntop(a->any.sa_family, v6 ? (const void *)&a->v6.sin6_addr : &a->v4.sin_addr, text,
+                    sizeof(text));
+    (void)snprintf(out, ZC_TCP_NAME_BYTES, v6 ? "[%s]:%u" : "%s:%u", text,
+                   (unsigned)ntohs(v6 ? a->v6.sin6_port : a->v4.sin_port));
+}
+
+static bool address_loopback(const union socket_address *a)
+{
+    return a->any.sa_family == AF_INET6 ? IN6_IS_ADDR_LOOPBACK(&a->v6.sin6_addr)
+                                        : ntohl(a->v4.sin_addr.s_addr) >> 24 == 127;
+}
+
+static void address_set_port(union socket_address *a, uint32_t port)
+{
+    if (a->any.sa_family == AF_INET6)
+        a->v6.sin6_port = htons((uint16_t)port);
+    else
+        a->v4.sin_port = htons((uint16_t)port);
+}
+
+static uint32_t address_port(const union socket_address *a)
+{
+    return ntohs(a->any.sa_family == AF_INET6 ? a->v6.sin6_port : a->v4.sin_port);
+}
+
+static socklen_t address_bytes(const union socket_address *a)
+{
+    return a->any.sa_family == AF_INET6 ? sizeof(a->v6) : sizeof(a->v4);
+}
+
+static void address_pack(const union socket_address *a, uint32_t port, struct address *out)
+{
+    *out = (struct address){ .family = a->any.sa_family, .port = (uint16_t)port };
+    if (a->any.sa_family == AF_INET6) {
+        memcpy(out->bytes, &a->v6.sin6_addr, 16);
+        out->scope = a->v6.sin6_scope_id;
+    } else {
+        memcpy(out->bytes, &a->v4.sin_addr, 4);
+    }
+}
+
+static void address_unpack(const struct address *a, union socket_address *out)
+{
+    memset(out, 0, sizeof(*out));
+    out->any.sa_family = a->family;
+    if (a->family == AF_INET6) {
+        memcpy(&out->v6.sin6_addr, a->bytes, 16);
+        out->v6.sin6_scope_id = a->scope;
+    } else {
+        memcpy(&out->v4.sin_addr, a->bytes, 4);
+    }
+    address_set_port(out, a->port);
+}
+
+static int socket_new(int family)
+{
+    int fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+    return fd < 0 ? -errno : fd;
+}
+
+static void nap(void)
+{
+    struct timespec t = { .tv_nsec = 50000000 };
+
+    (void)nanosleep(&t, NULL);
+}
+
+/* TCP can connect a socket to itself, when nobody listens at a port that it is given as its own. */
+static bool connected_to_itself(int fd)
+{
+    union socket_address here = { 0 }, there = { 0 };
+    socklen_t here_bytes = sizeof(here), there_bytes = sizeof(there);
+
+    return getsockname(fd, &here.any, &here_bytes) == 0 &&
+           getpeername(fd, &there.any, &there_bytes) == 0 && here_bytes == there_bytes &&
+           memcmp(&here, &there, here_bytes) == 0;
+}
+
+/* Connects, again and again while nobody listens there yet. */
+static int connect_until(const union socket_address *to, uint64_t deadline_ns)
+{
+    for (;;) {
+        int fd = socket_new(to->any.sa_family), rc = 0;
+        socklen_t bytes = sizeof(rc);
+
+        if (fd < 0)
+            return fd;
+        if (connect(fd, &to->any, address_bytes(to)) < 0)
+            rc = -errno;
+        if (rc == -EINPROGRESS) {
+            rc = ready(fd, POLLOUT, deadline_ns);
+            if (rc == 0 && getsockopt(fd, SOL_SOCKET, SO_ERROR, &rc, &bytes) < 0)
+                rc = errno;
+            rc = rc > 0 ? -rc : rc;
+        }
+        if (rc == 0 && connected_to_itself(fd))
+            rc = -ECONNREFUSED;
+        if (rc == 0)
+            return fd;
+        (void)close(fd);
+        if (zb_now_ns() >= deadline_ns)
+            return rc;
+        if (rc != -ECONNREFUSED && rc != -ETIMEDOUT && rc != -EHOSTUNREACH && rc != -ENETUNREACH &&
+            rc != -EINTR)
+            return rc;
+        nap();
+    }
+}
+
+/* Listens; *ret_port is where. at: NULL for any address and any port. */
+static int listen_at(int family, const union socket_address *at, uint32_t *ret_port)
+{
+    union socket_address a = { .any.sa_family = (sa_family_t)family };
+    socklen_t bytes = sizeof(a);
+    int on = 1, rc = 0, fd = socket_new(family);
+
+    if (fd < 0)
+        return fd;
+    if (at)
+        a = *at;
+    (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    if (bind(fd, &a.any, address_bytes(&a)) < 0 || listen(fd, SOMAXCONN) < 0 ||
+        getsockname(fd, &a.any, &bytes) < 0) {
+        rc = -errno;
+        (void)close(fd);
+        return rc;
+    }
+    *ret_port = address_port(&a);
+    return fd;
+}
+
+static void fd_ready_for_use(int fd)
+{
+    int on = 1;
+
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on)); /* a machine that is gone */
+}
+
+/* ---- who is there */
+
+static bool hello_fits(const struct meeting *m, const struct hello *h)
+{
+    return h->magic == MESH_MAGIC && h->run == m->env->run && h->token == m->token;
+}
+
+/*
+ * Takes one connection whose hello belongs to this run; others are closed.
+ *
+ * @return the descriptor, or -ETIMEDOUT
+ */
+static int accept_one(struct meeting *m, struct hello *h, union socket_address *from)
+{
+    for (;;) {
+        socklen_t bytes = sizeof(*from);
+        uint64_t until;
+        int fd, rc = ready(m->listener, POLLIN, m->deadline_ns);
+
+        if (rc < 0)
+            return rc;
+        fd = accept4(m->listener, &from->any, &bytes, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (fd < 0) { /* it left again, or descriptors are short for a moment */
+            nap();
+            continue;
+        }
+        until = zb_min_u64(m->deadline_ns, zb_now_ns() + SECONDS(HELLO_S));
+        if (move_all(fd, h, sizeof(*h), false, until) == 0 && hello_fits(m, h))
+            return fd;
+        (void)close(fd);
+    }
+}
+
+/* The ranks that are not there, for a sentence: "1, 2 and 5 more". */
+static void missing(const struct zc_tcp_mesh *mesh, char *out, size_t bytes)
+{
+    uint32_t shown = 0, more = 0;
+    size_t at = 0;
+
+    out[0] = 0;
+    for (uint32_t r = 0; r < mesh->world; r++) {
+        if (r == mesh->rank || mesh->fds[r] >= 0)
+            continue;
+        if (shown < 8) {
+            at += (size_t)snprintf(out + at, bytes - at, "%s%u", shown ? ", " : "", r);
+            shown++;
+        } else {
+            more++;
+        }
+    }
+    if (more)
+        (void)snprintf(out + at, bytes - at, " and %u more", more);
+}
+
+static int not_all_came(struct meeting *m, int rc)
+{
+    char who[128];
+
+    missing(m->mesh, who, sizeof(who));
+    return zb_fail(m->err, rc == -ETIMEDOUT ? -EOWNERDEAD : rc,
+                   "rank %u: within %llu s these ranks did not come: %s", m->env->rank,
+                   (unsigned long long)m->env->seconds, who);
+}
+
+static void peer_take(struct meeting *m, uint32_t rank, int fd, const union socket_address *at)
+{
+    fd_ready_for_use(fd);
+    m->mesh->fds[rank] = fd;
+    address_name(at, m->mesh->names[rank]);
+}
+
+/* ---- rank 0 */
+
+static int host_listen(struct meeting *m)
+{
+    uint32_t port;
+    char name[ZC_TCP_NAME_BYTES];
+    int fd = listen_at(m->master.any.sa_family, &m->master, &port);
+
+    if (fd == -EADDRNOTAVAIL) { /* a name for this machine that is none of its addresses */
+        union socket_address any = { .any.sa_family = m->master.any.sa_family };
+
+        address_set_port(&any, m->env->port);
+        fd = listen_at(any.any.sa_family, &any, &port);
+    }
+    m->listener = fd;
+    address_name(&m->master, name);
+    return fd < 0 ? zb_fail(m->err, fd, "rank 0 cannot listen at %s: %s", name, strerror(-fd)) : 0;
+}
+
+static int host_gather(struct meeting *m)
+{
+    for (uint32_t left = m->env->world - 1; left > 0;) {
+        union socket_address from;
+        struct hello h;
+        int fd = accept_one(m, &h, &from);
+
+        if (fd < 0)
+            return not_all_came(m, fd);
+        if (h.world != m->env->world || h.rank == 0 || h.rank >= m->env->world ||
+            m->mesh->fds[h.rank] >= 0) {
+            m->refused = fd;
+            return h.world != m->env->world
+                       ? zb_fail(m->err, -EPROTO, "rank %u believes in %u ranks, rank 0 in %u",
+                                 h.rank, h.world, m->env->world)
+                       : zb_fail(m->err, -EPROTO, "two processes say that they are rank %u",
+                                 h.rank);
+        }
+        address_pack(&from, h.port, &m->addresses[h.rank]);
+        peer_take(m, h.rank, fd, &from);
+        left--;
+    }
+    return 0;
+}
+
+/* Tells everybody who is there how it went. */
+static int host_answer(struct meeting *m, int rc)
+{
+    struct welcome w = { .magic = MESH_MAGIC, .rc = rc };
+    size_t bytes = sizeof(struct address) * m->env->world;
+    uint64_t until = zb_max_u64(m->deadline_ns, zb_now_ns() + SECONDS(HELLO_S));
+
+    if (rc == 0 && getrandom(&m->token, sizeof(m->token), 0) != sizeof(m->token))
+        rc = w.rc = zb_fail(m->err, -EIO, "there is no random number to be had");
+    w.token = m->token;
+    if (rc < 0)
+        (void)snprintf(w.text, sizeof(w.text), "%s", m->err->text);
+    if (m->refused >= 0)
+        (void)move_all(m->refused, &w, sizeof(w), true, until);
+    for (uint32_t r = 1; r < m->env->world; r++) {
+        int told = m->mesh->fds[r] < 0 ? 0 : move_all(m->mesh->fds[r], &w, sizeof(w), true, until);
+
+        if (told == 0 && rc == 0)
+            told = move_all(m->mesh->fds[r], m->addresses, bytes, true, until);
+        if (told < 0 && rc == 0)
+            rc = zb_fail(m->err, told, "rank %u (%s) left: %s", r, m->mesh->names[r],
+                         strerror(-told));
+    }
+    return rc;
+}
+
+static int host_meet(struct meeting *m)
+{
+    int rc = host_listen(m);
+
+    return rc < 0 ? rc : host_answer(m, host_gather(m));
+}
+
+/* ---- the others */
+
+static struct hello hello_of(const struct meeting *m, uint32_t port)
+{
+    return (struct hello){ .magic = MESH_MAGIC,
+                           .run = m->env->run,
+                           .rank = m->env->rank,
+                           .world = m->env->world,
+                           .token = m->token,
+                           .port = port };
+}
+
+/* Says hello to rank 0 and gets the list. */
+static int guest_meet(struct meeting *m)
+{
+    size_t bytes = sizeof(struct address) * m->env->world;
+    char name[ZC_TCP_NAME_BYTES];
+    struct welcome w = { 0 };
+    struct hello h;
+    uint32_t port;
+    int rc, fd = connect_until(&m->master, m->deadline_ns);
+
+    address_name(&m->master, name);
+    if (fd < 0)
+        return zb_fail(m->err, fd, "rank 0 is not at %s: %s", name, strerror(-fd));
+    peer_take(m, 0, fd, &m->master);
+    m->listener = listen_at(m->master.any.sa_family, NULL, &port);
+    if (m->listener < 0)
+        return zb_fail(m->err, m->listener, "cannot listen: %s", strerror(-m->listener));
+    h = hello_of(m, port);
+    rc = move_all(fd, &h, sizeof(h), true, m->deadline_ns);
+    if (rc == 0) /* rank 0 gives up first, and says why */
+        rc = move_all(fd, &w, sizeof(w), false, m->deadline_ns + SECONDS(HELLO_S));
+    if (rc == 0 && w.magic != MESH_MAGIC)
+        return zb_fail(m->err, -EPROTO, "what answers at %s is no rank 0 of this kind", name);
+    if (rc == 0 && w.rc < 0) {
+        w.text[sizeof(w.text) - 1] = 0;
+        return zb_fail(m->err, w.rc, "rank 0 gave up: %s", w.text);
+    }
+    if (rc == 0)
+        rc = move_all(fd, m->addresses, bytes, false, m->deadline_ns);
+    m->token = w.token;
+    return rc < 0 ? zb_fail(m->err, rc,
+                            "rank 0 at %s did not answer: %s (another run's, or no rank at all?)",
+                            name, strerror(-rc))
+                  : 0;
+}
+
+/* Where this rank reaches another. One that rank 0 sees on its own machine, by loopback, is for
+ * others where rank 0 is. */
+static void peer_address(const struct meeting *m, uint32_t rank, union socket_address *out)
+{
+    address_unpack(&m->addresses[rank], out);
+    if (address_loopback(out) && !address_loopback(&m->master)) {
+        *out = m->master;
+        address_set_port(out, m->addresses[rank].port);
+    }
+}
+
+static int guest_connect(struct meeting *m)
+{
+    struct hello h = hello_of(m, 0);
+
+    for (uint32_t r = 1; r < m->env->rank; r++) {
+        union socket_address to;
+        int rc, fd;
+
+        peer_address(m, r, &to);
+        fd = connect_until(&to, m->deadline_ns);
+        if (fd >= 0)
+            peer_take(m, r, fd, &to);
+        rc = fd < 0 ? fd : move_all(fd, &h, sizeof(h), true, m->deadline_ns);
+        if (rc < 0) {
+            address_name(&to, m->mesh->names[r]);
+            return zb_fail(m->err, rc, "rank %u does not reach rank %u at %s: %s", m->env->rank, r,
+                           m->mesh->names[r], strerror(-rc));
+        }
+    }
+    return 0;
+}
+
+static int guest_accept(struct meeting *m)
+{
+    for (uint32_t left = m->env->world - m->env->rank - 1; left > 0;) {
+        union socket_address from;
+        struct hello h;
+        int fd = accept_one(m, &h, &from);
+
+        if (fd < 0)
+            return not_all_came(m, fd);
+        if (h.rank <= m->env->rank || h.rank >= m->env->world || m->mesh->fds[h.rank] >= 0) {
+            (void)close(fd);
+            continue; /* none of ours */
+        }
+        peer_take(m, h.rank, fd, &from);
+        left--;
+    }
+    return 0;
+}
+
+/* ---- together */
+
+static int master_find(struct meeting *m)
+{
+    struct addrinfo hints = { .ai_socktype = SOCK_STREAM }, *found = NULL;
+    char port[16];
+    int rc;
+
+    (void)snprintf(port, sizeof(port), "%u", m->env->port);
+    rc = getaddrinfo(m->env->address, port, &hints, &found);
+    if (rc != 0)
+        return zb_fail(m->err, -EINVAL, "MASTER_ADDR '%s': %s", m->env->address, gai_strerror(rc));
+    memcpy(&m->master, found->ai_addr, found->ai_addrlen);
+    freeaddrinfo(found);
+    return 0;
+}
+
+static int meet(struct meeting *m)
+{
+    int rc = master_find(m);
+
+    if (rc < 0)
+        return rc;
+    if (m->env->rank == 0)
+        return host_meet(m);
+    rc = guest_meet(m);
+    if (rc == 0)
+        rc = guest_connect(m);
+    return rc < 0 ? rc : guest_accept(m);
+}
+
+int zc_tcp_meet(struct zc_tcp_mesh *ret, struct zb_err *err)
+{
+    struct env env;
+    struct meeting m = { .env = &env, .listener = -1, .refused = -1, .mesh = ret, .err = err };
+    int rc = env_read(&env, err);
+
+    *ret = (struct zc_tcp_mesh){ 0 };
+    if (rc < 0)
+        return rc;
+    *ret = (struct zc_tcp_mesh){ .rank = env.rank, .world = env.world };
+    m.deadline_ns = zb_now_ns() + SECONDS(env.seconds);
+    ret->fds = malloc(sizeof(int) * env.world);
+    ret->names = calloc(env.world, ZC_TCP_NAME_BYTES);
+    m.addresses = calloc(env.world, sizeof(*m.addresses));
+    for (uint32_t r = 0; ret->fds && r < env.world; r++)
+        ret->fds[r] = -1;
+    if (!ret->fds || !ret->names || !m.addresses)
+        rc = zb_fail(err, -ENOMEM, "no memory for %u ranks", env.world);
+    else if (env.world > 1)
+        rc = meet(&m);
+    zb_close_fd(&m.listener);
+    zb_close_fd(&m.refused);
+    free(m.addresses);
+    if (rc < 0)
+        zc_tcp_mesh_close(ret);
+    return rc;
+}
+
+void zc_tcp_mesh_close(struct zc_tcp_mesh *mesh)
+{
+    for (uint32_t r = 0; mesh->fds && r < mesh->world; r++)
+        zb_close_fd(&mesh->fds[r]);
+    free(mesh->fds);
+    free(mesh->names);
+    *mesh = (struct zc_tcp_mesh){ 0 };
+}

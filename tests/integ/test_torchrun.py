@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+"""test_torchrun.py - ranks that find each other as torchrun's do train what ranks under mpirun train, bit for bit.
+
+    ZSHARD_BUILD=build tests/integ/test_torchrun.py [NAME...]
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+from harness import DEADLINE, Daemon, check, main, mpi_env, program, ranks_command, skip
+
+STEPS = 6
+MODEL = ("--seed 5 --batch 4 --micro-batch 2 --seq 32 --layers 3 --heads 2 --width 48 --lr 1e-3 "
+         "--clip 1 --data LICENSE --dtype bf16").split() + ["--steps", str(STEPS)]
+RANKS = 2
+IN_USE = "Address already in use"
+
+
+class Trained:
+    """What a run leaves in a folder of its own: losses and weights."""
+
+    def __init__(self, flags, start):
+        folder = tempfile.mkdtemp(prefix="zshard-run-")
+        try:
+            jsonl, export = (os.path.join(folder, name) for name in ("jsonl", "weights"))
+            self.ended = start([program("zgpt"), *MODEL, "--jsonl", jsonl, "--export", export, *flags])
+            self.losses, self.weights = [], b""
+            if all(code == 0 for code, _ in self.ended):
+                with open(jsonl, encoding="utf-8") as f:
+                    self.losses = [json.loads(line)["loss"] for line in f]
+                with open(export, "rb") as f:
+                    self.weights = f.read()
+        finally:
+            shutil.rmtree(folder)
+
+    def good(self, what):
+        for rank, (code, out) in enumerate(self.ended):
+            check(code == 0, f"{what}, rank {rank} ended with {code}:\n{out}")
+        check(len(self.losses) == STEPS and self.weights, f"{what}: {len(self.losses)} steps")
+        return self
+
+
+def under_mpirun(env):
+    def start(command):
+        done = subprocess.run(ranks_command(RANKS, command), env=env | mpi_env(), text=True, timeout=DEADLINE,
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              check=False)
+        return [(done.returncode, done.stdout)]
+    return start
+
+
+def as_torchrun(env, **more):
+    """Each rank with torchrun's environment. The port is drawn below those that the kernel gives out."""
+    def start(command):
+        for attempt in range(100):
+            port = 10000 + (os.getpid() * 7 + attempt * 13) % 20000
+            ranks = []
+            for rank in range(RANKS):
+                mine = env | {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "localhost",
+                              "MASTER_PORT": str(port), "LOCAL_RANK": str(rank),
+                              "TORCHELASTIC_RUN_ID": "none"} | more
+                ranks.append(subprocess.Popen(command, env=mine, text=True, stdin=subprocess.DEVNULL,
+                                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+            try:
+                ended = [(r.wait(DEADLINE), r.stdout.read()) for r in ranks]
+            finally:
+                for r in ranks:
+                    r.kill()
+                    r.stdout.close()
+                    r.wait()
+            if IN_USE not in ended[0][1]:
+                break
+        return ended
+    return start
+
+
+def same_as_mpi():
+    """Without a daemon and with one; the daemon's ranks are told apart by it, not by who launched them."""
+    if not shutil.which("mpirun"):
+        skip("there is no mpirun")
+    for offload in ("none", "nvme"):
+        with Daemon("--host-bytes", "256M", "--nvme-bytes", "64M") as d:
+            mpi = Trained(["--offload", offload], under_mpirun(d.env())).good("mpirun")
+            tcp = Trained(["--offload", offload], as_torchrun(d.env())).good("tcp")
+        check(mpi.losses == tcp.losses, f"{offload}: {mpi.losses} under mpirun, {tcp.losses} over tcp")
+        check(mpi.weights == tcp.weights, f"{offload}: other weights than under mpirun")
+
+
+def a_rank_that_does_not_come():
+    """World of three, two come: everybody ends with a sentence."""
+    done = Trained(["--offload", "none"],
+                   as_torchrun(dict(os.environ), WORLD_SIZE="3", ZSHARD_MEET_SECONDS="5"))
+    for rank, (code, out) in enumerate(done.ended):
+        check(code == 5 and "did not come: 2" in out, f"rank {rank} ended with {code}: {out}")
+
+
+TESTS = {f.__name__: f for f in (same_as_mpi, a_rank_that_does_not_come)}
+
+if __name__ == "__main__":
+    sys.exit(main(TESTS))

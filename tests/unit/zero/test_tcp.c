@@ -1,0 +1,455 @@
+/*
+ * The TCP backend: ranks are processes that this one forks, with the environment that torchrun
+ * would have left them. The contract, training that agrees bit for bit with threads, and every way
+ * in which ranks do not come together.
+ *
+ * A port is drawn below those that the kernel gives out by itself; where somebody has it, the next
+ * is tried.
+ */
+#include "tests/ztest.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/util.h"
+#include "comm_threads.h"
+#include "conformance.h"
+#include "model.h"
+
+#define RANKS_MAX 4u
+
+struct rank {
+    int rc; /* what rank_fn returned */
+    char why[512];
+};
+
+struct env {
+    const char *name, *value; /* value NULL: unset */
+};
+
+typedef int rank_fn(uint32_t rank, uint32_t world, char *why, size_t why_bytes);
+
+/* Differs from process to process, and from meeting to meeting. */
+static uint32_t port_draw(void)
+{
+    static uint32_t count;
+
+    return 10000 + ((uint32_t)getpid() * 7 + count++ * 13) % 20000;
+}
+
+static void env_set(const char *name, unsigned long long value)
+{
+    char text[32];
+
+    (void)snprintf(text, sizeof(text), "%llu", value);
+    assert_int_equal(setenv(name, text, 1), 0);
+}
+
+static void env_of(uint32_t rank, uint32_t world, uint32_t port)
+{
+    static const char *const others[] = {
+        "OMPI_COMM_WORLD_SIZE", "PMIX_RANK",   "PMI_RANK",
+        "MPI_LOCALRANKID",      "ZSHARD_PORT", "TORCHELASTIC_RUN_ID"
+    };
+
+    for (size_t i = 0; i < ZB_COUNT(others); i++)
+        (void)unsetenv(others[i]);
+    env_set("RANK", rank);
+    env_set("WORLD_SIZE", world);
+    env_set("MASTER_PORT", port - 1);
+    env_set("ZSHARD_MEET_SECONDS", 100);
+    assert_int_equal(setenv("MASTER_ADDR", "127.0.0.1", 1), 0);
+}
+
+static void rank_start(rank_fn *fn, uint32_t rank, uint32_t world, uint32_t port, struct rank *out,
+                       pid_t *ret)
+{
+    *ret = fork();
+    assert_true(*ret >= 0);
+    if (*ret > 0)
+        return;
+    env_of(rank, world, port);
+    out->rc = fn(rank, world, out->why, sizeof(out->why));
+    _exit(0);
+}
+
+/* Runs fn in `world` processes; again at another port where this one was in use. */
+static void ranks_run(rank_fn *fn, uint32_t world, struct rank *ranks)
+{
+    pid_t pids[RANKS_MAX];
+
+    do {
+        uint32_t port = port_draw();
+
+        memset(ranks, 0, sizeof(*ranks) * world);
+        for (uint32_t r = 0; r < world; r++) {
+            ranks[r].rc = -ECHILD;
+            rank_start(fn, r, world, port, &ranks[r], &pids[r]);
+        }
+        for (uint32_t r = 0; r < world; r++)
+            assert_int_equal(waitpid(pids[r], NULL, 0), pids[r]);
+    } while (ranks[0].rc == -EADDRINUSE);
+}
+
+/* Memory that the processes share. */
+static struct rank *ranks_new(void)
+{
+    struct rank *ranks = mmap(NULL, sizeof(*ranks) * RANKS_MAX, PROT_READ | PROT_WRITE,
+                              MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+    assert_true(ranks != MAP_FAILED);
+    return ranks;
+}
+
+static void ranks_free(struct rank *ranks)
+{
+    (void)munmap(ranks, sizeof(*ranks) * RANKS_MAX);
+}
+
+/* ---- the contract */
+
+static int keep_contract(uint32_t rank, uint32_t world, char *why, size_t why_bytes)
+{
+    struct zc_comm *comm;
+    int rc = zc_comm_open(&comm, "auto", why, why_bytes);
+
+    if (rc < 0)
+        return rc;
+    if (strcmp(comm->ops->name, "tcp") != 0 || comm->rank != rank || comm->world != world)
+        return -EINVAL;
+    rc = comm_conformance(comm, why, why_bytes);
+    zc_comm_close(comm, true);
+    return rc;
+}
+
+static void keeps_the_contract(void **state)
+{
+    struct rank *ranks = ranks_new();
+
+    (void)state;
+    for (uint32_t world = 1; world <= RANKS_MAX; world++) {
+        ranks_run(keep_contract, world, ranks);
+        for (uint32_t r = 0; r < world; r++)
+            if (ranks[r].rc != 0)
+                fail_msg("rank %u of %u: %d %s", r, world, ranks[r].rc, ranks[r].why);
+    }
+    ranks_free(ranks);
+}
+
+/* ---- training */
+
+static struct run run_new(struct zc_comm *comm)
+{
+    struct run r = { .dtype = ZC_BF16, .steps = 3 };
+
+    zc_zero_defaults(&r.options);
+    r.options.comm = comm;
+    r.options.groups = 2;
+    r.options.clip = 1;
+    r.options.micro_steps = 2;
+    r.options.eps = 1e-3;
+    r.options.timeout_ms = 100000;
+    return r;
+}
+
+/* Trains over TCP, and again with threads for ranks. */
+static int train(uint32_t rank, uint32_t world, char *why, size_t why_bytes)
+{
+    struct comm_group *g = comm_group_new(world, 1, 0);
+    struct run mine, threads[RANKS_MAX];
+    struct zc_comm *comm;
+    int rc = zc_comm_open(&comm, "tcp", why, why_bytes);
+
+    (void)rank;
+    if (rc < 0)
+        return rc;
+    mine = run_new(comm);
+    run_train(&mine);
+    zc_comm_close(comm, mine.rc == 0);
+    (void)snprintf(why, why_bytes, "%s", mine.error);
+    if (mine.rc != 0)
+        return mine.rc;
+    for (uint32_t r = 0; r < world; r++)
+        threads[r] = run_new(comm_group_rank(g, r));
+    run_threads(threads, world);
+    assert_runs_same("tcp", &threads[0], &mine);
+    for (uint32_t r = 0; r < world; r++)
+        run_done(&threads[r]);
+    run_done(&mine);
+    comm_group_free(g);
+    return 0;
+}
+
+static void agrees_with_threads(void **state)
+{
+    struct rank *ranks = ranks_new();
+
+    (void)state;
+    for (uint32_t world = 2; world <= 3; world++) {
+        ranks_run(train, world, ranks);
+        for (uint32_t r = 0; r < world; r++)
+            if (ranks[r].rc != 0)
+                fail_msg("rank %u of %u: %d %s", r, world, ranks[r].rc, ranks[r].why);
+    }
+    ranks_free(ranks);
+}
+
+/* ---- a peer that leaves, and one that does something else */
+
+static int wait_for(struct zc_comm *comm, struct zc_comm_op *op)
+{
+    bool done = false;
+    int rc = 0;
+
+    while (rc == 0 && !done) {
+        rc = comm->ops->test(comm, op, &done);
+        (void)usleep(100);
+    }
+    return rc;
+}
+
+static int leave_or_differ(uint32_t rank, bool leave, char *why, size_t why_bytes)
+{
+    static char from[1 << 20], to[2 << 20];
+    struct zc_comm *comm;
+    struct zc_comm_op *op;
+    int rc = zc_comm_open(&comm, "tcp", why, why_bytes);
+
+    if (rc < 0 || (leave && rank == 1)) /* its connections close with it */
+        return rc;
+    rc = comm->ops->all_gather(comm, from, to, rank == 1 ? 4096 : sizeof(from), &op);
+    if (rc == 0)
+        rc = wait_for(comm, op);
+    (void)snprintf(why, why_bytes, "%s", comm->ops->error(comm));
+    zc_comm_close(comm, false);
+    return rc;
+}
+
+static int leave(uint32_t rank, uint32_t world, char *why, size_t why_bytes)
+{
+    (void)world;
+    return leave_or_differ(rank, true, why, why_bytes);
+}
+
+static int differ(uint32_t rank, uint32_t world, char *why, size_t why_bytes)
+{
+    (void)world;
+    return leave_or_differ(rank, false, why, why_bytes);
+}
+
+static void a_peer_that_leaves_is_named(void **state)
+{
+    struct rank *ranks = ranks_new();
+
+    (void)state;
+    ranks_run(leave, 2, ranks);
+    if (ranks[0].rc != -EOWNERDEAD)
+        fail_msg("%d %s", ranks[0].rc, ranks[0].why);
+    assert_non_null(strstr(ranks[0].why, "rank 1 (127.0.0.1:"));
+    ranks_free(ranks);
+}
+
+static void other_calls_are_told(void **state)
+{
+    struct rank *ranks = ranks_new();
+
+    (void)state;
+    ranks_run(differ, 2, ranks);
+    /* who finds out first closes; the other may see only that */
+    if (ranks[0].rc != -EPROTO && ranks[1].rc != -EPROTO)
+        fail_msg("%d %s; %d %s", ranks[0].rc, ranks[0].why, ranks[1].rc, ranks[1].why);
+    for (uint32_t r = 0; r < 2; r++) {
+        assert_true(ranks[r].rc < 0);
+        if (ranks[r].rc == -EPROTO)
+            assert_non_null(strstr(ranks[r].why, "do not make the same calls"));
+    }
+    ranks_free(ranks);
+}
+
+/* ---- meetings that fail */
+
+static int open_only(uint32_t rank, uint32_t world, char *why, size_t why_bytes)
+{
+    struct zc_comm *comm;
+    int rc = zc_comm_open(&comm, "tcp", why, why_bytes);
+
+    (void)rank;
+    (void)world;
+    zc_comm_close(comm, false);
+    return rc;
+}
+
+static int open_or_stay_away(uint32_t rank, uint32_t world, char *why, size_t why_bytes)
+{
+    env_set("ZSHARD_MEET_SECONDS", 5);
+    return rank == 2 ? 0 : open_only(rank, world, why, why_bytes);
+}
+
+static int open_of_other_worlds(uint32_t rank, uint32_t world, char *why, size_t why_bytes)
+{
+    env_set("WORLD_SIZE", world + rank);
+    return open_only(rank, world, why, why_bytes);
+}
+
+static int open_as_the_same(uint32_t rank, uint32_t world, char *why, size_t why_bytes)
+{
+    env_set("RANK", rank == 0 ? 0 : 1);
+    return open_only(rank, world, why, why_bytes);
+}
+
+static void meetings_that_fail(void **state)
+{
+    static const struct {
+        const char *name;
+        rank_fn *fn;
+        uint32_t world;
+        int rc; /* of rank 0, and of who is told */
+        const char *says;
+    } cases[] = {
+        { "one stays away", open_or_stay_away, 3, -EOWNERDEAD, "did not come: 2" },
+        { "worlds differ", open_of_other_worlds, 2, -EPROTO, "rank 0 in 2" },
+        { "two are one", open_as_the_same, 3, -EPROTO, "two processes say that they are rank 1" },
+    };
+    struct rank *ranks = ranks_new();
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(cases); i++) {
+        bool told = false;
+
+        ranks_run(cases[i].fn, cases[i].world, ranks);
+        if (ranks[0].rc != cases[i].rc || !strstr(ranks[0].why, cases[i].says))
+            fail_msg("%s: %d %s", cases[i].name, ranks[0].rc, ranks[0].why);
+        /* rank 0 tells the others, if they had said hello by then */
+        for (uint32_t r = 1; r < cases[i].world; r++)
+            told = told || (ranks[r].rc == cases[i].rc && strstr(ranks[r].why, cases[i].says) &&
+                            strstr(ranks[r].why, "rank 0 gave up: "));
+        if (!told)
+            fail_msg("%s: nobody was told why: %s", cases[i].name, ranks[1].why);
+    }
+    ranks_free(ranks);
+}
+
+static void environments_that_are_none(void **state)
+{
+    static const struct {
+        struct env env;
+        const char *says;
+    } cases[] = {
+        { { "RANK", NULL }, "RANK is not set" },
+        { { "RANK", "2" }, "RANK is '2': a number from 0 to 1" },
+        { { "RANK", "-1" }, "RANK is '-1'" },
+        { { "RANK", "1x" }, "RANK is '1x'" },
+        { { "WORLD_SIZE", "0" }, "WORLD_SIZE is '0'" },
+        { { "WORLD_SIZE", "99999" }, "WORLD_SIZE is '99999'" },
+        { { "MASTER_PORT", "65535" }, "MASTER_PORT is '65535'" },
+        { { "MASTER_PORT", NULL }, "MASTER_PORT is not set" },
+        { { "ZSHARD_PORT", "0" }, "ZSHARD_PORT is '0'" },
+        { { "ZSHARD_MEET_SECONDS", "soon" }, "ZSHARD_MEET_SECONDS is 'soon'" },
+        { { "MASTER_ADDR", NULL }, "MASTER_ADDR is not set" },
+        { { "MASTER_ADDR", "not an address" }, "MASTER_ADDR 'not an address'" },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(cases); i++) {
+        struct zc_comm *comm;
+        char why[512] = "";
+        int rc;
+
+        env_of(0, 2, 20000);
+        if (cases[i].env.value)
+            assert_int_equal(setenv(cases[i].env.name, cases[i].env.value, 1), 0);
+        else
+            assert_int_equal(unsetenv(cases[i].env.name), 0);
+        rc = zc_comm_open(&comm, "tcp", why, sizeof(why));
+        if (rc != -EINVAL || comm || !strstr(why, cases[i].says))
+            fail_msg("%s: %d %s", cases[i].says, rc, why);
+    }
+    env_of(0, 2, 20000);
+    (void)unsetenv("RANK");
+    (void)unsetenv("WORLD_SIZE");
+    (void)unsetenv("MASTER_ADDR");
+    (void)unsetenv("MASTER_PORT");
+}
+
+/* ---- strangers at the door */
+
+static void meets_among_strangers(void **state)
+{
+    static const char *const words[] = {
+        "GET / HTTP/1.0\r\n\r\n and more than a hello has, whatever it is, to be sure of that",
+        "",
+    };
+    struct rank *ranks = ranks_new();
+    struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    pid_t pids[2];
+    int fds[ZB_COUNT(words)];
+
+    (void)state;
+    do {
+        uint32_t port = port_draw();
+
+        memset(ranks, 0, sizeof(*ranks) * 2);
+        ranks[0].rc = ranks[1].rc = -ECHILD;
+        rank_start(keep_contract, 0, 2, port, &ranks[0], &pids[0]);
+        at.sin_port = htons((uint16_t)port);
+        for (size_t i = 0; i < ZB_COUNT(words); i++) {
+            fds[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+            assert_true(fds[i] >= 0);
+            /* until rank 0 listens, or has ended because the port is in use */
+            while (connect(fds[i], (struct sockaddr *)&at, sizeof(at)) < 0 &&
+                   waitpid(pids[0], NULL, WNOHANG | WNOWAIT) == 0)
+                (void)usleep(10000);
+            (void)!send(fds[i], words[i], strlen(words[i]), MSG_NOSIGNAL);
+        }
+        (void)close(fds[1]); /* the first one stays, and says no more */
+        rank_start(keep_contract, 1, 2, port, &ranks[1], &pids[1]);
+        for (uint32_t r = 0; r < 2; r++)
+            assert_int_equal(waitpid(pids[r], NULL, 0), pids[r]);
+        (void)close(fds[0]);
+    } while (ranks[0].rc == -EADDRINUSE);
+    for (uint32_t r = 0; r < 2; r++)
+        if (ranks[r].rc != 0)
+            fail_msg("rank %u: %d %s", r, ranks[r].rc, ranks[r].why);
+    ranks_free(ranks);
+}
+
+static void a_port_in_use_is_said(void **state)
+{
+    struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    socklen_t bytes = sizeof(at);
+    struct zc_comm *comm;
+    char why[512] = "";
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    (void)state;
+    assert_true(fd >= 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&at, sizeof(at)), 0);
+    assert_int_equal(listen(fd, 1), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&at, &bytes), 0);
+    env_of(0, 2, 20000);
+    env_set("ZSHARD_PORT", ntohs(at.sin_port)); /* instead of the one behind MASTER_PORT */
+    assert_int_equal(zc_comm_open(&comm, "tcp", why, sizeof(why)), -EADDRINUSE);
+    assert_non_null(strstr(why, "rank 0 cannot listen at 127.0.0.1:"));
+    (void)close(fd);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(keeps_the_contract),          cmocka_unit_test(agrees_with_threads),
+        cmocka_unit_test(a_peer_that_leaves_is_named), cmocka_unit_test(other_calls_are_told),
+        cmocka_unit_test(meetings_that_fail),          cmocka_unit_test(environments_that_are_none),
+        cmocka_unit_test(meets_among_strangers),       cmocka_unit_test(a_port_in_use_is_said),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
