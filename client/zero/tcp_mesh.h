@@ -24,8 +24,8 @@ bool zc_tcp_launched(void);
  * Meets the other ranks, as the environment says (tcp_mesh.c). Blocks until all are there. The
  * connections do not block and are closed by exec.
  *
- * @return 0; -EINVAL the environment is not one, -EADDRINUSE, -EOWNERDEAD not all came, -EPROTO they
- * do not belong together, -ENOMEM, or what a socket said; nothing is open then
+ * @return 0; -EINVAL the environment is not one, -EADDRINUSE, -EOWNERDEAD not all came, -EPROTO
+ * they do not belong together, -ENOMEM, or what a socket said; nothing is open then
  */
 int zc_tcp_meet(struct zc_tcp_mesh *ret, struct zb_err *err);
 /** Closes what is open. A zeroed mesh is fine. */
