@@ -145,6 +145,20 @@ struct zk_params {
  * below an eighth. Infinity becomes NaN; an unsigned moment drops its sign.
  */
 
+/*
+ * BLOCKWISE INT8 is how values travel in a byte each (weights that are gathered, gradients that are
+ * reduced); moments have their own format, above. Each ZB_Q8_GROUP elements have a scale:
+ *
+ *     most  = the largest magnitude of the group
+ *     scale = most / 127, at least 2^-126
+ *     code  = the integer nearest to x * (1 / scale), ties to even: fma(x, 1 / scale, 3 * 2^22) has
+ *             it in its low bits. From -127 to 127
+ *     x     = code * scale, rounded to the dtype asked for
+ *
+ * so the error is at most half a scale and two roundings of it. A group with an infinity or a NaN
+ * has the scale NaN and comes back as NaN, all of it.
+ */
+
 /** b^t in double by repeated squaring, from the lowest bit of t up: the same bits everywhere. */
 double zk_powi(double b, uint64_t t);
 /** 0, or -EINVAL: what a caller gave that this optimizer cannot step with, in a sentence. What it
@@ -200,6 +214,10 @@ struct zk_ops {
     void (*encode_q8)(const float *from, uint8_t *code, float *scale, bool is_signed, uint32_t key,
                       size_t n);
     void (*decode_q8)(const uint8_t *code, const float *scale, float *to, bool is_signed, size_t n);
+
+    /* Blockwise int8; n is a multiple of ZB_Q8_GROUP, with a scale for each. */
+    void (*quantize_i8)(const float *from, int8_t *code, float *scale, size_t n);
+    void (*dequantize_i8)(const int8_t *code, const float *scale, float *to, size_t n);
 
     /*
      * Sum of squares of one block (n <= ZB_BLOCK_ELEMS) in double. Each square is exact in double.

@@ -57,6 +57,10 @@
                                   float *restrict scale, bool is_signed, uint32_t key, size_t n); \
     void zk_##variant##_decode_q8(const uint8_t *restrict code, const float *restrict scale,      \
                                   float *restrict to, bool is_signed, size_t n);                  \
+    void zk_##variant##_quantize_i8(const float *restrict from, int8_t *restrict code,            \
+                                    float *restrict scale, size_t n);                             \
+    void zk_##variant##_dequantize_i8(const int8_t *restrict code, const float *restrict scale,   \
+                                      float *restrict to, size_t n);                              \
     double zk_##variant##_sumsq(const float *restrict x, size_t n, uint64_t *nonfinite);          \
     double zk_##variant##_set_f32(float *restrict to, const float *restrict x, size_t n,          \
                                   uint64_t *nonfinite);                                           \
@@ -64,17 +68,18 @@
                                    uint64_t *nonfinite)
 
 /* The row of that variant for zk_all(). */
-#define ZK_OPS(variant, is_supported)                                                         \
-    {                                                                                         \
-        .name = #variant, .supported = (is_supported), .step = zk_##variant##_steps,          \
-        .split = zk_##variant##_split, .merge = zk_##variant##_merge,                         \
-        .f32_to_bf16 = zk_##variant##_f32_to_bf16, .bf16_to_f32 = zk_##variant##_bf16_to_f32, \
-        .f32_to_f16 = zk_##variant##_f32_to_f16, .f16_to_f32 = zk_##variant##_f16_to_f32,     \
-        .add_f32 = zk_##variant##_add_f32, .add_bf16 = zk_##variant##_add_bf16,               \
-        .add_f16 = zk_##variant##_add_f16, .encode_bf16 = zk_##variant##_encode_bf16,         \
-        .encode_q8 = zk_##variant##_encode_q8, .decode_q8 = zk_##variant##_decode_q8,         \
-        .sumsq = zk_##variant##_sumsq, .set_f32 = zk_##variant##_set_f32,                     \
-        .set_bf16 = zk_##variant##_set_bf16,                                                  \
+#define ZK_OPS(variant, is_supported)                                                             \
+    {                                                                                             \
+        .name = #variant, .supported = (is_supported), .step = zk_##variant##_steps,              \
+        .split = zk_##variant##_split, .merge = zk_##variant##_merge,                             \
+        .f32_to_bf16 = zk_##variant##_f32_to_bf16, .bf16_to_f32 = zk_##variant##_bf16_to_f32,     \
+        .f32_to_f16 = zk_##variant##_f32_to_f16, .f16_to_f32 = zk_##variant##_f16_to_f32,         \
+        .add_f32 = zk_##variant##_add_f32, .add_bf16 = zk_##variant##_add_bf16,                   \
+        .add_f16 = zk_##variant##_add_f16, .encode_bf16 = zk_##variant##_encode_bf16,             \
+        .encode_q8 = zk_##variant##_encode_q8, .decode_q8 = zk_##variant##_decode_q8,             \
+        .quantize_i8 = zk_##variant##_quantize_i8, .dequantize_i8 = zk_##variant##_dequantize_i8, \
+        .sumsq = zk_##variant##_sumsq, .set_f32 = zk_##variant##_set_f32,                         \
+        .set_bf16 = zk_##variant##_set_bf16,                                                      \
     }
 
 ZK_DECLARE(ref);

@@ -139,6 +139,22 @@ static void run_decode_q8(const struct kernel *k, const struct zk_ops *ops,
     ops->decode_q8(a->code + at, a->group + at, a->p + at, k->is_signed, n);
 }
 
+static void run_quantize_i8(const struct kernel *k, const struct zk_ops *ops,
+                            const struct zk_scalars *s, struct arrays *a, size_t at, size_t n)
+{
+    (void)k;
+    (void)s;
+    ops->quantize_i8(a->m + at, (int8_t *)a->code + at, a->group + at, n);
+}
+
+static void run_dequantize_i8(const struct kernel *k, const struct zk_ops *ops,
+                              const struct zk_scalars *s, struct arrays *a, size_t at, size_t n)
+{
+    (void)k;
+    (void)s;
+    ops->dequantize_i8((const int8_t *)a->code + at, a->group + at, a->p + at, n);
+}
+
 static void run_set(const struct kernel *k, const struct zk_ops *ops, const struct zk_scalars *s,
                     struct arrays *a, size_t at, size_t n)
 {
@@ -171,6 +187,8 @@ static const struct kernel plain_kernels[] = {
     { "encode_q8 signed", run_encode_q8, CODE | GROUP, 0, 0, 0, true, true },
     { "decode_q8 unsigned", run_decode_q8, P, 0, 0, 0, false, true },
     { "decode_q8 signed", run_decode_q8, P, 0, 0, 0, true, true },
+    { "quantize_i8", run_quantize_i8, CODE | GROUP, 0, 0, 0, true, true },
+    { "dequantize_i8", run_dequantize_i8, P, 0, 0, 0, true, true },
 };
 
 #define STEPS   ((ZB_OPTIMIZER_END - 1) * (ZB_DTYPE_END - 1) * (ZB_DTYPE_END - 1))
