@@ -1,0 +1,572 @@
+/*
+ * gpu.c - what all GPUs share: names, checks, and who holds which memory.
+ *
+ * MODEL. A share is the reading end of a pipe whose writing end went to one importer: as long as
+ * anyone has that open, reading it would wait; when the last one closed it, or died, there is a
+ * hang-up. Shares are looked at when somebody asks, never waited for. Memory that is freed while a
+ * share is held is unmapped, and stays in `stranded` until it is not.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/size.h"
+#include "kernels/gpu/gpu_priv.h"
+
+#define PIN_PIECE_BYTES ZB_GIB
+
+struct share {
+    struct zb_list node; /* in its mem's shares */
+    int fd;              /* the pipe's reading end */
+};
+
+struct pin {
+    struct zb_list node;
+    char *addr;
+    uint64_t len_bytes;
+};
+
+/* ---- devices */
+
+void zk_gpu_init(struct zk_gpu *g, const struct zk_gpu_backend *backend)
+{
+    int rc = pthread_mutex_init(&g->lock, NULL);
+
+    assert(rc == 0);
+    (void)rc;
+    g->backend = backend;
+    g->info.backend = backend->name;
+    zb_list_init(&g->mems);
+    zb_list_init(&g->stranded);
+    zb_list_init(&g->pins);
+}
+
+/* What stands behind "backend:", "" where nothing does; NULL: not that backend. */
+static const char *name_args(const char *name, const char *backend)
+{
+    size_t len = strlen(backend);
+
+    if (strncmp(name, backend, len) != 0)
+        return NULL;
+    return name[len] == '\0' ? name + len : name[len] == ':' ? name + len + 1 : NULL;
+}
+
+static int open_backend(const char *name, struct zk_gpu **ret, struct zb_err *err)
+{
+    const char *args = name_args(name, "cuda");
+
+    if (args) {
+#ifdef ZK_GPU_CUDA
+        return zk_gpu_cuda.open(args, ret, err);
+#else
+        return zb_fail(err, -ENODEV, "no GPU: this build is one without CUDA");
+#endif
+    }
+    args = name_args(name, "emulated");
+    if (args)
+        return zk_gpu_emulated.open(args, ret, err);
+    return zb_fail(err, -EINVAL,
+                   "no GPU is called '%s'; there are: cuda[:N], emulated[:BYTES[:US[:WORKS]]]",
+                   name);
+}
+
+int zk_gpu_open(const char *name, uint64_t limit_bytes, struct zk_gpu **ret, struct zb_err *err)
+{
+    struct zk_gpu *g = NULL;
+    int rc = open_backend(name, &g, err);
+
+    if (rc < 0)
+        return rc;
+    g->info.limit_bytes = limit_bytes > 0 ? zb_min_u64(limit_bytes, g->info.total_bytes)
+                                          : g->info.total_bytes;
+    *ret = g;
+    return 0;
+}
+
+const struct zk_gpu_info *zk_gpu_info(const struct zk_gpu *g)
+{
+    return &g->info;
+}
+
+/* ---- shares */
+
+static void share_free(struct share *s)
+{
+    zb_list_remove(&s->node);
+    zb_close_fd(&s->fd);
+    free(s);
+}
+
+/* How many are held still; those that are not are dropped. */
+static unsigned shares_held(struct zk_gpu_mem *m)
+{
+    unsigned held = 0;
+
+    zb_list_each(pos, &m->shares)
+    {
+        struct share *s = zb_container_of(pos, struct share, node);
+        struct pollfd p = { .fd = s->fd };
+
+        if (poll(&p, 1, 0) == 1 && (p.revents & POLLHUP))
+            share_free(s);
+        else
+            held++;
+    }
+    return held;
+}
+
+static void mem_delete(struct zk_gpu_mem *m)
+{
+    zb_list_remove(&m->node);
+    zb_list_each(pos, &m->shares) share_free(zb_container_of(pos, struct share, node));
+    zb_close_fd(&m->mark_fd);
+    free(m);
+}
+
+/* Forgets what nobody holds any more. */
+static void stranded_look(struct zk_gpu *g)
+{
+    zb_list_each(pos, &g->stranded)
+    {
+        struct zk_gpu_mem *m = zb_container_of(pos, struct zk_gpu_mem, node);
+
+        if (shares_held(m) == 0) {
+            g->used.stranded_bytes -= m->len_bytes;
+            mem_delete(m);
+        }
+    }
+}
+
+void zk_gpu_close(struct zk_gpu *g)
+{
+    if (!g)
+        return;
+    assert(zb_list_empty(&g->mems) && zb_list_empty(&g->pins) && g->objects == 0);
+    zb_list_each(pos, &g->stranded) mem_delete(zb_container_of(pos, struct zk_gpu_mem, node));
+    (void)pthread_mutex_destroy(&g->lock);
+    g->backend->close(g);
+}
+
+int zk_gpu_usage(struct zk_gpu *g, struct zk_gpu_usage *ret, struct zb_err *err)
+{
+    uint64_t free_bytes = 0;
+    int rc;
+
+    (void)pthread_mutex_lock(&g->lock);
+    stranded_look(g);
+    rc = g->backend->free_bytes(g, &free_bytes, err);
+    if (rc == 0) {
+        *ret = g->used;
+        ret->free_bytes = free_bytes;
+    }
+    (void)pthread_mutex_unlock(&g->lock);
+    return rc;
+}
+
+void zk_gpu_stranded(struct zk_gpu *g,
+                     void (*fn)(void *arg, uint64_t tag, uint64_t len_bytes, unsigned holders),
+                     void *arg)
+{
+    (void)pthread_mutex_lock(&g->lock);
+    stranded_look(g);
+    zb_list_each(pos, &g->stranded)
+    {
+        struct zk_gpu_mem *m = zb_container_of(pos, struct zk_gpu_mem, node);
+
+        fn(arg, m->tag, m->len_bytes, shares_held(m));
+    }
+    (void)pthread_mutex_unlock(&g->lock);
+}
+
+/* ---- memory */
+
+static struct zk_gpu_mem *mem_make(struct zk_gpu *g, uint64_t len_bytes, uint64_t tag)
+{
+    struct zk_gpu_mem *m = calloc(1, sizeof(*m));
+
+    if (!m)
+        return NULL;
+    *m = (struct zk_gpu_mem){
+        .gpu = g, .len_bytes = len_bytes, .tag = tag, .mark_fd = -1, .fd = -1, .writable = true
+    };
+    zb_list_init(&m->node);
+    zb_list_init(&m->shares);
+    return m;
+}
+
+/* Takes `bytes` of the limit. */
+static int limit_take(struct zk_gpu *g, uint64_t bytes, struct zb_err *err)
+{
+    uint64_t taken;
+    int rc = 0;
+
+    (void)pthread_mutex_lock(&g->lock);
+    stranded_look(g);
+    taken = g->used.owned_bytes + g->used.stranded_bytes;
+    if (bytes > g->info.limit_bytes || taken > g->info.limit_bytes - bytes)
+        rc = zb_fail(err, -ENOMEM,
+                     "%s of GPU memory: %s of %s are taken, %s of it are stranded with processes "
+                     "that hold what was freed",
+                     zb_size_text(bytes).s, zb_size_text(taken).s,
+                     zb_size_text(g->info.limit_bytes).s, zb_size_text(g->used.stranded_bytes).s);
+    else
+        g->used.owned_bytes += bytes;
+    (void)pthread_mutex_unlock(&g->lock);
+    return rc;
+}
+
+int zk_gpu_alloc(struct zk_gpu *g, uint64_t bytes, uint64_t tag, struct zk_gpu_mem **ret,
+                 struct zb_err *err)
+{
+    struct zk_gpu_mem *m;
+    int rc;
+
+    if (bytes == 0 || bytes > UINT64_C(1) << 50)
+        return zb_fail(err, -EINVAL, "no GPU memory has %llu bytes", (unsigned long long)bytes);
+    bytes = zb_round_up(bytes, g->info.granularity_bytes);
+    rc = limit_take(g, bytes, err);
+    if (rc < 0)
+        return rc;
+    m = mem_make(g, bytes, tag);
+    rc = m ? g->backend->mem_new(m, err) : zb_fail(err, -ENOMEM, "GPU memory: %m");
+    (void)pthread_mutex_lock(&g->lock);
+    if (rc == 0)
+        zb_list_push_back(&g->mems, &m->node);
+    else
+        g->used.owned_bytes -= bytes;
+    (void)pthread_mutex_unlock(&g->lock);
+    if (rc == 0)
+        *ret = m;
+    else
+        free(m);
+    return rc;
+}
+
+void zk_gpu_free(struct zk_gpu_mem *m)
+{
+    struct zk_gpu *g;
+
+    if (!m)
+        return;
+    g = m->gpu;
+    (void)pthread_mutex_lock(&g->lock);
+    assert(m->busy == 0);
+    zb_list_remove(&m->node);
+    (void)pthread_mutex_unlock(&g->lock);
+    g->backend->mem_free(m);
+    (void)pthread_mutex_lock(&g->lock);
+    if (m->imported)
+        g->used.imported_bytes -= m->len_bytes;
+    else
+        g->used.owned_bytes -= m->len_bytes;
+    if (shares_held(m) > 0) {
+        g->used.stranded_bytes += m->len_bytes;
+        zb_list_push_back(&g->stranded, &m->node);
+    } else {
+        mem_delete(m);
+    }
+    (void)pthread_mutex_unlock(&g->lock);
+}
+
+void *zk_gpu_addr(const struct zk_gpu_mem *m)
+{
+    return m->dev;
+}
+
+uint64_t zk_gpu_len(const struct zk_gpu_mem *m)
+{
+    return m->len_bytes;
+}
+
+int zk_gpu_share(struct zk_gpu_mem *m, struct zk_gpu_share *ret, struct zb_err *err)
+{
+    struct zk_gpu_share out = { .mem_fd = -1, .mark_fd = -1, .len_bytes = m->len_bytes };
+    struct share *s;
+    int ends[2], rc;
+
+    if (m->imported)
+        return zb_fail(err, -EINVAL, "GPU memory of another process is not ours to share");
+    if (pipe2(ends, O_CLOEXEC) < 0)
+        return zb_fail(err, -errno, "a mark for GPU memory: %m");
+    out.mark_fd = ends[1];
+    s = malloc(sizeof(*s));
+    rc = s ? m->gpu->backend->mem_export(m, &out.mem_fd, err)
+           : zb_fail(err, -ENOMEM, "a mark for GPU memory: %m");
+    if (rc < 0) {
+        zb_close_fd(&ends[0]);
+        zk_gpu_share_close(&out);
+        free(s);
+        return rc;
+    }
+    *s = (struct share){ .fd = ends[0] };
+    zb_list_init(&s->node);
+    (void)pthread_mutex_lock(&m->gpu->lock);
+    zb_list_push_back(&m->shares, &s->node);
+    (void)pthread_mutex_unlock(&m->gpu->lock);
+    *ret = out;
+    return 0;
+}
+
+void zk_gpu_share_close(struct zk_gpu_share *share)
+{
+    zb_close_fd(&share->mem_fd);
+    zb_close_fd(&share->mark_fd);
+}
+
+unsigned zk_gpu_holders(struct zk_gpu_mem *m)
+{
+    unsigned held;
+
+    (void)pthread_mutex_lock(&m->gpu->lock);
+    held = shares_held(m);
+    (void)pthread_mutex_unlock(&m->gpu->lock);
+    return held;
+}
+
+static int import_build(struct zk_gpu_mem *m, const struct zk_gpu_share *share, bool writable,
+                        struct zb_err *err)
+{
+    m->imported = true;
+    m->writable = writable;
+    m->mark_fd = fcntl(share->mark_fd, F_DUPFD_CLOEXEC, 0);
+    if (m->mark_fd < 0)
+        return zb_fail(err, -errno, "the mark of shared GPU memory: %m");
+    return m->gpu->backend->mem_import(m, share->mem_fd, writable, err);
+}
+
+int zk_gpu_import(struct zk_gpu *g, const struct zk_gpu_share *share, bool writable,
+                  struct zk_gpu_mem **ret, struct zb_err *err)
+{
+    struct zk_gpu_mem *m;
+    int rc;
+
+    if (share->len_bytes == 0 || share->len_bytes % g->info.granularity_bytes != 0)
+        return zb_fail(err, -EINVAL, "shared GPU memory of %llu bytes: not a multiple of %llu",
+                       (unsigned long long)share->len_bytes,
+                       (unsigned long long)g->info.granularity_bytes);
+    m = mem_make(g, share->len_bytes, 0);
+    if (!m)
+        return zb_fail(err, -ENOMEM, "GPU memory: %m");
+    rc = import_build(m, share, writable, err);
+    (void)pthread_mutex_lock(&g->lock);
+    if (rc == 0) {
+        g->used.imported_bytes += m->len_bytes;
+        zb_list_push_back(&g->mems, &m->node);
+        *ret = m;
+    } else {
+        mem_delete(m);
+    }
+    (void)pthread_mutex_unlock(&g->lock);
+    return rc;
+}
+
+/* ---- host memory */
+
+static struct pin *pin_at(struct zk_gpu *g, const char *addr)
+{
+    zb_list_each(pos, &g->pins)
+    {
+        struct pin *p = zb_container_of(pos, struct pin, node);
+
+        if (addr >= p->addr && addr < p->addr + p->len_bytes)
+            return p;
+    }
+    return NULL;
+}
+
+static bool pin_overlaps(struct zk_gpu *g, const char *addr, uint64_t len_bytes)
+{
+    zb_list_each(pos, &g->pins)
+    {
+        struct pin *p = zb_container_of(pos, struct pin, node);
+
+        if (addr < p->addr + p->len_bytes && p->addr < addr + len_bytes)
+            return true;
+    }
+    return false;
+}
+
+static void pieces_unpin(struct zk_gpu *g, char *addr, uint64_t len_bytes)
+{
+    for (uint64_t at = 0; at < len_bytes; at += PIN_PIECE_BYTES)
+        g->backend->unpin(g, addr + at);
+}
+
+static int pieces_pin(struct zk_gpu *g, char *addr, uint64_t len_bytes, bool read_only,
+                      struct zb_err *err)
+{
+    for (uint64_t at = 0; at < len_bytes; at += PIN_PIECE_BYTES) {
+        int rc = g->backend->pin(g, addr + at, zb_min_u64(len_bytes - at, PIN_PIECE_BYTES),
+                                 read_only, err);
+
+        if (rc < 0) {
+            pieces_unpin(g, addr, at);
+            return rc;
+        }
+    }
+    return 0;
+}
+
+int zk_gpu_pin(struct zk_gpu *g, void *addr, uint64_t len_bytes, bool read_only, struct zb_err *err)
+{
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    struct pin *p;
+    int rc;
+
+    if (len_bytes == 0 || len_bytes % page != 0 || (uintptr_t)addr % page != 0)
+        return zb_fail(err, -EINVAL, "memory to pin is not whole pages: %llu bytes at %p",
+                       (unsigned long long)len_bytes, addr);
+    p = malloc(sizeof(*p));
+    if (!p)
+        return zb_fail(err, -ENOMEM, "pinning: %m");
+    *p = (struct pin){ .addr = addr, .len_bytes = len_bytes };
+    zb_list_init(&p->node);
+    (void)pthread_mutex_lock(&g->lock); /* reserve the range; the pinning itself takes long */
+    rc = pin_overlaps(g, addr, len_bytes)
+             ? zb_fail(err, -EEXIST, "%p: some of it is pinned already", addr)
+             : 0;
+    if (rc == 0)
+        zb_list_push_back(&g->pins, &p->node);
+    (void)pthread_mutex_unlock(&g->lock);
+    if (rc == 0)
+        rc = pieces_pin(g, addr, len_bytes, read_only, err);
+    (void)pthread_mutex_lock(&g->lock);
+    if (rc == 0)
+        g->used.pinned_bytes += len_bytes;
+    else
+        zb_list_remove(&p->node);
+    (void)pthread_mutex_unlock(&g->lock);
+    if (rc < 0)
+        free(p);
+    return rc;
+}
+
+int zk_gpu_unpin(struct zk_gpu *g, void *addr, struct zb_err *err)
+{
+    struct pin *p;
+
+    (void)pthread_mutex_lock(&g->lock);
+    p = pin_at(g, addr);
+    if (p && p->addr != addr)
+        p = NULL;
+    if (p) {
+        g->used.pinned_bytes -= p->len_bytes;
+        zb_list_remove(&p->node);
+    }
+    (void)pthread_mutex_unlock(&g->lock);
+    if (!p)
+        return zb_fail(err, -ENOENT, "%p was not pinned", addr);
+    pieces_unpin(g, p->addr, p->len_bytes);
+    free(p);
+    return 0;
+}
+
+bool zk_gpu_pinned(struct zk_gpu *g, const void *addr, uint64_t len_bytes)
+{
+    struct pin *p;
+    bool inside;
+
+    (void)pthread_mutex_lock(&g->lock);
+    p = pin_at(g, addr);
+    inside = p && len_bytes <= (uint64_t)(p->addr + p->len_bytes - (const char *)addr);
+    (void)pthread_mutex_unlock(&g->lock);
+    return inside;
+}
+
+/* ---- streams, events, works: the backend's, and counted */
+
+static void objects_count(struct zk_gpu *g, int by)
+{
+    (void)pthread_mutex_lock(&g->lock);
+    g->objects += (unsigned)by;
+    (void)pthread_mutex_unlock(&g->lock);
+}
+
+int zk_gpu_stream_new(struct zk_gpu *g, struct zk_gpu_stream **ret, struct zb_err *err)
+{
+    int rc = g->backend->stream_new(g, ret, err);
+
+    if (rc == 0)
+        objects_count(g, 1);
+    return rc;
+}
+
+void zk_gpu_stream_free(struct zk_gpu_stream *s)
+{
+    if (!s)
+        return;
+    objects_count(s->gpu, -1);
+    s->gpu->backend->stream_free(s);
+}
+
+int zk_gpu_stream_query(struct zk_gpu_stream *s, struct zb_err *err)
+{
+    return s->gpu->backend->stream_query(s, err);
+}
+
+int zk_gpu_stream_sync(struct zk_gpu_stream *s, struct zb_err *err)
+{
+    return s->gpu->backend->stream_sync(s, err);
+}
+
+int zk_gpu_event_new(struct zk_gpu *g, struct zk_gpu_event **ret, struct zb_err *err)
+{
+    int rc = g->backend->event_new(g, ret, err);
+
+    if (rc == 0)
+        objects_count(g, 1);
+    return rc;
+}
+
+void zk_gpu_event_free(struct zk_gpu_event *e)
+{
+    if (!e)
+        return;
+    objects_count(e->gpu, -1);
+    e->gpu->backend->event_free(e);
+}
+
+int zk_gpu_event_record(struct zk_gpu_event *e, struct zk_gpu_stream *s, struct zb_err *err)
+{
+    assert(e->gpu == s->gpu);
+    return e->gpu->backend->event_record(e, s, err);
+}
+
+int zk_gpu_event_wait(struct zk_gpu_event *e, struct zk_gpu_stream *s, struct zb_err *err)
+{
+    assert(e->gpu == s->gpu);
+    return e->gpu->backend->event_wait(e, s, err);
+}
+
+int zk_gpu_event_query(struct zk_gpu_event *e, struct zb_err *err)
+{
+    return e->gpu->backend->event_query(e, err);
+}
+
+int zk_gpu_copy(struct zk_gpu_stream *s, enum zk_gpu_way way, void *to, const void *from,
+                uint64_t len_bytes, struct zb_err *err)
+{
+    return s->gpu->backend->copy(s, way, to, from, len_bytes, err);
+}
+
+int zk_gpu_fill(struct zk_gpu_stream *s, void *dev, uint8_t byte, uint64_t len_bytes,
+                struct zb_err *err)
+{
+    return s->gpu->backend->fill(s, dev, byte, len_bytes, err);
+}
+
+int zk_gpu_signal(struct zk_gpu_stream *s, int eventfd, struct zb_err *err)
+{
+    return s->gpu->backend->signal(s, eventfd, err);
+}
+
+int zk_gpu_launch(struct zk_gpu_stream *s, const struct zk_gpu_work *work, struct zb_err *err)
+{
+    int rc = zk_gpu_work_check(work, err);
+
+    return rc < 0 ? rc : s->gpu->backend->launch(s, work, err);
+}

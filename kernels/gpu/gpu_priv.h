@@ -1,0 +1,116 @@
+/*
+ * gpu_priv.h - what a backend of gpu.h is, and what all backends share. Private to kernels/.
+ *
+ * MODEL. gpu.c is the only caller of a backend: it checks arguments, keeps the lists of what is
+ * allocated, stranded, shared and pinned, and counts. A backend does what its table says and
+ * nothing else. An object of a backend begins with the base that gpu.c knows.
+ */
+#ifndef ZK_GPU_PRIV_H
+#define ZK_GPU_PRIV_H
+
+#include <pthread.h>
+
+#include "base/util.h"
+#include "kernels/gpu.h"
+
+struct zk_gpu_backend {
+    const char *name;
+
+    /* `args` is what stands behind the name's first colon, "" for nothing. Fills in base.info. */
+    int (*open)(const char *args, struct zk_gpu **ret, struct zb_err *err);
+    void (*close)(struct zk_gpu *g); /* takes a half-built one, too */
+    int (*free_bytes)(struct zk_gpu *g, uint64_t *ret, struct zb_err *err);
+
+    /* m->len_bytes is a multiple of the granularity; they set m->dev and what is theirs, and leave
+     * nothing behind when they fail. mem_free() unmaps and lets go. */
+    int (*mem_new)(struct zk_gpu_mem *m, struct zb_err *err);
+    int (*mem_import)(struct zk_gpu_mem *m, int fd, bool writable, struct zb_err *err);
+    int (*mem_export)(struct zk_gpu_mem *m, int *ret_fd, struct zb_err *err);
+    void (*mem_free)(struct zk_gpu_mem *m);
+
+    int (*pin)(struct zk_gpu *g, void *addr, uint64_t len_bytes, bool read_only,
+               struct zb_err *err);
+    void (*unpin)(struct zk_gpu *g, void *addr);
+
+    int (*stream_new)(struct zk_gpu *g, struct zk_gpu_stream **ret, struct zb_err *err);
+    void (*stream_free)(struct zk_gpu_stream *s);
+    int (*stream_query)(struct zk_gpu_stream *s, struct zb_err *err); /* -EAGAIN: no sentence */
+    int (*stream_sync)(struct zk_gpu_stream *s, struct zb_err *err);
+    int (*event_new)(struct zk_gpu *g, struct zk_gpu_event **ret, struct zb_err *err);
+    void (*event_free)(struct zk_gpu_event *e);
+    int (*event_record)(struct zk_gpu_event *e, struct zk_gpu_stream *s, struct zb_err *err);
+    int (*event_wait)(struct zk_gpu_event *e, struct zk_gpu_stream *s, struct zb_err *err);
+    int (*event_query)(struct zk_gpu_event *e, struct zb_err *err);
+
+    int (*copy)(struct zk_gpu_stream *s, enum zk_gpu_way way, void *to, const void *from,
+                uint64_t len_bytes, struct zb_err *err);
+    int (*fill)(struct zk_gpu_stream *s, void *dev, uint8_t byte, uint64_t len_bytes,
+                struct zb_err *err);
+    int (*signal)(struct zk_gpu_stream *s, int eventfd, struct zb_err *err);
+    int (*launch)(struct zk_gpu_stream *s, const struct zk_gpu_work *work, struct zb_err *err);
+};
+
+extern const struct zk_gpu_backend zk_gpu_emulated;
+extern const struct zk_gpu_backend zk_gpu_cuda; /* in builds with CUDA */
+
+struct zk_gpu {
+    const struct zk_gpu_backend *backend;
+    struct zk_gpu_info info;
+    pthread_mutex_t lock;    /* of what follows, and of every mem's `shares` */
+    struct zb_list mems;     /* mapped here, imported ones too */
+    struct zb_list stranded; /* freed, and held by someone */
+    struct zb_list pins;
+    struct zk_gpu_usage used; /* free_bytes is not kept here */
+    unsigned objects;         /* streams and events */
+};
+
+struct zk_gpu_mem {
+    struct zb_list node; /* in mems or stranded */
+    struct zk_gpu *gpu;
+    uint64_t len_bytes, tag;
+    char *dev;
+    struct zb_list shares; /* held by others, as far as we know */
+    bool imported;
+    int mark_fd; /* of an imported one; -1 */
+
+    /* The backend's own. */
+    uint64_t handle; /* cuda: of the physical memory */
+    int fd;          /* emulated: the memory */
+    char *shadow;    /* emulated: where the device's threads see it */
+    bool writable;
+    unsigned busy; /* emulated: works that use it now; under the lock */
+};
+
+struct zk_gpu_stream {
+    struct zk_gpu *gpu;
+};
+
+struct zk_gpu_event {
+    struct zk_gpu *gpu;
+};
+
+/** Sets up what gpu.c keeps; the first thing a backend's open() does with its object. */
+void zk_gpu_init(struct zk_gpu *g, const struct zk_gpu_backend *backend);
+
+/* ---- works, work.c */
+
+/** 0, or -EINVAL: what is wrong with it. What a device reads in its own memory is not looked at. */
+int zk_gpu_work_check(const struct zk_gpu_work *w, struct zb_err *err);
+
+/** A run of memory that a work uses: the pointer in the struct, and how many bytes from there. */
+struct zk_gpu_span {
+    void *at; /* address of the pointer, of whatever type */
+    uint64_t len_bytes;
+    bool writes;
+};
+
+#define ZK_GPU_SPANS_MAX 5
+
+/** What a checked work uses, runs of no bytes left out; returns how many there are. */
+unsigned zk_gpu_work_spans(struct zk_gpu_work *w, struct zk_gpu_span spans[ZK_GPU_SPANS_MAX]);
+
+/** Does a checked work on memory of the host, with these kernels. -EFAULT: a segment of no group.
+ */
+int zk_gpu_work_run(const struct zk_ops *ops, const struct zk_gpu_work *w);
+
+#endif
