@@ -13,6 +13,9 @@
  *                 while the ring for the others still fits
  *     state       page by page, in order of registration, as long as bytes are left
  *
+ * Later the daemon moves state, and only that, as others leave memory or want it
+ * (daemon/op_replan.c).
+ *
  * THE RING of streamed parameters has, for each rank and each size of shard, as many places as
  * there are such shards but at most ZB_RING_PINS. So a rank can have that many shards pinned at one
  * time, whichever they are, and nothing fragments.

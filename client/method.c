@@ -253,6 +253,20 @@ int zc_job_share(struct zc_client *c, const char *name, uint32_t share, zc_done_
                .method = ZP_JOB_SHARE, .message = &m.base, .done = done, .arg = arg });
 }
 
+int zc_tier_set(struct zc_client *c, const char *tier, uint64_t bytes, zc_done_fn *done, void *arg)
+{
+    Zp__TierSet m = ZP__TIER_SET__INIT;
+    int rc = zc_name_check(c, "a tier", tier, ZC_NAME_MAX);
+
+    if (rc < 0)
+        return rc;
+    m.name = UNCONST(char, tier);
+    m.bytes = bytes;
+    return zc_call_start(c,
+                         &(struct zc_call_spec){
+                             .method = ZP_TIER_SET, .message = &m.base, .done = done, .arg = arg });
+}
+
 /* ---- units, in parts: call->at counts the tensors that were sent */
 
 static int unit_check(struct zc_client *c, const struct zc_unit *unit)

@@ -126,6 +126,8 @@ int zc_rows_reply_jobs(struct zc_client *c, struct zc_call *call, const Protobuf
         to->committed_applied = from->committed_applied;
         to->snapshots = from->snapshots;
         to->epoch = from->epoch;
+        to->host_state = from->host_state;
+        to->host_state_target = from->host_state_target;
         to->share = from->share;
         COPY(to->name, from->name);
         COPY(to->state, from->state);
@@ -149,6 +151,8 @@ static void tier_copy(struct zc_tier_row *to, const Zp__TierRow *from)
     to->write_bytes_s = from->write_bytes_s;
     to->node_bytes = from->node_bytes;
     to->spilled_bytes = from->spilled_bytes;
+    to->target = from->target;
+    to->moving = from->moving;
     COPY(to->numa, from->numa);
     COPY(to->nodes, from->nodes);
     COPY(to->name, from->name);

@@ -157,6 +157,13 @@ int zc_job_share_wait(struct zc_client *c, const char *name, uint32_t share)
     return zc_wait(&w, zc_job_share(c, name, share, zc_waiter_done, &w), 0);
 }
 
+int zc_tier_set_wait(struct zc_client *c, const char *tier, uint64_t bytes)
+{
+    struct zc_waiter w = { .client = c };
+
+    return zc_wait(&w, zc_tier_set(c, tier, bytes, zc_waiter_done, &w), 0);
+}
+
 int zc_write_wait(struct zc_client *c, uint64_t shard, enum zc_what what, uint64_t first,
                   uint64_t count, const float *staged)
 {

@@ -329,6 +329,15 @@ ZC_EXPORT int zc_job_share(struct zc_client *c, const char *name, uint32_t share
                            void *arg);
 ZC_EXPORT int zc_job_share_wait(struct zc_client *c, const char *name, uint32_t share);
 
+/** Changes the budget of a tier ("host") while the daemon runs: for root and the daemon's user
+ * (-EPERM). Jobs move optimizer state with their next steps, until it fits, or to use what is more;
+ * zc_tier_row and zc_job_row say how far that is. -ENOSPC: less than what cannot move, and the
+ * sentence has the least that would do; -EINVAL: another tier. The next start of the daemon goes by
+ * its configuration. */
+ZC_EXPORT int zc_tier_set(struct zc_client *c, const char *tier, uint64_t bytes, zc_done_fn *done,
+                          void *arg);
+ZC_EXPORT int zc_tier_set_wait(struct zc_client *c, const char *tier, uint64_t bytes);
+
 /* ---- data
  *
  * `staged` points into the job's staging, at a multiple of 64 bytes from its beginning. Those bytes
@@ -632,6 +641,8 @@ struct zc_job_row {
     uint64_t fetched_bytes, pushed_bytes, nvme_read_bytes, nvme_written_bytes;
     uint64_t committed_iterations, committed_applied; /* where `committed` */
     uint64_t epoch;
+    /* optimizer state in host memory, and how much of it shall be: steps move the difference */
+    uint64_t host_state, host_state_target;
     uint32_t uid, world, attached, snapshots;
     uint32_t share; /* 0: of a job that is not in memory */
     bool keep, durable;
@@ -649,6 +660,9 @@ struct zc_tier_row {
     /* of the host tier: what was touched, on the NUMA nodes that the daemon keeps to and elsewhere,
      * and as "0:4096 1:0" by node ("" where the daemon does not look: numa = off) */
     uint64_t node_bytes, spilled_bytes;
+    /* of the host tier: what its budget was set to (it comes down to that), and optimizer state
+     * that shall leave memory with the next steps */
+    uint64_t target, moving;
     char name[8], detail[256], numa[128], nodes[256];
 };
 

@@ -13,6 +13,9 @@
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25 /* Linux 6.1; younger than the C library's headers */
 #endif
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* Linux 5.14; likewise */
+#endif
 
 /* Address space that begins on a huge page, with nothing behind it; NULL: none. */
 static uint8_t *arena_reserve(uint64_t bytes)
@@ -105,18 +108,67 @@ void zsd_arena_close(struct zsd_arena *arena)
     *arena = ZSD_ARENA_NONE;
 }
 
+/* As many whole pages of the kernel as lie inside of a range; or, outwards, as it touches. */
+static bool private_pages(uint8_t **at, uint64_t *bytes, bool outwards)
+{
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    uint64_t front = (uintptr_t)*at % page, back;
+
+    if (outwards) {
+        *at -= front;
+        *bytes = zb_round_up(*bytes + front, page);
+        return true;
+    }
+    front = front > 0 ? page - front : 0;
+    if (*bytes < front + page)
+        return false;
+    back = (*bytes - front) % page;
+    *at += front;
+    *bytes -= front + back;
+    return true;
+}
+
+void *zsd_private_reserve(uint64_t bytes)
+{
+    return arena_reserve(bytes);
+}
+
+int zsd_private_make(void *memory, uint64_t bytes, bool touch)
+{
+    uint8_t *p = memory;
+
+    if (bytes == 0)
+        return 0;
+    (void)private_pages(&p, &bytes, true);
+    if (mprotect(p, bytes, PROT_READ | PROT_WRITE) != 0)
+        return -errno;
+    (void)madvise(p, bytes, MADV_HUGEPAGE); /* advice: fine where it is refused */
+    (void)madvise(p, bytes, MADV_DONTFORK);
+    if (touch && madvise(p, bytes, MADV_POPULATE_WRITE) != 0 && errno == ENOMEM)
+        return -ENOMEM;
+    return 0;
+}
+
+void zsd_private_drop(void *memory, uint64_t bytes)
+{
+    uint8_t *p = memory;
+
+    if (!private_pages(&p, &bytes, false))
+        return;
+    (void)madvise(p, bytes, MADV_DONTNEED);
+    /* what can never be written is not counted as promised by the kernel; where there are too many
+     * ranges for that, it stays as it is, and empty */
+    (void)mmap(p, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+}
+
 void *zsd_private_new(uint64_t bytes)
 {
     uint8_t *p = arena_reserve(bytes);
 
-    if (!p)
-        return NULL;
-    if (mprotect(p, bytes, PROT_READ | PROT_WRITE) != 0) {
+    if (p && zsd_private_make(p, bytes, false) < 0) {
         (void)munmap(p, bytes);
         return NULL;
     }
-    (void)madvise(p, bytes, MADV_HUGEPAGE); /* advice: fine where it is refused */
-    (void)madvise(p, bytes, MADV_DONTFORK);
     return p;
 }
 

@@ -37,6 +37,13 @@ void zsd_arena_close(struct zsd_arena *arena);
 /** Private memory: state, gradients, rings. Page aligned, huge pages where there are any. NULL:
  * none. */
 void *zsd_private_new(uint64_t bytes);
+/** Addresses only, of which parts are made and dropped; zsd_private_free() ends all of it. */
+void *zsd_private_reserve(uint64_t bytes);
+/** A part, in multiples of 4096, can be used; touch: its memory is taken now. 0; -ENOMEM: then
+ * zsd_private_drop() gives back what was taken. */
+int zsd_private_make(void *memory, uint64_t bytes, bool touch);
+/** The memory of a part goes back at once. */
+void zsd_private_drop(void *memory, uint64_t bytes);
 void zsd_private_free(void *memory, uint64_t bytes);
 
 #endif

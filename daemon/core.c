@@ -327,7 +327,7 @@ static int core_build(struct zsd_core *core, struct zb_err *err)
     int rc;
 
     core->page_elems = daemon->config.page_elems;
-    core->host.budget = daemon->config.host_bytes;
+    core->host.budget = core->host_target = daemon->config.host_bytes;
     core->buffer_bytes = zb_buffer_bytes(core->page_elems);
     if (daemon->engine) {
         rc = zsd_map_init(core, err);

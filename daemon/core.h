@@ -48,6 +48,7 @@ zsd_handler zsd_job_open, zsd_unit_define, zsd_shard_register, zsd_ready, zsd_jo
 zsd_handler zsd_write, zsd_read, zsd_fetch, zsd_push, zsd_norms, zsd_note_put, zsd_note_get,
     zsd_step, zsd_skip, zsd_step_begin;
 zsd_handler zsd_list, zsd_jobs, zsd_tiers, zsd_stat;
+zsd_handler zsd_tier_set;             /* op_replan.c */
 zsd_handler zsd_top;                  /* top.c */
 zsd_handler zsd_commit, zsd_progress; /* op_commit.c */
 zsd_handler zsd_snapshot, zsd_snapshots, zsd_rollback, zsd_clone, zsd_snapshot_destroy;

@@ -105,6 +105,8 @@ struct zsd_core {
     bool draining;
 
     struct zsd_account host, nvme;
+    uint64_t host_target;   /* what the host tier's budget was set to: it comes down to that */
+    struct zsd_work replan; /* op_replan.c */
     struct zb_space *maps[ZN_PATHS_MAX]; /* of each data file, in ZB_PAGE_ALIGN units: paths.h */
     struct zb_space *extents;            /* the first one; NULL: no NVMe tier */
     struct zsd_extents *places;          /* of pages there (extents.c); NULL likewise */

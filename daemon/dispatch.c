@@ -55,6 +55,7 @@ static const struct row {
     [ZP_STEP_BEGIN] = { .handler = zsd_step_begin },
     [ZP_TOP] = { .handler = zsd_top },
     [ZP_JOB_SHARE] = { .handler = zsd_job_share },
+    [ZP_TIER_SET] = { .handler = zsd_tier_set },
 };
 
 /* ---- hello and ping */

@@ -235,6 +235,10 @@ static void job_row(const struct zsd_job *job, Zp__JobRow *row)
     row->nvme_written_bytes = job->nvme_written_bytes;
     row->error = (char *)(uintptr_t)job->why.text;
     row->share = job->payer.share;
+    row->host_state = job->host_held.used[ZSD_USE_STATE];
+    row->host_state_target = job->replan.shrinks
+                                 ? row->host_state - zsd_replan_leaving(job)
+                                 : zb_max_u64(row->host_state, job->replan.target_bytes);
 }
 
 /* A cursor is the number of the next job. */
@@ -299,6 +303,9 @@ void zsd_tier_rows(const struct zsd *daemon, struct zsd_tier_rows *ret)
     (void)snprintf(ret->host, sizeof(ret->host), "kernels %s, %u compute threads, %u page buffers",
                    daemon->kernels->name, zsd_compute_threads(daemon->compute), core->nbuffers);
     tier_row(&core->host, "host", ret->host, &ret->rows[0]);
+    ret->rows[0].target = core->host_target;
+    zb_list_each(pos, &core->jobs) ret->rows[0].moving +=
+        zsd_replan_leaving(zb_container_of(pos, struct zsd_job, node));
     if (!daemon->engine)
         (void)snprintf(ret->nvme, sizeof(ret->nvme), "none (nvme_bytes is 0)");
     for (unsigned i = 0; i < zsd_paths(daemon) && len < sizeof(ret->nvme); i++)

@@ -530,6 +530,7 @@ void zsd_job_share(struct zsd_req *req, const ProtobufCMessage *message)
     }
     job->payer.share = q->share == 0 ? ZSD_SHARE_DEFAULT : q->share;
     zb_log(ZB_LOG_INFO, "job-share", "job=\"%s\" share=%u", job->name, job->payer.share);
+    zsd_replan(job->core);
     zsd_reply(req, NULL, -1);
 }
 

@@ -84,6 +84,9 @@ struct zsd_shard {
     uint32_t npages;
     uint64_t version; /* steps applied */
     struct zsd_plane planes[ZB_PLANES];
+    /* re-planning (op_replan.c): of its state, so many pages are wanted in memory, will be there
+     * when the next step has made them, have memory, and are booked */
+    uint32_t state_to, state_next, state_made, state_booked;
     struct zsd_row *row; /* what was committed or loaded last, if it is still all that there is */
 
     uint8_t *written; /* one bit a page: has initial values */
@@ -217,6 +220,20 @@ struct zsd_early {
     struct zsd_work work;
 };
 
+/* Where its optimizer state lives is planned again: op_replan.c. */
+struct zsd_replan {
+    uint64_t all_bytes;    /* of the state of all its shards */
+    uint64_t target_bytes; /* of it, that it was to have in memory when that was divided last */
+    uint64_t giving_bytes; /* booked still; their memory is on its way back */
+    uint64_t used_bytes;   /* of the job's memory, that the engines know */
+    uint64_t stepped_ns;   /* when its last step was over; 0: none was, since it is in memory */
+    uint64_t step_ns;      /* from the one before to that */
+    bool busy;             /* a task makes memory, or gives it back */
+    bool shrinks;          /* something shall leave memory */
+    bool moved;            /* in the step that runs, something has come or left */
+    bool refused;          /* there were no places for what should have left: it was logged */
+};
+
 struct zsd_commit_op;
 struct zsd_load_op;
 
@@ -267,8 +284,9 @@ struct zsd_job {
 
     struct zsd_arena arena; /* parameters: the resident ones, then the ring */
     uint64_t arena_bytes, ring_bytes;
-    uint8_t *memory; /* gradients and resident state */
+    uint8_t *memory; /* gradients, then state: addresses for all, memory for what is resident */
     uint64_t memory_bytes;
+    struct zsd_replan replan;
     struct zb_needs *promise; /* of places on the data file; of a durable job it is its saved's */
     struct zb_slots ring;     /* regions of the arena */
     struct zb_list cached;    /* unpinned cached shards, oldest first */
@@ -277,6 +295,7 @@ struct zsd_job {
     /* budget: unused; used: what is in the core's accounts. What a durable job holds of the data
      * file is its saved's. */
     struct zsd_account host_held, nvme_held;
+    uint64_t staging_most; /* that its ranks ever had at one time: who comes back needs it again */
 
     uint64_t iterations, applied;
     struct zsd_step_op step;
@@ -356,6 +375,30 @@ static inline uint8_t *zsd_page_at(const struct zsd_shard *s, enum zb_plane plan
            page * zb_page_bytes(s->planes[plane].block_bytes, s->job->core->page_elems);
 }
 
+/** The next step writes this page of state, which is in memory, to the data file; or brings it from
+ * there into memory (op_replan.c). */
+static inline bool zsd_page_leaves(const struct zsd_shard *s, uint32_t page)
+{
+    return page < s->planes[ZB_STATE].resident && page >= s->state_next;
+}
+
+static inline bool zsd_page_comes(const struct zsd_shard *s, uint32_t page)
+{
+    return page >= s->planes[ZB_STATE].resident && page < s->state_next;
+}
+
+/** The pages of a plane from here on live on the data file, or may come to, before it is planned
+ * again. */
+static inline uint32_t zsd_plane_low(const struct zsd_shard *s, enum zb_plane plane)
+{
+    uint32_t low = s->planes[plane].resident;
+
+    if (plane != ZB_STATE)
+        return low;
+    low = low < s->state_to ? low : s->state_to;
+    return low < s->state_next ? low : s->state_next;
+}
+
 static inline bool zsd_page_streamed(const struct zsd_shard *s, enum zb_plane plane, uint32_t page)
 {
     return s->planes[plane].block_bytes > 0 && page >= s->planes[plane].resident;
@@ -430,6 +473,37 @@ int zsd_place_needs(const struct zsd_job *job, unsigned times, uint64_t stamp,
                     struct zb_needs *ret);
 /** What the job holds of the data file, by use. */
 const struct zsd_account *zsd_job_nvme(const struct zsd_job *job);
+
+/* ---- op_replan.c */
+
+struct zsd_range {
+    uint64_t at, bytes;
+};
+
+/** The job was placed: from here on its state may move. */
+void zsd_replan_begin(struct zsd_job *job);
+/** Its state may live on the data files, and be moved there. */
+static inline bool zsd_state_moves(const struct zsd_job *job)
+{
+    return job->core->extents && job->offload_optimizer != 1;
+}
+/** What of the job's memory is to be made, in order: *ret is new, *ret_n ranges. 0 or -ENOMEM. */
+int zsd_replan_ranges(const struct zsd_job *job, struct zsd_range **ret, uint32_t *ret_n);
+/** Its memory is there: the engines get to know it. */
+void zsd_replan_attach(struct zsd_job *job);
+/** All pages of this shard are stepped: those that left memory or came there, have. */
+void zsd_replan_stepped(struct zsd_shard *s);
+/** A step that changed pages is over. */
+void zsd_replan_step_over(struct zsd_job *job);
+/** What is free has changed, or who wants it: the memory for state is divided anew, soon. */
+void zsd_replan(struct zsd_core *core);
+/** Sets the host tier's budget: 0; -ENOSPC: it is less than what cannot move, nothing has changed.
+ */
+int zsd_host_set(struct zsd_core *core, uint64_t bytes, struct zb_err *err);
+/** The host tier's budget comes down to what was set, as far as memory has come back. */
+void zsd_host_settle(struct zsd_core *core);
+/** Bytes of state that shall leave memory, and have not. */
+uint64_t zsd_replan_leaving(const struct zsd_job *job);
 
 /* ---- top.c */
 

@@ -9,6 +9,22 @@
 #include "daemon/job_priv.h"
 #include "daemon/paths.h"
 
+/* Addresses for all of it, and memory for what is to be used. */
+static void arena_memory(struct zsd_arena_task *t)
+{
+    int rc = 0;
+
+    t->memory = zsd_private_reserve(t->memory_bytes);
+    for (uint32_t i = 0; t->memory && i < t->nranges && rc == 0; i++)
+        rc = zsd_private_make(t->memory + t->ranges[i].at, t->ranges[i].bytes, false);
+    if (t->memory && rc == 0)
+        return;
+    zsd_private_free(t->memory, t->memory_bytes);
+    t->memory = NULL;
+    (void)zb_fail(&t->err, -ENOMEM, "%s for gradients and optimizer state: %m",
+                  zb_size_text(t->memory_bytes).s);
+}
+
 static void arena_run(struct zsd_task *task)
 {
     struct zsd_arena_task *t = zb_container_of(task, struct zsd_arena_task, task);
@@ -19,12 +35,8 @@ static void arena_run(struct zsd_task *task)
         break;
     case ZSD_ARENA_OPEN:
         if (zsd_arena_open(&t->arena, "zshard-params", t->bytes, true, &t->err) == 0 &&
-            t->memory_bytes > 0) {
-            t->memory = zsd_private_new(t->memory_bytes);
-            if (!t->memory)
-                (void)zb_fail(&t->err, -ENOMEM, "%s for gradients and optimizer state: %m",
-                              zb_size_text(t->memory_bytes).s);
-        }
+            t->memory_bytes > 0)
+            arena_memory(t);
         break;
     case ZSD_STAGING_CLOSE:
     case ZSD_ARENA_CLOSE:
@@ -54,7 +66,7 @@ static void arena_done(struct zsd_task *task)
         break;
     }
     zsd_job_room(job->core);
-    free(t);
+    zsd_arena_task_free(t);
     zsd_job_unhold(job);
 }
 
@@ -73,6 +85,13 @@ struct zsd_arena_task *zsd_arena_task_new(struct zsd_job *job, enum zsd_arena_wh
     return t;
 }
 
+void zsd_arena_task_free(struct zsd_arena_task *t)
+{
+    if (t)
+        free(t->ranges);
+    free(t);
+}
+
 void zsd_arena_task_start(struct zsd_arena_task *t)
 {
     zsd_job_hold(t->job);
@@ -82,7 +101,7 @@ void zsd_arena_task_start(struct zsd_arena_task *t)
 void zsd_arena_end(struct zsd_job *job, enum zsd_arena_what what, struct zsd_arena arena,
                    uint8_t *memory, uint64_t memory_bytes, uint64_t booked)
 {
-    struct zsd_arena_task here, *t = zsd_arena_task_new(job, what, NULL);
+    struct zsd_arena_task here = { 0 }, *t = zsd_arena_task_new(job, what, NULL);
 
     zsd_paths_unregister(job->core->daemon, arena.base);
     zsd_paths_unregister(job->core->daemon, memory);

@@ -21,6 +21,8 @@ struct zsd_arena_task {
     struct zsd_arena arena;
     uint8_t *memory;
     uint64_t memory_bytes;
+    struct zsd_range *ranges; /* ZSD_ARENA_OPEN: of the memory, that can be used */
+    uint32_t nranges;
     struct zb_err err;
 };
 
@@ -28,6 +30,7 @@ struct zsd_arena_task {
 struct zsd_arena_task *zsd_arena_task_new(struct zsd_job *job, enum zsd_arena_what what,
                                           void (*opened)(struct zsd_arena_task *t));
 void zsd_arena_task_start(struct zsd_arena_task *t);
+void zsd_arena_task_free(struct zsd_arena_task *t);
 /** Ends memory on a compute thread; where there is none for the task itself, here. */
 void zsd_arena_end(struct zsd_job *job, enum zsd_arena_what what, struct zsd_arena arena,
                    uint8_t *memory, uint64_t memory_bytes, uint64_t booked);

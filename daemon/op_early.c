@@ -146,10 +146,11 @@ bool zsd_early_drained(const struct zsd_job *job)
     return e->inflight == 0 || (e->prepared && e->err.code == 0 && !job->step.skip);
 }
 
-/* The first page that can be begun; npages: none. They are those behind the resident ones. */
+/* The first page that can be begun; npages: none. They are those behind the resident ones, and
+ * those that the step brings into memory (it does not change while something is begun). */
 static uint32_t early_first(const struct zsd_shard *s)
 {
-    uint32_t page = s->planes[ZB_STATE].resident;
+    uint32_t page = (uint32_t)zb_max_u64(s->planes[ZB_STATE].resident, s->state_next);
 
     return page < s->npages && zsd_page_early(s, page) ? page : s->npages;
 }

@@ -84,6 +84,7 @@ static void room_on_work(struct zsd_work *work)
         if (job->state == ZSD_PLACING && job->place_waits)
             zsd_place_again(job);
     }
+    zsd_replan(core);
 }
 
 /* Something has come back, or has ended: who waits for that looks again. */

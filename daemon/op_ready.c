@@ -117,6 +117,7 @@ static void ready_loaded(struct zsd_job *job, const struct zb_err *err)
         zb_log(ZB_LOG_INFO, "job-loaded", "job=\"%s\" iterations=%llu applied=%llu", job->name,
                (unsigned long long)job->iterations, (unsigned long long)job->applied);
         ready_answer(job);
+        zsd_replan(job->core);
     }
     zsd_version_unref(v);
 }
@@ -219,13 +220,19 @@ void zsd_place_again(struct zsd_job *job)
 
     job->place_waits = rc == -ENOSPC && zsd_core_make_room(job->core, job);
     if (rc < 0) {
-        free(t);
+        zsd_arena_task_free(t);
         if (!job->place_waits)
             zsd_job_end(job, &err);
         return;
     }
     t->bytes = job->arena_bytes;
     t->memory_bytes = job->memory_bytes;
+    if (zsd_replan_ranges(job, &t->ranges, &t->nranges) < 0) {
+        zsd_arena_task_free(t);
+        (void)zb_fail(&err, -ENOMEM, "job '%s': %m", job->name);
+        zsd_job_end(job, &err);
+        return;
+    }
     zsd_arena_task_start(t);
 }
 
@@ -269,7 +276,7 @@ static void job_arena_opened(struct zsd_arena_task *t)
         return; /* zsd_job_forget_if_over() ends the memory */
     zsd_place_attach(job);
     zsd_paths_register(job->core->daemon, job->arena.base, job->arena_bytes);
-    zsd_paths_register(job->core->daemon, job->memory, job->memory_bytes);
+    zsd_replan_attach(job);
     zb_log(ZB_LOG_INFO, "job-ready",
            "job=\"%s\" shards=%u host_params=%llu host_grads=%llu host_state=%llu ring=%llu "
            "nvme_params=%llu nvme_state=%llu nvme_spare=%llu early=%d",
@@ -288,6 +295,7 @@ static void job_arena_opened(struct zsd_arena_task *t)
     }
     job->state = ZSD_READY;
     ready_answer(job);
+    zsd_replan(job->core);
 }
 
 static void ready_expire(struct zsd_timed *timed)

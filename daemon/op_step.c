@@ -295,6 +295,7 @@ static void step_end(struct zsd_job *job)
 {
     job->state = ZSD_READY;
     job->step.asked = job->step.committing = false;
+    zsd_replan_step_over(job);
     step_answer(job, NULL);
     zsd_job_stepped(job);
     if (job->core->draining)
@@ -329,6 +330,7 @@ static void step_over(struct zsd_job *job, bool applied)
 static void step_shard_done(struct zsd_shard *s)
 {
     s->version = s->job->applied + 1;
+    zsd_replan_stepped(s);
     zsd_shard_wake(s);
 }
 

@@ -52,6 +52,7 @@ struct page_io {
     enum zb_plane plane;
     bool streamed, read, changed, written; /* what this operation does with the plane */
     bool taken;                            /* its fresh extent has the bytes already: PUBLISH */
+    bool leaves, comes;                    /* memory: of a STEP (op_replan.c) */
     bool failed;                           /* the write of a resident page */
     struct zsd_extent fresh;
     uint32_t crcs[PAGE_CRCS_MAX]; /* of the fresh page */
@@ -165,7 +166,9 @@ static bool page_writes(const struct zsd_pageop *op, const struct page_io *io)
 {
     const struct zsd_plane *p = page_plane(op, io->plane);
 
-    if (io->streamed)
+    if (io->leaves)
+        return true;
+    if (io->streamed && !io->comes)
         return io->changed && !io->taken;
     if (!op->spec.save_err || p->block_bytes == 0)
         return false;
@@ -258,7 +261,7 @@ static void page_on_io(struct zsd_pio *pio, int rc)
     struct zsd_pageop *op = io->op;
     const struct zsd_shard *s = op->spec.shard;
 
-    io->failed = rc < 0 && !io->streamed;
+    io->failed = rc < 0 && (!io->streamed || (io->comes && pio->io.op == ZN_WRITE));
     if (rc < 0)
         (void)zb_fail(io->failed ? op->spec.save_err : &op->err, rc,
                       "job '%s' unit '%s' shard %llu: %s page %u of its %s on NVMe: %m",
@@ -293,7 +296,7 @@ static bool page_transfer(struct zsd_pageop *op, enum zn_op direction)
         io->pio.io = (struct zn_io){
             .op = direction,
             .urgent = op->spec.kind == ZSD_PAGE_FILL, /* a fetch waits */
-            .lend = op->spec.kind != ZSD_PAGE_FILL,
+            .lend = op->spec.kind != ZSD_PAGE_FILL && !io->comes,
             .buf = page_bytes_at(op, io->plane),
             .len_bytes = zsd_page_bytes(op->spec.shard, io->plane, op->spec.page),
             .off_bytes = core->daemon->engine_base +
@@ -309,7 +312,7 @@ static bool page_transfer(struct zsd_pageop *op, enum zn_op direction)
 static bool page_needs_buffer(const struct zsd_pageop *op)
 {
     return op->spec.kind != ZSD_PAGE_FILL && op->spec.kind != ZSD_PAGE_PUBLISH &&
-           (op->io[0].streamed || op->io[1].streamed);
+           (op->io[0].streamed || (op->io[1].streamed && !op->io[1].comes));
 }
 
 /* Where the bytes of each plane are for this operation. */
@@ -333,7 +336,7 @@ static void page_locate(struct zsd_pageop *op)
         op->page.param = op->param;
     else if (op->buffer) /* PUBLISH has none */
         state_buffer += zsd_page_bytes(s, ZB_PARAM, op->spec.page);
-    if (op->io[1].streamed)
+    if (op->io[1].streamed && !op->io[1].comes)
         op->page.state = state_buffer;
     else if (s->planes[ZB_STATE].mem)
         op->page.state = zsd_page_at(s, ZB_STATE, op->spec.page);
@@ -389,6 +392,12 @@ static void page_settle_extents(struct zsd_pageop *op)
             op->spec.held->fresh[i] = io->fresh;
             memcpy(held_crcs(op, io), io->crcs, crcs_bytes);
             continue;
+        }
+        if (io->comes && op->err.code == 0 && !kept) { /* it is in memory now, and nowhere else */
+            if (spent.at != ZB_NO_PLACE)
+                zsd_extent_unref(core, spent.at, bytes);
+            spent = p->extents[op->spec.page];
+            p->extents[op->spec.page].at = ZB_NO_PLACE;
         }
         if (kept) {
             spent = p->extents[op->spec.page];
@@ -553,6 +562,10 @@ int zsd_pageop_start(const struct zsd_page_spec *spec)
         io->op = op;
         io->plane = page_planes[i];
         io->streamed = zsd_page_streamed(spec->shard, io->plane, spec->page);
+        if (spec->kind == ZSD_PAGE_STEP && io->plane == ZB_STATE) {
+            io->leaves = zsd_page_leaves(spec->shard, spec->page);
+            io->comes = io->streamed && zsd_page_comes(spec->shard, spec->page);
+        }
         io->read = io->streamed && page_wants(op, io->plane);
         io->changed = page_plane(op, io->plane)->block_bytes > 0 && page_changes(op, io->plane);
         io->taken = spec->kind == ZSD_PAGE_PUBLISH && io->streamed;

@@ -33,18 +33,21 @@ int zsd_place_needs(const struct zsd_job *job, unsigned times, uint64_t stamp, s
     for (uint32_t i = 0; i < job->nshards && rc == 0; i++) {
         const struct zsd_shard *s = job->shards[i];
         unsigned held = s->row && s->row->stamp == stamp ? 0 : 1;
+        uint32_t low;
 
         for (int p = 0; p < ZB_PLANES && rc == 0; p++) {
             if (!s->planes[p].extents)
                 continue;
-            rc = zb_needs_pages(ret, &s->unit->layout, p, s->count, job->core->page_elems, 0,
-                                s->unit->layout.frozen ? held : zb_max_u64(times, held));
+            low = zsd_plane_low(s, p);
+            rc = zb_needs_pages(
+                ret, &s->unit->layout, p, s->count, job->core->page_elems, job->durable ? 0 : low,
+                s->unit->layout.frozen || !job->durable ? held : zb_max_u64(times, held));
             if (rc == 0)
                 rc = zb_needs_pages(&streamed[p], &s->unit->layout, p, s->count,
-                                    job->core->page_elems, s->planes[p].resident, 1);
+                                    job->core->page_elems, low, 1);
             if (rc == 0 && job->early_room && !s->unit->layout.frozen)
                 rc = zb_needs_pages(&early[p], &s->unit->layout, p, s->count, job->core->page_elems,
-                                    s->planes[p].resident, 1);
+                                    low, 1);
         }
     }
     for (int p = 0; p < ZB_PLANES; p++) {
@@ -188,10 +191,13 @@ static void place_pages(struct zsd_job *job, const struct zb_place *plan)
     }
 }
 
-/* Tables for the pages of one plane, when any of them goes to the data file. */
-static int place_tables(struct zsd_shard *s, struct zsd_plane *plane)
+/* Tables for the pages of one plane, when any of them goes to the data file, or may. */
+static int place_tables(struct zsd_shard *s, enum zb_plane p)
 {
-    if (plane->block_bytes == 0 || (plane->resident == s->npages && !s->job->durable))
+    struct zsd_plane *plane = &s->planes[p];
+    bool moves = p == ZB_STATE && zsd_state_moves(s->job);
+
+    if (plane->block_bytes == 0 || (plane->resident == s->npages && !s->job->durable && !moves))
         return 0;
     plane->crcs_per_page = zn_crc_count(
         (uint32_t)zb_page_bytes(plane->block_bytes, s->job->core->page_elems), plane->crc_bytes);
@@ -285,7 +291,7 @@ int zsd_place(struct zsd_job *job, struct zb_err *err)
 
         for (int p = 0; p < ZB_PLANES && rc == 0; p++)
             if (p != ZB_GRAD)
-                rc = place_tables(s, &s->planes[p]);
+                rc = place_tables(s, p);
     }
     if (rc == 0)
         rc = place_arena(job, &plan);
@@ -299,12 +305,14 @@ int zsd_place(struct zsd_job *job, struct zb_err *err)
     }
     job->arena_bytes = plan.param_bytes + plan.ring_bytes;
     job->ring_bytes = plan.ring_bytes;
-    job->memory_bytes = plan.grad_bytes + plan.state_bytes;
+    job->memory_bytes = plan.grad_bytes;
     place_book(job, ZSD_USE_PARAM, plan.param_bytes);
     place_book(job, ZSD_USE_RING, plan.ring_bytes);
     place_book(job, ZSD_USE_GRAD, plan.grad_bytes);
     place_book(job, ZSD_USE_STATE, plan.state_bytes);
     zb_place_done(&plan);
+    zsd_replan_begin(job);
+    job->memory_bytes += job->replan.all_bytes;
     job->placed = true;
     return 0;
 }
@@ -327,11 +335,11 @@ void zsd_place_attach(struct zsd_job *job)
     for (uint32_t i = 0; i < job->nshards; i++) {
         struct zsd_plane *state = &job->shards[i]->planes[ZB_STATE];
 
-        for (uint32_t p = 0; p < state->resident && state->block_bytes > 0; p++) {
-            if (p == 0)
-                state->mem = at;
-            at += zsd_page_bytes(job->shards[i], ZB_STATE, p);
-        }
+        if (state->block_bytes == 0)
+            continue;
+        state->mem = at;
+        at += zb_layout_bytes(&job->shards[i]->unit->layout, ZB_STATE, job->core->page_elems,
+                              job->shards[i]->count);
     }
     assert(at == job->memory + job->memory_bytes);
 }
@@ -346,6 +354,7 @@ void zsd_unplace(struct zsd_job *job)
         job->core->host.used[use] -= job->host_held.used[use];
         job->host_held.used[use] = 0;
     }
+    zsd_host_settle(job->core);
     if (job->saved && !zsd_saved_kept(job->saved) && !job->saved->doubt && !job->saved->gone) {
         zsd_nvme_unpromise(job->core, &job->saved->nvme_held, &job->saved->promise);
     } else if (job->saved) {
@@ -376,6 +385,7 @@ int zsd_place_staging(struct zsd_job *job, uint64_t bytes, struct zb_err *err)
             "staging of %s for a rank of job '%s' does not fit: %s of host memory are free",
             zb_size_text(bytes).s, job->name, zb_size_text(free_bytes).s);
     place_book(job, ZSD_USE_STAGING, bytes);
+    job->staging_most = zb_max_u64(job->staging_most, job->host_held.used[ZSD_USE_STAGING]);
     return 0;
 }
 
@@ -383,4 +393,5 @@ void zsd_unplace_staging(struct zsd_job *job, uint64_t bytes)
 {
     job->core->host.used[ZSD_USE_STAGING] -= bytes;
     job->host_held.used[ZSD_USE_STAGING] -= bytes;
+    zsd_host_settle(job->core);
 }

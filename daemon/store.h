@@ -188,6 +188,11 @@ static inline int zsd_saved_room(struct zsd_saved *saved, struct zb_err *err)
 {
     return saved && saved->lacks ? zsd_saved_reserve(saved, err) : 0;
 }
+/** A change of it is in progress, or a reader: its promise is not to be lowered beside that. */
+static inline bool zsd_saved_changes(const struct zsd_saved *saved)
+{
+    return saved->pending > (saved->job ? 1u : 0u);
+}
 /** How many times the trainable rows of the newest version are needed besides what is held. */
 unsigned zsd_saved_next(const struct zsd_saved *saved);
 /** What its versions hold, each row once. */

@@ -83,6 +83,7 @@ enum zp_method {
     ZP_STEP_BEGIN = 37,
     ZP_TOP = 38,
     ZP_JOB_SHARE = 39,
+    ZP_TIER_SET = 40,
     ZP_METHOD_END
 };
 

@@ -91,12 +91,14 @@ zc_shard_row = struct("zc_shard_row",
 zc_job_row = struct("zc_job_row",
                     (c_uint64, "id iterations applied shards params host_bytes nvme_bytes "
                                "fetched_bytes pushed_bytes nvme_read_bytes nvme_written_bytes "
-                               "committed_iterations committed_applied epoch"),
+                               "committed_iterations committed_applied epoch host_state "
+                               "host_state_target"),
                     (c_uint32, "uid world attached snapshots share"), (c_bool, "keep durable committed"),
                     (c_char * (NAME_MAX + 1), "name"), (c_char * 16, "state"),
                     (c_char * 12, "optimizer"), (c_char * 8, "moments"), (c_char * 256, "error"))
 zc_tier_row = struct("zc_tier_row", (c_uint64, "budget used params grads state staging rings "
-                                              "read_bytes_s write_bytes_s node_bytes spilled_bytes"),
+                                              "read_bytes_s write_bytes_s node_bytes spilled_bytes "
+                                              "target moving"),
                      (c_char * 8, "name"), (c_char * 256, "detail"), (c_char * 128, "numa"),
                      (c_char * 256, "nodes"))
 zc_gauge = struct("zc_gauge", (c_uint64, "now area_ns busy_ns"))
@@ -192,6 +194,7 @@ PROTOTYPES = {
     **asynchronous("zc_job_close", c_uint64),
     **asynchronous("zc_job_destroy", c_char_p),
     **asynchronous("zc_job_share", c_char_p, c_uint32),
+    **asynchronous("zc_tier_set", c_char_p, c_uint64),
     **asynchronous("zc_write", c_uint64, c_int, c_uint64, c_uint64, c_void_p),
     **asynchronous("zc_read", c_uint64, c_int, c_uint64, c_uint64, c_void_p),
     **asynchronous("zc_fetch", P(c_uint64), c_uint32, c_uint64, c_uint32, P(zc_view)),

@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/size.h"
 #include "base/util.h"
 #include "client/zctl/zctl.h"
 
@@ -290,5 +291,21 @@ int zctl_share(struct zctl *z, int argc, char **argv)
     rc = zctl_connect(z);
     if (rc == 0)
         rc = zctl_failed(z, zc_job_share_wait(z->client, argv[0], (uint32_t)share));
+    return rc < 0 || !z->json ? rc : zctl_print(z, NULL, 0, NULL, 0, 0);
+}
+
+int zctl_tier(struct zctl *z, int argc, char **argv)
+{
+    uint64_t bytes;
+    int rc;
+
+    (void)argc;
+    if (strcmp(argv[0], "set") != 0)
+        return zb_fail(&z->err, -EINVAL, "a tier is asked to set, not '%s'", argv[0]);
+    rc = zb_size_parse(argv[2], &bytes, &z->err);
+    if (rc == 0)
+        rc = zctl_connect(z);
+    if (rc == 0)
+        rc = zctl_failed(z, zc_tier_set_wait(z->client, argv[1], bytes));
     return rc < 0 || !z->json ? rc : zctl_print(z, NULL, 0, NULL, 0, 0);
 }

@@ -13,7 +13,8 @@
  *     kill    the daemon is killed                    goes on from the last commit
  *
  * and for each step the order of pushes, their parts, whether it begins early, which units are
- * fetched before, amid and behind it, and whether it commits. The page size is the run's: a job on
+ * fetched before, amid and behind it, whether it commits, and now and then another budget of host
+ * memory, in which state moves with the step. The page size is the run's: a job on
  * disk keeps it. In the end every byte of every plane is compared.
  *
  * The seed is printed: ZSHARD_SEED=... repeats a run; ZSHARD_STEPS=... makes each longer.
@@ -39,6 +40,8 @@
 #define LIFE_SHORT   5u  /* and of a short one */
 #define SURE_STEPS   500u
 #define STAGING      (512u << 10)
+#define HOST_BYTES   (UINT64_C(64) << 20)
+#define HOST_TEXT    "64M"
 #define SEED_DEFAULT UINT64_C(20261121)
 
 static uint64_t seed;
@@ -119,7 +122,8 @@ struct train {
     void *pushed[UNITS];     /* the gradients of a micro-step */
     float *floats;
     uint64_t skips, fetches, early, pages_early,
-        moved; /* of lives: what was made early, NVMe bytes */
+        moved;        /* of lives: what was made early, NVMe bytes */
+    unsigned budgets; /* that were set between two steps */
 };
 
 static uint64_t mix(uint64_t a, uint64_t b)
@@ -626,6 +630,25 @@ static unsigned life_step(struct life *l, bool early, enum zc_commit commit)
     return bad;
 }
 
+/* Another budget of the running daemon: all of it, or whatever is enough. Its next steps move state
+ * as that says. */
+static void draw_budget(struct life *l, bool all)
+{
+    static const char mark[] = "the least that would do is ";
+    struct zc_client *c = l->ranks[0].c;
+    uint64_t bytes = HOST_BYTES;
+
+    if (!all) {
+        assert_int_equal(zc_tier_set_wait(c, "host", 1), -ENOSPC);
+        assert_non_null(strstr(zc_error(c), mark));
+        bytes = strtoull(strstr(zc_error(c), mark) + strlen(mark), NULL, 10);
+        bytes += draw(256) * 4096;
+    }
+    if (zc_tier_set_wait(c, "host", bytes) < 0)
+        fail_msg("a budget of %llu bytes: %s", (unsigned long long)bytes, zc_error(c));
+    l->t->budgets++;
+}
+
 /* Every byte of every plane against the reference, which is where the job is. */
 static void check_all(struct life *l, const char *when)
 {
@@ -677,7 +700,7 @@ static void draw_settings(struct settings *s, uint32_t page)
     static const unsigned depths[] = { 1, 4, 32 };
     const char *io = chance(50) ? "uring" : "threads";
     const char *const options[] = {
-        "--host-bytes", "64M",          "--nvme-bytes", "32M",       "--page-elems",
+        "--host-bytes", HOST_TEXT,      "--nvme-bytes", "32M",       "--page-elems",
         s->page,        "--ring-bytes", s->ring,        "--threads", s->threads,
         "--io-depth",   s->depth,       "--io",         io,          "--kernels",
         draw_kernels(), "--timeout-ms", "20000",        NULL
@@ -771,10 +794,14 @@ static void lives(struct train *t)
         }
         l.world = 1 + (unsigned)draw(WORLD_MAX);
         life_attach(&l);
-        for (; left > 0 && l.iterations < t->steps; left--)
+        for (; left > 0 && l.iterations < t->steps; left--) {
+            if (chance(25))
+                draw_budget(&l, chance(40));
             (void)life_step(&l, l.ranks[0].place.early && chance(60),
                             l.iterations == 0 || draw(commits) == 0 ? ZC_COMMIT_STEP
                                                                     : ZC_COMMIT_NO);
+        }
+        draw_budget(&l, true); /* the next life draws what it gets */
         if (how != LEAVE || l.iterations == t->steps)
             life_count(&l); /* since the daemon's start */
         if (l.iterations == t->steps)
@@ -786,12 +813,14 @@ static void lives(struct train *t)
     check_all(&l, "in the end");
     zi_close(l.ranks, l.world);
     zi_stop(&d);
-    print_message("%s: pages of %u, %llu steps, %llu of them skipped; %llu begun early, %llu pages "
-                  "of them; %u times left, %u ended, %u killed; %llu fetches, %llu KiB on NVMe\n",
-                  t->kind->name, l.page, (unsigned long long)t->steps,
-                  (unsigned long long)(t->steps - t->applied), (unsigned long long)t->early,
-                  (unsigned long long)t->pages_early, count[LEAVE], count[END], count[KILL],
-                  (unsigned long long)t->fetches, (unsigned long long)t->moved / ZB_KIB);
+    print_message(
+        "%s: pages of %u, %llu steps, %llu of them skipped; %llu begun early, %llu pages "
+        "of them; %u times left, %u ended, %u killed; %u budgets; %llu fetches, %llu KiB on "
+        "NVMe\n",
+        t->kind->name, l.page, (unsigned long long)t->steps,
+        (unsigned long long)(t->steps - t->applied), (unsigned long long)t->early,
+        (unsigned long long)t->pages_early, count[LEAVE], count[END], count[KILL], t->budgets,
+        (unsigned long long)t->fetches, (unsigned long long)t->moved / ZB_KIB);
     if (t->steps >= SURE_STEPS) /* or the draws were about nothing */
         assert_true(t->applied < t->steps && t->pages_early > 0 && t->moved > 0);
 }

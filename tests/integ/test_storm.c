@@ -30,8 +30,9 @@
 #define STAGING     (64u << 10)
 #define HOST_MAX \
     (7 * STAGING) /* of all jobs but one: state is streamed, and some is stepped early */
-#define JOBS    5u
-#define DURABLE 3u /* the first job that is; the one before is kept */
+#define HOST_BYTES (UINT64_C(8) << 20) /* of the daemon */
+#define JOBS       5u
+#define DURABLE    3u /* the first job that is; the one before is kept */
 
 static const char *const options[] = { "--host-bytes",
                                        "8M",
@@ -573,6 +574,17 @@ static void say_share(struct client *c)
     send_it(c, ZP_JOB_SHARE, &q.base);
 }
 
+/* Mostly all of it again: jobs are to fit. */
+static void say_tier(struct client *c)
+{
+    Zp__TierSet q = ZP__TIER_SET__INIT;
+    char host[] = "host", nvme[] = "nvme";
+
+    q.name = chance(95) ? host : nvme;
+    q.bytes = chance(60) ? HOST_BYTES : near(draw(HOST_BYTES));
+    send_it(c, ZP_TIER_SET, &q.base);
+}
+
 static void say_leave(struct client *c)
 {
     Zp__JobRef q = ZP__JOB_REF__INIT;
@@ -601,9 +613,9 @@ static void say_close(struct client *c)
 static void say_anything(struct client *c)
 {
     static void (*const all[])(struct client *) = {
-        say_open,     say_define, say_register, say_ready, say_copy,  say_fetch,
-        say_release,  say_push,   say_step,     say_note,  say_look,  say_commit,
-        say_snapshot, say_reader, say_store,    say_begin, say_share, say_leave
+        say_open,  say_define, say_register, say_ready, say_copy,   say_fetch,    say_release,
+        say_push,  say_step,   say_note,     say_look,  say_commit, say_snapshot, say_reader,
+        say_store, say_begin,  say_share,    say_tier,  say_leave
     };
 
     all[draw(ZB_COUNT(all))](c);
@@ -865,7 +877,7 @@ static void storm(void **state)
         ZP_FETCH,     ZP_PUSH,        ZP_NORMS,          ZP_NOTE_PUT, ZP_STEP,
         ZP_SKIP,      ZP_JOB_CLOSE,   ZP_COMMIT,         ZP_SNAPSHOT, ZP_CLONE,
         ZP_FSCK,      ZP_DF,          ZP_READER_OPEN,    ZP_SCRUB,    ZP_TOP,
-        ZP_JOB_SHARE, ZP_STEP_BEGIN,  ZP_JOB_DESTROY
+        ZP_JOB_SHARE, ZP_STEP_BEGIN,  ZP_JOB_DESTROY,    ZP_TIER_SET
     };
     const char *seed_text = getenv("ZSHARD_SEED"), *rounds_text = getenv("ZSHARD_ROUNDS");
     unsigned long rounds = rounds_text && *rounds_text ? strtoul(rounds_text, NULL, 10) : 30000;

@@ -35,6 +35,8 @@ enum act {
     ROLL,    /* back to one */
     COPY,    /* clone one */
     UNCOPY,  /* destroy the clone */
+    TIER,    /* host memory: place: bytes more than all that is used but state */
+    WHERE,   /* state in memory is: what 0 none, 1 a part, 2 all; checked where nothing failed */
 };
 
 struct action {
@@ -103,6 +105,67 @@ static const struct action script[] = {
     { STEP, ZSD_COMMIT, 0 },
     { SNAP, 2, 1 }, /* the older one goes */
     { STEP, ZSD_PREPARE, 0 },
+};
+
+/* State moves: with and without commits, prepared steps, early pages, a rollback; a change of mind
+ * in the middle; and who goes on from what has moved. */
+static const struct action moves[] = {
+    { OPEN, 2, ALL },
+    { STEP, ZSD_COMMIT_NONE, 0 },
+    { WHERE, 2, 0 },
+    { TIER, 0, 0 },
+    { WHERE, 2, 0 },
+    { STEP, ZSD_COMMIT_NONE, 0 },
+    { WHERE, 0, 0 },
+    { READ, 0, 0 },
+    { TIER, 0, 256 << 10 },
+    { STEP, ZSD_COMMIT, 0 },
+    { WHERE, 1, 0 },
+    { READ, 0, 0 },
+    { TIER, 0, 16 << 20 },
+    { BEGIN, 1, 0 },
+    { STEP, ZSD_COMMIT, 0 },
+    { WHERE, 2, 0 },
+    { READ, 0, 0 },
+    { BEGIN, 1, 0 },
+    { TIER, 0, 0 },
+    { STEP, ZSD_PREPARE, 0 },
+    { WHERE, 0, 0 },
+    { TIER, 0, 16 << 20 },
+    { BEGIN, 1, 0 }, /* what it would bring into memory has begun, or not: either is right */
+    { COMMIT, ZSD_DROP, 0 },
+    { STEP, ZSD_COMMIT, 0 },
+    { READ, 0, 0 },
+    { SNAP, 0, 0 },
+    { BEGIN, 0, 0 },
+    { TIER, 0, 0 },
+    { SKIP, ZSD_COMMIT_NONE, 0 }, /* moves nothing */
+    { TIER, 0, 300 << 10 },
+    { STEP, ZSD_COMMIT_NONE, 0 },
+    { WHERE, 1, 0 },
+    { SNAP, 1, 0 },
+    { TIER, 0, 16 << 20 },
+    { HANG_UP, 0, 0 },
+    { ATTACH, 2, ALL },
+    { STEP, ZSD_COMMIT, 0 },
+    { STEP, ZSD_COMMIT, 0 },
+    { WHERE, 2, 0 },
+    { TIER, 0, 0 },
+    { RESTART, 0, 0 },
+    { ATTACH, 2, ALL },
+    { READ, 0, 0 },
+    { STEP, ZSD_COMMIT_NONE, 0 },
+    { TIER, 0, 0 },
+    { STEP, ZSD_COMMIT_NONE, 0 },
+    { HANG_UP, 0, 0 },
+    { ROLL, 0, 0 },
+    { ATTACH, 1, MIXED },
+    { TIER, 0, 100 << 10 },
+    { STEP, ZSD_COMMIT, 0 },
+    { READ, 0, 0 },
+    { TIER, 0, 16 << 20 },
+    { STEP, ZSD_COMMIT, 0 },
+    { READ, 0, 0 },
 };
 
 /* ---- what is durable */
@@ -663,6 +726,75 @@ static void run_snap(struct zs_run *r, const struct action *a)
     }
 }
 
+/* ---- where state is */
+
+static const struct zsd_job *run_job(struct zs_run *r)
+{
+    return run_attached(r) ? r->w.ranks[0].conn.member->job : NULL;
+}
+
+/* What the accounts say is what there is; places are promised for all that may be needed. */
+static void run_accounts(struct zs_run *r)
+{
+    const struct zsd_job *job = run_job(r);
+    uint64_t bytes = 0, page_elems = r->page_elems;
+
+    if (!job)
+        return;
+    for (uint32_t i = 0; i < job->nshards; i++) {
+        const struct zsd_shard *s = job->shards[i];
+        const struct zsd_plane *p = &s->planes[ZB_STATE];
+
+        if (p->resident > s->state_made || s->state_made > s->state_booked ||
+            s->state_next > s->state_booked || s->state_to > s->state_booked)
+            zs_fail("unit %u: %u pages of state are in memory, %u next, %u wanted, %u made, %u "
+                    "booked",
+                    s->unit->index, p->resident, s->state_next, s->state_to, s->state_made,
+                    s->state_booked);
+        bytes += zb_plane_bytes(p->block_bytes, page_elems,
+                                zb_min_u64(s->count, s->state_booked * page_elems));
+        for (uint32_t page = 0; p->extents && zsd_shard_live(s) && page < s->npages; page++)
+            if (page >= p->resident && p->extents[page].at == ZB_NO_PLACE)
+                zs_fail("unit %u: page %u of its state is nowhere", s->unit->index, page);
+    }
+    bytes += job->replan.giving_bytes;
+    if (bytes != job->host_held.used[ZSD_USE_STATE])
+        zs_fail("%llu bytes of state are booked, and %llu in the account",
+                (unsigned long long)bytes, (unsigned long long)job->host_held.used[ZSD_USE_STATE]);
+}
+
+static void run_tier(struct zs_run *r, uint64_t more)
+{
+    struct zsd_core *core = r->w.daemon.core;
+    const struct zsd_job *job = run_job(r);
+    struct zb_err err = { 0 };
+
+    (void)run_told(
+        r, zsd_host_set(core,
+                        zsd_account_used(&core->host) - job->host_held.used[ZSD_USE_STATE] + more,
+                        &err));
+    zs_settle(&r->w);
+}
+
+static void run_where(struct zs_run *r, uint32_t what)
+{
+    const struct zsd_job *job = run_job(r);
+    uint32_t resident = 0, pages = 0;
+
+    zs_settle(&r->w); /* what left has given its memory back */
+    for (uint32_t i = 0; i < job->nshards; i++) {
+        const struct zsd_shard *s = job->shards[i];
+
+        if (s->planes[ZB_STATE].block_bytes == 0)
+            continue;
+        resident += s->planes[ZB_STATE].resident;
+        pages += s->npages;
+    }
+    if (r->failures == 0 && zn_sim_struck(r->sim) == 0 &&
+        what != (resident == pages ? 2 : resident > 0))
+        zs_fail("%u of %u pages of state are in memory", resident, pages);
+}
+
 /* ---- the run */
 
 static void run_act(struct zs_run *r, const struct action *a)
@@ -707,6 +839,10 @@ static void run_act(struct zs_run *r, const struct action *a)
         run_commit(r, a->what);
     } else if (a->act == FETCH) {
         run_fetch(r);
+    } else if (a->act == TIER) {
+        run_tier(r, a->place);
+    } else if (a->act == WHERE) {
+        run_where(r, a->what);
     } else {
         (void)run_told(r, zs_read_all(&r->w, r->world, r->mem));
     }
@@ -714,11 +850,16 @@ static void run_act(struct zs_run *r, const struct action *a)
 
 void zs_run_script(struct zs_run *r)
 {
+    bool moving = zs_env("ZSHARD_MOVES", 0) > 0;
+    const struct action *a = moving ? moves : script;
+    unsigned n = moving ? ZB_COUNT(moves) : ZB_COUNT(script);
+
     run_up(r);
-    for (unsigned i = 0; i < ZB_COUNT(script); i++) {
-        if (!r->up && script[i].act != RESTART)
+    for (; n > 0; n--, a++) {
+        if (!r->up && a->act != RESTART)
             continue;
-        run_act(r, &script[i]);
+        run_act(r, a);
+        run_accounts(r);
     }
     run_down(r);
 }

@@ -37,6 +37,7 @@ static void jobs(void **state)
     const Zp__JobRef *ref;
     const Zp__JobName *name;
     const Zp__JobShare *share;
+    const Zp__TierSet *tier;
     struct zc_job job;
 
     (void)state;
@@ -102,6 +103,11 @@ static void jobs(void **state)
     share = fake_nth(x.f, ZP_JOB_SHARE, 0, &arena);
     assert_string_equal(share->name, "old");
     assert_int_equal(share->share, 7);
+    zp_arena_free(arena);
+    assert_int_equal(zc_tier_set_wait(x.c, "host", 1 << 20), 0);
+    tier = fake_nth(x.f, ZP_TIER_SET, 0, &arena);
+    assert_string_equal(tier->name, "host");
+    assert_int_equal(tier->bytes, 1 << 20);
     zp_arena_free(arena);
     session_close(&x);
 }
@@ -637,6 +643,7 @@ static void arguments(void **state)
     REFUSED(zc_job_open_wait(x.c, &options, &job), "a job is longer than 63 bytes");
     REFUSED(zc_job_destroy_wait(x.c, long_name), "longer than 63");
     REFUSED(zc_job_share_wait(x.c, long_name, 1), "longer than 63");
+    REFUSED(zc_tier_set_wait(x.c, long_name, 1), "longer than 63");
     REFUSED(zc_rollback_wait(x.c, NULL, NULL, &row), "a job without a name");
     REFUSED(zc_rollback_wait(x.c, "j", long_name, &row), "a snapshot is longer than 63");
     REFUSED(zc_clone_wait(x.c, "j", "s", NULL, &row), "a job without a name");
@@ -773,7 +780,7 @@ static int every_method(struct session *x)
         (rc = zc_stat_wait(x->c, &counters, &n)) < 0 || (rc = zc_ping_wait(x->c)) < 0 ||
         (rc = zc_job_close_wait(x->c, FAKE_JOB)) < 0)
         return rc;
-    if ((rc = zc_job_share_wait(x->c, "j", 1)) < 0)
+    if ((rc = zc_job_share_wait(x->c, "j", 1)) < 0 || (rc = zc_tier_set_wait(x->c, "host", 1)) < 0)
         return rc;
     if ((rc = zc_job_destroy_wait(x->c, "j")) < 0)
         return rc;

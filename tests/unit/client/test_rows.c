@@ -152,6 +152,8 @@ static bool tiers_fn(struct fake *f, const struct zp_frame *frame, const uint8_t
     row.write_bytes_s = 9;
     row.node_bytes = 8;
     row.spilled_bytes = 9;
+    row.target = 10;
+    row.moving = 11;
     row.numa = (char *)(uintptr_t) "node 0";
     row.nodes = (char *)(uintptr_t) "0:8 1:9";
     counter.name = (char *)(uintptr_t) "requests";
@@ -182,6 +184,7 @@ static void tiers_and_counters(void **state)
     assert_true(t->state == 5 && t->staging == 6 && t->rings == 7);
     assert_true(t->read_bytes_s == 8 && t->write_bytes_s == 9);
     assert_true(t->node_bytes == 8 && t->spilled_bytes == 9);
+    assert_true(t->target == 10 && t->moving == 11);
     assert_string_equal(t->numa, "node 0");
     assert_string_equal(t->nodes, "0:8 1:9");
     assert_string_equal(t->name, "host");

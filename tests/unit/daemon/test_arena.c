@@ -146,12 +146,36 @@ static void private_memory(void **state)
     assert_null(zsd_private_new(UINT64_C(1) << 60));
 }
 
+/* Parts of addresses get memory, and give it back; what lies beside them stays. */
+static void parts_come_and_go(void **state)
+{
+    uint64_t part = 5 * UINT64_C(65536), all = 3 * part;
+    uint8_t *p = zsd_private_reserve(all);
+
+    (void)state;
+    assert_non_null(p);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(zsd_private_make(p + i * part, part, i == 1), 0);
+        assert_true(all_zero(p + i * part, part));
+        memset(p + i * part, 1 + i, part);
+    }
+    for (int round = 0; round < 2; round++) {
+        zsd_private_drop(p + part, part);
+        assert_int_equal(zsd_private_make(p + part, part, round == 0), 0);
+        assert_true(all_zero(p + part, part));
+        memset(p + part, 9, part);
+        assert_true(p[0] == 1 && p[part - 1] == 1 && p[2 * part] == 3 && p[all - 1] == 3);
+    }
+    zsd_private_drop(p, 0);
+    assert_int_equal(zsd_private_make(p, 0, true), 0);
+    zsd_private_free(p, all);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(arena_table),
-        cmocka_unit_test(arena_without_huge_pages),
-        cmocka_unit_test(arena_is_huge),
+        cmocka_unit_test(parts_come_and_go),        cmocka_unit_test(arena_table),
+        cmocka_unit_test(arena_without_huge_pages), cmocka_unit_test(arena_is_huge),
         cmocka_unit_test(private_memory),
     };
 

@@ -1,0 +1,366 @@
+/*
+ * Optimizer state moves between host memory and NVMe with the steps: when a budget is changed, and
+ * when a job goes. Whatever moves, a job holds the bytes of one that never moved: the same training
+ * runs first in a daemon that is left alone.
+ */
+#include "tests/integ/saved.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/util.h"
+
+#define STEPS  10u
+#define PLENTY (UINT64_C(32) << 20)
+
+static struct sv_dump want[STEPS + 1]; /* after each step */
+
+/* ---- looking */
+
+static struct zc_tier_row host(struct zc_client *c)
+{
+    struct zc_tier_row *rows = NULL, row;
+    size_t n = 0;
+
+    assert_int_equal(zc_tiers_wait(c, &rows, &n), 0);
+    row = rows[0];
+    zc_rows_free(rows);
+    assert_true(row.used == row.params + row.grads + row.state + row.staging + row.rings);
+    assert_true(row.used <= row.budget && row.target <= row.budget);
+    return row;
+}
+
+static struct zc_job_row job_row(struct zc_client *c, const char *name)
+{
+    struct zc_job_row *rows = NULL, row;
+    size_t n = 0;
+
+    assert_int_equal(zc_jobs_wait(c, name, &rows, &n), 0);
+    assert_int_equal(n, 1);
+    row = rows[0];
+    zc_rows_free(rows);
+    return row;
+}
+
+/* Bytes of the job's planes that live on the data file. */
+static uint64_t streamed(struct zc_client *c, const char *name)
+{
+    struct zc_shard_row *rows = NULL;
+    uint64_t bytes = 0;
+    size_t n = 0;
+
+    assert_int_equal(zc_list_wait(c, name, &rows, &n), 0);
+    for (size_t i = 0; i < n; i++)
+        bytes += rows[i].nvme_bytes;
+    zc_rows_free(rows);
+    return bytes;
+}
+
+/* The host tier has come down to its target: what left has given its memory back. */
+static void await_target(struct zc_client *c)
+{
+    for (unsigned waited = 0; waited < ZI_WAIT_MS / 10; waited++) {
+        struct zc_tier_row row = host(c);
+
+        if (row.moving == 0 && row.used <= row.target && row.budget == row.target)
+            return;
+        (void)poll(NULL, 0, 10);
+    }
+    fail_msg("the host tier does not come down");
+}
+
+static int tier_set(struct zc_client *c, uint64_t bytes)
+{
+    return zc_tier_set_wait(c, "host", bytes);
+}
+
+/* The least budget that would do, as a refusal says. */
+static uint64_t least(struct zc_client *c)
+{
+    static const char mark[] = "the least that would do is ";
+    const char *at;
+
+    assert_int_equal(tier_set(c, 1), -ENOSPC);
+    at = strstr(zc_error(c), mark);
+    assert_non_null(at);
+    return strtoull(at + sizeof(mark) - 1, NULL, 10);
+}
+
+static void fsck(struct zc_client *c)
+{
+    struct zc_sentence *problems = NULL;
+    struct zc_fsck f;
+    size_t n = 0;
+
+    assert_int_equal(zc_fsck_wait(c, &f, &problems, &n), 0);
+    if (n > 0)
+        fail_msg("fsck: %s", problems[0].text);
+    zc_rows_free(problems);
+}
+
+/* ---- training */
+
+static void step(struct zi_rank *ranks, uint64_t number, enum zc_commit commit)
+{
+    sv_step(ranks, 2, number, commit);
+    sv_dump_same("a step", &want[number], ranks, 2);
+}
+
+/* Steps, so that the memory that is wanted can be there before one of them, until nothing of the
+ * job is streamed: the number of the last. */
+static uint64_t steps_until_resident(struct zc_client *c, struct zi_rank *ranks, uint64_t number)
+{
+    for (unsigned i = 0; streamed(c, sv_name) > 0; i++) {
+        assert_true(number < STEPS && i < 4);
+        (void)poll(NULL, 0, 50); /* memory is made by a thread: not every step finds it */
+        number++;
+        step(ranks, number, number % 2 ? ZC_COMMIT_NO : ZC_COMMIT_STEP);
+    }
+    return number;
+}
+
+static int setup(void **state)
+{
+    struct zi_rank ranks[2];
+    struct zi_daemon d = { 0 };
+
+    (void)state;
+    sv_begin(ranks, 2, &d, 0);
+    for (uint64_t k = 1; k <= STEPS; k++) {
+        sv_step(ranks, 2, k, ZC_COMMIT_NO);
+        sv_dump_take(&want[k], ranks, 2);
+    }
+    zi_close(ranks, 2);
+    zi_stop(&d);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    for (unsigned k = 0; k <= STEPS; k++)
+        sv_dump_free(&want[k]);
+    return 0;
+}
+
+/* ---- the tests */
+
+/* Nothing moves before a step; then it fits, exactly; and all comes back. */
+static void down_and_up(void **state)
+{
+    struct zi_rank ranks[2];
+    struct zi_daemon d = { 0 };
+    struct zc_client *c;
+    uint64_t all, low;
+
+    (void)state;
+    sv_begin(ranks, 2, &d, 0);
+    c = zi_client(&d);
+    step(ranks, 1, ZC_COMMIT_NO);
+    all = host(c).state;
+    assert_true(all > 0 && streamed(c, sv_name) == 0);
+    assert_int_equal(job_row(c, sv_name).host_state, all);
+
+    assert_int_equal(zc_tier_set_wait(c, "nvme", PLENTY), -EINVAL);
+    assert_int_equal(tier_set(c, UINT64_MAX), -EINVAL);
+    low = least(c);
+    assert_int_equal(low, host(c).used - all);
+    assert_int_equal(tier_set(c, low - 1), -ENOSPC);
+    assert_int_equal(host(c).target, PLENTY); /* as it was */
+    assert_int_equal(host(c).moving, 0);
+    assert_int_equal(tier_set(c, low), 0);
+    assert_int_equal(host(c).target, low);
+    assert_int_equal(host(c).moving, all);
+    assert_int_equal(host(c).budget, host(c).used);
+    assert_int_equal(job_row(c, sv_name).host_state_target, 0);
+    sv_dump_same("nothing has moved yet", &want[1], ranks, 2);
+    assert_int_equal(tier_set(c, low - 1), -ENOSPC);
+    assert_int_equal(host(c).target, low);
+
+    step(ranks, 2, ZC_COMMIT_NO);
+    await_target(c);
+    assert_int_equal(host(c).state, 0);
+    assert_int_equal(job_row(c, sv_name).host_state, 0);
+    assert_int_equal(streamed(c, sv_name), all);
+    fsck(c);
+    step(ranks, 3, ZC_COMMIT_STEP);
+
+    assert_int_equal(tier_set(c, low + all / 2), 0);
+    (void)poll(NULL, 0, 50);
+    step(ranks, 4, ZC_COMMIT_NO);
+    step(ranks, 5, ZC_COMMIT_STEP);
+    assert_true(host(c).state > 0 && host(c).state <= all / 2);
+    assert_true(streamed(c, sv_name) < all);
+    fsck(c);
+    assert_int_equal(tier_set(c, PLENTY), 0);
+    (void)steps_until_resident(c, ranks, 5);
+    assert_int_equal(host(c).state, all);
+    assert_int_equal(host(c).budget, PLENTY);
+    fsck(c);
+    zi_close(ranks, 2);
+    zc_close(c);
+    zi_stop(&d);
+}
+
+/* Two jobs share what a budget leaves; one ends, and the other has all of it. */
+static void a_job_goes(void **state)
+{
+    struct zi_rank a[2], b[2];
+    struct zi_daemon d = { 0 };
+    struct zc_client *c;
+    uint64_t all;
+
+    (void)state;
+    sv_begin(a, 2, &d, 0);
+    sv_name = "b";
+    sv_open(b, 2, &d, 0);
+    sv_name = "job";
+    c = zi_client(&d);
+    all = host(c).state / 2;
+    step(a, 1, ZC_COMMIT_NO);
+    step(b, 1, ZC_COMMIT_NO);
+    assert_int_equal(tier_set(c, host(c).used - all), 0);
+    assert_true(host(c).moving >= all);
+    step(a, 2, ZC_COMMIT_STEP);
+    step(b, 2, ZC_COMMIT_NO);
+    await_target(c);
+    for (int i = 0; i < 2; i++) { /* each has its half, as far as pages go */
+        uint64_t has = job_row(c, i == 0 ? "job" : "b").host_state;
+
+        assert_true(has <= all / 2 && has > 0);
+    }
+    fsck(c);
+    zi_close(b, 2);
+    assert_int_equal(zc_job_destroy_wait(c, "b"), 0);
+    for (unsigned i = 0; host(c).state < all; i++) { /* it is booked as soon as it is free */
+        assert_true(i < ZI_WAIT_MS / 10);
+        (void)poll(NULL, 0, 10);
+    }
+    (void)steps_until_resident(c, a, 2);
+    assert_int_equal(host(c).state, all);
+    fsck(c);
+    zi_close(a, 2);
+    zc_close(c);
+    zi_stop(&d);
+}
+
+/* The daemon is killed when some has moved: the last commit comes back, in the budget it has then.
+ */
+static void killed_in_between(void **state)
+{
+    struct zi_rank ranks[2];
+    struct zi_daemon d = { 0 };
+    struct zc_client *c;
+
+    (void)state;
+    sv_begin(ranks, 2, &d, 0);
+    c = zi_client(&d);
+    step(ranks, 1, ZC_COMMIT_NO);
+    assert_int_equal(tier_set(c, least(c)), 0);
+    step(ranks, 2, ZC_COMMIT_STEP);
+    assert_int_equal(tier_set(c, PLENTY), 0);
+    step(ranks, 3, ZC_COMMIT_NO);
+    step(ranks, 4, ZC_COMMIT_NO);
+    zi_kill(&d);
+    zc_close(c);
+    sv_hang_up(ranks, 2);
+    assert_int_equal(zi_fsck(&d), 0);
+    zi_start_again(&d, sv_options);
+    assert_int_equal(sv_attach(ranks, 2, &d, 0, true, NULL), 0);
+    assert_int_equal(ranks[0].place.iterations, 2);
+    sv_dump_same("after the kill", &want[2], ranks, 2);
+    c = zi_client(&d);
+    step(ranks, 3, ZC_COMMIT_NO);
+
+    /* its ranks die while it shrinks: who attaches goes on with what is in memory */
+    assert_int_equal(tier_set(c, least(c)), 0);
+    sv_hang_up(ranks, 2);
+    assert_int_equal(sv_attach(ranks, 2, &d, 0, true, NULL), 0);
+    assert_int_equal(ranks[0].place.iterations, 3);
+    step(ranks, 4, ZC_COMMIT_STEP);
+    step(ranks, 5, ZC_COMMIT_STEP);
+    await_target(c);
+    assert_int_equal(host(c).state, 0);
+    fsck(c);
+    zi_close(ranks, 2);
+    zc_close(c);
+    zi_stop(&d);
+}
+
+/* A job that is not durable has places on the data file only for what is there. */
+static void not_durable(void **state)
+{
+    struct zc_job_options o = sv_job(0);
+    struct zi_rank ranks[2];
+    struct zi_daemon d = { 0 };
+    struct zc_client *c;
+    uint64_t nvme;
+
+    (void)state;
+    o.keep = o.durable = false;
+    o.world = 2;
+    zi_start(&d, sv_options);
+    zi_job(ranks, 2, &d, &o, sv_units, SV_UNITS);
+    sv_fill(ranks, 2);
+    c = zi_client(&d);
+    nvme = zi_used(&d, "nvme");
+    assert_int_equal(nvme, 0);
+    step(ranks, 1, ZC_COMMIT_NO);
+    assert_int_equal(tier_set(c, least(c)), 0);
+    assert_true(zi_used(&d, "nvme") > 0); /* promised before it is needed */
+    step(ranks, 2, ZC_COMMIT_NO);
+    await_target(c);
+    step(ranks, 3, ZC_COMMIT_NO);
+    fsck(c);
+    assert_int_equal(tier_set(c, PLENTY), 0);
+    for (uint64_t k = 4; streamed(c, sv_name) > 0; k++) {
+        assert_true(k <= STEPS);
+        (void)poll(NULL, 0, 50);
+        step(ranks, k, ZC_COMMIT_NO);
+    }
+    assert_int_equal(zi_used(&d, "nvme"), 0); /* and given back */
+    fsck(c);
+    zi_close(ranks, 2);
+    zc_close(c);
+    zi_stop(&d);
+}
+
+/* State that is to stay in memory does, and says what would do. */
+static void offloaded_to_host(void **state)
+{
+    struct zc_job_options o = sv_job(0);
+    struct zi_rank ranks[2];
+    struct zi_daemon d = { 0 };
+    struct zc_client *c;
+
+    (void)state;
+    o.offload_optimizer = ZC_HOST;
+    o.world = 2;
+    zi_start(&d, sv_options);
+    zi_job(ranks, 2, &d, &o, sv_units, SV_UNITS);
+    sv_fill(ranks, 2);
+    c = zi_client(&d);
+    step(ranks, 1, ZC_COMMIT_NO);
+    assert_int_equal(least(c), host(c).used);
+    assert_int_equal(tier_set(c, host(c).used), 0);
+    step(ranks, 2, ZC_COMMIT_STEP);
+    assert_int_equal(host(c).moving, 0);
+    zi_close(ranks, 2);
+    zc_close(c);
+    zi_stop(&d);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(down_and_up, zi_teardown),
+        cmocka_unit_test_teardown(a_job_goes, zi_teardown),
+        cmocka_unit_test_teardown(killed_in_between, zi_teardown),
+        cmocka_unit_test_teardown(not_durable, zi_teardown),
+        cmocka_unit_test_teardown(offloaded_to_host, zi_teardown),
+    };
+
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
