@@ -3,14 +3,17 @@
  *
  * MODEL. Everything walks a page in blocks of ZB_BLOCK_ELEMS elements, because state is interleaved
  * by block and one block's planes fit the second-level cache. Conversions that need room use
- * a block on the stack (16 KiB, and as much again for a second moment). Reduced moments are decoded
- * before a block is stepped and encoded after it, here and nowhere else.
+ * a block on the stack (16 KiB, and as much again for a second moment). Moments of bf16 are stepped
+ * as they are; those of 8 bits, which share scales, are decoded before a block is stepped and
+ * encoded after it, here and nowhere else.
  */
 #include "kernels/zk_page.h"
 
 #include <assert.h>
 #include <string.h>
 
+#include "base/util.h"
+#include "kernels/ref/moment_priv.h"
 #include "kernels/zk_priv.h"
 
 #define B ZB_BLOCK_ELEMS
@@ -75,12 +78,6 @@ struct moments {
     float of[ZB_MOMENTS_MAX][B];
 };
 
-/* Which random bits a moment of a block is rounded by; `block` counts from the unit's first. */
-static uint32_t moment_key(uint32_t rounding, uint32_t i, uint64_t block)
-{
-    return (uint32_t)zk_mix64(zk_mix64(rounding + ((uint64_t)i << 32)) ^ block);
-}
-
 static void moment_load(const struct zk_ops *ops, const struct zb_layout *layout, uint32_t i,
                         const void *stored, float *to)
 {
@@ -123,67 +120,96 @@ static void moment_store(const struct zk_ops *ops, const struct zb_layout *layou
 
 /* ---- steps */
 
-/* Elements [from, to) of the block at `at`, all of one group; its moments are at m and v. */
-static void page_step_run(const struct zk_ops *ops, const struct zb_layout *layout,
-                          const struct zk_page *page, uint64_t at, uint64_t from, uint64_t to,
-                          float *m, float *v, const struct zk_scalars *scalars)
+/* A block that is stepped, and where it lies. */
+struct block {
+    const struct zk_ops *ops;
+    const struct zb_layout *layout;
+    char *param;
+    const char *grad;
+    struct zk_state_block state;
+    uint64_t first;                          /* of the unit's elements */
+    const struct zk_segment *segments, *end; /* those that end behind its first element */
+    const struct zk_scalars *by_group;
+    uint32_t rounding;
+};
+
+/* Elements [from, to), all of one group. The moments of element `from` are at m and v. */
+static void block_step_run(const struct block *b, zk_step_fn *step, uint64_t from, uint64_t to,
+                           void *m, void *v, const struct zk_scalars *scalars)
 {
-    struct zk_state_block state = zk_state_block(layout, page->state, at / B);
-    size_t param_bytes = zb_dtype_bytes(layout->dtype);
-    size_t grad_bytes = zb_dtype_bytes(layout->grad_dtype);
-    size_t master_bytes = layout->dtype == ZB_BF16 ? sizeof(int16_t) : sizeof(float);
+    const struct zb_layout *l = b->layout;
+    size_t master_bytes = l->dtype == ZB_BF16 ? sizeof(int16_t) : sizeof(float);
     struct zk_step_arrays arrays = {
-        .param = (char *)page_at(page->param, layout, ZB_PARAM, at) + from * param_bytes,
-        .master = state.master ? (char *)state.master + from * master_bytes : NULL,
-        .m = m + from,
-        .v = v ? v + from : NULL,
-        .grad = (char *)page_at(page->grad, layout, ZB_GRAD, at) + from * grad_bytes,
+        .param = b->param + from * zb_dtype_bytes(l->dtype),
+        .master = b->state.master ? (char *)b->state.master + from * master_bytes : NULL,
+        .m = m,
+        .v = v,
+        .grad = b->grad + from * zb_dtype_bytes(l->grad_dtype),
+        .key = moment_key(b->rounding, 0, b->first / B),
+        .first = (uint32_t)from,
     };
 
-    ops->step[layout->optimizer][layout->dtype][layout->grad_dtype](scalars, &arrays, to - from);
+    step(scalars, &arrays, to - from);
 }
 
-/* The segments [s, end) that begin in the block at `at` or before it. */
-static void page_step_block(const struct zk_ops *ops, const struct zb_layout *layout,
-                            const struct zk_page *page, uint64_t at, const struct zk_segment *s,
-                            const struct zk_segment *end, const struct zk_scalars *by_group,
-                            struct moments *scratch)
+/* All of it that lies in segments; its moments are at moment[], of so many bytes each. */
+static void block_step(const struct block *b, zk_step_fn *step, size_t bytes,
+                       void *const moment[ZB_MOMENTS_MAX])
 {
-    struct zk_state_block state = zk_state_block(layout, page->state, at / B);
-    bool reduced = layout->moments != ZB_MOMENTS_F32;
-    uint64_t first = page->first + at; /* of the unit */
-    float *moment[ZB_MOMENTS_MAX] = { NULL };
+    for (const struct zk_segment *s = b->segments; s < b->end && s->first < b->first + B; s++) {
+        uint64_t from = s->first > b->first ? s->first - b->first : 0;
+        uint64_t to = zb_min_u64(s->first + s->count - b->first, B);
 
-    for (uint32_t i = 0; i < layout->nmoments; i++) {
-        moment[i] = reduced ? scratch->of[i] : state.moment[i];
-        if (reduced)
-            moment_load(ops, layout, i, state.moment[i], moment[i]);
+        block_step_run(b, step, from, to, (char *)moment[0] + from * bytes,
+                       moment[1] ? (char *)moment[1] + from * bytes : NULL, &b->by_group[s->group]);
     }
-    for (const struct zk_segment *t = s; t < end && t->first < first + B; t++) {
-        uint64_t from = t->first > first ? t->first - first : 0;
-        uint64_t to = t->first + t->count < first + B ? t->first + t->count - first : B;
+}
 
-        page_step_run(ops, layout, page, at, from, to, moment[0], moment[1], &by_group[t->group]);
+static void block_step_decoded(const struct block *b, zk_step_fn *step, struct moments *scratch)
+{
+    void *moment[ZB_MOMENTS_MAX] = { NULL };
+
+    for (uint32_t i = 0; i < b->layout->nmoments; i++) {
+        moment[i] = scratch->of[i];
+        moment_load(b->ops, b->layout, i, b->state.moment[i], scratch->of[i]);
     }
-    for (uint32_t i = 0; i < layout->nmoments && reduced; i++)
-        moment_store(ops, layout, i, moment[i], state.moment[i],
-                     moment_key(by_group[s->group].rounding, i, first / B));
+    block_step(b, step, sizeof(float), moment);
+    for (uint32_t i = 0; i < b->layout->nmoments; i++)
+        moment_store(b->ops, b->layout, i, scratch->of[i], b->state.moment[i],
+                     moment_key(b->rounding, i, b->first / B));
 }
 
 void zk_page_step(const struct zk_ops *ops, const struct zb_layout *layout,
                   const struct zk_page *page, const struct zk_segment *segments, size_t nsegments,
                   const struct zk_scalars *by_group)
 {
-    const struct zk_segment *s = segments, *end = segments + nsegments;
+    struct block b = { .ops = ops,
+                       .layout = layout,
+                       .segments = segments,
+                       .end = segments + nsegments,
+                       .by_group = by_group };
+    zk_step_fn *step = ops->step[layout->optimizer][layout->dtype][layout->grad_dtype];
     struct moments scratch;
 
     page_check(page);
     assert(!layout->frozen && page->state && page->grad);
     for (uint64_t at = 0; at < page->count; at += B) {
-        while (s < end && s->first + s->count <= page->first + at)
-            s++;
-        if (s < end && s->first < page->first + at + B)
-            page_step_block(ops, layout, page, at, s, end, by_group, &scratch);
+        b.first = page->first + at;
+        while (b.segments < b.end && b.segments->first + b.segments->count <= b.first)
+            b.segments++;
+        if (b.segments == b.end || b.segments->first >= b.first + B)
+            continue;
+        b.param = page_at(page->param, layout, ZB_PARAM, at);
+        b.grad = page_at(page->grad, layout, ZB_GRAD, at);
+        b.state = zk_state_block(layout, page->state, at / B);
+        b.rounding = by_group[b.segments->group].rounding;
+        if (layout->moments == ZB_MOMENTS_F32)
+            block_step(&b, step, sizeof(float), b.state.moment);
+        else if (layout->moments == ZB_MOMENTS_BF16 && ops->step_bf16)
+            block_step(&b, ops->step_bf16[layout->optimizer][layout->dtype][layout->grad_dtype],
+                       sizeof(uint16_t), b.state.moment);
+        else
+            block_step_decoded(&b, step, &scratch);
     }
 }
 

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <math.h>
 
+#include "kernels/ref/moment_priv.h"
 #include "kernels/zk_priv.h"
 
 double zk_powi(double b, uint64_t t)
@@ -76,20 +77,12 @@ int zk_params_check(enum zb_optimizer optimizer, const struct zk_params *p, stru
     return -EINVAL;
 }
 
-uint64_t zk_mix64(uint64_t x)
-{
-    x += UINT64_C(0x9e3779b97f4a7c15);
-    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
-    return x ^ x >> 31;
-}
-
 struct zk_scalars zk_prepare(enum zb_optimizer optimizer, const struct zk_params *params,
                              uint64_t t)
 {
     struct zk_scalars s = { .scale = (float)params->scale,
                             .step_size = (float)params->lr,
-                            .rounding = (uint32_t)zk_mix64(t) };
+                            .rounding = (uint32_t)moment_mix64(t) };
     double c1, c2;
 
     assert(t >= 1 && zb_optimizer_name(optimizer));

@@ -127,9 +127,11 @@ struct zk_params {
  * random bits are a function of the step, the moment and the element's place in its unit: so they
  * too are the same everywhere. What is representable comes back exactly, whatever the bits.
  *
- *     noise(key, i)  of element i of the block, mod 2^32:
- *                    x = i * 0x9e3779b9 ^ key; x ^= x >> 16; x *= 0x7feb352d;
- *                    x ^= x >> 15; x *= 0x846ca68b; x ^= x >> 16
+ *     noise(key, i)  of element i of the block, mod 2^32. The lowest bit of the key is the moment's
+ *                    number, 0 or 1; both moments share what else is in it:
+ *                    x = i * 0x9e3779b9 ^ (key with that bit 0); x ^= x >> 16; x *= 0x7feb352d;
+ *                    x ^= x >> 15; x *= 0x846ca68b; x ^= x >> 16;
+ *                    for the second moment, the halves of x change places
  *
  *     bf16           (bits + (noise >> 16)) >> 16; NaN is 0x7fc0
  *
@@ -179,8 +181,11 @@ struct zk_scalars zk_prepare(enum zb_optimizer optimizer, const struct zk_params
 struct zk_step_arrays {
     void *param;      /* float[], or uint16_t[] of bf16 (hi of the split master) or fp16 */
     void *master;     /* int16_t lo[] for bf16, float[] for fp16, NULL for fp32 */
-    float *m, *v;     /* the moments; v is NULL for an optimizer with one */
+    void *m, *v;      /* the moments, float[] or uint16_t[] of bf16; v is NULL where there is one */
     const void *grad; /* in its own dtype */
+    uint32_t key;     /* of bf16 moments: the first one's; element 0 of the arrays is number
+                       * `first` of the block */
+    uint32_t first;
 };
 
 typedef void zk_step_fn(const struct zk_scalars *s, const struct zk_step_arrays *a, size_t n);
@@ -191,8 +196,10 @@ struct zk_ops {
     bool (*supported)(void);
 
     /* [optimizer][dtype of the parameter][dtype of the gradient], by their numbers: every known
-     * triple has one. */
+     * triple has one. Moments are fp32 in `step`, and bf16 in `step_bf16`, which may be NULL: then
+     * they are decoded, stepped and encoded, as those of 8 bits are. */
     zk_step_fn *const (*step)[ZB_DTYPE_END][ZB_DTYPE_END];
+    zk_step_fn *const (*step_bf16)[ZB_DTYPE_END][ZB_DTYPE_END];
 
     /* The split master; a NaN comes out canonical. */
     void (*split)(const float *master, uint16_t *hi, int16_t *lo, size_t n);

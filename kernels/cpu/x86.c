@@ -2,13 +2,19 @@
  * x86.c - the implementations for x86-64 processors, and which processor can run them.
  *
  * Each asks for exactly the features that CMakeLists.txt switches on for its files. The compiler's
- * run-time support also asks whether the operating system saves the registers.
+ * run-time support also asks whether the operating system saves the registers. F16C it does not
+ * know everywhere; it has the registers of AVX.
  */
+#include <cpuid.h>
+
 #include "kernels/zk_priv.h"
 
 static bool avx2_supported(void)
 {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    unsigned a, b, c, d;
+
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
 
 static bool avx512_supported(void)

@@ -1,6 +1,7 @@
 /*
  * cast.c - between fp32 and the 16-bit types: the split master, and the casts for computing.
  */
+#include "kernels/cpu/f16_priv.h"
 #include "kernels/ref/elem_priv.h"
 #include "kernels/zk_priv.h"
 
@@ -32,12 +33,24 @@ void ZK_NAME(bf16_to_f32)(const uint16_t *restrict from, float *restrict to, siz
 
 void ZK_NAME(f32_to_f16)(const float *restrict from, uint16_t *restrict to, size_t n)
 {
-    for (size_t i = 0; i < n; i++)
+    size_t i = 0;
+
+#ifdef F16_ROW
+    for (; i + F16_ROW <= n; i += F16_ROW)
+        f16_row_from_f32(from + i, to + i);
+#endif
+    for (; i < n; i++)
         to[i] = elem_to_f16(from[i]);
 }
 
 void ZK_NAME(f16_to_f32)(const uint16_t *restrict from, float *restrict to, size_t n)
 {
-    for (size_t i = 0; i < n; i++)
+    size_t i = 0;
+
+#ifdef F16_ROW
+    for (; i + F16_ROW <= n; i += F16_ROW)
+        f16_row_to_f32(from + i, to + i);
+#endif
+    for (; i < n; i++)
         to[i] = elem_from_f16(from[i]);
 }

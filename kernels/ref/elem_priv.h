@@ -1,10 +1,10 @@
 /*
  * elem_priv.h - the arithmetic of one element: the one place where it is written.
  *
- * MODEL. Floats are looked at through their bits wherever a NaN may be involved: a test on bits
- * gives the same answer whatever the compiler believes about NaNs and whatever the mode of the
- * floating-point unit. Every choice is a select between two computed values, never a branch, and
- * so the loops over these functions become vector code. CUDA's compiler takes this file, too.
+ * MODEL. Floats are looked at through their bits: a test on bits gives the same answer whatever the
+ * mode of the floating-point unit (what is NaN needs none, but a compiler that honours NaNs, as
+ * CMakeLists.txt asks for). Every choice is a select between two computed values, never a branch,
+ * and so the loops over these functions become vector code. CUDA's compiler takes this file, too.
  */
 #ifndef ZK_ELEM_PRIV_H
 #define ZK_ELEM_PRIV_H
@@ -41,12 +41,10 @@ ELEM_FN int elem_is_nan(uint32_t b)
     return (b & 0x7fffffff) > 0x7f800000;
 }
 
-/* f as it is stored. */
+/* f as it is stored. A NaN is not even itself: an operation less than by its bits. */
 ELEM_FN float elem_canonical(float f)
 {
-    uint32_t b = elem_bits(f);
-
-    return elem_float(elem_is_nan(b) ? ELEM_NAN : b);
+    return elem_float(f == f ? elem_bits(f) : ELEM_NAN);
 }
 
 /* The nearest bf16, ties to even. Adding just under a half carries into the kept bits exactly when
@@ -57,6 +55,12 @@ ELEM_FN uint16_t elem_to_bf16(float f)
     uint32_t rounded = (b + 0x7fff + (b >> 16 & 1)) >> 16;
 
     return (uint16_t)(elem_is_nan(b) ? ELEM_BF16_NAN : rounded);
+}
+
+/* a where mask is all ones, b where it is 0: what a whole loop chooses alike, without a branch. */
+ELEM_FN float elem_choose(uint32_t mask, float a, float b)
+{
+    return elem_float((elem_bits(a) & mask) | (elem_bits(b) & ~mask));
 }
 
 /* For arithmetic: a NaN as it is. What comes of it is made canonical where it is stored. */
@@ -180,7 +184,7 @@ ELEM_FN float elem_sign(float f)
     uint32_t b = elem_bits(f), a = b & 0x7fffffff;
     uint32_t one = (b & 0x80000000) | 0x3f800000;
 
-    return elem_float(a == 0 || elem_is_nan(b) ? b : one);
+    return elem_float(a - 1 < UINT32_C(0x7f800000) ? one : b);
 }
 
 ELEM_FN void elem_step_LION(const struct zk_scalars *s, float *param, float *m, float *v,
@@ -199,11 +203,12 @@ ELEM_FN void elem_step_SGD(const struct zk_scalars *s, float *param, float *m, f
 {
     float g = elem_fma(s->l2, *param, elem_mul(grad, s->scale));
     float old = elem_fma(s->one_minus_dampening, g, elem_mul(s->momentum, *m));
-    float new_m = s->fresh ? g : old;
+    float new_m = elem_choose(0 - s->fresh, g, old);
     float ahead = elem_fma(s->momentum, new_m, g);
+    float by = elem_choose(0 - s->nesterov, ahead, new_m);
 
     (void)v;
-    *param = elem_canonical(elem_fma(-s->step_size, s->nesterov ? ahead : new_m, *param));
+    *param = elem_canonical(elem_fma(-s->step_size, by, *param));
     *m = elem_canonical(new_m);
 }
 

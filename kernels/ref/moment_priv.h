@@ -13,25 +13,58 @@
 
 #define MOMENT_FINITE_MAX   UINT32_C(0x7f7) /* pattern of the largest finite magnitude */
 #define MOMENT_CUT          20              /* bits of fp32 that a pattern drops */
-#define MOMENT_UNSIGNED_TOP 254u            /* code of the scale itself; one above it is NaN */
-#define MOMENT_SIGNED_TOP   126u
+#define MOMENT_UNSIGNED_TOP 254             /* code of the scale itself; one above it is NaN */
+#define MOMENT_SIGNED_TOP   126
 #define MOMENT_SIGN         0x80u
 
-ELEM_FN uint32_t moment_noise(uint32_t key, uint32_t i)
+/* splitmix64: the bits of a number, stirred. */
+ELEM_FN uint64_t moment_mix64(uint64_t x)
 {
-    uint32_t x = (i * UINT32_C(0x9e3779b9)) ^ key;
+    x += UINT64_C(0x9e3779b97f4a7c15);
+    x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return x ^ (x >> 31);
+}
+
+/* Which random bits moment i of a block is rounded by; `block` counts from the unit's first. */
+ELEM_FN uint32_t moment_key(uint32_t rounding, uint32_t i, uint64_t block)
+{
+    return ((uint32_t)moment_mix64(moment_mix64(rounding) ^ block) & ~UINT32_C(1)) | i;
+}
+
+/* The random bits of both moments of element i, as the first one's. A loop counts `place`, which is
+ * i * MOMENT_PLACE, by additions. */
+#define MOMENT_PLACE UINT32_C(0x9e3779b9)
+
+ELEM_FN uint32_t moment_random(uint32_t key, uint32_t place)
+{
+    uint32_t x = place ^ (key & ~UINT32_C(1));
 
     x = (x ^ x >> 16) * UINT32_C(0x7feb352d);
     x = (x ^ x >> 15) * UINT32_C(0x846ca68b);
     return x ^ x >> 16;
 }
 
+/* A moment's noise out of them: 0, the first, or 1, the second. */
+ELEM_FN uint32_t moment_noise_of(uint32_t random, uint32_t i)
+{
+    return i == 0 ? random : random << 16 | random >> 16;
+}
+
+ELEM_FN uint32_t moment_noise(uint32_t key, uint32_t i)
+{
+    return moment_noise_of(moment_random(key, i * MOMENT_PLACE), key & 1);
+}
+
+/* f is canonical, and so is the bf16 then: noise does not carry out of a NaN's lower half. */
+ELEM_FN uint16_t moment_of_canonical(float f, uint32_t noise)
+{
+    return (uint16_t)((elem_bits(f) + (noise >> 16)) >> 16);
+}
+
 ELEM_FN uint16_t moment_to_bf16(float f, uint32_t noise)
 {
-    uint32_t b = elem_bits(f);
-    uint32_t rounded = (b + (noise >> 16)) >> 16;
-
-    return (uint16_t)(elem_is_nan(b) ? ELEM_BF16_NAN : rounded);
+    return moment_of_canonical(elem_canonical(f), noise);
 }
 
 /* What an element of bits b adds to the search for the largest finite magnitude of its group. */
@@ -55,42 +88,48 @@ ELEM_FN float moment_scale(uint32_t pattern)
     return elem_float(pattern << MOMENT_CUT);
 }
 
-ELEM_FN uint32_t moment_magnitude(uint32_t a, uint32_t pattern, uint32_t noise)
+/* The code of f in a group whose scale has this pattern. It is r - (pattern - top), of r the
+ * rounded magnitude and at most the scale's, and at least `least`. */
+ELEM_FN uint8_t moment_code(float f, uint32_t pattern, uint32_t noise, bool is_signed)
 {
-    uint32_t r = (a + (noise >> (32 - MOMENT_CUT))) >> MOMENT_CUT;
+    int32_t top = is_signed ? MOMENT_SIGNED_TOP : MOMENT_UNSIGNED_TOP, least = is_signed ? 0 : 1;
+    uint32_t b = elem_bits(f), a = b & 0x7fffffff;
+    int32_t most = (int32_t)pattern;
+    int32_t r = (int32_t)((a + (noise >> (32 - MOMENT_CUT))) >> MOMENT_CUT);
+    int32_t c = (r > most ? most : r) - (most - top);
 
-    return r > pattern ? pattern : r;
+    c = c < least ? least : c;
+    c = a == 0 ? 0 : c;
+    c = a >= UINT32_C(0x7f800000) ? top + 1 : c;
+    return (uint8_t)(is_signed ? (uint32_t)c | (b >> 24 & MOMENT_SIGN) : (uint32_t)c);
 }
 
 ELEM_FN uint8_t moment_code_unsigned(float f, uint32_t pattern, uint32_t noise)
 {
-    uint32_t a = elem_bits(f) & 0x7fffffff;
-    uint32_t below = pattern - moment_magnitude(a, pattern, noise);
-    uint32_t c = below < MOMENT_UNSIGNED_TOP ? MOMENT_UNSIGNED_TOP - below : 1;
-
-    c = a == 0 ? 0 : c;
-    return (uint8_t)(a >= UINT32_C(0x7f800000) ? MOMENT_UNSIGNED_TOP + 1 : c);
+    return moment_code(f, pattern, noise, false);
 }
 
 ELEM_FN uint8_t moment_code_signed(float f, uint32_t pattern, uint32_t noise)
 {
-    uint32_t b = elem_bits(f), a = b & 0x7fffffff;
-    uint32_t below = pattern - moment_magnitude(a, pattern, noise);
-    uint32_t c = below < MOMENT_SIGNED_TOP ? MOMENT_SIGNED_TOP - below : 0;
-
-    c = a == 0 ? 0 : c;
-    c = a >= UINT32_C(0x7f800000) ? MOMENT_SIGNED_TOP + 1 : c;
-    return (uint8_t)(c | (b >> 24 & MOMENT_SIGN));
+    return moment_code(f, pattern, noise, true);
 }
 
-/* The value of a code; sign and top are those of its kind. */
+/* The value of a code, which is a bf16: vectors hold twice as many of those. sign and top are those
+ * of its kind. */
+ELEM_FN uint16_t moment_decode_bf16(uint8_t code, uint32_t pattern, uint32_t sign, uint32_t top)
+{
+    const uint16_t off = (uint16_t)(pattern - top), mask = (uint16_t)~sign;
+    uint16_t u = code, c = (uint16_t)(u & mask);
+    uint16_t h = (uint16_t)((uint16_t)(off + c) << (MOMENT_CUT - 16));
+
+    h = (uint16_t)((c == 0 ? 0 : h) | (uint16_t)((u & (uint16_t)sign) << 8));
+    h = (uint16_t)((h & 0x7fff) > 0x7f80 ? ELEM_BF16_NAN : h);
+    return (uint16_t)(c > (uint16_t)top ? ELEM_BF16_NAN : h);
+}
+
 ELEM_FN float moment_decode(uint8_t code, uint32_t pattern, uint32_t sign, uint32_t top)
 {
-    uint32_t c = code & ~sign;
-    uint32_t a = c == 0 ? 0 : (pattern - (top - c)) << MOMENT_CUT;
-
-    a |= (uint32_t)(code & sign) << 24;
-    return elem_canonical(elem_float(c > top ? ELEM_NAN : a));
+    return elem_value_of_bf16(moment_decode_bf16(code, pattern, sign, top));
 }
 
 #endif

@@ -6,7 +6,8 @@
 #include "kernels/ref/elem_priv.h"
 #include "kernels/zk_priv.h"
 
-#define LANES 16
+#define LANES     16
+#define ADD_CHUNK 512 /* of fp16, made fp32 in the first-level cache */
 
 void ZK_NAME(add_f32)(float *restrict acc, const float *restrict x, size_t n)
 {
@@ -22,8 +23,14 @@ void ZK_NAME(add_bf16)(float *restrict acc, const uint16_t *restrict x, size_t n
 
 void ZK_NAME(add_f16)(float *restrict acc, const uint16_t *restrict x, size_t n)
 {
-    for (size_t i = 0; i < n; i++)
-        acc[i] = elem_canonical(elem_add(acc[i], elem_from_f16(x[i])));
+    float chunk[ADD_CHUNK];
+
+    for (size_t at = 0; at < n; at += ADD_CHUNK) {
+        size_t count = n - at < ADD_CHUNK ? n - at : ADD_CHUNK;
+
+        ZK_NAME(f16_to_f32)(x + at, chunk, count);
+        ZK_NAME(add_f32)(acc + at, chunk, count);
+    }
 }
 
 /*

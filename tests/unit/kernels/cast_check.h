@@ -1,8 +1,8 @@
 /*
- * cast_check.h - rounding to bf16 as arithmetic defines it, and the check of all implementations on
- * a list of fp32 patterns.
+ * cast_check.h - rounding to bf16 and fp16 as arithmetic defines it, and the check of all
+ * implementations on a list of fp32 patterns.
  *
- * The definition uses no bit tricks: the two neighbours of a value among the bf16 numbers, the
+ * The definition uses no bit tricks: the two neighbours of a value among the 16-bit numbers, the
  * distance to each (exact in double), and what a tie does. Beyond the largest finite bf16 the next
  * number of the same spacing, 2^128, stands for infinity, as IEEE 754 has it.
  */
@@ -42,6 +42,39 @@ static inline uint16_t cast_to_bf16(uint32_t bits, enum cast_tie tie)
     return sign | below;
 }
 
+/* The magnitude of a finite fp16, or 2^16 for infinity's pattern. */
+static inline double cast_magnitude_f16(uint16_t h)
+{
+    unsigned exponent = h >> 10 & 0x1f, fraction = h & 0x3ff;
+
+    if (exponent == 0)
+        return ldexp(fraction, -14 - 10);
+    return ldexp(1024 + fraction, (int)exponent - 15 - 10);
+}
+
+/* The nearest fp16, ties to even: the neighbours by bisection. */
+static inline uint16_t cast_to_f16(uint32_t bits)
+{
+    uint16_t below = 0, above = 0x7c00, sign = bits >> 16 & 0x8000;
+    double x = fabs((double)data_float(bits)), down, up;
+
+    if (data_is_nan(bits))
+        return 0x7e00;
+    if (x >= 0x1p16)
+        return sign | 0x7c00;
+    while (above - below > 1) {
+        uint16_t middle = (uint16_t)((below + above) / 2);
+
+        if (cast_magnitude_f16(middle) <= x)
+            below = middle;
+        else
+            above = middle;
+    }
+    down = x - cast_magnitude_f16(below);
+    up = cast_magnitude_f16(above) - x;
+    return sign | (up < down || (up == down && below % 2 == 1) ? above : below);
+}
+
 #define CAST_N ZB_BLOCK_ELEMS
 
 /** Holds every implementation to the definitions on `n` patterns, at most CAST_N. */
@@ -49,6 +82,7 @@ static inline void cast_check(const uint32_t *patterns, size_t n)
 {
     static float from[CAST_N], merged[CAST_N];
     static uint16_t want_hi[CAST_N], want_even[CAST_N], hi[CAST_N], even[CAST_N];
+    static uint16_t want_f16[CAST_N], f16[CAST_N];
     static int16_t want_lo[CAST_N], lo[CAST_N];
     static uint32_t want_merged[CAST_N];
 
@@ -60,6 +94,7 @@ static inline void cast_check(const uint32_t *patterns, size_t n)
 
         want_even[i] = cast_to_bf16(patterns[i], TIE_TO_EVEN);
         want_hi[i] = cast_to_bf16(patterns[i], TIE_AWAY);
+        want_f16[i] = cast_to_f16(patterns[i]);
         rest = (int64_t)patterns[i] - ((int64_t)want_hi[i] << 16);
         if (!nan && (rest < INT16_MIN || rest > INT16_MAX))
             fail_msg("pattern %08x: lo is %lld, not 16 bits", patterns[i], (long long)rest);
@@ -71,6 +106,11 @@ static inline void cast_check(const uint32_t *patterns, size_t n)
         ops->split(from, hi, lo, n);
         ops->merge(hi, lo, merged, n);
         ops->f32_to_bf16(from, even, n);
+        ops->f32_to_f16(from, f16, n);
+        for (size_t i = 0; i < n; i++)
+            if (f16[i] != want_f16[i])
+                fail_msg("%s, pattern %08x: fp16 %04x (want %04x)", ops->name, patterns[i], f16[i],
+                         want_f16[i]);
         if (memcmp(hi, want_hi, n * sizeof(*hi)) == 0 &&
             memcmp(lo, want_lo, n * sizeof(*lo)) == 0 &&
             memcmp(even, want_even, n * sizeof(*even)) == 0 &&

@@ -45,6 +45,53 @@ static void every_tie(void **state)
     assert_int_equal(n, 0);
 }
 
+/* For every fp16: itself, its neighbours and the tie with the next, and those of the tie. */
+static void every_tie_of_fp16(void **state)
+{
+    static const uint32_t steps[] = { 0x0000, 0x0001, 0x0fff, 0x1000, 0x1001, 0x1fff, 0 };
+    static uint32_t patterns[8 * 512];
+    size_t n = 0;
+
+    (void)state;
+    for (uint32_t h = 0; h <= 0xffff; h++) {
+        uint32_t bits = data_bits((float)cast_magnitude_f16(h & 0x7fff)) | (h & 0x8000) << 16;
+        float next = (float)cast_magnitude_f16((h & 0x7fff) + 1);
+        float tie = (data_float(bits & 0x7fffffff) + next) / 2; /* a denormal's is elsewhere */
+
+        for (size_t i = 0; i < 7; i++)
+            patterns[n++] = bits + steps[i];
+        patterns[n++] = data_bits(tie) | (h & 0x8000) << 16;
+        if (n == ZB_COUNT(patterns)) {
+            cast_check(patterns, n);
+            n = 0;
+        }
+    }
+    assert_int_equal(n, 0);
+}
+
+/* All of fp16: the value by its definition, exact; NaN canonical. */
+static void fp16_to_f32_all(void **state)
+{
+    static uint16_t from[65536];
+    static float to[65536];
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(from); i++)
+        from[i] = (uint16_t)i;
+    data_each_ops(ops)
+    {
+        ops->f16_to_f32(from, to, ZB_COUNT(from));
+        for (size_t i = 0; i < ZB_COUNT(from); i++) {
+            uint16_t magnitude = from[i] & 0x7fff;
+            double want = magnitude == 0x7c00 ? (double)INFINITY : cast_magnitude_f16(magnitude);
+
+            if (magnitude > 0x7c00 ? data_bits(to[i]) != 0x7fc00000
+                                   : fabs((double)to[i]) != want || !signbit(to[i]) != (i < 0x8000))
+                fail_msg("%s: fp16 %04x became %08x", ops->name, from[i], data_bits(to[i]));
+        }
+    }
+}
+
 /* All of bf16: the value by its definition, exact; NaN canonical. */
 static void bf16_to_f32_all(void **state)
 {
@@ -100,10 +147,9 @@ static void merge_of_foreign_pairs(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_65521st_pattern),
-        cmocka_unit_test(every_tie),
-        cmocka_unit_test(bf16_to_f32_all),
-        cmocka_unit_test(merge_of_foreign_pairs),
+        cmocka_unit_test(every_65521st_pattern), cmocka_unit_test(every_tie),
+        cmocka_unit_test(every_tie_of_fp16),     cmocka_unit_test(fp16_to_f32_all),
+        cmocka_unit_test(bf16_to_f32_all),       cmocka_unit_test(merge_of_foreign_pairs),
     };
 
     zk_thread_init();

@@ -1,6 +1,6 @@
 /*
- * test_cast_all.c - all 2^32 patterns: split, merge and the cast to bf16, in every implementation,
- * against their definitions. Minutes.
+ * test_cast_all.c - all 2^32 patterns: split, merge and the casts to bf16 and fp16, in every
+ * implementation, against their definitions. Minutes.
  */
 #include "tests/ztest.h"
 

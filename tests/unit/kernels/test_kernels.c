@@ -25,14 +25,25 @@ struct arrays {
     uint64_t nonfinite;
     uint64_t sum_bits;
     float p[ROOM], m[ROOM], v[ROOM], grad[ROOM];
-    uint16_t hi[ROOM], half[ROOM], grad16[ROOM];
+    uint16_t hi[ROOM], half[ROOM], grad16[ROOM], m16[ROOM], v16[ROOM];
     int16_t lo[ROOM];
     uint8_t code[ROOM];
     float group[ROOM]; /* scales */
 };
 
 /* A kernel, which arrays it may write, and what it takes beside them. */
-enum { P = 1, M = 2, V = 4, HI = 8, LO = 16, HALF = 32, CODE = 64, GROUP = 128 };
+enum {
+    P = 1,
+    M = 2,
+    V = 4,
+    HI = 8,
+    LO = 16,
+    HALF = 32,
+    CODE = 64,
+    GROUP = 128,
+    M16 = 256,
+    V16 = 512
+};
 
 struct kernel {
     const char *name;
@@ -42,6 +53,7 @@ struct kernel {
     enum zb_optimizer optimizer; /* of a step function, 0 for others */
     enum zb_dtype dtype, grad_dtype;
     bool is_signed, grouped; /* of reduced moments; takes whole groups */
+    enum zb_moments moments; /* of a step function */
 };
 
 static void run_step(const struct kernel *k, const struct zk_ops *ops, const struct zk_scalars *s,
@@ -50,8 +62,14 @@ static void run_step(const struct kernel *k, const struct zk_ops *ops, const str
     struct zk_step_arrays arrays = { .param = a->p + at,
                                      .m = a->m + at,
                                      .v = k->writes & V ? a->v + at : NULL,
-                                     .grad = a->grad + at };
+                                     .grad = a->grad + at,
+                                     .key = s->rounding,
+                                     .first = 5 };
 
+    if (k->moments == ZB_MOMENTS_BF16) {
+        arrays.m = a->m16 + at;
+        arrays.v = k->writes & V16 ? a->v16 + at : NULL;
+    }
     if (k->dtype == ZB_BF16) {
         arrays.param = a->hi + at;
         arrays.master = a->lo + at;
@@ -61,7 +79,9 @@ static void run_step(const struct kernel *k, const struct zk_ops *ops, const str
     }
     if (k->grad_dtype != ZB_F32)
         arrays.grad = a->grad16 + at;
-    ops->step[k->optimizer][k->dtype][k->grad_dtype](s, &arrays, n);
+    (k->moments == ZB_MOMENTS_BF16
+         ? ops->step_bf16
+         : ops->step)[k->optimizer][k->dtype][k->grad_dtype](s, &arrays, n);
 }
 
 static void run_split(const struct kernel *k, const struct zk_ops *ops, const struct zk_scalars *s,
@@ -170,28 +190,28 @@ static void run_set(const struct kernel *k, const struct zk_ops *ops, const stru
 }
 
 static const struct kernel plain_kernels[] = {
-    { "split", run_split, HI | LO, 0, 0, 0, false, false },
-    { "merge", run_merge, P, 0, 0, 0, false, false },
-    { "f32_to_bf16", run_from_f32, HI, 0, ZB_BF16, 0, false, false },
-    { "bf16_to_f32", run_to_f32, P, 0, ZB_BF16, 0, false, false },
-    { "f32_to_f16", run_from_f32, HALF, 0, ZB_F16, 0, false, false },
-    { "f16_to_f32", run_to_f32, P, 0, ZB_F16, 0, false, false },
-    { "add_f32", run_add, P, 0, ZB_F32, 0, false, false },
-    { "add_bf16", run_add, P, 0, ZB_BF16, 0, false, false },
-    { "add_f16", run_add, P, 0, ZB_F16, 0, false, false },
-    { "sumsq", run_sumsq, 0, 0, 0, 0, false, false },
-    { "set_f32", run_set, P, 0, ZB_F32, 0, false, false },
-    { "set_bf16", run_set, HI, 0, ZB_BF16, 0, false, false },
-    { "encode_bf16", run_encode_bf16, HI, 0, 0, 0, false, false },
-    { "encode_q8 unsigned", run_encode_q8, CODE | GROUP, 0, 0, 0, false, true },
-    { "encode_q8 signed", run_encode_q8, CODE | GROUP, 0, 0, 0, true, true },
-    { "decode_q8 unsigned", run_decode_q8, P, 0, 0, 0, false, true },
-    { "decode_q8 signed", run_decode_q8, P, 0, 0, 0, true, true },
-    { "quantize_i8", run_quantize_i8, CODE | GROUP, 0, 0, 0, true, true },
-    { "dequantize_i8", run_dequantize_i8, P, 0, 0, 0, true, true },
+    { "split", run_split, HI | LO, 0, 0, 0, false, false, 0 },
+    { "merge", run_merge, P, 0, 0, 0, false, false, 0 },
+    { "f32_to_bf16", run_from_f32, HI, 0, ZB_BF16, 0, false, false, 0 },
+    { "bf16_to_f32", run_to_f32, P, 0, ZB_BF16, 0, false, false, 0 },
+    { "f32_to_f16", run_from_f32, HALF, 0, ZB_F16, 0, false, false, 0 },
+    { "f16_to_f32", run_to_f32, P, 0, ZB_F16, 0, false, false, 0 },
+    { "add_f32", run_add, P, 0, ZB_F32, 0, false, false, 0 },
+    { "add_bf16", run_add, P, 0, ZB_BF16, 0, false, false, 0 },
+    { "add_f16", run_add, P, 0, ZB_F16, 0, false, false, 0 },
+    { "sumsq", run_sumsq, 0, 0, 0, 0, false, false, 0 },
+    { "set_f32", run_set, P, 0, ZB_F32, 0, false, false, 0 },
+    { "set_bf16", run_set, HI, 0, ZB_BF16, 0, false, false, 0 },
+    { "encode_bf16", run_encode_bf16, HI, 0, 0, 0, false, false, 0 },
+    { "encode_q8 unsigned", run_encode_q8, CODE | GROUP, 0, 0, 0, false, true, 0 },
+    { "encode_q8 signed", run_encode_q8, CODE | GROUP, 0, 0, 0, true, true, 0 },
+    { "decode_q8 unsigned", run_decode_q8, P, 0, 0, 0, false, true, 0 },
+    { "decode_q8 signed", run_decode_q8, P, 0, 0, 0, true, true, 0 },
+    { "quantize_i8", run_quantize_i8, CODE | GROUP, 0, 0, 0, true, true, 0 },
+    { "dequantize_i8", run_dequantize_i8, P, 0, 0, 0, true, true, 0 },
 };
 
-#define STEPS   ((ZB_OPTIMIZER_END - 1) * (ZB_DTYPE_END - 1) * (ZB_DTYPE_END - 1))
+#define STEPS   (2 * (ZB_OPTIMIZER_END - 1) * (ZB_DTYPE_END - 1) * (ZB_DTYPE_END - 1))
 #define KERNELS (ZB_COUNT(plain_kernels) + STEPS)
 
 /* The plain ones, and every entry of the table of step functions. */
@@ -204,15 +224,20 @@ static const struct kernel *all_kernels(void)
     struct kernel *k = list + ZB_COUNT(plain_kernels);
 
     memcpy(list, plain_kernels, sizeof(plain_kernels));
-    for (enum zb_optimizer o = ZB_ADAMW; o < ZB_OPTIMIZER_END; o++)
-        for (enum zb_dtype p = ZB_F32; p < ZB_DTYPE_END; p++)
-            for (enum zb_dtype g = ZB_F32; g < ZB_DTYPE_END; g++)
-                *k++ = (struct kernel){ .name = zb_optimizer_name(o),
-                                        .run = run_step,
-                                        .writes = writes[p] | M | (zb_moment_name(o, 1) ? V : 0),
-                                        .optimizer = o,
-                                        .dtype = p,
-                                        .grad_dtype = g };
+    for (size_t i = 0; i < STEPS; i++) {
+        enum zb_optimizer o = ZB_ADAMW + (enum zb_optimizer)(i / 9 % (ZB_OPTIMIZER_END - 1));
+        enum zb_dtype p = ZB_F32 + (enum zb_dtype)(i / 3 % 3);
+        bool two = zb_moment_name(o, 1), bf16 = i >= STEPS / 2;
+        unsigned moments = bf16 ? M16 | (two ? V16 : 0) : M | (two ? V : 0);
+
+        *k++ = (struct kernel){ .name = zb_optimizer_name(o),
+                                .run = run_step,
+                                .writes = writes[p] | moments,
+                                .optimizer = o,
+                                .dtype = p,
+                                .grad_dtype = ZB_F32 + (enum zb_dtype)(i % 3),
+                                .moments = bf16 ? ZB_MOMENTS_BF16 : ZB_MOMENTS_F32 };
+    }
     assert_int_equal(k - list, KERNELS);
     return list;
 }
@@ -291,6 +316,8 @@ static void fill(struct arrays *a, enum flavour flavour, uint64_t seed)
         a->hi[i] = (uint16_t)(master >> 16);
         a->half[i] = (uint16_t)draw(&seed, flavour);
         a->grad16[i] = draw_16(&seed, flavour);
+        a->m16[i] = (uint16_t)(data_bits(a->m[i]) >> 16);
+        a->v16[i] = (uint16_t)(data_bits(a->v[i]) >> 16);
         a->lo[i] = (int16_t)(uint16_t)master;
         a->code[i] = (uint8_t)draw(&seed, flavour);
         a->group[i] = data_float(draw(&seed, flavour));
@@ -321,6 +348,8 @@ static bool arrays_outside_unchanged(const struct arrays *now, const struct arra
            outside_unchanged(now->lo, before->lo, sizeof(int16_t), writes & LO, at, n) &&
            outside_unchanged(now->half, before->half, sizeof(uint16_t), writes & HALF, at, n) &&
            outside_unchanged(now->grad16, before->grad16, sizeof(uint16_t), false, at, n) &&
+           outside_unchanged(now->m16, before->m16, sizeof(uint16_t), writes & M16, at, n) &&
+           outside_unchanged(now->v16, before->v16, sizeof(uint16_t), writes & V16, at, n) &&
            outside_unchanged(now->code, before->code, sizeof(uint8_t), writes & CODE, at, n) &&
            outside_unchanged(now->group, before->group, sizeof(float), writes & GROUP, at, n);
 }
@@ -337,6 +366,8 @@ static bool arrays_canonical(const struct arrays *a, unsigned writes, size_t at,
     for (size_t i = at; i < at + n; i++) {
         bool bf16_nan = (a->hi[i] & 0x7fff) > 0x7f80;
 
+        good = good && (!(writes & M16) || (a->m16[i] & 0x7fff) <= 0x7f80 || a->m16[i] == 0x7fc0);
+        good = good && (!(writes & V16) || (a->v16[i] & 0x7fff) <= 0x7f80 || a->v16[i] == 0x7fc0);
         good = good && (!(writes & P) || nan_is_canonical(a->p[i]));
         good = good && (!(writes & M) || nan_is_canonical(a->m[i]));
         good = good && (!(writes & V) || nan_is_canonical(a->v[i]));
@@ -365,6 +396,8 @@ static void try_all(struct fixture *x, const struct kernel *k, size_t scalar, si
     {
         const char *bad = NULL;
 
+        if (k->moments == ZB_MOMENTS_BF16 && !ops->step_bf16)
+            continue;
         memcpy(&x->got, &x->before, sizeof(x->got));
         k->run(k, ops, &s, &x->got, at, n);
         if (ops == ref) {
@@ -377,10 +410,10 @@ static void try_all(struct fixture *x, const struct kernel *k, size_t scalar, si
             bad = "differs from ref";
         }
         if (bad)
-            fail_msg(
-                "%s %s, dtypes %d and %d, scalars '%s', %s values, start %zu, %zu elements: %s",
-                ops->name, k->name, (int)k->dtype, (int)k->grad_dtype, scalars[scalar].name,
-                flavour, at, n, bad);
+            fail_msg("%s %s, moments %d, dtypes %d and %d, scalars '%s', %s values, start %zu, %zu "
+                     "elements: %s",
+                     ops->name, k->name, (int)k->moments, (int)k->dtype, (int)k->grad_dtype,
+                     scalars[scalar].name, flavour, at, n, bad);
     }
 }
 
@@ -429,9 +462,10 @@ static uint64_t digest_arrays(uint64_t digest, const struct arrays *a, unsigned 
     const struct {
         const void *array;
         unsigned bit, elem_bytes;
-    } arrays[] = { { a->p, P, 4 },       { a->m, M, 4 },        { a->v, V, 4 },
-                   { a->hi, HI, 2 },     { a->lo, LO, 2 },      { a->half, HALF, 2 },
-                   { a->code, CODE, 1 }, { a->group, GROUP, 4 } };
+    } arrays[] = { { a->p, P, 4 },       { a->m, M, 4 },         { a->v, V, 4 },
+                   { a->hi, HI, 2 },     { a->lo, LO, 2 },       { a->half, HALF, 2 },
+                   { a->code, CODE, 1 }, { a->group, GROUP, 4 }, { a->m16, M16, 2 },
+                   { a->v16, V16, 2 } };
 
     digest = digest_bytes(digest, &a->nonfinite, sizeof(a->nonfinite));
     digest = digest_bytes(digest, &a->sum_bits, sizeof(a->sum_bits));
@@ -451,8 +485,8 @@ static const uint64_t golden_digests[] = {
 static void digest_check(const struct kernel *k, size_t i, uint64_t digest)
 {
     if (getenv("ZSHARD_PRINT"))
-        print_message("UINT64_C(0x%016llx), /* %s %d %d */\n", (unsigned long long)digest, k->name,
-                      (int)k->dtype, (int)k->grad_dtype);
+        print_message("UINT64_C(0x%016llx), /* %s %d %d %d */\n", (unsigned long long)digest,
+                      k->name, (int)k->moments, (int)k->dtype, (int)k->grad_dtype);
     else if (i >= ZB_COUNT(golden_digests) || golden_digests[i] != digest)
         fail_msg("%s, dtypes %d and %d: the digest of its results is %016llx, not that of "
                  "golden_digests.inc: other bits than on other processors, or than before",

@@ -6,6 +6,7 @@
 
 #include <math.h>
 
+#include "kernels/ref/moment_priv.h"
 #include "kernels/zk_page.h"
 #include "tests/unit/kernels/data.h"
 
@@ -123,11 +124,11 @@ static void rounding_is_fair(void **state)
         for (size_t i = 0; i < N; i++)
             from[i] = i % ZB_Q8_GROUP == 0 ? 4.0f : x;
         for (uint32_t round = 0; round < ROUNDS; round++) {
-            ops->encode_q8(from, code, scale, v % 2, round * 1234567, N);
+            ops->encode_q8(from, code, scale, v % 2, round * 1234567 + (unsigned)v / 2 % 2, N);
             ops->decode_q8(code, scale, to, v % 2, N);
             for (size_t i = 0; i < N; i++)
                 q8 += (double)(to[i] - from[i]);
-            ops->encode_bf16(from, half, round * 7654321, N);
+            ops->encode_bf16(from, half, round * 7654321 + (unsigned)v % 2, N);
             ops->bf16_to_f32(half, to, N);
             for (size_t i = 0; i < N; i++)
                 bf16 += (double)(to[i] - from[i]);
@@ -138,6 +139,76 @@ static void rounding_is_fair(void **state)
     }
 }
 
+/* Pearson's correlation of what is 1 in both of two samples of 0 and 1. */
+static double correlation(const bool *a, const bool *b, size_t n)
+{
+    double sum_a = 0, sum_b = 0, both = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        sum_a += a[i];
+        sum_b += b[i];
+        both += a[i] && b[i];
+    }
+    sum_a /= (double)n;
+    sum_b /= (double)n;
+    return (both / (double)n - sum_a * sum_b) / sqrt(sum_a * (1 - sum_a) * sum_b * (1 - sum_b));
+}
+
+/* Elements round up independently of their neighbours, and an element's moments of each other:
+ * else errors would add up that are to cancel. Samples are keys; 5 standard deviations. The number
+ * that round up in a block is as spread as if each tossed its own coin: its variance's own standard
+ * deviation is sqrt(2 / KEYS) of it. */
+static void random_bits_are_independent(void **state)
+{
+    enum { KEYS = 4000, NEAR = 40 };
+    static bool up[2][NEAR][KEYS];
+
+    (void)state;
+    for (unsigned nth = 1; nth <= 3; nth++) { /* rounds up with a chance of 1/2, 1/4, 1/8 */
+        uint32_t least = UINT32_MAX - (UINT32_MAX >> nth);
+        double p = 1.0 / (1u << nth), sum[2] = { 0 }, squares[2] = { 0 };
+
+        for (uint32_t k = 0; k < KEYS; k++) {
+            unsigned ups[2] = { 0 };
+
+            for (size_t i = 0; i < N; i++) {
+                uint32_t key = (k * 0x9e3779b1u ^ k >> 3) << 1;
+                bool first = moment_noise(key, (uint32_t)i) >= least;
+                bool second = moment_noise(key | 1, (uint32_t)i) >= least;
+
+                ups[0] += first;
+                ups[1] += second;
+                if (i < NEAR) {
+                    up[0][i][k] = first;
+                    up[1][i][k] = second;
+                }
+            }
+            for (int m = 0; m < 2; m++) {
+                sum[m] += ups[m] - N * p;
+                squares[m] += (ups[m] - N * p) * (ups[m] - N * p);
+            }
+        }
+        for (int m = 0; m < 2; m++) {
+            double variance = N * p * (1 - p);
+
+            if (fabs(sum[m]) > 5 * sqrt(KEYS * variance) ||
+                fabs(squares[m] / KEYS / variance - 1) > 5 * sqrt(2.0 / KEYS))
+                fail_msg("moment %d, chance %g: %g too many, %g of the variance", m, p, sum[m],
+                         squares[m] / KEYS / variance);
+        }
+        for (size_t i = 0; i < NEAR; i++)
+            for (size_t j = 0; j < NEAR; j++)
+                for (int m = 0; m < 3; m++) {
+                    const bool *a = up[m == 1][i], *b = up[m > 0][j];
+                    double r = (m < 2 && i == j) ? 0 : correlation(a, b, KEYS);
+
+                    if (fabs(r) > 5 / sqrt(KEYS))
+                        fail_msg("elements %zu and %zu, case %d, chance %g: correlation %g", i, j,
+                                 m, p, r);
+                }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -145,6 +216,7 @@ int main(void)
         cmocka_unit_test(error_is_bounded),
         cmocka_unit_test(below_the_range),
         cmocka_unit_test(rounding_is_fair),
+        cmocka_unit_test(random_bits_are_independent),
     };
 
     zk_thread_init();
