@@ -2,7 +2,8 @@
 #
 # A cmocka program. Labels decide where tests/run.sh runs it: quick (every build, sanitizers too),
 # full (release), long (by hand), and threads (under TSan as well). Default: quick and full. Every test
-# of this kind is labelled unit besides, which is what the clang build runs.
+# of this kind is labelled unit besides, which is what the clang build runs. Timeouts are for what hangs: a machine that
+# is five times slower, or busy, must not meet them.
 function(zshard_unit_test name)
     cmake_parse_arguments(T "" "TIMEOUT" "SOURCES;LIBS;LABELS" ${ARGN})
     if(NOT T_SOURCES)
@@ -12,7 +13,7 @@ function(zshard_unit_test name)
         set(T_LABELS quick full)
     endif()
     if(NOT T_TIMEOUT)
-        set(T_TIMEOUT 120)
+        set(T_TIMEOUT 600)
     endif()
     add_executable(${name} ${T_SOURCES})
     target_link_libraries(${name} PRIVATE ${T_LIBS} cmocka)
@@ -29,7 +30,7 @@ endfunction()
 function(zshard_script_test name)
     cmake_parse_arguments(T "" "TIMEOUT" "COMMAND;LABELS" ${ARGN})
     if(NOT T_TIMEOUT)
-        set(T_TIMEOUT 300)
+        set(T_TIMEOUT 600)
     endif()
     add_test(NAME ${name} COMMAND ${T_COMMAND} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
     set_tests_properties(${name} PROPERTIES LABELS "${T_LABELS}" TIMEOUT ${T_TIMEOUT}

@@ -15,7 +15,7 @@ import time
 
 BUILD = os.path.abspath(os.environ.get("ZSHARD_BUILD", "build"))
 SANITIZED = bool(os.environ.get("ZSHARD_SANITIZE"))
-DEADLINE = 240 if SANITIZED else 120  # seconds that any one program may take
+DEADLINE = 1200 if SANITIZED else 600  # seconds that any one program may take
 
 
 class Failure(Exception):
@@ -97,7 +97,7 @@ class Daemon:
     def zctl(self, *words):
         """The rows of a zctl command."""
         done = subprocess.run([program("zctl"), "-o", "json", *words], env=self.env(), text=True,
-                              capture_output=True, timeout=30, check=False)
+                              capture_output=True, timeout=150, check=False)
         check(done.returncode == 0, f"zctl {words} ended with {done.returncode}: {done.stderr}")
         return json.loads(done.stdout)["rows"]
 

@@ -44,7 +44,7 @@ def tensor_names(path):
 
 def zctl(d, *words):
     done = subprocess.run([program("zctl"), *words], env=d.env(), text=True, capture_output=True,
-                          timeout=30, check=False)
+                          timeout=150, check=False)
     check(done.returncode == 0, f"zctl {words} ended with {done.returncode}: {done.stderr}")
 
 

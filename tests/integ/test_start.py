@@ -20,7 +20,7 @@ NOBODY = {"user": 65534, "group": 65534, "extra_groups": []}
 
 def start(*flags, env=None, **more):
     """A start that is expected to end by itself."""
-    return subprocess.run([program("zshardd"), *flags], text=True, capture_output=True, timeout=30,
+    return subprocess.run([program("zshardd"), *flags], text=True, capture_output=True, timeout=150,
                           check=False, env=env, **more)
 
 
@@ -281,9 +281,9 @@ def anybody_without_a_configuration():
             done = None
             if line.startswith("ready "):
                 done = subprocess.run([program("zctl"), "ping"], env=env, check=False, **who,
-                                      capture_output=True, timeout=30)
+                                      capture_output=True, timeout=150)
             daemon.terminate()
-            _, log = daemon.communicate(timeout=30)
+            _, log = daemon.communicate(timeout=150)
         check(line.startswith(f"ready socket={path} "), f"{line!r} {log}")
         check(done.returncode == 0, f"{done}")
         check(daemon.returncode == 0, f"it ended with {daemon.returncode}: {log}")

@@ -32,7 +32,7 @@ TIER_KEYS = ["name", "budget", "used", "target", "moving", "params", "grads", "s
 def zctl(path, *words, **more):
     """A finished run of zctl."""
     return subprocess.run([program("zctl"), *words], env=os.environ | {"ZSHARD_SOCKET": path},
-                          text=True, capture_output=True, timeout=30, check=False, **more)
+                          text=True, capture_output=True, timeout=150, check=False, **more)
 
 
 def rows(daemon, *words):
@@ -234,7 +234,7 @@ def output_that_breaks():
     with Daemon(*SMALL) as d, open("/dev/full", "wb") as full:
         for words in (["tiers"], ["-o", "json", "tiers"], ["help"], ["stat"]):
             done = subprocess.run([program("zctl"), *words], env=d.env(), stdout=full, text=True,
-                                  stderr=subprocess.PIPE, timeout=30, check=False)
+                                  stderr=subprocess.PIPE, timeout=150, check=False)
             check(done.returncode == 1 and "write the output" in done.stderr, f"{words}: {done}")
 
 

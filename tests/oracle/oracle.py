@@ -193,7 +193,7 @@ def zgpt_command(case, ranks):
 
 def run(command):
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          timeout=300)
+                          timeout=1500)
     if done.returncode != 0:
         print(" ".join(command), done.stdout, sep="\n")
         sys.exit(f"zgpt ended with {done.returncode}")

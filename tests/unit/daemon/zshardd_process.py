@@ -18,7 +18,7 @@ import unittest
 
 SOURCE = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../.."))
 ZSHARDD = sys.argv.pop(1) if len(sys.argv) > 1 else "zshardd"
-SLOW = 20  # seconds until we believe that something will not happen, sanitizers included
+SLOW = 120  # seconds until we believe that something will not happen, sanitizers included
 REQUEST, REPLY = 1, 2
 HELLO, PING = 1, 2
 
