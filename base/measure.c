@@ -60,16 +60,27 @@ static void memory_copy(uint8_t *to, const uint8_t *from, uint64_t bytes)
 #endif
 }
 
+/* Fresh memory, on huge pages: what malloc() hands out a second time may be shared with a child of
+ * this process by then, and is copied in small pages. NULL: there is none. */
+static uint8_t *measure_map(uint64_t bytes)
+{
+    void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    if (map == MAP_FAILED)
+        return NULL;
+    (void)madvise(map, bytes, MADV_HUGEPAGE);
+    return map;
+}
+
 static void *measure_run(void *arg)
 {
     struct measure *m = arg;
-    uint64_t bytes = m->io_bytes;
-    uint8_t *buf = aligned_alloc(HUGE_BYTES, zb_round_up(2 * bytes, HUGE_BYTES));
+    uint64_t bytes = m->io_bytes, room = zb_round_up(2 * bytes, HUGE_BYTES) + HUGE_BYTES;
+    uint8_t *map = measure_map(room);
+    uint8_t *buf = map ? (uint8_t *)zb_round_up((uintptr_t)map, HUGE_BYTES) : NULL;
     int rc = buf ? 0 : -ENOMEM;
     uint64_t until_ns;
 
-    if (buf)
-        (void)madvise(buf, zb_round_up(2 * bytes, HUGE_BYTES), MADV_HUGEPAGE);
     if (buf)
         memset(buf, 1, 2 * bytes);
     (void)atomic_fetch_add(&m->ready, 1);
@@ -83,7 +94,8 @@ static void *measure_run(void *arg)
             rc = drive_move(m, buf);
         (void)atomic_fetch_add(&m->moved, 2 * bytes);
     }
-    free(buf);
+    if (map)
+        (void)munmap(map, room);
     if (rc < 0)
         atomic_store(&m->rc, rc);
     return NULL;
