@@ -5,12 +5,14 @@
  * processes: real drives are too noisy to judge who got how much. Parameters are bf16 and in host
  * memory; the optimizer's state is there, too, or streamed.
  *
- *   eight   A job of one rank and a job of 8 have the same units. A round is what a step asks of
- * the daemon: push all gradients, step, fetch and release all parameters. Rounds of the two jobs
- * alternate (A B B A); the other job is idle meanwhile. two     Two jobs step all the time. Windows
- * in which their shares are equal and windows with 3:1 alternate (A B B A); in each the bytes that
- * were moved for each job are counted by the daemon. Shares are changed as `zctl share` does, and a
- * window begins a little later.
+ *     eight   A job of one rank and a job of 8 have the same units. A round is what a step asks of
+ *             the daemon: push all gradients, step, fetch and release all parameters. Rounds of the
+ *             two jobs alternate (A B B A); the other job is idle meanwhile.
+ *     two     Two jobs go round all the time. Windows in which their shares are equal and windows
+ *             with 3:1 alternate (A B B A); in each the daemon counts the bytes that move for each
+ *             job. Shares are changed as `zctl share` does, and a window begins a little later.
+ *             Shares are of what both want: so what counts is the time in which both are in the
+ *             middle of a step. Who pushes asks nothing of the drive, and the other has it all.
  *
  * A client obeys words on a socket: one byte asks, one answers. It ends when the socket closes.
  */
@@ -35,15 +37,17 @@
 #include "bench/process.h"
 #include "client/zclient.h"
 
-#define SHARE_UNITS     8u
-#define SHARE_MANY      8u
-#define SHARE_ROUNDS    5u
-#define SHARE_PARAMS    (UINT64_C(16) << 20)
-#define SHARE_PAGE      65536u
-#define SHARE_STAGING   (UINT64_C(1) << 20)
-#define SHARE_RATE      (UINT64_C(1) << 30)
-#define SHARE_WINDOW_MS 1500u
-#define SHARE_SETTLE_MS 300u /* after a change: what was in line then is paid as before */
+#define SHARE_UNITS       8u
+#define SHARE_MANY        8u
+#define SHARE_ROUNDS      5u
+#define SHARE_PARAMS      (UINT64_C(16) << 20)
+#define SHARE_PAGE        65536u
+#define SHARE_STAGING     (UINT64_C(1) << 20)
+#define SHARE_RATE        (UINT64_C(1) << 30)
+#define SHARE_WINDOW_MS   1500u
+#define SHARE_WINDOWS_MAX 20u /* so many times as long, until both were in the middle of a step */
+#define SHARE_LOOK_MS     5u
+#define SHARE_SETTLE_MS   300u /* after a change: what was in line then is paid as before */
 
 enum word { WORD_READY = 'y', WORD_ROUND = 'r', WORD_RUN = 'g', WORD_DONE = 'd' };
 
@@ -313,19 +317,6 @@ static int share_failed(struct share_bench *b, struct zc_client *c, int rc)
     return zb_fail(&b->z->err, rc, "%s", c ? zc_error(c) : zc_strerror(rc));
 }
 
-static int share_moved(struct share_bench *b, struct zc_client *c, const char *job, uint64_t *ret)
-{
-    struct zc_job_row *rows = NULL;
-    size_t n = 0;
-    int rc = zc_jobs_wait(c, job, &rows, &n);
-
-    if (rc < 0)
-        return share_failed(b, c, rc);
-    *ret = n > 0 ? rows[0].nvme_read_bytes + rows[0].nvme_written_bytes : 0;
-    zc_rows_free(rows);
-    return 0;
-}
-
 static void share_pause(unsigned ms)
 {
     struct timespec t = { .tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L };
@@ -334,29 +325,79 @@ static void share_pause(unsigned ms)
         ;
 }
 
-/* Bytes that each job moved in a window with these shares. */
-static int share_window(struct share_bench *b, struct zc_client *c, uint32_t share, double moved[2])
+static const char *const share_jobs[] = { "a", "b" };
+
+struct share_seen {
+    uint64_t steps[2], moved[2];
+    bool middle; /* both are in a step, which has moved from 1/8 to 7/8 of its bytes */
+};
+
+static int share_look(struct share_bench *b, struct zc_client *c, struct share_seen *ret)
 {
-    static const char *const jobs[] = { "a", "b" };
-    uint64_t before[2] = { 0, 0 }, after[2] = { 0, 0 };
-    int rc = zc_job_share_wait(c, jobs[0], share);
+    const double step_bytes = (double)b->params * 20;
+    struct zc_job_row *rows = NULL;
+    size_t n = 0;
+    int rc = zc_jobs_wait(c, NULL, &rows, &n);
+
+    if (rc < 0)
+        return share_failed(b, c, rc);
+    *ret = (struct share_seen){ .middle = n == ZB_COUNT(share_jobs) };
+    for (size_t i = 0; i < n; i++) {
+        const struct zc_job_row *row = &rows[i];
+        int j = strcmp(row->name, share_jobs[1]) == 0;
+        double part;
+
+        ret->steps[j] = row->iterations;
+        ret->moved[j] = row->nvme_read_bytes + row->nvme_written_bytes;
+        /* initial values were written once: half of what a step moves */
+        part = (double)ret->moved[j] / step_bytes - (double)row->iterations - 0.5;
+        if (strcmp(row->state, "stepping") != 0 || part < 0.125 || part > 0.875)
+            ret->middle = false;
+    }
+    zc_rows_free(rows);
+    return 0;
+}
+
+/* Bytes that each job moved in a window with these shares: in all of it, and of that while both
+ * were in the middle of a step, which is waited for. Its seconds are added up. */
+static int share_window(struct share_bench *b, struct zc_client *c, uint32_t share, double moved[2],
+                        double middle[2], double *seconds)
+{
+    uint64_t window_ns = b->window_ms * UINT64_C(1000000), begin_ns;
+    struct share_seen first, last, at;
+    int rc = zc_job_share_wait(c, share_jobs[0], share);
 
     if (rc < 0)
         return share_failed(b, c, rc);
     share_pause(SHARE_SETTLE_MS);
+    rc = share_look(b, c, &first);
+    last = first;
+    middle[0] = middle[1] = 0;
+    begin_ns = zb_now_ns();
+    for (uint64_t ns = 0; rc == 0 && (ns < window_ns || ((middle[0] <= 0 || middle[1] <= 0) &&
+                                                         ns < SHARE_WINDOWS_MAX * window_ns));
+         ns = zb_now_ns() - begin_ns) {
+        share_pause(SHARE_LOOK_MS);
+        rc = share_look(b, c, &at);
+        for (int i = 0; i < 2 && rc == 0 && at.middle && last.middle &&
+                        memcmp(at.steps, last.steps, sizeof(at.steps)) == 0;
+             i++)
+            middle[i] += (double)(at.moved[i] - last.moved[i]);
+        last = at;
+    }
+    *seconds += (double)(zb_now_ns() - begin_ns) / 1e9;
     for (int i = 0; i < 2 && rc == 0; i++)
-        rc = share_moved(b, c, jobs[i], &before[i]);
-    share_pause(b->window_ms);
-    for (int i = 0; i < 2 && rc == 0; i++)
-        rc = share_moved(b, c, jobs[i], &after[i]);
-    for (int i = 0; i < 2; i++)
-        moved[i] = (double)(after[i] - before[i]);
-    if (rc == 0 && moved[0] + moved[1] <= 0)
-        return zb_fail(&b->z->err, -EIO, "nothing moved in a window: a client has ended");
+        moved[i] = (double)(last.moved[i] - first.moved[i]);
+    if (rc == 0 && (middle[0] <= 0 || middle[1] <= 0))
+        return zb_fail(&b->z->err, -EIO,
+                       "in a window of %u ms the two jobs were never in the middle of a step at "
+                       "the same time",
+                       b->window_ms);
     return rc;
 }
 
-static int share_two_rows(struct share_bench *b, const double *least, const double *ratios)
+static int share_two_rows(struct share_bench *b, const double *least, const double *ratios,
+                          const double *rounds)
 {
     double half[ZBENCH_ROUNDS_MAX], three[ZBENCH_ROUNDS_MAX];
     struct zbench_row row = { .unit = "% of bytes", .reference_name = "half" };
@@ -370,12 +411,16 @@ static int share_two_rows(struct share_bench *b, const double *least, const doub
     rc = zbench_add(b->z, &row, least, half, b->rounds);
     row = (struct zbench_row){ .unit = "bytes : bytes", .reference_name = "shares 3:1" };
     (void)snprintf(row.name, sizeof(row.name), "share/two-jobs/3-to-1");
-    return rc < 0 ? rc : zbench_add(b->z, &row, ratios, three, b->rounds);
+    if (rc == 0)
+        rc = zbench_add(b->z, &row, ratios, three, b->rounds);
+    (void)snprintf(row.name, sizeof(row.name), "share/two-jobs/3-to-1/with-pushes");
+    return rc < 0 ? rc : zbench_add(b->z, &row, rounds, three, b->rounds);
 }
 
 static int share_two(struct share_bench *b)
 {
-    double least[ZBENCH_ROUNDS_MAX], ratios[ZBENCH_ROUNDS_MAX], total = 0;
+    double least[ZBENCH_ROUNDS_MAX], ratios[ZBENCH_ROUNDS_MAX], rounds[ZBENCH_ROUNDS_MAX];
+    double total = 0, seconds = 0;
     struct crew crews[2] = { { 0 }, { 0 } };
     struct zc_client *c = NULL;
     int rc = share_daemon(b, true);
@@ -390,20 +435,22 @@ static int share_two(struct share_bench *b)
                                                            .program = "zbench" })) < 0)
         rc = share_failed(b, c, rc);
     for (unsigned i = 0; i < b->rounds && rc == 0; i++) {
-        double equal[2] = { 0, 0 }, three[2] = { 0, 0 };
+        double equal[2] = { 0, 0 }, three[2] = { 0, 0 }, all[2] = { 0, 0 };
 
         for (int k = 0; k < 4 && rc == 0; k++) {
-            double moved[2];
+            double moved[2], middle[2];
             bool same = k == 0 || k == 3;
 
-            rc = share_window(b, c, same ? 100 : 300, moved);
+            rc = share_window(b, c, same ? 100 : 300, moved, middle, &seconds);
             for (int j = 0; j < 2 && rc == 0; j++) {
-                (same ? equal : three)[j] += moved[j];
+                (same ? equal : three)[j] += middle[j];
+                all[j] += same ? 0 : moved[j];
                 total += moved[j];
             }
         }
         least[i] = 100 * (equal[0] < equal[1] ? equal[0] : equal[1]) / (equal[0] + equal[1]);
         ratios[i] = three[0] / three[1];
+        rounds[i] = all[0] / all[1];
     }
     crew_end(&crews[0]);
     crew_end(&crews[1]);
@@ -411,10 +458,9 @@ static int share_two(struct share_bench *b)
     zbench_daemon_end(&b->daemon);
     if (rc < 0)
         return rc;
-    zbench_note(b->z, "two jobs together moved %s/s of the device's %s/s",
-                zb_size_text((uint64_t)(total / (b->rounds * 4.0 * b->window_ms / 1e3))).s,
-                zb_size_text(b->rate).s);
-    return share_two_rows(b, least, ratios);
+    zbench_note(b->z, "two jobs together moved %s/s of the device's %s/s, with their pushes",
+                zb_size_text((uint64_t)(total / seconds)).s, zb_size_text(b->rate).s);
+    return share_two_rows(b, least, ratios, rounds);
 }
 
 /* ---- options */

@@ -70,7 +70,7 @@ def shares():
         check(os.listdir(d) == [], f"{os.listdir(d)} were left behind")
     cases = [row["case"] for row in json.loads(done.stdout)["rows"]]
     check(cases == ["share/8-clients/1-client", "share/8-clients/1-client/resident", "share/two-jobs/min",
-                    "share/two-jobs/3-to-1"], f"{cases}")
+                    "share/two-jobs/3-to-1", "share/two-jobs/3-to-1/with-pushes"], f"{cases}")
     check(all(row["value"] > 0 for row in json.loads(done.stdout)["rows"]), done.stdout)
 
 
