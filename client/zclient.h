@@ -268,7 +268,8 @@ struct zc_unit {
     enum zc_dtype grad_dtype; /* of the gradient plane; bf16 cannot accumulate (push "add") */
     bool frozen;              /* a parameter plane only: never pushed, never stepped */
     const struct zc_tensor *tensors; /* ascending, not overlapping; elements outside of every
-                                        tensor are never stepped */
+                                        tensor are never stepped, so only who is frozen may have
+                                        none (-EINVAL) */
     uint32_t ntensors;
 };
 

@@ -133,6 +133,11 @@ static int unit_finish(struct zsd_member *m, struct zb_err *err)
     struct zsd_job *job = m->job;
     struct zsd_unit *unit = m->defining;
 
+    if (unit->ntensors == 0 && !unit->layout.frozen) /* what lies in no tensor is never stepped */
+        return zb_fail(
+            err, -EINVAL,
+            "unit '%s' has no tensors, and is not frozen: nothing of it would be trained",
+            unit->name);
     if (unit->index < job->nunits)
         return unit_same(unit, job->units[unit->index])
                    ? 0

@@ -67,6 +67,11 @@ static int unit_check(struct zc_zero *z, const struct zc_unit *unit, struct zb_l
     if (unit->ntensors > 0 && !unit->tensors)
         return zcz_refuse(z, -EINVAL, "unit '%s' has %u tensors, and no list of them", unit->name,
                           unit->ntensors);
+    if (unit->ntensors == 0 && !unit->frozen)
+        return zcz_refuse(z, -EINVAL,
+                          "unit '%s' has no tensors, and is not frozen: nothing of it would be "
+                          "trained",
+                          unit->name);
     for (uint32_t t = 0; t < unit->ntensors && rc == 0; t++)
         rc = tensor_check(z, unit, &unit->tensors[t], end, &end);
     return rc;

@@ -38,8 +38,9 @@ static struct zc_client *hold(const char *socket, const char *name, unsigned uni
     check(c, zc_job_open_wait(c, &o, &job), "job");
     for (unsigned u = 0; u < units; u++) {
         char unit_name[16];
-        struct zc_unit unit = { u,      unit_name, ELEMS, u % 2 ? ZC_BF16 : ZC_F32,
-                                ZC_F32, false,     NULL,  0 };
+        const struct zc_tensor whole = { .name = unit_name, .ndims = 1, .dims = { ELEMS } };
+        struct zc_unit unit = { u,      unit_name, ELEMS,  u % 2 ? ZC_BF16 : ZC_F32,
+                                ZC_F32, false,     &whole, 1 };
         struct zc_range range = { u, 0, 12288 };
         uint64_t id;
 

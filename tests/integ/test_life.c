@@ -434,12 +434,12 @@ static void a_kept_job(void **state)
     assert_int_equal(r[1].job.iterations, 1);
     assert_int_equal(r[1].job.applied, 1);
     other.elems++;
-    assert_int_equal(zc_unit_define_wait(r[1].c, r[1].job.id, &other), -EINVAL);
+    assert_int_equal(zi_unit_define(&r[1], &other), -EINVAL);
     assert_says(zc_error(r[1].c), "otherwise than its peers");
     other = units[0];
     other.index = UNITS;
     other.name = "more";
-    assert_int_equal(zc_unit_define_wait(r[1].c, r[1].job.id, &other), -EINVAL);
+    assert_int_equal(zi_unit_define(&r[1], &other), -EINVAL);
     assert_says(zc_error(r[1].c), "has 4 units");
     assert_int_equal(zc_register_wait(r[1].c, r[1].job.id, &range, 1, &id), -ENOENT);
     zi_define(&r[1], units, UNITS, 2);

@@ -181,6 +181,8 @@ static void draw_tensors(struct job *j, struct unit *u)
         uint64_t left, count;
 
         at += chance(30) ? draw(2000) : 0; /* elements of no tensor are never stepped */
+        if (at >= u->def.elems && u->def.ntensors == 0)
+            at = 0; /* there must be one */
         if (at >= u->def.elems)
             break;
         left = u->def.elems - at;

@@ -340,8 +340,14 @@ static void a_second_job_of_a_name_that_is_ready(void **state)
 
 /* ---- units and shards */
 
+static Zp__Tensor good_tensor = { PROTOBUF_C_MESSAGE_INIT(&zp__tensor__descriptor),
+                                  .name = (char[]){ "t" }, .n_dims = 1,
+                                  .dims = (uint64_t[]){ 100 } };
+
 static const Zp__UnitDefine good_unit = {
     PROTOBUF_C_MESSAGE_INIT(&zp__unit_define__descriptor),
+    .n_tensors = 1,
+    .tensors = (Zp__Tensor *[]){ &good_tensor },
     .name = (char[]){ "a" },
     .elems = 3 * PAGE - 100,
     .dtype = ZC_F32,
@@ -367,6 +373,7 @@ static const struct {
     { "a name with a blank", 0, "a b", 10, 1, 1, "t", 0, 10, 1, 0, "'a b'" },
     { "no elements", 0, "a", 0, 1, 1, NULL, 0, 0, 0, 0, "0 elements" },
     { "too many elements", 0, "a", UINT64_MAX, 1, 1, NULL, 0, 0, 0, 0, "2^40" },
+    { "no tensors", 0, "a", 10, 1, 1, NULL, 0, 0, 0, 0, "unit 'a' has no tensors" },
     { "a dtype that is none", 0, "a", 10, 4, 1, "t", 0, 10, 1, 0, "dtype" },
     { "a gradient dtype that is none", 0, "a", 10, 1, 0, "t", 0, 10, 1, 0, "dtype" },
     { "a tensor that is too long", 0, "a", 10, 1, 1, "t", 0, 11, 1, 0, "not inside unit 'a'" },
@@ -1192,7 +1199,7 @@ static void tensors_without_end(void **state)
 static int stranger(const struct zi_daemon *d)
 {
     static const struct zc_unit unit = {
-        .name = "u", .elems = PAGE, .dtype = ZC_F32, .grad_dtype = ZC_F32
+        .name = "u", .elems = PAGE, .dtype = ZC_F32, .grad_dtype = ZC_F32, .frozen = true
     };
     const struct zc_options options = { .socket = d->socket };
     struct zc_job_options o = {

@@ -359,12 +359,24 @@ int zi_open(struct zi_rank *r, const struct zi_daemon *d, const struct zc_job_op
     return zc_job_open_wait(r->c, options, &r->job);
 }
 
+int zi_unit_define(struct zi_rank *r, const struct zc_unit *unit)
+{
+    const struct zc_tensor whole = { .name = unit->name, .ndims = 1, .dims = { unit->elems } };
+    struct zc_unit with = *unit;
+
+    if (with.ntensors == 0 && !with.frozen) {
+        with.tensors = &whole;
+        with.ntensors = 1;
+    }
+    return zc_unit_define_wait(r->c, r->job.id, &with);
+}
+
 void zi_define(struct zi_rank *r, const struct zc_unit *units, unsigned n, uint32_t world)
 {
     assert_true(n <= ZI_UNITS_MAX);
     for (unsigned u = 0; u < n; u++) {
         uint64_t slice;
-        int rc = zc_unit_define_wait(r->c, r->job.id, &units[u]);
+        int rc = zi_unit_define(r, &units[u]);
 
         if (rc < 0)
             fail_msg("unit %u: %d, %s", u, rc, zc_error(r->c));

@@ -98,7 +98,9 @@ void zi_pump(struct zi_rank *ranks, unsigned n, unsigned ms);
 
 /** Connects and opens the job: its rc. */
 int zi_open(struct zi_rank *r, const struct zi_daemon *d, const struct zc_job_options *options);
-/** Defines the units and registers the rank's slice of each (base/plan.h). */
+/** Defines a unit. One that is trained and has no tensors gets one, of all its elements. */
+int zi_unit_define(struct zi_rank *r, const struct zc_unit *unit);
+/** Defines the units, likewise, and registers the rank's slice of each (base/plan.h). */
 void zi_define(struct zi_rank *r, const struct zc_unit *units, unsigned n, uint32_t world);
 /** Every rank says ready: the rc of the first. */
 int zi_ready(struct zi_rank *ranks, unsigned n);

@@ -369,6 +369,7 @@ static const struct {
       { .name = "u", .elems = UINT64_C(1) << 41, .dtype = ZC_F32 },
       { 0 },
       { 0 } },
+    { "has no tensors", { .name = "u", .elems = 9, .dtype = ZC_F32 }, { 0 }, { 0 } },
     { "dtype number 7", { .name = "u", .elems = 1, .dtype = 7 }, { 0 }, { 0 } },
     { "is not inside",
       { .name = "u", .elems = 9, .dtype = ZC_F32, .ntensors = 1 },
