@@ -20,6 +20,10 @@
  * turns: fio step fio' fio' step fio, where fio and fio' are the same: the control. What crossed
  * the drive is counted by the kernel, in /proc/PID/io of the daemon.
  *
+ * A PEER (--peer, bench/peers/) is another program that makes the same step, of as many parameters
+ * on the same drive. Ours and its take turns, A B B A; each is timed from where all gradients are
+ * there to where the state is written, and the bytes of an iteration are counted for both alike.
+ *
  * Checksums are no part of the floor; what the kernels take with them (a block verified, stepped
  * and sealed while it is in the cache) is noted.
  */
@@ -31,6 +35,7 @@
 #include <limits.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,6 +48,7 @@
 #include "base/util.h"
 #include "bench/fio.h"
 #include "bench/job.h"
+#include "bench/peer.h"
 #include "bench/process.h"
 #include "client/zclient.h"
 #include "kernels/zk_page.h"
@@ -68,7 +74,7 @@
 
 struct step_bench {
     struct zbench *z;
-    const char *dir, *only;
+    const char *dir, *only, *peer;
     uint64_t params, page_elems, ring_bytes;
     unsigned rounds;
 
@@ -175,7 +181,6 @@ static int kernel_prepare(struct step_bench *b)
             zb_layout_of(ZB_BF16, ZB_BF16, ZB_ADAMW, ZB_MOMENTS_F32, false, &b->layout, &b->z->err);
     if (rc < 0)
         return rc;
-    b->threads = (unsigned)zb_min_u64((uint64_t)sysconf(_SC_NPROCESSORS_ONLN), STEP_THREADS);
     b->kernel_pages = zb_max_u64(zb_min_u64(b->params, STEP_KERNEL_MAX) / b->page_elems, 1);
     page_bytes = b->page_elems * (2 * STEP_HALF + STEP_STATE);
     b->memory_bytes = b->kernel_pages * page_bytes + STEP_HUGE;
@@ -187,6 +192,8 @@ static int kernel_prepare(struct step_bench *b)
                        zb_size_text(b->memory_bytes).s);
     }
     (void)madvise(b->memory, b->memory_bytes, MADV_HUGEPAGE);
+    /* a child that shares it, such as who cleans up, makes us copy it, in small pages */
+    (void)madvise(b->memory, b->memory_bytes, MADV_DONTFORK);
     for (uint64_t p = 0; p < b->kernel_pages; p++) { /* small numbers everywhere, as in a run */
         halves = (uint16_t *)(void *)(b->memory + p * page_bytes);
         for (uint64_t i = 0; i < 2 * b->page_elems; i++)
@@ -457,15 +464,15 @@ static int step_case_half(struct step_bench *b, const char *name)
     return rc < 0 ? rc : zbench_add(b->z, &row, times[1], times[0], b->rounds);
 }
 
-/* Bytes that the daemon has moved to and from drives, as the kernel counts them. */
-static int step_moved(struct step_bench *b, uint64_t *ret)
+/* Bytes that a process has moved to and from drives, as the kernel counts them. */
+static int step_moved(struct step_bench *b, pid_t pid, uint64_t *ret)
 {
     unsigned long long got, sum = 0;
     char path[64], line[128];
     unsigned found = 0;
     FILE *f;
 
-    (void)snprintf(path, sizeof(path), "/proc/%d/io", (int)b->daemon.pid);
+    (void)snprintf(path, sizeof(path), "/proc/%d/io", (int)pid);
     f = fopen(path, "re");
     while (f && fgets(line, sizeof(line), f))
         if (sscanf(line, "read_bytes: %llu", &got) == 1 ||
@@ -523,8 +530,9 @@ static int drive_round(struct step_bench *b, const struct zbench_fio *fio, unsig
         if (order[i] < 2) {
             rc = zbench_fio_run(b->z, fio, &got, NULL);
             sums[order[i]] += got / 2;
-        } else if ((rc = step_moved(b, &before)) == 0 && (rc = step_time(b, &got)) == 0 &&
-                   (rc = step_moved(b, &after)) == 0) {
+        } else if ((rc = step_moved(b, b->daemon.pid, &before)) == 0 &&
+                   (rc = step_time(b, &got)) == 0 &&
+                   (rc = step_moved(b, b->daemon.pid, &after)) == 0) {
             sums[2] += got * 1e3 / 2;
             moved += after - before;
         }
@@ -601,6 +609,105 @@ static int step_case_drive(struct step_bench *b)
     return zbench_add(b->z, &bytes, d.bytes, d.layout, b->rounds);
 }
 
+/* ---- a peer */
+
+struct against {
+    double ms[2][ZBENCH_ROUNDS_MAX], bytes[2][ZBENCH_ROUNDS_MAX], grads_s[2][ZBENCH_ROUNDS_MAX];
+};
+
+/* Seconds of the peer's step, and of what made its gradients. */
+static int peer_step(struct step_bench *b, struct zbench_peer *p, double *ret_s,
+                     double *ret_grads_s)
+{
+    char line[256];
+    int rc = zbench_peer_ask(b->z, p, "step", line, sizeof(line));
+
+    if (rc == 0 && (sscanf(line, "%lf %lf", ret_s, ret_grads_s) != 2 || !(*ret_s > 0)))
+        rc = zb_fail(&b->z->err, -EPROTO, "the peer says: %s", line);
+    return rc;
+}
+
+static int our_step(struct step_bench *b, double *ret_s, double *ret_grads_s)
+{
+    uint64_t begin_ns = zb_now_ns();
+    int rc = step_time(b, ret_s);
+
+    *ret_grads_s = (double)(zb_now_ns() - begin_ns) / 1e9 - *ret_s;
+    return rc;
+}
+
+static int peer_round(struct step_bench *b, struct zbench_peer *p, unsigned round,
+                      struct against *a)
+{
+    static const int order[] = { 0, 1, 1, 0 }; /* 1: the peer's */
+    const pid_t pids[] = { b->daemon.pid, p->pid };
+    int rc = 0;
+
+    for (size_t i = 0; i < ZB_COUNT(order) && rc == 0; i++) {
+        int who = order[i];
+        uint64_t before = 0, after = 0;
+        double s = 0, grads_s = 0;
+
+        rc = step_moved(b, pids[who], &before);
+        if (rc == 0)
+            rc = who == 0 ? our_step(b, &s, &grads_s) : peer_step(b, p, &s, &grads_s);
+        if (rc == 0)
+            rc = step_moved(b, pids[who], &after);
+        a->ms[who][round] += s * 1e3 / 2;
+        a->grads_s[who][round] += grads_s / 2;
+        a->bytes[who][round] += (double)(after - before) / 2 / (double)b->params;
+    }
+    return rc;
+}
+
+static int peer_rounds(struct step_bench *b, struct zbench_peer *p, struct against *a)
+{
+    char line[PATH_MAX + 8192];
+    double s;
+    int rc = step_time(b, &s); /* warms up */
+
+    (void)snprintf(line, sizeof(line), "exec %s '%s' %llu %u", b->peer, b->daemon.dir,
+                   (unsigned long long)b->params, b->threads);
+    if (rc == 0)
+        rc = zbench_peer_start(b->z, p, line);
+    for (unsigned i = 0; i < b->rounds && rc == 0; i++)
+        rc = peer_round(b, p, i, a);
+    return rc;
+}
+
+static int step_case_peer(struct step_bench *b)
+{
+    struct zbench_row row = { .unit = "ms", .lower = true, .reference_name = "peer" };
+    struct zbench_row bytes = { .unit = "B", .lower = true, .reference_name = "peer" };
+    static struct against a;
+    struct zbench_peer p = { 0 };
+    bool counted = true;
+    int rc;
+
+    (void)signal(SIGPIPE, SIG_IGN); /* a peer that has ended is an error like others */
+    a = (struct against){ 0 };
+    rc = step_begin(b, 0, 0);
+    if (rc == 0)
+        rc = peer_rounds(b, &p, &a);
+    (void)snprintf(row.name, sizeof(row.name), "step/drive/ours/%s", p.name);
+    (void)snprintf(bytes.name, sizeof(bytes.name), "step/drive/bytes-per-param/%s", p.name);
+    zbench_peer_end(&p);
+    rc = step_end(b, rc);
+    if (rc < 0)
+        return rc;
+    zbench_note(b->z,
+                "%.0f million parameters; gradients, which are no part of a step: ours %.2f s, the "
+                "peer's %.2f",
+                (double)b->params / 1e6, zbench_median(a.grads_s[0], b->rounds),
+                zbench_median(a.grads_s[1], b->rounds));
+    rc = zbench_add(b->z, &row, a.ms[0], a.ms[1], b->rounds);
+    for (unsigned i = 0; i < b->rounds; i++)
+        counted = counted && a.bytes[1][i] > 0;
+    if (!counted)
+        zbench_note(b->z, "the kernel saw nothing move to or from a drive for the peer");
+    return rc < 0 || !counted ? rc : zbench_add(b->z, &bytes, a.bytes[0], a.bytes[1], b->rounds);
+}
+
 static bool step_wants(const struct step_bench *b, const char *name)
 {
     return strncmp(name, b->only, zb_min_u64(strlen(b->only), strlen(name))) == 0;
@@ -608,8 +715,12 @@ static bool step_wants(const struct step_bench *b, const char *name)
 
 static int step_run(struct step_bench *b)
 {
-    int rc = kernel_prepare(b);
+    int rc;
 
+    b->threads = (unsigned)zb_min_u64((uint64_t)sysconf(_SC_NPROCESSORS_ONLN), STEP_THREADS);
+    if (b->peer)
+        return step_case_peer(b);
+    rc = kernel_prepare(b);
     for (size_t i = 0; i < ZB_COUNT(step_rates) && rc == 0; i++)
         if (step_wants(b, step_rates[i].name))
             rc = step_case_rate(b, step_rates[i].name, step_rates[i].rate);
@@ -626,13 +737,12 @@ static int step_run(struct step_bench *b)
 
 static int step_options(struct step_bench *b, int argc, char **argv)
 {
-    static const struct option options[] = { { "dir", required_argument, NULL, 'd' },
-                                             { "params", required_argument, NULL, 'p' },
-                                             { "rounds", required_argument, NULL, 'r' },
-                                             { "page-elems", required_argument, NULL, 'e' },
-                                             { "ring", required_argument, NULL, 'b' },
-                                             { "only", required_argument, NULL, 'o' },
-                                             { 0 } };
+    static const struct option options[] = {
+        { "dir", required_argument, NULL, 'd' },    { "params", required_argument, NULL, 'p' },
+        { "rounds", required_argument, NULL, 'r' }, { "page-elems", required_argument, NULL, 'e' },
+        { "ring", required_argument, NULL, 'b' },   { "only", required_argument, NULL, 'o' },
+        { "peer", required_argument, NULL, 'P' },   { 0 }
+    };
     struct zbench *z = b->z;
     uint64_t rounds = STEP_ROUNDS;
     int c, rc = 0;
@@ -642,6 +752,8 @@ static int step_options(struct step_bench *b, int argc, char **argv)
             b->dir = optarg;
         else if (c == 'o')
             b->only = optarg;
+        else if (c == 'P')
+            b->peer = optarg;
         else if (c == 'p')
             rc = zb_size_parse(optarg, &b->params, &z->err);
         else if (c == 'e')

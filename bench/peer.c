@@ -6,10 +6,25 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+/* It says no more: waits for its end, and says how that was. */
+static int peer_ended(struct zbench *z, struct zbench_peer *p)
+{
+    int status = 0;
+
+    (void)fclose(p->in);
+    p->in = NULL;
+    while (waitpid(p->pid, &status, 0) < 0 && errno == EINTR)
+        ;
+    p->pid = 0;
+    return WIFSIGNALED(status)
+               ? zb_fail(&z->err, -EPIPE, "the peer has ended by signal %d", WTERMSIG(status))
+               : zb_fail(&z->err, -EPIPE, "the peer has ended with status %d", WEXITSTATUS(status));
+}
+
 static int peer_line(struct zbench *z, struct zbench_peer *p, char *line, size_t size)
 {
     if (!fgets(line, (int)size, p->out))
-        return zb_fail(&z->err, -EPIPE, "the peer has ended");
+        return peer_ended(z, p);
     line[strcspn(line, "\n")] = '\0';
     return 0;
 }

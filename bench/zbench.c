@@ -34,7 +34,9 @@ static const struct {
       "what a step that overlaps the passes saves", zbench_overlap },
     { "plan", "[--dir DIR] [--params N] [--rounds N] [--only plan/drive]",
       "how long a step takes, against what zctl plan says", zbench_plan },
-    { "step", "[--dir DIR] [--params N] [--page-elems N] [--ring SIZE] [--rounds N] [--only CASE]",
+    { "step",
+      "[--dir DIR] [--params N] [--page-elems N] [--ring SIZE] [--rounds N] [--only CASE] "
+      "[--peer COMMAND]",
       "a step that streams its state, against the most that drive and kernels can do",
       zbench_step },
     { "share",

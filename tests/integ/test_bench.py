@@ -134,6 +134,32 @@ def steps():
         check(done.returncode == 2 and done.stderr, f"{args}: {done.returncode} {done.stderr}")
 
 
+def peers():
+    """A step of ours beside one of another program's; one that fails says how."""
+    args = ("--params", "1M", "--rounds", "1", "--page-elems", "65536")
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as d:
+        script = os.path.join(d, "peer.sh")
+        for body, code, part in (
+                ("echo ready other of $2 $3; mkdir $1/x && while read -r line; do echo 0.5 0.25; done", 0,
+                 "peer: of 1048576 "),
+                ("exit 3", 1, "the peer has ended with status 3"),
+                ("echo hello", 1, "the peer is not ready: hello"),
+                ("echo ready other x; read -r line; echo fast 1", 1, "the peer says: fast 1"),
+                ("echo ready other x; read -r line; echo 0 1", 1, "the peer says: 0 1"),
+                ("echo ready other x; read -r line; kill -9 $$", 1, "the peer has ended by signal 9")):
+            with open(script, "w", encoding="ascii") as f:
+                f.write(body)
+            done = zbench("--json", *args, "--dir", d, "--peer", f"sh {script}", bench="step")
+            check(done.returncode == code and part in done.stderr, f"{body}: {done.returncode} {done.stderr}")
+            check(os.listdir(d) == ["peer.sh"], f"{body}: {os.listdir(d)} were left behind")
+            if code != 0:
+                continue
+            step, = json.loads(done.stdout)["rows"]
+            check(step["case"] == "step/drive/ours/other" and step["reference"] == 500 and step["better"] == "lower",
+                  f"{step}")
+            check("the kernel saw nothing move" in done.stderr, done.stderr)
+
+
 def overlap():
     """Every switch has its case; the bytes of a step are what they are, whenever they move."""
     done = zbench("--json", "--rounds", "1", "--params", "2M", "--rate", "200M", bench="overlap")
@@ -163,8 +189,8 @@ def no_daemon():
               f"{done.returncode} {done.stderr}")
 
 
-TESTS = {f.__name__: f for f in (rows, catalog, commits, killed, shares, snapshots, plans, overlap, steps, refused,
-                                 no_daemon)}
+TESTS = {f.__name__: f for f in (rows, catalog, commits, killed, shares, snapshots, plans, overlap, steps, peers,
+                                 refused, no_daemon)}
 
 if __name__ == "__main__":
     sys.exit(main(TESTS))
