@@ -144,6 +144,8 @@ bool zk_gpu_pinned(struct zk_gpu *g, const void *addr, uint64_t len_bytes);
 int zk_gpu_stream_new(struct zk_gpu *g, struct zk_gpu_stream **ret, struct zb_err *err);
 /** Waits for its works. NULL is allowed. */
 void zk_gpu_stream_free(struct zk_gpu_stream *s);
+/** As the device's own interface knows it: of "cuda" a cudaStream_t, else the stream itself. */
+void *zk_gpu_stream_native(struct zk_gpu_stream *s);
 /** 0: everything in it is done; -EAGAIN: not yet (no sentence is written); else the error. */
 int zk_gpu_stream_query(struct zk_gpu_stream *s, struct zb_err *err);
 /** Waits for that. Never on a thread that may not wait: see zk_gpu_signal(). */

@@ -143,13 +143,13 @@ zc_zero_options = struct("zc_zero_options", (c_void_p, "comm"), (c_char_p, "sock
                          (c_double, "beta1 beta2 eps momentum dampening lr_decay"),
                          (c_bool, "nesterov"),
                          (c_double * 64, "weight_decay"),
-                         (c_uint32, "groups prefetch_units overlap share timeout_ms"), (c_char_p, "kernels"))
+                         (c_uint32, "groups prefetch_units overlap share timeout_ms"), (c_char_p, "kernels device"))
 zc_zero_stepped = struct("zc_zero_stepped", (c_uint64, "iterations applied"),
                          (c_double, "grad_norm clip_scale"), (c_bool, "skipped"))
 zc_zero_stats = struct("zc_zero_stats",
                        (c_uint64, "fetched_bytes pushed_bytes nvme_read_bytes nvme_written_bytes "
                                   "host_bytes nvme_bytes gpu_bytes gather_buffer_bytes "
-                                  "grad_buffer_bytes comm_bytes"),
+                                  "grad_buffer_bytes device_bytes comm_bytes"),
                        (c_double, "stall_seconds"))
 
 ZERO_INIT = CFUNCTYPE(c_int, c_void_p, c_uint32, c_uint64, c_uint64, POINTER(c_float))
@@ -248,6 +248,7 @@ PROTOTYPES = {
     "zc_zero_commit": (c_int, (HANDLE,)),
     "zc_zero_note_put": (c_int, (HANDLE, c_bool, c_void_p, c_size_t)),
     "zc_zero_note_get": (c_int, (HANDLE, c_bool, c_void_p, P(c_size_t))),
+    "zc_zero_stream": (c_void_p, (HANDLE,)),
     "zc_zero_sum": (c_int, (HANDLE, P(c_double), c_uint32)),
     "zc_zero_poll": (c_int, (HANDLE,)),
     "zc_zero_read": (c_int, (HANDLE, c_uint32, c_int, c_uint64, c_uint64, P(c_float))),

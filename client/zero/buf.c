@@ -6,11 +6,15 @@
  * ones stay: those given back last. So the engine holds what is gathered at one time and a few
  * more, whatever the model's size and however its units differ.
  *
+ * ON A DEVICE works may still use a buffer that was given back: `last` stands behind them. So it is
+ * only freed when that is reached, and until then there may be more than `keep`.
+ *
  * ORPHANS. A backend owns a collective's memory until test() says done, and after a failure nobody
  * tests any more: a peer may still write there. Such buffers are never freed; the list keeps them
  * reachable. It happens at most once in a process's life, at its end.
  */
 #include <assert.h>
+#include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 
@@ -22,13 +26,18 @@ static void buf_free(struct zcz_pool *p, struct zcz_buf *b)
 {
     p->bytes -= b->bytes;
     zb_list_remove(&b->node);
-    free(b->data);
+    if (p->device) {
+        zk_gpu_event_free(b->last);
+        zk_gpu_free(b->mem);
+    } else {
+        free(b->data);
+    }
     free(b);
 }
 
-void zcz_pool_init(struct zcz_pool *p, uint32_t keep)
+void zcz_pool_init(struct zcz_pool *p, uint32_t keep, const struct zcz_device *device)
 {
-    *p = (struct zcz_pool){ .keep = keep };
+    *p = (struct zcz_pool){ .keep = keep, .device = device };
     zb_list_init(&p->used);
     zb_list_init(&p->idle);
 }
@@ -48,10 +57,31 @@ static struct zcz_buf *pool_find(struct zcz_pool *p, size_t bytes)
     return best;
 }
 
+/* Memory for b->bytes. */
+static bool buf_fill(const struct zcz_device *device, struct zcz_buf *b)
+{
+    if (!device) {
+        b->data = aligned_alloc(ZB_PAGE_ALIGN, b->bytes);
+        return b->data;
+    }
+    if (zk_gpu_event_new(device->gpu, &b->last, NULL) < 0)
+        return false;
+    if (zk_gpu_alloc(device->gpu, b->bytes, 0, &b->mem, NULL) < 0) {
+        zk_gpu_event_free(b->last);
+        return false;
+    }
+    b->data = zk_gpu_addr(b->mem);
+    return true;
+}
+
 struct zcz_buf *zcz_buf_get(struct zcz_pool *p, size_t bytes)
 {
-    struct zcz_buf *b = pool_find(p, bytes);
+    uint64_t whole = p->device ? zk_gpu_info(p->device->gpu)->granularity_bytes
+                               : (uint64_t)ZB_PAGE_ALIGN;
+    struct zcz_buf *b;
 
+    bytes = zb_round_up(bytes, whole);
+    b = pool_find(p, bytes);
     if (b) {
         p->nidle--;
         zb_list_remove(&b->node);
@@ -59,9 +89,8 @@ struct zcz_buf *zcz_buf_get(struct zcz_pool *p, size_t bytes)
         b = calloc(1, sizeof(*b));
         if (!b)
             return NULL;
-        b->bytes = zb_round_up(bytes, ZB_PAGE_ALIGN);
-        b->data = aligned_alloc(ZB_PAGE_ALIGN, b->bytes);
-        if (!b->data) {
+        b->bytes = bytes;
+        if (!buf_fill(p->device, b)) {
             free(b);
             return NULL;
         }
@@ -72,15 +101,27 @@ struct zcz_buf *zcz_buf_get(struct zcz_pool *p, size_t bytes)
     return b;
 }
 
+/* Whether no work uses it any more; of a device that has failed none does that matters. */
+static bool buf_quiet(const struct zcz_buf *b)
+{
+    return !b->last || zk_gpu_event_query(b->last, NULL) != -EAGAIN;
+}
+
 void zcz_buf_put(struct zcz_pool *p, struct zcz_buf *b)
 {
     if (!b)
         return;
     zb_list_remove(&b->node);
     zb_list_push_back(&p->idle, &b->node);
-    if (++p->nidle > p->keep) {
+    p->nidle++;
+    zb_list_each(pos, &p->idle)
+    {
+        struct zcz_buf *oldest = zb_container_of(pos, struct zcz_buf, node);
+
+        if (p->nidle <= p->keep || !buf_quiet(oldest))
+            break; /* what is still used goes another time */
         p->nidle--;
-        buf_free(p, zb_container_of(p->idle.next, struct zcz_buf, node));
+        buf_free(p, oldest);
     }
 }
 

@@ -8,8 +8,8 @@
  *
  * WAITING. Ranks share cores with each other and with the daemon, so waiting must not burn one: a
  * wait turns without sleeping for ZCZ_SPIN_NS, then sleeps for an eighth of the time that nothing
- * has moved, in the store's poll, so that the daemon wakes it at once. Collectives are only polled:
- * while one is in progress a sleep is at most ZCZ_NAP_COLL_US.
+ * has moved, in the store's poll, so that the daemon wakes it at once. Collectives and a device are
+ * only polled: while one is in progress a sleep is at most ZCZ_NAP_COLL_US.
  */
 #include <errno.h>
 #include <math.h>
@@ -174,8 +174,10 @@ int zcz_wait(struct zc_zero *z, struct zcz_wait *w)
                         (unsigned long long)(idle_ns / 1000000), w->what, text);
     }
     if (idle_ns > ZCZ_SPIN_NS)
-        nap_us = zb_min_u64(idle_ns / 8000,
-                            zb_list_empty(&z->started_colls) ? ZCZ_NAP_US : ZCZ_NAP_COLL_US);
+        nap_us =
+            zb_min_u64(idle_ns / 8000, zb_list_empty(&z->started_colls) && z->device.moving == 0
+                                           ? ZCZ_NAP_US
+                                           : ZCZ_NAP_COLL_US);
     rc = zcz_turn(z, (uint32_t)nap_us);
     z->stall_ns += zb_now_ns() - now;
     return rc;
@@ -359,8 +361,10 @@ static int open_copy(struct zc_zero *z, const struct zc_zero_options *options)
     *o = *options;
     o->socket = options->socket ? strdup(options->socket) : NULL;
     o->job = options->job ? strdup(options->job) : NULL;
+    o->device = options->device && *options->device ? strdup(options->device) : NULL;
     o->kernels = NULL;
-    if ((options->socket && !o->socket) || (options->job && !o->job))
+    if ((options->socket && !o->socket) || (options->job && !o->job) ||
+        (options->device && *options->device && !o->device))
         return zcz_refuse(z, -ENOMEM, "no memory for the options");
     return 0;
 }
@@ -378,6 +382,9 @@ static int open_alone(struct zc_zero *z, const struct zc_zero_options *options)
     rc = zk_select(options->kernels, &z->kernels, &err);
     if (rc < 0)
         return zcz_refuse(z, rc, "%s", err.text);
+    rc = zcz_device_open(z);
+    if (rc < 0)
+        return rc;
     z->store = z->options.offload_param == ZC_ZERO_NONE ? zcz_store_local(z) : zcz_store_daemon(z);
     if (!z->store)
         return zcz_refuse(z, -ENOMEM, "no memory for a store");
@@ -441,6 +448,7 @@ int zc_zero_open(struct zc_zero **ret, const struct zc_zero_options *options)
 {
     const struct zc_comm *comm = options->comm;
     struct zc_zero *z = calloc(1, sizeof(*z));
+    uint32_t gathers = zb_min_u64(options->prefetch_units, ZCZ_PREFETCH_MAX) + ZB_GATHER_IDLE;
     int rc;
 
     *ret = z;
@@ -453,10 +461,11 @@ int zc_zero_open(struct zc_zero **ret, const struct zc_zero_options *options)
     zb_list_init(&z->reduces_idle);
     for (uint32_t i = 0; i < ZCZ_REDUCES_MAX; i++)
         zb_list_push_back(&z->reduces_idle, &z->reduce_slots[i].node);
-    zcz_pool_init(&z->small, 1);
-    zcz_pool_init(&z->gather_pool,
-                  zb_min_u64(options->prefetch_units, ZCZ_PREFETCH_MAX) + ZB_GATHER_IDLE);
-    zcz_pool_init(&z->grad_pool, ZCZ_REDUCES_MAX + 1);
+    zcz_pool_init(&z->small, 1, NULL);
+    zcz_pool_init(&z->gather_pool, gathers, NULL);
+    zcz_pool_init(&z->gather_dev, gathers, &z->device);
+    zcz_pool_init(&z->grad_pool, ZCZ_REDUCES_MAX + 1, NULL);
+    zcz_pool_init(&z->grad_dev, ZCZ_REDUCES_MAX + 1, &z->device);
     z->timeout_ms = options->timeout_ms ? options->timeout_ms : ZCZ_TIMEOUT_MS;
     z->patience_ms = z->timeout_ms > UINT32_MAX - ZCZ_GRACE_MS ? UINT32_MAX
                                                                : z->timeout_ms + ZCZ_GRACE_MS;
@@ -511,16 +520,21 @@ void zc_zero_close(struct zc_zero *z, bool clean)
     if (clean && !z->failed && z->store)
         (void)close_drain(z);
     orphans = !zb_list_empty(&z->started_colls);
+    zcz_device_drain(z); /* before the store takes its views away */
     if (z->store)
         z->store->ops->close(z->store);
     zcz_pool_done(&z->gather_pool, orphans);
     zcz_pool_done(&z->grad_pool, orphans);
     zcz_pool_done(&z->small, orphans);
+    zcz_pool_done(&z->gather_dev, false);
+    zcz_pool_done(&z->grad_dev, false);
+    zcz_device_close(z);
     zcz_units_done(z);
     free(z->order.units);
     free(z->seen.units);
     free((void *)(uintptr_t)z->options.socket);
     free((void *)(uintptr_t)z->options.job);
+    free((void *)(uintptr_t)z->options.device);
     free(z);
 }
 
@@ -549,6 +563,7 @@ int zc_zero_stats(struct zc_zero *z, struct zc_zero_stats *ret)
         .nvme_bytes = now.nvme_bytes,
         .gather_buffer_bytes = z->gather_pool.bytes_most,
         .grad_buffer_bytes = z->grad_pool.bytes_most,
+        .device_bytes = z->gather_dev.bytes_most + z->grad_dev.bytes_most,
         .comm_bytes = z->comm_bytes,
         .stall_seconds = (double)z->stall_ns * 1e-9,
     };

@@ -2,12 +2,14 @@
  * gather.c - one unit's parameters, from the slices of all ranks to an array that can be computed
  * with.
  *
- *     IDLE ---> FETCH ---> FETCHING ---> COLLECT ---> READY ---> IDLE
+ *     IDLE ---> FETCH ---> FETCHING ---> COLLECT ---> (UPLOAD) ---> READY ---> IDLE
  *
  *     FETCH     waits for a pin: of streamed parameters only so many can be pinned at one time
  *     FETCHING  the store brings this rank's slice, at the version behind the last step
  *     COLLECT   the slice is copied to its place in a buffer, the pin given back, and the slices of
  *               the other ranks come around it
+ *     UPLOAD    where parameters are wanted on a device: they are copied there, from the buffer, or
+ *               from the view, whose pin is kept until that is done
  *     READY     held by the trainer, or waiting for it (schedule.c)
  *
  * A rank that is alone reads the store's memory itself: COLLECT keeps the pin, and READY's end
@@ -62,7 +64,9 @@ static int gather_idle(struct zc_zero *z, struct zcz_unit *u)
     u->params = NULL;
     zb_list_remove(&u->node);
     zcz_buf_put(&z->gather_pool, u->buf);
-    u->buf = NULL;
+    zcz_device_used(z, u->on_dev);
+    zcz_buf_put(&z->gather_dev, u->on_dev);
+    u->buf = u->on_dev = NULL;
     z->moved = true;
     return u->pinned ? gather_unpin(z, u) : 0;
 }
@@ -133,9 +137,43 @@ static int gather_copy(struct zc_zero *z, struct zcz_unit *u)
     return u->pinned ? gather_unpin(z, u) : 0;
 }
 
+/* The bytes are in one piece on the host, and wanted on the device. */
+static int gather_upload(struct zc_zero *z, struct zcz_unit *u)
+{
+    size_t bytes = slice_bytes(u) * z->world;
+    int rc;
+
+    u->on_dev = zcz_buf_get(&z->gather_dev, bytes);
+    if (!u->on_dev)
+        return zcz_device_full(z, "to gather", u, bytes);
+    rc = u->buf ? zcz_device_up(z, u->on_dev, u->buf->data, bytes, bytes)
+                : zcz_device_up(z, u->on_dev, u->view.data, stored_bytes(u), bytes);
+    u->state = ZCZ_UPLOAD;
+    z->moved = true;
+    return rc;
+}
+
+static int gather_uploaded(struct zc_zero *z, struct zcz_unit *u)
+{
+    int rc = zcz_device_done(z, u->on_dev);
+
+    if (rc <= 0)
+        return rc;
+    z->device.moving--;
+    zcz_buf_put(&z->gather_pool, u->buf);
+    u->buf = NULL;
+    u->params = u->on_dev->data;
+    u->state = ZCZ_READY;
+    z->moved = true;
+    return u->pinned ? gather_unpin(z, u) : 0;
+}
+
 static int gather_collect(struct zc_zero *z, struct zcz_unit *u)
 {
     int rc = 0;
+
+    if (z->world == 1 && z->device.gpu)
+        return gather_upload(z, u);
 
     if (z->world == 1 && z->pins < z->store->pins_max) {
         u->params = u->view.data;
@@ -151,6 +189,8 @@ static int gather_collect(struct zc_zero *z, struct zcz_unit *u)
     } else if (!u->coll.done) {
         return 0;
     }
+    if (rc == 0 && z->device.gpu)
+        return gather_upload(z, u);
     u->state = ZCZ_READY;
     z->moved = true;
     return rc;
@@ -167,6 +207,8 @@ static int gather_run(struct zc_zero *z, struct zcz_unit *u)
         return gather_fetched(z, u);
     case ZCZ_COLLECT:
         return gather_collect(z, u);
+    case ZCZ_UPLOAD:
+        return gather_uploaded(z, u);
     case ZCZ_READY:
         return u->drop ? gather_idle(z, u) : 0;
     }

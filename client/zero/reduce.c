@@ -4,6 +4,7 @@
  *     zc_zero_grad()    a buffer of fp32, zeroed                       u->grad
  *     zc_zero_reduce()  a struct zcz_reduce takes the buffer and queues the exchange
  *       exchange        slice r of every rank comes to rank r
+ *       (download       of a gradient that is on a device: masked and rounded there, then copied)
  *       push            piece by piece: added up straight into the store's memory, and handed over
  *
  * MEMORY. A bf16 gradient is rounded in place: the send half and the receive half together are the
@@ -101,8 +102,14 @@ int zc_zero_grad(struct zc_zero *z, uint32_t unit, float **ret_grad)
         rc = grad_refused(z, u);
     if (rc < 0)
         return rc;
-    if (!u->grad) {
-        bytes = u->slice * z->world * sizeof(float);
+    bytes = u->slice * z->world * sizeof(float);
+    if (!u->grad && z->device.gpu) {
+        u->grad = zcz_buf_get(&z->grad_dev, bytes);
+        rc = u->grad ? zcz_device_zero(z, u->grad, bytes)
+                     : zcz_device_full(z, "for the gradient of", u, bytes);
+        if (rc < 0)
+            return rc;
+    } else if (!u->grad) {
         u->grad = zcz_buf_get(&z->grad_pool, bytes);
         if (!u->grad)
             return zcz_fail(z, -ENOMEM, "no memory for the gradient of unit %u '%s': %llu bytes",
@@ -113,38 +120,63 @@ int zc_zero_grad(struct zc_zero *z, uint32_t unit, float **ret_grad)
     return zcz_turn(z, 0);
 }
 
+/* Masked and rounded, it may be exchanged. */
+static void reduce_arm(const struct zc_zero *z, struct zcz_reduce *r)
+{
+    if (z->world == 1)
+        r->coll.done = true;
+    else
+        zcz_coll_arm(&r->coll, r->send->data, r->recv,
+                     r->unit->slice * zb_dtype_bytes(r->unit->layout.dtype));
+}
+
 /* The unit's gradient leaves for the other ranks. */
 static int reduce_begin(struct zc_zero *z, struct zcz_unit *u)
 {
     struct zcz_reduce *r =
         zb_container_of(zb_list_pop_front(&z->reduces_idle), struct zcz_reduce, node);
     uint64_t padded = u->slice * z->world;
-    size_t bytes = u->slice * zb_dtype_bytes(u->layout.dtype);
-    void *recv;
+    size_t bytes = zb_dtype_bytes(u->layout.dtype) * padded;
 
-    *r = (struct zcz_reduce){ .unit = u, .micro = u->micro, .send = u->grad };
+    *r = (struct zcz_reduce){ .unit = u, .micro = u->micro };
     zb_list_push_back(&z->reduces, &r->node);
+    if (z->device.gpu) {
+        r->on_dev = u->grad;
+        r->send = zcz_buf_get(&z->grad_pool, padded * sizeof(float));
+    } else {
+        r->send = u->grad;
+    }
     u->grad = NULL;
+    if (z->world > 1 && u->layout.dtype == ZB_F32)
+        r->more = zcz_buf_get(&z->grad_pool, bytes);
+    if (!r->send || (z->world > 1 && u->layout.dtype == ZB_F32 && !r->more))
+        return zcz_fail(z, -ENOMEM, "no memory to reduce unit %u '%s': %zu bytes", u->def.index,
+                        u->def.name, bytes);
+    r->recv = r->more ? r->more->data : (char *)r->send->data + (z->world > 1 ? bytes : 0);
+    if (z->world > 1)
+        zcz_coll_queue(z, &r->coll, ZCZ_EXCHANGE, "the exchange of gradients of", u->def.index);
+    if (r->on_dev)
+        return zcz_device_down(z, r);
     grad_mask(u, padded, r->send->data);
     if (u->layout.dtype != ZB_F32)
         round_in_place(z->kernels, u->layout.dtype, r->send->data, padded);
-    if (z->world == 1) {
-        r->recv = r->send->data;
-        r->coll.done = true;
-        return 0;
-    }
-    if (u->layout.dtype != ZB_F32) {
-        recv = (char *)r->send->data + bytes * z->world;
-    } else {
-        r->more = zcz_buf_get(&z->grad_pool, bytes * z->world);
-        if (!r->more)
-            return zcz_fail(z, -ENOMEM, "no memory to reduce unit %u '%s': %llu bytes",
-                            u->def.index, u->def.name, (unsigned long long)(bytes * z->world));
-        recv = r->more->data;
-    }
-    r->recv = recv;
-    zcz_coll_queue(z, &r->coll, ZCZ_EXCHANGE, "the exchange of gradients of", u->def.index);
-    zcz_coll_arm(&r->coll, r->send->data, recv, bytes);
+    reduce_arm(z, r);
+    return 0;
+}
+
+/* Its bytes are on the host. */
+static int reduce_landed(struct zc_zero *z, struct zcz_reduce *r)
+{
+    int rc = zcz_device_done(z, r->on_dev);
+
+    if (rc <= 0)
+        return rc;
+    z->device.moving--;
+    zcz_buf_put(&z->grad_dev, r->on_dev);
+    zcz_buf_put(&z->grad_dev, r->rounded);
+    r->on_dev = r->rounded = NULL;
+    reduce_arm(z, r);
+    z->moved = true;
     return 0;
 }
 
@@ -217,8 +249,28 @@ static int reduce_push(struct zc_zero *z, struct zcz_reduce *r)
     return 0;
 }
 
+static int reduce_downloads(struct zc_zero *z)
+{
+    int rc = 0;
+
+    zb_list_each(pos, &z->reduces)
+    {
+        struct zcz_reduce *r = zb_container_of(pos, struct zcz_reduce, node);
+
+        if (r->on_dev && rc == 0)
+            rc = reduce_landed(z, r);
+    }
+    return rc;
+}
+
 int zcz_reduce_turn(struct zc_zero *z)
 {
+    if (z->device.moving > 0) {
+        int rc = reduce_downloads(z);
+
+        if (rc < 0)
+            return rc;
+    }
     if (z->pushes.rc < 0)
         return zcz_fail(z, z->pushes.rc, "push of a gradient: %s", zcz_store_text(z->store));
     if (z->stepping)

@@ -158,6 +158,8 @@ struct zc_zero_options {
     uint32_t share;      /* of a job: as in zc_job_options */
     uint32_t timeout_ms; /* of anything that waits for the daemon or a peer; 0: 60000 */
     const char *kernels; /* NULL: the best; else as the daemon option of that name */
+    const char *device;  /* NULL or "": parameters and gradients are handed out in host memory; else
+                            the GPU that they are handed out on, "cuda" or "cuda:N" */
 };
 
 /** Fills in the usual values: micro_steps 1, betas 0.9 and 0.95, eps 1e-8, one group, prefetch 1,
@@ -193,6 +195,18 @@ ZC_EXPORT int zc_zero_start(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
 /** Steps asked for, and applied, so far: 0 and 0 unless the job was resumed. The learning rate and
  * the place in the data follow from iterations. */
 ZC_EXPORT int zc_zero_progress(struct zc_zero *z, uint64_t *ret_iterations, uint64_t *ret_applied);
+
+/*
+ * ON A DEVICE (options.device) gathered parameters and gradients are device memory, and the trainer
+ * computes on zc_zero_stream(): what it enqueues there between a gather and the release sees these
+ * parameters, and what it enqueues between zc_zero_grad() and zc_zero_reduce() adds to that
+ * gradient, whenever the device gets to it. Nothing here waits for the stream. Values are bit for
+ * bit those of a run without a device, as far as the trainer's own are.
+ */
+
+/** The stream of the device, NULL without one: for "cuda" a cudaStream_t. It lives as long as the
+ * engine. */
+ZC_EXPORT void *zc_zero_stream(struct zc_zero *z);
 
 /** *ret_params: the unit's parameters, elems of them in its dtype, read-only, 64-byte aligned,
  * valid until released. Gathers of one unit nest. */
@@ -264,6 +278,7 @@ struct zc_zero_stats {
         gpu_bytes; /* that the job holds in each tier of the daemon; with
                       store none host_bytes is this process's planes */
     uint64_t gather_buffer_bytes, grad_buffer_bytes; /* of the engine in this process, at most */
+    uint64_t device_bytes;                           /* likewise, of a device: allocated at most */
     uint64_t comm_bytes;                             /* sent by this rank in collectives */
     double stall_seconds;                            /* spent waiting inside engine calls */
 };

@@ -28,6 +28,7 @@
 #include "base/util.h"
 #include "client/zero/store.h"
 #include "client/zero/zc_zero.h"
+#include "kernels/gpu.h"
 #include "kernels/zk.h"
 #include "kernels/zk_page.h"
 
@@ -44,12 +45,18 @@
     (UINT64_C(1) << 40) /* of one unit over all ranks: sizes cannot overflow \
                          */
 
-/* ---- buffers: what collectives read and write. buf.c */
+/* ---- buffers: what collectives read and write, and on a device the trainer. buf.c */
+
+struct zcz_unit;
+struct zcz_reduce;
 
 struct zcz_buf {
     struct zb_list node; /* in pool->used or pool->idle */
     size_t bytes;
-    void *data; /* page aligned */
+    void *data;             /* page aligned; of a pool on a device a device address */
+    struct zk_gpu_mem *mem; /* on a device: what data is, */
+    struct zk_gpu_event
+        *last; /* and behind the last work that used it, as whoever gave that said */
 };
 
 /* Buffers are kept for the next user, at most `keep` of them: the engine's memory follows what is
@@ -57,16 +64,51 @@ struct zcz_buf {
 struct zcz_pool {
     struct zb_list used, idle; /* idle: the one given back last is the last */
     uint32_t nidle, keep;
-    uint64_t bytes, bytes_most; /* allocated now, and at most so far */
+    uint64_t bytes, bytes_most;      /* allocated now, and at most so far */
+    const struct zcz_device *device; /* whose memory it is; NULL: the host's */
 };
 
-void zcz_pool_init(struct zcz_pool *p, uint32_t keep);
-/** NULL: no memory. What is in it is undefined. */
+void zcz_pool_init(struct zcz_pool *p, uint32_t keep, const struct zcz_device *device);
+/** NULL: no memory. What is in it is undefined; on a device, works may still use it: whoever writes
+ * it waits for `last` first. */
 struct zcz_buf *zcz_buf_get(struct zcz_pool *p, size_t bytes);
-void zcz_buf_put(struct zcz_pool *p, struct zcz_buf *b); /* NULL is fine */
+/** NULL is fine. On a device, whatever works still use it, `last` stands behind them. */
+void zcz_buf_put(struct zcz_pool *p, struct zcz_buf *b);
 /** Frees everything. orphans: a collective may still read and write the used ones, so they stay
  * allocated until the process ends. */
 void zcz_pool_done(struct zcz_pool *p, bool orphans);
+
+/* ---- a GPU that gathers and gradients are on. device.c */
+
+struct zcz_device {
+    struct zk_gpu *gpu;            /* NULL: there is none, and all else is unused */
+    struct zk_gpu_stream *compute; /* the trainer's, */
+    struct zk_gpu_stream *up;      /* parameters on their way to the device, */
+    struct zk_gpu_stream *down;    /* gradients on theirs to the host */
+    uint32_t moving;               /* uploads and downloads in flight */
+};
+
+/** Opens options.device. A refusal. */
+int zcz_device_open(struct zc_zero *z);
+/** Nothing of ours runs there any more, nor reads or writes memory of the host. */
+void zcz_device_drain(struct zc_zero *z);
+/** After the pools are done. */
+void zcz_device_close(struct zc_zero *z);
+
+/** The failure that it has no room. */
+int zcz_device_full(struct zc_zero *z, const char *what, const struct zcz_unit *u, size_t bytes);
+
+/** Begins to fill b with bytes of the host's, and zeros behind them up to `bytes`. */
+int zcz_device_up(struct zc_zero *z, struct zcz_buf *b, const void *from, size_t from_bytes,
+                  size_t bytes);
+/** Zeros the buffer, in the trainer's order. */
+int zcz_device_zero(struct zc_zero *z, struct zcz_buf *b, size_t bytes);
+/** Begins to bring a gradient to the host, as the unit's dtype says: r->on_dev to r->send. */
+int zcz_device_down(struct zc_zero *z, struct zcz_reduce *r);
+/** The trainer's works so far may use it, until they are done. NULL is fine. */
+void zcz_device_used(struct zc_zero *z, const struct zcz_buf *b);
+/** 1: what b->last stands behind is done; 0: not yet; or the failure. */
+int zcz_device_done(struct zc_zero *z, const struct zcz_buf *b);
 
 /* ---- collectives. coll.c */
 
@@ -106,7 +148,7 @@ int zcz_share_wait(struct zc_zero *z);
 
 /* ---- units */
 
-enum zcz_gather_state { ZCZ_IDLE, ZCZ_FETCH, ZCZ_FETCHING, ZCZ_COLLECT, ZCZ_READY };
+enum zcz_gather_state { ZCZ_IDLE, ZCZ_FETCH, ZCZ_FETCHING, ZCZ_COLLECT, ZCZ_UPLOAD, ZCZ_READY };
 
 struct zcz_unit {
     struct zc_unit def; /* names and tensors are ours */
@@ -126,8 +168,9 @@ struct zcz_unit {
     struct zc_view view;
     bool pinned; /* view is ours until released */
     struct zcz_coll coll;
-    struct zcz_buf *buf;
-    const void *params; /* in ZCZ_READY: view.data or buf's */
+    struct zcz_buf *buf;    /* of the host */
+    struct zcz_buf *on_dev; /* of the device */
+    const void *params;     /* in ZCZ_READY: view.data or a buffer's */
 
     /* reduce.c */
     struct zcz_buf *grad; /* that the trainer adds into */
@@ -139,7 +182,9 @@ struct zcz_reduce {
     struct zcz_unit *unit;
     uint32_t micro;
     struct zcz_buf *send, *more; /* more: NULL where both fit in send */
-    const void *recv;            /* world slices in the unit's dtype, in rank order */
+    void *recv;                  /* world slices in the unit's dtype, in rank order */
+    struct zcz_buf *on_dev;      /* it is on its way from here: the trainer's buffer, */
+    struct zcz_buf *rounded;     /* and that in the unit's dtype; NULL for fp32 */
     struct zcz_coll coll;
     uint64_t next; /* elements of the slice handed to the store */
 };
@@ -180,6 +225,9 @@ struct zc_zero {
 
     struct zb_list gathers; /* units that are not idle, in the order in which they began */
     uint32_t pins;          /* fetches in flight, and views held */
+
+    struct zcz_device device;
+    struct zcz_pool gather_dev, grad_dev; /* on it */
 
     struct zb_list reduces, reduces_idle;
     struct zcz_reduce reduce_slots[ZCZ_REDUCES_MAX];

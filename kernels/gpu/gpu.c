@@ -503,6 +503,11 @@ void zk_gpu_stream_free(struct zk_gpu_stream *s)
     s->gpu->backend->stream_free(s);
 }
 
+void *zk_gpu_stream_native(struct zk_gpu_stream *s)
+{
+    return s->gpu->backend->stream_native ? s->gpu->backend->stream_native(s) : s;
+}
+
 int zk_gpu_stream_query(struct zk_gpu_stream *s, struct zb_err *err)
 {
     return s->gpu->backend->stream_query(s, err);

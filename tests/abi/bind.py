@@ -25,7 +25,7 @@ def check_functions(lib):
         bound, args = zshard.PROTOTYPES[name]
         kinds = {"void": [None], "int": [ctypes.c_int], "short": [ctypes.c_short],
                  "size_t": [ctypes.c_size_t], "double": [ctypes.c_double],
-                 "const char *": [ctypes.c_char_p]}
+                 "const char *": [ctypes.c_char_p], "void *": [ctypes.c_void_p]}
         fits = bound in kinds[result] if result in kinds else hasattr(bound, "contents")
         if not fits or len(args) != nargs:
             print(f"{name}: the header says {result} of {nargs} arguments, zshard.py {bound} of "

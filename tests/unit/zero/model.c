@@ -12,6 +12,7 @@
 
 #include "base/util.h"
 #include "comm_threads.h"
+#include "kernels/gpu.h"
 
 /* Sizes about the block of 4096, above it, and far below. */
 const struct model_unit model_units[MODEL_UNITS] = {
@@ -91,6 +92,57 @@ static float param_at(const struct run *r, const void *params, uint64_t i)
                               : bf16_value(((const uint16_t *)params)[i]);
 }
 
+/* ---- on a device: the trainer computes on the host, and copies on its stream what it computes
+ * with. Gradients are left to the stream, so an engine that does not wait for them takes stale
+ * ones. */
+
+#define DEVICE_COPIES_MAX 4096u
+
+struct device_copies {
+    struct zk_gpu_stream *stream;  /* NULL: there is no device */
+    void *held[DEVICE_COPIES_MAX]; /* under copies that may not be done */
+    uint32_t n;
+};
+
+static int copies_sync(struct device_copies *c)
+{
+    int rc = c->stream ? zk_gpu_stream_sync(c->stream, NULL) : 0;
+
+    while (c->n > 0)
+        free(c->held[--c->n]);
+    return rc;
+}
+
+static void *copies_new(struct device_copies *c, size_t bytes)
+{
+    void *data = malloc(bytes);
+
+    assert(data);
+    if (c->n == DEVICE_COPIES_MAX)
+        (void)copies_sync(c);
+    c->held[c->n++] = data;
+    return data;
+}
+
+/* What lies at `at` of the device, or `at` itself. 0 or the device's failure. */
+static int device_read(struct device_copies *c, const void *at, size_t bytes, const void **ret)
+{
+    void *here;
+    int rc;
+
+    *ret = at;
+    if (!c->stream)
+        return 0;
+    *ret = here = copies_new(c, bytes);
+    rc = zk_gpu_copy(c->stream, ZK_GPU_TO_HOST, here, at, bytes, NULL);
+    return rc < 0 ? rc : zk_gpu_stream_sync(c->stream, NULL);
+}
+
+static int device_write(struct device_copies *c, void *at, const void *from, size_t bytes)
+{
+    return c->stream ? zk_gpu_copy(c->stream, ZK_GPU_TO_DEVICE, at, from, bytes, NULL) : 0;
+}
+
 /* ---- by the engine */
 
 #define TRY(call)            \
@@ -99,6 +151,11 @@ static float param_at(const struct run *r, const void *params, uint64_t i)
         if (try_rc != 0)     \
             return try_rc;   \
     } while (0)
+
+static size_t unit_bytes(const struct run *r, uint32_t u)
+{
+    return model_units[u].elems * (r->dtype == ZC_F32 ? sizeof(float) : sizeof(uint16_t));
+}
 
 static int train_forward(struct run *r, struct zc_zero *z, double *ret_loss)
 {
@@ -109,6 +166,7 @@ static int train_forward(struct run *r, struct zc_zero *z, double *ret_loss)
 
         TRY(zc_zero_gather(z, u, &params));
         assert((uintptr_t)params % 64 == 0);
+        TRY(device_read(r->copies, params, unit_bytes(r, u), &params));
         for (uint64_t i = 0; i < model_units[u].elems; i++) {
             double d = param_at(r, params, i) - target(u, i);
 
@@ -126,14 +184,18 @@ static int train_unit_backward(struct run *r, struct zc_zero *z, uint32_t u, uin
     const struct zc_comm *comm = r->options.comm;
     uint32_t samples = MODEL_BATCH / (comm->world * r->options.micro_steps);
     uint64_t first = ((uint64_t)micro * comm->world + comm->rank) * samples + step * MODEL_BATCH;
-    const void *params;
-    float *grad;
+    uint64_t grad_bytes = model_units[u].elems * sizeof(float);
+    const void *params, *zeros;
+    float *grad, *at;
 
     TRY(zc_zero_gather(z, u, &params));
     if (model_units[u].frozen)
         return zc_zero_release(z, u);
-    TRY(zc_zero_grad(z, u, &grad));
-    assert((uintptr_t)grad % 64 == 0);
+    TRY(zc_zero_grad(z, u, &at));
+    assert((uintptr_t)at % 64 == 0);
+    TRY(device_read(r->copies, params, unit_bytes(r, u), &params));
+    TRY(device_read(r->copies, at, grad_bytes, &zeros));
+    grad = (float *)(uintptr_t)zeros;
     for (uint64_t i = 0; i < model_units[u].elems; i++) {
         double g = 0, w = param_at(r, params, i);
 
@@ -145,6 +207,7 @@ static int train_unit_backward(struct run *r, struct zc_zero *z, uint32_t u, uin
     if (step == r->poison_step && comm->rank == comm->world - 1 && u == r->poison_unit &&
         micro == 0)
         grad[model_units[u].elems - 1] = r->poison_value == 0 ? INFINITY : r->poison_value;
+    TRY(device_write(r->copies, at, grad, grad_bytes));
     TRY(zc_zero_release(z, u));
     return zc_zero_reduce(z, u);
 }
@@ -278,21 +341,28 @@ static int train_values(struct run *r, struct zc_zero *z)
     return 0;
 }
 
-static int train_all(struct run *r, struct zc_zero **ret)
+int model_declare(struct zc_zero *z, enum zc_dtype dtype)
 {
-    TRY(zc_zero_open(ret, &r->options));
     for (uint32_t u = 0; u < MODEL_UNITS; u++) {
         struct zc_unit unit = { .index = u,
                                 .name = model_units[u].name,
                                 .elems = model_units[u].elems,
-                                .dtype = r->dtype,
+                                .dtype = dtype,
                                 .frozen = model_units[u].frozen,
                                 .tensors = model_units[u].tensors,
                                 .ntensors = model_units[u].ntensors };
 
-        TRY(zc_zero_add_unit(*ret, &unit));
+        TRY(zc_zero_add_unit(z, &unit));
     }
+    return 0;
+}
+
+static int train_all(struct run *r, struct zc_zero **ret)
+{
+    TRY(zc_zero_open(ret, &r->options));
+    TRY(model_declare(*ret, r->dtype));
     TRY(zc_zero_start(*ret, model_init_fn, NULL));
+    r->copies->stream = zc_zero_stream(*ret);
     TRY(train_steps(r, *ret));
     if (!r->no_values)
         TRY(train_values(r, *ret));
@@ -306,8 +376,11 @@ static double now_s(void)
 
 void run_train(struct run *r)
 {
+    struct device_copies *copies = calloc(1, sizeof(*copies));
     struct zc_zero *z = NULL;
 
+    assert(copies);
+    r->copies = copies;
     model_values_new(&r->values);
     r->begun_s = now_s();
     r->rc = train_all(r, &z);
@@ -315,7 +388,10 @@ void run_train(struct run *r)
     (void)snprintf(r->error, sizeof(r->error), "%s", zc_zero_error(z));
     if (r->rc != 0 && r->abort)
         comm_group_abort(r->abort);
+    (void)copies_sync(copies);
     zc_zero_close(z, r->rc == 0 && !r->dirty_end);
+    r->copies = NULL;
+    free(copies);
 }
 
 void run_done(struct run *r)

@@ -34,6 +34,8 @@ struct model_unit {
 extern const struct model_unit model_units[MODEL_UNITS];
 
 float model_init(uint32_t unit, uint64_t elem);
+/** Adds all units to an engine. */
+int model_declare(struct zc_zero *z, enum zc_dtype dtype);
 /** The zc_zero_init_fn that gives these values. */
 int model_init_fn(void *arg, uint32_t unit, uint64_t first, uint64_t count, float *out);
 
@@ -55,11 +57,12 @@ struct run {
     bool evaluate;        /* a forward pass between steps */
     uint32_t stop_after;  /* micro-step steps: then leaves without a word; 0: never */
     void (*before_step)(uint64_t step);
-    uint64_t commit_behind;   /* asks for a commit behind this step; 0: never */
-    int refusal;              /* a step or commit that is refused so is asked for again */
-    struct comm_group *abort; /* when this rank fails, the others' collectives do; or NULL */
-    bool dirty_end;           /* closes as after a failure */
-    bool no_values;           /* reads nothing at the end */
+    uint64_t commit_behind;       /* asks for a commit behind this step; 0: never */
+    int refusal;                  /* a step or commit that is refused so is asked for again */
+    struct comm_group *abort;     /* when this rank fails, the others' collectives do; or NULL */
+    bool dirty_end;               /* closes as after a failure */
+    bool no_values;               /* reads nothing at the end */
+    struct device_copies *copies; /* while it runs */
     /* out */
     int rc;
     char error[512];

@@ -565,7 +565,7 @@ static void buffers_are_kept_for_the_next(void **state)
     const void *was;
 
     (void)state;
-    zcz_pool_init(&p, 2);
+    zcz_pool_init(&p, 2, NULL);
     a = zcz_buf_get(&p, 10000);
     assert_int_equal(a->bytes, 12288);
     assert_int_equal((uintptr_t)a->data % 4096, 0);

@@ -1,0 +1,173 @@
+/*
+ * device.c - gathers and gradients on a GPU.
+ *
+ * MODEL. Collectives and the store stay where they are, in host memory; what the trainer sees is on
+ * the device. A gathered unit is copied up when it is whole (gather.c, UPLOAD); a gradient is
+ * masked and rounded to the unit's dtype on the device, so that half the bytes come down, and then
+ * is exchanged and added as any other (reduce.c).
+ *
+ * STREAMS. The trainer's own, one for copies up and one for copies down: so both directions of the
+ * link are busy while it computes. A buffer's event `last` orders them:
+ *
+ *     up      waits for the works that used the buffer before, on the trainer's stream
+ *     down    waits for the trainer's works up to zc_zero_reduce(); its buffers come back when the
+ *             copy is seen to be done, so nobody waits for them
+ *
+ * The trainer's stream waits for nobody: what it is given is there, because the engine looks at the
+ * end of an upload before it hands it out.
+ *
+ * HOST MEMORY under a copy (views, buffers) stays until its copy is done: a pin is kept, a buffer
+ * is not put back, and a close drains the streams before anything is unmapped.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "client/zero/zero_priv.h"
+
+/* The device's failures are final. */
+static int device_fail(struct zc_zero *z, int rc, const struct zb_err *err)
+{
+    return zcz_fail(z, rc, "device '%s': %s", z->options.device, err->text);
+}
+
+int zcz_device_open(struct zc_zero *z)
+{
+    struct zcz_device *d = &z->device;
+    struct zk_gpu_stream **const streams[] = { &d->compute, &d->up, &d->down };
+    struct zb_err err = { 0 };
+    int rc = 0;
+
+    if (!z->options.device)
+        return 0;
+    rc = zk_gpu_open(z->options.device, 0, &d->gpu, &err);
+    for (size_t i = 0; rc == 0 && i < ZB_COUNT(streams); i++)
+        rc = zk_gpu_stream_new(d->gpu, streams[i], &err);
+    return rc < 0 ? zcz_refuse(z, rc, "device '%s': %s", z->options.device, err.text) : 0;
+}
+
+void zcz_device_drain(struct zc_zero *z)
+{
+    struct zcz_device *d = &z->device;
+
+    zk_gpu_stream_free(d->up);
+    zk_gpu_stream_free(d->down);
+    zk_gpu_stream_free(d->compute);
+    d->up = d->down = d->compute = NULL;
+}
+
+void zcz_device_close(struct zc_zero *z)
+{
+    zk_gpu_close(z->device.gpu);
+    z->device.gpu = NULL;
+}
+
+void *zc_zero_stream(struct zc_zero *z)
+{
+    return z->device.compute ? zk_gpu_stream_native(z->device.compute) : NULL;
+}
+
+int zcz_device_full(struct zc_zero *z, const char *what, const struct zcz_unit *u, size_t bytes)
+{
+    return zcz_fail(z, -ENOMEM, "device '%s': no memory %s unit %u '%s': %zu bytes",
+                    z->options.device, what, u->def.index, u->def.name, bytes);
+}
+
+int zcz_device_up(struct zc_zero *z, struct zcz_buf *b, const void *from, size_t from_bytes,
+                  size_t bytes)
+{
+    struct zk_gpu_stream *up = z->device.up;
+    struct zb_err err = { 0 };
+    int rc = zk_gpu_event_wait(b->last, up, &err);
+
+    if (rc == 0)
+        rc = zk_gpu_copy(up, ZK_GPU_TO_DEVICE, b->data, from, from_bytes, &err);
+    if (rc == 0 && bytes > from_bytes)
+        rc = zk_gpu_fill(up, (char *)b->data + from_bytes, 0, bytes - from_bytes, &err);
+    if (rc == 0)
+        rc = zk_gpu_event_record(b->last, up, &err);
+    z->device.moving++;
+    return rc < 0 ? device_fail(z, rc, &err) : 0;
+}
+
+int zcz_device_zero(struct zc_zero *z, struct zcz_buf *b, size_t bytes)
+{
+    struct zb_err err = { 0 };
+    int rc = zk_gpu_fill(z->device.compute, b->data, 0, bytes, &err);
+
+    return rc < 0 ? device_fail(z, rc, &err) : 0;
+}
+
+/* Zeros what is never stepped: as grad_mask() in reduce.c. */
+static int down_mask(const struct zcz_device *d, const struct zcz_unit *u, float *grad,
+                     uint64_t padded, struct zb_err *err)
+{
+    uint64_t from = 0;
+    int rc = 0;
+
+    for (uint32_t s = 0; s <= u->nsegments && rc == 0; s++) {
+        uint64_t to = s < u->nsegments ? u->segments[s].first : padded;
+
+        if (to > from)
+            rc = zk_gpu_fill(d->down, grad + from, 0, (to - from) * sizeof(*grad), err);
+        if (s < u->nsegments)
+            from = to + u->segments[s].count;
+    }
+    return rc;
+}
+
+static int down_round(struct zc_zero *z, struct zcz_reduce *r, uint64_t padded, struct zb_err *err)
+{
+    const struct zcz_device *d = &z->device;
+    struct zk_gpu_work work = { .op = ZK_GPU_CAST,
+                                .array = { .from = r->on_dev->data,
+                                           .n = padded,
+                                           .from_dtype = ZB_F32,
+                                           .to_dtype = r->unit->layout.dtype } };
+
+    r->rounded = zcz_buf_get(&z->grad_dev, padded * zb_dtype_bytes(work.array.to_dtype));
+    if (!r->rounded)
+        return zb_fail(err, -ENOMEM, "no memory to round the gradient of unit %u '%s'",
+                       r->unit->def.index, r->unit->def.name);
+    work.array.to = r->rounded->data;
+    return zk_gpu_launch(d->down, &work, err);
+}
+
+int zcz_device_down(struct zc_zero *z, struct zcz_reduce *r)
+{
+    const struct zcz_device *d = &z->device;
+    const struct zcz_unit *u = r->unit;
+    uint64_t padded = u->slice * z->world;
+    struct zb_err err = { 0 };
+    int rc = zk_gpu_event_record(r->on_dev->last, d->compute, &err);
+
+    z->device.moving++;
+    if (rc == 0)
+        rc = zk_gpu_event_wait(r->on_dev->last, d->down, &err);
+    if (rc == 0)
+        rc = down_mask(d, u, r->on_dev->data, padded, &err);
+    if (rc == 0 && u->layout.dtype != ZB_F32)
+        rc = down_round(z, r, padded, &err);
+    if (rc == 0)
+        rc = zk_gpu_copy(d->down, ZK_GPU_TO_HOST, r->send->data,
+                         r->rounded ? r->rounded->data : r->on_dev->data,
+                         padded * zb_dtype_bytes(u->layout.dtype), &err);
+    if (rc == 0)
+        rc = zk_gpu_event_record(r->on_dev->last, d->down, &err);
+    return rc < 0 ? device_fail(z, rc, &err) : 0;
+}
+
+void zcz_device_used(struct zc_zero *z, const struct zcz_buf *b)
+{
+    if (b) /* a failure is the device's, and shows where something is asked of it */
+        (void)zk_gpu_event_record(b->last, z->device.compute, NULL);
+}
+
+int zcz_device_done(struct zc_zero *z, const struct zcz_buf *b)
+{
+    struct zb_err err = { 0 };
+    int rc = zk_gpu_event_query(b->last, &err);
+
+    if (rc == -EAGAIN)
+        return 0;
+    return rc < 0 ? device_fail(z, rc, &err) : 1;
+}

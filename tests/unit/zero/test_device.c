@@ -1,0 +1,241 @@
+/*
+ * The engine on a device, over both stores (fake_client.h), on the emulated GPU: which is late, and
+ * ends whoever looks at its memory or at what has not happened yet (kernels/gpu.h). The trainer's
+ * numbers are those of a run without a device, bit for bit; and whatever fails of the device, the
+ * run ends in time, with a sentence.
+ */
+#include "tests/ztest.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/plan.h"
+#include "base/util.h"
+#include "comm_threads.h"
+#include "fake_client.h"
+#include "kernels/gpu.h"
+#include "model.h"
+
+#define RANKS_MAX 3
+
+struct party {
+    uint32_t world;
+    struct comm_group *group;
+    struct run runs[RANKS_MAX];
+    char sockets[RANKS_MAX][16];
+};
+
+struct setting {
+    const char *name;
+    uint32_t world;
+    enum zc_dtype dtype;
+    enum zc_zero_offload offload;
+    bool ring; /* of the fake daemon: three pins a rank, so prefetches wait for uploads */
+    uint32_t prefetch, micro_steps;
+    const char *device;
+};
+
+/* aborts: collectives end where a rank fails alone. */
+static void party_run(struct party *p, const struct setting *s, const char *device, bool aborts)
+{
+    struct fake_config fake = { .page_elems = ZB_BLOCK_ELEMS, .ring = s->ring, .delay_max = 3 };
+
+    memset(p, 0, sizeof(*p));
+    fake_reset(&fake);
+    p->world = s->world;
+    p->group = comm_group_new(s->world, 7, 3);
+    for (uint32_t r = 0; r < s->world; r++) {
+        struct run *run = &p->runs[r];
+
+        run->dtype = s->dtype;
+        run->steps = 3;
+        run->abort = aborts ? p->group : NULL;
+        zc_zero_defaults(&run->options);
+        run->options.comm = comm_group_rank(p->group, r);
+        run->options.groups = 2;
+        run->options.weight_decay[0] = 0.1;
+        run->options.eps = 1e-3;
+        run->options.clip = 1;
+        run->options.micro_steps = s->micro_steps;
+        run->options.prefetch_units = s->prefetch;
+        run->options.timeout_ms = 100000;
+        run->options.offload_param = run->options.offload_optimizer = s->offload;
+        run->options.device = device;
+        (void)snprintf(p->sockets[r], sizeof(p->sockets[r]), "rank %u", r);
+        run->options.socket = p->sockets[r];
+    }
+    run_threads(p->runs, p->world);
+}
+
+static void party_done(struct party *p)
+{
+    for (uint32_t r = 0; r < p->world; r++)
+        run_done(&p->runs[r]);
+    comm_group_free(p->group);
+    fake_end();
+}
+
+static void a_device_changes_no_bit(void **state)
+{
+    static const struct setting settings[] = {
+        { "alone", 1, ZC_F32, ZC_ZERO_NONE, false, 1, 1, "emulated" },
+        { "alone, late", 1, ZC_BF16, ZC_ZERO_NONE, false, 1, 2, "emulated:256M:300" },
+        { "alone, streamed", 1, ZC_BF16, ZC_ZERO_NVME, true, 4, 1, "emulated:256M:300" },
+        { "two", 2, ZC_BF16, ZC_ZERO_NONE, false, 2, 2, "emulated:256M:100" },
+        { "two, streamed", 2, ZC_F32, ZC_ZERO_NVME, true, 2, 2, "emulated:256M:200" },
+        { "three, nothing ahead", 3, ZC_BF16, ZC_ZERO_HOST, false, 0, 1, "emulated:256M:50" },
+        { "three, fp16", 3, ZC_F16, ZC_ZERO_NONE, false, 1, 1, "emulated" },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(settings); i++) {
+        const struct setting *s = &settings[i];
+        struct party host, device;
+
+        party_run(&host, s, NULL, false);
+        party_run(&device, s, s->device, false);
+        for (uint32_t r = 0; r < s->world; r++) {
+            if (host.runs[r].rc != 0 || device.runs[r].rc != 0)
+                fail_msg("%s, rank %u: %s; %s", s->name, r, host.runs[r].error,
+                         device.runs[r].error);
+            assert_runs_same(s->name, &host.runs[r], &device.runs[r]);
+            assert_int_equal(host.runs[r].stats.device_bytes, 0);
+            assert_true(device.runs[r].stats.device_bytes > 0);
+        }
+        party_done(&host);
+        party_done(&device);
+    }
+}
+
+/* Units are 80 KB at most, and memory comes in pieces of the device's granularity. */
+static void what_is_no_device_is_refused(void **state)
+{
+    static const struct {
+        const char *device;
+        int rc;
+        const char *says;
+    } cases[] = {
+        { "abacus", -EINVAL, "abacus" },
+        { "emulated:lots", -EINVAL, "emulated:lots" },
+        { "cuda:99", -ENODEV, "no GPU" },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(cases); i++) {
+        struct setting s = { "", 2, ZC_F32, ZC_ZERO_NONE, false, 1, 1, NULL };
+        struct party p;
+
+        party_run(&p, &s, cases[i].device, false);
+        for (uint32_t r = 0; r < s.world; r++)
+            if (p.runs[r].rc != cases[i].rc || !strstr(p.runs[r].error, cases[i].says))
+                fail_msg("%s: %d %s", cases[i].device, p.runs[r].rc, p.runs[r].error);
+        party_done(&p);
+    }
+}
+
+static void a_full_device_is_said(void **state)
+{
+    struct setting s = { "full", 1, ZC_F32, ZC_ZERO_NONE, false, 1, 1, NULL };
+    uint32_t refused = 0;
+
+    (void)state;
+    for (uint32_t mib = 2; mib <= 32; mib += 2) {
+        char device[32];
+        struct party p;
+
+        (void)snprintf(device, sizeof(device), "emulated:%uM", mib);
+        party_run(&p, &s, device, false);
+        if (p.runs[0].rc != 0) {
+            refused++;
+            if (p.runs[0].rc != -ENOMEM || !strstr(p.runs[0].error, "no memory"))
+                fail_msg("%s: %d %s", device, p.runs[0].rc, p.runs[0].error);
+        }
+        party_done(&p);
+    }
+    assert_in_range(refused, 1, 15);
+}
+
+/* It fails at its nth work, for each n that a run gets to. */
+static void a_device_that_fails_ends_the_run(void **state)
+{
+    struct setting s = { "fails", 2, ZC_BF16, ZC_ZERO_NVME, true, 2, 1, NULL };
+    uint32_t failed = 0, n = 0;
+    int rc = -EIO;
+
+    (void)state;
+    while (rc != 0) {
+        char device[40];
+        struct party p;
+
+        assert_true(n < 20000);
+        (void)snprintf(device, sizeof(device), "emulated:256M:0:%u", n);
+        party_run(&p, &s, device, true);
+        rc = p.runs[0].rc;
+        /* without a sentence: what failed was the trainer's own */
+        if (rc != 0 && strstr(p.runs[0].error, "device '")) {
+            failed++;
+            assert_true(rc == -EIO || rc == -ENOMEM);
+        }
+        party_done(&p);
+        n = n < 40 ? n + 1 : n + 1 + n / 8;
+    }
+    assert_true(failed > 10);
+}
+
+/* A trainer that is far ahead of its stream: what it reads there was released long ago, and must
+ * not have become another unit's. */
+static void what_was_released_may_still_be_read(void **state)
+{
+    struct zc_comm *comm;
+    struct zc_zero_options options;
+    struct zk_gpu_stream *stream;
+    float *seen[MODEL_UNITS], small[16];
+    const void *params = NULL;
+    struct zc_zero *z;
+
+    (void)state;
+    assert_int_equal(zc_comm_open(&comm, "self", NULL, 0), 0);
+    zc_zero_defaults(&options);
+    options.comm = comm;
+    options.groups = 2;
+    options.device = "emulated:256M:500";
+    assert_int_equal(zc_zero_open(&z, &options), 0);
+    assert_int_equal(model_declare(z, ZC_F32), 0);
+    assert_int_equal(zc_zero_start(z, model_init_fn, NULL), 0);
+    stream = zc_zero_stream(z);
+    for (uint32_t u = 0; u < MODEL_UNITS; u++) {
+        size_t bytes = model_units[u].elems * sizeof(float);
+
+        seen[u] = malloc(bytes);
+        assert_non_null(seen[u]);
+        assert_int_equal(zc_zero_gather(z, u, &params), 0);
+        for (int i = 0; i < 20; i++)
+            assert_int_equal(zk_gpu_copy(stream, ZK_GPU_TO_HOST, small, params, 4, NULL), 0);
+        assert_int_equal(zk_gpu_copy(stream, ZK_GPU_TO_HOST, seen[u], params, bytes, NULL), 0);
+        assert_int_equal(zc_zero_release(z, u), 0);
+    }
+    assert_int_equal(zk_gpu_stream_sync(stream, NULL), 0);
+    for (uint32_t u = 0; u < MODEL_UNITS; u++) {
+        for (uint64_t i = 0; i < model_units[u].elems; i++)
+            if (seen[u][i] != model_init(u, i))
+                fail_msg("unit %u, element %llu is another's", u, (unsigned long long)i);
+        free(seen[u]);
+    }
+    zc_zero_close(z, true);
+    zc_comm_close(comm, true);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_device_changes_no_bit),
+        cmocka_unit_test(what_was_released_may_still_be_read),
+        cmocka_unit_test(what_is_no_device_is_refused),
+        cmocka_unit_test(a_full_device_is_said),
+        cmocka_unit_test(a_device_that_fails_ends_the_run),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
