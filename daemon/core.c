@@ -356,6 +356,7 @@ int zsd_core_new(struct zsd *daemon, struct zb_err *err)
     core->next_job = 1;
     zb_list_init(&core->jobs);
     zb_list_init(&core->opens);
+    zb_list_init(&core->wants);
     zb_list_init(&core->readers);
     zb_list_init(&core->works);
     zb_list_init(&core->timed);

@@ -51,6 +51,12 @@ struct zsd_claim {
     struct zsd_turn turn;
 };
 
+/** Host memory that somebody waits for, and others give up state for: op_replan.c. */
+struct zsd_want {
+    uint64_t bytes;
+    struct zb_list node;
+};
+
 enum zsd_use {
     ZSD_USE_PARAM,
     ZSD_USE_GRAD,
@@ -107,6 +113,7 @@ struct zsd_core {
     struct zsd_account host, nvme;
     uint64_t host_target;   /* what the host tier's budget was set to: it comes down to that */
     struct zsd_work replan; /* op_replan.c */
+    struct zb_list wants;   /* struct zsd_want: in the order in which they came */
     struct zb_space *maps[ZN_PATHS_MAX]; /* of each data file, in ZB_PAGE_ALIGN units: paths.h */
     struct zb_space *extents;            /* the first one; NULL: no NVMe tier */
     struct zsd_extents *places;          /* of pages there (extents.c); NULL likewise */

@@ -309,6 +309,8 @@ static void job_quit(struct zsd_job *job, uint16_t event, uint32_t rank, const s
     job->state = ZSD_ENDED;
     job->why = *why;
     job->ready_waits = false;
+    zsd_want_end(job->core, &job->want);
+    zsd_replan(job->core);
     zsd_job_hold(job); /* answering may drop the last holder */
     if (why->code != -ECANCELED)
         zsd_job_tell(job, event, rank, why);

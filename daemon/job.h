@@ -269,10 +269,12 @@ struct zsd_job {
     bool seen;         /* by a rank whose open was not refused at once */
     uint32_t inflight; /* J1 */
     uint32_t active, pins;
-    uint32_t left;    /* ranks that closed in good order */
-    bool regained;    /* a rank came back: what was accumulated goes when every rank is ready */
-    bool place_waits; /* PLACING: there is no room yet, but bytes are on their way back */
-    bool ready_waits; /* every rank is ready again, but the last pushes or a step still run */
+    uint32_t left;        /* ranks that closed in good order */
+    bool regained;        /* a rank came back: what was accumulated goes when every rank is ready */
+    bool place_waits;     /* PLACING: there is no room yet, but bytes are on their way back */
+    uint64_t place_least; /* that it lacks at least, if others could give that; else 0 */
+    struct zsd_want want; /* while place_waits, and others give up state for it */
+    bool ready_waits;     /* every rank is ready again, but the last pushes or a step still run */
     struct zb_list members;
     struct zb_list node; /* in core->jobs */
 
@@ -459,6 +461,8 @@ void zsd_grads_reset(struct zsd_job *job);
 int zsd_place(struct zsd_job *job, struct zb_err *err);
 /** Books a rank's staging: 0, or -ENOSPC with the numbers. */
 int zsd_place_staging(struct zsd_job *job, uint64_t bytes, struct zb_err *err);
+/** Would it, if the daemon had the memory: below the job's own limit. */
+bool zsd_place_staging_fits(const struct zsd_job *job, uint64_t bytes);
 void zsd_unplace_staging(struct zsd_job *job, uint64_t bytes);
 /** Points the planes into the memory that was made for the layout. */
 void zsd_place_attach(struct zsd_job *job);
@@ -502,6 +506,19 @@ void zsd_replan(struct zsd_core *core);
 int zsd_host_set(struct zsd_core *core, uint64_t bytes, struct zb_err *err);
 /** The host tier's budget comes down to what was set, as far as memory has come back. */
 void zsd_host_settle(struct zsd_core *core);
+/** So many bytes of host memory are wanted, and not free. True: what others will give with their
+ * next steps is enough beside what is wanted already, and it is kept for whoever waits, until
+ * zsd_want_end(); zsd_job_room() comes as it comes back. False: it is not, and nothing has changed.
+ */
+bool zsd_want_begin(struct zsd_core *core, struct zsd_want *want, uint64_t bytes);
+/** Got it, or gave up. One that never began is fine. */
+void zsd_want_end(struct zsd_core *core, struct zsd_want *want);
+/** It is free now; or nothing is wanted. */
+bool zsd_want_met(const struct zsd_core *core, const struct zsd_want *want);
+/** Bytes that others wait for. */
+uint64_t zsd_wanted(const struct zsd_core *core, const struct zsd_want *but);
+/** Staging of ranks that have left a kept job, and may come back: nobody's state gets it. */
+uint64_t zsd_replan_away(const struct zsd_job *job);
 /** Bytes of state that shall leave memory, and have not. */
 uint64_t zsd_replan_leaving(const struct zsd_job *job);
 

@@ -4,7 +4,8 @@
  * WAITING. A job-open that cannot be decided yet waits in core->opens, and is looked at again
  * whenever a job has ended, memory has come back, or a commit is over: while an incarnation of its
  * job is still ending; while the job commits, to be made again for another world; and when there is
- * no room for its staging but bytes are on their way back.
+ * no room for its staging but bytes are on their way back, or others can give some up
+ * (op_replan.c).
  */
 #include <errno.h>
 #include <stdio.h>
@@ -12,6 +13,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "base/size.h"
 #include "daemon/job_priv.h"
 #include "daemon/store.h"
 #include "proto/codec.h"
@@ -24,10 +26,12 @@ struct open_wait {
     struct zsd_conn *conn;
     Zp__JobOpen q;
     char name[ZP_NAME_MAX + 1];
+    struct zsd_want want;   /* host memory for its staging, that others give up state for */
+    struct zsd_timed timed; /* until when it waits for that */
     struct zb_list node;
 };
 
-static void open_run(struct zsd_req *req, const Zp__JobOpen *q);
+static void open_run(struct zsd_req *req, const Zp__JobOpen *q, uint64_t deadline_ns);
 static void staging_opened(struct zsd_arena_task *t);
 
 /* Bytes of a tier are on their way back. */
@@ -45,19 +49,58 @@ static bool core_closing(const struct zsd_core *core)
     return false;
 }
 
-static int open_park(struct zsd_core *core, struct zsd_req *req, const Zp__JobOpen *q)
+static struct open_wait *open_park(struct zsd_core *core, struct zsd_req *req, const Zp__JobOpen *q)
 {
     struct open_wait *w = calloc(1, sizeof(*w));
 
     if (!w)
-        return -ENOMEM;
+        return NULL;
     w->req = req;
     w->conn = req->conn;
     w->q = *q;
     (void)snprintf(w->name, sizeof(w->name), "%s", q->name);
     w->q.name = w->name;
     zb_list_push_back(&core->opens, &w->node);
-    return 0;
+    return w;
+}
+
+/* It does not wait any more. */
+static void open_wait_free(struct zsd_core *core, struct open_wait *w)
+{
+    zb_list_remove(&w->node);
+    zsd_timed_disarm(&w->timed);
+    zsd_want_end(core, &w->want);
+    free(w);
+}
+
+static void open_expire(struct zsd_timed *timed)
+{
+    struct open_wait *w = zb_container_of(timed, struct open_wait, timed);
+
+    zsd_refuse(w->req, -ETIMEDOUT,
+               "job '%s' waits for %s of host memory for staging, which other jobs were to give "
+               "with their next steps",
+               w->name, zb_size_text(w->want.bytes).s);
+    open_wait_free(w->conn->daemon->core, w);
+}
+
+/* There is no room for its staging: it waits for what others give up, if that is enough. False: it
+ * is not. */
+static bool open_want(struct zsd_core *core, struct zsd_req *req, const Zp__JobOpen *q,
+                      uint64_t bytes, uint64_t deadline_ns)
+{
+    struct open_wait *w = open_park(core, req, q);
+
+    if (!w)
+        return false;
+    if (!zsd_want_begin(core, &w->want, bytes)) {
+        open_wait_free(core, w);
+        return false;
+    }
+    zsd_timed_arm(core, &w->timed, 0, open_expire);
+    if (deadline_ns > 0) /* it has waited before */
+        w->timed.deadline_ns = deadline_ns;
+    return true;
 }
 
 static void room_on_work(struct zsd_work *work)
@@ -74,14 +117,19 @@ static void room_on_work(struct zsd_work *work)
     for (struct zb_list *node; (node = zb_list_pop_front(&again)) != NULL;) {
         struct open_wait *w = zb_container_of(node, struct open_wait, node);
 
-        open_run(w->req, &w->q);
-        free(w);
+        if (!zsd_want_met(core, &w->want)) {
+            zb_list_push_back(&core->opens, &w->node);
+            continue;
+        }
+        zsd_want_end(core, &w->want);
+        open_run(w->req, &w->q, w->timed.deadline_ns);
+        open_wait_free(core, w);
     }
     zb_list_each(pos, &core->jobs)
     {
         struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
 
-        if (job->state == ZSD_PLACING && job->place_waits)
+        if (job->state == ZSD_PLACING && job->place_waits && zsd_want_met(core, &job->want))
             zsd_place_again(job);
     }
     zsd_replan(core);
@@ -102,9 +150,8 @@ void zsd_opens_gone(struct zsd_conn *conn)
 
         if (w->conn != conn)
             continue;
-        zb_list_remove(pos);
         zsd_refuse(w->req, -ENOTCONN, "the client has gone");
-        free(w);
+        open_wait_free(conn->daemon->core, w);
     }
 }
 
@@ -114,7 +161,7 @@ void zsd_opens_refuse(struct zsd_core *core)
         struct open_wait *w = zb_container_of(node, struct open_wait, node);
 
         zsd_refuse(w->req, -ENOTCONN, "the daemon is ending");
-        free(w);
+        open_wait_free(core, w);
     }
 }
 
@@ -357,9 +404,8 @@ static void retire_done(struct zsd_job *job, const struct zb_err *err)
 
         if (strcmp(w->name, job->name) != 0 || w->q.world == job->world)
             continue; /* who attaches to it as it is goes on */
-        zb_list_remove(pos);
         zsd_reply_err(w->req, err);
-        free(w);
+        open_wait_free(job->core, w);
     }
 }
 
@@ -455,7 +501,8 @@ static int open_find(struct zsd_req *req, const Zp__JobOpen *q, struct zsd_saved
     return 0;
 }
 
-static void open_run(struct zsd_req *req, const Zp__JobOpen *q)
+/* deadline_ns 0: it has not waited for memory yet. */
+static void open_run(struct zsd_req *req, const Zp__JobOpen *q, uint64_t deadline_ns)
 {
     struct zsd_core *core = req->daemon->core;
     struct zsd_saved *saved = zsd_saved_by_name(core, q->name);
@@ -463,6 +510,7 @@ static void open_run(struct zsd_req *req, const Zp__JobOpen *q)
     struct zsd_job *job = NULL;
     struct zsd_member *m;
     struct zsd_arena_task *t;
+    uint64_t lacks = 0;
     bool fresh = false;
 
     if (req->conn->member) {
@@ -483,7 +531,7 @@ static void open_run(struct zsd_req *req, const Zp__JobOpen *q)
     if ((!job || job->uid == req->conn->uid) && open_waits(core, job, saved, q)) {
         bool retires = job && job->world != q->world && !(saved && saved->moving);
 
-        if (open_park(core, req, q) < 0) {
+        if (!open_park(core, req, q)) {
             (void)zb_fail(&err, -ENOMEM, "rank %u of job '%s': %m", q->rank, q->name);
             goto refuse;
         }
@@ -503,6 +551,8 @@ static void open_run(struct zsd_req *req, const Zp__JobOpen *q)
     }
     t->bytes = zb_round_up(q->staging_bytes, ZB_PAGE_ALIGN);
     if (zsd_place_staging(job, t->bytes, &err) < 0) {
+        if (zsd_place_staging_fits(job, t->bytes))
+            lacks = t->bytes;
         free(t);
         zb_list_remove(&m->node);
         req->conn->member = NULL;
@@ -521,14 +571,16 @@ refuse:
         zsd_job_forget_if_over(job);
         job = NULL;
     }
-    if (err.code == -ENOSPC && zsd_core_make_room(core, job) && open_park(core, req, q) == 0)
+    if (err.code == -ENOSPC && zsd_core_make_room(core, job) && open_park(core, req, q))
+        return;
+    if (lacks > 0 && open_want(core, req, q, lacks, deadline_ns))
         return;
     zsd_reply_err(req, &err);
 }
 
 void zsd_job_open(struct zsd_req *req, const ProtobufCMessage *message)
 {
-    open_run(req, (const Zp__JobOpen *)(const void *)message);
+    open_run(req, (const Zp__JobOpen *)(const void *)message, 0);
 }
 
 static void open_point(Zp__Point *points, Zp__Point **list, size_t *n, uint32_t kind,

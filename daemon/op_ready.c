@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "base/log.h"
+#include "base/size.h"
 #include "daemon/job_priv.h"
 #include "daemon/paths.h"
 #include "daemon/store.h"
@@ -218,7 +219,9 @@ void zsd_place_again(struct zsd_job *job)
     struct zsd_arena_task *t = zsd_arena_task_new(job, ZSD_ARENA_OPEN, job_arena_opened);
     int rc = t ? zsd_place(job, &err) : zb_fail(&err, -ENOMEM, "job '%s': %m", job->name);
 
-    job->place_waits = rc == -ENOSPC && zsd_core_make_room(job->core, job);
+    zsd_want_end(job->core, &job->want);
+    job->place_waits = rc == -ENOSPC && (zsd_core_make_room(job->core, job) ||
+                                         zsd_want_begin(job->core, &job->want, job->place_least));
     if (rc < 0) {
         zsd_arena_task_free(t);
         if (!job->place_waits)
@@ -308,6 +311,17 @@ static void ready_expire(struct zsd_timed *timed)
     zb_list_each(pos, &job->members) n += zb_container_of(pos, struct zsd_member, node)->ready;
     m->ready_req = NULL;
     m->ready = false;
+    if (job->state == ZSD_PLACING && job->want.bytes > 0) {
+        struct zb_err err = { 0 };
+
+        (void)zb_fail(&err, -ETIMEDOUT,
+                      "job '%s' waits for %s of host memory, which other jobs were to give with "
+                      "their next steps",
+                      job->name, zb_size_text(job->want.bytes).s);
+        zsd_reply_err(r, &err);
+        zsd_job_end(job, &err);
+        return;
+    }
     zsd_refuse(r, -ETIMEDOUT, "job '%s' waits for its ranks: %u of %u were ready", job->name, n,
                job->world);
 }

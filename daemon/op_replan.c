@@ -31,6 +31,11 @@
  * lower than what is used: then parts are exact. Who has not stepped for long, or has no ranks,
  * takes no part: it keeps what it has.
  *
+ * WHO WAITS for memory (struct zsd_want: the staging of a rank, the planes of a job) is counted
+ * before anything is divided, so others shrink, to the byte, and nobody else takes what comes back.
+ * That begins only where all that can leave is enough, beside what others wait for; it ends when
+ * the memory is there, at the deadline, or when who waited goes: then the others grow back.
+ *
  * INVARIANTS
  *     R1  resident, next, to <= booked; resident, next <= made <= booked. Outside of moves they are
  *         all the same. Booked pages and what is being given back are the account's bytes.
@@ -95,7 +100,7 @@ uint64_t zsd_replan_leaving(const struct zsd_job *job)
 }
 
 /* Staging of ranks that have left, and may come back: it is not for anybody's state. */
-static uint64_t replan_away(const struct zsd_job *job)
+uint64_t zsd_replan_away(const struct zsd_job *job)
 {
     return job->keep && job->state != ZSD_ENDED
                ? job->staging_most - job->host_held.used[ZSD_USE_STAGING]
@@ -108,7 +113,8 @@ void zsd_host_settle(struct zsd_core *core)
 
     for (int use = 0; use < ZSD_USES; use++)
         used += core->host.used[use];
-    zb_list_each(pos, &core->jobs) used += replan_away(zb_container_of(pos, struct zsd_job, node));
+    zb_list_each(pos, &core->jobs)
+        used += zsd_replan_away(zb_container_of(pos, struct zsd_job, node));
     core->host.budget = zb_max_u64(core->host_target, used);
 }
 
@@ -522,7 +528,7 @@ static uint64_t part_most(const struct zsd_job *job, uint64_t now_ns)
     if (job->host_bytes_max > 0) {
         for (int use = 0; use < ZSD_USES; use++)
             others += use == ZSD_USE_STATE ? 0 : job->host_held.used[use];
-        others += replan_away(job);
+        others += zsd_replan_away(job);
         most = zb_min_u64(most, job->host_bytes_max > others ? job->host_bytes_max - others : 0);
     }
     if (job->replan.stepped_ns == 0 || part_idle(job, now_ns))
@@ -560,7 +566,7 @@ static void parts_fill(struct part *parts, unsigned n, uint64_t left)
 /* Divides, and lets every job do what it can at once. */
 static void replan_all(struct zsd_core *core)
 {
-    uint64_t now_ns = zb_now_ns(), fixed, moves = 0, left, away = 0;
+    uint64_t now_ns = zb_now_ns(), fixed, moves = 0, left, spare = zsd_wanted(core, NULL);
     struct part *parts;
     unsigned n = 0;
 
@@ -574,7 +580,7 @@ static void replan_all(struct zsd_core *core)
     {
         struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
 
-        away += replan_away(job);
+        spare += zsd_replan_away(job);
         if (job->state == ZSD_READY && zsd_job_attached(job) == 0)
             replan_unused(job);
         if (!replan_moves(job))
@@ -582,12 +588,12 @@ static void replan_all(struct zsd_core *core)
         parts[n++] = (struct part){ .job = job, .most = part_most(job, now_ns) };
         moves += job->host_held.used[ZSD_USE_STATE];
     }
-    fixed = zsd_account_used(&core->host) - moves + away;
+    fixed = zsd_account_used(&core->host) - moves + spare;
     left = core->host_target > fixed ? core->host_target - fixed : 0;
     parts_fill(parts, n, left);
     for (unsigned i = 0; i < n; i++)
-        replan_job(parts[i].job, parts[i].target, away,
-                   zsd_account_used(&core->host) > core->host_target);
+        replan_job(parts[i].job, parts[i].target, spare,
+                   zsd_account_used(&core->host) + spare > core->host_target);
     free(parts);
 }
 
@@ -657,13 +663,70 @@ static uint64_t replan_stays(const struct zsd_core *core)
     return bytes;
 }
 
+/* When all has left that shall, is there room for everybody who waits, and for who comes back? */
+static bool replan_enough(const struct zsd_core *core)
+{
+    uint64_t bytes = replan_stays(core) + zsd_wanted(core, NULL);
+
+    zb_list_each(pos, &core->jobs)
+        bytes += zsd_replan_away(zb_container_of(pos, struct zsd_job, node));
+    return bytes <= core->host_target;
+}
+
+uint64_t zsd_wanted(const struct zsd_core *core, const struct zsd_want *but)
+{
+    uint64_t bytes = 0;
+
+    zb_list_each(pos, &core->wants)
+    {
+        const struct zsd_want *w = zb_container_of(pos, struct zsd_want, node);
+
+        bytes += w == but ? 0 : w->bytes;
+    }
+    return bytes;
+}
+
+bool zsd_want_begin(struct zsd_core *core, struct zsd_want *want, uint64_t bytes)
+{
+    if (bytes == 0 || core->draining || zsd_wanted(core, want) > core->host_target ||
+        bytes > core->host_target)
+        return false;
+    want->bytes = bytes;
+    zb_list_init(&want->node);
+    zb_list_push_back(&core->wants, &want->node);
+    replan_all(core);
+    if (replan_enough(core)) {
+        zb_log(ZB_LOG_INFO, "replan-want", "bytes=%llu", (unsigned long long)bytes);
+        return true;
+    }
+    zb_list_remove(&want->node);
+    want->bytes = 0;
+    replan_all(core);
+    return false;
+}
+
+bool zsd_want_met(const struct zsd_core *core, const struct zsd_want *want)
+{
+    return want->bytes == 0 ||
+           want->bytes + zsd_wanted(core, want) <= zsd_account_free(&core->host);
+}
+
+void zsd_want_end(struct zsd_core *core, struct zsd_want *want)
+{
+    if (want->bytes == 0)
+        return;
+    zb_list_remove(&want->node);
+    want->bytes = 0;
+    zsd_replan(core);
+}
+
 int zsd_host_set(struct zsd_core *core, uint64_t bytes, struct zb_err *err)
 {
     uint64_t was = core->host_target, stays;
 
     core->host_target = bytes;
     replan_all(core);
-    stays = replan_stays(core);
+    stays = replan_stays(core) + zsd_wanted(core, NULL);
     if (stays > bytes) {
         core->host_target = was;
         replan_all(core);
@@ -676,7 +739,7 @@ int zsd_host_set(struct zsd_core *core, uint64_t bytes, struct zb_err *err)
     zb_log(ZB_LOG_INFO, "tier-set", "tier=host bytes=%llu was=%llu used=%llu leaves=%llu",
            (unsigned long long)bytes, (unsigned long long)was,
            (unsigned long long)zsd_account_used(&core->host),
-           (unsigned long long)(zsd_account_used(&core->host) - stays));
+           (unsigned long long)(zsd_account_used(&core->host) - replan_stays(core)));
     return 0;
 }
 

@@ -63,7 +63,9 @@ int zsd_place_needs(const struct zsd_job *job, unsigned times, uint64_t stamp, s
 static uint64_t place_host_free(const struct zsd_job *job)
 {
     uint64_t free_bytes = zsd_account_free(&job->core->host);
+    uint64_t wanted = zsd_wanted(job->core, &job->want);
 
+    free_bytes -= zb_min_u64(free_bytes, wanted);
     if (job->host_bytes_max > 0) {
         uint64_t held = 0;
 
@@ -173,8 +175,14 @@ static int place_plan(struct zsd_job *job, struct zb_place *plan, struct zb_err 
     if (rc == 0 && job->early_room && zb_needs_bytes(&plan->nvme) > nvme_free)
         rc = place_try(job, &in, false, plan); /* rather without than not at all */
     free(shards);
-    if (rc == -ENOSPC)
+    job->place_least = 0;
+    if (rc == -ENOSPC) {
+        uint64_t all = job->host_held.used[ZSD_USE_STAGING] + plan->least_host;
+
+        if (job->host_bytes_max == 0 || all <= job->host_bytes_max)
+            job->place_least = plan->least_host;
         return place_refuse_host(job, plan, err);
+    }
     if (rc < 0)
         return zb_fail(err, rc, "placement of job '%s': %m", job->name);
     return zb_needs_bytes(&plan->nvme) <= nvme_free ? 0 : place_refuse_nvme(job, plan, err);
@@ -375,10 +383,21 @@ const struct zsd_account *zsd_job_nvme(const struct zsd_job *job)
     return job->saved ? &job->saved->nvme_held : &job->nvme_held;
 }
 
+bool zsd_place_staging_fits(const struct zsd_job *job, uint64_t bytes)
+{
+    uint64_t held = bytes;
+
+    for (int use = 0; use < ZSD_USES; use++)
+        held += job->host_held.used[use];
+    return job->host_bytes_max == 0 || held <= job->host_bytes_max;
+}
+
 int zsd_place_staging(struct zsd_job *job, uint64_t bytes, struct zb_err *err)
 {
     uint64_t free_bytes = place_host_free(job);
 
+    if (bytes <= zsd_replan_away(job)) /* it was kept for who comes back */
+        free_bytes = zsd_account_free(&job->core->host);
     if (bytes > free_bytes)
         return zb_fail(
             err, -ENOSPC,

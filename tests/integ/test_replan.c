@@ -71,6 +71,15 @@ static void await_target(struct zc_client *c)
     fail_msg("the host tier does not come down");
 }
 
+/* Until so much of state is booked. */
+static void await_state(struct zc_client *c, uint64_t bytes)
+{
+    for (unsigned waited = 0; host(c).state != bytes; waited++) {
+        assert_true(waited < ZI_WAIT_MS / 10);
+        (void)poll(NULL, 0, 10);
+    }
+}
+
 static int tier_set(struct zc_client *c, uint64_t bytes)
 {
     return zc_tier_set_wait(c, "host", bytes);
@@ -234,10 +243,7 @@ static void a_job_goes(void **state)
     fsck(c);
     zi_close(b, 2);
     assert_int_equal(zc_job_destroy_wait(c, "b"), 0);
-    for (unsigned i = 0; host(c).state < all; i++) { /* it is booked as soon as it is free */
-        assert_true(i < ZI_WAIT_MS / 10);
-        (void)poll(NULL, 0, 10);
-    }
+    await_state(c, all); /* it is booked as soon as it is free */
     (void)steps_until_resident(c, a, 2);
     assert_int_equal(host(c).state, all);
     fsck(c);
@@ -352,6 +358,182 @@ static void offloaded_to_host(void **state)
     zi_stop(&d);
 }
 
+/* ---- a job comes, and the others have all of the memory */
+
+/* Two ranks that have stepped twice, with all of their state in memory, and nothing free. */
+static struct zc_client *begin_full(struct zi_rank *a, struct zi_daemon *d)
+{
+    struct zc_client *c;
+
+    sv_begin(a, 2, d, 0);
+    c = zi_client(d);
+    step(a, 1, ZC_COMMIT_NO);
+    assert_int_equal(tier_set(c, host(c).used), 0);
+    step(a, 2, ZC_COMMIT_STEP);
+    return c;
+}
+
+static struct zc_job_options comer(const char *name)
+{
+    struct zc_job_options o = sv_job(0);
+
+    o.name = name;
+    o.world = 1;
+    o.staging_bytes = 200 << 10;
+    o.keep = o.durable = false;
+    return o;
+}
+
+static void open_begin(struct zi_rank *b, const struct zi_daemon *d, const struct zc_job_options *o,
+                       struct zi_call *call)
+{
+    *b = (struct zi_rank){ .c = zi_client(d) };
+    *call = ZI_CALL(b);
+    assert_int_equal(zc_job_open(b->c, o, &b->job, zi_done, call), 0);
+    zi_pump(b, 1, 0);
+}
+
+/* Until state is to move, or nothing is. */
+static void await_moving(struct zc_client *c, bool moves)
+{
+    for (unsigned waited = 0; waited < ZI_WAIT_MS / 10; waited++) {
+        if ((host(c).moving > 0) == moves)
+            return;
+        (void)poll(NULL, 0, 10);
+    }
+    fail_msg("%s", moves ? "nobody gives up state" : "state is still to move");
+}
+
+/* It waits for the next steps of who is there, and both train. */
+static void a_job_comes(void **state)
+{
+    struct zc_job_options o = comer("b");
+    struct zi_rank a[2], b;
+    struct zi_daemon d = { 0 };
+    struct zi_call call;
+    struct zc_client *c;
+    uint64_t k = 2;
+
+    (void)state;
+    c = begin_full(a, &d);
+    open_begin(&b, &d, &o, &call);
+    await_moving(c, true);
+    assert_false(call.over);
+    step(a, ++k, ZC_COMMIT_NO);
+    assert_int_equal(zi_await(&b, 1, &call), 0);
+    zi_define(&b, sv_units, SV_UNITS, 1);
+    call = ZI_CALL(&b);
+    assert_int_equal(zc_ready(b.c, b.job.id, NULL, 0, &b.place, zi_done, &call), 0);
+    zi_pump(&b, 1, 0);
+    await_moving(c, true);
+    assert_false(call.over);
+    assert_string_equal(job_row(c, "b").state, "placing");
+    step(a, ++k, ZC_COMMIT_STEP);
+    assert_int_equal(zi_await(&b, 1, &call), 0);
+    sv_fill(&b, 1);
+    for (uint64_t i = 1; i <= 4; i++) {
+        sv_step(&b, 1, i, ZC_COMMIT_NO);
+        sv_dump_same("who came", &want[i], &b, 1);
+        step(a, ++k, i % 2 ? ZC_COMMIT_NO : ZC_COMMIT_STEP);
+    }
+    fsck(c);
+    zi_close(&b, 1);
+    zi_close(a, 2);
+    zc_close(c);
+    zi_stop(&d);
+}
+
+/* What nobody can give is refused at once, with numbers, and nobody gives up anything for it. */
+static void nobody_can_give_that(void **state)
+{
+    static const struct zc_tensor tensor = { "t", 0, 1, { 4 << 20 }, 0 };
+    static const struct zc_unit large = { 0, "u", 4 << 20, ZC_BF16, ZC_F32, false, &tensor, 1 };
+    struct zc_job_options o = comer("b");
+    struct zi_rank a[2], b;
+    struct zi_daemon d = { 0 };
+    struct zi_call call;
+    struct zc_client *c;
+    uint64_t has;
+
+    (void)state;
+    c = begin_full(a, &d);
+    has = host(c).state;
+    o.staging_bytes = PLENTY;
+    open_begin(&b, &d, &o, &call);
+    assert_int_equal(zi_await(&b, 1, &call), -ENOSPC);
+    zc_close(b.c);
+    assert_int_equal(host(c).moving, 0);
+
+    o.staging_bytes = 4096;
+    open_begin(&b, &d, &o, &call);
+    await_moving(c, true);
+    step(a, 3, ZC_COMMIT_NO);
+    assert_int_equal(zi_await(&b, 1, &call), 0);
+    zi_define(&b, &large, 1, 1);
+    assert_int_equal(zi_ready(&b, 1), -ENOSPC);
+    assert_non_null(strstr(zc_error(b.c), "the least host_bytes that would do"));
+    assert_int_equal(host(c).moving, 0);
+    zi_close(&b, 1);
+    await_state(c, has); /* what was given for the staging is booked again */
+    (void)steps_until_resident(c, a, 3);
+    fsck(c);
+    zi_close(a, 2);
+    zc_close(c);
+    zi_stop(&d);
+}
+
+/* Who waits dies, or gives up: then nothing moves for it any more. */
+static void who_waits_goes(void **state)
+{
+    struct zc_job_options o = comer("b");
+    struct zi_rank a[2], b;
+    struct zi_daemon d = { 0 };
+    struct zi_call call;
+    struct zc_client *c;
+    uint64_t has, k;
+
+    (void)state;
+    c = begin_full(a, &d);
+    has = host(c).state;
+    open_begin(&b, &d, &o, &call);
+    await_moving(c, true);
+    zc_close(b.c);
+    await_moving(c, false);
+    sv_dump_same("nothing has moved", &want[2], a, 2);
+
+    open_begin(&b, &d, &o, &call);
+    await_moving(c, true);
+    step(a, 3, ZC_COMMIT_NO);
+    assert_int_equal(zi_await(&b, 1, &call), 0);
+    zi_define(&b, sv_units, SV_UNITS, 1);
+    call = ZI_CALL(&b);
+    assert_int_equal(zc_ready(b.c, b.job.id, NULL, 200, &b.place, zi_done, &call), 0);
+    assert_int_equal(zi_await(&b, 1, &call), -ETIMEDOUT);
+    assert_non_null(strstr(call.text, "other jobs were to give"));
+    await_moving(c, false);
+    zc_close(b.c);
+    await_state(c, has);
+    k = steps_until_resident(c, a, 3); /* what is booked and not used yet is given at once */
+
+    open_begin(&b, &d, &o, &call); /* and one that dies while it waits for its place */
+    await_moving(c, true);
+    step(a, ++k, ZC_COMMIT_NO);
+    assert_int_equal(zi_await(&b, 1, &call), 0);
+    zi_define(&b, sv_units, SV_UNITS, 1);
+    call = ZI_CALL(&b);
+    assert_int_equal(zc_ready(b.c, b.job.id, NULL, 0, &b.place, zi_done, &call), 0);
+    zi_pump(&b, 1, 0);
+    await_moving(c, true);
+    zc_close(b.c);
+    await_moving(c, false);
+    await_state(c, has);
+    (void)steps_until_resident(c, a, k);
+    fsck(c);
+    zi_close(a, 2);
+    zc_close(c);
+    zi_stop(&d);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -360,6 +542,9 @@ int main(void)
         cmocka_unit_test_teardown(killed_in_between, zi_teardown),
         cmocka_unit_test_teardown(not_durable, zi_teardown),
         cmocka_unit_test_teardown(offloaded_to_host, zi_teardown),
+        cmocka_unit_test_teardown(a_job_comes, zi_teardown),
+        cmocka_unit_test_teardown(nobody_can_give_that, zi_teardown),
+        cmocka_unit_test_teardown(who_waits_goes, zi_teardown),
     };
 
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -207,7 +207,8 @@ static uint64_t least_host(enum zb_dtype dtype)
 
     world_open(&w, 4 * STAGING, "threads", 1);
     assert_int_equal(job_open(&w, 0), 0);
-    w.daemon.core->host.budget = zsd_account_used(&w.daemon.core->host); /* nothing is left */
+    w.daemon.core->host_target = w.daemon.core->host.budget =
+        zsd_account_used(&w.daemon.core->host); /* nothing is left */
     assert_int_equal(job_define(&w, 0, dtype), -ENOSPC);
     assert_non_null(strstr(answers[0].text, "least host_bytes"));
     least = strtoull(strrchr(answers[0].text, ' '), NULL, 10);

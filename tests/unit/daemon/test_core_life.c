@@ -211,7 +211,8 @@ static uint64_t pair_least(void)
         assert_int_equal(job_open_with(&w, c, &args), 0);
         assert_int_equal(job_register(&w, c, c, 2, ZB_BF16), 0);
     }
-    w.daemon.core->host.budget = zsd_account_used(&w.daemon.core->host); /* nothing is left */
+    w.daemon.core->host_target = w.daemon.core->host.budget =
+        zsd_account_used(&w.daemon.core->host); /* nothing is left */
     for (uint32_t c = 0; c < 2; c++)
         job_ready_ask(&w, c, c);
     assert_int_equal(answer(&w, 0), -ENOSPC);
@@ -407,6 +408,7 @@ static void a_rank_is_lost_in_a_step(void **state)
 
     (void)state;
     pair_open(&w, pair_least(), true);
+    w.daemon.core->host_target += STAGING;
     w.daemon.core->host.budget += STAGING; /* for who comes back before the old one is returned */
     fetch1_ask(&w, 0, 0, 0, 0);
     assert_int_equal(answer(&w, 0), 0);
@@ -459,6 +461,7 @@ static void a_rank_attaches_to_the_end(void **state)
         struct world w;
 
         pair_open(&w, pair_least(), true);
+        w.daemon.core->host_target += STAGING;
         w.daemon.core->host.budget += STAGING;
         for (uint32_t c = 0; c < 2; c++)
             step_ask(&w, c, c, 1);
@@ -488,6 +491,7 @@ static void a_rank_attaches_to_a_step_that_fails(void **state)
 
     (void)state;
     pair_open(&w, pair_least(), true);
+    w.daemon.core->host_target += STAGING;
     w.daemon.core->host.budget += STAGING; /* for who comes back before the old one is returned */
     for (uint32_t c = 0; c < 2; c++)
         step_ask(&w, c, c, 1);
@@ -607,7 +611,8 @@ static void single_open(struct world *w)
 
     world_open(w, PLENTY, "threads", 1);
     assert_int_equal(job_open(w, 0), 0);
-    w->daemon.core->host.budget = zsd_account_used(&w->daemon.core->host);
+    w->daemon.core->host_target = w->daemon.core->host.budget =
+        zsd_account_used(&w->daemon.core->host);
     assert_int_equal(job_define(w, 0, ZB_BF16), -ENOSPC);
     least = strtoull(strrchr(answers[0].text, ' '), NULL, 10);
     world_close(w);
