@@ -363,25 +363,32 @@ static void forecast_engine(const struct zb_run *run, struct zb_forecast *f)
                     (1 + ZB_REDUCES_MAX * (run->layout.dtype == ZB_F32 && world > 1 ? 2 : 1));
 }
 
-static void forecast_least(const struct zb_run *run, const struct zb_node *node,
-                           const struct zb_place *place, struct zb_forecast *f)
+/* The least budget of a node in which a job takes so much for its planes and its ring. */
+static uint64_t forecast_budget(const struct zb_node *node, const struct zb_forecast *f,
+                                uint64_t bytes)
 {
-    uint64_t least = node->host_taken + f->host_staging + place->least_host;
+    uint64_t all = node->host_taken + f->host_staging + bytes;
 
-    f->host_least = node->nvme_bytes > 0 ? zb_buffers_least(least, node->ring_bytes,
-                                                            zb_buffer_bytes(node->page_elems))
-                                         : least;
-    f->nvme_least = ZB_DATA_START + node->nvme_taken + zb_needs_bytes(&place->nvme);
-    (void)run;
+    return node->nvme_bytes > 0
+               ? zb_buffers_least(all, node->ring_bytes, zb_buffer_bytes(node->page_elems))
+               : all;
 }
 
-static void forecast_refuse(const struct zb_node *node, const struct zb_place *place,
+static void forecast_least(const struct zb_node *node, const struct zb_place *place,
+                           struct zb_forecast *f)
+{
+    f->host_least = forecast_budget(node, f, place->least_host);
+    f->host_least_grads = forecast_budget(node, f, place->least_grads);
+    f->nvme_least = ZB_DATA_START + node->nvme_taken + zb_needs_bytes(&place->nvme);
+}
+
+static void forecast_refuse(const struct zb_node *node, const struct zb_place *place, bool placed,
                             struct zb_forecast *f)
 {
     uint64_t need = f->host_staging + place->least_host;
 
     f->fits = false;
-    if (place->state_resident)
+    if (placed)
         (void)zb_fail(&f->why, -ENOSPC,
                       "it needs %s of NVMe, and %s are free; the least nvme_bytes that would do is "
                       "%llu",
@@ -414,6 +421,9 @@ static void forecast_step(const struct zb_run *run, const struct zb_place_job *j
         return;
     f->step_read = all[ZB_PARAM] - place->param_bytes + all[ZB_STATE] - place->state_bytes;
     f->step_written = f->step_read;
+    f->step_read += place->nvme_grad;
+    f->push_read = (uint64_t)(run->micro_steps - 1) * place->nvme_grad;
+    f->push_written = (uint64_t)run->micro_steps * place->nvme_grad;
     if (run->durable && run->commit_every > 0) {
         f->commit_written = place->param_bytes + place->state_bytes;
         f->commit_share = 1.0 / (double)run->commit_every;
@@ -458,12 +468,15 @@ void zb_forecast_time(const struct zb_node *node, struct zb_forecast *f)
 static void forecast_wear(const struct zb_run *run, const struct zb_node *node,
                           struct zb_forecast *f)
 {
-    double written = (double)f->step_written + (double)f->commit_written * f->commit_share;
-    double fetch = node->drive_read > 0 ? (double)f->fetch_read / node->drive_read : 0;
+    double written = (double)(f->step_written + f->push_written) +
+                     (double)f->commit_written * f->commit_share;
+    double fetch = node->drive_read > 0 ? (double)(f->fetch_read + f->push_read) / node->drive_read
+                                        : 0;
+    double push = node->drive_write > 0 ? (double)f->push_written / node->drive_write : 0;
     double seconds = run->seconds > 0 ? run->seconds : f->step_seconds;
 
     if (run->flops > 0 && f->drive_seconds > 0)
-        f->hide_tokens = (f->drive_seconds + fetch) * run->flops * run->ranks /
+        f->hide_tokens = (f->drive_seconds + fetch + push) * run->flops * run->ranks /
                          (FLOPS_A_TOKEN * (double)run->model->params);
     if (seconds > 0 && written > 0) {
         f->written_day = written / seconds * DAY_S;
@@ -499,9 +512,9 @@ static int forecast_place(const struct zb_run *run, const struct zb_node *node,
 
     if (rc == -ENOMEM)
         return rc;
-    forecast_least(run, node, place, f);
+    forecast_least(node, place, f);
     if (rc < 0 || zb_needs_bytes(&place->nvme) > node->nvme_bytes - node->nvme_taken) {
-        forecast_refuse(node, place, f);
+        forecast_refuse(node, place, rc == 0, f);
         return 0;
     }
     f->fits = true;
@@ -513,7 +526,8 @@ static int forecast_place(const struct zb_run *run, const struct zb_node *node,
                    f->host_ring + f->host_grad + f->host_state;
     f->nvme_param = place->nvme_param;
     f->nvme_state = place->nvme_state;
-    f->nvme_spare = zb_needs_bytes(&place->nvme) - f->nvme_param - f->nvme_state;
+    f->nvme_grad = place->nvme_grad;
+    f->nvme_spare = zb_needs_bytes(&place->nvme) - f->nvme_param - f->nvme_state - f->nvme_grad;
     f->nvme_used = node->nvme_taken + zb_needs_bytes(&place->nvme);
     forecast_step(run, job, place, f);
     return forecast_fetches(run, job, place, f->local, &f->fetch_read);
@@ -570,6 +584,7 @@ int zb_forecast(const struct zb_run *run, const struct zb_node *node, struct zb_
     job.nbuffers = ret->nbuffers;
     job.host_bytes = node->host_bytes > taken ? node->host_bytes - taken : 0;
     job.params_resident = run->param != ZB_OFFLOAD_NVME || node->nvme_bytes == 0;
+    job.grads_resident = run->grad == ZB_OFFLOAD_HOST || node->nvme_bytes == 0;
     job.state_resident = run->optimizer != ZB_OFFLOAD_NVME || node->nvme_bytes == 0;
     if (zb_model_shards(run->model, &layout, zb_mode_world(run->mode, run->ranks, run->nodes),
                         ret->local, &shards, &job.nshards) < 0)

@@ -11,6 +11,9 @@
  *              streamed
  *     step     the greater of both: they overlap
  *
+ * Gradients on NVMe are written by the pushes of each micro-step, read by all but the first before,
+ * and by the step.
+ *
  * What fetches of streamed parameters read during forward and backward is counted by walking
  * through the gathers of two steps with the places of the ring; the second step counts.
  *
@@ -33,6 +36,7 @@ struct zb_run {
     uint32_t ranks, nodes; /* ranks is a multiple of nodes */
     struct zb_layout layout;
     enum zb_offload param, optimizer; /* not ZB_OFFLOAD_NONE */
+    enum zb_offload grad;             /* ZB_OFFLOAD_HOST: in memory, or it does not fit */
     bool durable;
     uint64_t commit_every; /* durable: 0 never */
     bool early;            /* its steps begin early, where there is room for that */
@@ -72,7 +76,9 @@ struct zb_forecast {
     uint64_t host_param, host_ring, host_grad, host_state, host_staging, host_buffers;
     uint64_t host_used;                          /* of the budget, with other jobs */
     uint64_t host_least;                         /* the least budget that would do */
+    uint64_t host_least_grads;                   /* that holds all gradients */
     uint64_t nvme_param, nvme_state, nvme_spare; /* places: one version, and the others */
+    uint64_t nvme_grad;                          /* gradients that do not fit into memory */
     uint64_t nvme_used, nvme_least;              /* nvme_least: the size of a data file */
     uint32_t nbuffers;
     bool early; /* it was wished, and there is room */
@@ -80,6 +86,7 @@ struct zb_forecast {
     /* bytes of one step of this node's shards */
     uint64_t step_read, step_written; /* by the step itself, not committing */
     uint64_t fetch_read;              /* by fetches of streamed parameters between two steps */
+    uint64_t push_read, push_written; /* by pushes of gradients that live on NVMe */
     uint64_t commit_written;          /* by a committing step beside step_written */
     double commit_share;              /* steps that commit */
     uint64_t kernel_bytes, crc_bytes; /* through memory; through checksums */

@@ -8,7 +8,7 @@
 #include "base/slots.h"
 #include "base/util.h"
 
-#define BUFFER_ELEM_BYTES 14u /* param and state of one element: fp16 2 + 12; others have less */
+#define BUFFER_ELEM_BYTES 18u /* all planes of one element: fp16 2 + 4 + 12; others have less */
 #define BUFFERS_SHARE     16u /* of the budget: page buffers take one part of so many */
 
 /* ---- places of pages */
@@ -176,16 +176,16 @@ static int place_params(const struct zb_place_job *job, uint64_t bytes, struct z
     return rc < 0 ? rc : found ? 0 : -ENOSPC;
 }
 
-/* How many pages of this shard's state fit into what is left, and takes them from it. */
-static uint32_t place_state(const struct zb_place_job *job, const struct zb_place_shard *s,
-                            uint64_t *left)
+/* How many pages of a shard's plane fit into what is left, and takes them from it. */
+static uint32_t place_fit(const struct zb_place_job *job, const struct zb_place_shard *s,
+                          enum zb_plane plane, uint64_t *left)
 {
     uint32_t npages = zb_pages(s->count, job->page_elems), page = 0;
 
     for (; page < npages; page++) {
         uint64_t first = (uint64_t)page * job->page_elems;
         uint64_t bytes =
-            zb_layout_page(s->layout, ZB_STATE, zb_min_u64(job->page_elems, s->count - first));
+            zb_layout_page(s->layout, plane, zb_min_u64(job->page_elems, s->count - first));
 
         if (bytes > *left)
             break;
@@ -199,22 +199,33 @@ struct place_streams {
     struct zb_needs all, early;
 };
 
+/* Where gradients do not fit: those pages of them live in memory for which bytes are left. */
+static void place_grads(const struct zb_place_job *job, struct zb_place *ret, uint64_t bytes)
+{
+    uint64_t left = bytes;
+
+    for (uint32_t i = 0; i < job->nshards; i++)
+        ret->grads_resident[i] = place_fit(job, &job->shards[i], ZB_GRAD, &left);
+    ret->grad_bytes = bytes - left;
+}
+
 /* The places that the pages of one plane need, of which the first `resident` live in memory. */
 static int place_count(const struct zb_place_job *job, const struct zb_place_shard *s,
                        enum zb_plane plane, uint32_t resident, struct zb_place *ret,
                        struct place_streams *streams)
 {
-    uint32_t from = job->durable ? 0 : resident;
+    uint64_t *const bytes[ZB_PLANES] = { &ret->nvme_param, &ret->nvme_grad, &ret->nvme_state };
+    bool kept = job->durable && plane != ZB_GRAD;
+    uint32_t from = kept ? 0 : resident;
     uint64_t before = zb_min_u64(s->count, (uint64_t)from * job->page_elems);
-    uint64_t times = job->durable && !s->layout->frozen ? job->times : 1;
+    uint64_t times = kept && !s->layout->frozen ? job->times : 1;
     int rc = zb_needs_pages(&ret->nvme, s->layout, plane, s->count, job->page_elems, from, times);
 
-    *(plane == ZB_PARAM ? &ret->nvme_param : &ret->nvme_state) +=
-        zb_layout_bytes(s->layout, plane, job->page_elems, s->count - before);
+    *bytes[plane] += zb_layout_bytes(s->layout, plane, job->page_elems, s->count - before);
     if (rc == 0)
         rc =
             zb_needs_pages(&streams->all, s->layout, plane, s->count, job->page_elems, resident, 1);
-    if (rc == 0 && job->early && !s->layout->frozen)
+    if (rc == 0 && job->early && plane != ZB_GRAD && !s->layout->frozen)
         rc = zb_needs_pages(&streams->early, s->layout, plane, s->count, job->page_elems, resident,
                             1);
     return rc;
@@ -222,58 +233,81 @@ static int place_count(const struct zb_place_job *job, const struct zb_place_sha
 
 static int place_pages(const struct zb_place_job *job, struct zb_place *ret, uint64_t state_left)
 {
-    struct place_streams param = { 0 }, state = { 0 };
+    struct place_streams streams[ZB_PLANES] = { 0 };
     uint64_t left = state_left;
     int rc = 0;
 
-    ret->state_resident = calloc(zb_max_u64(job->nshards, 1), sizeof(*ret->state_resident));
-    if (!ret->state_resident)
-        return -ENOMEM;
     for (uint32_t i = 0; i < job->nshards && rc == 0; i++) {
         const struct zb_place_shard *s = &job->shards[i];
         uint32_t npages = zb_pages(s->count, job->page_elems);
+        uint32_t resident[ZB_PLANES] = { i < ret->params_resident ? npages : 0,
+                                         ret->grads_resident[i],
+                                         place_fit(job, s, ZB_STATE, &left) };
 
-        ret->state_resident[i] = place_state(job, s, &left);
-        rc = place_count(job, s, ZB_PARAM, i < ret->params_resident ? npages : 0, ret, &param);
-        if (rc == 0)
-            rc = place_count(job, s, ZB_STATE, ret->state_resident[i], ret, &state);
+        ret->state_resident[i] = resident[ZB_STATE];
+        for (enum zb_plane p = 0; p < ZB_PLANES && rc == 0; p++)
+            rc = place_count(job, s, p, resident[p], ret, &streams[p]);
     }
     ret->state_bytes = state_left - left;
-    if (rc == 0)
-        rc = zb_needs_spares(&ret->nvme, &param.all, &param.early, job->nbuffers);
-    if (rc == 0)
-        rc = zb_needs_spares(&ret->nvme, &state.all, &state.early, job->nbuffers);
-    zb_needs_done(&param.all);
-    zb_needs_done(&param.early);
-    zb_needs_done(&state.all);
-    zb_needs_done(&state.early);
+    for (enum zb_plane p = 0; p < ZB_PLANES; p++) {
+        if (rc == 0)
+            rc = zb_needs_spares(&ret->nvme, &streams[p].all, &streams[p].early, job->nbuffers);
+        zb_needs_done(&streams[p].all);
+        zb_needs_done(&streams[p].early);
+    }
     return rc;
+}
+
+/* Parameters, their ring and gradients; what is left of the job's bytes is for state. */
+static int place_needed(const struct zb_place_job *job, struct zb_place *ret, uint64_t *ret_left)
+{
+    bool spills = !job->params_resident && !job->grads_resident && !job->state_resident;
+    uint64_t grads = 0, state = 0;
+    int rc;
+
+    for (uint32_t i = 0; i < job->nshards; i++) {
+        grads += shard_bytes(job, &job->shards[i], ZB_GRAD);
+        if (job->state_resident)
+            state += shard_bytes(job, &job->shards[i], ZB_STATE);
+    }
+    rc = place_params(job, job->host_bytes - zb_min_u64(job->host_bytes, state + grads), ret);
+    if (rc < 0 && rc != -ENOSPC)
+        return rc;
+    ret->least_grads = ret->least_params + state + grads;
+    ret->least_host = spills ? ret->least_params : ret->least_grads;
+    ret->grad_bytes = spills ? 0 : grads;
+    if (job->host_bytes < ret->least_host)
+        return -ENOSPC;
+    if (job->host_bytes < ret->least_grads) {
+        rc = place_params(job, ret->least_params, ret);
+        if (rc < 0)
+            return rc;
+        place_grads(job, ret, job->host_bytes - ret->least_params);
+        *ret_left = 0;
+        return 0;
+    }
+    place_grads(job, ret, grads);
+    *ret_left = job->host_bytes - grads - ret->param_bytes - ret->ring_bytes;
+    return 0;
 }
 
 int zb_place(const struct zb_place_job *job, struct zb_place *ret)
 {
-    uint64_t needed;
+    uint64_t left;
     int rc;
 
-    for (uint32_t i = 0; i < job->nshards; i++) {
-        ret->grad_bytes += shard_bytes(job, &job->shards[i], ZB_GRAD);
-        if (job->state_resident)
-            ret->least_host += shard_bytes(job, &job->shards[i], ZB_STATE);
-    }
-    needed = ret->least_host += ret->grad_bytes;
-    rc = place_params(job, job->host_bytes > needed ? job->host_bytes - needed : 0, ret);
-    if (rc == -ENOMEM)
-        return rc;
-    ret->least_host += ret->least_params;
-    if (rc < 0 || ret->least_host > job->host_bytes)
-        return -ENOSPC;
-    return place_pages(job, ret,
-                       job->host_bytes - ret->grad_bytes - ret->param_bytes - ret->ring_bytes);
+    ret->grads_resident = calloc(zb_max_u64(job->nshards, 1), sizeof(*ret->grads_resident));
+    ret->state_resident = calloc(zb_max_u64(job->nshards, 1), sizeof(*ret->state_resident));
+    if (!ret->grads_resident || !ret->state_resident)
+        return -ENOMEM;
+    rc = place_needed(job, ret, &left);
+    return rc < 0 ? rc : place_pages(job, ret, left);
 }
 
 void zb_place_done(struct zb_place *place)
 {
     free(place->state_resident);
+    free(place->grads_resident);
     zb_needs_done(&place->nvme);
     *place = (struct zb_place){ 0 };
 }

@@ -4,8 +4,7 @@
  *
  * MODEL. Every state page is touched once a step, so pinning what fits and streaming the rest has
  * the hit rate of the best possible cache, whatever the order. So the job's host bytes are spent
- * once, by value per byte: parameters first (several gathers a step), then gradients (they must
- * fit), then state.
+ * once, by value per byte: parameters first, then gradients, then state.
  *
  *     needed      gradients, and for parameters either all of them or a ring for those that are
  *                 streamed; state that must be in memory
@@ -16,16 +15,32 @@
  * Later the daemon moves state, and only that, as others leave memory or want it
  * (daemon/op_replan.c).
  *
+ * GRADIENTS ON NVME, as a last resort: where not even that fits with all state and parameters
+ * streamed, parameters and state keep the least that they can, and gradients are in memory page by
+ * page, in order of registration, as long as bytes are left. The rest of their pages is written by
+ * each push, and read by the next one that adds and by the step. What a byte of memory saves of the
+ * drive in a step of m micro-steps:
+ *
+ *     parameters  2 m + 1 read (forward, backward; the step), 1 written; less where the ring hits
+ *     gradients   m read, m written
+ *     state       1 read, 1 written
+ *
+ * So by bytes alone a gradient's memory is worth a little less than a parameter's. But it is worth
+ * m writes against one, which wear the drive and are its slower direction, and a push waits for
+ * them, where gathers are read ahead. So gradients go last. Only where parameters and state may
+ * live on NVMe do they: a job that is bound to memory in one of them is refused.
+ *
  * THE RING of streamed parameters has, for each rank and each size of shard, as many places as
  * there are such shards but at most ZB_RING_PINS. So a rank can have that many shards pinned at one
  * time, whichever they are, and nothing fragments.
  *
  * ON THE DATA FILE a job needs, for each size of page, one place for each page that is streamed,
  * and as many spare ones as can be in flight at one time (page buffers), because pages are always
- * written to fresh places. A job that begins its steps early has a spare one for every streamed
- * page that is not frozen: until the step, old and new pages are beside each other. A durable job
- * needs places for all of its pages, twice: for what is committed, and for what comes next; frozen
- * pages, which do not change, once.
+ * written to fresh places. Pages of gradients, which nothing keeps, need no more, whatever follows.
+ * A job that begins its steps early has a spare one for every streamed page that is not frozen:
+ * until the step, old and new pages are beside each other. A durable job needs places for all of
+ * its pages, twice: for what is committed, and for what comes next; frozen pages, which do not
+ * change, once.
  *
  * Pure: nothing here knows a daemon. Any thread.
  */
@@ -90,7 +105,7 @@ void zb_needs_done(struct zb_needs *p);
 
 /* ---- page buffers: what streams passes through them; part of the host budget */
 
-/** Bytes of one: parameters and state of one page, whatever its layout. */
+/** Bytes of one: all planes of one page, whatever its layout. */
 uint64_t zb_buffer_bytes(uint32_t page_elems);
 /** How many under a budget: what was asked for (ring_bytes > 0), else a sixteenth of the budget,
  * from one to ZB_BUFFERS_DEFAULT. */
@@ -112,9 +127,11 @@ struct zb_place_job {
     const struct zb_place_shard *shards; /* in order of registration */
     uint32_t nshards;
     uint32_t page_elems;
-    uint32_t nbuffers;                    /* page buffers of the daemon */
-    bool params_resident, state_resident; /* must be in memory: offload to host, or no data file */
-    bool early;                           /* its steps may begin early */
+    uint32_t nbuffers; /* page buffers of the daemon */
+    /* must be in memory: offload to host, or no data file. Where one of the others must, gradients
+     * must, too */
+    bool params_resident, grads_resident, state_resident;
+    bool early; /* its steps may begin early */
     bool durable;
     /* durable: places for each trainable page besides those counted already: 2 for a new job */
     unsigned times;
@@ -125,14 +142,18 @@ struct zb_place_job {
 struct zb_place {
     uint32_t params_resident; /* shards [0, n) keep their parameters in memory */
     uint32_t *state_resident; /* [nshards]: so many pages of each keep their state in memory */
+    uint32_t *grads_resident; /* [nshards]: likewise */
     uint64_t param_bytes, ring_bytes, grad_bytes, state_bytes; /* of host memory */
     struct zb_needs nvme;                                      /* places of pages */
     uint64_t nvme_param, nvme_state;   /* of them, one version of what lives or is kept there */
+    uint64_t nvme_grad;                /* of them, gradients: one place for each page */
     uint64_t least_params, least_host; /* the least host bytes that any placement of it takes:
                                           parameters or their ring; all */
+    uint64_t least_grads;              /* the same with all gradients in memory */
 };
 
-/** 0; -ENOSPC: host_bytes are less than least_host, which is set, and grad_bytes and least_params;
+/** 0; -ENOSPC: host_bytes are less than least_host, which is set, and least_params, and grad_bytes
+ * to what of it are gradients;
  * -ENOMEM. Whether `nvme` fits is the caller's to compare. Then zb_place_done(), in any case. */
 int zb_place(const struct zb_place_job *job, struct zb_place *ret);
 void zb_place_done(struct zb_place *place);

@@ -328,6 +328,7 @@ int zbench_plan(struct zbench *z, int argc, char **argv)
                              .nodes = 1,
                              .param = ZB_OFFLOAD_NVME,
                              .optimizer = ZB_OFFLOAD_NVME,
+                             .grad = ZB_OFFLOAD_HOST,
                              .micro_steps = 1 };
     if (rc == 0)
         rc = zb_layout_of(ZB_BF16, ZB_F32, ZB_ADAMW, ZB_MOMENTS_F32, false, &b.run.layout, &z->err);

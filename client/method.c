@@ -116,6 +116,7 @@ int zc_job_open(struct zc_client *c, const struct zc_job_options *options, struc
     m.staging_bytes = options->staging_bytes;
     m.offload_param = options->offload_param ? options->offload_param : ZC_NVME;
     m.offload_optimizer = options->offload_optimizer ? options->offload_optimizer : ZC_NVME;
+    m.offload_grad = options->offload_grad ? options->offload_grad : ZC_NVME;
     m.host_bytes_max = options->host_bytes_max;
     m.groups = options->groups;
     m.optimizer = options->optimizer ? options->optimizer : ZC_ADAMW;
@@ -200,7 +201,8 @@ static int reply_ready(struct zc_client *c, struct zc_call *call, const Protobuf
                                   .nvme_bytes = r->nvme_bytes,
                                   .iterations = r->iterations,
                                   .applied = r->applied,
-                                  .early = r->early };
+                                  .early = r->early,
+                                  .grads_on_nvme = r->grads_on_nvme };
     return 0;
 }
 

@@ -112,6 +112,7 @@ int zc_rows_reply_jobs(struct zc_client *c, struct zc_call *call, const Protobuf
         to->params = from->params;
         to->host_bytes = from->host_bytes;
         to->nvme_bytes = from->nvme_bytes;
+        to->grads_nvme_bytes = from->grads_nvme_bytes;
         to->fetched_bytes = from->fetched_bytes;
         to->pushed_bytes = from->pushed_bytes;
         to->nvme_read_bytes = from->nvme_read_bytes;

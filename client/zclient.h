@@ -209,6 +209,9 @@ struct zc_job_options {
                        the data files, once more what is streamed and not frozen */
     enum zc_optimizer optimizer; /* 0: ZC_ADAMW */
     enum zc_moments moments;     /* 0: ZC_MOMENTS_F32 */
+    enum zc_place offload_grad;  /* 0: ZC_NVME: what host memory cannot hold of the gradients when
+                                    state and parameters are streamed, and both may be. ZC_HOST:
+                                    -ENOSPC instead, with the least budget that would do */
 };
 
 /** A state that a kept job can go on from. */
@@ -299,6 +302,9 @@ struct zc_placement {
     uint64_t host_bytes, nvme_bytes; /* taken by the job from each tier */
     uint64_t iterations, applied;    /* where the job goes on */
     bool early;                      /* there is room for steps that begin early */
+    uint64_t grads_on_nvme; /* bytes of gradients that host memory does not hold: each push writes
+                               them, and all but the first of a step read them before; the step
+                               reads them. 0: all are in memory */
 };
 
 /** Says that this rank has registered everything; done when every rank has, and the daemon has
@@ -644,6 +650,7 @@ struct zc_job_row {
     uint64_t epoch;
     /* optimizer state in host memory, and how much of it shall be: steps move the difference */
     uint64_t host_state, host_state_target;
+    uint64_t grads_nvme_bytes; /* of nvme_bytes: gradients that host memory does not hold */
     uint32_t uid, world, attached, snapshots;
     uint32_t share; /* 0: of a job that is not in memory */
     bool keep, durable;

@@ -231,6 +231,7 @@ static void job_row(const struct zsd_job *job, Zp__JobRow *row)
         job_saved_row(job->saved, row);
     row->fetched_bytes = job->fetched_bytes;
     row->pushed_bytes = job->pushed_bytes;
+    row->grads_nvme_bytes = job->grads_nvme_bytes;
     row->nvme_read_bytes = job->nvme_read_bytes;
     row->nvme_written_bytes = job->nvme_written_bytes;
     row->error = (char *)(uintptr_t)job->why.text;

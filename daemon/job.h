@@ -63,9 +63,9 @@ struct zsd_extent {
 };
 
 /*
- * One plane of a shard. Pages [0, resident) are in memory at mem; the others live in their extents.
- * A resident page of a durable job has an extent too while it is clean: while the data file holds
- * the same bytes.
+ * One plane of a shard. Pages [0, resident) are in memory at mem; the others live in their extents,
+ * those of a gradient from their first push on. A resident page of a durable job has an extent too
+ * while it is clean: while the data file holds the same bytes.
  */
 struct zsd_plane {
     uint32_t block_bytes, crc_bytes, crcs_per_page;
@@ -109,7 +109,8 @@ struct zsd_shard {
     /* the gradient of iteration job->iterations + 1 */
     uint32_t micro;          /* micro-step being received */
     uint64_t grad_next;      /* elements of it that have come */
-    uint32_t pushing;        /* tasks */
+    uint32_t pushing;        /* pages on their way */
+    int grad_rc;             /* a page failed: pushes end with it until none is on its way */
     struct zk_xsum grad_sum; /* of this micro-step's result */
     uint64_t grad_nonfinite;
     uint32_t grad_reads;         /* reads of it in progress: no push begins */
@@ -249,6 +250,7 @@ struct zsd_job {
     uint64_t commit_every;                     /* as its trainer said */
     uint64_t epoch;                            /* ranks of an older one are cut off */
     uint32_t offload_param, offload_optimizer; /* 1 host, 2 nvme */
+    uint32_t offload_grad; /* 1 host, else where they fit; not saved: each attach says it */
     uint64_t host_bytes_max;
     struct zsd_saved *saved; /* of a durable job that was placed, or is made of a saved one */
     bool again;              /* made of a saved one: its units are known */
@@ -286,8 +288,10 @@ struct zsd_job {
 
     struct zsd_arena arena; /* parameters: the resident ones, then the ring */
     uint64_t arena_bytes, ring_bytes;
-    uint8_t *memory; /* gradients, then state: addresses for all, memory for what is resident */
+    uint8_t *memory; /* resident gradients, then state: addresses for all of it, memory for what is
+                        resident */
     uint64_t memory_bytes;
+    uint64_t grads_nvme_bytes; /* of gradients that live on NVMe */
     struct zsd_replan replan;
     struct zb_needs *promise; /* of places on the data file; of a durable job it is its saved's */
     struct zb_slots ring;     /* regions of the arena */
@@ -452,13 +456,16 @@ void zsd_shard_wake(struct zsd_shard *s);
 void zsd_shard_uncache(struct zsd_shard *s);
 /** Lets go of its extents and of its row: its pages are nowhere, or in memory only. */
 void zsd_shard_forget(struct zsd_shard *s);
+/** It has no gradient, not even a part of one. */
+void zsd_grad_reset(struct zsd_shard *s);
 void zsd_grads_reset(struct zsd_job *job);
 
 /* ---- place.c */
 
-/** Admission and layout, all ranks ready: decides where every page lives and books it. 0; -ENOSPC:
- * err has the numbers and the least that would do; -ENOMEM. On failure nothing is booked. */
-int zsd_place(struct zsd_job *job, struct zb_err *err);
+/** Admission and layout, all ranks ready: decides where every page lives and books it. With spill,
+ * gradients that do not fit go to NVMe, if the job lets them. 0; -ENOSPC: err has the numbers and
+ * the least that would do; -ENOMEM. On failure nothing is booked. */
+int zsd_place(struct zsd_job *job, bool spill, struct zb_err *err);
 /** Books a rank's staging: 0, or -ENOSPC with the numbers. */
 int zsd_place_staging(struct zsd_job *job, uint64_t bytes, struct zb_err *err);
 /** Would it, if the daemon had the memory: below the job's own limit. */

@@ -60,9 +60,12 @@ static void commit_run(struct zsd_commit_op *op);
 
 static bool commit_page_dirty(const struct zsd_shard *s, uint32_t page)
 {
-    for (int p = 0; p < ZB_PLANES; p++)
-        if (s->planes[p].extents && s->planes[p].extents[page].at == ZB_NO_PLACE)
+    for (enum zsd_saved_plane i = 0; i < ZSD_SAVED_PLANES; i++) {
+        const struct zsd_plane *p = &s->planes[zsd_plane_of(i)];
+
+        if (p->extents && p->extents[page].at == ZB_NO_PLACE)
             return true;
+    }
     return false;
 }
 

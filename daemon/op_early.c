@@ -268,12 +268,8 @@ static void early_drop_shard(struct zsd_shard *s)
     zb_list_remove(&s->early_node);
     s->early_dropped = s->early_inflight > 0;
     s->early = false;
-    if (s->early_next > early_first(s)) { /* E1 */
-        s->micro = 0;
-        s->grad_next = 0;
-        s->grad_nonfinite = 0;
-        memset(&s->grad_sum, 0, sizeof(s->grad_sum));
-    }
+    if (s->early_next > early_first(s)) /* E1 */
+        zsd_grad_reset(s);
 }
 
 void zsd_early_drop(struct zsd_job *job)

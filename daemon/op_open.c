@@ -188,6 +188,7 @@ static struct zsd_job *job_alloc(struct zsd_core *core, const Zp__JobOpen *q)
     job->world = q->world;
     job->offload_param = q->offload_param;
     job->offload_optimizer = q->offload_optimizer;
+    job->offload_grad = q->offload_grad;
     job->host_bytes_max = q->host_bytes_max;
     job->commit_every = q->commit_every;
     job->early_wish = q->early;
@@ -278,9 +279,9 @@ static int open_check(const struct zsd_core *core, const Zp__JobOpen *q, struct 
     if (q->groups < 1 || q->groups > ZP_GROUPS_MAX)
         return zb_fail(err, -EINVAL, "%u parameter groups: from 1 to %u", q->groups, ZP_GROUPS_MAX);
     if (q->offload_param < 1 || q->offload_param > 2 || q->offload_optimizer < 1 ||
-        q->offload_optimizer > 2)
-        return zb_fail(err, -EINVAL, "places %u and %u: known are 1 (host) and 2 (nvme)",
-                       q->offload_param, q->offload_optimizer);
+        q->offload_optimizer > 2 || q->offload_grad > 2)
+        return zb_fail(err, -EINVAL, "places %u, %u and %u: known are 1 (host) and 2 (nvme)",
+                       q->offload_param, q->offload_optimizer, q->offload_grad);
     if (!zb_optimizer_name(q->optimizer))
         return zb_fail(
             err, -EINVAL,
@@ -350,6 +351,7 @@ static int open_join(struct zsd_job *job, const Zp__JobOpen *q, uid_t uid, struc
     if (q->keep != job->keep || q->durable != job->durable || q->groups != job->groups ||
         (forming && (q->offload_param != job->offload_param ||
                      q->offload_optimizer != job->offload_optimizer ||
+                     (q->offload_grad == 1) != (job->offload_grad == 1) ||
                      q->host_bytes_max != job->host_bytes_max || q->early != job->early_wish ||
                      (q->share == 0 ? ZSD_SHARE_DEFAULT : q->share) != job->share_opened)))
         return zb_fail(err, -EINVAL, "rank %u opens job '%s' with other options than its peers",

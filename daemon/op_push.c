@@ -1,19 +1,27 @@
 /*
  * op_push.c - gradients in, and their norms.
  *
- * MODEL. A push is a run of pages of one shard, taken in by compute tasks, a page each:
- * accumulated, and in the same pass summed and counted. Parts of a micro-step come in order,
- * micro-steps one after the other: so (step, micro, first) says whether a push is new, repeated or
- * out of order.
+ * MODEL. A push is a run of pages of one shard. A page whose gradient is in memory is taken in by a
+ * compute task: accumulated, and in the same pass summed and counted. One that lives on NVMe goes
+ * through a page operation (pageop.h, PUSH), which does the same between a read and a write. Parts
+ * of a micro-step come in order, micro-steps one after the other: so (step, micro, first) says
+ * whether a push is new, repeated or out of order.
  *
- *     zsd_push ---> [waits in its shard's line] ---> tasks ---> answer
+ *     zsd_push ---> [waits in its shard's line] ---> pages ---> answer
+ *
+ * A PAGE THAT FAILS (its transfer, or its checksum) ends its push with its code, and all pushes of
+ * that shard that were begun or wait by then; the shard has no gradient any more, and takes pushes
+ * again from the first micro-step on when the last of them has ended.
  *
  * INVARIANTS
- *     G1  shard->grad_next counts elements that were accepted, shard->pushing the tasks still
- *         running; a gradient is complete at grad_next == count, pushing == 0 and an empty line.
- *     G2  No two tasks work on one page: a micro-step's tasks begin after the last one's have
- *         ended. None works on what is being read.
- *     G3  The staging that a task reads stays until it is done, whatever happens to the client.
+ *     G1  shard->grad_next counts elements that were accepted, shard->pushing the pages still on
+ *         their way, and one for a push while it begins; a gradient is complete when all have come,
+ *         none is on its way and the line is empty. After a failure (grad_rc) grad_next is 0 until
+ *         none is on its way.
+ *     G2  No two work on one page: a micro-step's pages begin after the last one's have ended. None
+ *         works on what is being read.
+ *     G3  The staging that a page is taken from stays until it is done, whatever happens to the
+ *         client.
  */
 #include <assert.h>
 #include <errno.h>
@@ -25,13 +33,12 @@
 
 struct push;
 
-struct push_task {
-    struct zsd_task task;
+struct push_page {
     struct push *push;
+    struct zsd_ingest ingest;
+    /* in memory: */
+    struct zsd_task task;
     struct zk_page page;
-    const void *from;
-    struct zk_xsum sum;
-    uint64_t nonfinite;
 };
 
 struct push {
@@ -44,9 +51,10 @@ struct push {
     bool add;
     uint64_t first, count;
     const uint8_t *from;
+    struct zb_err err; /* the first page that failed */
     uint32_t left;
-    uint32_t ntasks;
-    struct push_task tasks[];
+    uint32_t npages;
+    struct push_page pages[];
 };
 
 static void push_start(struct push *p);
@@ -75,11 +83,31 @@ static void push_end(struct push *p, const struct zb_err *why)
 
 static void push_run_task(struct zsd_task *task)
 {
-    struct push_task *t = zb_container_of(task, struct push_task, task);
-    const struct push *p = t->push;
+    struct push_page *t = zb_container_of(task, struct push_page, task);
+    const struct zsd_shard *s = t->push->shard;
 
-    zk_page_ingest(p->shard->job->core->daemon->kernels, &p->shard->unit->layout, &t->page, t->from,
-                   p->dtype, p->add, &t->sum, &t->nonfinite);
+    zk_page_ingest(s->job->core->daemon->kernels, &s->unit->layout, &t->page, t->ingest.from,
+                   t->ingest.dtype, t->ingest.add, &t->ingest.sum, &t->ingest.nonfinite);
+}
+
+static int push_lost(const struct zsd_shard *s, struct zb_err *err)
+{
+    return zb_fail(err, s->grad_rc, "unit '%s' has lost its gradient of step %llu: a push failed",
+                   s->unit->name, (unsigned long long)s->job->iterations + 1);
+}
+
+/* Part of the gradient is lost, so all of it is: whoever waits to add to it hears that. */
+static void push_lose(struct zsd_shard *s, int rc)
+{
+    struct zb_err err = { 0 };
+    struct zb_list *node;
+
+    if (s->grad_rc == 0)
+        s->grad_rc = rc;
+    zsd_grad_reset(s);
+    (void)push_lost(s, &err);
+    while ((node = zb_list_pop_front(&s->push_waiters)) != NULL)
+        push_end(zb_container_of(node, struct push, node), &err);
 }
 
 void zsd_push_resume(struct zsd_shard *s)
@@ -98,21 +126,72 @@ void zsd_push_resume(struct zsd_shard *s)
     }
 }
 
-static void push_on_task(struct zsd_task *task)
+/* One of its pages, or its starter, is done with it. */
+static void push_put(struct push *p)
 {
-    struct push_task *t = zb_container_of(task, struct push_task, task);
+    struct zsd_shard *s = p->shard;
+
+    s->pushing--;
+    if (s->grad_rc < 0 && p->err.code == 0)
+        (void)push_lost(s, &p->err);
+    if (--p->left > 0)
+        return;
+    if (s->pushing == 0) {
+        s->grad_rc = 0;
+        zsd_push_resume(s);
+    }
+    zsd_early_offer(s);
+    push_end(p, p->err.code < 0 ? &p->err : NULL);
+}
+
+static void push_page_done(struct push_page *t, const struct zb_err *err)
+{
     struct push *p = t->push;
     struct zsd_shard *s = p->shard;
 
-    zk_xsum_merge(&s->grad_sum, &t->sum);
-    s->grad_nonfinite += t->nonfinite;
-    s->pushing--;
-    if (--p->left > 0)
-        return;
-    if (s->pushing == 0)
-        zsd_push_resume(s);
-    zsd_early_offer(s);
-    push_end(p, NULL);
+    if (err) {
+        (void)zb_fail(&p->err, err->code, "%s", err->text);
+        push_lose(s, err->code);
+    } else if (s->grad_rc == 0) {
+        zk_xsum_merge(&s->grad_sum, &t->ingest.sum);
+        s->grad_nonfinite += t->ingest.nonfinite;
+    }
+    push_put(p);
+}
+
+static void push_on_task(struct zsd_task *task)
+{
+    push_page_done(zb_container_of(task, struct push_page, task), NULL);
+}
+
+static void push_on_page(void *owner, const struct zsd_page_spec *spec, const struct zb_err *err)
+{
+    (void)spec;
+    push_page_done(owner, err);
+}
+
+/* Off the loop: in memory, or through NVMe. 0 or -ENOMEM. */
+static int push_page_start(struct push_page *t, uint64_t at)
+{
+    struct zsd_shard *s = t->push->shard;
+    const struct zsd_page_spec spec = { .kind = ZSD_PAGE_PUSH,
+                                        .shard = s,
+                                        .page = (uint32_t)(at / s->job->core->page_elems),
+                                        .ingest = &t->ingest,
+                                        .done = push_on_page,
+                                        .owner = t };
+
+    if (zsd_page_streamed(s, ZB_GRAD, spec.page))
+        return zsd_pageop_start(&spec);
+    t->page = (struct zk_page){ .first = s->first + at, .count = zsd_page_elems(s, spec.page) };
+    t->page.grad = zsd_page_at(s, ZB_GRAD, spec.page);
+    t->page.param = t->page.grad; /* not looked at */
+    t->task = (struct zsd_task){ .run = push_run_task,
+                                 .done = push_on_task,
+                                 .payer = &s->job->payer,
+                                 .bytes = t->page.count * zb_dtype_bytes(t->ingest.dtype) };
+    zsd_task_start(s->job->core, &t->task);
+    return 0;
 }
 
 static void push_start(struct push *p)
@@ -121,25 +200,25 @@ static void push_start(struct push *p)
     uint64_t per_page = s->job->core->page_elems;
 
     push_waits(p, ZSD_WAIT_PUSH_COMPUTE);
-    p->left = p->ntasks;
-    s->pushing += p->ntasks;
+    p->left = p->npages + 1;
+    s->pushing += p->left;
     s->job->pushed_bytes += p->count * zb_dtype_bytes(p->dtype);
-    for (uint32_t i = 0; i < p->ntasks; i++) {
-        struct push_task *t = &p->tasks[i];
+    for (uint32_t i = 0; i < p->npages; i++) {
+        struct push_page *t = &p->pages[i];
         uint64_t at = p->first + i * per_page; /* of the shard */
 
         t->push = p;
-        t->page.first = s->first + at;
-        t->page.count = zb_min_u64(per_page, s->count - at);
-        t->task = (struct zsd_task){ .run = push_run_task,
-                                     .done = push_on_task,
-                                     .payer = &s->job->payer,
-                                     .bytes = t->page.count * zb_dtype_bytes(p->dtype) };
-        t->page.grad = s->planes[ZB_GRAD].mem + zb_blocks_bytes(s->planes[ZB_GRAD].block_bytes, at);
-        t->page.param = t->page.grad; /* not looked at */
-        t->from = p->from + (at - p->first) * zb_dtype_bytes(p->dtype);
-        zsd_task_start(s->job->core, &t->task);
+        t->ingest = (struct zsd_ingest){ .from = p->from + i * per_page * zb_dtype_bytes(p->dtype),
+                                         .dtype = p->dtype,
+                                         .add = p->add };
+        if (push_page_start(t, at) < 0) {
+            struct zb_err err = { 0 };
+
+            (void)zb_fail(&err, -ENOMEM, "a page of the gradient of unit '%s'", s->unit->name);
+            push_page_done(t, &err);
+        }
     }
+    push_put(p);
 }
 
 /* Is this the part that comes next? Then grad_next and micro move on. */
@@ -175,6 +254,8 @@ static int push_admit(struct zsd_shard *s, const Zp__Push *q, struct zb_err *err
     if (q->step > step)
         return zb_fail(err, -EINVAL, "a push for step %llu, and step %llu comes next",
                        (unsigned long long)q->step, (unsigned long long)step);
+    if (s->grad_rc < 0)
+        return push_lost(s, err);
     if (job->early.said > 0 && q->micro >= job->early.micros)
         return zb_fail(err, -EINVAL,
                        "a push for micro-step %u: step %llu was begun as one of %u micro-steps",
@@ -206,7 +287,7 @@ void zsd_push(struct zsd_req *req, const ProtobufCMessage *message)
     const uint8_t *from;
     struct push *p;
     uint64_t bytes;
-    uint32_t ntasks;
+    uint32_t npages;
 
     if (!s)
         return;
@@ -224,8 +305,8 @@ void zsd_push(struct zsd_req *req, const ProtobufCMessage *message)
             (unsigned long long)req->conn->member->staging.bytes);
         return;
     }
-    ntasks = (uint32_t)zb_div_up(zb_min_u64(q->count, s->count), s->job->core->page_elems);
-    p = calloc(1, sizeof(*p) + ntasks * sizeof(p->tasks[0]));
+    npages = (uint32_t)zb_div_up(zb_min_u64(q->count, s->count), s->job->core->page_elems);
+    p = calloc(1, sizeof(*p) + npages * sizeof(p->pages[0]));
     if (!p) {
         zsd_refuse(req, -ENOMEM, "a push of %llu elements", (unsigned long long)q->count);
         return;
@@ -243,7 +324,7 @@ void zsd_push(struct zsd_req *req, const ProtobufCMessage *message)
     p->first = q->first;
     p->count = q->count;
     p->from = from;
-    p->ntasks = ntasks;
+    p->npages = npages;
     s->job->stats.pushes++;
     push_waits(p, ZSD_WAIT_PUSH_TURN);
     p->member->staging_users++; /* G3 */

@@ -122,13 +122,14 @@ static void reader_drop(struct zsd_reader *r)
 /* Room for the version beyond what its job is promised: 0, -ENOSPC, -ENOMEM. */
 static int reader_cover(struct zsd_reader *r, struct zb_err *err)
 {
+    const uint64_t planes[ZB_PLANES] = { 0 };
     struct zb_needs want = { 0 };
     int rc = 0;
 
     for (uint32_t i = 0; i < r->version->nrows && rc == 0; i++)
         rc = zsd_row_needs(&want, r->version->rows[i], 1);
     rc = rc < 0 ? zb_fail(err, rc, "%m")
-                : zsd_nvme_promise(r->core, &r->nvme_held, &r->promise, &want, 0, 0, err);
+                : zsd_nvme_promise(r->core, &r->nvme_held, &r->promise, &want, planes, err);
     zb_needs_done(&want);
     if (rc < 0)
         zb_needs_done(&r->promise);

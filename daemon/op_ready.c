@@ -28,6 +28,7 @@ static void ready_answer(struct zsd_job *job)
     reply.iterations = job->iterations;
     reply.applied = job->applied;
     reply.early = job->early_room;
+    reply.grads_on_nvme = job->grads_nvme_bytes;
     zb_list_each(pos, &job->members)
     {
         struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
@@ -217,11 +218,16 @@ void zsd_place_again(struct zsd_job *job)
 {
     struct zb_err err = { 0 };
     struct zsd_arena_task *t = zsd_arena_task_new(job, ZSD_ARENA_OPEN, job_arena_opened);
-    int rc = t ? zsd_place(job, &err) : zb_fail(&err, -ENOMEM, "job '%s': %m", job->name);
+    int rc = t ? zsd_place(job, false, &err) : zb_fail(&err, -ENOMEM, "job '%s': %m", job->name);
 
     zsd_want_end(job->core, &job->want);
     job->place_waits = rc == -ENOSPC && (zsd_core_make_room(job->core, job) ||
                                          zsd_want_begin(job->core, &job->want, job->place_least));
+    if (rc == -ENOSPC && !job->place_waits) { /* that will not do: gradients go to NVMe */
+        err = (struct zb_err){ 0 };
+        rc = zsd_place(job, true, &err);
+        job->place_waits = rc == -ENOSPC && zsd_want_begin(job->core, &job->want, job->place_least);
+    }
     if (rc < 0) {
         zsd_arena_task_free(t);
         if (!job->place_waits)
@@ -282,12 +288,13 @@ static void job_arena_opened(struct zsd_arena_task *t)
     zsd_replan_attach(job);
     zb_log(ZB_LOG_INFO, "job-ready",
            "job=\"%s\" shards=%u host_params=%llu host_grads=%llu host_state=%llu ring=%llu "
-           "nvme_params=%llu nvme_state=%llu nvme_spare=%llu early=%d",
+           "nvme_params=%llu nvme_grads=%llu nvme_state=%llu nvme_spare=%llu early=%d",
            job->name, job->nshards, (unsigned long long)job->host_held.used[ZSD_USE_PARAM],
            (unsigned long long)job->host_held.used[ZSD_USE_GRAD],
            (unsigned long long)job->host_held.used[ZSD_USE_STATE],
            (unsigned long long)job->host_held.used[ZSD_USE_RING],
            (unsigned long long)nvme->used[ZSD_USE_PARAM],
+           (unsigned long long)nvme->used[ZSD_USE_GRAD],
            (unsigned long long)nvme->used[ZSD_USE_STATE],
            (unsigned long long)nvme->used[ZSD_USE_RING], (int)job->early_room);
     if (v) {

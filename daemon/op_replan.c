@@ -425,6 +425,10 @@ static int replan_promise(struct zsd_job *job, bool more, struct zb_err *err)
 {
     struct zsd_saved *saved = job->saved;
     struct zsd_account *held = saved ? &saved->nvme_held : &job->nvme_held;
+    const uint64_t planes[ZB_PLANES] = {
+        held->used[ZSD_USE_PARAM], job->grads_nvme_bytes,
+        saved ? held->used[ZSD_USE_STATE] : replan_streamed(job)
+    };
     struct zb_needs want = { 0 };
     int rc;
 
@@ -437,8 +441,7 @@ static int replan_promise(struct zsd_job *job, bool more, struct zb_err *err)
     if (rc < 0)
         (void)zb_fail(err, rc, "places for job '%s': %m", job->name);
     else
-        rc = zsd_nvme_promise(job->core, held, job->promise, &want, held->used[ZSD_USE_PARAM],
-                              saved ? held->used[ZSD_USE_STATE] : replan_streamed(job), err);
+        rc = zsd_nvme_promise(job->core, held, job->promise, &want, planes, err);
     zb_needs_done(&want);
     return rc;
 }

@@ -12,6 +12,9 @@
  *     COMPUTE  waits for the compute thread                      resumed by page_on_task()
  *     WRITE    waits for the writes to fresh extents             resumed by page_on_io()
  *
+ * A page buffer has room for all planes of a page: those that are streamed lie in it one behind
+ * the other, as param, state, grad.
+ *
  * INVARIANTS
  *     P1  A page buffer is held exactly from the end of BUFFER until SETTLE. The job's promise
  *         (store.h) has a spare for each plane of each buffer, and a second place for each resident
@@ -39,12 +42,13 @@ enum page_state { PAGE_BUFFER, PAGE_READ, PAGE_READ_WAIT, PAGE_COMPUTE, PAGE_WRI
 /* A page has at most this many checksums: one for each block. */
 #define PAGE_CRCS_MAX (ZB_PAGE_ELEMS_MAX / ZB_BLOCK_ELEMS)
 
-/* The two planes that can be streamed. */
 static const enum zb_plane page_planes[] = {
     [ZSD_WORK_PARAM] = ZB_PARAM,
     [ZSD_WORK_STATE] = ZB_STATE,
+    [ZSD_WORK_GRAD] = ZB_GRAD,
 };
 #define PAGE_PLANES ZSD_WORK_PLANES
+#define HELD_PLANES 2 /* of them, the first: what a step changes */
 
 struct page_io {
     struct zsd_pio pio;
@@ -54,12 +58,13 @@ struct page_io {
     bool taken;                            /* its fresh extent has the bytes already: PUBLISH */
     bool leaves, comes;                    /* memory: of a STEP (op_replan.c) */
     bool failed;                           /* the write of a resident page */
+    bool absent;                           /* wanted, and was never written: zeros */
     struct zsd_extent fresh;
     uint32_t crcs[PAGE_CRCS_MAX]; /* of the fresh page */
 };
 
 struct zsd_held {
-    struct zsd_extent fresh[PAGE_PLANES]; /* of the planes that are streamed */
+    struct zsd_extent fresh[HELD_PLANES]; /* of the planes that are streamed */
     uint32_t crcs[];                      /* of the same, one behind the other */
 };
 
@@ -104,7 +109,7 @@ static uint32_t *page_crcs(const struct zsd_pageop *op, enum zb_plane plane)
 
 static void *page_bytes_at(const struct zsd_pageop *op, enum zb_plane plane)
 {
-    return plane == ZB_PARAM ? op->page.param : op->page.state;
+    return plane == ZB_PARAM ? op->page.param : plane == ZB_STATE ? op->page.state : op->page.grad;
 }
 
 static struct zn_page_id page_id(const struct zsd_pageop *op, enum zb_plane plane,
@@ -130,6 +135,8 @@ static bool page_wants(const struct zsd_pageop *op, enum zb_plane plane)
         return true;
     case ZSD_PAGE_PUBLISH:
         return false;
+    case ZSD_PAGE_PUSH:
+        return plane == ZB_GRAD && op->spec.ingest->add;
     case ZSD_PAGE_INIT:
         return op->spec.what != ZK_MASTER && plane == ZB_STATE;
     case ZSD_PAGE_SAVE:
@@ -141,12 +148,13 @@ static bool page_wants(const struct zsd_pageop *op, enum zb_plane plane)
         case ZK_PARAM:
             return plane == ZB_PARAM;
         case ZK_MASTER:
-            return plane == (dtype == ZB_F16 ? ZB_STATE : ZB_PARAM) || dtype == ZB_BF16;
+            return plane == (dtype == ZB_F16 ? ZB_STATE : ZB_PARAM) ||
+                   (dtype == ZB_BF16 && plane == ZB_STATE);
         case ZK_EXP_AVG:
         case ZK_EXP_AVG_SQ:
             return plane == ZB_STATE;
         case ZK_GRAD:
-            return false;
+            return plane == ZB_GRAD;
         }
     }
     return false;
@@ -155,6 +163,8 @@ static bool page_wants(const struct zsd_pageop *op, enum zb_plane plane)
 /* Which planes this kind changes. */
 static bool page_changes(const struct zsd_pageop *op, enum zb_plane plane)
 {
+    if (plane == ZB_GRAD)
+        return op->spec.kind == ZSD_PAGE_PUSH;
     return op->spec.kind == ZSD_PAGE_STEP || op->spec.kind == ZSD_PAGE_PUBLISH ||
            (op->spec.kind == ZSD_PAGE_EARLY &&
             zsd_page_streamed(op->spec.shard, plane, op->spec.page)) ||
@@ -170,7 +180,7 @@ static bool page_writes(const struct zsd_pageop *op, const struct page_io *io)
         return true;
     if (io->streamed && !io->comes)
         return io->changed && !io->taken;
-    if (!op->spec.save_err || p->block_bytes == 0)
+    if (!op->spec.save_err || p->block_bytes == 0 || io->plane == ZB_GRAD)
         return false;
     return io->changed || p->extents[op->spec.page].at == ZB_NO_PLACE;
 }
@@ -208,6 +218,7 @@ static void page_compute(struct zsd_pageop *op)
                                 .by_group = op->spec.by_group,
                                 .values = op->spec.values,
                                 .out = op->spec.out,
+                                .ingest = op->spec.ingest,
                                 .page = op->page,
                                 .param = op->param };
     for (int i = 0; i < PAGE_PLANES; i++) {
@@ -218,6 +229,7 @@ static void page_compute(struct zsd_pageop *op)
         plane->len_bytes = zsd_page_bytes(s, io->plane, op->spec.page);
         plane->crc_bytes = p->crc_bytes;
         plane->verify = io->read;
+        plane->absent = io->absent;
         plane->seal = io->written;
         if (io->read) {
             plane->was = page_id(op, io->plane, &p->extents[op->spec.page]);
@@ -249,10 +261,11 @@ static void page_on_task(struct zsd_task *task)
 static void page_on_read(struct zsd_pageop *op, const struct page_io *io)
 {
     op->spec.shard->job->nvme_read_bytes += io->pio.io.len_bytes;
-    if (io->plane == ZB_PARAM) /* in memory of the engine, if that lends some */
-        op->page.param = io->pio.io.buf;
-    else
-        op->page.state = io->pio.io.buf;
+    void **at = io->plane == ZB_PARAM   ? &op->page.param
+                : io->plane == ZB_STATE ? &op->page.state
+                                        : &op->page.grad;
+
+    *at = io->pio.io.buf; /* in memory of the engine, if that lends some */
 }
 
 static void page_on_io(struct zsd_pio *pio, int rc)
@@ -312,18 +325,19 @@ static bool page_transfer(struct zsd_pageop *op, enum zn_op direction)
 static bool page_needs_buffer(const struct zsd_pageop *op)
 {
     return op->spec.kind != ZSD_PAGE_FILL && op->spec.kind != ZSD_PAGE_PUBLISH &&
-           (op->io[0].streamed || (op->io[1].streamed && !op->io[1].comes));
+           (op->io[ZSD_WORK_PARAM].streamed || op->io[ZSD_WORK_GRAD].streamed ||
+            (op->io[ZSD_WORK_STATE].streamed && !op->io[ZSD_WORK_STATE].comes));
 }
 
 /* Where the bytes of each plane are for this operation. */
 static void page_locate(struct zsd_pageop *op)
 {
     const struct zsd_shard *s = op->spec.shard;
-    uint8_t *state_buffer = (uint8_t *)op->buffer;
+    uint8_t *at = (uint8_t *)op->buffer; /* PUBLISH and FILL have none */
 
     op->page.first = s->first + (uint64_t)op->spec.page * s->job->core->page_elems;
     op->page.count = zsd_page_elems(s, op->spec.page);
-    if (s->planes[ZB_GRAD].mem)
+    if (!op->io[ZSD_WORK_GRAD].streamed && s->planes[ZB_GRAD].mem)
         op->page.grad = zsd_page_at(s, ZB_GRAD, op->spec.page);
     if (op->spec.kind == ZSD_PAGE_FILL) {
         op->page.param = op->spec.fill;
@@ -334,12 +348,16 @@ static void page_locate(struct zsd_pageop *op)
         op->param = zsd_page_at(s, ZB_PARAM, op->spec.page);
     if (op->param && op->spec.kind != ZSD_PAGE_EARLY)
         op->page.param = op->param;
-    else if (op->buffer) /* PUBLISH has none */
-        state_buffer += zsd_page_bytes(s, ZB_PARAM, op->spec.page);
+    else if (at)
+        at += zsd_page_bytes(s, ZB_PARAM, op->spec.page);
     if (op->io[1].streamed && !op->io[1].comes)
-        op->page.state = state_buffer;
+        op->page.state = at;
     else if (s->planes[ZB_STATE].mem)
         op->page.state = zsd_page_at(s, ZB_STATE, op->spec.page);
+    if (op->io[1].streamed && !op->io[1].comes && at)
+        at += zsd_page_bytes(s, ZB_STATE, op->spec.page);
+    if (op->io[ZSD_WORK_GRAD].streamed)
+        op->page.grad = at;
 }
 
 /* Checksums of a streamed plane in what is held. */
@@ -491,8 +509,6 @@ static void page_pay(struct zsd_pageop *op)
         if (page_wants(op, io->plane) || io->changed || io->written)
             bytes += plane;
     }
-    if (op->spec.kind == ZSD_PAGE_STEP || op->spec.kind == ZSD_PAGE_EARLY)
-        bytes += zsd_page_bytes(s, ZB_GRAD, op->spec.page);
     op->claim = (struct zsd_claim){ .payer = &s->job->payer, .bytes = moved, .work = &op->work };
     op->task.payer = &s->job->payer;
     op->task.bytes = bytes;
@@ -505,7 +521,8 @@ bool zsd_page_early(const struct zsd_shard *s, uint32_t page)
 {
     return !s->unit->layout.frozen && zsd_page_streamed(s, ZB_STATE, page) &&
            (zsd_page_streamed(s, ZB_PARAM, page) ||
-            s->planes[ZB_PARAM].block_bytes <= s->planes[ZB_GRAD].block_bytes);
+            (s->planes[ZB_GRAD].resident == s->npages &&
+             s->planes[ZB_PARAM].block_bytes <= s->planes[ZB_GRAD].block_bytes));
 }
 
 static struct zsd_held *held_new(const struct zsd_shard *s, uint32_t page)
@@ -513,18 +530,18 @@ static struct zsd_held *held_new(const struct zsd_shard *s, uint32_t page)
     size_t crcs = 0;
     struct zsd_held *held;
 
-    for (int i = 0; i < PAGE_PLANES; i++)
+    for (int i = 0; i < HELD_PLANES; i++)
         if (zsd_page_streamed(s, page_planes[i], page))
             crcs += s->planes[page_planes[i]].crcs_per_page;
     held = malloc(sizeof(*held) + crcs * sizeof(held->crcs[0]));
-    for (int i = 0; held && i < PAGE_PLANES; i++)
+    for (int i = 0; held && i < HELD_PLANES; i++)
         held->fresh[i].at = ZB_NO_PLACE;
     return held;
 }
 
 uint64_t zsd_held_at(const struct zsd_held *held, enum zb_plane plane)
 {
-    for (int i = 0; i < PAGE_PLANES; i++)
+    for (int i = 0; i < HELD_PLANES; i++)
         if (page_planes[i] == plane)
             return held->fresh[i].at;
     return ZB_NO_PLACE;
@@ -532,7 +549,7 @@ uint64_t zsd_held_at(const struct zsd_held *held, enum zb_plane plane)
 
 void zsd_held_drop(struct zsd_shard *s, uint32_t page, struct zsd_held *held)
 {
-    for (int i = 0; held && i < PAGE_PLANES; i++)
+    for (int i = 0; held && i < HELD_PLANES; i++)
         if (held->fresh[i].at != ZB_NO_PLACE)
             zsd_extent_unref(s->job->core, held->fresh[i].at,
                              zsd_page_bytes(s, page_planes[i], page));
@@ -567,13 +584,18 @@ int zsd_pageop_start(const struct zsd_page_spec *spec)
             io->comes = io->streamed && zsd_page_comes(spec->shard, spec->page);
         }
         io->read = io->streamed && page_wants(op, io->plane);
+        if (io->read && io->plane == ZB_GRAD && spec->kind == ZSD_PAGE_READ &&
+            page_plane(op, ZB_GRAD)->extents[spec->page].at == ZB_NO_PLACE) {
+            io->read = false; /* nobody has pushed yet */
+            io->absent = true;
+        }
         io->changed = page_plane(op, io->plane)->block_bytes > 0 && page_changes(op, io->plane);
-        io->taken = spec->kind == ZSD_PAGE_PUBLISH && io->streamed;
+        io->taken = spec->kind == ZSD_PAGE_PUBLISH && io->streamed && io->plane != ZB_GRAD;
         io->written = page_writes(op, io);
         io->fresh.at = ZB_NO_PLACE;
         if (io->taken)
             io->fresh = spec->held->fresh[i];
-        changed = changed || (io->changed && spec->kind != ZSD_PAGE_EARLY);
+        changed = changed || (io->changed && spec->kind != ZSD_PAGE_EARLY && io->plane != ZB_GRAD);
     }
     page_pay(op);
     if (changed && spec->shard->row) { /* it says no more what the shard is */

@@ -12,6 +12,8 @@
  *              ones are held aside, in fresh extents, and resident parameters in the page's
  *              gradient, which has been used then
  *     PUBLISH  makes what EARLY has left the page's own
+ *     PUSH     a gradient that lives on NVMe: read and verified, if it is added to; taken in, seal,
+ *              write. What is in memory is pushed without one (op_push.c)
  *
  * What is streamed is always written; what is resident only by SAVE, or by a STEP or PUBLISH that
  * saves.
@@ -35,10 +37,11 @@ struct zsd_page_spec {
      * dirty; that alone is no failure of the operation. NULL, but for SAVE: resident pages are not
      * written. */
     struct zb_err *save_err;
-    const float *values; /* INIT: of this page */
-    void *out;           /* READ: for this page */
-    enum zk_what what;   /* READ; INIT: the master, or a moment of a page that has one */
-    uint8_t *fill;       /* FILL: of this page, in the arena */
+    const float *values;       /* INIT: of this page */
+    void *out;                 /* READ: for this page */
+    enum zk_what what;         /* READ; INIT: the master, or a moment of a page that has one */
+    uint8_t *fill;             /* FILL: of this page, in the arena */
+    struct zsd_ingest *ingest; /* PUSH */
     /* PUBLISH: ours from zsd_pageop_start() on, if that returns 0. EARLY: whoever hears done() of a
      * success gets it here. */
     struct zsd_held *held;
@@ -52,7 +55,7 @@ struct zsd_page_spec {
 int zsd_pageop_start(const struct zsd_page_spec *spec);
 
 /** May this page be stepped early: its state is streamed, and its parameters are, too, or fit where
- * its gradient is. */
+ * its gradient is, in memory as all of its shard's. */
 bool zsd_page_early(const struct zsd_shard *s, uint32_t page);
 /** Where a plane is in it; ZB_NO_PLACE: in memory. */
 uint64_t zsd_held_at(const struct zsd_held *held, enum zb_plane plane);

@@ -42,14 +42,18 @@ struct work {
     const struct zk_segment *segment;
 };
 
+static const enum zb_plane work_planes[ZSD_WORK_PLANES] = { ZB_PARAM, ZB_STATE, ZB_GRAD };
+
 static uint8_t *work_bytes(const struct zsd_pagework *w, enum zsd_work_plane plane)
 {
-    return plane == ZSD_WORK_PARAM ? w->page.param : w->page.state;
+    return plane == ZSD_WORK_PARAM   ? w->page.param
+           : plane == ZSD_WORK_STATE ? w->page.state
+                                     : w->page.grad;
 }
 
 static uint32_t work_block_bytes(const struct zsd_pagework *w, enum zsd_work_plane plane)
 {
-    return w->layout->block_bytes[plane == ZSD_WORK_PARAM ? ZB_PARAM : ZB_STATE];
+    return w->layout->block_bytes[work_planes[plane]];
 }
 
 static void work_ask(struct work *k, uint32_t lines)
@@ -163,7 +167,7 @@ static void work_want(struct work *k, enum zb_plane plane, void *bytes, uint64_t
 static void work_look_ahead(struct work *k, uint64_t from)
 {
     const struct zsd_pagework *w = k->w;
-    uint64_t ahead[ZSD_WORK_PLANES] = { from, from };
+    uint64_t ahead[ZSD_WORK_PLANES] = { from, from, from };
     uint64_t bytes = 0, sums = 0;
 
     work_ask(k, UINT32_MAX); /* what is left of the piece before */
@@ -177,7 +181,7 @@ static void work_look_ahead(struct work *k, uint64_t from)
     }
     work_want(k, ZB_PARAM, w->page.param, ahead[ZSD_WORK_PARAM]);
     work_want(k, ZB_STATE, w->page.state, ahead[ZSD_WORK_STATE]);
-    work_want(k, ZB_GRAD, w->page.grad, from);
+    work_want(k, ZB_GRAD, w->page.grad, ahead[ZSD_WORK_GRAD]);
     for (int p = 0; p < ZB_PLANES; p++)
         bytes += (uint64_t)(k->ahead[p].end - k->ahead[p].at);
     k->lines = (uint32_t)zb_div_up(bytes * WORK_SLICE, zb_max_u64(sums, 1) * WORK_LINE);
@@ -251,7 +255,13 @@ static void work_kernel(const struct zsd_pagework *w)
             zk_page_set(w->ops, w->layout, &w->page, w->what, w->values);
         break;
     case ZSD_PAGE_READ:
+        if (w->planes[ZSD_WORK_GRAD].absent)
+            memset(w->page.grad, 0, w->planes[ZSD_WORK_GRAD].len_bytes);
         zk_page_read(w->ops, w->layout, &w->page, w->what, w->out);
+        break;
+    case ZSD_PAGE_PUSH:
+        zk_page_ingest(w->ops, w->layout, &w->page, w->ingest->from, w->ingest->dtype,
+                       w->ingest->add, &w->ingest->sum, &w->ingest->nonfinite);
         break;
     case ZSD_PAGE_STEP:
     case ZSD_PAGE_EARLY:

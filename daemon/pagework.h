@@ -18,15 +18,27 @@ enum zsd_page_kind {
     ZSD_PAGE_SAVE,
     ZSD_PAGE_EARLY,
     ZSD_PAGE_PUBLISH,
+    ZSD_PAGE_PUSH,
 };
 
-/* The planes that can be streamed. */
-enum zsd_work_plane { ZSD_WORK_PARAM, ZSD_WORK_STATE, ZSD_WORK_PLANES };
+/* The planes, all of which can be streamed. */
+enum zsd_work_plane { ZSD_WORK_PARAM, ZSD_WORK_STATE, ZSD_WORK_GRAD, ZSD_WORK_PLANES };
+
+/* A gradient that comes in. */
+struct zsd_ingest {
+    const void *from; /* of this page */
+    enum zb_dtype dtype;
+    bool add;
+    /* filled: of what the page has then */
+    struct zk_xsum sum;
+    uint64_t nonfinite;
+};
 
 /* What is to be done with a plane's checksums. */
 struct zsd_pagework_plane {
     uint32_t len_bytes, crc_bytes;
     bool verify, seal;
+    bool absent;               /* was never written: zeros */
     struct zn_page_id was;     /* verify: who the bytes must be */
     const uint32_t *crcs;      /* verify: of `was` */
     struct zn_page_id becomes; /* seal */
@@ -43,6 +55,7 @@ struct zsd_pagework {
     const struct zk_scalars *by_group; /* STEP, EARLY */
     const float *values;               /* INIT */
     void *out;                         /* READ */
+    struct zsd_ingest *ingest;         /* PUSH */
     struct zk_page page;
     /* EARLY, PUBLISH: parameters that live in memory. EARLY reads them, and leaves what they become
      * in page.param and where the gradient was; from there PUBLISH brings them here. NULL: they are

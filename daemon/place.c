@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/log.h"
 #include "base/place.h"
 #include "base/size.h"
 #include "daemon/store.h"
@@ -39,13 +40,18 @@ int zsd_place_needs(const struct zsd_job *job, unsigned times, uint64_t stamp, s
             if (!s->planes[p].extents)
                 continue;
             low = zsd_plane_low(s, p);
-            rc = zb_needs_pages(
-                ret, &s->unit->layout, p, s->count, job->core->page_elems, job->durable ? 0 : low,
-                s->unit->layout.frozen || !job->durable ? held : zb_max_u64(times, held));
+            if (p == ZB_GRAD) /* nothing saved holds any */
+                rc = zb_needs_pages(ret, &s->unit->layout, p, s->count, job->core->page_elems, low,
+                                    1);
+            else
+                rc = zb_needs_pages(
+                    ret, &s->unit->layout, p, s->count, job->core->page_elems,
+                    job->durable ? 0 : low,
+                    s->unit->layout.frozen || !job->durable ? held : zb_max_u64(times, held));
             if (rc == 0)
                 rc = zb_needs_pages(&streamed[p], &s->unit->layout, p, s->count,
                                     job->core->page_elems, low, 1);
-            if (rc == 0 && job->early_room && !s->unit->layout.frozen)
+            if (rc == 0 && job->early_room && p != ZB_GRAD && !s->unit->layout.frozen)
                 rc = zb_needs_pages(&early[p], &s->unit->layout, p, s->count, job->core->page_elems,
                                     low, 1);
         }
@@ -77,28 +83,54 @@ static uint64_t place_host_free(const struct zsd_job *job)
     return free_bytes;
 }
 
-/* Host memory lacks: in the daemon's budget, below the job's own limit, or both. */
-static int place_refuse_host(const struct zsd_job *job, const struct zb_place *plan,
-                             struct zb_err *err)
+/* Whose budget a job that needs so much for planes and ring would have to have: the daemon's, its
+ * own, or both; "" for one that is enough. */
+struct place_least {
+    char budget[80], limit[80];
+};
+
+static struct place_least place_least(const struct zsd_job *job, uint64_t bytes)
 {
     const struct zsd_core *core = job->core;
     uint64_t others = zsd_account_used(&core->host) - core->nbuffers * core->buffer_bytes;
-    uint64_t all = job->host_held.used[ZSD_USE_STAGING] + plan->least_host;
-    char budget[80] = "", limit[80] = "";
+    uint64_t all = job->host_held.used[ZSD_USE_STAGING] + bytes;
+    struct place_least least = { "", "" };
 
-    if (plan->least_host > zsd_account_free(&core->host))
-        (void)snprintf(budget, sizeof(budget), "; the least host_bytes that would do is %llu",
-                       (unsigned long long)zsd_host_least(core, others + plan->least_host));
+    if (bytes > zsd_account_free(&core->host))
+        (void)snprintf(least.budget, sizeof(least.budget),
+                       "; the least host_bytes that would do is %llu",
+                       (unsigned long long)zsd_host_least(core, others + bytes));
     if (job->host_bytes_max > 0 && all > job->host_bytes_max)
-        (void)snprintf(limit, sizeof(limit), "; the least host_bytes_max that would do is %llu",
-                       (unsigned long long)all);
+        (void)snprintf(least.limit, sizeof(least.limit),
+                       "; the least host_bytes_max that would do is %llu", (unsigned long long)all);
+    return least;
+}
+
+static int place_refuse_host(const struct zsd_job *job, const struct zb_place *plan,
+                             struct zb_err *err)
+{
+    struct place_least least = place_least(job, plan->least_host);
+
     return zb_fail(err, -ENOSPC,
                    "job '%s' does not fit: it needs at least %s of host memory (gradients %s, "
                    "parameters or their ring %s, optimizer state %s), and %s are free%s%s",
                    job->name, zb_size_text(plan->least_host).s, zb_size_text(plan->grad_bytes).s,
                    zb_size_text(plan->least_params).s,
                    zb_size_text(plan->least_host - plan->grad_bytes - plan->least_params).s,
-                   zb_size_text(place_host_free(job)).s, budget, limit);
+                   zb_size_text(place_host_free(job)).s, least.budget, least.limit);
+}
+
+/* Gradients live on NVMe: that is worth a warning, with what it costs and what would avoid it. The
+ * job is not booked yet. */
+static void place_warn(const struct zsd_job *job, const struct zb_place *plan)
+{
+    struct place_least least = place_least(job, plan->least_grads);
+
+    zb_log(ZB_LOG_WARN, "grads-on-nvme",
+           "job=\"%s\" bytes=%llu why=\"host memory holds %s of its gradients: each micro-step "
+           "writes and reads the other %s%s%s\"",
+           job->name, (unsigned long long)plan->nvme_grad, zb_size_text(plan->grad_bytes).s,
+           zb_size_text(plan->nvme_grad).s, least.budget, least.limit);
 }
 
 /* What is promised to it already: a saved job's. */
@@ -150,7 +182,7 @@ static int place_try(struct zsd_job *job, struct zb_place_job *in, bool early,
     return rc < 0 ? rc : zb_place(in, plan);
 }
 
-static int place_plan(struct zsd_job *job, struct zb_place *plan, struct zb_err *err)
+static int place_plan(struct zsd_job *job, bool spill, struct zb_place *plan, struct zb_err *err)
 {
     struct zsd_core *core = job->core;
     struct zb_place_shard *shards = place_shards(job);
@@ -166,6 +198,7 @@ static int place_plan(struct zsd_job *job, struct zb_place *plan, struct zb_err 
                                 .page_elems = core->page_elems,
                                 .nbuffers = core->nbuffers,
                                 .params_resident = job->offload_param == 1,
+                                .grads_resident = job->offload_grad == 1 || !spill,
                                 .state_resident = job->offload_optimizer == 1,
                                 .durable = job->durable,
                                 .times = 2,
@@ -195,6 +228,7 @@ static void place_pages(struct zsd_job *job, const struct zb_place *plan)
         struct zsd_shard *s = job->shards[i];
 
         s->planes[ZB_PARAM].resident = i < plan->params_resident ? s->npages : 0;
+        s->planes[ZB_GRAD].resident = plan->grads_resident[i];
         s->planes[ZB_STATE].resident = plan->state_resident[i];
     }
 }
@@ -204,8 +238,9 @@ static int place_tables(struct zsd_shard *s, enum zb_plane p)
 {
     struct zsd_plane *plane = &s->planes[p];
     bool moves = p == ZB_STATE && zsd_state_moves(s->job);
+    bool saved = p != ZB_GRAD && s->job->durable;
 
-    if (plane->block_bytes == 0 || (plane->resident == s->npages && !s->job->durable && !moves))
+    if (plane->block_bytes == 0 || (plane->resident == s->npages && !saved && !moves))
         return 0;
     plane->crcs_per_page = zn_crc_count(
         (uint32_t)zb_page_bytes(plane->block_bytes, s->job->core->page_elems), plane->crc_bytes);
@@ -270,6 +305,7 @@ static void place_book(struct zsd_job *job, enum zsd_use use, uint64_t bytes)
 /* The places on the data file: the saved job's, when it is durable. */
 static int place_promise(struct zsd_job *job, const struct zb_place *plan, struct zb_err *err)
 {
+    const uint64_t planes[ZB_PLANES] = { plan->nvme_param, plan->nvme_grad, plan->nvme_state };
     struct zsd_core *core = job->core;
     int rc;
 
@@ -283,23 +319,22 @@ static int place_promise(struct zsd_job *job, const struct zb_place *plan, struc
             return zb_fail(err, -ENOMEM, "placement of job '%s': %m", job->name);
     }
     return zsd_nvme_promise(core, job->durable ? &job->saved->nvme_held : &job->nvme_held,
-                            job->promise, &plan->nvme, plan->nvme_param, plan->nvme_state, err);
+                            job->promise, &plan->nvme, planes, err);
 }
 
-int zsd_place(struct zsd_job *job, struct zb_err *err)
+int zsd_place(struct zsd_job *job, bool spill, struct zb_err *err)
 {
     struct zb_place plan = { 0 };
     int rc;
 
-    rc = place_plan(job, &plan, err);
+    rc = place_plan(job, spill, &plan, err);
     if (rc == 0)
         place_pages(job, &plan);
     for (uint32_t i = 0; i < job->nshards && rc == 0; i++) {
         struct zsd_shard *s = job->shards[i];
 
-        for (int p = 0; p < ZB_PLANES && rc == 0; p++)
-            if (p != ZB_GRAD)
-                rc = place_tables(s, p);
+        for (enum zb_plane p = 0; p < ZB_PLANES && rc == 0; p++)
+            rc = place_tables(s, p);
     }
     if (rc == 0)
         rc = place_arena(job, &plan);
@@ -314,6 +349,9 @@ int zsd_place(struct zsd_job *job, struct zb_err *err)
     job->arena_bytes = plan.param_bytes + plan.ring_bytes;
     job->ring_bytes = plan.ring_bytes;
     job->memory_bytes = plan.grad_bytes;
+    job->grads_nvme_bytes = plan.nvme_grad;
+    if (plan.nvme_grad > 0)
+        place_warn(job, &plan);
     place_book(job, ZSD_USE_PARAM, plan.param_bytes);
     place_book(job, ZSD_USE_RING, plan.ring_bytes);
     place_book(job, ZSD_USE_GRAD, plan.grad_bytes);
@@ -335,10 +373,10 @@ void zsd_place_attach(struct zsd_job *job)
 
         if (zsd_shard_resident(s))
             s->planes[ZB_PARAM].mem = job->arena.base + s->arena_at;
-        if (grad->block_bytes > 0) {
+        if (grad->block_bytes > 0 && grad->resident > 0)
             grad->mem = at;
-            at += zb_blocks_bytes(grad->block_bytes, s->count);
-        }
+        for (uint32_t p = 0; p < grad->resident; p++)
+            at += zsd_page_bytes(s, ZB_GRAD, p);
     }
     for (uint32_t i = 0; i < job->nshards; i++) {
         struct zsd_plane *state = &job->shards[i]->planes[ZB_STATE];
@@ -355,6 +393,7 @@ void zsd_place_attach(struct zsd_job *job)
 void zsd_unplace(struct zsd_job *job)
 {
     place_give_extents(job);
+    job->grads_nvme_bytes = 0;
     zb_slots_done(&job->ring);
     for (int use = 0; use < ZSD_USES; use++) {
         if (use == ZSD_USE_STAGING) /* booked and returned with the rank */

@@ -185,15 +185,20 @@ void zsd_shard_forget(struct zsd_shard *s)
         zsd_shard_uncache(s);
 }
 
+void zsd_grad_reset(struct zsd_shard *s)
+{
+    s->micro = 0;
+    s->grad_next = 0;
+    s->grad_nonfinite = 0;
+    memset(&s->grad_sum, 0, sizeof(s->grad_sum));
+}
+
 void zsd_grads_reset(struct zsd_job *job)
 {
     for (uint32_t i = 0; i < job->nshards; i++) {
         struct zsd_shard *s = job->shards[i];
 
         assert(s->pushing == 0);
-        s->micro = 0;
-        s->grad_next = 0;
-        s->grad_nonfinite = 0;
-        memset(&s->grad_sum, 0, sizeof(s->grad_sum));
+        zsd_grad_reset(s);
     }
 }

@@ -321,13 +321,14 @@ static int needs_saved(const struct zsd_saved *saved, const struct zsd_version *
 }
 
 int zsd_nvme_promise(struct zsd_core *core, struct zsd_account *held, struct zb_needs *now,
-                     const struct zb_needs *want, uint64_t param, uint64_t state,
+                     const struct zb_needs *want, const uint64_t planes[ZB_PLANES],
                      struct zb_err *err)
 {
+    uint64_t all = planes[ZB_PARAM] + planes[ZB_GRAD] + planes[ZB_STATE];
     uint64_t has = zb_needs_bytes(now), needs = zb_needs_bytes(want);
     int rc;
 
-    assert(param + state <= needs);
+    assert(all <= needs);
     if (needs > has && needs - has > zsd_account_free(&core->nvme))
         return zb_fail(err, -ENOSPC, "%s of NVMe are needed, and %s are free",
                        zb_size_text(needs - has).s, zb_size_text(zsd_account_free(&core->nvme)).s);
@@ -335,9 +336,10 @@ int zsd_nvme_promise(struct zsd_core *core, struct zsd_account *held, struct zb_
     if (rc < 0)
         return rc;
     for (int use = 0; use < ZSD_USES; use++) {
-        uint64_t bytes = use == ZSD_USE_PARAM   ? param
-                         : use == ZSD_USE_STATE ? state
-                         : use == ZSD_USE_RING  ? needs - param - state
+        uint64_t bytes = use == ZSD_USE_PARAM   ? planes[ZB_PARAM]
+                         : use == ZSD_USE_GRAD  ? planes[ZB_GRAD]
+                         : use == ZSD_USE_STATE ? planes[ZB_STATE]
+                         : use == ZSD_USE_RING  ? needs - all
                                                 : 0;
 
         core->nvme.used[use] -= held->used[use];
@@ -350,23 +352,24 @@ int zsd_nvme_promise(struct zsd_core *core, struct zsd_account *held, struct zb_
 void zsd_nvme_unpromise(struct zsd_core *core, struct zsd_account *held, struct zb_needs *now)
 {
     const struct zb_needs none = { 0 };
+    const uint64_t planes[ZB_PLANES] = { 0 };
 
-    (void)zsd_nvme_promise(core, held, now, &none, 0, 0, NULL); /* it shrinks: never fails */
+    (void)zsd_nvme_promise(core, held, now, &none, planes, NULL); /* it shrinks: never fails */
     zb_needs_done(now);
 }
 
-/* Books `want`, with the bytes of its newest version as such. */
+/* Books `want`, with the bytes of its newest version as such, and the gradients' of the job in
+ * memory. */
 static int saved_promise(struct zsd_saved *saved, const struct zsd_version *v,
                          const struct zb_needs *want, struct zb_err *err)
 {
-    uint64_t param = 0, state = 0;
+    uint64_t planes[ZB_PLANES] = { [ZB_GRAD] = saved->job ? saved->job->grads_nvme_bytes : 0 };
 
-    for (uint32_t i = 0; v && i < v->nrows; i++) {
-        param += row_plane_bytes(v->rows[i], ZSD_SAVED_PARAM);
-        state += row_plane_bytes(v->rows[i], ZSD_SAVED_STATE);
-    }
-    return zsd_nvme_promise(saved->store->core, &saved->nvme_held, &saved->promise, want, param,
-                            state, err);
+    for (uint32_t i = 0; v && i < v->nrows; i++)
+        for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++)
+            planes[zsd_plane_of(p)] += row_plane_bytes(v->rows[i], p);
+    return zsd_nvme_promise(saved->store->core, &saved->nvme_held, &saved->promise, want, planes,
+                            err);
 }
 
 int zsd_saved_reserve(struct zsd_saved *saved, struct zb_err *err)

@@ -304,10 +304,10 @@ void zsd_places_copy_done(struct zsd_places_copy *c);
  * promise that only shrinks never fails. `now` begins as all zero, and ends by wanting nothing. */
 int zsd_promise_set(struct zsd_core *core, struct zb_needs *now, const struct zb_needs *want,
                     struct zb_err *err);
-/** The same, booked in the account: `param` and `state` bytes of the places as such, the rest as
- * ring. -ENOSPC by the account's numbers, too. store.c */
+/** The same, booked in the account: so many bytes of the places by plane, the rest as ring.
+ * -ENOSPC by the account's numbers, too. store.c */
 int zsd_nvme_promise(struct zsd_core *core, struct zsd_account *held, struct zb_needs *now,
-                     const struct zb_needs *want, uint64_t param, uint64_t state,
+                     const struct zb_needs *want, const uint64_t planes[ZB_PLANES],
                      struct zb_err *err);
 void zsd_nvme_unpromise(struct zsd_core *core, struct zsd_account *held, struct zb_needs *now);
 

@@ -53,7 +53,7 @@ zc_job_options = struct("zc_job_options", (c_char_p, "name"), (c_uint32, "rank w
                         (c_int, "offload_param offload_optimizer"), (c_uint64, "host_bytes_max"),
                         (c_uint32, "groups"), (c_bool, "durable"), (c_uint64, "commit_every"),
                         (c_bool, "takeover"), (c_uint64, "epoch"), (c_uint32, "share"),
-                        (c_bool, "early"), (c_int, "optimizer moments"))
+                        (c_bool, "early"), (c_int, "optimizer moments offload_grad"))
 zc_point = struct("zc_point", (c_int, "kind"), (c_uint64, "iterations applied"))
 zc_job = struct("zc_job", (c_uint64, "id iterations applied"), (c_void_p, "staging"),
                 (c_uint64, "staging_bytes epoch"), (c_uint32, "world npoints"),
@@ -65,7 +65,8 @@ zc_unit = struct("zc_unit", (c_uint32, "index"), (c_char_p, "name"), (c_uint64, 
                  (c_uint32, "ntensors"))
 zc_range = struct("zc_range", (c_uint32, "unit"), (c_uint64, "first count"))
 zc_placement = struct("zc_placement", (c_uint64, "arena_bytes ring_bytes host_bytes nvme_bytes "
-                                              "iterations applied"), (c_bool, "early"))
+                                              "iterations applied"), (c_bool, "early"),
+                      (c_uint64, "grads_on_nvme"))
 zc_view = struct("zc_view", (c_void_p, "data"), (c_uint64, "bytes version"))
 zc_push = struct("zc_push", (c_uint64, "shard step"), (c_uint32, "micro"), (c_bool, "add"),
                  (c_int, "dtype"), (c_uint64, "first count"), (c_void_p, "staged"))
@@ -92,7 +93,7 @@ zc_job_row = struct("zc_job_row",
                     (c_uint64, "id iterations applied shards params host_bytes nvme_bytes "
                                "fetched_bytes pushed_bytes nvme_read_bytes nvme_written_bytes "
                                "committed_iterations committed_applied epoch host_state "
-                               "host_state_target"),
+                               "host_state_target grads_nvme_bytes"),
                     (c_uint32, "uid world attached snapshots share"), (c_bool, "keep durable committed"),
                     (c_char * (NAME_MAX + 1), "name"), (c_char * 16, "state"),
                     (c_char * 12, "optimizer"), (c_char * 8, "moments"), (c_char * 256, "error"))
@@ -143,14 +144,15 @@ zc_zero_options = struct("zc_zero_options", (c_void_p, "comm"), (c_char_p, "sock
                          (c_double, "beta1 beta2 eps momentum dampening lr_decay"),
                          (c_bool, "nesterov"),
                          (c_double * 64, "weight_decay"),
-                         (c_uint32, "groups prefetch_units overlap share timeout_ms"), (c_char_p, "kernels device"))
+                         (c_uint32, "groups prefetch_units overlap share timeout_ms"), (c_char_p, "kernels device"),
+                         (c_int, "offload_grad"))
 zc_zero_stepped = struct("zc_zero_stepped", (c_uint64, "iterations applied"),
                          (c_double, "grad_norm clip_scale"), (c_bool, "skipped"))
 zc_zero_stats = struct("zc_zero_stats",
                        (c_uint64, "fetched_bytes pushed_bytes nvme_read_bytes nvme_written_bytes "
                                   "host_bytes nvme_bytes gpu_bytes gather_buffer_bytes "
                                   "grad_buffer_bytes device_bytes comm_bytes"),
-                       (c_double, "stall_seconds"))
+                       (c_double, "stall_seconds"), (c_uint64, "grads_nvme_bytes"))
 
 ZERO_INIT = CFUNCTYPE(c_int, c_void_p, c_uint32, c_uint64, c_uint64, POINTER(c_float))
 

@@ -103,11 +103,15 @@ static int plan_layout(struct zctl_plan *p)
 static int plan_offload(struct zctl_plan *p)
 {
     static const char *const words[] = { "host", "nvme", NULL };
-    unsigned param = 1, optimizer = 1;
+    static const char *const grads[] = { "host", "auto", NULL };
+    unsigned param = 1, optimizer = 1, grad = 1;
     int rc = plan_choice(p->z, "offload-param", words, &param);
 
     if (rc == 0)
         rc = plan_choice(p->z, "offload-optimizer", words, &optimizer);
+    if (rc == 0)
+        rc = plan_choice(p->z, "offload-grad", grads, &grad);
+    p->run.grad = grad == 0 ? ZB_OFFLOAD_HOST : ZB_OFFLOAD_NVME;
     p->run.param = param == 0 ? ZB_OFFLOAD_HOST : ZB_OFFLOAD_NVME;
     p->run.optimizer = optimizer == 0 ? ZB_OFFLOAD_HOST : ZB_OFFLOAD_NVME;
     return rc;

@@ -43,6 +43,7 @@ static const struct zctl_column job_columns[] = {
     COLUMN(ZCTL_SIZE, host_state, ZCTL_WHEN_SET, zc_job_row),
     COLUMN(ZCTL_SIZE, host_state_target, ZCTL_WHEN_SET, zc_job_row),
     COLUMN(ZCTL_SIZE, nvme_bytes, ZCTL_SHOWN, zc_job_row),
+    COLUMN(ZCTL_SIZE, grads_nvme_bytes, ZCTL_WHEN_SET, zc_job_row),
     COLUMN(ZCTL_SIZE, fetched_bytes, ZCTL_JSON_ONLY, zc_job_row),
     COLUMN(ZCTL_SIZE, pushed_bytes, ZCTL_JSON_ONLY, zc_job_row),
     COLUMN(ZCTL_SIZE, nvme_read_bytes, ZCTL_SHOWN, zc_job_row),

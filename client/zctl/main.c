@@ -51,6 +51,8 @@ static const struct zctl_option plan_options[] = {
     { "moments", "NAME", "how its moments are kept: fp32, bf16 or 8bit (fp32)" },
     { "offload-param", "TIER", "host: always there; nvme: there where host memory lacks (nvme)" },
     { "offload-optimizer", "TIER", "likewise the optimizer's state (nvme)" },
+    { "offload-grad", "WHERE",
+      "host: gradients in memory; auto: on NVMe where they cannot be (auto)" },
     { "durable", NULL, "steps are committed" },
     { "commit-every", "N", "each so manieth (100)" },
     { "early", NULL, "steps begin under the backward pass, where there is room for it" },

@@ -45,17 +45,17 @@ static json_t *rank_json(const struct zctl_plan *p, const struct zb_forecast *f)
 
 static json_t *tiers_json(const struct zctl_plan *p, const struct zb_forecast *f)
 {
-    json_t *host = json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "params",
+    json_t *host = json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "params",
                              integer(f->host_param), "ring", integer(f->host_ring), "grads",
                              integer(f->host_grad), "state", integer(f->host_state), "staging",
                              integer(f->host_staging), "buffers", integer(f->host_buffers), "used",
                              integer(f->host_used), "budget", integer(p->node.host_bytes), "least",
-                             integer(f->host_least));
-    json_t *nvme = json_pack("{s:b, s:o, s:o, s:o, s:o, s:o, s:o}", "early", (int)f->early,
-                             "params", integer(f->nvme_param), "state", integer(f->nvme_state),
-                             "spare", integer(f->nvme_spare), "used", integer(f->nvme_used),
-                             "budget", integer(p->node.nvme_bytes), "least",
-                             integer(f->nvme_least));
+                             integer(f->host_least), "least_grads", integer(f->host_least_grads));
+    json_t *nvme = json_pack("{s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "early", (int)f->early,
+                             "params", integer(f->nvme_param), "grads", integer(f->nvme_grad),
+                             "state", integer(f->nvme_state), "spare", integer(f->nvme_spare),
+                             "used", integer(f->nvme_used), "budget", integer(p->node.nvme_bytes),
+                             "least", integer(f->nvme_least));
 
     return json_pack("{s:o, s:o}", "host", host, "nvme", nvme);
 }
@@ -64,14 +64,16 @@ static json_t *step_json(const struct zb_forecast *f)
 {
     double commits = (double)f->commit_written * f->commit_share;
 
-    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:s}", "nvme_read_bytes",
-                     integer(f->step_read + f->fetch_read), "nvme_written_bytes",
-                     integer(f->step_written + (uint64_t)commits), "step_read_bytes",
-                     integer(f->step_read), "fetch_read_bytes", integer(f->fetch_read),
-                     "commit_written_bytes", integer(f->commit_written), "kernel_bytes",
-                     integer(f->kernel_bytes), "drive_seconds", real(f->drive_seconds),
-                     "kernel_seconds", real(f->kernel_seconds), "step_seconds",
-                     real(f->step_seconds), "bound", zb_bound_name(f->bound));
+    return json_pack(
+        "{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:s}", "nvme_read_bytes",
+        integer(f->step_read + f->fetch_read + f->push_read), "nvme_written_bytes",
+        integer(f->step_written + f->push_written + (uint64_t)commits), "step_read_bytes",
+        integer(f->step_read), "fetch_read_bytes", integer(f->fetch_read), "push_read_bytes",
+        integer(f->push_read), "push_written_bytes", integer(f->push_written),
+        "commit_written_bytes", integer(f->commit_written), "kernel_bytes",
+        integer(f->kernel_bytes), "drive_seconds", real(f->drive_seconds), "kernel_seconds",
+        real(f->kernel_seconds), "step_seconds", real(f->step_seconds), "bound",
+        zb_bound_name(f->bound));
 }
 
 static json_t *node_json(const struct zctl_plan *p)
@@ -141,7 +143,7 @@ static void people_node(const struct zctl_plan *p, const struct zb_forecast *f)
     if (f->fits) {
         line(p, "host: parameters", f->host_param, "resident");
         line(p, "      their ring", f->host_ring, "of those that are streamed");
-        line(p, "      gradients", f->host_grad, "");
+        line(p, "      gradients", f->host_grad, f->nvme_grad > 0 ? "what fits" : "");
         line(p, "      state", f->host_state, "resident");
     }
     line(p, "      staging", f->host_staging, "gradients and initial values on their way");
@@ -150,8 +152,12 @@ static void people_node(const struct zctl_plan *p, const struct zb_forecast *f)
         line(p, "      used", f->host_used, "with other jobs");
     line(p, "      budget", p->node.host_bytes, "");
     line(p, "      least that would do", f->host_least, "");
+    if (f->host_least_grads > f->host_least)
+        line(p, "      least for gradients", f->host_least_grads, "below that some are on NVMe");
     if (f->fits) {
         line(p, "nvme: parameters", f->nvme_param, "one version");
+        if (f->nvme_grad > 0)
+            line(p, "      gradients", f->nvme_grad, "what does not fit into memory");
         line(p, "      state", f->nvme_state, "one version");
         line(p, "      further places", f->nvme_spare,
              p->run.durable ? "the next version, and pages in flight"
@@ -196,10 +202,14 @@ static void people_step(const struct zctl_plan *p, const struct zb_forecast *f)
     if (!f->fits)
         return;
     (void)fprintf(out, "\nA STEP of this node\n");
-    line(p, "nvme read", f->step_read + f->fetch_read, "");
+    line(p, "nvme read", f->step_read + f->fetch_read + f->push_read, "");
     if (f->fetch_read > 0)
         line(p, "      by gathers", f->fetch_read, "of streamed parameters");
-    line(p, "nvme written", f->step_written + (uint64_t)commits, "");
+    if (f->push_read > 0)
+        line(p, "      by pushes", f->push_read, "of gradients on NVMe");
+    line(p, "nvme written", f->step_written + f->push_written + (uint64_t)commits, "");
+    if (f->push_written > 0)
+        line(p, "      by pushes", f->push_written, "of gradients on NVMe");
     if (f->commit_written > 0)
         line(p, "      a commit adds", f->commit_written, "what is resident");
     line(p, "through memory", f->kernel_bytes, "by the optimizer's kernel");

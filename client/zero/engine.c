@@ -325,6 +325,9 @@ static int open_check(struct zc_zero *z)
                           "offload of parameters %d and of the optimizer %d: both none, or each "
                           "host or nvme",
                           (int)o->offload_param, (int)o->offload_optimizer);
+    if (!offload_known(o->offload_grad))
+        return zcz_refuse(z, -EINVAL, "offload of gradients %d: host, or none",
+                          (int)o->offload_grad);
     if (o->resume && (o->offload_param == ZC_ZERO_NONE || !o->job))
         return zcz_refuse(z, -EINVAL, "resume needs a daemon and the name of a job that it kept");
     if (o->durable && (o->offload_param == ZC_ZERO_NONE || !o->keep))
@@ -561,6 +564,7 @@ int zc_zero_stats(struct zc_zero *z, struct zc_zero_stats *ret)
         .nvme_written_bytes = now.nvme_written_bytes - z->base.nvme_written_bytes,
         .host_bytes = now.host_bytes,
         .nvme_bytes = now.nvme_bytes,
+        .grads_nvme_bytes = now.grads_nvme_bytes,
         .gather_buffer_bytes = z->gather_pool.bytes_most,
         .grad_buffer_bytes = z->grad_pool.bytes_most,
         .device_bytes = z->gather_dev.bytes_most + z->grad_dev.bytes_most,

@@ -35,7 +35,7 @@ struct zcz_op {
 
 struct zcz_store_stats {
     uint64_t nvme_read_bytes, nvme_written_bytes;
-    uint64_t host_bytes, nvme_bytes;
+    uint64_t host_bytes, nvme_bytes, grads_nvme_bytes;
 };
 
 struct zcz_store_ops {

@@ -180,6 +180,7 @@ static int start_job(struct daemon *d, uint64_t epoch)
         .epoch = epoch,
         .offload_param = z->options.offload_param == ZC_ZERO_HOST ? ZC_HOST : ZC_NVME,
         .offload_optimizer = z->options.offload_optimizer == ZC_ZERO_HOST ? ZC_HOST : ZC_NVME,
+        .offload_grad = z->options.offload_grad == ZC_ZERO_HOST ? ZC_HOST : ZC_NVME,
         .groups = z->options.groups,
         .optimizer = z->options.optimizer,
         .moments = z->options.moments,
@@ -456,6 +457,7 @@ static int daemon_stats(struct zcz_store *s, struct zcz_store_stats *ret)
                 .nvme_written_bytes = rows[i].nvme_written_bytes,
                 .host_bytes = rows[i].host_bytes,
                 .nvme_bytes = rows[i].nvme_bytes,
+                .grads_nvme_bytes = rows[i].grads_nvme_bytes,
             };
     zc_rows_free(rows);
     return 0;

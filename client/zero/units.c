@@ -199,7 +199,7 @@ uint32_t zcz_digest(const struct zc_zero *z)
     uint64_t numbers[] = { o->keep,           o->durable,           o->commit_every, o->resume,
                            o->offload_param,  o->offload_optimizer, o->micro_steps,  o->groups,
                            o->prefetch_units, o->optimizer,         o->moments,      o->nesterov,
-                           o->overlap };
+                           o->overlap,        o->offload_grad };
     double scalars[] = {
         o->clip, o->beta1, o->beta2, o->eps, o->momentum, o->dampening, o->lr_decay
     };

@@ -160,6 +160,9 @@ struct zc_zero_options {
     const char *kernels; /* NULL: the best; else as the daemon option of that name */
     const char *device;  /* NULL or "": parameters and gradients are handed out in host memory; else
                             the GPU that they are handed out on, "cuda" or "cuda:N" */
+    /* of a job: ZC_ZERO_HOST refuses what does not fit with its gradients in memory (-ENOSPC);
+     * else (0) those that do not fit live on NVMe, where state and parameters may, too */
+    enum zc_zero_offload offload_grad;
 };
 
 /** Fills in the usual values: micro_steps 1, betas 0.9 and 0.95, eps 1e-8, one group, prefetch 1,
@@ -281,6 +284,7 @@ struct zc_zero_stats {
     uint64_t device_bytes;                           /* likewise, of a device: allocated at most */
     uint64_t comm_bytes;                             /* sent by this rank in collectives */
     double stall_seconds;                            /* spent waiting inside engine calls */
+    uint64_t grads_nvme_bytes; /* of nvme_bytes: gradients that host memory does not hold */
 };
 
 /** Counted since zc_zero_start(). Asks the daemon, behind the step in progress, so that steps count

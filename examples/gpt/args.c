@@ -85,6 +85,8 @@ static const struct row rows[] = {
       AT(offload_optimizer), .choices = OFFLOADS },
     { "--offload-param", NULL, "the same for the parameters alone", CHOICE, AT(offload_param),
       .choices = OFFLOADS },
+    { "--offload-grad", NULL, "auto: gradients on NVMe where memory lacks; host: never", CHOICE,
+      AT(offload_grad), .choices = "auto host", .usual = "auto" },
     { "--socket", "PATH", "of the daemon; of several (A,B): rank r has r*n/ranks", TEXT, AT(socket),
       .usual = "$ZSHARD_SOCKET" },
     { "--job", "NAME", "of this run in the daemon", TEXT, AT(job), .usual = "zgpt" },

@@ -13,6 +13,7 @@
 
 enum gpt_overlap { GPT_OVERLAP_ALL, GPT_OVERLAP_NONE, GPT_OVERLAP_EARLY, GPT_OVERLAP_SERVE };
 enum gpt_offload { GPT_OFFLOAD_NONE, GPT_OFFLOAD_HOST, GPT_OFFLOAD_NVME };
+enum gpt_offload_grad { GPT_GRAD_AUTO, GPT_GRAD_HOST };
 enum gpt_dtype { GPT_FP32, GPT_BF16 };
 enum gpt_optimizer { GPT_ADAMW, GPT_ADAM, GPT_LION, GPT_SGD, GPT_ADAGRAD };
 enum gpt_moments { GPT_MOMENTS_FP32, GPT_MOMENTS_BF16, GPT_MOMENTS_8BIT };
@@ -25,6 +26,7 @@ struct gpt_args {
     uint64_t commit_every;
     uint32_t share;
     uint32_t offload_optimizer, offload_param; /* enum gpt_offload */
+    uint32_t offload_grad;                     /* enum gpt_offload_grad */
     uint32_t overlap;                          /* enum gpt_overlap */
     const char **data;                         /* ndata of them; allocated */
     size_t ndata;

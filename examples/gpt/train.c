@@ -223,6 +223,7 @@ static int engine_open(struct train *t)
     options.share = a->share;
     options.offload_param = offload_of(a->offload_param);
     options.offload_optimizer = offload_of(a->offload_optimizer);
+    options.offload_grad = a->offload_grad == GPT_GRAD_HOST ? ZC_ZERO_HOST : ZC_ZERO_NONE;
     options.micro_steps = t->micro_steps;
     options.clip = a->clip;
     options.overlap = overlap_of(a->overlap);
@@ -602,6 +603,10 @@ static void say_step(struct train *t, const struct report *r)
 {
     double now = now_s();
 
+    if (t->ran == 1 && r->stats.grads_nvme_bytes > 0)
+        say(t,
+            "zgpt: %s of the gradients live on NVMe: the daemon's host memory does not hold them\n",
+            bytes_text(r->stats.grads_nvme_bytes).s);
     if (t->ran != 1 && r->step != t->args->steps && !t->stopped && now - t->said_at < SAY_EVERY_S)
         return;
     t->said_at = now;

@@ -143,7 +143,7 @@ struct job {
     struct pin pins[PINS_MAX];
     unsigned npins;
     uint64_t iterations, applied; /* of the model */
-    uint64_t calls, steps, skips, pressed, timed_out, moved;
+    uint64_t calls, steps, skips, pressed, timed_out, moved, grads_nvme;
 };
 
 static struct unit *unit_of(struct job *j, const struct shard *s)
@@ -304,6 +304,37 @@ static int job_try(struct job *j, uint64_t limit, uint64_t *ret_least)
     return rc;
 }
 
+/* The tiers' accounts are those of the reply; gradients are all there, once, and where they must be
+ * in memory they are. */
+static void job_account(struct job *j, uint64_t idle_host, uint64_t idle_nvme)
+{
+    const struct zc_placement *place = &j->ranks[0].place;
+    bool spills = j->options.offload_param == ZC_NVME && j->options.offload_grad == ZC_NVME &&
+                  j->options.offload_optimizer == ZC_NVME;
+    uint64_t all = 0, host = 0, nvme = 0;
+    struct zc_client *c = zi_client(j->d);
+    struct zc_tier_row *tiers;
+    struct zc_job_row *rows;
+    size_t n;
+
+    for (unsigned u = 0; u < j->nunits; u++)
+        all += zb_plane_bytes(j->units[u].layout.block_bytes[ZB_GRAD], j->page, j->units[u].padded);
+    assert_int_equal(zc_tiers_wait(c, &tiers, &n), 0);
+    for (size_t i = 0; i < n; i++)
+        *(strcmp(tiers[i].name, "host") == 0 ? &host : &nvme) = tiers[i].grads;
+    zc_rows_free(tiers);
+    assert_int_equal(host + nvme, all); /* the only job */
+    assert_int_equal(nvme, place->grads_on_nvme);
+    assert_true(nvme == 0 || spills);
+    assert_int_equal(zc_jobs_wait(c, j->name, &rows, &n), 0);
+    assert_int_equal(rows[0].grads_nvme_bytes, nvme);
+    zc_rows_free(rows);
+    zc_close(c);
+    assert_int_equal(zi_used(j->d, "host") - idle_host, place->host_bytes);
+    assert_int_equal(zi_used(j->d, "nvme") - idle_nvme, place->nvme_bytes);
+    j->grads_nvme = nvme;
+}
+
 static void job_open(struct job *j)
 {
     uint64_t staging = j->world * j->options.staging_bytes, least = 0, all = 0, none;
@@ -330,6 +361,7 @@ static void job_open(struct job *j)
         break;
     }
     assert_int_equal(job_try(j, least, &none), 0);
+    job_account(j, idle_host, idle_nvme);
 }
 
 /* ---- operations */
@@ -1001,6 +1033,7 @@ static void job_draw(struct job *j, struct zi_daemon *d, uint64_t page, unsigned
         .staging_bytes = j->nslots * j->slot_elems * sizeof(float),
         .offload_param = chance(15) ? ZC_HOST : ZC_NVME,
         .offload_optimizer = chance(15) ? ZC_HOST : ZC_NVME,
+        .offload_grad = chance(30) ? ZC_HOST : ZC_NVME,
         .optimizer = j->options.optimizer,
         .moments = j->options.moments,
     };
@@ -1099,13 +1132,13 @@ static void round_run(unsigned number, unsigned steps)
             "round %u (seed %llu): pages of %u, %s, %u buffers; %s, %s moments; %u ranks, "
             "%u units, "
             "%llu calls, %llu steps, %llu skips, %llu of %llu fetches pressed out, "
-            "%llu KiB moved\n",
+            "%llu KiB moved, %llu of gradients on NVMe\n",
             number, (unsigned long long)at_first, page, io, buffers,
             zb_optimizer_name((enum zb_optimizer)j.options.optimizer),
             zb_moments_name((enum zb_moments)j.options.moments), j.world, j.nunits,
             (unsigned long long)j.calls, (unsigned long long)j.steps, (unsigned long long)j.skips,
             (unsigned long long)j.timed_out, (unsigned long long)j.pressed,
-            (unsigned long long)(j.moved / ZB_KIB));
+            (unsigned long long)(j.moved / ZB_KIB), (unsigned long long)(j.grads_nvme / ZB_KIB));
         job_free(&j);
     }
     zi_stop(&d);

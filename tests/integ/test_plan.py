@@ -75,11 +75,11 @@ def plan_words(model, offload):
 class Training:
     """zgpt on a daemon, as long as it takes to look at it."""
 
-    def __init__(self, d, model, flags, ranks=1):
+    def __init__(self, d, model, flags, ranks=1, micros=1):
         self.d = d
         self.folder = tempfile.TemporaryDirectory()
         self.jsonl = os.path.join(self.folder.name, "jsonl")
-        command = zgpt(model, "--steps", "100000", "--batch", str(ranks), "--jsonl", self.jsonl, *flags)
+        command = zgpt(model, "--steps", "100000", "--batch", str(ranks * micros), "--jsonl", self.jsonl, *flags)
         self.log = open(os.path.join(self.folder.name, "log"), "w+", encoding="utf-8")
         self.process = subprocess.Popen(ranks_command(ranks, command), stdout=self.log,
                                         stderr=self.log, env=d.env() | mpi_env())
@@ -114,9 +114,9 @@ def near(what, got, want, share=0.01, slack=0):
     check(abs(got - want) <= share * want + slack, f"{what}: planned {want}, and it was {got}")
 
 
-def agrees(model, host, offload, flags=(), ranks=1):
+def agrees(model, host, offload, flags=(), ranks=1, micros=1):
     """One run: the plan made before it against what it took. Returns the plan."""
-    words = [*plan_words(model, offload), "--ranks", str(ranks)]
+    words = [*plan_words(model, offload), "--ranks", str(ranks), "--micro-steps", str(micros)]
     name = f"{model}, {offload}, {host} bytes of host memory, {ranks} ranks, {' '.join(flags)}"
     with Daemon("--host-bytes", str(host), "--nvme-bytes", NVME, *PAGES) as d:
         durable = "--keep" in flags
@@ -125,7 +125,7 @@ def agrees(model, host, offload, flags=(), ranks=1):
         plans = [plan(d, *words), plan(d, *words, "--early")]
         check(plans[0]["node"]["drive_read"] > 0, f"{name}: the daemon measures its drive")
         idle = process_bytes(d.process.pid)
-        with Training(d, model, ["--offload", offload, *flags], ranks) as t:
+        with Training(d, model, ["--offload", offload, *flags], ranks, micros) as t:
             t.wait(STEPS)
             job = d.zctl("jobs")[0]
             tiers = {row["name"]: row for row in d.zctl("tiers")}
@@ -144,6 +144,8 @@ def agrees(model, host, offload, flags=(), ranks=1):
             "host rings": (tiers["host"]["rings"], host_want["ring"] + host_want["buffers"]),
             "host": (tiers["host"]["used"], host_want["used"]),
             "nvme parameters": (tiers["nvme"]["params"], nvme_want["params"]),
+            "nvme gradients": (tiers["nvme"]["grads"], nvme_want["grads"]),
+            "nvme gradients of the job": (job["grads_nvme_bytes"], nvme_want["grads"]),
             "nvme state": (tiers["nvme"]["state"], nvme_want["state"]),
             "nvme": (tiers["nvme"]["used"], nvme_want["used"]),
         }
@@ -164,10 +166,10 @@ def agrees(model, host, offload, flags=(), ranks=1):
         return p
 
 
-def least(model, offload):
+def least(model, offload, key="least_grads"):
     p = plan(None, *plan_words(model, offload), "--page-elems", "65536", "--nvme-bytes", NVME,
              "--host-bytes", "1M", status=7)
-    return p["tiers"]["host"]["least"]
+    return p["tiers"]["host"][key]
 
 
 def host_tier():
@@ -196,9 +198,20 @@ def durable():
     agrees("middle", 1 << 30, "nvme", ["--dtype", "bf16", "--keep", "--commit-every", "5"])
 
 
+def spilled_gradients():
+    """Some gradients on NVMe, and all; one micro-step, and three."""
+    for model, micros in (("small", 1), ("small", 3), ("middle", 2)):
+        low, grads = least(model, "nvme", "least"), least(model, "nvme")
+        for host in (low, low + (grads - low) // 2, grads - 4096):
+            p = agrees(model, host, "nvme", ["--dtype", "bf16"], micros=micros)
+            spilled, tiers = p["tiers"]["nvme"]["grads"], p["tiers"]
+            check(spilled > 0 and p["step"]["push_written_bytes"] == micros * spilled, f"{p}")
+            check((tiers["host"]["grads"] == 0) == (host == low), f"{p}")
+
+
 def least_is_least():
     """What the plan calls the least is admitted, and a page less is refused by both."""
-    host = least("small", "nvme")
+    host = least("small", "nvme", "least")
     agrees("small", host, "nvme", ["--dtype", "bf16"])
     with Daemon("--host-bytes", str(host - 4096), "--nvme-bytes", NVME, *PAGES) as d:
         p = plan(d, *plan_words("small", "nvme"), status=7)
@@ -227,8 +240,8 @@ def kernel_counts():
                      4 * step[f"nvme_{what}_bytes"])
 
 
-TESTS = {f.__name__: f for f in (host_tier, nvme_tier, partly_resident, kernel_counts, two_ranks,
-                                 durable, least_is_least)}
+TESTS = {f.__name__: f for f in (host_tier, nvme_tier, partly_resident, spilled_gradients,
+                                 kernel_counts, two_ranks, durable, least_is_least)}
 
 if __name__ == "__main__":
     raise SystemExit(main(TESTS))

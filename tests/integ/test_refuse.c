@@ -208,8 +208,8 @@ static const struct {
     { "no name", "", 0, 1, 2, 2, 1, 1, false, 0, -EINVAL, "no name for a job" },
     { "a name with a slash", "a/b", 0, 1, 2, 2, 1, 1, false, 0, -EINVAL, "'a/b'" },
     { "a name that is too long", too_long, 0, 1, 2, 2, 1, 1, false, 0, -EINVAL, "1 to 63" },
-    { "a place that is none", "job", 0, 1, 0, 2, 1, 1, false, 0, -EINVAL, "places 0 and 2" },
-    { "another place that is none", "job", 0, 1, 2, 3, 1, 1, false, 0, -EINVAL, "places 2 and 3" },
+    { "a place that is none", "job", 0, 1, 0, 2, 1, 1, false, 0, -EINVAL, "places 0, 2" },
+    { "another place that is none", "job", 0, 1, 2, 3, 1, 1, false, 0, -EINVAL, "places 2, 3" },
     { "no groups", "job", 0, 1, 2, 2, 0, 1, false, 0, -EINVAL, "0 parameter groups" },
     { "too many groups", "job", 0, 1, 2, 2, 65, 1, false, 0, -EINVAL, "65 parameter groups" },
     { "an optimizer that is none", "job", 0, 1, 2, 2, 1, 7, false, 0, -EINVAL, "optimizer 7" },
@@ -959,24 +959,39 @@ struct budget_case {
     enum zc_dtype dtype;
     enum zc_place param, optimizer;
     uint64_t staging, host_bytes_max;
+    enum zc_place grad;
 };
 
 static const struct budget_case budget_cases[] = {
     { "gradients are too many", "2M", NULL, "512M", 4096, 1000000, 1, ZC_F32, ZC_NVME, ZC_NVME,
-      4096, 0 },
-    { "several units", "2M", NULL, "512M", 4096, 100000, 9, ZC_F32, ZC_NVME, ZC_NVME, 4096, 0 },
-    { "bf16", "2M", NULL, "512M", 4096, 300000, 5, ZC_BF16, ZC_NVME, ZC_NVME, 65536, 0 },
+      4096, 0, ZC_HOST },
+    { "several units", "2M", NULL, "512M", 4096, 100000, 9, ZC_F32, ZC_NVME, ZC_NVME, 4096, 0,
+      ZC_HOST },
+    { "bf16", "2M", NULL, "512M", 4096, 300000, 5, ZC_BF16, ZC_NVME, ZC_NVME, 65536, 0, ZC_HOST },
     { "everything in host memory", "2M", NULL, "512M", 4096, 300000, 5, ZC_BF16, ZC_HOST, ZC_HOST,
-      65536, 0 },
+      65536, 0, ZC_HOST },
     { "parameters in host memory", "2M", NULL, "512M", 4096, 300000, 5, ZC_F32, ZC_HOST, ZC_NVME,
-      65536, 0 },
-    { "many page buffers", "2M", NULL, "512M", 4096, 5000000, 1, ZC_F32, ZC_NVME, ZC_NVME, 4096,
-      0 },
+      65536, 0, ZC_HOST },
+    { "many page buffers", "2M", NULL, "512M", 4096, 5000000, 1, ZC_F32, ZC_NVME, ZC_NVME, 4096, 0,
+      ZC_HOST },
     { "pages of 64K elements", "4M", NULL, "512M", 65536, 3000000, 2, ZC_F32, ZC_NVME, ZC_NVME,
-      4096, 0 },
+      4096, 0, ZC_HOST },
     { "buffers that are given", "3M", "1M", "512M", 4096, 1000000, 1, ZC_F32, ZC_NVME, ZC_NVME,
-      4096, 0 },
-    { "no NVMe tier", "2M", NULL, "0", 4096, 200000, 2, ZC_F32, ZC_NVME, ZC_NVME, 4096, 0 },
+      4096, 0, ZC_HOST },
+    { "no NVMe tier", "2M", NULL, "0", 4096, 200000, 2, ZC_F32, ZC_NVME, ZC_NVME, 4096, 0,
+      ZC_HOST },
+    { "a unit, and gradients may go", "2M", NULL, "512M", 4096, 1000000, 1, ZC_F32, ZC_NVME,
+      ZC_NVME, 4096, 0, ZC_NVME },
+    { "several units, and gradients may go", "1M", NULL, "512M", 4096, 100000, 9, ZC_F32, ZC_NVME,
+      ZC_NVME, 4096, 0, ZC_NVME },
+    { "bf16, and gradients may go", "1M", NULL, "512M", 4096, 300000, 5, ZC_BF16, ZC_NVME, ZC_NVME,
+      65536, 0, ZC_NVME },
+    { "pages of 64K elements, and gradients may go", "4M", NULL, "512M", 65536, 3000000, 2, ZC_F32,
+      ZC_NVME, ZC_NVME, 4096, 0, ZC_NVME },
+    { "in host memory, and gradients might go", "2M", NULL, "512M", 4096, 300000, 5, ZC_BF16,
+      ZC_HOST, ZC_HOST, 65536, 0, ZC_NVME },
+    { "no NVMe tier for gradients", "2M", NULL, "0", 4096, 200000, 2, ZC_F32, ZC_NVME, ZC_NVME,
+      4096, 0, ZC_NVME },
 };
 
 static struct zc_unit budget_unit(const struct budget_case *c, unsigned i)
@@ -999,6 +1014,7 @@ static int budget_try(const struct budget_case *c, const char *host, char *text,
                                 .staging_bytes = c->staging,
                                 .offload_param = c->param,
                                 .offload_optimizer = c->optimizer,
+                                .offload_grad = c->grad,
                                 .host_bytes_max = c->host_bytes_max,
                                 .groups = 1 };
     struct zi_daemon d = { 0 };
@@ -1027,8 +1043,13 @@ static int budget_try(const struct budget_case *c, const char *host, char *text,
         rc = zi_ready(&r, 1);
     }
     (void)snprintf(text, size, "%s", zc_error(r.c));
-    if (rc == 0)
+    if (rc == 0) {
+        bool goes = c->grad == ZC_NVME && c->param == ZC_NVME && strcmp(c->nvme, "0") != 0;
+
         assert_int_equal(r.place.host_bytes + used, zi_used(&d, "host"));
+        assert_int_equal(r.place.grads_on_nvme > 0, goes);
+        assert_int_equal(zi_log_line(&d, "warn grads-on-nvme") != NULL, goes);
+    }
     zi_close(&r, 1);
     (void)zi_await_used(&d, used, 0, 1000); /* and nothing of it is held */
     zi_stop(&d);
@@ -1069,8 +1090,8 @@ static void the_least_is_the_least(void **state)
 static void the_least_of_a_job_with_a_limit(void **state)
 {
     static const char mark[] = "the least host_bytes_max that would do is ";
-    struct budget_case c = { "a limit", "64M",  NULL,    "512M",  4096,  300000,
-                             5,         ZC_F32, ZC_NVME, ZC_NVME, 65536, ZB_MIB };
+    struct budget_case c = { "a limit", "64M",   NULL,    "512M", 4096,   300000, 5,
+                             ZC_F32,    ZC_NVME, ZC_NVME, 65536,  ZB_MIB, ZC_HOST };
     char text[512];
     const char *at;
 
@@ -1089,8 +1110,8 @@ static void the_least_of_a_job_with_a_limit(void **state)
 static void the_least_of_nvme(void **state)
 {
     static const char mark[] = "the least nvme_bytes that would do is ";
-    struct budget_case c = { "nvme", "16M",  NULL,    "4M",    4096,  300000,
-                             5,      ZC_F32, ZC_NVME, ZC_NVME, 65536, 0 };
+    struct budget_case c = { "nvme", "16M",   NULL,    "4M",  4096, 300000, 5,
+                             ZC_F32, ZC_NVME, ZC_NVME, 65536, 0,    ZC_HOST };
     char text[512], nvme[32];
     unsigned long long least;
     const char *at;

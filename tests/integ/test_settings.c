@@ -124,6 +124,7 @@ struct train {
     uint64_t skips, fetches, early, pages_early,
         moved;        /* of lives: what was made early, NVMe bytes */
     unsigned budgets; /* that were set between two steps */
+    uint64_t spilled; /* steps of lives with gradients on NVMe */
 };
 
 static uint64_t mix(uint64_t a, uint64_t b)
@@ -371,7 +372,8 @@ struct life {
     unsigned world;
     uint32_t page;
     uint64_t iterations;
-    uint64_t host_least[WORLD_MAX + 1]; /* that the daemon admits; by ranks */
+    /* that the daemon admits: at all, and with all gradients in memory; by ranks */
+    uint64_t host_least[WORLD_MAX + 1], host_grads[WORLD_MAX + 1];
 };
 
 static struct zc_job_options job_of(const struct life *l, const char *name)
@@ -402,33 +404,42 @@ static int life_open(struct life *l, const struct zc_job_options *options)
 }
 
 /* How little host memory would do, as the daemon says. */
-static void life_least(struct life *l)
+static uint64_t life_probe(struct life *l, enum zc_place grads)
 {
     static const char mark[] = "the least host_bytes_max that would do is ";
+    struct zc_job_options o = job_of(l, "probe");
+    const char *at;
 
+    o.host_bytes_max = l->world * STAGING + 4096;
+    o.offload_grad = grads;
+    assert_int_equal(life_open(l, &o), -ENOSPC);
+    at = strstr(l->ranks[0].event_text, mark);
+    assert_non_null(at);
+    zi_close(l->ranks, l->world);
+    return strtoull(at + strlen(mark), NULL, 10);
+}
+
+static void life_least(struct life *l)
+{
     for (l->world = 1; l->world <= WORLD_MAX; l->world++) {
-        struct zc_job_options o = job_of(l, "probe");
-        const char *at;
-
-        o.host_bytes_max = l->world * STAGING + 4096;
-        assert_int_equal(life_open(l, &o), -ENOSPC);
-        at = strstr(l->ranks[0].event_text, mark);
-        assert_non_null(at);
-        l->host_least[l->world] = strtoull(at + strlen(mark), NULL, 10);
-        zi_close(l->ranks, l->world);
+        l->host_least[l->world] = life_probe(l, ZC_NVME);
+        l->host_grads[l->world] = life_probe(l, ZC_HOST);
+        assert_true(l->host_least[l->world] < l->host_grads[l->world]);
     }
 }
 
-/* Everything resident, as little as there may be, or anything between; and how it is said. */
+/* Everything resident, all but gradients streamed, as little as there may be, or anything between;
+ * and how it is said. */
 static uint64_t draw_host(const struct life *l, const char **ret_name)
 {
-    static const char *const names[] = { "resident", "streamed", "mixed" };
+    static const char *const names[] = { "resident", "streamed", "gradients too", "mixed" };
     unsigned which = (unsigned)draw(ZB_COUNT(names));
 
     *ret_name = names[which];
     if (which == 0)
         return 0;
-    return l->host_least[l->world] + (which == 2 ? draw(256) * 4096 : 0);
+    return (which == 1 ? l->host_grads : l->host_least)[l->world] +
+           (which == 3 ? draw(256) * 4096 : 0);
 }
 
 static void life_fill(struct life *l)
@@ -627,6 +638,7 @@ static unsigned life_step(struct life *l, bool early, enum zc_commit commit)
     step_end(l, &step, skip, chance(50));
     l->iterations++;
     l->t->skips += skip;
+    l->t->spilled += l->ranks[0].place.grads_on_nvme > 0;
     return bad;
 }
 
@@ -730,9 +742,11 @@ static void life_attach(struct life *l)
     if (!o.attach)
         life_fill(l);
     l->iterations = l->ranks[0].place.iterations;
-    print_message("  behind step %llu: %u ranks, %s, %llu KiB of host memory\n",
+    print_message("  behind step %llu: %u ranks, %s, %llu KiB of host memory, %llu of gradients on "
+                  "NVMe\n",
                   (unsigned long long)l->iterations, l->world, host,
-                  (unsigned long long)l->ranks[0].place.host_bytes / ZB_KIB);
+                  (unsigned long long)l->ranks[0].place.host_bytes / ZB_KIB,
+                  (unsigned long long)l->ranks[0].place.grads_on_nvme / ZB_KIB);
     assert_int_equal(l->ranks[0].place.applied, l->t->applied_at[l->iterations]);
 }
 
@@ -815,14 +829,15 @@ static void lives(struct train *t)
     zi_stop(&d);
     print_message(
         "%s: pages of %u, %llu steps, %llu of them skipped; %llu begun early, %llu pages "
-        "of them; %u times left, %u ended, %u killed; %u budgets; %llu fetches, %llu KiB on "
-        "NVMe\n",
+        "of them; %llu with gradients on NVMe; %u times left, %u ended, %u killed; %u budgets; "
+        "%llu fetches, %llu KiB on NVMe\n",
         t->kind->name, l.page, (unsigned long long)t->steps,
         (unsigned long long)(t->steps - t->applied), (unsigned long long)t->early,
-        (unsigned long long)t->pages_early, count[LEAVE], count[END], count[KILL], t->budgets,
-        (unsigned long long)t->fetches, (unsigned long long)t->moved / ZB_KIB);
+        (unsigned long long)t->pages_early, (unsigned long long)t->spilled, count[LEAVE],
+        count[END], count[KILL], t->budgets, (unsigned long long)t->fetches,
+        (unsigned long long)t->moved / ZB_KIB);
     if (t->steps >= SURE_STEPS) /* or the draws were about nothing */
-        assert_true(t->applied < t->steps && t->pages_early > 0 && t->moved > 0);
+        assert_true(t->applied < t->steps && t->pages_early > 0 && t->moved > 0 && t->spilled > 0);
 }
 
 static void settings_change_nothing(void **state)
@@ -860,7 +875,7 @@ static const struct {
 };
 
 /* Two steps, the bad one, and two more: where the bad one never was, the state is the same. */
-static void bad_case(struct life *l, size_t b, bool streamed, bool early)
+static void bad_case(struct life *l, size_t b, unsigned streamed, bool early)
 {
     struct train *t = l->t;
     struct zc_job_options o;
@@ -869,10 +884,13 @@ static void bad_case(struct life *l, size_t b, bool streamed, bool early)
     train_new(t, t->kind, 5, 5);
     t->bad = (struct bad){ 3, bads[b].elem, bads[b].unit, bads[b].value };
     (void)snprintf(when, sizeof(when), "%s, %s, %s", bads[b].name,
-                   streamed ? "streamed" : "resident", early ? "early" : "plain");
+                   streamed == 2   ? "gradients too"
+                   : streamed == 1 ? "streamed"
+                                   : "resident",
+                   early ? "early" : "plain");
     o = job_of(l, "job");
     o.keep = o.durable = false;
-    o.host_bytes_max = streamed ? l->host_least[2] : 0;
+    o.host_bytes_max = streamed == 2 ? l->host_least[2] : streamed == 1 ? l->host_grads[2] : 0;
     if (life_open(l, &o) < 0)
         fail_msg("%s: ready: %s", when, l->ranks[0].event_text);
     assert_true(!early || l->ranks[0].place.early);
@@ -909,8 +927,8 @@ static void one_bad_gradient_skips_all(void **state)
         life_least(&l);
         train_free(&t);
         l.world = 2;
-        for (unsigned c = 0; c < 4 * ZB_COUNT(bads); c++)
-            bad_case(&l, c / 4, c & 1, c & 2);
+        for (unsigned c = 0; c < 6 * ZB_COUNT(bads); c++)
+            bad_case(&l, c / 6, c % 6 / 2, c % 2 == 1);
         zi_stop(&d);
     }
 }

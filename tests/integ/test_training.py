@@ -19,7 +19,7 @@ from harness import (DEADLINE, Daemon, check, main, mpi_env, program, ranks_comm
 
 STEPS = 20
 # More blocks than the ring has places, units of three shapes, a tail page in each.
-MODEL = ("--seed 5 --batch 6 --micro-batch 3 --seq 32 --layers 5 --heads 2 --width 48 --lr 1e-3 "
+MODEL = ("--seed 5 --batch 6 --micro-batch 3 --seq 32 --layers 5 --heads 2 --width 64 --lr 1e-3 "
          "--clip 1 --data LICENSE").split()
 PAGES = ["--page-elems", "8192", "--ring-bytes", "4K"]  # small pages, and one buffer for them
 
@@ -74,8 +74,11 @@ def same_everywhere(dtype, ranks):
     here = good(Run(base + ["--offload", "none"], ranks), "the run without a daemon")
     offload = base + ["--offload", "nvme"]
     least = least_host_bytes(offload, ranks)
+    grads = least_host_bytes(offload + ["--offload-grad", "host"], ranks)
+    check(least < grads, f"gradients take {grads - least} bytes")
     rng = random.Random(f"{dtype} {ranks}")
-    budgets = [("all in host memory", 256 << 20), ("the least there is", least)]
+    budgets = [("all in host memory", 256 << 20), ("the least there is", least),
+               ("the least that holds the gradients", grads)]
     budgets += [("a random budget", least + rng.randrange(1, 800 << 10)) for _ in range(2)]
     for what, host in budgets:
         for io in ("uring", "threads"):
@@ -87,6 +90,10 @@ def same_everywhere(dtype, ranks):
                 check(run.weights == here.weights, f"{name}: other weights than without a daemon")
                 moved = sum(s["nvme_read_bytes"] + s["nvme_written_bytes"] for s in run.steps)
                 check((moved > 0) == (host < 128 << 20), f"{name}: {moved} bytes moved on NVMe")
+                said = "of the gradients live on NVMe" in run.done.stdout
+                check(said == ("grads-on-nvme" in d.log()), f"{name}: zgpt and the daemon differ")
+                check(said or host != least, f"{name}: gradients are in memory")
+                check(not said or host < grads, f"{name}: gradients are on NVMe")
                 wait_until("the budgets after the run", lambda d=d, idle=idle: d.used() == idle, 1)
     check(len(here.weights) > 0, "no weights")
 

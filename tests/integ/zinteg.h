@@ -24,7 +24,7 @@
 #define ZI_FETCH_MS     20000u  /* the deadline of fetches that must succeed */
 #define ZI_UNITS_MAX    64u
 #define ZI_DATA_START   65536u /* of the data file: behind it are pages */
-#define ZI_BUFFER_BYTES 14u    /* of a page buffer, for each element of a page */
+#define ZI_BUFFER_BYTES 18u    /* of a page buffer, for each element of a page */
 
 /* ---- the daemon */
 

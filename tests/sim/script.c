@@ -15,8 +15,8 @@
 #define CLONE "k"
 
 /* Host memory beside the staging: everything resident; parameters of some streamed, all state
- * streamed; parameters resident and of the state a part. */
-enum { ALL = 0, TIGHT = 456 << 10, MIXED = 800 << 10 };
+ * streamed; the same, and of the gradients a part; parameters resident and of the state a part. */
+enum { ALL = 0, TIGHT = 456 << 10, SPILL = 240 << 10, MIXED = 800 << 10 };
 
 enum act {
     OPEN,    /* a new job: world, place; with initial values */
@@ -88,8 +88,10 @@ static const struct action script[] = {
     { STEP, ZSD_COMMIT_NONE, 0 },
     { BEGIN, 1, 0 },
     { HANG_UP, 0, 0 },
-    { ATTACH, 1, TIGHT }, /* another world: what is in memory is committed first */
+    { ATTACH, 1, SPILL }, /* another world: what is in memory is committed first */
     { READ, 0, 0 },
+    { STEP, ZSD_COMMIT_NONE, 0 },
+    { BEGIN, 1, 0 },
     { STEP, ZSD_PREPARE, 0 },
     { BEGIN, 1, 0 },
     { RESTART, 0, 0 },

@@ -98,6 +98,7 @@ static void gathers(void **state)
                               .layout = bf16(),
                               .param = ZB_OFFLOAD_NVME,
                               .optimizer = ZB_OFFLOAD_NVME,
+                              .grad = ZB_OFFLOAD_HOST,
                               .micro_steps = walks[i].micro_steps,
                               .prefetch_units = 1 };
         struct zb_forecast f;
@@ -121,6 +122,51 @@ static void gathers(void **state)
         assert_int_equal(f.host_used, f.host_least);
         zb_model_done(&m);
     }
+}
+
+/* Gradients that memory does not hold: what pushes and the step move of them, and the least budget
+ * in which all are in memory. */
+static void spilled_gradients(void **state)
+{
+    struct zb_model m = { 0 };
+    struct zb_node node = { .nvme_bytes = ZB_GIB, .page_elems = 65536, .ring_bytes = ZB_MIB };
+    struct zb_run run = { .model = &m,
+                          .mode = ZB_ZERO3,
+                          .ranks = 1,
+                          .nodes = 1,
+                          .layout = bf16(),
+                          .param = ZB_OFFLOAD_NVME,
+                          .optimizer = ZB_OFFLOAD_NVME,
+                          .micro_steps = 3 };
+    struct zb_forecast host, f;
+    uint64_t grads;
+
+    (void)state;
+    assert_int_equal(zb_model_params(&m, 4096 * ZB_BLOCK_ELEMS, 8, NULL), 0);
+    grads = 4 * m.params;
+    run.grad = ZB_OFFLOAD_HOST;
+    assert_int_equal(zb_forecast(&run, &node, &host, NULL), 0);
+    assert_int_equal(host.host_least, host.host_least_grads);
+    run.grad = ZB_OFFLOAD_NVME;
+    assert_int_equal(zb_forecast(&run, &node, &f, NULL), 0);
+    assert_false(f.fits);
+    assert_int_equal(f.host_least_grads, host.host_least);
+    assert_int_equal(f.host_least + grads, host.host_least);
+    for (unsigned i = 0; i <= 16; i++) {
+        node.host_bytes = f.host_least + grads / 16 * i;
+        assert_int_equal(zb_forecast(&run, &node, &host, NULL), 0);
+        assert_true(host.fits);
+        assert_true(host.nvme_grad <= grads - grads / 16 * i + 65536 * 4);
+        assert_int_equal(host.nvme_grad == 0, i == 16);
+        assert_int_equal(host.host_grad + host.nvme_grad, grads);
+        assert_int_equal(host.step_read, 12 * m.params + host.nvme_grad);
+        assert_int_equal(host.step_written, 12 * m.params);
+        assert_int_equal(host.push_written, 3 * host.nvme_grad);
+        assert_int_equal(host.push_read, 2 * host.nvme_grad);
+        assert_int_equal(host.nvme_used,
+                         host.nvme_param + host.nvme_grad + host.nvme_state + host.nvme_spare);
+    }
+    zb_model_done(&m);
 }
 
 /* ---- the engine's buffers of gathered units: what zgpt was seen to have */
@@ -312,6 +358,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(modes),
         cmocka_unit_test(gathers),
+        cmocka_unit_test(spilled_gradients),
         cmocka_unit_test(engine_buffers),
         cmocka_unit_test(time_table),
         cmocka_unit_test(tokens_and_wear),

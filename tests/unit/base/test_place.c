@@ -16,6 +16,7 @@
 #define RING      (3 * PARAMS)
 #define PAGE_S    (PAGE * UINT64_C(10))
 #define PAGE_P    (PAGE * UINT64_C(2))
+#define PAGE_G    (PAGE * UINT64_C(4))
 #define UNLIMITED (UINT64_C(1) << 40)
 
 static const struct {
@@ -25,28 +26,51 @@ static const struct {
     int rc;
     uint32_t params;                   /* resident shards */
     uint64_t ring, state, nvme, least; /* bytes */
+    bool spills;                       /* gradients may live on NVMe */
+    uint64_t grads_nvme;               /* of them */
 } cases[] = {
-    { "all is resident", UNLIMITED, false, false, false, 0, 5, 0, 5 * STATE, 0, GRADS + RING },
+    { "all is resident", UNLIMITED, false, false, false, 0, 5, 0, 5 * STATE, 0, GRADS + RING, false,
+      0 },
     { "the last page is streamed: one place, and a spare", GRADS + 5 * PARAMS + 5 * STATE - 1,
-      false, false, false, 0, 5, 0, 5 * STATE - PAGE_S / 2, PAGE_S, GRADS + RING },
+      false, false, false, 0, 5, 0, 5 * STATE - PAGE_S / 2, PAGE_S, GRADS + RING, false, 0 },
     { "not even one page of state", GRADS + 5 * PARAMS + PAGE_S / 2 - 1, false, false, false, 0, 5,
-      0, 0, 5 * STATE + 2 * PAGE_S + 2 * (PAGE_S / 2), GRADS + RING },
+      0, 0, 5 * STATE + 2 * PAGE_S + 2 * (PAGE_S / 2), GRADS + RING, false, 0 },
     { "one parameter less: three places, the rest resident", GRADS + 5 * PARAMS - 1, false, false,
       false, 0, 1, RING, 0, 5 * STATE + 3 * PAGE_S + 4 * PARAMS + 2 * PAGE_P + 2 * (PAGE_P / 2),
-      GRADS + RING },
+      GRADS + RING, false, 0 },
     { "the least", GRADS + RING, false, false, false, 0, 0, RING, 0,
-      5 * STATE + 5 * PARAMS + 3 * PAGE_S + 3 * PAGE_P, GRADS + RING },
-    { "less than that", GRADS + RING - 1, false, false, false, -ENOSPC, 0, 0, 0, 0, GRADS + RING },
-    { "less than the gradients", GRADS - 1, false, false, false, -ENOSPC, 0, 0, 0, 0,
-      GRADS + RING },
+      5 * STATE + 5 * PARAMS + 3 * PAGE_S + 3 * PAGE_P, GRADS + RING, false, 0 },
+    { "less than that", GRADS + RING - 1, false, false, false, -ENOSPC, 0, 0, 0, 0, GRADS + RING,
+      false, 0 },
+    { "less than the gradients", GRADS - 1, false, false, false, -ENOSPC, 0, 0, 0, 0, GRADS + RING,
+      false, 0 },
     { "parameters must stay", GRADS + 5 * PARAMS - 1, true, false, false, -ENOSPC, 0, 0, 0, 0,
-      GRADS + 5 * PARAMS },
+      GRADS + 5 * PARAMS, false, 0 },
     { "state must stay", GRADS + RING + 5 * STATE - 1, false, true, false, -ENOSPC, 0, 0, 0, 0,
-      GRADS + RING + 5 * STATE },
+      GRADS + RING + 5 * STATE, false, 0 },
     { "state stays, parameters are streamed", GRADS + RING + 5 * STATE, false, true, false, 0, 0,
-      RING, 5 * STATE, 5 * PARAMS + 3 * PAGE_P, GRADS + RING + 5 * STATE },
+      RING, 5 * STATE, 5 * PARAMS + 3 * PAGE_P, GRADS + RING + 5 * STATE, false, 0 },
     { "durable: two versions of all, no spares", UNLIMITED, false, false, true, 0, 5, 0, 5 * STATE,
-      2 * 5 * (STATE + PARAMS), GRADS + RING },
+      2 * 5 * (STATE + PARAMS), GRADS + RING, false, 0 },
+    { "gradients may go, and need not", GRADS + RING, false, false, false, 0, 0, RING, 0,
+      5 * STATE + 5 * PARAMS + 3 * PAGE_S + 3 * PAGE_P, RING, true, 0 },
+    { "the last page of gradients is on NVMe: one place, and a spare", GRADS + RING - 1, false,
+      false, false, 0, 0, RING, 0,
+      5 * STATE + 5 * PARAMS + 3 * PAGE_S + 3 * PAGE_P + 2 * (PAGE_G / 2), RING, true, PAGE_G / 2 },
+    { "one page of gradients is in memory", RING + PAGE_G, false, false, false, 0, 0, RING, 0,
+      5 * STATE + 5 * PARAMS + 3 * PAGE_S + 3 * PAGE_P + GRADS + 2 * PAGE_G, RING, true,
+      GRADS - PAGE_G },
+    { "less than a page: none is", RING + PAGE_G / 2 - 1, false, false, false, 0, 0, RING, 0,
+      5 * STATE + 5 * PARAMS + 3 * PAGE_S + 3 * PAGE_P + GRADS + 3 * PAGE_G, RING, true, GRADS },
+    { "the least without gradients", RING, false, false, false, 0, 0, RING, 0,
+      5 * STATE + 5 * PARAMS + 3 * PAGE_S + 3 * PAGE_P + GRADS + 3 * PAGE_G, RING, true, GRADS },
+    { "durable: gradients have one place all the same", RING, false, false, true, 0, 0, RING, 0,
+      2 * 5 * (STATE + PARAMS) + 3 * PAGE_S + 3 * PAGE_P + GRADS + 3 * PAGE_G, RING, true, GRADS },
+    { "less than their ring", RING - 1, false, false, false, -ENOSPC, 0, 0, 0, 0, RING, true, 0 },
+    { "parameters must stay: so must gradients", GRADS + 5 * PARAMS - 1, true, false, false,
+      -ENOSPC, 0, 0, 0, 0, GRADS + 5 * PARAMS, true, 0 },
+    { "state must stay: so must gradients", GRADS + RING + 5 * STATE - 1, false, true, false,
+      -ENOSPC, 0, 0, 0, 0, GRADS + RING + 5 * STATE, true, 0 },
 };
 
 static struct zb_layout layout_of(bool frozen)
@@ -71,6 +95,7 @@ static void place_table(void **state)
                                     .page_elems = PAGE,
                                     .nbuffers = 2,
                                     .params_resident = cases[i].params_resident,
+                                    .grads_resident = !cases[i].spills,
                                     .state_resident = cases[i].state_resident,
                                     .durable = cases[i].durable,
                                     .times = 2,
@@ -82,12 +107,15 @@ static void place_table(void **state)
         print_message("%s\n", cases[i].name);
         assert_int_equal(rc, cases[i].rc);
         assert_int_equal(p.least_host, cases[i].least);
+        assert_true(p.least_grads >= GRADS + RING);
         if (rc == 0) {
             assert_int_equal(p.params_resident, cases[i].params);
             assert_int_equal(p.param_bytes, cases[i].params * PARAMS);
             assert_int_equal(p.ring_bytes, cases[i].ring);
             assert_int_equal(p.state_bytes, cases[i].state);
             assert_int_equal(nvme, cases[i].nvme);
+            assert_int_equal(p.nvme_grad, cases[i].grads_nvme);
+            assert_int_equal(p.grad_bytes, GRADS - p.nvme_grad);
             assert_true(p.param_bytes + p.ring_bytes + p.grad_bytes + p.state_bytes <=
                         cases[i].host_bytes);
         }

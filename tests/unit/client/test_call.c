@@ -81,6 +81,7 @@ static void jobs(void **state)
     assert_int_equal(open->staging_bytes, 5);
     assert_int_equal(open->offload_param, ZC_NVME); /* as nothing was said */
     assert_int_equal(open->offload_optimizer, ZC_HOST);
+    assert_int_equal(open->offload_grad, ZC_NVME);
     assert_int_equal(open->host_bytes_max, 6);
     assert_int_equal(open->groups, 4);
     assert_int_equal(open->optimizer, 1);

@@ -128,17 +128,21 @@ static void values_arrive(void **state)
     assert_true(args.lr == 1e-3 && args.weight_decay == 0.01 && args.clip == 1);
     assert_int_equal(args.dtype, GPT_FP32);
     assert_int_equal(args.offload_param, GPT_OFFLOAD_NONE);
+    assert_int_equal(args.offload_grad, GPT_GRAD_AUTO);
     assert_string_equal(args.job, "zgpt");
     assert_null(args.socket);
     assert_int_equal(args.ndata, 0);
     gpt_args_done(&args);
 
-    assert_int_equal(parse(&args,
-                           GOOD " --data a b --lr=2.5 --data c --dtype bf16 --socket s --job j "
-                                "--offload-param host --offload nvme --keep --init i --export=e=f "
-                                "--jsonl l --clip 0 --weight-decay 0.5 --seed 7",
-                           &err, words),
-                     0);
+    assert_int_equal(
+        parse(
+            &args,
+            GOOD
+            " --data a b --lr=2.5 --data c --dtype bf16 --socket s --job j "
+            "--offload-param host --offload nvme --offload-grad host --keep --init i --export=e=f "
+            "--jsonl l --clip 0 --weight-decay 0.5 --seed 7",
+            &err, words),
+        0);
     assert_int_equal(args.ndata, 3);
     assert_string_equal(args.data[0], "a");
     assert_string_equal(args.data[1], "b");
@@ -147,6 +151,7 @@ static void values_arrive(void **state)
     assert_int_equal(args.dtype, GPT_BF16);
     assert_int_equal(args.offload_param, GPT_OFFLOAD_HOST); /* more special than --offload */
     assert_int_equal(args.offload_optimizer, GPT_OFFLOAD_NVME);
+    assert_int_equal(args.offload_grad, GPT_GRAD_HOST);
     assert_string_equal(args.socket, "s");
     assert_string_equal(args.job, "j");
     assert_string_equal(args.init, "i");
