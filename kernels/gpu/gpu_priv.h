@@ -75,7 +75,8 @@ struct zk_gpu_mem {
     int mark_fd; /* of an imported one; -1 */
 
     /* The backend's own. */
-    uint64_t handle; /* cuda: of the physical memory */
+    uint64_t handle; /* cuda: of the physical memory; 0 */
+    bool mapped;     /* cuda: at dev */
     int fd;          /* emulated: the memory */
     char *shadow;    /* emulated: where the device's threads see it */
     bool writable;

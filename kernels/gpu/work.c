@@ -254,6 +254,8 @@ static void from_f32(const struct zk_ops *ops, enum zb_dtype dtype, const float 
 
 static void cast_run(const struct zk_ops *ops, const struct zk_gpu_array *a)
 {
+    if (a->n == 0)
+        return; /* memcpy() wants addresses even then */
     if (a->from_dtype == a->to_dtype)
         memcpy(a->to, a->from, a->n * zb_dtype_bytes(a->to_dtype));
     else if (a->from_dtype == ZB_F32)

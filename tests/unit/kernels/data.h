@@ -58,18 +58,28 @@ static inline float data_draw_range(uint64_t *seed, int low, int high)
     return data_float((uint32_t)(r & 0x807fffff) | exponent << 23);
 }
 
+#ifdef ZTEST_CUDA_HOST
+/* The kernels for GPUs, on the processor: cuda_host.c. The last of all. */
+extern const struct zk_ops ztest_cuda_host;
+#define DATA_LAST (&ztest_cuda_host)
+#else
+#define DATA_LAST NULL
+#endif
+
 /** The implementation after `ops` (NULL: the first) that this processor runs, or NULL. */
 static inline const struct zk_ops *data_next_ops(const struct zk_ops *ops)
 {
     size_t count, i = 0;
     const struct zk_ops *const *all = zk_all(&count);
 
+    if (ops && ops == DATA_LAST)
+        return NULL;
     if (ops)
         while (all[i++] != ops)
             ;
     while (i < count && !all[i]->supported())
         i++;
-    return i < count ? all[i] : NULL;
+    return i < count ? all[i] : DATA_LAST;
 }
 
 #define data_each_ops(ops) \

@@ -6,6 +6,7 @@
 #define ZTEST_KERNELS_WORKS_H
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "kernels/gpu/gpu_priv.h"

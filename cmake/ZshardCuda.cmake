@@ -1,0 +1,62 @@
+# What builds with CUDA need, without CMake's own CUDA language: that would have every program linked by
+# nvcc. nvcc makes objects here, and the C compiler links them, with the static runtime; the driver is
+# found at run time.
+#
+# Sets ZSHARD_WITH_CUDA, and defines
+#   zshard_cuda_sources(TARGET file.cu...)   compiles them into the target, and links it with the runtime
+set(ZSHARD_WITH_CUDA OFF)
+if(NOT ZSHARD_CUDA STREQUAL "OFF" AND NOT CMAKE_CROSSCOMPILING)
+    if(ZSHARD_CUDA STREQUAL "ON")
+        find_package(CUDAToolkit REQUIRED)
+    else()
+        find_package(CUDAToolkit QUIET)
+    endif()
+    # A toolkit alone is not enough: nvcc wants a C++ compiler, too.
+    if(CUDAToolkit_FOUND AND CUDAToolkit_NVCC_EXECUTABLE AND NOT DEFINED ZSHARD_NVCC_WORKS)
+        file(WRITE ${CMAKE_BINARY_DIR}/nvcc-works.cu "__global__ void k(int *p) { *p = 1; }\n")
+        execute_process(COMMAND ${CUDAToolkit_NVCC_EXECUTABLE} -std=c++20 -arch=sm_90 -c nvcc-works.cu
+                                -o nvcc-works.o
+            WORKING_DIRECTORY ${CMAKE_BINARY_DIR} RESULT_VARIABLE nvcc_rc OUTPUT_QUIET
+            ERROR_VARIABLE nvcc_says)
+        if(nvcc_rc EQUAL 0)
+            set(ZSHARD_NVCC_WORKS ON CACHE INTERNAL "nvcc compiles")
+        elseif(ZSHARD_CUDA STREQUAL "ON")
+            message(FATAL_ERROR "ZSHARD_CUDA is ON, and nvcc does not compile:\n${nvcc_says}")
+        endif()
+    endif()
+    if(ZSHARD_NVCC_WORKS)
+        set(ZSHARD_WITH_CUDA ON)
+    elseif(ZSHARD_CUDA STREQUAL "ON")
+        message(FATAL_ERROR "ZSHARD_CUDA is ON, and there is no nvcc")
+    endif()
+endif()
+message(STATUS "CUDA: ${ZSHARD_WITH_CUDA} ${CUDAToolkit_VERSION}")
+
+# Two architectures, and code that newer ones translate when they load it. Exact arithmetic: no
+# contraction, no flush to zero, division and square root as IEEE 754 has them.
+# The stubs that nvcc writes for kernels keep an address each in a static; that needs no guard, and a
+# guard would need the C++ runtime.
+set(ZSHARD_NVCC_FLAGS -std=c++20 -O3 -fmad=false -ftz=false -prec-div=true -prec-sqrt=true
+    -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90]
+    --threads 2 -lineinfo -Werror all-warnings
+    -Xcompiler=-fPIC,-Wall,-Wextra,-Wno-missing-field-initializers,-Werror,-fno-threadsafe-statics)
+
+if(NOT DEFINED CMAKE_CUDA_COMPILER_LAUNCHER) # CMake reads this only for a language of its own
+    set(CMAKE_CUDA_COMPILER_LAUNCHER $ENV{CMAKE_CUDA_COMPILER_LAUNCHER})
+endif()
+
+function(zshard_cuda_sources target)
+    foreach(source IN LISTS ARGN)
+        set(object ${CMAKE_CURRENT_BINARY_DIR}/${source}.o)
+        get_filename_component(folder ${object} DIRECTORY)
+        file(MAKE_DIRECTORY ${folder})
+        add_custom_command(OUTPUT ${object}
+            COMMAND ${CMAKE_CUDA_COMPILER_LAUNCHER} ${CUDAToolkit_NVCC_EXECUTABLE} ${ZSHARD_NVCC_FLAGS}
+                    -D_GNU_SOURCE -I${CMAKE_SOURCE_DIR} -MD -MF ${object}.d -MT ${object}
+                    -c ${CMAKE_CURRENT_SOURCE_DIR}/${source} -o ${object}
+            DEPENDS ${source} DEPFILE ${object}.d COMMENT "Building CUDA object ${source}.o" VERBATIM)
+        target_sources(${target} PRIVATE ${object})
+    endforeach()
+    target_include_directories(${target} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+    target_link_libraries(${target} PUBLIC CUDA::cudart_static)
+endfunction()

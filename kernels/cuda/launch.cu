@@ -1,0 +1,117 @@
+/*
+ * launch.cu - the kernels of warp_priv.h on the device: which warp does which chunk, and nothing
+ * else. No contraction, no flush to zero, and no part of C++ but templates.
+ *
+ * MODEL. A block of threads is 8 warps; warp number i of the grid does chunk i, and there are as
+ * many warps as chunks. What a kernel would otherwise ask for every element (optimizer, dtype,
+ * moments, the kind of a work) is fixed when it is compiled; the dtype of gradients and of arrays
+ * is not: that keeps them few, and is one branch that all threads take alike.
+ */
+#include <cuda_runtime.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+extern "C" {
+#include "kernels/cuda/cuda_priv.h"
+#include "kernels/cuda/warp_priv.h"
+}
+
+#define THREADS 256u
+#define WARPS   (THREADS / 32u)
+
+static __device__ __forceinline__ uint64_t chunk_of_warp(void)
+{
+    return (uint64_t)blockIdx.x * WARPS + threadIdx.x / 32u;
+}
+
+template <int OPTIMIZER, int DTYPE, int MOMENTS>
+static __global__ __launch_bounds__(THREADS) void step_kernel(const struct warp_step a,
+                                                              uint64_t chunks)
+{
+    const struct step_kind kind = { (enum zb_optimizer)OPTIMIZER, (enum zb_dtype)DTYPE,
+                                    (enum zb_moments)MOMENTS,
+                                    OPTIMIZER == ZB_ADAMW || OPTIMIZER == ZB_ADAM ? 2u : 1u };
+
+    if (chunk_of_warp() < chunks)
+        warp_step(&a, &kind, chunk_of_warp());
+}
+
+template <int OP>
+static __global__ __launch_bounds__(THREADS) void array_kernel(const struct zk_gpu_array a,
+                                                               bool vector, uint64_t chunks)
+{
+    if (chunk_of_warp() < chunks)
+        warp_array(&a, (enum zk_gpu_op)OP, vector, chunk_of_warp());
+}
+
+/* Warps behind the last chunk come along: they find no block that is theirs. */
+static __global__ __launch_bounds__(THREADS) void sums_kernel(const struct warp_sums a)
+{
+    warp_sums(&a, chunk_of_warp());
+}
+
+typedef void step_fn(const struct warp_step a, uint64_t chunks);
+typedef void array_fn(const struct zk_gpu_array a, bool vector, uint64_t chunks);
+
+/* [optimizer - 1][dtype - 1][moments - 1] */
+#define STEPS_OF_DTYPE(o, d)                                             \
+    {                                                                    \
+        step_kernel<o, d, 1>, step_kernel<o, d, 2>, step_kernel<o, d, 3> \
+    }
+#define STEPS_OF(o)                                                      \
+    {                                                                    \
+        STEPS_OF_DTYPE(o, 1), STEPS_OF_DTYPE(o, 2), STEPS_OF_DTYPE(o, 3) \
+    }
+
+static step_fn *const steps[ZB_OPTIMIZER_END - 1][ZB_DTYPE_END - 1][ZB_MOMENTS_END - 1] = {
+    STEPS_OF(ZB_ADAMW), STEPS_OF(ZB_ADAM), STEPS_OF(ZB_LION), STEPS_OF(ZB_SGD), STEPS_OF(ZB_ADAGRAD)
+};
+
+static array_fn *array_of(enum zk_gpu_op op)
+{
+    switch (op) {
+    case ZK_GPU_CAST:
+        return array_kernel<ZK_GPU_CAST>;
+    case ZK_GPU_SPLIT:
+        return array_kernel<ZK_GPU_SPLIT>;
+    case ZK_GPU_MERGE:
+        return array_kernel<ZK_GPU_MERGE>;
+    case ZK_GPU_ADD:
+        return array_kernel<ZK_GPU_ADD>;
+    case ZK_GPU_ENCODE_BF16:
+        return array_kernel<ZK_GPU_ENCODE_BF16>;
+    case ZK_GPU_ENCODE_Q8:
+        return array_kernel<ZK_GPU_ENCODE_Q8>;
+    case ZK_GPU_DECODE_Q8:
+        return array_kernel<ZK_GPU_DECODE_Q8>;
+    case ZK_GPU_QUANTIZE_I8:
+        return array_kernel<ZK_GPU_QUANTIZE_I8>;
+    case ZK_GPU_DEQUANTIZE_I8:
+        return array_kernel<ZK_GPU_DEQUANTIZE_I8>;
+    default:
+        return NULL;
+    }
+}
+
+extern "C" int zk_cuda_launch(const struct zk_gpu_work *w, void *stream)
+{
+    cudaStream_t on = (cudaStream_t)stream;
+    uint64_t chunks = warp_chunks(w), blocks = (chunks + WARPS - 1) / WARPS;
+    const struct zb_layout *layout = &w->step.layout;
+
+    if (chunks == 0)
+        return cudaSuccess;
+    if (blocks > 0x7fffffff)
+        return cudaErrorInvalidConfiguration;
+    if (w->op == ZK_GPU_STEP)
+        steps[layout->optimizer - 1][layout->dtype - 1]
+             [layout->moments - 1]<<<(unsigned)blocks, THREADS, 0, on>>>(warp_step_of(&w->step),
+                                                                         chunks);
+    else if (w->op == ZK_GPU_INGEST || w->op == ZK_GPU_NORM)
+        sums_kernel<<<(unsigned)blocks, THREADS, 0, on>>>(warp_sums_of(w));
+    else
+        array_of(w->op)<<<(unsigned)blocks, THREADS, 0, on>>>(
+            w->array, warp_vector(w->op, &w->array), chunks);
+    return cudaGetLastError();
+}
