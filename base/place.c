@@ -283,7 +283,7 @@ static int place_needed(const struct zb_place_job *job, struct zb_place *ret, ui
         if (rc < 0)
             return rc;
         place_grads(job, ret, job->host_bytes - ret->least_params);
-        *ret_left = 0;
+        *ret_left = job->host_bytes - ret->least_params - ret->grad_bytes; /* less than a page's */
         return 0;
     }
     place_grads(job, ret, grads);
