@@ -425,10 +425,8 @@ static int replan_promise(struct zsd_job *job, bool more, struct zb_err *err)
 {
     struct zsd_saved *saved = job->saved;
     struct zsd_account *held = saved ? &saved->nvme_held : &job->nvme_held;
-    const uint64_t planes[ZB_PLANES] = {
-        held->used[ZSD_USE_PARAM], job->grads_nvme_bytes,
-        saved ? held->used[ZSD_USE_STATE] : replan_streamed(job)
-    };
+    const uint64_t planes[ZB_PLANES] = { held->used[ZSD_USE_PARAM], job->grads_nvme_bytes,
+                                         saved ? held->used[ZSD_USE_STATE] : replan_streamed(job) };
     struct zb_needs want = { 0 };
     int rc;
 
