@@ -1,13 +1,14 @@
 /*
  * Gradients that live on NVMe, on a device that fails once, at any of its operations and in every
- * way: a push or a step that needed it ends with its code, and nothing wrong is ever taken for data.
+ * way: a push or a step that needed it ends with its code, and nothing wrong is ever taken for
+ * data.
  *
  * MODEL. A job of one rank in so little memory that no page of a gradient is resident. A case makes
  * one step of two micro-steps (the second adds nothing, so the result is the oracle's step of the
  * first) while one operation of the device fails. A push that fails has lost its shard's gradient:
  * the step is refused until that was pushed anew, from the first micro-step on. A step that fails
- * ends the job. A step that is answered well must be the oracle's, byte for byte, wherever it can be
- * read.
+ * ends the job. A step that is answered well must be the oracle's, byte for byte, wherever it can
+ * be read.
  */
 #include "tests/sim/zsim.h"
 
@@ -184,12 +185,13 @@ static void each_operation_fails(void **state)
     for (size_t k = 0; k < ZB_COUNT(kinds); k++)
         for (uint64_t op = 0; op < ops; op++)
             (void)spill_case(kinds[k], op, true);
-    print_message("%llu operations: %llu cases, %llu pushes failed, %llu found a corrupt page; %llu "
-                  "steps failed, %llu left what could not be read, %llu were whole\n",
-                  (unsigned long long)ops, (unsigned long long)count.cases,
-                  (unsigned long long)count.pushes_io, (unsigned long long)count.pushes_bad,
-                  (unsigned long long)count.steps, (unsigned long long)count.read_bad,
-                  (unsigned long long)count.whole);
+    print_message(
+        "%llu operations: %llu cases, %llu pushes failed, %llu found a corrupt page; %llu "
+        "steps failed, %llu left what could not be read, %llu were whole\n",
+        (unsigned long long)ops, (unsigned long long)count.cases,
+        (unsigned long long)count.pushes_io, (unsigned long long)count.pushes_bad,
+        (unsigned long long)count.steps, (unsigned long long)count.read_bad,
+        (unsigned long long)count.whole);
     assert_true(count.pushes_io > 0 && count.pushes_bad > 0 && count.steps > 0 &&
                 count.read_bad > 0 && count.whole > ops);
 }
