@@ -309,7 +309,8 @@ static bool page_transfer(struct zsd_pageop *op, enum zn_op direction)
         io->pio.io = (struct zn_io){
             .op = direction,
             .urgent = op->spec.kind == ZSD_PAGE_FILL, /* a fetch waits */
-            .lend = op->spec.kind != ZSD_PAGE_FILL && !io->comes,
+            /* what may yet be undone leaves the page as it is */
+            .lend = op->spec.kind != ZSD_PAGE_FILL && op->spec.kind != ZSD_PAGE_EARLY && !io->comes,
             .buf = page_bytes_at(op, io->plane),
             .len_bytes = zsd_page_bytes(op->spec.shard, io->plane, op->spec.page),
             .off_bytes = core->daemon->engine_base +
