@@ -17,8 +17,9 @@
  *
  * GRADIENTS ON NVME, as a last resort: where not even that fits with all state and parameters
  * streamed, parameters and state keep the least that they can, and gradients are in memory page by
- * page, in order of registration, as long as bytes are left. The rest of their pages is written by
- * each push, and read by the next one that adds and by the step. What a byte of memory saves of the
+ * page, in order of registration, as long as bytes are left; what is less than such a page is for
+ * state. The rest of their pages is written by each push, and read by the next one that adds and by
+ * the step. What a byte of memory saves of the
  * drive in a step of m micro-steps:
  *
  *     parameters  2 m + 1 read (forward, backward; the step), 1 written; less where the ring hits
