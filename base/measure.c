@@ -8,14 +8,10 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
 
 #include "base/plan.h"
 #include "base/util.h"
 
-#define MEMORY_BYTES  (UINT64_C(64) << 20) /* copied at a time by each thread */
 #define MEMORY_NS     UINT64_C(30000000)
 #define MEMORY_TRIES  5u /* short ones, of which the best counts: others want the processor, too */
 #define FILL_BYTES    (UINT64_C(4) << 20)
@@ -25,7 +21,8 @@
 #define WAIT_US       100u
 
 struct measure {
-    int fd; /* of the drive's file; -1: memory */
+    const struct zb_measure_work *work; /* on memory; NULL: the drive */
+    int fd;                             /* of the drive's file */
     uint64_t ns, io_bytes;
     atomic_uint ready; /* threads that have their memory, touched */
     atomic_int go;     /* 1: the time begins; -1: it never will */
@@ -46,20 +43,6 @@ static int drive_move(struct measure *m, uint8_t *buf)
     return 0;
 }
 
-/* As the optimizer's kernels write: past the cache, where the processor can. */
-static void memory_copy(uint8_t *to, const uint8_t *from, uint64_t bytes)
-{
-#ifdef __SSE2__
-    for (uint64_t at = 0; at < bytes; at += 64)
-        for (unsigned k = 0; k < 64; k += 16)
-            _mm_stream_si128((__m128i *)(void *)(to + at + k),
-                             _mm_load_si128((const __m128i *)(const void *)(from + at + k)));
-    _mm_sfence();
-#else
-    memcpy(to, from, bytes);
-#endif
-}
-
 /* Fresh memory, on huge pages: what malloc() hands out a second time may be shared with a child of
  * this process by then, and is copied in small pages. NULL: there is none. */
 static uint8_t *measure_map(uint64_t bytes)
@@ -75,24 +58,27 @@ static uint8_t *measure_map(uint64_t bytes)
 static void *measure_run(void *arg)
 {
     struct measure *m = arg;
-    uint64_t bytes = m->io_bytes, room = zb_round_up(2 * bytes, HUGE_BYTES) + HUGE_BYTES;
+    const struct zb_measure_work *work = m->work;
+    uint64_t bytes = work ? work->room_bytes : m->io_bytes;
+    uint64_t room = zb_round_up(bytes, HUGE_BYTES) + HUGE_BYTES, moved;
     uint8_t *map = measure_map(room);
     uint8_t *buf = map ? (uint8_t *)zb_round_up((uintptr_t)map, HUGE_BYTES) : NULL;
     int rc = buf ? 0 : -ENOMEM;
     uint64_t until_ns;
 
     if (buf)
-        memset(buf, 1, 2 * bytes);
+        memset(buf, 1, bytes);
+    if (buf && work)
+        work->begin(work->arg, buf);
     (void)atomic_fetch_add(&m->ready, 1);
     while (atomic_load(&m->go) == 0)
         (void)usleep(WAIT_US);
     until_ns = zb_now_ns() + m->ns;
-    while (rc == 0 && atomic_load(&m->go) > 0 && zb_now_ns() < until_ns) {
-        if (m->fd < 0)
-            memory_copy(buf + bytes, buf, bytes);
-        else
+    for (uint64_t turn = 0; rc == 0 && atomic_load(&m->go) > 0 && zb_now_ns() < until_ns; turn++) {
+        moved = work ? work->turn(work->arg, buf, turn) : 2 * bytes;
+        if (!work)
             rc = drive_move(m, buf);
-        (void)atomic_fetch_add(&m->moved, 2 * bytes);
+        (void)atomic_fetch_add(&m->moved, moved);
     }
     if (map)
         (void)munmap(map, room);
@@ -102,9 +88,8 @@ static void *measure_run(void *arg)
 }
 
 /* Bytes a second that so many threads, besides this one, move; 0 or a negative errno. */
-static int measure_rate(int fd, uint64_t io_bytes, unsigned threads, uint64_t ns, double *ret)
+static int measure_rate(struct measure m, unsigned threads, double *ret)
 {
-    struct measure m = { .fd = fd, .ns = ns, .io_bytes = io_bytes };
     pthread_t ids[THREADS_MAX];
     uint64_t begin;
     unsigned n = 0;
@@ -125,14 +110,16 @@ static int measure_rate(int fd, uint64_t io_bytes, unsigned threads, uint64_t ns
     return rc < 0 ? rc : atomic_load(&m.rc);
 }
 
-int zb_measure_memory(unsigned threads, double *ret, struct zb_err *err)
+int zb_measure_memory(const struct zb_measure_work *work, unsigned threads, double *ret,
+                      struct zb_err *err)
 {
+    struct measure m = { .work = work, .fd = -1, .ns = MEMORY_NS };
     double rate;
     int rc = 0;
 
     *ret = 0;
     for (unsigned i = 0; i < MEMORY_TRIES && rc == 0; i++) {
-        rc = measure_rate(-1, MEMORY_BYTES, threads, MEMORY_NS, &rate);
+        rc = measure_rate(m, threads, &rate);
         if (rc == 0 && rate > *ret)
             *ret = rate;
     }
@@ -172,7 +159,8 @@ int zb_measure_open(const char *dir, struct zb_err *err)
 
 int zb_measure_drive(int fd, uint64_t io_bytes, uint64_t ns, double *ret, struct zb_err *err)
 {
-    int rc = measure_rate(fd, io_bytes, DRIVE_THREADS, ns, ret);
+    int rc = measure_rate((struct measure){ .fd = fd, .ns = ns, .io_bytes = io_bytes },
+                          DRIVE_THREADS, ret);
 
     return rc < 0 ? zb_fail(err, rc, "the bandwidth of the drive: %m") : 0;
 }

@@ -3,8 +3,8 @@
  *
  * MODEL. A zshardd of our own with a job of bf16 parameters, on the drive under --dir, or on a
  * device of a fixed rate in memory. The prediction is base/forecast.h's for this job, with the
- * rates that `zctl plan --measure` would find (base/measure.h): measured in the same run, before
- * and behind the steps that they predict,
+ * rates that `zctl plan --measure` would find (base/measure.h, kernels/measure.c): measured in the
+ * same run, before and behind the steps that they predict,
  *
  *     measure  step  step  measure
  *
@@ -29,6 +29,7 @@
 #include "bench/job.h"
 #include "bench/process.h"
 #include "client/zclient.h"
+#include "kernels/zk_page.h"
 
 #define PLAN_UNITS   8u
 #define PLAN_ROUNDS  6u
@@ -106,7 +107,7 @@ static int plan_predict(struct plan_bench *b, const struct plan_case *c, double 
 {
     double drive = (double)c->rate;
     bool measured = c->rate == 0 && b->f.step_read > 0;
-    int rc = zb_measure_memory(b->node.cores, &b->node.memory, &b->z->err);
+    int rc = zk_measure_steps(&b->run.layout, b->node.cores, &b->node.memory, &b->z->err);
 
     if (rc == 0 && measured && b->fd < 0 && (b->fd = zb_measure_open(b->dir, &b->z->err)) < 0)
         rc = b->fd;

@@ -12,6 +12,7 @@
 #include "base/measure.h"
 #include "base/util.h"
 #include "client/zctl/plan.h"
+#include "kernels/zk_page.h"
 
 #define MEASURE_NS UINT64_C(1000000000)
 #define NAMES_MAX  16u
@@ -175,7 +176,7 @@ static int plan_measure(struct zctl_plan *p, const char *dir)
     int rc = 0, fd;
 
     if (node->memory <= 0)
-        rc = zb_measure_memory(node->cores, &node->memory, err);
+        rc = zk_measure_steps(&p->run.layout, node->cores, &node->memory, err);
     if (rc < 0 || (node->drive_read > 0 && node->drive_write > 0))
         return rc;
     fd = zb_measure_open(dir, err);
