@@ -203,8 +203,10 @@ struct zsd_step_op {
     struct zsd_work work;
     bool draining;   /* waits for pins and active to reach 0 */
     bool committing; /* all pages are stepped */
-    uint32_t next_shard, next_page;
-    uint32_t inflight;
+    struct zsd_step_walk {
+        uint32_t next_shard, next_page;
+        uint32_t inflight;
+    } resident, streamed; /* each through all shards, over pages of its kind */
     uint32_t *pages_left; /* [nshards] */
 };
 

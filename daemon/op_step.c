@@ -7,14 +7,15 @@
  *
  *     ASKED  waits for the other ranks, each until its own deadline. A rank that leaves, here or in
  *            DRAIN, makes all give it up
- *     DRAIN  waits until nobody pins a shard and no push, fill or copy is in progress (J3), no
- * commit runs, and what was prepared is resolved. A step never changes bytes that somebody looks
- *            at; past the deadline it says who holds them
+ *     DRAIN  waits until nobody pins a shard, no push, fill or copy is in progress (J3), no commit
+ *            runs, and what was prepared is resolved. A step never changes bytes that somebody
+ *            looks at; past the deadline it says who holds them
  *     PAGES  a page operation for each page of each trainable shard, in order of registration, so
- *            many at a time; a shard whose last page is done has the new version, and who waits
- *            for it goes on. What was stepped ahead of this barrier (op_early.c) is published,
- *            and what is in flight of that is, as it comes
- *
+ *            many at a time; pages that pass through page buffers and pages that are in memory go
+ *            side by side, so that neither the drive nor the compute threads wait for the other
+ *            kind's end. A shard whose last page is done has the new version, and who waits for it
+ *            goes on. What was stepped ahead of this barrier (op_early.c) is published, and what is
+ *            in flight of that is, as it comes
  *     COMMIT if the ranks asked for it: op_commit.c. The pages were saved by PAGES already, each
  *            behind its update. Fetches go on meanwhile. What cannot be committed is a whole step
  *            all the same: the ranks are told both
@@ -28,7 +29,8 @@
  *     S1  job->state is STEPPING exactly from DRAIN until it is over.
  *     S2  In PAGES shard->version is job->applied + 1 when all of its pages are stepped, else
  *         job->applied; frozen shards change theirs at once.
- *     S3  At most `inflight_max` page operations of a step are in progress.
+ *     S3  At most `inflight_max` page operations of streamed pages are in progress, and of the
+ *         others as many if they are saved, else step_resident_max().
  */
 #include <assert.h>
 #include <errno.h>
@@ -334,28 +336,46 @@ static void step_shard_done(struct zsd_shard *s)
     zsd_shard_wake(s);
 }
 
+/* Which kind a page is of: the same until all of its shard are stepped (op_replan.c). */
+static struct zsd_step_walk *step_walk_of(struct zsd_job *job, const struct zsd_shard *s,
+                                          uint32_t page)
+{
+    return zsd_page_streamed(s, ZB_PARAM, page) || zsd_page_streamed(s, ZB_GRAD, page) ||
+                   zsd_page_streamed(s, ZB_STATE, page) || zsd_page_leaves(s, page)
+               ? &job->step.streamed
+               : &job->step.resident;
+}
+
 static void step_on_page(void *owner, const struct zsd_page_spec *spec, const struct zb_err *err)
 {
     struct zsd_job *job = owner;
     struct zsd_shard *s = spec->shard;
     uint32_t index = (uint32_t)(s->id & UINT32_MAX);
 
-    job->step.inflight--;
+    step_walk_of(job, s, spec->page)->inflight--;
     if (job->state == ZSD_ENDED)
         return;
     if (err) {
         zsd_job_end(job, err); /* zsd_step_cancel() answers */
         return;
     }
+    assert(job->step.pages_left[index] > 0); /* no page is stepped twice */
     if (--job->step.pages_left[index] == 0)
         step_shard_done(s);
     step_pump(job);
 }
 
+/* Pages in memory: enough to feed every compute thread, and no more, for streamed pages stand in
+ * the same line. */
+static uint32_t step_resident_max(const struct zsd_core *core)
+{
+    return 2 * zsd_compute_threads(core->daemon->compute) + 2;
+}
+
 /* Keeps enough pages in progress to feed the drive and every compute thread, and no more (S3). */
 uint32_t zsd_step_inflight_max(const struct zsd_core *core)
 {
-    return core->nbuffers + 2 * zsd_compute_threads(core->daemon->compute) + 2;
+    return core->nbuffers + step_resident_max(core);
 }
 
 /* From here on the step ends without the ranks: what they sent for it is kept now. */
@@ -391,8 +411,8 @@ static int step_begin(struct zsd_job *job)
         zsd_step_prepare(job, op->params);
     op->draining = false;
     op->commit_err = (struct zb_err){ 0 };
-    op->next_shard = op->next_page = 0;
-    assert(op->inflight == 0);
+    assert(op->resident.inflight == 0 && op->streamed.inflight == 0);
+    op->resident = op->streamed = (struct zsd_step_walk){ 0 };
     for (uint32_t i = 0; i < job->nshards; i++) {
         struct zsd_shard *s = job->shards[i];
 
@@ -428,7 +448,7 @@ static int step_page(struct zsd_job *job, struct zsd_shard *s, uint32_t page)
         return -ENOMEM;
     if (spec.held)
         s->held[page] = NULL;
-    op->inflight++;
+    step_walk_of(job, s, page)->inflight++;
     return 0;
 }
 
@@ -444,13 +464,37 @@ static void step_no_memory(struct zsd_job *job)
 void zsd_step_publish(struct zsd_shard *s, uint32_t page)
 {
     struct zsd_job *job = s->job;
+    const struct zsd_step_walk *walk = step_walk_of(job, s, page);
     uint32_t index = (uint32_t)(s->id & UINT32_MAX);
 
-    if (index > job->step.next_shard ||
-        (index == job->step.next_shard && page >= job->step.next_page))
+    if (index > walk->next_shard || (index == walk->next_shard && page >= walk->next_page))
         return; /* its turn comes */
     if (step_page(job, s, page) < 0)
         step_no_memory(job);
+}
+
+/* Starts pages of one kind, `max` at a time. 0, or -ENOMEM. */
+static int step_walk(struct zsd_job *job, struct zsd_step_walk *walk, uint32_t max)
+{
+    while (walk->next_shard < job->nshards && walk->inflight < max) {
+        struct zsd_shard *s = job->shards[walk->next_shard];
+
+        if (s->unit->layout.frozen || walk->next_page == s->npages ||
+            job->step.pages_left[walk->next_shard] == 0) {
+            walk->next_shard++;
+            walk->next_page = 0;
+            continue;
+        }
+        if (step_walk_of(job, s, walk->next_page) == walk && step_page(job, s, walk->next_page) < 0)
+            return -ENOMEM;
+        walk->next_page++;
+    }
+    return 0;
+}
+
+static bool step_walked(const struct zsd_job *job, const struct zsd_step_walk *walk)
+{
+    return walk->next_shard == job->nshards && walk->inflight == 0;
 }
 
 static void step_pump(struct zsd_job *job)
@@ -482,22 +526,16 @@ static void step_pump(struct zsd_job *job)
         zsd_step_give_up(job, &err);
         return;
     }
-    while (op->next_shard < job->nshards && op->inflight < zsd_step_inflight_max(job->core)) {
-        struct zsd_shard *s = job->shards[op->next_shard];
-
-        if (s->unit->layout.frozen || op->next_page == s->npages) {
-            op->next_shard++;
-            op->next_page = 0;
-            continue;
-        }
-        if (step_page(job, s, op->next_page) < 0) {
-            if (op->inflight == 0)
-                step_no_memory(job);
-            return; /* the next page that is done tries again */
-        }
-        op->next_page++;
+    if (step_walk(job, &op->streamed, zsd_step_inflight_max(job->core)) < 0 ||
+        step_walk(job, &op->resident,
+                  op->commit ? zsd_step_inflight_max(job->core) : step_resident_max(job->core)) <
+            0) {
+        if (op->streamed.inflight + op->resident.inflight == 0)
+            step_no_memory(job);
+        return; /* the next page that is done tries again */
     }
-    if (op->next_shard == job->nshards && op->inflight == 0 && job->early.inflight == 0)
+    if (step_walked(job, &op->streamed) && step_walked(job, &op->resident) &&
+        job->early.inflight == 0)
         step_over(job, true);
 }
 

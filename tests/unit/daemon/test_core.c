@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "daemon/op_early.h"
 #include "nvme/engine_fault.h"
 #include "tests/unit/daemon/core_fixture.h"
 
@@ -92,32 +93,47 @@ static int unit_push(struct world *w, unsigned c, uint32_t u, struct truth *t, u
     return rc;
 }
 
-static int job_step(struct world *w, unsigned c, struct truth *t, uint64_t step)
+static const struct zk_params step_params = {
+    .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .scale = 0.25
+};
+
+static void job_step_ask(struct world *w, unsigned c, uint64_t step)
 {
-    static const struct zk_params params = {
-        .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .scale = 0.25
-    };
-    struct zk_scalars scalars = zk_prepare(ZB_ADAMW, &params, step);
     Zp__Step q = ZP__STEP__INIT;
     Zp__GroupScalars g = ZP__GROUP_SCALARS__INIT, *groups[1] = { &g };
-    int rc;
 
-    g.lr = params.lr;
-    g.beta1 = params.beta1;
-    g.beta2 = params.beta2;
-    g.eps = params.eps;
-    g.weight_decay = params.weight_decay;
+    g.lr = step_params.lr;
+    g.beta1 = step_params.beta1;
+    g.beta2 = step_params.beta2;
+    g.eps = step_params.eps;
+    g.weight_decay = step_params.weight_decay;
     q.job = w->clients[c].job;
     q.step = step;
-    q.scale = params.scale;
+    q.scale = step_params.scale;
     q.n_groups = 1;
     q.groups = groups;
-    rc = call(w, c, zsd_step, &q);
-    for (uint32_t u = 0; u < UNITS && rc == 0; u++) {
+    ask(w, c, zsd_step, &q);
+}
+
+static void truth_step(struct world *w, struct truth *t, uint64_t step)
+{
+    struct zk_scalars scalars = zk_prepare(ZB_ADAMW, &step_params, step);
+
+    for (uint32_t u = 0; u < UNITS; u++) {
         const struct zk_segment all = { 0, unit_elems[u], 0 };
 
         zk_page_step(w->daemon.kernels, &t->layout, &t->pages[u], &all, 1, &scalars);
     }
+}
+
+static int job_step(struct world *w, unsigned c, struct truth *t, uint64_t step)
+{
+    int rc;
+
+    job_step_ask(w, c, step);
+    rc = answer(w, c);
+    if (rc == 0)
+        truth_step(w, t, step);
     return rc;
 }
 
@@ -374,6 +390,88 @@ static void core_detects_corruption(void **state)
     }
 }
 
+/* Pages of optimizer state: in memory, streamed, and those that the next step moves. */
+struct kinds {
+    uint32_t resident, streamed, leave, come;
+};
+
+static struct kinds kinds_of(const struct zsd_job *job)
+{
+    struct kinds k = { 0 };
+
+    for (uint32_t i = 0; i < job->nshards; i++) {
+        const struct zsd_shard *s = job->shards[i];
+
+        for (uint32_t page = 0; page < s->npages; page++) {
+            k.leave += zsd_page_leaves(s, page);
+            k.come += zsd_page_comes(s, page);
+            *(zsd_page_streamed(s, ZB_STATE, page) ? &k.streamed : &k.resident) += 1;
+        }
+    }
+    return k;
+}
+
+/* A step, in whose first turn pages of both kinds have begun, before any has ended. */
+static void step_of_both_kinds(struct world *w, struct truth *t, uint64_t step)
+{
+    const struct zsd_job *job = job_of(w, 0);
+
+    for (uint32_t u = 0; u < UNITS; u++)
+        assert_int_equal(unit_push(w, 0, u, t, step), 0);
+    job_step_ask(w, 0, step);
+    core_entered(true);
+    zsd_core_turn(&w->daemon); /* and nothing is reaped */
+    core_entered(false);
+    assert_true(job->step.resident.inflight > 0);
+    assert_true(job->step.streamed.inflight > 0);
+    assert_int_equal(answer(w, 0), 0);
+    assert_int_equal(job->step.resident.inflight + job->step.streamed.inflight, 0);
+    truth_step(w, t, step);
+    for (uint32_t u = 0; u < UNITS; u++)
+        assert_int_equal(unit_compare(w, 0, u, t), 0);
+}
+
+/* Pages in memory are more than a step begins at a time: those that are streamed do not wait for
+ * their end, nor they for those. Nor where pages change from one kind to the other amid: with
+ * another budget some leave memory in the next step, or come into it. */
+static void core_steps_both_kinds_at_once(void **state)
+{
+    static const int moves[] = { -4, 5, -1, -2, 1 }; /* pages */
+    struct zb_err err = { 0 };
+    uint64_t step = 0;
+    struct kinds was, is;
+    struct world w;
+    struct truth t;
+
+    (void)state;
+    world_open(&w, least_host(ZB_BF16) + (3 << 19), "threads", 1); /* all but some state */
+    truth_open(&t, ZB_BF16);
+    assert_int_equal(job_open(&w, 0), 0);
+    assert_int_equal(job_define(&w, 0, ZB_BF16), 0);
+    was = kinds_of(job_of(&w, 0));
+    assert_in_range(was.resident, zsd_step_inflight_max(w.daemon.core), 14);
+    assert_true(was.streamed > 1);
+    for (uint32_t u = 0; u < UNITS; u++)
+        assert_int_equal(unit_write(&w, 0, u, &t), 0);
+    while (step < 3)
+        step_of_both_kinds(&w, &t, ++step);
+    for (size_t i = 0; i < ZB_COUNT(moves); i++) {
+        int64_t used = (int64_t)zsd_account_used(&w.daemon.core->host);
+        int64_t bytes = moves[i] * (int64_t)zb_page_bytes(t.layout.block_bytes[ZB_STATE], PAGE);
+
+        assert_int_equal(zsd_host_set(w.daemon.core, (uint64_t)(used + bytes), &err), 0);
+        world_settle(&w);
+        was = kinds_of(job_of(&w, 0));
+        assert_true(moves[i] < 0 ? was.leave > 0 && was.come == 0 : was.come > 0 && was.leave == 0);
+        step_of_both_kinds(&w, &t, ++step);
+        is = kinds_of(job_of(&w, 0));
+        assert_int_equal(is.leave + is.come, 0);
+        assert_int_equal(is.resident, was.resident + was.come - was.leave);
+    }
+    truth_close(&t);
+    world_close(&w);
+}
+
 /* The daemon ends, and one rank is quicker to hear it and to leave than the other: the other is
  * told that the daemon is going, not that its peer died. */
 static void core_ends_before_its_ranks(void **state)
@@ -403,6 +501,7 @@ int main(void)
         cmocka_unit_test(core_with_failed_allocations),
         cmocka_unit_test(core_heals_short_transfers),
         cmocka_unit_test(core_detects_corruption),
+        cmocka_unit_test(core_steps_both_kinds_at_once),
         cmocka_unit_test(core_ends_before_its_ranks),
     };
 
