@@ -32,7 +32,7 @@ static void time_text(uint64_t unix_seconds, char *cell)
     time_t t = (time_t)zb_min_u64(unix_seconds, INT32_MAX);
     struct tm tm;
 
-    if (!localtime_r(&t, &tm) || strftime(cell, CELL_MAX, "%Y-%m-%dT%H:%M:%S", &tm) == 0)
+    if (!localtime_r(&t, &tm) || strftime(cell, CELL_MAX, "%Y-%m-%dT%H:%M:%S%z", &tm) == 0)
         (void)snprintf(cell, CELL_MAX, "%" PRIu64, unix_seconds);
 }
 

@@ -95,7 +95,7 @@ enum zctl_type {
     ZCTL_U64,    /* uint64_t */
     ZCTL_SIZE,   /* uint64_t: bytes; in the table as "1.50 GiB" */
     ZCTL_KIB,    /* uint64_t: bytes; in the table as KiB, so that columns add up */
-    ZCTL_TIME,   /* uint64_t: seconds since 1970; in the table as the local time */
+    ZCTL_TIME,   /* uint64_t: seconds since 1970; in the table as the local time, with its zone */
     ZCTL_BOOL,   /* bool: "yes" and "no" in the table */
     ZCTL_DOUBLE, /* double */
     ZCTL_SHARE,  /* double: a part of 1, in the table as "96%"; negative: unknown, "-" and null */

@@ -129,8 +129,8 @@ static void fake_close(struct fake *f)
     free(f);
 }
 
-#define HEAD "JOB  NAME  ITERATIONS  APPLIED  WORLD              CREATED     BYTES       OWN\n"
-#define ROW  "a    s              7        6      2  2001-09-09T01:46:40  3.00 MiB  1.00 MiB\n"
+#define HEAD "JOB  NAME  ITERATIONS  APPLIED  WORLD                   CREATED     BYTES       OWN\n"
+#define ROW  "a    s              7        6      2  2001-09-09T01:46:40+0000  3.00 MiB  1.00 MiB\n"
 
 static void snapshots(void **state)
 {
@@ -174,8 +174,8 @@ static void snapshots(void **state)
     zp_arena_free(arena);
 
     expect(f, "clone a b", 0,
-           "JOB  ITERATIONS  APPLIED  WORLD              CREATED     BYTES       OWN\n"
-           "a             7        6      2  2001-09-09T01:46:40  3.00 MiB  1.00 MiB\n",
+           "JOB  ITERATIONS  APPLIED  WORLD                   CREATED     BYTES       OWN\n"
+           "a             7        6      2  2001-09-09T01:46:40+0000  3.00 MiB  1.00 MiB\n",
            "");
     expect(f, "-o json clone a@s b", 0,
            "{\n  \"schema\": 1,\n  \"rows\": [\n    {\n      \"job\": \"a\",\n"

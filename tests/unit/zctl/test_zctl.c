@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/util.h"
@@ -331,12 +332,17 @@ static void tables(void **state)
     noted[1].kib_bytes = 1536;
     noted[1].at = 1000000000;
     text = printed(noted, 2, false);
-    assert_string_equal(
-        text,
-        "NAME           U32      U64      DISK  FLAG    REAL  NOTE  KIB_KIB                   AT\n"
-        "a                1  1234567  1.50 GiB  yes      4.2              3  1970-01-01T00:00:00\n"
-        "longer  4294967295        2      12 B  no    1000.0  why       1.5  "
-        "2001-09-09T01:46:40\n");
+    assert_string_equal(text, "NAME           U32      U64      DISK  FLAG    REAL  NOTE  KIB_KIB  "
+                              "                      AT\n"
+                              "a                1  1234567  1.50 GiB  yes      4.2              3  "
+                              "1970-01-01T00:00:00+0000\n"
+                              "longer  4294967295        2      12 B  no    1000.0  why       1.5  "
+                              "2001-09-09T01:46:40+0000\n");
+    free(text);
+    (void)setenv("TZ", "EST5", 1);
+    tzset();
+    text = printed(noted, 2, false);
+    assert_non_null(strstr(text, "  2001-09-08T20:46:40-0500\n"));
     free(text);
     text = printed(rows, 0, false);
     assert_string_equal(text, "NAME  U32  U64  DISK  FLAG  REAL\n");
