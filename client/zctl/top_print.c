@@ -31,6 +31,8 @@ static const struct zctl_column tier_columns[] = {
     COLUMN(ZCTL_TEXT, name, ZCTL_SHOWN, zc_tier_row),
     COLUMN(ZCTL_SIZE, budget, ZCTL_SHOWN, zc_tier_row),
     COLUMN(ZCTL_SIZE, used, ZCTL_SHOWN, zc_tier_row),
+    COLUMN(ZCTL_SIZE, target, ZCTL_WHEN_SET, zc_tier_row),
+    COLUMN(ZCTL_SIZE, moving, ZCTL_WHEN_SET, zc_tier_row),
 };
 
 static const struct zctl_column path_columns[] = {

@@ -440,6 +440,12 @@ static void shown(void)
     view.oldest = (struct zc_top_oldest){
         .pid = 12, .age_ms = 4200, .rank = 3, .method = "fetch", .job = "gpt", .waits = "the drive"
     };
+    view.ntiers = 1;
+    view.tiers[0] = (struct zc_tier_row){ .name = "host",
+                                          .budget = 3 * ZB_GIB,
+                                          .used = 3 * ZB_GIB,
+                                          .target = ZB_GIB,
+                                          .moving = 2 * ZB_GIB };
 }
 
 static void tables(void **state)
@@ -448,6 +454,8 @@ static void tables(void **state)
         "bound by NVMe writes: 96 %",
         "\n1.0 s: 2 compute threads busy 20%",
         "\noldest request: fetch of job 'gpt', rank 3 (process 12), 4.2 s, waits for the drive\n",
+        "\nNAME    BUDGET      USED    TARGET    MOVING\n"
+        "host  3.00 GiB  3.00 GiB  1.00 GiB  2.00 GiB\n",
         "\nPATH  READ/S  WRITTEN/S  READ_SHARE",
         "NVME_READ/S",
         "\nNAME  PAGES_S  IN_BUFFER",
@@ -506,7 +514,6 @@ static void json(void **state)
     shown();
     view.stalls = &stall;
     view.nstalls = 1;
-    view.ntiers = 1;
     view.oldest.pid = 0;
     text = printed(top_json);
     assert_ptr_equal(strchr(text, '\n'), text + strlen(text) - 1); /* one line */
