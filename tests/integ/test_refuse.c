@@ -1248,6 +1248,8 @@ static int stranger(const struct zi_daemon *d)
     CHECK(zc_list_wait(c, NULL, &shards, &n) == 0 && n == 0);
     zc_rows_free(shards);
     CHECK(zc_list_wait(c, "mine", &shards, &n) == -ENOENT);
+    CHECK(zc_tier_set_wait(c, "host", UINT64_C(1) << 30) == -EPERM);
+    CHECK(strstr(zc_error(c), "only root and the daemon's own user"));
     o.name = "theirs";
     o.attach = false;
     CHECK(zc_job_open_wait(c, &o, &job) == 0);
