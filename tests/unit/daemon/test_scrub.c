@@ -389,11 +389,7 @@ static void the_daemon_ends(void **state)
             world_turn(&s.w);
         }
         client_gone(&s.w, 0);
-        world_kill(&s.w);
-        (void)unlink(s.catalog);
-        for (uint32_t u = 0; u < UNITS; u++)
-            for (int what = 0; what < 5; what++)
-                free(s.truth[u][what]);
+        saved_kill(&s);
     }
 }
 
