@@ -48,6 +48,7 @@ struct cuda_gpu {
 struct cuda_stream {
     struct zk_gpu_stream base;
     cudaStream_t s;
+    bool adopted; /* somebody else ends it */
 };
 
 struct cuda_event {
@@ -124,6 +125,11 @@ static int driver_fail(const struct cuda_gpu *c, CUresult r, const char *what, s
 static int cuda_enter(const struct cuda_gpu *c, struct zb_err *err)
 {
     return cuda_fail(cudaSetDevice(c->device), "GPU", err);
+}
+
+static int cuda_enter_gpu(struct zk_gpu *g, struct zb_err *err)
+{
+    return cuda_enter(gpu_of(g), err);
 }
 
 /* ---- the device */
@@ -398,8 +404,23 @@ static void cuda_stream_free(struct zk_gpu_stream *base)
 
     (void)cuda_enter(gpu_of(base->gpu), NULL);
     (void)cuda_fail(cudaStreamSynchronize(s->s), "a stream", NULL);
-    (void)cuda_fail(cudaStreamDestroy(s->s), "a stream", NULL);
+    if (!s->adopted)
+        (void)cuda_fail(cudaStreamDestroy(s->s), "a stream", NULL);
     free(s);
+}
+
+static int cuda_stream_adopt(struct zk_gpu *g, void *native, struct zk_gpu_stream **ret,
+                             struct zb_err *err)
+{
+    struct cuda_stream *s = calloc(1, sizeof(*s));
+
+    if (!s)
+        return zb_fail(err, -ENOMEM, "a stream: %m");
+    s->base.gpu = g;
+    s->s = native;
+    s->adopted = true;
+    *ret = &s->base;
+    return 0;
 }
 
 /* Not ready is no failure. */
@@ -556,4 +577,6 @@ const struct zk_gpu_backend zk_gpu_cuda = {
     .fill = cuda_fill,
     .signal = cuda_signal,
     .launch = cuda_launch,
+    .stream_adopt = cuda_stream_adopt,
+    .enter = cuda_enter_gpu,
 };

@@ -18,6 +18,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,7 +45,23 @@ struct emu {
     struct zb_err dead; /* code is 0 while the device works */
 };
 
-enum item_kind { ITEM_COPY, ITEM_FILL, ITEM_LAUNCH, ITEM_RECORD, ITEM_WAIT, ITEM_SIGNAL };
+enum item_kind {
+    ITEM_COPY,
+    ITEM_FILL,
+    ITEM_LAUNCH,
+    ITEM_CALL,
+    ITEM_RECORD,
+    ITEM_WAIT,
+    ITEM_SIGNAL
+};
+
+/* A function of the host with its arguments: gpu_own.h. */
+struct call {
+    zk_gpu_call_fn *fn;
+    struct zk_gpu_use uses[ZK_GPU_USES_MAX];
+    unsigned nuses;
+    _Alignas(max_align_t) unsigned char args[ZK_GPU_CALL_BYTES];
+};
 
 struct emu_event {
     struct zk_gpu_event base;
@@ -62,6 +79,7 @@ struct item {
     const void *from;
     uint64_t len_bytes;
     struct zk_gpu_work work;
+    struct call *call; /* of ITEM_CALL; freed with the item */
     struct emu_event *event;
     uint64_t number; /* of the event's record */
     int fd;
@@ -370,28 +388,53 @@ static bool fill_run(struct emu *e, const struct item *i)
     return true;
 }
 
+/* Makes the pointers of spans the host's. Returns how many were found: their mems are busy. */
+static unsigned spans_find(struct emu *e, const struct zk_gpu_span *spans, unsigned n,
+                           struct zk_gpu_mem **mems)
+{
+    for (unsigned i = 0; i < n; i++) {
+        void *dev, *host;
+
+        memcpy(&dev, spans[i].at, sizeof(dev));
+        host = mem_find(e, dev, spans[i].len_bytes, spans[i].writes, &mems[i]);
+        if (!host)
+            return i;
+        memcpy(spans[i].at, &host, sizeof(host));
+    }
+    return n;
+}
+
+static void spans_idle(struct emu *e, struct zk_gpu_mem **mems, unsigned n)
+{
+    while (n > 0)
+        mem_idle(e, mems[--n]);
+}
+
 static bool launch_run(struct emu *e, struct item *i)
 {
     struct zk_gpu_span spans[ZK_GPU_SPANS_MAX];
     struct zk_gpu_mem *mems[ZK_GPU_SPANS_MAX];
-    unsigned n = zk_gpu_work_spans(&i->work, spans), found = 0;
-    bool good = true;
+    unsigned n = zk_gpu_work_spans(&i->work, spans), found = spans_find(e, spans, n, mems);
+    bool good = found == n && zk_gpu_work_run(e->ops, &i->work) == 0;
 
-    for (; found < n && good; found++) {
-        void *dev, *host;
+    spans_idle(e, mems, found);
+    return good;
+}
 
-        memcpy(&dev, spans[found].at, sizeof(dev));
-        host = mem_find(e, dev, spans[found].len_bytes, spans[found].writes, &mems[found]);
-        if (!host) {
-            good = false;
-            break;
-        }
-        memcpy(spans[found].at, &host, sizeof(host));
-    }
-    if (good)
-        good = zk_gpu_work_run(e->ops, &i->work) == 0;
-    while (found > 0)
-        mem_idle(e, mems[--found]);
+static bool call_run(struct emu *e, struct call *c)
+{
+    struct zk_gpu_span spans[ZK_GPU_USES_MAX];
+    struct zk_gpu_mem *mems[ZK_GPU_USES_MAX];
+    unsigned n = 0, found;
+    bool good;
+
+    for (unsigned i = 0; i < c->nuses; i++)
+        if (c->uses[i].len_bytes > 0)
+            spans[n++] = (struct zk_gpu_span){ c->args + c->uses[i].at, c->uses[i].len_bytes,
+                                               c->uses[i].writes };
+    found = spans_find(e, spans, n, mems);
+    good = found == n && c->fn(c->args) == 0;
+    spans_idle(e, mems, found);
     return good;
 }
 
@@ -417,6 +460,9 @@ static void work_run(struct emu *e, struct item *i)
         break;
     case ITEM_LAUNCH:
         good = launch_run(e, i);
+        break;
+    case ITEM_CALL:
+        good = call_run(e, i->call);
         break;
     case ITEM_RECORD:
     case ITEM_WAIT:
@@ -448,6 +494,7 @@ static void item_run(struct emu *e, struct item *i)
     case ITEM_COPY:
     case ITEM_FILL:
     case ITEM_LAUNCH:
+    case ITEM_CALL:
         (void)pthread_mutex_unlock(&e->lock);
         if (!dead)
             work_run(e, i);
@@ -479,6 +526,7 @@ static void *stream_thread(void *arg)
         (void)pthread_mutex_unlock(&e->lock);
         if (event)
             event_put(event);
+        free(i->call);
         free(i);
         (void)pthread_mutex_lock(&e->lock);
     }
@@ -564,7 +612,7 @@ static int stream_push(struct zk_gpu_stream *base, const struct item *what, stru
     (void)pthread_mutex_lock(&e->lock);
     rc = emu_alive(e, err);
     if (rc == 0) {
-        if (i->kind <= ITEM_LAUNCH)
+        if (i->kind <= ITEM_CALL)
             i->fails = emu_spend(e);
         if (i->kind == ITEM_RECORD)
             i->number = ++i->event->recorded;
@@ -659,6 +707,25 @@ static int emu_launch(struct zk_gpu_stream *s, const struct zk_gpu_work *work, s
     return stream_push(s, &(struct item){ .kind = ITEM_LAUNCH, .work = *work }, err);
 }
 
+static int emu_call(struct zk_gpu_stream *s, zk_gpu_call_fn *fn, const void *args,
+                    size_t args_bytes, const struct zk_gpu_use *uses, unsigned nuses,
+                    struct zb_err *err)
+{
+    struct call *c = calloc(1, sizeof(*c));
+    int rc;
+
+    if (!c)
+        return zb_fail(err, -ENOMEM, "a work of the GPU: %m");
+    c->fn = fn;
+    c->nuses = nuses;
+    memcpy(c->uses, uses, nuses * sizeof(*uses));
+    memcpy(c->args, args, args_bytes);
+    rc = stream_push(s, &(struct item){ .kind = ITEM_CALL, .call = c }, err);
+    if (rc < 0)
+        free(c);
+    return rc;
+}
+
 const struct zk_gpu_backend zk_gpu_emulated = {
     .name = "emulated",
     .open = emu_open,
@@ -683,4 +750,5 @@ const struct zk_gpu_backend zk_gpu_emulated = {
     .fill = emu_fill,
     .signal = emu_signal,
     .launch = emu_launch,
+    .call = emu_call,
 };

@@ -575,3 +575,54 @@ int zk_gpu_launch(struct zk_gpu_stream *s, const struct zk_gpu_work *work, struc
 
     return rc < 0 ? rc : s->gpu->backend->launch(s, work, err);
 }
+
+/* ---- gpu_own.h */
+
+int zk_gpu_adopt(const char *name, void *native, struct zk_gpu **ret, struct zk_gpu_stream **ret_s,
+                 struct zb_err *err)
+{
+    struct zk_gpu_stream *theirs = native;
+    struct zk_gpu *g = NULL;
+    int rc;
+
+    if (name_args(name, zk_gpu_emulated.name)) {
+        *ret_s = theirs;
+        *ret = theirs->gpu;
+        return 0;
+    }
+    rc = zk_gpu_open(name, 0, &g, err);
+    if (rc < 0)
+        return rc;
+    assert(g->backend->stream_adopt);
+    rc = g->backend->stream_adopt(g, native, ret_s, err);
+    if (rc < 0) {
+        zk_gpu_close(g);
+        return rc;
+    }
+    objects_count(g, 1);
+    *ret = g;
+    return 0;
+}
+
+void zk_gpu_disown(struct zk_gpu *g, struct zk_gpu_stream *s)
+{
+    if (!g || !g->backend->stream_adopt)
+        return; /* the owner's */
+    zk_gpu_stream_free(s);
+    zk_gpu_close(g);
+}
+
+int zk_gpu_enter(struct zk_gpu *g, struct zb_err *err)
+{
+    return g->backend->enter ? g->backend->enter(g, err) : 0;
+}
+
+int zk_gpu_call(struct zk_gpu_stream *s, zk_gpu_call_fn *fn, const void *args, size_t args_bytes,
+                const struct zk_gpu_use *uses, unsigned nuses, struct zb_err *err)
+{
+    assert(args_bytes <= ZK_GPU_CALL_BYTES && nuses <= ZK_GPU_USES_MAX);
+    if (!s->gpu->backend->call)
+        return zb_fail(err, -ENOTSUP, "a GPU of '%s' runs no functions of the host",
+                       s->gpu->backend->name);
+    return s->gpu->backend->call(s, fn, args, args_bytes, uses, nuses, err);
+}

@@ -12,6 +12,7 @@
 
 #include "base/util.h"
 #include "kernels/gpu.h"
+#include "kernels/gpu_own.h"
 
 struct zk_gpu_backend {
     const char *name;
@@ -49,6 +50,13 @@ struct zk_gpu_backend {
                 struct zb_err *err);
     int (*signal)(struct zk_gpu_stream *s, int eventfd, struct zb_err *err);
     int (*launch)(struct zk_gpu_stream *s, const struct zk_gpu_work *work, struct zb_err *err);
+
+    /* gpu_own.h; NULL where there is no such thing. An adopted stream is freed and not ended. */
+    int (*stream_adopt)(struct zk_gpu *g, void *native, struct zk_gpu_stream **ret,
+                        struct zb_err *err);
+    int (*enter)(struct zk_gpu *g, struct zb_err *err);
+    int (*call)(struct zk_gpu_stream *s, zk_gpu_call_fn *fn, const void *args, size_t args_bytes,
+                const struct zk_gpu_use *uses, unsigned nuses, struct zb_err *err);
 };
 
 extern const struct zk_gpu_backend zk_gpu_emulated;

@@ -13,6 +13,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,6 +23,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "kernels/gpu_own.h"
 #include "tests/unit/kernels/works.h"
 
 #define SIZE (2u * 1024 * 1024) /* the granularity of all that we know */
@@ -765,6 +767,91 @@ static void lost_device_wakes_everyone(void **state)
     fixture_close(&x);
 }
 
+/* ---- a device of somebody else's, and works that are functions (gpu_own.h) */
+
+struct add {
+    unsigned char *at;
+    unsigned char by;
+    int rc;
+};
+
+static int add_run(void *args)
+{
+    const struct add *a = args;
+
+    a->at[0] = (unsigned char)(a->at[0] + a->by);
+    return a->rc;
+}
+
+static int add_call(struct fixture *x, struct zk_gpu_stream *s, struct add add, uint64_t len_bytes)
+{
+    const struct zk_gpu_use uses[] = { { offsetof(struct add, at), len_bytes, true },
+                                       { 0, 0, true } };
+
+    return zk_gpu_call(s, add_run, &add, sizeof(add), uses, ZB_COUNT(uses), &x->err);
+}
+
+static void adopted(struct fixture *x)
+{
+    struct zk_gpu *g = NULL;
+    struct zk_gpu_stream *s = NULL;
+    struct zk_gpu_mem *m = alloc(x, SIZE), *own = NULL;
+    bool functions = strncmp(x->name, "emulated", 8) == 0;
+    struct add add = { .at = zk_gpu_addr(m), .by = 2 };
+    int fd, rc;
+
+    good(x, zk_gpu_adopt(x->name, zk_gpu_stream_native(x->a), &g, &s, &x->err));
+    good(x, zk_gpu_enter(g, &x->err));
+    good(x, zk_gpu_alloc(g, SIZE, 0, &own, &x->err));
+    fd = gate_close(x, x->a);
+    good(x,
+         zk_gpu_fill(x->a, zk_gpu_addr(m), 5, SIZE, &x->err)); /* by the owner, then by the other */
+    rc = add_call(x, s, add, 1);
+    assert_int_equal(rc, functions ? 0 : -ENOTSUP);
+    add.by = 100; /* it was copied */
+    good(x, zk_gpu_copy(s, ZK_GPU_WITHIN, zk_gpu_addr(own), zk_gpu_addr(m), SIZE, &x->err));
+    good(x, zk_gpu_copy(s, ZK_GPU_TO_HOST, x->host, zk_gpu_addr(own), SIZE, &x->err));
+    assert_int_equal(zk_gpu_stream_query(s, &x->err), -EAGAIN);
+    gate_open(x, x->a, fd);
+    assert_int_equal(x->host[0], functions ? 7 : 5);
+    assert_true(all_are(x->host + 1, 5, SIZE - 1));
+    zk_gpu_free(own);
+    zk_gpu_disown(g, s);
+    good(x, zk_gpu_stream_sync(x->a, &x->err)); /* it is still the owner's */
+    zk_gpu_free(m);
+}
+
+static void wrong_calls_lose_the_device(void **state)
+{
+    static const struct {
+        const char *name;
+        size_t at;
+        uint64_t len_bytes;
+        int rc;
+    } rows[] = { { "a function that fails", 0, 1, -EINVAL },
+                 { "behind the end", SIZE - 1, 2, 0 },
+                 { "nobody's", 64ull * SIZE, 1, 0 } };
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(rows); i++) {
+        struct fixture x;
+        struct zk_gpu_mem *m;
+        int rc;
+
+        assert_true(fixture_open(&x, "emulated:64M", 0));
+        m = alloc(&x, SIZE);
+        good(&x, add_call(&x, x.a,
+                          (struct add){ .at = (unsigned char *)zk_gpu_addr(m) + rows[i].at,
+                                        .rc = rows[i].rc },
+                          rows[i].len_bytes));
+        rc = zk_gpu_stream_sync(x.a, &x.err);
+        if (rc != -EFAULT)
+            fail_msg("%s: %d", rows[i].name, rc);
+        zk_gpu_free(m);
+        fixture_close(&x);
+    }
+}
+
 /* ---- threads */
 
 #define THREADS 4
@@ -834,6 +921,7 @@ ON_EACH(stranded_memory)
 ON_EACH(killed_exporter)
 ON_EACH(bad_imports)
 ON_EACH(many_threads)
+ON_EACH(adopted)
 
 int main(int argc, char **argv)
 {
@@ -855,6 +943,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(fails_at_everything),
         cmocka_unit_test(wrong_addresses_lose_the_device),
         cmocka_unit_test(lost_device_wakes_everyone),
+        cmocka_unit_test(adopted_all),
+        cmocka_unit_test(wrong_calls_lose_the_device),
         cmocka_unit_test(many_threads_all),
     };
 

@@ -1,0 +1,62 @@
+/*
+ * gpu_own.h - for parts of this tree that bring kernels of their own to a device that somebody else
+ * has opened: the trainer computes on the engine's stream.
+ *
+ * MODEL. zk_gpu_stream_native() is all that the owner gives away. zk_gpu_adopt() makes a device and
+ * a stream of it again, in another copy of this library (a program and libzclient.so have one
+ * each):
+ *
+ *     cuda       another handle of the same device, in the same context; what both allocate and map
+ *                is good for both. The stream is the owner's cudaStream_t
+ *     emulated   the owner's own device and stream: both copies come from one build
+ *
+ * Kernels for "cuda" are launched on the native stream by whoever brings them. On the emulated
+ * device they are works as any other: a function of the host, which runs in the stream's thread.
+ */
+#ifndef ZK_GPU_OWN_H
+#define ZK_GPU_OWN_H
+
+#include <stddef.h>
+
+#include "kernels/gpu.h"
+
+/**
+ * @param name    that the owner opened the device by
+ * @param native  what the owner's zk_gpu_stream_native() gave; the owner keeps the stream open
+ * @return 0, or as zk_gpu_open()
+ */
+int zk_gpu_adopt(const char *name, void *native, struct zk_gpu **ret, struct zk_gpu_stream **ret_s,
+                 struct zb_err *err);
+/** Everything made from the device by this side is freed. NULLs are allowed. */
+void zk_gpu_disown(struct zk_gpu *g, struct zk_gpu_stream *s);
+
+/** Makes the device the calling thread's, as CUDA wants it before each launch. 0, or -EIO. */
+int zk_gpu_enter(struct zk_gpu *g, struct zb_err *err);
+
+/* ---- works that are functions, on "emulated" only */
+
+#define ZK_GPU_CALL_BYTES 256u
+#define ZK_GPU_USES_MAX   8u
+
+/** A run of device memory that a call uses: where in the arguments its address stands. */
+struct zk_gpu_use {
+    size_t at;
+    uint64_t len_bytes; /* 0: not used, whatever the address is */
+    bool writes;
+};
+
+/** Device addresses in `args` are such that the function can use them. Not 0: the device is lost.
+ */
+typedef int zk_gpu_call_fn(void *args);
+
+/**
+ * Gives a stream a call; the arguments are copied.
+ *
+ * @param args_bytes  at most ZK_GPU_CALL_BYTES
+ * @param nuses       at most ZK_GPU_USES_MAX
+ * @return 0; -ENOTSUP not an emulated device; -ENOMEM, -EIO
+ */
+int zk_gpu_call(struct zk_gpu_stream *s, zk_gpu_call_fn *fn, const void *args, size_t args_bytes,
+                const struct zk_gpu_use *uses, unsigned nuses, struct zb_err *err);
+
+#endif
