@@ -30,6 +30,7 @@ int zc_exit_code(int rc)
     case EUSERS:
     case ESTALE:
     case EOPNOTSUPP:
+    case ENODEV:
         return ZC_EXIT_REFUSED;
     case EOWNERDEAD:
         return ZC_EXIT_PEER;

@@ -126,7 +126,7 @@ enum zc_exit {
     ZC_EXIT_DAEMON = 3,  /* not there, lost, or does not answer: -ENOTCONN, -EPROTO, -ETIMEDOUT,
                             -ECANCELED */
     ZC_EXIT_REFUSED = 4, /* it does not fit, is not allowed, was not found, is taken, was taken
-                            over (-ESTALE) */
+                            over (-ESTALE), is not there to be used (-ENODEV: no GPU) */
     ZC_EXIT_PEER = 5,    /* -EOWNERDEAD */
     ZC_EXIT_CORRUPT = 6, /* -EBADMSG */
 };

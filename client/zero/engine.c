@@ -543,6 +543,11 @@ void zc_zero_close(struct zc_zero *z, bool clean)
 
 /* ---- statistics */
 
+uint64_t zc_zero_device_bytes(const struct zc_zero *z)
+{
+    return z->gather_dev.bytes + z->grad_dev.bytes;
+}
+
 int zc_zero_stats(struct zc_zero *z, struct zc_zero_stats *ret)
 {
     struct zcz_wait w = { .what = "the step in progress, to be counted" };

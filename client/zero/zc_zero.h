@@ -211,6 +211,10 @@ ZC_EXPORT int zc_zero_progress(struct zc_zero *z, uint64_t *ret_iterations, uint
  * engine. */
 ZC_EXPORT void *zc_zero_stream(struct zc_zero *z);
 
+/** Bytes of the device that this engine has allocated now: gathered units, gradients, and buffers
+ * between two uses. Asks nobody; 0 without a device. */
+ZC_EXPORT uint64_t zc_zero_device_bytes(const struct zc_zero *z);
+
 /** *ret_params: the unit's parameters, elems of them in its dtype, read-only, 64-byte aligned,
  * valid until released. Gathers of one unit nest. */
 ZC_EXPORT int zc_zero_gather(struct zc_zero *z, uint32_t unit, const void **ret_params);

@@ -23,7 +23,7 @@ def check_functions(lib):
         if name not in zshard.PROTOTYPES:
             continue
         bound, args = zshard.PROTOTYPES[name]
-        kinds = {"void": [None], "int": [ctypes.c_int], "short": [ctypes.c_short],
+        kinds = {"void": [None], "int": [ctypes.c_int], "short": [ctypes.c_short], "uint64_t": [ctypes.c_uint64],
                  "size_t": [ctypes.c_size_t], "double": [ctypes.c_double],
                  "const char *": [ctypes.c_char_p], "void *": [ctypes.c_void_p]}
         fits = bound in kinds[result] if result in kinds else hasattr(bound, "contents")

@@ -403,6 +403,7 @@ static void exit_codes(void **state)
         { -ECANCELED, 3 }, { -ENOENT, 4 }, { -EEXIST, 4 },   { -EPERM, 4 },   { -EACCES, 4 },
         { -ENOSPC, 4 },    { -EBUSY, 4 },  { -EUSERS, 4 },   { -ENOTSUP, 4 }, { -EOWNERDEAD, 5 },
         { -EBADMSG, 6 },   { -EIO, 1 },    { -ENOMEM, 1 },   { -ENOSYS, 1 },  { -ESTALE, 4 },
+        { -ENODEV, 4 },
     };
 
     (void)state;
