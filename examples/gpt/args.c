@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "examples/gpt/dev/dev.h"
 #include "examples/gpt/gpt.h"
 
 enum kind {
@@ -67,13 +68,13 @@ static const struct row rows[] = {
       AT(weight_decay), .min = 0, .max = 1e6, .usual = "0.01" },
     { "--clip", "X", "limit of the gradient's global norm; 0: off", REAL, AT(clip), .min = 0,
       .max = 1e30, .usual = "1" },
-    { "--dtype", NULL, "of weights and exchanged gradients; computing is fp32", CHOICE, AT(dtype),
-      .choices = "fp32 bf16", .usual = "fp32" },
+    { "--dtype", NULL, "of weights and exchanged gradients; the CPU computes in fp32", CHOICE,
+      AT(dtype), .choices = "fp32 bf16", .usual = "fp32" },
     { "--optimizer", NULL, "lion has betas 0.9 and 0.99, sgd momentum 0.9", CHOICE, AT(optimizer),
       .choices = "adamw adam lion sgd adagrad", .usual = "adamw" },
     { "--moments", NULL, "how the optimizer's moments are stored", CHOICE, AT(moments),
       .choices = "fp32 bf16 8bit", .usual = "fp32" },
-    { "--device", NULL, "where to compute", CHOICE, .offset = NOWHERE, .choices = "cpu (cuda)",
+    { "--device", "NAME", "to compute on: cpu, cuda[:N], or emulated[:BYTES]", TEXT, AT(device),
       .usual = "cpu" },
     { "--stage", NULL, "of ZeRO: 3 shards parameters, gradients and state", CHOICE,
       .offset = NOWHERE, .choices = "3 (0) (1) (2)", .usual = "3" },
@@ -311,6 +312,17 @@ static int offload_settle(struct gpt_args *args, const char *const *given, struc
     return 0;
 }
 
+static int device_settle(struct gpt_args *args, struct gpt_err *err)
+{
+    if (!args->device || strcmp(args->device, "cpu") == 0)
+        args->device = NULL;
+    else if (!gpt_dev_named(args->device))
+        return gpt_fail(err, -EINVAL,
+                        "--device is '%s', and must be one of: cpu, cuda[:N], emulated[:BYTES]",
+                        args->device);
+    return 0;
+}
+
 static int args_check(struct gpt_args *args, const char *const *given, struct gpt_err *err)
 {
     int rc;
@@ -322,6 +334,8 @@ static int args_check(struct gpt_args *args, const char *const *given, struct gp
             return gpt_fail(err, -EINVAL, "%s %s is missing (%s); try --help", rows[i].flag,
                             rows[i].value, rows[i].help);
     rc = offload_settle(args, given, err);
+    if (rc == 0)
+        rc = device_settle(args, err);
     if (rc != 0)
         return rc;
     if (args->width % args->heads != 0)
@@ -379,7 +393,7 @@ void gpt_args_help(FILE *out)
     fprintf(out, "usage: zgpt --steps N --seed S --batch B --micro-batch M --seq T --layers L "
                  "--heads H --width C [flags]\n"
                  "\n"
-                 "Trains a GPT on the CPU under ZeRO; several ranks: mpirun -n R zgpt ...,\n"
+                 "Trains a GPT under ZeRO; several ranks: mpirun -n R zgpt ...,\n"
                  "or torchrun --no-python --nproc-per-node R zgpt ...\n"
                  "\n");
     for (size_t i = 0; i < ROWS; i++) {

@@ -35,6 +35,7 @@ struct gpt_args {
     double lr, weight_decay, clip;
     uint32_t dtype;              /* enum gpt_dtype */
     uint32_t optimizer, moments; /* enum gpt_optimizer, gpt_moments */
+    const char *device;          /* NULL: the processor */
     const char *init, *export, *jsonl;
 };
 

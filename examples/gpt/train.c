@@ -3,8 +3,9 @@
  *
  * MODEL. The engine knows units of parameters, the model knows how to compute with one; this file
  * brings them together, in the order that zc_zero.h and gpt.h both ask for. A unit's weights are
- * borrowed from the engine for one pass. bf16 weights are widened into memory of ours, and given
- * back at once.
+ * borrowed from the engine for one pass. On the processor bf16 weights are widened into memory of
+ * ours, and given back at once; a device takes them as they are, and what is called a pass here
+ * only enqueues it (passes.h): the loss of a step is asked for when the step has begun.
  *
  * RANKS. Step s (counted from 1) has `batch` sequences. Micro-step k gives sequence
  * (k * world + rank) * micro_batch + j to a rank as its j-th. Every rank walks through the same
@@ -33,6 +34,7 @@
 #include "examples/gpt/data.h"
 #include "examples/gpt/gpt.h"
 #include "examples/gpt/note.h"
+#include "examples/gpt/passes.h"
 #include "examples/gpt/vec.h"
 #include "examples/gpt/weights.h"
 
@@ -48,6 +50,13 @@
 
 enum slot { SLOT_MAIN, SLOT_LN_F, SLOTS }; /* the head needs two units at once */
 
+/* Allocated on the device, in bytes: the most that was seen behind each. */
+enum phase { PHASE_FORWARD, PHASE_BACKWARD, PHASE_STEP, PHASES };
+
+struct memory {
+    uint64_t passes, engine[PHASES];
+};
+
 struct train {
     const struct gpt_args *args;
     const volatile sig_atomic_t *stop;
@@ -58,11 +67,11 @@ struct train {
     struct zc_zero *zero;
     struct gpt_data *data;
     struct gpt model;
-    struct gpt_run *run;
+    struct gpt_passes *passes;
     struct gpt_weights *init; /* or NULL: by the seed */
     FILE *jsonl;              /* rank 0, or NULL */
     uint32_t *tokens;         /* of a micro-batch */
-    float *wide[SLOTS];       /* bf16: fp32 weights */
+    float *wide[SLOTS];       /* bf16 on the processor: fp32 weights */
     uint32_t micro_steps;
 
     struct zc_zero_stats stats; /* as of the last step */
@@ -70,6 +79,7 @@ struct train {
     uint64_t steps; /* done, by all the runs of this job */
     uint64_t ran;   /* by this one */
     double seconds; /* in them */
+    struct memory memory;
     bool stopped;
 };
 
@@ -79,6 +89,7 @@ struct report {
     double loss, seconds, tokens_per_s, stall_s, fetched_bytes;
     struct zc_zero_stepped stepped;
     struct zc_zero_stats stats;
+    struct memory memory; /* of this step */
     uint64_t nvme_read_bytes, nvme_written_bytes;
 };
 
@@ -206,6 +217,29 @@ static int engine_start(struct train *t)
     return rc == 0 && t->args->resume ? engine_resume(t) : rc;
 }
 
+static bool engine_tick(void *arg)
+{
+    struct train *t = arg;
+
+    return zc_zero_poll(t->zero) == 0; /* the next call that matters gives the same code */
+}
+
+/* On a device they compute on the engine's stream: they are made behind it, and freed before. */
+static int passes_new(struct train *t)
+{
+    const struct gpt_passes_options options = {
+        .model = &t->model,
+        .sequences = t->args->micro_batch,
+        .bf16 = is_bf16(t),
+        .device = t->args->device,
+        .stream = t->args->device ? zc_zero_stream(t->zero) : NULL,
+        .tick = engine_tick,
+        .tick_arg = t,
+    };
+
+    return gpt_passes_new(&t->passes, &options, t->err);
+}
+
 static int engine_open(struct train *t)
 {
     const struct gpt_args *a = t->args;
@@ -234,21 +268,17 @@ static int engine_open(struct train *t)
     options.momentum = SGD_MOMENTUM;
     options.eps = EPS;
     options.groups = GPT_GROUPS;
+    options.device = a->device;
     options.weight_decay[0] = a->weight_decay;
     options.weight_decay[1] = 0;
     if (rc == 0)
         rc = engine_fail(t, zc_zero_open(&t->zero, &options));
     free(socket);
+    if (rc == 0 && a->device)
+        rc = passes_new(t);
     for (uint32_t u = 0; u < t->model.nunits && rc == 0; u++)
         rc = unit_declare(t, u);
     return rc == 0 ? engine_start(t) : rc;
-}
-
-static bool engine_tick(void *arg)
-{
-    struct train *t = arg;
-
-    return zc_zero_poll(t->zero) == 0; /* the next call that matters gives the same code */
 }
 
 /* A file that is only written after hours should be refused now when its folder is not there. */
@@ -283,21 +313,21 @@ static int files_open(struct train *t)
 static int memory_take(struct train *t)
 {
     const struct gpt_args *a = t->args;
+    bool wide = is_bf16(t) && !a->device;
     uint64_t largest = 0;
-    int rc = gpt_run_new(&t->run, &t->model, a->micro_batch, t->err);
+    int rc = a->device ? 0 : passes_new(t);
 
     if (rc != 0)
         return rc;
-    gpt_run_on_tick(t->run, engine_tick, t);
     for (uint32_t u = 0; u < t->model.nunits; u++)
         if (t->model.units[u].elems > largest)
             largest = t->model.units[u].elems;
     t->tokens = calloc((size_t)a->micro_batch, ((size_t)a->seq + 1) * sizeof(*t->tokens));
-    if (is_bf16(t)) {
+    if (wide) {
         t->wide[SLOT_MAIN] = calloc(largest, sizeof(float));
         t->wide[SLOT_LN_F] = calloc(2 * (size_t)a->width, sizeof(float));
     }
-    if (!t->tokens || (is_bf16(t) && (!t->wide[SLOT_MAIN] || !t->wide[SLOT_LN_F])))
+    if (!t->tokens || (wide && (!t->wide[SLOT_MAIN] || !t->wide[SLOT_LN_F])))
         return gpt_fail(t->err, -ENOMEM, "weights of the largest unit, %" PRIu64 " elements: %m",
                         largest);
     return 0;
@@ -333,13 +363,13 @@ static int train_build(struct train *t)
 /* clean: every rank ends here too. */
 static void train_done(struct train *t, bool clean)
 {
+    gpt_passes_free(t->passes);
     zc_zero_close(t->zero, clean);
     if (t->comm)
         zc_comm_close(t->comm, clean);
     if (t->jsonl)
         (void)fclose(t->jsonl);
     gpt_weights_close(t->init);
-    gpt_run_free(t->run);
     gpt_done(&t->model);
     gpt_data_close(t->data);
     free(t->tokens);
@@ -349,8 +379,13 @@ static void train_done(struct train *t, bool clean)
 
 /* ---- one micro-step */
 
-/* Borrows a unit's weights, in fp32. Undone by unit_put(). */
-static int unit_get(struct train *t, uint32_t unit, enum slot slot, const float **ret)
+static bool widens(const struct train *t)
+{
+    return is_bf16(t) && gpt_passes_wide(t->passes);
+}
+
+/* Borrows a unit's weights, as the passes take them. Undone by unit_put(). */
+static int unit_get(struct train *t, uint32_t unit, enum slot slot, const void **ret)
 {
     const void *params = NULL;
     int rc = zc_zero_gather(t->zero, unit, &params);
@@ -358,7 +393,7 @@ static int unit_get(struct train *t, uint32_t unit, enum slot slot, const float 
     if (rc != 0)
         return engine_fail(t, rc);
     *ret = params;
-    if (is_bf16(t)) {
+    if (widens(t)) {
         gpt_vec_widen(params, t->wide[slot], t->model.units[unit].elems);
         *ret = t->wide[slot];
         rc = zc_zero_release(t->zero, unit);
@@ -368,7 +403,15 @@ static int unit_get(struct train *t, uint32_t unit, enum slot slot, const float 
 
 static int unit_put(struct train *t, uint32_t unit)
 {
-    return is_bf16(t) ? 0 : engine_fail(t, zc_zero_release(t->zero, unit));
+    return widens(t) ? 0 : engine_fail(t, zc_zero_release(t->zero, unit));
+}
+
+static void memory_see(struct train *t, struct memory *m, enum phase phase)
+{
+    uint64_t engine = t->args->device ? zc_zero_device_bytes(t->zero) : 0;
+
+    m->engine[phase] = engine > m->engine[phase] ? engine : m->engine[phase];
+    m->passes = gpt_passes_device_bytes(t->passes);
 }
 
 static int batch_load(struct train *t, uint64_t step, uint32_t micro)
@@ -383,34 +426,34 @@ static int batch_load(struct train *t, uint64_t step, uint32_t micro)
         if (rc != 0)
             return rc;
     }
-    gpt_run_tokens(t->run, t->tokens);
+    gpt_passes_tokens(t->passes, t->tokens);
     return 0;
 }
 
 static int forward(struct train *t)
 {
-    const float *w = NULL;
+    const void *w = NULL;
     int rc = unit_get(t, gpt_unit_embed(), SLOT_MAIN, &w);
 
     if (rc != 0)
         return rc;
-    gpt_embed_forward(t->run, w);
+    gpt_passes_embed_forward(t->passes, w);
     rc = unit_put(t, gpt_unit_embed());
     for (uint32_t l = 0; l < t->args->layers && rc == 0; l++) {
         rc = unit_get(t, gpt_unit_block(l), SLOT_MAIN, &w);
         if (rc != 0)
             return rc;
-        gpt_block_forward(t->run, l, w);
+        gpt_passes_block_forward(t->passes, l, w);
         rc = unit_put(t, gpt_unit_block(l));
     }
     return rc;
 }
 
 /* *ret_embed_grads stays ours until the embedding is reduced, at the end of the backward pass. */
-static int head(struct train *t, double *ret_loss, float **ret_embed_grads)
+static int head(struct train *t, float **ret_embed_grads)
 {
     uint32_t ln_f = gpt_unit_ln_f(&t->model);
-    const float *w_ln_f = NULL, *w_embed = NULL;
+    const void *w_ln_f = NULL, *w_embed = NULL;
     float *g_ln_f = NULL;
     int rc = unit_get(t, ln_f, SLOT_LN_F, &w_ln_f);
 
@@ -422,7 +465,7 @@ static int head(struct train *t, double *ret_loss, float **ret_embed_grads)
         rc = engine_fail(t, zc_zero_grad(t->zero, gpt_unit_embed(), ret_embed_grads));
     if (rc != 0)
         return rc;
-    *ret_loss = gpt_head(t->run, w_ln_f, w_embed, g_ln_f, *ret_embed_grads);
+    gpt_passes_head(t->passes, w_ln_f, w_embed, g_ln_f, *ret_embed_grads);
     rc = unit_put(t, ln_f);
     if (rc == 0)
         rc = unit_put(t, gpt_unit_embed());
@@ -432,7 +475,7 @@ static int head(struct train *t, double *ret_loss, float **ret_embed_grads)
 static int block_backward(struct train *t, uint32_t layer)
 {
     uint32_t unit = gpt_unit_block(layer);
-    const float *w = NULL;
+    const void *w = NULL;
     float *g = NULL;
     int rc = unit_get(t, unit, SLOT_MAIN, &w);
 
@@ -440,26 +483,29 @@ static int block_backward(struct train *t, uint32_t layer)
         rc = engine_fail(t, zc_zero_grad(t->zero, unit, &g));
     if (rc != 0)
         return rc;
-    gpt_block_backward(t->run, layer, w, g);
+    gpt_passes_block_backward(t->passes, layer, w, g);
     rc = unit_put(t, unit);
     return rc == 0 ? engine_fail(t, zc_zero_reduce(t->zero, unit)) : rc;
 }
 
-static int micro_step(struct train *t, uint64_t step, uint32_t micro, double *ret_loss)
+static int micro_step(struct train *t, struct report *r, uint32_t micro)
 {
     float *embed_grads = NULL;
-    int rc = batch_load(t, step, micro);
+    int rc = batch_load(t, r->step, micro);
 
     if (rc == 0)
         rc = forward(t);
+    memory_see(t, &r->memory, PHASE_FORWARD);
     if (rc == 0)
-        rc = head(t, ret_loss, &embed_grads);
+        rc = head(t, &embed_grads);
     for (uint32_t l = t->args->layers; l-- > 0 && rc == 0;)
         rc = block_backward(t, l);
     if (rc != 0)
         return rc;
-    gpt_embed_backward(t->run, embed_grads);
-    return engine_fail(t, zc_zero_reduce(t->zero, gpt_unit_embed()));
+    gpt_passes_embed_backward(t->passes, embed_grads);
+    rc = engine_fail(t, zc_zero_reduce(t->zero, gpt_unit_embed()));
+    memory_see(t, &r->memory, PHASE_BACKWARD);
+    return rc == 0 ? gpt_passes_error(t->passes, t->err) : rc;
 }
 
 /* ---- one step */
@@ -484,16 +530,17 @@ static int step_run(struct train *t, uint64_t step, struct report *r)
 
     *r = (struct report){ .step = step };
     rc = engine_fail(t, zc_zero_announce(t->zero, t->args->lr));
-    for (uint32_t k = 0; k < t->micro_steps && rc == 0; k++) {
-        double one = NAN;
-
-        rc = micro_step(t, step, k, &one);
-        loss += one;
-    }
+    for (uint32_t k = 0; k < t->micro_steps && rc == 0; k++)
+        rc = micro_step(t, r, k);
     if (rc == 0)
         rc = note_put(t, step);
     if (rc == 0)
         rc = engine_fail(t, zc_zero_step(t->zero, t->args->lr, &r->stepped));
+    if (rc == 0)
+        rc = gpt_passes_loss(t->passes, &loss, t->err);
+    if (rc == -ECANCELED) /* by engine_tick() */
+        return engine_fail(t, zc_zero_poll(t->zero));
+    memory_see(t, &r->memory, PHASE_STEP);
     if (rc == 0)
         rc = engine_fail(t, zc_zero_stats(t->zero, &t->stats));
     if (rc != 0)
@@ -524,7 +571,7 @@ static int step_run(struct train *t, uint64_t step, struct report *r)
 /* ---- telling */
 
 struct text {
-    char s[32];
+    char s[160];
 };
 
 /* A number as JSON has it: what is not finite has no form there. */
@@ -549,6 +596,20 @@ static struct text bytes_text(uint64_t bytes)
     return text;
 }
 
+/* Of rank 0, with a comma before it; nothing on the processor. */
+static struct text json_device(const struct train *t, const struct memory *m)
+{
+    struct text text = { "" };
+
+    if (t->args->device)
+        (void)snprintf(text.s, sizeof(text.s),
+                       ", \"device_bytes\": {\"forward\": %" PRIu64 ", \"backward\": %" PRIu64
+                       ", \"step\": %" PRIu64 "}",
+                       m->passes + m->engine[PHASE_FORWARD], m->passes + m->engine[PHASE_BACKWARD],
+                       m->passes + m->engine[PHASE_STEP]);
+    return text;
+}
+
 static int jsonl_write(struct train *t, const struct report *r)
 {
     if (!t->jsonl)
@@ -559,12 +620,12 @@ static int jsonl_write(struct train *t, const struct report *r)
                 "\"tokens_per_s\": %s, \"stall_s\": %s, \"fetched_bytes\": %.0f, "
                 "\"nvme_read_bytes\": %" PRIu64 ", \"nvme_written_bytes\": %" PRIu64 ", "
                 "\"tier_bytes\": {\"host\": %" PRIu64 ", \"nvme\": %" PRIu64 ", \"gpu\": %" PRIu64
-                "}}\n",
+                "}%s}\n",
                 r->step, json_number(r->loss).s, json_number(r->stepped.grad_norm).s,
                 json_number(t->args->lr).s, json_number(r->tokens_per_s).s,
                 json_number(r->stall_s).s, r->fetched_bytes, r->nvme_read_bytes,
-                r->nvme_written_bytes, r->stats.host_bytes, r->stats.nvme_bytes,
-                r->stats.gpu_bytes) < 0 ||
+                r->nvme_written_bytes, r->stats.host_bytes, r->stats.nvme_bytes, r->stats.gpu_bytes,
+                json_device(t, &r->memory).s) < 0 ||
         fflush(t->jsonl) != 0)
         return gpt_fail(t->err, -errno, "--jsonl '%s': %m", t->args->jsonl);
     return 0;
@@ -595,6 +656,8 @@ static void say_start(struct train *t)
         t->micro_steps == 1 ? "" : "s", a->micro_batch);
     if (a->resume)
         say(t, "zgpt: job '%s' goes on behind step %" PRIu64 "\n", a->job, t->steps);
+    if (a->device)
+        say(t, "zgpt: computes on '%s'\n", a->device);
     say(t, "zgpt: %" PRIu64 " tokens from %zu file%s, unigram entropy %.4f nats, vocabulary %u\n",
         d->tokens, d->files, d->files == 1 ? "" : "s", d->unigram_nats, d->vocab);
 }
@@ -619,6 +682,18 @@ static void say_step(struct train *t, const struct report *r)
         bytes_text(r->nvme_read_bytes).s, bytes_text(r->nvme_written_bytes).s);
 }
 
+/* What rank 0 had allocated on the device, at most. */
+static void say_memory(struct train *t)
+{
+    static const char *const names[PHASES] = { "forward", "backward", "step" };
+    const struct memory *m = &t->memory;
+
+    say(t, "zgpt: device memory  %12s %12s %12s\n", "passes", "engine", "together");
+    for (int i = 0; i < PHASES; i++)
+        say(t, "zgpt:   %-16s   %12s %12s %12s\n", names[i], bytes_text(m->passes).s,
+            bytes_text(m->engine[i]).s, bytes_text(m->passes + m->engine[i]).s);
+}
+
 static void say_end(struct train *t)
 {
     if (t->ran > 0)
@@ -627,6 +702,8 @@ static void say_end(struct train *t)
             "tokens/s\n",
             t->first_loss, t->last_loss, gpt_data_info(t->data)->unigram_nats,
             (double)t->ran * t->args->batch * t->args->seq / t->seconds);
+    if (t->args->device && t->ran > 0)
+        say_memory(t);
     if (t->args->export)
         say(t, "zgpt: weights are in '%s'\n", t->args->export);
 }
@@ -682,6 +759,13 @@ static int export(struct train *t, int *told)
 
 /* ---- the run */
 
+static void memory_most(struct memory *most, const struct memory *now)
+{
+    most->passes = now->passes;
+    for (int i = 0; i < PHASES; i++)
+        most->engine[i] = now->engine[i] > most->engine[i] ? now->engine[i] : most->engine[i];
+}
+
 static int train_loop(struct train *t)
 {
     int rc = 0;
@@ -696,6 +780,7 @@ static int train_loop(struct train *t)
         t->ran++;
         t->first_loss = t->ran == 1 ? r.loss : t->first_loss;
         t->last_loss = r.loss;
+        memory_most(&t->memory, &r.memory);
         t->seconds += r.seconds;
         say_step(t, &r);
         rc = jsonl_write(t, &r);

@@ -3,6 +3,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "examples/gpt/elem.h"
+
 /* One body, compiled for several processors and chosen when the program is loaded. There is no
  * fused arithmetic and no reordering here (vec.h), so the copies differ in speed only. Sanitizers
  * instrument the chooser, which runs before they are ready. */
@@ -85,61 +87,22 @@ INLINE float row_max(const float *x, size_t n)
 
 /* ---- elementwise */
 
-/* e^x = 2^k * e^r with k = round(x / ln 2) and |r| <= ln 2 / 2; e^r by the polynomial of Cephes'
- * expf. ln 2 is subtracted in two pieces, the first with so few bits that k times it is exact. */
-INLINE float exp_one(float x)
-{
-    const float magic = 0x1.8p23f; /* adding it rounds to an integer, which stays in the low bits */
-    float k, r, p, two_k;
-    uint32_t bits;
-
-    x = x > 88.0f ? 88.0f : x;
-    x = x < -87.0f ? -87.0f : x;
-    k = x * 1.44269504088896341f + magic;
-    memcpy(&bits, &k, sizeof(bits));
-    k -= magic;
-    r = x - k * 0.693359375f;
-    r = r - k * -2.12194440e-4f;
-    p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + r + 1.0f;
-    bits = (bits << 23) + 0x3f800000u;
-    memcpy(&two_k, &bits, sizeof(two_k));
-    return p * two_k;
-}
-
 CLONES void gpt_vec_exp(const float *x, float *y, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        y[i] = exp_one(x[i]);
+        y[i] = gpt_elem_exp(x[i]);
 }
-
-/* (1 + tanh(u)) / 2 = 1 / (1 + e^(-2u)), with 2u = x * (a + b * x^2). */
-#define GELU_A 1.5957691216057308f   /* 2 * sqrt(2 / pi) */
-#define GELU_B 0.071354816272600255f /* 0.044715 * GELU_A */
 
 CLONES void gpt_vec_gelu(const float *restrict x, float *restrict y, size_t n)
 {
-    for (size_t i = 0; i < n; i++) {
-        float u2 = x[i] * (GELU_A + GELU_B * (x[i] * x[i]));
-
-        y[i] = x[i] / (1.0f + exp_one(-u2));
-    }
+    for (size_t i = 0; i < n; i++)
+        y[i] = gpt_elem_gelu(x[i]);
 }
 
 CLONES void gpt_vec_gelu_back(const float *restrict x, const float *dy, float *dx, size_t n)
 {
-    for (size_t i = 0; i < n; i++) {
-        float xx = x[i] * x[i];
-        float s = 1.0f / (1.0f + exp_one(-(x[i] * (GELU_A + GELU_B * xx))));
-        float du2 = GELU_A + 3.0f * GELU_B * xx;
-
-        dx[i] = dy[i] * (s + x[i] * (s * (1.0f - s)) * du2);
-    }
+    for (size_t i = 0; i < n; i++)
+        dx[i] = gpt_elem_gelu_back(x[i], dy[i]);
 }
 
 CLONES void gpt_vec_fill_rows(float *restrict y, const float *restrict b, size_t rows, size_t n)
@@ -156,11 +119,8 @@ CLONES void gpt_vec_add(float *restrict y, const float *restrict x, size_t n)
 
 CLONES void gpt_vec_widen(const uint16_t *restrict x, float *restrict y, size_t n)
 {
-    for (size_t i = 0; i < n; i++) {
-        uint32_t bits = (uint32_t)x[i] << 16;
-
-        memcpy(&y[i], &bits, sizeof(bits));
-    }
+    for (size_t i = 0; i < n; i++)
+        y[i] = gpt_elem_of_bf16(x[i]);
 }
 
 CLONES void gpt_vec_add_rows(float *restrict sum, const float *restrict y, size_t rows, size_t n)
@@ -247,7 +207,7 @@ INLINE float row_exp(float *s, size_t n)
     float max = row_max(s, n);
 
     for (size_t i = 0; i < n; i++)
-        s[i] = exp_one(s[i] - max);
+        s[i] = gpt_elem_exp(s[i] - max);
     return row_sum(s, n);
 }
 

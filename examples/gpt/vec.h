@@ -14,6 +14,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "examples/gpt/elem.h" /* GPT_LN_EPS */
+
 /** y[i] = e^x[i], relative error below 2e-7 in [-87, 88]; x is clamped to that range. y may be x.
  */
 void gpt_vec_exp(const float *x, float *y, size_t n);
@@ -22,8 +24,6 @@ void gpt_vec_exp(const float *x, float *y, size_t n);
 void gpt_vec_gelu(const float *x, float *y, size_t n);
 /** dx = dy * gelu'(x). dx may be dy. */
 void gpt_vec_gelu_back(const float *x, const float *dy, float *dx, size_t n);
-
-#define GPT_LN_EPS 1e-5f
 
 /** Each row of n: y = (x - mean) * rstd * w + b; mean and rstd [rows] are kept for the way back. */
 void gpt_vec_layernorm(const float *x, const float *w, const float *b, float *y, float *mean,

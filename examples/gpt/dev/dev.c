@@ -1,0 +1,252 @@
+/*
+ * dev.c - see dev.h. Which device it is, is asked in three places: to open it, for a kernel, and
+ * for a product.
+ */
+#include "examples/gpt/dev/dev.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "examples/gpt/dev/kern.h"
+#include "examples/gpt/dev/matmul.h"
+#include "kernels/gpu.h"
+#include "kernels/gpu_own.h"
+
+struct gpt_dev {
+    struct zk_gpu *gpu;
+    struct zk_gpu_stream *stream;
+    struct zk_gpu_event *marks[GPT_DEV_MARKS];
+    struct zk_gpu_mem *memory;
+    bool emulated;
+    void *native; /* cuda: the stream */
+    struct gpt_lt *lt;
+    struct zk_gpu_mem *workspace; /* of lt */
+    struct zb_err err;            /* the first failure; code 0: none */
+};
+
+/* ---- opening */
+
+static bool name_is(const char *name, const char *kind)
+{
+    size_t n = strlen(kind);
+
+    return strncmp(name, kind, n) == 0 && (name[n] == '\0' || name[n] == ':');
+}
+
+bool gpt_dev_named(const char *name)
+{
+    return name_is(name, "cuda") || name_is(name, "emulated");
+}
+
+static int products_open(struct gpt_dev *d)
+{
+#ifdef GPT_DEV_CUDA
+    int rc = gpt_lt_open(&d->lt, &d->err);
+
+    return rc < 0 ? rc : zk_gpu_alloc(d->gpu, GPT_LT_WORKSPACE_BYTES, 0, &d->workspace, &d->err);
+#else
+    return zb_fail(&d->err, -ENODEV, "no GPU: this build is one without CUDA");
+#endif
+}
+
+int gpt_dev_open(struct gpt_dev **ret, const char *name, void *stream, struct gpt_err *err)
+{
+    struct gpt_dev *d = calloc(1, sizeof(*d));
+    int rc;
+
+    assert(gpt_dev_named(name));
+    if (!d)
+        return gpt_fail(err, -ENOMEM, "--device %s: %m", name);
+    d->emulated = name_is(name, "emulated");
+    d->native = stream;
+    rc = zk_gpu_adopt(name, stream, &d->gpu, &d->stream, &d->err);
+    for (unsigned i = 0; i < GPT_DEV_MARKS && rc == 0; i++)
+        rc = zk_gpu_event_new(d->gpu, &d->marks[i], &d->err);
+    if (rc == 0 && !d->emulated)
+        rc = products_open(d);
+    if (rc < 0) {
+        (void)gpt_fail(err, rc, "--device %s: %s", name, d->err.text);
+        gpt_dev_close(d);
+        return rc;
+    }
+    *ret = d;
+    return 0;
+}
+
+void gpt_dev_close(struct gpt_dev *d)
+{
+    if (!d)
+        return;
+    if (d->stream)
+        (void)zk_gpu_stream_sync(d->stream, NULL); /* nothing uses the memory any more */
+    for (unsigned i = 0; i < GPT_DEV_MARKS; i++)
+        zk_gpu_event_free(d->marks[i]);
+    gpt_lt_close(d->lt);
+    zk_gpu_free(d->workspace);
+    zk_gpu_free(d->memory);
+    zk_gpu_disown(d->gpu, d->stream);
+    free(d);
+}
+
+int gpt_dev_error(const struct gpt_dev *d, struct gpt_err *err)
+{
+    return d->err.code == 0 ? 0 : gpt_fail(err, d->err.code, "the device: %s", d->err.text);
+}
+
+/* ---- memory */
+
+void *gpt_dev_memory(struct gpt_dev *d, uint64_t bytes, const char *what)
+{
+    struct zb_err why = { 0 };
+    int rc;
+
+    assert(!d->memory);
+    if (d->err.code != 0)
+        return NULL;
+    rc = zk_gpu_alloc(d->gpu, bytes, 0, &d->memory, &why);
+    if (rc < 0) {
+        (void)zb_fail(&d->err, rc, "%s take %" PRIu64 " bytes: %s", what, bytes, why.text);
+        return NULL;
+    }
+    return zk_gpu_addr(d->memory);
+}
+
+uint64_t gpt_dev_allocated(const struct gpt_dev *d)
+{
+    return (d->memory ? zk_gpu_len(d->memory) : 0) + (d->workspace ? zk_gpu_len(d->workspace) : 0);
+}
+
+/* ---- works; each does nothing behind a failure, and leaves its own in d->err */
+
+static void emulated_kernel(struct gpt_dev *d, const struct gpt_kern *k)
+{
+    struct gpt_kern_use kern_uses[GPT_KERN_USES_MAX];
+    struct zk_gpu_use uses[GPT_KERN_USES_MAX];
+    unsigned n = gpt_kern_uses(k, kern_uses);
+
+    for (unsigned i = 0; i < n; i++)
+        uses[i] =
+            (struct zk_gpu_use){ kern_uses[i].at, kern_uses[i].len_bytes, kern_uses[i].writes };
+    (void)zk_gpu_call(d->stream, gpt_kern_host, k, sizeof(*k), uses, n, &d->err);
+}
+
+#ifdef GPT_DEV_CUDA
+static void cuda_kernel(struct gpt_dev *d, const struct gpt_kern *k)
+{
+    const char *text = "";
+    int e;
+
+    if (zk_gpu_enter(d->gpu, &d->err) < 0)
+        return;
+    e = gpt_kern_cuda(k, d->native, &text);
+    if (e != 0)
+        (void)zb_fail(&d->err, -EIO, "kernel %d: %s (%d)", (int)k->op, text, e);
+}
+#endif
+
+void gpt_dev_kernel(struct gpt_dev *d, const struct gpt_kern *k)
+{
+    assert(k->op >= 1 && k->op < GPT_KERN_OP_END);
+    if (d->err.code != 0)
+        return;
+#ifdef GPT_DEV_CUDA
+    if (!d->emulated) {
+        cuda_kernel(d, k);
+        return;
+    }
+#endif
+    emulated_kernel(d, k);
+}
+
+static void emulated_matmul(struct gpt_dev *d, const struct gpt_matmul *mm)
+{
+    const struct zk_gpu_use uses[] = {
+        { offsetof(struct gpt_matmul, a.at),
+          gpt_mat_bytes(&mm->a, mm->a.t ? mm->k : mm->m, mm->a.t ? mm->m : mm->k, mm->batch,
+                        mm->dtype),
+          false },
+        { offsetof(struct gpt_matmul, b.at),
+          gpt_mat_bytes(&mm->b, mm->b.t ? mm->n : mm->k, mm->b.t ? mm->k : mm->n, mm->batch,
+                        mm->dtype),
+          false },
+        { offsetof(struct gpt_matmul, d.at),
+          gpt_mat_bytes(&mm->d, mm->m, mm->n, mm->batch, mm->d_dtype), true },
+        { offsetof(struct gpt_matmul, bias), mm->bias ? mm->n * gpt_dev_bytes(mm->d_dtype) : 0,
+          false },
+    };
+
+    (void)zk_gpu_call(d->stream, gpt_matmul_host, mm, sizeof(*mm), uses,
+                      sizeof(uses) / sizeof(uses[0]), &d->err);
+}
+
+void gpt_dev_matmul(struct gpt_dev *d, const struct gpt_matmul *mm)
+{
+    assert(mm->m > 0 && mm->n > 0 && mm->k > 0 && mm->batch > 0 && !mm->d.t);
+    assert(!mm->bias || mm->batch == 1);
+    if (d->err.code != 0)
+        return;
+#ifdef GPT_DEV_CUDA
+    if (!d->emulated) {
+        if (zk_gpu_enter(d->gpu, &d->err) == 0)
+            (void)gpt_lt_matmul(d->lt, mm, zk_gpu_addr(d->workspace), d->native, &d->err);
+        return;
+    }
+#endif
+    emulated_matmul(d, mm);
+}
+
+void gpt_dev_zero(struct gpt_dev *d, void *dev, uint64_t bytes)
+{
+    if (d->err.code == 0)
+        (void)zk_gpu_fill(d->stream, dev, 0, bytes, &d->err);
+}
+
+void gpt_dev_round(struct gpt_dev *d, const float *from, void *to, uint64_t n)
+{
+    struct zk_gpu_work work = {
+        .op = ZK_GPU_CAST,
+        .array = { .from = from, .to = to, .n = n, .from_dtype = ZB_F32, .to_dtype = ZB_BF16 }
+    };
+
+    if (d->err.code == 0)
+        (void)zk_gpu_launch(d->stream, &work, &d->err);
+}
+
+void gpt_dev_up(struct gpt_dev *d, void *dev, const void *host, uint64_t bytes)
+{
+    if (d->err.code == 0)
+        (void)zk_gpu_copy(d->stream, ZK_GPU_TO_DEVICE, dev, host, bytes, &d->err);
+}
+
+void gpt_dev_down(struct gpt_dev *d, void *host, const void *dev, uint64_t bytes)
+{
+    if (d->err.code == 0)
+        (void)zk_gpu_copy(d->stream, ZK_GPU_TO_HOST, host, dev, bytes, &d->err);
+}
+
+void gpt_dev_mark(struct gpt_dev *d, unsigned mark)
+{
+    if (d->err.code == 0)
+        (void)zk_gpu_event_record(d->marks[mark], d->stream, &d->err);
+}
+
+bool gpt_dev_wait(struct gpt_dev *d, unsigned mark, bool (*tick)(void *arg), void *arg)
+{
+    const struct timespec moment = { .tv_nsec = 20000 };
+
+    while (d->err.code == 0) {
+        int rc = zk_gpu_event_query(d->marks[mark], &d->err);
+
+        if (rc == 0)
+            return true;
+        if (rc == -EAGAIN && tick && !tick(arg))
+            return false;
+        if (rc == -EAGAIN)
+            (void)nanosleep(&moment, NULL);
+    }
+    return false;
+}

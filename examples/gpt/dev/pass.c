@@ -1,0 +1,720 @@
+/*
+ * pass.c - the passes as launches.
+ *
+ * SHAPES as in gpt.c: N rows of tokens, C wide, T to a sequence, H heads. Attention works through
+ * one sequence at a time, all its heads in one product: [H, T, T] of scores. Gradients flow through
+ * dx, the gradient of the residual stream, which each step of the backward pass updates in place.
+ *
+ * ALIASES. In fp32 rounding is nothing: `dy` is dx, `ds` is `scores`, `dlogits` is `logits`.
+ *
+ * TOKENS. What depends on them alone is computed on the host and copied up with them: the inputs,
+ * the targets, and the rows of each token in their order, so that the embedding's gradient is added
+ * in an order of its own. Two host buffers take turns, and each has a mark: so a copy is never
+ * waited for, unless the device is two micro-batches behind.
+ */
+#include "examples/gpt/dev/pass.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "examples/gpt/dev/kern.h"
+#include "examples/gpt/dev/matmul.h"
+
+#ifndef LOGITS_BYTES                       /* a test has its own */
+#define LOGITS_BYTES (UINT64_C(256) << 20) /* of fp32 logits at a time, at least one row */
+#endif
+#define ALIGN_BYTES  256u
+#define HOST_BUFFERS 2u
+#define MARK_LOSS    HOST_BUFFERS /* behind those of the host buffers */
+
+/* The tensors of a block, as gpt.c lays them out. */
+enum { LN1_W, LN1_B, QKV_W, QKV_B, ATT_W, ATT_B, LN2_W, LN2_B, FC_W, FC_B, OUT_W, OUT_B };
+
+/* Of one micro-batch, on the device and on the host alike. */
+struct batch {
+    uint32_t *inputs, *targets;      /* [N] */
+    uint32_t *which, *first, *order; /* struct gpt_kern_embed_back: [N], [N + 1], [N] */
+};
+
+struct gpt_dev_run {
+    struct gpt_dev *dev;
+    const struct gpt *model;
+    uint32_t sequences;
+    uint64_t rows, head_rows;
+    enum gpt_dtype_dev dtype;
+    struct batch batch; /* on the device */
+    uint64_t batch_elems, distinct;
+    uint32_t *host[HOST_BUFFERS];
+    uint32_t *seen; /* [vocab]: scratch of the host */
+    unsigned turn;
+    double *host_loss;
+
+    float **x; /* [L + 1] of [N, C]: the residual stream before each block, and behind the last */
+    float *mean1, *rstd1, *mean2, *rstd2;
+    void *h1, *qkv, *mix, *h2, *fc, *gelu; /* of the dtype: [N, C], 3C, C, C, 4C, 4C */
+    float *x2, *dx;                        /* [N, C] */
+    void *dy, *d1, *d4;                    /* of the dtype: C, C, 4C */
+    float *scores;                         /* [H, T, T] */
+    void *p, *ds;                          /* of the dtype */
+    float *logits;                         /* [head_rows, V] */
+    void *dlogits;
+    double *losses, *loss; /* [N], [1] */
+    float *part, *part_x;  /* [GPT_KERN_SPLITS, 4C], C */
+    gpt_tick_fn *tick;
+    void *tick_arg;
+};
+
+/* ---- memory */
+
+struct cutter {
+    unsigned char *base; /* NULL: only count */
+    uint64_t bytes;
+};
+
+static void *cut(struct cutter *c, uint64_t elems, uint64_t elem_bytes)
+{
+    void *p = c->base ? c->base + c->bytes : NULL;
+
+    c->bytes += (elems * elem_bytes + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
+    return p;
+}
+
+static struct batch batch_at(uint32_t *base, uint64_t n)
+{
+    return (struct batch){ .inputs = base,
+                           .targets = base + n,
+                           .which = base + 2 * n,
+                           .order = base + 3 * n,
+                           .first = base + 4 * n };
+}
+
+static void run_size(struct gpt_dev_run *run, const struct gpt *model, uint32_t sequences,
+                     bool bf16)
+{
+    uint64_t most = LOGITS_BYTES / (sizeof(float) * model->shape.vocab);
+
+    run->model = model;
+    run->sequences = sequences;
+    run->rows = (uint64_t)sequences * model->shape.seq;
+    run->head_rows = most < 1 ? 1 : most < run->rows ? most : run->rows;
+    run->dtype = bf16 ? GPT_DEV_BF16 : GPT_DEV_F32;
+    run->batch_elems = 5 * run->rows + 1;
+}
+
+/* All of it but the residual stream. */
+static void run_lay_out(struct gpt_dev_run *run, struct cutter *c)
+{
+    const struct gpt_shape *s = &run->model->shape;
+    uint64_t n = run->rows, w = s->width, tt = (uint64_t)s->heads * s->seq * s->seq;
+    uint64_t e = gpt_dev_bytes(run->dtype);
+    bool rounds = run->dtype != GPT_DEV_F32;
+
+    run->batch = batch_at(cut(c, run->batch_elems, 4), n);
+    run->mean1 = cut(c, n, 4);
+    run->rstd1 = cut(c, n, 4);
+    run->mean2 = cut(c, n, 4);
+    run->rstd2 = cut(c, n, 4);
+    run->h1 = cut(c, n * w, e);
+    run->qkv = cut(c, n * 3 * w, e);
+    run->mix = cut(c, n * w, e);
+    run->x2 = cut(c, n * w, 4);
+    run->h2 = cut(c, n * w, e);
+    run->fc = cut(c, n * 4 * w, e);
+    run->gelu = cut(c, n * 4 * w, e);
+    run->dx = cut(c, n * w, 4);
+    run->dy = rounds ? cut(c, n * w, e) : run->dx;
+    run->d1 = cut(c, n * w, e);
+    run->d4 = cut(c, n * 4 * w, e);
+    run->scores = cut(c, tt, 4);
+    run->p = cut(c, tt, e);
+    run->ds = rounds ? cut(c, tt, e) : run->scores;
+    run->logits = cut(c, run->head_rows * s->vocab, 4);
+    run->dlogits = rounds ? cut(c, run->head_rows * s->vocab, e) : run->logits;
+    run->losses = cut(c, n, 8);
+    run->loss = cut(c, 1, 8);
+    run->part = cut(c, GPT_KERN_SPLITS * 4 * w, 4);
+    run->part_x = cut(c, GPT_KERN_SPLITS * w, 4);
+}
+
+uint64_t gpt_dev_run_bytes(const struct gpt *model, uint32_t sequences, bool bf16)
+{
+    struct cutter rest = { 0 }, stream = { 0 };
+    struct gpt_dev_run run = { 0 };
+    uint64_t bytes;
+
+    run_size(&run, model, sequences, bf16);
+    if (run.rows > GPT_ROWS_MAX)
+        return UINT64_MAX;
+    run_lay_out(&run, &rest); /* below 2^62: see gpt.h's limits */
+    (void)cut(&stream, run.rows * model->shape.width, 4);
+    if (__builtin_mul_overflow(stream.bytes, (uint64_t)model->shape.layers + 1, &bytes) ||
+        __builtin_add_overflow(bytes, rest.bytes, &bytes))
+        return UINT64_MAX;
+    return bytes;
+}
+
+static int host_new(struct gpt_dev_run *run, struct gpt_err *err)
+{
+    bool good;
+
+    for (unsigned i = 0; i < HOST_BUFFERS; i++)
+        run->host[i] = calloc(run->batch_elems, sizeof(uint32_t));
+    run->seen = calloc(run->model->shape.vocab, sizeof(*run->seen));
+    run->host_loss = calloc(1, sizeof(*run->host_loss));
+    run->x = calloc((size_t)run->model->shape.layers + 1, sizeof(*run->x));
+    good = run->host[0] && run->host[1] && run->seen && run->host_loss && run->x;
+    return good ? 0 : gpt_fail(err, -ENOMEM, "a micro-batch of %" PRIu64 " tokens: %m", run->rows);
+}
+
+int gpt_dev_run_new(struct gpt_dev_run **ret, struct gpt_dev *dev, const struct gpt *model,
+                    uint32_t sequences, bool bf16, struct gpt_err *err)
+{
+    uint64_t bytes = gpt_dev_run_bytes(model, sequences, bf16);
+    struct gpt_dev_run *run;
+    struct cutter c = { 0 };
+    int rc;
+
+    if (sequences < 1 || bytes == UINT64_MAX)
+        return gpt_fail(err, -EINVAL, "a micro-batch of %u sequences of %u tokens", sequences,
+                        model->shape.seq);
+    run = calloc(1, sizeof(*run));
+    if (!run)
+        return gpt_fail(err, -ENOMEM, "activations: %m");
+    run->dev = dev;
+    run_size(run, model, sequences, bf16);
+    rc = host_new(run, err);
+    if (rc == 0) {
+        c.base = gpt_dev_memory(dev, bytes, "activations");
+        rc = gpt_dev_error(dev, err);
+    }
+    if (rc < 0) {
+        gpt_dev_run_free(run);
+        return rc;
+    }
+    for (uint32_t l = 0; l <= model->shape.layers; l++)
+        run->x[l] = cut(&c, run->rows * model->shape.width, 4);
+    run_lay_out(run, &c);
+    assert(c.bytes == bytes);
+    gpt_dev_zero(dev, run->loss, sizeof(double));
+    *ret = run;
+    return gpt_dev_error(dev, err);
+}
+
+void gpt_dev_run_free(struct gpt_dev_run *run)
+{
+    if (!run)
+        return;
+    for (unsigned i = 0; i < HOST_BUFFERS; i++)
+        free(run->host[i]);
+    free(run->seen);
+    free(run->host_loss);
+    free(run->x);
+    free(run);
+}
+
+void gpt_dev_run_on_tick(struct gpt_dev_run *run, gpt_tick_fn *tick, void *arg)
+{
+    run->tick = tick;
+    run->tick_arg = arg;
+}
+
+/* ---- tokens */
+
+/* The rows of each token, tokens in their order of first appearance, rows in theirs. */
+static uint64_t batch_sort(const struct batch *b, uint64_t n, uint32_t *seen, uint32_t vocab)
+{
+    uint64_t distinct = 0, at = 0;
+
+    memset(seen, 0, vocab * sizeof(*seen));
+    for (uint64_t r = 0; r < n; r++)
+        if (seen[b->inputs[r]]++ == 0)
+            b->which[distinct++] = b->inputs[r];
+    for (uint64_t i = 0; i < distinct; i++) {
+        b->first[i] = (uint32_t)at;
+        at += seen[b->which[i]];
+        seen[b->which[i]] = b->first[i]; /* from now on: where its next row goes */
+    }
+    b->first[distinct] = (uint32_t)at;
+    for (uint64_t r = 0; r < n; r++)
+        b->order[seen[b->inputs[r]]++] = (uint32_t)r;
+    return distinct;
+}
+
+void gpt_dev_tokens(struct gpt_dev_run *run, const uint32_t *tokens)
+{
+    const struct gpt_shape *s = &run->model->shape;
+    unsigned turn = run->turn++ % HOST_BUFFERS;
+    struct batch b = batch_at(run->host[turn], run->rows);
+
+    if (!gpt_dev_wait(run->dev, turn, run->tick, run->tick_arg))
+        return; /* the end of the step tells why */
+    for (uint64_t m = 0; m < run->sequences; m++)
+        for (uint64_t t = 0; t < s->seq; t++) {
+            const uint32_t *at = tokens + m * (s->seq + 1) + t;
+
+            assert(at[0] < s->vocab && at[1] < s->vocab);
+            b.inputs[m * s->seq + t] = at[0];
+            b.targets[m * s->seq + t] = at[1];
+        }
+    run->distinct = batch_sort(&b, run->rows, run->seen, s->vocab);
+    gpt_dev_up(run->dev, run->batch.inputs, run->host[turn],
+               run->batch_elems * sizeof(*run->host[turn]));
+    gpt_dev_mark(run->dev, turn);
+}
+
+/* ---- products */
+
+/* y = x w + b; y and b of the dtype. b may be NULL. */
+static void linear(struct gpt_dev_run *run, const void *x, const void *w, const void *b, void *y,
+                   uint64_t in, uint64_t out)
+{
+    gpt_dev_matmul(run->dev, &(struct gpt_matmul){ .a = { .at = x, .ld = in },
+                                                   .b = { .at = w, .ld = out },
+                                                   .d = { .at = y, .ld = out },
+                                                   .bias = b,
+                                                   .dtype = run->dtype,
+                                                   .d_dtype = run->dtype,
+                                                   .alpha = 1.0f,
+                                                   .m = (uint32_t)run->rows,
+                                                   .n = (uint32_t)out,
+                                                   .k = (uint32_t)in,
+                                                   .batch = 1 });
+}
+
+/* dw += x^T dy */
+static void weights_back(struct gpt_dev_run *run, const void *x, const void *dy, float *dw,
+                         uint64_t in, uint64_t out)
+{
+    gpt_dev_matmul(run->dev, &(struct gpt_matmul){ .a = { .at = x, .ld = in, .t = true },
+                                                   .b = { .at = dy, .ld = out },
+                                                   .d = { .at = dw, .ld = out },
+                                                   .dtype = run->dtype,
+                                                   .d_dtype = GPT_DEV_F32,
+                                                   .alpha = 1.0f,
+                                                   .beta = 1.0f,
+                                                   .m = (uint32_t)in,
+                                                   .n = (uint32_t)out,
+                                                   .k = (uint32_t)run->rows,
+                                                   .batch = 1 });
+}
+
+/* dx = dy w^T */
+static void inputs_back(struct gpt_dev_run *run, const void *dy, const void *w, void *dx,
+                        uint64_t in, uint64_t out)
+{
+    gpt_dev_matmul(run->dev, &(struct gpt_matmul){ .a = { .at = dy, .ld = out },
+                                                   .b = { .at = w, .ld = out, .t = true },
+                                                   .d = { .at = dx, .ld = in },
+                                                   .dtype = run->dtype,
+                                                   .d_dtype = run->dtype,
+                                                   .alpha = 1.0f,
+                                                   .m = (uint32_t)run->rows,
+                                                   .n = (uint32_t)in,
+                                                   .k = (uint32_t)out,
+                                                   .batch = 1 });
+}
+
+/* ---- kernels */
+
+static void norm(struct gpt_dev_run *run, const float *x, const void *w, const void *b, void *y,
+                 float *mean, float *rstd)
+{
+    gpt_dev_kernel(run->dev, &(struct gpt_kern){ .op = GPT_KERN_NORM,
+                                                 .dtype = run->dtype,
+                                                 .norm = { .x = x,
+                                                           .w = w,
+                                                           .b = b,
+                                                           .y = y,
+                                                           .mean = mean,
+                                                           .rstd = rstd,
+                                                           .rows = run->rows,
+                                                           .cols = run->model->shape.width } });
+}
+
+static void cols_end(struct gpt_dev_run *run, const float *part, float *to, uint64_t cols)
+{
+    gpt_dev_kernel(run->dev,
+                   &(struct gpt_kern){ .op = GPT_KERN_COLS_END,
+                                       .cols_end = { .part = part, .to = to, .cols = cols } });
+}
+
+/* db += the sums of dy's columns, which is of `dtype` */
+static void bias_back(struct gpt_dev_run *run, enum gpt_dtype_dev dtype, const void *dy, float *db,
+                      uint64_t cols)
+{
+    gpt_dev_kernel(run->dev,
+                   &(struct gpt_kern){
+                       .op = GPT_KERN_COLS,
+                       .dtype = dtype,
+                       .cols = { .y = dy, .part = run->part, .rows = run->rows, .cols = cols } });
+    cols_end(run, run->part, db, cols);
+}
+
+/* dx += the way back of dy, and the gradients of w and b. */
+static void norm_back(struct gpt_dev_run *run, const float *x, const void *w, const float *mean,
+                      const float *rstd, const void *dy, float *dw, float *db)
+{
+    uint64_t cols = run->model->shape.width;
+
+    gpt_dev_kernel(run->dev, &(struct gpt_kern){ .op = GPT_KERN_COLS,
+                                                 .dtype = run->dtype,
+                                                 .cols = { .y = dy,
+                                                           .x = x,
+                                                           .mean = mean,
+                                                           .rstd = rstd,
+                                                           .part = run->part,
+                                                           .part_x = run->part_x,
+                                                           .rows = run->rows,
+                                                           .cols = cols } });
+    cols_end(run, run->part_x, dw, cols);
+    cols_end(run, run->part, db, cols);
+    gpt_dev_kernel(run->dev, &(struct gpt_kern){ .op = GPT_KERN_NORM_BACK,
+                                                 .dtype = run->dtype,
+                                                 .norm_back = { .x = x,
+                                                                .w = w,
+                                                                .mean = mean,
+                                                                .rstd = rstd,
+                                                                .dy = dy,
+                                                                .dx = run->dx,
+                                                                .rows = run->rows,
+                                                                .cols = cols } });
+}
+
+static void residual(struct gpt_dev_run *run, const float *x, const void *y, const void *b,
+                     float *to)
+{
+    gpt_dev_kernel(run->dev, &(struct gpt_kern){ .op = GPT_KERN_RESIDUAL,
+                                                 .dtype = run->dtype,
+                                                 .residual = { .x = x,
+                                                               .y = y,
+                                                               .b = b,
+                                                               .to = to,
+                                                               .rows = run->rows,
+                                                               .cols = run->model->shape.width } });
+}
+
+/* run->dy = run->dx, of the dtype. */
+static void dx_round(struct gpt_dev_run *run)
+{
+    if (run->dtype != GPT_DEV_F32)
+        gpt_dev_round(run->dev, run->dx, run->dy, run->rows * run->model->shape.width);
+}
+
+/* ---- attention, one sequence at a time */
+
+/* Where matrices of heads stand in arrays whose rows are `ld` long: of sequence m, behind `first`.
+ */
+static struct gpt_mat heads_of(const struct gpt_dev_run *run, const void *array, uint64_t m,
+                               uint64_t first, uint64_t ld, bool t)
+{
+    const struct gpt_shape *s = &run->model->shape;
+
+    return (struct gpt_mat){ .at = (const char *)array +
+                                   (m * s->seq * ld + first) * gpt_dev_bytes(run->dtype),
+                             .ld = ld,
+                             .step = s->width / s->heads,
+                             .t = t };
+}
+
+static struct gpt_mat square_of(const struct gpt_dev_run *run, const void *array, bool t)
+{
+    uint64_t seq = run->model->shape.seq;
+
+    return (struct gpt_mat){ .at = array, .ld = seq, .step = seq * seq, .t = t };
+}
+
+/* d [T, n] = alpha * a [T, k] b [k, n], for all heads. */
+static void heads_multiply(struct gpt_dev_run *run, struct gpt_mat a, struct gpt_mat b,
+                           struct gpt_mat d, enum gpt_dtype_dev d_dtype, float alpha, uint32_t n,
+                           uint32_t k)
+{
+    const struct gpt_shape *s = &run->model->shape;
+
+    gpt_dev_matmul(run->dev, &(struct gpt_matmul){ .a = a,
+                                                   .b = b,
+                                                   .d = d,
+                                                   .dtype = run->dtype,
+                                                   .d_dtype = d_dtype,
+                                                   .alpha = alpha,
+                                                   .m = s->seq,
+                                                   .n = n,
+                                                   .k = k,
+                                                   .batch = s->heads });
+}
+
+/* run->p = softmax(q k^T / sqrt(hs)) of sequence m. */
+static void attention_weights(struct gpt_dev_run *run, uint64_t m)
+{
+    const struct gpt_shape *s = &run->model->shape;
+    uint64_t c = s->width, hs = c / s->heads;
+
+    heads_multiply(run, heads_of(run, run->qkv, m, 0, 3 * c, false),
+                   heads_of(run, run->qkv, m, c, 3 * c, true), square_of(run, run->scores, false),
+                   GPT_DEV_F32, 1.0f / sqrtf((float)hs), s->seq, (uint32_t)hs);
+    gpt_dev_kernel(run->dev, &(struct gpt_kern){ .op = GPT_KERN_SOFTMAX,
+                                                 .dtype = run->dtype,
+                                                 .softmax = { .s = run->scores,
+                                                              .p = run->p,
+                                                              .rows = (uint64_t)s->heads * s->seq,
+                                                              .seq = s->seq } });
+}
+
+static void attention_forward(struct gpt_dev_run *run)
+{
+    const struct gpt_shape *s = &run->model->shape;
+    uint64_t c = s->width, hs = c / s->heads;
+
+    for (uint64_t m = 0; m < run->sequences; m++) {
+        attention_weights(run, m);
+        heads_multiply(
+            run, square_of(run, run->p, false), heads_of(run, run->qkv, m, 2 * c, 3 * c, false),
+            heads_of(run, run->mix, m, 0, c, false), run->dtype, 1.0f, (uint32_t)hs, s->seq);
+    }
+}
+
+/* dqkv from dmix; both as qkv and mix lie. */
+static void attention_backward(struct gpt_dev_run *run, const void *dmix, void *dqkv)
+{
+    const struct gpt_shape *s = &run->model->shape;
+    uint64_t c = s->width, hs = c / s->heads;
+    float scale = 1.0f / sqrtf((float)hs);
+
+    for (uint64_t m = 0; m < run->sequences; m++) {
+        struct gpt_mat dmix_m = heads_of(run, dmix, m, 0, c, false);
+
+        attention_weights(run, m);
+        heads_multiply(run, dmix_m, heads_of(run, run->qkv, m, 2 * c, 3 * c, true),
+                       square_of(run, run->scores, false), GPT_DEV_F32, 1.0f, s->seq, (uint32_t)hs);
+        gpt_dev_kernel(run->dev,
+                       &(struct gpt_kern){ .op = GPT_KERN_SOFTMAX_BACK,
+                                           .dtype = run->dtype,
+                                           .softmax_back = { .p = run->p,
+                                                             .dp = run->scores,
+                                                             .ds = run->ds,
+                                                             .rows = (uint64_t)s->heads * s->seq,
+                                                             .seq = s->seq } });
+        heads_multiply(
+            run, square_of(run, run->ds, false), heads_of(run, run->qkv, m, c, 3 * c, false),
+            heads_of(run, dqkv, m, 0, 3 * c, false), run->dtype, scale, (uint32_t)hs, s->seq);
+        heads_multiply(
+            run, square_of(run, run->ds, true), heads_of(run, run->qkv, m, 0, 3 * c, false),
+            heads_of(run, dqkv, m, c, 3 * c, false), run->dtype, scale, (uint32_t)hs, s->seq);
+        heads_multiply(run, square_of(run, run->p, true), dmix_m,
+                       heads_of(run, dqkv, m, 2 * c, 3 * c, false), run->dtype, 1.0f, (uint32_t)hs,
+                       s->seq);
+    }
+}
+
+/* ---- the passes */
+
+/* A tensor of a unit's weights. */
+static const void *tensor(const struct gpt_dev_run *run, uint32_t unit, const void *weights,
+                          uint32_t which)
+{
+    return (const char *)weights +
+           run->model->units[unit].tensors[which].first * (uint64_t)gpt_dev_bytes(run->dtype);
+}
+
+void gpt_dev_embed_forward(struct gpt_dev_run *run, const void *embed)
+{
+    const struct gpt_shape *s = &run->model->shape;
+
+    gpt_dev_kernel(run->dev,
+                   &(struct gpt_kern){ .op = GPT_KERN_EMBED,
+                                       .dtype = run->dtype,
+                                       .embed = { .wte = tensor(run, gpt_unit_embed(), embed, 0),
+                                                  .wpe = tensor(run, gpt_unit_embed(), embed, 1),
+                                                  .tokens = run->batch.inputs,
+                                                  .x = run->x[0],
+                                                  .rows = run->rows,
+                                                  .cols = s->width,
+                                                  .seq = s->seq,
+                                                  .vocab = s->vocab } });
+}
+
+/* A block up to gelu(fc), which is all that its backward pass needs. */
+static void block_inside(struct gpt_dev_run *run, uint32_t layer, const void *w)
+{
+    uint32_t u = gpt_unit_block(layer);
+    uint64_t c = run->model->shape.width;
+
+    norm(run, run->x[layer], tensor(run, u, w, LN1_W), tensor(run, u, w, LN1_B), run->h1,
+         run->mean1, run->rstd1);
+    linear(run, run->h1, tensor(run, u, w, QKV_W), tensor(run, u, w, QKV_B), run->qkv, c, 3 * c);
+    attention_forward(run);
+    linear(run, run->mix, tensor(run, u, w, ATT_W), NULL, run->d1, c, c);
+    residual(run, run->x[layer], run->d1, tensor(run, u, w, ATT_B), run->x2);
+    norm(run, run->x2, tensor(run, u, w, LN2_W), tensor(run, u, w, LN2_B), run->h2, run->mean2,
+         run->rstd2);
+    linear(run, run->h2, tensor(run, u, w, FC_W), tensor(run, u, w, FC_B), run->fc, c, 4 * c);
+    gpt_dev_kernel(
+        run->dev,
+        &(struct gpt_kern){ .op = GPT_KERN_GELU,
+                            .dtype = run->dtype,
+                            .gelu = { .x = run->fc, .y = run->gelu, .n = run->rows * 4 * c } });
+}
+
+void gpt_dev_block_forward(struct gpt_dev_run *run, uint32_t layer, const void *weights)
+{
+    uint32_t u = gpt_unit_block(layer);
+    uint64_t c = run->model->shape.width;
+
+    block_inside(run, layer, weights);
+    linear(run, run->gelu, tensor(run, u, weights, OUT_W), NULL, run->d1, 4 * c, c);
+    residual(run, run->x2, run->d1, tensor(run, u, weights, OUT_B), run->x[layer + 1]);
+}
+
+/* The loss of `rows` rows from `first` on; backward: dlogits, and what follows from them. */
+static void head_rows(struct gpt_dev_run *run, uint64_t first, uint64_t rows, const void *embed,
+                      float *embed_grads)
+{
+    const struct gpt_shape *s = &run->model->shape;
+    uint64_t c = s->width, v = s->vocab, e = gpt_dev_bytes(run->dtype);
+    const char *h = (const char *)run->h1 + first * c * e;
+    struct gpt_matmul mm = { .a = { .at = h, .ld = c },
+                             .b = { .at = embed, .ld = c, .t = true },
+                             .d = { .at = run->logits, .ld = v },
+                             .dtype = run->dtype,
+                             .d_dtype = GPT_DEV_F32,
+                             .alpha = 1.0f,
+                             .m = (uint32_t)rows,
+                             .n = (uint32_t)v,
+                             .k = (uint32_t)c,
+                             .batch = 1 };
+
+    gpt_dev_matmul(run->dev, &mm);
+    gpt_dev_kernel(run->dev,
+                   &(struct gpt_kern){ .op = GPT_KERN_LOSS,
+                                       .dtype = run->dtype,
+                                       .loss = { .logits = run->logits,
+                                                 .targets = run->batch.targets + first,
+                                                 .dlogits = embed_grads ? run->dlogits : NULL,
+                                                 .losses = run->losses + first,
+                                                 .rows = rows,
+                                                 .vocab = v,
+                                                 .scale = 1.0f / (float)run->rows } });
+    if (!embed_grads)
+        return;
+    mm.a = (struct gpt_mat){ .at = run->dlogits, .ld = v, .t = true };
+    mm.b = (struct gpt_mat){ .at = h, .ld = c };
+    mm.d = (struct gpt_mat){ .at = embed_grads, .ld = c };
+    mm.beta = 1.0f;
+    mm.m = (uint32_t)v;
+    mm.n = (uint32_t)c;
+    mm.k = (uint32_t)rows;
+    gpt_dev_matmul(run->dev, &mm);
+    mm.a = (struct gpt_mat){ .at = run->dlogits, .ld = v };
+    mm.b = (struct gpt_mat){ .at = embed, .ld = c };
+    mm.d = (struct gpt_mat){ .at = (char *)run->d1 + first * c * e, .ld = c };
+    mm.d_dtype = run->dtype;
+    mm.beta = 0.0f;
+    mm.m = (uint32_t)rows;
+    mm.n = (uint32_t)c;
+    mm.k = (uint32_t)v;
+    gpt_dev_matmul(run->dev, &mm);
+}
+
+void gpt_dev_head(struct gpt_dev_run *run, const void *ln_f, const void *embed, float *ln_f_grads,
+                  float *embed_grads)
+{
+    uint32_t u = gpt_unit_ln_f(run->model);
+    uint64_t c = run->model->shape.width;
+    const float *x = run->x[run->model->shape.layers];
+
+    norm(run, x, tensor(run, u, ln_f, 0), tensor(run, u, ln_f, 1), run->h1, run->mean1, run->rstd1);
+    for (uint64_t r = 0; r < run->rows; r += run->head_rows) {
+        uint64_t left = run->rows - r;
+
+        head_rows(run, r, left < run->head_rows ? left : run->head_rows, embed, embed_grads);
+    }
+    gpt_dev_kernel(run->dev,
+                   &(struct gpt_kern){ .op = GPT_KERN_LOSS_SUM,
+                                       .loss_sum = { .losses = run->losses,
+                                                     .to = run->loss,
+                                                     .n = run->rows,
+                                                     .scale = 1.0 / (double)run->rows } });
+    if (!ln_f_grads || !embed_grads)
+        return;
+    gpt_dev_zero(run->dev, run->dx, run->rows * c * sizeof(float));
+    norm_back(run, x, tensor(run, u, ln_f, 0), run->mean1, run->rstd1, run->d1, ln_f_grads,
+              ln_f_grads + c);
+}
+
+void gpt_dev_block_backward(struct gpt_dev_run *run, uint32_t layer, const void *weights,
+                            float *grads)
+{
+    uint32_t u = gpt_unit_block(layer);
+    const struct gpt_tensor *t = run->model->units[u].tensors;
+    const void *w = weights;
+    uint64_t c = run->model->shape.width;
+
+    block_inside(run, layer, w);
+
+    dx_round(run);
+    bias_back(run, GPT_DEV_F32, run->dx, grads + t[OUT_B].first, c);
+    weights_back(run, run->gelu, run->dy, grads + t[OUT_W].first, 4 * c, c);
+    inputs_back(run, run->dy, tensor(run, u, w, OUT_W), run->d4, 4 * c, c);
+    gpt_dev_kernel(
+        run->dev,
+        &(struct gpt_kern){
+            .op = GPT_KERN_GELU_BACK,
+            .dtype = run->dtype,
+            .gelu_back = { .x = run->fc, .dy = run->d4, .dx = run->d4, .n = run->rows * 4 * c } });
+    bias_back(run, run->dtype, run->d4, grads + t[FC_B].first, 4 * c);
+    weights_back(run, run->h2, run->d4, grads + t[FC_W].first, c, 4 * c);
+    inputs_back(run, run->d4, tensor(run, u, w, FC_W), run->d1, c, 4 * c);
+    norm_back(run, run->x2, tensor(run, u, w, LN2_W), run->mean2, run->rstd2, run->d1,
+              grads + t[LN2_W].first, grads + t[LN2_B].first);
+
+    dx_round(run);
+    bias_back(run, GPT_DEV_F32, run->dx, grads + t[ATT_B].first, c);
+    weights_back(run, run->mix, run->dy, grads + t[ATT_W].first, c, c);
+    inputs_back(run, run->dy, tensor(run, u, w, ATT_W), run->d1, c, c);
+    attention_backward(run, run->d1, run->d4);
+    bias_back(run, run->dtype, run->d4, grads + t[QKV_B].first, 3 * c);
+    weights_back(run, run->h1, run->d4, grads + t[QKV_W].first, c, 3 * c);
+    inputs_back(run, run->d4, tensor(run, u, w, QKV_W), run->d1, c, 3 * c);
+    norm_back(run, run->x[layer], tensor(run, u, w, LN1_W), run->mean1, run->rstd1, run->d1,
+              grads + t[LN1_W].first, grads + t[LN1_B].first);
+}
+
+void gpt_dev_embed_backward(struct gpt_dev_run *run, float *embed_grads)
+{
+    const struct gpt_shape *s = &run->model->shape;
+
+    gpt_dev_kernel(run->dev, &(struct gpt_kern){ .op = GPT_KERN_EMBED_BACK,
+                                                 .embed_back = { .which = run->batch.which,
+                                                                 .first = run->batch.first,
+                                                                 .order = run->batch.order,
+                                                                 .dx = run->dx,
+                                                                 .dwte = embed_grads,
+                                                                 .n = run->distinct,
+                                                                 .rows = run->rows,
+                                                                 .cols = s->width,
+                                                                 .vocab = s->vocab } });
+    gpt_dev_kernel(run->dev, &(struct gpt_kern){
+                                 .op = GPT_KERN_POS_BACK,
+                                 .pos_back = { .dx = run->dx,
+                                               .dwpe = embed_grads + (uint64_t)s->vocab * s->width,
+                                               .rows = run->rows,
+                                               .cols = s->width,
+                                               .seq = s->seq } });
+}
+
+int gpt_dev_loss(struct gpt_dev_run *run, double *ret, struct gpt_err *err)
+{
+    gpt_dev_down(run->dev, run->host_loss, run->loss, sizeof(double));
+    gpt_dev_zero(run->dev, run->loss, sizeof(double));
+    gpt_dev_mark(run->dev, MARK_LOSS);
+    if (!gpt_dev_wait(run->dev, MARK_LOSS, run->tick, run->tick_arg)) {
+        int rc = gpt_dev_error(run->dev, err);
+
+        return rc < 0 ? rc : -ECANCELED;
+    }
+    *ret = *run->host_loss;
+    return 0;
+}

@@ -1,0 +1,51 @@
+/*
+ * passes.h - the passes of gpt.h, wherever they run: on the processor, or on a device.
+ *
+ * A call that only enqueues fails later: what ends a micro-batch or a step asks
+ * (gpt_passes_error(), gpt_passes_loss()).
+ */
+#ifndef GPT_PASSES_H
+#define GPT_PASSES_H
+
+#include "examples/gpt/gpt.h"
+
+struct gpt_passes;
+
+struct gpt_passes_options {
+    const struct gpt *model;
+    uint32_t sequences; /* of a micro-batch */
+    bool bf16;
+    const char *device; /* NULL: the processor */
+    void *stream;       /* of the device: zc_zero_stream() */
+    gpt_tick_fn *tick;  /* called during what takes long; false: give up */
+    void *tick_arg;
+};
+
+/** 0; as gpt_run_new(), gpt_dev_open() and gpt_dev_run_new(). */
+int gpt_passes_new(struct gpt_passes **ret, const struct gpt_passes_options *options,
+                   struct gpt_err *err);
+/** Before the engine that owns the stream is closed. NULL is allowed. */
+void gpt_passes_free(struct gpt_passes *p);
+
+/** Whether weights are given in fp32, whatever the dtype of their unit is. */
+bool gpt_passes_wide(const struct gpt_passes *p);
+/** Bytes that they have allocated on the device; 0 on the processor. */
+uint64_t gpt_passes_device_bytes(const struct gpt_passes *p);
+/** 0, or the first failure of the device. */
+int gpt_passes_error(const struct gpt_passes *p, struct gpt_err *err);
+
+/* As in gpt.h. The head's loss is kept, see below. */
+void gpt_passes_tokens(struct gpt_passes *p, const uint32_t *tokens);
+void gpt_passes_embed_forward(struct gpt_passes *p, const void *embed);
+void gpt_passes_block_forward(struct gpt_passes *p, uint32_t layer, const void *weights);
+void gpt_passes_head(struct gpt_passes *p, const void *ln_f, const void *embed, float *ln_f_grads,
+                     float *embed_grads);
+void gpt_passes_block_backward(struct gpt_passes *p, uint32_t layer, const void *weights,
+                               float *grads);
+void gpt_passes_embed_backward(struct gpt_passes *p, float *embed_grads);
+
+/** The losses of the micro-batches since the last call, added up; waits for them. 0, or what
+ * failed; -ECANCELED: the tick gave up, and no sentence is written. */
+int gpt_passes_loss(struct gpt_passes *p, double *ret, struct gpt_err *err);
+
+#endif

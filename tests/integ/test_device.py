@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""test_device.py - zgpt on a device, through a real daemon: the losses of the CPU, the same bytes each time, and
+memory that does not grow with the layers.
+
+    ZSHARD_BUILD=build tests/integ/test_device.py [NAME...]
+
+ZSHARD_DEVICE=cuda runs the same on a GPU.
+"""
+
+import math
+import os
+import shutil
+import subprocess
+import sys
+
+from harness import DEADLINE, Daemon, check, main, program, skip
+from test_training import MODEL, PAGES, Run, good
+
+DEVICE = os.environ.get("ZSHARD_DEVICE", "emulated")
+LAYERS, TOKENS = 5, 6 * 32  # of MODEL
+BF16_BOUND = 2**-8 * math.sqrt((18 * LAYERS + 2) / TOKENS)  # docs/GPU.md
+MIB = 1 << 20
+
+
+def follows(dtype, ranks, bound):
+    """ZeRO-3 with everything on NVMe that does not have to be in memory."""
+    flags = ["--dtype", dtype, "--offload", "nvme"]
+    with Daemon("--host-bytes", "3M", "--nvme-bytes", "64M", *PAGES) as d:
+        cpu = good(Run(flags, ranks, d.env()), f"{dtype}, {ranks} ranks on the CPU")
+    with Daemon("--host-bytes", "3M", "--nvme-bytes", "64M", *PAGES) as d:
+        device = good(Run(flags + ["--device", DEVICE], ranks, d.env()), f"{dtype}, {ranks} ranks on {DEVICE}")
+    worst = max(abs(a - b) / a for a, b in zip(cpu.losses(), device.losses()))
+    print(f"{dtype}, {ranks} ranks: the losses of {len(cpu.losses())} steps differ by {worst:.2g} at most")
+    check(worst <= bound, f"{dtype}, {ranks} ranks: losses differ by {worst}, more than {bound}")
+    check(cpu.losses()[-1] < 0.8 * cpu.losses()[0], "nothing was learned")
+    check(all(s["device_bytes"]["backward"] > 0 for s in device.steps), "no device memory was counted")
+    check("device_bytes" not in cpu.steps[0], "the CPU has device memory")
+
+
+def fp32():
+    follows("fp32", 1, 1e-4)
+
+
+def fp32_two_ranks():
+    follows("fp32", 2, 1e-4)
+
+
+def bf16():
+    follows("bf16", 1, BF16_BOUND)
+
+
+def bf16_two_ranks():
+    follows("bf16", 2, BF16_BOUND)
+
+
+def same_bytes():
+    """Twice, and where every work is late: nothing depends on when a device gets to it."""
+    late = "emulated:256M:40" if DEVICE == "emulated" else DEVICE
+    for dtype in ("fp32", "bf16"):
+        runs = [good(Run(["--dtype", dtype, "--device", device]), f"{dtype} on {device}")
+                for device in (DEVICE, DEVICE, late)]
+        for run in runs[1:]:
+            check(run.losses() == runs[0].losses(), f"{dtype}: other losses the second time")
+            check(run.weights == runs[0].weights, f"{dtype}: other weights the second time")
+
+
+def memory_of(layers):
+    """The most that was allocated, with units of 4 MiB, and 128 KiB of residual stream for each layer."""
+    flags = (f"--layers {layers} --heads 4 --width 256 --seq 32 --batch 8 --micro-batch 4 --offload host "
+             f"--device {DEVICE if DEVICE != 'emulated' else 'emulated:1G'}").split()
+    with Daemon("--host-bytes", "1G", "--nvme-bytes", "64M") as d:
+        run = Run(flags, 1, d.env(), steps=5)
+    check(run.done.returncode == 0, f"{layers} layers:\n{run.done.stdout}")
+    check("zgpt: device memory" in run.done.stdout, run.done.stdout)
+    return {phase: max(s["device_bytes"][phase] for s in run.steps) for phase in run.steps[0]["device_bytes"]}
+
+
+def memory():
+    """More layers add their residual stream and nothing else. How many buffers are on their way at a time is
+    a matter of luck, and two units' worth of it."""
+    few = memory_of(2)
+    for layers in (4, 8, 16):
+        many = memory_of(layers)
+        print(f"{layers} layers: {({p: round(b / MIB, 1) for p, b in many.items()})} MiB")
+        allowed = (layers - 2) * 128 * 1024 + 2 * MIB + 2 * 4 * MIB
+        for phase, least in few.items():
+            check(many[phase] - least <= allowed,
+                  f"{phase}: {many[phase] - least} bytes more with {layers} layers than with 2: {allowed} are allowed")
+
+
+def refused():
+    """No such GPU, in whatever build: one sentence, exit code 4, and the daemon's job is not made."""
+    for name in ("cuda:99", "cuda"):
+        done = subprocess.run([program("zgpt"), *MODEL, "--steps", "1", "--device", name], text=True,
+                              timeout=DEADLINE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
+        if name == "cuda" and done.returncode == 0:
+            continue  # there is one
+        check(done.returncode == 4 and done.stderr.count("\n") == 1 and "no GPU: " in done.stderr,
+              f"{name} ended with {done.returncode}: {done.stderr}")
+
+
+def failures():
+    """Whatever the device fails at, the run ends with one sentence."""
+    for works in (0, 1, 2, 5, 30, 300, 1500):
+        done = subprocess.run([program("zgpt"), *MODEL, "--steps", "2", "--device", f"emulated:256M:0:{works}"],
+                              text=True, timeout=DEADLINE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
+        check(done.returncode == 1 and done.stderr.count("\n") == 1 and
+              ("as it was asked to" in done.stderr or "no memory" in done.stderr),
+              f"{works} works: {done.returncode}: {done.stderr}")
+
+
+TESTS = {f.__name__: f for f in (fp32, fp32_two_ranks, bf16, bf16_two_ranks, same_bytes, memory, refused, failures)}
+
+if __name__ == "__main__":
+    if not shutil.which("mpirun"):
+        skip("there is no mpirun")
+    sys.exit(main(TESTS))

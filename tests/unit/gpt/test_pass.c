@@ -1,0 +1,334 @@
+/*
+ * test_pass.c - the passes on a device against those on the processor: loss and every gradient, of
+ * two micro-batches one after the other, on every device that opens. fp32 to rounding; bf16 to what
+ * its roundings allow, with weights that are bf16 for both.
+ */
+#include "tests/ztest.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/util.h"
+#include "examples/gpt/dev/pass.h"
+#include "examples/gpt/elem.h"
+#include "kernels/gpu.h"
+
+#define UNITS_MAX 8
+
+struct fixture {
+    const char *name;
+    struct zk_gpu *gpu;
+    struct zk_gpu_stream *stream;
+    struct gpt_dev *dev;
+    struct zb_err err;
+};
+
+#define good(x, call)                                                               \
+    do {                                                                            \
+        int good_rc = (call);                                                       \
+        if (good_rc != 0)                                                           \
+            fail_msg("%s: %s is %d: %s", (x)->name, #call, good_rc, (x)->err.text); \
+    } while (0)
+
+static bool fixture_open(struct fixture *x, const char *name)
+{
+    struct gpt_err err = { 0 };
+    int rc;
+
+    *x = (struct fixture){ .name = name };
+    rc = zk_gpu_open(name, 0, &x->gpu, &x->err);
+    if (rc == -ENODEV && strncmp(name, "cuda", 4) == 0) {
+        print_message("%s is skipped: %s\n", name, x->err.text);
+        return false;
+    }
+    good(x, rc);
+    good(x, zk_gpu_stream_new(x->gpu, &x->stream, &x->err));
+    rc = gpt_dev_open(&x->dev, name, zk_gpu_stream_native(x->stream), &err);
+    if (rc != 0)
+        fail_msg("%s: %s", name, err.text);
+    return true;
+}
+
+static void fixture_close(struct fixture *x)
+{
+    gpt_dev_close(x->dev);
+    zk_gpu_stream_free(x->stream);
+    zk_gpu_close(x->gpu);
+}
+
+/* A unit's weights and gradients: of the processor, and on the device. */
+struct unit {
+    float *weights, *grads, *got;
+    struct zk_gpu_mem *mem;
+    void *dev_weights;
+    float *dev_grads;
+};
+
+static const struct setting {
+    const char *name;
+    struct gpt_shape shape; /* layers, heads, width, seq, vocab */
+    uint32_t sequences;
+} settings[] = {
+    { "small", { 2, 2, 16, 8, 40 }, 3 }, { "one of everything", { 1, 1, 1, 1, 2 }, 1 },
+    { "odd", { 2, 3, 21, 7, 33 }, 2 },   { "wide", { 1, 4, 320, 40, 260 }, 2 },
+    { "deep", { 5, 1, 8, 5, 11 }, 1 },
+};
+
+static void units_new(struct fixture *x, const struct gpt *model, bool bf16, struct unit *units)
+{
+    for (uint32_t u = 0; u < model->nunits; u++) {
+        struct unit *t = &units[u];
+        uint64_t n = model->units[u].elems, e = bf16 ? 2 : 4;
+        uint16_t *half = calloc(n, 2);
+        char *dev;
+
+        t->weights = calloc(n, 4);
+        t->grads = calloc(n, 4);
+        t->got = calloc(n, 4);
+        assert_true(half && t->weights && t->grads && t->got);
+        gpt_init_range(model, 3, u, 0, n, t->weights);
+        for (uint64_t i = 0; i < n; i++) { /* wider, and no zeros */
+            t->weights[i] = 2 * t->weights[i] + 0.01f * ((float)(i % 7) - 3);
+            t->grads[i] = 0.001f * (float)(i % 5); /* what is there is added to */
+            half[i] = gpt_elem_to_bf16(t->weights[i]);
+            if (bf16)
+                t->weights[i] = gpt_elem_of_bf16(half[i]);
+        }
+        good(x, zk_gpu_alloc(x->gpu, n * (e + 4) + 256, 0, &t->mem, &x->err));
+        dev = zk_gpu_addr(t->mem);
+        t->dev_weights = dev;
+        t->dev_grads = (float *)(void *)(dev + (n * e + 63) / 64 * 64);
+        good(x, zk_gpu_copy(x->stream, ZK_GPU_TO_DEVICE, t->dev_weights,
+                            bf16 ? (void *)half : (void *)t->weights, n * e, &x->err));
+        good(x, zk_gpu_copy(x->stream, ZK_GPU_TO_DEVICE, t->dev_grads, t->grads, n * 4, &x->err));
+        good(x, zk_gpu_stream_sync(x->stream, &x->err));
+        free(half);
+    }
+}
+
+static void units_done(const struct gpt *model, struct unit *units)
+{
+    for (uint32_t u = 0; u < model->nunits; u++) {
+        free(units[u].weights);
+        free(units[u].grads);
+        free(units[u].got);
+        zk_gpu_free(units[u].mem);
+    }
+}
+
+static void tokens_draw(const struct setting *s, uint32_t micro, uint32_t *tokens)
+{
+    uint32_t state = 9 + micro;
+
+    for (uint32_t i = 0; i < s->sequences * (s->shape.seq + 1); i++) {
+        state = state * 1664525u + 1013904223u;
+        tokens[i] = (state >> 16) % s->shape.vocab;
+    }
+}
+
+static double host_micro(struct gpt_run *run, const struct gpt *model, struct unit *units,
+                         const uint32_t *tokens)
+{
+    uint32_t last = gpt_unit_ln_f(model);
+    double loss;
+
+    gpt_run_tokens(run, tokens);
+    gpt_embed_forward(run, units[0].weights);
+    for (uint32_t l = 0; l < model->shape.layers; l++)
+        gpt_block_forward(run, l, units[1 + l].weights);
+    loss = gpt_head(run, units[last].weights, units[0].weights, units[last].grads, units[0].grads);
+    for (uint32_t l = model->shape.layers; l-- > 0;)
+        gpt_block_backward(run, l, units[1 + l].weights, units[1 + l].grads);
+    gpt_embed_backward(run, units[0].grads);
+    return loss;
+}
+
+static void dev_micro(struct gpt_dev_run *run, const struct gpt *model, struct unit *units,
+                      const uint32_t *tokens)
+{
+    uint32_t last = gpt_unit_ln_f(model);
+
+    gpt_dev_tokens(run, tokens);
+    gpt_dev_embed_forward(run, units[0].dev_weights);
+    for (uint32_t l = 0; l < model->shape.layers; l++)
+        gpt_dev_block_forward(run, l, units[1 + l].dev_weights);
+    gpt_dev_head(run, units[last].dev_weights, units[0].dev_weights, units[last].dev_grads,
+                 units[0].dev_grads);
+    for (uint32_t l = model->shape.layers; l-- > 0;)
+        gpt_dev_block_backward(run, l, units[1 + l].dev_weights, units[1 + l].dev_grads);
+    gpt_dev_embed_backward(run, units[0].dev_grads);
+}
+
+/* The gradient of each tensor, as a vector: |got - want| <= bound * |want| + least. */
+static void grads_check(struct fixture *x, const char *name, const struct gpt *model,
+                        struct unit *units, double bound, double least)
+{
+    for (uint32_t u = 0; u < model->nunits; u++) {
+        good(x, zk_gpu_copy(x->stream, ZK_GPU_TO_HOST, units[u].got, units[u].dev_grads,
+                            model->units[u].elems * 4, &x->err));
+        good(x, zk_gpu_stream_sync(x->stream, &x->err));
+        for (uint32_t k = 0; k < model->units[u].ntensors; k++) {
+            const struct gpt_tensor *t = &model->units[u].tensors[k];
+            double off = 0, size = 0;
+
+            for (uint64_t i = t->first; i < t->first + t->elems; i++) {
+                double want = (double)units[u].grads[i], got = (double)units[u].got[i];
+
+                off += (got - want) * (got - want);
+                size += want * want;
+            }
+            if (!(sqrt(off) <= bound * sqrt(size) + least * sqrt((double)t->elems)))
+                fail_msg("%s, %s: the gradient of %s is off by %g of %g", x->name, name, t->name,
+                         sqrt(off), sqrt(size));
+        }
+    }
+}
+
+/* In bf16: 2^-8 for each of 18 L + 2 roundings, as a root, and nothing off for averages. */
+static double bf16_bound(const struct gpt_shape *s)
+{
+    return 0x1p-8 * sqrt(18.0 * s->layers + 2);
+}
+
+static void passes_on(struct fixture *x, const struct setting *s, bool bf16)
+{
+    struct unit units[UNITS_MAX];
+    struct gpt model;
+    struct gpt_err err = { 0 };
+    struct gpt_run *host = NULL;
+    struct gpt_dev_run *dev = NULL;
+    uint32_t *tokens = calloc((size_t)s->sequences * (s->shape.seq + 1), sizeof(*tokens));
+    double want = 0, got = 0, bound = bf16 ? bf16_bound(&s->shape) : 1e-5;
+
+    assert_non_null(tokens);
+    assert_int_equal(gpt_init(&model, &s->shape, &err), 0);
+    assert_true(model.nunits <= UNITS_MAX);
+    units_new(x, &model, bf16, units);
+    assert_int_equal(gpt_run_new(&host, &model, s->sequences, &err), 0);
+    if (gpt_dev_run_new(&dev, x->dev, &model, s->sequences, bf16, &err) != 0)
+        fail_msg("%s, %s: %s", x->name, s->name, err.text);
+    assert_true(gpt_dev_allocated(x->dev) >= gpt_dev_run_bytes(&model, s->sequences, bf16));
+    for (uint32_t micro = 0; micro < 3; micro++) { /* more than there are host buffers */
+        tokens_draw(s, micro, tokens);
+        want += host_micro(host, &model, units, tokens);
+        dev_micro(dev, &model, units, tokens);
+    }
+    if (gpt_dev_loss(dev, &got, &err) != 0)
+        fail_msg("%s, %s: %s", x->name, s->name, err.text);
+    if (!(fabs(got - want) <= bound * fabs(want)))
+        fail_msg("%s, %s: the loss is %.9g, not %.9g", x->name, s->name, got, want);
+    /* Weights are wider here than a model's, and branches larger than the stream: 4 times that. */
+    grads_check(x, s->name, &model, units, 4 * bound, bf16 ? 1e-3 : 1e-6);
+
+    dev_micro(dev, &model, units, tokens); /* a loss is told once */
+    if (gpt_dev_loss(dev, &got, &err) != 0)
+        fail_msg("%s, %s: %s", x->name, s->name, err.text);
+    if (!(fabs(got - host_micro(host, &model, units, tokens)) <= bound * fabs(want)))
+        fail_msg("%s, %s: the last loss is %.9g", x->name, s->name, got);
+    gpt_run_free(host);
+    units_done(&model, units);
+    gpt_done(&model);
+    free(tokens);
+    gpt_dev_close(x->dev);
+    x->dev = NULL;
+    gpt_dev_run_free(dev);
+}
+
+static void passes_are_the_processors(void **state)
+{
+    static const char *const names[] = { "emulated:64M", "emulated:64M:20", "cuda" };
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(names) * ZB_COUNT(settings) * 2; i++) {
+        struct fixture x;
+
+        if (!fixture_open(&x, names[i / 2 / ZB_COUNT(settings)]))
+            break;
+        passes_on(&x, &settings[i / 2 % ZB_COUNT(settings)], i % 2 != 0);
+        fixture_close(&x);
+    }
+}
+
+/* Of a layer: its residual stream. */
+static void memory_grows_by_the_stream(void **state)
+{
+    struct gpt_shape shape = { 2, 4, 64, 32, 100 };
+    struct gpt_err err = { 0 };
+    uint64_t before = 0;
+
+    (void)state;
+    for (shape.layers = 1; shape.layers <= 8; shape.layers++) {
+        struct gpt model;
+        uint64_t bytes;
+
+        assert_int_equal(gpt_init(&model, &shape, &err), 0);
+        bytes = gpt_dev_run_bytes(&model, 3, true);
+        if (shape.layers > 1)
+            assert_int_equal(bytes - before, 3 * 32 * 64 * 4);
+        before = bytes;
+        assert_true(gpt_dev_run_bytes(&model, UINT32_MAX, true) == UINT64_MAX);
+        gpt_done(&model);
+    }
+}
+
+static void too_much_is_said(void **state)
+{
+    struct gpt_shape shape = { 2, 4, 64, 4096, 100 };
+    struct gpt_dev_run *run = NULL;
+    struct gpt_err err = { 0 };
+    struct fixture x;
+    struct gpt model;
+
+    (void)state;
+    assert_true(fixture_open(&x, "emulated:64M"));
+    assert_int_equal(gpt_init(&model, &shape, &err), 0);
+    assert_int_equal(gpt_dev_run_new(&run, x.dev, &model, 8, false, &err), -ENOMEM);
+    assert_non_null(strstr(err.text, "activations take"));
+    assert_null(run);
+    gpt_done(&model);
+    fixture_close(&x);
+}
+
+static bool give_up(void *arg)
+{
+    return --*(int *)arg > 0;
+}
+
+/* A device that never gets there: whoever waits can give up. */
+static void a_wait_can_be_given_up(void **state)
+{
+    struct gpt_shape shape = { 1, 1, 8, 4, 10 };
+    struct gpt_dev_run *run = NULL;
+    struct gpt_err err = { 0 };
+    struct fixture x;
+    struct gpt model;
+    double loss = 5;
+    int ticks = 3;
+
+    (void)state;
+    assert_true(fixture_open(&x, "emulated:64M:200000"));
+    assert_int_equal(gpt_init(&model, &shape, &err), 0);
+    assert_int_equal(gpt_dev_run_new(&run, x.dev, &model, 1, false, &err), 0);
+    gpt_dev_run_on_tick(run, give_up, &ticks);
+    assert_int_equal(gpt_dev_loss(run, &loss, &err), -ECANCELED);
+    assert_int_equal(err.code, 0);
+    assert_true(loss == 5);
+    gpt_done(&model);
+    fixture_close(&x);
+    gpt_dev_run_free(run);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(passes_are_the_processors),
+        cmocka_unit_test(memory_grows_by_the_stream),
+        cmocka_unit_test(too_much_is_said),
+        cmocka_unit_test(a_wait_can_be_given_up),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
