@@ -18,30 +18,61 @@
 #define WORDS_MAX    40
 #define KEEPER_TRIES 50 /* 0.1 s apart: the daemon that is being killed may still make files */
 
-/* In the child: becomes a zshardd, or ends. */
+/* In the child: becomes a program that lies beside this one, or ends. words[0] is its path. */
+_Noreturn static void exec_beside(const char *name, char *const *words, pid_t parent)
+{
+    ssize_t n = readlink("/proc/self/exe", words[0], PATH_MAX - 16);
+    char *slash;
+
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (n < 0 || getppid() != parent)
+        _exit(127);
+    words[0][n] = '\0';
+    slash = strrchr(words[0], '/');
+    (void)strcpy(slash ? slash + 1 : words[0], name);
+    (void)execv(words[0], words);
+    _exit(127);
+}
+
+/* In the child. */
 static void daemon_exec(const struct zbench_daemon *d, const char *const *options, int out,
                         pid_t parent)
 {
     char program[PATH_MAX], socket[sizeof(d->socket)], data[sizeof(d->dir) + 8];
     char *words[WORDS_MAX + 1] = { program, (char[]){ "--socket" }, socket, (char[]){ "--data" },
                                    data };
-    ssize_t n = readlink("/proc/self/exe", program, sizeof(program) - 16);
-    char *slash;
     size_t at = 5;
 
-    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (n < 0 || getppid() != parent)
-        _exit(127);
-    program[n] = '\0';
-    slash = strrchr(program, '/');
-    (void)strcpy(slash ? slash + 1 : program, "zshardd");
     (void)snprintf(socket, sizeof(socket), "%s", d->socket);
     (void)snprintf(data, sizeof(data), "%s/data", d->dir);
     for (size_t i = 0; options[i] && at < WORDS_MAX; i++)
         words[at++] = strdup(options[i]);
     (void)dup2(out, STDOUT_FILENO);
-    (void)execv(program, words);
-    _exit(127);
+    exec_beside("zshardd", words, parent);
+}
+
+int zbench_run(const char *name, const char *const *options, struct zb_err *err)
+{
+    char program[PATH_MAX], *words[WORDS_MAX + 1] = { program };
+    pid_t self = getpid(), pid = fork();
+    int status = 0;
+
+    if (pid == 0) {
+        for (size_t i = 0; options[i] && i + 1 < WORDS_MAX; i++)
+            words[i + 1] = strdup(options[i]);
+        if (freopen("/dev/null", "w", stdout))
+            exec_beside(name, words, self);
+        _exit(127);
+    }
+    if (pid < 0)
+        return zb_fail(err, -errno, "a process for %s: %m", name);
+    while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
+        ;
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
+        return 0;
+    return zb_fail(err, -ECHILD, "%s (beside this program) ended with %s %d", name,
+                   WIFEXITED(status) ? "status" : "signal",
+                   WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));
 }
 
 static int daemon_remove(const char *path, const struct stat *st, int kind, struct FTW *ftw)

@@ -1,5 +1,5 @@
 /*
- * process.h - a zshardd of our own, beside this program, for the benches that need one: on a
+ * process.h - programs that lie beside this one. A zshardd for the benches that need one is on a
  * temporary socket and data directory, gone with us however we end.
  */
 #ifndef ZBENCH_PROCESS_H
@@ -27,5 +27,9 @@ int zbench_daemon_start(struct zbench_daemon *d, const char *parent, const char 
                         struct zb_err *err);
 /** Ends it in good order and removes its directory. */
 void zbench_daemon_end(struct zbench_daemon *d);
+
+/** Runs a program that lies beside this one, with options (NULL-terminated), and waits for its end;
+ * what it prints to standard output is dropped. -ECHILD: it did not end with 0. */
+int zbench_run(const char *name, const char *const *options, struct zb_err *err);
 
 #endif

@@ -44,6 +44,12 @@ static const struct {
       "8 clients against 1, and two jobs with shares, on a device of a fixed rate", zbench_share },
     { "snapshot", "[--dir DIR] [--params N] [--page-elems N] [--rounds N]",
       "a step with a snapshot in its middle, against one without", zbench_snapshot },
+    { "train",
+      "[--dir DIR] [--device NAME] [--offload host|nvme] [--dtype bf16] [--layers N] [--heads N]\n"
+      "           [--width N] [--seq N] [--tokens N,N] [--micro-steps N,N] [--host-bytes SIZE]\n"
+      "           [--nvme-bytes SIZE] [--rounds N] [--peer COMMAND]",
+      "training a GPT whose parameters and state are offloaded, against one that keeps them",
+      zbench_train },
 };
 
 static void usage(FILE *out)

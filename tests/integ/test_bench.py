@@ -189,8 +189,21 @@ def no_daemon():
               f"{done.returncode} {done.stderr}")
 
 
+def trains():
+    with tempfile.TemporaryDirectory() as d:
+        done = zbench("--json", "--rounds", "1", "--dir", d, "--layers", "2", "--heads", "2", "--width", "32", "--seq", "32",
+                      "--tokens", "64,128", "--micro-steps", "1,2", bench="train")
+        check(done.returncode == 0, f"ended with {done.returncode}: {done.stderr}")
+        check(os.listdir(d) == [], f"{os.listdir(d)} were left behind")
+        odd = zbench("--dir", d, "--seq", "32", "--tokens", "100", bench="train")
+        check(odd.returncode == 2 and "no whole sequences" in odd.stderr, f"{odd.returncode} {odd.stderr}")
+    rows_ = json.loads(done.stdout)["rows"]
+    check([row["case"] for row in rows_] == [f"train/{t}/{m}/resident" for t in (64, 128) for m in (1, 2)], f"{rows_}")
+    check(all(row["value"] > 0 and row["reference"] > 0 for row in rows_), f"{rows_}")
+
+
 TESTS = {f.__name__: f for f in (rows, catalog, commits, killed, shares, snapshots, plans, overlap, steps, peers,
-                                 refused, no_daemon)}
+                                 trains, refused, no_daemon)}
 
 if __name__ == "__main__":
     sys.exit(main(TESTS))

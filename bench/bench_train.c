@@ -1,0 +1,341 @@
+/*
+ * bench_train.c - `zbench train`: what a GPT's training loses by having its parameters and
+ * optimizer state offloaded.
+ *
+ * MODEL. The same zgpt twice: with everything in the trainer's own memory, and with a zshardd that
+ * keeps parameters, gradients and state, in host memory or on NVMe. Each slice is a process of its
+ * own that makes a few steps; what counts is the median time of those behind the first ones, as its
+ * --jsonl says it. Sequences are computed in --micro-steps parts of a step. With --peer another
+ * trainer of the same model is the reference instead (bench/peers/), which lives through all
+ * rounds.
+ *
+ * Both must have gone the same way, or the figure means nothing: the losses of a slice with and
+ * without the daemon are compared, bit for bit where it computes on the processor.
+ */
+#include "bench/zbench.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/size.h"
+#include "base/util.h"
+#include "bench/peer.h"
+#include "bench/process.h"
+
+#define TRAIN_ROUNDS 3u
+#define WARM_STEPS   2u
+#define STEPS        5u
+#define LOSS_BOUND   2e-3 /* of a GPU's, whose sums may differ between runs: relative */
+#define LIST_MAX     8u
+#define HOST_BYTES   24u /* of one parameter, more than fp32 with its gradients and state */
+#define NVME_BYTES   48u
+
+struct train_bench {
+    struct zbench *z;
+    const char *dir, *device, *offload, *dtype, *host_bytes, *nvme_bytes, *peer_command;
+    uint64_t layers, heads, width, seq;
+    uint64_t tokens[LIST_MAX], micros[LIST_MAX];
+    unsigned ntokens, nmicros, rounds;
+
+    struct zbench_peer peer;
+    struct zbench_daemon daemon;
+    double losses[WARM_STEPS + STEPS]; /* of the slice before, */
+    bool compare;                      /* which this one must have, too */
+};
+
+struct train_case {
+    uint64_t tokens, micros;
+};
+
+/* ---- one slice of ours */
+
+static int train_read(struct train_bench *b, FILE *f, double *ret_rate)
+{
+    double rates[WARM_STEPS + STEPS], losses[WARM_STEPS + STEPS];
+    double most = strcmp(b->device, "cpu") == 0 ? 0 : LOSS_BOUND;
+    char line[1024];
+    unsigned n = 0;
+
+    for (; n < WARM_STEPS + STEPS && fgets(line, sizeof(line), f); n++) {
+        json_t *step = json_loads(line, 0, NULL);
+
+        rates[n] = json_number_value(json_object_get(step, "tokens_per_s"));
+        losses[n] = json_number_value(json_object_get(step, "loss"));
+        json_decref(step);
+        if (!(rates[n] > 0))
+            return zb_fail(&b->z->err, -EBADMSG, "zgpt says of a step: %s", line);
+        if (b->compare && !(fabs(losses[n] - b->losses[n]) <= most * fabs(b->losses[n])))
+            return zb_fail(&b->z->err, -EBADMSG, "the loss of step %u is %.9g, and was %.9g", n + 1,
+                           losses[n], b->losses[n]);
+    }
+    if (n < WARM_STEPS + STEPS)
+        return zb_fail(&b->z->err, -EBADMSG, "zgpt made %u steps, and not %u", n,
+                       WARM_STEPS + STEPS);
+    memcpy(b->losses, losses, sizeof(losses));
+    b->compare = true;
+    *ret_rate = zbench_median(rates + WARM_STEPS, STEPS);
+    return 0;
+}
+
+/* Tokens a second. */
+static int train_ours(struct train_bench *b, const struct train_case *c, bool offload,
+                      double *ret_rate)
+{
+    char layers[24], heads[24], width[24], seq[24], batch[24], micro[24], steps[24], path[192];
+    const char *options[] = { "--steps",
+                              steps,
+                              "--seed",
+                              "1",
+                              "--layers",
+                              layers,
+                              "--heads",
+                              heads,
+                              "--width",
+                              width,
+                              "--seq",
+                              seq,
+                              "--batch",
+                              batch,
+                              "--micro-batch",
+                              micro,
+                              "--dtype",
+                              b->dtype,
+                              "--device",
+                              b->device,
+                              "--jsonl",
+                              path,
+                              "--offload",
+                              offload ? b->offload : "none",
+                              offload ? "--socket" : NULL,
+                              b->daemon.socket,
+                              NULL };
+    FILE *f;
+    int rc;
+
+    (void)snprintf(layers, sizeof(layers), "%" PRIu64, b->layers);
+    (void)snprintf(heads, sizeof(heads), "%" PRIu64, b->heads);
+    (void)snprintf(width, sizeof(width), "%" PRIu64, b->width);
+    (void)snprintf(seq, sizeof(seq), "%" PRIu64, b->seq);
+    (void)snprintf(batch, sizeof(batch), "%" PRIu64, c->tokens / b->seq);
+    (void)snprintf(micro, sizeof(micro), "%" PRIu64, c->tokens / b->seq / c->micros);
+    (void)snprintf(steps, sizeof(steps), "%u", WARM_STEPS + STEPS);
+    (void)snprintf(path, sizeof(path), "%s/steps.jsonl", b->daemon.dir);
+    rc = zbench_run("zgpt", options, &b->z->err);
+    if (rc < 0)
+        return rc;
+    f = fopen(path, "re");
+    if (!f)
+        return zb_fail(&b->z->err, -errno, "'%s': %m", path);
+    rc = train_read(b, f, ret_rate);
+    (void)fclose(f);
+    return rc;
+}
+
+static int train_peer(struct train_bench *b, const struct train_case *c, double *ret_rate)
+{
+    char question[64], answer[128];
+    int rc;
+
+    (void)snprintf(question, sizeof(question), "train %" PRIu64 " %" PRIu64 " %u %u", c->tokens,
+                   c->micros, WARM_STEPS, STEPS);
+    rc = zbench_peer_ask(b->z, &b->peer, question, answer, sizeof(answer));
+    if (rc < 0)
+        return rc;
+    *ret_rate = strtod(answer, NULL);
+    return *ret_rate > 0 ? 0 : zb_fail(&b->z->err, -EPROTO, "the peer says: %s", answer);
+}
+
+/* ---- cases */
+
+static int train_reference(struct train_bench *b, const struct train_case *c, double *ret_rate)
+{
+    return b->peer_command ? train_peer(b, c, ret_rate) : train_ours(b, c, false, ret_rate);
+}
+
+/* A B B A, as everywhere. */
+static int train_case(struct train_bench *b, const struct train_case *c)
+{
+    struct zbench_row row = { .unit = "tokens/s" };
+    double values[ZBENCH_ROUNDS_MAX], references[ZBENCH_ROUNDS_MAX], slices[4];
+    int rc = 0;
+
+    row.reference_name = b->peer_command ? b->peer.name : "resident";
+    (void)snprintf(row.name, sizeof(row.name), "train/%" PRIu64 "/%" PRIu64 "/%s", c->tokens,
+                   c->micros, row.reference_name);
+    b->compare = false;
+    for (unsigned i = 0; i < b->rounds && rc == 0; i++) {
+        rc = train_ours(b, c, true, &slices[0]);
+        if (rc == 0)
+            rc = train_reference(b, c, &slices[1]);
+        if (rc == 0)
+            rc = train_reference(b, c, &slices[2]);
+        if (rc == 0)
+            rc = train_ours(b, c, true, &slices[3]);
+        values[i] = (slices[0] + slices[3]) / 2;
+        references[i] = (slices[1] + slices[2]) / 2;
+    }
+    return rc < 0 ? rc : zbench_add(b->z, &row, values, references, b->rounds);
+}
+
+static uint64_t train_params(const struct train_bench *b)
+{
+    return (12 * b->layers * b->width + 13 * b->layers + 256 + b->seq + 2) * b->width;
+}
+
+static int train_start(struct train_bench *b)
+{
+    char host[32], nvme[32], peer[512];
+    const char *const options[] = { "--host-bytes",
+                                    b->host_bytes ? b->host_bytes : host,
+                                    "--nvme-bytes",
+                                    b->nvme_bytes ? b->nvme_bytes : nvme,
+                                    "--log-level",
+                                    "warn",
+                                    NULL };
+    int rc;
+
+    (void)snprintf(host, sizeof(host), "%" PRIu64,
+                   zb_round_up(train_params(b) * HOST_BYTES + ZB_GIB, ZB_MIB));
+    (void)snprintf(nvme, sizeof(nvme), "%" PRIu64,
+                   strcmp(b->offload, "nvme") == 0
+                       ? zb_round_up(train_params(b) * NVME_BYTES + ZB_GIB, ZB_MIB)
+                       : 0);
+    rc = zbench_daemon_start(&b->daemon, b->dir, options, &b->z->err);
+    if (rc < 0 || !b->peer_command)
+        return rc;
+    if ((size_t)snprintf(peer, sizeof(peer),
+                         "%s %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %s %s",
+                         b->peer_command, b->layers, b->heads, b->width, b->seq, b->dtype,
+                         b->device) >= sizeof(peer))
+        return zb_fail(&b->z->err, -EINVAL, "train: the peer's command is too long");
+    return zbench_peer_start(b->z, &b->peer, peer);
+}
+
+/* ---- options */
+
+static int train_list(struct train_bench *b, const char *text, uint64_t *ret, unsigned *ret_n)
+{
+    char copy[256], *rest = copy, *word;
+    int rc = 0;
+
+    *ret_n = 0;
+    (void)snprintf(copy, sizeof(copy), "%s", text);
+    while (rc == 0 && (word = strsep(&rest, ",")) && *ret_n < LIST_MAX)
+        rc = zb_size_parse(word, &ret[(*ret_n)++], &b->z->err);
+    return rc;
+}
+
+static int train_check(struct train_bench *b, uint64_t rounds)
+{
+    struct zbench *z = b->z;
+
+    if (rounds < 1 || rounds > ZBENCH_ROUNDS_MAX)
+        return zb_fail(&z->err, -EINVAL, "train: rounds from 1 to %d", ZBENCH_ROUNDS_MAX);
+    if (strcmp(b->offload, "host") != 0 && strcmp(b->offload, "nvme") != 0)
+        return zb_fail(&z->err, -EINVAL, "train: --offload is host or nvme, not '%s'", b->offload);
+    if (b->seq == 0 || b->layers == 0 || b->heads == 0 || b->width == 0)
+        return zb_fail(&z->err, -EINVAL, "train: a size is 0");
+    for (unsigned t = 0; t < b->ntokens; t++)
+        for (unsigned m = 0; m < b->nmicros; m++)
+            if (b->micros[m] == 0 || b->tokens[t] == 0 ||
+                b->tokens[t] % (b->seq * b->micros[m]) != 0)
+                return zb_fail(&z->err, -EINVAL,
+                               "train: %" PRIu64 " tokens are no whole sequences of %" PRIu64
+                               " in %" PRIu64 " micro-steps",
+                               b->tokens[t], b->seq, b->micros[m]);
+    b->rounds = (unsigned)rounds;
+    return 0;
+}
+
+static int train_options(struct train_bench *b, int argc, char **argv)
+{
+    static const struct option options[] = { { "dir", required_argument, NULL, 'd' },
+                                             { "device", required_argument, NULL, 'g' },
+                                             { "offload", required_argument, NULL, 'o' },
+                                             { "dtype", required_argument, NULL, 'y' },
+                                             { "host-bytes", required_argument, NULL, 'H' },
+                                             { "nvme-bytes", required_argument, NULL, 'N' },
+                                             { "layers", required_argument, NULL, 'l' },
+                                             { "heads", required_argument, NULL, 'h' },
+                                             { "width", required_argument, NULL, 'w' },
+                                             { "seq", required_argument, NULL, 's' },
+                                             { "tokens", required_argument, NULL, 't' },
+                                             { "micro-steps", required_argument, NULL, 'm' },
+                                             { "rounds", required_argument, NULL, 'r' },
+                                             { "peer", required_argument, NULL, 'p' },
+                                             { 0 } };
+    struct zbench *z = b->z;
+    uint64_t rounds = TRAIN_ROUNDS;
+    int c, rc = 0;
+
+    while (rc == 0 && (c = getopt_long(argc, argv, "", options, NULL)) != -1) {
+        const char **text = c == 'd'   ? &b->dir
+                            : c == 'g' ? &b->device
+                            : c == 'o' ? &b->offload
+                            : c == 'y' ? &b->dtype
+                            : c == 'H' ? &b->host_bytes
+                            : c == 'N' ? &b->nvme_bytes
+                            : c == 'p' ? &b->peer_command
+                                       : NULL;
+        uint64_t *number = c == 'l'   ? &b->layers
+                           : c == 'h' ? &b->heads
+                           : c == 'w' ? &b->width
+                           : c == 's' ? &b->seq
+                           : c == 'r' ? &rounds
+                                      : NULL;
+
+        if (text)
+            *text = optarg;
+        else if (number)
+            rc = zb_size_parse(optarg, number, &z->err);
+        else if (c == 't')
+            rc = train_list(b, optarg, b->tokens, &b->ntokens);
+        else if (c == 'm')
+            rc = train_list(b, optarg, b->micros, &b->nmicros);
+        else
+            rc = zb_fail(&z->err, -EINVAL, "train: an option that is not known");
+    }
+    if (rc == 0 && optind < argc)
+        rc = zb_fail(&z->err, -EINVAL, "train: '%s' is one word too many", argv[optind]);
+    return rc < 0 ? rc : train_check(b, rounds);
+}
+
+int zbench_train(struct zbench *z, int argc, char **argv)
+{
+    struct train_bench b = { .z = z,
+                             .dir = "/var/tmp",
+                             .device = "cpu",
+                             .offload = "host",
+                             .dtype = "bf16",
+                             .layers = 12,
+                             .heads = 4,
+                             .width = 256,
+                             .seq = 256,
+                             .tokens = { 1024 },
+                             .ntokens = 1,
+                             .micros = { 1 },
+                             .nmicros = 1,
+                             .daemon = ZBENCH_NO_DAEMON };
+    int rc = train_options(&b, argc, argv);
+
+    (void)signal(SIGPIPE, SIG_IGN);
+    if (rc == 0)
+        rc = train_start(&b);
+    if (rc == 0)
+        zbench_note(z, "%.1f million parameters, %s, on %s; offloaded to %s",
+                    (double)train_params(&b) / 1e6, b.dtype, b.device, b.offload);
+    for (unsigned t = 0; t < b.ntokens && rc == 0; t++)
+        for (unsigned m = 0; m < b.nmicros && rc == 0; m++)
+            rc = train_case(&b,
+                            &(struct train_case){ .tokens = b.tokens[t], .micros = b.micros[m] });
+    zbench_peer_end(&b.peer);
+    zbench_daemon_end(&b.daemon);
+    return rc;
+}
