@@ -50,8 +50,8 @@ void gpt_passes_free(struct gpt_passes *p)
     if (!p)
         return;
     gpt_run_free(p->run);
-    gpt_dev_close(p->dev); /* waits for copies from what the run owns */
     gpt_dev_run_free(p->dev_run);
+    gpt_dev_close(p->dev);
     free(p);
 }
 

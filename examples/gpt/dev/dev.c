@@ -9,8 +9,11 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
+#include "base/util.h"
 #include "examples/gpt/dev/kern.h"
 #include "examples/gpt/dev/matmul.h"
 #include "kernels/gpu.h"
@@ -21,6 +24,9 @@ struct gpt_dev {
     struct zk_gpu_stream *stream;
     struct zk_gpu_event *marks[GPT_DEV_MARKS];
     struct zk_gpu_mem *memory;
+    void *host;
+    uint64_t host_bytes;
+    bool pinned;
     bool emulated;
     void *native; /* cuda: the stream */
     struct gpt_lt *lt;
@@ -88,6 +94,10 @@ void gpt_dev_close(struct gpt_dev *d)
     gpt_lt_close(d->lt);
     zk_gpu_free(d->workspace);
     zk_gpu_free(d->memory);
+    if (d->pinned)
+        (void)zk_gpu_unpin(d->gpu, d->host, NULL);
+    if (d->host)
+        (void)munmap(d->host, d->host_bytes);
     zk_gpu_disown(d->gpu, d->stream);
     free(d);
 }
@@ -113,6 +123,25 @@ void *gpt_dev_memory(struct gpt_dev *d, uint64_t bytes, const char *what)
         return NULL;
     }
     return zk_gpu_addr(d->memory);
+}
+
+void *gpt_dev_host(struct gpt_dev *d, uint64_t bytes)
+{
+    void *host;
+
+    assert(!d->host);
+    if (d->err.code != 0)
+        return NULL;
+    bytes = zb_round_up(bytes, (uint64_t)sysconf(_SC_PAGESIZE));
+    host = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (host == MAP_FAILED) {
+        (void)zb_fail(&d->err, -errno, "%" PRIu64 " bytes of host memory: %m", bytes);
+        return NULL;
+    }
+    d->host = host;
+    d->host_bytes = bytes;
+    d->pinned = zk_gpu_pin(d->gpu, host, bytes, false, NULL) == 0;
+    return host;
 }
 
 uint64_t gpt_dev_allocated(const struct gpt_dev *d)

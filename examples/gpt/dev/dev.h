@@ -44,7 +44,11 @@ int gpt_dev_error(const struct gpt_dev *d, struct gpt_err *err);
 /** The one piece of memory of the model's own, once: its address, 256-byte aligned. NULL: a
  * failure, which says `what`. */
 void *gpt_dev_memory(struct gpt_dev *d, uint64_t bytes, const char *what);
-/** What this side has allocated, in bytes. */
+/** The one piece of host memory that copies are made from and to, once; zeroed, page aligned, the
+ * device's until gpt_dev_close(). It is pinned where the driver pins it: then no call waits for a
+ * copy. NULL: a failure. */
+void *gpt_dev_host(struct gpt_dev *d, uint64_t bytes);
+/** What this side has allocated on the device, in bytes. */
 uint64_t gpt_dev_allocated(const struct gpt_dev *d);
 
 void gpt_dev_kernel(struct gpt_dev *d, const struct gpt_kern *k);

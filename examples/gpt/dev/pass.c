@@ -48,10 +48,10 @@ struct gpt_dev_run {
     enum gpt_dtype_dev dtype;
     struct batch batch; /* on the device */
     uint64_t batch_elems, distinct;
-    uint32_t *host[HOST_BUFFERS];
-    uint32_t *seen; /* [vocab]: scratch of the host */
+    double *host_loss;            /* of the device's host memory, as these: */
+    uint32_t *host[HOST_BUFFERS]; /* micro-batches */
+    uint32_t *seen;               /* [vocab]: scratch of the host */
     unsigned turn;
-    double *host_loss;
 
     float **x; /* [L + 1] of [N, C]: the residual stream before each block, and behind the last */
     float *mean1, *rstd1, *mean2, *rstd2;
@@ -159,15 +159,20 @@ uint64_t gpt_dev_run_bytes(const struct gpt *model, uint32_t sequences, bool bf1
 
 static int host_new(struct gpt_dev_run *run, struct gpt_err *err)
 {
-    bool good;
+    struct cutter c = { 0 };
 
-    for (unsigned i = 0; i < HOST_BUFFERS; i++)
-        run->host[i] = calloc(run->batch_elems, sizeof(uint32_t));
     run->seen = calloc(run->model->shape.vocab, sizeof(*run->seen));
-    run->host_loss = calloc(1, sizeof(*run->host_loss));
     run->x = calloc((size_t)run->model->shape.layers + 1, sizeof(*run->x));
-    good = run->host[0] && run->host[1] && run->seen && run->host_loss && run->x;
-    return good ? 0 : gpt_fail(err, -ENOMEM, "a micro-batch of %" PRIu64 " tokens: %m", run->rows);
+    if (!run->seen || !run->x)
+        return gpt_fail(err, -ENOMEM, "a run on a device: %m");
+    c.base =
+        gpt_dev_host(run->dev, ALIGN_BYTES + HOST_BUFFERS * (run->batch_elems * 4 + ALIGN_BYTES));
+    if (!c.base)
+        return gpt_dev_error(run->dev, err);
+    run->host_loss = cut(&c, 1, sizeof(double));
+    for (unsigned i = 0; i < HOST_BUFFERS; i++)
+        run->host[i] = cut(&c, run->batch_elems, 4);
+    return 0;
 }
 
 int gpt_dev_run_new(struct gpt_dev_run **ret, struct gpt_dev *dev, const struct gpt *model,
@@ -208,10 +213,7 @@ void gpt_dev_run_free(struct gpt_dev_run *run)
 {
     if (!run)
         return;
-    for (unsigned i = 0; i < HOST_BUFFERS; i++)
-        free(run->host[i]);
     free(run->seen);
-    free(run->host_loss);
     free(run->x);
     free(run);
 }
