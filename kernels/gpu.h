@@ -6,8 +6,9 @@
  *
  *     "cuda[:N]"       device number N (0) of the CUDA runtime. Builds with CUDA only; where there
  *                      is no driver or no device, opening says so
- *     "emulated[:BYTES[:US[:WORKS]]]"
- *                      a GPU played by threads of this process: BYTES of memory (256M); every work
+ *     "emulated[:BYTES[:US[:WORKS[:UNIT]]]]"
+ *                      a GPU played by threads of this process: BYTES of memory (256M), in
+ *                      multiples of UNIT (2M); every work
  *                      takes at least US microseconds (0), so that a caller which does not wait
  *                      reads stale bytes; after WORKS allocations and works the device fails. It is
  *                      as strict as a real one: the host cannot touch device addresses, and a work

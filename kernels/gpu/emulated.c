@@ -31,6 +31,7 @@
 #include "kernels/gpu/gpu_priv.h"
 
 #define GRANULARITY   (2 * ZB_MIB)
+#define UNIT_MIN      4096u
 #define TOTAL_DEFAULT (256 * ZB_MIB)
 #define JUNK          0xa5 /* what fresh memory is full of */
 
@@ -161,13 +162,20 @@ static int args_parse(struct emu *e, const char *args, struct zb_err *err)
         rc = args_number(&args, false, &e->delay_us, err);
     if (rc == 0)
         rc = args_number(&args, false, &works, err);
+    if (rc == 0)
+        rc = args_number(&args, true, &e->base.info.granularity_bytes, err);
     e->limited = works != UINT64_MAX;
     e->works_left = works;
     if (rc == 0 && *args != '\0')
-        return zb_fail(err, -EINVAL, "'%s' is too much: emulated[:BYTES[:US[:WORKS]]]", args);
-    if (rc == 0 && e->base.info.total_bytes < GRANULARITY)
+        return zb_fail(err, -EINVAL, "'%s' is too much: emulated[:BYTES[:US[:WORKS[:UNIT]]]]",
+                       args);
+    if (rc == 0 &&
+        (e->base.info.granularity_bytes == 0 || e->base.info.granularity_bytes % UNIT_MIN != 0))
+        return zb_fail(err, -EINVAL, "memory of an emulated GPU comes in multiples of %u bytes",
+                       UNIT_MIN);
+    if (rc == 0 && e->base.info.total_bytes < e->base.info.granularity_bytes)
         return zb_fail(err, -EINVAL, "an emulated GPU has at least %s of memory",
-                       zb_size_text(GRANULARITY).s);
+                       zb_size_text(e->base.info.granularity_bytes).s);
     return rc;
 }
 

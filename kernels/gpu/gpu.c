@@ -69,9 +69,9 @@ static int open_backend(const char *name, struct zk_gpu **ret, struct zb_err *er
     args = name_args(name, "emulated");
     if (args)
         return zk_gpu_emulated.open(args, ret, err);
-    return zb_fail(err, -EINVAL,
-                   "no GPU is called '%s'; there are: cuda[:N], emulated[:BYTES[:US[:WORKS]]]",
-                   name);
+    return zb_fail(
+        err, -EINVAL,
+        "no GPU is called '%s'; there are: cuda[:N], emulated[:BYTES[:US[:WORKS[:UNIT]]]]", name);
 }
 
 int zk_gpu_open(const char *name, uint64_t limit_bytes, struct zk_gpu **ret, struct zb_err *err)
