@@ -154,6 +154,9 @@ static void tier_copy(struct zc_tier_row *to, const Zp__TierRow *from)
     to->spilled_bytes = from->spilled_bytes;
     to->target = from->target;
     to->moving = from->moving;
+    to->device_free = from->device_free;
+    to->stranded = from->stranded;
+    COPY(to->stranded_by, from->stranded_by);
     COPY(to->numa, from->numa);
     COPY(to->nodes, from->nodes);
     COPY(to->name, from->name);

@@ -336,7 +336,8 @@ ZC_EXPORT int zc_job_share(struct zc_client *c, const char *name, uint32_t share
                            void *arg);
 ZC_EXPORT int zc_job_share_wait(struct zc_client *c, const char *name, uint32_t share);
 
-/** Changes the budget of a tier ("host") while the daemon runs: for root and the daemon's user
+/** Changes the budget of a tier ("host"; "gpu", where there is one) while the daemon runs: for root
+ * and the daemon's user
  * (-EPERM). Jobs move optimizer state with their next steps, until it fits, or to use what is more;
  * zc_tier_row and zc_job_row say how far that is. -ENOSPC: less than what cannot move, and the
  * sentence has the least that would do; -EINVAL: another tier. The next start of the daemon goes by
@@ -668,10 +669,13 @@ struct zc_tier_row {
     /* of the host tier: what was touched, on the NUMA nodes that the daemon keeps to and elsewhere,
      * and as "0:4096 1:0" by node ("" where the daemon does not look: numa = off) */
     uint64_t node_bytes, spilled_bytes;
-    /* of the host tier: what its budget was set to (it comes down to that), and optimizer state
-     * that shall leave memory with the next steps */
+    /* of the host and gpu tiers: what the budget was set to (it comes down to that), and optimizer
+     * state that shall leave the tier with the next steps */
     uint64_t target, moving;
-    char name[8], detail[256], numa[128], nodes[256];
+    /* of the gpu tier: what the device says is free (others use it, too), and memory that was given
+     * back and is held by who imported it, as "job:bytes job:bytes" (0, "" in zc_top_wait()) */
+    uint64_t device_free, stranded;
+    char name[8], detail[256], numa[128], nodes[256], stranded_by[256];
 };
 
 /* For rates: what two calls of zc_top_wait() differ by, over the difference of their now_ns. */

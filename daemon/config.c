@@ -94,6 +94,13 @@ static const struct zsd_option options[] = {
     { "paths", ZSD_LIST, MEMBER(paths), .arg = "DIR:DIR...", .def = "", .check = check_paths,
       .help = "More directories with a data file of nvme_bytes each, best on other drives: pages "
               "are spread over all, by how fast each is. At most 7; the order must not change." },
+    { "gpu_bytes", ZSD_SIZE, MEMBER(gpu_bytes), .arg = "SIZE", .def = "0",
+      .min = SIZE_MIN_BYTES, .max = SIZE_MAX_BYTES, .zero = true,
+      .help = "Budget of the GPU tier: optimizer state that lives in GPU memory and is stepped "
+              "there. 0: no GPU is used. Where there is none, or no driver: exit status 4." },
+    { "gpu", ZSD_TEXT, MEMBER(gpu), .arg = "NAME", .def = "cuda",
+      .help = "The GPU of gpu_bytes: cuda, or cuda:N for another than the first. For tests, "
+              "emulated:BYTES: threads that play one." },
     { "io", ZSD_CHOICE, MEMBER(io), .arg = "NAME", .def = "auto",
       .choices = "auto uring threads fixed",
       .help = "How the data file is read and written. auto: io_uring, or threads where it is "
@@ -645,8 +652,8 @@ static const char *config_help(void)
                  "Sizes are bytes, or have a unit: K, M, G, T (powers of 1024), as in 1.5G.\n"
                  "\n"
                  "Exit status: 0 ended in good order; 2 wrong options or configuration;\n"
-                 "3 the socket or the data directory belongs to another daemon; 6 --fsck found\n"
-                 "damage; 1 anything else.\n");
+                 "3 the socket or the data directory belongs to another daemon; 4 there is no\n"
+                 "such GPU; 6 --fsck found damage; 1 anything else.\n");
     return t.s;
 }
 

@@ -253,7 +253,7 @@ void zsd_buffer_put(struct zsd_core *core, void *buffer)
     zsd_defer(core, claim->work);
 }
 
-/* Without an NVMe tier there are no buffers, and nothing is added. */
+/* Without an NVMe and a GPU tier there are no buffers, and nothing is added. */
 uint64_t zsd_host_least(const struct zsd_core *core, uint64_t bytes)
 {
     return core->nbuffers > 0
@@ -337,10 +337,13 @@ static int core_build(struct zsd_core *core, struct zb_err *err)
         rc = zsd_extents_new(core);
         if (rc < 0)
             return zb_fail(err, rc, "places of pages: %m");
+    }
+    if (daemon->engine || daemon->gpu) {
         rc = core_buffers(core, err);
         if (rc < 0)
             return rc;
     }
+    zsd_gpu_begin(core);
     return zsd_store_open(core, err);
 }
 
@@ -385,6 +388,8 @@ void zsd_core_settle(struct zsd *daemon)
             n += zn_reap(zsd_path_engine(daemon, i), 64);
         if (daemon->compute)
             n += zsd_compute_reap(daemon->compute, 64);
+        if (daemon->gpu_threads)
+            n += zsd_compute_reap(daemon->gpu_threads, 64);
         if (daemon->catalog_thread)
             n += zsd_compute_reap(daemon->catalog_thread, 64);
         if (n == 0 && core->ops > 0) {

@@ -23,6 +23,7 @@
 struct zsd_compute;
 struct zsd_core;
 struct zsd_datadir;
+struct zsd_gpu;
 struct zsd_loop;
 struct zsd_numa;
 struct zsd_server;
@@ -45,6 +46,8 @@ struct zsd {
     const struct zk_ops *kernels;
     struct zsd_numa *numa; /* NULL: off */
     struct zsd_compute *compute;
+    struct zsd_gpu *gpu;                    /* NULL: no GPU tier */
+    struct zsd_compute *gpu_threads;        /* its own pool; NULL likewise */
     struct zn_engine *engine;               /* of the first data file; NULL: no NVMe tier */
     uint64_t engine_base;                   /* first usable byte of a data file */
     struct zsd_path more[ZN_PATHS_MAX - 1]; /* the other data files: see paths.h */

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/size.h"
+#include "daemon/gpu_tier.h"
 #include "daemon/inspect.h"
 #include "daemon/numa.h"
 #include "daemon/paths.h"
@@ -106,6 +107,8 @@ static bool inspect_refuses(struct zsd_req *req, const char *name, uint64_t curs
 
 static void list_row(const struct zsd_shard *s, Zp__ShardRow *row)
 {
+    uint64_t gpu;
+
     zp__shard_row__init(row);
     row->id = s->id;
     row->job = (char *)(uintptr_t)s->job->name;
@@ -114,9 +117,9 @@ static void list_row(const struct zsd_shard *s, Zp__ShardRow *row)
     row->count = s->count;
     row->dtype = (char *)(uintptr_t)zb_dtype_name(s->unit->layout.dtype);
     row->version = s->version;
-    zsd_shard_bytes(s, &row->host_bytes, &row->nvme_bytes);
-    row->bytes = row->host_bytes + row->nvme_bytes;
-    row->tier = (char *)(uintptr_t)(row->nvme_bytes > 0 ? "nvme" : "host");
+    zsd_shard_bytes(s, &row->host_bytes, &row->nvme_bytes, &gpu);
+    row->bytes = row->host_bytes + row->nvme_bytes + gpu;
+    row->tier = (char *)(uintptr_t)(row->nvme_bytes > 0 ? "nvme" : gpu > 0 ? "gpu" : "host");
     row->pins = s->pins;
     row->rank = s->rank;
 }
@@ -296,6 +299,20 @@ static size_t path_detail(const struct zsd *daemon, unsigned path, char *text, s
                             info->why_unregistered[0] ? ", " : "", info->why_unregistered, rate);
 }
 
+static void tier_gpu(const struct zsd *daemon, struct zsd_tier_rows *ret)
+{
+    const struct zsd_core *core = daemon->core;
+    Zp__TierRow *row = &ret->rows[ret->n++];
+
+    (void)snprintf(ret->gpu, sizeof(ret->gpu), "%s, %u lanes%s%s",
+                   zk_gpu_info(zsd_gpu_device(daemon->gpu))->name, zsd_gpu_lanes(daemon->gpu),
+                   core->gpu_err.code != 0 ? "; failed: " : "", core->gpu_err.text);
+    tier_row(&core->gpu, "gpu", ret->gpu, row);
+    row->target = core->gpu_target;
+    zb_list_each(pos, &core->jobs)
+        row->moving += zsd_gpu_leaving(zb_container_of(pos, struct zsd_job, node));
+}
+
 void zsd_tier_rows(const struct zsd *daemon, struct zsd_tier_rows *ret)
 {
     const struct zsd_core *core = daemon->core;
@@ -318,26 +335,66 @@ void zsd_tier_rows(const struct zsd *daemon, struct zsd_tier_rows *ret)
         ret->rows[1].read_bytes_s += best.read;
         ret->rows[1].write_bytes_s += best.written;
     }
-    for (int i = 0; i < ZSD_TIERS; i++)
+    ret->n = ZSD_TIERS - 1;
+    if (daemon->gpu)
+        tier_gpu(daemon, ret);
+    for (unsigned i = 0; i < ret->n; i++)
         ret->list[i] = &ret->rows[i];
 }
 
-/* What is asked of the kernel while the loop goes on: where the host tier's memory is. */
+#define STRANDED_ROWS 16u
+
+/* Memory of a job that it gave back, and that others hold. */
+struct stranded {
+    uint64_t job, bytes;
+};
+
+/* What is asked of the kernel and of the GPU's driver while the loop goes on: where the host tier's
+ * memory is, and what the device has. */
 struct tiers {
     struct zsd_task task;
     struct zsd_req *req;
     struct zsd *daemon;
     struct zsd_numa_use use;
+    struct zk_gpu_usage usage;
+    struct stranded stranded[STRANDED_ROWS];
+    unsigned nstranded;
     unsigned nareas;
     struct zsd_numa_area areas[];
 };
 
-static void tiers_answer(struct zsd_req *req, const struct zsd_numa_use *use)
+/* A job of that number; one that has gone has no name any more. */
+static const char *tiers_job(const struct zsd_core *core, uint64_t number)
+{
+    zb_list_each(pos, &core->jobs)
+    {
+        const struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
+
+        if (job->number == number)
+            return job->name;
+    }
+    return "(gone)";
+}
+
+static void tiers_stranded_text(const struct tiers *t, char *text, size_t size)
+{
+    size_t len = 0;
+
+    text[0] = '\0';
+    for (unsigned i = 0; i < t->nstranded && len < size; i++)
+        len += (size_t)snprintf(text + len, size - len, "%s%s:%llu", i > 0 ? " " : "",
+                                tiers_job(t->daemon->core, t->stranded[i].job),
+                                (unsigned long long)t->stranded[i].bytes);
+}
+
+/* t: what was asked for; NULL: nothing was to be asked. */
+static void tiers_answer(struct zsd_req *req, const struct tiers *t)
 {
     const struct zsd *daemon = req->daemon;
+    const struct zsd_numa_use *use = daemon->numa && t ? &t->use : NULL;
     Zp__TiersReply reply = ZP__TIERS_REPLY__INIT;
     struct zsd_tier_rows tiers;
-    char nodes[256];
+    char nodes[256], stranded[256];
 
     zsd_tier_rows(daemon, &tiers);
     tiers.rows[0].numa = (char *)(uintptr_t)zsd_numa_text(daemon->numa);
@@ -347,16 +404,44 @@ static void tiers_answer(struct zsd_req *req, const struct zsd_numa_use *use)
         tiers.rows[0].node_bytes = use->chosen;
         tiers.rows[0].spilled_bytes = use->spilled;
     }
-    reply.n_rows = ZSD_TIERS;
+    if (daemon->gpu && t) {
+        Zp__TierRow *row = &tiers.rows[ZSD_TIERS - 1];
+
+        tiers_stranded_text(t, stranded, sizeof(stranded));
+        row->device_free = t->usage.free_bytes;
+        row->stranded = t->usage.stranded_bytes;
+        row->stranded_by = stranded;
+    }
+    reply.n_rows = tiers.n;
     reply.rows = tiers.list;
     zsd_reply(req, &reply.base, -1);
+}
+
+static void tiers_on_stranded(void *arg, uint64_t tag, uint64_t len_bytes, unsigned holders)
+{
+    struct tiers *t = arg;
+
+    (void)holders;
+    for (unsigned i = 0; i < t->nstranded; i++)
+        if (t->stranded[i].job == tag) {
+            t->stranded[i].bytes += len_bytes;
+            return;
+        }
+    if (t->nstranded < STRANDED_ROWS)
+        t->stranded[t->nstranded++] = (struct stranded){ tag, len_bytes };
 }
 
 static void tiers_run(struct zsd_task *task)
 {
     struct tiers *t = zb_container_of(task, struct tiers, task);
+    struct zb_err err = { 0 };
 
-    zsd_numa_survey(t->daemon->numa, t->areas, t->nareas, &t->use);
+    if (t->daemon->numa)
+        zsd_numa_survey(t->daemon->numa, t->areas, t->nareas, &t->use);
+    if (!t->daemon->gpu)
+        return;
+    (void)zk_gpu_usage(zsd_gpu_device(t->daemon->gpu), &t->usage, &err); /* it failed: zeros */
+    zk_gpu_stranded(zsd_gpu_device(t->daemon->gpu), tiers_on_stranded, t);
 }
 
 static void tiers_done(struct zsd_task *task)
@@ -364,7 +449,7 @@ static void tiers_done(struct zsd_task *task)
     struct tiers *t = zb_container_of(task, struct tiers, task);
 
     t->daemon->core->ops--;
-    tiers_answer(t->req, &t->use);
+    tiers_answer(t->req, t);
     free(t);
 }
 
@@ -381,7 +466,7 @@ void zsd_tiers(struct zsd_req *req, const ProtobufCMessage *message)
     struct tiers *t;
 
     (void)message;
-    if (!req->daemon->numa) {
+    if (!req->daemon->numa && !req->daemon->gpu) {
         tiers_answer(req, NULL);
         return;
     }

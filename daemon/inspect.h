@@ -9,11 +9,12 @@
 #include "daemon/job.h"
 #include "proto/shard.pb-c.h"
 
-#define ZSD_TIERS 2 /* host, nvme */
+#define ZSD_TIERS 3 /* host, nvme; gpu, where there is one */
 
 struct zsd_tier_rows {
     Zp__TierRow rows[ZSD_TIERS], *list[ZSD_TIERS];
-    char host[128], nvme[1024]; /* their details */
+    unsigned n;
+    char host[128], nvme[1024], gpu[640]; /* their details */
 };
 
 void zsd_tier_rows(const struct zsd *daemon, struct zsd_tier_rows *ret);

@@ -47,6 +47,7 @@
 #define ZSD_TENSORS_MAX \
     (1u << 18) /* of one job, in all units: what their names take stays below 64 MiB */
 
+struct zk_gpu_mem;
 struct zsd_fill;
 struct zsd_held;
 struct zsd_member;
@@ -64,8 +65,9 @@ struct zsd_extent {
 
 /*
  * One plane of a shard. Pages [0, resident) are in memory at mem; the others live in their extents,
- * those of a gradient from their first push on. A resident page of a durable job has an extent too
- * while it is clean: while the data file holds the same bytes.
+ * those of a gradient from their first push on, and those of the state before gpu_from. A resident
+ * page of a durable job has an extent too while it is clean: while the data file holds the same
+ * bytes.
  */
 struct zsd_plane {
     uint32_t block_bytes, crc_bytes, crcs_per_page;
@@ -87,6 +89,9 @@ struct zsd_shard {
     /* re-planning (op_replan.c): of its state, so many pages are wanted in memory, will be there
      * when the next step has made them, have memory, and are booked */
     uint32_t state_to, state_next, state_made, state_booked;
+    /* and from these pages on it is on the GPU, now, and when the next step has moved it (op_gpu.c)
+     */
+    uint32_t gpu_from, gpu_next;
     struct zsd_row *row; /* what was committed or loaded last, if it is still all that there is */
 
     uint8_t *written; /* one bit a page: has initial values */
@@ -206,8 +211,8 @@ struct zsd_step_op {
     struct zsd_step_walk {
         uint32_t next_shard, next_page;
         uint32_t inflight;
-    } resident, streamed; /* each through all shards, over pages of its kind */
-    uint32_t *pages_left; /* [nshards] */
+    } resident, streamed, gpu; /* each through all shards, over pages of its kind */
+    uint32_t *pages_left;      /* [nshards] */
 };
 
 /* What the ranks said of the step ahead of it, and what is done by then. op_early.c */
@@ -235,6 +240,23 @@ struct zsd_replan {
     bool shrinks;          /* something shall leave memory */
     bool moved;            /* in the step that runs, something has come or left */
     bool refused;          /* there were no places for what should have left: it was logged */
+};
+
+/* Pages of a job's state that are on the GPU together, or not: one allocation there. */
+struct zsd_gpu_run {
+    uint64_t from, bytes;   /* of the bytes of all its state */
+    uint32_t shard, page;   /* the first one of them */
+    struct zk_gpu_mem *mem; /* NULL: there is none */
+};
+
+/* What of its state lives on the GPU: op_gpu.c. */
+struct zsd_job_gpu {
+    struct zsd_gpu_run *runs; /* all of its state, from the end; NULL: it was never planned */
+    uint32_t nruns;
+    uint32_t to, made;   /* the first so many: wanted, and allocated */
+    uint64_t held_bytes; /* booked, with what is being given back */
+    bool busy;           /* a task makes memory, or gives it back */
+    bool refused;        /* there was no memory, or no places below: it was logged */
 };
 
 struct zsd_commit_op;
@@ -295,6 +317,7 @@ struct zsd_job {
     uint64_t memory_bytes;
     uint64_t grads_nvme_bytes; /* of gradients that live on NVMe */
     struct zsd_replan replan;
+    struct zsd_job_gpu gpu;
     struct zb_needs *promise; /* of places on the data file; of a durable job it is its saved's */
     struct zb_slots ring;     /* regions of the arena */
     struct zb_list cached;    /* unpinned cached shards, oldest first */
@@ -383,11 +406,12 @@ static inline uint8_t *zsd_page_at(const struct zsd_shard *s, enum zb_plane plan
            page * zb_page_bytes(s->planes[plane].block_bytes, s->job->core->page_elems);
 }
 
-/** The next step writes this page of state, which is in memory, to the data file; or brings it from
- * there into memory (op_replan.c). */
+/** The next step writes this page of state, which is in memory or on the GPU, to the data file; or
+ * brings it from there into memory (op_replan.c). */
 static inline bool zsd_page_leaves(const struct zsd_shard *s, uint32_t page)
 {
-    return page < s->planes[ZB_STATE].resident && page >= s->state_next;
+    return (page < s->planes[ZB_STATE].resident || page >= s->gpu_from) && page >= s->state_next &&
+           page < s->gpu_next;
 }
 
 static inline bool zsd_page_comes(const struct zsd_shard *s, uint32_t page)
@@ -395,21 +419,42 @@ static inline bool zsd_page_comes(const struct zsd_shard *s, uint32_t page)
     return page >= s->planes[ZB_STATE].resident && page < s->state_next;
 }
 
+/** The next step finds this page of state on the GPU; or leaves it there (op_gpu.c). */
+static inline bool zsd_page_on_gpu(const struct zsd_shard *s, uint32_t page)
+{
+    return page >= s->gpu_from;
+}
+
+static inline bool zsd_page_to_gpu(const struct zsd_shard *s, uint32_t page)
+{
+    return page >= s->gpu_next;
+}
+
+/** Its state may live on the data files, and be moved there. */
+static inline bool zsd_state_moves(const struct zsd_job *job)
+{
+    return job->core->extents && job->offload_optimizer != 1;
+}
+
 /** The pages of a plane from here on live on the data file, or may come to, before it is planned
- * again. */
+ * again; or keep their place there while they are on the GPU. */
 static inline uint32_t zsd_plane_low(const struct zsd_shard *s, enum zb_plane plane)
 {
     uint32_t low = s->planes[plane].resident;
 
     if (plane != ZB_STATE)
         return low;
+    if (!zsd_state_moves(s->job))
+        return s->npages;
     low = low < s->state_to ? low : s->state_to;
+    low = low < s->gpu_next ? low : s->gpu_next;
     return low < s->state_next ? low : s->state_next;
 }
 
 static inline bool zsd_page_streamed(const struct zsd_shard *s, enum zb_plane plane, uint32_t page)
 {
-    return s->planes[plane].block_bytes > 0 && page >= s->planes[plane].resident;
+    return s->planes[plane].block_bytes > 0 && page >= s->planes[plane].resident &&
+           (plane != ZB_STATE || page < s->gpu_from);
 }
 
 /** Who it is, in the checksums of its pages, whatever world it was registered by. */
@@ -444,8 +489,10 @@ static inline bool zsd_shard_resident(const struct zsd_shard *s)
 struct zsd_shard *zsd_shard_new(struct zsd_job *job, struct zsd_unit *unit, uint32_t rank,
                                 uint64_t first, uint64_t count);
 void zsd_shard_free(struct zsd_shard *s);
-/** Bytes of all planes of it in memory that stays (not the ring), and on the data file. */
-void zsd_shard_bytes(const struct zsd_shard *s, uint64_t *ret_host, uint64_t *ret_nvme);
+/** Bytes of all planes of it in memory that stays (not the ring), on the data file, and on the GPU.
+ */
+void zsd_shard_bytes(const struct zsd_shard *s, uint64_t *ret_host, uint64_t *ret_nvme,
+                     uint64_t *ret_gpu);
 
 /** 0 or -ENOMEM. */
 int zsd_pin(struct zsd_shard *s, struct zsd_member *m);
@@ -495,11 +542,6 @@ struct zsd_range {
 
 /** The job was placed: from here on its state may move. */
 void zsd_replan_begin(struct zsd_job *job);
-/** Its state may live on the data files, and be moved there. */
-static inline bool zsd_state_moves(const struct zsd_job *job)
-{
-    return job->core->extents && job->offload_optimizer != 1;
-}
 /** What of the job's memory is to be made, in order: *ret is new, *ret_n ranges. 0 or -ENOMEM. */
 int zsd_replan_ranges(const struct zsd_job *job, struct zsd_range **ret, uint32_t *ret_n);
 /** Its memory is there: the engines get to know it. */
@@ -530,6 +572,25 @@ uint64_t zsd_wanted(const struct zsd_core *core, const struct zsd_want *but);
 uint64_t zsd_replan_away(const struct zsd_job *job);
 /** Bytes of state that shall leave memory, and have not. */
 uint64_t zsd_replan_leaving(const struct zsd_job *job);
+
+/* ---- op_gpu.c */
+
+/** The core begins: the tier's account. */
+void zsd_gpu_begin(struct zsd_core *core);
+/** Where a page of state is on the device; its run is allocated. */
+void *zsd_gpu_at(const struct zsd_shard *s, uint32_t page);
+/** The job has ended and nothing uses its state: the memory goes back (any thread), */
+void zsd_gpu_drop(struct zsd_job *job);
+/** and then its account (loop). */
+void zsd_gpu_unplace(struct zsd_job *job);
+/** The tier's budget comes down to what was set, as far as memory has come back. */
+void zsd_gpu_settle(struct zsd_core *core);
+/** Sets it, as zsd_host_set(); -EINVAL: there is no such tier, -EIO: the device has failed. */
+int zsd_gpu_set(struct zsd_core *core, uint64_t bytes, struct zb_err *err);
+/** Bytes of state that shall leave the GPU, and have not. */
+uint64_t zsd_gpu_leaving(const struct zsd_job *job);
+/** The device failed, as a task found: soon, jobs with state on it end. */
+void zsd_gpu_fail(struct zsd_core *core, const struct zb_err *err);
 
 /* ---- top.c */
 

@@ -42,6 +42,8 @@ static void arena_run(struct zsd_task *task)
     case ZSD_ARENA_CLOSE:
         zsd_arena_close(&t->arena);
         zsd_private_free(t->memory, t->memory_bytes);
+        if (t->what == ZSD_ARENA_CLOSE)
+            zsd_gpu_drop(t->job);
         break;
     }
 }

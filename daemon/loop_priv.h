@@ -16,7 +16,7 @@ struct zsd_wake {
     struct zsd_compute *compute; /* a pool */
 };
 
-#define ZSD_WAKES (2 + ZN_PATHS_MAX) /* compute pool, catalog, engines */
+#define ZSD_WAKES (3 + ZN_PATHS_MAX) /* compute pool, the GPU's, catalog, engines */
 
 /** The end, from the first signal on (loop_end.c). */
 struct zsd_ending {

@@ -1,5 +1,5 @@
 /*
- * loop_wake.c - the compute pool, the catalog's thread and the engines meet libuv.
+ * loop_wake.c - the compute pools, the catalog's thread and the engines meet libuv.
  *
  * Each offers an eventfd and a reap, and does not know what a loop is. A reap that stops at its
  * limit sets the eventfd again, so the others run first and nothing is lost.
@@ -47,6 +47,8 @@ int zsd_wakes_start(struct zsd *daemon, struct zb_err *err)
     struct zsd_wake *w = daemon->loop->wakes;
     int rc = wake_start(w++, daemon, NULL, daemon->compute, err);
 
+    if (rc == 0 && daemon->gpu_threads)
+        rc = wake_start(w++, daemon, NULL, daemon->gpu_threads, err);
     if (rc == 0 && daemon->catalog_thread)
         rc = wake_start(w++, daemon, NULL, daemon->catalog_thread, err);
     for (unsigned i = 0; i < zsd_paths(daemon) && rc == 0; i++)

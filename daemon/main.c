@@ -6,6 +6,7 @@
  *     1  something failed, or the end came before what was in progress was finished
  *     2  wrong options or configuration
  *     3  the socket or the data directory belongs to another daemon
+ *     4  gpu_bytes was asked for, and there is no such GPU, or no driver
  *     6  --fsck found damage
  */
 #include <errno.h>
@@ -24,7 +25,14 @@
 
 #define DRAIN_MS 30000u /* the unit's TimeoutStopSec is above it */
 
-enum { EXIT_GOOD = 0, EXIT_FAILED = 1, EXIT_CONFIG = 2, EXIT_IN_USE = 3, EXIT_DAMAGED = 6 };
+enum {
+    EXIT_GOOD = 0,
+    EXIT_FAILED = 1,
+    EXIT_CONFIG = 2,
+    EXIT_IN_USE = 3,
+    EXIT_NO_GPU = 4,
+    EXIT_DAMAGED = 6
+};
 
 /** The one line on standard output. Who started us may have closed it: that is no failure. */
 static void say_ready(const struct zsd *daemon)
@@ -47,6 +55,8 @@ static int serve(struct zsd *daemon, struct zb_err *err)
 
     if (rc == -EBUSY || rc == -EADDRINUSE)
         return EXIT_IN_USE;
+    if (rc == -ENODEV)
+        return EXIT_NO_GPU;
     if (rc < 0)
         return EXIT_FAILED;
     if (zsd_loop_end_on_signals(daemon, DRAIN_MS, err) == 0) {

@@ -146,13 +146,19 @@ bool zsd_early_drained(const struct zsd_job *job)
     return e->inflight == 0 || (e->prepared && e->err.code == 0 && !job->step.skip);
 }
 
+/* Behind the last page that can be begun: what is on the GPU, or goes there, is stepped there. */
+static uint32_t early_end(const struct zsd_shard *s)
+{
+    return (uint32_t)zb_min_u64(s->gpu_from, s->gpu_next);
+}
+
 /* The first page that can be begun; npages: none. They are those behind the resident ones, and
  * those that the step brings into memory (it does not change while something is begun). */
 static uint32_t early_first(const struct zsd_shard *s)
 {
     uint32_t page = (uint32_t)zb_max_u64(s->planes[ZB_STATE].resident, s->state_next);
 
-    return page < s->npages && zsd_page_early(s, page) ? page : s->npages;
+    return page < early_end(s) && zsd_page_early(s, page) ? page : s->npages;
 }
 
 bool zsd_early_begun(const struct zsd_shard *s, uint32_t page)
@@ -226,7 +232,7 @@ static int early_begin(struct zsd_job *job)
         return -ENOMEM;
     job->early.inflight++;
     s->early_inflight++;
-    if (++s->early_next == s->npages)
+    if (++s->early_next == early_end(s))
         zb_list_remove(&s->early_node);
     return 0;
 }

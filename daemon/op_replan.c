@@ -52,16 +52,14 @@
 #include "base/log.h"
 #include "base/size.h"
 #include "daemon/paths.h"
-#include "daemon/store.h"
+#include "daemon/replan_priv.h"
 #include "proto/shard.pb-c.h"
 
-#define REPLAN_LEAVE_BE 8u /* who has less than one part of so many too much keeps it */
-#define REPLAN_IDLE_NS  UINT64_C(60000000000)
+#define REPLAN_IDLE_NS UINT64_C(60000000000)
 
 /* ---- counts and bytes */
 
-/* Of the first n pages of a shard's state. */
-static uint64_t state_bytes(const struct zsd_shard *s, uint32_t n)
+uint64_t zsd_state_bytes(const struct zsd_shard *s, uint32_t n)
 {
     uint64_t page_elems = s->job->core->page_elems;
 
@@ -69,9 +67,16 @@ static uint64_t state_bytes(const struct zsd_shard *s, uint32_t n)
                           zb_min_u64(s->count, n * page_elems));
 }
 
-static bool state_is(const struct zsd_shard *s)
+/* Its pages that host memory may have: the others are on the GPU, or will be (op_gpu.c). */
+static uint32_t state_cap(const struct zsd_shard *s)
 {
-    return s->planes[ZB_STATE].block_bytes > 0;
+    return zsd_state_moves(s->job) ? s->gpu_next : s->npages;
+}
+
+/* All that is booked, but what the GPU has. */
+static uint32_t state_most(const struct zsd_shard *s)
+{
+    return (uint32_t)zb_min_u64(s->state_booked, state_cap(s));
 }
 
 static uint64_t replan_held(const struct zsd_job *job)
@@ -94,7 +99,7 @@ uint64_t zsd_replan_leaving(const struct zsd_job *job)
         for (uint32_t i = 0; i < job->nshards; i++) {
             const struct zsd_shard *s = job->shards[i];
 
-            bytes += state_bytes(s, s->state_booked) - state_bytes(s, s->state_to);
+            bytes += zsd_state_bytes(s, s->state_booked) - zsd_state_bytes(s, s->state_to);
         }
     return bytes;
 }
@@ -135,7 +140,8 @@ void zsd_replan_begin(struct zsd_job *job)
         uint32_t n = s->planes[ZB_STATE].resident;
 
         s->state_to = s->state_next = s->state_made = s->state_booked = n;
-        job->replan.all_bytes += state_bytes(s, s->npages);
+        s->gpu_from = s->gpu_next = s->npages;
+        job->replan.all_bytes += zsd_state_bytes(s, s->npages);
     }
 }
 
@@ -175,8 +181,8 @@ int zsd_replan_ranges(const struct zsd_job *job, struct zsd_range **ret, uint32_
     for (uint32_t i = 0; i < job->nshards; i++) {
         const struct zsd_shard *s = job->shards[i];
 
-        ranges_add(ranges, ret_n, at, state_bytes(s, s->state_made));
-        at += state_bytes(s, s->npages);
+        ranges_add(ranges, ret_n, at, zsd_state_bytes(s, s->state_made));
+        at += zsd_state_bytes(s, s->npages);
     }
     return 0;
 }
@@ -190,8 +196,8 @@ static uint64_t replan_used(const struct zsd_job *job)
     for (uint32_t i = 0; i < job->nshards; i++) {
         const struct zsd_shard *s = job->shards[i];
 
-        bytes += state_bytes(s, s->state_made);
-        if (state_is(s) && s->state_made < s->npages)
+        bytes += zsd_state_bytes(s, s->state_made);
+        if (zsd_state_is(s) && s->state_made < s->npages)
             break;
     }
     return bytes;
@@ -257,7 +263,7 @@ static void memory_made(struct zsd_job *job, const struct replan_task *t)
             s->state_made = s->state_booked;
         else
             s->state_booked = s->state_made;
-        s->state_to = s->state_to < s->state_booked ? s->state_to : s->state_booked;
+        s->state_to = (uint32_t)zb_min_u64(s->state_to, state_most(s));
     }
     if (t->rc == 0)
         return;
@@ -351,13 +357,14 @@ static void replan_release(struct zsd_job *job)
         uint32_t keep = release_keep(s);
 
         if (keep < s->state_booked) {
-            uint64_t from = state_bytes(s, keep), bytes = state_bytes(s, s->state_made) - from;
+            uint64_t from = zsd_state_bytes(s, keep),
+                     bytes = zsd_state_bytes(s, s->state_made) - from;
 
             ranges_add(t->ranges, &t->n, at + from, bytes);
             t->bytes += bytes;
             s->state_made = s->state_booked = keep;
         }
-        at += state_bytes(s, s->npages);
+        at += zsd_state_bytes(s, s->npages);
     }
     job->replan.giving_bytes += t->bytes;
     if (t->n > 0)
@@ -388,16 +395,16 @@ static void replan_grow(struct zsd_job *job, uint64_t most)
         return;
     for (uint32_t i = 0; i < job->nshards; i++) {
         struct zsd_shard *s = job->shards[i];
-        uint64_t from = state_bytes(s, s->state_booked), to = from;
+        uint64_t from = zsd_state_bytes(s, s->state_booked), to = from;
 
-        while (state_is(s) && s->state_booked < s->npages &&
-               state_bytes(s, s->state_booked + 1) - from <= most)
-            to = state_bytes(s, ++s->state_booked);
-        s->state_to = s->state_booked;
+        while (zsd_state_is(s) && s->state_booked < state_cap(s) &&
+               zsd_state_bytes(s, s->state_booked + 1) - from <= most)
+            to = zsd_state_bytes(s, ++s->state_booked);
+        s->state_to = state_most(s);
         ranges_add(t->ranges, &t->n, at + from, to - from);
         t->bytes += to - from;
         most -= to - from;
-        at += state_bytes(s, s->npages);
+        at += zsd_state_bytes(s, s->npages);
     }
     job->host_held.used[ZSD_USE_STATE] += t->bytes;
     job->core->host.used[ZSD_USE_STATE] += t->bytes;
@@ -414,14 +421,12 @@ static uint64_t replan_streamed(const struct zsd_job *job)
     for (uint32_t i = 0; i < job->nshards; i++) {
         const struct zsd_shard *s = job->shards[i];
 
-        bytes += state_bytes(s, s->npages) - state_bytes(s, zsd_plane_low(s, ZB_STATE));
+        bytes += zsd_state_bytes(s, s->npages) - zsd_state_bytes(s, zsd_plane_low(s, ZB_STATE));
     }
     return bytes;
 }
 
-/* Promises what is needed for what is planned now. What needs less never fails, and a change of the
- * saved job that is in progress ends by doing that itself. */
-static int replan_promise(struct zsd_job *job, bool more, struct zb_err *err)
+int zsd_replan_promise(struct zsd_job *job, bool more, struct zb_err *err)
 {
     struct zsd_saved *saved = job->saved;
     struct zsd_account *held = saved ? &saved->nvme_held : &job->nvme_held;
@@ -455,9 +460,9 @@ static void replan_stay(struct zsd_job *job)
         return;
     job->replan.shrinks = false;
     for (uint32_t i = 0; i < job->nshards; i++)
-        job->shards[i]->state_to = job->shards[i]->state_booked;
+        job->shards[i]->state_to = state_most(job->shards[i]);
     replan_take(job);
-    (void)replan_promise(job, false, &err);
+    (void)zsd_replan_promise(job, false, &err);
 }
 
 /* Pages leave, the last ones first, until it has no more than `target`. */
@@ -469,17 +474,17 @@ static void replan_shrink(struct zsd_job *job, uint64_t target)
 
     for (uint32_t i = job->nshards; i-- > 0;) {
         struct zsd_shard *s = job->shards[i];
-        uint64_t all = state_bytes(s, s->state_booked);
+        uint64_t all = zsd_state_bytes(s, s->state_booked);
 
-        s->state_to = s->state_booked;
-        while (state_is(s) && s->state_to > 0 &&
-               held - (all - state_bytes(s, s->state_to)) > target)
+        s->state_to = state_most(s);
+        while (zsd_state_is(s) && s->state_to > 0 &&
+               held - (all - zsd_state_bytes(s, s->state_to)) > target)
             s->state_to--;
-        held -= all - state_bytes(s, s->state_to);
+        held -= all - zsd_state_bytes(s, s->state_to);
         leaves = leaves || s->state_to < s->planes[ZB_STATE].resident;
     }
     job->replan.shrinks = true;
-    if (leaves && replan_promise(job, true, &err) < 0) {
+    if (leaves && zsd_replan_promise(job, true, &err) < 0) {
         if (!job->replan.refused)
             zb_log(ZB_LOG_WARN, "replan-no-places", "job=\"%s\" why=\"%s\"", job->name, err.text);
         job->replan.refused = true;
@@ -494,7 +499,7 @@ static void replan_shrink(struct zsd_job *job, uint64_t target)
 static void replan_job(struct zsd_job *job, uint64_t target, uint64_t spare, bool exact)
 {
     uint64_t unused = zsd_account_free(&job->core->host);
-    uint64_t held = replan_held(job), much = exact ? 0 : held / REPLAN_LEAVE_BE;
+    uint64_t held = replan_held(job), much = exact ? 0 : held / ZSD_REPLAN_LEAVE_BE;
 
     job->replan.target_bytes = target;
     if (held > target && held - target > much)
@@ -508,37 +513,33 @@ static void replan_job(struct zsd_job *job, uint64_t target, uint64_t spare, boo
 
 /* ---- the division */
 
-struct part {
-    struct zsd_job *job;
-    uint64_t most, target; /* bytes: that it can use, and that it gets */
-    bool sated;
-};
-
-/* It has not stepped for so long that others may have what it could have. */
-static bool part_idle(const struct zsd_job *job, uint64_t now_ns)
+bool zsd_part_idle(const struct zsd_job *job, uint64_t now_ns)
 {
     uint64_t since = now_ns - job->replan.stepped_ns;
 
+    if (job->replan.stepped_ns == 0)
+        return true;
     return job->state != ZSD_STEPPING && since > REPLAN_IDLE_NS && since / 4 > job->replan.step_ns;
 }
 
 static uint64_t part_most(const struct zsd_job *job, uint64_t now_ns)
 {
-    uint64_t most = job->replan.all_bytes, others = 0;
+    uint64_t most = 0, others = 0;
 
+    for (uint32_t i = 0; i < job->nshards; i++)
+        most += zsd_state_bytes(job->shards[i], state_cap(job->shards[i]));
     if (job->host_bytes_max > 0) {
         for (int use = 0; use < ZSD_USES; use++)
             others += use == ZSD_USE_STATE ? 0 : job->host_held.used[use];
         others += zsd_replan_away(job);
         most = zb_min_u64(most, job->host_bytes_max > others ? job->host_bytes_max - others : 0);
     }
-    if (job->replan.stepped_ns == 0 || part_idle(job, now_ns))
+    if (zsd_part_idle(job, now_ns))
         most = zb_min_u64(most, replan_held(job)); /* it has no use for more */
     return most;
 }
 
-/* Divides by shares: whoever can use no more than its part leaves the rest to the others. */
-static void parts_fill(struct part *parts, unsigned n, uint64_t left)
+void zsd_parts_fill(struct zsd_part *parts, unsigned n, uint64_t left)
 {
     uint64_t shares;
     bool again;
@@ -549,7 +550,7 @@ static void parts_fill(struct part *parts, unsigned n, uint64_t left)
         for (unsigned i = 0; i < n; i++)
             shares += parts[i].sated ? 0 : parts[i].job->payer.share;
         for (unsigned i = 0; i < n && !again; i++) {
-            struct part *p = &parts[i];
+            struct zsd_part *p = &parts[i];
             uint64_t share = p->job->payer.share;
 
             if (p->sated)
@@ -568,7 +569,7 @@ static void parts_fill(struct part *parts, unsigned n, uint64_t left)
 static void replan_all(struct zsd_core *core)
 {
     uint64_t now_ns = zb_now_ns(), fixed, moves = 0, left, spare = zsd_wanted(core, NULL);
-    struct part *parts;
+    struct zsd_part *parts;
     unsigned n = 0;
 
     zsd_host_settle(core);
@@ -586,16 +587,17 @@ static void replan_all(struct zsd_core *core)
             replan_unused(job);
         if (!replan_moves(job))
             continue;
-        parts[n++] = (struct part){ .job = job, .most = part_most(job, now_ns) };
+        parts[n++] = (struct zsd_part){ .job = job, .most = part_most(job, now_ns) };
         moves += job->host_held.used[ZSD_USE_STATE];
     }
     fixed = zsd_account_used(&core->host) - moves + spare;
     left = core->host_target > fixed ? core->host_target - fixed : 0;
-    parts_fill(parts, n, left);
+    zsd_parts_fill(parts, n, left);
     for (unsigned i = 0; i < n; i++)
         replan_job(parts[i].job, parts[i].target, spare,
                    zsd_account_used(&core->host) + spare > core->host_target);
     free(parts);
+    zsd_gpu_plan(core);
 }
 
 static void replan_on_work(struct zsd_work *work)
@@ -614,21 +616,26 @@ void zsd_replan(struct zsd_core *core)
 void zsd_replan_stepped(struct zsd_shard *s)
 {
     struct zsd_plane *state = &s->planes[ZB_STATE];
-    uint32_t n = s->state_next;
+    uint32_t gpu, n, end;
 
-    if (!state_is(s) || n == state->resident)
+    if (!zsd_state_is(s))
+        return;
+    gpu = zsd_gpu_stepped(s);
+    n = (uint32_t)zb_min_u64(s->state_next, gpu);
+    if (n == state->resident && gpu == s->gpu_from)
         return;
     s->job->replan.moved = true;
-    if (n < state->resident) /* what could not be written stays, and what is in front of it */
-        for (n = state->resident; n > s->state_next && state->extents[n - 1].at != ZB_NO_PLACE;)
+    end = (uint32_t)zb_min_u64(state->resident, gpu); /* the others went to the GPU */
+    if (n < end) /* what could not be written stays, and what is in front of it */
+        for (n = end; n > s->state_next && state->extents[n - 1].at != ZB_NO_PLACE;)
             n--;
-    if (n > s->state_next) {
+    if (n > s->state_next || gpu > s->gpu_next)
         zb_log(ZB_LOG_WARN, "replan-failed", "job=\"%s\" unit=\"%s\" pages=%u", s->job->name,
-               s->unit->name, n - s->state_next);
-        s->state_next = n;
-        s->state_to = s->state_to > n ? s->state_to : n;
-    }
+               s->unit->name, n > s->state_next ? n - s->state_next : s->npages - gpu);
+    s->state_next = (uint32_t)zb_max_u64(s->state_next, n);
+    s->state_to = (uint32_t)zb_max_u64(s->state_to, n);
     state->resident = n;
+    s->gpu_from = s->gpu_next = gpu;
 }
 
 void zsd_replan_step_over(struct zsd_job *job)
@@ -640,15 +647,28 @@ void zsd_replan_step_over(struct zsd_job *job)
     r->step_ns = r->stepped_ns > 0 ? now_ns - r->stepped_ns : 0;
     r->stepped_ns = now_ns;
     if (r->moved) {
-        uint64_t resident = r->all_bytes - replan_streamed(job);
+        uint64_t resident = 0, gpu = 0;
 
-        (void)replan_promise(job, false, &err);
-        zb_log(ZB_LOG_INFO, "job-replan", "job=\"%s\" host_state=%llu nvme_state=%llu", job->name,
-               (unsigned long long)resident, (unsigned long long)(r->all_bytes - resident));
+        for (uint32_t i = 0; i < job->nshards; i++) {
+            const struct zsd_shard *s = job->shards[i];
+
+            resident += zsd_state_bytes(s, s->planes[ZB_STATE].resident);
+            gpu += zsd_state_bytes(s, s->npages) - zsd_state_bytes(s, s->gpu_from);
+        }
+        if (zsd_state_moves(job))
+            (void)zsd_replan_promise(job, false, &err);
+        zb_log(ZB_LOG_INFO, "job-replan",
+               "job=\"%s\" host_state=%llu nvme_state=%llu gpu_state=%llu", job->name,
+               (unsigned long long)resident, (unsigned long long)(r->all_bytes - resident - gpu),
+               (unsigned long long)gpu);
     }
     r->moved = false;
+    for (uint32_t i = 0; i < job->nshards; i++)
+        job->shards[i]->state_to =
+            (uint32_t)zb_min_u64(job->shards[i]->state_to, state_cap(job->shards[i]));
     replan_take(job);
     replan_release(job);
+    zsd_gpu_step_over(job);
     zsd_replan(job->core);
 }
 
@@ -747,15 +767,18 @@ int zsd_host_set(struct zsd_core *core, uint64_t bytes, struct zb_err *err)
 void zsd_tier_set(struct zsd_req *req, const ProtobufCMessage *message)
 {
     const Zp__TierSet *q = (const Zp__TierSet *)(const void *)message;
+    struct zsd_core *core = req->daemon->core;
+    bool gpu = strcmp(q->name, "gpu") == 0;
     struct zb_err err = { 0 };
 
     if (!zsd_may(req->conn, geteuid()))
         zsd_refuse(req, -EPERM, "only root and the daemon's own user change a tier's budget");
-    else if (strcmp(q->name, "host") != 0)
-        zsd_refuse(req, -EINVAL, "tier '%s' has no budget that can be changed: host has", q->name);
+    else if (!gpu && strcmp(q->name, "host") != 0)
+        zsd_refuse(req, -EINVAL, "tier '%s' has no budget that can be changed: host and gpu have",
+                   q->name);
     else if (q->bytes > UINT64_C(1) << 62)
-        zsd_refuse(req, -EINVAL, "host memory of %llu bytes", (unsigned long long)q->bytes);
-    else if (zsd_host_set(req->daemon->core, q->bytes, &err) < 0)
+        zsd_refuse(req, -EINVAL, "%s memory of %llu bytes", q->name, (unsigned long long)q->bytes);
+    else if ((gpu ? zsd_gpu_set(core, q->bytes, &err) : zsd_host_set(core, q->bytes, &err)) < 0)
         zsd_reply_err(req, &err);
     else
         zsd_reply(req, NULL, -1);

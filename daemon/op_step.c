@@ -11,14 +11,14 @@
  *            runs, and what was prepared is resolved. A step never changes bytes that somebody
  *            looks at; past the deadline it says who holds them
  *     PAGES  a page operation for each page of each trainable shard, in order of registration, so
- *            many at a time; pages that pass through page buffers and pages that are in memory go
- *            side by side, so that neither the drive nor the compute threads wait for the other
- *            kind's end. A shard whose last page is done has the new version, and who waits for it
- *            goes on. What was stepped ahead of this barrier (op_early.c) is published, and what is
- *            in flight of that is, as it comes
- *     COMMIT if the ranks asked for it: op_commit.c. The pages were saved by PAGES already, each
- *            behind its update. Fetches go on meanwhile. What cannot be committed is a whole step
- *            all the same: the ranks are told both
+ *            many at a time; pages that are stepped on the GPU, pages that pass through page
+ *            buffers and pages that are in memory go side by side, so that neither the GPU, nor
+ *            the drive, nor the compute threads wait for the other kinds' end. A shard whose last
+ * page is done has the new version, and who waits for it goes on. What was stepped ahead of this
+ * barrier (op_early.c) is published, and what is in flight of that is, as it comes COMMIT if the
+ * ranks asked for it: op_commit.c. The pages were saved by PAGES already, each behind its update.
+ * Fetches go on meanwhile. What cannot be committed is a whole step all the same: the ranks are
+ * told both
  *
  * A failure in PAGES ends the job: some pages have stepped and some have not, and nobody may see
  * the mix. A durable one goes on from its last commit then, when its ranks attach again.
@@ -29,8 +29,8 @@
  *     S1  job->state is STEPPING exactly from DRAIN until it is over.
  *     S2  In PAGES shard->version is job->applied + 1 when all of its pages are stepped, else
  *         job->applied; frozen shards change theirs at once.
- *     S3  At most `inflight_max` page operations of streamed pages are in progress, and of the
- *         others as many if they are saved, else step_resident_max().
+ *     S3  At most `inflight_max` page operations of streamed pages are in progress, as many of the
+ *         GPU's, and of the others as many if they are saved, else step_resident_max().
  */
 #include <assert.h>
 #include <errno.h>
@@ -340,6 +340,8 @@ static void step_shard_done(struct zsd_shard *s)
 static struct zsd_step_walk *step_walk_of(struct zsd_job *job, const struct zsd_shard *s,
                                           uint32_t page)
 {
+    if (zsd_page_on_gpu(s, page) || zsd_page_to_gpu(s, page))
+        return &job->step.gpu;
     return zsd_page_streamed(s, ZB_PARAM, page) || zsd_page_streamed(s, ZB_GRAD, page) ||
                    zsd_page_streamed(s, ZB_STATE, page) || zsd_page_leaves(s, page)
                ? &job->step.streamed
@@ -411,8 +413,8 @@ static int step_begin(struct zsd_job *job)
         zsd_step_prepare(job, op->params);
     op->draining = false;
     op->commit_err = (struct zb_err){ 0 };
-    assert(op->resident.inflight == 0 && op->streamed.inflight == 0);
-    op->resident = op->streamed = (struct zsd_step_walk){ 0 };
+    assert(op->resident.inflight + op->streamed.inflight + op->gpu.inflight == 0);
+    op->resident = op->streamed = op->gpu = (struct zsd_step_walk){ 0 };
     for (uint32_t i = 0; i < job->nshards; i++) {
         struct zsd_shard *s = job->shards[i];
 
@@ -526,16 +528,17 @@ static void step_pump(struct zsd_job *job)
         zsd_step_give_up(job, &err);
         return;
     }
-    if (step_walk(job, &op->streamed, zsd_step_inflight_max(job->core)) < 0 ||
+    if (step_walk(job, &op->gpu, zsd_step_inflight_max(job->core)) < 0 ||
+        step_walk(job, &op->streamed, zsd_step_inflight_max(job->core)) < 0 ||
         step_walk(job, &op->resident,
                   op->commit ? zsd_step_inflight_max(job->core) : step_resident_max(job->core)) <
             0) {
-        if (op->streamed.inflight + op->resident.inflight == 0)
+        if (op->gpu.inflight + op->streamed.inflight + op->resident.inflight == 0)
             step_no_memory(job);
         return; /* the next page that is done tries again */
     }
-    if (step_walked(job, &op->streamed) && step_walked(job, &op->resident) &&
-        job->early.inflight == 0)
+    if (step_walked(job, &op->gpu) && step_walked(job, &op->streamed) &&
+        step_walked(job, &op->resident) && job->early.inflight == 0)
         step_over(job, true);
 }
 

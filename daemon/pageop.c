@@ -7,9 +7,20 @@
  *
  *     BUFFER ---> READ ---> COMPUTE ---> WRITE ---> SETTLE    a failure skips to SETTLE, err set
  *
+ * and where the page's state is on the GPU, or comes there (op_gpu.c):
+ *
+ *     ... READ ---> [CHECK] ---> DEVICE ---> [COMPUTE] ---> [STORE] ---> WRITE ...
+ *
+ * A step runs in DEVICE: what was read is verified before, in CHECK, and what is written is sealed
+ * behind it, in COMPUTE. For all else DEVICE brings the state down, where it is wanted, and STORE
+ * takes it up again, where it was changed.
+ *
  *     BUFFER   waits for a page buffer, if a plane is streamed   resumed by page_on_work()
  *     READ     waits for the reads of the streamed planes        resumed by page_on_io()
+ *     CHECK    waits for the compute thread                      resumed by page_on_task()
+ *     DEVICE   waits for the GPU                                 resumed by page_on_device()
  *     COMPUTE  waits for the compute thread                      resumed by page_on_task()
+ *     STORE    waits for the GPU                                 resumed by page_on_device()
  *     WRITE    waits for the writes to fresh extents             resumed by page_on_io()
  *
  * A page buffer has room for all planes of a page: those that are streamed lie in it one behind
@@ -35,9 +46,20 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/gpu_tier.h"
 #include "daemon/store.h"
 
-enum page_state { PAGE_BUFFER, PAGE_READ, PAGE_READ_WAIT, PAGE_COMPUTE, PAGE_WRITE, PAGE_SETTLE };
+enum page_state {
+    PAGE_BUFFER,
+    PAGE_READ,
+    PAGE_READ_WAIT,
+    PAGE_CHECK,
+    PAGE_DEVICE,
+    PAGE_COMPUTE,
+    PAGE_STORE,
+    PAGE_WRITE,
+    PAGE_SETTLE
+};
 
 /* A page has at most this many checksums: one for each block. */
 #define PAGE_CRCS_MAX (ZB_PAGE_ELEMS_MAX / ZB_BLOCK_ELEMS)
@@ -56,7 +78,8 @@ struct page_io {
     enum zb_plane plane;
     bool streamed, read, changed, written; /* what this operation does with the plane */
     bool taken;                            /* its fresh extent has the bytes already: PUBLISH */
-    bool leaves, comes;                    /* memory: of a STEP (op_replan.c) */
+    bool leaves, comes;                    /* memory, or the GPU: of a STEP (op_replan.c) */
+    bool passes;                           /* its bytes are in the page buffer meanwhile */
     bool failed;                           /* the write of a resident page */
     bool absent;                           /* wanted, and was never written: zeros */
     struct zsd_extent fresh;
@@ -77,6 +100,9 @@ struct zsd_pageop {
     struct zsd_work work;
     struct zsd_task task;
     struct zsd_pagework pagework;
+    struct zsd_gpu_work gpu;
+    bool on_gpu, to_gpu; /* its state is there; and will be */
+    bool there;          /* it is stepped there */
     int work_rc;
     struct zsd_pagework_bad bad;
     struct zsd_claim claim;
@@ -203,13 +229,15 @@ static void page_on_work(struct zsd_work *work)
     page_run(zb_container_of(work, struct zsd_pageop, work));
 }
 
-/* What the compute thread gets to know. */
+/* What the compute thread gets to know. Of a page that is stepped on the GPU it only verifies, in
+ * CHECK, or seals. */
 static void page_compute(struct zsd_pageop *op)
 {
     const struct zsd_shard *s = op->spec.shard;
     struct zsd_pagework *w = &op->pagework;
+    bool check = op->state == PAGE_CHECK;
 
-    *w = (struct zsd_pagework){ .kind = op->spec.kind,
+    *w = (struct zsd_pagework){ .kind = op->there ? ZSD_PAGE_SAVE : op->spec.kind,
                                 .what = op->spec.what,
                                 .ops = s->job->core->daemon->kernels,
                                 .layout = &s->unit->layout,
@@ -228,14 +256,14 @@ static void page_compute(struct zsd_pageop *op)
 
         plane->len_bytes = zsd_page_bytes(s, io->plane, op->spec.page);
         plane->crc_bytes = p->crc_bytes;
-        plane->verify = io->read;
+        plane->verify = io->read && (check || !op->there);
         plane->absent = io->absent;
-        plane->seal = io->written;
-        if (io->read) {
+        plane->seal = io->written && !check;
+        if (plane->verify) {
             plane->was = page_id(op, io->plane, &p->extents[op->spec.page]);
             plane->crcs = page_crcs(op, io->plane);
         }
-        if (io->written) {
+        if (plane->seal) {
             plane->becomes = page_id(op, io->plane, &io->fresh);
             plane->new_crcs = io->crcs;
         }
@@ -256,6 +284,66 @@ static void page_on_task(struct zsd_task *task)
             s->job->name, s->unit->name, (unsigned long long)s->id, op->spec.page,
             zsd_plane_text(page_planes[op->bad.plane]), op->bad.crc);
     page_run(op);
+}
+
+static void page_on_device(struct zsd_task *task)
+{
+    struct zsd_pageop *op = zb_container_of(task, struct zsd_pageop, gpu.task);
+    const struct zsd_shard *s = op->spec.shard;
+
+    if (op->gpu.rc < 0) {
+        (void)zb_fail(
+            &op->err, op->gpu.rc,
+            "job '%s' unit '%s' shard %llu: page %u of its optimizer state on the GPU: %s",
+            s->job->name, s->unit->name, (unsigned long long)s->id, op->spec.page,
+            op->gpu.err.text);
+        if (op->gpu.rc == -EIO || op->gpu.rc == -EFAULT)
+            zsd_gpu_fail(s->job->core, &op->gpu.err);
+    }
+    page_run(op);
+}
+
+/* What the GPU's thread gets to know. */
+static void page_device(struct zsd_pageop *op, enum zsd_gpu_what what)
+{
+    const struct zsd_shard *s = op->spec.shard;
+
+    op->gpu = (struct zsd_gpu_work){ .task = { .done = page_on_device },
+                                     .what = what,
+                                     .layout = &s->unit->layout,
+                                     .page = op->page,
+                                     .state = zsd_gpu_at(s, op->spec.page),
+                                     .comes = !op->on_gpu,
+                                     .goes = !op->to_gpu || op->io[ZSD_WORK_STATE].written,
+                                     .segments = s->unit->segments,
+                                     .nsegments = s->unit->nsegments,
+                                     .by_group = op->spec.by_group,
+                                     .ngroups = s->job->groups };
+    for (enum zb_plane p = 0; p < ZB_PLANES; p++)
+        op->gpu.bytes[p] = zsd_page_bytes(s, p, op->spec.page);
+    zsd_gpu_start(s->job->core->daemon, &op->gpu);
+}
+
+/* Its state comes down before the compute thread sees it. */
+static bool page_comes_down(const struct zsd_pageop *op)
+{
+    const struct page_io *io = &op->io[ZSD_WORK_STATE];
+
+    return op->on_gpu && !op->there && (page_wants(op, ZB_STATE) || (io->written && !io->changed));
+}
+
+static bool page_goes_up(const struct zsd_pageop *op)
+{
+    return op->on_gpu && !op->there && op->io[ZSD_WORK_STATE].changed;
+}
+
+static bool page_any(const struct zsd_pageop *op, bool written)
+{
+    bool any = false;
+
+    for (int i = 0; i < PAGE_PLANES; i++)
+        any = any || (written ? op->io[i].written : op->io[i].read);
+    return any;
 }
 
 static void page_on_read(struct zsd_pageop *op, const struct page_io *io)
@@ -327,7 +415,7 @@ static bool page_needs_buffer(const struct zsd_pageop *op)
 {
     return op->spec.kind != ZSD_PAGE_FILL && op->spec.kind != ZSD_PAGE_PUBLISH &&
            (op->io[ZSD_WORK_PARAM].streamed || op->io[ZSD_WORK_GRAD].streamed ||
-            (op->io[ZSD_WORK_STATE].streamed && !op->io[ZSD_WORK_STATE].comes));
+            op->io[ZSD_WORK_STATE].passes);
 }
 
 /* Where the bytes of each plane are for this operation. */
@@ -351,11 +439,11 @@ static void page_locate(struct zsd_pageop *op)
         op->page.param = op->param;
     else if (at)
         at += zsd_page_bytes(s, ZB_PARAM, op->spec.page);
-    if (op->io[1].streamed && !op->io[1].comes)
+    if (op->io[1].passes)
         op->page.state = at;
     else if (s->planes[ZB_STATE].mem)
         op->page.state = zsd_page_at(s, ZB_STATE, op->spec.page);
-    if (op->io[1].streamed && !op->io[1].comes && at)
+    if (op->io[1].passes && at)
         at += zsd_page_bytes(s, ZB_STATE, op->spec.page);
     if (op->io[ZSD_WORK_GRAD].streamed)
         op->page.grad = at;
@@ -472,13 +560,42 @@ static void page_run(struct zsd_pageop *op)
             op->state = PAGE_SETTLE;
             if (op->err.code != 0)
                 break;
+            op->state = PAGE_CHECK;
+            if (!(op->spec.kind == ZSD_PAGE_PUBLISH && !op->param))
+                page_enter(op, ZSD_STAGE_COMPUTE, zb_now_ns());
+            if (!op->there || !page_any(op, false))
+                break;
+            page_compute(op);
+            return;
+        case PAGE_CHECK:
+            op->state = PAGE_SETTLE;
+            if (op->err.code != 0)
+                break;
+            op->state = PAGE_DEVICE;
+            if (!op->there && !page_comes_down(op))
+                break;
+            page_device(op, op->there ? ZSD_GPU_STEP : ZSD_GPU_DOWN);
+            return;
+        case PAGE_DEVICE:
+            op->state = PAGE_SETTLE;
+            if (op->err.code != 0)
+                break;
             op->state = PAGE_COMPUTE;
-            if (op->spec.kind == ZSD_PAGE_PUBLISH && !op->param)
-                break; /* nothing is in memory: there is nothing to copy */
-            page_enter(op, ZSD_STAGE_COMPUTE, zb_now_ns());
+            if ((op->there && !page_any(op, true)) ||
+                (op->spec.kind == ZSD_PAGE_PUBLISH && !op->param))
+                break; /* nothing is in memory: there is nothing to copy; or to seal */
             page_compute(op);
             return;
         case PAGE_COMPUTE:
+            op->state = PAGE_SETTLE;
+            if (op->err.code != 0)
+                break;
+            op->state = PAGE_STORE;
+            if (!page_goes_up(op))
+                break;
+            page_device(op, ZSD_GPU_UP);
+            return;
+        case PAGE_STORE:
             op->state = PAGE_SETTLE;
             if (op->err.code != 0)
                 break;
@@ -557,6 +674,33 @@ void zsd_held_drop(struct zsd_shard *s, uint32_t page, struct zsd_held *held)
     free(held);
 }
 
+/* Where its state is, and where it will be. */
+static void page_place_state(struct zsd_pageop *op, struct page_io *io)
+{
+    const struct zsd_shard *s = op->spec.shard;
+    uint32_t page = op->spec.page;
+
+    if (page_plane(op, ZB_STATE)->block_bytes == 0)
+        return;
+    op->on_gpu = op->to_gpu = zsd_page_on_gpu(s, page);
+    if (op->spec.kind != ZSD_PAGE_STEP)
+        return;
+    op->to_gpu = zsd_page_to_gpu(s, page);
+    op->there = op->on_gpu || op->to_gpu;
+    io->leaves = zsd_page_leaves(s, page);
+    io->comes = io->streamed && (op->to_gpu || zsd_page_comes(s, page));
+}
+
+/* Its state passes through the page buffer: where it has no host memory of its own. */
+static bool page_passes(const struct zsd_pageop *op, const struct page_io *io)
+{
+    if (op->there && op->on_gpu == op->to_gpu)
+        return io->written; /* it stays there, and a copy is saved */
+    if (op->there)
+        return op->on_gpu ? io->leaves : io->streamed;
+    return op->on_gpu || (io->streamed && !io->comes);
+}
+
 int zsd_pageop_start(const struct zsd_page_spec *spec)
 {
     struct zsd_pageop *op = calloc(1, sizeof(*op));
@@ -580,10 +724,8 @@ int zsd_pageop_start(const struct zsd_page_spec *spec)
         io->op = op;
         io->plane = page_planes[i];
         io->streamed = zsd_page_streamed(spec->shard, io->plane, spec->page);
-        if (spec->kind == ZSD_PAGE_STEP && io->plane == ZB_STATE) {
-            io->leaves = zsd_page_leaves(spec->shard, spec->page);
-            io->comes = io->streamed && zsd_page_comes(spec->shard, spec->page);
-        }
+        if (io->plane == ZB_STATE)
+            page_place_state(op, io);
         io->read = io->streamed && page_wants(op, io->plane);
         if (io->read && io->plane == ZB_GRAD && spec->kind == ZSD_PAGE_READ &&
             page_plane(op, ZB_GRAD)->extents[spec->page].at == ZB_NO_PLACE) {
@@ -593,6 +735,7 @@ int zsd_pageop_start(const struct zsd_page_spec *spec)
         io->changed = page_plane(op, io->plane)->block_bytes > 0 && page_changes(op, io->plane);
         io->taken = spec->kind == ZSD_PAGE_PUBLISH && io->streamed && io->plane != ZB_GRAD;
         io->written = page_writes(op, io);
+        io->passes = io->plane == ZB_STATE && page_passes(op, io);
         io->fresh.at = ZB_NO_PLACE;
         if (io->taken)
             io->fresh = spec->held->fresh[i];

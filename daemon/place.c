@@ -402,6 +402,7 @@ void zsd_unplace(struct zsd_job *job)
         job->host_held.used[use] = 0;
     }
     zsd_host_settle(job->core);
+    zsd_gpu_unplace(job);
     if (job->saved && !zsd_saved_kept(job->saved) && !job->saved->doubt && !job->saved->gone) {
         zsd_nvme_unpromise(job->core, &job->saved->nvme_held, &job->saved->promise);
     } else if (job->saved) {

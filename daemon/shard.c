@@ -40,6 +40,7 @@ struct zsd_shard *zsd_shard_new(struct zsd_job *job, struct zsd_unit *unit, uint
         plane->crc_bytes = unit->layout.crc_bytes[p];
         plane->resident = s->npages; /* until zsd_place() decides */
     }
+    s->gpu_from = s->gpu_next = s->npages;
     return s;
 }
 
@@ -57,18 +58,23 @@ void zsd_shard_free(struct zsd_shard *s)
     free(s);
 }
 
-void zsd_shard_bytes(const struct zsd_shard *s, uint64_t *ret_host, uint64_t *ret_nvme)
+void zsd_shard_bytes(const struct zsd_shard *s, uint64_t *ret_host, uint64_t *ret_nvme,
+                     uint64_t *ret_gpu)
 {
-    uint64_t host = 0, nvme = 0;
+    uint64_t host = 0, nvme = 0, gpu = 0;
 
     for (int p = 0; p < ZB_PLANES; p++) {
         const struct zsd_plane *plane = &s->planes[p];
         uint64_t page_elems = s->job->core->page_elems;
         uint64_t resident = zb_min_u64(s->count, plane->resident * page_elems);
 
+        uint64_t end = p == ZB_STATE ? zb_min_u64(s->count, s->gpu_from * page_elems) : s->count;
+
         host += zb_plane_bytes(plane->block_bytes, page_elems, resident);
-        nvme += zb_plane_bytes(plane->block_bytes, page_elems, s->count - resident);
+        nvme += zb_plane_bytes(plane->block_bytes, page_elems, end - resident);
+        gpu += zb_plane_bytes(plane->block_bytes, page_elems, s->count - end);
     }
+    *ret_gpu = gpu;
     *ret_host = host;
     *ret_nvme = nvme;
 }

@@ -19,6 +19,7 @@
 #include "daemon/compute.h"
 #include "daemon/core.h"
 #include "daemon/datadir.h"
+#include "daemon/gpu_tier.h"
 #include "daemon/loop.h"
 #include "daemon/numa.h"
 #include "daemon/paths.h"
@@ -223,15 +224,11 @@ static const struct {
     int (*up)(struct zsd *daemon, struct zb_err *err);
     void (*down)(struct zsd *daemon);
 } rows[] = {
-    { "limits", limits_up, limits_down },
-    { "numa", numa_up, numa_down },
-    { "data", data_up, data_down },
-    { "kernels", kernels_up, kernels_down },
-    { "engine", engine_up, engine_down },
-    { "compute", compute_up, compute_down },
-    { "core", zsd_core_new, zsd_core_free },
-    { "loop", zsd_loop_new, zsd_loop_free },
-    { "server", zsd_server_open, zsd_server_close },
+    { "limits", limits_up, limits_down },    { "numa", numa_up, numa_down },
+    { "data", data_up, data_down },          { "kernels", kernels_up, kernels_down },
+    { "engine", engine_up, engine_down },    { "compute", compute_up, compute_down },
+    { "gpu", zsd_gpu_open, zsd_gpu_close },  { "core", zsd_core_new, zsd_core_free },
+    { "loop", zsd_loop_new, zsd_loop_free }, { "server", zsd_server_open, zsd_server_close },
 };
 
 int zsd_startup(struct zsd *daemon, struct zb_err *err)

@@ -341,7 +341,7 @@ void zsd_top(struct zsd_req *req, const ProtobufCMessage *message)
     reply.compute_line = gauge_fill(&waiting, &line);
     reply.buffers = core->nbuffers;
     reply.buffers_used = gauge_fill(&core->buffers_used, &buffers);
-    reply.n_tiers = ZSD_TIERS;
+    reply.n_tiers = tiers.n;
     reply.tiers = tiers.list;
     for (unsigned i = 0; i < zsd_paths(daemon); i++)
         top_path(core, i, now_ns, &paths);

@@ -99,9 +99,9 @@ zc_job_row = struct("zc_job_row",
                     (c_char * 12, "optimizer"), (c_char * 8, "moments"), (c_char * 256, "error"))
 zc_tier_row = struct("zc_tier_row", (c_uint64, "budget used params grads state staging rings "
                                               "read_bytes_s write_bytes_s node_bytes spilled_bytes "
-                                              "target moving"),
+                                              "target moving device_free stranded"),
                      (c_char * 8, "name"), (c_char * 256, "detail"), (c_char * 128, "numa"),
-                     (c_char * 256, "nodes"))
+                     (c_char * 256, "nodes stranded_by"))
 zc_gauge = struct("zc_gauge", (c_uint64, "now area_ns busy_ns"))
 zc_top_path = struct("zc_top_path",
                      (c_uint64, "read_bytes written_bytes transfers failed read_bytes_s "

@@ -127,7 +127,7 @@ static const struct zctl_cmd cmds[] = {
       zctl_snapshot, snapshot_options },
     { "snapshots", "[JOB]", "list snapshots: steps, time, bytes", 0, 1, zctl_snapshots, NULL },
     { "stat", "", "list the daemon's counters", 0, 0, zctl_stat, NULL },
-    { "tier", "set host SIZE", "change the budget of host memory; jobs move state as they step", 3,
+    { "tier", "set TIER SIZE", "change the budget of host or gpu; jobs move state as they step", 3,
       3, zctl_tier, NULL },
     { "tiers", "", "show each tier's budget and what it is used for", 0, 0, zctl_tiers, NULL },
     { "top", "[JOB]",

@@ -135,6 +135,8 @@ static int daemon_tiers(struct zctl_plan *p)
     for (size_t i = 0; i < n && rc == 0; i++) {
         bool host = strcmp(rows[i].name, "host") == 0;
 
+        if (!host && strcmp(rows[i].name, "nvme") != 0)
+            continue; /* the GPU is never what makes a job fit */
         *(host ? &p->node.host_bytes : &p->node.nvme_bytes) = rows[i].budget;
         *(host ? &p->node.host_taken : &p->node.nvme_taken) = rows[i].used;
         if (!host && !zctl_option(p->z, "measure")) {

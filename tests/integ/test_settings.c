@@ -5,8 +5,8 @@
  * a value is not finite, which skips it), so a step that is made again has the same result. The
  * reference is made first, on arrays of whole units with the reference kernels: norms of each step,
  * a sum of the parameters of each version, and all planes in the end. Then the same is trained by a
- * durable job in lives of random length. Drawn anew for each life: ranks, host memory, kernels,
- * compute threads, I/O engine and depth, page buffers, and how the life before it ends:
+ * durable job in lives of random length. Drawn anew for each life: ranks, host and GPU memory,
+ * kernels, compute threads, I/O engine and depth, page buffers, and how the life before it ends:
  *
  *     leave   the ranks close, the daemon stays       goes on where it was
  *     end     the daemon ends in good order           likewise
@@ -14,8 +14,8 @@
  *
  * and for each step the order of pushes, their parts, whether it begins early, which units are
  * fetched before, amid and behind it, whether it commits, and now and then another budget of host
- * memory, in which state moves with the step. The page size is the run's: a job on
- * disk keeps it. In the end every byte of every plane is compared.
+ * memory or of an emulated GPU, in which state moves with the step. The page size is the run's: a
+ * job on disk keeps it. In the end every byte of every plane is compared.
  *
  * The seed is printed: ZSHARD_SEED=... repeats a run; ZSHARD_STEPS=... makes each longer.
  */
@@ -42,6 +42,7 @@
 #define STAGING      (512u << 10)
 #define HOST_BYTES   (UINT64_C(64) << 20)
 #define HOST_TEXT    "64M"
+#define GPU_BYTES    (UINT64_C(1) << 20)
 #define SEED_DEFAULT UINT64_C(20261121)
 
 static uint64_t seed;
@@ -125,6 +126,7 @@ struct train {
         moved;        /* of lives: what was made early, NVMe bytes */
     unsigned budgets; /* that were set between two steps */
     uint64_t spilled; /* steps of lives with gradients on NVMe */
+    uint64_t on_gpu;  /* and with state on the GPU */
 };
 
 static uint64_t mix(uint64_t a, uint64_t b)
@@ -371,6 +373,7 @@ struct life {
     struct zi_rank ranks[WORLD_MAX];
     unsigned world;
     uint32_t page;
+    bool gpu; /* the daemon has one */
     uint64_t iterations;
     /* that the daemon admits: at all, and with all gradients in memory; by ranks */
     uint64_t host_least[WORLD_MAX + 1], host_grads[WORLD_MAX + 1];
@@ -642,23 +645,42 @@ static unsigned life_step(struct life *l, bool early, enum zc_commit commit)
     return bad;
 }
 
-/* Another budget of the running daemon: all of it, or whatever is enough. Its next steps move state
- * as that says. */
-static void draw_budget(struct life *l, bool all)
+static void draw_tier(struct life *l, const char *tier, uint64_t bytes, bool all)
 {
     static const char mark[] = "the least that would do is ";
     struct zc_client *c = l->ranks[0].c;
-    uint64_t bytes = HOST_BYTES;
 
     if (!all) {
-        assert_int_equal(zc_tier_set_wait(c, "host", 1), -ENOSPC);
+        assert_int_equal(zc_tier_set_wait(c, tier, 1), -ENOSPC);
         assert_non_null(strstr(zc_error(c), mark));
         bytes = strtoull(strstr(zc_error(c), mark) + strlen(mark), NULL, 10);
         bytes += draw(256) * 4096;
     }
-    if (zc_tier_set_wait(c, "host", bytes) < 0)
+    if (zc_tier_set_wait(c, tier, bytes) < 0)
         fail_msg("a budget of %llu bytes: %s", (unsigned long long)bytes, zc_error(c));
     l->t->budgets++;
+}
+
+/* Another budget of the running daemon, of host memory or of the GPU: all of it, or whatever is
+ * enough. Its next steps move state as that says. */
+static void draw_budget(struct life *l, bool all)
+{
+    if (l->gpu && chance(50))
+        draw_tier(l, "gpu", GPU_BYTES * 4, all);
+    else
+        draw_tier(l, "host", HOST_BYTES, all);
+}
+
+/* Steps of lives with state on the GPU. */
+static void count_gpu(struct life *l)
+{
+    struct zc_tier_row *rows;
+    size_t n;
+
+    assert_int_equal(zc_tiers_wait(l->ranks[0].c, &rows, &n), 0);
+    assert_int_equal(n, l->gpu ? 3 : 2);
+    l->t->on_gpu += l->gpu && rows[2].state > 0;
+    zc_rows_free(rows);
 }
 
 /* Every byte of every plane against the reference, which is where the job is. */
@@ -691,8 +713,8 @@ static void check_all(struct life *l, const char *when)
 /* ---- lives */
 
 struct settings {
-    char page[16], ring[24], threads[8], depth[8];
-    const char *options[19];
+    char page[16], ring[24], threads[8], depth[8], gpu[24];
+    const char *options[23];
 };
 
 static const char *draw_kernels(void)
@@ -711,22 +733,41 @@ static void draw_settings(struct settings *s, uint32_t page)
 {
     static const unsigned depths[] = { 1, 4, 32 };
     const char *io = chance(50) ? "uring" : "threads";
-    const char *const options[] = {
-        "--host-bytes", HOST_TEXT,      "--nvme-bytes", "32M",       "--page-elems",
-        s->page,        "--ring-bytes", s->ring,        "--threads", s->threads,
-        "--io-depth",   s->depth,       "--io",         io,          "--kernels",
-        draw_kernels(), "--timeout-ms", "20000",        NULL
-    };
+    const char *const options[] = { "--host-bytes",
+                                    HOST_TEXT,
+                                    "--nvme-bytes",
+                                    "32M",
+                                    "--page-elems",
+                                    s->page,
+                                    "--ring-bytes",
+                                    s->ring,
+                                    "--threads",
+                                    s->threads,
+                                    "--io-depth",
+                                    s->depth,
+                                    "--io",
+                                    io,
+                                    "--kernels",
+                                    draw_kernels(),
+                                    "--timeout-ms",
+                                    "20000",
+                                    "--gpu",
+                                    "emulated:16M:::4K",
+                                    "--gpu-bytes",
+                                    s->gpu,
+                                    NULL };
     unsigned buffers = 1 + (unsigned)draw(chance(50) ? 1 : 24);
 
     (void)snprintf(s->page, sizeof(s->page), "%u", page);
     (void)snprintf(s->ring, sizeof(s->ring), "%llu",
                    (unsigned long long)buffers * ZI_BUFFER_BYTES * page);
     (void)snprintf(s->threads, sizeof(s->threads), "%u", 1 + (unsigned)draw(4));
+    (void)snprintf(s->gpu, sizeof(s->gpu), "%llu",
+                   (unsigned long long)(chance(30) ? 0 : GPU_BYTES + draw(2 * GPU_BYTES)));
     (void)snprintf(s->depth, sizeof(s->depth), "%u", depths[draw(ZB_COUNT(depths))]);
     memcpy(s->options, options, sizeof(options));
-    print_message("  %s, depth %s, %u buffers, %s threads, %s\n", io, s->depth, buffers, s->threads,
-                  options[15]);
+    print_message("  %s, depth %s, %u buffers, %s threads, %s, %s bytes of GPU\n", io, s->depth,
+                  buffers, s->threads, options[15], s->gpu);
 }
 
 static void life_attach(struct life *l)
@@ -799,6 +840,7 @@ static void lives(struct train *t)
 
         if (!runs) {
             draw_settings(&s, l.page);
+            l.gpu = strcmp(s.gpu, "0") != 0;
             if (d.dir[0])
                 zi_start_again(&d, s.options);
             else
@@ -814,8 +856,9 @@ static void lives(struct train *t)
             (void)life_step(&l, l.ranks[0].place.early && chance(60),
                             l.iterations == 0 || draw(commits) == 0 ? ZC_COMMIT_STEP
                                                                     : ZC_COMMIT_NO);
+            count_gpu(&l);
         }
-        draw_budget(&l, true); /* the next life draws what it gets */
+        draw_tier(&l, "host", HOST_BYTES, true); /* the next life draws what it gets */
         if (how != LEAVE || l.iterations == t->steps)
             life_count(&l); /* since the daemon's start */
         if (l.iterations == t->steps)
@@ -827,17 +870,18 @@ static void lives(struct train *t)
     check_all(&l, "in the end");
     zi_close(l.ranks, l.world);
     zi_stop(&d);
-    print_message(
-        "%s: pages of %u, %llu steps, %llu of them skipped; %llu begun early, %llu pages "
-        "of them; %llu with gradients on NVMe; %u times left, %u ended, %u killed; %u budgets; "
-        "%llu fetches, %llu KiB on NVMe\n",
-        t->kind->name, l.page, (unsigned long long)t->steps,
-        (unsigned long long)(t->steps - t->applied), (unsigned long long)t->early,
-        (unsigned long long)t->pages_early, (unsigned long long)t->spilled, count[LEAVE],
-        count[END], count[KILL], t->budgets, (unsigned long long)t->fetches,
-        (unsigned long long)t->moved / ZB_KIB);
+    print_message("%s: pages of %u, %llu steps, %llu of them skipped; %llu begun early, %llu pages "
+                  "of them; %llu with gradients on NVMe; %llu with state on the GPU; %u times "
+                  "left, %u ended, %u killed; %u budgets; "
+                  "%llu fetches, %llu KiB on NVMe\n",
+                  t->kind->name, l.page, (unsigned long long)t->steps,
+                  (unsigned long long)(t->steps - t->applied), (unsigned long long)t->early,
+                  (unsigned long long)t->pages_early, (unsigned long long)t->spilled,
+                  (unsigned long long)t->on_gpu, count[LEAVE], count[END], count[KILL], t->budgets,
+                  (unsigned long long)t->fetches, (unsigned long long)t->moved / ZB_KIB);
     if (t->steps >= SURE_STEPS) /* or the draws were about nothing */
-        assert_true(t->applied < t->steps && t->pages_early > 0 && t->moved > 0 && t->spilled > 0);
+        assert_true(t->applied < t->steps && t->pages_early > 0 && t->moved > 0 && t->spilled > 0 &&
+                    t->on_gpu > 0);
 }
 
 static void settings_change_nothing(void **state)

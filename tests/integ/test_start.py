@@ -14,7 +14,7 @@ import tempfile
 
 from harness import Daemon, check, main, program, wait_until
 
-FAILED, USAGE, IN_USE = 1, 2, 3
+FAILED, USAGE, IN_USE, NO_GPU = 1, 2, 3, 4
 NOBODY = {"user": 65534, "group": 65534, "extra_groups": []}
 
 
@@ -298,6 +298,24 @@ def either_engine():
             check(f"io {io}" in d.zctl("tiers")[1]["detail"] or io == "auto", f"{d.zctl('tiers')}")
 
 
+def a_gpu():
+    """One that is not there is said so; the emulated one serves, as far as it goes."""
+    with folder() as f:
+        done = start(*in_(f, "--gpu-bytes", "1G", "--gpu", "cuda:99"))
+        refused(done, NO_GPU, "no GPU: ")
+        refused(start(*in_(f, "--gpu-bytes", "1G", "--gpu", "gpu")), FAILED, "no GPU is called 'gpu'")
+        refused(start(*in_(f, "--gpu-bytes", "32M", "--gpu", "emulated:16M")), FAILED,
+                "gpu_bytes 32.0 MiB: ", "has 16.0 MiB")
+        refused(start(*in_(f, "--gpu-bytes", "2M", "--gpu", "emulated:16M")), FAILED, "page_elems")
+    with Daemon("--host-bytes", "16M", "--nvme-bytes", "8M", "--gpu", "emulated:64M", "--gpu-bytes",
+                "32M") as d:
+        gpu = d.zctl("tiers")[2]
+        check(gpu["name"] == "gpu" and gpu["budget"] == gpu["target"] == 32 << 20, f"{gpu}")
+        check(gpu["used"] == gpu["rings"] > 0 and gpu["stranded"] == 0 and gpu["stranded_by"] == "",
+              f"{gpu}")
+        check(gpu["device_free"] == (64 << 20) - gpu["used"], f"{gpu}")
+
+
 def signals_end_it():
     for name in ("SIGTERM", "SIGINT", "SIGHUP"):
         with Daemon("--host-bytes", "8M", "--nvme-bytes", "8M") as d:
@@ -315,5 +333,5 @@ if __name__ == "__main__":
     sys.exit(main({f.__name__: f for f in (
         configuration, command_line, sockets, two_daemons, after_a_crash, data_directory,
         a_file_that_is_not_ours, a_file_of_another_size, a_full_file_system,
-        a_read_only_file_system, without_o_direct, anybody_without_a_configuration, either_engine,
+        a_read_only_file_system, without_o_direct, anybody_without_a_configuration, either_engine, a_gpu,
         signals_end_it)}))

@@ -25,7 +25,7 @@ JOB_KEYS = ["name", "state", "uid", "world", "attached", "share", "optimizer", "
             "nvme_bytes", "grads_nvme_bytes", "fetched_bytes", "pushed_bytes", "nvme_read_bytes",
             "nvme_written_bytes", "durable", "committed",
             "committed_iterations", "committed_applied", "snapshots", "epoch", "id", "error"]
-TIER_KEYS = ["name", "budget", "used", "target", "moving", "params", "grads", "state", "staging", "rings",
+TIER_KEYS = ["name", "budget", "used", "target", "moving", "device_free", "stranded", "stranded_by", "params", "grads", "state", "staging", "rings",
              "read_bytes_s", "write_bytes_s", "node_bytes", "spilled_bytes", "nodes", "numa",
              "detail"]
 
