@@ -2,9 +2,9 @@
 """test_device.py - zgpt on a device, through a real daemon: the losses of the CPU, the same bytes each time, and
 memory that does not grow with the layers.
 
-    ZSHARD_BUILD=build tests/integ/test_device.py [NAME...]
+    ZSHARD_BUILD=build tests/integ/test_device.py [--gpu] [NAME...]
 
-ZSHARD_DEVICE=cuda runs the same on a GPU.
+On the emulated device, or with --gpu on the one that ZSHARD_GPU names: where it names none, that is skipped.
 """
 
 import math
@@ -16,7 +16,8 @@ import sys
 from harness import DEADLINE, Daemon, check, main, program, skip
 from test_training import MODEL, PAGES, Run, good
 
-DEVICE = os.environ.get("ZSHARD_DEVICE", "emulated")
+GPU = "--gpu" in sys.argv
+DEVICE = os.environ.get("ZSHARD_GPU", "") if GPU else "emulated"
 LAYERS, TOKENS = 5, 6 * 32  # of MODEL
 BF16_BOUND = 2**-8 * math.sqrt((18 * LAYERS + 2) / TOKENS)  # docs/GPU.md
 MIB = 1 << 20
@@ -64,28 +65,46 @@ def same_bytes():
             check(run.weights == runs[0].weights, f"{dtype}: other weights the second time")
 
 
-def memory_of(layers):
-    """The most that was allocated, with units of 4 MiB, and 128 KiB of residual stream for each layer."""
-    flags = (f"--layers {layers} --heads 4 --width 256 --seq 32 --batch 8 --micro-batch 4 --offload host "
-             f"--device {DEVICE if DEVICE != 'emulated' else 'emulated:1G'}").split()
-    with Daemon("--host-bytes", "1G", "--nvme-bytes", "64M") as d:
-        run = Run(flags, 1, d.env(), steps=5)
+def memory_of(layers, shape, steps):
+    """The most that was allocated behind each phase."""
+    flags = [*shape.split(), "--layers", str(layers), "--offload", "host", "--device",
+             "emulated:1G" if DEVICE == "emulated" else DEVICE]
+    with Daemon("--host-bytes", "2G" if DEVICE == "emulated" else "12G", "--nvme-bytes", "64M") as d:
+        run = Run(flags, 1, d.env(), steps=steps)
     check(run.done.returncode == 0, f"{layers} layers:\n{run.done.stdout}")
     check("zgpt: device memory" in run.done.stdout, run.done.stdout)
-    return {phase: max(s["device_bytes"][phase] for s in run.steps) for phase in run.steps[0]["device_bytes"]}
+    most = {phase: max(s["device_bytes"][phase] for s in run.steps) for phase in run.steps[0]["device_bytes"]}
+    print(f"{layers} layers: {({p: round(b / MIB, 1) for p, b in most.items()})} MiB")
+    return most
+
+
+def grows_by_the_stream(layers, shape, steps, unit_bytes, stream_bytes):
+    """More layers add their residual stream and nothing else. How many buffers are on their way at a time is
+    a matter of luck, and two units' worth of it."""
+    few = memory_of(layers[0], shape, steps)
+    for n in layers[1:]:
+        many = memory_of(n, shape, steps)
+        allowed = (n - layers[0]) * stream_bytes + 2 * MIB + 2 * unit_bytes
+        for phase, least in few.items():
+            check(many[phase] - least <= allowed,
+                  f"{phase}: {many[phase] - least} bytes more with {n} layers than with {layers[0]}, "
+                  f"{allowed} are allowed")
+
+
+SMALL = "--heads 4 --width 256 --seq 32 --batch 8 --micro-batch 4"
 
 
 def memory():
-    """More layers add their residual stream and nothing else. How many buffers are on their way at a time is
-    a matter of luck, and two units' worth of it."""
-    few = memory_of(2)
-    for layers in (4, 8, 16):
-        many = memory_of(layers)
-        print(f"{layers} layers: {({p: round(b / MIB, 1) for p, b in many.items()})} MiB")
-        allowed = (layers - 2) * 128 * 1024 + 2 * MIB + 2 * 4 * MIB
-        for phase, least in few.items():
-            check(many[phase] - least <= allowed,
-                  f"{phase}: {many[phase] - least} bytes more with {layers} layers than with 2: {allowed} are allowed")
+    grows_by_the_stream((2, 4, 8, 16), SMALL, 5, 4 * MIB, 4 * 32 * 256 * 4)
+
+
+def memory_at_size():
+    """On a GPU with units of 28 MiB, as GPT-2's smallest has them."""
+    if DEVICE == "emulated":
+        grows_by_the_stream((12, 24, 48), SMALL, 2, 4 * MIB, 4 * 32 * 256 * 4)
+    else:
+        grows_by_the_stream((12, 24, 48), "--heads 12 --width 768 --seq 64 --batch 2 --micro-batch 2", 3, 28 * MIB,
+                            2 * 64 * 768 * 4)
 
 
 def refused():
@@ -112,6 +131,11 @@ def failures():
 TESTS = {f.__name__: f for f in (fp32, fp32_two_ranks, bf16, bf16_two_ranks, same_bytes, memory, refused, failures)}
 
 if __name__ == "__main__":
-    if not shutil.which("mpirun"):
+    if GPU and not DEVICE:
+        skip("ZSHARD_GPU names no device")
+    if GPU:
+        sys.argv.remove("--gpu")
+        TESTS = {f.__name__: f for f in (fp32, bf16, same_bytes, memory_at_size)}  # no MPI there
+    elif not shutil.which("mpirun"):
         skip("there is no mpirun")
     sys.exit(main(TESTS))
