@@ -1,0 +1,353 @@
+#!/usr/bin/env bash
+# tests/gpu.sh - everything that only a real GPU proves, on a machine that may be bare and offline.
+#
+#   tests/gpu.sh pack          here: what such a machine lacks (our libraries' headers, shared libraries and
+#                              pkg-config files, cmocka, protoc-c, pkg-config), from the installed Debian
+#                              packages, into .gpu-pack/ (ignored by git)
+#   tests/gpu.sh run [STAGE]   there: one stage, or all. Installs nothing, needs no network
+#   tests/gpu.sh stages        what they are
+#
+# The machine has a CUDA toolkit, CMake 3.25, gcc and g++, Python 3 with PyTorch, glibc 2.36 or newer. MPI is
+# left out. Without a GPU `run` says so and exits with 77; ZSHARD_GPU=emulated rehearses it on the emulated one.
+#
+# Each stage takes eight minutes at most, and ends with one table, a line for each check:
+#
+#   ok       FAILED                 what they say
+#   skipped                         the check itself said why
+#   REFUSED                         the machine does not let us: a sanitizer, say
+#   ABSENT                          there is no such check in this tree
+#
+# Its log, which begins with commit and GPU and ends with the table, is in $OUT, else in out/gpu/. The exit
+# code is 1 where a check failed.
+#
+# CHECKS are tests of CTest, found by their labels: CONTRIBUTING.md says how to mark one. So a stage needs no
+# line here for a new test.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+pack=.gpu-pack/pack.tar.gz
+build=${ZSHARD_GPU_BUILD:-build-gpu}
+stages="build kernels suites sanitize nccl training memory bench"
+stage_seconds=${ZSHARD_STAGE_SECONDS:-480}
+
+usage() {
+    cat >&2 <<END
+usage: tests/gpu.sh pack | run [STAGE] | stages
+
+  build      configures and builds against .gpu-pack/, for the GPU that is there
+  kernels    the kernels and streams of the GPU against ref: test_works, test_gpu
+  suites     tests that run on every device that opens (label gpu): engine, daemon, trainer
+  sanitize   compute-sanitizer, memcheck and racecheck, over the tests labelled gpu-sanitize
+  nccl       2 and 4 ranks through the real NCCL on one GPU (label gpu-nccl)
+  training   zgpt on the CPU against CUDA, PyTorch on the same GPU (label gpu-training)
+  memory     device bytes at 12, 24 and 48 layers (label gpu-memory)
+  bench      zbench fetch --gpu, and the tests labelled gpu-bench
+END
+    exit 2
+}
+
+# ---- pack
+
+libraries="uv protobuf-c uring sqlite3 jansson confuse isal hwloc cmocka openblas"
+headers="libuv1-dev libprotobuf-c-dev liburing-dev libsqlite3-dev libjansson-dev libconfuse-dev libisal-dev
+    libhwloc-dev libcmocka-dev libopenblas-pthread-dev"
+# Any machine has these, and a second one would not get on with the rest of it.
+everywhere='^(linux-vdso|ld-linux|libc\.|libm\.|libdl\.|librt\.|libpthread\.|libgcc_s|libstdc\+\+|libz\.)'
+
+pc_name() {
+    case $1 in
+    uv | protobuf-c | uring | isal | confuse) echo "lib$1" ;;
+    *) echo "$1" ;;
+    esac
+}
+
+needed_by() { # shared libraries that a file needs, and not every machine has
+    ldd "$1" | awk '$3 ~ /^\// { print $1, $3 }' | grep -Ev "$everywhere" || true
+}
+
+pack_library() { # the library as it is called at run time and as it is linked, and its pkg-config file
+    local name=$1 real so pc
+    real=$(readlink -f "$triplet/lib$name.so") || return 1
+    so=$(readelf -d "$real" | sed -n 's/.*SONAME.*\[\(.*\)\]/\1/p')
+    cp "$real" "$to/lib/$so" && ln -s "$so" "$to/lib/lib$name.so" || return 1
+    needed_by "$real" | while read -r so real; do cp -L "$real" "$to/lib/$so"; done
+    pc=$(pc_name "$name")
+    cat >"$to/lib/pkgconfig/$pc.pc" <<END
+Name: $pc
+Description: packed by tests/gpu.sh
+Version: $(pkg-config --modversion "$pc")
+Cflags: -I\${pcfiledir}/../../include
+Libs: -L\${pcfiledir}/.. -l$name
+END
+}
+
+pack_program() { # with libraries of its own, which nobody else sees
+    local name=$1 path
+    path=$(command -v "$name") || return 1
+    cp -L "$path" "$to/tool/$name"
+    needed_by "$path" | while read -r so real; do cp -L "$real" "$to/tool/$so"; done
+    cat >"$to/bin/$name" <<'END'
+#!/bin/sh
+tool=$(dirname "$0")/../tool
+LD_LIBRARY_PATH=$tool exec "$tool/$(basename "$0")" "$@"
+END
+    chmod +x "$to/bin/$name"
+}
+
+pack_headers() {
+    local package file
+    for package in $headers; do
+        dpkg -L "$package" | grep '^/usr/include/.*\.h$' | while read -r file; do
+            local below=${file#/usr/include/}
+            below=${below#x86_64-linux-gnu/}
+            below=${below#openblas-pthread/}
+            mkdir -p "$to/include/$(dirname "$below")" && cp -L "$file" "$to/include/$below"
+        done || return 1
+    done
+}
+
+do_pack() {
+    local triplet to missing="" package
+    for package in $headers protobuf-c-compiler pkg-config; do
+        dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' || missing+=" $package"
+    done
+    [ -z "$missing" ] || { echo "gpu.sh: not installed:$missing (deploy/install-deps.sh test)" >&2; return 1; }
+    triplet=/usr/lib/$(gcc -print-multiarch)
+    to=$(mktemp -d)
+    # shellcheck disable=SC2064
+    trap "rm -rf '$to'" EXIT
+    mkdir -p "$to"/{bin,tool,include,lib/pkgconfig} .gpu-pack
+    for package in $libraries; do
+        pack_library "$package" || { echo "gpu.sh: cannot pack lib$package" >&2; return 1; }
+    done
+    pack_program protoc-c && pack_program pkg-config && pack_headers || { echo "gpu.sh: cannot pack" >&2; return 1; }
+    git describe --always --dirty --abbrev=40 --exclude='*' >"$to/commit" 2>/dev/null || echo unknown >"$to/commit"
+    tar -C "$to" -czf "$pack" . || return 1
+    echo "gpu.sh: $pack, $(stat -c %s "$pack" | awk '{ printf "%.1f MiB", $1 / 1048576 }')," \
+        "$(du -sm "$to" | cut -f1) MiB unpacked; $(git ls-files | xargs -d '\n' du -cm | tail -n 1 | cut -f1) MiB of sources travel beside it"
+}
+
+# ---- run: the machine
+
+device=${ZSHARD_GPU:-cuda}
+
+gpu_there() {
+    [ "$device" != cuda ] || compgen -G '/dev/nvidia[0-9]*' >/dev/null || [ -e /dev/dxg ] ||
+        nvidia-smi -L >/dev/null 2>&1
+}
+
+# Unpacks, and has compiler, linker, loader and CMake look there first.
+use_pack() {
+    local root=$PWD/$build/pack
+    [ -e "$pack" ] || return 0 # a machine that has all of it
+    if [ ! -e "$root/commit" ] || [ "$pack" -nt "$root/commit" ]; then
+        rm -rf "$root" && mkdir -p "$root" && tar -C "$root" -xzmf "$pack" || return 1
+    fi
+    export PATH=$root/bin:$PATH PKG_CONFIG_LIBDIR=$root/lib/pkgconfig
+    export C_INCLUDE_PATH=$root/include${C_INCLUDE_PATH:+:$C_INCLUDE_PATH}
+    export LIBRARY_PATH=$root/lib${LIBRARY_PATH:+:$LIBRARY_PATH}
+    export LD_LIBRARY_PATH=$root/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+}
+
+# The real NCCL: what the linker knows, else the one that came with PyTorch.
+find_nccl() {
+    [ -z "${ZSHARD_NCCL_LIB:-}" ] && ! ldconfig -p 2>/dev/null | grep -q 'libnccl\.so\.2 ' || return 0
+    ZSHARD_NCCL_LIB=$(python3 - <<'END' 2>/dev/null
+import importlib.util, os
+for folder in importlib.util.find_spec("nvidia.nccl").submodule_search_locations:
+    path = os.path.join(folder, "lib", "libnccl.so.2")
+    if os.path.exists(path):
+        print(path)
+        break
+END
+    )
+    if [ -n "$ZSHARD_NCCL_LIB" ]; then export ZSHARD_NCCL_LIB; else unset ZSHARD_NCCL_LIB; fi
+}
+
+describe() {
+    echo "commit   ${ZSHARD_COMMIT}"
+    echo "machine  $(uname -rm), $(nproc) processors, $(awk '/MemTotal/ { printf "%d GiB", $2 / 1048576 }' /proc/meminfo)"
+    if [ "$device" = cuda ]; then
+        echo "GPU      $(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>&1 | head -n 1)"
+    else
+        echo "GPU      none: '$device', a rehearsal"
+    fi
+    echo "toolkit  $(PATH=$PATH:/usr/local/cuda/bin nvcc --version 2>&1 | tail -n 2 | head -n 1)"
+    echo "compiler $(gcc --version 2>&1 | head -n 1); $(cmake --version 2>&1 | head -n 1)"
+    echo "NCCL     ${ZSHARD_NCCL_LIB:-as the loader finds it}"
+}
+
+# ---- run: checks
+
+rows=()
+failed=0
+
+row() { # NAME RESULT SECONDS WHY
+    rows+=("$(printf '%-34s %-8s %5s s  %s' "$1" "$2" "$3" "${4:0:150}")")
+    [ "$2" != FAILED ] || failed=1
+    printf '   %s\n' "${rows[-1]}"
+}
+
+left() { # seconds that the stage still has
+    local n=$((stage_seconds - SECONDS))
+    echo $((n > 1 ? n : 1))
+}
+
+last_line() { grep -v '^[[:space:]]*$' "$1" | tail -n 1; }
+
+# check NAME COMMAND...: 0 is ok, 77 skipped.
+check() {
+    local name=$1 begin=$SECONDS out rc
+    shift
+    out=$(mktemp)
+    timeout -k 10 "$(left)" "$@" >"$out" 2>&1 </dev/null
+    rc=$?
+    { echo "---- $name: $*"; cat "$out"; echo "---- $name: exit code $rc"; } >>"$log"
+    case $rc in
+    0) row "$name" ok $((SECONDS - begin)) "$(last_line "$out")" ;;
+    77) row "$name" skipped $((SECONDS - begin)) "$(last_line "$out")" ;;
+    124 | 137) row "$name" FAILED $((SECONDS - begin)) "the stage's time was over: $(last_line "$out")" ;;
+    *)
+        row "$name" FAILED $((SECONDS - begin)) "exit code $rc: $(last_line "$out")"
+        tail -n 25 "$out"
+        ;;
+    esac
+    rm -f "$out"
+    return "$rc"
+}
+
+tests_of() { # names of CTest, by ctest's own options
+    ctest --test-dir "$build" -N "$@" 2>/dev/null | sed -n 's/^ *Test *#[0-9]*: //p'
+}
+
+# One test of CTest, with what it prints; its exit code is that of a check.
+one_test() {
+    local out
+    out=$(mktemp)
+    ctest --test-dir "$build" -R "^$1\$" -V --timeout "$(left)" >"$out" 2>&1
+    local rc=$?
+    sed -n 's/^[0-9]*: //p' "$out"
+    grep -q '\*\*\*Skipped' "$out" && rc=77
+    [ $rc -eq 0 ] || [ $rc -eq 77 ] || grep -E '\*\*\*|No tests were found' "$out" | tail -n 1
+    rm -f "$out"
+    return $rc
+}
+export -f one_test left
+export build stage_seconds
+
+# checks LABEL [ctest's options]
+checks() {
+    local label=$1 name names
+    shift
+    names=$(tests_of -L "^$label\$" "$@")
+    [ -n "$names" ] || row "label $label" ABSENT 0 "no test has it"
+    for name in $names; do
+        check "$name" bash -c "SECONDS=$SECONDS; one_test $name"
+    done
+}
+
+needs_build() {
+    [ -x "$build/bin/zbench" ] || { row build FAILED 0 "nothing is built: tests/gpu.sh run build"; return 1; }
+}
+
+# ---- run: stages
+
+stage_build() {
+    local cuda=ON generator=()
+    [ "$device" = cuda ] || cuda=AUTO
+    ! command -v ninja >/dev/null || generator=(-G Ninja)
+    check configure cmake -S . -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DZSHARD_CUDA=$cuda \
+        -DZSHARD_MPI=OFF -DZSHARD_WERROR=OFF || return
+    check build cmake --build "$build" -j "${ZSHARD_JOBS:-$(nproc)}" || return
+    row "warnings of compilers" ok 0 "$(grep -c 'warning:' "$log")"
+    check "programs start" sh -c "'$build/bin/zshardd' --version && '$build/bin/zgpt' --version && '$build/bin/zbench' help >/dev/null && echo zshardd, zgpt, zbench"
+}
+
+stage_kernels() {
+    local name
+    for name in test_works test_gpu; do
+        check "$name" bash -c "SECONDS=$SECONDS; one_test $name"
+    done
+}
+
+stage_suites() { checks gpu -E '^(test_works|test_gpu)$'; }
+
+# A sanitizer that cannot work here says so in its first lines, whatever the program.
+sanitizer_works() {
+    local out
+    out=$(PATH=$PATH:/usr/local/cuda/bin timeout 60 compute-sanitizer --version 2>&1) ||
+        { row compute-sanitizer REFUSED 0 "${out:-it is not there}"; return 1; }
+}
+
+stage_sanitize() {
+    local name tool names
+    sanitizer_works || return
+    names=$(tests_of -L '^gpu-sanitize$')
+    [ -n "$names" ] || row "label gpu-sanitize" ABSENT 0 "no test has it"
+    for name in $names; do
+        for tool in memcheck racecheck; do
+            check "$tool $name" env PATH="$PATH:/usr/local/cuda/bin" compute-sanitizer --tool "$tool" \
+                --error-exitcode 99 "$build/tests/$name"
+            if [ "${rows[-1]#*FAILED}" != "${rows[-1]}" ] &&
+                tail -n 400 "$log" | grep -qE 'Device not supported|not supported on this|Unable to (attach|find)'; then
+                rows[-1]=${rows[-1]/FAILED  /REFUSED }
+                failed=0
+                for tool in "${rows[@]}"; do [ "${tool#*FAILED}" = "$tool" ] || failed=1; done
+            fi
+        done
+    done
+}
+
+stage_nccl() { checks gpu-nccl; }
+stage_training() { checks gpu-training; }
+stage_memory() { checks gpu-memory; }
+
+stage_bench() {
+    check "zbench fetch --gpu" "$build/bin/zbench" fetch --gpu --device "$device" --json
+    checks gpu-bench
+}
+
+run_stage() {
+    local stage=$1
+    SECONDS=0 rows=() failed=0 log=$out/gpu-$stage.log
+    : >"$log"
+    { echo "== gpu.sh, stage $stage, $(date -u +%FT%TZ)"; describe; } | tee -a "$log"
+    if [ "$stage" = build ] || needs_build; then "stage_$stage"; fi
+    {
+        printf '\n%-34s %-8s %7s  %s\n' "$stage" result time why
+        printf '%s\n' "${rows[@]}"
+        echo "== stage $stage: $([ $failed -eq 0 ] && echo "no check failed" || echo "FAILED") after $SECONDS s; log: $log"
+    } | tee -a "$log"
+    return $failed
+}
+
+do_run() {
+    local stage rc=0
+    if ! gpu_there; then
+        echo "gpu.sh: there is no GPU here (no /dev/nvidia*, and nvidia-smi names none); ZSHARD_GPU=emulated rehearses"
+        return 77
+    fi
+    out=${OUT:-out/gpu}
+    mkdir -p "$out" "$build"
+    use_pack || { echo "gpu.sh: $pack cannot be unpacked" >&2; return 1; }
+    find_nccl
+    ZSHARD_COMMIT=$(git describe --always --dirty --abbrev=40 --exclude='*' 2>/dev/null ||
+        cat "$build/pack/commit" 2>/dev/null || echo unknown)
+    export ZSHARD_COMMIT ZSHARD_GPU=$device ZSHARD_BUILD=$PWD/$build
+    for stage in ${1:-$stages}; do
+        run_stage "$stage" || rc=1
+        [ "$stage" != build ] || [ $rc -eq 0 ] || break
+    done
+    return $rc
+}
+
+case "${1:-}" in
+pack) [ $# -eq 1 ] || usage; do_pack ;;
+run)
+    [ $# -le 2 ] || usage
+    [ $# -eq 1 ] || [[ " $stages " == *" $2 "* ]] || usage
+    do_run "${2:-}"
+    ;;
+stages) echo "$stages" ;;
+*) usage ;;
+esac
