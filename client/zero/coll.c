@@ -5,7 +5,8 @@
  *
  *     QUEUED   has its place in the order; its bytes are still on their way from the store
  *     ARMED    the bytes are there; waits until those before it have started
- *     STARTED  belongs to the backend; several may be in progress at one time
+ *     STARTED  belongs to the backend, or to the device's stream of collectives; several may be in
+ *              progress at one time
  *
  * INVARIANT. Places are taken by the trainer's calls alone (zero_priv.h), so every rank starts the
  * same collectives in the same order, although each arms its own when its bytes come.
@@ -25,7 +26,14 @@ void zcz_coll_queue(struct zc_zero *z, struct zcz_coll *c, enum zcz_coll_kind ki
 
 void zcz_coll_arm(struct zcz_coll *c, const void *send, void *recv, size_t slice_bytes)
 {
+    zcz_coll_arm_dev(c, NULL, send, recv, slice_bytes);
+}
+
+void zcz_coll_arm_dev(struct zcz_coll *c, struct zcz_buf *dev, const void *send, void *recv,
+                      size_t slice_bytes)
+{
     assert(!c->armed && !c->done);
+    c->dev = dev;
     c->send = send;
     c->recv = recv;
     c->slice_bytes = slice_bytes;
@@ -49,12 +57,33 @@ static int coll_start(struct zc_zero *z, struct zcz_coll *c)
 {
     int (*start)(struct zc_comm *, const void *, void *, size_t, struct zc_comm_op **) =
         c->kind == ZCZ_ALL_GATHER ? z->comm->ops->all_gather : z->comm->ops->exchange;
-    int rc = start(z->comm, c->send, c->recv, c->slice_bytes, &c->op);
+    int comm_rc = 0, rc = 0;
 
+    if (c->dev)
+        rc = zcz_device_start(z, c, &comm_rc);
+    else
+        comm_rc = start(z->comm, c->send, c->recv, c->slice_bytes, &c->op);
     if (rc < 0)
-        return coll_fail(z, c, rc);
+        return rc;
+    if (comm_rc < 0)
+        return coll_fail(z, c, comm_rc);
     z->comm_bytes += (uint64_t)c->slice_bytes * (z->world - 1);
     return 0;
+}
+
+static int coll_test(struct zc_zero *z, struct zcz_coll *c)
+{
+    int rc;
+
+    if (!c->dev) {
+        rc = z->comm->ops->test(z->comm, c->op, &c->done);
+        return rc < 0 ? coll_fail(z, c, rc) : 0;
+    }
+    rc = zcz_device_done(z, c->dev);
+    c->done = rc == 1;
+    if (rc == 0 && (rc = z->device.ops->test(z->comm)) < 0)
+        return coll_fail(z, c, rc);
+    return rc < 0 ? rc : 0;
 }
 
 int zcz_coll_turn(struct zc_zero *z)
@@ -77,9 +106,9 @@ int zcz_coll_turn(struct zc_zero *z)
     {
         struct zcz_coll *c = zb_container_of(pos, struct zcz_coll, node);
 
-        rc = z->comm->ops->test(z->comm, c->op, &c->done);
+        rc = coll_test(z, c);
         if (rc < 0)
-            return coll_fail(z, c, rc);
+            return rc;
         if (c->done) {
             zb_list_remove(&c->node);
             z->moved = true;

@@ -141,22 +141,40 @@ static bool mpi_launched(void)
     return false;
 }
 
+/* The one whose collectives are of host memory. */
+static const char *host_name(void)
+{
+    return mpi_launched() ? "mpi" : zc_tcp_launched() ? "tcp" : "self";
+}
+
+static int host_open(struct zc_comm **ret, const char *name, struct zb_err *err)
+{
+    if (strcmp(name, "self") == 0)
+        return self_open(ret, err);
+    if (strcmp(name, "tcp") == 0)
+        return zc_tcp_open(ret, err);
+    if (strcmp(name, "mpi") == 0)
+        return plugin_open(ret, name, err);
+    return zb_fail(err, -ENOENT, "no backend '%s': known are self, tcp, mpi, nccl and auto", name);
+}
+
 int zc_comm_open(struct zc_comm **ret, const char *name, char *error, size_t error_bytes)
 {
+    const char *wanted = getenv("ZSHARD_COMM");
     struct zb_err err = { 0 };
+    struct zc_comm *host = NULL;
+    bool nccl;
     int rc;
 
     *ret = NULL;
     if (strcmp(name, "auto") == 0)
-        name = mpi_launched() ? "mpi" : zc_tcp_launched() ? "tcp" : "self";
-    if (strcmp(name, "self") == 0)
-        rc = self_open(ret, &err);
-    else if (strcmp(name, "tcp") == 0)
-        rc = zc_tcp_open(ret, &err);
-    else if (strcmp(name, "mpi") == 0)
-        rc = plugin_open(ret, name, &err);
-    else
-        rc = zb_fail(&err, -ENOENT, "no backend '%s': known are self, tcp, mpi and auto", name);
+        name = wanted && *wanted && strcmp(wanted, "auto") != 0 ? wanted : host_name();
+    nccl = strcmp(name, "nccl") == 0;
+    rc = host_open(&host, nccl ? host_name() : name, &err);
+    if (rc == 0 && nccl)
+        rc = zc_nccl_open(ret, host, &err);
+    else if (rc == 0)
+        *ret = host;
     if (rc < 0 && error)
         (void)snprintf(error, error_bytes, "%s", err.text);
     return rc;

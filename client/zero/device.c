@@ -1,17 +1,26 @@
 /*
  * device.c - gathers and gradients on a GPU.
  *
- * MODEL. Collectives and the store stay where they are, in host memory; what the trainer sees is on
- * the device. A gathered unit is copied up when it is whole (gather.c, UPLOAD); a gradient is
- * masked and rounded to the unit's dtype on the device, so that half the bytes come down, and then
- * is exchanged and added as any other (reduce.c).
+ * MODEL. The store stays where it is, in host memory; what the trainer sees is on the device.
+ * Collectives are made in host memory, too, unless the backend has some between devices (`ops`).
  *
- * STREAMS. The trainer's own, one for copies up and one for copies down: so both directions of the
- * link are busy while it computes. A buffer's event `last` orders them:
+ *               in host memory                            between devices
+ *     gather    slices are gathered, the unit is copied   this rank's slice is copied up to its
+ *               up when it is whole (gather.c, UPLOAD)    place, the others come around it
+ *     reduce    masked and rounded to the unit's dtype    masked and rounded, exchanged, added up
+ * in on the device, copied down, exchanged,    rank order there, and the sum of this added up in
+ * rank order (reduce.c)         rank's slice copied down
+ *
+ * The additions are the same ones in the same order, so the bits are.
+ *
+ * STREAMS. The trainer's own, one for copies up, one for copies down, one for collectives: so both
+ * directions of the link and the one between devices are busy while it computes. A buffer's event
+ * `last` orders them:
  *
  *     up      waits for the works that used the buffer before, on the trainer's stream
- *     down    waits for the trainer's works up to zc_zero_reduce(); its buffers come back when the
- *             copy is seen to be done, so nobody waits for them
+ *     down    waits for the trainer's works up to zc_zero_reduce(), and for the exchange; its
+ *             buffers come back when the copy is seen to be done, so nobody waits for them
+ *     coll    waits for the copy up, or for what makes of a gradient what is exchanged
  *
  * The trainer's stream waits for nobody: what it is given is there, because the engine looks at the
  * end of an upload before it hands it out.
@@ -23,6 +32,7 @@
 #include <string.h>
 
 #include "client/zero/zero_priv.h"
+#include "kernels/gpu_own.h"
 
 /* The device's failures are final. */
 static int device_fail(struct zc_zero *z, int rc, const struct zb_err *err)
@@ -45,14 +55,44 @@ int zcz_device_open(struct zc_zero *z)
     return rc < 0 ? zcz_refuse(z, rc, "device '%s': %s", z->options.device, err.text) : 0;
 }
 
-void zcz_device_drain(struct zc_zero *z)
+int zcz_device_join(struct zc_zero *z)
+{
+    const struct zc_comm_ops *comm = z->comm->ops;
+    struct zcz_device *d = &z->device;
+    struct zb_err err = { 0 };
+    int rc;
+
+    if (!d->gpu || !comm->device || z->world == 1)
+        return 0;
+    rc = zk_gpu_stream_new(d->gpu, &d->coll, &err);
+    if (rc == 0)
+        rc = zk_gpu_enter(d->gpu, &err);
+    if (rc < 0)
+        return zcz_refuse(z, rc, "device '%s': %s", z->options.device, err.text);
+    rc = comm->device->open(z->comm, zk_gpu_info(d->gpu)->backend, zk_gpu_stream_native(d->coll),
+                            z->timeout_ms);
+    if (rc < 0)
+        return zcz_refuse(z, rc, "collectives between devices over '%s': %s", comm->name,
+                          comm->error ? comm->error(z->comm) : "failed");
+    d->ops = comm->device;
+    d->joined = true;
+    return 0;
+}
+
+void zcz_device_drain(struct zc_zero *z, bool clean)
 {
     struct zcz_device *d = &z->device;
 
+    if (d->joined && !clean) /* or draining would wait for ranks that are gone */
+        d->ops->close(z->comm, false);
     zk_gpu_stream_free(d->up);
     zk_gpu_stream_free(d->down);
     zk_gpu_stream_free(d->compute);
-    d->up = d->down = d->compute = NULL;
+    zk_gpu_stream_free(d->coll);
+    d->up = d->down = d->compute = d->coll = NULL;
+    if (d->joined && clean)
+        d->ops->close(z->comm, true);
+    d->joined = false;
 }
 
 void zcz_device_close(struct zc_zero *z)
@@ -72,17 +112,18 @@ int zcz_device_full(struct zc_zero *z, const char *what, const struct zcz_unit *
                     z->options.device, what, u->def.index, u->def.name, bytes);
 }
 
-int zcz_device_up(struct zc_zero *z, struct zcz_buf *b, const void *from, size_t from_bytes,
-                  size_t bytes)
+int zcz_device_up(struct zc_zero *z, struct zcz_buf *b, size_t at, const void *from,
+                  size_t from_bytes, size_t bytes)
 {
     struct zk_gpu_stream *up = z->device.up;
+    char *to = (char *)b->data + at;
     struct zb_err err = { 0 };
     int rc = zk_gpu_event_wait(b->last, up, &err);
 
-    if (rc == 0)
-        rc = zk_gpu_copy(up, ZK_GPU_TO_DEVICE, b->data, from, from_bytes, &err);
+    if (rc == 0 && from_bytes > 0)
+        rc = zk_gpu_copy(up, ZK_GPU_TO_DEVICE, to, from, from_bytes, &err);
     if (rc == 0 && bytes > from_bytes)
-        rc = zk_gpu_fill(up, (char *)b->data + from_bytes, 0, bytes - from_bytes, &err);
+        rc = zk_gpu_fill(up, to + from_bytes, 0, bytes - from_bytes, &err);
     if (rc == 0)
         rc = zk_gpu_event_record(b->last, up, &err);
     z->device.moving++;
@@ -132,27 +173,106 @@ static int down_round(struct zc_zero *z, struct zcz_reduce *r, uint64_t padded, 
     return zk_gpu_launch(d->down, &work, err);
 }
 
+/* Behind the trainer's works, on the way down: what is exchanged, in r->rounded or r->on_dev. */
+static int down_begin(struct zc_zero *z, struct zcz_reduce *r, struct zb_err *err)
+{
+    const struct zcz_device *d = &z->device;
+    const struct zcz_unit *u = r->unit;
+    uint64_t padded = u->slice * z->world;
+    int rc = zk_gpu_event_record(r->on_dev->last, d->compute, err);
+
+    z->device.moving++;
+    if (rc == 0)
+        rc = zk_gpu_event_wait(r->on_dev->last, d->down, err);
+    if (rc == 0)
+        rc = down_mask(d, u, r->on_dev->data, padded, err);
+    if (rc == 0 && u->layout.dtype != ZB_F32)
+        rc = down_round(z, r, padded, err);
+    return rc;
+}
+
 int zcz_device_down(struct zc_zero *z, struct zcz_reduce *r)
 {
     const struct zcz_device *d = &z->device;
     const struct zcz_unit *u = r->unit;
     uint64_t padded = u->slice * z->world;
     struct zb_err err = { 0 };
-    int rc = zk_gpu_event_record(r->on_dev->last, d->compute, &err);
+    int rc = down_begin(z, r, &err);
 
-    z->device.moving++;
-    if (rc == 0)
-        rc = zk_gpu_event_wait(r->on_dev->last, d->down, &err);
-    if (rc == 0)
-        rc = down_mask(d, u, r->on_dev->data, padded, &err);
-    if (rc == 0 && u->layout.dtype != ZB_F32)
-        rc = down_round(z, r, padded, &err);
     if (rc == 0)
         rc = zk_gpu_copy(d->down, ZK_GPU_TO_HOST, r->send->data,
                          r->rounded ? r->rounded->data : r->on_dev->data,
                          padded * zb_dtype_bytes(u->layout.dtype), &err);
     if (rc == 0)
         rc = zk_gpu_event_record(r->on_dev->last, d->down, &err);
+    return rc < 0 ? device_fail(z, rc, &err) : 0;
+}
+
+/*
+ * Memory: what is received lies behind what is rounded from in the trainer's buffer, which is twice
+ * as long as need be then; of fp32 in a buffer of its own. The sum, at most as long as one of two
+ * slices, comes to the front of the trainer's buffer, which was rounded, or sent, by then.
+ */
+int zcz_device_exchange(struct zc_zero *z, struct zcz_reduce *r)
+{
+    const struct zcz_unit *u = r->unit;
+    size_t slice_bytes = u->slice * zb_dtype_bytes(u->layout.dtype);
+    struct zb_err err = { 0 };
+    int rc = down_begin(z, r, &err);
+
+    if (rc == 0)
+        rc = zk_gpu_event_record(r->on_dev->last, z->device.down, &err);
+    if (rc < 0)
+        return device_fail(z, rc, &err);
+    if (u->layout.dtype == ZB_F32 &&
+        !(r->more_dev = zcz_buf_get(&z->grad_dev, slice_bytes * z->world)))
+        return zcz_device_full(z, "to exchange the gradient of", u, slice_bytes * z->world);
+    zcz_coll_arm_dev(&r->coll, r->on_dev, r->rounded ? r->rounded->data : r->on_dev->data,
+                     r->more_dev ? r->more_dev->data
+                                 : (char *)r->on_dev->data + slice_bytes * z->world,
+                     slice_bytes);
+    return 0;
+}
+
+int zcz_device_sum(struct zc_zero *z, struct zcz_reduce *r)
+{
+    const struct zcz_device *d = &z->device;
+    const struct zcz_unit *u = r->unit;
+    struct zk_gpu_work work = { .array = { .to = r->on_dev->data,
+                                           .n = u->slice,
+                                           .from_dtype = u->layout.dtype,
+                                           .to_dtype = ZB_F32 } };
+    struct zb_err err = { 0 };
+    int rc = zk_gpu_event_wait(r->on_dev->last, d->down, &err);
+
+    r->summing = true;
+    for (uint32_t s = 0; s < z->world && rc == 0; s++) { /* as zcz_add_slices() */
+        work.op = s == 0 ? ZK_GPU_CAST : ZK_GPU_ADD;
+        work.array.from = (char *)r->coll.recv + s * r->coll.slice_bytes;
+        rc = zk_gpu_launch(d->down, &work, &err);
+    }
+    if (rc == 0)
+        rc = zk_gpu_copy(d->down, ZK_GPU_TO_HOST, r->send->data, r->on_dev->data,
+                         u->slice * sizeof(float), &err);
+    if (rc == 0)
+        rc = zk_gpu_event_record(r->on_dev->last, d->down, &err);
+    return rc < 0 ? device_fail(z, rc, &err) : 0;
+}
+
+int zcz_device_start(struct zc_zero *z, struct zcz_coll *c, int *ret_comm_rc)
+{
+    const struct zcz_device *d = &z->device;
+    struct zb_err err = { 0 };
+    int rc = zk_gpu_event_wait(c->dev->last, d->coll, &err);
+
+    if (rc == 0)
+        rc = zk_gpu_enter(d->gpu, &err);
+    if (rc == 0 && c->kind == ZCZ_ALL_GATHER)
+        *ret_comm_rc = d->ops->all_gather(z->comm, c->send, c->recv, c->slice_bytes);
+    else if (rc == 0)
+        *ret_comm_rc = d->ops->exchange(z->comm, c->send, c->recv, c->slice_bytes);
+    if (rc == 0 && *ret_comm_rc == 0)
+        rc = zk_gpu_event_record(c->dev->last, d->coll, &err);
     return rc < 0 ? device_fail(z, rc, &err) : 0;
 }
 

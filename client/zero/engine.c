@@ -480,6 +480,10 @@ int zc_zero_open(struct zc_zero **ret, const struct zc_zero_options *options)
     z->world = comm->world;
     rc = open_alone(z, options);
     rc = zcz_vote(z, rc, zcz_digest(z), "the options of the engine");
+    if (rc == 0 && comm->ops->device) {
+        rc = zcz_device_join(z);
+        rc = zcz_vote(z, rc, z->device.joined, "collectives between devices");
+    }
     return rc < 0 ? rc : open_introduce(z);
 }
 
@@ -523,7 +527,7 @@ void zc_zero_close(struct zc_zero *z, bool clean)
     if (clean && !z->failed && z->store)
         (void)close_drain(z);
     orphans = !zb_list_empty(&z->started_colls);
-    zcz_device_drain(z); /* before the store takes its views away */
+    zcz_device_drain(z, clean && !z->failed); /* before the store takes its views away */
     if (z->store)
         z->store->ops->close(z->store);
     zcz_pool_done(&z->gather_pool, orphans);

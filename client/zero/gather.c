@@ -9,7 +9,8 @@
  *     COLLECT   the slice is copied to its place in a buffer, the pin given back, and the slices of
  *               the other ranks come around it
  *     UPLOAD    where parameters are wanted on a device: they are copied there, from the buffer, or
- *               from the view, whose pin is kept until that is done
+ *               from the view, whose pin is kept until that is done. Where slices are gathered
+ *               between devices, there is no such state: COLLECT copies this rank's slice up first
  *     READY     held by the trainer, or waiting for it (schedule.c)
  *
  * A rank that is alone reads the store's memory itself: COLLECT keeps the pin, and READY's end
@@ -146,8 +147,8 @@ static int gather_upload(struct zc_zero *z, struct zcz_unit *u)
     u->on_dev = zcz_buf_get(&z->gather_dev, bytes);
     if (!u->on_dev)
         return zcz_device_full(z, "to gather", u, bytes);
-    rc = u->buf ? zcz_device_up(z, u->on_dev, u->buf->data, bytes, bytes)
-                : zcz_device_up(z, u->on_dev, u->view.data, stored_bytes(u), bytes);
+    rc = u->buf ? zcz_device_up(z, u->on_dev, 0, u->buf->data, bytes, bytes)
+                : zcz_device_up(z, u->on_dev, 0, u->view.data, stored_bytes(u), bytes);
     u->state = ZCZ_UPLOAD;
     z->moved = true;
     return rc;
@@ -168,12 +169,44 @@ static int gather_uploaded(struct zc_zero *z, struct zcz_unit *u)
     return u->pinned ? gather_unpin(z, u) : 0;
 }
 
+static int gather_collect_on_device(struct zc_zero *z, struct zcz_unit *u)
+{
+    size_t at = slice_bytes(u) * z->rank, bytes = slice_bytes(u) * z->world;
+    int rc;
+
+    if (!u->on_dev) {
+        u->on_dev = zcz_buf_get(&z->gather_dev, bytes);
+        if (!u->on_dev)
+            return zcz_device_full(z, "to gather", u, bytes);
+        z->moved = true;
+        return zcz_device_up(z, u->on_dev, at, u->view.data, stored_bytes(u), slice_bytes(u));
+    }
+    if (!u->coll.armed) { /* the pin does not wait for other ranks, who may wait for theirs */
+        rc = zcz_device_done(z, u->on_dev);
+        if (rc <= 0)
+            return rc;
+        z->device.moving--;
+        zcz_coll_arm_dev(&u->coll, u->on_dev, (char *)u->on_dev->data + at, u->on_dev->data,
+                         slice_bytes(u));
+        z->moved = true;
+        return u->pinned ? gather_unpin(z, u) : 0;
+    }
+    if (u->coll.done) {
+        u->params = u->on_dev->data;
+        u->state = ZCZ_READY;
+        z->moved = true;
+    }
+    return 0;
+}
+
 static int gather_collect(struct zc_zero *z, struct zcz_unit *u)
 {
     int rc = 0;
 
     if (z->world == 1 && z->device.gpu)
         return gather_upload(z, u);
+    if (z->device.ops)
+        return gather_collect_on_device(z, u);
 
     if (z->world == 1 && z->pins < z->store->pins_max) {
         u->params = u->view.data;

@@ -4,7 +4,8 @@
  *     zc_zero_grad()    a buffer of fp32, zeroed                       u->grad
  *     zc_zero_reduce()  a struct zcz_reduce takes the buffer and queues the exchange
  *       exchange        slice r of every rank comes to rank r
- *       (download       of a gradient that is on a device: masked and rounded there, then copied)
+ *       (download       of a gradient that is on a device: masked and rounded there, then copied;
+ *                       between devices it comes last, and what comes is the sum)
  *       push            piece by piece: added up straight into the store's memory, and handed over
  *
  * MEMORY. A bf16 gradient is rounded in place: the send half and the receive half together are the
@@ -137,24 +138,29 @@ static int reduce_begin(struct zc_zero *z, struct zcz_unit *u)
         zb_container_of(zb_list_pop_front(&z->reduces_idle), struct zcz_reduce, node);
     uint64_t padded = u->slice * z->world;
     size_t bytes = zb_dtype_bytes(u->layout.dtype) * padded;
+    bool wants_more = z->world > 1 && u->layout.dtype == ZB_F32 && !z->device.ops;
 
     *r = (struct zcz_reduce){ .unit = u, .micro = u->micro };
     zb_list_push_back(&z->reduces, &r->node);
     if (z->device.gpu) {
         r->on_dev = u->grad;
-        r->send = zcz_buf_get(&z->grad_pool, padded * sizeof(float));
+        r->send = zcz_buf_get(&z->grad_pool, (z->device.ops ? u->slice : padded) * sizeof(float));
     } else {
         r->send = u->grad;
     }
     u->grad = NULL;
-    if (z->world > 1 && u->layout.dtype == ZB_F32)
+    if (wants_more)
         r->more = zcz_buf_get(&z->grad_pool, bytes);
-    if (!r->send || (z->world > 1 && u->layout.dtype == ZB_F32 && !r->more))
+    if (!r->send || (wants_more && !r->more))
         return zcz_fail(z, -ENOMEM, "no memory to reduce unit %u '%s': %zu bytes", u->def.index,
                         u->def.name, bytes);
-    r->recv = r->more ? r->more->data : (char *)r->send->data + (z->world > 1 ? bytes : 0);
     if (z->world > 1)
         zcz_coll_queue(z, &r->coll, ZCZ_EXCHANGE, "the exchange of gradients of", u->def.index);
+    if (z->device.ops) {
+        r->recv = r->send->data;
+        return zcz_device_exchange(z, r);
+    }
+    r->recv = r->more ? r->more->data : (char *)r->send->data + (z->world > 1 ? bytes : 0);
     if (r->on_dev)
         return zcz_device_down(z, r);
     grad_mask(u, padded, r->send->data);
@@ -164,18 +170,27 @@ static int reduce_begin(struct zc_zero *z, struct zcz_unit *u)
     return 0;
 }
 
-/* Its bytes are on the host. */
-static int reduce_landed(struct zc_zero *z, struct zcz_reduce *r)
+/* A gradient on its way from a device: its next stage, where that can be; else its end. */
+static int reduce_land(struct zc_zero *z, struct zcz_reduce *r)
 {
-    int rc = zcz_device_done(z, r->on_dev);
+    int rc;
 
+    if (z->device.ops && !r->summing) {
+        if (!r->coll.done)
+            return 0;
+        z->moved = true;
+        return zcz_device_sum(z, r);
+    }
+    rc = zcz_device_done(z, r->on_dev);
     if (rc <= 0)
         return rc;
     z->device.moving--;
     zcz_buf_put(&z->grad_dev, r->on_dev);
     zcz_buf_put(&z->grad_dev, r->rounded);
-    r->on_dev = r->rounded = NULL;
-    reduce_arm(z, r);
+    zcz_buf_put(&z->grad_dev, r->more_dev);
+    r->on_dev = r->rounded = r->more_dev = NULL;
+    if (!r->summing)
+        reduce_arm(z, r);
     z->moved = true;
     return 0;
 }
@@ -236,7 +251,11 @@ static int reduce_push(struct zc_zero *z, struct zcz_reduce *r)
 
         if (!piece)
             return 0;
-        zcz_add_slices(z->kernels, u->layout.dtype, r->recv, z->world, u->slice, r->next, n, piece);
+        if (r->summing)
+            memcpy(piece, (const float *)r->recv + r->next, n * sizeof(*piece));
+        else
+            zcz_add_slices(z->kernels, u->layout.dtype, r->recv, z->world, u->slice, r->next, n,
+                           piece);
         rc = store->push(z->store, &z->pushes, u, z->iterations + 1, r->micro, r->next, n, piece);
         if (rc < 0) {
             store->piece_put(z->store, piece);
@@ -258,7 +277,7 @@ static int reduce_downloads(struct zc_zero *z)
         struct zcz_reduce *r = zb_container_of(pos, struct zcz_reduce, node);
 
         if (r->on_dev && rc == 0)
-            rc = reduce_landed(z, r);
+            rc = reduce_land(z, r);
     }
     return rc;
 }
@@ -277,11 +296,12 @@ int zcz_reduce_turn(struct zc_zero *z)
         return 0;
     while (!zb_list_empty(&z->reduces)) {
         struct zcz_reduce *r = zb_container_of(z->reduces.next, struct zcz_reduce, node);
-        int rc = r->coll.done ? reduce_push(z, r) : 0;
+        bool here = r->coll.done && !r->on_dev;
+        int rc = here ? reduce_push(z, r) : 0;
 
         if (rc < 0)
             return rc;
-        if (!r->coll.done || r->next < r->unit->count)
+        if (!here || r->next < r->unit->count)
             break;
         reduce_end(z, r);
     }

@@ -196,10 +196,11 @@ static uint32_t digest_unit(uint32_t crc, const struct zc_unit *unit)
 uint32_t zcz_digest(const struct zc_zero *z)
 {
     const struct zc_zero_options *o = &z->options;
-    uint64_t numbers[] = { o->keep,           o->durable,           o->commit_every, o->resume,
-                           o->offload_param,  o->offload_optimizer, o->micro_steps,  o->groups,
-                           o->prefetch_units, o->optimizer,         o->moments,      o->nesterov,
-                           o->overlap,        o->offload_grad };
+    uint64_t numbers[] = { o->keep,        o->durable,       o->commit_every,
+                           o->resume,      o->offload_param, o->offload_optimizer,
+                           o->micro_steps, o->groups,        o->prefetch_units,
+                           o->optimizer,   o->moments,       o->nesterov,
+                           o->overlap,     o->offload_grad,  z->comm->ops->device && o->device };
     double scalars[] = {
         o->clip, o->beta1, o->beta2, o->eps, o->momentum, o->dampening, o->lr_decay
     };

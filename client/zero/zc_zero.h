@@ -72,6 +72,26 @@ struct zc_comm;
 struct zc_comm_op; /* one collective in progress: the backend's */
 
 /**
+ * Collectives between buffers of GPUs, which a backend may have besides. They are enqueued on one
+ * stream and are over when the stream has got past them; until then their buffers are theirs. All
+ * ranks make these calls in the same order, each on a device of its own, which is that of the
+ * calling thread (CUDA: cudaSetDevice). They return 0 or a negative errno, as those below.
+ */
+struct zc_comm_device_ops {
+    /* Every rank has a device now. backend: "cuda" or "emulated"; stream: as zc_zero_stream(). What
+     * waits for another rank gives up after timeout_ms. */
+    int (*open)(struct zc_comm *comm, const char *backend, void *stream, uint32_t timeout_ms);
+    /* As those of struct zc_comm_ops, on device addresses. */
+    int (*all_gather)(struct zc_comm *comm, const void *send, void *recv, size_t slice_bytes);
+    int (*exchange)(struct zc_comm *comm, const void *send, void *recv, size_t slice_bytes);
+    /* Whether all is well with what was enqueued: 0, or why it will not end. */
+    int (*test)(struct zc_comm *comm);
+    /* clean: every rank, and nothing is in flight. Otherwise what is on the stream ends at once,
+     * undone. After it, or a failed open, open may be called again. */
+    void (*close)(struct zc_comm *comm, bool clean);
+};
+
+/**
  * All start at once and return; buffers belong to the backend until test says done. Every rank
  * starts the same collectives in the same order, several before the first is done. Return 0 or a
  * negative errno, behind which nothing but error and close is called.
@@ -91,6 +111,7 @@ struct zc_comm_ops {
     void (*close)(struct zc_comm *comm, bool clean);
     /* The sentence of the last failure. May be NULL. */
     const char *(*error)(struct zc_comm *comm);
+    const struct zc_comm_device_ops *device; /* NULL: of host memory alone, on a device, too */
 };
 
 struct zc_comm {
@@ -100,7 +121,8 @@ struct zc_comm {
 
 /**
  * Opens a backend: "self" (one rank), "tcp" (ranks that torchrun started), "mpi" (all of
- * MPI_COMM_WORLD), or "auto": mpi under a launcher of MPI's, tcp under torchrun, else self.
+ * MPI_COMM_WORLD), "nccl" (between GPUs), or "auto": what ZSHARD_COMM says, else mpi under a
+ * launcher of MPI's, tcp under torchrun, else self.
  *
  * tcp connects each rank with each, as the environment says that torchrun leaves: RANK, WORLD_SIZE,
  * MASTER_ADDR and MASTER_PORT. Rank 0 listens at MASTER_ADDR, at the port behind MASTER_PORT
@@ -111,6 +133,10 @@ struct zc_comm {
  * for in $ZSHARD_PLUGINS where that is set, else in zshard/ beside the library. It starts MPI
  * unless the program has, and then ends it too, in a clean close only. Ranks that share cores want
  * MPI to yield while it waits (Open MPI: OMPI_MCA_mpi_yield_when_idle=1).
+ *
+ * nccl has the collectives of an engine on a device made by NCCL, and all others by mpi, tcp or
+ * self, as auto chooses; ranks find each other by these, too. NCCL is looked for when ranks are
+ * more than one: the library that ZSHARD_NCCL_LIB names, else libnccl.so.2 (2.14 or newer).
  *
  * @param error,error_bytes  a buffer for the sentence of a failure; may be NULL and 0
  * @return 0; -ENOENT no such backend, -ENOTSUP built without it or its library is missing, -EIO it

@@ -49,6 +49,7 @@
 
 struct zcz_unit;
 struct zcz_reduce;
+struct zcz_coll;
 
 struct zcz_buf {
     struct zb_list node; /* in pool->used or pool->idle */
@@ -86,25 +87,42 @@ struct zcz_device {
     struct zk_gpu_stream *up;      /* parameters on their way to the device, */
     struct zk_gpu_stream *down;    /* gradients on theirs to the host */
     uint32_t moving;               /* uploads and downloads in flight */
+
+    /* Collectives between devices; NULL: they are made in host memory. */
+    const struct zc_comm_device_ops *ops;
+    struct zk_gpu_stream *coll; /* where they run */
+    bool joined;                /* ops->open() was called */
 };
 
 /** Opens options.device. A refusal. */
 int zcz_device_open(struct zc_zero *z);
-/** Nothing of ours runs there any more, nor reads or writes memory of the host. */
-void zcz_device_drain(struct zc_zero *z);
+/** All ranks have one: where the backend has collectives between them, it begins. A refusal. */
+int zcz_device_join(struct zc_zero *z);
+/** Nothing of ours runs there any more, nor reads or writes memory of the host. clean: every rank
+ * is here, and none of its collectives is in flight; else those are given up. */
+void zcz_device_drain(struct zc_zero *z, bool clean);
 /** After the pools are done. */
 void zcz_device_close(struct zc_zero *z);
 
 /** The failure that it has no room. */
 int zcz_device_full(struct zc_zero *z, const char *what, const struct zcz_unit *u, size_t bytes);
 
-/** Begins to fill b with bytes of the host's, and zeros behind them up to `bytes`. */
-int zcz_device_up(struct zc_zero *z, struct zcz_buf *b, const void *from, size_t from_bytes,
-                  size_t bytes);
+/** Begins to fill b from byte `at` on with bytes of the host's, and zeros behind them up to
+ * `bytes`. */
+int zcz_device_up(struct zc_zero *z, struct zcz_buf *b, size_t at, const void *from,
+                  size_t from_bytes, size_t bytes);
 /** Zeros the buffer, in the trainer's order. */
 int zcz_device_zero(struct zc_zero *z, struct zcz_buf *b, size_t bytes);
 /** Begins to bring a gradient to the host, as the unit's dtype says: r->on_dev to r->send. */
 int zcz_device_down(struct zc_zero *z, struct zcz_reduce *r);
+/** Between devices, instead: begins to make of r->on_dev what is exchanged, and arms that; */
+int zcz_device_exchange(struct zc_zero *z, struct zcz_reduce *r);
+/** ... and behind it, begins to add up this rank's slices, in rank order, and to bring the sum to
+ * r->send. */
+int zcz_device_sum(struct zc_zero *z, struct zcz_reduce *r);
+/** Starts a collective between devices, behind what its buffer's last work is. 0, the comm's
+ * failure as *ret_comm_rc, or the device's. */
+int zcz_device_start(struct zc_zero *z, struct zcz_coll *c, int *ret_comm_rc);
 /** The trainer's works so far may use it, until they are done. NULL is fine. */
 void zcz_device_used(struct zc_zero *z, const struct zcz_buf *b);
 /** 1: what b->last stands behind is done; 0: not yet; or the failure. */
@@ -117,8 +135,9 @@ enum zcz_coll_kind { ZCZ_ALL_GATHER, ZCZ_EXCHANGE };
 struct zcz_coll {
     struct zb_list node; /* in z->queued, then in z->started */
     enum zcz_coll_kind kind;
-    const char *what; /* for the sentence of a timeout */
-    uint32_t unit;    /* likewise; ZCZ_NO_UNIT */
+    const char *what;    /* for the sentence of a timeout */
+    uint32_t unit;       /* likewise; ZCZ_NO_UNIT */
+    struct zcz_buf *dev; /* between devices: the buffer whose `last` is before and behind it */
     const void *send;
     void *recv;
     size_t slice_bytes;
@@ -134,6 +153,10 @@ void zcz_coll_queue(struct zc_zero *z, struct zcz_coll *c, enum zcz_coll_kind ki
                     const char *what, uint32_t unit);
 /** The bytes are ready and belong to the collective until done. */
 void zcz_coll_arm(struct zcz_coll *c, const void *send, void *recv, size_t slice_bytes);
+/** The same between devices: the bytes are there when the works are done that dev->last is behind.
+ */
+void zcz_coll_arm_dev(struct zcz_coll *c, struct zcz_buf *dev, const void *send, void *recv,
+                      size_t slice_bytes);
 /** Starts and tests. 0 or the failure. */
 int zcz_coll_turn(struct zc_zero *z);
 
@@ -184,7 +207,9 @@ struct zcz_reduce {
     struct zcz_buf *send, *more; /* more: NULL where both fit in send */
     void *recv;                  /* world slices in the unit's dtype, in rank order */
     struct zcz_buf *on_dev;      /* it is on its way from here: the trainer's buffer, */
-    struct zcz_buf *rounded;     /* and that in the unit's dtype; NULL for fp32 */
+    struct zcz_buf *rounded;     /* that in the unit's dtype; NULL for fp32, */
+    struct zcz_buf *more_dev;    /* and what `more` is, between devices */
+    bool summing;                /* between devices: their sum is on its way, fp32, as recv */
     struct zcz_coll coll;
     uint64_t next; /* elements of the slice handed to the store */
 };

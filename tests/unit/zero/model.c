@@ -11,8 +11,8 @@
 #include <string.h>
 
 #include "base/util.h"
+#include "client/zero/zero_priv.h"
 #include "comm_threads.h"
-#include "kernels/gpu.h"
 
 /* Sizes about the block of 4096, above it, and far below. */
 const struct model_unit model_units[MODEL_UNITS] = {
@@ -362,7 +362,7 @@ static int train_all(struct run *r, struct zc_zero **ret)
     TRY(zc_zero_open(ret, &r->options));
     TRY(model_declare(*ret, r->dtype));
     TRY(zc_zero_start(*ret, model_init_fn, NULL));
-    r->copies->stream = zc_zero_stream(*ret);
+    r->copies->stream = (*ret)->device.compute;
     TRY(train_steps(r, *ret));
     if (!r->no_values)
         TRY(train_values(r, *ret));

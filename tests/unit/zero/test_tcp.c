@@ -1,10 +1,6 @@
 /*
- * The TCP backend: ranks are processes that this one forks, with the environment that torchrun
- * would have left them. The contract, training that agrees bit for bit with threads, and every way
- * in which ranks do not come together.
- *
- * A port is drawn below those that the kernel gives out by itself; where somebody has it, the next
- * is tried.
+ * The TCP backend, between processes (fork_ranks.h). The contract, training that agrees bit for bit
+ * with threads, and every way in which ranks do not come together.
  */
 #include "tests/ztest.h"
 
@@ -15,7 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -23,97 +18,12 @@
 #include "base/util.h"
 #include "comm_threads.h"
 #include "conformance.h"
+#include "fork_ranks.h"
 #include "model.h"
-
-#define RANKS_MAX 4u
-
-struct rank {
-    int rc; /* what rank_fn returned */
-    char why[512];
-};
 
 struct env {
     const char *name, *value; /* value NULL: unset */
 };
-
-typedef int rank_fn(uint32_t rank, uint32_t world, char *why, size_t why_bytes);
-
-/* Differs from process to process, and from meeting to meeting. */
-static uint32_t port_draw(void)
-{
-    static uint32_t count;
-
-    return 10000 + ((uint32_t)getpid() * 7 + count++ * 13) % 20000;
-}
-
-static void env_set(const char *name, unsigned long long value)
-{
-    char text[32];
-
-    (void)snprintf(text, sizeof(text), "%llu", value);
-    assert_int_equal(setenv(name, text, 1), 0);
-}
-
-static void env_of(uint32_t rank, uint32_t world, uint32_t port)
-{
-    static const char *const others[] = {
-        "OMPI_COMM_WORLD_SIZE", "PMIX_RANK",   "PMI_RANK",
-        "MPI_LOCALRANKID",      "ZSHARD_PORT", "TORCHELASTIC_RUN_ID"
-    };
-
-    for (size_t i = 0; i < ZB_COUNT(others); i++)
-        (void)unsetenv(others[i]);
-    env_set("RANK", rank);
-    env_set("WORLD_SIZE", world);
-    env_set("MASTER_PORT", port - 1);
-    env_set("ZSHARD_MEET_SECONDS", 100);
-    assert_int_equal(setenv("MASTER_ADDR", "127.0.0.1", 1), 0);
-}
-
-static void rank_start(rank_fn *fn, uint32_t rank, uint32_t world, uint32_t port, struct rank *out,
-                       pid_t *ret)
-{
-    *ret = fork();
-    assert_true(*ret >= 0);
-    if (*ret > 0)
-        return;
-    env_of(rank, world, port);
-    out->rc = fn(rank, world, out->why, sizeof(out->why));
-    _exit(0);
-}
-
-/* Runs fn in `world` processes; again at another port where this one was in use. */
-static void ranks_run(rank_fn *fn, uint32_t world, struct rank *ranks)
-{
-    pid_t pids[RANKS_MAX];
-
-    do {
-        uint32_t port = port_draw();
-
-        memset(ranks, 0, sizeof(*ranks) * world);
-        for (uint32_t r = 0; r < world; r++) {
-            ranks[r].rc = -ECHILD;
-            rank_start(fn, r, world, port, &ranks[r], &pids[r]);
-        }
-        for (uint32_t r = 0; r < world; r++)
-            assert_int_equal(waitpid(pids[r], NULL, 0), pids[r]);
-    } while (ranks[0].rc == -EADDRINUSE);
-}
-
-/* Memory that the processes share. */
-static struct rank *ranks_new(void)
-{
-    struct rank *ranks = mmap(NULL, sizeof(*ranks) * RANKS_MAX, PROT_READ | PROT_WRITE,
-                              MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-
-    assert_true(ranks != MAP_FAILED);
-    return ranks;
-}
-
-static void ranks_free(struct rank *ranks)
-{
-    (void)munmap(ranks, sizeof(*ranks) * RANKS_MAX);
-}
 
 /* ---- the contract */
 
@@ -133,16 +43,16 @@ static int keep_contract(uint32_t rank, uint32_t world, char *why, size_t why_by
 
 static void keeps_the_contract(void **state)
 {
-    struct rank *ranks = ranks_new();
+    struct fork_rank *ranks = fork_ranks_new();
 
     (void)state;
-    for (uint32_t world = 1; world <= RANKS_MAX; world++) {
-        ranks_run(keep_contract, world, ranks);
+    for (uint32_t world = 1; world <= FORK_RANKS_MAX; world++) {
+        fork_ranks_run(keep_contract, world, ranks);
         for (uint32_t r = 0; r < world; r++)
             if (ranks[r].rc != 0)
                 fail_msg("rank %u of %u: %d %s", r, world, ranks[r].rc, ranks[r].why);
     }
-    ranks_free(ranks);
+    fork_ranks_free(ranks);
 }
 
 /* ---- training */
@@ -165,7 +75,7 @@ static struct run run_new(struct zc_comm *comm)
 static int train(uint32_t rank, uint32_t world, char *why, size_t why_bytes)
 {
     struct comm_group *g = comm_group_new(world, 1, 0);
-    struct run mine, threads[RANKS_MAX];
+    struct run mine, threads[FORK_RANKS_MAX];
     struct zc_comm *comm;
     int rc = zc_comm_open(&comm, "tcp", why, why_bytes);
 
@@ -191,16 +101,16 @@ static int train(uint32_t rank, uint32_t world, char *why, size_t why_bytes)
 
 static void agrees_with_threads(void **state)
 {
-    struct rank *ranks = ranks_new();
+    struct fork_rank *ranks = fork_ranks_new();
 
     (void)state;
     for (uint32_t world = 2; world <= 3; world++) {
-        ranks_run(train, world, ranks);
+        fork_ranks_run(train, world, ranks);
         for (uint32_t r = 0; r < world; r++)
             if (ranks[r].rc != 0)
                 fail_msg("rank %u of %u: %d %s", r, world, ranks[r].rc, ranks[r].why);
     }
-    ranks_free(ranks);
+    fork_ranks_free(ranks);
 }
 
 /* ---- a peer that leaves, and one that does something else */
@@ -248,22 +158,22 @@ static int differ(uint32_t rank, uint32_t world, char *why, size_t why_bytes)
 
 static void a_peer_that_leaves_is_named(void **state)
 {
-    struct rank *ranks = ranks_new();
+    struct fork_rank *ranks = fork_ranks_new();
 
     (void)state;
-    ranks_run(leave, 2, ranks);
+    fork_ranks_run(leave, 2, ranks);
     if (ranks[0].rc != -EOWNERDEAD)
         fail_msg("%d %s", ranks[0].rc, ranks[0].why);
     assert_non_null(strstr(ranks[0].why, "rank 1 (127.0.0.1:"));
-    ranks_free(ranks);
+    fork_ranks_free(ranks);
 }
 
 static void other_calls_are_told(void **state)
 {
-    struct rank *ranks = ranks_new();
+    struct fork_rank *ranks = fork_ranks_new();
 
     (void)state;
-    ranks_run(differ, 2, ranks);
+    fork_ranks_run(differ, 2, ranks);
     /* who finds out first closes; the other may see only that */
     if (ranks[0].rc != -EPROTO && ranks[1].rc != -EPROTO)
         fail_msg("%d %s; %d %s", ranks[0].rc, ranks[0].why, ranks[1].rc, ranks[1].why);
@@ -272,7 +182,7 @@ static void other_calls_are_told(void **state)
         if (ranks[r].rc == -EPROTO)
             assert_non_null(strstr(ranks[r].why, "do not make the same calls"));
     }
-    ranks_free(ranks);
+    fork_ranks_free(ranks);
 }
 
 /* ---- meetings that fail */
@@ -290,19 +200,19 @@ static int open_only(uint32_t rank, uint32_t world, char *why, size_t why_bytes)
 
 static int open_or_stay_away(uint32_t rank, uint32_t world, char *why, size_t why_bytes)
 {
-    env_set("ZSHARD_MEET_SECONDS", 5);
+    fork_env_set("ZSHARD_MEET_SECONDS", 5);
     return rank == 2 ? 0 : open_only(rank, world, why, why_bytes);
 }
 
 static int open_of_other_worlds(uint32_t rank, uint32_t world, char *why, size_t why_bytes)
 {
-    env_set("WORLD_SIZE", world + rank);
+    fork_env_set("WORLD_SIZE", world + rank);
     return open_only(rank, world, why, why_bytes);
 }
 
 static int open_as_the_same(uint32_t rank, uint32_t world, char *why, size_t why_bytes)
 {
-    env_set("RANK", rank == 0 ? 0 : 1);
+    fork_env_set("RANK", rank == 0 ? 0 : 1);
     return open_only(rank, world, why, why_bytes);
 }
 
@@ -310,7 +220,7 @@ static void meetings_that_fail(void **state)
 {
     static const struct {
         const char *name;
-        rank_fn *fn;
+        fork_rank_fn *fn;
         uint32_t world;
         int rc; /* of rank 0, and of who is told */
         const char *says;
@@ -319,13 +229,13 @@ static void meetings_that_fail(void **state)
         { "worlds differ", open_of_other_worlds, 2, -EPROTO, "rank 0 in 2" },
         { "two are one", open_as_the_same, 3, -EPROTO, "two processes say that they are rank 1" },
     };
-    struct rank *ranks = ranks_new();
+    struct fork_rank *ranks = fork_ranks_new();
 
     (void)state;
     for (size_t i = 0; i < ZB_COUNT(cases); i++) {
         bool told = false;
 
-        ranks_run(cases[i].fn, cases[i].world, ranks);
+        fork_ranks_run(cases[i].fn, cases[i].world, ranks);
         if (ranks[0].rc != cases[i].rc || !strstr(ranks[0].why, cases[i].says))
             fail_msg("%s: %d %s", cases[i].name, ranks[0].rc, ranks[0].why);
         /* rank 0 tells the others, if they had said hello by then */
@@ -335,7 +245,7 @@ static void meetings_that_fail(void **state)
         if (!told)
             fail_msg("%s: nobody was told why: %s", cases[i].name, ranks[1].why);
     }
-    ranks_free(ranks);
+    fork_ranks_free(ranks);
 }
 
 static void environments_that_are_none(void **state)
@@ -364,7 +274,7 @@ static void environments_that_are_none(void **state)
         char why[512] = "";
         int rc;
 
-        env_of(0, 2, 20000);
+        fork_env_of(0, 2, 20000);
         if (cases[i].env.value)
             assert_int_equal(setenv(cases[i].env.name, cases[i].env.value, 1), 0);
         else
@@ -373,7 +283,7 @@ static void environments_that_are_none(void **state)
         if (rc != -EINVAL || comm || !strstr(why, cases[i].says))
             fail_msg("%s: %d %s", cases[i].says, rc, why);
     }
-    env_of(0, 2, 20000);
+    fork_env_of(0, 2, 20000);
     (void)unsetenv("RANK");
     (void)unsetenv("WORLD_SIZE");
     (void)unsetenv("MASTER_ADDR");
@@ -388,18 +298,18 @@ static void meets_among_strangers(void **state)
         "GET / HTTP/1.0\r\n\r\n and more than a hello has, whatever it is, to be sure of that",
         "",
     };
-    struct rank *ranks = ranks_new();
+    struct fork_rank *ranks = fork_ranks_new();
     struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
     pid_t pids[2];
     int fds[ZB_COUNT(words)];
 
     (void)state;
     do {
-        uint32_t port = port_draw();
+        uint32_t port = fork_port_draw();
 
         memset(ranks, 0, sizeof(*ranks) * 2);
         ranks[0].rc = ranks[1].rc = -ECHILD;
-        rank_start(keep_contract, 0, 2, port, &ranks[0], &pids[0]);
+        fork_rank_start(keep_contract, 0, 2, port, &ranks[0], &pids[0]);
         at.sin_port = htons((uint16_t)port);
         for (size_t i = 0; i < ZB_COUNT(words); i++) {
             fds[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -411,7 +321,7 @@ static void meets_among_strangers(void **state)
             (void)!send(fds[i], words[i], strlen(words[i]), MSG_NOSIGNAL);
         }
         (void)close(fds[1]); /* the first one stays, and says no more */
-        rank_start(keep_contract, 1, 2, port, &ranks[1], &pids[1]);
+        fork_rank_start(keep_contract, 1, 2, port, &ranks[1], &pids[1]);
         for (uint32_t r = 0; r < 2; r++)
             assert_int_equal(waitpid(pids[r], NULL, 0), pids[r]);
         (void)close(fds[0]);
@@ -419,7 +329,7 @@ static void meets_among_strangers(void **state)
     for (uint32_t r = 0; r < 2; r++)
         if (ranks[r].rc != 0)
             fail_msg("rank %u: %d %s", r, ranks[r].rc, ranks[r].why);
-    ranks_free(ranks);
+    fork_ranks_free(ranks);
 }
 
 static void a_port_in_use_is_said(void **state)
@@ -435,8 +345,8 @@ static void a_port_in_use_is_said(void **state)
     assert_int_equal(bind(fd, (struct sockaddr *)&at, sizeof(at)), 0);
     assert_int_equal(listen(fd, 1), 0);
     assert_int_equal(getsockname(fd, (struct sockaddr *)&at, &bytes), 0);
-    env_of(0, 2, 20000);
-    env_set("ZSHARD_PORT", ntohs(at.sin_port)); /* instead of the one behind MASTER_PORT */
+    fork_env_of(0, 2, 20000);
+    fork_env_set("ZSHARD_PORT", ntohs(at.sin_port)); /* instead of the one behind MASTER_PORT */
     assert_int_equal(zc_comm_open(&comm, "tcp", why, sizeof(why)), -EADDRINUSE);
     assert_non_null(strstr(why, "rank 0 cannot listen at 127.0.0.1:"));
     (void)close(fd);

@@ -1,0 +1,304 @@
+/*
+ * Collectives between devices, by comm_nccl.c over a libnccl of ours (fake_nccl.h), on the emulated
+ * GPU: late, and in streams whose order is all that there is. The trainer's numbers are those of
+ * collectives in host memory, bit for bit. Then every way in which NCCL fails: each ends the run,
+ * on every rank, in time, with a sentence.
+ */
+#include "tests/ztest.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/util.h"
+#include "client/zero/comm_priv.h"
+#include "comm_threads.h"
+#include "fake_nccl.h"
+#include "model.h"
+
+#define RANKS_MAX 4
+
+struct setting {
+    const char *name;
+    uint32_t world;
+    enum zc_dtype dtype;
+    uint32_t prefetch, micro_steps, delay_max;
+    const char *device; /* NULL: none */
+    uint32_t timeout_ms;
+};
+
+struct party;
+
+struct member {
+    struct party *party;
+    uint32_t rank;
+    struct run run;
+};
+
+struct party {
+    uint32_t world;
+    bool nccl;
+    struct comm_group *group;
+    struct member members[RANKS_MAX];
+};
+
+static struct fake_nccl *fake; /* in the library that comm_nccl.c loads */
+
+static void *member_run(void *arg)
+{
+    struct member *m = arg;
+    struct zc_comm *comm = comm_group_rank(m->party->group, m->rank);
+    struct zb_err err = { 0 };
+
+    m->run.rc = m->party->nccl ? zc_nccl_open(&comm, comm, &err) : 0;
+    if (m->run.rc != 0) {
+        (void)snprintf(m->run.error, sizeof(m->run.error), "%s", err.text);
+        model_values_new(&m->run.values);
+        return NULL;
+    }
+    m->run.options.comm = comm;
+    run_train(&m->run);
+    zc_comm_close(comm, m->run.rc == 0);
+    return NULL;
+}
+
+static void party_run(struct party *p, const struct setting *s, const char *device, bool nccl)
+{
+    pthread_t threads[RANKS_MAX];
+
+    memset(p, 0, sizeof(*p));
+    p->world = s->world;
+    p->nccl = nccl;
+    p->group = comm_group_new(s->world, 7, s->delay_max);
+    for (uint32_t r = 0; r < s->world; r++) {
+        struct run *run = &p->members[r].run;
+
+        p->members[r].party = p;
+        p->members[r].rank = r;
+        run->dtype = s->dtype;
+        run->steps = 3;
+        run->abort = p->group;
+        zc_zero_defaults(&run->options);
+        run->options.groups = 2;
+        run->options.weight_decay[0] = 0.1;
+        run->options.eps = 1e-3;
+        run->options.clip = 1;
+        run->options.micro_steps = s->micro_steps;
+        run->options.prefetch_units = s->prefetch;
+        run->options.timeout_ms = s->timeout_ms ? s->timeout_ms : 100000;
+        run->options.device = device;
+    }
+    for (uint32_t r = 0; r < s->world; r++)
+        assert_int_equal(pthread_create(&threads[r], NULL, member_run, &p->members[r]), 0);
+    for (uint32_t r = 0; r < s->world; r++)
+        pthread_join(threads[r], NULL);
+}
+
+static void party_done(struct party *p)
+{
+    for (uint32_t r = 0; r < p->world; r++)
+        run_done(&p->members[r].run);
+    comm_group_free(p->group);
+}
+
+/* ---- what it is for */
+
+static void the_bits_are_those_of_the_host(void **state)
+{
+    static const struct setting settings[] = {
+        { "two", 2, ZC_F32, 1, 1, 0, "emulated", 0 },
+        { "two, late", 2, ZC_BF16, 2, 2, 3, "emulated:256M:100", 0 },
+        { "three, fp16", 3, ZC_F16, 1, 1, 3, "emulated:256M:50", 0 },
+        { "three, fp32, late", 3, ZC_F32, 2, 2, 0, "emulated:256M:100", 0 },
+        { "three, nothing ahead", 3, ZC_BF16, 0, 1, 2, "emulated:256M:200", 0 },
+        { "four", 4, ZC_BF16, 4, 1, 1, "emulated", 0 },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(settings); i++) {
+        const struct setting *s = &settings[i];
+        struct party host, device;
+
+        *fake = (struct fake_nccl){ 0 };
+        party_run(&host, s, NULL, false);
+        assert_int_equal(fake->started, 0);
+        party_run(&device, s, s->device, true);
+        for (uint32_t r = 0; r < s->world; r++) {
+            const struct run *a = &host.members[r].run, *b = &device.members[r].run;
+
+            if (a->rc != 0 || b->rc != 0)
+                fail_msg("%s, rank %u: %s; %s", s->name, r, a->error, b->error);
+            assert_runs_same(s->name, a, b);
+            assert_int_equal(a->stats.comm_bytes, b->stats.comm_bytes);
+            assert_true(b->stats.device_bytes > 0);
+            /* no whole unit, nor a whole gradient, is ever in host memory */
+            assert_int_equal(b->stats.gather_buffer_bytes, 0);
+            assert_true(b->stats.grad_buffer_bytes < a->stats.grad_buffer_bytes);
+        }
+        assert_true(fake->started > 0);
+        assert_int_equal(fake->opened, s->world);
+        assert_int_equal(fake->finalized, s->world);
+        assert_int_equal(fake->destroyed, s->world);
+        assert_int_equal(fake->aborted, 0);
+        party_done(&host);
+        party_done(&device);
+    }
+}
+
+/* Without a device, and alone, NCCL is not asked. */
+static void host_memory_needs_no_nccl(void **state)
+{
+    static const struct setting none = { "none", 2, ZC_BF16, 1, 1, 2, NULL, 0 };
+    static const struct setting alone = { "alone", 1, ZC_BF16, 1, 1, 0, "emulated", 0 };
+    struct party a, b;
+
+    (void)state;
+    *fake = (struct fake_nccl){ 0 };
+    party_run(&a, &none, NULL, true);
+    party_run(&b, &alone, "emulated", true);
+    assert_int_equal(a.members[0].run.rc, 0);
+    assert_int_equal(b.members[0].run.rc, 0);
+    assert_int_equal(fake->opened + fake->started, 0);
+    party_done(&a);
+    party_done(&b);
+}
+
+/* ---- what fails */
+
+/* No rank gets through, and each says why: `says`, or that another rank has ended. */
+static void party_fails(const struct setting *s, int rc, const char *says)
+{
+    bool said = false;
+    struct party p;
+
+    party_run(&p, s, s->device, true);
+    for (uint32_t r = 0; r < p.world; r++) {
+        const struct run *run = &p.members[r].run;
+
+        if (run->rc == 0 || run->error[0] == '\0')
+            fail_msg("%s, rank %u: %d '%s'", s->name, r, run->rc, run->error);
+        if (run->rc == rc && strstr(run->error, says))
+            said = true;
+    }
+    if (!said)
+        fail_msg("%s: no rank says '%s' (%d): %d '%s'", s->name, says, rc, p.members[0].run.rc,
+                 p.members[0].run.error);
+    assert_int_equal(fake->destroyed, 0);
+    assert_int_equal(fake->aborted, fake->opened);
+    party_done(&p);
+}
+
+static void each_collective_may_be_refused(void **state)
+{
+    static const struct setting s = { "refused", 2, ZC_BF16, 1, 1, 1, "emulated", 0 };
+    uint32_t n, all;
+    struct party p;
+
+    (void)state;
+    *fake = (struct fake_nccl){ 0 };
+    party_run(&p, &s, s.device, true);
+    all = fake->started;
+    party_done(&p);
+    for (n = 1; n <= all; n += 1 + n / 4) {
+        *fake = (struct fake_nccl){ .refuse_at = n };
+        party_fails(&s, -EIO, "over 'nccl': nccl");
+    }
+    assert_true(n > 20);
+}
+
+static void a_lost_peer_is_seen(void **state)
+{
+    static const struct setting s = { "lost", 3, ZC_F32, 1, 1, 0, "emulated:256M:100", 0 };
+
+    (void)state;
+    for (uint32_t n = 1; n < 40; n += 7) {
+        *fake = (struct fake_nccl){ .lose_at = n };
+        party_fails(&s, -EOWNERDEAD, "remote process exited");
+    }
+}
+
+static void what_never_ends_is_given_up(void **state)
+{
+    static const struct setting s = { "hangs", 2, ZC_BF16, 1, 1, 0, "emulated", 300 };
+
+    (void)state;
+    for (uint32_t n = 1; n < 30; n += 9) {
+        *fake = (struct fake_nccl){ .hang_at = n };
+        party_fails(&s, -ETIMEDOUT, "nothing moved for");
+    }
+    *fake = (struct fake_nccl){ .hang_open = true };
+    party_fails(&s, -ETIMEDOUT, "NCCL is not through after 300 ms");
+}
+
+static void what_cannot_begin_is_said(void **state)
+{
+    static const struct setting s = { "begin", 2, ZC_BF16, 1, 1, 0, "emulated", 0 };
+    char *lib = strdup(getenv("ZSHARD_NCCL_LIB"));
+
+    (void)state;
+    assert_non_null(lib);
+    *fake = (struct fake_nccl){ .version = 21300 };
+    party_fails(&s, -ENOTSUP, "is version 21300, below");
+    *fake = (struct fake_nccl){ .refuse_id = true };
+    party_fails(&s, -EIO, "rank 0: ncclGetUniqueId");
+    *fake = (struct fake_nccl){ 0 };
+    assert_int_equal(setenv("ZSHARD_NCCL_LIB", "/nowhere/libnccl.so.2", 1), 0);
+    party_fails(&s, -ENOTSUP, "/nowhere/libnccl.so.2");
+    assert_int_equal(setenv("ZSHARD_NCCL_LIB", "libm.so.6", 1), 0);
+    party_fails(&s, -ENOTSUP, "'libm.so.6' has no ncclGetVersion");
+    assert_int_equal(setenv("ZSHARD_NCCL_LIB", FAKE_NCCL_PLAIN, 1), 0);
+    party_fails(&s, -EINVAL, "not on 'emulated'");
+    assert_int_equal(setenv("ZSHARD_NCCL_LIB", lib, 1), 0);
+    free(lib);
+}
+
+/* As a trainer opens it. */
+static void is_opened_by_name(void **state)
+{
+    struct zc_comm *comm;
+    char why[512];
+
+    (void)state;
+    assert_int_equal(unsetenv("RANK"), 0);
+    assert_int_equal(zc_comm_open(&comm, "nccl", why, sizeof(why)), 0);
+    assert_string_equal(comm->ops->name, "nccl");
+    assert_int_equal(comm->world, 1);
+    zc_comm_close(comm, true);
+    assert_int_equal(setenv("ZSHARD_COMM", "nccl", 1), 0);
+    assert_int_equal(zc_comm_open(&comm, "auto", why, sizeof(why)), 0);
+    assert_string_equal(comm->ops->name, "nccl");
+    zc_comm_close(comm, true);
+    assert_int_equal(setenv("ZSHARD_COMM", "pigeon", 1), 0);
+    assert_int_equal(zc_comm_open(&comm, "auto", why, sizeof(why)), -ENOENT);
+    assert_non_null(strstr(why, "pigeon"));
+    assert_int_equal(zc_comm_open(&comm, "self", why, sizeof(why)), 0);
+    zc_comm_close(comm, true);
+    assert_int_equal(unsetenv("ZSHARD_COMM"), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_bits_are_those_of_the_host),
+        cmocka_unit_test(host_memory_needs_no_nccl),
+        cmocka_unit_test(each_collective_may_be_refused),
+        cmocka_unit_test(a_lost_peer_is_seen),
+        cmocka_unit_test(what_never_ends_is_given_up),
+        cmocka_unit_test(what_cannot_begin_is_said),
+        cmocka_unit_test(is_opened_by_name),
+    };
+    static const char *const launchers[] = { "OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK",
+                                             "MPI_LOCALRANKID" };
+    void *library = dlopen(FAKE_NCCL, RTLD_NOW | RTLD_LOCAL);
+
+    for (size_t i = 0; i < ZB_COUNT(launchers); i++)
+        (void)unsetenv(launchers[i]);
+    fake = library ? dlsym(library, "fake_nccl") : NULL;
+    if (!fake || setenv("ZSHARD_NCCL_LIB", FAKE_NCCL, 1) < 0) {
+        print_error("%s cannot be loaded\n", FAKE_NCCL);
+        return 1;
+    }
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
