@@ -300,6 +300,9 @@ int zbench_fetch(struct zbench *z, int argc, char **argv)
     };
     int c, rc = 0;
 
+    for (int i = 1; i < argc; i++)
+        if (strcmp(argv[i], "--gpu") == 0)
+            return zbench_fetch_gpu(z, argc, argv);
     while (rc == 0 && (c = getopt_long(argc, argv, "", options, NULL)) != -1) {
         if (c == 'r')
             rc = fetch_number(&b, "rounds", optarg, ZBENCH_ROUNDS_MAX, &b.rounds);

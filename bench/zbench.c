@@ -20,8 +20,12 @@ static const struct {
       "[--dir DIR] [--size SIZE] [--seconds S] [--slices N] [--only read/1M] [--against fio]\n"
       "           [--peer COMMAND] [--smoke]",
       "bandwidth of the I/O engines, against fio", zbench_io },
-    { "fetch", "[--rounds N] [--ops N]",
-      "latency of a fetch and release of a resident shard, against a raw ping-pong", zbench_fetch },
+    { "fetch",
+      "[--rounds N] [--ops N]\n"
+      "           --gpu [--device NAME] [--size SIZE] [--rate SIZE] [--dir DIR] [--rounds N]",
+      "latency of a fetch and release of a resident shard, against a raw ping-pong; or into a\n"
+      "           GPU's memory, against a copy from pinned memory",
+      zbench_fetch },
     { "adam",
       "[--params N] [--threads N] [--rounds N] [--only CASE] [--kernels NAME] [--peer COMMAND]...\n"
       "           [--smoke]",

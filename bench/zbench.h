@@ -72,6 +72,7 @@ double zbench_cpu_s(void);
 int zbench_io(struct zbench *z, int argc, char **argv);
 int zbench_adam(struct zbench *z, int argc, char **argv);
 int zbench_fetch(struct zbench *z, int argc, char **argv);
+int zbench_fetch_gpu(struct zbench *z, int argc, char **argv); /* the same with --gpu */
 int zbench_catalog(struct zbench *z, int argc, char **argv);
 int zbench_commit(struct zbench *z, int argc, char **argv);
 int zbench_overlap(struct zbench *z, int argc, char **argv);

@@ -39,6 +39,26 @@ def rows():
     check(not left, f"{left} were left behind")
 
 
+def gpu():
+    """On the emulated GPU, which it says; bytes from NVMe come from there."""
+    before = set(glob.glob("/tmp/zbench-*"))
+    done = zbench("--gpu", "--device", "emulated", "--size", "8M", "--rounds", "2", "--rate", "200M", "--json")
+    check(done.returncode == 0, f"ended with {done.returncode}: {done.stderr}")
+    said = json.loads(done.stdout)["rows"]
+    check([row["case"] for row in said] ==
+          ["fetch/gpu/copy/copy", "fetch/gpu/pageable/copy", "fetch/gpu/client/copy", "fetch/gpu/daemon/copy",
+           "fetch/gpu/nvme-fixed/least"], f"{said}")
+    check(all(row["value"] > 0 and row["reference"] > 0 and row["unit"] == "GB/s" for row in said), f"{said}")
+    check("EMULATED" in done.stderr, done.stderr)
+    from_device = int(done.stderr.split(" % of the bytes came from it")[0].split()[-1])
+    check(from_device >= 50, done.stderr)
+    check(set(glob.glob("/tmp/zbench-*")) == before, "something was left behind")
+    for args, code in ((["--size", "4M"], 2), (["--device", "abacus"], 2), (["--device", "emulated:2M"], 1),
+                       (["--rounds", "0"], 2), (["--what"], 2), (["word"], 2)):
+        done = zbench("--gpu", *args)
+        check(done.returncode == code and done.stderr, f"{args}: {done.returncode} {done.stderr}")
+
+
 def commits():
     with tempfile.TemporaryDirectory() as d:
         done = zbench("--json", "--rounds", "1", "--params", "512K", "--dir", d, bench="commit")
@@ -202,7 +222,7 @@ def trains():
     check(all(row["value"] > 0 and row["reference"] > 0 for row in rows_), f"{rows_}")
 
 
-TESTS = {f.__name__: f for f in (rows, catalog, commits, killed, shares, snapshots, plans, overlap, steps, peers,
+TESTS = {f.__name__: f for f in (rows, gpu, catalog, commits, killed, shares, snapshots, plans, overlap, steps, peers,
                                  trains, refused, no_daemon)}
 
 if __name__ == "__main__":

@@ -1,0 +1,651 @@
+/*
+ * bench_fetch_gpu.c - `zbench fetch --gpu`: parameters that the daemon holds, into a GPU's memory,
+ * against the most that the link to it can do.
+ *
+ * MODEL. A zshardd of our own holds a job of whole units, in host memory or on a device of a fixed
+ * rate. A slice fetches all of them, in order, GPU_AHEAD of them on their way at a time, each
+ * copied to its place in device memory on one stream. The reference is as many bytes in as many
+ * pieces, out of pinned memory of our own, on the same stream: what cudaMemcpyAsync() gives. Slices
+ * of both alternate (A B B A).
+ *
+ * TWO WAYS to bring bytes from the daemon to a GPU are measured; docs/decisions/0013 says which one
+ * the engine takes:
+ *
+ *     client   this process pins its own, read-only mapping of the daemon's memory, and copies
+ *     daemon   the owner of the memory copies into a buffer that this process has exported. A
+ *              process that we fork stands for the daemon: the same messages (a byte there, a byte
+ *              back), the same mapping of device memory, pinned memory of its own
+ *     pageable is the first without the pin
+ *
+ * FROM NVMe the reference is the smaller of the device's rate, which is fixed, and of the link as
+ * it was measured in the round.
+ */
+#include <errno.h>
+#include <getopt.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/size.h"
+#include "base/util.h"
+#include "bench/job.h"
+#include "bench/process.h"
+#include "bench/zbench.h"
+#include "client/zclient.h"
+#include "kernels/gpu.h"
+
+#define GPU_SIZE      (UINT64_C(1) << 30)
+#define GPU_UNIT      (UINT64_C(32) << 20) /* bytes */
+#define GPU_UNITS_MAX 1024u
+#define GPU_UNITS_MIN 8u
+#define GPU_ROUNDS    9u
+#define GPU_AHEAD     3u /* units on their way at one time */
+#define GPU_STAGING   (UINT64_C(4) << 20)
+#define GPU_BUFFERS   (UINT64_C(32) << 20) /* of pages, of the daemon */
+#define GPU_RING      4u /* units that pass through the host's memory at one time */
+#define GPU_RATE      UINT64_C(1000000000)
+
+struct gpu_bench {
+    struct zbench *z;
+    const char *device, *dir;
+    uint64_t size, rate;
+    unsigned rounds;
+
+    struct zk_gpu *gpu;
+    struct zk_gpu_stream *stream;
+    struct zk_gpu_event *events[GPU_AHEAD];
+    struct zk_gpu_mem *to;
+    char *own; /* `size` bytes of ours, pinned */
+
+    struct zbench_daemon daemon;
+    struct zc_client *c;
+    struct zc_job job;
+    uint64_t ids[GPU_UNITS_MAX];
+    uint32_t units;
+    uint64_t unit_bytes;
+    char *arena; /* what was pinned of it; NULL */
+
+    pid_t other; /* stands for the daemon; 0: none */
+    int other_fd;
+};
+
+typedef int gpu_slice_fn(struct gpu_bench *b, double *ret_s);
+
+static uint64_t page_round(uint64_t at, bool up)
+{
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+
+    return (up ? at + page - 1 : at) / page * page;
+}
+
+/* ---- the link */
+
+static char *gpu_place(const struct gpu_bench *b, uint32_t unit)
+{
+    return (char *)zk_gpu_addr(b->to) + unit * b->unit_bytes;
+}
+
+/* 0; -EAGAIN: not yet. */
+static int gpu_copied(struct gpu_bench *b, uint32_t unit)
+{
+    return zk_gpu_event_query(b->events[unit % GPU_AHEAD], &b->z->err);
+}
+
+static int gpu_copy(struct gpu_bench *b, uint32_t unit, const void *from)
+{
+    int rc = zk_gpu_copy(b->stream, ZK_GPU_TO_DEVICE, gpu_place(b, unit), from, b->unit_bytes,
+                         &b->z->err);
+
+    return rc < 0 ? rc : zk_gpu_event_record(b->events[unit % GPU_AHEAD], b->stream, &b->z->err);
+}
+
+static int slice_copy(struct gpu_bench *b, double *ret_s)
+{
+    uint64_t begin_ns = zb_now_ns();
+    int rc = 0;
+
+    for (uint32_t i = 0; i < b->units && rc == 0; i++)
+        rc = gpu_copy(b, i, b->own + i * b->unit_bytes);
+    if (rc == 0)
+        rc = zk_gpu_stream_sync(b->stream, &b->z->err);
+    *ret_s = (double)(zb_now_ns() - begin_ns) * 1e-9;
+    return rc;
+}
+
+/* ---- the client's way */
+
+static int gpu_failed(struct gpu_bench *b, int rc)
+{
+    return zb_fail(&b->z->err, rc, "%s", b->c ? zc_error(b->c) : zc_strerror(rc));
+}
+
+struct fetched {
+    struct zc_view view;
+    bool done;
+    int rc;
+};
+
+static void fetch_on_done(void *arg, int rc)
+{
+    struct fetched *f = arg;
+
+    f->rc = rc;
+    f->done = true;
+}
+
+/* Each unit is asked for, copied, released; whatever of that can go on, does. */
+static int slice_fetch(struct gpu_bench *b, double *ret_s)
+{
+    uint32_t asked = 0, copied = 0, released = 0;
+    struct fetched slots[GPU_AHEAD];
+    uint64_t begin_ns = zb_now_ns();
+    int rc = 0;
+
+    while (released < b->units) {
+        struct fetched *next = &slots[copied % GPU_AHEAD];
+
+        if (asked < b->units && asked - released < GPU_AHEAD) {
+            struct fetched *f = &slots[asked % GPU_AHEAD];
+
+            *f = (struct fetched){ 0 };
+            rc = zc_fetch(b->c, &b->ids[asked++], 1, 0, 0, &f->view, fetch_on_done, f);
+        } else if (copied < asked && next->done) {
+            if (next->rc < 0)
+                return gpu_failed(b, next->rc);
+            if ((rc = gpu_copy(b, copied++, next->view.data)) < 0)
+                return rc;
+        } else if (released < copied && (rc = gpu_copied(b, released)) != -EAGAIN) {
+            if (rc < 0)
+                return rc;
+            rc = zc_release(b->c, &b->ids[released++], 1);
+        } else {
+            rc = zc_poll(b->c, 0);
+            (void)sched_yield();
+        }
+        if (rc < 0)
+            return gpu_failed(b, rc);
+    }
+    *ret_s = (double)(zb_now_ns() - begin_ns) * 1e-9;
+    return 0;
+}
+
+/* Pins what the job's views lie in. */
+static int arena_pin(struct gpu_bench *b)
+{
+    uint64_t least = UINT64_MAX, most = 0, begin_ns;
+    struct zc_view view;
+    struct zb_err err = { 0 };
+    int rc = 0;
+
+    for (uint32_t i = 0; i < b->units && rc == 0; i++) {
+        rc = zc_fetch_wait(b->c, &b->ids[i], 1, 0, 0, &view);
+        if (rc == 0)
+            rc = zc_release(b->c, &b->ids[i], 1);
+        least = zb_min_u64(least, (uintptr_t)view.data);
+        most = zb_max_u64(most, (uintptr_t)view.data + view.bytes);
+    }
+    if (rc < 0)
+        return gpu_failed(b, rc);
+    least = page_round(least, false);
+    most = page_round(most, true);
+    begin_ns = zb_now_ns();
+    rc = zk_gpu_pin(b->gpu, (void *)(uintptr_t)least, most - least, true, &err);
+    if (rc < 0) {
+        zbench_note(b->z, "the client cannot pin its mapping, and copies unpinned: %s", err.text);
+        return 0;
+    }
+    b->arena = (char *)(uintptr_t)least;
+    zbench_note(b->z, "pinning the client's mapping of %s took %.3f s",
+                zb_size_text(most - least).s, (double)(zb_now_ns() - begin_ns) * 1e-9);
+    return 0;
+}
+
+static int arena_unpin(struct gpu_bench *b)
+{
+    int rc = b->arena ? zk_gpu_unpin(b->gpu, b->arena, &b->z->err) : 0;
+
+    b->arena = NULL;
+    return rc;
+}
+
+/* ---- the daemon's way */
+
+/* To the process that stands for the daemon, with two descriptors: of the memory and of its mark.
+ */
+struct order {
+    uint64_t len_bytes, unit_bytes;
+    uint32_t units;
+};
+
+union fds_room {
+    struct cmsghdr align;
+    char bytes[CMSG_SPACE(2 * sizeof(int))];
+};
+
+static int order_send(int fd, const struct order *order, const struct zk_gpu_share *share)
+{
+    const int fds[2] = { share->mem_fd, share->mark_fd };
+    union fds_room room = { 0 };
+    struct iovec part = { (void *)(uintptr_t)order, sizeof(*order) };
+    struct msghdr m = { .msg_iov = &part,
+                        .msg_iovlen = 1,
+                        .msg_control = room.bytes,
+                        .msg_controllen = sizeof(room.bytes) };
+    struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_RIGHTS;
+    c->cmsg_len = CMSG_LEN(sizeof(fds));
+    memcpy(CMSG_DATA(c), fds, sizeof(fds));
+    return sendmsg(fd, &m, 0) == (ssize_t)sizeof(*order) ? 0 : -EPIPE;
+}
+
+static int order_receive(int fd, struct order *order, struct zk_gpu_share *share)
+{
+    union fds_room room = { 0 };
+    struct iovec part = { order, sizeof(*order) };
+    struct msghdr m = { .msg_iov = &part,
+                        .msg_iovlen = 1,
+                        .msg_control = room.bytes,
+                        .msg_controllen = sizeof(room.bytes) };
+    struct cmsghdr *c;
+    int fds[2];
+
+    if (recvmsg(fd, &m, MSG_CMSG_CLOEXEC) != (ssize_t)sizeof(*order))
+        return -EPIPE;
+    c = CMSG_FIRSTHDR(&m);
+    if (!c || c->cmsg_len != CMSG_LEN(sizeof(fds)))
+        return -EPIPE;
+    memcpy(fds, CMSG_DATA(c), sizeof(fds));
+    *share = (struct zk_gpu_share){ fds[0], fds[1], order->len_bytes };
+    return 0;
+}
+
+static int other_build(const char *device, const struct zk_gpu_share *share, char *from,
+                       uint64_t bytes, struct zk_gpu_stream **stream, struct zk_gpu_mem **to)
+{
+    struct zk_gpu *gpu = NULL;
+    int rc = zk_gpu_open(device, 0, &gpu, NULL);
+
+    if (rc == 0)
+        rc = zk_gpu_stream_new(gpu, stream, NULL);
+    if (rc == 0)
+        rc = zk_gpu_import(gpu, share, true, to, NULL);
+    return rc < 0 ? rc : zk_gpu_pin(gpu, from, bytes, false, NULL);
+}
+
+/* In the child, until nothing comes any more; the process's end takes all down. */
+static void other_serve(int fd, const char *device)
+{
+    struct zk_gpu_stream *stream = NULL;
+    struct zk_gpu_mem *to = NULL;
+    struct zk_gpu_share share;
+    struct order o;
+    char *from = NULL;
+    uint32_t unit;
+    int rc;
+
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (order_receive(fd, &o, &share) < 0)
+        _exit(EXIT_SUCCESS);
+    from = mmap(NULL, o.len_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    rc = from == MAP_FAILED ? -ENOMEM : 0;
+    if (rc == 0)
+        memset(from, 1, o.len_bytes);
+    if (rc == 0)
+        rc = other_build(device, &share, from, o.len_bytes, &stream, &to);
+    while (write(fd, &rc, sizeof(rc)) == sizeof(rc) && rc == 0 &&
+           read(fd, &unit, sizeof(unit)) == sizeof(unit)) {
+        uint64_t at = unit * o.unit_bytes;
+
+        rc = zk_gpu_copy(stream, ZK_GPU_TO_DEVICE, (char *)zk_gpu_addr(to) + at, from + at,
+                         o.unit_bytes, NULL);
+        if (rc == 0)
+            rc = zk_gpu_stream_sync(stream, NULL);
+    }
+    _exit(EXIT_SUCCESS);
+}
+
+/* Before this process opens the device: CUDA does not survive a fork. */
+static int other_fork(struct gpu_bench *b)
+{
+    int fds[2];
+
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) < 0)
+        return zb_fail(&b->z->err, -errno, "a pair of sockets: %m");
+    b->other_fd = fds[0];
+    b->other = fork();
+    if (b->other == 0) {
+        (void)close(fds[0]);
+        other_serve(fds[1], b->device);
+    }
+    (void)close(fds[1]);
+    return b->other < 0 ? zb_fail(&b->z->err, -errno, "a process: %m") : 0;
+}
+
+static int other_answer(struct gpu_bench *b)
+{
+    int rc = -EPIPE;
+
+    if (read(b->other_fd, &rc, sizeof(rc)) != sizeof(rc))
+        rc = -EPIPE;
+    return rc < 0 ? zb_fail(&b->z->err, rc, "the process that stands for the daemon: %m") : 0;
+}
+
+/* -ENOTSUP: the driver does not share memory. */
+static int other_begin(struct gpu_bench *b)
+{
+    const struct order o = { .len_bytes = zk_gpu_len(b->to),
+                             .unit_bytes = b->unit_bytes,
+                             .units = b->units };
+    struct zk_gpu_share share;
+    int rc = zk_gpu_share(b->to, &share, &b->z->err);
+
+    if (rc < 0)
+        return rc;
+    rc = order_send(b->other_fd, &o, &share);
+    zk_gpu_share_close(&share);
+    return rc < 0 ? zb_fail(&b->z->err, rc, "the process that stands for the daemon: %m")
+                  : other_answer(b);
+}
+
+static void other_end(struct gpu_bench *b)
+{
+    zb_close_fd(&b->other_fd);
+    if (b->other > 0) {
+        (void)kill(b->other, SIGKILL);
+        while (waitpid(b->other, NULL, 0) < 0 && errno == EINTR)
+            ;
+    }
+    b->other = 0;
+}
+
+static int slice_other(struct gpu_bench *b, double *ret_s)
+{
+    uint64_t begin_ns = zb_now_ns();
+    int rc = 0;
+
+    for (uint32_t i = 0; i < b->units + GPU_AHEAD && rc == 0; i++) {
+        if (i < b->units && write(b->other_fd, &i, sizeof(i)) != sizeof(i))
+            rc = zb_fail(&b->z->err, -EPIPE, "the process that stands for the daemon has ended");
+        if (rc == 0 && i >= GPU_AHEAD)
+            rc = other_answer(b);
+    }
+    *ret_s = (double)(zb_now_ns() - begin_ns) * 1e-9;
+    return rc;
+}
+
+/* ---- the job */
+
+static int job_define(struct gpu_bench *b, enum zc_place place)
+{
+    struct zc_job_options options = { .name = "bench",
+                                      .world = 1,
+                                      .groups = 1,
+                                      .staging_bytes = GPU_STAGING,
+                                      .offload_param = place,
+                                      .offload_optimizer = place };
+    struct zc_placement placement;
+    int rc =
+        zc_open(&b->c, &(struct zc_options){ .socket = b->daemon.socket, .program = "zbench" });
+
+    if (rc == 0)
+        rc = zc_job_open_wait(b->c, &options, &b->job);
+    for (uint32_t i = 0; i < b->units && rc == 0; i++) {
+        const struct zc_unit unit = {
+            .index = i, .name = "u", .elems = b->unit_bytes / 2, .dtype = ZC_BF16, .frozen = true
+        };
+        const struct zc_range range = { .unit = i, .count = unit.elems };
+        struct zc_unit named = unit;
+        char name[16];
+
+        (void)snprintf(name, sizeof(name), "u%u", i);
+        named.name = name;
+        rc = zc_unit_define_wait(b->c, b->job.id, &named);
+        if (rc == 0)
+            rc = zc_register_wait(b->c, b->job.id, &range, 1, &b->ids[i]);
+    }
+    if (rc == 0)
+        rc = zc_ready_wait(b->c, b->job.id, NULL, 0, &placement);
+    if (rc == 0)
+        memset(b->job.staging, 0, b->job.staging_bytes);
+    for (uint32_t i = 0; i < b->units && rc == 0; i++)
+        rc = zbench_send(b->c, &b->job, b->ids[i], b->unit_bytes / 2, ZC_BF16, 0);
+    return rc < 0 ? gpu_failed(b, rc) : 0;
+}
+
+static int job_start(struct gpu_bench *b, bool nvme)
+{
+    char host[32], disk[32], rate[32], buffers[32];
+    const char *const options[] = { "--host-bytes",
+                                    host,
+                                    "--nvme-bytes",
+                                    nvme ? disk : "0",
+                                    "--ring-bytes",
+                                    buffers,
+                                    "--log-level",
+                                    "error",
+                                    nvme ? "--io" : NULL,
+                                    "fixed",
+                                    "--fixed-rate",
+                                    rate,
+                                    NULL };
+    uint64_t room = nvme ? GPU_RING * b->unit_bytes : b->size;
+    int rc;
+
+    (void)snprintf(buffers, sizeof(buffers), "%llu", (unsigned long long)GPU_BUFFERS);
+    (void)snprintf(host, sizeof(host), "%llu",
+                   (unsigned long long)(room + GPU_STAGING + GPU_BUFFERS));
+    (void)snprintf(disk, sizeof(disk), "%llu", (unsigned long long)(2 * b->size));
+    (void)snprintf(rate, sizeof(rate), "%llu", (unsigned long long)b->rate);
+    rc = zbench_daemon_start(&b->daemon, b->dir, options, &b->z->err);
+    return rc < 0 ? rc : job_define(b, nvme ? ZC_NVME : ZC_HOST);
+}
+
+/* Bytes that the job has read from the device so far. */
+static int job_read(struct gpu_bench *b, uint64_t *ret)
+{
+    struct zc_job_row *rows = NULL;
+    size_t n = 0;
+    int rc = zc_jobs_wait(b->c, "bench", &rows, &n);
+
+    if (rc == 0)
+        *ret = n > 0 ? rows[0].nvme_read_bytes : 0;
+    free(rows);
+    return rc < 0 ? gpu_failed(b, rc) : 0;
+}
+
+static int job_end(struct gpu_bench *b)
+{
+    int rc = arena_unpin(b);
+
+    if (b->c && rc == 0 && (rc = zc_job_close_wait(b->c, b->job.id)) < 0)
+        rc = gpu_failed(b, rc);
+    zc_close(b->c);
+    b->c = NULL;
+    zbench_daemon_end(&b->daemon);
+    b->daemon = ZBENCH_NO_DAEMON;
+    return rc;
+}
+
+/* ---- cases */
+
+/* limit: the reference is at most so many bytes a second; 0: as measured. */
+static int gpu_case(struct gpu_bench *b, const char *name, const char *against, gpu_slice_fn *ours,
+                    double limit)
+{
+    struct zbench_row row = { .unit = "GB/s", .reference_name = against };
+    double values[ZBENCH_ROUNDS_MAX], references[ZBENCH_ROUNDS_MAX], s[4], gb;
+    int rc;
+
+    (void)snprintf(row.name, sizeof(row.name), "%s", name);
+    gb = (double)(b->units * b->unit_bytes) * 1e-9;
+    if ((rc = ours(b, s)) < 0 || (rc = slice_copy(b, s)) < 0) /* warm */
+        return rc;
+    for (unsigned i = 0; i < b->rounds; i++) {
+        if ((rc = ours(b, &s[0])) < 0 || (rc = slice_copy(b, &s[1])) < 0 ||
+            (rc = slice_copy(b, &s[2])) < 0 || (rc = ours(b, &s[3])) < 0)
+            return rc;
+        values[i] = 2 * gb / (s[0] + s[3]);
+        references[i] = 2 * gb / (s[1] + s[2]);
+        if (limit > 0 && references[i] > limit * 1e-9)
+            references[i] = limit * 1e-9;
+    }
+    return zbench_add(b->z, &row, values, references, b->rounds);
+}
+
+/* As many bytes of all that were fetched came from the device. */
+static int gpu_case_nvme(struct gpu_bench *b)
+{
+    uint64_t before = 0, after = 0, fetched = b->size * (2 * b->rounds + 1);
+    int rc = job_start(b, true);
+
+    if (rc == 0)
+        rc = arena_pin(b);
+    if (rc == 0)
+        rc = job_read(b, &before);
+    if (rc == 0)
+        rc = gpu_case(b, "fetch/gpu/nvme-fixed/least", "the smaller of device and link",
+                      slice_fetch, (double)b->rate);
+    if (rc == 0)
+        rc = job_read(b, &after);
+    if (rc < 0)
+        return rc;
+    zbench_note(b->z, "fetch/gpu/nvme-fixed: of %s/s; %.0f %% of the bytes came from it",
+                zb_size_text(b->rate).s, 100.0 * (double)(after - before) / (double)fetched);
+    return job_end(b);
+}
+
+static int gpu_cases(struct gpu_bench *b)
+{
+    static const char pinned[] = "copy from pinned memory";
+    int rc;
+
+    if ((rc = gpu_case(b, "fetch/gpu/copy/copy", pinned, slice_copy, 0)) < 0 ||
+        (rc = job_start(b, false)) < 0 ||
+        (rc = gpu_case(b, "fetch/gpu/pageable/copy", pinned, slice_fetch, 0)) < 0 ||
+        (rc = arena_pin(b)) < 0)
+        return rc;
+    if (b->arena && (rc = gpu_case(b, "fetch/gpu/client/copy", pinned, slice_fetch, 0)) < 0)
+        return rc;
+    if ((rc = job_end(b)) < 0 || (rc = other_begin(b)) < 0 ||
+        (rc = gpu_case(b, "fetch/gpu/daemon/copy", pinned, slice_other, 0)) < 0)
+        return rc;
+    other_end(b);
+    return gpu_case_nvme(b);
+}
+
+/* ---- begin and end */
+
+static int gpu_open(struct gpu_bench *b)
+{
+    struct zb_err *err = &b->z->err;
+    int rc = zk_gpu_open(b->device, 0, &b->gpu, err);
+
+    if (rc < 0)
+        return rc;
+    if (strcmp(zk_gpu_info(b->gpu)->backend, "emulated") == 0)
+        zbench_note(b->z, "the device is EMULATED: these figures say nothing about a GPU");
+    zbench_note(b->z, "%s, %s in %u units", zk_gpu_info(b->gpu)->name, zb_size_text(b->size).s,
+                b->units);
+    b->own = mmap(NULL, b->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (b->own == MAP_FAILED) {
+        b->own = NULL;
+        return zb_fail(err, -ENOMEM, "%s of memory: %m", zb_size_text(b->size).s);
+    }
+    memset(b->own, 1, b->size);
+    if ((rc = zk_gpu_pin(b->gpu, b->own, b->size, false, err)) < 0 ||
+        (rc = zk_gpu_stream_new(b->gpu, &b->stream, err)) < 0 ||
+        (rc = zk_gpu_alloc(b->gpu, b->size, 0, &b->to, err)) < 0)
+        return rc;
+    for (unsigned i = 0; i < GPU_AHEAD && rc == 0; i++)
+        rc = zk_gpu_event_new(b->gpu, &b->events[i], err);
+    return rc;
+}
+
+static void gpu_end(struct gpu_bench *b)
+{
+    other_end(b);
+    if (b->stream)
+        (void)zk_gpu_stream_sync(b->stream, NULL);
+    (void)arena_unpin(b);
+    zc_close(b->c);
+    zbench_daemon_end(&b->daemon);
+    for (unsigned i = 0; i < GPU_AHEAD; i++)
+        zk_gpu_event_free(b->events[i]);
+    zk_gpu_stream_free(b->stream);
+    zk_gpu_free(b->to);
+    if (b->own) {
+        (void)zk_gpu_unpin(b->gpu, b->own, NULL);
+        (void)munmap(b->own, b->size);
+    }
+    zk_gpu_close(b->gpu);
+}
+
+static int gpu_option(struct gpu_bench *b, int c)
+{
+    uint64_t n = 0;
+    int rc = 0;
+
+    if (c == 'd')
+        b->device = optarg;
+    else if (c == 'D')
+        b->dir = optarg;
+    else if (c == 's')
+        rc = zb_size_parse(optarg, &b->size, &b->z->err);
+    else if (c == 'R')
+        rc = zb_size_parse(optarg, &b->rate, &b->z->err);
+    else if (c == 'r' && (rc = zb_size_parse(optarg, &n, &b->z->err)) == 0)
+        b->rounds = n >= 1 && n <= ZBENCH_ROUNDS_MAX ? (unsigned)n : 0;
+    else if (c != 'g' && c != 'r')
+        rc = zb_fail(&b->z->err, -EINVAL, "fetch --gpu: an option that is not known");
+    return rc;
+}
+
+int zbench_fetch_gpu(struct zbench *z, int argc, char **argv)
+{
+    static const struct option options[] = { { "gpu", no_argument, NULL, 'g' },
+                                             { "device", required_argument, NULL, 'd' },
+                                             { "size", required_argument, NULL, 's' },
+                                             { "dir", required_argument, NULL, 'D' },
+                                             { "rounds", required_argument, NULL, 'r' },
+                                             { "rate", required_argument, NULL, 'R' },
+                                             { 0 } };
+    struct gpu_bench b = { .z = z,
+                           .device = "cuda",
+                           .dir = "/tmp",
+                           .size = GPU_SIZE,
+                           .rate = GPU_RATE,
+                           .rounds = GPU_ROUNDS,
+                           .daemon = ZBENCH_NO_DAEMON,
+                           .other_fd = -1 };
+    int c, rc = 0;
+
+    while (rc == 0 && (c = getopt_long(argc, argv, "", options, NULL)) != -1)
+        rc = gpu_option(&b, c);
+    if (rc == 0 && optind < argc)
+        rc = zb_fail(&z->err, -EINVAL, "fetch: '%s' is one word too many", argv[optind]);
+    b.unit_bytes = zb_min_u64(GPU_UNIT, b.size / GPU_UNITS_MIN) >> 20 << 20;
+    b.units = b.unit_bytes ? (uint32_t)zb_min_u64(b.size / b.unit_bytes, GPU_UNITS_MAX) : 0;
+    b.size = b.units * b.unit_bytes;
+    if (rc == 0 && b.units == 0)
+        rc = zb_fail(&z->err, -EINVAL, "--size: at least 8M");
+    if (rc == 0 && (b.rounds == 0 || b.rate == 0))
+        rc = zb_fail(&z->err, -EINVAL, "--rounds from 1 to %d, and a --rate", ZBENCH_ROUNDS_MAX);
+    if (rc < 0)
+        return rc;
+    rc = other_fork(&b);
+    if (rc == 0)
+        rc = gpu_open(&b);
+    if (rc == 0)
+        rc = gpu_cases(&b);
+    gpu_end(&b);
+    return rc;
+}
