@@ -19,6 +19,8 @@
 #include "kernels/gpu.h"
 #include "kernels/gpu_own.h"
 
+#define BIAS_ALIGN 16u /* bytes */
+
 struct gpt_dev {
     struct zk_gpu *gpu;
     struct zk_gpu_stream *stream;
@@ -212,10 +214,8 @@ static void emulated_matmul(struct gpt_dev *d, const struct gpt_matmul *mm)
                       sizeof(uses) / sizeof(uses[0]), &d->err);
 }
 
-void gpt_dev_matmul(struct gpt_dev *d, const struct gpt_matmul *mm)
+static void matmul(struct gpt_dev *d, const struct gpt_matmul *mm)
 {
-    assert(mm->m > 0 && mm->n > 0 && mm->k > 0 && mm->batch > 0 && !mm->d.t);
-    assert(!mm->bias || mm->batch == 1);
     if (d->err.code != 0)
         return;
 #ifdef GPT_DEV_CUDA
@@ -226,6 +226,28 @@ void gpt_dev_matmul(struct gpt_dev *d, const struct gpt_matmul *mm)
     }
 #endif
     emulated_matmul(d, mm);
+}
+
+/* cuBLASLt adds biases that are aligned; others have a kernel, on every device. */
+void gpt_dev_matmul(struct gpt_dev *d, const struct gpt_matmul *mm)
+{
+    struct gpt_matmul plain = *mm;
+
+    assert(mm->m > 0 && mm->n > 0 && mm->k > 0 && mm->batch > 0 && !mm->d.t);
+    assert(!mm->bias || mm->batch == 1);
+    if (!mm->bias || (uintptr_t)mm->bias % BIAS_ALIGN == 0) {
+        matmul(d, mm);
+        return;
+    }
+    plain.bias = NULL;
+    matmul(d, &plain);
+    gpt_dev_kernel(d, &(struct gpt_kern){ .op = GPT_KERN_BIAS,
+                                          .dtype = mm->d_dtype,
+                                          .bias = { .b = mm->bias,
+                                                    .y = (void *)(uintptr_t)mm->d.at,
+                                                    .rows = mm->m,
+                                                    .cols = mm->n,
+                                                    .ld = mm->d.ld } });
 }
 
 void gpt_dev_zero(struct gpt_dev *d, void *dev, uint64_t bytes)

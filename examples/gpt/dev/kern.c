@@ -30,6 +30,8 @@ uint64_t gpt_kern_teams(const struct gpt_kern *k)
         return div_up(k->cols_end.cols, TEAM);
     case GPT_KERN_RESIDUAL:
         return k->residual.rows;
+    case GPT_KERN_BIAS:
+        return k->bias.rows;
     case GPT_KERN_GELU:
         return div_up(k->gelu.n, TEAM_CHUNK);
     case GPT_KERN_GELU_BACK:
@@ -122,6 +124,10 @@ static unsigned uses_of_rows(const struct gpt_kern *k, struct gpt_kern_use *uses
         READS(residual.y, n * e);
         READS(residual.b, k->residual.cols * e);
         WRITES(residual.to, n * 4);
+        break;
+    case GPT_KERN_BIAS:
+        READS(bias.b, k->bias.cols * e);
+        WRITES(bias.y, ((k->bias.rows - 1) * k->bias.ld + k->bias.cols) * e);
         break;
     default:
         break;

@@ -16,11 +16,11 @@ typedef void kernel_fn(const struct gpt_kern k);
 
 /* [op - 1] */
 static kernel_fn *const kernels[GPT_KERN_OP_END - 1] = {
-    kernel<GPT_KERN_EMBED>,     kernel<GPT_KERN_EMBED_BACK>, kernel<GPT_KERN_POS_BACK>,
-    kernel<GPT_KERN_NORM>,      kernel<GPT_KERN_NORM_BACK>,  kernel<GPT_KERN_COLS>,
-    kernel<GPT_KERN_COLS_END>,  kernel<GPT_KERN_RESIDUAL>,   kernel<GPT_KERN_GELU>,
-    kernel<GPT_KERN_GELU_BACK>, kernel<GPT_KERN_SOFTMAX>,    kernel<GPT_KERN_SOFTMAX_BACK>,
-    kernel<GPT_KERN_LOSS>,      kernel<GPT_KERN_LOSS_SUM>,
+    kernel<GPT_KERN_EMBED>,        kernel<GPT_KERN_EMBED_BACK>, kernel<GPT_KERN_POS_BACK>,
+    kernel<GPT_KERN_NORM>,         kernel<GPT_KERN_NORM_BACK>,  kernel<GPT_KERN_COLS>,
+    kernel<GPT_KERN_COLS_END>,     kernel<GPT_KERN_RESIDUAL>,   kernel<GPT_KERN_BIAS>,
+    kernel<GPT_KERN_GELU>,         kernel<GPT_KERN_GELU_BACK>,  kernel<GPT_KERN_SOFTMAX>,
+    kernel<GPT_KERN_SOFTMAX_BACK>, kernel<GPT_KERN_LOSS>,       kernel<GPT_KERN_LOSS_SUM>,
 };
 
 extern "C" int gpt_kern_cuda(const struct gpt_kern *k, void *stream, const char **ret_text)

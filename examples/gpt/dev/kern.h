@@ -31,6 +31,7 @@ enum gpt_kern_op {
     GPT_KERN_COLS,
     GPT_KERN_COLS_END,
     GPT_KERN_RESIDUAL,
+    GPT_KERN_BIAS,
     GPT_KERN_GELU,
     GPT_KERN_GELU_BACK,
     GPT_KERN_SOFTMAX,
@@ -117,6 +118,13 @@ struct gpt_kern_residual {
     uint64_t rows, cols;
 };
 
+/* y += b, for each row */
+struct gpt_kern_bias {
+    const void *b;
+    void *y; /* [rows, cols], rows `ld` apart; of the dtype */
+    uint64_t rows, cols, ld;
+};
+
 /* y = gelu(x) */
 struct gpt_kern_gelu {
     const void *x;
@@ -178,6 +186,7 @@ struct gpt_kern {
         struct gpt_kern_cols cols;
         struct gpt_kern_cols_end cols_end;
         struct gpt_kern_residual residual;
+        struct gpt_kern_bias bias;
         struct gpt_kern_gelu gelu;
         struct gpt_kern_gelu_back gelu_back;
         struct gpt_kern_softmax softmax;

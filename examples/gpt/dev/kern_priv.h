@@ -111,38 +111,36 @@ KERN_FN void embed_team(const struct gpt_kern_embed *a, enum gpt_dtype_dev dtype
 {
     uint64_t token = a->tokens[row], t = row % a->seq;
 
-    TEAM_EACH(w)
-    TEAM_WALK(j, w, a->cols)
-    a->x[row * a->cols + j] = elem_get(a->wte, token * a->cols + j, dtype) +
-                              elem_get(a->wpe, t * a->cols + j, dtype);
+    TEAM_EACH (w)
+        TEAM_WALK (j, w, a->cols)
+            a->x[row * a->cols + j] = elem_get(a->wte, token * a->cols + j, dtype) +
+                                      elem_get(a->wpe, t * a->cols + j, dtype);
 }
 
 KERN_FN void embed_back_team(const struct gpt_kern_embed_back *a, uint64_t i)
 {
     float *to = a->dwte + (uint64_t)a->which[i] * a->cols;
 
-    TEAM_EACH(w)
-    TEAM_WALK(j, w, a->cols)
-    {
-        float sum = 0.0f;
+    TEAM_EACH (w)
+        TEAM_WALK (j, w, a->cols) {
+            float sum = 0.0f;
 
-        for (uint32_t k = a->first[i]; k < a->first[i + 1]; k++)
-            sum += a->dx[(uint64_t)a->order[k] * a->cols + j];
-        to[j] += sum;
-    }
+            for (uint32_t k = a->first[i]; k < a->first[i + 1]; k++)
+                sum += a->dx[(uint64_t)a->order[k] * a->cols + j];
+            to[j] += sum;
+        }
 }
 
 KERN_FN void pos_back_team(const struct gpt_kern_pos_back *a, uint64_t t)
 {
-    TEAM_EACH(w)
-    TEAM_WALK(j, w, a->cols)
-    {
-        float sum = 0.0f;
+    TEAM_EACH (w)
+        TEAM_WALK (j, w, a->cols) {
+            float sum = 0.0f;
 
-        for (uint64_t row = t; row < a->rows; row += a->seq)
-            sum += a->dx[row * a->cols + j];
-        a->dwpe[t * a->cols + j] += sum;
-    }
+            for (uint64_t row = t; row < a->rows; row += a->seq)
+                sum += a->dx[row * a->cols + j];
+            a->dwpe[t * a->cols + j] += sum;
+        }
 }
 
 /* ---- layer norm */
@@ -152,25 +150,22 @@ KERN_FN void norm_team(const struct gpt_kern_norm *a, enum gpt_dtype_dev dtype, 
     const float *x = a->x + row * a->cols;
     float state[TEAM_STATES], mean, rstd;
 
-    TEAM_EACH(w)
-    {
+    TEAM_EACH (w) {
         state[w] = 0.0f;
-        TEAM_WALK(j, w, a->cols)
-        state[w] += x[j];
+        TEAM_WALK (j, w, a->cols)
+            state[w] += x[j];
     }
     mean = team_sum(state) / (float)a->cols;
-    TEAM_EACH(w)
-    {
+    TEAM_EACH (w) {
         state[w] = 0.0f;
-        TEAM_WALK(j, w, a->cols)
-        state[w] += (x[j] - mean) * (x[j] - mean);
+        TEAM_WALK (j, w, a->cols)
+            state[w] += (x[j] - mean) * (x[j] - mean);
     }
     rstd = 1.0f / sqrtf(team_sum(state) / (float)a->cols + GPT_LN_EPS);
-    TEAM_EACH(w)
-    {
-        TEAM_WALK(j, w, a->cols)
-        elem_put(a->y, row * a->cols + j, dtype,
-                 (x[j] - mean) * rstd * elem_get(a->w, j, dtype) + elem_get(a->b, j, dtype));
+    TEAM_EACH (w) {
+        TEAM_WALK (j, w, a->cols)
+            elem_put(a->y, row * a->cols + j, dtype,
+                     (x[j] - mean) * rstd * elem_get(a->w, j, dtype) + elem_get(a->b, j, dtype));
         if (TEAM_LANE(w) == 0) {
             a->mean[row] = mean;
             a->rstd[row] = rstd;
@@ -188,11 +183,9 @@ KERN_FN void norm_back_team(const struct gpt_kern_norm_back *a, enum gpt_dtype_d
     float mean = a->mean[row], rstd = a->rstd[row];
     float sum_g[TEAM_STATES], sum_gx[TEAM_STATES], avg_g, avg_gx;
 
-    TEAM_EACH(w)
-    {
+    TEAM_EACH (w) {
         sum_g[w] = sum_gx[w] = 0.0f;
-        TEAM_WALK(j, w, a->cols)
-        {
+        TEAM_WALK (j, w, a->cols) {
             float g = elem_get(a->dy, row * a->cols + j, dtype) * elem_get(a->w, j, dtype);
 
             sum_g[w] += g;
@@ -201,13 +194,12 @@ KERN_FN void norm_back_team(const struct gpt_kern_norm_back *a, enum gpt_dtype_d
     }
     avg_g = team_sum(sum_g) / (float)a->cols;
     avg_gx = team_sum(sum_gx) / (float)a->cols;
-    TEAM_EACH(w)
-    TEAM_WALK(j, w, a->cols)
-    {
-        float g = elem_get(a->dy, row * a->cols + j, dtype) * elem_get(a->w, j, dtype);
+    TEAM_EACH (w)
+        TEAM_WALK (j, w, a->cols) {
+            float g = elem_get(a->dy, row * a->cols + j, dtype) * elem_get(a->w, j, dtype);
 
-        dx[j] += rstd * (g - avg_g - (x[j] - mean) * rstd * avg_gx);
-    }
+            dx[j] += rstd * (g - avg_g - (x[j] - mean) * rstd * avg_gx);
+        }
 }
 
 /* ---- sums of columns: a team has 256 columns and a piece of the rows */
@@ -218,8 +210,7 @@ KERN_FN void cols_team(const struct gpt_kern_cols *a, enum gpt_dtype_dev dtype, 
     uint64_t per = (a->rows + GPT_KERN_SPLITS - 1) / GPT_KERN_SPLITS;
     uint64_t from = split * per, to = from + per < a->rows ? from + per : a->rows;
 
-    TEAM_EACH(w)
-    {
+    TEAM_EACH (w) {
         uint64_t j = first + TEAM_LANE(w);
         float sum = 0.0f, sum_x = 0.0f;
 
@@ -240,8 +231,7 @@ KERN_FN void cols_team(const struct gpt_kern_cols *a, enum gpt_dtype_dev dtype, 
 
 KERN_FN void cols_end_team(const struct gpt_kern_cols_end *a, uint64_t team)
 {
-    TEAM_EACH(w)
-    {
+    TEAM_EACH (w) {
         uint64_t j = team * TEAM + TEAM_LANE(w);
         float sum = 0.0f;
 
@@ -257,34 +247,43 @@ KERN_FN void cols_end_team(const struct gpt_kern_cols_end *a, uint64_t team)
 KERN_FN void residual_team(const struct gpt_kern_residual *a, enum gpt_dtype_dev dtype,
                            uint64_t row)
 {
-    TEAM_EACH(w)
-    TEAM_WALK(j, w, a->cols)
-    {
-        uint64_t i = row * a->cols + j;
+    TEAM_EACH (w)
+        TEAM_WALK (j, w, a->cols) {
+            uint64_t i = row * a->cols + j;
 
-        a->to[i] = a->x[i] + (elem_get(a->y, i, dtype) + elem_get(a->b, j, dtype));
-    }
+            a->to[i] = a->x[i] + (elem_get(a->y, i, dtype) + elem_get(a->b, j, dtype));
+        }
 }
 
-/* Calls `each` for the elements of a team's chunk. */
+KERN_FN void bias_team(const struct gpt_kern_bias *a, enum gpt_dtype_dev dtype, uint64_t row)
+{
+    TEAM_EACH (w)
+        TEAM_WALK (j, w, a->cols) {
+            uint64_t i = row * a->ld + j;
+
+            elem_put(a->y, i, dtype, elem_get(a->y, i, dtype) + elem_get(a->b, j, dtype));
+        }
+}
+
+/* The elements of a team's chunk. */
 #define CHUNK_EACH(i, w, team, n)                                                                 \
     for (uint64_t i = (team)*TEAM_CHUNK + TEAM_LANE(w); i < (n) && i < ((team) + 1) * TEAM_CHUNK; \
          i += TEAM)
 
 KERN_FN void gelu_team(const struct gpt_kern_gelu *a, enum gpt_dtype_dev dtype, uint64_t team)
 {
-    TEAM_EACH(w)
-    CHUNK_EACH(i, w, team, a->n)
-    elem_put(a->y, i, dtype, gpt_elem_gelu(elem_get(a->x, i, dtype)));
+    TEAM_EACH (w)
+        CHUNK_EACH (i, w, team, a->n)
+            elem_put(a->y, i, dtype, gpt_elem_gelu(elem_get(a->x, i, dtype)));
 }
 
 KERN_FN void gelu_back_team(const struct gpt_kern_gelu_back *a, enum gpt_dtype_dev dtype,
                             uint64_t team)
 {
-    TEAM_EACH(w)
-    CHUNK_EACH(i, w, team, a->n)
-    elem_put(a->dx, i, dtype,
-             gpt_elem_gelu_back(elem_get(a->x, i, dtype), elem_get(a->dy, i, dtype)));
+    TEAM_EACH (w)
+        CHUNK_EACH (i, w, team, a->n)
+            elem_put(a->dx, i, dtype,
+                     gpt_elem_gelu_back(elem_get(a->x, i, dtype), elem_get(a->dy, i, dtype)));
 }
 
 /* ---- softmax */
@@ -294,18 +293,16 @@ KERN_FN float row_exp(const float *x, uint64_t n, float *ret_most)
 {
     float state[TEAM_STATES], most;
 
-    TEAM_EACH(w)
-    {
+    TEAM_EACH (w) {
         state[w] = -INFINITY;
-        TEAM_WALK(j, w, n)
-        state[w] = larger(state[w], x[j]);
+        TEAM_WALK (j, w, n)
+            state[w] = larger(state[w], x[j]);
     }
     most = team_max(state);
-    TEAM_EACH(w)
-    {
+    TEAM_EACH (w) {
         state[w] = 0.0f;
-        TEAM_WALK(j, w, n)
-        state[w] += gpt_elem_exp(x[j] - most);
+        TEAM_WALK (j, w, n)
+            state[w] += gpt_elem_exp(x[j] - most);
     }
     *ret_most = most;
     return team_sum(state);
@@ -317,9 +314,10 @@ KERN_FN void softmax_team(const struct gpt_kern_softmax *a, enum gpt_dtype_dev d
     uint64_t n = row % a->seq + 1;
     float most, scale = 1.0f / row_exp(s, n, &most);
 
-    TEAM_EACH(w)
-    TEAM_WALK(j, w, a->seq)
-    elem_put(a->p, row * a->seq + j, dtype, j < n ? gpt_elem_exp(s[j] - most) * scale : 0.0f);
+    TEAM_EACH (w)
+        TEAM_WALK (j, w, a->seq)
+            elem_put(a->p, row * a->seq + j, dtype,
+                     j < n ? gpt_elem_exp(s[j] - most) * scale : 0.0f);
 }
 
 KERN_FN void softmax_back_team(const struct gpt_kern_softmax_back *a, enum gpt_dtype_dev dtype,
@@ -329,20 +327,18 @@ KERN_FN void softmax_back_team(const struct gpt_kern_softmax_back *a, enum gpt_d
     uint64_t n = row % a->seq + 1;
     float state[TEAM_STATES], sum;
 
-    TEAM_EACH(w)
-    {
+    TEAM_EACH (w) {
         state[w] = 0.0f;
-        TEAM_WALK(j, w, n)
-        state[w] += dp[j] * elem_get(a->p, row * a->seq + j, dtype);
+        TEAM_WALK (j, w, n)
+            state[w] += dp[j] * elem_get(a->p, row * a->seq + j, dtype);
     }
     sum = team_sum(state);
-    TEAM_EACH(w)
-    TEAM_WALK(j, w, a->seq)
-    {
-        uint64_t i = row * a->seq + j;
+    TEAM_EACH (w)
+        TEAM_WALK (j, w, a->seq) {
+            uint64_t i = row * a->seq + j;
 
-        elem_put(a->ds, i, dtype, j < n ? elem_get(a->p, i, dtype) * (dp[j] - sum) : 0.0f);
-    }
+            elem_put(a->ds, i, dtype, j < n ? elem_get(a->p, i, dtype) * (dp[j] - sum) : 0.0f);
+        }
 }
 
 /* ---- the loss */
@@ -353,14 +349,13 @@ KERN_FN void loss_team(const struct gpt_kern_loss *a, enum gpt_dtype_dev dtype, 
     uint32_t target = a->targets[row];
     float most, right = x[target], sum = row_exp(x, a->vocab, &most), factor = a->scale / sum;
 
-    TEAM_EACH(w)
-    {
+    TEAM_EACH (w) {
         if (TEAM_LANE(w) == 0)
             a->losses[row] = ((double)most - (double)right) + log((double)sum);
         if (a->dlogits)
-            TEAM_WALK(j, w, a->vocab)
-        elem_put(a->dlogits, row * a->vocab + j, dtype,
-                 gpt_elem_exp(x[j] - most) * factor - (j == target ? a->scale : 0.0f));
+            TEAM_WALK (j, w, a->vocab)
+                elem_put(a->dlogits, row * a->vocab + j, dtype,
+                         gpt_elem_exp(x[j] - most) * factor - (j == target ? a->scale : 0.0f));
     }
 }
 
@@ -368,16 +363,15 @@ KERN_FN void loss_sum_team(const struct gpt_kern_loss_sum *a)
 {
     double state[TEAM_STATES], sum;
 
-    TEAM_EACH(w)
-    {
+    TEAM_EACH (w) {
         state[w] = 0.0;
-        TEAM_WALK(i, w, a->n)
-        state[w] += a->losses[i];
+        TEAM_WALK (i, w, a->n)
+            state[w] += a->losses[i];
     }
     sum = team_sum_f64(state);
-    TEAM_EACH(w)
-    if (TEAM_LANE(w) == 0)
-        a->to[0] += sum * a->scale;
+    TEAM_EACH (w)
+        if (TEAM_LANE(w) == 0)
+            a->to[0] += sum * a->scale;
 }
 
 /* ---- one team of any kernel */
@@ -408,6 +402,9 @@ KERN_FN void kern_team(const struct gpt_kern *k, enum gpt_kern_op op, uint64_t t
         break;
     case GPT_KERN_RESIDUAL:
         residual_team(&k->residual, k->dtype, team);
+        break;
+    case GPT_KERN_BIAS:
+        bias_team(&k->bias, k->dtype, team);
         break;
     case GPT_KERN_GELU:
         gelu_team(&k->gelu, k->dtype, team);
