@@ -164,6 +164,21 @@ END
     if [ -n "$ZSHARD_NCCL_LIB" ]; then export ZSHARD_NCCL_LIB; else unset ZSHARD_NCCL_LIB; fi
 }
 
+# cuBLASLt likewise: what the loader knows, else PyTorch's.
+find_cublaslt() {
+    [ -z "${ZSHARD_CUBLASLT:-}" ] && ! ldconfig -p 2>/dev/null | grep -qE 'libcublasLt\.so\.1[23] ' || return 0
+    ZSHARD_CUBLASLT=$(python3 - <<'END' 2>/dev/null
+import glob, importlib.util, os
+for folder in importlib.util.find_spec("nvidia").submodule_search_locations:
+    found = sorted(glob.glob(os.path.join(folder, "*", "lib", "libcublasLt.so.1[23]")))
+    if found:
+        print(found[-1])
+        break
+END
+    )
+    if [ -n "$ZSHARD_CUBLASLT" ]; then export ZSHARD_CUBLASLT; else unset ZSHARD_CUBLASLT; fi
+}
+
 describe() {
     echo "commit   ${ZSHARD_COMMIT}"
     echo "machine  $(uname -rm), $(nproc) processors, $(awk '/MemTotal/ { printf "%d GiB", $2 / 1048576 }' /proc/meminfo)"
@@ -175,6 +190,7 @@ describe() {
     echo "toolkit  $(PATH=$PATH:/usr/local/cuda/bin nvcc --version 2>&1 | tail -n 2 | head -n 1)"
     echo "compiler $(gcc --version 2>&1 | head -n 1); $(cmake --version 2>&1 | head -n 1)"
     echo "NCCL     ${ZSHARD_NCCL_LIB:-as the loader finds it}"
+    echo "cuBLASLt ${ZSHARD_CUBLASLT:-as the loader finds it}"
 }
 
 # ---- run: checks
@@ -331,6 +347,7 @@ do_run() {
     mkdir -p "$out" "$build"
     use_pack || { echo "gpu.sh: $pack cannot be unpacked" >&2; return 1; }
     find_nccl
+    find_cublaslt
     ZSHARD_COMMIT=$(git describe --always --dirty --abbrev=40 --exclude='*' 2>/dev/null ||
         cat "$build/pack/commit" 2>/dev/null || echo unknown)
     export ZSHARD_COMMIT ZSHARD_GPU=$device ZSHARD_BUILD=$PWD/$build
