@@ -11,8 +11,9 @@
 #define YEAR_DAYS     365.0
 #define FLOPS_A_TOKEN 8.0  /* of a parameter: forward 2, backward 4, forward again 2 */
 #define CRC_BYTES_S   10e9 /* of one core, in the cache: less than half of what it is alone */
-#define FETCH_STEPS   2u   /* are walked through; the last one counts */
-#define WALK_MICROS   4u   /* micro-steps of a step are walked through */
+#define GPU_UNIT      (2 * ZB_MIB) /* that a device's memory comes in */
+#define FETCH_STEPS   2u           /* are walked through; the last one counts */
+#define WALK_MICROS   4u           /* micro-steps of a step are walked through */
 
 const char *zb_bound_name(enum zb_bound bound)
 {
@@ -407,11 +408,33 @@ static void forecast_refuse(const struct zb_node *node, const struct zb_place *p
                       (unsigned long long)f->host_least);
 }
 
+/* State that goes to the GPU tier, as many runs as fit. 0 or -ENOMEM. */
+static int forecast_gpu_tier(const struct zb_node *node, const struct zb_place_job *job,
+                             struct zb_forecast *f)
+{
+    uint32_t n = zb_gpu_runs(job->shards, job->nshards, job->page_elems, GPU_UNIT, NULL);
+    struct zb_gpu_run *runs = calloc(zb_max_u64(n, 1), sizeof(*runs));
+
+    if (!runs)
+        return -ENOMEM;
+    (void)zb_gpu_runs(job->shards, job->nshards, job->page_elems, GPU_UNIT, runs);
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t taken = zb_gpu_run_taken(&runs[i], GPU_UNIT);
+
+        if (f->gpu_used + taken > node->gpu_tier_bytes)
+            break;
+        f->gpu_used += taken;
+        f->gpu_state += runs[i].bytes;
+    }
+    free(runs);
+    return 0;
+}
+
 /* The bytes that the step itself moves. */
 static void forecast_step(const struct zb_run *run, const struct zb_place_job *job,
                           const struct zb_place *place, struct zb_forecast *f)
 {
-    uint64_t all[ZB_PLANES] = { 0 };
+    uint64_t all[ZB_PLANES] = { 0 }, here; /* state that is on no drive */
 
     for (uint32_t i = 0; i < job->nshards; i++)
         for (enum zb_plane p = 0; p < ZB_PLANES; p++)
@@ -419,16 +442,17 @@ static void forecast_step(const struct zb_run *run, const struct zb_place_job *j
                 zb_layout_bytes(job->shards[i].layout, p, job->page_elems, job->shards[i].count);
     if (run->layout.frozen)
         return;
-    f->step_read = all[ZB_PARAM] - place->param_bytes + all[ZB_STATE] - place->state_bytes;
+    here = zb_min_u64(all[ZB_STATE], place->state_bytes + f->gpu_state);
+    f->step_read = all[ZB_PARAM] - place->param_bytes + all[ZB_STATE] - here;
     f->step_written = f->step_read;
     f->step_read += place->nvme_grad;
     f->push_read = (uint64_t)(run->micro_steps - 1) * place->nvme_grad;
     f->push_written = (uint64_t)run->micro_steps * place->nvme_grad;
     if (run->durable && run->commit_every > 0) {
-        f->commit_written = place->param_bytes + place->state_bytes;
+        f->commit_written = place->param_bytes + here;
         f->commit_share = 1.0 / (double)run->commit_every;
     }
-    f->kernel_bytes = 2 * (all[ZB_PARAM] + all[ZB_STATE]) + all[ZB_GRAD];
+    f->kernel_bytes = 2 * (all[ZB_PARAM] + all[ZB_STATE] - f->gpu_state) + all[ZB_GRAD];
     f->crc_bytes = f->step_read + f->step_written;
 }
 
@@ -529,6 +553,8 @@ static int forecast_place(const struct zb_run *run, const struct zb_node *node,
     f->nvme_grad = place->nvme_grad;
     f->nvme_spare = zb_needs_bytes(&place->nvme) - f->nvme_param - f->nvme_state - f->nvme_grad;
     f->nvme_used = node->nvme_taken + zb_needs_bytes(&place->nvme);
+    if (node->gpu_tier_bytes > 0 && (rc = forecast_gpu_tier(node, job, f)) < 0)
+        return rc;
     forecast_step(run, job, place, f);
     return forecast_fetches(run, job, place, f->local, &f->fetch_read);
 }

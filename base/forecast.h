@@ -49,6 +49,7 @@ struct zb_run {
 struct zb_node {
     uint64_t host_bytes, nvme_bytes; /* nvme_bytes: for pages, without ZB_DATA_START */
     uint64_t gpu_bytes;              /* of each rank's GPU; 0: not looked at */
+    uint64_t gpu_tier_bytes;         /* of the daemon's GPU tier, for this job; 0: there is none */
     uint64_t host_taken, nvme_taken; /* by other jobs */
     uint32_t page_elems;
     uint64_t ring_bytes; /* as the daemon's option; 0: it chooses */
@@ -80,6 +81,9 @@ struct zb_forecast {
     uint64_t nvme_param, nvme_state, nvme_spare; /* places: one version, and the others */
     uint64_t nvme_grad;                          /* gradients that do not fit into memory */
     uint64_t nvme_used, nvme_least;              /* nvme_least: the size of a data file */
+    uint64_t gpu_state; /* of the state, what the GPU tier has from the third step on,
+                           beside its place below */
+    uint64_t gpu_used;  /* and takes of the tier for it */
     uint32_t nbuffers;
     bool early; /* it was wished, and there is room */
 

@@ -11,6 +11,10 @@
 #define BUFFER_ELEM_BYTES 18u /* all planes of one element: fp16 2 + 4 + 12; others have less */
 #define BUFFERS_SHARE     16u /* of the budget: page buffers take one part of so many */
 
+#define GPU_RUNS          64u /* that a job's state is cut into, */
+#define GPU_RUN_UNITS     16u /* unless runs would be less than so many of the device's units, */
+#define GPU_RUN_MAX       (256 * ZB_MIB) /* or more than that */
+
 /* ---- places of pages */
 
 int zb_needs_reserve(struct zb_needs *p, uint32_t n)
@@ -302,6 +306,51 @@ int zb_place(const struct zb_place_job *job, struct zb_place *ret)
         return -ENOMEM;
     rc = place_needed(job, ret, &left);
     return rc < 0 ? rc : place_pages(job, ret, left);
+}
+
+/* ---- the GPU tier */
+
+/* Of all state of these shards. */
+static uint64_t gpu_state(const struct zb_place_shard *shards, uint32_t nshards,
+                          uint32_t page_elems)
+{
+    uint64_t bytes = 0;
+
+    for (uint32_t i = 0; i < nshards; i++)
+        bytes += zb_layout_bytes(shards[i].layout, ZB_STATE, page_elems, shards[i].count);
+    return bytes;
+}
+
+uint32_t zb_gpu_runs(const struct zb_place_shard *shards, uint32_t nshards, uint32_t page_elems,
+                     uint64_t unit, struct zb_gpu_run *runs)
+{
+    uint64_t at = gpu_state(shards, nshards, page_elems), bytes = 0;
+    uint64_t most = zb_max_u64(zb_min_u64(at / GPU_RUNS, GPU_RUN_MAX), GPU_RUN_UNITS * unit);
+    uint32_t n = 0;
+
+    for (uint32_t i = nshards; i-- > 0;) {
+        const struct zb_place_shard *s = &shards[i];
+
+        if (s->layout->block_bytes[ZB_STATE] == 0)
+            continue;
+        for (uint32_t page = zb_pages(s->count, page_elems); page-- > 0;) {
+            uint64_t first = (uint64_t)page * page_elems;
+            uint64_t add =
+                zb_layout_page(s->layout, ZB_STATE, zb_min_u64(page_elems, s->count - first));
+
+            if (n == 0 || bytes + add > most) {
+                n++;
+                bytes = 0;
+            }
+            bytes += add;
+            at -= add;
+            if (runs)
+                runs[n - 1] =
+                    (struct zb_gpu_run){ .from = at, .bytes = bytes, .shard = i, .page = page };
+        }
+    }
+    assert(at == 0);
+    return n;
 }
 
 void zb_place_done(struct zb_place *place)

@@ -159,4 +159,22 @@ struct zb_place {
 int zb_place(const struct zb_place_job *job, struct zb_place *ret);
 void zb_place_done(struct zb_place *place);
 
+/* ---- the GPU tier: which of a job's state is there when its first steps have moved it */
+
+/** Pages of a job's state that are on the GPU together, or not: one allocation there. */
+struct zb_gpu_run {
+    uint64_t from, bytes; /* of the bytes of all its state, in order of registration */
+    uint32_t shard, page; /* the first one of them */
+};
+
+/** Cuts the state from its end into runs; the GPU has the first so many of them. What the device
+ * gives comes in units. Returns how many runs there are; NULL: counts only. */
+uint32_t zb_gpu_runs(const struct zb_place_shard *shards, uint32_t nshards, uint32_t page_elems,
+                     uint64_t unit, struct zb_gpu_run *runs);
+/** What a run takes of the device. */
+static inline uint64_t zb_gpu_run_taken(const struct zb_gpu_run *run, uint64_t unit)
+{
+    return (run->bytes + unit - 1) / unit * unit;
+}
+
 #endif

@@ -242,16 +242,10 @@ struct zsd_replan {
     bool refused;          /* there were no places for what should have left: it was logged */
 };
 
-/* Pages of a job's state that are on the GPU together, or not: one allocation there. */
-struct zsd_gpu_run {
-    uint64_t from, bytes;   /* of the bytes of all its state */
-    uint32_t shard, page;   /* the first one of them */
-    struct zk_gpu_mem *mem; /* NULL: there is none */
-};
-
 /* What of its state lives on the GPU: op_gpu.c. */
 struct zsd_job_gpu {
-    struct zsd_gpu_run *runs; /* all of its state, from the end; NULL: it was never planned */
+    struct zb_gpu_run *runs;  /* all of its state, from the end; NULL: it was never planned */
+    struct zk_gpu_mem **mems; /* [nruns] */
     uint32_t nruns;
     uint32_t to, made;   /* the first so many: wanted, and allocated */
     uint64_t held_bytes; /* booked, with what is being given back */
@@ -520,6 +514,8 @@ int zsd_place_staging(struct zsd_job *job, uint64_t bytes, struct zb_err *err);
 /** Would it, if the daemon had the memory: below the job's own limit. */
 bool zsd_place_staging_fits(const struct zsd_job *job, uint64_t bytes);
 void zsd_unplace_staging(struct zsd_job *job, uint64_t bytes);
+/** The shards as placement looks at them, in order of registration; new. NULL: no memory. */
+struct zb_place_shard *zsd_place_shards(const struct zsd_job *job);
 /** Points the planes into the memory that was made for the layout. */
 void zsd_place_attach(struct zsd_job *job);
 /** Gives back everything that zsd_place() booked, but what the saved job needs. */

@@ -4,8 +4,8 @@
  *
  * MODEL. The GPU has the last pages of a job's state, in order of registration, host memory has the
  * first ones, NVMe what is between: so the two budgets do not get into each other's way. A job's
- * state is cut into runs of pages, from its end; a run is one allocation, and the job has the first
- * so many of them:
+ * state is cut into runs of pages, from its end (base/place.h); a run is one allocation, and the
+ * job has the first so many of them:
  *
  *     to    wanted. It follows from the division
  *     made  allocated, and booked in the tier's account, to the byte that the device gives
@@ -41,16 +41,17 @@
 #include "daemon/gpu_tier.h"
 #include "daemon/replan_priv.h"
 
-#define RUNS      64u            /* that a job's state is cut into, */
-#define RUN_UNITS 16u            /* unless runs would be less than so many of the device's units, */
-#define RUN_MAX   (256 * ZB_MIB) /* or more than that */
-
 /* ---- runs */
 
-static uint64_t run_booked(const struct zsd_job *job, const struct zsd_gpu_run *run)
+/* The device gives memory in multiples of it. */
+static uint64_t gpu_unit(const struct zsd_core *core)
 {
-    return zb_round_up(run->bytes,
-                       zk_gpu_info(zsd_gpu_device(job->core->daemon->gpu))->granularity_bytes);
+    return zk_gpu_info(zsd_gpu_device(core->daemon->gpu))->granularity_bytes;
+}
+
+static uint64_t run_booked(const struct zsd_job *job, uint32_t run)
+{
+    return zb_gpu_run_taken(&job->gpu.runs[run], gpu_unit(job->core));
 }
 
 static uint64_t runs_booked(const struct zsd_job *job, uint32_t from, uint32_t to)
@@ -58,58 +59,38 @@ static uint64_t runs_booked(const struct zsd_job *job, uint32_t from, uint32_t t
     uint64_t bytes = 0;
 
     for (uint32_t i = from; i < to; i++)
-        bytes += run_booked(job, &job->gpu.runs[i]);
+        bytes += run_booked(job, i);
     return bytes;
-}
-
-/* Cuts the state from its end; returns how many runs there are. NULL: counts only. */
-static uint32_t runs_cut(const struct zsd_job *job, uint64_t most, struct zsd_gpu_run *runs)
-{
-    uint64_t at = job->replan.all_bytes, bytes = 0;
-    uint32_t n = 0;
-
-    for (uint32_t i = job->nshards; i-- > 0;) {
-        const struct zsd_shard *s = job->shards[i];
-
-        for (uint32_t page = zsd_state_is(s) ? s->npages : 0; page-- > 0;) {
-            uint64_t add = zsd_page_bytes(s, ZB_STATE, page);
-
-            if (n == 0 || bytes + add > most) {
-                n++;
-                bytes = 0;
-            }
-            bytes += add;
-            at -= add;
-            if (runs)
-                runs[n - 1] =
-                    (struct zsd_gpu_run){ .from = at, .bytes = bytes, .shard = i, .page = page };
-        }
-    }
-    assert(at == 0);
-    return n;
 }
 
 /* Once, when there is a GPU for it. 0 or -ENOMEM. */
 static int runs_make(struct zsd_job *job)
 {
-    uint64_t unit = zk_gpu_info(zsd_gpu_device(job->core->daemon->gpu))->granularity_bytes;
-    uint64_t most = zb_max_u64(zb_min_u64(job->replan.all_bytes / RUNS, RUN_MAX), RUN_UNITS * unit);
-    uint32_t n;
+    uint64_t unit = gpu_unit(job->core);
+    uint32_t page_elems = job->core->page_elems;
+    struct zb_place_shard *shards = job->gpu.runs ? NULL : zsd_place_shards(job);
 
     if (job->gpu.runs)
         return 0;
-    n = runs_cut(job, most, NULL);
-    job->gpu.runs = calloc(zb_max_u64(n, 1), sizeof(*job->gpu.runs));
-    if (!job->gpu.runs)
-        return -ENOMEM;
-    job->gpu.nruns = runs_cut(job, most, job->gpu.runs);
-    return 0;
+    if (shards)
+        job->gpu.nruns = zb_gpu_runs(shards, job->nshards, page_elems, unit, NULL);
+    job->gpu.runs = shards ? calloc(zb_max_u64(job->gpu.nruns, 1), sizeof(*job->gpu.runs)) : NULL;
+    job->gpu.mems =
+        job->gpu.runs ? calloc(zb_max_u64(job->gpu.nruns, 1), sizeof(struct zk_gpu_mem *)) : NULL;
+    if (job->gpu.mems) {
+        (void)zb_gpu_runs(shards, job->nshards, page_elems, unit, job->gpu.runs);
+    } else {
+        free(job->gpu.runs);
+        job->gpu.runs = NULL;
+    }
+    free(shards);
+    return job->gpu.mems ? 0 : -ENOMEM;
 }
 
 /* The first page of shard i that n runs have. */
 static uint32_t runs_page(const struct zsd_job *job, uint32_t n, uint32_t i)
 {
-    const struct zsd_gpu_run *last = n > 0 ? &job->gpu.runs[n - 1] : NULL;
+    const struct zb_gpu_run *last = n > 0 ? &job->gpu.runs[n - 1] : NULL;
 
     if (!last || !zsd_state_is(job->shards[i]) || i < last->shard)
         return job->shards[i]->npages;
@@ -149,7 +130,7 @@ void *zsd_gpu_at(const struct zsd_shard *s, uint32_t page)
             low = mid + 1;
     }
     assert(low < job->gpu.made);
-    return (uint8_t *)zk_gpu_addr(job->gpu.runs[low].mem) + (at - job->gpu.runs[low].from);
+    return (uint8_t *)zk_gpu_addr(job->gpu.mems[low]) + (at - job->gpu.runs[low].from);
 }
 
 /* ---- accounts */
@@ -195,13 +176,14 @@ uint64_t zsd_gpu_leaving(const struct zsd_job *job)
 void zsd_gpu_drop(struct zsd_job *job)
 {
     for (uint32_t i = 0; i < job->gpu.made; i++)
-        zk_gpu_free(job->gpu.runs[i].mem);
+        zk_gpu_free(job->gpu.mems[i]);
 }
 
 void zsd_gpu_unplace(struct zsd_job *job)
 {
     gpu_unbook(job, job->gpu.held_bytes);
     free(job->gpu.runs);
+    free(job->gpu.mems);
     job->gpu = (struct zsd_job_gpu){ 0 };
 }
 
@@ -220,13 +202,14 @@ static void task_run(struct zsd_task *task)
 {
     struct gpu_task *t = zb_container_of(task, struct gpu_task, task);
     struct zk_gpu *device = zsd_gpu_device(t->job->core->daemon->gpu);
-    struct zsd_gpu_run *runs = t->job->gpu.runs;
+    const struct zb_gpu_run *runs = t->job->gpu.runs;
+    struct zk_gpu_mem **mems = t->job->gpu.mems;
 
     for (uint32_t i = t->from; i < t->to && t->makes && t->rc == 0; i++)
-        t->rc = zk_gpu_alloc(device, runs[i].bytes, t->job->number, &runs[i].mem, &t->err);
+        t->rc = zk_gpu_alloc(device, runs[i].bytes, t->job->number, &mems[i], &t->err);
     for (uint32_t i = t->from; i < t->to && (!t->makes || t->rc < 0); i++) {
-        zk_gpu_free(runs[i].mem);
-        runs[i].mem = NULL;
+        zk_gpu_free(mems[i]);
+        mems[i] = NULL;
     }
 }
 
@@ -335,7 +318,7 @@ static void gpu_grow(struct zsd_job *job, uint64_t target)
     uint32_t n = job->gpu.made;
 
     while (n < job->gpu.nruns) {
-        uint64_t bytes = run_booked(job, &job->gpu.runs[n]);
+        uint64_t bytes = run_booked(job, n);
 
         if (all + bytes > target || bytes > left)
             break;

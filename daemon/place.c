@@ -155,8 +155,7 @@ static int place_refuse_nvme(const struct zsd_job *job, const struct zb_place *p
         (unsigned long long)least);
 }
 
-/* The shards as placement looks at them, in order of registration. NULL: no memory. */
-static struct zb_place_shard *place_shards(const struct zsd_job *job)
+struct zb_place_shard *zsd_place_shards(const struct zsd_job *job)
 {
     struct zb_place_shard *shards = calloc(zb_max_u64(job->nshards, 1), sizeof(*shards));
 
@@ -185,7 +184,7 @@ static int place_try(struct zsd_job *job, struct zb_place_job *in, bool early,
 static int place_plan(struct zsd_job *job, bool spill, struct zb_place *plan, struct zb_err *err)
 {
     struct zsd_core *core = job->core;
-    struct zb_place_shard *shards = place_shards(job);
+    struct zb_place_shard *shards = zsd_place_shards(job);
     uint64_t nvme_free = zsd_account_free(&core->nvme) + place_promised(job);
     struct zb_place_job in;
     int rc = -ENOMEM;

@@ -64,6 +64,7 @@ static const struct zctl_option plan_options[] = {
     { "host-bytes", "SIZE", "budget of a daemon; without any of these, that of this node's" },
     { "nvme-bytes", "SIZE", "size of its data file" },
     { "gpu-bytes", "SIZE", "of each rank's GPU: its own copies must fit" },
+    { "gpu-tier-bytes", "SIZE", "of the daemon's GPU tier, free for this run" },
     { "page-elems", "N", "of the daemon (262144)" },
     { "ring-bytes", "SIZE", "of the daemon" },
     { "drive-read", "GB/S", "what all drives read, in 1e9 bytes a second" },

@@ -30,6 +30,7 @@ static const struct {
     { "drive_read", GIGA, offsetof(struct zb_node, drive_read) },
     { "drive_write", GIGA, offsetof(struct zb_node, drive_write) },
     { "gpu_bytes", SIZE, offsetof(struct zb_node, gpu_bytes) },
+    { "gpu_tier_bytes", SIZE, offsetof(struct zb_node, gpu_tier_bytes) },
     { "host_bytes", SIZE, offsetof(struct zb_node, host_bytes) },
     { "mem_bw", GIGA, offsetof(struct zb_node, memory) },
     { "nvme_bytes", SIZE, offsetof(struct zb_node, nvme_bytes) },
@@ -135,8 +136,10 @@ static int daemon_tiers(struct zctl_plan *p)
     for (size_t i = 0; i < n && rc == 0; i++) {
         bool host = strcmp(rows[i].name, "host") == 0;
 
+        if (strcmp(rows[i].name, "gpu") == 0)
+            p->node.gpu_tier_bytes = rows[i].budget - rows[i].used;
         if (!host && strcmp(rows[i].name, "nvme") != 0)
-            continue; /* the GPU is never what makes a job fit */
+            continue;
         *(host ? &p->node.host_bytes : &p->node.nvme_bytes) = rows[i].budget;
         *(host ? &p->node.host_taken : &p->node.nvme_taken) = rows[i].used;
         if (!host && !zctl_option(p->z, "measure")) {

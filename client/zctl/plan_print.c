@@ -57,7 +57,10 @@ static json_t *tiers_json(const struct zctl_plan *p, const struct zb_forecast *f
                              "used", integer(f->nvme_used), "budget", integer(p->node.nvme_bytes),
                              "least", integer(f->nvme_least));
 
-    return json_pack("{s:o, s:o}", "host", host, "nvme", nvme);
+    json_t *gpu = json_pack("{s:o, s:o, s:o}", "state", integer(f->gpu_state), "used",
+                            integer(f->gpu_used), "budget", integer(p->node.gpu_tier_bytes));
+
+    return json_pack("{s:o, s:o, s:o}", "host", host, "nvme", nvme, "gpu", gpu);
 }
 
 static json_t *step_json(const struct zb_forecast *f)
@@ -169,6 +172,11 @@ static void people_node(const struct zctl_plan *p, const struct zb_forecast *f)
     }
     line(p, "      budget", p->node.nvme_bytes, "");
     line(p, "      least that would do", f->nvme_least, "size of a data file, at this host_bytes");
+    if (!f->fits || p->node.gpu_tier_bytes == 0)
+        return;
+    line(p, "gpu:  state", f->gpu_state, "from the third step on; it keeps its place below");
+    line(p, "      used", f->gpu_used, "");
+    line(p, "      free", p->node.gpu_tier_bytes, "");
 }
 
 static void people_time(const struct zctl_plan *p, const struct zb_forecast *f)

@@ -169,6 +169,48 @@ static void spilled_gradients(void **state)
     zb_model_done(&m);
 }
 
+/* State on the GPU tier: no drive has it, memory neither, and its places stay. */
+static void state_on_the_gpu(void **state)
+{
+    struct zb_model m = { 0 };
+    struct zb_node node = { .nvme_bytes = 4 * ZB_GIB, .page_elems = 65536, .ring_bytes = ZB_MIB };
+    struct zb_run run = { .model = &m,
+                          .mode = ZB_ZERO3,
+                          .ranks = 1,
+                          .nodes = 1,
+                          .layout = bf16(),
+                          .param = ZB_OFFLOAD_NVME,
+                          .optimizer = ZB_OFFLOAD_NVME,
+                          .grad = ZB_OFFLOAD_HOST,
+                          .durable = true,
+                          .commit_every = 1,
+                          .micro_steps = 1 };
+    struct zb_forecast f, g;
+
+    (void)state;
+    assert_int_equal(zb_model_params(&m, 4096 * ZB_BLOCK_ELEMS, 8, NULL), 0);
+    assert_int_equal(zb_forecast(&run, &node, &f, NULL), 0);
+    node.host_bytes = f.host_least;
+    assert_int_equal(zb_forecast(&run, &node, &f, NULL), 0);
+    assert_true(f.fits && f.gpu_state == 0 && f.host_state == 0);
+    for (unsigned i = 0; i <= 10; i++) {
+        node.gpu_tier_bytes = m.params * i;
+        assert_int_equal(zb_forecast(&run, &node, &g, NULL), 0);
+        assert_true(g.gpu_used <= node.gpu_tier_bytes && g.gpu_state <= g.gpu_used);
+        assert_true(i < 4 || g.gpu_state > 0);
+        assert_int_equal(g.step_read, f.step_read - g.gpu_state);
+        assert_int_equal(g.step_written, f.step_written - g.gpu_state);
+        assert_int_equal(g.commit_written, f.commit_written + g.gpu_state);
+        assert_int_equal(g.kernel_bytes, f.kernel_bytes - 2 * g.gpu_state);
+        assert_int_equal(g.nvme_used, f.nvme_used);
+        assert_int_equal(g.host_least, f.host_least);
+    }
+    node.gpu_tier_bytes = 4 * ZB_GIB;
+    assert_int_equal(zb_forecast(&run, &node, &g, NULL), 0);
+    assert_int_equal(g.gpu_state, 10 * m.params);
+    zb_model_done(&m);
+}
+
 /* ---- the engine's buffers of gathered units: what zgpt was seen to have */
 
 static const struct {
@@ -359,6 +401,7 @@ int main(void)
         cmocka_unit_test(modes),
         cmocka_unit_test(gathers),
         cmocka_unit_test(spilled_gradients),
+        cmocka_unit_test(state_on_the_gpu),
         cmocka_unit_test(engine_buffers),
         cmocka_unit_test(time_table),
         cmocka_unit_test(tokens_and_wear),

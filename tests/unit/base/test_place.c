@@ -197,13 +197,51 @@ static void buffers_least(void **state)
     assert_int_equal(zb_buffers(UNLIMITED, UNLIMITED, buffer), ZB_BUFFERS_MAX);
 }
 
+/* Runs are the state from its end, without a gap, each as long as it may be; what is frozen has
+ * none. */
+static void gpu_runs(void **state)
+{
+    static const uint64_t units[] = { 4096, 16384, 65536, 2 * ZB_MIB };
+    struct zb_layout layout = layout_of(false), frozen = layout_of(true);
+    struct zb_place_shard shards[SHARDS];
+    struct zb_gpu_run runs[3 * SHARDS];
+
+    (void)state;
+    for (unsigned i = 0; i < SHARDS; i++)
+        shards[i] = (struct zb_place_shard){ .layout = i == 2 ? &frozen : &layout, .count = COUNT };
+    assert_int_equal(zb_gpu_runs(shards, 0, PAGE, 4096, NULL), 0);
+    assert_int_equal(zb_gpu_runs(shards, SHARDS, PAGE, 4096, NULL), 4 * 3); /* a page each */
+    assert_int_equal(zb_gpu_runs(shards, SHARDS, PAGE, 2 * ZB_MIB, NULL), 1);
+    for (size_t u = 0; u < ZB_COUNT(units); u++) {
+        uint32_t n = zb_gpu_runs(shards, SHARDS, PAGE, units[u], NULL);
+        uint64_t at = 4 * STATE;
+
+        assert_in_range(n, 1, ZB_COUNT(runs));
+        assert_int_equal(zb_gpu_runs(shards, SHARDS, PAGE, units[u], runs), n);
+        for (uint32_t i = 0; i < n; i++) {
+            uint32_t shard = runs[i].shard;
+            uint64_t before = runs[i].page * PAGE_S + (shard - (shard > 2)) * STATE;
+
+            at -= runs[i].bytes;
+            assert_int_equal(runs[i].from, at);
+            assert_int_equal(before, at);
+            assert_true(shard != 2);
+            assert_true(runs[i].bytes <= zb_max_u64(16 * units[u], PAGE_S));
+            assert_true(zb_gpu_run_taken(&runs[i], units[u]) % units[u] == 0);
+            assert_true(zb_gpu_run_taken(&runs[i], units[u]) - runs[i].bytes < units[u]);
+            if (i > 0) /* the page in front of a run would not have fitted into it */
+                assert_true(runs[i - 1].bytes + PAGE_S > 16 * units[u]);
+        }
+        assert_int_equal(at, 0);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(place_table),
-        cmocka_unit_test(planes_of_one_size),
-        cmocka_unit_test(place_frozen),
-        cmocka_unit_test(buffers_least),
+        cmocka_unit_test(place_table),  cmocka_unit_test(planes_of_one_size),
+        cmocka_unit_test(place_frozen), cmocka_unit_test(buffers_least),
+        cmocka_unit_test(gpu_runs),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
