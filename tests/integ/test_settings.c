@@ -17,7 +17,8 @@
  * memory or of an emulated GPU, in which state moves with the step. The page size is the run's: a
  * job on disk keeps it. In the end every byte of every plane is compared.
  *
- * The seed is printed: ZSHARD_SEED=... repeats a run; ZSHARD_STEPS=... makes each longer.
+ * ZSHARD_GPU names another GPU than the emulated one. The seed is printed: ZSHARD_SEED=... repeats
+ * a run; ZSHARD_STEPS=... makes each longer.
  */
 #include "tests/integ/zinteg.h"
 
@@ -42,7 +43,7 @@
 #define STAGING      (512u << 10)
 #define HOST_BYTES   (UINT64_C(64) << 20)
 #define HOST_TEXT    "64M"
-#define GPU_BYTES    (UINT64_C(1) << 20)
+#define GPU_EMULATED "emulated:16M:::4K"
 #define SEED_DEFAULT UINT64_C(20261121)
 
 static uint64_t seed;
@@ -55,6 +56,22 @@ static uint64_t draw(uint64_t below)
 static bool chance(unsigned percent)
 {
     return draw(100) < percent;
+}
+
+/* ---- the GPU: an emulated one, or what ZSHARD_GPU names */
+
+static const char *gpu_name(void)
+{
+    const char *name = getenv("ZSHARD_GPU");
+
+    return name && *name && strcmp(name, "emulated") != 0 ? name : GPU_EMULATED;
+}
+
+/* Enough for some of the state. A real one gives memory in units of 2 MiB, so it is all or nothing.
+ */
+static uint64_t gpu_bytes(void)
+{
+    return UINT64_C(1) << (strcmp(gpu_name(), GPU_EMULATED) == 0 ? 20 : 23);
 }
 
 /* ---- what is trained */
@@ -645,7 +662,8 @@ static unsigned life_step(struct life *l, bool early, enum zc_commit commit)
     return bad;
 }
 
-static void draw_tier(struct life *l, const char *tier, uint64_t bytes, bool all)
+/* All of it, or the least that would do and up to `more`. */
+static void draw_tier(struct life *l, const char *tier, uint64_t bytes, uint64_t more, bool all)
 {
     static const char mark[] = "the least that would do is ";
     struct zc_client *c = l->ranks[0].c;
@@ -654,7 +672,7 @@ static void draw_tier(struct life *l, const char *tier, uint64_t bytes, bool all
         assert_int_equal(zc_tier_set_wait(c, tier, 1), -ENOSPC);
         assert_non_null(strstr(zc_error(c), mark));
         bytes = strtoull(strstr(zc_error(c), mark) + strlen(mark), NULL, 10);
-        bytes += draw(256) * 4096;
+        bytes += draw(256) * (more / 256);
     }
     if (zc_tier_set_wait(c, tier, bytes) < 0)
         fail_msg("a budget of %llu bytes: %s", (unsigned long long)bytes, zc_error(c));
@@ -666,9 +684,9 @@ static void draw_tier(struct life *l, const char *tier, uint64_t bytes, bool all
 static void draw_budget(struct life *l, bool all)
 {
     if (l->gpu && chance(50))
-        draw_tier(l, "gpu", GPU_BYTES * 4, all);
+        draw_tier(l, "gpu", gpu_bytes() * 4, gpu_bytes(), all);
     else
-        draw_tier(l, "host", HOST_BYTES, all);
+        draw_tier(l, "host", HOST_BYTES, ZB_MIB, all);
 }
 
 /* Steps of lives with state on the GPU. */
@@ -752,7 +770,7 @@ static void draw_settings(struct settings *s, uint32_t page)
                                     "--timeout-ms",
                                     "20000",
                                     "--gpu",
-                                    "emulated:16M:::4K",
+                                    gpu_name(),
                                     "--gpu-bytes",
                                     s->gpu,
                                     NULL };
@@ -763,7 +781,7 @@ static void draw_settings(struct settings *s, uint32_t page)
                    (unsigned long long)buffers * ZI_BUFFER_BYTES * page);
     (void)snprintf(s->threads, sizeof(s->threads), "%u", 1 + (unsigned)draw(4));
     (void)snprintf(s->gpu, sizeof(s->gpu), "%llu",
-                   (unsigned long long)(chance(30) ? 0 : GPU_BYTES + draw(2 * GPU_BYTES)));
+                   (unsigned long long)(chance(30) ? 0 : gpu_bytes() + draw(2 * gpu_bytes())));
     (void)snprintf(s->depth, sizeof(s->depth), "%u", depths[draw(ZB_COUNT(depths))]);
     memcpy(s->options, options, sizeof(options));
     print_message("  %s, depth %s, %u buffers, %s threads, %s, %s bytes of GPU\n", io, s->depth,
@@ -858,7 +876,7 @@ static void lives(struct train *t)
                                                                     : ZC_COMMIT_NO);
             count_gpu(&l);
         }
-        draw_tier(&l, "host", HOST_BYTES, true); /* the next life draws what it gets */
+        draw_tier(&l, "host", HOST_BYTES, ZB_MIB, true); /* the next life draws what it gets */
         if (how != LEAVE || l.iterations == t->steps)
             life_count(&l); /* since the daemon's start */
         if (l.iterations == t->steps)
