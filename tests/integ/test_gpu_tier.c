@@ -496,7 +496,7 @@ static void fail_at(unsigned works)
 static void the_device_fails(void **state)
 {
     const char *text = getenv("ZSHARD_STRIDE");
-    unsigned stride = text && *text ? (unsigned)strtoul(text, NULL, 10) : 1, works = 4;
+    unsigned stride = text && *text ? (unsigned)strtoul(text, NULL, 10) : 11, works = 4;
     unsigned most = 4 + 24 + 5 * 16 * 8; /* lanes, runs, and works of pages */
 
     (void)state;
