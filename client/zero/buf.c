@@ -9,6 +9,9 @@
  * ON A DEVICE works may still use a buffer that was given back: `last` stands behind them. So it is
  * only freed when that is reached, and until then there may be more than `keep`.
  *
+ * HOST MEMORY that a device copies from and to is pinned there, as long as the buffer lives: or a
+ * copy down would hold up its caller until the device has done all that is before it.
+ *
  * ORPHANS. A backend owns a collective's memory until test() says done, and after a failure nobody
  * tests any more: a peer may still write there. Such buffers are never freed; the list keeps them
  * reachable. It happens at most once in a process's life, at its end.
@@ -22,6 +25,19 @@
 
 static _Atomic(struct zcz_buf *) orphans;
 
+static void buf_pin(const struct zcz_pool *p, struct zcz_buf *b)
+{
+    b->pinned = p->pins && p->pins->gpu &&
+                zk_gpu_pin(p->pins->gpu, b->data, b->bytes, false, NULL) == 0;
+}
+
+static void buf_unpin(const struct zcz_pool *p, struct zcz_buf *b)
+{
+    if (b->pinned)
+        (void)zk_gpu_unpin(p->pins->gpu, b->data, NULL);
+    b->pinned = false;
+}
+
 static void buf_free(struct zcz_pool *p, struct zcz_buf *b)
 {
     p->bytes -= b->bytes;
@@ -30,6 +46,7 @@ static void buf_free(struct zcz_pool *p, struct zcz_buf *b)
         zk_gpu_event_free(b->last);
         zk_gpu_free(b->mem);
     } else {
+        buf_unpin(p, b);
         free(b->data);
     }
     free(b);
@@ -40,6 +57,12 @@ void zcz_pool_init(struct zcz_pool *p, uint32_t keep, const struct zcz_device *d
     *p = (struct zcz_pool){ .keep = keep, .device = device };
     zb_list_init(&p->used);
     zb_list_init(&p->idle);
+}
+
+void zcz_pool_init_pinned(struct zcz_pool *p, uint32_t keep, const struct zcz_device *pins)
+{
+    zcz_pool_init(p, keep, NULL);
+    p->pins = pins;
 }
 
 /* The smallest idle one that will do. */
@@ -94,6 +117,7 @@ struct zcz_buf *zcz_buf_get(struct zcz_pool *p, size_t bytes)
             free(b);
             return NULL;
         }
+        buf_pin(p, b);
         p->bytes += b->bytes;
         p->bytes_most = zb_max_u64(p->bytes_most, p->bytes);
     }
@@ -144,9 +168,11 @@ void zcz_pool_done(struct zcz_pool *p, bool keep_used)
     {
         struct zcz_buf *b = zb_container_of(pos, struct zcz_buf, node);
 
-        if (keep_used)
+        if (keep_used) {
+            buf_unpin(p, b); /* the device goes, and nothing of it copies any more */
             buf_orphan(b);
-        else
+        } else {
             buf_free(p, b);
+        }
     }
 }

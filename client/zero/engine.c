@@ -465,9 +465,9 @@ int zc_zero_open(struct zc_zero **ret, const struct zc_zero_options *options)
     for (uint32_t i = 0; i < ZCZ_REDUCES_MAX; i++)
         zb_list_push_back(&z->reduces_idle, &z->reduce_slots[i].node);
     zcz_pool_init(&z->small, 1, NULL);
-    zcz_pool_init(&z->gather_pool, gathers, NULL);
+    zcz_pool_init_pinned(&z->gather_pool, gathers, &z->device);
     zcz_pool_init(&z->gather_dev, gathers, &z->device);
-    zcz_pool_init(&z->grad_pool, ZCZ_REDUCES_MAX + 1, NULL);
+    zcz_pool_init_pinned(&z->grad_pool, ZCZ_REDUCES_MAX + 1, &z->device);
     zcz_pool_init(&z->grad_dev, ZCZ_REDUCES_MAX + 1, &z->device);
     z->timeout_ms = options->timeout_ms ? options->timeout_ms : ZCZ_TIMEOUT_MS;
     z->patience_ms = z->timeout_ms > UINT32_MAX - ZCZ_GRACE_MS ? UINT32_MAX

@@ -55,6 +55,7 @@ struct zcz_buf {
     struct zb_list node; /* in pool->used or pool->idle */
     size_t bytes;
     void *data;             /* page aligned; of a pool on a device a device address */
+    bool pinned;            /* of the host */
     struct zk_gpu_mem *mem; /* on a device: what data is, */
     struct zk_gpu_event
         *last; /* and behind the last work that used it, as whoever gave that said */
@@ -66,10 +67,14 @@ struct zcz_pool {
     struct zb_list used, idle; /* idle: the one given back last is the last */
     uint32_t nidle, keep;
     uint64_t bytes, bytes_most;      /* allocated now, and at most so far */
-    const struct zcz_device *device; /* whose memory it is; NULL: the host's */
+    const struct zcz_device *device; /* whose memory it is; NULL: the host's, */
+    const struct zcz_device *pins;   /* which this one copies from and to, where it is open */
 };
 
 void zcz_pool_init(struct zcz_pool *p, uint32_t keep, const struct zcz_device *device);
+/** The same of host memory that a device copies from and to: buffers are pinned there, so that the
+ * copies are beside the works of others; one that cannot be is only slower. */
+void zcz_pool_init_pinned(struct zcz_pool *p, uint32_t keep, const struct zcz_device *pins);
 /** NULL: no memory. What is in it is undefined; on a device, works may still use it: whoever writes
  * it waits for `last` first. */
 struct zcz_buf *zcz_buf_get(struct zcz_pool *p, size_t bytes);

@@ -13,6 +13,7 @@
 
 #include "base/plan.h"
 #include "base/util.h"
+#include "client/zero/zero_priv.h"
 #include "comm_threads.h"
 #include "fake_client.h"
 #include "kernels/gpu.h"
@@ -249,11 +250,40 @@ static void what_was_released_may_still_be_read(void **state)
     zc_comm_close(comm, true);
 }
 
+/* Or a download would hold up the trainer until the device has done all that is before it. */
+static void where_gradients_land_is_pinned(void **state)
+{
+    struct zk_gpu_usage usage;
+    struct zc_zero_options options;
+    struct zc_comm *comm;
+    struct zc_zero *z;
+    float *grad;
+
+    (void)state;
+    assert_int_equal(zc_comm_open(&comm, "self", NULL, 0), 0);
+    zc_zero_defaults(&options);
+    options.comm = comm;
+    options.groups = 2;
+    options.device = "emulated";
+    assert_int_equal(zc_zero_open(&z, &options), 0);
+    assert_int_equal(model_declare(z, ZC_F32), 0);
+    assert_int_equal(zc_zero_start(z, model_init_fn, NULL), 0);
+    assert_int_equal(zk_gpu_usage(z->device.gpu, &usage, NULL), 0);
+    assert_int_equal(usage.pinned_bytes, 0);
+    assert_int_equal(zc_zero_grad(z, 0, &grad), 0);
+    assert_int_equal(zc_zero_reduce(z, 0), 0);
+    assert_int_equal(zk_gpu_usage(z->device.gpu, &usage, NULL), 0);
+    assert_true(usage.pinned_bytes >= model_units[0].elems * sizeof(float));
+    zc_zero_close(z, false); /* asserts that nothing is pinned any more */
+    zc_comm_close(comm, false);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_device_changes_no_bit),
         cmocka_unit_test(what_was_released_may_still_be_read),
+        cmocka_unit_test(where_gradients_land_is_pinned),
         cmocka_unit_test(what_is_no_device_is_refused),
         cmocka_unit_test(a_full_device_is_said),
         cmocka_unit_test(a_device_that_fails_ends_the_run),
