@@ -127,6 +127,7 @@ int zc_rows_reply_jobs(struct zc_client *c, struct zc_call *call, const Protobuf
         to->committed_applied = from->committed_applied;
         to->snapshots = from->snapshots;
         to->epoch = from->epoch;
+        to->gpu_bytes = from->gpu_bytes;
         to->host_state = from->host_state;
         to->host_state_target = from->host_state_target;
         to->share = from->share;

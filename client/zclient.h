@@ -652,6 +652,7 @@ struct zc_job_row {
     /* optimizer state in host memory, and how much of it shall be: steps move the difference */
     uint64_t host_state, host_state_target;
     uint64_t grads_nvme_bytes; /* of nvme_bytes: gradients that host memory does not hold */
+    uint64_t gpu_bytes;        /* of the GPU tier: optimizer state */
     uint32_t uid, world, attached, snapshots;
     uint32_t share; /* 0: of a job that is not in memory */
     bool keep, durable;

@@ -239,6 +239,7 @@ static void job_row(const struct zsd_job *job, Zp__JobRow *row)
     row->nvme_written_bytes = job->nvme_written_bytes;
     row->error = (char *)(uintptr_t)job->why.text;
     row->share = job->payer.share;
+    row->gpu_bytes = job->gpu.held_bytes;
     row->host_state = job->host_held.used[ZSD_USE_STATE];
     row->host_state_target = job->replan.shrinks
                                  ? row->host_state - zsd_replan_leaving(job)

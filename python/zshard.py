@@ -93,7 +93,7 @@ zc_job_row = struct("zc_job_row",
                     (c_uint64, "id iterations applied shards params host_bytes nvme_bytes "
                                "fetched_bytes pushed_bytes nvme_read_bytes nvme_written_bytes "
                                "committed_iterations committed_applied epoch host_state "
-                               "host_state_target grads_nvme_bytes"),
+                               "host_state_target grads_nvme_bytes gpu_bytes"),
                     (c_uint32, "uid world attached snapshots share"), (c_bool, "keep durable committed"),
                     (c_char * (NAME_MAX + 1), "name"), (c_char * 16, "state"),
                     (c_char * 12, "optimizer"), (c_char * 8, "moments"), (c_char * 256, "error"))

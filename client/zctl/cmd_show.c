@@ -42,6 +42,7 @@ static const struct zctl_column job_columns[] = {
     COLUMN(ZCTL_SIZE, host_bytes, ZCTL_SHOWN, zc_job_row),
     COLUMN(ZCTL_SIZE, host_state, ZCTL_WHEN_SET, zc_job_row),
     COLUMN(ZCTL_SIZE, host_state_target, ZCTL_WHEN_SET, zc_job_row),
+    COLUMN(ZCTL_SIZE, gpu_bytes, ZCTL_WHEN_SET, zc_job_row),
     COLUMN(ZCTL_SIZE, nvme_bytes, ZCTL_SHOWN, zc_job_row),
     COLUMN(ZCTL_SIZE, grads_nvme_bytes, ZCTL_WHEN_SET, zc_job_row),
     COLUMN(ZCTL_SIZE, fetched_bytes, ZCTL_JSON_ONLY, zc_job_row),

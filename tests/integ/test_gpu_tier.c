@@ -76,9 +76,14 @@ static void where(struct zc_client *c, uint64_t *ret_gpu, uint64_t *ret_nvme)
 
 static uint64_t on_gpu(struct zc_client *c)
 {
+    struct zc_job_row *rows = NULL;
     uint64_t gpu, nvme;
+    size_t n = 0;
 
     where(c, &gpu, &nvme);
+    assert_int_equal(zc_jobs_wait(c, sv_name, &rows, &n), 0);
+    assert_true(rows[0].gpu_bytes >= gpu); /* made before the state comes, freed behind it */
+    zc_rows_free(rows);
     return gpu;
 }
 
@@ -204,6 +209,7 @@ static void up_and_down(void **state)
     assert_int_equal(tier(c, "host").state, state_bytes);
     k = steps_until_up(c, ranks, 1, state_bytes);
     assert_int_equal(tier(c, "gpu").state, state_bytes);
+    assert_true(on_gpu(c) == state_bytes);
     await_target(c, "host");
     assert_int_equal(tier(c, "host").state, 0);
     fsck(c);

@@ -22,7 +22,7 @@ SHARD_KEYS = ["job", "unit", "rank", "first", "count", "dtype", "version", "tier
               "host_bytes", "nvme_bytes", "pins", "id"]
 JOB_KEYS = ["name", "state", "uid", "world", "attached", "share", "optimizer", "moments", "keep",
             "iterations", "applied", "shards", "params", "host_bytes", "host_state", "host_state_target",
-            "nvme_bytes", "grads_nvme_bytes", "fetched_bytes", "pushed_bytes", "nvme_read_bytes",
+            "gpu_bytes", "nvme_bytes", "grads_nvme_bytes", "fetched_bytes", "pushed_bytes", "nvme_read_bytes",
             "nvme_written_bytes", "durable", "committed",
             "committed_iterations", "committed_applied", "snapshots", "epoch", "id", "error"]
 TIER_KEYS = ["name", "budget", "used", "target", "moving", "device_free", "stranded", "stranded_by", "params", "grads", "state", "staging", "rings",
