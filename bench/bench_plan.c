@@ -29,7 +29,7 @@
 #include "bench/job.h"
 #include "bench/process.h"
 #include "client/zclient.h"
-#include "kernels/zk_page.h"
+#include "kernels/measure.h"
 
 #define PLAN_UNITS   8u
 #define PLAN_ROUNDS  6u

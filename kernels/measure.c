@@ -4,6 +4,8 @@
  * MODEL. Every thread has pages of its own, far more than caches hold, and steps one after the
  * other: the very function, planes and bytes of a job's step, on gradients that stay as they are.
  */
+#include "kernels/measure.h"
+
 #include <string.h>
 
 #include "base/measure.h"

@@ -60,10 +60,4 @@ void zk_page_ingest(const struct zk_ops *ops, const struct zb_layout *layout,
                     const struct zk_page *page, const void *from, enum zb_dtype from_dtype,
                     bool add, struct zk_xsum *sum, uint64_t *nonfinite);
 
-/** Bytes a second, read and written together, that so many threads move when they step pages of
- * this layout in memory. Blocks for a fifth of a second; 130 to 240 MB for each thread. 0, -ENOMEM,
- * -EAGAIN. */
-int zk_measure_steps(const struct zb_layout *layout, unsigned threads, double *ret,
-                     struct zb_err *err);
-
 #endif

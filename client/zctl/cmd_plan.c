@@ -12,7 +12,7 @@
 #include "base/measure.h"
 #include "base/util.h"
 #include "client/zctl/plan.h"
-#include "kernels/zk_page.h"
+#include "kernels/measure.h"
 
 #define MEASURE_NS UINT64_C(1000000000)
 #define NAMES_MAX  16u

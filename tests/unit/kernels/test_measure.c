@@ -2,8 +2,7 @@
  * test_measure.c - zk_measure_steps(): every layout's pages have room in what is measured (by the
  * sanitizers), and a rate comes out. How high it is, no test can say.
  */
-#include "base/plan.h"
-#include "kernels/zk_page.h"
+#include "kernels/measure.h"
 #include "tests/ztest.h"
 
 static const struct {

@@ -1,0 +1,17 @@
+/*
+ * measure.h - how fast a node's threads step what is in memory: for plans (base/measure.h has
+ * drives).
+ */
+#ifndef ZK_MEASURE_H
+#define ZK_MEASURE_H
+
+#include "base/err.h"
+#include "base/plan.h"
+
+/** Bytes a second, read and written together, that so many threads move when they step pages of
+ * this layout in memory. Blocks for a fifth of a second; 130 to 240 MB for each thread. 0, -ENOMEM,
+ * -EAGAIN. */
+int zk_measure_steps(const struct zb_layout *layout, unsigned threads, double *ret,
+                     struct zb_err *err);
+
+#endif
