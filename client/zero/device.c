@@ -259,12 +259,26 @@ int zcz_device_sum(struct zc_zero *z, struct zcz_reduce *r)
     return rc < 0 ? device_fail(z, rc, &err) : 0;
 }
 
+/* What was released is told to the store: the backend may wait for a rank that waits for that. */
+static int store_flush(struct zc_zero *z)
+{
+    int rc = z->store && !z->store_gone ? z->store->ops->poll(z->store, 0) : 0;
+
+    if (rc >= 0)
+        return 0;
+    z->store_gone = true;
+    return zcz_fail(z, rc, "%s", zcz_store_text(z->store));
+}
+
 int zcz_device_start(struct zc_zero *z, struct zcz_coll *c, int *ret_comm_rc)
 {
     const struct zcz_device *d = &z->device;
     struct zb_err err = { 0 };
-    int rc = zk_gpu_event_wait(c->dev->last, d->coll, &err);
+    int rc = store_flush(z);
 
+    if (rc < 0)
+        return rc;
+    rc = zk_gpu_event_wait(c->dev->last, d->coll, &err);
     if (rc == 0)
         rc = zk_gpu_enter(d->gpu, &err);
     if (rc == 0 && c->kind == ZCZ_ALL_GATHER)
