@@ -127,6 +127,7 @@ int zc_job_open(struct zc_client *c, const struct zc_job_options *options, struc
     m.epoch = options->epoch;
     m.share = options->share;
     m.early = options->early;
+    m.speculate = options->speculate;
     return zc_call_start(
         c, &(struct zc_call_spec){
                .method = ZP_JOB_OPEN, .message = &m.base, .ret = ret, .done = done, .arg = arg });
@@ -202,7 +203,8 @@ static int reply_ready(struct zc_client *c, struct zc_call *call, const Protobuf
                                   .iterations = r->iterations,
                                   .applied = r->applied,
                                   .early = r->early,
-                                  .grads_on_nvme = r->grads_on_nvme };
+                                  .grads_on_nvme = r->grads_on_nvme,
+                                  .speculate = r->speculate };
     return 0;
 }
 

@@ -127,6 +127,8 @@ struct zsd_shard {
     uint32_t early_next; /* pages from the first one with streamed state up to here were begun */
     uint32_t early_inflight; /* page operations: no push begins */
     struct zsd_held **held;  /* [npages] new bytes of pages, aside; NULL: there never were any */
+    uint8_t *aside; /* of a job that guesses: new parameters of pages [aside_from, npages) */
+    uint32_t aside_from;
     struct zb_list early_node;
 };
 
@@ -306,8 +308,8 @@ struct zsd_job {
 
     struct zsd_arena arena; /* parameters: the resident ones, then the ring */
     uint64_t arena_bytes, ring_bytes;
-    uint8_t *memory; /* resident gradients, then state: addresses for all of it, memory for what is
-                        resident */
+    uint8_t *memory; /* resident gradients, what is aside, then state: addresses for all of it,
+                        memory for what is resident */
     uint64_t memory_bytes;
     uint64_t grads_nvme_bytes; /* of gradients that live on NVMe */
     struct zsd_replan replan;
@@ -325,6 +327,7 @@ struct zsd_job {
     uint64_t iterations, applied;
     struct zsd_step_op step;
     bool early_wish, early_room; /* room for early steps: was asked for; and found */
+    bool speculate;              /* they are guesses: their gradients are kept */
     struct zsd_early early;
     struct zsd_note note;
     struct zsd_note *notes; /* [world] */

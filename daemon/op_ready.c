@@ -28,6 +28,7 @@ static void ready_answer(struct zsd_job *job)
     reply.iterations = job->iterations;
     reply.applied = job->applied;
     reply.early = job->early_room;
+    reply.speculate = job->early_room && job->speculate;
     reply.grads_on_nvme = job->grads_nvme_bytes;
     zb_list_each(pos, &job->members)
     {

@@ -223,8 +223,8 @@ static int work_step(struct work *k, struct zsd_pagework_bad *ret_bad)
     return 0;
 }
 
-/* A page that is stepped while its parameters in memory stay as they are: as a copy, which takes
- * the gradient's place when that has been used. */
+/* A page that is stepped while its parameters in memory stay as they are: as a copy. It goes aside
+ * when all is stepped, since that may be where the gradient is. */
 static int work_early(struct work *k, struct zsd_pagework_bad *ret_bad)
 {
     const struct zsd_pagework *w = k->w;
@@ -235,7 +235,7 @@ static int work_early(struct work *k, struct zsd_pagework_bad *ret_bad)
         memcpy(w->page.param, w->param, bytes);
     rc = work_step(k, ret_bad);
     if (rc == 0 && w->param)
-        memcpy(w->page.grad, w->page.param, bytes);
+        memcpy(w->aside, w->page.param, bytes);
     return rc;
 }
 
@@ -246,7 +246,7 @@ static void work_kernel(const struct zsd_pagework *w)
     switch (w->kind) {
     case ZSD_PAGE_PUBLISH:
         if (w->param)
-            memcpy(w->param, w->page.grad, w->planes[ZSD_WORK_PARAM].len_bytes);
+            memcpy(w->param, w->aside, w->planes[ZSD_WORK_PARAM].len_bytes);
         break;
     case ZSD_PAGE_INIT:
         if (w->what == ZK_MASTER)

@@ -348,8 +348,9 @@ static int open_check(struct zc_zero *z)
     for (uint32_t g = 0; g < o->groups; g++)
         if (open_check_group(z, g) < 0)
             return -EINVAL;
-    if (o->overlap & ~ZC_ZERO_OVERLAP)
-        return zcz_refuse(z, -EINVAL, "overlap %#x: known are %#x", o->overlap, ZC_ZERO_OVERLAP);
+    if (o->overlap & ~(ZC_ZERO_OVERLAP | ZC_ZERO_SPECULATE))
+        return zcz_refuse(z, -EINVAL, "overlap %#x: known are %#x", o->overlap,
+                          ZC_ZERO_OVERLAP | ZC_ZERO_SPECULATE);
     if (o->prefetch_units > ZCZ_PREFETCH_MAX)
         return zcz_refuse(z, -EINVAL, "%u units gathered ahead: at most %u", o->prefetch_units,
                           ZCZ_PREFETCH_MAX);

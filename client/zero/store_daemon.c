@@ -157,10 +157,10 @@ static int daemon_open(struct zcz_store *s)
     return 0;
 }
 
-/* With clipping the scale of a step is not known ahead. */
+/* With clipping the scale of a step is not known ahead: it can only be guessed. */
 static bool early_wanted(const struct zc_zero *z)
 {
-    return (z->options.overlap & ZC_ZERO_EARLY) != 0 && z->options.clip <= 0;
+    return (z->options.overlap & (z->options.clip > 0 ? ZC_ZERO_SPECULATE : ZC_ZERO_EARLY)) != 0;
 }
 
 /* Of a job that was kept: `epoch` 0 takes it over. */
@@ -186,6 +186,7 @@ static int start_job(struct daemon *d, uint64_t epoch)
         .moments = z->options.moments,
         .share = z->options.share,
         .early = early_wanted(z),
+        .speculate = early_wanted(z) && z->options.clip > 0,
     };
     int rc;
 
@@ -292,8 +293,9 @@ static int daemon_place(struct zcz_store *s)
     if (rc == 0) {
         s->z->iterations = d->placement.iterations;
         s->z->applied = d->placement.applied;
-        s->early = d->placement.early &&
-                   early_wanted(s->z); /* a kept job may have room all the same */
+        /* a kept job has what it was opened with */
+        s->early = early_wanted(s->z) && d->placement.early &&
+                   (s->z->options.clip <= 0 || d->placement.speculate);
     }
     return rc;
 }

@@ -3,7 +3,8 @@
 
     ZSHARD_BUILD=build tests/integ/kills.py [KILLS [SEED]]
 
-After each the run is resumed. Every loss that was ever logged and the weights at the end must be those
+After each the run is resumed. State is streamed, and with clipping steps are begun by guess in about half of
+the lives. Every loss that was ever logged and the weights at the end must be those
 of an uninterrupted run, bit for bit. The short form (20 kills) is the test `kills`; the long one is
 
     ZSHARD_BUILD=build tests/integ/kills.py 500
@@ -18,6 +19,8 @@ import time
 from harness import Daemon, Failure, check, skip, wait_until
 from resume import PAGES, KeptRun, Reference
 
+TIGHT = ["--host-bytes", "1200K"] # all but a part of the state
+CLIP = ["--clip", "1.5"] # norms are on both sides of it
 STEPS_PER_KILL = 9 # about as many as there are between two kills
 
 
@@ -30,8 +33,8 @@ class Campaign:
     def again(self, kept, daemon, process):
         """The next life. A job that died before it had anything to go on from begins anew."""
         if process is None:
-            return kept.start(daemon, resume=False)
-        process = kept.start(daemon, resume=True)
+            return self.start(kept, daemon, resume=False)
+        process = self.start(kept, daemon, resume=True)
         before = len(kept.lines())
         wait_until("a life", lambda: process.poll() is not None or len(kept.lines()) > before or
                    "goes on" in kept.said(), 60)
@@ -43,7 +46,10 @@ class Campaign:
         if "no step to go on from" in said:
             daemon.zctl("destroy", "kept")
         self.anew += 1
-        return kept.start(daemon, resume=False)
+        return self.start(kept, daemon, resume=False)
+
+    def start(self, kept, daemon, resume):
+        return kept.start(daemon, resume, more=["--overlap", self.rng.choice(["all", "speculate"])])
 
     def kill(self, kept, daemon, process):
         what = self.rng.choice(list(self.counts))
@@ -80,9 +86,9 @@ class Campaign:
 
     def run(self):
         begin = time.monotonic()
-        with KeptRun(self.kills * STEPS_PER_KILL + 20) as kept:
+        with KeptRun(self.kills * STEPS_PER_KILL + 20, flags=CLIP) as kept:
             whole = Reference(kept)
-            with Daemon(*PAGES) as daemon:
+            with Daemon(*PAGES, *TIGHT) as daemon:
                 process, done = None, 0
                 while done < self.kills:
                     process = self.again(kept, daemon, process)

@@ -124,7 +124,7 @@ def agrees(model, host, offload, flags=(), ranks=1, micros=1):
         durable = "--keep" in flags
         words += ["--durable", "--commit-every", flags[-1]] if durable else []
         # whether steps may begin early is the trainer's wish, which is not seen from outside
-        plans = [plan(d, *words), plan(d, *words, "--early")]
+        plans = [plan(d, *words), plan(d, *words, "--early"), plan(d, *words, "--speculate")]
         check(plans[0]["node"]["drive_read"] > 0, f"{name}: the daemon measures its drive")
         idle = process_bytes(d.process.pid)
         with Training(d, model, ["--offload", offload, *flags], ranks, micros) as t:
@@ -134,7 +134,7 @@ def agrees(model, host, offload, flags=(), ranks=1, micros=1):
             memory = process_bytes(d.process.pid) - idle
             t.wait(len(t.steps()) + STEPS)
             end = t.steps()
-        p = next((p for p in plans if p["tiers"]["nvme"]["used"] == tiers["nvme"]["used"]), plans[0])
+        p = next((p for p in plans if all(p["tiers"][t]["used"] == tiers[t]["used"] for t in tiers)), plans[0])
         check(p["fits"], f"{name}: {p['why']}")
         host_want, nvme_want, step = p["tiers"]["host"], p["tiers"]["nvme"], p["step"]
         check(job["params"] == p["model"]["params"], f"{name}: {job['params']} parameters, {p['model']}")
@@ -192,6 +192,12 @@ def partly_resident():
         check(p["step"]["nvme_read_bytes"] > 0, f"{p}")
 
 
+def guessed():
+    low = least("small", "nvme")
+    p = agrees("small", low + (low // 3), "nvme", ["--dtype", "bf16", "--clip", "1e9", "--overlap", "speculate"])
+    check(p["tiers"]["nvme"]["early"] and p["tiers"]["host"]["aside"] > 0, f"{p}")
+
+
 def two_ranks():
     agrees("middle", 1 << 30, "nvme", ["--dtype", "bf16"], ranks=2)
 
@@ -242,7 +248,7 @@ def kernel_counts():
                      4 * step[f"nvme_{what}_bytes"])
 
 
-TESTS = {f.__name__: f for f in (host_tier, nvme_tier, partly_resident, spilled_gradients,
+TESTS = {f.__name__: f for f in (host_tier, nvme_tier, partly_resident, spilled_gradients, guessed,
                                  kernel_counts, two_ranks, durable, least_is_least)}
 
 if __name__ == "__main__":

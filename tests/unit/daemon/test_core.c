@@ -97,16 +97,38 @@ static const struct zk_params step_params = {
     .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .scale = 0.25
 };
 
-static void job_step_ask(struct world *w, unsigned c, uint64_t step)
+static Zp__GroupScalars step_group(void)
 {
-    Zp__Step q = ZP__STEP__INIT;
-    Zp__GroupScalars g = ZP__GROUP_SCALARS__INIT, *groups[1] = { &g };
+    Zp__GroupScalars g = ZP__GROUP_SCALARS__INIT;
 
     g.lr = step_params.lr;
     g.beta1 = step_params.beta1;
     g.beta2 = step_params.beta2;
     g.eps = step_params.eps;
     g.weight_decay = step_params.weight_decay;
+    return g;
+}
+
+/* Says ahead what the step will be. */
+static int job_step_begin(struct world *w, unsigned c, uint64_t step, double scale)
+{
+    Zp__StepBegin q = ZP__STEP_BEGIN__INIT;
+    Zp__GroupScalars g = step_group(), *groups[1] = { &g };
+
+    q.job = w->clients[c].job;
+    q.step = step;
+    q.scale = scale;
+    q.n_groups = 1;
+    q.groups = groups;
+    q.micros = 2;
+    return call(w, c, zsd_step_begin, &q);
+}
+
+static void job_step_ask(struct world *w, unsigned c, uint64_t step)
+{
+    Zp__Step q = ZP__STEP__INIT;
+    Zp__GroupScalars g = step_group(), *groups[1] = { &g };
+
     q.job = w->clients[c].job;
     q.step = step;
     q.scale = step_params.scale;
@@ -472,6 +494,86 @@ static void core_steps_both_kinds_at_once(void **state)
     world_close(&w);
 }
 
+/* Pages of a job that guesses its steps, which can begin by guess. */
+static uint64_t pages_to_guess(const struct zsd_job *job)
+{
+    uint64_t pages = 0;
+
+    for (uint32_t i = 0; i < job->nshards; i++) {
+        const struct zsd_shard *s = job->shards[i];
+
+        assert_true(zsd_shard_resident(s));
+        for (uint32_t page = s->aside_from; page < s->npages; page++)
+            pages += zsd_page_streamed(s, ZB_STATE, page) && !zsd_page_comes(s, page);
+    }
+    return pages;
+}
+
+/* Steps are guessed, right and wrong, while state moves. What has left memory since the job was
+ * placed has no second place for its parameters: it is stepped at the barrier. */
+static void guesses_where_state_moves(uint64_t host_bytes)
+{
+    static const struct {
+        int pages;
+        bool wrong;
+    } moves[] = { { 0, false }, { 0, true },  { -3, false }, { 0, false }, { 0, true },
+                  { 2, true },  { 4, false }, { 0, true },   { -5, true }, { 1, false } };
+    const struct open_args args = { .speculate = true };
+    uint64_t less = 0, right = 0, wrong = 0;
+    struct zb_err err = { 0 };
+    const struct zsd_stats *stats;
+    struct world w;
+    struct truth t;
+
+    world_open(&w, host_bytes, "threads", 1);
+    stats = &w.daemon.stats;
+    truth_open(&t, ZB_BF16);
+    assert_int_equal(job_open_with(&w, 0, &args), 0);
+    assert_int_equal(job_define(&w, 0, ZB_BF16), 0);
+    assert_true(kinds_of(job_of(&w, 0)).resident > 3);
+    for (uint32_t u = 0; u < UNITS; u++)
+        assert_int_equal(unit_write(&w, 0, u, &t), 0);
+    for (size_t i = 0; i < ZB_COUNT(moves); i++) {
+        int64_t used = (int64_t)zsd_account_used(&w.daemon.core->host);
+        int64_t bytes = moves[i].pages *
+                        (int64_t)zb_page_bytes(t.layout.block_bytes[ZB_STATE], PAGE);
+        uint64_t early = stats->pages_early, undone = stats->pages_undone, pages;
+
+        assert_int_equal(zsd_host_set(w.daemon.core, (uint64_t)(used + bytes), &err), 0);
+        world_settle(&w);
+        assert_int_equal(job_step_begin(&w, 0, i + 1, moves[i].wrong ? 1 : step_params.scale), 0);
+        for (uint32_t u = 0; u < UNITS; u++)
+            assert_int_equal(unit_push(&w, 0, u, &t, i + 1), 0);
+        world_settle(&w);
+        pages = pages_to_guess(job_of(&w, 0));
+        less += kinds_of(job_of(&w, 0)).streamed > pages + kinds_of(job_of(&w, 0)).come;
+        assert_true(pages > 0);
+        assert_int_equal(stats->pages_early - early, pages);
+        job_step_ask(&w, 0, i + 1);
+        assert_int_equal(answer(&w, 0), 0);
+        assert_int_equal(stats->pages_undone - undone, moves[i].wrong ? pages : 0);
+        right += !moves[i].wrong;
+        wrong += moves[i].wrong;
+        assert_int_equal(stats->guesses_right, right);
+        assert_int_equal(stats->guesses_wrong, wrong);
+        truth_step(&w, &t, i + 1);
+        for (uint32_t u = 0; u < UNITS; u++)
+            assert_int_equal(unit_compare(&w, 0, u, &t), 0);
+    }
+    assert_true(less > 0); /* some had no second place */
+    truth_close(&t);
+    world_close(&w);
+}
+
+static void core_guesses_where_state_moves(void **state)
+{
+    uint64_t host_bytes = least_host(ZB_BF16) + (3 << 19);
+
+    (void)state;
+    for (unsigned less = 0; less < 3; less++) /* pages: the last one is amid a shard, too */
+        guesses_where_state_moves(host_bytes - less * PAGE * 10u);
+}
+
 /* The daemon ends, and one rank is quicker to hear it and to leave than the other: the other is
  * told that the daemon is going, not that its peer died. */
 static void core_ends_before_its_ranks(void **state)
@@ -502,6 +604,7 @@ int main(void)
         cmocka_unit_test(core_heals_short_transfers),
         cmocka_unit_test(core_detects_corruption),
         cmocka_unit_test(core_steps_both_kinds_at_once),
+        cmocka_unit_test(core_guesses_where_state_moves),
         cmocka_unit_test(core_ends_before_its_ranks),
     };
 
