@@ -13,11 +13,11 @@
  *     end     the daemon ends in good order           likewise
  *     kill    the daemon is killed                    goes on from the last commit
  *
- * and for each step the order of pushes, their parts, whether it begins early, which units are
- * fetched before, amid and behind it, whether it commits, and now and then another budget of host
- * memory or of an emulated GPU, in which state moves with the step. Where what begins early is a
- * guess, it may be a wrong one. The page size is the run's: a job on disk keeps it. In the end
- * every byte of every plane is compared.
+ * often amid a step; and for each step the order of pushes, their parts, whether it begins early,
+ * which units are fetched before, amid and behind it, whether it commits, and now and then another
+ * budget of host memory or of an emulated GPU, in which state moves with the step. Where what
+ * begins early is a guess, it may be a wrong one. The page size is the run's: a job on disk keeps
+ * it. In the end every byte of every plane is compared.
  *
  * ZSHARD_GPU names another GPU than the emulated one. The seed is printed: ZSHARD_SEED=... repeats
  * a run; ZSHARD_STEPS=... makes each longer.
@@ -668,6 +668,30 @@ static unsigned life_step(struct life *l, bool early, enum zc_commit commit)
     return bad;
 }
 
+/* A step that the life's end finds begun: gradients have come, maybe it was said ahead, maybe it
+ * was asked for. Where the next life goes on says whether it was made. */
+static void life_step_torn(struct life *l, bool early, bool asked)
+{
+    static struct zc_stepped stepped[WORLD_MAX]; /* the calls end when the ranks are closed */
+    static struct zi_call calls[WORLD_MAX];
+    struct zc_group groups[GROUPS];
+    uint64_t number = l->iterations + 1;
+    struct zc_step step = step_of(l->t, number, groups);
+
+    if (early)
+        step_begin(l, &step);
+    for (unsigned m = 0; m < micros_of(l->t, number); m++)
+        push_micro(l, m);
+    if (!asked || l->t->norms[number].nonfinite > 0)
+        return;
+    for (unsigned r = 0; r < l->world; r++) {
+        calls[r] = ZI_CALL(NULL);
+        assert_int_equal(
+            zc_step(l->ranks[r].c, l->ranks[r].job.id, &step, &stepped[r], zi_done, &calls[r]), 0);
+    }
+    zi_pump(l->ranks, l->world, (unsigned)draw(4));
+}
+
 /* All of it, or the least that would do and up to `more`. */
 static void draw_tier(struct life *l, const char *tier, uint64_t bytes, uint64_t more, bool all)
 {
@@ -893,6 +917,8 @@ static void lives(struct train *t)
             life_count(&l); /* since the daemon's start */
         if (l.iterations == t->steps)
             break;
+        if (chance(50))
+            life_step_torn(&l, l.ranks[0].place.early && chance(60), how != LEAVE && chance(70));
         life_end(&l, how);
         runs = how == LEAVE;
         count[how]++;
