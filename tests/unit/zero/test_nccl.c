@@ -12,9 +12,11 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/plan.h"
 #include "base/util.h"
 #include "client/zero/comm_priv.h"
 #include "comm_threads.h"
+#include "fake_client.h"
 #include "fake_nccl.h"
 #include "model.h"
 
@@ -27,6 +29,7 @@ struct setting {
     uint32_t prefetch, micro_steps, delay_max;
     const char *device; /* NULL: none */
     uint32_t timeout_ms;
+    enum zc_zero_offload offload; /* to the fake daemon, whose ring has three pins a rank */
 };
 
 struct party;
@@ -35,6 +38,7 @@ struct member {
     struct party *party;
     uint32_t rank;
     struct run run;
+    char socket[16];
 };
 
 struct party {
@@ -68,7 +72,10 @@ static void party_run(struct party *p, const struct setting *s, const char *devi
 {
     pthread_t threads[RANKS_MAX];
 
+    struct fake_config daemon = { .page_elems = ZB_BLOCK_ELEMS, .ring = true, .delay_max = 3 };
+
     memset(p, 0, sizeof(*p));
+    fake_reset(&daemon);
     p->world = s->world;
     p->nccl = nccl;
     p->group = comm_group_new(s->world, 7, s->delay_max);
@@ -89,6 +96,9 @@ static void party_run(struct party *p, const struct setting *s, const char *devi
         run->options.prefetch_units = s->prefetch;
         run->options.timeout_ms = s->timeout_ms ? s->timeout_ms : 100000;
         run->options.device = device;
+        run->options.offload_param = run->options.offload_optimizer = s->offload;
+        (void)snprintf(p->members[r].socket, sizeof(p->members[r].socket), "rank %u", r);
+        run->options.socket = p->members[r].socket;
     }
     for (uint32_t r = 0; r < s->world; r++)
         assert_int_equal(pthread_create(&threads[r], NULL, member_run, &p->members[r]), 0);
@@ -101,6 +111,7 @@ static void party_done(struct party *p)
     for (uint32_t r = 0; r < p->world; r++)
         run_done(&p->members[r].run);
     comm_group_free(p->group);
+    fake_end();
 }
 
 /* ---- what it is for */
@@ -108,12 +119,14 @@ static void party_done(struct party *p)
 static void the_bits_are_those_of_the_host(void **state)
 {
     static const struct setting settings[] = {
-        { "two", 2, ZC_F32, 1, 1, 0, "emulated", 0 },
-        { "two, late", 2, ZC_BF16, 2, 2, 3, "emulated:256M:100", 0 },
-        { "three, fp16", 3, ZC_F16, 1, 1, 3, "emulated:256M:50", 0 },
-        { "three, fp32, late", 3, ZC_F32, 2, 2, 0, "emulated:256M:100", 0 },
-        { "three, nothing ahead", 3, ZC_BF16, 0, 1, 2, "emulated:256M:200", 0 },
-        { "four", 4, ZC_BF16, 4, 1, 1, "emulated", 0 },
+        { "two", 2, ZC_F32, 1, 1, 0, "emulated", 0, ZC_ZERO_NONE },
+        { "two, late", 2, ZC_BF16, 2, 2, 3, "emulated:256M:100", 0, ZC_ZERO_NONE },
+        { "three, fp16", 3, ZC_F16, 1, 1, 3, "emulated:256M:50", 0, ZC_ZERO_NONE },
+        { "three, fp32, late", 3, ZC_F32, 2, 2, 0, "emulated:256M:100", 0, ZC_ZERO_NONE },
+        { "three, nothing ahead", 3, ZC_BF16, 0, 1, 2, "emulated:256M:200", 0, ZC_ZERO_NONE },
+        { "four", 4, ZC_BF16, 4, 1, 1, "emulated", 0, ZC_ZERO_NONE },
+        { "two, streamed", 2, ZC_BF16, 4, 2, 2, "emulated:256M:100", 0, ZC_ZERO_NVME },
+        { "three, streamed", 3, ZC_F32, 2, 1, 0, "emulated", 0, ZC_ZERO_NVME },
     };
 
     (void)state;
@@ -150,8 +163,10 @@ static void the_bits_are_those_of_the_host(void **state)
 /* Without a device, and alone, NCCL is not asked. */
 static void host_memory_needs_no_nccl(void **state)
 {
-    static const struct setting none = { "none", 2, ZC_BF16, 1, 1, 2, NULL, 0 };
-    static const struct setting alone = { "alone", 1, ZC_BF16, 1, 1, 0, "emulated", 0 };
+    static const struct setting none = { "none", 2, ZC_BF16, 1, 1, 2, NULL, 0, ZC_ZERO_NONE };
+    static const struct setting alone = {
+        "alone", 1, ZC_BF16, 1, 1, 0, "emulated", 0, ZC_ZERO_NONE
+    };
     struct party a, b;
 
     (void)state;
@@ -192,7 +207,7 @@ static void party_fails(const struct setting *s, int rc, const char *says)
 
 static void each_collective_may_be_refused(void **state)
 {
-    static const struct setting s = { "refused", 2, ZC_BF16, 1, 1, 1, "emulated", 0 };
+    static const struct setting s = { "refused", 2, ZC_BF16, 1, 1, 1, "emulated", 0, ZC_ZERO_NONE };
     uint32_t n, all;
     struct party p;
 
@@ -210,7 +225,8 @@ static void each_collective_may_be_refused(void **state)
 
 static void a_lost_peer_is_seen(void **state)
 {
-    static const struct setting s = { "lost", 3, ZC_F32, 1, 1, 0, "emulated:256M:100", 0 };
+    static const struct setting s = { "lost", 3,           ZC_F32, 1, 1, 0, "emulated:256M:100",
+                                      0,      ZC_ZERO_NONE };
 
     (void)state;
     for (uint32_t n = 1; n < 40; n += 7) {
@@ -221,7 +237,7 @@ static void a_lost_peer_is_seen(void **state)
 
 static void what_never_ends_is_given_up(void **state)
 {
-    static const struct setting s = { "hangs", 2, ZC_BF16, 1, 1, 0, "emulated", 300 };
+    static const struct setting s = { "hangs", 2, ZC_BF16, 1, 1, 0, "emulated", 300, ZC_ZERO_NONE };
 
     (void)state;
     for (uint32_t n = 1; n < 30; n += 9) {
@@ -234,7 +250,7 @@ static void what_never_ends_is_given_up(void **state)
 
 static void what_cannot_begin_is_said(void **state)
 {
-    static const struct setting s = { "begin", 2, ZC_BF16, 1, 1, 0, "emulated", 0 };
+    static const struct setting s = { "begin", 2, ZC_BF16, 1, 1, 0, "emulated", 0, ZC_ZERO_NONE };
     char *lib = strdup(getenv("ZSHARD_NCCL_LIB"));
 
     (void)state;
