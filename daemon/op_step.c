@@ -14,11 +14,12 @@
  *            many at a time; pages that are stepped on the GPU, pages that pass through page
  *            buffers and pages that are in memory go side by side, so that neither the GPU, nor
  *            the drive, nor the compute threads wait for the other kinds' end. A shard whose last
- * page is done has the new version, and who waits for it goes on. What was stepped ahead of this
- * barrier (op_early.c) is published, and what is in flight of that is, as it comes COMMIT if the
- * ranks asked for it: op_commit.c. The pages were saved by PAGES already, each behind its update.
- * Fetches go on meanwhile. What cannot be committed is a whole step all the same: the ranks are
- * told both
+ *            page is done has the new version, and who waits for it goes on. What was stepped ahead
+ *            of this barrier (op_early.c) is published, and what is in flight of that is, as it
+ *            comes
+ *     COMMIT if the ranks asked for it: op_commit.c. The pages were saved by PAGES already, each
+ *            behind its update. Fetches go on meanwhile. What cannot be committed is a whole step
+ *            all the same: the ranks are told both
  *
  * A failure in PAGES ends the job: some pages have stepped and some have not, and nobody may see
  * the mix. A durable one goes on from its last commit then, when its ranks attach again.
