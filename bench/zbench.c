@@ -36,6 +36,8 @@ static const struct {
       "a step that commits, against one that does not", zbench_commit },
     { "overlap", "[--dir DIR] [--params N] [--rate SIZE] [--rounds N]",
       "what a step that overlaps the passes saves", zbench_overlap },
+    { "gpu", "[--device NAME] [--elems N] [--rounds N] [--only step/adamw]",
+      "the kernels of a GPU, against its copies within device memory", zbench_gpu },
     { "plan", "[--dir DIR] [--params N] [--rounds N] [--only plan/drive]",
       "how long a step takes, against what zctl plan says", zbench_plan },
     { "step",

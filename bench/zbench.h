@@ -78,6 +78,7 @@ int zbench_commit(struct zbench *z, int argc, char **argv);
 int zbench_overlap(struct zbench *z, int argc, char **argv);
 int zbench_plan(struct zbench *z, int argc, char **argv);
 int zbench_step(struct zbench *z, int argc, char **argv);
+int zbench_gpu(struct zbench *z, int argc, char **argv);
 int zbench_train(struct zbench *z, int argc, char **argv);
 int zbench_snapshot(struct zbench *z, int argc, char **argv);
 int zbench_share(struct zbench *z, int argc, char **argv);

@@ -27,7 +27,7 @@ cd "$(dirname "$0")/.."
 
 pack=.gpu-pack/pack.tar.gz
 build=${ZSHARD_GPU_BUILD:-build-gpu}
-stages="build kernels suites sanitize nccl training memory bench"
+stages="build kernels suites sanitize nccl training memory bench train fsdp2"
 stage_seconds=${ZSHARD_STAGE_SECONDS:-480}
 
 usage() {
@@ -41,7 +41,9 @@ usage: tests/gpu.sh pack | run [STAGE] | stages
   nccl       2 and 4 ranks through the real NCCL on one GPU (label gpu-nccl)
   training   zgpt on the CPU against CUDA, PyTorch on the same GPU (label gpu-training)
   memory     device bytes at 12, 24 and 48 layers (label gpu-memory)
-  bench      zbench fetch --gpu, and the tests labelled gpu-bench
+  bench      zbench gpu and fetch --gpu, and the tests labelled gpu-bench
+  train      zbench train: GPT-2 of 1.5 billion parameters, offloaded to host memory
+  fsdp2      the same against PyTorch's FSDP2 with CPU offload
 END
     exit 2
 }
@@ -335,11 +337,29 @@ END
 }
 
 stage_bench() {
+    check "zbench gpu" "$build/bin/zbench" gpu --device "$device" --json
     local json=$out/gpu-fetch.json size=()
     [ "$device" = cuda ] || size=(--size 64M --rounds 3)
     check "zbench fetch --gpu" sh -c '"$@" >"$0"' "$json" \
         "$build/bin/zbench" fetch --gpu --device "$device" --json "${size[@]}" && bench_rows "$json"
     checks gpu-bench
+}
+
+# 1.5 billion parameters, 32k tokens a step; by hand: other --tokens, --micro-steps and more rounds.
+gpt2() {
+    local sizes="--layers 48 --heads 25 --width 1600 --seq 1024 --tokens 32K"
+    [ "$device" = cuda ] || sizes="--layers 2 --heads 2 --width 32 --seq 32 --tokens 128"
+    # shellcheck disable=SC2086
+    check "zbench train $*" "$build/bin/zbench" train --device "$device" --rounds 1 $sizes "$@"
+}
+
+stage_train() { gpt2; }
+
+stage_fsdp2() {
+    python3 -c 'import torch' 2>/dev/null || { row "zbench train --peer" ABSENT 0 "no PyTorch here"; return; }
+    if [ "$device" = cuda ]; then gpt2 --peer "python3 bench/peers/fsdp2_gpt.py"; else
+        row "zbench train --peer" skipped 0 "the peer knows no device '$device'"
+    fi
 }
 
 run_stage() {

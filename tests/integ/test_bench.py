@@ -223,8 +223,18 @@ def trains():
     check(all(row["value"] > 0 and row["reference"] > 0 for row in rows_), f"{rows_}")
 
 
+def gpu_kernels():
+    done = zbench("--json", "--device", "emulated:64M", "--elems", "64K", "--rounds", "1", bench="gpu")
+    check(done.returncode == 0, f"ended with {done.returncode}: {done.stderr}")
+    check("EMULATED" in done.stderr, done.stderr)
+    cases = [row["case"] for row in json.loads(done.stdout)["rows"]]
+    check(cases[0] == "gpu/copy/copy" and len(cases) == 21 and "gpu/step/adamw-bf16/copy" in cases, f"{cases}")
+    full = zbench("--device", "emulated:1M", "--elems", "1M", "--rounds", "1", bench="gpu")
+    check(full.returncode == 1 and "memory" in full.stderr, f"{full.returncode} {full.stderr}")
+
+
 TESTS = {f.__name__: f for f in (rows, gpu, catalog, commits, killed, shares, snapshots, plans, overlap, steps, peers,
-                                 trains, refused, no_daemon)}
+                                 trains, gpu_kernels, refused, no_daemon)}
 
 if __name__ == "__main__":
     sys.exit(main(TESTS))
