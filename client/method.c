@@ -204,7 +204,8 @@ static int reply_ready(struct zc_client *c, struct zc_call *call, const Protobuf
                                   .applied = r->applied,
                                   .early = r->early,
                                   .grads_on_nvme = r->grads_on_nvme,
-                                  .speculate = r->speculate };
+                                  .speculate = r->speculate,
+                                  .arena = c->params.base };
     return 0;
 }
 

@@ -309,6 +309,8 @@ struct zc_placement {
     uint64_t grads_on_nvme; /* bytes of gradients that host memory does not hold: each push writes
                                them, and all but the first of a step read them before; the step
                                reads them. 0: all are in memory */
+    const void *arena;      /* arena_bytes, as views show parts of it, until zc_job_close() or
+                               zc_close(); what is pinned for a device is this. NULL: of no bytes */
 };
 
 /** Says that this rank has registered everything; done when every rank has, and the daemon has

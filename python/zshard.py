@@ -66,7 +66,7 @@ zc_unit = struct("zc_unit", (c_uint32, "index"), (c_char_p, "name"), (c_uint64, 
 zc_range = struct("zc_range", (c_uint32, "unit"), (c_uint64, "first count"))
 zc_placement = struct("zc_placement", (c_uint64, "arena_bytes ring_bytes host_bytes nvme_bytes "
                                               "iterations applied"), (c_bool, "early speculate"),
-                      (c_uint64, "grads_on_nvme"))
+                      (c_uint64, "grads_on_nvme"), (c_void_p, "arena"))
 zc_view = struct("zc_view", (c_void_p, "data"), (c_uint64, "bytes version"))
 zc_push = struct("zc_push", (c_uint64, "shard step"), (c_uint32, "micro"), (c_bool, "add"),
                  (c_int, "dtype"), (c_uint64, "first count"), (c_void_p, "staged"))
@@ -153,7 +153,7 @@ zc_zero_stats = struct("zc_zero_stats",
                        (c_uint64, "fetched_bytes pushed_bytes nvme_read_bytes nvme_written_bytes "
                                   "host_bytes nvme_bytes gpu_bytes gather_buffer_bytes "
                                   "grad_buffer_bytes device_bytes comm_bytes"),
-                       (c_double, "stall_seconds"), (c_uint64, "grads_nvme_bytes"))
+                       (c_double, "stall_seconds"), (c_uint64, "grads_nvme_bytes pinned_bytes"))
 
 ZERO_INIT = CFUNCTYPE(c_int, c_void_p, c_uint32, c_uint64, c_uint64, POINTER(c_float))
 

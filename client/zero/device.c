@@ -30,6 +30,7 @@
  */
 #include <errno.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "client/zero/zero_priv.h"
 #include "kernels/gpu_own.h"
@@ -79,6 +80,19 @@ int zcz_device_join(struct zc_zero *z)
     return 0;
 }
 
+void zcz_device_pin(struct zc_zero *z, const void *memory, uint64_t bytes)
+{
+    struct zcz_device *d = &z->device;
+    void *at = (void *)(uintptr_t)memory;
+    struct zb_err err = {
+        0
+    }; /* what is not pinned is copied all the same: zc_zero_stats() shows it */
+
+    bytes = zb_round_up(bytes, (uint64_t)sysconf(_SC_PAGESIZE)); /* mapped as whole pages */
+    if (d->gpu && bytes > 0 && zk_gpu_pin(d->gpu, at, bytes, true, &err) == 0)
+        d->arena = at;
+}
+
 void zcz_device_drain(struct zc_zero *z, bool clean)
 {
     struct zcz_device *d = &z->device;
@@ -90,6 +104,9 @@ void zcz_device_drain(struct zc_zero *z, bool clean)
     zk_gpu_stream_free(d->compute);
     zk_gpu_stream_free(d->coll);
     d->up = d->down = d->compute = d->coll = NULL;
+    if (d->arena)
+        (void)zk_gpu_unpin(d->gpu, d->arena, NULL);
+    d->arena = NULL;
     if (d->joined && clean)
         d->ops->close(z->comm, true);
     d->joined = false;
@@ -121,7 +138,8 @@ int zcz_device_up(struct zc_zero *z, struct zcz_buf *b, size_t at, const void *f
     int rc = zk_gpu_event_wait(b->last, up, &err);
 
     if (rc == 0 && from_bytes > 0)
-        rc = zk_gpu_copy(up, ZK_GPU_TO_DEVICE, to, from, from_bytes, &err);
+        rc = zk_gpu_copy(up, z->store->on_device ? ZK_GPU_WITHIN : ZK_GPU_TO_DEVICE, to, from,
+                         from_bytes, &err);
     if (rc == 0 && bytes > from_bytes)
         rc = zk_gpu_fill(up, to + from_bytes, 0, bytes - from_bytes, &err);
     if (rc == 0)
@@ -191,17 +209,32 @@ static int down_begin(struct zc_zero *z, struct zcz_reduce *r, struct zb_err *er
     return rc;
 }
 
+/* Nothing comes down: the store takes this rank's slice where it is. */
+static int down_keep(struct zc_zero *z, struct zcz_reduce *r, const void *from, enum zb_dtype dtype)
+{
+    const struct zcz_unit *u = r->unit;
+
+    r->next = u->count;
+    z->pushed_bytes += u->count * sizeof(float);
+    return u->count > 0 ? z->store->ops->push_dev(z->store, r->unit, r->micro, from, dtype) : 0;
+}
+
 int zcz_device_down(struct zc_zero *z, struct zcz_reduce *r)
 {
     const struct zcz_device *d = &z->device;
     const struct zcz_unit *u = r->unit;
+    const void *from;
     uint64_t padded = u->slice * z->world;
     struct zb_err err = { 0 };
     int rc = down_begin(z, r, &err);
 
-    if (rc == 0)
-        rc = zk_gpu_copy(d->down, ZK_GPU_TO_HOST, r->send->data,
-                         r->rounded ? r->rounded->data : r->on_dev->data,
+    from = r->rounded ? r->rounded->data : r->on_dev->data;
+    if (rc == 0 && z->store->on_device) {
+        rc = down_keep(z, r, from, u->layout.dtype);
+        if (rc < 0)
+            return zcz_fail(z, rc, "%s", z->error.text);
+    } else if (rc == 0)
+        rc = zk_gpu_copy(d->down, ZK_GPU_TO_HOST, r->send->data, from,
                          padded * zb_dtype_bytes(u->layout.dtype), &err);
     if (rc == 0)
         rc = zk_gpu_event_record(r->on_dev->last, d->down, &err);
@@ -251,9 +284,14 @@ int zcz_device_sum(struct zc_zero *z, struct zcz_reduce *r)
         work.array.from = (char *)r->coll.recv + s * r->coll.slice_bytes;
         rc = zk_gpu_launch(d->down, &work, &err);
     }
-    if (rc == 0)
+    if (rc == 0 && z->store->on_device) {
+        rc = down_keep(z, r, r->on_dev->data, ZB_F32);
+        if (rc < 0)
+            return zcz_fail(z, rc, "%s", z->error.text);
+    } else if (rc == 0) {
         rc = zk_gpu_copy(d->down, ZK_GPU_TO_HOST, r->send->data, r->on_dev->data,
                          u->slice * sizeof(float), &err);
+    }
     if (rc == 0)
         rc = zk_gpu_event_record(r->on_dev->last, d->down, &err);
     return rc < 0 ? device_fail(z, rc, &err) : 0;

@@ -389,7 +389,12 @@ static int open_alone(struct zc_zero *z, const struct zc_zero_options *options)
     rc = zcz_device_open(z);
     if (rc < 0)
         return rc;
-    z->store = z->options.offload_param == ZC_ZERO_NONE ? zcz_store_local(z) : zcz_store_daemon(z);
+    if (z->options.offload_param != ZC_ZERO_NONE)
+        z->store = zcz_store_daemon(z);
+    else if (z->device.gpu && (z->world == 1 || z->comm->ops->device))
+        z->store = zcz_store_device(z);
+    else
+        z->store = zcz_store_local(z);
     if (!z->store)
         return zcz_refuse(z, -ENOMEM, "no memory for a store");
     return z->store->ops->open(z->store);
@@ -550,13 +555,14 @@ void zc_zero_close(struct zc_zero *z, bool clean)
 
 uint64_t zc_zero_device_bytes(const struct zc_zero *z)
 {
-    return z->gather_dev.bytes + z->grad_dev.bytes;
+    return z->gather_dev.bytes + z->grad_dev.bytes + (z->store ? z->store->device_bytes : 0);
 }
 
 int zc_zero_stats(struct zc_zero *z, struct zc_zero_stats *ret)
 {
     struct zcz_wait w = { .what = "the step in progress, to be counted" };
     struct zcz_store_stats now = { 0 };
+    struct zk_gpu_usage device = { 0 };
     int rc = zcz_enter(z, true);
 
     if (rc == 0)
@@ -567,6 +573,8 @@ int zc_zero_stats(struct zc_zero *z, struct zc_zero_stats *ret)
         rc = z->store->ops->stats(z->store, &now);
     if (rc < 0)
         return rc;
+    if (z->device.gpu)
+        (void)zk_gpu_usage(z->device.gpu, &device, NULL); /* zeros of one that failed */
     *ret = (struct zc_zero_stats){
         .fetched_bytes = z->fetched_bytes,
         .pushed_bytes = z->pushed_bytes,
@@ -574,10 +582,12 @@ int zc_zero_stats(struct zc_zero *z, struct zc_zero_stats *ret)
         .nvme_written_bytes = now.nvme_written_bytes - z->base.nvme_written_bytes,
         .host_bytes = now.host_bytes,
         .nvme_bytes = now.nvme_bytes,
+        .gpu_bytes = now.gpu_bytes,
         .grads_nvme_bytes = now.grads_nvme_bytes,
         .gather_buffer_bytes = z->gather_pool.bytes_most,
         .grad_buffer_bytes = z->grad_pool.bytes_most,
-        .device_bytes = z->gather_dev.bytes_most + z->grad_dev.bytes_most,
+        .device_bytes = z->gather_dev.bytes_most + z->grad_dev.bytes_most + z->store->device_bytes,
+        .pinned_bytes = device.pinned_bytes,
         .comm_bytes = z->comm_bytes,
         .stall_seconds = (double)z->stall_ns * 1e-9,
     };

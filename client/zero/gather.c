@@ -203,6 +203,12 @@ static int gather_collect(struct zc_zero *z, struct zcz_unit *u)
 {
     int rc = 0;
 
+    if (z->world == 1 && z->store->on_device) { /* the view is what is computed with */
+        u->params = u->view.data;
+        u->state = ZCZ_READY;
+        z->moved = true;
+        return 0;
+    }
     if (z->world == 1 && z->device.gpu)
         return gather_upload(z, u);
     if (z->device.ops)

@@ -144,23 +144,26 @@ static int reduce_begin(struct zc_zero *z, struct zcz_unit *u)
     zb_list_push_back(&z->reduces, &r->node);
     if (z->device.gpu) {
         r->on_dev = u->grad;
-        r->send = zcz_buf_get(&z->grad_pool, (z->device.ops ? u->slice : padded) * sizeof(float));
+        if (!z->store->on_device)
+            r->send =
+                zcz_buf_get(&z->grad_pool, (z->device.ops ? u->slice : padded) * sizeof(float));
     } else {
         r->send = u->grad;
     }
     u->grad = NULL;
     if (wants_more)
         r->more = zcz_buf_get(&z->grad_pool, bytes);
-    if (!r->send || (wants_more && !r->more))
+    if ((!r->send && !z->store->on_device) || (wants_more && !r->more))
         return zcz_fail(z, -ENOMEM, "no memory to reduce unit %u '%s': %zu bytes", u->def.index,
                         u->def.name, bytes);
     if (z->world > 1)
         zcz_coll_queue(z, &r->coll, ZCZ_EXCHANGE, "the exchange of gradients of", u->def.index);
     if (z->device.ops) {
-        r->recv = r->send->data;
+        r->recv = r->send ? r->send->data : NULL;
         return zcz_device_exchange(z, r);
     }
-    r->recv = r->more ? r->more->data : (char *)r->send->data + (z->world > 1 ? bytes : 0);
+    if (r->send)
+        r->recv = r->more ? r->more->data : (char *)r->send->data + (z->world > 1 ? bytes : 0);
     if (r->on_dev)
         return zcz_device_down(z, r);
     grad_mask(u, padded, r->send->data);
@@ -270,14 +273,18 @@ static int reduce_push(struct zc_zero *z, struct zcz_reduce *r)
 
 static int reduce_downloads(struct zc_zero *z)
 {
+    bool before = true; /* all of those before are with the store, or on their way to the host */
     int rc = 0;
 
     zb_list_each(pos, &z->reduces)
     {
         struct zcz_reduce *r = zb_container_of(pos, struct zcz_reduce, node);
 
-        if (r->on_dev && rc == 0)
-            rc = reduce_land(z, r);
+        if (!r->on_dev || rc < 0 || (!before && !r->summing))
+            continue;
+        rc = reduce_land(z, r);
+        if (z->store->on_device && z->device.ops && r->on_dev && !r->summing)
+            before = false;
     }
     return rc;
 }

@@ -1,7 +1,8 @@
 /*
- * store.h - what keeps a rank's slices: a table, with two implementations.
+ * store.h - what keeps a rank's slices: a table, with three implementations.
  *
- *     store_local.c    planes in this process ("none")
+ *     store_local.c    planes in this process ("none"),
+ *     store_device.c   planes on the engine's device ("none" where there is one)
  *     store_daemon.c   the daemon, over libzclient
  *
  * MODEL. A store keeps one slice of each unit: `count` elements beginning at `first` of the unit
@@ -35,7 +36,7 @@ struct zcz_op {
 
 struct zcz_store_stats {
     uint64_t nvme_read_bytes, nvme_written_bytes;
-    uint64_t host_bytes, nvme_bytes, grads_nvme_bytes;
+    uint64_t host_bytes, nvme_bytes, gpu_bytes, grads_nvme_bytes;
 };
 
 struct zcz_store_ops {
@@ -64,6 +65,10 @@ struct zcz_store_ops {
     /** A gradient for iteration `step`: micro 0 sets, others add. Pieces come in order. */
     int (*push)(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u, uint64_t step,
                 uint32_t micro, uint64_t first, uint64_t count, float *piece);
+    /** on_device: the same of a whole slice in device memory, at one time. Only enqueues: works on
+     * the device's stream `down` may use `from` until what stands behind it there. */
+    int (*push_dev)(struct zcz_store *s, struct zcz_unit *u, uint32_t micro, const void *from,
+                    enum zb_dtype dtype);
     /** Into the piece, which stays the caller's: ZC_PARAM in the unit's dtype, all else fp32. */
     int (*read)(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u, enum zc_what what,
                 uint64_t first, uint64_t count, float *piece);
@@ -104,13 +109,15 @@ struct zcz_store_ops {
 struct zcz_store {
     const struct zcz_store_ops *ops;
     struct zc_zero *z;
-    struct zb_err err;   /* the first failure of a call in flight, an event or the connection */
-    uint8_t node[16];    /* ranks with the same one share this store's daemon */
-    uint32_t page_elems; /* pieces are multiples of it */
-    bool early;          /* after place(): step_begin() is of use */
-    uint32_t pins_max;   /* slices of this rank that can be pinned at one time; at least 1 */
-    uint64_t epoch;      /* of a job that was attached, */
-    uint32_t npoints;    /* and what it can go on from on this node */
+    struct zb_err err;     /* the first failure of a call in flight, an event or the connection */
+    uint8_t node[16];      /* ranks with the same one share this store's daemon */
+    uint32_t page_elems;   /* pieces are multiples of it */
+    bool on_device;        /* views are of the device's memory, and push_dev() is there; */
+    uint64_t device_bytes; /* it has allocated so many */
+    bool early;            /* after place(): step_begin() is of use */
+    uint32_t pins_max;     /* slices of this rank that can be pinned at one time; at least 1 */
+    uint64_t epoch;        /* of a job that was attached, */
+    uint32_t npoints;      /* and what it can go on from on this node */
     struct zc_point points[ZC_POINTS_MAX];
     /* ranks of this node: how many, which one this is, and who they are among all */
     uint32_t node_rank, node_world;
@@ -119,6 +126,7 @@ struct zcz_store {
 
 /** Not opened yet; NULL: no memory. */
 struct zcz_store *zcz_store_local(struct zc_zero *z);
+struct zcz_store *zcz_store_device(struct zc_zero *z);
 struct zcz_store *zcz_store_daemon(struct zc_zero *z);
 
 /** The sentence of op->rc, or of poll(). */

@@ -291,6 +291,7 @@ static int daemon_place(struct zcz_store *s)
     d->placing = false;
     s->pins_max = d->placement.ring_bytes == 0 ? UINT32_MAX : ZC_PINS_MIN;
     if (rc == 0) {
+        zcz_device_pin(s->z, d->placement.arena, d->placement.arena_bytes);
         s->z->iterations = d->placement.iterations;
         s->z->applied = d->placement.applied;
         /* a kept job has what it was opened with */
@@ -459,6 +460,7 @@ static int daemon_stats(struct zcz_store *s, struct zcz_store_stats *ret)
                 .nvme_written_bytes = rows[i].nvme_written_bytes,
                 .host_bytes = rows[i].host_bytes,
                 .nvme_bytes = rows[i].nvme_bytes,
+                .gpu_bytes = rows[i].gpu_bytes,
                 .grads_nvme_bytes = rows[i].grads_nvme_bytes,
             };
     zc_rows_free(rows);

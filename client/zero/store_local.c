@@ -11,7 +11,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "client/zero/zero_priv.h"
 
@@ -22,11 +21,6 @@ struct slice {
     uint64_t nonfinite;
 };
 
-struct note {
-    unsigned char *sent, *kept; /* of the next step, and of the newest; NULL: none */
-    size_t sent_bytes, kept_bytes;
-};
-
 struct local {
     struct zcz_store base;
     struct slice *slices; /* by unit */
@@ -34,7 +28,7 @@ struct local {
     float *piece;
     bool piece_used;
     uint64_t bytes;
-    struct note notes[2]; /* of this rank, of the job */
+    struct zcz_notes notes;
 };
 
 static struct local *local_of(struct zcz_store *s)
@@ -208,43 +202,13 @@ static int local_norms(struct zcz_store *s, struct zcz_op *op, uint64_t step, st
 static int local_note_put(struct zcz_store *s, struct zcz_op *op, bool of_job, const void *note,
                           size_t bytes)
 {
-    struct note *n = &local_of(s)->notes[of_job];
-    unsigned char *copy = malloc(bytes + 1); /* an empty note is one, too */
-
     (void)op;
-    if (!copy)
-        return zcz_refuse(s->z, -ENOMEM, "no memory for a note of %zu bytes", bytes);
-    if (bytes > 0)
-        memcpy(copy, note, bytes);
-    free(n->sent);
-    n->sent = copy;
-    n->sent_bytes = bytes;
-    return 0;
+    return zcz_note_put(s->z, &local_of(s)->notes, of_job, note, bytes);
 }
 
 static int local_note_get(struct zcz_store *s, bool of_job, void *buf, size_t *ret_bytes)
 {
-    const struct note *n = &local_of(s)->notes[of_job];
-
-    if (!n->kept)
-        return zcz_refuse(s->z, -ENOENT, "the newest step has no note");
-    memcpy(buf, n->kept, n->kept_bytes);
-    *ret_bytes = n->kept_bytes;
-    return 0;
-}
-
-static void notes_keep(struct local *l)
-{
-    for (size_t i = 0; i < ZB_COUNT(l->notes); i++) {
-        struct note *n = &l->notes[i];
-
-        if (!n->sent)
-            continue;
-        free(n->kept);
-        n->kept = n->sent;
-        n->kept_bytes = n->sent_bytes;
-        n->sent = NULL;
-    }
+    return zcz_note_get(s->z, &local_of(s)->notes, of_job, buf, ret_bytes);
 }
 
 static int local_step(struct zcz_store *s, struct zcz_op *op, const struct zc_step *step,
@@ -268,7 +232,7 @@ static int local_step(struct zcz_store *s, struct zcz_op *op, const struct zc_st
         if (u->count > 0 && !u->def.frozen)
             zk_page_step(z->kernels, &u->layout, &page, u->segments, u->nsegments, by_group);
     }
-    notes_keep(l);
+    zcz_notes_keep(&l->notes);
     ret->iterations = z->iterations + 1;
     ret->applied = z->applied + (step->groups != NULL);
     return 0;
@@ -277,16 +241,6 @@ static int local_step(struct zcz_store *s, struct zcz_op *op, const struct zc_st
 static int local_stats(struct zcz_store *s, struct zcz_store_stats *ret)
 {
     *ret = (struct zcz_store_stats){ .host_bytes = local_of(s)->bytes };
-    return 0;
-}
-
-static int local_poll(struct zcz_store *s, uint32_t wait_us)
-{
-    struct timespec nap = { .tv_nsec = (long)wait_us * 1000 };
-
-    (void)s;
-    if (wait_us > 0)
-        (void)nanosleep(&nap, NULL); /* woken early by a signal: the caller looks again */
     return 0;
 }
 
@@ -303,10 +257,7 @@ static void local_close(struct zcz_store *s)
     for (uint32_t i = 0; i < l->nslices; i++)
         free(l->slices[i].memory);
     free(l->slices);
-    for (size_t i = 0; i < ZB_COUNT(l->notes); i++) {
-        free(l->notes[i].sent);
-        free(l->notes[i].kept);
-    }
+    zcz_notes_done(&l->notes);
     free(l->piece);
     free(s->node_ranks);
     free(l);
@@ -330,7 +281,7 @@ static const struct zcz_store_ops local_ops = {
     .note_put = local_note_put,
     .note_get = local_note_get,
     .stats = local_stats,
-    .poll = local_poll,
+    .poll = zcz_store_nap,
     .close = local_close,
 };
 

@@ -170,7 +170,9 @@ struct zc_zero_options {
     uint64_t commit_every; /* of a durable job: each so manieth step is committed; 0: on request */
     bool resume; /* join the job of that name, which was kept, and go on with it: units are declared
                     as then, the options are as then, and the start asks for no initial values */
-    enum zc_zero_offload offload_param, offload_optimizer; /* both none, or neither */
+    /* both none, or neither. None: in this process, on the device where there is one and ranks that
+     * are several have collectives between devices */
+    enum zc_zero_offload offload_param, offload_optimizer;
     uint32_t micro_steps; /* >= 1: gradients of so many micro-steps make one step */
     double clip;          /* of the global norm; 0: off */
     enum zc_optimizer optimizer;
@@ -241,8 +243,9 @@ ZC_EXPORT int zc_zero_progress(struct zc_zero *z, uint64_t *ret_iterations, uint
  * engine. */
 ZC_EXPORT void *zc_zero_stream(struct zc_zero *z);
 
-/** Bytes of the device that this engine has allocated now: gathered units, gradients, and buffers
- * between two uses. Asks nobody; 0 without a device. */
+/** Bytes of the device that this engine has allocated now: gathered units, gradients, buffers
+ * between two uses, and, where nothing is offloaded, all that is kept. Asks nobody; 0 without a
+ * device. */
 ZC_EXPORT uint64_t zc_zero_device_bytes(const struct zc_zero *z);
 
 /** *ret_params: the unit's parameters, elems of them in its dtype, read-only, 64-byte aligned,
@@ -320,6 +323,10 @@ struct zc_zero_stats {
     uint64_t comm_bytes;                             /* sent by this rank in collectives */
     double stall_seconds;                            /* spent waiting inside engine calls */
     uint64_t grads_nvme_bytes; /* of nvme_bytes: gradients that host memory does not hold */
+    uint64_t
+        pinned_bytes; /* of host memory, for this rank's device: the daemon's parameters as they are
+                         mapped here, and buffers. The first are missing where the driver pins no
+                         memory that is read-only: copies are slower then, and nothing else */
 };
 
 /** Counted since zc_zero_start(). Asks the daemon, behind the step in progress, so that steps count

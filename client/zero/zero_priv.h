@@ -84,6 +84,27 @@ void zcz_buf_put(struct zcz_pool *p, struct zcz_buf *b);
  * allocated until the process ends. */
 void zcz_pool_done(struct zcz_pool *p, bool orphans);
 
+/* ---- notes of a store that keeps everything in this process. notes.c */
+
+struct zcz_note {
+    unsigned char *sent, *kept; /* of the next step, and of the newest; NULL: none */
+    size_t sent_bytes, kept_bytes;
+};
+
+struct zcz_notes {
+    struct zcz_note of[2]; /* this rank, the job */
+};
+
+int zcz_note_put(struct zc_zero *z, struct zcz_notes *notes, bool of_job, const void *note,
+                 size_t bytes);
+int zcz_note_get(struct zc_zero *z, const struct zcz_notes *notes, bool of_job, void *buf,
+                 size_t *ret_bytes);
+/** The step that they were sent ahead of is made. */
+void zcz_notes_keep(struct zcz_notes *notes);
+void zcz_notes_done(struct zcz_notes *notes);
+/** A store's poll() that has nothing to wait for. */
+int zcz_store_nap(struct zcz_store *s, uint32_t wait_us);
+
 /* ---- a GPU that gathers and gradients are on. device.c */
 
 struct zcz_device {
@@ -92,6 +113,7 @@ struct zcz_device {
     struct zk_gpu_stream *up;      /* parameters on their way to the device, */
     struct zk_gpu_stream *down;    /* gradients on theirs to the host */
     uint32_t moving;               /* uploads and downloads in flight */
+    void *arena;                   /* of the store, pinned; NULL */
 
     /* Collectives between devices; NULL: they are made in host memory. */
     const struct zc_comm_device_ops *ops;
@@ -103,6 +125,10 @@ struct zcz_device {
 int zcz_device_open(struct zc_zero *z);
 /** All ranks have one: where the backend has collectives between them, it begins. A refusal. */
 int zcz_device_join(struct zc_zero *z);
+/** Pins memory of the host that is copied up from, until zcz_device_drain(): copies run beside
+ * others then. Where the driver does not, they are what they were. NULL, and no device, are fine.
+ */
+void zcz_device_pin(struct zc_zero *z, const void *memory, uint64_t bytes);
 /** Nothing of ours runs there any more, nor reads or writes memory of the host. clean: every rank
  * is here, and none of its collectives is in flight; else those are given up. */
 void zcz_device_drain(struct zc_zero *z, bool clean);

@@ -334,6 +334,16 @@ static int memory_take(struct train *t)
     return 0;
 }
 
+/* GPUs of CUDA's exchange gradients and parameters among themselves, unless ZSHARD_COMM says
+ * otherwise. */
+static const char *comm_name(const struct gpt_args *a)
+{
+    const char *wanted = getenv("ZSHARD_COMM");
+
+    return a->device && strncmp(a->device, "cuda", 4) == 0 && !(wanted && *wanted) ? "nccl"
+                                                                                   : "auto";
+}
+
 static int train_build(struct train *t)
 {
     const struct gpt_args *a = t->args;
@@ -341,7 +351,7 @@ static int train_build(struct train *t)
         .layers = a->layers, .heads = a->heads, .width = a->width, .seq = a->seq
     };
     char why[sizeof(t->err->text)];
-    int rc = zc_comm_open(&t->comm, "auto", why, sizeof(why));
+    int rc = zc_comm_open(&t->comm, comm_name(a), why, sizeof(why));
 
     if (rc != 0)
         return gpt_fail(t->err, rc, "%s", why);
@@ -693,6 +703,7 @@ static void say_memory(struct train *t)
     for (int i = 0; i < PHASES; i++)
         say(t, "zgpt:   %-16s   %12s %12s %12s\n", names[i], bytes_text(m->passes).s,
             bytes_text(m->engine[i]).s, bytes_text(m->passes + m->engine[i]).s);
+    say(t, "zgpt: host memory pinned for it: %s\n", bytes_text(t->stats.pinned_bytes).s);
 }
 
 static void say_end(struct train *t)

@@ -229,7 +229,7 @@ def gpu_kernels():
     check("EMULATED" in done.stderr, done.stderr)
     cases = [row["case"] for row in json.loads(done.stdout)["rows"]]
     check(cases[0] == "gpu/copy/copy" and len(cases) == 21 and "gpu/step/adamw-bf16/copy" in cases, f"{cases}")
-    full = zbench("--device", "emulated:1M", "--elems", "1M", "--rounds", "1", bench="gpu")
+    full = zbench("--device", "emulated:4M", "--elems", "1M", "--rounds", "1", bench="gpu")
     check(full.returncode == 1 and "memory" in full.stderr, f"{full.returncode} {full.stderr}")
 
 

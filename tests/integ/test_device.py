@@ -9,6 +9,7 @@ On the emulated device, or with --gpu on the one that ZSHARD_GPU names: where it
 
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -73,6 +74,10 @@ def memory_of(layers, shape, steps):
         run = Run(flags, 1, d.env(), steps=steps)
     check(run.done.returncode == 0, f"{layers} layers:\n{run.done.stdout}")
     check("zgpt: device memory" in run.done.stdout, run.done.stdout)
+    pinned = re.search(r"host memory pinned for it: ([0-9.]+) MiB", run.done.stdout)
+    if DEVICE == "emulated":  # a driver may refuse what is read-only
+        params = (12 * layers + 1) * WIDTH_SMALL**2 * 4
+        check(pinned and float(pinned[1]) * MIB >= params, f"the daemon's parameters are not pinned: {run.done.stdout}")
     most = {phase: max(s["device_bytes"][phase] for s in run.steps) for phase in run.steps[0]["device_bytes"]}
     print(f"{layers} layers: {({p: round(b / MIB, 1) for p, b in most.items()})} MiB")
     return most
@@ -91,7 +96,8 @@ def grows_by_the_stream(layers, shape, steps, unit_bytes, stream_bytes):
                   f"{allowed} are allowed")
 
 
-SMALL = "--heads 4 --width 256 --seq 32 --batch 8 --micro-batch 4"
+WIDTH_SMALL = 256
+SMALL = f"--heads 4 --width {WIDTH_SMALL} --seq 32 --batch 8 --micro-batch 4"
 
 
 def memory():

@@ -126,6 +126,10 @@ static void a_device_changes_no_bit(void **state)
             assert_runs_same(s->name, &host.runs[r], &device.runs[r]);
             assert_int_equal(host.runs[r].stats.device_bytes, 0);
             assert_true(device.runs[r].stats.device_bytes > 0);
+            if (s->world == 1 && s->offload == ZC_ZERO_NONE) { /* all of it lives there */
+                assert_int_equal(device.runs[r].stats.gpu_bytes, host.runs[r].stats.host_bytes);
+                assert_int_equal(device.runs[r].stats.host_bytes, 0);
+            }
         }
         party_done(&host);
         party_done(&device);
@@ -181,20 +185,18 @@ static void a_full_device_is_said(void **state)
 }
 
 /* It fails at its nth work, for each n that a run gets to. */
-static void a_device_that_fails_ends_the_run(void **state)
+static void fails_everywhere(const struct setting *s)
 {
-    struct setting s = { "fails", 2, ZC_BF16, ZC_ZERO_NVME, true, 2, 1, NULL };
     uint32_t failed = 0, n = 0;
     int rc = -EIO;
 
-    (void)state;
     while (rc != 0) {
         char device[40];
         struct party p;
 
         assert_true(n < 20000);
         (void)snprintf(device, sizeof(device), "emulated:256M:0:%u", n);
-        party_run(&p, &s, device, true);
+        party_run(&p, s, device, true);
         rc = p.runs[0].rc;
         /* without a sentence: what failed was the trainer's own */
         if (rc != 0 && strstr(p.runs[0].error, "device '")) {
@@ -205,6 +207,13 @@ static void a_device_that_fails_ends_the_run(void **state)
         n = n < 40 ? n + 1 : n + 1 + n / 8;
     }
     assert_true(failed > 10);
+}
+
+static void a_device_that_fails_ends_the_run(void **state)
+{
+    (void)state;
+    fails_everywhere(&(struct setting){ "streamed", 2, ZC_BF16, ZC_ZERO_NVME, true, 2, 1, NULL });
+    fails_everywhere(&(struct setting){ "resident", 1, ZC_BF16, ZC_ZERO_NONE, false, 2, 1, NULL });
 }
 
 /* A trainer that is far ahead of its stream: what it reads there was released long ago, and must
@@ -250,9 +259,58 @@ static void what_was_released_may_still_be_read(void **state)
     zc_comm_close(comm, true);
 }
 
+/* Nothing is offloaded: what the trainer was given reads what it was when it was given, though the
+ * step that changes it has returned. */
+static void a_step_waits_for_what_reads(void **state)
+{
+    struct zc_comm *comm;
+    struct zc_zero_options options;
+    struct zc_zero_stepped stepped;
+    const uint64_t elems = model_units[0].elems;
+    struct zk_gpu_stream *stream;
+    const void *params = NULL;
+    struct zc_zero *z;
+    float *seen = malloc(elems * sizeof(*seen)), small[16], *grad;
+
+    (void)state;
+    assert_non_null(seen);
+    assert_int_equal(zc_comm_open(&comm, "self", NULL, 0), 0);
+    zc_zero_defaults(&options);
+    options.comm = comm;
+    options.groups = 2;
+    options.weight_decay[0] = options.weight_decay[1] = 0.5;
+    options.device = "emulated:256M:500";
+    assert_int_equal(zc_zero_open(&z, &options), 0);
+    assert_int_equal(model_declare(z, ZC_F32), 0);
+    assert_int_equal(zc_zero_start(z, model_init_fn, NULL), 0);
+    stream = zc_zero_stream(z);
+    for (uint32_t u = 0; u < MODEL_UNITS; u++)
+        if (!z->units[u].def.frozen) {
+            assert_int_equal(zc_zero_grad(z, u, &grad), 0);
+            assert_int_equal(zc_zero_reduce(z, u), 0);
+        }
+    assert_int_equal(zc_zero_gather(z, 0, &params), 0);
+    for (int i = 0; i < 100; i++)
+        assert_int_equal(zk_gpu_copy(stream, ZK_GPU_TO_HOST, small, params, 4, NULL), 0);
+    assert_int_equal(zk_gpu_copy(stream, ZK_GPU_TO_HOST, seen, params, elems * sizeof(*seen), NULL),
+                     0);
+    assert_int_equal(zc_zero_release(z, 0), 0);
+    assert_int_equal(zc_zero_step(z, 0.1, &stepped), 0);
+    assert_int_equal(zk_gpu_stream_sync(stream, NULL), 0);
+    for (uint64_t i = 0; i < elems; i++)
+        if (seen[i] != model_init(0, i))
+            fail_msg("element %llu was stepped before it was read", (unsigned long long)i);
+    assert_int_equal(zc_zero_read(z, 0, ZC_PARAM, 0, elems, seen), 0);
+    assert_true(seen[0] != model_init(0, 0)); /* or there was nothing to see */
+    free(seen);
+    zc_zero_close(z, true);
+    zc_comm_close(comm, true);
+}
+
 /* Or a download would hold up the trainer until the device has done all that is before it. */
 static void where_gradients_land_is_pinned(void **state)
 {
+    struct fake_config fake = { .page_elems = ZB_BLOCK_ELEMS };
     struct zk_gpu_usage usage;
     struct zc_zero_options options;
     struct zc_comm *comm;
@@ -260,11 +318,14 @@ static void where_gradients_land_is_pinned(void **state)
     float *grad;
 
     (void)state;
+    fake_reset(&fake);
     assert_int_equal(zc_comm_open(&comm, "self", NULL, 0), 0);
     zc_zero_defaults(&options);
     options.comm = comm;
     options.groups = 2;
     options.device = "emulated";
+    options.socket = "rank 0";
+    options.offload_param = options.offload_optimizer = ZC_ZERO_HOST;
     assert_int_equal(zc_zero_open(&z, &options), 0);
     assert_int_equal(model_declare(z, ZC_F32), 0);
     assert_int_equal(zc_zero_start(z, model_init_fn, NULL), 0);
@@ -276,6 +337,7 @@ static void where_gradients_land_is_pinned(void **state)
     assert_true(usage.pinned_bytes >= model_units[0].elems * sizeof(float));
     zc_zero_close(z, false); /* asserts that nothing is pinned any more */
     zc_comm_close(comm, false);
+    fake_end();
 }
 
 int main(void)
@@ -283,6 +345,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_device_changes_no_bit),
         cmocka_unit_test(what_was_released_may_still_be_read),
+        cmocka_unit_test(a_step_waits_for_what_reads),
         cmocka_unit_test(where_gradients_land_is_pinned),
         cmocka_unit_test(what_is_no_device_is_refused),
         cmocka_unit_test(a_full_device_is_said),

@@ -1,0 +1,502 @@
+/*
+ * store_device.c - slices kept on the engine's device, stepped there: nothing is offloaded, and
+ * nothing crosses the link but initial values, norms and what is read.
+ *
+ * MODEL. As store_local.c a slice is one page whose planes lie one behind the other; all slices are
+ * one allocation. Views are device addresses; gradients come as what zcz_device_down() would have
+ * brought down (push_dev()). The bits are those of every other store, for the kernels are.
+ *
+ * ORDER. Everything that writes here runs on the stream `down`: gradients go in behind what made
+ * them, steps behind the gradients. A step waits for what the trainer has given its stream so far,
+ * which may read parameters; the trainer's stream, and the one that copies units together, wait for
+ * the step. So a step is only enqueued, and no call here waits for one.
+ *
+ * WAITING. norms() waits for the gradients of a step, and so for the trainer's works; initial
+ * values and reads wait for their copies.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/zero/zero_priv.h"
+
+struct slice {
+    char *planes[ZB_PLANES]; /* on the device; NULL where the layout has none */
+    struct zk_gpu_norm *norms;
+    const struct zk_segment *segments;
+};
+
+struct device_store {
+    struct zcz_store base;
+    struct slice *slices; /* by unit */
+    uint32_t nslices;
+    float *piece;
+    bool piece_used;
+    unsigned char *page; /* of host memory: a piece's planes, 64-byte aligned */
+    struct zk_gpu_mem *memory;
+    uint64_t planes_bytes;       /* of it */
+    struct zk_scalars *by_group; /* on the device, */
+    struct zk_scalars
+        scalars[ZCZ_GROUPS_MAX]; /* and what is copied there: norms() comes between two steps */
+    struct zk_gpu_norm *norms;   /* of the host: of the longest slice */
+    struct zk_gpu_event *event;
+    struct zcz_notes notes;
+};
+
+static struct device_store *store_of(struct zcz_store *s)
+{
+    return zb_container_of(s, struct device_store, base);
+}
+
+static struct zk_gpu_stream *stream_of(const struct device_store *d)
+{
+    return d->base.z->device.down;
+}
+
+static int store_failed(struct device_store *d, int rc, const struct zb_err *err)
+{
+    struct zc_zero *z = d->base.z;
+
+    return rc < 0 ? zcz_refuse(z, rc, "device '%s': %s", z->options.device, err->text) : 0;
+}
+
+static int device_open(struct zcz_store *s)
+{
+    s->page_elems = ZB_PAGE_ELEMS_DEFAULT;
+    s->pins_max = UINT32_MAX;
+    s->on_device = true;
+    return 0;
+}
+
+/* ---- memory: planes of all slices, then norms, segments, scalars */
+
+static uint64_t take(uint64_t *at, uint64_t bytes)
+{
+    uint64_t from = zb_round_up(*at, ZB_PAGE_ALIGN);
+
+    *at = from + bytes;
+    return from;
+}
+
+/* Lays out everything behind `base`; NULL: only how long it is. */
+static uint64_t store_lay(struct device_store *d, char *base)
+{
+    struct zc_zero *z = d->base.z;
+    uint64_t end = 0, scalars;
+
+    for (uint32_t i = 0; i < z->nunits; i++)
+        for (int p = 0; p < ZB_PLANES; p++) {
+            uint32_t block = z->units[i].layout.block_bytes[p];
+            uint64_t at = take(&end, zb_page_bytes(block, z->units[i].count));
+
+            d->slices[i].planes[p] = base && block > 0 ? base + at : NULL;
+        }
+    d->planes_bytes = end;
+    for (uint32_t i = 0; i < z->nunits; i++) {
+        const struct zcz_unit *u = &z->units[i];
+        uint64_t norms = take(&end, u->count / ZB_BLOCK_ELEMS * sizeof(struct zk_gpu_norm));
+        uint64_t segments = take(&end, u->nsegments * sizeof(*u->segments));
+
+        if (base) {
+            d->slices[i].norms = (struct zk_gpu_norm *)(void *)(base + norms);
+            d->slices[i].segments = (const struct zk_segment *)(void *)(base + segments);
+        }
+    }
+    scalars = take(&end, sizeof(d->scalars));
+    if (base)
+        d->by_group = (struct zk_scalars *)(void *)(base + scalars);
+    return end;
+}
+
+/* Waits for what is enqueued, so that host memory is ours again. */
+static int store_sync(struct device_store *d, int rc, struct zb_err *err)
+{
+    return rc < 0 ? rc : zk_gpu_stream_sync(stream_of(d), err);
+}
+
+static int store_tables(struct device_store *d, struct zb_err *err)
+{
+    struct zc_zero *z = d->base.z;
+    int rc = 0;
+
+    for (uint32_t i = 0; i < z->nunits && rc == 0; i++)
+        if (z->units[i].nsegments > 0)
+            rc = zk_gpu_copy(stream_of(d), ZK_GPU_TO_DEVICE,
+                             (void *)(uintptr_t)d->slices[i].segments, z->units[i].segments,
+                             z->units[i].nsegments * sizeof(*z->units[i].segments), err);
+    return store_sync(d, rc, err);
+}
+
+static uint64_t page_bytes_most(const struct device_store *d)
+{
+    const struct zc_zero *z = d->base.z;
+    uint64_t most = 0;
+
+    for (uint32_t i = 0; i < z->nunits; i++) {
+        uint64_t bytes = 0;
+
+        for (int p = 0; p < ZB_PLANES; p++)
+            bytes += zb_round_up(zb_blocks_bytes(z->units[i].layout.block_bytes[p], z->piece_elems),
+                                 ZB_PAGE_ALIGN);
+        most = zb_max_u64(most, bytes);
+    }
+    return most;
+}
+
+static int device_join(struct zcz_store *s)
+{
+    struct device_store *d = store_of(s);
+    struct zc_zero *z = s->z;
+    uint64_t slice_most = 0, bytes;
+    struct zb_err err = { 0 };
+    int rc;
+
+    d->slices = calloc(z->nunits, sizeof(*d->slices));
+    if (!d->slices)
+        return zcz_refuse(z, -ENOMEM, "no memory for %u units", z->nunits);
+    d->nslices = z->nunits;
+    for (uint32_t i = 0; i < z->nunits; i++)
+        slice_most = zb_max_u64(slice_most, z->units[i].slice);
+    z->piece_elems = zb_min_u64(s->page_elems, slice_most);
+    d->piece = aligned_alloc(ZB_PAGE_ALIGN, z->piece_elems * sizeof(*d->piece));
+    d->page = aligned_alloc(ZB_PAGE_ALIGN, zb_round_up(page_bytes_most(d), ZB_PAGE_ALIGN));
+    d->norms = calloc(slice_most / ZB_BLOCK_ELEMS + 1, sizeof(*d->norms));
+    if (!d->piece || !d->page || !d->norms)
+        return zcz_refuse(z, -ENOMEM, "no memory for a piece");
+    bytes = store_lay(d, NULL);
+    rc = zk_gpu_event_new(z->device.gpu, &d->event, &err);
+    if (rc == 0)
+        rc = zk_gpu_alloc(z->device.gpu, bytes, 0, &d->memory, &err);
+    if (rc == -ENOMEM)
+        return zcz_refuse(z, rc,
+                          "device '%s': no memory for %llu bytes of parameters, gradients and "
+                          "optimizer state: %s",
+                          z->options.device, (unsigned long long)bytes, err.text);
+    if (rc == 0) {
+        s->device_bytes = zk_gpu_len(d->memory);
+        (void)store_lay(d, zk_gpu_addr(d->memory));
+        rc = store_tables(d, &err);
+    }
+    return store_failed(d, rc, &err);
+}
+
+/* ---- pieces */
+
+static float *device_piece(struct zcz_store *s)
+{
+    struct device_store *d = store_of(s);
+
+    if (d->piece_used)
+        return NULL;
+    d->piece_used = true;
+    return d->piece;
+}
+
+static void device_piece_put(struct zcz_store *s, float *piece)
+{
+    struct device_store *d = store_of(s);
+
+    assert(d->piece_used && piece == d->piece);
+    d->piece_used = false;
+}
+
+/* Elements [first, first + count) of a slice: in host memory, */
+static struct zk_page host_page(struct device_store *d, const struct zcz_unit *u, uint64_t first,
+                                uint64_t count)
+{
+    struct zk_page page = { .first = u->first + first, .count = count };
+    void **const planes[ZB_PLANES] = {
+        [ZB_PARAM] = &page.param, [ZB_GRAD] = &page.grad, [ZB_STATE] = &page.state
+    };
+    uint64_t at = 0;
+
+    assert(count <= d->base.z->piece_elems);
+    for (int p = 0; p < ZB_PLANES; p++)
+        if (u->layout.block_bytes[p] > 0)
+            *planes[p] = d->page + take(&at, zb_blocks_bytes(u->layout.block_bytes[p], count));
+    return page;
+}
+
+/* ... and where it is on the device. */
+static char *plane_at(const struct device_store *d, const struct zcz_unit *u, enum zb_plane plane,
+                      uint64_t first)
+{
+    char *base = d->slices[u->def.index].planes[plane];
+
+    return base ? base + zb_blocks_bytes(u->layout.block_bytes[plane], first) : NULL;
+}
+
+/* Copies the planes of a page between both, but gradients. */
+static int page_move(struct device_store *d, const struct zcz_unit *u, const struct zk_page *page,
+                     enum zk_gpu_way way, struct zb_err *err)
+{
+    void *const host[ZB_PLANES] = {
+        [ZB_PARAM] = page->param, [ZB_GRAD] = page->grad, [ZB_STATE] = page->state
+    };
+    int rc = 0;
+
+    for (enum zb_plane p = 0; p < ZB_PLANES && rc == 0; p++) {
+        char *dev = plane_at(d, u, p, page->first - u->first);
+        bool up = way == ZK_GPU_TO_DEVICE;
+
+        if (host[p] && (p != ZB_GRAD || !up))
+            rc = zk_gpu_copy(stream_of(d), way, up ? dev : host[p], up ? host[p] : dev,
+                             zb_blocks_bytes(u->layout.block_bytes[p], page->count), err);
+    }
+    return store_sync(d, rc, err);
+}
+
+static int device_write(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u, uint64_t first,
+                        uint64_t count, float *piece)
+{
+    struct device_store *d = store_of(s);
+    struct zk_page page = host_page(d, u, first, count);
+    struct zb_err err = { 0 };
+    int rc;
+
+    (void)op;
+    zk_page_init(s->z->kernels, &u->layout, &page, piece);
+    rc = page_move(d, u, &page, ZK_GPU_TO_DEVICE, &err);
+    if (rc == 0)
+        device_piece_put(s, piece);
+    return store_failed(d, rc, &err);
+}
+
+static int device_read(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u,
+                       enum zc_what what, uint64_t first, uint64_t count, float *piece)
+{
+    struct device_store *d = store_of(s);
+    struct zk_page page = host_page(d, u, first, count);
+    struct zb_err err = { 0 };
+    int rc = page_move(d, u, &page, ZK_GPU_TO_HOST, &err);
+
+    (void)op;
+    if (rc == 0)
+        zk_page_read(s->z->kernels, &u->layout, &page, (enum zk_what)what, piece);
+    return store_failed(d, rc, &err);
+}
+
+/* Gradients come by push_dev(). */
+static int device_push(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u, uint64_t step,
+                       uint32_t micro, uint64_t first, uint64_t count, float *piece)
+{
+    (void)op;
+    (void)u;
+    (void)step;
+    (void)micro;
+    (void)first;
+    (void)count;
+    (void)piece;
+    assert(false);
+    return zcz_refuse(s->z, -ENOTSUP, "a gradient that is not on the device");
+}
+
+static int device_push_dev(struct zcz_store *s, struct zcz_unit *u, uint32_t micro,
+                           const void *from, enum zb_dtype dtype)
+{
+    struct device_store *d = store_of(s);
+    const struct slice *slice = &d->slices[u->def.index];
+    struct zk_gpu_work work = { .op = ZK_GPU_INGEST,
+                                .ingest = { .layout = u->layout,
+                                            .page = { .grad = slice->planes[ZB_GRAD],
+                                                      .first = u->first,
+                                                      .count = u->count },
+                                            .from = from,
+                                            .from_dtype = dtype,
+                                            .add = micro > 0,
+                                            .norms = slice->norms } };
+    struct zb_err err = { 0 };
+
+    return store_failed(d, zk_gpu_launch(stream_of(d), &work, &err), &err);
+}
+
+/* ---- views */
+
+static int device_fetch(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u,
+                        uint64_t min_version)
+{
+    (void)op;
+    u->view = (struct zc_view){
+        .data = store_of(s)->slices[u->def.index].planes[ZB_PARAM],
+        .bytes = zb_blocks_bytes(u->layout.block_bytes[ZB_PARAM], u->count),
+        .version = min_version, /* in the order of the streams that look at it */
+    };
+    return 0;
+}
+
+static int device_release(struct zcz_store *s, struct zcz_unit *u)
+{
+    (void)s;
+    u->view.data = NULL;
+    return 0;
+}
+
+/* ---- steps */
+
+static int norms_of(struct device_store *d, const struct zcz_unit *u, struct zk_xsum *sum,
+                    uint64_t *nonfinite, struct zb_err *err)
+{
+    uint64_t blocks = u->count / ZB_BLOCK_ELEMS;
+    int rc = zk_gpu_copy(stream_of(d), ZK_GPU_TO_HOST, d->norms, d->slices[u->def.index].norms,
+                         blocks * sizeof(*d->norms), err);
+
+    rc = store_sync(d, rc, err);
+    for (uint64_t i = 0; i < blocks && rc == 0; i++) {
+        *nonfinite += d->norms[i].nonfinite;
+        if (d->norms[i].nonfinite == 0)
+            zk_xsum_add(sum, d->norms[i].sum);
+    }
+    return rc;
+}
+
+static int device_norms(struct zcz_store *s, struct zcz_op *op, uint64_t step, struct zc_norm *ret)
+{
+    struct device_store *d = store_of(s);
+    struct zk_xsum sum = { 0 };
+    struct zb_err err = { 0 };
+    int rc = 0;
+
+    (void)op;
+    (void)step;
+    ret->nonfinite = 0;
+    for (uint32_t i = 0; i < d->nslices && rc == 0; i++)
+        if (s->z->units[i].count > 0 && !s->z->units[i].def.frozen)
+            rc = norms_of(d, &s->z->units[i], &sum, &ret->nonfinite, &err);
+    zk_xsum_store(&sum, ret->sum_of_squares);
+    return store_failed(d, rc, &err);
+}
+
+static int step_launch(struct device_store *d, const struct zc_step *step, struct zb_err *err)
+{
+    struct zc_zero *z = d->base.z;
+    struct zk_gpu_stream *down = stream_of(d);
+    int rc;
+
+    for (uint32_t g = 0; g < step->ngroups; g++) {
+        struct zk_params params = zcz_params(&step->groups[g], step->scale);
+
+        d->scalars[g] =
+            zk_prepare((enum zb_optimizer)z->options.optimizer, &params, z->applied + 1);
+    }
+    rc = zk_gpu_event_record(d->event, z->device.compute, err);
+    if (rc == 0)
+        rc = zk_gpu_event_wait(d->event, down, err);
+    if (rc == 0)
+        rc = zk_gpu_copy(down, ZK_GPU_TO_DEVICE, d->by_group, d->scalars,
+                         step->ngroups * sizeof(d->scalars[0]), err);
+    for (uint32_t i = 0; i < d->nslices && rc == 0; i++) {
+        const struct zcz_unit *u = &z->units[i];
+        struct zk_gpu_work work = { .op = ZK_GPU_STEP,
+                                    .step = { .layout = u->layout,
+                                              .page = { .param = d->slices[i].planes[ZB_PARAM],
+                                                        .state = d->slices[i].planes[ZB_STATE],
+                                                        .grad = d->slices[i].planes[ZB_GRAD],
+                                                        .first = u->first,
+                                                        .count = u->count },
+                                              .segments = d->slices[i].segments,
+                                              .nsegments = u->nsegments,
+                                              .by_group = d->by_group,
+                                              .ngroups = step->ngroups } };
+
+        if (u->count > 0 && !u->def.frozen)
+            rc = zk_gpu_launch(down, &work, err);
+    }
+    if (rc == 0)
+        rc = zk_gpu_event_record(d->event, down, err);
+    if (rc == 0)
+        rc = zk_gpu_event_wait(d->event, z->device.compute, err);
+    return rc < 0 ? rc : zk_gpu_event_wait(d->event, z->device.up, err);
+}
+
+static int device_step(struct zcz_store *s, struct zcz_op *op, const struct zc_step *step,
+                       struct zc_stepped *ret)
+{
+    struct device_store *d = store_of(s);
+    struct zb_err err = { 0 };
+    int rc = step->groups ? step_launch(d, step, &err) : 0;
+
+    (void)op;
+    if (rc < 0)
+        return store_failed(d, rc, &err);
+    zcz_notes_keep(&d->notes);
+    ret->iterations = s->z->iterations + 1;
+    ret->applied = s->z->applied + (step->groups != NULL);
+    return 0;
+}
+
+/* ---- the rest */
+
+static int device_note_put(struct zcz_store *s, struct zcz_op *op, bool of_job, const void *note,
+                           size_t bytes)
+{
+    (void)op;
+    return zcz_note_put(s->z, &store_of(s)->notes, of_job, note, bytes);
+}
+
+static int device_note_get(struct zcz_store *s, bool of_job, void *buf, size_t *ret_bytes)
+{
+    return zcz_note_get(s->z, &store_of(s)->notes, of_job, buf, ret_bytes);
+}
+
+static int device_stats(struct zcz_store *s, struct zcz_store_stats *ret)
+{
+    *ret = (struct zcz_store_stats){ .gpu_bytes = store_of(s)->planes_bytes };
+    return 0;
+}
+
+static int device_nothing(struct zcz_store *s)
+{
+    (void)s;
+    return 0;
+}
+
+/* The streams are gone: nothing uses the memory. */
+static void device_close(struct zcz_store *s)
+{
+    struct device_store *d = store_of(s);
+
+    zk_gpu_event_free(d->event);
+    zk_gpu_free(d->memory);
+    free(d->slices);
+    free(d->piece);
+    free(d->page);
+    free(d->norms);
+    zcz_notes_done(&d->notes);
+    free(s->node_ranks);
+    free(d);
+}
+
+static const struct zcz_store_ops device_ops = {
+    .name = "none",
+    .open = device_open,
+    .join = device_join,
+    .place = device_nothing,
+    .leave = device_nothing,
+    .piece = device_piece,
+    .piece_put = device_piece_put,
+    .write = device_write,
+    .push = device_push,
+    .push_dev = device_push_dev,
+    .read = device_read,
+    .fetch = device_fetch,
+    .release = device_release,
+    .norms = device_norms,
+    .step = device_step,
+    .note_put = device_note_put,
+    .note_get = device_note_get,
+    .stats = device_stats,
+    .poll = zcz_store_nap,
+    .close = device_close,
+};
+
+struct zcz_store *zcz_store_device(struct zc_zero *z)
+{
+    struct device_store *d = calloc(1, sizeof(*d));
+
+    if (!d)
+        return NULL;
+    d->base.ops = &device_ops;
+    d->base.z = z;
+    return &d->base;
+}
