@@ -454,8 +454,8 @@ static void tables(void **state)
         "bound by NVMe writes: 96 %",
         "\n1.0 s: 2 compute threads busy 20%",
         "\noldest request: fetch of job 'gpt', rank 3 (process 12), 4.2 s, waits for the drive\n",
-        "\nNAME    BUDGET      USED    TARGET    MOVING\n"
-        "host  3.00 GiB  3.00 GiB  1.00 GiB  2.00 GiB\n",
+        ("\nNAME    BUDGET      USED    TARGET    MOVING\n"
+         "host  3.00 GiB  3.00 GiB  1.00 GiB  2.00 GiB\n"),
         "\nPATH  READ/S  WRITTEN/S  READ_SHARE",
         "NVME_READ/S",
         "\nNAME  PAGES_S  IN_BUFFER",
