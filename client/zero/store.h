@@ -62,7 +62,8 @@ struct zcz_store_ops {
     /** Initial values; the piece is the store's again when this returns 0. */
     int (*write)(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u, uint64_t first,
                  uint64_t count, float *piece);
-    /** A gradient for iteration `step`: micro 0 sets, others add. Pieces come in order. */
+    /** A gradient for iteration `step`: micro 0 sets, others add. Pieces come in order. NULL where
+     * push_dev() is. */
     int (*push)(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u, uint64_t step,
                 uint32_t micro, uint64_t first, uint64_t count, float *piece);
     /** on_device: the same of a whole slice in device memory, at one time. Only enqueues: works on

@@ -23,50 +23,46 @@
 
 struct slice {
     char *planes[ZB_PLANES]; /* on the device; NULL where the layout has none */
-    struct zk_gpu_norm *norms;
+    uint64_t block;          /* of d->norms[]: where its own begin, if it is trained */
     const struct zk_segment *segments;
 };
 
 struct device_store {
-    struct zcz_store base;
+    struct zcz_own own;
     struct slice *slices; /* by unit */
     uint32_t nslices;
-    float *piece;
-    bool piece_used;
     unsigned char *page; /* of host memory: a piece's planes, 64-byte aligned */
     struct zk_gpu_mem *memory;
     uint64_t planes_bytes;       /* of it */
     struct zk_scalars *by_group; /* on the device, */
     struct zk_scalars
         scalars[ZCZ_GROUPS_MAX]; /* and what is copied there: norms() comes between two steps */
-    struct zk_gpu_norm *norms;   /* of the host: of the longest slice */
+    struct zk_gpu_norm *norms_dev, *norms; /* of all that is trained: there, and on the host */
+    uint64_t blocks;                       /* so many */
     struct zk_gpu_event *event;
-    struct zcz_notes notes;
 };
 
 static struct device_store *store_of(struct zcz_store *s)
 {
-    return zb_container_of(s, struct device_store, base);
+    return zb_container_of(s, struct device_store, own.base);
 }
 
 static struct zk_gpu_stream *stream_of(const struct device_store *d)
 {
-    return d->base.z->device.down;
+    return d->own.base.z->device.down;
 }
 
 static int store_failed(struct device_store *d, int rc, const struct zb_err *err)
 {
-    struct zc_zero *z = d->base.z;
+    struct zc_zero *z = d->own.base.z;
 
     return rc < 0 ? zcz_refuse(z, rc, "device '%s': %s", z->options.device, err->text) : 0;
 }
 
 static int device_open(struct zcz_store *s)
 {
-    s->page_elems = ZB_PAGE_ELEMS_DEFAULT;
-    s->pins_max = UINT32_MAX;
     s->on_device = true;
-    return 0;
+    return zcz_own_open(s);
 }
 
 /* ---- memory: planes of all slices, then norms, segments, scalars */
@@ -82,8 +78,8 @@ static uint64_t take(uint64_t *at, uint64_t bytes)
 /* Lays out everything behind `base`; NULL: only how long it is. */
 static uint64_t store_lay(struct device_store *d, char *base)
 {
-    struct zc_zero *z = d->base.z;
-    uint64_t end = 0, scalars;
+    struct zc_zero *z = d->own.base.z;
+    uint64_t end = 0, norms, scalars;
 
     for (uint32_t i = 0; i < z->nunits; i++)
         for (int p = 0; p < ZB_PLANES; p++) {
@@ -93,15 +89,14 @@ static uint64_t store_lay(struct device_store *d, char *base)
             d->slices[i].planes[p] = base && block > 0 ? base + at : NULL;
         }
     d->planes_bytes = end;
+    norms = take(&end, d->blocks * sizeof(struct zk_gpu_norm));
+    if (base)
+        d->norms_dev = (struct zk_gpu_norm *)(void *)(base + norms);
     for (uint32_t i = 0; i < z->nunits; i++) {
-        const struct zcz_unit *u = &z->units[i];
-        uint64_t norms = take(&end, u->count / ZB_BLOCK_ELEMS * sizeof(struct zk_gpu_norm));
-        uint64_t segments = take(&end, u->nsegments * sizeof(*u->segments));
+        uint64_t segments = take(&end, z->units[i].nsegments * sizeof(*z->units[i].segments));
 
-        if (base) {
-            d->slices[i].norms = (struct zk_gpu_norm *)(void *)(base + norms);
+        if (base)
             d->slices[i].segments = (const struct zk_segment *)(void *)(base + segments);
-        }
     }
     scalars = take(&end, sizeof(d->scalars));
     if (base)
@@ -117,7 +112,7 @@ static int store_sync(struct device_store *d, int rc, struct zb_err *err)
 
 static int store_tables(struct device_store *d, struct zb_err *err)
 {
-    struct zc_zero *z = d->base.z;
+    struct zc_zero *z = d->own.base.z;
     int rc = 0;
 
     for (uint32_t i = 0; i < z->nunits && rc == 0; i++)
@@ -130,7 +125,7 @@ static int store_tables(struct device_store *d, struct zb_err *err)
 
 static uint64_t page_bytes_most(const struct device_store *d)
 {
-    const struct zc_zero *z = d->base.z;
+    const struct zc_zero *z = d->own.base.z;
     uint64_t most = 0;
 
     for (uint32_t i = 0; i < z->nunits; i++) {
@@ -148,7 +143,7 @@ static int device_join(struct zcz_store *s)
 {
     struct device_store *d = store_of(s);
     struct zc_zero *z = s->z;
-    uint64_t slice_most = 0, bytes;
+    uint64_t bytes;
     struct zb_err err = { 0 };
     int rc;
 
@@ -156,14 +151,18 @@ static int device_join(struct zcz_store *s)
     if (!d->slices)
         return zcz_refuse(z, -ENOMEM, "no memory for %u units", z->nunits);
     d->nslices = z->nunits;
-    for (uint32_t i = 0; i < z->nunits; i++)
-        slice_most = zb_max_u64(slice_most, z->units[i].slice);
-    z->piece_elems = zb_min_u64(s->page_elems, slice_most);
-    d->piece = aligned_alloc(ZB_PAGE_ALIGN, z->piece_elems * sizeof(*d->piece));
+    for (uint32_t i = 0; i < z->nunits; i++) {
+        d->slices[i].block = d->blocks;
+        d->blocks += z->units[i].def.frozen ? 0 : z->units[i].count / ZB_BLOCK_ELEMS;
+    }
+    rc = zcz_own_join(s);
+    if (rc < 0)
+        return rc;
     d->page = aligned_alloc(ZB_PAGE_ALIGN, zb_round_up(page_bytes_most(d), ZB_PAGE_ALIGN));
-    d->norms = calloc(slice_most / ZB_BLOCK_ELEMS + 1, sizeof(*d->norms));
-    if (!d->piece || !d->page || !d->norms)
-        return zcz_refuse(z, -ENOMEM, "no memory for a piece");
+    d->norms = calloc(d->blocks + 1, sizeof(*d->norms));
+    if (!d->page || !d->norms)
+        return zcz_refuse(z, -ENOMEM, "no memory for a page and %llu norms",
+                          (unsigned long long)d->blocks);
     bytes = store_lay(d, NULL);
     rc = zk_gpu_event_new(z->device.gpu, &d->event, &err);
     if (rc == 0)
@@ -183,24 +182,6 @@ static int device_join(struct zcz_store *s)
 
 /* ---- pieces */
 
-static float *device_piece(struct zcz_store *s)
-{
-    struct device_store *d = store_of(s);
-
-    if (d->piece_used)
-        return NULL;
-    d->piece_used = true;
-    return d->piece;
-}
-
-static void device_piece_put(struct zcz_store *s, float *piece)
-{
-    struct device_store *d = store_of(s);
-
-    assert(d->piece_used && piece == d->piece);
-    d->piece_used = false;
-}
-
 /* Elements [first, first + count) of a slice: in host memory, */
 static struct zk_page host_page(struct device_store *d, const struct zcz_unit *u, uint64_t first,
                                 uint64_t count)
@@ -211,7 +192,7 @@ static struct zk_page host_page(struct device_store *d, const struct zcz_unit *u
     };
     uint64_t at = 0;
 
-    assert(count <= d->base.z->piece_elems);
+    assert(count <= d->own.base.z->piece_elems);
     for (int p = 0; p < ZB_PLANES; p++)
         if (u->layout.block_bytes[p] > 0)
             *planes[p] = d->page + take(&at, zb_blocks_bytes(u->layout.block_bytes[p], count));
@@ -259,7 +240,7 @@ static int device_write(struct zcz_store *s, struct zcz_op *op, struct zcz_unit 
     zk_page_init(s->z->kernels, &u->layout, &page, piece);
     rc = page_move(d, u, &page, ZK_GPU_TO_DEVICE, &err);
     if (rc == 0)
-        device_piece_put(s, piece);
+        zcz_own_piece_put(s, piece);
     return store_failed(d, rc, &err);
 }
 
@@ -277,21 +258,6 @@ static int device_read(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *
     return store_failed(d, rc, &err);
 }
 
-/* Gradients come by push_dev(). */
-static int device_push(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u, uint64_t step,
-                       uint32_t micro, uint64_t first, uint64_t count, float *piece)
-{
-    (void)op;
-    (void)u;
-    (void)step;
-    (void)micro;
-    (void)first;
-    (void)count;
-    (void)piece;
-    assert(false);
-    return zcz_refuse(s->z, -ENOTSUP, "a gradient that is not on the device");
-}
-
 static int device_push_dev(struct zcz_store *s, struct zcz_unit *u, uint32_t micro,
                            const void *from, enum zb_dtype dtype)
 {
@@ -305,7 +271,7 @@ static int device_push_dev(struct zcz_store *s, struct zcz_unit *u, uint32_t mic
                                             .from = from,
                                             .from_dtype = dtype,
                                             .add = micro > 0,
-                                            .norms = slice->norms } };
+                                            .norms = d->norms_dev + slice->block } };
     struct zb_err err = { 0 };
 
     return store_failed(d, zk_gpu_launch(stream_of(d), &work, &err), &err);
@@ -325,60 +291,36 @@ static int device_fetch(struct zcz_store *s, struct zcz_op *op, struct zcz_unit 
     return 0;
 }
 
-static int device_release(struct zcz_store *s, struct zcz_unit *u)
-{
-    (void)s;
-    u->view.data = NULL;
-    return 0;
-}
-
 /* ---- steps */
-
-static int norms_of(struct device_store *d, const struct zcz_unit *u, struct zk_xsum *sum,
-                    uint64_t *nonfinite, struct zb_err *err)
-{
-    uint64_t blocks = u->count / ZB_BLOCK_ELEMS;
-    int rc = zk_gpu_copy(stream_of(d), ZK_GPU_TO_HOST, d->norms, d->slices[u->def.index].norms,
-                         blocks * sizeof(*d->norms), err);
-
-    rc = store_sync(d, rc, err);
-    for (uint64_t i = 0; i < blocks && rc == 0; i++) {
-        *nonfinite += d->norms[i].nonfinite;
-        if (d->norms[i].nonfinite == 0)
-            zk_xsum_add(sum, d->norms[i].sum);
-    }
-    return rc;
-}
 
 static int device_norms(struct zcz_store *s, struct zcz_op *op, uint64_t step, struct zc_norm *ret)
 {
     struct device_store *d = store_of(s);
     struct zk_xsum sum = { 0 };
     struct zb_err err = { 0 };
-    int rc = 0;
+    int rc = zk_gpu_copy(stream_of(d), ZK_GPU_TO_HOST, d->norms, d->norms_dev,
+                         d->blocks * sizeof(*d->norms), &err);
 
     (void)op;
     (void)step;
+    rc = store_sync(d, rc, &err);
     ret->nonfinite = 0;
-    for (uint32_t i = 0; i < d->nslices && rc == 0; i++)
-        if (s->z->units[i].count > 0 && !s->z->units[i].def.frozen)
-            rc = norms_of(d, &s->z->units[i], &sum, &ret->nonfinite, &err);
+    for (uint64_t i = 0; i < d->blocks && rc == 0; i++) {
+        ret->nonfinite += d->norms[i].nonfinite;
+        if (d->norms[i].nonfinite == 0)
+            zk_xsum_add(&sum, d->norms[i].sum);
+    }
     zk_xsum_store(&sum, ret->sum_of_squares);
     return store_failed(d, rc, &err);
 }
 
 static int step_launch(struct device_store *d, const struct zc_step *step, struct zb_err *err)
 {
-    struct zc_zero *z = d->base.z;
+    struct zc_zero *z = d->own.base.z;
     struct zk_gpu_stream *down = stream_of(d);
     int rc;
 
-    for (uint32_t g = 0; g < step->ngroups; g++) {
-        struct zk_params params = zcz_params(&step->groups[g], step->scale);
-
-        d->scalars[g] =
-            zk_prepare((enum zb_optimizer)z->options.optimizer, &params, z->applied + 1);
-    }
+    zcz_own_scalars(&d->own.base, step, d->scalars);
     rc = zk_gpu_event_record(d->event, z->device.compute, err);
     if (rc == 0)
         rc = zk_gpu_event_wait(d->event, down, err);
@@ -419,35 +361,15 @@ static int device_step(struct zcz_store *s, struct zcz_op *op, const struct zc_s
     (void)op;
     if (rc < 0)
         return store_failed(d, rc, &err);
-    zcz_notes_keep(&d->notes);
-    ret->iterations = s->z->iterations + 1;
-    ret->applied = s->z->applied + (step->groups != NULL);
+    zcz_own_stepped(s, step, ret);
     return 0;
 }
 
 /* ---- the rest */
 
-static int device_note_put(struct zcz_store *s, struct zcz_op *op, bool of_job, const void *note,
-                           size_t bytes)
-{
-    (void)op;
-    return zcz_note_put(s->z, &store_of(s)->notes, of_job, note, bytes);
-}
-
-static int device_note_get(struct zcz_store *s, bool of_job, void *buf, size_t *ret_bytes)
-{
-    return zcz_note_get(s->z, &store_of(s)->notes, of_job, buf, ret_bytes);
-}
-
 static int device_stats(struct zcz_store *s, struct zcz_store_stats *ret)
 {
     *ret = (struct zcz_store_stats){ .gpu_bytes = store_of(s)->planes_bytes };
-    return 0;
-}
-
-static int device_nothing(struct zcz_store *s)
-{
-    (void)s;
     return 0;
 }
 
@@ -459,11 +381,9 @@ static void device_close(struct zcz_store *s)
     zk_gpu_event_free(d->event);
     zk_gpu_free(d->memory);
     free(d->slices);
-    free(d->piece);
     free(d->page);
     free(d->norms);
-    zcz_notes_done(&d->notes);
-    free(s->node_ranks);
+    zcz_own_done(&d->own);
     free(d);
 }
 
@@ -471,22 +391,21 @@ static const struct zcz_store_ops device_ops = {
     .name = "none",
     .open = device_open,
     .join = device_join,
-    .place = device_nothing,
-    .leave = device_nothing,
-    .piece = device_piece,
-    .piece_put = device_piece_put,
+    .place = zcz_own_nothing,
+    .leave = zcz_own_nothing,
+    .piece = zcz_own_piece,
+    .piece_put = zcz_own_piece_put,
     .write = device_write,
-    .push = device_push,
     .push_dev = device_push_dev,
     .read = device_read,
     .fetch = device_fetch,
-    .release = device_release,
+    .release = zcz_own_release,
     .norms = device_norms,
     .step = device_step,
-    .note_put = device_note_put,
-    .note_get = device_note_get,
+    .note_put = zcz_own_note_put,
+    .note_get = zcz_own_note_get,
     .stats = device_stats,
-    .poll = zcz_store_nap,
+    .poll = zcz_own_poll,
     .close = device_close,
 };
 
@@ -496,7 +415,7 @@ struct zcz_store *zcz_store_device(struct zc_zero *z)
 
     if (!d)
         return NULL;
-    d->base.ops = &device_ops;
-    d->base.z = z;
-    return &d->base;
+    d->own.base.ops = &device_ops;
+    d->own.base.z = z;
+    return &d->own.base;
 }

@@ -22,25 +22,15 @@ struct slice {
 };
 
 struct local {
-    struct zcz_store base;
+    struct zcz_own own;
     struct slice *slices; /* by unit */
     uint32_t nslices;
-    float *piece;
-    bool piece_used;
     uint64_t bytes;
-    struct zcz_notes notes;
 };
 
 static struct local *local_of(struct zcz_store *s)
 {
-    return zb_container_of(s, struct local, base);
-}
-
-static int local_open(struct zcz_store *s)
-{
-    s->page_elems = ZB_PAGE_ELEMS_DEFAULT;
-    s->pins_max = UINT32_MAX;
-    return 0;
+    return zb_container_of(s, struct local, own.base);
 }
 
 static int slice_make(struct local *l, const struct zcz_unit *u, struct slice *slice)
@@ -53,7 +43,7 @@ static int slice_make(struct local *l, const struct zcz_unit *u, struct slice *s
         return 0;
     slice->memory = aligned_alloc(ZB_PAGE_ALIGN, bytes);
     if (!slice->memory)
-        return zcz_refuse(l->base.z, -ENOMEM, "no memory for unit %u '%s': %llu bytes",
+        return zcz_refuse(l->own.base.z, -ENOMEM, "no memory for unit %u '%s': %llu bytes",
                           u->def.index, u->def.name, (unsigned long long)bytes);
     l->bytes += bytes;
     bytes = 0;
@@ -69,42 +59,15 @@ static int local_join(struct zcz_store *s)
 {
     struct local *l = local_of(s);
     struct zc_zero *z = s->z;
-    uint64_t slice_most = 0;
     int rc = 0;
 
     l->slices = calloc(z->nunits, sizeof(*l->slices));
     if (!l->slices)
         return zcz_refuse(z, -ENOMEM, "no memory for %u units", z->nunits);
     l->nslices = z->nunits;
-    for (uint32_t i = 0; i < z->nunits && rc == 0; i++) {
+    for (uint32_t i = 0; i < z->nunits && rc == 0; i++)
         rc = slice_make(l, &z->units[i], &l->slices[i]);
-        slice_most = zb_max_u64(slice_most, z->units[i].slice);
-    }
-    if (rc < 0)
-        return rc;
-    z->piece_elems = zb_min_u64(s->page_elems, slice_most);
-    l->piece = aligned_alloc(ZB_PAGE_ALIGN, z->piece_elems * sizeof(*l->piece));
-    if (!l->piece)
-        return zcz_refuse(z, -ENOMEM, "no memory for a piece");
-    return 0;
-}
-
-static float *local_piece(struct zcz_store *s)
-{
-    struct local *l = local_of(s);
-
-    if (l->piece_used)
-        return NULL;
-    l->piece_used = true;
-    return l->piece;
-}
-
-static void local_piece_put(struct zcz_store *s, float *piece)
-{
-    struct local *l = local_of(s);
-
-    assert(l->piece_used && piece == l->piece);
-    l->piece_used = false;
+    return rc < 0 ? rc : zcz_own_join(s);
 }
 
 /* Elements [first, first + count) of a slice, as a page. */
@@ -131,7 +94,7 @@ static int local_write(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *
 
     (void)op;
     zk_page_init(s->z->kernels, &u->layout, &page, piece);
-    local_piece_put(s, piece);
+    zcz_own_piece_put(s, piece);
     return 0;
 }
 
@@ -150,7 +113,7 @@ static int local_push(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u
     }
     zk_page_ingest(s->z->kernels, &u->layout, &page, piece, ZB_F32, micro > 0, &slice->sum,
                    &slice->nonfinite);
-    local_piece_put(s, piece);
+    zcz_own_piece_put(s, piece);
     return 0;
 }
 
@@ -176,13 +139,6 @@ static int local_fetch(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *
     return 0;
 }
 
-static int local_release(struct zcz_store *s, struct zcz_unit *u)
-{
-    (void)s;
-    u->view.data = NULL;
-    return 0;
-}
-
 static int local_norms(struct zcz_store *s, struct zcz_op *op, uint64_t step, struct zc_norm *ret)
 {
     struct local *l = local_of(s);
@@ -199,18 +155,6 @@ static int local_norms(struct zcz_store *s, struct zcz_op *op, uint64_t step, st
     return 0;
 }
 
-static int local_note_put(struct zcz_store *s, struct zcz_op *op, bool of_job, const void *note,
-                          size_t bytes)
-{
-    (void)op;
-    return zcz_note_put(s->z, &local_of(s)->notes, of_job, note, bytes);
-}
-
-static int local_note_get(struct zcz_store *s, bool of_job, void *buf, size_t *ret_bytes)
-{
-    return zcz_note_get(s->z, &local_of(s)->notes, of_job, buf, ret_bytes);
-}
-
 static int local_step(struct zcz_store *s, struct zcz_op *op, const struct zc_step *step,
                       struct zc_stepped *ret)
 {
@@ -219,12 +163,8 @@ static int local_step(struct zcz_store *s, struct zcz_op *op, const struct zc_st
     struct zk_scalars by_group[ZCZ_GROUPS_MAX];
 
     (void)op;
-    for (uint32_t g = 0; step->groups && g < step->ngroups; g++) {
-        const struct zc_group *from = &step->groups[g];
-        struct zk_params params = zcz_params(from, step->scale);
-
-        by_group[g] = zk_prepare((enum zb_optimizer)z->options.optimizer, &params, z->applied + 1);
-    }
+    if (step->groups)
+        zcz_own_scalars(s, step, by_group);
     for (uint32_t i = 0; step->groups && i < l->nslices; i++) {
         struct zcz_unit *u = &z->units[i];
         struct zk_page page = local_page(l, u, 0, u->count);
@@ -232,21 +172,13 @@ static int local_step(struct zcz_store *s, struct zcz_op *op, const struct zc_st
         if (u->count > 0 && !u->def.frozen)
             zk_page_step(z->kernels, &u->layout, &page, u->segments, u->nsegments, by_group);
     }
-    zcz_notes_keep(&l->notes);
-    ret->iterations = z->iterations + 1;
-    ret->applied = z->applied + (step->groups != NULL);
+    zcz_own_stepped(s, step, ret);
     return 0;
 }
 
 static int local_stats(struct zcz_store *s, struct zcz_store_stats *ret)
 {
     *ret = (struct zcz_store_stats){ .host_bytes = local_of(s)->bytes };
-    return 0;
-}
-
-static int local_nothing(struct zcz_store *s)
-{
-    (void)s;
     return 0;
 }
 
@@ -257,31 +189,29 @@ static void local_close(struct zcz_store *s)
     for (uint32_t i = 0; i < l->nslices; i++)
         free(l->slices[i].memory);
     free(l->slices);
-    zcz_notes_done(&l->notes);
-    free(l->piece);
-    free(s->node_ranks);
+    zcz_own_done(&l->own);
     free(l);
 }
 
 static const struct zcz_store_ops local_ops = {
     .name = "none",
-    .open = local_open,
+    .open = zcz_own_open,
     .join = local_join,
-    .place = local_nothing,
-    .leave = local_nothing,
-    .piece = local_piece,
-    .piece_put = local_piece_put,
+    .place = zcz_own_nothing,
+    .leave = zcz_own_nothing,
+    .piece = zcz_own_piece,
+    .piece_put = zcz_own_piece_put,
     .write = local_write,
     .push = local_push,
     .read = local_read,
     .fetch = local_fetch,
-    .release = local_release,
+    .release = zcz_own_release,
     .norms = local_norms,
     .step = local_step,
-    .note_put = local_note_put,
-    .note_get = local_note_get,
+    .note_put = zcz_own_note_put,
+    .note_get = zcz_own_note_get,
     .stats = local_stats,
-    .poll = zcz_store_nap,
+    .poll = zcz_own_poll,
     .close = local_close,
 };
 
@@ -291,7 +221,7 @@ struct zcz_store *zcz_store_local(struct zc_zero *z)
 
     if (!l)
         return NULL;
-    l->base.ops = &local_ops;
-    l->base.z = z;
-    return &l->base;
+    l->own.base.ops = &local_ops;
+    l->own.base.z = z;
+    return &l->own.base;
 }

@@ -1,0 +1,155 @@
+/*
+ * store_own.c - what the stores that keep everything in this process have in common: one piece,
+ * since a call that uses it has ended when it returns; notes, which are sent ahead of a step and
+ * kept with it; and nobody to wait for.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "client/zero/zero_priv.h"
+
+static struct zcz_own *own_of(struct zcz_store *s)
+{
+    return zb_container_of(s, struct zcz_own, base);
+}
+
+int zcz_own_open(struct zcz_store *s)
+{
+    s->page_elems = ZB_PAGE_ELEMS_DEFAULT;
+    s->pins_max = UINT32_MAX;
+    return 0;
+}
+
+int zcz_own_join(struct zcz_store *s)
+{
+    struct zcz_own *o = own_of(s);
+    struct zc_zero *z = s->z;
+    uint64_t slice_most = 0;
+
+    for (uint32_t i = 0; i < z->nunits; i++)
+        slice_most = zb_max_u64(slice_most, z->units[i].slice);
+    z->piece_elems = zb_min_u64(s->page_elems, slice_most);
+    o->piece = aligned_alloc(ZB_PAGE_ALIGN, z->piece_elems * sizeof(*o->piece));
+    return o->piece ? 0 : zcz_refuse(z, -ENOMEM, "no memory for a piece");
+}
+
+float *zcz_own_piece(struct zcz_store *s)
+{
+    struct zcz_own *o = own_of(s);
+
+    if (o->piece_used)
+        return NULL;
+    o->piece_used = true;
+    return o->piece;
+}
+
+void zcz_own_piece_put(struct zcz_store *s, float *piece)
+{
+    struct zcz_own *o = own_of(s);
+
+    assert(o->piece_used && piece == o->piece);
+    o->piece_used = false;
+}
+
+int zcz_own_release(struct zcz_store *s, struct zcz_unit *u)
+{
+    (void)s;
+    u->view.data = NULL;
+    return 0;
+}
+
+/* ---- steps */
+
+void zcz_own_scalars(const struct zcz_store *s, const struct zc_step *step,
+                     struct zk_scalars *by_group)
+{
+    const struct zc_zero *z = s->z;
+
+    for (uint32_t g = 0; g < step->ngroups; g++) {
+        struct zk_params params = zcz_params(&step->groups[g], step->scale);
+
+        by_group[g] = zk_prepare((enum zb_optimizer)z->options.optimizer, &params, z->applied + 1);
+    }
+}
+
+static void notes_keep(struct zcz_own *o)
+{
+    for (size_t i = 0; i < ZB_COUNT(o->notes); i++) {
+        struct zcz_note *n = &o->notes[i];
+
+        if (!n->sent)
+            continue;
+        free(n->kept);
+        n->kept = n->sent;
+        n->kept_bytes = n->sent_bytes;
+        n->sent = NULL;
+    }
+}
+
+void zcz_own_stepped(struct zcz_store *s, const struct zc_step *step, struct zc_stepped *ret)
+{
+    notes_keep(own_of(s));
+    ret->iterations = s->z->iterations + 1;
+    ret->applied = s->z->applied + (step->groups != NULL);
+}
+
+/* ---- notes */
+
+int zcz_own_note_put(struct zcz_store *s, struct zcz_op *op, bool of_job, const void *note,
+                     size_t bytes)
+{
+    struct zcz_note *n = &own_of(s)->notes[of_job];
+    unsigned char *copy = malloc(bytes + 1); /* an empty note is one, too */
+
+    (void)op;
+    if (!copy)
+        return zcz_refuse(s->z, -ENOMEM, "no memory for a note of %zu bytes", bytes);
+    if (bytes > 0)
+        memcpy(copy, note, bytes);
+    free(n->sent);
+    n->sent = copy;
+    n->sent_bytes = bytes;
+    return 0;
+}
+
+int zcz_own_note_get(struct zcz_store *s, bool of_job, void *buf, size_t *ret_bytes)
+{
+    const struct zcz_note *n = &own_of(s)->notes[of_job];
+
+    if (!n->kept)
+        return zcz_refuse(s->z, -ENOENT, "the newest step has no note");
+    memcpy(buf, n->kept, n->kept_bytes);
+    *ret_bytes = n->kept_bytes;
+    return 0;
+}
+
+/* ---- the rest */
+
+int zcz_own_nothing(struct zcz_store *s)
+{
+    (void)s;
+    return 0;
+}
+
+int zcz_own_poll(struct zcz_store *s, uint32_t wait_us)
+{
+    struct timespec nap = { .tv_nsec = (long)wait_us * 1000 };
+
+    (void)s;
+    if (wait_us > 0)
+        (void)nanosleep(&nap, NULL); /* woken early by a signal: the caller looks again */
+    return 0;
+}
+
+void zcz_own_done(struct zcz_own *o)
+{
+    for (size_t i = 0; i < ZB_COUNT(o->notes); i++) {
+        free(o->notes[i].sent);
+        free(o->notes[i].kept);
+    }
+    free(o->piece);
+    free(o->base.node_ranks);
+}
