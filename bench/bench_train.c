@@ -24,6 +24,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/model.h"
 #include "base/size.h"
 #include "base/util.h"
 #include "bench/peer.h"
@@ -34,13 +35,14 @@
 #define STEPS        5u
 #define LOSS_BOUND   2e-3 /* of a GPU's, whose sums may differ between runs: relative */
 #define LIST_MAX     8u
-#define HOST_BYTES   24u /* of one parameter, more than fp32 with its gradients and state */
+#define VOCAB        256u /* bytes: zgpt's own data */
+#define HOST_BYTES   24u  /* of one parameter, more than fp32 with its gradients and state */
 #define NVME_BYTES   48u
 
 struct train_bench {
     struct zbench *z;
     const char *dir, *device, *offload, *dtype, *host_bytes, *nvme_bytes, *peer_command;
-    uint64_t layers, heads, width, seq;
+    uint64_t layers, heads, width, seq, params;
     uint64_t tokens[LIST_MAX], micros[LIST_MAX];
     unsigned ntokens, nmicros, rounds;
 
@@ -184,11 +186,6 @@ static int train_case(struct train_bench *b, const struct train_case *c)
     return rc < 0 ? rc : zbench_add(b->z, &row, values, references, b->rounds);
 }
 
-static uint64_t train_params(const struct train_bench *b)
-{
-    return (12 * b->layers * b->width + 13 * b->layers + 256 + b->seq + 2) * b->width;
-}
-
 static int train_start(struct train_bench *b)
 {
     char host[32], nvme[32], peer[512];
@@ -202,11 +199,10 @@ static int train_start(struct train_bench *b)
     int rc;
 
     (void)snprintf(host, sizeof(host), "%" PRIu64,
-                   zb_round_up(train_params(b) * HOST_BYTES + ZB_GIB, ZB_MIB));
-    (void)snprintf(nvme, sizeof(nvme), "%" PRIu64,
-                   strcmp(b->offload, "nvme") == 0
-                       ? zb_round_up(train_params(b) * NVME_BYTES + ZB_GIB, ZB_MIB)
-                       : 0);
+                   zb_round_up(b->params * HOST_BYTES + ZB_GIB, ZB_MIB));
+    (void)snprintf(
+        nvme, sizeof(nvme), "%" PRIu64,
+        strcmp(b->offload, "nvme") == 0 ? zb_round_up(b->params * NVME_BYTES + ZB_GIB, ZB_MIB) : 0);
     rc = zbench_daemon_start(&b->daemon, b->dir, options, &b->z->err);
     if (rc < 0 || !b->peer_command)
         return rc;
@@ -234,7 +230,10 @@ static int train_list(struct train_bench *b, const char *text, uint64_t *ret, un
 
 static int train_check(struct train_bench *b, uint64_t rounds)
 {
+    const struct zb_gpt shape = { b->layers, b->width, VOCAB, b->seq };
+    struct zb_model model = { 0 };
     struct zbench *z = b->z;
+    int rc;
 
     if (rounds < 1 || rounds > ZBENCH_ROUNDS_MAX)
         return zb_fail(&z->err, -EINVAL, "train: rounds from 1 to %d", ZBENCH_ROUNDS_MAX);
@@ -251,7 +250,10 @@ static int train_check(struct train_bench *b, uint64_t rounds)
                                " in %" PRIu64 " micro-steps",
                                b->tokens[t], b->seq, b->micros[m]);
     b->rounds = (unsigned)rounds;
-    return 0;
+    rc = zb_model_gpt(&model, &shape, &z->err);
+    b->params = model.params;
+    zb_model_done(&model);
+    return rc;
 }
 
 static int train_options(struct train_bench *b, int argc, char **argv)
@@ -330,7 +332,7 @@ int zbench_train(struct zbench *z, int argc, char **argv)
         rc = train_start(&b);
     if (rc == 0)
         zbench_note(z, "%.1f million parameters, %s, on %s; offloaded to %s",
-                    (double)train_params(&b) / 1e6, b.dtype, b.device, b.offload);
+                    (double)b.params / 1e6, b.dtype, b.device, b.offload);
     for (unsigned t = 0; t < b.ntokens && rc == 0; t++)
         for (unsigned m = 0; m < b.nmicros && rc == 0; m++)
             rc = train_case(&b,
