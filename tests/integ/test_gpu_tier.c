@@ -43,22 +43,6 @@ static const char *const *options_with(const char *gpu, const char *nvme)
 
 /* ---- looking */
 
-static struct zc_tier_row tier(struct zc_client *c, const char *name)
-{
-    struct zc_tier_row *rows = NULL, row = { .budget = 0 };
-    size_t n = 0;
-
-    assert_int_equal(zc_tiers_wait(c, &rows, &n), 0);
-    for (size_t i = 0; i < n; i++)
-        if (strcmp(rows[i].name, name) == 0)
-            row = rows[i];
-    zc_rows_free(rows);
-    assert_string_equal(row.name, name);
-    assert_true(row.used == row.params + row.grads + row.state + row.staging + row.rings);
-    assert_true(row.used <= row.budget);
-    return row;
-}
-
 /* Bytes of the job's planes: on the GPU, and on the data file. */
 static void where(struct zc_client *c, uint64_t *ret_gpu, uint64_t *ret_nvme)
 {
@@ -85,42 +69,6 @@ static uint64_t on_gpu(struct zc_client *c)
     assert_true(rows[0].gpu_bytes >= gpu); /* made before the state comes, freed behind it */
     zc_rows_free(rows);
     return gpu;
-}
-
-/* The tier has come down to its target, and what left has given its memory back. */
-static void await_target(struct zc_client *c, const char *name)
-{
-    for (unsigned waited = 0; waited < ZI_WAIT_MS / 10; waited++) {
-        struct zc_tier_row row = tier(c, name);
-
-        if (row.moving == 0 && row.used <= row.target && row.budget == row.target)
-            return;
-        (void)poll(NULL, 0, 10);
-    }
-    fail_msg("the %s tier does not come down", name);
-}
-
-static uint64_t least(struct zc_client *c, const char *name)
-{
-    static const char mark[] = "the least that would do is ";
-    const char *at;
-
-    assert_int_equal(zc_tier_set_wait(c, name, 1), -ENOSPC);
-    at = strstr(zc_error(c), mark);
-    assert_non_null(at);
-    return strtoull(at + sizeof(mark) - 1, NULL, 10);
-}
-
-static void fsck(struct zc_client *c)
-{
-    struct zc_sentence *problems = NULL;
-    struct zc_fsck f;
-    size_t n = 0;
-
-    assert_int_equal(zc_fsck_wait(c, &f, &problems, &n), 0);
-    if (n > 0)
-        fail_msg("fsck: %s", problems[0].text);
-    zc_rows_free(problems);
 }
 
 /* ---- training */
@@ -170,7 +118,7 @@ static int setup(void **state)
         sv_dump_take(&want[k], ranks, 2);
     }
     c = zi_client(&d);
-    state_bytes = tier(c, "host").state;
+    state_bytes = zi_tier(c, "host").state;
     zc_close(c);
     zi_close(ranks, 2);
     zi_stop(&d);
@@ -200,37 +148,37 @@ static void up_and_down(void **state)
     (void)state;
     begin(ranks, &d, &o, EMULATED, NULL);
     c = zi_client(&d);
-    gpu = tier(c, "gpu");
+    gpu = zi_tier(c, "gpu");
     assert_int_equal(gpu.state, 0);
     assert_int_equal(gpu.stranded, 0);
     assert_int_equal(gpu.device_free, (UINT64_C(16) << 20) - gpu.rings);
     assert_int_equal(gpu.target, GPU_SIZE);
     step(ranks, 1, ZC_COMMIT_NO);
-    assert_int_equal(tier(c, "host").state, state_bytes);
+    assert_int_equal(zi_tier(c, "host").state, state_bytes);
     k = steps_until_up(c, ranks, 1, state_bytes);
-    assert_int_equal(tier(c, "gpu").state, state_bytes);
+    assert_int_equal(zi_tier(c, "gpu").state, state_bytes);
     assert_true(on_gpu(c) == state_bytes);
-    await_target(c, "host");
-    assert_int_equal(tier(c, "host").state, 0);
-    fsck(c);
+    zi_await_target(c, "host");
+    assert_int_equal(zi_tier(c, "host").state, 0);
+    zi_fsck_online(c);
     step(ranks, ++k, ZC_COMMIT_NO);
     step(ranks, ++k, ZC_COMMIT_STEP);
 
     /* no room for it in host memory, and then none on the GPU: it goes to NVMe */
-    assert_int_equal(zc_tier_set_wait(c, "host", least(c, "host")), 0);
-    low = least(c, "gpu");
-    assert_int_equal(low, tier(c, "gpu").rings);
+    assert_int_equal(zc_tier_set_wait(c, "host", zi_least(c, "host")), 0);
+    low = zi_least(c, "gpu");
+    assert_int_equal(low, zi_tier(c, "gpu").rings);
     assert_int_equal(zc_tier_set_wait(c, "gpu", low - 1), -ENOSPC);
     assert_int_equal(zc_tier_set_wait(c, "gpu", UINT64_C(17) << 20), -ENOSPC);
-    assert_int_equal(tier(c, "gpu").target, GPU_SIZE);
+    assert_int_equal(zi_tier(c, "gpu").target, GPU_SIZE);
     assert_int_equal(zc_tier_set_wait(c, "gpu", low), 0);
-    assert_int_equal(tier(c, "gpu").moving, state_bytes);
+    assert_int_equal(zi_tier(c, "gpu").moving, state_bytes);
     sv_dump_same("nothing has moved yet", &want[k], ranks, 2);
     step(ranks, ++k, ZC_COMMIT_NO);
-    await_target(c, "gpu");
+    zi_await_target(c, "gpu");
     where(c, &up, &nvme);
     assert_true(up == 0 && nvme == state_bytes);
-    fsck(c);
+    zi_fsck_online(c);
 
     /* half of it up, from NVMe; then some into host memory, so that it is in all three */
     assert_int_equal(zc_tier_set_wait(c, "gpu", low + state_bytes / 2), 0);
@@ -238,20 +186,20 @@ static void up_and_down(void **state)
     step(ranks, ++k, ZC_COMMIT_STEP);
     step(ranks, ++k, ZC_COMMIT_NO);
     assert_true(on_gpu(c) > 0 && on_gpu(c) <= state_bytes / 2);
-    assert_int_equal(zc_tier_set_wait(c, "host", least(c, "host") + state_bytes / 4), 0);
+    assert_int_equal(zc_tier_set_wait(c, "host", zi_least(c, "host") + state_bytes / 4), 0);
     (void)poll(NULL, 0, 50);
     step(ranks, ++k, ZC_COMMIT_NO);
     step(ranks, ++k, ZC_COMMIT_STEP);
-    assert_true(tier(c, "host").state > 0);
+    assert_true(zi_tier(c, "host").state > 0);
     where(c, &up, &nvme);
     assert_true(up > 0 && nvme > 0 && up + nvme < state_bytes);
-    fsck(c);
+    zi_fsck_online(c);
 
     /* from the GPU into host memory, as far as that is there by then */
     assert_int_equal(zc_tier_set_wait(c, "host", PLENTY), 0);
     assert_int_equal(zc_tier_set_wait(c, "gpu", low), 0);
     step(ranks, ++k, ZC_COMMIT_NO);
-    await_target(c, "gpu");
+    zi_await_target(c, "gpu");
     assert_int_equal(on_gpu(c), 0);
     zi_close(ranks, 2);
     zc_close(c);
@@ -325,11 +273,11 @@ static void bound_to_memory(void **state)
             (void)poll(NULL, 0, 50);
             step(ranks, k++, ZC_COMMIT_NO);
         }
-        assert_int_equal(tier(c, "host").state, state_bytes);
+        assert_int_equal(zi_tier(c, "host").state, state_bytes);
         step(ranks, k++, ZC_COMMIT_NO);
-        assert_int_equal(zc_tier_set_wait(c, "gpu", least(c, "gpu")), 0);
+        assert_int_equal(zc_tier_set_wait(c, "gpu", zi_least(c, "gpu")), 0);
         step(ranks, k++, ZC_COMMIT_NO);
-        await_target(c, "gpu");
+        zi_await_target(c, "gpu");
         assert_int_equal(on_gpu(c), 0);
         step(ranks, k++, ZC_COMMIT_NO);
         zi_close(ranks, 2);
@@ -350,7 +298,7 @@ static void shared(void **state)
     (void)state;
     begin(a, &d, &o, EMULATED, "48M");
     c = zi_client(&d);
-    low = least(c, "gpu");
+    low = zi_least(c, "gpu");
     sv_name = "b";
     sv_open(b, 2, &d, 0);
     sv_name = "job";
@@ -369,11 +317,11 @@ static void shared(void **state)
     (void)steps_until_up(c, a, k - 1, state_bytes);
     zi_close(a, 2);
     assert_int_equal(zc_job_destroy_wait(c, "job"), 0);
-    for (unsigned waited = 0; tier(c, "gpu").state > 0; waited++) {
+    for (unsigned waited = 0; zi_tier(c, "gpu").state > 0; waited++) {
         assert_true(waited < ZI_WAIT_MS / 10);
         (void)poll(NULL, 0, 10);
     }
-    assert_int_equal(tier(c, "gpu").device_free, (UINT64_C(16) << 20) - tier(c, "gpu").rings);
+    assert_int_equal(zi_tier(c, "gpu").device_free, (UINT64_C(16) << 20) - zi_tier(c, "gpu").rings);
     zc_close(c);
     zi_stop(&d);
 }
@@ -413,7 +361,7 @@ static void values_are_written(void **state)
             free(was);
         }
     assert_int_equal(on_gpu(c), state_bytes);
-    fsck(c);
+    zi_fsck_online(c);
     zi_close(ranks, 2);
     zc_close(c);
     zi_stop(&d);
@@ -484,7 +432,7 @@ static void fail_at(unsigned works)
     }
     if (!strstr(text, "GPU"))
         fail_msg("the sentence does not name the GPU: %s", text);
-    assert_non_null(strstr(tier(c, "gpu").detail, "failed: "));
+    assert_non_null(strstr(zi_tier(c, "gpu").detail, "failed: "));
     sv_hang_up(ranks, 2);
     assert_int_equal(sv_attach(ranks, 2, &d, 0, true, NULL), 0);
     assert_int_equal(ranks[0].place.iterations, k - 1);
@@ -493,7 +441,7 @@ static void fail_at(unsigned works)
         step(ranks, k, ZC_COMMIT_STEP);
     assert_int_equal(on_gpu(c), 0);
     assert_int_equal(zc_tier_set_wait(c, "gpu", GPU_SIZE), -EIO);
-    fsck(c);
+    zi_fsck_online(c);
     zi_close(ranks, 2);
     zc_close(c);
     zi_stop(&d);

@@ -19,19 +19,6 @@ static struct sv_dump want[STEPS + 1]; /* after each step */
 
 /* ---- looking */
 
-static struct zc_tier_row host(struct zc_client *c)
-{
-    struct zc_tier_row *rows = NULL, row;
-    size_t n = 0;
-
-    assert_int_equal(zc_tiers_wait(c, &rows, &n), 0);
-    row = rows[0];
-    zc_rows_free(rows);
-    assert_true(row.used == row.params + row.grads + row.state + row.staging + row.rings);
-    assert_true(row.used <= row.budget && row.target <= row.budget);
-    return row;
-}
-
 static struct zc_job_row job_row(struct zc_client *c, const char *name)
 {
     struct zc_job_row *rows = NULL, row;
@@ -58,23 +45,10 @@ static uint64_t streamed(struct zc_client *c, const char *name)
     return bytes;
 }
 
-/* The host tier has come down to its target: what left has given its memory back. */
-static void await_target(struct zc_client *c)
-{
-    for (unsigned waited = 0; waited < ZI_WAIT_MS / 10; waited++) {
-        struct zc_tier_row row = host(c);
-
-        if (row.moving == 0 && row.used <= row.target && row.budget == row.target)
-            return;
-        (void)poll(NULL, 0, 10);
-    }
-    fail_msg("the host tier does not come down");
-}
-
 /* Until so much of state is booked. */
 static void await_state(struct zc_client *c, uint64_t bytes)
 {
-    for (unsigned waited = 0; host(c).state != bytes; waited++) {
+    for (unsigned waited = 0; zi_tier(c, "host").state != bytes; waited++) {
         assert_true(waited < ZI_WAIT_MS / 10);
         (void)poll(NULL, 0, 10);
     }
@@ -83,30 +57,6 @@ static void await_state(struct zc_client *c, uint64_t bytes)
 static int tier_set(struct zc_client *c, uint64_t bytes)
 {
     return zc_tier_set_wait(c, "host", bytes);
-}
-
-/* The least budget that would do, as a refusal says. */
-static uint64_t least(struct zc_client *c)
-{
-    static const char mark[] = "the least that would do is ";
-    const char *at;
-
-    assert_int_equal(tier_set(c, 1), -ENOSPC);
-    at = strstr(zc_error(c), mark);
-    assert_non_null(at);
-    return strtoull(at + sizeof(mark) - 1, NULL, 10);
-}
-
-static void fsck(struct zc_client *c)
-{
-    struct zc_sentence *problems = NULL;
-    struct zc_fsck f;
-    size_t n = 0;
-
-    assert_int_equal(zc_fsck_wait(c, &f, &problems, &n), 0);
-    if (n > 0)
-        fail_msg("fsck: %s", problems[0].text);
-    zc_rows_free(problems);
 }
 
 /* ---- training */
@@ -168,46 +118,46 @@ static void down_and_up(void **state)
     sv_begin(ranks, 2, &d, 0);
     c = zi_client(&d);
     step(ranks, 1, ZC_COMMIT_NO);
-    all = host(c).state;
+    all = zi_tier(c, "host").state;
     assert_true(all > 0 && streamed(c, sv_name) == 0);
     assert_int_equal(job_row(c, sv_name).host_state, all);
 
     assert_int_equal(zc_tier_set_wait(c, "nvme", PLENTY), -EINVAL);
     assert_int_equal(tier_set(c, UINT64_MAX), -EINVAL);
-    low = least(c);
-    assert_int_equal(low, host(c).used - all);
+    low = zi_least(c, "host");
+    assert_int_equal(low, zi_tier(c, "host").used - all);
     assert_int_equal(tier_set(c, low - 1), -ENOSPC);
-    assert_int_equal(host(c).target, PLENTY); /* as it was */
-    assert_int_equal(host(c).moving, 0);
+    assert_int_equal(zi_tier(c, "host").target, PLENTY); /* as it was */
+    assert_int_equal(zi_tier(c, "host").moving, 0);
     assert_int_equal(tier_set(c, low), 0);
-    assert_int_equal(host(c).target, low);
-    assert_int_equal(host(c).moving, all);
-    assert_int_equal(host(c).budget, host(c).used);
+    assert_int_equal(zi_tier(c, "host").target, low);
+    assert_int_equal(zi_tier(c, "host").moving, all);
+    assert_int_equal(zi_tier(c, "host").budget, zi_tier(c, "host").used);
     assert_int_equal(job_row(c, sv_name).host_state_target, 0);
     sv_dump_same("nothing has moved yet", &want[1], ranks, 2);
     assert_int_equal(tier_set(c, low - 1), -ENOSPC);
-    assert_int_equal(host(c).target, low);
+    assert_int_equal(zi_tier(c, "host").target, low);
 
     step(ranks, 2, ZC_COMMIT_NO);
-    await_target(c);
-    assert_int_equal(host(c).state, 0);
+    zi_await_target(c, "host");
+    assert_int_equal(zi_tier(c, "host").state, 0);
     assert_int_equal(job_row(c, sv_name).host_state, 0);
     assert_int_equal(streamed(c, sv_name), all);
-    fsck(c);
+    zi_fsck_online(c);
     step(ranks, 3, ZC_COMMIT_STEP);
 
     assert_int_equal(tier_set(c, low + all / 2), 0);
     (void)poll(NULL, 0, 50);
     step(ranks, 4, ZC_COMMIT_NO);
     step(ranks, 5, ZC_COMMIT_STEP);
-    assert_true(host(c).state > 0 && host(c).state <= all / 2);
+    assert_true(zi_tier(c, "host").state > 0 && zi_tier(c, "host").state <= all / 2);
     assert_true(streamed(c, sv_name) < all);
-    fsck(c);
+    zi_fsck_online(c);
     assert_int_equal(tier_set(c, PLENTY), 0);
     (void)steps_until_resident(c, ranks, 5);
-    assert_int_equal(host(c).state, all);
-    assert_int_equal(host(c).budget, PLENTY);
-    fsck(c);
+    assert_int_equal(zi_tier(c, "host").state, all);
+    assert_int_equal(zi_tier(c, "host").budget, PLENTY);
+    zi_fsck_online(c);
     zi_close(ranks, 2);
     zc_close(c);
     zi_stop(&d);
@@ -227,26 +177,26 @@ static void a_job_goes(void **state)
     sv_open(b, 2, &d, 0);
     sv_name = "job";
     c = zi_client(&d);
-    all = host(c).state / 2;
+    all = zi_tier(c, "host").state / 2;
     step(a, 1, ZC_COMMIT_NO);
     step(b, 1, ZC_COMMIT_NO);
-    assert_int_equal(tier_set(c, host(c).used - all), 0);
-    assert_true(host(c).moving >= all);
+    assert_int_equal(tier_set(c, zi_tier(c, "host").used - all), 0);
+    assert_true(zi_tier(c, "host").moving >= all);
     step(a, 2, ZC_COMMIT_STEP);
     step(b, 2, ZC_COMMIT_NO);
-    await_target(c);
+    zi_await_target(c, "host");
     for (int i = 0; i < 2; i++) { /* each has its half, as far as pages go */
         uint64_t has = job_row(c, i == 0 ? "job" : "b").host_state;
 
         assert_true(has <= all / 2 && has > 0);
     }
-    fsck(c);
+    zi_fsck_online(c);
     zi_close(b, 2);
     assert_int_equal(zc_job_destroy_wait(c, "b"), 0);
     await_state(c, all); /* it is booked as soon as it is free */
     (void)steps_until_resident(c, a, 2);
-    assert_int_equal(host(c).state, all);
-    fsck(c);
+    assert_int_equal(zi_tier(c, "host").state, all);
+    zi_fsck_online(c);
     zi_close(a, 2);
     zc_close(c);
     zi_stop(&d);
@@ -264,7 +214,7 @@ static void killed_in_between(void **state)
     sv_begin(ranks, 2, &d, 0);
     c = zi_client(&d);
     step(ranks, 1, ZC_COMMIT_NO);
-    assert_int_equal(tier_set(c, least(c)), 0);
+    assert_int_equal(tier_set(c, zi_least(c, "host")), 0);
     step(ranks, 2, ZC_COMMIT_STEP);
     assert_int_equal(tier_set(c, PLENTY), 0);
     step(ranks, 3, ZC_COMMIT_NO);
@@ -281,15 +231,15 @@ static void killed_in_between(void **state)
     step(ranks, 3, ZC_COMMIT_NO);
 
     /* its ranks die while it shrinks: who attaches goes on with what is in memory */
-    assert_int_equal(tier_set(c, least(c)), 0);
+    assert_int_equal(tier_set(c, zi_least(c, "host")), 0);
     sv_hang_up(ranks, 2);
     assert_int_equal(sv_attach(ranks, 2, &d, 0, true, NULL), 0);
     assert_int_equal(ranks[0].place.iterations, 3);
     step(ranks, 4, ZC_COMMIT_STEP);
     step(ranks, 5, ZC_COMMIT_STEP);
-    await_target(c);
-    assert_int_equal(host(c).state, 0);
-    fsck(c);
+    zi_await_target(c, "host");
+    assert_int_equal(zi_tier(c, "host").state, 0);
+    zi_fsck_online(c);
     zi_close(ranks, 2);
     zc_close(c);
     zi_stop(&d);
@@ -314,12 +264,12 @@ static void not_durable(void **state)
     nvme = zi_used(&d, "nvme");
     assert_int_equal(nvme, 0);
     step(ranks, 1, ZC_COMMIT_NO);
-    assert_int_equal(tier_set(c, least(c)), 0);
+    assert_int_equal(tier_set(c, zi_least(c, "host")), 0);
     assert_true(zi_used(&d, "nvme") > 0); /* promised before it is needed */
     step(ranks, 2, ZC_COMMIT_NO);
-    await_target(c);
+    zi_await_target(c, "host");
     step(ranks, 3, ZC_COMMIT_NO);
-    fsck(c);
+    zi_fsck_online(c);
     assert_int_equal(tier_set(c, PLENTY), 0);
     for (uint64_t k = 4; streamed(c, sv_name) > 0; k++) {
         assert_true(k <= STEPS);
@@ -327,7 +277,7 @@ static void not_durable(void **state)
         step(ranks, k, ZC_COMMIT_NO);
     }
     assert_int_equal(zi_used(&d, "nvme"), 0); /* and given back */
-    fsck(c);
+    zi_fsck_online(c);
     zi_close(ranks, 2);
     zc_close(c);
     zi_stop(&d);
@@ -349,10 +299,10 @@ static void offloaded_to_host(void **state)
     sv_fill(ranks, 2);
     c = zi_client(&d);
     step(ranks, 1, ZC_COMMIT_NO);
-    assert_int_equal(least(c), host(c).used);
-    assert_int_equal(tier_set(c, host(c).used), 0);
+    assert_int_equal(zi_least(c, "host"), zi_tier(c, "host").used);
+    assert_int_equal(tier_set(c, zi_tier(c, "host").used), 0);
     step(ranks, 2, ZC_COMMIT_STEP);
-    assert_int_equal(host(c).moving, 0);
+    assert_int_equal(zi_tier(c, "host").moving, 0);
     zi_close(ranks, 2);
     zc_close(c);
     zi_stop(&d);
@@ -368,7 +318,7 @@ static struct zc_client *begin_full(struct zi_rank *a, struct zi_daemon *d)
     sv_begin(a, 2, d, 0);
     c = zi_client(d);
     step(a, 1, ZC_COMMIT_NO);
-    assert_int_equal(tier_set(c, host(c).used), 0);
+    assert_int_equal(tier_set(c, zi_tier(c, "host").used), 0);
     step(a, 2, ZC_COMMIT_STEP);
     return c;
 }
@@ -397,7 +347,7 @@ static void open_begin(struct zi_rank *b, const struct zi_daemon *d, const struc
 static void await_moving(struct zc_client *c, bool moves)
 {
     for (unsigned waited = 0; waited < ZI_WAIT_MS / 10; waited++) {
-        if ((host(c).moving > 0) == moves)
+        if ((zi_tier(c, "host").moving > 0) == moves)
             return;
         (void)poll(NULL, 0, 10);
     }
@@ -436,7 +386,7 @@ static void a_job_comes(void **state)
         sv_dump_same("who came", &want[i], &b, 1);
         step(a, ++k, i % 2 ? ZC_COMMIT_NO : ZC_COMMIT_STEP);
     }
-    fsck(c);
+    zi_fsck_online(c);
     zi_close(&b, 1);
     zi_close(a, 2);
     zc_close(c);
@@ -457,12 +407,12 @@ static void nobody_can_give_that(void **state)
 
     (void)state;
     c = begin_full(a, &d);
-    has = host(c).state;
+    has = zi_tier(c, "host").state;
     o.staging_bytes = PLENTY;
     open_begin(&b, &d, &o, &call);
     assert_int_equal(zi_await(&b, 1, &call), -ENOSPC);
     zc_close(b.c);
-    assert_int_equal(host(c).moving, 0);
+    assert_int_equal(zi_tier(c, "host").moving, 0);
 
     o.staging_bytes = 4096;
     open_begin(&b, &d, &o, &call);
@@ -472,11 +422,11 @@ static void nobody_can_give_that(void **state)
     zi_define(&b, &large, 1, 1);
     assert_int_equal(zi_ready(&b, 1), -ENOSPC);
     assert_non_null(strstr(zc_error(b.c), "the least host_bytes that would do"));
-    assert_int_equal(host(c).moving, 0);
+    assert_int_equal(zi_tier(c, "host").moving, 0);
     zi_close(&b, 1);
     await_state(c, has); /* what was given for the staging is booked again */
     (void)steps_until_resident(c, a, 3);
-    fsck(c);
+    zi_fsck_online(c);
     zi_close(a, 2);
     zc_close(c);
     zi_stop(&d);
@@ -494,7 +444,7 @@ static void who_waits_goes(void **state)
 
     (void)state;
     c = begin_full(a, &d);
-    has = host(c).state;
+    has = zi_tier(c, "host").state;
     open_begin(&b, &d, &o, &call);
     await_moving(c, true);
     zc_close(b.c);
@@ -528,7 +478,7 @@ static void who_waits_goes(void **state)
     await_moving(c, false);
     await_state(c, has);
     (void)steps_until_resident(c, a, k);
-    fsck(c);
+    zi_fsck_online(c);
     zi_close(a, 2);
     zc_close(c);
     zi_stop(&d);

@@ -695,15 +695,10 @@ static void life_step_torn(struct life *l, bool early, bool asked)
 /* All of it, or the least that would do and up to `more`. */
 static void draw_tier(struct life *l, const char *tier, uint64_t bytes, uint64_t more, bool all)
 {
-    static const char mark[] = "the least that would do is ";
     struct zc_client *c = l->ranks[0].c;
 
-    if (!all) {
-        assert_int_equal(zc_tier_set_wait(c, tier, 1), -ENOSPC);
-        assert_non_null(strstr(zc_error(c), mark));
-        bytes = strtoull(strstr(zc_error(c), mark) + strlen(mark), NULL, 10);
-        bytes += draw(256) * (more / 256);
-    }
+    if (!all)
+        bytes = zi_least(c, tier) + draw(256) * (more / 256);
     if (zc_tier_set_wait(c, tier, bytes) < 0)
         fail_msg("a budget of %llu bytes: %s", (unsigned long long)bytes, zc_error(c));
     l->t->budgets++;

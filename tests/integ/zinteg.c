@@ -515,6 +515,57 @@ unsigned zi_await_used(const struct zi_daemon *d, uint64_t host, uint64_t nvme, 
     }
 }
 
+struct zc_tier_row zi_tier(struct zc_client *c, const char *name)
+{
+    struct zc_tier_row *rows = NULL, row = { .budget = 0 };
+    size_t n = 0;
+
+    assert_int_equal(zc_tiers_wait(c, &rows, &n), 0);
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(rows[i].name, name) == 0)
+            row = rows[i];
+    zc_rows_free(rows);
+    assert_string_equal(row.name, name);
+    assert_true(row.used == row.params + row.grads + row.state + row.staging + row.rings);
+    assert_true(row.used <= row.budget && row.target <= row.budget);
+    return row;
+}
+
+void zi_await_target(struct zc_client *c, const char *name)
+{
+    for (unsigned waited = 0; waited < ZI_WAIT_MS / 10; waited++) {
+        struct zc_tier_row row = zi_tier(c, name);
+
+        if (row.moving == 0 && row.used <= row.target && row.budget == row.target)
+            return;
+        (void)poll(NULL, 0, 10);
+    }
+    fail_msg("the %s tier does not come down", name);
+}
+
+uint64_t zi_least(struct zc_client *c, const char *name)
+{
+    static const char mark[] = "the least that would do is ";
+    const char *at;
+
+    assert_int_equal(zc_tier_set_wait(c, name, 1), -ENOSPC);
+    at = strstr(zc_error(c), mark);
+    assert_non_null(at);
+    return strtoull(at + sizeof(mark) - 1, NULL, 10);
+}
+
+void zi_fsck_online(struct zc_client *c)
+{
+    struct zc_sentence *problems = NULL;
+    struct zc_fsck f;
+    size_t n = 0;
+
+    assert_int_equal(zc_fsck_wait(c, &f, &problems, &n), 0);
+    if (n > 0)
+        fail_msg("fsck: %s", problems[0].text);
+    zc_rows_free(problems);
+}
+
 /* ---- a client that says what it likes */
 
 void zi_raw_connect(struct zi_raw *r, const struct zi_daemon *d)

@@ -120,6 +120,15 @@ uint64_t zi_used(const struct zi_daemon *d, const char *tier);
  *  max_ms. */
 unsigned zi_await_used(const struct zi_daemon *d, uint64_t host, uint64_t nvme, unsigned max_ms);
 
+/** A tier's row, whose sums are right. */
+struct zc_tier_row zi_tier(struct zc_client *c, const char *name);
+/** Waits until the tier has come down to its target: what left has given its memory back. */
+void zi_await_target(struct zc_client *c, const char *name);
+/** The least budget of a tier that would do, as a refusal says. */
+uint64_t zi_least(struct zc_client *c, const char *name);
+/** The running daemon checks its files, and finds nothing. */
+void zi_fsck_online(struct zc_client *c);
+
 /* ---- a client that says what it likes */
 
 struct zi_raw {
