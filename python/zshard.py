@@ -138,6 +138,9 @@ EVENT = CFUNCTYPE(None, c_void_p, POINTER(zc_event))
 
 # ---- zc_zero.h
 
+zc_loss_scale = struct("zc_loss_scale", (c_bool, "dynamic"), (c_double, "fixed"),
+                       (c_uint32, "power window hysteresis"), (c_bool, "consecutive"),
+                       (c_double, "min"))
 zc_zero_options = struct("zc_zero_options", (c_void_p, "comm"), (c_char_p, "socket job"),
                          (c_bool, "keep durable"), (c_uint64, "commit_every"), (c_bool, "resume"),
                          (c_int, "offload_param offload_optimizer"),
@@ -146,7 +149,12 @@ zc_zero_options = struct("zc_zero_options", (c_void_p, "comm"), (c_char_p, "sock
                          (c_bool, "nesterov"),
                          (c_double * 64, "weight_decay"),
                          (c_uint32, "groups prefetch_units overlap share timeout_ms"), (c_char_p, "kernels device"),
-                         (c_int, "offload_grad"))
+                         (c_int, "offload_grad stage"), (c_uint32, "group_ranks"),
+                         (c_bool, "accumulate_local vertical keep_gathered"),
+                         (c_uint64, "persist_elems live_elems reuse_elems prefetch_elems "
+                                    "reduce_elems"),
+                         (c_bool, "reduce_waits quantize_gather"), (zc_loss_scale, "loss_scale"),
+                         (c_uint64, "memory_bytes"))
 zc_zero_stepped = struct("zc_zero_stepped", (c_uint64, "iterations applied"),
                          (c_double, "grad_norm clip_scale"), (c_bool, "skipped"))
 zc_zero_stats = struct("zc_zero_stats",

@@ -296,6 +296,8 @@ void zc_zero_defaults(struct zc_zero_options *options)
         .groups = 1,
         .prefetch_units = 1,
         .overlap = ZC_ZERO_OVERLAP,
+        .stage = ZC_STAGE_3,
+        .loss_scale = { .fixed = 1, .power = 16, .window = 1000, .hysteresis = 2, .min = 1 },
     };
 }
 
@@ -313,6 +315,20 @@ static int open_check_group(struct zc_zero *z, uint32_t g)
     return zk_params_check((enum zb_optimizer)z->options.optimizer, &params, &err) < 0
                ? zcz_refuse(z, -EINVAL, "group %u: %s", g, err.text)
                : 0;
+}
+
+/* What is declared, and comes with a later commit. */
+static int open_check_built(struct zc_zero *z)
+{
+    const struct zc_zero_options *o = &z->options;
+
+    if (o->stage != ZC_STAGE_3 || o->group_ranks > 0 || o->accumulate_local || o->vertical ||
+        o->keep_gathered || o->persist_elems > 0 || o->live_elems > 0 || o->reuse_elems > 0 ||
+        o->prefetch_elems > 0 || o->reduce_elems > 0 || o->reduce_waits || o->quantize_gather ||
+        o->loss_scale.dynamic || (o->loss_scale.fixed != 0 && o->loss_scale.fixed != 1) ||
+        o->memory_bytes > 0)
+        return zcz_refuse(z, -ENOTSUP, "an option of the engine that is not built yet");
+    return 0;
 }
 
 static int open_check(struct zc_zero *z)
@@ -354,7 +370,7 @@ static int open_check(struct zc_zero *z)
     if (o->prefetch_units > ZCZ_PREFETCH_MAX)
         return zcz_refuse(z, -EINVAL, "%u units gathered ahead: at most %u", o->prefetch_units,
                           ZCZ_PREFETCH_MAX);
-    return 0;
+    return open_check_built(z);
 }
 
 /* The caller's strings need not outlive zc_zero_open(). */

@@ -153,6 +153,30 @@ struct zc_zero;
 
 enum zc_zero_offload { ZC_ZERO_NONE = 0, ZC_ZERO_HOST = 1, ZC_ZERO_NVME = 2 };
 
+/**
+ * What ranks have of the model states: P parameters, N ranks, and p, g and k bytes of each in its
+ * three planes, parameter, gradient and optimizer state. What is cut lies in slices, one on each
+ * rank, in the store; what is whole is each rank's own.
+ */
+enum zc_zero_stage {
+    ZC_STAGE_DDP = 0, /* all whole: (p + g + k) P */
+    ZC_STAGE_1 = 1,   /* state cut: (p + g + k/N) P */
+    ZC_STAGE_2 = 2,   /* gradients too: (p + (g + k)/N) P */
+    ZC_STAGE_3 = 3,   /* parameters too, gathered unit by unit; FSDP: (p + g + k) P / N */
+};
+
+/** Of fp16: the trainer multiplies its loss by zc_zero_loss_scale(), and the step divides by it.
+ * The rules are DeepSpeed's (its fp16 keys, of the same names; factor 2 both ways). */
+struct zc_loss_scale {
+    bool dynamic;        /* false: `fixed`, always */
+    double fixed;        /* 0 or 1: none */
+    uint32_t power;      /* dynamic: the first scale is 2 to this power; it doubles behind */
+    uint32_t window;     /* so many steps without overflow, and is halved by an overflow, when */
+    uint32_t hysteresis; /* all of these but one are used up; they are refilled when it doubles, */
+    bool consecutive;    /* or by every step without overflow */
+    double min;          /* never below; an overflow there ends the run (-ERANGE) */
+};
+
 /** What a step does while the trainer computes; none of it changes a bit of the result. */
 #define ZC_ZERO_EARLY 1u /* it begins as gradients come: zc_zero_announce() */
 #define ZC_ZERO_SERVE \
@@ -195,11 +219,34 @@ struct zc_zero_options {
     /* of a job: ZC_ZERO_HOST refuses what does not fit with its gradients in memory (-ENOSPC);
      * else (0) those that do not fit live on NVMe, where state and parameters may, too */
     enum zc_zero_offload offload_grad;
+
+    enum zc_zero_stage stage;
+    /* hybrid: each so many ranks in a row are a group. States are cut inside of groups, and every
+     * group has all of them: gathers stay inside, gradients go across, too. Divides the world; 0:
+     * one group of all */
+    uint32_t group_ranks;
+    /* Micro-steps add up in this rank's own memory, whole, and are reduced once, with the last.
+     * Else each is reduced, and the sums add up */
+    bool accumulate_local;
+    /* Each unit is reduced once in a step, and its gradient is that of all micro-steps: the order
+     * of calls that gathers a unit once for all of them (docs/ENGINE.md) */
+    bool vertical;
+    bool keep_gathered;     /* of stage 3: what was gathered forward stays until it is reduced */
+    uint64_t persist_elems; /* of stage 3: units up to this long stay gathered between two steps */
+    uint64_t live_elems;  /* of stage 3: gathered ahead, or kept, only below this; 0: no ceiling */
+    uint64_t reuse_elems; /* of stage 3: what comes again within so many elements stays */
+    uint64_t prefetch_elems; /* instead of prefetch_units, where not 0: gathered ahead */
+    uint64_t reduce_elems; /* of gradients on their way to other ranks at one time; 0: two units */
+    bool reduce_waits;     /* zc_zero_reduce() returns when the unit is reduced: no overlap */
+    bool quantize_gather;  /* parameters travel between ranks as int8 with a scale for each block */
+    struct zc_loss_scale loss_scale;
+    uint64_t memory_bytes; /* of this rank: what model states and buffers may take of its own
+                              memory, or of its device's; a start that needs more is refused with
+                              the numbers (-ENOSPC). 0: no limit */
 };
 
 /** Fills in the usual values: micro_steps 1, betas 0.9 and 0.95, eps 1e-8, one group, prefetch 1,
- * all overlap,
- * a commit every 100 steps (of a job that is durable). */
+ * all overlap, a commit every 100 steps (of a job that is durable), stage 3, no loss scale. */
 ZC_EXPORT void zc_zero_defaults(struct zc_zero_options *options);
 
 /** Connects, and compares the options of all ranks: where one rank is refused, all are. Collective.
