@@ -49,14 +49,16 @@ void zk_gpu_init(struct zk_gpu *g, const struct zk_gpu_backend *backend)
     zb_list_init(&g->pins);
 }
 
-/* What stands behind "backend:", "" where nothing does; NULL: not that backend. */
+/* What stands behind "backend:", "" where the name ends before the colon; NULL: not that backend. */
 static const char *name_args(const char *name, const char *backend)
 {
     size_t len = strlen(backend);
 
     if (strncmp(name, backend, len) != 0)
         return NULL;
-    return name[len] == '\0' ? name + len : name[len] == ':' ? name + len + 1 : NULL;
+    if (name[len] == '\0')
+        return name + len;
+    return name[len] == ':' && name[len + 1] != '\0' ? name + len + 1 : NULL;
 }
 
 static int open_backend(const char *name, struct zk_gpu **ret, struct zb_err *err)

@@ -136,6 +136,7 @@ static void names(void **state)
         { "", -EINVAL, "no GPU is called ''" },
         { "cud", -EINVAL, "no GPU is called" },
         { "emulatedx", -EINVAL, "no GPU is called" },
+        { "emulated:", -EINVAL, "no GPU is called" },
         { "emulated:1M", -EINVAL, "at least" },
         { "emulated:x", -EINVAL, "x" },
         { "emulated:64M:9:9:4K:9", -EINVAL, "too much" },
@@ -144,7 +145,7 @@ static void names(void **state)
         { "emulated:64M:1K", -EINVAL, "1K" },
         { "cuda:4096", -ENODEV, "no GPU: " },
         { "cuda:-1", -EINVAL, "cuda:-1" },
-        { "cuda:", -EINVAL, "cuda:" },
+        { "cuda:", -EINVAL, "no GPU is called" }, /* no device and no driver is asked about that */
     };
 
     (void)state;
@@ -152,7 +153,7 @@ static void names(void **state)
         struct zb_err err = { 0 };
         struct zk_gpu *g = NULL;
         int rc = zk_gpu_open(rows[i].name, 0, &g, &err);
-        bool without = strncmp(rows[i].name, "cuda", 4) == 0 && rc == -ENODEV;
+        bool without = strncmp(rows[i].name, "cuda:-", 6) == 0 && rc == -ENODEV; /* of CUDA */
 
         if (g || (rc != rows[i].rc && !without) ||
             !strstr(err.text, without ? "no GPU: " : rows[i].says))
@@ -210,12 +211,13 @@ static void works_run_late(struct fixture *x)
     good(x, zk_gpu_copy(x->a, ZK_GPU_TO_DEVICE, zk_gpu_addr(m), x->host + 4096, 100, &x->err));
     good(x, zk_gpu_copy(x->a, ZK_GPU_TO_HOST, x->host + 8192, zk_gpu_addr(m), 100, &x->err));
     assert_true(host[0] == 5 && host[8192] == 5);
-    host[4096] = 6; /* it is the copy's, and we do what we may not */
+    host[4096] = 6; /* it is the copy's, and we do what we may not: a driver may have read it */
     assert_int_equal(zk_gpu_stream_query(x->a, &x->err), -EAGAIN);
     assert_int_equal(x->err.code, 0);
     gate_open(x, x->a, fd);
     assert_true(host[0] == 8 && host[99] == 8 && host[100] == 5);
-    assert_true(host[8192] == 6 && host[8193] == 5 && host[8292] == 5);
+    assert_true(host[8192] == 6 || (host[8192] == 5 && strncmp(x->name, "cuda", 4) == 0));
+    assert_true(host[8193] == 5 && host[8292] == 5);
     zk_gpu_free(m);
 }
 
