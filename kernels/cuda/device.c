@@ -168,6 +168,23 @@ static CUmemAllocationProp mem_prop(const struct cuda_gpu *c)
     return prop;
 }
 
+/* Whether memory that can be sent is to be had: what the device could do, the machine around it (a
+ * container's runtime, a virtual machine) may refuse. A device that is full has not refused. */
+static bool export_works(const struct cuda_gpu *c, size_t bytes)
+{
+    CUmemAllocationProp prop = mem_prop(c);
+    CUmemGenericAllocationHandle handle = 0;
+    int fd = -1;
+    CUresult r = c->d.cuMemCreate(&handle, bytes, &prop, 0);
+
+    if (r != CUDA_SUCCESS)
+        return r == CUDA_ERROR_OUT_OF_MEMORY;
+    r = c->d.cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    zb_close_fd(&fd);
+    (void)c->d.cuMemRelease(handle);
+    return r == CUDA_SUCCESS;
+}
+
 /* What the driver can do with this device's memory. */
 static int device_ask(struct cuda_gpu *c, struct zb_err *err)
 {
@@ -191,6 +208,8 @@ static int device_ask(struct cuda_gpu *c, struct zb_err *err)
     if (r == CUDA_SUCCESS && !vmm)
         return zb_fail(err, -ENODEV, "no GPU: device %d cannot map its memory", c->device);
     c->base.info.granularity_bytes = granularity;
+    if (r == CUDA_SUCCESS)
+        c->can_export = c->can_export && export_works(c, granularity);
     return driver_fail(c, r, "GPU", err);
 }
 
@@ -284,10 +303,21 @@ static void cuda_mem_free(struct zk_gpu_mem *m)
     m->handle = 0;
 }
 
-static int mem_map(struct zk_gpu_mem *m, struct zb_err *err)
+static CUresult mem_access(const struct zk_gpu_mem *m, CUmemAccess_flags flags)
 {
     const struct cuda_gpu *c = gpu_of(m->gpu);
     CUmemAccessDesc access;
+
+    memset(&access, 0, sizeof(access));
+    access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    access.location.id = c->device;
+    access.flags = flags;
+    return c->d.cuMemSetAccess(mem_at(m), m->len_bytes, &access, 1);
+}
+
+static int mem_map(struct zk_gpu_mem *m, struct zb_err *err)
+{
+    const struct cuda_gpu *c = gpu_of(m->gpu);
     CUdeviceptr at = 0;
     CUresult r = c->d.cuMemAddressReserve(&at, m->len_bytes, 0, 0, 0);
 
@@ -298,12 +328,11 @@ static int mem_map(struct zk_gpu_mem *m, struct zb_err *err)
     if (r != CUDA_SUCCESS)
         return driver_fail(c, r, "mapping GPU memory", err);
     m->mapped = true;
-    memset(&access, 0, sizeof(access));
-    access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-    access.location.id = c->device;
-    access.flags = m->writable ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_READ;
-    return driver_fail(c, c->d.cuMemSetAccess(at, m->len_bytes, &access, 1), "access to GPU memory",
-                       err);
+    r = mem_access(m, m->writable ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+                                  : CU_MEM_ACCESS_FLAGS_PROT_READ);
+    if (!m->writable && (r == CUDA_ERROR_NOT_SUPPORTED || r == CUDA_ERROR_INVALID_VALUE))
+        r = mem_access(m, CU_MEM_ACCESS_FLAGS_PROT_READWRITE); /* it knows no reading alone */
+    return driver_fail(c, r, "access to GPU memory", err);
 }
 
 static int cuda_mem_new(struct zk_gpu_mem *m, struct zb_err *err)
