@@ -322,11 +322,10 @@ static int open_check_built(struct zc_zero *z)
 {
     const struct zc_zero_options *o = &z->options;
 
-    if (o->stage != ZC_STAGE_3 || o->group_ranks > 0 || o->accumulate_local || o->vertical ||
-        o->keep_gathered || o->persist_elems > 0 || o->live_elems > 0 || o->reuse_elems > 0 ||
-        o->prefetch_elems > 0 || o->reduce_elems > 0 || o->reduce_waits || o->quantize_gather ||
-        o->loss_scale.dynamic || (o->loss_scale.fixed != 0 && o->loss_scale.fixed != 1) ||
-        o->memory_bytes > 0)
+    if (o->stage != ZC_STAGE_3 || o->group_ranks > 0 || o->keep_gathered || o->persist_elems > 0 ||
+        o->live_elems > 0 || o->reuse_elems > 0 || o->prefetch_elems > 0 || o->reduce_elems > 0 ||
+        o->reduce_waits || o->quantize_gather || o->loss_scale.dynamic ||
+        (o->loss_scale.fixed != 0 && o->loss_scale.fixed != 1) || o->memory_bytes > 0)
         return zcz_refuse(z, -ENOTSUP, "an option of the engine that is not built yet");
     return 0;
 }

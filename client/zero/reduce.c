@@ -8,6 +8,11 @@
  *                       between devices it comes last, and what comes is the sum)
  *       push            piece by piece: added up straight into the store's memory, and handed over
  *
+ * ACCUMULATION. Each micro-step's sum is pushed, and the store adds them up; or, with
+ * accumulate_local, the buffer stays with its unit, is added into by all of them, and only the last
+ * takes it: then the memory is that of all gradients, and what is exchanged and pushed is divided
+ * by the number of micro-steps. With vertical there is one micro-step, as far as is counted here.
+ *
  * MEMORY. A bf16 gradient is rounded in place: the send half and the receive half together are the
  * fp32 buffer. An fp32 one needs a second buffer to receive. At most ZCZ_REDUCES_MAX reductions
  * hold buffers; a trainer that is faster than the exchange waits in zc_zero_reduce().
@@ -80,11 +85,11 @@ static int grad_refused(struct zc_zero *z, const struct zcz_unit *u)
     if (u->def.frozen)
         return zcz_refuse(z, -EINVAL, "unit %u '%s' is frozen: it has no gradient", u->def.index,
                           u->def.name);
-    if (z->micro == z->options.micro_steps)
+    if (z->micro == zcz_micro_steps(z))
         return zcz_refuse(z, -EBUSY,
                           "unit %u '%s': all %u micro-steps are complete, and zc_zero_step() comes "
                           "next",
-                          u->def.index, u->def.name, z->options.micro_steps);
+                          u->def.index, u->def.name, zcz_micro_steps(z));
     if (u->micro > z->micro)
         return zcz_refuse(z, -EBUSY,
                           "unit %u '%s' was reduced in micro-step %u, which is not complete: %u of "
@@ -117,6 +122,7 @@ int zc_zero_grad(struct zc_zero *z, uint32_t unit, float **ret_grad)
                             unit, u->def.name, (unsigned long long)bytes);
         memset(u->grad->data, 0, bytes);
     }
+    u->asked = true;
     *ret_grad = u->grad->data;
     return zcz_turn(z, 0);
 }
@@ -131,6 +137,12 @@ static void reduce_arm(const struct zc_zero *z, struct zcz_reduce *r)
                      r->unit->slice * zb_dtype_bytes(r->unit->layout.dtype));
 }
 
+/* So many micro-steps of each step only add to what stays here. */
+static uint32_t reduce_local(const struct zc_zero *z)
+{
+    return zcz_micro_steps(z) - zcz_pushes(z);
+}
+
 /* The unit's gradient leaves for the other ranks. */
 static int reduce_begin(struct zc_zero *z, struct zcz_unit *u)
 {
@@ -140,7 +152,7 @@ static int reduce_begin(struct zc_zero *z, struct zcz_unit *u)
     size_t bytes = zb_dtype_bytes(u->layout.dtype) * padded;
     bool wants_more = z->world > 1 && u->layout.dtype == ZB_F32 && !z->device.ops;
 
-    *r = (struct zcz_reduce){ .unit = u, .micro = u->micro };
+    *r = (struct zcz_reduce){ .unit = u, .micro = u->micro - reduce_local(z) };
     zb_list_push_back(&z->reduces, &r->node);
     if (z->device.gpu) {
         r->on_dev = u->grad;
@@ -202,24 +214,27 @@ int zc_zero_reduce(struct zc_zero *z, uint32_t unit)
 {
     struct zcz_wait w = { .what = "an earlier reduction" };
     struct zcz_unit *u;
+    bool leaves;
     int rc = zcz_enter_unit(z, unit, &u);
 
     if (rc == 0)
         rc = grad_refused(z, u);
     if (rc < 0)
         return rc;
-    if (!u->grad)
+    if (!u->asked)
         return zcz_refuse(z, -EINVAL,
                           "unit %u '%s' is reduced, and zc_zero_grad() was not called for it in "
                           "this micro-step",
                           unit, u->def.name);
     rc = zcz_turn(z, 0);
-    while (rc == 0 && zb_list_empty(&z->reduces_idle))
+    leaves = u->micro >= reduce_local(z);
+    while (rc == 0 && leaves && zb_list_empty(&z->reduces_idle))
         rc = zcz_wait(z, &w);
-    if (rc == 0)
+    if (rc == 0 && leaves)
         rc = reduce_begin(z, u);
     if (rc < 0)
         return rc;
+    u->asked = false;
     u->micro++;
     if (++z->reduced == z->trainable) {
         z->reduced = 0;

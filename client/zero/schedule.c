@@ -75,11 +75,11 @@ void zcz_schedule_rewind(struct zc_zero *z)
 /* Stamps the units of the window with a new number, and begins those that are idle. */
 static void window_begin(struct zc_zero *z)
 {
-    bool last = z->micro + 1 >= z->options.micro_steps;
+    bool last = z->micro + 1 >= zcz_micro_steps(z);
     uint32_t left = z->options.prefetch_units;
 
     z->window++;
-    if (z->micro == z->options.micro_steps)
+    if (z->micro == zcz_micro_steps(z))
         return;
     for (uint32_t i = 0; i < z->order.n && left > 0; i++) {
         uint32_t at = z->order_at + i;

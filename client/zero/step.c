@@ -39,10 +39,10 @@ static int step_check(struct zc_zero *z, double lr)
 
         if (u->holds > 0)
             return zcz_refuse(z, -EBUSY, "a step while unit %u '%s' is gathered", i, u->def.name);
-        if (!u->def.frozen && u->micro < z->options.micro_steps)
+        if (!u->def.frozen && u->micro < zcz_micro_steps(z))
             return zcz_refuse(z, -EBUSY,
                               "a step, and unit %u '%s' was reduced in %u of %u micro-steps", i,
-                              u->def.name, u->micro, z->options.micro_steps);
+                              u->def.name, u->micro, zcz_micro_steps(z));
     }
     return 0;
 }
@@ -237,7 +237,7 @@ static int announce_turn(struct zc_zero *z)
     if (!z->announcing || z->stepping)
         return 0;
     step_groups(z, z->announced_lr, groups);
-    rc = z->store->ops->step_begin(z->store, &z->announce, &step, z->options.micro_steps);
+    rc = z->store->ops->step_begin(z->store, &z->announce, &step, zcz_pushes(z));
     if (rc < 0)
         return rc == -EAGAIN ? 0 : zcz_fail(z, rc, "%s", z->error.text);
     z->announcing = false;

@@ -196,11 +196,12 @@ static uint32_t digest_unit(uint32_t crc, const struct zc_unit *unit)
 uint32_t zcz_digest(const struct zc_zero *z)
 {
     const struct zc_zero_options *o = &z->options;
-    uint64_t numbers[] = { o->keep,        o->durable,       o->commit_every,
-                           o->resume,      o->offload_param, o->offload_optimizer,
-                           o->micro_steps, o->groups,        o->prefetch_units,
-                           o->optimizer,   o->moments,       o->nesterov,
-                           o->overlap,     o->offload_grad,  z->comm->ops->device && o->device };
+    uint64_t numbers[] = { o->keep,        o->durable,         o->commit_every,
+                           o->resume,      o->offload_param,   o->offload_optimizer,
+                           o->micro_steps, o->groups,          o->prefetch_units,
+                           o->optimizer,   o->moments,         o->nesterov,
+                           o->overlap,     o->offload_grad,    z->comm->ops->device && o->device,
+                           o->vertical,    o->accumulate_local };
     double scalars[] = {
         o->clip, o->beta1, o->beta2, o->eps, o->momentum, o->dampening, o->lr_decay
     };
@@ -302,6 +303,10 @@ int zc_zero_start(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
     rc = zcz_vote(z, rc, digest_numbers(0, version, ZB_COUNT(version)), "the start of the engine");
     if (rc < 0)
         return rc;
+    if (z->options.accumulate_local) { /* all of them are in use at one time, once a step */
+        z->grad_pool.keep += z->trainable;
+        z->grad_dev.keep += z->trainable;
+    }
     z->started = true;
     z->stall_ns = z->comm_bytes = 0;
     return 0;

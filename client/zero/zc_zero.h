@@ -19,7 +19,8 @@
  *     zc_zero_step()
  *
  * The engine expects each micro-step to gather in the order of the one before it, and prefetches by
- * that; another order is correct, only slower.
+ * that; another order is correct, only slower. docs/ENGINE.md has the other loops, and what each
+ * moves.
  *
  * ALIKE. Gather, release, grad, reduce, announce, step, commit, sum, read and a clean close make
  * collectives: all ranks make these calls with the same arguments in the same order. Notes,
@@ -225,8 +226,8 @@ struct zc_zero_options {
      * group has all of them: gathers stay inside, gradients go across, too. Divides the world; 0:
      * one group of all */
     uint32_t group_ranks;
-    /* Micro-steps add up in this rank's own memory, whole, and are reduced once, with the last.
-     * Else each is reduced, and the sums add up */
+    /* Micro-steps add up in this rank's own memory (or its device's), whole, and are reduced once,
+     * with the last. Else each is reduced, and the sums add up */
     bool accumulate_local;
     /* Each unit is reduced once in a step, and its gradient is that of all micro-steps: the order
      * of calls that gathers a unit once for all of them (docs/ENGINE.md) */
@@ -300,11 +301,12 @@ ZC_EXPORT uint64_t zc_zero_device_bytes(const struct zc_zero *z);
 ZC_EXPORT int zc_zero_gather(struct zc_zero *z, uint32_t unit, const void **ret_params);
 ZC_EXPORT int zc_zero_release(struct zc_zero *z, uint32_t unit);
 
-/** *ret_grad: fp32[elems], 64-byte aligned, zeroed when this micro-step first asks for it; the
- * trainer adds into it until zc_zero_reduce(). */
+/** *ret_grad: fp32[elems], 64-byte aligned, zeroed when this micro-step (with accumulate_local,
+ * this step) first asks for it; the trainer adds into it until zc_zero_reduce(). */
 ZC_EXPORT int zc_zero_grad(struct zc_zero *z, uint32_t unit, float **ret_grad);
-/** This micro-step's gradient of the unit is complete: starts to reduce it. Every trainable unit is
- * reduced once in a micro-step; the one that completes it may be any. */
+/** This micro-step's gradient of the unit is complete: starts to reduce it (with accumulate_local,
+ * in the step's last micro-step). Every trainable unit is reduced once in a micro-step (with
+ * vertical, in a step); the one that completes it may be any. */
 ZC_EXPORT int zc_zero_reduce(struct zc_zero *z, uint32_t unit);
 
 struct zc_zero_stepped {

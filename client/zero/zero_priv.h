@@ -241,6 +241,7 @@ struct zcz_unit {
 
     /* reduce.c */
     struct zcz_buf *grad; /* that the trainer adds into */
+    bool asked;           /* ... in this micro-step */
     uint32_t micro;       /* micro-steps of this iteration that were reduced */
 };
 
@@ -393,6 +394,19 @@ void zcz_gather_drop(struct zc_zero *z, struct zcz_unit *u);
 int zcz_gather_turn(struct zc_zero *z);
 
 /* ---- reduce.c */
+
+/** How often each unit is reduced in a step: what the engine counts as its micro-steps. */
+static inline uint32_t zcz_micro_steps(const struct zc_zero *z)
+{
+    return z->options.vertical ? 1 : z->options.micro_steps;
+}
+
+/** How often it is pushed, then. */
+static inline uint32_t zcz_pushes(const struct zc_zero *z)
+{
+    return z->options.accumulate_local ? 1 : zcz_micro_steps(z);
+}
+
 int zcz_reduce_turn(struct zc_zero *z);
 /** Adds `world` slices of `count` elements (slice of them apart), in rank order, into out. */
 void zcz_add_slices(const struct zk_ops *ops, enum zb_dtype dtype, const void *slices,

@@ -178,12 +178,30 @@ static int train_forward(struct run *r, struct zc_zero *z, double *ret_loss)
     return 0;
 }
 
-static int train_unit_backward(struct run *r, struct zc_zero *z, uint32_t u, uint64_t step,
-                               uint32_t micro)
+/* What one micro-batch adds to a unit's gradient. */
+static void micro_gradient(const struct run *r, uint32_t u, uint64_t step, uint32_t micro,
+                           const void *params, float *grad)
 {
     const struct zc_comm *comm = r->options.comm;
     uint32_t samples = MODEL_BATCH / (comm->world * r->options.micro_steps);
     uint64_t first = ((uint64_t)micro * comm->world + comm->rank) * samples + step * MODEL_BATCH;
+
+    for (uint64_t i = 0; i < model_units[u].elems; i++) {
+        double g = 0, w = param_at(r, params, i);
+
+        for (uint32_t s = 0; s < samples; s++)
+            g += gradient(u, i, first + s, w);
+        grad[i] += (float)(g / samples);
+    }
+    if (step == r->poison_step && comm->rank == comm->world - 1 && u == r->poison_unit &&
+        micro == 0)
+        grad[model_units[u].elems - 1] = r->poison_value == 0 ? INFINITY : r->poison_value;
+}
+
+/* Of micro-batches [micro, end). */
+static int train_unit_backward(struct run *r, struct zc_zero *z, uint32_t u, uint64_t step,
+                               uint32_t micro, uint32_t end)
+{
     uint64_t grad_bytes = model_units[u].elems * sizeof(float);
     const void *params, *zeros;
     float *grad, *at;
@@ -196,23 +214,18 @@ static int train_unit_backward(struct run *r, struct zc_zero *z, uint32_t u, uin
     TRY(device_read(r->copies, params, unit_bytes(r, u), &params));
     TRY(device_read(r->copies, at, grad_bytes, &zeros));
     grad = (float *)(uintptr_t)zeros;
-    for (uint64_t i = 0; i < model_units[u].elems; i++) {
-        double g = 0, w = param_at(r, params, i);
-
-        assert(grad[i] == 0);
-        for (uint32_t s = 0; s < samples; s++)
-            g += gradient(u, i, first + s, w);
-        grad[i] += (float)(g / samples);
-    }
-    if (step == r->poison_step && comm->rank == comm->world - 1 && u == r->poison_unit &&
-        micro == 0)
-        grad[model_units[u].elems - 1] = r->poison_value == 0 ? INFINITY : r->poison_value;
+    for (uint64_t i = 0; i < model_units[u].elems; i++)
+        assert(grad[i] == 0 || (micro > 0 && r->options.accumulate_local));
+    for (; micro < end; micro++)
+        micro_gradient(r, u, step, micro, params, grad);
     TRY(device_write(r->copies, at, grad, grad_bytes));
     TRY(zc_zero_release(z, u));
     return zc_zero_reduce(z, u);
 }
 
-static int train_micro(struct run *r, struct zc_zero *z, uint64_t step, uint32_t micro)
+/* Forward and backward of micro-batches [micro, end). */
+static int train_micros(struct run *r, struct zc_zero *z, uint64_t step, uint32_t micro,
+                        uint32_t end)
 {
     double loss;
 
@@ -221,7 +234,7 @@ static int train_micro(struct run *r, struct zc_zero *z, uint64_t step, uint32_t
     if (micro == 0)
         r->losses[step - 1] = loss;
     for (uint32_t u = MODEL_UNITS; u-- > 0;)
-        TRY(train_unit_backward(r, z, u, step, micro));
+        TRY(train_unit_backward(r, z, u, step, micro, end));
     return 0;
 }
 
@@ -292,7 +305,7 @@ static int train_step(struct run *r, struct zc_zero *z, uint64_t step)
 static int train_steps(struct run *r, struct zc_zero *z)
 {
     uint64_t begin, applied, end;
-    uint32_t micros = 0;
+    uint32_t micros = 0, at_once = r->options.vertical ? r->options.micro_steps : 1;
 
     TRY(zc_zero_progress(z, &begin, &applied));
     r->begun_at = begin;
@@ -305,14 +318,14 @@ static int train_steps(struct run *r, struct zc_zero *z)
 
         if (r->options.clip > 0) /* then it does nothing, whatever room the job has */
             TRY(zc_zero_announce(z, 0.01 * (double)step));
-        for (uint32_t micro = 0; micro < r->options.micro_steps; micro++) {
+        for (uint32_t micro = 0; micro < r->options.micro_steps; micro += at_once) {
             if (r->stop_after > 0 && micros++ == r->stop_after) {
                 TRY(zc_zero_stats(z, &r->stats)); /* the last step is over */
                 return -EINTR;
             }
-            if (r->announce && micro + 1 == r->options.micro_steps)
+            if (r->announce && micro + at_once == r->options.micro_steps)
                 TRY(zc_zero_announce(z, rate(step)));
-            TRY(train_micro(r, z, step, micro));
+            TRY(train_micros(r, z, step, micro, micro + at_once));
         }
         TRY(train_step(r, z, step));
         r->norms[step - 1] = r->last.grad_norm;

@@ -246,18 +246,6 @@ static void placement_changes_nothing(void **state)
     }
 }
 
-static void assert_values_same(const char *name, const struct model_values *a,
-                               const struct model_values *b)
-{
-    for (uint32_t u = 0; u < MODEL_UNITS; u++) {
-        size_t bytes = model_units[u].elems * sizeof(float);
-
-        if (memcmp(a->master[u], b->master[u], bytes) != 0 ||
-            memcmp(a->m[u], b->m[u], bytes) != 0 || memcmp(a->v[u], b->v[u], bytes) != 0)
-            fail_msg("%s: values of unit '%s' differ", name, model_units[u].name);
-    }
-}
-
 static uint64_t counter(const struct daemon *d, const char *name)
 {
     struct zc_options options = { .socket = d->socket };
@@ -274,6 +262,58 @@ static uint64_t counter(const struct daemon *d, const char *name)
     zc_rows_free(rows);
     zc_close(c);
     return value;
+}
+
+/* Micro-steps that add up before they are pushed: one push a unit and step, also of steps that
+ * begin early, and the same bits as without a daemon. */
+static void accumulated_before_the_push(void **state)
+{
+    static const struct {
+        const char *name;
+        bool vertical, early;
+    } cases[] = {
+        { "by the engine", false, false },
+        { "by the trainer", true, false },
+        { "by the engine, early", false, true },
+        { "by the trainer, early", true, true },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(cases); i++) {
+        struct party none, p;
+        struct daemon d;
+
+        daemon_start(&d, "2M");
+        party_new(&none, 2, NULL, ZC_ZERO_NONE, ZC_ZERO_NONE);
+        party_new(&p, 2, &d, ZC_ZERO_NVME, ZC_ZERO_NVME);
+        for (uint32_t r = 0; r < 2; r++) {
+            none.runs[r].options.accumulate_local = true;
+            p.runs[r].options.accumulate_local = !cases[i].vertical;
+            p.runs[r].options.vertical = cases[i].vertical;
+            none.runs[r].options.clip = p.runs[r].options.clip = cases[i].early ? 0 : 1;
+            none.runs[r].options.micro_steps = p.runs[r].options.micro_steps = 3;
+            p.runs[r].announce = cases[i].early;
+        }
+        party_run(&none);
+        party_run(&p);
+        assert_same(cases[i].name, &none, &p);
+        assert_true((counter(&d, "pages_early") > 0) == cases[i].early);
+        daemon_stop(&d);
+        party_done(&none);
+        party_done(&p);
+    }
+}
+
+static void assert_values_same(const char *name, const struct model_values *a,
+                               const struct model_values *b)
+{
+    for (uint32_t u = 0; u < MODEL_UNITS; u++) {
+        size_t bytes = model_units[u].elems * sizeof(float);
+
+        if (memcmp(a->master[u], b->master[u], bytes) != 0 ||
+            memcmp(a->m[u], b->m[u], bytes) != 0 || memcmp(a->v[u], b->v[u], bytes) != 0)
+            fail_msg("%s: values of unit '%s' differ", name, model_units[u].name);
+    }
 }
 
 /* One value on one rank that is not finite: every rank skips the step, and what is read behind it
@@ -543,10 +583,11 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(placement_changes_nothing),  cmocka_unit_test(guesses_change_nothing),
-        cmocka_unit_test(one_bad_gradient_skips_all), cmocka_unit_test(a_kept_job_goes_on),
-        cmocka_unit_test(refusals_reach_every_rank),  cmocka_unit_test(a_rank_that_dies),
-        cmocka_unit_test(a_daemon_that_dies),         cmocka_unit_test(a_daemon_that_hangs),
+        cmocka_unit_test(placement_changes_nothing), cmocka_unit_test(accumulated_before_the_push),
+        cmocka_unit_test(guesses_change_nothing),    cmocka_unit_test(one_bad_gradient_skips_all),
+        cmocka_unit_test(a_kept_job_goes_on),        cmocka_unit_test(refusals_reach_every_rank),
+        cmocka_unit_test(a_rank_that_dies),          cmocka_unit_test(a_daemon_that_dies),
+        cmocka_unit_test(a_daemon_that_hangs),
     };
 
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -38,8 +38,12 @@ struct setting {
     const char *device;
 };
 
+/* How the gradients of micro-steps become one. */
+enum way { REDUCED, LOCAL, VERTICAL, WAYS };
+
 /* aborts: collectives end where a rank fails alone. */
-static void party_run(struct party *p, const struct setting *s, const char *device, bool aborts)
+static void party_run_as(struct party *p, const struct setting *s, const char *device, bool aborts,
+                         enum way way)
 {
     struct fake_config fake = { .page_elems = ZB_BLOCK_ELEMS, .ring = s->ring, .delay_max = 3 };
 
@@ -60,6 +64,8 @@ static void party_run(struct party *p, const struct setting *s, const char *devi
         run->options.eps = 1e-3;
         run->options.clip = 1;
         run->options.micro_steps = s->micro_steps;
+        run->options.accumulate_local = way == LOCAL;
+        run->options.vertical = way == VERTICAL;
         run->options.prefetch_units = s->prefetch;
         run->options.timeout_ms = 100000;
         run->options.offload_param = run->options.offload_optimizer = s->offload;
@@ -68,6 +74,11 @@ static void party_run(struct party *p, const struct setting *s, const char *devi
         run->options.socket = p->sockets[r];
     }
     run_threads(p->runs, p->world);
+}
+
+static void party_run(struct party *p, const struct setting *s, const char *device, bool aborts)
+{
+    party_run_as(p, s, device, aborts, REDUCED);
 }
 
 static void party_done(struct party *p)
@@ -94,6 +105,27 @@ static bool device_there(const char *name)
     return true;
 }
 
+static void assert_no_bit_changes(const struct setting *s, enum way way)
+{
+    struct party host, device;
+
+    party_run_as(&host, s, NULL, false, way);
+    party_run_as(&device, s, s->device, false, way);
+    for (uint32_t r = 0; r < s->world; r++) {
+        if (host.runs[r].rc != 0 || device.runs[r].rc != 0)
+            fail_msg("%s, rank %u: %s; %s", s->name, r, host.runs[r].error, device.runs[r].error);
+        assert_runs_same(s->name, &host.runs[r], &device.runs[r]);
+        assert_int_equal(host.runs[r].stats.device_bytes, 0);
+        assert_true(device.runs[r].stats.device_bytes > 0);
+        if (s->world == 1 && s->offload == ZC_ZERO_NONE) { /* all of it lives there */
+            assert_int_equal(device.runs[r].stats.gpu_bytes, host.runs[r].stats.host_bytes);
+            assert_int_equal(device.runs[r].stats.host_bytes, 0);
+        }
+    }
+    party_done(&host);
+    party_done(&device);
+}
+
 static void a_device_changes_no_bit(void **state)
 {
     static const struct setting settings[] = {
@@ -113,26 +145,11 @@ static void a_device_changes_no_bit(void **state)
     (void)state;
     for (size_t i = 0; i < ZB_COUNT(settings); i++) {
         const struct setting *s = &settings[i];
-        struct party host, device;
 
         if (!device_there(s->device))
             continue;
-        party_run(&host, s, NULL, false);
-        party_run(&device, s, s->device, false);
-        for (uint32_t r = 0; r < s->world; r++) {
-            if (host.runs[r].rc != 0 || device.runs[r].rc != 0)
-                fail_msg("%s, rank %u: %s; %s", s->name, r, host.runs[r].error,
-                         device.runs[r].error);
-            assert_runs_same(s->name, &host.runs[r], &device.runs[r]);
-            assert_int_equal(host.runs[r].stats.device_bytes, 0);
-            assert_true(device.runs[r].stats.device_bytes > 0);
-            if (s->world == 1 && s->offload == ZC_ZERO_NONE) { /* all of it lives there */
-                assert_int_equal(device.runs[r].stats.gpu_bytes, host.runs[r].stats.host_bytes);
-                assert_int_equal(device.runs[r].stats.host_bytes, 0);
-            }
-        }
-        party_done(&host);
-        party_done(&device);
+        for (enum way way = 0; way < (s->micro_steps > 1 ? WAYS : 1); way++)
+            assert_no_bit_changes(s, way);
     }
 }
 

@@ -101,6 +101,45 @@ static void micro_steps_are_one_batch(void **state)
     run_done(&whole);
 }
 
+/* Added up here, or by the trainer within each unit: the same additions, one push a step. */
+static void accumulated_here_is_one_batch(void **state)
+{
+    static const enum zc_dtype dtypes[] = { ZC_F32, ZC_BF16 };
+
+    (void)state;
+    for (uint32_t i = 0; i < 6; i++) {
+        struct run whole = run_new(dtypes[i % 2]), reduced = whole, local = whole, vertical;
+
+        reduced.options.clip = local.options.clip = whole.options.clip = 1;
+        reduced.options.micro_steps = local.options.micro_steps = 2 + i / 2;
+        reduced.poison_step = local.poison_step = whole.poison_step = i == 3 ? 2 : 0;
+        whole.options.prefetch_units = local.options.prefetch_units = i;
+        vertical = local;
+        local.options.accumulate_local = true;
+        vertical.options.vertical = true;
+        run_train(&whole);
+        run_train(&reduced);
+        run_train(&local);
+        run_train(&vertical);
+        assert_ran(&whole);
+        assert_ran(&reduced);
+        assert_ran(&local);
+        assert_ran(&vertical);
+        assert_runs_same("vertical", &local, &vertical);
+        assert_values_near("one batch", &whole.values, &local.values, i % 2 ? 0.02 : 1e-5);
+        assert_true(local.skipped[1] == (i == 3));
+        assert_int_equal(local.stats.pushed_bytes, whole.stats.pushed_bytes);
+        assert_int_equal(vertical.stats.pushed_bytes, whole.stats.pushed_bytes);
+        assert_int_equal(vertical.stats.fetched_bytes, whole.stats.fetched_bytes);
+        assert_int_equal(reduced.stats.pushed_bytes,
+                         whole.stats.pushed_bytes * reduced.options.micro_steps);
+        run_done(&whole);
+        run_done(&reduced);
+        run_done(&local);
+        run_done(&vertical);
+    }
+}
+
 static void bf16_learns_too(void **state)
 {
     struct run f32 = run_new(ZC_F32), bf16 = run_new(ZC_BF16), again = run_new(ZC_BF16);
@@ -240,14 +279,19 @@ struct fixture {
     struct zc_zero_options options;
 };
 
+/* How the gradients of two micro-steps become one. */
+enum ways { REDUCED, LOCAL, VERTICAL };
+
 static struct zc_tensor whole = { .name = "t", .ndims = 1, .dims = { 100 } };
 
-static void fixture_open(struct fixture *x)
+static void fixture_open_as(struct fixture *x, enum ways way)
 {
     memset(x, 0, sizeof(*x));
     zc_zero_defaults(&x->options);
     x->options.comm = self;
     x->options.micro_steps = 2;
+    x->options.accumulate_local = way == LOCAL;
+    x->options.vertical = way == VERTICAL;
     assert_int_equal(zc_zero_open(&x->z, &x->options), 0);
     for (uint32_t i = 0; i < 3; i++) {
         struct zc_unit unit = { .index = i,
@@ -260,6 +304,11 @@ static void fixture_open(struct fixture *x)
 
         assert_int_equal(zc_zero_add_unit(x->z, &unit), 0);
     }
+}
+
+static void fixture_open(struct fixture *x)
+{
+    fixture_open_as(x, REDUCED);
 }
 
 static int ones(void *arg, uint32_t unit, uint64_t first, uint64_t count, float *out)
@@ -352,6 +401,40 @@ static void calls_at_the_wrong_time(void **state)
     assert_int_equal(zc_zero_sum(x.z, sum, 0), 0);
     zc_zero_close(x.z, true);
     zc_zero_close(NULL, true);
+}
+
+/* What a gradient starts from, what is refused, and what comes of it, in each way. */
+static void each_way_of_accumulation(void **state)
+{
+    static const enum ways ways[] = { REDUCED, LOCAL, VERTICAL, LOCAL };
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(ways); i++) {
+        struct zc_zero_stepped stepped;
+        struct fixture x;
+        float *grad;
+
+        fixture_open_as(&x, ways[i]);
+        assert_int_equal(zc_zero_start(x.z, ones, NULL), 0);
+        for (uint32_t step = 1; step <= 2; step++) {
+            for (uint32_t micro = 0; micro < (ways[i] == VERTICAL ? 1 : 2); micro++)
+                for (uint32_t u = 0; u < 2; u++) {
+                    refused(x.z, zc_zero_reduce(x.z, u), -EINVAL, "zc_zero_grad() was not called");
+                    assert_int_equal(zc_zero_grad(x.z, u, &grad), 0);
+                    assert_true(grad[u] == (ways[i] == LOCAL && micro == 1 ? 3 : 0));
+                    refused(x.z, zc_zero_step(x.z, 1, &stepped), -EBUSY,
+                            ways[i] == VERTICAL ? "of 1 micro-steps" : "of 2 micro-steps");
+                    grad[u] += micro == 1 && u == 1 ? 5 : 3;
+                    assert_int_equal(zc_zero_reduce(x.z, u), 0);
+                }
+            refused(x.z, zc_zero_grad(x.z, 0, &grad), -EBUSY,
+                    ways[i] == VERTICAL ? "all 1 micro-steps" : "all 2 micro-steps");
+            assert_int_equal(zc_zero_step(x.z, 1, &stepped), 0);
+            /* (3 + 3) / 2 and (3 + 5) / 2; or, once, 3 / 2 of each */
+            assert_true(stepped.grad_norm == (ways[i] == VERTICAL ? sqrt(18) / 2 : 5));
+        }
+        zc_zero_close(x.z, true);
+    }
 }
 
 static const struct {
@@ -617,6 +700,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(against_plain_loops),
         cmocka_unit_test(micro_steps_are_one_batch),
+        cmocka_unit_test(accumulated_here_is_one_batch),
         cmocka_unit_test(bf16_learns_too),
         cmocka_unit_test(kernels_agree),
         cmocka_unit_test(an_infinity_skips),
@@ -624,6 +708,7 @@ int main(void)
         cmocka_unit_test(prefetch_changes_nothing),
         cmocka_unit_test(statistics_add_up),
         cmocka_unit_test(calls_at_the_wrong_time),
+        cmocka_unit_test(each_way_of_accumulation),
         cmocka_unit_test(units_that_are_none),
         cmocka_unit_test(an_all_frozen_model_does_not_step),
         cmocka_unit_test(options_that_are_wrong),

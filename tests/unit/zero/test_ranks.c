@@ -230,6 +230,67 @@ static void stores_agree(void **state)
     }
 }
 
+/* However many ranks, wherever the bytes: added up by the engine in this process, or by the trainer
+ * within each unit, the bits are the same, and one exchange a step is enough. */
+static void accumulated_before_the_exchange(void **state)
+{
+    static const struct {
+        const char *name;
+        struct fake_config fake;
+        uint32_t world, micro, prefetch;
+        enum zc_dtype dtype;
+        uint64_t poison;
+    } cases[] = {
+        { "alone", { .page_elems = 4096, .ring = true }, 1, 4, 1, ZC_BF16, 0 },
+        { "two", { .page_elems = 4096, .seed = 7, .delay_max = 9 }, 2, 3, 2, ZC_F32, 2 },
+        { "three",
+          { .page_elems = 8192, .ring = true, .seed = 9, .delay_max = 6 },
+          3,
+          4,
+          4,
+          ZC_BF16,
+          3 },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(cases); i++) {
+        struct party ways[4], each; /* vertical or not, with the daemon or not */
+
+        fake_reset(&cases[i].fake);
+        for (uint32_t k = 0; k <= ZB_COUNT(ways); k++) {
+            struct party *p = k < ZB_COUNT(ways) ? &ways[k] : &each;
+
+            party_new(p, cases[i].world, cases[i].dtype, i, k % 2 == 0 ? 0 : 10);
+            for (uint32_t r = 0; r < p->world; r++) {
+                p->runs[r].options.micro_steps = cases[i].micro;
+                p->runs[r].options.prefetch_units = k / 2 == 0 ? cases[i].prefetch : 0;
+                p->runs[r].options.vertical = p == &ways[1] || p == &ways[3];
+                p->runs[r].options.accumulate_local = p == &ways[0] || p == &ways[2];
+                p->runs[r].poison_step = cases[i].poison;
+            }
+            if (k == 1 || k == 2)
+                party_offload(p, ZC_ZERO_NVME);
+            party_run(p);
+            assert_ran(p);
+        }
+        for (uint32_t k = 1; k < ZB_COUNT(ways); k++)
+            assert_runs_same(cases[i].name, &ways[0].runs[0], &ways[k].runs[0]);
+        assert_values_near(cases[i].name, &each.runs[0].values, &ways[0].runs[0].values,
+                           cases[i].dtype == ZC_F32 ? 1e-5 : 0.02);
+        for (uint32_t k = 0; k < ZB_COUNT(ways); k++)
+            assert_int_equal(ways[k].runs[0].stats.pushed_bytes * cases[i].micro,
+                             each.runs[0].stats.pushed_bytes);
+        assert_true(cases[i].world == 1 ||
+                    ways[0].runs[0].stats.comm_bytes < each.runs[0].stats.comm_bytes);
+        assert_true(ways[1].runs[0].stats.fetched_bytes * 2 < ways[0].runs[0].stats.fetched_bytes);
+        assert_int_equal(fake_handles(), 0);
+        fake_end();
+        for (uint32_t k = 0; k < ZB_COUNT(ways); k++)
+            party_done(&ways[k]);
+        party_done(&each);
+    }
+}
+
 /* A rank that is alone reads the daemon's memory: no buffers, until pins are short. */
 static void alone_nothing_is_copied(void **state)
 {
@@ -795,6 +856,7 @@ int main(void)
         cmocka_unit_test(every_division_trains_the_same),
         cmocka_unit_test(delays_change_nothing),
         cmocka_unit_test(stores_agree),
+        cmocka_unit_test(accumulated_before_the_exchange),
         cmocka_unit_test(alone_nothing_is_copied),
         cmocka_unit_test(memory_follows_what_is_gathered),
         cmocka_unit_test(what_comes_next_is_fetched_ahead),
