@@ -24,7 +24,7 @@
 #include "bench/zbench.h"
 #include "kernels/gpu.h"
 
-#define GPU_ELEMS   (UINT64_C(64) << 20)
+#define GPU_ELEMS   (UINT64_C(256) << 20) /* one work takes 0.2 ms at least, a call 5 us */
 #define GPU_ROUNDS  9u
 #define SLICE_WORKS 8u
 #define BYTE        0x3c

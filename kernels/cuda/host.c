@@ -12,6 +12,7 @@ void zk_cuda_host_run(const struct zk_gpu_work *w)
     struct step_kind kind = { 0 };
     struct warp_step step = { 0 };
     struct warp_sums of = { 0 };
+    struct sums_kind sums_kind = { 0 };
 
     if (w->op == ZK_GPU_STEP) {
         step = warp_step_of(&w->step);
@@ -19,12 +20,13 @@ void zk_cuda_host_run(const struct zk_gpu_work *w)
                                    w->step.layout.moments, w->step.layout.nmoments };
     } else if (sums) {
         of = warp_sums_of(w);
+        sums_kind = warp_sums_kind(w);
     }
     for (uint64_t chunk = 0; chunk < chunks; chunk++) {
         if (w->op == ZK_GPU_STEP)
             warp_step(&step, &kind, chunk);
         else if (sums)
-            warp_sums(&of, chunk);
+            warp_sums(&of, &sums_kind, chunk);
         else
             warp_array(&w->array, w->op, warp_vector(w->op, &w->array), chunk);
     }

@@ -2,10 +2,11 @@
  * launch.cu - the kernels of warp_priv.h on the device: which warp does which chunk, and nothing
  * else. No contraction, no flush to zero, and no part of C++ but templates.
  *
- * MODEL. A block of threads is 8 warps; warp number i of the grid does chunk i, and there are as
- * many warps as chunks. What a kernel would otherwise ask for every element (optimizer, dtype,
- * moments, the kind of a work) is fixed when it is compiled; the dtype of gradients and of arrays
- * is not: that keeps them few, and is one branch that all threads take alike.
+ * MODEL. A block of threads is 8 warps (of sums, whose chunks are long, 2); warp number i of the
+ * grid does chunk i, and there are as many warps as chunks. What a kernel would otherwise ask for
+ * every element (optimizer, dtype, moments, the kind of a work) is fixed when it is compiled; of a
+ * step the dtype of gradients, and of arrays theirs, is not: that keeps them few, and is one branch
+ * that all threads take alike.
  */
 #include <cuda_runtime.h>
 #include <math.h>
@@ -17,17 +18,20 @@ extern "C" {
 #include "kernels/cuda/warp_priv.h"
 }
 
-#define THREADS 256u
-#define WARPS   (THREADS / 32u)
+#define THREADS      256u
+#define WARPS        (THREADS / 32u)
+#define STEP_BLOCKS  3u /* at a time on a multiprocessor: caps the registers */
+#define SUMS_THREADS 64u
+#define SUMS_WARPS   (SUMS_THREADS / 32u)
 
 static __device__ __forceinline__ uint64_t chunk_of_warp(void)
 {
-    return (uint64_t)blockIdx.x * WARPS + threadIdx.x / 32u;
+    return (uint64_t)blockIdx.x * (blockDim.x / 32u) + threadIdx.x / 32u;
 }
 
 template <int OPTIMIZER, int DTYPE, int MOMENTS>
-static __global__ __launch_bounds__(THREADS) void step_kernel(const struct warp_step a,
-                                                              uint64_t chunks)
+static __global__ __launch_bounds__(THREADS, STEP_BLOCKS) void step_kernel(const struct warp_step a,
+                                                                           uint64_t chunks)
 {
     const struct step_kind kind = { (enum zb_optimizer)OPTIMIZER, (enum zb_dtype)DTYPE,
                                     (enum zb_moments)MOMENTS,
@@ -46,13 +50,17 @@ static __global__ __launch_bounds__(THREADS) void array_kernel(const struct zk_g
 }
 
 /* Warps behind the last chunk come along: they find no block that is theirs. */
-static __global__ __launch_bounds__(THREADS) void sums_kernel(const struct warp_sums a)
+template <int FROM, int GRAD, bool INGEST, bool ADD>
+static __global__ __launch_bounds__(SUMS_THREADS) void sums_kernel(const struct warp_sums a)
 {
-    warp_sums(&a, chunk_of_warp());
+    const struct sums_kind kind = { (enum zb_dtype)FROM, (enum zb_dtype)GRAD, INGEST, ADD };
+
+    warp_sums(&a, &kind, chunk_of_warp());
 }
 
 typedef void step_fn(const struct warp_step a, uint64_t chunks);
 typedef void array_fn(const struct zk_gpu_array a, bool vector, uint64_t chunks);
+typedef void sums_fn(const struct warp_sums a);
 
 /* [optimizer - 1][dtype - 1][moments - 1] */
 #define STEPS_OF_DTYPE(o, d)                                             \
@@ -67,6 +75,29 @@ typedef void array_fn(const struct zk_gpu_array a, bool vector, uint64_t chunks)
 static step_fn *const steps[ZB_OPTIMIZER_END - 1][ZB_DTYPE_END - 1][ZB_MOMENTS_END - 1] = {
     STEPS_OF(ZB_ADAMW), STEPS_OF(ZB_ADAM), STEPS_OF(ZB_LION), STEPS_OF(ZB_SGD), STEPS_OF(ZB_ADAGRAD)
 };
+
+/* [from - 1] and [grad - 1] */
+#define SUMS_SET(from)                                                        \
+    {                                                                         \
+        sums_kernel<from, 1, true, false>, sums_kernel<from, 2, true, false>, \
+            sums_kernel<from, 3, true, false>                                 \
+    }
+
+static sums_fn *const norms[ZB_DTYPE_END - 1] = { sums_kernel<1, 1, false, false>,
+                                                  sums_kernel<2, 1, false, false>,
+                                                  sums_kernel<3, 1, false, false> };
+static sums_fn *const adds[ZB_DTYPE_END - 1] = { sums_kernel<1, ZB_F32, true, true>,
+                                                 sums_kernel<2, ZB_F32, true, true>,
+                                                 sums_kernel<3, ZB_F32, true, true> };
+static sums_fn *const sets[ZB_DTYPE_END - 1][ZB_DTYPE_END - 1] = { SUMS_SET(1), SUMS_SET(2),
+                                                                   SUMS_SET(3) };
+
+static sums_fn *sums_of(const struct sums_kind *kind)
+{
+    if (!kind->ingest)
+        return norms[kind->from - 1];
+    return kind->add ? adds[kind->from - 1] : sets[kind->from - 1][kind->grad - 1];
+}
 
 static array_fn *array_of(enum zk_gpu_op op)
 {
@@ -97,7 +128,9 @@ static array_fn *array_of(enum zk_gpu_op op)
 extern "C" int zk_cuda_launch(const struct zk_gpu_work *w, void *stream)
 {
     cudaStream_t on = (cudaStream_t)stream;
-    uint64_t chunks = warp_chunks(w), blocks = (chunks + WARPS - 1) / WARPS;
+    bool sums = w->op == ZK_GPU_INGEST || w->op == ZK_GPU_NORM;
+    unsigned warps = sums ? SUMS_WARPS : WARPS;
+    uint64_t chunks = warp_chunks(w), blocks = (chunks + warps - 1) / warps;
     const struct zb_layout *layout = &w->step.layout;
 
     if (chunks == 0)
@@ -108,9 +141,11 @@ extern "C" int zk_cuda_launch(const struct zk_gpu_work *w, void *stream)
         steps[layout->optimizer - 1][layout->dtype - 1]
              [layout->moments - 1]<<<(unsigned)blocks, THREADS, 0, on>>>(warp_step_of(&w->step),
                                                                          chunks);
-    else if (w->op == ZK_GPU_INGEST || w->op == ZK_GPU_NORM)
-        sums_kernel<<<(unsigned)blocks, THREADS, 0, on>>>(warp_sums_of(w));
-    else
+    else if (sums) {
+        const struct sums_kind kind = warp_sums_kind(w);
+
+        sums_of(&kind)<<<(unsigned)blocks, SUMS_THREADS, 0, on>>>(warp_sums_of(w));
+    } else
         array_of(w->op)<<<(unsigned)blocks, THREADS, 0, on>>>(
             w->array, warp_vector(w->op, &w->array), chunks);
     return cudaGetLastError();

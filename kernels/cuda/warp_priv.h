@@ -10,8 +10,13 @@
  *
  * A chunk of 256 elements is one group of 8-bit values, and two quads (4 elements) for each lane,
  * so that a warp's accesses are whole lines: 16 bytes a lane of fp32, 8 of 16 bits. Arrays may
- * begin anywhere; `vector` says that all of a work's are aligned to a quad. What is arithmetic
- * stands in ref/, and none of it here.
+ * begin anywhere; `vector` says that all of a work's are aligned to a quad, and `whole` of a quad,
+ * or of all of a chunk's, that it is inside and aligned. What is arithmetic stands in ref/, and
+ * none of it here.
+ *
+ * READ FIRST. A lane asks for all that it needs of its quads before it looks at any of it, and
+ * before it stores: the compiler cannot know that arrays do not overlap. Only so are enough bytes
+ * on their way to keep the memory busy.
  */
 #ifndef ZK_WARP_PRIV_H
 #define ZK_WARP_PRIV_H
@@ -26,13 +31,15 @@
 #define WARP_B      ZB_BLOCK_ELEMS
 
 #ifdef __CUDACC__
-#define WARP_FN     static __device__ __forceinline__
-#define WARP_UNROLL _Pragma("unroll 8")
-#define WARP_FULL   _Pragma("unroll") /* so that arrays of a lane stay in registers */
+#define WARP_FN   static __device__ __forceinline__
+#define WARP_RARE static __device__ __noinline__ /* once, not for each kernel */
+#define WARP_ONCE _Pragma("unroll 1")
+#define WARP_FULL _Pragma("unroll") /* so that arrays of a lane stay in registers */
 #define MAY_ALIAS
 #else
-#define WARP_FN static inline
-#define WARP_UNROLL
+#define WARP_FN   static inline
+#define WARP_RARE static
+#define WARP_ONCE
 #define WARP_FULL
 #define MAY_ALIAS __attribute__((may_alias))
 #endif
@@ -63,28 +70,88 @@ typedef uint8_t MAY_ALIAS elem8;
 typedef uint16_t MAY_ALIAS elem16;
 typedef uint32_t MAY_ALIAS elem32;
 
+/* In one access, which nvcc makes of a struct only sometimes. */
+#ifdef __CUDA_ARCH__
+WARP_FN struct quad8 quad_load8(const void *array, uint64_t i)
+{
+    uint32_t w = *(const uint32_t *)((const uint8_t *)array + i);
+    struct quad8 q = { { (uint8_t)w, (uint8_t)(w >> 8), (uint8_t)(w >> 16), (uint8_t)(w >> 24) } };
+
+    return q;
+}
+
+WARP_FN void quad_store8(void *array, uint64_t i, struct quad8 q)
+{
+    *(uint32_t *)((uint8_t *)array + i) = (uint32_t)q.x[0] | (uint32_t)q.x[1] << 8 |
+                                          (uint32_t)q.x[2] << 16 | (uint32_t)q.x[3] << 24;
+}
+
+WARP_FN struct quad16 quad_load16(const void *array, uint64_t i)
+{
+    uint2 w = *(const uint2 *)((const uint16_t *)array + i);
+    struct quad16 q = { { (uint16_t)w.x, (uint16_t)(w.x >> 16), (uint16_t)w.y,
+                          (uint16_t)(w.y >> 16) } };
+
+    return q;
+}
+
+WARP_FN void quad_store16(void *array, uint64_t i, struct quad16 q)
+{
+    *(uint2 *)((uint16_t *)array + i) = make_uint2((uint32_t)q.x[0] | (uint32_t)q.x[1] << 16,
+                                                   (uint32_t)q.x[2] | (uint32_t)q.x[3] << 16);
+}
+
+WARP_FN struct quad32 quad_load32(const void *array, uint64_t i)
+{
+    uint4 w = *(const uint4 *)((const uint32_t *)array + i);
+    struct quad32 q = { { w.x, w.y, w.z, w.w } };
+
+    return q;
+}
+
+WARP_FN void quad_store32(void *array, uint64_t i, struct quad32 q)
+{
+    *(uint4 *)((uint32_t *)array + i) = make_uint4(q.x[0], q.x[1], q.x[2], q.x[3]);
+}
+#else
+#define QUAD_ACCESS(bits)                                                                 \
+    WARP_FN struct quad##bits quad_load##bits(const void *array, uint64_t i)              \
+    {                                                                                     \
+        return *(const struct quad##bits *)(const void *)((const elem##bits *)array + i); \
+    }                                                                                     \
+                                                                                          \
+    WARP_FN void quad_store##bits(void *array, uint64_t i, struct quad##bits q)           \
+    {                                                                                     \
+        *(struct quad##bits *)(void *)((elem##bits *)array + i) = q;                      \
+    }
+
+QUAD_ACCESS(8)
+QUAD_ACCESS(16)
+QUAD_ACCESS(32)
+#endif
+
 /* Elements [i, i + 4) of an array of n, zeros behind its end. */
 #define QUAD_FUNCTIONS(bits)                                                            \
     WARP_FN struct quad##bits quad_get##bits(const void *array, uint64_t i, uint64_t n, \
-                                             bool vector)                               \
+                                             bool whole)                                \
     {                                                                                   \
         const elem##bits *at = (const elem##bits *)array + i;                           \
         struct quad##bits q;                                                            \
                                                                                         \
-        if (vector && i + 4 <= n)                                                       \
-            return *(const struct quad##bits *)(const void *)at;                        \
+        if (whole)                                                                      \
+            return quad_load##bits(array, i);                                           \
         for (unsigned k = 0; k < 4; k++)                                                \
             q.x[k] = i + k < n ? at[k] : (elem##bits)0;                                 \
         return q;                                                                       \
     }                                                                                   \
                                                                                         \
-    WARP_FN void quad_put##bits(void *array, uint64_t i, uint64_t n, bool vector,       \
+    WARP_FN void quad_put##bits(void *array, uint64_t i, uint64_t n, bool whole,        \
                                 struct quad##bits q)                                    \
     {                                                                                   \
         elem##bits *at = (elem##bits *)array + i;                                       \
                                                                                         \
-        if (vector && i + 4 <= n) {                                                     \
-            *(struct quad##bits *)(void *)at = q;                                       \
+        if (whole) {                                                                    \
+            quad_store##bits(array, i, q);                                              \
             return;                                                                     \
         }                                                                               \
         for (unsigned k = 0; k < 4; k++)                                                \
@@ -100,23 +167,39 @@ struct quad {
     float x[4];
 };
 
-/* Of any dtype, for arithmetic: a NaN as it is. */
-WARP_FN struct quad quad_values(enum zb_dtype dtype, const void *array, uint64_t i, uint64_t n,
-                                bool vector)
+/* A quad of any dtype as it lies in memory: of the two, the one that is. */
+struct raw {
+    struct quad32 wide;
+    struct quad16 half;
+};
+
+WARP_FN struct raw raw_get(enum zb_dtype dtype, const void *array, uint64_t i, uint64_t n,
+                           bool whole)
+{
+    struct raw r;
+
+    memset(&r, 0, sizeof(r));
+    if (dtype == ZB_F32)
+        r.wide = quad_get32(array, i, n, whole);
+    else
+        r.half = quad_get16(array, i, n, whole);
+    return r;
+}
+
+/* For arithmetic: a NaN as it is. */
+WARP_FN struct quad raw_values(enum zb_dtype dtype, struct raw r)
 {
     struct quad values;
 
-    if (dtype == ZB_F32) {
-        struct quad32 q = quad_get32(array, i, n, vector);
-
+    if (dtype == ZB_F32)
         WARP_FOR (k, 4)
-            values.x[k] = elem_float(q.x[k]);
-    } else {
-        struct quad16 q = quad_get16(array, i, n, vector);
-
+            values.x[k] = elem_float(r.wide.x[k]);
+    else if (dtype == ZB_BF16)
         WARP_FOR (k, 4)
-            values.x[k] = dtype == ZB_BF16 ? elem_value_of_bf16(q.x[k]) : elem_value_of_f16(q.x[k]);
-    }
+            values.x[k] = elem_value_of_bf16(r.half.x[k]);
+    else
+        WARP_FOR (k, 4)
+            values.x[k] = elem_value_of_f16(r.half.x[k]);
     return values;
 }
 
@@ -147,13 +230,13 @@ WARP_FN struct quad16 quad_round(enum zb_dtype dtype, struct quad values)
 }
 
 /* As any dtype; fp32 as it is. */
-WARP_FN void quad_put(enum zb_dtype dtype, void *array, uint64_t i, uint64_t n, bool vector,
+WARP_FN void quad_put(enum zb_dtype dtype, void *array, uint64_t i, uint64_t n, bool whole,
                       struct quad values)
 {
     if (dtype == ZB_F32)
-        quad_put32(array, i, n, vector, quad_bits(values));
+        quad_put32(array, i, n, whole, quad_bits(values));
     else
-        quad_put16(array, i, n, vector, quad_round(dtype, values));
+        quad_put16(array, i, n, whole, quad_round(dtype, values));
 }
 
 /* ---- meetings */
@@ -174,41 +257,82 @@ WARP_FN uint32_t warp_most(const uint32_t *state)
 
 /* ---- works on arrays */
 
-WARP_FN void quad_cast(const struct zk_gpu_array *a, uint64_t i, bool vector)
+/* What a work reads of a quad. */
+struct array_raw {
+    struct raw from, more;
+    struct quad8 code;
+    uint32_t scale;
+};
+
+WARP_FN struct array_raw array_read(const struct zk_gpu_array *a, enum zk_gpu_op op, uint64_t i,
+                                    bool whole)
 {
-    if (a->from_dtype != a->to_dtype)
-        quad_put(a->to_dtype, a->to, i, a->n, vector,
-                 quad_canonical(quad_values(a->from_dtype, a->from, i, a->n, vector)));
-    else if (a->from_dtype == ZB_F32) /* as it is, NaNs too */
-        quad_put32(a->to, i, a->n, vector, quad_get32(a->from, i, a->n, vector));
-    else
-        quad_put16(a->to, i, a->n, vector, quad_get16(a->from, i, a->n, vector));
+    struct array_raw r;
+
+    memset(&r, 0, sizeof(r));
+    switch (op) {
+    case ZK_GPU_CAST:
+        r.from = raw_get(a->from_dtype, a->from, i, a->n, whole);
+        break;
+    case ZK_GPU_ADD:
+        r.from = raw_get(a->from_dtype, a->from, i, a->n, whole);
+        r.more = raw_get(ZB_F32, a->to, i, a->n, whole);
+        break;
+    case ZK_GPU_SPLIT:
+    case ZK_GPU_ENCODE_BF16:
+        r.from = raw_get(ZB_F32, a->from, i, a->n, whole);
+        break;
+    case ZK_GPU_MERGE:
+        r.from = raw_get(ZB_BF16, a->from, i, a->n, whole);
+        r.more = raw_get(ZB_BF16, a->side, i, a->n, whole);
+        break;
+    case ZK_GPU_DECODE_Q8:
+    case ZK_GPU_DEQUANTIZE_I8:
+        r.code = quad_get8(a->from, i, a->n, whole);
+        if (i < a->n)
+            r.scale = ((const elem32 *)a->side)[i / ZB_Q8_GROUP];
+        break;
+    default: /* not element by element */
+        break;
+    }
+    return r;
 }
 
-WARP_FN void quad_split(const struct zk_gpu_array *a, uint64_t i, bool vector)
+WARP_FN void array_cast(const struct zk_gpu_array *a, const struct array_raw *r, uint64_t i,
+                        bool whole)
 {
-    struct quad values = quad_values(ZB_F32, a->from, i, a->n, vector);
+    if (a->from_dtype != a->to_dtype)
+        quad_put(a->to_dtype, a->to, i, a->n, whole,
+                 quad_canonical(raw_values(a->from_dtype, r->from)));
+    else if (a->from_dtype == ZB_F32) /* as it is, NaNs too */
+        quad_put32(a->to, i, a->n, whole, r->from.wide);
+    else
+        quad_put16(a->to, i, a->n, whole, r->from.half);
+}
+
+WARP_FN void array_split(const struct zk_gpu_array *a, const struct array_raw *r, uint64_t i,
+                         bool whole)
+{
     struct quad16 hi, lo;
 
     WARP_FOR (k, 4) {
         int16_t low;
 
-        elem_split(values.x[k], &hi.x[k], &low);
+        elem_split(elem_float(r->from.wide.x[k]), &hi.x[k], &low);
         lo.x[k] = (uint16_t)low;
     }
-    quad_put16(a->to, i, a->n, vector, hi);
-    quad_put16(a->side, i, a->n, vector, lo);
+    quad_put16(a->to, i, a->n, whole, hi);
+    quad_put16(a->side, i, a->n, whole, lo);
 }
 
-WARP_FN void quad_merge(const struct zk_gpu_array *a, uint64_t i, bool vector)
+WARP_FN void array_merge(const struct zk_gpu_array *a, const struct array_raw *r, uint64_t i,
+                         bool whole)
 {
-    struct quad16 hi = quad_get16(a->from, i, a->n, vector);
-    struct quad16 lo = quad_get16(a->side, i, a->n, vector);
     struct quad values;
 
     WARP_FOR (k, 4)
-        values.x[k] = elem_merge(hi.x[k], (int16_t)lo.x[k]);
-    quad_put(ZB_F32, a->to, i, a->n, vector, values);
+        values.x[k] = elem_merge(r->from.half.x[k], (int16_t)r->more.half.x[k]);
+    quad_put(ZB_F32, a->to, i, a->n, whole, values);
 }
 
 WARP_FN struct quad quad_sum(struct quad a, struct quad b)
@@ -218,14 +342,15 @@ WARP_FN struct quad quad_sum(struct quad a, struct quad b)
     return quad_canonical(a);
 }
 
-WARP_FN void quad_encode_bf16(const struct zk_gpu_array *a, uint64_t i, bool vector)
+WARP_FN void array_encode_bf16(const struct zk_gpu_array *a, const struct array_raw *r, uint64_t i,
+                               bool whole)
 {
-    struct quad values = quad_values(ZB_F32, a->from, i, a->n, vector);
     struct quad16 q;
 
     WARP_FOR (k, 4)
-        q.x[k] = moment_to_bf16(values.x[k], moment_noise(a->key, (uint32_t)(i + k)));
-    quad_put16(a->to, i, a->n, vector, q);
+        q.x[k] =
+            moment_to_bf16(elem_float(r->from.wide.x[k]), moment_noise(a->key, (uint32_t)(i + k)));
+    quad_put16(a->to, i, a->n, whole, q);
 }
 
 WARP_FN struct quad8 quad_encode_q8(struct quad values, uint32_t pattern, uint32_t key, uint32_t i,
@@ -242,29 +367,56 @@ WARP_FN struct quad8 quad_encode_q8(struct quad values, uint32_t pattern, uint32
     return q;
 }
 
-WARP_FN struct quad quad_decode_q8(const void *code, const void *scales, uint64_t i, uint64_t n,
-                                   bool vector, bool is_signed)
+/* scale: its bits. */
+WARP_FN struct quad quad_decode_q8(struct quad8 code, uint32_t scale, bool is_signed)
 {
-    uint32_t pattern = ((const elem32 *)scales)[i / ZB_Q8_GROUP] >> MOMENT_CUT;
     uint32_t sign = is_signed ? MOMENT_SIGN : 0;
     uint32_t top = is_signed ? MOMENT_SIGNED_TOP : MOMENT_UNSIGNED_TOP;
-    struct quad8 q = quad_get8(code, i, n, vector);
     struct quad values;
 
     WARP_FOR (k, 4)
-        values.x[k] = moment_decode(q.x[k], pattern, sign, top);
+        values.x[k] = moment_decode(code.x[k], scale >> MOMENT_CUT, sign, top);
     return values;
 }
 
-WARP_FN void quad_dequantize_i8(const struct zk_gpu_array *a, uint64_t i, bool vector)
+WARP_FN struct quad quad_dequantize_i8(struct quad8 code, uint32_t scale)
 {
-    float scale = elem_float(((const elem32 *)a->side)[i / ZB_Q8_GROUP]);
-    struct quad8 q = quad_get8(a->from, i, a->n, vector);
     struct quad values;
 
     WARP_FOR (k, 4)
-        values.x[k] = quantize_value((int8_t)q.x[k], scale);
-    quad_put(a->to_dtype, a->to, i, a->n, vector, values);
+        values.x[k] = quantize_value((int8_t)code.x[k], elem_float(scale));
+    return values;
+}
+
+WARP_FN void array_write(const struct zk_gpu_array *a, enum zk_gpu_op op, const struct array_raw *r,
+                         uint64_t i, bool whole)
+{
+    switch (op) {
+    case ZK_GPU_CAST:
+        array_cast(a, r, i, whole);
+        break;
+    case ZK_GPU_SPLIT:
+        array_split(a, r, i, whole);
+        break;
+    case ZK_GPU_MERGE:
+        array_merge(a, r, i, whole);
+        break;
+    case ZK_GPU_ADD:
+        quad_put(ZB_F32, a->to, i, a->n, whole,
+                 quad_sum(raw_values(ZB_F32, r->more), raw_values(a->from_dtype, r->from)));
+        break;
+    case ZK_GPU_ENCODE_BF16:
+        array_encode_bf16(a, r, i, whole);
+        break;
+    case ZK_GPU_DECODE_Q8:
+        quad_put(ZB_F32, a->to, i, a->n, whole, quad_decode_q8(r->code, r->scale, a->is_signed));
+        break;
+    case ZK_GPU_DEQUANTIZE_I8:
+        quad_put(a->to_dtype, a->to, i, a->n, whole, quad_dequantize_i8(r->code, r->scale));
+        break;
+    default: /* not element by element */
+        break;
+    }
 }
 
 /* Where a lane's quad lies in an array, or in its chunk, number 0. */
@@ -279,17 +431,21 @@ struct lane_quads {
 };
 
 /* Of a whole group, because its scale needs all of it: 8-bit moments, or int8. */
-WARP_FN void warp_group(const struct zk_gpu_array *a, bool moments, bool vector, uint64_t chunk)
+WARP_FN void warp_group(const struct zk_gpu_array *a, bool moments, bool whole, uint64_t chunk)
 {
+    enum zb_dtype dtype = moments ? ZB_F32 : a->from_dtype;
     struct lane_quads st[WARP_STATES];
     uint32_t most[WARP_STATES], largest;
     float scale;
 
     WARP_EACH (w) {
+        struct raw r[2];
+
+        WARP_FOR (half, 2)
+            r[half] = raw_get(dtype, a->from, lane_at(chunk, WARP_LANE(w), half), a->n, whole);
         most[w] = 0;
         WARP_FOR (half, 2) {
-            st[w].half[half] = quad_values(moments ? ZB_F32 : a->from_dtype, a->from,
-                                           lane_at(chunk, WARP_LANE(w), half), a->n, vector);
+            st[w].half[half] = raw_values(dtype, r[half]);
             WARP_FOR (k, 4) {
                 uint32_t b = elem_bits(st[w].half[half].x[k]);
                 uint32_t x = moments ? moment_finite(b) : b & 0x7fffffff;
@@ -312,60 +468,42 @@ WARP_FN void warp_group(const struct zk_gpu_array *a, bool moments, bool vector,
                 WARP_FOR (k, 4)
                     q.x[k] = (uint8_t)quantize_code(st[w].half[half].x[k], quantize_inverse(scale));
             }
-            quad_put8(a->to, i, a->n, vector, q);
+            quad_put8(a->to, i, a->n, whole, q);
         }
         if (WARP_LANE(w) == 0)
             ((elem32 *)a->side)[chunk] = elem_bits(scale);
     }
 }
 
-WARP_FN void quad_array(const struct zk_gpu_array *a, enum zk_gpu_op op, bool vector, uint64_t i)
+WARP_FN void lane_array(const struct zk_gpu_array *a, enum zk_gpu_op op, uint64_t chunk,
+                        unsigned lane, bool whole)
 {
-    switch (op) {
-    case ZK_GPU_CAST:
-        quad_cast(a, i, vector);
-        break;
-    case ZK_GPU_SPLIT:
-        quad_split(a, i, vector);
-        break;
-    case ZK_GPU_MERGE:
-        quad_merge(a, i, vector);
-        break;
-    case ZK_GPU_ADD:
-        quad_put(ZB_F32, a->to, i, a->n, vector,
-                 quad_sum(quad_values(ZB_F32, a->to, i, a->n, vector),
-                          quad_values(a->from_dtype, a->from, i, a->n, vector)));
-        break;
-    case ZK_GPU_ENCODE_BF16:
-        quad_encode_bf16(a, i, vector);
-        break;
-    case ZK_GPU_DECODE_Q8:
-        quad_put(ZB_F32, a->to, i, a->n, vector,
-                 quad_decode_q8(a->from, a->side, i, a->n, vector, a->is_signed));
-        break;
-    case ZK_GPU_DEQUANTIZE_I8:
-        quad_dequantize_i8(a, i, vector);
-        break;
-    default: /* not element by element */
-        break;
-    }
+    struct array_raw r[2];
+
+    WARP_FOR (half, 2)
+        r[half] = array_read(a, op, lane_at(chunk, lane, half), whole);
+    WARP_FOR (half, 2)
+        array_write(a, op, &r[half], lane_at(chunk, lane, half), whole);
 }
 
 /* One chunk of any work on arrays but a norm. */
 WARP_FN void warp_array(const struct zk_gpu_array *a, enum zk_gpu_op op, bool vector,
                         uint64_t chunk)
 {
+    bool whole = vector && (chunk + 1) * WARP_CHUNK <= a->n;
+
     if (op == ZK_GPU_ENCODE_Q8 || op == ZK_GPU_QUANTIZE_I8) {
-        warp_group(a, op == ZK_GPU_ENCODE_Q8, vector, chunk);
+        if (whole)
+            warp_group(a, op == ZK_GPU_ENCODE_Q8, true, chunk);
+        else
+            warp_group(a, op == ZK_GPU_ENCODE_Q8, false, chunk);
         return;
     }
     WARP_EACH (w) {
-        WARP_FOR (half, 2) {
-            uint64_t i = lane_at(chunk, WARP_LANE(w), half);
-
-            if (i < a->n)
-                quad_array(a, op, vector, i);
-        }
+        if (whole)
+            lane_array(a, op, chunk, WARP_LANE(w), true);
+        else
+            lane_array(a, op, chunk, WARP_LANE(w), false);
     }
 }
 
@@ -377,8 +515,13 @@ struct warp_sums {
     void *grad; /* NULL: `from` itself is summed */
     struct zk_gpu_norm *norms;
     uint64_t n;
-    enum zb_dtype from_dtype, grad_dtype;
-    bool add, vector;
+    bool vector; /* of `from`: pages are aligned */
+};
+
+/* What is fixed for a launch: on a GPU, when it is compiled. */
+struct sums_kind {
+    enum zb_dtype from, grad;
+    bool ingest, add;
 };
 
 /* Four lanes of a warp share a block, and each has 4 of the 16 lanes of zk.h's definition: those of
@@ -388,53 +531,112 @@ struct lane_sums {
     uint32_t nonfinite;
 };
 
-/* A quad of gradients, as zk_page_ingest() takes it in; returns what is in grad then. */
-WARP_FN struct quad quad_ingest(const struct warp_sums *a, uint64_t i)
-{
-    struct quad16 q;
-    struct quad x;
+#define SUM_ROWS 8u /* read at a time */
 
-    if (a->add || a->grad_dtype == ZB_F32) {
-        x = quad_values(a->from_dtype, a->from, i, a->n, a->vector);
-        if (a->add)
-            x = quad_sum(quad_values(ZB_F32, a->grad, i, a->n, true), x);
-        else if (a->from_dtype != ZB_F32)
-            x = quad_canonical(x);
-        quad_put32(a->grad, i, a->n, true, quad_bits(x));
-        return x;
-    }
-    if (a->from_dtype == a->grad_dtype)
-        q = quad_get16(a->from, i, a->n, a->vector);
-    else
-        q = quad_round(a->grad_dtype,
-                       quad_canonical(quad_values(a->from_dtype, a->from, i, a->n, a->vector)));
-    quad_put16(a->grad, i, a->n, true, q);
-    WARP_FOR (k, 4)
-        x.x[k] = a->grad_dtype == ZB_BF16 ? elem_value_of_bf16(q.x[k]) : elem_value_of_f16(q.x[k]);
-    return x;
+/* What is read of a row's quad. */
+struct sums_raw {
+    struct raw from;
+    struct quad32 old; /* where it is added to */
+};
+
+WARP_FN struct sums_raw sums_read(const struct warp_sums *a, const struct sums_kind *kind,
+                                  uint64_t i, bool whole)
+{
+    struct sums_raw r;
+
+    memset(&r, 0, sizeof(r));
+    r.from = raw_get(kind->from, a->from, i, a->n, whole);
+    if (kind->add)
+        r.old = quad_load32(a->grad, i);
+    return r;
 }
 
-WARP_FN void lane_sum(const struct warp_sums *a, uint64_t block, unsigned quarter,
-                      struct lane_sums *st)
+/* A quad of gradients, as zk_page_ingest() takes it in; returns what is in grad then. */
+WARP_FN struct quad quad_ingest(const struct warp_sums *a, const struct sums_kind *kind, uint64_t i,
+                                const struct sums_raw *r)
+{
+    struct raw taken = r->from;
+    struct quad x = raw_values(kind->from, r->from);
+
+    if (kind->grad == ZB_F32) {
+        if (kind->add) {
+            struct raw old;
+
+            old.wide = r->old;
+            memset(&old.half, 0, sizeof(old.half));
+            x = quad_sum(raw_values(ZB_F32, old), x);
+        } else if (kind->from != ZB_F32)
+            x = quad_canonical(x);
+        quad_store32(a->grad, i, quad_bits(x));
+        return x;
+    }
+    if (kind->from != kind->grad)
+        taken.half = quad_round(kind->grad, quad_canonical(x));
+    quad_store16(a->grad, i, taken.half);
+    return raw_values(kind->grad, taken);
+}
+
+WARP_FN void row_count(const struct warp_sums *a, const struct sums_kind *kind, uint64_t i,
+                       const struct sums_raw *r, struct lane_sums *st)
+{
+    struct quad x = kind->ingest ? quad_ingest(a, kind, i, r) : raw_values(kind->from, r->from);
+
+    WARP_FOR (k, 4) {
+        st->nonfinite += (uint32_t)elem_is_nonfinite(elem_bits(x.x[k]));
+        st->sum[k] = elem_add_square(st->sum[k], x.x[k]);
+    }
+}
+
+/* The next rows are on their way while these are summed. */
+WARP_FN void lane_rows(const struct warp_sums *a, const struct sums_kind *kind, uint64_t first,
+                       bool whole, struct lane_sums *st)
+{
+    struct sums_raw r[SUM_ROWS], next[SUM_ROWS];
+    unsigned row = 0;
+
+    WARP_FOR (at, SUM_ROWS)
+        r[at] = sums_read(a, kind, first + at * 16, whole);
+    WARP_ONCE
+    for (; row < WARP_B / 16 - SUM_ROWS; row += SUM_ROWS) {
+        WARP_FOR (at, SUM_ROWS)
+            next[at] = sums_read(a, kind, first + (row + SUM_ROWS + at) * 16, whole);
+        WARP_FOR (at, SUM_ROWS)
+            row_count(a, kind, first + (row + at) * 16, &r[at], st);
+        WARP_FOR (at, SUM_ROWS)
+            r[at] = next[at];
+    }
+    WARP_FOR (at, SUM_ROWS)
+        row_count(a, kind, first + (row + at) * 16, &r[at], st);
+}
+
+/* Unaligned, or the last block of an array. */
+WARP_RARE struct lane_sums lane_rows_rare(const struct warp_sums a, struct sums_kind kind,
+                                          uint64_t first)
+{
+    struct lane_sums st;
+
+    memset(&st, 0, sizeof(st));
+    WARP_ONCE
+    for (unsigned row = 0; row < WARP_B / 16; row++) {
+        struct sums_raw r = sums_read(&a, &kind, first + row * 16, false);
+
+        row_count(&a, &kind, first + row * 16, &r, &st);
+    }
+    return st;
+}
+
+WARP_FN void lane_sum(const struct warp_sums *a, const struct sums_kind *kind, uint64_t block,
+                      unsigned quarter, struct lane_sums *st)
 {
     uint64_t first = block * WARP_B + quarter * 4;
 
-    WARP_FOR (k, 4)
-        st->sum[k] = 0;
-    st->nonfinite = 0;
+    memset(st, 0, sizeof(*st));
     if (first >= a->n)
         return;
-    WARP_UNROLL
-    for (unsigned row = 0; row < WARP_B / 16; row++) {
-        uint64_t i = first + row * 16;
-        struct quad x = a->grad ? quad_ingest(a, i)
-                                : quad_values(a->from_dtype, a->from, i, a->n, a->vector);
-
-        WARP_FOR (k, 4) {
-            st->nonfinite += (uint32_t)elem_is_nonfinite(elem_bits(x.x[k]));
-            st->sum[k] = elem_add_square(st->sum[k], x.x[k]);
-        }
-    }
+    if (a->vector && (block + 1) * WARP_B <= a->n)
+        lane_rows(a, kind, first, true, st);
+    else
+        *st = lane_rows_rare(*a, *kind, first);
 }
 
 /* Each quarter adds what the one `delta` behind it has; what those without one get is not used. */
@@ -456,12 +658,12 @@ WARP_FN void sums_down(struct lane_sums *st, unsigned delta)
 }
 
 /* WARP_BLOCKS blocks. All lanes come here, also those whose block is behind the end. */
-WARP_FN void warp_sums(const struct warp_sums *a, uint64_t chunk)
+WARP_FN void warp_sums(const struct warp_sums *a, const struct sums_kind *kind, uint64_t chunk)
 {
     struct lane_sums st[WARP_STATES];
 
     WARP_EACH (w)
-        lane_sum(a, chunk * WARP_BLOCKS + WARP_LANE(w) / 4, WARP_LANE(w) % 4, &st[w]);
+        lane_sum(a, kind, chunk * WARP_BLOCKS + WARP_LANE(w) / 4, WARP_LANE(w) % 4, &st[w]);
     sums_down(st, 2); /* lane j += lane j + 8 */
     sums_down(st, 1); /* + 4; then + 2 and + 1: */
     WARP_EACH (w) {
@@ -572,7 +774,7 @@ WARP_FN void element_step(enum zb_optimizer optimizer, const struct zk_scalars *
 WARP_FN void stepped_put32(void *array, uint64_t i, struct quad32 q, uint32_t stepped)
 {
     if (stepped == STEPPED_ALL)
-        quad_put32(array, i, i + 4, true, q);
+        quad_store32(array, i, q);
     else
         WARP_FOR (k, 4)
             if (stepped >> k & 1)
@@ -582,27 +784,63 @@ WARP_FN void stepped_put32(void *array, uint64_t i, struct quad32 q, uint32_t st
 WARP_FN void stepped_put16(void *array, uint64_t i, struct quad16 q, uint32_t stepped)
 {
     if (stepped == STEPPED_ALL)
-        quad_put16(array, i, i + 4, true, q);
+        quad_store16(array, i, q);
     else
         WARP_FOR (k, 4)
             if (stepped >> k & 1)
                 ((elem16 *)array)[i + k] = q.x[k];
 }
 
-WARP_FN struct quad master_get(enum zb_dtype dtype, const struct warp_step *a,
-                               const struct place *at)
+/* What a step reads of a quad: of the master what the dtype has of it, gradients, and moments as
+ * they are stored. */
+struct step_raw {
+    struct raw param;
+    struct quad16 low; /* of a split master */
+    struct raw grad;
+    struct raw moment[ZB_MOMENTS_MAX];
+    struct quad8 code[ZB_MOMENTS_MAX];
+    uint32_t scale[ZB_MOMENTS_MAX];
+};
+
+/* Planes are aligned, and pages whole blocks: so is each quad. */
+WARP_FN struct step_raw step_read(const struct warp_step *a, const struct step_kind *kind,
+                                  const struct place *at)
 {
-    struct quad16 hi, lo;
+    struct step_raw r;
+
+    memset(&r, 0, sizeof(r));
+    if (kind->dtype == ZB_F16)
+        r.param.wide = quad_load32(at->state, at->in_block);
+    else
+        r.param = raw_get(kind->dtype, a->param, at->in_page, a->count, true);
+    if (kind->dtype == ZB_BF16)
+        r.low = quad_load16(at->state, at->in_block);
+    r.grad = raw_get(a->grad_dtype, a->grad, at->in_page, a->count, true);
+    WARP_FOR (which, ZB_MOMENTS_MAX) {
+        const unsigned char *from = at->state + a->moment_at[which];
+
+        if (which >= kind->nmoments)
+            continue;
+        if (kind->moments == ZB_MOMENTS_Q8) {
+            r.code[which] = quad_load8(from, at->in_block);
+            r.scale[which] =
+                ((const elem32 *)(const void *)(from + WARP_B))[at->in_block / ZB_Q8_GROUP];
+        } else {
+            r.moment[which] = raw_get(kind->moments == ZB_MOMENTS_BF16 ? ZB_BF16 : ZB_F32, from,
+                                      at->in_block, WARP_B, true);
+        }
+    }
+    return r;
+}
+
+WARP_FN struct quad master_of(enum zb_dtype dtype, const struct step_raw *r)
+{
     struct quad values;
 
-    if (dtype == ZB_F32)
-        return quad_values(ZB_F32, a->param, at->in_page, a->count, true);
-    if (dtype == ZB_F16)
-        return quad_values(ZB_F32, at->state, at->in_block, WARP_B, true);
-    hi = quad_get16(a->param, at->in_page, a->count, true);
-    lo = quad_get16(at->state, at->in_block, WARP_B, true);
+    if (dtype != ZB_BF16)
+        return raw_values(ZB_F32, r->param);
     WARP_FOR (k, 4)
-        values.x[k] = elem_value_of_split(hi.x[k], (int16_t)lo.x[k]);
+        values.x[k] = elem_value_of_split(r->param.half.x[k], (int16_t)r->low.x[k]);
     return values;
 }
 
@@ -630,17 +868,14 @@ WARP_FN void master_put(enum zb_dtype dtype, const struct warp_step *a, const st
     stepped_put16(at->state, at->in_block, lo, stepped);
 }
 
-WARP_FN struct quad moment_get(enum zb_moments moments, const struct warp_step *a, unsigned which,
-                               const struct place *at)
+WARP_FN struct quad moment_of(enum zb_moments moments, const struct warp_step *a, unsigned which,
+                              const struct step_raw *r)
 {
-    const unsigned char *from = at->state + a->moment_at[which];
-
     if (moments == ZB_MOMENTS_Q8)
-        return quad_decode_q8(from, from + WARP_B, at->in_block, WARP_B, true,
-                              a->moment_signed[which]);
+        return quad_decode_q8(r->code[which], r->scale[which], a->moment_signed[which]);
     if (moments == ZB_MOMENTS_BF16)
-        return quad_canonical(quad_values(ZB_BF16, from, at->in_block, WARP_B, true));
-    return quad_values(ZB_F32, from, at->in_block, WARP_B, true);
+        return quad_canonical(raw_values(ZB_BF16, r->moment[which]));
+    return raw_values(ZB_F32, r->moment[which]);
 }
 
 /* What was stepped is stored. Moments of 8 bits need their group first: moment_put_q8(). */
@@ -664,19 +899,20 @@ struct lane_moments {
     struct quad x[ZB_MOMENTS_MAX][2];
 };
 
+/* all: every element is stepped, by the scalars at hand. */
 WARP_FN void quad_step(const struct warp_step *a, const struct step_kind *kind,
-                       const struct place *at, struct lane_scalars *scalars, const uint32_t *keys,
-                       unsigned half, struct lane_moments *st)
+                       const struct place *at, const struct step_raw *r,
+                       struct lane_scalars *scalars, const uint32_t *keys, bool all, unsigned half,
+                       struct lane_moments *st)
 {
-    struct quad p = master_get(kind->dtype, a, at);
-    struct quad g = quad_values(a->grad_dtype, a->grad, at->in_page, a->count, true);
-    uint32_t stepped = 0;
+    struct quad p = master_of(kind->dtype, r), g = raw_values(a->grad_dtype, r->grad);
+    uint32_t stepped = all ? STEPPED_ALL : 0;
 
     WARP_FOR (which, ZB_MOMENTS_MAX)
         if (which < kind->nmoments)
-            st->x[which][half] = moment_get(kind->moments, a, which, at);
+            st->x[which][half] = moment_of(kind->moments, a, which, r);
     WARP_FOR (k, 4)
-        if (scalars_find(a, scalars, a->first + at->in_page + k)) {
+        if (all || scalars_find(a, scalars, a->first + at->in_page + k)) {
             element_step(kind->optimizer, &scalars->s, &p.x[k], &st->x[0][half].x[k],
                          &st->x[1][half].x[k], g.x[k]);
             stepped |= 1u << k;
@@ -686,6 +922,44 @@ WARP_FN void quad_step(const struct warp_step *a, const struct step_kind *kind,
     WARP_FOR (which, ZB_MOMENTS_MAX)
         if (which < kind->nmoments && kind->moments != ZB_MOMENTS_Q8)
             moment_put(kind->moments, a, which, at, st->x[which][half], stepped, keys[which]);
+}
+
+/* A lane's quads. `own` is the first segment that ends behind the chunk's first element; there is
+ * one. */
+WARP_FN void lane_step(const struct warp_step *a, const struct step_kind *kind,
+                       const struct place *at, const uint32_t *keys, uint32_t own, bool all,
+                       unsigned lane, struct lane_moments *st)
+{
+    struct step_raw r[2];
+    struct place quads[2];
+    struct lane_scalars scalars;
+
+    WARP_FOR (half, 2) {
+        uint32_t i = (uint32_t)lane_at(0, lane, half);
+
+        quads[half].in_page = at->in_page + i;
+        quads[half].in_block = at->in_block + i;
+        quads[half].state = at->state;
+        r[half] = step_read(a, kind, &quads[half]);
+    }
+    scalars.group = a->segments[own].group;
+    scalars.s = a->by_group[scalars.group];
+    scalars.segment = all ? own : segment_find(a, own, a->first + quads[0].in_page);
+    WARP_FOR (half, 2)
+        quad_step(a, kind, &quads[half], &r[half], &scalars, keys, all, half, st);
+}
+
+/* A chunk with more than one segment, or with elements that are in none. */
+WARP_RARE struct lane_moments lane_step_rare(const struct warp_step a, struct step_kind kind,
+                                             struct place at, uint32_t key0, uint32_t key1,
+                                             uint32_t own, unsigned lane)
+{
+    const uint32_t keys[ZB_MOMENTS_MAX] = { key0, key1 };
+    struct lane_moments st;
+
+    memset(&st, 0, sizeof(st));
+    lane_step(&a, &kind, &at, keys, own, false, lane, &st);
+    return st;
 }
 
 /* `at` is the chunk's first element. */
@@ -730,25 +1004,23 @@ WARP_FN void warp_step(const struct warp_step *a, const struct step_kind *kind, 
     uint64_t to = whole ? first + WARP_B : from + WARP_CHUNK;
     struct place at = { chunk * WARP_CHUNK, in_block, a->state + block * a->block_bytes };
     struct lane_moments st[WARP_STATES];
-    uint32_t s = segment_find(a, 0, from), keys[ZB_MOMENTS_MAX] = { 0, 0 };
+    uint32_t s = segment_find(a, 0, from), own, keys[ZB_MOMENTS_MAX] = { 0, 0 };
+    uint64_t begin = first + in_block;
+    bool all;
 
     if (s == a->nsegments || a->segments[s].first >= to)
         return;
     for (uint32_t which = 0; which < kind->nmoments && whole; which++)
         keys[which] = moment_key(a->by_group[a->segments[s].group].rounding, which, first / WARP_B);
+    own = whole ? segment_find(a, s, begin) : s;
+    all = own < a->nsegments && a->segments[own].first <= begin &&
+          a->segments[own].first + a->segments[own].count >= begin + WARP_CHUNK;
+    own = own < a->nsegments ? own : s; /* behind the last: no element finds it */
     WARP_EACH (w) {
-        uint64_t in = lane_at(0, WARP_LANE(w), 0);
-        struct lane_scalars scalars;
-
-        scalars.group = a->segments[s].group;
-        scalars.s = a->by_group[scalars.group];
-        scalars.segment = segment_find(a, s, a->first + at.in_page + in);
-        WARP_FOR (half, 2) {
-            uint32_t i = (uint32_t)lane_at(0, WARP_LANE(w), half);
-            struct place quad = { at.in_page + i, in_block + i, at.state };
-
-            quad_step(a, kind, &quad, &scalars, keys, half, &st[w]);
-        }
+        if (all)
+            lane_step(a, kind, &at, keys, own, true, WARP_LANE(w), &st[w]);
+        else
+            st[w] = lane_step_rare(*a, *kind, at, keys[0], keys[1], own, WARP_LANE(w));
     }
     WARP_FOR (which, ZB_MOMENTS_MAX)
         if (which < kind->nmoments && kind->moments == ZB_MOMENTS_Q8)
@@ -806,11 +1078,20 @@ static inline struct warp_sums warp_sums_of(const struct zk_gpu_work *w)
     a.grad = ingest ? w->ingest.page.grad : NULL;
     a.norms = ingest ? w->ingest.norms : w->array.norms;
     a.n = ingest ? w->ingest.page.count : w->array.n;
-    a.from_dtype = ingest ? w->ingest.from_dtype : w->array.from_dtype;
-    a.grad_dtype = ingest ? w->ingest.layout.grad_dtype : ZB_F32;
-    a.add = ingest && w->ingest.add;
-    a.vector = warp_aligned(a.from, zb_dtype_bytes(a.from_dtype));
+    a.vector =
+        warp_aligned(a.from, zb_dtype_bytes(ingest ? w->ingest.from_dtype : w->array.from_dtype));
     return a;
+}
+
+static inline struct sums_kind warp_sums_kind(const struct zk_gpu_work *w)
+{
+    struct sums_kind kind;
+
+    kind.ingest = w->op == ZK_GPU_INGEST;
+    kind.from = kind.ingest ? w->ingest.from_dtype : w->array.from_dtype;
+    kind.grad = kind.ingest ? w->ingest.layout.grad_dtype : ZB_F32;
+    kind.add = kind.ingest && w->ingest.add;
+    return kind;
 }
 
 /* Whether all arrays of a work on arrays can be taken by quads. */

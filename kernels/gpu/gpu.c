@@ -49,7 +49,8 @@ void zk_gpu_init(struct zk_gpu *g, const struct zk_gpu_backend *backend)
     zb_list_init(&g->pins);
 }
 
-/* What stands behind "backend:", "" where the name ends before the colon; NULL: not that backend. */
+/* What stands behind "backend:", "" where the name ends before the colon; NULL: not that backend.
+ */
 static const char *name_args(const char *name, const char *backend)
 {
     size_t len = strlen(backend);
