@@ -156,7 +156,8 @@ zc_zero_options = struct("zc_zero_options", (c_void_p, "comm"), (c_char_p, "sock
                          (c_bool, "reduce_waits quantize_gather"), (zc_loss_scale, "loss_scale"),
                          (c_uint64, "memory_bytes"))
 zc_zero_stepped = struct("zc_zero_stepped", (c_uint64, "iterations applied"),
-                         (c_double, "grad_norm clip_scale"), (c_bool, "skipped"))
+                         (c_double, "grad_norm clip_scale"), (c_bool, "skipped"),
+                         (c_double, "loss_scale"))
 zc_zero_stats = struct("zc_zero_stats",
                        (c_uint64, "fetched_bytes pushed_bytes nvme_read_bytes nvme_written_bytes "
                                   "host_bytes nvme_bytes gpu_bytes gather_buffer_bytes "
@@ -255,6 +256,7 @@ PROTOTYPES = {
     "zc_zero_grad": (c_int, (HANDLE, c_uint32, P(P(c_float)))),
     "zc_zero_reduce": (c_int, (HANDLE, c_uint32)),
     "zc_zero_step": (c_int, (HANDLE, c_double, P(zc_zero_stepped))),
+    "zc_zero_loss_scale": (c_double, (HANDLE,)),
     "zc_zero_announce": (c_int, (HANDLE, c_double)),
     "zc_zero_commit": (c_int, (HANDLE,)),
     "zc_zero_note_put": (c_int, (HANDLE, c_bool, c_void_p, c_size_t)),

@@ -1,5 +1,5 @@
 /*
- * commit.c - steps become durable: on one node by themselves, on several by a vote. And notes.
+ * commit.c - steps become durable: on one node by themselves, on several by a vote.
  *
  *     one node       step with ZC_COMMIT_STEP; its answer says how it went, to every rank alike
  *     several nodes  step with ZC_COMMIT_PREPARE ---> every rank tells the others how its node's
@@ -168,30 +168,4 @@ int zc_zero_commit(struct zc_zero *z)
         rc = commit_now(z);
     z->committing = false;
     return rc;
-}
-
-/* ---- notes */
-
-int zc_zero_note_put(struct zc_zero *z, bool of_job, const void *note, size_t bytes)
-{
-    struct zcz_wait w = { .what = "the note to be sent" };
-    int rc = zcz_enter(z, true);
-
-    if (rc < 0)
-        return rc;
-    if (bytes > ZC_NOTE_MAX)
-        return zcz_refuse(z, -EINVAL, "a note of %zu bytes: at most %d", bytes, ZC_NOTE_MAX);
-    if (of_job && z->store->node_rank != 0)
-        return 0;
-    while ((rc = z->store->ops->note_put(z->store, &z->notes, of_job, note, bytes)) == -EAGAIN &&
-           (rc = zcz_wait(z, &w)) == 0)
-        ;
-    return rc < 0 ? zcz_fail(z, rc, "%s", z->error.text) : 0;
-}
-
-int zc_zero_note_get(struct zc_zero *z, bool of_job, void *buf, size_t *ret_bytes)
-{
-    int rc = zcz_enter(z, true);
-
-    return rc < 0 ? rc : z->store->ops->note_get(z->store, of_job, buf, ret_bytes);
 }

@@ -324,8 +324,7 @@ static int open_check_built(struct zc_zero *z)
 
     if (o->stage != ZC_STAGE_3 || o->group_ranks > 0 || o->keep_gathered || o->persist_elems > 0 ||
         o->live_elems > 0 || o->reuse_elems > 0 || o->prefetch_elems > 0 || o->reduce_elems > 0 ||
-        o->reduce_waits || o->quantize_gather || o->loss_scale.dynamic ||
-        (o->loss_scale.fixed != 0 && o->loss_scale.fixed != 1) || o->memory_bytes > 0)
+        o->reduce_waits || o->quantize_gather || o->memory_bytes > 0)
         return zcz_refuse(z, -ENOTSUP, "an option of the engine that is not built yet");
     return 0;
 }
@@ -333,6 +332,7 @@ static int open_check_built(struct zc_zero *z)
 static int open_check(struct zc_zero *z)
 {
     const struct zc_zero_options *o = &z->options;
+    struct zb_err err = { 0 };
 
     if (!offload_known(o->offload_param) || !offload_known(o->offload_optimizer) ||
         (o->offload_param == ZC_ZERO_NONE) != (o->offload_optimizer == ZC_ZERO_NONE))
@@ -366,6 +366,8 @@ static int open_check(struct zc_zero *z)
     if (o->overlap & ~(ZC_ZERO_OVERLAP | ZC_ZERO_SPECULATE))
         return zcz_refuse(z, -EINVAL, "overlap %#x: known are %#x", o->overlap,
                           ZC_ZERO_OVERLAP | ZC_ZERO_SPECULATE);
+    if (zcz_scale_check(&o->loss_scale, &err) < 0)
+        return zcz_refuse(z, -EINVAL, "%s", err.text);
     if (o->prefetch_units > ZCZ_PREFETCH_MAX)
         return zcz_refuse(z, -EINVAL, "%u units gathered ahead: at most %u", o->prefetch_units,
                           ZCZ_PREFETCH_MAX);
@@ -560,6 +562,7 @@ void zc_zero_close(struct zc_zero *z, bool clean)
     zcz_units_done(z);
     free(z->order.units);
     free(z->seen.units);
+    free(z->note);
     free((void *)(uintptr_t)z->options.socket);
     free((void *)(uintptr_t)z->options.job);
     free((void *)(uintptr_t)z->options.device);

@@ -7,6 +7,10 @@
  * the same wide integer however the units were cut, and it is rounded once. So every rank decides
  * the same without a vote: to skip, when a value anywhere is not finite, and by how much to clip.
  *
+ * LOSS SCALE. Gradients come multiplied by it, and the step divides by it: norm and clipping are of
+ * what the gradients would be without. What a step does to it (loss_scale.h) follows from the
+ * decision above, so it is alike on all ranks, and goes with the step in its note (note.c).
+ *
  * DURABLE. Whether a step commits follows from its number, so every rank says the same; how it went
  * is settled at the step behind it (commit.c).
  *
@@ -140,9 +144,33 @@ static int step_begin(struct zc_zero *z, const struct zc_step *step)
     return rc;
 }
 
+/* What a gradient that was added up is to be multiplied with, unless it is clipped. */
 static double step_average(const struct zc_zero *z)
 {
-    return 1.0 / ((double)z->world * z->options.micro_steps);
+    return 1.0 / ((double)z->world * z->options.micro_steps * z->scaler.scale);
+}
+
+/* The scale behind this step, in its note; every rank has seen the same gradients. */
+static int step_scale(struct zc_zero *z, bool overflow)
+{
+    struct zcz_scaler next = z->scaler;
+    int rc = zcz_scale_update(&next, &z->options.loss_scale, z->iterations, overflow);
+
+    if (rc < 0)
+        return zcz_fail(z, rc,
+                        "step %llu: a gradient is not finite, and the loss scale is %g, the least "
+                        "there may be",
+                        (unsigned long long)z->iterations + 1, next.scale);
+    if (z->options.loss_scale.dynamic)
+        rc = zcz_note_scale(z, &next);
+    if (rc == 0)
+        z->scaler = next;
+    return rc;
+}
+
+double zc_zero_loss_scale(const struct zc_zero *z)
+{
+    return z->scaler.scale;
 }
 
 static void step_groups(const struct zc_zero *z, double lr, struct zc_group *groups)
@@ -164,7 +192,7 @@ int zc_zero_step(struct zc_zero *z, double lr, struct zc_zero_stepped *ret)
 {
     const struct zc_zero_options *o = &z->options;
     struct zc_group groups[ZCZ_GROUPS_MAX];
-    struct zc_zero_stepped out = { .clip_scale = 1 };
+    struct zc_zero_stepped out = { .clip_scale = 1, .loss_scale = z->scaler.scale };
     struct zc_step step = { .groups = groups, .ngroups = o->groups, .timeout_ms = z->timeout_ms };
     double average = step_average(z);
     uint64_t nonfinite = 0;
@@ -195,6 +223,8 @@ int zc_zero_step(struct zc_zero *z, double lr, struct zc_zero_stepped *ret)
     }
     z->unclipped = !out.skipped && out.clip_scale == 1;
     rc = zcz_commit_resolved(z);
+    if (rc == 0)
+        rc = step_scale(z, out.skipped);
     if (rc == 0)
         rc = step_begin(z, &step);
     if (rc < 0)

@@ -202,11 +202,14 @@ uint32_t zcz_digest(const struct zc_zero *z)
                            o->optimizer,   o->moments,         o->nesterov,
                            o->overlap,     o->offload_grad,    z->comm->ops->device && o->device,
                            o->vertical,    o->accumulate_local };
-    double scalars[] = {
-        o->clip, o->beta1, o->beta2, o->eps, o->momentum, o->dampening, o->lr_decay
-    };
+    double scalars[] = { o->clip,          o->beta1,     o->beta2,    o->eps,
+                         o->momentum,      o->dampening, o->lr_decay, o->loss_scale.fixed,
+                         o->loss_scale.min };
+    uint64_t scale[] = { o->loss_scale.dynamic, o->loss_scale.power, o->loss_scale.window,
+                         o->loss_scale.hysteresis, o->loss_scale.consecutive };
     uint32_t crc = digest_numbers(0, numbers, ZB_COUNT(numbers));
 
+    crc = digest_numbers(crc, scale, ZB_COUNT(scale));
     crc = zb_crc32c(crc, scalars, sizeof(scalars));
     crc = zb_crc32c(crc, o->weight_decay, sizeof(o->weight_decay));
     crc = digest_text(crc, o->job);
@@ -276,7 +279,7 @@ static int start_values(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
 
 int zc_zero_start(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
 {
-    uint64_t version[2];
+    uint64_t version[5];
     int rc = zcz_enter(z, false);
 
     if (rc < 0)
@@ -298,8 +301,14 @@ int zc_zero_start(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
         rc = z->options.resume ? zcz_resume_settle(z) : start_values(z, init, arg);
     if (rc == 0)
         rc = z->store->ops->stats(z->store, &z->base);
+    z->scaler = zcz_scale_new(&z->options.loss_scale, z->iterations);
+    if (rc == 0 && z->options.resume && z->options.loss_scale.dynamic)
+        rc = zcz_note_resume(z);
     version[0] = z->iterations;
     version[1] = z->applied;
+    memcpy(&version[2], &z->scaler.scale, sizeof(z->scaler.scale));
+    version[3] = (uint64_t)z->scaler.last_overflow;
+    version[4] = z->scaler.hysteresis;
     rc = zcz_vote(z, rc, digest_numbers(0, version, ZB_COUNT(version)), "the start of the engine");
     if (rc < 0)
         return rc;

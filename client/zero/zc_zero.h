@@ -28,7 +28,7 @@
  *
  * NUMBERS. Gradients of the ranks are exchanged as slices, in the unit's dtype (bf16: rounded once,
  * ties to even, before the exchange), and added in fp32 in rank order; micro-steps add in fp32. The
- * step scales the sum by 1 / (world * micro_steps) and by the clip coefficient
+ * step scales the sum by 1 / (world * micro_steps * loss scale) and by the clip coefficient
  * min(1, clip / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_. So losses depend on the world
  * size only by rounding, and not at all on where bytes live. Gradients of elements that are never
  * stepped (frozen tensors, outside of every tensor) count as zero.
@@ -167,7 +167,8 @@ enum zc_zero_stage {
 };
 
 /** Of fp16: the trainer multiplies its loss by zc_zero_loss_scale(), and the step divides by it.
- * The rules are DeepSpeed's (its fp16 keys, of the same names; factor 2 both ways). */
+ * The rules are DeepSpeed's (its fp16 keys, of the same names; factor 2 both ways): a step that
+ * finds a gradient that is not finite, on any rank, is skipped on all, and the scale changes. */
 struct zc_loss_scale {
     bool dynamic;        /* false: `fixed`, always */
     double fixed;        /* 0 or 1: none */
@@ -175,7 +176,8 @@ struct zc_loss_scale {
     uint32_t window;     /* so many steps without overflow, and is halved by an overflow, when */
     uint32_t hysteresis; /* all of these but one are used up; they are refilled when it doubles, */
     bool consecutive;    /* or by every step without overflow */
-    double min;          /* never below; an overflow there ends the run (-ERANGE) */
+    double min;          /* never below; an overflow that would halve it there ends the run
+                            (-ERANGE): the step is not made */
 };
 
 /** What a step does while the trainer computes; none of it changes a bit of the result. */
@@ -314,7 +316,13 @@ struct zc_zero_stepped {
     double grad_norm;  /* of the averaged gradient, before clipping; NaN when skipped */
     double clip_scale; /* 1: not clipped */
     bool skipped;      /* a gradient was not finite on some rank: nothing changed on any */
+    double loss_scale; /* that this step divided by: what zc_zero_loss_scale() was before it */
 };
+
+/** What the trainer multiplies the loss of the next step by, in each of its micro-steps, before it
+ * computes gradients: 1 unless options.loss_scale says otherwise. After zc_zero_start(); a job that
+ * goes on has the scale that it had. */
+ZC_EXPORT double zc_zero_loss_scale(const struct zc_zero *z);
 
 /** After micro_steps micro-steps in which every trainable unit was reduced, with every unit
  * released; lr is the same on all ranks. Returns when the step has begun: a gather behind it waits
@@ -338,12 +346,14 @@ ZC_EXPORT int zc_zero_announce(struct zc_zero *z, double lr);
  * -EINVAL: the job is not durable. */
 ZC_EXPORT int zc_zero_commit(struct zc_zero *z);
 
-/** Bytes of the trainer's own, at most ZC_NOTE_MAX, kept with the next step and those behind it,
- * until there are others: this rank's, or of_job: the job's, which every rank puts alike. Copied.
- * Too long a note is -EINVAL. */
+#define ZC_ZERO_NOTE_MAX (ZC_NOTE_MAX - 32)
+
+/** Bytes of the trainer's own, at most ZC_ZERO_NOTE_MAX, kept with the next step and those behind
+ * it, until there are others: this rank's, or of_job: the job's, which every rank puts alike.
+ * Copied. Too long a note is -EINVAL. */
 ZC_EXPORT int zc_zero_note_put(struct zc_zero *z, bool of_job, const void *note, size_t bytes);
-/** The note of the newest step: *ret_bytes of it in buf, of ZC_NOTE_MAX bytes. -ENOENT: there is
- * none; so it is for a rank that the world did not have when the step was saved. */
+/** The note of the newest step: *ret_bytes of it in buf, which has ZC_NOTE_MAX bytes. -ENOENT:
+ * there is none; so it is for a rank that the world did not have when the step was saved. */
 ZC_EXPORT int zc_zero_note_get(struct zc_zero *z, bool of_job, void *buf, size_t *ret_bytes);
 
 /** Adds each of n values over the ranks, in rank order: the same bits on every rank. n <= 4096. */

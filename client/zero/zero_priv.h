@@ -26,6 +26,7 @@
 #include "base/err.h"
 #include "base/model.h"
 #include "base/util.h"
+#include "client/zero/loss_scale.h"
 #include "client/zero/store.h"
 #include "client/zero/zc_zero.h"
 #include "kernels/gpu.h"
@@ -319,7 +320,10 @@ struct zc_zero {
     struct zcz_op resolve;     /* of what was prepared; the next step waits for it */
     bool dropping;             /* ... it is dropped */
     struct zcz_op notes;       /* on their way */
-    struct zcz_op op;          /* of the one call at a time that is waited for */
+    unsigned char *note;       /* of the job, on the first rank of a node: note.c */
+    size_t note_bytes;
+    struct zcz_scaler scaler; /* of the next step */
+    struct zcz_op op;         /* of the one call at a time that is waited for */
     struct zc_norm norm;
     uint64_t iterations, applied; /* when `step` has finished */
 
@@ -456,6 +460,13 @@ int zcz_commit_settle(struct zc_zero *z);
 int zcz_commit_resolved(struct zc_zero *z);
 /** Begins that. 0 or the failure, which is final. */
 int zcz_commit_resolve(struct zc_zero *z, enum zc_commit what, uint64_t iterations);
+
+/* ---- note.c */
+
+/** The next step's note says that the loss scale is this behind it; waits until it is stored. */
+int zcz_note_scale(struct zc_zero *z, const struct zcz_scaler *scaler);
+/** The loss scale is again what it was behind the step that the job goes on from. */
+int zcz_note_resume(struct zc_zero *z);
 
 /* ---- resume.c */
 

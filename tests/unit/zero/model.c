@@ -86,10 +86,21 @@ static float bf16_value(uint16_t bits)
     return f;
 }
 
+static float f16_value(uint16_t bits)
+{
+    uint32_t fraction = bits & 0x3ffu, power = bits >> 10 & 0x1fu;
+    float f = power == 0 ? ldexpf((float)fraction, -24)
+                         : ldexpf((float)(fraction + 0x400u), (int)power - 25);
+
+    assert(power < 31);
+    return bits >> 15 ? -f : f;
+}
+
 static float param_at(const struct run *r, const void *params, uint64_t i)
 {
-    return r->dtype == ZC_F32 ? ((const float *)params)[i]
-                              : bf16_value(((const uint16_t *)params)[i]);
+    return r->dtype == ZC_F32    ? ((const float *)params)[i]
+           : r->dtype == ZC_BF16 ? bf16_value(((const uint16_t *)params)[i])
+                                 : f16_value(((const uint16_t *)params)[i]);
 }
 
 /* ---- on a device: the trainer computes on the host, and copies on its stream what it computes
@@ -179,8 +190,8 @@ static int train_forward(struct run *r, struct zc_zero *z, double *ret_loss)
 }
 
 /* What one micro-batch adds to a unit's gradient. */
-static void micro_gradient(const struct run *r, uint32_t u, uint64_t step, uint32_t micro,
-                           const void *params, float *grad)
+static void micro_gradient(const struct run *r, const struct zc_zero *z, uint32_t u, uint64_t step,
+                           uint32_t micro, const void *params, float *grad)
 {
     const struct zc_comm *comm = r->options.comm;
     uint32_t samples = MODEL_BATCH / (comm->world * r->options.micro_steps);
@@ -191,10 +202,10 @@ static void micro_gradient(const struct run *r, uint32_t u, uint64_t step, uint3
 
         for (uint32_t s = 0; s < samples; s++)
             g += gradient(u, i, first + s, w);
-        grad[i] += (float)(g / samples);
+        grad[i] += (float)(g / samples * zc_zero_loss_scale(z));
     }
-    if (step == r->poison_step && comm->rank == comm->world - 1 && u == r->poison_unit &&
-        micro == 0)
+    if ((step == r->poison_step || r->poison_more >> step & 1) && comm->rank == comm->world - 1 &&
+        u == r->poison_unit && micro == 0)
         grad[model_units[u].elems - 1] = r->poison_value == 0 ? INFINITY : r->poison_value;
 }
 
@@ -217,7 +228,7 @@ static int train_unit_backward(struct run *r, struct zc_zero *z, uint32_t u, uin
     for (uint64_t i = 0; i < model_units[u].elems; i++)
         assert(grad[i] == 0 || (micro > 0 && r->options.accumulate_local));
     for (; micro < end; micro++)
-        micro_gradient(r, u, step, micro, params, grad);
+        micro_gradient(r, z, u, step, micro, params, grad);
     TRY(device_write(r->copies, at, grad, grad_bytes));
     TRY(zc_zero_release(z, u));
     return zc_zero_reduce(z, u);
@@ -331,6 +342,7 @@ static int train_steps(struct run *r, struct zc_zero *z)
         r->norms[step - 1] = r->last.grad_norm;
         r->clips[step - 1] = r->last.clip_scale;
         r->skipped[step - 1] = r->last.skipped;
+        r->scales[step - 1] = r->last.loss_scale;
         if (r->evaluate && step % 2 == 0)
             TRY(train_forward(r, z, &loss));
     }
@@ -377,6 +389,7 @@ static int train_all(struct run *r, struct zc_zero **ret)
     TRY(zc_zero_start(*ret, model_init_fn, NULL));
     r->copies->stream = (*ret)->device.compute;
     TRY(train_steps(r, *ret));
+    r->next_scale = zc_zero_loss_scale(*ret);
     if (!r->no_values)
         TRY(train_values(r, *ret));
     return zc_zero_stats(*ret, &r->stats);

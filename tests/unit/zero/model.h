@@ -51,6 +51,7 @@ struct run {
     uint32_t steps;
     uint64_t until; /* instead: up to this step, whatever the job has already; 0: `steps` of them */
     uint64_t poison_step; /* this step's gradient is not finite on the last rank; 0: none */
+    uint32_t poison_more; /* of steps beside that one: bit 1 << step */
     uint32_t poison_unit; /* in its last element */
     float poison_value;   /* 0: infinity */
     bool announce;        /* each step, before its last micro-step */
@@ -69,6 +70,7 @@ struct run {
     double begun_s, ended_s; /* monotonic: of the failure, when there was one */
     double norms[MODEL_STEPS_MAX], clips[MODEL_STEPS_MAX], losses[MODEL_STEPS_MAX];
     bool skipped[MODEL_STEPS_MAX];
+    double scales[MODEL_STEPS_MAX], next_scale; /* of the loss; behind the last step */
     struct zc_zero_stepped last;
     uint64_t begun_at; /* behind this step */
     uint32_t refused;

@@ -326,12 +326,14 @@ static void one_bad_gradient_skips_all(void **state)
         uint32_t unit;
         float value;
         bool early;
+        bool scaled;
     } cases[] = {
-        { "bf16, NaN at first", ZC_BF16, 0, NAN, false },
-        { "bf16, infinity at last, early", ZC_BF16, MODEL_UNITS - 1, -INFINITY, true },
-        { "bf16, NaN at first, early", ZC_BF16, 0, NAN, true },
-        { "fp32, infinity at first", ZC_F32, 0, INFINITY, false },
-        { "fp32, NaN at last, early", ZC_F32, MODEL_UNITS - 1, NAN, true },
+        { "bf16, NaN at first", ZC_BF16, 0, NAN, false, false },
+        { "bf16, infinity at last, early", ZC_BF16, MODEL_UNITS - 1, -INFINITY, true, false },
+        { "bf16, NaN at first, early", ZC_BF16, 0, NAN, true, false },
+        { "fp32, infinity at first", ZC_F32, 0, INFINITY, false, false },
+        { "fp32, NaN at last, early", ZC_F32, MODEL_UNITS - 1, NAN, true, false },
+        { "fp32, NaN at last, early, scaled", ZC_F32, MODEL_UNITS - 1, NAN, true, true },
     };
 
     (void)state;
@@ -351,6 +353,8 @@ static void one_bad_gradient_skips_all(void **state)
             p.runs[r].poison_unit = cases[i].unit;
             p.runs[r].poison_value = cases[i].value;
             p.runs[r].announce = cases[i].early;
+            p.runs[r].options.loss_scale.dynamic = cases[i].scaled;
+            p.runs[r].options.loss_scale.window = 1;
         }
         party_run(&none);
         assert_ran(&none);
@@ -362,6 +366,7 @@ static void one_bad_gradient_skips_all(void **state)
             assert_true(isnan(p.runs[r].norms[2]));
             assert_int_equal(p.runs[r].last.iterations, 3);
             assert_int_equal(p.runs[r].last.applied, 2);
+            assert_true(p.runs[r].scales[2] == (cases[i].scaled ? 0x1p17 : 1));
             assert_values_same(cases[i].name, &none.runs[0].values, &p.runs[r].values);
         }
         assert_true((counter(&d, "pages_early") > 0) == cases[i].early);

@@ -52,6 +52,10 @@ static void party_new(struct party *p, uint32_t world, bool resume)
         run->options.weight_decay[0] = 0.1;
         run->options.eps = 1e-3;
         run->options.clip = 1;
+        /* 16, 16, 32, 32, 32, 64: the skip is tolerated */
+        run->options.loss_scale.dynamic = true;
+        run->options.loss_scale.power = 4;
+        run->options.loss_scale.window = 1;
         run->options.timeout_ms = 20000;
         run->options.offload_param = run->options.offload_optimizer = ZC_ZERO_HOST;
         run->options.job = "kept";
@@ -87,7 +91,19 @@ static struct model_values whole[RANKS_MAX + 1]; /* of an uninterrupted run, by 
 
 static void assert_whole(const char *name, const struct party *p)
 {
+    static const double scales[UNTIL + 1] = { 16, 16, 32, 32, 32, 64 };
+
     assert_ran(name, p);
+    for (uint32_t r = 0; r < p->world; r++) {
+        const struct run *run = &p->runs[r];
+
+        for (uint64_t s = run->begun_at; s < run->until && s < UNTIL; s++)
+            if (run->scales[s] != scales[s])
+                fail_msg("%s: rank %u: step %llu had loss scale %g", name, r,
+                         (unsigned long long)s + 1, run->scales[s]);
+        if (run->until == UNTIL && run->next_scale != scales[UNTIL])
+            fail_msg("%s: rank %u: the loss scale is %g at the end", name, r, run->next_scale);
+    }
     for (uint32_t u = 0; u < MODEL_UNITS; u++) {
         size_t bytes = model_units[u].elems * sizeof(float);
 
@@ -375,15 +391,16 @@ static void notes_that_cannot_be(void **state)
                      0);
     assert_int_equal(zc_zero_start(z, model_init_fn, NULL), 0);
     memset(note, 7, sizeof(note));
-    assert_int_equal(zc_zero_note_put(z, true, note, ZC_NOTE_MAX + 1), -EINVAL);
-    assert_int_equal(zc_zero_note_put(z, true, note, ZC_NOTE_MAX), 0);
+    assert_int_equal(zc_zero_note_put(z, true, note, ZC_ZERO_NOTE_MAX + 1), -EINVAL);
+    assert_int_equal(zc_zero_note_put(z, false, note, ZC_ZERO_NOTE_MAX + 1), -EINVAL);
+    assert_int_equal(zc_zero_note_put(z, true, note, ZC_ZERO_NOTE_MAX), 0);
     assert_int_equal(zc_zero_note_put(z, false, NULL, 0), 0);
     assert_int_equal(zc_zero_note_get(z, true, back, &bytes), -ENOENT); /* not before its step */
     assert_int_equal(zc_zero_grad(z, 0, &grad), 0);
     assert_int_equal(zc_zero_reduce(z, 0), 0);
     assert_int_equal(zc_zero_step(z, 1, &stepped), 0);
     assert_int_equal(zc_zero_note_get(z, true, back, &bytes), 0);
-    assert_int_equal(bytes, ZC_NOTE_MAX);
+    assert_int_equal(bytes, ZC_ZERO_NOTE_MAX);
     assert_memory_equal(note, back, bytes);
     assert_int_equal(zc_zero_note_get(z, false, back, &bytes), 0);
     assert_int_equal(bytes, 0);

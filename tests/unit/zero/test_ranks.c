@@ -116,6 +116,106 @@ static void every_division_trains_the_same(void **state)
     }
 }
 
+/* Powers of two: in fp32 nothing is rounded otherwise. */
+static void a_loss_scale_changes_no_bit(void **state)
+{
+    static const struct zc_loss_scale scales[] = {
+        { .fixed = 1024 },
+        { .dynamic = true, .power = 16, .window = 1, .hysteresis = 1, .min = 1 },
+        { .dynamic = true, .power = 0, .window = 1000, .hysteresis = 2, .min = 0.5 },
+    };
+
+    (void)state;
+    for (uint32_t world = 1; world <= 3; world++) {
+        struct party plain;
+
+        party_new(&plain, world, ZC_F32, 1, 0);
+        party_run(&plain);
+        assert_ran(&plain);
+        assert_true(plain.runs[0].scales[3] == 1 && plain.runs[0].clips[0] < 1);
+        for (size_t i = 0; i < ZB_COUNT(scales); i++) {
+            struct party p;
+
+            party_new(&p, world, ZC_F32, 1, 0);
+            for (uint32_t r = 0; r < world; r++)
+                p.runs[r].options.loss_scale = scales[i];
+            party_run(&p);
+            assert_ran(&p);
+            assert_runs_same("scaled", &plain.runs[0], &p.runs[0]);
+            assert_true(p.runs[0].scales[3] == (i == 0 ? 1024 : i == 1 ? 0x1p18 : 1));
+            party_done(&p);
+        }
+        party_done(&plain);
+    }
+}
+
+/* fp16 overflows by itself: 2^20 times a gradient of about 1 is no fp16. The last rank is given one
+ * more overflow. */
+static void overflows_skip_and_scale(void **state)
+{
+    (void)state;
+    for (uint32_t world = 1; world <= 3; world++) {
+        struct party p;
+        double scale = 0x1p20;
+        uint32_t skips = 0;
+
+        party_new(&p, world, ZC_F16, 1, 0);
+        for (uint32_t r = 0; r < world; r++) {
+            p.runs[r].steps = 13;
+            p.runs[r].poison_step = 11;
+            p.runs[r].options.loss_scale = (struct zc_loss_scale){
+                .dynamic = true, .power = 20, .window = 1000, .hysteresis = 1, .min = 1
+            };
+        }
+        party_run(&p);
+        assert_ran(&p);
+        for (uint32_t s = 0; s < 13; s++) {
+            const struct run *r = &p.runs[0];
+
+            if (r->scales[s] != scale || (s == 10 && !r->skipped[s]) ||
+                (s != 10 && s > skips && r->skipped[s])) /* those of fp16 come first */
+                fail_msg("%u ranks, step %u: scale %g, not %g; skipped %d", world, s, r->scales[s],
+                         scale, r->skipped[s]);
+            assert_true(r->skipped[s] == isnan(r->norms[s]));
+            skips += r->skipped[s];
+            scale = r->skipped[s] ? scale / 2 : scale;
+        }
+        assert_true(skips >= 4 && skips <= 8); /* of 2^20, down to where 65504 is not passed */
+        assert_int_equal(p.runs[0].last.applied, 13 - skips);
+        assert_true(p.runs[0].next_scale == scale);
+        party_done(&p);
+    }
+}
+
+static void assert_all_failed(const char *name, const struct party *p, double within_s);
+
+static void an_overflow_at_the_least_scale(void **state)
+{
+    (void)state;
+    for (uint32_t world = 1; world <= 3; world++) {
+        struct party p;
+
+        party_new(&p, world, ZC_F32, 1, 0);
+        for (uint32_t r = 0; r < world; r++) {
+            p.runs[r].poison_step = 2;
+            p.runs[r].poison_more = 1u << 4;
+            p.runs[r].options.loss_scale = (struct zc_loss_scale){
+                .dynamic = true, .power = 1, .window = 1000, .hysteresis = 1, .min = 1
+            };
+        }
+        party_run(&p);
+        assert_all_failed("the least scale", &p, 1.0);
+        for (uint32_t r = 0; r < world; r++) {
+            assert_int_equal(p.runs[r].rc, -ERANGE);
+            if (!strstr(p.runs[r].error, "step 4: a gradient is not finite, and the loss scale is "
+                                         "1, the least"))
+                fail_msg("rank %u: %s", r, p.runs[r].error);
+            assert_int_equal(p.runs[r].last.iterations, 3);
+        }
+        party_done(&p);
+    }
+}
+
 static void delays_change_nothing(void **state)
 {
     struct party base;
@@ -781,7 +881,7 @@ static void one_refused_all_refused(void **state)
 
     (void)state;
     fake_reset(&config);
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 7; i++) {
         const char *part = NULL;
         int want = -EINVAL;
 
@@ -813,6 +913,10 @@ static void one_refused_all_refused(void **state)
             p.runs[1].options.kernels = "abacus";
             want = -ENOENT;
             part = "abacus";
+            break;
+        case 6:
+            p.runs[1].options.loss_scale.fixed = 2;
+            part = "rank 1 and rank 0 do not say the same";
             break;
         }
         party_run(&p);
@@ -854,6 +958,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_division_trains_the_same),
+        cmocka_unit_test(a_loss_scale_changes_no_bit),
+        cmocka_unit_test(overflows_skip_and_scale),
+        cmocka_unit_test(an_overflow_at_the_least_scale),
         cmocka_unit_test(delays_change_nothing),
         cmocka_unit_test(stores_agree),
         cmocka_unit_test(accumulated_before_the_exchange),

@@ -1,0 +1,159 @@
+/*
+ * note.c - notes: what the trainer, and the engine itself, want back when a job goes on.
+ *
+ *     a rank's note   the trainer's bytes, sent to the store as they are
+ *     the job's note  a head of ours (struct head), then the trainer's bytes
+ *
+ * MODEL. The head has the loss scale as it is behind the step that the note goes with: a resumed
+ * job steps with the same scale as one that never stopped. So with a dynamic one a note goes with
+ * every step, and only zc_zero_step() knows what it says: the trainer's part is kept here until
+ * then, and sent again with each step. Otherwise the trainer's part is sent when it is put.
+ *
+ * Only the first rank of a node sends the job's note; every rank reads it.
+ */
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/zero/zero_priv.h"
+
+#define NOTE_MAGIC 0x31435a5au /* "ZZC1" */
+#define HEAD_NOTE  1u          /* the trainer put one */
+#define HEAD_SCALE 2u          /* the job had a dynamic loss scale */
+
+/* In this machine's order: a job's note does not leave its node. */
+struct head {
+    uint32_t magic, has;
+    double scale;
+    int64_t last_overflow;
+    uint32_t hysteresis, reserved;
+};
+
+_Static_assert(sizeof(struct head) == ZC_NOTE_MAX - ZC_ZERO_NOTE_MAX, "the public limit");
+
+static int note_send(struct zc_zero *z, bool of_job, const void *note, size_t bytes)
+{
+    struct zcz_wait w = { .what = "the note to be sent" };
+    int rc;
+
+    while ((rc = z->store->ops->note_put(z->store, &z->notes, of_job, note, bytes)) == -EAGAIN &&
+           (rc = zcz_wait(z, &w)) == 0)
+        ;
+    return rc < 0 ? zcz_fail(z, rc, "%s", z->error.text) : 0;
+}
+
+/* z->note: a head, and behind it the trainer's bytes, if it put any. */
+static int note_keep(struct zc_zero *z, bool put, const void *note, size_t bytes)
+{
+    struct head head = { .magic = NOTE_MAGIC, .has = put ? HEAD_NOTE : 0 };
+    unsigned char *keep = malloc(sizeof(head) + bytes);
+
+    if (!keep)
+        return zcz_refuse(z, -ENOMEM, "no memory for a note of %zu bytes", bytes);
+    memcpy(keep, &head, sizeof(head));
+    if (bytes > 0)
+        memcpy(keep + sizeof(head), note, bytes);
+    free(z->note);
+    z->note = keep;
+    z->note_bytes = sizeof(head) + bytes;
+    return 0;
+}
+
+int zc_zero_note_put(struct zc_zero *z, bool of_job, const void *note, size_t bytes)
+{
+    int rc = zcz_enter(z, true);
+
+    if (rc < 0)
+        return rc;
+    if (bytes > ZC_ZERO_NOTE_MAX)
+        return zcz_refuse(z, -EINVAL, "a note of %zu bytes: at most %d", bytes, ZC_ZERO_NOTE_MAX);
+    if (!of_job)
+        return note_send(z, false, note, bytes);
+    if (z->store->node_rank != 0)
+        return 0;
+    rc = note_keep(z, true, note, bytes);
+    if (rc < 0 || z->options.loss_scale.dynamic)
+        return rc;
+    return note_send(z, true, z->note, z->note_bytes);
+}
+
+int zcz_note_scale(struct zc_zero *z, const struct zcz_scaler *scaler)
+{
+    struct head head;
+    int rc = z->note || z->store->node_rank != 0 ? 0 : note_keep(z, false, NULL, 0);
+
+    if (rc < 0 || z->store->node_rank != 0)
+        return rc;
+    memcpy(&head, z->note, sizeof(head));
+    head.has |= HEAD_SCALE;
+    head.scale = scaler->scale;
+    head.last_overflow = scaler->last_overflow;
+    head.hysteresis = scaler->hysteresis;
+    memcpy(z->note, &head, sizeof(head));
+    rc = note_send(z, true, z->note, z->note_bytes);
+    if (rc == 0 && (rc = zcz_wait_op(z, &z->notes, "the note to be stored")) < 0)
+        rc = zcz_fail(z, rc, "a note: %s", zcz_store_text(z->store));
+    return rc;
+}
+
+/* The job's note, into buf of ZC_NOTE_MAX bytes: *ret_bytes of the trainer's are behind the head.
+ */
+static int note_read(struct zc_zero *z, unsigned char *buf, struct head *ret, size_t *ret_bytes)
+{
+    size_t bytes = 0;
+    int rc = z->store->ops->note_get(z->store, true, buf, &bytes);
+
+    if (rc < 0)
+        return rc;
+    if (bytes >= sizeof(*ret))
+        memcpy(ret, buf, sizeof(*ret));
+    if (bytes < sizeof(*ret) || ret->magic != NOTE_MAGIC)
+        return zcz_refuse(z, -EPROTO, "the job's note, of %zu bytes, is not of an engine", bytes);
+    *ret_bytes = bytes - sizeof(*ret);
+    return 0;
+}
+
+int zc_zero_note_get(struct zc_zero *z, bool of_job, void *buf, size_t *ret_bytes)
+{
+    struct head head = { 0 };
+    size_t bytes = 0;
+    int rc = zcz_enter(z, true);
+
+    if (rc < 0)
+        return rc;
+    if (!of_job)
+        return z->store->ops->note_get(z->store, false, buf, ret_bytes);
+    rc = note_read(z, buf, &head, &bytes);
+    if (rc == 0 && !(head.has & HEAD_NOTE))
+        rc = zcz_refuse(z, -ENOENT, "the newest step has no note");
+    if (rc < 0)
+        return rc;
+    memmove(buf, (unsigned char *)buf + sizeof(head), bytes);
+    *ret_bytes = bytes;
+    return 0;
+}
+
+int zcz_note_resume(struct zc_zero *z)
+{
+    unsigned char *buf = malloc(ZC_NOTE_MAX);
+    struct head head = { 0 };
+    size_t bytes = 0;
+    int rc = buf ? note_read(z, buf, &head, &bytes)
+                 : zcz_refuse(z, -ENOMEM, "no memory for the job's note");
+
+    if (rc == 0 && (head.has & HEAD_SCALE) && !(head.scale > 0 && isfinite(head.scale)))
+        rc = zcz_refuse(z, -EPROTO, "the job's note has a loss scale of %g", head.scale);
+    if (rc == 0 && (head.has & HEAD_SCALE))
+        z->scaler = (struct zcz_scaler){ .scale = head.scale,
+                                         .last_overflow = head.last_overflow,
+                                         .hysteresis = head.hysteresis };
+    if (rc == 0 && z->store->node_rank == 0)
+        rc = note_keep(z, head.has & HEAD_NOTE, buf + sizeof(head), bytes);
+    free(buf);
+    if (rc == -ENOENT) { /* no step had one */
+        z->error.code = 0;
+        rc = 0;
+    }
+    return rc;
+}
