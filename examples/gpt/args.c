@@ -69,7 +69,19 @@ static const struct row rows[] = {
     { "--clip", "X", "limit of the gradient's global norm; 0: off", REAL, AT(clip), .min = 0,
       .max = 1e30, .usual = "1" },
     { "--dtype", NULL, "of weights and exchanged gradients; the CPU computes in fp32", CHOICE,
-      AT(dtype), .choices = "fp32 bf16", .usual = "fp32" },
+      AT(dtype), .choices = "fp32 bf16 fp16", .usual = "fp32" },
+    { "--loss-scale", "X", "of --dtype fp16; 0: it finds its scale, by the next five", REAL,
+      AT(loss_scale), .min = 0, .max = 0x1p126, .usual = "0" },
+    { "--initial-scale-power", "N", "the first loss scale is 2^N", COUNT32, AT(scale_power),
+      .min = 0, .max = 126, .usual = "16" },
+    { "--loss-scale-window", "N", "steps without overflow that double it", COUNT32,
+      AT(scale_window), .min = 1, .max = UINT32_MAX, .usual = "1000" },
+    { "--hysteresis", "N", "one that halves it is the Nth since it doubled", COUNT32,
+      AT(hysteresis), .min = 1, .max = UINT32_MAX, .usual = "2" },
+    { "--consecutive-hysteresis", NULL, "... since the last step without overflow", SWITCH,
+      AT(consecutive_hysteresis) },
+    { "--min-loss-scale", "X", "an overflow that would halve it below ends the run", REAL,
+      AT(min_scale), .min = 0, .max = 0x1p126, .usual = "1" },
     { "--optimizer", NULL, "lion has betas 0.9 and 0.99, sgd momentum 0.9", CHOICE, AT(optimizer),
       .choices = "adamw adam lion sgd adagrad", .usual = "adamw" },
     { "--moments", NULL, "how the optimizer's moments are stored", CHOICE, AT(moments),
@@ -254,7 +266,8 @@ static int defaults_set(struct gpt_args *args, struct gpt_err *err)
     int rc = 0;
 
     for (size_t i = 0; i < ROWS && rc == 0; i++)
-        if ((rows[i].kind == REAL || rows[i].kind == COUNT64) && rows[i].usual)
+        if ((rows[i].kind == REAL || rows[i].kind == COUNT64 || rows[i].kind == COUNT32) &&
+            rows[i].usual)
             rc = row_set(&rows[i], args, rows[i].usual, err);
     args->job = "zgpt";
     return rc;
@@ -323,6 +336,30 @@ static int device_settle(struct gpt_args *args, struct gpt_err *err)
     return 0;
 }
 
+/* What scales a loss is of fp16. */
+static int scale_settle(const struct gpt_args *args, const char *const *given, struct gpt_err *err)
+{
+    static const char *const flags[] = {
+        "--loss-scale", "--initial-scale-power",    "--loss-scale-window",
+        "--hysteresis", "--consecutive-hysteresis", "--min-loss-scale"
+    };
+
+    if (args->dtype == GPT_FP16)
+        return args->device ? gpt_fail(err, -EOPNOTSUPP,
+                                       "--dtype fp16 on --device %s is not built into this version "
+                                       "of zgpt; on the CPU it is",
+                                       args->device)
+                            : 0;
+    for (size_t i = 0; i < sizeof(flags) / sizeof(flags[0]); i++) {
+        const char *value;
+
+        if (given[row_find(flags[i], &value) - rows])
+            return gpt_fail(err, -EINVAL, "%s is of --dtype fp16: no other loss is scaled",
+                            flags[i]);
+    }
+    return 0;
+}
+
 static int args_check(struct gpt_args *args, const char *const *given, struct gpt_err *err)
 {
     int rc;
@@ -336,6 +373,8 @@ static int args_check(struct gpt_args *args, const char *const *given, struct gp
     rc = offload_settle(args, given, err);
     if (rc == 0)
         rc = device_settle(args, err);
+    if (rc == 0)
+        rc = scale_settle(args, given, err);
     if (rc != 0)
         return rc;
     if (args->width % args->heads != 0)

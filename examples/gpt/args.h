@@ -20,7 +20,7 @@ enum gpt_overlap {
 };
 enum gpt_offload { GPT_OFFLOAD_NONE, GPT_OFFLOAD_HOST, GPT_OFFLOAD_NVME };
 enum gpt_offload_grad { GPT_GRAD_AUTO, GPT_GRAD_HOST };
-enum gpt_dtype { GPT_FP32, GPT_BF16 };
+enum gpt_dtype { GPT_FP32, GPT_BF16, GPT_FP16 };
 enum gpt_optimizer { GPT_ADAMW, GPT_ADAM, GPT_LION, GPT_SGD, GPT_ADAGRAD };
 enum gpt_moments { GPT_MOMENTS_FP32, GPT_MOMENTS_BF16, GPT_MOMENTS_8BIT };
 
@@ -39,7 +39,11 @@ struct gpt_args {
     uint64_t steps, seed;
     uint32_t batch, micro_batch, seq, layers, heads, width;
     double lr, weight_decay, clip;
-    uint32_t dtype;              /* enum gpt_dtype */
+    uint32_t dtype;    /* enum gpt_dtype */
+    double loss_scale; /* of fp16; 0: dynamic, by these: */
+    uint32_t scale_power, scale_window, hysteresis;
+    bool consecutive_hysteresis;
+    double min_scale;
     uint32_t optimizer, moments; /* enum gpt_optimizer, gpt_moments */
     const char *device;          /* NULL: the processor */
     const char *init, *export, *jsonl;

@@ -87,4 +87,19 @@ GPT_ELEM uint16_t gpt_elem_to_bf16(float x)
     return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 
+/** fp16 to fp32, exactly: the exponent is moved by a multiplication, which normalises, too. */
+GPT_ELEM float gpt_elem_of_fp16(uint16_t x)
+{
+    uint32_t bits = (x & 0x7fffu) << 13, sign = (uint32_t)(x & 0x8000u) << 16;
+    float y;
+
+    memcpy(&y, &bits, sizeof(y));
+    y *= 0x1p112f;
+    memcpy(&bits, &y, sizeof(bits));
+    bits |= (x & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u; /* infinities and NaN */
+    bits |= sign;
+    memcpy(&y, &bits, sizeof(y));
+    return y;
+}
+
 #endif

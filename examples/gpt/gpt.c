@@ -202,6 +202,7 @@ struct gpt_run {
     float *d4;     /* [N, 4C] scratch */
     float *ds;     /* [ATT_ROWS, T] scratch */
     void *memory;
+    float scale; /* of the loss, where gradients begin */
     gpt_tick_fn *tick;
     void *tick_arg;
     bool stopped; /* by tick */
@@ -301,6 +302,7 @@ int gpt_run_new(struct gpt_run **ret, const struct gpt *model, uint32_t sequence
     if (!run)
         return gpt_fail(err, -ENOMEM, "activations: %m");
     run_size(run, model, sequences);
+    run->scale = 1.0f;
     run->acts = calloc(model->shape.layers, sizeof(*run->acts));
     run->memory = bytes <= SIZE_MAX / 2 ? aligned_alloc(ALIGN_BYTES, bytes) : NULL;
     if (!run->acts || !run->memory) {
@@ -334,6 +336,11 @@ void gpt_run_on_tick(struct gpt_run *run, gpt_tick_fn *tick, void *arg)
 {
     run->tick = tick;
     run->tick_arg = arg;
+}
+
+void gpt_run_scale(struct gpt_run *run, float scale)
+{
+    run->scale = scale;
 }
 
 /* False: return, whatever was going on. */
@@ -522,7 +529,8 @@ double gpt_head(struct gpt_run *run, const float *ln_f, const float *embed, floa
         for (uint64_t i = r; i < r + (uint64_t)rows; i++) {
             uint32_t target = run->tokens[i / s->seq * (s->seq + 1) + i % s->seq + 1];
 
-            loss += gpt_vec_cross_entropy(run->logits + (i - r) * v, v, target, 1.0f / (float)n);
+            loss +=
+                gpt_vec_cross_entropy(run->logits + (i - r) * v, v, target, run->scale / (float)n);
         }
         if (!backward)
             continue;

@@ -133,6 +133,10 @@ void gpt_run_free(struct gpt_run *run);
 typedef bool gpt_tick_fn(void *arg);
 void gpt_run_on_tick(struct gpt_run *run, gpt_tick_fn *tick, void *arg);
 
+/** From now on gradients are those of `scale` times the loss; the loss stays what it is. 1 unless
+ * it is called. */
+void gpt_run_scale(struct gpt_run *run, float scale);
+
 /** Starts a micro-batch: `sequences` rows of seq + 1 tokens, each below vocab; token t + 1 is the
  *  target of token t. Copied. */
 void gpt_run_tokens(struct gpt_run *run, const uint32_t *tokens);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 static const char *const optimizers[] = { "adamw", "adam", "lion", "sgd", "adagrad" };
+static const char *const dtypes[] = { "fp32", "bf16", "fp16" };
 static const char *const moments[] = { "fp32", "bf16", "8bit" };
 
 size_t gpt_note_write(char note[GPT_NOTE_BYTES], const struct gpt_args *args,
@@ -19,10 +20,9 @@ size_t gpt_note_write(char note[GPT_NOTE_BYTES], const struct gpt_args *args,
                      "seed %" PRIu64 "\nbatch %u\n"
                      "data %" PRIu64 " tokens, hash %016" PRIx64 "\n"
                      "step %" PRIu64 "\n",
-                     args->layers, args->heads, args->width, args->seq,
-                     args->dtype == GPT_BF16 ? "bf16" : "fp32", optimizers[args->optimizer],
-                     moments[args->moments], args->seed, args->batch, data->tokens, data->hash,
-                     step);
+                     args->layers, args->heads, args->width, args->seq, dtypes[args->dtype],
+                     optimizers[args->optimizer], moments[args->moments], args->seed, args->batch,
+                     data->tokens, data->hash, step);
 
     assert(n > 0 && (unsigned)n < GPT_NOTE_BYTES);
     return (size_t)n;

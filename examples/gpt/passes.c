@@ -1,5 +1,6 @@
 #include "examples/gpt/passes.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 
@@ -68,6 +69,13 @@ uint64_t gpt_passes_device_bytes(const struct gpt_passes *p)
 int gpt_passes_error(const struct gpt_passes *p, struct gpt_err *err)
 {
     return p->dev ? gpt_dev_error(p->dev, err) : 0;
+}
+
+void gpt_passes_scale(struct gpt_passes *p, double scale)
+{
+    assert(p->run || scale == 1);
+    if (p->run)
+        gpt_run_scale(p->run, (float)scale);
 }
 
 void gpt_passes_tokens(struct gpt_passes *p, const uint32_t *tokens)

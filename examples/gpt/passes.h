@@ -34,6 +34,9 @@ uint64_t gpt_passes_device_bytes(const struct gpt_passes *p);
 /** 0, or the first failure of the device. */
 int gpt_passes_error(const struct gpt_passes *p, struct gpt_err *err);
 
+/** As gpt_run_scale(). On the processor only: on a device 1 is all there is. */
+void gpt_passes_scale(struct gpt_passes *p, double scale);
+
 /* As in gpt.h. The head's loss is kept, see below. */
 void gpt_passes_tokens(struct gpt_passes *p, const uint32_t *tokens);
 void gpt_passes_embed_forward(struct gpt_passes *p, const void *embed);

@@ -3,7 +3,7 @@
  *
  * MODEL. The engine knows units of parameters, the model knows how to compute with one; this file
  * brings them together, in the order that zc_zero.h and gpt.h both ask for. A unit's weights are
- * borrowed from the engine for one pass. On the processor bf16 weights are widened into memory of
+ * borrowed from the engine for one pass. On the processor 16-bit weights are widened into memory of
  * ours, and given back at once; a device takes them as they are, and what is called a pass here
  * only enqueues it (passes.h): the loss of a step is asked for when the step has begun.
  *
@@ -71,7 +71,7 @@ struct train {
     struct gpt_weights *init; /* or NULL: by the seed */
     FILE *jsonl;              /* rank 0, or NULL */
     uint32_t *tokens;         /* of a micro-batch */
-    float *wide[SLOTS];       /* bf16 on the processor: fp32 weights */
+    float *wide[SLOTS];       /* 16 bits on the processor: fp32 weights */
     uint32_t micro_steps;
 
     struct zc_zero_stats stats; /* as of the last step */
@@ -107,9 +107,19 @@ static int engine_fail(struct train *t, int rc)
                    : gpt_fail(t->err, rc, "%s", t->zero ? zc_zero_error(t->zero) : zc_strerror(rc));
 }
 
-static bool is_bf16(const struct train *t)
+static bool is_narrow(const struct train *t)
 {
-    return t->args->dtype == GPT_BF16;
+    return t->args->dtype != GPT_FP32;
+}
+
+static enum zc_dtype dtype_of(const struct train *t)
+{
+    return t->args->dtype == GPT_BF16 ? ZC_BF16 : t->args->dtype == GPT_FP16 ? ZC_F16 : ZC_F32;
+}
+
+static const char *dtype_name(const struct train *t)
+{
+    return t->args->dtype == GPT_BF16 ? "bf16" : t->args->dtype == GPT_FP16 ? "fp16" : "fp32";
 }
 
 /* ---- set up */
@@ -122,7 +132,7 @@ static int unit_declare(struct train *t, uint32_t index)
         .index = index,
         .name = u->name,
         .elems = u->elems,
-        .dtype = is_bf16(t) ? ZC_BF16 : ZC_F32,
+        .dtype = dtype_of(t),
         .grad_dtype = ZC_F32,
         .tensors = tensors,
         .ntensors = u->ntensors,
@@ -231,7 +241,7 @@ static int passes_new(struct train *t)
     const struct gpt_passes_options options = {
         .model = &t->model,
         .sequences = t->args->micro_batch,
-        .bf16 = is_bf16(t),
+        .bf16 = t->args->dtype == GPT_BF16,
         .device = t->args->device,
         .stream = t->args->device ? zc_zero_stream(t->zero) : NULL,
         .tick = engine_tick,
@@ -269,6 +279,14 @@ static int engine_open(struct train *t)
     options.momentum = SGD_MOMENTUM;
     options.eps = EPS;
     options.groups = GPT_GROUPS;
+    if (a->dtype == GPT_FP16)
+        options.loss_scale = (struct zc_loss_scale){ .dynamic = a->loss_scale == 0,
+                                                     .fixed = a->loss_scale,
+                                                     .power = a->scale_power,
+                                                     .window = a->scale_window,
+                                                     .hysteresis = a->hysteresis,
+                                                     .consecutive = a->consecutive_hysteresis,
+                                                     .min = a->min_scale };
     options.device = a->device;
     options.weight_decay[0] = a->weight_decay;
     options.weight_decay[1] = 0;
@@ -314,7 +332,7 @@ static int files_open(struct train *t)
 static int memory_take(struct train *t)
 {
     const struct gpt_args *a = t->args;
-    bool wide = is_bf16(t) && !a->device;
+    bool wide = is_narrow(t) && !a->device;
     uint64_t largest = 0;
     int rc = a->device ? 0 : passes_new(t);
 
@@ -392,7 +410,7 @@ static void train_done(struct train *t, bool clean)
 
 static bool widens(const struct train *t)
 {
-    return is_bf16(t) && gpt_passes_wide(t->passes);
+    return is_narrow(t) && gpt_passes_wide(t->passes);
 }
 
 /* Borrows a unit's weights, as the passes take them. Undone by unit_put(). */
@@ -405,7 +423,8 @@ static int unit_get(struct train *t, uint32_t unit, enum slot slot, const void *
         return engine_fail(t, rc);
     *ret = params;
     if (widens(t)) {
-        gpt_vec_widen(params, t->wide[slot], t->model.units[unit].elems);
+        (t->args->dtype == GPT_BF16 ? gpt_vec_widen : gpt_vec_widen_fp16)(
+            params, t->wide[slot], t->model.units[unit].elems);
         *ret = t->wide[slot];
         rc = zc_zero_release(t->zero, unit);
     }
@@ -540,6 +559,7 @@ static int step_run(struct train *t, uint64_t step, struct report *r)
     int rc = 0;
 
     *r = (struct report){ .step = step };
+    gpt_passes_scale(t->passes, zc_zero_loss_scale(t->zero));
     rc = engine_fail(t, zc_zero_announce(t->zero, t->args->lr));
     for (uint32_t k = 0; k < t->micro_steps && rc == 0; k++)
         rc = micro_step(t, r, k);
@@ -628,12 +648,14 @@ static int jsonl_write(struct train *t, const struct report *r)
     errno = EIO;
     if (fprintf(t->jsonl,
                 "{\"step\": %" PRIu64 ", \"loss\": %s, \"grad_norm\": %s, \"lr\": %s, "
+                "\"loss_scale\": %s, \"skipped\": %s, "
                 "\"tokens_per_s\": %s, \"stall_s\": %s, \"fetched_bytes\": %.0f, "
                 "\"nvme_read_bytes\": %" PRIu64 ", \"nvme_written_bytes\": %" PRIu64 ", "
                 "\"tier_bytes\": {\"host\": %" PRIu64 ", \"nvme\": %" PRIu64 ", \"gpu\": %" PRIu64
                 "}%s}\n",
                 r->step, json_number(r->loss).s, json_number(r->stepped.grad_norm).s,
-                json_number(t->args->lr).s, json_number(r->tokens_per_s).s,
+                json_number(t->args->lr).s, json_number(r->stepped.loss_scale).s,
+                r->stepped.skipped ? "true" : "false", json_number(r->tokens_per_s).s,
                 json_number(r->stall_s).s, r->fetched_bytes, r->nvme_read_bytes,
                 r->nvme_written_bytes, r->stats.host_bytes, r->stats.nvme_bytes, r->stats.gpu_bytes,
                 json_device(t, &r->memory).s) < 0 ||
@@ -662,7 +684,7 @@ static void say_start(struct train *t)
     say(t,
         "zgpt: %" PRIu64 " parameters (%s) in %u units over %u rank%s; %u sequences of %u tokens "
         "a step, in %u micro-step%s of %u\n",
-        t->model.params, is_bf16(t) ? "bf16" : "fp32", t->model.nunits, t->comm->world,
+        t->model.params, dtype_name(t), t->model.nunits, t->comm->world,
         t->comm->world == 1 ? "" : "s", a->batch, a->seq, t->micro_steps,
         t->micro_steps == 1 ? "" : "s", a->micro_batch);
     if (a->resume)

@@ -123,6 +123,12 @@ CLONES void gpt_vec_widen(const uint16_t *restrict x, float *restrict y, size_t 
         y[i] = gpt_elem_of_bf16(x[i]);
 }
 
+CLONES void gpt_vec_widen_fp16(const uint16_t *restrict x, float *restrict y, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        y[i] = gpt_elem_of_fp16(x[i]);
+}
+
 CLONES void gpt_vec_add_rows(float *restrict sum, const float *restrict y, size_t rows, size_t n)
 {
     for (size_t r = 0; r < rows; r++)

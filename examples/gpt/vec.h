@@ -48,7 +48,8 @@ double gpt_vec_cross_entropy(float *logits, size_t n, uint32_t target, float sca
 void gpt_vec_fill_rows(float *y, const float *b, size_t rows, size_t n);
 /** sum[j] += every row's element j, in row order. */
 void gpt_vec_add_rows(float *sum, const float *y, size_t rows, size_t n);
-/** bf16 to fp32, exactly. */
+/** bf16 and fp16 to fp32, exactly. */
+void gpt_vec_widen_fp16(const uint16_t *x, float *y, size_t n);
 void gpt_vec_widen(const uint16_t *x, float *y, size_t n);
 /** y[i] += x[i] */
 void gpt_vec_add(float *y, const float *x, size_t n);

@@ -110,6 +110,44 @@ def placement_two_ranks():
     same_everywhere("bf16", 2)
 
 
+def dtypes():
+    """16-bit weights and gradients: the losses of fp32 to one unit of the dtype, at each of 20 steps."""
+    for ranks in (1, 2):
+        exact = good(Run(["--dtype", "fp32"], ranks), f"fp32, {ranks} ranks")
+        for dtype, unit in (("bf16", 2**-8), ("fp16", 2**-11)):
+            run = good(Run(["--dtype", dtype], ranks), f"{dtype}, {ranks} ranks")
+            worst = max(abs(a - b) / a for a, b in zip(exact.losses(), run.losses()))
+            print(f"{dtype}, {ranks} ranks: off by {worst:.2g} at most, {unit:.2g} are allowed")
+            check(0 < worst <= unit, f"{dtype}, {ranks} ranks: losses are off by {worst}")
+            check(not any(s["skipped"] for s in run.steps), f"{dtype}: a step was skipped")
+            check(all(s["loss_scale"] == (65536 if dtype == "fp16" else 1) for s in run.steps), f"{dtype}: scales")
+
+
+def fp16_goes_on():
+    """From a scale that is too high, down until nothing overflows, and up again: the same where bytes live on NVMe,
+    and in two lives."""
+    flags = ["--dtype", "fp16", "--initial-scale-power", "24", "--loss-scale-window", "3"]
+    what = lambda steps: [(s["step"], s["loss"], s["grad_norm"], s["loss_scale"], s["skipped"]) for s in steps]
+    here = good(Run(flags), "the run without a daemon")
+    skips = sum(s["skipped"] for s in here.steps)
+    check(3 <= skips <= 12 and max(s["loss_scale"] for s in here.steps[-3:]) > min(s["loss_scale"] for s in here.steps),
+          f"{skips} skips: {[s['loss_scale'] for s in here.steps]}")
+    check(all((s["grad_norm"] is None) == s["skipped"] for s in here.steps), "a norm of a step that was skipped")
+    with Daemon("--host-bytes", "3M", "--nvme-bytes", "64M", *PAGES) as d:
+        run = good(Run(flags + ["--offload", "nvme"], 1, d.env()), "the run on NVMe")
+        check(what(run.steps) == what(here.steps) and run.weights == here.weights, "another run on NVMe")
+    with Daemon("--host-bytes", "8M", "--nvme-bytes", "64M", *PAGES) as d:
+        for until in (4, 13, STEPS):
+            kept = flags + ["--offload", "nvme", "--job", "kept", "--keep" if until == 4 else "--resume"]
+            run = Run(kept, 1, d.env(), steps=until)
+            check(run.done.returncode == 0, run.done.stdout)
+            first = run.steps[0]["step"] - 1
+            check(what(run.steps) == what(here.steps)[first:until], f"another life up to step {until}")
+        check(run.weights == here.weights, "other weights in three lives")
+    low = Run(["--dtype", "fp16", "--initial-scale-power", "30", "--min-loss-scale", str(2**29), "--hysteresis", "1"])
+    check(low.done.returncode == 1 and "loss scale is 5.36871e+08, the least" in low.done.stdout, low.done.stdout)
+
+
 def placement_fixed_rate():
     """On the device of a fixed rate too, where pages are lent and not copied; nothing is durable there."""
     flags = ["--dtype", "bf16", "--offload", "nvme"]
@@ -321,7 +359,7 @@ def daemon_ended():
 
 
 TESTS = {f.__name__: f for f in (
-    placement_fp32, placement_bf16, placement_two_ranks, placement_fixed_rate, overlaps, guesses, least_is_least, nvme_too_small,
+    placement_fp32, placement_bf16, placement_two_ranks, dtypes, fp16_goes_on, placement_fixed_rate, overlaps, guesses, least_is_least, nvme_too_small,
     host_only_refused, no_daemon, name_taken, rank_killed, daemon_killed, daemon_ended)}
 
 if __name__ == "__main__":

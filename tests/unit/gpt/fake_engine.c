@@ -1,6 +1,7 @@
 /*
- * fake_engine.c - see fake_engine.h. Weights are fp32 masters; a bf16 unit hands out what the
- * masters round to. The step is AdamW's. A wrong use by the trainer is an assertion.
+ * fake_engine.c - see fake_engine.h. Weights are fp32 masters; a bf16 or fp16 unit hands out what
+ * the masters round to. A dynamic loss scale is FAKE_SCALE. The step is AdamW's. A wrong use by the
+ * trainer is an assertion.
  */
 #include "tests/unit/gpt/fake_engine.h"
 
@@ -195,6 +196,29 @@ static uint16_t round_away(float x)
     return (uint16_t)((bits + 0x8000) >> 16);
 }
 
+/* fp16, ties to even: 11 bits of a normal number; below, multiples of 2^-24. */
+static uint16_t round_half(float x)
+{
+    int power;
+    float ulp;
+    long n;
+
+    (void)frexpf(x, &power);
+    ulp = ldexpf(1, power - 11 < -24 ? -24 : power - 11);
+    n = lrintf(fabsf(x) / ulp); /* 1024 to 2048 of a normal number */
+    assert(fabsf(x) < 65504);
+    power = n < 1024 ? 0 : ilogbf(ulp) + 25;
+    return (uint16_t)((signbit(x) ? 0x8000 : 0) + (power > 0 ? (power - 1) * 1024 : 0) + n);
+}
+
+static float half_value(uint16_t h)
+{
+    int power = h >> 10 & 31, fraction = h & 1023;
+    float x = power ? ldexpf((float)(fraction + 1024), power - 25) : ldexpf((float)fraction, -24);
+
+    return h >> 15 ? -x : x;
+}
+
 static float round_even(float x)
 {
     uint32_t bits;
@@ -215,10 +239,10 @@ int zc_zero_gather(struct zc_zero *z, uint32_t unit, const void **ret_params)
     assert(z->started && unit < z->nunits);
     x->gathered++;
     *ret_params = x->master;
-    z->fetched += x->elems * (x->dtype == ZC_BF16 ? 2 : 4);
-    if (x->dtype == ZC_BF16) {
+    z->fetched += x->elems * (x->dtype == ZC_F32 ? 4 : 2);
+    if (x->dtype != ZC_F32) {
         for (uint64_t i = 0; i < x->elems; i++)
-            x->half[i] = round_away(x->master[i]);
+            x->half[i] = x->dtype == ZC_BF16 ? round_away(x->master[i]) : round_half(x->master[i]);
         *ret_params = x->half;
     }
     return 0;
@@ -260,7 +284,9 @@ int zc_zero_reduce(struct zc_zero *z, uint32_t unit)
         return rc;
     assert(x->grad && !x->reduced);
     for (uint64_t i = 0; i < x->elems; i++)
-        x->sum[i] += x->dtype == ZC_BF16 ? round_even(x->grad[i]) : x->grad[i];
+        x->sum[i] += x->dtype == ZC_BF16  ? round_even(x->grad[i])
+                     : x->dtype == ZC_F16 ? half_value(round_half(x->grad[i]))
+                                          : x->grad[i];
     free(x->grad);
     x->grad = NULL;
     x->reduced = true;
@@ -288,6 +314,13 @@ static void step_unit(struct zc_zero *z, struct unit *x, double lr, double scale
     }
 }
 
+double zc_zero_loss_scale(const struct zc_zero *z)
+{
+    const struct zc_loss_scale *s = &z->options.loss_scale;
+
+    return s->dynamic ? FAKE_SCALE : s->fixed > 0 ? s->fixed : 1;
+}
+
 int zc_zero_announce(struct zc_zero *z, double lr)
 {
     (void)lr;
@@ -296,7 +329,7 @@ int zc_zero_announce(struct zc_zero *z, double lr)
 
 int zc_zero_step(struct zc_zero *z, double lr, struct zc_zero_stepped *ret)
 {
-    double sum = 0, scale = 1.0 / z->options.micro_steps;
+    double sum = 0, scale = 1.0 / z->options.micro_steps / zc_zero_loss_scale(z);
     int rc = call(z);
 
     if (rc != 0)
@@ -310,6 +343,7 @@ int zc_zero_step(struct zc_zero *z, double lr, struct zc_zero_stepped *ret)
     *ret = (struct zc_zero_stepped){ .iterations = z->iterations,
                                      .grad_norm = fake.skip_next_step ? NAN : sqrt(sum),
                                      .clip_scale = 1,
+                                     .loss_scale = zc_zero_loss_scale(z),
                                      .skipped = fake.skip_next_step };
     if (z->options.clip > 0)
         ret->clip_scale = fmin(1, z->options.clip / (sqrt(sum) + 1e-6));

@@ -31,6 +31,7 @@ extern struct fake_engine fake;
 /** Frees the job that was kept. */
 void fake_forget(void);
 
+#define FAKE_SCALE    1024.0
 #define FAKE_SENTENCE "a peer died, says the test"
 
 #endif

@@ -69,7 +69,18 @@ static const struct {
     { GOOD " --weight-decay=", -EINVAL, "must be a number" },
     { GOOD " --clip 0", 0, "" },
     { GOOD " --dtype bf16", 0, "" },
-    { GOOD " --dtype fp16", -EINVAL, "--dtype is 'fp16', and must be one of: fp32 bf16" },
+    { GOOD " --dtype fp16", 0, "" },
+    { GOOD " --dtype fp8", -EINVAL, "--dtype is 'fp8', and must be one of: fp32 bf16 fp16" },
+    { GOOD " --dtype fp16 --loss-scale 128", 0, "" },
+    { GOOD " --dtype fp16 --loss-scale -1", -EINVAL, "--loss-scale is -1, and must be from 0" },
+    { GOOD " --dtype fp16 --initial-scale-power 127", -EINVAL, "must be from 0 to 126" },
+    { GOOD " --dtype fp16 --loss-scale-window 0", -EINVAL, "--loss-scale-window is 0, and" },
+    { GOOD " --dtype fp16 --hysteresis 0", -EINVAL, "--hysteresis is 0, and must be from 1" },
+    { GOOD " --dtype fp16 --consecutive-hysteresis --min-loss-scale 0.5", 0, "" },
+    { GOOD " --hysteresis 2", -EINVAL, "--hysteresis is of --dtype fp16" },
+    { GOOD " --dtype bf16 --loss-scale 0", -EINVAL, "--loss-scale is of --dtype fp16" },
+    { GOOD " --dtype fp16 --device cpu", 0, "" },
+    { GOOD " --dtype fp16 --device emulated", -EOPNOTSUPP, "fp16 on --device emulated is not" },
     { GOOD " --dtype bf1", -EINVAL, "--dtype is 'bf1'" },
     { GOOD " --device cpu", 0, "" },
     { GOOD " --device cuda:1", 0, "" },
@@ -128,6 +139,10 @@ static void values_arrive(void **state)
     assert_false(args.keep);
     assert_true(args.lr == 1e-3 && args.weight_decay == 0.01 && args.clip == 1);
     assert_int_equal(args.dtype, GPT_FP32);
+    assert_true(args.loss_scale == 0 && args.min_scale == 1 && !args.consecutive_hysteresis);
+    assert_int_equal(args.scale_power, 16);
+    assert_int_equal(args.scale_window, 1000);
+    assert_int_equal(args.hysteresis, 2);
     assert_int_equal(args.offload_param, GPT_OFFLOAD_NONE);
     assert_int_equal(args.offload_grad, GPT_GRAD_AUTO);
     assert_string_equal(args.job, "zgpt");

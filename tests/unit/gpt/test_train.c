@@ -123,6 +123,20 @@ static double *losses_read(const char *path, size_t n)
     return losses;
 }
 
+/* Whether each line of a file has that. */
+static bool lines_have(const char *path, const char *part)
+{
+    FILE *f = fopen(path, "r");
+    char line[1024];
+    bool all = true;
+
+    assert_non_null(f);
+    while (fgets(line, sizeof(line), f))
+        all = all && strstr(line, part);
+    (void)fclose(f);
+    return all;
+}
+
 static void files_same(const char *a, const char *b, bool same)
 {
     FILE *f = fopen(a, "r"), *g = fopen(b, "r");
@@ -167,7 +181,8 @@ static void one_object_per_step(void **state)
 {
     static const char *const integers[] = { "step", "fetched_bytes", "nvme_read_bytes",
                                             "nvme_written_bytes" };
-    static const char *const numbers[] = { "loss", "grad_norm", "lr", "tokens_per_s", "stall_s" };
+    static const char *const numbers[] = { "loss",         "grad_norm", "lr",
+                                           "tokens_per_s", "stall_s",   "loss_scale" };
     static const char *const tiers[] = { "host", "nvme", "gpu" };
     struct gpt_args args = args_of(2);
     json_t *o, *tier;
@@ -182,11 +197,12 @@ static void one_object_per_step(void **state)
     for (int step = 1; step <= 2; step++) {
         o = json_loadf(f, JSON_DISABLE_EOF_CHECK, NULL);
         assert_non_null(o);
-        assert_int_equal(json_object_size(o), 10);
+        assert_int_equal(json_object_size(o), 12);
         for (size_t i = 0; i < sizeof(integers) / sizeof(integers[0]); i++)
             assert_true(json_is_integer(json_object_get(o, integers[i])));
         for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
             assert_true(json_is_number(json_object_get(o, numbers[i])));
+        assert_true(json_is_false(json_object_get(o, "skipped")));
         assert_int_equal(json_integer_value(json_object_get(o, "step")), step);
         assert_true(json_number_value(json_object_get(o, "lr")) == 0.01);
         assert_true(json_number_value(json_object_get(o, "loss")) < 6); /* a mean over ranks */
@@ -288,6 +304,34 @@ static void bf16_computes_with_rounded_weights(void **state)
     assert_true(rounded[149] < 1.5);
     free(exact);
     free(rounded);
+}
+
+/* The fake engine asserts that no gradient overflows, and divides by what it said. */
+static void fp16_scales_its_loss(void **state)
+{
+    struct gpt_args args = args_of(150);
+    double *exact, *rounded, *fixed;
+
+    (void)state;
+    args.jsonl = "log";
+    train_well(&args);
+    exact = losses_read("log", 150);
+    assert_true(lines_have("log", "\"loss_scale\": 1, \"skipped\": false"));
+    args.dtype = GPT_FP16;
+    train_well(&args);
+    rounded = losses_read("log", 150);
+    assert_true(lines_have("log", "\"loss_scale\": 1024, \"skipped\": false"));
+    args.loss_scale = 1;
+    train_well(&args);
+    fixed = losses_read("log", 150);
+    assert_true(rounded[0] != exact[0] && fabs(rounded[0] - exact[0]) < 1e-4);
+    for (size_t i = 0; i < 10; i++) /* before it is another way to the same end */
+        assert_true(fabs(rounded[i] - exact[i]) < 1e-3 * exact[i]);
+    assert_true(rounded[149] < 1.5);
+    assert_true(fixed[149] != rounded[149]); /* small gradients are rounded more */
+    free(exact);
+    free(rounded);
+    free(fixed);
 }
 
 static void a_signal_ends_it(void **state)
@@ -650,6 +694,7 @@ int main(void)
         cmocka_unit_test(micro_batches_agree),
         cmocka_unit_test(export_and_init),
         cmocka_unit_test(bf16_computes_with_rounded_weights),
+        cmocka_unit_test(fp16_scales_its_loss),
         cmocka_unit_test(a_signal_ends_it),
         cmocka_unit_test(every_failure_of_the_engine),
         cmocka_unit_test(refusals),

@@ -234,6 +234,28 @@ static void cross_entropy(void **state)
     }
 }
 
+/* Every pattern becomes the float that it is. */
+static void halves_widen(void **state)
+{
+    static uint16_t half[65536];
+    static float got[65536];
+
+    (void)state;
+    for (uint32_t h = 0; h < 65536; h++)
+        half[h] = (uint16_t)h;
+    gpt_vec_widen_fp16(half, got, 65536);
+    for (uint32_t h = 0; h < 65536; h++) {
+        int power = h >> 10 & 31, fraction = h & 1023;
+        float want = power == 31  ? fraction ? NAN : INFINITY
+                     : power == 0 ? ldexpf((float)fraction, -24)
+                                  : ldexpf((float)(1024 + fraction), power - 25);
+
+        want = h >> 15 ? -want : want;
+        if (isnan(want) ? !isnan(got[h]) : got[h] != want || !signbit(got[h]) != !signbit(want))
+            fail_msg("%#x: %a, not %a", h, (double)got[h], (double)want);
+    }
+}
+
 static void not_finite_is_seen(void **state)
 {
     static const float bad[] = { NAN, INFINITY };
@@ -260,6 +282,7 @@ int main(void)
         cmocka_unit_test(gelu_accuracy), cmocka_unit_test(elementwise_any_size),
         cmocka_unit_test(layernorm),     cmocka_unit_test(softmax),
         cmocka_unit_test(cross_entropy), cmocka_unit_test(not_finite_is_seen),
+        cmocka_unit_test(halves_widen),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
