@@ -1,9 +1,9 @@
 # What builds with CUDA need, without CMake's own CUDA language: that would have every program linked by
-# nvcc. nvcc makes objects here, and the C compiler links them, with the static runtime; the driver is
-# found at run time.
+# nvcc. nvcc makes objects here, and the C compiler links them into one plugin, zk_cuda, with the static
+# runtime; the driver is found at run time.
 #
-# Sets ZSHARD_WITH_CUDA, and defines
-#   zshard_cuda_sources(TARGET file.cu...)   compiles them into the target, and links it with the runtime
+# Sets ZSHARD_WITH_CUDA and ZSHARD_GPU_ABI, and defines
+#   zshard_cuda_sources(TARGET file.cu...)   compiles them into the target, which may be another folder's
 set(ZSHARD_WITH_CUDA OFF)
 if(NOT ZSHARD_CUDA STREQUAL "OFF" AND NOT CMAKE_CROSSCOMPILING)
     if(ZSHARD_CUDA STREQUAL "ON")
@@ -38,7 +38,7 @@ message(STATUS "CUDA: ${ZSHARD_WITH_CUDA} ${CUDAToolkit_VERSION}")
 # guard would need the C++ runtime.
 set(ZSHARD_NVCC_FLAGS -std=c++20 -O3 -fmad=false -ftz=false -prec-div=true -prec-sqrt=true
     -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90]
-    --threads 2 -lineinfo -Xcompiler=-fPIC,-Wall,-Wextra,-Wno-missing-field-initializers,-fno-threadsafe-statics)
+    --threads 2 -lineinfo -Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-Wextra,-Wno-missing-field-initializers,-fno-threadsafe-statics)
 if(ZSHARD_WERROR)
     list(APPEND ZSHARD_NVCC_FLAGS -Werror all-warnings -Xcompiler=-Werror)
 endif()
@@ -51,14 +51,31 @@ function(zshard_cuda_sources target)
     foreach(source IN LISTS ARGN)
         set(object ${CMAKE_CURRENT_BINARY_DIR}/${source}.o)
         get_filename_component(folder ${object} DIRECTORY)
+        get_filename_component(name ${source} NAME_WE)
         file(MAKE_DIRECTORY ${folder})
         add_custom_command(OUTPUT ${object}
             COMMAND ${CMAKE_CUDA_COMPILER_LAUNCHER} ${CUDAToolkit_NVCC_EXECUTABLE} ${ZSHARD_NVCC_FLAGS}
                     -D_GNU_SOURCE -I${CMAKE_SOURCE_DIR} -MD -MF ${object}.d -MT ${object}
                     -c ${CMAKE_CURRENT_SOURCE_DIR}/${source} -o ${object}
             DEPENDS ${source} DEPFILE ${object}.d COMMENT "Building CUDA object ${source}.o" VERBATIM)
+        # A rule belongs to a target of its own folder.
+        add_custom_target(${target}_${name} DEPENDS ${object})
+        add_dependencies(${target} ${target}_${name})
+        set_source_files_properties(${object} TARGET_DIRECTORY ${target} PROPERTIES
+            EXTERNAL_OBJECT ON GENERATED ON)
         target_sources(${target} PRIVATE ${object})
     endforeach()
-    target_include_directories(${target} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
-    target_link_libraries(${target} PUBLIC CUDA::cudart_static)
 endfunction()
+
+# What a plugin for GPUs and who loads it must have in common, as one word: the release, and the sum of
+# the headers that say it. Headers that change configure the build anew.
+set(sums "")
+foreach(header base/err.h base/plan.h base/util.h kernels/gpu.h kernels/gpu_own.h kernels/gpu/gpu_priv.h
+        kernels/zk.h kernels/zk_page.h examples/gpt/dev/kern.h)
+    file(SHA256 ${CMAKE_SOURCE_DIR}/${header} sum)
+    string(APPEND sums ${sum})
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/${header})
+endforeach()
+string(SHA256 sums "${sums}")
+string(SUBSTRING ${sums} 0 16 sums)
+set(ZSHARD_GPU_ABI ${PROJECT_VERSION}-${sums})

@@ -4,8 +4,8 @@
  * MODEL. A struct zk_gpu is a device that one process has opened; there are two kinds behind the
  * same functions, and everything above is written and tested once for both:
  *
- *     "cuda[:N]"       device number N (0) of the CUDA runtime. Builds with CUDA only; where there
- *                      is no driver or no device, opening says so
+ *     "cuda[:N]"       device number N (0) of the CUDA runtime, by a plugin (zk_cuda.so) that is
+ *                      loaded for it; where there is none, no driver or no device, opening says so
  *     "emulated[:BYTES[:US[:WORKS[:UNIT]]]]"
  *                      a GPU played by threads of this process: BYTES of memory (256M), in
  *                      multiples of UNIT (2M); every work
@@ -67,8 +67,8 @@ struct zk_gpu_usage {
  * Opens a device; may take a second (it makes a context).
  *
  * @param limit_bytes  what may be allocated, stranded memory included; 0: all that the device has
- * @return 0; -EINVAL not a device's name, -ENODEV no such device, no driver, or a build without
- *         CUDA ("no GPU: ..."), -ENOMEM, -EIO
+ * @return 0; -EINVAL not a device's name, -ENODEV no such device, no driver, no plugin or one
+ *         of another build ("no GPU: ..."), -ENOMEM, -EIO
  */
 int zk_gpu_open(const char *name, uint64_t limit_bytes, struct zk_gpu **ret, struct zb_err *err);
 /** NULL is allowed. */

@@ -10,8 +10,10 @@
  *                is good for both. The stream is the owner's cudaStream_t
  *     emulated   the owner's own device and stream: both copies come from one build
  *
- * Kernels for "cuda" are launched on the native stream by whoever brings them. On the emulated
- * device they are works as any other: a function of the host, which runs in the stream's thread.
+ * Kernels for "cuda" are launched on the native stream by whoever brings them. They are linked into
+ * the plugin (gpu_priv.h), beside the one copy of CUDA's runtime, and found by zk_gpu_symbol(). On
+ * the emulated device kernels are works as any other: a function of the host, which runs in the
+ * stream's thread.
  */
 #ifndef ZK_GPU_OWN_H
 #define ZK_GPU_OWN_H
@@ -32,6 +34,13 @@ void zk_gpu_disown(struct zk_gpu *g, struct zk_gpu_stream *s);
 
 /** Makes the device the calling thread's, as CUDA wants it before each launch. 0, or -EIO. */
 int zk_gpu_enter(struct zk_gpu *g, struct zb_err *err);
+
+/** What is called so among what others have put into the device's plugin (ZK_GPU_EXPORT): a
+ * function, or data. Of this build, as the plugin is. NULL: nothing is. */
+void *zk_gpu_symbol(struct zk_gpu *g, const char *name);
+
+/** Of what leaves the plugin. */
+#define ZK_GPU_EXPORT __attribute__((visibility("default")))
 
 /* ---- works that are functions, on "emulated" only */
 

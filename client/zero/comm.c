@@ -2,18 +2,16 @@
  * comm.c - how a backend is found; and the one of a rank that is alone.
  *
  * A backend that needs a library of its own is a plugin: an object of the name zc_comm_NAME.so that
- * exports zc_comm_plugin (comm_plugin.h). It is loaded when it is chosen and never unloaded: MPI
- * does not survive that.
+ * exports zc_comm_plugin (comm_plugin.h), loaded when it is chosen (base/plugin.h).
  */
 #include <dlfcn.h>
 #include <errno.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/err.h"
+#include "base/plugin.h"
 #include "base/util.h"
 #include "client/zero/comm_plugin.h"
 #include "client/zero/comm_priv.h"
@@ -66,65 +64,21 @@ static int self_open(struct zc_comm **ret, struct zb_err *err)
 
 /* ---- plugins */
 
-/* The folder of this library, without a '/' at its end. */
-static void own_folder(char *out, size_t bytes)
-{
-    Dl_info info;
-    char *slash;
-
-    (void)snprintf(out, bytes, ".");
-    if (dladdr((void *)(uintptr_t)zc_comm_open, &info) == 0 || !info.dli_fname)
-        return;
-    (void)snprintf(out, bytes, "%s", info.dli_fname);
-    slash = strrchr(out, '/');
-    (void)snprintf(slash ? slash : out, 2, "%s", slash ? "" : ".");
-}
-
-/* The first that exists: as installed, beside the library as in a build, and where a program that
- * has the library inside itself would have it. */
-static int plugin_find(const char *file, char *out, size_t bytes, struct zb_err *err)
-{
-    static const char *const below[] = { "zshard", ".", "../lib/zshard", "../lib" };
-    const char *folder = getenv("ZSHARD_PLUGINS");
-    char own[PATH_MAX];
-
-    if (folder && *folder) {
-        (void)snprintf(out, bytes, "%s/%s", folder, file);
-        return access(out, F_OK) == 0
-                   ? 0
-                   : zb_fail(err, -ENOTSUP, "no '%s', where ZSHARD_PLUGINS says: %s", out,
-                             strerror(errno));
-    }
-    own_folder(own, sizeof(own));
-    for (size_t i = 0; i < ZB_COUNT(below); i++) {
-        if (snprintf(out, bytes, "%s/%s/%s", own, below[i], file) < (int)bytes &&
-            access(out, F_OK) == 0)
-            return 0;
-    }
-    return zb_fail(err, -ENOTSUP,
-                   "no '%s' in '%s/zshard' or beside: zshard was built without it, or set "
-                   "ZSHARD_PLUGINS to its folder",
-                   file, own);
-}
-
 static int plugin_open(struct zc_comm **ret, const char *name, struct zb_err *err)
 {
     const struct zc_comm_plugin *plugin;
-    char file[64], path[PATH_MAX + 64], text[256] = "";
-    void *library;
+    struct zb_plugin found;
+    struct zb_err why = { 0 };
+    char file[64], text[256] = "";
     int rc;
 
     (void)snprintf(file, sizeof(file), "zc_comm_%s.so", name);
-    rc = plugin_find(file, path, sizeof(path), err);
-    if (rc < 0)
-        return rc;
-    library =
-        dlopen(path, RTLD_NOW | RTLD_GLOBAL); /* Open MPI's own plugins look for its symbols */
-    if (!library)
-        return zb_fail(err, -ENOTSUP, "backend '%s' cannot be loaded: %s", name, dlerror());
-    plugin = dlsym(library, "zc_comm_plugin");
-    if (!plugin || plugin->version != ZC_COMM_PLUGIN_VERSION)
-        return zb_fail(err, -ENOTSUP, "'%s' is no backend of this version of zshard", path);
+    /* Global: Open MPI's own plugins look for its symbols. */
+    if (zb_plugin_load(&found, file, "zc_comm_plugin", RTLD_NOW | RTLD_GLOBAL, &why) < 0)
+        return zb_fail(err, -ENOTSUP, "backend '%s': %s", name, why.text);
+    plugin = found.table;
+    if (plugin->version != ZC_COMM_PLUGIN_VERSION)
+        return zb_fail(err, -ENOTSUP, "'%s' is no backend of this version of zshard", found.path);
     rc = plugin->open(ret, text, sizeof(text));
     return rc < 0 ? zb_fail(err, rc, "backend '%s': %s", name, text) : 0;
 }

@@ -1,10 +1,10 @@
 /*
- * device.c - a GPU of CUDA's.
+ * device.c - a GPU of CUDA's: with launch.cu all of the plugin that gpu.c loads.
  *
- * MODEL. The runtime is linked in statically and finds the driver itself, or does not: then opening
- * says so, and nothing else was asked of it. The driver's own functions, for memory that can be
- * mapped and sent, are looked up when a device is opened (struct driver). All threads use the
- * device's primary context, which each call makes current first.
+ * MODEL. The runtime is linked into the plugin, and nowhere else; it finds the driver itself, or
+ * does not: then opening says so, and nothing else was asked of it. The driver's own functions, for
+ * memory that can be mapped and sent, are looked up when a device is opened (struct driver). All
+ * threads use the device's primary context, which each call makes current first.
  *
  * ERRORS. What fails leaves a mark in the runtime, for the thread, that a launch later would take
  * for its own: cuda_fail() wipes it away. What the device itself did wrong stays and is told by
@@ -257,7 +257,6 @@ static int cuda_open(const char *args, struct zk_gpu **ret, struct zb_err *err)
     c = calloc(1, sizeof(*c));
     if (!c)
         return zb_fail(err, -ENOMEM, "GPU: %m");
-    zk_gpu_init(&c->base, &zk_gpu_cuda);
     c->device = atoi(args);
     rc = device_build(c, err);
     if (rc == 0)
@@ -581,7 +580,7 @@ static int cuda_launch(struct zk_gpu_stream *s, const struct zk_gpu_work *work, 
                               "a kernel of the GPU", err);
 }
 
-const struct zk_gpu_backend zk_gpu_cuda = {
+static const struct zk_gpu_backend cuda = {
     .name = "cuda",
     .open = cuda_open,
     .close = cuda_close,
@@ -609,3 +608,6 @@ const struct zk_gpu_backend zk_gpu_cuda = {
     .stream_adopt = cuda_stream_adopt,
     .enter = cuda_enter_gpu,
 };
+
+extern ZK_GPU_EXPORT const struct zk_gpu_plugin zk_gpu_plugin;
+const struct zk_gpu_plugin zk_gpu_plugin = { .abi = ZK_GPU_ABI, .backend = &cuda };

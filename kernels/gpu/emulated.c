@@ -186,7 +186,6 @@ static int emu_open(const char *args, struct zk_gpu **ret, struct zb_err *err)
 
     if (!e)
         return zb_fail(err, -ENOMEM, "emulated GPU: %m");
-    zk_gpu_init(&e->base, &zk_gpu_emulated);
     rc = pthread_mutex_init(&e->lock, NULL);
     assert(rc == 0);
     rc = pthread_cond_init(&e->changed, NULL);

@@ -7,6 +7,7 @@
  * share is held is unmapped, and stays in `stranded` until it is not.
  */
 #include <assert.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -16,6 +17,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/plugin.h"
 #include "base/size.h"
 #include "kernels/gpu/gpu_priv.h"
 
@@ -36,19 +38,6 @@ struct pin {
 
 /* ---- devices */
 
-void zk_gpu_init(struct zk_gpu *g, const struct zk_gpu_backend *backend)
-{
-    int rc = pthread_mutex_init(&g->lock, NULL);
-
-    assert(rc == 0);
-    (void)rc;
-    g->backend = backend;
-    g->info.backend = backend->name;
-    zb_list_init(&g->mems);
-    zb_list_init(&g->stranded);
-    zb_list_init(&g->pins);
-}
-
 /* What stands behind "backend:", "" where the name ends before the colon; NULL: not that backend.
  */
 static const char *name_args(const char *name, const char *backend)
@@ -62,32 +51,57 @@ static const char *name_args(const char *name, const char *backend)
     return name[len] == ':' && name[len + 1] != '\0' ? name + len + 1 : NULL;
 }
 
-static int open_backend(const char *name, struct zk_gpu **ret, struct zb_err *err)
+/* CUDA's, out of its plugin. */
+static int plugin_open(const char *args, struct zk_gpu **ret, struct zb_err *err)
 {
-    const char *args = name_args(name, "cuda");
+    const struct zk_gpu_plugin *plugin;
+    struct zb_plugin found;
+    struct zb_err why = { 0 };
+    int rc;
 
-    if (args) {
-#ifdef ZK_GPU_CUDA
-        return zk_gpu_cuda.open(args, ret, err);
-#else
-        return zb_fail(err, -ENODEV, "no GPU: this build is one without CUDA");
-#endif
+    if (zb_plugin_load(&found, ZK_GPU_PLUGIN, "zk_gpu_plugin", RTLD_NOW | RTLD_LOCAL, &why) < 0)
+        return zb_fail(err, -ENODEV, "no GPU: %s", why.text);
+    plugin = found.table;
+    if (strncmp(plugin->abi, ZK_GPU_ABI, sizeof(plugin->abi)) != 0)
+        return zb_fail(err, -ENODEV, "no GPU: '%s' is of another build of zshard (%.63s, not %s)",
+                       found.path, plugin->abi, ZK_GPU_ABI);
+    rc = plugin->backend->open(args, ret, err);
+    if (rc == 0) {
+        (*ret)->backend = plugin->backend;
+        (*ret)->library = found.library;
     }
-    args = name_args(name, "emulated");
-    if (args)
-        return zk_gpu_emulated.open(args, ret, err);
-    return zb_fail(
-        err, -EINVAL,
-        "no GPU is called '%s'; there are: cuda[:N], emulated[:BYTES[:US[:WORKS[:UNIT]]]]", name);
+    return rc;
+}
+
+static int emulated_open(const char *args, struct zk_gpu **ret, struct zb_err *err)
+{
+    int rc = zk_gpu_emulated.open(args, ret, err);
+
+    if (rc == 0)
+        (*ret)->backend = &zk_gpu_emulated;
+    return rc;
 }
 
 int zk_gpu_open(const char *name, uint64_t limit_bytes, struct zk_gpu **ret, struct zb_err *err)
 {
+    const char *cuda = name_args(name, "cuda"), *emulated = name_args(name, zk_gpu_emulated.name);
     struct zk_gpu *g = NULL;
-    int rc = open_backend(name, &g, err);
+    int rc;
 
+    if (!cuda && !emulated)
+        return zb_fail(
+            err, -EINVAL,
+            "no GPU is called '%s'; there are: cuda[:N], emulated[:BYTES[:US[:WORKS[:UNIT]]]]",
+            name);
+    rc = cuda ? plugin_open(cuda, &g, err) : emulated_open(emulated, &g, err);
     if (rc < 0)
         return rc;
+    rc = pthread_mutex_init(&g->lock, NULL);
+    assert(rc == 0);
+    zb_list_init(&g->mems);
+    zb_list_init(&g->stranded);
+    zb_list_init(&g->pins);
+    g->info.backend = g->backend->name;
     g->info.limit_bytes = limit_bytes > 0 ? zb_min_u64(limit_bytes, g->info.total_bytes)
                                           : g->info.total_bytes;
     *ret = g;
@@ -660,6 +674,11 @@ void zk_gpu_disown(struct zk_gpu *g, struct zk_gpu_stream *s)
 int zk_gpu_enter(struct zk_gpu *g, struct zb_err *err)
 {
     return g->backend->enter ? g->backend->enter(g, err) : 0;
+}
+
+void *zk_gpu_symbol(struct zk_gpu *g, const char *name)
+{
+    return g->library ? dlsym(g->library, name) : NULL;
 }
 
 int zk_gpu_call(struct zk_gpu_stream *s, zk_gpu_call_fn *fn, const void *args, size_t args_bytes,

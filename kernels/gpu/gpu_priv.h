@@ -17,7 +17,8 @@
 struct zk_gpu_backend {
     const char *name;
 
-    /* `args` is what stands behind the name's first colon, "" for nothing. Fills in base.info. */
+    /* `args` is what stands behind the name's first colon, "" for nothing. Fills in base.info but
+     * for the backend and the limit; what else is gpu.c's is zero, and set up behind it. */
     int (*open)(const char *args, struct zk_gpu **ret, struct zb_err *err);
     void (*close)(struct zk_gpu *g); /* takes a half-built one, too */
     int (*free_bytes)(struct zk_gpu *g, uint64_t *ret, struct zb_err *err);
@@ -60,10 +61,20 @@ struct zk_gpu_backend {
 };
 
 extern const struct zk_gpu_backend zk_gpu_emulated;
-extern const struct zk_gpu_backend zk_gpu_cuda; /* in builds with CUDA */
+
+/** "cuda" is a plugin (base/plugin.h), ZK_GPU_PLUGIN, so that nothing else has CUDA's runtime and
+ * kernels in it: this is what it exports, as zk_gpu_plugin. What it shares with whoever loads it is
+ * this header: both are of the same build, or of one whose headers say the same. */
+struct zk_gpu_plugin {
+    char abi[64]; /* ZK_GPU_ABI: the sum of those headers. First, for ever */
+    const struct zk_gpu_backend *backend;
+};
+
+#define ZK_GPU_PLUGIN "zk_cuda.so"
 
 struct zk_gpu {
     const struct zk_gpu_backend *backend;
+    void *library; /* of the plugin; NULL */
     struct zk_gpu_info info;
     pthread_mutex_t lock;    /* of what follows, and of every mem's `shares` */
     struct zb_list mems;     /* mapped here, imported ones too */
@@ -98,9 +109,6 @@ struct zk_gpu_stream {
 struct zk_gpu_event {
     struct zk_gpu *gpu;
 };
-
-/** Sets up what gpu.c keeps; the first thing a backend's open() does with its object. */
-void zk_gpu_init(struct zk_gpu *g, const struct zk_gpu_backend *backend);
 
 /* ---- works, work.c */
 

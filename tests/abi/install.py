@@ -92,6 +92,12 @@ def main():
         if len(found) != 1:
             print("libzclient.so.0 is not installed")
             return 1
+        # The plugin for CUDA's devices, where this build has it: the library looks for it there.
+        plugin = os.path.join("zshard", "zk_cuda.so")
+        if os.path.exists(os.path.join(build, "lib", "zk_cuda.so")) and \
+                not os.path.exists(os.path.join(found[0], plugin)):
+            print(f"{plugin} is not installed beside libzclient.so.0")
+            return 1
         wrong = check_headers(cc, os.path.join(d, "p", "include"))
         if not os.environ.get("ZSHARD_SANITIZE"):
             wrong += check_program(cc, d, found[0])

@@ -303,6 +303,8 @@ def a_gpu():
     with folder() as f:
         done = start(*in_(f, "--gpu-bytes", "1G", "--gpu", "cuda:99"))
         refused(done, NO_GPU, "no GPU: ")
+        done = start(*in_(f, "--gpu-bytes", "1G"), env={**os.environ, "ZSHARD_PLUGINS": f})
+        refused(done, NO_GPU, f"no GPU: no '{f}/zk_cuda.so', where ZSHARD_PLUGINS says")
         refused(start(*in_(f, "--gpu-bytes", "1G", "--gpu", "gpu")), FAILED, "no GPU is called 'gpu'")
         refused(start(*in_(f, "--gpu-bytes", "32M", "--gpu", "emulated:16M")), FAILED,
                 "gpu_bytes 32.0 MiB: ", "has 16.0 MiB")
@@ -314,6 +316,21 @@ def a_gpu():
         check(gpu["used"] == gpu["rings"] > 0 and gpu["stranded"] == 0 and gpu["stranded_by"] == "",
               f"{gpu}")
         check(gpu["device_free"] == (64 << 20) - gpu["used"], f"{gpu}")
+
+
+def alone():
+    """The program without anything else of zshard's: it serves, and says what it lacks for a GPU."""
+    without = {name: value for name, value in os.environ.items() if name != "ZSHARD_PLUGINS"}
+    with folder() as f:
+        f = os.path.realpath(f)
+        shutil.copy(program("zshardd"), f)
+        for name, env in ((os.path.join(f, "zshardd"), without), ("zshardd", {**without, "PATH": f})):
+            for flags, status, says in ((("--check-config",), 0, ""),
+                                        (("--gpu-bytes", "1G"), NO_GPU,
+                                         f"no GPU: no 'zk_cuda.so' in '{f}/zshard' or beside")):
+                done = subprocess.run([name, *in_(f, *flags)], text=True, capture_output=True, timeout=150,
+                                      check=False, env=env)
+                check(done.returncode == status and says in done.stderr, f"{name}: {done}")
 
 
 def signals_end_it():
@@ -334,4 +351,4 @@ if __name__ == "__main__":
         configuration, command_line, sockets, two_daemons, after_a_crash, data_directory,
         a_file_that_is_not_ours, a_file_of_another_size, a_full_file_system,
         a_read_only_file_system, without_o_direct, anybody_without_a_configuration, either_engine, a_gpu,
-        signals_end_it)}))
+        alone, signals_end_it)}))

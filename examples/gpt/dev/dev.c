@@ -30,7 +30,8 @@ struct gpt_dev {
     uint64_t host_bytes;
     bool pinned;
     bool emulated;
-    void *native; /* cuda: the stream */
+    void *native;              /* cuda: the stream */
+    gpt_kern_cuda_fn *kernels; /* cuda */
     struct gpt_lt *lt;
     struct zk_gpu_mem *workspace; /* of lt */
     struct zb_err err;            /* the first failure; code 0: none */
@@ -50,15 +51,15 @@ bool gpt_dev_named(const char *name)
     return name_is(name, "cuda") || name_is(name, "emulated");
 }
 
-static int products_open(struct gpt_dev *d)
+/* What "cuda" needs besides: our kernels, and products. */
+static int cuda_open(struct gpt_dev *d)
 {
-#ifdef GPT_DEV_CUDA
-    int rc = gpt_lt_open(&d->lt, &d->err);
+    void *kernels = zk_gpu_symbol(d->gpu, GPT_KERN_CUDA);
+    int rc = kernels ? gpt_lt_open(&d->lt, &d->err)
+                     : zb_fail(&d->err, -ENODEV, "no GPU: its plugin was built without zgpt");
 
+    memcpy(&d->kernels, &kernels, sizeof(kernels));
     return rc < 0 ? rc : zk_gpu_alloc(d->gpu, GPT_LT_WORKSPACE_BYTES, 0, &d->workspace, &d->err);
-#else
-    return zb_fail(&d->err, -ENODEV, "no GPU: this build is one without CUDA");
-#endif
 }
 
 int gpt_dev_open(struct gpt_dev **ret, const char *name, void *stream, struct gpt_err *err)
@@ -75,7 +76,7 @@ int gpt_dev_open(struct gpt_dev **ret, const char *name, void *stream, struct gp
     for (unsigned i = 0; i < GPT_DEV_MARKS && rc == 0; i++)
         rc = zk_gpu_event_new(d->gpu, &d->marks[i], &d->err);
     if (rc == 0 && !d->emulated)
-        rc = products_open(d);
+        rc = cuda_open(d);
     if (rc < 0) {
         (void)gpt_fail(err, rc, "--device %s: %s", name, d->err.text);
         gpt_dev_close(d);
@@ -165,7 +166,6 @@ static void emulated_kernel(struct gpt_dev *d, const struct gpt_kern *k)
     (void)zk_gpu_call(d->stream, gpt_kern_host, k, sizeof(*k), uses, n, &d->err);
 }
 
-#ifdef GPT_DEV_CUDA
 static void cuda_kernel(struct gpt_dev *d, const struct gpt_kern *k)
 {
     const char *text = "";
@@ -173,24 +173,20 @@ static void cuda_kernel(struct gpt_dev *d, const struct gpt_kern *k)
 
     if (zk_gpu_enter(d->gpu, &d->err) < 0)
         return;
-    e = gpt_kern_cuda(k, d->native, &text);
+    e = d->kernels(k, gpt_kern_teams(k), d->native, &text);
     if (e != 0)
         (void)zb_fail(&d->err, -EIO, "kernel %d: %s (%d)", (int)k->op, text, e);
 }
-#endif
 
 void gpt_dev_kernel(struct gpt_dev *d, const struct gpt_kern *k)
 {
     assert(k->op >= 1 && k->op < GPT_KERN_OP_END);
     if (d->err.code != 0)
         return;
-#ifdef GPT_DEV_CUDA
-    if (!d->emulated) {
+    if (d->emulated)
+        emulated_kernel(d, k);
+    else
         cuda_kernel(d, k);
-        return;
-    }
-#endif
-    emulated_kernel(d, k);
 }
 
 static void emulated_matmul(struct gpt_dev *d, const struct gpt_matmul *mm)
@@ -218,14 +214,10 @@ static void matmul(struct gpt_dev *d, const struct gpt_matmul *mm)
 {
     if (d->err.code != 0)
         return;
-#ifdef GPT_DEV_CUDA
-    if (!d->emulated) {
-        if (zk_gpu_enter(d->gpu, &d->err) == 0)
-            (void)gpt_lt_matmul(d->lt, mm, zk_gpu_addr(d->workspace), d->native, &d->err);
-        return;
-    }
-#endif
-    emulated_matmul(d, mm);
+    if (d->emulated)
+        emulated_matmul(d, mm);
+    else if (zk_gpu_enter(d->gpu, &d->err) == 0)
+        (void)gpt_lt_matmul(d->lt, mm, zk_gpu_addr(d->workspace), d->native, &d->err);
 }
 
 /* cuBLASLt adds biases that are aligned; others have a kernel, on every device. */

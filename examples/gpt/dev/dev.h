@@ -5,7 +5,7 @@
  * MODEL. Calls only enqueue. There are two devices behind the same functions, and what is above
  * them makes the same calls in the same order for both:
  *
- *     "cuda[:N]"       kernels by kern.cu, products by cuBLASLt. Builds with CUDA only
+ *     "cuda[:N]"       kernels by kern.cu, products by cuBLASLt, where the plugin for CUDA is
  *     "emulated[...]"  kernels and products of the processor, as works of the emulated GPU's stream
  *
  * ERRORS. The first failure stays: later calls do nothing, and gpt_dev_error() tells it. So passes
@@ -32,7 +32,7 @@ bool gpt_dev_named(const char *name);
 /**
  * @param name    as the engine was given it
  * @param stream  zc_zero_stream(): stays open until gpt_dev_close()
- * @return 0; -ENODEV no such device, no driver, a build without CUDA, or no cuBLASLt; -ENOMEM, -EIO
+ * @return 0; -ENODEV no such device, no driver, no plugin for CUDA, or no cuBLASLt; -ENOMEM, -EIO
  */
 int gpt_dev_open(struct gpt_dev **ret, const char *name, void *stream, struct gpt_err *err);
 /** Waits for what is enqueued. NULL is allowed. */

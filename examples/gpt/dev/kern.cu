@@ -1,11 +1,18 @@
 /*
  * kern.cu - the kernels of kern_priv.h on the device: a block of threads is a team, and nothing
- * else. No contraction, no flush to zero, and no part of C++ but templates.
+ * else. No contraction, no flush to zero, and no part of C++ but templates. It is part of the
+ * plugin for CUDA's devices (kernels/gpu_own.h), where dev.c looks it up.
  */
 #include <cuda_runtime.h>
 #include <stdint.h>
 
 #include "examples/gpt/dev/kern_priv.h"
+
+extern "C" {
+#include "kernels/gpu_own.h"
+
+extern ZK_GPU_EXPORT gpt_kern_cuda_fn gpt_kern_cuda;
+}
 
 template <int OP> static __global__ __launch_bounds__(TEAM) void kernel(const struct gpt_kern k)
 {
@@ -23,9 +30,9 @@ static kernel_fn *const kernels[GPT_KERN_OP_END - 1] = {
     kernel<GPT_KERN_SOFTMAX_BACK>, kernel<GPT_KERN_LOSS>,       kernel<GPT_KERN_LOSS_SUM>,
 };
 
-extern "C" int gpt_kern_cuda(const struct gpt_kern *k, void *stream, const char **ret_text)
+extern "C" int gpt_kern_cuda(const struct gpt_kern *k, uint64_t teams, void *stream,
+                             const char **ret_text)
 {
-    uint64_t teams = gpt_kern_teams(k);
     cudaError_t e = cudaSuccess;
 
     if (teams > 0x7fffffff) {

@@ -214,8 +214,11 @@ unsigned gpt_kern_uses(const struct gpt_kern *k, struct gpt_kern_use uses[GPT_KE
 /** Does a kernel (struct gpt_kern) on memory of the processor. Returns 0. */
 int gpt_kern_host(void *kern);
 
-/** Launches it; stream is a cudaStream_t. A cudaError_t, and *ret_text what that is. */
-int gpt_kern_cuda(const struct gpt_kern *k, void *stream, const char **ret_text);
+/** Launches it for gpt_kern_teams(); stream is a cudaStream_t. A cudaError_t, and *ret_text what
+ * that is. It is in the plugin of CUDA's devices: zk_gpu_symbol(GPT_KERN_CUDA). */
+typedef int gpt_kern_cuda_fn(const struct gpt_kern *k, uint64_t teams, void *stream,
+                             const char **ret_text);
+#define GPT_KERN_CUDA "gpt_kern_cuda"
 
 #ifdef __cplusplus
 }

@@ -46,6 +46,15 @@ def cases(folder):
     ]
 
 
+def without_plugin(folder):
+    """Whatever this build has: the plugin for CUDA's devices is not where it is looked for."""
+    done = subprocess.run([ZGPT] + (GOOD + " --device cuda").split(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          text=True, timeout=60, env={**os.environ, "ZSHARD_PLUGINS": folder})
+    if done.returncode != 4 or f"no GPU: no '{folder}/zk_cuda.so'" not in done.stderr or done.stderr.count("\n") != 1:
+        return [f"without the plugin it ended with {done.returncode}: {done.stderr}"]
+    return []
+
+
 def table(folder):
     bad = []
     for flags, code, says in cases(folder):
@@ -81,7 +90,7 @@ def stopped(folder, number):
 def main():
     folder = tempfile.mkdtemp(prefix="zshard-zgpt-")
     try:
-        bad = table(folder) + stopped(folder, signal.SIGTERM) + stopped(folder, signal.SIGINT)
+        bad = table(folder) + without_plugin(folder) + stopped(folder, signal.SIGTERM) + stopped(folder, signal.SIGINT)
     finally:
         shutil.rmtree(folder)
     print("\n".join(bad) if bad else "every case ended as it should")
