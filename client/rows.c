@@ -247,11 +247,14 @@ static void top_head_copy(struct zc_top *to, const Zp__TopReply *r)
                            .clients = r->clients,
                            .threads = r->threads,
                            .buffers = r->buffers,
+                           .gpu_threads = r->gpu_threads,
                            .ntiers = (uint32_t)zb_min_u64(r->n_tiers, ZC_TOP_TIERS_MAX),
                            .npaths = (uint32_t)zb_min_u64(r->n_paths, ZC_TOP_PATHS_MAX) };
     gauge_copy(&to->computing, r->computing);
     gauge_copy(&to->compute_line, r->compute_line);
     gauge_copy(&to->buffers_used, r->buffers_used);
+    gauge_copy(&to->gpu, r->gpu);
+    gauge_copy(&to->gpu_line, r->gpu_line);
     for (uint32_t i = 0; i < to->ntiers; i++)
         tier_copy(&to->tiers[i], r->tiers[i]);
     for (uint32_t i = 0; i < to->npaths; i++)

@@ -696,8 +696,15 @@ struct zc_gauge {
     uint64_t now, area_ns, busy_ns;
 };
 
-/** Where page operations are: waiting for a page buffer, read, computed, written. */
-enum zc_stage { ZC_STAGE_BUFFER, ZC_STAGE_READ, ZC_STAGE_COMPUTE, ZC_STAGE_WRITE, ZC_STAGES };
+/** Where page operations are: waiting for a page buffer, read, computed, written, with the GPU. */
+enum zc_stage {
+    ZC_STAGE_BUFFER,
+    ZC_STAGE_READ,
+    ZC_STAGE_COMPUTE,
+    ZC_STAGE_WRITE,
+    ZC_STAGE_GPU,
+    ZC_STAGES
+};
 
 /** What requests wait for: proto/PROTOCOL.md, top. */
 enum zc_wait_for {
@@ -732,7 +739,7 @@ struct zc_top_job {
     uint64_t guesses_right, guesses_wrong;  /* steps that were begun by guess (speculate) */
     uint64_t pages, page_ns, compute_ns;    /* page operations, what they took, computing */
     struct zc_gauge stages[ZC_STAGES], waits[ZC_WAITS];
-    struct zc_gauge drive_only; /* 1 while pages are read or written and none is computed */
+    struct zc_gauge drive_only; /* 1 while pages are read or written and that is all */
     struct zc_gauge asking;     /* ranks with a request that is not answered */
     uint32_t uid, world, attached;
     uint32_t late;                  /* enum zc_late: whom a step waits for. Of those late_ranks, */
@@ -751,8 +758,10 @@ struct zc_top_oldest {
 struct zc_top {
     uint64_t now_ns, uptime_ms;
     uint32_t clients, threads, buffers;
+    uint32_t gpu_threads; /* of the GPU tier; 0: there is none */
     uint32_t ntiers, npaths;
     struct zc_gauge computing, compute_line, buffers_used;
+    struct zc_gauge gpu, gpu_line; /* pages with one of gpu_threads, and in line before them */
     struct zc_tier_row tiers[ZC_TOP_TIERS_MAX];
     struct zc_top_path paths[ZC_TOP_PATHS_MAX];
     struct zc_top_oldest oldest;

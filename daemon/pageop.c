@@ -270,6 +270,7 @@ static void page_compute(struct zsd_pageop *op)
             plane->new_crcs = io->crcs;
         }
     }
+    page_enter(op, ZSD_STAGE_COMPUTE, zb_now_ns());
     zsd_task_start(s->job->core, &op->task);
 }
 
@@ -305,7 +306,8 @@ static void page_on_device(struct zsd_task *task)
     page_run(op);
 }
 
-/* What the GPU's thread gets to know. */
+/* What the GPU's thread gets to know. For zctl top the page is in the line before the GPU, or on
+ * it. */
 static void page_device(struct zsd_pageop *op, enum zsd_gpu_what what)
 {
     const struct zsd_shard *s = op->spec.shard;
@@ -323,6 +325,7 @@ static void page_device(struct zsd_pageop *op, enum zsd_gpu_what what)
                                      .ngroups = s->job->groups };
     for (enum zb_plane p = 0; p < ZB_PLANES; p++)
         op->gpu.bytes[p] = zsd_page_bytes(s, p, op->spec.page);
+    page_enter(op, ZSD_STAGE_GPU, zb_now_ns());
     zsd_gpu_start(s->job->core->daemon, &op->gpu);
 }
 
@@ -577,8 +580,6 @@ static void page_run(struct zsd_pageop *op)
             if (op->err.code != 0)
                 break;
             op->state = PAGE_CHECK;
-            if (!(op->spec.kind == ZSD_PAGE_PUBLISH && !op->param))
-                page_enter(op, ZSD_STAGE_COMPUTE, zb_now_ns());
             if (!op->there || !page_any(op, false))
                 break;
             page_compute(op);

@@ -16,7 +16,7 @@ void zsd_stage_move(struct zsd_job_stats *s, enum zsd_stage from, enum zsd_stage
     if (to != ZSD_STAGE_NONE)
         zsd_gauge_inc(&s->stages[to], now_ns);
     zsd_gauge_set(&s->drive_only,
-                  g[ZSD_STAGE_COMPUTE].now == 0 &&
+                  g[ZSD_STAGE_COMPUTE].now + g[ZSD_STAGE_GPU].now == 0 &&
                       g[ZSD_STAGE_READ].now + g[ZSD_STAGE_WRITE].now > 0,
                   now_ns);
 }

@@ -104,6 +104,7 @@ enum zsd_stage {
     ZSD_STAGE_READ,    /* is read, or waits for the drive to begin */
     ZSD_STAGE_COMPUTE, /* is with a compute thread, or waits for one */
     ZSD_STAGE_WRITE,   /* is written, likewise */
+    ZSD_STAGE_GPU,     /* is stepped on the GPU, or its state goes up or down; likewise */
     ZSD_STAGES
 };
 
@@ -133,9 +134,9 @@ struct zsd_job_stats {
     uint64_t page_ns;                    /* what they took: at rest, the sum of the stages' areas */
     uint64_t compute_ns;                 /* of it, with a compute thread */
     struct zsd_gauge stages[ZSD_STAGES]; /* page operations; NONE is unused */
-    struct zsd_gauge drive_only;       /* 1 while pages are read or written, and none is computed */
-    struct zsd_gauge waits[ZSD_WAITS]; /* requests; NONE is unused */
-    struct zsd_gauge asking;           /* ranks with a request that is not answered */
+    struct zsd_gauge drive_only;         /* 1 while pages are read or written, and that is all */
+    struct zsd_gauge waits[ZSD_WAITS];   /* requests; NONE is unused */
+    struct zsd_gauge asking;             /* ranks with a request that is not answered */
 };
 
 /** A page operation goes from one stage to another; NONE is before and behind them all. */

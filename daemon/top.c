@@ -320,9 +320,9 @@ void zsd_top(struct zsd_req *req, const ProtobufCMessage *message)
     uint64_t now_ns = zb_now_ns();
     Zp__TopReply reply = ZP__TOP_REPLY__INIT;
     Zp__TopJob *jobs[TOP_ROWS];
-    Zp__TopGauge computing, line, buffers;
+    Zp__TopGauge computing, line, buffers, gpu, gpu_line;
     Zp__TopOldest oldest_row;
-    struct zsd_gauge waiting, busy;
+    struct zsd_gauge waiting, busy, gpu_waiting, gpu_busy;
     struct zsd_tier_rows tiers;
     struct top_row rows[TOP_ROWS];
     struct top_paths paths;
@@ -343,6 +343,12 @@ void zsd_top(struct zsd_req *req, const ProtobufCMessage *message)
     reply.compute_line = gauge_fill(&waiting, &line);
     reply.buffers = core->nbuffers;
     reply.buffers_used = gauge_fill(&core->buffers_used, &buffers);
+    if (daemon->gpu_threads) {
+        zsd_compute_load(daemon->gpu_threads, &gpu_waiting, &gpu_busy);
+        reply.gpu_threads = zsd_compute_threads(daemon->gpu_threads);
+        reply.gpu = gauge_fill(&gpu_busy, &gpu);
+        reply.gpu_line = gauge_fill(&gpu_waiting, &gpu_line);
+    }
     reply.n_tiers = tiers.n;
     reply.tiers = tiers.list;
     for (unsigned i = 0; i < zsd_paths(daemon); i++)

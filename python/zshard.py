@@ -111,7 +111,7 @@ zc_top_job = struct("zc_top_job",
                                "pushed_bytes nvme_read_bytes nvme_written_bytes fetches hits "
                                "misses pushes guesses_right guesses_wrong pages page_ns "
                                "compute_ns"),
-                    (zc_gauge * 4, "stages"), (zc_gauge * 11, "waits"),
+                    (zc_gauge * 5, "stages"), (zc_gauge * 11, "waits"),
                     (zc_gauge, "drive_only asking"),
                     (c_uint32, "uid world attached late late_ranks late_rank"),
                     (c_uint64, "late_pid late_ms"), (c_char * (NAME_MAX + 1), "name"),
@@ -120,8 +120,8 @@ zc_top_oldest = struct("zc_top_oldest", (c_uint64, "pid age_ms"), (c_uint32, "ra
                        (c_char * 32, "method"), (c_char * (NAME_MAX + 1), "job"),
                        (c_char * 64, "waits"))
 zc_top = struct("zc_top", (c_uint64, "now_ns uptime_ms"),
-                (c_uint32, "clients threads buffers ntiers npaths"),
-                (zc_gauge, "computing compute_line buffers_used"), (zc_tier_row * 4, "tiers"),
+                (c_uint32, "clients threads buffers gpu_threads ntiers npaths"),
+                (zc_gauge, "computing compute_line buffers_used gpu gpu_line"), (zc_tier_row * 4, "tiers"),
                 (zc_top_path * 8, "paths"), (zc_top_oldest, "oldest"))
 zc_counter = struct("zc_counter", (c_uint64, "value"), (c_char * 64, "name"))
 zc_sentence = struct("zc_sentence", (c_char * SENTENCE_MAX, "text"))

@@ -44,10 +44,11 @@ struct top_job {
     uint64_t guesses_right, guesses_wrong;           /* of steps, since the job is in memory */
     double hit_ratio;                                /* of shards that were fetched */
     double in_buffer, in_read, in_compute, in_write; /* page operations, the mean number */
-    double page_ms, compute_ms;                      /* of one page operation; of it, computing */
-    double drive_only;                    /* of the time: nothing to compute, pages on their way */
-    double asking;                        /* of the time: a rank waits for an answer */
-    double waits[ZC_WAITS];               /* of the time: somebody waits for it */
+    double in_gpu;
+    double page_ms, compute_ms; /* of one page operation; of it, computing */
+    double drive_only;          /* of the time: nothing to compute or step, pages on their way */
+    double asking;              /* of the time: a rank waits for an answer */
+    double waits[ZC_WAITS];     /* of the time: somebody waits for it */
     uint32_t late, late_ranks, late_rank; /* as in zc_top_job */
     uint64_t late_pid, late_ms;
 };
@@ -65,9 +66,11 @@ struct top_view {
     double interval_s;
     uint64_t uptime_ms;
     uint32_t clients, threads, buffers;
-    double computing;    /* share of the threads */
-    double compute_line; /* tasks that wait for one, the mean number */
-    double buffers_used; /* the mean number */
+    uint32_t gpu_threads;  /* 0: there is no GPU tier */
+    double computing, gpu; /* share of the threads, and of the GPU's */
+    double compute_line;   /* tasks that wait for one, the mean number */
+    double gpu_line;       /* pages, likewise */
+    double buffers_used;   /* the mean number */
     uint32_t ntiers, npaths;
     struct zc_tier_row tiers[ZC_TOP_TIERS_MAX];
     struct top_path paths[ZC_TOP_PATHS_MAX];
@@ -88,6 +91,7 @@ void top_view_done(struct top_view *v);
 enum top_bound {
     TOP_IDLE,
     TOP_COMPUTE,
+    TOP_GPU, /* of the GPU tier */
     TOP_NVME_READ,
     TOP_NVME_WRITE,
     TOP_NVME,         /* both directions */

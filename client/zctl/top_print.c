@@ -23,6 +23,9 @@ static const struct zctl_column node_columns[] = {
     COLUMN(ZCTL_U32, threads, ZCTL_JSON_ONLY, top_view),
     COLUMN(ZCTL_SHARE, computing, ZCTL_JSON_ONLY, top_view),
     COLUMN(ZCTL_DOUBLE, compute_line, ZCTL_JSON_ONLY, top_view),
+    COLUMN(ZCTL_U32, gpu_threads, ZCTL_JSON_ONLY, top_view),
+    COLUMN(ZCTL_SHARE, gpu, ZCTL_JSON_ONLY, top_view),
+    COLUMN(ZCTL_DOUBLE, gpu_line, ZCTL_JSON_ONLY, top_view),
     COLUMN(ZCTL_U32, buffers, ZCTL_JSON_ONLY, top_view),
     COLUMN(ZCTL_DOUBLE, buffers_used, ZCTL_JSON_ONLY, top_view),
 };
@@ -81,6 +84,7 @@ static const struct zctl_column page_columns[] = {
     COLUMN(ZCTL_DOUBLE, in_read, ZCTL_SHOWN, top_job),
     COLUMN(ZCTL_DOUBLE, in_compute, ZCTL_SHOWN, top_job),
     COLUMN(ZCTL_DOUBLE, in_write, ZCTL_SHOWN, top_job),
+    COLUMN(ZCTL_DOUBLE, in_gpu, ZCTL_WHEN_SET, top_job),
     COLUMN(ZCTL_DOUBLE, page_ms, ZCTL_SHOWN, top_job),
     COLUMN(ZCTL_DOUBLE, compute_ms, ZCTL_SHOWN, top_job),
     COLUMN(ZCTL_SHARE, drive_only, ZCTL_SHOWN, top_job),
@@ -143,9 +147,12 @@ int top_table(FILE *out, const struct top_view *v)
     (void)fprintf(out, "%s\n", why.text);
     (void)fprintf(out,
                   "%.1f s: %u compute threads busy %.0f%%, %.1f tasks in line; %.1f of %u page "
-                  "buffers used; %u clients\n",
+                  "buffers used; %u clients",
                   v->interval_s, v->threads, 100 * v->computing, v->compute_line, v->buffers_used,
                   v->buffers, v->clients);
+    if (v->gpu_threads > 0)
+        (void)fprintf(out, "; GPU busy %.0f%%, %.1f pages in line", 100 * v->gpu, v->gpu_line);
+    (void)fputc('\n', out);
     print_oldest(out, &v->oldest);
     rc = TABLE(out, tier_columns, v->tiers, v->ntiers);
     if (rc == 0)

@@ -116,6 +116,7 @@ static void view_job(const struct zc_top_job *from, const struct zc_top_job *to,
     j->in_read = in[ZC_STAGE_READ];
     j->in_compute = in[ZC_STAGE_COMPUTE];
     j->in_write = in[ZC_STAGE_WRITE];
+    j->in_gpu = in[ZC_STAGE_GPU];
     j->page_ms = over(less(to->page_ns, from->page_ns) / 1e6, pages);
     j->compute_ms = over(less(to->compute_ns, from->compute_ns) / 1e6, pages);
     j->drive_only = busy(&to->drive_only, &from->drive_only, ns);
@@ -177,6 +178,9 @@ int top_view_make(const struct top_sample *from, const struct top_sample *to, st
         .buffers = b->buffers,
         .computing = over(mean(&b->computing, &a->computing, ns), b->threads),
         .compute_line = mean(&b->compute_line, &a->compute_line, ns),
+        .gpu_threads = b->gpu_threads,
+        .gpu = over(mean(&b->gpu, &a->gpu, ns), b->gpu_threads),
+        .gpu_line = mean(&b->gpu_line, &a->gpu_line, ns),
         .buffers_used = mean(&b->buffers_used, &a->buffers_used, ns),
         .ntiers = b->ntiers,
         .npaths = b->npaths,

@@ -5,6 +5,7 @@
  *
  *     idle          nobody asks for anything, no drive and no thread does anything
  *     compute       the threads are busy SATURATED of the time, and no drive is nearer to its limit
+ *     gpu           the same of the threads of the GPU tier
  *     nvme-*        a drive does SATURATED of what was measured, or more
  *     rank          a step has waited LATE_MS or longer for a rank: to ask, or to release
  *     page-buffers  a drive is far from its limit, no thread is busy, and pages wait for buffers
@@ -37,6 +38,7 @@ const char *top_bound_name(enum top_bound bound)
     static const char *const names[] = {
         [TOP_IDLE] = "idle",
         [TOP_COMPUTE] = "compute",
+        [TOP_GPU] = "gpu",
         [TOP_NVME_READ] = "nvme-read",
         [TOP_NVME_WRITE] = "nvme-write",
         [TOP_NVME] = "nvme",
@@ -142,7 +144,7 @@ static bool why_idle(const struct top_view *v, struct top_verdict *ret)
         if (v->jobs[i].asking >= QUIET || v->jobs[i].pages_s > 0 || v->jobs[i].fetches_s > 0 ||
             v->jobs[i].pushes_s > 0 || v->jobs[i].late != ZC_LATE_NOBODY)
             return false;
-    if (v->computing >= QUIET || (p && p->busy >= QUIET))
+    if (v->computing >= QUIET || v->gpu >= QUIET || (p && p->busy >= QUIET))
         return false;
     if (v->njobs == 0)
         say(ret, TOP_IDLE, "idle: no job is in memory");
@@ -156,7 +158,7 @@ static bool why_compute(const struct top_view *v, struct top_verdict *ret)
 {
     const struct top_path *p = path_worst(v, true);
 
-    if (v->computing < SATURATED || (p && p->load > v->computing))
+    if (v->computing < SATURATED || v->gpu > v->computing || (p && p->load > v->computing))
         return false;
     if (v->threads == 1)
         say(ret, TOP_COMPUTE, "bound by compute: the one thread is busy %u %%",
@@ -166,6 +168,20 @@ static bool why_compute(const struct top_view *v, struct top_verdict *ret)
             percent(v->computing));
     if (v->compute_line >= IN_LINE)
         add(ret, "; %.1f tasks wait for one", v->compute_line);
+    return true;
+}
+
+/* Its threads do nothing but issue works and wait for them. */
+static bool why_gpu(const struct top_view *v, struct top_verdict *ret)
+{
+    const struct top_path *p = path_worst(v, true);
+
+    if (v->gpu < SATURATED || (p && p->load > v->gpu))
+        return false;
+    say(ret, TOP_GPU, "bound by the GPU: pages are stepped and copied there %u %% of the time",
+        percent(v->gpu));
+    if (v->gpu_line >= IN_LINE)
+        add(ret, "; %.1f pages wait for it", v->gpu_line);
     return true;
 }
 
@@ -274,6 +290,8 @@ static void why_mixed(const struct top_view *v, struct top_verdict *ret)
     int cause = 0;
 
     say(ret, TOP_MIXED, "nothing is at its limit: compute %u %%", percent(v->computing));
+    if (v->gpu_threads > 0)
+        add(ret, ", the GPU %u %%", percent(v->gpu));
     if (p && p->load >= 0)
         add(ret, ", NVMe %u %% of what was measured", percent(p->load));
     for (int i = 0; i < ZC_WAITS; i++) {
@@ -292,8 +310,9 @@ static void why_mixed(const struct top_view *v, struct top_verdict *ret)
 
 void top_why(const struct top_view *v, struct top_verdict *ret)
 {
-    if (!why_idle(v, ret) && !why_compute(v, ret) && !why_drive(v, ret) && !why_rank(v, ret) &&
-        !why_latency(v, ret) && !why_wait(v, ZC_WAIT_COMMIT, TOP_COMMIT, "for a commit", ret) &&
+    if (!why_idle(v, ret) && !why_compute(v, ret) && !why_gpu(v, ret) && !why_drive(v, ret) &&
+        !why_rank(v, ret) && !why_latency(v, ret) &&
+        !why_wait(v, ZC_WAIT_COMMIT, TOP_COMMIT, "for a commit", ret) &&
         !why_wait(v, ZC_WAIT_FETCH_ROOM, TOP_RING,
                   "for a place in the ring: release sooner, or give it more host memory", ret) &&
         !why_wait(v, ZC_WAIT_STEP_RANKS, TOP_RANKS, "for its slowest rank", ret) &&

@@ -161,6 +161,56 @@ static void a_slow_drive_is_named(void **state)
     zi_stop(&d);
 }
 
+/* A step of state that is on the GPU: its pages are with the GPU, and not with compute threads. */
+static void a_slow_gpu_is_named(void **state)
+{
+    const char *with_gpu[ZB_COUNT(options) + 4];
+    struct zc_step second_step = first_step;
+    struct zi_daemon d = { 0 };
+    struct zi_rank r[1];
+    struct zi_call call;
+    struct zc_stepped stepped;
+    struct zc_client *c;
+    struct top_sample a, b;
+    struct top_verdict why;
+    struct top_view v;
+
+    (void)state;
+    memcpy(with_gpu, options, sizeof(options));
+    with_gpu[ZB_COUNT(options) - 1] = "--gpu-bytes";
+    with_gpu[ZB_COUNT(options)] = "32M";
+    with_gpu[ZB_COUNT(options) + 1] = "--gpu";
+    with_gpu[ZB_COUNT(options) + 2] = "emulated:64M:10000"; /* each work takes 10 ms */
+    with_gpu[ZB_COUNT(options) + 3] = NULL;
+    zi_start(&d, with_gpu);
+    c = zi_client(&d);
+    job_open(r, 1, &d, 0);
+    push_all(r, 1);
+    assert_int_equal(zc_step_wait(r->c, r->job.id, &first_step, &stepped), 0);
+    while (zi_tier(c, "gpu").state == 0)
+        zi_pump(r, 1, 10); /* its memory is made by a thread */
+    for (unsigned u = 0; u < UNITS; u++)
+        zi_push_all(&r[0], u, 2, value);
+    second_step.step = 2;
+    call = ZI_CALL(r);
+    assert_int_equal(zc_step(r->c, r->job.id, &second_step, &stepped, zi_done, &call), 0);
+    zi_pump(r, 1, 50);
+    a = look(c);
+    zi_pump(r, 1, LOOK_MS);
+    b = look(c);
+    assert_false(call.over);
+    why = verdict(&a, &b, &v);
+    if (why.bound != TOP_GPU)
+        fail_msg("%s: %s", top_bound_name(why.bound), why.text);
+    assert_true(v.gpu_threads > 0 && v.gpu > 0.9 && v.computing < 0.5);
+    assert_true(v.jobs[0].in_gpu > 0.9 && v.jobs[0].in_compute < v.jobs[0].in_gpu);
+    top_view_done(&v);
+    assert_int_equal(zi_await(r, 1, &call), 0);
+    zc_close(c);
+    zi_close(r, 1);
+    zi_stop(&d);
+}
+
 /* ---- what is counted adds up */
 
 static uint64_t counter(struct zc_client *c, const char *name)
@@ -327,6 +377,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(a_slow_drive_is_named, zi_teardown),
+        cmocka_unit_test_teardown(a_slow_gpu_is_named, zi_teardown),
         cmocka_unit_test_teardown(it_adds_up, zi_teardown),
         cmocka_unit_test_teardown(a_late_rank_is_named, zi_teardown),
     };

@@ -38,8 +38,8 @@ static void gauge(void **state)
     assert_int_equal(g.busy_ns, 36);
 }
 
-/* Two operations: the sum of the stages is what both took, and the drive alone is waited for
- * whenever none is computed. */
+/* Three operations: the sum of the stages is what they took, and the drive alone is waited for
+ * whenever none is computed, or with the GPU. */
 static void stages(void **state)
 {
     struct zsd_job_stats s = { 0 };
@@ -54,15 +54,20 @@ static void stages(void **state)
     zsd_stage_move(&s, ZSD_STAGE_WRITE, ZSD_STAGE_NONE, 150);
     zsd_stage_move(&s, ZSD_STAGE_BUFFER, ZSD_STAGE_COMPUTE, 160);
     zsd_stage_move(&s, ZSD_STAGE_COMPUTE, ZSD_STAGE_NONE, 165);
+    zsd_stage_move(&s, ZSD_STAGE_NONE, ZSD_STAGE_READ, 200); /* c */
+    zsd_stage_move(&s, ZSD_STAGE_READ, ZSD_STAGE_GPU, 204);
+    zsd_stage_move(&s, ZSD_STAGE_GPU, ZSD_STAGE_WRITE, 211);
+    zsd_stage_move(&s, ZSD_STAGE_WRITE, ZSD_STAGE_NONE, 213);
     zsd_job_stats_at(&s, 900);
     for (unsigned i = 0; i < ZSD_STAGES; i++) {
         assert_int_equal(s.stages[i].now, 0);
         area += s.stages[i].area_ns;
     }
-    assert_int_equal(area, 50 + 50);
+    assert_int_equal(area, 50 + 50 + 13);
+    assert_int_equal(s.stages[ZSD_STAGE_GPU].area_ns, 7);
     assert_int_equal(s.stages[ZSD_STAGE_BUFFER].area_ns, 10 + 45);
     assert_int_equal(s.stages[ZSD_STAGE_NONE].area_ns, 0);
-    assert_int_equal(s.drive_only.busy_ns, 20 + 13);
+    assert_int_equal(s.drive_only.busy_ns, 20 + 13 + 4 + 2);
 }
 
 static void waits(void **state)

@@ -103,6 +103,40 @@ static void compute_and_less_of_the_drive(void)
     view.computing = 0.98;
 }
 
+static void gpu(void)
+{
+    view.gpu_threads = 4;
+    view.gpu = 0.97;
+    view.gpu_line = 7.5;
+}
+
+static void gpu_and_less_compute(void)
+{
+    gpu();
+    view.computing = 0.9;
+    view.gpu_line = 0.3;
+}
+
+static void compute_and_less_of_the_gpu(void)
+{
+    gpu();
+    view.computing = 0.98;
+}
+
+static void gpu_and_more_of_the_drive(void)
+{
+    gpu();
+    drive(0.7, 0.3);
+}
+
+static void gpu_alone(void)
+{
+    nothing();
+    view.gpu_threads = 4;
+    view.gpu = 0.1;
+    job.asking = 0.9;
+}
+
 static void drive_and_less_compute(void)
 {
     drive(0.7, 0.3);
@@ -222,6 +256,17 @@ static const struct {
       "bound by compute: all 2 threads are busy 98 %; 3.5 tasks wait for one" },
     { one_thread, TOP_COMPUTE, "bound by compute: the one thread is busy 90 %" },
     { compute_and_less_of_the_drive, TOP_COMPUTE, "bound by compute: all 2 threads are busy 98 %" },
+    { gpu, TOP_GPU,
+      "bound by the GPU: pages are stepped and copied there 97 % of the time; 7.5 pages wait for "
+      "it" },
+    { gpu_and_less_compute, TOP_GPU,
+      "bound by the GPU: pages are stepped and copied there 97 % of the time" },
+    { compute_and_less_of_the_gpu, TOP_COMPUTE, "bound by compute: all 2 threads are busy 98 %" },
+    { gpu_and_more_of_the_drive, TOP_NVME_READ,
+      "bound by NVMe reads: 70 % of the measured 3.00 GiB/s; job 'gpt' has nothing but to wait for "
+      "it 81 % of the time" },
+    { gpu_alone, TOP_MIXED,
+      "nothing is at its limit: compute 0 %, the GPU 10 %, NVMe 20 % of what was measured" },
     { drive_and_less_compute, TOP_NVME_READ,
       "bound by NVMe reads: 70 % of the measured 3.00 GiB/s; job 'gpt' has nothing but to wait for "
       "it 81 % of the time" },
@@ -346,6 +391,8 @@ static void rates_of_two_looks(void **state)
     (void)state;
     a.node.computing = (struct zc_gauge){ 0, GB, GB };
     b.node.computing = (struct zc_gauge){ 1, 3 * GB, 2 * GB };
+    b.node.gpu_threads = 4;
+    b.node.gpu = b.node.gpu_line = (struct zc_gauge){ 2, 4 * GB, 2 * GB };
     a.node.paths[0] = (struct zc_top_path){ .read_bytes = 100, .transfers = 10 };
     b.node.paths[0] = (struct zc_top_path){ .read_bytes = 2100,
                                             .written_bytes = 1000,
@@ -356,6 +403,8 @@ static void rates_of_two_looks(void **state)
     assert_int_equal(top_view_make(&a, &b, &v), 0);
     near(v.interval_s, 2);
     near(v.computing, 0.5);
+    near(v.gpu, 0.5);
+    near(v.gpu_line, 2);
     assert_int_equal(v.paths[0].read_bytes_s, 1000);
     assert_int_equal(v.paths[0].written_bytes_s, 500);
     near(v.paths[0].read_share, 0.5);
@@ -459,11 +508,15 @@ static void tables(void **state)
         "\nPATH  READ/S  WRITTEN/S  READ_SHARE",
         "NVME_READ/S",
         "\nNAME  PAGES_S  IN_BUFFER",
+        "clients; GPU busy 97%, 7.5 pages in line\n",
+        "  IN_GPU  ",
     };
     char *text;
 
     (void)state;
     shown();
+    gpu();
+    job.in_gpu = 3;
     text = printed(top_table);
     for (size_t i = 0; i < ZB_COUNT(parts); i++)
         if (!strstr(text, parts[i]))
@@ -521,6 +574,8 @@ static void json(void **state)
     assert_non_null(all);
     free(text);
     assert_string_equal(json_string_value(json_object_get(all, "bound")), "nvme-write");
+    assert_true(
+        json_is_real(json_object_get(json_array_get(json_object_get(all, "jobs"), 0), "in_gpu")));
     assert_true(json_is_null(json_object_get(all, "oldest")));
     assert_true(json_is_null(
         json_object_get(json_array_get(json_object_get(all, "jobs"), 0), "hit_ratio")));
