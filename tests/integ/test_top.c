@@ -161,11 +161,25 @@ static void a_slow_drive_is_named(void **state)
     zi_stop(&d);
 }
 
+/* Of the job's state: what is neither in host memory nor on the drive. */
+static uint64_t gpu_bytes(struct zc_client *c)
+{
+    struct zc_shard_row *rows;
+    uint64_t bytes = 0;
+    size_t n;
+
+    assert_int_equal(zc_list_wait(c, NULL, &rows, &n), 0);
+    for (size_t i = 0; i < n; i++)
+        bytes += rows[i].bytes - rows[i].host_bytes - rows[i].nvme_bytes;
+    zc_rows_free(rows);
+    return bytes;
+}
+
 /* A step of state that is on the GPU: its pages are with the GPU, and not with compute threads. */
 static void a_slow_gpu_is_named(void **state)
 {
     const char *with_gpu[ZB_COUNT(options) + 4];
-    struct zc_step second_step = first_step;
+    struct zc_step step = first_step;
     struct zi_daemon d = { 0 };
     struct zi_rank r[1];
     struct zi_call call;
@@ -180,20 +194,21 @@ static void a_slow_gpu_is_named(void **state)
     with_gpu[ZB_COUNT(options) - 1] = "--gpu-bytes";
     with_gpu[ZB_COUNT(options)] = "32M";
     with_gpu[ZB_COUNT(options) + 1] = "--gpu";
-    with_gpu[ZB_COUNT(options) + 2] = "emulated:64M:10000"; /* each work takes 10 ms */
+    with_gpu[ZB_COUNT(options) + 2] = "emulated:64M:20000"; /* each work takes 20 ms */
     with_gpu[ZB_COUNT(options) + 3] = NULL;
     zi_start(&d, with_gpu);
     c = zi_client(&d);
     job_open(r, 1, &d, 0);
-    push_all(r, 1);
-    assert_int_equal(zc_step_wait(r->c, r->job.id, &first_step, &stepped), 0);
-    while (zi_tier(c, "gpu").state == 0)
-        zi_pump(r, 1, 10); /* its memory is made by a thread */
-    for (unsigned u = 0; u < UNITS; u++)
-        zi_push_all(&r[0], u, 2, value);
-    second_step.step = 2;
+    for (step.step = 1;; step.step++) { /* its memory is made by a thread, behind some step */
+        for (unsigned u = 0; u < UNITS; u++)
+            zi_push_all(r, u, step.step, value);
+        if (gpu_bytes(c) > 0)
+            break;
+        assert_int_equal(zc_step_wait(r->c, r->job.id, &step, &stepped), 0);
+        zi_pump(r, 1, 10);
+    }
     call = ZI_CALL(r);
-    assert_int_equal(zc_step(r->c, r->job.id, &second_step, &stepped, zi_done, &call), 0);
+    assert_int_equal(zc_step(r->c, r->job.id, &step, &stepped, zi_done, &call), 0);
     zi_pump(r, 1, 50);
     a = look(c);
     zi_pump(r, 1, LOOK_MS);
