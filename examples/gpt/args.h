@@ -21,6 +21,9 @@ enum gpt_overlap {
 enum gpt_offload { GPT_OFFLOAD_NONE, GPT_OFFLOAD_HOST, GPT_OFFLOAD_NVME };
 enum gpt_offload_grad { GPT_GRAD_AUTO, GPT_GRAD_HOST };
 enum gpt_dtype { GPT_FP32, GPT_BF16, GPT_FP16 };
+enum gpt_order { GPT_HORIZONTAL, GPT_VERTICAL };
+enum gpt_accumulate { GPT_REDUCED, GPT_LOCAL };
+enum gpt_checkpoint { GPT_CHECKPOINT_AUTO, GPT_CHECKPOINT_NONE, GPT_CHECKPOINT_BLOCK };
 enum gpt_optimizer { GPT_ADAMW, GPT_ADAM, GPT_LION, GPT_SGD, GPT_ADAGRAD };
 enum gpt_moments { GPT_MOMENTS_FP32, GPT_MOMENTS_BF16, GPT_MOMENTS_8BIT };
 
@@ -39,8 +42,9 @@ struct gpt_args {
     uint64_t steps, seed;
     uint32_t batch, micro_batch, seq, layers, heads, width;
     double lr, weight_decay, clip;
-    uint32_t dtype;    /* enum gpt_dtype */
-    double loss_scale; /* of fp16; 0: dynamic, by these: */
+    uint32_t order, accumulate, checkpoint; /* enum gpt_order, gpt_accumulate, gpt_checkpoint */
+    uint32_t dtype;                         /* enum gpt_dtype */
+    double loss_scale;                      /* of fp16; 0: dynamic, by these: */
     uint32_t scale_power, scale_window, hysteresis;
     bool consecutive_hysteresis;
     double min_scale;

@@ -6,9 +6,11 @@
  * the rows of qkv [N, 3C], and works through ATT_ROWS queries of one head at a time: those need
  * only the keys up to their own end, and the square behind the diagonal is never computed.
  *
- * WHAT IS KEPT for the way back, per block: struct acts. Gradients flow through one array of the
- * residual stream's shape, run->dx, that each step of the backward pass updates in place: a block
- * is x + f(ln(x)) twice, so dx += ln_back(f_back(dx)).
+ * WHAT IS KEPT for the way back: the residual stream before each block, and behind the last, and
+ * what is inside of each block, struct acts. Who recomputes has one struct acts, and fills it again
+ * before it goes back through a block. Gradients flow through one array of the residual stream's
+ * shape for each micro-batch, dx, that each step of the backward pass updates in place: a block is
+ * x + f(ln(x)) twice, so dx += ln_back(f_back(dx)).
  */
 #include "examples/gpt/gpt.h"
 
@@ -174,7 +176,6 @@ void gpt_init_range(const struct gpt *model, uint64_t seed, uint32_t unit, uint6
 /* ---- a run: one piece of memory, cut by run_lay_out() */
 
 struct acts {
-    float *x;                   /* [N, C] the block's input */
     float *ln1_mean, *ln1_rstd; /* [N] */
     float *ln1;                 /* [N, C] */
     float *qkv;                 /* [N, 3C] */
@@ -187,17 +188,26 @@ struct acts {
     float *gelu; /* [N, 4C] */
 };
 
+/* Of one micro-batch. */
+struct micro {
+    uint32_t *tokens;  /* [M, T + 1] */
+    float **x;         /* [L + 1] of [N, C]: before each block, and behind the last */
+    struct acts *acts; /* [L], or [1] where they are computed anew */
+    float *dx;         /* [N, C] gradient of the residual stream */
+};
+
 struct gpt_run {
     const struct gpt *model;
-    uint32_t sequences;
-    uint64_t rows;      /* N */
-    uint64_t head_rows; /* of logits at a time */
-    uint32_t *tokens;   /* [M, T + 1] */
-    struct acts *acts;  /* [L] */
-    float *x;           /* [N, C] the last block's output */
+    uint32_t sequences, micros;
+    bool recompute;
+    uint64_t rows;       /* N */
+    uint64_t head_rows;  /* of logits at a time */
+    struct micro *micro; /* [micros] */
+    struct micro *now;   /* of these */
+    float **streams;     /* all of x */
+    struct acts *acts;   /* all of them */
     float *lnf_mean, *lnf_rstd, *lnf;
     float *logits; /* [head_rows, V] */
-    float *dx;     /* [N, C] gradient of the residual stream */
     float *d1;     /* [N, C] scratch */
     float *d4;     /* [N, 4C] scratch */
     float *ds;     /* [ATT_ROWS, T] scratch */
@@ -226,7 +236,6 @@ static void acts_lay_out(struct acts *a, struct cutter *c, const struct gpt_shap
 {
     uint64_t n = (uint64_t)sequences * s->seq, w = s->width;
 
-    a->x = cut(c, n * w);
     a->ln1_mean = cut(c, n);
     a->ln1_rstd = cut(c, n);
     a->ln1 = cut(c, n * w);
@@ -241,82 +250,124 @@ static void acts_lay_out(struct acts *a, struct cutter *c, const struct gpt_shap
     a->gelu = cut(c, n * 4 * w);
 }
 
-/* Everything but the blocks' activations, when they are cut by the caller. */
+/* Everything but the streams and the blocks' activations. */
 static void run_lay_out(struct gpt_run *run, struct cutter *c, const struct gpt_shape *s)
 {
     uint64_t n = run->rows, w = s->width;
 
-    run->tokens = cut(c, (uint64_t)run->sequences * (s->seq + 1));
-    run->x = cut(c, n * w);
     run->lnf_mean = cut(c, n);
     run->lnf_rstd = cut(c, n);
     run->lnf = cut(c, n * w);
     run->logits = cut(c, run->head_rows * s->vocab);
-    run->dx = cut(c, n * w);
     run->d1 = cut(c, n * w);
     run->d4 = cut(c, n * 4 * w);
     run->ds = cut(c, (uint64_t)ATT_ROWS * s->seq);
 }
 
-static void run_size(struct gpt_run *run, const struct gpt *model, uint32_t sequences)
+static void micro_lay_out(struct micro *m, struct cutter *c, const struct gpt_run *run)
+{
+    const struct gpt_shape *s = &run->model->shape;
+
+    m->tokens = cut(c, (uint64_t)run->sequences * (s->seq + 1));
+    m->dx = cut(c, run->rows * s->width);
+}
+
+static void run_size(struct gpt_run *run, const struct gpt *model, const struct gpt_hold *hold)
 {
     run->model = model;
-    run->sequences = sequences;
-    run->rows = (uint64_t)sequences * model->shape.seq;
+    run->sequences = hold->sequences;
+    run->micros = hold->micros ? hold->micros : 1;
+    run->recompute = hold->recompute;
+    run->rows = (uint64_t)hold->sequences * model->shape.seq;
     run->head_rows = LOGITS_BYTES / (sizeof(float) * model->shape.vocab);
     run->head_rows = run->head_rows < 1 ? 1 : run->head_rows;
     run->head_rows = run->head_rows > run->rows ? run->rows : run->head_rows;
 }
 
-uint64_t gpt_run_bytes(const struct gpt *model, uint32_t sequences)
+/* struct acts that there are. */
+static uint64_t run_acts(const struct gpt_run *run)
 {
-    struct cutter block = { 0 }, rest = { 0 };
+    return run->recompute ? 1 : (uint64_t)run->micros * run->model->shape.layers;
+}
+
+static uint64_t run_streams(const struct gpt_run *run)
+{
+    return run->micros * ((uint64_t)run->model->shape.layers + 1);
+}
+
+uint64_t gpt_run_bytes(const struct gpt *model, const struct gpt_hold *hold)
+{
+    struct cutter rest = { 0 }, parts[3] = { { 0 } };
     struct gpt_run run = { 0 };
+    struct micro micro;
     struct acts a;
     uint64_t bytes;
 
-    run_size(&run, model, sequences);
+    run_size(&run, model, hold);
     if (run.rows > GPT_ROWS_MAX)
         return UINT64_MAX;
-    acts_lay_out(&a, &block, &model->shape, sequences); /* below 2^24 * 2^16 * 2^20 * 4 bytes */
+    acts_lay_out(&a, &parts[0], &model->shape, run.sequences); /* below 2^24 * 2^16 * 2^20 * 4 */
+    (void)cut(&parts[1], run.rows * model->shape.width);
+    micro_lay_out(&micro, &parts[2], &run);
     run_lay_out(&run, &rest, &model->shape);
-    if (__builtin_mul_overflow(block.bytes, (uint64_t)model->shape.layers, &bytes) ||
-        __builtin_add_overflow(bytes, rest.bytes, &bytes))
-        return UINT64_MAX;
+    bytes = rest.bytes;
+    for (int i = 0; i < 3; i++) {
+        uint64_t n = i == 0 ? run_acts(&run) : i == 1 ? run_streams(&run) : run.micros;
+
+        if (__builtin_mul_overflow(parts[i].bytes, n, &parts[i].bytes) ||
+            __builtin_add_overflow(bytes, parts[i].bytes, &bytes))
+            return UINT64_MAX;
+    }
     return bytes;
 }
 
-int gpt_run_new(struct gpt_run **ret, const struct gpt *model, uint32_t sequences,
+/* Cuts the memory. */
+static void run_cut(struct gpt_run *run)
+{
+    const struct gpt_shape *s = &run->model->shape;
+    struct cutter c = { .base = run->memory };
+
+    for (uint64_t i = 0; i < run_acts(run); i++)
+        acts_lay_out(&run->acts[i], &c, s, run->sequences);
+    for (uint64_t i = 0; i < run_streams(run); i++)
+        run->streams[i] = cut(&c, run->rows * s->width);
+    for (uint32_t m = 0; m < run->micros; m++) {
+        run->micro[m].x = run->streams + m * ((uint64_t)s->layers + 1);
+        run->micro[m].acts = run->acts + (run->recompute ? 0 : (uint64_t)m * s->layers);
+        micro_lay_out(&run->micro[m], &c, run);
+    }
+    run_lay_out(run, &c, s);
+    run->now = &run->micro[0];
+}
+
+int gpt_run_new(struct gpt_run **ret, const struct gpt *model, const struct gpt_hold *hold,
                 struct gpt_err *err)
 {
-    uint64_t bytes = gpt_run_bytes(model, sequences);
-    struct cutter c = { 0 };
+    uint64_t bytes = gpt_run_bytes(model, hold);
     struct gpt_run *run;
 
-    if (sequences < 1 || (uint64_t)sequences * model->shape.seq > GPT_ROWS_MAX)
+    if (hold->sequences < 1 || (uint64_t)hold->sequences * model->shape.seq > GPT_ROWS_MAX)
         return gpt_fail(err, -EINVAL,
                         "a micro-batch of %u sequences of %u tokens: must be from 1 "
                         "to %u tokens in all",
-                        sequences, model->shape.seq, GPT_ROWS_MAX);
+                        hold->sequences, model->shape.seq, GPT_ROWS_MAX);
     run = calloc(1, sizeof(*run));
     if (!run)
         return gpt_fail(err, -ENOMEM, "activations: %m");
-    run_size(run, model, sequences);
+    run_size(run, model, hold);
     run->scale = 1.0f;
-    run->acts = calloc(model->shape.layers, sizeof(*run->acts));
+    run->micro = calloc(run->micros, sizeof(*run->micro));
+    run->streams = calloc(run_streams(run), sizeof(*run->streams));
+    run->acts = calloc(run_acts(run), sizeof(*run->acts));
     run->memory = bytes <= SIZE_MAX / 2 ? aligned_alloc(ALIGN_BYTES, bytes) : NULL;
-    if (!run->acts || !run->memory) {
+    if (!run->micro || !run->streams || !run->acts || !run->memory) {
         gpt_run_free(run);
         return gpt_fail(err, -ENOMEM,
                         "activations of %u sequences of %u tokens take %" PRIu64
                         " bytes: a smaller micro-batch takes less",
-                        sequences, model->shape.seq, bytes);
+                        hold->sequences, model->shape.seq, bytes);
     }
-    c.base = run->memory;
-    for (uint32_t l = 0; l < model->shape.layers; l++)
-        acts_lay_out(&run->acts[l], &c, &model->shape, sequences);
-    run_lay_out(run, &c, &model->shape);
-    assert(c.bytes == bytes);
+    run_cut(run);
     memset(run->memory, 0, bytes); /* touched now: a lack of memory shows before the training */
     openblas_set_num_threads(1);
     *ret = run;
@@ -328,8 +379,16 @@ void gpt_run_free(struct gpt_run *run)
     if (!run)
         return;
     free(run->memory);
+    free(run->micro);
+    free(run->streams);
     free(run->acts);
     free(run);
+}
+
+void gpt_run_micro(struct gpt_run *run, uint32_t micro)
+{
+    assert(micro < run->micros);
+    run->now = &run->micro[micro];
 }
 
 void gpt_run_on_tick(struct gpt_run *run, gpt_tick_fn *tick, void *arg)
@@ -357,7 +416,7 @@ void gpt_run_tokens(struct gpt_run *run, const uint32_t *tokens)
 
     for (size_t i = 0; i < n; i++)
         assert(tokens[i] < run->model->shape.vocab);
-    memcpy(run->tokens, tokens, n * sizeof(*tokens));
+    memcpy(run->now->tokens, tokens, n * sizeof(*tokens));
     run->stopped = false;
 }
 
@@ -459,35 +518,34 @@ static void head_backward(const struct head *h, const float *dy, float *dq, floa
 
 /* ---- the passes */
 
-/* Where a block's output goes: the next one's input. */
-static float *block_output(struct gpt_run *run, uint32_t layer)
-{
-    return layer + 1 < run->model->shape.layers ? run->acts[layer + 1].x : run->x;
-}
-
 void gpt_embed_forward(struct gpt_run *run, const float *embed)
 {
     const struct gpt_shape *s = &run->model->shape;
     const float *wpe = embed + (uint64_t)s->vocab * s->width;
-    float *x = run->acts[0].x;
+    float *x = run->now->x[0];
 
     for (uint64_t m = 0; m < run->sequences; m++)
         for (uint64_t t = 0; t < s->seq; t++, x += s->width) {
-            memcpy(x, embed + (uint64_t)run->tokens[m * (s->seq + 1) + t] * s->width,
+            memcpy(x, embed + (uint64_t)run->now->tokens[m * (s->seq + 1) + t] * s->width,
                    s->width * sizeof(float));
             gpt_vec_add(x, wpe + t * s->width, s->width);
         }
 }
 
-void gpt_block_forward(struct gpt_run *run, uint32_t layer, const float *weights)
+static struct acts *acts_of(const struct gpt_run *run, uint32_t layer)
+{
+    return run->recompute ? run->acts : &run->now->acts[layer];
+}
+
+/* A block up to gelu(fc), which is all that its backward pass needs. */
+static void block_inside(struct gpt_run *run, uint32_t layer, const float *x, const float *weights)
 {
     const struct gpt_shape *s = &run->model->shape;
     const struct gpt_tensor *t = run->model->units[gpt_unit_block(layer)].tensors;
-    const struct acts *a = &run->acts[layer];
+    const struct acts *a = acts_of(run, layer);
     uint64_t n = run->rows, c = s->width;
-    float *out = block_output(run, layer);
 
-    gpt_vec_layernorm(a->x, weights + t[LN1_W].first, weights + t[LN1_B].first, a->ln1, a->ln1_mean,
+    gpt_vec_layernorm(x, weights + t[LN1_W].first, weights + t[LN1_B].first, a->ln1, a->ln1_mean,
                       a->ln1_rstd, n, c);
     linear(a->ln1, weights + t[QKV_W].first, weights + t[QKV_B].first, a->qkv, n, c, 3 * c);
     for (uint64_t m = 0; m < run->sequences && run_go_on(run); m++)
@@ -497,16 +555,27 @@ void gpt_block_forward(struct gpt_run *run, uint32_t layer, const float *weights
             head_forward(&head, a->mix + m * s->seq * c + h * (uint64_t)head.hs);
         }
     linear(a->mix, weights + t[ATT_W].first, weights + t[ATT_B].first, a->x2, n, c, c);
-    gpt_vec_add(a->x2, a->x, n * c);
+    gpt_vec_add(a->x2, x, n * c);
     if (!run_go_on(run))
         return;
 
     gpt_vec_layernorm(a->x2, weights + t[LN2_W].first, weights + t[LN2_B].first, a->ln2,
                       a->ln2_mean, a->ln2_rstd, n, c);
     linear(a->ln2, weights + t[FC_W].first, weights + t[FC_B].first, a->fc, n, c, 4 * c);
-    if (!run_go_on(run))
+    if (run_go_on(run))
+        gpt_vec_gelu(a->fc, a->gelu, n * 4 * c);
+}
+
+void gpt_block_forward(struct gpt_run *run, uint32_t layer, const float *weights)
+{
+    const struct gpt_tensor *t = run->model->units[gpt_unit_block(layer)].tensors;
+    const struct acts *a = acts_of(run, layer);
+    uint64_t n = run->rows, c = run->model->shape.width;
+    float *out = run->now->x[layer + 1];
+
+    block_inside(run, layer, run->now->x[layer], weights);
+    if (run->stopped)
         return;
-    gpt_vec_gelu(a->fc, a->gelu, n * 4 * c);
     linear(a->gelu, weights + t[OUT_W].first, weights + t[OUT_B].first, out, n, 4 * c, c);
     gpt_vec_add(out, a->x2, n * c);
 }
@@ -517,9 +586,10 @@ double gpt_head(struct gpt_run *run, const float *ln_f, const float *embed, floa
     const struct gpt_shape *s = &run->model->shape;
     uint64_t n = run->rows, c = s->width, v = s->vocab;
     bool backward = ln_f_grads && embed_grads;
+    const float *last = run->now->x[s->layers];
     double loss = 0.0;
 
-    gpt_vec_layernorm(run->x, ln_f, ln_f + c, run->lnf, run->lnf_mean, run->lnf_rstd, n, c);
+    gpt_vec_layernorm(last, ln_f, ln_f + c, run->lnf, run->lnf_mean, run->lnf_rstd, n, c);
     for (uint64_t r = 0; r < n && run_go_on(run); r += run->head_rows) {
         int rows = (int)(n - r < run->head_rows ? n - r : run->head_rows);
         const float *x = run->lnf + r * c;
@@ -527,7 +597,7 @@ double gpt_head(struct gpt_run *run, const float *ln_f, const float *embed, floa
         cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, rows, (int)v, (int)c, 1.0f, x, (int)c,
                     embed, (int)c, 0.0f, run->logits, (int)v);
         for (uint64_t i = r; i < r + (uint64_t)rows; i++) {
-            uint32_t target = run->tokens[i / s->seq * (s->seq + 1) + i % s->seq + 1];
+            uint32_t target = run->now->tokens[i / s->seq * (s->seq + 1) + i % s->seq + 1];
 
             loss +=
                 gpt_vec_cross_entropy(run->logits + (i - r) * v, v, target, run->scale / (float)n);
@@ -540,8 +610,8 @@ double gpt_head(struct gpt_run *run, const float *ln_f, const float *embed, floa
                     run->logits, (int)v, embed, (int)c, 0.0f, run->d1 + r * c, (int)c);
     }
     if (backward) {
-        memset(run->dx, 0, n * c * sizeof(float));
-        gpt_vec_layernorm_back(run->x, ln_f, run->lnf_mean, run->lnf_rstd, run->d1, run->dx,
+        memset(run->now->dx, 0, n * c * sizeof(float));
+        gpt_vec_layernorm_back(last, ln_f, run->lnf_mean, run->lnf_rstd, run->d1, run->now->dx,
                                ln_f_grads, ln_f_grads + c, n, c);
     }
     return loss / (double)n;
@@ -551,23 +621,28 @@ void gpt_block_backward(struct gpt_run *run, uint32_t layer, const float *weight
 {
     const struct gpt_shape *s = &run->model->shape;
     const struct gpt_tensor *t = run->model->units[gpt_unit_block(layer)].tensors;
-    const struct acts *a = &run->acts[layer];
+    const struct acts *a = acts_of(run, layer);
+    const float *x = run->now->x[layer];
     uint64_t n = run->rows, c = s->width;
-    float *dqkv = run->d4;
+    float *dqkv = run->d4, *dx = run->now->dx;
 
-    linear_back(a->gelu, weights + t[OUT_W].first, run->dx, run->d4, grads + t[OUT_W].first,
+    if (run->recompute)
+        block_inside(run, layer, x, weights);
+    if (run->stopped)
+        return;
+    linear_back(a->gelu, weights + t[OUT_W].first, dx, run->d4, grads + t[OUT_W].first,
                 grads + t[OUT_B].first, n, 4 * c, c);
     if (!run_go_on(run))
         return;
     gpt_vec_gelu_back(a->fc, run->d4, run->d4, n * 4 * c);
     linear_back(a->ln2, weights + t[FC_W].first, run->d4, run->d1, grads + t[FC_W].first,
                 grads + t[FC_B].first, n, c, 4 * c);
-    gpt_vec_layernorm_back(a->x2, weights + t[LN2_W].first, a->ln2_mean, a->ln2_rstd, run->d1,
-                           run->dx, grads + t[LN2_W].first, grads + t[LN2_B].first, n, c);
+    gpt_vec_layernorm_back(a->x2, weights + t[LN2_W].first, a->ln2_mean, a->ln2_rstd, run->d1, dx,
+                           grads + t[LN2_W].first, grads + t[LN2_B].first, n, c);
     if (!run_go_on(run))
         return;
 
-    linear_back(a->mix, weights + t[ATT_W].first, run->dx, run->d1, grads + t[ATT_W].first,
+    linear_back(a->mix, weights + t[ATT_W].first, dx, run->d1, grads + t[ATT_W].first,
                 grads + t[ATT_B].first, n, c, c);
     memset(dqkv, 0, n * 3 * c * sizeof(float));
     for (uint64_t m = 0; m < run->sequences && run_go_on(run); m++)
@@ -580,19 +655,19 @@ void gpt_block_backward(struct gpt_run *run, uint32_t layer, const float *weight
         }
     linear_back(a->ln1, weights + t[QKV_W].first, dqkv, run->d1, grads + t[QKV_W].first,
                 grads + t[QKV_B].first, n, c, 3 * c);
-    gpt_vec_layernorm_back(a->x, weights + t[LN1_W].first, a->ln1_mean, a->ln1_rstd, run->d1,
-                           run->dx, grads + t[LN1_W].first, grads + t[LN1_B].first, n, c);
+    gpt_vec_layernorm_back(x, weights + t[LN1_W].first, a->ln1_mean, a->ln1_rstd, run->d1, dx,
+                           grads + t[LN1_W].first, grads + t[LN1_B].first, n, c);
 }
 
 void gpt_embed_backward(struct gpt_run *run, float *embed_grads)
 {
     const struct gpt_shape *s = &run->model->shape;
     float *wpe = embed_grads + (uint64_t)s->vocab * s->width;
-    const float *dx = run->dx;
+    const float *dx = run->now->dx;
 
     for (uint64_t m = 0; m < run->sequences; m++)
         for (uint64_t t = 0; t < s->seq; t++, dx += s->width) {
-            uint32_t token = run->tokens[m * (s->seq + 1) + t];
+            uint32_t token = run->now->tokens[m * (s->seq + 1) + t];
 
             gpt_vec_add(embed_grads + (uint64_t)token * s->width, dx, s->width);
             gpt_vec_add(wpe + t * s->width, dx, s->width);

@@ -10,9 +10,10 @@
  *     1 + L      "ln_f"    transformer.ln_f.weight, .bias
  *
  * Names and layouts are Hugging Face's: the matrices of a block are [in, out]. struct gpt
- * describes; it holds no weights. struct gpt_run holds the activations of one micro-batch, and no
- * weights either: every pass gets a unit's fp32 weights, and where gradients go, from the caller,
- * so a unit can be released as soon as its call returns.
+ * describes; it holds no weights. struct gpt_run holds the activations of a micro-batch, or of
+ * several, and no weights either: every pass gets a unit's fp32 weights, and where gradients go,
+ * from the caller, so a unit can be released as soon as its call returns. Each pass is one of the
+ * micro-batch that gpt_run_micro() named last; each micro-batch makes its passes in this order:
  *
  *     gpt_run_tokens()
  *     gpt_embed_forward(embed)
@@ -109,21 +110,33 @@ static inline uint32_t gpt_unit_ln_f(const struct gpt *model)
 void gpt_init_range(const struct gpt *model, uint64_t seed, uint32_t unit, uint64_t first,
                     uint64_t count, float *out);
 
-/* ---- one micro-batch */
+/* ---- micro-batches */
+
+/* What is kept between the passes. */
+struct gpt_hold {
+    uint32_t sequences; /* of a micro-batch */
+    uint32_t micros;    /* that are between their passes at one time; 0: 1 */
+    bool recompute;     /* of each block its input alone: its backward pass computes the rest anew,
+                           the same bits. Else all that the backward pass needs */
+};
 
 struct gpt_run;
 
-/** Bytes that a run of so many sequences takes, or UINT64_MAX when it is beyond GPT_ROWS_MAX. */
-uint64_t gpt_run_bytes(const struct gpt *model, uint32_t sequences);
+/** Bytes that a run takes, or UINT64_MAX when a micro-batch is beyond GPT_ROWS_MAX.
+ * docs/ACTIVATIONS.md has the formula. */
+uint64_t gpt_run_bytes(const struct gpt *model, const struct gpt_hold *hold);
 
 /**
  * Also tells BLAS to use one thread, in the whole process.
  *
  * @return 0; -EINVAL no sequence, or too many tokens; -ENOMEM: err has the bytes
  */
-int gpt_run_new(struct gpt_run **ret, const struct gpt *model, uint32_t sequences,
+int gpt_run_new(struct gpt_run **ret, const struct gpt *model, const struct gpt_hold *hold,
                 struct gpt_err *err);
 void gpt_run_free(struct gpt_run *run);
+
+/** The passes that follow are of this micro-batch, below `micros`; at first of 0. */
+void gpt_run_micro(struct gpt_run *run, uint32_t micro);
 
 /**
  * Lets the caller look around during long computations: `tick` is called between the matrix

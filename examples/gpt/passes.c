@@ -10,6 +10,7 @@
 struct gpt_passes {
     struct gpt_run *run; /* on the processor, */
     double loss;
+    uint64_t activation_bytes;
     struct gpt_dev *dev; /* or these on a device */
     struct gpt_dev_run *dev_run;
 };
@@ -19,7 +20,7 @@ static int device_new(struct gpt_passes *p, const struct gpt_passes_options *o, 
     int rc = gpt_dev_open(&p->dev, o->device, o->stream, err);
 
     if (rc == 0)
-        rc = gpt_dev_run_new(&p->dev_run, p->dev, o->model, o->sequences, o->bf16, err);
+        rc = gpt_dev_run_new(&p->dev_run, p->dev, o->model, &o->hold, o->bf16, err);
     if (rc == 0)
         gpt_dev_run_on_tick(p->dev_run, o->tick, o->tick_arg);
     return rc;
@@ -33,9 +34,11 @@ int gpt_passes_new(struct gpt_passes **ret, const struct gpt_passes_options *o, 
     if (!p)
         return gpt_fail(err, -ENOMEM, "activations: %m");
     if (o->device) {
+        p->activation_bytes = gpt_dev_run_bytes(o->model, &o->hold, o->bf16);
         rc = device_new(p, o, err);
     } else {
-        rc = gpt_run_new(&p->run, o->model, o->sequences, err);
+        p->activation_bytes = gpt_run_bytes(o->model, &o->hold);
+        rc = gpt_run_new(&p->run, o->model, &o->hold, err);
         if (rc == 0)
             gpt_run_on_tick(p->run, o->tick, o->tick_arg);
     }
@@ -66,6 +69,11 @@ uint64_t gpt_passes_device_bytes(const struct gpt_passes *p)
     return p->dev ? gpt_dev_allocated(p->dev) : 0;
 }
 
+uint64_t gpt_passes_activation_bytes(const struct gpt_passes *p)
+{
+    return p->activation_bytes;
+}
+
 int gpt_passes_error(const struct gpt_passes *p, struct gpt_err *err)
 {
     return p->dev ? gpt_dev_error(p->dev, err) : 0;
@@ -76,6 +84,14 @@ void gpt_passes_scale(struct gpt_passes *p, double scale)
     assert(p->run || scale == 1);
     if (p->run)
         gpt_run_scale(p->run, (float)scale);
+}
+
+void gpt_passes_micro(struct gpt_passes *p, uint32_t micro)
+{
+    if (p->run)
+        gpt_run_micro(p->run, micro);
+    else
+        gpt_dev_micro(p->dev_run, micro);
 }
 
 void gpt_passes_tokens(struct gpt_passes *p, const uint32_t *tokens)

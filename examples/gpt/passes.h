@@ -13,7 +13,7 @@ struct gpt_passes;
 
 struct gpt_passes_options {
     const struct gpt *model;
-    uint32_t sequences; /* of a micro-batch */
+    struct gpt_hold hold; /* what is kept between passes */
     bool bf16;
     const char *device; /* NULL: the processor */
     void *stream;       /* of the device: zc_zero_stream() */
@@ -31,6 +31,9 @@ void gpt_passes_free(struct gpt_passes *p);
 bool gpt_passes_wide(const struct gpt_passes *p);
 /** Bytes that they have allocated on the device; 0 on the processor. */
 uint64_t gpt_passes_device_bytes(const struct gpt_passes *p);
+/** Bytes that they have allocated for activations, wherever: as gpt_run_bytes() and
+ * gpt_dev_run_bytes() say. */
+uint64_t gpt_passes_activation_bytes(const struct gpt_passes *p);
 /** 0, or the first failure of the device. */
 int gpt_passes_error(const struct gpt_passes *p, struct gpt_err *err);
 
@@ -38,6 +41,7 @@ int gpt_passes_error(const struct gpt_passes *p, struct gpt_err *err);
 void gpt_passes_scale(struct gpt_passes *p, double scale);
 
 /* As in gpt.h. The head's loss is kept, see below. */
+void gpt_passes_micro(struct gpt_passes *p, uint32_t micro);
 void gpt_passes_tokens(struct gpt_passes *p, const uint32_t *tokens);
 void gpt_passes_embed_forward(struct gpt_passes *p, const void *embed);
 void gpt_passes_block_forward(struct gpt_passes *p, uint32_t layer, const void *weights);

@@ -7,6 +7,11 @@
  * ours, and given back at once; a device takes them as they are, and what is called a pass here
  * only enqueues it (passes.h): the loss of a step is asked for when the step has begun.
  *
+ * ORDER. Horizontal: each micro-batch goes through all units, forward and back. Vertical: all
+ * micro-batches of the step go through a unit while it is there, forward, and again on the way
+ * back, so a unit is gathered and reduced once for all of them (docs/ENGINE.md). Both are the same
+ * walk, over as many micro-batches at a time as `at_once` says.
+ *
  * RANKS. Step s (counted from 1) has `batch` sequences. Micro-step k gives sequence
  * (k * world + rank) * micro_batch + j to a rank as its j-th. Every rank walks through the same
  * collectives: what only rank 0 does (progress, --jsonl, --export) makes no call to the engine, and
@@ -68,11 +73,11 @@ struct train {
     struct gpt_data *data;
     struct gpt model;
     struct gpt_passes *passes;
-    struct gpt_weights *init; /* or NULL: by the seed */
-    FILE *jsonl;              /* rank 0, or NULL */
-    uint32_t *tokens;         /* of a micro-batch */
-    float *wide[SLOTS];       /* 16 bits on the processor: fp32 weights */
-    uint32_t micro_steps;
+    struct gpt_weights *init;      /* or NULL: by the seed */
+    FILE *jsonl;                   /* rank 0, or NULL */
+    uint32_t *tokens;              /* of a micro-batch */
+    float *wide[SLOTS];            /* 16 bits on the processor: fp32 weights */
+    uint32_t micro_steps, at_once; /* in a step, and in a walk */
 
     struct zc_zero_stats stats; /* as of the last step */
     double first_loss, last_loss, said_at;
@@ -235,12 +240,21 @@ static bool engine_tick(void *arg)
     return zc_zero_poll(t->zero) == 0; /* the next call that matters gives the same code */
 }
 
+/* A device keeps little of a block, unless it is told to; the processor keeps all. */
+static bool recomputes(const struct gpt_args *a)
+{
+    return a->checkpoint == GPT_CHECKPOINT_BLOCK ||
+           (a->checkpoint == GPT_CHECKPOINT_AUTO && a->device);
+}
+
 /* On a device they compute on the engine's stream: they are made behind it, and freed before. */
 static int passes_new(struct train *t)
 {
     const struct gpt_passes_options options = {
         .model = &t->model,
-        .sequences = t->args->micro_batch,
+        .hold = { .sequences = t->args->micro_batch,
+                  .micros = t->at_once,
+                  .recompute = recomputes(t->args) },
         .bf16 = t->args->dtype == GPT_BF16,
         .device = t->args->device,
         .stream = t->args->device ? zc_zero_stream(t->zero) : NULL,
@@ -270,6 +284,8 @@ static int engine_open(struct train *t)
     options.offload_optimizer = offload_of(a->offload_optimizer);
     options.offload_grad = a->offload_grad == GPT_GRAD_HOST ? ZC_ZERO_HOST : ZC_ZERO_NONE;
     options.micro_steps = t->micro_steps;
+    options.vertical = a->order == GPT_VERTICAL;
+    options.accumulate_local = a->accumulate == GPT_LOCAL;
     options.clip = a->clip;
     options.overlap = overlap_of(a->overlap);
     options.beta1 = BETA1;
@@ -374,6 +390,7 @@ static int train_build(struct train *t)
     if (rc != 0)
         return gpt_fail(t->err, rc, "%s", why);
     rc = gpt_args_micro_steps(a, t->comm->world, &t->micro_steps, t->err);
+    t->at_once = a->order == GPT_VERTICAL ? t->micro_steps : 1;
     if (rc == 0)
         rc = gpt_data_open(&t->data, a->data, a->ndata, a->seq + 1, t->err);
     if (rc == 0) {
@@ -406,7 +423,7 @@ static void train_done(struct train *t, bool clean)
         free(t->wide[i]);
 }
 
-/* ---- one micro-step */
+/* ---- one walk: `at_once` micro-batches, forward and back */
 
 static bool widens(const struct train *t)
 {
@@ -444,6 +461,7 @@ static void memory_see(struct train *t, struct memory *m, enum phase phase)
     m->passes = gpt_passes_device_bytes(t->passes);
 }
 
+/* Micro-batch `micro` of the step. */
 static int batch_load(struct train *t, uint64_t step, uint32_t micro)
 {
     const struct gpt_args *a = t->args;
@@ -460,6 +478,15 @@ static int batch_load(struct train *t, uint64_t step, uint32_t micro)
     return 0;
 }
 
+/* The passes that follow are of the next micro-batch of the walk: for (m = 0; walk(t, m); m++). */
+static bool walk(struct train *t, uint32_t m)
+{
+    if (m == t->at_once)
+        return false;
+    gpt_passes_micro(t->passes, m);
+    return true;
+}
+
 static int forward(struct train *t)
 {
     const void *w = NULL;
@@ -467,13 +494,15 @@ static int forward(struct train *t)
 
     if (rc != 0)
         return rc;
-    gpt_passes_embed_forward(t->passes, w);
+    for (uint32_t m = 0; walk(t, m); m++)
+        gpt_passes_embed_forward(t->passes, w);
     rc = unit_put(t, gpt_unit_embed());
     for (uint32_t l = 0; l < t->args->layers && rc == 0; l++) {
         rc = unit_get(t, gpt_unit_block(l), SLOT_MAIN, &w);
         if (rc != 0)
             return rc;
-        gpt_passes_block_forward(t->passes, l, w);
+        for (uint32_t m = 0; walk(t, m); m++)
+            gpt_passes_block_forward(t->passes, l, w);
         rc = unit_put(t, gpt_unit_block(l));
     }
     return rc;
@@ -495,7 +524,8 @@ static int head(struct train *t, float **ret_embed_grads)
         rc = engine_fail(t, zc_zero_grad(t->zero, gpt_unit_embed(), ret_embed_grads));
     if (rc != 0)
         return rc;
-    gpt_passes_head(t->passes, w_ln_f, w_embed, g_ln_f, *ret_embed_grads);
+    for (uint32_t m = 0; walk(t, m); m++)
+        gpt_passes_head(t->passes, w_ln_f, w_embed, g_ln_f, *ret_embed_grads);
     rc = unit_put(t, ln_f);
     if (rc == 0)
         rc = unit_put(t, gpt_unit_embed());
@@ -513,16 +543,20 @@ static int block_backward(struct train *t, uint32_t layer)
         rc = engine_fail(t, zc_zero_grad(t->zero, unit, &g));
     if (rc != 0)
         return rc;
-    gpt_passes_block_backward(t->passes, layer, w, g);
+    for (uint32_t m = 0; walk(t, m); m++)
+        gpt_passes_block_backward(t->passes, layer, w, g);
     rc = unit_put(t, unit);
     return rc == 0 ? engine_fail(t, zc_zero_reduce(t->zero, unit)) : rc;
 }
 
-static int micro_step(struct train *t, struct report *r, uint32_t micro)
+/* Micro-batches [first, first + at_once) of the step. */
+static int micro_steps(struct train *t, struct report *r, uint32_t first)
 {
     float *embed_grads = NULL;
-    int rc = batch_load(t, r->step, micro);
+    int rc = 0;
 
+    for (uint32_t m = 0; rc == 0 && walk(t, m); m++)
+        rc = batch_load(t, r->step, first + m);
     if (rc == 0)
         rc = forward(t);
     memory_see(t, &r->memory, PHASE_FORWARD);
@@ -532,7 +566,8 @@ static int micro_step(struct train *t, struct report *r, uint32_t micro)
         rc = block_backward(t, l);
     if (rc != 0)
         return rc;
-    gpt_passes_embed_backward(t->passes, embed_grads);
+    for (uint32_t m = 0; walk(t, m); m++)
+        gpt_passes_embed_backward(t->passes, embed_grads);
     rc = engine_fail(t, zc_zero_reduce(t->zero, gpt_unit_embed()));
     memory_see(t, &r->memory, PHASE_BACKWARD);
     return rc == 0 ? gpt_passes_error(t->passes, t->err) : rc;
@@ -561,8 +596,8 @@ static int step_run(struct train *t, uint64_t step, struct report *r)
     *r = (struct report){ .step = step };
     gpt_passes_scale(t->passes, zc_zero_loss_scale(t->zero));
     rc = engine_fail(t, zc_zero_announce(t->zero, t->args->lr));
-    for (uint32_t k = 0; k < t->micro_steps && rc == 0; k++)
-        rc = micro_step(t, r, k);
+    for (uint32_t k = 0; k < t->micro_steps && rc == 0; k += t->at_once)
+        rc = micro_steps(t, r, k);
     if (rc == 0)
         rc = note_put(t, step);
     if (rc == 0)
@@ -651,14 +686,15 @@ static int jsonl_write(struct train *t, const struct report *r)
                 "\"loss_scale\": %s, \"skipped\": %s, "
                 "\"tokens_per_s\": %s, \"stall_s\": %s, \"fetched_bytes\": %.0f, "
                 "\"nvme_read_bytes\": %" PRIu64 ", \"nvme_written_bytes\": %" PRIu64 ", "
+                "\"activation_bytes\": %" PRIu64 ", "
                 "\"tier_bytes\": {\"host\": %" PRIu64 ", \"nvme\": %" PRIu64 ", \"gpu\": %" PRIu64
                 "}%s}\n",
                 r->step, json_number(r->loss).s, json_number(r->stepped.grad_norm).s,
                 json_number(t->args->lr).s, json_number(r->stepped.loss_scale).s,
                 r->stepped.skipped ? "true" : "false", json_number(r->tokens_per_s).s,
                 json_number(r->stall_s).s, r->fetched_bytes, r->nvme_read_bytes,
-                r->nvme_written_bytes, r->stats.host_bytes, r->stats.nvme_bytes, r->stats.gpu_bytes,
-                json_device(t, &r->memory).s) < 0 ||
+                r->nvme_written_bytes, gpt_passes_activation_bytes(t->passes), r->stats.host_bytes,
+                r->stats.nvme_bytes, r->stats.gpu_bytes, json_device(t, &r->memory).s) < 0 ||
         fflush(t->jsonl) != 0)
         return gpt_fail(t->err, -errno, "--jsonl '%s': %m", t->args->jsonl);
     return 0;
@@ -736,6 +772,11 @@ static void say_end(struct train *t)
             "tokens/s\n",
             t->first_loss, t->last_loss, gpt_data_info(t->data)->unigram_nats,
             (double)t->ran * t->args->batch * t->args->seq / t->seconds);
+    if (t->ran > 0)
+        say(t, "zgpt: activations took %s: %s\n",
+            bytes_text(gpt_passes_activation_bytes(t->passes)).s,
+            recomputes(t->args) ? "of each block its input; the rest was computed anew"
+                                : "all that the way back needs");
     if (t->args->device && t->ran > 0)
         say_memory(t);
     if (t->args->export)

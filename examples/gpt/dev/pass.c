@@ -10,7 +10,8 @@
  * TOKENS. What depends on them alone is computed on the host and copied up with them: the inputs,
  * the targets, and the rows of each token in their order, so that the embedding's gradient is added
  * in an order of its own. Two host buffers take turns, and each has a mark: so a copy is never
- * waited for, unless the device is two micro-batches behind.
+ * waited for, unless the device is two micro-batches behind. Where several micro-batches are
+ * between their passes, a host buffer has all of them.
  */
 #include "examples/gpt/dev/pass.h"
 
@@ -40,27 +41,43 @@ struct batch {
     uint32_t *which, *first, *order; /* struct gpt_kern_embed_back: [N], [N + 1], [N] */
 };
 
+/* What a block's backward pass needs of its forward pass, but for its input. */
+struct inside {
+    float *mean1, *rstd1, *mean2, *rstd2;
+    void *h1, *qkv, *mix, *h2, *fc, *gelu; /* of the dtype: [N, C], 3C, C, C, 4C, 4C */
+    float *x2;                             /* [N, C] */
+};
+
+struct micro {
+    struct batch batch; /* on the device */
+    uint64_t distinct;
+    float **x; /* [L + 1] of [N, C]: the residual stream before each block, and behind the last */
+    struct inside *inside; /* [L], or [1] where it is computed anew */
+    float *dx;             /* [N, C] */
+};
+
 struct gpt_dev_run {
     struct gpt_dev *dev;
     const struct gpt *model;
-    uint32_t sequences;
+    uint32_t sequences, micros;
+    bool recompute;
     uint64_t rows, head_rows;
     enum gpt_dtype_dev dtype;
-    struct batch batch; /* on the device */
-    uint64_t batch_elems, distinct;
+    uint64_t batch_elems;
+    struct micro *micro, *now;    /* [micros], and of these */
+    float **streams;              /* all of x */
+    struct inside *inside;        /* all of them */
+    struct inside *in;            /* of the block that is being computed */
+    struct inside head;           /* mean1, rstd1 and h1 of the last layer norm */
     double *host_loss;            /* of the device's host memory, as these: */
     uint32_t *host[HOST_BUFFERS]; /* micro-batches */
     uint32_t *seen;               /* [vocab]: scratch of the host */
     unsigned turn;
 
-    float **x; /* [L + 1] of [N, C]: the residual stream before each block, and behind the last */
-    float *mean1, *rstd1, *mean2, *rstd2;
-    void *h1, *qkv, *mix, *h2, *fc, *gelu; /* of the dtype: [N, C], 3C, C, C, 4C, 4C */
-    float *x2, *dx;                        /* [N, C] */
-    void *dy, *d1, *d4;                    /* of the dtype: C, C, 4C */
-    float *scores;                         /* [H, T, T] */
-    void *p, *ds;                          /* of the dtype */
-    float *logits;                         /* [head_rows, V] */
+    void *dy, *d1, *d4; /* of the dtype: C, C, 4C */
+    float *scores;      /* [H, T, T] */
+    void *p, *ds;       /* of the dtype */
+    float *logits;      /* [head_rows, V] */
     void *dlogits;
     double *losses, *loss; /* [N], [1] */
     float *part, *part_x;  /* [GPT_KERN_SPLITS, 4C], C */
@@ -92,20 +109,50 @@ static struct batch batch_at(uint32_t *base, uint64_t n)
                            .first = base + 4 * n };
 }
 
-static void run_size(struct gpt_dev_run *run, const struct gpt *model, uint32_t sequences,
+static void run_size(struct gpt_dev_run *run, const struct gpt *model, const struct gpt_hold *hold,
                      bool bf16)
 {
     uint64_t most = LOGITS_BYTES / (sizeof(float) * model->shape.vocab);
 
     run->model = model;
-    run->sequences = sequences;
-    run->rows = (uint64_t)sequences * model->shape.seq;
+    run->sequences = hold->sequences;
+    run->micros = hold->micros ? hold->micros : 1;
+    run->recompute = hold->recompute;
+    run->rows = (uint64_t)hold->sequences * model->shape.seq;
     run->head_rows = most < 1 ? 1 : most < run->rows ? most : run->rows;
     run->dtype = bf16 ? GPT_DEV_BF16 : GPT_DEV_F32;
     run->batch_elems = 5 * run->rows + 1;
 }
 
-/* All of it but the residual stream. */
+static void head_lay_out(const struct gpt_dev_run *run, struct inside *in, struct cutter *c)
+{
+    in->mean1 = cut(c, run->rows, 4);
+    in->rstd1 = cut(c, run->rows, 4);
+    in->h1 = cut(c, run->rows * run->model->shape.width, gpt_dev_bytes(run->dtype));
+}
+
+static void inside_lay_out(const struct gpt_dev_run *run, struct inside *in, struct cutter *c)
+{
+    uint64_t n = run->rows, w = run->model->shape.width, e = gpt_dev_bytes(run->dtype);
+
+    head_lay_out(run, in, c);
+    in->mean2 = cut(c, n, 4);
+    in->rstd2 = cut(c, n, 4);
+    in->qkv = cut(c, n * 3 * w, e);
+    in->mix = cut(c, n * w, e);
+    in->x2 = cut(c, n * w, 4);
+    in->h2 = cut(c, n * w, e);
+    in->fc = cut(c, n * 4 * w, e);
+    in->gelu = cut(c, n * 4 * w, e);
+}
+
+static void micro_lay_out(const struct gpt_dev_run *run, struct micro *m, struct cutter *c)
+{
+    m->batch = batch_at(cut(c, run->batch_elems, 4), run->rows);
+    m->dx = cut(c, run->rows * run->model->shape.width, 4);
+}
+
+/* All that there is once. */
 static void run_lay_out(struct gpt_dev_run *run, struct cutter *c)
 {
     const struct gpt_shape *s = &run->model->shape;
@@ -113,20 +160,9 @@ static void run_lay_out(struct gpt_dev_run *run, struct cutter *c)
     uint64_t e = gpt_dev_bytes(run->dtype);
     bool rounds = run->dtype != GPT_DEV_F32;
 
-    run->batch = batch_at(cut(c, run->batch_elems, 4), n);
-    run->mean1 = cut(c, n, 4);
-    run->rstd1 = cut(c, n, 4);
-    run->mean2 = cut(c, n, 4);
-    run->rstd2 = cut(c, n, 4);
-    run->h1 = cut(c, n * w, e);
-    run->qkv = cut(c, n * 3 * w, e);
-    run->mix = cut(c, n * w, e);
-    run->x2 = cut(c, n * w, 4);
-    run->h2 = cut(c, n * w, e);
-    run->fc = cut(c, n * 4 * w, e);
-    run->gelu = cut(c, n * 4 * w, e);
-    run->dx = cut(c, n * w, 4);
-    run->dy = rounds ? cut(c, n * w, e) : run->dx;
+    if (!run->recompute)
+        head_lay_out(run, &run->head, c);
+    run->dy = rounds ? cut(c, n * w, e) : NULL;
     run->d1 = cut(c, n * w, e);
     run->d4 = cut(c, n * 4 * w, e);
     run->scores = cut(c, tt, 4);
@@ -140,57 +176,97 @@ static void run_lay_out(struct gpt_dev_run *run, struct cutter *c)
     run->part_x = cut(c, GPT_KERN_SPLITS * w, 4);
 }
 
-uint64_t gpt_dev_run_bytes(const struct gpt *model, uint32_t sequences, bool bf16)
+static uint64_t run_insides(const struct gpt_dev_run *run)
 {
-    struct cutter rest = { 0 }, stream = { 0 };
+    return run->recompute ? 1 : (uint64_t)run->micros * run->model->shape.layers;
+}
+
+static uint64_t run_streams(const struct gpt_dev_run *run)
+{
+    return run->micros * ((uint64_t)run->model->shape.layers + 1);
+}
+
+uint64_t gpt_dev_run_bytes(const struct gpt *model, const struct gpt_hold *hold, bool bf16)
+{
+    struct cutter rest = { 0 }, parts[3] = { { 0 } };
     struct gpt_dev_run run = { 0 };
+    struct micro micro;
+    struct inside in;
     uint64_t bytes;
 
-    run_size(&run, model, sequences, bf16);
+    run_size(&run, model, hold, bf16);
     if (run.rows > GPT_ROWS_MAX)
         return UINT64_MAX;
     run_lay_out(&run, &rest); /* below 2^62: see gpt.h's limits */
-    (void)cut(&stream, run.rows * model->shape.width, 4);
-    if (__builtin_mul_overflow(stream.bytes, (uint64_t)model->shape.layers + 1, &bytes) ||
-        __builtin_add_overflow(bytes, rest.bytes, &bytes))
-        return UINT64_MAX;
+    inside_lay_out(&run, &in, &parts[0]);
+    (void)cut(&parts[1], run.rows * model->shape.width, 4);
+    micro_lay_out(&run, &micro, &parts[2]);
+    bytes = rest.bytes;
+    for (int i = 0; i < 3; i++) {
+        uint64_t n = i == 0 ? run_insides(&run) : i == 1 ? run_streams(&run) : run.micros;
+
+        if (__builtin_mul_overflow(parts[i].bytes, n, &parts[i].bytes) ||
+            __builtin_add_overflow(bytes, parts[i].bytes, &bytes))
+            return UINT64_MAX;
+    }
     return bytes;
 }
 
 static int host_new(struct gpt_dev_run *run, struct gpt_err *err)
 {
+    uint64_t elems = run->micros * run->batch_elems;
     struct cutter c = { 0 };
 
     run->seen = calloc(run->model->shape.vocab, sizeof(*run->seen));
-    run->x = calloc((size_t)run->model->shape.layers + 1, sizeof(*run->x));
-    if (!run->seen || !run->x)
+    run->micro = calloc(run->micros, sizeof(*run->micro));
+    run->streams = calloc(run_streams(run), sizeof(*run->streams));
+    run->inside = calloc(run_insides(run), sizeof(*run->inside));
+    if (!run->seen || !run->micro || !run->streams || !run->inside)
         return gpt_fail(err, -ENOMEM, "a run on a device: %m");
-    c.base =
-        gpt_dev_host(run->dev, ALIGN_BYTES + HOST_BUFFERS * (run->batch_elems * 4 + ALIGN_BYTES));
+    c.base = gpt_dev_host(run->dev, ALIGN_BYTES + HOST_BUFFERS * (elems * 4 + ALIGN_BYTES));
     if (!c.base)
         return gpt_dev_error(run->dev, err);
     run->host_loss = cut(&c, 1, sizeof(double));
     for (unsigned i = 0; i < HOST_BUFFERS; i++)
-        run->host[i] = cut(&c, run->batch_elems, 4);
+        run->host[i] = cut(&c, elems, 4);
     return 0;
 }
 
-int gpt_dev_run_new(struct gpt_dev_run **ret, struct gpt_dev *dev, const struct gpt *model,
-                    uint32_t sequences, bool bf16, struct gpt_err *err)
+static void run_cut(struct gpt_dev_run *run, struct cutter *c)
 {
-    uint64_t bytes = gpt_dev_run_bytes(model, sequences, bf16);
+    uint32_t layers = run->model->shape.layers;
+
+    for (uint64_t i = 0; i < run_streams(run); i++)
+        run->streams[i] = cut(c, run->rows * run->model->shape.width, 4);
+    for (uint64_t i = 0; i < run_insides(run); i++)
+        inside_lay_out(run, &run->inside[i], c);
+    for (uint32_t m = 0; m < run->micros; m++) {
+        run->micro[m].x = run->streams + m * ((uint64_t)layers + 1);
+        run->micro[m].inside = run->inside + (run->recompute ? 0 : (uint64_t)m * layers);
+        micro_lay_out(run, &run->micro[m], c);
+    }
+    if (run->recompute) /* nothing of a block is kept when the head comes */
+        run->head = run->inside[0];
+    run_lay_out(run, c);
+    run->now = run->micro;
+}
+
+int gpt_dev_run_new(struct gpt_dev_run **ret, struct gpt_dev *dev, const struct gpt *model,
+                    const struct gpt_hold *hold, bool bf16, struct gpt_err *err)
+{
+    uint64_t bytes = gpt_dev_run_bytes(model, hold, bf16);
     struct gpt_dev_run *run;
     struct cutter c = { 0 };
     int rc;
 
-    if (sequences < 1 || bytes == UINT64_MAX)
-        return gpt_fail(err, -EINVAL, "a micro-batch of %u sequences of %u tokens", sequences,
+    if (hold->sequences < 1 || bytes == UINT64_MAX)
+        return gpt_fail(err, -EINVAL, "a micro-batch of %u sequences of %u tokens", hold->sequences,
                         model->shape.seq);
     run = calloc(1, sizeof(*run));
     if (!run)
         return gpt_fail(err, -ENOMEM, "activations: %m");
     run->dev = dev;
-    run_size(run, model, sequences, bf16);
+    run_size(run, model, hold, bf16);
     rc = host_new(run, err);
     if (rc == 0) {
         c.base = gpt_dev_memory(dev, bytes, "activations");
@@ -200,9 +276,7 @@ int gpt_dev_run_new(struct gpt_dev_run **ret, struct gpt_dev *dev, const struct 
         gpt_dev_run_free(run);
         return rc;
     }
-    for (uint32_t l = 0; l <= model->shape.layers; l++)
-        run->x[l] = cut(&c, run->rows * model->shape.width, 4);
-    run_lay_out(run, &c);
+    run_cut(run, &c);
     assert(c.bytes == bytes);
     gpt_dev_zero(dev, run->loss, sizeof(double));
     *ret = run;
@@ -214,7 +288,9 @@ void gpt_dev_run_free(struct gpt_dev_run *run)
     if (!run)
         return;
     free(run->seen);
-    free(run->x);
+    free(run->micro);
+    free(run->streams);
+    free(run->inside);
     free(run);
 }
 
@@ -246,13 +322,21 @@ static uint64_t batch_sort(const struct batch *b, uint64_t n, uint32_t *seen, ui
     return distinct;
 }
 
+void gpt_dev_micro(struct gpt_dev_run *run, uint32_t micro)
+{
+    assert(micro < run->micros);
+    run->now = &run->micro[micro];
+}
+
 void gpt_dev_tokens(struct gpt_dev_run *run, const uint32_t *tokens)
 {
     const struct gpt_shape *s = &run->model->shape;
-    unsigned turn = run->turn++ % HOST_BUFFERS;
-    struct batch b = batch_at(run->host[turn], run->rows);
+    uint64_t place = (uint64_t)(run->now - run->micro) * run->batch_elems;
+    unsigned turn = run->now == run->micro ? ++run->turn % HOST_BUFFERS : run->turn % HOST_BUFFERS;
+    uint32_t *host = run->host[turn] + place;
+    struct batch b = batch_at(host, run->rows);
 
-    if (!gpt_dev_wait(run->dev, turn, run->tick, run->tick_arg))
+    if (run->now == run->micro && !gpt_dev_wait(run->dev, turn, run->tick, run->tick_arg))
         return; /* the end of the step tells why */
     for (uint64_t m = 0; m < run->sequences; m++)
         for (uint64_t t = 0; t < s->seq; t++) {
@@ -262,9 +346,8 @@ void gpt_dev_tokens(struct gpt_dev_run *run, const uint32_t *tokens)
             b.inputs[m * s->seq + t] = at[0];
             b.targets[m * s->seq + t] = at[1];
         }
-    run->distinct = batch_sort(&b, run->rows, run->seen, s->vocab);
-    gpt_dev_up(run->dev, run->batch.inputs, run->host[turn],
-               run->batch_elems * sizeof(*run->host[turn]));
+    run->now->distinct = batch_sort(&b, run->rows, run->seen, s->vocab);
+    gpt_dev_up(run->dev, run->now->batch.inputs, host, run->batch_elems * sizeof(*host));
     gpt_dev_mark(run->dev, turn);
 }
 
@@ -381,7 +464,7 @@ static void norm_back(struct gpt_dev_run *run, const float *x, const void *w, co
                                                                 .mean = mean,
                                                                 .rstd = rstd,
                                                                 .dy = dy,
-                                                                .dx = run->dx,
+                                                                .dx = run->now->dx,
                                                                 .rows = run->rows,
                                                                 .cols = cols } });
 }
@@ -399,11 +482,13 @@ static void residual(struct gpt_dev_run *run, const float *x, const void *y, con
                                                                .cols = run->model->shape.width } });
 }
 
-/* run->dy = run->dx, of the dtype. */
-static void dx_round(struct gpt_dev_run *run)
+/* dx of the dtype. */
+static const void *dx_round(struct gpt_dev_run *run)
 {
-    if (run->dtype != GPT_DEV_F32)
-        gpt_dev_round(run->dev, run->dx, run->dy, run->rows * run->model->shape.width);
+    if (run->dtype == GPT_DEV_F32)
+        return run->now->dx;
+    gpt_dev_round(run->dev, run->now->dx, run->dy, run->rows * run->model->shape.width);
+    return run->dy;
 }
 
 /* ---- attention, one sequence at a time */
@@ -454,9 +539,10 @@ static void attention_weights(struct gpt_dev_run *run, uint64_t m)
     const struct gpt_shape *s = &run->model->shape;
     uint64_t c = s->width, hs = c / s->heads;
 
-    heads_multiply(run, heads_of(run, run->qkv, m, 0, 3 * c, false),
-                   heads_of(run, run->qkv, m, c, 3 * c, true), square_of(run, run->scores, false),
-                   GPT_DEV_F32, 1.0f / sqrtf((float)hs), s->seq, (uint32_t)hs);
+    heads_multiply(run, heads_of(run, run->in->qkv, m, 0, 3 * c, false),
+                   heads_of(run, run->in->qkv, m, c, 3 * c, true),
+                   square_of(run, run->scores, false), GPT_DEV_F32, 1.0f / sqrtf((float)hs), s->seq,
+                   (uint32_t)hs);
     gpt_dev_kernel(run->dev, &(struct gpt_kern){ .op = GPT_KERN_SOFTMAX,
                                                  .dtype = run->dtype,
                                                  .softmax = { .s = run->scores,
@@ -473,8 +559,8 @@ static void attention_forward(struct gpt_dev_run *run)
     for (uint64_t m = 0; m < run->sequences; m++) {
         attention_weights(run, m);
         heads_multiply(
-            run, square_of(run, run->p, false), heads_of(run, run->qkv, m, 2 * c, 3 * c, false),
-            heads_of(run, run->mix, m, 0, c, false), run->dtype, 1.0f, (uint32_t)hs, s->seq);
+            run, square_of(run, run->p, false), heads_of(run, run->in->qkv, m, 2 * c, 3 * c, false),
+            heads_of(run, run->in->mix, m, 0, c, false), run->dtype, 1.0f, (uint32_t)hs, s->seq);
     }
 }
 
@@ -489,7 +575,7 @@ static void attention_backward(struct gpt_dev_run *run, const void *dmix, void *
         struct gpt_mat dmix_m = heads_of(run, dmix, m, 0, c, false);
 
         attention_weights(run, m);
-        heads_multiply(run, dmix_m, heads_of(run, run->qkv, m, 2 * c, 3 * c, true),
+        heads_multiply(run, dmix_m, heads_of(run, run->in->qkv, m, 2 * c, 3 * c, true),
                        square_of(run, run->scores, false), GPT_DEV_F32, 1.0f, s->seq, (uint32_t)hs);
         gpt_dev_kernel(run->dev,
                        &(struct gpt_kern){ .op = GPT_KERN_SOFTMAX_BACK,
@@ -500,10 +586,10 @@ static void attention_backward(struct gpt_dev_run *run, const void *dmix, void *
                                                              .rows = (uint64_t)s->heads * s->seq,
                                                              .seq = s->seq } });
         heads_multiply(
-            run, square_of(run, run->ds, false), heads_of(run, run->qkv, m, c, 3 * c, false),
+            run, square_of(run, run->ds, false), heads_of(run, run->in->qkv, m, c, 3 * c, false),
             heads_of(run, dqkv, m, 0, 3 * c, false), run->dtype, scale, (uint32_t)hs, s->seq);
         heads_multiply(
-            run, square_of(run, run->ds, true), heads_of(run, run->qkv, m, 0, 3 * c, false),
+            run, square_of(run, run->ds, true), heads_of(run, run->in->qkv, m, 0, 3 * c, false),
             heads_of(run, dqkv, m, c, 3 * c, false), run->dtype, scale, (uint32_t)hs, s->seq);
         heads_multiply(run, square_of(run, run->p, true), dmix_m,
                        heads_of(run, dqkv, m, 2 * c, 3 * c, false), run->dtype, 1.0f, (uint32_t)hs,
@@ -530,34 +616,41 @@ void gpt_dev_embed_forward(struct gpt_dev_run *run, const void *embed)
                                        .dtype = run->dtype,
                                        .embed = { .wte = tensor(run, gpt_unit_embed(), embed, 0),
                                                   .wpe = tensor(run, gpt_unit_embed(), embed, 1),
-                                                  .tokens = run->batch.inputs,
-                                                  .x = run->x[0],
+                                                  .tokens = run->now->batch.inputs,
+                                                  .x = run->now->x[0],
                                                   .rows = run->rows,
                                                   .cols = s->width,
                                                   .seq = s->seq,
                                                   .vocab = s->vocab } });
 }
 
-/* A block up to gelu(fc), which is all that its backward pass needs. */
+static struct inside *inside_of(struct gpt_dev_run *run, uint32_t layer)
+{
+    return run->recompute ? run->inside : &run->now->inside[layer];
+}
+
+/* A block up to gelu(fc), which is all that its backward pass needs, into run->in. */
 static void block_inside(struct gpt_dev_run *run, uint32_t layer, const void *w)
 {
     uint32_t u = gpt_unit_block(layer);
     uint64_t c = run->model->shape.width;
 
-    norm(run, run->x[layer], tensor(run, u, w, LN1_W), tensor(run, u, w, LN1_B), run->h1,
-         run->mean1, run->rstd1);
-    linear(run, run->h1, tensor(run, u, w, QKV_W), tensor(run, u, w, QKV_B), run->qkv, c, 3 * c);
+    norm(run, run->now->x[layer], tensor(run, u, w, LN1_W), tensor(run, u, w, LN1_B), run->in->h1,
+         run->in->mean1, run->in->rstd1);
+    linear(run, run->in->h1, tensor(run, u, w, QKV_W), tensor(run, u, w, QKV_B), run->in->qkv, c,
+           3 * c);
     attention_forward(run);
-    linear(run, run->mix, tensor(run, u, w, ATT_W), NULL, run->d1, c, c);
-    residual(run, run->x[layer], run->d1, tensor(run, u, w, ATT_B), run->x2);
-    norm(run, run->x2, tensor(run, u, w, LN2_W), tensor(run, u, w, LN2_B), run->h2, run->mean2,
-         run->rstd2);
-    linear(run, run->h2, tensor(run, u, w, FC_W), tensor(run, u, w, FC_B), run->fc, c, 4 * c);
-    gpt_dev_kernel(
-        run->dev,
-        &(struct gpt_kern){ .op = GPT_KERN_GELU,
-                            .dtype = run->dtype,
-                            .gelu = { .x = run->fc, .y = run->gelu, .n = run->rows * 4 * c } });
+    linear(run, run->in->mix, tensor(run, u, w, ATT_W), NULL, run->d1, c, c);
+    residual(run, run->now->x[layer], run->d1, tensor(run, u, w, ATT_B), run->in->x2);
+    norm(run, run->in->x2, tensor(run, u, w, LN2_W), tensor(run, u, w, LN2_B), run->in->h2,
+         run->in->mean2, run->in->rstd2);
+    linear(run, run->in->h2, tensor(run, u, w, FC_W), tensor(run, u, w, FC_B), run->in->fc, c,
+           4 * c);
+    gpt_dev_kernel(run->dev,
+                   &(struct gpt_kern){
+                       .op = GPT_KERN_GELU,
+                       .dtype = run->dtype,
+                       .gelu = { .x = run->in->fc, .y = run->in->gelu, .n = run->rows * 4 * c } });
 }
 
 void gpt_dev_block_forward(struct gpt_dev_run *run, uint32_t layer, const void *weights)
@@ -565,9 +658,10 @@ void gpt_dev_block_forward(struct gpt_dev_run *run, uint32_t layer, const void *
     uint32_t u = gpt_unit_block(layer);
     uint64_t c = run->model->shape.width;
 
+    run->in = inside_of(run, layer);
     block_inside(run, layer, weights);
-    linear(run, run->gelu, tensor(run, u, weights, OUT_W), NULL, run->d1, 4 * c, c);
-    residual(run, run->x2, run->d1, tensor(run, u, weights, OUT_B), run->x[layer + 1]);
+    linear(run, run->in->gelu, tensor(run, u, weights, OUT_W), NULL, run->d1, 4 * c, c);
+    residual(run, run->in->x2, run->d1, tensor(run, u, weights, OUT_B), run->now->x[layer + 1]);
 }
 
 /* The loss of `rows` rows from `first` on; backward: dlogits, and what follows from them. */
@@ -576,7 +670,7 @@ static void head_rows(struct gpt_dev_run *run, uint64_t first, uint64_t rows, co
 {
     const struct gpt_shape *s = &run->model->shape;
     uint64_t c = s->width, v = s->vocab, e = gpt_dev_bytes(run->dtype);
-    const char *h = (const char *)run->h1 + first * c * e;
+    const char *h = (const char *)run->head.h1 + first * c * e;
     struct gpt_matmul mm = { .a = { .at = h, .ld = c },
                              .b = { .at = embed, .ld = c, .t = true },
                              .d = { .at = run->logits, .ld = v },
@@ -593,7 +687,7 @@ static void head_rows(struct gpt_dev_run *run, uint64_t first, uint64_t rows, co
                    &(struct gpt_kern){ .op = GPT_KERN_LOSS,
                                        .dtype = run->dtype,
                                        .loss = { .logits = run->logits,
-                                                 .targets = run->batch.targets + first,
+                                                 .targets = run->now->batch.targets + first,
                                                  .dlogits = embed_grads ? run->dlogits : NULL,
                                                  .losses = run->losses + first,
                                                  .rows = rows,
@@ -625,9 +719,10 @@ void gpt_dev_head(struct gpt_dev_run *run, const void *ln_f, const void *embed, 
 {
     uint32_t u = gpt_unit_ln_f(run->model);
     uint64_t c = run->model->shape.width;
-    const float *x = run->x[run->model->shape.layers];
+    const float *x = run->now->x[run->model->shape.layers];
 
-    norm(run, x, tensor(run, u, ln_f, 0), tensor(run, u, ln_f, 1), run->h1, run->mean1, run->rstd1);
+    norm(run, x, tensor(run, u, ln_f, 0), tensor(run, u, ln_f, 1), run->head.h1, run->head.mean1,
+         run->head.rstd1);
     for (uint64_t r = 0; r < run->rows; r += run->head_rows) {
         uint64_t left = run->rows - r;
 
@@ -641,9 +736,9 @@ void gpt_dev_head(struct gpt_dev_run *run, const void *ln_f, const void *embed, 
                                                      .scale = 1.0 / (double)run->rows } });
     if (!ln_f_grads || !embed_grads)
         return;
-    gpt_dev_zero(run->dev, run->dx, run->rows * c * sizeof(float));
-    norm_back(run, x, tensor(run, u, ln_f, 0), run->mean1, run->rstd1, run->d1, ln_f_grads,
-              ln_f_grads + c);
+    gpt_dev_zero(run->dev, run->now->dx, run->rows * c * sizeof(float));
+    norm_back(run, x, tensor(run, u, ln_f, 0), run->head.mean1, run->head.rstd1, run->d1,
+              ln_f_grads, ln_f_grads + c);
 }
 
 void gpt_dev_block_backward(struct gpt_dev_run *run, uint32_t layer, const void *weights,
@@ -653,35 +748,38 @@ void gpt_dev_block_backward(struct gpt_dev_run *run, uint32_t layer, const void 
     const struct gpt_tensor *t = run->model->units[u].tensors;
     const void *w = weights;
     uint64_t c = run->model->shape.width;
+    const void *dy;
 
-    block_inside(run, layer, w);
+    run->in = inside_of(run, layer);
+    if (run->recompute)
+        block_inside(run, layer, w);
 
-    dx_round(run);
-    bias_back(run, GPT_DEV_F32, run->dx, grads + t[OUT_B].first, c);
-    weights_back(run, run->gelu, run->dy, grads + t[OUT_W].first, 4 * c, c);
-    inputs_back(run, run->dy, tensor(run, u, w, OUT_W), run->d4, 4 * c, c);
-    gpt_dev_kernel(
-        run->dev,
-        &(struct gpt_kern){
-            .op = GPT_KERN_GELU_BACK,
-            .dtype = run->dtype,
-            .gelu_back = { .x = run->fc, .dy = run->d4, .dx = run->d4, .n = run->rows * 4 * c } });
+    dy = dx_round(run);
+    bias_back(run, GPT_DEV_F32, run->now->dx, grads + t[OUT_B].first, c);
+    weights_back(run, run->in->gelu, dy, grads + t[OUT_W].first, 4 * c, c);
+    inputs_back(run, dy, tensor(run, u, w, OUT_W), run->d4, 4 * c, c);
+    gpt_dev_kernel(run->dev, &(struct gpt_kern){ .op = GPT_KERN_GELU_BACK,
+                                                 .dtype = run->dtype,
+                                                 .gelu_back = { .x = run->in->fc,
+                                                                .dy = run->d4,
+                                                                .dx = run->d4,
+                                                                .n = run->rows * 4 * c } });
     bias_back(run, run->dtype, run->d4, grads + t[FC_B].first, 4 * c);
-    weights_back(run, run->h2, run->d4, grads + t[FC_W].first, c, 4 * c);
+    weights_back(run, run->in->h2, run->d4, grads + t[FC_W].first, c, 4 * c);
     inputs_back(run, run->d4, tensor(run, u, w, FC_W), run->d1, c, 4 * c);
-    norm_back(run, run->x2, tensor(run, u, w, LN2_W), run->mean2, run->rstd2, run->d1,
+    norm_back(run, run->in->x2, tensor(run, u, w, LN2_W), run->in->mean2, run->in->rstd2, run->d1,
               grads + t[LN2_W].first, grads + t[LN2_B].first);
 
-    dx_round(run);
-    bias_back(run, GPT_DEV_F32, run->dx, grads + t[ATT_B].first, c);
-    weights_back(run, run->mix, run->dy, grads + t[ATT_W].first, c, c);
-    inputs_back(run, run->dy, tensor(run, u, w, ATT_W), run->d1, c, c);
+    dy = dx_round(run);
+    bias_back(run, GPT_DEV_F32, run->now->dx, grads + t[ATT_B].first, c);
+    weights_back(run, run->in->mix, dy, grads + t[ATT_W].first, c, c);
+    inputs_back(run, dy, tensor(run, u, w, ATT_W), run->d1, c, c);
     attention_backward(run, run->d1, run->d4);
     bias_back(run, run->dtype, run->d4, grads + t[QKV_B].first, 3 * c);
-    weights_back(run, run->h1, run->d4, grads + t[QKV_W].first, c, 3 * c);
+    weights_back(run, run->in->h1, run->d4, grads + t[QKV_W].first, c, 3 * c);
     inputs_back(run, run->d4, tensor(run, u, w, QKV_W), run->d1, c, 3 * c);
-    norm_back(run, run->x[layer], tensor(run, u, w, LN1_W), run->mean1, run->rstd1, run->d1,
-              grads + t[LN1_W].first, grads + t[LN1_B].first);
+    norm_back(run, run->now->x[layer], tensor(run, u, w, LN1_W), run->in->mean1, run->in->rstd1,
+              run->d1, grads + t[LN1_W].first, grads + t[LN1_B].first);
 }
 
 void gpt_dev_embed_backward(struct gpt_dev_run *run, float *embed_grads)
@@ -689,18 +787,18 @@ void gpt_dev_embed_backward(struct gpt_dev_run *run, float *embed_grads)
     const struct gpt_shape *s = &run->model->shape;
 
     gpt_dev_kernel(run->dev, &(struct gpt_kern){ .op = GPT_KERN_EMBED_BACK,
-                                                 .embed_back = { .which = run->batch.which,
-                                                                 .first = run->batch.first,
-                                                                 .order = run->batch.order,
-                                                                 .dx = run->dx,
+                                                 .embed_back = { .which = run->now->batch.which,
+                                                                 .first = run->now->batch.first,
+                                                                 .order = run->now->batch.order,
+                                                                 .dx = run->now->dx,
                                                                  .dwte = embed_grads,
-                                                                 .n = run->distinct,
+                                                                 .n = run->now->distinct,
                                                                  .rows = run->rows,
                                                                  .cols = s->width,
                                                                  .vocab = s->vocab } });
     gpt_dev_kernel(run->dev, &(struct gpt_kern){
                                  .op = GPT_KERN_POS_BACK,
-                                 .pos_back = { .dx = run->dx,
+                                 .pos_back = { .dx = run->now->dx,
                                                .dwpe = embed_grads + (uint64_t)s->vocab * s->width,
                                                .rows = run->rows,
                                                .cols = s->width,

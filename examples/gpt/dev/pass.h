@@ -6,10 +6,11 @@
  * accumulate in fp32, and the residual stream, its gradient, layer norms, softmax, the loss and all
  * gradients of weights are fp32.
  *
- * MEMORY is one allocation, made once. Kept from the forward pass to the backward pass is the
- * residual stream before each block, and nothing else: the backward pass of a block computes its
- * forward pass again. The rest is scratch of one block, and logits some rows at a time. So each
- * layer adds [rows, width] of fp32.
+ * MEMORY is one allocation, made once. Where blocks are computed anew, what is kept from the
+ * forward pass to the backward pass is the residual stream before each block, and nothing else. The
+ * rest is scratch of one block, and logits some rows at a time. So each layer adds [rows, width] of
+ * fp32. Else the insides of each block are kept, too, but for the squares of attention, which are
+ * always computed anew, a sequence at a time.
  */
 #ifndef GPT_PASS_H
 #define GPT_PASS_H
@@ -19,19 +20,22 @@
 
 struct gpt_dev_run;
 
-/** Bytes of device memory that a run of so many sequences takes, or UINT64_MAX. */
-uint64_t gpt_dev_run_bytes(const struct gpt *model, uint32_t sequences, bool bf16);
+/** Bytes of device memory that a run takes, or UINT64_MAX. */
+uint64_t gpt_dev_run_bytes(const struct gpt *model, const struct gpt_hold *hold, bool bf16);
 
 /** 0; -EINVAL no sequence, or too many tokens; -ENOMEM, -EIO. The device outlives the run. */
 int gpt_dev_run_new(struct gpt_dev_run **ret, struct gpt_dev *dev, const struct gpt *model,
-                    uint32_t sequences, bool bf16, struct gpt_err *err);
+                    const struct gpt_hold *hold, bool bf16, struct gpt_err *err);
 /** Waits for nothing: before the device is closed. NULL is allowed. */
 void gpt_dev_run_free(struct gpt_dev_run *run);
 
 /** Called now and then where a call waits for the device; false: give up. */
 void gpt_dev_run_on_tick(struct gpt_dev_run *run, gpt_tick_fn *tick, void *arg);
 
-/** As gpt_run_tokens(). May wait for the copy of two micro-batches before. */
+/** As gpt_run_micro(). */
+void gpt_dev_micro(struct gpt_dev_run *run, uint32_t micro);
+
+/** As gpt_run_tokens(). Of micro-batch 0, may wait for the copies of two times before. */
 void gpt_dev_tokens(struct gpt_dev_run *run, const uint32_t *tokens);
 
 void gpt_dev_embed_forward(struct gpt_dev_run *run, const void *embed);

@@ -334,7 +334,7 @@ int zc_zero_step(struct zc_zero *z, double lr, struct zc_zero_stepped *ret)
 
     if (rc != 0)
         return rc;
-    assert(z->micro == z->options.micro_steps && z->reduced == 0);
+    assert(z->micro == (z->options.vertical ? 1 : z->options.micro_steps) && z->reduced == 0);
     z->micro = 0;
     z->iterations++;
     for (uint32_t u = 0; u < z->nunits; u++)

@@ -186,7 +186,8 @@ static void fixture_open(struct fixture *x, struct gpt_shape shape, uint32_t seq
 
     memset(x, 0, sizeof(*x));
     assert_int_equal(gpt_init(&x->model, &shape, &err), 0);
-    assert_int_equal(gpt_run_new(&x->run, &x->model, sequences, &err), 0);
+    assert_int_equal(
+        gpt_run_new(&x->run, &x->model, &(struct gpt_hold){ .sequences = sequences }, &err), 0);
     x->sequences = sequences;
     x->tokens = malloc(ntokens * sizeof(*x->tokens));
     for (size_t i = 0; i < ntokens; i++)
@@ -558,7 +559,7 @@ static void runs_refused(void **state)
         int rc;
 
         assert_int_equal(gpt_init(&model, &cases[i].shape, &err), 0);
-        rc = gpt_run_new(&run, &model, cases[i].sequences, &err);
+        rc = gpt_run_new(&run, &model, &(struct gpt_hold){ .sequences = cases[i].sequences }, &err);
         if (rc != cases[i].rc || run || !err.text[0])
             fail_msg("%s: %d '%s'", cases[i].name, rc, err.text);
         gpt_done(&model);

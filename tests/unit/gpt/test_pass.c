@@ -193,8 +193,15 @@ static double bf16_bound(const struct gpt_shape *s)
     return 0x1p-8 * sqrt(18.0 * s->layers + 2);
 }
 
+/* Sequences of a setting; recompute as a device does it usually. */
+static struct gpt_hold hold_of(uint32_t sequences)
+{
+    return (struct gpt_hold){ .sequences = sequences, .recompute = true };
+}
+
 static void passes_on(struct fixture *x, const struct setting *s, bool bf16)
 {
+    const struct gpt_hold hold = hold_of(s->sequences);
     struct unit units[UNITS_MAX];
     struct gpt model;
     struct gpt_err err = { 0 };
@@ -207,10 +214,10 @@ static void passes_on(struct fixture *x, const struct setting *s, bool bf16)
     assert_int_equal(gpt_init(&model, &s->shape, &err), 0);
     assert_true(model.nunits <= UNITS_MAX);
     units_new(x, &model, bf16, units);
-    assert_int_equal(gpt_run_new(&host, &model, s->sequences, &err), 0);
-    if (gpt_dev_run_new(&dev, x->dev, &model, s->sequences, bf16, &err) != 0)
+    assert_int_equal(gpt_run_new(&host, &model, &hold, &err), 0);
+    if (gpt_dev_run_new(&dev, x->dev, &model, &hold, bf16, &err) != 0)
         fail_msg("%s, %s: %s", x->name, s->name, err.text);
-    assert_true(gpt_dev_allocated(x->dev) >= gpt_dev_run_bytes(&model, s->sequences, bf16));
+    assert_true(gpt_dev_allocated(x->dev) >= gpt_dev_run_bytes(&model, &hold, bf16));
     for (uint32_t micro = 0; micro < 3; micro++) { /* more than there are host buffers */
         tokens_draw(s, micro, tokens);
         want += host_micro(host, &model, units, tokens);
@@ -252,10 +259,120 @@ static void passes_are_the_processors(void **state)
     }
 }
 
+/* Passes of `micros` micro-batches, each pass of all of them before the next one. */
+static void dev_vertical(struct gpt_dev_run *run, const struct gpt *model, struct unit *units,
+                         const struct setting *s, uint32_t micros, uint32_t *tokens)
+{
+#define EACH(call)                          \
+    for (uint32_t m = 0; m < micros; m++) { \
+        gpt_dev_micro(run, m);              \
+        call;                               \
+    }
+    uint32_t last = gpt_unit_ln_f(model);
+
+    EACH(tokens_draw(s, m, tokens); gpt_dev_tokens(run, tokens));
+    EACH(gpt_dev_embed_forward(run, units[0].dev_weights));
+    for (uint32_t l = 0; l < model->shape.layers; l++)
+        EACH(gpt_dev_block_forward(run, l, units[1 + l].dev_weights));
+    EACH(gpt_dev_head(run, units[last].dev_weights, units[0].dev_weights, units[last].dev_grads,
+                      units[0].dev_grads));
+    for (uint32_t l = model->shape.layers; l-- > 0;)
+        EACH(gpt_dev_block_backward(run, l, units[1 + l].dev_weights, units[1 + l].dev_grads));
+    EACH(gpt_dev_embed_backward(run, units[0].dev_grads));
+#undef EACH
+}
+
+/* What one way of going through micro-batches, and of keeping what is between, makes of them. */
+struct made {
+    float *grads[UNITS_MAX];
+    double loss;
+    uint64_t bytes;
+};
+
+static void made_by(const char *name, const struct setting *s, bool bf16, bool vertical,
+                    bool recompute, struct gpt *model, struct made *ret)
+{
+    const struct gpt_hold hold = { .sequences = s->sequences,
+                                   .micros = vertical ? 3 : 1,
+                                   .recompute = recompute };
+    uint32_t *tokens = calloc((size_t)s->sequences * (s->shape.seq + 1), sizeof(*tokens));
+    struct gpt_dev_run *run = NULL;
+    struct unit units[UNITS_MAX];
+    struct gpt_err err = { 0 };
+    struct fixture x;
+
+    assert_non_null(tokens);
+    assert_true(fixture_open(&x, name));
+    assert_int_equal(gpt_init(model, &s->shape, &err), 0);
+    units_new(&x, model, bf16, units);
+    assert_int_equal(gpt_dev_run_new(&run, x.dev, model, &hold, bf16, &err), 0);
+    for (uint32_t time = 0; time < 3; time++) /* more than there are host buffers */
+        for (uint32_t m = 0; m < (vertical ? 1 : 3); m++) {
+            if (vertical) {
+                dev_vertical(run, model, units, s, 3, tokens);
+                continue;
+            }
+            tokens_draw(s, m, tokens);
+            dev_micro(run, model, units, tokens);
+        }
+    if (gpt_dev_loss(run, &ret->loss, &err) != 0)
+        fail_msg("%s", err.text);
+    ret->bytes = gpt_dev_run_bytes(model, &hold, bf16);
+    for (uint32_t u = 0; u < model->nunits; u++) {
+        good(&x, zk_gpu_copy(x.stream, ZK_GPU_TO_HOST, units[u].got, units[u].dev_grads,
+                             model->units[u].elems * 4, &x.err));
+        good(&x, zk_gpu_stream_sync(x.stream, &x.err));
+        ret->grads[u] = units[u].got;
+        units[u].got = NULL;
+    }
+    units_done(model, units);
+    free(tokens);
+    gpt_dev_close(x.dev);
+    x.dev = NULL;
+    gpt_dev_run_free(run);
+    fixture_close(&x);
+}
+
+/* Not a bit changes, but of the embedding's gradient, where another order adds otherwise. */
+static void what_is_kept_changes_nothing(void **state)
+{
+    static const struct setting *s = &settings[0];
+    const uint64_t n = 3 * 8, c = 16;
+
+    (void)state;
+    for (int bf16 = 0; bf16 < 2; bf16++) {
+        const uint64_t e = bf16 ? 2 : 4;
+        struct made base, other;
+        struct gpt model;
+
+        made_by("emulated:64M:20", s, bf16, false, true, &model, &base);
+        for (int i = 1; i < 4; i++) {
+            bool vertical = i & 1, recompute = !(i & 2);
+            uint64_t micros = vertical ? 3 : 1;
+
+            gpt_done(&model);
+            made_by("emulated:64M", s, bf16, vertical, recompute, &model, &other);
+            assert_true(base.loss == other.loss);
+            for (uint32_t u = 0; u < model.nunits; u++) {
+                if (u > 0 || !vertical)
+                    assert_memory_equal(base.grads[u], other.grads[u], model.units[u].elems * 4);
+                free(other.grads[u]);
+            }
+            if (!recompute) /* insides of every block, and what the head needs of its own */
+                assert_true(other.bytes - base.bytes >=
+                            (micros * 2 - 1) * (n * c * (4 + 14 * e) + 16 * n));
+        }
+        for (uint32_t u = 0; u < model.nunits; u++)
+            free(base.grads[u]);
+        gpt_done(&model);
+    }
+}
+
 /* Of a layer: its residual stream. */
 static void memory_grows_by_the_stream(void **state)
 {
     struct gpt_shape shape = { 2, 4, 64, 32, 100 };
+    const struct gpt_hold hold = hold_of(3), too_many = hold_of(UINT32_MAX);
     struct gpt_err err = { 0 };
     uint64_t before = 0;
 
@@ -265,11 +382,11 @@ static void memory_grows_by_the_stream(void **state)
         uint64_t bytes;
 
         assert_int_equal(gpt_init(&model, &shape, &err), 0);
-        bytes = gpt_dev_run_bytes(&model, 3, true);
+        bytes = gpt_dev_run_bytes(&model, &hold, true);
         if (shape.layers > 1)
             assert_int_equal(bytes - before, 3 * 32 * 64 * 4);
         before = bytes;
-        assert_true(gpt_dev_run_bytes(&model, UINT32_MAX, true) == UINT64_MAX);
+        assert_true(gpt_dev_run_bytes(&model, &too_many, true) == UINT64_MAX);
         gpt_done(&model);
     }
 }
@@ -277,6 +394,7 @@ static void memory_grows_by_the_stream(void **state)
 static void too_much_is_said(void **state)
 {
     struct gpt_shape shape = { 2, 4, 64, 4096, 100 };
+    const struct gpt_hold hold = hold_of(8);
     struct gpt_dev_run *run = NULL;
     struct gpt_err err = { 0 };
     struct fixture x;
@@ -285,7 +403,7 @@ static void too_much_is_said(void **state)
     (void)state;
     assert_true(fixture_open(&x, "emulated:64M"));
     assert_int_equal(gpt_init(&model, &shape, &err), 0);
-    assert_int_equal(gpt_dev_run_new(&run, x.dev, &model, 8, false, &err), -ENOMEM);
+    assert_int_equal(gpt_dev_run_new(&run, x.dev, &model, &hold, false, &err), -ENOMEM);
     assert_non_null(strstr(err.text, "activations take"));
     assert_null(run);
     gpt_done(&model);
@@ -301,6 +419,7 @@ static bool give_up(void *arg)
 static void a_wait_can_be_given_up(void **state)
 {
     struct gpt_shape shape = { 1, 1, 8, 4, 10 };
+    const struct gpt_hold hold = hold_of(1);
     struct gpt_dev_run *run = NULL;
     struct gpt_err err = { 0 };
     struct fixture x;
@@ -311,7 +430,7 @@ static void a_wait_can_be_given_up(void **state)
     (void)state;
     assert_true(fixture_open(&x, "emulated:64M:200000"));
     assert_int_equal(gpt_init(&model, &shape, &err), 0);
-    assert_int_equal(gpt_dev_run_new(&run, x.dev, &model, 1, false, &err), 0);
+    assert_int_equal(gpt_dev_run_new(&run, x.dev, &model, &hold, false, &err), 0);
     gpt_dev_run_on_tick(run, give_up, &ticks);
     assert_int_equal(gpt_dev_loss(run, &loss, &err), -ECANCELED);
     assert_int_equal(err.code, 0);
@@ -325,6 +444,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(passes_are_the_processors),
+        cmocka_unit_test(what_is_kept_changes_nothing),
         cmocka_unit_test(memory_grows_by_the_stream),
         cmocka_unit_test(too_much_is_said),
         cmocka_unit_test(a_wait_can_be_given_up),

@@ -180,7 +180,7 @@ static void it_learns(void **state)
 static void one_object_per_step(void **state)
 {
     static const char *const integers[] = { "step", "fetched_bytes", "nvme_read_bytes",
-                                            "nvme_written_bytes" };
+                                            "nvme_written_bytes", "activation_bytes" };
     static const char *const numbers[] = { "loss",         "grad_norm", "lr",
                                            "tokens_per_s", "stall_s",   "loss_scale" };
     static const char *const tiers[] = { "host", "nvme", "gpu" };
@@ -197,7 +197,7 @@ static void one_object_per_step(void **state)
     for (int step = 1; step <= 2; step++) {
         o = json_loadf(f, JSON_DISABLE_EOF_CHECK, NULL);
         assert_non_null(o);
-        assert_int_equal(json_object_size(o), 12);
+        assert_int_equal(json_object_size(o), 13);
         for (size_t i = 0; i < sizeof(integers) / sizeof(integers[0]); i++)
             assert_true(json_is_integer(json_object_get(o, integers[i])));
         for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
@@ -261,6 +261,85 @@ static void micro_batches_agree(void **state)
             fail_msg("step %d: %.9g and %.9g", i + 1, a[i], b[i]);
     free(a);
     free(b);
+}
+
+/* Of a --jsonl file's first line. */
+static json_int_t integer_read(const char *path, const char *name)
+{
+    FILE *f = fopen(path, "r");
+    json_t *o;
+    json_int_t value;
+
+    assert_non_null(f);
+    o = json_loadf(f, JSON_DISABLE_EOF_CHECK, NULL);
+    assert_true(json_is_integer(json_object_get(o, name)));
+    value = json_integer_value(json_object_get(o, name));
+    json_decref(o);
+    (void)fclose(f);
+    return value;
+}
+
+/* All micro-batches unit by unit: the same sequences, and every unit is fetched once for all. */
+static void orders_agree(void **state)
+{
+    static const uint32_t dtypes[] = { GPT_FP32, GPT_BF16 };
+
+    (void)state;
+    for (size_t i = 0; i < 2; i++) {
+        struct gpt_args args = args_of(10);
+        json_int_t fetched;
+        double *a, *b;
+
+        args.jsonl = "log";
+        args.micro_batch = 1;
+        args.dtype = dtypes[i];
+        train_well(&args);
+        a = losses_read("log", 10);
+        fetched = integer_read("log", "fetched_bytes");
+        args.order = GPT_VERTICAL;
+        train_well(&args);
+        b = losses_read("log", 10);
+        assert_int_equal(integer_read("log", "fetched_bytes"), fetched / 4);
+        assert_true(a[0] == b[0]);
+        for (int k = 0; k < 10; k++)
+            if (!(fabs(a[k] - b[k]) <= (i == 0 ? 2e-6 : 1e-3) * a[k]))
+                fail_msg("step %d: %.9g and %.9g", k + 1, a[k], b[k]);
+        free(a);
+        free(b);
+    }
+}
+
+/* What is kept between the passes changes no bit, and is what the arithmetic says. */
+static void checkpoints_agree(void **state)
+{
+    struct gpt_args args = args_of(5);
+    json_int_t all, inputs;
+    double *a, *b;
+
+    (void)state;
+    for (uint32_t order = GPT_HORIZONTAL; order <= GPT_VERTICAL; order++) {
+        const int64_t n = 2 * 12, c = 16, ht = 2 * 12, micros = order == GPT_VERTICAL ? 2 : 1;
+
+        args.order = order;
+        args.jsonl = "log";
+        args.export = "all";
+        args.checkpoint = GPT_CHECKPOINT_NONE;
+        train_well(&args);
+        a = losses_read("log", 5);
+        all = integer_read("log", "activation_bytes");
+        args.export = "inputs";
+        args.checkpoint = GPT_CHECKPOINT_BLOCK;
+        train_well(&args);
+        b = losses_read("log", 5);
+        inputs = integer_read("log", "activation_bytes");
+        assert_memory_equal(a, b, 5 * sizeof(*a));
+        files_same("all", "inputs", true);
+        /* the insides of all blocks but one; the four means are rounded up to 64 bytes each */
+        assert_int_equal(all - inputs,
+                         (micros * 2 - 1) * (4 * n * (15 * c + ht) + 4 * ((4 * n + 63) / 64 * 64)));
+        free(a);
+        free(b);
+    }
 }
 
 static void export_and_init(void **state)
@@ -692,6 +771,8 @@ int main(void)
         cmocka_unit_test(one_object_per_step),
         cmocka_unit_test(not_finite_is_null),
         cmocka_unit_test(micro_batches_agree),
+        cmocka_unit_test(orders_agree),
+        cmocka_unit_test(checkpoints_agree),
         cmocka_unit_test(export_and_init),
         cmocka_unit_test(bf16_computes_with_rounded_weights),
         cmocka_unit_test(fp16_scales_its_loss),
