@@ -109,7 +109,8 @@ struct zc_client {
     uint64_t releases[ZP_SHARDS_MAX]; /* collected, not queued yet */
     uint32_t nreleases;
 
-    uint64_t job; /* 0: none */
+    uint64_t job;         /* 0: none */
+    bool params_writable; /* zc_job_options.writable */
     struct zc_map staging, params;
     struct zc_map reader; /* the staging of the reader that is open */
 

@@ -128,6 +128,7 @@ int zc_job_open(struct zc_client *c, const struct zc_job_options *options, struc
     m.share = options->share;
     m.early = options->early;
     m.speculate = options->speculate;
+    c->params_writable = options->writable;
     return zc_call_start(
         c, &(struct zc_call_spec){
                .method = ZP_JOB_OPEN, .message = &m.base, .ret = ret, .done = done, .arg = arg });
@@ -182,6 +183,7 @@ int zc_ready(struct zc_client *c, uint64_t job, const uint64_t *at, uint32_t tim
     m.timeout_ms = timeout_ms;
     m.at_point = at != NULL;
     m.iterations = at ? *at : 0;
+    m.writable = c->params_writable;
     return zc_call_start(
         c, &(struct zc_call_spec){
                .method = ZP_READY, .message = &m.base, .ret = ret, .done = done, .arg = arg });
@@ -192,7 +194,7 @@ static int reply_ready(struct zc_client *c, struct zc_call *call, const Protobuf
 {
     const Zp__ReadyReply *r = (const Zp__ReadyReply *)m;
     struct zc_placement *ret = call->spec.ret;
-    int rc = zc_map_open(c, &c->params, "parameter", fds[0], r->arena_bytes, false);
+    int rc = zc_map_open(c, &c->params, "parameter", fds[0], r->arena_bytes, c->params_writable);
 
     if (rc < 0)
         return rc;

@@ -215,6 +215,8 @@ struct zc_job_options {
     enum zc_place offload_grad;  /* 0: ZC_NVME: what host memory cannot hold of the gradients when
                                     state and parameters are streamed, and both may be. ZC_HOST:
                                     -ENOSPC instead, with the least budget that would do */
+    bool writable; /* the parameter arena is mapped read-write: only for a GPU's driver that refuses
+                      to pin memory that is read-only. Nobody writes there all the same */
 };
 
 /** A state that a kept job can go on from. */
@@ -299,7 +301,7 @@ ZC_EXPORT int zc_register_wait(struct zc_client *c, uint64_t job, const struct z
                                uint32_t n, uint64_t *ret_ids);
 
 struct zc_placement {
-    uint64_t arena_bytes; /* of parameters, mapped read-only by this process */
+    uint64_t arena_bytes; /* of parameters, mapped by this process: read-only, but see `writable` */
     uint64_t ring_bytes;  /* of those, where parameters that live on NVMe pass through: what is
                              pinned at one time, over all ranks, must fit */
     uint64_t host_bytes, nvme_bytes; /* taken by the job from each tier */

@@ -179,7 +179,7 @@ struct zsd_member {
     struct zb_list pins;
     struct zsd_unit *defining; /* a unit whose parts are still coming */
     struct zsd_req *open_req;  /* job-open, not answered yet: no other request is taken */
-    bool ready;
+    bool ready, writable;      /* ... and may write to the parameter arena */
     struct zsd_req *ready_req;
     struct zsd_timed ready_timed;
     struct zsd_req *step_req;

@@ -39,7 +39,7 @@ static void ready_answer(struct zsd_job *job)
             continue;
         m->ready_req = NULL;
         zsd_timed_disarm(&m->ready_timed);
-        zsd_reply(r, &reply.base, job->arena.fd);
+        zsd_reply(r, &reply.base, m->writable ? job->arena.own_fd : job->arena.fd);
     }
 }
 
@@ -399,6 +399,7 @@ void zsd_ready(struct zsd_req *req, const ProtobufCMessage *message)
     job->at_point = q->at_point;
     job->point = q->iterations;
     m->ready = true;
+    m->writable = q->writable;
     m->ready_req = req;
     zsd_timed_arm(job->core, &m->ready_timed, q->timeout_ms, ready_expire);
     ready_check(job);

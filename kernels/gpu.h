@@ -53,6 +53,7 @@ struct zk_gpu_info {
     uint64_t total_bytes;
     uint64_t granularity_bytes; /* allocations are multiples of it */
     uint64_t limit_bytes;       /* what this process may allocate */
+    bool pins_read_only;        /* host memory that is mapped for reading only: few drivers can */
 };
 
 struct zk_gpu_usage {
@@ -130,8 +131,8 @@ void zk_gpu_stranded(struct zk_gpu *g,
  *
  * @param addr, len_bytes  whole pages of the host, mapped until they are unpinned
  * @param read_only        the mapping is: only copies to the device
- * @return 0; -EINVAL, -EEXIST some of it is pinned already, -ENOTSUP read_only where the driver
- *         cannot, -ENOMEM, -EIO; nothing is pinned then
+ * @return 0; -EINVAL, -EEXIST some of it is pinned already, -ENOTSUP read_only, and the driver
+ *         cannot (info.pins_read_only), -ENOMEM, -EIO; nothing is pinned then
  */
 int zk_gpu_pin(struct zk_gpu *g, void *addr, uint64_t len_bytes, bool read_only,
                struct zb_err *err);

@@ -53,7 +53,8 @@ zc_job_options = struct("zc_job_options", (c_char_p, "name"), (c_uint32, "rank w
                         (c_int, "offload_param offload_optimizer"), (c_uint64, "host_bytes_max"),
                         (c_uint32, "groups"), (c_bool, "durable"), (c_uint64, "commit_every"),
                         (c_bool, "takeover"), (c_uint64, "epoch"), (c_uint32, "share"),
-                        (c_bool, "early speculate"), (c_int, "optimizer moments offload_grad"))
+                        (c_bool, "early speculate"), (c_int, "optimizer moments offload_grad"),
+                        (c_bool, "writable"))
 zc_point = struct("zc_point", (c_int, "kind"), (c_uint64, "iterations applied"))
 zc_job = struct("zc_job", (c_uint64, "id iterations applied"), (c_void_p, "staging"),
                 (c_uint64, "staging_bytes epoch"), (c_uint32, "world npoints"),

@@ -30,6 +30,7 @@
  */
 #include <errno.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "client/zero/zero_priv.h"
@@ -80,17 +81,29 @@ int zcz_device_join(struct zc_zero *z)
     return 0;
 }
 
+bool zcz_device_pins_writable(const struct zc_zero *z)
+{
+    return z->device.gpu && !zk_gpu_info(z->device.gpu)->pins_read_only;
+}
+
+/* What was mapped read-write for the driver alone is read-only again for this process: its pages
+ * are pinned, and a stray write of the trainer ends it here as ever. */
 void zcz_device_pin(struct zc_zero *z, const void *memory, uint64_t bytes)
 {
     struct zcz_device *d = &z->device;
     void *at = (void *)(uintptr_t)memory;
+    bool writable = zcz_device_pins_writable(z);
     struct zb_err err = {
         0
     }; /* what is not pinned is copied all the same: zc_zero_stats() shows it */
 
     bytes = zb_round_up(bytes, (uint64_t)sysconf(_SC_PAGESIZE)); /* mapped as whole pages */
-    if (d->gpu && bytes > 0 && zk_gpu_pin(d->gpu, at, bytes, true, &err) == 0)
+    if (!d->gpu || bytes == 0)
+        return;
+    if (zk_gpu_pin(d->gpu, at, bytes, !writable, &err) == 0)
         d->arena = at;
+    if (writable)
+        (void)mprotect(at, bytes, PROT_READ);
 }
 
 void zcz_device_drain(struct zc_zero *z, bool clean)

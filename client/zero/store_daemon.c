@@ -187,6 +187,7 @@ static int start_job(struct daemon *d, uint64_t epoch)
         .share = z->options.share,
         .early = early_wanted(z),
         .speculate = early_wanted(z) && z->options.clip > 0,
+        .writable = zcz_device_pins_writable(z),
     };
     int rc;
 

@@ -143,6 +143,8 @@ int zcz_device_join(struct zc_zero *z);
  * others then. Where the driver does not, they are what they were. NULL, and no device, are fine.
  */
 void zcz_device_pin(struct zc_zero *z, const void *memory, uint64_t bytes);
+/** Whether that memory must be mapped read-write: the driver pins no other. */
+bool zcz_device_pins_writable(const struct zc_zero *z);
 /** Nothing of ours runs there any more, nor reads or writes memory of the host. clean: every rank
  * is here, and none of its collectives is in flight; else those are given up. */
 void zcz_device_drain(struct zc_zero *z, bool clean);

@@ -236,6 +236,7 @@ static int device_build(struct cuda_gpu *c, struct zb_err *err)
     if (rc < 0)
         return rc;
     c->base.info.total_bytes = total_bytes;
+    c->base.info.pins_read_only = prop.hostRegisterReadOnlySupported != 0;
     (void)snprintf(c->base.info.name, sizeof(c->base.info.name), "%.90s", prop.name);
     rc = driver_load(&c->d, err);
     return rc < 0 ? rc : device_ask(c, err);

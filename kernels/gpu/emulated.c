@@ -332,11 +332,22 @@ static void mem_idle(struct emu *e, struct zk_gpu_mem *m)
     (void)pthread_mutex_unlock(&e->base.lock);
 }
 
+/* false: mapped for reading only, where the kernel can say so. */
+static bool pin_writable(void *addr, uint64_t page)
+{
+    return madvise(addr, page, MADV_POPULATE_READ) < 0 ||
+           madvise(addr, page, MADV_POPULATE_WRITE) == 0;
+}
+
+/* As most drivers: nothing that is mapped for reading only. */
 static int emu_pin(struct zk_gpu *g, void *addr, uint64_t len_bytes, bool read_only,
                    struct zb_err *err)
 {
     (void)g;
-    (void)read_only;
+    if (read_only)
+        return zb_fail(err, -ENOTSUP, "the emulated GPU pins no read-only memory");
+    if (!pin_writable(addr, (uint64_t)sysconf(_SC_PAGESIZE)))
+        return zb_fail(err, -EINVAL, "memory at %p is read-only", addr);
     return madvise(addr, len_bytes, MADV_NORMAL) < 0 /* is it mapped? */
                ? zb_fail(err, -EINVAL, "%llu bytes at %p are not all mapped",
                          (unsigned long long)len_bytes, addr)

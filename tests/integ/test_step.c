@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/plan.h"
@@ -682,6 +683,36 @@ static void a_rank_that_is_not_ready(void **state)
     zi_stop(&d);
 }
 
+/* A rank writes to the parameters only if it said that its driver wants it so. */
+static void who_may_write_parameters(void **state)
+{
+    static const char *const small[] = { "--host-bytes", "64M", "--nvme-bytes", "0", NULL };
+    static const struct zc_unit unit = {
+        .name = "unit", .elems = 5000, .dtype = ZC_F32, .grad_dtype = ZC_F32
+    };
+    struct zi_daemon d = { 0 };
+
+    (void)state;
+    zi_start(&d, small);
+    for (int writable = 0; writable < 2; writable++) {
+        struct zc_job_options o = {
+            .name = "job", .world = 1, .staging_bytes = 1 << 20, .groups = 1, .writable = writable
+        };
+        struct zi_rank r[1];
+        void *arena;
+
+        assert_int_equal(zi_open(r, &d, &o), 0);
+        zi_define(r, &unit, 1, 1);
+        assert_int_equal(zi_ready(r, 1), 0);
+        arena = (void *)(uintptr_t)r->place.arena;
+        assert_int_equal(mprotect(arena, r->place.arena_bytes, PROT_READ | PROT_WRITE),
+                         writable ? 0 : -1);
+        assert_true(writable || errno == EACCES);
+        zi_close(r, 1);
+    }
+    zi_stop(&d);
+}
+
 /* A rank that is told that ready takes too long asks again, while the job's memory is still being
  * made: it gets the arena when that is there, and not before. */
 static void ready_again_while_memory_is_made(void **state)
@@ -738,6 +769,7 @@ int main(void)
         cmocka_unit_test_teardown(norms, zi_teardown),
         cmocka_unit_test_teardown(a_read_before_a_push, zi_teardown),
         cmocka_unit_test_teardown(a_rank_that_is_not_ready, zi_teardown),
+        cmocka_unit_test_teardown(who_may_write_parameters, zi_teardown),
         cmocka_unit_test_teardown(ready_again_while_memory_is_made, zi_teardown),
     };
 

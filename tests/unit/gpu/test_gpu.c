@@ -409,6 +409,18 @@ static void pins(struct fixture *x)
     assert_int_equal(usage(x).pinned_bytes, 2 * SIZE);
     good(x, zk_gpu_unpin(x->gpu, more, &x->err));
     assert_int_equal(usage(x).pinned_bytes, SIZE);
+
+    /* What is mapped for reading only: by drivers that know it, and said to be so. */
+    assert_int_equal(mprotect(more, SIZE, PROT_READ), 0);
+    if (strncmp(x->name, "emulated", 8) == 0)
+        assert_int_equal(zk_gpu_pin(x->gpu, more, SIZE, false, NULL), -EINVAL);
+    if (zk_gpu_info(x->gpu)->pins_read_only) {
+        good(x, zk_gpu_pin(x->gpu, more, SIZE, true, &x->err));
+        good(x, zk_gpu_unpin(x->gpu, more, &x->err));
+    } else {
+        assert_int_equal(zk_gpu_pin(x->gpu, more, SIZE, true, NULL), -ENOTSUP);
+    }
+    assert_int_equal(usage(x).pinned_bytes, SIZE);
     assert_int_equal(munmap(more, SIZE), 0);
 }
 
