@@ -11,7 +11,8 @@
  * PLANS. A shape with its dtypes, distances and alignments is a plan: descriptors, and the
  * algorithm that the heuristic puts first. Plans are made when first needed and kept; a model has a
  * few dozen. Only algorithms are asked for that write each sum once, or add up pieces in fp32 in
- * the workspace: not those that add up in place, in an order that we would have to trust.
+ * the workspace: not those that add up in place, in an order that we would have to trust. A batch
+ * that the library has no way for is multiplied one by one.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -63,6 +64,7 @@ struct plan {
     struct key key;
     void *desc, *a, *b, *d; /* a and b are ours */
     lt_algo algo;
+    bool singly; /* there is no algorithm for the batch */
 };
 
 struct gpt_lt {
@@ -290,6 +292,7 @@ static int plan_get(struct gpt_lt *lt, const struct gpt_matmul *mm, struct plan 
                     struct zb_err *err)
 {
     struct key key = key_of(mm);
+    struct zb_err why = { 0 };
     struct plan *p;
     int rc;
 
@@ -304,15 +307,37 @@ static int plan_get(struct gpt_lt *lt, const struct gpt_matmul *mm, struct plan 
     p->key = key;
     rc = lt_fail(lt, plan_describe(lt, p, mm), "a description", err);
     if (rc == 0)
-        rc = plan_choose(lt, p, err);
-    if (rc < 0) {
+        rc = plan_choose(lt, p, &why);
+    p->singly = rc == -ENOTSUP && mm->batch > 1;
+    if (rc < 0 && !p->singly) {
         plan_free(lt, p);
-        return rc;
+        return why.code ? zb_fail(err, rc, "%s", why.text) : rc;
     }
     p->next = lt->plans;
     lt->plans = p;
     *ret = p;
     return 0;
+}
+
+static const void *mat_of(const struct gpt_mat *mat, uint32_t i, enum gpt_dtype_dev dtype)
+{
+    return (const char *)mat->at + i * mat->step * gpt_dev_bytes(dtype);
+}
+
+static int matmul_singly(struct gpt_lt *lt, const struct gpt_matmul *mm, void *workspace,
+                         void *stream, struct zb_err *err)
+{
+    struct gpt_matmul one = *mm;
+    int rc = 0;
+
+    one.batch = 1;
+    for (uint32_t i = 0; i < mm->batch && rc == 0; i++) {
+        one.a.at = mat_of(&mm->a, i, mm->dtype);
+        one.b.at = mat_of(&mm->b, i, mm->dtype);
+        one.d.at = mat_of(&mm->d, i, mm->d_dtype);
+        rc = gpt_lt_matmul(lt, &one, workspace, stream, err);
+    }
+    return rc;
 }
 
 int gpt_lt_matmul(struct gpt_lt *lt, const struct gpt_matmul *mm, void *workspace, void *stream,
@@ -324,6 +349,8 @@ int gpt_lt_matmul(struct gpt_lt *lt, const struct gpt_matmul *mm, void *workspac
 
     if (rc < 0)
         return rc;
+    if (p->singly)
+        return matmul_singly(lt, mm, workspace, stream, err);
     if (mm->bias)
         status = lt->cublasLtMatmulDescSetAttribute(p->desc, LT_DESC_BIAS_POINTER, &mm->bias,
                                                     sizeof(mm->bias));

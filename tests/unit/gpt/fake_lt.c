@@ -3,6 +3,7 @@
  * op(A) op(B) + beta C + bias (one for each row of D), descriptors by attributes with sizes that
  * must be right. It is strict where the real one is, and it is not: unknown attributes, sizes,
  * aliasing that is none, an algorithm of another product, alignments less than what was asked for.
+ * It has no way for batches of four.
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -188,7 +189,7 @@ int cublasLtMatmulAlgoGetHeuristic(void *handle, void *desc, void *a, void *b, v
         de->scale != 0 || (p->reduction & 1u) || p->workspace == 0)
         return INVALID;
     if (la->type != lb->type || (la->type == LT_R_32F && ld->type != LT_R_32F) ||
-        (de->epilogue != 1 && ld->type != la->type)) {
+        (de->epilogue != 1 && ld->type != la->type) || ld->count == 4) {
         *ret_found = 0;
         return NOT_SUPPORTED;
     }
