@@ -590,6 +590,7 @@ static const struct zk_gpu_backend cuda = {
     .mem_import = cuda_mem_import,
     .mem_export = cuda_mem_export,
     .mem_free = cuda_mem_free,
+    .pin_piece_bytes = UINT64_C(1) << 30,
     .pin = cuda_pin,
     .unpin = cuda_unpin,
     .stream_new = cuda_stream_new,

@@ -43,7 +43,14 @@ struct emu {
     pthread_cond_t changed; /* a queue, an event, or `stop` of a stream */
     bool limited;           /* only so many works */
     uint64_t works_left;
-    struct zb_err dead; /* code is 0 while the device works */
+    struct zb_err dead;  /* code is 0 while the device works */
+    struct zb_list pins; /* pieces of host memory */
+};
+
+struct emu_pin {
+    struct zb_list node;
+    char *addr;
+    uint64_t len_bytes;
 };
 
 enum item_kind {
@@ -190,6 +197,7 @@ static int emu_open(const char *args, struct zk_gpu **ret, struct zb_err *err)
     assert(rc == 0);
     rc = pthread_cond_init(&e->changed, NULL);
     assert(rc == 0);
+    zb_list_init(&e->pins);
     e->base.info.total_bytes = TOTAL_DEFAULT;
     e->base.info.granularity_bytes = GRANULARITY;
     rc = args_parse(e, args, err);
@@ -343,21 +351,60 @@ static bool pin_writable(void *addr, uint64_t page)
 static int emu_pin(struct zk_gpu *g, void *addr, uint64_t len_bytes, bool read_only,
                    struct zb_err *err)
 {
-    (void)g;
+    struct emu *e = emu_of(g);
+    struct emu_pin *pin;
+
     if (read_only)
         return zb_fail(err, -ENOTSUP, "the emulated GPU pins no read-only memory");
     if (!pin_writable(addr, (uint64_t)sysconf(_SC_PAGESIZE)))
         return zb_fail(err, -EINVAL, "memory at %p is read-only", addr);
-    return madvise(addr, len_bytes, MADV_NORMAL) < 0 /* is it mapped? */
-               ? zb_fail(err, -EINVAL, "%llu bytes at %p are not all mapped",
-                         (unsigned long long)len_bytes, addr)
-               : 0;
+    if (madvise(addr, len_bytes, MADV_NORMAL) < 0) /* is it mapped? */
+        return zb_fail(err, -EINVAL, "%llu bytes at %p are not all mapped",
+                       (unsigned long long)len_bytes, addr);
+    pin = malloc(sizeof(*pin));
+    if (!pin)
+        return zb_fail(err, -ENOMEM, "pinning: %m");
+    *pin = (struct emu_pin){ .addr = addr, .len_bytes = len_bytes };
+    zb_list_init(&pin->node);
+    (void)pthread_mutex_lock(&e->lock);
+    zb_list_push_back(&e->pins, &pin->node);
+    (void)pthread_mutex_unlock(&e->lock);
+    return 0;
 }
 
 static void emu_unpin(struct zk_gpu *g, void *addr)
 {
-    (void)g;
-    (void)addr;
+    struct emu *e = emu_of(g);
+
+    (void)pthread_mutex_lock(&e->lock);
+    zb_list_each(pos, &e->pins)
+    {
+        struct emu_pin *pin = zb_container_of(pos, struct emu_pin, node);
+
+        if (pin->addr == addr) {
+            zb_list_remove(&pin->node);
+            free(pin);
+        }
+    }
+    (void)pthread_mutex_unlock(&e->lock);
+}
+
+/* As strict as drivers may be: a copy's host memory is pinned in one piece, or not at all. */
+static bool pins_whole(struct emu *e, const char *host, uint64_t len_bytes)
+{
+    bool whole = true;
+
+    (void)pthread_mutex_lock(&e->lock);
+    zb_list_each(pos, &e->pins)
+    {
+        const struct emu_pin *pin = zb_container_of(pos, struct emu_pin, node);
+        bool touched = host < pin->addr + pin->len_bytes && pin->addr < host + len_bytes;
+
+        if (touched && (host < pin->addr || host + len_bytes > pin->addr + pin->len_bytes))
+            whole = false;
+    }
+    (void)pthread_mutex_unlock(&e->lock);
+    return whole;
 }
 
 /* ---- what streams do */
@@ -698,6 +745,10 @@ static int emu_copy(struct zk_gpu_stream *s, enum zk_gpu_way way, void *to, cons
 {
     if (len_bytes == 0)
         return 0;
+    if (way != ZK_GPU_WITHIN &&
+        !pins_whole(emu_of(s->gpu), way == ZK_GPU_TO_DEVICE ? from : to, len_bytes))
+        return zb_fail(err, -EINVAL, "a copy of %llu bytes that are pinned in part, or in pieces",
+                       (unsigned long long)len_bytes);
     return stream_push(
         s,
         &(struct item){
@@ -753,6 +804,7 @@ const struct zk_gpu_backend zk_gpu_emulated = {
     .mem_import = emu_mem_import,
     .mem_export = emu_mem_export,
     .mem_free = mem_unmap,
+    .pin_piece_bytes = UINT64_C(1) << 20,
     .pin = emu_pin,
     .unpin = emu_unpin,
     .stream_new = emu_stream_new,

@@ -21,9 +21,8 @@
 #include "base/size.h"
 #include "kernels/gpu/gpu_priv.h"
 
-#define PIN_PIECE_BYTES ZB_GIB
-#define TOUCH_THREADS   8u
-#define TOUCH_BYTES     (64 * ZB_MIB) /* worth a thread */
+#define TOUCH_THREADS 8u
+#define TOUCH_BYTES   (64 * ZB_MIB) /* worth a thread */
 
 struct share {
     struct zb_list node; /* in its mem's shares */
@@ -413,7 +412,7 @@ static bool pin_overlaps(struct zk_gpu *g, const char *addr, uint64_t len_bytes)
 
 static void pieces_unpin(struct zk_gpu *g, char *addr, uint64_t len_bytes)
 {
-    for (uint64_t at = 0; at < len_bytes; at += PIN_PIECE_BYTES)
+    for (uint64_t at = 0; at < len_bytes; at += g->backend->pin_piece_bytes)
         g->backend->unpin(g, addr + at);
 }
 
@@ -456,9 +455,9 @@ static void pieces_touch(char *addr, uint64_t len_bytes, bool read_only)
 static int pieces_pin(struct zk_gpu *g, char *addr, uint64_t len_bytes, bool read_only,
                       struct zb_err *err)
 {
-    for (uint64_t at = 0; at < len_bytes; at += PIN_PIECE_BYTES) {
-        int rc = g->backend->pin(g, addr + at, zb_min_u64(len_bytes - at, PIN_PIECE_BYTES),
-                                 read_only, err);
+    for (uint64_t at = 0; at < len_bytes; at += g->backend->pin_piece_bytes) {
+        int rc = g->backend->pin(
+            g, addr + at, zb_min_u64(len_bytes - at, g->backend->pin_piece_bytes), read_only, err);
 
         if (rc < 0) {
             pieces_unpin(g, addr, at);
@@ -611,10 +610,42 @@ int zk_gpu_event_query(struct zk_gpu_event *e, struct zb_err *err)
     return e->gpu->backend->event_query(e, err);
 }
 
+/* How many of the bytes at `host` one copy may have: what is pinned in several pieces, or in part,
+ * drivers may refuse. */
+static uint64_t copy_run(struct zk_gpu *g, const char *host, uint64_t len_bytes)
+{
+    uint64_t run = len_bytes, piece = g->backend->pin_piece_bytes;
+
+    (void)pthread_mutex_lock(&g->lock);
+    zb_list_each(pos, &g->pins)
+    {
+        struct pin *p = zb_container_of(pos, struct pin, node);
+
+        if (host < p->addr) {
+            run = zb_min_u64(run, (uint64_t)(p->addr - host));
+        } else if (host < p->addr + p->len_bytes) {
+            uint64_t at = (uint64_t)(host - p->addr);
+
+            run = zb_min_u64(run, zb_min_u64(p->len_bytes - at, piece - at % piece));
+        }
+    }
+    (void)pthread_mutex_unlock(&g->lock);
+    return run;
+}
+
 int zk_gpu_copy(struct zk_gpu_stream *s, enum zk_gpu_way way, void *to, const void *from,
                 uint64_t len_bytes, struct zb_err *err)
 {
-    return s->gpu->backend->copy(s, way, to, from, len_bytes, err);
+    const char *host = way == ZK_GPU_TO_DEVICE ? from : to;
+    int rc = 0;
+
+    if (way == ZK_GPU_WITHIN || len_bytes == 0)
+        return s->gpu->backend->copy(s, way, to, from, len_bytes, err);
+    for (uint64_t at = 0, run; at < len_bytes && rc == 0; at += run) {
+        run = copy_run(s->gpu, host + at, len_bytes - at);
+        rc = s->gpu->backend->copy(s, way, (char *)to + at, (const char *)from + at, run, err);
+    }
+    return rc;
 }
 
 int zk_gpu_fill(struct zk_gpu_stream *s, void *dev, uint8_t byte, uint64_t len_bytes,

@@ -30,6 +30,7 @@ struct zk_gpu_backend {
     int (*mem_export)(struct zk_gpu_mem *m, int *ret_fd, struct zb_err *err);
     void (*mem_free)(struct zk_gpu_mem *m);
 
+    uint64_t pin_piece_bytes; /* pin() gets no more at a time, and copy() no bytes of two pieces */
     int (*pin)(struct zk_gpu *g, void *addr, uint64_t len_bytes, bool read_only,
                struct zb_err *err);
     void (*unpin)(struct zk_gpu *g, void *addr);

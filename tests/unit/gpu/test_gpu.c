@@ -175,6 +175,7 @@ static void copies(struct fixture *x)
     good(x, zk_gpu_fill(x->a, dev, 3, SIZE, &x->err));
     good(x, zk_gpu_copy(x->a, ZK_GPU_TO_HOST, x->host, dev + SIZE, SIZE, &x->err));
     good(x, zk_gpu_copy(x->a, ZK_GPU_TO_HOST, NULL, NULL, 0, &x->err));
+    good(x, zk_gpu_copy(x->a, ZK_GPU_TO_DEVICE, dev, x->host, SIZE, &x->err)); /* in pieces */
     good(x, zk_gpu_stream_sync(x->a, &x->err));
     good(x, zk_gpu_stream_query(x->a, &x->err));
     assert_true(all_are(x->host, 1, 10) && all_are(x->host + 10, 2, 100) &&
