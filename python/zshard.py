@@ -1,6 +1,6 @@
 """zshard.py - libzclient for Python, by ctypes alone.
 
-Every function of zclient.h, zc_zero.h and zc_safetensors.h is in `PROTOTYPES` with the types of its
+Every function of zclient.h, zc_zero.h, zc_config.h and zc_safetensors.h is in `PROTOTYPES` with the types of its
 arguments, and every struct is a class of its C name; the headers say what they mean. `load()` finds
 the library and binds them all:
 
@@ -167,6 +167,19 @@ zc_zero_stats = struct("zc_zero_stats",
 
 ZERO_INIT = CFUNCTYPE(c_int, c_void_p, c_uint32, c_uint64, c_uint64, POINTER(c_float))
 
+# ---- zc_config.h
+
+zc_lr_schedule = struct("zc_lr_schedule", (c_int, "kind"), (c_bool, "linear"),
+                        (c_double, "min_lr max_lr min_ratio end_ratio"),
+                        (c_uint64, "warmup_steps total_steps"))
+zc_config_line = struct("zc_config_line", (c_char_p, "key value"), (c_bool, "ignored"), (c_char_p, "text"))
+zc_zero_config = struct("zc_zero_config", (zc_zero_options, "options"), (c_uint32, "left"),
+                        (c_uint64, "train_batch micro_batch"), (c_int, "dtype"), (c_double, "lr"),
+                        (zc_lr_schedule, "schedule"), (zc_loss_scale, "loss_scale"),
+                        (c_bool, "checkpointing partition_activations cpu_checkpointing"),
+                        (c_uint32, "number_checkpoints"), (POINTER(zc_config_line), "lines"),
+                        (c_size_t, "nlines"))
+
 # ---- zc_safetensors.h
 
 zc_st_tensor = struct("zc_st_tensor", (c_char_p, "name"), (c_int, "dtype"), (c_uint32, "ndims"),
@@ -268,6 +281,10 @@ PROTOTYPES = {
     "zc_zero_poll": (c_int, (HANDLE,)),
     "zc_zero_read": (c_int, (HANDLE, c_uint32, c_int, c_uint64, c_uint64, P(c_float))),
     "zc_zero_stats": (c_int, (HANDLE, P(zc_zero_stats))),
+    # zc_config.h
+    "zc_lr_at": (c_double, (P(zc_lr_schedule), c_double, c_uint64)),
+    "zc_zero_config_load": (c_int, (P(P(zc_zero_config)), c_char_p, c_uint32, *SENTENCE)),
+    "zc_zero_config_free": (None, (P(zc_zero_config),)),
     # zc_safetensors.h
     "zc_st_dtype_name": (c_char_p, (c_int,)),
     "zc_st_dtype_bytes": (c_size_t, (c_int,)),

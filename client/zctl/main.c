@@ -17,6 +17,11 @@
 #include "base/util.h"
 #include "client/zctl/zctl.h"
 
+static const struct zctl_option config_options[] = {
+    { "ranks", "N", "of the run: batches must divide into them" },
+    { 0 },
+};
+
 static const struct zctl_option export_options[] = {
     { "dtype", "param|fp32|bf16|fp16", "of the parameters; param, their own, loses nothing" },
     { "optimizer", NULL, "with the optimizer's moments and fp32 masters" },
@@ -102,6 +107,8 @@ static const struct zctl_cmd cmds[] = {
       2, 2, zctl_clone, NULL },
     { "completion", "bash", "print completion for a shell: source <(zctl completion bash)", 1, 1,
       zctl_completion, NULL },
+    { "config", "check FILE", "say what becomes of each key of a DeepSpeed file, or which is wrong",
+      2, 2, zctl_config, config_options },
     { "destroy", "JOB[@SNAPSHOT]",
       "end a kept job that nobody is attached to, or a snapshot, and free its bytes", 1, 1,
       zctl_destroy, NULL },

@@ -62,9 +62,10 @@ int zctl_main(int argc, char **argv, FILE *out, FILE *err);
 /* ---- cmd_*.c */
 
 typedef int zctl_run_fn(struct zctl *z, int argc, char **argv);
-zctl_run_fn zctl_clone, zctl_completion, zctl_destroy, zctl_df, zctl_export, zctl_fsck, zctl_help,
-    zctl_import, zctl_jobs, zctl_ls, zctl_ping, zctl_plan, zctl_rollback, zctl_scrub, zctl_share,
-    zctl_snapshot, zctl_snapshots, zctl_stat, zctl_tier, zctl_tiers, zctl_top, zctl_version;
+zctl_run_fn zctl_clone, zctl_completion, zctl_config, zctl_destroy, zctl_df, zctl_export, zctl_fsck,
+    zctl_help, zctl_import, zctl_jobs, zctl_ls, zctl_ping, zctl_plan, zctl_rollback, zctl_scrub,
+    zctl_share, zctl_snapshot, zctl_snapshots, zctl_stat, zctl_tier, zctl_tiers, zctl_top,
+    zctl_version;
 
 /** The value of an option that was given, or NULL. */
 const char *zctl_option(const struct zctl *z, const char *name);

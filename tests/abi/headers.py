@@ -3,7 +3,8 @@ import os
 import re
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-PUBLIC = ["client/zclient.h", "client/zc_safetensors.h", "client/zero/zc_zero.h"]
+PUBLIC = ["client/zclient.h", "client/zc_safetensors.h", "client/zero/zc_zero.h",
+          "client/zero/zc_config.h"]
 
 
 def paths():

@@ -13,6 +13,7 @@ WARN = ["-Wall", "-Wextra", "-pedantic", "-Wundef", "-Werror"]
 
 PROGRAM = """
 #include <stdio.h>
+#include <zc_config.h>
 #include <zc_safetensors.h>
 #include <zc_zero.h>
 #include <zclient.h>

@@ -65,6 +65,41 @@ static void rows_are_sorted(void **state)
     assert_null(zctl_command("none"));
 }
 
+/* A configuration is looked at without a daemon. */
+static void configurations(void **state)
+{
+#define CONFIGS "config check " ZSHARD_SOURCE_DIR "/tests/configs/"
+    static const struct {
+        const char *line;
+        int status;
+        const char *says;
+    } cases[] = {
+        { CONFIGS "stage3_nvme.json", 0, "offload_param.nvme_path" },
+        { CONFIGS "stage3_nvme.json", 0, "ignored   the daemon places bytes and does the I/O" },
+        { CONFIGS "stage3_nvme.json --ranks 2", 0,
+          "stage 3, bf16, adamw; offloaded: state to NVMe, parameters to NVMe; 12 samples, 3 "
+          "samples at a time, 2 micro-steps\n" },
+        { CONFIGS "stage1.json -o json", 0, "\"effect\": \"acted on\"" },
+        { CONFIGS "stage1.json --ranks 5", 2, "zctl: train_batch_size: 12 does not divide into" },
+        { CONFIGS "broken/unknown.json", 2, "zctl: zero_optimization.stgae: no such key\n" },
+        { "config check nowhere.json", 4, "zctl: 'nowhere.json': No such file" },
+        { "config show nowhere.json", 2, "usage: zctl config check FILE" },
+        { "config check", 2, "usage" },
+        { CONFIGS "stage1.json --ranks many", 2, "--ranks is a number" },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(cases); i++) {
+        struct said s = zctl(cases[i].line);
+
+        if (s.status != cases[i].status ||
+            !strstr(cases[i].status == 0 ? s.out : s.err, cases[i].says) ||
+            *(cases[i].status == 0 ? s.err : s.out))
+            fail_msg("%s: %d '%s' '%s'", cases[i].line, s.status, s.out, s.err);
+        said_free(&s);
+    }
+}
+
 static void help_lists_all(void **state)
 {
     struct said all = zctl("help"), option = zctl("--help");
@@ -540,6 +575,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_are_sorted),
+        cmocka_unit_test(configurations),
         cmocka_unit_test(help_lists_all),
         cmocka_unit_test(completion_is_of_the_rows),
         cmocka_unit_test(usage_table),

@@ -1,0 +1,131 @@
+/*
+ * config_priv.h - what the files of the configuration share: rows of keys, and what was read of
+ * them.
+ *
+ *     config_rows.c  which keys there are, of which type, and what becomes of each
+ *     config_read.c  a file, by these rows, into struct zcz_read
+ *     config.c       struct zcz_read into struct zc_zero_config: what follows, what contradicts
+ */
+#ifndef ZCZ_CONFIG_PRIV_H
+#define ZCZ_CONFIG_PRIV_H
+
+#include "base/err.h"
+#include "client/zero/zc_config.h"
+
+enum zcz_kind {
+    ZCZ_GROUP, /* an object, by rows of its own */
+    ZCZ_BOOL,
+    ZCZ_COUNT, /* a whole number; 5e8 is one */
+    ZCZ_REAL,
+    ZCZ_WORD, /* one of `words`, in either case; its number is the value */
+    ZCZ_TEXT,
+    ZCZ_PAIR,  /* [real, real]: `at` and the value behind it */
+    ZCZ_ANY,   /* not looked into, but for what is switched on, where that is refused */
+    ZCZ_TRUE,  /* a BOOL that is refused when it is off, */
+    ZCZ_NEVER, /* and what is refused unless it is false */
+};
+
+/* What is acted on. */
+enum zcz_at {
+    ZCZ_NOWHERE,
+    ZCZ_TRAIN_BATCH,
+    ZCZ_MICRO_BATCH,
+    ZCZ_ACCUMULATION,
+    ZCZ_CLIP,
+    ZCZ_COMM_DTYPE,
+    ZCZ_GRAD_DTYPE,
+    ZCZ_OPT_TYPE,
+    ZCZ_LR,
+    ZCZ_BETA1,
+    ZCZ_BETA2,
+    ZCZ_EPS,
+    ZCZ_WEIGHT_DECAY,
+    ZCZ_ADAM_W_MODE,
+    ZCZ_TORCH_ADAM,
+    ZCZ_MOMENTUM,
+    ZCZ_DAMPENING,
+    ZCZ_NESTEROV,
+    ZCZ_LR_DECAY,
+    ZCZ_SCHED_TYPE,
+    ZCZ_WARMUP_MIN_LR,
+    ZCZ_WARMUP_MAX_LR,
+    ZCZ_WARMUP_STEPS,
+    ZCZ_WARMUP_TYPE,
+    ZCZ_WARMUP_MIN_RATIO,
+    ZCZ_COS_MIN_RATIO,
+    ZCZ_TOTAL_STEPS,
+    ZCZ_STAGE,
+    ZCZ_OVERLAP_COMM,
+    ZCZ_REDUCE_BUCKET,
+    ZCZ_PREFETCH_BUCKET,
+    ZCZ_PERSISTENCE,
+    ZCZ_MAX_LIVE,
+    ZCZ_MAX_REUSE,
+    ZCZ_HPZ,
+    ZCZ_MICS,
+    ZCZ_QUANTIZED_WEIGHTS,
+    ZCZ_PARAM_DEVICE,
+    ZCZ_OPT_DEVICE,
+    ZCZ_CPU_OFFLOAD,
+    ZCZ_CPU_OFFLOAD_PARAM,
+    ZCZ_FP16,
+    ZCZ_LOSS_SCALE,
+    ZCZ_SCALE_POWER,
+    ZCZ_SCALE_WINDOW,
+    ZCZ_HYSTERESIS,
+    ZCZ_CONSECUTIVE,
+    ZCZ_MIN_SCALE,
+    ZCZ_BF16,
+    ZCZ_PARTITION_ACTIVATIONS,
+    ZCZ_CPU_CHECKPOINTING,
+    ZCZ_NUMBER_CHECKPOINTS,
+    ZCZ_AT_END
+};
+
+struct zcz_row {
+    const char *key; /* NULL: the end of the rows */
+    enum zcz_kind kind;
+    enum zcz_at at;
+    double min, max;            /* of COUNT, REAL, PAIR */
+    const char *words;          /* of WORD: "none cpu nvme" */
+    const struct zcz_row *rows; /* of GROUP */
+    const char *does;           /* what it does, */
+    const char *because;        /* or why nothing; */
+    const char *refused;        /* or why it cannot be, where it is switched on */
+    const char *autos;          /* what "auto" means; NULL: DeepSpeed's default */
+    uint32_t only;              /* types (of the optimizer, the scheduler) that have it; 0: all */
+};
+
+extern const struct zcz_row zcz_config_rows[]; /* of the whole file */
+extern const struct zcz_row zcz_optimizer_rows[], zcz_scheduler_rows[];
+
+enum zcz_optimizers { ZCZ_ADAM, ZCZ_ADAMW, ZCZ_LION, ZCZ_SGD, ZCZ_ADAGRAD };
+enum zcz_devices { ZCZ_DEVICE_NONE, ZCZ_DEVICE_CPU, ZCZ_DEVICE_NVME };
+enum zcz_dtypes { ZCZ_FP32, ZCZ_FP16_WORD, ZCZ_BF16_WORD };
+
+enum zcz_how { ZCZ_ABSENT, ZCZ_AUTO, ZCZ_SAID };
+
+struct zcz_value {
+    enum zcz_how how;
+    double x;
+};
+
+struct zcz_read {
+    struct zcz_value v[ZCZ_AT_END];
+    bool optimizer, scheduler, checkpointing; /* their groups are there */
+    struct zc_config_line *lines;             /* their strings are ours */
+    size_t nlines, room;
+};
+
+/** 0, or err has a sentence. zcz_config_read_done() in either case. */
+int zcz_config_read(struct zcz_read *r, const char *path, struct zb_err *err);
+void zcz_config_read_done(struct zcz_read *r);
+
+/** That the keys which are there are of this type: 0 or -EINVAL. */
+int zcz_config_only(const struct zcz_read *r, const struct zcz_row *rows, const char *path,
+                    uint32_t type, const char *name, struct zb_err *err);
+
+/** The line of a key becomes one that is ignored, as it is of no use here. 0 or -ENOMEM. */
+int zcz_config_ignore(struct zcz_read *r, const char *key, const char *because);
+
+#endif
