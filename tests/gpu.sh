@@ -323,10 +323,13 @@ sanitizer_works() {
 }
 
 # Tests start themselves again as processes that they kill, and ask drivers for what these refuse: neither is
-# what a sanitizer is to report.
+# what a sanitizer is to report, if it can be told so.
 sanitizer_options() { # TOOL
-    echo "--tool $1 --error-exitcode 99 --target-processes application-only"
-    [ "$1" != memcheck ] || echo "--report-api-errors no"
+    local help
+    help=$("$sanitizer" --help 2>&1)
+    echo "--tool $1 --error-exitcode 99"
+    [[ $help != *--target-processes* ]] || echo "--target-processes application-only"
+    [[ $1 != memcheck || $help != *--report-api-errors* ]] || echo "--report-api-errors no"
 }
 
 stage_sanitize() {

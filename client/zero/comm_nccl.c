@@ -208,7 +208,8 @@ static int nccl_device_open(struct zc_comm *comm, const char *backend, void *str
     struct nccl_comm *n = nccl_of(comm);
     ncclConfig_t config = { .size = sizeof(config),
                             .magic = NCCL_CONFIG_MAGIC,
-                            .version = NCCL_VERSION_MIN };
+                            .version = NCCL_VERSION_MIN,
+                            .blocking = 0 };
     ncclUniqueId id;
     ncclResult_t r;
     int rc;
