@@ -18,7 +18,8 @@
  *     -ENOENT      no such job, unit, shard, snapshot or note
  *     -EEXIST      it exists already: a job of that name, a repeated push
  *     -EPERM       it belongs to another user
- *     -ENOSPC      it does not fit: the sentence has the numbers and the least that would do
+ *     -ENOSPC      it does not fit: the sentence has the numbers and the least that would do (of a
+ *                  GPU's memory: what is needed, and what is free)
  *     -EBUSY       somebody holds it, or the state is wrong now: a rank that is taken, a pinned
  *                  version, a job that is stepping
  *     -ETIMEDOUT   the deadline passed; the sentence says what it waited for

@@ -25,7 +25,8 @@
  *
  * ERRORS are negative errnos with a sentence:
  *     -EINVAL, -EEXIST, -ENOENT, -ENOTSUP   nothing was done
- *     -ENOMEM    no device memory, or beyond the limit: nothing was done
+ *     -ENOSPC    not so much device memory is free, or it is beyond the limit, with the numbers
+ *     -ENOMEM    no memory of the host's: nothing was done, as with those above
  *     -ENODEV    no such device, or no driver
  *     -EIO       the device failed. That is for good: everything in flight may or may not have
  *                happened, every later call fails with it, and free, query and close still work
@@ -85,7 +86,7 @@ int zk_gpu_usage(struct zk_gpu *g, struct zk_gpu_usage *ret, struct zb_err *err)
  * be what another process left there.
  *
  * @param tag  the caller's, for zk_gpu_stranded()
- * @return 0; -EINVAL no bytes, -ENOMEM, -EIO
+ * @return 0; -EINVAL no bytes, -ENOSPC, -ENOMEM, -EIO
  */
 int zk_gpu_alloc(struct zk_gpu *g, uint64_t bytes, uint64_t tag, struct zk_gpu_mem **ret,
                  struct zb_err *err);

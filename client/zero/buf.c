@@ -81,15 +81,18 @@ static struct zcz_buf *pool_find(struct zcz_pool *p, size_t bytes)
 }
 
 /* Memory for b->bytes. */
-static bool buf_fill(const struct zcz_device *device, struct zcz_buf *b)
+static bool buf_fill(struct zcz_pool *p, struct zcz_buf *b)
 {
+    const struct zcz_device *device = p->device;
+
+    p->why = (struct zb_err){ 0 };
     if (!device) {
         b->data = aligned_alloc(ZB_PAGE_ALIGN, b->bytes);
         return b->data;
     }
-    if (zk_gpu_event_new(device->gpu, &b->last, NULL) < 0)
+    if (zk_gpu_event_new(device->gpu, &b->last, &p->why) < 0)
         return false;
-    if (zk_gpu_alloc(device->gpu, b->bytes, 0, &b->mem, NULL) < 0) {
+    if (zk_gpu_alloc(device->gpu, b->bytes, 0, &b->mem, &p->why) < 0) {
         zk_gpu_event_free(b->last);
         return false;
     }
@@ -113,7 +116,7 @@ struct zcz_buf *zcz_buf_get(struct zcz_pool *p, size_t bytes)
         if (!b)
             return NULL;
         b->bytes = bytes;
-        if (!buf_fill(p->device, b)) {
+        if (!buf_fill(p, b)) {
             free(b);
             return NULL;
         }

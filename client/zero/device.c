@@ -136,10 +136,12 @@ void *zc_zero_stream(struct zc_zero *z)
     return z->device.compute ? zk_gpu_stream_native(z->device.compute) : NULL;
 }
 
-int zcz_device_full(struct zc_zero *z, const char *what, const struct zcz_unit *u, size_t bytes)
+int zcz_device_full(struct zc_zero *z, const struct zcz_pool *pool, const char *what,
+                    const struct zcz_unit *u, size_t bytes)
 {
-    return zcz_fail(z, -ENOMEM, "device '%s': no memory %s unit %u '%s': %zu bytes",
-                    z->options.device, what, u->def.index, u->def.name, bytes);
+    return zcz_fail(z, pool->why.code != 0 ? pool->why.code : -ENOMEM,
+                    "device '%s': no memory %s unit %u '%s': %zu bytes: %s", z->options.device,
+                    what, u->def.index, u->def.name, bytes, pool->why.text);
 }
 
 int zcz_device_up(struct zc_zero *z, struct zcz_buf *b, size_t at, const void *from,
@@ -198,8 +200,9 @@ static int down_round(struct zc_zero *z, struct zcz_reduce *r, uint64_t padded, 
 
     r->rounded = zcz_buf_get(&z->grad_dev, padded * zb_dtype_bytes(work.array.to_dtype));
     if (!r->rounded)
-        return zb_fail(err, -ENOMEM, "no memory to round the gradient of unit %u '%s'",
-                       r->unit->def.index, r->unit->def.name);
+        return zb_fail(err, z->grad_dev.why.code != 0 ? z->grad_dev.why.code : -ENOMEM,
+                       "no memory to round the gradient of unit %u '%s': %s", r->unit->def.index,
+                       r->unit->def.name, z->grad_dev.why.text);
     work.array.to = r->rounded->data;
     return zk_gpu_launch(d->down, &work, err);
 }
@@ -272,7 +275,8 @@ int zcz_device_exchange(struct zc_zero *z, struct zcz_reduce *r)
         return device_fail(z, rc, &err);
     if (u->layout.dtype == ZB_F32 &&
         !(r->more_dev = zcz_buf_get(&z->grad_dev, slice_bytes * z->world)))
-        return zcz_device_full(z, "to exchange the gradient of", u, slice_bytes * z->world);
+        return zcz_device_full(z, &z->grad_dev, "to exchange the gradient of", u,
+                               slice_bytes * z->world);
     zcz_coll_arm_dev(&r->coll, r->on_dev, r->rounded ? r->rounded->data : r->on_dev->data,
                      r->more_dev ? r->more_dev->data
                                  : (char *)r->on_dev->data + slice_bytes * z->world,

@@ -146,7 +146,7 @@ static int gather_upload(struct zc_zero *z, struct zcz_unit *u)
 
     u->on_dev = zcz_buf_get(&z->gather_dev, bytes);
     if (!u->on_dev)
-        return zcz_device_full(z, "to gather", u, bytes);
+        return zcz_device_full(z, &z->gather_dev, "to gather", u, bytes);
     rc = u->buf ? zcz_device_up(z, u->on_dev, 0, u->buf->data, bytes, bytes)
                 : zcz_device_up(z, u->on_dev, 0, u->view.data, stored_bytes(u), bytes);
     u->state = ZCZ_UPLOAD;
@@ -177,7 +177,7 @@ static int gather_collect_on_device(struct zc_zero *z, struct zcz_unit *u)
     if (!u->on_dev) {
         u->on_dev = zcz_buf_get(&z->gather_dev, bytes);
         if (!u->on_dev)
-            return zcz_device_full(z, "to gather", u, bytes);
+            return zcz_device_full(z, &z->gather_dev, "to gather", u, bytes);
         z->moved = true;
         return zcz_device_up(z, u->on_dev, at, u->view.data, stored_bytes(u), slice_bytes(u));
     }

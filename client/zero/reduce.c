@@ -112,7 +112,7 @@ int zc_zero_grad(struct zc_zero *z, uint32_t unit, float **ret_grad)
     if (!u->grad && z->device.gpu) {
         u->grad = zcz_buf_get(&z->grad_dev, bytes);
         rc = u->grad ? zcz_device_zero(z, u->grad, bytes)
-                     : zcz_device_full(z, "for the gradient of", u, bytes);
+                     : zcz_device_full(z, &z->grad_dev, "for the gradient of", u, bytes);
         if (rc < 0)
             return rc;
     } else if (!u->grad) {

@@ -167,7 +167,7 @@ static int device_join(struct zcz_store *s)
     rc = zk_gpu_event_new(z->device.gpu, &d->event, &err);
     if (rc == 0)
         rc = zk_gpu_alloc(z->device.gpu, bytes, 0, &d->memory, &err);
-    if (rc == -ENOMEM)
+    if (rc == -ENOSPC || rc == -ENOMEM)
         return zcz_refuse(z, rc,
                           "device '%s': no memory for %llu bytes of parameters, gradients and "
                           "optimizer state: %s",

@@ -218,7 +218,9 @@ struct zc_zero_options {
     uint32_t timeout_ms; /* of anything that waits for the daemon or a peer; 0: 60000 */
     const char *kernels; /* NULL: the best; else as the daemon option of that name */
     const char *device;  /* NULL or "": parameters and gradients are handed out in host memory; else
-                            the GPU that they are handed out on, "cuda" or "cuda:N" */
+                            the GPU that they are handed out on, "cuda" or "cuda:N". With too
+                            little memory: -ENOSPC, and the sentence says what is needed and what
+                            is free */
     /* of a job: ZC_ZERO_HOST refuses what does not fit with its gradients in memory (-ENOSPC);
      * else (0) those that do not fit live on NVMe, where state and parameters may, too */
     enum zc_zero_offload offload_grad;

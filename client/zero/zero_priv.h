@@ -70,6 +70,7 @@ struct zcz_pool {
     uint64_t bytes, bytes_most;      /* allocated now, and at most so far */
     const struct zcz_device *device; /* whose memory it is; NULL: the host's, */
     const struct zcz_device *pins;   /* which this one copies from and to, where it is open */
+    struct zb_err why;               /* of a device: why it had no buffer, the last time */
 };
 
 void zcz_pool_init(struct zcz_pool *p, uint32_t keep, const struct zcz_device *device);
@@ -152,7 +153,8 @@ void zcz_device_drain(struct zc_zero *z, bool clean);
 void zcz_device_close(struct zc_zero *z);
 
 /** The failure that it has no room. */
-int zcz_device_full(struct zc_zero *z, const char *what, const struct zcz_unit *u, size_t bytes);
+int zcz_device_full(struct zc_zero *z, const struct zcz_pool *pool, const char *what,
+                    const struct zcz_unit *u, size_t bytes);
 
 /** Begins to fill b from byte `at` on with bytes of the host's, and zeros behind them up to
  * `bytes`. */

@@ -456,13 +456,16 @@ void gpt_args_help(FILE *out)
             fprintf(out, " (required)");
         fprintf(out, "%s\n", r->kind == LATER ? " (not in this version)" : "");
     }
-    fprintf(out,
-            "\n"
-            "Words in parentheses are not in this version. [ ]: what is used when the flag is "
-            "absent.\n"
-            "SIGTERM, SIGINT: ends behind the step in progress, commits it with --keep, exports; "
-            "exit code 1.\n"
-            "Exit codes: 0; 2 usage; 3 daemon unreachable or lost; 4 refused; 5 a peer rank "
-            "was lost;\n"
-            "6 data corrupt; 1 anything else.\n");
+    fprintf(
+        out,
+        "\n"
+        "Words in parentheses are not in this version. [ ]: what is used when the flag is "
+        "absent.\n"
+        "SIGTERM, SIGINT: ends behind the step in progress, commits it with --keep, exports; "
+        "exit code 1.\n"
+        "Exit codes: 0; 2 usage; 3 daemon unreachable or lost; 4 refused: it does not fit (also "
+        "the\n"
+        "device's memory), or what it needs is not there; 5 a peer rank was lost; 6 data "
+        "corrupt;\n"
+        "1 anything else.\n");
 }

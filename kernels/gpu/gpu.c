@@ -228,10 +228,10 @@ static int limit_take(struct zk_gpu *g, uint64_t bytes, struct zb_err *err)
     stranded_look(g);
     taken = g->used.owned_bytes + g->used.stranded_bytes;
     if (bytes > g->info.limit_bytes || taken > g->info.limit_bytes - bytes)
-        rc = zb_fail(err, -ENOMEM,
-                     "%s of GPU memory: %s of %s are taken, %s of it are stranded with processes "
-                     "that hold what was freed",
-                     zb_size_text(bytes).s, zb_size_text(taken).s,
+        rc = zb_fail(err, -ENOSPC,
+                     "%s of GPU memory are needed, %s of %s are free; %s are stranded with "
+                     "processes that hold what was freed",
+                     zb_size_text(bytes).s, zb_size_text(g->info.limit_bytes - taken).s,
                      zb_size_text(g->info.limit_bytes).s, zb_size_text(g->used.stranded_bytes).s);
     else
         g->used.owned_bytes += bytes;
@@ -239,9 +239,24 @@ static int limit_take(struct zk_gpu *g, uint64_t bytes, struct zb_err *err)
     return rc;
 }
 
+/* The device has no such memory left, for all that the limit says: others use it, too. */
+static int device_full(struct zk_gpu *g, uint64_t bytes, const struct zb_err *why,
+                       struct zb_err *err)
+{
+    uint64_t free_bytes = 0;
+
+    (void)pthread_mutex_lock(&g->lock);
+    (void)g->backend->free_bytes(g, &free_bytes, NULL);
+    (void)pthread_mutex_unlock(&g->lock);
+    return zb_fail(err, -ENOSPC, "%s of GPU memory are needed, %s of the device's %s are free: %s",
+                   zb_size_text(bytes).s, zb_size_text(free_bytes).s,
+                   zb_size_text(g->info.total_bytes).s, why->text);
+}
+
 int zk_gpu_alloc(struct zk_gpu *g, uint64_t bytes, uint64_t tag, struct zk_gpu_mem **ret,
                  struct zb_err *err)
 {
+    struct zb_err why = { 0 };
     struct zk_gpu_mem *m;
     int rc;
 
@@ -252,7 +267,9 @@ int zk_gpu_alloc(struct zk_gpu *g, uint64_t bytes, uint64_t tag, struct zk_gpu_m
     if (rc < 0)
         return rc;
     m = mem_make(g, bytes, tag);
-    rc = m ? g->backend->mem_new(m, err) : zb_fail(err, -ENOMEM, "GPU memory: %m");
+    rc = m ? g->backend->mem_new(m, &why) : zb_fail(err, -ENOMEM, "GPU memory: %m");
+    if (m && rc < 0)
+        rc = rc == -ENOMEM ? device_full(g, bytes, &why, err) : zb_fail(err, rc, "%s", why.text);
     (void)pthread_mutex_lock(&g->lock);
     if (rc == 0)
         zb_list_push_back(&g->mems, &m->node);

@@ -124,17 +124,32 @@ def refused():
               f"{name} ended with {done.returncode}: {done.stderr}")
 
 
+def too_little_memory():
+    """It does not fit, wherever in the run that shows: exit code 4, what is needed, and what is free."""
+    model = "--steps 1 --seed 1 --batch 4 --micro-batch 2 --seq 64 --layers 3 --heads 4 --width 256 --data LICENSE"
+    with Daemon("--host-bytes", "128M", "--nvme-bytes", "8M") as d:
+        offload = ["--offload", "host", "--socket", d.socket]
+        for size, flags, what in (("2M", [], "activations"), ("6M", [], "optimizer state"),
+                                  ("16M", [], "optimizer state"), ("6M", offload, " unit "), ("12M", offload, " unit ")):
+            done = subprocess.run([program("zgpt"), *model.split(), "--device", f"emulated:{size}", *flags], text=True,
+                                  timeout=DEADLINE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
+            check(done.returncode == 4 and done.stderr.count("\n") == 1 and what in done.stderr and
+                  re.search(r"iB of GPU memory are needed, .*B of .*iB are free", done.stderr),
+                  f"{size} {flags}: {done.returncode}: {done.stderr}")
+
+
 def failures():
     """Whatever the device fails at, the run ends with one sentence."""
     for works in (0, 1, 2, 5, 30, 300, 1500):
         done = subprocess.run([program("zgpt"), *MODEL, "--steps", "2", "--device", f"emulated:256M:0:{works}"],
                               text=True, timeout=DEADLINE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
-        check(done.returncode == 1 and done.stderr.count("\n") == 1 and
+        check(done.returncode in (1, 4) and done.stderr.count("\n") == 1 and
               ("as it was asked to" in done.stderr or "no memory" in done.stderr),
               f"{works} works: {done.returncode}: {done.stderr}")
 
 
-TESTS = {f.__name__: f for f in (fp32, fp32_two_ranks, bf16, bf16_two_ranks, same_bytes, memory, refused, failures)}
+TESTS = {f.__name__: f for f in (fp32, fp32_two_ranks, bf16, bf16_two_ranks, same_bytes, memory, refused,
+                                 too_little_memory, failures)}
 
 if __name__ == "__main__":
     if GPU and not DEVICE:

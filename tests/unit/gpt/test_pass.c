@@ -403,7 +403,7 @@ static void too_much_is_said(void **state)
     (void)state;
     assert_true(fixture_open(&x, "emulated:64M"));
     assert_int_equal(gpt_init(&model, &shape, &err), 0);
-    assert_int_equal(gpt_dev_run_new(&run, x.dev, &model, &hold, false, &err), -ENOMEM);
+    assert_int_equal(gpt_dev_run_new(&run, x.dev, &model, &hold, false, &err), -ENOSPC);
     assert_non_null(strstr(err.text, "activations take"));
     assert_null(run);
     gpt_done(&model);

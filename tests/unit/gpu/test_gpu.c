@@ -377,8 +377,9 @@ static void limits(void **state)
         assert_true(zk_gpu_info(x.gpu)->granularity_bytes == SIZE);
         first = alloc(&x, 2 * SIZE + 1);
         assert_true(zk_gpu_len(first) == 3 * SIZE && usage(&x).owned_bytes == 3 * SIZE);
-        assert_int_equal(zk_gpu_alloc(x.gpu, SIZE + 1, 0, &second, &err), -ENOMEM);
-        assert_non_null(strstr(err.text, "4.00 MiB of GPU memory: 6.00 MiB of 8.00 MiB"));
+        assert_int_equal(zk_gpu_alloc(x.gpu, SIZE + 1, 0, &second, &err), -ENOSPC);
+        assert_non_null(
+            strstr(err.text, "4.00 MiB of GPU memory are needed, 2.00 MiB of 8.00 MiB are free"));
         assert_int_equal(zk_gpu_alloc(x.gpu, 0, 0, &second, NULL), -EINVAL);
         assert_int_equal(zk_gpu_alloc(x.gpu, UINT64_MAX, 0, &second, NULL), -EINVAL);
         assert_true(!second && usage(&x).owned_bytes == 3 * SIZE);
@@ -610,8 +611,8 @@ static void stranded_memory(struct fixture *x)
     zk_gpu_stranded(x->gpu, on_stranded, &seen);
     assert_true(seen.calls == 1 && seen.holders == 2 && seen.tag == 7 && seen.len_bytes == SIZE);
     assert_int_equal(zk_gpu_alloc(x->gpu, zk_gpu_info(x->gpu)->limit_bytes, 0, &more, &err),
-                     -ENOMEM);
-    assert_non_null(strstr(err.text, "2.00 MiB of it are stranded"));
+                     -ENOSPC);
+    assert_non_null(strstr(err.text, "2.00 MiB are stranded"));
 
     assert_int_equal(other_do(&one, 'd'), 0);
     zk_gpu_stranded(x->gpu, on_stranded, &seen);
@@ -713,7 +714,7 @@ static void fails_at_everything(void **state)
         memset(x.host, 1, 256);
         memset(x.host + 256, 2, 256);
         rc = small_job(&x);
-        assert_true(rc == (n < 2 ? -ENOMEM : n < 6 ? -EIO : 0));
+        assert_true(rc == (n < 2 ? -ENOSPC : n < 6 ? -EIO : 0));
         assert_true(rc == 0 || strstr(x.err.text, "as it was asked to"));
         assert_true(all_are(x.host + 256, n <= 4 ? 2 : 1, 256));
         if (rc == -EIO) { /* for good */

@@ -193,7 +193,8 @@ static void a_full_device_is_said(void **state)
         party_run(&p, &s, device, false);
         if (p.runs[0].rc != 0) {
             refused++;
-            if (p.runs[0].rc != -ENOMEM || !strstr(p.runs[0].error, "no memory"))
+            if (p.runs[0].rc != -ENOSPC || !strstr(p.runs[0].error, "no memory") ||
+                !strstr(p.runs[0].error, "of GPU memory are needed, "))
                 fail_msg("%s: %d %s", device, p.runs[0].rc, p.runs[0].error);
         }
         party_done(&p);
@@ -218,7 +219,7 @@ static void fails_everywhere(const struct setting *s)
         /* without a sentence: what failed was the trainer's own */
         if (rc != 0 && strstr(p.runs[0].error, "device '")) {
             failed++;
-            assert_true(rc == -EIO || rc == -ENOMEM);
+            assert_true(rc == -EIO || rc == -ENOMEM || rc == -ENOSPC);
         }
         party_done(&p);
         n = n < 40 ? n + 1 : n + 1 + n / 8;
