@@ -159,10 +159,13 @@ zc_zero_options = struct("zc_zero_options", (c_void_p, "comm"), (c_char_p, "sock
 zc_zero_stepped = struct("zc_zero_stepped", (c_uint64, "iterations applied"),
                          (c_double, "grad_norm clip_scale"), (c_bool, "skipped"),
                          (c_double, "loss_scale"))
+zc_zero_bytes = struct("zc_zero_bytes", (c_uint64, "param grad state daemon_param daemon_grad "
+                                                   "daemon_state gathered reducing"))
 zc_zero_stats = struct("zc_zero_stats",
                        (c_uint64, "fetched_bytes pushed_bytes nvme_read_bytes nvme_written_bytes "
                                   "host_bytes nvme_bytes gpu_bytes gather_buffer_bytes "
-                                  "grad_buffer_bytes device_bytes comm_bytes"),
+                                  "grad_buffer_bytes device_bytes comm_bytes comm_gather_bytes "
+                                  "comm_reduce_bytes comm_across_bytes"),
                        (c_double, "stall_seconds"), (c_uint64, "grads_nvme_bytes pinned_bytes"))
 
 ZERO_INIT = CFUNCTYPE(c_int, c_void_p, c_uint32, c_uint64, c_uint64, POINTER(c_float))
@@ -280,6 +283,7 @@ PROTOTYPES = {
     "zc_zero_sum": (c_int, (HANDLE, P(c_double), c_uint32)),
     "zc_zero_poll": (c_int, (HANDLE,)),
     "zc_zero_read": (c_int, (HANDLE, c_uint32, c_int, c_uint64, c_uint64, P(c_float))),
+    "zc_zero_bytes": (None, (HANDLE, P(zc_zero_bytes))),
     "zc_zero_stats": (c_int, (HANDLE, P(zc_zero_stats))),
     # zc_config.h
     "zc_lr_at": (c_double, (P(zc_lr_schedule), c_double, c_uint64)),

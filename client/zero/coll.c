@@ -18,9 +18,11 @@
 #include "client/zero/zero_priv.h"
 
 void zcz_coll_queue(struct zc_zero *z, struct zcz_coll *c, enum zcz_coll_kind kind,
-                    const char *what, uint32_t unit)
+                    struct zc_comm *comm, const char *what, uint32_t unit)
 {
-    *c = (struct zcz_coll){ .kind = kind, .what = what, .unit = unit };
+    *c = (struct zcz_coll){
+        .kind = kind, .comm = comm, .bytes = &z->other_bytes, .what = what, .unit = unit
+    };
     zb_list_push_back(&z->queued, &c->node);
 }
 
@@ -42,8 +44,8 @@ void zcz_coll_arm_dev(struct zcz_coll *c, struct zcz_buf *dev, const void *send,
 
 static int coll_fail(struct zc_zero *z, const struct zcz_coll *c, int rc)
 {
-    const struct zc_comm *comm = z->comm;
-    const char *why = comm->ops->error ? comm->ops->error(z->comm) : "";
+    struct zc_comm *comm = c->comm;
+    const char *why = comm->ops->error ? comm->ops->error(comm) : "";
 
     z->comm_broken = true;
     /* A peer that died breaks collectives too; if the store knows, that is the better sentence. */
@@ -56,18 +58,18 @@ static int coll_fail(struct zc_zero *z, const struct zcz_coll *c, int rc)
 static int coll_start(struct zc_zero *z, struct zcz_coll *c)
 {
     int (*start)(struct zc_comm *, const void *, void *, size_t, struct zc_comm_op **) =
-        c->kind == ZCZ_ALL_GATHER ? z->comm->ops->all_gather : z->comm->ops->exchange;
+        c->kind == ZCZ_ALL_GATHER ? c->comm->ops->all_gather : c->comm->ops->exchange;
     int comm_rc = 0, rc = 0;
 
     if (c->dev)
         rc = zcz_device_start(z, c, &comm_rc);
     else
-        comm_rc = start(z->comm, c->send, c->recv, c->slice_bytes, &c->op);
+        comm_rc = start(c->comm, c->send, c->recv, c->slice_bytes, &c->op);
     if (rc < 0)
         return rc;
     if (comm_rc < 0)
         return coll_fail(z, c, comm_rc);
-    z->comm_bytes += (uint64_t)c->slice_bytes * (z->world - 1);
+    *c->bytes += (uint64_t)c->slice_bytes * (c->comm->world - 1);
     return 0;
 }
 
@@ -76,7 +78,7 @@ static int coll_test(struct zc_zero *z, struct zcz_coll *c)
     int rc;
 
     if (!c->dev) {
-        rc = z->comm->ops->test(z->comm, c->op, &c->done);
+        rc = c->comm->ops->test(c->comm, c->op, &c->done);
         return rc < 0 ? coll_fail(z, c, rc) : 0;
     }
     rc = zcz_device_done(z, c->dev);
@@ -127,7 +129,7 @@ int zcz_share_begin(struct zc_zero *z, const void *mine, size_t bytes, const cha
         return zcz_fail(z, -ENOMEM, "%s: no memory for %zu bytes", what, bytes * z->world);
     place = (char *)b->data + bytes * z->rank;
     memcpy(place, mine, bytes);
-    zcz_coll_queue(z, &z->share, ZCZ_ALL_GATHER, what, ZCZ_NO_UNIT);
+    zcz_coll_queue(z, &z->share, ZCZ_ALL_GATHER, z->comm, what, ZCZ_NO_UNIT);
     zcz_coll_arm(&z->share, place, b->data, bytes);
     *ret = b;
     return 0;

@@ -212,7 +212,7 @@ static int down_begin(struct zc_zero *z, struct zcz_reduce *r, struct zb_err *er
 {
     const struct zcz_device *d = &z->device;
     const struct zcz_unit *u = r->unit;
-    uint64_t padded = u->slice * z->world;
+    uint64_t padded = zcz_grad_elems(z, u);
     int rc = zk_gpu_event_record(r->on_dev->last, d->compute, err);
 
     z->device.moving++;
@@ -240,7 +240,7 @@ int zcz_device_down(struct zc_zero *z, struct zcz_reduce *r)
     const struct zcz_device *d = &z->device;
     const struct zcz_unit *u = r->unit;
     const void *from;
-    uint64_t padded = u->slice * z->world;
+    uint64_t padded = zcz_grad_elems(z, u);
     struct zb_err err = { 0 };
     int rc = down_begin(z, r, &err);
 

@@ -322,10 +322,52 @@ static int open_check_built(struct zc_zero *z)
 {
     const struct zc_zero_options *o = &z->options;
 
-    if (o->stage != ZC_STAGE_3 || o->group_ranks > 0 || o->keep_gathered || o->persist_elems > 0 ||
-        o->live_elems > 0 || o->reuse_elems > 0 || o->prefetch_elems > 0 || o->reduce_elems > 0 ||
-        o->reduce_waits || o->quantize_gather || o->memory_bytes > 0)
+    if (o->quantize_gather)
         return zcz_refuse(z, -ENOTSUP, "an option of the engine that is not built yet");
+    return 0;
+}
+
+static int open_check_offload(struct zc_zero *z)
+{
+    const struct zc_zero_options *o = &z->options;
+
+    if (!offload_known(o->offload_param) || !offload_known(o->offload_optimizer))
+        return zcz_refuse(z, -EINVAL,
+                          "offload of parameters %d, of the optimizer %d: none, host, nvme",
+                          (int)o->offload_param, (int)o->offload_optimizer);
+    if (!offload_known(o->offload_grad))
+        return zcz_refuse(z, -EINVAL, "offload of gradients %d: host, or none",
+                          (int)o->offload_grad);
+    if (o->offload_param != ZC_ZERO_NONE && o->offload_optimizer == ZC_ZERO_NONE)
+        return zcz_refuse(z, -EINVAL,
+                          "parameters are offloaded with the optimizer state, or not at all");
+    if (o->offload_optimizer != ZC_ZERO_NONE && o->stage == ZC_STAGE_DDP)
+        return zcz_refuse(z, -EINVAL,
+                          "stage 0 has everything whole on each rank: nothing of it is "
+                          "offloaded (stage 1 offloads optimizer state)");
+    if (o->offload_param != ZC_ZERO_NONE && o->stage < ZC_STAGE_3)
+        return zcz_refuse(z, -EINVAL,
+                          "stage %d has parameters whole on each rank: only stage 3 "
+                          "offloads them",
+                          (int)o->stage);
+    return 0;
+}
+
+static int open_check_stage(struct zc_zero *z)
+{
+    const struct zc_zero_options *o = &z->options;
+
+    if (o->stage > ZC_STAGE_3)
+        return zcz_refuse(z, -EINVAL, "stage %d: from 0 to 3", (int)o->stage);
+    if (o->stage < ZC_STAGE_3 &&
+        (o->keep_gathered || o->persist_elems > 0 || o->live_elems > 0 || o->reuse_elems > 0))
+        return zcz_refuse(z, -EINVAL,
+                          "stage %d keeps all parameters gathered: which stay, and how "
+                          "many, is of stage 3",
+                          (int)o->stage);
+    if (o->group_ranks > 0 && (z->world % o->group_ranks != 0 || o->stage < ZC_STAGE_3))
+        return zcz_refuse(z, -EINVAL, "groups of %u ranks: of stage 3, and a divisor of %u ranks",
+                          o->group_ranks, z->world);
     return 0;
 }
 
@@ -334,18 +376,15 @@ static int open_check(struct zc_zero *z)
     const struct zc_zero_options *o = &z->options;
     struct zb_err err = { 0 };
 
-    if (!offload_known(o->offload_param) || !offload_known(o->offload_optimizer) ||
-        (o->offload_param == ZC_ZERO_NONE) != (o->offload_optimizer == ZC_ZERO_NONE))
-        return zcz_refuse(z, -EINVAL,
-                          "offload of parameters %d and of the optimizer %d: both none, or each "
-                          "host or nvme",
-                          (int)o->offload_param, (int)o->offload_optimizer);
-    if (!offload_known(o->offload_grad))
-        return zcz_refuse(z, -EINVAL, "offload of gradients %d: host, or none",
-                          (int)o->offload_grad);
-    if (o->resume && (o->offload_param == ZC_ZERO_NONE || !o->job))
+    int rc = open_check_stage(z);
+
+    if (rc == 0)
+        rc = open_check_offload(z);
+    if (rc < 0)
+        return rc;
+    if (o->resume && (o->offload_optimizer == ZC_ZERO_NONE || !o->job))
         return zcz_refuse(z, -EINVAL, "resume needs a daemon and the name of a job that it kept");
-    if (o->durable && (o->offload_param == ZC_ZERO_NONE || !o->keep))
+    if (o->durable && (o->offload_optimizer == ZC_ZERO_NONE || !o->keep))
         return zcz_refuse(z, -EINVAL, "a durable job needs a daemon, and to be kept");
     if (o->job && strlen(o->job) > ZC_NAME_MAX)
         return zcz_refuse(z, -EINVAL, "a job's name has at most %d bytes", ZC_NAME_MAX);
@@ -390,6 +429,41 @@ static int open_copy(struct zc_zero *z, const struct zc_zero_options *options)
     return 0;
 }
 
+int zcz_split(struct zc_zero *z)
+{
+    const struct zc_zero_options *o = &z->options;
+    const struct zc_comm_ops *ops = z->comm->ops;
+    uint32_t shards = o->stage == ZC_STAGE_DDP ? 1 : o->group_ranks ? o->group_ranks : z->world;
+    int rc = 0;
+
+    z->shards = shards;
+    z->shard = z->rank % shards;
+    z->replicas = z->world / shards;
+    z->replica = z->rank / shards;
+    z->whole_params = shards > 1 && o->stage < ZC_STAGE_3;
+    z->whole_grads = shards > 1 && o->stage < ZC_STAGE_2;
+    if (z->replicas > 1 && z->device.gpu && ops->device)
+        return zcz_fail(z, -ENOTSUP,
+                        "stage 0 and groups of ranks are not built for collectives "
+                        "between devices: another backend than '%s'",
+                        ops->name);
+    if (z->replicas == 1 || shards == 1) {
+        z->inside = shards > 1 ? z->comm : NULL;
+        z->across = z->replicas > 1 ? z->comm : NULL;
+        return 0;
+    }
+    if (!ops->split)
+        return zcz_fail(z, -ENOTSUP, "backend '%s' has no split(): groups of %u ranks need one",
+                        ops->name, shards);
+    z->splits = true;
+    rc = ops->split(z->comm, z->replica, &z->inside);
+    if (rc == 0)
+        rc = ops->split(z->comm, z->shard, &z->across);
+    return rc < 0 ? zcz_fail(z, rc, "groups of %u ranks over '%s'%s%s", shards, ops->name,
+                             ops->error ? ": " : " failed", ops->error ? ops->error(z->comm) : "")
+                  : 0;
+}
+
 /* What one rank can find wrong by itself. */
 static int open_alone(struct zc_zero *z, const struct zc_zero_options *options)
 {
@@ -406,7 +480,7 @@ static int open_alone(struct zc_zero *z, const struct zc_zero_options *options)
     rc = zcz_device_open(z);
     if (rc < 0)
         return rc;
-    if (z->options.offload_param != ZC_ZERO_NONE)
+    if (z->options.offload_optimizer != ZC_ZERO_NONE)
         z->store = zcz_store_daemon(z);
     else if (z->device.gpu && (z->world == 1 || z->comm->ops->device))
         z->store = zcz_store_device(z);
@@ -420,15 +494,34 @@ static int open_alone(struct zc_zero *z, const struct zc_zero_options *options)
 struct introduction {
     uint8_t node[16];
     uint64_t pid;
-    uint32_t page_elems;
+    uint32_t page_elems, replica;
 };
+
+/* Each group of ranks has all states, so to a daemon it is a job of its own. */
+static bool node_same(const struct introduction *a, const struct introduction *b)
+{
+    return memcmp(a->node, b->node, sizeof(a->node)) == 0 && a->replica == b->replica;
+}
 
 static bool node_seen(const struct introduction *all, uint32_t r)
 {
     for (uint32_t before = 0; before < r; before++)
-        if (memcmp(all[before].node, all[r].node, sizeof(all[r].node)) == 0)
+        if (node_same(&all[before], &all[r]))
             return true;
     return false;
+}
+
+/* Groups of ranks may share a daemon: all but the first have a number behind the job's name. */
+static void open_name(struct zc_zero *z, uint64_t pid)
+{
+    char group[16] = "";
+
+    if (z->replica > 0)
+        (void)snprintf(group, sizeof(group), ".%u", z->replica);
+    if (z->options.job)
+        (void)snprintf(z->job, sizeof(z->job), "%s%s", z->options.job, group);
+    else
+        (void)snprintf(z->job, sizeof(z->job), "zero-%llu%s", (unsigned long long)pid, group);
 }
 
 /* Who shares this rank's daemon, how many daemons there are, under which name the job goes, and how
@@ -436,7 +529,9 @@ static bool node_seen(const struct introduction *all, uint32_t r)
 static int open_introduce(struct zc_zero *z)
 {
     struct zcz_store *s = z->store;
-    struct introduction mine = { .pid = (uint64_t)getpid(), .page_elems = s->page_elems };
+    struct introduction mine = { .pid = (uint64_t)getpid(),
+                                 .page_elems = s->page_elems,
+                                 .replica = z->replica };
     const struct introduction *all;
     struct zcz_buf *buf;
     int rc;
@@ -456,16 +551,13 @@ static int open_introduce(struct zc_zero *z)
                           "rank %u has a daemon with pages of %u elements, rank 0 of %u: they must "
                           "be configured alike",
                           r, all[r].page_elems, all[0].page_elems);
-        } else if (memcmp(all[r].node, s->node, sizeof(s->node)) == 0) {
+        } else if (node_same(&all[r], &mine)) {
             if (r == z->rank)
                 s->node_rank = s->node_world;
             s->node_ranks[s->node_world++] = r;
         }
     }
-    if (z->options.job)
-        (void)snprintf(z->job, sizeof(z->job), "%s", z->options.job);
-    else
-        (void)snprintf(z->job, sizeof(z->job), "zero-%llu", (unsigned long long)all[0].pid);
+    open_name(z, all[0].pid);
     zcz_buf_put(&z->small, buf);
     return rc;
 }
@@ -475,6 +567,7 @@ int zc_zero_open(struct zc_zero **ret, const struct zc_zero_options *options)
     const struct zc_comm *comm = options->comm;
     struct zc_zero *z = calloc(1, sizeof(*z));
     uint32_t gathers = zb_min_u64(options->prefetch_units, ZCZ_PREFETCH_MAX) + ZB_GATHER_IDLE;
+    bool on_device = options->device && *options->device;
     int rc;
 
     *ret = z;
@@ -492,6 +585,8 @@ int zc_zero_open(struct zc_zero **ret, const struct zc_zero_options *options)
     zcz_pool_init(&z->gather_dev, gathers, &z->device);
     zcz_pool_init_pinned(&z->grad_pool, ZCZ_REDUCES_MAX + 1, &z->device);
     zcz_pool_init(&z->grad_dev, ZCZ_REDUCES_MAX + 1, &z->device);
+    zcz_pool_init(&z->whole_param, 0, on_device ? &z->device : NULL);
+    zcz_pool_init(&z->whole_grad, 0, on_device ? &z->device : NULL);
     z->timeout_ms = options->timeout_ms ? options->timeout_ms : ZCZ_TIMEOUT_MS;
     z->patience_ms = z->timeout_ms > UINT32_MAX - ZCZ_GRACE_MS ? UINT32_MAX
                                                                : z->timeout_ms + ZCZ_GRACE_MS;
@@ -503,6 +598,8 @@ int zc_zero_open(struct zc_zero **ret, const struct zc_zero_options *options)
     z->world = comm->world;
     rc = open_alone(z, options);
     rc = zcz_vote(z, rc, zcz_digest(z), "the options of the engine");
+    if (rc == 0)
+        rc = zcz_split(z);
     if (rc == 0 && comm->ops->device) {
         rc = zcz_device_join(z);
         rc = zcz_vote(z, rc, z->device.joined, "collectives between devices");
@@ -524,6 +621,7 @@ static int close_drain(struct zc_zero *z)
     struct zcz_wait w = { .what = "what is in progress at the end" };
     int rc;
 
+    zcz_reduce_follow(z);
     zb_list_each(pos, &z->gathers)
     {
         struct zcz_unit *u = zb_container_of(pos, struct zcz_unit, node);
@@ -558,7 +656,13 @@ void zc_zero_close(struct zc_zero *z, bool clean)
     zcz_pool_done(&z->small, orphans);
     zcz_pool_done(&z->gather_dev, false);
     zcz_pool_done(&z->grad_dev, false);
+    zcz_pool_done(&z->whole_param, orphans && !z->device.gpu);
+    zcz_pool_done(&z->whole_grad, orphans && !z->device.gpu);
     zcz_device_close(z);
+    if (z->splits) {
+        zc_comm_close(z->inside, clean && !z->failed);
+        zc_comm_close(z->across, clean && !z->failed);
+    }
     zcz_units_done(z);
     free(z->order.units);
     free(z->seen.units);
@@ -573,7 +677,10 @@ void zc_zero_close(struct zc_zero *z, bool clean)
 
 uint64_t zc_zero_device_bytes(const struct zc_zero *z)
 {
-    return z->gather_dev.bytes + z->grad_dev.bytes + (z->store ? z->store->device_bytes : 0);
+    uint64_t whole = z->device.gpu ? z->whole_param.bytes + z->whole_grad.bytes : 0;
+
+    return z->gather_dev.bytes + z->grad_dev.bytes + whole +
+           (z->store ? z->store->device_bytes : 0);
 }
 
 int zc_zero_stats(struct zc_zero *z, struct zc_zero_stats *ret)
@@ -604,9 +711,13 @@ int zc_zero_stats(struct zc_zero *z, struct zc_zero_stats *ret)
         .grads_nvme_bytes = now.grads_nvme_bytes,
         .gather_buffer_bytes = z->gather_pool.bytes_most,
         .grad_buffer_bytes = z->grad_pool.bytes_most,
-        .device_bytes = z->gather_dev.bytes_most + z->grad_dev.bytes_most + z->store->device_bytes,
+        .device_bytes = z->gather_dev.bytes_most + z->grad_dev.bytes_most + z->store->device_bytes +
+                        (z->device.gpu ? z->whole_param.bytes + z->whole_grad.bytes : 0),
         .pinned_bytes = device.pinned_bytes,
-        .comm_bytes = z->comm_bytes,
+        .comm_bytes = z->gather_bytes + z->reduce_bytes + z->across_bytes + z->other_bytes,
+        .comm_gather_bytes = z->gather_bytes,
+        .comm_reduce_bytes = z->reduce_bytes,
+        .comm_across_bytes = z->across_bytes,
         .stall_seconds = (double)z->stall_ns * 1e-9,
     };
     return 0;

@@ -19,7 +19,8 @@
  *
  * INVARIANTS
  *     The collective's place in the order is taken when the gather begins, so a gather that was
- *     dropped on its way still comes to READY before it goes.
+ *     dropped on its way still comes to READY before it goes, and one that is wanted again is
+ *     another gather: on some ranks it was over before.
  *     z->pins counts units in FETCHING and views kept in READY; it never exceeds store->pins_max.
  */
 #include <assert.h>
@@ -42,10 +43,11 @@ void zcz_gather_begin(struct zc_zero *z, struct zcz_unit *u)
 {
     assert(u->state == ZCZ_IDLE);
     u->state = ZCZ_FETCH;
-    u->drop = false;
     zb_list_push_back(&z->gathers, &u->node);
-    if (z->world > 1)
-        zcz_coll_queue(z, &u->coll, ZCZ_ALL_GATHER, "the gather of", u->def.index);
+    if (z->shards > 1) {
+        zcz_coll_queue(z, &u->coll, ZCZ_ALL_GATHER, z->inside, "the gather of", u->def.index);
+        u->coll.bytes = &z->gather_bytes;
+    }
 }
 
 static int gather_unpin(struct zc_zero *z, struct zcz_unit *u)
@@ -63,13 +65,25 @@ static int gather_idle(struct zc_zero *z, struct zcz_unit *u)
 {
     u->state = ZCZ_IDLE;
     u->params = NULL;
+    u->drop = false;
     zb_list_remove(&u->node);
-    zcz_buf_put(&z->gather_pool, u->buf);
     zcz_device_used(z, u->on_dev);
-    zcz_buf_put(&z->gather_dev, u->on_dev);
-    u->buf = u->on_dev = NULL;
+    if (!z->whole_params) {
+        zcz_buf_put(&z->gather_pool, u->buf);
+        zcz_buf_put(&z->gather_dev, u->on_dev);
+        u->buf = u->on_dev = NULL;
+    }
     z->moved = true;
     return u->pinned ? gather_unpin(z, u) : 0;
+}
+
+void zcz_gather_gone(struct zc_zero *z, struct zcz_unit *u)
+{
+    struct zcz_wait w = { .what = "a gather that was given up" };
+    int rc = 0;
+
+    while (rc == 0 && u->drop)
+        rc = zcz_wait(z, &w);
 }
 
 void zcz_gather_drop(struct zc_zero *z, struct zcz_unit *u)
@@ -121,17 +135,29 @@ static int gather_fetched(struct zc_zero *z, struct zcz_unit *u)
     return 0;
 }
 
-/* The slice to its place, zeros behind it. */
+/* Of the host. */
+static struct zcz_pool *gather_pool(struct zc_zero *z)
+{
+    return z->whole_params && !z->device.gpu ? &z->whole_param : &z->gather_pool;
+}
+
+static struct zcz_buf *gather_dev_get(struct zc_zero *z, size_t bytes)
+{
+    return zcz_buf_get(z->whole_params ? &z->whole_param : &z->gather_dev, bytes);
+}
+
+/* The slice to its place, zeros behind it. A store with whole units has it there. */
 static int gather_copy(struct zc_zero *z, struct zcz_unit *u)
 {
     char *place;
 
-    u->buf = zcz_buf_get(&z->gather_pool, slice_bytes(u) * z->world);
+    if (!u->buf)
+        u->buf = zcz_buf_get(gather_pool(z), slice_bytes(u) * z->shards);
     if (!u->buf)
         return zcz_fail(z, -ENOMEM, "no memory to gather unit %u '%s': %llu bytes", u->def.index,
-                        u->def.name, (unsigned long long)(slice_bytes(u) * z->world));
-    place = (char *)u->buf->data + slice_bytes(u) * z->rank;
-    if (u->count > 0)
+                        u->def.name, (unsigned long long)(slice_bytes(u) * z->shards));
+    place = (char *)u->buf->data + slice_bytes(u) * z->shard;
+    if (u->count > 0 && place != u->view.data)
         memcpy(place, u->view.data, stored_bytes(u));
     memset(place + stored_bytes(u), 0, slice_bytes(u) - stored_bytes(u));
     u->params = u->buf->data;
@@ -141,10 +167,11 @@ static int gather_copy(struct zc_zero *z, struct zcz_unit *u)
 /* The bytes are in one piece on the host, and wanted on the device. */
 static int gather_upload(struct zc_zero *z, struct zcz_unit *u)
 {
-    size_t bytes = slice_bytes(u) * z->world;
+    size_t bytes = slice_bytes(u) * z->shards;
     int rc;
 
-    u->on_dev = zcz_buf_get(&z->gather_dev, bytes);
+    if (!u->on_dev)
+        u->on_dev = gather_dev_get(z, bytes);
     if (!u->on_dev)
         return zcz_device_full(z, &z->gather_dev, "to gather", u, bytes);
     rc = u->buf ? zcz_device_up(z, u->on_dev, 0, u->buf->data, bytes, bytes)
@@ -171,13 +198,15 @@ static int gather_uploaded(struct zc_zero *z, struct zcz_unit *u)
 
 static int gather_collect_on_device(struct zc_zero *z, struct zcz_unit *u)
 {
-    size_t at = slice_bytes(u) * z->rank, bytes = slice_bytes(u) * z->world;
+    size_t at = slice_bytes(u) * z->shard, bytes = slice_bytes(u) * z->shards;
     int rc;
 
-    if (!u->on_dev) {
-        u->on_dev = zcz_buf_get(&z->gather_dev, bytes);
+    if (!u->copying) {
+        if (!u->on_dev)
+            u->on_dev = gather_dev_get(z, bytes);
         if (!u->on_dev)
             return zcz_device_full(z, &z->gather_dev, "to gather", u, bytes);
+        u->copying = true;
         z->moved = true;
         return zcz_device_up(z, u->on_dev, at, u->view.data, stored_bytes(u), slice_bytes(u));
     }
@@ -192,6 +221,7 @@ static int gather_collect_on_device(struct zc_zero *z, struct zcz_unit *u)
         return u->pinned ? gather_unpin(z, u) : 0;
     }
     if (u->coll.done) {
+        u->copying = false;
         u->params = u->on_dev->data;
         u->state = ZCZ_READY;
         z->moved = true;
@@ -203,25 +233,25 @@ static int gather_collect(struct zc_zero *z, struct zcz_unit *u)
 {
     int rc = 0;
 
-    if (z->world == 1 && z->store->on_device) { /* the view is what is computed with */
+    if (z->shards == 1 && z->store->on_device) { /* the view is what is computed with */
         u->params = u->view.data;
         u->state = ZCZ_READY;
         z->moved = true;
         return 0;
     }
-    if (z->world == 1 && z->device.gpu)
+    if (z->shards == 1 && z->device.gpu)
         return gather_upload(z, u);
     if (z->device.ops)
         return gather_collect_on_device(z, u);
 
-    if (z->world == 1 && z->pins < z->store->pins_max) {
+    if (z->shards == 1 && z->pins < z->store->pins_max) {
         u->params = u->view.data;
-    } else if (z->world == 1) {
+    } else if (z->shards == 1) {
         rc = gather_copy(z, u);
     } else if (!u->coll.armed) {
         rc = gather_copy(z, u);
         if (rc == 0)
-            zcz_coll_arm(&u->coll, (char *)u->buf->data + slice_bytes(u) * z->rank, u->buf->data,
+            zcz_coll_arm(&u->coll, (char *)u->buf->data + slice_bytes(u) * z->shard, u->buf->data,
                          slice_bytes(u));
         z->moved = true;
         return rc;
@@ -281,10 +311,11 @@ int zc_zero_gather(struct zc_zero *z, uint32_t unit, const void **ret_params)
         rc = zcz_schedule_gathered(z, unit);
         if (rc < 0)
             return rc;
+        zcz_gather_gone(z, u);
         if (u->state == ZCZ_IDLE)
             zcz_gather_begin(z, u);
-        u->drop = false;
         u->holds = 1;
+        u->unreduced = true;
         zcz_schedule_apply(z);
     } else {
         u->holds++;

@@ -4,7 +4,7 @@
  * MODEL. A read goes over the slices in rounds: in round k every rank that keeps something of it
  * brings piece k of its slice, an all-gather gives all of them to everyone, and each takes what was
  * asked for. Rounds in which no rank has anything that was asked for are left out, which every rank
- * works out alike. So a read of a whole unit moves it once, and nobody holds more than `world`
+ * works out alike. So a read of a whole unit moves it once, and nobody holds more than `shards`
  * pieces beside the result.
  */
 #include <errno.h>
@@ -68,21 +68,21 @@ static int read_round(struct read *r, uint64_t at, uint64_t n)
     struct zc_zero *z = r->z;
     struct zcz_wait w = { .what = "the other ranks' part of a read" };
     struct zcz_unit *u = r->u;
-    float *all = r->buf->data, *mine = all + n * z->rank;
+    float *all = r->buf->data, *mine = all + n * z->shard;
     uint64_t from, m, stored = at < u->count ? zb_min_u64(n, u->count - at) : 0;
     int rc = 0;
 
     memset(mine, 0, n * sizeof(*mine));
     if (overlap(r->first, r->count, u->first + at, stored, &from) > 0)
         rc = read_mine(r, at, stored, mine);
-    if (rc == 0 && z->world > 1) {
-        zcz_coll_queue(z, &z->share, ZCZ_ALL_GATHER, "a read of", u->def.index);
+    if (rc == 0 && z->shards > 1) {
+        zcz_coll_queue(z, &z->share, ZCZ_ALL_GATHER, z->inside, "a read of", u->def.index);
         zcz_coll_arm(&z->share, mine, all, n * sizeof(*all));
         rc = zcz_turn(z, 0);
         while (rc == 0 && !z->share.done)
             rc = zcz_wait(z, &w);
     }
-    for (uint32_t s = 0; s < z->world && rc == 0; s++) {
+    for (uint32_t s = 0; s < z->shards && rc == 0; s++) {
         uint64_t slice_first = s * u->slice + at;
 
         m = overlap(r->first, r->count, slice_first, n, &from);
@@ -97,7 +97,7 @@ static bool read_round_needed(const struct read *r, uint64_t at, uint64_t n)
 {
     uint64_t from;
 
-    for (uint32_t s = 0; s < r->z->world; s++)
+    for (uint32_t s = 0; s < r->z->shards; s++)
         if (overlap(r->first, r->count, s * r->u->slice + at, n, &from) > 0)
             return true;
     return false;
@@ -120,13 +120,14 @@ int zc_zero_read(struct zc_zero *z, uint32_t unit, enum zc_what what, uint64_t f
         return zcz_refuse(z, -EINVAL, "elements %llu to %llu of unit %u '%s', which has %llu",
                           (unsigned long long)first, (unsigned long long)(first + count), unit,
                           r.u->def.name, (unsigned long long)r.u->def.elems);
+    zcz_reduce_follow(z);
     rc = zcz_turn(z, 0);
     while (rc == 0 && (!zb_list_empty(&z->reduces) || z->pushes.pending > 0 || z->stepping))
         rc = zcz_wait(z, &w);
     if (rc < 0)
         return rc;
     n = zb_min_u64(z->piece_elems, r.u->slice);
-    r.buf = zcz_buf_get(&z->small, n * z->world * sizeof(*out));
+    r.buf = zcz_buf_get(&z->small, n * z->shards * sizeof(*out));
     if (!r.buf)
         return zcz_fail(z, -ENOMEM, "no memory to read unit %u '%s'", unit, r.u->def.name);
     for (uint64_t at = 0; at < r.u->slice && rc == 0; at += n) {

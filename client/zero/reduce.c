@@ -12,6 +12,19 @@
  * accumulate_local, the buffer stays with its unit, is added into by all of them, and only the last
  * takes it: then the memory is that of all gradients, and what is exchanged and pushed is divided
  * by the number of micro-steps. With vertical there is one micro-step, as far as is counted here.
+ * ACROSS REPLICAS. Where several ranks have the same slice (DDP: all of them have the only one),
+ * its sums are all-reduced: each replica gets a part of the slice from all others, adds the parts
+ * up in rank order, and an all-gather gives the sums to all.
+ *
+ *       parts           exchanged: of what was added up inside, fp32; under DDP of the gradient
+ *                       itself, in the unit's dtype, so that the sums are those of every stage
+ *       gather          of the sums, fp32
+ *
+ * The two take their places in the order when the next reduction has taken its first, or when there
+ * is no next one (zcz_reduce_follow()): so an exchange does not wait for another one's sums.
+ *
+ * WHOLE GRADIENTS (stage 1) have memory of their own, which the trainer's buffer is, each time: it
+ * is given back when its sum is pushed, so a trainer may wait for it in zc_zero_grad().
  *
  * MEMORY. A bf16 gradient is rounded in place: the send half and the receive half together are the
  * fp32 buffer. An fp32 one needs a second buffer to receive. At most ZCZ_REDUCES_MAX reductions
@@ -98,6 +111,43 @@ static int grad_refused(struct zc_zero *z, const struct zcz_unit *u)
     return 0;
 }
 
+static bool grad_reducing(const struct zc_zero *z, const struct zcz_unit *u)
+{
+    zb_list_each(pos, &z->reduces) if (zb_container_of(pos, struct zcz_reduce, node)->unit ==
+                                       u) return true;
+    return false;
+}
+
+/* The buffer that a trainer adds into. */
+static int grad_get(struct zc_zero *z, struct zcz_unit *u, size_t bytes)
+{
+    struct zcz_wait w = { .what = "the reduction of this unit's last gradient" };
+    int rc = 0;
+
+    if (!z->whole_grads) {
+        u->grad = zcz_buf_get(z->device.gpu ? &z->grad_dev : &z->grad_pool, bytes);
+    } else {
+        while (rc == 0 && grad_reducing(z, u))
+            rc = zcz_wait(z, &w);
+        u->grad = u->grad_kept ? u->grad_kept : zcz_buf_get(&z->whole_grad, bytes);
+    }
+    if (rc < 0 || u->grad)
+        return rc;
+    if (z->device.gpu)
+        return zcz_device_full(z, &z->grad_dev, "for the gradient of", u, bytes);
+    return zcz_fail(z, -ENOMEM, "no memory for the gradient of unit %u '%s': %zu bytes",
+                    u->def.index, u->def.name, bytes);
+}
+
+/* Its way ends, on the host or on the device. */
+static void grad_put(struct zc_zero *z, struct zcz_unit *u, struct zcz_buf *b)
+{
+    if (z->whole_grads)
+        u->grad_kept = b;
+    else
+        zcz_buf_put(z->device.gpu ? &z->grad_dev : &z->grad_pool, b);
+}
+
 int zc_zero_grad(struct zc_zero *z, uint32_t unit, float **ret_grad)
 {
     struct zcz_unit *u;
@@ -108,33 +158,74 @@ int zc_zero_grad(struct zc_zero *z, uint32_t unit, float **ret_grad)
         rc = grad_refused(z, u);
     if (rc < 0)
         return rc;
-    bytes = u->slice * z->world * sizeof(float);
-    if (!u->grad && z->device.gpu) {
-        u->grad = zcz_buf_get(&z->grad_dev, bytes);
-        rc = u->grad ? zcz_device_zero(z, u->grad, bytes)
-                     : zcz_device_full(z, &z->grad_dev, "for the gradient of", u, bytes);
+    bytes = zcz_grad_elems(z, u) * sizeof(float);
+    if (!u->grad) {
+        rc = grad_get(z, u, bytes);
+        if (rc == 0 && z->device.gpu)
+            rc = zcz_device_zero(z, u->grad, bytes);
+        else if (rc == 0)
+            memset(u->grad->data, 0, bytes);
         if (rc < 0)
             return rc;
-    } else if (!u->grad) {
-        u->grad = zcz_buf_get(&z->grad_pool, bytes);
-        if (!u->grad)
-            return zcz_fail(z, -ENOMEM, "no memory for the gradient of unit %u '%s': %llu bytes",
-                            unit, u->def.name, (unsigned long long)bytes);
-        memset(u->grad->data, 0, bytes);
     }
     u->asked = true;
     *ret_grad = u->grad->data;
     return zcz_turn(z, 0);
 }
 
-/* Masked and rounded, it may be exchanged. */
-static void reduce_arm(const struct zc_zero *z, struct zcz_reduce *r)
+static struct zcz_coll *reduce_first(struct zc_zero *z, struct zcz_reduce *r)
 {
-    if (z->world == 1)
+    return z->shards > 1 ? &r->coll : z->replicas > 1 ? &r->parts : NULL;
+}
+
+/* Masked and rounded, it may be exchanged. */
+static void reduce_arm(struct zc_zero *z, struct zcz_reduce *r)
+{
+    const struct zcz_unit *u = r->unit;
+    struct zcz_coll *c = reduce_first(z, r);
+
+    if (z->shards == 1)
         r->coll.done = true;
-    else
-        zcz_coll_arm(&r->coll, r->send->data, r->recv,
-                     r->unit->slice * zb_dtype_bytes(r->unit->layout.dtype));
+    if (c)
+        zcz_coll_arm(c, r->send->data, r->recv,
+                     (z->shards > 1 ? u->slice : u->part) * zb_dtype_bytes(u->layout.dtype));
+}
+
+static void reduce_queue(struct zc_zero *z, struct zcz_reduce *r, struct zcz_coll *c,
+                         enum zcz_coll_kind kind, const char *what)
+{
+    bool inside = c == &r->coll;
+
+    zcz_coll_queue(z, c, kind, inside ? z->inside : z->across, what, r->unit->def.index);
+    c->bytes = inside ? &z->reduce_bytes : &z->across_bytes;
+}
+
+void zcz_reduce_follow(struct zc_zero *z)
+{
+    zb_list_each(pos, &z->reduces)
+    {
+        struct zcz_reduce *r = zb_container_of(pos, struct zcz_reduce, node);
+
+        if (z->replicas == 1 || r->followed)
+            continue;
+        r->followed = true;
+        if (z->shards > 1)
+            reduce_queue(z, r, &r->parts, ZCZ_EXCHANGE, "the exchange between replicas of");
+        reduce_queue(z, r, &r->gather, ZCZ_ALL_GATHER, "the gather of gradients of");
+    }
+}
+
+/* The first place in the order; those before it get the rest of theirs behind it. */
+static void reduce_queue_first(struct zc_zero *z, struct zcz_reduce *r)
+{
+    struct zcz_coll *c = reduce_first(z, r);
+
+    if (c)
+        reduce_queue(z, r, c, ZCZ_EXCHANGE, "the exchange of gradients of");
+    zcz_reduce_follow(z);
+    zb_list_push_back(&z->reduces, &r->node);
+    if (z->options.reduce_waits)
+        zcz_reduce_follow(z);
 }
 
 /* So many micro-steps of each step only add to what stays here. */
@@ -148,12 +239,14 @@ static int reduce_begin(struct zc_zero *z, struct zcz_unit *u)
 {
     struct zcz_reduce *r =
         zb_container_of(zb_list_pop_front(&z->reduces_idle), struct zcz_reduce, node);
-    uint64_t padded = u->slice * z->world;
+    uint64_t padded = zcz_grad_elems(z, u);
     size_t bytes = zb_dtype_bytes(u->layout.dtype) * padded;
-    bool wants_more = z->world > 1 && u->layout.dtype == ZB_F32 && !z->device.ops;
+    /* a store with whole gradients has its slice where bf16 would be received */
+    bool wants_more = z->world > 1 && (u->layout.dtype == ZB_F32 || z->whole_grads) &&
+                      !z->device.ops;
 
     *r = (struct zcz_reduce){ .unit = u, .micro = u->micro - reduce_local(z) };
-    zb_list_push_back(&z->reduces, &r->node);
+    reduce_queue_first(z, r);
     if (z->device.gpu) {
         r->on_dev = u->grad;
         if (!z->store->on_device)
@@ -168,8 +261,6 @@ static int reduce_begin(struct zc_zero *z, struct zcz_unit *u)
     if ((!r->send && !z->store->on_device) || (wants_more && !r->more))
         return zcz_fail(z, -ENOMEM, "no memory to reduce unit %u '%s': %zu bytes", u->def.index,
                         u->def.name, bytes);
-    if (z->world > 1)
-        zcz_coll_queue(z, &r->coll, ZCZ_EXCHANGE, "the exchange of gradients of", u->def.index);
     if (z->device.ops) {
         r->recv = r->send ? r->send->data : NULL;
         return zcz_device_exchange(z, r);
@@ -183,6 +274,81 @@ static int reduce_begin(struct zc_zero *z, struct zcz_unit *u)
         round_in_place(z->kernels, u->layout.dtype, r->send->data, padded);
     reduce_arm(z, r);
     return 0;
+}
+
+/* ---- across replicas */
+
+/* Of the slice inside: fp32, zeros behind it. */
+static int across_begin(struct zc_zero *z, struct zcz_reduce *r)
+{
+    struct zcz_unit *u = r->unit;
+    size_t elems = u->part * z->replicas;
+    float *sums;
+
+    r->sums = zcz_buf_get(&z->grad_pool, elems * sizeof(*sums));
+    r->parts_in = zcz_buf_get(&z->grad_pool, elems * sizeof(*sums));
+    if (!r->sums || !r->parts_in)
+        return zcz_fail(z, -ENOMEM, "no memory to add up replicas of unit %u '%s': %zu bytes",
+                        u->def.index, u->def.name, 2 * elems * sizeof(*sums));
+    sums = r->sums->data;
+    zcz_add_slices(z->kernels, u->layout.dtype, r->recv, z->shards, u->slice, 0, u->slice, sums);
+    memset(sums + u->slice, 0, (elems - u->slice) * sizeof(*sums));
+    zcz_coll_arm(&r->parts, sums, r->parts_in->data, u->part * sizeof(*sums));
+    return 0;
+}
+
+/* This replica's part; the others' come around it. */
+static int across_add(struct zc_zero *z, struct zcz_reduce *r)
+{
+    struct zcz_unit *u = r->unit;
+    bool f32 = z->shards > 1 || u->layout.dtype == ZB_F32;
+    float *mine;
+
+    if (!r->sums && f32)
+        r->sums = r->send; /* all have it: it may be written */
+    else if (!r->sums)
+        r->sums = zcz_buf_get(&z->grad_pool, u->part * z->replicas * sizeof(*mine));
+    if (!r->sums)
+        return zcz_fail(z, -ENOMEM, "no memory to add up the gradient of unit %u '%s'",
+                        u->def.index, u->def.name);
+    mine = (float *)r->sums->data + u->part * z->replica;
+    zcz_add_slices(z->kernels, f32 ? ZB_F32 : u->layout.dtype,
+                   r->parts_in ? r->parts_in->data : r->recv, z->replicas, u->part, 0, u->part,
+                   mine);
+    zcz_coll_arm(&r->gather, mine, r->sums->data, u->part * sizeof(*mine));
+    return 0;
+}
+
+static int across_turn(struct zc_zero *z, struct zcz_reduce *r)
+{
+    if (!r->coll.done || r->on_dev || r->summed || !r->followed)
+        return 0;
+    if (!r->parts.armed) {
+        z->moved = true;
+        return across_begin(z, r);
+    }
+    if (r->parts.done && !r->gather.armed) {
+        z->moved = true;
+        return across_add(z, r);
+    }
+    if (r->gather.done) {
+        r->summed = true;
+        z->moved = true;
+    }
+    return 0;
+}
+
+static int across_turn_all(struct zc_zero *z)
+{
+    int rc = 0;
+
+    zb_list_each(pos, &z->reduces)
+    {
+        rc = across_turn(z, zb_container_of(pos, struct zcz_reduce, node));
+        if (rc < 0)
+            break;
+    }
+    return rc;
 }
 
 /* A gradient on its way from a device: its next stage, where that can be; else its end. */
@@ -200,7 +366,7 @@ static int reduce_land(struct zc_zero *z, struct zcz_reduce *r)
     if (rc <= 0)
         return rc;
     z->device.moving--;
-    zcz_buf_put(&z->grad_dev, r->on_dev);
+    grad_put(z, r->unit, r->on_dev);
     zcz_buf_put(&z->grad_dev, r->rounded);
     zcz_buf_put(&z->grad_dev, r->more_dev);
     r->on_dev = r->rounded = r->more_dev = NULL;
@@ -210,9 +376,37 @@ static int reduce_land(struct zc_zero *z, struct zcz_reduce *r)
     return 0;
 }
 
-int zc_zero_reduce(struct zc_zero *z, uint32_t unit)
+/* Whether one more of `elems` may be on its way. */
+static bool reduce_room(const struct zc_zero *z, uint64_t elems)
+{
+    uint64_t most = z->options.reduce_elems, there = 0;
+
+    if (zb_list_empty(&z->reduces_idle))
+        return false;
+    zb_list_each(pos, &z->reduces)
+        there += zb_container_of(pos, struct zcz_reduce, node)->unit->def.elems;
+    return most == 0 || there == 0 || (elems <= most && there <= most - elems);
+}
+
+static int reduce_wait(struct zc_zero *z, bool (*done)(const struct zc_zero *, uint64_t),
+                       uint64_t elems)
 {
     struct zcz_wait w = { .what = "an earlier reduction" };
+    int rc = zcz_turn(z, 0);
+
+    while (rc == 0 && !done(z, elems))
+        rc = zcz_wait(z, &w);
+    return rc;
+}
+
+static bool reduces_over(const struct zc_zero *z, uint64_t elems)
+{
+    (void)elems;
+    return zb_list_empty(&z->reduces);
+}
+
+int zc_zero_reduce(struct zc_zero *z, uint32_t unit)
+{
     struct zcz_unit *u;
     bool leaves;
     int rc = zcz_enter_unit(z, unit, &u);
@@ -226,31 +420,38 @@ int zc_zero_reduce(struct zc_zero *z, uint32_t unit)
                           "unit %u '%s' is reduced, and zc_zero_grad() was not called for it in "
                           "this micro-step",
                           unit, u->def.name);
-    rc = zcz_turn(z, 0);
     leaves = u->micro >= reduce_local(z);
-    while (rc == 0 && leaves && zb_list_empty(&z->reduces_idle))
-        rc = zcz_wait(z, &w);
+    if (leaves && z->options.reduce_elems > 0) /* the one before may have to be over */
+        zcz_reduce_follow(z);
+    rc = leaves ? reduce_wait(z, reduce_room, u->def.elems) : zcz_turn(z, 0);
     if (rc == 0 && leaves)
         rc = reduce_begin(z, u);
     if (rc < 0)
         return rc;
     u->asked = false;
     u->micro++;
+    u->unreduced = false;
     if (++z->reduced == z->trainable) {
         z->reduced = 0;
         z->micro++;
+        zcz_reduce_follow(z);
         zcz_schedule_learn(z);
-        zcz_schedule_apply(z);
     }
-    return zcz_turn(z, 0);
+    zcz_schedule_apply(z);
+    return z->options.reduce_waits ? reduce_wait(z, reduces_over, 0) : zcz_turn(z, 0);
 }
 
 /* ---- the rest of the way */
 
 static void reduce_end(struct zc_zero *z, struct zcz_reduce *r)
 {
-    zcz_buf_put(&z->grad_pool, r->send);
+    if (z->device.gpu)
+        zcz_buf_put(&z->grad_pool, r->send);
+    else
+        grad_put(z, r->unit, r->send);
     zcz_buf_put(&z->grad_pool, r->more);
+    zcz_buf_put(&z->grad_pool, r->parts_in);
+    zcz_buf_put(&z->grad_pool, r->sums == r->send ? NULL : r->sums);
     zb_list_remove(&r->node);
     zb_list_push_back(&z->reduces_idle, &r->node);
     z->moved = true;
@@ -269,10 +470,11 @@ static int reduce_push(struct zc_zero *z, struct zcz_reduce *r)
 
         if (!piece)
             return 0;
-        if (r->summing)
-            memcpy(piece, (const float *)r->recv + r->next, n * sizeof(*piece));
+        if (r->summing || r->summed)
+            memcpy(piece, (const float *)(r->summed ? r->sums->data : r->recv) + r->next,
+                   n * sizeof(*piece));
         else
-            zcz_add_slices(z->kernels, u->layout.dtype, r->recv, z->world, u->slice, r->next, n,
+            zcz_add_slices(z->kernels, u->layout.dtype, r->recv, z->shards, u->slice, r->next, n,
                            piece);
         rc = store->push(z->store, &z->pushes, u, z->iterations + 1, r->micro, r->next, n, piece);
         if (rc < 0) {
@@ -306,21 +508,21 @@ static int reduce_downloads(struct zc_zero *z)
 
 int zcz_reduce_turn(struct zc_zero *z)
 {
-    if (z->device.moving > 0) {
-        int rc = reduce_downloads(z);
+    int rc = z->device.moving > 0 ? reduce_downloads(z) : 0;
 
-        if (rc < 0)
-            return rc;
-    }
+    if (rc < 0)
+        return rc;
     if (z->pushes.rc < 0)
         return zcz_fail(z, z->pushes.rc, "push of a gradient: %s", zcz_store_text(z->store));
+    if (z->replicas > 1 && (rc = across_turn_all(z)) < 0)
+        return rc;
     if (z->stepping)
         return 0;
     while (!zb_list_empty(&z->reduces)) {
         struct zcz_reduce *r = zb_container_of(z->reduces.next, struct zcz_reduce, node);
-        bool here = r->coll.done && !r->on_dev;
-        int rc = here ? reduce_push(z, r) : 0;
+        bool here = r->coll.done && !r->on_dev && (z->replicas == 1 || r->summed);
 
+        rc = here ? reduce_push(z, r) : 0;
         if (rc < 0)
             return rc;
         if (!here || r->next < r->unit->count)

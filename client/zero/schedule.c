@@ -2,21 +2,33 @@
  * schedule.c - which units to gather before they are asked for, and which to keep.
  *
  * MODEL. The order of gathers in a micro-step is written down, and the next micro-step is expected
- * to repeat it. The WINDOW is the next `prefetch_units` different units of that order. After each
- * of the trainer's calls that moves it:
+ * to repeat it. The WINDOW is the next `prefetch_units` different units of that order, or as many
+ * as have prefetch_elems elements. After each of the trainer's calls that moves it:
  *
  *     in the window, and idle                 its gather begins
- *     held by nobody, and not in the window   it is dropped
+ *     held by nobody, not in the window,
+ *     and without a reason to stay            it is dropped
  *
  * so a unit that was released and comes again at once (the last block, between forward and
- * backward) is not gathered twice. The window ends with the step, behind which parameters have new
- * values, and begins again behind it.
+ * backward) is not gathered twice. Reasons to stay:
+ *
+ *     stages 1 and 2                          everything does
+ *     persist_elems                           it is no longer than that
+ *     keep_gathered                           its gradient is still to come
+ *     reuse_elems                             it comes again in this micro-step, behind less than
+ * that
+ *
+ * The last three, and the window behind its first unit, end where more than live_elems would be
+ * gathered at one time. Everything ends with the step, behind which parameters have new values, and
+ * begins again behind it.
  *
  * A gather that is not the expected one moves the place in the order to where that unit comes next;
  * the first unit of the order, to its beginning, and what was written down before (an evaluation,
  * say) is forgotten. Only time is ever lost.
  *
- * INVARIANT. The window is a function of the trainer's calls, so it is the same on all ranks.
+ * INVARIANT. What is gathered and dropped is a function of the trainer's calls, so it is the same
+ * on all ranks; what has arrived is not. So z->live and the reasons above never ask whether
+ * something has, and a unit that was dropped on its way counts as gone.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -63,6 +75,8 @@ void zcz_schedule_learn(struct zc_zero *z)
 
     z->seen = z->order;
     z->order = learned;
+    for (uint32_t i = 0; i < z->nunits; i++)
+        z->units[i].unreduced = false;
     zcz_schedule_rewind(z);
 }
 
@@ -72,40 +86,111 @@ void zcz_schedule_rewind(struct zc_zero *z)
     z->order_at = 0;
 }
 
-/* Stamps the units of the window with a new number, and begins those that are idle. */
+/* Whether so much more may be gathered. */
+static bool live_room(const struct zc_zero *z, const struct zcz_unit *u)
+{
+    const struct zc_zero_options *o = &z->options;
+
+    return o->live_elems == 0 ||
+           (z->live <= o->live_elems && u->def.elems <= o->live_elems - z->live);
+}
+
+/* Elements of what is held, or in the window already: the others have to fit beside it. */
+static void live_count(struct zc_zero *z)
+{
+    z->live = 0;
+    zb_list_each(pos, &z->gathers)
+    {
+        const struct zcz_unit *u = zb_container_of(pos, struct zcz_unit, node);
+
+        if (u->holds > 0)
+            z->live += u->def.elems;
+    }
+}
+
+struct window {
+    uint32_t units; /* begun, or there already */
+    uint64_t elems; /* from here on */
+};
+
+static bool window_open(const struct zc_zero *z, const struct window *w)
+{
+    const struct zc_zero_options *o = &z->options;
+
+    return o->prefetch_elems > 0
+               ? w->units < ZCZ_PREFETCH_MAX && (w->units == 0 || w->elems < o->prefetch_elems)
+               : w->units < o->prefetch_units;
+}
+
+/* The next one in the order is in the window: it begins, if it has not. */
+static void window_add(struct zc_zero *z, struct zcz_unit *u)
+{
+    u->window = z->window;
+    zcz_gather_gone(z, u);
+    if (u->holds == 0)
+        z->live += u->def.elems;
+    if (u->state == ZCZ_IDLE && !z->failed)
+        zcz_gather_begin(z, u);
+}
+
+/* Stamps the units of the window with a new number, and begins those that are idle; stamps those
+ * behind it that come soon enough to stay. */
 static void window_begin(struct zc_zero *z)
 {
-    bool last = z->micro + 1 >= zcz_micro_steps(z);
-    uint32_t left = z->options.prefetch_units;
+    bool last = z->micro + 1 >= zcz_micro_steps(z), full = false;
+    struct window w = { 0 };
 
     z->window++;
     if (z->micro == zcz_micro_steps(z))
         return;
-    for (uint32_t i = 0; i < z->order.n && left > 0; i++) {
+    for (uint32_t i = 0; i < z->order.n && !z->failed; i++) {
         uint32_t at = z->order_at + i;
         struct zcz_unit *u;
 
         if (at >= z->order.n && last)
             break;
         u = &z->units[z->order.units[at % z->order.n]];
-        if (u->window == z->window)
-            continue;
-        u->window = z->window;
-        left--;
-        if (u->state == ZCZ_IDLE)
-            zcz_gather_begin(z, u);
-        u->drop = false;
+        full = full || !window_open(z, &w) ||
+               (w.units > 0 && u->window != z->window && u->holds == 0 && !live_room(z, u));
+        if (full && (w.elems >= z->options.reuse_elems || at >= z->order.n))
+            break;
+        if (u->window != z->window && !full) {
+            window_add(z, u);
+            w.units++;
+        } else if (u->window != z->window) {
+            u->near = z->window;
+        }
+        w.elems += u->def.elems;
     }
+}
+
+/* Nobody holds it, and it is not in the window. */
+static bool unit_stays(const struct zc_zero *z, const struct zcz_unit *u)
+{
+    const struct zc_zero_options *o = &z->options;
+
+    if (z->micro == zcz_micro_steps(z))
+        return false;
+    if (z->whole_params)
+        return true;
+    return (u->def.elems <= o->persist_elems || (o->keep_gathered && u->unreduced) ||
+            u->near == z->window) &&
+           live_room(z, u);
 }
 
 void zcz_schedule_apply(struct zc_zero *z)
 {
+    live_count(z);
     window_begin(z);
     zb_list_each(pos, &z->gathers)
     {
         struct zcz_unit *u = zb_container_of(pos, struct zcz_unit, node);
 
-        if (u->holds == 0 && u->window != z->window)
+        if (u->holds > 0 || u->window == z->window || u->drop)
+            continue;
+        if (unit_stays(z, u))
+            z->live += u->def.elems;
+        else
             zcz_gather_drop(z, u);
     }
 }

@@ -103,8 +103,10 @@ static int step_norm(struct zc_zero *z, double lr, double *ret_norm, uint64_t *r
     for (uint32_t r = 0; r < z->world && rc == 0; r++) {
         struct zk_xsum other;
 
-        zk_xsum_load(&other, all[r].norm.sum_of_squares);
-        zk_xsum_merge(&sum, &other);
+        if (r / z->shards == z->replica) { /* the other groups have the same gradient */
+            zk_xsum_load(&other, all[r].norm.sum_of_squares);
+            zk_xsum_merge(&sum, &other);
+        }
         *ret_nonfinite += all[r].norm.nonfinite;
         if (memcmp(&all[r].lr, &all[0].lr, sizeof(lr)) != 0)
             rc = zcz_fail(z, -EINVAL, "a step with learning rate %.17g on rank %u, %.17g on rank 0",

@@ -178,7 +178,7 @@ static int start_job(struct daemon *d, uint64_t epoch)
         .commit_every = z->options.durable ? z->options.commit_every : 0,
         .takeover = z->options.resume && epoch == 0,
         .epoch = epoch,
-        .offload_param = z->options.offload_param == ZC_ZERO_HOST ? ZC_HOST : ZC_NVME,
+        .offload_param = z->options.offload_param == ZC_ZERO_NVME ? ZC_NVME : ZC_HOST,
         .offload_optimizer = z->options.offload_optimizer == ZC_ZERO_HOST ? ZC_HOST : ZC_NVME,
         .offload_grad = z->options.offload_grad == ZC_ZERO_HOST ? ZC_HOST : ZC_NVME,
         .groups = z->options.groups,

@@ -2,10 +2,10 @@
  * store_local.c - slices kept in this process, stepped by the kernels in the caller's thread: the
  * baseline that every other placement is compared with, bit for bit.
  *
- * MODEL. A slice is one page (kernels/zk_page.h) whose planes are one allocation; reads, writes and
- * pushes name parts of it. Everything has finished when a call returns, so nothing is ever pending
- * and there is one piece. Nothing outlives the process: no attach, no commit; the engine asks for
- * neither.
+ * MODEL. A slice is one page (kernels/zk_page.h) whose planes are one allocation; but of what this
+ * rank has whole (stages 1 and 2) it is a part. Reads, writes and pushes name parts of it.
+ * Everything has finished when a call returns, so nothing is ever pending and there is one piece.
+ * Nothing outlives the process: no attach, no commit; the engine asks for neither.
  */
 #include <assert.h>
 #include <errno.h>
@@ -33,23 +33,52 @@ static struct local *local_of(struct zcz_store *s)
     return zb_container_of(s, struct local, own.base);
 }
 
-static int slice_make(struct local *l, const struct zcz_unit *u, struct slice *slice)
+static int slice_full(struct local *l, const struct zcz_unit *u, uint64_t bytes)
 {
-    uint64_t bytes = 0;
+    return zcz_refuse(l->own.base.z, -ENOMEM, "no memory for unit %u '%s': %llu bytes",
+                      u->def.index, u->def.name, (unsigned long long)bytes);
+}
 
-    for (int p = 0; p < ZB_PLANES; p++)
-        bytes += zb_page_bytes(u->layout.block_bytes[p], u->count);
+/* A plane that this rank has whole: the slice is a part of it. */
+static int slice_whole(struct local *l, const struct zcz_unit *u, enum zb_plane plane,
+                       struct zcz_pool *pool, struct slice *slice, struct zcz_buf **ret)
+{
+    const struct zc_zero *z = l->own.base.z;
+    uint64_t bytes = zb_blocks_bytes(u->layout.block_bytes[plane], u->slice);
+
     if (bytes == 0)
         return 0;
+    *ret = zcz_buf_get(pool, bytes * z->shards);
+    if (!*ret)
+        return slice_full(l, u, bytes * z->shards);
+    slice->planes[plane] = (unsigned char *)(*ret)->data + bytes * z->shard;
+    return 0;
+}
+
+static int slice_make(struct local *l, struct zcz_unit *u, struct slice *slice)
+{
+    struct zc_zero *z = l->own.base.z;
+    uint64_t bytes = 0;
+    int rc = 0;
+
+    if (zcz_whole_in_store(z, ZB_PARAM))
+        rc = slice_whole(l, u, ZB_PARAM, &z->whole_param, slice, &u->buf);
+    if (rc == 0 && zcz_whole_in_store(z, ZB_GRAD))
+        rc = slice_whole(l, u, ZB_GRAD, &z->whole_grad, slice, &u->grad_kept);
+    for (int p = 0; p < ZB_PLANES && rc == 0; p++)
+        if (!slice->planes[p])
+            bytes += zb_page_bytes(u->layout.block_bytes[p], u->count);
+    if (rc < 0 || bytes == 0)
+        return rc;
     slice->memory = aligned_alloc(ZB_PAGE_ALIGN, bytes);
     if (!slice->memory)
-        return zcz_refuse(l->own.base.z, -ENOMEM, "no memory for unit %u '%s': %llu bytes",
-                          u->def.index, u->def.name, (unsigned long long)bytes);
+        return slice_full(l, u, bytes);
     l->bytes += bytes;
     bytes = 0;
     for (int p = 0; p < ZB_PLANES; p++) {
-        if (u->layout.block_bytes[p] > 0)
-            slice->planes[p] = slice->memory + bytes;
+        if (u->layout.block_bytes[p] == 0 || slice->planes[p])
+            continue;
+        slice->planes[p] = slice->memory + bytes;
         bytes += zb_page_bytes(u->layout.block_bytes[p], u->count);
     }
     return 0;
@@ -179,6 +208,8 @@ static int local_step(struct zcz_store *s, struct zcz_op *op, const struct zc_st
 static int local_stats(struct zcz_store *s, struct zcz_store_stats *ret)
 {
     *ret = (struct zcz_store_stats){ .host_bytes = local_of(s)->bytes };
+    if (!s->z->device.gpu)
+        ret->host_bytes += s->z->whole_param.bytes + s->z->whole_grad.bytes;
     return 0;
 }
 

@@ -1,10 +1,10 @@
 /*
  * units.c - the list of units: checked, cut into slices, given their initial values.
  *
- * FLATTENING. A unit's tensors lie in one array of elements. Every rank's slice is equally long, a
- * whole number of blocks, so that one collective moves a unit; what is stored ends with the unit's
- * last block, so the slices of the last ranks may be shorter or empty. Behind the unit's end, and
- * behind what is stored, there are zeros.
+ * FLATTENING. A unit's tensors lie in one array of elements, which is cut into z->shards slices.
+ * They are equally long, a whole number of blocks, so that one collective moves a unit; what is
+ * stored ends with the unit's last block, so the slices of the last ranks may be shorter or empty.
+ * Behind the unit's end, and behind what is stored, there are zeros.
  *
  * START. A job that was kept is attached first (resume.c). Everything that could differ between
  * ranks is compared; then the store makes room, and the values come piece by piece: at no time is
@@ -117,6 +117,7 @@ static void unit_segments(struct zcz_unit *u)
 static int unit_copy(struct zc_zero *z, struct zcz_unit *u, const struct zc_unit *unit)
 {
     struct zc_tensor *tensors = calloc(zb_max_u64(unit->ntensors, 1), sizeof(*tensors));
+    uint64_t first, count;
 
     u->def = *unit;
     u->def.grad_dtype = ZC_F32;
@@ -134,7 +135,10 @@ static int unit_copy(struct zc_zero *z, struct zcz_unit *u, const struct zc_unit
         u->def.ntensors = t + 1;
     }
     unit_segments(u);
-    zb_slice(unit->elems, z->world, z->rank, &u->slice, &u->first, &u->count);
+    zb_slice(unit->elems, z->shards, z->shard, &u->slice, &u->first, &u->count);
+    u->part = u->slice;
+    if (z->replicas > 1)
+        zb_slice(u->slice, z->replicas, z->replica, &u->part, &first, &count);
     return 0;
 }
 
@@ -196,12 +200,15 @@ static uint32_t digest_unit(uint32_t crc, const struct zc_unit *unit)
 uint32_t zcz_digest(const struct zc_zero *z)
 {
     const struct zc_zero_options *o = &z->options;
-    uint64_t numbers[] = { o->keep,        o->durable,         o->commit_every,
-                           o->resume,      o->offload_param,   o->offload_optimizer,
-                           o->micro_steps, o->groups,          o->prefetch_units,
-                           o->optimizer,   o->moments,         o->nesterov,
-                           o->overlap,     o->offload_grad,    z->comm->ops->device && o->device,
-                           o->vertical,    o->accumulate_local };
+    uint64_t numbers[] = { o->keep,         o->durable,       o->commit_every,
+                           o->resume,       o->offload_param, o->offload_optimizer,
+                           o->micro_steps,  o->groups,        o->prefetch_units,
+                           o->optimizer,    o->moments,       o->nesterov,
+                           o->overlap,      o->offload_grad,  z->comm->ops->device && o->device,
+                           o->stage,        o->group_ranks,   o->accumulate_local,
+                           o->vertical,     o->keep_gathered, o->persist_elems,
+                           o->live_elems,   o->reuse_elems,   o->prefetch_elems,
+                           o->reduce_elems, o->reduce_waits,  o->quantize_gather };
     double scalars[] = { o->clip,          o->beta1,     o->beta2,    o->eps,
                          o->momentum,      o->dampening, o->lr_decay, o->loss_scale.fixed,
                          o->loss_scale.min };
@@ -289,7 +296,7 @@ int zc_zero_start(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
     if (z->nunits == 0 || (!init && !z->options.resume))
         return zcz_refuse(z, -EINVAL,
                           "a start needs units, and a function that gives their values");
-    rc = zcz_vote(z, 0, zcz_digest(z), "the units");
+    rc = zcz_vote(z, zcz_account_check(z), zcz_digest(z), "the units");
     if (rc == 0 && z->options.resume)
         rc = zcz_resume_attach(z);
     if (rc == 0)
@@ -317,7 +324,8 @@ int zc_zero_start(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
         z->grad_dev.keep += z->trainable;
     }
     z->started = true;
-    z->stall_ns = z->comm_bytes = 0;
+    z->stall_ns = 0;
+    z->gather_bytes = z->reduce_bytes = z->across_bytes = z->other_bytes = 0;
     return 0;
 }
 

@@ -113,6 +113,9 @@ struct zc_comm_ops {
     /* The sentence of the last failure. May be NULL. */
     const char *(*error)(struct zc_comm *comm);
     const struct zc_comm_device_ops *device; /* NULL: of host memory alone, on a device, too */
+    /* Collective, waits: one of the ranks that gave the same colour, in the order that they have
+     * here. It is closed before comm is. NULL: there are no groups of ranks. */
+    int (*split)(struct zc_comm *comm, uint32_t colour, struct zc_comm **ret);
 };
 
 struct zc_comm {
@@ -371,6 +374,20 @@ ZC_EXPORT int zc_zero_poll(struct zc_zero *z);
 ZC_EXPORT int zc_zero_read(struct zc_zero *z, uint32_t unit, enum zc_what what, uint64_t first,
                            uint64_t count, float *out);
 
+/**
+ * Bytes of the model states that belong to this rank, padded to blocks and equal slices: in this
+ * process (on its device, where there is one), and what the daemon keeps of it, in whichever tier;
+ * and buffers, as they are now.
+ */
+struct zc_zero_bytes {
+    uint64_t param, grad, state;
+    uint64_t daemon_param, daemon_grad, daemon_state;
+    uint64_t gathered, reducing;
+};
+
+/** Asks nobody; by arithmetic, from the units that are declared. */
+ZC_EXPORT void zc_zero_bytes(const struct zc_zero *z, struct zc_zero_bytes *ret);
+
 struct zc_zero_stats {
     uint64_t fetched_bytes; /* by this rank, from the store */
     uint64_t pushed_bytes;
@@ -381,8 +398,11 @@ struct zc_zero_stats {
                       store none host_bytes is this process's planes */
     uint64_t gather_buffer_bytes, grad_buffer_bytes; /* of the engine in this process, at most */
     uint64_t device_bytes;                           /* likewise, of a device: allocated at most */
-    uint64_t comm_bytes;                             /* sent by this rank in collectives */
-    double stall_seconds;                            /* spent waiting inside engine calls */
+    uint64_t comm_bytes; /* sent by this rank in collectives: all of them; of these, */
+    uint64_t comm_gather_bytes, comm_reduce_bytes; /* gathers of parameters, reduce-scatters of
+                                                      gradients, */
+    uint64_t comm_across_bytes;                    /* all-reduces: DDP, and between groups */
+    double stall_seconds;                          /* spent waiting inside engine calls */
     uint64_t grads_nvme_bytes; /* of nvme_bytes: gradients that host memory does not hold */
     uint64_t
         pinned_bytes; /* of host memory, for this rank's device: the daemon's parameters as they are

@@ -184,9 +184,11 @@ enum zcz_coll_kind { ZCZ_ALL_GATHER, ZCZ_EXCHANGE };
 struct zcz_coll {
     struct zb_list node; /* in z->queued, then in z->started */
     enum zcz_coll_kind kind;
-    const char *what;    /* for the sentence of a timeout */
-    uint32_t unit;       /* likewise; ZCZ_NO_UNIT */
-    struct zcz_buf *dev; /* between devices: the buffer whose `last` is before and behind it */
+    struct zc_comm *comm; /* among these ranks */
+    uint64_t *bytes;      /* of z: what it sends is counted there */
+    const char *what;     /* for the sentence of a timeout */
+    uint32_t unit;        /* likewise; ZCZ_NO_UNIT */
+    struct zcz_buf *dev;  /* between devices: the buffer whose `last` is before and behind it */
     const void *send;
     void *recv;
     size_t slice_bytes;
@@ -197,9 +199,10 @@ struct zcz_coll {
 
 #define ZCZ_NO_UNIT UINT32_MAX
 
-/** Takes a place in the order. */
+/** Takes a place in the order. What it sends counts as z->other_bytes, unless c->bytes is set then.
+ */
 void zcz_coll_queue(struct zc_zero *z, struct zcz_coll *c, enum zcz_coll_kind kind,
-                    const char *what, uint32_t unit);
+                    struct zc_comm *comm, const char *what, uint32_t unit);
 /** The bytes are ready and belong to the collective until done. */
 void zcz_coll_arm(struct zcz_coll *c, const void *send, void *recv, size_t slice_bytes);
 /** The same between devices: the bytes are there when the works are done that dev->last is behind.
@@ -227,27 +230,33 @@ struct zcz_unit {
     struct zb_layout layout;
     struct zk_segment *segments; /* stepped elements; neighbours of one group are one */
     uint32_t nsegments;
-    uint64_t slice;        /* elements of every rank's slice */
+    uint64_t slice;        /* elements of every shard's slice */
     uint64_t first, count; /* this rank's, as stored; count may be 0 */
+    uint64_t part;         /* replicas > 1: of a slice, what each replica adds up; replicas * part
+                              may be more than the slice */
 
     /* gather.c */
     enum zcz_gather_state state;
     struct zb_list node; /* in z->gathers unless ZCZ_IDLE */
     uint32_t holds;      /* by the trainer */
-    bool drop;           /* nobody holds it, nobody will soon: idle when it is ready */
-    uint32_t window;     /* z->window when it was last in the window: schedule.c */
+    bool drop;           /* it was given up on its way, and goes when it is ready */
+    bool unreduced;      /* gathered in this micro-step, and not reduced yet */
+    uint32_t window;     /* z->window when it was last in the window: schedule.c; */
+    uint32_t near;       /* ... and when it was last near enough to stay */
     struct zcz_op fetch;
     struct zc_view view;
     bool pinned; /* view is ours until released */
     struct zcz_coll coll;
-    struct zcz_buf *buf;    /* of the host */
-    struct zcz_buf *on_dev; /* of the device */
+    struct zcz_buf *buf;    /* of the host; where parameters are whole, for good */
+    struct zcz_buf *on_dev; /* of the device, likewise, */
+    bool copying;           /* where this rank's slice is, or is on its way */
     const void *params;     /* in ZCZ_READY: view.data or a buffer's */
 
     /* reduce.c */
-    struct zcz_buf *grad; /* that the trainer adds into */
-    bool asked;           /* ... in this micro-step */
-    uint32_t micro;       /* micro-steps of this iteration that were reduced */
+    struct zcz_buf *grad;      /* that the trainer adds into, */
+    bool asked;                /* ... in this micro-step; */
+    struct zcz_buf *grad_kept; /* where gradients are whole: and between two uses */
+    uint32_t micro;            /* micro-steps of this iteration that were reduced */
 };
 
 struct zcz_reduce {
@@ -261,6 +270,13 @@ struct zcz_reduce {
     struct zcz_buf *more_dev;    /* and what `more` is, between devices */
     bool summing;                /* between devices: their sum is on its way, fp32, as recv */
     struct zcz_coll coll;
+
+    /* replicas > 1: this rank's slice is added up over them (all-reduced) before it is pushed */
+    struct zcz_buf *sums, *parts_in; /* fp32[replicas * part], may be send; and what comes to it */
+    struct zcz_coll parts, gather;
+    bool followed; /* both have their places in the order */
+    bool summed;   /* sums is what is pushed */
+
     uint64_t next; /* elements of the slice handed to the store */
 };
 
@@ -282,7 +298,15 @@ struct zc_zero {
     const struct zk_ops *kernels;
     struct zc_comm *comm;
     uint32_t rank, world;
-    uint32_t nodes; /* daemons that serve this job */
+    /* Units are cut into `shards` slices, of which this rank has number `shard`; `replicas` ranks
+     * have the same one. Who exchanges slices, and who adds equal ones up; NULL where that is one
+     * rank. shards * replicas = world. */
+    uint32_t shards, shard, replicas, replica;
+    struct zc_comm *inside, *across;
+    bool splits;       /* the two are ours, made of comm */
+    bool whole_params; /* gathered parameters stay until the next step: stages 1 and 2 */
+    bool whole_grads;  /* gradients have memory of their own, whole: stage 1 */
+    uint32_t nodes;    /* daemons that serve this job; each group of ranks counts for itself */
     struct zcz_store *store;
     uint64_t resume_at;             /* the iterations of the step to go on from, */
     enum zc_commit resume_prepared; /* and what becomes of what this node has prepared: */
@@ -297,6 +321,7 @@ struct zc_zero {
     bool comm_broken; /* the backend said so: it is not called again */
     struct zcz_coll share;
     struct zcz_pool gather_pool, grad_pool, small;
+    struct zcz_pool whole_param, whole_grad; /* what is kept whole: on the device, or the host */
 
     struct zb_list gathers; /* units that are not idle, in the order in which they began */
     uint32_t pins;          /* fetches in flight, and views held */
@@ -334,15 +359,24 @@ struct zc_zero {
     struct zcz_order order, seen; /* of the last micro-step that is complete, and since then */
     uint32_t order_at;            /* the gather that is expected next */
     uint32_t window;              /* grows with each: schedule.c */
+    uint64_t live;                /* elements that are gathered, or on their way */
 
     uint32_t timeout_ms;  /* of calls to the store */
     uint32_t patience_ms; /* of zcz_wait() */
     bool moved;           /* something did, in this turn */
     uint64_t moved_ns;    /* when something did last */
     uint64_t stall_ns;
-    uint64_t fetched_bytes, pushed_bytes, comm_bytes;
-    struct zcz_store_stats base; /* of the store, at the start */
+    uint64_t fetched_bytes, pushed_bytes;
+    uint64_t gather_bytes, reduce_bytes, across_bytes, other_bytes; /* sent in collectives */
+    struct zcz_store_stats base;                                    /* of the store, at the start */
 };
+
+/* ---- account.c */
+
+/** The store keeps the whole plane of this rank, of which its slice is a part. */
+bool zcz_whole_in_store(const struct zc_zero *z, enum zb_plane plane);
+/** Units are declared: whether options.memory_bytes is enough. A refusal. */
+int zcz_account_check(struct zc_zero *z);
 
 /* ---- engine.c */
 
@@ -352,6 +386,9 @@ int zcz_refuse(struct zc_zero *z, int code, const char *fmt, ...)
 /** The same, and the engine is done for. Returns the code of the first failure. */
 int zcz_fail(struct zc_zero *z, int code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
+
+/** Who has which slice: z->shards to z->whole_grads. A failure, which is final. */
+int zcz_split(struct zc_zero *z);
 
 /** What every public call begins with: 0, or why this engine does not answer. */
 int zcz_enter(struct zc_zero *z, bool needs_start);
@@ -393,12 +430,14 @@ int zcz_schedule_gathered(struct zc_zero *z, uint32_t unit);
 void zcz_schedule_learn(struct zc_zero *z);
 /** A step is over. */
 void zcz_schedule_rewind(struct zc_zero *z);
-/** Begins what comes next, drops what does not. */
+/** Begins what comes next, drops what does not; may wait for a gather that was given up. */
 void zcz_schedule_apply(struct zc_zero *z);
 
 /* ---- gather.c */
 void zcz_gather_begin(struct zc_zero *z, struct zcz_unit *u);
 void zcz_gather_drop(struct zc_zero *z, struct zcz_unit *u);
+/** It was dropped, and is wanted: waits until it is idle. A failure is z's. */
+void zcz_gather_gone(struct zc_zero *z, struct zcz_unit *u);
 int zcz_gather_turn(struct zc_zero *z);
 
 /* ---- reduce.c */
@@ -416,6 +455,15 @@ static inline uint32_t zcz_pushes(const struct zc_zero *z)
 }
 
 int zcz_reduce_turn(struct zc_zero *z);
+/** Every reduction that was asked for has all its places in the order. */
+void zcz_reduce_follow(struct zc_zero *z);
+
+/** fp32 elements of a unit's gradient, as the trainer gets it. */
+static inline uint64_t zcz_grad_elems(const struct zc_zero *z, const struct zcz_unit *u)
+{
+    return z->shards > 1 ? u->slice * z->shards : u->part * z->replicas;
+}
+
 /** Adds `world` slices of `count` elements (slice of them apart), in rank order, into out. */
 void zcz_add_slices(const struct zk_ops *ops, enum zb_dtype dtype, const void *slices,
                     uint32_t world, uint64_t slice, uint64_t first, uint64_t count, float *out);

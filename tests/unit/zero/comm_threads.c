@@ -23,7 +23,8 @@ struct coll {
 struct rank {
     struct zc_comm comm;
     struct comm_group *group;
-    uint32_t next; /* collectives that it started */
+    uint32_t next;   /* collectives that it started */
+    uint32_t splits; /* that it asked for */
     uint32_t break_at;
     int break_rc;
 };
@@ -37,6 +38,7 @@ struct comm_group {
     uint32_t ncolls, room, all_started;
     struct zb_list ops;
     struct rank ranks[RANKS_MAX];
+    struct comm_group *children[RANKS_MAX * RANKS_MAX]; /* by split and colour */
 };
 
 struct zc_comm_op {
@@ -150,6 +152,40 @@ static int test(struct zc_comm *comm, struct zc_comm_op *op, bool *ret_done)
     return 0;
 }
 
+/* The group of those with our colour, made by the first of them. */
+static struct comm_group *child(struct comm_group *g, uint32_t split, uint32_t colour,
+                                uint32_t world)
+{
+    struct comm_group **at = &g->children[split * RANKS_MAX + colour];
+
+    assert(split < RANKS_MAX && colour < RANKS_MAX);
+    pthread_mutex_lock(&g->lock);
+    if (!*at)
+        *at = comm_group_new(world, g->seed + split + colour, g->delay_max);
+    pthread_mutex_unlock(&g->lock);
+    return *at;
+}
+
+static int split(struct zc_comm *comm, uint32_t colour, struct zc_comm **ret)
+{
+    struct rank *r = rank_of(comm);
+    uint32_t colours[RANKS_MAX], world = 0, place = 0;
+    struct zc_comm_op *op;
+    bool done = false;
+    int rc = all_gather(comm, &colour, colours, sizeof(colour), &op);
+
+    while (rc == 0 && !done)
+        rc = test(comm, op, &done);
+    if (rc != 0)
+        return rc;
+    for (uint32_t s = 0; s < comm->world; s++) {
+        place += s < comm->rank && colours[s] == colour;
+        world += colours[s] == colour;
+    }
+    *ret = comm_group_rank(child(r->group, r->splits++, colour, world), place);
+    return 0;
+}
+
 static void close_comm(struct zc_comm *comm, bool clean)
 {
     (void)comm;
@@ -169,6 +205,7 @@ static const struct zc_comm_ops ops = {
     .test = test,
     .close = close_comm,
     .error = error,
+    .split = split,
 };
 
 struct comm_group *comm_group_new(uint32_t world, uint64_t seed, uint32_t delay_max)
@@ -200,6 +237,9 @@ void comm_group_free(struct comm_group *g)
         free(zb_container_of(pos, struct zc_comm_op, node));
     }
     free(g->colls);
+    for (size_t i = 0; i < ZB_COUNT(g->children); i++)
+        if (g->children[i])
+            comm_group_free(g->children[i]);
     pthread_mutex_destroy(&g->lock);
     free(g);
 }
@@ -219,6 +259,9 @@ void comm_group_abort(struct comm_group *g)
 {
     pthread_mutex_lock(&g->lock);
     g->aborted = true;
+    for (size_t i = 0; i < ZB_COUNT(g->children); i++)
+        if (g->children[i])
+            comm_group_abort(g->children[i]);
     pthread_mutex_unlock(&g->lock);
 }
 

@@ -392,6 +392,7 @@ static int train_all(struct run *r, struct zc_zero **ret)
     r->next_scale = zc_zero_loss_scale(*ret);
     if (!r->no_values)
         TRY(train_values(r, *ret));
+    zc_zero_bytes(*ret, &r->bytes);
     return zc_zero_stats(*ret, &r->stats);
 }
 

@@ -76,6 +76,7 @@ struct run {
     uint32_t refused;
     char refusal_text[512];
     struct zc_zero_stats stats;
+    struct zc_zero_bytes bytes;
     struct model_values values;
 };
 

@@ -545,11 +545,11 @@ static void options_that_are_wrong(void **state)
             break;
         case 2:
             o.offload_param = ZC_ZERO_NVME;
-            part = "both none";
+            part = "offloaded with the optimizer state";
             break;
         case 3:
             o.offload_optimizer = 7;
-            part = "both none";
+            part = "none, host, nvme";
             break;
         case 4:
             o.resume = true;

@@ -16,8 +16,7 @@
 #include "comm_threads.h"
 #include "fake_client.h"
 #include "model.h"
-
-#define RANKS_MAX 4
+#include "party.h"
 
 /* TSan is slow, and looks for other things than which call failed. */
 #if defined(__SANITIZE_THREAD__)
@@ -25,65 +24,6 @@
 #else
 #define CALLS_SKIPPED 0u
 #endif
-
-/* So many ranks with one set of options. */
-struct party {
-    uint32_t world;
-    struct comm_group *group;
-    struct run runs[RANKS_MAX];
-    char sockets[RANKS_MAX][16];
-};
-
-static void party_new(struct party *p, uint32_t world, enum zc_dtype dtype, uint64_t seed,
-                      uint32_t delay_max)
-{
-    memset(p, 0, sizeof(*p));
-    p->world = world;
-    p->group = comm_group_new(world, seed, delay_max);
-    for (uint32_t r = 0; r < world; r++) {
-        struct run *run = &p->runs[r];
-
-        run->dtype = dtype;
-        run->steps = 4;
-        zc_zero_defaults(&run->options);
-        run->options.comm = comm_group_rank(p->group, r);
-        run->options.groups = 2;
-        run->options.weight_decay[0] = 0.1;
-        run->options.eps = 1e-3;
-        run->options.clip = 1;
-        run->options.timeout_ms = 20000;
-        (void)snprintf(p->sockets[r], sizeof(p->sockets[r]), "rank %u", r);
-        run->options.socket = p->sockets[r];
-    }
-}
-
-static void party_offload(struct party *p, enum zc_zero_offload offload)
-{
-    for (uint32_t r = 0; r < p->world; r++)
-        p->runs[r].options.offload_param = p->runs[r].options.offload_optimizer = offload;
-}
-
-static void party_done(struct party *p)
-{
-    for (uint32_t r = 0; r < p->world; r++)
-        run_done(&p->runs[r]);
-    comm_group_free(p->group);
-}
-
-static void assert_ran(const struct party *p)
-{
-    for (uint32_t r = 0; r < p->world; r++)
-        if (p->runs[r].rc != 0)
-            fail_msg("rank %u of %u ended with %d: %s", r, p->world, p->runs[r].rc,
-                     p->runs[r].error);
-    for (uint32_t r = 1; r < p->world; r++)
-        assert_runs_same("ranks", &p->runs[0], &p->runs[r]);
-}
-
-static void party_run(struct party *p)
-{
-    run_threads(p->runs, p->world);
-}
 
 /* ---- numbers */
 
@@ -97,13 +37,13 @@ static void every_division_trains_the_same(void **state)
 
         party_new(&alone, 1, dtypes[d], 1, 0);
         party_run(&alone);
-        assert_ran(&alone);
+        party_assert_ran(&alone);
         for (uint32_t world = 2; world <= 4; world++) {
             struct party p;
 
             party_new(&p, world, dtypes[d], world, 0);
             party_run(&p);
-            assert_ran(&p);
+            party_assert_ran(&p);
             /* bf16 rounds each rank's part, so parts differ in the last of 8 bits */
             assert_values_near("division", &alone.runs[0].values, &p.runs[0].values,
                                dtypes[d] == ZC_F32 ? 1e-5 : 0.02);
@@ -131,7 +71,7 @@ static void a_loss_scale_changes_no_bit(void **state)
 
         party_new(&plain, world, ZC_F32, 1, 0);
         party_run(&plain);
-        assert_ran(&plain);
+        party_assert_ran(&plain);
         assert_true(plain.runs[0].scales[3] == 1 && plain.runs[0].clips[0] < 1);
         for (size_t i = 0; i < ZB_COUNT(scales); i++) {
             struct party p;
@@ -140,7 +80,7 @@ static void a_loss_scale_changes_no_bit(void **state)
             for (uint32_t r = 0; r < world; r++)
                 p.runs[r].options.loss_scale = scales[i];
             party_run(&p);
-            assert_ran(&p);
+            party_assert_ran(&p);
             assert_runs_same("scaled", &plain.runs[0], &p.runs[0]);
             assert_true(p.runs[0].scales[3] == (i == 0 ? 1024 : i == 1 ? 0x1p18 : 1));
             party_done(&p);
@@ -168,7 +108,7 @@ static void overflows_skip_and_scale(void **state)
             };
         }
         party_run(&p);
-        assert_ran(&p);
+        party_assert_ran(&p);
         for (uint32_t s = 0; s < 13; s++) {
             const struct run *r = &p.runs[0];
 
@@ -223,7 +163,7 @@ static void delays_change_nothing(void **state)
     (void)state;
     party_new(&base, 3, ZC_BF16, 1, 0);
     party_run(&base);
-    assert_ran(&base);
+    party_assert_ran(&base);
     for (uint64_t seed = 1; seed <= 4; seed++) {
         struct party p;
 
@@ -231,7 +171,7 @@ static void delays_change_nothing(void **state)
         for (uint32_t r = 0; r < 3; r++)
             p.runs[r].options.prefetch_units = (uint32_t)seed - 1;
         party_run(&p);
-        assert_ran(&p);
+        party_assert_ran(&p);
         assert_runs_same("delays", &base.runs[0], &p.runs[0]);
         party_done(&p);
     }
@@ -311,11 +251,11 @@ static void stores_agree(void **state)
             }
         }
         party_run(&none);
-        assert_ran(&none);
+        party_assert_ran(&none);
         fake_reset(&cases[i].fake);
         party_offload(&daemon, ZC_ZERO_NVME);
         party_run(&daemon);
-        assert_ran(&daemon);
+        party_assert_ran(&daemon);
         assert_runs_same(cases[i].name, &none.runs[0], &daemon.runs[0]);
         assert_int_equal(none.runs[0].stats.pushed_bytes, daemon.runs[0].stats.pushed_bytes);
         assert_int_equal(daemon.runs[0].stats.nvme_read_bytes, 4);
@@ -371,7 +311,7 @@ static void accumulated_before_the_exchange(void **state)
             if (k == 1 || k == 2)
                 party_offload(p, ZC_ZERO_NVME);
             party_run(p);
-            assert_ran(p);
+            party_assert_ran(p);
         }
         for (uint32_t k = 1; k < ZB_COUNT(ways); k++)
             assert_runs_same(cases[i].name, &ways[0].runs[0], &ways[k].runs[0]);
@@ -405,7 +345,7 @@ static void alone_nothing_is_copied(void **state)
         party_new(&p, 1, ZC_F32, 1, 0);
         party_offload(&p, ZC_ZERO_HOST);
         party_run(&p);
-        assert_ran(&p);
+        party_assert_ran(&p);
         assert_int_equal(p.runs[0].stats.gather_buffer_bytes, 0);
         fake_end();
         party_done(&p);
@@ -420,7 +360,7 @@ static void memory_follows_what_is_gathered(void **state)
     (void)state;
     party_new(&p, 2, ZC_F32, 1, 0);
     party_run(&p);
-    assert_ran(&p);
+    party_assert_ran(&p);
     for (uint32_t u = 0; u < MODEL_UNITS; u++)
         params += zb_padded_elems(model_units[u].elems) * 4;
     assert_true(p.runs[0].stats.gather_buffer_bytes <= params);
@@ -657,7 +597,7 @@ static void a_kept_job_goes_on(void **state)
     (void)state;
     party_new(&whole, 2, ZC_BF16, 1, 0);
     party_run(&whole);
-    assert_ran(&whole);
+    party_assert_ran(&whole);
     fake_reset(&config);
     for (int dirty = 0; dirty < 2; dirty++) {
         party_new(&first, 2, ZC_BF16, 2, 0);
@@ -674,9 +614,9 @@ static void a_kept_job_goes_on(void **state)
         }
         party_run(&first);
         if (!dirty)
-            assert_ran(&first);
+            party_assert_ran(&first);
         party_run(&second);
-        assert_ran(&second);
+        party_assert_ran(&second);
         assert_int_equal(second.runs[0].last.iterations, 4);
         for (uint32_t u = 0; u < MODEL_UNITS; u++)
             assert_memory_equal(whole.runs[0].values.master[u], second.runs[0].values.master[u],
@@ -771,7 +711,7 @@ static void every_call_fails_in_turn(void **state)
             nth += (nth < 40 || faults[f].fault == FAKE_LIES ? 1 : 3) + CALLS_SKIPPED;
             when = fail_nth(f, nth, &p);
             if (when == FAKE_NOT_YET || (when == FAKE_AT_WORK && faults[f].recovers))
-                assert_ran(&p);
+                party_assert_ran(&p);
             else if (when != FAKE_AT_END && !(faults[f].recovers && p.runs[1].rc == 0))
                 assert_fault_was_noticed(f, &p);
             fake_end();

@@ -1,0 +1,94 @@
+/*
+ * account.c - what model states take of this rank's own memory, by arithmetic.
+ *
+ * MODEL. A plane of a unit is whole on this rank, or its slice is here or with the daemon. What the
+ * store keeps is counted by blocks, as it was cut; what is whole, padded to equal slices. A plane
+ * that is whole holds the slice too, where the store is the one of this process; else the slice is
+ * beside it. (p + g + k bytes of a parameter in the three planes: zc_zero.h has the formulas.)
+ *
+ * Buffers are what the pools have: gathered units of stage 3, gradients on their way.
+ */
+#include <errno.h>
+
+#include "client/zero/zero_priv.h"
+
+static bool plane_whole(const struct zc_zero *z, enum zb_plane plane)
+{
+    return (plane == ZB_PARAM && z->whole_params) || (plane == ZB_GRAD && z->whole_grads);
+}
+
+bool zcz_whole_in_store(const struct zc_zero *z, enum zb_plane plane)
+{
+    return plane_whole(z, plane) && !z->device.gpu &&
+           z->options.offload_optimizer == ZC_ZERO_NONE &&
+           (plane == ZB_PARAM || zcz_pushes(z) == 1);
+}
+
+/* Of a stage by itself: what the planes take once all memory is there. */
+static void account_unit(const struct zc_zero *z, const struct zcz_unit *u,
+                         struct zc_zero_bytes *ret)
+{
+    bool daemon = z->options.offload_optimizer != ZC_ZERO_NONE;
+    uint64_t *const own[ZB_PLANES] = {
+        [ZB_PARAM] = &ret->param, [ZB_GRAD] = &ret->grad, [ZB_STATE] = &ret->state
+    };
+    uint64_t *const theirs[ZB_PLANES] = { [ZB_PARAM] = &ret->daemon_param,
+                                          [ZB_GRAD] = &ret->daemon_grad,
+                                          [ZB_STATE] = &ret->daemon_state };
+
+    for (enum zb_plane p = 0; p < ZB_PLANES; p++) {
+        uint32_t block = u->layout.block_bytes[p];
+
+        if (plane_whole(z, p))
+            *own[p] += zb_blocks_bytes(block, u->slice * z->shards);
+        if (!zcz_whole_in_store(z, p))
+            *(daemon ? theirs : own)[p] += zb_blocks_bytes(block, u->count);
+    }
+}
+
+void zc_zero_bytes(const struct zc_zero *z, struct zc_zero_bytes *ret)
+{
+    *ret = (struct zc_zero_bytes){
+        .gathered = z->gather_pool.bytes + z->gather_dev.bytes,
+        .reducing = z->grad_pool.bytes + z->grad_dev.bytes,
+    };
+    for (uint32_t i = 0; i < z->nunits; i++)
+        account_unit(z, &z->units[i], ret);
+}
+
+/* The least that a step needs beside the states: a unit with those ahead of it, and the gradients
+ * that can be on their way. */
+static uint64_t account_buffers(const struct zc_zero *z)
+{
+    uint64_t param = 0, grad = 0;
+
+    for (uint32_t i = 0; i < z->nunits; i++) {
+        const struct zcz_unit *u = &z->units[i];
+
+        param = zb_max_u64(param,
+                           zb_blocks_bytes(u->layout.block_bytes[ZB_PARAM], u->slice * z->shards));
+        grad = zb_max_u64(grad, zcz_grad_elems(z, u) * sizeof(float));
+    }
+    return (z->shards == 1 || z->whole_params ? 0 : param * 2) + (z->whole_grads ? 0 : grad) +
+           (z->world > 1 ? grad : 0);
+}
+
+int zcz_account_check(struct zc_zero *z)
+{
+    uint64_t limit = z->options.memory_bytes, buffers = account_buffers(z), states;
+    struct zc_zero_bytes b;
+
+    zc_zero_bytes(z, &b);
+    states = b.param + b.grad + b.state;
+    if (limit == 0 || states + buffers <= limit)
+        return 0;
+    return zcz_refuse(
+        z, -ENOSPC,
+        "stage %d over %u rank%s needs %llu bytes of each rank: %llu of parameters, "
+        "%llu of gradients, %llu of optimizer state, and at least %llu of buffers; the "
+        "limit is %llu. A higher stage, more ranks or offloading needs less",
+        (int)z->options.stage, z->world, z->world == 1 ? "" : "s",
+        (unsigned long long)(states + buffers), (unsigned long long)b.param,
+        (unsigned long long)b.grad, (unsigned long long)b.state, (unsigned long long)buffers,
+        (unsigned long long)limit);
+}

@@ -1,0 +1,482 @@
+/*
+ * The modes of the engine: every stage, every schedule and every placement trains the same bits, in
+ * as many bytes of each rank, and over the wire, as the field's formulas say.
+ */
+#include "tests/ztest.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/model.h"
+#include "base/util.h"
+#include "client/zero/zero_priv.h"
+#include "fake_client.h"
+#include "party.h"
+
+#define STEPS 3u
+
+/* What a row changes. */
+struct mode {
+    const char *name;
+    enum zc_zero_stage stage;
+    enum zc_zero_offload offload; /* of the optimizer, */
+    enum zc_zero_offload params;  /* and of parameters */
+    bool keep, waits;
+    uint64_t persist, live, reuse, prefetch, reduce;
+    uint32_t prefetch_units;
+};
+
+static const struct mode modes[] = {
+    { "ddp", ZC_STAGE_DDP, .prefetch_units = 1 },
+    { "ddp, no overlap", ZC_STAGE_DDP, .waits = true },
+    { "zero1", ZC_STAGE_1, .prefetch_units = 1 },
+    { "zero1, nothing ahead", ZC_STAGE_1, .waits = true },
+    { "zero1, host", ZC_STAGE_1, ZC_ZERO_HOST, .prefetch_units = 2 },
+    { "zero2", ZC_STAGE_2, .prefetch_units = 1 },
+    { "zero2, nothing ahead", ZC_STAGE_2, .prefetch_units = 0 },
+    { "zero2, host", ZC_STAGE_2, ZC_ZERO_HOST, .prefetch_units = 1 },
+    { "zero2, nvme", ZC_STAGE_2, ZC_ZERO_NVME, .prefetch_units = 3, .reduce = 1000 },
+    { "zero3, no prefetch", ZC_STAGE_3, .prefetch_units = 0 },
+    { "zero3, far ahead", ZC_STAGE_3, .prefetch_units = 64 },
+    { "zero3, ahead by elements", ZC_STAGE_3, .prefetch = 30000 },
+    { "zero3, a ceiling", ZC_STAGE_3, .prefetch_units = 8, .live = 45000 },
+    { "zero3, a ceiling below all", ZC_STAGE_3, .prefetch_units = 2, .live = 1 },
+    { "zero3, small units stay", ZC_STAGE_3, .prefetch_units = 1, .persist = 2000 },
+    { "zero3, reuse", ZC_STAGE_3, .prefetch_units = 1, .reuse = 60000 },
+    { "zero3, reuse under a ceiling", ZC_STAGE_3, .reuse = 1000000, .live = 50000 },
+    { "zero3, optimizer host", ZC_STAGE_3, ZC_ZERO_HOST, .prefetch_units = 1 },
+    { "zero3, both host", ZC_STAGE_3, ZC_ZERO_HOST, ZC_ZERO_HOST, .prefetch_units = 1 },
+    { "zero3, both nvme", ZC_STAGE_3, ZC_ZERO_NVME, ZC_ZERO_NVME, .reduce = 1, .reuse = 100000 },
+    { "fsdp, kept", ZC_STAGE_3, .keep = true },
+    { "fsdp, kept, ahead", ZC_STAGE_3, .prefetch_units = 1, .keep = true },
+    { "fsdp, kept under a ceiling", ZC_STAGE_3, .keep = true, .live = 60000 },
+};
+
+static void mode_set(struct party *p, const struct mode *m, uint32_t micro_steps)
+{
+    for (uint32_t r = 0; r < p->world; r++) {
+        struct zc_zero_options *o = &p->runs[r].options;
+
+        o->stage = m->stage;
+        o->offload_optimizer = m->offload;
+        o->offload_param = m->params;
+        o->keep_gathered = m->keep;
+        o->reduce_waits = m->waits;
+        o->persist_elems = m->persist;
+        o->live_elems = m->live;
+        o->reuse_elems = m->reuse;
+        o->prefetch_elems = m->prefetch;
+        o->prefetch_units = m->prefetch_units;
+        o->reduce_elems = m->reduce;
+        o->micro_steps = micro_steps;
+    }
+}
+
+static void mode_party(struct party *p, const struct mode *m, uint32_t world, enum zc_dtype dtype,
+                       uint32_t micro_steps, uint32_t delay)
+{
+    const struct fake_config fake = { .page_elems = 4096, .seed = 3, .delay_max = delay / 4 };
+
+    fake_reset(&fake);
+    party_new(p, world, dtype, world + 7 * micro_steps, delay);
+    mode_set(p, m, micro_steps);
+    for (uint32_t r = 0; r < world; r++)
+        p->runs[r].steps = STEPS;
+}
+
+static void mode_run(struct party *p)
+{
+    party_run(p);
+    party_assert_ran(p);
+    fake_end();
+}
+
+static void every_mode_trains_the_same(void **state)
+{
+    static const struct mode zero3 = { "zero3", ZC_STAGE_3, .prefetch_units = 1 };
+
+    (void)state;
+    for (uint32_t world = 1; world <= 4; world++)
+        for (enum zc_dtype dtype = ZC_F32; dtype <= ZC_BF16; dtype++) {
+            uint32_t micro_steps = 1 + (world + dtype) % 2;
+            struct party want;
+
+            if (world != 2 && (world == 3) == (dtype == ZC_F32))
+                continue; /* two ranks have both: the others see other slices of one */
+            mode_party(&want, &zero3, world, dtype, micro_steps, 0);
+            mode_run(&want);
+            for (size_t m = 0; m < ZB_COUNT(modes); m++) {
+                struct party p;
+
+                mode_party(&p, &modes[m], world, dtype, micro_steps, 2);
+                mode_run(&p);
+                assert_runs_same(modes[m].name, &want.runs[0], &p.runs[0]);
+                party_done(&p);
+            }
+            party_done(&want);
+        }
+}
+
+/* A non-finite gradient on one rank is skipped on all, and an evaluation between steps, which
+ * gathers and reduces nothing, disturbs nothing. */
+static void skips_and_evaluations(void **state)
+{
+    static const struct mode zero3 = { "zero3", ZC_STAGE_3, .prefetch_units = 1 };
+    struct party want;
+
+    (void)state;
+    for (size_t m = 0; m <= ZB_COUNT(modes); m++) {
+        struct party p;
+
+        mode_party(&p, m == 0 ? &zero3 : &modes[m - 1], 3, ZC_F32, 2, 1);
+        for (uint32_t r = 0; r < 3; r++) {
+            p.runs[r].poison_step = 2;
+            p.runs[r].poison_unit = 1;
+            p.runs[r].evaluate = true;
+        }
+        mode_run(&p);
+        assert_true(p.runs[0].skipped[1]);
+        if (m == 0) {
+            want = p;
+            continue;
+        }
+        assert_runs_same(modes[m - 1].name, &want.runs[0], &p.runs[0]);
+        party_done(&p);
+    }
+    party_done(&want);
+}
+
+/* ---- groups */
+
+static void groups_train_nearly_the_same(void **state)
+{
+    (void)state;
+    for (enum zc_dtype dtype = ZC_F32; dtype <= ZC_BF16; dtype++) {
+        static const struct mode zero3 = { "zero3", ZC_STAGE_3, .prefetch_units = 1 };
+        struct party want;
+
+        mode_party(&want, &zero3, 4, dtype, 2, 0);
+        mode_run(&want);
+        for (size_t m = 8; m < ZB_COUNT(modes); m++) {
+            struct party p;
+
+            if (modes[m].offload != ZC_ZERO_NONE)
+                continue; /* a job of each group: test_daemon.c */
+            mode_party(&p, &modes[m], 4, dtype, 2, 2);
+            for (uint32_t r = 0; r < 4; r++)
+                p.runs[r].options.group_ranks = 2;
+            mode_run(&p); /* replicas have the same bits */
+            assert_values_near(modes[m].name, &want.runs[0].values, &p.runs[0].values,
+                               dtype == ZC_F32 ? 1e-5 : 0.02);
+            party_done(&p);
+        }
+        party_done(&want);
+    }
+}
+
+/* ---- bytes */
+
+/* An engine by hand, as far as its units are declared. */
+static uint64_t padded(uint64_t elems, uint32_t world)
+{
+    uint64_t slice = (elems + world - 1) / world;
+
+    return (slice + ZB_BLOCK_ELEMS - 1) / ZB_BLOCK_ELEMS * ZB_BLOCK_ELEMS * world;
+}
+
+/* The field's formula over units that are whole blocks for every number of ranks. */
+static void bytes_are_those_of_the_formulas(void **state)
+{
+    static const uint32_t worlds[] = { 1, 2, 4, 8 };
+    static const struct {
+        enum zc_dtype dtype;
+        uint32_t p, g, k;
+    } layouts[] = { { ZC_F32, 4, 4, 8 }, { ZC_BF16, 2, 4, 10 } };
+    static const uint64_t elems[] = { 8 * 1024, 8 * 5 * 1024, 8 * 1024 + 1 };
+
+    (void)state;
+    for (size_t w = 0; w < ZB_COUNT(worlds); w++)
+        for (size_t l = 0; l < ZB_COUNT(layouts); l++)
+            for (enum zc_zero_stage stage = ZC_STAGE_DDP; stage <= ZC_STAGE_3; stage++) {
+                struct comm_group *group = comm_group_new(1, 1, 0);
+                struct zc_zero z = { .world = worlds[w] };
+                uint64_t params = 0;
+                struct zc_zero_bytes got;
+
+                /* by arithmetic: nothing of another rank is needed */
+                zc_zero_defaults(&z.options);
+                z.options.stage = stage;
+                z.rank = worlds[w] > 2 ? 1 : 0;
+                z.comm = comm_group_rank(group, 0);
+                assert_int_equal(zcz_split(&z), 0);
+                for (uint32_t i = 0; i < ZB_COUNT(elems); i++) {
+                    uint64_t one[] = { elems[i] };
+                    struct zc_tensor t = { .name = "t", .ndims = 1, .dims = { one[0] } };
+                    struct zc_unit unit = { .index = i,
+                                            .name = "u",
+                                            .elems = elems[i],
+                                            .dtype = layouts[l].dtype,
+                                            .tensors = &t,
+                                            .ntensors = 1 };
+
+                    assert_int_equal(zc_zero_add_unit(&z, &unit), 0);
+                    params += padded(elems[i], stage == ZC_STAGE_DDP ? 1 : worlds[w]);
+                }
+                zc_zero_bytes(&z, &got);
+                {
+                    uint64_t n = worlds[w], p = layouts[l].p, g = layouts[l].g, k = layouts[l].k;
+                    uint64_t cut_p = stage == ZC_STAGE_3 ? n : 1,
+                             cut_g = stage >= ZC_STAGE_2 ? n : 1,
+                             cut_k = stage >= ZC_STAGE_1 ? n : 1;
+
+                    assert_int_equal(got.param, p * params / cut_p);
+                    assert_int_equal(got.grad, g * params / cut_g);
+                    assert_int_equal(got.state, k * params / cut_k);
+                    assert_int_equal(got.daemon_param + got.daemon_grad + got.daemon_state, 0);
+                }
+                zcz_units_done(&z);
+                comm_group_free(group);
+            }
+}
+
+/* What was allocated is what is counted. */
+static void what_is_counted_is_allocated(void **state)
+{
+    (void)state;
+    for (enum zc_zero_stage stage = ZC_STAGE_DDP; stage <= ZC_STAGE_3; stage++)
+        for (uint32_t micro = 1; micro <= 2; micro++) {
+            const struct mode m = { "bytes", stage, .prefetch_units = 1 };
+            struct party p;
+
+            mode_party(&p, &m, 2, ZC_F32, micro, 0);
+            mode_run(&p);
+            for (uint32_t r = 0; r < 2; r++) {
+                const struct zc_zero_bytes *b = &p.runs[r].bytes;
+
+                assert_int_equal(b->param + b->grad + b->state, p.runs[r].stats.host_bytes);
+            }
+            party_done(&p);
+        }
+}
+
+/* Sent by a rank: in steps of two micro-steps, of which nothing is kept. */
+static void wire_bytes_are_those_of_the_formulas(void **state)
+{
+    uint64_t all = 0, trained = 0, steps = STEPS;
+    uint32_t world = 2;
+
+    (void)state;
+    for (uint32_t u = 0; u < MODEL_UNITS; u++) {
+        all += 4 * padded(model_units[u].elems, world) / world;
+        trained += model_units[u].frozen ? 0 : 4 * padded(model_units[u].elems, world) / world;
+    }
+    for (size_t m = 0; m < ZB_COUNT(modes); m++) {
+        struct party p;
+        const struct zc_zero_stats *s;
+
+        mode_party(&p, &modes[m], world, ZC_F32, 2, 0);
+        mode_run(&p);
+        s = &p.runs[0].stats;
+        if (modes[m].stage == ZC_STAGE_DDP) { /* all-reduce: each slice twice */
+            assert_int_equal(s->comm_across_bytes, steps * 2 * 2 * trained);
+            assert_int_equal(s->comm_gather_bytes + s->comm_reduce_bytes, 0);
+        } else {
+            assert_int_equal(s->comm_across_bytes, 0);
+            assert_int_equal(s->comm_reduce_bytes, steps * 2 * trained);
+        }
+        if (strstr(modes[m].name, "nothing ahead"))
+            assert_int_equal(s->comm_gather_bytes, steps * all); /* once in a step */
+        if (strcmp(modes[m].name, "fsdp, kept") == 0)
+            assert_int_equal(s->comm_gather_bytes, steps * 2 * all); /* once in a micro-step */
+        if (strcmp(modes[m].name, "zero3, no prefetch") == 0)
+            assert_true(s->comm_gather_bytes > steps * 2 * 1.5 * all);
+        party_done(&p);
+    }
+}
+
+static void a_limit_of_memory(void **state)
+{
+    static const struct mode ddp = { "ddp", ZC_STAGE_DDP, .prefetch_units = 0 },
+                             zero3 = { "zero3", ZC_STAGE_3, .prefetch_units = 0 };
+    struct party p;
+    uint64_t limit;
+
+    (void)state;
+    mode_party(&p, &ddp, 4, ZC_F32, 1, 0);
+    mode_run(&p);
+    limit = p.runs[0].bytes.param + p.runs[0].bytes.grad + p.runs[0].bytes.state;
+    party_done(&p);
+    mode_party(&p, &ddp, 4, ZC_F32, 1, 0);
+    for (uint32_t r = 0; r < 4; r++)
+        p.runs[r].options.memory_bytes = limit;
+    party_run(&p);
+    for (uint32_t r = 0; r < 4; r++) {
+        char number[32];
+
+        assert_int_equal(p.runs[r].rc, -ENOSPC);
+        (void)snprintf(number, sizeof(number), "the limit is %llu", (unsigned long long)limit);
+        assert_non_null(strstr(p.runs[r].error, number));
+        assert_non_null(strstr(p.runs[r].error, "stage 0 over 4 ranks"));
+    }
+    party_done(&p);
+    mode_party(&p, &zero3, 4, ZC_F32, 1, 0);
+    for (uint32_t r = 0; r < 4; r++)
+        p.runs[r].options.memory_bytes = limit;
+    mode_run(&p);
+    party_done(&p);
+}
+
+/* ---- order */
+
+struct jump {
+    struct zc_comm *comm;
+    int rc;
+    char error[256];
+};
+
+static int ones(void *arg, uint32_t unit, uint64_t first, uint64_t count, float *out)
+{
+    (void)arg;
+    (void)unit;
+    (void)first;
+    for (uint64_t i = 0; i < count; i++)
+        out[i] = 1;
+    return 0;
+}
+
+static int jump_micro(struct zc_zero *z, const uint32_t *order, uint32_t n, bool reduce)
+{
+    const void *params;
+    float *grad;
+    int rc = 0;
+
+    for (uint32_t i = 0; i < n && rc == 0; i++) {
+        rc = zc_zero_gather(z, order[i], &params);
+        if (rc == 0)
+            rc = zc_zero_release(z, order[i]);
+    }
+    for (uint32_t u = 0; u < 8 && rc == 0 && reduce; u++) {
+        rc = zc_zero_grad(z, u, &grad);
+        if (rc == 0)
+            rc = zc_zero_reduce(z, u);
+    }
+    return rc;
+}
+
+static void *jump_run(void *arg)
+{
+    static const uint32_t usual[] = { 0, 1, 2, 3, 4, 5, 6, 7 };
+    static const uint32_t other[] = { 0, 4, 1, 5, 2, 6, 3, 7, 0, 3, 1, 6, 2, 5, 0 };
+    struct jump *j = arg;
+    struct zc_zero_options o;
+    struct zc_zero *z = NULL;
+    struct zc_zero_stepped stepped;
+    struct zc_tensor t = { .name = "t", .ndims = 1, .dims = { 3000 } };
+
+    zc_zero_defaults(&o);
+    o.comm = j->comm;
+    o.prefetch_units = 2;
+    o.timeout_ms = 20000;
+    j->rc = zc_zero_open(&z, &o);
+    for (uint32_t u = 0; u < 8 && j->rc == 0; u++) {
+        struct zc_unit unit = {
+            .index = u, .name = "u", .elems = 3000, .dtype = ZC_F32, .tensors = &t, .ntensors = 1
+        };
+
+        j->rc = zc_zero_add_unit(z, &unit);
+    }
+    if (j->rc == 0)
+        j->rc = zc_zero_start(z, ones, NULL);
+    for (uint32_t s = 0; s < 6 && j->rc == 0; s++) {
+        j->rc = jump_micro(z, usual, ZB_COUNT(usual), true);
+        if (j->rc == 0)
+            j->rc = zc_zero_step(z, 0.01, &stepped);
+        if (j->rc == 0)
+            j->rc = jump_micro(z, other, ZB_COUNT(other), false);
+    }
+    (void)snprintf(j->error, sizeof(j->error), "%s", zc_zero_error(z));
+    zc_zero_close(z, j->rc == 0);
+    return NULL;
+}
+
+/* A unit that was gathered ahead, given up before it came, and is wanted at once: on some ranks it
+ * had come. All start the same collectives all the same. */
+static void what_was_given_up_is_wanted(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 20; seed++) {
+        struct comm_group *group = comm_group_new(3, seed, 60);
+        struct jump jumps[3] = { { .rc = 0 } };
+        pthread_t threads[3];
+
+        for (uint32_t r = 0; r < 3; r++) {
+            jumps[r].comm = comm_group_rank(group, r);
+            assert_int_equal(pthread_create(&threads[r], NULL, jump_run, &jumps[r]), 0);
+        }
+        for (uint32_t r = 0; r < 3; r++)
+            (void)pthread_join(threads[r], NULL);
+        for (uint32_t r = 0; r < 3; r++)
+            if (jumps[r].rc != 0)
+                fail_msg("seed %u, rank %u: %d %s", (unsigned)seed, r, jumps[r].rc, jumps[r].error);
+        comm_group_free(group);
+    }
+}
+
+/* ---- refusals */
+
+static void modes_that_are_wrong(void **state)
+{
+    static const struct {
+        struct zc_zero_options o;
+        const char *part;
+    } rows[] = {
+        { { .stage = 4 }, "stage 4: from 0 to 3" },
+        { { .stage = ZC_STAGE_DDP, .offload_optimizer = ZC_ZERO_HOST }, "stage 0 has everything" },
+        { { .stage = ZC_STAGE_2, .offload_optimizer = ZC_ZERO_HOST, .offload_param = ZC_ZERO_HOST },
+          "only stage 3 offloads them" },
+        { { .stage = ZC_STAGE_1, .keep_gathered = true }, "keeps all parameters gathered" },
+        { { .stage = ZC_STAGE_2, .live_elems = 1 }, "keeps all parameters gathered" },
+        { { .stage = ZC_STAGE_3, .group_ranks = 2 }, "groups of 2 ranks" },
+        { { .stage = ZC_STAGE_1, .group_ranks = 1 }, "groups of 1 ranks" },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(rows); i++) {
+        struct comm_group *group = comm_group_new(1, 1, 0);
+        struct zc_zero_options o;
+        struct zc_zero *z;
+
+        zc_zero_defaults(&o);
+        o.comm = comm_group_rank(group, 0);
+        o.stage = rows[i].o.stage;
+        o.offload_optimizer = rows[i].o.offload_optimizer;
+        o.offload_param = rows[i].o.offload_param;
+        o.keep_gathered = rows[i].o.keep_gathered;
+        o.live_elems = rows[i].o.live_elems;
+        o.group_ranks = rows[i].o.group_ranks;
+        assert_int_equal(zc_zero_open(&z, &o), -EINVAL);
+        if (!strstr(zc_zero_error(z), rows[i].part))
+            fail_msg("row %zu: '%s'", i, zc_zero_error(z));
+        zc_zero_close(z, false);
+        comm_group_free(group);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_mode_trains_the_same),
+        cmocka_unit_test(skips_and_evaluations),
+        cmocka_unit_test(groups_train_nearly_the_same),
+        cmocka_unit_test(bytes_are_those_of_the_formulas),
+        cmocka_unit_test(what_is_counted_is_allocated),
+        cmocka_unit_test(wire_bytes_are_those_of_the_formulas),
+        cmocka_unit_test(a_limit_of_memory),
+        cmocka_unit_test(what_was_given_up_is_wanted),
+        cmocka_unit_test(modes_that_are_wrong),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
