@@ -6,6 +6,11 @@
 
 #include "kernels/gpu.h"
 
+/** Loads all kernels to the device that is the thread's: the driver would load each when it is
+ * first launched, and may wait for all that runs then, collectives too, which wait for other ranks
+ * that load theirs. Returns a cudaError_t. */
+int zk_cuda_load(void);
+
 /** Launches a checked work; stream is a cudaStream_t. Returns a cudaError_t. */
 int zk_cuda_launch(const struct zk_gpu_work *work, void *stream);
 

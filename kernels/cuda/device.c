@@ -232,6 +232,8 @@ static int device_build(struct cuda_gpu *c, struct zb_err *err)
         rc = zb_fail(err, -ENODEV, "no GPU: '%s' is of compute capability %d.%d, below %d.0",
                      prop.name, prop.major, prop.minor, CAPABILITY_MIN);
     if (rc == 0)
+        rc = cuda_fail((cudaError_t)zk_cuda_load(), "loading the kernels of the GPU", err);
+    if (rc == 0)
         rc = cuda_fail(cudaMemGetInfo(&free_bytes, &total_bytes), "GPU memory", err);
     if (rc < 0)
         return rc;

@@ -125,6 +125,37 @@ static array_fn *array_of(enum zk_gpu_op op)
     }
 }
 
+/* Asking for a kernel's attributes loads it. */
+template <typename FN> static cudaError_t load(FN *const *kernels, size_t n)
+{
+    cudaError_t e = cudaSuccess;
+
+    for (size_t i = 0; i < n && e == cudaSuccess; i++) {
+        struct cudaFuncAttributes unused;
+
+        e = cudaFuncGetAttributes(&unused, (const void *)kernels[i]);
+    }
+    return e;
+}
+
+extern "C" int zk_cuda_load(void)
+{
+    array_fn *arrays[ZK_GPU_OP_END];
+    size_t n = 0;
+    cudaError_t e = load(&steps[0][0][0], sizeof(steps) / sizeof(steps[0][0][0]));
+
+    for (int op = 1; op < ZK_GPU_OP_END; op++)
+        if (array_of((enum zk_gpu_op)op))
+            arrays[n++] = array_of((enum zk_gpu_op)op);
+    if (e == cudaSuccess)
+        e = load(arrays, n);
+    if (e == cudaSuccess)
+        e = load(norms, sizeof(norms) / sizeof(norms[0]));
+    if (e == cudaSuccess)
+        e = load(adds, sizeof(adds) / sizeof(adds[0]));
+    return e == cudaSuccess ? load(&sets[0][0], sizeof(sets) / sizeof(sets[0][0])) : e;
+}
+
 extern "C" int zk_cuda_launch(const struct zk_gpu_work *w, void *stream)
 {
     cudaStream_t on = (cudaStream_t)stream;

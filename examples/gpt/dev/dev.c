@@ -55,10 +55,15 @@ bool gpt_dev_named(const char *name)
 static int cuda_open(struct gpt_dev *d)
 {
     void *kernels = zk_gpu_symbol(d->gpu, GPT_KERN_CUDA);
+    const char *text = "";
     int rc = kernels ? gpt_lt_open(&d->lt, &d->err)
                      : zb_fail(&d->err, -ENODEV, "no GPU: its plugin was built without zgpt");
 
     memcpy(&d->kernels, &kernels, sizeof(kernels));
+    if (rc == 0)
+        rc = zk_gpu_enter(d->gpu, &d->err);
+    if (rc == 0 && d->kernels(NULL, 0, NULL, &text) != 0)
+        rc = zb_fail(&d->err, -EIO, "loading the model's kernels: %s", text);
     return rc < 0 ? rc : zk_gpu_alloc(d->gpu, GPT_LT_WORKSPACE_BYTES, 0, &d->workspace, &d->err);
 }
 

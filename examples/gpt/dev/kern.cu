@@ -35,6 +35,11 @@ extern "C" int gpt_kern_cuda(const struct gpt_kern *k, uint64_t teams, void *str
 {
     cudaError_t e = cudaSuccess;
 
+    for (int op = 1; !k && op < GPT_KERN_OP_END && e == cudaSuccess; op++) {
+        struct cudaFuncAttributes unused;
+
+        e = cudaFuncGetAttributes(&unused, (const void *)kernels[op - 1]);
+    }
     if (teams > 0x7fffffff) {
         e = cudaErrorInvalidConfiguration;
     } else if (teams > 0) {

@@ -214,7 +214,8 @@ unsigned gpt_kern_uses(const struct gpt_kern *k, struct gpt_kern_use uses[GPT_KE
 /** Does a kernel (struct gpt_kern) on memory of the processor. Returns 0. */
 int gpt_kern_host(void *kern);
 
-/** Launches it for gpt_kern_teams(); stream is a cudaStream_t. A cudaError_t, and *ret_text what
+/** Launches it for gpt_kern_teams(); stream is a cudaStream_t. NULL: loads all kernels, once, while
+ * nothing runs that loading one later could have to wait for. A cudaError_t, and *ret_text what
  * that is. It is in the plugin of CUDA's devices: zk_gpu_symbol(GPT_KERN_CUDA). */
 typedef int gpt_kern_cuda_fn(const struct gpt_kern *k, uint64_t teams, void *stream,
                              const char **ret_text);
