@@ -23,7 +23,13 @@ enum gpt_offload_grad { GPT_GRAD_AUTO, GPT_GRAD_HOST };
 enum gpt_dtype { GPT_FP32, GPT_BF16, GPT_FP16 };
 enum gpt_order { GPT_HORIZONTAL, GPT_VERTICAL };
 enum gpt_accumulate { GPT_REDUCED, GPT_LOCAL };
-enum gpt_checkpoint { GPT_CHECKPOINT_AUTO, GPT_CHECKPOINT_NONE, GPT_CHECKPOINT_BLOCK };
+enum gpt_checkpoint {
+    GPT_CHECKPOINT_AUTO,
+    GPT_CHECKPOINT_NONE,
+    GPT_CHECKPOINT_BLOCK,
+    GPT_CHECKPOINT_HOST,
+    GPT_CHECKPOINT_NVME
+};
 enum gpt_optimizer { GPT_ADAMW, GPT_ADAM, GPT_LION, GPT_SGD, GPT_ADAGRAD };
 enum gpt_moments { GPT_MOMENTS_FP32, GPT_MOMENTS_BF16, GPT_MOMENTS_8BIT };
 

@@ -200,12 +200,14 @@ struct gpt_run {
     const struct gpt *model;
     uint32_t sequences, micros;
     bool recompute;
-    uint64_t rows;       /* N */
-    uint64_t head_rows;  /* of logits at a time */
-    struct micro *micro; /* [micros] */
-    struct micro *now;   /* of these */
-    float **streams;     /* all of x */
-    struct acts *acts;   /* all of them */
+    struct gpt_stash *stash; /* of x; NULL: it is in memory */
+    float *last;             /* with a stash: of a micro-batch that is alone, x behind the last */
+    uint64_t rows;           /* N */
+    uint64_t head_rows;      /* of logits at a time */
+    struct micro *micro;     /* [micros] */
+    struct micro *now;       /* of these */
+    float **streams;         /* all of x */
+    struct acts *acts;       /* all of them */
     float *lnf_mean, *lnf_rstd, *lnf;
     float *logits; /* [head_rows, V] */
     float *d1;     /* [N, C] scratch */
@@ -278,6 +280,8 @@ static void run_size(struct gpt_run *run, const struct gpt *model, const struct 
     run->sequences = hold->sequences;
     run->micros = hold->micros ? hold->micros : 1;
     run->recompute = hold->recompute;
+    run->stash = hold->stash;
+    assert(!run->stash || run->recompute);
     run->rows = (uint64_t)hold->sequences * model->shape.seq;
     run->head_rows = LOGITS_BYTES / (sizeof(float) * model->shape.vocab);
     run->head_rows = run->head_rows < 1 ? 1 : run->head_rows;
@@ -293,6 +297,16 @@ static uint64_t run_acts(const struct gpt_run *run)
 static uint64_t run_streams(const struct gpt_run *run)
 {
     return run->micros * ((uint64_t)run->model->shape.layers + 1);
+}
+
+uint32_t gpt_hold_entries(const struct gpt *model, const struct gpt_hold *hold)
+{
+    return (hold->micros ? hold->micros : 1) * (model->shape.layers + 1);
+}
+
+uint64_t gpt_hold_entry_bytes(const struct gpt *model, const struct gpt_hold *hold)
+{
+    return (uint64_t)hold->sequences * model->shape.seq * model->shape.width * sizeof(float);
 }
 
 uint64_t gpt_run_bytes(const struct gpt *model, const struct gpt_hold *hold)
@@ -312,7 +326,10 @@ uint64_t gpt_run_bytes(const struct gpt *model, const struct gpt_hold *hold)
     run_lay_out(&run, &rest, &model->shape);
     bytes = rest.bytes;
     for (int i = 0; i < 3; i++) {
-        uint64_t n = i == 0 ? run_acts(&run) : i == 1 ? run_streams(&run) : run.micros;
+        uint64_t n = i == 0                ? run_acts(&run)
+                     : i == 1 && run.stash ? 0
+                     : i == 1              ? run_streams(&run)
+                                           : run.micros;
 
         if (__builtin_mul_overflow(parts[i].bytes, n, &parts[i].bytes) ||
             __builtin_add_overflow(bytes, parts[i].bytes, &bytes))
@@ -329,7 +346,7 @@ static void run_cut(struct gpt_run *run)
 
     for (uint64_t i = 0; i < run_acts(run); i++)
         acts_lay_out(&run->acts[i], &c, s, run->sequences);
-    for (uint64_t i = 0; i < run_streams(run); i++)
+    for (uint64_t i = 0; i < run_streams(run) && !run->stash; i++)
         run->streams[i] = cut(&c, run->rows * s->width);
     for (uint32_t m = 0; m < run->micros; m++) {
         run->micro[m].x = run->streams + m * ((uint64_t)s->layers + 1);
@@ -516,20 +533,99 @@ static void head_backward(const struct head *h, const float *dy, float *dq, floa
     }
 }
 
+/* ---- the residual stream: in memory, or in a stash. NULL: the stash failed, and so does the pass
+ */
+
+static uint32_t stream_entry(const struct gpt_run *run, uint32_t layer)
+{
+    return (uint32_t)(run->now - run->micro) * (run->model->shape.layers + 1) + layer;
+}
+
+/* Behind the last block, of a micro-batch that is alone: wanted at once, and not worth keeping. */
+static bool stream_stays(const struct gpt_run *run, uint32_t layer)
+{
+    return run->micros == 1 && layer == run->model->shape.layers;
+}
+
+/* To be filled. */
+static float *stream_make(struct gpt_run *run, uint32_t layer)
+{
+    unsigned slot;
+    float *x;
+
+    if (!run->stash)
+        return run->now->x[layer];
+    x = run->stash->ops->make(run->stash, stream_entry(run, layer), &slot);
+    if (!x)
+        run->stopped = true;
+    if (stream_stays(run, layer))
+        run->last = x;
+    return x;
+}
+
+static void stream_keep(struct gpt_run *run, uint32_t layer)
+{
+    if (run->stash && !stream_stays(run, layer))
+        run->stash->ops->keep(run->stash, stream_entry(run, layer));
+}
+
+/* To be read, until stream_drop(). */
+static const float *stream_take(struct gpt_run *run, uint32_t layer)
+{
+    unsigned slot;
+    const float *x;
+
+    if (!run->stash)
+        return run->now->x[layer];
+    if (stream_stays(run, layer))
+        return run->last;
+    x = run->stash->ops->take(run->stash, stream_entry(run, layer), &slot);
+    if (!x)
+        run->stopped = true;
+    return x;
+}
+
+static void stream_drop(struct gpt_run *run, uint32_t layer, bool again)
+{
+    if (!run->stash)
+        return;
+    if (!stream_stays(run, layer))
+        run->stash->ops->drop(run->stash, stream_entry(run, layer));
+    if (!again)
+        run->stash->ops->forget(run->stash, stream_entry(run, layer));
+}
+
+/* The pass behind this one reads the same of the next micro-batch; behind the last one, of the
+ * first, `layer`. */
+static void stream_ahead(struct gpt_run *run, uint32_t now, int64_t layer)
+{
+    uint32_t streams = run->model->shape.layers + 1, next = stream_entry(run, now) + streams;
+
+    if (!run->stash)
+        return;
+    if (next < run->micros * streams)
+        run->stash->ops->ahead(run->stash, next);
+    else if (layer >= 0)
+        run->stash->ops->ahead(run->stash, (uint32_t)layer);
+}
+
 /* ---- the passes */
 
 void gpt_embed_forward(struct gpt_run *run, const float *embed)
 {
     const struct gpt_shape *s = &run->model->shape;
     const float *wpe = embed + (uint64_t)s->vocab * s->width;
-    float *x = run->now->x[0];
+    float *x = stream_make(run, 0);
 
+    if (!x)
+        return;
     for (uint64_t m = 0; m < run->sequences; m++)
         for (uint64_t t = 0; t < s->seq; t++, x += s->width) {
             memcpy(x, embed + (uint64_t)run->now->tokens[m * (s->seq + 1) + t] * s->width,
                    s->width * sizeof(float));
             gpt_vec_add(x, wpe + t * s->width, s->width);
         }
+    stream_keep(run, 0);
 }
 
 static struct acts *acts_of(const struct gpt_run *run, uint32_t layer)
@@ -571,13 +667,19 @@ void gpt_block_forward(struct gpt_run *run, uint32_t layer, const float *weights
     const struct gpt_tensor *t = run->model->units[gpt_unit_block(layer)].tensors;
     const struct acts *a = acts_of(run, layer);
     uint64_t n = run->rows, c = run->model->shape.width;
-    float *out = run->now->x[layer + 1];
+    const float *x = stream_take(run, layer);
+    float *out = x ? stream_make(run, layer + 1) : NULL;
 
-    block_inside(run, layer, run->now->x[layer], weights);
+    if (!out)
+        return;
+    stream_ahead(run, layer, (int64_t)layer + 1);
+    block_inside(run, layer, x, weights);
     if (run->stopped)
         return;
     linear(a->gelu, weights + t[OUT_W].first, weights + t[OUT_B].first, out, n, 4 * c, c);
     gpt_vec_add(out, a->x2, n * c);
+    stream_keep(run, layer + 1);
+    stream_drop(run, layer, true);
 }
 
 double gpt_head(struct gpt_run *run, const float *ln_f, const float *embed, float *ln_f_grads,
@@ -586,8 +688,12 @@ double gpt_head(struct gpt_run *run, const float *ln_f, const float *embed, floa
     const struct gpt_shape *s = &run->model->shape;
     uint64_t n = run->rows, c = s->width, v = s->vocab;
     bool backward = ln_f_grads && embed_grads;
-    const float *last = run->now->x[s->layers];
+    const float *last = stream_take(run, s->layers);
     double loss = 0.0;
+
+    if (!last)
+        return loss;
+    stream_ahead(run, s->layers, (int64_t)s->layers - 1);
 
     gpt_vec_layernorm(last, ln_f, ln_f + c, run->lnf, run->lnf_mean, run->lnf_rstd, n, c);
     for (uint64_t r = 0; r < n && run_go_on(run); r += run->head_rows) {
@@ -614,6 +720,7 @@ double gpt_head(struct gpt_run *run, const float *ln_f, const float *embed, floa
         gpt_vec_layernorm_back(last, ln_f, run->lnf_mean, run->lnf_rstd, run->d1, run->now->dx,
                                ln_f_grads, ln_f_grads + c, n, c);
     }
+    stream_drop(run, s->layers, false);
     return loss / (double)n;
 }
 
@@ -622,10 +729,13 @@ void gpt_block_backward(struct gpt_run *run, uint32_t layer, const float *weight
     const struct gpt_shape *s = &run->model->shape;
     const struct gpt_tensor *t = run->model->units[gpt_unit_block(layer)].tensors;
     const struct acts *a = acts_of(run, layer);
-    const float *x = run->now->x[layer];
+    const float *x = stream_take(run, layer);
     uint64_t n = run->rows, c = s->width;
     float *dqkv = run->d4, *dx = run->now->dx;
 
+    if (!x)
+        return;
+    stream_ahead(run, layer, (int64_t)layer - 1);
     if (run->recompute)
         block_inside(run, layer, x, weights);
     if (run->stopped)
@@ -657,6 +767,7 @@ void gpt_block_backward(struct gpt_run *run, uint32_t layer, const float *weight
                 grads + t[QKV_B].first, n, c, 3 * c);
     gpt_vec_layernorm_back(x, weights + t[LN1_W].first, a->ln1_mean, a->ln1_rstd, run->d1, dx,
                            grads + t[LN1_W].first, grads + t[LN1_B].first, n, c);
+    stream_drop(run, layer, false);
 }
 
 void gpt_embed_backward(struct gpt_run *run, float *embed_grads)

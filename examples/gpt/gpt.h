@@ -36,6 +36,7 @@
 #include <stdint.h>
 
 #include "examples/gpt/err.h"
+#include "examples/gpt/stash.h"
 
 /* No product of sizes below overflows 64 bits, and BLAS's int holds every dimension. */
 #define GPT_LAYERS_MAX 4096u
@@ -118,12 +119,19 @@ struct gpt_hold {
     uint32_t micros;    /* that are between their passes at one time; 0: 1 */
     bool recompute;     /* of each block its input alone: its backward pass computes the rest anew,
                            the same bits. Else all that the backward pass needs */
+    struct gpt_stash *stash; /* with recompute: where these inputs are, entries of [rows, width]:
+                                (layers + 1) of each micro-batch. NULL: in the run's memory. It
+                                outlives the run */
 };
 
 struct gpt_run;
 
-/** Bytes that a run takes, or UINT64_MAX when a micro-batch is beyond GPT_ROWS_MAX.
- * docs/ACTIVATIONS.md has the formula. */
+/** Entries of a stash, and the bytes of one. */
+uint32_t gpt_hold_entries(const struct gpt *model, const struct gpt_hold *hold);
+uint64_t gpt_hold_entry_bytes(const struct gpt *model, const struct gpt_hold *hold);
+
+/** Bytes that a run takes beside its stash, or UINT64_MAX when a micro-batch is beyond
+ * GPT_ROWS_MAX. docs/ACTIVATIONS.md has the formula. */
 uint64_t gpt_run_bytes(const struct gpt *model, const struct gpt_hold *hold);
 
 /**

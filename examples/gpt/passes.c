@@ -42,6 +42,8 @@ int gpt_passes_new(struct gpt_passes **ret, const struct gpt_passes_options *o, 
         if (rc == 0)
             gpt_run_on_tick(p->run, o->tick, o->tick_arg);
     }
+    if (o->hold.stash)
+        p->activation_bytes += o->hold.stash->memory_bytes;
     if (rc == 0)
         *ret = p;
     else

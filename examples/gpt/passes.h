@@ -32,7 +32,7 @@ bool gpt_passes_wide(const struct gpt_passes *p);
 /** Bytes that they have allocated on the device; 0 on the processor. */
 uint64_t gpt_passes_device_bytes(const struct gpt_passes *p);
 /** Bytes that they have allocated for activations, wherever: as gpt_run_bytes() and
- * gpt_dev_run_bytes() say. */
+ * gpt_dev_run_bytes() say, and the slots of a stash. */
 uint64_t gpt_passes_activation_bytes(const struct gpt_passes *p);
 /** 0, or the first failure of the device. */
 int gpt_passes_error(const struct gpt_passes *p, struct gpt_err *err);

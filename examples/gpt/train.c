@@ -40,6 +40,7 @@
 #include "examples/gpt/gpt.h"
 #include "examples/gpt/note.h"
 #include "examples/gpt/passes.h"
+#include "examples/gpt/stash_daemon.h"
 #include "examples/gpt/vec.h"
 #include "examples/gpt/weights.h"
 
@@ -73,6 +74,7 @@ struct train {
     struct gpt_data *data;
     struct gpt model;
     struct gpt_passes *passes;
+    struct gpt_stash *stash;       /* of checkpoints, or NULL */
     struct gpt_weights *init;      /* or NULL: by the seed */
     FILE *jsonl;                   /* rank 0, or NULL */
     uint32_t *tokens;              /* of a micro-batch */
@@ -237,14 +239,24 @@ static bool engine_tick(void *arg)
 {
     struct train *t = arg;
 
+    if (t->stash)
+        (void)gpt_stash_poll(t->stash);
     return zc_zero_poll(t->zero) == 0; /* the next call that matters gives the same code */
 }
 
 /* A device keeps little of a block, unless it is told to; the processor keeps all. */
 static bool recomputes(const struct gpt_args *a)
 {
-    return a->checkpoint == GPT_CHECKPOINT_BLOCK ||
+    return a->checkpoint >= GPT_CHECKPOINT_BLOCK ||
            (a->checkpoint == GPT_CHECKPOINT_AUTO && a->device);
+}
+
+static struct gpt_hold hold_of(const struct train *t)
+{
+    return (struct gpt_hold){ .sequences = t->args->micro_batch,
+                              .micros = t->at_once,
+                              .recompute = recomputes(t->args),
+                              .stash = t->stash };
 }
 
 /* On a device they compute on the engine's stream: they are made behind it, and freed before. */
@@ -252,9 +264,7 @@ static int passes_new(struct train *t)
 {
     const struct gpt_passes_options options = {
         .model = &t->model,
-        .hold = { .sequences = t->args->micro_batch,
-                  .micros = t->at_once,
-                  .recompute = recomputes(t->args) },
+        .hold = hold_of(t),
         .bf16 = t->args->dtype == GPT_BF16,
         .device = t->args->device,
         .stream = t->args->device ? zc_zero_stream(t->zero) : NULL,
@@ -345,13 +355,43 @@ static int files_open(struct train *t)
     return a->export ? export_check(t) : 0;
 }
 
+static bool stashes(const struct gpt_args *a)
+{
+    return a->checkpoint == GPT_CHECKPOINT_HOST || a->checkpoint == GPT_CHECKPOINT_NVME;
+}
+
+/* Before the engine: what is left of the daemon's memory is for model states. */
+static int stash_open(struct train *t)
+{
+    struct gpt_hold hold = hold_of(t);
+    struct gpt_stash_options options = {
+        .job = t->args->job,
+        .rank = t->comm->rank,
+        .entries = gpt_hold_entries(&t->model, &hold),
+        .entry_bytes = gpt_hold_entry_bytes(&t->model, &hold),
+        .nvme = t->args->checkpoint == GPT_CHECKPOINT_NVME,
+        .tick = engine_tick,
+        .tick_arg = t,
+    };
+    char *socket;
+    int rc = socket_of(t, &socket);
+
+    options.socket = socket;
+    if (rc == 0)
+        rc = gpt_stash_open(&t->stash, &options, t->err);
+    free(socket);
+    return rc;
+}
+
 static int memory_take(struct train *t)
 {
     const struct gpt_args *a = t->args;
     bool wide = is_narrow(t) && !a->device;
     uint64_t largest = 0;
-    int rc = a->device ? 0 : passes_new(t);
+    int rc = stashes(a) ? stash_open(t) : 0;
 
+    if (rc == 0 && !a->device)
+        rc = passes_new(t);
     if (rc != 0)
         return rc;
     for (uint32_t u = 0; u < t->model.nunits; u++)
@@ -410,6 +450,7 @@ static int train_build(struct train *t)
 static void train_done(struct train *t, bool clean)
 {
     gpt_passes_free(t->passes);
+    gpt_stash_close(t->stash);
     zc_zero_close(t->zero, clean);
     if (t->comm)
         zc_comm_close(t->comm, clean);
@@ -570,6 +611,8 @@ static int micro_steps(struct train *t, struct report *r, uint32_t first)
         gpt_passes_embed_backward(t->passes, embed_grads);
     rc = engine_fail(t, zc_zero_reduce(t->zero, gpt_unit_embed()));
     memory_see(t, &r->memory, PHASE_BACKWARD);
+    if (rc == 0 && t->stash)
+        rc = gpt_stash_error(t->stash, t->err);
     return rc == 0 ? gpt_passes_error(t->passes, t->err) : rc;
 }
 
@@ -590,6 +633,7 @@ static int note_put(struct train *t, uint64_t step)
 static int step_run(struct train *t, uint64_t step, struct report *r)
 {
     double begin = now_s(), loss = 0.0, sums[5];
+    double waited = t->stash ? gpt_stash_waited(t->stash) : 0;
     struct zc_zero_stats before = t->stats;
     int rc = 0;
 
@@ -613,7 +657,8 @@ static int step_run(struct train *t, uint64_t step, struct report *r)
         return rc;
     sums[0] = loss / t->micro_steps;
     sums[1] = *t->stop ? 1 : 0;
-    sums[2] = t->stats.stall_seconds - before.stall_seconds;
+    sums[2] = t->stats.stall_seconds - before.stall_seconds +
+              (t->stash ? gpt_stash_waited(t->stash) - waited : 0);
     sums[3] = (double)(t->stats.fetched_bytes - before.fetched_bytes);
     sums[4] = (double)t->stats.host_bytes;
     rc = engine_fail(t, zc_zero_sum(t->zero, sums, 5));
@@ -775,8 +820,9 @@ static void say_end(struct train *t)
     if (t->ran > 0)
         say(t, "zgpt: activations took %s: %s\n",
             bytes_text(gpt_passes_activation_bytes(t->passes)).s,
-            recomputes(t->args) ? "of each block its input; the rest was computed anew"
-                                : "all that the way back needs");
+            t->stash ? "inputs of blocks were with the daemon; the rest was computed anew"
+            : recomputes(t->args) ? "of each block its input; the rest was computed anew"
+                                  : "all that the way back needs");
     if (t->args->device && t->ran > 0)
         say_memory(t);
     if (t->args->export)

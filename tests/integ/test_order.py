@@ -85,23 +85,80 @@ def one_micro_batch():
             check(run.losses() == runs[0].losses() and run.weights == runs[0].weights, f"{ranks} ranks: other bits")
 
 
+ROWS, WIDTH, HEADS, SEQ, LAYERS, SLOTS = 2 * 32, 64, 2, 32, 5, 4  # of MODEL, with micro-batches of 2
+
+
+def whole(elems, elem_bytes, unit):
+    """An array, as the passes round it up."""
+    return -(-elems * elem_bytes // unit) * unit
+
+
+def stream(where):
+    return whole(ROWS * WIDTH, 4, 64 if where == "cpu" else 256)
+
+
+def inside(where):
+    """docs/ACTIVATIONS.md: B, for fp32."""
+    unit = 64 if where == "cpu" else 256
+    arrays = 15 * [ROWS * WIDTH] + 4 * [ROWS] + ([ROWS * HEADS * SEQ] if where == "cpu" else [])
+    return sum(whole(n, 4, unit) for n in arrays)
+
+
+def written(daemon):
+    return {row["name"]: row["value"] for row in daemon.zctl("stat")}["nvme_written_bytes"]
+
+
+def checkpoints_of(where, order, ranks, host):
+    """Whatever is kept of a block, and wherever, the bits are the same; and what is held falls as the arithmetic says."""
+    base = ["--device", where, "--order", order, "--batch", "8", "--micro-batch", str(2 // ranks)]
+    micros = MICROS if order == "vertical" else 1
+    held, first = {}, None
+    for kept in ("none", "block", "host", "nvme"):
+        name = f"{where}, {order}, {ranks} ranks, {kept}"
+        with Daemon("--host-bytes", host, "--nvme-bytes", "64M", *PAGES) as d:
+            before = written(d)  # when it measured its data file
+            run = good(Run(base + ["--checkpoint", kept], ranks, d.env()), name)
+            moved = written(d) - before
+            check((moved > 0) == (kept == "nvme"), f"{name}: {moved} bytes were written to NVMe")
+            check(d.zctl("jobs") == [], f"{name}: a job is left")
+        first = first or run
+        held[kept] = run.steps[0]["activation_bytes"]
+        check(run.losses() == first.losses() and run.weights == first.weights, f"{name}: other bits")
+    print(f"{where}, {order}, {ranks} ranks: activations take {held}")
+    if ranks > 1:
+        return
+    head = 0 if where == "cpu" else whole(ROWS * WIDTH, 4, 256) + 2 * whole(ROWS, 4, 256)
+    streams = micros * (LAYERS + 1) * stream(where)
+    kept = SLOTS * ROWS * WIDTH * 4 + (0 if where == "cpu" else 2 * stream(where))
+    check(held["none"] - held["block"] == (micros * LAYERS - 1) * inside(where) + head, f"none and block: {held}")
+    check(held["block"] - held["host"] == streams - kept and held["host"] == held["nvme"], f"block and host: {held}")
+
+
 def checkpoints():
-    """Whatever is kept of a block, the bits are the same; and less is held."""
-    for where in ("cpu", "emulated"):
-        for order in ("horizontal", "vertical"):
-            base = ["--device", where, "--order", order]
-            runs = {c: run_of(f"{where}, {order}, {c}", base + ["--checkpoint", c], 1, "none")
-                    for c in ("none", "block")}
-            held = {c: run.steps[0]["activation_bytes"] for c, run in runs.items()}
-            print(f"{where}, {order}: activations take {held}")
-            for run in runs.values():
-                check(run.losses() == runs["none"].losses() and run.weights == runs["none"].weights,
-                      f"{where}, {order}: other bits")
-            check(held["block"] < held["none"], f"{where}, {order}: {held}")
+    for order in ("horizontal", "vertical"):
+        checkpoints_of("cpu", order, 1, "3M")
+
+
+def checkpoints_two_ranks():
+    checkpoints_of("cpu", "vertical", 2, "6M")
+
+
+def checkpoints_device():
+    for order in ("horizontal", "vertical"):
+        checkpoints_of("emulated", order, 1, "3M")
+
+
+def checkpoints_refused():
+    """No daemon, or no room: one sentence."""
+    run = Run(["--checkpoint", "host", "--socket", "/nowhere/zshard.sock"], steps=1)
+    check(run.done.returncode == 3 and "checkpoints of activations: " in run.done.stdout, run.done.stdout)
+    with Daemon("--host-bytes", "1M", "--nvme-bytes", "64M", *PAGES) as d:
+        run = Run(["--checkpoint", "host", "--seq", "512"], 1, d.env(), steps=1)
+        check(run.done.returncode == 4 and "checkpoints of activations: " in run.done.stdout, run.done.stdout)
 
 
 TESTS = {f.__name__: f for f in (fp32, fp32_two_ranks, bf16_two_ranks, device, device_two_ranks, one_micro_batch,
-                                 checkpoints)}
+                                 checkpoints, checkpoints_two_ranks, checkpoints_device, checkpoints_refused)}
 
 if __name__ == "__main__":
     if not shutil.which("mpirun"):

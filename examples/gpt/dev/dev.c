@@ -29,6 +29,7 @@ struct gpt_dev {
     void *host;
     uint64_t host_bytes;
     bool pinned;
+    void *theirs; /* pinned, of somebody else's */
     bool emulated;
     void *native;              /* cuda: the stream */
     gpt_kern_cuda_fn *kernels; /* cuda */
@@ -104,6 +105,8 @@ void gpt_dev_close(struct gpt_dev *d)
     zk_gpu_free(d->memory);
     if (d->pinned)
         (void)zk_gpu_unpin(d->gpu, d->host, NULL);
+    if (d->theirs)
+        (void)zk_gpu_unpin(d->gpu, d->theirs, NULL);
     if (d->host)
         (void)munmap(d->host, d->host_bytes);
     zk_gpu_disown(d->gpu, d->stream);
@@ -150,6 +153,13 @@ void *gpt_dev_host(struct gpt_dev *d, uint64_t bytes)
     d->host_bytes = bytes;
     d->pinned = zk_gpu_pin(d->gpu, host, bytes, false, NULL) == 0;
     return host;
+}
+
+void gpt_dev_pin(struct gpt_dev *d, void *memory, uint64_t bytes)
+{
+    assert(!d->theirs);
+    if (d->err.code == 0 && zk_gpu_pin(d->gpu, memory, bytes, false, NULL) == 0)
+        d->theirs = memory;
 }
 
 uint64_t gpt_dev_allocated(const struct gpt_dev *d)
@@ -280,6 +290,11 @@ void gpt_dev_mark(struct gpt_dev *d, unsigned mark)
 {
     if (d->err.code == 0)
         (void)zk_gpu_event_record(d->marks[mark], d->stream, &d->err);
+}
+
+bool gpt_dev_reached(struct gpt_dev *d, unsigned mark)
+{
+    return d->err.code != 0 || zk_gpu_event_query(d->marks[mark], NULL) != -EAGAIN;
 }
 
 bool gpt_dev_wait(struct gpt_dev *d, unsigned mark, bool (*tick)(void *arg), void *arg)

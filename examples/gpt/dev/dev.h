@@ -48,6 +48,9 @@ void *gpt_dev_memory(struct gpt_dev *d, uint64_t bytes, const char *what);
  * device's until gpt_dev_close(). It is pinned where the driver pins it: then no call waits for a
  * copy. NULL: a failure. */
 void *gpt_dev_host(struct gpt_dev *d, uint64_t bytes);
+/** Memory of somebody else's, which copies are made from and to: pinned until gpt_dev_close(),
+ * where the driver does. Once. */
+void gpt_dev_pin(struct gpt_dev *d, void *memory, uint64_t bytes);
 /** What this side has allocated on the device, in bytes. */
 uint64_t gpt_dev_allocated(const struct gpt_dev *d);
 
@@ -61,8 +64,10 @@ void gpt_dev_up(struct gpt_dev *d, void *dev, const void *host, uint64_t bytes);
 void gpt_dev_down(struct gpt_dev *d, void *host, const void *dev, uint64_t bytes);
 
 /** Marks are points in the stream: 0 to GPT_DEV_MARKS - 1. */
-#define GPT_DEV_MARKS 3u
+#define GPT_DEV_MARKS 7u
 void gpt_dev_mark(struct gpt_dev *d, unsigned mark);
+/** Whether it is reached, or never will be, for there is a failure. Never waits. */
+bool gpt_dev_reached(struct gpt_dev *d, unsigned mark);
 
 /**
  * Waits until a mark is reached; one that was never set is.

@@ -12,6 +12,12 @@
  * in an order of its own. Two host buffers take turns, and each has a mark: so a copy is never
  * waited for, unless the device is two micro-batches behind. Where several micro-batches are
  * between their passes, a host buffer has all of them.
+ *
+ * A STASH has the residual streams on the host, or behind it; on the device are two of them, the
+ * one that a pass reads and the one that it makes (struct window), and each stays until another
+ * takes its place. All copies are in the order of the stream, so a window is never waited for; what
+ * waits is the host, for a slot of the stash, and so it is a few blocks ahead of the device at
+ * most.
  */
 #include "examples/gpt/dev/pass.h"
 
@@ -30,7 +36,12 @@
 #endif
 #define ALIGN_BYTES  256u
 #define HOST_BUFFERS 2u
-#define MARK_LOSS    HOST_BUFFERS /* behind those of the host buffers */
+#define MARK_LOSS    HOST_BUFFERS     /* behind those of the host buffers */
+#define MARK_STASH   (MARK_LOSS + 1u) /* of slots */
+#define WINDOWS      2u
+#define NO_ENTRY     UINT32_MAX
+
+_Static_assert(MARK_STASH + GPT_STASH_SLOTS <= GPT_DEV_MARKS, "a mark for each slot");
 
 /* The tensors of a block, as gpt.c lays them out. */
 enum { LN1_W, LN1_B, QKV_W, QKV_B, ATT_W, ATT_B, LN2_W, LN2_B, FC_W, FC_B, OUT_W, OUT_B };
@@ -56,11 +67,19 @@ struct micro {
     float *dx;             /* [N, C] */
 };
 
+struct window {
+    float *at;
+    uint32_t entry; /* of the stash, or NO_ENTRY */
+};
+
 struct gpt_dev_run {
     struct gpt_dev *dev;
     const struct gpt *model;
     uint32_t sequences, micros;
     bool recompute;
+    struct gpt_stash *stash; /* of x; NULL: it is on the device */
+    struct window windows[WINDOWS];
+    unsigned read; /* the window that is read */
     uint64_t rows, head_rows;
     enum gpt_dtype_dev dtype;
     uint64_t batch_elems;
@@ -118,6 +137,8 @@ static void run_size(struct gpt_dev_run *run, const struct gpt *model, const str
     run->sequences = hold->sequences;
     run->micros = hold->micros ? hold->micros : 1;
     run->recompute = hold->recompute;
+    run->stash = hold->stash;
+    assert(!run->stash || run->recompute);
     run->rows = (uint64_t)hold->sequences * model->shape.seq;
     run->head_rows = most < 1 ? 1 : most < run->rows ? most : run->rows;
     run->dtype = bf16 ? GPT_DEV_BF16 : GPT_DEV_F32;
@@ -203,7 +224,10 @@ uint64_t gpt_dev_run_bytes(const struct gpt *model, const struct gpt_hold *hold,
     micro_lay_out(&run, &micro, &parts[2]);
     bytes = rest.bytes;
     for (int i = 0; i < 3; i++) {
-        uint64_t n = i == 0 ? run_insides(&run) : i == 1 ? run_streams(&run) : run.micros;
+        uint64_t n = i == 0                ? run_insides(&run)
+                     : i == 1 && run.stash ? WINDOWS
+                     : i == 1              ? run_streams(&run)
+                                           : run.micros;
 
         if (__builtin_mul_overflow(parts[i].bytes, n, &parts[i].bytes) ||
             __builtin_add_overflow(bytes, parts[i].bytes, &bytes))
@@ -236,8 +260,13 @@ static void run_cut(struct gpt_dev_run *run, struct cutter *c)
 {
     uint32_t layers = run->model->shape.layers;
 
-    for (uint64_t i = 0; i < run_streams(run); i++)
+    for (uint64_t i = 0; i < run_streams(run) && !run->stash; i++)
         run->streams[i] = cut(c, run->rows * run->model->shape.width, 4);
+    for (unsigned w = 0; w < WINDOWS && run->stash; w++)
+        run->windows[w] = (struct window){
+            .at = cut(c, run->rows * run->model->shape.width, 4),
+            .entry = NO_ENTRY,
+        };
     for (uint64_t i = 0; i < run_insides(run); i++)
         inside_lay_out(run, &run->inside[i], c);
     for (uint32_t m = 0; m < run->micros; m++) {
@@ -249,6 +278,21 @@ static void run_cut(struct gpt_dev_run *run, struct cutter *c)
         run->head = run->inside[0];
     run_lay_out(run, c);
     run->now = run->micro;
+}
+
+/* The device has not got to the copy from or to this slot. */
+static bool stash_busy(void *arg, unsigned slot)
+{
+    struct gpt_dev_run *run = arg;
+
+    return !gpt_dev_reached(run->dev, MARK_STASH + slot);
+}
+
+static void stash_use(struct gpt_dev_run *run)
+{
+    run->stash->busy = stash_busy;
+    run->stash->busy_arg = run;
+    gpt_dev_pin(run->dev, run->stash->memory, run->stash->memory_bytes);
 }
 
 int gpt_dev_run_new(struct gpt_dev_run **ret, struct gpt_dev *dev, const struct gpt *model,
@@ -278,6 +322,8 @@ int gpt_dev_run_new(struct gpt_dev_run **ret, struct gpt_dev *dev, const struct 
     }
     run_cut(run, &c);
     assert(c.bytes == bytes);
+    if (run->stash)
+        stash_use(run);
     gpt_dev_zero(dev, run->loss, sizeof(double));
     *ret = run;
     return gpt_dev_error(dev, err);
@@ -287,6 +333,8 @@ void gpt_dev_run_free(struct gpt_dev_run *run)
 {
     if (!run)
         return;
+    if (run->stash)
+        run->stash->busy = NULL;
     free(run->seen);
     free(run->micro);
     free(run->streams);
@@ -597,6 +645,93 @@ static void attention_backward(struct gpt_dev_run *run, const void *dmix, void *
     }
 }
 
+/* ---- the residual stream: on the device, or in a stash, whose failure is seen at the end */
+
+static uint32_t stream_entry(const struct gpt_dev_run *run, uint32_t layer)
+{
+    return (uint32_t)(run->now - run->micro) * (run->model->shape.layers + 1) + layer;
+}
+
+static uint64_t stream_bytes(const struct gpt_dev_run *run)
+{
+    return run->rows * run->model->shape.width * sizeof(float);
+}
+
+/* To be read. */
+static const float *stream_in(struct gpt_dev_run *run, uint32_t layer)
+{
+    uint32_t entry = stream_entry(run, layer);
+    unsigned slot;
+    void *from;
+
+    if (!run->stash)
+        return run->now->x[layer];
+    for (unsigned w = 0; w < WINDOWS; w++)
+        if (run->windows[w].entry == entry) {
+            run->read = w;
+            return run->windows[w].at;
+        }
+    run->read = (run->read + 1) % WINDOWS;
+    run->windows[run->read].entry = entry;
+    from = run->stash->ops->take(run->stash, entry, &slot);
+    if (from) {
+        gpt_dev_up(run->dev, run->windows[run->read].at, from, stream_bytes(run));
+        gpt_dev_mark(run->dev, MARK_STASH + slot);
+        run->stash->ops->drop(run->stash, entry);
+    }
+    return run->windows[run->read].at;
+}
+
+/* To be made, beside what is read. */
+static float *stream_out(struct gpt_dev_run *run, uint32_t layer)
+{
+    struct window *w = &run->windows[(run->read + 1) % WINDOWS];
+    uint32_t entry = stream_entry(run, layer);
+
+    if (!run->stash)
+        return run->now->x[layer];
+    for (unsigned i = 0; i < WINDOWS; i++) /* of the step before */
+        if (run->windows[i].entry == entry)
+            run->windows[i].entry = NO_ENTRY;
+    w->entry = entry;
+    return w->at;
+}
+
+/* It is made. Behind the last block, of a micro-batch that is alone, it is wanted at once. */
+static void stream_made(struct gpt_dev_run *run, uint32_t layer, const float *x)
+{
+    unsigned slot;
+    void *to;
+
+    if (!run->stash || (run->micros == 1 && layer == run->model->shape.layers))
+        return;
+    to = run->stash->ops->make(run->stash, stream_entry(run, layer), &slot);
+    if (!to)
+        return;
+    gpt_dev_down(run->dev, to, x, stream_bytes(run));
+    gpt_dev_mark(run->dev, MARK_STASH + slot);
+    run->stash->ops->keep(run->stash, stream_entry(run, layer));
+}
+
+static void stream_forget(struct gpt_dev_run *run, uint32_t layer)
+{
+    if (run->stash)
+        run->stash->ops->forget(run->stash, stream_entry(run, layer));
+}
+
+/* As in gpt.c. */
+static void stream_ahead(struct gpt_dev_run *run, uint32_t now, int64_t layer)
+{
+    uint32_t streams = run->model->shape.layers + 1, next = stream_entry(run, now) + streams;
+
+    if (!run->stash)
+        return;
+    if (next < run->micros * streams)
+        run->stash->ops->ahead(run->stash, next);
+    else if (layer >= 0)
+        run->stash->ops->ahead(run->stash, (uint32_t)layer);
+}
+
 /* ---- the passes */
 
 /* A tensor of a unit's weights. */
@@ -610,6 +745,7 @@ static const void *tensor(const struct gpt_dev_run *run, uint32_t unit, const vo
 void gpt_dev_embed_forward(struct gpt_dev_run *run, const void *embed)
 {
     const struct gpt_shape *s = &run->model->shape;
+    float *x = stream_out(run, 0);
 
     gpt_dev_kernel(run->dev,
                    &(struct gpt_kern){ .op = GPT_KERN_EMBED,
@@ -617,11 +753,12 @@ void gpt_dev_embed_forward(struct gpt_dev_run *run, const void *embed)
                                        .embed = { .wte = tensor(run, gpt_unit_embed(), embed, 0),
                                                   .wpe = tensor(run, gpt_unit_embed(), embed, 1),
                                                   .tokens = run->now->batch.inputs,
-                                                  .x = run->now->x[0],
+                                                  .x = x,
                                                   .rows = run->rows,
                                                   .cols = s->width,
                                                   .seq = s->seq,
                                                   .vocab = s->vocab } });
+    stream_made(run, 0, x);
 }
 
 static struct inside *inside_of(struct gpt_dev_run *run, uint32_t layer)
@@ -630,18 +767,18 @@ static struct inside *inside_of(struct gpt_dev_run *run, uint32_t layer)
 }
 
 /* A block up to gelu(fc), which is all that its backward pass needs, into run->in. */
-static void block_inside(struct gpt_dev_run *run, uint32_t layer, const void *w)
+static void block_inside(struct gpt_dev_run *run, uint32_t layer, const float *x, const void *w)
 {
     uint32_t u = gpt_unit_block(layer);
     uint64_t c = run->model->shape.width;
 
-    norm(run, run->now->x[layer], tensor(run, u, w, LN1_W), tensor(run, u, w, LN1_B), run->in->h1,
-         run->in->mean1, run->in->rstd1);
+    norm(run, x, tensor(run, u, w, LN1_W), tensor(run, u, w, LN1_B), run->in->h1, run->in->mean1,
+         run->in->rstd1);
     linear(run, run->in->h1, tensor(run, u, w, QKV_W), tensor(run, u, w, QKV_B), run->in->qkv, c,
            3 * c);
     attention_forward(run);
     linear(run, run->in->mix, tensor(run, u, w, ATT_W), NULL, run->d1, c, c);
-    residual(run, run->now->x[layer], run->d1, tensor(run, u, w, ATT_B), run->in->x2);
+    residual(run, x, run->d1, tensor(run, u, w, ATT_B), run->in->x2);
     norm(run, run->in->x2, tensor(run, u, w, LN2_W), tensor(run, u, w, LN2_B), run->in->h2,
          run->in->mean2, run->in->rstd2);
     linear(run, run->in->h2, tensor(run, u, w, FC_W), tensor(run, u, w, FC_B), run->in->fc, c,
@@ -658,10 +795,15 @@ void gpt_dev_block_forward(struct gpt_dev_run *run, uint32_t layer, const void *
     uint32_t u = gpt_unit_block(layer);
     uint64_t c = run->model->shape.width;
 
+    const float *x = stream_in(run, layer);
+    float *out = stream_out(run, layer + 1);
+
+    stream_ahead(run, layer, (int64_t)layer + 1);
     run->in = inside_of(run, layer);
-    block_inside(run, layer, weights);
+    block_inside(run, layer, x, weights);
     linear(run, run->in->gelu, tensor(run, u, weights, OUT_W), NULL, run->d1, 4 * c, c);
-    residual(run, run->in->x2, run->d1, tensor(run, u, weights, OUT_B), run->now->x[layer + 1]);
+    residual(run, run->in->x2, run->d1, tensor(run, u, weights, OUT_B), out);
+    stream_made(run, layer + 1, out);
 }
 
 /* The loss of `rows` rows from `first` on; backward: dlogits, and what follows from them. */
@@ -719,7 +861,10 @@ void gpt_dev_head(struct gpt_dev_run *run, const void *ln_f, const void *embed, 
 {
     uint32_t u = gpt_unit_ln_f(run->model);
     uint64_t c = run->model->shape.width;
-    const float *x = run->now->x[run->model->shape.layers];
+    uint32_t layers = run->model->shape.layers;
+    const float *x = stream_in(run, layers);
+
+    stream_ahead(run, layers, (int64_t)layers - 1);
 
     norm(run, x, tensor(run, u, ln_f, 0), tensor(run, u, ln_f, 1), run->head.h1, run->head.mean1,
          run->head.rstd1);
@@ -734,6 +879,7 @@ void gpt_dev_head(struct gpt_dev_run *run, const void *ln_f, const void *embed, 
                                                      .to = run->loss,
                                                      .n = run->rows,
                                                      .scale = 1.0 / (double)run->rows } });
+    stream_forget(run, layers);
     if (!ln_f_grads || !embed_grads)
         return;
     gpt_dev_zero(run->dev, run->now->dx, run->rows * c * sizeof(float));
@@ -748,11 +894,13 @@ void gpt_dev_block_backward(struct gpt_dev_run *run, uint32_t layer, const void 
     const struct gpt_tensor *t = run->model->units[u].tensors;
     const void *w = weights;
     uint64_t c = run->model->shape.width;
+    const float *x = stream_in(run, layer);
     const void *dy;
 
+    stream_ahead(run, layer, (int64_t)layer - 1);
     run->in = inside_of(run, layer);
     if (run->recompute)
-        block_inside(run, layer, w);
+        block_inside(run, layer, x, w);
 
     dy = dx_round(run);
     bias_back(run, GPT_DEV_F32, run->now->dx, grads + t[OUT_B].first, c);
@@ -778,8 +926,9 @@ void gpt_dev_block_backward(struct gpt_dev_run *run, uint32_t layer, const void 
     bias_back(run, run->dtype, run->d4, grads + t[QKV_B].first, 3 * c);
     weights_back(run, run->in->h1, run->d4, grads + t[QKV_W].first, c, 3 * c);
     inputs_back(run, run->d4, tensor(run, u, w, QKV_W), run->d1, c, 3 * c);
-    norm_back(run, run->now->x[layer], tensor(run, u, w, LN1_W), run->in->mean1, run->in->rstd1,
-              run->d1, grads + t[LN1_W].first, grads + t[LN1_B].first);
+    norm_back(run, x, tensor(run, u, w, LN1_W), run->in->mean1, run->in->rstd1, run->d1,
+              grads + t[LN1_W].first, grads + t[LN1_B].first);
+    stream_forget(run, layer);
 }
 
 void gpt_dev_embed_backward(struct gpt_dev_run *run, float *embed_grads)

@@ -15,6 +15,7 @@
 #include "examples/gpt/dev/pass.h"
 #include "examples/gpt/elem.h"
 #include "kernels/gpu.h"
+#include "tests/unit/gpt/fake_stash.h"
 
 #define UNITS_MAX 8
 
@@ -289,12 +290,15 @@ struct made {
     uint64_t bytes;
 };
 
+enum kept { ALL, INPUTS, STASHED };
+
 static void made_by(const char *name, const struct setting *s, bool bf16, bool vertical,
-                    bool recompute, struct gpt *model, struct made *ret)
+                    enum kept kept, struct gpt *model, struct made *ret)
 {
-    const struct gpt_hold hold = { .sequences = s->sequences,
-                                   .micros = vertical ? 3 : 1,
-                                   .recompute = recompute };
+    struct gpt_hold hold = { .sequences = s->sequences,
+                             .micros = vertical ? 3 : 1,
+                             .recompute = kept != ALL };
+    struct gpt_stash_options stash = { .job = "t" };
     uint32_t *tokens = calloc((size_t)s->sequences * (s->shape.seq + 1), sizeof(*tokens));
     struct gpt_dev_run *run = NULL;
     struct unit units[UNITS_MAX];
@@ -305,6 +309,10 @@ static void made_by(const char *name, const struct setting *s, bool bf16, bool v
     assert_true(fixture_open(&x, name));
     assert_int_equal(gpt_init(model, &s->shape, &err), 0);
     units_new(&x, model, bf16, units);
+    stash.entries = gpt_hold_entries(model, &hold);
+    stash.entry_bytes = gpt_hold_entry_bytes(model, &hold);
+    if (kept == STASHED)
+        assert_int_equal(gpt_stash_open(&hold.stash, &stash, &err), 0);
     assert_int_equal(gpt_dev_run_new(&run, x.dev, model, &hold, bf16, &err), 0);
     for (uint32_t time = 0; time < 3; time++) /* more than there are host buffers */
         for (uint32_t m = 0; m < (vertical ? 1 : 3); m++) {
@@ -330,6 +338,7 @@ static void made_by(const char *name, const struct setting *s, bool bf16, bool v
     gpt_dev_close(x.dev);
     x.dev = NULL;
     gpt_dev_run_free(run);
+    gpt_stash_close(hold.stash);
     fixture_close(&x);
 }
 
@@ -345,20 +354,26 @@ static void what_is_kept_changes_nothing(void **state)
         struct made base, other;
         struct gpt model;
 
-        made_by("emulated:64M:20", s, bf16, false, true, &model, &base);
-        for (int i = 1; i < 4; i++) {
-            bool vertical = i & 1, recompute = !(i & 2);
+        made_by("emulated:64M:20", s, bf16, false, INPUTS, &model, &base);
+        for (int i = 0; i < 6; i++) {
+            enum kept kept = (enum kept)(i / 2);
+            bool vertical = i & 1;
             uint64_t micros = vertical ? 3 : 1;
 
             gpt_done(&model);
-            made_by("emulated:64M", s, bf16, vertical, recompute, &model, &other);
+            made_by(i < 4 ? "emulated:64M" : "emulated:64M:200", s, bf16, vertical, kept, &model,
+                    &other);
             assert_true(base.loss == other.loss);
             for (uint32_t u = 0; u < model.nunits; u++) {
                 if (u > 0 || !vertical)
                     assert_memory_equal(base.grads[u], other.grads[u], model.units[u].elems * 4);
                 free(other.grads[u]);
             }
-            if (!recompute) /* insides of every block, and what the head needs of its own */
+            if (kept == STASHED) { /* two on the device, and none for each layer */
+                assert_true(other.bytes < base.bytes || vertical);
+                assert_true(fake_stash.ahead > 0);
+            }
+            if (kept == ALL) /* insides of every block, and what the head needs of its own */
                 assert_true(other.bytes - base.bytes >=
                             (micros * 2 - 1) * (n * c * (4 + 14 * e) + 16 * n));
         }

@@ -14,6 +14,7 @@
 #include "examples/gpt/train.h"
 #include "examples/gpt/weights.h"
 #include "tests/unit/gpt/fake_engine.h"
+#include "tests/unit/gpt/fake_stash.h"
 
 static char folder[] = "/tmp/zgpt-train-XXXXXX";
 
@@ -317,6 +318,7 @@ static void checkpoints_agree(void **state)
     double *a, *b;
 
     (void)state;
+    args.layers = 3;
     for (uint32_t order = GPT_HORIZONTAL; order <= GPT_VERTICAL; order++) {
         const int64_t n = 2 * 12, c = 16, ht = 2 * 12, micros = order == GPT_VERTICAL ? 2 : 1;
 
@@ -336,7 +338,29 @@ static void checkpoints_agree(void **state)
         files_same("all", "inputs", true);
         /* the insides of all blocks but one; the four means are rounded up to 64 bytes each */
         assert_int_equal(all - inputs,
-                         (micros * 2 - 1) * (4 * n * (15 * c + ht) + 4 * ((4 * n + 63) / 64 * 64)));
+                         (micros * 3 - 1) * (4 * n * (15 * c + ht) + 4 * ((4 * n + 63) / 64 * 64)));
+        free(b);
+
+        args.checkpoint = order == GPT_HORIZONTAL ? GPT_CHECKPOINT_HOST : GPT_CHECKPOINT_NVME;
+        train_well(&args);
+        b = losses_read("log", 5);
+        assert_memory_equal(a, b, 5 * sizeof(*a));
+        files_same("all", "inputs", true);
+        /* the streams, but for the slots */
+        assert_int_equal(inputs - integer_read("log", "activation_bytes"),
+                         micros * 4 * 4 * n * c - (4 * 4 * n * c + 4095) / 4096 * 4096);
+        assert_int_equal(fake_stash.entries, micros * 4);
+        assert_int_equal(fake_stash.entry_bytes, 4 * n * c);
+        assert_int_equal(fake_stash.opened, fake_stash.closed);
+        if (order == GPT_VERTICAL) { /* forward 3 blocks and the head, back 3; the first is not */
+            assert_int_equal(fake_stash.taken, 5 * 2 * 7);
+            assert_int_equal(fake_stash.ahead, 5 * (2 * 7 - 1));
+        } else { /* two micro-steps; what the head takes stays; block 0, forward, is not announced
+                  */
+            assert_int_equal(fake_stash.taken, 2 * 5 * 6);
+            assert_int_equal(fake_stash.ahead, 2 * 5 * 5);
+        }
+        args.checkpoint = GPT_CHECKPOINT_NONE;
         free(a);
         free(b);
     }
@@ -605,6 +629,30 @@ static void every_failure_of_the_engine(void **state)
     assert_true(nth > 50);
 }
 
+/* The stash fails at its first make, its second ... */
+static void a_stash_that_fails(void **state)
+{
+    struct gpt_args args = args_of(1);
+
+    (void)state;
+    for (args.order = GPT_HORIZONTAL; args.order <= GPT_VERTICAL; args.order++) {
+        int rc = -EIO;
+
+        args.checkpoint = GPT_CHECKPOINT_HOST;
+        for (fake_stash.fail_at = 1; rc != 0; fake_stash.fail_at++) {
+            struct result r = train(&args);
+
+            rc = r.rc;
+            assert_true(rc == 0 || rc == -EIO);
+            assert_string_equal(r.err.text, rc ? "the stash, says the test" : "");
+            assert_int_equal(fake_stash.opened, fake_stash.closed);
+            free(r.said);
+        }
+        assert_true(fake_stash.fail_at > 10);
+    }
+    fake_stash.fail_at = 0;
+}
+
 static void refusals(void **state)
 {
     static const char *nowhere[] = { "nowhere.txt" };
@@ -778,6 +826,7 @@ int main(void)
         cmocka_unit_test(fp16_scales_its_loss),
         cmocka_unit_test(a_signal_ends_it),
         cmocka_unit_test(every_failure_of_the_engine),
+        cmocka_unit_test(a_stash_that_fails),
         cmocka_unit_test(refusals),
         cmocka_unit_test(weights_table),
         cmocka_unit_test(a_kept_run_goes_on),

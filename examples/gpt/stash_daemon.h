@@ -1,0 +1,33 @@
+/*
+ * stash_daemon.h - a stash in the daemon: host memory, or NVMe.
+ */
+#ifndef GPT_STASH_DAEMON_H
+#define GPT_STASH_DAEMON_H
+
+#include "examples/gpt/err.h"
+#include "examples/gpt/stash.h"
+
+struct gpt_stash_options {
+    const char *socket;      /* NULL: as libzclient does */
+    const char *job;         /* the stash is a job of its own, of a name made from this one, */
+    uint32_t rank;           /* this */
+    uint32_t entries;        /* and this process's number */
+    uint64_t entry_bytes;    /* of fp32 */
+    bool nvme;               /* on NVMe, and of host memory only what they pass through */
+    bool (*tick)(void *arg); /* called while it waits; false: give up */
+    void *tick_arg;
+};
+
+/** 0; -ENOTCONN ..., as zc_job_open() and zc_ready(); -ENOMEM. */
+int gpt_stash_open(struct gpt_stash **ret, const struct gpt_stash_options *options,
+                   struct gpt_err *err);
+/** Progress, without waiting. False: it has failed. */
+bool gpt_stash_poll(struct gpt_stash *s);
+/** 0, or the failure; -ECANCELED: the tick gave up, and there is no sentence. */
+int gpt_stash_error(const struct gpt_stash *s, struct gpt_err *err);
+/** Seconds in which make and take waited. */
+double gpt_stash_waited(const struct gpt_stash *s);
+/** When no device copies any more. NULL is allowed. */
+void gpt_stash_close(struct gpt_stash *s);
+
+#endif
