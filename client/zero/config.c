@@ -278,7 +278,7 @@ static enum zc_zero_offload tier_of(double device)
                                       : ZC_ZERO_NONE;
 }
 
-/* The daemon has both, or neither: where one is offloaded, the other is in its memory. */
+/* Parameters are offloaded with the state, or not at all. */
 static int settle_offload(struct zc_zero_config *c, struct zcz_read *r, struct zb_err *err)
 {
     struct zc_zero_options *o = &c->options;
@@ -298,8 +298,6 @@ static int settle_offload(struct zc_zero_config *c, struct zcz_read *r, struct z
         return zb_fail(err, -EINVAL,
                        "zero_optimization.offload_optimizer.device: the optimizer is offloaded in "
                        "stages 1 to 3, and this is stage 0");
-    if (o->offload_param == ZC_ZERO_NONE && o->offload_optimizer != ZC_ZERO_NONE)
-        o->offload_param = ZC_ZERO_HOST;
     if (o->offload_optimizer == ZC_ZERO_NONE && o->offload_param != ZC_ZERO_NONE)
         o->offload_optimizer = ZC_ZERO_HOST;
     return 0;

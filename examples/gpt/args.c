@@ -3,7 +3,7 @@
  *
  * A row names a flag, where its value goes and what it may be. Values of a choice are words in one
  * string; a word written in parentheses is known and comes with a later part of zshard: it is
- * refused with a sentence and a code of its own. So is a row of kind LATER as a whole.
+ * refused with a sentence and a code of its own.
  * "--flag=value" and "--flag value" are the same; a flag given twice keeps its last value, except
  * --data, which takes all words up to the next flag and collects them.
  */
@@ -27,7 +27,6 @@ enum kind {
     REAL,    /* double from min to max */
     CHOICE,  /* uint32_t: the number of the word in `choices` */
     BOTH,    /* --offload: the CHOICE of two rows */
-    LATER,
 };
 
 struct row {
@@ -38,7 +37,7 @@ struct row {
     const char *choices;
     const char *usual; /* the default; NULL: none */
     bool required;
-    bool takes_value; /* of LATER */
+    bool from_config; /* required unless there is a --config */
 };
 
 #define AT(member)  .offset = offsetof(struct gpt_args, member)
@@ -52,10 +51,10 @@ static const struct row rows[] = {
       .min = 0, .max = UINT32_MAX, .required = true },
     { "--seed", "S", "of initial values and batches", COUNT64, AT(seed), .min = 0, .max = 0x1p64,
       .required = true },
-    { "--batch", "B", "sequences per step, over all ranks", COUNT32, AT(batch),
-      REQUIRED(BATCH_MAX) },
+    { "--batch", "B", "sequences per step, over all ranks", COUNT32, AT(batch), REQUIRED(BATCH_MAX),
+      .from_config = true },
     { "--micro-batch", "M", "sequences that a rank computes at a time", COUNT32, AT(micro_batch),
-      REQUIRED(BATCH_MAX) },
+      REQUIRED(BATCH_MAX), .from_config = true },
     { "--seq", "T", "tokens of a sequence", COUNT32, AT(seq), REQUIRED(GPT_SEQ_MAX) },
     { "--layers", "L", "transformer blocks", COUNT32, AT(layers), REQUIRED(GPT_LAYERS_MAX) },
     { "--heads", "H", "attention heads of a block", COUNT32, AT(heads), REQUIRED(GPT_WIDTH_MAX) },
@@ -120,12 +119,14 @@ static const struct row rows[] = {
     { "--init", "FILE", "begin with the weights of a .safetensors file", TEXT, AT(init) },
     { "--export", "FILE", "write the weights to a .safetensors file at the end", TEXT, AT(export) },
     { "--jsonl", "FILE", "write one JSON object per step; --resume appends", TEXT, AT(jsonl) },
-    { "--config", "FILE", "DeepSpeed's JSON", LATER, .offset = NOWHERE, .takes_value = true },
+    { "--config", "FILE", "DeepSpeed's JSON: says what the flags do not", TEXT, AT(config) },
     { "--help", NULL, "this text", SWITCH, AT(help) },
     { "--version", NULL, "the version", SWITCH, AT(version) },
 };
 
 #define ROWS (sizeof(rows) / sizeof(rows[0]))
+
+_Static_assert(ROWS <= 64, "bits of gpt_args.given");
 
 /* ---- values */
 
@@ -237,8 +238,6 @@ static int row_set(const struct row *r, struct gpt_args *args, const char *value
         break;
     case BOTH:
         return choice_parse(r, value, &choice, err);
-    case LATER:
-        return gpt_fail(err, -EOPNOTSUPP, "%s is not built into this version of zgpt", r->flag);
     }
     return rc;
 }
@@ -247,7 +246,7 @@ static int row_set(const struct row *r, struct gpt_args *args, const char *value
 
 static bool row_wants_value(const struct row *r)
 {
-    return r->kind != SWITCH && (r->kind != LATER || r->takes_value);
+    return r->kind != SWITCH;
 }
 
 /* The row of "--flag" or "--flag=value"; *ret_value is behind the sign, or NULL. */
@@ -302,6 +301,7 @@ static int flag_parse(struct gpt_args *args, int argc, char **argv, int *i, cons
         value = argv[(*i)++];
     }
     given[r - rows] = value ? value : "";
+    args->given |= UINT64_C(1) << (r - rows);
     rc = row_set(r, args, value, err);
     while (rc == 0 && r->kind == PATHS && *i < argc && !word_is_flag(argv[*i]))
         rc = row_set(r, args, argv[(*i)++], err);
@@ -309,7 +309,7 @@ static int flag_parse(struct gpt_args *args, int argc, char **argv, int *i, cons
 }
 
 /* The more special flag wins wherever it stands. */
-static int offload_settle(struct gpt_args *args, const char *const *given, struct gpt_err *err)
+static void offload_settle(struct gpt_args *args, const char *const *given)
 {
     uint32_t both = GPT_OFFLOAD_NONE;
     bool optimizer = false, param = false;
@@ -324,11 +324,6 @@ static int offload_settle(struct gpt_args *args, const char *const *given, struc
         args->offload_optimizer = both;
     if (!param)
         args->offload_param = both;
-    if ((args->offload_optimizer == GPT_OFFLOAD_NONE) != (args->offload_param == GPT_OFFLOAD_NONE))
-        return gpt_fail(err, -EINVAL,
-                        "optimizer state and parameters must both be offloaded, or "
-                        "neither: give --offload, or host to the one that should stay near");
-    return 0;
 }
 
 static int device_settle(struct gpt_args *args, struct gpt_err *err)
@@ -342,8 +337,15 @@ static int device_settle(struct gpt_args *args, struct gpt_err *err)
     return 0;
 }
 
+bool gpt_args_given(const struct gpt_args *args, const char *flag)
+{
+    const char *value;
+
+    return args->given >> (row_find(flag, &value) - rows) & 1;
+}
+
 /* What scales a loss is of fp16. */
-static int scale_settle(const struct gpt_args *args, const char *const *given, struct gpt_err *err)
+static int scale_check(const struct gpt_args *args, struct gpt_err *err)
 {
     static const char *const flags[] = {
         "--loss-scale", "--initial-scale-power",    "--loss-scale-window",
@@ -356,33 +358,38 @@ static int scale_settle(const struct gpt_args *args, const char *const *given, s
                                        "of zgpt; on the CPU it is",
                                        args->device)
                             : 0;
-    for (size_t i = 0; i < sizeof(flags) / sizeof(flags[0]); i++) {
-        const char *value;
-
-        if (given[row_find(flags[i], &value) - rows])
+    for (size_t i = 0; i < sizeof(flags) / sizeof(flags[0]); i++)
+        if (gpt_args_given(args, flags[i]))
             return gpt_fail(err, -EINVAL, "%s is of --dtype fp16: no other loss is scaled",
                             flags[i]);
-    }
     return 0;
 }
 
-static int args_check(struct gpt_args *args, const char *const *given, struct gpt_err *err)
+/* What the flags alone say. */
+static int args_settle(struct gpt_args *args, const char *const *given, struct gpt_err *err)
 {
-    int rc;
-
     if (args->help || args->version)
         return 0;
     for (size_t i = 0; i < ROWS; i++)
-        if (rows[i].required && !given[i])
+        if (rows[i].required && !given[i] && !(rows[i].from_config && args->config))
             return gpt_fail(err, -EINVAL, "%s %s is missing (%s); try --help", rows[i].flag,
                             rows[i].value, rows[i].help);
-    rc = offload_settle(args, given, err);
+    offload_settle(args, given);
+    return args->config ? 0 : gpt_args_check(args, err);
+}
+
+int gpt_args_check(struct gpt_args *args, struct gpt_err *err)
+{
+    int rc = device_settle(args, err);
+
     if (rc == 0)
-        rc = device_settle(args, err);
-    if (rc == 0)
-        rc = scale_settle(args, given, err);
+        rc = scale_check(args, err);
     if (rc != 0)
         return rc;
+    if (args->offload_param != GPT_OFFLOAD_NONE && args->offload_optimizer == GPT_OFFLOAD_NONE)
+        return gpt_fail(err, -EINVAL,
+                        "parameters are offloaded with the optimizer state, or not at all: give "
+                        "--offload, or --offload-optimizer, too");
     if (args->width % args->heads != 0)
         return gpt_fail(err, -EINVAL, "--width %u is not a multiple of --heads %u", args->width,
                         args->heads);
@@ -391,7 +398,7 @@ static int args_check(struct gpt_args *args, const char *const *given, struct gp
                         "--micro-batch %u of --seq %u is more than %u tokens at a "
                         "time",
                         args->micro_batch, args->seq, GPT_ROWS_MAX);
-    if ((args->keep || args->resume) && args->offload_param == GPT_OFFLOAD_NONE)
+    if ((args->keep || args->resume) && args->offload_optimizer == GPT_OFFLOAD_NONE)
         return gpt_fail(err, -EINVAL, "%s needs the daemon: --offload host or nvme",
                         args->keep ? "--keep" : "--resume");
     if (args->resume && args->init)
@@ -409,7 +416,7 @@ int gpt_args_parse(struct gpt_args *args, int argc, char **argv, struct gpt_err 
     rc = defaults_set(args, err);
     for (int i = 0; i < argc && rc == 0;)
         rc = flag_parse(args, argc, argv, &i, given, err);
-    return rc == 0 ? args_check(args, given, err) : rc;
+    return rc == 0 ? args_settle(args, given, err) : rc;
 }
 
 void gpt_args_done(struct gpt_args *args)
@@ -453,8 +460,8 @@ void gpt_args_help(FILE *out)
         if (r->usual)
             fprintf(out, " [%s]", r->usual);
         if (r->required)
-            fprintf(out, " (required)");
-        fprintf(out, "%s\n", r->kind == LATER ? " (not in this version)" : "");
+            fprintf(out, r->from_config ? " (required, or --config)" : " (required)");
+        fprintf(out, "\n");
     }
     fprintf(
         out,

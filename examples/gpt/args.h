@@ -57,6 +57,8 @@ struct gpt_args {
     uint32_t optimizer, moments; /* enum gpt_optimizer, gpt_moments */
     const char *device;          /* NULL: the processor */
     const char *init, *export, *jsonl;
+    const char *config; /* DeepSpeed's file: says what the flags do not (config.h) */
+    uint64_t given;     /* rows of flags that were: gpt_args_given() */
 };
 
 /**
@@ -66,6 +68,11 @@ struct gpt_args {
  *         there yet, -ENOMEM. gpt_args_done() in either case.
  */
 int gpt_args_parse(struct gpt_args *args, int argc, char **argv, struct gpt_err *err);
+/** What holds of all of them together; gpt_args_parse() asks it, but with --config, which may
+ * change them first. 0 or -EINVAL, -EOPNOTSUPP. */
+int gpt_args_check(struct gpt_args *args, struct gpt_err *err);
+/** Whether a flag ("--lr") was given. */
+bool gpt_args_given(const struct gpt_args *args, const char *flag);
 void gpt_args_done(struct gpt_args *args);
 
 /** What needs the number of ranks: the global batch must divide into whole micro-batches per rank.

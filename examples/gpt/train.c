@@ -36,6 +36,7 @@
 #include <unistd.h>
 
 #include "client/zero/zc_zero.h"
+#include "examples/gpt/config.h"
 #include "examples/gpt/data.h"
 #include "examples/gpt/gpt.h"
 #include "examples/gpt/note.h"
@@ -64,7 +65,9 @@ struct memory {
 };
 
 struct train {
-    const struct gpt_args *args;
+    const struct gpt_args *args; /* these: */
+    struct gpt_args own;
+    struct zc_zero_config *config; /* or NULL */
     const volatile sig_atomic_t *stop;
     FILE *people; /* rank 0 */
     struct gpt_err *err;
@@ -83,9 +86,10 @@ struct train {
 
     struct zc_zero_stats stats; /* as of the last step */
     double first_loss, last_loss, said_at;
-    uint64_t steps; /* done, by all the runs of this job */
-    uint64_t ran;   /* by this one */
-    double seconds; /* in them */
+    uint64_t steps;   /* done, by all the runs of this job */
+    uint64_t applied; /* of them, not skipped */
+    uint64_t ran;     /* by this one */
+    double seconds;   /* in them */
     struct memory memory;
     bool stopped;
 };
@@ -93,7 +97,7 @@ struct train {
 /* What a step was, for people and programs. */
 struct report {
     uint64_t step;
-    double loss, seconds, tokens_per_s, stall_s, fetched_bytes;
+    double loss, lr, seconds, tokens_per_s, stall_s, fetched_bytes;
     struct zc_zero_stepped stepped;
     struct zc_zero_stats stats;
     struct memory memory; /* of this step */
@@ -209,12 +213,11 @@ static int socket_of(struct train *t, char **ret_copy)
 static int engine_resume(struct train *t)
 {
     char *note = malloc(ZC_NOTE_MAX);
-    uint64_t applied;
     size_t bytes = 0;
     int rc = note ? 0 : gpt_fail(t->err, -ENOMEM, "a note: %m");
 
     if (rc == 0)
-        rc = engine_fail(t, zc_zero_progress(t->zero, &t->steps, &applied));
+        rc = engine_fail(t, zc_zero_progress(t->zero, &t->steps, &t->applied));
     if (rc == 0 && t->steps > 0) { /* before the first step there is none, nor a need */
         rc = engine_fail(t, zc_zero_note_get(t->zero, true, note, &bytes));
         if (rc == 0)
@@ -275,6 +278,24 @@ static int passes_new(struct train *t)
     return gpt_passes_new(&t->passes, &options, t->err);
 }
 
+/* What no flag says: as the file does, or as we do. */
+static void options_begin(const struct train *t, struct zc_zero_options *o)
+{
+    const struct gpt_args *a = t->args;
+
+    zc_zero_defaults(o);
+    if (t->config)
+        *o = t->config->options;
+    if (t->config && !(t->config->left & ZC_LEFT_OPTIMIZER) && !gpt_args_given(a, "--optimizer"))
+        return;
+    o->beta1 = BETA1;
+    o->beta2 = a->optimizer == GPT_LION ? LION_BETA2 : BETA2;
+    o->momentum = SGD_MOMENTUM;
+    o->dampening = o->lr_decay = 0;
+    o->nesterov = false;
+    o->eps = EPS;
+}
+
 static int engine_open(struct train *t)
 {
     const struct gpt_args *a = t->args;
@@ -282,7 +303,7 @@ static int engine_open(struct train *t)
     char *socket;
     int rc = socket_of(t, &socket);
 
-    zc_zero_defaults(&options);
+    options_begin(t, &options);
     options.comm = t->comm;
     options.socket = socket;
     options.job = a->job;
@@ -298,13 +319,10 @@ static int engine_open(struct train *t)
     options.accumulate_local = a->accumulate == GPT_LOCAL;
     options.clip = a->clip;
     options.overlap = overlap_of(a->overlap);
-    options.beta1 = BETA1;
-    options.beta2 = a->optimizer == GPT_LION ? LION_BETA2 : BETA2;
     options.optimizer = (enum zc_optimizer)(ZC_ADAMW + a->optimizer);
     options.moments = (enum zc_moments)(ZC_MOMENTS_F32 + a->moments);
-    options.momentum = SGD_MOMENTUM;
-    options.eps = EPS;
     options.groups = GPT_GROUPS;
+    options.loss_scale = (struct zc_loss_scale){ .fixed = 1 };
     if (a->dtype == GPT_FP16)
         options.loss_scale = (struct zc_loss_scale){ .dynamic = a->loss_scale == 0,
                                                      .fixed = a->loss_scale,
@@ -429,7 +447,11 @@ static int train_build(struct train *t)
 
     if (rc != 0)
         return gpt_fail(t->err, rc, "%s", why);
-    rc = gpt_args_micro_steps(a, t->comm->world, &t->micro_steps, t->err);
+    if (a->config)
+        rc = gpt_config_apply(&t->config, &t->own, t->comm->world,
+                              t->comm->rank == 0 ? t->people : NULL, t->err);
+    if (rc == 0)
+        rc = gpt_args_micro_steps(a, t->comm->world, &t->micro_steps, t->err);
     t->at_once = a->order == GPT_VERTICAL ? t->micro_steps : 1;
     if (rc == 0)
         rc = gpt_data_open(&t->data, a->data, a->ndata, a->seq + 1, t->err);
@@ -456,6 +478,7 @@ static void train_done(struct train *t, bool clean)
         zc_comm_close(t->comm, clean);
     if (t->jsonl)
         (void)fclose(t->jsonl);
+    zc_zero_config_free(t->config);
     gpt_weights_close(t->init);
     gpt_done(&t->model);
     gpt_data_close(t->data);
@@ -630,6 +653,12 @@ static int note_put(struct train *t, uint64_t step)
     return engine_fail(t, zc_zero_note_put(t->zero, true, note, bytes));
 }
 
+/* Of the next step. */
+static double rate(const struct train *t)
+{
+    return t->config ? zc_lr_at(&t->config->schedule, t->args->lr, t->applied) : t->args->lr;
+}
+
 static int step_run(struct train *t, uint64_t step, struct report *r)
 {
     double begin = now_s(), loss = 0.0, sums[5];
@@ -639,13 +668,16 @@ static int step_run(struct train *t, uint64_t step, struct report *r)
 
     *r = (struct report){ .step = step };
     gpt_passes_scale(t->passes, zc_zero_loss_scale(t->zero));
-    rc = engine_fail(t, zc_zero_announce(t->zero, t->args->lr));
+    r->lr = rate(t);
+    rc = engine_fail(t, zc_zero_announce(t->zero, r->lr));
     for (uint32_t k = 0; k < t->micro_steps && rc == 0; k += t->at_once)
         rc = micro_steps(t, r, k);
     if (rc == 0)
         rc = note_put(t, step);
     if (rc == 0)
-        rc = engine_fail(t, zc_zero_step(t->zero, t->args->lr, &r->stepped));
+        rc = engine_fail(t, zc_zero_step(t->zero, r->lr, &r->stepped));
+    if (rc == 0)
+        t->applied = r->stepped.applied;
     if (rc == 0)
         rc = gpt_passes_loss(t->passes, &loss, t->err);
     if (rc == -ECANCELED) /* by engine_tick() */
@@ -669,7 +701,7 @@ static int step_run(struct train *t, uint64_t step, struct report *r)
     r->stall_s = sums[2] / t->comm->world;
     r->fetched_bytes = sums[3];
     r->stats = t->stats;
-    if (t->args->offload_param ==
+    if (t->args->offload_optimizer ==
         GPT_OFFLOAD_NONE) /* each rank's own; the daemon's are the job's */
         r->stats.host_bytes = (uint64_t)sums[4];
     r->nvme_read_bytes = t->stats.nvme_read_bytes - before.nvme_read_bytes;
@@ -735,7 +767,7 @@ static int jsonl_write(struct train *t, const struct report *r)
                 "\"tier_bytes\": {\"host\": %" PRIu64 ", \"nvme\": %" PRIu64 ", \"gpu\": %" PRIu64
                 "}%s}\n",
                 r->step, json_number(r->loss).s, json_number(r->stepped.grad_norm).s,
-                json_number(t->args->lr).s, json_number(r->stepped.loss_scale).s,
+                json_number(r->lr).s, json_number(r->stepped.loss_scale).s,
                 r->stepped.skipped ? "true" : "false", json_number(r->tokens_per_s).s,
                 json_number(r->stall_s).s, r->fetched_bytes, r->nvme_read_bytes,
                 r->nvme_written_bytes, gpt_passes_activation_bytes(t->passes), r->stats.host_bytes,
@@ -912,9 +944,11 @@ static int train_loop(struct train *t)
 int gpt_train(const struct gpt_args *args, const volatile sig_atomic_t *stop, FILE *people,
               struct gpt_err *err)
 {
-    struct train t = { .args = args, .stop = stop, .people = people, .err = err };
-    int told = 0, kept = 0, rc = train_build(&t);
+    struct train t = { .own = *args, .stop = stop, .people = people, .err = err };
+    int told = 0, kept = 0, rc;
 
+    args = t.args = &t.own;
+    rc = train_build(&t);
     if (rc == 0) {
         say_start(&t);
         rc = train_loop(&t);

@@ -27,11 +27,11 @@ PAGES = ["--page-elems", "8192", "--ring-bytes", "4K"]  # small pages, and one b
 class Run:
     """One training run in a folder of its own: its losses and its weights."""
 
-    def __init__(self, flags, ranks=1, env=None, steps=STEPS):
+    def __init__(self, flags, ranks=1, env=None, steps=STEPS, model=None):
         self.folder = tempfile.mkdtemp(prefix="zshard-run-")
         try:
             jsonl, export = (os.path.join(self.folder, name) for name in ("jsonl", "weights"))
-            command = [program("zgpt"), *MODEL, "--steps", str(steps), "--jsonl", jsonl, "--export",
+            command = [program("zgpt"), *(model or MODEL), "--steps", str(steps), "--jsonl", jsonl, "--export",
                        export, *flags]
             self.done = subprocess.run(ranks_command(ranks, command), text=True, timeout=DEADLINE,
                                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,

@@ -97,7 +97,8 @@ int zc_zero_open(struct zc_zero **ret, const struct zc_zero_options *options)
     struct zc_zero *z = calloc(1, sizeof(*z));
 
     assert(options->comm && options->micro_steps >= 1 && options->groups == 2);
-    assert(options->beta1 == 0.9 && options->beta2 == 0.999 && options->eps == 1e-8);
+    assert(options->beta1 == 0.9 && options->eps == 1e-8);
+    fake.options = *options;
     assert(options->weight_decay[1] == 0);
     z->options = *options;
     (void)snprintf(fake.socket, sizeof(fake.socket), "%s", options->socket ? options->socket : "");
@@ -336,6 +337,8 @@ int zc_zero_step(struct zc_zero *z, double lr, struct zc_zero_stepped *ret)
         return rc;
     assert(z->micro == (z->options.vertical ? 1 : z->options.micro_steps) && z->reduced == 0);
     z->micro = 0;
+    if (z->iterations < sizeof(fake.lrs) / sizeof(fake.lrs[0]))
+        fake.lrs[z->iterations] = lr;
     z->iterations++;
     for (uint32_t u = 0; u < z->nunits; u++)
         for (uint64_t i = 0; i < z->units[u].elems; i++)

@@ -9,6 +9,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "client/zero/zc_zero.h"
+
 struct fake_engine {
     unsigned fail_at; /* this call to the engine, counted from 1, fails; 0: none does */
     unsigned calls;   /* seen so far */
@@ -21,9 +23,11 @@ struct fake_engine {
     /* a job that is kept: its state is there for the next engine that resumes */
     char note[600], socket[64];
     size_t note_bytes;
-    uint64_t committed; /* behind this step */
-    int commit_rc;      /* of every commit */
-    bool other_job;     /* resuming is -EINVAL */
+    uint64_t committed;             /* behind this step */
+    double lrs[64];                 /* of the first steps of the last engine */
+    struct zc_zero_options options; /* it was opened with; its strings are gone */
+    int commit_rc;                  /* of every commit */
+    bool other_job;                 /* resuming is -EINVAL */
 };
 
 extern struct fake_engine fake;

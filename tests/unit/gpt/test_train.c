@@ -437,6 +437,226 @@ static void fp16_scales_its_loss(void **state)
     free(fixed);
 }
 
+/* ---- configurations */
+
+static void config_write(const char *text)
+{
+    FILE *f = fopen("ds.json", "w");
+
+    assert_non_null(f);
+    for (; *text; text++)
+        (void)fputc(*text == '\'' ? '"' : *text, f);
+    assert_int_equal(fclose(f), 0);
+}
+
+/* Of words, as on the command line; the shape is that of args_of(). */
+static struct result train_words(const char *more)
+{
+    char line[1024], *words[64], *at = line;
+    struct gpt_args args;
+    struct result r = { 0 };
+    int n = 0;
+
+    (void)snprintf(line, sizeof(line),
+                   "--steps 6 --seed 1 --seq 12 --layers 2 --heads 2 --width 16 --data text.txt "
+                   "--config ds.json %s",
+                   more);
+    while ((words[n] = strsep(&at, " ")) != NULL)
+        n += *words[n] != '\0';
+    r.rc = gpt_args_parse(&args, n, words, &r.err);
+    if (r.rc == 0)
+        r = train(&args);
+    gpt_args_done(&args);
+    return r;
+}
+
+#define FILE_LR "'optimizer': {'type': 'AdamW', 'params': {'lr': 0.01, 'weight_decay': 0.1}}, "
+
+static const struct {
+    const char *name, *file, *words;
+    int rc;
+    const char *says; /* the sentence of a failure, or a part of what it said */
+    double lrs[6];
+    uint32_t micro_steps; /* 0: as it comes */
+    enum zc_zero_stage stage;
+    double clip, decay;
+} configs[] = {
+    { "a file says it all",
+      "{'train_batch_size': 4, 'train_micro_batch_size_per_gpu': 2, " FILE_LR
+      "'gradient_clipping': 0.5, 'zero_optimization': {'stage': 2}}",
+      "",
+      0,
+      "4 sequences of 12 tokens",
+      { 0.01, 0.01, 0.01, 0.01, 0.01, 0.01 },
+      2,
+      ZC_STAGE_2,
+      0.5,
+      0.1 },
+    { "flags win",
+      "{'train_batch_size': 4, 'train_micro_batch_size_per_gpu': 2, " FILE_LR
+      "'gradient_clipping': 0.5, 'zero_optimization': {'stage': 2}}",
+      "--lr 0.02 --clip 2 --batch 8 --stage 3 --weight-decay 0",
+      0,
+      "zgpt: --lr wins over optimizer.params.lr 0.01 of 'ds.json'\n",
+      { 0.02, 0.02, 0.02, 0.02, 0.02, 0.02 },
+      4,
+      ZC_STAGE_3,
+      2,
+      0 },
+    { "what it leaves is the flags'",
+      "{'train_batch_size': 'auto', 'train_micro_batch_size_per_gpu': 'auto', "
+      "'gradient_clipping': 'auto', 'bf16': {'enabled': 'auto'}}",
+      "--batch 4 --micro-batch 1 --lr 0.03 --dtype bf16",
+      0,
+      "(bf16)",
+      { 0.03, 0.03, 0.03, 0.03, 0.03, 0.03 },
+      4,
+      ZC_STAGE_DDP,
+      1,
+      0.01 },
+    { "a schedule",
+      "{'train_batch_size': 2, 'train_micro_batch_size_per_gpu': 2, " FILE_LR
+      "'scheduler': {'type': 'WarmupDecayLR', 'params': {'warmup_max_lr': 0.01, "
+      "'warmup_num_steps': 2, 'warmup_type': 'linear', 'total_num_steps': 'auto'}}}",
+      "",
+      0,
+      "",
+      { 0, 0, 0.005, 0.01, 0.0075, 0.005 },
+      1,
+      ZC_STAGE_DDP,
+      1,
+      0.1 },
+    { "its top is the flag's",
+      "{'train_batch_size': 2, 'train_micro_batch_size_per_gpu': 2, " FILE_LR
+      "'scheduler': {'type': 'WarmupLR', 'params': {'warmup_max_lr': 0.01, "
+      "'warmup_num_steps': 2, 'warmup_type': 'linear'}}}",
+      "--lr 0.02",
+      0,
+      "--lr wins over scheduler.params.warmup_max_lr 0.01",
+      { 0, 0, 0.01, 0.02, 0.02, 0.02 },
+      1,
+      ZC_STAGE_DDP,
+      1,
+      0.1 },
+    { "what has no effect",
+      "{'train_batch_size': 2, 'steps_per_print': 5}",
+      "--lr 1e-3",
+      0,
+      "zgpt: steps_per_print: ignored, because it is of DeepSpeed's own logging\n",
+      { 1e-3, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3 },
+      1,
+      ZC_STAGE_DDP,
+      1,
+      0.01 },
+    { "checkpointing",
+      "{'train_batch_size': 2, 'activation_checkpointing': "
+      "{'partition_activations': true}}",
+      "--lr 1e-3",
+      0,
+      "zgpt: activation_checkpointing.partition_activations: ignored, because no",
+      { 1e-3, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3 },
+      1,
+      ZC_STAGE_DDP,
+      1,
+      0.01 },
+    { "fp16",
+      "{'train_batch_size': 2, 'fp16': {'enabled': true, 'initial_scale_power': 7}}",
+      "--lr 1e-3",
+      0,
+      "(fp16)",
+      { 1e-3, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3 },
+      1,
+      ZC_STAGE_DDP,
+      1,
+      0.01 },
+    { "no batch",
+      "{}",
+      "",
+      -EINVAL,
+      "train_batch_size: 'ds.json' does not say it",
+      { 0 },
+      0,
+      0,
+      0,
+      0 },
+    { "no micro-batch",
+      "{'train_batch_size': 4, 'train_micro_batch_size_per_gpu': 'auto'}",
+      "",
+      -EINVAL,
+      "give --micro-batch",
+      { 0 },
+      0,
+      0,
+      0,
+      0 },
+    { "it divides no more",
+      "{'train_batch_size': 4, 'train_micro_batch_size_per_gpu': 2}",
+      "--batch 5",
+      -EINVAL,
+      "--batch 5 does not divide into --micro-batch 2",
+      { 0 },
+      0,
+      0,
+      0,
+      0 },
+    { "a wrong key",
+      "{'train_batch_size': 4, 'zero_optimization': {'stgae': 3}}",
+      "",
+      -EINVAL,
+      "--config 'ds.json': zero_optimization.stgae: no such key",
+      { 0 },
+      0,
+      0,
+      0,
+      0 },
+    { "of fp16 only",
+      "{'train_batch_size': 4}",
+      "--hysteresis 3",
+      -EINVAL,
+      "--hysteresis is of --dtype fp16",
+      { 0 },
+      0,
+      0,
+      0,
+      0 },
+    { "kept where nothing is offloaded",
+      "{'train_batch_size': 4}",
+      "--keep",
+      -EINVAL,
+      "--keep needs the daemon",
+      { 0 },
+      0,
+      0,
+      0,
+      0 },
+};
+
+static void files_of_deepspeed(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof(configs) / sizeof(configs[0]); i++) {
+        struct result r;
+
+        config_write(configs[i].file);
+        r = train_words(configs[i].words);
+        if (r.rc != configs[i].rc || !strstr(r.rc == 0 ? r.said : r.err.text, configs[i].says))
+            fail_msg("%s: %d '%s' '%s'", configs[i].name, r.rc, r.err.text, r.said ? r.said : "");
+        for (size_t k = 0; k < 6 && r.rc == 0; k++)
+            if (fabs(fake.lrs[k] - configs[i].lrs[k]) > 1e-15)
+                fail_msg("%s: step %zu had lr %g", configs[i].name, k + 1, fake.lrs[k]);
+        if (r.rc == 0 &&
+            (fake.options.micro_steps != configs[i].micro_steps ||
+             fake.options.stage != configs[i].stage || fake.options.clip != configs[i].clip ||
+             fake.options.weight_decay[0] != configs[i].decay))
+            fail_msg("%s: micro-steps %u, stage %d, clip %g, decay %g", configs[i].name,
+                     fake.options.micro_steps, (int)fake.options.stage, fake.options.clip,
+                     fake.options.weight_decay[0]);
+        if (r.rc == 0 && strcmp(configs[i].name, "fp16") == 0)
+            assert_true(fake.options.loss_scale.dynamic && fake.options.loss_scale.power == 7);
+        free(r.said);
+    }
+}
+
 static void a_signal_ends_it(void **state)
 {
     struct gpt_args args = args_of(5);
@@ -824,6 +1044,7 @@ int main(void)
         cmocka_unit_test(export_and_init),
         cmocka_unit_test(bf16_computes_with_rounded_weights),
         cmocka_unit_test(fp16_scales_its_loss),
+        cmocka_unit_test(files_of_deepspeed),
         cmocka_unit_test(a_signal_ends_it),
         cmocka_unit_test(every_failure_of_the_engine),
         cmocka_unit_test(a_stash_that_fails),

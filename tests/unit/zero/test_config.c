@@ -331,7 +331,7 @@ static const struct {
       "stage=3 offload_param=1 offload_optimizer=1 persist_elems=100000 live_elems=1e+09 "
       "reuse_elems=1e+09 prefetch_elems=5e+07 reduce_waits=0" },
     { "{'zero_optimization': {'stage': 2, 'offload_optimizer': {'device': 'nvme'}}}",
-      "stage=2 offload_param=1 offload_optimizer=2" },
+      "stage=2 offload_optimizer=2" },
     { "{'zero_optimization': {'stage': 1, 'offload_param': {'device': 'cpu'}}}",
       "!zero_optimization.offload_param.device: parameters are offloaded in stage 3, and this is "
       "stage 1" },
@@ -543,7 +543,7 @@ static const struct {
 #define STUDY "train_batch=12 micro_batch=3 micro_steps=2"
     { "stage1", STUDY " dtype=2 stage=1 weight_decay[0]=0.01" },
     { "stage2", STUDY " dtype=2 stage=2 weight_decay[0]=0.01 reduce_elems=2e+08 reduce_waits=0" },
-    { "stage2_offload", STUDY " dtype=2 stage=2 offload_param=1 offload_optimizer=1 "
+    { "stage2_offload", STUDY " dtype=2 stage=2 offload_optimizer=1 "
                               "weight_decay[0]=0.01 reduce_elems=2e+08 reduce_waits=0" },
     { "stage3", STUDY " dtype=2 stage=3 weight_decay[0]=0.01 persist_elems=100000 "
                       "live_elems=1e+09 reuse_elems=1e+09 prefetch_elems=5e+07 reduce_waits=0" },
