@@ -56,11 +56,11 @@ void zc_zero_bytes(const struct zc_zero *z, struct zc_zero_bytes *ret)
         account_unit(z, &z->units[i], ret);
 }
 
-/* The least that a step needs beside the states: a unit with those ahead of it, and the gradients
- * that can be on their way. */
+/* The least that a step needs beside the states: a unit with those ahead of it, the gradients that
+ * can be on their way, and all of them where micro-steps add up in them. */
 static uint64_t account_buffers(const struct zc_zero *z)
 {
-    uint64_t param = 0, grad = 0;
+    uint64_t param = 0, grad = 0, grads = 0;
 
     for (uint32_t i = 0; i < z->nunits; i++) {
         const struct zcz_unit *u = &z->units[i];
@@ -68,8 +68,12 @@ static uint64_t account_buffers(const struct zc_zero *z)
         param = zb_max_u64(param,
                            zb_blocks_bytes(u->layout.block_bytes[ZB_PARAM], u->slice * z->shards));
         grad = zb_max_u64(grad, zcz_grad_elems(z, u) * sizeof(float));
+        grads += u->def.frozen ? 0 : zcz_grad_elems(z, u) * sizeof(float);
     }
-    return (z->shards == 1 || z->whole_params ? 0 : param * 2) + (z->whole_grads ? 0 : grad) +
+    return (z->shards == 1 || z->whole_params ? 0 : param * 2) +
+           (z->whole_grads                ? 0
+            : z->options.accumulate_local ? grads
+                                          : grad) +
            (z->world > 1 ? grad : 0);
 }
 

@@ -148,6 +148,37 @@ static void skips_and_evaluations(void **state)
     party_done(&want);
 }
 
+/* Micro-steps that add up in the trainer, or within each unit, before they are reduced: the same
+ * bits in every mode, too. */
+static void accumulated_before_the_exchange(void **state)
+{
+    static const struct mode zero3 = { "zero3", ZC_STAGE_3, .prefetch_units = 1 };
+
+    (void)state;
+    for (enum zc_dtype dtype = ZC_F32; dtype <= ZC_BF16; dtype++) {
+        struct party want;
+
+        for (size_t m = 0; m <= ZB_COUNT(modes); m++) {
+            bool vertical = m % 2 == (dtype == ZC_F32);
+            struct party p;
+
+            mode_party(&p, m == 0 ? &zero3 : &modes[m - 1], 2, dtype, 3, 2);
+            for (uint32_t r = 0; r < 2; r++) {
+                p.runs[r].options.vertical = vertical && m > 0;
+                p.runs[r].options.accumulate_local = !p.runs[r].options.vertical;
+            }
+            mode_run(&p);
+            if (m == 0) {
+                want = p;
+                continue;
+            }
+            assert_runs_same(modes[m - 1].name, &want.runs[0], &p.runs[0]);
+            party_done(&p);
+        }
+        party_done(&want);
+    }
+}
+
 /* ---- groups */
 
 static void groups_train_nearly_the_same(void **state)
@@ -325,7 +356,22 @@ static void a_limit_of_memory(void **state)
     for (uint32_t r = 0; r < 4; r++)
         p.runs[r].options.memory_bytes = limit;
     mode_run(&p);
+    limit = p.runs[0].bytes.param + p.runs[0].bytes.grad + p.runs[0].bytes.state;
     party_done(&p);
+    for (uint32_t u = 0; u < MODEL_UNITS; u++) /* all gradients, but nothing beside them */
+        limit += model_units[u].frozen ? 0 : padded(model_units[u].elems, 4) * sizeof(float);
+    for (int local = 0; local < 2; local++) {
+        mode_party(&p, &zero3, 4, ZC_F32, 3, 0);
+        for (uint32_t r = 0; r < 4; r++) {
+            p.runs[r].options.memory_bytes = limit;
+            p.runs[r].options.accumulate_local = local;
+        }
+        party_run(&p);
+        for (uint32_t r = 0; r < 4; r++)
+            assert_int_equal(p.runs[r].rc, local ? -ENOSPC : 0);
+        fake_end();
+        party_done(&p);
+    }
 }
 
 /* ---- order */
@@ -469,6 +515,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_mode_trains_the_same),
         cmocka_unit_test(skips_and_evaluations),
+        cmocka_unit_test(accumulated_before_the_exchange),
         cmocka_unit_test(groups_train_nearly_the_same),
         cmocka_unit_test(bytes_are_those_of_the_formulas),
         cmocka_unit_test(what_is_counted_is_allocated),
