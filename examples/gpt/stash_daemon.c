@@ -141,7 +141,7 @@ static void stash_turn(struct stash *s, int wait_ms)
 
         if (slot->device)
             slot->device = s->base.busy && s->base.busy(s->base.busy_arg, i);
-        if (!e || slot->held > 0 || slot->device || slot->io != IO_NONE || e->busy)
+        if (!e || slot->device || slot->io != IO_NONE || e->busy)
             continue;
         if (slot->whole && e->wanted && !e->stored)
             slot_io(s, slot, IO_WRITE);
