@@ -148,6 +148,8 @@ static void mpi_close(struct zc_comm *comm, bool clean)
     free(m);
 }
 
+static int mpi_split(struct zc_comm *comm, uint32_t colour, struct zc_comm **ret);
+
 static const struct zc_comm_ops mpi_ops = {
     .name = "mpi",
     .all_gather = mpi_all_gather,
@@ -155,11 +157,54 @@ static const struct zc_comm_ops mpi_ops = {
     .test = mpi_test,
     .close = mpi_close,
     .error = mpi_error,
+    .split = mpi_split,
 };
+
+/* m->world is there: who this rank is in it, and that errors come back. */
+static int mpi_settle(struct mpi_comm *m)
+{
+    int rank = 0, size = 0, rc;
+
+    rc = mpi_check(m, MPI_Comm_set_errhandler(m->world, MPI_ERRORS_RETURN), "MPI errors");
+    if (rc == 0)
+        rc = mpi_check(m, MPI_Comm_rank(m->world, &rank), "MPI_Comm_rank");
+    if (rc == 0)
+        rc = mpi_check(m, MPI_Comm_size(m->world, &size), "MPI_Comm_size");
+    m->base.ops = &mpi_ops;
+    m->base.rank = (uint32_t)rank;
+    m->base.world = (uint32_t)size;
+    return rc;
+}
+
+static int mpi_split(struct zc_comm *comm, uint32_t colour, struct zc_comm **ret)
+{
+    struct mpi_comm *m = mpi_of(comm), *part = calloc(1, sizeof(*part));
+    int rc;
+
+    if (!part || colour > INT_MAX) {
+        int why = part ? -EINVAL : -ENOMEM;
+
+        (void)snprintf(m->text, sizeof(m->text), "%s for colour %u",
+                       part ? "no number" : "no memory", colour);
+        free(part);
+        return why;
+    }
+    part->world = MPI_COMM_NULL;
+    rc = mpi_check(m, MPI_Comm_split(m->world, (int)colour, (int)comm->rank, &part->world),
+                   "MPI_Comm_split");
+    if (rc == 0 && (rc = mpi_settle(part)) < 0)
+        (void)snprintf(m->text, sizeof(m->text), "%s", part->text);
+    if (rc < 0) {
+        free(part);
+        return rc;
+    }
+    *ret = &part->base;
+    return 0;
+}
 
 static int mpi_build(struct mpi_comm *m)
 {
-    int begun = 0, ended = 0, provided = 0, rank = 0, size = 0, rc;
+    int begun = 0, ended = 0, provided = 0, rc;
 
     (void)MPI_Initialized(&begun);
     (void)MPI_Finalized(&ended);
@@ -174,15 +219,7 @@ static int mpi_build(struct mpi_comm *m)
         m->ours = true;
     }
     rc = mpi_check(m, MPI_Comm_dup(MPI_COMM_WORLD, &m->world), "MPI_Comm_dup");
-    if (rc == 0)
-        rc = mpi_check(m, MPI_Comm_set_errhandler(m->world, MPI_ERRORS_RETURN), "MPI errors");
-    if (rc == 0)
-        rc = mpi_check(m, MPI_Comm_rank(m->world, &rank), "MPI_Comm_rank");
-    if (rc == 0)
-        rc = mpi_check(m, MPI_Comm_size(m->world, &size), "MPI_Comm_size");
-    m->base.rank = (uint32_t)rank;
-    m->base.world = (uint32_t)size;
-    return rc;
+    return rc < 0 ? rc : mpi_settle(m);
 }
 
 static int mpi_open(struct zc_comm **ret, char *error, size_t error_bytes)
@@ -194,7 +231,6 @@ static int mpi_open(struct zc_comm **ret, char *error, size_t error_bytes)
         (void)snprintf(error, error_bytes, "no memory");
         return -ENOMEM;
     }
-    m->base.ops = &mpi_ops;
     m->world = MPI_COMM_NULL;
     rc = mpi_build(m);
     if (rc < 0) {

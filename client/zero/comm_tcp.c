@@ -9,6 +9,10 @@
  * operations, and a slice is read straight to where it belongs. What arrives for an operation that
  * this rank has not started yet stays in the socket.
  *
+ * GROUPS of ranks (split()) are comms of their own over the same connections. A message names its
+ * group by a number that its members have alike, and two ranks start the collectives that both are
+ * in, of whichever group, in the same order; so a cursor passes those by that its peer is not in.
+ *
  * INVARIANT. An operation leaves the list when all its messages are through; so no cursor points at
  * one that was freed.
  *
@@ -34,15 +38,27 @@
 enum tcp_kind { TCP_ALL_GATHER = 1, TCP_EXCHANGE = 2 };
 
 struct tcp_header {
-    uint32_t magic, kind;
-    uint64_t number; /* of the collective, from 0 */
+    uint32_t magic;
+    uint16_t kind, group;
+    uint64_t number; /* of the collective of its group, from 0 */
     uint64_t slice_bytes;
 };
+
+struct tcp_group {
+    struct zc_comm base;
+    struct tcp_comm *t;
+    uint16_t id;      /* 0: all ranks */
+    uint32_t *places; /* [ranks of all]: the rank's number in here, or NOWHERE */
+    uint64_t started;
+};
+
+#define NOWHERE UINT32_MAX
 
 struct zc_comm_op {
     struct zb_list node;  /* in ops */
     struct zb_list alive; /* in all */
     struct tcp_header header;
+    struct tcp_group *group;
     const char *send;
     char *recv;
     uint32_t left; /* messages that are not through */
@@ -61,19 +77,24 @@ struct tcp_peer {
 };
 
 struct tcp_comm {
-    struct zc_comm base;
+    struct tcp_group all_ranks;
     struct zc_tcp_mesh mesh;
-    struct tcp_peer *peers; /* [world]; its own is not used */
+    struct tcp_peer *peers; /* [mesh.world]; its own is not used */
     struct zb_list ops;     /* not all through, in the order of their start */
     struct zb_list all;     /* and those that are, until their test: what close frees */
-    uint64_t started;
+    uint32_t splits;
     int broken; /* the code of the first failure */
     struct zb_err err;
 };
 
+static struct tcp_group *group_of(struct zc_comm *comm)
+{
+    return zb_container_of(comm, struct tcp_group, base);
+}
+
 static struct tcp_comm *tcp_of(struct zc_comm *comm)
 {
-    return zb_container_of(comm, struct tcp_comm, base);
+    return group_of(comm)->t;
 }
 
 static int tcp_fail(struct tcp_comm *t, uint32_t peer, int rc, const char *what)
@@ -85,18 +106,23 @@ static int tcp_fail(struct tcp_comm *t, uint32_t peer, int rc, const char *what)
 /* The slice of an operation that goes to this peer. */
 static const char *slice_out(const struct zc_comm_op *op, uint32_t peer)
 {
-    return op->send + (op->header.kind == TCP_EXCHANGE ? peer * op->header.slice_bytes : 0);
+    uint32_t place = op->group->places[peer];
+
+    return op->send + (op->header.kind == TCP_EXCHANGE ? place * op->header.slice_bytes : 0);
 }
 
 /* One message is through. */
-static void cursor_next(struct tcp_comm *t, struct tcp_cursor *c)
+static void cursor_next(struct tcp_comm *t, struct tcp_cursor *c, uint32_t peer)
 {
     struct zc_comm_op *op = c->op;
-    struct zb_list *next = op->node.next;
 
-    *c = (struct tcp_cursor){ .op = next == &t->ops
-                                        ? NULL
-                                        : zb_container_of(next, struct zc_comm_op, node) };
+    *c = (struct tcp_cursor){ .op = NULL };
+    for (struct zb_list *at = op->node.next; at != &t->ops && !c->op; at = at->next) {
+        struct zc_comm_op *next = zb_container_of(at, struct zc_comm_op, node);
+
+        if (next->group->places[peer] != NOWHERE)
+            c->op = next;
+    }
     if (--op->left == 0)
         zb_list_remove(&op->node);
 }
@@ -135,7 +161,7 @@ static int peer_send(struct tcp_comm *t, uint32_t peer)
             return (int)n;
         c->at += (size_t)n;
         if (c->at == total)
-            cursor_next(t, c);
+            cursor_next(t, c, peer);
     }
     return 0;
 }
@@ -169,7 +195,7 @@ static int peer_receive(struct tcp_comm *t, uint32_t peer)
         size_t header = sizeof(p->arriving), slice = c->op->header.slice_bytes;
         bool in_header = c->at < header;
         char *to = in_header ? (char *)&p->arriving + c->at
-                             : c->op->recv + peer * slice + (c->at - header);
+                             : c->op->recv + c->op->group->places[peer] * slice + (c->at - header);
         size_t want = (in_header ? header : header + slice) - c->at;
         ssize_t n = tcp_moved(t, peer, recv(t->mesh.fds[peer], to, want, 0), false);
 
@@ -179,7 +205,7 @@ static int peer_receive(struct tcp_comm *t, uint32_t peer)
         if (c->at == header && header_check(t, peer) < 0)
             return t->broken;
         if (c->at == header + slice)
-            cursor_next(t, c);
+            cursor_next(t, c, peer);
     }
     return 0;
 }
@@ -188,8 +214,8 @@ static int peer_receive(struct tcp_comm *t, uint32_t peer)
  * one. */
 static int tcp_turn(struct tcp_comm *t)
 {
-    for (uint32_t i = 1; i < t->base.world && t->broken == 0; i++) {
-        uint32_t peer = (t->base.rank + i) % t->base.world;
+    for (uint32_t i = 1; i < t->mesh.world && t->broken == 0; i++) {
+        uint32_t peer = (t->mesh.rank + i) % t->mesh.world;
         int rc = peer_receive(t, peer);
 
         if (rc == 0)
@@ -201,7 +227,8 @@ static int tcp_turn(struct tcp_comm *t)
 static int tcp_start(struct zc_comm *comm, enum tcp_kind kind, const void *send, void *recv,
                      size_t slice_bytes, struct zc_comm_op **ret)
 {
-    struct tcp_comm *t = tcp_of(comm);
+    struct tcp_group *g = group_of(comm);
+    struct tcp_comm *t = g->t;
     struct zc_comm_op *op = malloc(sizeof(*op));
     char *own = (char *)recv + slice_bytes * comm->rank;
 
@@ -209,21 +236,23 @@ static int tcp_start(struct zc_comm *comm, enum tcp_kind kind, const void *send,
         return t->broken = zb_fail(&t->err, -ENOMEM, "no memory for a collective");
     *op = (struct zc_comm_op){
         .header = { .magic = TCP_MAGIC,
-                    .kind = kind,
-                    .number = t->started++,
+                    .kind = (uint16_t)kind,
+                    .group = g->id,
+                    .number = g->started++,
                     .slice_bytes = slice_bytes },
+        .group = g,
         .send = send,
         .recv = recv,
         .left = 2 * (comm->world - 1),
     };
     zb_list_init(&op->node);
     zb_list_push_back(&t->all, &op->alive);
-    if (slice_out(op, comm->rank) != own)
-        memcpy(own, slice_out(op, comm->rank), slice_bytes);
+    if (slice_out(op, t->mesh.rank) != own)
+        memcpy(own, slice_out(op, t->mesh.rank), slice_bytes);
     if (op->left > 0)
         zb_list_push_back(&t->ops, &op->node);
-    for (uint32_t p = 0; p < comm->world; p++) {
-        if (p == comm->rank)
+    for (uint32_t p = 0; p < t->mesh.world; p++) {
+        if (p == t->mesh.rank || g->places[p] == NOWHERE)
             continue;
         if (!t->peers[p].out.op)
             t->peers[p].out.op = op;
@@ -266,13 +295,58 @@ static const char *tcp_error(struct zc_comm *comm)
 
 static void tcp_close(struct zc_comm *comm, bool clean)
 {
-    struct tcp_comm *t = tcp_of(comm);
+    struct tcp_group *g = group_of(comm);
+    struct tcp_comm *t = g->t;
 
     (void)clean; /* what was sent arrives, or its peer is gone: nothing is waited for either way */
+    free(g->places);
+    if (g != &t->all_ranks) {
+        free(g);
+        return;
+    }
     zb_list_each(pos, &t->all) free(zb_container_of(pos, struct zc_comm_op, alive));
     zc_tcp_mesh_close(&t->mesh);
     free(t->peers);
     free(t);
+}
+
+/* Which number a group gets: the same on its members, and another one than that of every group that
+ * one of them is in, since all ranks split equally often. */
+static int tcp_split(struct zc_comm *comm, uint32_t colour, struct zc_comm **ret)
+{
+    struct tcp_group *whole = group_of(comm), *g = calloc(1, sizeof(*g));
+    struct tcp_comm *t = whole->t;
+    uint32_t *colours = calloc(comm->world, sizeof(*colours));
+    struct zc_comm_op *op;
+    bool done = false;
+    int rc = 0;
+
+    if (g)
+        g->places = malloc(t->mesh.world * sizeof(*g->places));
+    if (!g || !g->places || !colours)
+        rc = t->broken = zb_fail(&t->err, -ENOMEM, "no memory for a group of ranks");
+    if (rc == 0)
+        rc = tcp_all_gather(comm, &colour, colours, sizeof(colour), &op);
+    while (rc == 0 && !done)
+        rc = tcp_test(comm, op, &done);
+    if (rc == 0) {
+        *g = (struct tcp_group){
+            .base.ops = comm->ops, .t = t, .id = (uint16_t)++t->splits, .places = g->places
+        };
+        for (uint32_t r = 0; r < t->mesh.world; r++) {
+            bool in = whole->places[r] != NOWHERE && colours[whole->places[r]] == colour;
+
+            if (r == t->mesh.rank)
+                g->base.rank = g->base.world;
+            g->places[r] = in ? g->base.world++ : NOWHERE;
+        }
+        *ret = &g->base;
+    } else if (g) {
+        free(g->places);
+        free(g);
+    }
+    free(colours);
+    return rc;
 }
 
 static const struct zc_comm_ops tcp_ops = {
@@ -282,6 +356,7 @@ static const struct zc_comm_ops tcp_ops = {
     .test = tcp_test,
     .close = tcp_close,
     .error = tcp_error,
+    .split = tcp_split,
 };
 
 int zc_tcp_open(struct zc_comm **ret, struct zb_err *err)
@@ -294,14 +369,24 @@ int zc_tcp_open(struct zc_comm **ret, struct zb_err *err)
     zb_list_init(&t->ops);
     zb_list_init(&t->all);
     rc = zc_tcp_meet(&t->mesh, err);
-    if (rc == 0 && !(t->peers = calloc(t->mesh.world, sizeof(*t->peers))))
-        rc = zb_fail(err, -ENOMEM, "no memory for %u ranks", t->mesh.world);
+    if (rc == 0) {
+        t->peers = calloc(t->mesh.world, sizeof(*t->peers));
+        t->all_ranks.places = malloc(t->mesh.world * sizeof(*t->all_ranks.places));
+        if (!t->peers || !t->all_ranks.places)
+            rc = zb_fail(err, -ENOMEM, "no memory for %u ranks", t->mesh.world);
+    }
     if (rc < 0) {
         zc_tcp_mesh_close(&t->mesh);
+        free(t->peers);
+        free(t->all_ranks.places);
         free(t);
         return rc;
     }
-    t->base = (struct zc_comm){ .ops = &tcp_ops, .rank = t->mesh.rank, .world = t->mesh.world };
-    *ret = &t->base;
+    t->all_ranks.t = t;
+    t->all_ranks.base =
+        (struct zc_comm){ .ops = &tcp_ops, .rank = t->mesh.rank, .world = t->mesh.world };
+    for (uint32_t r = 0; r < t->mesh.world; r++)
+        t->all_ranks.places[r] = r;
+    *ret = &t->all_ranks.base;
     return 0;
 }

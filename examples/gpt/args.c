@@ -93,8 +93,14 @@ static const struct row rows[] = {
       AT(accumulate), .choices = "reduced local", .usual = "reduced" },
     { "--checkpoint", NULL, "kept of a block: all, or its input, and where", CHOICE, AT(checkpoint),
       .choices = "auto none block host nvme", .usual = "auto" },
-    { "--stage", NULL, "of ZeRO: 3 shards parameters, gradients and state", CHOICE,
-      .offset = NOWHERE, .choices = "3 (0) (1) (2)", .usual = "3" },
+    { "--stage", NULL, "of ZeRO: 1 shards optimizer state, 2 gradients too, 3 all; 0: DDP", CHOICE,
+      AT(below_3), .choices = "3 2 1 0", .usual = "3" },
+    { "--keep-gathered", NULL, "stage 3: what is gathered forward stays for the way back", SWITCH,
+      AT(keep_gathered) },
+    { "--group", "N", "stage 3: sharded inside groups of N ranks, and alike in all; 0: one",
+      COUNT32, AT(group), .min = 0, .max = UINT32_MAX, .usual = "0" },
+    { "--memory", "BYTES", "a rank's own, for model states and buffers; 0: no limit", COUNT64,
+      AT(memory), .min = 0, .max = 0x1p62, .usual = "0" },
     { "--overlap", NULL, "what runs under the passes; early: --clip 0; speculate: guess", CHOICE,
       AT(overlap), .choices = "all none early serve speculate", .usual = "all" },
     { "--offload", NULL, "where optimizer state and parameters live when they must", BOTH,
@@ -322,7 +328,7 @@ static void offload_settle(struct gpt_args *args, const char *const *given)
     }
     if (!optimizer)
         args->offload_optimizer = both;
-    if (!param)
+    if (!param && gpt_args_stage(args) == 3) /* of the others parameters are whole on each rank */
         args->offload_param = both;
 }
 

@@ -40,6 +40,10 @@ struct gpt_args {
     bool keep, resume; /* resume implies keep */
     uint64_t commit_every;
     uint32_t share;
+    uint32_t below_3; /* gpt_args_stage() */
+    bool keep_gathered;
+    uint32_t group;
+    uint64_t memory;
     uint32_t offload_optimizer, offload_param; /* enum gpt_offload */
     uint32_t offload_grad;                     /* enum gpt_offload_grad */
     uint32_t overlap;                          /* enum gpt_overlap */
@@ -74,6 +78,12 @@ int gpt_args_check(struct gpt_args *args, struct gpt_err *err);
 /** Whether a flag ("--lr") was given. */
 bool gpt_args_given(const struct gpt_args *args, const char *flag);
 void gpt_args_done(struct gpt_args *args);
+
+/** --stage: 0 to 3. */
+static inline uint32_t gpt_args_stage(const struct gpt_args *args)
+{
+    return 3 - args->below_3;
+}
 
 /** What needs the number of ranks: the global batch must divide into whole micro-batches per rank.
  *  *ret_micro_steps is how many each rank computes per step. 0 or -EINVAL. */

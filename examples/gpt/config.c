@@ -120,8 +120,10 @@ static int apply(struct apply *a, struct gpt_err *err)
         args->weight_decay = o->weight_decay[0];
     if (takes(a, "--clip", "gradient_clipping", ZC_LEFT_CLIP))
         args->clip = o->clip;
-    if (gpt_args_given(args, "--stage") && !takes(a, "--stage", "zero_optimization.stage", 0))
-        a->c->options.stage = ZC_STAGE_3; /* the only one that the flag has */
+    if (takes(a, "--stage", "zero_optimization.stage", 0))
+        args->below_3 = 3 - (uint32_t)o->stage;
+    if (takes(a, "--group", "zero_optimization.zero_hpz_partition_size", 0))
+        args->group = o->group_ranks;
     apply_lr(a);
     apply_scale(a);
     apply_offload(a);

@@ -57,11 +57,12 @@
 
 enum slot { SLOT_MAIN, SLOT_LN_F, SLOTS }; /* the head needs two units at once */
 
-/* Allocated on the device, in bytes: the most that was seen behind each. */
+/* Bytes, the most that was seen behind each: on the device, and of the engine's buffers. */
 enum phase { PHASE_FORWARD, PHASE_BACKWARD, PHASE_STEP, PHASES };
 
 struct memory {
     uint64_t passes, engine[PHASES];
+    uint64_t gathered[PHASES], reducing[PHASES];
 };
 
 struct train {
@@ -102,6 +103,7 @@ struct report {
     struct zc_zero_stats stats;
     struct memory memory; /* of this step */
     uint64_t nvme_read_bytes, nvme_written_bytes;
+    uint64_t gather_bytes, reduce_bytes, across_bytes, other_bytes; /* sent by this rank */
 };
 
 static double now_s(void)
@@ -311,6 +313,12 @@ static int engine_open(struct train *t)
     options.resume = a->resume;
     options.commit_every = a->commit_every;
     options.share = a->share;
+    options.stage = (enum zc_zero_stage)gpt_args_stage(a);
+    options.keep_gathered = a->keep_gathered;
+    options.group_ranks = a->group;
+    options.memory_bytes = a->memory;
+    if (options.stage < ZC_STAGE_3) /* the flag's, and the file may say what is of stage 3 */
+        options.persist_elems = options.live_elems = options.reuse_elems = 0;
     options.offload_param = offload_of(a->offload_param);
     options.offload_optimizer = offload_of(a->offload_optimizer);
     options.offload_grad = a->offload_grad == GPT_GRAD_HOST ? ZC_ZERO_HOST : ZC_ZERO_NONE;
@@ -517,11 +525,21 @@ static int unit_put(struct train *t, uint32_t unit)
     return widens(t) ? 0 : engine_fail(t, zc_zero_release(t->zero, unit));
 }
 
+static uint64_t max_of(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
 static void memory_see(struct train *t, struct memory *m, enum phase phase)
 {
     uint64_t engine = t->args->device ? zc_zero_device_bytes(t->zero) : 0;
 
-    m->engine[phase] = engine > m->engine[phase] ? engine : m->engine[phase];
+    struct zc_zero_bytes now;
+
+    zc_zero_bytes(t->zero, &now);
+    m->engine[phase] = max_of(m->engine[phase], engine);
+    m->gathered[phase] = max_of(m->gathered[phase], now.gathered);
+    m->reducing[phase] = max_of(m->reducing[phase], now.reducing);
     m->passes = gpt_passes_device_bytes(t->passes);
 }
 
@@ -704,6 +722,11 @@ static int step_run(struct train *t, uint64_t step, struct report *r)
     if (t->args->offload_optimizer ==
         GPT_OFFLOAD_NONE) /* each rank's own; the daemon's are the job's */
         r->stats.host_bytes = (uint64_t)sums[4];
+    r->gather_bytes = t->stats.comm_gather_bytes - before.comm_gather_bytes;
+    r->reduce_bytes = t->stats.comm_reduce_bytes - before.comm_reduce_bytes;
+    r->across_bytes = t->stats.comm_across_bytes - before.comm_across_bytes;
+    r->other_bytes = t->stats.comm_bytes - before.comm_bytes - r->gather_bytes - r->reduce_bytes -
+                     r->across_bytes;
     r->nvme_read_bytes = t->stats.nvme_read_bytes - before.nvme_read_bytes;
     r->nvme_written_bytes = t->stats.nvme_written_bytes - before.nvme_written_bytes;
     r->seconds = now_s() - begin;
@@ -753,6 +776,27 @@ static struct text json_device(const struct train *t, const struct memory *m)
     return text;
 }
 
+/* Model states of rank 0, buffers of the engine behind each phase, and what it sent. */
+static int json_states(struct train *t, const struct report *r)
+{
+    const struct memory *m = &r->memory;
+    struct zc_zero_bytes b;
+
+    zc_zero_bytes(t->zero, &b);
+    return fprintf(t->jsonl,
+                   ", \"state_bytes\": {\"param\": %" PRIu64 ", \"grad\": %" PRIu64
+                   ", \"optimizer\": %" PRIu64 ", \"daemon_param\": %" PRIu64
+                   ", \"daemon_grad\": %" PRIu64 ", \"daemon_optimizer\": %" PRIu64
+                   "}, \"buffer_bytes\": {\"forward\": %" PRIu64 ", \"backward\": %" PRIu64
+                   ", \"step\": %" PRIu64 "}, \"comm_bytes\": {\"gather\": %" PRIu64
+                   ", \"reduce\": %" PRIu64 ", \"across\": %" PRIu64 ", \"other\": %" PRIu64 "}",
+                   b.param, b.grad, b.state, b.daemon_param, b.daemon_grad, b.daemon_state,
+                   m->gathered[PHASE_FORWARD] + m->reducing[PHASE_FORWARD],
+                   m->gathered[PHASE_BACKWARD] + m->reducing[PHASE_BACKWARD],
+                   m->gathered[PHASE_STEP] + m->reducing[PHASE_STEP], r->gather_bytes,
+                   r->reduce_bytes, r->across_bytes, r->other_bytes);
+}
+
 static int jsonl_write(struct train *t, const struct report *r)
 {
     if (!t->jsonl)
@@ -765,14 +809,14 @@ static int jsonl_write(struct train *t, const struct report *r)
                 "\"nvme_read_bytes\": %" PRIu64 ", \"nvme_written_bytes\": %" PRIu64 ", "
                 "\"activation_bytes\": %" PRIu64 ", "
                 "\"tier_bytes\": {\"host\": %" PRIu64 ", \"nvme\": %" PRIu64 ", \"gpu\": %" PRIu64
-                "}%s}\n",
+                "}%s",
                 r->step, json_number(r->loss).s, json_number(r->stepped.grad_norm).s,
                 json_number(r->lr).s, json_number(r->stepped.loss_scale).s,
                 r->stepped.skipped ? "true" : "false", json_number(r->tokens_per_s).s,
                 json_number(r->stall_s).s, r->fetched_bytes, r->nvme_read_bytes,
                 r->nvme_written_bytes, gpt_passes_activation_bytes(t->passes), r->stats.host_bytes,
                 r->stats.nvme_bytes, r->stats.gpu_bytes, json_device(t, &r->memory).s) < 0 ||
-        fflush(t->jsonl) != 0)
+        json_states(t, r) < 0 || fputs("}\n", t->jsonl) < 0 || fflush(t->jsonl) != 0)
         return gpt_fail(t->err, -errno, "--jsonl '%s': %m", t->args->jsonl);
     return 0;
 }
@@ -795,10 +839,11 @@ static void say_start(struct train *t)
     const struct gpt_data_info *d = gpt_data_info(t->data);
 
     say(t,
-        "zgpt: %" PRIu64 " parameters (%s) in %u units over %u rank%s; %u sequences of %u tokens "
-        "a step, in %u micro-step%s of %u\n",
+        "zgpt: %" PRIu64
+        " parameters (%s) in %u units over %u rank%s, stage %u; %u sequences of %u "
+        "tokens a step, in %u micro-step%s of %u\n",
         t->model.params, dtype_name(t), t->model.nunits, t->comm->world,
-        t->comm->world == 1 ? "" : "s", a->batch, a->seq, t->micro_steps,
+        t->comm->world == 1 ? "" : "s", gpt_args_stage(a), a->batch, a->seq, t->micro_steps,
         t->micro_steps == 1 ? "" : "s", a->micro_batch);
     if (a->resume)
         say(t, "zgpt: job '%s' goes on behind step %" PRIu64 "\n", a->job, t->steps);
@@ -915,8 +960,11 @@ static int export(struct train *t, int *told)
 static void memory_most(struct memory *most, const struct memory *now)
 {
     most->passes = now->passes;
-    for (int i = 0; i < PHASES; i++)
-        most->engine[i] = now->engine[i] > most->engine[i] ? now->engine[i] : most->engine[i];
+    for (int i = 0; i < PHASES; i++) {
+        most->engine[i] = max_of(most->engine[i], now->engine[i]);
+        most->gathered[i] = max_of(most->gathered[i], now->gathered[i]);
+        most->reducing[i] = max_of(most->reducing[i], now->reducing[i]);
+    }
 }
 
 static int train_loop(struct train *t)

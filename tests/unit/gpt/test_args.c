@@ -88,7 +88,7 @@ static const struct {
     { GOOD " --device cudas", -EINVAL, "--device is 'cudas'" },
     { GOOD " --device tpu", -EINVAL, "--device is 'tpu'" },
     { GOOD " --stage 3", 0, "" },
-    { GOOD " --stage 1", -EOPNOTSUPP, "--stage 1 is not built" },
+    { GOOD " --stage 4", -EINVAL, "--stage" },
     { GOOD " --stage 4", -EINVAL, "--stage is '4'" },
     { GOOD " --resume", -EINVAL, "--resume needs the daemon" },
     { GOOD " --resume --offload nvme", 0, "" },

@@ -99,7 +99,7 @@ static int round_of(struct zc_comm *comm, size_t first, uint64_t *seed, char *wh
     return -1;
 }
 
-int comm_conformance(struct zc_comm *comm, char *why, size_t why_bytes)
+static int conformance(struct zc_comm *comm, char *why, size_t why_bytes)
 {
     uint64_t seed = comm->rank + 1;
 
@@ -111,4 +111,39 @@ int comm_conformance(struct zc_comm *comm, char *why, size_t why_bytes)
         if (round_of(comm, first, &seed, why, why_bytes) < 0)
             return -1;
     return 0;
+}
+
+/* Groups of ranks keep the contract, beside each other and beside all. */
+static int split_conformance(struct zc_comm *comm, char *why, size_t why_bytes)
+{
+    struct zc_comm *parts[2] = { NULL, NULL };
+    uint32_t colours[2] = { comm->rank / 2, comm->rank % 2 };
+    int rc = 0;
+
+    for (uint32_t i = 0; i < 2 && rc == 0; i++)
+        rc = comm->ops->split(comm, colours[i], &parts[i]);
+    if (rc != 0) {
+        (void)snprintf(why, why_bytes, "rank %u: split: %d", comm->rank, rc);
+        return -1;
+    }
+    if (parts[0]->rank != comm->rank % 2 || parts[1]->rank != comm->rank / 2 ||
+        parts[1]->world != (comm->world + 1 - comm->rank % 2) / 2) {
+        (void)snprintf(why, why_bytes, "rank %u is %u of %u and %u of %u", comm->rank,
+                       parts[0]->rank, parts[0]->world, parts[1]->rank, parts[1]->world);
+        rc = -1;
+    }
+    for (uint32_t i = 0; i < 2 && rc == 0; i++)
+        rc = conformance(parts[i], why, why_bytes);
+    if (rc == 0)
+        rc = conformance(comm, why, why_bytes);
+    for (uint32_t i = 0; i < 2; i++)
+        parts[i]->ops->close(parts[i], true);
+    return rc;
+}
+
+int comm_conformance(struct zc_comm *comm, char *why, size_t why_bytes)
+{
+    int rc = conformance(comm, why, why_bytes);
+
+    return rc == 0 && comm->ops->split ? split_conformance(comm, why, why_bytes) : rc;
 }
