@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""test_stages.py - every stage of ZeRO over MPI: the same losses, in the bytes that the formulas say.
+
+    ZSHARD_BUILD=build tests/integ/test_stages.py [NAME...]
+"""
+
+import shutil
+import sys
+
+from harness import Daemon, check, main, skip
+from test_training import MODEL, Run, good
+
+BLOCK = 4096  # elements: slices are whole blocks
+# p, g, k: bytes of a parameter in the three planes
+LAYOUTS = {"fp32": (4, 4, 8), "bf16": (2, 4, 10)}
+DAEMON = ["--host-bytes", "64M", "--nvme-bytes", "64M", "--page-elems", "8192"]
+
+# Stage and where things live; all but groups have the losses of the first, bit for bit.
+MODES = [
+    "--stage 3",
+    "--stage 0",
+    "--stage 1",
+    "--stage 2",
+    "--stage 3 --keep-gathered",
+    "--stage 1 --offload host",
+    "--stage 1 --offload nvme",
+    "--stage 2 --offload host",
+    "--stage 2 --offload nvme",
+    "--stage 3 --offload-optimizer host",
+    "--stage 3 --offload host",
+    "--stage 3 --offload nvme",
+]
+
+
+def flag(name):
+    return int(MODEL[MODEL.index(name) + 1])
+
+
+def units(embedded):
+    """Elements of the model's units; `embedded`: tokens and positions."""
+    c = flag("--width")
+    return [embedded * c] + [12 * c * c + 13 * c] * flag("--layers") + [2 * c]
+
+
+def padded(elems, ranks):
+    slice_ = -(-elems // ranks)
+    return -(-slice_ // BLOCK) * BLOCK * ranks
+
+
+def expected(stage, ranks, dtype, embedded):
+    """Bytes of the three planes on one rank that has a whole slice of everything."""
+    p, g, k = LAYOUTS[dtype]
+    elems = sum(padded(u, 1 if stage == 0 else ranks) for u in units(embedded))
+    cut = [ranks if stage >= least else 1 for least in (3, 2, 1)]
+    return [bytes_ * elems // n for bytes_, n in zip((p, g, k), cut)]
+
+
+def run_mode(mode, ranks, dtype):
+    flags = mode.split() + ["--dtype", dtype]
+    if "--offload" not in mode:
+        return good(Run(flags, ranks), f"{mode}, {dtype}, {ranks} ranks")
+    with Daemon(*DAEMON) as d:
+        return good(Run(flags, ranks, d.env()), f"{mode}, {dtype}, {ranks} ranks")
+
+
+def check_bytes(mode, ranks, dtype, run):
+    states = run.steps[-1]["state_bytes"]
+    stage = int(mode.split()[1])
+    own = [states[plane] for plane in ("param", "grad", "optimizer")]
+    daemon = [states["daemon_" + plane] for plane in ("param", "grad", "optimizer")]
+    embedded = run.vocab + flag("--seq")
+    want = expected(stage, ranks, dtype, embedded)
+    if "--offload" not in mode:
+        if stage == 1 and flag("--batch") > flag("--micro-batch") * ranks:
+            want[1] += expected(2, ranks, dtype, embedded)[1]  # the sum of its slice, so far
+        check(own == want, f"{mode}, {dtype}, {ranks} ranks: {own}, and the formulas say {want}")
+        check(daemon == [0, 0, 0], f"{mode}: the daemon has {daemon}, and there is none")
+        return
+    cut = expected(3, ranks, dtype, embedded)  # what is with the daemon is slices
+    whole = [w if stage < least else 0 for w, least in zip(want, (3, 2, 1))]
+    check(daemon == cut, f"{mode}, {dtype}, {ranks} ranks: the daemon has {daemon}, not {cut}")
+    check(own == whole, f"{mode}, {dtype}, {ranks} ranks: {own}, not {whole}")
+
+
+def vocabulary(run):
+    words = run.done.stdout.split("vocabulary ")[1]
+    return int(words.split()[0])
+
+
+def stages(ranks, dtypes=("fp32",)):
+    for dtype in dtypes:
+        first = None
+        for mode in MODES:
+            run = run_mode(mode, ranks, dtype)
+            run.vocab = vocabulary(run)
+            first = first or run
+            check(run.losses() == first.losses(), f"{mode}, {dtype}, {ranks} ranks: other losses")
+            check(run.weights == first.weights, f"{mode}, {dtype}, {ranks} ranks: other weights")
+            check_bytes(mode, ranks, dtype, run)
+
+
+def two_ranks():
+    batch(6, 3)
+    stages(2, ("fp32", "bf16"))
+
+
+def batch(sequences, at_a_time):
+    MODEL[MODEL.index("--batch") + 1] = str(sequences)
+    MODEL[MODEL.index("--micro-batch") + 1] = str(at_a_time)
+
+
+def three_ranks():
+    batch(6, 1)  # two micro-steps
+    stages(3)
+
+
+def four_ranks():
+    batch(8, 2)
+    stages(4)
+    # groups of two: gathers stay inside, gradients go across; sums in another order
+    whole = run_mode("--stage 3", 4, "fp32")
+    for mode in ("--stage 3 --group 2", "--stage 3 --group 2 --offload nvme"):
+        run = run_mode(mode, 4, "fp32")
+        for step, (a, b) in enumerate(zip(whole.losses(), run.losses())):
+            check(abs(a - b) <= 1e-5 * abs(a), f"{mode}, step {step + 1}: {b}, and {a} in one group")
+        comm = run.steps[-1]["comm_bytes"]
+        check(0 < comm["gather"] and 0 < comm["across"], f"{mode}: {comm}")
+
+
+def a_limit():
+    """What does not fit is refused with the numbers, and a higher stage fits."""
+    batch(6, 3)
+    ddp = good(Run(["--stage", "0"], 2), "DDP")
+    states = ddp.steps[-1]["state_bytes"]
+    limit = states["param"] + states["grad"] + states["optimizer"]
+    refused = Run(["--stage", "0", "--memory", str(limit)], 2)
+    check(refused.done.returncode == 4, f"DDP ended with {refused.done.returncode}")
+    for words in (f"{states['param']} of parameters", f"the limit is {limit}"):
+        check(words in refused.done.stdout, f"'{words}' is missing:\n{refused.done.stdout}")
+    good(Run(["--stage", "3", "--memory", str(limit)], 2), "stage 3 under the same limit")
+
+
+TESTS = {f.__name__: f for f in (two_ranks, three_ranks, four_ranks, a_limit)}
+
+if __name__ == "__main__":
+    if not shutil.which("mpirun"):
+        skip("there is no mpirun")
+    sys.exit(main(TESTS))
