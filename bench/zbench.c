@@ -32,6 +32,10 @@ static const struct {
       "the optimizer step in memory, against a STREAM triad", zbench_adam },
     { "catalog", "[--dir DIR] [--pages N] [--rounds N]",
       "commits of a catalog of so many pages, against writing as many bytes", zbench_catalog },
+    { "comm", "[--ranks N] [--units N] [--elems N] [--rate SIZE] [--rounds N] [--only delayed|tbf]",
+      "communication that a rank of ZeRO-3 waits for, with prefetching and overlap_comm, against\n"
+      "           without, on a link that is as slow as the computing",
+      zbench_comm },
     { "commit", "[--dir DIR] [--params N] [--page-elems N] [--rounds N]",
       "a step that commits, against one that does not", zbench_commit },
     { "overlap", "[--dir DIR] [--params N] [--rate SIZE] [--rounds N]",

@@ -74,6 +74,7 @@ int zbench_adam(struct zbench *z, int argc, char **argv);
 int zbench_fetch(struct zbench *z, int argc, char **argv);
 int zbench_fetch_gpu(struct zbench *z, int argc, char **argv); /* the same with --gpu */
 int zbench_catalog(struct zbench *z, int argc, char **argv);
+int zbench_comm(struct zbench *z, int argc, char **argv);
 int zbench_commit(struct zbench *z, int argc, char **argv);
 int zbench_overlap(struct zbench *z, int argc, char **argv);
 int zbench_plan(struct zbench *z, int argc, char **argv);

@@ -189,6 +189,26 @@ def overlap():
                     "speculate/off", "speculate/right", "speculate/wrong"], f"{cases}")
 
 
+def comm():
+    """Four ways to wait for a slow link, and a real one where that can be made."""
+    small = ("--json", "--rounds", "1", "--elems", "32K", "--rate", "20M", "--units", "3")
+    ways = ["none/compute", "prefetch/none", "overlap/none", "both/none"]
+    for args, worlds in ((("--only", "delayed", "--ranks", "3"), 3), ((), 2)):
+        done = zbench(*small, *args, bench="comm")
+        check(done.returncode == 0, f"comm {args}: {done.returncode} {done.stdout}{done.stderr}")
+        said = json.loads(done.stdout)["rows"]
+        links = ["delayed"] if args or "skipped: comm/tbf" in done.stderr else ["delayed", "tbf"]
+        check([row["case"] for row in said] == [f"comm/{link}/{way}" for link in links for way in ways], f"{said}")
+        check(all(row["value"] > 0 and row["better"] == "lower" for row in said), f"{said}")
+        # each unit is gathered twice and reduced: slices of whole blocks of 16 KiB
+        check(f"delayed: {worlds} ranks" in done.stderr, done.stderr)
+        sent = float(done.stderr.split("sends ")[1].split()[0])
+        check(abs(sent - 3 * 3 * -(-8 // worlds) * 16384 * (worlds - 1) / 1e6) < 0.06, done.stderr)
+    for args in (["--ranks", "1"], ["--units", "1"], ["--elems", "4K"], ["--rounds", "0"], ["--what"], ["word"]):
+        done = zbench(*args, bench="comm")
+        check(done.returncode == 2 and done.stderr, f"{args}: {done.returncode} {done.stderr}")
+
+
 def refused():
     for args in (["--params", "4K"], ["--rounds", "0"], ["--what"], ["word"]):
         done = zbench(*args, bench="commit")
@@ -233,7 +253,7 @@ def gpu_kernels():
     check(full.returncode == 1 and "memory" in full.stderr, f"{full.returncode} {full.stderr}")
 
 
-TESTS = {f.__name__: f for f in (rows, gpu, catalog, commits, killed, shares, snapshots, plans, overlap, steps, peers,
+TESTS = {f.__name__: f for f in (rows, gpu, catalog, commits, killed, shares, snapshots, plans, overlap, comm, steps, peers,
                                  trains, gpu_kernels, refused, no_daemon)}
 
 if __name__ == "__main__":

@@ -1,0 +1,490 @@
+/*
+ * bench_comm.c - `zbench comm`: how much of its communication a rank of ZeRO-3 waits for, when it
+ * computes for as long as the link needs.
+ *
+ * MODEL. Ranks are processes on the engine's own TCP backend, without a daemon; units are alike. A
+ * unit is computed by sleeping: as long as the link needs to gather it on the way forward, twice
+ * that on the way back, where it is gathered and reduced. So communication is as long as computing
+ * (how long it takes is measured first, in an iteration without overlap that computes nothing), and
+ * a processor that ranks share matters little. What an iteration takes beyond its sleep is
+ * EXPOSED: waits, but also what the engine computes itself, the optimizer's step, and sleep that
+ * was too long.
+ *
+ *     none      a unit is gathered when it is asked for, and a reduction is waited for
+ *     prefetch  the next unit is gathered meanwhile
+ *     overlap   zc_zero_reduce() returns at once (overlap_comm). On one link the next gather is
+ *               behind that reduction, so there is little to be had without prefetching
+ *     both
+ *
+ * PROGRESS. A backend moves only when it is asked. The engine is one thread's at a time, so what
+ * computes also asks: it sleeps in small parts, with zc_zero_poll() between. A trainer that
+ * computes in other threads, or on a device, does the same.
+ *
+ * LINK. `delayed` is a backend around TCP over loopback that says later that a collective is over
+ * (slow_comm.h); `tbf` is a pair of virtual Ethernet devices with a token bucket (link.h).
+ *
+ * Each slice is an engine of its own: an iteration in which it learns the order of gathers, and one
+ * that counts. A round is each case once, and once again in the opposite order. Parameters must be
+ * the same bits behind each slice.
+ */
+#include <errno.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/crc.h"
+#include "base/plan.h"
+#include "base/size.h"
+#include "base/util.h"
+#include "bench/link.h"
+#include "bench/slow_comm.h"
+#include "bench/zbench.h"
+#include "client/zero/zc_zero.h"
+
+#define COMM_RANKS_MAX  8u
+#define COMM_UNITS_MAX  64u
+#define COMM_LATENCY_NS UINT64_C(50000)
+#define COMM_PART_NS    UINT64_C(500000) /* of sleep, between two polls */
+#define COMM_PORT       "29517"          /* of a network that has nobody else */
+#define READ_ELEMS      1024u
+
+static const struct comm_case {
+    const char *name;
+    bool prefetch, overlap;
+} cases[] = {
+    { "none", false, false },
+    { "prefetch", true, false },
+    { "overlap", false, true },
+    { "both", true, true },
+};
+
+enum { CASES = ZB_COUNT(cases) };
+
+struct comm_way {
+    const char *name;
+    bool real; /* a link of the kernel's */
+};
+
+static const struct comm_way ways[] = { { "delayed", false }, { "tbf", true } };
+
+struct comm_bench {
+    struct zbench *z;
+    const char *only;
+    uint64_t units, elems, rate, ranks, rounds;
+
+    uint32_t world;   /* of this way */
+    double compute_s; /* of a unit, forward */
+    struct zc_comm *comm;
+    struct zbench_link link;
+    pid_t children[COMM_RANKS_MAX];
+    uint32_t crc;   /* of the parameters behind the first slice; 0: none yet */
+    uint64_t bytes; /* that this rank sent in an iteration without prefetching */
+    double exposed[CASES][ZBENCH_ROUNDS_MAX];
+};
+
+/* ---- an iteration */
+
+static int comm_init(void *arg, uint32_t unit, uint64_t first, uint64_t count, float *out)
+{
+    (void)arg;
+    for (uint64_t i = 0; i < count; i++)
+        out[i] = (float)((first + i + unit) % 1024) / 1024;
+    return 0;
+}
+
+static int comm_compute(struct zc_zero *z, double seconds)
+{
+    uint64_t end_ns = zb_now_ns() + (uint64_t)(seconds * 1e9), now;
+    int rc = 0;
+
+    while (rc == 0 && (now = zb_now_ns()) < end_ns) {
+        struct timespec part = { .tv_nsec = (long)zb_min_u64(COMM_PART_NS, end_ns - now) };
+
+        (void)nanosleep(&part, NULL);
+        rc = zc_zero_poll(z);
+    }
+    return rc;
+}
+
+static int comm_forward(struct comm_bench *b, struct zc_zero *z)
+{
+    const void *params;
+    int rc = 0;
+
+    for (uint32_t u = 0; u < b->units && rc == 0; u++) {
+        rc = zc_zero_gather(z, u, &params);
+        if (rc == 0)
+            rc = comm_compute(z, b->compute_s);
+        if (rc == 0)
+            rc = zc_zero_release(z, u);
+    }
+    return rc;
+}
+
+/* The gradient is of a few elements, in the slice of each rank: the sum needs no time. */
+static int comm_backward(struct comm_bench *b, struct zc_zero *z)
+{
+    const void *params;
+    float *grad;
+    int rc = 0;
+
+    for (uint32_t u = (uint32_t)b->units; u-- > 0 && rc == 0;) {
+        rc = zc_zero_gather(z, u, &params);
+        if (rc == 0)
+            rc = zc_zero_grad(z, u, &grad);
+        for (uint64_t i = 0; rc == 0 && i < b->elems; i += READ_ELEMS)
+            grad[i] += ((const float *)params)[i] * (float)(b->comm->rank + 1);
+        if (rc == 0)
+            rc = comm_compute(z, 2 * b->compute_s);
+        if (rc == 0)
+            rc = zc_zero_release(z, u);
+        if (rc == 0)
+            rc = zc_zero_reduce(z, u);
+    }
+    return rc;
+}
+
+static int comm_iteration(struct comm_bench *b, struct zc_zero *z, double *ret_exposed_s)
+{
+    uint64_t begin_ns = zb_now_ns();
+    struct zc_zero_stepped stepped;
+    int rc = comm_forward(b, z);
+
+    if (rc == 0)
+        rc = comm_backward(b, z);
+    if (rc == 0)
+        rc = zc_zero_step(z, 1e-3, &stepped);
+    *ret_exposed_s = (double)(zb_now_ns() - begin_ns) / 1e9 - 3 * (double)b->units * b->compute_s;
+    return rc;
+}
+
+/* ---- a slice */
+
+static int comm_engine(struct comm_bench *b, const struct comm_case *c, struct zc_zero **ret)
+{
+    const struct zc_tensor tensor = { .name = "w", .ndims = 1, .dims = { b->elems } };
+    struct zc_zero_options options;
+    int rc;
+
+    zc_zero_defaults(&options);
+    options.comm = b->comm;
+    options.optimizer = ZC_SGD;
+    options.prefetch_units = c->prefetch ? 1 : 0;
+    options.reduce_waits = !c->overlap;
+    rc = zc_zero_open(ret, &options);
+    for (uint32_t u = 0; u < b->units && rc == 0; u++) {
+        char name[16];
+        const struct zc_unit unit = { .index = u,
+                                      .name = name,
+                                      .elems = b->elems,
+                                      .dtype = ZC_F32,
+                                      .tensors = &tensor,
+                                      .ntensors = 1 };
+
+        (void)snprintf(name, sizeof(name), "u%u", u);
+        rc = zc_zero_add_unit(*ret, &unit);
+    }
+    return rc == 0 ? zc_zero_start(*ret, comm_init, NULL) : rc;
+}
+
+/* All ranks have the same bits, whatever overlapped. */
+static int comm_check(struct comm_bench *b, struct zc_zero *z)
+{
+    float values[READ_ELEMS];
+    uint32_t crc = 0;
+    int rc = 0;
+
+    for (uint32_t u = 0; u < b->units && rc == 0; u++) {
+        rc = zc_zero_read(z, u, ZC_PARAM, u * READ_ELEMS % (b->elems - READ_ELEMS + 1), READ_ELEMS,
+                          values);
+        crc = zb_crc32c(crc, values, sizeof(values));
+    }
+    if (rc == 0 && b->crc != 0 && b->crc != crc)
+        return zb_fail(&b->z->err, -EBADMSG, "the parameters are %08x, and were %08x", crc, b->crc);
+    b->crc = crc;
+    return rc;
+}
+
+/* ret_exposed_s: of rank 0, or of all on the average. */
+static int comm_slice(struct comm_bench *b, const struct comm_case *c, bool average,
+                      double *ret_exposed_s)
+{
+    struct zc_zero_stats before = { 0 }, stats = { 0 };
+    struct zc_zero *z = NULL;
+    double ignored;
+    int rc = comm_engine(b, c, &z);
+
+    if (rc == 0)
+        rc = comm_iteration(b, z, &ignored);
+    if (rc == 0)
+        rc = zc_zero_stats(z, &before);
+    if (rc == 0)
+        rc = comm_iteration(b, z, ret_exposed_s);
+    if (rc == 0)
+        rc = zc_zero_stats(z, &stats);
+    if (rc == 0)
+        rc = comm_check(b, z);
+    if (rc == 0 && average) {
+        rc = zc_zero_sum(z, ret_exposed_s, 1);
+        *ret_exposed_s /= b->world;
+    }
+    if (rc == 0 && !c->prefetch)
+        b->bytes = stats.comm_bytes - before.comm_bytes;
+    if (rc < 0 && b->z->err.code == 0)
+        (void)zb_fail(&b->z->err, rc, "rank %u: %s", b->comm->rank,
+                      z ? zc_zero_error(z) : zc_strerror(rc));
+    zc_zero_close(z, rc == 0);
+    return rc;
+}
+
+/* ---- one rank */
+
+static int comm_open(struct comm_bench *b, const struct comm_way *way)
+{
+    char text[256] = "";
+    struct zc_comm *slow;
+    int rc = zc_comm_open(&b->comm, "tcp", text, sizeof(text));
+
+    if (rc < 0)
+        return zb_fail(&b->z->err, rc, "%s", text);
+    if (way->real)
+        return 0;
+    slow = zbench_slow_comm(b->comm, b->rate, COMM_LATENCY_NS);
+    if (!slow)
+        return zb_fail(&b->z->err, -ENOMEM, "a slow link: %m");
+    b->comm = slow;
+    return 0;
+}
+
+static int comm_rank(struct comm_bench *b, const struct comm_way *way)
+{
+    double all_s = 0;
+    int rc = comm_open(b, way);
+
+    b->crc = 0;
+    b->compute_s = 0;
+    if (rc == 0)
+        rc = comm_slice(b, &cases[0], true, &all_s);
+    b->compute_s = all_s / (3 * (double)b->units);
+    for (uint64_t i = 0; i < b->rounds && rc == 0; i++) {
+        for (unsigned s = 0; s < 2 * CASES && rc == 0; s++) {
+            unsigned c = s < CASES ? s : 2 * CASES - 1 - s;
+            double exposed = 0;
+
+            rc = comm_slice(b, &cases[c], false, &exposed);
+            b->exposed[c][i] = (s < CASES ? 0 : b->exposed[c][i]) + exposed / 2;
+        }
+    }
+    zc_comm_close(b->comm, rc == 0);
+    b->comm = NULL;
+    return rc;
+}
+
+/* ---- all of them */
+
+/* A port that is free now; nobody else takes it in the time until rank 0 listens, or the ranks say
+ * so. */
+static int free_port(struct zb_err *err, char *ret, size_t size)
+{
+    struct sockaddr_in a = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    socklen_t len = sizeof(a);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), rc = 0;
+
+    if (fd < 0 || bind(fd, (struct sockaddr *)&a, len) < 0 ||
+        getsockname(fd, (struct sockaddr *)&a, &len) < 0)
+        rc = zb_fail(err, -errno, "a port of loopback: %m");
+    (void)snprintf(ret, size, "%u", ntohs(a.sin_port));
+    zb_close_fd(&fd);
+    return rc;
+}
+
+static void comm_environment(uint32_t rank, uint32_t world, const char *address, const char *port)
+{
+    char text[16];
+
+    (void)snprintf(text, sizeof(text), "%u", rank);
+    (void)setenv("RANK", text, 1);
+    (void)snprintf(text, sizeof(text), "%u", world);
+    (void)setenv("WORLD_SIZE", text, 1);
+    (void)setenv("MASTER_ADDR", address, 1);
+    (void)setenv("MASTER_PORT", port, 1);
+    (void)setenv("ZSHARD_PORT", port, 1);
+    (void)unsetenv("TORCHELASTIC_RUN_ID");
+}
+
+_Noreturn static void comm_child(struct comm_bench *b, const struct comm_way *way, pid_t parent)
+{
+    int rc = 0;
+
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent)
+        _exit(EXIT_FAILURE);
+    if (way->real)
+        rc = zbench_link_child(&b->link, &b->z->err);
+    if (rc == 0)
+        rc = comm_rank(b, way);
+    if (rc < 0 && rc != -EPIPE) /* of that the parent says why */
+        (void)fprintf(stderr, "zbench: %s\n", b->z->err.text);
+    _exit(rc == 0 ? EXIT_SUCCESS : EXIT_FAILURE);
+}
+
+static int comm_fork(struct comm_bench *b, const struct comm_way *way)
+{
+    const char *address = way->real ? ZBENCH_LINK_ADDRESS : "127.0.0.1";
+    char port[16] = COMM_PORT;
+    pid_t self = getpid();
+    int rc = way->real ? 0 : free_port(&b->z->err, port, sizeof(port));
+
+    for (uint32_t r = 1; r < b->world && rc == 0; r++) {
+        comm_environment(r, b->world, address, port);
+        b->children[r] = fork();
+        if (b->children[r] == 0)
+            comm_child(b, way, self);
+        if (b->children[r] < 0)
+            rc = zb_fail(&b->z->err, -errno, "a process for a rank: %m");
+    }
+    comm_environment(0, b->world, address, port);
+    return rc;
+}
+
+/* On failure the others are not waited for: they may wait for us. */
+static int comm_join(struct comm_bench *b, int rc)
+{
+    for (uint32_t r = 1; r < b->world; r++) {
+        int status = 0;
+
+        if (b->children[r] <= 0)
+            continue;
+        if (rc < 0)
+            (void)kill(b->children[r], SIGKILL);
+        while (waitpid(b->children[r], &status, 0) < 0 && errno == EINTR)
+            ;
+        if (rc == 0 && !(WIFEXITED(status) && WEXITSTATUS(status) == 0))
+            rc = zb_fail(&b->z->err, -ECHILD, "rank %u has failed", r);
+        b->children[r] = 0;
+    }
+    return rc;
+}
+
+static int comm_rows(struct comm_bench *b, const struct comm_way *way)
+{
+    double compute[ZBENCH_ROUNDS_MAX], compute_s = 3 * (double)b->units * b->compute_s;
+    int rc = 0;
+
+    for (uint64_t i = 0; i < b->rounds; i++)
+        compute[i] = 1e3 * compute_s;
+    for (unsigned c = 0; c < CASES; c++)
+        for (uint64_t i = 0; i < b->rounds; i++)
+            b->exposed[c][i] *= 1e3;
+    zbench_note(b->z,
+                "%s: %u ranks, %" PRIu64 " units of %" PRIu64
+                " parameters, %.0f MB/s; an iteration computes %.0f ms, and without prefetching "
+                "sends %.1f MB, which take %.0f ms",
+                way->name, b->world, b->units, b->elems, (double)b->rate / 1e6, 1e3 * compute_s,
+                (double)b->bytes / 1e6, 1e3 * (double)b->bytes / (double)b->rate);
+    for (unsigned c = 0; c < CASES && rc == 0; c++) {
+        struct zbench_row row = { .unit = "ms",
+                                  .reference_name = c == 0 ? "compute" : cases[0].name,
+                                  .lower = true };
+
+        (void)snprintf(row.name, sizeof(row.name), "comm/%s/%s/%s", way->name, cases[c].name,
+                       row.reference_name);
+        rc = zbench_add(b->z, &row, b->exposed[c], c == 0 ? compute : b->exposed[0],
+                        (unsigned)b->rounds);
+    }
+    return rc;
+}
+
+static int comm_way(struct comm_bench *b, const struct comm_way *way)
+{
+    bool skip = false;
+    int rc = 0;
+
+    b->world = way->real ? 2 : (uint32_t)b->ranks;
+    b->link.rate = b->rate;
+    if (way->real)
+        rc = zbench_link_enter(&b->link, &b->z->err);
+    skip = rc < 0;
+    if (rc == 0)
+        rc = comm_fork(b, way);
+    if (rc == 0 && way->real) {
+        rc = zbench_link_parent(&b->link, b->children[1], &b->z->err);
+        skip = rc < 0;
+    }
+    if (rc == 0)
+        rc = comm_rank(b, way);
+    rc = comm_join(b, rc);
+    if (skip && !b->only) {
+        zbench_note(b->z, "skipped: comm/%s: %s", way->name, b->z->err.text);
+        b->z->err = (struct zb_err){ 0 };
+        return 0;
+    }
+    return rc == 0 ? comm_rows(b, way) : rc;
+}
+
+/* ---- options */
+
+static int comm_options(struct comm_bench *b, int argc, char **argv)
+{
+    static const struct option options[] = { { "ranks", required_argument, NULL, 'n' },
+                                             { "units", required_argument, NULL, 'u' },
+                                             { "elems", required_argument, NULL, 'e' },
+                                             { "rate", required_argument, NULL, 'b' },
+                                             { "rounds", required_argument, NULL, 'r' },
+                                             { "only", required_argument, NULL, 'o' },
+                                             { 0 } };
+    struct zbench *z = b->z;
+    int c, rc = 0;
+
+    while (rc == 0 && (c = getopt_long(argc, argv, "", options, NULL)) != -1) {
+        uint64_t *number = c == 'n'   ? &b->ranks
+                           : c == 'u' ? &b->units
+                           : c == 'e' ? &b->elems
+                           : c == 'b' ? &b->rate
+                           : c == 'r' ? &b->rounds
+                                      : NULL;
+
+        if (number)
+            rc = zb_size_parse(optarg, number, &z->err);
+        else if (c == 'o')
+            b->only = optarg;
+        else
+            rc = zb_fail(&z->err, -EINVAL, "comm: an option that is not known");
+    }
+    if (rc == 0 && optind < argc)
+        rc = zb_fail(&z->err, -EINVAL, "comm: '%s' is one word too many", argv[optind]);
+    if (rc == 0 && (b->ranks < 2 || b->ranks > COMM_RANKS_MAX || b->units < 2 ||
+                    b->units > COMM_UNITS_MAX || b->elems < COMM_RANKS_MAX * ZB_BLOCK_ELEMS ||
+                    b->elems > UINT64_C(1) << 30 || b->rate < 100000 ||
+                    b->rate > UINT64_C(1) << 36 || b->rounds < 1 || b->rounds > ZBENCH_ROUNDS_MAX))
+        rc = zb_fail(&z->err, -EINVAL,
+                     "comm: 2 to %u ranks, 2 to %u units of 32K to 1G elements, a rate of 100K to "
+                     "64G, rounds from 1 to %d",
+                     COMM_RANKS_MAX, COMM_UNITS_MAX, ZBENCH_ROUNDS_MAX);
+    b->elems -= b->elems % (COMM_RANKS_MAX * ZB_BLOCK_ELEMS);
+    return rc;
+}
+
+int zbench_comm(struct zbench *z, int argc, char **argv)
+{
+    static struct comm_bench b = {
+        .units = 8, .elems = UINT64_C(1) << 19, .rate = 25000000, .ranks = 2, .rounds = 6
+    };
+    int rc;
+
+    b.z = z;
+    rc = comm_options(&b, argc, argv);
+    for (size_t i = 0; i < ZB_COUNT(ways) && rc == 0; i++)
+        if (!b.only || strcmp(b.only, ways[i].name) == 0)
+            rc = comm_way(&b, &ways[i]);
+    return rc;
+}
