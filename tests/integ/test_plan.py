@@ -116,9 +116,9 @@ def near(what, got, want, share=0.01, slack=0):
     check(abs(got - want) <= share * want + slack, f"{what}: planned {want}, and it was {got}")
 
 
-def agrees(model, host, offload, flags=(), ranks=1, micros=1):
+def agrees(model, host, offload, flags=(), ranks=1, micros=1, mode="zero3"):
     """One run: the plan made before it against what it took. Returns the plan."""
-    words = [*plan_words(model, offload), "--ranks", str(ranks), "--micro-steps", str(micros)]
+    words = [*plan_words(model, offload), "--ranks", str(ranks), "--micro-steps", str(micros), "--mode", mode]
     name = f"{model}, {offload}, {host} bytes of host memory, {ranks} ranks, {' '.join(flags)}"
     with Daemon("--host-bytes", str(host), "--nvme-bytes", NVME, *PAGES) as d:
         durable = "--keep" in flags
@@ -151,6 +151,10 @@ def agrees(model, host, offload, flags=(), ranks=1, micros=1):
             "nvme state": (tiers["nvme"]["state"], nvme_want["state"]),
             "nvme": (tiers["nvme"]["used"], nvme_want["used"]),
         }
+        states = end[-1]["state_bytes"]
+        for plane, key in (("param", "params"), ("grad", "grads"), ("optimizer", "state")):
+            rows[f"a rank's own {key}"] = (states[plane], p["rank"]["own"][key])
+            rows[f"a rank's {key} with the daemon"] = (states["daemon_" + plane], p["rank"]["kept"][key])
         for what, (got, want) in rows.items():
             check(got == want, f"{name}: {what}: planned {want}, and it is {got}")
         if not SANITIZED:
@@ -166,6 +170,21 @@ def agrees(model, host, offload, flags=(), ranks=1, micros=1):
             got = sum(s[f"nvme_{what}_bytes"] for s in steps) / len(steps)
             near(f"{name}: NVMe bytes {what} a step", got, step[f"nvme_{what}_bytes"])
         return p
+
+
+def modes():
+    """Two ranks in every mode that has something with the daemon, and what DDP has of its own."""
+    for mode, stage in (("zero1", "1"), ("zero2", "2"), ("zero3", "3"), ("fsdp", "3")):
+        agrees("small", 1 << 30, "host", ["--dtype", "bf16", "--stage", stage], ranks=2, mode=mode)
+    with Daemon("--host-bytes", "64M", *PAGES) as d:
+        p = plan(d, *plan_words("small", "host"), "--ranks", "2", "--mode", "ddp")
+        with Training(d, "small", ["--dtype", "bf16", "--stage", "0"], 2) as t:
+            t.wait(1)
+            states = t.steps()[0]["state_bytes"]
+    got = [states[plane] for plane in ("param", "grad", "optimizer")]
+    want = [p["rank"]["own"][key] for key in ("params", "grads", "state")]
+    check(got == want, f"ddp: planned {want}, and it is {got}")
+    check(p["tiers"]["host"]["used"] == p["tiers"]["host"]["buffers"], f"ddp has {p['tiers']} of a daemon")
 
 
 def least(model, offload, key="least_grads"):
@@ -249,7 +268,7 @@ def kernel_counts():
 
 
 TESTS = {f.__name__: f for f in (host_tier, nvme_tier, partly_resident, spilled_gradients, guessed,
-                                 kernel_counts, two_ranks, durable, least_is_least)}
+                                 kernel_counts, two_ranks, modes, durable, least_is_least)}
 
 if __name__ == "__main__":
     raise SystemExit(main(TESTS))

@@ -466,7 +466,7 @@ static const struct {
       { "\"params\": 124000000", "\"fits\": false", "\"units\": 7", "\"step_seconds\": null" } },
     { "plan --params 0.5B --mode zero2 --ranks 4 --nodes 2 " PLAN_NODE,
       0,
-      { "500000000 parameters", "does not do zero2 yet", "(p + (g + k)/N) P", "It fits." } },
+      { "500000000 parameters", "zero2", "(p + (g + k)/N) P", "It fits." } },
     { "plan -o json --params 1G --host-bytes 40G --optimizer lion --dtype fp16",
       0,
       { "\"dtype\": \"fp16\"", "\"optimizer\": \"lion\"", "\"moments\": \"fp32\"",
