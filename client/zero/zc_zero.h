@@ -2,7 +2,8 @@
  * zc_zero.h - the ZeRO engine: turns a list of units into sharded training.
  *
  * MODEL. A unit (struct zc_unit) is what is gathered and released together: a transformer block, an
- * embedding. Under ZeRO-3 every rank keeps one slice of each unit; the engine gathers a unit's
+ * embedding. Every rank keeps one slice of each unit (of stage 3; of the others some planes are
+ * whole: enum zc_zero_stage, docs/ENGINE.md); the engine gathers a unit's
  * parameters when the trainer needs them, prefetches the one that comes next, reduces gradients so
  * that each rank gets the sum of its slice, and steps. Where slices live is the store's affair:
  *
