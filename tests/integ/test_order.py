@@ -129,7 +129,7 @@ def checkpoints_of(where, order, ranks, host):
         return
     head = 0 if where == "cpu" else whole(ROWS * WIDTH, 4, 256) + 2 * whole(ROWS, 4, 256)
     streams = micros * (LAYERS + 1) * stream(where)
-    kept = SLOTS * ROWS * WIDTH * 4 + (0 if where == "cpu" else 2 * stream(where))
+    kept = SLOTS * ROWS * WIDTH * 4 + (0 if where == "cpu" else 3 * stream(where))
     check(held["none"] - held["block"] == (micros * LAYERS - 1) * inside(where) + head, f"none and block: {held}")
     check(held["block"] - held["host"] == streams - kept and held["host"] == held["nvme"], f"block and host: {held}")
 

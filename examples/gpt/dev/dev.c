@@ -24,6 +24,7 @@
 struct gpt_dev {
     struct zk_gpu *gpu;
     struct zk_gpu_stream *stream;
+    struct zk_gpu_stream *beside; /* of copies; NULL until there is one */
     struct zk_gpu_event *marks[GPT_DEV_MARKS];
     struct zk_gpu_mem *memory;
     void *host;
@@ -98,6 +99,7 @@ void gpt_dev_close(struct gpt_dev *d)
         return;
     if (d->stream)
         (void)zk_gpu_stream_sync(d->stream, NULL); /* nothing uses the memory any more */
+    zk_gpu_stream_free(d->beside);
     for (unsigned i = 0; i < GPT_DEV_MARKS; i++)
         zk_gpu_event_free(d->marks[i]);
     gpt_lt_close(d->lt);
@@ -290,6 +292,39 @@ void gpt_dev_mark(struct gpt_dev *d, unsigned mark)
 {
     if (d->err.code == 0)
         (void)zk_gpu_event_record(d->marks[mark], d->stream, &d->err);
+}
+
+static void copy_beside(struct gpt_dev *d, enum zk_gpu_way way, void *to, const void *from,
+                        uint64_t bytes, unsigned before, unsigned after)
+{
+    int rc = d->err.code;
+
+    if (rc == 0 && !d->beside)
+        rc = zk_gpu_stream_new(d->gpu, &d->beside, &d->err);
+    if (rc == 0)
+        rc = zk_gpu_event_wait(d->marks[before], d->beside, &d->err);
+    if (rc == 0)
+        rc = zk_gpu_copy(d->beside, way, to, from, bytes, &d->err);
+    if (rc == 0)
+        (void)zk_gpu_event_record(d->marks[after], d->beside, &d->err);
+}
+
+void gpt_dev_up_beside(struct gpt_dev *d, void *dev, const void *host, uint64_t bytes,
+                       unsigned before, unsigned after)
+{
+    copy_beside(d, ZK_GPU_TO_DEVICE, dev, host, bytes, before, after);
+}
+
+void gpt_dev_down_beside(struct gpt_dev *d, void *host, const void *dev, uint64_t bytes,
+                         unsigned before, unsigned after)
+{
+    copy_beside(d, ZK_GPU_TO_HOST, host, dev, bytes, before, after);
+}
+
+void gpt_dev_behind(struct gpt_dev *d, unsigned mark)
+{
+    if (d->err.code == 0)
+        (void)zk_gpu_event_wait(d->marks[mark], d->stream, &d->err);
 }
 
 bool gpt_dev_reached(struct gpt_dev *d, unsigned mark)

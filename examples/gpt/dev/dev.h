@@ -1,6 +1,6 @@
 /*
  * dev.h - the device that the model computes on: memory, copies, kernels and matrix products, all
- * in the order of one stream, which is the engine's (zc_zero_stream()).
+ * in the order of one stream, which is the engine's (zc_zero_stream()), but for copies beside it.
  *
  * MODEL. Calls only enqueue. There are two devices behind the same functions, and what is above
  * them makes the same calls in the same order for both:
@@ -64,8 +64,15 @@ void gpt_dev_up(struct gpt_dev *d, void *dev, const void *host, uint64_t bytes);
 void gpt_dev_down(struct gpt_dev *d, void *host, const void *dev, uint64_t bytes);
 
 /** Marks are points in the stream: 0 to GPT_DEV_MARKS - 1. */
-#define GPT_DEV_MARKS 7u
+#define GPT_DEV_MARKS 10u
 void gpt_dev_mark(struct gpt_dev *d, unsigned mark);
+/** A copy on a stream of its own, behind mark `before`; it sets mark `after`. */
+void gpt_dev_up_beside(struct gpt_dev *d, void *dev, const void *host, uint64_t bytes,
+                       unsigned before, unsigned after);
+void gpt_dev_down_beside(struct gpt_dev *d, void *host, const void *dev, uint64_t bytes,
+                         unsigned before, unsigned after);
+/** What is given to the stream from now on is behind a mark that was set beside it. */
+void gpt_dev_behind(struct gpt_dev *d, unsigned mark);
 /** Whether it is reached, or never will be, for there is a failure. Never waits. */
 bool gpt_dev_reached(struct gpt_dev *d, unsigned mark);
 

@@ -13,10 +13,14 @@
  * waited for, unless the device is two micro-batches behind. Where several micro-batches are
  * between their passes, a host buffer has all of them.
  *
- * A STASH has the residual streams on the host, or behind it; on the device are two of them, the
- * one that a pass reads and the one that it makes (struct window), and each stays until another
- * takes its place. All copies are in the order of the stream, so a window is never waited for; what
- * waits is the host, for a slot of the stash, and so it is a few blocks ahead of the device at
+ * A STASH has the residual streams on the host, or behind it; on the device are three of them, the
+ * one that a pass reads, the one that it makes, and one on its way (struct window). Copies have a
+ * stream of their own, so they are beside what computes:
+ *
+ *     up      behind the last pass that used the window; the pass that reads it is behind the copy
+ *     down    behind the pass that made it; who makes another one there is behind the copy
+ *
+ * What waits is the host, for a slot of the stash: so it is a few blocks ahead of the device at
  * most.
  */
 #include "examples/gpt/dev/pass.h"
@@ -36,12 +40,13 @@
 #endif
 #define ALIGN_BYTES  256u
 #define HOST_BUFFERS 2u
-#define MARK_LOSS    HOST_BUFFERS     /* behind those of the host buffers */
-#define MARK_STASH   (MARK_LOSS + 1u) /* of slots */
-#define WINDOWS      2u
+#define MARK_LOSS    HOST_BUFFERS            /* behind those of the host buffers */
+#define MARK_WINDOW  (MARK_LOSS + 1u)        /* behind the last pass that used each */
+#define MARK_SLOT    (MARK_WINDOW + WINDOWS) /* behind the last copy from or to each */
+#define WINDOWS      3u
 #define NO_ENTRY     UINT32_MAX
 
-_Static_assert(MARK_STASH + GPT_STASH_SLOTS <= GPT_DEV_MARKS, "a mark for each slot");
+_Static_assert(MARK_SLOT + GPT_STASH_SLOTS <= GPT_DEV_MARKS, "a mark for each slot");
 
 /* The tensors of a block, as gpt.c lays them out. */
 enum { LN1_W, LN1_B, QKV_W, QKV_B, ATT_W, ATT_B, LN2_W, LN2_B, FC_W, FC_B, OUT_W, OUT_B };
@@ -70,6 +75,9 @@ struct micro {
 struct window {
     float *at;
     uint32_t entry; /* of the stash, or NO_ENTRY */
+    bool leaves;    /* a copy to this slot may be on its way */
+    unsigned slot;
+    uint64_t touched;
 };
 
 struct gpt_dev_run {
@@ -80,6 +88,7 @@ struct gpt_dev_run {
     struct gpt_stash *stash; /* of x; NULL: it is on the device */
     struct window windows[WINDOWS];
     unsigned read; /* the window that is read */
+    uint64_t clock;
     uint64_t rows, head_rows;
     enum gpt_dtype_dev dtype;
     uint64_t batch_elems;
@@ -285,7 +294,7 @@ static bool stash_busy(void *arg, unsigned slot)
 {
     struct gpt_dev_run *run = arg;
 
-    return !gpt_dev_reached(run->dev, MARK_STASH + slot);
+    return !gpt_dev_reached(run->dev, MARK_SLOT + slot);
 }
 
 static void stash_use(struct gpt_dev_run *run)
@@ -657,59 +666,93 @@ static uint64_t stream_bytes(const struct gpt_dev_run *run)
     return run->rows * run->model->shape.width * sizeof(float);
 }
 
-/* To be read. */
+/* The one that was used longest ago; never the one that is read. */
+static unsigned window_find(const struct gpt_dev_run *run)
+{
+    unsigned best = (run->read + 1) % WINDOWS;
+
+    for (unsigned w = 0; w < WINDOWS; w++)
+        if (w != run->read && run->windows[w].touched < run->windows[best].touched)
+            best = w;
+    return best;
+}
+
+/* To be read, until stream_done(). */
 static const float *stream_in(struct gpt_dev_run *run, uint32_t layer)
 {
     uint32_t entry = stream_entry(run, layer);
-    unsigned slot;
+    unsigned slot, w = 0;
+    struct window *window;
     void *from;
 
     if (!run->stash)
         return run->now->x[layer];
-    for (unsigned w = 0; w < WINDOWS; w++)
-        if (run->windows[w].entry == entry) {
-            run->read = w;
-            return run->windows[w].at;
-        }
-    run->read = (run->read + 1) % WINDOWS;
-    run->windows[run->read].entry = entry;
+    while (w < WINDOWS && run->windows[w].entry != entry)
+        w++;
+    if (w < WINDOWS) {
+        run->read = w;
+        return run->windows[w].at;
+    }
+    run->read = window_find(run);
+    window = &run->windows[run->read];
+    window->entry = entry;
+    window->leaves = false; /* this copy is behind that one */
     from = run->stash->ops->take(run->stash, entry, &slot);
     if (from) {
-        gpt_dev_up(run->dev, run->windows[run->read].at, from, stream_bytes(run));
-        gpt_dev_mark(run->dev, MARK_STASH + slot);
+        gpt_dev_up_beside(run->dev, window->at, from, stream_bytes(run), MARK_WINDOW + run->read,
+                          MARK_SLOT + slot);
+        gpt_dev_behind(run->dev, MARK_SLOT + slot);
         run->stash->ops->drop(run->stash, entry);
     }
-    return run->windows[run->read].at;
+    return window->at;
 }
 
-/* To be made, beside what is read. */
+static void stream_done(struct gpt_dev_run *run)
+{
+    if (!run->stash)
+        return;
+    run->windows[run->read].touched = ++run->clock;
+    gpt_dev_mark(run->dev, MARK_WINDOW + run->read);
+}
+
+/* To be made, beside what is read: stream_made() comes next. */
 static float *stream_out(struct gpt_dev_run *run, uint32_t layer)
 {
-    struct window *w = &run->windows[(run->read + 1) % WINDOWS];
     uint32_t entry = stream_entry(run, layer);
+    struct window *w;
 
     if (!run->stash)
         return run->now->x[layer];
     for (unsigned i = 0; i < WINDOWS; i++) /* of the step before */
         if (run->windows[i].entry == entry)
             run->windows[i].entry = NO_ENTRY;
+    w = &run->windows[window_find(run)];
+    if (w->leaves)
+        gpt_dev_behind(run->dev, MARK_SLOT + w->slot);
+    w->leaves = false;
     w->entry = entry;
     return w->at;
 }
 
 /* It is made. Behind the last block, of a micro-batch that is alone, it is wanted at once. */
-static void stream_made(struct gpt_dev_run *run, uint32_t layer, const float *x)
+static void stream_made(struct gpt_dev_run *run, uint32_t layer)
 {
-    unsigned slot;
+    unsigned made = window_find(run);
+    struct window *w = &run->windows[made];
     void *to;
 
-    if (!run->stash || (run->micros == 1 && layer == run->model->shape.layers))
+    if (!run->stash)
         return;
-    to = run->stash->ops->make(run->stash, stream_entry(run, layer), &slot);
+    w->touched = ++run->clock;
+    gpt_dev_mark(run->dev, MARK_WINDOW + made);
+    if (run->micros == 1 && layer == run->model->shape.layers)
+        return;
+    to = run->stash->ops->make(run->stash, stream_entry(run, layer), &w->slot);
     if (!to)
         return;
-    gpt_dev_down(run->dev, to, x, stream_bytes(run));
-    gpt_dev_mark(run->dev, MARK_STASH + slot);
+    gpt_dev_down_beside(run->dev, to, w->at, stream_bytes(run), MARK_WINDOW + made,
+                        MARK_SLOT + w->slot);
+    w->leaves = true;
     run->stash->ops->keep(run->stash, stream_entry(run, layer));
 }
 
@@ -758,7 +801,7 @@ void gpt_dev_embed_forward(struct gpt_dev_run *run, const void *embed)
                                                   .cols = s->width,
                                                   .seq = s->seq,
                                                   .vocab = s->vocab } });
-    stream_made(run, 0, x);
+    stream_made(run, 0);
 }
 
 static struct inside *inside_of(struct gpt_dev_run *run, uint32_t layer)
@@ -803,7 +846,8 @@ void gpt_dev_block_forward(struct gpt_dev_run *run, uint32_t layer, const void *
     block_inside(run, layer, x, weights);
     linear(run, run->in->gelu, tensor(run, u, weights, OUT_W), NULL, run->d1, 4 * c, c);
     residual(run, run->in->x2, run->d1, tensor(run, u, weights, OUT_B), out);
-    stream_made(run, layer + 1, out);
+    stream_made(run, layer + 1);
+    stream_done(run);
 }
 
 /* The loss of `rows` rows from `first` on; backward: dlogits, and what follows from them. */
@@ -880,11 +924,14 @@ void gpt_dev_head(struct gpt_dev_run *run, const void *ln_f, const void *embed, 
                                                      .n = run->rows,
                                                      .scale = 1.0 / (double)run->rows } });
     stream_forget(run, layers);
-    if (!ln_f_grads || !embed_grads)
+    if (!ln_f_grads || !embed_grads) {
+        stream_done(run);
         return;
+    }
     gpt_dev_zero(run->dev, run->now->dx, run->rows * c * sizeof(float));
     norm_back(run, x, tensor(run, u, ln_f, 0), run->head.mean1, run->head.rstd1, run->d1,
               ln_f_grads, ln_f_grads + c);
+    stream_done(run);
 }
 
 void gpt_dev_block_backward(struct gpt_dev_run *run, uint32_t layer, const void *weights,
@@ -928,6 +975,7 @@ void gpt_dev_block_backward(struct gpt_dev_run *run, uint32_t layer, const void 
     inputs_back(run, run->d4, tensor(run, u, w, QKV_W), run->d1, c, 3 * c);
     norm_back(run, x, tensor(run, u, w, LN1_W), run->in->mean1, run->in->rstd1, run->d1,
               grads + t[LN1_W].first, grads + t[LN1_B].first);
+    stream_done(run);
     stream_forget(run, layer);
 }
 

@@ -12,8 +12,8 @@ struct stash {
     struct gpt_stash base;
     struct gpt_stash_options options;
     uint32_t at[GPT_STASH_SLOTS]; /* entries in slots; UINT32_MAX: none */
-    unsigned held[GPT_STASH_SLOTS];
-    unsigned char **stored; /* by entry; NULL: nothing */
+    enum { FREE, HELD, KEPT, DROPPED } state[GPT_STASH_SLOTS]; /* the last two: when not busy */
+    unsigned char **stored;                                    /* by entry; NULL: nothing */
     uint32_t announced;
     bool failed;
 };
@@ -45,13 +45,31 @@ static void device_await(const struct stash *s, unsigned slot)
         (void)nanosleep(&moment, NULL);
 }
 
-static void slot_leave(struct stash *s, unsigned slot)
+/* What was kept or dropped goes, when the device is done with it; wait: now. */
+static void slot_settle(struct stash *s, unsigned slot, bool wait)
 {
-    assert(s->held[slot] == 1);
-    device_await(s, slot);
+    uint32_t entry = s->at[slot];
+
+    if (s->state[slot] < KEPT)
+        return;
+    if (wait)
+        device_await(s, slot);
+    else if (s->base.busy && s->base.busy(s->base.busy_arg, slot))
+        return;
+    if (s->state[slot] == KEPT) {
+        s->stored[entry] = malloc(s->options.entry_bytes);
+        assert(s->stored[entry]);
+        memcpy(s->stored[entry], slot_at(s, slot), s->options.entry_bytes);
+    }
     memset(slot_at(s, slot), 0xff, s->options.entry_bytes);
     s->at[slot] = UINT32_MAX;
-    s->held[slot] = 0;
+    s->state[slot] = FREE;
+}
+
+static void slots_settle(struct stash *s)
+{
+    for (unsigned i = 0; i < GPT_STASH_SLOTS; i++)
+        slot_settle(s, i, false);
 }
 
 /* The next slot in turn, so that none is another's for long. */
@@ -63,10 +81,11 @@ static void *slot_new(struct stash *s, uint32_t entry, unsigned *ret_slot)
     if (s->failed)
         return NULL;
     assert(entry < s->options.entries && slot_of(s, entry) == GPT_STASH_SLOTS);
-    while (s->held[slot] > 0)
+    while (s->state[slot] == HELD)
         slot = (slot + 1) % GPT_STASH_SLOTS;
+    slot_settle(s, slot, true);
     s->at[slot] = entry;
-    s->held[slot] = 1;
+    s->state[slot] = HELD;
     *ret_slot = slot;
     return slot_at(s, slot);
 }
@@ -78,10 +97,13 @@ static void fake_forget(struct gpt_stash *base, uint32_t entry)
 
     if (s->failed)
         return;
-    if (slot < GPT_STASH_SLOTS)
-        slot_leave(s, slot);
+    if (slot < GPT_STASH_SLOTS) {
+        s->state[slot] = s->state[slot] == HELD ? DROPPED : s->state[slot];
+        slot_settle(s, slot, true);
+    }
     free(s->stored[entry]);
     s->stored[entry] = NULL;
+    slots_settle(s);
 }
 
 static void *fake_make(struct gpt_stash *base, uint32_t entry, unsigned *ret_slot)
@@ -98,22 +120,22 @@ static void fake_keep(struct gpt_stash *base, uint32_t entry)
 
     if (s->failed)
         return;
-    assert(slot < GPT_STASH_SLOTS && !s->stored[entry]);
-    device_await(s, slot);
-    s->stored[entry] = malloc(s->options.entry_bytes);
-    assert(s->stored[entry]);
-    memcpy(s->stored[entry], slot_at(s, slot), s->options.entry_bytes);
-    slot_leave(s, slot);
+    assert(slot < GPT_STASH_SLOTS && s->state[slot] == HELD && !s->stored[entry]);
+    s->state[slot] = KEPT;
+    slots_settle(s);
 }
 
 static void *fake_take(struct gpt_stash *base, uint32_t entry, unsigned *ret_slot)
 {
     struct stash *s = stash_of(base);
+    unsigned slot = slot_of(s, entry);
     void *to;
 
     fake_stash.taken++;
     fake_stash.ahead += s->announced == entry;
     s->announced = UINT32_MAX;
+    if (slot < GPT_STASH_SLOTS && !s->failed)
+        slot_settle(s, slot, true);
     to = slot_new(s, entry, ret_slot);
     assert(!to || s->stored[entry]);
     if (to)
@@ -124,9 +146,13 @@ static void *fake_take(struct gpt_stash *base, uint32_t entry, unsigned *ret_slo
 static void fake_drop(struct gpt_stash *base, uint32_t entry)
 {
     struct stash *s = stash_of(base);
+    unsigned slot = slot_of(s, entry);
 
-    if (!s->failed)
-        slot_leave(s, slot_of(s, entry));
+    if (s->failed)
+        return;
+    assert(slot < GPT_STASH_SLOTS && s->state[slot] == HELD);
+    s->state[slot] = DROPPED;
+    slots_settle(s);
 }
 
 static void fake_ahead(struct gpt_stash *base, uint32_t entry)
