@@ -6,9 +6,9 @@
  *
  *     "cuda[:N]"       device number N (0) of the CUDA runtime, by a plugin (zk_cuda.so) that is
  *                      loaded for it; where there is none, no driver or no device, opening says so
- *     "emulated[:BYTES[:US[:WORKS[:UNIT]]]]"
+ *     "emulated[:BYTES[:US[:WORKS[:UNIT[:PIN]]]]]"
  *                      a GPU played by threads of this process: BYTES of memory (256M), in
- *                      multiples of UNIT (2M); every work
+ *                      multiples of UNIT (2M); it pins PIN of host memory (any); every work
  *                      takes at least US microseconds (0), so that a caller which does not wait
  *                      reads stale bytes; after WORKS allocations and works the device fails. It is
  *                      as strict as a real one: the host cannot touch device addresses, and a work
@@ -139,6 +139,8 @@ int zk_gpu_pin(struct zk_gpu *g, void *addr, uint64_t len_bytes, bool read_only,
                struct zb_err *err);
 /** Of a range as it was pinned; -ENOENT: of no such one. No copy uses it. */
 int zk_gpu_unpin(struct zk_gpu *g, void *addr, struct zb_err *err);
+/** Of host memory, now: zk_gpu_usage()'s, without asking the driver anything. */
+uint64_t zk_gpu_pinned_bytes(struct zk_gpu *g);
 /** All of it is pinned, by one call. */
 bool zk_gpu_pinned(struct zk_gpu *g, const void *addr, uint64_t len_bytes);
 

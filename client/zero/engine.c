@@ -687,7 +687,6 @@ int zc_zero_stats(struct zc_zero *z, struct zc_zero_stats *ret)
 {
     struct zcz_wait w = { .what = "the step in progress, to be counted" };
     struct zcz_store_stats now = { 0 };
-    struct zk_gpu_usage device = { 0 };
     int rc = zcz_enter(z, true);
 
     if (rc == 0)
@@ -698,8 +697,6 @@ int zc_zero_stats(struct zc_zero *z, struct zc_zero_stats *ret)
         rc = z->store->ops->stats(z->store, &now);
     if (rc < 0)
         return rc;
-    if (z->device.gpu)
-        (void)zk_gpu_usage(z->device.gpu, &device, NULL); /* zeros of one that failed */
     *ret = (struct zc_zero_stats){
         .fetched_bytes = z->fetched_bytes,
         .pushed_bytes = z->pushed_bytes,
@@ -713,7 +710,7 @@ int zc_zero_stats(struct zc_zero *z, struct zc_zero_stats *ret)
         .grad_buffer_bytes = z->grad_pool.bytes_most,
         .device_bytes = z->gather_dev.bytes_most + z->grad_dev.bytes_most + z->store->device_bytes +
                         (z->device.gpu ? z->whole_param.bytes + z->whole_grad.bytes : 0),
-        .pinned_bytes = device.pinned_bytes,
+        .pinned_bytes = z->device.gpu ? zk_gpu_pinned_bytes(z->device.gpu) : 0,
         .comm_bytes = z->gather_bytes + z->reduce_bytes + z->across_bytes + z->other_bytes,
         .comm_gather_bytes = z->gather_bytes,
         .comm_reduce_bytes = z->reduce_bytes,

@@ -45,6 +45,7 @@ struct emu {
     uint64_t works_left;
     struct zb_err dead;  /* code is 0 while the device works */
     struct zb_list pins; /* pieces of host memory */
+    uint64_t pin_left;   /* bytes */
 };
 
 struct emu_pin {
@@ -171,10 +172,13 @@ static int args_parse(struct emu *e, const char *args, struct zb_err *err)
         rc = args_number(&args, false, &works, err);
     if (rc == 0)
         rc = args_number(&args, true, &e->base.info.granularity_bytes, err);
+    e->pin_left = UINT64_MAX;
+    if (rc == 0)
+        rc = args_number(&args, true, &e->pin_left, err);
     e->limited = works != UINT64_MAX;
     e->works_left = works;
     if (rc == 0 && *args != '\0')
-        return zb_fail(err, -EINVAL, "'%s' is too much: emulated[:BYTES[:US[:WORKS[:UNIT]]]]",
+        return zb_fail(err, -EINVAL, "'%s' is too much: emulated[:BYTES[:US[:WORKS[:UNIT[:PIN]]]]]",
                        args);
     if (rc == 0 &&
         (e->base.info.granularity_bytes == 0 || e->base.info.granularity_bytes % UNIT_MIN != 0))
@@ -353,6 +357,7 @@ static int emu_pin(struct zk_gpu *g, void *addr, uint64_t len_bytes, bool read_o
 {
     struct emu *e = emu_of(g);
     struct emu_pin *pin;
+    bool full;
 
     if (read_only)
         return zb_fail(err, -ENOTSUP, "the emulated GPU pins no read-only memory");
@@ -367,9 +372,16 @@ static int emu_pin(struct zk_gpu *g, void *addr, uint64_t len_bytes, bool read_o
     *pin = (struct emu_pin){ .addr = addr, .len_bytes = len_bytes };
     zb_list_init(&pin->node);
     (void)pthread_mutex_lock(&e->lock);
-    zb_list_push_back(&e->pins, &pin->node);
+    full = len_bytes > e->pin_left;
+    if (!full) {
+        e->pin_left -= len_bytes;
+        zb_list_push_back(&e->pins, &pin->node);
+    }
     (void)pthread_mutex_unlock(&e->lock);
-    return 0;
+    if (!full)
+        return 0;
+    free(pin);
+    return zb_fail(err, -ENOMEM, "the emulated GPU pins no more, as it was asked to");
 }
 
 static void emu_unpin(struct zk_gpu *g, void *addr)
@@ -382,6 +394,7 @@ static void emu_unpin(struct zk_gpu *g, void *addr)
         struct emu_pin *pin = zb_container_of(pos, struct emu_pin, node);
 
         if (pin->addr == addr) {
+            e->pin_left += pin->len_bytes;
             zb_list_remove(&pin->node);
             free(pin);
         }

@@ -88,10 +88,10 @@ int zk_gpu_open(const char *name, uint64_t limit_bytes, struct zk_gpu **ret, str
     int rc;
 
     if (!cuda && !emulated)
-        return zb_fail(
-            err, -EINVAL,
-            "no GPU is called '%s'; there are: cuda[:N], emulated[:BYTES[:US[:WORKS[:UNIT]]]]",
-            name);
+        return zb_fail(err, -EINVAL,
+                       "no GPU is called '%s'; there are: cuda[:N], "
+                       "emulated[:BYTES[:US[:WORKS[:UNIT[:PIN]]]]]",
+                       name);
     rc = cuda ? plugin_open(cuda, &g, err) : emulated_open(emulated, &g, err);
     if (rc < 0)
         return rc;
@@ -538,6 +538,16 @@ int zk_gpu_unpin(struct zk_gpu *g, void *addr, struct zb_err *err)
     pieces_unpin(g, p->addr, p->len_bytes);
     free(p);
     return 0;
+}
+
+uint64_t zk_gpu_pinned_bytes(struct zk_gpu *g)
+{
+    uint64_t bytes;
+
+    (void)pthread_mutex_lock(&g->lock);
+    bytes = g->used.pinned_bytes;
+    (void)pthread_mutex_unlock(&g->lock);
+    return bytes;
 }
 
 bool zk_gpu_pinned(struct zk_gpu *g, const void *addr, uint64_t len_bytes)

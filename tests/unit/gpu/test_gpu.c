@@ -139,7 +139,7 @@ static void names(void **state)
         { "emulated:", -EINVAL, "no GPU is called" },
         { "emulated:1M", -EINVAL, "at least" },
         { "emulated:x", -EINVAL, "x" },
-        { "emulated:64M:9:9:4K:9", -EINVAL, "too much" },
+        { "emulated:64M:9:9:4K:9:9", -EINVAL, "too much" },
         { "emulated:64M:9:9:9", -EINVAL, "multiples of 4096" },
         { "emulated:64M:9:9:0", -EINVAL, "multiples of 4096" },
         { "emulated:64M:1K", -EINVAL, "1K" },
@@ -409,6 +409,7 @@ static void pins(struct fixture *x)
     assert_int_equal(usage(x).pinned_bytes, SIZE);
     good(x, zk_gpu_pin(x->gpu, more, SIZE, false, &x->err));
     assert_int_equal(usage(x).pinned_bytes, 2 * SIZE);
+    assert_int_equal(zk_gpu_pinned_bytes(x->gpu), 2 * SIZE);
     good(x, zk_gpu_unpin(x->gpu, more, &x->err));
     assert_int_equal(usage(x).pinned_bytes, SIZE);
 
@@ -424,6 +425,24 @@ static void pins(struct fixture *x)
     }
     assert_int_equal(usage(x).pinned_bytes, SIZE);
     assert_int_equal(munmap(more, SIZE), 0);
+}
+
+/* More than it pins: nothing of the call is pinned, and what was stays. */
+static void pins_that_are_too_much(void **state)
+{
+    struct fixture x;
+    unsigned char *more =
+        mmap(NULL, 2 * SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    (void)state;
+    assert_true(fixture_open(&x, "emulated:64M:::4K:4M", 0)); /* which pins 2 MiB of them */
+    assert_int_equal(zk_gpu_pin(x.gpu, more, 2 * SIZE, false, &x.err), -ENOMEM);
+    assert_non_null(strstr(x.err.text, "pins no more"));
+    assert_int_equal(zk_gpu_pinned_bytes(x.gpu), SIZE);
+    good(&x, zk_gpu_pin(x.gpu, more, SIZE, false, &x.err));
+    good(&x, zk_gpu_unpin(x.gpu, more, &x.err));
+    fixture_close(&x);
+    assert_int_equal(munmap(more, 2 * SIZE), 0);
 }
 
 /* ---- other processes */
@@ -955,6 +974,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(bad_works_are_refused_all),
         cmocka_unit_test(limits),
         cmocka_unit_test(pins_all),
+        cmocka_unit_test(pins_that_are_too_much),
         cmocka_unit_test(stranded_memory_all),
         cmocka_unit_test(killed_exporter_all),
         cmocka_unit_test(bad_imports_all),
