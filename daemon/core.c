@@ -29,6 +29,7 @@
 
 #include "base/place.h"
 #include "base/size.h"
+#include "daemon/gpu_tier.h"
 #include "daemon/job.h"
 #include "daemon/paths.h"
 #include "daemon/store.h"
@@ -283,6 +284,10 @@ static int core_buffers(struct zsd_core *core, struct zb_err *err)
         core->buffers_free[core->nbuffers_free++] = core->buffers + i * core->buffer_bytes;
     core->host.used[ZSD_USE_RING] = want * core->buffer_bytes;
     zsd_paths_register(core->daemon, core->buffers, want * core->buffer_bytes);
+    if (zsd_gpu_pin(core->daemon, core->buffers, want * core->buffer_bytes, &core->gpu_unpinned) <
+        0)
+        zb_log(ZB_LOG_WARN, "gpu-unpinned", "what=\"page buffers\" bytes=%llu why=\"%s\"",
+               (unsigned long long)(want * core->buffer_bytes), core->gpu_unpinned.text);
     return 0;
 }
 
@@ -414,6 +419,7 @@ void zsd_core_free(struct zsd *daemon)
     zsd_jobs_forget_all(core);
     zsd_store_close(core);
     zsd_paths_unregister(daemon, core->buffers);
+    zsd_gpu_unpin(daemon, core->buffers, core->nbuffers * core->buffer_bytes);
     zsd_private_free(core->buffers, core->nbuffers * core->buffer_bytes);
     free(core->buffers_free);
     zsd_extents_free(core);

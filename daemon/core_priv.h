@@ -116,6 +116,7 @@ struct zsd_core {
     uint64_t gpu_target;        /* as host_target */
     struct zb_err gpu_err;      /* code 0: the device works, or there is none */
     struct zsd_work gpu_failed; /* op_gpu.c */
+    struct zb_err gpu_unpinned; /* the first host memory that it did not pin; code 0: none */
     struct zsd_work replan;     /* op_replan.c */
     struct zb_list wants;       /* struct zsd_want: in the order in which they came */
     struct zb_space *maps[ZN_PATHS_MAX]; /* of each data file, in ZB_PAGE_ALIGN units: paths.h */

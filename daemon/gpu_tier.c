@@ -13,6 +13,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "base/size.h"
 #include "kernels/zk_page.h"
@@ -23,6 +24,7 @@
 #define LANE_PLANE   sizeof(float)         /* the largest element of parameters and gradients */
 #define SEGMENTS_MAX (ZB_BLOCK_ELEMS + 2u) /* of one launch: more than a block can have */
 #define LANE_ALIGN   256u
+#define PIN_BYTES    (64 * ZB_GIB) /* at a time */
 
 struct lane {
     struct zk_gpu_mem *mem;
@@ -194,6 +196,27 @@ void zsd_gpu_start(struct zsd *daemon, struct zsd_gpu_work *work)
     work->gpu = daemon->gpu;
     work->task.run = work_run;
     zsd_compute_post(daemon->gpu_threads, &work->task);
+}
+
+/* ---- host memory */
+
+/* Memory of a job may be large: what the driver does not take leaves the rest pinned. */
+int zsd_gpu_pin(const struct zsd *daemon, void *memory, uint64_t bytes, struct zb_err *err)
+{
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    int rc = 0;
+
+    bytes = bytes / page * page;
+    for (uint64_t at = 0; daemon->gpu && memory && at < bytes && rc == 0; at += PIN_BYTES)
+        rc = zk_gpu_pin(daemon->gpu->device, (uint8_t *)memory + at,
+                        zb_min_u64(bytes - at, PIN_BYTES), false, err);
+    return rc;
+}
+
+void zsd_gpu_unpin(const struct zsd *daemon, void *memory, uint64_t bytes)
+{
+    for (uint64_t at = 0; daemon->gpu && memory && at < bytes; at += PIN_BYTES)
+        (void)zk_gpu_unpin(daemon->gpu->device, (uint8_t *)memory + at, NULL); /* or it was not */
 }
 
 /* ---- up and down */

@@ -57,6 +57,17 @@ struct zk_gpu *zsd_gpu_device(struct zsd_gpu *g);
 /** The tier's own memory: lanes. */
 uint64_t zsd_gpu_own_bytes(const struct zsd_gpu *g);
 unsigned zsd_gpu_lanes(const struct zsd_gpu *g);
+/**
+ * Pins host memory that pages are copied from and to, as far as whole pages reach: copies of it run
+ * beside others, and need not wait in their calls. May take half a second for each GiB. No copy
+ * uses it meanwhile. Any thread.
+ *
+ * @return 0, also without a tier; else err says why not all of it is pinned: works are the same,
+ *         and slower
+ */
+int zsd_gpu_pin(const struct zsd *daemon, void *memory, uint64_t bytes, struct zb_err *err);
+/** What of it is pinned. Memory goes back to the system only then. */
+void zsd_gpu_unpin(const struct zsd *daemon, void *memory, uint64_t bytes);
 /** Starts it: done comes on the loop. */
 void zsd_gpu_start(struct zsd *daemon, struct zsd_gpu_work *work);
 

@@ -304,10 +304,15 @@ static void tier_gpu(const struct zsd *daemon, struct zsd_tier_rows *ret)
 {
     const struct zsd_core *core = daemon->core;
     Zp__TierRow *row = &ret->rows[ret->n++];
+    bool failed = core->gpu_err.code != 0, unpinned = core->gpu_unpinned.code != 0;
 
-    (void)snprintf(ret->gpu, sizeof(ret->gpu), "%s, %u lanes%s%s",
+    (void)snprintf(ret->gpu, sizeof(ret->gpu), "%s, %u lanes, %s of host memory pinned%s%.400s",
                    zk_gpu_info(zsd_gpu_device(daemon->gpu))->name, zsd_gpu_lanes(daemon->gpu),
-                   core->gpu_err.code != 0 ? "; failed: " : "", core->gpu_err.text);
+                   zb_size_text(zk_gpu_pinned_bytes(zsd_gpu_device(daemon->gpu))).s,
+                   failed     ? "; failed: "
+                   : unpinned ? "; not all of it: "
+                              : "",
+                   failed ? core->gpu_err.text : core->gpu_unpinned.text);
     tier_row(&core->gpu, "gpu", ret->gpu, row);
     row->target = core->gpu_target;
     zb_list_each(pos, &core->jobs)

@@ -253,6 +253,7 @@ struct zsd_job_gpu {
     uint64_t held_bytes; /* booked, with what is being given back */
     bool busy;           /* a task makes memory, or gives it back */
     bool refused;        /* there was no memory, or no places below: it was logged */
+    bool pinned;         /* its host memory is, as far as the driver did that */
 };
 
 struct zsd_commit_op;

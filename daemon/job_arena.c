@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "base/size.h"
+#include "daemon/gpu_tier.h"
 #include "daemon/job_priv.h"
 #include "daemon/paths.h"
 
@@ -40,6 +41,8 @@ static void arena_run(struct zsd_task *task)
         break;
     case ZSD_STAGING_CLOSE:
     case ZSD_ARENA_CLOSE:
+        zsd_gpu_unpin(t->job->core->daemon, t->arena.base, t->arena.bytes);
+        zsd_gpu_unpin(t->job->core->daemon, t->memory, t->memory_bytes);
         zsd_arena_close(&t->arena);
         zsd_private_free(t->memory, t->memory_bytes);
         if (t->what == ZSD_ARENA_CLOSE)

@@ -21,6 +21,11 @@
  * down, and the GPU is never what makes a job fit. Every job begins without the GPU, and its first
  * steps bring it there.
  *
+ * PINS. What a step copies is the job's parameters and its gradient, or passes through page buffers
+ * (core.c). All of that is pinned: a job's before the first of its pages can go there, by a task of
+ * its own, for it takes long; and no copy meets it half pinned. State in host memory is not: it
+ * moves once. What the driver does not pin is copied all the same, and `zctl tiers` says so.
+ *
  * A STEP of a page that is on the GPU, or comes to be, or leaves it, runs there (pageop.c): so a
  * page that moves is stepped once, like any other.
  *
@@ -193,10 +198,21 @@ struct gpu_task {
     struct zsd_task task;
     struct zsd_job *job;
     uint32_t from, to; /* runs */
-    bool makes;
+    bool makes, pins;
+    uint8_t *params, *grads; /* pins: of the host */
+    uint64_t params_bytes, grads_bytes;
     int rc;
-    struct zb_err err;
+    struct zb_err err, pin_err;
 };
+
+/* Parameters and the gradient; behind that is state, which comes and goes (op_replan.c). */
+static void task_pin(struct gpu_task *t)
+{
+    const struct zsd *daemon = t->job->core->daemon;
+
+    if (zsd_gpu_pin(daemon, t->params, t->params_bytes, &t->pin_err) == 0)
+        (void)zsd_gpu_pin(daemon, t->grads, t->grads_bytes, &t->pin_err);
+}
 
 static void task_run(struct zsd_task *task)
 {
@@ -211,6 +227,8 @@ static void task_run(struct zsd_task *task)
         zk_gpu_free(mems[i]);
         mems[i] = NULL;
     }
+    if (t->pins && t->rc == 0)
+        task_pin(t);
 }
 
 static void task_made(struct gpu_task *t)
@@ -220,6 +238,12 @@ static void task_made(struct gpu_task *t)
     if (t->rc == 0) {
         job->gpu.made = job->gpu.to = t->to;
         job->gpu.refused = false;
+        job->gpu.pinned = true;
+        if (t->pin_err.code != 0) {
+            zb_log(ZB_LOG_WARN, "gpu-unpinned", "job=\"%s\" why=\"%s\"", job->name,
+                   t->pin_err.text);
+            (void)zb_fail(&job->core->gpu_unpinned, t->pin_err.code, "%s", t->pin_err.text);
+        }
         return;
     }
     gpu_unbook(job, runs_booked(job, t->from, t->to));
@@ -262,10 +286,19 @@ static int task_start(struct zsd_job *job, uint32_t from, uint32_t to, bool make
                             .job = job,
                             .from = from,
                             .to = to,
-                            .makes = makes };
+                            .makes = makes,
+                            .pins = makes && !job->gpu.pinned,
+                            .params = job->arena.base,
+                            .params_bytes = job->arena.bytes,
+                            .grads = job->memory,
+                            .grads_bytes = job->memory_bytes - job->replan.all_bytes };
+    t->task.slow = t->pins;
     job->gpu.busy = true;
     zsd_job_hold(job);
-    zsd_compute_post(job->core->daemon->gpu_threads, &t->task);
+    if (t->pins) /* the GPU's threads have other jobs' pages to step */
+        zsd_task_start(job->core, &t->task);
+    else
+        zsd_compute_post(job->core->daemon->gpu_threads, &t->task);
     return 0;
 }
 

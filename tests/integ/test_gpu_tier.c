@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/size.h"
 #include "base/util.h"
 
 #define STEPS    14u
@@ -286,6 +287,69 @@ static void bound_to_memory(void **state)
     }
 }
 
+static void says(struct zc_client *c, const char *part)
+{
+    struct zc_tier_row gpu = zi_tier(c, "gpu");
+
+    if (!strstr(gpu.detail, part))
+        fail_msg("'%s' is not in '%s'", part, gpu.detail);
+}
+
+/* Host memory that pages are copied through is pinned: page buffers from the start, a job's when
+ * its first state goes up, until it ends. Where it cannot be, that is said, and the bits are the
+ * same. */
+static void host_memory_is_pinned(void **state)
+{
+    static const struct {
+        const char *name;
+        bool buffers, job; /* are pinned */
+    } rows[] = {
+        { EMULATED, true, true },
+        { "emulated:16M:::4K:1280K", true, false },
+        { "emulated:16M:::4K:4K", false, false },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(rows); i++) {
+        struct zc_job_options o = sv_job(0);
+        struct zi_rank ranks[2];
+        struct zi_daemon d = { 0 };
+        struct zc_client *c;
+        char buffers[64], none[64];
+        uint64_t k;
+
+        o.keep = o.durable = false;
+        o.world = 2;
+        zi_start(&d, options_with(rows[i].name, NULL));
+        c = zi_client(&d);
+        (void)snprintf(none, sizeof(none), " %s of host memory pinned", zb_size_text(0).s);
+        (void)snprintf(buffers, sizeof(buffers), " %s of host memory pinned",
+                       zb_size_text(zi_tier(c, "host").rings).s);
+        says(c, rows[i].buffers ? buffers : none);
+        zi_job(ranks, 2, &d, &o, sv_units, SV_UNITS);
+        sv_fill(ranks, 2);
+        step(ranks, 1, ZC_COMMIT_NO);
+        for (k = 2; on_gpu(c) < state_bytes; k++) {
+            assert_true(k < STEPS);
+            (void)poll(NULL, 0, 50);
+            step(ranks, k, ZC_COMMIT_NO);
+        }
+        step(ranks, k, ZC_COMMIT_NO);
+        assert_int_equal(!strstr(zi_tier(c, "gpu").detail, "; not all of it: "), rows[i].job);
+        assert_int_equal(!strstr(zi_tier(c, "gpu").detail, rows[i].buffers ? buffers : none),
+                         rows[i].job);
+        zi_close(ranks, 2);
+        for (unsigned waited = 0; zi_tier(c, "host").state > 0 || zi_tier(c, "gpu").state > 0;
+             waited++) {
+            assert_true(waited < ZI_WAIT_MS / 10);
+            (void)poll(NULL, 0, 10);
+        }
+        says(c, rows[i].buffers ? buffers : none);
+        zc_close(c);
+        zi_stop(&d);
+    }
+}
+
 /* Two jobs share the GPU; one ends, and the other has all of it. */
 static void shared(void **state)
 {
@@ -513,6 +577,7 @@ int main(void)
         cmocka_unit_test_teardown(up_and_down, zi_teardown),
         cmocka_unit_test_teardown(killed, zi_teardown),
         cmocka_unit_test_teardown(bound_to_memory, zi_teardown),
+        cmocka_unit_test_teardown(host_memory_is_pinned, zi_teardown),
         cmocka_unit_test_teardown(shared, zi_teardown),
         cmocka_unit_test_teardown(values_are_written, zi_teardown),
         cmocka_unit_test_teardown(others_hear, zi_teardown),
