@@ -36,11 +36,10 @@
 
 #include "base/size.h"
 #include "base/util.h"
+#include "bench/device.h"
 #include "bench/job.h"
 #include "bench/process.h"
-#include "bench/zbench.h"
 #include "client/zclient.h"
-#include "kernels/gpu.h"
 
 #define GPU_SIZE      (UINT64_C(1) << 30)
 #define GPU_UNIT      (UINT64_C(32) << 20) /* bytes */
@@ -575,14 +574,11 @@ static int gpu_cases(struct gpu_bench *b)
 static int gpu_open(struct gpu_bench *b)
 {
     struct zb_err *err = &b->z->err;
-    int rc = zk_gpu_open(b->device, 0, &b->gpu, err);
+    int rc = zbench_device_open(b->z, b->device, &b->gpu, &b->stream);
 
     if (rc < 0)
         return rc;
-    if (strcmp(zk_gpu_info(b->gpu)->backend, "emulated") == 0)
-        zbench_note(b->z, "the device is EMULATED: these figures say nothing about a GPU");
-    zbench_note(b->z, "%s, %s in %u units", zk_gpu_info(b->gpu)->name, zb_size_text(b->size).s,
-                b->units);
+    zbench_note(b->z, "%s in %u units", zb_size_text(b->size).s, b->units);
     b->own = mmap(NULL, b->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (b->own == MAP_FAILED) {
         b->own = NULL;
@@ -590,7 +586,6 @@ static int gpu_open(struct gpu_bench *b)
     }
     memset(b->own, 1, b->size);
     if ((rc = zk_gpu_pin(b->gpu, b->own, b->size, false, err)) < 0 ||
-        (rc = zk_gpu_stream_new(b->gpu, &b->stream, err)) < 0 ||
         (rc = zk_gpu_alloc(b->gpu, b->size, 0, &b->to, err)) < 0)
         return rc;
     for (unsigned i = 0; i < GPU_AHEAD && rc == 0; i++)

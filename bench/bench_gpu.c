@@ -21,8 +21,7 @@
 #include "base/plan.h"
 #include "base/size.h"
 #include "base/util.h"
-#include "bench/zbench.h"
-#include "kernels/gpu.h"
+#include "bench/device.h"
 
 #define GPU_ELEMS   (UINT64_C(256) << 20) /* one work takes 0.2 ms at least, a call 5 us */
 #define GPU_ROUNDS  9u
@@ -256,15 +255,10 @@ static int gpu_open(struct gpu_bench *b)
         [AT_NORMS] = b->elems / ZB_BLOCK_ELEMS * sizeof(struct zk_gpu_norm),
     };
     struct zb_err *err = &b->z->err;
-    int rc = zk_gpu_open(b->device, 0, &b->gpu, err);
+    int rc = zbench_device_open(b->z, b->device, &b->gpu, &b->stream);
 
-    if (rc < 0)
-        return rc;
-    if (strcmp(zk_gpu_info(b->gpu)->backend, "emulated") == 0)
-        zbench_note(b->z, "the device is EMULATED: these figures say nothing about a GPU");
-    zbench_note(b->z, "%s, %.1f million elements", zk_gpu_info(b->gpu)->name,
-                (double)b->elems / 1e6);
-    rc = zk_gpu_stream_new(b->gpu, &b->stream, err);
+    if (rc == 0)
+        zbench_note(b->z, "%.1f million elements", (double)b->elems / 1e6);
     for (unsigned i = 0; i < AT_PLACES && rc == 0; i++)
         rc = zk_gpu_alloc(b->gpu, bytes[i], 0, &b->mem[i], err);
     return rc < 0 ? rc : zk_gpu_alloc(b->gpu, 1, 0, &b->tables, err);
