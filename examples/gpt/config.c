@@ -128,6 +128,11 @@ static int apply(struct apply *a, struct gpt_err *err)
     apply_scale(a);
     apply_offload(a);
     apply_checkpointing(a);
+    if (gpt_args_stage(args) < 3) { /* the flag's, maybe: what the file says of 3 is of no use */
+        args->group = gpt_args_given(args, "--group") ? args->group : 0;
+        if (!gpt_args_given(args, "--offload-param"))
+            args->offload_param = GPT_OFFLOAD_NONE;
+    }
     return rc;
 }
 

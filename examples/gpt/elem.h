@@ -87,6 +87,27 @@ GPT_ELEM uint16_t gpt_elem_to_bf16(float x)
     return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 
+/** To fp16, ties to even; infinity above 65504, a NaN stays one. */
+GPT_ELEM uint16_t gpt_elem_to_fp16(float x)
+{
+    uint32_t bits, sign, small;
+    float y;
+
+    memcpy(&bits, &x, sizeof(bits));
+    sign = bits >> 16 & 0x8000u;
+    bits &= 0x7fffffffu;
+    if (bits > 0x7f800000u)
+        return (uint16_t)(sign | 0x7e00u);
+    if (bits >= 0x477ff000u) /* 65520 is as near to 65536 */
+        return (uint16_t)(sign | 0x7c00u);
+    if (bits >= 0x38800000u) /* 2^-14: the exponent moves, 13 bits go */
+        return (uint16_t)(sign | (bits - 0x38000000u + 0xfffu + (bits >> 13 & 1u)) >> 13);
+    memcpy(&y, &bits, sizeof(y)); /* below: in units of 2^-24, by an addition that rounds to them */
+    y += 0.5f;
+    memcpy(&small, &y, sizeof(small));
+    return (uint16_t)(sign | (small - 0x3f000000u));
+}
+
 /** fp16 to fp32, exactly: the exponent is moved by a multiplication, which normalises, too. */
 GPT_ELEM float gpt_elem_of_fp16(uint16_t x)
 {

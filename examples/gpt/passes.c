@@ -1,11 +1,15 @@
 #include "examples/gpt/passes.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 
+#include "examples/gpt/args.h"
 #include "examples/gpt/dev/dev.h"
 #include "examples/gpt/dev/pass.h"
+
+_Static_assert(GPT_FP32 == (int)GPT_DEV_F32 && GPT_BF16 == (int)GPT_DEV_BF16 &&
+                   GPT_FP16 == (int)GPT_DEV_FP16,
+               "");
 
 struct gpt_passes {
     struct gpt_run *run; /* on the processor, */
@@ -20,7 +24,8 @@ static int device_new(struct gpt_passes *p, const struct gpt_passes_options *o, 
     int rc = gpt_dev_open(&p->dev, o->device, o->stream, err);
 
     if (rc == 0)
-        rc = gpt_dev_run_new(&p->dev_run, p->dev, o->model, &o->hold, o->bf16, err);
+        rc = gpt_dev_run_new(&p->dev_run, p->dev, o->model, &o->hold, (enum gpt_dtype_dev)o->dtype,
+                             err);
     if (rc == 0)
         gpt_dev_run_on_tick(p->dev_run, o->tick, o->tick_arg);
     return rc;
@@ -34,7 +39,7 @@ int gpt_passes_new(struct gpt_passes **ret, const struct gpt_passes_options *o, 
     if (!p)
         return gpt_fail(err, -ENOMEM, "activations: %m");
     if (o->device) {
-        p->activation_bytes = gpt_dev_run_bytes(o->model, &o->hold, o->bf16);
+        p->activation_bytes = gpt_dev_run_bytes(o->model, &o->hold, (enum gpt_dtype_dev)o->dtype);
         rc = device_new(p, o, err);
     } else {
         p->activation_bytes = gpt_run_bytes(o->model, &o->hold);
@@ -83,9 +88,10 @@ int gpt_passes_error(const struct gpt_passes *p, struct gpt_err *err)
 
 void gpt_passes_scale(struct gpt_passes *p, double scale)
 {
-    assert(p->run || scale == 1);
     if (p->run)
         gpt_run_scale(p->run, (float)scale);
+    else
+        gpt_dev_run_scale(p->dev_run, (float)scale);
 }
 
 void gpt_passes_micro(struct gpt_passes *p, uint32_t micro)

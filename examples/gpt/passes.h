@@ -14,10 +14,10 @@ struct gpt_passes;
 struct gpt_passes_options {
     const struct gpt *model;
     struct gpt_hold hold; /* what is kept between passes */
-    bool bf16;
-    const char *device; /* NULL: the processor */
-    void *stream;       /* of the device: zc_zero_stream() */
-    gpt_tick_fn *tick;  /* called during what takes long; false: give up */
+    uint32_t dtype;       /* of weights: enum gpt_dtype */
+    const char *device;   /* NULL: the processor */
+    void *stream;         /* of the device: zc_zero_stream() */
+    gpt_tick_fn *tick;    /* called during what takes long; false: give up */
     void *tick_arg;
 };
 
@@ -37,7 +37,7 @@ uint64_t gpt_passes_activation_bytes(const struct gpt_passes *p);
 /** 0, or the first failure of the device. */
 int gpt_passes_error(const struct gpt_passes *p, struct gpt_err *err);
 
-/** As gpt_run_scale(). On the processor only: on a device 1 is all there is. */
+/** As gpt_run_scale(). */
 void gpt_passes_scale(struct gpt_passes *p, double scale);
 
 /* As in gpt.h. The head's loss is kept, see below. */

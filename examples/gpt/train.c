@@ -270,7 +270,7 @@ static int passes_new(struct train *t)
     const struct gpt_passes_options options = {
         .model = &t->model,
         .hold = hold_of(t),
-        .bf16 = t->args->dtype == GPT_BF16,
+        .dtype = t->args->dtype,
         .device = t->args->device,
         .stream = t->args->device ? zc_zero_stream(t->zero) : NULL,
         .tick = engine_tick,

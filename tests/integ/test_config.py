@@ -84,6 +84,16 @@ def left_to_flags():
     check("(bf16)" in run.done.stdout and max(s["lr"] for s in run.steps) == 2e-3, run.done.stdout)
 
 
+def stages_win():
+    """--stage and --offload over a file: what it says of stage 3 goes with its stage."""
+    with Daemon("--host-bytes", "64M", "--nvme-bytes", "64M", *PAGES) as d:
+        runs = [trained(name, 2, d.env(), flags)
+                for name, flags in (("stage1", ()), ("stage3_nvme", ("--stage", "2")), ("stage3", ("--stage", "0")),
+                                    ("stage2", ("--offload", "host")), ("stage3", ("--stage", "1")))]
+    for run in runs[1:]:
+        check(run.losses() == runs[0].losses() and run.weights == runs[0].weights, "another stage, another run")
+
+
 def broken():
     check(sorted(BROKEN) == sorted(os.path.basename(p)[:-5] for p in glob.glob(path("broken/*"))), "other files")
     for name, says in BROKEN.items():
@@ -93,7 +103,7 @@ def broken():
               f"{name} ended with {done.returncode}: {done.stderr}")
 
 
-TESTS = {f.__name__: f for f in (study, scheduler, left_to_flags, broken)}
+TESTS = {f.__name__: f for f in (study, scheduler, left_to_flags, stages_win, broken)}
 
 if __name__ == "__main__":
     if not shutil.which("mpirun"):

@@ -21,6 +21,7 @@ GPU = "--gpu" in sys.argv
 DEVICE = os.environ.get("ZSHARD_GPU", "") if GPU else "emulated"
 LAYERS, TOKENS = 5, 6 * 32  # of MODEL
 BF16_BOUND = 2**-8 * math.sqrt((18 * LAYERS + 2) / TOKENS)  # docs/GPU.md
+FP16_BOUND = 2**-11 * math.sqrt((18 * LAYERS + 2) / TOKENS)
 MIB = 1 << 20
 
 
@@ -55,10 +56,18 @@ def bf16_two_ranks():
     follows("bf16", 2, BF16_BOUND)
 
 
+def fp16():
+    follows("fp16", 1, FP16_BOUND)
+
+
+def fp16_two_ranks():
+    follows("fp16", 2, FP16_BOUND)
+
+
 def same_bytes():
     """Twice, and where every work is late: nothing depends on when a device gets to it."""
     late = "emulated:256M:40" if DEVICE == "emulated" else DEVICE
-    for dtype in ("fp32", "bf16"):
+    for dtype in ("fp32", "bf16", "fp16"):
         runs = [good(Run(["--dtype", dtype, "--device", device]), f"{dtype} on {device}")
                 for device in (DEVICE, DEVICE, late)]
         for run in runs[1:]:
@@ -148,7 +157,7 @@ def failures():
               f"{works} works: {done.returncode}: {done.stderr}")
 
 
-TESTS = {f.__name__: f for f in (fp32, fp32_two_ranks, bf16, bf16_two_ranks, same_bytes, memory, refused,
+TESTS = {f.__name__: f for f in (fp32, fp32_two_ranks, bf16, bf16_two_ranks, fp16, fp16_two_ranks, same_bytes, memory, refused,
                                  too_little_memory, failures)}
 
 if __name__ == "__main__":
@@ -156,7 +165,7 @@ if __name__ == "__main__":
         skip("ZSHARD_GPU names no device")
     if GPU:
         sys.argv.remove("--gpu")
-        TESTS = {f.__name__: f for f in (fp32, bf16, same_bytes, memory_at_size)}  # no MPI there
+        TESTS = {f.__name__: f for f in (fp32, bf16, fp16, same_bytes, memory_at_size)}  # no MPI there
     elif not shutil.which("mpirun"):
         skip("there is no mpirun")
     sys.exit(main(TESTS))

@@ -1,6 +1,6 @@
 /*
- * blas.c - matrix products on the processor, as the emulated device has them: bf16 is widened, and
- * what BLAS gives in fp32 is rounded once.
+ * blas.c - matrix products on the processor, as the emulated device has them: 16 bits are widened,
+ * and what BLAS gives in fp32 is rounded once.
  */
 #include <cblas.h>
 #include <errno.h>
@@ -16,16 +16,21 @@ uint64_t gpt_mat_bytes(const struct gpt_mat *mat, uint64_t rows, uint64_t cols, 
     return ((batch - 1) * mat->step + (rows - 1) * mat->ld + cols) * gpt_dev_bytes(dtype);
 }
 
+static float widened(uint16_t x, enum gpt_dtype_dev dtype)
+{
+    return dtype == GPT_DEV_BF16 ? gpt_elem_of_bf16(x) : gpt_elem_of_fp16(x);
+}
+
 /* A matrix as fp32, rows next to each other; *made is to be freed. */
-static const float *mat_f32(const struct gpt_mat *mat, uint64_t first, uint64_t rows, uint64_t cols,
-                            float **made, int *ret_ld)
+static const float *mat_f32(const struct gpt_mat *mat, enum gpt_dtype_dev dtype, uint64_t first,
+                            uint64_t rows, uint64_t cols, float **made, int *ret_ld)
 {
     const uint16_t *from = (const uint16_t *)mat->at + first;
     float *to = malloc(rows * cols * sizeof(*to));
 
     for (uint64_t r = 0; r < rows && to; r++)
         for (uint64_t c = 0; c < cols; c++)
-            to[r * cols + c] = gpt_elem_of_bf16(from[r * mat->ld + c]);
+            to[r * cols + c] = widened(from[r * mat->ld + c], dtype);
     *made = to;
     *ret_ld = (int)cols;
     return to;
@@ -37,7 +42,7 @@ static const float *mat_get(const struct gpt_mat *mat, enum gpt_dtype_dev dtype,
     *made = NULL;
     *ret_ld = (int)mat->ld;
     return dtype == GPT_DEV_F32 ? (const float *)mat->at + first
-                                : mat_f32(mat, first, rows, cols, made, ret_ld);
+                                : mat_f32(mat, dtype, first, rows, cols, made, ret_ld);
 }
 
 /* Row-major d from its fp32 sums. */
@@ -46,13 +51,14 @@ static void rows_put(const struct gpt_matmul *mm, uint64_t first, const float *f
     for (uint64_t r = 0; r < mm->m; r++)
         for (uint64_t c = 0; c < mm->n; c++)
             ((uint16_t *)(uintptr_t)mm->d.at)[first + r * mm->d.ld + c] =
-                gpt_elem_to_bf16(from[r * mm->n + c]);
+                mm->d_dtype == GPT_DEV_BF16 ? gpt_elem_to_bf16(from[r * mm->n + c])
+                                            : gpt_elem_to_fp16(from[r * mm->n + c]);
 }
 
 static float bias_at(const struct gpt_matmul *mm, uint64_t c)
 {
     return mm->d_dtype == GPT_DEV_F32 ? ((const float *)mm->bias)[c]
-                                      : gpt_elem_of_bf16(((const uint16_t *)mm->bias)[c]);
+                                      : widened(((const uint16_t *)mm->bias)[c], mm->d_dtype);
 }
 
 static int one(const struct gpt_matmul *mm, uint64_t i)
@@ -73,7 +79,7 @@ static int one(const struct gpt_matmul *mm, uint64_t i)
         for (uint64_t r = 0; r < mm->m && mm->bias; r++)
             for (uint64_t c = 0; c < mm->n; c++)
                 d[r * (uint64_t)ldd + c] += bias_at(mm, c);
-        if (mm->d_dtype == GPT_DEV_BF16)
+        if (mm->d_dtype != GPT_DEV_F32)
             rows_put(mm, to, d);
         rc = 0;
     }

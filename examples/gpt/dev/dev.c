@@ -265,12 +265,15 @@ void gpt_dev_zero(struct gpt_dev *d, void *dev, uint64_t bytes)
         (void)zk_gpu_fill(d->stream, dev, 0, bytes, &d->err);
 }
 
-void gpt_dev_round(struct gpt_dev *d, const float *from, void *to, uint64_t n)
+void gpt_dev_round(struct gpt_dev *d, const float *from, void *to, enum gpt_dtype_dev dtype,
+                   uint64_t n)
 {
-    struct zk_gpu_work work = {
-        .op = ZK_GPU_CAST,
-        .array = { .from = from, .to = to, .n = n, .from_dtype = ZB_F32, .to_dtype = ZB_BF16 }
-    };
+    struct zk_gpu_work work = { .op = ZK_GPU_CAST,
+                                .array = { .from = from,
+                                           .to = to,
+                                           .n = n,
+                                           .from_dtype = ZB_F32,
+                                           .to_dtype = dtype == GPT_DEV_BF16 ? ZB_BF16 : ZB_F16 } };
 
     if (d->err.code == 0)
         (void)zk_gpu_launch(d->stream, &work, &d->err);

@@ -20,10 +20,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "examples/gpt/dev/kern.h"
 #include "examples/gpt/err.h"
 
 struct gpt_dev;
-struct gpt_kern;
 struct gpt_matmul;
 
 /** Whether a device of that name may be: "cuda[:N]", "emulated[:...]". */
@@ -57,8 +57,9 @@ uint64_t gpt_dev_allocated(const struct gpt_dev *d);
 void gpt_dev_kernel(struct gpt_dev *d, const struct gpt_kern *k);
 void gpt_dev_matmul(struct gpt_dev *d, const struct gpt_matmul *mm);
 void gpt_dev_zero(struct gpt_dev *d, void *dev, uint64_t bytes);
-/** fp32 to bf16, ties to even. */
-void gpt_dev_round(struct gpt_dev *d, const float *from, void *to, uint64_t n);
+/** fp32 to bf16 or fp16, ties to even. */
+void gpt_dev_round(struct gpt_dev *d, const float *from, void *to, enum gpt_dtype_dev dtype,
+                   uint64_t n);
 /** Host memory belongs to the copy until the mark that is set behind it is reached. */
 void gpt_dev_up(struct gpt_dev *d, void *dev, const void *host, uint64_t bytes);
 void gpt_dev_down(struct gpt_dev *d, void *host, const void *dev, uint64_t bytes);

@@ -3,8 +3,8 @@
  *
  * MODEL. A kernel is a struct: what to do, on which arrays. Rows are the tokens of a micro-batch.
  * The residual stream and all gradients that are kept are fp32; "of the dtype" are weights and what
- * goes through matrix products: fp32 or bf16. Whatever is summed is summed in fp32 (losses: in
- * double), in an order that depends on the sizes alone: no atomics, the same bits each time.
+ * goes through matrix products: fp32, bf16 or fp16. Whatever is summed is summed in fp32 (losses:
+ * in double), in an order that depends on the sizes alone: no atomics, the same bits each time.
  *
  * One source (kern_priv.h) is compiled by nvcc for the device (kern.cu), and by the C compiler for
  * the processor (kern.c), where the emulated device runs it.
@@ -41,7 +41,7 @@ enum gpt_kern_op {
     GPT_KERN_OP_END
 };
 
-enum gpt_dtype_dev { GPT_DEV_F32, GPT_DEV_BF16 };
+enum gpt_dtype_dev { GPT_DEV_F32, GPT_DEV_BF16, GPT_DEV_FP16 };
 
 static inline size_t gpt_dev_bytes(enum gpt_dtype_dev dtype)
 {

@@ -39,8 +39,10 @@
 
 KERN_FN float elem_get(const void *x, uint64_t i, enum gpt_dtype_dev dtype)
 {
-    return dtype == GPT_DEV_F32 ? ((const float *)x)[i]
-                                : gpt_elem_of_bf16(((const uint16_t *)x)[i]);
+    if (dtype == GPT_DEV_F32)
+        return ((const float *)x)[i];
+    return dtype == GPT_DEV_BF16 ? gpt_elem_of_bf16(((const uint16_t *)x)[i])
+                                 : gpt_elem_of_fp16(((const uint16_t *)x)[i]);
 }
 
 KERN_FN void elem_put(void *x, uint64_t i, enum gpt_dtype_dev dtype, float value)
@@ -48,7 +50,8 @@ KERN_FN void elem_put(void *x, uint64_t i, enum gpt_dtype_dev dtype, float value
     if (dtype == GPT_DEV_F32)
         ((float *)x)[i] = value;
     else
-        ((uint16_t *)x)[i] = gpt_elem_to_bf16(value);
+        ((uint16_t *)x)[i] = dtype == GPT_DEV_BF16 ? gpt_elem_to_bf16(value)
+                                                   : gpt_elem_to_fp16(value);
 }
 
 /* ---- meetings: one value of each lane, the result for all */

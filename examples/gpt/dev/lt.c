@@ -26,7 +26,9 @@
 #if defined(ZSHARD_CUBLASLT_HEADER)
 #include <cublasLt.h>
 _Static_assert(LT_SUCCESS == (int)CUBLAS_STATUS_SUCCESS, "");
-_Static_assert(LT_R_32F == (int)CUDA_R_32F && LT_R_16BF == (int)CUDA_R_16BF, "");
+_Static_assert(LT_R_32F == (int)CUDA_R_32F && LT_R_16BF == (int)CUDA_R_16BF &&
+                   LT_R_16F == (int)CUDA_R_16F,
+               "");
 _Static_assert(LT_COMPUTE_32F == (int)CUBLAS_COMPUTE_32F, "");
 _Static_assert(LT_OP_N == (int)CUBLAS_OP_N && LT_OP_T == (int)CUBLAS_OP_T, "");
 _Static_assert(LT_DESC_TRANSA == (int)CUBLASLT_MATMUL_DESC_TRANSA, "");
@@ -194,7 +196,7 @@ static struct key key_of(const struct gpt_matmul *mm)
 
 static int type_of(enum gpt_dtype_dev dtype)
 {
-    return dtype == GPT_DEV_F32 ? LT_R_32F : LT_R_16BF;
+    return dtype == GPT_DEV_F32 ? LT_R_32F : dtype == GPT_DEV_BF16 ? LT_R_16BF : LT_R_16F;
 }
 
 /* Of a matrix that is stored [rows, cols] here. */

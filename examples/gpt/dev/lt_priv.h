@@ -12,6 +12,7 @@
 enum {
     LT_SUCCESS = 0,
     LT_R_32F = 0, /* cudaDataType_t */
+    LT_R_16F = 2,
     LT_R_16BF = 14,
     LT_COMPUTE_32F = 68, /* fp32 as it is: TF32 has a number of its own */
     LT_OP_N = 0,

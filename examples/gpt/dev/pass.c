@@ -91,6 +91,7 @@ struct gpt_dev_run {
     uint64_t clock;
     uint64_t rows, head_rows;
     enum gpt_dtype_dev dtype;
+    float scale; /* of the loss, where gradients begin */
     uint64_t batch_elems;
     struct micro *micro, *now;    /* [micros], and of these */
     float **streams;              /* all of x */
@@ -138,7 +139,7 @@ static struct batch batch_at(uint32_t *base, uint64_t n)
 }
 
 static void run_size(struct gpt_dev_run *run, const struct gpt *model, const struct gpt_hold *hold,
-                     bool bf16)
+                     enum gpt_dtype_dev dtype)
 {
     uint64_t most = LOGITS_BYTES / (sizeof(float) * model->shape.vocab);
 
@@ -150,7 +151,8 @@ static void run_size(struct gpt_dev_run *run, const struct gpt *model, const str
     assert(!run->stash || run->recompute);
     run->rows = (uint64_t)hold->sequences * model->shape.seq;
     run->head_rows = most < 1 ? 1 : most < run->rows ? most : run->rows;
-    run->dtype = bf16 ? GPT_DEV_BF16 : GPT_DEV_F32;
+    run->dtype = dtype;
+    run->scale = 1.0f;
     run->batch_elems = 5 * run->rows + 1;
 }
 
@@ -216,7 +218,8 @@ static uint64_t run_streams(const struct gpt_dev_run *run)
     return run->micros * ((uint64_t)run->model->shape.layers + 1);
 }
 
-uint64_t gpt_dev_run_bytes(const struct gpt *model, const struct gpt_hold *hold, bool bf16)
+uint64_t gpt_dev_run_bytes(const struct gpt *model, const struct gpt_hold *hold,
+                           enum gpt_dtype_dev dtype)
 {
     struct cutter rest = { 0 }, parts[3] = { { 0 } };
     struct gpt_dev_run run = { 0 };
@@ -224,7 +227,7 @@ uint64_t gpt_dev_run_bytes(const struct gpt *model, const struct gpt_hold *hold,
     struct inside in;
     uint64_t bytes;
 
-    run_size(&run, model, hold, bf16);
+    run_size(&run, model, hold, dtype);
     if (run.rows > GPT_ROWS_MAX)
         return UINT64_MAX;
     run_lay_out(&run, &rest); /* below 2^62: see gpt.h's limits */
@@ -305,9 +308,9 @@ static void stash_use(struct gpt_dev_run *run)
 }
 
 int gpt_dev_run_new(struct gpt_dev_run **ret, struct gpt_dev *dev, const struct gpt *model,
-                    const struct gpt_hold *hold, bool bf16, struct gpt_err *err)
+                    const struct gpt_hold *hold, enum gpt_dtype_dev dtype, struct gpt_err *err)
 {
-    uint64_t bytes = gpt_dev_run_bytes(model, hold, bf16);
+    uint64_t bytes = gpt_dev_run_bytes(model, hold, dtype);
     struct gpt_dev_run *run;
     struct cutter c = { 0 };
     int rc;
@@ -319,7 +322,7 @@ int gpt_dev_run_new(struct gpt_dev_run **ret, struct gpt_dev *dev, const struct 
     if (!run)
         return gpt_fail(err, -ENOMEM, "activations: %m");
     run->dev = dev;
-    run_size(run, model, hold, bf16);
+    run_size(run, model, hold, dtype);
     rc = host_new(run, err);
     if (rc == 0) {
         c.base = gpt_dev_memory(dev, bytes, "activations");
@@ -349,6 +352,11 @@ void gpt_dev_run_free(struct gpt_dev_run *run)
     free(run->streams);
     free(run->inside);
     free(run);
+}
+
+void gpt_dev_run_scale(struct gpt_dev_run *run, float scale)
+{
+    run->scale = scale;
 }
 
 void gpt_dev_run_on_tick(struct gpt_dev_run *run, gpt_tick_fn *tick, void *arg)
@@ -544,7 +552,7 @@ static const void *dx_round(struct gpt_dev_run *run)
 {
     if (run->dtype == GPT_DEV_F32)
         return run->now->dx;
-    gpt_dev_round(run->dev, run->now->dx, run->dy, run->rows * run->model->shape.width);
+    gpt_dev_round(run->dev, run->now->dx, run->dy, run->dtype, run->rows * run->model->shape.width);
     return run->dy;
 }
 
@@ -878,7 +886,7 @@ static void head_rows(struct gpt_dev_run *run, uint64_t first, uint64_t rows, co
                                                  .losses = run->losses + first,
                                                  .rows = rows,
                                                  .vocab = v,
-                                                 .scale = 1.0f / (float)run->rows } });
+                                                 .scale = run->scale / (float)run->rows } });
     if (!embed_grads)
         return;
     mm.a = (struct gpt_mat){ .at = run->dlogits, .ld = v, .t = true };

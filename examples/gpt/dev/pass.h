@@ -2,9 +2,9 @@
  * pass.h - the forward and backward pass of gpt.h on a device.
  *
  * MODEL. The same passes in the same order as gpt.h has them, over weights in the unit's own dtype.
- * They only enqueue (dev.h). What a bf16 model multiplies is bf16, what it sums is fp32: products
- * accumulate in fp32, and the residual stream, its gradient, layer norms, softmax, the loss and all
- * gradients of weights are fp32.
+ * They only enqueue (dev.h). What a 16-bit model multiplies has 16 bits, what it sums is fp32:
+ * products accumulate in fp32, and the residual stream, its gradient, layer norms, softmax, the
+ * loss and all gradients of weights are fp32.
  *
  * MEMORY is one allocation, made once. Where blocks are computed anew, what is kept from the
  * forward pass to the backward pass is the residual stream before each block, and nothing else. The
@@ -21,16 +21,20 @@
 struct gpt_dev_run;
 
 /** Bytes of device memory that a run takes, or UINT64_MAX. */
-uint64_t gpt_dev_run_bytes(const struct gpt *model, const struct gpt_hold *hold, bool bf16);
+uint64_t gpt_dev_run_bytes(const struct gpt *model, const struct gpt_hold *hold,
+                           enum gpt_dtype_dev dtype);
 
 /** 0; -EINVAL no sequence, or too many tokens; -ENOMEM, -EIO. The device outlives the run. */
 int gpt_dev_run_new(struct gpt_dev_run **ret, struct gpt_dev *dev, const struct gpt *model,
-                    const struct gpt_hold *hold, bool bf16, struct gpt_err *err);
+                    const struct gpt_hold *hold, enum gpt_dtype_dev dtype, struct gpt_err *err);
 /** Waits for nothing: before the device is closed. NULL is allowed. */
 void gpt_dev_run_free(struct gpt_dev_run *run);
 
 /** Called now and then where a call waits for the device; false: give up. */
 void gpt_dev_run_on_tick(struct gpt_dev_run *run, gpt_tick_fn *tick, void *arg);
+
+/** As gpt_run_scale(). */
+void gpt_dev_run_scale(struct gpt_dev_run *run, float scale);
 
 /** As gpt_run_micro(). */
 void gpt_dev_micro(struct gpt_dev_run *run, uint32_t micro);

@@ -205,7 +205,12 @@ int cublasLtMatmulAlgoGetHeuristic(void *handle, void *desc, void *a, void *b, v
 
 static float get(const void *x, int type, int64_t i)
 {
-    return type == LT_R_32F ? ((const float *)x)[i] : gpt_elem_of_bf16(((const uint16_t *)x)[i]);
+    uint16_t half;
+
+    if (type == LT_R_32F)
+        return ((const float *)x)[i];
+    half = ((const uint16_t *)x)[i];
+    return type == LT_R_16BF ? gpt_elem_of_bf16(half) : gpt_elem_of_fp16(half);
 }
 
 static void put(void *x, int type, int64_t i, float v)
@@ -213,7 +218,7 @@ static void put(void *x, int type, int64_t i, float v)
     if (type == LT_R_32F)
         ((float *)x)[i] = v;
     else
-        ((uint16_t *)x)[i] = gpt_elem_to_bf16(v);
+        ((uint16_t *)x)[i] = type == LT_R_16BF ? gpt_elem_to_bf16(v) : gpt_elem_to_fp16(v);
 }
 
 /* Element (row, col) of op(X), of matrix i. */

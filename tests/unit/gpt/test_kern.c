@@ -4,7 +4,7 @@
  *
  * Arrays are drawn, rounded to their dtype, and handed to both. What is written has a guard behind
  * it, and is full of NaNs before, unless it is added to. Tolerances: sums of fp32 have a relative
- * error of some n * 2^-24 at most; what is rounded to bf16 one of 2^-8 besides.
+ * error of some n * 2^-24 at most; what is rounded to bf16 one of 2^-8 besides, to fp16 2^-11.
  */
 #include "tests/ztest.h"
 
@@ -24,9 +24,9 @@
 #define MEMORY (48u << 20)
 #define GUARD  256u
 
-enum type { F32 = GPT_DEV_F32, BF16 = GPT_DEV_BF16, F64, U32 };
+enum type { F32 = GPT_DEV_F32, BF16 = GPT_DEV_BF16, F16 = GPT_DEV_FP16, F64, U32 };
 
-static const size_t type_bytes[] = { [F32] = 4, [BF16] = 2, [F64] = 8, [U32] = 4 };
+static const size_t type_bytes[] = { [F32] = 4, [BF16] = 2, [F16] = 2, [F64] = 8, [U32] = 4 };
 
 struct fixture {
     const char *name;
@@ -113,6 +113,8 @@ static void store(enum type type, void *at, size_t i, double v)
         ((float *)at)[i] = (float)v;
     else if (type == BF16)
         ((uint16_t *)at)[i] = gpt_elem_to_bf16((float)v);
+    else if (type == F16)
+        ((uint16_t *)at)[i] = gpt_elem_to_fp16((float)v);
     else if (type == F64)
         ((double *)at)[i] = v;
     else
@@ -123,6 +125,7 @@ static double load(enum type type, const void *at, size_t i)
 {
     return type == F32    ? (double)((const float *)at)[i]
            : type == BF16 ? (double)gpt_elem_of_bf16(((const uint16_t *)at)[i])
+           : type == F16  ? (double)gpt_elem_of_fp16(((const uint16_t *)at)[i])
            : type == F64  ? ((const double *)at)[i]
                           : (double)((const uint32_t *)at)[i];
 }
@@ -192,8 +195,8 @@ static void array_check(struct fixture *x, const char *what, const struct array 
     assert_non_null(host);
     good(x, zk_gpu_copy(x->stream, ZK_GPU_TO_HOST, host, a->dev, bytes + GUARD, &x->err));
     good(x, zk_gpu_stream_sync(x->stream, &x->err));
-    if (a->type == BF16)
-        relative += 0x1p-8;
+    relative += a->type == BF16 ? 0x1p-8 : a->type == F16 ? 0x1p-11 : 0;
+    absolute += a->type == F16 ? 0x1p-25 : 0; /* below 2^-14 */
     for (size_t i = 0; i < a->n; i++) {
         double got = load(a->type, host, i);
 
@@ -226,12 +229,12 @@ static const struct shape {
     uint64_t rows, cols;
 } shapes[] = { { 1, 1 }, { 3, 7 }, { 65, 256 }, { 130, 257 }, { 7, 1600 }, { 64, 31 } };
 
-static const enum type dtypes[] = { F32, BF16 };
+static const enum type dtypes[] = { F32, BF16, F16 };
 
-#define EACH_SHAPE(s, dtype)                                       \
-    for (size_t i_ = 0; i_ < ZB_COUNT(shapes) * 2; i_++)           \
-        for (struct shape s = shapes[i_ / 2], *once_ = &s; once_;) \
-            for (enum type dtype = dtypes[i_ % 2]; once_; once_ = NULL)
+#define EACH_SHAPE(s, dtype)                                                      \
+    for (size_t i_ = 0; i_ < ZB_COUNT(shapes) * ZB_COUNT(dtypes); i_++)           \
+        for (struct shape s = shapes[i_ / ZB_COUNT(dtypes)], *once_ = &s; once_;) \
+            for (enum type dtype = dtypes[i_ % ZB_COUNT(dtypes)]; once_; once_ = NULL)
 
 static void embed_on(struct fixture *x)
 {
@@ -483,10 +486,11 @@ static void elementwise_on(struct fixture *x)
 
         for (uint64_t i = 0; i < n; i++)
             want[i] = in.v[i];
-        gpt_dev_round(x->dev, to.dev, dx.dev, dtype == BF16 ? n : 0); /* `to`: the residual */
+        gpt_dev_round(x->dev, to.dev, dx.dev, (enum gpt_dtype_dev)dtype,
+                      dtype != F32 ? n : 0); /* `to`: the residual */
         for (uint64_t i = 0; i < n; i++)
             want[i] = (double)(float)in.v[i] + a.v[i] + b.v[i % s.cols];
-        if (dtype == BF16)
+        if (dtype != F32)
             array_check(x, "rounding", &dx, want, 1e-6, 1e-6);
         free(want);
         for (size_t i = 0; i < ZB_COUNT(all); i++)
@@ -676,7 +680,7 @@ static void product_on(struct fixture *x, const struct product *p, enum type dty
             }
     gpt_dev_matmul(x->dev, &mm);
     /* Rounded twice where a kernel adds the bias. */
-    array_check(x, p->name, &vd, want, 1e-5, p->skew && d_type == BF16 ? 0x1p-6 : 1e-5);
+    array_check(x, p->name, &vd, want, 1e-5, p->skew && d_type != F32 ? 0x1p-6 : 1e-5);
     free(want);
     array_done(&va);
     array_done(&vb);
@@ -690,8 +694,11 @@ static void products_on(struct fixture *x)
     for (size_t i = 0; i < ZB_COUNT(products); i++) {
         product_on(x, &products[i], F32, F32);
         product_on(x, &products[i], BF16, BF16);
-        if (!products[i].bias) /* biases are of the dtype */
+        product_on(x, &products[i], F16, F16);
+        if (!products[i].bias) { /* biases are of the dtype */
             product_on(x, &products[i], BF16, F32);
+            product_on(x, &products[i], F16, F32);
+        }
     }
 }
 

@@ -34,7 +34,7 @@ static void fill(unsigned char *at, enum gpt_dtype_dev dtype)
 {
     for (size_t i = 0; i < ELEMS; i++) {
         float v = drawn();
-        uint16_t half = gpt_elem_to_bf16(v);
+        uint16_t half = dtype == GPT_DEV_FP16 ? gpt_elem_to_fp16(v) : gpt_elem_to_bf16(v);
 
         if (dtype == GPT_DEV_F32)
             memcpy(at + i * 4, &v, 4);
@@ -59,7 +59,9 @@ static float value(const unsigned char *at, enum gpt_dtype_dev dtype, size_t i)
 
     memcpy(&v, at + i * 4, dtype == GPT_DEV_F32 ? 4 : 0);
     memcpy(&half, at + i * 2, 2);
-    return dtype == GPT_DEV_F32 ? v : gpt_elem_of_bf16(half);
+    return dtype == GPT_DEV_F32    ? v
+           : dtype == GPT_DEV_BF16 ? gpt_elem_of_bf16(half)
+                                   : gpt_elem_of_fp16(half);
 }
 
 static const struct row {
@@ -166,7 +168,9 @@ static void products_are_blas(void **state)
 {
     static const enum gpt_dtype_dev dtypes[][2] = { { GPT_DEV_F32, GPT_DEV_F32 },
                                                     { GPT_DEV_BF16, GPT_DEV_BF16 },
-                                                    { GPT_DEV_BF16, GPT_DEV_F32 } };
+                                                    { GPT_DEV_BF16, GPT_DEV_F32 },
+                                                    { GPT_DEV_FP16, GPT_DEV_FP16 },
+                                                    { GPT_DEV_FP16, GPT_DEV_F32 } };
     struct arrays *want = aligned_alloc(256, sizeof(*want));
     struct arrays *got = aligned_alloc(256, sizeof(*got));
     struct gpt_lt *lt = NULL;
@@ -177,9 +181,10 @@ static void products_are_blas(void **state)
     assert_true(want && got);
     if (gpt_lt_open(&lt, &err) != 0)
         fail_msg("%s", err.text);
-    for (size_t i = 0; i < ZB_COUNT(rows) * 3; i++) {
-        const struct row *r = &rows[i / 3];
-        enum gpt_dtype_dev dtype = dtypes[i % 3][0], d_dtype = dtypes[i % 3][1];
+    for (size_t i = 0; i < ZB_COUNT(rows) * ZB_COUNT(dtypes); i++) {
+        const struct row *r = &rows[i / ZB_COUNT(dtypes)];
+        enum gpt_dtype_dev dtype = dtypes[i % ZB_COUNT(dtypes)][0];
+        enum gpt_dtype_dev d_dtype = dtypes[i % ZB_COUNT(dtypes)][1];
         struct gpt_matmul host = product(r, want, dtype, d_dtype);
         struct gpt_matmul dev = product(r, got, dtype, d_dtype);
 

@@ -78,11 +78,12 @@ static const struct setting {
     { "deep", { 5, 1, 8, 5, 11 }, 1 },
 };
 
-static void units_new(struct fixture *x, const struct gpt *model, bool bf16, struct unit *units)
+static void units_new(struct fixture *x, const struct gpt *model, enum gpt_dtype_dev dtype,
+                      struct unit *units)
 {
     for (uint32_t u = 0; u < model->nunits; u++) {
         struct unit *t = &units[u];
-        uint64_t n = model->units[u].elems, e = bf16 ? 2 : 4;
+        uint64_t n = model->units[u].elems, e = gpt_dev_bytes(dtype);
         uint16_t *half = calloc(n, 2);
         char *dev;
 
@@ -94,16 +95,19 @@ static void units_new(struct fixture *x, const struct gpt *model, bool bf16, str
         for (uint64_t i = 0; i < n; i++) { /* wider, and no zeros */
             t->weights[i] = 2 * t->weights[i] + 0.01f * ((float)(i % 7) - 3);
             t->grads[i] = 0.001f * (float)(i % 5); /* what is there is added to */
-            half[i] = gpt_elem_to_bf16(t->weights[i]);
-            if (bf16)
-                t->weights[i] = gpt_elem_of_bf16(half[i]);
+            half[i] = dtype == GPT_DEV_FP16 ? gpt_elem_to_fp16(t->weights[i])
+                                            : gpt_elem_to_bf16(t->weights[i]);
+            if (dtype != GPT_DEV_F32)
+                t->weights[i] = dtype == GPT_DEV_FP16 ? gpt_elem_of_fp16(half[i])
+                                                      : gpt_elem_of_bf16(half[i]);
         }
         good(x, zk_gpu_alloc(x->gpu, n * (e + 4) + 256, 0, &t->mem, &x->err));
         dev = zk_gpu_addr(t->mem);
         t->dev_weights = dev;
         t->dev_grads = (float *)(void *)(dev + (n * e + 63) / 64 * 64);
-        good(x, zk_gpu_copy(x->stream, ZK_GPU_TO_DEVICE, t->dev_weights,
-                            bf16 ? (void *)half : (void *)t->weights, n * e, &x->err));
+        good(x,
+             zk_gpu_copy(x->stream, ZK_GPU_TO_DEVICE, t->dev_weights,
+                         dtype != GPT_DEV_F32 ? (void *)half : (void *)t->weights, n * e, &x->err));
         good(x, zk_gpu_copy(x->stream, ZK_GPU_TO_DEVICE, t->dev_grads, t->grads, n * 4, &x->err));
         good(x, zk_gpu_stream_sync(x->stream, &x->err));
         free(half);
@@ -188,10 +192,13 @@ static void grads_check(struct fixture *x, const char *name, const struct gpt *m
     }
 }
 
-/* In bf16: 2^-8 for each of 18 L + 2 roundings, as a root, and nothing off for averages. */
-static double bf16_bound(const struct gpt_shape *s)
+/* In bf16: 2^-8 for each of 18 L + 2 roundings, as a root, and nothing off for averages; in fp16
+ * 2^-11. */
+static double bound_of(const struct gpt_shape *s, enum gpt_dtype_dev dtype)
 {
-    return 0x1p-8 * sqrt(18.0 * s->layers + 2);
+    return dtype == GPT_DEV_F32
+               ? 1e-5
+               : (dtype == GPT_DEV_BF16 ? 0x1p-8 : 0x1p-11) * sqrt(18.0 * s->layers + 2);
 }
 
 /* Sequences of a setting; recompute as a device does it usually. */
@@ -200,7 +207,7 @@ static struct gpt_hold hold_of(uint32_t sequences)
     return (struct gpt_hold){ .sequences = sequences, .recompute = true };
 }
 
-static void passes_on(struct fixture *x, const struct setting *s, bool bf16)
+static void passes_on(struct fixture *x, const struct setting *s, enum gpt_dtype_dev dtype)
 {
     const struct gpt_hold hold = hold_of(s->sequences);
     struct unit units[UNITS_MAX];
@@ -209,16 +216,20 @@ static void passes_on(struct fixture *x, const struct setting *s, bool bf16)
     struct gpt_run *host = NULL;
     struct gpt_dev_run *dev = NULL;
     uint32_t *tokens = calloc((size_t)s->sequences * (s->shape.seq + 1), sizeof(*tokens));
-    double want = 0, got = 0, bound = bf16 ? bf16_bound(&s->shape) : 1e-5;
+    double want = 0, got = 0, bound = bound_of(&s->shape, dtype);
 
     assert_non_null(tokens);
     assert_int_equal(gpt_init(&model, &s->shape, &err), 0);
     assert_true(model.nunits <= UNITS_MAX);
-    units_new(x, &model, bf16, units);
+    units_new(x, &model, dtype, units);
     assert_int_equal(gpt_run_new(&host, &model, &hold, &err), 0);
-    if (gpt_dev_run_new(&dev, x->dev, &model, &hold, bf16, &err) != 0)
+    if (gpt_dev_run_new(&dev, x->dev, &model, &hold, dtype, &err) != 0)
         fail_msg("%s, %s: %s", x->name, s->name, err.text);
-    assert_true(gpt_dev_allocated(x->dev) >= gpt_dev_run_bytes(&model, &hold, bf16));
+    assert_true(gpt_dev_allocated(x->dev) >= gpt_dev_run_bytes(&model, &hold, dtype));
+    if (dtype == GPT_DEV_FP16) { /* gradients of both are those of 256 times the loss */
+        gpt_run_scale(host, 256);
+        gpt_dev_run_scale(dev, 256);
+    }
     for (uint32_t micro = 0; micro < 3; micro++) { /* more than there are host buffers */
         tokens_draw(s, micro, tokens);
         want += host_micro(host, &model, units, tokens);
@@ -229,7 +240,10 @@ static void passes_on(struct fixture *x, const struct setting *s, bool bf16)
     if (!(fabs(got - want) <= bound * fabs(want)))
         fail_msg("%s, %s: the loss is %.9g, not %.9g", x->name, s->name, got, want);
     /* Weights are wider here than a model's, and branches larger than the stream: 4 times that. */
-    grads_check(x, s->name, &model, units, 4 * bound, bf16 ? 1e-3 : 1e-6);
+    grads_check(x, s->name, &model, units, 4 * bound,
+                dtype == GPT_DEV_BF16   ? 1e-3
+                : dtype == GPT_DEV_FP16 ? 256 * 1e-4
+                                        : 1e-6);
 
     dev_micro(dev, &model, units, tokens); /* a loss is told once */
     if (gpt_dev_loss(dev, &got, &err) != 0)
@@ -250,12 +264,12 @@ static void passes_are_the_processors(void **state)
     static const char *const names[] = { "emulated:64M", "emulated:64M:20", "cuda" };
 
     (void)state;
-    for (size_t i = 0; i < ZB_COUNT(names) * ZB_COUNT(settings) * 2; i++) {
+    for (size_t i = 0; i < ZB_COUNT(names) * ZB_COUNT(settings) * 3; i++) {
         struct fixture x;
 
-        if (!fixture_open(&x, names[i / 2 / ZB_COUNT(settings)]))
+        if (!fixture_open(&x, names[i / 3 / ZB_COUNT(settings)]))
             break;
-        passes_on(&x, &settings[i / 2 % ZB_COUNT(settings)], i % 2 != 0);
+        passes_on(&x, &settings[i / 3 % ZB_COUNT(settings)], (enum gpt_dtype_dev)(i % 3));
         fixture_close(&x);
     }
 }

@@ -253,6 +253,20 @@ static void halves_widen(void **state)
         want = h >> 15 ? -want : want;
         if (isnan(want) ? !isnan(got[h]) : got[h] != want || !signbit(got[h]) != !signbit(want))
             fail_msg("%#x: %a, not %a", h, (double)got[h], (double)want);
+        if (!isnan(want) && gpt_elem_to_fp16(want) != h)
+            fail_msg("%#x comes back as %#x", h, gpt_elem_to_fp16(want));
+        /* Behind it: the middle goes to the even one, what is off it to the nearer. */
+        if (power < 31) {
+            float next = h & 0x7fff ? ldexpf(1, power > 0 ? power - 25 : -24) : 0x1p-24f;
+            float middle = want + (h >> 15 ? -next : next) / 2;
+            uint32_t up = h + 1;
+
+            assert_int_equal(gpt_elem_to_fp16(middle), h & 1 ? up : h);
+            assert_int_equal(gpt_elem_to_fp16(nextafterf(middle, 0)), h);
+            assert_int_equal(gpt_elem_to_fp16(nextafterf(
+                                 middle, want < 0 || signbit(want) ? -INFINITY : INFINITY)),
+                             up);
+        }
     }
 }
 
