@@ -35,7 +35,7 @@ def cases(folder):
         (GOOD + " --device cuda:99", 4, "no GPU: "),
         (GOOD + " --device emulated", 0, "device memory"),
         (GOOD + " --device emulated:1K", 2, "at least 2.00 MiB of memory"),
-        (GOOD + " --stage 2", 4, "--stage 2"),
+        (GOOD + " --stage 4", 2, "--stage is '4'"),
         (GOOD + " --config x.json", 4, "--config"),
         (GOOD + " --data nowhere.txt", 4, "'nowhere.txt': No such file"),
         (GOOD + " --init nowhere.safetensors", 4, "'nowhere.safetensors'"),
