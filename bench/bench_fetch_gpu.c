@@ -18,8 +18,9 @@
  *              back), the same mapping of device memory, pinned memory of its own
  *     pageable is the first without the pin
  *
- * FROM NVMe the reference is the smaller of the device's rate, which is fixed, and of the link as
- * it was measured in the round.
+ * FROM NVMe the reference is the smaller of the link and of the device, both as they are in the
+ * same round: a fixed rate (nvme-fixed), or the drive of --dir, of which as many bytes are read
+ * between our slices (nvme: drive.h).
  */
 #include <errno.h>
 #include <getopt.h>
@@ -34,9 +35,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/plan.h"
 #include "base/size.h"
 #include "base/util.h"
 #include "bench/device.h"
+#include "bench/drive.h"
 #include "bench/job.h"
 #include "bench/process.h"
 #include "client/zclient.h"
@@ -50,6 +53,7 @@
 #define GPU_STAGING   (UINT64_C(4) << 20)
 #define GPU_BUFFERS   (UINT64_C(32) << 20) /* of pages, of the daemon */
 #define GPU_RING      4u /* units that pass through the host's memory at one time */
+#define GPU_PAGE      (2u * ZB_PAGE_ELEMS_DEFAULT) /* bytes that the daemon reads at a time */
 #define GPU_RATE      UINT64_C(1000000000)
 
 struct gpu_bench {
@@ -62,7 +66,8 @@ struct gpu_bench {
     struct zk_gpu_stream *stream;
     struct zk_gpu_event *events[GPU_AHEAD];
     struct zk_gpu_mem *to;
-    char *own; /* `size` bytes of ours, pinned */
+    char *own;                  /* `size` bytes of ours, pinned */
+    struct zbench_drive *drive; /* the reference is not above it; NULL */
 
     struct zbench_daemon daemon;
     struct zc_client *c;
@@ -425,23 +430,26 @@ static int job_define(struct gpu_bench *b, enum zc_place place)
     return rc < 0 ? gpu_failed(b, rc) : 0;
 }
 
-static int job_start(struct gpu_bench *b, bool nvme)
+/* Where the job's parameters live. */
+enum home { HOST, FIXED, DRIVE };
+
+static int job_start(struct gpu_bench *b, enum home home)
 {
     char host[32], disk[32], rate[32], buffers[32];
     const char *const options[] = { "--host-bytes",
                                     host,
                                     "--nvme-bytes",
-                                    nvme ? disk : "0",
+                                    home != HOST ? disk : "0",
                                     "--ring-bytes",
                                     buffers,
                                     "--log-level",
                                     "error",
-                                    nvme ? "--io" : NULL,
+                                    home == FIXED ? "--io" : NULL,
                                     "fixed",
                                     "--fixed-rate",
                                     rate,
                                     NULL };
-    uint64_t room = nvme ? GPU_RING * b->unit_bytes : b->size;
+    uint64_t room = home != HOST ? GPU_RING * b->unit_bytes : b->size;
     int rc;
 
     (void)snprintf(buffers, sizeof(buffers), "%llu", (unsigned long long)GPU_BUFFERS);
@@ -450,7 +458,7 @@ static int job_start(struct gpu_bench *b, bool nvme)
     (void)snprintf(disk, sizeof(disk), "%llu", (unsigned long long)(2 * b->size));
     (void)snprintf(rate, sizeof(rate), "%llu", (unsigned long long)b->rate);
     rc = zbench_daemon_start(&b->daemon, b->dir, options, &b->z->err);
-    return rc < 0 ? rc : job_define(b, nvme ? ZC_NVME : ZC_HOST);
+    return rc < 0 ? rc : job_define(b, home != HOST ? ZC_NVME : ZC_HOST);
 }
 
 /* Bytes that the job has read from the device so far. */
@@ -481,6 +489,24 @@ static int job_end(struct gpu_bench *b)
 
 /* ---- cases */
 
+static int slice_drive(struct gpu_bench *b, double *ret_s)
+{
+    return zbench_drive_read(b->drive, ret_s, &b->z->err);
+}
+
+/* The reference: the link, and where there is a drive, the drive as it is in the same round, if
+ * that is less. */
+static int reference_slice(struct gpu_bench *b, double *ret_s)
+{
+    double drive_s = 0;
+    int rc = slice_copy(b, ret_s);
+
+    if (rc == 0 && b->drive)
+        rc = slice_drive(b, &drive_s);
+    *ret_s = *ret_s > drive_s ? *ret_s : drive_s;
+    return rc;
+}
+
 /* limit: the reference is at most so many bytes a second; 0: as measured. */
 static int gpu_case(struct gpu_bench *b, const char *name, const char *against, gpu_slice_fn *ours,
                     double limit)
@@ -491,11 +517,11 @@ static int gpu_case(struct gpu_bench *b, const char *name, const char *against, 
 
     (void)snprintf(row.name, sizeof(row.name), "%s", name);
     gb = (double)(b->units * b->unit_bytes) * 1e-9;
-    if ((rc = ours(b, s)) < 0 || (rc = slice_copy(b, s)) < 0) /* warm */
+    if ((rc = ours(b, s)) < 0 || (rc = reference_slice(b, s)) < 0) /* warm */
         return rc;
     for (unsigned i = 0; i < b->rounds; i++) {
-        if ((rc = ours(b, &s[0])) < 0 || (rc = slice_copy(b, &s[1])) < 0 ||
-            (rc = slice_copy(b, &s[2])) < 0 || (rc = ours(b, &s[3])) < 0)
+        if ((rc = ours(b, &s[0])) < 0 || (rc = reference_slice(b, &s[1])) < 0 ||
+            (rc = reference_slice(b, &s[2])) < 0 || (rc = ours(b, &s[3])) < 0)
             return rc;
         values[i] = 2 * gb / (s[0] + s[3]);
         references[i] = 2 * gb / (s[1] + s[2]);
@@ -523,24 +549,35 @@ static int slice_stream(struct gpu_bench *b, double *ret_s)
     return rc;
 }
 
-static int gpu_case_nvme(struct gpu_bench *b)
+/* From a device of a fixed rate; or from the drive itself, which is read by itself in between. */
+static int gpu_case_nvme(struct gpu_bench *b, enum home home)
 {
     uint64_t before = 0, after = 0, fetched = b->size * (2 * b->rounds + 1);
-    int rc = job_start(b, true);
+    const char *from = "nvme-fixed";
+    char name[64];
+    int rc = job_start(b, home);
 
+    if (rc == 0 && home == DRIVE) {
+        rc = zbench_drive_open(&b->drive, b->dir, b->size, GPU_PAGE, &b->z->err);
+        from = rc == 0 && zbench_drive_direct(b->drive) ? "nvme" : "nvme-buffered";
+    }
+    (void)snprintf(name, sizeof(name), "fetch/gpu/%s/least", from);
     if (rc == 0)
         rc = arena_pin(b);
     if (rc == 0)
         rc = job_read(b, &before);
     if (rc == 0)
-        rc = gpu_case(b, "fetch/gpu/nvme-fixed/least", "the smaller of device and link",
-                      slice_stream, (double)b->rate);
+        rc = gpu_case(b, name, "the smaller of drive and link", slice_stream,
+                      home == FIXED ? (double)b->rate : 0);
     if (rc == 0)
         rc = job_read(b, &after);
     if (rc < 0)
         return rc;
-    zbench_note(b->z, "fetch/gpu/nvme-fixed: of %s/s; %.0f %% of the bytes came from it",
-                zb_size_text(b->rate).s, 100.0 * (double)(after - before) / (double)fetched);
+    zbench_note(b->z, "fetch/gpu/%s: %s%s; %.0f %% of the bytes came from it", from,
+                home == FIXED ? zb_size_text(b->rate).s : "what is at ",
+                home == FIXED ? "/s" : b->dir, 100.0 * (double)(after - before) / (double)fetched);
+    zbench_drive_close(b->drive);
+    b->drive = NULL;
     return job_end(b);
 }
 
@@ -550,7 +587,7 @@ static int gpu_cases(struct gpu_bench *b)
     int rc;
 
     if ((rc = gpu_case(b, "fetch/gpu/copy/copy", pinned, slice_copy, 0)) < 0 ||
-        (rc = job_start(b, false)) < 0 ||
+        (rc = job_start(b, HOST)) < 0 ||
         (rc = gpu_case(b, "fetch/gpu/pageable/copy", pinned, slice_fetch, 0)) < 0 ||
         (rc = arena_pin(b)) < 0)
         return rc;
@@ -566,7 +603,8 @@ static int gpu_cases(struct gpu_bench *b)
         return rc;
     }
     other_end(b);
-    return gpu_case_nvme(b);
+    rc = gpu_case_nvme(b, FIXED);
+    return rc < 0 ? rc : gpu_case_nvme(b, DRIVE);
 }
 
 /* ---- begin and end */
@@ -601,6 +639,7 @@ static void gpu_end(struct gpu_bench *b)
     (void)arena_unpin(b);
     zc_close(b->c);
     zbench_daemon_end(&b->daemon);
+    zbench_drive_close(b->drive);
     for (unsigned i = 0; i < GPU_AHEAD; i++)
         zk_gpu_event_free(b->events[i]);
     zk_gpu_stream_free(b->stream);
