@@ -49,7 +49,8 @@ static void account_unit(const struct zc_zero *z, const struct zcz_unit *u,
 void zc_zero_bytes(const struct zc_zero *z, struct zc_zero_bytes *ret)
 {
     *ret = (struct zc_zero_bytes){
-        .gathered = z->gather_pool.bytes + z->gather_dev.bytes,
+        .gathered = z->gather_pool.bytes + z->gather_dev.bytes + z->wire_pool.bytes +
+                    z->wire_dev.bytes,
         .reducing = z->grad_pool.bytes + z->grad_dev.bytes,
     };
     for (uint32_t i = 0; i < z->nunits; i++)
@@ -60,17 +61,19 @@ void zc_zero_bytes(const struct zc_zero *z, struct zc_zero_bytes *ret)
  * can be on their way, and all of them where micro-steps add up in them. */
 static uint64_t account_buffers(const struct zc_zero *z)
 {
-    uint64_t param = 0, grad = 0, grads = 0;
+    uint64_t param = 0, wire = 0, grad = 0, grads = 0;
 
     for (uint32_t i = 0; i < z->nunits; i++) {
         const struct zcz_unit *u = &z->units[i];
 
         param = zb_max_u64(param,
                            zb_blocks_bytes(u->layout.block_bytes[ZB_PARAM], u->slice * z->shards));
+        if (z->shards > 1 && z->options.quantize_gather && !u->def.frozen)
+            wire = zb_max_u64(wire, zcz_wire_bytes(u->slice) * z->shards);
         grad = zb_max_u64(grad, zcz_grad_elems(z, u) * sizeof(float));
         grads += u->def.frozen ? 0 : zcz_grad_elems(z, u) * sizeof(float);
     }
-    return (z->shards == 1 || z->whole_params ? 0 : param * 2) +
+    return (z->shards == 1 || z->whole_params ? 0 : (param + wire) * 2) +
            (z->whole_grads                ? 0
             : z->options.accumulate_local ? grads
                                           : grad) +

@@ -163,6 +163,61 @@ int zcz_device_up(struct zc_zero *z, struct zcz_buf *b, size_t at, const void *f
     return rc < 0 ? device_fail(z, rc, &err) : 0;
 }
 
+/* One slice of u->wire, to or from its place in u->on_dev. */
+static int device_codes(struct zc_zero *z, const struct zcz_unit *u, uint32_t shard, bool back,
+                        struct zb_err *err)
+{
+    char *codes = (char *)u->wire->data + zcz_wire_bytes(u->slice) * shard;
+    char *params = (char *)u->on_dev->data + u->slice * zb_dtype_bytes(u->layout.dtype) * shard;
+    struct zk_gpu_work work = { .op = back ? ZK_GPU_DEQUANTIZE_I8 : ZK_GPU_QUANTIZE_I8,
+                                .array = { .from = back ? codes : params,
+                                           .to = back ? params : codes,
+                                           .side = codes + u->slice,
+                                           .n = u->slice,
+                                           .from_dtype = u->layout.dtype,
+                                           .to_dtype = u->layout.dtype } };
+
+    return zk_gpu_launch(z->device.up, &work, err);
+}
+
+int zcz_device_quantize(struct zc_zero *z, struct zcz_unit *u)
+{
+    size_t bytes = zcz_wire_bytes(u->slice);
+    struct zb_err err = { 0 };
+    int rc;
+
+    u->wire = zcz_buf_get(&z->wire_dev, bytes * z->shards);
+    if (!u->wire)
+        return zcz_device_full(z, &z->wire_dev, "to quantize", u, bytes * z->shards);
+    rc = zk_gpu_event_wait(u->wire->last, z->device.up, &err);
+    if (rc == 0)
+        rc = device_codes(z, u, z->shard, false, &err);
+    if (rc == 0)
+        rc = zk_gpu_event_record(u->wire->last, z->device.up, &err);
+    if (rc < 0)
+        return device_fail(z, rc, &err);
+    zcz_coll_arm_dev(&u->coll, u->wire, (char *)u->wire->data + bytes * z->shard, u->wire->data,
+                     bytes);
+    return 0;
+}
+
+int zcz_device_dequantize(struct zc_zero *z, struct zcz_unit *u)
+{
+    struct zb_err err = { 0 };
+    int rc = zk_gpu_event_wait(u->wire->last, z->device.up, &err);
+
+    for (uint32_t s = 0; s < z->shards && rc == 0; s++)
+        rc = device_codes(z, u, s, true, &err);
+    if (rc == 0)
+        rc = zk_gpu_event_record(u->wire->last, z->device.up, &err);
+    if (rc == 0)
+        rc = zk_gpu_event_record(u->on_dev->last, z->device.up, &err);
+    z->device.moving++;
+    zcz_buf_put(&z->wire_dev, u->wire);
+    u->wire = NULL;
+    return rc < 0 ? device_fail(z, rc, &err) : 0;
+}
+
 int zcz_device_zero(struct zc_zero *z, struct zcz_buf *b, size_t bytes)
 {
     struct zb_err err = { 0 };

@@ -317,16 +317,6 @@ static int open_check_group(struct zc_zero *z, uint32_t g)
                : 0;
 }
 
-/* What is declared, and comes with a later commit. */
-static int open_check_built(struct zc_zero *z)
-{
-    const struct zc_zero_options *o = &z->options;
-
-    if (o->quantize_gather)
-        return zcz_refuse(z, -ENOTSUP, "an option of the engine that is not built yet");
-    return 0;
-}
-
 static int open_check_offload(struct zc_zero *z)
 {
     const struct zc_zero_options *o = &z->options;
@@ -364,6 +354,11 @@ static int open_check_stage(struct zc_zero *z)
         return zcz_refuse(z, -EINVAL,
                           "stage %d keeps all parameters gathered: which stay, and how "
                           "many, is of stage 3",
+                          (int)o->stage);
+    if (o->stage < ZC_STAGE_3 && o->quantize_gather)
+        return zcz_refuse(z, -EINVAL,
+                          "stage %d computes with the parameters that it steps: only stage 3 "
+                          "gathers them quantized, beside its slices",
                           (int)o->stage);
     if (o->group_ranks > 0 && (z->world % o->group_ranks != 0 || o->stage < ZC_STAGE_3))
         return zcz_refuse(z, -EINVAL, "groups of %u ranks: of stage 3, and a divisor of %u ranks",
@@ -410,7 +405,7 @@ static int open_check(struct zc_zero *z)
     if (o->prefetch_units > ZCZ_PREFETCH_MAX)
         return zcz_refuse(z, -EINVAL, "%u units gathered ahead: at most %u", o->prefetch_units,
                           ZCZ_PREFETCH_MAX);
-    return open_check_built(z);
+    return 0;
 }
 
 /* The caller's strings need not outlive zc_zero_open(). */
@@ -582,7 +577,9 @@ int zc_zero_open(struct zc_zero **ret, const struct zc_zero_options *options)
         zb_list_push_back(&z->reduces_idle, &z->reduce_slots[i].node);
     zcz_pool_init(&z->small, 1, NULL);
     zcz_pool_init_pinned(&z->gather_pool, gathers, &z->device);
+    zcz_pool_init(&z->wire_pool, gathers, NULL);
     zcz_pool_init(&z->gather_dev, gathers, &z->device);
+    zcz_pool_init(&z->wire_dev, gathers, &z->device);
     zcz_pool_init_pinned(&z->grad_pool, ZCZ_REDUCES_MAX + 1, &z->device);
     zcz_pool_init(&z->grad_dev, ZCZ_REDUCES_MAX + 1, &z->device);
     zcz_pool_init(&z->whole_param, 0, on_device ? &z->device : NULL);
@@ -652,9 +649,11 @@ void zc_zero_close(struct zc_zero *z, bool clean)
     if (z->store)
         z->store->ops->close(z->store);
     zcz_pool_done(&z->gather_pool, orphans);
+    zcz_pool_done(&z->wire_pool, orphans);
     zcz_pool_done(&z->grad_pool, orphans);
     zcz_pool_done(&z->small, orphans);
     zcz_pool_done(&z->gather_dev, false);
+    zcz_pool_done(&z->wire_dev, false);
     zcz_pool_done(&z->grad_dev, false);
     zcz_pool_done(&z->whole_param, orphans && !z->device.gpu);
     zcz_pool_done(&z->whole_grad, orphans && !z->device.gpu);
@@ -679,7 +678,7 @@ uint64_t zc_zero_device_bytes(const struct zc_zero *z)
 {
     uint64_t whole = z->device.gpu ? z->whole_param.bytes + z->whole_grad.bytes : 0;
 
-    return z->gather_dev.bytes + z->grad_dev.bytes + whole +
+    return z->gather_dev.bytes + z->wire_dev.bytes + z->grad_dev.bytes + whole +
            (z->store ? z->store->device_bytes : 0);
 }
 
@@ -706,9 +705,10 @@ int zc_zero_stats(struct zc_zero *z, struct zc_zero_stats *ret)
         .nvme_bytes = now.nvme_bytes,
         .gpu_bytes = now.gpu_bytes,
         .grads_nvme_bytes = now.grads_nvme_bytes,
-        .gather_buffer_bytes = z->gather_pool.bytes_most,
+        .gather_buffer_bytes = z->gather_pool.bytes_most + z->wire_pool.bytes_most,
         .grad_buffer_bytes = z->grad_pool.bytes_most,
-        .device_bytes = z->gather_dev.bytes_most + z->grad_dev.bytes_most + z->store->device_bytes +
+        .device_bytes = z->gather_dev.bytes_most + z->wire_dev.bytes_most + z->grad_dev.bytes_most +
+                        z->store->device_bytes +
                         (z->device.gpu ? z->whole_param.bytes + z->whole_grad.bytes : 0),
         .pinned_bytes = z->device.gpu ? zk_gpu_pinned_bytes(z->device.gpu) : 0,
         .comm_bytes = z->gather_bytes + z->reduce_bytes + z->across_bytes + z->other_bytes,

@@ -7,10 +7,12 @@
  *     FETCH     waits for a pin: of streamed parameters only so many can be pinned at one time
  *     FETCHING  the store brings this rank's slice, at the version behind the last step
  *     COLLECT   the slice is copied to its place in a buffer, the pin given back, and the slices of
- *               the other ranks come around it
+ *               the other ranks come around it; with quantize_gather what is copied and comes are
+ *               codes (quantize.c), of which the parameters are made in a buffer of their own
  *     UPLOAD    where parameters are wanted on a device: they are copied there, from the buffer, or
  *               from the view, whose pin is kept until that is done. Where slices are gathered
- *               between devices, there is no such state: COLLECT copies this rank's slice up first
+ *               between devices, COLLECT copies this rank's slice up first, and in UPLOAD are
+ *               only those whose parameters are made of codes there
  *     READY     held by the trainer, or waiting for it (schedule.c)
  *
  * A rank that is alone reads the store's memory itself: COLLECT keeps the pin, and READY's end
@@ -146,6 +148,12 @@ static struct zcz_buf *gather_dev_get(struct zc_zero *z, size_t bytes)
     return zcz_buf_get(z->whole_params ? &z->whole_param : &z->gather_dev, bytes);
 }
 
+static int gather_no_memory(struct zc_zero *z, const struct zcz_unit *u)
+{
+    return zcz_fail(z, -ENOMEM, "no memory to gather unit %u '%s': %llu bytes", u->def.index,
+                    u->def.name, (unsigned long long)(slice_bytes(u) * z->shards));
+}
+
 /* The slice to its place, zeros behind it. A store with whole units has it there. */
 static int gather_copy(struct zc_zero *z, struct zcz_unit *u)
 {
@@ -154,14 +162,64 @@ static int gather_copy(struct zc_zero *z, struct zcz_unit *u)
     if (!u->buf)
         u->buf = zcz_buf_get(gather_pool(z), slice_bytes(u) * z->shards);
     if (!u->buf)
-        return zcz_fail(z, -ENOMEM, "no memory to gather unit %u '%s': %llu bytes", u->def.index,
-                        u->def.name, (unsigned long long)(slice_bytes(u) * z->shards));
+        return gather_no_memory(z, u);
     place = (char *)u->buf->data + slice_bytes(u) * z->shard;
     if (u->count > 0 && place != u->view.data)
         memcpy(place, u->view.data, stored_bytes(u));
     memset(place + stored_bytes(u), 0, slice_bytes(u) - stored_bytes(u));
     u->params = u->buf->data;
     return u->pinned ? gather_unpin(z, u) : 0;
+}
+
+static bool gather_quantized(const struct zc_zero *z, const struct zcz_unit *u)
+{
+    return z->options.quantize_gather && !u->def.frozen;
+}
+
+/* Likewise, as it travels. */
+static int gather_quantize(struct zc_zero *z, struct zcz_unit *u)
+{
+    size_t bytes = zcz_wire_bytes(u->slice);
+    char *place;
+
+    u->wire = zcz_buf_get(&z->wire_pool, bytes * z->shards);
+    if (!u->wire)
+        return zcz_fail(z, -ENOMEM, "no memory to quantize unit %u '%s': %llu bytes", u->def.index,
+                        u->def.name, (unsigned long long)(bytes * z->shards));
+    place = (char *)u->wire->data + bytes * z->shard;
+    zcz_quantize(z->kernels, u->layout.dtype, u->view.data, u->count, u->slice, place);
+    zcz_coll_arm(&u->coll, place, u->wire->data, bytes);
+    return u->pinned ? gather_unpin(z, u) : 0;
+}
+
+static int gather_dequantize(struct zc_zero *z, struct zcz_unit *u)
+{
+    u->buf = zcz_buf_get(&z->gather_pool, slice_bytes(u) * z->shards);
+    if (!u->buf)
+        return gather_no_memory(z, u);
+    for (uint32_t s = 0; s < z->shards; s++)
+        zcz_dequantize(z->kernels, u->layout.dtype,
+                       (char *)u->wire->data + zcz_wire_bytes(u->slice) * s, u->slice,
+                       (char *)u->buf->data + slice_bytes(u) * s);
+    zcz_buf_put(&z->wire_pool, u->wire);
+    u->wire = NULL;
+    u->params = u->buf->data;
+    return 0;
+}
+
+/* This rank's slice starts to travel. */
+static int gather_send(struct zc_zero *z, struct zcz_unit *u)
+{
+    int rc;
+
+    z->moved = true;
+    if (gather_quantized(z, u))
+        return gather_quantize(z, u);
+    rc = gather_copy(z, u);
+    if (rc == 0)
+        zcz_coll_arm(&u->coll, (char *)u->buf->data + slice_bytes(u) * z->shard, u->buf->data,
+                     slice_bytes(u));
+    return rc;
 }
 
 /* The bytes are in one piece on the host, and wanted on the device. */
@@ -215,10 +273,21 @@ static int gather_collect_on_device(struct zc_zero *z, struct zcz_unit *u)
         if (rc <= 0)
             return rc;
         z->device.moving--;
-        zcz_coll_arm_dev(&u->coll, u->on_dev, (char *)u->on_dev->data + at, u->on_dev->data,
-                         slice_bytes(u));
+        if (gather_quantized(z, u))
+            rc = zcz_device_quantize(z, u);
+        else
+            zcz_coll_arm_dev(&u->coll, u->on_dev, (char *)u->on_dev->data + at, u->on_dev->data,
+                             slice_bytes(u));
         z->moved = true;
+        if (rc < 0)
+            return rc;
         return u->pinned ? gather_unpin(z, u) : 0;
+    }
+    if (u->coll.done && u->wire) {
+        u->copying = false;
+        u->state = ZCZ_UPLOAD;
+        z->moved = true;
+        return zcz_device_dequantize(z, u);
     }
     if (u->coll.done) {
         u->copying = false;
@@ -249,14 +318,11 @@ static int gather_collect(struct zc_zero *z, struct zcz_unit *u)
     } else if (z->shards == 1) {
         rc = gather_copy(z, u);
     } else if (!u->coll.armed) {
-        rc = gather_copy(z, u);
-        if (rc == 0)
-            zcz_coll_arm(&u->coll, (char *)u->buf->data + slice_bytes(u) * z->shard, u->buf->data,
-                         slice_bytes(u));
-        z->moved = true;
-        return rc;
+        return gather_send(z, u);
     } else if (!u->coll.done) {
         return 0;
+    } else if (u->wire) {
+        rc = gather_dequantize(z, u);
     }
     if (rc == 0 && z->device.gpu)
         return gather_upload(z, u);

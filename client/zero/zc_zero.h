@@ -247,7 +247,10 @@ struct zc_zero_options {
     uint64_t prefetch_elems; /* instead of prefetch_units, where not 0: gathered ahead */
     uint64_t reduce_elems; /* of gradients on their way to other ranks at one time; 0: two units */
     bool reduce_waits;     /* zc_zero_reduce() returns when the unit is reduced: no overlap */
-    bool quantize_gather;  /* parameters travel between ranks as int8 with a scale for each block */
+    /* Of stage 3: parameters travel between ranks as int8, with a scale for each 256, and every
+     * rank computes with what comes out of that, of its own slice, too; frozen units travel as they
+     * are. What is stepped is exact. docs/ENGINE.md has the error */
+    bool quantize_gather;
     struct zc_loss_scale loss_scale;
     uint64_t memory_bytes; /* of this rank: what model states and buffers may take of its own
                               memory, or of its device's; a start that needs more is refused with

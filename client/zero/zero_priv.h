@@ -160,6 +160,11 @@ int zcz_device_full(struct zc_zero *z, const struct zcz_pool *pool, const char *
  * `bytes`. */
 int zcz_device_up(struct zc_zero *z, struct zcz_buf *b, size_t at, const void *from,
                   size_t from_bytes, size_t bytes);
+/** With quantize_gather, between devices: begins to make u->wire, as it travels, of this rank's
+ * slice, which has come to its place in u->on_dev, and arms that; */
+int zcz_device_quantize(struct zc_zero *z, struct zcz_unit *u);
+/** ... and behind it, begins to make u->on_dev of all that has come. */
+int zcz_device_dequantize(struct zc_zero *z, struct zcz_unit *u);
 /** Zeros the buffer, in the trainer's order. */
 int zcz_device_zero(struct zc_zero *z, struct zcz_buf *b, size_t bytes);
 /** Begins to bring a gradient to the host, as the unit's dtype says: r->on_dev to r->send. */
@@ -247,6 +252,7 @@ struct zcz_unit {
     struct zc_view view;
     bool pinned; /* view is ours until released */
     struct zcz_coll coll;
+    struct zcz_buf *wire;   /* with quantize_gather: what the collective has */
     struct zcz_buf *buf;    /* of the host; where parameters are whole, for good */
     struct zcz_buf *on_dev; /* of the device, likewise, */
     bool copying;           /* where this rank's slice is, or is on its way */
@@ -320,14 +326,14 @@ struct zc_zero {
     struct zb_list queued, started_colls;
     bool comm_broken; /* the backend said so: it is not called again */
     struct zcz_coll share;
-    struct zcz_pool gather_pool, grad_pool, small;
+    struct zcz_pool gather_pool, wire_pool, grad_pool, small;
     struct zcz_pool whole_param, whole_grad; /* what is kept whole: on the device, or the host */
 
     struct zb_list gathers; /* units that are not idle, in the order in which they began */
     uint32_t pins;          /* fetches in flight, and views held */
 
     struct zcz_device device;
-    struct zcz_pool gather_dev, grad_dev; /* on it */
+    struct zcz_pool gather_dev, wire_dev, grad_dev; /* on it */
 
     struct zb_list reduces, reduces_idle;
     struct zcz_reduce reduce_slots[ZCZ_REDUCES_MAX];
@@ -439,6 +445,16 @@ void zcz_gather_drop(struct zc_zero *z, struct zcz_unit *u);
 /** It was dropped, and is wanted: waits until it is idle. A failure is z's. */
 void zcz_gather_gone(struct zc_zero *z, struct zcz_unit *u);
 int zcz_gather_turn(struct zc_zero *z);
+
+/* ---- quantize.c */
+
+/** Of a slice of so many elements, which are whole blocks. */
+size_t zcz_wire_bytes(uint64_t slice);
+/** count: elements that there are, whole blocks; behind them are zeros. */
+void zcz_quantize(const struct zk_ops *ops, enum zb_dtype dtype, const void *from, uint64_t count,
+                  uint64_t slice, void *wire);
+void zcz_dequantize(const struct zk_ops *ops, enum zb_dtype dtype, const void *wire, uint64_t slice,
+                    void *to);
 
 /* ---- reduce.c */
 

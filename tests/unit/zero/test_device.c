@@ -38,8 +38,8 @@ struct setting {
     const char *device;
 };
 
-/* How the gradients of micro-steps become one. */
-enum way { REDUCED, LOCAL, VERTICAL, WAYS };
+/* How the gradients of micro-steps become one; or how parameters travel. */
+enum way { REDUCED, LOCAL, VERTICAL, QUANTIZED, WAYS };
 
 /* aborts: collectives end where a rank fails alone. */
 static void party_run_as(struct party *p, const struct setting *s, const char *device, bool aborts,
@@ -66,6 +66,7 @@ static void party_run_as(struct party *p, const struct setting *s, const char *d
         run->options.micro_steps = s->micro_steps;
         run->options.accumulate_local = way == LOCAL;
         run->options.vertical = way == VERTICAL;
+        run->options.quantize_gather = way == QUANTIZED;
         run->options.prefetch_units = s->prefetch;
         run->options.timeout_ms = 100000;
         run->options.offload_param = run->options.offload_optimizer = s->offload;

@@ -68,7 +68,8 @@ static void *member_run(void *arg)
     return NULL;
 }
 
-static void party_run(struct party *p, const struct setting *s, const char *device, bool nccl)
+static void party_run_as(struct party *p, const struct setting *s, const char *device, bool nccl,
+                         bool quantized)
 {
     pthread_t threads[RANKS_MAX];
 
@@ -96,6 +97,7 @@ static void party_run(struct party *p, const struct setting *s, const char *devi
         run->options.prefetch_units = s->prefetch;
         run->options.timeout_ms = s->timeout_ms ? s->timeout_ms : 100000;
         run->options.device = device;
+        run->options.quantize_gather = quantized;
         run->options.offload_param = run->options.offload_optimizer = s->offload;
         (void)snprintf(p->members[r].socket, sizeof(p->members[r].socket), "rank %u", r);
         run->options.socket = p->members[r].socket;
@@ -104,6 +106,11 @@ static void party_run(struct party *p, const struct setting *s, const char *devi
         assert_int_equal(pthread_create(&threads[r], NULL, member_run, &p->members[r]), 0);
     for (uint32_t r = 0; r < s->world; r++)
         pthread_join(threads[r], NULL);
+}
+
+static void party_run(struct party *p, const struct setting *s, const char *device, bool nccl)
+{
+    party_run_as(p, s, device, nccl, false);
 }
 
 static void party_done(struct party *p)
@@ -130,14 +137,15 @@ static void the_bits_are_those_of_the_host(void **state)
     };
 
     (void)state;
-    for (size_t i = 0; i < ZB_COUNT(settings); i++) {
-        const struct setting *s = &settings[i];
+    for (size_t i = 0; i < 2 * ZB_COUNT(settings); i++) {
+        const struct setting *s = &settings[i / 2];
+        bool quantized = i % 2; /* by the device's kernels */
         struct party host, device;
 
         *fake = (struct fake_nccl){ 0 };
-        party_run(&host, s, NULL, false);
+        party_run_as(&host, s, NULL, false, quantized);
         assert_int_equal(fake->started, 0);
-        party_run(&device, s, s->device, true);
+        party_run_as(&device, s, s->device, true, quantized);
         for (uint32_t r = 0; r < s->world; r++) {
             const struct run *a = &host.members[r].run, *b = &device.members[r].run;
 
