@@ -97,6 +97,8 @@ static const struct row rows[] = {
       AT(below_3), .choices = "3 2 1 0", .usual = "3" },
     { "--keep-gathered", NULL, "stage 3: what is gathered forward stays for the way back", SWITCH,
       AT(keep_gathered) },
+    { "--quantize-gather", NULL, "stage 3: weights travel as int8; what is stepped is exact",
+      SWITCH, AT(quantize_gather) },
     { "--group", "N", "stage 3: sharded inside groups of N ranks, and alike in all; 0: one",
       COUNT32, AT(group), .min = 0, .max = UINT32_MAX, .usual = "0" },
     { "--memory", "BYTES", "a rank's own, for model states and buffers; 0: no limit", COUNT64,

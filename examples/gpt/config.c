@@ -122,6 +122,8 @@ static int apply(struct apply *a, struct gpt_err *err)
         args->clip = o->clip;
     if (takes(a, "--stage", "zero_optimization.stage", 0))
         args->below_3 = 3 - (uint32_t)o->stage;
+    if (takes(a, "--quantize-gather", "zero_optimization.zero_quantized_weights", 0))
+        args->quantize_gather = o->quantize_gather && gpt_args_stage(args) == 3;
     if (takes(a, "--group", "zero_optimization.zero_hpz_partition_size", 0))
         args->group = o->group_ranks;
     apply_lr(a);

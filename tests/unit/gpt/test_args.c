@@ -235,7 +235,7 @@ static void help_has_every_flag(void **state)
         "--device NAME",     "--config FILE",    "--init FILE",
         "--export FILE",     "--jsonl FILE",     "--help",
         "--version",         "--commit-every N", "--overlap all",
-        "--optimizer adamw", "--moments fp32",
+        "--optimizer adamw", "--moments fp32",   "--quantize-gather",
     };
     char *text = NULL;
     size_t bytes = 0;
