@@ -19,7 +19,7 @@
 #include "examples/gpt/dev/kern.h"
 #include "examples/gpt/dev/matmul.h"
 #include "examples/gpt/elem.h"
-#include "kernels/gpu.h"
+#include "tests/unit/gpt/dev_fixture.h"
 
 #define MEMORY (48u << 20)
 #define GUARD  256u
@@ -27,17 +27,6 @@
 enum type { F32 = GPT_DEV_F32, BF16 = GPT_DEV_BF16, F16 = GPT_DEV_FP16, F64, U32 };
 
 static const size_t type_bytes[] = { [F32] = 4, [BF16] = 2, [F16] = 2, [F64] = 8, [U32] = 4 };
-
-struct fixture {
-    const char *name;
-    struct zk_gpu *gpu;
-    struct zk_gpu_stream *stream;
-    struct zk_gpu_mem *mem;
-    struct gpt_dev *dev;
-    size_t used;
-    uint64_t random;
-    struct zb_err err;
-};
 
 /* On the device, and its values on the host. */
 struct array {
@@ -47,43 +36,22 @@ struct array {
     double *v;
 };
 
-#define good(x, call)                                                               \
-    do {                                                                            \
-        int good_rc = (call);                                                       \
-        if (good_rc != 0)                                                           \
-            fail_msg("%s: %s is %d: %s", (x)->name, #call, good_rc, (x)->err.text); \
-    } while (0)
-
-static bool fixture_open(struct fixture *x, const char *name)
+static bool kern_open(struct fixture *x, const char *name)
 {
-    struct gpt_err err = { 0 };
-    int rc;
-
-    *x = (struct fixture){ .name = name, .random = 7 };
-    rc = zk_gpu_open(name, 0, &x->gpu, &x->err);
-    if (rc == -ENODEV && ztest_device_optional(name)) {
-        print_message("%s is skipped: %s\n", name, x->err.text);
+    if (!fixture_open(x, name))
         return false;
-    }
-    good(x, rc);
-    good(x, zk_gpu_stream_new(x->gpu, &x->stream, &x->err));
+    x->random = 7;
     good(x, zk_gpu_alloc(x->gpu, MEMORY, 0, &x->mem, &x->err));
-    rc = gpt_dev_open(&x->dev, name, zk_gpu_stream_native(x->stream), &err);
-    if (rc != 0)
-        fail_msg("%s: %s", name, err.text);
     return true;
 }
 
-static void fixture_close(struct fixture *x)
+static void kern_close(struct fixture *x)
 {
     struct gpt_err err = { 0 };
 
     if (gpt_dev_error(x->dev, &err) != 0)
         fail_msg("%s: %s", x->name, err.text);
-    gpt_dev_close(x->dev);
-    zk_gpu_free(x->mem);
-    zk_gpu_stream_free(x->stream);
-    zk_gpu_close(x->gpu);
+    fixture_close(x);
 }
 
 /* Runs `run` on each device that there is. */
@@ -93,9 +61,9 @@ static void on_each(void (*run)(struct fixture *x))
     struct fixture x;
 
     for (size_t i = 0; i < ZB_COUNT(names); i++)
-        if (fixture_open(&x, names[i])) {
+        if (kern_open(&x, names[i])) {
             run(&x);
-            fixture_close(&x);
+            kern_close(&x);
         }
 }
 
@@ -727,17 +695,14 @@ static void a_wrong_address_is_said(void **state)
     struct gpt_kern k = { .op = GPT_KERN_GELU, .gelu = { (void *)64, (void *)64, 16 } };
 
     (void)state;
-    assert_true(fixture_open(&x, "emulated:64M"));
+    assert_true(kern_open(&x, "emulated:64M"));
     gpt_dev_kernel(x.dev, &k);
     assert_int_equal(zk_gpu_stream_sync(x.stream, &x.err), -EFAULT);
     gpt_dev_mark(x.dev, 0);
     assert_false(gpt_dev_wait(x.dev, 0, NULL, NULL));
     assert_int_equal(gpt_dev_error(x.dev, &err), -EFAULT);
     assert_non_null(strstr(err.text, "not its own"));
-    gpt_dev_close(x.dev);
-    zk_gpu_free(x.mem);
-    zk_gpu_stream_free(x.stream);
-    zk_gpu_close(x.gpu);
+    fixture_close(&x);
 }
 
 static void names_are_known(void **state)

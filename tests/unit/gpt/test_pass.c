@@ -15,50 +15,10 @@
 #include "examples/gpt/dev/pass.h"
 #include "examples/gpt/elem.h"
 #include "kernels/gpu.h"
+#include "tests/unit/gpt/dev_fixture.h"
 #include "tests/unit/gpt/fake_stash.h"
 
 #define UNITS_MAX 8
-
-struct fixture {
-    const char *name;
-    struct zk_gpu *gpu;
-    struct zk_gpu_stream *stream;
-    struct gpt_dev *dev;
-    struct zb_err err;
-};
-
-#define good(x, call)                                                               \
-    do {                                                                            \
-        int good_rc = (call);                                                       \
-        if (good_rc != 0)                                                           \
-            fail_msg("%s: %s is %d: %s", (x)->name, #call, good_rc, (x)->err.text); \
-    } while (0)
-
-static bool fixture_open(struct fixture *x, const char *name)
-{
-    struct gpt_err err = { 0 };
-    int rc;
-
-    *x = (struct fixture){ .name = name };
-    rc = zk_gpu_open(name, 0, &x->gpu, &x->err);
-    if (rc == -ENODEV && ztest_device_optional(name)) {
-        print_message("%s is skipped: %s\n", name, x->err.text);
-        return false;
-    }
-    good(x, rc);
-    good(x, zk_gpu_stream_new(x->gpu, &x->stream, &x->err));
-    rc = gpt_dev_open(&x->dev, name, zk_gpu_stream_native(x->stream), &err);
-    if (rc != 0)
-        fail_msg("%s: %s", name, err.text);
-    return true;
-}
-
-static void fixture_close(struct fixture *x)
-{
-    gpt_dev_close(x->dev);
-    zk_gpu_stream_free(x->stream);
-    zk_gpu_close(x->gpu);
-}
 
 /* A unit's weights and gradients: of the processor, and on the device. */
 struct unit {
