@@ -153,6 +153,11 @@ static int place_params(const struct zb_place_job *job, uint64_t bytes, struct z
     int rc = 0;
     bool found = false;
 
+    if (job->params_on_gpu) {
+        ret->params_resident = job->nshards;
+        ret->least_params = 0;
+        return 0;
+    }
     for (uint32_t i = 0; i < job->nshards; i++)
         resident += shard_bytes(job, &job->shards[i], ZB_PARAM);
     for (uint32_t n = job->nshards;; n--) { /* shards [0, n) resident */

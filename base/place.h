@@ -134,8 +134,9 @@ struct zb_place_job {
     /* must be in memory: offload to host, or no data file. Where one of the others must, gradients
      * must, too */
     bool params_resident, grads_resident, state_resident;
-    bool early;     /* its steps may begin early, */
-    bool speculate; /* by guess: what is stepped early keeps its gradient */
+    bool params_on_gpu; /* parameters take no host memory, and no ring */
+    bool early;         /* its steps may begin early, */
+    bool speculate;     /* by guess: what is stepped early keeps its gradient */
     bool durable;
     /* durable: places for each trainable page besides those counted already: 2 for a new job */
     unsigned times;

@@ -354,7 +354,7 @@ static int other_begin(struct gpu_bench *b)
                              .unit_bytes = b->unit_bytes,
                              .units = b->units };
     struct zk_gpu_share share;
-    int rc = zk_gpu_share(b->to, &share, &b->z->err);
+    int rc = zk_gpu_share(b->to, 0, &share, &b->z->err);
 
     if (rc < 0)
         return rc;

@@ -112,6 +112,7 @@ struct zc_client {
     uint64_t job;         /* 0: none */
     bool params_writable; /* zc_job_options.writable */
     struct zc_map staging, params;
+    uint64_t gpu_params;  /* bytes of GPU memory that views are offsets in; 0: params has them */
     struct zc_map reader; /* the staging of the reader that is open */
 
     zc_event_fn *on_event;

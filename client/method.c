@@ -129,6 +129,7 @@ int zc_job_open(struct zc_client *c, const struct zc_job_options *options, struc
     m.early = options->early;
     m.speculate = options->speculate;
     c->params_writable = options->writable;
+    m.device = UNCONST(char, options->device ? options->device : "");
     return zc_call_start(
         c, &(struct zc_call_spec){
                .method = ZP_JOB_OPEN, .message = &m.base, .ret = ret, .done = done, .arg = arg });
@@ -198,6 +199,7 @@ static int reply_ready(struct zc_client *c, struct zc_call *call, const Protobuf
 
     if (rc < 0)
         return rc;
+    c->gpu_params = r->gpu_params;
     *ret = (struct zc_placement){ .arena_bytes = r->arena_bytes,
                                   .ring_bytes = r->ring_bytes,
                                   .host_bytes = r->host_bytes,
@@ -207,7 +209,34 @@ static int reply_ready(struct zc_client *c, struct zc_call *call, const Protobuf
                                   .early = r->early,
                                   .grads_on_nvme = r->grads_on_nvme,
                                   .speculate = r->speculate,
-                                  .arena = c->params.base };
+                                  .arena = c->params.base,
+                                  .gpu_params = r->gpu_params };
+    (void)snprintf(ret->gpu_why, sizeof(ret->gpu_why), "%s", r->gpu_why);
+    return 0;
+}
+
+int zc_gpu_share(struct zc_client *c, uint64_t job, struct zc_gpu_memory *ret, zc_done_fn *done,
+                 void *arg)
+{
+    Zp__JobRef m = ZP__JOB_REF__INIT;
+
+    m.job = job;
+    return zc_call_start(
+        c, &(struct zc_call_spec){
+               .method = ZP_GPU_SHARE, .message = &m.base, .ret = ret, .done = done, .arg = arg });
+}
+
+static int reply_gpu_share(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
+                           int *fds)
+{
+    const Zp__GpuShareReply *r = (const Zp__GpuShareReply *)m;
+
+    if (r->bytes < c->gpu_params)
+        return zc_fail(c, -EPROTO, "%llu bytes of GPU memory, and %llu of parameters in it",
+                       (unsigned long long)r->bytes, (unsigned long long)c->gpu_params);
+    *(struct zc_gpu_memory *)call->spec.ret =
+        (struct zc_gpu_memory){ .mem_fd = fds[0], .mark_fd = fds[1], .bytes = r->bytes };
+    fds[0] = fds[1] = -1;
     return 0;
 }
 
@@ -229,6 +258,7 @@ static int reply_job_close(struct zc_client *c, struct zc_call *call, const Prot
     (void)fds;
     zc_map_close(&c->staging);
     zc_map_close(&c->params);
+    c->gpu_params = 0;
     c->job = 0;
     return 0;
 }
@@ -498,6 +528,7 @@ static int reply_fetch(struct zc_client *c, struct zc_call *call, const Protobuf
 {
     const Zp__FetchReply *r = (const Zp__FetchReply *)m;
     struct zc_view *views = call->spec.ret;
+    uint64_t all = c->gpu_params > 0 ? c->gpu_params : c->params.bytes;
 
     (void)fds;
     if (r->n_items != call->spec.n)
@@ -505,20 +536,23 @@ static int reply_fetch(struct zc_client *c, struct zc_call *call, const Protobuf
     for (size_t i = 0; i < r->n_items; i++) {
         const Zp__FetchItem *item = r->items[i];
 
-        if (!c->params.base || !zb_range_inside(item->offset, item->bytes, c->params.bytes) ||
-            item->bytes == 0)
+        if ((!c->params.base && c->gpu_params == 0) ||
+            !zb_range_inside(item->offset, item->bytes, all) || item->bytes == 0)
             return zc_fail(c, -EPROTO, "%llu bytes at %llu of a parameter arena of %llu",
                            (unsigned long long)item->bytes, (unsigned long long)item->offset,
-                           (unsigned long long)c->params.bytes);
+                           (unsigned long long)all);
         if (item->version < call->spec.min_version)
             return zc_fail(c, -EPROTO, "version %llu where %llu was asked for",
                            (unsigned long long)item->version,
                            (unsigned long long)call->spec.min_version);
     }
     for (size_t i = 0; i < r->n_items; i++)
-        views[i] = (struct zc_view){ .data = c->params.base + r->items[i]->offset,
-                                     .bytes = r->items[i]->bytes,
-                                     .version = r->items[i]->version };
+        views[i] = (struct zc_view){
+            .data = c->gpu_params > 0 ? NULL : c->params.base + r->items[i]->offset,
+            .bytes = r->items[i]->bytes,
+            .version = r->items[i]->version,
+            .offset = r->items[i]->offset,
+        };
     return 0;
 }
 
@@ -944,6 +978,7 @@ static const struct zc_method methods[ZP_METHOD_END] = {
     [ZP_FSCK] = { .reply = zc_rows_reply_fsck },
     [ZP_DF] = { .reply = zc_rows_reply_df },
     [ZP_TOP] = { .reply = zc_rows_reply_top },
+    [ZP_GPU_SHARE] = { .reply = reply_gpu_share, .fds = 2, .of_job = true },
 };
 
 const struct zc_method *zc_method(unsigned method)

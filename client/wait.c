@@ -157,6 +157,13 @@ int zc_job_share_wait(struct zc_client *c, const char *name, uint32_t share)
     return zc_wait(&w, zc_job_share(c, name, share, zc_waiter_done, &w), 0);
 }
 
+int zc_gpu_share_wait(struct zc_client *c, uint64_t job, struct zc_gpu_memory *ret)
+{
+    struct zc_waiter w = { .client = c };
+
+    return zc_wait(&w, zc_gpu_share(c, job, ret, zc_waiter_done, &w), 0);
+}
+
 int zc_tier_set_wait(struct zc_client *c, const char *tier, uint64_t bytes)
 {
     struct zc_waiter w = { .client = c };

@@ -183,7 +183,7 @@ enum zc_optimizer { ZC_ADAMW = 1, ZC_ADAM = 2, ZC_LION = 3, ZC_SGD = 4, ZC_ADAGR
 enum zc_moments { ZC_MOMENTS_F32 = 1, ZC_MOMENTS_BF16 = 2, ZC_MOMENTS_Q8 = 3 };
 
 /** Where bytes may live when they must. Faster memory that is free is used all the same. */
-enum zc_place { ZC_HOST = 1, ZC_NVME = 2 };
+enum zc_place { ZC_HOST = 1, ZC_NVME = 2, ZC_GPU = 3 };
 
 struct zc_job_options {
     const char *name;
@@ -192,22 +192,24 @@ struct zc_job_options {
     bool attach;                 /* join a kept job; otherwise the name must be new (for rank 0 of
                                     it, and for each other rank that it is not taken) */
     uint64_t staging_bytes;      /* shared memory towards the daemon; rounded up to 4096 */
-    enum zc_place offload_param; /* 0: ZC_NVME */
-    enum zc_place offload_optimizer;
-    uint64_t host_bytes_max; /* 0: what is free */
-    uint32_t groups;         /* parameter groups, 1 to 64 */
-    bool durable;            /* steps of it can be committed, and then survive the daemon too; needs
-                                `keep` and a daemon with data files (-EINVAL). It reserves room for
-                                two states of the job there (zc_ready(): -ENOSPC) */
-    uint64_t commit_every;   /* for people: steps from commit to commit as the trainer means it; 0:
-                                on request */
-    bool takeover;           /* with attach: cut off whoever is attached, and begin a new epoch */
-    uint64_t epoch;          /* with attach: of which epoch this rank is (zc_job.epoch of the rank
-                                that began it); 0: of the present one */
-    uint32_t share; /* of drives and compute threads, beside other jobs' shares: 1 to 10000;
-                       0: 100. A job that is there keeps the one that it has */
-    bool early;     /* room for steps that begin early (zc_step_begin()), if there is any: on
-                       the data files, once more what is streamed and not frozen */
+    enum zc_place offload_param; /* 0: ZC_NVME. ZC_GPU: in GPU memory of the daemon, where its tier
+                                    has room for all of them and every rank is on that GPU; else as
+                                    ZC_NVME (zc_placement says which) */
+    enum zc_place offload_optimizer; /* not ZC_GPU: what the GPU tier has room for is there */
+    uint64_t host_bytes_max;         /* 0: what is free */
+    uint32_t groups;                 /* parameter groups, 1 to 64 */
+    bool durable;          /* steps of it can be committed, and then survive the daemon too; needs
+                              `keep` and a daemon with data files (-EINVAL). It reserves room for
+                              two states of the job there (zc_ready(): -ENOSPC) */
+    uint64_t commit_every; /* for people: steps from commit to commit as the trainer means it; 0:
+                              on request */
+    bool takeover;         /* with attach: cut off whoever is attached, and begin a new epoch */
+    uint64_t epoch;        /* with attach: of which epoch this rank is (zc_job.epoch of the rank
+                              that began it); 0: of the present one */
+    uint32_t share;        /* of drives and compute threads, beside other jobs' shares: 1 to 10000;
+                              0: 100. A job that is there keeps the one that it has */
+    bool early;            /* room for steps that begin early (zc_step_begin()), if there is any: on
+                              the data files, once more what is streamed and not frozen */
     bool speculate; /* likewise; what zc_step_begin() says is a guess, and the step may be another
                        one. Costs host memory besides: once more the parameters whose state is
                        streamed, where they live there */
@@ -218,6 +220,8 @@ struct zc_job_options {
                                     -ENOSPC instead, with the least budget that would do */
     bool writable; /* the parameter arena is mapped read-write: only for a GPU's driver that refuses
                       to pin memory that is read-only. Nobody writes there all the same */
+    const char *device; /* with ZC_GPU: the id of this rank's GPU: "cuda-" and the 32
+                           hexadecimal digits of its UUID; "emulated" */
 };
 
 /** A state that a kept job can go on from. */
@@ -314,6 +318,9 @@ struct zc_placement {
                                reads them. 0: all are in memory */
     const void *arena;      /* arena_bytes, as views show parts of it, until zc_job_close() or
                                zc_close(); what is pinned for a device is this. NULL: of no bytes */
+    uint64_t gpu_params;    /* bytes of GPU memory that the parameters live in, for zc_gpu_share();
+                               views are offsets in it. 0: they are not on the GPU */
+    char gpu_why[192];      /* ... although ZC_GPU was asked for: why; else "" */
 };
 
 /** Says that this rank has registered everything; done when every rank has, and the daemon has
@@ -327,6 +334,20 @@ ZC_EXPORT int zc_ready(struct zc_client *c, uint64_t job, const uint64_t *at, ui
                        struct zc_placement *ret, zc_done_fn *done, void *arg);
 ZC_EXPORT int zc_ready_wait(struct zc_client *c, uint64_t job, const uint64_t *at,
                             uint32_t timeout_ms, struct zc_placement *ret);
+
+/** GPU memory of the daemon, as descriptors: to be mapped by the interface of the GPU's driver (an
+ *  importing process keeps `mark_fd` open as long as it has it mapped, so that the daemon sees who
+ *  holds what: kernels/gpu.h). Both are the caller's to close. */
+struct zc_gpu_memory {
+    int mem_fd, mark_fd;
+    uint64_t bytes;
+};
+
+/** The memory that the job's parameters live in. A view that is pinned may be copied from there;
+ * the copy is done before the pin is given back. -ENOENT: they are not on the GPU. */
+ZC_EXPORT int zc_gpu_share(struct zc_client *c, uint64_t job, struct zc_gpu_memory *ret,
+                           zc_done_fn *done, void *arg);
+ZC_EXPORT int zc_gpu_share_wait(struct zc_client *c, uint64_t job, struct zc_gpu_memory *ret);
 
 /** Leaves in good order: not a lost peer. A job that is not kept ends with its last rank. Pointers
  *  into its arenas become invalid when done runs with 0. Before that, a view of a job that has
@@ -389,9 +410,10 @@ ZC_EXPORT int zc_read_wait(struct zc_client *c, uint64_t shard, enum zc_what wha
 
 /** A shard's parameters, pinned: mapped, read-only, unchanged until released. */
 struct zc_view {
-    const void *data;
+    const void *data; /* NULL: they live on the GPU (zc_placement.gpu_params), */
     uint64_t bytes;
     uint64_t version;
+    uint64_t offset; /* ... here in that memory; else in the arena */
 };
 
 /**
@@ -664,7 +686,7 @@ struct zc_job_row {
     /* optimizer state in host memory, and how much of it shall be: steps move the difference */
     uint64_t host_state, host_state_target;
     uint64_t grads_nvme_bytes; /* of nvme_bytes: gradients that host memory does not hold */
-    uint64_t gpu_bytes;        /* of the GPU tier: optimizer state */
+    uint64_t gpu_bytes;        /* of the GPU tier: optimizer state and parameters */
     uint32_t uid, world, attached, snapshots;
     uint32_t share; /* 0: of a job that is not in memory */
     bool keep, durable;
@@ -686,7 +708,8 @@ struct zc_tier_row {
      * state that shall leave the tier with the next steps */
     uint64_t target, moving;
     /* of the gpu tier: what the device says is free (others use it, too), and memory that was given
-     * back and is held by who imported it, as "job:bytes job:bytes" (0, "" in zc_top_wait()) */
+     * back and is held by who imported it, as "job:bytes:pid,pid job:..." (0, "" in
+     * zc_top_wait()) */
     uint64_t device_free, stranded;
     char name[8], detail[256], numa[128], nodes[256], stranded_by[256];
 };

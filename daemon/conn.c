@@ -95,10 +95,10 @@ static void link_lose(struct zsd_link *l, const char *why)
 /* ---- out */
 
 static int link_send(struct zsd_link *l, struct zp_frame frame, const ProtobufCMessage *message,
-                     const char *text, int fd)
+                     const char *text, const int *fds, unsigned nfds)
 {
     link_touch(l);
-    return zp_stream_send(l->stream, frame, message, text, &fd, fd >= 0 ? 1 : 0);
+    return zp_stream_send(l->stream, frame, message, text, fds, nfds);
 }
 
 static const char *link_why_unsent(int rc)
@@ -113,15 +113,15 @@ static bool link_can_send(const struct zsd_link *l)
 
 /** An answer that cannot be sent becomes one that says so; then there is nothing left to try. */
 static void link_answer(struct zsd_link *l, struct zp_frame frame, const ProtobufCMessage *message,
-                        const char *text, int fd)
+                        const char *text, const int *fds, unsigned nfds)
 {
     struct zb_err err = { 0 };
-    int rc = link_send(l, frame, message, text, fd);
+    int rc = link_send(l, frame, message, text, fds, nfds);
 
     if (rc == -EMSGSIZE || rc == -EMFILE || rc == -ENOMEM) {
         frame.code = zb_fail(&err, rc, "the answer cannot be sent: %m");
         l->conn.daemon->stats.replies_failed++;
-        rc = link_send(l, frame, NULL, err.text, -1);
+        rc = link_send(l, frame, NULL, err.text, NULL, 0);
     }
     if (rc < 0)
         link_lose(l, link_why_unsent(rc));
@@ -129,7 +129,7 @@ static void link_answer(struct zsd_link *l, struct zp_frame frame, const Protobu
 
 /** Takes the request off its connection and frees it; sends when there is still somebody. */
 static void req_end(struct zsd_req *req, int code, const ProtobufCMessage *message,
-                    const char *text, int fd)
+                    const char *text, const int *fds, unsigned nfds)
 {
     struct zp_frame frame = {
         .method = req->method, .kind = ZP_REPLY, .code = code, .tag = req->tag
@@ -143,7 +143,7 @@ static void req_end(struct zsd_req *req, int code, const ProtobufCMessage *messa
         l->nreqs--;
     }
     if (l && link_can_send(l))
-        link_answer(l, frame, message, text, fd);
+        link_answer(l, frame, message, text, fds, nfds);
     else
         req->daemon->stats.replies_lost++;
     req->daemon->reqs--;
@@ -174,13 +174,19 @@ static struct zsd_req *req_new(struct zsd_link *l, const struct zp_frame *frame)
 
 void zsd_reply(struct zsd_req *req, const ProtobufCMessage *message, int fd)
 {
-    req_end(req, 0, message, NULL, fd);
+    req_end(req, 0, message, NULL, &fd, fd >= 0 ? 1 : 0);
+}
+
+void zsd_reply_fds(struct zsd_req *req, const ProtobufCMessage *message, const int *fds,
+                   unsigned nfds)
+{
+    req_end(req, 0, message, NULL, fds, nfds);
 }
 
 void zsd_reply_err(struct zsd_req *req, const struct zb_err *err)
 {
     assert(err->code < 0);
-    req_end(req, err->code, NULL, err->text, -1);
+    req_end(req, err->code, NULL, err->text, NULL, 0);
 }
 
 void zsd_event(struct zsd_conn *conn, uint16_t event, const ProtobufCMessage *message)
@@ -191,7 +197,7 @@ void zsd_event(struct zsd_conn *conn, uint16_t event, const ProtobufCMessage *me
 
     if (!conn->greeted || !link_can_send(l))
         return;
-    rc = link_send(l, frame, message, NULL, -1);
+    rc = link_send(l, frame, message, NULL, NULL, 0);
     if (rc < 0)
         link_lose(l, link_why_unsent(rc));
 }

@@ -50,6 +50,9 @@ struct zsd_req {
 
 /** Answer and end a request. message NULL: Empty. fd is duplicated (-1: none). err has a code. */
 void zsd_reply(struct zsd_req *req, const ProtobufCMessage *message, int fd);
+/** The same with nfds descriptors, at most ZP_FDS_MAX. */
+void zsd_reply_fds(struct zsd_req *req, const ProtobufCMessage *message, const int *fds,
+                   unsigned nfds);
 void zsd_reply_err(struct zsd_req *req, const struct zb_err *err);
 
 /** Sends an event (enum zp_event). */

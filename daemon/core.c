@@ -365,6 +365,7 @@ int zsd_core_new(struct zsd *daemon, struct zb_err *err)
     zb_list_init(&core->jobs);
     zb_list_init(&core->opens);
     zb_list_init(&core->wants);
+    zb_list_init(&core->strands);
     zb_list_init(&core->readers);
     zb_list_init(&core->works);
     zb_list_init(&core->timed);
@@ -417,6 +418,7 @@ void zsd_core_free(struct zsd *daemon)
     zsd_core_settle(daemon);
     zsd_scrub_free(core);
     zsd_jobs_forget_all(core);
+    zsd_strands_free(core);
     zsd_store_close(core);
     zsd_paths_unregister(daemon, core->buffers);
     zsd_gpu_unpin(daemon, core->buffers, core->nbuffers * core->buffer_bytes);
@@ -435,7 +437,8 @@ unsigned zsd_core_busy(const struct zsd *daemon)
 
 bool zsd_core_ticks(const struct zsd *daemon)
 {
-    return zsd_core_busy(daemon) > 0 || zsd_scrub_running(daemon->core);
+    return zsd_core_busy(daemon) > 0 || zsd_scrub_running(daemon->core) ||
+           !zb_list_empty(&daemon->core->strands);
 }
 
 void zsd_core_last(struct zsd *daemon)

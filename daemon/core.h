@@ -49,6 +49,7 @@ zsd_handler zsd_write, zsd_read, zsd_fetch, zsd_push, zsd_norms, zsd_note_put, z
     zsd_step, zsd_skip, zsd_step_begin;
 zsd_handler zsd_list, zsd_jobs, zsd_tiers, zsd_stat;
 zsd_handler zsd_tier_set;             /* op_replan.c */
+zsd_handler zsd_gpu_share;            /* op_gpu_params.c */
 zsd_handler zsd_top;                  /* top.c */
 zsd_handler zsd_commit, zsd_progress; /* op_commit.c */
 zsd_handler zsd_snapshot, zsd_snapshots, zsd_rollback, zsd_clone, zsd_snapshot_destroy;

@@ -112,13 +112,18 @@ struct zsd_core {
 
     struct zsd_account host, nvme;
     uint64_t host_target;       /* what the host tier's budget was set to: it comes down to that */
-    struct zsd_account gpu;     /* of the GPU tier: state, and what pages pass through (ring) */
+    struct zsd_account gpu;     /* of the GPU tier: state, parameters, and what pages pass through
+                                   (ring) */
     uint64_t gpu_target;        /* as host_target */
     struct zb_err gpu_err;      /* code 0: the device works, or there is none */
     struct zsd_work gpu_failed; /* op_gpu.c */
     struct zb_err gpu_unpinned; /* the first host memory that it did not pin; code 0: none */
-    struct zsd_work replan;     /* op_replan.c */
-    struct zb_list wants;       /* struct zsd_want: in the order in which they came */
+    struct zb_list strands;     /* GPU memory given back, and mapped still (op_gpu_params.c) */
+    struct zsd_timed strands_timed;
+    bool strands_looked_at;
+    uint64_t params_tag;                 /* of the newest job with parameters on the GPU */
+    struct zsd_work replan;              /* op_replan.c */
+    struct zb_list wants;                /* struct zsd_want: in the order in which they came */
     struct zb_space *maps[ZN_PATHS_MAX]; /* of each data file, in ZB_PAGE_ALIGN units: paths.h */
     struct zb_space *extents;            /* the first one; NULL: no NVMe tier */
     struct zsd_extents *places;          /* of pages there (extents.c); NULL likewise */

@@ -56,6 +56,7 @@ static const struct row {
     [ZP_TOP] = { .handler = zsd_top },
     [ZP_JOB_SHARE] = { .handler = zsd_job_share },
     [ZP_TIER_SET] = { .handler = zsd_tier_set },
+    [ZP_GPU_SHARE] = { .handler = zsd_gpu_share },
 };
 
 /* ---- hello and ping */

@@ -102,6 +102,31 @@ static void *page_part(const struct zsd_gpu_work *w, enum zb_plane plane, void *
     return (uint8_t *)base + zb_blocks_bytes(w->layout->block_bytes[plane], at);
 }
 
+/* Parameters that live on the device are stepped in their place. */
+static void *step_param(const struct zsd_gpu_work *w, const struct lane *lane)
+{
+    return w->there[ZB_PARAM] ? w->there[ZB_PARAM] : lane->page.param;
+}
+
+static void *host_plane(const struct zsd_gpu_work *w, enum zb_plane plane)
+{
+    return plane == ZB_PARAM ? w->page.param : plane == ZB_STATE ? w->page.state : w->page.grad;
+}
+
+/* Those planes of it that `which` names. */
+static int planes_copy(const struct zsd_gpu_work *w, struct lane *lane, enum zk_gpu_way way,
+                       const bool *which, struct zb_err *err)
+{
+    int rc = 0;
+
+    for (enum zb_plane p = 0; p < ZB_PLANES && rc == 0; p++)
+        if (which[p] && way == ZK_GPU_TO_DEVICE)
+            rc = zk_gpu_copy(lane->stream, way, w->there[p], host_plane(w, p), w->bytes[p], err);
+        else if (which[p])
+            rc = zk_gpu_copy(lane->stream, way, host_plane(w, p), w->there[p], w->bytes[p], err);
+    return rc;
+}
+
 /* Launches for elements [from, *ret_to) of the page: as far as the table of segments reaches. */
 static int step_launch(const struct zsd_gpu_work *w, struct lane *lane, uint64_t from,
                        uint64_t *ret_to, struct zb_err *err)
@@ -126,9 +151,9 @@ static int step_launch(const struct zsd_gpu_work *w, struct lane *lane, uint64_t
         return 0; /* nothing of it is stepped */
     work.step = (struct zk_gpu_step){
         .layout = *w->layout,
-        .page = { .param = page_part(w, ZB_PARAM, lane->page.param, from),
+        .page = { .param = page_part(w, ZB_PARAM, step_param(w, lane), from),
                   .grad = page_part(w, ZB_GRAD, lane->page.grad, from),
-                  .state = page_part(w, ZB_STATE, w->state, from),
+                  .state = page_part(w, ZB_STATE, w->there[ZB_STATE], from),
                   .first = first,
                   .count = to - from },
         .segments = lane->segments,
@@ -143,38 +168,33 @@ static int step_launch(const struct zsd_gpu_work *w, struct lane *lane, uint64_t
 
 static int step_issue(const struct zsd_gpu_work *w, struct lane *lane, struct zb_err *err)
 {
-    int rc = zk_gpu_copy(lane->stream, ZK_GPU_TO_DEVICE, lane->page.param, w->page.param,
-                         w->bytes[ZB_PARAM], err);
+    int rc = 0;
 
+    if (!w->there[ZB_PARAM])
+        rc = zk_gpu_copy(lane->stream, ZK_GPU_TO_DEVICE, lane->page.param, w->page.param,
+                         w->bytes[ZB_PARAM], err);
     if (rc == 0)
         rc = zk_gpu_copy(lane->stream, ZK_GPU_TO_DEVICE, lane->page.grad, w->page.grad,
                          w->bytes[ZB_GRAD], err);
     if (rc == 0)
         rc = zk_gpu_copy(lane->stream, ZK_GPU_TO_DEVICE, lane->groups, w->by_group,
                          w->ngroups * sizeof(*w->by_group), err);
-    if (rc == 0 && w->comes)
-        rc = zk_gpu_copy(lane->stream, ZK_GPU_TO_DEVICE, w->state, w->page.state,
-                         w->bytes[ZB_STATE], err);
+    if (rc == 0)
+        rc = planes_copy(w, lane, ZK_GPU_TO_DEVICE, w->comes, err);
     for (uint64_t at = 0; rc == 0 && at < w->page.count;)
         rc = step_launch(w, lane, at, &at, err);
-    if (rc == 0)
+    if (rc == 0 && !w->there[ZB_PARAM])
         rc = zk_gpu_copy(lane->stream, ZK_GPU_TO_HOST, w->page.param, lane->page.param,
                          w->bytes[ZB_PARAM], err);
-    if (rc == 0 && w->goes)
-        rc = zk_gpu_copy(lane->stream, ZK_GPU_TO_HOST, w->page.state, w->state, w->bytes[ZB_STATE],
-                         err);
-    return rc;
+    return rc == 0 ? planes_copy(w, lane, ZK_GPU_TO_HOST, w->goes, err) : rc;
 }
 
 static int work_issue(const struct zsd_gpu_work *w, struct lane *lane, struct zb_err *err)
 {
     if (w->what == ZSD_GPU_STEP)
         return step_issue(w, lane, err);
-    if (w->what == ZSD_GPU_UP)
-        return zk_gpu_copy(lane->stream, ZK_GPU_TO_DEVICE, w->state, w->page.state,
-                           w->bytes[ZB_STATE], err);
-    return zk_gpu_copy(lane->stream, ZK_GPU_TO_HOST, w->page.state, w->state, w->bytes[ZB_STATE],
-                       err);
+    return w->what == ZSD_GPU_UP ? planes_copy(w, lane, ZK_GPU_TO_DEVICE, w->comes, err)
+                                 : planes_copy(w, lane, ZK_GPU_TO_HOST, w->goes, err);
 }
 
 static void work_run(struct zsd_task *task)

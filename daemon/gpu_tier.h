@@ -1,6 +1,7 @@
 /*
  * gpu_tier.h - the GPU tier's device: opened at the start, its memory, and what is done with pages
- * of optimizer state that live there. What lives there, and when it moves, is op_gpu.c's.
+ * that live there, as a whole or in part. Which optimizer state does, and when it moves, is
+ * op_gpu.c's; which parameters do, op_gpu_params.c's.
  *
  * MODEL. One device (kernels/gpu.h) and a few threads that talk to it, a pool of their own
  * (compute.h): copies of memory that is not pinned wait in the call, so nothing of it is done on
@@ -25,9 +26,9 @@ struct zsd_gpu;
 
 /** What is done with a page. */
 enum zsd_gpu_what {
-    ZSD_GPU_STEP, /* parameters and gradient come up, are stepped, and parameters go down */
-    ZSD_GPU_DOWN, /* its state goes to host memory */
-    ZSD_GPU_UP    /* and comes from there */
+    ZSD_GPU_STEP, /* what is not there comes up, is stepped, and parameters go down */
+    ZSD_GPU_DOWN, /* planes of it go to host memory */
+    ZSD_GPU_UP    /* and come from there */
 };
 
 struct zsd_gpu_work {
@@ -35,11 +36,12 @@ struct zsd_gpu_work {
     struct zsd_gpu *gpu;
     enum zsd_gpu_what what;
     const struct zb_layout *layout;
-    struct zk_page page;       /* host memory; its state as below */
-    void *state;               /* on the device */
+    struct zk_page page;       /* host memory: of planes that are copied, or not there */
+    void *there[ZB_PLANES];    /* on the device; NULL: not there. Never the gradient */
     uint32_t bytes[ZB_PLANES]; /* of the page */
-    /* STEP: the state comes up from host memory before, and goes there behind it */
-    bool comes, goes;
+    /* DOWN, UP: which planes are copied. STEP: of those that are there, the state comes up from
+     * host memory before, and both go to it behind */
+    bool comes[ZB_PLANES], goes[ZB_PLANES];
     const struct zk_segment *segments;
     uint32_t nsegments, ngroups;
     const struct zk_scalars *by_group;

@@ -239,7 +239,7 @@ static void job_row(const struct zsd_job *job, Zp__JobRow *row)
     row->nvme_written_bytes = job->nvme_written_bytes;
     row->error = (char *)(uintptr_t)job->why.text;
     row->share = job->payer.share;
-    row->gpu_bytes = job->gpu.held_bytes;
+    row->gpu_bytes = job->gpu.held_bytes + job->params.booked;
     row->host_state = job->host_held.used[ZSD_USE_STATE];
     row->host_state_target = job->replan.shrinks
                                  ? row->host_state - zsd_replan_leaving(job)
@@ -350,11 +350,6 @@ void zsd_tier_rows(const struct zsd *daemon, struct zsd_tier_rows *ret)
 
 #define STRANDED_ROWS 16u
 
-/* Memory of a job that it gave back, and that others hold. */
-struct stranded {
-    uint64_t job, bytes;
-};
-
 /* What is asked of the kernel and of the GPU's driver while the loop goes on: where the host tier's
  * memory is, and what the device has. */
 struct tiers {
@@ -363,34 +358,25 @@ struct tiers {
     struct zsd *daemon;
     struct zsd_numa_use use;
     struct zk_gpu_usage usage;
-    struct stranded stranded[STRANDED_ROWS];
+    struct zk_gpu_strand stranded[STRANDED_ROWS];
     unsigned nstranded;
     unsigned nareas;
     struct zsd_numa_area areas[];
 };
-
-/* A job of that number; one that has gone has no name any more. */
-static const char *tiers_job(const struct zsd_core *core, uint64_t number)
-{
-    zb_list_each(pos, &core->jobs)
-    {
-        const struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
-
-        if (job->number == number)
-            return job->name;
-    }
-    return "(gone)";
-}
 
 static void tiers_stranded_text(const struct tiers *t, char *text, size_t size)
 {
     size_t len = 0;
 
     text[0] = '\0';
-    for (unsigned i = 0; i < t->nstranded && len < size; i++)
-        len += (size_t)snprintf(text + len, size - len, "%s%s:%llu", i > 0 ? " " : "",
-                                tiers_job(t->daemon->core, t->stranded[i].job),
-                                (unsigned long long)t->stranded[i].bytes);
+    for (unsigned i = 0; i < t->nstranded && len < size; i++) {
+        const char *job = zsd_strand_job(t->daemon->core, t->stranded[i].tag);
+
+        len += (size_t)snprintf(text + len, size - len, "%s%s:%llu:", i > 0 ? " " : "",
+                                job ? job : "(gone)", (unsigned long long)t->stranded[i].len_bytes);
+        if (len < size)
+            len += zsd_strand_text(&t->stranded[i], text + len, size - len);
+    }
 }
 
 /* t: what was asked for; NULL: nothing was to be asked. */
@@ -423,18 +409,12 @@ static void tiers_answer(struct zsd_req *req, const struct tiers *t)
     zsd_reply(req, &reply.base, -1);
 }
 
-static void tiers_on_stranded(void *arg, uint64_t tag, uint64_t len_bytes, unsigned holders)
+static void tiers_on_stranded(void *arg, const struct zk_gpu_strand *strand)
 {
     struct tiers *t = arg;
 
-    (void)holders;
-    for (unsigned i = 0; i < t->nstranded; i++)
-        if (t->stranded[i].job == tag) {
-            t->stranded[i].bytes += len_bytes;
-            return;
-        }
     if (t->nstranded < STRANDED_ROWS)
-        t->stranded[t->nstranded++] = (struct stranded){ tag, len_bytes };
+        t->stranded[t->nstranded++] = *strand;
 }
 
 static void tiers_run(struct zsd_task *task)

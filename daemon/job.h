@@ -48,6 +48,7 @@
     (1u << 18) /* of one job, in all units: what their names take stays below 64 MiB */
 
 struct zk_gpu_mem;
+struct zk_gpu_strand;
 struct zsd_fill;
 struct zsd_held;
 struct zsd_member;
@@ -98,7 +99,8 @@ struct zsd_shard {
     uint8_t *busy;    /* one bit a page: initial values are on their way */
     uint32_t pages_written;
 
-    /* parameters in memory: offset in the arena, or ZB_NO_PLACE. Resident shards keep it; streamed
+    /* parameters in memory: offset in the arena, or in the GPU's memory of the job's parameters, or
+     * ZB_NO_PLACE. Resident shards keep it; streamed
      * ones have it while cached, in a place of ring_class. */
     uint64_t arena_at;
     uint32_t ring_class;
@@ -256,6 +258,18 @@ struct zsd_job_gpu {
     bool pinned;         /* its host memory is, as far as the driver did that */
 };
 
+/* Its parameters on the GPU, all of them or none: op_gpu_params.c. */
+struct zsd_job_params {
+    bool asked;             /* its ranks asked for that; not saved: each attach says it */
+    bool barred;            /* one of them does not see our device */
+    char why[192];          /* asked for, and they are in the arena: why; "" */
+    uint64_t bytes;         /* of all of them, where they are there; else 0 */
+    uint64_t booked;        /* as the device gives memory */
+    uint64_t tag;           /* of mem: no other job's ever has it, nor this one's made again */
+    struct zk_gpu_mem *mem; /* shards lie in it as they would in the arena */
+    bool held;              /* given back, and somebody has it mapped still */
+};
+
 struct zsd_commit_op;
 struct zsd_load_op;
 
@@ -315,6 +329,7 @@ struct zsd_job {
     uint64_t grads_nvme_bytes; /* of gradients that live on NVMe */
     struct zsd_replan replan;
     struct zsd_job_gpu gpu;
+    struct zsd_job_params params;
     struct zb_needs *promise; /* of places on the data file; of a durable job it is its saved's */
     struct zb_slots ring;     /* regions of the arena */
     struct zb_list cached;    /* unpinned cached shards, oldest first */
@@ -589,8 +604,42 @@ void zsd_gpu_settle(struct zsd_core *core);
 int zsd_gpu_set(struct zsd_core *core, uint64_t bytes, struct zb_err *err);
 /** Bytes of state that shall leave the GPU, and have not. */
 uint64_t zsd_gpu_leaving(const struct zsd_job *job);
-/** The device failed, as a task found: soon, jobs with state on it end. */
+/** The device failed, as a task found: soon, jobs with bytes on it end. */
 void zsd_gpu_fail(struct zsd_core *core, const struct zb_err *err);
+/** Bytes as the device gives them. */
+uint64_t zsd_gpu_units(const struct zsd_core *core, uint64_t bytes);
+
+/* ---- op_gpu_params.c */
+
+/** Its parameters live on the GPU: decided when it was placed. */
+static inline bool zsd_params_there(const struct zsd_job *job)
+{
+    return job->params.bytes > 0;
+}
+/** Where a page of them is on the device. */
+void *zsd_params_at(const struct zsd_shard *s, uint32_t page);
+/** A rank that asks for them, with its device's id: where it cannot see them there, they will not
+ * be. */
+void zsd_params_ask(struct zsd_job *job, uint32_t rank, const char *device);
+/** A rank with this device ("": none) can see the parameters where they are. */
+bool zsd_params_seen(const struct zsd_job *job, const char *device);
+/** So many bytes of parameters: can they be on the GPU? Else job->params.why says why not. */
+bool zsd_params_fit(struct zsd_job *job, uint64_t bytes);
+/** They do not fit, and memory of the GPU is on its way back: whoever places the job may wait. */
+bool zsd_params_wait(struct zsd_job *job);
+/** They will be there: the account. */
+void zsd_params_book(struct zsd_job *job, uint64_t bytes);
+/** Their memory is made, as zeros (any thread): 0; -ENOMEM, -EIO: err. */
+int zsd_params_make(struct zsd_job *job, struct zk_gpu_mem **ret, struct zb_err *err);
+/** The job has ended: it goes back (any thread), */
+void zsd_params_drop(struct zsd_job *job);
+/** and then its account (loop): at once, or when the last who has it mapped lets go. */
+void zsd_params_unplace(struct zsd_job *job);
+/** For people, of memory that was given back and is held: whose it was. NULL: it is not known. */
+const char *zsd_strand_job(const struct zsd_core *core, uint64_t tag);
+/** Its holders, as "pid,pid"; as snprintf(). */
+size_t zsd_strand_text(const struct zk_gpu_strand *strand, char *text, size_t size);
+void zsd_strands_free(struct zsd_core *core);
 
 /* ---- top.c */
 

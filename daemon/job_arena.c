@@ -35,6 +35,8 @@ static void arena_run(struct zsd_task *task)
         (void)zsd_arena_open(&t->arena, "zshard-staging", t->bytes, false, &t->err);
         break;
     case ZSD_ARENA_OPEN:
+        if (zsd_params_there(t->job) && zsd_params_make(t->job, &t->params, &t->gpu_err) < 0)
+            break; /* it is placed without */
         if (zsd_arena_open(&t->arena, "zshard-params", t->bytes, true, &t->err) == 0 &&
             t->memory_bytes > 0)
             arena_memory(t);
@@ -45,8 +47,10 @@ static void arena_run(struct zsd_task *task)
         zsd_gpu_unpin(t->job->core->daemon, t->memory, t->memory_bytes);
         zsd_arena_close(&t->arena);
         zsd_private_free(t->memory, t->memory_bytes);
-        if (t->what == ZSD_ARENA_CLOSE)
+        if (t->what == ZSD_ARENA_CLOSE) {
             zsd_gpu_drop(t->job);
+            zsd_params_drop(t->job);
+        }
         break;
     }
 }

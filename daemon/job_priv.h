@@ -23,6 +23,8 @@ struct zsd_arena_task {
     uint64_t memory_bytes;
     struct zsd_range *ranges; /* ZSD_ARENA_OPEN: of the memory, that can be used */
     uint32_t nranges;
+    struct zk_gpu_mem *params; /* ZSD_ARENA_OPEN, of a job whose parameters are on the GPU; */
+    struct zb_err gpu_err;     /* or why not: then nothing else is made */
     struct zb_err err;
 };
 

@@ -6,11 +6,14 @@
  * is streamed then needs no I/O at all, what is resident is read. Any other page is put together
  * from the rows' pages that hold its elements:
  *
- *     BUFFER ---> PIECE <---> COPY ---> SEAL ---> WRITE ---> SETTLE      a failure goes to SETTLE
+ *     BUFFER ---> PIECE <---> COPY ---> UP ---> SEAL ---> WRITE ---> SETTLE
+ *                                                            a failure goes to SETTLE
  *
- *     BUFFER  waits for a page buffer, if a plane of it is streamed
+ *     BUFFER  waits for a page buffer, if a plane of it is streamed, or its parameters are on the
+ *             GPU
  *     PIECE   waits for one page of a row, read and verified (rowio.c)
  *     COPY    waits for a compute thread, which copies the piece; then the next piece
+ *     UP      waits for its parameters to be on the GPU, if that is where they live
  *     SEAL    waits for the checksums of the streamed planes
  *     WRITE   waits for their writes to fresh extents
  *
@@ -26,11 +29,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/gpu_tier.h"
 #include "daemon/store.h"
 
 #define LOAD_ALIGN 4096u
 
-enum load_state { LOAD_BUFFER, LOAD_PIECE, LOAD_COPY, LOAD_SEAL, LOAD_WRITE, LOAD_SETTLE };
+enum load_state { LOAD_BUFFER, LOAD_PIECE, LOAD_COPY, LOAD_UP, LOAD_SEAL, LOAD_WRITE, LOAD_SETTLE };
 
 struct zsd_load_op {
     struct zsd_job *job;
@@ -66,6 +70,7 @@ struct load_page {
     struct zsd_row_read read;
     struct zsd_task task;
     struct zsd_work work;
+    struct zsd_gpu_work gpu;
     unsigned writes;
 };
 
@@ -164,6 +169,38 @@ static void load_seal_task(struct zsd_task *task)
     }
 }
 
+/* The plane lives on the GPU: its bytes pass through the page buffer. */
+static bool load_goes_up(const struct load_page *l, enum zsd_saved_plane p)
+{
+    return zsd_plane_of(p) == ZB_PARAM && zsd_params_there(l->op->job);
+}
+
+static void load_on_device(struct zsd_task *task)
+{
+    struct load_page *l = zb_container_of(task, struct load_page, gpu.task);
+    struct zsd_job *job = l->op->job;
+
+    if (l->gpu.rc < 0) {
+        (void)zb_fail(&l->err, l->gpu.rc, "job '%s' unit '%s': page %u on the GPU: %s", job->name,
+                      l->shard->unit->name, l->page, l->gpu.err.text);
+        if (l->gpu.rc == -EIO || l->gpu.rc == -EFAULT)
+            zsd_gpu_fail(job->core, &l->gpu.err);
+    }
+    load_run(l);
+}
+
+static void load_up(struct load_page *l)
+{
+    l->gpu = (struct zsd_gpu_work){ .task = { .done = load_on_device },
+                                    .what = ZSD_GPU_UP,
+                                    .layout = &l->shard->unit->layout,
+                                    .page = { .param = l->planes[ZSD_SAVED_PARAM].to } };
+    l->gpu.there[ZB_PARAM] = zsd_params_at(l->shard, l->page);
+    l->gpu.bytes[ZB_PARAM] = zsd_page_bytes(l->shard, ZB_PARAM, l->page);
+    l->gpu.comes[ZB_PARAM] = true;
+    zsd_gpu_start(l->op->job->core->daemon, &l->gpu);
+}
+
 /* Where the bytes of each plane go. */
 static void load_locate(struct load_page *l)
 {
@@ -172,7 +209,7 @@ static void load_locate(struct load_page *l)
     for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++) {
         struct zsd_plane *plane = load_plane(l, p);
 
-        if (l->planes[p].streamed) {
+        if (l->planes[p].streamed || load_goes_up(l, p)) {
             l->planes[p].to = at;
             at += zsd_page_bytes(l->shard, zsd_plane_of(p), l->page);
         } else if (plane->block_bytes > 0) {
@@ -323,7 +360,8 @@ static void load_run(struct load_page *l)
             l->state = LOAD_SETTLE;
         switch (l->state) {
         case LOAD_BUFFER:
-            if (!l->shard->row && (l->planes[0].streamed || l->planes[1].streamed)) {
+            if (zsd_params_there(l->op->job) ||
+                (!l->shard->row && (l->planes[0].streamed || l->planes[1].streamed))) {
                 l->buffer = zsd_buffer_get(l->op->job->core, &l->claim);
                 if (!l->buffer)
                     return; /* in line: load_on_work() resumes */
@@ -343,13 +381,19 @@ static void load_run(struct load_page *l)
                 load_read(l);
                 return;
             }
-            l->state = LOAD_SEAL;
+            l->state = LOAD_UP;
             break;
         case LOAD_COPY:
             l->at += l->take;
             l->take = 0;
             l->state = LOAD_PIECE;
             break;
+        case LOAD_UP:
+            l->state = LOAD_SEAL;
+            if (!zsd_params_there(l->op->job))
+                break;
+            load_up(l);
+            return;
         case LOAD_SEAL:
             l->state = l->shard->row ? LOAD_SETTLE : LOAD_WRITE;
             if (l->shard->row)
@@ -416,7 +460,7 @@ static void load_start_page(struct zsd_load_op *op, struct zsd_shard *s, uint32_
 /* Nothing of it has to be read. */
 static bool load_nothing(const struct zsd_shard *s, uint32_t page)
 {
-    return s->row &&
+    return s->row && !zsd_params_there(s->job) &&
            (s->planes[ZB_PARAM].block_bytes == 0 || zsd_page_streamed(s, ZB_PARAM, page)) &&
            (s->planes[ZB_STATE].block_bytes == 0 || zsd_page_streamed(s, ZB_STATE, page));
 }

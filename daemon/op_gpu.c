@@ -29,8 +29,8 @@
  * A STEP of a page that is on the GPU, or comes to be, or leaves it, runs there (pageop.c): so a
  * page that moves is stepped once, like any other.
  *
- * THE DEVICE FAILS for good: jobs with state on it end, all others do not notice. The tier stays
- * empty until the daemon starts anew.
+ * THE DEVICE FAILS for good: jobs with state or parameters on it end, all others do not notice. The
+ * tier stays empty until the daemon starts anew.
  *
  * INVARIANTS
  *     G1  gpu_next does not change while a step runs, or while one has begun early (op_early.c).
@@ -52,6 +52,11 @@
 static uint64_t gpu_unit(const struct zsd_core *core)
 {
     return zk_gpu_info(zsd_gpu_device(core->daemon->gpu))->granularity_bytes;
+}
+
+uint64_t zsd_gpu_units(const struct zsd_core *core, uint64_t bytes)
+{
+    return zb_round_up(bytes, gpu_unit(core));
 }
 
 static uint64_t run_booked(const struct zsd_job *job, uint32_t run)
@@ -484,11 +489,13 @@ int zsd_gpu_set(struct zsd_core *core, uint64_t bytes, struct zb_err *err)
 
 /* ---- the device fails */
 
-/* It has state on the GPU, or some is on its way there. */
+/* It has bytes on the GPU, or some are on their way there. */
 static bool gpu_holds(const struct zsd_job *job)
 {
     bool steps = job->state == ZSD_STEPPING && !job->step.draining;
 
+    if (job->params.mem)
+        return true;
     for (uint32_t i = 0; i < job->nshards; i++) {
         const struct zsd_shard *s = job->shards[i];
 
@@ -516,8 +523,9 @@ static void gpu_on_failed(struct zsd_work *work)
             continue;
         }
         (void)zb_fail(&why, core->gpu_err.code,
-                      "optimizer state of job '%s' was on the GPU, which failed: %s; %s", job->name,
-                      core->gpu_err.text,
+                      "%s of job '%s' %s on the GPU, which failed: %s; %s",
+                      job->params.mem ? "parameters" : "optimizer state", job->name,
+                      job->params.mem ? "were" : "was", core->gpu_err.text,
                       job->durable ? "it goes on from its last commit" : "it is lost");
         zsd_job_end(job, &why);
     }

@@ -18,6 +18,8 @@
 #include "daemon/store.h"
 #include "proto/codec.h"
 
+#define DEVICE_MAX 63u /* bytes of a device's id */
+
 /* ---- those that wait */
 
 /* A job-open that waits: its own copy of the request. */
@@ -26,6 +28,7 @@ struct open_wait {
     struct zsd_conn *conn;
     Zp__JobOpen q;
     char name[ZP_NAME_MAX + 1];
+    char device[DEVICE_MAX + 1];
     struct zsd_want want;   /* host memory for its staging, that others give up state for */
     struct zsd_timed timed; /* until when it waits for that */
     struct zb_list node;
@@ -60,6 +63,8 @@ static struct open_wait *open_park(struct zsd_core *core, struct zsd_req *req, c
     w->q = *q;
     (void)snprintf(w->name, sizeof(w->name), "%s", q->name);
     w->q.name = w->name;
+    (void)snprintf(w->device, sizeof(w->device), "%s", q->device);
+    w->q.device = w->device;
     zb_list_push_back(&core->opens, &w->node);
     return w;
 }
@@ -173,6 +178,23 @@ static enum zb_moments open_moments(const Zp__JobOpen *q)
     return q->moments == 0 ? ZB_MOMENTS_F32 : (enum zb_moments)q->moments;
 }
 
+/* Parameters are to be on the GPU; where they are not, they are placed as ZC_NVME says. */
+static bool open_asks_gpu(const Zp__JobOpen *q)
+{
+    return q->offload_param == 3;
+}
+
+static uint32_t open_param(const Zp__JobOpen *q)
+{
+    return open_asks_gpu(q) ? 2 : q->offload_param;
+}
+
+/* This rank gets at the parameters, wherever they are. */
+static bool open_sees(const struct zsd_job *job, const Zp__JobOpen *q)
+{
+    return !zsd_params_there(job) || (open_asks_gpu(q) && zsd_params_seen(job, q->device));
+}
+
 static struct zsd_job *job_alloc(struct zsd_core *core, const Zp__JobOpen *q)
 {
     struct zsd_job *job = calloc(1, sizeof(*job));
@@ -186,7 +208,8 @@ static struct zsd_job *job_alloc(struct zsd_core *core, const Zp__JobOpen *q)
     }
     job->core = core;
     job->world = q->world;
-    job->offload_param = q->offload_param;
+    job->offload_param = open_param(q);
+    job->params.asked = open_asks_gpu(q);
     job->offload_optimizer = q->offload_optimizer;
     job->offload_grad = q->offload_grad;
     job->host_bytes_max = q->host_bytes_max;
@@ -279,10 +302,14 @@ static int open_check(const struct zsd_core *core, const Zp__JobOpen *q, struct 
                        q->world);
     if (q->groups < 1 || q->groups > ZP_GROUPS_MAX)
         return zb_fail(err, -EINVAL, "%u parameter groups: from 1 to %u", q->groups, ZP_GROUPS_MAX);
-    if (q->offload_param < 1 || q->offload_param > 2 || q->offload_optimizer < 1 ||
+    if (q->offload_param < 1 || q->offload_param > 3 || q->offload_optimizer < 1 ||
         q->offload_optimizer > 2 || q->offload_grad > 2)
-        return zb_fail(err, -EINVAL, "places %u, %u and %u: known are 1 (host) and 2 (nvme)",
+        return zb_fail(err, -EINVAL,
+                       "places %u, %u and %u: known are 1 (host) and 2 (nvme), and of parameters "
+                       "3 (gpu)",
                        q->offload_param, q->offload_optimizer, q->offload_grad);
+    if (strlen(q->device) > DEVICE_MAX)
+        return zb_fail(err, -EINVAL, "a device's id has at most %u bytes", DEVICE_MAX);
     if (!zb_optimizer_name(q->optimizer))
         return zb_fail(
             err, -EINVAL,
@@ -351,7 +378,7 @@ static int open_join(struct zsd_job *job, const Zp__JobOpen *q, uid_t uid, struc
         return -EINVAL;
     if (q->keep != job->keep || q->durable != job->durable || q->groups != job->groups ||
         (forming &&
-         (q->offload_param != job->offload_param ||
+         (open_param(q) != job->offload_param || open_asks_gpu(q) != job->params.asked ||
           q->offload_optimizer != job->offload_optimizer ||
           (q->offload_grad == 1) != (job->offload_grad == 1) ||
           q->host_bytes_max != job->host_bytes_max ||
@@ -359,6 +386,11 @@ static int open_join(struct zsd_job *job, const Zp__JobOpen *q, uid_t uid, struc
           (q->share == 0 ? ZSD_SHARE_DEFAULT : q->share) != job->share_opened)))
         return zb_fail(err, -EINVAL, "rank %u opens job '%s' with other options than its peers",
                        q->rank, q->name);
+    if (!open_sees(job, q))
+        return zb_fail(err, -ENOTSUP,
+                       "the parameters of job '%s' are on the GPU, which rank %u is not on, or has "
+                       "not asked for",
+                       q->name, q->rank);
     return 0;
 }
 
@@ -407,7 +439,7 @@ static void retire_done(struct zsd_job *job, const struct zb_err *err)
     {
         struct open_wait *w = zb_container_of(pos, struct open_wait, node);
 
-        if (strcmp(w->name, job->name) != 0 || w->q.world == job->world)
+        if (strcmp(w->name, job->name) != 0 || (w->q.world == job->world && open_sees(job, &w->q)))
             continue; /* who attaches to it as it is goes on */
         zsd_reply_err(w->req, err);
         open_wait_free(job->core, w);
@@ -464,7 +496,7 @@ static bool open_waits(const struct zsd_core *core, struct zsd_job *job,
         return false;
     if (job->retiring)
         return true;
-    if (q->world == job->world || zsd_job_attached(job) > 0)
+    if ((q->world == job->world && open_sees(job, q)) || zsd_job_attached(job) > 0)
         return false;
     return job->state >= ZSD_READY; /* until it has retired */
 }
@@ -534,7 +566,8 @@ static void open_run(struct zsd_req *req, const Zp__JobOpen *q, uint64_t deadlin
         job = zsd_job_by_name(core, q->name); /* it may have ended */
     }
     if ((!job || job->uid == req->conn->uid) && open_waits(core, job, saved, q)) {
-        bool retires = job && job->world != q->world && !(saved && saved->moving);
+        bool retires = job && (job->world != q->world || !open_sees(job, q)) &&
+                       !(saved && saved->moving);
 
         if (!open_park(core, req, q)) {
             (void)zb_fail(&err, -ENOMEM, "rank %u of job '%s': %m", q->rank, q->name);
@@ -565,6 +598,8 @@ static void open_run(struct zsd_req *req, const Zp__JobOpen *q, uint64_t deadlin
         goto refuse;
     }
     t->member = m;
+    if (open_asks_gpu(q) && job->state == ZSD_DEFINING)
+        zsd_params_ask(job, q->rank, q->device);
     job->seen = true;
     m->open_req = req;
     m->staging_users++; /* keeps the member until staging_opened() */

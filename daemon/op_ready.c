@@ -2,6 +2,7 @@
  * op_ready.c - every rank is ready: the version to go on from, placement, memory, loading.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/log.h"
@@ -30,6 +31,8 @@ static void ready_answer(struct zsd_job *job)
     reply.early = job->early_room;
     reply.speculate = job->early_room && job->speculate;
     reply.grads_on_nvme = job->grads_nvme_bytes;
+    reply.gpu_params = job->params.bytes;
+    reply.gpu_why = job->params.why;
     zb_list_each(pos, &job->members)
     {
         struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
@@ -218,9 +221,14 @@ static void ready_present(struct zsd_job *job)
 void zsd_place_again(struct zsd_job *job)
 {
     struct zb_err err = { 0 };
-    struct zsd_arena_task *t = zsd_arena_task_new(job, ZSD_ARENA_OPEN, job_arena_opened);
-    int rc = t ? zsd_place(job, false, &err) : zb_fail(&err, -ENOMEM, "job '%s': %m", job->name);
+    struct zsd_arena_task *t;
+    int rc;
 
+    job->place_waits = zsd_params_wait(job);
+    if (job->place_waits)
+        return; /* zsd_job_room() comes as it comes back */
+    t = zsd_arena_task_new(job, ZSD_ARENA_OPEN, job_arena_opened);
+    rc = t ? zsd_place(job, false, &err) : zb_fail(&err, -ENOMEM, "job '%s': %m", job->name);
     zsd_want_end(job->core, &job->want);
     job->place_waits = rc == -ENOSPC && (zsd_core_make_room(job->core, job) ||
                                          zsd_want_begin(job->core, &job->want, job->place_least));
@@ -270,6 +278,15 @@ static void ready_all(struct zsd_job *job)
     zsd_place_again(job);
 }
 
+/* The device had no memory for its parameters, others use it, too; or it failed. */
+static void ready_without_gpu(struct zsd_job *job, const struct zb_err *err)
+{
+    job->params.barred = true;
+    (void)snprintf(job->params.why, sizeof(job->params.why), "%.160s", err->text);
+    zsd_unplace(job);
+    zsd_place_again(job);
+}
+
 static void job_arena_opened(struct zsd_arena_task *t)
 {
     struct zsd_job *job = t->job;
@@ -278,19 +295,31 @@ static void job_arena_opened(struct zsd_arena_task *t)
 
     job->arena = t->arena;
     job->memory = t->memory;
+    job->params.mem = t->params;
+    if (t->gpu_err.code == -EIO || t->gpu_err.code == -EFAULT)
+        zsd_gpu_fail(job->core, &t->gpu_err);
+    if (t->gpu_err.code != 0 && job->state != ZSD_ENDED) {
+        ready_without_gpu(job, &t->gpu_err);
+        return;
+    }
     if (t->err.code != 0) {
         zsd_job_end(job, &t->err);
         return;
     }
     if (job->state == ZSD_ENDED)
         return; /* zsd_job_forget_if_over() ends the memory */
+    if (zsd_params_there(job) && job->core->gpu_err.code != 0) { /* it has failed since */
+        zsd_job_end(job, &job->core->gpu_err);
+        return;
+    }
     zsd_place_attach(job);
     zsd_paths_register(job->core->daemon, job->arena.base, job->arena_bytes);
     zsd_replan_attach(job);
     zb_log(ZB_LOG_INFO, "job-ready",
-           "job=\"%s\" shards=%u host_params=%llu host_grads=%llu host_state=%llu ring=%llu "
-           "nvme_params=%llu nvme_grads=%llu nvme_state=%llu nvme_spare=%llu early=%d",
-           job->name, job->nshards, (unsigned long long)job->host_held.used[ZSD_USE_PARAM],
+           "job=\"%s\" shards=%u gpu_params=%llu host_params=%llu host_grads=%llu host_state=%llu "
+           "ring=%llu nvme_params=%llu nvme_grads=%llu nvme_state=%llu nvme_spare=%llu early=%d",
+           job->name, job->nshards, (unsigned long long)job->params.bytes,
+           (unsigned long long)job->host_held.used[ZSD_USE_PARAM],
            (unsigned long long)job->host_held.used[ZSD_USE_GRAD],
            (unsigned long long)job->host_held.used[ZSD_USE_STATE],
            (unsigned long long)job->host_held.used[ZSD_USE_RING],

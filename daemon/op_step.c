@@ -347,7 +347,8 @@ static struct zsd_step_walk *step_walk_of(struct zsd_job *job, const struct zsd_
     if (zsd_page_on_gpu(s, page) || zsd_page_to_gpu(s, page))
         return &job->step.gpu;
     return zsd_page_streamed(s, ZB_PARAM, page) || zsd_page_streamed(s, ZB_GRAD, page) ||
-                   zsd_page_streamed(s, ZB_STATE, page) || zsd_page_leaves(s, page)
+                   zsd_page_streamed(s, ZB_STATE, page) || zsd_page_leaves(s, page) ||
+                   zsd_params_there(job) /* they pass through a page buffer, too */
                ? &job->step.streamed
                : &job->step.resident;
 }

@@ -7,13 +7,14 @@
  *
  *     BUFFER ---> READ ---> COMPUTE ---> WRITE ---> SETTLE    a failure skips to SETTLE, err set
  *
- * and where the page's state is on the GPU, or comes there (op_gpu.c):
+ * and where the page's state is on the GPU, or comes there (op_gpu.c), or its parameters live there
+ * (op_gpu_params.c):
  *
  *     ... READ ---> [CHECK] ---> DEVICE ---> [COMPUTE] ---> [STORE] ---> WRITE ...
  *
- * A step runs in DEVICE: what was read is verified before, in CHECK, and what is written is sealed
- * behind it, in COMPUTE. For all else DEVICE brings the state down, where it is wanted, and STORE
- * takes it up again, where it was changed.
+ * A step of state on the GPU runs in DEVICE: what was read is verified before, in CHECK, and what
+ * is written is sealed behind it, in COMPUTE. For all else DEVICE brings down what lives there and
+ * is wanted, and STORE takes it up again, where it was changed.
  *
  *     BUFFER   waits for a page buffer, if a plane is streamed   resumed by page_on_work()
  *     READ     waits for the reads of the streamed planes        resumed by page_on_io()
@@ -23,8 +24,8 @@
  *     STORE    waits for the GPU                                 resumed by page_on_device()
  *     WRITE    waits for the writes to fresh extents             resumed by page_on_io()
  *
- * A page buffer has room for all planes of a page: those that are streamed lie in it one behind
- * the other, as param, state, grad.
+ * A page buffer has room for all planes of a page: those that are streamed, or pass through on
+ * their way from the GPU and to it, lie in it one behind the other, as param, state, grad.
  *
  * INVARIANTS
  *     P1  A page buffer is held exactly from the end of BUFFER until SETTLE. The job's promise
@@ -103,6 +104,7 @@ struct zsd_pageop {
     struct zsd_gpu_work gpu;
     bool on_gpu, to_gpu; /* its state is there; and will be */
     bool there;          /* it is stepped there */
+    void *param_there;   /* its parameters on the GPU; NULL: they are not there */
     int work_rc;
     struct zsd_pagework_bad bad;
     struct zsd_claim claim;
@@ -295,15 +297,42 @@ static void page_on_device(struct zsd_task *task)
     const struct zsd_shard *s = op->spec.shard;
 
     if (op->gpu.rc < 0) {
-        (void)zb_fail(
-            &op->err, op->gpu.rc,
-            "job '%s' unit '%s' shard %llu: page %u of its optimizer state on the GPU: %s",
-            s->job->name, s->unit->name, (unsigned long long)s->id, op->spec.page,
-            op->gpu.err.text);
+        (void)zb_fail(&op->err, op->gpu.rc, "job '%s' unit '%s' shard %llu: page %u on the GPU: %s",
+                      s->job->name, s->unit->name, (unsigned long long)s->id, op->spec.page,
+                      op->gpu.err.text);
         if (op->gpu.rc == -EIO || op->gpu.rc == -EFAULT)
             zsd_gpu_fail(s->job->core, &op->gpu.err);
     }
     page_run(op);
+}
+
+/* The plane lives there now. */
+static bool page_lives_there(const struct zsd_pageop *op, enum zb_plane plane)
+{
+    return plane == ZB_STATE ? op->on_gpu : plane == ZB_PARAM && op->param_there;
+}
+
+/* A plane that lives there comes down before the compute thread sees it; and goes up again. */
+static bool plane_comes_down(const struct zsd_pageop *op, const struct page_io *io)
+{
+    return page_lives_there(op, io->plane) && !op->there &&
+           (page_wants(op, io->plane) || (io->written && !io->changed));
+}
+
+static bool plane_goes_up(const struct zsd_pageop *op, const struct page_io *io)
+{
+    return page_lives_there(op, io->plane) && !op->there && io->changed;
+}
+
+static bool page_comes_down(const struct zsd_pageop *op)
+{
+    return plane_comes_down(op, &op->io[ZSD_WORK_PARAM]) ||
+           plane_comes_down(op, &op->io[ZSD_WORK_STATE]);
+}
+
+static bool page_goes_up(const struct zsd_pageop *op)
+{
+    return plane_goes_up(op, &op->io[ZSD_WORK_PARAM]) || plane_goes_up(op, &op->io[ZSD_WORK_STATE]);
 }
 
 /* What the GPU's thread gets to know. For zctl top the page is in the line before the GPU, or on
@@ -311,35 +340,33 @@ static void page_on_device(struct zsd_task *task)
 static void page_device(struct zsd_pageop *op, enum zsd_gpu_what what)
 {
     const struct zsd_shard *s = op->spec.shard;
+    struct zsd_gpu_work *w = &op->gpu;
 
-    op->gpu = (struct zsd_gpu_work){ .task = { .done = page_on_device },
-                                     .what = what,
-                                     .layout = &s->unit->layout,
-                                     .page = op->page,
-                                     .state = zsd_gpu_at(s, op->spec.page),
-                                     .comes = !op->on_gpu,
-                                     .goes = !op->to_gpu || op->io[ZSD_WORK_STATE].written,
-                                     .segments = s->unit->segments,
-                                     .nsegments = s->unit->nsegments,
-                                     .by_group = op->spec.by_group,
-                                     .ngroups = s->job->groups };
-    for (enum zb_plane p = 0; p < ZB_PLANES; p++)
-        op->gpu.bytes[p] = zsd_page_bytes(s, p, op->spec.page);
+    *w = (struct zsd_gpu_work){ .task = { .done = page_on_device },
+                                .what = what,
+                                .layout = &s->unit->layout,
+                                .page = op->page,
+                                .segments = s->unit->segments,
+                                .nsegments = s->unit->nsegments,
+                                .by_group = op->spec.by_group,
+                                .ngroups = s->job->groups };
+    w->there[ZB_PARAM] = op->param_there;
+    if (op->on_gpu || op->to_gpu)
+        w->there[ZB_STATE] = zsd_gpu_at(s, op->spec.page);
+    for (int i = 0; i < PAGE_PLANES; i++) {
+        const struct page_io *io = &op->io[i];
+
+        w->bytes[io->plane] = zsd_page_bytes(s, io->plane, op->spec.page);
+        w->comes[io->plane] = what == ZSD_GPU_UP && plane_goes_up(op, io);
+        w->goes[io->plane] = (what == ZSD_GPU_DOWN && plane_comes_down(op, io)) ||
+                             (what == ZSD_GPU_STEP && io->written && w->there[io->plane]);
+    }
+    if (what == ZSD_GPU_STEP) {
+        w->comes[ZB_STATE] = !op->on_gpu;
+        w->goes[ZB_STATE] = !op->to_gpu || op->io[ZSD_WORK_STATE].written;
+    }
     page_enter(op, ZSD_STAGE_GPU, zb_now_ns());
-    zsd_gpu_start(s->job->core->daemon, &op->gpu);
-}
-
-/* Its state comes down before the compute thread sees it. */
-static bool page_comes_down(const struct zsd_pageop *op)
-{
-    const struct page_io *io = &op->io[ZSD_WORK_STATE];
-
-    return op->on_gpu && !op->there && (page_wants(op, ZB_STATE) || (io->written && !io->changed));
-}
-
-static bool page_goes_up(const struct zsd_pageop *op)
-{
-    return op->on_gpu && !op->there && op->io[ZSD_WORK_STATE].changed;
+    zsd_gpu_start(s->job->core->daemon, w);
 }
 
 static bool page_any(const struct zsd_pageop *op, bool written)
@@ -419,8 +446,8 @@ static bool page_transfer(struct zsd_pageop *op, enum zn_op direction)
 static bool page_needs_buffer(const struct zsd_pageop *op)
 {
     return op->spec.kind != ZSD_PAGE_FILL && op->spec.kind != ZSD_PAGE_PUBLISH &&
-           (op->io[ZSD_WORK_PARAM].streamed || op->io[ZSD_WORK_GRAD].streamed ||
-            op->io[ZSD_WORK_STATE].passes);
+           (op->io[ZSD_WORK_PARAM].streamed || op->io[ZSD_WORK_PARAM].passes ||
+            op->io[ZSD_WORK_GRAD].streamed || op->io[ZSD_WORK_STATE].passes);
 }
 
 /* Where new parameters wait that were made early: where the gradient was, unless that is kept. */
@@ -450,12 +477,14 @@ static void page_locate(struct zsd_pageop *op)
         return;
     }
     op->page.param = op->buffer;
-    if (!op->io[0].streamed) {
-        op->param = zsd_page_at(s, ZB_PARAM, op->spec.page);
+    if (!op->io[0].streamed)
         op->aside = page_aside(op);
-    }
+    if (!op->io[0].streamed && !op->param_there)
+        op->param = zsd_page_at(s, ZB_PARAM, op->spec.page);
     if (op->param && op->spec.kind != ZSD_PAGE_EARLY)
         op->page.param = op->param;
+    else if (op->param_there && !op->io[0].passes)
+        op->page.param = op->aside; /* PUBLISH takes them up from there; a step needs none */
     else if (at)
         at += zsd_page_bytes(s, ZB_PARAM, op->spec.page);
     if (op->io[1].passes)
@@ -556,6 +585,12 @@ static void page_settle(struct zsd_pageop *op)
     zsd_job_unhold(job);
 }
 
+/* The compute thread has nothing to do for it. */
+static bool page_publishes_nothing(const struct zsd_pageop *op)
+{
+    return op->spec.kind == ZSD_PAGE_PUBLISH && !op->param && !page_any(op, true);
+}
+
 static void page_run(struct zsd_pageop *op)
 {
     for (;;) {
@@ -598,8 +633,7 @@ static void page_run(struct zsd_pageop *op)
             if (op->err.code != 0)
                 break;
             op->state = PAGE_COMPUTE;
-            if ((op->there && !page_any(op, true)) ||
-                (op->spec.kind == ZSD_PAGE_PUBLISH && !op->param))
+            if ((op->there && !page_any(op, true)) || page_publishes_nothing(op))
                 break; /* nothing is in memory: there is nothing to copy; or to seal */
             page_compute(op);
             return;
@@ -710,9 +744,14 @@ static void page_place_state(struct zsd_pageop *op, struct page_io *io)
     io->comes = io->streamed && (op->to_gpu || zsd_page_comes(s, page));
 }
 
-/* Its state passes through the page buffer: where it has no host memory of its own. */
+/* The plane passes through the page buffer: its state, where it has no host memory of its own; and
+ * parameters that live on the GPU, unless they are stepped there and not saved. */
 static bool page_passes(const struct zsd_pageop *op, const struct page_io *io)
 {
+    if (io->plane == ZB_PARAM)
+        return op->param_there && op->spec.kind != ZSD_PAGE_PUBLISH && (!op->there || io->written);
+    if (io->plane != ZB_STATE)
+        return false;
     if (op->there && op->on_gpu == op->to_gpu)
         return io->written; /* it stays there, and a copy is saved */
     if (op->there)
@@ -745,6 +784,8 @@ int zsd_pageop_start(const struct zsd_page_spec *spec)
         io->streamed = zsd_page_streamed(spec->shard, io->plane, spec->page);
         if (io->plane == ZB_STATE)
             page_place_state(op, io);
+        else if (io->plane == ZB_PARAM && zsd_params_there(spec->shard->job))
+            op->param_there = zsd_params_at(spec->shard, spec->page);
         io->read = io->streamed && page_wants(op, io->plane);
         if (io->read && io->plane == ZB_GRAD && spec->kind == ZSD_PAGE_READ &&
             page_plane(op, ZB_GRAD)->extents[spec->page].at == ZB_NO_PLACE) {
@@ -754,12 +795,13 @@ int zsd_pageop_start(const struct zsd_page_spec *spec)
         io->changed = page_plane(op, io->plane)->block_bytes > 0 && page_changes(op, io->plane);
         io->taken = spec->kind == ZSD_PAGE_PUBLISH && io->streamed && io->plane != ZB_GRAD;
         io->written = page_writes(op, io);
-        io->passes = io->plane == ZB_STATE && page_passes(op, io);
         io->fresh.at = ZB_NO_PLACE;
         if (io->taken)
             io->fresh = spec->held->fresh[i];
         changed = changed || (io->changed && spec->kind != ZSD_PAGE_EARLY && io->plane != ZB_GRAD);
     }
+    for (int i = 0; i < PAGE_PLANES; i++)
+        op->io[i].passes = page_passes(op, &op->io[i]); /* when it is known where it is stepped */
     page_pay(op);
     if (changed && spec->shard->row) { /* it says no more what the shard is */
         zsd_row_unref(spec->shard->job->core, spec->shard->row);

@@ -234,7 +234,7 @@ static int work_early(struct work *k, struct zsd_pagework_bad *ret_bad)
     if (w->param)
         memcpy(w->page.param, w->param, bytes);
     rc = work_step(k, ret_bad);
-    if (rc == 0 && w->param)
+    if (rc == 0 && w->aside)
         memcpy(w->aside, w->page.param, bytes);
     return rc;
 }

@@ -182,27 +182,35 @@ static int place_try(struct zsd_job *job, struct zb_place_job *in, bool early,
     return rc < 0 ? rc : zb_place(in, plan);
 }
 
-static int place_plan(struct zsd_job *job, bool spill, struct zb_place *plan, struct zb_err *err)
+/* *ret_gpu: bytes of parameters that go to the GPU. */
+static int place_plan(struct zsd_job *job, bool spill, struct zb_place *plan, uint64_t *ret_gpu,
+                      struct zb_err *err)
 {
     struct zsd_core *core = job->core;
     struct zb_place_shard *shards = zsd_place_shards(job);
     uint64_t nvme_free = zsd_account_free(&core->nvme) + place_promised(job);
+    uint64_t params = 0;
     struct zb_place_job in;
     int rc = -ENOMEM;
 
     /* without a data file everything must be resident */
     if (!core->extents)
         job->offload_param = job->offload_optimizer = 1;
+    for (uint32_t i = 0; i < job->nshards; i++)
+        params += place_param_bytes(job->shards[i]);
     in = (struct zb_place_job){ .shards = shards,
                                 .nshards = job->nshards,
                                 .page_elems = core->page_elems,
                                 .nbuffers = core->nbuffers,
                                 .params_resident = job->offload_param == 1,
+                                .params_on_gpu = zsd_params_fit(job, params),
                                 .grads_resident = job->offload_grad == 1 || !spill,
                                 .state_resident = job->offload_optimizer == 1,
                                 .durable = job->durable,
                                 .times = 2,
                                 .host_bytes = place_host_free(job) };
+    if (in.params_on_gpu)
+        *ret_gpu = params;
     if (shards)
         rc = place_try(job, &in, job->early_wish, plan);
     if (rc == 0 && job->early_room && zb_needs_bytes(&plan->nvme) > nvme_free)
@@ -271,8 +279,9 @@ static void place_give_extents(struct zsd_job *job)
     }
 }
 
-/* Offsets in the arena: the resident shards in order, then the ring's places. */
-static int place_arena(struct zsd_job *job, const struct zb_place *plan)
+/* Offsets in the arena: the resident shards in order, then the ring's places. Where parameters go
+ * to the GPU, likewise in its memory. */
+static int place_arena(struct zsd_job *job, const struct zb_place *plan, uint64_t gpu)
 {
     uint64_t at = 0;
     int rc = 0;
@@ -294,7 +303,7 @@ static int place_arena(struct zsd_job *job, const struct zb_place *plan)
         for (uint32_t n = 0; rc == 0 && n < c->total; n++, at += c->bytes)
             zb_slots_give(c, at);
     }
-    assert(rc < 0 || at == plan->param_bytes + plan->ring_bytes);
+    assert(rc < 0 || at == plan->param_bytes + plan->ring_bytes + gpu);
     return rc;
 }
 
@@ -327,9 +336,10 @@ static int place_promise(struct zsd_job *job, const struct zb_place *plan, struc
 int zsd_place(struct zsd_job *job, bool spill, struct zb_err *err)
 {
     struct zb_place plan = { 0 };
+    uint64_t gpu = 0;
     int rc;
 
-    rc = place_plan(job, spill, &plan, err);
+    rc = place_plan(job, spill, &plan, &gpu, err);
     if (rc == 0)
         place_pages(job, &plan);
     for (uint32_t i = 0; i < job->nshards && rc == 0; i++) {
@@ -339,7 +349,7 @@ int zsd_place(struct zsd_job *job, bool spill, struct zb_err *err)
             rc = place_tables(s, p);
     }
     if (rc == 0)
-        rc = place_arena(job, &plan);
+        rc = place_arena(job, &plan, gpu);
     if (rc == 0 && job->core->extents)
         rc = place_promise(job, &plan, err);
     if (rc < 0) {
@@ -354,6 +364,7 @@ int zsd_place(struct zsd_job *job, bool spill, struct zb_err *err)
     job->grads_nvme_bytes = plan.nvme_grad;
     if (plan.nvme_grad > 0)
         place_warn(job, &plan);
+    zsd_params_book(job, gpu);
     place_book(job, ZSD_USE_PARAM, plan.param_bytes + plan.aside_bytes);
     place_book(job, ZSD_USE_RING, plan.ring_bytes);
     place_book(job, ZSD_USE_GRAD, plan.grad_bytes);
@@ -373,7 +384,7 @@ void zsd_place_attach(struct zsd_job *job)
         struct zsd_shard *s = job->shards[i];
         struct zsd_plane *grad = &s->planes[ZB_GRAD];
 
-        if (zsd_shard_resident(s))
+        if (zsd_shard_resident(s) && !zsd_params_there(job))
             s->planes[ZB_PARAM].mem = job->arena.base + s->arena_at;
         if (grad->block_bytes > 0 && grad->resident > 0)
             grad->mem = at;
@@ -412,6 +423,7 @@ void zsd_unplace(struct zsd_job *job)
     }
     zsd_host_settle(job->core);
     zsd_gpu_unplace(job);
+    zsd_params_unplace(job);
     if (job->saved && !zsd_saved_kept(job->saved) && !job->saved->doubt && !job->saved->gone) {
         zsd_nvme_unpromise(job->core, &job->saved->nvme_held, &job->saved->promise);
     } else if (job->saved) {

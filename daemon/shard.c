@@ -70,6 +70,10 @@ void zsd_shard_bytes(const struct zsd_shard *s, uint64_t *ret_host, uint64_t *re
 
         uint64_t end = p == ZB_STATE ? zb_min_u64(s->count, s->gpu_from * page_elems) : s->count;
 
+        if (p == ZB_PARAM && zsd_params_there(s->job)) {
+            gpu += zb_plane_bytes(plane->block_bytes, page_elems, s->count);
+            continue;
+        }
         host += zb_plane_bytes(plane->block_bytes, page_elems, resident);
         nvme += zb_plane_bytes(plane->block_bytes, page_elems, end - resident);
         gpu += zb_plane_bytes(plane->block_bytes, page_elems, s->count - end);

@@ -51,6 +51,7 @@ struct zk_gpu_event;  /* a point in a stream */
 struct zk_gpu_info {
     const char *backend; /* "cuda", "emulated" */
     char name[96];       /* for people */
+    char id[48];         /* which device it is: two processes with the same one can share memory */
     uint64_t total_bytes;
     uint64_t granularity_bytes; /* allocations are multiples of it */
     uint64_t limit_bytes;       /* what this process may allocate */
@@ -111,17 +112,25 @@ struct zk_gpu_share {
 
 /** One for each importer. Both descriptors are the caller's, to send and to close; until it has,
  * the share counts as held. -ENOTSUP: the driver cannot; -EINVAL: memory that was imported itself.
+ * `holder`: who gets it, as zk_gpu_stranded() is to say; the caller's.
  */
-int zk_gpu_share(struct zk_gpu_mem *mem, struct zk_gpu_share *ret, struct zb_err *err);
+int zk_gpu_share(struct zk_gpu_mem *mem, uint64_t holder, struct zk_gpu_share *ret,
+                 struct zb_err *err);
 void zk_gpu_share_close(struct zk_gpu_share *share);
 /** How many shares of it are held. */
 unsigned zk_gpu_holders(struct zk_gpu_mem *mem);
 /** Maps what another process shared. The descriptors stay the caller's and may be closed. */
 int zk_gpu_import(struct zk_gpu *g, const struct zk_gpu_share *share, bool writable,
                   struct zk_gpu_mem **ret, struct zb_err *err);
+/** Memory that is stranded: whose it was, and who holds it. */
+#define ZK_GPU_HOLDERS_MAX 16u
+struct zk_gpu_strand {
+    uint64_t tag, len_bytes;
+    unsigned nholders; /* all of them; the first ones are named */
+    uint64_t holders[ZK_GPU_HOLDERS_MAX];
+};
 /** Calls fn for everything that is stranded. fn may not call this device. */
-void zk_gpu_stranded(struct zk_gpu *g,
-                     void (*fn)(void *arg, uint64_t tag, uint64_t len_bytes, unsigned holders),
+void zk_gpu_stranded(struct zk_gpu *g, void (*fn)(void *arg, const struct zk_gpu_strand *strand),
                      void *arg);
 
 /* ---- host memory */

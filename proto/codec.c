@@ -257,6 +257,7 @@ static const struct zp_method_info methods[ZP_METHOD_END] = {
     [ZP_TOP] = { "top", METHOD(top_request, top_reply) },
     [ZP_JOB_SHARE] = { "job-share", METHOD(job_share, empty) },
     [ZP_TIER_SET] = { "tier-set", METHOD(tier_set, empty) },
+    [ZP_GPU_SHARE] = { "gpu-share", METHOD(job_ref, gpu_share_reply) },
 };
 
 const struct zp_method_info *zp_method_info(unsigned method)

@@ -84,6 +84,7 @@ enum zp_method {
     ZP_TOP = 38,
     ZP_JOB_SHARE = 39,
     ZP_TIER_SET = 40,
+    ZP_GPU_SHARE = 41,
     ZP_METHOD_END
 };
 

@@ -54,7 +54,7 @@ zc_job_options = struct("zc_job_options", (c_char_p, "name"), (c_uint32, "rank w
                         (c_uint32, "groups"), (c_bool, "durable"), (c_uint64, "commit_every"),
                         (c_bool, "takeover"), (c_uint64, "epoch"), (c_uint32, "share"),
                         (c_bool, "early speculate"), (c_int, "optimizer moments offload_grad"),
-                        (c_bool, "writable"))
+                        (c_bool, "writable"), (c_char_p, "device"))
 zc_point = struct("zc_point", (c_int, "kind"), (c_uint64, "iterations applied"))
 zc_job = struct("zc_job", (c_uint64, "id iterations applied"), (c_void_p, "staging"),
                 (c_uint64, "staging_bytes epoch"), (c_uint32, "world npoints"),
@@ -67,8 +67,10 @@ zc_unit = struct("zc_unit", (c_uint32, "index"), (c_char_p, "name"), (c_uint64, 
 zc_range = struct("zc_range", (c_uint32, "unit"), (c_uint64, "first count"))
 zc_placement = struct("zc_placement", (c_uint64, "arena_bytes ring_bytes host_bytes nvme_bytes "
                                               "iterations applied"), (c_bool, "early speculate"),
-                      (c_uint64, "grads_on_nvme"), (c_void_p, "arena"))
-zc_view = struct("zc_view", (c_void_p, "data"), (c_uint64, "bytes version"))
+                      (c_uint64, "grads_on_nvme"), (c_void_p, "arena"), (c_uint64, "gpu_params"),
+                      (c_char * 192, "gpu_why"))
+zc_gpu_memory = struct("zc_gpu_memory", (c_int, "mem_fd mark_fd"), (c_uint64, "bytes"))
+zc_view = struct("zc_view", (c_void_p, "data"), (c_uint64, "bytes version offset"))
 zc_push = struct("zc_push", (c_uint64, "shard step"), (c_uint32, "micro"), (c_bool, "add"),
                  (c_int, "dtype"), (c_uint64, "first count"), (c_void_p, "staged"))
 zc_norm = struct("zc_norm", (c_uint8 * NORM_BYTES, "sum_of_squares"), (c_uint64, "nonfinite"))
@@ -166,7 +168,8 @@ zc_zero_stats = struct("zc_zero_stats",
                                   "host_bytes nvme_bytes gpu_bytes gather_buffer_bytes "
                                   "grad_buffer_bytes device_bytes comm_bytes comm_gather_bytes "
                                   "comm_reduce_bytes comm_across_bytes"),
-                       (c_double, "stall_seconds"), (c_uint64, "grads_nvme_bytes pinned_bytes"))
+                       (c_double, "stall_seconds"), (c_uint64, "grads_nvme_bytes pinned_bytes gpu_params_bytes"),
+                       (c_char_p, "gpu_why"))
 
 ZERO_INIT = CFUNCTYPE(c_int, c_void_p, c_uint32, c_uint64, c_uint64, POINTER(c_float))
 
@@ -220,6 +223,7 @@ PROTOTYPES = {
     **asynchronous("zc_unit_define", c_uint64, P(zc_unit)),
     **asynchronous("zc_register", c_uint64, P(zc_range), c_uint32, P(c_uint64)),
     **asynchronous("zc_ready", c_uint64, P(c_uint64), c_uint32, P(zc_placement)),
+    **asynchronous("zc_gpu_share", c_uint64, P(zc_gpu_memory)),
     **asynchronous("zc_job_close", c_uint64),
     **asynchronous("zc_job_destroy", c_char_p),
     **asynchronous("zc_job_share", c_char_p, c_uint32),

@@ -153,8 +153,9 @@ int zcz_device_up(struct zc_zero *z, struct zcz_buf *b, size_t at, const void *f
     int rc = zk_gpu_event_wait(b->last, up, &err);
 
     if (rc == 0 && from_bytes > 0)
-        rc = zk_gpu_copy(up, z->store->on_device ? ZK_GPU_WITHIN : ZK_GPU_TO_DEVICE, to, from,
-                         from_bytes, &err);
+        rc = zk_gpu_copy(
+            up, z->store->on_device || z->store->params_dev ? ZK_GPU_WITHIN : ZK_GPU_TO_DEVICE, to,
+            from, from_bytes, &err);
     if (rc == 0 && bytes > from_bytes)
         rc = zk_gpu_fill(up, to + from_bytes, 0, bytes - from_bytes, &err);
     if (rc == 0)

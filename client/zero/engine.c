@@ -306,6 +306,11 @@ static bool offload_known(enum zc_zero_offload o)
     return o == ZC_ZERO_NONE || o == ZC_ZERO_HOST || o == ZC_ZERO_NVME;
 }
 
+static bool offload_param_known(enum zc_zero_offload o)
+{
+    return offload_known(o) || o == ZC_ZERO_GPU;
+}
+
 static int open_check_group(struct zc_zero *z, uint32_t g)
 {
     const struct zc_group group = zcz_group(z, 0, g);
@@ -321,9 +326,10 @@ static int open_check_offload(struct zc_zero *z)
 {
     const struct zc_zero_options *o = &z->options;
 
-    if (!offload_known(o->offload_param) || !offload_known(o->offload_optimizer))
+    if (!offload_param_known(o->offload_param) || !offload_known(o->offload_optimizer))
         return zcz_refuse(z, -EINVAL,
-                          "offload of parameters %d, of the optimizer %d: none, host, nvme",
+                          "offload of parameters %d, of the optimizer %d: none, host, nvme, and of "
+                          "parameters gpu",
                           (int)o->offload_param, (int)o->offload_optimizer);
     if (!offload_known(o->offload_grad))
         return zcz_refuse(z, -EINVAL, "offload of gradients %d: host, or none",
@@ -711,6 +717,8 @@ int zc_zero_stats(struct zc_zero *z, struct zc_zero_stats *ret)
                         z->store->device_bytes +
                         (z->device.gpu ? z->whole_param.bytes + z->whole_grad.bytes : 0),
         .pinned_bytes = z->device.gpu ? zk_gpu_pinned_bytes(z->device.gpu) : 0,
+        .gpu_params_bytes = now.gpu_params_bytes,
+        .gpu_why = now.gpu_why ? now.gpu_why : "",
         .comm_bytes = z->gather_bytes + z->reduce_bytes + z->across_bytes + z->other_bytes,
         .comm_gather_bytes = z->gather_bytes,
         .comm_reduce_bytes = z->reduce_bytes,

@@ -10,7 +10,8 @@
  *               the other ranks come around it; with quantize_gather what is copied and comes are
  *               codes (quantize.c), of which the parameters are made in a buffer of their own
  *     UPLOAD    where parameters are wanted on a device: they are copied there, from the buffer, or
- *               from the view, whose pin is kept until that is done. Where slices are gathered
+ *               from the view, whose pin is kept until that is done; the view may be on the device
+ *               itself. Where slices are gathered
  *               between devices, COLLECT copies this rank's slice up first, and in UPLOAD are
  *               only those whose parameters are made of codes there
  *     READY     held by the trainer, or waiting for it (schedule.c)
@@ -222,7 +223,13 @@ static int gather_send(struct zc_zero *z, struct zcz_unit *u)
     return rc;
 }
 
-/* The bytes are in one piece on the host, and wanted on the device. */
+/* What is pinned: of the host, or on the device, where it is copied within. */
+static const void *view_data(const struct zc_zero *z, const struct zcz_unit *u)
+{
+    return z->store->params_dev ? z->store->params_dev + u->view.offset : u->view.data;
+}
+
+/* The bytes are in one piece, and wanted in a buffer on the device. */
 static int gather_upload(struct zc_zero *z, struct zcz_unit *u)
 {
     size_t bytes = slice_bytes(u) * z->shards;
@@ -233,7 +240,7 @@ static int gather_upload(struct zc_zero *z, struct zcz_unit *u)
     if (!u->on_dev)
         return zcz_device_full(z, &z->gather_dev, "to gather", u, bytes);
     rc = u->buf ? zcz_device_up(z, u->on_dev, 0, u->buf->data, bytes, bytes)
-                : zcz_device_up(z, u->on_dev, 0, u->view.data, stored_bytes(u), bytes);
+                : zcz_device_up(z, u->on_dev, 0, view_data(z, u), stored_bytes(u), bytes);
     u->state = ZCZ_UPLOAD;
     z->moved = true;
     return rc;
@@ -266,7 +273,7 @@ static int gather_collect_on_device(struct zc_zero *z, struct zcz_unit *u)
             return zcz_device_full(z, &z->gather_dev, "to gather", u, bytes);
         u->copying = true;
         z->moved = true;
-        return zcz_device_up(z, u->on_dev, at, u->view.data, stored_bytes(u), slice_bytes(u));
+        return zcz_device_up(z, u->on_dev, at, view_data(z, u), stored_bytes(u), slice_bytes(u));
     }
     if (!u->coll.armed) { /* the pin does not wait for other ranks, who may wait for theirs */
         rc = zcz_device_done(z, u->on_dev);

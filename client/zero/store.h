@@ -37,6 +37,8 @@ struct zcz_op {
 struct zcz_store_stats {
     uint64_t nvme_read_bytes, nvme_written_bytes;
     uint64_t host_bytes, nvme_bytes, gpu_bytes, grads_nvme_bytes;
+    uint64_t gpu_params_bytes;
+    const char *gpu_why; /* NULL: "" */
 };
 
 struct zcz_store_ops {
@@ -110,15 +112,17 @@ struct zcz_store_ops {
 struct zcz_store {
     const struct zcz_store_ops *ops;
     struct zc_zero *z;
-    struct zb_err err;     /* the first failure of a call in flight, an event or the connection */
-    uint8_t node[16];      /* ranks with the same one share this store's daemon */
-    uint32_t page_elems;   /* pieces are multiples of it */
-    bool on_device;        /* views are of the device's memory, and push_dev() is there; */
-    uint64_t device_bytes; /* it has allocated so many */
-    bool early;            /* after place(): step_begin() is of use */
-    uint32_t pins_max;     /* slices of this rank that can be pinned at one time; at least 1 */
-    uint64_t epoch;        /* of a job that was attached, */
-    uint32_t npoints;      /* and what it can go on from on this node */
+    struct zb_err err;      /* the first failure of a call in flight, an event or the connection */
+    uint8_t node[16];       /* ranks with the same one share this store's daemon */
+    uint32_t page_elems;    /* pieces are multiples of it */
+    bool on_device;         /* views are of the device's memory, and push_dev() is there; */
+    uint64_t device_bytes;  /* it has allocated so many */
+    const char *params_dev; /* parameters live in memory of the device that begins here, and views
+                               are offsets in it; NULL: views are what they say */
+    bool early;             /* after place(): step_begin() is of use */
+    uint32_t pins_max;      /* slices of this rank that can be pinned at one time; at least 1 */
+    uint64_t epoch;         /* of a job that was attached, */
+    uint32_t npoints;       /* and what it can go on from on this node */
     struct zc_point points[ZC_POINTS_MAX];
     /* ranks of this node: how many, which one this is, and who they are among all */
     uint32_t node_rank, node_world;

@@ -12,6 +12,10 @@
  * A piece is a whole number of the daemon's pages, so every part but a shard's last is cut where
  * the daemon wants it.
  *
+ * ON THE GPU. Where the daemon has the parameters on this engine's device (ZC_ZERO_GPU), their
+ * memory is mapped here, read-only, from place() on: views are offsets in it. It is let go before
+ * the job is closed, so that nothing is left stranded.
+ *
  * DEADLINES. Requests that wait for other ranks carry the engine's timeout and are ended by the
  * daemon, which knows better than we what is missing; the others end by themselves. Should the
  * daemon itself hang, zcz_wait() gives up. Some things may rightly take longer than that: to place
@@ -48,6 +52,8 @@ struct daemon {
     struct zc_point committed; /* the answer to a commit */
     bool joined;
     struct zc_placement placement;
+    struct zk_gpu_mem
+        *params;      /* parameters of the daemon on our device; NULL: they are not there */
     uint64_t *shards; /* by unit; 0: none */
     uint64_t *ids;    /* of a registration in flight */
     struct piece pieces[ZB_PIECES];
@@ -163,6 +169,23 @@ static bool early_wanted(const struct zc_zero *z)
     return (z->options.overlap & (z->options.clip > 0 ? ZC_ZERO_SPECULATE : ZC_ZERO_EARLY)) != 0;
 }
 
+/* Where the ranks gather between devices, or need not gather; through host memory, parameters are
+ * best there. */
+static bool params_on_gpu(const struct zc_zero *z)
+{
+    return z->options.offload_param == ZC_ZERO_GPU && z->device.gpu &&
+           (z->shards == 1 || z->device.ops);
+}
+
+static enum zc_place place_param(const struct zc_zero *z)
+{
+    if (params_on_gpu(z))
+        return ZC_GPU;
+    return z->options.offload_param == ZC_ZERO_NVME || z->options.offload_param == ZC_ZERO_GPU
+               ? ZC_NVME
+               : ZC_HOST;
+}
+
 /* Of a job that was kept: `epoch` 0 takes it over. */
 static int start_job(struct daemon *d, uint64_t epoch)
 {
@@ -178,7 +201,8 @@ static int start_job(struct daemon *d, uint64_t epoch)
         .commit_every = z->options.durable ? z->options.commit_every : 0,
         .takeover = z->options.resume && epoch == 0,
         .epoch = epoch,
-        .offload_param = z->options.offload_param == ZC_ZERO_NVME ? ZC_NVME : ZC_HOST,
+        .offload_param = place_param(z),
+        .device = params_on_gpu(z) ? zk_gpu_info(z->device.gpu)->id : NULL,
         .offload_optimizer = z->options.offload_optimizer == ZC_ZERO_HOST ? ZC_HOST : ZC_NVME,
         .offload_grad = z->options.offload_grad == ZC_ZERO_HOST ? ZC_HOST : ZC_NVME,
         .groups = z->options.groups,
@@ -280,6 +304,37 @@ static int daemon_join(struct zcz_store *s)
     return rc == 0 ? start_all_shards(d) : rc;
 }
 
+/* Maps the daemon's parameters: read-only, where the driver can. */
+static int place_import(struct daemon *d)
+{
+    struct zc_zero *z = d->base.z;
+    struct zc_gpu_memory memory = { .mem_fd = -1, .mark_fd = -1 };
+    struct zk_gpu_share share;
+    struct zb_err err = { 0 };
+    int rc = op_wait(d, zc_gpu_share(d->c, d->job.id, &memory, on_op, &d->op),
+                     "the daemon to share its GPU memory");
+
+    if (rc < 0)
+        return rc;
+    share = (struct zk_gpu_share){ memory.mem_fd, memory.mark_fd, memory.bytes };
+    rc = zk_gpu_import(z->device.gpu, &share, false, &d->params, &err);
+    zk_gpu_share_close(&share);
+    if (rc < 0)
+        return zcz_refuse(
+            z, rc, "device '%s' cannot map the parameters that the daemon has on the GPU: %s",
+            z->options.device, err.text);
+    d->base.params_dev = zk_gpu_addr(d->params);
+    return 0;
+}
+
+/* Nothing copies from them any more. */
+static void params_let_go(struct daemon *d)
+{
+    d->base.params_dev = NULL;
+    zk_gpu_free(d->params);
+    d->params = NULL;
+}
+
 static int daemon_place(struct zcz_store *s)
 {
     struct daemon *d = daemon_of(s);
@@ -291,6 +346,8 @@ static int daemon_place(struct zcz_store *s)
                  "the daemon to place the job, and the other ranks to be ready");
     d->placing = false;
     s->pins_max = d->placement.ring_bytes == 0 ? UINT32_MAX : ZC_PINS_MIN;
+    if (rc == 0 && d->placement.gpu_params > 0)
+        rc = place_import(d);
     if (rc == 0) {
         zcz_device_pin(s->z, d->placement.arena, d->placement.arena_bytes);
         s->z->iterations = d->placement.iterations;
@@ -445,6 +502,21 @@ static int daemon_note_get(struct zcz_store *s, bool of_job, void *buf, size_t *
     return 0;
 }
 
+/* Why parameters are not on the GPU, where they were asked to be. */
+static const char *place_why(const struct daemon *d)
+{
+    const struct zc_zero *z = d->base.z;
+
+    if (z->options.offload_param != ZC_ZERO_GPU || d->placement.gpu_params > 0)
+        return "";
+    if (!z->device.gpu)
+        return "the trainer computes on the processor";
+    if (!params_on_gpu(z))
+        return "the ranks gather through host memory";
+    return d->placement.gpu_why[0] ? d->placement.gpu_why
+                                   : "the job was in memory before, with its parameters elsewhere";
+}
+
 static int daemon_stats(struct zcz_store *s, struct zcz_store_stats *ret)
 {
     struct daemon *d = daemon_of(s);
@@ -465,6 +537,8 @@ static int daemon_stats(struct zcz_store *s, struct zcz_store_stats *ret)
                 .grads_nvme_bytes = rows[i].grads_nvme_bytes,
             };
     zc_rows_free(rows);
+    ret->gpu_params_bytes = d->placement.gpu_params;
+    ret->gpu_why = place_why(d);
     return 0;
 }
 
@@ -515,6 +589,7 @@ static int daemon_leave(struct zcz_store *s)
     if (!d->joined)
         return 0;
     d->joined = false;
+    params_let_go(d);
     return op_wait(d, zc_job_close(d->c, d->job.id, on_op, &d->op), "the job to close");
 }
 
@@ -522,6 +597,7 @@ static void daemon_close(struct zcz_store *s)
 {
     struct daemon *d = daemon_of(s);
 
+    params_let_go(d);
     zc_close(d->c); /* ends what is in flight, before what it writes to goes */
     free(d->ids);
     free(d->shards);

@@ -156,7 +156,7 @@ ZC_EXPORT void zc_comm_close(struct zc_comm *comm, bool clean);
 
 struct zc_zero;
 
-enum zc_zero_offload { ZC_ZERO_NONE = 0, ZC_ZERO_HOST = 1, ZC_ZERO_NVME = 2 };
+enum zc_zero_offload { ZC_ZERO_NONE = 0, ZC_ZERO_HOST = 1, ZC_ZERO_NVME = 2, ZC_ZERO_GPU = 3 };
 
 /**
  * What ranks have of the model states: P parameters, N ranks, and p, g and k bytes of each in its
@@ -204,6 +204,10 @@ struct zc_zero_options {
     /* both none, or neither. None: in this process, on the device where there is one and ranks that
      * are several have collectives between devices */
     enum zc_zero_offload offload_param, offload_optimizer;
+    /* of parameters also ZC_ZERO_GPU: in GPU memory of the daemon, which this engine's device maps
+     * and copies from; where that can be (a device that is the daemon's, a tier with room for all
+     * of them, and ranks that gather between devices), else as ZC_ZERO_NVME: zc_zero_stats() says
+     */
     uint32_t micro_steps; /* >= 1: gradients of so many micro-steps make one step */
     double clip;          /* of the global norm; 0: off */
     enum zc_optimizer optimizer;
@@ -412,6 +416,9 @@ struct zc_zero_stats {
         pinned_bytes; /* of host memory, for this rank's device: the daemon's parameters as they are
                          mapped here, and buffers. The first are missing where the driver pins no
                          memory that is read-only: copies are slower then, and nothing else */
+    uint64_t gpu_params_bytes; /* of gpu_bytes: the job's parameters (ZC_ZERO_GPU); 0: they are not
+                                  there, */
+    const char *gpu_why; /* although that was asked for: why; else "". As long as the engine */
 };
 
 /** Counted since zc_zero_start(). Asks the daemon, behind the step in progress, so that steps count

@@ -44,6 +44,7 @@ struct row {
 #define NOWHERE     SIZE_MAX /* one value is possible: checked, and not kept */
 #define BATCH_MAX   1048576.0
 #define OFFLOADS    "none host nvme"
+#define PARAMS      OFFLOADS " gpu"
 #define REQUIRED(n) .required = true, .min = 1, .max = (n)
 
 static const struct row rows[] = {
@@ -109,8 +110,8 @@ static const struct row rows[] = {
       .offset = NOWHERE, .choices = OFFLOADS, .usual = "none" },
     { "--offload-optimizer", NULL, "the same for the optimizer state alone", CHOICE,
       AT(offload_optimizer), .choices = OFFLOADS },
-    { "--offload-param", NULL, "the same for the parameters alone", CHOICE, AT(offload_param),
-      .choices = OFFLOADS },
+    { "--offload-param", NULL, "of the parameters alone; gpu: in the daemon's, if it can", CHOICE,
+      AT(offload_param), .choices = PARAMS },
     { "--offload-grad", NULL, "auto: gradients on NVMe where memory lacks; host: never", CHOICE,
       AT(offload_grad), .choices = "auto host", .usual = "auto" },
     { "--socket", "PATH", "of the daemon; of several (A,B): rank r has r*n/ranks", TEXT, AT(socket),

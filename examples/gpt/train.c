@@ -175,6 +175,7 @@ static enum zc_zero_offload offload_of(uint32_t offload)
 {
     return offload == GPT_OFFLOAD_NVME   ? ZC_ZERO_NVME
            : offload == GPT_OFFLOAD_HOST ? ZC_ZERO_HOST
+           : offload == GPT_OFFLOAD_GPU  ? ZC_ZERO_GPU
                                          : ZC_ZERO_NONE;
 }
 
@@ -862,6 +863,11 @@ static void say_step(struct train *t, const struct report *r)
         say(t,
             "zgpt: %s of the gradients live on NVMe: the daemon's host memory does not hold them\n",
             bytes_text(r->stats.grads_nvme_bytes).s);
+    if (t->ran == 1 && r->stats.gpu_params_bytes > 0)
+        say(t, "zgpt: %s of parameters live in the daemon's GPU memory\n",
+            bytes_text(r->stats.gpu_params_bytes).s);
+    if (t->ran == 1 && r->stats.gpu_why[0])
+        say(t, "zgpt: the parameters are not in the daemon's GPU memory: %s\n", r->stats.gpu_why);
     if (t->ran != 1 && r->step != t->args->steps && !t->stopped && now - t->said_at < SAY_EVERY_S)
         return;
     t->said_at = now;

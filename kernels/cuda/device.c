@@ -213,6 +213,15 @@ static int device_ask(struct cuda_gpu *c, struct zb_err *err)
     return driver_fail(c, r, "GPU", err);
 }
 
+static void device_id(struct zk_gpu_info *info, const cudaUUID_t *uuid)
+{
+    size_t len = (size_t)snprintf(info->id, sizeof(info->id), "cuda-");
+
+    for (size_t i = 0; i < sizeof(uuid->bytes); i++, len += 2)
+        (void)snprintf(info->id + len, sizeof(info->id) - len, "%02x",
+                       (unsigned char)uuid->bytes[i]);
+}
+
 static int device_build(struct cuda_gpu *c, struct zb_err *err)
 {
     struct cudaDeviceProp prop;
@@ -240,6 +249,7 @@ static int device_build(struct cuda_gpu *c, struct zb_err *err)
     c->base.info.total_bytes = total_bytes;
     c->base.info.pins_read_only = prop.hostRegisterReadOnlySupported != 0;
     (void)snprintf(c->base.info.name, sizeof(c->base.info.name), "%.90s", prop.name);
+    device_id(&c->base.info, &prop.uuid);
     rc = driver_load(&c->d, err);
     return rc < 0 ? rc : device_ask(c, err);
 }

@@ -211,6 +211,7 @@ static int emu_open(const char *args, struct zk_gpu **ret, struct zb_err *err)
         emu_close(&e->base);
         return rc;
     }
+    (void)snprintf(e->base.info.id, sizeof(e->base.info.id), "emulated");
     (void)snprintf(e->base.info.name, sizeof(e->base.info.name), "emulated GPU, %s, kernels %s",
                    zb_size_text(e->base.info.total_bytes).s, e->ops->name);
     *ret = &e->base;

@@ -27,6 +27,7 @@
 struct share {
     struct zb_list node; /* in its mem's shares */
     int fd;              /* the pipe's reading end */
+    uint64_t holder;
 };
 
 struct pin {
@@ -187,8 +188,7 @@ int zk_gpu_usage(struct zk_gpu *g, struct zk_gpu_usage *ret, struct zb_err *err)
     return rc;
 }
 
-void zk_gpu_stranded(struct zk_gpu *g,
-                     void (*fn)(void *arg, uint64_t tag, uint64_t len_bytes, unsigned holders),
+void zk_gpu_stranded(struct zk_gpu *g, void (*fn)(void *arg, const struct zk_gpu_strand *strand),
                      void *arg)
 {
     (void)pthread_mutex_lock(&g->lock);
@@ -196,8 +196,15 @@ void zk_gpu_stranded(struct zk_gpu *g,
     zb_list_each(pos, &g->stranded)
     {
         struct zk_gpu_mem *m = zb_container_of(pos, struct zk_gpu_mem, node);
+        struct zk_gpu_strand strand = { .tag = m->tag, .len_bytes = m->len_bytes };
 
-        fn(arg, m->tag, m->len_bytes, shares_held(m));
+        zb_list_each(at, &m->shares)
+        {
+            if (strand.nholders < ZK_GPU_HOLDERS_MAX)
+                strand.holders[strand.nholders] = zb_container_of(at, struct share, node)->holder;
+            strand.nholders++;
+        }
+        fn(arg, &strand);
     }
     (void)pthread_mutex_unlock(&g->lock);
 }
@@ -319,7 +326,8 @@ uint64_t zk_gpu_len(const struct zk_gpu_mem *m)
     return m->len_bytes;
 }
 
-int zk_gpu_share(struct zk_gpu_mem *m, struct zk_gpu_share *ret, struct zb_err *err)
+int zk_gpu_share(struct zk_gpu_mem *m, uint64_t holder, struct zk_gpu_share *ret,
+                 struct zb_err *err)
 {
     struct zk_gpu_share out = { .mem_fd = -1, .mark_fd = -1, .len_bytes = m->len_bytes };
     struct share *s;
@@ -339,7 +347,7 @@ int zk_gpu_share(struct zk_gpu_mem *m, struct zk_gpu_share *ret, struct zb_err *
         free(s);
         return rc;
     }
-    *s = (struct share){ .fd = ends[0] };
+    *s = (struct share){ .fd = ends[0], .holder = holder };
     zb_list_init(&s->node);
     (void)pthread_mutex_lock(&m->gpu->lock);
     zb_list_push_back(&m->shares, &s->node);

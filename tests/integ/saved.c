@@ -49,6 +49,8 @@ const struct sv_place sv_places[SV_PLACES] = {
 const char *sv_name = "job";
 enum zc_optimizer sv_optimizer = ZC_ADAMW;
 enum zc_moments sv_moments = ZC_MOMENTS_F32;
+enum zc_place sv_param;
+const char *sv_device;
 
 const char *sv_options[] = {
     "--host-bytes", "32M",          "--nvme-bytes", "24M",  "--page-elems", "8192", "--ring-bytes",
@@ -64,6 +66,8 @@ struct zc_job_options sv_job(unsigned place)
                                     .durable = true,
                                     .optimizer = sv_optimizer,
                                     .moments = sv_moments,
+                                    .offload_param = sv_param,
+                                    .device = sv_device,
                                     .host_bytes_max = sv_places[place].host_bytes_max };
 }
 

@@ -37,6 +37,8 @@ extern const char *sv_options[];
 extern const char *sv_name;
 extern enum zc_optimizer sv_optimizer;
 extern enum zc_moments sv_moments;
+extern enum zc_place sv_param;
+extern const char *sv_device; /* with ZC_GPU */
 
 /* What a job holds, by unit and element: whoever has it. */
 struct sv_dump {

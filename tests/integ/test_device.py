@@ -75,6 +75,21 @@ def same_bytes():
             check(run.weights == runs[0].weights, f"{dtype}: other weights the second time")
 
 
+def params_there():
+    """Parameters in the daemon's GPU memory: the same bytes, and it is said; and where there is no such tier."""
+    flags = ["--dtype", "bf16", "--offload-optimizer", "nvme", "--device", DEVICE, "--offload-param"]
+    gpu = ("--gpu", DEVICE, "--gpu-bytes", "64M")
+    runs = {}
+    for name, param, options in (("host", "host", ()), ("gpu", "gpu", gpu), ("no tier", "gpu", ())):
+        with Daemon("--host-bytes", "64M", "--nvme-bytes", "64M", *options, *PAGES) as d:
+            runs[name] = good(Run(flags + [param], 1, d.env()), f"--offload-param {param}, {name}")
+    for name, said in (("gpu", "live in the daemon's GPU memory"), ("no tier", "the daemon has no GPU tier")):
+        check(runs[name].losses() == runs["host"].losses(), f"{name}: other losses")
+        check(runs[name].weights == runs["host"].weights, f"{name}: other weights")
+        check(said in runs[name].done.stdout, f"{name} is not said: {runs[name].done.stdout}")
+    check(runs["gpu"].steps[0]["tier_bytes"]["gpu"] > 0, "no byte of the GPU tier was counted")
+
+
 def memory_of(layers, shape, steps):
     """The most that was allocated behind each phase."""
     flags = [*shape.split(), "--layers", str(layers), "--offload", "host", "--device",
@@ -157,7 +172,7 @@ def failures():
               f"{works} works: {done.returncode}: {done.stderr}")
 
 
-TESTS = {f.__name__: f for f in (fp32, fp32_two_ranks, bf16, bf16_two_ranks, fp16, fp16_two_ranks, same_bytes, memory, refused,
+TESTS = {f.__name__: f for f in (fp32, fp32_two_ranks, bf16, bf16_two_ranks, fp16, fp16_two_ranks, same_bytes, params_there, memory, refused,
                                  too_little_memory, failures)}
 
 if __name__ == "__main__":
@@ -165,7 +180,7 @@ if __name__ == "__main__":
         skip("ZSHARD_GPU names no device")
     if GPU:
         sys.argv.remove("--gpu")
-        TESTS = {f.__name__: f for f in (fp32, bf16, fp16, same_bytes, memory_at_size)}  # no MPI there
+        TESTS = {f.__name__: f for f in (fp32, bf16, fp16, same_bytes, params_there, memory_at_size)}  # no MPI there
     elif not shutil.which("mpirun"):
         skip("there is no mpirun")
     sys.exit(main(TESTS))

@@ -7,7 +7,8 @@
  * a sum of the parameters of each version, and all planes in the end. Then the same is trained by a
  * durable job in lives of random length. Drawn anew for each life: ranks, host and GPU memory,
  * kernels, compute threads, I/O engine and depth, page buffers, whether early steps are guesses,
- * and how the life before it ends:
+ * whether parameters are asked to be on the GPU (then they are looked at there), and how the life
+ * before it ends:
  *
  *     leave   the ranks close, the daemon stays       goes on where it was
  *     end     the daemon ends in good order           likewise
@@ -32,6 +33,7 @@
 
 #include "base/plan.h"
 #include "base/util.h"
+#include "kernels/gpu.h"
 #include "kernels/zk_page.h"
 
 #define UNITS        6u
@@ -142,11 +144,12 @@ struct train {
     void *pushed[UNITS];     /* the gradients of a micro-step */
     float *floats;
     uint64_t skips, fetches, early, pages_early,
-        moved;             /* of lives: what was made early, NVMe bytes */
-    uint64_t right, wrong; /* guesses */
-    unsigned budgets;      /* that were set between two steps */
-    uint64_t spilled;      /* steps of lives with gradients on NVMe */
-    uint64_t on_gpu;       /* and with state on the GPU */
+        moved;              /* of lives: what was made early, NVMe bytes */
+    uint64_t right, wrong;  /* guesses */
+    unsigned budgets;       /* that were set between two steps */
+    uint64_t spilled;       /* steps of lives with gradients on NVMe */
+    uint64_t on_gpu;        /* and with state on the GPU */
+    uint64_t params_on_gpu; /* and with parameters there */
 };
 
 static uint64_t mix(uint64_t a, uint64_t b)
@@ -393,7 +396,8 @@ struct life {
     struct zi_rank ranks[WORLD_MAX];
     unsigned world;
     uint32_t page;
-    bool gpu; /* the daemon has one */
+    bool gpu;                  /* the daemon has one */
+    struct zk_gpu_mem *params; /* the job's, mapped here; NULL: they are not on the GPU */
     uint64_t iterations;
     /* that the daemon admits: at all, and with all gradients in memory; by ranks */
     uint64_t host_least[WORLD_MAX + 1], host_grads[WORLD_MAX + 1];
@@ -485,6 +489,67 @@ static void life_fill(struct life *l)
         }
 }
 
+/* ---- parameters on the GPU, as this process sees them there */
+
+static struct zk_gpu *device; /* NULL: it does not open here */
+
+static int device_open(void **state)
+{
+    struct zb_err err = { 0 };
+
+    (void)state;
+    if (zk_gpu_open(gpu_name(), 0, &device, &err) < 0)
+        print_message("no parameters on the GPU: %s\n", err.text);
+    return 0;
+}
+
+static int device_close(void **state)
+{
+    (void)state;
+    zk_gpu_close(device);
+    return 0;
+}
+
+static void params_map(struct life *l)
+{
+    struct zc_gpu_memory memory;
+    struct zk_gpu_share share;
+    struct zb_err err = { 0 };
+
+    if (l->ranks[0].place.gpu_params == 0)
+        return;
+    assert_int_equal(zc_gpu_share_wait(l->ranks[0].c, l->ranks[0].job.id, &memory), 0);
+    share = (struct zk_gpu_share){ memory.mem_fd, memory.mark_fd, memory.bytes };
+    if (zk_gpu_import(device, &share, false, &l->params, &err) < 0)
+        fail_msg("%s", err.text);
+    zk_gpu_share_close(&share);
+}
+
+static void params_let_go(struct life *l)
+{
+    zk_gpu_free(l->params);
+    l->params = NULL;
+}
+
+/* What is pinned, in host memory: there, or in a buffer that the next call uses. */
+static const void *view_data(const struct life *l, const struct zc_view *view)
+{
+    static uint64_t buffer[STAGING / sizeof(uint64_t)];
+    struct zk_gpu_stream *stream = NULL;
+    struct zb_err err = { 0 };
+
+    if (!l->params)
+        return view->data;
+    assert_true(!view->data && view->bytes <= sizeof(buffer));
+    if (zk_gpu_stream_new(device, &stream, &err) < 0 ||
+        zk_gpu_copy(stream, ZK_GPU_TO_HOST, buffer,
+                    (const char *)zk_gpu_addr(l->params) + view->offset, view->bytes, &err) < 0 ||
+        zk_gpu_stream_sync(stream, &err) < 0)
+        fail_msg("%s", err.text);
+    zk_gpu_stream_free(stream);
+    return buffer;
+}
+
 /* A unit's parameters, whole, must be those of the version that is said. */
 static void fetch_one(struct life *l, uint64_t version)
 {
@@ -504,7 +569,7 @@ static void fetch_one(struct life *l, uint64_t version)
     for (unsigned i = 0, k = 0; i < l->world; i++)
         if (l->ranks[i].ranges[u].count > 0) {
             assert_true(t->units[u].frozen || views[k].version == version);
-            sum += sum_of(t, views[k++].data, l->ranks[i].ranges[u].first,
+            sum += sum_of(t, view_data(l, &views[k++]), l->ranks[i].ranges[u].first,
                           l->ranks[i].ranges[u].count);
         }
     if (sum != t->sums[version][u])
@@ -723,6 +788,7 @@ static void count_gpu(struct life *l)
     assert_int_equal(zc_tiers_wait(l->ranks[0].c, &rows, &n), 0);
     assert_int_equal(n, l->gpu ? 3 : 2);
     l->t->on_gpu += l->gpu && rows[2].state > 0;
+    l->t->params_on_gpu += l->params != NULL;
     zc_rows_free(rows);
 }
 
@@ -820,6 +886,10 @@ static void life_attach(struct life *l)
 
     o.host_bytes_max = draw_host(l, &host);
     o.speculate = chance(50);
+    if (device && chance(50)) {
+        o.offload_param = ZC_GPU;
+        o.device = zk_gpu_info(device)->id;
+    }
     o.attach = l->iterations > 0;
     if (life_open(l, &o) < 0)
         fail_msg("%s, %u ranks, %s: ready: %s", l->t->kind->name, l->world, host,
@@ -827,11 +897,13 @@ static void life_attach(struct life *l)
     if (!o.attach)
         life_fill(l);
     l->iterations = l->ranks[0].place.iterations;
+    params_map(l);
     print_message("  behind step %llu: %u ranks, %s, %llu KiB of host memory, %llu of gradients on "
-                  "NVMe\n",
+                  "NVMe%s\n",
                   (unsigned long long)l->iterations, l->world, host,
                   (unsigned long long)l->ranks[0].place.host_bytes / ZB_KIB,
-                  (unsigned long long)l->ranks[0].place.grads_on_nvme / ZB_KIB);
+                  (unsigned long long)l->ranks[0].place.grads_on_nvme / ZB_KIB,
+                  l->params ? ", parameters on the GPU" : "");
     assert_int_equal(l->ranks[0].place.applied, l->t->applied_at[l->iterations]);
 }
 
@@ -861,6 +933,7 @@ static void life_count(struct life *l)
 
 static void life_end(struct life *l, enum ending how)
 {
+    params_let_go(l);
     if (how == LEAVE) {
         zi_close(l->ranks, l->world);
         return;
@@ -919,21 +992,25 @@ static void lives(struct train *t)
         count[how]++;
     }
     check_all(&l, "in the end");
+    params_let_go(&l);
     zi_close(l.ranks, l.world);
     zi_stop(&d);
     print_message("%s: pages of %u, %llu steps, %llu of them skipped; %llu begun early, %llu pages "
                   "of them, %llu right and %llu wrong by guess; %llu with gradients on NVMe; %llu "
-                  "with state on the GPU; %u times left, %u ended, %u killed; %u budgets; "
+                  "with state on the GPU, %llu with parameters; %u times left, %u ended, %u "
+                  "killed; %u budgets; "
                   "%llu fetches, %llu KiB on NVMe\n",
                   t->kind->name, l.page, (unsigned long long)t->steps,
                   (unsigned long long)(t->steps - t->applied), (unsigned long long)t->early,
                   (unsigned long long)t->pages_early, (unsigned long long)t->right,
                   (unsigned long long)t->wrong, (unsigned long long)t->spilled,
-                  (unsigned long long)t->on_gpu, count[LEAVE], count[END], count[KILL], t->budgets,
-                  (unsigned long long)t->fetches, (unsigned long long)t->moved / ZB_KIB);
+                  (unsigned long long)t->on_gpu, (unsigned long long)t->params_on_gpu, count[LEAVE],
+                  count[END], count[KILL], t->budgets, (unsigned long long)t->fetches,
+                  (unsigned long long)t->moved / ZB_KIB);
     if (t->steps >= SURE_STEPS) /* or the draws were about nothing */
         assert_true(t->applied < t->steps && t->pages_early > 0 && t->moved > 0 && t->spilled > 0 &&
-                    t->on_gpu > 0 && t->right > 0 && t->wrong > 0);
+                    t->on_gpu > 0 && (!device || t->params_on_gpu > 0) && t->right > 0 &&
+                    t->wrong > 0);
 }
 
 static void settings_change_nothing(void **state)
@@ -1036,5 +1113,5 @@ int main(void)
         cmocka_unit_test_teardown(one_bad_gradient_skips_all, zi_teardown),
     };
 
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, device_open, device_close);
 }

@@ -140,6 +140,13 @@ void zsd_reply(struct zsd_req *req, const ProtobufCMessage *message, int fd)
     a->fd = fd >= 0 && !lost ? dup(fd) : -1;
 }
 
+/* Nothing here has a GPU: only the first descriptor is looked at. */
+void zsd_reply_fds(struct zsd_req *req, const ProtobufCMessage *message, const int *fds,
+                   unsigned nfds)
+{
+    zsd_reply(req, message, nfds > 0 ? fds[0] : -1);
+}
+
 void zsd_reply_err(struct zsd_req *req, const struct zb_err *err)
 {
     struct zs_answer *a = answer_begin(req, err->code);

@@ -485,7 +485,8 @@ int zc_zero_stats(struct zc_zero *z, struct zc_zero_stats *ret)
                                    .nvme_written_bytes = 30 * z->iterations,
                                    .host_bytes = 5000000,
                                    .nvme_bytes = 70,
-                                   .stall_seconds = 0.25 * (double)z->iterations };
+                                   .stall_seconds = 0.25 * (double)z->iterations,
+                                   .gpu_why = "" };
     return 0;
 }
 

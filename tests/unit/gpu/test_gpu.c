@@ -26,7 +26,8 @@
 #include "kernels/gpu_own.h"
 #include "tests/unit/kernels/works.h"
 
-#define SIZE (2u * 1024 * 1024) /* the granularity of all that we know */
+#define SIZE         (2u * 1024 * 1024) /* the granularity of all that we know */
+#define SHARE_HOLDER 4711u
 
 struct fixture {
     const char *name;
@@ -568,7 +569,7 @@ static int other_main(const char *device, int sock)
         case 'e':
             m = alloc(&x, SIZE);
             poke(&x, m, 5);
-            good(&x, zk_gpu_share(m, &share, &x.err));
+            good(&x, zk_gpu_share(m, SHARE_HOLDER, &share, &x.err));
             send_share(sock, &share);
             zk_gpu_share_close(&share);
             break;
@@ -587,7 +588,7 @@ static void give(struct fixture *x, struct zk_gpu_mem *m, struct other *o, char 
     struct zk_gpu_share share;
     char answer;
 
-    good(x, zk_gpu_share(m, &share, &x->err));
+    good(x, zk_gpu_share(m, SHARE_HOLDER, &share, &x->err));
     assert_int_equal(send(o->sock, &how, 1, MSG_NOSIGNAL), 1);
     send_share(o->sock, &share);
     zk_gpu_share_close(&share);
@@ -599,11 +600,13 @@ struct seen {
     uint64_t tag, len_bytes;
 };
 
-static void on_stranded(void *arg, uint64_t tag, uint64_t len_bytes, unsigned holders)
+static void on_stranded(void *arg, const struct zk_gpu_strand *strand)
 {
     struct seen *s = arg;
 
-    *s = (struct seen){ s->calls + 1, holders, tag, len_bytes };
+    *s = (struct seen){ s->calls + 1, strand->nholders, strand->tag, strand->len_bytes };
+    for (unsigned i = 0; i < strand->nholders; i++)
+        assert_int_equal(strand->holders[i], SHARE_HOLDER);
 }
 
 /* Both see one memory; it lives until the last lets go, of itself or killed, and it is known who
@@ -655,7 +658,7 @@ static void killed_exporter(struct fixture *x)
     assert_int_equal(read(o.sock, &answer, 1), 1);
     good(x, zk_gpu_import(x->gpu, &share, true, &m, &x->err));
     zk_gpu_share_close(&share);
-    assert_int_equal(zk_gpu_share(m, &share, NULL), -EINVAL); /* not ours */
+    assert_int_equal(zk_gpu_share(m, SHARE_HOLDER, &share, NULL), -EINVAL); /* not ours */
     other_kill(&o);
     assert_int_equal(peek(x, m), 5);
     poke(x, m, 6);
@@ -669,7 +672,7 @@ static void bad_imports(struct fixture *x)
     struct zk_gpu_mem *m = alloc(x, SIZE), *got = NULL;
     struct zk_gpu_share share, bad;
 
-    good(x, zk_gpu_share(m, &share, &x->err));
+    good(x, zk_gpu_share(m, SHARE_HOLDER, &share, &x->err));
     bad = share;
     bad.len_bytes = SIZE + 1;
     assert_int_equal(zk_gpu_import(x->gpu, &bad, true, &got, NULL), -EINVAL);
@@ -763,7 +766,7 @@ static void wrong_addresses_lose_the_device(void **state)
 
         assert_true(fixture_open(&x, "emulated:64M", 0));
         m = alloc(&x, SIZE);
-        good(&x, zk_gpu_share(m, &share, &x.err));
+        good(&x, zk_gpu_share(m, SHARE_HOLDER, &share, &x.err));
         good(&x, zk_gpu_import(x.gpu, &share, false, &view, &x.err));
         zk_gpu_share_close(&share);
         at = row == HOST     ? (char *)x.host

@@ -393,7 +393,9 @@ static int train_all(struct run *r, struct zc_zero **ret)
     if (!r->no_values)
         TRY(train_values(r, *ret));
     zc_zero_bytes(*ret, &r->bytes);
-    return zc_zero_stats(*ret, &r->stats);
+    TRY(zc_zero_stats(*ret, &r->stats));
+    (void)snprintf(r->gpu_why, sizeof(r->gpu_why), "%s", r->stats.gpu_why);
+    return 0;
 }
 
 static double now_s(void)

@@ -77,6 +77,7 @@ struct run {
     char refusal_text[512];
     struct zc_zero_stats stats;
     struct zc_zero_bytes bytes;
+    char gpu_why[256]; /* of stats: the engine's is gone */
     struct model_values values;
 };
 

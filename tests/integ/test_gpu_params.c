@@ -1,0 +1,694 @@
+/*
+ * Parameters in the daemon's GPU memory, on the emulated GPU: mapped by this process, and seen
+ * there as they are where they live in host memory. The same training runs first in a daemon
+ * without a GPU. Then who holds on to that memory, who cannot have it, and the device failing at
+ * each of its works.
+ */
+#include "tests/integ/saved.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/util.h"
+#include "kernels/gpu.h"
+
+#define STEPS    22u
+#define GPU_SIZE (UINT64_C(8) << 20)
+#define OPTIONS  24
+#define EMULATED "emulated:16M:::4K"
+
+static struct sv_dump want[STEPS + 1]; /* after each step */
+static uint64_t state_bytes;           /* of the job */
+static struct zk_gpu *device;          /* this process's */
+
+/* gpu NULL: without one. */
+static const char *const *options_with(const char *gpu, const char *gpu_bytes, const char *nvme)
+{
+    static const char *options[OPTIONS];
+    unsigned n = 0;
+
+    for (; sv_options[n]; n++)
+        options[n] = n == SV_OPTION_NVME && nvme ? nvme : sv_options[n];
+    assert_true(n + 5 <= OPTIONS);
+    if (gpu) {
+        options[n++] = "--gpu-bytes";
+        options[n++] = gpu_bytes;
+        options[n++] = "--gpu";
+        options[n++] = gpu;
+    }
+    options[n] = NULL;
+    return options;
+}
+
+static const char *const *options_usual(void)
+{
+    return options_with(EMULATED, "8M", NULL);
+}
+
+/* From here on jobs ask for the GPU, as ranks with such a device. */
+static void asks(enum zc_place param, const char *id)
+{
+    sv_param = param;
+    sv_device = id;
+}
+
+/* ---- what is mapped here */
+
+static struct zk_gpu_mem *map(struct zi_rank *r)
+{
+    struct zc_gpu_memory memory;
+    struct zk_gpu_share share;
+    struct zk_gpu_mem *mem = NULL;
+    struct zb_err err = { 0 };
+
+    if (zc_gpu_share_wait(r->c, r->job.id, &memory) < 0)
+        fail_msg("share: %s", zc_error(r->c));
+    share = (struct zk_gpu_share){ memory.mem_fd, memory.mark_fd, memory.bytes };
+    if (zk_gpu_import(device, &share, false, &mem, &err) < 0)
+        fail_msg("import: %s", err.text);
+    zk_gpu_share_close(&share);
+    return mem;
+}
+
+static void peek(const struct zk_gpu_mem *mem, uint64_t at, void *to, uint64_t bytes)
+{
+    struct zk_gpu_stream *stream = NULL;
+    struct zb_err err = { 0 };
+    int rc = zk_gpu_stream_new(device, &stream, &err);
+
+    if (rc == 0)
+        rc = zk_gpu_copy(stream, ZK_GPU_TO_HOST, to, (const char *)zk_gpu_addr(mem) + at, bytes,
+                         &err);
+    if (rc == 0)
+        rc = zk_gpu_stream_sync(stream, &err);
+    zk_gpu_stream_free(stream);
+    if (rc < 0)
+        fail_msg("copy: %s", err.text);
+}
+
+/* Every shard as rank 0 fetches it, on the device, is what it was read to be. */
+static void fetched_same(const char *when, struct sv_dump *was, struct zi_rank *ranks,
+                         const struct zk_gpu_mem *mem, uint64_t version)
+{
+    for (unsigned r = 0; r < 2; r++)
+        for (unsigned u = 0; u < SV_UNITS; u++) {
+            size_t size = sv_units[u].dtype == ZC_F32 ? 4 : 2;
+            struct zc_view view;
+            char *bytes;
+
+            if (!ranks[r].shards[u])
+                continue;
+            if (zc_fetch_wait(ranks[0].c, &ranks[r].shards[u], 1, version, ZI_FETCH_MS, &view) < 0)
+                fail_msg("%s: fetch: %s", when, zc_error(ranks[0].c));
+            assert_true(!view.data && view.bytes == ranks[r].ranges[u].count * size);
+            bytes = malloc(view.bytes);
+            assert_non_null(bytes);
+            peek(mem, view.offset, bytes, view.bytes);
+            if (memcmp(bytes, (char *)was->values[u][0] + ranks[r].ranges[u].first * size,
+                       view.bytes) != 0)
+                fail_msg("%s: unit %u of rank %u differs on the device", when, u, r);
+            free(bytes);
+            assert_int_equal(zc_release(ranks[0].c, &ranks[r].shards[u], 1), 0);
+        }
+}
+
+static void step(struct zi_rank *ranks, const struct zk_gpu_mem *mem, uint64_t number,
+                 enum zc_commit commit)
+{
+    sv_step(ranks, 2, number, commit);
+    sv_dump_same("a step", &want[number], ranks, 2);
+    if (mem)
+        fetched_same("a step", &want[number], ranks, mem, number);
+}
+
+/* ---- looking */
+
+static void await_params(struct zc_client *c, uint64_t bytes)
+{
+    for (unsigned waited = 0; zi_tier(c, "gpu").params != bytes; waited++) {
+        if (waited >= ZI_WAIT_MS / 10)
+            fail_msg("%llu bytes of parameters on the GPU, and not %llu",
+                     (unsigned long long)zi_tier(c, "gpu").params, (unsigned long long)bytes);
+        (void)poll(NULL, 0, 10);
+    }
+}
+
+static void await_state(struct zc_client *c, struct zi_rank *ranks, const struct zk_gpu_mem *mem,
+                        uint64_t *k, uint64_t bytes)
+{
+    for (unsigned i = 0; zi_tier(c, "gpu").state < bytes; i++) {
+        assert_true(i < 4);
+        (void)poll(NULL, 0, 50);
+        ++*k;
+        step(ranks, mem, *k, *k % 2 ? ZC_COMMIT_NO : ZC_COMMIT_STEP);
+    }
+}
+
+static int setup(void **state)
+{
+    struct zi_rank ranks[2];
+    struct zi_daemon d = { 0 };
+    struct zb_err err = { 0 };
+    struct zc_client *c;
+
+    (void)state;
+    assert_int_equal(zk_gpu_open(EMULATED, 0, &device, &err), 0);
+    sv_begin(ranks, 2, &d, 0);
+    sv_dump_take(&want[0], ranks, 2);
+    for (uint64_t k = 1; k <= STEPS; k++) {
+        sv_step(ranks, 2, k, ZC_COMMIT_NO);
+        sv_dump_take(&want[k], ranks, 2);
+    }
+    c = zi_client(&d);
+    state_bytes = zi_tier(c, "host").state;
+    zc_close(c);
+    zi_close(ranks, 2);
+    zi_stop(&d);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    for (unsigned k = 0; k <= STEPS; k++)
+        sv_dump_free(&want[k]);
+    zk_gpu_close(device);
+    return 0;
+}
+
+/* ---- the tests */
+
+/* What they have, without a step. */
+static void commit(struct zi_rank *ranks, uint64_t k)
+{
+    struct zi_call call = ZI_CALL(&ranks[0]);
+    struct zc_point point;
+
+    assert_int_equal(
+        zc_commit(ranks[0].c, ranks[0].job.id, ZC_COMMIT_STEP, k, 20000, &point, zi_done, &call),
+        0);
+    if (zi_await(ranks, 2, &call) < 0)
+        fail_msg("commit: %s", call.text);
+}
+
+/* Wherever the state is, and while it moves: parameters are on the GPU, and what they would be. */
+static void trained_there(void **state)
+{
+    (void)state;
+    asks(ZC_GPU, "emulated");
+    for (unsigned place = 0; place < SV_PLACES; place++) {
+        struct zi_rank ranks[2];
+        struct zi_daemon d = { 0 };
+        struct zk_gpu_mem *mem;
+        struct zc_client *c;
+        uint64_t k = 1, params;
+
+        zi_start(&d, options_usual());
+        sv_open(ranks, 2, &d, place);
+        params = ranks[1].place.gpu_params;
+        assert_true(params > 0 && ranks[0].place.gpu_params == params);
+        assert_true(!ranks[0].place.arena && ranks[0].place.ring_bytes == 0);
+        assert_string_equal(ranks[0].place.gpu_why, "");
+        c = zi_client(&d);
+        assert_true(zi_tier(c, "gpu").params >= params);
+        assert_int_equal(zi_tier(c, "host").params, 0);
+        mem = map(&ranks[0]);
+        sv_dump_same("at first", &want[0], ranks, 2);
+        fetched_same("at first", &want[0], ranks, mem, 0);
+        step(ranks, mem, k, ZC_COMMIT_NO);
+        step(ranks, mem, ++k, ZC_COMMIT_STEP);
+        await_state(c, ranks, mem, &k, state_bytes);
+        step(ranks, mem, ++k, ZC_COMMIT_STEP);
+        step(ranks, mem, ++k, ZC_COMMIT_NO);
+        /* its state leaves, they stay */
+        assert_int_equal(zc_tier_set_wait(c, "gpu", zi_least(c, "gpu")), 0);
+        assert_true(zi_least(c, "gpu") >= params);
+        step(ranks, mem, ++k, ZC_COMMIT_NO);
+        zi_await_target(c, "gpu");
+        assert_int_equal(zi_tier(c, "gpu").state, 0);
+        step(ranks, mem, ++k, ZC_COMMIT_NO);
+        step(ranks, mem, ++k, ZC_COMMIT_STEP);
+        zi_fsck_online(c);
+        /* back again, and a commit of its own */
+        assert_int_equal(zc_tier_set_wait(c, "gpu", GPU_SIZE), 0);
+        step(ranks, mem, ++k, ZC_COMMIT_NO);
+        await_state(c, ranks, mem, &k, state_bytes);
+        if (place % 2 == 0)
+            step(ranks, mem, ++k, ZC_COMMIT_STEP);
+        else
+            commit(ranks, k);
+        zi_fsck_online(c);
+        zk_gpu_free(mem);
+        zc_close(c);
+        zi_kill(&d);
+        sv_hang_up(ranks, 2);
+        assert_int_equal(zi_fsck(&d), 0);
+
+        /* the commit comes back: there, and without a GPU */
+        zi_start_again(&d, options_usual());
+        assert_int_equal(sv_attach(ranks, 2, &d, place, true, NULL), 0);
+        assert_true(ranks[0].place.iterations == k && ranks[0].place.gpu_params == params);
+        mem = map(&ranks[0]);
+        sv_dump_same("loaded", &want[k], ranks, 2);
+        fetched_same("loaded", &want[k], ranks, mem, k);
+        step(ranks, mem, ++k, ZC_COMMIT_STEP);
+        zk_gpu_free(mem);
+        sv_hang_up(ranks, 2);
+        zi_end(&d);
+        zi_start_again(&d, sv_options);
+        assert_int_equal(sv_attach(ranks, 2, &d, place, true, NULL), 0);
+        assert_true(ranks[0].place.iterations == k && ranks[0].place.gpu_params == 0);
+        assert_non_null(strstr(ranks[0].place.gpu_why, "no GPU tier"));
+        sv_dump_same("without", &want[k], ranks, 2);
+        step(ranks, NULL, ++k, ZC_COMMIT_STEP);
+        zi_close(ranks, 2);
+        zi_stop(&d);
+    }
+    asks(0, NULL);
+}
+
+/* Another world: shards are put together from what was saved, and go up. */
+static void cut_anew(void **state)
+{
+    struct zi_rank ranks[3];
+    struct zi_daemon d = { 0 };
+
+    (void)state;
+    asks(ZC_GPU, "emulated");
+    zi_start(&d, options_usual());
+    sv_open(ranks, 2, &d, 0);
+    sv_step(ranks, 2, 1, ZC_COMMIT_STEP);
+    sv_step(ranks, 2, 2, ZC_COMMIT_NO);
+    sv_hang_up(ranks, 2);
+    assert_int_equal(sv_attach(ranks, 3, &d, 0, true, NULL), 0);
+    assert_true(ranks[0].place.gpu_params > 0 && ranks[0].place.iterations == 2);
+    sv_dump_same("three ranks", &want[2], ranks, 3);
+    sv_step(ranks, 3, 3, ZC_COMMIT_STEP);
+    sv_dump_same("three ranks", &want[3], ranks, 3);
+    zi_close(ranks, 3);
+    zi_stop(&d);
+    asks(0, NULL);
+}
+
+/* Why they are not there: where they live then, the job trains as ever. room: what the tier has
+ * besides what is its own; 0: gpu_bytes. */
+static void not_there(const char *gpu_bytes, uint64_t room, const char *id, const char *why)
+{
+    struct zi_rank ranks[2];
+    struct zi_daemon d = { 0 };
+
+    asks(ZC_GPU, id);
+    zi_start(&d, gpu_bytes ? options_with(EMULATED, gpu_bytes, NULL) : sv_options);
+    if (room > 0) {
+        struct zc_client *c = zi_client(&d);
+
+        assert_int_equal(zc_tier_set_wait(c, "gpu", zi_least(c, "gpu") + room), 0);
+        zc_close(c);
+    }
+    sv_open(ranks, 2, &d, 0);
+    assert_int_equal(ranks[0].place.gpu_params, 0);
+    if (!strstr(ranks[0].place.gpu_why, why))
+        fail_msg("'%s' does not say '%s'", ranks[0].place.gpu_why, why);
+    assert_non_null(zi_log_line(&d, "params-not-on-gpu"));
+    assert_non_null(ranks[0].place.arena);
+    {
+        struct zc_gpu_memory memory;
+
+        assert_int_equal(zc_gpu_share_wait(ranks[0].c, ranks[0].job.id, &memory), -ENOENT);
+    }
+    for (uint64_t k = 1; k <= 3; k++)
+        step(ranks, NULL, k, ZC_COMMIT_STEP);
+    zi_close(ranks, 2);
+    zi_stop(&d);
+    asks(0, NULL);
+}
+
+static void elsewhere(void **state)
+{
+    (void)state;
+    not_there("8M", 65536, "emulated", "the least gpu_bytes that would do is ");
+    not_there("8M", 0, "cuda-0000", "rank 0 is not on the GPU of the daemon");
+    not_there("8M", 0, NULL, "rank 0 is not on the GPU of the daemon");
+    not_there(NULL, 0, "emulated", "the daemon has no GPU tier");
+}
+
+/* The device gives no memory, since others have it: the job is placed without. */
+static void no_device_memory(void **state)
+{
+    struct zi_rank ranks[2];
+    struct zi_daemon d = { 0 };
+
+    (void)state;
+    asks(ZC_GPU, "emulated");
+    zi_start(&d, options_with("emulated:16M::4:4K", "8M", NULL)); /* its lanes, and no more */
+    sv_open(ranks, 2, &d, 0);
+    assert_int_equal(ranks[0].place.gpu_params, 0);
+    assert_true(ranks[0].place.gpu_why[0] != '\0');
+    for (uint64_t k = 1; k <= 3; k++)
+        step(ranks, NULL, k, ZC_COMMIT_STEP);
+    zi_close(ranks, 2);
+    zi_stop(&d);
+    asks(0, NULL);
+}
+
+/* A rank that cannot see them: a durable job is made again for it, any other refuses it. */
+static void ranks_without(void **state)
+{
+    struct zc_job_options o;
+    struct zi_rank ranks[2], other;
+    struct zi_daemon d = { 0 };
+
+    (void)state;
+    asks(ZC_GPU, "emulated");
+    zi_start(&d, options_with(EMULATED, "8M", "64M"));
+
+    o = sv_job(0); /* peers say the same */
+    o.world = 2;
+    assert_int_equal(zi_open(&ranks[0], &d, &o), 0);
+    o.rank = 1;
+    o.offload_param = ZC_NVME;
+    assert_int_equal(zi_open(&ranks[1], &d, &o), -EINVAL);
+    sv_hang_up(ranks, 2);
+
+    sv_name = "durable";
+    sv_open(ranks, 2, &d, 0);
+    assert_true(ranks[0].place.gpu_params > 0);
+    sv_step(ranks, 2, 1, ZC_COMMIT_NO);
+    sv_hang_up(ranks, 2);
+    asks(0, NULL);
+    assert_int_equal(sv_attach(ranks, 2, &d, 0, false, NULL), 0);
+    assert_true(ranks[0].place.gpu_params == 0 && ranks[0].place.iterations == 1);
+    sv_dump_same("made again", &want[1], ranks, 2);
+    step(ranks, NULL, 2, ZC_COMMIT_STEP);
+    zi_close(ranks, 2);
+
+    sv_name = "kept";
+    asks(ZC_GPU, "emulated");
+    o = sv_job(0);
+    o.durable = false;
+    zi_job(ranks, 2, &d, &o, sv_units, SV_UNITS);
+    sv_fill(ranks, 2);
+    assert_true(ranks[0].place.gpu_params > 0);
+    sv_hang_up(ranks, 2);
+    o.attach = true;
+    o.world = 2;
+    o.offload_param = ZC_NVME;
+    o.device = NULL;
+    assert_int_equal(zi_open(&other, &d, &o), -ENOTSUP);
+    assert_non_null(strstr(zc_error(other.c), "on the GPU"));
+    zc_close(other.c);
+    o.offload_param = ZC_GPU;
+    o.device = "emulated";
+    assert_int_equal(zi_open(&other, &d, &o), 0);
+    zc_close(other.c);
+    sv_name = "job";
+    zi_stop(&d);
+    asks(0, NULL);
+}
+
+static struct zc_job_options fleeting(const char *name)
+{
+    struct zc_job_options o = sv_job(0);
+
+    o.name = name;
+    o.keep = o.durable = false;
+    return o;
+}
+
+/* A rank is killed while it has them mapped: all of it comes back. */
+static void killed_with_it(void **state)
+{
+    struct zi_daemon d = { 0 };
+    struct zc_client *c;
+    uint64_t device_free;
+    int pipes[2], status;
+    char byte;
+    pid_t child;
+
+    (void)state;
+    asks(ZC_GPU, "emulated");
+    zi_start(&d, options_usual());
+    c = zi_client(&d);
+    device_free = zi_tier(c, "gpu").device_free;
+    assert_int_equal(pipe(pipes), 0);
+    child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        struct zc_job_options o = fleeting("job");
+        struct zi_rank rank;
+        struct zb_err err = { 0 };
+
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (zk_gpu_open(EMULATED, 0, &device, &err) < 0)
+            _exit(2);
+        zi_job(&rank, 1, &d, &o, sv_units, SV_UNITS);
+        sv_fill(&rank, 1);
+        (void)map(&rank);
+        (void)write(pipes[1], "m", 1);
+        for (;;)
+            (void)pause();
+    }
+    assert_int_equal(read(pipes[0], &byte, 1), 1);
+    assert_true(zi_tier(c, "gpu").params > 0);
+    assert_true(zi_tier(c, "gpu").device_free < device_free);
+    assert_int_equal(kill(child, SIGKILL), 0);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    await_params(c, 0);
+    assert_int_equal(zi_tier(c, "gpu").device_free, device_free);
+    assert_int_equal(zi_tier(c, "gpu").stranded, 0);
+    (void)close(pipes[0]);
+    (void)close(pipes[1]);
+    zc_close(c);
+    zi_stop(&d);
+    asks(0, NULL);
+}
+
+/* The job is over, and a process (this one) has its parameters mapped still: they count, are named,
+ * and nobody gets them until it lets go. */
+static void stranded(void **state)
+{
+    struct zc_job_options o;
+    struct zi_rank a, b;
+    struct zi_daemon d = { 0 };
+    struct zk_gpu_mem *mem;
+    struct zc_tier_row gpu;
+    struct zc_client *c;
+    uint64_t params;
+    char text[96];
+
+    (void)state;
+    asks(ZC_GPU, "emulated");
+    zi_start(&d, options_usual());
+    c = zi_client(&d);
+    o = fleeting("gone");
+    zi_job(&a, 1, &d, &o, sv_units, SV_UNITS);
+    sv_fill(&a, 1);
+    params = zi_tier(c, "gpu").params;
+    mem = map(&a);
+    zi_close(&a, 1);
+    for (unsigned waited = 0; zi_tier(c, "gpu").stranded == 0; waited++) {
+        assert_true(waited < ZI_WAIT_MS / 10);
+        (void)poll(NULL, 0, 10);
+    }
+    gpu = zi_tier(c, "gpu");
+    assert_true(gpu.stranded == params && gpu.params == params);
+    (void)snprintf(text, sizeof(text), "gone:%llu:%d", (unsigned long long)params, (int)getpid());
+    assert_string_equal(gpu.stranded_by, text);
+    for (unsigned waited = 0; !zi_log_line(&d, "gpu-stranded"); waited++) {
+        assert_true(waited < ZI_WAIT_MS / 10);
+        (void)poll(NULL, 0, 10);
+    }
+    (void)snprintf(text, sizeof(text), "pids=%d ", (int)getpid());
+    assert_non_null(strstr(zi_log_line(&d, "gpu-stranded"), text));
+
+    /* what is left is less than the next job's */
+    assert_int_equal(zc_tier_set_wait(c, "gpu", zi_least(c, "gpu") + params - 4096), 0);
+    assert_true(zi_least(c, "gpu") == gpu.rings + params);
+    o = fleeting("next");
+    zi_job(&b, 1, &d, &o, sv_units, SV_UNITS);
+    assert_int_equal(b.place.gpu_params, 0);
+    zi_close(&b, 1);
+    await_params(c, params);
+
+    zk_gpu_free(mem);
+    await_params(c, 0);
+    assert_int_equal(zi_tier(c, "gpu").stranded, 0);
+    for (unsigned waited = 0; !zi_log_line(&d, "gpu-returned"); waited++) {
+        assert_true(waited < ZI_WAIT_MS / 10);
+        (void)poll(NULL, 0, 10);
+    }
+    zi_job(&b, 1, &d, &o, sv_units, SV_UNITS);
+    assert_true(b.place.gpu_params > 0);
+    zi_close(&b, 1);
+    await_params(c, 0);
+    zc_close(c);
+    zi_stop(&d);
+    asks(0, NULL);
+}
+
+/* What is on its way back is waited for: a job that follows another has its parameters there. */
+static void one_after_the_other(void **state)
+{
+    struct zi_daemon d = { 0 };
+    struct zc_client *c;
+    uint64_t params = 0;
+
+    (void)state;
+    asks(ZC_GPU, "emulated");
+    zi_start(&d, options_usual());
+    c = zi_client(&d);
+    for (unsigned i = 0; i < 6; i++) {
+        struct zc_job_options o = fleeting("job");
+        struct zi_rank rank;
+        struct zk_gpu_mem *mem;
+
+        zi_job(&rank, 1, &d, &o, sv_units, SV_UNITS);
+        assert_true(rank.place.gpu_params > 0);
+        sv_fill(&rank, 1);
+        mem = map(&rank);
+        if (i == 0) {
+            params = zi_tier(c, "gpu").params;
+            assert_int_equal(zc_tier_set_wait(c, "gpu", zi_least(c, "gpu")), 0);
+        }
+        assert_int_equal(zi_tier(c, "gpu").params, params);
+        zc_close(rank.c); /* hangs up, and lets go a moment later */
+        (void)poll(NULL, 0, (int)i * 10);
+        zk_gpu_free(mem);
+    }
+    zc_close(c);
+    zi_stop(&d);
+    asks(0, NULL);
+}
+
+/* ---- the device fails */
+
+/* Opens the job, and trains up to five steps: 0, or how it ended. */
+static int run_try(struct zi_rank *ranks, struct zi_daemon *d, uint64_t *k, char *text, size_t size)
+{
+    struct zc_stepped stepped[2];
+    struct zi_call calls[2];
+    int rc = 0;
+
+    for (unsigned r = 0; r < 2 && rc == 0; r++)
+        for (unsigned u = 0; u < SV_UNITS && rc == 0; u++) {
+            uint64_t count = ranks[r].ranges[u].count;
+            float *staged = ranks[r].job.staging;
+
+            for (uint64_t i = 0; i < count; i++)
+                staged[i] = sv_value(ranks[r].ranges[u].first + i);
+            if (ranks[r].shards[u])
+                rc = zc_write_wait(ranks[r].c, ranks[r].shards[u], ZC_MASTER, 0, count, staged);
+            if (rc < 0)
+                (void)snprintf(text, size, "%.500s", zc_error(ranks[r].c));
+        }
+    for (*k = 0; *k < 5 && rc == 0; *k += rc == 0) {
+        struct zc_step step = { .step = *k + 1,
+                                .scale = 1,
+                                .groups = sv_groups,
+                                .ngroups = 1,
+                                .commit = ZC_COMMIT_STEP,
+                                .timeout_ms = 15000 };
+
+        sv_push(ranks, 2, *k + 1);
+        for (unsigned r = 0; r < 2; r++) {
+            calls[r] = ZI_CALL(&ranks[r]);
+            assert_int_equal(
+                zc_step(ranks[r].c, ranks[r].job.id, &step, &stepped[r], zi_done, &calls[r]), 0);
+        }
+        for (unsigned r = 0; r < 2; r++)
+            if (zi_await(ranks, 2, &calls[r]) < 0) {
+                rc = calls[r].rc;
+                (void)snprintf(text, size, "%.500s", calls[r].text);
+            }
+        if (*k == 0)
+            (void)poll(NULL, 0, 20); /* its state goes up with the next */
+    }
+    (void)d;
+    return rc;
+}
+
+/* The device fails at this work: the job is placed without it, or ends with a sentence that names
+ * it; and goes on from its last commit, as does one that is on no GPU. */
+static bool fail_at(unsigned works)
+{
+    struct zi_rank ranks[2], e;
+    struct zi_daemon d = { 0 };
+    struct zc_job_options o;
+    char gpu[64], text[512] = "";
+    uint64_t k = 0;
+    int rc;
+
+    (void)snprintf(gpu, sizeof(gpu), "emulated:16M::%u:4K", works);
+    zi_start(&d, options_with(gpu, "8M", "48M"));
+    asks(0, NULL);
+    o = fleeting("e");
+    zi_job(&e, 1, &d, &o, sv_units, SV_UNITS);
+    sv_fill(&e, 1);
+    asks(ZC_GPU, "emulated");
+    o = sv_job(0);
+    o.world = 2;
+    zi_job(ranks, 2, &d, &o, sv_units, SV_UNITS);
+    rc = run_try(ranks, &d, &k, text, sizeof(text));
+    if (rc < 0 && (rc != -EIO || !strstr(text, "GPU")))
+        fail_msg("%u works: %d, %s", works, rc, text);
+    sv_hang_up(ranks, 2);
+    sv_step(&e, 1, 1, ZC_COMMIT_NO);
+    sv_dump_same("who has nothing there", &want[1], &e, 1);
+    assert_int_equal(e.job_failed, 0);
+    zi_close(&e, 1);
+    if (rc == 0) { /* it may fail yet */
+        zi_end(&d);
+        zi_start_again(&d, options_with(NULL, NULL, "48M"));
+    }
+    if (k > 0) {
+        assert_int_equal(sv_attach(ranks, 2, &d, 0, true, NULL), 0);
+        assert_int_equal(ranks[0].place.iterations, k);
+        assert_int_equal(ranks[0].place.gpu_params, 0);
+        sv_dump_same("from the commit", &want[k], ranks, 2);
+        step(ranks, NULL, k + 1, ZC_COMMIT_STEP);
+        zi_close(ranks, 2);
+    }
+    zi_stop(&d);
+    asks(0, NULL);
+    return rc < 0;
+}
+
+static void the_device_fails(void **state)
+{
+    const char *text = getenv("ZSHARD_STRIDE");
+    unsigned stride = text && *text ? (unsigned)strtoul(text, NULL, 10) : 23, failed = 0;
+
+    (void)state;
+    for (unsigned works = 4; works < 1500; works += stride) {
+        bool fails = fail_at(works);
+
+        failed += fails;
+        if (!fails && works > 1000)
+            break;
+    }
+    assert_true(failed > 0); /* or the numbers are about nothing */
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(trained_there, zi_teardown),
+        cmocka_unit_test_teardown(cut_anew, zi_teardown),
+        cmocka_unit_test_teardown(elsewhere, zi_teardown),
+        cmocka_unit_test_teardown(no_device_memory, zi_teardown),
+        cmocka_unit_test_teardown(ranks_without, zi_teardown),
+        cmocka_unit_test_teardown(killed_with_it, zi_teardown),
+        cmocka_unit_test_teardown(stranded, zi_teardown),
+        cmocka_unit_test_teardown(one_after_the_other, zi_teardown),
+        cmocka_unit_test_teardown(the_device_fails, zi_teardown),
+    };
+
+    return cmocka_run_group_tests(tests, setup, teardown);
+}

@@ -1,0 +1,306 @@
+/*
+ * The engine with its parameters in GPU memory of the daemon (a real one, with an emulated GPU):
+ * mapped by each rank and copied from there, alone and by several that gather between devices. The
+ * bits are those of a run without a daemon. And where that cannot be, the run goes on, and says
+ * why.
+ *
+ * Ranks are threads with a connection each; a libnccl of ours joins them (fake_nccl.h).
+ */
+#include "tests/ztest.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/util.h"
+#include "client/zero/comm_priv.h"
+#include "comm_threads.h"
+#include "fake_nccl.h"
+#include "model.h"
+
+#define RANKS_MAX 3
+
+static char folder[64];
+static unsigned started;
+
+struct daemon {
+    pid_t pid;
+    char socket[96];
+};
+
+static void daemon_start(struct daemon *d, const char *host_bytes, const char *gpu_bytes)
+{
+    char data[96], line[512] = "";
+    int out[2];
+    FILE *f;
+
+    (void)snprintf(d->socket, sizeof(d->socket), "%s/socket%u", folder, ++started);
+    (void)snprintf(data, sizeof(data), "%s/data%u", folder, started);
+    assert_int_equal(pipe(out), 0);
+    d->pid = fork();
+    assert_true(d->pid >= 0);
+    if (d->pid == 0) {
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+        (void)dup2(out[1], STDOUT_FILENO);
+        (void)close(out[0]);
+        (void)close(out[1]);
+        (void)execl(ZSHARDD, "zshardd", "--socket", d->socket, "--data", data, "--page-elems",
+                    "4096", "--host-bytes", host_bytes, "--nvme-bytes", "64M", "--gpu", "emulated",
+                    "--gpu-bytes", gpu_bytes, (char *)NULL);
+        _exit(127);
+    }
+    (void)close(out[1]);
+    f = fdopen(out[0], "r");
+    assert_non_null(f);
+    while (fgets(line, sizeof(line), f) && strncmp(line, "ready", 5) != 0)
+        ;
+    (void)fclose(f);
+    if (strncmp(line, "ready", 5) != 0)
+        fail_msg("zshardd did not start");
+}
+
+static void daemon_stop(struct daemon *d)
+{
+    int status = 0;
+
+    (void)kill(d->pid, SIGTERM);
+    assert_int_equal(waitpid(d->pid, &status, 0), d->pid);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+/* ---- runs */
+
+struct setting {
+    const char *name;
+    uint32_t world;
+    enum zc_dtype dtype;
+    double clip;
+    uint32_t overlap;
+    enum zc_zero_offload optimizer;
+    const char *host_bytes, *gpu_bytes;
+};
+
+struct member {
+    struct run run;
+    struct zc_comm *comm;
+    bool nccl;
+    pthread_t thread;
+};
+
+struct party {
+    struct member members[RANKS_MAX];
+    struct comm_group *group;
+    uint32_t world;
+};
+
+static void *member_run(void *arg)
+{
+    struct member *m = arg;
+    struct zb_err err = { 0 };
+
+    m->run.rc = m->nccl ? zc_nccl_open(&m->comm, m->comm, &err) : 0;
+    if (m->run.rc != 0) {
+        (void)snprintf(m->run.error, sizeof(m->run.error), "%s", err.text);
+        model_values_new(&m->run.values);
+        return NULL;
+    }
+    m->run.options.comm = m->comm;
+    run_train(&m->run);
+    if (m->nccl)
+        zc_comm_close(m->comm, m->run.rc == 0);
+    return NULL;
+}
+
+/* device NULL: on the processor; d NULL: without a daemon. */
+static void party_run(struct party *p, const struct setting *s, const struct daemon *d,
+                      const char *device, bool nccl)
+{
+    memset(p, 0, sizeof(*p));
+    p->world = s->world;
+    p->group = comm_group_new(s->world, 5, 2);
+    for (uint32_t r = 0; r < s->world; r++) {
+        struct member *m = &p->members[r];
+        struct zc_zero_options *o = &m->run.options;
+
+        m->nccl = nccl;
+        m->comm = comm_group_rank(p->group, r);
+        m->run.dtype = s->dtype;
+        m->run.steps = 8;
+        m->run.poison_step = 4;
+        m->run.evaluate = true;
+        m->run.announce = true;
+        m->run.abort = p->group;
+        zc_zero_defaults(o);
+        o->groups = 2;
+        o->weight_decay[0] = 0.1;
+        o->eps = 1e-3;
+        o->clip = s->clip;
+        o->micro_steps = 2;
+        o->prefetch_units = 2;
+        o->overlap = s->overlap;
+        o->timeout_ms = 100000;
+        o->device = device;
+        if (d) {
+            o->socket = d->socket;
+            o->offload_param = ZC_ZERO_GPU;
+            o->offload_optimizer = s->optimizer;
+        }
+    }
+    for (uint32_t r = 0; r < s->world; r++)
+        assert_int_equal(pthread_create(&p->members[r].thread, NULL, member_run, &p->members[r]),
+                         0);
+    for (uint32_t r = 0; r < s->world; r++)
+        (void)pthread_join(p->members[r].thread, NULL);
+}
+
+static void party_done(struct party *p)
+{
+    for (uint32_t r = 0; r < p->world; r++)
+        run_done(&p->members[r].run);
+    comm_group_free(p->group);
+}
+
+static void assert_same(const char *name, const struct party *a, const struct party *b)
+{
+    for (uint32_t r = 0; r < a->world; r++) {
+        const struct run *x = &a->members[r].run, *y = &b->members[r].run;
+
+        if (x->rc != 0 || y->rc != 0)
+            fail_msg("%s, rank %u: %s; %s", name, r, x->error, y->error);
+        assert_runs_same(name, x, y);
+    }
+}
+
+/* ---- the tests */
+
+static void the_bits_are_those_of_any_place(void **state)
+{
+    static const struct setting settings[] = {
+        { "alone", 1, ZC_BF16, 1, ZC_ZERO_OVERLAP, ZC_ZERO_HOST, "64M", "16M" },
+        { "alone, streamed, early", 1, ZC_BF16, 0, ZC_ZERO_OVERLAP, ZC_ZERO_NVME, "2M", "6M" },
+        { "alone, fp32, guessed", 1, ZC_F32, 1e9, ZC_ZERO_OVERLAP | ZC_ZERO_SPECULATE, ZC_ZERO_NVME,
+          "3M", "6M" },
+        { "alone, nothing overlaps", 1, ZC_F16, 1, 0, ZC_ZERO_NVME, "2M", "16M" },
+        { "two", 2, ZC_BF16, 1, ZC_ZERO_OVERLAP, ZC_ZERO_HOST, "64M", "16M" },
+        { "two, streamed, early", 2, ZC_F32, 0, ZC_ZERO_OVERLAP, ZC_ZERO_NVME, "3M", "6M" },
+        { "two, guessed", 2, ZC_BF16, 1e9, ZC_ZERO_OVERLAP | ZC_ZERO_SPECULATE, ZC_ZERO_NVME, "3M",
+          "6M" },
+        { "three, fp16", 3, ZC_F16, 1, ZC_ZERO_SERVE, ZC_ZERO_NVME, "3M", "16M" },
+    };
+    static const char *const devices[] = { "emulated", "emulated:256M:60" };
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(settings); i++) {
+        const struct setting *s = &settings[i];
+        struct party none, p;
+        struct daemon d;
+
+        party_run(&none, s, NULL, NULL, false);
+        daemon_start(&d, s->host_bytes, s->gpu_bytes);
+        party_run(&p, s, &d, devices[i % ZB_COUNT(devices)], s->world > 1);
+        assert_same(s->name, &none, &p);
+        for (uint32_t r = 0; r < s->world; r++) {
+            const struct zc_zero_stats *stats = &p.members[r].run.stats;
+
+            if (stats->gpu_params_bytes == 0)
+                fail_msg("%s: %s", s->name, stats->gpu_why);
+            /* no parameters come through host memory */
+            assert_int_equal(stats->gather_buffer_bytes, 0);
+        }
+        daemon_stop(&d);
+        party_done(&none);
+        party_done(&p);
+    }
+}
+
+/* Where they cannot be there, the run has them elsewhere, and says why. */
+static void elsewhere(void **state)
+{
+    static const struct {
+        struct setting setting;
+        const char *device;
+        bool nccl;
+        const char *why;
+    } cases[] = {
+        { { "no device", 1, ZC_BF16, 1, ZC_ZERO_OVERLAP, ZC_ZERO_NVME, "64M", "16M" },
+          NULL,
+          false,
+          "on the processor" },
+        { { "through host memory", 2, ZC_BF16, 1, ZC_ZERO_OVERLAP, ZC_ZERO_NVME, "64M", "16M" },
+          "emulated",
+          false,
+          "through host memory" },
+        { { "no room", 1, ZC_F32, 1, ZC_ZERO_OVERLAP, ZC_ZERO_NVME, "64M", "3M" },
+          "emulated",
+          false,
+          "the least gpu_bytes" },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(cases); i++) {
+        const struct setting *s = &cases[i].setting;
+        const struct zc_zero_stats *stats;
+        struct party none, p;
+        struct daemon d;
+
+        party_run(&none, s, NULL, NULL, false);
+        daemon_start(&d, s->host_bytes, s->gpu_bytes);
+        party_run(&p, s, &d, cases[i].device, cases[i].nccl);
+        assert_same(s->name, &none, &p);
+        stats = &p.members[0].run.stats;
+        assert_int_equal(stats->gpu_params_bytes, 0);
+        if (!strstr(p.members[0].run.gpu_why, cases[i].why))
+            fail_msg("%s: '%s'", s->name, p.members[0].run.gpu_why);
+        daemon_stop(&d);
+        party_done(&none);
+        party_done(&p);
+    }
+}
+
+/* A device that does not see the daemon's memory as it is given: the run ends with a sentence. */
+static void cannot_be_mapped(void **state)
+{
+    static const struct setting alone = { "alone",      1,     ZC_BF16, 1, ZC_ZERO_OVERLAP,
+                                          ZC_ZERO_NVME, "64M", "16M" };
+    struct party p;
+    struct daemon d;
+
+    (void)state;
+    daemon_start(&d, alone.host_bytes, alone.gpu_bytes);
+    party_run(&p, &alone, &d, "emulated:256M:::32M", false);
+    assert_int_equal(p.members[0].run.rc, -EINVAL);
+    if (!strstr(p.members[0].run.error, "cannot map the parameters"))
+        fail_msg("'%s'", p.members[0].run.error);
+    party_done(&p);
+    party_run(&p, &alone, &d, "emulated", false); /* nothing was left behind */
+    assert_int_equal(p.members[0].run.rc, 0);
+    assert_true(p.members[0].run.stats.gpu_params_bytes > 0);
+    party_done(&p);
+    daemon_stop(&d);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_bits_are_those_of_any_place),
+        cmocka_unit_test(elsewhere),
+        cmocka_unit_test(cannot_be_mapped),
+    };
+    const char *tmp = getenv("TMPDIR");
+    char command[128];
+    int rc;
+
+    (void)snprintf(folder, sizeof(folder), "%s/zshard-XXXXXX", tmp && *tmp ? tmp : "/tmp");
+    if (!mkdtemp(folder) || setenv("ZSHARD_NCCL_LIB", FAKE_NCCL, 1) < 0)
+        return 1;
+    rc = cmocka_run_group_tests(tests, NULL, NULL);
+    (void)snprintf(command, sizeof(command), "rm -rf '%s'", folder);
+    return system(command) != 0 || rc; /* NOLINT: a name of our own */
+}
