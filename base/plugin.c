@@ -26,20 +26,23 @@ static void own_file(char *out, size_t bytes)
     out[n > 0 ? n : 0] = '\0';
 }
 
-/* Its folder, without a '/' at the end. */
-static void own_folder(char *out, size_t bytes)
+/* Its folder, without a '/' at the end. False: it is not known (no /proc); what happens to lie in
+ * the current folder is not loaded for it. */
+static bool own_folder(char *out, size_t bytes)
 {
     char *slash;
 
     own_file(out, bytes);
     slash = strrchr(out, '/');
-    (void)snprintf(slash ? slash : out, 2, "%s", slash ? "" : ".");
+    if (slash)
+        *slash = '\0';
+    return slash != NULL;
 }
 
 static int plugin_find(const char *file, char *out, size_t bytes, struct zb_err *err)
 {
     static const char *const below[] = { "zshard", ZB_PLUGIN_INSTALLED, ".", "../lib" };
-    const char *folder = getenv("ZSHARD_PLUGINS");
+    const char *folder = secure_getenv("ZSHARD_PLUGINS"); /* no caller's, of a setuid program */
     char own[PATH_MAX];
 
     if (folder && *folder) {
@@ -48,7 +51,8 @@ static int plugin_find(const char *file, char *out, size_t bytes, struct zb_err 
                    ? 0
                    : zb_fail(err, -ENOENT, "no '%s', where ZSHARD_PLUGINS says", out);
     }
-    own_folder(own, sizeof(own));
+    if (!own_folder(own, sizeof(own)))
+        return zb_fail(err, -ENOENT, "no '%s': set ZSHARD_PLUGINS to its folder", file);
     for (size_t i = 0; i < ZB_COUNT(below); i++)
         if (snprintf(out, bytes, "%s/%s/%s", own, below[i], file) < (int)bytes &&
             access(out, F_OK) == 0)
