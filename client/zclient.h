@@ -344,7 +344,8 @@ struct zc_gpu_memory {
 };
 
 /** The memory that the job's parameters live in. A view that is pinned may be copied from there;
- * the copy is done before the pin is given back. -ENOENT: they are not on the GPU. */
+ * the copy is done before the pin is given back. -ENOENT: they are not on the GPU; -EBUSY: it was
+ * asked for too often, and the marks are open still. */
 ZC_EXPORT int zc_gpu_share(struct zc_client *c, uint64_t job, struct zc_gpu_memory *ret,
                            zc_done_fn *done, void *arg);
 ZC_EXPORT int zc_gpu_share_wait(struct zc_client *c, uint64_t job, struct zc_gpu_memory *ret);

@@ -40,6 +40,7 @@
 
 #define STRAND_LOOK_MS 100u
 #define STRAND_LOOKS   10u
+#define SHARES_A_RANK  8u /* held at a time; each costs the daemon a descriptor */
 
 /* ---- asked for */
 
@@ -385,6 +386,7 @@ struct share_op {
     struct zsd_job *job;
     struct zsd_req *req;
     uint64_t pid;
+    unsigned most; /* shares of the job's, with this one */
     struct zk_gpu_share share;
     struct zb_err err;
 };
@@ -392,8 +394,16 @@ struct share_op {
 static void share_run(struct zsd_task *task)
 {
     struct share_op *op = zb_container_of(task, struct share_op, task);
+    struct zk_gpu_mem *mem = op->job->params.mem;
+    unsigned held = zk_gpu_holders(mem);
 
-    (void)zk_gpu_share(op->job->params.mem, op->pid, &op->share, &op->err);
+    if (held < op->most)
+        (void)zk_gpu_share(mem, op->pid, &op->share, &op->err);
+    else
+        (void)zb_fail(&op->err, -EBUSY,
+                      "the parameters of job '%s' are shared %u times already: whoever has done "
+                      "with them closes the mark",
+                      op->job->name, held);
 }
 
 static void share_done(struct zsd_task *task)
@@ -433,6 +443,7 @@ void zsd_gpu_share(struct zsd_req *req, const ProtobufCMessage *message)
                              .job = m->job,
                              .req = req,
                              .pid = (uint64_t)req->conn->pid,
+                             .most = SHARES_A_RANK * zsd_job_attached(m->job),
                              .share = { .mem_fd = -1, .mark_fd = -1 } };
     zsd_job_hold(m->job);
     zsd_compute_post(m->job->core->daemon->gpu_threads, &op->task);

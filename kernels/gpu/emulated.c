@@ -256,8 +256,9 @@ static int mem_new_build(struct zk_gpu_mem *m, struct zb_err *err)
 {
     int rc;
 
-    m->fd = memfd_create("zshard-emulated-gpu", MFD_CLOEXEC);
-    if (m->fd < 0 || ftruncate(m->fd, (off_t)m->len_bytes) < 0)
+    m->fd = memfd_create("zshard-emulated-gpu", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (m->fd < 0 || ftruncate(m->fd, (off_t)m->len_bytes) < 0 ||
+        fcntl(m->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
         return zb_fail(err, -errno, "emulated GPU memory: %m");
     rc = mem_map(m, err);
     if (rc == 0)

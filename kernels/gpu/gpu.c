@@ -350,6 +350,7 @@ int zk_gpu_share(struct zk_gpu_mem *m, uint64_t holder, struct zk_gpu_share *ret
     *s = (struct share){ .fd = ends[0], .holder = holder };
     zb_list_init(&s->node);
     (void)pthread_mutex_lock(&m->gpu->lock);
+    (void)shares_held(m); /* or those that were given back would gather here */
     zb_list_push_back(&m->shares, &s->node);
     (void)pthread_mutex_unlock(&m->gpu->lock);
     *ret = out;

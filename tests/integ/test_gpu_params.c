@@ -1,11 +1,14 @@
 /*
- * Parameters in the daemon's GPU memory, on the emulated GPU: mapped by this process, and seen
- * there as they are where they live in host memory. The same training runs first in a daemon
- * without a GPU. Then who holds on to that memory, who cannot have it, and the device failing at
- * each of its works.
+ * Parameters in the daemon's GPU memory: mapped by this process, and seen there as they are where
+ * they live in host memory. The same training runs first in a daemon without a GPU. Then who holds
+ * on to that memory, who cannot have it, and the device failing at each of its works.
+ *
+ * On the emulated GPU, or on what ZSHARD_GPU names: there without those tests that have a device
+ * fail, or a process that was forked use it.
  */
 #include "tests/integ/saved.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
@@ -20,13 +23,35 @@
 #include "kernels/gpu.h"
 
 #define STEPS    22u
-#define GPU_SIZE (UINT64_C(8) << 20)
 #define OPTIONS  24
 #define EMULATED "emulated:16M:::4K"
 
 static struct sv_dump want[STEPS + 1]; /* after each step */
 static uint64_t state_bytes;           /* of the job */
 static struct zk_gpu *device;          /* this process's */
+
+static bool emulated(void)
+{
+    const char *name = getenv("ZSHARD_GPU");
+
+    return !name || !*name || strcmp(name, "emulated") == 0;
+}
+
+static const char *gpu_name(void)
+{
+    return emulated() ? EMULATED : getenv("ZSHARD_GPU");
+}
+
+/* Enough for all of a job's state, too. A real one gives memory in units of 2 MiB. */
+static uint64_t gpu_size(void)
+{
+    return UINT64_C(1) << (emulated() ? 23 : 26);
+}
+
+static const char *gpu_id(void)
+{
+    return zk_gpu_info(device)->id;
+}
 
 /* gpu NULL: without one. */
 static const char *const *options_with(const char *gpu, const char *gpu_bytes, const char *nvme)
@@ -49,7 +74,7 @@ static const char *const *options_with(const char *gpu, const char *gpu_bytes, c
 
 static const char *const *options_usual(void)
 {
-    return options_with(EMULATED, "8M", NULL);
+    return options_with(gpu_name(), emulated() ? "8M" : "64M", NULL);
 }
 
 /* From here on jobs ask for the GPU, as ranks with such a device. */
@@ -159,7 +184,8 @@ static int setup(void **state)
     struct zc_client *c;
 
     (void)state;
-    assert_int_equal(zk_gpu_open(EMULATED, 0, &device, &err), 0);
+    if (zk_gpu_open(gpu_name(), 0, &device, &err) < 0)
+        fail_msg("%s", err.text);
     sv_begin(ranks, 2, &d, 0);
     sv_dump_take(&want[0], ranks, 2);
     for (uint64_t k = 1; k <= STEPS; k++) {
@@ -202,7 +228,7 @@ static void commit(struct zi_rank *ranks, uint64_t k)
 static void trained_there(void **state)
 {
     (void)state;
-    asks(ZC_GPU, "emulated");
+    asks(ZC_GPU, gpu_id());
     for (unsigned place = 0; place < SV_PLACES; place++) {
         struct zi_rank ranks[2];
         struct zi_daemon d = { 0 };
@@ -237,7 +263,7 @@ static void trained_there(void **state)
         step(ranks, mem, ++k, ZC_COMMIT_STEP);
         zi_fsck_online(c);
         /* back again, and a commit of its own */
-        assert_int_equal(zc_tier_set_wait(c, "gpu", GPU_SIZE), 0);
+        assert_int_equal(zc_tier_set_wait(c, "gpu", gpu_size()), 0);
         step(ranks, mem, ++k, ZC_COMMIT_NO);
         await_state(c, ranks, mem, &k, state_bytes);
         if (place % 2 == 0)
@@ -281,7 +307,7 @@ static void cut_anew(void **state)
     struct zi_daemon d = { 0 };
 
     (void)state;
-    asks(ZC_GPU, "emulated");
+    asks(ZC_GPU, gpu_id());
     zi_start(&d, options_usual());
     sv_open(ranks, 2, &d, 0);
     sv_step(ranks, 2, 1, ZC_COMMIT_STEP);
@@ -298,14 +324,14 @@ static void cut_anew(void **state)
 }
 
 /* Why they are not there: where they live then, the job trains as ever. room: what the tier has
- * besides what is its own; 0: gpu_bytes. */
-static void not_there(const char *gpu_bytes, uint64_t room, const char *id, const char *why)
+ * besides what is its own; 0: as usual. */
+static void not_there(bool gpu, uint64_t room, const char *id, const char *why)
 {
     struct zi_rank ranks[2];
     struct zi_daemon d = { 0 };
 
     asks(ZC_GPU, id);
-    zi_start(&d, gpu_bytes ? options_with(EMULATED, gpu_bytes, NULL) : sv_options);
+    zi_start(&d, gpu ? options_usual() : sv_options);
     if (room > 0) {
         struct zc_client *c = zi_client(&d);
 
@@ -333,10 +359,10 @@ static void not_there(const char *gpu_bytes, uint64_t room, const char *id, cons
 static void elsewhere(void **state)
 {
     (void)state;
-    not_there("8M", 65536, "emulated", "the least gpu_bytes that would do is ");
-    not_there("8M", 0, "cuda-0000", "rank 0 is not on the GPU of the daemon");
-    not_there("8M", 0, NULL, "rank 0 is not on the GPU of the daemon");
-    not_there(NULL, 0, "emulated", "the daemon has no GPU tier");
+    not_there(true, 65536, gpu_id(), "the least gpu_bytes that would do is ");
+    not_there(true, 0, "cuda-0000", "rank 0 is not on the GPU of the daemon");
+    not_there(true, 0, NULL, "rank 0 is not on the GPU of the daemon");
+    not_there(false, 0, gpu_id(), "the daemon has no GPU tier");
 }
 
 /* The device gives no memory, since others have it: the job is placed without. */
@@ -344,15 +370,38 @@ static void no_device_memory(void **state)
 {
     struct zi_rank ranks[2];
     struct zi_daemon d = { 0 };
+    struct zc_client *c;
 
     (void)state;
-    asks(ZC_GPU, "emulated");
+    if (!emulated())
+        skip();
+    asks(ZC_GPU, gpu_id());
     zi_start(&d, options_with("emulated:16M::4:4K", "8M", NULL)); /* its lanes, and no more */
     sv_open(ranks, 2, &d, 0);
     assert_int_equal(ranks[0].place.gpu_params, 0);
     assert_true(ranks[0].place.gpu_why[0] != '\0');
     for (uint64_t k = 1; k <= 3; k++)
         step(ranks, NULL, k, ZC_COMMIT_STEP);
+    sv_hang_up(ranks, 2);
+    zi_end(&d);
+
+    /* nor for one that comes back from there, or from its commit */
+    zi_start_again(&d, options_usual());
+    assert_int_equal(sv_attach(ranks, 2, &d, 0, true, NULL), 0);
+    assert_true(ranks[0].place.gpu_params > 0);
+    step(ranks, NULL, 4, ZC_COMMIT_STEP);
+    sv_hang_up(ranks, 2);
+    zi_end(&d);
+    zi_start_again(&d, options_with("emulated:16M::4:4K", "8M", NULL));
+    assert_int_equal(sv_attach(ranks, 2, &d, 0, true, NULL), 0);
+    assert_int_equal(ranks[0].place.gpu_params, 0);
+    sv_dump_same("loaded", &want[4], ranks, 2);
+    for (uint64_t k = 5; k <= 6; k++)
+        step(ranks, NULL, k, ZC_COMMIT_STEP);
+    c = zi_client(&d);
+    zi_fsck_online(c);
+    assert_int_equal(zi_tier(c, "gpu").params, 0);
+    zc_close(c);
     zi_close(ranks, 2);
     zi_stop(&d);
     asks(0, NULL);
@@ -366,8 +415,8 @@ static void ranks_without(void **state)
     struct zi_daemon d = { 0 };
 
     (void)state;
-    asks(ZC_GPU, "emulated");
-    zi_start(&d, options_with(EMULATED, "8M", "64M"));
+    asks(ZC_GPU, gpu_id());
+    zi_start(&d, options_with(gpu_name(), emulated() ? "8M" : "64M", "64M"));
 
     o = sv_job(0); /* peers say the same */
     o.world = 2;
@@ -390,7 +439,7 @@ static void ranks_without(void **state)
     zi_close(ranks, 2);
 
     sv_name = "kept";
-    asks(ZC_GPU, "emulated");
+    asks(ZC_GPU, gpu_id());
     o = sv_job(0);
     o.durable = false;
     zi_job(ranks, 2, &d, &o, sv_units, SV_UNITS);
@@ -405,7 +454,7 @@ static void ranks_without(void **state)
     assert_non_null(strstr(zc_error(other.c), "on the GPU"));
     zc_close(other.c);
     o.offload_param = ZC_GPU;
-    o.device = "emulated";
+    o.device = gpu_id();
     assert_int_equal(zi_open(&other, &d, &o), 0);
     zc_close(other.c);
     sv_name = "job";
@@ -433,7 +482,9 @@ static void killed_with_it(void **state)
     pid_t child;
 
     (void)state;
-    asks(ZC_GPU, "emulated");
+    if (!emulated())
+        skip();
+    asks(ZC_GPU, gpu_id());
     zi_start(&d, options_usual());
     c = zi_client(&d);
     device_free = zi_tier(c, "gpu").device_free;
@@ -484,7 +535,7 @@ static void stranded(void **state)
     char text[96];
 
     (void)state;
-    asks(ZC_GPU, "emulated");
+    asks(ZC_GPU, gpu_id());
     zi_start(&d, options_usual());
     c = zi_client(&d);
     o = fleeting("gone");
@@ -526,10 +577,11 @@ static void stranded(void **state)
     }
     zi_job(&b, 1, &d, &o, sv_units, SV_UNITS);
     assert_true(b.place.gpu_params > 0);
+    mem = map(&b);
     zi_close(&b, 1);
-    await_params(c, 0);
     zc_close(c);
-    zi_stop(&d);
+    zi_stop(&d); /* it waits for nobody */
+    zk_gpu_free(mem);
     asks(0, NULL);
 }
 
@@ -541,7 +593,7 @@ static void one_after_the_other(void **state)
     uint64_t params = 0;
 
     (void)state;
-    asks(ZC_GPU, "emulated");
+    asks(ZC_GPU, gpu_id());
     zi_start(&d, options_usual());
     c = zi_client(&d);
     for (unsigned i = 0; i < 6; i++) {
@@ -563,6 +615,89 @@ static void one_after_the_other(void **state)
         zk_gpu_free(mem);
     }
     zc_close(c);
+    zi_stop(&d);
+    asks(0, NULL);
+}
+
+/* Descriptors that the daemon has open. */
+static unsigned daemon_fds(const struct zi_daemon *d)
+{
+    char path[64];
+    unsigned n = 0;
+    DIR *dir;
+
+    (void)snprintf(path, sizeof(path), "/proc/%d/fd", (int)d->pid);
+    dir = opendir(path);
+    assert_non_null(dir);
+    while (readdir(dir))
+        n++;
+    (void)closedir(dir);
+    return n;
+}
+
+static int share(struct zi_rank *r, uint64_t job, struct zc_gpu_memory *ret)
+{
+    return zc_gpu_share_wait(r->c, job, ret);
+}
+
+static void share_close(struct zc_gpu_memory *memory)
+{
+    (void)close(memory->mem_fd);
+    (void)close(memory->mark_fd);
+}
+
+/* Who asks for it when, and how often: what is given back is forgotten, and no rank can have the
+ * daemon hold more and more of it. */
+static void asked_often(void **state)
+{
+    struct zc_gpu_memory held[256], memory;
+    struct zi_rank a, b, early;
+    struct zi_daemon d = { 0 };
+    struct zc_job_options o;
+    unsigned fds, n = 0;
+    int rc;
+
+    (void)state;
+    asks(ZC_GPU, gpu_id());
+    zi_start(&d, options_usual());
+    o = fleeting("a");
+    zi_job(&a, 1, &d, &o, sv_units, SV_UNITS);
+    o = fleeting("b");
+    zi_job(&b, 1, &d, &o, sv_units, SV_UNITS);
+    sv_fill(&a, 1);
+    o = fleeting("early");
+    o.world = 2;
+    assert_int_equal(zi_open(&early, &d, &o), 0);
+    assert_int_equal(share(&early, early.job.id, &memory), -ENOENT);
+    assert_int_equal(share(&early, a.job.id, &memory), -ENOENT);
+    assert_int_equal(share(&b, a.job.id, &memory), -ENOENT);
+
+    fds = daemon_fds(&d);
+    for (unsigned i = 0; i < 64; i++) {
+        assert_int_equal(share(&a, a.job.id, &memory), 0);
+        share_close(&memory);
+    }
+    assert_true(daemon_fds(&d) < fds + 16); /* it may be closing those of the last */
+
+    while (n < ZB_COUNT(held) && (rc = share(&a, a.job.id, &held[n])) == 0)
+        n++;
+    assert_int_equal(rc, -EBUSY);
+    assert_true(n >= 2 && n <= 16);
+    assert_int_equal(share(&b, b.job.id, &memory), 0);           /* others' are others' */
+    assert_true(!emulated() || ftruncate(memory.mem_fd, 0) < 0); /* or the daemon dies of it */
+    share_close(&memory);
+    share_close(&held[--n]);
+    assert_int_equal(share(&a, a.job.id, &held[n]), 0);
+    n++;
+    sv_step(&a, 1, 1, ZC_COMMIT_NO);
+    while (n > 0)
+        share_close(&held[--n]);
+
+    assert_int_equal(zc_job_close_wait(a.c, a.job.id), 0);
+    assert_int_equal(share(&a, a.job.id, &memory), -ENOENT);
+    zc_close(a.c);
+    zc_close(early.c);
+    zi_close(&b, 1);
     zi_stop(&d);
     asks(0, NULL);
 }
@@ -631,7 +766,7 @@ static bool fail_at(unsigned works)
     o = fleeting("e");
     zi_job(&e, 1, &d, &o, sv_units, SV_UNITS);
     sv_fill(&e, 1);
-    asks(ZC_GPU, "emulated");
+    asks(ZC_GPU, gpu_id());
     o = sv_job(0);
     o.world = 2;
     zi_job(ranks, 2, &d, &o, sv_units, SV_UNITS);
@@ -666,6 +801,8 @@ static void the_device_fails(void **state)
     unsigned stride = text && *text ? (unsigned)strtoul(text, NULL, 10) : 23, failed = 0;
 
     (void)state;
+    if (!emulated())
+        skip();
     for (unsigned works = 4; works < 1500; works += stride) {
         bool fails = fail_at(works);
 
@@ -687,6 +824,7 @@ int main(void)
         cmocka_unit_test_teardown(killed_with_it, zi_teardown),
         cmocka_unit_test_teardown(stranded, zi_teardown),
         cmocka_unit_test_teardown(one_after_the_other, zi_teardown),
+        cmocka_unit_test_teardown(asked_often, zi_teardown),
         cmocka_unit_test_teardown(the_device_fails, zi_teardown),
     };
 
