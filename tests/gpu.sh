@@ -296,8 +296,12 @@ stage_build() {
     check "programs start" sh -c "'$build/bin/zshardd' --version && '$build/bin/zgpt' --version && '$build/bin/zbench' help >/dev/null && echo zshardd, zgpt, zbench"
 }
 
+# Tests of every device that opens say nothing of one that does not.
+opens() { check "$device opens" "$build/bin/zbench" gpu --device "$device" --elems 64K --rounds 1; }
+
 stage_kernels() {
     local name
+    opens
     for name in test_works test_gpu; do
         check "$name" bash -c "SECONDS=$SECONDS; one_test $name"
     done

@@ -1,10 +1,10 @@
 /*
- * The engine with its parameters in GPU memory of the daemon (a real one, with an emulated GPU):
- * mapped by each rank and copied from there, alone and by several that gather between devices. The
- * bits are those of a run without a daemon. And where that cannot be, the run goes on, and says
- * why.
+ * The engine with its parameters in GPU memory of the daemon (a real one): mapped by each rank and
+ * copied from there, alone and by several that gather between devices. The bits are those of a run
+ * without a daemon. And where that cannot be, the run goes on, and says why.
  *
- * Ranks are threads with a connection each; a libnccl of ours joins them (fake_nccl.h).
+ * The GPU is an emulated one, or what ZSHARD_GPU names: there each rank is alone. Else ranks are
+ * threads with a connection each; a libnccl of ours joins them (fake_nccl.h).
  */
 #include "tests/ztest.h"
 
@@ -30,6 +30,18 @@
 static char folder[64];
 static unsigned started;
 
+static const char *gpu_name(void)
+{
+    const char *name = getenv("ZSHARD_GPU");
+
+    return name && *name ? name : "emulated";
+}
+
+static bool emulated(void)
+{
+    return strcmp(gpu_name(), "emulated") == 0;
+}
+
 struct daemon {
     pid_t pid;
     char socket[96];
@@ -52,7 +64,7 @@ static void daemon_start(struct daemon *d, const char *host_bytes, const char *g
         (void)close(out[0]);
         (void)close(out[1]);
         (void)execl(ZSHARDD, "zshardd", "--socket", d->socket, "--data", data, "--page-elems",
-                    "4096", "--host-bytes", host_bytes, "--nvme-bytes", "64M", "--gpu", "emulated",
+                    "4096", "--host-bytes", host_bytes, "--nvme-bytes", "64M", "--gpu", gpu_name(),
                     "--gpu-bytes", gpu_bytes, (char *)NULL);
         _exit(127);
     }
@@ -202,9 +214,12 @@ static void the_bits_are_those_of_any_place(void **state)
         struct party none, p;
         struct daemon d;
 
+        if (s->world > 1 && !emulated())
+            continue;
         party_run(&none, s, NULL, NULL, false);
         daemon_start(&d, s->host_bytes, s->gpu_bytes);
-        party_run(&p, s, &d, devices[i % ZB_COUNT(devices)], s->world > 1);
+        party_run(&p, s, &d, emulated() ? devices[i % ZB_COUNT(devices)] : gpu_name(),
+                  s->world > 1);
         assert_same(s->name, &none, &p);
         for (uint32_t r = 0; r < s->world; r++) {
             const struct zc_zero_stats *stats = &p.members[r].run.stats;
@@ -250,9 +265,11 @@ static void elsewhere(void **state)
         struct party none, p;
         struct daemon d;
 
+        if (s->world > 1 && !emulated())
+            continue;
         party_run(&none, s, NULL, NULL, false);
         daemon_start(&d, s->host_bytes, s->gpu_bytes);
-        party_run(&p, s, &d, cases[i].device, cases[i].nccl);
+        party_run(&p, s, &d, cases[i].device ? gpu_name() : NULL, cases[i].nccl);
         assert_same(s->name, &none, &p);
         stats = &p.members[0].run.stats;
         assert_int_equal(stats->gpu_params_bytes, 0);
@@ -273,6 +290,8 @@ static void cannot_be_mapped(void **state)
     struct daemon d;
 
     (void)state;
+    if (!emulated())
+        skip();
     daemon_start(&d, alone.host_bytes, alone.gpu_bytes);
     party_run(&p, &alone, &d, "emulated:256M:::32M", false);
     assert_int_equal(p.members[0].run.rc, -EINVAL);
