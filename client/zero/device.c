@@ -317,11 +317,16 @@ int zcz_device_down(struct zc_zero *z, struct zcz_reduce *r)
  * Memory: what is received lies behind what is rounded from in the trainer's buffer, which is twice
  * as long as need be then; of fp32 in a buffer of its own. The sum, at most as long as one of two
  * slices, comes to the front of the trainer's buffer, which was rounded, or sent, by then.
+ *
+ * Under stage 0 what is exchanged are parts of the only slice, and the sum of this rank's part
+ * comes to its own place: of fp32 in the trainer's buffer; else in one of its own, for what was
+ * received may lie there. The others' sums come around it, and the whole is the store's.
  */
 int zcz_device_exchange(struct zc_zero *z, struct zcz_reduce *r)
 {
     const struct zcz_unit *u = r->unit;
-    size_t slice_bytes = u->slice * zb_dtype_bytes(u->layout.dtype);
+    struct zcz_coll *first = z->shards > 1 ? &r->coll : &r->parts;
+    size_t slice_bytes = (z->shards > 1 ? u->slice : u->part) * zb_dtype_bytes(u->layout.dtype);
     struct zb_err err = { 0 };
     int rc = down_begin(z, r, &err);
 
@@ -333,30 +338,80 @@ int zcz_device_exchange(struct zc_zero *z, struct zcz_reduce *r)
         !(r->more_dev = zcz_buf_get(&z->grad_dev, slice_bytes * z->world)))
         return zcz_device_full(z, &z->grad_dev, "to exchange the gradient of", u,
                                slice_bytes * z->world);
-    zcz_coll_arm_dev(&r->coll, r->on_dev, r->rounded ? r->rounded->data : r->on_dev->data,
+    zcz_coll_arm_dev(first, r->on_dev, r->rounded ? r->rounded->data : r->on_dev->data,
                      r->more_dev ? r->more_dev->data
                                  : (char *)r->on_dev->data + slice_bytes * z->world,
                      slice_bytes);
     return 0;
 }
 
+/* What every rank sent of `n` elements, in rank order, as zcz_add_slices(). */
+static int down_add(struct zc_zero *z, const struct zcz_reduce *r, const struct zcz_coll *from,
+                    uint64_t n, void *to, struct zb_err *err)
+{
+    struct zk_gpu_work work = {
+        .array = { .to = to, .n = n, .from_dtype = r->unit->layout.dtype, .to_dtype = ZB_F32 }
+    };
+    int rc = zk_gpu_event_wait(r->on_dev->last, z->device.down, err);
+
+    for (uint32_t s = 0; s < z->world && rc == 0; s++) {
+        work.op = s == 0 ? ZK_GPU_CAST : ZK_GPU_ADD;
+        work.array.from = (char *)from->recv + s * from->slice_bytes;
+        rc = zk_gpu_launch(z->device.down, &work, err);
+    }
+    return rc;
+}
+
+int zcz_device_part(struct zc_zero *z, struct zcz_reduce *r)
+{
+    const struct zcz_unit *u = r->unit;
+    size_t part_bytes = u->part * sizeof(float);
+    struct zb_err err = { 0 };
+    char *mine;
+    int rc;
+
+    r->sums = u->layout.dtype == ZB_F32 ? r->on_dev
+                                        : zcz_buf_get(&z->grad_dev, part_bytes * z->replicas);
+    if (!r->sums)
+        return zcz_device_full(z, &z->grad_dev, "to add up the gradient of", u,
+                               part_bytes * z->replicas);
+    mine = (char *)r->sums->data + part_bytes * z->replica;
+    rc = zk_gpu_event_wait(r->sums->last, z->device.down, &err);
+    if (rc == 0)
+        rc = down_add(z, r, &r->parts, u->part, mine, &err);
+    if (rc == 0)
+        rc = zk_gpu_event_record(r->sums->last, z->device.down, &err);
+    if (rc < 0)
+        return device_fail(z, rc, &err);
+    zcz_coll_arm_dev(&r->gather, r->sums, mine, r->sums->data, part_bytes);
+    return 0;
+}
+
+int zcz_device_parts(struct zc_zero *z, struct zcz_reduce *r)
+{
+    struct zb_err err = { 0 };
+    int rc = zk_gpu_event_wait(r->sums->last, z->device.down, &err);
+
+    r->summing = r->summed = r->coll.done = true;
+    if (rc == 0) {
+        rc = down_keep(z, r, r->sums->data, ZB_F32);
+        if (rc < 0)
+            return zcz_fail(z, rc, "%s", z->error.text);
+        rc = zk_gpu_event_record(r->on_dev->last, z->device.down, &err);
+    }
+    if (rc == 0 && r->sums != r->on_dev)
+        rc = zk_gpu_event_record(r->sums->last, z->device.down, &err);
+    return rc < 0 ? device_fail(z, rc, &err) : 0;
+}
+
 int zcz_device_sum(struct zc_zero *z, struct zcz_reduce *r)
 {
     const struct zcz_device *d = &z->device;
     const struct zcz_unit *u = r->unit;
-    struct zk_gpu_work work = { .array = { .to = r->on_dev->data,
-                                           .n = u->slice,
-                                           .from_dtype = u->layout.dtype,
-                                           .to_dtype = ZB_F32 } };
     struct zb_err err = { 0 };
-    int rc = zk_gpu_event_wait(r->on_dev->last, d->down, &err);
+    int rc = down_add(z, r, &r->coll, u->slice, r->on_dev->data, &err);
 
     r->summing = true;
-    for (uint32_t s = 0; s < z->world && rc == 0; s++) { /* as zcz_add_slices() */
-        work.op = s == 0 ? ZK_GPU_CAST : ZK_GPU_ADD;
-        work.array.from = (char *)r->coll.recv + s * r->coll.slice_bytes;
-        rc = zk_gpu_launch(d->down, &work, &err);
-    }
     if (rc == 0 && z->store->on_device) {
         rc = down_keep(z, r, r->on_dev->data, ZB_F32);
         if (rc < 0)

@@ -443,10 +443,10 @@ int zcz_split(struct zc_zero *z)
     z->replica = z->rank / shards;
     z->whole_params = shards > 1 && o->stage < ZC_STAGE_3;
     z->whole_grads = shards > 1 && o->stage < ZC_STAGE_2;
-    if (z->replicas > 1 && z->device.gpu && ops->device)
+    if (z->replicas > 1 && shards > 1 && z->device.gpu && ops->device)
         return zcz_fail(z, -ENOTSUP,
-                        "stage 0 and groups of ranks are not built for collectives "
-                        "between devices: another backend than '%s'",
+                        "groups of ranks are not built for collectives between devices: another "
+                        "backend than '%s'",
                         ops->name);
     if (z->replicas == 1 || shards == 1) {
         z->inside = shards > 1 ? z->comm : NULL;

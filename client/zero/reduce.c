@@ -356,11 +356,19 @@ static int reduce_land(struct zc_zero *z, struct zcz_reduce *r)
 {
     int rc;
 
-    if (z->device.ops && !r->summing) {
+    if (z->device.ops && !r->summing && z->shards > 1) {
         if (!r->coll.done)
             return 0;
         z->moved = true;
         return zcz_device_sum(z, r);
+    }
+    if (z->device.ops && !r->summing) { /* stage 0 */
+        bool added = r->gather.armed;
+
+        if (!r->parts.done || !r->followed || (added && !r->gather.done))
+            return 0;
+        z->moved = true;
+        return added ? zcz_device_parts(z, r) : zcz_device_part(z, r);
     }
     rc = zcz_device_done(z, r->on_dev);
     if (rc <= 0)
@@ -369,6 +377,9 @@ static int reduce_land(struct zc_zero *z, struct zcz_reduce *r)
     grad_put(z, r->unit, r->on_dev);
     zcz_buf_put(&z->grad_dev, r->rounded);
     zcz_buf_put(&z->grad_dev, r->more_dev);
+    if (z->device.ops && r->sums != r->on_dev)
+        zcz_buf_put(&z->grad_dev, r->sums);
+    r->sums = z->device.ops ? NULL : r->sums;
     r->on_dev = r->rounded = r->more_dev = NULL;
     if (!r->summing)
         reduce_arm(z, r);

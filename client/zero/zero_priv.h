@@ -174,6 +174,10 @@ int zcz_device_exchange(struct zc_zero *z, struct zcz_reduce *r);
 /** ... and behind it, begins to add up this rank's slices, in rank order, and to bring the sum to
  * r->send. */
 int zcz_device_sum(struct zc_zero *z, struct zcz_reduce *r);
+/** Of stage 0, in its place: begins to add up this rank's part, and arms the gather of all sums; */
+int zcz_device_part(struct zc_zero *z, struct zcz_reduce *r);
+/** ... which are there: the store takes them. */
+int zcz_device_parts(struct zc_zero *z, struct zcz_reduce *r);
 /** Starts a collective between devices, behind what its buffer's last work is. 0, the comm's
  * failure as *ret_comm_rc, or the device's. */
 int zcz_device_start(struct zc_zero *z, struct zcz_coll *c, int *ret_comm_rc);
@@ -278,7 +282,8 @@ struct zcz_reduce {
     struct zcz_coll coll;
 
     /* replicas > 1: this rank's slice is added up over them (all-reduced) before it is pushed */
-    struct zcz_buf *sums, *parts_in; /* fp32[replicas * part], may be send; and what comes to it */
+    /* fp32[replicas * part], may be send, or on_dev; and what comes to it */
+    struct zcz_buf *sums, *parts_in;
     struct zcz_coll parts, gather;
     bool followed; /* both have their places in the order */
     bool summed;   /* sums is what is pushed */
