@@ -83,7 +83,7 @@ static int coll_test(struct zc_zero *z, struct zcz_coll *c)
     }
     rc = zcz_device_done(z, c->dev);
     c->done = rc == 1;
-    if (rc == 0 && (rc = z->device.ops->test(z->comm)) < 0)
+    if (rc == 0 && (rc = z->device.ops->test(c->comm)) < 0)
         return coll_fail(z, c, rc);
     return rc < 0 ? rc : 0;
 }

@@ -283,6 +283,22 @@ static void nccl_close(struct zc_comm *comm, bool clean)
     free(n);
 }
 
+static int nccl_split(struct zc_comm *comm, uint32_t colour, struct zc_comm **ret)
+{
+    struct nccl_comm *n = nccl_of(comm);
+    struct zc_comm *part;
+    struct zb_err err = { 0 };
+    int rc;
+
+    if (!n->host->ops->split)
+        return zb_fail(&n->err, -ENOTSUP, "'%s', which NCCL's ranks meet over, has no groups",
+                       n->host->ops->name);
+    rc = n->host->ops->split(n->host, colour, &part);
+    if (rc == 0 && (rc = zc_nccl_open(ret, part, &err)) < 0)
+        (void)zb_fail(&n->err, rc, "%s", err.text);
+    return rc;
+}
+
 static const struct zc_comm_device_ops nccl_device_ops = {
     .open = nccl_device_open,
     .all_gather = nccl_all_gather,
@@ -299,6 +315,7 @@ static const struct zc_comm_ops nccl_ops = {
     .close = nccl_close,
     .error = nccl_error,
     .device = &nccl_device_ops,
+    .split = nccl_split,
 };
 
 /* ---- the library */

@@ -60,6 +60,7 @@ int zcz_device_open(struct zc_zero *z)
 int zcz_device_join(struct zc_zero *z)
 {
     const struct zc_comm_ops *comm = z->comm->ops;
+    struct zc_comm *const comms[] = { z->inside, z->across };
     struct zcz_device *d = &z->device;
     struct zb_err err = { 0 };
     int rc;
@@ -71,13 +72,17 @@ int zcz_device_join(struct zc_zero *z)
         rc = zk_gpu_enter(d->gpu, &err);
     if (rc < 0)
         return zcz_refuse(z, rc, "device '%s': %s", z->options.device, err.text);
-    rc = comm->device->open(z->comm, zk_gpu_info(d->gpu)->backend, zk_gpu_stream_native(d->coll),
-                            z->timeout_ms);
-    if (rc < 0)
-        return zcz_refuse(z, rc, "collectives between devices over '%s': %s", comm->name,
-                          comm->error ? comm->error(z->comm) : "failed");
-    d->ops = comm->device;
-    d->joined = true;
+    for (size_t i = 0; i < ZB_COUNT(comms); i++) {
+        if (!comms[i])
+            continue;
+        rc = comm->device->open(comms[i], zk_gpu_info(d->gpu)->backend,
+                                zk_gpu_stream_native(d->coll), z->timeout_ms);
+        if (rc < 0)
+            return zcz_refuse(z, rc, "collectives between devices over '%s': %s", comm->name,
+                              comm->error ? comm->error(comms[i]) : "failed");
+        d->ops = comm->device;
+        d->joined[i] = true;
+    }
     return 0;
 }
 
@@ -106,12 +111,25 @@ void zcz_device_pin(struct zc_zero *z, const void *memory, uint64_t bytes)
         (void)mprotect(at, bytes, PROT_READ);
 }
 
+/* No collectives between devices any more. */
+static void device_leave(struct zc_zero *z, bool clean)
+{
+    struct zc_comm *const comms[] = { z->inside, z->across };
+    struct zcz_device *d = &z->device;
+
+    for (size_t i = 0; i < ZB_COUNT(comms); i++) {
+        if (d->joined[i])
+            d->ops->close(comms[i], clean);
+        d->joined[i] = false;
+    }
+}
+
 void zcz_device_drain(struct zc_zero *z, bool clean)
 {
     struct zcz_device *d = &z->device;
 
-    if (d->joined && !clean) /* or draining would wait for ranks that are gone */
-        d->ops->close(z->comm, false);
+    if (!clean) /* or draining would wait for ranks that are gone */
+        device_leave(z, false);
     zk_gpu_stream_free(d->up);
     zk_gpu_stream_free(d->down);
     zk_gpu_stream_free(d->compute);
@@ -120,9 +138,7 @@ void zcz_device_drain(struct zc_zero *z, bool clean)
     if (d->arena)
         (void)zk_gpu_unpin(d->gpu, d->arena, NULL);
     d->arena = NULL;
-    if (d->joined && clean)
-        d->ops->close(z->comm, true);
-    d->joined = false;
+    device_leave(z, clean);
 }
 
 void zcz_device_close(struct zc_zero *z)
@@ -335,26 +351,25 @@ int zcz_device_exchange(struct zc_zero *z, struct zcz_reduce *r)
     if (rc < 0)
         return device_fail(z, rc, &err);
     if (u->layout.dtype == ZB_F32 &&
-        !(r->more_dev = zcz_buf_get(&z->grad_dev, slice_bytes * z->world)))
+        !(r->more_dev = zcz_buf_get(&z->grad_dev, slice_bytes * first->comm->world)))
         return zcz_device_full(z, &z->grad_dev, "to exchange the gradient of", u,
-                               slice_bytes * z->world);
+                               slice_bytes * first->comm->world);
     zcz_coll_arm_dev(first, r->on_dev, r->rounded ? r->rounded->data : r->on_dev->data,
                      r->more_dev ? r->more_dev->data
-                                 : (char *)r->on_dev->data + slice_bytes * z->world,
+                                 : (char *)r->on_dev->data + slice_bytes * first->comm->world,
                      slice_bytes);
     return 0;
 }
 
 /* What every rank sent of `n` elements, in rank order, as zcz_add_slices(). */
-static int down_add(struct zc_zero *z, const struct zcz_reduce *r, const struct zcz_coll *from,
-                    uint64_t n, void *to, struct zb_err *err)
+static int down_add(struct zc_zero *z, const struct zcz_coll *from, enum zb_dtype dtype, uint64_t n,
+                    void *to, struct zb_err *err)
 {
-    struct zk_gpu_work work = {
-        .array = { .to = to, .n = n, .from_dtype = r->unit->layout.dtype, .to_dtype = ZB_F32 }
-    };
-    int rc = zk_gpu_event_wait(r->on_dev->last, z->device.down, err);
+    struct zk_gpu_work work = { .array = {
+                                    .to = to, .n = n, .from_dtype = dtype, .to_dtype = ZB_F32 } };
+    int rc = zk_gpu_event_wait(from->dev->last, z->device.down, err);
 
-    for (uint32_t s = 0; s < z->world && rc == 0; s++) {
+    for (uint32_t s = 0; s < from->comm->world && rc == 0; s++) {
         work.op = s == 0 ? ZK_GPU_CAST : ZK_GPU_ADD;
         work.array.from = (char *)from->recv + s * from->slice_bytes;
         rc = zk_gpu_launch(z->device.down, &work, err);
@@ -362,29 +377,74 @@ static int down_add(struct zc_zero *z, const struct zcz_reduce *r, const struct 
     return rc;
 }
 
-int zcz_device_part(struct zc_zero *z, struct zcz_reduce *r)
+/* Memory for a slice that is added up over replicas, which no work uses any more. */
+static struct zcz_buf *across_get(struct zc_zero *z, const struct zcz_unit *u, int *ret_rc)
+{
+    size_t bytes = u->part * z->replicas * sizeof(float);
+    struct zcz_buf *b = zcz_buf_get(&z->grad_dev, bytes);
+    struct zb_err err = { 0 };
+
+    *ret_rc = b ? zk_gpu_event_wait(b->last, z->device.down, &err)
+                : zcz_device_full(z, &z->grad_dev, "to add up the gradient of", u, bytes);
+    if (b && *ret_rc < 0)
+        *ret_rc = device_fail(z, *ret_rc, &err);
+    return b;
+}
+
+int zcz_device_inside(struct zc_zero *z, struct zcz_reduce *r)
 {
     const struct zcz_unit *u = r->unit;
-    size_t part_bytes = u->part * sizeof(float);
+    uint64_t tail = u->part * z->replicas - u->slice;
     struct zb_err err = { 0 };
-    char *mine;
-    int rc;
+    float *sums;
+    int rc = 0;
 
-    r->sums = u->layout.dtype == ZB_F32 ? r->on_dev
-                                        : zcz_buf_get(&z->grad_dev, part_bytes * z->replicas);
-    if (!r->sums)
-        return zcz_device_full(z, &z->grad_dev, "to add up the gradient of", u,
-                               part_bytes * z->replicas);
-    mine = (char *)r->sums->data + part_bytes * z->replica;
-    rc = zk_gpu_event_wait(r->sums->last, z->device.down, &err);
+    r->sums = across_get(z, u, &rc);
     if (rc == 0)
-        rc = down_add(z, r, &r->parts, u->part, mine, &err);
+        r->parts_in = across_get(z, u, &rc);
+    if (rc < 0)
+        return rc;
+    sums = r->sums->data;
+    rc = down_add(z, &r->coll, u->layout.dtype, u->slice, sums, &err);
+    if (rc == 0 && tail > 0)
+        rc = zk_gpu_fill(z->device.down, sums + u->slice, 0, tail * sizeof(*sums), &err);
     if (rc == 0)
         rc = zk_gpu_event_record(r->sums->last, z->device.down, &err);
     if (rc < 0)
         return device_fail(z, rc, &err);
-    zcz_coll_arm_dev(&r->gather, r->sums, mine, r->sums->data, part_bytes);
+    zcz_coll_arm_dev(&r->parts, r->sums, sums, r->parts_in->data, u->part * sizeof(*sums));
     return 0;
+}
+
+int zcz_device_part(struct zc_zero *z, struct zcz_reduce *r)
+{
+    const struct zcz_unit *u = r->unit;
+    bool f32 = z->shards > 1 || u->layout.dtype == ZB_F32;
+    struct zb_err err = { 0 };
+    float *mine;
+    int rc = 0;
+
+    if (!r->sums)
+        r->sums = f32 ? r->on_dev : across_get(z, u, &rc);
+    if (rc < 0)
+        return rc;
+    mine = (float *)r->sums->data + u->part * z->replica;
+    rc = down_add(z, &r->parts, f32 ? ZB_F32 : u->layout.dtype, u->part, mine, &err);
+    if (rc == 0)
+        rc = zk_gpu_event_record(r->sums->last, z->device.down, &err);
+    if (rc < 0)
+        return device_fail(z, rc, &err);
+    zcz_coll_arm_dev(&r->gather, r->sums, mine, r->sums->data, u->part * sizeof(*mine));
+    return 0;
+}
+
+/* The sum of this rank's slice, fp32, is there: the store's, or on its way down. */
+static int down_sum(struct zc_zero *z, struct zcz_reduce *r, const void *sum, struct zb_err *err)
+{
+    if (z->store->on_device)
+        return down_keep(z, r, sum, ZB_F32);
+    return zk_gpu_copy(z->device.down, ZK_GPU_TO_HOST, r->send->data, sum,
+                       r->unit->slice * sizeof(float), err);
 }
 
 int zcz_device_parts(struct zc_zero *z, struct zcz_reduce *r)
@@ -393,12 +453,10 @@ int zcz_device_parts(struct zc_zero *z, struct zcz_reduce *r)
     int rc = zk_gpu_event_wait(r->sums->last, z->device.down, &err);
 
     r->summing = r->summed = r->coll.done = true;
-    if (rc == 0) {
-        rc = down_keep(z, r, r->sums->data, ZB_F32);
-        if (rc < 0)
-            return zcz_fail(z, rc, "%s", z->error.text);
+    if (rc == 0)
+        rc = down_sum(z, r, r->sums->data, &err);
+    if (rc == 0)
         rc = zk_gpu_event_record(r->on_dev->last, z->device.down, &err);
-    }
     if (rc == 0 && r->sums != r->on_dev)
         rc = zk_gpu_event_record(r->sums->last, z->device.down, &err);
     return rc < 0 ? device_fail(z, rc, &err) : 0;
@@ -406,22 +464,14 @@ int zcz_device_parts(struct zc_zero *z, struct zcz_reduce *r)
 
 int zcz_device_sum(struct zc_zero *z, struct zcz_reduce *r)
 {
-    const struct zcz_device *d = &z->device;
-    const struct zcz_unit *u = r->unit;
     struct zb_err err = { 0 };
-    int rc = down_add(z, r, &r->coll, u->slice, r->on_dev->data, &err);
+    int rc = down_add(z, &r->coll, r->unit->layout.dtype, r->unit->slice, r->on_dev->data, &err);
 
     r->summing = true;
-    if (rc == 0 && z->store->on_device) {
-        rc = down_keep(z, r, r->on_dev->data, ZB_F32);
-        if (rc < 0)
-            return zcz_fail(z, rc, "%s", z->error.text);
-    } else if (rc == 0) {
-        rc = zk_gpu_copy(d->down, ZK_GPU_TO_HOST, r->send->data, r->on_dev->data,
-                         u->slice * sizeof(float), &err);
-    }
     if (rc == 0)
-        rc = zk_gpu_event_record(r->on_dev->last, d->down, &err);
+        rc = down_sum(z, r, r->on_dev->data, &err);
+    if (rc == 0)
+        rc = zk_gpu_event_record(r->on_dev->last, z->device.down, &err);
     return rc < 0 ? device_fail(z, rc, &err) : 0;
 }
 
@@ -448,9 +498,9 @@ int zcz_device_start(struct zc_zero *z, struct zcz_coll *c, int *ret_comm_rc)
     if (rc == 0)
         rc = zk_gpu_enter(d->gpu, &err);
     if (rc == 0 && c->kind == ZCZ_ALL_GATHER)
-        *ret_comm_rc = d->ops->all_gather(z->comm, c->send, c->recv, c->slice_bytes);
+        *ret_comm_rc = d->ops->all_gather(c->comm, c->send, c->recv, c->slice_bytes);
     else if (rc == 0)
-        *ret_comm_rc = d->ops->exchange(z->comm, c->send, c->recv, c->slice_bytes);
+        *ret_comm_rc = d->ops->exchange(c->comm, c->send, c->recv, c->slice_bytes);
     if (rc == 0 && *ret_comm_rc == 0)
         rc = zk_gpu_event_record(c->dev->last, d->coll, &err);
     return rc < 0 ? device_fail(z, rc, &err) : 0;

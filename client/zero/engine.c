@@ -443,11 +443,6 @@ int zcz_split(struct zc_zero *z)
     z->replica = z->rank / shards;
     z->whole_params = shards > 1 && o->stage < ZC_STAGE_3;
     z->whole_grads = shards > 1 && o->stage < ZC_STAGE_2;
-    if (z->replicas > 1 && shards > 1 && z->device.gpu && ops->device)
-        return zcz_fail(z, -ENOTSUP,
-                        "groups of ranks are not built for collectives between devices: another "
-                        "backend than '%s'",
-                        ops->name);
     if (z->replicas == 1 || shards == 1) {
         z->inside = shards > 1 ? z->comm : NULL;
         z->across = z->replicas > 1 ? z->comm : NULL;
@@ -605,7 +600,7 @@ int zc_zero_open(struct zc_zero **ret, const struct zc_zero_options *options)
         rc = zcz_split(z);
     if (rc == 0 && comm->ops->device) {
         rc = zcz_device_join(z);
-        rc = zcz_vote(z, rc, z->device.joined, "collectives between devices");
+        rc = zcz_vote(z, rc, z->device.ops != NULL, "collectives between devices");
     }
     return rc < 0 ? rc : open_introduce(z);
 }

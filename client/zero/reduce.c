@@ -351,24 +351,35 @@ static int across_turn_all(struct zc_zero *z)
     return rc;
 }
 
+/* Between devices, what was exchanged is added up. 1: its next stage has begun; 0: not yet. */
+static int reduce_add(struct zc_zero *z, struct zcz_reduce *r)
+{
+    int rc;
+
+    if (z->shards > 1 && !r->coll.done)
+        return 0;
+    if (z->replicas == 1)
+        rc = zcz_device_sum(z, r);
+    else if (!r->followed)
+        return 0;
+    else if (!r->parts.armed)
+        rc = zcz_device_inside(z, r);
+    else if (!r->parts.done || (r->gather.armed && !r->gather.done))
+        return 0;
+    else
+        rc = r->gather.armed ? zcz_device_parts(z, r) : zcz_device_part(z, r);
+    return rc < 0 ? rc : 1;
+}
+
 /* A gradient on its way from a device: its next stage, where that can be; else its end. */
 static int reduce_land(struct zc_zero *z, struct zcz_reduce *r)
 {
     int rc;
 
-    if (z->device.ops && !r->summing && z->shards > 1) {
-        if (!r->coll.done)
-            return 0;
-        z->moved = true;
-        return zcz_device_sum(z, r);
-    }
-    if (z->device.ops && !r->summing) { /* stage 0 */
-        bool added = r->gather.armed;
-
-        if (!r->parts.done || !r->followed || (added && !r->gather.done))
-            return 0;
-        z->moved = true;
-        return added ? zcz_device_parts(z, r) : zcz_device_part(z, r);
+    if (z->device.ops && !r->summing) {
+        rc = reduce_add(z, r);
+        z->moved = z->moved || rc > 0;
+        return rc < 0 ? rc : 0;
     }
     rc = zcz_device_done(z, r->on_dev);
     if (rc <= 0)
@@ -377,9 +388,11 @@ static int reduce_land(struct zc_zero *z, struct zcz_reduce *r)
     grad_put(z, r->unit, r->on_dev);
     zcz_buf_put(&z->grad_dev, r->rounded);
     zcz_buf_put(&z->grad_dev, r->more_dev);
-    if (z->device.ops && r->sums != r->on_dev)
-        zcz_buf_put(&z->grad_dev, r->sums);
-    r->sums = z->device.ops ? NULL : r->sums;
+    if (r->summing) {
+        zcz_buf_put(&z->grad_dev, r->sums == r->on_dev ? NULL : r->sums);
+        zcz_buf_put(&z->grad_dev, r->parts_in);
+        r->sums = r->parts_in = NULL;
+    }
     r->on_dev = r->rounded = r->more_dev = NULL;
     if (!r->summing)
         reduce_arm(z, r);
@@ -482,7 +495,7 @@ static int reduce_push(struct zc_zero *z, struct zcz_reduce *r)
         if (!piece)
             return 0;
         if (r->summing || r->summed)
-            memcpy(piece, (const float *)(r->summed ? r->sums->data : r->recv) + r->next,
+            memcpy(piece, (const float *)(r->summing ? r->recv : r->sums->data) + r->next,
                    n * sizeof(*piece));
         else
             zcz_add_slices(z->kernels, u->layout.dtype, r->recv, z->shards, u->slice, r->next, n,

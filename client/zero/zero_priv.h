@@ -133,7 +133,7 @@ struct zcz_device {
     /* Collectives between devices; NULL: they are made in host memory. */
     const struct zc_comm_device_ops *ops;
     struct zk_gpu_stream *coll; /* where they run */
-    bool joined;                /* ops->open() was called */
+    bool joined[2];             /* inside, across: ops->open() was called */
 };
 
 /** Opens options.device. A refusal. */
@@ -174,9 +174,12 @@ int zcz_device_exchange(struct zc_zero *z, struct zcz_reduce *r);
 /** ... and behind it, begins to add up this rank's slices, in rank order, and to bring the sum to
  * r->send. */
 int zcz_device_sum(struct zc_zero *z, struct zcz_reduce *r);
-/** Of stage 0, in its place: begins to add up this rank's part, and arms the gather of all sums; */
+/** Replicas > 1, in its place: begins to add up this rank's slice (not of stage 0, which has one),
+ * and arms the exchange of its parts; */
+int zcz_device_inside(struct zc_zero *z, struct zcz_reduce *r);
+/** ... which are there: begins to add up this rank's part, and arms the gather of all sums; */
 int zcz_device_part(struct zc_zero *z, struct zcz_reduce *r);
-/** ... which are there: the store takes them. */
+/** ... which are there, too: as zcz_device_sum(). */
 int zcz_device_parts(struct zc_zero *z, struct zcz_reduce *r);
 /** Starts a collective between devices, behind what its buffer's last work is. 0, the comm's
  * failure as *ret_comm_rc, or the device's. */

@@ -31,6 +31,7 @@ struct setting {
     uint32_t timeout_ms;
     enum zc_zero_offload offload; /* to the fake daemon, whose ring has three pins a rank */
     uint32_t below_3;             /* stage 3 - so many */
+    uint32_t group;               /* ranks of a group; 0: all */
 };
 
 struct party;
@@ -99,6 +100,7 @@ static void party_run_as(struct party *p, const struct setting *s, const char *d
         run->options.timeout_ms = s->timeout_ms ? s->timeout_ms : 100000;
         run->options.device = device;
         run->options.quantize_gather = quantized;
+        run->options.group_ranks = s->group;
         run->options.stage = (enum zc_zero_stage)(ZC_STAGE_3 - s->below_3);
         run->options.offload_optimizer = s->offload;
         run->options.offload_param = s->below_3 > 0 ? ZC_ZERO_NONE : s->offload;
@@ -129,21 +131,23 @@ static void party_done(struct party *p)
 static void the_bits_are_those_of_the_host(void **state)
 {
     static const struct setting settings[] = {
-        { "two", 2, ZC_F32, 1, 1, 0, "emulated", 0, ZC_ZERO_NONE, 0 },
-        { "two, late", 2, ZC_BF16, 2, 2, 3, "emulated:256M:100", 0, ZC_ZERO_NONE, 0 },
-        { "three, fp16", 3, ZC_F16, 1, 1, 3, "emulated:256M:50", 0, ZC_ZERO_NONE, 0 },
-        { "three, fp32, late", 3, ZC_F32, 2, 2, 0, "emulated:256M:100", 0, ZC_ZERO_NONE, 0 },
-        { "three, nothing ahead", 3, ZC_BF16, 0, 1, 2, "emulated:256M:200", 0, ZC_ZERO_NONE, 0 },
-        { "four", 4, ZC_BF16, 4, 1, 1, "emulated", 0, ZC_ZERO_NONE, 0 },
-        { "two, streamed", 2, ZC_BF16, 4, 2, 2, "emulated:256M:100", 0, ZC_ZERO_NVME, 0 },
-        { "three, streamed", 3, ZC_F32, 2, 1, 0, "emulated", 0, ZC_ZERO_NVME, 0 },
-        { "stage 2", 3, ZC_BF16, 1, 2, 2, "emulated:256M:100", 0, ZC_ZERO_NONE, 1 },
-        { "stage 2, offloaded", 2, ZC_F32, 1, 2, 0, "emulated", 0, ZC_ZERO_HOST, 1 },
-        { "stage 1", 2, ZC_F32, 1, 2, 2, "emulated:256M:100", 0, ZC_ZERO_NONE, 2 },
-        { "stage 1, bf16", 4, ZC_BF16, 0, 1, 2, "emulated", 0, ZC_ZERO_NONE, 2 },
-        { "ddp", 2, ZC_F32, 1, 1, 0, "emulated:256M:100", 0, ZC_ZERO_NONE, 3 },
-        { "ddp, bf16", 3, ZC_BF16, 1, 2, 2, "emulated:256M:100", 0, ZC_ZERO_NONE, 3 },
-        { "ddp, fp16", 4, ZC_F16, 1, 1, 1, "emulated", 0, ZC_ZERO_NONE, 3 },
+        { "two", 2, ZC_F32, 1, 1, 0, "emulated", 0, ZC_ZERO_NONE, 0, 0 },
+        { "two, late", 2, ZC_BF16, 2, 2, 3, "emulated:256M:100", 0, ZC_ZERO_NONE, 0, 0 },
+        { "three, fp16", 3, ZC_F16, 1, 1, 3, "emulated:256M:50", 0, ZC_ZERO_NONE, 0, 0 },
+        { "three, fp32, late", 3, ZC_F32, 2, 2, 0, "emulated:256M:100", 0, ZC_ZERO_NONE, 0, 0 },
+        { "three, nothing ahead", 3, ZC_BF16, 0, 1, 2, "emulated:256M:200", 0, ZC_ZERO_NONE, 0, 0 },
+        { "four", 4, ZC_BF16, 4, 1, 1, "emulated", 0, ZC_ZERO_NONE, 0, 0 },
+        { "two, streamed", 2, ZC_BF16, 4, 2, 2, "emulated:256M:100", 0, ZC_ZERO_NVME, 0, 0 },
+        { "three, streamed", 3, ZC_F32, 2, 1, 0, "emulated", 0, ZC_ZERO_NVME, 0, 0 },
+        { "stage 2", 3, ZC_BF16, 1, 2, 2, "emulated:256M:100", 0, ZC_ZERO_NONE, 1, 0 },
+        { "stage 2, offloaded", 2, ZC_F32, 1, 2, 0, "emulated", 0, ZC_ZERO_HOST, 1, 0 },
+        { "stage 1", 2, ZC_F32, 1, 2, 2, "emulated:256M:100", 0, ZC_ZERO_NONE, 2, 0 },
+        { "stage 1, bf16", 4, ZC_BF16, 0, 1, 2, "emulated", 0, ZC_ZERO_NONE, 2, 0 },
+        { "ddp", 2, ZC_F32, 1, 1, 0, "emulated:256M:100", 0, ZC_ZERO_NONE, 3, 0 },
+        { "ddp, bf16", 3, ZC_BF16, 1, 2, 2, "emulated:256M:100", 0, ZC_ZERO_NONE, 3, 0 },
+        { "ddp, fp16", 4, ZC_F16, 1, 1, 1, "emulated", 0, ZC_ZERO_NONE, 3, 0 },
+        { "groups", 4, ZC_F32, 1, 2, 2, "emulated:256M:50", 0, ZC_ZERO_NONE, 0, 2 },
+        { "groups, bf16", 4, ZC_BF16, 2, 1, 1, "emulated:256M:100", 0, ZC_ZERO_NONE, 0, 2 },
     };
 
     (void)state;
@@ -151,6 +155,7 @@ static void the_bits_are_those_of_the_host(void **state)
         const struct setting *s = &settings[i / 2];
         bool quantized = i % 2; /* by the device's kernels */
         struct party host, device;
+        uint32_t comms;
 
         if (quantized && s->below_3 > 0)
             continue;
@@ -171,9 +176,10 @@ static void the_bits_are_those_of_the_host(void **state)
             assert_true(b->stats.grad_buffer_bytes < a->stats.grad_buffer_bytes);
         }
         assert_true(fake->started > 0);
-        assert_int_equal(fake->opened, s->world);
-        assert_int_equal(fake->finalized, s->world);
-        assert_int_equal(fake->destroyed, s->world);
+        comms = s->world * (s->group > 0 ? 2 : 1);
+        assert_int_equal(fake->opened, comms);
+        assert_int_equal(fake->finalized, comms);
+        assert_int_equal(fake->destroyed, comms);
         assert_int_equal(fake->aborted, 0);
         party_done(&host);
         party_done(&device);
@@ -183,9 +189,9 @@ static void the_bits_are_those_of_the_host(void **state)
 /* Without a device, and alone, NCCL is not asked. */
 static void host_memory_needs_no_nccl(void **state)
 {
-    static const struct setting none = { "none", 2, ZC_BF16, 1, 1, 2, NULL, 0, ZC_ZERO_NONE, 0 };
+    static const struct setting none = { "none", 2, ZC_BF16, 1, 1, 2, NULL, 0, ZC_ZERO_NONE, 0, 0 };
     static const struct setting alone = { "alone",    1, ZC_BF16,      1, 1, 0,
-                                          "emulated", 0, ZC_ZERO_NONE, 0 };
+                                          "emulated", 0, ZC_ZERO_NONE, 0, 0 };
     struct party a, b;
 
     (void)state;
@@ -226,9 +232,8 @@ static void party_fails(const struct setting *s, int rc, const char *says)
 
 static void each_collective_may_be_refused(void **state)
 {
-    static const struct setting s = {
-        "refused", 2, ZC_BF16, 1, 1, 1, "emulated", 0, ZC_ZERO_NONE, 0
-    };
+    static const struct setting s = { "refused",  2, ZC_BF16,      1, 1, 1,
+                                      "emulated", 0, ZC_ZERO_NONE, 0, 0 };
     uint32_t n, all;
     struct party p;
 
@@ -247,7 +252,7 @@ static void each_collective_may_be_refused(void **state)
 static void a_lost_peer_is_seen(void **state)
 {
     static const struct setting s = { "lost",       3, ZC_F32, 1, 1, 0, "emulated:256M:100", 0,
-                                      ZC_ZERO_NONE, 0 };
+                                      ZC_ZERO_NONE, 0, 0 };
 
     (void)state;
     for (uint32_t n = 1; n < 40; n += 7) {
@@ -258,9 +263,8 @@ static void a_lost_peer_is_seen(void **state)
 
 static void what_never_ends_is_given_up(void **state)
 {
-    static const struct setting s = {
-        "hangs", 2, ZC_BF16, 1, 1, 0, "emulated", 300, ZC_ZERO_NONE, 0
-    };
+    static const struct setting s = { "hangs",    2,   ZC_BF16,      1, 1, 0,
+                                      "emulated", 300, ZC_ZERO_NONE, 0, 0 };
 
     (void)state;
     for (uint32_t n = 1; n < 30; n += 9) {
@@ -273,9 +277,8 @@ static void what_never_ends_is_given_up(void **state)
 
 static void what_cannot_begin_is_said(void **state)
 {
-    static const struct setting s = {
-        "begin", 2, ZC_BF16, 1, 1, 0, "emulated", 0, ZC_ZERO_NONE, 0
-    };
+    static const struct setting s = { "begin",    2, ZC_BF16,      1, 1, 0,
+                                      "emulated", 0, ZC_ZERO_NONE, 0, 0 };
     char *lib = strdup(getenv("ZSHARD_NCCL_LIB"));
 
     (void)state;

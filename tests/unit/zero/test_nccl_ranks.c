@@ -14,6 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/util.h"
 #include "client/zero/nccl_priv.h"
 #include "client/zero/zc_zero.h"
 #include "comm_threads.h"
@@ -62,9 +63,21 @@ static bool nccl_there(void)
     return true;
 }
 
-static struct run run_new(struct zc_comm *comm, enum zc_dtype dtype, const char *device)
+static const struct variant {
+    enum zc_dtype dtype;
+    enum zc_zero_stage stage;
+    uint32_t group; /* ranks; 0: all */
+    bool quantize;
+} variants[] = {
+    { ZC_F32, ZC_STAGE_3, 0, false },   { ZC_BF16, ZC_STAGE_3, 0, false },
+    { ZC_BF16, ZC_STAGE_3, 0, true },   { ZC_F32, ZC_STAGE_2, 0, false },
+    { ZC_F32, ZC_STAGE_DDP, 0, false }, { ZC_BF16, ZC_STAGE_DDP, 0, false },
+    { ZC_BF16, ZC_STAGE_3, 2, false },
+};
+
+static struct run run_new(struct zc_comm *comm, const struct variant *v, const char *device)
 {
-    struct run r = { .dtype = dtype, .steps = 3 };
+    struct run r = { .dtype = v->dtype, .steps = 3 };
 
     zc_zero_defaults(&r.options);
     r.options.comm = comm;
@@ -74,6 +87,9 @@ static struct run run_new(struct zc_comm *comm, enum zc_dtype dtype, const char 
     r.options.eps = 1e-3;
     r.options.timeout_ms = 100000;
     r.options.device = device;
+    r.options.stage = v->stage;
+    r.options.group_ranks = v->group;
+    r.options.quantize_gather = v->quantize;
     return r;
 }
 
@@ -89,18 +105,18 @@ static void environment(uint32_t rank)
     (void)setenv("NCCL_MNNVL_ENABLE", "0", 1);
 }
 
-static int train_dtype(uint32_t world, enum zc_dtype dtype, struct zc_comm *comm, char *why,
-                       size_t why_bytes)
+static int train_variant(uint32_t world, const struct variant *v, struct zc_comm *comm, char *why,
+                         size_t why_bytes)
 {
     struct comm_group *g = comm_group_new(world, 1, 0);
-    struct run mine = run_new(comm, dtype, "cuda"), threads[FORK_RANKS_MAX];
+    struct run mine = run_new(comm, v, "cuda"), threads[FORK_RANKS_MAX];
     int rc;
 
     run_train(&mine);
     (void)snprintf(why, why_bytes, "%s", mine.error);
     rc = mine.rc;
     for (uint32_t r = 0; r < world; r++)
-        threads[r] = run_new(comm_group_rank(g, r), dtype, NULL);
+        threads[r] = run_new(comm_group_rank(g, r), v, NULL);
     if (rc == 0)
         run_threads(threads, world);
     if (rc == 0)
@@ -119,10 +135,9 @@ static int train(uint32_t rank, uint32_t world, char *why, size_t why_bytes)
 
     environment(rank);
     rc = zc_comm_open(&comm, "nccl", why, why_bytes);
-    if (rc == 0)
-        rc = train_dtype(world, ZC_F32, comm, why, why_bytes);
-    if (rc == 0) /* and once more, with a communicator of its own */
-        rc = train_dtype(world, ZC_BF16, comm, why, why_bytes);
+    for (size_t i = 0; i < ZB_COUNT(variants) && rc == 0; i++) /* a communicator of its own each */
+        if (variants[i].group == 0 || world % variants[i].group == 0)
+            rc = train_variant(world, &variants[i], comm, why, why_bytes);
     zc_comm_close(comm, rc == 0);
     return rc;
 }
