@@ -98,25 +98,23 @@ static void every_mode_trains_the_same(void **state)
     static const struct mode zero3 = { "zero3", ZC_STAGE_3, .prefetch_units = 1 };
 
     (void)state;
-    for (uint32_t world = 1; world <= 4; world++)
-        for (enum zc_dtype dtype = ZC_F32; dtype <= ZC_BF16; dtype++) {
-            uint32_t micro_steps = 1 + (world + dtype) % 2;
-            struct party want;
+    for (uint32_t world = 1; world <= 4; world++) {
+        enum zc_dtype dtype = world % 2 ? ZC_F32 : ZC_BF16;
+        uint32_t micro_steps = 1 + world / 2 % 2;
+        struct party want;
 
-            if (world != 2 && (world == 3) == (dtype == ZC_F32))
-                continue; /* two ranks have both: the others see other slices of one */
-            mode_party(&want, &zero3, world, dtype, micro_steps, 0);
-            mode_run(&want);
-            for (size_t m = 0; m < ZB_COUNT(modes); m++) {
-                struct party p;
+        mode_party(&want, &zero3, world, dtype, micro_steps, 0);
+        mode_run(&want);
+        for (size_t m = 0; m < ZB_COUNT(modes); m++) {
+            struct party p;
 
-                mode_party(&p, &modes[m], world, dtype, micro_steps, 2);
-                mode_run(&p);
-                assert_runs_same(modes[m].name, &want.runs[0], &p.runs[0]);
-                party_done(&p);
-            }
-            party_done(&want);
+            mode_party(&p, &modes[m], world, dtype, micro_steps, 2);
+            mode_run(&p);
+            assert_runs_same(modes[m].name, &want.runs[0], &p.runs[0]);
+            party_done(&p);
         }
+        party_done(&want);
+    }
 }
 
 /* A non-finite gradient on one rank is skipped on all, and an evaluation between steps, which
@@ -127,7 +125,7 @@ static void skips_and_evaluations(void **state)
     struct party want;
 
     (void)state;
-    for (size_t m = 0; m <= ZB_COUNT(modes); m++) {
+    for (size_t m = 0; m <= ZB_COUNT(modes); m += m == 0 ? 1 : 3) {
         struct party p;
 
         mode_party(&p, m == 0 ? &zero3 : &modes[m - 1], 3, ZC_F32, 2, 1);
@@ -158,8 +156,8 @@ static void accumulated_before_the_exchange(void **state)
     for (enum zc_dtype dtype = ZC_F32; dtype <= ZC_BF16; dtype++) {
         struct party want;
 
-        for (size_t m = 0; m <= ZB_COUNT(modes); m++) {
-            bool vertical = m % 2 == (dtype == ZC_F32);
+        for (size_t m = 0; m <= ZB_COUNT(modes); m += m == 0 ? dtype - ZC_F32 + 1 : 2) {
+            bool vertical = m / 2 % 2 == (dtype == ZC_F32);
             struct party p;
 
             mode_party(&p, m == 0 ? &zero3 : &modes[m - 1], 2, dtype, 3, 2);
@@ -190,7 +188,7 @@ static void groups_train_nearly_the_same(void **state)
 
         mode_party(&want, &zero3, 4, dtype, 2, 0);
         mode_run(&want);
-        for (size_t m = 8; m < ZB_COUNT(modes); m++) {
+        for (size_t m = 8; m < ZB_COUNT(modes); m += dtype == ZC_F32 ? 1 : 3) {
             struct party p;
 
             if (modes[m].offload != ZC_ZERO_NONE)
