@@ -41,10 +41,12 @@ def wait_until(what, condition, seconds):
 
 
 class Daemon:
-    """A zshardd of its own: `with Daemon("--host-bytes", "64M") as d:`. At the end it must exit with 0."""
+    """A zshardd of its own: `with Daemon("--host-bytes", "64M") as d:`. At the end it must exit with 0.
+    `under`: words before the command; they must become the daemon, not start it."""
 
-    def __init__(self, *flags, expect_exit=0):
+    def __init__(self, *flags, expect_exit=0, under=()):
         self.flags = flags
+        self.under = under
         self.expect_exit = expect_exit
         self.folder = tempfile.mkdtemp(prefix="zshard-test-")
         self.socket = os.path.join(self.folder, "s")
@@ -56,7 +58,7 @@ class Daemon:
     def start(self):
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(
-                [program("zshardd"), "--socket", self.socket, "--data", self.data, *self.flags],
+                [*self.under, program("zshardd"), "--socket", self.socket, "--data", self.data, *self.flags],
                 stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL)
         os.set_blocking(self.process.stdout.fileno(), False)
         line = b""

@@ -77,14 +77,14 @@ def plan_words(model, offload):
 class Training:
     """zgpt on a daemon, as long as it takes to look at it."""
 
-    def __init__(self, d, model, flags, ranks=1, micros=1):
+    def __init__(self, d, model, flags, ranks=1, micros=1, launch=ranks_command):
         self.d = d
         self.folder = tempfile.TemporaryDirectory()
         self.jsonl = os.path.join(self.folder.name, "jsonl")
         command = zgpt(model, "--steps", "100000", "--batch", str(ranks * micros), "--jsonl", self.jsonl, *flags)
         self.log = open(os.path.join(self.folder.name, "log"), "w+", encoding="utf-8")
-        self.process = subprocess.Popen(ranks_command(ranks, command), stdout=self.log,
-                                        stderr=self.log, env=d.env() | mpi_env())
+        self.process = subprocess.Popen(launch(ranks, command), stdin=subprocess.DEVNULL,
+                                        stdout=self.log, stderr=self.log, env=d.env() | mpi_env())
 
     def steps(self):
         try:
@@ -118,58 +118,68 @@ def near(what, got, want, share=0.01, slack=0):
 
 def agrees(model, host, offload, flags=(), ranks=1, micros=1, mode="zero3"):
     """One run: the plan made before it against what it took. Returns the plan."""
-    words = [*plan_words(model, offload), "--ranks", str(ranks), "--micro-steps", str(micros), "--mode", mode]
-    name = f"{model}, {offload}, {host} bytes of host memory, {ranks} ranks, {' '.join(flags)}"
     with Daemon("--host-bytes", str(host), "--nvme-bytes", NVME, *PAGES) as d:
-        durable = "--keep" in flags
-        words += ["--durable", "--commit-every", flags[-1]] if durable else []
-        # whether steps may begin early is the trainer's wish, which is not seen from outside
-        plans = [plan(d, *words), plan(d, *words, "--early"), plan(d, *words, "--speculate")]
-        check(plans[0]["node"]["drive_read"] > 0, f"{name}: the daemon measures its drive")
-        idle = process_bytes(d.process.pid)
-        with Training(d, model, ["--offload", offload, *flags], ranks, micros) as t:
-            t.wait(STEPS)
-            job = d.zctl("jobs")[0]
-            tiers = {row["name"]: row for row in d.zctl("tiers")}
-            memory = process_bytes(d.process.pid) - idle
-            t.wait(len(t.steps()) + STEPS)
-            end = t.steps()
-        p = next((p for p in plans if all(p["tiers"][t]["used"] == tiers[t]["used"] for t in tiers)), plans[0])
-        check(p["fits"], f"{name}: {p['why']}")
-        host_want, nvme_want, step = p["tiers"]["host"], p["tiers"]["nvme"], p["step"]
-        check(job["params"] == p["model"]["params"], f"{name}: {job['params']} parameters, {p['model']}")
-        rows = {
-            "host parameters": (tiers["host"]["params"], host_want["params"]),
-            "host gradients": (tiers["host"]["grads"], host_want["grads"]),
-            "host state": (tiers["host"]["state"], host_want["state"]),
-            "host staging": (tiers["host"]["staging"], host_want["staging"]),
-            "host rings": (tiers["host"]["rings"], host_want["ring"] + host_want["buffers"]),
-            "host": (tiers["host"]["used"], host_want["used"]),
-            "nvme parameters": (tiers["nvme"]["params"], nvme_want["params"]),
-            "nvme gradients": (tiers["nvme"]["grads"], nvme_want["grads"]),
-            "nvme gradients of the job": (job["grads_nvme_bytes"], nvme_want["grads"]),
-            "nvme state": (tiers["nvme"]["state"], nvme_want["state"]),
-            "nvme": (tiers["nvme"]["used"], nvme_want["used"]),
-        }
-        states = end[-1]["state_bytes"]
-        for plane, key in (("param", "params"), ("grad", "grads"), ("optimizer", "state")):
-            rows[f"a rank's own {key}"] = (states[plane], p["rank"]["own"][key])
-            rows[f"a rank's {key} with the daemon"] = (states["daemon_" + plane], p["rank"]["kept"][key])
-        for what, (got, want) in rows.items():
-            check(got == want, f"{name}: {what}: planned {want}, and it is {got}")
-        if not SANITIZED:
-            untouched = 0 if step["nvme_read_bytes"] > 0 else host_want["buffers"]
-            near(f"{name}: memory of the daemon", memory, host_want["used"] - untouched, slack=OWN)
-        if durable:  # over steps that committed as often as was planned
-            every = int(flags[-1])
-            whole = end[-1]["step"] // every * every
-            steps = [s for s in end if whole - every < s["step"] <= whole]
-        else:
-            steps = end[1:]
-        for what in ("read", "written"):
-            got = sum(s[f"nvme_{what}_bytes"] for s in steps) / len(steps)
-            near(f"{name}: NVMe bytes {what} a step", got, step[f"nvme_{what}_bytes"])
-        return p
+        words = ["--ranks", str(ranks), "--micro-steps", str(micros), "--mode", mode]
+        name = f"{model}, {offload}, {host} bytes of host memory, {ranks} ranks, {' '.join(flags)}"
+
+        def begin():
+            return Training(d, model, ["--offload", offload, *flags], ranks, micros)
+        return held(d, name, [*plan_words(model, offload), *words], begin, flags)
+
+
+def held(d, name, words, begin, flags, seen=lambda: None):
+    """The plan of `words` against the Training that begin() gives; d is the daemon of its first ranks.
+    seen(): what else is to be looked at while it trains. Returns the plan."""
+    durable = "--keep" in flags
+    words += ["--durable", "--commit-every", flags[-1]] if durable else []
+    # whether steps may begin early is the trainer's wish, which is not seen from outside
+    plans = [plan(d, *words), plan(d, *words, "--early"), plan(d, *words, "--speculate")]
+    check(plans[0]["node"]["drive_read"] > 0, f"{name}: the daemon measures its drive")
+    idle = process_bytes(d.process.pid)
+    with begin() as t:
+        t.wait(STEPS)
+        job = d.zctl("jobs")[0]
+        tiers = {row["name"]: row for row in d.zctl("tiers")}
+        memory = process_bytes(d.process.pid) - idle
+        seen()
+        t.wait(len(t.steps()) + STEPS)
+        end = t.steps()
+    p = next((p for p in plans if all(p["tiers"][t]["used"] == tiers[t]["used"] for t in tiers)), plans[0])
+    check(p["fits"], f"{name}: {p['why']}")
+    host_want, nvme_want, step = p["tiers"]["host"], p["tiers"]["nvme"], p["step"]
+    check(job["params"] == p["model"]["params"], f"{name}: {job['params']} parameters, {p['model']}")
+    rows = {
+        "host parameters": (tiers["host"]["params"], host_want["params"]),
+        "host gradients": (tiers["host"]["grads"], host_want["grads"]),
+        "host state": (tiers["host"]["state"], host_want["state"]),
+        "host staging": (tiers["host"]["staging"], host_want["staging"]),
+        "host rings": (tiers["host"]["rings"], host_want["ring"] + host_want["buffers"]),
+        "host": (tiers["host"]["used"], host_want["used"]),
+        "nvme parameters": (tiers["nvme"]["params"], nvme_want["params"]),
+        "nvme gradients": (tiers["nvme"]["grads"], nvme_want["grads"]),
+        "nvme gradients of the job": (job["grads_nvme_bytes"], nvme_want["grads"]),
+        "nvme state": (tiers["nvme"]["state"], nvme_want["state"]),
+        "nvme": (tiers["nvme"]["used"], nvme_want["used"]),
+    }
+    states = end[-1]["state_bytes"]
+    for plane, key in (("param", "params"), ("grad", "grads"), ("optimizer", "state")):
+        rows[f"a rank's own {key}"] = (states[plane], p["rank"]["own"][key])
+        rows[f"a rank's {key} with the daemon"] = (states["daemon_" + plane], p["rank"]["kept"][key])
+    for what, (got, want) in rows.items():
+        check(got == want, f"{name}: {what}: planned {want}, and it is {got}")
+    if not SANITIZED:
+        untouched = 0 if step["nvme_read_bytes"] > 0 else host_want["buffers"]
+        near(f"{name}: memory of the daemon", memory, host_want["used"] - untouched, slack=OWN)
+    if durable:  # over steps that committed as often as was planned
+        every = int(flags[-1])
+        whole = end[-1]["step"] // every * every
+        steps = [s for s in end if whole - every < s["step"] <= whole]
+    else:
+        steps = end[1:]
+    for what in ("read", "written"):
+        got = sum(s[f"nvme_{what}_bytes"] for s in steps) / len(steps)
+        near(f"{name}: NVMe bytes {what} a step", got, step[f"nvme_{what}_bytes"])
+    return p
 
 
 def modes():
@@ -178,9 +188,13 @@ def modes():
         agrees("small", 1 << 30, "host", ["--dtype", "bf16", "--stage", stage], ranks=2, mode=mode)
     with Daemon("--host-bytes", "64M", *PAGES) as d:
         p = plan(d, *plan_words("small", "host"), "--ranks", "2", "--mode", "ddp")
-        with Training(d, "small", ["--dtype", "bf16", "--stage", "0"], 2) as t:
-            t.wait(1)
-            states = t.steps()[0]["state_bytes"]
+        ddp_is(p, Training(d, "small", ["--dtype", "bf16", "--stage", "0"], 2))
+
+
+def ddp_is(p, training):
+    with training as t:
+        t.wait(1)
+        states = t.steps()[0]["state_bytes"]
     got = [states[plane] for plane in ("param", "grad", "optimizer")]
     want = [p["rank"]["own"][key] for key in ("params", "grads", "state")]
     check(got == want, f"ddp: planned {want}, and it is {got}")

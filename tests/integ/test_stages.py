@@ -36,10 +36,9 @@ def flag(name):
     return int(MODEL[MODEL.index(name) + 1])
 
 
-def units(embedded):
-    """Elements of the model's units; `embedded`: tokens and positions."""
-    c = flag("--width")
-    return [embedded * c] + [12 * c * c + 13 * c] * flag("--layers") + [2 * c]
+def units(embedded, c, layers):
+    """Elements of the units of a model of width c; `embedded`: tokens and positions."""
+    return [embedded * c] + [12 * c * c + 13 * c] * layers + [2 * c]
 
 
 def padded(elems, ranks):
@@ -50,7 +49,8 @@ def padded(elems, ranks):
 def expected(stage, ranks, dtype, embedded):
     """Bytes of the three planes on one rank that has a whole slice of everything."""
     p, g, k = LAYOUTS[dtype]
-    elems = sum(padded(u, 1 if stage == 0 else ranks) for u in units(embedded))
+    model = units(embedded, flag("--width"), flag("--layers"))
+    elems = sum(padded(u, 1 if stage == 0 else ranks) for u in model)
     cut = [ranks if stage >= least else 1 for least in (3, 2, 1)]
     return [bytes_ * elems // n for bytes_, n in zip((p, g, k), cut)]
 

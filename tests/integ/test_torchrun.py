@@ -15,23 +15,25 @@ from harness import DEADLINE, Daemon, check, main, mpi_env, program, ranks_comma
 
 STEPS = 6
 MODEL = ("--seed 5 --batch 4 --micro-batch 2 --seq 32 --layers 3 --heads 2 --width 48 --lr 1e-3 "
-         "--clip 1 --data LICENSE --dtype bf16").split() + ["--steps", str(STEPS)]
+         "--clip 1 --data LICENSE --dtype bf16").split()
 RANKS = 2
 IN_USE = "Address already in use"
 
 
 class Trained:
-    """What a run leaves in a folder of its own: losses and weights."""
+    """What a run leaves in a folder of its own: a row for each step, losses, and weights."""
 
-    def __init__(self, flags, start):
+    def __init__(self, flags, start, steps=STEPS):
         folder = tempfile.mkdtemp(prefix="zshard-run-")
         try:
             jsonl, export = (os.path.join(folder, name) for name in ("jsonl", "weights"))
-            self.ended = start([program("zgpt"), *MODEL, "--jsonl", jsonl, "--export", export, *flags])
-            self.losses, self.weights = [], b""
+            self.ended = start([program("zgpt"), *MODEL, "--steps", str(steps), "--jsonl", jsonl,
+                                "--export", export, *flags])
+            self.want, self.steps, self.losses, self.weights = steps, [], [], b""
             if all(code == 0 for code, _ in self.ended):
                 with open(jsonl, encoding="utf-8") as f:
-                    self.losses = [json.loads(line)["loss"] for line in f]
+                    self.steps = [json.loads(line) for line in f]
+                self.losses = [step["loss"] for step in self.steps]
                 with open(export, "rb") as f:
                     self.weights = f.read()
         finally:
@@ -40,31 +42,33 @@ class Trained:
     def good(self, what):
         for rank, (code, out) in enumerate(self.ended):
             check(code == 0, f"{what}, rank {rank} ended with {code}:\n{out}")
-        check(len(self.losses) == STEPS and self.weights, f"{what}: {len(self.losses)} steps")
+        check(len(self.losses) == self.want and self.weights, f"{what}: {len(self.losses)} steps")
         return self
 
 
-def under_mpirun(env):
+def under_mpirun(env, ranks=RANKS, launch=ranks_command):
     def start(command):
-        done = subprocess.run(ranks_command(RANKS, command), env=env | mpi_env(), text=True, timeout=DEADLINE,
+        done = subprocess.run(launch(ranks, command), env=env | mpi_env(), text=True, timeout=DEADLINE,
                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                               check=False)
         return [(done.returncode, done.stdout)]
     return start
 
 
-def as_torchrun(env, **more):
-    """Each rank with torchrun's environment. The port is drawn below those that the kernel gives out."""
+def as_torchrun(env, size=RANKS, under=lambda rank: [], **more):
+    """Each rank with torchrun's environment, behind the words `under`. The port is drawn below those that
+    the kernel gives out."""
     def start(command):
         for attempt in range(100):
             port = 10000 + (os.getpid() * 7 + attempt * 13) % 20000
             ranks = []
-            for rank in range(RANKS):
-                mine = env | {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "localhost",
+            for rank in range(size):
+                mine = env | {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "localhost",
                               "MASTER_PORT": str(port), "LOCAL_RANK": str(rank),
                               "TORCHELASTIC_RUN_ID": "none"} | more
-                ranks.append(subprocess.Popen(command, env=mine, text=True, stdin=subprocess.DEVNULL,
-                                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+                ranks.append(subprocess.Popen([*under(rank), *command], env=mine, text=True,
+                                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                              stderr=subprocess.STDOUT))
             try:
                 ended = [(r.wait(DEADLINE), r.stdout.read()) for r in ranks]
             finally:
