@@ -604,6 +604,13 @@ void zsd_gpu_settle(struct zsd_core *core);
 int zsd_gpu_set(struct zsd_core *core, uint64_t bytes, struct zb_err *err);
 /** Bytes of state that shall leave the GPU, and have not. */
 uint64_t zsd_gpu_leaving(const struct zsd_job *job);
+/** Its gradients and what is aside are pinned as they are made: copies may use them at once. */
+static inline bool zsd_gpu_pins_early(const struct zsd_job *job)
+{
+    return job->params.bytes > 0 && job->early_room;
+}
+/** They are, and its parameters in host memory; err, with a code: not all of it. */
+void zsd_gpu_pinned(struct zsd_job *job, const struct zb_err *err);
 /** The device failed, as a task found: soon, jobs with bytes on it end. */
 void zsd_gpu_fail(struct zsd_core *core, const struct zb_err *err);
 /** Bytes as the device gives them. */

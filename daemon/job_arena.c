@@ -40,6 +40,9 @@ static void arena_run(struct zsd_task *task)
         if (zsd_arena_open(&t->arena, "zshard-params", t->bytes, true, &t->err) == 0 &&
             t->memory_bytes > 0)
             arena_memory(t);
+        if (t->err.code == 0 && zsd_gpu_pins_early(t->job)) /* behind it is state */
+            (void)zsd_gpu_pin(t->job->core->daemon, t->memory,
+                              t->memory_bytes - t->job->replan.all_bytes, &t->pin_err);
         break;
     case ZSD_STAGING_CLOSE:
     case ZSD_ARENA_CLOSE:

@@ -25,6 +25,7 @@ struct zsd_arena_task {
     uint32_t nranges;
     struct zk_gpu_mem *params; /* ZSD_ARENA_OPEN, of a job whose parameters are on the GPU; */
     struct zb_err gpu_err;     /* or why not: then nothing else is made */
+    struct zb_err pin_err;     /* why not all of its memory is pinned that was to be */
     struct zb_err err;
 };
 

@@ -23,7 +23,9 @@
  *
  * PINS. What a step copies is the job's parameters and its gradient, or passes through page buffers
  * (core.c). All of that is pinned: a job's before the first of its pages can go there, by a task of
- * its own, for it takes long; and no copy meets it half pinned. State in host memory is not: it
+ * its own, for it takes long; and no copy meets it half pinned. (Where its parameters live there,
+ * a page that was stepped early is copied up from beside its gradient, whenever that is: such a
+ * job's memory is pinned as it is made, job_arena.c.) State in host memory is not: it
  * moves once. What the driver does not pin is copied all the same, and `zctl tiers` says so.
  *
  * A STEP of a page that is on the GPU, or comes to be, or leaves it, runs there (pageop.c): so a
@@ -236,6 +238,15 @@ static void task_run(struct zsd_task *task)
         task_pin(t);
 }
 
+void zsd_gpu_pinned(struct zsd_job *job, const struct zb_err *err)
+{
+    job->gpu.pinned = true;
+    if (err->code == 0)
+        return;
+    zb_log(ZB_LOG_WARN, "gpu-unpinned", "job=\"%s\" why=\"%s\"", job->name, err->text);
+    (void)zb_fail(&job->core->gpu_unpinned, err->code, "%s", err->text);
+}
+
 static void task_made(struct gpu_task *t)
 {
     struct zsd_job *job = t->job;
@@ -243,12 +254,8 @@ static void task_made(struct gpu_task *t)
     if (t->rc == 0) {
         job->gpu.made = job->gpu.to = t->to;
         job->gpu.refused = false;
-        job->gpu.pinned = true;
-        if (t->pin_err.code != 0) {
-            zb_log(ZB_LOG_WARN, "gpu-unpinned", "job=\"%s\" why=\"%s\"", job->name,
-                   t->pin_err.text);
-            (void)zb_fail(&job->core->gpu_unpinned, t->pin_err.code, "%s", t->pin_err.text);
-        }
+        if (t->pins)
+            zsd_gpu_pinned(job, &t->pin_err);
         return;
     }
     gpu_unbook(job, runs_booked(job, t->from, t->to));

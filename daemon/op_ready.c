@@ -312,6 +312,8 @@ static void job_arena_opened(struct zsd_arena_task *t)
         zsd_job_end(job, &job->core->gpu_err);
         return;
     }
+    if (zsd_gpu_pins_early(job))
+        zsd_gpu_pinned(job, &t->pin_err);
     zsd_place_attach(job);
     zsd_paths_register(job->core->daemon, job->arena.base, job->arena_bytes);
     zsd_replan_attach(job);

@@ -300,6 +300,81 @@ static void trained_there(void **state)
     asks(0, NULL);
 }
 
+static struct zc_job_options fleeting(const char *name);
+
+/* A daemon that has no data files: all is in host memory, or there. */
+static void without_data_files(void **state)
+{
+    struct zc_job_options o;
+    struct zi_rank ranks[2];
+    struct zi_daemon d = { 0 };
+    struct zk_gpu_mem *mem;
+    struct zc_client *c;
+    uint64_t k = 1;
+
+    (void)state;
+    asks(ZC_GPU, gpu_id());
+    zi_start(&d, options_with(gpu_name(), emulated() ? "8M" : "64M", "0"));
+    o = fleeting("job");
+    zi_job(ranks, 2, &d, &o, sv_units, SV_UNITS);
+    assert_true(ranks[0].place.gpu_params > 0);
+    sv_fill(ranks, 2);
+    c = zi_client(&d);
+    mem = map(&ranks[0]);
+    step(ranks, mem, k, ZC_COMMIT_NO);
+    for (unsigned i = 0; zi_tier(c, "gpu").state < state_bytes; i++) {
+        assert_true(i < 4);
+        (void)poll(NULL, 0, 50);
+        step(ranks, mem, ++k, ZC_COMMIT_NO);
+    }
+    step(ranks, mem, ++k, ZC_COMMIT_NO);
+    assert_int_equal(zc_tier_set_wait(c, "gpu", zi_least(c, "gpu")), 0);
+    step(ranks, mem, ++k, ZC_COMMIT_NO);
+    zi_await_target(c, "gpu");
+    step(ranks, mem, ++k, ZC_COMMIT_NO);
+    zk_gpu_free(mem);
+    zi_close(ranks, 2);
+    await_params(c, 0);
+    assert_int_equal(zi_tier(c, "gpu").used, zi_tier(c, "gpu").rings);
+    zc_close(c);
+    zi_stop(&d);
+    asks(0, NULL);
+}
+
+/* Steps that begin early copy parameters up from the job's memory, whether its state ever goes
+ * there or not: that memory is pinned when it is ready. */
+static void pinned_for_early_steps(void **state)
+{
+    struct zc_job_options o;
+    struct zi_rank ranks[2];
+    struct zi_daemon d = { 0 };
+    struct zc_tier_row before, gpu;
+    struct zc_client *c;
+
+    (void)state;
+    asks(ZC_GPU, gpu_id());
+    zi_start(&d, options_usual());
+    c = zi_client(&d);
+    o = fleeting("job");
+    zi_job(ranks, 1, &d, &o, sv_units, SV_UNITS);
+    gpu = zi_tier(c, "gpu");
+    zi_close(ranks, 1);
+    await_params(c, 0);
+    assert_int_equal(zc_tier_set_wait(c, "gpu", zi_least(c, "gpu") + gpu.params), 0);
+    before = zi_tier(c, "gpu");
+    o = sv_job(1);
+    o.early = true;
+    zi_job(ranks, 2, &d, &o, sv_units, SV_UNITS);
+    assert_true(ranks[0].place.early && ranks[0].place.gpu_params > 0);
+    gpu = zi_tier(c, "gpu");
+    assert_int_equal(gpu.state, 0);
+    assert_string_not_equal(gpu.detail, before.detail); /* so much is pinned */
+    zc_close(c);
+    zi_close(ranks, 2);
+    zi_stop(&d);
+    asks(0, NULL);
+}
+
 /* Another world: shards are put together from what was saved, and go up. */
 static void cut_anew(void **state)
 {
@@ -319,6 +394,99 @@ static void cut_anew(void **state)
     sv_step(ranks, 3, 3, ZC_COMMIT_STEP);
     sv_dump_same("three ranks", &want[3], ranks, 3);
     zi_close(ranks, 3);
+    zi_stop(&d);
+    asks(0, NULL);
+}
+
+/* What a reader gets of the snapshot is what was committed then. */
+static void read_same(struct zc_client *c, const struct zc_snapshot_row *snapshot)
+{
+    const struct sv_dump *was = &want[snapshot->iterations];
+    uint64_t count = sv_units[0].elems;
+    struct zc_reader reader;
+
+    if (zc_reader_open_wait(c, snapshot->job, snapshot->name, UINT64_C(1) << 20, &reader) < 0)
+        fail_msg("reader: %s", zc_error(c));
+    for (unsigned w = 0; w < 2; w++) {
+        static const enum zc_what whats[] = { ZC_PARAM, ZC_MASTER };
+        size_t size = whats[w] == ZC_PARAM && sv_units[0].dtype != ZC_F32 ? 2 : 4;
+
+        if (zc_reader_read_wait(c, reader.id, 0, whats[w], 0, count, reader.staging) < 0)
+            fail_msg("read: %s", zc_error(c));
+        if (memcmp(reader.staging, was->values[0][w], count * size) != 0)
+            fail_msg("what was read of step %llu differs",
+                     (unsigned long long)snapshot->iterations);
+    }
+    assert_int_equal(zc_reader_close_wait(c, reader.id), 0);
+}
+
+/* While a step runs: its state is sent away from the GPU or is to come there, what is saved is
+ * named, read and scrubbed, and the memory is shared once more. */
+static void amid_steps(void **state)
+{
+    struct zi_rank ranks[2];
+    struct zi_daemon d = { 0 };
+    struct zk_gpu_mem *mem;
+    struct zc_client *c;
+
+    (void)state;
+    asks(ZC_GPU, gpu_id());
+    zi_start(&d, options_with(emulated() ? "emulated:16M:300::4K" : gpu_name(),
+                              emulated() ? "8M" : "64M", "96M"));
+    sv_open(ranks, 2, &d, 1);
+    c = zi_client(&d);
+    mem = map(&ranks[0]);
+    step(ranks, mem, 1, ZC_COMMIT_STEP);
+    for (uint64_t k = 2; k <= STEPS; k++) {
+        struct zc_step step = { .step = k,
+                                .scale = 1,
+                                .groups = sv_groups,
+                                .ngroups = 1,
+                                .commit = k % 3 ? ZC_COMMIT_STEP : ZC_COMMIT_NO,
+                                .timeout_ms = 20000 };
+        struct zc_snapshot take = { .job = sv_name, .retain = 2 };
+        struct zc_snapshot_row snapshot;
+        struct zc_stepped stepped[2];
+        struct zi_call calls[2];
+        struct zc_scrub scrub;
+        struct zc_sentence *bad = NULL;
+        size_t nbad;
+        int rc;
+
+        sv_push(ranks, 2, k);
+        for (unsigned r = 0; r < 2; r++) {
+            calls[r] = ZI_CALL(&ranks[r]);
+            assert_int_equal(
+                zc_step(ranks[r].c, ranks[r].job.id, &step, &stepped[r], zi_done, &calls[r]), 0);
+            assert_true(zc_poll(ranks[r].c, 0) >= 0);
+        }
+        if (k % 2)
+            assert_int_equal(zc_tier_set_wait(c, "gpu", zi_least(c, "gpu")), 0);
+        rc = zc_snapshot_wait(c, &take, &snapshot);
+        if (rc < 0 && rc != -EEXIST)
+            fail_msg("snapshot: %s", zc_error(c));
+        if (rc == 0)
+            read_same(c, &snapshot);
+        rc = zc_scrub_wait(c, ZC_SCRUB_START, UINT64_C(1) << 40, &scrub, &bad, &nbad);
+        assert_true(rc == 0 || rc == -EBUSY);
+        zc_rows_free(bad);
+        zk_gpu_free(map(&ranks[1]));
+        if (k % 4 == 1)
+            assert_int_equal(zc_tier_set_wait(c, "gpu", gpu_size()), 0);
+        for (unsigned r = 0; r < 2; r++) {
+            if (zi_await(ranks, 2, &calls[r]) < 0)
+                fail_msg("step %llu: %s", (unsigned long long)k, calls[r].text);
+            assert_int_equal(stepped[r].commit_code, 0);
+        }
+        sv_dump_same("amid", &want[k], ranks, 2);
+        fetched_same("amid", &want[k], ranks, mem, k);
+        zi_fsck_online(c);
+        if (k % 4 == 3)
+            assert_int_equal(zc_tier_set_wait(c, "gpu", gpu_size()), 0);
+    }
+    zk_gpu_free(mem);
+    zc_close(c);
+    zi_close(ranks, 2);
     zi_stop(&d);
     asks(0, NULL);
 }
@@ -817,7 +985,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(trained_there, zi_teardown),
+        cmocka_unit_test_teardown(without_data_files, zi_teardown),
+        cmocka_unit_test_teardown(pinned_for_early_steps, zi_teardown),
         cmocka_unit_test_teardown(cut_anew, zi_teardown),
+        cmocka_unit_test_teardown(amid_steps, zi_teardown),
         cmocka_unit_test_teardown(elsewhere, zi_teardown),
         cmocka_unit_test_teardown(no_device_memory, zi_teardown),
         cmocka_unit_test_teardown(ranks_without, zi_teardown),
