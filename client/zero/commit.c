@@ -153,7 +153,7 @@ int zc_zero_commit(struct zc_zero *z)
 
     if (rc < 0)
         return rc;
-    if (z->options.offload_param == ZC_ZERO_NONE)
+    if (z->options.offload_optimizer == ZC_ZERO_NONE)
         return zcz_refuse(z, -ENOTSUP, "a commit needs a daemon, and this run has none");
     if (!z->options.durable)
         return zcz_refuse(z, -EINVAL, "a commit of a job that is not durable");

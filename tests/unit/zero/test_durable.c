@@ -339,6 +339,47 @@ static void a_commit_that_fails(void **state)
     }
 }
 
+/* With the optimizer's state alone in the daemon: what is durable goes on, in another stage too. */
+static void without_parameters_in_the_daemon(void **state)
+{
+    (void)state;
+    for (uint32_t i = 0; i < 18; i++) {
+        enum zc_zero_stage from = ZC_STAGE_1 + i % 3, to = ZC_STAGE_1 + i / 3 % 3;
+        struct fake_config config = {
+            .page_elems = 4096, .seed = i, .delay_max = 2, .nodes = i / 9 + 1
+        };
+        struct party first, second;
+
+        fake_reset(&config);
+        party_new(&first, 2, false);
+        party_new(&second, 2, true);
+        for (uint32_t r = 0; r < 2; r++) {
+            struct zc_zero_options *o[] = { &first.runs[r].options, &second.runs[r].options };
+
+            for (int k = 0; k < 2; k++) {
+                o[k]->stage = k == 0 ? from : to;
+                o[k]->offload_param = ZC_ZERO_NONE;
+                o[k]->commit_every = 0;
+            }
+            first.runs[r].until = 3;
+            first.runs[r].commit_behind = 3;
+            second.runs[r].commit_behind = UNTIL;
+        }
+        party_run(&first);
+        assert_ran("committed", &first);
+        for (uint32_t n = 0; n < config.nodes; n++) {
+            assert_points("committed", n, (struct fake_points){ 3, -1, 3 });
+            fake_crash(n);
+        }
+        party_run(&second);
+        assert_whole("goes on", &second);
+        assert_int_equal(second.runs[0].begun_at, 3);
+        party_done(&first);
+        party_done(&second);
+        fake_end();
+    }
+}
+
 static void commits_that_cannot_be(void **state)
 {
     static const struct fake_config config = { .page_elems = 4096 };
@@ -654,6 +695,7 @@ int main(void)
         cmocka_unit_test(the_newest_that_all_have),
         cmocka_unit_test(commits_come_as_asked),
         cmocka_unit_test(a_commit_that_fails),
+        cmocka_unit_test(without_parameters_in_the_daemon),
         cmocka_unit_test(commits_that_cannot_be),
         cmocka_unit_test(notes_that_cannot_be),
         cmocka_unit_test(a_job_goes_on),
