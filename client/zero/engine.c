@@ -372,11 +372,23 @@ static int open_check_stage(struct zc_zero *z)
     return 0;
 }
 
+/* Behind it there is room for the number of every group: open_name(). */
+static int open_check_name(struct zc_zero *z)
+{
+    const struct zc_zero_options *o = &z->options;
+    uint32_t groups = o->group_ranks > 0 ? z->world / o->group_ranks : 1;
+    int number = groups > 1 ? snprintf(NULL, 0, ".%u", groups - 1) : 0;
+
+    if (!o->job || strlen(o->job) <= (size_t)(ZC_NAME_MAX - number))
+        return 0;
+    return zcz_refuse(z, -EINVAL, "a job's name has at most %d bytes%s", ZC_NAME_MAX - number,
+                      number ? ", and behind it each group of ranks has its number" : "");
+}
+
 static int open_check(struct zc_zero *z)
 {
     const struct zc_zero_options *o = &z->options;
     struct zb_err err = { 0 };
-
     int rc = open_check_stage(z);
 
     if (rc == 0)
@@ -387,8 +399,9 @@ static int open_check(struct zc_zero *z)
         return zcz_refuse(z, -EINVAL, "resume needs a daemon and the name of a job that it kept");
     if (o->durable && (o->offload_optimizer == ZC_ZERO_NONE || !o->keep))
         return zcz_refuse(z, -EINVAL, "a durable job needs a daemon, and to be kept");
-    if (o->job && strlen(o->job) > ZC_NAME_MAX)
-        return zcz_refuse(z, -EINVAL, "a job's name has at most %d bytes", ZC_NAME_MAX);
+    rc = open_check_name(z);
+    if (rc < 0)
+        return rc;
     if (o->micro_steps < 1)
         return zcz_refuse(z, -EINVAL, "0 micro-steps in a step: at least 1");
     if (!(o->clip >= 0 && isfinite(o->clip)))

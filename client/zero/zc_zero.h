@@ -195,14 +195,15 @@ struct zc_loss_scale {
 struct zc_zero_options {
     struct zc_comm *comm;  /* the caller's; outlives the engine */
     const char *socket;    /* as in zc_options */
-    const char *job;       /* NULL: "zero-<pid of rank 0>" */
+    const char *job;       /* NULL: "zero-<pid of rank 0>". Of groups all but the first have their
+                              number behind it, which it leaves room for */
     bool keep;             /* the job outlives its ranks */
     bool durable;          /* steps can be committed (needs keep, and a daemon with data files) */
     uint64_t commit_every; /* of a durable job: each so manieth step is committed; 0: on request */
     bool resume; /* join the job of that name, which was kept, and go on with it: units are declared
                     as then, the options are as then, and the start asks for no initial values */
-    /* both none, or neither. None: in this process, on the device where there is one and ranks that
-     * are several have collectives between devices */
+    /* parameters only with the optimizer. None: in this process, on the device where there is one
+     * and ranks that are several have collectives between devices */
     enum zc_zero_offload offload_param, offload_optimizer;
     /* of parameters also ZC_ZERO_GPU: in GPU memory of the daemon, which this engine's device maps
      * and copies from; where that can be (a device that is the daemon's, a tier with room for all

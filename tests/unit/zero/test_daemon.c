@@ -22,7 +22,7 @@
 #include "comm_threads.h"
 #include "model.h"
 
-#define RANKS 3
+#define RANKS 4
 
 static char folder[64];
 static unsigned started;
@@ -459,6 +459,104 @@ static void a_kept_job_goes_on(void **state)
     party_done(&second);
 }
 
+/* Four ranks in two groups: each has all states, in a job of its own. */
+static void groups_new(struct party *p, const struct daemon *d, const char *job)
+{
+    party_new(p, 4, d, d ? ZC_ZERO_HOST : ZC_ZERO_NONE, d ? ZC_ZERO_NVME : ZC_ZERO_NONE);
+    for (uint32_t r = 0; r < 4; r++) {
+        p->runs[r].options.group_ranks = 2;
+        p->runs[r].options.keep = job != NULL;
+        p->runs[r].options.job = job;
+        p->runs[r].options.micro_steps = 1; /* of 12 samples, each rank has 3 */
+    }
+}
+
+static void groups_are_jobs(void **state)
+{
+    struct party whole, once, first, second, other;
+    struct daemon d;
+
+    (void)state;
+    groups_new(&whole, NULL, NULL);
+    party_run(&whole);
+    assert_ran(&whole);
+    daemon_start(&d, "64M");
+    groups_new(&once, &d, NULL);
+    party_run(&once);
+    assert_same("groups", &whole, &once);
+    groups_new(&first, &d, "kept");
+    groups_new(&second, &d, "kept");
+    groups_new(&other, &d, "kept");
+    for (uint32_t r = 0; r < 4; r++) {
+        first.runs[r].stop_after = 3; /* behind step 3 */
+        second.runs[r].options.resume = other.runs[r].options.resume = true;
+        second.runs[r].steps = 2;
+        other.runs[r].options.group_ranks = 1;
+    }
+    party_run(&first);
+    for (uint32_t r = 0; r < 4; r++) /* the others of its group hear of the first to go */
+        if (first.runs[r].rc != -EINTR && first.runs[r].rc != -EOWNERDEAD)
+            fail_msg("rank %u: %d %s", r, first.runs[r].rc, first.runs[r].error);
+    party_run(&other); /* what is in memory is cut for these groups, and there are not more */
+    for (uint32_t r = 0; r < 4; r++) {
+        bool cut = r < 2;
+
+        if (other.runs[r].rc != (cut ? -EINVAL : -ENOENT) ||
+            !strstr(other.runs[r].error, cut ? "has 2 ranks, not 1" : "there is no job 'kept."))
+            fail_msg("rank %u: %d %s", r, other.runs[r].rc, other.runs[r].error);
+    }
+    party_run(&second);
+    assert_ran(&second);
+    assert_int_equal(second.runs[0].begun_at, 3);
+    assert_int_equal(second.runs[0].last.iterations, 5);
+    for (uint32_t r = 0; r < 4; r++)
+        for (uint32_t u = 0; u < MODEL_UNITS; u++)
+            assert_memory_equal(whole.runs[0].values.master[u], second.runs[r].values.master[u],
+                                model_units[u].elems * sizeof(float));
+    daemon_stop(&d);
+    party_done(&whole);
+    party_done(&once);
+    party_done(&first);
+    party_done(&second);
+    party_done(&other);
+}
+
+/* What is behind a group's name has room, or it would be another group's. */
+static void a_name_too_long_for_groups(void **state)
+{
+    static const struct {
+        int bytes;
+        uint32_t group_ranks;
+        bool fits;
+    } rows[] = {
+        { 63, 0, true }, { 63, 4, true }, { 63, 2, false }, { 62, 2, false }, { 61, 2, true }
+    };
+    struct daemon d;
+
+    (void)state;
+    daemon_start(&d, "64M");
+    for (size_t i = 0; i < ZB_COUNT(rows); i++) {
+        char name[64];
+        struct party p;
+
+        memset(name, 'n', sizeof(name));
+        name[rows[i].bytes] = '\0';
+        groups_new(&p, &d, name);
+        for (uint32_t r = 0; r < 4; r++) {
+            p.runs[r].options.keep = false;
+            p.runs[r].options.group_ranks = rows[i].group_ranks;
+            p.runs[r].steps = 1;
+        }
+        party_run(&p);
+        for (uint32_t r = 0; r < 4; r++)
+            if (p.runs[r].rc != (rows[i].fits ? 0 : -EINVAL) ||
+                !strstr(p.runs[r].error, rows[i].fits ? "" : "a job's name has at most 61 bytes"))
+                fail_msg("row %zu, rank %u: %d %s", i, r, p.runs[r].rc, p.runs[r].error);
+        party_done(&p);
+    }
+    daemon_stop(&d);
+}
+
 static void refusals_reach_every_rank(void **state)
 {
     struct party p;
@@ -588,10 +686,11 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(placement_changes_nothing), cmocka_unit_test(accumulated_before_the_push),
-        cmocka_unit_test(guesses_change_nothing),    cmocka_unit_test(one_bad_gradient_skips_all),
-        cmocka_unit_test(a_kept_job_goes_on),        cmocka_unit_test(refusals_reach_every_rank),
-        cmocka_unit_test(a_rank_that_dies),          cmocka_unit_test(a_daemon_that_dies),
+        cmocka_unit_test(placement_changes_nothing),  cmocka_unit_test(accumulated_before_the_push),
+        cmocka_unit_test(guesses_change_nothing),     cmocka_unit_test(one_bad_gradient_skips_all),
+        cmocka_unit_test(a_kept_job_goes_on),         cmocka_unit_test(groups_are_jobs),
+        cmocka_unit_test(a_name_too_long_for_groups), cmocka_unit_test(refusals_reach_every_rank),
+        cmocka_unit_test(a_rank_that_dies),           cmocka_unit_test(a_daemon_that_dies),
         cmocka_unit_test(a_daemon_that_hangs),
     };
 
