@@ -144,9 +144,15 @@ static struct zcz_pool *gather_pool(struct zc_zero *z)
     return z->whole_params && !z->device.gpu ? &z->whole_param : &z->gather_pool;
 }
 
-static struct zcz_buf *gather_dev_get(struct zc_zero *z, size_t bytes)
+/* On the device: there is u->on_dev, or the failure. */
+static int gather_dev_get(struct zc_zero *z, struct zcz_unit *u)
 {
-    return zcz_buf_get(z->whole_params ? &z->whole_param : &z->gather_dev, bytes);
+    struct zcz_pool *pool = z->whole_params ? &z->whole_param : &z->gather_dev;
+    size_t bytes = slice_bytes(u) * z->shards;
+
+    if (!u->on_dev)
+        u->on_dev = zcz_buf_get(pool, bytes);
+    return u->on_dev ? 0 : zcz_device_full(z, pool, "to gather", u, bytes);
 }
 
 static int gather_no_memory(struct zc_zero *z, const struct zcz_unit *u)
@@ -233,12 +239,10 @@ static const void *view_data(const struct zc_zero *z, const struct zcz_unit *u)
 static int gather_upload(struct zc_zero *z, struct zcz_unit *u)
 {
     size_t bytes = slice_bytes(u) * z->shards;
-    int rc;
+    int rc = gather_dev_get(z, u);
 
-    if (!u->on_dev)
-        u->on_dev = gather_dev_get(z, bytes);
-    if (!u->on_dev)
-        return zcz_device_full(z, &z->gather_dev, "to gather", u, bytes);
+    if (rc < 0)
+        return rc;
     rc = u->buf ? zcz_device_up(z, u->on_dev, 0, u->buf->data, bytes, bytes)
                 : zcz_device_up(z, u->on_dev, 0, view_data(z, u), stored_bytes(u), bytes);
     u->state = ZCZ_UPLOAD;
@@ -263,14 +267,13 @@ static int gather_uploaded(struct zc_zero *z, struct zcz_unit *u)
 
 static int gather_collect_on_device(struct zc_zero *z, struct zcz_unit *u)
 {
-    size_t at = slice_bytes(u) * z->shard, bytes = slice_bytes(u) * z->shards;
+    size_t at = slice_bytes(u) * z->shard;
     int rc;
 
     if (!u->copying) {
-        if (!u->on_dev)
-            u->on_dev = gather_dev_get(z, bytes);
-        if (!u->on_dev)
-            return zcz_device_full(z, &z->gather_dev, "to gather", u, bytes);
+        rc = gather_dev_get(z, u);
+        if (rc < 0)
+            return rc;
         u->copying = true;
         z->moved = true;
         return zcz_device_up(z, u->on_dev, at, view_data(z, u), stored_bytes(u), slice_bytes(u));

@@ -134,7 +134,8 @@ static int grad_get(struct zc_zero *z, struct zcz_unit *u, size_t bytes)
     if (rc < 0 || u->grad)
         return rc;
     if (z->device.gpu)
-        return zcz_device_full(z, &z->grad_dev, "for the gradient of", u, bytes);
+        return zcz_device_full(z, z->whole_grads ? &z->whole_grad : &z->grad_dev,
+                               "for the gradient of", u, bytes);
     return zcz_fail(z, -ENOMEM, "no memory for the gradient of unit %u '%s': %zu bytes",
                     u->def.index, u->def.name, bytes);
 }

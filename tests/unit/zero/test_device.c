@@ -38,8 +38,9 @@ struct setting {
     const char *device;
 };
 
-/* How the gradients of micro-steps become one; or how parameters travel. */
-enum way { REDUCED, LOCAL, VERTICAL, QUANTIZED, WAYS };
+/* How the gradients of micro-steps become one; or how parameters travel; or stage 1, of what is not
+ * offloaded. */
+enum way { REDUCED, LOCAL, VERTICAL, QUANTIZED, WAYS, WHOLE = WAYS };
 
 /* aborts: collectives end where a rank fails alone. */
 static void party_run_as(struct party *p, const struct setting *s, const char *device, bool aborts,
@@ -63,6 +64,7 @@ static void party_run_as(struct party *p, const struct setting *s, const char *d
         run->options.weight_decay[0] = 0.1;
         run->options.eps = 1e-3;
         run->options.clip = 1;
+        run->options.stage = way == WHOLE ? ZC_STAGE_1 : ZC_STAGE_3;
         run->options.micro_steps = s->micro_steps;
         run->options.accumulate_local = way == LOCAL;
         run->options.vertical = way == VERTICAL;
@@ -201,6 +203,33 @@ static void a_full_device_is_said(void **state)
         party_done(&p);
     }
     assert_in_range(refused, 1, 15);
+}
+
+/* ... of parameters and gradients that are whole there, too; in each rank's own words. */
+static void a_device_full_of_whole_planes_is_said(void **state)
+{
+    static const char *const parts[] = { "to gather", "for the gradient of" };
+    const struct setting s = { "whole", 2, ZC_F32, ZC_ZERO_NONE, false, 0, 1, NULL };
+    uint32_t seen[2] = { 0, 0 };
+
+    (void)state;
+    for (uint32_t mib = 2; mib <= 48; mib += 2) {
+        char device[32];
+        struct party p;
+
+        (void)snprintf(device, sizeof(device), "emulated:%uM", mib);
+        party_run_as(&p, &s, device, true, WHOLE);
+        for (uint32_t r = 0; r < 2; r++)
+            for (uint32_t k = 0; k < 2; k++)
+                if (strstr(p.runs[r].error, "no memory") && strstr(p.runs[r].error, parts[k])) {
+                    seen[k]++;
+                    if (p.runs[r].rc != -ENOSPC ||
+                        !strstr(p.runs[r].error, "of GPU memory are needed, "))
+                        fail_msg("%s: %d %s", device, p.runs[r].rc, p.runs[r].error);
+                }
+        party_done(&p);
+    }
+    assert_true(seen[0] > 0 && seen[1] > 0);
 }
 
 /* It fails at its nth work, for each n that a run gets to. */
@@ -368,6 +397,7 @@ int main(void)
         cmocka_unit_test(where_gradients_land_is_pinned),
         cmocka_unit_test(what_is_no_device_is_refused),
         cmocka_unit_test(a_full_device_is_said),
+        cmocka_unit_test(a_device_full_of_whole_planes_is_said),
         cmocka_unit_test(a_device_that_fails_ends_the_run),
     };
 
