@@ -54,7 +54,8 @@ static bool is_true(const struct zcz_read *r, enum zcz_at at)
 
 typedef unsigned long long ull;
 
-/* One that follows from the two others: whole / (part * ranks). */
+/* What a key says is at most UINT32_MAX: the product of two fits. One that follows from the two
+ * others: whole / (part * ranks). */
 static int batch_divide(uint64_t whole, uint64_t part, const char *name, uint32_t ranks,
                         uint64_t *ret, struct zb_err *err)
 {
@@ -66,10 +67,21 @@ static int batch_divide(uint64_t whole, uint64_t part, const char *name, uint32_
     return 0;
 }
 
+/* The third, of the two others; what a key may say, it may be. */
+static int batch_multiply(uint64_t micro, uint64_t steps, uint32_t ranks, uint64_t *ret,
+                          struct zb_err *err)
+{
+    if (!zb_mul_fits(micro * steps, ranks, ret) || *ret > UINT32_MAX)
+        return zb_fail(err, -EINVAL,
+                       TRAIN ": " MICRO " %llu times " ACCUM " %llu times %u ranks is more than %u",
+                       (ull)micro, (ull)steps, ranks, UINT32_MAX);
+    return 0;
+}
+
 static int batch_check(uint64_t train, uint64_t micro, uint64_t steps, uint32_t ranks,
                        struct zb_err *err)
 {
-    if (ranks > 0 && train != micro * steps * ranks)
+    if (ranks > 0 && (train % ranks != 0 || train / ranks != micro * steps))
         return zb_fail(err, -EINVAL,
                        TRAIN ": %llu is not " MICRO " %llu times " ACCUM " %llu times %u ranks",
                        (ull)train, (ull)micro, (ull)steps, ranks);
@@ -99,7 +111,7 @@ static int settle_batch(struct zc_zero_config *c, struct zcz_read *r, uint32_t r
     else if (ranks > 0 && train && steps)
         rc = batch_divide(train, steps, ACCUM, ranks, &micro, err);
     else if (ranks > 0 && micro && steps)
-        train = micro * steps * ranks;
+        rc = batch_multiply(micro, steps, ranks, &train, err);
     c->train_batch = train;
     c->micro_batch = micro;
     c->options.micro_steps = steps ? (uint32_t)steps : 1;

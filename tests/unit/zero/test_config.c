@@ -194,6 +194,12 @@ static const struct {
     { "{'train_batch_size': 33, 'train_micro_batch_size_per_gpu': 2}",
       "!train_batch_size: 33 does not divide into train_micro_batch_size_per_gpu 2 on each of 4" },
     { "{'train_batch_size': 33}", "!train_batch_size: 33 does not divide into gradient_acc" },
+    { "{'train_micro_batch_size_per_gpu': 65536, 'gradient_accumulation_steps': 65537}",
+      "!train_batch_size: train_micro_batch_size_per_gpu 65536 times gradient_accumulation_steps "
+      "65537 times 4 ranks is more than 4294967295" },
+    { "{'train_micro_batch_size_per_gpu': 4294967295, 'gradient_accumulation_steps': 4294967295, "
+      "'train_batch_size': 'auto'}",
+      "!train_batch_size: train_micro" },
     { "{'train_batch_size': 0}", "!train_batch_size: is 0, and must be from 1" },
     { "{'train_batch_size': 1.5}", "!train_batch_size: is 1.5, and must be a whole number" },
     { "{'train_batch_size': '32'}", "!train_batch_size: is \"32\", and must be a whole number" },
