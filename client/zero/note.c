@@ -83,8 +83,10 @@ int zcz_note_scale(struct zc_zero *z, const struct zcz_scaler *scaler)
     struct head head;
     int rc = z->note || z->store->node_rank != 0 ? 0 : note_keep(z, false, NULL, 0);
 
-    if (rc < 0 || z->store->node_rank != 0)
-        return rc;
+    if (rc < 0) /* the others are past this */
+        return zcz_fail(z, rc, "%s", z->error.text);
+    if (z->store->node_rank != 0)
+        return 0;
     memcpy(&head, z->note, sizeof(head));
     head.has |= HEAD_SCALE;
     head.scale = scaler->scale;
