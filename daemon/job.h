@@ -632,7 +632,8 @@ void zsd_params_ask(struct zsd_job *job, uint32_t rank, const char *device);
 bool zsd_params_seen(const struct zsd_job *job, const char *device);
 /** So many bytes of parameters: can they be on the GPU? Else job->params.why says why not. */
 bool zsd_params_fit(struct zsd_job *job, uint64_t bytes);
-/** They do not fit, and memory of the GPU is on its way back: whoever places the job may wait. */
+/** They do not fit, and will with memory of the GPU that is on its way back: whoever places the job
+ * may wait. */
 bool zsd_params_wait(struct zsd_job *job);
 /** They will be there: the account. */
 void zsd_params_book(struct zsd_job *job, uint64_t bytes);

@@ -23,9 +23,10 @@
  * told. So no stream of one process ever waits for one of another.
  *
  * INVARIANTS
- *     GP1  bytes, booked and mem (once made) are set from zsd_params_book() to
- * zsd_params_unplace(). GP2  What is booked for parameters in the tier's account is that of jobs,
- * and of strands.
+ *
+ *     GP1  bytes, booked and mem (once made) are set from book() to unplace().
+ *
+ *     GP2  What is booked for parameters in the tier's account is that of jobs, and of strands.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -348,35 +349,40 @@ void zsd_params_unplace(struct zsd_job *job)
     p->held = false;
 }
 
-/* Memory of a job that has ended, or that has just been given back. */
-static bool params_returning(const struct zsd_core *core)
+/* Memory of jobs that have ended, or that has just been given back. */
+static uint64_t params_returning(const struct zsd_core *core)
 {
+    uint64_t bytes = 0;
+
     zb_list_each(pos, &core->jobs)
     {
         const struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
 
-        if (job->state == ZSD_ENDED && job->gpu.held_bytes + job->params.booked > 0)
-            return true;
+        if (job->state == ZSD_ENDED)
+            bytes += job->gpu.held_bytes + job->params.booked;
     }
     zb_list_each(pos, &core->strands)
     {
         if (strand_of(pos)->looks < STRAND_LOOKS)
-            return true;
+            bytes += strand_of(pos)->booked;
     }
-    return false;
+    return bytes;
 }
 
 bool zsd_params_wait(struct zsd_job *job)
 {
-    uint64_t bytes = 0;
+    struct zsd_core *core = job->core;
+    uint64_t back, stays, bytes = 0;
 
-    if (!job->params.asked || job->params.barred || !job->core->daemon->gpu ||
-        !params_returning(job->core))
+    if (!job->params.asked || job->params.barred || !core->daemon->gpu || core->gpu_err.code != 0)
         return false;
+    back = params_returning(core);
+    stays = zsd_account_used(&core->gpu) - back;
     for (uint32_t i = 0; i < job->nshards; i++)
         bytes += zb_layout_bytes(&job->shards[i]->unit->layout, ZB_PARAM, job->core->page_elems,
                                  job->shards[i]->count);
-    return !zsd_params_fit(job, bytes);
+    return back > 0 && !zsd_params_fit(job, bytes) &&
+           stays + zsd_gpu_units(core, bytes) <= core->gpu_target;
 }
 
 /* ---- shared with a rank */

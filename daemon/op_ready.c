@@ -361,8 +361,12 @@ static void ready_expire(struct zsd_timed *timed)
         zsd_job_end(job, &err);
         return;
     }
-    zsd_refuse(r, -ETIMEDOUT, "job '%s' waits for its ranks: %u of %u were ready", job->name, n,
-               job->world);
+    if (job->state == ZSD_PLACING && job->place_waits)
+        zsd_refuse(r, -ETIMEDOUT, "job '%s' waits for memory that other jobs are giving back",
+                   job->name);
+    else
+        zsd_refuse(r, -ETIMEDOUT, "job '%s' waits for its ranks: %u of %u were ready", job->name, n,
+                   job->world);
 }
 
 static void ready_check(struct zsd_job *job)

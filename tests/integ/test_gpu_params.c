@@ -787,6 +787,45 @@ static void one_after_the_other(void **state)
     asks(0, NULL);
 }
 
+/* True: a job whose parameters will not fit, whatever comes back, was placed before it was certain
+ * that what is on its way back stays. */
+static bool placed_at_once(void)
+{
+    static const struct zc_unit large = {
+        .name = "large", .elems = UINT64_C(3) << 20, .dtype = ZC_F32, .grad_dtype = ZC_F32
+    };
+    struct zc_job_options o = fleeting("gone");
+    struct zi_rank a, b;
+    struct zi_daemon d = { 0 };
+    struct zk_gpu_mem *mem;
+    bool waited;
+
+    zi_start(&d, options_with(gpu_name(), "8M", "128M"));
+    zi_job(&a, 1, &d, &o, sv_units, SV_UNITS);
+    mem = map(&a);
+    zi_close(&a, 1);
+    o = fleeting("large");
+    zi_job(&b, 1, &d, &o, &large, 1);
+    waited = zi_log_line(&d, "gpu-stranded") != NULL;
+    assert_non_null(strstr(b.place.gpu_why, "the least gpu_bytes that would do is "));
+    zk_gpu_free(mem);
+    zi_close(&b, 1);
+    zi_stop(&d);
+    return !waited;
+}
+
+static void waits_for_no_miracle(void **state)
+{
+    bool ever = false;
+
+    (void)state;
+    asks(ZC_GPU, gpu_id());
+    for (unsigned i = 0; i < 5 && !ever; i++) /* a slow machine is given some more */
+        ever = placed_at_once();
+    assert_true(ever);
+    asks(0, NULL);
+}
+
 /* Descriptors that the daemon has open. */
 static unsigned daemon_fds(const struct zi_daemon *d)
 {
@@ -995,6 +1034,7 @@ int main(void)
         cmocka_unit_test_teardown(killed_with_it, zi_teardown),
         cmocka_unit_test_teardown(stranded, zi_teardown),
         cmocka_unit_test_teardown(one_after_the_other, zi_teardown),
+        cmocka_unit_test_teardown(waits_for_no_miracle, zi_teardown),
         cmocka_unit_test_teardown(asked_often, zi_teardown),
         cmocka_unit_test_teardown(the_device_fails, zi_teardown),
     };
