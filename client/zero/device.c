@@ -297,14 +297,16 @@ static int down_begin(struct zc_zero *z, struct zcz_reduce *r, struct zb_err *er
     return rc;
 }
 
-/* Nothing comes down: the store takes this rank's slice where it is. */
+/* Nothing comes down: the store takes this rank's slice where it is. A failure says why, and is
+ * final. */
 static int down_keep(struct zc_zero *z, struct zcz_reduce *r, const void *from, enum zb_dtype dtype)
 {
     const struct zcz_unit *u = r->unit;
+    int rc = u->count > 0 ? z->store->ops->push_dev(z->store, r->unit, r->micro, from, dtype) : 0;
 
     r->next = u->count;
     z->pushed_bytes += u->count * sizeof(float);
-    return u->count > 0 ? z->store->ops->push_dev(z->store, r->unit, r->micro, from, dtype) : 0;
+    return rc < 0 ? zcz_fail(z, rc, "%s", z->error.text) : 0;
 }
 
 int zcz_device_down(struct zc_zero *z, struct zcz_reduce *r)
@@ -317,11 +319,9 @@ int zcz_device_down(struct zc_zero *z, struct zcz_reduce *r)
     int rc = down_begin(z, r, &err);
 
     from = r->rounded ? r->rounded->data : r->on_dev->data;
-    if (rc == 0 && z->store->on_device) {
+    if (rc == 0 && z->store->on_device)
         rc = down_keep(z, r, from, u->layout.dtype);
-        if (rc < 0)
-            return zcz_fail(z, rc, "%s", z->error.text);
-    } else if (rc == 0)
+    else if (rc == 0)
         rc = zk_gpu_copy(d->down, ZK_GPU_TO_HOST, r->send->data, from,
                          padded * zb_dtype_bytes(u->layout.dtype), &err);
     if (rc == 0)

@@ -113,8 +113,11 @@ static int grad_refused(struct zc_zero *z, const struct zcz_unit *u)
 
 static bool grad_reducing(const struct zc_zero *z, const struct zcz_unit *u)
 {
-    zb_list_each(pos, &z->reduces) if (zb_container_of(pos, struct zcz_reduce, node)->unit ==
-                                       u) return true;
+    zb_list_each(pos, &z->reduces)
+    {
+        if (zb_container_of(pos, struct zcz_reduce, node)->unit == u)
+            return true;
+    }
     return false;
 }
 

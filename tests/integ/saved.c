@@ -91,13 +91,29 @@ void sv_fill(struct zi_rank *ranks, unsigned world)
                 zi_write_all(&ranks[r], u, sv_value);
 }
 
+int sv_push_try(struct zi_rank *ranks, unsigned world, uint64_t number, unsigned *rank)
+{
+    int rc;
+
+    grad_step = number;
+    for (*rank = 0; *rank < world; ++*rank)
+        for (unsigned u = 0; u < SV_UNITS; u++)
+            if (ranks[*rank].shards[u] && !sv_units[u].frozen) {
+                rc = zi_push_try(&ranks[*rank], u, number, grad);
+                if (rc < 0)
+                    return rc;
+            }
+    return 0;
+}
+
 void sv_push(struct zi_rank *ranks, unsigned world, uint64_t number)
 {
-    grad_step = number;
-    for (unsigned r = 0; r < world; r++)
-        for (unsigned u = 0; u < SV_UNITS; u++)
-            if (ranks[r].shards[u] && !sv_units[u].frozen)
-                zi_push_all(&ranks[r], u, number, grad);
+    unsigned rank;
+    int rc = sv_push_try(ranks, world, number, &rank);
+
+    if (rc < 0)
+        fail_msg("push of step %llu: %d, %s", (unsigned long long)number, rc,
+                 zc_error(ranks[rank].c));
 }
 
 void sv_step(struct zi_rank *ranks, unsigned world, uint64_t number, enum zc_commit commit)
@@ -242,4 +258,33 @@ void sv_open(struct zi_rank *ranks, unsigned world, const struct zi_daemon *d, u
 
     zi_job(ranks, world, d, &o, sv_units, SV_UNITS);
     sv_fill(ranks, world);
+}
+
+/* ---- a run to compare with */
+
+uint64_t sv_want(struct sv_dump *want, uint64_t steps)
+{
+    struct zi_rank ranks[2];
+    struct zi_daemon d = { 0 };
+    struct zc_client *c;
+    uint64_t state_bytes;
+
+    sv_begin(ranks, 2, &d, 0);
+    sv_dump_take(&want[0], ranks, 2);
+    for (uint64_t k = 1; k <= steps; k++) {
+        sv_step(ranks, 2, k, ZC_COMMIT_NO);
+        sv_dump_take(&want[k], ranks, 2);
+    }
+    c = zi_client(&d);
+    state_bytes = zi_tier(c, "host").state;
+    zc_close(c);
+    zi_close(ranks, 2);
+    zi_stop(&d);
+    return state_bytes;
+}
+
+void sv_want_free(struct sv_dump *want, uint64_t steps)
+{
+    for (uint64_t k = 0; k <= steps; k++)
+        sv_dump_free(&want[k]);
 }

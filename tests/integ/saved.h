@@ -55,6 +55,8 @@ float sv_value(uint64_t element);
 void sv_fill(struct zi_rank *ranks, unsigned world);
 /** Pushes the gradients of a step. */
 void sv_push(struct zi_rank *ranks, unsigned world, uint64_t number);
+/** The same; 0, or the first refusal, and whose it is. */
+int sv_push_try(struct zi_rank *ranks, unsigned world, uint64_t number, unsigned *rank);
 /** Pushes the gradients of a step and makes it; it must succeed. */
 void sv_step(struct zi_rank *ranks, unsigned world, uint64_t number, enum zc_commit commit);
 /** Every rank attaches, registers its slices and says where to go on (NULL: nowhere). */
@@ -66,5 +68,10 @@ void sv_hang_up(struct zi_rank *ranks, unsigned world);
 void sv_dump_take(struct sv_dump *d, struct zi_rank *ranks, unsigned world);
 void sv_dump_same(const char *when, struct sv_dump *was, struct zi_rank *ranks, unsigned world);
 void sv_dump_free(struct sv_dump *d);
+
+/** What a run of two ranks that never moves has behind each step: want[0 .. steps]. Returns the
+ * bytes of its optimizer state, all in host memory. */
+uint64_t sv_want(struct sv_dump *want, uint64_t steps);
+void sv_want_free(struct sv_dump *want, uint64_t steps);
 
 #endif

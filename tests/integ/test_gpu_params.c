@@ -8,7 +8,6 @@
  */
 #include "tests/integ/saved.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
@@ -178,33 +177,19 @@ static void await_state(struct zc_client *c, struct zi_rank *ranks, const struct
 
 static int setup(void **state)
 {
-    struct zi_rank ranks[2];
-    struct zi_daemon d = { 0 };
     struct zb_err err = { 0 };
-    struct zc_client *c;
 
     (void)state;
     if (zk_gpu_open(gpu_name(), 0, &device, &err) < 0)
         fail_msg("%s", err.text);
-    sv_begin(ranks, 2, &d, 0);
-    sv_dump_take(&want[0], ranks, 2);
-    for (uint64_t k = 1; k <= STEPS; k++) {
-        sv_step(ranks, 2, k, ZC_COMMIT_NO);
-        sv_dump_take(&want[k], ranks, 2);
-    }
-    c = zi_client(&d);
-    state_bytes = zi_tier(c, "host").state;
-    zc_close(c);
-    zi_close(ranks, 2);
-    zi_stop(&d);
+    state_bytes = sv_want(want, STEPS);
     return 0;
 }
 
 static int teardown(void **state)
 {
     (void)state;
-    for (unsigned k = 0; k <= STEPS; k++)
-        sv_dump_free(&want[k]);
+    sv_want_free(want, STEPS);
     zk_gpu_close(device);
     return 0;
 }
@@ -826,22 +811,6 @@ static void waits_for_no_miracle(void **state)
     asks(0, NULL);
 }
 
-/* Descriptors that the daemon has open. */
-static unsigned daemon_fds(const struct zi_daemon *d)
-{
-    char path[64];
-    unsigned n = 0;
-    DIR *dir;
-
-    (void)snprintf(path, sizeof(path), "/proc/%d/fd", (int)d->pid);
-    dir = opendir(path);
-    assert_non_null(dir);
-    while (readdir(dir))
-        n++;
-    (void)closedir(dir);
-    return n;
-}
-
 static int share(struct zi_rank *r, uint64_t job, struct zc_gpu_memory *ret)
 {
     return zc_gpu_share_wait(r->c, job, ret);
@@ -879,12 +848,12 @@ static void asked_often(void **state)
     assert_int_equal(share(&early, a.job.id, &memory), -ENOENT);
     assert_int_equal(share(&b, a.job.id, &memory), -ENOENT);
 
-    fds = daemon_fds(&d);
+    fds = zi_files(&d);
     for (unsigned i = 0; i < 64; i++) {
         assert_int_equal(share(&a, a.job.id, &memory), 0);
         share_close(&memory);
     }
-    assert_true(daemon_fds(&d) < fds + 16); /* it may be closing those of the last */
+    assert_true(zi_files(&d) < fds + 16); /* it may be closing those of the last */
 
     while (n < ZB_COUNT(held) && (rc = share(&a, a.job.id, &held[n])) == 0)
         n++;
@@ -911,7 +880,7 @@ static void asked_often(void **state)
 
 /* ---- the device fails */
 
-/* Opens the job, and trains up to five steps: 0, or how it ended. */
+/* Writes the parameters, and trains up to five steps: 0, or how it ended. *k: the last commit. */
 static int run_try(struct zi_rank *ranks, struct zi_daemon *d, uint64_t *k, char *text, size_t size)
 {
     struct zc_stepped stepped[2];
@@ -930,15 +899,21 @@ static int run_try(struct zi_rank *ranks, struct zi_daemon *d, uint64_t *k, char
             if (rc < 0)
                 (void)snprintf(text, size, "%.500s", zc_error(ranks[r].c));
         }
-    for (*k = 0; *k < 5 && rc == 0; *k += rc == 0) {
-        struct zc_step step = { .step = *k + 1,
+    *k = 0;
+    for (uint64_t number = 1; number <= 5 && rc == 0; number++) {
+        struct zc_step step = { .step = number,
                                 .scale = 1,
                                 .groups = sv_groups,
                                 .ngroups = 1,
                                 .commit = ZC_COMMIT_STEP,
                                 .timeout_ms = 15000 };
+        unsigned rank;
 
-        sv_push(ranks, 2, *k + 1);
+        rc = sv_push_try(ranks, 2, number, &rank); /* it may have failed since */
+        if (rc < 0) {
+            (void)snprintf(text, size, "%.500s", zc_error(ranks[rank].c));
+            break;
+        }
         for (unsigned r = 0; r < 2; r++) {
             calls[r] = ZI_CALL(&ranks[r]);
             assert_int_equal(
@@ -949,7 +924,9 @@ static int run_try(struct zi_rank *ranks, struct zi_daemon *d, uint64_t *k, char
                 rc = calls[r].rc;
                 (void)snprintf(text, size, "%.500s", calls[r].text);
             }
-        if (*k == 0)
+        if (rc == 0 && stepped[0].commit_code == 0)
+            *k = number;
+        if (number == 1)
             (void)poll(NULL, 0, 20); /* its state goes up with the next */
     }
     (void)d;

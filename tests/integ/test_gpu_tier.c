@@ -108,29 +108,15 @@ static uint64_t state_bytes; /* of the job */
 
 static int setup(void **state)
 {
-    struct zi_rank ranks[2];
-    struct zi_daemon d = { 0 };
-    struct zc_client *c;
-
     (void)state;
-    sv_begin(ranks, 2, &d, 0);
-    for (uint64_t k = 1; k <= STEPS; k++) {
-        sv_step(ranks, 2, k, ZC_COMMIT_NO);
-        sv_dump_take(&want[k], ranks, 2);
-    }
-    c = zi_client(&d);
-    state_bytes = zi_tier(c, "host").state;
-    zc_close(c);
-    zi_close(ranks, 2);
-    zi_stop(&d);
+    state_bytes = sv_want(want, STEPS);
     return 0;
 }
 
 static int teardown(void **state)
 {
     (void)state;
-    for (unsigned k = 0; k <= STEPS; k++)
-        sv_dump_free(&want[k]);
+    sv_want_free(want, STEPS);
     return 0;
 }
 

@@ -82,25 +82,15 @@ static uint64_t steps_until_resident(struct zc_client *c, struct zi_rank *ranks,
 
 static int setup(void **state)
 {
-    struct zi_rank ranks[2];
-    struct zi_daemon d = { 0 };
-
     (void)state;
-    sv_begin(ranks, 2, &d, 0);
-    for (uint64_t k = 1; k <= STEPS; k++) {
-        sv_step(ranks, 2, k, ZC_COMMIT_NO);
-        sv_dump_take(&want[k], ranks, 2);
-    }
-    zi_close(ranks, 2);
-    zi_stop(&d);
+    (void)sv_want(want, STEPS);
     return 0;
 }
 
 static int teardown(void **state)
 {
     (void)state;
-    for (unsigned k = 0; k <= STEPS; k++)
-        sv_dump_free(&want[k]);
+    sv_want_free(want, STEPS);
     return 0;
 }
 

@@ -435,20 +435,21 @@ void zi_close(struct zi_rank *ranks, unsigned n)
     }
 }
 
-/* The parts of a shard that fit into staging, one after the other. */
-static void shard_parts(struct zi_rank *r, unsigned u, uint64_t step,
-                        float (*value)(uint64_t element))
+/* The parts of a shard that fit into staging, one after the other; ends at the first that is
+ * refused. */
+static int shard_parts(struct zi_rank *r, unsigned u, uint64_t step,
+                       float (*value)(uint64_t element))
 {
     uint64_t page = zc_server(r->c)->page_elems, count = r->ranges[u].count;
     uint64_t room = r->job.staging_bytes / sizeof(float) / page * page, n;
+    int rc = 0;
 
     assert_true(room > 0);
-    for (uint64_t first = 0; first < count; first += n) {
+    for (uint64_t first = 0; first < count && rc == 0; first += n) {
         float *staged = r->job.staging;
         struct zc_push push = {
             .shard = r->shards[u], .step = step, .dtype = ZC_F32, .staged = staged
         };
-        int rc;
 
         n = zb_min_u64(room, count - first);
         for (uint64_t i = 0; i < n; i++)
@@ -457,20 +458,29 @@ static void shard_parts(struct zi_rank *r, unsigned u, uint64_t step,
         push.count = n;
         rc = step == 0 ? zc_write_wait(r->c, r->shards[u], ZC_MASTER, first, n, staged)
                        : zc_push_wait(r->c, &push);
-        if (rc < 0)
-            fail_msg("%s of unit %u from %llu: %d, %s", step == 0 ? "write" : "push", u,
-                     (unsigned long long)first, rc, zc_error(r->c));
     }
+    return rc;
 }
 
 void zi_write_all(struct zi_rank *r, unsigned u, float (*value)(uint64_t element))
 {
-    shard_parts(r, u, 0, value);
+    int rc = shard_parts(r, u, 0, value);
+
+    if (rc < 0)
+        fail_msg("write of unit %u: %d, %s", u, rc, zc_error(r->c));
 }
 
 void zi_push_all(struct zi_rank *r, unsigned u, uint64_t step, float (*value)(uint64_t element))
 {
-    shard_parts(r, u, step, value);
+    int rc = zi_push_try(r, u, step, value);
+
+    if (rc < 0)
+        fail_msg("push of unit %u: %d, %s", u, rc, zc_error(r->c));
+}
+
+int zi_push_try(struct zi_rank *r, unsigned u, uint64_t step, float (*value)(uint64_t element))
+{
+    return shard_parts(r, u, step, value);
 }
 
 static void tiers(const struct zi_daemon *d, uint64_t *ret_host, uint64_t *ret_nvme)

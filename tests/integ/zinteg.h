@@ -113,6 +113,8 @@ void zi_close(struct zi_rank *ranks, unsigned n);
 void zi_write_all(struct zi_rank *r, unsigned u, float (*value)(uint64_t element));
 /** The same as a gradient, of micro-step 0. */
 void zi_push_all(struct zi_rank *r, unsigned u, uint64_t step, float (*value)(uint64_t element));
+/** The same; 0, or what the first refusal was. */
+int zi_push_try(struct zi_rank *r, unsigned u, uint64_t step, float (*value)(uint64_t element));
 
 /** What a tier has in use. */
 uint64_t zi_used(const struct zi_daemon *d, const char *tier);

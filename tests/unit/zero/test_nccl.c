@@ -249,6 +249,35 @@ static void each_collective_may_be_refused(void **state)
     assert_true(n > 20);
 }
 
+/* The device fails behind so many works, wherever that is: each rank that it ends has a sentence.
+ */
+static void a_device_that_fails_says_why(void **state)
+{
+    uint32_t failed = 0;
+
+    (void)state;
+    for (uint32_t below_3 = 0; below_3 <= 3; below_3 += 3)
+        for (uint32_t works = 30; works < 400; works += 11) {
+            char device[32];
+            const struct setting s = { "fails", 2, ZC_F32, 1, 1, 0, device, 100000, 0, below_3, 0 };
+            struct party p;
+
+            (void)snprintf(device, sizeof(device), "emulated:256M:0:%u", works);
+            *fake = (struct fake_nccl){ 0 };
+            party_run(&p, &s, device, true);
+            for (uint32_t r = 0; r < 2; r++) {
+                const struct run *run = &p.members[r].run;
+                size_t n = strlen(run->error);
+
+                failed += run->rc != 0;
+                if (n >= 2 && strcmp(run->error + n - 2, ": ") == 0)
+                    fail_msg("%u works, rank %u: %d '%s'", works, r, run->rc, run->error);
+            }
+            party_done(&p);
+        }
+    assert_true(failed > 40);
+}
+
 static void a_lost_peer_is_seen(void **state)
 {
     static const struct setting s = { "lost",       3, ZC_F32, 1, 1, 0, "emulated:256M:100", 0,
@@ -328,6 +357,7 @@ int main(void)
         cmocka_unit_test(the_bits_are_those_of_the_host),
         cmocka_unit_test(host_memory_needs_no_nccl),
         cmocka_unit_test(each_collective_may_be_refused),
+        cmocka_unit_test(a_device_that_fails_says_why),
         cmocka_unit_test(a_lost_peer_is_seen),
         cmocka_unit_test(what_never_ends_is_given_up),
         cmocka_unit_test(what_cannot_begin_is_said),
