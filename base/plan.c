@@ -1,5 +1,6 @@
 #include "base/plan.h"
 
+#include <assert.h>
 #include <errno.h>
 
 #include "base/util.h"
@@ -31,7 +32,7 @@ static const struct {
 } moments_kinds[ZB_MOMENTS_END] = {
     [ZB_MOMENTS_F32] = { "fp32", ZB_BLOCK_ELEMS * 4 },
     [ZB_MOMENTS_BF16] = { "bf16", ZB_BLOCK_ELEMS * 2 },
-    [ZB_MOMENTS_Q8] = { "8bit", ZB_BLOCK_ELEMS + ZB_BLOCK_ELEMS / ZB_Q8_GROUP * 4 },
+    [ZB_MOMENTS_Q8] = { "8bit", ZB_Q8_BLOCK_BYTES },
 };
 
 const char *zb_dtype_name(enum zb_dtype dtype)
@@ -93,6 +94,11 @@ static int layout_check(enum zb_dtype dtype, enum zb_dtype grad_dtype, enum zb_o
     return 0;
 }
 
+static uint32_t crc_bytes(uint32_t block_bytes)
+{
+    return block_bytes > 0 ? ZB_CRC_BYTES_MAX / block_bytes * block_bytes : 0;
+}
+
 int zb_layout_of(enum zb_dtype dtype, enum zb_dtype grad_dtype, enum zb_optimizer optimizer,
                  enum zb_moments moments, bool frozen, struct zb_layout *ret, struct zb_err *err)
 {
@@ -113,8 +119,15 @@ int zb_layout_of(enum zb_dtype dtype, enum zb_dtype grad_dtype, enum zb_optimize
                                   l.nmoments * zb_moment_block_bytes(moments);
     }
     for (int p = 0; p < ZB_PLANES; p++)
-        if (l.block_bytes[p] > 0)
-            l.crc_bytes[p] = ZB_CRC_BYTES_MAX / l.block_bytes[p] * l.block_bytes[p];
+        l.crc_bytes[p] = crc_bytes(l.block_bytes[p]);
     *ret = l;
     return 0;
+}
+
+void zb_layout_quantize(struct zb_layout *layout)
+{
+    assert(layout->frozen);
+    layout->quantized = true;
+    layout->block_bytes[ZB_PARAM] = ZB_Q8_BLOCK_BYTES;
+    layout->crc_bytes[ZB_PARAM] = crc_bytes(layout->block_bytes[ZB_PARAM]);
 }

@@ -16,6 +16,7 @@
  *     bf16            2      2   lo (split)        likewise
  *     fp16            2      4   all of it         likewise
  *     frozen          param's bytes, 0, 0
+ *     quantized       1, and 4 for each ZB_Q8_GROUP elements; only of what is frozen
  *
  * and in state, besides, for each moment of the optimizer
  *
@@ -28,9 +29,9 @@
  * for each element is one for each block: bytes are counted in blocks.
  *
  * PAGES. A page of a plane is its blocks one after the other, and zeros up to the next multiple of
- * 4 KiB (O_DIRECT); only 8-bit moments make any. In memory, page p of a shard's plane begins at p
- * times the bytes of a full page. Parameters and gradients are arrays of elements: a block of them
- * is a multiple of 4 KiB, and they have no zeros between.
+ * 4 KiB (O_DIRECT); only what is kept in 8 bits makes any. In memory, page p of a shard's plane
+ * begins at p times the bytes of a full page. Gradients, and parameters that are not quantized, are
+ * arrays of elements: a block of them is a multiple of 4 KiB, and they have no zeros between.
  */
 #ifndef ZB_PLAN_H
 #define ZB_PLAN_H
@@ -62,8 +63,9 @@ enum zb_optimizer {
 enum zb_moments { ZB_MOMENTS_F32 = 1, ZB_MOMENTS_BF16 = 2, ZB_MOMENTS_Q8 = 3, ZB_MOMENTS_END };
 enum zb_plane { ZB_PARAM, ZB_GRAD, ZB_STATE, ZB_PLANES };
 
-#define ZB_MOMENTS_MAX 2u   /* of one optimizer */
-#define ZB_Q8_GROUP    256u /* elements that share a scale in 8-bit moments */
+#define ZB_MOMENTS_MAX    2u   /* of one optimizer */
+#define ZB_Q8_GROUP       256u /* elements that share a scale in 8 bits */
+#define ZB_Q8_BLOCK_BYTES (ZB_BLOCK_ELEMS + ZB_BLOCK_ELEMS / ZB_Q8_GROUP * 4u) /* codes, scales */
 
 /** The bytes of a unit's planes, and what follows from them. */
 struct zb_layout {
@@ -72,6 +74,8 @@ struct zb_layout {
     enum zb_moments moments;
     uint32_t nmoments; /* of the optimizer; a frozen unit has none of them */
     bool frozen;
+    bool quantized; /* frozen parameters in blockwise int8 (kernels/zk.h): a block is int8_t
+                     * code[ZB_BLOCK_ELEMS], float scale[ZB_BLOCK_ELEMS / ZB_Q8_GROUP] */
     uint32_t block_bytes[ZB_PLANES]; /* 0: the plane does not exist */
     /* What one checksum of a page of this plane covers: the largest whole number of blocks that
      * fits ZB_CRC_BYTES_MAX, so a block can be verified and updated while it is in the cache. */
@@ -95,6 +99,10 @@ uint32_t zb_moment_block_bytes(enum zb_moments moments);
 /** 0, or -EINVAL with a sentence: a number that we do not know, or a pair that has no layout. */
 int zb_layout_of(enum zb_dtype dtype, enum zb_dtype grad_dtype, enum zb_optimizer optimizer,
                  enum zb_moments moments, bool frozen, struct zb_layout *ret, struct zb_err *err);
+
+/** Of a frozen unit: its parameters are kept in blockwise int8. They are still of `dtype` to who
+ * reads them. */
+void zb_layout_quantize(struct zb_layout *layout);
 
 /** Bytes of `elems` elements, a whole number of blocks, of a plane; also where element `elems` of a
  * page begins in it. */

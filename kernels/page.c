@@ -63,7 +63,9 @@ void zk_page_init(const struct zk_ops *ops, const struct zb_layout *layout,
             for (uint32_t i = 0; i < layout->nmoments; i++)
                 memset(state.moment[i], 0, zb_moment_block_bytes(layout->moments));
         }
-        if (layout->dtype == ZB_BF16)
+        if (layout->quantized)
+            ops->quantize_i8(master + at, param, (float *)(void *)((char *)param + B), B);
+        else if (layout->dtype == ZB_BF16)
             ops->split(master + at, param, layout->frozen ? unused_lo : state.master, B);
         else
             page_from_f32(ops, layout->dtype, master + at, param, B);
@@ -229,11 +231,37 @@ bool zk_page_has(const struct zb_layout *layout, enum zk_what what)
     return false;
 }
 
+void zk_page_param(const struct zk_ops *ops, const struct zb_layout *layout, const void *param,
+                   uint64_t count, void *out)
+{
+    size_t bytes = zb_dtype_bytes(layout->dtype);
+    float block[B];
+
+    if (!layout->quantized) {
+        memcpy(out, param, count * bytes);
+        return;
+    }
+    for (uint64_t at = 0; at < count; at += B) {
+        const int8_t *codes = (const int8_t *)param +
+                              zb_blocks_bytes(layout->block_bytes[ZB_PARAM], at);
+        void *to = (char *)out + at * bytes;
+        float *f32 = layout->dtype == ZB_F32 ? to : block;
+
+        ops->dequantize_i8(codes, (const float *)(const void *)(codes + B), f32, B);
+        if (layout->dtype != ZB_F32)
+            page_from_f32(ops, layout->dtype, block, to, B);
+    }
+}
+
 static void page_read_block(const struct zk_ops *ops, const struct zb_layout *layout,
                             const struct zk_page *page, enum zk_what what, uint64_t at, float *out)
 {
     struct zk_state_block state = { 0 };
 
+    if (layout->quantized) {
+        zk_page_param(ops, layout, page_at(page->param, layout, ZB_PARAM, at), B, out);
+        return;
+    }
     if (!layout->frozen && what != ZK_GRAD)
         state = zk_state_block(layout, page->state, at / B);
     if (what == ZK_GRAD) {
@@ -261,7 +289,7 @@ void zk_page_read(const struct zk_ops *ops, const struct zb_layout *layout,
     page_check(page);
     assert(zk_page_has(layout, what));
     if (what == ZK_PARAM) {
-        memcpy(out, page->param, zb_blocks_bytes(layout->block_bytes[ZB_PARAM], page->count));
+        zk_page_param(ops, layout, page->param, page->count, out);
         return;
     }
     for (uint64_t at = 0; at < page->count; at += B)

@@ -3,7 +3,8 @@
  * engine's store inside a process, so that where state lives cannot change a run.
  *
  * A page is a run of elements of one shard, a whole number of blocks, with its planes as
- * base/plan.h lays them out: `param` (hi of the split master for bf16, the master for fp32),
+ * base/plan.h lays them out: `param` (hi of the split master for bf16, the master for fp32; codes
+ * and scales where it is quantized),
  * `state` (interleaved by block, zk.h) and `grad`. Pure functions over the caller's memory; any
  * thread that called zk_thread_init().
  */
@@ -43,9 +44,14 @@ enum zk_what { ZK_PARAM = 1, ZK_MASTER = 2, ZK_EXP_AVG = 3, ZK_EXP_AVG_SQ = 4, Z
 /** Whether this layout has it: frozen bf16 units have no master, frozen ones no moments or
  * gradient. */
 bool zk_page_has(const struct zb_layout *layout, enum zk_what what);
-/** ZK_PARAM copies elements in their own dtype; all others give fp32. */
+/** ZK_PARAM gives elements in their own dtype; all others give fp32. */
 void zk_page_read(const struct zk_ops *ops, const struct zb_layout *layout,
                   const struct zk_page *page, enum zk_what what, void *out);
+
+/** Parameters of one page, from the block at `param` on, as elements of the unit's dtype: copied,
+ * or out of their codes. `count` is a multiple of the block. */
+void zk_page_param(const struct zk_ops *ops, const struct zb_layout *layout, const void *param,
+                   uint64_t count, void *out);
 
 /** Sets the first or second moment, which the layout has. */
 void zk_page_set(const struct zk_ops *ops, const struct zb_layout *layout,

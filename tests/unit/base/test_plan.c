@@ -46,6 +46,24 @@ static void plan_layouts(void **state)
     assert_int_equal(zb_layout_of(ZB_F32, ZB_F32, ZB_ADAMW, 4, false, &l, NULL), -EINVAL);
 }
 
+/* A byte each, and a scale for each group, whatever the dtype. */
+static void plan_quantized(void **state)
+{
+    struct zb_layout l;
+
+    (void)state;
+    for (enum zb_dtype d = ZB_F32; d < ZB_DTYPE_END; d++) {
+        assert_int_equal(zb_layout_of(d, 0, ZB_ADAMW, ZB_MOMENTS_F32, true, &l, NULL), 0);
+        assert_false(l.quantized);
+        zb_layout_quantize(&l);
+        assert_true(l.quantized);
+        assert_int_equal(l.dtype, d);
+        assert_int_equal(l.block_bytes[ZB_PARAM], 4096 + 16 * 4);
+        assert_int_equal(l.crc_bytes[ZB_PARAM], 15 * 4160);
+        assert_int_equal(l.block_bytes[ZB_GRAD] + l.block_bytes[ZB_STATE], 0);
+    }
+}
+
 /* Of every layout: whole elements where they are arrays, checksums of whole blocks, pages that
  * O_DIRECT takes, and planes that are their pages. */
 static void plan_pages(void **state)
@@ -120,9 +138,8 @@ static void plan_slices(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(plan_layouts),
-        cmocka_unit_test(plan_pages),
-        cmocka_unit_test(plan_names),
+        cmocka_unit_test(plan_layouts), cmocka_unit_test(plan_quantized),
+        cmocka_unit_test(plan_pages),   cmocka_unit_test(plan_names),
         cmocka_unit_test(plan_slices),
     };
 

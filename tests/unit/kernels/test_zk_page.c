@@ -346,12 +346,50 @@ static void page_frozen(void **state)
     }
 }
 
+/* Frozen and in 8 bits: what is read is what the kernels make of the masters, group by group,
+ * within half a scale of them; of any run of blocks. */
+static void page_quantized(void **state)
+{
+    static float back[ELEMS], wide[ELEMS];
+    static int8_t codes[ELEMS];
+    static float scales[ELEMS / ZB_Q8_GROUP];
+    size_t count;
+    const struct zk_ops *ops = zk_all(&count)[0];
+
+    (void)state;
+    for (enum zb_dtype dtype = ZB_F32; dtype < ZB_DTYPE_END; dtype++) {
+        struct fixture x = fixture_new(ops, dtype, ZB_F32, ZB_ADAMW, ZB_MOMENTS_F32, true);
+        const char *param;
+
+        zb_layout_quantize(&x.layout);
+        zk_page_init(ops, &x.layout, &x.page, x.flat->master);
+        assert_int_equal(zk_page_has(&x.layout, ZK_MASTER), dtype == ZB_F32);
+        ops->quantize_i8(x.flat->master, codes, scales, ELEMS);
+        ops->dequantize_i8(codes, scales, wide, ELEMS);
+        for (size_t i = 0; i < ELEMS; i++)
+            assert_true(fabsf(wide[i] - x.flat->master[i]) <= 0.5001f * scales[i / ZB_Q8_GROUP]);
+        memcpy(x.flat->master, wide, sizeof(wide));
+        to_16(ops, dtype, wide, x.flat->hi);
+        fixture_compare(&x);
+
+        param = (const char *)x.page.param + x.layout.block_bytes[ZB_PARAM];
+        zk_page_param(ops, &x.layout, param, ZB_BLOCK_ELEMS, back);
+        if (dtype == ZB_F32)
+            assert_memory_equal(back, wide + ZB_BLOCK_ELEMS, ZB_BLOCK_ELEMS * sizeof(float));
+        else
+            assert_memory_equal(back, x.flat->hi + ZB_BLOCK_ELEMS,
+                                ZB_BLOCK_ELEMS * sizeof(uint16_t));
+        fixture_free(&x);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(page_trains),
         cmocka_unit_test(page_reduced_moments),
         cmocka_unit_test(page_frozen),
+        cmocka_unit_test(page_quantized),
     };
 
     zk_thread_init();
