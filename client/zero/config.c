@@ -290,16 +290,35 @@ static enum zc_zero_offload tier_of(double device)
                                       : ZC_ZERO_NONE;
 }
 
+/* An old form is a bool: true is `cpu`, false is `none`. */
+static int settle_device(const struct zcz_read *r, enum zcz_at at, enum zcz_at old,
+                         enum zc_zero_offload *ret, struct zb_err *err)
+{
+    double device = is_true(r, old) ? ZCZ_DEVICE_CPU : ZCZ_DEVICE_NONE;
+
+    if (said(r, at) && said(r, old) && r->v[at].x != device) {
+        const struct zc_config_line *l = &r->lines[r->v[at].line];
+        const struct zc_config_line *other = &r->lines[r->v[old].line];
+
+        return zb_fail(err, -EINVAL, "%s: is %s, and %s, its old form, is %s", l->key, l->value,
+                       other->key, other->value);
+    }
+    *ret = tier_of(value(r, at, device));
+    return 0;
+}
+
 /* Parameters are offloaded with the state, or not at all. */
 static int settle_offload(struct zc_zero_config *c, struct zcz_read *r, struct zb_err *err)
 {
     struct zc_zero_options *o = &c->options;
     unsigned stage = (unsigned)o->stage;
+    int rc;
 
-    o->offload_param =
-        tier_of(value(r, ZCZ_PARAM_DEVICE, is_true(r, ZCZ_CPU_OFFLOAD_PARAM) ? ZCZ_DEVICE_CPU : 0));
-    o->offload_optimizer =
-        tier_of(value(r, ZCZ_OPT_DEVICE, is_true(r, ZCZ_CPU_OFFLOAD) ? ZCZ_DEVICE_CPU : 0));
+    rc = settle_device(r, ZCZ_PARAM_DEVICE, ZCZ_CPU_OFFLOAD_PARAM, &o->offload_param, err);
+    if (rc == 0)
+        rc = settle_device(r, ZCZ_OPT_DEVICE, ZCZ_CPU_OFFLOAD, &o->offload_optimizer, err);
+    if (rc < 0)
+        return rc;
     if (o->offload_param != ZC_ZERO_NONE && stage != 3)
         return zb_fail(
             err, -EINVAL,

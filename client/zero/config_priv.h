@@ -108,6 +108,7 @@ enum zcz_how { ZCZ_ABSENT, ZCZ_AUTO, ZCZ_SAID };
 struct zcz_value {
     enum zcz_how how;
     double x;
+    size_t line; /* that of the key that said it, or left it to auto */
 };
 
 struct zcz_read {

@@ -1,7 +1,8 @@
 /*
  * config_read.c - a file of DeepSpeed's, by the rows of its keys: every key has a row, every value
  * the row's type, or the file is refused with the key's path. What is null is not there; "auto" may
- * stand for every value. Each key that is there becomes a line.
+ * stand for every value. Each key that is there becomes a line. Keys whose rows have one place
+ * (`at`) are names of one thing: what they say must be the same.
  */
 #include <errno.h>
 #include <jansson.h>
@@ -244,11 +245,29 @@ static int value_read(struct zcz_read *r, const struct zcz_row *row, const char 
     return rc;
 }
 
+/* What this key says, the last of the lines, is what the same key says under its other name, if
+ * that was there. */
+static int agrees(struct zcz_read *r, const struct zcz_row *row, const struct zcz_value *before,
+                  struct zb_err *err)
+{
+    struct zcz_value *v = &r->v[row->at];
+    const struct zc_config_line *l = r->lines + r->nlines - 1, *other = r->lines + before->line;
+
+    v->line = r->nlines - 1;
+    if (row->at == ZCZ_NOWHERE || before->how == ZCZ_ABSENT)
+        return 0;
+    if (before->how == v->how && (v->how == ZCZ_AUTO || before->x == v->x))
+        return 0;
+    return zb_fail(err, -EINVAL, "%s: is %s, and %s, another name of it, is %s", l->key, l->value,
+                   other->key, other->value);
+}
+
 static int key_read(struct zcz_read *r, const struct zcz_row *row, const char *path,
                     const json_t *value, struct zb_err *err)
 {
     const char *text = row->does ? row->does : row->because ? row->because : "it is off";
-    int rc;
+    struct zcz_value before = r->v[row->at];
+    int rc = 0;
 
     if (row->kind == ZCZ_GROUP && json_is_object(value))
         return group(r, row->rows, path, value, err);
@@ -260,10 +279,12 @@ static int key_read(struct zcz_read *r, const struct zcz_row *row, const char *p
             r->v[row->at + 1].how = ZCZ_AUTO;
         if (row->does)
             text = row->autos ? row->autos : "DeepSpeed's default";
-        return line_add(r, path, value, !row->does, text, err);
+    } else {
+        rc = value_read(r, row, path, value, err);
     }
-    rc = value_read(r, row, path, value, err);
-    return rc < 0 ? rc : line_add(r, path, value, !row->does, text, err);
+    if (rc == 0)
+        rc = line_add(r, path, value, !row->does, text, err);
+    return rc < 0 ? rc : agrees(r, row, &before, err);
 }
 
 static int group(struct zcz_read *r, const struct zcz_row *rows, const char *path,

@@ -389,7 +389,39 @@ static const struct {
     { "{'zero': {'stage': 3}}", "!zero: no such key" },
     { "{'bf16': {'enabled': true}, 'bf16': {'enabled': false}}",
       "!'ds.json', line 1: no JSON: dup" },
+    { "{'zero_optimization': {'stage': 3, 'stage': 2}}", "!'ds.json', line 1: no JSON: dup" },
     { "{'bf16': {'enabled': true}", "!'ds.json', line 1: no JSON" },
+    /* two names of one key */
+    { "{'bf16': {'enabled': true}, 'bfloat16': {'enabled': false}}",
+      "!bfloat16.enabled: is false, and bf16.enabled, another name of it, is true" },
+    { "{'bfloat16': {'enabled': true}, 'bf16': {'enabled': 'auto'}}",
+      "!bf16.enabled: is \"auto\", and bfloat16.enabled, another name of it, is true" },
+    { "{'bf16': {'enabled': true}, 'bfloat16': {'enabled': true}}", "dtype=2" },
+    { "{'bf16': {'enabled': 'auto'}, 'bfloat16': {'enabled': 'auto'}}", "left=127" },
+    { "{'bf16': {'enabled': true}, 'bfloat16': {'enabled': null}}", "dtype=2" },
+    { "{'bf16': {'check_overflow': true}, 'bfloat16': {'check_overflow': false}}", "" },
+    { ZERO(", 'prefetch_bucket_size': 1, 'stage3_prefetch_bucket_size': 2"),
+      "!zero_optimization.stage3_prefetch_bucket_size: is 2, and "
+      "zero_optimization.prefetch_bucket_size, another name of it, is 1" },
+    { ZERO(", 'stage3_param_persistence_threshold': 1, 'param_persistence_threshold': 'auto'"),
+      "!zero_optimization.param_persistence_threshold: is \"auto\", and "
+      "zero_optimization.stage3_param_persistence_threshold, another name of it, is 1" },
+    { ZERO(", 'stage3_max_live_parameters': 1, 'max_live_parameters': 0"),
+      "!zero_optimization.max_live_parameters: is 0, and " },
+    { ZERO(", 'stage3_max_reuse_distance': 1, 'max_reuse_distance': 0"),
+      "!zero_optimization.max_reuse_distance: is 0, and " },
+    { ZERO(", 'stage3_prefetch_bucket_size': 5e7, 'prefetch_bucket_size': 50000000"), STAGE_3 },
+    { ZERO(", 'offload_param': {'device': 'nvme'}, 'cpu_offload_param': true"),
+      "!zero_optimization.offload_param.device: is \"nvme\", and "
+      "zero_optimization.cpu_offload_param, its old form, is true" },
+    { ZERO(", 'cpu_offload': false, 'offload_optimizer': {'device': 'cpu'}"),
+      "!zero_optimization.offload_optimizer.device: is \"cpu\", and "
+      "zero_optimization.cpu_offload, its old form, is false" },
+    { ZERO(", 'cpu_offload': true, 'offload_optimizer': {'device': 'cpu'}"),
+      "stage=3 offload_optimizer=1 persist_elems=100000 live_elems=1e+09 reuse_elems=1e+09 "
+      "prefetch_elems=5e+07 reduce_waits=0" },
+    { ZERO(", 'cpu_offload': true, 'offload_optimizer': {'device': 'none'}"),
+      "!zero_optimization.offload_optimizer.device: is \"none\", and " },
     { "[]", "!'ds.json': is no JSON object" },
 };
 
