@@ -127,6 +127,22 @@ static bool unit_same(const struct zsd_unit *a, const struct zsd_unit *b)
     return true;
 }
 
+/* It is not the one that the job has: what differs, if a word says it. */
+static int unit_differs(const struct zsd_member *m, const struct zsd_unit *unit,
+                        const struct zsd_unit *kept, struct zb_err *err)
+{
+    static const char *const words[] = { "trained", "frozen" };
+
+    if (unit->layout.frozen != kept->layout.frozen)
+        return zb_fail(err, -EINVAL,
+                       "unit %u ('%s') of job '%s' is %s, and rank %u defines it as %s",
+                       unit->index, unit->name, m->job->name, words[kept->layout.frozen], m->rank,
+                       words[unit->layout.frozen]);
+    return zb_fail(err, -EINVAL,
+                   "rank %u defines unit %u ('%s') of job '%s' otherwise than its peers", m->rank,
+                   unit->index, unit->name, m->job->name);
+}
+
 /* The last part has come: the first rank's unit is kept, the others' are compared with it. */
 static int unit_finish(struct zsd_member *m, struct zb_err *err)
 {
@@ -141,9 +157,7 @@ static int unit_finish(struct zsd_member *m, struct zb_err *err)
     if (unit->index < job->nunits)
         return unit_same(unit, job->units[unit->index])
                    ? 0
-                   : zb_fail(err, -EINVAL,
-                             "rank %u defines unit %u ('%s') of job '%s' otherwise than its peers",
-                             m->rank, unit->index, unit->name, job->name);
+                   : unit_differs(m, unit, job->units[unit->index], err);
     if (job->state != ZSD_DEFINING || job->again)
         return zb_fail(err, -EINVAL, "job '%s' has %u units, and '%s' is none of them", job->name,
                        job->nunits, unit->name);

@@ -61,6 +61,8 @@ static const struct row rows[] = {
     { "--heads", "H", "attention heads of a block", COUNT32, AT(heads), REQUIRED(GPT_WIDTH_MAX) },
     { "--width", "C", "of the residual stream; a multiple of the heads", COUNT32, AT(width),
       REQUIRED(GPT_WIDTH_MAX) },
+    { "--freeze", "N", "the first N blocks are not trained; all else is", COUNT32, AT(freeze),
+      .min = 0, .max = GPT_LAYERS_MAX, .usual = "0" },
     { "--data", "FILE...", "text files, or llm.c's token files (.bin)", PATHS, AT(data),
       .usual = "zshard's own sources" },
     { "--lr", "X", "learning rate", REAL, AT(lr), .min = 0, .max = 1e6, .usual = "1e-3" },
@@ -398,6 +400,9 @@ int gpt_args_check(struct gpt_args *args, struct gpt_err *err)
     if (args->width % args->heads != 0)
         return gpt_fail(err, -EINVAL, "--width %u is not a multiple of --heads %u", args->width,
                         args->heads);
+    if (args->freeze > args->layers)
+        return gpt_fail(err, -EINVAL, "--freeze %u is more than there are blocks: --layers %u",
+                        args->freeze, args->layers);
     if ((uint64_t)args->micro_batch * args->seq > GPT_ROWS_MAX)
         return gpt_fail(err, -EINVAL,
                         "--micro-batch %u of --seq %u is more than %u tokens at a "

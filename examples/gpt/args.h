@@ -51,6 +51,7 @@ struct gpt_args {
     size_t ndata;
     uint64_t steps, seed;
     uint32_t batch, micro_batch, seq, layers, heads, width;
+    uint32_t freeze; /* so many blocks from the first on are not trained */
     double lr, weight_decay, clip;
     uint32_t order, accumulate, checkpoint; /* enum gpt_order, gpt_accumulate, gpt_checkpoint */
     uint32_t dtype;                         /* enum gpt_dtype */

@@ -448,13 +448,15 @@ static void linear(const float *x, const float *w, const float *b, float *y, uin
                 (int)in, w, (int)out, 1.0f, y, (int)out);
 }
 
-/* dx = dy w^T, dw += x^T dy, db += dy */
+/* dx = dy w^T, dw += x^T dy, db += dy; the latter unless dw and db are NULL. */
 static void linear_back(const float *x, const float *w, const float *dy, float *dx, float *dw,
                         float *db, uint64_t n, uint64_t in, uint64_t out)
 {
-    gpt_vec_add_rows(db, dy, n, out);
-    cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)in, (int)out, (int)n, 1.0f, x,
-                (int)in, dy, (int)out, 1.0f, dw, (int)out);
+    if (dw) {
+        gpt_vec_add_rows(db, dy, n, out);
+        cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)in, (int)out, (int)n, 1.0f, x,
+                    (int)in, dy, (int)out, 1.0f, dw, (int)out);
+    }
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)n, (int)in, (int)out, 1.0f, dy,
                 (int)out, w, (int)out, 0.0f, dx, (int)in);
 }
@@ -724,6 +726,12 @@ double gpt_head(struct gpt_run *run, const float *ln_f, const float *embed, floa
     return loss / (double)n;
 }
 
+/* Where the gradient of a tensor goes, or NULL. */
+static float *grad_of(float *grads, const struct gpt_tensor *t)
+{
+    return grads ? grads + t->first : NULL;
+}
+
 void gpt_block_backward(struct gpt_run *run, uint32_t layer, const float *weights, float *grads)
 {
     const struct gpt_shape *s = &run->model->shape;
@@ -740,20 +748,20 @@ void gpt_block_backward(struct gpt_run *run, uint32_t layer, const float *weight
         block_inside(run, layer, x, weights);
     if (run->stopped)
         return;
-    linear_back(a->gelu, weights + t[OUT_W].first, dx, run->d4, grads + t[OUT_W].first,
-                grads + t[OUT_B].first, n, 4 * c, c);
+    linear_back(a->gelu, weights + t[OUT_W].first, dx, run->d4, grad_of(grads, &t[OUT_W]),
+                grad_of(grads, &t[OUT_B]), n, 4 * c, c);
     if (!run_go_on(run))
         return;
     gpt_vec_gelu_back(a->fc, run->d4, run->d4, n * 4 * c);
-    linear_back(a->ln2, weights + t[FC_W].first, run->d4, run->d1, grads + t[FC_W].first,
-                grads + t[FC_B].first, n, c, 4 * c);
+    linear_back(a->ln2, weights + t[FC_W].first, run->d4, run->d1, grad_of(grads, &t[FC_W]),
+                grad_of(grads, &t[FC_B]), n, c, 4 * c);
     gpt_vec_layernorm_back(a->x2, weights + t[LN2_W].first, a->ln2_mean, a->ln2_rstd, run->d1, dx,
-                           grads + t[LN2_W].first, grads + t[LN2_B].first, n, c);
+                           grad_of(grads, &t[LN2_W]), grad_of(grads, &t[LN2_B]), n, c);
     if (!run_go_on(run))
         return;
 
-    linear_back(a->mix, weights + t[ATT_W].first, dx, run->d1, grads + t[ATT_W].first,
-                grads + t[ATT_B].first, n, c, c);
+    linear_back(a->mix, weights + t[ATT_W].first, dx, run->d1, grad_of(grads, &t[ATT_W]),
+                grad_of(grads, &t[ATT_B]), n, c, c);
     memset(dqkv, 0, n * 3 * c * sizeof(float));
     for (uint64_t m = 0; m < run->sequences && run_go_on(run); m++)
         for (uint64_t h = 0; h < s->heads; h++) {
@@ -763,10 +771,10 @@ void gpt_block_backward(struct gpt_run *run, uint32_t layer, const float *weight
             head_backward(&head, run->d1 + m * s->seq * c + h * (uint64_t)head.hs, dq, dq + c,
                           dq + 2 * c, run->ds);
         }
-    linear_back(a->ln1, weights + t[QKV_W].first, dqkv, run->d1, grads + t[QKV_W].first,
-                grads + t[QKV_B].first, n, c, 3 * c);
+    linear_back(a->ln1, weights + t[QKV_W].first, dqkv, run->d1, grad_of(grads, &t[QKV_W]),
+                grad_of(grads, &t[QKV_B]), n, c, 3 * c);
     gpt_vec_layernorm_back(x, weights + t[LN1_W].first, a->ln1_mean, a->ln1_rstd, run->d1, dx,
-                           grads + t[LN1_W].first, grads + t[LN1_B].first, n, c);
+                           grad_of(grads, &t[LN1_W]), grad_of(grads, &t[LN1_B]), n, c);
     stream_drop(run, layer, false);
 }
 

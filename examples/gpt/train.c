@@ -12,6 +12,10 @@
  * back, so a unit is gathered and reduced once for all of them (docs/ENGINE.md). Both are the same
  * walk, over as many micro-batches at a time as `at_once` says.
  *
+ * FROZEN. The first `freeze` blocks have parameters and nothing else: they are gathered like
+ * others, forward and on the way back, which gives what is below them its gradient; they get none
+ * themselves, and are not reduced. The embedding below them is trained, and so is all above.
+ *
  * RANKS. Step s (counted from 1) has `batch` sequences. Micro-step k gives sequence
  * (k * world + rank) * micro_batch + j to a rank as its j-th. Every rank walks through the same
  * collectives: what only rank 0 does (progress, --jsonl, --export) makes no call to the engine, and
@@ -135,6 +139,11 @@ static const char *dtype_name(const struct train *t)
     return t->args->dtype == GPT_BF16 ? "bf16" : t->args->dtype == GPT_FP16 ? "fp16" : "fp32";
 }
 
+static bool unit_frozen(const struct train *t, uint32_t unit)
+{
+    return unit >= gpt_unit_block(0) && unit < gpt_unit_block(t->args->freeze);
+}
+
 /* ---- set up */
 
 static int unit_declare(struct train *t, uint32_t index)
@@ -147,15 +156,17 @@ static int unit_declare(struct train *t, uint32_t index)
         .elems = u->elems,
         .dtype = dtype_of(t),
         .grad_dtype = ZC_F32,
+        .frozen = unit_frozen(t, index),
         .tensors = tensors,
         .ntensors = u->ntensors,
     };
 
     for (uint32_t k = 0; k < u->ntensors; k++) {
-        tensors[k] = (struct zc_tensor){ .name = u->tensors[k].name,
-                                         .first = u->tensors[k].first,
-                                         .ndims = u->tensors[k].ndims,
-                                         .group = u->tensors[k].group };
+        tensors[k] =
+            (struct zc_tensor){ .name = u->tensors[k].name,
+                                .first = u->tensors[k].first,
+                                .ndims = u->tensors[k].ndims,
+                                .group = unit.frozen ? ZC_GROUP_FROZEN : u->tensors[k].group };
         memcpy(tensors[k].dims, u->tensors[k].dims, sizeof(u->tensors[k].dims));
     }
     return engine_fail(t, zc_zero_add_unit(t->zero, &unit));
@@ -619,18 +630,19 @@ static int head(struct train *t, float **ret_embed_grads)
 static int block_backward(struct train *t, uint32_t layer)
 {
     uint32_t unit = gpt_unit_block(layer);
+    bool frozen = unit_frozen(t, unit);
     const void *w = NULL;
     float *g = NULL;
     int rc = unit_get(t, unit, SLOT_MAIN, &w);
 
-    if (rc == 0)
+    if (rc == 0 && !frozen)
         rc = engine_fail(t, zc_zero_grad(t->zero, unit, &g));
     if (rc != 0)
         return rc;
     for (uint32_t m = 0; walk(t, m); m++)
         gpt_passes_block_backward(t->passes, layer, w, g);
     rc = unit_put(t, unit);
-    return rc == 0 ? engine_fail(t, zc_zero_reduce(t->zero, unit)) : rc;
+    return rc == 0 && !frozen ? engine_fail(t, zc_zero_reduce(t->zero, unit)) : rc;
 }
 
 /* Micro-batches [first, first + at_once) of the step. */
@@ -847,6 +859,10 @@ static void say_start(struct train *t)
         t->model.params, dtype_name(t), t->model.nunits, t->comm->world,
         t->comm->world == 1 ? "" : "s", gpt_args_stage(a), a->batch, a->seq, t->micro_steps,
         t->micro_steps == 1 ? "" : "s", a->micro_batch);
+    if (a->freeze > 0)
+        say(t, "zgpt: the first %u of %u blocks are frozen: %" PRIu64 " parameters are trained\n",
+            a->freeze, a->layers,
+            t->model.params - a->freeze * t->model.units[gpt_unit_block(0)].elems);
     if (a->resume)
         say(t, "zgpt: job '%s' goes on behind step %" PRIu64 "\n", a->job, t->steps);
     if (a->device)
@@ -921,11 +937,12 @@ static int export_unit(struct train *t, uint32_t unit, float *piece, struct zc_s
                        int *told)
 {
     uint64_t elems = t->model.units[unit].elems;
+    enum zc_what what = unit_frozen(t, unit) ? ZC_PARAM : ZC_MASTER;
 
     for (uint64_t at = 0; at < elems; at += EXPORT_ELEMS) {
         uint64_t n = elems - at < EXPORT_ELEMS ? elems - at : EXPORT_ELEMS;
         char why[sizeof(t->err->text)];
-        int rc = zc_zero_read(t->zero, unit, ZC_MASTER, at, n, piece);
+        int rc = zc_zero_read(t->zero, unit, what, at, n, piece);
 
         if (rc != 0)
             return engine_fail(t, rc);

@@ -199,7 +199,9 @@ CLONES void gpt_vec_layernorm_back(const float *restrict x, const float *restric
             float xhat = (x[i] - m) * s;
 
             dx[i] += s * (dy[i] * w[i] - avg_g - xhat * avg_gx);
-            dw[i] += dy[i] * xhat;
+        }
+        for (i = 0; i < n && dw; i++) {
+            dw[i] += dy[i] * ((x[i] - m) * s);
             db[i] += dy[i];
         }
     }

@@ -28,7 +28,7 @@ void gpt_vec_gelu_back(const float *x, const float *dy, float *dx, size_t n);
 /** Each row of n: y = (x - mean) * rstd * w + b; mean and rstd [rows] are kept for the way back. */
 void gpt_vec_layernorm(const float *x, const float *w, const float *b, float *y, float *mean,
                        float *rstd, size_t rows, size_t n);
-/** Adds to dx, dw and db. */
+/** Adds to dx, and, unless these are NULL, to dw and db. */
 void gpt_vec_layernorm_back(const float *x, const float *w, const float *mean, const float *rstd,
                             const float *dy, float *dx, float *dw, float *db, size_t rows,
                             size_t n);

@@ -506,6 +506,10 @@ static void ranks_that_differ(void **state)
     assert_says("another size", zi_raw_call(&b, ZP_UNIT_DEFINE, &v.base), -EINVAL, b.text,
                 "otherwise than its peers");
     v = u;
+    v.frozen = true;
+    assert_says("frozen", zi_raw_call(&b, ZP_UNIT_DEFINE, &v.base), -EINVAL, b.text,
+                "is trained, and rank 1 defines it as frozen");
+    v = u;
     v.dtype = 2;
     assert_says("another dtype", zi_raw_call(&b, ZP_UNIT_DEFINE, &v.base), -EINVAL, b.text,
                 "otherwise than its peers");

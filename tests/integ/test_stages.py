@@ -31,6 +31,15 @@ MODES = [
     "--stage 3 --offload nvme",
 ]
 
+# The first 2 blocks are frozen: parameters and nothing else. All have the losses of the first.
+FROZEN_MODES = [mode + " --freeze 2" for mode in (
+    "--stage 3",
+    "--stage 0",
+    "--stage 1",
+    "--stage 2 --offload nvme",
+    "--stage 3 --offload nvme",
+)]
+
 
 def flag(name):
     return int(MODEL[MODEL.index(name) + 1])
@@ -46,13 +55,14 @@ def padded(elems, ranks):
     return -(-slice_ // BLOCK) * BLOCK * ranks
 
 
-def expected(stage, ranks, dtype, embedded):
+def expected(stage, ranks, dtype, embedded, frozen=0):
     """Bytes of the three planes on one rank that has a whole slice of everything."""
     p, g, k = LAYOUTS[dtype]
-    model = units(embedded, flag("--width"), flag("--layers"))
-    elems = sum(padded(u, 1 if stage == 0 else ranks) for u in model)
+    model = [padded(u, 1 if stage == 0 else ranks)
+             for u in units(embedded, flag("--width"), flag("--layers"))]
+    elems, trained = sum(model), sum(model) - sum(model[1:1 + frozen])
     cut = [ranks if stage >= least else 1 for least in (3, 2, 1)]
-    return [bytes_ * elems // n for bytes_, n in zip((p, g, k), cut)]
+    return [bytes_ // n for bytes_, n in zip((p * elems, g * trained, k * trained), cut)]
 
 
 def run_mode(mode, ranks, dtype):
@@ -69,14 +79,15 @@ def check_bytes(mode, ranks, dtype, run):
     own = [states[plane] for plane in ("param", "grad", "optimizer")]
     daemon = [states["daemon_" + plane] for plane in ("param", "grad", "optimizer")]
     embedded = run.vocab + flag("--seq")
-    want = expected(stage, ranks, dtype, embedded)
+    frozen = 2 if "--freeze" in mode else 0
+    want = expected(stage, ranks, dtype, embedded, frozen)
     if "--offload" not in mode:
         if stage == 1 and flag("--batch") > flag("--micro-batch") * ranks:
-            want[1] += expected(2, ranks, dtype, embedded)[1]  # the sum of its slice, so far
+            want[1] += expected(2, ranks, dtype, embedded, frozen)[1]  # the sum of its slice, so far
         check(own == want, f"{mode}, {dtype}, {ranks} ranks: {own}, and the formulas say {want}")
         check(daemon == [0, 0, 0], f"{mode}: the daemon has {daemon}, and there is none")
         return
-    cut = expected(3, ranks, dtype, embedded)  # what is with the daemon is slices
+    cut = expected(3, ranks, dtype, embedded, frozen)  # what is with the daemon is slices
     whole = [w if stage < least else 0 for w, least in zip(want, (3, 2, 1))]
     check(daemon == cut, f"{mode}, {dtype}, {ranks} ranks: the daemon has {daemon}, not {cut}")
     check(own == whole, f"{mode}, {dtype}, {ranks} ranks: {own}, not {whole}")
@@ -87,10 +98,10 @@ def vocabulary(run):
     return int(words.split()[0])
 
 
-def stages(ranks, dtypes=("fp32",)):
+def stages(ranks, dtypes=("fp32",), modes=MODES):
     for dtype in dtypes:
         first = None
-        for mode in MODES:
+        for mode in modes:
             run = run_mode(mode, ranks, dtype)
             run.vocab = vocabulary(run)
             first = first or run
@@ -112,6 +123,11 @@ def batch(sequences, at_a_time):
 def three_ranks():
     batch(6, 1)  # two micro-steps
     stages(3)
+
+
+def frozen_blocks():
+    batch(6, 3)
+    stages(2, ("fp32", "bf16"), FROZEN_MODES)
 
 
 def four_ranks():
@@ -140,7 +156,7 @@ def a_limit():
     good(Run(["--stage", "3", "--memory", str(limit)], 2), "stage 3 under the same limit")
 
 
-TESTS = {f.__name__: f for f in (two_ranks, three_ranks, four_ranks, a_limit)}
+TESTS = {f.__name__: f for f in (two_ranks, three_ranks, four_ranks, frozen_blocks, a_limit)}
 
 if __name__ == "__main__":
     if not shutil.which("mpirun"):

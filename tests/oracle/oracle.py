@@ -151,32 +151,32 @@ def train(case, masters, tokens, round_weights, round_gradients):
     """The losses and gradient norms of PyTorch."""
     where = "cuda" if case["device"].startswith("cuda") else "cpu"
     masters = {name: w.to(where) for name, w in masters.items()}
-    for w in masters.values():
-        w.requires_grad_()
+    frozen = tuple(f"transformer.h.{layer}." for layer in range(case.get("freeze", 0)))
+    trained = {name: w.requires_grad_() for name, w in masters.items() if not name.startswith(frozen)}
     optimizer = torch.optim.AdamW(
-        [{"params": [w for w in masters.values() if w.ndim >= 2],
+        [{"params": [w for w in trained.values() if w.ndim >= 2],
           "weight_decay": case["weight_decay"]},
-         {"params": [w for w in masters.values() if w.ndim < 2], "weight_decay": 0.0}],
+         {"params": [w for w in trained.values() if w.ndim < 2], "weight_decay": 0.0}],
         lr=case["lr"], betas=BETAS, eps=EPS)
     losses, norms = [], []
     for step in range(1, STEPS + 1):
         total = 0.0
-        sums = {name: torch.zeros_like(w) for name, w in masters.items()}
+        sums = {name: torch.zeros_like(w) for name, w in trained.items()}
         micro = range(0, case["batch"], case["micro_batch"])
         for first in micro:
             batch = torch.tensor([sequence(tokens, case["seed"], step, i, case["seq"] + 1)
                                   for i in range(first, first + case["micro_batch"])], device=where)
             used = {name: (round_half_away(w.detach()) if round_weights else w.detach())
-                    .requires_grad_() for name, w in masters.items()}
+                    .requires_grad_(name in trained) for name, w in masters.items()}
             loss = loss_of(used, batch, case["layers"], case["heads"])
             loss.backward()
             total += loss.item()
-            for name, w in used.items():
-                sums[name] += w.grad.bfloat16().float() if round_gradients else w.grad
-        for name, w in masters.items():
+            for name, sum_ in sums.items():
+                sum_ += used[name].grad.bfloat16().float() if round_gradients else used[name].grad
+        for name, w in trained.items():
             w.grad = sums[name] / len(micro)
-        norms.append(sum((w.grad.double() ** 2).sum() for w in masters.values()).sqrt().item())
-        torch.nn.utils.clip_grad_norm_(list(masters.values()), case["clip"] or math.inf)
+        norms.append(sum((w.grad.double() ** 2).sum() for w in trained.values()).sqrt().item())
+        torch.nn.utils.clip_grad_norm_(list(trained.values()), case["clip"] or math.inf)
         optimizer.step()
         losses.append(total / len(micro))
     return losses, norms
@@ -194,6 +194,7 @@ def zgpt_command(case, ranks):
     for name in ("seed", "batch", "micro_batch", "seq", "layers", "heads", "width", "lr",
                  "weight_decay", "clip", "dtype", "device"):
         flags += ["--" + name.replace("_", "-"), str(case[name])]
+    flags += ["--freeze", str(case.get("freeze", 0))]
     return launch + [binary] + flags + ["--data"] + case["data"]
 
 
@@ -281,6 +282,7 @@ def main():
                     "clip": 0, "weight_decay": 0, "layers": 1, "heads": 1},
             text | {"name": "fp32, tokens", "dtype": "fp32", "tolerance": 1e-5, "seq": 33, "layers": 1, "heads": 3, "width": 24,
                     "data": [token_file(os.path.join(folder, "tokens.bin"))]},
+            text | {"name": "fp32, the first 2 blocks frozen", "dtype": "fp32", "tolerance": 1e-5, "freeze": 2},
             text | {"name": "bf16", "dtype": "bf16", "tolerance": 3e-6, "lr": 3e-4},
         ]
         good = [compare(on_device(case, device), ranks, folder) for case in cases]

@@ -435,10 +435,12 @@ static void linear(struct gpt_dev_run *run, const void *x, const void *w, const 
                                                    .batch = 1 });
 }
 
-/* dw += x^T dy */
+/* dw += x^T dy; NULL: nothing */
 static void weights_back(struct gpt_dev_run *run, const void *x, const void *dy, float *dw,
                          uint64_t in, uint64_t out)
 {
+    if (!dw)
+        return;
     gpt_dev_matmul(run->dev, &(struct gpt_matmul){ .a = { .at = x, .ld = in, .t = true },
                                                    .b = { .at = dy, .ld = out },
                                                    .d = { .at = dw, .ld = out },
@@ -492,10 +494,12 @@ static void cols_end(struct gpt_dev_run *run, const float *part, float *to, uint
                                        .cols_end = { .part = part, .to = to, .cols = cols } });
 }
 
-/* db += the sums of dy's columns, which is of `dtype` */
+/* db += the sums of dy's columns, which is of `dtype`; NULL: nothing */
 static void bias_back(struct gpt_dev_run *run, enum gpt_dtype_dev dtype, const void *dy, float *db,
                       uint64_t cols)
 {
+    if (!db)
+        return;
     gpt_dev_kernel(run->dev,
                    &(struct gpt_kern){
                        .op = GPT_KERN_COLS,
@@ -504,9 +508,9 @@ static void bias_back(struct gpt_dev_run *run, enum gpt_dtype_dev dtype, const v
     cols_end(run, run->part, db, cols);
 }
 
-/* dx += the way back of dy, and the gradients of w and b. */
-static void norm_back(struct gpt_dev_run *run, const float *x, const void *w, const float *mean,
-                      const float *rstd, const void *dy, float *dw, float *db)
+/* The gradients of a layer norm's w and b. */
+static void norm_weights_back(struct gpt_dev_run *run, const float *x, const float *mean,
+                              const float *rstd, const void *dy, float *dw, float *db)
 {
     uint64_t cols = run->model->shape.width;
 
@@ -522,6 +526,16 @@ static void norm_back(struct gpt_dev_run *run, const float *x, const void *w, co
                                                            .cols = cols } });
     cols_end(run, run->part_x, dw, cols);
     cols_end(run, run->part, db, cols);
+}
+
+/* dx += the way back of dy, and, unless dw and db are NULL, the gradients of w and b. */
+static void norm_back(struct gpt_dev_run *run, const float *x, const void *w, const float *mean,
+                      const float *rstd, const void *dy, float *dw, float *db)
+{
+    uint64_t cols = run->model->shape.width;
+
+    if (dw)
+        norm_weights_back(run, x, mean, rstd, dy, dw, db);
     gpt_dev_kernel(run->dev, &(struct gpt_kern){ .op = GPT_KERN_NORM_BACK,
                                                  .dtype = run->dtype,
                                                  .norm_back = { .x = x,
@@ -942,6 +956,12 @@ void gpt_dev_head(struct gpt_dev_run *run, const void *ln_f, const void *embed, 
     stream_done(run);
 }
 
+/* As in gpt.c. */
+static float *grad_of(float *grads, const struct gpt_tensor *t)
+{
+    return grads ? grads + t->first : NULL;
+}
+
 void gpt_dev_block_backward(struct gpt_dev_run *run, uint32_t layer, const void *weights,
                             float *grads)
 {
@@ -958,8 +978,8 @@ void gpt_dev_block_backward(struct gpt_dev_run *run, uint32_t layer, const void 
         block_inside(run, layer, x, w);
 
     dy = dx_round(run);
-    bias_back(run, GPT_DEV_F32, run->now->dx, grads + t[OUT_B].first, c);
-    weights_back(run, run->in->gelu, dy, grads + t[OUT_W].first, 4 * c, c);
+    bias_back(run, GPT_DEV_F32, run->now->dx, grad_of(grads, &t[OUT_B]), c);
+    weights_back(run, run->in->gelu, dy, grad_of(grads, &t[OUT_W]), 4 * c, c);
     inputs_back(run, dy, tensor(run, u, w, OUT_W), run->d4, 4 * c, c);
     gpt_dev_kernel(run->dev, &(struct gpt_kern){ .op = GPT_KERN_GELU_BACK,
                                                  .dtype = run->dtype,
@@ -967,22 +987,22 @@ void gpt_dev_block_backward(struct gpt_dev_run *run, uint32_t layer, const void 
                                                                 .dy = run->d4,
                                                                 .dx = run->d4,
                                                                 .n = run->rows * 4 * c } });
-    bias_back(run, run->dtype, run->d4, grads + t[FC_B].first, 4 * c);
-    weights_back(run, run->in->h2, run->d4, grads + t[FC_W].first, c, 4 * c);
+    bias_back(run, run->dtype, run->d4, grad_of(grads, &t[FC_B]), 4 * c);
+    weights_back(run, run->in->h2, run->d4, grad_of(grads, &t[FC_W]), c, 4 * c);
     inputs_back(run, run->d4, tensor(run, u, w, FC_W), run->d1, c, 4 * c);
     norm_back(run, run->in->x2, tensor(run, u, w, LN2_W), run->in->mean2, run->in->rstd2, run->d1,
-              grads + t[LN2_W].first, grads + t[LN2_B].first);
+              grad_of(grads, &t[LN2_W]), grad_of(grads, &t[LN2_B]));
 
     dy = dx_round(run);
-    bias_back(run, GPT_DEV_F32, run->now->dx, grads + t[ATT_B].first, c);
-    weights_back(run, run->in->mix, dy, grads + t[ATT_W].first, c, c);
+    bias_back(run, GPT_DEV_F32, run->now->dx, grad_of(grads, &t[ATT_B]), c);
+    weights_back(run, run->in->mix, dy, grad_of(grads, &t[ATT_W]), c, c);
     inputs_back(run, dy, tensor(run, u, w, ATT_W), run->d1, c, c);
     attention_backward(run, run->d1, run->d4);
-    bias_back(run, run->dtype, run->d4, grads + t[QKV_B].first, 3 * c);
-    weights_back(run, run->in->h1, run->d4, grads + t[QKV_W].first, c, 3 * c);
+    bias_back(run, run->dtype, run->d4, grad_of(grads, &t[QKV_B]), 3 * c);
+    weights_back(run, run->in->h1, run->d4, grad_of(grads, &t[QKV_W]), c, 3 * c);
     inputs_back(run, run->d4, tensor(run, u, w, QKV_W), run->d1, c, 3 * c);
     norm_back(run, x, tensor(run, u, w, LN1_W), run->in->mean1, run->in->rstd1, run->d1,
-              grads + t[LN1_W].first, grads + t[LN1_B].first);
+              grad_of(grads, &t[LN1_W]), grad_of(grads, &t[LN1_B]));
     stream_done(run);
     stream_forget(run, layer);
 }

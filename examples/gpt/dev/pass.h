@@ -47,6 +47,7 @@ void gpt_dev_block_forward(struct gpt_dev_run *run, uint32_t layer, const void *
 /** As gpt_head(), but that the loss stays on the device. */
 void gpt_dev_head(struct gpt_dev_run *run, const void *ln_f, const void *embed, float *ln_f_grads,
                   float *embed_grads);
+/** As gpt_block_backward(): grads may be NULL. */
 void gpt_dev_block_backward(struct gpt_dev_run *run, uint32_t layer, const void *weights,
                             float *grads);
 void gpt_dev_embed_backward(struct gpt_dev_run *run, float *embed_grads);

@@ -25,7 +25,7 @@ struct unit {
     float *decay;                       /* by element */
     uint16_t *half;
     unsigned gathered;
-    bool reduced;
+    bool reduced, frozen;
 };
 
 struct zc_zero;
@@ -35,7 +35,7 @@ static void resume(struct zc_zero *z);
 struct zc_zero {
     struct zc_zero_options options;
     struct unit units[UNITS_MAX];
-    uint32_t nunits, reduced, micro;
+    uint32_t nunits, trained, reduced, micro;
     bool started;
     int failed;
     uint64_t iterations, applied, fetched;
@@ -146,6 +146,8 @@ int zc_zero_add_unit(struct zc_zero *z, const struct zc_unit *unit)
     assert(unit->index == z->nunits && z->nunits < UNITS_MAX && !z->started);
     x->elems = unit->elems;
     x->dtype = unit->dtype;
+    x->frozen = unit->frozen;
+    z->trained += !unit->frozen;
     x->master = calloc(x->elems, sizeof(float));
     x->m = calloc(x->elems, sizeof(float));
     x->v = calloc(x->elems, sizeof(float));
@@ -157,10 +159,11 @@ int zc_zero_add_unit(struct zc_zero *z, const struct zc_unit *unit)
         const struct zc_tensor *t = &unit->tensors[k];
         uint64_t elems = 1;
 
+        assert((t->group == ZC_GROUP_FROZEN) == unit->frozen);
         for (uint32_t d = 0; d < t->ndims; d++)
             elems *= t->dims[d];
         for (uint64_t i = t->first; i < t->first + elems; i++)
-            x->decay[i] = (float)z->options.weight_decay[t->group];
+            x->decay[i] = unit->frozen ? 0 : (float)z->options.weight_decay[t->group];
     }
     return 0;
 }
@@ -269,7 +272,7 @@ int zc_zero_grad(struct zc_zero *z, uint32_t unit, float **ret_grad)
 
     if (rc != 0)
         return rc;
-    assert(!x->reduced);
+    assert(!x->reduced && !x->frozen);
     if (!x->grad)
         x->grad = calloc(x->elems, sizeof(float));
     *ret_grad = x->grad;
@@ -291,7 +294,7 @@ int zc_zero_reduce(struct zc_zero *z, uint32_t unit)
     free(x->grad);
     x->grad = NULL;
     x->reduced = true;
-    if (++z->reduced == z->nunits) {
+    if (++z->reduced == z->trained) {
         z->reduced = 0;
         z->micro++;
         for (uint32_t u = 0; u < z->nunits; u++)
@@ -353,7 +356,8 @@ int zc_zero_step(struct zc_zero *z, double lr, struct zc_zero_stepped *ret)
     if (!fake.skip_next_step) {
         z->applied++;
         for (uint32_t u = 0; u < z->nunits; u++)
-            step_unit(z, &z->units[u], lr, scale * ret->clip_scale);
+            if (!z->units[u].frozen)
+                step_unit(z, &z->units[u], lr, scale * ret->clip_scale);
     }
     fake.skip_next_step = false;
     for (uint32_t u = 0; u < z->nunits; u++)
@@ -469,7 +473,8 @@ int zc_zero_read(struct zc_zero *z, uint32_t unit, enum zc_what what, uint64_t f
 
     if (rc != 0)
         return rc;
-    assert(what == ZC_MASTER && first + count <= z->units[unit].elems);
+    assert(what == (z->units[unit].frozen ? ZC_PARAM : ZC_MASTER)); /* it has no other */
+    assert(first + count <= z->units[unit].elems);
     memcpy(out, z->units[unit].master + first, count * sizeof(*out));
     return 0;
 }

@@ -59,6 +59,11 @@ static const struct {
     { GOOD " --layers 5000", -EINVAL, "--layers is 5000, and must be from 1 to 4096" },
     { GOOD " --heads 3", -EINVAL, "--width 16 is not a multiple of --heads 3" },
     { GOOD " --micro-batch 1048576 --seq 1048576", -EINVAL, "tokens at a time" },
+    { GOOD " --freeze 0", 0, "" },
+    { GOOD " --freeze 2", 0, "" },
+    { GOOD " --freeze 3", -EINVAL, "--freeze 3 is more than there are blocks: --layers 2" },
+    { GOOD " --freeze 4097", -EINVAL, "--freeze is 4097, and must be from 0 to 4096" },
+    { GOOD " --freeze -1", -EINVAL, "--freeze is '-1', and must be a whole number" },
     { GOOD " --lr 0", 0, "" },
     { GOOD " --lr 3e-4", 0, "" },
     { GOOD " --lr -1", -EINVAL, "--lr is -1, and must be from 0" },
@@ -145,6 +150,7 @@ static void values_arrive(void **state)
     assert_int_equal(args.heads, 2);
     assert_int_equal(args.width, 16);
     assert_int_equal(args.commit_every, 100);
+    assert_int_equal(args.freeze, 0);
     assert_false(args.keep);
     assert_true(args.lr == 1e-3 && args.weight_decay == 0.01 && args.clip == 1);
     assert_int_equal(args.dtype, GPT_FP32);
@@ -165,7 +171,7 @@ static void values_arrive(void **state)
             GOOD
             " --data a b --lr=2.5 --data c --dtype bf16 --socket s --job j "
             "--offload-param host --offload nvme --offload-grad host --keep --init i --export=e=f "
-            "--jsonl l --clip 0 --weight-decay 0.5 --seed 7",
+            "--jsonl l --clip 0 --weight-decay 0.5 --seed 7 --freeze 1",
             &err, words),
         0);
     assert_int_equal(args.ndata, 3);
@@ -185,6 +191,7 @@ static void values_arrive(void **state)
     assert_true(args.keep);
     assert_false(args.resume);
     assert_int_equal(args.seed, 7); /* the last one */
+    assert_int_equal(args.freeze, 1);
     gpt_args_done(&args);
 
     assert_int_equal(parse(&args, GOOD " --resume --offload host --commit-every 7", &err, words),
@@ -239,6 +246,7 @@ static void help_has_every_flag(void **state)
         "--export FILE",     "--jsonl FILE",     "--help",
         "--version",         "--commit-every N", "--overlap all",
         "--optimizer adamw", "--moments fp32",   "--quantize-gather",
+        "--freeze N",
     };
     char *text = NULL;
     size_t bytes = 0;

@@ -226,14 +226,21 @@ static double forward(struct fixture *x, bool backward)
                     backward ? x->g[0] : NULL);
 }
 
-static double forward_backward(struct fixture *x)
+/* The first `frozen` blocks are not trained. */
+static double forward_backward_over(struct fixture *x, uint32_t frozen)
 {
     double loss = forward(x, true);
 
     for (uint32_t l = x->model.shape.layers; l-- > 0;)
-        gpt_block_backward(x->run, l, x->w[gpt_unit_block(l)], x->g[gpt_unit_block(l)]);
+        gpt_block_backward(x->run, l, x->w[gpt_unit_block(l)],
+                           l < frozen ? NULL : x->g[gpt_unit_block(l)]);
     gpt_embed_backward(x->run, x->g[0]);
     return loss;
+}
+
+static double forward_backward(struct fixture *x)
+{
+    return forward_backward_over(x, 0);
 }
 
 /* ---- tests */
@@ -315,6 +322,30 @@ static void same_bits_again(void **state)
         assert_memory_equal(x.g[u], y.g[u], x.model.units[u].elems * sizeof(float));
     fixture_close(&x);
     fixture_close(&y);
+}
+
+/* They get no gradient, and no other one changes by that. */
+static void frozen_blocks(void **state)
+{
+    (void)state;
+    for (uint32_t frozen = 1; frozen <= small.layers; frozen++) {
+        struct fixture x, y;
+
+        fixture_open(&x, small, 3, 5);
+        fixture_open(&y, small, 3, 5);
+        assert_true(forward_backward(&x) == forward_backward_over(&y, frozen));
+        for (uint32_t u = 0; u < x.model.nunits; u++) {
+            uint64_t n = x.model.units[u].elems;
+
+            if (u < gpt_unit_block(0) || u >= gpt_unit_block(frozen))
+                assert_memory_equal(x.g[u], y.g[u], n * sizeof(float));
+            else
+                for (uint64_t i = 0; i < n; i++)
+                    assert_true(y.g[u][i] == 0);
+        }
+        fixture_close(&x);
+        fixture_close(&y);
+    }
 }
 
 static void gradients_add(void **state)
@@ -597,6 +628,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gradients),
         cmocka_unit_test(same_bits_again),
+        cmocka_unit_test(frozen_blocks),
         cmocka_unit_test(gradients_add),
         cmocka_unit_test(logits_in_pieces),
         cmocka_unit_test(not_finite_reaches_the_loss),

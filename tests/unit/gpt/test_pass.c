@@ -111,8 +111,9 @@ static double host_micro(struct gpt_run *run, const struct gpt *model, struct un
     return loss;
 }
 
+/* The first `frozen` blocks are not trained. */
 static void dev_micro(struct gpt_dev_run *run, const struct gpt *model, struct unit *units,
-                      const uint32_t *tokens)
+                      const uint32_t *tokens, uint32_t frozen)
 {
     uint32_t last = gpt_unit_ln_f(model);
 
@@ -123,7 +124,8 @@ static void dev_micro(struct gpt_dev_run *run, const struct gpt *model, struct u
     gpt_dev_head(run, units[last].dev_weights, units[0].dev_weights, units[last].dev_grads,
                  units[0].dev_grads);
     for (uint32_t l = model->shape.layers; l-- > 0;)
-        gpt_dev_block_backward(run, l, units[1 + l].dev_weights, units[1 + l].dev_grads);
+        gpt_dev_block_backward(run, l, units[1 + l].dev_weights,
+                               l < frozen ? NULL : units[1 + l].dev_grads);
     gpt_dev_embed_backward(run, units[0].dev_grads);
 }
 
@@ -193,7 +195,7 @@ static void passes_on(struct fixture *x, const struct setting *s, enum gpt_dtype
     for (uint32_t micro = 0; micro < 3; micro++) { /* more than there are host buffers */
         tokens_draw(s, micro, tokens);
         want += host_micro(host, &model, units, tokens);
-        dev_micro(dev, &model, units, tokens);
+        dev_micro(dev, &model, units, tokens, 0);
     }
     if (gpt_dev_loss(dev, &got, &err) != 0)
         fail_msg("%s, %s: %s", x->name, s->name, err.text);
@@ -205,7 +207,7 @@ static void passes_on(struct fixture *x, const struct setting *s, enum gpt_dtype
                 : dtype == GPT_DEV_FP16 ? 256 * 1e-4
                                         : 1e-6);
 
-    dev_micro(dev, &model, units, tokens); /* a loss is told once */
+    dev_micro(dev, &model, units, tokens, 0); /* a loss is told once */
     if (gpt_dev_loss(dev, &got, &err) != 0)
         fail_msg("%s, %s: %s", x->name, s->name, err.text);
     if (!(fabs(got - host_micro(host, &model, units, tokens)) <= bound * fabs(want)))
@@ -267,7 +269,7 @@ struct made {
 enum kept { ALL, INPUTS, STASHED };
 
 static void made_by(const char *name, const struct setting *s, bool bf16, bool vertical,
-                    enum kept kept, struct gpt *model, struct made *ret)
+                    enum kept kept, uint32_t frozen, struct gpt *model, struct made *ret)
 {
     struct gpt_hold hold = { .sequences = s->sequences,
                              .micros = vertical ? 3 : 1,
@@ -295,7 +297,7 @@ static void made_by(const char *name, const struct setting *s, bool bf16, bool v
                 continue;
             }
             tokens_draw(s, m, tokens);
-            dev_micro(run, model, units, tokens);
+            dev_micro(run, model, units, tokens, frozen);
         }
     if (gpt_dev_loss(run, &ret->loss, &err) != 0)
         fail_msg("%s", err.text);
@@ -328,14 +330,14 @@ static void what_is_kept_changes_nothing(void **state)
         struct made base, other;
         struct gpt model;
 
-        made_by("emulated:64M:20", s, bf16, false, INPUTS, &model, &base);
+        made_by("emulated:64M:20", s, bf16, false, INPUTS, 0, &model, &base);
         for (int i = 0; i < 6; i++) {
             enum kept kept = (enum kept)(i / 2);
             bool vertical = i & 1;
             uint64_t micros = vertical ? 3 : 1;
 
             gpt_done(&model);
-            made_by(i < 4 ? "emulated:64M" : "emulated:64M:200", s, bf16, vertical, kept, &model,
+            made_by(i < 4 ? "emulated:64M" : "emulated:64M:200", s, bf16, vertical, kept, 0, &model,
                     &other);
             assert_true(base.loss == other.loss);
             for (uint32_t u = 0; u < model.nunits; u++) {
@@ -354,6 +356,36 @@ static void what_is_kept_changes_nothing(void **state)
         }
         for (uint32_t u = 0; u < model.nunits; u++)
             free(base.grads[u]);
+        gpt_done(&model);
+    }
+}
+
+/* Blocks that are not trained get no gradient, and no other one changes by that. */
+static void frozen_blocks(void **state)
+{
+    const struct setting s = { "frozen", { 3, 2, 16, 8, 40 }, 3 };
+
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        struct made all, none, upper;
+        struct gpt model;
+
+        made_by("emulated:64M", &s, i & 1, false, i & 2 ? INPUTS : ALL, 0, &model, &all);
+        gpt_done(&model);
+        made_by("emulated:64M", &s, i & 1, false, i & 2 ? INPUTS : ALL, 3, &model, &none);
+        gpt_done(&model);
+        made_by("emulated:64M", &s, i & 1, false, i & 2 ? INPUTS : ALL, 2, &model, &upper);
+        assert_true(all.loss == upper.loss);
+        for (uint32_t u = 0; u < model.nunits; u++) {
+            const struct made *same = u == 1 || u == 2 ? &none : &all; /* as they began, or not */
+
+            assert_memory_equal(same->grads[u], upper.grads[u], model.units[u].elems * 4);
+            if (u >= 1 && u <= 3)
+                assert_memory_not_equal(all.grads[u], none.grads[u], model.units[u].elems * 4);
+            free(all.grads[u]);
+            free(none.grads[u]);
+            free(upper.grads[u]);
+        }
         gpt_done(&model);
     }
 }
@@ -435,6 +467,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(passes_are_the_processors),
         cmocka_unit_test(what_is_kept_changes_nothing),
+        cmocka_unit_test(frozen_blocks),
         cmocka_unit_test(memory_grows_by_the_stream),
         cmocka_unit_test(too_much_is_said),
         cmocka_unit_test(a_wait_can_be_given_up),

@@ -391,6 +391,79 @@ static void export_and_init(void **state)
     zc_st_close(f);
 }
 
+/* Whether all tensors whose names begin so are the same in both files; there are some. */
+static bool tensors_same(const char *a, const char *b, const char *prefix)
+{
+    struct zc_st_file *f = NULL, *g = NULL;
+    float x[4096], y[4096];
+    bool same = true;
+    size_t seen = 0;
+
+    assert_int_equal(zc_st_open(&f, a, NULL, 0), 0);
+    assert_int_equal(zc_st_open(&g, b, NULL, 0), 0);
+    for (size_t i = 0; i < zc_st_count(f); i++) {
+        const struct zc_st_tensor *t = zc_st_at(f, i), *u = zc_st_find(g, t->name);
+        uint64_t n;
+
+        for (uint64_t at = 0; strncmp(t->name, prefix, strlen(prefix)) == 0 && at < t->elems;
+             at += n, seen++) {
+            n = t->elems - at < 4096 ? t->elems - at : 4096;
+            assert_int_equal(zc_st_read_f32(f, t, at, n, x, NULL, 0), 0);
+            assert_int_equal(zc_st_read_f32(g, u, at, n, y, NULL, 0), 0);
+            same = same && memcmp(x, y, n * sizeof(*x)) == 0;
+        }
+    }
+    assert_true(seen > 0);
+    zc_st_close(f);
+    zc_st_close(g);
+    return same;
+}
+
+/* The fake engine asserts that no gradient is asked for. */
+static void frozen_blocks_stay(void **state)
+{
+    static const char *const tensors[] = { "transformer.wte", "transformer.wpe", "transformer.h.0.",
+                                           "transformer.h.1.", "transformer.ln_f" };
+
+    (void)state;
+    for (uint32_t i = 0; i < 3 * 2 * 2; i++) {
+        struct gpt_args args = args_of(0);
+        double *losses;
+
+        args.dtype = i % 3 == 1 ? GPT_BF16 : GPT_FP32;
+        args.checkpoint = i % 3 == 2 ? GPT_CHECKPOINT_HOST : GPT_CHECKPOINT_AUTO;
+        args.order = i / 3 % 2 ? GPT_VERTICAL : GPT_HORIZONTAL;
+        args.freeze = 1 + i / 6;
+        args.export = "begin";
+        train_well(&args);
+        args.steps = 5;
+        args.export = "end";
+        args.jsonl = "log";
+        train_well(&args);
+        losses = losses_read("log", 5);
+        assert_true(losses[4] < losses[0]);
+        free(losses);
+        for (size_t k = 0; k < sizeof(tensors) / sizeof(tensors[0]); k++)
+            if (tensors_same("begin", "end", tensors[k]) !=
+                (k == 2 || (k == 3 && args.freeze == 2)))
+                fail_msg("%u: %s", i, tensors[k]);
+    }
+}
+
+static void what_is_frozen_is_said(void **state)
+{
+    struct gpt_args args = args_of(1);
+    struct result r;
+
+    (void)state;
+    args.freeze = 2;
+    r = train(&args);
+    assert_int_equal(r.rc, 0);
+    if (!strstr(r.said, "the first 2 of 2 blocks are frozen: 4320 parameters are trained\n"))
+        fail_msg("%s", r.said); /* (256 + 12) * 16, and 2 * 16 */
+    free(r.said);
+}
+
 static void bf16_computes_with_rounded_weights(void **state)
 {
     struct gpt_args args = args_of(150);
@@ -1042,6 +1115,8 @@ int main(void)
         cmocka_unit_test(orders_agree),
         cmocka_unit_test(checkpoints_agree),
         cmocka_unit_test(export_and_init),
+        cmocka_unit_test(frozen_blocks_stay),
+        cmocka_unit_test(what_is_frozen_is_said),
         cmocka_unit_test(bf16_computes_with_rounded_weights),
         cmocka_unit_test(fp16_scales_its_loss),
         cmocka_unit_test(files_of_deepspeed),

@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+"""test_freeze.py - zgpt --freeze: the first blocks stay what they are, whatever else is asked for.
+
+    ZSHARD_BUILD=build tests/integ/test_freeze.py [NAME...]
+
+What each stage keeps of them is test_stages.py's, and the losses are held to PyTorch's by the oracle.
+"""
+
+import shutil
+import sys
+import tempfile
+
+from harness import Daemon, check, main, skip
+from resume import PAGES as KEPT_PAGES
+from resume import KeptRun, Reference
+from test_quantize import tensors
+from test_training import PAGES, Run
+
+STEPS = 6
+FROZEN = 2  # of 5 blocks
+FREEZE = ["--freeze", str(FROZEN)]
+
+
+def good(flags, env=None, ranks=1, steps=STEPS):
+    run = Run(flags, ranks, env, steps)
+    check(run.done.returncode == 0, f"{flags} ended with {run.done.returncode}:\n{run.done.stdout}")
+    return run
+
+
+def changed(before, after):
+    """The units of which a tensor is another one, of those that are blocks; and whether the rest is, all of it."""
+    blocks, rest = set(), []
+    for (name, a), (same_name, b) in zip(tensors(before), tensors(after), strict=True):
+        check(name == same_name, f"{name} and {same_name}")
+        words = name.split(".")
+        if words[1] != "h":
+            rest.append(a != b)
+        elif a != b:
+            blocks.add(int(words[2]))
+    return blocks, all(rest)
+
+
+def stays(flags, ranks=1, env=None):
+    flags = FREEZE + flags
+    before, after = good(flags, env, ranks, 0), good(flags, env, ranks)
+    blocks, rest = changed(before.weights, after.weights)
+    check(blocks == set(range(FROZEN, 5)) and rest, f"{flags}: blocks {blocks} changed; all of the rest: {rest}")
+    check("the first 2 of 5 blocks are frozen" in after.done.stdout, after.done.stdout)
+    return after
+
+
+def weights_stay():
+    """On the processor and on a device, in all dtypes; and what was trained is read again, frozen or not."""
+    for flags in (["--dtype", "fp32"], ["--dtype", "bf16"], ["--dtype", "fp16", "--device", "emulated"]):
+        stays(flags)
+    first = good(FREEZE)
+    with tempfile.NamedTemporaryFile(prefix="zshard-frozen-") as file:
+        file.write(first.weights)
+        file.flush()
+        again = good(["--freeze", "5", "--init", file.name])
+    blocks, rest = changed(first.weights, again.weights)
+    check(blocks == set() and rest, f"5 frozen: blocks {blocks} changed; all of the rest: {rest}")
+
+
+def same_bits():
+    """Two micro-batches a rank. What is kept of a block, and where bytes live, changes no bit; another order of sums,
+    and a device, round otherwise."""
+    base = ["--batch", "12"]
+    with Daemon("--host-bytes", "8M", "--nvme-bytes", "64M", *PAGES) as d:
+        for order in ([], ["--order", "vertical"], ["--accumulate", "local"]):
+            first = stays(base + order, 2, d.env())
+            for more in (["--checkpoint", "block", "--offload", "nvme"], ["--checkpoint", "nvme"]):
+                run = good(FREEZE + base + order + more, d.env(), 2)
+                check(run.losses() == first.losses() and run.weights == first.weights, f"{order + more}: other bits")
+            run = good(FREEZE + base + order + ["--device", "emulated", "--offload", "nvme"], d.env(), 2)
+            worst = max(abs(a - b) / a for a, b in zip(first.losses(), run.losses()))
+            check(worst <= 1e-4, f"{order}: losses on a device are off by {worst}")
+
+
+def goes_on():
+    """In two lives as in one; with other blocks frozen it is another run."""
+    with KeptRun(8, flags=["--freeze", "1"]) as kept, Daemon(*KEPT_PAGES) as d:
+        whole = Reference(kept)
+        kept.good(d, resume=False, steps=5)
+        for freeze, says in (("0", "('h.0') of job 'kept' is frozen, and rank 0 defines it as trained"),
+                             ("2", "('h.1') of job 'kept' is trained, and rank 0 defines it as frozen")):
+            status = kept.run(d, resume=True, more=["--freeze", freeze])
+            check(status != 0 and "--resume: job 'kept' is another run: " in kept.said() and says in kept.said(),
+                  f"--freeze {freeze} ended with {status}:\n{kept.said()}")
+        kept.good(d, resume=True)
+        whole.check(kept)
+
+
+TESTS = {f.__name__: f for f in (weights_stay, same_bits, goes_on)}
+
+if __name__ == "__main__":
+    if not shutil.which("mpirun"):
+        skip("there is no mpirun")
+    sys.exit(main(TESTS))
