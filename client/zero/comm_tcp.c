@@ -22,12 +22,14 @@
  * ERRORS are final: the connection that failed is named, and whoever waits for this rank finds its
  * connections closed.
  */
+#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <time.h>
 
 #include "base/util.h"
 #include "client/zero/comm_priv.h"
@@ -310,6 +312,40 @@ static void tcp_close(struct zc_comm *comm, bool clean)
     free(t);
 }
 
+/* The first rank with which the collective that was started last is not through. */
+static uint32_t tcp_missing(const struct tcp_comm *t)
+{
+    uint32_t p = 0;
+
+    while (p < t->mesh.world && !t->peers[p].in.op && !t->peers[p].out.op)
+        p++;
+    assert(p < t->mesh.world);
+    return p;
+}
+
+/* Waits for the collective that was started last, as long as ranks wait for each other. */
+static int tcp_wait(struct zc_comm *comm, struct zc_comm_op *op, const char *what)
+{
+    struct tcp_comm *t = tcp_of(comm);
+    uint64_t until = zb_now_ns() + t->mesh.patience_s * UINT64_C(1000000000);
+    struct timespec nap = { .tv_nsec = 100000 };
+    bool done = false;
+    int rc = tcp_test(comm, op, &done);
+
+    while (rc == 0 && !done) {
+        if (zb_now_ns() >= until) {
+            char text[128];
+
+            (void)snprintf(text, sizeof(text), "it did not come to %s within %llu s", what,
+                           (unsigned long long)t->mesh.patience_s);
+            return tcp_fail(t, tcp_missing(t), -ETIMEDOUT, text);
+        }
+        (void)nanosleep(&nap, NULL);
+        rc = tcp_test(comm, op, &done);
+    }
+    return rc;
+}
+
 /* Which number a group gets: the same on its members, and another one than that of every group that
  * one of them is in, since all ranks split equally often. */
 static int tcp_split(struct zc_comm *comm, uint32_t colour, struct zc_comm **ret)
@@ -318,7 +354,6 @@ static int tcp_split(struct zc_comm *comm, uint32_t colour, struct zc_comm **ret
     struct tcp_comm *t = whole->t;
     uint32_t *colours = calloc(comm->world, sizeof(*colours));
     struct zc_comm_op *op;
-    bool done = false;
     int rc = 0;
 
     if (g)
@@ -327,8 +362,8 @@ static int tcp_split(struct zc_comm *comm, uint32_t colour, struct zc_comm **ret
         rc = t->broken = zb_fail(&t->err, -ENOMEM, "no memory for a group of ranks");
     if (rc == 0)
         rc = tcp_all_gather(comm, &colour, colours, sizeof(colour), &op);
-    while (rc == 0 && !done)
-        rc = tcp_test(comm, op, &done);
+    if (rc == 0)
+        rc = tcp_wait(comm, op, "the split into groups");
     if (rc == 0) {
         *g = (struct tcp_group){
             .base.ops = comm->ops, .t = t, .id = (uint16_t)++t->splits, .places = g->places

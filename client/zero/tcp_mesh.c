@@ -628,7 +628,7 @@ int zc_tcp_meet(struct zc_tcp_mesh *ret, struct zb_err *err)
     *ret = (struct zc_tcp_mesh){ 0 };
     if (rc < 0)
         return rc;
-    *ret = (struct zc_tcp_mesh){ .rank = env.rank, .world = env.world };
+    *ret = (struct zc_tcp_mesh){ .rank = env.rank, .world = env.world, .patience_s = env.seconds };
     m.deadline_ns = zb_now_ns() + SECONDS(env.seconds);
     ret->fds = malloc(sizeof(int) * env.world);
     ret->names = calloc(env.world, ZC_TCP_NAME_BYTES);

@@ -13,6 +13,7 @@
 
 struct zc_tcp_mesh {
     uint32_t rank, world;
+    uint64_t patience_s;              /* how long ranks wait for each other */
     int *fds;                         /* [world], the caller's; -1 for itself */
     char (*names)[ZC_TCP_NAME_BYTES]; /* [world], the caller's: addresses, for sentences */
 };

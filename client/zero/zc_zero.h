@@ -131,8 +131,8 @@ struct zc_comm {
  *
  * tcp connects each rank with each, as the environment says that torchrun leaves: RANK, WORLD_SIZE,
  * MASTER_ADDR and MASTER_PORT. Rank 0 listens at MASTER_ADDR, at the port behind MASTER_PORT
- * (ZSHARD_PORT: at that one); ranks wait 120 s for each other (ZSHARD_MEET_SECONDS). Neither
- * encrypted nor signed: for a network that is the trainers' own.
+ * (ZSHARD_PORT: at that one); ranks wait 120 s for each other (ZSHARD_MEET_SECONDS), in split, too.
+ * Neither encrypted nor signed: for a network that is the trainers' own.
  *
  * MPI is no dependency of this library: its backend is a plugin, zc_comm_mpi.so, which is looked
  * for in $ZSHARD_PLUGINS where that is set, else in zshard/ beside the library. It starts MPI

@@ -156,6 +156,48 @@ static int differ(uint32_t rank, uint32_t world, char *why, size_t why_bytes)
     return leave_or_differ(rank, false, why, why_bytes);
 }
 
+static int given_up[2]; /* a pipe: rank 0 has */
+
+/* Rank 2 stays connected, and does not split. */
+static int split_without_2(uint32_t rank, uint32_t world, char *why, size_t why_bytes)
+{
+    struct zc_comm *comm, *group;
+    char byte = 0;
+    int rc;
+
+    (void)world;
+    if (rank == 0)
+        fork_env_set("ZSHARD_MEET_SECONDS", 5);
+    rc = zc_comm_open(&comm, "tcp", why, why_bytes);
+    if (rc == 0 && rank < 2) {
+        rc = comm->ops->split(comm, 0, &group);
+        (void)snprintf(why, why_bytes, "%s", comm->ops->error(comm));
+    }
+    if (rank == 0)
+        (void)!write(given_up[1], &byte, 1); /* without a comm, too */
+    if (rank == 2)
+        (void)!read(given_up[0], &byte, 1);
+    zc_comm_close(comm, false);
+    return rc;
+}
+
+static void a_peer_that_does_not_split_is_named(void **state)
+{
+    struct fork_rank *ranks = fork_ranks_new();
+
+    (void)state;
+    assert_int_equal(pipe(given_up), 0);
+    fork_ranks_run(split_without_2, 3, ranks);
+    if (ranks[0].rc != -ETIMEDOUT || !strstr(ranks[0].why, "rank 2 (127.0.0.1:") ||
+        !strstr(ranks[0].why, "did not come to the split into groups within 5 s"))
+        fail_msg("%d %s", ranks[0].rc, ranks[0].why);
+    if (ranks[1].rc != -EOWNERDEAD) /* they have left, both */
+        fail_msg("%d %s", ranks[1].rc, ranks[1].why);
+    (void)close(given_up[0]);
+    (void)close(given_up[1]);
+    fork_ranks_free(ranks);
+}
+
 static void a_peer_that_leaves_is_named(void **state)
 {
     struct fork_rank *ranks = fork_ranks_new();
@@ -355,10 +397,15 @@ static void a_port_in_use_is_said(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(keeps_the_contract),          cmocka_unit_test(agrees_with_threads),
-        cmocka_unit_test(a_peer_that_leaves_is_named), cmocka_unit_test(other_calls_are_told),
-        cmocka_unit_test(meetings_that_fail),          cmocka_unit_test(environments_that_are_none),
-        cmocka_unit_test(meets_among_strangers),       cmocka_unit_test(a_port_in_use_is_said),
+        cmocka_unit_test(keeps_the_contract),
+        cmocka_unit_test(agrees_with_threads),
+        cmocka_unit_test(a_peer_that_leaves_is_named),
+        cmocka_unit_test(other_calls_are_told),
+        cmocka_unit_test(meetings_that_fail),
+        cmocka_unit_test(environments_that_are_none),
+        cmocka_unit_test(meets_among_strangers),
+        cmocka_unit_test(a_port_in_use_is_said),
+        cmocka_unit_test(a_peer_that_does_not_split_is_named),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
