@@ -359,18 +359,21 @@ static uint64_t forecast_gathers(const struct zb_run *run, uint32_t world)
     return p.most;
 }
 
-/* Gradients in fp32, at most: one that is made and those on their way; of fp32 ones what is
- * received lies beside what is sent. */
-static void forecast_engine(const struct zb_run *run, struct zb_forecast *f)
+/* Gradients in fp32, at most: one that is made and those on their way, over several ranks with what
+ * lies beside: of fp32 ones what is received, of DDP's the sums. Whole gradients are the rank's
+ * own: of 16 bits what is received is in them, but on a GPU, where they are rounded beside. */
+static void forecast_engine(const struct zb_run *run, const struct zb_node *node,
+                            struct zb_forecast *f)
 {
     uint32_t world = zb_mode_world(run->mode, run->ranks, run->nodes);
     uint64_t largest = zb_padded_elems(run->model->largest) * sizeof(float);
+    bool ddp = !zb_mode_cuts(run->mode, ZB_STATE), f32 = run->layout.dtype == ZB_F32;
+    uint64_t beside = world > 1 && (f32 || ddp) ? ZB_REDUCES_MAX * largest : 0;
 
     f->gather_bytes = zb_mode_cuts(run->mode, ZB_PARAM) ? forecast_gathers(run, world) : 0;
-    f->grad_bytes = largest *
-                    (1 + ZB_REDUCES_MAX * (run->layout.dtype == ZB_F32 && world > 1 ? 2 : 1));
-    if (!zb_mode_cuts(run->mode, ZB_GRAD) && zb_mode_cuts(run->mode, ZB_STATE))
-        f->grad_bytes = largest * ZB_REDUCES_MAX; /* the gradients themselves are its own */
+    f->grad_bytes = (1 + ZB_REDUCES_MAX) * largest + beside;
+    if (world > 1 && !ddp && !zb_mode_cuts(run->mode, ZB_GRAD))
+        f->grad_bytes = f32 || node->gpu_bytes == 0 ? beside : ZB_REDUCES_MAX * largest / 2;
 }
 
 /* The least budget of a node in which a job takes so much for its planes and its ring. */
@@ -605,7 +608,7 @@ int zb_forecast(const struct zb_run *run, const struct zb_node *node, struct zb_
     if (rc < 0)
         return rc;
     forecast_rank(run, node, ret, &slice);
-    forecast_engine(run, ret);
+    forecast_engine(run, node, ret);
     for (enum zb_plane p = 0; p < ZB_PLANES; p++)
         if (!zb_mode_cuts(run->mode, ZB_STATE)) /* nothing goes to the daemon */
             layout.block_bytes[p] = 0;

@@ -27,8 +27,9 @@
  * is given back when its sum is pushed, so a trainer may wait for it in zc_zero_grad().
  *
  * MEMORY. A bf16 gradient is rounded in place: the send half and the receive half together are the
- * fp32 buffer. An fp32 one needs a second buffer to receive. At most ZCZ_REDUCES_MAX reductions
- * hold buffers; a trainer that is faster than the exchange waits in zc_zero_reduce().
+ * fp32 buffer. An fp32 one needs a second buffer to receive, and so does one whose slice the store
+ * keeps in that buffer: there the sums go while slices are still read. At most ZCZ_REDUCES_MAX
+ * reductions hold buffers; a trainer that is faster than the exchange waits in zc_zero_reduce().
  *
  * ORDER. Reductions hand their pieces over one after the other, in the trainer's order, so a store
  * gets a unit's micro-steps in order. While the last step is running nothing is handed over.
@@ -245,8 +246,8 @@ static int reduce_begin(struct zc_zero *z, struct zcz_unit *u)
         zb_container_of(zb_list_pop_front(&z->reduces_idle), struct zcz_reduce, node);
     uint64_t padded = zcz_grad_elems(z, u);
     size_t bytes = zb_dtype_bytes(u->layout.dtype) * padded;
-    /* a store with whole gradients has its slice where bf16 would be received */
-    bool wants_more = z->world > 1 && (u->layout.dtype == ZB_F32 || z->whole_grads) &&
+    bool wants_more = z->world > 1 &&
+                      (u->layout.dtype == ZB_F32 || zcz_whole_in_store(z, ZB_GRAD)) &&
                       !z->device.ops;
 
     *r = (struct zcz_reduce){ .unit = u, .micro = u->micro - reduce_local(z) };

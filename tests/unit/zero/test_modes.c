@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/forecast.h"
 #include "base/model.h"
 #include "base/util.h"
 #include "client/zero/zero_priv.h"
@@ -333,6 +334,74 @@ static void wire_bytes_are_those_of_the_formulas(void **state)
     }
 }
 
+/* What zctl plan says of them, for a job with the daemon. */
+static uint64_t forecast_of(enum zb_mode mode, enum zc_dtype dtype, uint32_t world)
+{
+    struct zb_node node = { .host_bytes = UINT64_C(1) << 40, .page_elems = 4096 };
+    struct zb_model m = { 0 };
+    struct zb_run run = { .model = &m,
+                          .mode = mode,
+                          .ranks = world,
+                          .nodes = 1,
+                          .param = ZB_OFFLOAD_HOST,
+                          .optimizer = ZB_OFFLOAD_HOST,
+                          .micro_steps = 1 };
+    struct zb_forecast f;
+
+    for (uint32_t u = 0; u < MODEL_UNITS; u++)
+        if (!model_units[u].frozen)
+            assert_int_equal(zb_model_add(&m, padded(model_units[u].elems, world), NULL), 0);
+    assert_int_equal(zb_model_order(&m, NULL), 0);
+    assert_int_equal(zb_layout_of((enum zb_dtype)dtype, ZB_F32, ZB_ADAMW, ZB_MOMENTS_F32, false,
+                                  &run.layout, NULL),
+                     0);
+    assert_int_equal(zb_forecast(&run, &node, &f, NULL), 0);
+    zb_model_done(&m);
+    return f.grad_bytes;
+}
+
+/* Beside whole gradients, which are counted as states. In halves of the largest unit's, in fp32.
+ * Units differ here, so the pool has idle ones of other sizes, too. */
+static void gradient_buffers_are_those_of_the_forecast(void **state)
+{
+    static const struct {
+        struct mode mode;
+        enum zb_mode forecast; /* of what is offloaded, and of DDP */
+        uint64_t most[2];      /* fp32, bf16 */
+    } cases[] = {
+        { { "ddp", ZC_STAGE_DDP, .prefetch_units = 1 }, ZB_DDP, { 10, 10 } },
+        { { "zero1, slices in them", ZC_STAGE_1, .prefetch_units = 1 }, ZB_MODES, { 4, 2 } },
+        { { "zero1, host", ZC_STAGE_1, ZC_ZERO_HOST, .prefetch_units = 1 }, ZB_ZERO1, { 4, 0 } },
+        { { "zero2, host", ZC_STAGE_2, ZC_ZERO_HOST, .prefetch_units = 1 }, ZB_ZERO2, { 10, 6 } },
+        { { "zero3, host", ZC_STAGE_3, ZC_ZERO_HOST, .prefetch_units = 1 }, ZB_ZERO3, { 10, 6 } },
+    };
+    static const enum zc_dtype dtypes[] = { ZC_F32, ZC_BF16 };
+    const uint64_t idle = 2 * (ZCZ_REDUCES_MAX + 1);
+    uint64_t half = 0;
+    uint32_t world = 2;
+
+    (void)state;
+    for (uint32_t u = 0; u < MODEL_UNITS; u++)
+        if (!model_units[u].frozen)
+            half = zb_max_u64(half, padded(model_units[u].elems, world) * 2);
+    for (size_t c = 0; c < ZB_COUNT(cases); c++)
+        for (size_t d = 0; d < ZB_COUNT(dtypes); d++) {
+            uint64_t most = cases[c].most[d] * half, used = 0;
+            struct party p;
+
+            mode_party(&p, &cases[c].mode, world, dtypes[d], 1, 2);
+            mode_run(&p);
+            for (uint32_t r = 0; r < world; r++)
+                used = zb_max_u64(used, p.runs[r].stats.grad_buffer_bytes);
+            if (used > (most ? most + idle * half : 0) || (used == 0) != (most == 0))
+                fail_msg("%s, %u bits: %llu bytes, and not up to %llu", cases[c].mode.name,
+                         d ? 16 : 32, (unsigned long long)used, (unsigned long long)most);
+            if (cases[c].forecast != ZB_MODES)
+                assert_int_equal(forecast_of(cases[c].forecast, dtypes[d], world), most);
+            party_done(&p);
+        }
+}
+
 static void a_limit_of_memory(void **state)
 {
     static const struct mode ddp = { "ddp", ZC_STAGE_DDP, .prefetch_units = 0 },
@@ -526,6 +595,7 @@ int main(void)
         cmocka_unit_test(bytes_are_those_of_the_formulas),
         cmocka_unit_test(what_is_counted_is_allocated),
         cmocka_unit_test(wire_bytes_are_those_of_the_formulas),
+        cmocka_unit_test(gradient_buffers_are_those_of_the_forecast),
         cmocka_unit_test(a_limit_of_memory),
         cmocka_unit_test(what_was_given_up_is_wanted),
         cmocka_unit_test(modes_that_are_wrong),
