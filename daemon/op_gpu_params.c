@@ -9,7 +9,7 @@
  * those of any job, and job->params.why says why.
  *
  *     asked ---> fits? ---> booked ---> made ---> shared ...  the job ends ---> freed ---> unbooked
- *                  no: host memory, or NVMe                                       \
+ *                  no, or it cannot be made and shared: host memory, or NVMe      \
  *                                                                                  +--> strand
  *
  * A STRAND is such memory when it was freed and a process has it mapped still: one that hangs, or
@@ -32,6 +32,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/log.h"
 #include "base/size.h"
@@ -129,6 +130,17 @@ static int params_zero(struct zk_gpu *device, struct zk_gpu_mem *mem, struct zb_
     return rc;
 }
 
+/* Its ranks are to have it: a driver that shares no memory says so now, and not in a run. */
+static int params_share_once(struct zk_gpu_mem *mem, struct zb_err *err)
+{
+    struct zk_gpu_share share;
+    int rc = zk_gpu_share(mem, (uint64_t)getpid(), &share, err);
+
+    if (rc == 0)
+        zk_gpu_share_close(&share);
+    return rc;
+}
+
 int zsd_params_make(struct zsd_job *job, struct zk_gpu_mem **ret, struct zb_err *err)
 {
     struct zk_gpu *device = zsd_gpu_device(job->core->daemon->gpu);
@@ -137,6 +149,8 @@ int zsd_params_make(struct zsd_job *job, struct zk_gpu_mem **ret, struct zb_err 
 
     if (rc == 0)
         rc = params_zero(device, mem, err);
+    if (rc == 0)
+        rc = params_share_once(mem, err);
     if (rc == 0)
         *ret = mem;
     else

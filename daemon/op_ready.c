@@ -278,7 +278,7 @@ static void ready_all(struct zsd_job *job)
     zsd_place_again(job);
 }
 
-/* The device had no memory for its parameters, others use it, too; or it failed. */
+/* The device had no memory for its parameters, others use it, too; or it shares none, or failed. */
 static void ready_without_gpu(struct zsd_job *job, const struct zb_err *err)
 {
     job->params.barred = true;

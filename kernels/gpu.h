@@ -6,9 +6,10 @@
  *
  *     "cuda[:N]"       device number N (0) of the CUDA runtime, by a plugin (zk_cuda.so) that is
  *                      loaded for it; where there is none, no driver or no device, opening says so
- *     "emulated[:BYTES[:US[:WORKS[:UNIT[:PIN]]]]]"
+ *     "emulated[:BYTES[:US[:WORKS[:UNIT[:PIN[:SHARES]]]]]]"
  *                      a GPU played by threads of this process: BYTES of memory (256M), in
- *                      multiples of UNIT (2M); it pins PIN of host memory (any); every work
+ *                      multiples of UNIT (2M); it pins PIN of host memory (any), and with
+ *                      SHARES 0 shares no memory of its own; every work
  *                      takes at least US microseconds (0), so that a caller which does not wait
  *                      reads stale bytes; after WORKS allocations and works the device fails. It is
  *                      as strict as a real one: the host cannot touch device addresses, and a work

@@ -46,6 +46,7 @@ struct emu {
     struct zb_err dead;  /* code is 0 while the device works */
     struct zb_list pins; /* pieces of host memory */
     uint64_t pin_left;   /* bytes */
+    uint64_t shares;     /* 0: of its memory nothing leaves the process */
 };
 
 struct emu_pin {
@@ -175,10 +176,14 @@ static int args_parse(struct emu *e, const char *args, struct zb_err *err)
     e->pin_left = UINT64_MAX;
     if (rc == 0)
         rc = args_number(&args, true, &e->pin_left, err);
+    e->shares = UINT64_MAX;
+    if (rc == 0)
+        rc = args_number(&args, false, &e->shares, err);
     e->limited = works != UINT64_MAX;
     e->works_left = works;
     if (rc == 0 && *args != '\0')
-        return zb_fail(err, -EINVAL, "'%s' is too much: emulated[:BYTES[:US[:WORKS[:UNIT[:PIN]]]]]",
+        return zb_fail(err, -EINVAL,
+                       "'%s' is too much: emulated[:BYTES[:US[:WORKS[:UNIT[:PIN[:SHARES]]]]]]",
                        args);
     if (rc == 0 &&
         (e->base.info.granularity_bytes == 0 || e->base.info.granularity_bytes % UNIT_MIN != 0))
@@ -304,8 +309,11 @@ static int emu_mem_import(struct zk_gpu_mem *m, int fd, bool writable, struct zb
 
 static int emu_mem_export(struct zk_gpu_mem *m, int *ret_fd, struct zb_err *err)
 {
-    int fd = fcntl(m->fd, F_DUPFD_CLOEXEC, 0);
+    int fd;
 
+    if (emu_of(m->gpu)->shares == 0)
+        return zb_fail(err, -ENOTSUP, "the emulated GPU shares no memory, as it was asked to");
+    fd = fcntl(m->fd, F_DUPFD_CLOEXEC, 0);
     if (fd < 0)
         return zb_fail(err, -errno, "sharing emulated GPU memory: %m");
     *ret_fd = fd;

@@ -476,15 +476,15 @@ static void amid_steps(void **state)
     asks(0, NULL);
 }
 
-/* Why they are not there: where they live then, the job trains as ever. room: what the tier has
- * besides what is its own; 0: as usual. */
-static void not_there(bool gpu, uint64_t room, const char *id, const char *why)
+/* Why they are not there: where they live then, the job trains as ever. gpu NULL: the daemon has
+ * none. room: what the tier has besides what is its own; 0: as usual. */
+static void not_there(const char *gpu, uint64_t room, const char *id, const char *why)
 {
     struct zi_rank ranks[2];
     struct zi_daemon d = { 0 };
 
     asks(ZC_GPU, id);
-    zi_start(&d, gpu ? options_usual() : sv_options);
+    zi_start(&d, options_with(gpu, emulated() ? "8M" : "64M", NULL));
     if (room > 0) {
         struct zc_client *c = zi_client(&d);
 
@@ -512,10 +512,12 @@ static void not_there(bool gpu, uint64_t room, const char *id, const char *why)
 static void elsewhere(void **state)
 {
     (void)state;
-    not_there(true, 65536, gpu_id(), "the least gpu_bytes that would do is ");
-    not_there(true, 0, "cuda-0000", "rank 0 is not on the GPU of the daemon");
-    not_there(true, 0, NULL, "rank 0 is not on the GPU of the daemon");
-    not_there(false, 0, gpu_id(), "the daemon has no GPU tier");
+    not_there(gpu_name(), 65536, gpu_id(), "the least gpu_bytes that would do is ");
+    not_there(gpu_name(), 0, "cuda-0000", "rank 0 is not on the GPU of the daemon");
+    not_there(gpu_name(), 0, NULL, "rank 0 is not on the GPU of the daemon");
+    not_there(NULL, 0, gpu_id(), "the daemon has no GPU tier");
+    if (emulated())
+        not_there("emulated:16M:::4K::0", 0, gpu_id(), "the emulated GPU shares no memory");
 }
 
 /* The device gives no memory, since others have it: the job is placed without. */

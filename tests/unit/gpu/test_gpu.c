@@ -140,7 +140,7 @@ static void names(void **state)
         { "emulated:", -EINVAL, "no GPU is called" },
         { "emulated:1M", -EINVAL, "at least" },
         { "emulated:x", -EINVAL, "x" },
-        { "emulated:64M:9:9:4K:9:9", -EINVAL, "too much" },
+        { "emulated:64M:9:9:4K:9:9:9", -EINVAL, "too much" },
         { "emulated:64M:9:9:9", -EINVAL, "multiples of 4096" },
         { "emulated:64M:9:9:0", -EINVAL, "multiples of 4096" },
         { "emulated:64M:1K", -EINVAL, "1K" },
