@@ -376,6 +376,7 @@ static uint32_t unit_part(struct unit_part *part, uint64_t job, const struct zc_
     part->m.dtype = unit->dtype;
     part->m.grad_dtype = unit->grad_dtype;
     part->m.frozen = unit->frozen;
+    part->m.quantized = unit->quantized;
     part->m.last = at + n == unit->ntensors;
     part->m.n_tensors = n;
     part->m.tensors = part->list;

@@ -178,6 +178,8 @@ int zc_reader_reply_unit(struct zc_client *c, struct zc_call *call, const Protob
     if (!r->frozen && zb_dtype_bytes((enum zb_dtype)r->grad_dtype) == 0)
         return zc_fail(c, -EPROTO, "a unit '%.32s' with gradients of dtype %u", r->name,
                        r->grad_dtype);
+    if (r->quantized && !r->frozen)
+        return zc_fail(c, -EPROTO, "a unit '%.32s' that is quantized, and not frozen", r->name);
     for (size_t i = 0; rc == 0 && i < r->n_tensors; i++)
         rc = parts_tensor(c, parts, r->tensors[i]);
     if (rc == 0 && r->cursor != 0 && (r->n_tensors == 0 || r->cursor != parts->ntensors))
@@ -190,6 +192,7 @@ int zc_reader_reply_unit(struct zc_client *c, struct zc_call *call, const Protob
     parts->unit.dtype = (enum zc_dtype)r->dtype;
     parts->unit.grad_dtype = (enum zc_dtype)r->grad_dtype;
     parts->unit.frozen = r->frozen;
+    parts->unit.quantized = r->quantized;
     parts->cursor = r->cursor;
     return 0;
 }

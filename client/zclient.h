@@ -280,6 +280,9 @@ struct zc_unit {
     enum zc_dtype dtype;
     enum zc_dtype grad_dtype; /* of the gradient plane; bf16 cannot accumulate (push "add") */
     bool frozen;              /* a parameter plane only: never pushed, never stepped */
+    bool quantized; /* of a frozen unit: parameters are kept in blockwise int8, a byte each and a
+                       scale for each 256; they are read in `dtype` (-EINVAL where it is not
+                       frozen) */
     const struct zc_tensor *tensors; /* ascending, not overlapping; elements outside of every
                                         tensor are never stepped, so only who is frozen may have
                                         none (-EINVAL) */
@@ -409,7 +412,11 @@ ZC_EXPORT int zc_read(struct zc_client *c, uint64_t shard, enum zc_what what, ui
 ZC_EXPORT int zc_read_wait(struct zc_client *c, uint64_t shard, enum zc_what what, uint64_t first,
                            uint64_t count, void *staged);
 
-/** A shard's parameters, pinned: mapped, read-only, unchanged until released. */
+/** A shard's parameters, pinned: mapped, read-only, unchanged until released. They are elements of
+ *  the unit's dtype, one behind the other. Of a quantized unit they are what is kept, and whoever
+ *  has fetched it decodes it: a block for each 4096 elements, int8_t code[4096], float scale[16];
+ *  an element is its code times the scale of its 256, rounded to the dtype. Of the shard each
+ *  page_elems elements begin at a multiple of 4096 bytes, with zeros before them. */
 struct zc_view {
     const void *data; /* NULL: they live on the GPU (zc_placement.gpu_params), */
     uint64_t bytes;

@@ -115,7 +115,7 @@ static bool unit_same(const struct zsd_unit *a, const struct zsd_unit *b)
 {
     if (strcmp(a->name, b->name) != 0 || a->elems != b->elems || a->ntensors != b->ntensors ||
         a->layout.dtype != b->layout.dtype || a->layout.grad_dtype != b->layout.grad_dtype ||
-        a->layout.frozen != b->layout.frozen)
+        a->layout.frozen != b->layout.frozen || a->layout.quantized != b->layout.quantized)
         return false;
     for (uint32_t i = 0; i < a->ntensors; i++) {
         const struct zsd_tensor *s = &a->tensors[i], *t = &b->tensors[i];
@@ -187,6 +187,13 @@ static int unit_head(struct zsd_member *m, const Zp__UnitDefine *q, struct zb_er
     if (zb_layout_of(q->dtype, q->frozen ? ZB_F32 : q->grad_dtype, m->job->optimizer,
                      m->job->moments, q->frozen, &layout, err) < 0)
         return err->code;
+    if (q->quantized && !q->frozen)
+        return zb_fail(err, -EINVAL,
+                       "unit '%s' is quantized, and is not frozen: only what is never stepped is "
+                       "kept in 8 bits",
+                       q->name);
+    if (q->quantized)
+        zb_layout_quantize(&layout);
     if (!unit) {
         unit = m->defining = calloc(1, sizeof(*unit));
         if (!unit)
@@ -198,7 +205,7 @@ static int unit_head(struct zsd_member *m, const Zp__UnitDefine *q, struct zb_er
     }
     if (strcmp(unit->name, q->name) != 0 || unit->elems != q->elems ||
         unit->layout.dtype != layout.dtype || unit->layout.grad_dtype != layout.grad_dtype ||
-        unit->layout.frozen != layout.frozen)
+        unit->layout.frozen != layout.frozen || unit->layout.quantized != layout.quantized)
         return zb_fail(err, -EINVAL, "a part of unit '%s' says otherwise than the first of '%s'",
                        q->name, unit->name);
     return 0;

@@ -412,6 +412,12 @@ static inline uint32_t zsd_page_bytes(const struct zsd_shard *s, enum zb_plane p
     return (uint32_t)zb_page_bytes(s->planes[plane].block_bytes, zsd_page_elems(s, page));
 }
 
+/** Its parameters as they lie in an arena: page behind page. */
+static inline uint64_t zsd_param_bytes(const struct zsd_shard *s)
+{
+    return zb_plane_bytes(s->planes[ZB_PARAM].block_bytes, s->job->core->page_elems, s->count);
+}
+
 /** Where a page of a plane that is in memory lies. */
 static inline uint8_t *zsd_page_at(const struct zsd_shard *s, enum zb_plane plane, uint32_t page)
 {

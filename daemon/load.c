@@ -133,10 +133,14 @@ static void load_copy_task(struct zsd_task *task)
 {
     struct load_page *l = zb_container_of(task, struct load_page, task);
     uint32_t bytes = load_plane(l, l->plane)->block_bytes;
+    uint8_t *to = l->planes[l->plane].to;
+    uint64_t end = zb_blocks_bytes(bytes, l->at + l->take);
 
-    memcpy(l->planes[l->plane].to + zb_blocks_bytes(bytes, l->at),
+    memcpy(to + zb_blocks_bytes(bytes, l->at),
            (uint8_t *)l->scratch + zb_blocks_bytes(bytes, l->from),
            zb_blocks_bytes(bytes, l->take));
+    if (l->at + l->take == load_elems(l)) /* behind the last block */
+        memset(to + end, 0, zsd_page_bytes(l->shard, zsd_plane_of(l->plane), l->page) - end);
 }
 
 static struct zn_page_id load_id(const struct load_page *l, enum zsd_saved_plane p)
@@ -158,14 +162,9 @@ static void load_seal_task(struct zsd_task *task)
         struct zsd_plane *plane = load_plane(l, p);
         struct zn_page_id id = load_id(l, p);
 
-        uint64_t used = zb_blocks_bytes(plane->block_bytes, load_elems(l));
-        uint32_t bytes = zsd_page_bytes(l->shard, zsd_plane_of(p), l->page);
-
-        if (!l->planes[p].streamed)
-            continue;
-        memset(l->planes[p].to + used, 0, bytes - used); /* behind the last block */
-        zn_page_seal(&id, l->planes[p].to, bytes, plane->crc_bytes,
-                     plane->crcs + (size_t)l->page * plane->crcs_per_page);
+        if (l->planes[p].streamed)
+            zn_page_seal(&id, l->planes[p].to, zsd_page_bytes(l->shard, zsd_plane_of(p), l->page),
+                         plane->crc_bytes, plane->crcs + (size_t)l->page * plane->crcs_per_page);
     }
 }
 

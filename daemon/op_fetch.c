@@ -256,7 +256,7 @@ static void fetch_answer(struct zsd_fetch *f)
         zp__fetch_item__init(&items[i]);
         items[i].offset = s->arena_at;
         items[i].version = s->version;
-        items[i].bytes = zb_blocks_bytes(s->planes[ZB_PARAM].block_bytes, s->count);
+        items[i].bytes = zsd_param_bytes(s);
         s->job->fetched_bytes += items[i].bytes;
         s->job->stats.misses += f->missed[i];
         s->job->stats.hits += !f->missed[i];

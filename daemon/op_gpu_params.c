@@ -393,8 +393,7 @@ bool zsd_params_wait(struct zsd_job *job)
     back = params_returning(core);
     stays = zsd_account_used(&core->gpu) - back;
     for (uint32_t i = 0; i < job->nshards; i++)
-        bytes += zb_layout_bytes(&job->shards[i]->unit->layout, ZB_PARAM, job->core->page_elems,
-                                 job->shards[i]->count);
+        bytes += zsd_param_bytes(job->shards[i]);
     return back > 0 && !zsd_params_fit(job, bytes) &&
            stays + zsd_gpu_units(core, bytes) <= core->gpu_target;
 }

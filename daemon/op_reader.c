@@ -461,6 +461,7 @@ void zsd_reader_unit(struct zsd_req *req, const ProtobufCMessage *message)
     reply.dtype = unit->layout.dtype;
     reply.grad_dtype = unit->layout.grad_dtype;
     reply.frozen = unit->layout.frozen;
+    reply.quantized = unit->layout.quantized;
     for (uint32_t i = q->cursor; i < unit->ntensors && reply.n_tensors < TENSORS_PART; i++) {
         const struct zsd_tensor *t = &unit->tensors[i];
         Zp__Tensor *row = &rows[reply.n_tensors];
@@ -512,19 +513,19 @@ static void copy_run(struct zsd_task *task)
     const struct read *read = l->read;
     const struct zb_layout *layout = &read->layout;
     const struct zk_ops *ops = l->reader->core->daemon->kernels;
-    size_t param_bytes = zb_dtype_bytes(layout->dtype);
-    float block[ZB_BLOCK_ELEMS];
+    float block[ZB_BLOCK_ELEMS]; /* of any dtype */
 
-    if (read->what == ZK_PARAM) {
-        memcpy(l->out, l->planes_at[ZSD_SAVED_PARAM] + l->from * param_bytes,
-               l->take * param_bytes);
+    if (read->what == ZK_PARAM && !layout->quantized) {
+        memcpy(l->out, l->planes_at[ZSD_SAVED_PARAM] + l->from * read->out_bytes,
+               l->take * read->out_bytes);
         return;
     }
     for (uint64_t done = 0, n; done < l->take; done += n) {
         uint64_t at = l->from + done, in_block = at % ZB_BLOCK_ELEMS, first = at - in_block;
-        float *out = (float *)(void *)l->out + done;
+        uint8_t *out = l->out + done * read->out_bytes;
         struct zk_page page = {
-            .param = l->planes_at[ZSD_SAVED_PARAM] + first * param_bytes,
+            .param = l->planes_at[ZSD_SAVED_PARAM] +
+                     zb_blocks_bytes(layout->block_bytes[ZB_PARAM], first),
             .state = l->planes_at[ZSD_SAVED_STATE] +
                      zb_blocks_bytes(layout->block_bytes[ZB_STATE], first),
             .count = ZB_BLOCK_ELEMS,
@@ -533,7 +534,7 @@ static void copy_run(struct zsd_task *task)
         n = zb_min_u64(ZB_BLOCK_ELEMS - in_block, l->take - done);
         if (n < ZB_BLOCK_ELEMS) {
             zk_page_read(ops, layout, &page, read->what, block);
-            memcpy(out, block + in_block, n * sizeof(*out));
+            memcpy(out, (uint8_t *)block + in_block * read->out_bytes, n * read->out_bytes);
         } else {
             n = page.count = (l->take - done) / ZB_BLOCK_ELEMS * ZB_BLOCK_ELEMS;
             zk_page_read(ops, layout, &page, read->what, out);

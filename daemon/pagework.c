@@ -100,17 +100,22 @@ static int work_verify(struct work *k, enum zsd_work_plane plane, uint32_t end,
     return 0;
 }
 
-/* Seals what lies below `end` as a whole; behind the last block a page is zeros. */
+/* Behind the last block a page is zeros. */
+static void work_zeros(const struct zsd_pagework *w, enum zsd_work_plane plane)
+{
+    uint64_t used = zb_blocks_bytes(work_block_bytes(w, plane), w->page.count);
+
+    memset(work_bytes(w, plane) + used, 0, w->planes[plane].len_bytes - used);
+}
+
+/* Seals what lies below `end` as a whole. */
 static void work_seal(struct work *k, enum zsd_work_plane plane, uint32_t end)
 {
     const struct zsd_pagework_plane *p = &k->w->planes[plane];
     uint32_t *at = &k->planes[plane].sealed;
 
-    if (p->seal && end == p->len_bytes) {
-        uint64_t used = zb_blocks_bytes(work_block_bytes(k->w, plane), k->w->page.count);
-
-        memset(work_bytes(k->w, plane) + used, 0, end - used);
-    }
+    if (p->seal && end == p->len_bytes)
+        work_zeros(k->w, plane);
     for (; p->seal && *at * p->crc_bytes < p->len_bytes &&
            zb_min_u64((*at + UINT64_C(1)) * p->crc_bytes, p->len_bytes) <= end;
          (*at)++)
@@ -249,9 +254,10 @@ static void work_kernel(const struct zsd_pagework *w)
             memcpy(w->param, w->aside, w->planes[ZSD_WORK_PARAM].len_bytes);
         break;
     case ZSD_PAGE_INIT:
-        if (w->what == ZK_MASTER)
+        if (w->what == ZK_MASTER) {
             zk_page_init(w->ops, w->layout, &w->page, w->values);
-        else
+            work_zeros(w, ZSD_WORK_PARAM); /* clients see them, sealed or not */
+        } else
             zk_page_set(w->ops, w->layout, &w->page, w->what, w->values);
         break;
     case ZSD_PAGE_READ:

@@ -16,11 +16,6 @@
 #include "base/size.h"
 #include "daemon/store.h"
 
-static uint64_t place_param_bytes(const struct zsd_shard *s)
-{
-    return zb_layout_bytes(&s->unit->layout, ZB_PARAM, s->job->core->page_elems, s->count);
-}
-
 bool zsd_place_holds(const struct zsd_job *job)
 {
     return job->nshards > 0 && job->shards[0]->planes[ZB_PARAM].extents;
@@ -197,7 +192,7 @@ static int place_plan(struct zsd_job *job, bool spill, struct zb_place *plan, ui
     if (!core->extents)
         job->offload_param = job->offload_optimizer = 1;
     for (uint32_t i = 0; i < job->nshards; i++)
-        params += place_param_bytes(job->shards[i]);
+        params += zsd_param_bytes(job->shards[i]);
     in = (struct zb_place_job){ .shards = shards,
                                 .nshards = job->nshards,
                                 .page_elems = core->page_elems,
@@ -291,9 +286,9 @@ static int place_arena(struct zsd_job *job, const struct zb_place *plan, uint64_
 
         if (i < plan->params_resident) {
             s->arena_at = at;
-            at += place_param_bytes(s);
+            at += zsd_param_bytes(s);
         } else {
-            rc = zb_slots_count(&job->ring, place_param_bytes(s), s->rank, &s->ring_class);
+            rc = zb_slots_count(&job->ring, zsd_param_bytes(s), s->rank, &s->ring_class);
         }
     }
     for (uint32_t i = 0; i < job->ring.nclasses && rc == 0; i++) {

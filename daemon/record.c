@@ -279,7 +279,7 @@ static void write_unit(struct writer *w, const void *object)
     put_u32(w, u->layout.grad_dtype);
     put_u32(w, u->layout.optimizer);
     put_u32(w, u->layout.moments);
-    put_u8(w, u->layout.frozen);
+    put_u8(w, (uint8_t)(u->layout.frozen + u->layout.quantized));
     put_u32(w, u->ntensors);
     for (uint32_t i = 0; i < u->ntensors; i++) {
         const struct zsd_tensor *t = &u->tensors[i];
@@ -330,10 +330,12 @@ static void read_unit(struct reader *r, struct zsd_unit *u)
     u->ntensors = u->tensors_room = get_u32(r);
     get_check(r, zp_name_valid(u->name) && u->elems >= 1 && u->elems <= UINT64_C(1) << 40 &&
                      u->ntensors <= r->left);
-    get_check(r, !r->bad && frozen <= 1 &&
-                     zb_layout_of(dtype, grad_dtype, optimizer, moments, frozen == 1, &u->layout,
+    get_check(r, !r->bad && frozen <= 2 &&
+                     zb_layout_of(dtype, grad_dtype, optimizer, moments, frozen > 0, &u->layout,
                                   NULL) == 0 &&
                      (frozen == 0 || grad_dtype == ZB_F32));
+    if (!r->bad && frozen == 2)
+        zb_layout_quantize(&u->layout);
 }
 
 int zsd_record_get_unit(const struct zn_key *key, const void *bytes, size_t len_bytes,

@@ -62,8 +62,8 @@ zc_job = struct("zc_job", (c_uint64, "id iterations applied"), (c_void_p, "stagi
 zc_tensor = struct("zc_tensor", (c_char_p, "name"), (c_uint64, "first"), (c_uint32, "ndims"),
                    (c_uint64 * DIMS_MAX, "dims"), (c_uint32, "group"))
 zc_unit = struct("zc_unit", (c_uint32, "index"), (c_char_p, "name"), (c_uint64, "elems"),
-                 (c_int, "dtype grad_dtype"), (c_bool, "frozen"), (POINTER(zc_tensor), "tensors"),
-                 (c_uint32, "ntensors"))
+                 (c_int, "dtype grad_dtype"), (c_bool, "frozen quantized"),
+                 (POINTER(zc_tensor), "tensors"), (c_uint32, "ntensors"))
 zc_range = struct("zc_range", (c_uint32, "unit"), (c_uint64, "first count"))
 zc_placement = struct("zc_placement", (c_uint64, "arena_bytes ring_bytes host_bytes nvme_bytes "
                                               "iterations applied"), (c_bool, "early speculate"),

@@ -96,10 +96,10 @@ static json_t *unit_json(const struct zc_unit *unit)
             return NULL;
         }
     }
-    return json_pack("{s:s, s:I, s:s, s:s, s:b, s:o}", "name", unit->name, "elems",
+    return json_pack("{s:s, s:I, s:s, s:s, s:b, s:o*, s:o}", "name", unit->name, "elems",
                      (json_int_t)unit->elems, "dtype", dtypes[unit->dtype], "grad_dtype",
                      dtypes[unit->frozen ? ZC_F32 : unit->grad_dtype], "frozen", (int)unit->frozen,
-                     "tensors", tensors);
+                     "quantized", unit->quantized ? json_true() : NULL, "tensors", tensors);
 }
 
 char *zctl_model_text(const struct zctl_model *model)
@@ -181,7 +181,7 @@ static struct zc_unit *unit_new(const json_t *value, struct zc_tensor **ret_tens
 
 static int unit_parse(struct zctl *z, const json_t *value, uint32_t index, struct zc_unit **ret)
 {
-    const json_t *list = json_object_get(value, "tensors"), *frozen;
+    const json_t *list = json_object_get(value, "tensors"), *frozen, *quantized;
     struct zc_tensor *tensors;
     struct zc_unit *unit;
     char *text;
@@ -201,6 +201,13 @@ static int unit_parse(struct zctl *z, const json_t *value, uint32_t index, struc
         !dtype(json_object_get(value, "dtype"), &unit->dtype) ||
         !dtype(json_object_get(value, "grad_dtype"), &unit->grad_dtype))
         return bad(z, "a unit lacks its name, elems, dtype, grad_dtype or frozen");
+    quantized = json_object_get(value, "quantized");
+    unit->quantized = json_is_true(quantized);
+    if ((quantized && !json_is_boolean(quantized)) || (unit->quantized && !unit->frozen))
+        return zb_fail(&z->err, -EBADMSG,
+                       "%s[%u].quantized is %s: true or false, and true only where frozen is",
+                       ZCTL_META_UNITS, index,
+                       unit->quantized ? "true, and the unit is not frozen" : "no boolean");
     for (uint32_t i = 0; i < unit->ntensors; i++) {
         const json_t *t = json_array_get(list, i);
         uint64_t group;

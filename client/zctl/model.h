@@ -25,7 +25,8 @@
 #define ZCTL_META_GROUPS     "zshard.groups"
 #define ZCTL_META_OPTIMIZER  "zshard.optimizer" /* "adamw"; without it, that */
 #define ZCTL_META_MOMENTS    "zshard.moments"   /* "fp32" likewise */
-#define ZCTL_META_UNITS      "zshard.units" /* JSON: name, elems, dtype, grad_dtype, frozen, tensors */
+/* JSON: name, elems, dtype, grad_dtype, frozen, quantized (where it is), tensors */
+#define ZCTL_META_UNITS "zshard.units"
 
 /* ---- model.c: the manifest */
 

@@ -39,8 +39,13 @@ static struct zc_client *hold(const char *socket, const char *name, unsigned uni
     for (unsigned u = 0; u < units; u++) {
         char unit_name[16];
         const struct zc_tensor whole = { .name = unit_name, .ndims = 1, .dims = { ELEMS } };
-        struct zc_unit unit = { u,      unit_name, ELEMS,  u % 2 ? ZC_BF16 : ZC_F32,
-                                ZC_F32, false,     &whole, 1 };
+        struct zc_unit unit = { .index = u,
+                                .name = unit_name,
+                                .elems = ELEMS,
+                                .dtype = u % 2 ? ZC_BF16 : ZC_F32,
+                                .grad_dtype = ZC_F32,
+                                .tensors = &whole,
+                                .ntensors = 1 };
         struct zc_range range = { u, 0, 12288 };
         uint64_t id;
 

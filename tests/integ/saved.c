@@ -21,11 +21,11 @@ static const struct zc_tensor t3[] = { { "t3", 0, 1, { 100 }, 0 } };
 static const struct zc_tensor t4[] = { { "t4", 10, 1, { 9 * PAGE - 9 }, 0 } };
 
 static const struct zc_unit usual_units[SV_UNITS] = {
-    { 0, "u0", 7 * PAGE + 100, ZC_F32, ZC_F32, false, t0, 1 },
-    { 1, "u1", 12 * PAGE, ZC_BF16, ZC_F32, false, t1, 1 },
-    { 2, "u2", 3 * PAGE, ZC_F32, ZC_F32, true, frozen, 1 },
-    { 3, "u3", 100, ZC_BF16, ZC_F32, false, t3, 1 },
-    { 4, "u4", 9 * PAGE + 1, ZC_BF16, ZC_F32, false, t4, 1 },
+    { 0, "u0", 7 * PAGE + 100, ZC_F32, ZC_F32, false, false, t0, 1 },
+    { 1, "u1", 12 * PAGE, ZC_BF16, ZC_F32, false, false, t1, 1 },
+    { 2, "u2", 3 * PAGE, ZC_F32, ZC_F32, true, false, frozen, 1 },
+    { 3, "u3", 100, ZC_BF16, ZC_F32, false, false, t3, 1 },
+    { 4, "u4", 9 * PAGE + 1, ZC_BF16, ZC_F32, false, false, t4, 1 },
 };
 
 const struct zc_unit *sv_units = usual_units;

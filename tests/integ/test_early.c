@@ -33,10 +33,10 @@ static const char *const lending[] = { "--host-bytes", "16M",          "--nvme-b
 static const struct zc_tensor all = { .name = "all", .ndims = 1, .dims = { ELEMS } };
 
 static const struct zc_unit units[UNITS] = {
-    { 0, "u0", ELEMS, ZC_BF16, ZC_F32, false, &all, 1 },
-    { 1, "u1", ELEMS, ZC_F32, ZC_F32, false, &all, 1 },
-    { 2, "u2", ELEMS, ZC_BF16, ZC_BF16, false, &all, 1 },
-    { 3, "u3", ELEMS, ZC_BF16, ZC_F32, false, &all, 1 },
+    { 0, "u0", ELEMS, ZC_BF16, ZC_F32, false, false, &all, 1 },
+    { 1, "u1", ELEMS, ZC_F32, ZC_F32, false, false, &all, 1 },
+    { 2, "u2", ELEMS, ZC_BF16, ZC_BF16, false, false, &all, 1 },
+    { 3, "u3", ELEMS, ZC_BF16, ZC_F32, false, false, &all, 1 },
 };
 
 static const struct zc_group groups[] = { { .lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8 } };

@@ -20,13 +20,16 @@ from harness import Daemon, check, main, program, wait_until
 FLAGS = ("--host-bytes", "16M", "--nvme-bytes", "64M", "--page-elems", "8192", "--ring-bytes", "1M")
 TIGHT = ("--host-bytes", "7M", "--nvme-bytes", "96M", "--page-elems", "8192", "--ring-bytes", "512K")
 
+QUANTIZED = "quantized" # for frozen, where the unit is that too
+
 # name, elems, dtype, grad dtype, frozen, tensors: name, first, shape, group
 def units(head):
     return (
         ("embed", 40001, "bf16", "fp32", False, (("wte.weight", 0, [70, 500], 0),
                                                  ("wpe.weight", 36864, [30, 101], 1))),
         ("head", head, "fp32", "fp32", False, (("ln.weight", 3, [head - 3], 65535),)),
-        ("tables", 19, "bf16", "fp32", True, (("scale", 0, [], 0), ("table", 4, [3, 5], 0))))
+        ("tables", 19, "bf16", "fp32", True, (("scale", 0, [], 0), ("table", 4, [3, 5], 0))),
+        ("cold", 9001, "bf16", "fp32", QUANTIZED, (("cold.weight", 5, [8996], 65535),)))
 
 
 UNITS = units(50000)
@@ -53,6 +56,9 @@ def model(seed, of=UNITS):
             for dim in shape:
                 n *= dim
             master = plane(n)
+            if frozen == QUANTIZED: # what 8 bits hold: in each group, 127 is the most
+                master = array.array("f", (127 if i % 20 == 0 else dice.randint(-127, 127)
+                                           for i in range(n)))
             if dtype == "fp32":
                 tensors[name] = ("F32", shape, master.tobytes())
             else:
@@ -64,7 +70,8 @@ def model(seed, of=UNITS):
                                              array.array("f", map(abs, plane(n))).tobytes())
             if dtype != "fp32":
                 tensors[name + ".master"] = ("F32", shape, master.tobytes())
-    manifest = [{"name": name, "elems": elems, "dtype": dtype, "grad_dtype": grad, "frozen": frozen,
+    manifest = [{"name": name, "elems": elems, "dtype": dtype, "grad_dtype": grad,
+                 "frozen": bool(frozen), **({"quantized": True} if frozen == QUANTIZED else {}),
                  "tensors": [{"name": t, "first": first, "group": group}
                              for t, first, _, group in rows]}
                 for name, elems, dtype, grad, frozen, rows in of]
@@ -223,6 +230,10 @@ def refusals():
         refused(d, 4, "no saved job 'b'", "export", "b", os.path.join(folder, "y"))
         refused(d, 2, "", "import", "no/name", path)
         refused(d, 4, "is there already", "export", "a", path)
+        write(path, tensors, metadata | {"zshard.units": metadata["zshard.units"].replace(
+            '"frozen": true, "quantized"', '"frozen": false, "quantized"')})
+        refused(d, 6, "zshard.units[3].quantized is true, and the unit is not frozen", "import", "b",
+                path)
         write(path, tensors, {k: v for k, v in metadata.items() if k != "zshard.units"})
         refused(d, 2, "--like JOB", "import", "b", path)
         done(d, "import", "b", path, "--like", "a")
@@ -271,7 +282,7 @@ def the_library():
             check(f.metadata()["format"] == "pt" and sorted(f.keys()) == sorted(theirs), f"{f}")
             for name, want in theirs.items():
                 got = f.get_tensor(name)
-                if name not in ("scale", "table"): # of those only bf16 is kept
+                if name not in ("scale", "table", "cold.weight"): # of those bf16, or less, is kept
                     check(got.dtype == numpy.float32 and (got == want.astype("f4")).all(), name)
         done(d, "export", "b", os.path.join(folder, "m"), "--shard-bytes", "200K", "--optimizer",
              "--dtype", "fp16")
@@ -281,7 +292,7 @@ def the_library():
         for name, where in index["weight_map"].items():
             with safetensors.safe_open(os.path.join(folder, "m", where), "numpy") as f:
                 total += f.get_tensor(name).nbytes
-                if name in theirs and name not in ("scale", "table", "ln.weight"):
+                if name in theirs and name not in ("scale", "table", "ln.weight", "cold.weight"):
                     check((f.get_tensor(name) == theirs[name]).all(), name)
         check(total == index["metadata"]["total_size"], f"{total} bytes, {index['metadata']}")
 

@@ -27,10 +27,10 @@ static const char *const options[] = {
 };
 
 static const struct zc_unit units[UNITS] = {
-    { 0, "u0", ELEMS, ZC_F32, ZC_F32, false, NULL, 0 },
-    { 1, "u1", ELEMS, ZC_BF16, ZC_F32, false, NULL, 0 },
-    { 2, "u2", ELEMS, ZC_F32, ZC_F32, false, NULL, 0 },
-    { 3, "u3", ELEMS, ZC_BF16, ZC_F32, false, NULL, 0 },
+    { 0, "u0", ELEMS, ZC_F32, ZC_F32, false, false, NULL, 0 },
+    { 1, "u1", ELEMS, ZC_BF16, ZC_F32, false, false, NULL, 0 },
+    { 2, "u2", ELEMS, ZC_F32, ZC_F32, false, false, NULL, 0 },
+    { 3, "u3", ELEMS, ZC_BF16, ZC_F32, false, false, NULL, 0 },
 };
 
 static const struct zc_group groups[] = {

@@ -237,6 +237,9 @@ static void draw_unit(struct job *j, unsigned index)
                                   (enum zb_moments)j->options.moments, u->def.frozen, &u->layout,
                                   NULL),
                      0);
+    u->def.quantized = u->def.frozen && chance(60);
+    if (u->def.quantized)
+        zb_layout_quantize(&u->layout);
     draw_tensors(j, u);
     u->padded = zb_padded_elems(u->def.elems);
     for (int v = 0; v < 2; v++)
@@ -561,11 +564,16 @@ static bool start_read(struct job *j, struct shard *s)
     return true;
 }
 
+/* The first `count` elements of a shard's parameters, as they lie in the arena. */
+static uint64_t param_bytes(struct job *j, const struct shard *s, uint64_t count)
+{
+    return zb_plane_bytes(unit_of(j, s)->layout.block_bytes[ZB_PARAM], j->page, count);
+}
+
 /* Would they, streamed, have their places in the ring in common? */
 static bool ring_same(struct job *j, const struct shard *s, const struct shard *t)
 {
-    return s->rank == t->rank && s->count * zb_dtype_bytes(unit_of(j, s)->layout.dtype) ==
-                                     t->count * zb_dtype_bytes(unit_of(j, t)->layout.dtype);
+    return s->rank == t->rank && param_bytes(j, s, s->count) == param_bytes(j, t, t->count);
 }
 
 /* Shards of those that are pinned or wanted, and are not this one. */
@@ -620,20 +628,32 @@ static bool start_fetch(struct job *j, uint64_t version, bool press)
 static void pin_check(struct job *j, const struct pin *p)
 {
     struct unit *u = unit_of(j, p->shard);
-    uint64_t bytes = p->shard->count * zb_dtype_bytes(u->layout.dtype);
-    const uint8_t *want = plane_at(u->param[p->view.version & 1], u, ZB_PARAM, p->shard->first);
+    uint64_t count = p->shard->count;
+    const uint8_t *param = u->param[p->view.version & 1];
 
     if (p->view.version != j->applied && p->view.version + 1 != j->applied)
         fail_msg("unit %u has version %llu, and %llu steps were applied", p->shard->unit,
                  (unsigned long long)p->view.version, (unsigned long long)j->applied);
-    assert_int_equal(p->view.bytes, bytes);
-    if (memcmp(p->view.data, want, bytes) != 0)
-        for (uint64_t i = 0; i < bytes; i++)
-            if (((const uint8_t *)p->view.data)[i] != want[i])
-                fail_msg("unit %u, shard from %llu, version %llu: byte %llu of %llu differs",
+    assert_int_equal(p->view.bytes, param_bytes(j, p->shard, count));
+    for (uint64_t at = 0, n; at < count; at += n) { /* page by page */
+        const uint8_t *is = (const uint8_t *)p->view.data + param_bytes(j, p->shard, at);
+        const uint8_t *want =
+            plane_at((uint8_t *)(uintptr_t)param, u, ZB_PARAM, p->shard->first + at);
+        uint64_t used, end;
+
+        n = zb_min_u64(j->page, count - at);
+        used = zb_blocks_bytes(u->layout.block_bytes[ZB_PARAM], n);
+        end = zb_page_bytes(u->layout.block_bytes[ZB_PARAM], n);
+        for (uint64_t i = 0; memcmp(is, want, used) != 0 && i < used; i++)
+            if (is[i] != want[i])
+                fail_msg("unit %u, shard from %llu, version %llu: byte %llu of the page from %llu "
+                         "differs",
                          p->shard->unit, (unsigned long long)p->shard->first,
                          (unsigned long long)p->view.version, (unsigned long long)i,
-                         (unsigned long long)bytes);
+                         (unsigned long long)at);
+        for (uint64_t i = used; i < end; i++)
+            assert_int_equal(is[i], 0);
+    }
 }
 
 static void fetch_done(struct job *j, struct op *op, int rc)

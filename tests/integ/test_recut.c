@@ -3,8 +3,8 @@
  * one size, killed, gone on with by others with pages of another size, from the data file, then by
  * yet others from the memory of the daemon. What it holds in the end is what the same steps of one
  * rank make in one life, all resident, every byte of every plane: reduced moments too, whose
- * rounding follows an element and not its page. Pages of 8-bit moments end with zeros, which are in
- * the way when pages move.
+ * rounding follows an element and not its page. Pages of 8-bit moments, and of a frozen unit that
+ * is quantized, end with zeros, which are in the way when pages move.
  */
 #include "tests/integ/saved.h"
 
@@ -19,18 +19,18 @@
 
 /* Every dtype; the first and the last begin and end within pages of every size. */
 static const struct zc_tensor frozen[] = {
-    { "frozen", 0, 1, { 3 * BLOCK }, ZC_GROUP_FROZEN },
+    { "frozen", 0, 1, { 13 * BLOCK - 5 }, ZC_GROUP_FROZEN },
 };
 static const struct zc_tensor t0[] = { { "t0", 0, 1, { 7 * BLOCK + 100 }, 0 } };
 static const struct zc_tensor t1[] = { { "t1", 0, 1, { 12 * BLOCK }, 0 } };
 static const struct zc_tensor t3[] = { { "t3", 0, 1, { 100 }, 0 } };
 static const struct zc_tensor t4[] = { { "t4", 10, 1, { 17 * BLOCK - 9 }, 0 } };
 static const struct zc_unit units[SV_UNITS] = {
-    { 0, "u0", 7 * BLOCK + 100, ZC_F32, ZC_F32, false, t0, 1 },
-    { 1, "u1", 12 * BLOCK, ZC_F16, ZC_F16, false, t1, 1 },
-    { 2, "u2", 3 * BLOCK, ZC_F16, ZC_F32, true, frozen, 1 },
-    { 3, "u3", 100, ZC_F16, ZC_F32, false, t3, 1 },
-    { 4, "u4", 17 * BLOCK + 1, ZC_BF16, ZC_BF16, false, t4, 1 },
+    { 0, "u0", 7 * BLOCK + 100, ZC_F32, ZC_F32, false, false, t0, 1 },
+    { 1, "u1", 12 * BLOCK, ZC_F16, ZC_F16, false, false, t1, 1 },
+    { 2, "u2", 13 * BLOCK - 5, ZC_F16, ZC_F32, true, true, frozen, 1 },
+    { 3, "u3", 100, ZC_F16, ZC_F32, false, false, t3, 1 },
+    { 4, "u4", 17 * BLOCK + 1, ZC_BF16, ZC_BF16, false, false, t4, 1 },
 };
 
 static const struct cut {

@@ -514,6 +514,13 @@ static void ranks_that_differ(void **state)
     assert_says("another dtype", zi_raw_call(&b, ZP_UNIT_DEFINE, &v.base), -EINVAL, b.text,
                 "otherwise than its peers");
     v = u;
+    v.frozen = v.quantized = true;
+    assert_says("quantized", zi_raw_call(&b, ZP_UNIT_DEFINE, &v.base), -EINVAL, b.text,
+                "otherwise than its peers");
+    v.frozen = false;
+    assert_says("quantized, and trained", zi_raw_call(&b, ZP_UNIT_DEFINE, &v.base), -EINVAL, b.text,
+                "is quantized, and is not frozen");
+    v = u;
     v.last = false;
     assert_int_equal(zi_raw_call(&b, ZP_UNIT_DEFINE, &v.base), 0);
     v.elems++; /* the head of a later part is not that of the first */
@@ -530,10 +537,10 @@ static void ranks_that_differ(void **state)
 enum { A, BF16, FROZEN, LATE, UNITS };
 
 static const struct zc_unit data_units[UNITS] = {
-    [A] = { 0, "a", 3 * PAGE - 100, ZC_F32, ZC_F32, false, NULL, 0 },
-    [BF16] = { 1, "b", PAGE, ZC_BF16, ZC_BF16, false, NULL, 0 },
-    [FROZEN] = { 2, "f", PAGE, ZC_BF16, ZC_F32, true, NULL, 0 },
-    [LATE] = { 3, "late", PAGE, ZC_F32, ZC_F32, false, NULL, 0 },
+    [A] = { 0, "a", 3 * PAGE - 100, ZC_F32, ZC_F32, false, false, NULL, 0 },
+    [BF16] = { 1, "b", PAGE, ZC_BF16, ZC_BF16, false, false, NULL, 0 },
+    [FROZEN] = { 2, "f", PAGE, ZC_BF16, ZC_F32, true, false, NULL, 0 },
+    [LATE] = { 3, "late", PAGE, ZC_F32, ZC_F32, false, false, NULL, 0 },
 };
 
 #define NO_SHARD (UNITS + 1) /* an index that the job has not */
@@ -1002,7 +1009,7 @@ static struct zc_unit budget_unit(const struct budget_case *c, unsigned i)
 {
     static const char *const names[] = { "u0", "u1", "u2", "u3", "u4", "u5", "u6", "u7", "u8" };
 
-    return (struct zc_unit){ i, names[i], c->elems, c->dtype, ZC_F32, false, NULL, 0 };
+    return (struct zc_unit){ i, names[i], c->elems, c->dtype, ZC_F32, false, false, NULL, 0 };
 }
 
 /* Opens the job under a daemon with this budget: the rc of open or ready, and why. */

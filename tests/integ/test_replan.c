@@ -387,7 +387,9 @@ static void a_job_comes(void **state)
 static void nobody_can_give_that(void **state)
 {
     static const struct zc_tensor tensor = { "t", 0, 1, { 4 << 20 }, 0 };
-    static const struct zc_unit large = { 0, "u", 4 << 20, ZC_BF16, ZC_F32, false, &tensor, 1 };
+    static const struct zc_unit large = {
+        0, "u", 4 << 20, ZC_BF16, ZC_F32, false, false, &tensor, 1
+    };
     struct zc_job_options o = comer("b");
     struct zi_rank a[2], b;
     struct zi_daemon d = { 0 };

@@ -190,7 +190,7 @@ static void say_define(struct client *c)
     q.elems = near(4 * PAGE - unit % 3);
     q.dtype = near32(unit % 2 ? 2 : 1);
     q.grad_dtype = near32(1);
-    q.frozen = unit % 3 == 2;
+    q.frozen = q.quantized = unit % 3 == 2;
     q.last = chance(97);
     t.name = (char[]){ "t" };
     t.dims = dims;

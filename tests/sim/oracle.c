@@ -9,26 +9,27 @@
 #define BLOCK ZB_BLOCK_ELEMS
 
 /* Odd sizes; more of one size than a ring has places; a part that is frozen, and a gap; units that
- * never change. */
+ * never change, one of them in 8 bits. */
 const struct zs_unit zs_units[ZS_UNITS] = {
-    { "u0", 3 * BLOCK - 100, ZB_F32, ZB_F32, false, { { 0, 3 * BLOCK - 100, 0 } }, 1 },
-    { "u1", 2 * BLOCK, ZB_BF16, ZB_F32, false, { { 0, 2 * BLOCK, 1 } }, 1 },
-    { "u2", 2 * BLOCK, ZB_BF16, ZB_F32, false, { { 0, 2 * BLOCK, 0 } }, 1 },
-    { "u3", 2 * BLOCK, ZB_BF16, ZB_F32, false, { { 0, 2 * BLOCK, 0 } }, 1 },
-    { "u4", BLOCK + 1, ZB_BF16, ZB_F32, false, { { 0, BLOCK + 1, 1 } }, 1 },
+    { "u0", 3 * BLOCK - 100, ZB_F32, ZB_F32, false, false, { { 0, 3 * BLOCK - 100, 0 } }, 1 },
+    { "u1", 2 * BLOCK, ZB_BF16, ZB_F32, false, false, { { 0, 2 * BLOCK, 1 } }, 1 },
+    { "u2", 2 * BLOCK, ZB_BF16, ZB_F32, false, false, { { 0, 2 * BLOCK, 0 } }, 1 },
+    { "u3", 2 * BLOCK, ZB_BF16, ZB_F32, false, false, { { 0, 2 * BLOCK, 0 } }, 1 },
+    { "u4", BLOCK + 1, ZB_BF16, ZB_F32, false, false, { { 0, BLOCK + 1, 1 } }, 1 },
     { "u5",
       5 * BLOCK,
       ZB_BF16,
       ZB_F32,
+      false,
       false,
       { { 0, 1000, 0 },
         { 1000, 2 * BLOCK, ZP_GROUP_FROZEN },
         { 3 * BLOCK, 10, 1 },
         { 3 * BLOCK + 50, 5000, 0 } },
       4 },
-    { "u6", 2 * BLOCK, ZB_F32, ZB_F32, true, { { 0, 2 * BLOCK, ZP_GROUP_FROZEN } }, 1 },
-    { "u7", 100, ZB_BF16, ZB_BF16, false, { { 0, 100, 0 } }, 1 },
-    { "u8", 900, ZB_BF16, ZB_F32, true, { { 0, 900, ZP_GROUP_FROZEN } }, 1 },
+    { "u6", 2 * BLOCK, ZB_F32, ZB_F32, true, true, { { 0, 2 * BLOCK, ZP_GROUP_FROZEN } }, 1 },
+    { "u7", 100, ZB_BF16, ZB_BF16, false, false, { { 0, 100, 0 } }, 1 },
+    { "u8", 900, ZB_BF16, ZB_F32, true, false, { { 0, 900, ZP_GROUP_FROZEN } }, 1 },
 };
 
 const struct zk_params zs_groups[2] = {
@@ -52,6 +53,8 @@ struct zb_layout zs_layout(unsigned u)
 
     (void)zb_layout_of(unit->dtype, unit->frozen ? ZB_F32 : unit->grad_dtype, ZB_ADAMW,
                        ZB_MOMENTS_F32, unit->frozen, &layout, NULL);
+    if (unit->quantized)
+        zb_layout_quantize(&layout);
     return layout;
 }
 
@@ -117,6 +120,25 @@ struct zs_state *zs_state_copy(const struct zs_state *from)
                 memcpy(s->planes[u][p], from->planes[u][p], bytes);
         }
     return s;
+}
+
+bool zs_pages_same(const struct zs_state *s, unsigned u, enum zsd_saved_plane p, uint64_t first,
+                   uint64_t count, uint32_t page_elems, const uint8_t *bytes)
+{
+    static const uint8_t zeros[ZB_PAGE_ALIGN];
+    uint32_t block_bytes = zs_layout(u).block_bytes[zsd_plane_of(p)];
+
+    for (uint64_t at = 0, n; at < count; at += n) {
+        const uint8_t *is = bytes + zb_plane_bytes(block_bytes, page_elems, at);
+        uint64_t used;
+
+        n = zb_min_u64(page_elems, count - at);
+        used = zb_blocks_bytes(block_bytes, n);
+        if (memcmp(is, s->planes[u][p] + zb_blocks_bytes(block_bytes, first + at), used) != 0 ||
+            memcmp(is + used, zeros, zb_page_bytes(block_bytes, n) - used) != 0)
+            return false;
+    }
+    return true;
 }
 
 struct zs_state *zs_state_first(void)

@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SPILLED   (188u << 10) /* host memory beside the staging */
+#define SPILLED   (156u << 10) /* host memory beside the staging */
 #define PAGE      4096u
 #define SEED      5u
 #define OPS_MAX   4096u /* no step takes as many */

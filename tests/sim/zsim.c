@@ -378,6 +378,7 @@ static int rank_define(struct zs_world *w, unsigned rank, unsigned u)
     q.dtype = unit->dtype;
     q.grad_dtype = unit->grad_dtype;
     q.frozen = unit->frozen;
+    q.quantized = unit->quantized;
     q.n_tensors = unit->ntensors;
     q.tensors = list;
     q.last = true;
@@ -576,10 +577,6 @@ static int row_read(struct zs_world *w, struct zsd_row *row, enum zsd_saved_plan
                                         .page = page,
                                         .buf = buf,
                                         .done = version_on_read } };
-    uint32_t bytes = zsd_row_page_bytes(row, p, page);
-    const uint8_t *want =
-        s->planes[row->unit][p] +
-        zb_blocks_bytes(row->planes[p].block_bytes, row->first + (uint64_t)page * row->page_elems);
 
     zsd_row_read_start(&v.read, s->job_note.len > 0 ? "of a step" : "as it began");
     for (unsigned i = 0; i < TURNS_MAX && !v.over; i++)
@@ -592,11 +589,12 @@ static int row_read(struct zs_world *w, struct zsd_row *row, enum zsd_saved_plan
                        v.err.text);
         return v.err.code;
     }
-    if (memcmp(buf, want, bytes) != 0)
+    if (!zs_pages_same(s, row->unit, p, row->first + (uint64_t)page * row->page_elems,
+                       zsd_row_page_elems(row, page), row->page_elems, buf))
         zs_fail("saved step %llu: wrong bytes in unit %u from %llu, plane %d, page %u",
                 (unsigned long long)s->iterations, row->unit, (unsigned long long)row->first,
                 (int)p, page);
-    w->bytes += bytes;
+    w->bytes += zsd_row_page_bytes(row, p, page);
     return 0;
 }
 

@@ -66,7 +66,7 @@ struct zs_unit {
     const char *name;
     uint64_t elems;
     enum zb_dtype dtype, grad_dtype;
-    bool frozen;
+    bool frozen, quantized;
     struct {
         uint64_t first, count;
         uint32_t group;
@@ -77,6 +77,10 @@ extern const struct zs_unit zs_units[ZS_UNITS];
 extern const struct zk_params zs_groups[2];
 
 struct zb_layout zs_layout(unsigned u);
+/** Elements [first, first + count) of a unit's plane, which lie at `bytes` in pages, are those of
+ * the state, and zeros behind each page's. */
+bool zs_pages_same(const struct zs_state *s, unsigned u, enum zsd_saved_plane p, uint64_t first,
+                   uint64_t count, uint32_t page_elems, const uint8_t *bytes);
 float zs_initial(unsigned u, uint64_t element);
 /** The gradient of the n-th step that this run makes, fp32 or bf16 as the unit wants it. */
 void zs_gradient(uint64_t n, unsigned u, uint64_t first, uint64_t count, void *out);

@@ -183,7 +183,7 @@ static void answer_reader_unit(struct fake *f, const struct zp_frame *frame,
     m.elems = 99;
     m.dtype = 2;
     m.grad_dtype = 1;
-    m.frozen = true;
+    m.frozen = m.quantized = true;
     m.tensors = list;
     m.n_tensors = n;
     m.cursor = q->cursor + n < FAKE_TENSORS && q->unit == 0 ? q->cursor + n : 0;

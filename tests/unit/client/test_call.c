@@ -303,6 +303,7 @@ static struct zc_unit long_unit(uint32_t n, struct zc_tensor *tensors, char (*na
                          .dtype = ZC_BF16,
                          .grad_dtype = ZC_F32,
                          .frozen = true,
+                         .quantized = true,
                          .tensors = tensors,
                          .ntensors = n };
 }
@@ -337,7 +338,7 @@ static void units_in_parts(void **state)
             assert_int_equal(q->elems, 9);
             assert_int_equal(q->dtype, ZC_BF16);
             assert_int_equal(q->grad_dtype, ZC_F32);
-            assert_true(q->frozen);
+            assert_true(q->frozen && q->quantized);
             assert_int_equal(q->last, k + 1 == parts);
             for (size_t t = 0; t < q->n_tensors; t++, seen++) {
                 assert_int_equal(atoi(q->tensors[t]->name + 117), seen);

@@ -274,7 +274,7 @@ static void readers(void **state)
     assert_int_equal(unit->index, 0);
     assert_string_equal(unit->name, "unit");
     assert_true(unit->elems == 99 && unit->dtype == ZC_BF16 && unit->grad_dtype == ZC_F32);
-    assert_true(unit->frozen);
+    assert_true(unit->frozen && unit->quantized);
     assert_int_equal(unit->ntensors, FAKE_TENSORS);
     for (uint32_t i = 0; i < unit->ntensors; i++) {
         const struct zc_tensor *t = &unit->tensors[i];

@@ -91,6 +91,8 @@ static int put_unit(struct zn_txn *t, uint64_t *seed)
 
     memset(tensors, 0, sizeof(tensors));
     assert_int_equal(zb_layout_of(dtype, ZB_F32, optimizer, moments, frozen, &u.layout, NULL), 0);
+    if (frozen && ztest_random(seed) % 2 == 0)
+        zb_layout_quantize(&u.layout);
     name_draw(u.name, ZP_NAME_MAX, seed);
     for (uint32_t i = 0; i < u.ntensors; i++) {
         struct zsd_tensor *x = &tensors[i];

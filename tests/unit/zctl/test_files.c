@@ -40,13 +40,13 @@ static struct unit {
     const char *name;
     uint64_t elems;
     uint32_t dtype, grad_dtype;
-    bool frozen;
+    bool frozen, quantized;
     const struct tensor *tensors;
     uint32_t ntensors;
 } units[] = {
-    { "embed", 10001, 2, 1, false, embed, 2 },
-    { "head", SHORT, 1, 1, false, head, 1 },
-    { "tables", 19, 2, 1, true, tables, 2 },
+    { "embed", 10001, 2, 1, false, false, embed, 2 },
+    { "head", SHORT, 1, 1, false, false, head, 1 },
+    { "tables", 19, 2, 1, true, true, tables, 2 },
 };
 
 #define UNITS ZB_COUNT(units)
@@ -150,6 +150,7 @@ static void serve_unit(struct fake *f, const struct zp_frame *frame, const Zp__R
     m.dtype = u->dtype;
     m.grad_dtype = u->grad_dtype;
     m.frozen = u->frozen;
+    m.quantized = u->quantized;
     t.name = TEXT(u->tensors[q->cursor].name); /* one by one */
     t.first = u->tensors[q->cursor].first;
     t.dims = (uint64_t *)(uintptr_t)u->tensors[q->cursor].dims;
@@ -220,8 +221,8 @@ static bool unit_same(const Zp__UnitDefine *q)
 {
     const struct unit *u = &units[q->unit];
     bool same = strcmp(q->name, u->name) == 0 && q->elems == u->elems && q->dtype == u->dtype &&
-                q->grad_dtype == u->grad_dtype && q->frozen == u->frozen && q->last &&
-                q->n_tensors == u->ntensors;
+                q->grad_dtype == u->grad_dtype && q->frozen == u->frozen &&
+                q->quantized == u->quantized && q->last && q->n_tensors == u->ntensors;
 
     for (uint32_t i = 0; same && i < u->ntensors; i++) {
         const struct tensor *t = &u->tensors[i];
@@ -673,6 +674,18 @@ static const struct {
                       "\"frozen\":false,\"tensors\":[]}]" },
       6,
       "lacks its name" },
+    { "a unit that is quantized, and not frozen",
+      { .meta = "zshard.units",
+        .meta_value = "[{\"name\":\"u\",\"elems\":1,\"dtype\":\"fp32\",\"grad_dtype\":\"fp32\","
+                      "\"frozen\":false,\"quantized\":true,\"tensors\":[]}]" },
+      6,
+      "zshard.units[0].quantized is true, and the unit is not frozen" },
+    { "a unit that is quantized by a number",
+      { .meta = "zshard.units",
+        .meta_value = "[{\"name\":\"u\",\"elems\":1,\"dtype\":\"fp32\",\"grad_dtype\":\"fp32\","
+                      "\"frozen\":true,\"quantized\":1,\"tensors\":[]}]" },
+      6,
+      "zshard.units[0].quantized is no boolean" },
     { "a tensor without a group",
       { .meta = "zshard.units",
         .meta_value = "[{\"name\":\"u\",\"elems\":1,\"dtype\":\"fp32\",\"grad_dtype\":\"fp32\","

@@ -49,6 +49,7 @@ struct shard {
     struct unit *unit;
     uint32_t rank, pins;
     unsigned char *param, *state, *grad;
+    unsigned char *paged; /* of what is quantized: param in pages, as it is fetched */
     uint64_t written, grad_next;
     uint32_t micro;
     struct zk_xsum sum;
@@ -187,6 +188,7 @@ static void shards_free(struct job *job)
 {
     for (uint32_t i = 0; i < job->nshards; i++) {
         free(job->shards[i].param);
+        free(job->shards[i].paged);
         free(job->shards[i].state);
         free(job->shards[i].grad);
     }
@@ -617,6 +619,24 @@ static bool end_push(struct job *job, struct shard *s, struct call *call)
     return true;
 }
 
+/* What a fetch shows: elements as they are; codes page behind page, as in the daemon's arena. */
+static struct zc_view view_of(const struct zc_client *c, struct shard *s)
+{
+    uint32_t block = s->layout.block_bytes[ZB_PARAM];
+    uint64_t page = c->server.page_elems, bytes = zb_plane_bytes(block, page, s->count);
+
+    if (!s->layout.quantized)
+        return (struct zc_view){ .data = s->param, .bytes = zb_blocks_bytes(block, s->count) };
+    if (!s->paged)
+        s->paged = aligned_alloc(4096, bytes);
+    assert(s->paged);
+    memset(s->paged, 0, bytes);
+    for (uint64_t at = 0; at < s->count; at += page)
+        memcpy(s->paged + zb_plane_bytes(block, page, at), s->param + zb_blocks_bytes(block, at),
+               zb_blocks_bytes(block, zb_min_u64(page, s->count - at)));
+    return (struct zc_view){ .data = s->paged, .bytes = bytes };
+}
+
 static bool end_fetch(struct zc_client *c, struct job *job, struct shard *s, struct call *call)
 {
     struct member *m = &job->members[c->rank];
@@ -633,9 +653,8 @@ static bool end_fetch(struct zc_client *c, struct job *job, struct shard *s, str
     s->pins++;
     m->pins++;
     fake.pins_most = m->pins > fake.pins_most ? m->pins : fake.pins_most;
-    *view = (struct zc_view){ .data = s->param,
-                              .bytes = zb_blocks_bytes(s->layout.block_bytes[ZB_PARAM], s->count),
-                              .version = s->version - call->lies };
+    *view = view_of(c, s);
+    view->version = s->version - call->lies;
     return true;
 }
 
@@ -1029,6 +1048,8 @@ int zc_unit_define(struct zc_client *c, uint64_t job_id, const struct zc_unit *u
             u->elems = unit->elems;
             assert(zb_layout_of((enum zb_dtype)unit->dtype, (enum zb_dtype)unit->grad_dtype,
                                 ZB_ADAMW, ZB_MOMENTS_F32, unit->frozen, &u->layout, &err) == 0);
+            if (unit->quantized)
+                zb_layout_quantize(&u->layout);
             for (uint32_t t = 0; t < unit->ntensors; t++) {
                 uint64_t count = 1;
 
@@ -1040,7 +1061,8 @@ int zc_unit_define(struct zc_client *c, uint64_t job_id, const struct zc_unit *u
                                                                        unit->tensors[t].group };
             }
         }
-        assert(strcmp(u->name, unit->name) == 0 && u->elems == unit->elems);
+        assert(strcmp(u->name, unit->name) == 0 && u->elems == unit->elems &&
+               u->layout.quantized == unit->quantized);
     }
     END();
 }
