@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #include "client/zero/zero_priv.h"
@@ -504,6 +505,8 @@ struct introduction {
     uint8_t node[16];
     uint64_t pid;
     uint32_t page_elems, replica;
+    uint32_t run; /* drawn; rank 0's is that of the run */
+    uint32_t zero;
 };
 
 /* Each group of ranks has all states, so to a daemon it is a job of its own. */
@@ -545,6 +548,9 @@ static int open_introduce(struct zc_zero *z)
     struct zcz_buf *buf;
     int rc;
 
+    if (getrandom(&mine.run, sizeof(mine.run), GRND_NONBLOCK) != sizeof(mine.run))
+        mine.run = (uint32_t)zb_now_ns();
+    mine.run += mine.run == 0;
     memcpy(mine.node, s->node, sizeof(mine.node));
     rc = zcz_share(z, &mine, sizeof(mine), "the introduction of the ranks", &buf);
     if (rc < 0)
@@ -566,6 +572,7 @@ static int open_introduce(struct zc_zero *z)
             s->node_ranks[s->node_world++] = r;
         }
     }
+    z->run = all[0].run;
     open_name(z, all[0].pid);
     zcz_buf_put(&z->small, buf);
     return rc;

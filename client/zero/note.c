@@ -9,6 +9,10 @@
  * every step, and only zc_zero_step() knows what it says: the trainer's part is kept here until
  * then, and sent again with each step. Otherwise the trainer's part is sent when it is put.
  *
+ * The head has the run's number too: drawn by the run that the job was new in, and kept by those
+ * that go on. What several nodes, or groups of ranks, have saved is of one run, or no job that goes
+ * on.
+ *
  * Only the first rank of a node sends the job's note; every rank reads it.
  */
 #include <errno.h>
@@ -27,7 +31,8 @@ struct head {
     uint32_t magic, has;
     double scale;
     int64_t last_overflow;
-    uint32_t hysteresis, reserved;
+    uint32_t hysteresis;
+    uint32_t run; /* 0: not said */
 };
 
 _Static_assert(sizeof(struct head) == ZC_NOTE_MAX - ZC_ZERO_NOTE_MAX, "the public limit");
@@ -46,7 +51,7 @@ static int note_send(struct zc_zero *z, bool of_job, const void *note, size_t by
 /* z->note: a head, and behind it the trainer's bytes, if it put any. */
 static int note_keep(struct zc_zero *z, bool put, const void *note, size_t bytes)
 {
-    struct head head = { .magic = NOTE_MAGIC, .has = put ? HEAD_NOTE : 0 };
+    struct head head = { .magic = NOTE_MAGIC, .has = put ? HEAD_NOTE : 0, .run = z->run };
     unsigned char *keep = malloc(sizeof(head) + bytes);
 
     if (!keep)
@@ -136,7 +141,17 @@ int zc_zero_note_get(struct zc_zero *z, bool of_job, void *buf, size_t *ret_byte
     return 0;
 }
 
-int zcz_note_resume(struct zc_zero *z)
+int zcz_note_begin(struct zc_zero *z)
+{
+    int rc;
+
+    if (z->nodes == 1 || !z->options.job || z->store->node_rank != 0 || z->note)
+        return 0;
+    rc = note_keep(z, false, NULL, 0);
+    return rc < 0 ? rc : note_send(z, true, z->note, z->note_bytes);
+}
+
+int zcz_note_resume(struct zc_zero *z, uint32_t *ret_run)
 {
     unsigned char *buf = malloc(ZC_NOTE_MAX);
     struct head head = { 0 };
@@ -146,10 +161,13 @@ int zcz_note_resume(struct zc_zero *z)
 
     if (rc == 0 && (head.has & HEAD_SCALE) && !(head.scale > 0 && isfinite(head.scale)))
         rc = zcz_refuse(z, -EPROTO, "the job's note has a loss scale of %g", head.scale);
-    if (rc == 0 && (head.has & HEAD_SCALE))
+    if (rc == 0 && (head.has & HEAD_SCALE) && z->options.loss_scale.dynamic)
         z->scaler = (struct zcz_scaler){ .scale = head.scale,
                                          .last_overflow = head.last_overflow,
                                          .hysteresis = head.hysteresis };
+    *ret_run = rc == 0 ? head.run : 0;
+    if (*ret_run)
+        z->run = *ret_run;
     if (rc == 0 && z->store->node_rank == 0)
         rc = note_keep(z, head.has & HEAD_NOTE, buf + sizeof(head), bytes);
     free(buf);

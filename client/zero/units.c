@@ -287,6 +287,7 @@ static int start_values(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
 int zc_zero_start(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
 {
     uint64_t version[5];
+    uint32_t run = 0;
     int rc = zcz_enter(z, false);
 
     if (rc < 0)
@@ -309,8 +310,15 @@ int zc_zero_start(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
     if (rc == 0)
         rc = z->store->ops->stats(z->store, &z->base);
     z->scaler = zcz_scale_new(&z->options.loss_scale, z->iterations);
-    if (rc == 0 && z->options.resume && z->options.loss_scale.dynamic)
-        rc = zcz_note_resume(z);
+    if (rc == 0 && z->options.resume && (z->options.loss_scale.dynamic || z->nodes > 1))
+        rc = zcz_note_resume(z, &run);
+    if (z->options.resume && z->nodes > 1) {
+        rc = zcz_vote(z, rc, run, "the run that each node has this job of");
+        if (rc < 0)
+            return rc;
+    }
+    if (rc == 0)
+        rc = zcz_note_begin(z);
     version[0] = z->iterations;
     version[1] = z->applied;
     memcpy(&version[2], &z->scaler.scale, sizeof(z->scaler.scale));

@@ -39,7 +39,8 @@
  * too. To go on, all ranks open the job again with `resume`. Whoever is still attached is cut off
  * (-ESTALE). The job goes on from the newest step that every node has, in memory or durable; it may
  * have another number of ranks than before, on the same nodes. Each step carries notes of the
- * trainer's, which come back with it: what a resumed run needs to be exactly the same run.
+ * trainer's, which come back with it: what a resumed run needs to be exactly the same run. What the
+ * nodes (or groups of ranks) have must be of one run, or the start is refused (-EINVAL).
  *
  * On one node a step is committed in one go. On several each node prepares it; when the next step
  * (or commit, or clean close) is asked for, the ranks tell each other whether all have it, and then

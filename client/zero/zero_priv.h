@@ -321,6 +321,7 @@ struct zc_zero {
     bool whole_params; /* gathered parameters stay until the next step: stages 1 and 2 */
     bool whole_grads;  /* gradients have memory of their own, whole: stage 1 */
     uint32_t nodes;    /* daemons that serve this job; each group of ranks counts for itself */
+    uint32_t run;      /* which run this job is of: note.c */
     struct zcz_store *store;
     uint64_t resume_at;             /* the iterations of the step to go on from, */
     enum zc_commit resume_prepared; /* and what becomes of what this node has prepared: */
@@ -541,8 +542,11 @@ int zcz_commit_resolve(struct zc_zero *z, enum zc_commit what, uint64_t iteratio
 
 /** The next step's note says that the loss scale is this behind it; waits until it is stored. */
 int zcz_note_scale(struct zc_zero *z, const struct zcz_scaler *scaler);
-/** The loss scale is again what it was behind the step that the job goes on from. */
-int zcz_note_resume(struct zc_zero *z);
+/** A job of several nodes says with its first step which run it is of. */
+int zcz_note_begin(struct zc_zero *z);
+/** A dynamic loss scale is again what it was behind the step that the job goes on from. *ret_run:
+ * the run that the job is of; 0: it does not say. */
+int zcz_note_resume(struct zc_zero *z, uint32_t *ret_run);
 
 /* ---- resume.c */
 

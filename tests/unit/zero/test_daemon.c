@@ -471,6 +471,18 @@ static void groups_new(struct party *p, const struct daemon *d, const char *job)
     }
 }
 
+/* Once its ranks' connections are gone. */
+static void await_destroyed(struct zc_client *c, const char *job)
+{
+    int rc = -EBUSY;
+
+    for (int i = 0; i < 2000 && rc == -EBUSY; i++) {
+        rc = zc_job_destroy_wait(c, job);
+        (void)usleep(10000);
+    }
+    assert_int_equal(rc, 0);
+}
+
 static void groups_are_jobs(void **state)
 {
     struct party whole, once, first, second, other;
@@ -519,6 +531,47 @@ static void groups_are_jobs(void **state)
     party_done(&first);
     party_done(&second);
     party_done(&other);
+}
+
+/* Of two groups, one has the job of another run: both are as many steps old. */
+static void groups_of_two_runs(void **state)
+{
+    struct party first, alone, second;
+    struct zc_options options = { 0 };
+    struct zc_client *c;
+    struct daemon d;
+
+    (void)state;
+    daemon_start(&d, "64M");
+    options.socket = d.socket;
+    groups_new(&first, &d, "kept");
+    groups_new(&second, &d, "kept");
+    party_new(&alone, 2, &d, ZC_ZERO_HOST, ZC_ZERO_HOST);
+    for (uint32_t r = 0; r < 4; r++) {
+        first.runs[r].stop_after = 3;
+        second.runs[r].options.resume = true;
+    }
+    for (uint32_t r = 0; r < 2; r++) {
+        alone.runs[r].options.keep = true;
+        alone.runs[r].options.job = "kept";
+        alone.runs[r].options.micro_steps = 1;
+        alone.runs[r].stop_after = 3;
+    }
+    party_run(&first);
+    assert_int_equal(zc_open(&c, &options), 0);
+    await_destroyed(c, "kept");
+    zc_close(c);
+    party_run(&alone);
+    party_run(&second);
+    for (uint32_t r = 0; r < 4; r++)
+        if (second.runs[r].rc != -EINVAL ||
+            !strstr(second.runs[r].error, "the run that each node has this job of: rank 2 and "
+                                          "rank 0 do not say the same"))
+            fail_msg("rank %u: %d %s", r, second.runs[r].rc, second.runs[r].error);
+    daemon_stop(&d);
+    party_done(&first);
+    party_done(&alone);
+    party_done(&second);
 }
 
 /* What is behind a group's name has room, or it would be another group's. */
@@ -686,12 +739,12 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(placement_changes_nothing),  cmocka_unit_test(accumulated_before_the_push),
-        cmocka_unit_test(guesses_change_nothing),     cmocka_unit_test(one_bad_gradient_skips_all),
-        cmocka_unit_test(a_kept_job_goes_on),         cmocka_unit_test(groups_are_jobs),
-        cmocka_unit_test(a_name_too_long_for_groups), cmocka_unit_test(refusals_reach_every_rank),
-        cmocka_unit_test(a_rank_that_dies),           cmocka_unit_test(a_daemon_that_dies),
-        cmocka_unit_test(a_daemon_that_hangs),
+        cmocka_unit_test(placement_changes_nothing), cmocka_unit_test(accumulated_before_the_push),
+        cmocka_unit_test(guesses_change_nothing),    cmocka_unit_test(one_bad_gradient_skips_all),
+        cmocka_unit_test(a_kept_job_goes_on),        cmocka_unit_test(groups_are_jobs),
+        cmocka_unit_test(groups_of_two_runs),        cmocka_unit_test(a_name_too_long_for_groups),
+        cmocka_unit_test(refusals_reach_every_rank), cmocka_unit_test(a_rank_that_dies),
+        cmocka_unit_test(a_daemon_that_dies),        cmocka_unit_test(a_daemon_that_hangs),
     };
 
     return cmocka_run_group_tests(tests, setup, teardown);
