@@ -131,13 +131,14 @@ static bool unit_same(const struct zsd_unit *a, const struct zsd_unit *b)
 static int unit_differs(const struct zsd_member *m, const struct zsd_unit *unit,
                         const struct zsd_unit *kept, struct zb_err *err)
 {
-    static const char *const words[] = { "trained", "frozen" };
+    static const char *const words[] = { "trained", "frozen", "frozen and quantized" };
+    const unsigned is = unit->layout.frozen + unit->layout.quantized;
+    const unsigned was = kept->layout.frozen + kept->layout.quantized;
 
-    if (unit->layout.frozen != kept->layout.frozen)
+    if (is != was)
         return zb_fail(err, -EINVAL,
                        "unit %u ('%s') of job '%s' is %s, and rank %u defines it as %s",
-                       unit->index, unit->name, m->job->name, words[kept->layout.frozen], m->rank,
-                       words[unit->layout.frozen]);
+                       unit->index, unit->name, m->job->name, words[was], m->rank, words[is]);
     return zb_fail(err, -EINVAL,
                    "rank %u defines unit %u ('%s') of job '%s' otherwise than its peers", m->rank,
                    unit->index, unit->name, m->job->name);

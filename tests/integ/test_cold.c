@@ -498,7 +498,8 @@ static void what_is_refused(void **state)
     assert_int_equal(zi_unit_define(&other, &units[0]), 0);
     unit = units[1];
     unit.quantized = false;
-    says(other.c, zi_unit_define(&other, &unit), -EINVAL, "otherwise");
+    says(other.c, zi_unit_define(&other, &unit), -EINVAL,
+         "is frozen and quantized, and rank 0 defines it as frozen");
     assert_int_equal(zi_unit_define(&other, &units[1]), 0);
     zi_close(&other, 1);
     zi_stop(&d);

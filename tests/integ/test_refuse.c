@@ -516,7 +516,7 @@ static void ranks_that_differ(void **state)
     v = u;
     v.frozen = v.quantized = true;
     assert_says("quantized", zi_raw_call(&b, ZP_UNIT_DEFINE, &v.base), -EINVAL, b.text,
-                "otherwise than its peers");
+                "is trained, and rank 1 defines it as frozen and quantized");
     v.frozen = false;
     assert_says("quantized, and trained", zi_raw_call(&b, ZP_UNIT_DEFINE, &v.base), -EINVAL, b.text,
                 "is quantized, and is not frozen");
