@@ -259,6 +259,22 @@ static void dev_vertical(struct gpt_dev_run *run, const struct gpt *model, struc
 #undef EACH
 }
 
+/* A slow link: each copy that leaves the device comes behind so many others of its bytes. */
+static unsigned copies_ahead;
+
+void __real_gpt_dev_down_beside(struct gpt_dev *d, void *host, const void *dev, uint64_t bytes,
+                                unsigned before, unsigned after);
+
+void __wrap_gpt_dev_down_beside(struct gpt_dev *d, void *host, const void *dev, uint64_t bytes,
+                                unsigned before, unsigned after);
+
+void __wrap_gpt_dev_down_beside(struct gpt_dev *d, void *host, const void *dev, uint64_t bytes,
+                                unsigned before, unsigned after)
+{
+    for (unsigned i = 0; i <= copies_ahead; i++)
+        __real_gpt_dev_down_beside(d, host, dev, bytes, before, after);
+}
+
 /* What one way of going through micro-batches, and of keeping what is between, makes of them. */
 struct made {
     float *grads[UNITS_MAX];
@@ -356,6 +372,31 @@ static void what_is_kept_changes_nothing(void **state)
         }
         for (uint32_t u = 0; u < model.nunits; u++)
             free(base.grads[u]);
+        gpt_done(&model);
+    }
+}
+
+/* Copies are slower than passes: what a pass makes, it makes behind the copy of what was there. */
+static void a_window_stays_until_it_is_copied(void **state)
+{
+    static const struct setting deep = { "deep, a slow link", { 5, 1, 8, 4, 11 }, 1 };
+
+    (void)state;
+    for (int vertical = 0; vertical < 2; vertical++) {
+        struct made base, other;
+        struct gpt model;
+
+        made_by("emulated:64M", &deep, false, vertical, INPUTS, 0, &model, &base);
+        gpt_done(&model);
+        copies_ahead = 200;
+        made_by("emulated:64M:100", &deep, false, vertical, STASHED, 0, &model, &other);
+        copies_ahead = 0;
+        assert_true(base.loss == other.loss);
+        for (uint32_t u = 0; u < model.nunits; u++) {
+            assert_memory_equal(base.grads[u], other.grads[u], model.units[u].elems * 4);
+            free(base.grads[u]);
+            free(other.grads[u]);
+        }
         gpt_done(&model);
     }
 }
@@ -467,6 +508,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(passes_are_the_processors),
         cmocka_unit_test(what_is_kept_changes_nothing),
+        cmocka_unit_test(a_window_stays_until_it_is_copied),
         cmocka_unit_test(frozen_blocks),
         cmocka_unit_test(memory_grows_by_the_stream),
         cmocka_unit_test(too_much_is_said),
