@@ -208,8 +208,8 @@ enum zk_gpu_op {
     ZK_GPU_ENCODE_BF16,   /* from fp32, to = uint16_t[n]; key; n <= 2^32 */
     ZK_GPU_ENCODE_Q8,     /* from fp32, to = code, side = float scale[]; key, is_signed */
     ZK_GPU_DECODE_Q8,     /* from = code, side = scale, to fp32; is_signed */
-    ZK_GPU_QUANTIZE_I8,   /* from any dtype, to = int8_t[n], side = scale */
-    ZK_GPU_DEQUANTIZE_I8, /* from = int8_t[n], side = scale, to any dtype */
+    ZK_GPU_QUANTIZE_I8,   /* from any dtype, to = codes and scales, by block (zb_layout_quantize) */
+    ZK_GPU_DEQUANTIZE_I8, /* the same back; n is a multiple of the block for both */
     ZK_GPU_OP_END
 };
 
@@ -243,9 +243,9 @@ struct zk_gpu_ingest {
 struct zk_gpu_array {
     const void *from;
     void *to;
-    void *side; /* lo, or scales; read or written as the kernel asks */
+    void *side; /* lo, or scales of moments; read or written as the kernel asks */
     struct zk_gpu_norm *norms;
-    uint64_t n;                         /* elements; whole groups where there are scales */
+    uint64_t n;                         /* elements; whole groups of moments, blocks of int8 */
     enum zb_dtype from_dtype, to_dtype; /* where the kernel leaves them open */
     uint32_t key;
     bool is_signed;

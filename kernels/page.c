@@ -64,7 +64,7 @@ void zk_page_init(const struct zk_ops *ops, const struct zb_layout *layout,
                 memset(state.moment[i], 0, zb_moment_block_bytes(layout->moments));
         }
         if (layout->quantized)
-            ops->quantize_i8(master + at, param, (float *)(void *)((char *)param + B), B);
+            zk_q8_write(ops, ZB_F32, master + at, B, param);
         else if (layout->dtype == ZB_BF16)
             ops->split(master + at, param, layout->frozen ? unused_lo : state.master, B);
         else
@@ -231,26 +231,44 @@ bool zk_page_has(const struct zb_layout *layout, enum zk_what what)
     return false;
 }
 
+void zk_q8_write(const struct zk_ops *ops, enum zb_dtype dtype, const void *from, uint64_t count,
+                 void *blocks)
+{
+    size_t bytes = zb_dtype_bytes(dtype);
+    float scratch[B];
+
+    for (uint64_t at = 0; at < count; at += B) {
+        char *codes = (char *)blocks + zb_blocks_bytes(ZB_Q8_BLOCK_BYTES, at);
+
+        ops->quantize_i8(page_as_f32(ops, dtype, (const char *)from + at * bytes, B, scratch),
+                         (int8_t *)codes, (float *)(void *)(codes + B), B);
+    }
+}
+
+void zk_q8_read(const struct zk_ops *ops, enum zb_dtype dtype, const void *blocks, uint64_t count,
+                void *out)
+{
+    size_t bytes = zb_dtype_bytes(dtype);
+    float scratch[B];
+
+    for (uint64_t at = 0; at < count; at += B) {
+        const char *codes = (const char *)blocks + zb_blocks_bytes(ZB_Q8_BLOCK_BYTES, at);
+        void *to = (char *)out + at * bytes;
+        float *f32 = dtype == ZB_F32 ? to : scratch;
+
+        ops->dequantize_i8((const int8_t *)codes, (const float *)(const void *)(codes + B), f32, B);
+        if (dtype != ZB_F32)
+            page_from_f32(ops, dtype, scratch, to, B);
+    }
+}
+
 void zk_page_param(const struct zk_ops *ops, const struct zb_layout *layout, const void *param,
                    uint64_t count, void *out)
 {
-    size_t bytes = zb_dtype_bytes(layout->dtype);
-    float block[B];
-
-    if (!layout->quantized) {
-        memcpy(out, param, count * bytes);
-        return;
-    }
-    for (uint64_t at = 0; at < count; at += B) {
-        const int8_t *codes = (const int8_t *)param +
-                              zb_blocks_bytes(layout->block_bytes[ZB_PARAM], at);
-        void *to = (char *)out + at * bytes;
-        float *f32 = layout->dtype == ZB_F32 ? to : block;
-
-        ops->dequantize_i8(codes, (const float *)(const void *)(codes + B), f32, B);
-        if (layout->dtype != ZB_F32)
-            page_from_f32(ops, layout->dtype, block, to, B);
-    }
+    if (layout->quantized)
+        zk_q8_read(ops, layout->dtype, param, count, out);
+    else
+        memcpy(out, param, count * zb_dtype_bytes(layout->dtype));
 }
 
 static void page_read_block(const struct zk_ops *ops, const struct zb_layout *layout,

@@ -28,6 +28,13 @@ struct zk_page {
     uint64_t count; /* likewise */
 };
 
+/** Blockwise int8, as zb_layout_quantize() lays it out: codes and scales of `count` elements, whole
+ * blocks, and back; 4-byte aligned. Exactly the kernels of zk.h, block by block. */
+void zk_q8_write(const struct zk_ops *ops, enum zb_dtype dtype, const void *from, uint64_t count,
+                 void *blocks);
+void zk_q8_read(const struct zk_ops *ops, enum zb_dtype dtype, const void *blocks, uint64_t count,
+                void *out);
+
 /** Initial values: param and state's lo from fp32 masters, m and v zero. */
 void zk_page_init(const struct zk_ops *ops, const struct zb_layout *layout,
                   const struct zk_page *page, const float *master);

@@ -257,6 +257,17 @@ WARP_FN uint32_t warp_most(const uint32_t *state)
 
 /* ---- works on arrays */
 
+/* Of codes and scales that lie by block: those of the block that element i is in, and its scale. */
+WARP_FN unsigned char *block_codes(const void *blocks, uint64_t i)
+{
+    return (unsigned char *)(uintptr_t)blocks + i / WARP_B * ZB_Q8_BLOCK_BYTES;
+}
+
+WARP_FN elem32 *block_scale(const void *blocks, uint64_t i)
+{
+    return (elem32 *)(void *)(block_codes(blocks, i) + WARP_B) + i % WARP_B / ZB_Q8_GROUP;
+}
+
 /* What a work reads of a quad. */
 struct array_raw {
     struct raw from, more;
@@ -287,10 +298,13 @@ WARP_FN struct array_raw array_read(const struct zk_gpu_array *a, enum zk_gpu_op
         r.more = raw_get(ZB_BF16, a->side, i, a->n, whole);
         break;
     case ZK_GPU_DECODE_Q8:
-    case ZK_GPU_DEQUANTIZE_I8:
         r.code = quad_get8(a->from, i, a->n, whole);
         if (i < a->n)
             r.scale = ((const elem32 *)a->side)[i / ZB_Q8_GROUP];
+        break;
+    case ZK_GPU_DEQUANTIZE_I8:
+        r.code = quad_get8(block_codes(a->from, i), i % WARP_B, WARP_B, whole);
+        r.scale = *block_scale(a->from, i);
         break;
     default: /* not element by element */
         break;
@@ -468,10 +482,14 @@ WARP_FN void warp_group(const struct zk_gpu_array *a, bool moments, bool whole, 
                 WARP_FOR (k, 4)
                     q.x[k] = (uint8_t)quantize_code(st[w].half[half].x[k], quantize_inverse(scale));
             }
-            quad_put8(a->to, i, a->n, whole, q);
+            if (moments)
+                quad_put8(a->to, i, a->n, whole, q);
+            else
+                quad_put8(block_codes(a->to, i), i % WARP_B, WARP_B, whole, q);
         }
         if (WARP_LANE(w) == 0)
-            ((elem32 *)a->side)[chunk] = elem_bits(scale);
+            *(moments ? (elem32 *)a->side + chunk : block_scale(a->to, chunk * WARP_CHUNK)) =
+                elem_bits(scale);
     }
 }
 

@@ -17,6 +17,9 @@ struct shape {
     uint32_t group; /* n is a multiple of it */
 };
 
+/* As if they were the bytes of an element: codes and their scales, by block. */
+#define Q8_BLOCKS UINT32_MAX
+
 static bool dtype_known(enum zb_dtype dtype)
 {
     return zb_dtype_bytes(dtype) > 0;
@@ -56,10 +59,10 @@ static bool work_shape(enum zk_gpu_op op, const struct zk_gpu_array *a, struct s
         *ret = (struct shape){ 1, 4, scales, false, ZB_Q8_GROUP };
         return true;
     case ZK_GPU_QUANTIZE_I8:
-        *ret = (struct shape){ from, 1, scales, true, ZB_Q8_GROUP };
+        *ret = (struct shape){ .from_bytes = from, .to_bytes = Q8_BLOCKS, .group = ZB_BLOCK_ELEMS };
         return dtype_known(a->from_dtype);
     case ZK_GPU_DEQUANTIZE_I8:
-        *ret = (struct shape){ 1, to, scales, false, ZB_Q8_GROUP };
+        *ret = (struct shape){ .from_bytes = Q8_BLOCKS, .to_bytes = to, .group = ZB_BLOCK_ELEMS };
         return dtype_known(a->to_dtype);
     case ZK_GPU_STEP:
     case ZK_GPU_INGEST:
@@ -72,6 +75,16 @@ static bool work_shape(enum zk_gpu_op op, const struct zk_gpu_array *a, struct s
 static bool aligned(const void *at, uint64_t to)
 {
     return (uintptr_t)at % to == 0;
+}
+
+static bool array_aligned(const void *at, uint32_t elem_bytes)
+{
+    return elem_bytes == 0 || aligned(at, elem_bytes == Q8_BLOCKS ? sizeof(float) : elem_bytes);
+}
+
+static uint64_t array_len(uint32_t elem_bytes, uint64_t n)
+{
+    return elem_bytes == Q8_BLOCKS ? zb_blocks_bytes(ZB_Q8_BLOCK_BYTES, n) : n * elem_bytes;
 }
 
 static int page_check(const struct zb_layout *layout, const struct zk_page *page,
@@ -109,8 +122,7 @@ static int array_check(enum zk_gpu_op op, const struct zk_gpu_array *a, struct z
     if (!work_shape(op, a, &s) || a->n % s.group != 0 || a->n >= UINT64_C(1) << 40)
         return zb_fail(err, -EINVAL, "no kernel %d from dtype %d to %d of %llu elements", op,
                        a->from_dtype, a->to_dtype, (unsigned long long)a->n);
-    if ((s.from_bytes && !aligned(a->from, s.from_bytes)) ||
-        (s.to_bytes && !aligned(a->to, s.to_bytes)) ||
+    if (!array_aligned(a->from, s.from_bytes) || !array_aligned(a->to, s.to_bytes) ||
         !aligned(a->side, s.group > 1 ? sizeof(float) : sizeof(int16_t)) || !aligned(a->norms, 8))
         return zb_fail(err, -EINVAL, "an array in GPU memory is not aligned");
     return 0;
@@ -169,8 +181,8 @@ static unsigned array_spans(enum zk_gpu_op op, struct zk_gpu_array *a, struct zk
     unsigned n = 0;
 
     (void)work_shape(op, a, &s);
-    n = span_add(spans, n, &a->from, a->n * s.from_bytes, false);
-    n = span_add(spans, n, &a->to, a->n * s.to_bytes, true);
+    n = span_add(spans, n, &a->from, array_len(s.from_bytes, a->n), false);
+    n = span_add(spans, n, &a->to, array_len(s.to_bytes, a->n), true);
     n = span_add(spans, n, &a->side, s.side_bytes, s.side_written);
     return span_add(spans, n, &a->norms, blocks * sizeof(*a->norms), true);
 }
@@ -274,21 +286,10 @@ static void add_run(const struct zk_ops *ops, const struct zk_gpu_array *a)
 
 static void quantize_run(const struct zk_ops *ops, const struct zk_gpu_array *a, bool back)
 {
-    float scratch[ZB_Q8_GROUP];
-    size_t bytes = zb_dtype_bytes(back ? a->to_dtype : a->from_dtype);
-
-    for (uint64_t at = 0; at < a->n; at += ZB_Q8_GROUP) {
-        float *scale = (float *)a->side + at / ZB_Q8_GROUP;
-
-        if (back) {
-            ops->dequantize_i8((const int8_t *)a->from + at, scale, scratch, ZB_Q8_GROUP);
-            from_f32(ops, a->to_dtype, scratch, (char *)a->to + at * bytes, ZB_Q8_GROUP);
-        } else {
-            ops->quantize_i8(as_f32(ops, a->from_dtype, (const char *)a->from + at * bytes,
-                                    ZB_Q8_GROUP, scratch),
-                             (int8_t *)a->to + at, scale, ZB_Q8_GROUP);
-        }
-    }
+    if (back)
+        zk_q8_read(ops, a->to_dtype, a->from, a->n, a->to);
+    else
+        zk_q8_write(ops, a->from_dtype, a->from, a->n, a->to);
 }
 
 int zk_gpu_work_run(const struct zk_ops *ops, const struct zk_gpu_work *w)

@@ -324,8 +324,7 @@ static void bad_works_are_refused(struct fixture *x)
     struct zk_gpu_work w = { .op = ZK_GPU_QUANTIZE_I8,
                              .array = { .from = dev,
                                         .to = dev + 4096,
-                                        .side = dev + 8192,
-                                        .n = ZB_Q8_GROUP + 1,
+                                        .n = ZB_BLOCK_ELEMS + ZB_Q8_GROUP,
                                         .from_dtype = ZB_F32 } };
 
     assert_int_equal(zb_layout_of(ZB_F32, ZB_BF16, ZB_SGD, ZB_MOMENTS_F32, false, &layout, NULL),

@@ -182,19 +182,42 @@ static void decode_q8(const uint8_t *code, const float *scale, float *to, bool i
                                                        .is_signed = is_signed });
 }
 
+/* Its int8 lies by block, codes and scales. */
+struct q8_block {
+    int8_t codes[ZB_BLOCK_ELEMS];
+    float scales[ZB_BLOCK_ELEMS / ZB_Q8_GROUP];
+};
+
 static void quantize_i8(const float *from, int8_t *code, float *scale, size_t n)
 {
-    array_run(ZK_GPU_QUANTIZE_I8,
-              (struct zk_gpu_array){
-                  .from = from, .to = code, .side = scale, .n = n, .from_dtype = ZB_F32 });
+    for (size_t at = 0; at < n; at += ZB_BLOCK_ELEMS) {
+        size_t left = zb_min_u64(n - at, ZB_BLOCK_ELEMS);
+        float block[ZB_BLOCK_ELEMS] = { 0 };
+        struct q8_block q;
+
+        memcpy(block, from + at, left * sizeof(float));
+        array_run(ZK_GPU_QUANTIZE_I8,
+                  (struct zk_gpu_array){
+                      .from = block, .to = &q, .n = ZB_BLOCK_ELEMS, .from_dtype = ZB_F32 });
+        memcpy(code + at, q.codes, left);
+        memcpy(scale + at / ZB_Q8_GROUP, q.scales, left / ZB_Q8_GROUP * sizeof(float));
+    }
 }
 
 static void dequantize_i8(const int8_t *code, const float *scale, float *to, size_t n)
 {
-    array_run(
-        ZK_GPU_DEQUANTIZE_I8,
-        (struct zk_gpu_array){
-            .from = code, .to = to, .side = (void *)(uintptr_t)scale, .n = n, .to_dtype = ZB_F32 });
+    for (size_t at = 0; at < n; at += ZB_BLOCK_ELEMS) {
+        size_t left = zb_min_u64(n - at, ZB_BLOCK_ELEMS);
+        float block[ZB_BLOCK_ELEMS];
+        struct q8_block q = { 0 };
+
+        memcpy(q.codes, code + at, left);
+        memcpy(q.scales, scale + at / ZB_Q8_GROUP, left / ZB_Q8_GROUP * sizeof(float));
+        array_run(ZK_GPU_DEQUANTIZE_I8,
+                  (struct zk_gpu_array){
+                      .from = &q, .to = block, .n = ZB_BLOCK_ELEMS, .to_dtype = ZB_F32 });
+        memcpy(to + at, block, left * sizeof(float));
+    }
 }
 
 static double sumsq(const float *x, size_t n, uint64_t *nonfinite)

@@ -154,8 +154,10 @@ static inline void works_array(struct works *x, enum zk_gpu_op op, enum zb_dtype
 
     x->work.op = op;
     a->n = sizes[ztest_random(&x->seed) % ZB_COUNT(sizes)];
-    if (op >= ZK_GPU_ENCODE_Q8)
+    if (op == ZK_GPU_ENCODE_Q8 || op == ZK_GPU_DECODE_Q8)
         a->n = a->n / ZB_Q8_GROUP * ZB_Q8_GROUP;
+    else if (op >= ZK_GPU_QUANTIZE_I8)
+        a->n = a->n / ZB_BLOCK_ELEMS * ZB_BLOCK_ELEMS;
     a->from_dtype = from;
     a->to_dtype = to;
     a->is_signed = is_signed;
