@@ -160,37 +160,33 @@ int zcz_device_full(struct zc_zero *z, const struct zcz_pool *pool, const char *
                     what, u->def.index, u->def.name, bytes, pool->why.text);
 }
 
-int zcz_device_up(struct zc_zero *z, struct zcz_buf *b, size_t at, const void *from,
-                  size_t from_bytes, size_t bytes)
+int zcz_device_up(struct zc_zero *z, struct zcz_buf *b, size_t at, const struct zcz_pieces *from,
+                  size_t bytes)
 {
     struct zk_gpu_stream *up = z->device.up;
+    bool within = z->store->on_device || z->store->params_dev;
     char *to = (char *)b->data + at;
     struct zb_err err = { 0 };
     int rc = zk_gpu_event_wait(b->last, up, &err);
 
-    if (rc == 0 && from_bytes > 0)
-        rc = zk_gpu_copy(
-            up, z->store->on_device || z->store->params_dev ? ZK_GPU_WITHIN : ZK_GPU_TO_DEVICE, to,
-            from, from_bytes, &err);
-    if (rc == 0 && bytes > from_bytes)
-        rc = zk_gpu_fill(up, to + from_bytes, 0, bytes - from_bytes, &err);
+    for (size_t done = 0; done < from->bytes && rc == 0; done += from->piece)
+        rc = zk_gpu_copy(up, within ? ZK_GPU_WITHIN : ZK_GPU_TO_DEVICE, to + done,
+                         (const char *)from->data + done / from->piece * from->stride,
+                         zb_min_u64(from->piece, from->bytes - done), &err);
+    if (rc == 0 && bytes > from->bytes)
+        rc = zk_gpu_fill(up, to + from->bytes, 0, bytes - from->bytes, &err);
     if (rc == 0)
         rc = zk_gpu_event_record(b->last, up, &err);
-    z->device.moving++;
     return rc < 0 ? device_fail(z, rc, &err) : 0;
 }
 
-/* One slice of u->wire, to or from its place in u->on_dev. */
-static int device_codes(struct zc_zero *z, const struct zcz_unit *u, uint32_t shard, bool back,
-                        struct zb_err *err)
+static int device_codes(struct zc_zero *z, const struct zcz_unit *u, enum zk_gpu_op op,
+                        const void *from, void *to, uint64_t n, struct zb_err *err)
 {
-    char *codes = (char *)u->wire->data + zcz_wire_bytes(u->slice) * shard;
-    char *params = (char *)u->on_dev->data + u->slice * zb_dtype_bytes(u->layout.dtype) * shard;
-    struct zk_gpu_work work = { .op = back ? ZK_GPU_DEQUANTIZE_I8 : ZK_GPU_QUANTIZE_I8,
-                                .array = { .from = back ? codes : params,
-                                           .to = back ? params : codes,
-                                           .side = codes + u->slice,
-                                           .n = u->slice,
+    struct zk_gpu_work work = { .op = op,
+                                .array = { .from = from,
+                                           .to = to,
+                                           .n = n,
                                            .from_dtype = u->layout.dtype,
                                            .to_dtype = u->layout.dtype } };
 
@@ -199,23 +195,17 @@ static int device_codes(struct zc_zero *z, const struct zcz_unit *u, uint32_t sh
 
 int zcz_device_quantize(struct zc_zero *z, struct zcz_unit *u)
 {
-    size_t bytes = zcz_wire_bytes(u->slice);
+    size_t params = u->slice * zb_dtype_bytes(u->layout.dtype) * z->shard;
+    size_t codes = zb_blocks_bytes(ZB_Q8_BLOCK_BYTES, u->slice) * z->shard;
     struct zb_err err = { 0 };
-    int rc;
+    int rc = zk_gpu_event_wait(u->wire->last, z->device.up, &err);
 
-    u->wire = zcz_buf_get(&z->wire_dev, bytes * z->shards);
-    if (!u->wire)
-        return zcz_device_full(z, &z->wire_dev, "to quantize", u, bytes * z->shards);
-    rc = zk_gpu_event_wait(u->wire->last, z->device.up, &err);
     if (rc == 0)
-        rc = device_codes(z, u, z->shard, false, &err);
+        rc = device_codes(z, u, ZK_GPU_QUANTIZE_I8, (const char *)u->on_dev->data + params,
+                          (char *)u->wire->data + codes, u->slice, &err);
     if (rc == 0)
         rc = zk_gpu_event_record(u->wire->last, z->device.up, &err);
-    if (rc < 0)
-        return device_fail(z, rc, &err);
-    zcz_coll_arm_dev(&u->coll, u->wire, (char *)u->wire->data + bytes * z->shard, u->wire->data,
-                     bytes);
-    return 0;
+    return rc < 0 ? device_fail(z, rc, &err) : 0;
 }
 
 int zcz_device_dequantize(struct zc_zero *z, struct zcz_unit *u)
@@ -223,13 +213,15 @@ int zcz_device_dequantize(struct zc_zero *z, struct zcz_unit *u)
     struct zb_err err = { 0 };
     int rc = zk_gpu_event_wait(u->wire->last, z->device.up, &err);
 
-    for (uint32_t s = 0; s < z->shards && rc == 0; s++)
-        rc = device_codes(z, u, s, true, &err);
+    if (rc == 0)
+        rc = zk_gpu_event_wait(u->on_dev->last, z->device.up, &err);
+    if (rc == 0)
+        rc = device_codes(z, u, ZK_GPU_DEQUANTIZE_I8, u->wire->data, u->on_dev->data,
+                          u->slice * z->shards, &err);
     if (rc == 0)
         rc = zk_gpu_event_record(u->wire->last, z->device.up, &err);
     if (rc == 0)
         rc = zk_gpu_event_record(u->on_dev->last, z->device.up, &err);
-    z->device.moving++;
     zcz_buf_put(&z->wire_dev, u->wire);
     u->wire = NULL;
     return rc < 0 ? device_fail(z, rc, &err) : 0;

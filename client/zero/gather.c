@@ -7,14 +7,19 @@
  *     FETCH     waits for a pin: of streamed parameters only so many can be pinned at one time
  *     FETCHING  the store brings this rank's slice, at the version behind the last step
  *     COLLECT   the slice is copied to its place in a buffer, the pin given back, and the slices of
- *               the other ranks come around it; with quantize_gather what is copied and comes are
- *               codes (quantize.c), of which the parameters are made in a buffer of their own
+ *               the other ranks come around it
  *     UPLOAD    where parameters are wanted on a device: they are copied there, from the buffer, or
  *               from the view, whose pin is kept until that is done; the view may be on the device
  *               itself. Where slices are gathered
  *               between devices, COLLECT copies this rank's slice up first, and in UPLOAD are
  *               only those whose parameters are made of codes there
  *     READY     held by the trainer, or waiting for it (schedule.c)
+ *
+ * CODES. What is copied and comes may be blockwise int8 (zcz_coded()), of which the parameters are
+ * made in a buffer of their own: where a unit is kept quantized, what the store has, as it is; with
+ * quantize_gather, codes made of the slice for the way. Every rank computes with what comes out of
+ * them, the one whose slice it is, too; slices are whole blocks, so what a weight becomes does not
+ * depend on how many ranks there are.
  *
  * A rank that is alone reads the store's memory itself: COLLECT keeps the pin, and READY's end
  * gives it back. The last pin is never kept so, or nothing could be fetched any more: then it
@@ -37,9 +42,15 @@ static uint64_t slice_bytes(const struct zcz_unit *u)
     return u->slice * zb_dtype_bytes(u->layout.dtype);
 }
 
-static uint64_t stored_bytes(const struct zcz_unit *u)
+static uint64_t wire_bytes(const struct zcz_unit *u)
 {
-    return u->count * zb_dtype_bytes(u->layout.dtype);
+    return zb_blocks_bytes(ZB_Q8_BLOCK_BYTES, u->slice);
+}
+
+/* As the store has it, pages and all. */
+static uint64_t stored_bytes(const struct zc_zero *z, const struct zcz_unit *u)
+{
+    return zb_plane_bytes(u->layout.block_bytes[ZB_PARAM], z->store->page_elems, u->count);
 }
 
 void zcz_gather_begin(struct zc_zero *z, struct zcz_unit *u)
@@ -125,14 +136,14 @@ static int gather_fetched(struct zc_zero *z, struct zcz_unit *u)
     if (u->fetch.rc < 0)
         return zcz_fail(z, u->fetch.rc, "fetch of unit %u '%s': %s", u->def.index, u->def.name,
                         zcz_store_text(z->store));
-    if (u->view.version != z->applied || u->view.bytes != stored_bytes(u))
+    if (u->view.version != z->applied || u->view.bytes != stored_bytes(z, u))
         return zcz_fail(z, -EPROTO,
                         "unit %u '%s' came as %llu bytes of version %llu, and not %llu of %llu",
                         u->def.index, u->def.name, (unsigned long long)u->view.bytes,
-                        (unsigned long long)u->view.version, (unsigned long long)stored_bytes(u),
+                        (unsigned long long)u->view.version, (unsigned long long)stored_bytes(z, u),
                         (unsigned long long)z->applied);
     u->pinned = true;
-    z->fetched_bytes += stored_bytes(u);
+    z->fetched_bytes += stored_bytes(z, u);
     u->state = ZCZ_COLLECT;
     z->moved = true;
     return 0;
@@ -161,53 +172,76 @@ static int gather_no_memory(struct zc_zero *z, const struct zcz_unit *u)
                     u->def.name, (unsigned long long)(slice_bytes(u) * z->shards));
 }
 
-/* The slice to its place, zeros behind it. A store with whole units has it there. */
+/* What is pinned: of the host, or on the device, where it is copied within. Codes have zeros
+ * between their pages. */
+static struct zcz_pieces view_pieces(const struct zc_zero *z, const struct zcz_unit *u)
+{
+    uint32_t block = u->layout.block_bytes[ZB_PARAM];
+    size_t bytes = zb_blocks_bytes(block, u->count);
+    struct zcz_pieces p = {
+        .data = z->store->params_dev ? z->store->params_dev + u->view.offset : u->view.data,
+        .bytes = bytes,
+        .piece = zb_blocks_bytes(block, z->store->page_elems),
+        .stride = zb_page_bytes(block, z->store->page_elems),
+    };
+
+    if (p.piece == p.stride)
+        p.piece = p.stride = bytes;
+    return p;
+}
+
+/* The slice to its place among others of so many bytes, zeros behind it. A store with whole units
+ * has it there. */
+static void gather_place(const struct zc_zero *z, const struct zcz_unit *u, struct zcz_buf *b,
+                         size_t bytes)
+{
+    struct zcz_pieces from = view_pieces(z, u);
+    char *place = (char *)b->data + bytes * z->shard;
+
+    for (size_t done = 0; done < from.bytes && place != from.data; done += from.piece)
+        memcpy(place + done, (const char *)from.data + done / from.piece * from.stride,
+               zb_min_u64(from.piece, from.bytes - done));
+    memset(place + from.bytes, 0, bytes - from.bytes);
+}
+
 static int gather_copy(struct zc_zero *z, struct zcz_unit *u)
 {
-    char *place;
-
     if (!u->buf)
         u->buf = zcz_buf_get(gather_pool(z), slice_bytes(u) * z->shards);
     if (!u->buf)
         return gather_no_memory(z, u);
-    place = (char *)u->buf->data + slice_bytes(u) * z->shard;
-    if (u->count > 0 && place != u->view.data)
-        memcpy(place, u->view.data, stored_bytes(u));
-    memset(place + stored_bytes(u), 0, slice_bytes(u) - stored_bytes(u));
+    gather_place(z, u, u->buf, slice_bytes(u));
     u->params = u->buf->data;
     return u->pinned ? gather_unpin(z, u) : 0;
 }
 
-static bool gather_quantized(const struct zc_zero *z, const struct zcz_unit *u)
-{
-    return z->options.quantize_gather && !u->def.frozen;
-}
+/* ---- codes, on the host */
 
-/* Likewise, as it travels. */
-static int gather_quantize(struct zc_zero *z, struct zcz_unit *u)
+static int gather_encode(struct zc_zero *z, struct zcz_unit *u)
 {
-    size_t bytes = zcz_wire_bytes(u->slice);
     char *place;
 
-    u->wire = zcz_buf_get(&z->wire_pool, bytes * z->shards);
+    u->wire = zcz_buf_get(&z->wire_pool, wire_bytes(u) * z->shards);
     if (!u->wire)
-        return zcz_fail(z, -ENOMEM, "no memory to quantize unit %u '%s': %llu bytes", u->def.index,
-                        u->def.name, (unsigned long long)(bytes * z->shards));
-    place = (char *)u->wire->data + bytes * z->shard;
-    zcz_quantize(z->kernels, u->layout.dtype, u->view.data, u->count, u->slice, place);
-    zcz_coll_arm(&u->coll, place, u->wire->data, bytes);
+        return zcz_fail(z, -ENOMEM, "no memory for the codes of unit %u '%s': %llu bytes",
+                        u->def.index, u->def.name, (unsigned long long)(wire_bytes(u) * z->shards));
+    if (u->layout.quantized) {
+        gather_place(z, u, u->wire, wire_bytes(u));
+    } else {
+        place = (char *)u->wire->data + wire_bytes(u) * z->shard;
+        zk_q8_write(z->kernels, u->layout.dtype, u->view.data, u->count, place);
+        memset(place + zb_blocks_bytes(ZB_Q8_BLOCK_BYTES, u->count), 0,
+               zb_blocks_bytes(ZB_Q8_BLOCK_BYTES, u->slice - u->count));
+    }
     return u->pinned ? gather_unpin(z, u) : 0;
 }
 
-static int gather_dequantize(struct zc_zero *z, struct zcz_unit *u)
+static int gather_decode(struct zc_zero *z, struct zcz_unit *u)
 {
     u->buf = zcz_buf_get(&z->gather_pool, slice_bytes(u) * z->shards);
     if (!u->buf)
         return gather_no_memory(z, u);
-    for (uint32_t s = 0; s < z->shards; s++)
-        zcz_dequantize(z->kernels, u->layout.dtype,
-                       (char *)u->wire->data + zcz_wire_bytes(u->slice) * s, u->slice,
-                       (char *)u->buf->data + slice_bytes(u) * s);
+    zk_q8_read(z->kernels, u->layout.dtype, u->wire->data, u->slice * z->shards, u->buf->data);
     zcz_buf_put(&z->wire_pool, u->wire);
     u->wire = NULL;
     u->params = u->buf->data;
@@ -217,37 +251,63 @@ static int gather_dequantize(struct zc_zero *z, struct zcz_unit *u)
 /* This rank's slice starts to travel. */
 static int gather_send(struct zc_zero *z, struct zcz_unit *u)
 {
-    int rc;
+    bool coded = zcz_coded(z, u);
+    int rc = coded ? gather_encode(z, u) : gather_copy(z, u);
+    size_t bytes = coded ? wire_bytes(u) : slice_bytes(u);
+    struct zcz_buf *b = coded ? u->wire : u->buf;
 
     z->moved = true;
-    if (gather_quantized(z, u))
-        return gather_quantize(z, u);
-    rc = gather_copy(z, u);
     if (rc == 0)
-        zcz_coll_arm(&u->coll, (char *)u->buf->data + slice_bytes(u) * z->shard, u->buf->data,
-                     slice_bytes(u));
+        zcz_coll_arm(&u->coll, (char *)b->data + bytes * z->shard, b->data, bytes);
     return rc;
 }
 
-/* What is pinned: of the host, or on the device, where it is copied within. */
-static const void *view_data(const struct zc_zero *z, const struct zcz_unit *u)
+/* ---- on a device */
+
+/* All of it is on its way, or being made of codes, in u->on_dev. */
+static int gather_on_its_way(struct zc_zero *z, struct zcz_unit *u)
 {
-    return z->store->params_dev ? z->store->params_dev + u->view.offset : u->view.data;
+    u->copying = false;
+    u->state = ZCZ_UPLOAD;
+    z->device.moving++;
+    z->moved = true;
+    return u->wire ? zcz_device_dequantize(z, u) : 0;
+}
+
+/* The slice, as it is kept, begins to come to the device: codes to u->wire, parameters to
+ * u->on_dev. */
+static int gather_up(struct zc_zero *z, struct zcz_unit *u)
+{
+    struct zcz_pieces from = view_pieces(z, u);
+    size_t bytes = u->layout.quantized ? wire_bytes(u) : slice_bytes(u);
+    int rc = gather_dev_get(z, u);
+
+    if (rc == 0 && zcz_coded(z, u)) {
+        u->wire = zcz_buf_get(&z->wire_dev, wire_bytes(u) * z->shards);
+        if (!u->wire)
+            rc = zcz_device_full(z, &z->wire_dev, "for the codes of", u, wire_bytes(u) * z->shards);
+    }
+    return rc < 0 ? rc
+                  : zcz_device_up(z, u->layout.quantized ? u->wire : u->on_dev, bytes * z->shard,
+                                  &from, bytes);
 }
 
 /* The bytes are in one piece, and wanted in a buffer on the device. */
 static int gather_upload(struct zc_zero *z, struct zcz_unit *u)
 {
     size_t bytes = slice_bytes(u) * z->shards;
-    int rc = gather_dev_get(z, u);
+    struct zcz_pieces from = { .bytes = bytes, .piece = bytes, .stride = bytes };
+    int rc;
 
-    if (rc < 0)
-        return rc;
-    rc = u->buf ? zcz_device_up(z, u->on_dev, 0, u->buf->data, bytes, bytes)
-                : zcz_device_up(z, u->on_dev, 0, view_data(z, u), stored_bytes(u), bytes);
-    u->state = ZCZ_UPLOAD;
-    z->moved = true;
-    return rc;
+    if (!u->buf) {
+        rc = gather_up(z, u);
+    } else {
+        from.data = u->buf->data;
+        rc = gather_dev_get(z, u);
+        if (rc == 0)
+            rc = zcz_device_up(z, u->on_dev, 0, &from, bytes);
+    }
+    return rc < 0 ? rc : gather_on_its_way(z, u);
 }
 
 static int gather_uploaded(struct zc_zero *z, struct zcz_unit *u)
@@ -265,40 +325,37 @@ static int gather_uploaded(struct zc_zero *z, struct zcz_unit *u)
     return u->pinned ? gather_unpin(z, u) : 0;
 }
 
+/* The slice is on the device. */
+static int gather_send_on_device(struct zc_zero *z, struct zcz_unit *u)
+{
+    size_t bytes = u->wire ? wire_bytes(u) : slice_bytes(u);
+    struct zcz_buf *b = u->wire ? u->wire : u->on_dev;
+    int rc = u->wire && !u->layout.quantized ? zcz_device_quantize(z, u) : 0;
+
+    z->device.moving--;
+    z->moved = true;
+    if (rc < 0)
+        return rc;
+    zcz_coll_arm_dev(&u->coll, b, (char *)b->data + bytes * z->shard, b->data, bytes);
+    return u->pinned ? gather_unpin(z, u) : 0;
+}
+
 static int gather_collect_on_device(struct zc_zero *z, struct zcz_unit *u)
 {
-    size_t at = slice_bytes(u) * z->shard;
     int rc;
 
     if (!u->copying) {
-        rc = gather_dev_get(z, u);
-        if (rc < 0)
-            return rc;
         u->copying = true;
+        z->device.moving++;
         z->moved = true;
-        return zcz_device_up(z, u->on_dev, at, view_data(z, u), stored_bytes(u), slice_bytes(u));
+        return gather_up(z, u);
     }
     if (!u->coll.armed) { /* the pin does not wait for other ranks, who may wait for theirs */
-        rc = zcz_device_done(z, u->on_dev);
-        if (rc <= 0)
-            return rc;
-        z->device.moving--;
-        if (gather_quantized(z, u))
-            rc = zcz_device_quantize(z, u);
-        else
-            zcz_coll_arm_dev(&u->coll, u->on_dev, (char *)u->on_dev->data + at, u->on_dev->data,
-                             slice_bytes(u));
-        z->moved = true;
-        if (rc < 0)
-            return rc;
-        return u->pinned ? gather_unpin(z, u) : 0;
+        rc = zcz_device_done(z, u->layout.quantized ? u->wire : u->on_dev);
+        return rc <= 0 ? rc : gather_send_on_device(z, u);
     }
-    if (u->coll.done && u->wire) {
-        u->copying = false;
-        u->state = ZCZ_UPLOAD;
-        z->moved = true;
-        return zcz_device_dequantize(z, u);
-    }
+    if (u->coll.done && u->wire)
+        return gather_on_its_way(z, u);
     if (u->coll.done) {
         u->copying = false;
         u->params = u->on_dev->data;
@@ -308,12 +365,32 @@ static int gather_collect_on_device(struct zc_zero *z, struct zcz_unit *u)
     return 0;
 }
 
+/* ---- turns */
+
+/* A rank that is alone, on the host: the view is computed with, unless it is codes, or the last
+ * pin. */
+static int gather_alone(struct zc_zero *z, struct zcz_unit *u)
+{
+    int rc = 0;
+
+    if (u->layout.quantized) {
+        rc = gather_encode(z, u);
+        if (rc == 0)
+            rc = gather_decode(z, u);
+    } else if (z->pins < z->store->pins_max) {
+        u->params = u->view.data;
+    } else {
+        rc = gather_copy(z, u);
+    }
+    return rc;
+}
+
 static int gather_collect(struct zc_zero *z, struct zcz_unit *u)
 {
     int rc = 0;
 
-    if (z->shards == 1 && z->store->on_device) { /* the view is what is computed with */
-        u->params = u->view.data;
+    if (z->shards == 1 && z->store->on_device && !u->layout.quantized) {
+        u->params = u->view.data; /* what is computed with */
         u->state = ZCZ_READY;
         z->moved = true;
         return 0;
@@ -323,17 +400,14 @@ static int gather_collect(struct zc_zero *z, struct zcz_unit *u)
     if (z->device.ops)
         return gather_collect_on_device(z, u);
 
-    if (z->shards == 1 && z->pins < z->store->pins_max) {
-        u->params = u->view.data;
-    } else if (z->shards == 1) {
-        rc = gather_copy(z, u);
-    } else if (!u->coll.armed) {
+    if (z->shards == 1)
+        rc = gather_alone(z, u);
+    else if (!u->coll.armed)
         return gather_send(z, u);
-    } else if (!u->coll.done) {
+    else if (!u->coll.done)
         return 0;
-    } else if (u->wire) {
-        rc = gather_dequantize(z, u);
-    }
+    else if (u->wire)
+        rc = gather_decode(z, u);
     if (rc == 0 && z->device.gpu)
         return gather_upload(z, u);
     u->state = ZCZ_READY;

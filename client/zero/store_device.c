@@ -285,7 +285,7 @@ static int device_fetch(struct zcz_store *s, struct zcz_op *op, struct zcz_unit 
     (void)op;
     u->view = (struct zc_view){
         .data = store_of(s)->slices[u->def.index].planes[ZB_PARAM],
-        .bytes = zb_blocks_bytes(u->layout.block_bytes[ZB_PARAM], u->count),
+        .bytes = zb_plane_bytes(u->layout.block_bytes[ZB_PARAM], s->page_elems, u->count),
         .version = min_version, /* in the order of the streams that look at it */
     };
     return 0;

@@ -162,7 +162,7 @@ static int local_fetch(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *
     (void)op;
     u->view = (struct zc_view){
         .data = local_of(s)->slices[u->def.index].planes[ZB_PARAM],
-        .bytes = zb_blocks_bytes(u->layout.block_bytes[ZB_PARAM], u->count),
+        .bytes = zb_plane_bytes(u->layout.block_bytes[ZB_PARAM], s->page_elems, u->count),
         .version = min_version, /* steps finish before they return */
     };
     return 0;

@@ -64,6 +64,11 @@ static int unit_check(struct zc_zero *z, const struct zc_unit *unit, struct zb_l
                       (enum zb_moments)z->options.moments, unit->frozen, ret_layout, &err);
     if (rc < 0)
         return zcz_refuse(z, rc, "unit '%s': %s", unit->name, err.text);
+    if (unit->quantized && (!unit->frozen || z->options.stage < ZC_STAGE_3))
+        return zcz_refuse(z, -EINVAL, "unit '%s' is quantized: only what is frozen, and of stage 3",
+                          unit->name);
+    if (unit->quantized)
+        zb_layout_quantize(ret_layout);
     if (unit->ntensors > 0 && !unit->tensors)
         return zcz_refuse(z, -EINVAL, "unit '%s' has %u tensors, and no list of them", unit->name,
                           unit->ntensors);
@@ -184,7 +189,7 @@ static uint32_t digest_numbers(uint32_t crc, const uint64_t *numbers, size_t n)
 
 static uint32_t digest_unit(uint32_t crc, const struct zc_unit *unit)
 {
-    uint64_t head[] = { unit->elems, unit->dtype, unit->frozen, unit->ntensors };
+    uint64_t head[] = { unit->elems, unit->dtype, unit->frozen, unit->quantized, unit->ntensors };
 
     crc = digest_text(digest_numbers(crc, head, ZB_COUNT(head)), unit->name);
     for (uint32_t i = 0; i < unit->ntensors; i++) {

@@ -255,7 +255,7 @@ struct zc_zero_options {
     bool reduce_waits;     /* zc_zero_reduce() returns when the unit is reduced: no overlap */
     /* Of stage 3: parameters travel between ranks as int8, with a scale for each 256, and every
      * rank computes with what comes out of that, of its own slice, too; frozen units travel as they
-     * are. What is stepped is exact. docs/ENGINE.md has the error */
+     * are kept. What is stepped is exact. docs/ENGINE.md has the error */
     bool quantize_gather;
     struct zc_loss_scale loss_scale;
     uint64_t memory_bytes; /* of this rank: what model states and buffers may take of its own

@@ -156,14 +156,21 @@ void zcz_device_close(struct zc_zero *z);
 int zcz_device_full(struct zc_zero *z, const struct zcz_pool *pool, const char *what,
                     const struct zcz_unit *u, size_t bytes);
 
-/** Begins to fill b from byte `at` on with bytes of the host's, and zeros behind them up to
- * `bytes`. */
-int zcz_device_up(struct zc_zero *z, struct zcz_buf *b, size_t at, const void *from,
-                  size_t from_bytes, size_t bytes);
-/** With quantize_gather, between devices: begins to make u->wire, as it travels, of this rank's
- * slice, which has come to its place in u->on_dev, and arms that; */
+/** Bytes that lie in pieces, so many apart. */
+struct zcz_pieces {
+    const void *data; /* of the host, or on the device where the store says so */
+    size_t bytes;     /* of all pieces; the last may be shorter */
+    size_t piece, stride;
+};
+
+/** Begins to fill b from byte `at` on with what lies in pieces, one behind the other, and zeros
+ * behind them up to `bytes`. */
+int zcz_device_up(struct zc_zero *z, struct zcz_buf *b, size_t at, const struct zcz_pieces *from,
+                  size_t bytes);
+/** With quantize_gather, between devices: begins to make this rank's part of u->wire of its slice,
+ * which has come to its place in u->on_dev; */
 int zcz_device_quantize(struct zc_zero *z, struct zcz_unit *u);
-/** ... and behind it, begins to make u->on_dev of all that has come. */
+/** ... and begins to make u->on_dev of u->wire, which has all, and goes. */
 int zcz_device_dequantize(struct zc_zero *z, struct zcz_unit *u);
 /** Zeros the buffer, in the trainer's order. */
 int zcz_device_zero(struct zc_zero *z, struct zcz_buf *b, size_t bytes);
@@ -259,7 +266,7 @@ struct zcz_unit {
     struct zc_view view;
     bool pinned; /* view is ours until released */
     struct zcz_coll coll;
-    struct zcz_buf *wire;   /* with quantize_gather: what the collective has */
+    struct zcz_buf *wire;   /* codes and scales, of all ranks that share the unit */
     struct zcz_buf *buf;    /* of the host; where parameters are whole, for good */
     struct zcz_buf *on_dev; /* of the device, likewise, */
     bool copying;           /* where this rank's slice is, or is on its way */
@@ -455,15 +462,12 @@ void zcz_gather_drop(struct zc_zero *z, struct zcz_unit *u);
 void zcz_gather_gone(struct zc_zero *z, struct zcz_unit *u);
 int zcz_gather_turn(struct zc_zero *z);
 
-/* ---- quantize.c */
-
-/** Of a slice of so many elements, which are whole blocks. */
-size_t zcz_wire_bytes(uint64_t slice);
-/** count: elements that there are, whole blocks; behind them are zeros. */
-void zcz_quantize(const struct zk_ops *ops, enum zb_dtype dtype, const void *from, uint64_t count,
-                  uint64_t slice, void *wire);
-void zcz_dequantize(const struct zk_ops *ops, enum zb_dtype dtype, const void *wire, uint64_t slice,
-                    void *to);
+/** Whether a unit comes to be computed with as codes and scales: because it is kept so, or because
+ * it travels so. */
+static inline bool zcz_coded(const struct zc_zero *z, const struct zcz_unit *u)
+{
+    return u->layout.quantized || (z->options.quantize_gather && z->shards > 1 && !u->def.frozen);
+}
 
 /* ---- reduce.c */
 

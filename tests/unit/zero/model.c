@@ -366,7 +366,7 @@ static int train_values(struct run *r, struct zc_zero *z)
     return 0;
 }
 
-int model_declare(struct zc_zero *z, enum zc_dtype dtype)
+int model_declare(struct zc_zero *z, enum zc_dtype dtype, bool quantized)
 {
     for (uint32_t u = 0; u < MODEL_UNITS; u++) {
         struct zc_unit unit = { .index = u,
@@ -374,6 +374,7 @@ int model_declare(struct zc_zero *z, enum zc_dtype dtype)
                                 .elems = model_units[u].elems,
                                 .dtype = dtype,
                                 .frozen = model_units[u].frozen,
+                                .quantized = model_units[u].frozen && quantized,
                                 .tensors = model_units[u].tensors,
                                 .ntensors = model_units[u].ntensors };
 
@@ -385,7 +386,7 @@ int model_declare(struct zc_zero *z, enum zc_dtype dtype)
 static int train_all(struct run *r, struct zc_zero **ret)
 {
     TRY(zc_zero_open(ret, &r->options));
-    TRY(model_declare(*ret, r->dtype));
+    TRY(model_declare(*ret, r->dtype, r->quantized));
     TRY(zc_zero_start(*ret, model_init_fn, NULL));
     r->copies->stream = (*ret)->device.compute;
     TRY(train_steps(r, *ret));

@@ -34,8 +34,8 @@ struct model_unit {
 extern const struct model_unit model_units[MODEL_UNITS];
 
 float model_init(uint32_t unit, uint64_t elem);
-/** Adds all units to an engine. */
-int model_declare(struct zc_zero *z, enum zc_dtype dtype);
+/** Adds all units to an engine; quantized: what is frozen is kept in 8 bits. */
+int model_declare(struct zc_zero *z, enum zc_dtype dtype, bool quantized);
 /** The zc_zero_init_fn that gives these values. */
 int model_init_fn(void *arg, uint32_t unit, uint64_t first, uint64_t count, float *out);
 
@@ -48,6 +48,7 @@ struct run {
     /* in */
     struct zc_zero_options options; /* comm and all */
     enum zc_dtype dtype;
+    bool quantized; /* units that are frozen */
     uint32_t steps;
     uint64_t until; /* instead: up to this step, whatever the job has already; 0: `steps` of them */
     uint64_t poison_step; /* this step's gradient is not finite on the last rank; 0: none */

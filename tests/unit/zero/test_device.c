@@ -38,9 +38,9 @@ struct setting {
     const char *device;
 };
 
-/* How the gradients of micro-steps become one; or how parameters travel; or stage 1, of what is not
- * offloaded. */
-enum way { REDUCED, LOCAL, VERTICAL, QUANTIZED, WAYS, WHOLE = WAYS };
+/* How the gradients of micro-steps become one; or how parameters travel; or how frozen ones are
+ * kept; or stage 1, of what is not offloaded. */
+enum way { REDUCED, LOCAL, VERTICAL, QUANTIZED, IN_CODES, WAYS, WHOLE = WAYS };
 
 /* aborts: collectives end where a rank fails alone. */
 static void party_run_as(struct party *p, const struct setting *s, const char *device, bool aborts,
@@ -69,6 +69,7 @@ static void party_run_as(struct party *p, const struct setting *s, const char *d
         run->options.accumulate_local = way == LOCAL;
         run->options.vertical = way == VERTICAL;
         run->options.quantize_gather = way == QUANTIZED;
+        run->quantized = way == IN_CODES;
         run->options.prefetch_units = s->prefetch;
         run->options.timeout_ms = 100000;
         run->options.offload_param = run->options.offload_optimizer = s->offload;
@@ -282,7 +283,7 @@ static void what_was_released_may_still_be_read(void **state)
     options.groups = 2;
     options.device = "emulated:256M:500";
     assert_int_equal(zc_zero_open(&z, &options), 0);
-    assert_int_equal(model_declare(z, ZC_F32), 0);
+    assert_int_equal(model_declare(z, ZC_F32, false), 0);
     assert_int_equal(zc_zero_start(z, model_init_fn, NULL), 0);
     stream = zc_zero_stream(z);
     for (uint32_t u = 0; u < MODEL_UNITS; u++) {
@@ -329,7 +330,7 @@ static void a_step_waits_for_what_reads(void **state)
     options.weight_decay[0] = options.weight_decay[1] = 0.5;
     options.device = "emulated:256M:500";
     assert_int_equal(zc_zero_open(&z, &options), 0);
-    assert_int_equal(model_declare(z, ZC_F32), 0);
+    assert_int_equal(model_declare(z, ZC_F32, false), 0);
     assert_int_equal(zc_zero_start(z, model_init_fn, NULL), 0);
     stream = zc_zero_stream(z);
     for (uint32_t u = 0; u < MODEL_UNITS; u++)
@@ -375,7 +376,7 @@ static void where_gradients_land_is_pinned(void **state)
     options.socket = "rank 0";
     options.offload_param = options.offload_optimizer = ZC_ZERO_HOST;
     assert_int_equal(zc_zero_open(&z, &options), 0);
-    assert_int_equal(model_declare(z, ZC_F32), 0);
+    assert_int_equal(model_declare(z, ZC_F32, false), 0);
     assert_int_equal(zc_zero_start(z, model_init_fn, NULL), 0);
     assert_int_equal(zk_gpu_usage(z->device.gpu, &usage, NULL), 0);
     assert_int_equal(usage.pinned_bytes, 0);

@@ -144,6 +144,7 @@ static void party_run(struct party *p, const struct setting *s, const struct dae
         m->nccl = nccl;
         m->comm = comm_group_rank(p->group, r);
         m->run.dtype = s->dtype;
+        m->run.quantized = s->dtype == ZC_BF16; /* what is frozen: pages of codes have gaps */
         m->run.steps = 8;
         m->run.poison_step = 4;
         m->run.evaluate = true;

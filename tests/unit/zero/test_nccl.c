@@ -99,7 +99,7 @@ static void party_run_as(struct party *p, const struct setting *s, const char *d
         run->options.prefetch_units = s->prefetch;
         run->options.timeout_ms = s->timeout_ms ? s->timeout_ms : 100000;
         run->options.device = device;
-        run->options.quantize_gather = quantized;
+        run->options.quantize_gather = run->quantized = quantized;
         run->options.group_ranks = s->group;
         run->options.stage = (enum zc_zero_stage)(ZC_STAGE_3 - s->below_3);
         run->options.offload_optimizer = s->offload;

@@ -112,7 +112,7 @@ static void slices_there_and_back(void **state)
 
                 if (!all[o]->supported())
                     continue;
-                assert_true(zcz_wire_bytes(slice) <= 0.51 * 2 * (double)slice);
+                assert_true(zb_blocks_bytes(ZB_Q8_BLOCK_BYTES, slice) <= 0.51 * 2 * (double)slice);
                 memset(values, 0, 16384 * sizeof(*values));
                 for (uint64_t i = 0; i < n; i++)
                     values[i] = rows[r].size * draw(&seed);
@@ -120,17 +120,17 @@ static void slices_there_and_back(void **state)
                     values[300] = rows[r].odd;
                 from_f32(all[0], dtype, values, from, slice);
                 to_f32(all[0], dtype, from, values, slice);
-                memset(wire, 0x5a, zcz_wire_bytes(slice));
+                memset(wire, 0x5a, zb_blocks_bytes(ZB_Q8_BLOCK_BYTES, slice));
                 memset(to, 0x5a, bytes);
-                zcz_quantize(all[o], dtype, from, n, slice, wire);
-                zcz_dequantize(all[o], dtype, wire, slice, to);
+                zk_q8_write(all[o], dtype, from, slice, wire);
+                zk_q8_read(all[o], dtype, wire, slice, to);
                 to_f32(all[0], dtype, to, back, slice);
                 (void)groups_near(rows[r].name, dtypes[d].unit, values, back, slice);
                 if (o == 0) {
-                    memcpy(wire_ref, wire, zcz_wire_bytes(slice));
+                    memcpy(wire_ref, wire, zb_blocks_bytes(ZB_Q8_BLOCK_BYTES, slice));
                     memcpy(to_ref, to, bytes);
                 }
-                assert_memory_equal(wire, wire_ref, zcz_wire_bytes(slice));
+                assert_memory_equal(wire, wire_ref, zb_blocks_bytes(ZB_Q8_BLOCK_BYTES, slice));
                 assert_memory_equal(to, to_ref, bytes);
             }
     free(values);
@@ -212,7 +212,7 @@ static void *rank_run(void *arg)
     o.quantize_gather = true;
     r->rc = zc_zero_open(&z, &o);
     if (r->rc == 0)
-        r->rc = model_declare(z, r->dtype);
+        r->rc = model_declare(z, r->dtype, true);
     if (r->rc == 0)
         r->rc = zc_zero_start(z, model_init_fn, NULL);
     if (r->rc == 0)
@@ -246,7 +246,7 @@ static void ranks_look(struct rank *ranks, uint32_t world, size_t dtype)
         for (uint32_t r = 1; r < world; r++)
             assert_memory_equal(ranks[0].gathered[u], ranks[r].gathered[u],
                                 def->elems * sizeof(float));
-        if (def->frozen || ranks[0].group_ranks == 1) { /* not quantized */
+        if (def->frozen || ranks[0].group_ranks == 1) { /* in codes as it is; not quantized */
             assert_memory_equal(ranks[0].gathered[u], ranks[0].exact[u],
                                 def->elems * sizeof(float));
             continue;
@@ -306,7 +306,8 @@ static void every_rank_gets_the_same_near_values(void **state)
 
 struct mode {
     const char *name;
-    bool exact; /* without it */
+    bool exact;    /* without it */
+    bool in_codes; /* what is frozen is kept so */
     enum zc_zero_offload offload;
     uint32_t prefetch_units, overlap;
     bool keep;
@@ -325,6 +326,7 @@ static void mode_run(struct party *p, const struct mode *m, uint32_t world, enum
         struct zc_zero_options *o = &p->runs[r].options;
 
         p->runs[r].steps = STEPS;
+        p->runs[r].quantized = m->in_codes;
         o->quantize_gather = !m->exact;
         o->prefetch_units = m->prefetch_units;
         o->overlap = m->overlap;
@@ -425,6 +427,108 @@ static void half_the_bytes_of_bf16(void **state)
     }
 }
 
+/* ---- frozen parameters, kept in codes */
+
+#define MODEL_TABLE 3 /* the unit that is frozen */
+
+/* What was read of the frozen unit is what the kernels make of its initial values; the others' are
+ * as they are without. */
+static void assert_in_codes(const struct run *plain, const struct run *coded)
+{
+    const struct zk_ops *ref = zk_all(&(size_t){ 0 })[0];
+    enum zb_dtype dtype = (enum zb_dtype)coded->dtype;
+    uint64_t n = zb_padded_elems(model_units[MODEL_TABLE].elems);
+    float *values = calloc(n, sizeof(float));
+    void *codes = calloc(n, 2), *param = calloc(n, sizeof(float));
+
+    assert_true(values && codes && param && model_units[MODEL_TABLE].frozen);
+    (void)model_init_fn(NULL, MODEL_TABLE, 0, model_units[MODEL_TABLE].elems, values);
+    zk_q8_write(ref, ZB_F32, values, n, codes);
+    zk_q8_read(ref, dtype, codes, n, param);
+    to_f32(ref, dtype, param, values, n);
+    assert_memory_equal(coded->values.master[MODEL_TABLE], values,
+                        model_units[MODEL_TABLE].elems * sizeof(float));
+    for (uint32_t u = 0; u < MODEL_UNITS; u++) {
+        bool same = memcmp(plain->values.master[u], coded->values.master[u],
+                           model_units[u].elems * sizeof(float)) == 0;
+
+        assert_true(same == (u != MODEL_TABLE));
+    }
+    assert_true(plain->losses[0] != coded->losses[0]);
+    free(values);
+    free(codes);
+    free(param);
+}
+
+/* The same, wherever they are kept and however they come. */
+static void frozen_units_in_codes(void **state)
+{
+    static const struct mode modes[] = {
+        { "usual", true, true, .prefetch_units = 1 },
+        { "and what is gathered", false, true, .prefetch_units = 1 },
+        { "nothing ahead", true, true, .prefetch_units = 0 },
+        { "kept", true, true, .keep = true },
+        { "small ones stay, reuse, a ceiling", true, true, .persist = 2000, .reuse = 60000,
+          .live = 50000 },
+        { "host", true, true, .offload = ZC_ZERO_HOST, .prefetch_units = 2 },
+        { "nvme, overlapped", true, true, .offload = ZC_ZERO_NVME, .prefetch_units = 1,
+          .overlap = ZC_ZERO_OVERLAP },
+        { "nvme, and what is gathered", false, true, .offload = ZC_ZERO_NVME,
+          .prefetch_units = 64 },
+    };
+
+    (void)state;
+    for (size_t d = 0; d < ZB_COUNT(dtypes); d++)
+        for (uint32_t world = 1; world <= 4; world++) {
+            static const struct mode plain = { "plain", .exact = true, .prefetch_units = 1 };
+            enum zc_dtype dtype = (enum zc_dtype)dtypes[d].dtype;
+            struct party exact_one, want;
+
+            mode_run(&exact_one, &plain, world, dtype, 0);
+            mode_run(&want, &modes[0], world, dtype, 0);
+            assert_in_codes(&exact_one.runs[0], &want.runs[0]);
+            for (size_t m = 1; m < ZB_COUNT(modes); m++) {
+                struct party got;
+
+                if ((m + world + d) % 3 != 0) /* each in some */
+                    continue;
+                mode_run(&got, &modes[m], world, dtype, 3);
+                if (modes[m].exact || world == 1)
+                    assert_runs_same(modes[m].name, &want.runs[0], &got.runs[0]);
+                else
+                    assert_memory_equal(want.runs[0].values.master[MODEL_TABLE],
+                                        got.runs[0].values.master[MODEL_TABLE],
+                                        model_units[MODEL_TABLE].elems * sizeof(float));
+                party_done(&got);
+            }
+            party_done(&exact_one);
+            party_done(&want);
+        }
+}
+
+/* A byte and 1/64 of a parameter, kept and on the way. */
+static void bytes_of_what_is_in_codes(void **state)
+{
+    static const struct mode plain = { "plain", .exact = true, .prefetch_units = 1 };
+    static const struct mode coded = { "in codes", .exact = true, .in_codes = true,
+                                       .prefetch_units = 1 };
+    uint64_t slice, first, count;
+    struct party a, b;
+
+    (void)state;
+    mode_run(&a, &plain, 2, ZC_BF16, 0);
+    mode_run(&b, &coded, 2, ZC_BF16, 0);
+    zb_slice(model_units[MODEL_TABLE].elems, 2, 0, &slice, &first, &count);
+    assert_int_equal(a.runs[0].bytes.param - b.runs[0].bytes.param,
+                     2 * count - zb_blocks_bytes(ZB_Q8_BLOCK_BYTES, count));
+    assert_int_equal((a.runs[0].stats.comm_gather_bytes - b.runs[0].stats.comm_gather_bytes) %
+                         (2 * slice - zb_blocks_bytes(ZB_Q8_BLOCK_BYTES, slice)),
+                     0);
+    assert_true(a.runs[0].stats.comm_gather_bytes > b.runs[0].stats.comm_gather_bytes);
+    party_done(&a);
+    party_done(&b);
+}
+
 /* ---- refusals */
 
 static void only_stage_3_has_it(void **state)
@@ -457,6 +561,8 @@ int main(void)
         cmocka_unit_test(every_schedule_trains_the_same),
         cmocka_unit_test(one_rank_is_exact),
         cmocka_unit_test(half_the_bytes_of_bf16),
+        cmocka_unit_test(frozen_units_in_codes),
+        cmocka_unit_test(bytes_of_what_is_in_codes),
         cmocka_unit_test(only_stage_3_has_it),
     };
 
