@@ -182,7 +182,7 @@ zc_config_line = struct("zc_config_line", (c_char_p, "key value"), (c_bool, "ign
 zc_zero_config = struct("zc_zero_config", (zc_zero_options, "options"), (c_uint32, "left"),
                         (c_uint64, "train_batch micro_batch"), (c_int, "dtype"), (c_double, "lr"),
                         (zc_lr_schedule, "schedule"), (zc_loss_scale, "loss_scale"),
-                        (c_bool, "checkpointing partition_activations cpu_checkpointing"),
+                        (c_bool, "quantize_frozen checkpointing partition_activations cpu_checkpointing"),
                         (c_uint32, "number_checkpoints"), (POINTER(zc_config_line), "lines"),
                         (c_size_t, "nlines"))
 

@@ -280,7 +280,7 @@ static const char *const of_stage_3[] = {
     "stage3_max_live_parameters",  "stage3_max_reuse_distance",
     "prefetch_bucket_size",        "param_persistence_threshold",
     "max_live_parameters",         "max_reuse_distance",
-    "zero_quantized_weights",
+    "zero_quantized_weights",      "zero_quantized_nontrainable_weights",
 };
 
 static enum zc_zero_offload tier_of(double device)
@@ -374,6 +374,7 @@ static int settle_zero(struct zc_zero_config *c, struct zcz_read *r, uint32_t ra
         if (said(r, ZCZ_PREFETCH_BUCKET) && o->prefetch_elems == 0)
             o->prefetch_units = 0;
         o->quantize_gather = is_true(r, ZCZ_QUANTIZED_WEIGHTS);
+        c->quantize_frozen = is_true(r, ZCZ_QUANTIZED_FROZEN);
     } else {
         rc = ignore_all(r, "zero_optimization", of_stage_3, ZB_COUNT(of_stage_3),
                         "it is of stage 3");

@@ -102,6 +102,8 @@ static const struct row rows[] = {
       AT(keep_gathered) },
     { "--quantize-gather", NULL, "stage 3: weights travel as int8; what is stepped is exact",
       SWITCH, AT(quantize_gather) },
+    { "--quantize-frozen", NULL, "stage 3, with --freeze: frozen blocks are kept as int8", SWITCH,
+      AT(quantize_frozen) },
     { "--group", "N", "stage 3: sharded inside groups of N ranks, and alike in all; 0: one",
       COUNT32, AT(group), .min = 0, .max = UINT32_MAX, .usual = "0" },
     { "--memory", "BYTES", "a rank's own, for model states and buffers; 0: no limit", COUNT64,
@@ -403,6 +405,12 @@ int gpt_args_check(struct gpt_args *args, struct gpt_err *err)
     if (args->freeze > args->layers)
         return gpt_fail(err, -EINVAL, "--freeze %u is more than there are blocks: --layers %u",
                         args->freeze, args->layers);
+    if (args->quantize_frozen && args->freeze == 0)
+        return gpt_fail(err, -EINVAL,
+                        "--quantize-frozen is of frozen blocks, and there are none: give --freeze");
+    if (args->quantize_frozen && gpt_args_stage(args) < 3)
+        return gpt_fail(err, -EINVAL, "--quantize-frozen is of --stage 3, and this is stage %u",
+                        gpt_args_stage(args));
     if ((uint64_t)args->micro_batch * args->seq > GPT_ROWS_MAX)
         return gpt_fail(err, -EINVAL,
                         "--micro-batch %u of --seq %u is more than %u tokens at a "

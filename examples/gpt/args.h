@@ -42,6 +42,7 @@ struct gpt_args {
     uint32_t share;
     uint32_t below_3; /* gpt_args_stage() */
     bool keep_gathered, quantize_gather;
+    bool quantize_frozen; /* with freeze */
     uint32_t group;
     uint64_t memory;
     uint32_t offload_optimizer, offload_param; /* enum gpt_offload */

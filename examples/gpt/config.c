@@ -104,6 +104,20 @@ static void apply_checkpointing(struct apply *a)
                         ignored[k].because);
 }
 
+/* What is frozen no file says. */
+static void apply_frozen(struct apply *a)
+{
+    static const char key[] = "zero_optimization.zero_quantized_nontrainable_weights";
+    struct gpt_args *args = a->args;
+
+    if (!takes(a, "--quantize-frozen", key, 0) || !a->c->quantize_frozen)
+        return;
+    args->quantize_frozen = args->freeze > 0 && gpt_args_stage(args) == 3;
+    if (!args->quantize_frozen && a->people)
+        fprintf(a->people, "zgpt: %s: ignored, because %s\n", key,
+                args->freeze > 0 ? "it is of stage 3" : "no block is frozen");
+}
+
 static int apply(struct apply *a, struct gpt_err *err)
 {
     const struct zc_zero_options *o = &a->c->options;
@@ -126,6 +140,7 @@ static int apply(struct apply *a, struct gpt_err *err)
         args->quantize_gather = o->quantize_gather && gpt_args_stage(args) == 3;
     if (takes(a, "--group", "zero_optimization.zero_hpz_partition_size", 0))
         args->group = o->group_ranks;
+    apply_frozen(a);
     apply_lr(a);
     apply_scale(a);
     apply_offload(a);

@@ -157,6 +157,7 @@ static int unit_declare(struct train *t, uint32_t index)
         .dtype = dtype_of(t),
         .grad_dtype = ZC_F32,
         .frozen = unit_frozen(t, index),
+        .quantized = t->args->quantize_frozen && unit_frozen(t, index),
         .tensors = tensors,
         .ntensors = u->ntensors,
     };
@@ -860,8 +861,8 @@ static void say_start(struct train *t)
         t->comm->world == 1 ? "" : "s", gpt_args_stage(a), a->batch, a->seq, t->micro_steps,
         t->micro_steps == 1 ? "" : "s", a->micro_batch);
     if (a->freeze > 0)
-        say(t, "zgpt: the first %u of %u blocks are frozen: %" PRIu64 " parameters are trained\n",
-            a->freeze, a->layers,
+        say(t, "zgpt: the first %u of %u blocks are frozen%s: %" PRIu64 " parameters are trained\n",
+            a->freeze, a->layers, a->quantize_frozen ? ", and kept as int8" : "",
             t->model.params - a->freeze * t->model.units[gpt_unit_block(0)].elems);
     if (a->resume)
         say(t, "zgpt: job '%s' goes on behind step %" PRIu64 "\n", a->job, t->steps);

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""test_freeze.py - zgpt --freeze: the first blocks stay what they are, whatever else is asked for.
+"""test_freeze.py - zgpt --freeze and --quantize-frozen: the first blocks stay what they are, whatever else is asked for.
 
     ZSHARD_BUILD=build tests/integ/test_freeze.py [NAME...]
 
@@ -13,10 +13,11 @@ import tempfile
 from harness import Daemon, check, main, skip
 from resume import PAGES as KEPT_PAGES
 from resume import KeptRun, Reference
-from test_quantize import tensors
+from test_quantize import GROUP, tensors
+from test_stages import padded, units
 from test_training import PAGES, Run
 
-STEPS = 6
+STEPS = 4
 FROZEN = 2  # of 5 blocks
 FREEZE = ["--freeze", str(FROZEN)]
 
@@ -40,9 +41,9 @@ def changed(before, after):
     return blocks, all(rest)
 
 
-def stays(flags, ranks=1, env=None):
+def stays(flags, ranks=1, env=None, before=None):
     flags = FREEZE + flags
-    before, after = good(flags, env, ranks, 0), good(flags, env, ranks)
+    before, after = before or good(flags, env, ranks, 0), good(flags, env, ranks)
     blocks, rest = changed(before.weights, after.weights)
     check(blocks == set(range(FROZEN, 5)) and rest, f"{flags}: blocks {blocks} changed; all of the rest: {rest}")
     check("the first 2 of 5 blocks are frozen" in after.done.stdout, after.done.stdout)
@@ -66,12 +67,14 @@ def same_bits():
     """Two micro-batches a rank. What is kept of a block, and where bytes live, changes no bit; another order of sums,
     and a device, round otherwise."""
     base = ["--batch", "12"]
+    before = good(FREEZE + base, None, 2, 0)
     with Daemon("--host-bytes", "8M", "--nvme-bytes", "64M", *PAGES) as d:
-        for order in ([], ["--order", "vertical"], ["--accumulate", "local"]):
-            first = stays(base + order, 2, d.env())
-            for more in (["--checkpoint", "block", "--offload", "nvme"], ["--checkpoint", "nvme"]):
-                run = good(FREEZE + base + order + more, d.env(), 2)
-                check(run.losses() == first.losses() and run.weights == first.weights, f"{order + more}: other bits")
+        for order, more in (([], ["--checkpoint", "block", "--offload", "nvme"]),
+                            (["--order", "vertical"], ["--checkpoint", "nvme"]),
+                            (["--accumulate", "local"], ["--checkpoint", "host"])):
+            first = stays(base + order, 2, d.env(), before)
+            run = good(FREEZE + base + order + more, d.env(), 2)
+            check(run.losses() == first.losses() and run.weights == first.weights, f"{order + more}: other bits")
             run = good(FREEZE + base + order + ["--device", "emulated", "--offload", "nvme"], d.env(), 2)
             worst = max(abs(a - b) / a for a, b in zip(first.losses(), run.losses()))
             check(worst <= 1e-4, f"{order}: losses on a device are off by {worst}")
@@ -91,7 +94,62 @@ def goes_on():
         whole.check(kept)
 
 
-TESTS = {f.__name__: f for f in (weights_stay, same_bits, goes_on)}
+def units_of(weights):
+    """The elements of each block, one tensor behind the other, as its unit has them."""
+    found = {}
+    for name, values in tensors(weights):
+        if name.split(".")[1] == "h":
+            found.setdefault(int(name.split(".")[2]), []).extend(values)
+    return found
+
+
+def decoded(exact, quantized):
+    """Frozen blocks are their codes times their scales; all others are what they were."""
+    exact, quantized = units_of(exact), units_of(quantized)
+    for block, values in exact.items():
+        off = 0
+        for at in range(0, len(values), GROUP):
+            group = values[at:at + GROUP]
+            most = max(map(abs, group)) / 127 / 2 * (1 + 1e-5)
+            apart = max(abs(a - b) for a, b in zip(group, quantized[block][at:at + GROUP]))
+            check(apart <= most, f"block {block}, element {at} and those behind it: off by {apart}, not by {most}")
+            off = max(off, apart)
+        check((off > 0) == (block < FROZEN), f"block {block} is off by {off}")
+
+
+def quantized():
+    """Frozen blocks as int8: a byte and 1/64 of an element, and half a scale off at most; wherever they live, alike."""
+    int8 = ["--quantize-frozen"]
+    decoded(good(FREEZE, steps=0).weights, good(FREEZE + int8, steps=0).weights)
+    exact, first = good(FREEZE), stays(int8)
+    check("are frozen, and kept as int8" in first.done.stdout, first.done.stdout)
+    worst = max(abs(a - b) / a for a, b in zip(exact.losses(), first.losses()))
+    check(0 < worst <= 1e-3, f"losses are off by {worst}")
+    block = padded(units(1, 64, 1)[1], 1)
+    saved = [run.steps[-1]["state_bytes"]["param"] for run in (exact, first)]
+    check(saved[0] - saved[1] == FROZEN * block * (4 - 1 - 1 / 64), f"parameters take {saved}, blocks have {block}")
+    with Daemon("--host-bytes", "8M", "--nvme-bytes", "64M", *PAGES) as d:
+        for ranks, cpu in ((1, first), (2, good(FREEZE + int8, None, 2))):
+            run = good(FREEZE + int8 + ["--offload", "nvme"], d.env(), ranks)
+            check(run.losses() == cpu.losses() and run.weights == cpu.weights, f"{ranks} ranks on NVMe: other bits")
+            run = good(FREEZE + int8 + ["--device", "emulated", "--offload", "nvme"], d.env(), ranks)
+            worst = max(abs(a - b) / a for a, b in zip(cpu.losses(), run.losses()))
+            check(worst <= 1e-4, f"{ranks} ranks: losses on a device are off by {worst}")
+
+
+def quantized_goes_on():
+    with KeptRun(6, flags=["--freeze", "1"]) as kept, Daemon(*KEPT_PAGES) as d:
+        kept.model.append("--quantize-frozen")
+        whole = Reference(kept)
+        kept.good(d, resume=False, steps=3)
+        kept.good(d, resume=True)
+        whole.check(kept)
+        kept.model.pop()
+        status = kept.run(d, resume=True, steps=8)
+        check(status != 0 and "--resume: job 'kept' is another run: " in kept.said(), kept.said())
+
+
+TESTS = {f.__name__: f for f in (weights_stay, same_bits, goes_on, quantized, quantized_goes_on)}
 
 if __name__ == "__main__":
     if not shutil.which("mpirun"):

@@ -99,6 +99,7 @@ int zc_zero_open(struct zc_zero **ret, const struct zc_zero_options *options)
     assert(options->comm && options->micro_steps >= 1 && options->groups == 2);
     assert(options->beta1 == 0.9 && options->eps == 1e-8);
     fake.options = *options;
+    fake.quantized = 0;
     assert(options->weight_decay[1] == 0);
     z->options = *options;
     (void)snprintf(fake.socket, sizeof(fake.socket), "%s", options->socket ? options->socket : "");
@@ -148,6 +149,8 @@ int zc_zero_add_unit(struct zc_zero *z, const struct zc_unit *unit)
     x->dtype = unit->dtype;
     x->frozen = unit->frozen;
     z->trained += !unit->frozen;
+    fake.quantized += unit->quantized;
+    assert(unit->frozen || !unit->quantized);
     x->master = calloc(x->elems, sizeof(float));
     x->m = calloc(x->elems, sizeof(float));
     x->v = calloc(x->elems, sizeof(float));

@@ -24,6 +24,7 @@ struct fake_engine {
     char note[600], socket[64];
     size_t note_bytes;
     uint64_t committed;             /* behind this step */
+    uint32_t quantized;             /* units of the last engine */
     double lrs[64];                 /* of the first steps of the last engine */
     struct zc_zero_options options; /* it was opened with; its strings are gone */
     int commit_rc;                  /* of every commit */

@@ -64,6 +64,9 @@ static const struct {
     { GOOD " --freeze 3", -EINVAL, "--freeze 3 is more than there are blocks: --layers 2" },
     { GOOD " --freeze 4097", -EINVAL, "--freeze is 4097, and must be from 0 to 4096" },
     { GOOD " --freeze -1", -EINVAL, "--freeze is '-1', and must be a whole number" },
+    { GOOD " --freeze 1 --quantize-frozen", 0, "" },
+    { GOOD " --quantize-frozen", -EINVAL, "is of frozen blocks, and there are none: give --fr" },
+    { GOOD " --freeze 1 --quantize-frozen --stage 2", -EINVAL, "is of --stage 3, and this is st" },
     { GOOD " --lr 0", 0, "" },
     { GOOD " --lr 3e-4", 0, "" },
     { GOOD " --lr -1", -EINVAL, "--lr is -1, and must be from 0" },
@@ -171,7 +174,8 @@ static void values_arrive(void **state)
             GOOD
             " --data a b --lr=2.5 --data c --dtype bf16 --socket s --job j "
             "--offload-param host --offload nvme --offload-grad host --keep --init i --export=e=f "
-            "--jsonl l --clip 0 --weight-decay 0.5 --seed 7 --freeze 1",
+            "--jsonl l --clip 0 --weight-decay 0.5 --seed 7 --freeze 1 "
+            "--quantize-frozen",
             &err, words),
         0);
     assert_int_equal(args.ndata, 3);
@@ -192,6 +196,7 @@ static void values_arrive(void **state)
     assert_false(args.resume);
     assert_int_equal(args.seed, 7); /* the last one */
     assert_int_equal(args.freeze, 1);
+    assert_true(args.quantize_frozen);
     gpt_args_done(&args);
 
     assert_int_equal(parse(&args, GOOD " --resume --offload host --commit-every 7", &err, words),
@@ -235,18 +240,18 @@ static void micro_steps(void **state)
 static void help_has_every_flag(void **state)
 {
     static const char *const flags[] = {
-        "--socket PATH",     "--job NAME",       "--keep",
-        "--resume",          "--stage 3",        "--offload none",
-        "--offload-optim",   "--offload-par",    "--data FILE...",
-        "--steps N",         "--seed S",         "--batch B",
-        "--micro-batch",     "--seq T",          "--layers L",
-        "--heads H",         "--width C",        "--lr X",
-        "--weight-decay ",   "--clip X",         "--dtype fp32",
-        "--device NAME",     "--config FILE",    "--init FILE",
-        "--export FILE",     "--jsonl FILE",     "--help",
-        "--version",         "--commit-every N", "--overlap all",
-        "--optimizer adamw", "--moments fp32",   "--quantize-gather",
-        "--freeze N",
+        "--socket PATH",     "--job NAME",        "--keep",
+        "--resume",          "--stage 3",         "--offload none",
+        "--offload-optim",   "--offload-par",     "--data FILE...",
+        "--steps N",         "--seed S",          "--batch B",
+        "--micro-batch",     "--seq T",           "--layers L",
+        "--heads H",         "--width C",         "--lr X",
+        "--weight-decay ",   "--clip X",          "--dtype fp32",
+        "--device NAME",     "--config FILE",     "--init FILE",
+        "--export FILE",     "--jsonl FILE",      "--help",
+        "--version",         "--commit-every N",  "--overlap all",
+        "--optimizer adamw", "--moments fp32",    "--quantize-gather",
+        "--freeze N",        "--quantize-frozen",
     };
     char *text = NULL;
     size_t bytes = 0;

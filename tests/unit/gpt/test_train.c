@@ -632,6 +632,40 @@ static const struct {
       ZC_STAGE_DDP,
       1,
       0.01 },
+    { "frozen blocks as int8",
+      "{'train_batch_size': 2, 'zero_optimization': {'stage': 3, "
+      "'zero_quantized_nontrainable_weights': true}}",
+      "--lr 1e-3 --freeze 1",
+      0,
+      "1 of 2 blocks are frozen, and kept as int8",
+      { 1e-3, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3 },
+      1,
+      ZC_STAGE_3,
+      1,
+      0.01 },
+    { "there is no frozen block",
+      "{'train_batch_size': 2, 'zero_optimization': {'stage': 3, "
+      "'zero_quantized_nontrainable_weights': true}}",
+      "--lr 1e-3",
+      0,
+      "zgpt: zero_optimization.zero_quantized_nontrainable_weights: ignored, because no block "
+      "is frozen\n",
+      { 1e-3, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3 },
+      1,
+      ZC_STAGE_3,
+      1,
+      0.01 },
+    { "another stage keeps them whole",
+      "{'train_batch_size': 2, 'zero_optimization': {'stage': 3, "
+      "'zero_quantized_nontrainable_weights': true}}",
+      "--lr 1e-3 --freeze 1 --stage 2",
+      0,
+      "zero_quantized_nontrainable_weights: ignored, because it is of stage 3\n",
+      { 1e-3, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3 },
+      1,
+      ZC_STAGE_2,
+      1,
+      0.01 },
     { "fp16",
       "{'train_batch_size': 2, 'fp16': {'enabled': true, 'initial_scale_power': 7}}",
       "--lr 1e-3",
@@ -724,6 +758,8 @@ static void files_of_deepspeed(void **state)
             fail_msg("%s: micro-steps %u, stage %d, clip %g, decay %g", configs[i].name,
                      fake.options.micro_steps, (int)fake.options.stage, fake.options.clip,
                      fake.options.weight_decay[0]);
+        if (r.rc == 0)
+            assert_int_equal(fake.quantized, strcmp(configs[i].name, "frozen blocks as int8") == 0);
         if (r.rc == 0 && strcmp(configs[i].name, "fp16") == 0)
             assert_true(fake.options.loss_scale.dynamic && fake.options.loss_scale.power == 7);
         free(r.said);

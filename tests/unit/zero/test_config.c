@@ -96,6 +96,7 @@ static void describe(struct text *t, const struct zc_zero_config *a, const struc
     SAY(loss_scale.hysteresis);
     SAY(loss_scale.consecutive);
     SAY(loss_scale.min);
+    SAY(quantize_frozen);
     SAY(checkpointing);
     SAY(partition_activations);
     SAY(cpu_checkpointing);
@@ -327,6 +328,12 @@ static const struct {
       "prefetch_elems=5e+07 reduce_waits=0" },
     { ZERO(", 'zero_hpz_partition_size': 1, 'mics_shard_size': -1"), STAGE_3 },
     { ZERO(", 'zero_quantized_weights': true"), STAGE_3 " quantize_gather=1" },
+    { ZERO(", 'zero_quantized_nontrainable_weights': true"), "quantize_frozen=1 " STAGE_3 },
+    { ZERO(", 'zero_quantized_nontrainable_weights': false"), STAGE_3 },
+    { "{'zero_optimization': {'stage': 2, 'zero_quantized_nontrainable_weights': true}}",
+      "stage=2" },
+    { ZERO(", 'zero_quantized_nontrainable_weights': 1"),
+      "!zero_optimization.zero_quantized_nontrainable_weights: is 1" },
     { ZERO(", 'offload_param': {'device': 'nvme', 'nvme_path': '/x', 'pin_memory': true, "
            "'buffer_count': 5, 'buffer_size': 1e8, 'max_in_cpu': 1e9}, 'offload_optimizer': "
            "{'device': 'cpu', 'pin_memory': true, 'buffer_count': 4, 'fast_init': false}"),
@@ -492,6 +499,8 @@ static const struct {
       "AdamW is AdamW" },
     { "{'amp': {'enabled': false, 'opt_level': 'a text that is long, to be cut somewhere'}}", "amp",
       "{\"enabled\": false, \"opt_level\": \"a t...", true, "it is off" },
+    { "{'zero_optimization': {'stage': 2, 'zero_quantized_nontrainable_weights': true}}",
+      "zero_optimization.zero_quantized_nontrainable_weights", "true", true, "it is of stage 3" },
     { ZERO(", 'zero_quantized_gradients': true"), "zero_optimization.zero_quantized_gradients",
       "true", true, "exchanged in the dtype" },
 };
