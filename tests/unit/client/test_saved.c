@@ -472,6 +472,7 @@ enum lie {
     UNIT_NAME,
     UNIT_DTYPE,
     UNIT_GRAD_DTYPE,
+    UNIT_QUANTIZED,
     TENSOR_DIMS,
     TENSOR_NAME,
     CURSOR_WITHOUT_TENSORS,
@@ -494,6 +495,8 @@ static const struct lie_case {
     { "a unit without a name", ZP_READER_UNIT, UNIT_NAME, "a unit ''" },
     { "a unit of no dtype", ZP_READER_UNIT, UNIT_DTYPE, "dtype 9" },
     { "gradients of no dtype", ZP_READER_UNIT, UNIT_GRAD_DTYPE, "gradients of dtype 4" },
+    { "8 bits of what is trained", ZP_READER_UNIT, UNIT_QUANTIZED,
+      "that is quantized, and not frozen" },
     { "a tensor of 9 dimensions", ZP_READER_UNIT, TENSOR_DIMS, "9 dimensions" },
     { "a tensor without a name", ZP_READER_UNIT, TENSOR_NAME, "a tensor ''" },
     { "no tensors, and more to come", ZP_READER_UNIT, CURSOR_WITHOUT_TENSORS, "0 tensors" },
@@ -510,6 +513,7 @@ static void lie_unit(struct fake *f, const struct zp_frame *frame, enum lie lie)
     m.name = TEXT(lie == UNIT_NAME ? "" : "unit");
     m.dtype = lie == UNIT_DTYPE ? 9 : 1;
     m.grad_dtype = lie == UNIT_GRAD_DTYPE ? 4 : 1;
+    m.quantized = lie == UNIT_QUANTIZED;
     tensor.name = TEXT(lie == TENSOR_NAME ? "" : "w");
     tensor.dims = dims;
     tensor.n_dims = lie == TENSOR_DIMS ? 9 : 1;
