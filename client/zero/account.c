@@ -65,13 +65,14 @@ static uint64_t account_buffers(const struct zc_zero *z)
 
     for (uint32_t i = 0; i < z->nunits; i++) {
         const struct zcz_unit *u = &z->units[i];
+        uint64_t its = u->def.frozen ? 0 : zcz_grad_elems(z, u) * sizeof(float);
 
         if (z->shards > 1 || zcz_coded(z, u))
             param = zb_max_u64(param, u->slice * z->shards * zb_dtype_bytes(u->layout.dtype));
         if (zcz_coded(z, u))
             wire = zb_max_u64(wire, zb_blocks_bytes(ZB_Q8_BLOCK_BYTES, u->slice * z->shards));
-        grad = zb_max_u64(grad, zcz_grad_elems(z, u) * sizeof(float));
-        grads += u->def.frozen ? 0 : zcz_grad_elems(z, u) * sizeof(float);
+        grad = zb_max_u64(grad, its);
+        grads += its;
     }
     return (z->whole_params ? 0 : (param + wire) * 2) +
            (z->whole_grads                ? 0

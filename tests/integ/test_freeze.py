@@ -94,6 +94,16 @@ def goes_on():
         whole.check(kept)
 
 
+def a_limit():
+    """The least there is counts no gradient of a frozen block, though it is larger than all units that have one."""
+    flags = ["--freeze", "5"]
+    states = good(flags, steps=1).steps[-1]["state_bytes"]
+    least = sum(states.values()) + 4 * padded(units(256 + 32, 64, 5)[0], 1)
+    good(flags + ["--memory", str(least)], steps=1)
+    refused = Run(flags + ["--memory", str(least - 1)], steps=1)
+    check(refused.done.returncode == 4 and f"needs {least} bytes" in refused.done.stdout, refused.done.stdout)
+
+
 def units_of(weights):
     """The elements of each block, one tensor behind the other, as its unit has them."""
     found = {}
@@ -149,7 +159,7 @@ def quantized_goes_on():
         check(status != 0 and "--resume: job 'kept' is another run: " in kept.said(), kept.said())
 
 
-TESTS = {f.__name__: f for f in (weights_stay, same_bits, goes_on, quantized, quantized_goes_on)}
+TESTS = {f.__name__: f for f in (weights_stay, same_bits, goes_on, a_limit, quantized, quantized_goes_on)}
 
 if __name__ == "__main__":
     if not shutil.which("mpirun"):
