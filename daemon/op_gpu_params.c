@@ -136,9 +136,10 @@ static int params_share_once(struct zk_gpu_mem *mem, struct zb_err *err)
     struct zk_gpu_share share;
     int rc = zk_gpu_share(mem, (uint64_t)getpid(), &share, err);
 
-    if (rc == 0)
-        zk_gpu_share_close(&share);
-    return rc;
+    if (rc < 0)
+        return err->code = -ENOTSUP; /* of this job alone, whatever it was: -EIO ends the tier */
+    zk_gpu_share_close(&share);
+    return 0;
 }
 
 int zsd_params_make(struct zsd_job *job, struct zk_gpu_mem **ret, struct zb_err *err)

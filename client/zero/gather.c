@@ -172,6 +172,11 @@ static int gather_no_memory(struct zc_zero *z, const struct zcz_unit *u)
                     u->def.name, (unsigned long long)(slice_bytes(u) * z->shards));
 }
 
+/* The stores of this process keep a slice as one page; cut into those of a daemon it has no gaps.
+ */
+_Static_assert(ZB_PAGE_ELEMS_DEFAULT / ZB_BLOCK_ELEMS * ZB_Q8_BLOCK_BYTES % ZB_PAGE_ALIGN == 0,
+               "pages of codes have gaps");
+
 /* What is pinned: of the host, or on the device, where it is copied within. Codes have zeros
  * between their pages. */
 static struct zcz_pieces view_pieces(const struct zc_zero *z, const struct zcz_unit *u)

@@ -1097,7 +1097,7 @@ int zc_register(struct zc_client *c, uint64_t job_id, const struct zc_range *ran
                                      .layout = u->layout,
                                      .unit = u };
                 s->param =
-                    aligned_alloc(4096, zb_blocks_bytes(s->layout.block_bytes[ZB_PARAM], s->count));
+                    aligned_alloc(4096, zb_page_bytes(s->layout.block_bytes[ZB_PARAM], s->count));
                 if (!s->layout.frozen) {
                     s->state = aligned_alloc(
                         4096, zb_blocks_bytes(s->layout.block_bytes[ZB_STATE], s->count));
