@@ -11,7 +11,7 @@
 #
 # Long campaigns (label long) are run by hand: ctest --preset long
 # One test: ctest --test-dir build -R NAME --output-on-failure      (CONTRIBUTING.md has more)
-# Environment: ZSHARD_JOBS, how many things are built at a time (default: the number of CPUs).
+# Environment: ZSHARD_JOBS, how many things are built, and tests run, at a time (default: the number of CPUs).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mode=${1:-full}
@@ -28,7 +28,7 @@ stage() {
     cmake --preset "$1" >"$logs/configure-$1.log" 2>&1 || { cat "$logs/configure-$1.log"; return 1; }
     cmake --build --preset "$1" -j "$jobs" >"$logs/build-$1.log" 2>&1 || { tail -n 60 "$logs/build-$1.log"; return 1; }
     say "$1: tests labelled ${*:2}"
-    ctest --preset "$1" "${labels[@]}" -LE long
+    ctest --preset "$1" "${labels[@]}" -LE long -j "$jobs"
 }
 
 say "dependencies"
