@@ -479,7 +479,7 @@ static void frozen_units_in_codes(void **state)
 
     (void)state;
     for (size_t d = 0; d < ZB_COUNT(dtypes); d++)
-        for (uint32_t world = 1; world <= 4; world++) {
+        for (uint32_t world = 1; world <= 3; world += 2) {
             static const struct mode plain = { "plain", .exact = true, .prefetch_units = 1 };
             enum zc_dtype dtype = (enum zc_dtype)dtypes[d].dtype;
             struct party exact_one, want;
