@@ -262,24 +262,11 @@ void zk_q8_read(const struct zk_ops *ops, enum zb_dtype dtype, const void *block
     }
 }
 
-void zk_page_param(const struct zk_ops *ops, const struct zb_layout *layout, const void *param,
-                   uint64_t count, void *out)
-{
-    if (layout->quantized)
-        zk_q8_read(ops, layout->dtype, param, count, out);
-    else
-        memcpy(out, param, count * zb_dtype_bytes(layout->dtype));
-}
-
 static void page_read_block(const struct zk_ops *ops, const struct zb_layout *layout,
                             const struct zk_page *page, enum zk_what what, uint64_t at, float *out)
 {
     struct zk_state_block state = { 0 };
 
-    if (layout->quantized) {
-        zk_page_param(ops, layout, page_at(page->param, layout, ZB_PARAM, at), B, out);
-        return;
-    }
     if (!layout->frozen && what != ZK_GRAD)
         state = zk_state_block(layout, page->state, at / B);
     if (what == ZK_GRAD) {
@@ -306,8 +293,12 @@ void zk_page_read(const struct zk_ops *ops, const struct zb_layout *layout,
 {
     page_check(page);
     assert(zk_page_has(layout, what));
+    if (layout->quantized) { /* parameters, or of fp32 masters: the same */
+        zk_q8_read(ops, layout->dtype, page->param, page->count, out);
+        return;
+    }
     if (what == ZK_PARAM) {
-        zk_page_param(ops, layout, page->param, page->count, out);
+        memcpy(out, page->param, zb_blocks_bytes(layout->block_bytes[ZB_PARAM], page->count));
         return;
     }
     for (uint64_t at = 0; at < page->count; at += B)

@@ -55,11 +55,6 @@ bool zk_page_has(const struct zb_layout *layout, enum zk_what what);
 void zk_page_read(const struct zk_ops *ops, const struct zb_layout *layout,
                   const struct zk_page *page, enum zk_what what, void *out);
 
-/** Parameters of one page, from the block at `param` on, as elements of the unit's dtype: copied,
- * or out of their codes. `count` is a multiple of the block. */
-void zk_page_param(const struct zk_ops *ops, const struct zb_layout *layout, const void *param,
-                   uint64_t count, void *out);
-
 /** Sets the first or second moment, which the layout has. */
 void zk_page_set(const struct zk_ops *ops, const struct zb_layout *layout,
                  const struct zk_page *page, enum zk_what what, const float *values);

@@ -284,14 +284,6 @@ static void add_run(const struct zk_ops *ops, const struct zk_gpu_array *a)
         (a->from_dtype == ZB_BF16 ? ops->add_bf16 : ops->add_f16)(a->to, a->from, a->n);
 }
 
-static void quantize_run(const struct zk_ops *ops, const struct zk_gpu_array *a, bool back)
-{
-    if (back)
-        zk_q8_read(ops, a->to_dtype, a->from, a->n, a->to);
-    else
-        zk_q8_write(ops, a->from_dtype, a->from, a->n, a->to);
-}
-
 int zk_gpu_work_run(const struct zk_ops *ops, const struct zk_gpu_work *w)
 {
     const struct zk_gpu_array *a = &w->array;
@@ -327,10 +319,10 @@ int zk_gpu_work_run(const struct zk_ops *ops, const struct zk_gpu_work *w)
         ops->decode_q8(a->from, a->side, a->to, a->is_signed, a->n);
         return 0;
     case ZK_GPU_QUANTIZE_I8:
-        quantize_run(ops, a, false);
+        zk_q8_write(ops, a->from_dtype, a->from, a->n, a->to);
         return 0;
     case ZK_GPU_DEQUANTIZE_I8:
-        quantize_run(ops, a, true);
+        zk_q8_read(ops, a->to_dtype, a->from, a->n, a->to);
         return 0;
     case ZK_GPU_OP_END:
         break;

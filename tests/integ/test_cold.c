@@ -5,6 +5,7 @@
  * a daemon that was killed, another world, pages of another size, snapshots, clones. The wanted
  * bytes are made here, from the kernels alone.
  */
+#include "tests/integ/gpu_map.h"
 #include "tests/integ/saved.h"
 
 #include <errno.h>
@@ -81,7 +82,7 @@ static int setup(void **state)
         for (uint64_t i = 0; i < n; i++)
             masters[i] = value(i);
         zk_page_init(ops, &w->layout, &page, masters);
-        zk_page_param(ops, &w->layout, w->blocks, n, w->elems);
+        zk_page_read(ops, &w->layout, &page, ZK_PARAM, w->elems);
         free(masters);
     }
     return 0;
@@ -387,22 +388,6 @@ static void wherever_they_live(void **state)
         live(&places[i]);
 }
 
-static struct zk_gpu_mem *map(struct zi_rank *r)
-{
-    struct zc_gpu_memory memory;
-    struct zk_gpu_mem *mem = NULL;
-    struct zk_gpu_share share;
-    struct zb_err err = { 0 };
-
-    if (zc_gpu_share_wait(r->c, r->job.id, &memory) < 0)
-        fail_msg("share: %s", zc_error(r->c));
-    share = (struct zk_gpu_share){ memory.mem_fd, memory.mark_fd, memory.bytes };
-    if (zk_gpu_import(device, &share, false, &mem, &err) < 0)
-        fail_msg("import: %s", err.text);
-    zk_gpu_share_close(&share);
-    return mem;
-}
-
 /* There they are the same blocks. */
 static void on_the_gpu(void **state)
 {
@@ -433,7 +418,7 @@ static void on_the_gpu(void **state)
         n = world == 1 ? 2 : world;
         begin(ranks, n, &d, world > 1, false);
         assert_true(ranks[0].place.gpu_params > 0);
-        mem = map(&ranks[0]);
+        mem = gpu_map(device, &ranks[0]);
         all_same("there", ranks, n, mem);
         sv_step(ranks, n, world, ZC_COMMIT_STEP);
         all_same("a step there", ranks, n, mem);

@@ -6,6 +6,7 @@
  * On the emulated GPU, or on what ZSHARD_GPU names: there without those tests that have a device
  * fail, or a process that was forked use it.
  */
+#include "tests/integ/gpu_map.h"
 #include "tests/integ/saved.h"
 
 #include <errno.h>
@@ -84,22 +85,6 @@ static void asks(enum zc_place param, const char *id)
 }
 
 /* ---- what is mapped here */
-
-static struct zk_gpu_mem *map(struct zi_rank *r)
-{
-    struct zc_gpu_memory memory;
-    struct zk_gpu_share share;
-    struct zk_gpu_mem *mem = NULL;
-    struct zb_err err = { 0 };
-
-    if (zc_gpu_share_wait(r->c, r->job.id, &memory) < 0)
-        fail_msg("share: %s", zc_error(r->c));
-    share = (struct zk_gpu_share){ memory.mem_fd, memory.mark_fd, memory.bytes };
-    if (zk_gpu_import(device, &share, false, &mem, &err) < 0)
-        fail_msg("import: %s", err.text);
-    zk_gpu_share_close(&share);
-    return mem;
-}
 
 static void peek(const struct zk_gpu_mem *mem, uint64_t at, void *to, uint64_t bytes)
 {
@@ -230,7 +215,7 @@ static void trained_there(void **state)
         c = zi_client(&d);
         assert_true(zi_tier(c, "gpu").params >= params);
         assert_int_equal(zi_tier(c, "host").params, 0);
-        mem = map(&ranks[0]);
+        mem = gpu_map(device, &ranks[0]);
         sv_dump_same("at first", &want[0], ranks, 2);
         fetched_same("at first", &want[0], ranks, mem, 0);
         step(ranks, mem, k, ZC_COMMIT_NO);
@@ -266,7 +251,7 @@ static void trained_there(void **state)
         zi_start_again(&d, options_usual());
         assert_int_equal(sv_attach(ranks, 2, &d, place, true, NULL), 0);
         assert_true(ranks[0].place.iterations == k && ranks[0].place.gpu_params == params);
-        mem = map(&ranks[0]);
+        mem = gpu_map(device, &ranks[0]);
         sv_dump_same("loaded", &want[k], ranks, 2);
         fetched_same("loaded", &want[k], ranks, mem, k);
         step(ranks, mem, ++k, ZC_COMMIT_STEP);
@@ -305,7 +290,7 @@ static void without_data_files(void **state)
     assert_true(ranks[0].place.gpu_params > 0);
     sv_fill(ranks, 2);
     c = zi_client(&d);
-    mem = map(&ranks[0]);
+    mem = gpu_map(device, &ranks[0]);
     step(ranks, mem, k, ZC_COMMIT_NO);
     for (unsigned i = 0; zi_tier(c, "gpu").state < state_bytes; i++) {
         assert_true(i < 4);
@@ -420,7 +405,7 @@ static void amid_steps(void **state)
                               emulated() ? "8M" : "64M", "96M"));
     sv_open(ranks, 2, &d, 1);
     c = zi_client(&d);
-    mem = map(&ranks[0]);
+    mem = gpu_map(device, &ranks[0]);
     step(ranks, mem, 1, ZC_COMMIT_STEP);
     for (uint64_t k = 2; k <= STEPS; k++) {
         struct zc_step step = { .step = k,
@@ -455,7 +440,7 @@ static void amid_steps(void **state)
         rc = zc_scrub_wait(c, ZC_SCRUB_START, UINT64_C(1) << 40, &scrub, &bad, &nbad);
         assert_true(rc == 0 || rc == -EBUSY);
         zc_rows_free(bad);
-        zk_gpu_free(map(&ranks[1]));
+        zk_gpu_free(gpu_map(device, &ranks[1]));
         if (k % 4 == 1)
             assert_int_equal(zc_tier_set_wait(c, "gpu", gpu_size()), 0);
         for (unsigned r = 0; r < 2; r++) {
@@ -656,7 +641,7 @@ static void killed_with_it(void **state)
             _exit(2);
         zi_job(&rank, 1, &d, &o, sv_units, SV_UNITS);
         sv_fill(&rank, 1);
-        (void)map(&rank);
+        (void)gpu_map(device, &rank);
         (void)write(pipes[1], "m", 1);
         for (;;)
             (void)pause();
@@ -697,7 +682,7 @@ static void stranded(void **state)
     zi_job(&a, 1, &d, &o, sv_units, SV_UNITS);
     sv_fill(&a, 1);
     params = zi_tier(c, "gpu").params;
-    mem = map(&a);
+    mem = gpu_map(device, &a);
     zi_close(&a, 1);
     for (unsigned waited = 0; zi_tier(c, "gpu").stranded == 0; waited++) {
         assert_true(waited < ZI_WAIT_MS / 10);
@@ -732,7 +717,7 @@ static void stranded(void **state)
     }
     zi_job(&b, 1, &d, &o, sv_units, SV_UNITS);
     assert_true(b.place.gpu_params > 0);
-    mem = map(&b);
+    mem = gpu_map(device, &b);
     zi_close(&b, 1);
     zc_close(c);
     zi_stop(&d); /* it waits for nobody */
@@ -759,7 +744,7 @@ static void one_after_the_other(void **state)
         zi_job(&rank, 1, &d, &o, sv_units, SV_UNITS);
         assert_true(rank.place.gpu_params > 0);
         sv_fill(&rank, 1);
-        mem = map(&rank);
+        mem = gpu_map(device, &rank);
         if (i == 0) {
             params = zi_tier(c, "gpu").params;
             assert_int_equal(zc_tier_set_wait(c, "gpu", zi_least(c, "gpu")), 0);
@@ -789,7 +774,7 @@ static bool placed_at_once(void)
 
     zi_start(&d, options_with(gpu_name(), "8M", "128M"));
     zi_job(&a, 1, &d, &o, sv_units, SV_UNITS);
-    mem = map(&a);
+    mem = gpu_map(device, &a);
     zi_close(&a, 1);
     o = fleeting("large");
     zi_job(&b, 1, &d, &o, &large, 1);

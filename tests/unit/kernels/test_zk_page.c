@@ -373,7 +373,7 @@ static void page_quantized(void **state)
         fixture_compare(&x);
 
         param = (const char *)x.page.param + x.layout.block_bytes[ZB_PARAM];
-        zk_page_param(ops, &x.layout, param, ZB_BLOCK_ELEMS, back);
+        zk_q8_read(ops, dtype, param, ZB_BLOCK_ELEMS, back);
         if (dtype == ZB_F32)
             assert_memory_equal(back, wide + ZB_BLOCK_ELEMS, ZB_BLOCK_ELEMS * sizeof(float));
         else
