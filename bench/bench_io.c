@@ -25,10 +25,10 @@
  *
  * BESIDE fio there are four more comparisons, each in rounds A B B A of its own:
  *
- *     fixed-rate  our engines' common half on the simulated device (nvme/zn_sim.h), which moves a
- *                 given number of bytes a second: what part of that is reached. It judges whether
- *                 we keep a drive busy where real drives are too noisy; it says nothing about
- *                 io_uring
+ *     fixed-rate  our engines' common half on the simulated device (nvme/sim/zn_sim.h), which
+ *                 moves a given number of bytes a second: what part of that is reached. It judges
+ *                 whether we keep a drive busy where real drives are too noisy; it says nothing
+ *                 about io_uring
  *     crc         CPU time per GB with a checksum over every page that was read, or is written,
  *                 less that without; against the limit that we promise
  *     pages       buffers on huge pages against buffers on 4 KiB pages
@@ -60,8 +60,8 @@
 #include "base/util.h"
 #include "bench/fio.h"
 #include "bench/peer.h"
+#include "nvme/sim/zn_sim.h"
 #include "nvme/zn.h"
-#include "nvme/zn_sim.h"
 
 #define IO_INFLIGHT  (32 * ZB_MIB)
 #define IO_DEPTH_MAX 32u

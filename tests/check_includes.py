@@ -122,7 +122,7 @@ def may(path, target, folders):
     allowed = folders[mine]
     if allowed is not None and target not in allowed and theirs not in allowed:
         return f"{mine} may include {', '.join(allowed) or 'nothing of ours'}"
-    if target.endswith("_priv.h") and allowed is not None:
+    if target.endswith("_priv.h") and allowed is not None and target not in allowed:
         return f"it is private to {theirs}"
     return None
 

@@ -13,7 +13,7 @@ PAGE = """
 |---|---|
 | `base/` | nothing of ours |
 | `lib/` | `base/` |
-| `lib/inner/` | `lib/api.h`, `base/` |
+| `lib/inner/` | `lib/api.h`, `lib/back_priv.h`, `base/` |
 | `tests/` | anything |
 
 ## Headers of others
@@ -27,10 +27,11 @@ TREE = {
     "base/a.h": "",
     "base/a_priv.h": "",
     "lib/api.h": "",
+    "lib/back_priv.h": "",
     "lib/loop_priv.h": "#include <uv.h>\n",
     "lib/loop_x.c": '#include "lib/loop_priv.h"\n#include "base/a.h"\n',
     "lib/made.c": '#include "lib/wire.pb-c.h"\n#include "lib_commit.h"\n',
-    "lib/inner/z.c": '#include "lib/api.h"\n',
+    "lib/inner/z.c": '#include "lib/api.h"\n#include "lib/back_priv.h"\n',
     "tests/t.c": '#include "lib/loop_priv.h"\n#include "base/a_priv.h"\n',
 }
 

@@ -25,7 +25,7 @@
 
 #include "daemon/job.h"
 #include "daemon/store.h"
-#include "nvme/zn_sim.h"
+#include "nvme/sim/zn_sim.h"
 #include "proto/shard.pb-c.h"
 
 #define ZS_UNITS      9u

@@ -12,7 +12,7 @@
 
 #include "base/log.h"
 #include "daemon/op_early.h"
-#include "nvme/engine_fault.h"
+#include "nvme/sim/engine_fault.h"
 #include "tests/unit/daemon/core_fixture.h"
 
 /* ---- a model of the truth: the same pages in plain memory */

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "nvme/engine_fault.h"
+#include "nvme/sim/engine_fault.h"
 #include "tests/unit/daemon/core_fixture.h"
 
 #define PLENTY (UINT64_C(32) << 20)

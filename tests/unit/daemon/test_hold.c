@@ -8,7 +8,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "nvme/engine_fault.h"
+#include "nvme/sim/engine_fault.h"
 
 #define TURNS 50
 

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "nvme/engine_fault.h"
+#include "nvme/sim/engine_fault.h"
 
 #define PATHS            3u
 #define FILE_BYTES(path) (ZN_DATA_START + (UINT64_C(2) << 20) + (path)*UINT64_C(65536))

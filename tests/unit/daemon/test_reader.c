@@ -9,7 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "nvme/engine_fault.h"
+#include "nvme/sim/engine_fault.h"
 
 #define R_STAGING (192u << 10)
 

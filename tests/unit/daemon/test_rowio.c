@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "daemon/store.h"
-#include "nvme/engine_fault.h"
+#include "nvme/sim/engine_fault.h"
 
 #define HOST (64u << 20)
 #define TAIL 4096u /* elements of the second page */

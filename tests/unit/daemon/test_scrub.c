@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "nvme/engine_fault.h"
+#include "nvme/sim/engine_fault.h"
 
 enum { STATUS, START, PAUSE, GO_ON, STOP };
 

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "nvme/zn_sim.h"
+#include "nvme/sim/zn_sim.h"
 
 enum { TXNS = 8, FILE_BYTES = ZN_DATA_START + 65536, LEN_MAX = 30000 };
 

@@ -13,8 +13,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "nvme/engine_fault.h"
-#include "nvme/sim_priv.h"
+#include "nvme/sim/engine_fault.h"
+#include "nvme/sim/sim_priv.h"
 
 enum { SLOT = 65536, SLOTS = 96 };
 

@@ -17,8 +17,8 @@
 #include <sys/eventfd.h>
 
 #include "base/crc.h"
-#include "nvme/sim_priv.h"
-#include "nvme/zn_sim.h"
+#include "nvme/sim/sim_priv.h"
+#include "nvme/sim/zn_sim.h"
 
 #define FILE_BYTES (ZN_DATA_START + (UINT64_C(1) << 20))
 #define AT         (ZN_DATA_START + UINT64_C(65536))

@@ -24,7 +24,7 @@
 #include <time.h>
 
 #include "base/util.h"
-#include "nvme/sim_priv.h"
+#include "nvme/sim/sim_priv.h"
 
 #define VFS_NAME_MAX 512
 #define VFS_SECTOR   512

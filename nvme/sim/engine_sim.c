@@ -25,7 +25,7 @@
 
 #include "nvme/clock_priv.h"
 #include "nvme/engine_priv.h"
-#include "nvme/sim_priv.h"
+#include "nvme/sim/sim_priv.h"
 
 #define SIM_BATCH_MAX 8u /* of those that the seed chooses */
 

@@ -35,7 +35,7 @@
 #include <string.h>
 
 #include "base/util.h"
-#include "nvme/sim_priv.h"
+#include "nvme/sim/sim_priv.h"
 
 #define SIM_SNAP_ENTRIES 16u
 #define SIM_SNAP_BYTES   (UINT64_C(128) << 10)

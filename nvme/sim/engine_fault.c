@@ -1,4 +1,4 @@
-#include "nvme/engine_fault.h"
+#include "nvme/sim/engine_fault.h"
 
 #include <assert.h>
 #include <errno.h>

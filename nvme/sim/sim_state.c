@@ -20,7 +20,7 @@
 #include <string.h>
 
 #include "base/util.h"
-#include "nvme/sim_priv.h"
+#include "nvme/sim/sim_priv.h"
 
 /* ---- chunks */
 

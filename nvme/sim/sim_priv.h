@@ -14,7 +14,7 @@
 #include <stdatomic.h>
 #include <sys/types.h>
 
-#include "nvme/zn_sim.h"
+#include "nvme/sim/zn_sim.h"
 
 #define SIM_SECTOR      512u
 #define SIM_CHUNK       (UINT64_C(8) << 10)
