@@ -42,7 +42,7 @@
 #define ZCZ_SUM_MAX      4096u
 #define ZCZ_GROUPS_MAX   64u
 #define ZCZ_PREFETCH_MAX ZB_PREFETCH_MAX
-#define ZCZ_SLICE_ELEMS                                                      \
+#define ZCZ_SLICE_ELEMS \
     (UINT64_C(1) << 40) /* of one unit over all ranks: sizes cannot overflow \
                          */
 

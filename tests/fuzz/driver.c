@@ -12,7 +12,7 @@
 #include "base/util.h"
 #include "tests/fuzz/zfuzz.h"
 
-#define RUN_NS                                                                        \
+#define RUN_NS \
     UINT64_C(2000000000) /* ends by time: a slow build tries fewer, in the same order \
                           */
 #define MUTATE_MAX 6

@@ -25,7 +25,7 @@
 
 #define STAGING 4096u
 #define ARENA   4096u
-#define FIRST                                                                           \
+#define FIRST \
     4u /* the number of the first call that is started below: hello, open, ready before \
         */
 
