@@ -15,7 +15,7 @@
  *     state       page by page, in order of registration, as long as bytes are left
  *
  * Later the daemon moves state, and only that, as others leave memory or want it
- * (daemon/op_replan.c).
+ * (daemon/plan/replan.c).
  *
  * GRADIENTS ON NVME, as a last resort: where not even that fits with all state and parameters
  * streamed, parameters and state keep the least that they can, and gradients are in memory page by

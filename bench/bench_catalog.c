@@ -3,7 +3,7 @@
  * and of opening, and bytes on the device.
  *
  * MODEL. The catalog holds one job of `pages` pages of bf16 parameters with their state: a record
- * for each shard of 64 pages, as long as daemon/record.c makes it, with random contents, and one
+ * for each shard of 64 pages, as long as daemon/store/record.c makes it, with random contents, and one
  * that lists them. The cases of a round, on a new catalog:
  *
  *     first    the commit that puts all of them
@@ -38,7 +38,7 @@
 #define CATALOG_ROW_PAGES 64u
 #define CATALOG_CHUNK     (1u << 20)
 
-/* The kinds of daemon/store.h that matter here, and the bytes of FORMAT.md around the pages. */
+/* The kinds of daemon/store/store.h that matter here, and the bytes of FORMAT.md around the pages. */
 enum { KIND_VERSION = 4, KIND_ROW = 6, ROW_HEAD = 29, PLANE_HEAD = 8, PAGE_HEAD = 20 };
 enum { VERSION_HEAD = 33 };
 

@@ -18,7 +18,7 @@
  * then, so nobody who asks between takes it. Who holds one waits for transfers and tasks only,
  * which end by themselves: so every buffer comes back, whatever the clients of its job do.
  */
-#include "daemon/core_priv.h"
+#include "daemon/run/core_priv.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -29,10 +29,10 @@
 
 #include "base/place.h"
 #include "base/size.h"
-#include "daemon/gpu_tier.h"
-#include "daemon/job.h"
-#include "daemon/paths.h"
-#include "daemon/store.h"
+#include "daemon/disk/paths.h"
+#include "daemon/job/job.h"
+#include "daemon/run/gpu_tier.h"
+#include "daemon/store/store.h"
 
 #define HOLD_MAX_MS 100u
 #define HOLD_REST   4u /* so many times its length pass before the next */

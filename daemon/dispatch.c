@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "base/plan.h"
-#include "daemon/core.h"
+#include "daemon/run/core.h"
 
 static zsd_handler dispatch_hello, dispatch_ping;
 

@@ -4,7 +4,7 @@
 #ifndef ZSD_DISPATCH_H
 #define ZSD_DISPATCH_H
 
-#include "daemon/conn.h"
+#include "daemon/net/conn.h"
 #include "proto/codec.h"
 
 /**

@@ -14,7 +14,7 @@
 #include <stdbool.h>
 
 #include "base/err.h"
-#include "daemon/daemon.h"
+#include "daemon/run/daemon.h"
 
 #define ZSD_TICK_MS  20u
 #define ZSD_SEND_MS  1000u

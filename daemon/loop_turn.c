@@ -1,9 +1,9 @@
 #include <assert.h>
 #include <stdlib.h>
 
-#include "daemon/core.h"
 #include "daemon/loop_priv.h"
-#include "daemon/server.h"
+#include "daemon/net/server.h"
+#include "daemon/run/core.h"
 
 static void loop_on_tick(uv_timer_t *timer)
 {

@@ -7,9 +7,9 @@
 #include <assert.h>
 #include <sys/eventfd.h>
 
-#include "daemon/compute.h"
+#include "daemon/disk/paths.h"
 #include "daemon/loop_priv.h"
-#include "daemon/paths.h"
+#include "daemon/run/compute.h"
 
 static void wake_on_poll(uv_poll_t *poll, int status, int events)
 {

@@ -17,10 +17,10 @@
 #include <unistd.h>
 
 #include "base/size.h"
-#include "daemon/compute.h"
 #include "daemon/loop.h"
-#include "daemon/notify.h"
 #include "daemon/offline.h"
+#include "daemon/os/notify.h"
+#include "daemon/run/compute.h"
 #include "daemon/startup.h"
 
 #define DRAIN_MS 30000u /* the unit's TimeoutStopSec is above it */

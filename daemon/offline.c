@@ -15,11 +15,11 @@
 #include <unistd.h>
 
 #include "base/size.h"
-#include "daemon/compute.h"
-#include "daemon/core.h"
-#include "daemon/datadir.h"
-#include "daemon/fsck.h"
-#include "daemon/paths.h"
+#include "daemon/disk/datadir.h"
+#include "daemon/disk/paths.h"
+#include "daemon/run/compute.h"
+#include "daemon/run/core.h"
+#include "daemon/show/fsck.h"
 
 #define LANES       16u
 #define PROGRESS_NS 200000000u

@@ -2,7 +2,7 @@
 #ifndef ZSD_OFFLINE_H
 #define ZSD_OFFLINE_H
 
-#include "daemon/daemon.h"
+#include "daemon/run/daemon.h"
 
 /** Opens what config names, read-only, checks it as fsck does (fsck.h), then reads and verifies
  * every page; prints what it found to standard output, and how far it is to standard error when

@@ -5,7 +5,7 @@
 #define ZSD_STARTUP_H
 
 #include "base/err.h"
-#include "daemon/daemon.h"
+#include "daemon/run/daemon.h"
 
 /**
  * Brings up everything that daemon->config asks for. The caller zeroed the rest of *daemon.

@@ -1190,7 +1190,7 @@ static void limits(void **state)
     zi_stop(&d);
 }
 
-#define TENSORS_MAX (1u << 18) /* of a job: daemon/job.h */
+#define TENSORS_MAX (1u << 18) /* of a job: daemon/job/job.h */
 
 /* A job takes so many tensors and no more, over all of its units. */
 static void tensors_without_end(void **state)

@@ -1,12 +1,12 @@
 /*
- * compute_inline.c - the compute pool (daemon/compute.h) without threads: a task runs when
+ * compute_inline.c - the compute pool (daemon/run/compute.h) without threads: a task runs when
  * zsd_compute_reap() takes it. So a run of the core is one thread, and repeats exactly.
  */
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
 
-#include "daemon/compute.h"
+#include "daemon/run/compute.h"
 #include "kernels/zk.h"
 
 #define INLINE_THREADS 2u /* that it says to have */

@@ -23,8 +23,8 @@
 
 #include <stdbool.h>
 
-#include "daemon/job.h"
-#include "daemon/store.h"
+#include "daemon/job/job.h"
+#include "daemon/store/store.h"
 #include "nvme/sim/zn_sim.h"
 #include "proto/shard.pb-c.h"
 

@@ -4,7 +4,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "daemon/core.h"
+#include "daemon/run/core.h"
 #include "proto/frame.h"
 #include "proto/shard.pb-c.h"
 

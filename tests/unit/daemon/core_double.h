@@ -8,7 +8,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "daemon/conn.h"
+#include "daemon/net/conn.h"
 
 #define CORE_HELD_MAX 4096u
 

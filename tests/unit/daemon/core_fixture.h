@@ -6,7 +6,7 @@
 #ifndef CORE_FIXTURE_H
 #define CORE_FIXTURE_H
 
-#include "daemon/job.h"
+#include "daemon/job/job.h"
 #include "proto/shard.pb-c.h"
 
 #define PAGE        8192u /* elements */

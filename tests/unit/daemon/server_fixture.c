@@ -12,8 +12,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "daemon/compute.h"
-#include "daemon/core.h"
+#include "daemon/run/compute.h"
+#include "daemon/run/core.h"
 
 void sf_open(struct server_fixture *x)
 {

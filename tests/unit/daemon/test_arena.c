@@ -1,7 +1,7 @@
 /* Arenas: whole, sealed, zero, on huge pages where the kernel gives them, and without them too. */
 #include "tests/ztest.h"
 
-#include "daemon/arena.h"
+#include "daemon/os/arena.h"
 
 #include <errno.h>
 #include <fcntl.h>

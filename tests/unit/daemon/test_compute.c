@@ -11,8 +11,8 @@
 #include <sys/eventfd.h>
 
 #include "base/util.h"
-#include "daemon/compute.h"
-#include "daemon/cpus.h"
+#include "daemon/os/cpus.h"
+#include "daemon/run/compute.h"
 
 /* ---- CPU lists */
 

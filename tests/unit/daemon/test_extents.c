@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/store.h"
+#include "daemon/store/store.h"
 
 #define UNIT  UINT64_C(4096)
 #define HOST  (64u << 20)

@@ -16,8 +16,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "daemon/compute.h"
-#include "daemon/datadir.h"
+#include "daemon/disk/datadir.h"
+#include "daemon/run/compute.h"
 #include "daemon/startup.h"
 
 /*

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/fair.h"
+#include "daemon/run/fair.h"
 
 #define PAGE  ZB_MIB
 #define FLOWS 4u

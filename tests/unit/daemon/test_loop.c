@@ -9,7 +9,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "daemon/compute.h"
+#include "daemon/run/compute.h"
 
 /* The orderly end; and that tasks come back. The turn itself is seen in test_conn.c. */
 

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "base/util.h"
-#include "daemon/notify.h"
+#include "daemon/os/notify.h"
 
 static void told(void **state)
 {

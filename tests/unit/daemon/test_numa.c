@@ -10,8 +10,8 @@
 #include <unistd.h>
 
 #include "base/util.h"
-#include "daemon/arena.h"
-#include "daemon/numa.h"
+#include "daemon/os/arena.h"
+#include "daemon/os/numa.h"
 
 #define BYTES (8 * ZB_MIB)
 

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/pagework.h"
+#include "daemon/page/pagework.h"
 
 #define B          ZB_BLOCK_ELEMS
 #define BLOCKS_MAX 19u

@@ -1,7 +1,7 @@
 /* Several data files: who gets the next page, which file a transfer goes to, what goes to all. */
 #include "tests/ztest.h"
 
-#include "daemon/paths.h"
+#include "daemon/disk/paths.h"
 
 #include <errno.h>
 #include <fcntl.h>

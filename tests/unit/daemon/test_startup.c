@@ -18,8 +18,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "daemon/compute.h"
-#include "daemon/datadir.h"
+#include "daemon/disk/datadir.h"
+#include "daemon/run/compute.h"
 #include "tests/unit/daemon/core_double.h"
 
 static char dir[32];

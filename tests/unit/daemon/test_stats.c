@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/util.h"
-#include "daemon/stats.h"
+#include "daemon/run/stats.h"
 
 static void names(void **state)
 {

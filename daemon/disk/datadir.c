@@ -1,0 +1,166 @@
+#include "daemon/disk/datadir.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "base/plan.h"
+#include "base/util.h"
+#include "daemon/os/lock.h"
+
+#define NVME_BYTES_AUTO (4 * ZB_GIB)
+
+struct zsd_datadir {
+    char path[PATH_MAX];
+    char file[PATH_MAX], catalog[PATH_MAX];
+    int fd; /* locked; -1: not yet */
+    bool temporary;
+    bool made; /* temporary, and there is something to remove */
+};
+
+/** A variable that is set to nothing counts as not set. */
+static const char *env(const char *name)
+{
+    const char *value = getenv(name);
+
+    return value && *value ? value : NULL;
+}
+
+static int datadir_temporary(struct zsd_datadir *d, struct zb_err *err)
+{
+    const char *parent = env("TMPDIR");
+
+    if (!parent)
+        parent = "/var/tmp";
+    d->temporary = true;
+    if ((size_t)snprintf(d->path, sizeof(d->path), "%s/zshard-XXXXXX", parent) >= sizeof(d->path))
+        return zb_fail(err, -ENAMETOOLONG, "$TMPDIR is too long");
+    if (!mkdtemp(d->path))
+        return zb_fail(err, -errno, "a temporary data directory in '%s': %m; give --data", parent);
+    d->made = true;
+    return 0;
+}
+
+static int datadir_named(struct zsd_datadir *d, const char *path, struct zb_err *err)
+{
+    if ((size_t)snprintf(d->path, sizeof(d->path), "%s", path) >= sizeof(d->path))
+        return zb_fail(err, -ENAMETOOLONG, "the path of the data directory is too long");
+    if (mkdir(path, 0700) == 0 || errno == EEXIST)
+        return 0;
+    switch (errno) {
+    case ENOENT:
+        return zb_fail(err, -ENOENT, "data directory '%s': there is no directory to make it in",
+                       path);
+    case EROFS:
+        return zb_fail(err, -EROFS, "data directory '%s': the file system is mounted read-only",
+                       path);
+    default:
+        return zb_fail(err, -errno, "make data directory '%s': %m", path);
+    }
+}
+
+static int datadir_claim(struct zsd_datadir *d, struct zb_err *err)
+{
+    int rc;
+
+    d->fd = open(d->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (d->fd < 0)
+        return zb_fail(err, -errno, "data directory '%s': %m", d->path);
+    rc = zsd_lock(d->fd);
+    if (rc == -EBUSY)
+        return zb_fail(err, rc, "data directory '%s' is in use by another daemon", d->path);
+    if (rc < 0)
+        return zb_fail(err, rc, "lock data directory '%s': %m", d->path);
+    return 0;
+}
+
+static int datadir_build(struct zsd_datadir *d, const char *path, struct zb_err *err)
+{
+    int rc;
+
+    if (!*path && env("STATE_DIRECTORY"))
+        path = env("STATE_DIRECTORY");
+    rc = *path ? datadir_named(d, path, err) : datadir_temporary(d, err);
+    if (rc == 0)
+        rc = datadir_claim(d, err);
+    if (rc == 0 && ((size_t)snprintf(d->file, sizeof(d->file), "%s/" ZSD_DATA_FILE, d->path) >=
+                        sizeof(d->file) ||
+                    (size_t)snprintf(d->catalog, sizeof(d->catalog), "%s/" ZSD_CATALOG_FILE,
+                                     d->path) >= sizeof(d->catalog)))
+        rc = zb_fail(err, -ENAMETOOLONG, "the path of the data directory is too long");
+    return rc;
+}
+
+int zsd_datadir_open(struct zsd_datadir **ret, const char *path, struct zb_err *err)
+{
+    struct zsd_datadir *d = calloc(1, sizeof(*d));
+    int rc;
+
+    if (!d)
+        return zb_fail(err, -ENOMEM, "data directory: %m");
+    d->fd = -1;
+    rc = datadir_build(d, path, err);
+    if (rc == 0)
+        *ret = d;
+    else
+        zsd_datadir_close(d);
+    return rc;
+}
+
+void zsd_datadir_close(struct zsd_datadir *d)
+{
+    if (!d)
+        return;
+    if (d->made) {
+        zsd_datadir_opened(d);
+        (void)rmdir(d->path); /* not empty: somebody put something there, and it stays */
+    }
+    zb_close_fd(&d->fd);
+    free(d);
+}
+
+const char *zsd_datadir_path(const struct zsd_datadir *d)
+{
+    return d->path;
+}
+
+const char *zsd_datadir_file(const struct zsd_datadir *d)
+{
+    return d->file;
+}
+
+const char *zsd_datadir_catalog(const struct zsd_datadir *d)
+{
+    return d->temporary ? NULL : d->catalog;
+}
+
+bool zsd_datadir_temporary(const struct zsd_datadir *d)
+{
+    return d->temporary;
+}
+
+void zsd_datadir_opened(struct zsd_datadir *d)
+{
+    if (d->temporary && d->fd >= 0)
+        (void)unlinkat(d->fd, ZSD_DATA_FILE, 0);
+}
+
+uint64_t zsd_datadir_room(const struct zsd_datadir *d)
+{
+    struct statvfs vfs;
+    struct stat st;
+    uint64_t bytes;
+
+    if (fstatat(d->fd, ZSD_DATA_FILE, &st, 0) == 0 && st.st_size > 0)
+        return (uint64_t)st.st_size;
+    if (fstatvfs(d->fd, &vfs) < 0)
+        return 0;
+    bytes = zb_min_u64(NVME_BYTES_AUTO, (uint64_t)vfs.f_bavail * vfs.f_frsize / 2);
+    return bytes - bytes % ZB_PAGE_ALIGN;
+}

@@ -1,0 +1,435 @@
+/*
+ * extents.c - places of pages on the data file: see store.h, "places".
+ *
+ * MODEL. The map (paths.h) knows which bytes are taken; a class owns places of one size,
+ * taken from the map, and lends them. `held` counts the holders of each place that is lent.
+ *
+ *     in the map <---> free, of a class <---> held, by one or more
+ *
+ * INVARIANTS
+ *     E1  total = free + held, of each class. Every place of a class is taken in the map.
+ *     E2  total >= promised. total > promised only while places are held that nobody is promised
+ *         (recovery; a promise that shrank before its pages went): they go to the map at once when
+ *         the last holder lets go.
+ *     E3  There is room in free_at and in `held` for every place there is: lending one and giving
+ *         it back never asks for memory.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/map.h"
+#include "base/size.h"
+#include "daemon/disk/paths.h"
+#include "daemon/store/store.h"
+
+/* A value of `held`: how long the place is, and how many hold it. */
+#define UNITS_BITS 12u
+#define UNITS_MAX  ((1u << UNITS_BITS) - 1)
+#define HOLDER     (1u << UNITS_BITS)
+#define HOLDERS(v) ((v) >> UNITS_BITS)
+
+/* The longest page: state of fp16, 12 bytes an element. */
+_Static_assert(ZB_PAGE_ELEMS_MAX * 12u / ZB_PAGE_ALIGN <= UNITS_MAX, "a page fits a value of held");
+
+struct place_class {
+    uint64_t bytes;
+    uint64_t total, promised;
+    uint64_t wanted; /* while zsd_promise_set() runs: promised, when it succeeds */
+    uint64_t nfree, room;
+    uint64_t *free_at; /* [room] */
+};
+
+struct zsd_extents {
+    struct zb_map held;
+    struct place_class *classes; /* by bytes, ascending */
+    uint32_t n, room;
+    uint64_t total; /* places of all classes */
+};
+
+int zsd_extents_new(struct zsd_core *core)
+{
+    core->places = calloc(1, sizeof(*core->places));
+    return core->places ? 0 : -ENOMEM;
+}
+
+void zsd_extents_free(struct zsd_core *core)
+{
+    struct zsd_extents *e = core->places;
+
+    if (!e)
+        return;
+    for (uint32_t i = 0; i < e->n; i++)
+        free(e->classes[i].free_at);
+    free(e->classes);
+    zb_map_done(&e->held);
+    free(e);
+    core->places = NULL;
+}
+
+/* ---- classes */
+
+/* The first class that is not smaller. */
+static uint32_t class_index(const struct zsd_extents *e, uint64_t bytes)
+{
+    uint32_t low = 0, high = e->n;
+
+    while (low < high) {
+        uint32_t mid = low + (high - low) / 2;
+
+        if (e->classes[mid].bytes < bytes)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low;
+}
+
+static struct place_class *class_find(const struct zsd_extents *e, uint64_t bytes)
+{
+    uint32_t i = class_index(e, bytes);
+
+    return i < e->n && e->classes[i].bytes == bytes ? &e->classes[i] : NULL;
+}
+
+/* Makes the class when there is none; NULL: no memory. */
+static struct place_class *class_get(struct zsd_extents *e, uint64_t bytes)
+{
+    uint32_t i = class_index(e, bytes);
+
+    if (i < e->n && e->classes[i].bytes == bytes)
+        return &e->classes[i];
+    if (e->n == e->room) {
+        uint32_t room = e->room > 0 ? 2 * e->room : 16;
+        void *grown = realloc(e->classes, room * sizeof(*e->classes));
+
+        if (!grown)
+            return NULL;
+        e->classes = grown;
+        e->room = room;
+    }
+    memmove(e->classes + i + 1, e->classes + i, (e->n - i) * sizeof(*e->classes));
+    e->classes[i] = (struct place_class){ .bytes = bytes };
+    e->n++;
+    return &e->classes[i];
+}
+
+static int class_reserve(struct place_class *c, uint64_t total)
+{
+    uint64_t room = zb_max_u64(total, zb_min_u64(2 * c->room, total + 4096));
+    void *grown;
+
+    if (total <= c->room)
+        return 0;
+    grown = realloc(c->free_at, room * sizeof(*c->free_at));
+    if (!grown)
+        return -ENOMEM;
+    c->free_at = grown;
+    c->room = room;
+    return 0;
+}
+
+/* ---- holders */
+
+void zsd_extent_ref(struct zsd_core *core, uint64_t at)
+{
+    uint32_t *v = zb_map_find(&core->places->held, at);
+
+    assert(v && HOLDERS(*v) < HOLDERS(UINT32_MAX));
+    *v += HOLDER;
+}
+
+void zsd_extent_unref(struct zsd_core *core, uint64_t at, uint64_t bytes)
+{
+    struct zsd_extents *e = core->places;
+    uint32_t *v = zb_map_find(&e->held, at);
+    struct place_class *c = class_find(e, bytes);
+
+    assert(v && c && (*v & UNITS_MAX) == bytes / ZB_PAGE_ALIGN);
+    *v -= HOLDER;
+    if (HOLDERS(*v) > 0)
+        return;
+    (void)zb_map_remove(&e->held, at);
+    if (c->total > c->promised) { /* E2 */
+        zsd_map_give(core, at, bytes);
+        c->total--;
+        e->total--;
+    } else {
+        c->free_at[c->nfree++] = at;
+    }
+}
+
+uint64_t zsd_extent_take(struct zsd_core *core, uint64_t bytes)
+{
+    struct zsd_extents *e = core->places;
+    struct place_class *c = class_find(e, bytes);
+    uint64_t at;
+    int rc;
+
+    assert(c && c->nfree > 0); /* who asks stays inside its promise */
+    at = c->free_at[--c->nfree];
+    rc = zb_map_put(&e->held, at, HOLDER | (uint32_t)(bytes / ZB_PAGE_ALIGN));
+    assert(rc == 0); /* E3 */
+    return at;
+}
+
+uint32_t zsd_extent_refs(const struct zsd_core *core, uint64_t at)
+{
+    const uint32_t *v = zb_map_find(&core->places->held, at);
+
+    return v ? HOLDERS(*v) : 0;
+}
+
+int zsd_extent_adopt(struct zsd_core *core, uint64_t at, uint64_t bytes, struct zb_err *err)
+{
+    struct zsd_extents *e = core->places;
+    uint32_t *v;
+    struct place_class *c;
+    int rc;
+
+    if (!e)
+        return zb_fail(err, -EBADMSG, "a page at %#llx, and there is no data file",
+                       (unsigned long long)at);
+    if (bytes == 0 || bytes % ZB_PAGE_ALIGN != 0 || bytes / ZB_PAGE_ALIGN > UNITS_MAX)
+        return zb_fail(err, -EBADMSG, "a page of %llu bytes at %#llx: no page is as long",
+                       (unsigned long long)bytes, (unsigned long long)at);
+    v = zb_map_find(&e->held, at);
+    if (v) {
+        if ((*v & UNITS_MAX) != bytes / ZB_PAGE_ALIGN || HOLDERS(*v) == HOLDERS(UINT32_MAX))
+            return zb_fail(err, -EBADMSG,
+                           "a page of %llu bytes at %#llx, where another one has %llu",
+                           (unsigned long long)bytes, (unsigned long long)at,
+                           (unsigned long long)(*v & UNITS_MAX) * ZB_PAGE_ALIGN);
+        *v += HOLDER;
+        return 0;
+    }
+    c = class_get(e, bytes);
+    rc = c ? class_reserve(c, c->total + 1) : -ENOMEM;
+    if (rc == 0)
+        rc = zb_map_reserve(&e->held, e->total + 1);
+    if (rc < 0)
+        return zb_fail(err, rc, "places of pages: %m");
+    rc = zsd_map_take_at(core, at, bytes);
+    if (rc < 0)
+        return zb_fail(err, -EBADMSG, "a page of %llu bytes at %#llx %s", (unsigned long long)bytes,
+                       (unsigned long long)at,
+                       rc == -EBUSY ? "overlaps another one" : "is outside of the data file");
+    c->total++;
+    e->total++;
+    rc = zb_map_put(&e->held, at, HOLDER | (uint32_t)(bytes / ZB_PAGE_ALIGN));
+    assert(rc == 0);
+    return 0;
+}
+
+struct zsd_places_sum zsd_places_sum(const struct zsd_core *core)
+{
+    const struct zsd_extents *e = core->places;
+    struct zsd_places_sum sum = { 0 };
+
+    for (uint32_t i = 0; e && i < e->n; i++) {
+        const struct place_class *c = &e->classes[i];
+
+        sum.held += c->total - c->nfree;
+        sum.held_bytes += (c->total - c->nfree) * c->bytes;
+        sum.free_bytes += c->nfree * c->bytes;
+        sum.promised_bytes += c->promised * c->bytes;
+    }
+    assert(!e || sum.held == e->held.n);
+    return sum;
+}
+
+int zsd_places_copy(const struct zsd_core *core, struct zsd_places_copy *ret)
+{
+    const struct zsd_extents *e = core->places;
+
+    *ret = (struct zsd_places_copy){ 0 };
+    if (!e)
+        return 0;
+    ret->places = malloc(zb_max_u64(e->held.n, 1) * sizeof(*ret->places));
+    ret->classes = malloc(zb_max_u64(e->n, 1) * sizeof(*ret->classes));
+    if (!ret->places || !ret->classes) {
+        zsd_places_copy_done(ret);
+        return -ENOMEM;
+    }
+    for (size_t i = 0; i < e->held.slots; i++)
+        if (e->held.keys[i] != ZB_MAP_NO_KEY)
+            ret->places[ret->nplaces++] =
+                (struct zsd_place_copy){ .at = e->held.keys[i],
+                                         .bytes = (e->held.values[i] & UNITS_MAX) * ZB_PAGE_ALIGN,
+                                         .holders = HOLDERS(e->held.values[i]) };
+    for (uint32_t i = 0; i < e->n; i++)
+        ret->classes[ret->nclasses++] = (struct zsd_class_copy){ .bytes = e->classes[i].bytes,
+                                                                 .total = e->classes[i].total,
+                                                                 .promised = e->classes[i].promised,
+                                                                 .nfree = e->classes[i].nfree };
+    return 0;
+}
+
+void zsd_places_copy_done(struct zsd_places_copy *c)
+{
+    free(c->places);
+    free(c->classes);
+    *c = (struct zsd_places_copy){ 0 };
+}
+
+/* ---- promises */
+
+/* All the memory that the change can need (E3), and what each class will promise. */
+static int promise_prepare(struct zsd_extents *e, struct zb_needs *now, const struct zb_needs *want)
+{
+    uint64_t total = e->total;
+    int rc = zb_needs_reserve(now, want->n);
+
+    for (uint32_t i = 0; i < want->n && rc == 0; i++)
+        if (!class_get(e, want->needs[i].bytes))
+            rc = -ENOMEM;
+    if (rc < 0)
+        return rc;
+    for (uint32_t i = 0; i < e->n; i++)
+        e->classes[i].wanted = e->classes[i].promised;
+    for (uint32_t i = 0; i < want->n; i++)
+        class_find(e, want->needs[i].bytes)->wanted += want->needs[i].count;
+    for (uint32_t i = 0; i < now->n; i++) {
+        struct place_class *c = class_find(e, now->needs[i].bytes);
+
+        assert(c && c->promised >= now->needs[i].count);
+        c->wanted -= now->needs[i].count;
+    }
+    for (uint32_t i = 0; i < e->n && rc == 0; i++) {
+        struct place_class *c = &e->classes[i];
+
+        if (c->wanted > c->total) {
+            rc = class_reserve(c, c->wanted);
+            total += c->wanted - c->total;
+        }
+    }
+    return rc < 0 ? rc : zb_map_reserve(&e->held, total);
+}
+
+/* Free places of a class that it owns beyond `wanted`. */
+static uint64_t class_surplus(const struct place_class *c)
+{
+    return c->total > c->wanted ? zb_min_u64(c->nfree, c->total - c->wanted) : 0;
+}
+
+static uint64_t class_lacks(const struct place_class *c)
+{
+    return c->wanted > c->total ? c->wanted - c->total : 0;
+}
+
+/* Free places that nobody is promised any more go to the map: they may be just what another class
+ * lacks. Their addresses stay behind nfree, for promise_undo(). */
+static void promise_give(struct zsd_core *core)
+{
+    struct zsd_extents *e = core->places;
+
+    for (uint32_t i = 0; i < e->n; i++) {
+        struct place_class *c = &e->classes[i];
+
+        for (uint64_t n = class_surplus(c); n > 0; n--) {
+            zsd_map_give(core, c->free_at[--c->nfree], c->bytes);
+            c->total--;
+            e->total--;
+        }
+    }
+}
+
+/* As it was: what was taken goes back, and what was given comes again. */
+static void promise_undo(struct zsd_core *core, const struct place_class *before)
+{
+    struct zsd_extents *e = core->places;
+
+    for (uint32_t i = 0; i < e->n; i++)
+        for (struct place_class *c = &e->classes[i]; c->nfree > before[i].nfree;) {
+            zsd_map_give(core, c->free_at[--c->nfree], c->bytes);
+            c->total--;
+            e->total--;
+        }
+    for (uint32_t i = 0; i < e->n; i++)
+        for (struct place_class *c = &e->classes[i]; c->nfree < before[i].nfree;) {
+            int rc = zsd_map_take_at(core, c->free_at[c->nfree++], c->bytes);
+
+            assert(rc == 0);
+            c->total++;
+            e->total++;
+        }
+}
+
+/* What every class lacks, the longest first: short ones fit where long ones do not. 0 or -ENOSPC.
+ */
+static int promise_take(struct zsd_core *core, struct zb_err *err)
+{
+    struct zsd_extents *e = core->places;
+    uint64_t lacks = 0, left = zsd_map_free_bytes(core);
+    uint64_t least = core->daemon->engine_base;
+
+    for (uint32_t i = 0; i < e->n; i++)
+        lacks += class_lacks(&e->classes[i]) * e->classes[i].bytes;
+    least += zsd_map_total_bytes(core);
+    if (lacks > left)
+        return zb_fail(err, -ENOSPC,
+                       "%s more of NVMe are needed, and %s are free; the least nvme_bytes that "
+                       "would do is %llu",
+                       zb_size_text(lacks).s, zb_size_text(left).s,
+                       (unsigned long long)(least + lacks - left));
+    for (uint32_t i = e->n; i-- > 0;) {
+        struct place_class *c = &e->classes[i];
+
+        for (uint64_t n = class_lacks(c); n > 0; n--) {
+            uint64_t at = zsd_map_take(core, c->bytes);
+
+            if (at == ZB_NO_PLACE)
+                return zb_fail(err, -ENOSPC,
+                               "%s more of NVMe are needed, and %s are free, but in pieces: no "
+                               "place of %s for a page is left",
+                               zb_size_text(lacks).s, zb_size_text(left).s,
+                               zb_size_text(c->bytes).s);
+            c->free_at[c->nfree++] = at;
+            c->total++;
+            e->total++;
+        }
+    }
+    return 0;
+}
+
+int zsd_promise_set(struct zsd_core *core, struct zb_needs *now, const struct zb_needs *want,
+                    struct zb_err *err)
+{
+    struct zsd_extents *e = core->places;
+    struct place_class *before = NULL;
+    bool grows = false;
+    int rc;
+
+    if (!e)
+        return want->n == 0 ? 0
+                            : zb_fail(err, -ENOSPC, "%s of NVMe are needed, and there is none",
+                                      zb_size_text(zb_needs_bytes(want)).s);
+    rc = promise_prepare(e, now, want);
+    for (uint32_t i = 0; i < e->n && rc == 0; i++)
+        grows |= class_lacks(&e->classes[i]) > 0;
+    if (grows) {
+        before = malloc(e->n * sizeof(*before));
+        if (before)
+            memcpy(before, e->classes, e->n * sizeof(*before));
+        else
+            rc = -ENOMEM;
+    }
+    if (rc < 0)
+        return zb_fail(err, rc, "places of pages: %m");
+    promise_give(core);
+    if (grows) {
+        rc = promise_take(core, err);
+        if (rc < 0)
+            promise_undo(core, before);
+        free(before);
+        if (rc < 0)
+            return rc;
+    }
+    for (uint32_t i = 0; i < e->n; i++)
+        e->classes[i].promised = e->classes[i].wanted;
+    if (want->n > 0)
+        memmove(now->needs, want->needs, want->n * sizeof(*now->needs));
+    now->n = want->n;
+    return 0;
+}

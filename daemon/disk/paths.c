@@ -1,0 +1,322 @@
+#include "daemon/disk/paths.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/eventfd.h>
+
+#include "base/plan.h"
+#include "base/size.h"
+#include "daemon/disk/datadir.h"
+
+/* ---- the measurement: what is there is read, and written back as it was, so a file full of
+ * committed pages stays what it is. The last round counts: in the first one, reserved space that
+ * was never written is read without touching the drive. */
+
+#define RATE_IO_BYTES ((uint32_t)ZB_MIB)
+#define RATE_IOS      16u /* at one time, spread over the file */
+#define RATE_ROUNDS   2u
+#define RATE_NS       100000000 /* one round takes, about, at most: a slow drive moves less */
+
+struct rate {
+    struct rate_io {
+        struct zn_io io;
+        struct rate *rate;
+    } ios[RATE_IOS];
+    unsigned left;
+    int rc;
+};
+
+static void rate_on_done(struct zn_io *io, int rc)
+{
+    struct rate *r = zb_container_of(io, struct rate_io, io)->rate;
+
+    r->left--;
+    if (rc < 0 && r->rc == 0)
+        r->rc = rc;
+}
+
+/* All of them in one direction, waited for: the time that it took, or a negative errno. */
+static int64_t rate_run(struct zn_engine *e, struct rate *r, enum zn_op op, unsigned n)
+{
+    struct pollfd p = { .fd = zn_wake_fd(e), .events = POLLIN };
+    uint64_t begin_ns = zb_now_ns();
+    eventfd_t count;
+
+    for (unsigned i = 0; i < n; i++) {
+        int rc;
+
+        r->ios[i].io.op = op;
+        rc = zn_submit(e, &r->ios[i].io);
+        if (rc == 0)
+            r->left++;
+        else
+            r->rc = rc;
+    }
+    while (r->left > 0) {
+        zn_kick(e);
+        if (poll(&p, 1, -1) == 1)
+            (void)eventfd_read(p.fd, &count);
+        (void)zn_reap(e, n);
+    }
+    return r->rc < 0 ? r->rc : (int64_t)(zb_now_ns() - begin_ns);
+}
+
+static uint64_t rate_of(uint64_t bytes, int64_t ns)
+{
+    return (uint64_t)(1e9 * (double)bytes / (double)(ns + 1));
+}
+
+/* 0, or a negative errno. */
+static int rate_measure(struct zn_engine *e, uint8_t *buffers, struct zsd_rates *ret)
+{
+    uint64_t slots = (zn_info(e)->size_bytes - ZN_DATA_START) / RATE_IO_BYTES;
+    unsigned n = (unsigned)zb_min_u64(zb_min_u64(slots, RATE_IOS), zn_info(e)->depth);
+    struct rate r = { .rc = 0 };
+    int64_t read_ns = 0, write_ns = 0;
+
+    for (unsigned i = 0; i < n; i++) {
+        r.ios[i].rate = &r;
+        r.ios[i].io = (struct zn_io){ .buf = buffers + (size_t)i * RATE_IO_BYTES,
+                                      .len_bytes = RATE_IO_BYTES,
+                                      .off_bytes = ZN_DATA_START + slots * i / n * RATE_IO_BYTES,
+                                      .done = rate_on_done };
+    }
+    if (n > 0) { /* one there and back */
+        read_ns = rate_run(e, &r, ZN_READ, 1);
+        if (read_ns >= 0)
+            write_ns = rate_run(e, &r, ZN_WRITE, 1);
+    }
+    if (r.rc == 0 && n > 0)
+        n = (unsigned)zb_min_u64(n, zb_max_u64(RATE_NS / (uint64_t)(read_ns + write_ns + 1), 1));
+    for (unsigned round = 0; n > 0 && round < RATE_ROUNDS && r.rc == 0; round++) {
+        read_ns = rate_run(e, &r, ZN_READ, n);
+        if (read_ns >= 0)
+            write_ns = rate_run(e, &r, ZN_WRITE, n);
+    }
+    if (r.rc < 0 || n == 0)
+        return r.rc;
+    ret->read = rate_of((uint64_t)n * RATE_IO_BYTES, read_ns);
+    ret->written = rate_of((uint64_t)n * RATE_IO_BYTES, write_ns);
+    ret->mixed = rate_of((uint64_t)2 * n * RATE_IO_BYTES, read_ns + write_ns);
+    return 0;
+}
+
+static int paths_measure(struct zsd *daemon, struct zb_err *err)
+{
+    uint8_t *buffers = zsd_private_new((uint64_t)RATE_IOS * RATE_IO_BYTES);
+    int rc = 0;
+
+    if (!buffers)
+        return zb_fail(err, -ENOMEM, "buffers to measure the data files: %m");
+    for (unsigned i = 0; i < zsd_paths(daemon) && rc == 0; i++) {
+        const struct zsd_rates *rates = &daemon->path_rates[i];
+
+        rc = rate_measure(zsd_path_engine(daemon, i), buffers, &daemon->path_rates[i]);
+        if (rc == 0)
+            zb_log(ZB_LOG_INFO, "path",
+                   "number=%u read_bytes_per_s=%llu written_bytes_per_s=%llu "
+                   "mixed_bytes_per_s=%llu",
+                   i + 1, (unsigned long long)rates->read, (unsigned long long)rates->written,
+                   (unsigned long long)rates->mixed);
+        else if (daemon->nmore > 0)
+            (void)zb_fail(err, rc, "read and write data file number %u: %m", i + 1);
+        else
+            zb_log(ZB_LOG_WARN, "path-unmeasured", "number=%u why=\"%s\"", i + 1, strerror(-rc));
+    }
+    zsd_private_free(buffers, (uint64_t)RATE_IOS * RATE_IO_BYTES);
+    return daemon->nmore > 0 ? rc : 0; /* what is stored may still be read, but for that place */
+}
+
+/* ---- open and close */
+
+void zsd_path_log(const struct zn_info *info, const char *path)
+{
+    if (info->why[0])
+        zb_log(ZB_LOG_WARN, "io-fallback", "io=%s why=\"%s\"", info->io, info->why);
+    if (!info->direct)
+        zb_log(ZB_LOG_WARN, "io-buffered", "file=\"%s\" why=\"%s\"", path, info->why_buffered);
+    if (info->why_unregistered[0])
+        zb_log(ZB_LOG_WARN, "io-unregistered", "file=\"%s\" why=\"%s\"", path,
+               info->why_unregistered);
+    if (info->sparse)
+        zb_log(ZB_LOG_WARN, "io-sparse",
+               "file=\"%s\" why=\"the file system cannot reserve space: it may fill up\"", path);
+}
+
+static int paths_open_one(struct zsd *daemon, const char *dir, struct zb_err *err)
+{
+    const struct zsd_config *config = &daemon->config;
+    struct zsd_path *p = &daemon->more[daemon->nmore++];
+    struct zn_options options = { .size_bytes = config->more_bytes,
+                                  .io = config->io,
+                                  .depth = config->io_depth,
+                                  .index = daemon->nmore,
+                                  .read_only = daemon->read_only };
+    int rc = zsd_datadir_open(&p->datadir, dir, err);
+
+    if (rc < 0)
+        return rc;
+    options.path = zsd_datadir_file(p->datadir);
+    if (options.size_bytes == ZSD_AUTO)
+        options.size_bytes = zsd_datadir_room(p->datadir);
+    rc = zn_open(&p->engine, &options, err);
+    if (rc == 0)
+        zsd_path_log(zn_info(p->engine), options.path);
+    return rc;
+}
+
+int zsd_paths_open(struct zsd *daemon, struct zb_err *err)
+{
+    char dir[sizeof(daemon->config.paths)];
+    const char *at = daemon->config.paths;
+    int rc = 0;
+
+    while (*at && rc == 0) {
+        size_t len = strcspn(at, ZSD_PATHS_SEPARATOR);
+
+        memcpy(dir, at, len);
+        dir[len] = '\0';
+        at += len + (at[len] != '\0');
+        rc = paths_open_one(daemon, dir, err);
+    }
+    return rc == 0 && !daemon->read_only ? paths_measure(daemon, err) : rc;
+}
+
+void zsd_paths_close(struct zsd *daemon)
+{
+    for (unsigned i = daemon->nmore; i-- > 0;) {
+        zn_close(daemon->more[i].engine);
+        zsd_datadir_close(daemon->more[i].datadir);
+        daemon->more[i] = (struct zsd_path){ 0 };
+    }
+    daemon->nmore = 0;
+}
+
+void zsd_paths_register(const struct zsd *daemon, void *base, uint64_t len_bytes)
+{
+    for (unsigned i = 0; i < zsd_paths(daemon) && base; i++)
+        (void)zn_register(zsd_path_engine(daemon, i), base, len_bytes); /* a hint */
+}
+
+void zsd_paths_unregister(const struct zsd *daemon, void *base)
+{
+    for (unsigned i = 0; i < zsd_paths(daemon); i++)
+        zn_unregister(zsd_path_engine(daemon, i), base);
+}
+
+int zsd_paths_slots(const struct zsd *daemon, struct zn_slot slots[ZN_PATHS_MAX], unsigned *ret_n,
+                    struct zb_err *err)
+{
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < zsd_paths(daemon); i++) {
+        int rc = zn_newest_slot(zsd_path_engine(daemon, i), &slots[n], err);
+
+        if (rc < 0)
+            return rc;
+        n += i == 0 || slots[n].sequence > 0;
+    }
+    *ret_n = n;
+    return 0;
+}
+
+/* ---- the map */
+
+int zsd_map_init(struct zsd_core *core, struct zb_err *err)
+{
+    for (unsigned i = 0; i < zsd_paths(core->daemon); i++) {
+        uint64_t bytes = zsd_path_bytes(core, i);
+        int rc = zb_space_new(&core->maps[i], bytes / ZB_PAGE_ALIGN);
+
+        if (rc < 0)
+            return zb_fail(err, rc, "the map of %s of NVMe: %m", zb_size_text(bytes).s);
+    }
+    core->extents = core->maps[0];
+    return 0;
+}
+
+void zsd_map_done(struct zsd_core *core)
+{
+    for (unsigned i = 0; i < ZN_PATHS_MAX; i++)
+        zb_space_free(core->maps[i]);
+    memset(core->maps, 0, sizeof(core->maps));
+    core->extents = NULL;
+}
+
+uint64_t zsd_path_weight(const struct zsd *daemon, unsigned path)
+{
+    return zb_max_u64(daemon->path_rates[path].mixed, 1);
+}
+
+uint64_t zsd_path_bytes(const struct zsd_core *core, unsigned path)
+{
+    const struct zsd *daemon = core->daemon;
+    uint64_t bytes = zn_info(zsd_path_engine(daemon, path))->size_bytes - daemon->engine_base;
+
+    return bytes / ZB_PAGE_ALIGN * ZB_PAGE_ALIGN;
+}
+
+/* Of the paths in `left`, the one that will hold the least for its weight; ZN_PATHS_MAX: none. */
+static unsigned map_next(const struct zsd_core *core, unsigned left, uint64_t units)
+{
+    unsigned best = ZN_PATHS_MAX;
+    double best_load = 0;
+
+    for (unsigned i = 0; i < zsd_paths(core->daemon); i++) {
+        const struct zb_space *map = core->maps[i];
+        double load = (double)(zb_space_total_units(map) - zb_space_free_units(map) + units) /
+                      (double)zsd_path_weight(core->daemon, i);
+
+        if ((left >> i & 1) && (best == ZN_PATHS_MAX || load < best_load)) {
+            best = i;
+            best_load = load;
+        }
+    }
+    return best;
+}
+
+uint64_t zsd_map_take(struct zsd_core *core, uint64_t bytes)
+{
+    uint64_t first, units = bytes / ZB_PAGE_ALIGN;
+    unsigned left = (1u << ZN_PATHS_MAX) - 1, path;
+
+    while ((path = map_next(core, left, units)) < ZN_PATHS_MAX) {
+        if (zb_space_take(core->maps[path], units, &first) == 0)
+            return ZN_AT(path, first * ZB_PAGE_ALIGN);
+        left &= ~(1u << path);
+    }
+    return ZB_NO_PLACE;
+}
+
+int zsd_map_take_at(struct zsd_core *core, uint64_t at, uint64_t bytes)
+{
+    if (ZN_AT_PATH(at) >= zsd_paths(core->daemon) || at % ZB_PAGE_ALIGN != 0)
+        return -ERANGE;
+    return zb_space_take_at(core->maps[ZN_AT_PATH(at)], ZN_AT_OFFSET(at) / ZB_PAGE_ALIGN,
+                            bytes / ZB_PAGE_ALIGN);
+}
+
+void zsd_map_give(struct zsd_core *core, uint64_t at, uint64_t bytes)
+{
+    zb_space_give(core->maps[ZN_AT_PATH(at)], ZN_AT_OFFSET(at) / ZB_PAGE_ALIGN,
+                  bytes / ZB_PAGE_ALIGN);
+}
+
+uint64_t zsd_map_free_bytes(const struct zsd_core *core)
+{
+    uint64_t units = 0;
+
+    for (unsigned i = 0; i < zsd_paths(core->daemon); i++)
+        units += zb_space_free_units(core->maps[i]);
+    return units * ZB_PAGE_ALIGN;
+}
+
+uint64_t zsd_map_total_bytes(const struct zsd_core *core)
+{
+    uint64_t units = 0;
+
+    for (unsigned i = 0; i < zsd_paths(core->daemon); i++)
+        units += zb_space_total_units(core->maps[i]);
+    return units * ZB_PAGE_ALIGN;
+}

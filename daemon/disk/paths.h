@@ -1,0 +1,62 @@
+/*
+ * paths.h - the data files, one for each path: which one, how fast, how much is free.
+ *
+ * MODEL. A place of a page is ZN_AT(path, offset from engine_base). The path's index is its
+ * position in the configuration: 0 is the data directory's file, 1 and up those of `paths`. Each
+ * file keeps its index in its superblock. New pages are spread by what was measured when the daemon
+ * started: a path that is twice as fast gets twice as many bytes, as long as it has room.
+ *
+ * Loop thread only.
+ */
+#ifndef ZSD_PATHS_H
+#define ZSD_PATHS_H
+
+#include "daemon/run/core_priv.h"
+
+static inline unsigned zsd_paths(const struct zsd *daemon)
+{
+    return daemon->engine ? 1 + daemon->nmore : 0;
+}
+
+static inline struct zn_engine *zsd_path_engine(const struct zsd *daemon, unsigned path)
+{
+    return path == 0 ? daemon->engine : daemon->more[path - 1].engine;
+}
+
+/** Tells of every fallback of an engine that was opened. */
+void zsd_path_log(const struct zn_info *info, const char *path);
+
+/** Opens the data files of `paths`, when the first one is open, and measures all of them. Blocks:
+ * at the start only. A failure leaves what is open to zsd_paths_close(). */
+int zsd_paths_open(struct zsd *daemon, struct zb_err *err);
+void zsd_paths_close(struct zsd *daemon);
+
+/** As zn_register() and zn_unregister(), on all data files. */
+void zsd_paths_register(const struct zsd *daemon, void *base, uint64_t len_bytes);
+void zsd_paths_unregister(const struct zsd *daemon, void *base);
+
+/** The newest commit slot of each data file, for zn_catalog_open(): those that never had one, but
+ *  for the first file, were added since and are left out. 0 or -EBADMSG, -EOPNOTSUPP. */
+int zsd_paths_slots(const struct zsd *daemon, struct zn_slot slots[ZN_PATHS_MAX], unsigned *ret_n,
+                    struct zb_err *err);
+
+/* ---- the map: which bytes of each data file are taken */
+
+/** core->maps of all data files: 0 or -ENOMEM; zsd_map_done() takes what it left. */
+int zsd_map_init(struct zsd_core *core, struct zb_err *err);
+void zsd_map_done(struct zsd_core *core);
+
+/** A free range, of the path whose turn it is; ZB_NO_PLACE: no gap is as long. */
+uint64_t zsd_map_take(struct zsd_core *core, uint64_t bytes);
+/** That range: 0; -EBUSY a part of it is taken; -ERANGE there is no such range. */
+int zsd_map_take_at(struct zsd_core *core, uint64_t at, uint64_t bytes);
+void zsd_map_give(struct zsd_core *core, uint64_t at, uint64_t bytes);
+
+uint64_t zsd_map_free_bytes(const struct zsd_core *core);
+uint64_t zsd_map_total_bytes(const struct zsd_core *core);
+/** What a new page is spread by: never 0. */
+uint64_t zsd_path_weight(const struct zsd *daemon, unsigned path);
+/** Bytes of a data file that pages may take. */
+uint64_t zsd_path_bytes(const struct zsd_core *core, unsigned path);
+
+#endif

@@ -1,0 +1,214 @@
+/*
+ * shard.c - shards: making them, pinning them, what they hold. See job.h for the model.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/store/store.h"
+
+struct zsd_shard *zsd_shard_new(struct zsd_job *job, struct zsd_unit *unit, uint32_t rank,
+                                uint64_t first, uint64_t count)
+{
+    struct zsd_shard *s = calloc(1, sizeof(*s));
+
+    if (!s)
+        return NULL;
+    s->job = job;
+    s->unit = unit;
+    s->rank = rank;
+    s->first = first;
+    s->count = count;
+    s->npages = (uint32_t)zb_div_up(count, job->core->page_elems);
+    s->arena_at = ZB_NO_PLACE;
+    zb_list_init(&s->lru);
+    zb_list_init(&s->pin_list);
+    zb_list_init(&s->waiters);
+    zb_list_init(&s->push_waiters);
+    zb_list_init(&s->early_node);
+    s->written = calloc(zb_div_up(s->npages, 8), 1);
+    s->busy = calloc(zb_div_up(s->npages, 8), 1);
+    if (!s->written || !s->busy) {
+        zsd_shard_free(s);
+        return NULL;
+    }
+    for (int p = 0; p < ZB_PLANES; p++) {
+        struct zsd_plane *plane = &s->planes[p];
+
+        plane->block_bytes = unit->layout.block_bytes[p];
+        plane->crc_bytes = unit->layout.crc_bytes[p];
+        plane->resident = s->npages; /* until zsd_place() decides */
+    }
+    s->gpu_from = s->gpu_next = s->npages;
+    return s;
+}
+
+void zsd_shard_free(struct zsd_shard *s)
+{
+    if (!s)
+        return;
+    for (int p = 0; p < ZB_PLANES; p++) {
+        free(s->planes[p].extents);
+        free(s->planes[p].crcs);
+    }
+    free(s->held);
+    free(s->written);
+    free(s->busy);
+    free(s);
+}
+
+void zsd_shard_bytes(const struct zsd_shard *s, uint64_t *ret_host, uint64_t *ret_nvme,
+                     uint64_t *ret_gpu)
+{
+    uint64_t host = 0, nvme = 0, gpu = 0;
+
+    for (int p = 0; p < ZB_PLANES; p++) {
+        const struct zsd_plane *plane = &s->planes[p];
+        uint64_t page_elems = s->job->core->page_elems;
+        uint64_t resident = zb_min_u64(s->count, plane->resident * page_elems);
+
+        uint64_t end = p == ZB_STATE ? zb_min_u64(s->count, s->gpu_from * page_elems) : s->count;
+
+        if (p == ZB_PARAM && zsd_params_there(s->job)) {
+            gpu += zb_plane_bytes(plane->block_bytes, page_elems, s->count);
+            continue;
+        }
+        host += zb_plane_bytes(plane->block_bytes, page_elems, resident);
+        nvme += zb_plane_bytes(plane->block_bytes, page_elems, end - resident);
+        gpu += zb_plane_bytes(plane->block_bytes, page_elems, s->count - end);
+    }
+    *ret_gpu = gpu;
+    *ret_host = host;
+    *ret_nvme = nvme;
+}
+
+/* ---- pins */
+
+static struct zsd_pin *pin_find(struct zsd_shard *s, const struct zsd_member *m)
+{
+    zb_list_each(pos, &s->pin_list)
+    {
+        struct zsd_pin *pin = zb_container_of(pos, struct zsd_pin, shard_node);
+
+        if (pin->member == m)
+            return pin;
+    }
+    return NULL;
+}
+
+int zsd_pin(struct zsd_shard *s, struct zsd_member *m)
+{
+    struct zsd_pin *pin = pin_find(s, m);
+
+    assert(s->arena_at != ZB_NO_PLACE);
+    if (!pin) {
+        pin = calloc(1, sizeof(*pin));
+        if (!pin)
+            return -ENOMEM;
+        pin->shard = s;
+        pin->member = m;
+        zb_list_push_back(&s->pin_list, &pin->shard_node);
+        zb_list_push_back(&m->pins, &pin->member_node);
+    }
+    pin->count++;
+    s->pins++;
+    s->job->pins++;
+    zb_list_remove(&s->lru);
+    return 0;
+}
+
+/* Drops `count` pins of one rank. The last of a streamed shard leaves it cached, the youngest. */
+static void pin_drop(struct zsd_pin *pin, uint32_t count)
+{
+    struct zsd_shard *s = pin->shard;
+    struct zsd_job *job = s->job;
+
+    pin->count -= count;
+    s->pins -= count;
+    job->pins -= count;
+    if (pin->count == 0) {
+        zb_list_remove(&pin->shard_node);
+        zb_list_remove(&pin->member_node);
+        free(pin);
+    }
+    if (s->pins == 0 && !zsd_shard_resident(s)) {
+        zb_list_push_back(&job->cached, &s->lru);
+        zsd_fill_resume(job);
+    }
+    if (job->pins == 0)
+        zsd_step_resume(job);
+}
+
+int zsd_unpin(struct zsd_shard *s, struct zsd_member *m)
+{
+    struct zsd_pin *pin = pin_find(s, m);
+
+    if (!pin)
+        return -ENOENT;
+    pin_drop(pin, 1);
+    return 0;
+}
+
+void zsd_unpin_all(struct zsd_member *m)
+{
+    while (!zb_list_empty(&m->pins)) {
+        struct zsd_pin *pin = zb_container_of(m->pins.next, struct zsd_pin, member_node);
+
+        pin_drop(pin, pin->count);
+    }
+}
+
+void zsd_shard_wake(struct zsd_shard *s)
+{
+    struct zb_list *node;
+
+    while ((node = zb_list_pop_front(&s->waiters)) != NULL)
+        zsd_defer(s->job->core, zb_container_of(node, struct zsd_work, node));
+}
+
+void zsd_shard_uncache(struct zsd_shard *s)
+{
+    assert(s->pins == 0 && !zsd_shard_resident(s));
+    if (s->arena_at == ZB_NO_PLACE)
+        return;
+    zb_list_remove(&s->lru);
+    zb_slots_give(&s->job->ring.classes[s->ring_class], s->arena_at);
+    s->arena_at = ZB_NO_PLACE;
+}
+
+void zsd_shard_forget(struct zsd_shard *s)
+{
+    for (int p = 0; p < ZB_PLANES; p++) {
+        struct zsd_plane *plane = &s->planes[p];
+
+        for (uint32_t page = 0; plane->extents && page < s->npages; page++) {
+            if (plane->extents[page].at != ZB_NO_PLACE)
+                zsd_extent_unref(s->job->core, plane->extents[page].at, zsd_page_bytes(s, p, page));
+            plane->extents[page].at = ZB_NO_PLACE;
+        }
+    }
+    if (s->row)
+        zsd_row_unref(s->job->core, s->row);
+    s->row = NULL;
+    if (!zsd_shard_resident(s) && s->pins == 0)
+        zsd_shard_uncache(s);
+}
+
+void zsd_grad_reset(struct zsd_shard *s)
+{
+    s->micro = 0;
+    s->grad_next = 0;
+    s->grad_nonfinite = 0;
+    memset(&s->grad_sum, 0, sizeof(s->grad_sum));
+}
+
+void zsd_grads_reset(struct zsd_job *job)
+{
+    for (uint32_t i = 0; i < job->nshards; i++) {
+        struct zsd_shard *s = job->shards[i];
+
+        assert(s->pushing == 0);
+        zsd_grad_reset(s);
+    }
+}

@@ -1,0 +1,420 @@
+/*
+ * conn.c - one connection: bytes in, frames, answers out, back-pressure, and its end.
+ *
+ * MODEL. The poll reads once for each time that the socket is readable, and handles every whole
+ * frame of it. Answers are queued in the stream and sent by zsd_server_turn(), so those of one turn
+ * share a system call. States and invariants: conn_priv.h.
+ *
+ * ROUND ROBIN. Of each link at most ZSD_FRAMES_TURN frames are handled in a turn; the next turn
+ * goes on, behind the other links. So who floods the daemon keeps others waiting for that long at
+ * most.
+ *
+ * BACK-PRESSURE. A link is full with ZSD_REQS_MAX unanswered requests, or ZSD_OUT_HIGH bytes that
+ * its client has not read. Then it is stalled: nothing is read, frames that arrived already wait in
+ * the stream, and the turn in which it has room again goes on with them. Death is still noticed: a
+ * stalled poll waits for the peer to hang up.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "daemon/dispatch.h"
+#include "daemon/net/conn_priv.h"
+#include "daemon/run/core.h"
+
+static struct zsd_link *link_of(struct zsd_conn *conn)
+{
+    return zb_container_of(conn, struct zsd_link, conn);
+}
+
+static bool link_full(const struct zsd_link *l)
+{
+    return l->nreqs >= ZSD_REQS_MAX || zp_stream_pending(l->stream) > ZSD_OUT_HIGH;
+}
+
+/** Somebody has to look at it in this turn (L1). */
+static void link_touch(struct zsd_link *l)
+{
+    if (zb_list_empty(&l->todo_node))
+        zb_list_push_back(&l->server->todo, &l->todo_node);
+}
+
+/* ---- the end */
+
+static void link_on_closed(uv_handle_t *handle)
+{
+    free(handle->data);
+}
+
+void zsd_link_end(struct zsd_link *l)
+{
+    struct zb_list *node;
+
+    assert(l->state != LINK_ENDED);
+    l->state = LINK_ENDED;
+    zsd_core_gone(&l->conn); /* may answer requests of this link: dropped, as it is ENDED */
+    while ((node = zb_list_pop_front(&l->conn.reqs)) != NULL)
+        zb_container_of(node, struct zsd_req, conn_node)->conn = NULL;
+    zb_list_remove(&l->todo_node);
+    zb_list_remove(&l->node);
+    if (l->refused)
+        l->server->nrefused--;
+    else
+        l->conn.daemon->clients--;
+    uv_close((uv_handle_t *)&l->poll, link_on_closed);
+    zp_stream_free(l->stream); /* behind uv_close(): that takes the descriptor out of the poll */
+}
+
+static void link_log(const struct zsd_link *l, enum zb_log_level level, const char *event,
+                     const char *why)
+{
+    zb_log(level, event, "pid=%ld uid=%u program=\"%s\" why=\"%s\"", (long)l->conn.pid,
+           (unsigned)l->conn.uid, l->conn.program, why);
+}
+
+/** We hang up. From a callback of ours: at once. */
+static void link_drop(struct zsd_link *l, const char *why)
+{
+    l->conn.daemon->stats.clients_dropped++;
+    link_log(l, ZB_LOG_WARN, "client-dropped", why);
+    zsd_link_end(l);
+}
+
+/** We hang up, and the core may be on the stack: in this turn. */
+static void link_lose(struct zsd_link *l, const char *why)
+{
+    l->conn.daemon->stats.clients_dropped++;
+    link_log(l, ZB_LOG_WARN, "client-dropped", why);
+    l->state = LINK_LOST;
+    link_touch(l);
+}
+
+/* ---- out */
+
+static int link_send(struct zsd_link *l, struct zp_frame frame, const ProtobufCMessage *message,
+                     const char *text, const int *fds, unsigned nfds)
+{
+    link_touch(l);
+    return zp_stream_send(l->stream, frame, message, text, fds, nfds);
+}
+
+static const char *link_why_unsent(int rc)
+{
+    return rc == -ENOBUFS ? "it does not read its answers" : "no memory for an answer";
+}
+
+static bool link_can_send(const struct zsd_link *l)
+{
+    return l->state == LINK_OPEN || l->state == LINK_LAST;
+}
+
+/** An answer that cannot be sent becomes one that says so; then there is nothing left to try. */
+static void link_answer(struct zsd_link *l, struct zp_frame frame, const ProtobufCMessage *message,
+                        const char *text, const int *fds, unsigned nfds)
+{
+    struct zb_err err = { 0 };
+    int rc = link_send(l, frame, message, text, fds, nfds);
+
+    if (rc == -EMSGSIZE || rc == -EMFILE || rc == -ENOMEM) {
+        frame.code = zb_fail(&err, rc, "the answer cannot be sent: %m");
+        l->conn.daemon->stats.replies_failed++;
+        rc = link_send(l, frame, NULL, err.text, NULL, 0);
+    }
+    if (rc < 0)
+        link_lose(l, link_why_unsent(rc));
+}
+
+/** Takes the request off its connection and frees it; sends when there is still somebody. */
+static void req_end(struct zsd_req *req, int code, const ProtobufCMessage *message,
+                    const char *text, const int *fds, unsigned nfds)
+{
+    struct zp_frame frame = {
+        .method = req->method, .kind = ZP_REPLY, .code = code, .tag = req->tag
+    };
+    struct zsd_link *l = req->conn ? link_of(req->conn) : NULL;
+
+    if (code < 0)
+        req->daemon->stats.replies_failed++;
+    if (l) {
+        zb_list_remove(&req->conn_node);
+        l->nreqs--;
+    }
+    if (l && link_can_send(l))
+        link_answer(l, frame, message, text, fds, nfds);
+    else
+        req->daemon->stats.replies_lost++;
+    req->daemon->reqs--;
+    zb_list_remove(&req->daemon_node);
+    free(req);
+}
+
+/** A request for a frame; NULL: no memory. req_end() ends it. */
+static struct zsd_req *req_new(struct zsd_link *l, const struct zp_frame *frame)
+{
+    struct zsd_req *req = calloc(1, sizeof(*req));
+
+    if (!req)
+        return NULL;
+    req->conn = &l->conn;
+    req->daemon = l->conn.daemon;
+    req->method = frame->method;
+    req->tag = frame->tag;
+    req->since_ns = zb_now_ns();
+    zb_list_push_back(&l->conn.reqs, &req->conn_node);
+    l->nreqs++;
+    req->daemon->reqs++;
+    if (!req->daemon->unanswered.next)
+        zb_list_init(&req->daemon->unanswered);
+    zb_list_push_back(&req->daemon->unanswered, &req->daemon_node);
+    return req;
+}
+
+void zsd_reply(struct zsd_req *req, const ProtobufCMessage *message, int fd)
+{
+    req_end(req, 0, message, NULL, &fd, fd >= 0 ? 1 : 0);
+}
+
+void zsd_reply_fds(struct zsd_req *req, const ProtobufCMessage *message, const int *fds,
+                   unsigned nfds)
+{
+    req_end(req, 0, message, NULL, fds, nfds);
+}
+
+void zsd_reply_err(struct zsd_req *req, const struct zb_err *err)
+{
+    assert(err->code < 0);
+    req_end(req, err->code, NULL, err->text, NULL, 0);
+}
+
+void zsd_event(struct zsd_conn *conn, uint16_t event, const ProtobufCMessage *message)
+{
+    struct zsd_link *l = link_of(conn);
+    struct zp_frame frame = { .method = event, .kind = ZP_EVENT };
+    int rc;
+
+    if (!conn->greeted || !link_can_send(l))
+        return;
+    rc = link_send(l, frame, message, NULL, NULL, 0);
+    if (rc < 0)
+        link_lose(l, link_why_unsent(rc));
+}
+
+bool zsd_may(const struct zsd_conn *conn, uid_t uid)
+{
+    return conn->uid == uid || conn->uid == 0 || conn->uid == geteuid();
+}
+
+/* ---- in */
+
+static int link_refuse(struct zsd_link *l, const struct zp_frame *frame, struct zb_err *err)
+{
+    struct zsd_req *req = frame->kind == ZP_REQUEST ? req_new(l, frame) : NULL;
+    struct zb_err why = { 0 };
+
+    if (!req)
+        return zb_fail(err, -EPROTO, "refused, and its first message is no request");
+    (void)zb_fail(&why, -EUSERS, "this daemon serves %u clients already, its limit (clients_max)",
+                  l->conn.daemon->config.clients_max);
+    zsd_reply_err(req, &why);
+    return 1;
+}
+
+/** 0; 1: nothing more is to be read; -EPROTO, -ENOMEM: hang up, err has the sentence. */
+static int link_dispatch(struct zsd_link *l, const struct zp_frame *frame, const uint8_t *body,
+                         struct zb_err *err)
+{
+    struct zp_arena *arena = l->server->arena;
+    struct zsd_req *req;
+
+    l->conn.daemon->stats.requests++;
+    if (frame->fds > 0)
+        return zb_fail(err, -EPROTO, "a message of a client carries %u descriptors", frame->fds);
+    if (frame->kind == ZP_ONEWAY)
+        return zsd_dispatch_oneway(&l->conn, arena, frame->method, body, frame->body_bytes, err);
+    if (frame->kind != ZP_REQUEST)
+        return zb_fail(err, -EPROTO, "a client sends requests only");
+    req = req_new(l, frame);
+    if (!req)
+        return zb_fail(err, -ENOMEM, "a request: %m");
+    return zsd_dispatch(req, arena, body, frame->body_bytes);
+}
+
+/** Handles one frame; false: the link has ended. */
+static bool link_frame(struct zsd_link *l, const struct zp_frame *frame, const uint8_t *body,
+                       int *fds)
+{
+    struct zb_err err = { 0 };
+    int rc;
+
+    for (unsigned i = 0; i < frame->fds; i++)
+        zb_close_fd(&fds[i]); /* nothing that a client sends has any */
+    rc = l->refused ? link_refuse(l, frame, &err) : link_dispatch(l, frame, body, &err);
+    if (rc < 0) {
+        link_drop(l, err.text);
+        return false;
+    }
+    if (rc == 1 && l->state == LINK_OPEN) {
+        l->state = LINK_LAST;
+        link_touch(l);
+    }
+    return true;
+}
+
+/** Frames that have arrived, ZSD_FRAMES_TURN of them, while there is room for answers; false: the
+ * link has ended. */
+static bool link_frames(struct zsd_link *l)
+{
+    struct zb_err err = { 0 };
+    struct zp_frame frame;
+    const uint8_t *body;
+    int fds[ZP_FDS_MAX], rc;
+
+    for (unsigned n = 0; l->state == LINK_OPEN && !link_full(l) && n < ZSD_FRAMES_TURN; n++) {
+        rc = zp_stream_next(l->stream, &frame, &body, fds, &err);
+        if (rc == 0)
+            return true;
+        if (rc < 0) {
+            link_drop(l, err.text);
+            return false;
+        }
+        if (!link_frame(l, &frame, body, fds))
+            return false;
+    }
+    if (l->state == LINK_OPEN) {
+        l->stalled = true;
+        l->conn.daemon->stats.sent_stalls += link_full(l);
+        link_touch(l);
+    }
+    return true;
+}
+
+/** false: the link has ended. */
+static bool link_read(struct zsd_link *l)
+{
+    struct zb_err err = { 0 };
+    int rc = zp_stream_read(l->stream, &err);
+
+    if (rc == 0)
+        return link_frames(l);
+    if (rc == -EAGAIN)
+        return true;
+    if (rc == -ECONNRESET) {
+        link_log(l, ZB_LOG_DEBUG, "client-gone", err.text);
+        zsd_link_end(l);
+    } else {
+        link_drop(l, err.text);
+    }
+    return false;
+}
+
+/* ---- the poll */
+
+static void link_on_poll(uv_poll_t *poll, int status, int events);
+
+/** Says what to wait for; when the turn will look at it anyway, that does it. */
+static void link_arm(struct zsd_link *l)
+{
+    int events = UV_DISCONNECT;
+    int rc;
+
+    if (!zb_list_empty(&l->todo_node))
+        return;
+    if (l->state == LINK_OPEN && !l->stalled)
+        events |= UV_READABLE;
+    if (zp_stream_pending(l->stream) > 0)
+        events |= UV_WRITABLE;
+    if (events == l->events)
+        return;
+    l->events = events;
+    rc = uv_poll_start(&l->poll, events, link_on_poll);
+    assert(rc == 0); /* it only notes what the next poll asks for */
+}
+
+/** status is UV_EBADF when the socket has an error: reading says which. */
+static void link_on_poll(uv_poll_t *poll, int status, int events)
+{
+    struct zsd_link *l = poll->data;
+
+    if (status < 0)
+        l->events = 0; /* libuv has stopped the poll */
+    if ((events & UV_WRITABLE) || status < 0)
+        link_touch(l);
+    if (l->state == LINK_OPEN && !l->stalled) {
+        if (((events & (UV_READABLE | UV_DISCONNECT)) || status < 0) && !link_read(l))
+            return;
+    } else if ((events & UV_DISCONNECT) || status < 0) {
+        link_log(l, ZB_LOG_DEBUG, "client-gone", "hung up");
+        zsd_link_end(l);
+        return;
+    }
+    link_arm(l);
+}
+
+/** True when the core may have something to do now. */
+bool zsd_link_turn(struct zsd_link *l)
+{
+    if (l->state == LINK_LOST || zp_stream_write(l->stream) < 0 ||
+        (l->state == LINK_LAST && zp_stream_pending(l->stream) == 0)) {
+        zsd_link_end(l);
+        return true;
+    }
+    if (l->stalled && !link_full(l)) {
+        l->stalled = false;
+        if (link_frames(l))
+            link_arm(l);
+        return true;
+    }
+    link_arm(l);
+    return false;
+}
+
+/* ---- the beginning */
+
+/** Owns fd from here on, once the stream is there. */
+static int link_build(struct zsd_link *l, int fd)
+{
+    struct ucred cred;
+    socklen_t len = sizeof(cred);
+    int rc;
+
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) < 0)
+        return -errno;
+    l->conn.uid = cred.uid;
+    l->conn.pid = cred.pid;
+    rc = zp_stream_new(&l->stream, fd);
+    return rc < 0 ? rc : uv_poll_init(&l->server->daemon->loop->uv, &l->poll, fd);
+}
+
+int zsd_link_new(struct zsd_server *server, int fd, bool refused)
+{
+    struct zsd_link *l = calloc(1, sizeof(*l));
+    int rc = -ENOMEM;
+
+    if (l) {
+        l->server = server;
+        rc = link_build(l, fd);
+    }
+    if (rc < 0) {
+        if (l && l->stream)
+            zp_stream_free(l->stream);
+        else
+            zb_close_fd(&fd);
+        free(l);
+        return rc;
+    }
+    l->conn.daemon = server->daemon;
+    l->refused = refused;
+    l->poll.data = l;
+    zb_list_init(&l->conn.reqs);
+    zb_list_init(&l->todo_node);
+    zb_list_push_back(refused ? &server->refused : &server->links, &l->node);
+    if (refused)
+        server->nrefused++;
+    else
+        server->daemon->clients++;
+    link_arm(l);
+    return 0;
+}

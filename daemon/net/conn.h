@@ -1,0 +1,64 @@
+/*
+ * conn.h - connections and requests, as the core sees them.
+ *
+ * MODEL. conn.c turns bytes into requests, dispatch.c calls the row's handler, and the handler
+ * answers each request exactly once, now or later, by zsd_reply() or zsd_reply_err(). A client may
+ * go away while an operation works for it: then req->conn becomes NULL, and the answer is dropped.
+ *
+ * When a connection ends, however it ends, zsd_core_gone() is called once, first; then the requests
+ * that are still unanswered lose their conn.
+ *
+ * Loop thread only. Back-pressure: a connection with too many requests in progress
+ * (ZSD_REQS_MAX) or too many bytes waiting to be sent is not read from until that changes.
+ */
+#ifndef ZSD_CONN_H
+#define ZSD_CONN_H
+
+#include <protobuf-c/protobuf-c.h>
+#include <stdbool.h>
+#include <sys/types.h>
+
+#include "base/err.h"
+#include "base/util.h"
+#include "daemon/run/daemon.h"
+
+#define ZSD_REQS_MAX 1024u /* unanswered requests of one connection */
+
+struct zsd_member;
+struct zsd_reader;
+
+/** The part of a connection that the core may touch. conn.c embeds it. */
+struct zsd_conn {
+    struct zsd *daemon;
+    uid_t uid; /* SO_PEERCRED, at accept */
+    pid_t pid;
+    char program[64];          /* as the client calls itself; cleaned */
+    bool greeted;              /* hello was answered */
+    struct zsd_member *member; /* the core's: the rank that this connection is, or NULL */
+    struct zsd_reader *reader; /* likewise: what it reads of a saved job (op/reader.c), or NULL */
+    struct zb_list reqs;       /* unanswered requests */
+};
+
+struct zsd_req {
+    struct zsd_conn *conn; /* NULL: the client is gone */
+    struct zsd *daemon;
+    uint16_t method;
+    uint64_t tag;
+    uint64_t since_ns;                     /* when it came */
+    struct zb_list conn_node, daemon_node; /* conn.c's */
+};
+
+/** Answer and end a request. message NULL: Empty. fd is duplicated (-1: none). err has a code. */
+void zsd_reply(struct zsd_req *req, const ProtobufCMessage *message, int fd);
+/** The same with nfds descriptors, at most ZP_FDS_MAX. */
+void zsd_reply_fds(struct zsd_req *req, const ProtobufCMessage *message, const int *fds,
+                   unsigned nfds);
+void zsd_reply_err(struct zsd_req *req, const struct zb_err *err);
+
+/** Sends an event (enum zp_event). */
+void zsd_event(struct zsd_conn *conn, uint16_t event, const ProtobufCMessage *message);
+
+/** May this client see and end jobs of `uid`: its owner, root, or the daemon's own user. */
+bool zsd_may(const struct zsd_conn *conn, uid_t uid);
+
+#endif

@@ -1,0 +1,77 @@
+/*
+ * conn_priv.h - a connection with its socket, between server.c and conn.c.
+ */
+#ifndef ZSD_CONN_PRIV_H
+#define ZSD_CONN_PRIV_H
+
+#include <uv.h>
+
+#include "daemon/loop_priv.h"
+#include "daemon/net/conn.h"
+#include "daemon/net/server.h"
+#include "proto/codec.h"
+#include "proto/stream.h"
+
+/** Bytes of answers towards one client above which it is not read from. */
+#define ZSD_OUT_HIGH (UINT32_C(1) << 20)
+/** Frames of one client that a turn handles. */
+#define ZSD_FRAMES_TURN 64u
+
+struct zsd_server {
+    struct zsd *daemon;
+    struct zp_arena *arena; /* of the request that is being handled */
+    char lock_path[128];    /* that of the socket and ".lock" */
+    int lock_fd;            /* -1: not ours */
+    int listen_fd;          /* -1: not listening */
+    bool bound;             /* the socket's file is ours: */
+    dev_t dev;
+    ino_t ino;
+    uv_poll_t poll;
+    uv_timer_t pause;
+    unsigned handles;       /* of libuv, not yet closed */
+    bool pausing;           /* the last accept failed, and that was logged */
+    struct zb_list links;   /* every zsd_link that is not refused, oldest first */
+    struct zb_list refused; /* the waiting room, likewise */
+    unsigned nrefused;
+    struct zb_list todo; /* links that zsd_server_turn() has to look at */
+};
+
+/**
+ * A connection.
+ *
+ *     OPEN ----> LAST ----> ENDED        LAST: nothing more is read; what is queued is sent
+ *       |         |           ^
+ *       +-> LOST <+           |          LOST: to be ended by the next turn, since somebody of the
+ *             +---------------+          core's is on the stack
+ *
+ * INVARIANTS
+ *     L1  Whatever has bytes to send that no poll waits for, is stalled and may go on, or is LOST,
+ *         stands in server->todo.
+ *     L2  zsd_core_gone() runs once, on the way into ENDED, and never from inside a call of the
+ *         core's.
+ *     L3  nreqs is the number of requests in conn.reqs.
+ */
+enum zsd_link_state { LINK_OPEN, LINK_LAST, LINK_LOST, LINK_ENDED };
+
+struct zsd_link {
+    struct zsd_conn conn;
+    enum zsd_link_state state;
+    struct zsd_server *server;
+    struct zp_stream *stream;
+    uv_poll_t poll;
+    int events;   /* what the poll waits for */
+    bool refused; /* in the waiting room */
+    bool stalled; /* frames may lie in the stream: full when we looked last, or enough for a turn */
+    unsigned nreqs;
+    struct zb_list node;      /* in server->links or refused */
+    struct zb_list todo_node; /* in server->todo */
+};
+
+/** Takes over fd; refused: for the waiting room. 0, or a negative errno and fd is closed. */
+int zsd_link_new(struct zsd_server *server, int fd, bool refused);
+/** Ends it now: not from inside a call of the core's. */
+void zsd_link_end(struct zsd_link *link);
+/** One link's part of zsd_server_turn(). */
+bool zsd_link_turn(struct zsd_link *link);
+
+#endif

@@ -1,0 +1,371 @@
+/*
+ * server.c - listen, accept, limits, and the end of it.
+ *
+ * WHOSE PATH IS IT. Three things are looked at, in this order, and any of them refuses:
+ *     1. the lock on PATH.lock: a daemon that starts, runs or is being killed holds it;
+ *     2. what lies at PATH: only a socket may be replaced;
+ *     3. whether somebody answers there (a program that knows nothing of the lock).
+ * Then the file at PATH is a dead daemon's and goes. The lock file is removed at the end while the
+ * lock is held; who finds that the file that it locked is not the one at the path any more, begins
+ * again. Our socket file is removed only while it is the one that we made.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "daemon/net/conn_priv.h"
+#include "daemon/os/lock.h"
+#include "proto/socket.h"
+
+#define LISTEN_BACKLOG 128
+
+/* ---- the path */
+
+/** The system's directory, /run/zshard, is made when it is missing: root's daemon needs no setup.
+ */
+static void path_make_directory(const char *path)
+{
+    char dir[sizeof(((struct sockaddr_un *)0)->sun_path)];
+    char *slash;
+
+    (void)snprintf(dir, sizeof(dir), "%s", path);
+    slash = strrchr(dir, '/');
+    if (slash && slash != dir) {
+        *slash = '\0';
+        (void)mkdir(dir, 0755); /* what fails here shows itself at the lock file */
+    }
+}
+
+/** 0 and the lock is held; 1: the file lost its name meanwhile, begin again. */
+static int path_lock_once(struct zsd_server *s, const char *path, struct zb_err *err)
+{
+    struct stat ours, there;
+    int rc;
+
+    s->lock_fd = open(s->lock_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (s->lock_fd < 0 && errno == ENOENT)
+        return zb_fail(err, -ENOENT,
+                       "socket '%s': its directory does not exist; give --socket, or set "
+                       "XDG_RUNTIME_DIR",
+                       path);
+    if (s->lock_fd < 0)
+        return zb_fail(err, -errno, "socket '%s': lock file '%s': %m", path, s->lock_path);
+    rc = zsd_lock(s->lock_fd);
+    if (rc == -EBUSY)
+        return zb_fail(err, -EADDRINUSE, "socket '%s' is in use by another daemon", path);
+    if (rc < 0)
+        return zb_fail(err, rc, "socket '%s': lock '%s': %m", path, s->lock_path);
+    if (fstat(s->lock_fd, &ours) == 0 && stat(s->lock_path, &there) == 0 &&
+        ours.st_dev == there.st_dev && ours.st_ino == there.st_ino)
+        return 0;
+    zb_close_fd(&s->lock_fd);
+    return 1;
+}
+
+static int path_lock(struct zsd_server *s, const char *path, struct zb_err *err)
+{
+    int rc;
+
+    (void)snprintf(s->lock_path, sizeof(s->lock_path), "%s.lock", path);
+    do
+        rc = path_lock_once(s, path, err);
+    while (rc == 1);
+    if (rc < 0)
+        zb_close_fd(&s->lock_fd); /* not ours: the file stays */
+    return rc;
+}
+
+/** True when somebody accepts, or would if there were room. */
+static bool path_answers(const struct sockaddr_un *address)
+{
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    bool answers = false;
+
+    if (fd >= 0)
+        answers = connect(fd, (const struct sockaddr *)address, sizeof(*address)) == 0 ||
+                  errno == EAGAIN || errno == EACCES;
+    zb_close_fd(&fd);
+    return answers;
+}
+
+/** Sees to it that nothing lies at the path. */
+static int path_clear(const struct sockaddr_un *address, struct zb_err *err)
+{
+    const char *path = address->sun_path;
+    struct stat st;
+
+    if (lstat(path, &st) < 0)
+        return errno == ENOENT ? 0 : zb_fail(err, -errno, "socket '%s': %m", path);
+    if (!S_ISSOCK(st.st_mode))
+        return zb_fail(err, -EEXIST, "'%s' exists and is no socket: it is not replaced", path);
+    if (path_answers(address))
+        return zb_fail(err, -EADDRINUSE, "socket '%s' is in use by another program", path);
+    if (unlink(path) < 0)
+        return zb_fail(err, -errno, "remove the dead socket '%s': %m", path);
+    zb_log(ZB_LOG_INFO, "socket-replaced", "path=\"%s\" why=\"nobody answered there\"", path);
+    return 0;
+}
+
+/** Lets the group in, once the socket is there and only its owner may connect. */
+static int path_group(const char *path, const char *name, struct zb_err *err)
+{
+    struct group *g;
+
+    if (!*name)
+        return 0;
+    g = getgrnam(name);
+    if (!g)
+        return zb_fail(err, -EINVAL, "socket_group: there is no group '%s'", name);
+    if (chown(path, (uid_t)-1, g->gr_gid) < 0)
+        return zb_fail(err, -errno, "give socket '%s' to group '%s': %m", path, name);
+    if (chmod(path, 0660) < 0)
+        return zb_fail(err, -errno, "open socket '%s' to group '%s': %m", path, name);
+    return 0;
+}
+
+static int server_bind(struct zsd_server *s, const struct sockaddr_un *address, struct zb_err *err)
+{
+    const char *path = address->sun_path;
+    struct stat st;
+
+    s->listen_fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (s->listen_fd < 0)
+        return zb_fail(err, -errno, "a socket: %m");
+    (void)fchmod(s->listen_fd, 0600); /* the file that bind() makes has this mode from the start */
+    if (bind(s->listen_fd, (const struct sockaddr *)address, sizeof(*address)) < 0)
+        return zb_fail(err, -errno, "socket '%s': %m", path);
+    if (lstat(path, &st) < 0)
+        return zb_fail(err, -errno, "socket '%s': %m", path);
+    s->bound = true;
+    s->dev = st.st_dev;
+    s->ino = st.st_ino;
+    return path_group(path, s->daemon->config.socket_group, err);
+}
+
+/* ---- accepting */
+
+static void server_on_poll(uv_poll_t *poll, int status, int events);
+
+static void server_listen(struct zsd_server *s)
+{
+    int rc = uv_poll_start(&s->poll, UV_READABLE, server_on_poll);
+
+    assert(rc == 0); /* it only notes what the next poll asks for */
+}
+
+static void server_on_pause(uv_timer_t *timer)
+{
+    server_listen(timer->data);
+}
+
+/** Nobody can be accepted now: they wait in the kernel's queue, and we do not spin. */
+static void server_pause(struct zsd_server *s, int rc)
+{
+    if (!s->pausing)
+        zb_log(ZB_LOG_WARN, "accept-paused", "clients=%u why=\"%s\"", s->daemon->clients,
+               strerror(-rc));
+    s->pausing = true;
+    (void)uv_poll_stop(&s->poll);
+    (void)uv_timer_start(&s->pause, server_on_pause, ZSD_ACCEPT_PAUSE_MS, 0);
+}
+
+/** Over the limit: into the waiting room, where there is always room for the newest. */
+static int server_refuse(struct zsd_server *s, int fd)
+{
+    s->daemon->stats.clients_refused++;
+    if (s->nrefused == ZSD_REFUSED_MAX)
+        zsd_link_end(zb_container_of(s->refused.next, struct zsd_link, node));
+    return zsd_link_new(s, fd, true);
+}
+
+/** 0, or a negative errno: -EAGAIN nobody waits. */
+static int server_accept(struct zsd_server *s)
+{
+    int fd = accept4(s->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK), rc;
+
+    if (fd < 0)
+        return errno == ECONNABORTED || errno == EINTR ? 0 : -errno;
+    if (s->daemon->clients >= s->daemon->config.clients_max)
+        return server_refuse(s, fd);
+    rc = zsd_link_new(s, fd, false);
+    if (rc == 0)
+        s->daemon->stats.clients_accepted++;
+    else
+        s->daemon->stats.clients_refused++;
+    return rc;
+}
+
+static void server_on_poll(uv_poll_t *poll, int status, int events)
+{
+    struct zsd_server *s = poll->data;
+    int rc = 0;
+
+    (void)events;
+    assert(status == 0); /* our own listening socket */
+    for (unsigned i = 0; i < ZSD_ACCEPT_MAX && rc == 0; i++)
+        rc = server_accept(s);
+    if (rc < 0 && rc != -EAGAIN)
+        server_pause(s, rc);
+    else
+        s->pausing = false;
+}
+
+/* ---- up and down */
+
+static int server_watch(struct zsd_server *s, struct zb_err *err)
+{
+    uv_loop_t *uv = &s->daemon->loop->uv;
+    int rc;
+
+    if (listen(s->listen_fd, LISTEN_BACKLOG) < 0)
+        return zb_fail(err, -errno, "listen: %m");
+    rc = uv_poll_init(uv, &s->poll, s->listen_fd);
+    if (rc < 0)
+        return zb_fail(err, rc, "watch the socket: %m");
+    (void)uv_timer_init(uv, &s->pause); /* only fills memory */
+    s->handles = 2;
+    s->poll.data = s->pause.data = s;
+    server_listen(s);
+    return 0;
+}
+
+static int server_build(struct zsd_server *s, struct zb_err *err)
+{
+    struct zsd_config *config = &s->daemon->config;
+    const char *given = config->socket[0] ? config->socket : NULL;
+    struct sockaddr_un address;
+    int rc = zp_socket_address(given, &address, err);
+
+    if (rc < 0)
+        return rc;
+    (void)snprintf(config->socket, sizeof(config->socket), "%s", address.sun_path);
+    if (!given)
+        path_make_directory(address.sun_path);
+    rc = path_lock(s, address.sun_path, err);
+    if (rc == 0)
+        rc = path_clear(&address, err);
+    if (rc == 0)
+        rc = server_bind(s, &address, err);
+    if (rc < 0)
+        return rc;
+    if (zp_arena_new(&s->arena) < 0)
+        return zb_fail(err, -ENOMEM, "memory for messages: %m");
+    return server_watch(s, err);
+}
+
+static void server_free(struct zsd_server *s)
+{
+    zp_arena_free(s->arena);
+    free(s);
+}
+
+static void server_on_closed(uv_handle_t *handle)
+{
+    struct zsd_server *s = handle->data;
+
+    if (--s->handles == 0)
+        server_free(s);
+}
+
+int zsd_server_open(struct zsd *daemon, struct zb_err *err)
+{
+    struct zsd_server *s = calloc(1, sizeof(*s));
+    int rc;
+
+    if (!s)
+        return zb_fail(err, -ENOMEM, "the server: %m");
+    s->daemon = daemon;
+    s->lock_fd = s->listen_fd = -1;
+    zb_list_init(&s->links);
+    zb_list_init(&s->refused);
+    zb_list_init(&s->todo);
+    daemon->server = s;
+    rc = server_build(s, err);
+    if (rc < 0)
+        zsd_server_close(daemon);
+    return rc;
+}
+
+/** Removes what is ours of the path. */
+static void server_leave(struct zsd_server *s)
+{
+    const char *path = s->daemon->config.socket;
+    struct stat st;
+
+    if (s->bound && lstat(path, &st) == 0 && st.st_dev == s->dev && st.st_ino == s->ino)
+        (void)unlink(path);
+    s->bound = false;
+    if (s->lock_fd >= 0)
+        (void)unlink(s->lock_path); /* held still: see the top */
+    zb_close_fd(&s->lock_fd);
+}
+
+void zsd_server_drain(struct zsd *daemon)
+{
+    struct zsd_server *s = daemon->server;
+
+    if (s->handles > 0) {
+        (void)uv_poll_stop(&s->poll);
+        (void)uv_timer_stop(&s->pause);
+    }
+    server_leave(s);
+    zb_close_fd(&s->listen_fd);
+}
+
+static void server_end_links(struct zb_list *links)
+{
+    while (!zb_list_empty(links))
+        zsd_link_end(zb_container_of(links->next, struct zsd_link, node));
+}
+
+void zsd_server_close(struct zsd *daemon)
+{
+    struct zsd_server *s = daemon->server;
+
+    if (!s)
+        return;
+    zsd_server_drain(daemon);
+    server_end_links(&s->links);
+    server_end_links(&s->refused);
+    daemon->server = NULL;
+    if (s->handles == 0) {
+        server_free(s);
+        return;
+    }
+    uv_close((uv_handle_t *)&s->poll, server_on_closed);
+    uv_close((uv_handle_t *)&s->pause, server_on_closed);
+}
+
+/* ---- the turn */
+
+bool zsd_server_turn(struct zsd *daemon)
+{
+    struct zsd_server *s = daemon->server;
+    struct zb_list now, *node;
+    bool work = false;
+
+    if (!s)
+        return false;
+    zb_list_init(&now); /* who is touched from here on comes with the next turn */
+    while ((node = zb_list_pop_front(&s->todo)) != NULL)
+        zb_list_push_back(&now, node);
+    while ((node = zb_list_pop_front(&now)) != NULL)
+        work |= zsd_link_turn(zb_container_of(node, struct zsd_link, todo_node));
+    return work || !zb_list_empty(&s->todo);
+}
+
+size_t zsd_server_unsent(const struct zsd *daemon)
+{
+    size_t bytes = 0;
+
+    zb_list_each(node, &daemon->server->links)
+        bytes += zp_stream_pending(zb_container_of(node, struct zsd_link, node)->stream);
+    return bytes;
+}

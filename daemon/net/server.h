@@ -1,0 +1,49 @@
+/*
+ * server.h - the socket that clients connect to, and the connections that came of it.
+ *
+ * MODEL. The socket's file and a lock file beside it (PATH.lock) belong to one daemon. Who holds
+ * the lock and finds a socket file that nobody answers on replaces it: its daemon is dead. The
+ * socket is made with mode 0600; only then a group may be let in (socket_group: 0660).
+ *
+ * LIMITS. Beyond clients_max connections a client is let into a waiting room of ZSD_REFUSED_MAX
+ * places, where its first request is answered -EUSERS with the numbers, and then hung up on. Beyond
+ * that, whoever has waited there longest is hung up on. When descriptors or memory run out, nobody
+ * is accepted for ZSD_ACCEPT_PAUSE_MS.
+ *
+ * Loop thread only.
+ */
+#ifndef ZSD_SERVER_H
+#define ZSD_SERVER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "base/err.h"
+#include "daemon/run/daemon.h"
+
+#define ZSD_REFUSED_MAX     16u
+#define ZSD_ACCEPT_PAUSE_MS 100u
+#define ZSD_ACCEPT_MAX      16u /* connections in one turn */
+
+/**
+ * Listens. Needs the loop and the core. daemon->config.socket becomes the path.
+ *
+ * @return 0; -ENAMETOOLONG, -ENOENT no such directory, -EADDRINUSE a daemon lives there, -EEXIST
+ *         something that is no socket lies there, -EINVAL no such group, another: err has the
+ *         sentence, and nothing of the path was changed
+ */
+int zsd_server_open(struct zsd *daemon, struct zb_err *err);
+/** Drain, then every connection ends. Their memory goes when the loop closes. NULL server: fine. */
+void zsd_server_close(struct zsd *daemon);
+
+/** Stops listening and removes our socket file; connections stay. */
+void zsd_server_drain(struct zsd *daemon);
+
+/** Once a turn, behind zsd_core_turn(): sends what is queued, resumes connections that had to wait.
+ *  @return true when that gave the core, or itself, something to do */
+bool zsd_server_turn(struct zsd *daemon);
+
+/** Bytes of answers that wait for their clients. */
+size_t zsd_server_unsent(const struct zsd *daemon);
+
+#endif

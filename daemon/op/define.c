@@ -1,0 +1,414 @@
+/*
+ * define.c - a job is described: units with their tensors, then the shards of each rank. All ranks
+ * say the same of a unit; a job that is made again says what was saved.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/job/job_priv.h"
+#include "proto/codec.h"
+
+/* ---- units */
+
+void zsd_unit_free(struct zsd_unit *unit)
+{
+    if (!unit)
+        return;
+    free(unit->tensors);
+    free(unit->segments);
+    free(unit->shards);
+    free(unit);
+}
+
+static int unit_check(const struct zsd_job *job, const Zp__UnitDefine *q, struct zb_err *err)
+{
+    if (job->state != ZSD_DEFINING && !job->keep)
+        return zb_fail(err, -EBUSY, "job '%s' is ready: its units are fixed", job->name);
+    if (q->unit >= ZP_UNITS_MAX || q->unit > job->nunits)
+        return zb_fail(err, -EINVAL, "unit %u comes after %u of job '%s': units come in order",
+                       q->unit, job->nunits, job->name);
+    if (!zp_name_valid(q->name))
+        return zb_fail(err, -EINVAL, "'%s' is no name for a unit", q->name);
+    if (q->elems < 1 || q->elems > UINT64_C(1) << 40)
+        return zb_fail(err, -EINVAL, "unit '%s' has %llu elements: from 1 to 2^40", q->name,
+                       (unsigned long long)q->elems);
+    return 0;
+}
+
+static int unit_tensor(struct zsd_unit *unit, const struct zsd_job *job, const Zp__Tensor *q,
+                       struct zb_err *err)
+{
+    struct zsd_tensor t = {
+        .first = q->first, .count = 1, .group = q->group, .ndims = (uint32_t)q->n_dims
+    };
+    uint64_t from = 0;
+
+    if (unit->ntensors > 0) {
+        const struct zsd_tensor *last = &unit->tensors[unit->ntensors - 1];
+
+        from = last->first + last->count;
+    }
+    if (!zp_tensor_name_valid(q->name))
+        return zb_fail(err, -EINVAL, "unit '%s': '%s' is no name for a tensor", unit->name,
+                       q->name);
+    if (q->n_dims > ZP_DIMS_MAX)
+        return zb_fail(err, -EINVAL, "tensor '%s' has %zu dimensions: at most %u", q->name,
+                       q->n_dims, ZP_DIMS_MAX);
+    for (size_t i = 0; i < q->n_dims; i++) {
+        t.dims[i] = q->dims[i];
+        if (!zb_mul_fits(t.count, q->dims[i], &t.count))
+            return zb_fail(err, -EINVAL, "tensor '%s' has a shape that overflows", q->name);
+    }
+    if (t.count < 1 || q->first < from || !zb_range_inside(q->first, t.count, unit->elems))
+        return zb_fail(
+            err, -EINVAL,
+            "tensor '%s' (first %llu, %llu elements) is not inside unit '%s' of %llu, behind "
+            "the one before it",
+            q->name, (unsigned long long)q->first, (unsigned long long)t.count, unit->name,
+            (unsigned long long)unit->elems);
+    if (q->group >= job->groups && q->group != ZP_GROUP_FROZEN)
+        return zb_fail(err, -EINVAL, "tensor '%s' is of parameter group %u, and the job has %u",
+                       q->name, q->group, job->groups);
+    if (job->ntensors + unit->ntensors >= ZSD_TENSORS_MAX)
+        return zb_fail(err, -ENOSPC, "tensor '%s': job '%s' has %u tensors, which is the limit",
+                       q->name, job->name, job->ntensors + unit->ntensors);
+    if (unit->ntensors == unit->tensors_room) {
+        uint32_t room = unit->tensors_room > 0 ? 2 * unit->tensors_room : 16;
+        void *grown = realloc(unit->tensors, room * sizeof(*unit->tensors));
+
+        if (!grown)
+            return zb_fail(err, -ENOMEM, "tensors of unit '%s': %m", unit->name);
+        unit->tensors = grown;
+        unit->tensors_room = room;
+    }
+    (void)snprintf(t.name, sizeof(t.name), "%s", q->name);
+    unit->tensors[unit->ntensors++] = t;
+    return 0;
+}
+
+/* Runs of elements of one group; frozen tensors and gaps are in none. */
+int zsd_unit_segments(struct zsd_unit *unit)
+{
+    if (unit->ntensors == 0 || unit->layout.frozen)
+        return 0;
+    unit->segments = calloc(unit->ntensors, sizeof(*unit->segments));
+    if (!unit->segments)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < unit->ntensors; i++) {
+        const struct zsd_tensor *t = &unit->tensors[i];
+        struct zk_segment *last = unit->nsegments > 0 ? &unit->segments[unit->nsegments - 1] : NULL;
+
+        if (t->group == ZP_GROUP_FROZEN)
+            continue;
+        if (last && last->group == t->group && last->first + last->count == t->first)
+            last->count += t->count;
+        else
+            unit->segments[unit->nsegments++] =
+                (struct zk_segment){ .first = t->first, .count = t->count, .group = t->group };
+    }
+    return 0;
+}
+
+static bool unit_same(const struct zsd_unit *a, const struct zsd_unit *b)
+{
+    if (strcmp(a->name, b->name) != 0 || a->elems != b->elems || a->ntensors != b->ntensors ||
+        a->layout.dtype != b->layout.dtype || a->layout.grad_dtype != b->layout.grad_dtype ||
+        a->layout.frozen != b->layout.frozen || a->layout.quantized != b->layout.quantized)
+        return false;
+    for (uint32_t i = 0; i < a->ntensors; i++) {
+        const struct zsd_tensor *s = &a->tensors[i], *t = &b->tensors[i];
+
+        if (strcmp(s->name, t->name) != 0 || s->first != t->first || s->group != t->group ||
+            s->ndims != t->ndims || memcmp(s->dims, t->dims, sizeof(s->dims)) != 0)
+            return false;
+    }
+    return true;
+}
+
+/* It is not the one that the job has: what differs, if a word says it. */
+static int unit_differs(const struct zsd_member *m, const struct zsd_unit *unit,
+                        const struct zsd_unit *kept, struct zb_err *err)
+{
+    static const char *const words[] = { "trained", "frozen", "frozen and quantized" };
+    const unsigned is = unit->layout.frozen + unit->layout.quantized;
+    const unsigned was = kept->layout.frozen + kept->layout.quantized;
+
+    if (is != was)
+        return zb_fail(err, -EINVAL,
+                       "unit %u ('%s') of job '%s' is %s, and rank %u defines it as %s",
+                       unit->index, unit->name, m->job->name, words[was], m->rank, words[is]);
+    return zb_fail(err, -EINVAL,
+                   "rank %u defines unit %u ('%s') of job '%s' otherwise than its peers", m->rank,
+                   unit->index, unit->name, m->job->name);
+}
+
+/* The last part has come: the first rank's unit is kept, the others' are compared with it. */
+static int unit_finish(struct zsd_member *m, struct zb_err *err)
+{
+    struct zsd_job *job = m->job;
+    struct zsd_unit *unit = m->defining;
+
+    if (unit->ntensors == 0 && !unit->layout.frozen) /* what lies in no tensor is never stepped */
+        return zb_fail(
+            err, -EINVAL,
+            "unit '%s' has no tensors, and is not frozen: nothing of it would be trained",
+            unit->name);
+    if (unit->index < job->nunits)
+        return unit_same(unit, job->units[unit->index])
+                   ? 0
+                   : unit_differs(m, unit, job->units[unit->index], err);
+    if (job->state != ZSD_DEFINING || job->again)
+        return zb_fail(err, -EINVAL, "job '%s' has %u units, and '%s' is none of them", job->name,
+                       job->nunits, unit->name);
+    if (zsd_unit_segments(unit) < 0)
+        return zb_fail(err, -ENOMEM, "unit '%s': %m", unit->name);
+    if (job->nunits == job->units_room) {
+        uint32_t room = job->units_room > 0 ? 2 * job->units_room : 64;
+        void *grown = realloc(job->units, room * sizeof(*job->units));
+
+        if (!grown)
+            return zb_fail(err, -ENOMEM, "unit '%s': %m", unit->name);
+        job->units = grown;
+        job->units_room = room;
+    }
+    job->units[job->nunits++] = unit;
+    job->ntensors += unit->ntensors;
+    m->defining = NULL;
+    return 0;
+}
+
+/* The first part makes the unit; the head of every later part must be the same. */
+static int unit_head(struct zsd_member *m, const Zp__UnitDefine *q, struct zb_err *err)
+{
+    struct zsd_unit *unit = m->defining;
+    struct zb_layout layout;
+
+    if (zb_layout_of(q->dtype, q->frozen ? ZB_F32 : q->grad_dtype, m->job->optimizer,
+                     m->job->moments, q->frozen, &layout, err) < 0)
+        return err->code;
+    if (q->quantized && !q->frozen)
+        return zb_fail(err, -EINVAL,
+                       "unit '%s' is quantized, and is not frozen: only what is never stepped is "
+                       "kept in 8 bits",
+                       q->name);
+    if (q->quantized)
+        zb_layout_quantize(&layout);
+    if (!unit) {
+        unit = m->defining = calloc(1, sizeof(*unit));
+        if (!unit)
+            return zb_fail(err, -ENOMEM, "unit '%s': %m", q->name);
+        unit->index = q->unit;
+        unit->elems = q->elems;
+        unit->layout = layout;
+        (void)snprintf(unit->name, sizeof(unit->name), "%s", q->name);
+    }
+    if (strcmp(unit->name, q->name) != 0 || unit->elems != q->elems ||
+        unit->layout.dtype != layout.dtype || unit->layout.grad_dtype != layout.grad_dtype ||
+        unit->layout.frozen != layout.frozen || unit->layout.quantized != layout.quantized)
+        return zb_fail(err, -EINVAL, "a part of unit '%s' says otherwise than the first of '%s'",
+                       q->name, unit->name);
+    return 0;
+}
+
+void zsd_unit_define(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__UnitDefine *q = (const Zp__UnitDefine *)(const void *)message;
+    struct zsd_member *m = zsd_member_of(req, q->job);
+    struct zb_err err = { 0 };
+    struct zsd_unit *unit;
+
+    if (!m)
+        return;
+    if (m->defining && m->defining->index != q->unit) { /* an earlier one was left unfinished */
+        zsd_unit_free(m->defining);
+        m->defining = NULL;
+    }
+    if (unit_check(m->job, q, &err) < 0 || unit_head(m, q, &err) < 0)
+        goto refuse;
+    unit = m->defining;
+    for (size_t i = 0; i < q->n_tensors; i++)
+        if (unit_tensor(unit, m->job, q->tensors[i], &err) < 0)
+            goto refuse;
+    if (q->last && unit_finish(m, &err) < 0)
+        goto refuse;
+    if (q->last) {
+        zsd_unit_free(m->defining);
+        m->defining = NULL;
+    }
+    zsd_reply(req, NULL, -1);
+    return;
+refuse:
+    zsd_unit_free(m->defining);
+    m->defining = NULL;
+    zsd_reply_err(req, &err);
+}
+
+/* ---- shards */
+
+/* A shard of the unit that begins at or behind `first`: its index. */
+static uint32_t unit_shard_at(const struct zsd_unit *unit, uint64_t first)
+{
+    uint32_t low = 0, high = unit->nshards;
+
+    while (low < high) {
+        uint32_t mid = low + (high - low) / 2;
+
+        if (unit->shards[mid]->first < first)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low;
+}
+
+static int shard_check(const struct zsd_job *job, const Zp__Range *q, struct zb_err *err)
+{
+    const struct zsd_unit *unit;
+    uint32_t i;
+
+    if (q->unit >= job->nunits)
+        return zb_fail(err, -ENOENT, "job '%s' has no unit %u", job->name, q->unit);
+    unit = job->units[q->unit];
+    if (q->count < 1 || q->first % ZB_BLOCK_ELEMS != 0 || q->count % ZB_BLOCK_ELEMS != 0)
+        return zb_fail(err, -EINVAL,
+                       "a shard of unit '%s' from %llu of %llu elements: bounds are "
+                       "multiples of %u",
+                       unit->name, (unsigned long long)q->first, (unsigned long long)q->count,
+                       ZB_BLOCK_ELEMS);
+    if (!zb_range_inside(q->first, q->count, zb_padded_elems(unit->elems)))
+        return zb_fail(err, -EINVAL,
+                       "a shard of unit '%s' from %llu of %llu elements: the unit has %llu",
+                       unit->name, (unsigned long long)q->first, (unsigned long long)q->count,
+                       (unsigned long long)unit->elems);
+    i = unit_shard_at(unit, q->first);
+    if ((i < unit->nshards && unit->shards[i]->first < q->first + q->count) ||
+        (i > 0 && unit->shards[i - 1]->first + unit->shards[i - 1]->count > q->first))
+        return zb_fail(err, -EINVAL, "a shard of unit '%s' from %llu overlaps another one",
+                       unit->name, (unsigned long long)q->first);
+    return 0;
+}
+
+static int shard_add(struct zsd_job *job, uint32_t rank, const Zp__Range *q, struct zb_err *err)
+{
+    struct zsd_unit *unit;
+    struct zsd_shard *s;
+    uint32_t at;
+
+    if (shard_check(job, q, err) < 0)
+        return err->code;
+    unit = job->units[q->unit];
+    if (job->nshards >= ZB_SHARDS_MAX)
+        return zb_fail(err, -ENOSPC, "job '%s' has %u shards, which is the limit", job->name,
+                       job->nshards);
+    if (job->nshards == job->shards_room) {
+        uint32_t room = job->shards_room > 0 ? 2 * job->shards_room : 256;
+        void *grown = realloc(job->shards, room * sizeof(*job->shards));
+
+        if (!grown)
+            return zb_fail(err, -ENOMEM, "shards of job '%s': %m", job->name);
+        job->shards = grown;
+        job->shards_room = room;
+    }
+    if (unit->nshards == unit->shards_room) {
+        uint32_t room = unit->shards_room > 0 ? 2 * unit->shards_room : 8;
+        void *grown = realloc(unit->shards, room * sizeof(*unit->shards));
+
+        if (!grown)
+            return zb_fail(err, -ENOMEM, "shards of unit '%s': %m", unit->name);
+        unit->shards = grown;
+        unit->shards_room = room;
+    }
+    s = zsd_shard_new(job, unit, rank, q->first, q->count);
+    if (!s)
+        return zb_fail(err, -ENOMEM, "a shard of unit '%s': %m", unit->name);
+    s->id = (uint64_t)job->number << 32 | job->nshards;
+    job->shards[job->nshards++] = s;
+    at = unit_shard_at(unit, q->first);
+    memmove(unit->shards + at + 1, unit->shards + at, (unit->nshards - at) * sizeof(*unit->shards));
+    unit->shards[at] = s;
+    unit->nshards++;
+    return 0;
+}
+
+/* Takes back the shards from number `from` on: a request registers all of its ranges or none. */
+static void shards_undo(struct zsd_job *job, uint32_t from)
+{
+    while (job->nshards > from) {
+        struct zsd_shard *s = job->shards[--job->nshards];
+        struct zsd_unit *unit = s->unit;
+        uint32_t at = unit_shard_at(unit, s->first);
+
+        memmove(unit->shards + at, unit->shards + at + 1,
+                (unit->nshards - at - 1) * sizeof(*unit->shards));
+        unit->nshards--;
+        zsd_shard_free(s);
+    }
+}
+
+/* A rank that attached to a kept job names the shards that it has. */
+static struct zsd_shard *shard_again(struct zsd_job *job, uint32_t rank, const Zp__Range *q,
+                                     struct zb_err *err)
+{
+    struct zsd_shard *s = NULL;
+
+    if (q->unit < job->nunits) {
+        struct zsd_unit *unit = job->units[q->unit];
+        uint32_t at = unit_shard_at(unit, q->first);
+
+        if (at < unit->nshards && unit->shards[at]->first == q->first &&
+            unit->shards[at]->count == q->count)
+            s = unit->shards[at];
+    }
+    if (s && s->rank == rank)
+        return s;
+    if (s) { /* its ring is that rank's, and so are its gradients */
+        (void)zb_fail(err, -EINVAL,
+                      "a shard of unit '%s' of job '%s' from %llu is rank %u's, not %u's",
+                      s->unit->name, job->name, (unsigned long long)q->first, s->rank, rank);
+        return NULL;
+    }
+    (void)zb_fail(err, -ENOENT, "job '%s' has no shard of unit %u from %llu of %llu elements",
+                  job->name, q->unit, (unsigned long long)q->first, (unsigned long long)q->count);
+    return NULL;
+}
+
+void zsd_shard_register(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__ShardRegister *q = (const Zp__ShardRegister *)(const void *)message;
+    struct zsd_member *m = zsd_member_of(req, q->job);
+    Zp__ShardRegisterReply reply = ZP__SHARD_REGISTER_REPLY__INIT;
+    uint64_t ids[ZP_SHARDS_MAX];
+    struct zb_err err = { 0 };
+    uint32_t before;
+
+    if (!m)
+        return;
+    before = m->job->nshards;
+    if (q->n_ranges < 1 || q->n_ranges > ZP_SHARDS_MAX)
+        (void)zb_fail(&err, -EINVAL, "%zu ranges in one request: from 1 to %u", q->n_ranges,
+                      ZP_SHARDS_MAX);
+    else if (m->ready)
+        (void)zb_fail(&err, -EBUSY, "rank %u of job '%s' said that it was ready", m->rank,
+                      m->job->name);
+    for (size_t i = 0; i < q->n_ranges && err.code == 0; i++) {
+        if (m->job->state == ZSD_DEFINING) {
+            if (shard_add(m->job, m->rank, q->ranges[i], &err) == 0)
+                ids[i] = m->job->shards[m->job->nshards - 1]->id;
+        } else {
+            struct zsd_shard *s = shard_again(m->job, m->rank, q->ranges[i], &err);
+
+            if (s)
+                ids[i] = s->id;
+        }
+    }
+    if (err.code != 0) {
+        shards_undo(m->job, before);
+        zsd_reply_err(req, &err);
+        return;
+    }
+    reply.n_shards = q->n_ranges;
+    reply.shards = ids;
+    zsd_reply(req, &reply.base, -1);
+}

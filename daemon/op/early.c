@@ -1,0 +1,335 @@
+/*
+ * op/early.c - steps that begin ahead of their barrier, shard by shard, under the backward pass.
+ *
+ * MODEL. Every rank says what the step will be (step-begin): its scalars, so nothing is clipped,
+ * and how many micro-steps it has. From then on a shard whose gradient of the last one is complete
+ * is stepped, page by page, where its state is streamed:
+ *
+ *     gradient complete ---> [in line] ---> EARLY pages ---> held ---> the step: PUBLISH
+ *                                                             \---> skip, a rank that leaves, ...
+ *                                                                   dropped
+ *
+ * ORDER. The gradient that came last goes first: in a backward pass it is of what the next forward
+ * pass needs first. Where the drive is slower than the passes, what is left at the barrier is then
+ * a part of every shard, so that the forward pass never waits for long.
+ *
+ * EARLY (pageop.h) leaves the shard's bytes as they are, so nobody sees anything of it, a commit is
+ * what it was, and undoing it is to give fresh extents back. Pages of state that are resident are
+ * stepped at the barrier, at the speed of memory: they could not be undone without a copy. So are
+ * parameters in memory that do not fit where their gradient was.
+ *
+ * GUESSES. With clipping nobody knows the scale of a step before the last gradient has come. A job
+ * that was opened to speculate says what the step will be if nothing clips, and keeps its
+ * gradients: new parameters go to memory of their own (shard->aside). When the first rank asks for
+ * another step than that, or a skip, what began is dropped, and the step is one as any other.
+ *
+ * ROOM. The job was placed with a spare place for each page that can be begun (place.c), if it was
+ * opened so.
+ *
+ * FAILURE of a page changes nothing either: no more are begun, and the step, when all have asked
+ * for it, is refused with it. The gradients have been used then: they are dropped, and the job goes
+ * on. A page that fails when the step runs already ends the job, as any other.
+ *
+ * INVARIANTS
+ *     E1  s->early: the gradient of s is complete, nobody reads or writes it but our operations
+ *         and, at the barrier, the step's. Undone, the shard has no gradient, unless it is kept.
+ *     E2  Page p of such a shard, begun, is in flight, or s->held[p], or taken by the step, or has
+ *         failed (early.err, or the job has ended).
+ *     E3  What is dropped in flight has gone before a new gradient comes into its place
+ *         (early_inflight), before a step of its page, before job->step.by_group changes and before
+ *         the job goes on elsewhere.
+ */
+#include "daemon/op/early.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/job/job_priv.h"
+#include "daemon/page/pageop.h"
+#include "daemon/store/store.h"
+
+static void early_work(struct zsd_job *job);
+
+/* ---- what was said */
+
+static bool early_same(const struct zsd_early *e, double scale, const struct zk_params *params)
+{
+    return memcmp(&e->scale, &scale, sizeof(scale)) == 0 &&
+           memcmp(e->params, params, sizeof(e->params)) == 0;
+}
+
+/* Counts a guess of all ranks. */
+static void early_guessed(struct zsd_job *job, bool right)
+{
+    struct zsd_stats *all = &job->core->daemon->stats;
+
+    if (!job->speculate || job->early.said < job->world)
+        return;
+    job->stats.guesses_right += right;
+    job->stats.guesses_wrong += !right;
+    all->guesses_right += right;
+    all->guesses_wrong += !right;
+}
+
+int zsd_early_check(const struct zsd_job *job, const struct zsd_step_op *want, uint32_t rank,
+                    struct zb_err *err)
+{
+    if (job->early.said == 0 || want->skip || job->speculate ||
+        early_same(&job->early, want->scale, want->params))
+        return 0;
+    return zb_fail(err, -EINVAL,
+                   "rank %u asks for step %llu of job '%s' with other values than it was begun "
+                   "with",
+                   rank, (unsigned long long)want->step, job->name);
+}
+
+void zsd_early_asked(struct zsd_job *job)
+{
+    const struct zsd_early *e = &job->early;
+    const struct zsd_step_op *op = &job->step;
+
+    if (!job->speculate || e->said == 0 || (!op->skip && early_same(e, op->scale, op->params)))
+        return;
+    early_guessed(job, false);
+    zsd_early_drop(job);
+}
+
+void zsd_early_true(struct zsd_job *job)
+{
+    early_guessed(job, true);
+}
+
+static int begin_check(const struct zsd_member *m, const Zp__StepBegin *q, struct zb_err *err)
+{
+    const struct zsd_job *job = m->job;
+    uint64_t step = job->iterations + 1;
+
+    if (job->core->draining)
+        return zb_fail(err, -ECANCELED, "the daemon is ending: it takes no new steps");
+    if (!job->early_room)
+        return zb_fail(err, -EINVAL, "job '%s' was opened without room for early steps", job->name);
+    if (job->state != ZSD_READY || zsd_job_writing(job))
+        return zb_fail(err, -EBUSY, "job '%s' is stepping, or initial values are being written",
+                       job->name);
+    if (job->left > 0)
+        return zb_fail(err, -EOWNERDEAD, "%u ranks have left job '%s'", job->left, job->name);
+    if (q->step != step)
+        return zb_fail(err, q->step < step ? -EEXIST : -EINVAL,
+                       "step %llu of job '%s' begins: step %llu comes next",
+                       (unsigned long long)q->step, job->name, (unsigned long long)step);
+    if (!zsd_job_live(job))
+        return zb_fail(err, -EAGAIN, "job '%s' has no initial values yet", job->name);
+    if (q->micros < 1)
+        return zb_fail(err, -EINVAL, "a step of 0 micro-steps: at least 1");
+    for (uint32_t i = 0; i < job->nshards; i++)
+        if (job->shards[i]->micro >= q->micros)
+            return zb_fail(err, -EINVAL,
+                           "a step of %u micro-steps, and unit '%s' has one with number %u",
+                           q->micros, job->shards[i]->unit->name, job->shards[i]->micro);
+    return 0;
+}
+
+void zsd_step_begin(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__StepBegin *q = (const Zp__StepBegin *)(const void *)message;
+    struct zsd_member *m = zsd_member_of(req, q->job);
+    struct zk_params params[ZP_GROUPS_MAX] = { 0 };
+    struct zb_err err = { 0 };
+    struct zsd_early *e;
+    struct zsd_job *job;
+
+    if (!m)
+        return;
+    job = m->job;
+    e = &job->early;
+    if (begin_check(m, q, &err) < 0 ||
+        zsd_step_scalars(job, q->scale, q->groups, q->n_groups, params, &err) < 0) {
+        zsd_reply_err(req, &err);
+        return;
+    }
+    if (e->said > 0 && (!early_same(e, q->scale, params) || e->micros != q->micros)) {
+        zsd_refuse(req, -EINVAL,
+                   "rank %u begins step %llu of job '%s' with other values than its peers", m->rank,
+                   (unsigned long long)q->step, job->name);
+        return;
+    }
+    e->micros = q->micros;
+    e->scale = q->scale;
+    memcpy(e->params, params, sizeof(params));
+    e->said += !m->begun;
+    m->begun = true;
+    zsd_reply(req, NULL, -1);
+    for (uint32_t i = job->nshards; e->said == job->world && i-- > 0;)
+        zsd_early_offer(job->shards[i]);
+}
+
+/* ---- pages ahead of the barrier */
+
+/* Pages may be begun: all ranks have said so, and no step runs, or is refused or skipped. */
+static bool early_open(const struct zsd_job *job)
+{
+    return job->early.said == job->world && job->early.err.code == 0 && !job->core->draining &&
+           (job->state == ZSD_READY || (job->state == ZSD_STEPPING && job->step.draining)) &&
+           !(job->step.asked && job->step.skip);
+}
+
+bool zsd_early_drained(const struct zsd_job *job)
+{
+    const struct zsd_early *e = &job->early;
+
+    return e->inflight == 0 || (e->prepared && e->err.code == 0 && !job->step.skip);
+}
+
+/* Behind the last page that can be begun: what is on the GPU, or goes there, is stepped there. */
+static uint32_t early_end(const struct zsd_shard *s)
+{
+    return (uint32_t)zb_min_u64(s->gpu_from, s->gpu_next);
+}
+
+/* The first page that can be begun; npages: none. They are those behind the resident ones, and
+ * those that the step brings into memory (it does not change while something is begun). */
+static uint32_t early_first(const struct zsd_shard *s)
+{
+    uint32_t page = (uint32_t)zb_max_u64(s->planes[ZB_STATE].resident, s->state_next);
+
+    if (s->job->speculate &&
+        zsd_shard_resident(s)) /* state that came out of memory since has none */
+        page = (uint32_t)zb_max_u64(page, s->aside_from);
+    return page < early_end(s) && zsd_page_early(s, page) ? page : s->npages;
+}
+
+bool zsd_early_begun(const struct zsd_shard *s, uint32_t page)
+{
+    return s->early && page >= early_first(s) && page < s->early_next;
+}
+
+void zsd_early_offer(struct zsd_shard *s)
+{
+    struct zsd_early *e = &s->job->early;
+
+    if (e->said == 0 || !early_open(s->job) || s->early || s->early_inflight > 0 ||
+        s->micro + 1 != e->micros || !zsd_grad_complete(s) || s->grad_reads > 0 ||
+        early_first(s) == s->npages)
+        return;
+    if (!s->held)
+        s->held = calloc(s->npages, sizeof(struct zsd_held *));
+    if (!s->held)
+        return; /* stepped at the barrier, then */
+    s->early = true;
+    s->early_next = early_first(s);
+    zb_list_push_back(e->shards.next, &s->early_node); /* in front of all */
+    early_work(s->job);
+}
+
+static void early_on_page(void *owner, const struct zsd_page_spec *spec, const struct zb_err *err)
+{
+    struct zsd_shard *s = owner;
+    struct zsd_job *job = s->job;
+    bool runs = job->state == ZSD_STEPPING && !job->step.draining;
+
+    s->early_inflight--;
+    job->early.inflight--;
+    if (s->early_dropped) {
+        job->core->daemon->stats.pages_early += !err;
+        job->core->daemon->stats.pages_undone += !err;
+        zsd_held_drop(s, spec->page, spec->held);
+        s->early_dropped = s->early_inflight > 0;
+        if (!s->early_dropped)
+            zsd_push_resume(s);
+    } else if (err && runs) {
+        zsd_job_end(job, err);
+    } else if (err) {
+        (void)zb_fail(&job->early.err, err->code, "%s", err->text);
+    } else {
+        job->core->daemon->stats.pages_early++;
+        s->held[spec->page] = spec->held;
+        if (runs)
+            zsd_step_publish(s, spec->page);
+    }
+    if (job->state == ZSD_ENDED)
+        return;
+    if (job->early.inflight == 0) {
+        zsd_ready_resume(job);
+        zsd_step_resume(job);
+    }
+    early_work(job);
+}
+
+/* Begins the next page of the first shard in line: 0 or -ENOMEM. */
+static int early_begin(struct zsd_job *job)
+{
+    struct zsd_shard *s = zb_container_of(job->early.shards.next, struct zsd_shard, early_node);
+    struct zsd_page_spec spec = { .kind = ZSD_PAGE_EARLY,
+                                  .shard = s,
+                                  .page = s->early_next,
+                                  .by_group = job->step.by_group,
+                                  .done = early_on_page,
+                                  .owner = s };
+
+    if (zsd_pageop_start(&spec) < 0)
+        return -ENOMEM;
+    job->early.inflight++;
+    s->early_inflight++;
+    if (++s->early_next == early_end(s))
+        zb_list_remove(&s->early_node);
+    return 0;
+}
+
+static void early_on_work(struct zsd_work *work)
+{
+    struct zsd_job *job =
+        zb_container_of(zb_container_of(work, struct zsd_early, work), struct zsd_job, early);
+    struct zsd_early *e = &job->early;
+    struct zb_err err = { 0 };
+
+    if (!early_open(job) || zsd_saved_room(job->saved, &err) < 0 || zb_list_empty(&e->shards))
+        return; /* what is not begun is stepped at the barrier */
+    if (!e->prepared && e->inflight > 0)
+        return; /* E3; the last of them brings us here again */
+    if (!e->prepared)
+        zsd_step_prepare(job, e->params);
+    e->prepared = true;
+    while (!zb_list_empty(&e->shards) && e->inflight < zsd_step_inflight_max(job->core))
+        if (early_begin(job) < 0)
+            return; /* likewise; if there is none, the barrier comes */
+}
+
+static void early_work(struct zsd_job *job)
+{
+    job->early.work.run = early_on_work;
+    zsd_defer(job->core, &job->early.work);
+}
+
+/* ---- undoing it */
+
+static void early_drop_shard(struct zsd_shard *s)
+{
+    for (uint32_t page = early_first(s); page < s->early_next; page++) {
+        s->job->core->daemon->stats.pages_undone += s->held[page] != NULL;
+        zsd_held_drop(s, page, s->held[page]);
+        s->held[page] = NULL;
+    }
+    zb_list_remove(&s->early_node);
+    s->early_dropped = s->early_inflight > 0;
+    s->early = false;
+    if (s->early_next > early_first(s) && !s->job->speculate) /* E1 */
+        zsd_grad_reset(s);
+}
+
+void zsd_early_drop(struct zsd_job *job)
+{
+    struct zsd_early *e = &job->early;
+
+    if (e->said == 0)
+        return;
+    for (uint32_t i = 0; i < job->nshards; i++)
+        if (job->shards[i]->early)
+            early_drop_shard(job->shards[i]);
+    zb_list_each(pos, &job->members) zb_container_of(pos, struct zsd_member, node)->begun = false;
+    assert(zb_list_empty(&e->shards));
+    e->said = 0;
+    e->prepared = false;
+    e->err = (struct zb_err){ 0 };
+}

@@ -1,0 +1,455 @@
+/*
+ * op/fetch.c - pin the parameters of shards in memory that the client maps, and answer with where
+ * they are; and the way back, release.
+ *
+ * MODEL. One struct zsd_fetch for each request. It wants every shard it names, pinned, at a
+ * version; it takes them one by one as they become available and waits for one at a time, the first
+ * that is not. A shard that is streamed and not cached gets one struct zsd_fill, shared by all who
+ * wait for it:
+ *
+ *     fill:   ROOM ---> READ ---> DONE     a place in the ring, then page operations (pageop.h)
+ *
+ *     ROOM  waits for a place of its size in its rank's ring; the oldest unpinned cached shard of
+ *           that size is dropped for it. When the last fetch that waits for the shard is over,
+ *           so is the fill
+ *     READ  waits for the page operations
+ *
+ * All fills that a fetch needs are begun at once, so that their reads overlap.
+ *
+ * INVARIANTS
+ *     F1  A fetch holds a pin on items [0, held), and no other. Whatever ends it but success drops
+ *         them.
+ *     F2  A fetch is answered once, and is in its member's list until then.
+ *     F3  A fill that failed leaves the shard uncached and ends the fetches that wait for it.
+ *     F4  A client learns where bytes are only after every page's checksum matched.
+ *     F5  A fetch waits for items[held] only while something is under way that will wake it: a
+ *         fill, a write, a step.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+
+#include "base/log.h"
+#include "daemon/page/pageop.h"
+#include "proto/shard.pb-c.h"
+
+struct zsd_fill {
+    struct zsd_shard *shard;
+    uint64_t at;       /* in the arena; ZB_NO_PLACE while it waits for room */
+    uint32_t inflight; /* page operations */
+    struct zb_err err; /* the first failure */
+    struct zb_list room_node;
+    struct zsd_work end; /* when not even one page operation could be started */
+};
+
+struct zsd_fetch {
+    struct zsd_req *req;
+    struct zsd_member *member;
+    struct zsd_timed timed;
+    struct zsd_work work; /* in the waiters of items[held] */
+    struct zb_list node;  /* in member->fetches */
+    uint64_t min_version;
+    uint32_t n, held;
+    enum zsd_wait wait; /* for zctl top */
+    bool *missed;       /* [n], behind the items: was not in memory */
+    struct zsd_shard *items[];
+};
+
+/* ---- fills */
+
+static void fetch_end(struct zsd_fetch *f, const struct zb_err *why);
+static void fetch_waits(struct zsd_fetch *f);
+
+static void fill_done(struct zsd_fill *f)
+{
+    struct zsd_shard *s = f->shard;
+    struct zsd_job *job = s->job;
+    struct zb_list *node;
+
+    s->fill = NULL;
+    if (f->err.code == 0 && f->at != ZB_NO_PLACE && job->state != ZSD_ENDED) {
+        s->arena_at = f->at;
+        zb_list_push_back(&job->cached, &s->lru);
+    } else if (f->at != ZB_NO_PLACE) {
+        zb_slots_give(&job->ring.classes[s->ring_class], f->at);
+    }
+    if (f->err.code != 0) { /* whoever waits for it hears why; who asks later tries again */
+        zb_log(ZB_LOG_ERROR, "fetch-failed", "why=\"%s\"", f->err.text);
+        while ((node = zb_list_pop_front(&s->waiters)) != NULL)
+            fetch_end(zb_container_of(node, struct zsd_fetch, work.node), &f->err);
+    }
+    free(f);
+    zsd_shard_wake(s);
+    zsd_fill_resume(job); /* behind those who were woken: they pin first */
+    zsd_job_idle(job);
+}
+
+static void fill_on_end(struct zsd_work *work)
+{
+    struct zsd_fill *f = zb_container_of(work, struct zsd_fill, end);
+    struct zsd_job *job = f->shard->job;
+
+    fill_done(f);
+    zsd_job_unhold(job);
+}
+
+static void fill_on_page(void *owner, const struct zsd_page_spec *spec, const struct zb_err *err)
+{
+    struct zsd_fill *f = owner;
+
+    (void)spec;
+    if (err)
+        (void)zb_fail(&f->err, err->code, "%s", err->text);
+    if (--f->inflight == 0)
+        fill_done(f);
+}
+
+static void fill_read(struct zsd_fill *f)
+{
+    struct zsd_shard *s = f->shard;
+    uint64_t page_bytes = zsd_page_bytes(s, ZB_PARAM, 0);
+
+    f->inflight = 1; /* ours, until all are started */
+    for (uint32_t page = 0; page < s->npages && f->err.code == 0; page++) {
+        struct zsd_page_spec spec = { .kind = ZSD_PAGE_FILL,
+                                      .shard = s,
+                                      .page = page,
+                                      .fill = s->job->arena.base + f->at + page * page_bytes,
+                                      .done = fill_on_page,
+                                      .owner = f };
+        int rc = zsd_pageop_start(&spec);
+
+        if (rc < 0)
+            (void)zb_fail(&f->err, rc, "fetch a shard of job '%s': %m", s->job->name);
+        else
+            f->inflight++;
+    }
+    if (--f->inflight == 0) {
+        zsd_job_hold(s->job); /* nothing else does, until fill_on_end() */
+        zsd_defer(s->job->core, &f->end);
+    }
+}
+
+/* A place of its size: a free one, or that of the oldest cached shard that nobody pins. */
+static bool fill_room(struct zsd_fill *f)
+{
+    struct zsd_job *job = f->shard->job;
+    struct zb_slot_class *c = &job->ring.classes[f->shard->ring_class];
+
+    f->at = zb_slots_take(c);
+    zb_list_each(pos, &job->cached)
+    {
+        struct zsd_shard *old = zb_container_of(pos, struct zsd_shard, lru);
+
+        if (f->at != ZB_NO_PLACE)
+            break;
+        if (old->ring_class == f->shard->ring_class) {
+            zsd_shard_uncache(old);
+            f->at = zb_slots_take(c);
+        }
+    }
+    return f->at != ZB_NO_PLACE;
+}
+
+static int fill_start(struct zsd_shard *s)
+{
+    struct zsd_fill *f = calloc(1, sizeof(*f));
+
+    if (!f)
+        return -ENOMEM;
+    f->shard = s;
+    f->end.run = fill_on_end;
+    s->fill = f;
+    zb_list_init(&f->room_node);
+    zsd_job_active(s->job);
+    if (fill_room(f))
+        fill_read(f);
+    else
+        zb_list_push_back(&s->job->room_waiters, &f->room_node);
+    return 0;
+}
+
+static void fill_on_room(struct zsd_work *work)
+{
+    struct zsd_job *job = zb_container_of(work, struct zsd_job, room_work);
+
+    if (job->state == ZSD_ENDED)
+        return;
+    zb_list_each(pos, &job->room_waiters)
+    {
+        struct zsd_fill *f = zb_container_of(pos, struct zsd_fill, room_node);
+
+        if (fill_room(f)) {
+            zb_list_remove(pos);
+            zb_list_each(w, &f->shard->waiters)
+                fetch_waits(zb_container_of(w, struct zsd_fetch, work.node));
+            fill_read(f);
+        }
+    }
+}
+
+void zsd_fill_resume(struct zsd_job *job)
+{
+    job->room_work.run = fill_on_room;
+    if (!zb_list_empty(&job->room_waiters))
+        zsd_defer(job->core, &job->room_work);
+}
+
+/* A fill that still waits for room, and nobody waits for it. */
+static void fill_abandon(struct zsd_shard *s)
+{
+    if (!s->fill || s->fill->at != ZB_NO_PLACE || !zb_list_empty(&s->waiters))
+        return;
+    zb_list_remove(&s->fill->room_node);
+    fill_done(s->fill);
+}
+
+void zsd_fill_cancel(struct zsd_job *job)
+{
+    struct zb_list *node;
+
+    while ((node = zb_list_pop_front(&job->room_waiters)) != NULL)
+        fill_done(zb_container_of(node, struct zsd_fill, room_node));
+}
+
+/* ---- fetches */
+
+static void fetch_waits_for(struct zsd_fetch *f, enum zsd_wait wait)
+{
+    if (f->wait != wait)
+        zsd_wait_move(&f->member->job->stats, f->wait, wait, zb_now_ns());
+    f->wait = wait;
+}
+
+static void fetch_end(struct zsd_fetch *f, const struct zb_err *why)
+{
+    fetch_waits_for(f, ZSD_WAIT_NONE);
+    zsd_timed_disarm(&f->timed);
+    zb_list_remove(&f->node);
+    zb_list_remove(&f->work.node);
+    if (why) {
+        for (uint32_t i = 0; i < f->held; i++) /* F1 */
+            (void)zsd_unpin(f->items[i], f->member);
+        for (uint32_t i = f->held; i < f->n; i++)
+            fill_abandon(f->items[i]);
+        zsd_reply_err(f->req, why);
+    }
+    free(f);
+}
+
+static void fetch_answer(struct zsd_fetch *f)
+{
+    Zp__FetchReply reply = ZP__FETCH_REPLY__INIT;
+    Zp__FetchItem *items = calloc(f->n, sizeof(*items)), **list = calloc(f->n, sizeof(*list));
+    struct zb_err err = { 0 };
+
+    if (!items || !list) {
+        (void)zb_fail(&err, -ENOMEM, "the answer to a fetch: %m");
+        fetch_end(f, &err);
+        free(items);
+        free(list);
+        return;
+    }
+    for (uint32_t i = 0; i < f->n; i++) {
+        const struct zsd_shard *s = f->items[i];
+
+        zp__fetch_item__init(&items[i]);
+        items[i].offset = s->arena_at;
+        items[i].version = s->version;
+        items[i].bytes = zsd_param_bytes(s);
+        s->job->fetched_bytes += items[i].bytes;
+        s->job->stats.misses += f->missed[i];
+        s->job->stats.hits += !f->missed[i];
+        list[i] = &items[i];
+    }
+    reply.n_items = f->n;
+    reply.items = list;
+    f->member->job->stats.fetches++;
+    zsd_reply(f->req, &reply.base, -1);
+    free(items);
+    free(list);
+    fetch_end(f, NULL);
+}
+
+/*
+ * Nothing stands in the way but, at most, that the bytes are not in memory. A step that drains
+ * waits for the pins of a fetch that holds some already: so that fetch goes on.
+ */
+static bool fetch_allowed(const struct zsd_fetch *f, const struct zsd_shard *s)
+{
+    const struct zsd_job *job = s->job;
+    bool stepping = job->state == ZSD_STEPPING && !job->step.committing &&
+                    s->version == job->applied && !(job->step.draining && f->held > 0);
+
+    return s->version >= f->min_version && !stepping && !s->writing;
+}
+
+static int fetch_unwritten(const struct zsd_shard *s, struct zb_err *err)
+{
+    return zsd_shard_live(s)
+               ? 0
+               : zb_fail(err, -EAGAIN, "shard %llu of unit '%s' has no initial values yet",
+                         (unsigned long long)s->id, s->unit->name);
+}
+
+/* Begins the fill of every shard that will need one. 0 or -ENOMEM. */
+static int fetch_fills(struct zsd_fetch *f)
+{
+    for (uint32_t i = f->held; i < f->n; i++) {
+        struct zsd_shard *s = f->items[i];
+
+        if (s->arena_at != ZB_NO_PLACE || !fetch_allowed(f, s))
+            continue;
+        if (!s->fill && fill_start(s) < 0)
+            return -ENOMEM;
+        f->missed[i] = true;
+    }
+    return 0;
+}
+
+/* What it waits for, from here on. */
+static void fetch_waits(struct zsd_fetch *f)
+{
+    const struct zsd_shard *s = f->items[f->held];
+
+    if (!fetch_allowed(f, s) || !s->fill)
+        fetch_waits_for(f, ZSD_WAIT_FETCH_VERSION);
+    else
+        fetch_waits_for(f, s->fill->at == ZB_NO_PLACE ? ZSD_WAIT_FETCH_ROOM : ZSD_WAIT_FETCH_DRIVE);
+}
+
+/* What can be pinned is, before anything is filled: a fill may take the place of what nobody pins.
+ */
+static void fetch_run(struct zsd_work *work)
+{
+    struct zsd_fetch *f = zb_container_of(work, struct zsd_fetch, work);
+    struct zsd_job *job = f->member->job;
+    struct zb_err err = { 0 };
+
+    for (; f->held < f->n; f->held++) {
+        struct zsd_shard *s = f->items[f->held];
+
+        if (fetch_unwritten(s, &err) < 0) { /* a write failed meanwhile */
+            fetch_end(f, &err);
+            return;
+        }
+        if (!fetch_allowed(f, s) || s->arena_at == ZB_NO_PLACE)
+            break;
+        if (zsd_pin(s, f->member) < 0) {
+            (void)zb_fail(&err, -ENOMEM, "a pin on a shard of job '%s': %m", job->name);
+            fetch_end(f, &err);
+            return;
+        }
+    }
+    if (f->held == f->n) {
+        fetch_answer(f);
+    } else if (fetch_fills(f) < 0) {
+        (void)zb_fail(&err, -ENOMEM, "a fetch of %u shards of job '%s': %m", f->n, job->name);
+        fetch_end(f, &err);
+    } else {
+        zb_list_init(&f->work.node);
+        zb_list_push_back(&f->items[f->held]->waiters, &f->work.node); /* F5 */
+        fetch_waits(f);
+    }
+}
+
+static void fetch_expire(struct zsd_timed *timed)
+{
+    struct zsd_fetch *f = zb_container_of(timed, struct zsd_fetch, timed);
+    const struct zsd_shard *s = f->items[f->held];
+    const struct zsd_job *job = s->job;
+    struct zb_err err = { 0 };
+
+    if (!fetch_allowed(f, s))
+        (void)zb_fail(&err, -ETIMEDOUT,
+                      "fetch of unit '%s' of job '%s' waits for version %llu; it has %llu",
+                      s->unit->name, job->name, (unsigned long long)f->min_version,
+                      (unsigned long long)s->version);
+    else if (s->fill && s->fill->at == ZB_NO_PLACE)
+        (void)zb_fail(&err, -ETIMEDOUT,
+                      "fetch of unit '%s' of job '%s' waits for room in the ring: rank %u pins %u "
+                      "shards of this size at one time, which is all that fit",
+                      s->unit->name, job->name, s->rank, job->ring.classes[s->ring_class].total);
+    else
+        (void)zb_fail(&err, -ETIMEDOUT, "fetch of unit '%s' of job '%s' waits for the data file",
+                      s->unit->name, job->name);
+    fetch_end(f, &err);
+}
+
+enum zsd_wait zsd_fetch_wait(const struct zsd_member *m, const struct zsd_req *req)
+{
+    zb_list_each(pos, &m->fetches)
+    {
+        const struct zsd_fetch *f = zb_container_of(pos, struct zsd_fetch, node);
+
+        if (f->req == req)
+            return f->wait;
+    }
+    return ZSD_WAIT_NONE;
+}
+
+void zsd_fetch_cancel(struct zsd_member *m, const struct zb_err *why)
+{
+    while (!zb_list_empty(&m->fetches))
+        fetch_end(zb_container_of(m->fetches.next, struct zsd_fetch, node), why);
+}
+
+void zsd_fetch(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__Fetch *q = (const Zp__Fetch *)(const void *)message;
+    struct zb_err err = { 0 };
+    struct zsd_fetch *f;
+
+    if (q->n_shards < 1 || q->n_shards > ZP_SHARDS_MAX) {
+        zsd_refuse(req, -EINVAL, "%zu shards in one request: from 1 to %u", q->n_shards,
+                   ZP_SHARDS_MAX);
+        return;
+    }
+    f = calloc(1, sizeof(*f) + q->n_shards * (sizeof(f->items[0]) + sizeof(f->missed[0])));
+    if (!f) {
+        zsd_refuse(req, -ENOMEM, "a fetch of %zu shards", q->n_shards);
+        return;
+    }
+    for (size_t i = 0; i < q->n_shards; i++) {
+        struct zsd_shard *s = zsd_shard_of(req, q->shards[i]);
+
+        if (!s) {
+            free(f);
+            return;
+        }
+        if (fetch_unwritten(s, &err) < 0) {
+            zsd_reply_err(req, &err);
+            free(f);
+            return;
+        }
+        f->items[i] = s;
+    }
+    f->n = (uint32_t)q->n_shards;
+    f->missed = (bool *)&f->items[f->n];
+    f->req = req;
+    f->member = req->conn->member;
+    f->min_version = q->min_version;
+    f->work.run = fetch_run;
+    zb_list_init(&f->work.node);
+    zb_list_push_back(&f->member->fetches, &f->node);
+    zsd_timed_arm(req->daemon->core, &f->timed, q->timeout_ms, fetch_expire);
+    fetch_run(&f->work);
+}
+
+void zsd_release(struct zsd_conn *conn, const ProtobufCMessage *message)
+{
+    const Zp__Release *q = (const Zp__Release *)(const void *)message;
+
+    for (size_t i = 0; i < q->n_shards; i++) {
+        struct zb_err err = { 0 };
+        struct zsd_shard *s = zsd_shard_find(conn, q->shards[i], &err);
+
+        if (s && zsd_unpin(s, conn->member) == 0)
+            continue;
+        if (!s && err.code != -ENOENT)
+            continue; /* the job is over: its pins are gone already */
+        conn->daemon->stats.releases_bad++;
+        zb_log(ZB_LOG_WARN, "release-refused", "pid=%d shard=%llu why=\"%s\"", (int)conn->pid,
+               (unsigned long long)q->shards[i], s ? "this rank does not pin it" : err.text);
+    }
+}

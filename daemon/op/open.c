@@ -1,0 +1,690 @@
+/*
+ * op/open.c - a rank opens a job: a new one, one that is there, or a saved one, made again.
+ *
+ * WAITING. A job-open that cannot be decided yet waits in core->opens, and is looked at again
+ * whenever a job has ended, memory has come back, or a commit is over: while an incarnation of its
+ * job is still ending; while the job commits, to be made again for another world; and when there is
+ * no room for its staging but bytes are on their way back, or others can give some up
+ * (plan/replan.c).
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/size.h"
+#include "daemon/job/job_priv.h"
+#include "daemon/store/store.h"
+#include "proto/codec.h"
+
+#define DEVICE_MAX 63u /* bytes of a device's id */
+
+/* ---- those that wait */
+
+/* A job-open that waits: its own copy of the request. */
+struct open_wait {
+    struct zsd_req *req;
+    struct zsd_conn *conn;
+    Zp__JobOpen q;
+    char name[ZP_NAME_MAX + 1];
+    char device[DEVICE_MAX + 1];
+    struct zsd_want want;   /* host memory for its staging, that others give up state for */
+    struct zsd_timed timed; /* until when it waits for that */
+    struct zb_list node;
+};
+
+static void open_run(struct zsd_req *req, const Zp__JobOpen *q, uint64_t deadline_ns);
+static void staging_opened(struct zsd_arena_task *t);
+
+/* Bytes of a tier are on their way back. */
+static bool core_closing(const struct zsd_core *core)
+{
+    if (core->closing > 0)
+        return true;
+    zb_list_each(pos, &core->jobs)
+    {
+        const struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
+
+        if (job->state == ZSD_ENDED && (job->placed || job->inflight > 0))
+            return true;
+    }
+    return false;
+}
+
+static struct open_wait *open_park(struct zsd_core *core, struct zsd_req *req, const Zp__JobOpen *q)
+{
+    struct open_wait *w = calloc(1, sizeof(*w));
+
+    if (!w)
+        return NULL;
+    w->req = req;
+    w->conn = req->conn;
+    w->q = *q;
+    (void)snprintf(w->name, sizeof(w->name), "%s", q->name);
+    w->q.name = w->name;
+    (void)snprintf(w->device, sizeof(w->device), "%s", q->device);
+    w->q.device = w->device;
+    zb_list_push_back(&core->opens, &w->node);
+    return w;
+}
+
+/* It does not wait any more. */
+static void open_wait_free(struct zsd_core *core, struct open_wait *w)
+{
+    zb_list_remove(&w->node);
+    zsd_timed_disarm(&w->timed);
+    zsd_want_end(core, &w->want);
+    free(w);
+}
+
+static void open_expire(struct zsd_timed *timed)
+{
+    struct open_wait *w = zb_container_of(timed, struct open_wait, timed);
+
+    zsd_refuse(w->req, -ETIMEDOUT,
+               "job '%s' waits for %s of host memory for staging, which other jobs were to give "
+               "with their next steps",
+               w->name, zb_size_text(w->want.bytes).s);
+    open_wait_free(w->conn->daemon->core, w);
+}
+
+/* There is no room for its staging: it waits for what others give up, if that is enough. False: it
+ * is not. */
+static bool open_want(struct zsd_core *core, struct zsd_req *req, const Zp__JobOpen *q,
+                      uint64_t bytes, uint64_t deadline_ns)
+{
+    struct open_wait *w = open_park(core, req, q);
+
+    if (!w)
+        return false;
+    if (!zsd_want_begin(core, &w->want, bytes)) {
+        open_wait_free(core, w);
+        return false;
+    }
+    zsd_timed_arm(core, &w->timed, 0, open_expire);
+    if (deadline_ns > 0) /* it has waited before */
+        w->timed.deadline_ns = deadline_ns;
+    return true;
+}
+
+static void room_on_work(struct zsd_work *work)
+{
+    struct zsd_core *core = zb_container_of(work, struct zsd_core, room);
+    struct zb_list again;
+
+    zb_list_init(&again); /* some may be parked again */
+    while (!zb_list_empty(&core->opens)) {
+        struct zb_list *node = zb_list_pop_front(&core->opens);
+
+        zb_list_push_back(&again, node);
+    }
+    for (struct zb_list *node; (node = zb_list_pop_front(&again)) != NULL;) {
+        struct open_wait *w = zb_container_of(node, struct open_wait, node);
+
+        if (!zsd_want_met(core, &w->want)) {
+            zb_list_push_back(&core->opens, &w->node);
+            continue;
+        }
+        zsd_want_end(core, &w->want);
+        open_run(w->req, &w->q, w->timed.deadline_ns);
+        open_wait_free(core, w);
+    }
+    zb_list_each(pos, &core->jobs)
+    {
+        struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
+
+        if (job->state == ZSD_PLACING && job->place_waits && zsd_want_met(core, &job->want))
+            zsd_place_again(job);
+    }
+    zsd_replan(core);
+}
+
+/* Something has come back, or has ended: who waits for that looks again. */
+void zsd_job_room(struct zsd_core *core)
+{
+    core->room.run = room_on_work;
+    zsd_defer(core, &core->room);
+}
+
+void zsd_opens_gone(struct zsd_conn *conn)
+{
+    zb_list_each(pos, &conn->daemon->core->opens)
+    {
+        struct open_wait *w = zb_container_of(pos, struct open_wait, node);
+
+        if (w->conn != conn)
+            continue;
+        zsd_refuse(w->req, -ENOTCONN, "the client has gone");
+        open_wait_free(conn->daemon->core, w);
+    }
+}
+
+void zsd_opens_refuse(struct zsd_core *core)
+{
+    for (struct zb_list *node; (node = zb_list_pop_front(&core->opens)) != NULL;) {
+        struct open_wait *w = zb_container_of(node, struct open_wait, node);
+
+        zsd_refuse(w->req, -ENOTCONN, "the daemon is ending");
+        open_wait_free(core, w);
+    }
+}
+
+/* ---- open */
+
+/* 0: of a client that does not know of them. */
+static enum zb_moments open_moments(const Zp__JobOpen *q)
+{
+    return q->moments == 0 ? ZB_MOMENTS_F32 : (enum zb_moments)q->moments;
+}
+
+/* Parameters are to be on the GPU; where they are not, they are placed as ZC_NVME says. */
+static bool open_asks_gpu(const Zp__JobOpen *q)
+{
+    return q->offload_param == 3;
+}
+
+static uint32_t open_param(const Zp__JobOpen *q)
+{
+    return open_asks_gpu(q) ? 2 : q->offload_param;
+}
+
+/* This rank gets at the parameters, wherever they are. */
+static bool open_sees(const struct zsd_job *job, const Zp__JobOpen *q)
+{
+    return !zsd_params_there(job) || (open_asks_gpu(q) && zsd_params_seen(job, q->device));
+}
+
+static struct zsd_job *job_alloc(struct zsd_core *core, const Zp__JobOpen *q)
+{
+    struct zsd_job *job = calloc(1, sizeof(*job));
+
+    if (!job)
+        return NULL;
+    job->notes = calloc(q->world, sizeof(*job->notes));
+    if (!job->notes) {
+        free(job);
+        return NULL;
+    }
+    job->core = core;
+    job->world = q->world;
+    job->offload_param = open_param(q);
+    job->params.asked = open_asks_gpu(q);
+    job->offload_optimizer = q->offload_optimizer;
+    job->offload_grad = q->offload_grad;
+    job->host_bytes_max = q->host_bytes_max;
+    job->commit_every = q->commit_every;
+    job->early_wish = q->early || q->speculate;
+    job->speculate = q->speculate;
+    job->arena = ZSD_ARENA_NONE;
+    zsd_payer_init(&job->payer, q->share);
+    job->share_opened = job->payer.share;
+    zb_list_init(&job->members);
+    zb_list_init(&job->cached);
+    zb_list_init(&job->room_waiters);
+    zb_list_init(&job->room_work.node);
+    zb_list_init(&job->step.work.node);
+    zb_list_init(&job->early.shards);
+    zb_list_init(&job->early.work.node);
+    zb_list_init(&job->node);
+    return job;
+}
+
+static struct zsd_job *job_new(struct zsd_core *core, const Zp__JobOpen *q, uid_t uid)
+{
+    struct zsd_job *job = job_alloc(core, q);
+
+    if (!job)
+        return NULL;
+    job->number = core->next_job++;
+    (void)snprintf(job->name, sizeof(job->name), "%s", q->name);
+    job->uid = uid;
+    job->groups = q->groups;
+    job->optimizer = q->optimizer;
+    job->moments = open_moments(q);
+    job->keep = q->keep;
+    job->durable = q->durable;
+    zb_list_push_back(&core->jobs, &job->node);
+    return job;
+}
+
+/* A saved job is made again: it forms as a new one does, but its units are known. */
+static struct zsd_job *job_again(struct zsd_core *core, const Zp__JobOpen *q,
+                                 struct zsd_saved *saved)
+{
+    struct zsd_job *job = job_alloc(core, q);
+    const struct zsd_version *v = saved->committed ? saved->committed : saved->prepared;
+    bool whole = job != NULL;
+
+    if (!job)
+        return NULL;
+    job->number = saved->number;
+    memcpy(job->name, saved->name, sizeof(job->name));
+    job->uid = saved->uid;
+    job->groups = saved->groups;
+    job->optimizer = saved->optimizer;
+    job->moments = saved->moments;
+    job->keep = job->durable = job->again = true;
+    job->epoch = saved->epoch;
+    job->iterations = v->iterations;
+    job->applied = v->applied;
+    job->units = calloc(zb_max_u64(saved->nunits, 1), sizeof(struct zsd_unit *));
+    job->units_room = saved->nunits;
+    for (uint32_t i = 0; whole && job->units && i < saved->nunits; i++) {
+        job->units[i] = zsd_unit_copy(saved->units[i]);
+        whole = job->units[i] != NULL;
+        job->nunits += whole;
+    }
+    if (!whole || !job->units) {
+        zsd_job_free(job);
+        return NULL;
+    }
+    job->saved = saved;
+    job->promise = &saved->promise;
+    saved->job = job;
+    zsd_saved_hold(saved);
+    zb_list_push_back(&core->jobs, &job->node);
+    return job;
+}
+
+static int open_check(const struct zsd_core *core, const Zp__JobOpen *q, struct zb_err *err)
+{
+    if (core->draining)
+        return zb_fail(err, -ECANCELED, "the daemon is ending: it takes no new jobs");
+    if (!zp_name_valid(q->name))
+        return zb_fail(err, -EINVAL,
+                       "'%s' is no name for a job: 1 to %u letters, digits, '.', '_' or '-'",
+                       q->name, ZP_NAME_MAX);
+    if (q->world < 1 || q->world > ZP_WORLD_MAX)
+        return zb_fail(err, -EINVAL, "a world of %u ranks: from 1 to %u", q->world, ZP_WORLD_MAX);
+    if (q->rank >= q->world)
+        return zb_fail(err, -EINVAL, "rank %u is outside of a world of %u ranks", q->rank,
+                       q->world);
+    if (q->groups < 1 || q->groups > ZP_GROUPS_MAX)
+        return zb_fail(err, -EINVAL, "%u parameter groups: from 1 to %u", q->groups, ZP_GROUPS_MAX);
+    if (q->offload_param < 1 || q->offload_param > 3 || q->offload_optimizer < 1 ||
+        q->offload_optimizer > 2 || q->offload_grad > 2)
+        return zb_fail(err, -EINVAL,
+                       "places %u, %u and %u: known are 1 (host) and 2 (nvme), and of parameters "
+                       "3 (gpu)",
+                       q->offload_param, q->offload_optimizer, q->offload_grad);
+    if (strlen(q->device) > DEVICE_MAX)
+        return zb_fail(err, -EINVAL, "a device's id has at most %u bytes", DEVICE_MAX);
+    if (!zb_optimizer_name(q->optimizer))
+        return zb_fail(
+            err, -EINVAL,
+            "optimizer %u: known are 1 (AdamW), 2 (Adam), 3 (Lion), 4 (SGD), 5 (Adagrad)",
+            q->optimizer);
+    if (!zb_moments_name(open_moments(q)))
+        return zb_fail(err, -EINVAL, "moments %u: known are 1 (fp32), 2 (bf16), 3 (8bit)",
+                       q->moments);
+    if (q->durable && !q->keep)
+        return zb_fail(err, -EINVAL, "a job that is not kept cannot be durable");
+    if (q->durable && zsd_fixed(&core->daemon->config))
+        return zb_fail(err, -EINVAL,
+                       "this daemon runs with io fixed, for benches: nothing survives it, so no "
+                       "job can be durable");
+    if (q->durable && !core->store)
+        return zb_fail(err, -EINVAL,
+                       "a durable job needs a daemon with an NVMe tier and a data directory that "
+                       "stays: this one has none");
+    if (q->share > ZSD_SHARE_MAX)
+        return zb_fail(err, -EINVAL, "a share of %u: from 1 to %u", q->share, ZSD_SHARE_MAX);
+    if (q->staging_bytes > INT64_MAX - ZB_PAGE_ALIGN)
+        return zb_fail(err, -EINVAL, "staging of %llu bytes", (unsigned long long)q->staging_bytes);
+    return 0;
+}
+
+static int open_stale(const Zp__JobOpen *q, uint64_t epoch, struct zb_err *err)
+{
+    return zb_fail(err, -ESTALE, "job '%s' is in epoch %llu: rank %u of epoch %llu is cut off",
+                   q->name, (unsigned long long)epoch, q->rank, (unsigned long long)q->epoch);
+}
+
+/* A job has one optimizer and one form of its moments for as long as it lives. */
+static int open_trains(const Zp__JobOpen *q, enum zb_optimizer optimizer, enum zb_moments moments,
+                       struct zb_err *err)
+{
+    if (q->optimizer == optimizer && open_moments(q) == moments)
+        return 0;
+    return zb_fail(
+        err, -EINVAL,
+        "rank %u opens job '%s' for %s with %s moments, and it is trained by %s with %s moments",
+        q->rank, q->name, zb_optimizer_name(q->optimizer), zb_moments_name(open_moments(q)),
+        zb_optimizer_name(optimizer), zb_moments_name(moments));
+}
+
+/* May this rank join a job that exists? */
+static int open_join(struct zsd_job *job, const Zp__JobOpen *q, uid_t uid, struct zb_err *err)
+{
+    bool forming = job->state == ZSD_DEFINING && q->attach == job->again;
+
+    if (job->uid != uid)
+        return zb_fail(err, -EPERM, "job '%s' belongs to user %u", q->name, (unsigned)job->uid);
+    if (!forming && !q->attach)
+        return zb_fail(err, -EEXIST, "job '%s' exists already", q->name);
+    if (q->attach && !job->keep)
+        return zb_fail(err, -EINVAL, "job '%s' was not opened to be kept: nobody attaches to it",
+                       q->name);
+    if (q->world != job->world)
+        return zb_fail(err, -EINVAL, "job '%s' has %u ranks, not %u", q->name, job->world,
+                       q->world);
+    if (!q->takeover && q->epoch != 0 && q->epoch != job->epoch)
+        return open_stale(q, job->epoch, err);
+    if (zsd_member_by_rank(job, q->rank))
+        return zb_fail(err, q->attach ? -EBUSY : -EEXIST,
+                       "job '%s' exists already: its rank %u is taken", q->name, q->rank);
+    if (open_trains(q, job->optimizer, job->moments, err) < 0)
+        return -EINVAL;
+    if (q->keep != job->keep || q->durable != job->durable || q->groups != job->groups ||
+        (forming &&
+         (open_param(q) != job->offload_param || open_asks_gpu(q) != job->params.asked ||
+          q->offload_optimizer != job->offload_optimizer ||
+          (q->offload_grad == 1) != (job->offload_grad == 1) ||
+          q->host_bytes_max != job->host_bytes_max ||
+          (q->early || q->speculate) != job->early_wish || q->speculate != job->speculate ||
+          (q->share == 0 ? ZSD_SHARE_DEFAULT : q->share) != job->share_opened)))
+        return zb_fail(err, -EINVAL, "rank %u opens job '%s' with other options than its peers",
+                       q->rank, q->name);
+    if (!open_sees(job, q))
+        return zb_fail(err, -ENOTSUP,
+                       "the parameters of job '%s' are on the GPU, which rank %u is not on, or has "
+                       "not asked for",
+                       q->name, q->rank);
+    return 0;
+}
+
+/* Who is attached is cut off: a new epoch begins. A job that was only forming begins anew. */
+static void open_takeover(struct zsd_job *job)
+{
+    struct zb_err why = { 0 };
+
+    job->epoch++;
+    if (job->saved)
+        job->saved->epoch = job->epoch;
+    (void)zb_fail(&why, -ESTALE,
+                  "job '%s' was taken over: this rank is of an older epoch than %llu", job->name,
+                  (unsigned long long)job->epoch);
+    if (job->state < ZSD_READY) {
+        zsd_job_end(job, &why);
+        return;
+    }
+    zsd_job_hold(job);
+    zsd_job_tell(job, ZP_EVENT_JOB_FAILED, 0, &why);
+    zb_list_each(pos, &job->members)
+    {
+        struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
+
+        if (m->conn && !m->open_req)
+            zsd_member_detach(m, &why);
+    }
+    zsd_job_unhold(job);
+}
+
+/* The job has saved what it has: it ends, and is made again by whoever opens it next. If it could
+ * not, those that are parked for it are told, and it stays as it is. */
+static void retire_done(struct zsd_job *job, const struct zb_err *err)
+{
+    struct zb_err why = { 0 };
+
+    job->retiring = false;
+    if (!err) {
+        (void)zb_fail(&why, -ECANCELED, "job '%s' gives its memory back: it is saved", job->name);
+        zsd_job_end(job, &why);
+        return;
+    }
+    job->stays = true;
+    zsd_job_room(job->core);
+    zb_list_each(pos, &job->core->opens)
+    {
+        struct open_wait *w = zb_container_of(pos, struct open_wait, node);
+
+        if (strcmp(w->name, job->name) != 0 || (w->q.world == job->world && open_sees(job, &w->q)))
+            continue; /* who attaches to it as it is goes on */
+        zsd_reply_err(w->req, err);
+        open_wait_free(job->core, w);
+    }
+}
+
+static void open_retire(struct zsd_job *job)
+{
+    const struct zsd_version *p = job->saved->prepared;
+
+    job->retiring = true;
+    if (zsd_commit_has(job) || (p && p->iterations == job->iterations) || !zsd_job_live(job))
+        retire_done(job, NULL);
+    else
+        zsd_commit_start(job, job->prepares ? ZSD_PREPARE : ZSD_COMMIT, NULL, retire_done);
+}
+
+/* Nobody is attached, and what the job has is saved, or can be. */
+static bool job_idle(const struct zsd_job *job)
+{
+    return job->durable && job->state == ZSD_READY && zsd_job_attached(job) == 0 && !job->commit &&
+           job->active == 0 && !job->retiring && !job->stays;
+}
+
+bool zsd_core_make_room(struct zsd_core *core, const struct zsd_job *lacks)
+{
+    if (core_closing(core))
+        return true;
+    zb_list_each(pos, &core->jobs)
+    {
+        struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
+
+        if (job->retiring)
+            return true;
+        if (job != lacks && job_idle(job)) {
+            zb_log(ZB_LOG_INFO, "job-gives-room", "job=\"%s\" iterations=%llu", job->name,
+                   (unsigned long long)job->iterations);
+            open_retire(job);
+            return true;
+        }
+    }
+    return false;
+}
+
+/* What has to be over before this open can be decided. */
+static bool open_waits(const struct zsd_core *core, struct zsd_job *job,
+                       const struct zsd_saved *saved, const Zp__JobOpen *q)
+{
+    if (saved && saved->moving)
+        return true;
+    if (!job) /* its last incarnation is still ending, or the name is not decided */
+        return (saved && saved->job) || zsd_saved_coming(core, q->name);
+    if (!q->attach || !job->durable)
+        return false;
+    if (job->retiring)
+        return true;
+    if ((q->world == job->world && open_sees(job, q)) || zsd_job_attached(job) > 0)
+        return false;
+    return job->state >= ZSD_READY; /* until it has retired */
+}
+
+/* The job that this rank opens: one that is there, one that is made again, a new one. */
+static int open_find(struct zsd_req *req, const Zp__JobOpen *q, struct zsd_saved *saved,
+                     struct zsd_job **job, struct zb_err *err)
+{
+    struct zsd_core *core = req->daemon->core;
+    uint32_t njobs = 0;
+
+    if (*job)
+        return open_join(*job, q, req->conn->uid, err);
+    if (saved && saved->uid != req->conn->uid)
+        return zb_fail(err, -EPERM, "job '%s' belongs to user %u", q->name, (unsigned)saved->uid);
+    if (saved && !q->attach)
+        return zb_fail(err, -EEXIST, "job '%s' exists already: it is saved", q->name);
+    if (!saved && q->attach)
+        return zb_fail(err, -ENOENT, "there is no job '%s' to attach to", q->name);
+    if (saved && (!q->keep || !q->durable || q->groups != saved->groups))
+        return zb_fail(err, -EINVAL, "job '%s' is kept, durable, and has %u parameter groups",
+                       q->name, saved->groups);
+    if (saved && open_trains(q, saved->optimizer, saved->moments, err) < 0)
+        return -EINVAL;
+    if (saved && q->takeover)
+        saved->epoch++;
+    else if (saved && q->epoch != 0 && q->epoch != saved->epoch)
+        return open_stale(q, saved->epoch, err);
+    zb_list_each(pos, &core->jobs) njobs++;
+    if (njobs >= req->daemon->config.jobs_max)
+        return zb_fail(err, -ENOSPC, "there are %u jobs already, which is the limit (jobs_max)",
+                       njobs);
+    *job = saved ? job_again(core, q, saved) : job_new(core, q, req->conn->uid);
+    if (!*job)
+        return zb_fail(err, -ENOMEM, "job '%s': %m", q->name);
+    zb_log(ZB_LOG_INFO, "job-open", "job=\"%s\" id=%u uid=%u world=%u keep=%d durable=%d saved=%d",
+           (*job)->name, (*job)->number, (unsigned)(*job)->uid, (*job)->world, (int)(*job)->keep,
+           (int)(*job)->durable, (int)(*job)->again);
+    return 0;
+}
+
+/* deadline_ns 0: it has not waited for memory yet. */
+static void open_run(struct zsd_req *req, const Zp__JobOpen *q, uint64_t deadline_ns)
+{
+    struct zsd_core *core = req->daemon->core;
+    struct zsd_saved *saved = zsd_saved_by_name(core, q->name);
+    struct zb_err err = { 0 };
+    struct zsd_job *job = NULL;
+    struct zsd_member *m;
+    struct zsd_arena_task *t;
+    uint64_t lacks = 0;
+    bool fresh = false;
+
+    if (req->conn->member) {
+        zsd_refuse(req, -EBUSY, "this connection has opened job '%s' already",
+                   req->conn->member->job->name);
+        return;
+    }
+    if (open_check(core, q, &err) < 0)
+        goto refuse;
+    job = zsd_job_by_name(core, q->name);
+    if (job && q->attach && q->takeover && job->keep && job->uid == req->conn->uid &&
+        (job->again || job->state >= ZSD_LOADING)) {
+        if (open_trains(q, job->optimizer, job->moments, &err) < 0)
+            goto refuse; /* before who trains it is cut off */
+        open_takeover(job);
+        job = zsd_job_by_name(core, q->name); /* it may have ended */
+    }
+    if ((!job || job->uid == req->conn->uid) && open_waits(core, job, saved, q)) {
+        bool retires = job && (job->world != q->world || !open_sees(job, q)) &&
+                       !(saved && saved->moving);
+
+        if (!open_park(core, req, q)) {
+            (void)zb_fail(&err, -ENOMEM, "rank %u of job '%s': %m", q->rank, q->name);
+            goto refuse;
+        }
+        if (retires && job->state == ZSD_READY && !job->commit && job->active == 0)
+            open_retire(job); /* what is parked hears at once when it cannot */
+        return;
+    }
+    fresh = !job;
+    if (open_find(req, q, saved, &job, &err) < 0)
+        goto refuse;
+    t = zsd_arena_task_new(job, ZSD_STAGING_OPEN, staging_opened);
+    m = t ? zsd_member_new(job, req->conn, q->rank) : NULL;
+    if (!m) {
+        free(t);
+        (void)zb_fail(&err, -ENOMEM, "rank %u of job '%s': %m", q->rank, q->name);
+        goto refuse;
+    }
+    t->bytes = zb_round_up(q->staging_bytes, ZB_PAGE_ALIGN);
+    if (zsd_place_staging(job, t->bytes, &err) < 0) {
+        if (zsd_place_staging_fits(job, t->bytes))
+            lacks = t->bytes;
+        free(t);
+        zb_list_remove(&m->node);
+        req->conn->member = NULL;
+        free(m);
+        goto refuse;
+    }
+    t->member = m;
+    if (open_asks_gpu(q) && job->state == ZSD_DEFINING)
+        zsd_params_ask(job, q->rank, q->device);
+    job->seen = true;
+    m->open_req = req;
+    m->staging_users++; /* keeps the member until staging_opened() */
+    zsd_arena_task_start(t);
+    return;
+refuse:
+    if (fresh && job) {
+        job->state = ZSD_ENDED; /* never seen by anybody */
+        zsd_job_forget_if_over(job);
+        job = NULL;
+    }
+    if (err.code == -ENOSPC && zsd_core_make_room(core, job) && open_park(core, req, q))
+        return;
+    if (lacks > 0 && open_want(core, req, q, lacks, deadline_ns))
+        return;
+    zsd_reply_err(req, &err);
+}
+
+void zsd_job_open(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    open_run(req, (const Zp__JobOpen *)(const void *)message, 0);
+}
+
+static void open_point(Zp__Point *points, Zp__Point **list, size_t *n, uint32_t kind,
+                       uint64_t iterations, uint64_t applied)
+{
+    zp__point__init(&points[*n]);
+    points[*n].kind = kind;
+    points[*n].iterations = iterations;
+    points[*n].applied = applied;
+    list[*n] = &points[*n];
+    (*n)++;
+}
+
+void zsd_open_answer(struct zsd_member *m)
+{
+    struct zsd_job *job = m->job;
+    Zp__JobOpenReply reply = ZP__JOB_OPEN_REPLY__INIT;
+    const struct zsd_saved *saved = job->saved;
+    Zp__Point points[3], *list[3];
+    struct zsd_req *req = m->open_req;
+
+    m->open_req = NULL;
+    if (job->state == ZSD_READY)
+        job->regained = true;
+    reply.job = job->number;
+    reply.iterations = job->iterations;
+    reply.applied = job->applied;
+    reply.staging_bytes = m->staging.bytes;
+    reply.epoch = job->epoch;
+    reply.world = job->world;
+    if (job->state >= ZSD_READY && zsd_job_live(job))
+        open_point(points, list, &reply.n_points, 1, job->iterations, job->applied);
+    if (saved && saved->prepared)
+        open_point(points, list, &reply.n_points, 2, saved->prepared->iterations,
+                   saved->prepared->applied);
+    if (saved && saved->committed) {
+        open_point(points, list, &reply.n_points, 3, saved->committed->iterations,
+                   saved->committed->applied);
+        if (job->again)
+            reply.world = saved->committed->world;
+    }
+    reply.points = list;
+    zsd_reply(req, &reply.base, m->staging.fd);
+}
+
+/* The rank is there, unless it died meanwhile. One that attaches to a job in a step or a
+ * commit is answered when that is over (zsd_job_stepped(), zsd_job_committed()): it goes on from
+ * where the others do, and is told of every point that there is. */
+static void staging_opened(struct zsd_arena_task *t)
+{
+    struct zsd_member *m = t->member;
+    struct zsd_job *job = t->job;
+    bool only = zsd_job_attached(job) <= 1 && job->state == ZSD_DEFINING;
+
+    m->staging = t->arena;
+    if (m->staging.fd < 0)
+        zsd_unplace_staging(job, t->bytes); /* else with the arena */
+    if (job->state == ZSD_ENDED)
+        (void)zb_fail(&t->err, job->why.code, "%s", job->why.text);
+    if (m->conn && t->err.code != 0)
+        zsd_member_detach(m, &t->err);
+    else if (m->conn && job->state != ZSD_STEPPING && !job->commit)
+        zsd_open_answer(m);
+    zsd_staging_put(m);
+    if (t->err.code != 0 && only)
+        zsd_job_end(job, &t->err);
+}

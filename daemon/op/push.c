@@ -1,0 +1,377 @@
+/*
+ * op/push.c - gradients in, and their norms.
+ *
+ * MODEL. A push is a run of pages of one shard. A page whose gradient is in memory is taken in by a
+ * compute task: accumulated, and in the same pass summed and counted. One that lives on NVMe goes
+ * through a page operation (pageop.h, PUSH), which does the same between a read and a write. Parts
+ * of a micro-step come in order, micro-steps one after the other: so (step, micro, first) says
+ * whether a push is new, repeated or out of order.
+ *
+ *     zsd_push ---> [waits in its shard's line] ---> pages ---> answer
+ *
+ * A PAGE THAT FAILS (its transfer, or its checksum) ends its push with its code, and all pushes of
+ * that shard that were begun or wait by then; the shard has no gradient any more, and takes pushes
+ * again from the first micro-step on when the last of them has ended.
+ *
+ * INVARIANTS
+ *     G1  shard->grad_next counts elements that were accepted, shard->pushing the pages still on
+ *         their way, and one for a push while it begins; a gradient is complete when all have come,
+ *         none is on its way and the line is empty. After a failure (grad_rc) grad_next is 0 until
+ *         none is on its way.
+ *     G2  No two work on one page: a micro-step's pages begin after the last one's have ended. None
+ *         works on what is being read.
+ *     G3  The staging that a page is taken from stays until it is done, whatever happens to the
+ *         client.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/page/pageop.h"
+#include "proto/shard.pb-c.h"
+
+struct push;
+
+struct push_page {
+    struct push *push;
+    struct zsd_ingest ingest;
+    /* in memory: */
+    struct zsd_task task;
+    struct zk_page page;
+};
+
+struct push {
+    struct zsd_req *req;
+    struct zsd_member *member;
+    struct zsd_shard *shard;
+    struct zb_list node; /* in shard->push_waiters */
+    enum zsd_wait wait;
+    enum zb_dtype dtype;
+    bool add;
+    uint64_t first, count;
+    const uint8_t *from;
+    struct zb_err err; /* the first page that failed */
+    uint32_t left;
+    uint32_t npages;
+    struct push_page pages[];
+};
+
+static void push_start(struct push *p);
+
+static void push_waits(struct push *p, enum zsd_wait wait)
+{
+    zsd_wait_move(&p->shard->job->stats, p->wait, wait, zb_now_ns());
+    p->wait = wait;
+}
+
+static void push_end(struct push *p, const struct zb_err *why)
+{
+    struct zsd_job *job = p->shard->job;
+    struct zsd_member *m = p->member;
+
+    push_waits(p, ZSD_WAIT_NONE);
+    if (why)
+        zsd_reply_err(p->req, why);
+    else
+        zsd_reply(p->req, NULL, -1);
+    free(p);
+    zsd_staging_put(m);
+    zsd_job_idle(job);
+    zsd_job_unhold(job);
+}
+
+static void push_run_task(struct zsd_task *task)
+{
+    struct push_page *t = zb_container_of(task, struct push_page, task);
+    const struct zsd_shard *s = t->push->shard;
+
+    zk_page_ingest(s->job->core->daemon->kernels, &s->unit->layout, &t->page, t->ingest.from,
+                   t->ingest.dtype, t->ingest.add, &t->ingest.sum, &t->ingest.nonfinite);
+}
+
+static int push_lost(const struct zsd_shard *s, struct zb_err *err)
+{
+    return zb_fail(err, s->grad_rc, "unit '%s' has lost its gradient of step %llu: a push failed",
+                   s->unit->name, (unsigned long long)s->job->iterations + 1);
+}
+
+/* Part of the gradient is lost, so all of it is: whoever waits to add to it hears that. */
+static void push_lose(struct zsd_shard *s, int rc)
+{
+    struct zb_err err = { 0 };
+    struct zb_list *node;
+
+    if (s->grad_rc == 0)
+        s->grad_rc = rc;
+    zsd_grad_reset(s);
+    (void)push_lost(s, &err);
+    while ((node = zb_list_pop_front(&s->push_waiters)) != NULL)
+        push_end(zb_container_of(node, struct push, node), &err);
+}
+
+void zsd_push_resume(struct zsd_shard *s)
+{
+    while (!zb_list_empty(&s->push_waiters) && s->grad_reads == 0 && s->early_inflight == 0) {
+        struct push *p = zb_container_of(s->push_waiters.next, struct push, node);
+
+        if (p->first == 0) { /* of a new micro-step */
+            if (s->pushing > 0)
+                return; /* G2 */
+            memset(&s->grad_sum, 0, sizeof(s->grad_sum));
+            s->grad_nonfinite = 0;
+        }
+        zb_list_remove(&p->node);
+        push_start(p);
+    }
+}
+
+/* One of its pages, or its starter, is done with it. */
+static void push_put(struct push *p)
+{
+    struct zsd_shard *s = p->shard;
+
+    s->pushing--;
+    if (s->grad_rc < 0 && p->err.code == 0)
+        (void)push_lost(s, &p->err);
+    if (--p->left > 0)
+        return;
+    if (s->pushing == 0) {
+        s->grad_rc = 0;
+        zsd_push_resume(s);
+    }
+    zsd_early_offer(s);
+    push_end(p, p->err.code < 0 ? &p->err : NULL);
+}
+
+static void push_page_done(struct push_page *t, const struct zb_err *err)
+{
+    struct push *p = t->push;
+    struct zsd_shard *s = p->shard;
+
+    if (err) {
+        (void)zb_fail(&p->err, err->code, "%s", err->text);
+        push_lose(s, err->code);
+    } else if (s->grad_rc == 0) {
+        zk_xsum_merge(&s->grad_sum, &t->ingest.sum);
+        s->grad_nonfinite += t->ingest.nonfinite;
+    }
+    push_put(p);
+}
+
+static void push_on_task(struct zsd_task *task)
+{
+    push_page_done(zb_container_of(task, struct push_page, task), NULL);
+}
+
+static void push_on_page(void *owner, const struct zsd_page_spec *spec, const struct zb_err *err)
+{
+    (void)spec;
+    push_page_done(owner, err);
+}
+
+/* Off the loop: in memory, or through NVMe. 0 or -ENOMEM. */
+static int push_page_start(struct push_page *t, uint64_t at)
+{
+    struct zsd_shard *s = t->push->shard;
+    const struct zsd_page_spec spec = { .kind = ZSD_PAGE_PUSH,
+                                        .shard = s,
+                                        .page = (uint32_t)(at / s->job->core->page_elems),
+                                        .ingest = &t->ingest,
+                                        .done = push_on_page,
+                                        .owner = t };
+
+    if (zsd_page_streamed(s, ZB_GRAD, spec.page))
+        return zsd_pageop_start(&spec);
+    t->page = (struct zk_page){ .first = s->first + at, .count = zsd_page_elems(s, spec.page) };
+    t->page.grad = zsd_page_at(s, ZB_GRAD, spec.page);
+    t->page.param = t->page.grad; /* not looked at */
+    t->task = (struct zsd_task){ .run = push_run_task,
+                                 .done = push_on_task,
+                                 .payer = &s->job->payer,
+                                 .bytes = t->page.count * zb_dtype_bytes(t->ingest.dtype) };
+    zsd_task_start(s->job->core, &t->task);
+    return 0;
+}
+
+static void push_start(struct push *p)
+{
+    struct zsd_shard *s = p->shard;
+    uint64_t per_page = s->job->core->page_elems;
+
+    push_waits(p, ZSD_WAIT_PUSH_COMPUTE);
+    p->left = p->npages + 1;
+    s->pushing += p->left;
+    s->job->pushed_bytes += p->count * zb_dtype_bytes(p->dtype);
+    for (uint32_t i = 0; i < p->npages; i++) {
+        struct push_page *t = &p->pages[i];
+        uint64_t at = p->first + i * per_page; /* of the shard */
+
+        t->push = p;
+        t->ingest = (struct zsd_ingest){ .from = p->from + i * per_page * zb_dtype_bytes(p->dtype),
+                                         .dtype = p->dtype,
+                                         .add = p->add };
+        if (push_page_start(t, at) < 0) {
+            struct zb_err err = { 0 };
+
+            (void)zb_fail(&err, -ENOMEM, "a page of the gradient of unit '%s'", s->unit->name);
+            push_page_done(t, &err);
+        }
+    }
+    push_put(p);
+}
+
+/* Is this the part that comes next? Then grad_next and micro move on. */
+static int push_admit(struct zsd_shard *s, const Zp__Push *q, struct zb_err *err)
+{
+    const struct zsd_job *job = s->job;
+    uint64_t step = job->iterations + 1, per_page = job->core->page_elems;
+    const char *unit = s->unit->name;
+
+    if (s->unit->layout.frozen)
+        return zb_fail(err, -EINVAL, "unit '%s' is frozen: it has no gradient", unit);
+    if (zb_dtype_bytes(q->dtype) == 0)
+        return zb_fail(err, -EINVAL, "a gradient of dtype number %u", q->dtype);
+    if (q->mode != 1 && q->mode != 2)
+        return zb_fail(err, -EINVAL, "push mode %u: known are 1 (set) and 2 (add)", q->mode);
+    if ((q->mode == 2) != (q->micro > 0))
+        return zb_fail(err, -EINVAL, "micro-step %u %s: the first sets, the others add", q->micro,
+                       q->mode == 2 ? "adds" : "sets");
+    if (q->mode == 2 && s->unit->layout.grad_dtype != ZB_F32)
+        return zb_fail(err, -EINVAL, "unit '%s' has a %s gradient plane, which cannot accumulate",
+                       unit, zb_dtype_name(s->unit->layout.grad_dtype));
+    if (q->count < 1 || q->first % per_page != 0 ||
+        !zb_range_inside(q->first, q->count, s->count) ||
+        (q->count % per_page != 0 && q->first + q->count != s->count))
+        return zb_fail(err, -EINVAL,
+                       "a push of elements %llu to %llu of a shard of %llu: parts begin and end at "
+                       "multiples of %llu, or at its end",
+                       (unsigned long long)q->first, (unsigned long long)(q->first + q->count),
+                       (unsigned long long)s->count, (unsigned long long)per_page);
+    if (q->step < step)
+        return zb_fail(err, -EEXIST, "a push for step %llu, and %llu is done",
+                       (unsigned long long)q->step, (unsigned long long)job->iterations);
+    if (q->step > step)
+        return zb_fail(err, -EINVAL, "a push for step %llu, and step %llu comes next",
+                       (unsigned long long)q->step, (unsigned long long)step);
+    if (s->grad_rc < 0)
+        return push_lost(s, err);
+    if (job->early.said > 0 && q->micro >= job->early.micros)
+        return zb_fail(err, -EINVAL,
+                       "a push for micro-step %u: step %llu was begun as one of %u micro-steps",
+                       q->micro, (unsigned long long)step, job->early.micros);
+    if (q->micro < s->micro || (q->micro == s->micro && q->first < s->grad_next))
+        return zb_fail(
+            err, -EEXIST,
+            "unit '%s' has its gradient of step %llu, micro-step %u, from element %llu: it is "
+            "not added twice",
+            unit, (unsigned long long)step, q->micro, (unsigned long long)q->first);
+    if (q->micro == s->micro + 1 && s->grad_next == s->count && q->first == 0) {
+        s->micro = q->micro;
+        s->grad_next = 0;
+    }
+    if (q->micro != s->micro || q->first != s->grad_next)
+        return zb_fail(
+            err, -EINVAL,
+            "a push for micro-step %u from element %llu: micro-step %u from %llu comes next",
+            q->micro, (unsigned long long)q->first, s->micro, (unsigned long long)s->grad_next);
+    s->grad_next += q->count;
+    return 0;
+}
+
+void zsd_push(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__Push *q = (const Zp__Push *)(const void *)message;
+    struct zsd_shard *s = zsd_shard_of(req, q->shard);
+    struct zb_err err = { 0 };
+    const uint8_t *from;
+    struct push *p;
+    uint64_t bytes;
+    uint32_t npages;
+
+    if (!s)
+        return;
+    if (s->job->state != ZSD_READY) {
+        zsd_refuse(req, -EBUSY, "job '%s' is stepping", s->job->name);
+        return;
+    }
+    if (!zb_mul_fits(q->count, zb_dtype_bytes(q->dtype), &bytes) ||
+        !(from = zsd_staging_at(req->conn->member, q->staging, bytes))) {
+        zsd_refuse(
+            req, -EINVAL,
+            "a push of %llu elements at %llu is not inside the staging of %llu bytes, or not at a "
+            "multiple of 64",
+            (unsigned long long)q->count, (unsigned long long)q->staging,
+            (unsigned long long)req->conn->member->staging.bytes);
+        return;
+    }
+    npages = (uint32_t)zb_div_up(zb_min_u64(q->count, s->count), s->job->core->page_elems);
+    p = calloc(1, sizeof(*p) + npages * sizeof(p->pages[0]));
+    if (!p) {
+        zsd_refuse(req, -ENOMEM, "a push of %llu elements", (unsigned long long)q->count);
+        return;
+    }
+    if (push_admit(s, q, &err) < 0) {
+        zsd_reply_err(req, &err);
+        free(p);
+        return;
+    }
+    p->req = req;
+    p->member = req->conn->member;
+    p->shard = s;
+    p->dtype = q->dtype;
+    p->add = q->mode == 2;
+    p->first = q->first;
+    p->count = q->count;
+    p->from = from;
+    p->npages = npages;
+    s->job->stats.pushes++;
+    push_waits(p, ZSD_WAIT_PUSH_TURN);
+    p->member->staging_users++; /* G3 */
+    zsd_job_hold(s->job);
+    zsd_job_active(s->job);
+    zb_list_push_back(&s->push_waiters, &p->node);
+    zsd_push_resume(s);
+}
+
+void zsd_push_cancel(struct zsd_job *job, const struct zb_err *why)
+{
+    for (uint32_t i = 0; i < job->nshards; i++)
+        for (struct zb_list *node;
+             (node = zb_list_pop_front(&job->shards[i]->push_waiters)) != NULL;)
+            push_end(zb_container_of(node, struct push, node), why);
+}
+
+void zsd_norms(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__Norms *q = (const Zp__Norms *)(const void *)message;
+    struct zsd_member *m = zsd_member_of(req, q->job);
+    Zp__NormsReply reply = ZP__NORMS_REPLY__INIT;
+    uint8_t bytes[ZK_XSUM_BYTES];
+    struct zk_xsum sum = { 0 };
+
+    if (!m)
+        return;
+    if (q->step != m->job->iterations + 1) {
+        zsd_refuse(req, -EINVAL, "norms of step %llu, and step %llu comes next",
+                   (unsigned long long)q->step, (unsigned long long)m->job->iterations + 1);
+        return;
+    }
+    for (uint32_t i = 0; i < m->job->nshards; i++) {
+        const struct zsd_shard *s = m->job->shards[i];
+
+        if (s->rank != m->rank || s->unit->layout.frozen)
+            continue;
+        if (!zsd_grad_complete(s)) {
+            zsd_refuse(req, -EBUSY, "unit '%s' of job '%s' has no whole gradient of step %llu yet",
+                       s->unit->name, m->job->name, (unsigned long long)q->step);
+            return;
+        }
+        zk_xsum_merge(&sum, &s->grad_sum);
+        reply.nonfinite += s->grad_nonfinite;
+    }
+    zk_xsum_store(&sum, bytes);
+    reply.sum_of_squares.data = bytes;
+    reply.sum_of_squares.len = sizeof(bytes);
+    zsd_reply(req, &reply.base, -1);
+}

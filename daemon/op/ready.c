@@ -1,0 +1,441 @@
+/*
+ * op/ready.c - every rank is ready: the version to go on from, placement, memory, loading.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/log.h"
+#include "base/size.h"
+#include "daemon/disk/paths.h"
+#include "daemon/job/job_priv.h"
+#include "daemon/store/store.h"
+#include "proto/shard.pb-c.h"
+
+static void ready_all(struct zsd_job *job);
+static void job_arena_opened(struct zsd_arena_task *t);
+
+static void ready_answer(struct zsd_job *job)
+{
+    Zp__ReadyReply reply = ZP__READY_REPLY__INIT;
+    const struct zsd_account *nvme = zsd_job_nvme(job);
+
+    reply.arena_bytes = job->arena_bytes;
+    reply.ring_bytes = job->ring_bytes;
+    for (int use = 0; use < ZSD_USES; use++) {
+        reply.host_bytes += job->host_held.used[use];
+        reply.nvme_bytes += nvme->used[use];
+    }
+    reply.iterations = job->iterations;
+    reply.applied = job->applied;
+    reply.early = job->early_room;
+    reply.speculate = job->early_room && job->speculate;
+    reply.grads_on_nvme = job->grads_nvme_bytes;
+    reply.gpu_params = job->params.bytes;
+    reply.gpu_why = job->params.why;
+    zb_list_each(pos, &job->members)
+    {
+        struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
+        struct zsd_req *r = m->ready_req;
+
+        if (!r)
+            continue;
+        m->ready_req = NULL;
+        zsd_timed_disarm(&m->ready_timed);
+        zsd_reply(r, &reply.base, m->writable ? job->arena.own_fd : job->arena.fd);
+    }
+}
+
+/* Every rank of a kept job is ready again: what was accumulated is dropped, and who has asked for
+ * the step with it hears that. */
+static void ready_again(struct zsd_job *job)
+{
+    struct zb_err err = { 0 };
+
+    (void)zb_fail(&err, -EBUSY,
+                  "a rank of job '%s' came back: the gradients of step %llu were dropped",
+                  job->name, (unsigned long long)job->iterations + 1);
+    zsd_step_give_up(job, &err);
+    zsd_grads_reset(job);
+    job->regained = false;
+}
+
+/* Every rank that said it was ready hears why it goes no further; it may say so again. */
+static void ready_refuse(struct zsd_job *job, const struct zb_err *why)
+{
+    zb_list_each(pos, &job->members)
+    {
+        struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
+
+        if (m->ready_req)
+            m->ready = false;
+        zsd_member_answer(&m->ready_req, &m->ready_timed, why);
+    }
+}
+
+/* Every rank has said it now: none still trains on what is in memory. */
+static bool ready_together(const struct zsd_job *job)
+{
+    zb_list_each(pos, &job->members)
+    {
+        const struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
+
+        if (m->conn && !m->ready_req)
+            return false;
+    }
+    return true;
+}
+
+/* The version that the ranks go on from: what they said, else the newest that is committed. NULL:
+ * there is none, also when the only one was dropped since they came. */
+static struct zsd_version *ready_version(const struct zsd_job *job, struct zb_err *err)
+{
+    struct zsd_version *c = job->saved->committed, *p = job->saved->prepared;
+
+    if (!c && !p) {
+        (void)zb_fail(err, -ENOENT, "job '%s' has nothing to go on from: it was dropped",
+                      job->name);
+        return NULL;
+    }
+    if (!job->at_point)
+        return c ? c : p;
+    if (p && p->iterations == job->point)
+        return p;
+    if (c && c->iterations == job->point)
+        return c;
+    (void)zb_fail(err, -ENOENT, "job '%s' has no step %llu to go on from", job->name,
+                  (unsigned long long)job->point);
+    return NULL;
+}
+
+static void ready_loaded(struct zsd_job *job, const struct zb_err *err)
+{
+    struct zsd_version *v = job->from;
+
+    job->from = NULL;
+    if (job->state != ZSD_ENDED && err)
+        zsd_job_end(job, err);
+    if (job->state != ZSD_ENDED) {
+        job->iterations = v->iterations;
+        job->applied = v->applied;
+        job->rewritten = false;
+        job->state = ZSD_READY;
+        zb_log(ZB_LOG_INFO, "job-loaded", "job=\"%s\" iterations=%llu applied=%llu", job->name,
+               (unsigned long long)job->iterations, (unsigned long long)job->applied);
+        ready_answer(job);
+        zsd_replan(job->core);
+    }
+    zsd_version_unref(v);
+}
+
+/* The notes of the version that is loaded; a rank that was not there then has none. */
+static int ready_notes(struct zsd_job *job, const struct zsd_version *v)
+{
+    int rc;
+
+    zsd_note_done(&job->note);
+    rc = zsd_note_copy(&job->note, &v->job_note);
+    for (uint32_t i = 0; i < job->world; i++)
+        zsd_note_done(&job->notes[i]);
+    for (uint32_t i = 0; i < job->world && i < v->world && rc == 0; i++)
+        rc = zsd_note_copy(&job->notes[i], &v->notes[i]);
+    return rc;
+}
+
+static void ready_load(struct zsd_job *job, struct zsd_version *v)
+{
+    struct zb_err err = { 0 };
+
+    job->state = ZSD_LOADING;
+    job->from = zsd_version_ref(v);
+    if (ready_notes(job, v) < 0) {
+        (void)zb_fail(&err, -ENOMEM, "the notes of job '%s': %m", job->name);
+        ready_loaded(job, &err);
+        return;
+    }
+    zsd_load_start(job, v, ready_loaded);
+}
+
+static bool ready_fits(const struct zsd_version *v, const struct zsd_shard *s)
+{
+    uint32_t i = zsd_version_find(v, s->unit->index, s->first);
+
+    return i < v->nrows && zsd_row_fits(v->rows[i], s);
+}
+
+/* The job in memory goes on from another of its points: what it has beyond is forgotten, and what
+ * was pushed, or stepped early, for the step behind that. */
+static void ready_rewind(struct zsd_job *job, struct zsd_version *v)
+{
+    struct zb_err err = { 0 };
+    bool fits = true;
+
+    zb_log(ZB_LOG_INFO, "job-rewind", "job=\"%s\" from=%llu to=%llu", job->name,
+           (unsigned long long)job->iterations, (unsigned long long)v->iterations);
+    zsd_early_drop(job);
+    ready_again(job);
+    for (uint32_t i = 0; i < job->nshards; i++)
+        zsd_shard_forget(job->shards[i]);
+    for (uint32_t i = 0; i < job->nshards; i++)
+        fits = fits && ready_fits(v, job->shards[i]);
+    if (!fits && zsd_saved_reserve(job->saved, &err) < 0) { /* it is written anew beside v */
+        zsd_job_end(job, &err);
+        return;
+    }
+    ready_load(job, v);
+}
+
+/* Every rank of a job that is in memory is ready again. */
+static void ready_present(struct zsd_job *job)
+{
+    struct zb_err err = { 0 };
+    struct zsd_version *v;
+
+    if (job->regained && job->state == ZSD_READY)
+        zsd_early_drop(job);
+    job->ready_waits = job->active > 0 || job->state == ZSD_STEPPING || job->commit ||
+                       job->early.inflight > 0;
+    if (job->ready_waits)
+        return;
+    if (job->regained)
+        ready_again(job);
+    if (!job->durable || !job->at_point || job->point == job->iterations) {
+        ready_answer(job);
+        return;
+    }
+    v = ready_version(job, &err);
+    if (v && (job->pins > 0 || !ready_together(job))) {
+        (void)zb_fail(&err, -EBUSY,
+                      "job '%s' cannot go on from step %llu: a rank trains on what is in memory",
+                      job->name, (unsigned long long)job->point);
+        v = NULL;
+    }
+    if (v && zsd_saved_room(job->saved, &err) < 0)
+        v = NULL;
+    if (v)
+        ready_rewind(job, v);
+    else
+        ready_refuse(job, &err);
+}
+
+void zsd_place_again(struct zsd_job *job)
+{
+    struct zb_err err = { 0 };
+    struct zsd_arena_task *t;
+    int rc;
+
+    job->place_waits = zsd_params_wait(job);
+    if (job->place_waits)
+        return; /* zsd_job_room() comes as it comes back */
+    t = zsd_arena_task_new(job, ZSD_ARENA_OPEN, job_arena_opened);
+    rc = t ? zsd_place(job, false, &err) : zb_fail(&err, -ENOMEM, "job '%s': %m", job->name);
+    zsd_want_end(job->core, &job->want);
+    job->place_waits = rc == -ENOSPC && (zsd_core_make_room(job->core, job) ||
+                                         zsd_want_begin(job->core, &job->want, job->place_least));
+    if (rc == -ENOSPC && !job->place_waits) { /* that will not do: gradients go to NVMe */
+        err = (struct zb_err){ 0 };
+        rc = zsd_place(job, true, &err);
+        job->place_waits = rc == -ENOSPC && zsd_want_begin(job->core, &job->want, job->place_least);
+    }
+    if (rc < 0) {
+        zsd_arena_task_free(t);
+        if (!job->place_waits)
+            zsd_job_end(job, &err);
+        return;
+    }
+    t->bytes = job->arena_bytes;
+    t->memory_bytes = job->memory_bytes;
+    if (zsd_replan_ranges(job, &t->ranges, &t->nranges) < 0) {
+        zsd_arena_task_free(t);
+        (void)zb_fail(&err, -ENOMEM, "job '%s': %m", job->name);
+        zsd_job_end(job, &err);
+        return;
+    }
+    zsd_arena_task_start(t);
+}
+
+/* Every rank is ready: for a new job, place it and make its memory. */
+static void ready_all(struct zsd_job *job)
+{
+    struct zb_err err = { 0 };
+    struct zsd_version *v;
+
+    if (job->state == ZSD_PLACING || job->state == ZSD_LOADING)
+        return; /* who asked again meanwhile is answered with the others */
+    if (job->state != ZSD_DEFINING) {
+        ready_present(job);
+        return;
+    }
+    if (job->again) {
+        v = ready_version(job, &err);
+        if (!v || zsd_load_check(job, v, &err) < 0) {
+            zsd_job_end(job, &err);
+            return;
+        }
+        job->from = zsd_version_ref(v);
+    }
+    job->state = ZSD_PLACING;
+    zsd_place_again(job);
+}
+
+/* The device had no memory for its parameters, others use it, too; or it shares none, or failed. */
+static void ready_without_gpu(struct zsd_job *job, const struct zb_err *err)
+{
+    job->params.barred = true;
+    (void)snprintf(job->params.why, sizeof(job->params.why), "%.160s", err->text);
+    zsd_unplace(job);
+    zsd_place_again(job);
+}
+
+static void job_arena_opened(struct zsd_arena_task *t)
+{
+    struct zsd_job *job = t->job;
+    const struct zsd_account *nvme = zsd_job_nvme(job);
+    struct zsd_version *v = job->from;
+
+    job->arena = t->arena;
+    job->memory = t->memory;
+    job->params.mem = t->params;
+    if (t->gpu_err.code == -EIO || t->gpu_err.code == -EFAULT)
+        zsd_gpu_fail(job->core, &t->gpu_err);
+    if (t->gpu_err.code != 0 && job->state != ZSD_ENDED) {
+        ready_without_gpu(job, &t->gpu_err);
+        return;
+    }
+    if (t->err.code != 0) {
+        zsd_job_end(job, &t->err);
+        return;
+    }
+    if (job->state == ZSD_ENDED)
+        return; /* zsd_job_forget_if_over() ends the memory */
+    if (zsd_params_there(job) && job->core->gpu_err.code != 0) { /* it has failed since */
+        zsd_job_end(job, &job->core->gpu_err);
+        return;
+    }
+    if (zsd_gpu_pins_early(job))
+        zsd_gpu_pinned(job, &t->pin_err);
+    zsd_place_attach(job);
+    zsd_paths_register(job->core->daemon, job->arena.base, job->arena_bytes);
+    zsd_replan_attach(job);
+    zb_log(ZB_LOG_INFO, "job-ready",
+           "job=\"%s\" shards=%u gpu_params=%llu host_params=%llu host_grads=%llu host_state=%llu "
+           "ring=%llu nvme_params=%llu nvme_grads=%llu nvme_state=%llu nvme_spare=%llu early=%d",
+           job->name, job->nshards, (unsigned long long)job->params.bytes,
+           (unsigned long long)job->host_held.used[ZSD_USE_PARAM],
+           (unsigned long long)job->host_held.used[ZSD_USE_GRAD],
+           (unsigned long long)job->host_held.used[ZSD_USE_STATE],
+           (unsigned long long)job->host_held.used[ZSD_USE_RING],
+           (unsigned long long)nvme->used[ZSD_USE_PARAM],
+           (unsigned long long)nvme->used[ZSD_USE_GRAD],
+           (unsigned long long)nvme->used[ZSD_USE_STATE],
+           (unsigned long long)nvme->used[ZSD_USE_RING], (int)job->early_room);
+    if (v) {
+        job->from = NULL;
+        ready_load(job, v);
+        zsd_version_unref(v);
+        return;
+    }
+    job->state = ZSD_READY;
+    ready_answer(job);
+    zsd_replan(job->core);
+}
+
+static void ready_expire(struct zsd_timed *timed)
+{
+    struct zsd_member *m = zb_container_of(timed, struct zsd_member, ready_timed);
+    struct zsd_req *r = m->ready_req;
+    struct zsd_job *job = m->job;
+    uint32_t n = 0;
+
+    zb_list_each(pos, &job->members) n += zb_container_of(pos, struct zsd_member, node)->ready;
+    m->ready_req = NULL;
+    m->ready = false;
+    if (job->state == ZSD_PLACING && job->want.bytes > 0) {
+        struct zb_err err = { 0 };
+
+        (void)zb_fail(&err, -ETIMEDOUT,
+                      "job '%s' waits for %s of host memory, which other jobs were to give with "
+                      "their next steps",
+                      job->name, zb_size_text(job->want.bytes).s);
+        zsd_reply_err(r, &err);
+        zsd_job_end(job, &err);
+        return;
+    }
+    if (job->state == ZSD_PLACING && job->place_waits)
+        zsd_refuse(r, -ETIMEDOUT, "job '%s' waits for memory that other jobs are giving back",
+                   job->name);
+    else
+        zsd_refuse(r, -ETIMEDOUT, "job '%s' waits for its ranks: %u of %u were ready", job->name, n,
+                   job->world);
+}
+
+static void ready_check(struct zsd_job *job)
+{
+    uint32_t ready = 0;
+
+    zb_list_each(pos, &job->members)
+    {
+        const struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
+
+        ready += m->ready && m->conn != NULL;
+    }
+    if (ready == job->world)
+        ready_all(job);
+}
+
+void zsd_ready_resume(struct zsd_job *job)
+{
+    bool waits = job->ready_waits;
+
+    job->ready_waits = false;
+    if (waits)
+        ready_check(job);
+}
+
+/* A rank waits for its peers to be ready. */
+static bool ready_others(const struct zsd_job *job)
+{
+    zb_list_each(pos, &job->members)
+    {
+        if (zb_container_of(pos, struct zsd_member, node)->ready_req)
+            return true;
+    }
+    return false;
+}
+
+void zsd_ready(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__Ready *q = (const Zp__Ready *)(const void *)message;
+    struct zsd_member *m = zsd_member_of(req, q->job);
+    struct zsd_job *job;
+
+    if (!m)
+        return;
+    job = m->job;
+    if (m->ready) {
+        zsd_refuse(req, -EBUSY, "rank %u of job '%s' said so already", m->rank, job->name);
+        return;
+    }
+    if (m->defining) {
+        zsd_refuse(req, -EINVAL, "unit '%s' of job '%s' is not complete", m->defining->name,
+                   job->name);
+        return;
+    }
+    if (job->nshards == 0 && job->world == 1) {
+        zsd_refuse(req, -EINVAL, "job '%s' has no shards", job->name);
+        return;
+    }
+    if (ready_others(job) &&
+        (q->at_point != job->at_point || (q->at_point && q->iterations != job->point))) {
+        zsd_refuse(req, -EINVAL, "rank %u of job '%s' goes on from another step than its peers",
+                   m->rank, job->name);
+        return;
+    }
+    job->at_point = q->at_point;
+    job->point = q->iterations;
+    m->ready = true;
+    m->writable = q->writable;
+    m->ready_req = req;
+    zsd_timed_arm(job->core, &m->ready_timed, q->timeout_ms, ready_expire);
+    ready_check(job);
+}

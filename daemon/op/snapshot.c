@@ -1,0 +1,635 @@
+/*
+ * op/snapshot.c - snapshots, rollback, clone, destroy: what becomes of a saved job by request.
+ *
+ * MODEL. Each request is one delta of a saved job (store.h), decided when its turn has come:
+ *
+ *     snapshot   gives the commit a name; the oldest beyond `retain` go in the same change. With
+ *                `next` it waits in saved->snap_waiters until a commit is over, its deadline has
+ *                passed, or no commit will come.
+ *     destroy    of a snapshot; of a job with all that it has
+ *     clone      a saved job of its own, whose first version shares the rows
+ *     rollback   first ends the incarnation that is in memory, and waits until that is over; then
+ *                the commit is the snapshot's version, and what was prepared is dropped
+ *
+ * While a job is rolled back or destroyed (saved->moving), whoever opens it waits (op/open.c). A
+ * client that goes away does not stop what it has asked for, but for a snapshot that still waits.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/log.h"
+#include "daemon/store/store.h"
+#include "proto/codec.h"
+#include "proto/shard.pb-c.h"
+
+#define SNAP_ROWS 100u /* of one reply: below 64 KiB with the longest names */
+
+/* ---- finding, and rows */
+
+/* The saved job that a request may change; a job in memory that has never committed, too, if
+ * `unkept`. NULL: answered. */
+static struct zsd_saved *saved_of(struct zsd_req *req, const char *name, bool unkept)
+{
+    struct zsd_core *core = req->daemon->core;
+    struct zsd_saved *saved = zsd_saved_by_name(core, name);
+    const struct zsd_job *job = zsd_job_by_name(core, name);
+
+    if (!saved && !job)
+        zsd_refuse(req, -ENOENT, "there is no job '%s'", name);
+    else if (!zsd_may(req->conn, saved ? saved->uid : job->uid))
+        zsd_refuse(req, -EPERM, "job '%s' belongs to user %u", name,
+                   (unsigned)(saved ? saved->uid : job->uid));
+    else if (!saved && !job->durable)
+        zsd_refuse(req, -EINVAL, "job '%s' is not durable: it was opened without", name);
+    else if (!saved && !(unkept && job->saved))
+        zsd_refuse(req, -ENOENT, "job '%s' has no commit yet", name);
+    else
+        return saved ? saved : job->saved;
+    return NULL;
+}
+
+/* Bytes that nobody else holds. */
+static uint64_t snap_own_bytes(const struct zsd_snap *snap)
+{
+    const struct zsd_version *v = snap->version;
+    uint64_t sum = 0;
+
+    if (v->snapshots > 1 || v == v->saved->committed || v == v->saved->prepared)
+        return 0;
+    for (uint32_t i = 0; i < v->nrows; i++)
+        if (v->rows[i]->refs == 1)
+            sum += zsd_row_bytes(v->rows[i]);
+    return sum;
+}
+
+/* snap NULL: a commit. */
+static void snap_row(const struct zsd_saved *saved, const struct zsd_version *v,
+                     const struct zsd_snap *snap, Zp__SnapshotRow *row)
+{
+    zp__snapshot_row__init(row);
+    row->job = (char *)(uintptr_t)saved->name;
+    row->name = (char *)(uintptr_t)(snap ? snap->name : "");
+    row->iterations = v->iterations;
+    row->applied = v->applied;
+    row->created_unix = snap ? snap->created_unix : v->created_unix;
+    row->bytes = zsd_version_bytes(v);
+    row->own_bytes = snap ? snap_own_bytes(snap) : 0;
+    row->world = v->world;
+}
+
+static void snap_reply(struct zsd_req *req, const struct zsd_saved *saved,
+                       const struct zsd_version *v, const struct zsd_snap *snap)
+{
+    Zp__SnapshotRow row;
+
+    snap_row(saved, v, snap, &row);
+    zsd_reply(req, &row.base, -1);
+}
+
+/* ---- snapshot */
+
+struct snap_op {
+    struct zsd_delta delta;
+    struct zsd_req *req;
+    char name[ZP_NAME_MAX + 1]; /* "": made from the step */
+    uint32_t retain;
+    struct zsd_timed timed; /* with next */
+    struct zb_list node;    /* in saved->snap_waiters */
+};
+
+/* All but the newest `retain`, of which one is to come. */
+static void snap_retain(struct zsd_saved *saved, uint32_t retain)
+{
+    uint32_t n = 1;
+
+    zb_list_each(pos, &saved->snaps) n++;
+    zb_list_each(pos, &saved->snaps)
+    {
+        if (n-- <= retain)
+            break;
+        zb_container_of(pos, struct zsd_snap, node)->going = true;
+    }
+}
+
+static int snap_plan(struct zsd_delta *d, struct zb_err *err)
+{
+    struct snap_op *op = zb_container_of(d, struct snap_op, delta);
+    struct zsd_saved *saved = d->saved;
+    struct zsd_snap *snap;
+
+    if (!d->committed)
+        return zb_fail(err, -ENOENT, "job '%s' has no commit yet", saved->name);
+    if (op->name[0] == '\0')
+        (void)snprintf(op->name, sizeof(op->name), "step-%llu",
+                       (unsigned long long)d->committed->iterations);
+    if (zsd_snap_by_name(saved, op->name))
+        return zb_fail(err, -EEXIST, "job '%s' has a snapshot '%s' already", saved->name, op->name);
+    snap = calloc(1, sizeof(*snap));
+    if (!snap)
+        return zb_fail(err, -ENOMEM, "a snapshot of job '%s': %m", saved->name);
+    memcpy(snap->name, op->name, sizeof(snap->name));
+    snap->id = saved->store->next_id++;
+    snap->created_unix = (uint64_t)time(NULL);
+    snap->version = d->committed;
+    zb_list_init(&snap->node);
+    d->snap_add = snap;
+    if (op->retain > 0)
+        snap_retain(saved, op->retain);
+    return 0;
+}
+
+static void snap_done(struct zsd_delta *d, const struct zb_err *err)
+{
+    struct snap_op *op = zb_container_of(d, struct snap_op, delta);
+
+    if (err) {
+        free(d->snap_add);
+        zsd_reply_err(op->req, err);
+    } else {
+        zb_log(ZB_LOG_INFO, "snapshot", "job=\"%s\" name=\"%s\" iterations=%llu", d->saved->name,
+               d->snap_add->name, (unsigned long long)d->snap_add->version->iterations);
+        snap_reply(op->req, d->saved, d->snap_add->version, d->snap_add);
+    }
+    free(op);
+}
+
+/* A waiter gives up. */
+static void snap_give_up(struct snap_op *op, const struct zb_err *why)
+{
+    zsd_timed_disarm(&op->timed);
+    zb_list_remove(&op->node);
+    zsd_reply_err(op->req, why);
+    free(op);
+}
+
+static void snap_expire(struct zsd_timed *timed)
+{
+    struct snap_op *op = zb_container_of(timed, struct snap_op, timed);
+    struct zb_err why = { 0 };
+
+    (void)zb_fail(&why, -ETIMEDOUT, "job '%s' has not committed meanwhile", op->delta.saved->name);
+    snap_give_up(op, &why);
+}
+
+void zsd_snap_next(struct zsd_saved *saved)
+{
+    struct zb_err gone = { 0 };
+
+    (void)zb_fail(&gone, -ENOTCONN, "the client has gone");
+    zb_list_each(pos, &saved->snap_waiters)
+    {
+        struct snap_op *op = zb_container_of(pos, struct snap_op, node);
+
+        if (!op->req->conn) {
+            snap_give_up(op, &gone);
+            continue;
+        }
+        zsd_timed_disarm(&op->timed);
+        zb_list_remove(&op->node);
+        zsd_delta_start(&op->delta);
+    }
+}
+
+void zsd_snap_cancel(struct zsd_saved *saved, const struct zb_err *why)
+{
+    zb_list_each(pos, &saved->snap_waiters)
+        snap_give_up(zb_container_of(pos, struct snap_op, node), why);
+}
+
+void zsd_snapshot(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__SnapshotTake *q = (const Zp__SnapshotTake *)(const void *)message;
+    struct zsd_saved *saved = saved_of(req, q->job, q->next);
+    struct snap_op *op;
+
+    if (!saved)
+        return;
+    if (q->name[0] != '\0' && !zp_name_valid(q->name)) {
+        zsd_refuse(req, -EINVAL,
+                   "'%s' is no name for a snapshot: 1 to %u letters, digits, '.', '_' or '-'",
+                   q->name, ZP_NAME_MAX);
+        return;
+    }
+    op = calloc(1, sizeof(*op));
+    if (!op) {
+        zsd_refuse(req, -ENOMEM, "a snapshot of job '%s'", saved->name);
+        return;
+    }
+    op->req = req;
+    (void)snprintf(op->name, sizeof(op->name), "%s", q->name);
+    op->retain = q->retain;
+    op->delta = (struct zsd_delta){ .saved = saved, .plan = snap_plan, .done = snap_done };
+    if (!q->next) {
+        zsd_delta_start(&op->delta);
+        return;
+    }
+    zb_list_init(&op->node);
+    zb_list_push_back(&saved->snap_waiters, &op->node);
+    zsd_timed_arm(saved->store->core, &op->timed, q->timeout_ms, snap_expire);
+}
+
+/* ---- the list: by age, over all jobs */
+
+static void snaps_insert(const struct zsd_snap **snaps, size_t *n, const struct zsd_snap *snap)
+{
+    size_t at = *n;
+
+    if (at > SNAP_ROWS && snaps[at - 1]->id < snap->id)
+        return;
+    if (at <= SNAP_ROWS)
+        ++*n;
+    else
+        at--;
+    for (; at > 0 && snaps[at - 1]->id > snap->id; at--)
+        snaps[at] = snaps[at - 1];
+    snaps[at] = snap;
+}
+
+/* The oldest from `cursor` on, which is an id: as many as fit, and one more. */
+static size_t snaps_find(const struct zsd_req *req, const char *job, uint64_t cursor,
+                         const struct zsd_snap **snaps)
+{
+    struct zsd_store *store = req->daemon->core->store;
+    size_t n = 0;
+
+    if (!store)
+        return 0;
+    zb_list_each(pos, &store->saved)
+    {
+        const struct zsd_saved *s = zb_container_of(pos, struct zsd_saved, node);
+
+        if (s->gone || !zsd_saved_may(req->conn, s) || (*job && strcmp(job, s->name) != 0))
+            continue;
+        zb_list_each(at, &s->snaps)
+        {
+            const struct zsd_snap *snap = zb_container_of(at, struct zsd_snap, node);
+
+            if (snap->id >= cursor)
+                snaps_insert(snaps, &n, snap);
+        }
+    }
+    return n;
+}
+
+void zsd_snapshots(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__SnapshotsRequest *q = (const Zp__SnapshotsRequest *)(const void *)message;
+    const struct zsd_snap *snaps[SNAP_ROWS + 1];
+    Zp__SnapshotRow rows[SNAP_ROWS], *list[SNAP_ROWS];
+    Zp__SnapshotsReply reply = ZP__SNAPSHOTS_REPLY__INIT;
+    const struct zsd_saved *saved = zsd_saved_by_name(req->daemon->core, q->job);
+    const struct zsd_job *job = zsd_job_by_name(req->daemon->core, q->job);
+    size_t n;
+
+    if (*q->job && q->cursor == 0 && !(saved && zsd_saved_may(req->conn, saved)) &&
+        !(job && zsd_may(req->conn, job->uid))) {
+        zsd_refuse(req, -ENOENT, "there is no job '%s'", q->job);
+        return;
+    }
+    n = snaps_find(req, q->job, q->cursor, snaps);
+    if (n > SNAP_ROWS)
+        reply.cursor = snaps[--n]->id;
+    for (size_t i = 0; i < n; i++) {
+        snap_row(snaps[i]->version->saved, snaps[i]->version, snaps[i], &rows[i]);
+        list[i] = &rows[i];
+    }
+    reply.n_rows = n;
+    reply.rows = list;
+    zsd_reply(req, &reply.base, -1);
+}
+
+/* ---- snapshot-destroy */
+
+struct snap_end {
+    struct zsd_delta delta;
+    struct zsd_req *req;
+    char name[ZP_NAME_MAX + 1];
+};
+
+/* The version that a request names: of a snapshot, or ("") the commit. NULL: err. */
+static struct zsd_version *version_named(const struct zsd_saved *saved, const char *name,
+                                         struct zb_err *err)
+{
+    const struct zsd_snap *snap = *name ? zsd_snap_by_name(saved, name) : NULL;
+
+    if (snap)
+        return snap->version;
+    if (*name)
+        (void)zb_fail(err, -ENOENT, "job '%s' has no snapshot '%s'", saved->name, name);
+    else if (!saved->committed)
+        (void)zb_fail(err, -ENOENT, "job '%s' has no commit yet", saved->name);
+    return *name ? NULL : saved->committed;
+}
+
+static int snap_end_plan(struct zsd_delta *d, struct zb_err *err)
+{
+    const struct snap_end *op = zb_container_of(d, struct snap_end, delta);
+    struct zsd_snap *snap = zsd_snap_by_name(d->saved, op->name);
+
+    if (!snap)
+        return zb_fail(err, -ENOENT, "job '%s' has no snapshot '%s'", d->saved->name, op->name);
+    snap->going = true;
+    return 0;
+}
+
+static void snap_end_done(struct zsd_delta *d, const struct zb_err *err)
+{
+    struct snap_end *op = zb_container_of(d, struct snap_end, delta);
+
+    if (err) {
+        zsd_reply_err(op->req, err);
+    } else {
+        zb_log(ZB_LOG_INFO, "snapshot-destroy", "job=\"%s\" name=\"%s\"", d->saved->name, op->name);
+        zsd_reply(op->req, NULL, -1);
+        zsd_job_room(d->saved->store->core); /* places came back */
+    }
+    free(op);
+}
+
+void zsd_snapshot_destroy(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__SnapshotRef *q = (const Zp__SnapshotRef *)(const void *)message;
+    struct zsd_saved *saved = saved_of(req, q->job, false);
+    struct snap_end *op;
+
+    if (!saved)
+        return;
+    if (!zsd_snap_by_name(saved, q->name)) {
+        zsd_refuse(req, -ENOENT, "job '%s' has no snapshot '%s'", saved->name, q->name);
+        return;
+    }
+    op = calloc(1, sizeof(*op));
+    if (!op) {
+        zsd_refuse(req, -ENOMEM, "a snapshot of job '%s'", saved->name);
+        return;
+    }
+    op->req = req;
+    (void)snprintf(op->name, sizeof(op->name), "%s", q->name);
+    op->delta = (struct zsd_delta){ .saved = saved, .plan = snap_end_plan, .done = snap_end_done };
+    zsd_delta_start(&op->delta);
+}
+
+/* ---- clone */
+
+struct clone {
+    struct zsd_delta delta; /* of the new one */
+    struct zsd_req *req;
+    struct zsd_saved *from; /* held */
+    struct zsd_version *fresh;
+    char name[ZP_NAME_MAX + 1]; /* of the snapshot */
+};
+
+/* The same rows and notes, as a version of another job. NULL: no memory. */
+static struct zsd_version *clone_version(struct zsd_saved *saved, const struct zsd_version *from)
+{
+    struct zsd_version *v = zsd_version_new(saved, from->world, from->nrows);
+    int rc = v ? zsd_note_copy(&v->job_note, &from->job_note) : -ENOMEM;
+
+    for (uint32_t i = 0; rc == 0 && i < from->world; i++)
+        rc = zsd_note_copy(&v->notes[i], &from->notes[i]);
+    if (rc < 0) {
+        zsd_version_unref(v);
+        return NULL;
+    }
+    for (uint32_t i = 0; i < from->nrows; i++)
+        v->rows[i] = zsd_row_ref(from->rows[i]);
+    v->iterations = from->iterations;
+    v->applied = from->applied;
+    return v;
+}
+
+static int clone_plan(struct zsd_delta *d, struct zb_err *err)
+{
+    struct clone *op = zb_container_of(d, struct clone, delta);
+    const struct zsd_version *from;
+
+    if (op->from->gone)
+        return zb_fail(err, -ENOENT, "job '%s' was destroyed", op->from->name);
+    from = version_named(op->from, op->name, err);
+    if (!from)
+        return err->code;
+    op->fresh = clone_version(d->saved, from);
+    if (!op->fresh)
+        return zb_fail(err, -ENOMEM, "job '%s': %m", d->saved->name);
+    d->committed = op->fresh;
+    d->grows = true;
+    return 0;
+}
+
+static void clone_done(struct zsd_delta *d, const struct zb_err *err)
+{
+    struct clone *op = zb_container_of(d, struct clone, delta);
+    struct zsd_core *core = d->saved->store->core;
+
+    d->saved->coming = false;
+    if (err) {
+        zsd_reply_err(op->req, err);
+    } else {
+        zb_log(ZB_LOG_INFO, "clone", "job=\"%s\" from=\"%s\" snapshot=\"%s\" iterations=%llu",
+               d->saved->name, op->from->name, op->name, (unsigned long long)op->fresh->iterations);
+        snap_reply(op->req, d->saved, d->saved->committed, NULL);
+    }
+    zsd_version_unref(op->fresh);
+    zsd_saved_unhold(op->from);
+    zsd_job_room(core); /* the name is decided */
+    free(op);
+}
+
+void zsd_clone(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__Clone *q = (const Zp__Clone *)(const void *)message;
+    struct zsd_core *core = req->daemon->core;
+    struct zsd_saved *from = saved_of(req, q->job, false), *saved = NULL;
+    struct zb_err err = { 0 };
+    struct clone *op = NULL;
+
+    if (!from)
+        return;
+    if (core->draining)
+        (void)zb_fail(&err, -ECANCELED, "the daemon is ending: it takes no new jobs");
+    else if (!zp_name_valid(q->name))
+        (void)zb_fail(&err, -EINVAL,
+                      "'%s' is no name for a job: 1 to %u letters, digits, '.', '_' or '-'",
+                      q->name, ZP_NAME_MAX);
+    else if (zsd_job_by_name(core, q->name) || zsd_saved_by_name(core, q->name) ||
+             zsd_saved_coming(core, q->name))
+        (void)zb_fail(&err, -EEXIST, "job '%s' exists already", q->name);
+    else
+        (void)version_named(from, q->snapshot, &err);
+    if (err.code == 0) {
+        op = calloc(1, sizeof(*op));
+        saved = op ? zsd_saved_like(from, q->name, req->conn->uid) : NULL;
+        if (!saved)
+            (void)zb_fail(&err, -ENOMEM, "job '%s': %m", q->name);
+    }
+    if (err.code != 0) {
+        free(op);
+        zsd_reply_err(req, &err);
+        return;
+    }
+    saved->coming = true;
+    op->req = req;
+    op->from = from;
+    zsd_saved_hold(from);
+    (void)snprintf(op->name, sizeof(op->name), "%s", q->snapshot);
+    op->delta = (struct zsd_delta){ .saved = saved, .plan = clone_plan, .done = clone_done };
+    zsd_delta_start(&op->delta);
+}
+
+/* ---- rollback */
+
+struct rollback {
+    struct zsd_delta delta;
+    struct zsd_req *req;
+    char name[ZP_NAME_MAX + 1];
+    struct zsd_work work;
+};
+
+static int rollback_plan(struct zsd_delta *d, struct zb_err *err)
+{
+    const struct rollback *op = zb_container_of(d, struct rollback, delta);
+    struct zsd_version *v = version_named(d->saved, op->name, err);
+
+    if (!v)
+        return err->code;
+    d->committed = v;
+    d->prepared = NULL;
+    return 0;
+}
+
+static void rollback_done(struct zsd_delta *d, const struct zb_err *err)
+{
+    struct rollback *op = zb_container_of(d, struct rollback, delta);
+    struct zsd_saved *saved = d->saved;
+
+    saved->moving = false;
+    if (err) {
+        zsd_reply_err(op->req, err);
+    } else {
+        zb_log(ZB_LOG_INFO, "rollback", "job=\"%s\" snapshot=\"%s\" iterations=%llu", saved->name,
+               op->name, (unsigned long long)saved->committed->iterations);
+        snap_reply(op->req, saved, saved->committed,
+                   *op->name ? zsd_snap_by_name(saved, op->name) : NULL);
+    }
+    zsd_job_room(saved->store->core);
+    zsd_saved_unhold(saved);
+    free(op);
+}
+
+/* Nothing of it is in memory any more. */
+static void rollback_on_ended(struct zsd_work *work)
+{
+    struct rollback *op = zb_container_of(work, struct rollback, work);
+
+    op->delta.saved->ended = NULL;
+    zsd_delta_start(&op->delta);
+}
+
+void zsd_rollback(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__SnapshotRef *q = (const Zp__SnapshotRef *)(const void *)message;
+    struct zsd_saved *saved = saved_of(req, q->job, false);
+    struct zb_err err = { 0 };
+    struct rollback *op;
+    struct zsd_version *v;
+
+    if (!saved)
+        return;
+    v = version_named(saved, q->name, &err);
+    if (v && saved->store->poisoned.code != 0)
+        (void)zb_fail(&err, saved->store->poisoned.code, "%s", saved->store->poisoned.text);
+    else if (v && saved->moving)
+        (void)zb_fail(&err, -EBUSY, "job '%s' is being rolled back or destroyed", saved->name);
+    else if (v && saved->job && zsd_job_attached(saved->job) > 0)
+        (void)zb_fail(&err, -EBUSY, "job '%s' has %u ranks attached", saved->name,
+                      zsd_job_attached(saved->job));
+    op = err.code == 0 ? calloc(1, sizeof(*op)) : NULL;
+    if (err.code == 0 && !op)
+        (void)zb_fail(&err, -ENOMEM, "a rollback of job '%s': %m", saved->name);
+    if (err.code != 0) {
+        zsd_reply_err(req, &err);
+        return;
+    }
+    op->req = req;
+    (void)snprintf(op->name, sizeof(op->name), "%s", q->name);
+    op->work.run = rollback_on_ended;
+    zb_list_init(&op->work.node);
+    op->delta = (struct zsd_delta){ .saved = saved, .plan = rollback_plan, .done = rollback_done };
+    saved->moving = true;
+    zsd_saved_hold(saved);
+    if (!saved->job) {
+        zsd_delta_start(&op->delta);
+        return;
+    }
+    saved->ended = &op->work;
+    (void)zb_fail(&err, -ECANCELED,
+                  "job '%s' is rolled back to step %llu: what is newer in memory, up to step %llu, "
+                  "is forgotten",
+                  saved->name, (unsigned long long)v->iterations,
+                  (unsigned long long)saved->job->iterations);
+    zsd_job_end(saved->job, &err);
+}
+
+/* ---- destroy */
+
+struct destroy {
+    struct zsd_delta delta;
+    struct zsd_req *req;
+};
+
+static int destroy_plan(struct zsd_delta *d, struct zb_err *err)
+{
+    if (!zsd_saved_kept(d->saved)) /* its first commit has failed */
+        return zb_fail(err, -ENOENT, "job '%s' has nothing that is saved", d->saved->name);
+    d->destroy = true;
+    return 0;
+}
+
+static void destroy_done(struct zsd_delta *d, const struct zb_err *err)
+{
+    struct destroy *x = zb_container_of(d, struct destroy, delta);
+    struct zsd_saved *saved = d->saved;
+    bool over = !err || !zsd_saved_kept(saved);
+    struct zb_err why = { 0 };
+
+    saved->moving = false;
+    if (over) {
+        saved->gone = true; /* nothing of it comes behind this */
+        (void)zb_fail(&why, -ECANCELED, "job '%s' was destroyed", saved->name);
+        zsd_snap_cancel(saved, &why);
+    }
+    if (over && saved->job)
+        zsd_job_end(saved->job, &why);
+    if (over)
+        zsd_reply(x->req, NULL, -1);
+    else
+        zsd_reply_err(x->req, err);
+    zsd_job_room(saved->store->core);
+    free(x);
+}
+
+void zsd_saved_destroy(struct zsd_req *req, struct zsd_saved *saved)
+{
+    struct destroy *x;
+
+    if (!zsd_saved_may(req->conn, saved)) {
+        zsd_refuse(req, -EPERM, "job '%s' belongs to user %u", saved->name, (unsigned)saved->uid);
+        return;
+    }
+    if (saved->moving) {
+        zsd_refuse(req, -EBUSY, "job '%s' is being rolled back or destroyed", saved->name);
+        return;
+    }
+    x = calloc(1, sizeof(*x));
+    if (!x) {
+        zsd_refuse(req, -ENOMEM, "job '%s'", saved->name);
+        return;
+    }
+    x->req = req;
+    x->delta = (struct zsd_delta){ .saved = saved, .plan = destroy_plan, .done = destroy_done };
+    saved->moving = true;
+    zsd_delta_start(&x->delta);
+}

@@ -1,0 +1,663 @@
+/*
+ * op/step.c - the optimizer step of a job, and the skip of one; the trainers' notes.
+ *
+ * MODEL. Ranks ask, with the same values; when the last has asked, the step runs without them:
+ *
+ *     ASKED ---> DRAIN ---> PAGES ---> COMMIT ---> over: every rank is answered
+ *
+ *     ASKED  waits for the other ranks, each until its own deadline. A rank that leaves, here or in
+ *            DRAIN, makes all give it up
+ *     DRAIN  waits until nobody pins a shard, no push, fill or copy is in progress (J3), no commit
+ *            runs, and what was prepared is resolved. A step never changes bytes that somebody
+ *            looks at; past the deadline it says who holds them
+ *     PAGES  a page operation for each page of each trainable shard, in order of registration, so
+ *            many at a time; pages that are stepped on the GPU, pages that pass through page
+ *            buffers and pages that are in memory go side by side, so that neither the GPU, nor
+ *            the drive, nor the compute threads wait for the other kinds' end. A shard whose last
+ *            page is done has the new version, and who waits for it goes on. What was stepped ahead
+ *            of this barrier (op/early.c) is published, and what is in flight of that is, as it
+ *            comes
+ *     COMMIT if the ranks asked for it: op/commit.c. The pages were saved by PAGES already, each
+ *            behind its update. Fetches go on meanwhile. What cannot be committed is a whole step
+ *            all the same: the ranks are told both
+ *
+ * A failure in PAGES ends the job: some pages have stepped and some have not, and nobody may see
+ * the mix. A durable one goes on from its last commit then, when its ranks attach again.
+ *
+ * Where what was stepped ahead was a guess, and wrong, it is dropped as soon as a rank asks for
+ * another step, and DRAIN waits for what is in flight of it.
+ *
+ * A skip is the same up to DRAIN, and then only forgets the gradients, and what was stepped ahead.
+ *
+ * INVARIANTS
+ *     S1  job->state is STEPPING exactly from DRAIN until it is over.
+ *     S2  In PAGES shard->version is job->applied + 1 when all of its pages are stepped, else
+ *         job->applied; frozen shards change theirs at once.
+ *     S3  At most `inflight_max` page operations of streamed pages are in progress, as many of the
+ *         GPU's, and of the others as many if they are saved, else step_resident_max().
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "daemon/op/early.h"
+#include "daemon/page/pageop.h"
+#include "daemon/store/store.h"
+#include "proto/shard.pb-c.h"
+
+static void step_pump(struct zsd_job *job);
+
+/* ---- notes */
+
+void zsd_note_done(struct zsd_note *note)
+{
+    free(note->data);
+    *note = (struct zsd_note){ 0 };
+}
+
+/* The note that a rank sent ahead of this step is kept with it. */
+static void note_keep(struct zsd_note *kept, struct zsd_note *sent, uint64_t iteration)
+{
+    if (!sent->data || sent->got != sent->total)
+        return;
+    zsd_note_done(kept);
+    *kept = *sent;
+    kept->iteration = iteration;
+    *sent = (struct zsd_note){ 0 };
+}
+
+void zsd_note_put(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__NotePut *q = (const Zp__NotePut *)(const void *)message;
+    struct zsd_member *m = zsd_member_of(req, q->job);
+    struct zsd_note *note;
+
+    if (!m)
+        return;
+    if (q->of_job && m->rank != 0) {
+        zsd_refuse(req, -EPERM, "the job's note comes from rank 0, not from rank %u", m->rank);
+        return;
+    }
+    note = q->of_job ? &m->job_note : &m->note;
+    if (q->offset == 0)
+        zsd_note_done(note);
+    if (q->total > ZP_NOTE_MAX || (q->offset > 0 && q->total != note->total) ||
+        q->offset != note->got || !zb_range_inside(q->offset, q->data.len, q->total)) {
+        zsd_refuse(req, -EINVAL,
+                   "part of a note from %u, %zu bytes, of %u: parts come in order, %u bytes in all "
+                   "at most",
+                   q->offset, q->data.len, q->total, ZP_NOTE_MAX);
+        return;
+    }
+    if (q->offset == 0) {
+        note->data = malloc(zb_max_u64(q->total, 1));
+        if (!note->data) {
+            zsd_refuse(req, -ENOMEM, "a note of %u bytes", q->total);
+            return;
+        }
+        note->total = q->total;
+    }
+    if (q->data.len > 0)
+        memcpy(note->data + note->got, q->data.data, q->data.len);
+    note->got += (uint32_t)q->data.len;
+    zsd_reply(req, NULL, -1);
+}
+
+void zsd_note_get(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__NoteGet *q = (const Zp__NoteGet *)(const void *)message;
+    struct zsd_member *m = zsd_member_of(req, q->job);
+    Zp__NoteGetReply reply = ZP__NOTE_GET_REPLY__INIT;
+    const struct zsd_note *note;
+
+    if (!m)
+        return;
+    note = q->of_job ? &m->job->note : &m->job->notes[m->rank];
+    if (!note->data) {
+        zsd_refuse(req, -ENOENT, "job '%s' has no note%s", m->job->name,
+                   q->of_job ? "" : " of this rank");
+        return;
+    }
+    if (q->offset > note->total) {
+        zsd_refuse(req, -EINVAL, "a note of %u bytes, read from %u", note->total, q->offset);
+        return;
+    }
+    reply.total = note->total;
+    reply.iteration = note->iteration;
+    reply.data.data = note->data + q->offset;
+    reply.data.len = zb_min_u64(note->total - q->offset, ZP_NOTE_PART);
+    zsd_reply(req, &reply.base, -1);
+}
+
+/* ---- asking */
+
+static void step_answer(struct zsd_job *job, const struct zb_err *why)
+{
+    Zp__StepReply reply = ZP__STEP_REPLY__INIT;
+
+    reply.iterations = job->iterations;
+    reply.applied = job->applied;
+    reply.commit_code = job->step.commit_err.code;
+    reply.commit_text = job->step.commit_err.text;
+    zb_list_each(pos, &job->members)
+    {
+        struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
+        struct zsd_req *req = m->step_req;
+
+        if (!req)
+            continue;
+        m->step_req = NULL;
+        zsd_timed_disarm(&m->step_timed);
+        if (why)
+            zsd_reply_err(req, why);
+        else
+            zsd_reply(req, &reply.base, -1);
+    }
+}
+
+/* Who keeps the step from beginning: for the sentence of a time-out. */
+static void step_holder(const struct zsd_job *job, struct zb_err *err)
+{
+    if (job->saved && job->saved->prepared) {
+        (void)zb_fail(
+            err, -ETIMEDOUT,
+            "step %llu of job '%s' waits: step %llu is prepared, and was neither committed "
+            "nor dropped",
+            (unsigned long long)job->step.step, job->name,
+            (unsigned long long)job->saved->prepared->iterations);
+        return;
+    }
+    for (uint32_t i = 0; i < job->nshards; i++) {
+        const struct zsd_shard *s = job->shards[i];
+
+        if (s->pins > 0) {
+            const struct zsd_pin *pin =
+                zb_container_of(s->pin_list.next, struct zsd_pin, shard_node);
+
+            (void)zb_fail(
+                err, -ETIMEDOUT,
+                "step %llu of job '%s' waits: unit '%s' is pinned by rank %u (process %d)",
+                (unsigned long long)job->step.step, job->name, s->unit->name, pin->member->rank,
+                pin->member->conn ? (int)pin->member->conn->pid : 0);
+            return;
+        }
+    }
+    (void)zb_fail(err, -ETIMEDOUT,
+                  "step %llu of job '%s' waits: pushes, writes or fetches are in progress",
+                  (unsigned long long)job->step.step, job->name);
+}
+
+static void step_expire(struct zsd_timed *timed)
+{
+    struct zsd_member *m = zb_container_of(timed, struct zsd_member, step_timed);
+    struct zsd_job *job = m->job;
+    struct zsd_req *req = m->step_req;
+    struct zb_err err = { 0 };
+    uint32_t asked = 0;
+
+    m->step_req = NULL;
+    if (job->state == ZSD_STEPPING && job->step.draining) { /* all may ask again */
+        step_holder(job, &err);
+        zsd_reply_err(req, &err);
+        zsd_step_give_up(job, &err);
+        return;
+    }
+    if (job->state == ZSD_STEPPING) {
+        (void)zb_fail(&err, -ETIMEDOUT,
+                      "step %llu of job '%s' is running: it goes on, and ends by itself",
+                      (unsigned long long)job->step.step, job->name);
+    } else {
+        zb_list_each(pos, &job->members)
+            asked += zb_container_of(pos, struct zsd_member, node)->step_req != NULL;
+        (void)zb_fail(&err, -ETIMEDOUT,
+                      "step %llu of job '%s' waits for its ranks: %u of %u had asked",
+                      (unsigned long long)job->step.step, job->name, asked + 1, job->world);
+        if (asked == 0)
+            job->step.asked = false;
+    }
+    zsd_reply_err(req, &err);
+}
+
+static bool step_same(const struct zsd_step_op *a, const struct zsd_step_op *b)
+{
+    return a->skip == b->skip && a->commit == b->commit && a->step == b->step &&
+           memcmp(&a->scale, &b->scale, sizeof(a->scale)) == 0 &&
+           memcmp(a->params, b->params, sizeof(a->params)) == 0;
+}
+
+/* This rank's shards must have their gradients. */
+static int step_check_grads(const struct zsd_member *m, struct zb_err *err)
+{
+    const struct zsd_job *job = m->job;
+
+    for (uint32_t i = 0; i < job->nshards; i++) {
+        const struct zsd_shard *s = job->shards[i];
+
+        if (s->rank == m->rank && !zsd_shard_live(s))
+            return zb_fail(err, -EAGAIN, "unit '%s' of job '%s' has no initial values yet",
+                           s->unit->name, job->name);
+        if (s->rank == m->rank && !zsd_grad_complete(s))
+            return zb_fail(err, -EBUSY,
+                           "unit '%s' of job '%s' has no whole gradient of step %llu yet",
+                           s->unit->name, job->name, (unsigned long long)job->iterations + 1);
+    }
+    return 0;
+}
+
+static int step_check(const struct zsd_member *m, const struct zsd_step_op *want,
+                      struct zb_err *err)
+{
+    const struct zsd_job *job = m->job;
+
+    if (job->core->draining)
+        return zb_fail(err, -ECANCELED, "the daemon is ending: it takes no new steps");
+    if (job->state != ZSD_READY || m->step_req)
+        return zb_fail(err, -EBUSY, "job '%s' is not ready for a step", job->name);
+    if (job->left > 0)
+        return zb_fail(err, -EOWNERDEAD, "%u ranks have left job '%s'", job->left, job->name);
+    if (want->step != job->iterations + 1)
+        return zb_fail(err, want->step <= job->iterations ? -EEXIST : -EINVAL,
+                       "step %llu of job '%s': step %llu comes next",
+                       (unsigned long long)want->step, job->name,
+                       (unsigned long long)job->iterations + 1);
+    if (!want->skip && step_check_grads(m, err) < 0)
+        return err->code;
+    if (zsd_saved_room(job->saved, err) < 0)
+        return err->code;
+    if (job->step.asked && !step_same(&job->step, want))
+        return zb_fail(err, -EINVAL,
+                       "rank %u asks for step %llu of job '%s' with other values than its peers",
+                       m->rank, (unsigned long long)want->step, job->name);
+    if (zsd_early_check(job, want, m->rank, err) < 0)
+        return err->code;
+    if (want->commit != ZSD_COMMIT_NONE && !job->durable)
+        return zb_fail(err, -EINVAL, "job '%s' is not durable: its steps cannot be committed",
+                       job->name);
+    return 0;
+}
+
+/* ---- running */
+
+static void step_on_work(struct zsd_work *work)
+{
+    struct zsd_job *job =
+        zb_container_of(zb_container_of(work, struct zsd_step_op, work), struct zsd_job, step);
+
+    if (job->state == ZSD_STEPPING && job->step.draining && job->active == 0 &&
+        (job->pins == 0 || job->step.skip) && !job->commit &&
+        !(job->saved && job->saved->prepared) && zsd_early_drained(job))
+        step_pump(job);
+}
+
+void zsd_step_resume(struct zsd_job *job)
+{
+    if (job->state == ZSD_STEPPING && job->step.draining)
+        zsd_defer(job->core, &job->step.work);
+}
+
+static void step_end(struct zsd_job *job)
+{
+    job->state = ZSD_READY;
+    job->step.asked = job->step.committing = false;
+    zsd_replan_step_over(job);
+    step_answer(job, NULL);
+    zsd_job_stepped(job);
+    if (job->core->draining)
+        zsd_commit_last(job);
+}
+
+static void step_on_commit(struct zsd_job *job, const struct zb_err *err)
+{
+    if (job->state == ZSD_ENDED)
+        return; /* its ranks were told */
+    if (err)
+        job->step.commit_err = *err;
+    step_end(job);
+}
+
+static void step_over(struct zsd_job *job, bool applied)
+{
+    job->iterations++;
+    if (applied)
+        job->applied++;
+    zsd_early_drop(job);
+    zsd_grads_reset(job);
+    zb_log(ZB_LOG_DEBUG, "step", "job=\"%s\" iterations=%llu applied=%llu", job->name,
+           (unsigned long long)job->iterations, (unsigned long long)job->applied);
+    job->step.committing = job->step.commit != ZSD_COMMIT_NONE;
+    if (job->step.committing)
+        zsd_commit_start(job, job->step.commit, &job->step.commit_err, step_on_commit);
+    else
+        step_end(job);
+}
+
+static void step_shard_done(struct zsd_shard *s)
+{
+    s->version = s->job->applied + 1;
+    zsd_replan_stepped(s);
+    zsd_shard_wake(s);
+}
+
+/* Which kind a page is of: the same until all of its shard are stepped (plan/replan.c). */
+static struct zsd_step_walk *step_walk_of(struct zsd_job *job, const struct zsd_shard *s,
+                                          uint32_t page)
+{
+    if (zsd_page_on_gpu(s, page) || zsd_page_to_gpu(s, page))
+        return &job->step.gpu;
+    return zsd_page_streamed(s, ZB_PARAM, page) || zsd_page_streamed(s, ZB_GRAD, page) ||
+                   zsd_page_streamed(s, ZB_STATE, page) || zsd_page_leaves(s, page) ||
+                   zsd_params_there(job) /* they pass through a page buffer, too */
+               ? &job->step.streamed
+               : &job->step.resident;
+}
+
+static void step_on_page(void *owner, const struct zsd_page_spec *spec, const struct zb_err *err)
+{
+    struct zsd_job *job = owner;
+    struct zsd_shard *s = spec->shard;
+    uint32_t index = (uint32_t)(s->id & UINT32_MAX);
+
+    step_walk_of(job, s, spec->page)->inflight--;
+    if (job->state == ZSD_ENDED)
+        return;
+    if (err) {
+        zsd_job_end(job, err); /* zsd_step_cancel() answers */
+        return;
+    }
+    assert(job->step.pages_left[index] > 0); /* no page is stepped twice */
+    if (--job->step.pages_left[index] == 0)
+        step_shard_done(s);
+    step_pump(job);
+}
+
+/* Pages in memory: enough to feed every compute thread, and no more, for streamed pages stand in
+ * the same line. */
+static uint32_t step_resident_max(const struct zsd_core *core)
+{
+    return 2 * zsd_compute_threads(core->daemon->compute) + 2;
+}
+
+/* Keeps enough pages in progress to feed the drive and every compute thread, and no more (S3). */
+uint32_t zsd_step_inflight_max(const struct zsd_core *core)
+{
+    return core->nbuffers + step_resident_max(core);
+}
+
+/* From here on the step ends without the ranks: what they sent for it is kept now. */
+static void step_keep_notes(struct zsd_job *job)
+{
+    zb_list_each(pos, &job->members)
+    {
+        struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
+
+        note_keep(&job->notes[m->rank], &m->note, job->step.step);
+        note_keep(&job->note, &m->job_note, job->step.step);
+    }
+}
+
+void zsd_step_prepare(struct zsd_job *job, const struct zk_params *params)
+{
+    assert(job->early.inflight == 0); /* E3 */
+    for (uint32_t g = 0; g < job->groups; g++)
+        job->step.by_group[g] = zk_prepare(job->optimizer, &params[g], job->applied + 1);
+}
+
+/* The first turn of PAGES: what is cached of streamed parameters is of the old version. 0; -ENOMEM:
+ * nothing has begun. */
+static int step_begin(struct zsd_job *job)
+{
+    struct zsd_step_op *op = &job->step;
+
+    free(op->pages_left);
+    op->pages_left = calloc(zb_max_u64(job->nshards, 1), sizeof(*op->pages_left));
+    if (!op->pages_left)
+        return -ENOMEM;
+    step_keep_notes(job);
+    if (!job->early.prepared)
+        zsd_step_prepare(job, op->params);
+    zsd_early_true(job);
+    op->draining = false;
+    op->commit_err = (struct zb_err){ 0 };
+    assert(op->resident.inflight + op->streamed.inflight + op->gpu.inflight == 0);
+    op->resident = op->streamed = op->gpu = (struct zsd_step_walk){ 0 };
+    for (uint32_t i = 0; i < job->nshards; i++) {
+        struct zsd_shard *s = job->shards[i];
+
+        op->pages_left[i] = s->npages;
+        if (s->unit->layout.frozen)
+            step_shard_done(s); /* S2 */
+        else if (!zsd_shard_resident(s))
+            zsd_shard_uncache(s);
+    }
+    return 0;
+}
+
+/* One page: published, when it was stepped ahead; stepped, unless that is on its way. 0 or -ENOMEM.
+ */
+static int step_page(struct zsd_job *job, struct zsd_shard *s, uint32_t page)
+{
+    struct zsd_step_op *op = &job->step;
+    struct zsd_page_spec spec = { .kind = ZSD_PAGE_STEP,
+                                  .shard = s,
+                                  .page = page,
+                                  .by_group = op->by_group,
+                                  .save_err = op->commit ? &op->commit_err : NULL,
+                                  .done = step_on_page,
+                                  .owner = job };
+
+    if (zsd_early_begun(s, page)) {
+        spec.kind = ZSD_PAGE_PUBLISH;
+        spec.held = s->held[page];
+        if (!spec.held)
+            return 0; /* zsd_step_publish() */
+    }
+    if (zsd_pageop_start(&spec) < 0)
+        return -ENOMEM;
+    if (spec.held)
+        s->held[page] = NULL;
+    step_walk_of(job, s, page)->inflight++;
+    return 0;
+}
+
+static void step_no_memory(struct zsd_job *job)
+{
+    struct zb_err err = { 0 };
+
+    (void)zb_fail(&err, -ENOMEM, "step %llu of job '%s': %m", (unsigned long long)job->step.step,
+                  job->name);
+    zsd_job_end(job, &err);
+}
+
+void zsd_step_publish(struct zsd_shard *s, uint32_t page)
+{
+    struct zsd_job *job = s->job;
+    const struct zsd_step_walk *walk = step_walk_of(job, s, page);
+    uint32_t index = (uint32_t)(s->id & UINT32_MAX);
+
+    if (index > walk->next_shard || (index == walk->next_shard && page >= walk->next_page))
+        return; /* its turn comes */
+    if (step_page(job, s, page) < 0)
+        step_no_memory(job);
+}
+
+/* Starts pages of one kind, `max` at a time. 0, or -ENOMEM. */
+static int step_walk(struct zsd_job *job, struct zsd_step_walk *walk, uint32_t max)
+{
+    while (walk->next_shard < job->nshards && walk->inflight < max) {
+        struct zsd_shard *s = job->shards[walk->next_shard];
+
+        if (s->unit->layout.frozen || walk->next_page == s->npages ||
+            job->step.pages_left[walk->next_shard] == 0) {
+            walk->next_shard++;
+            walk->next_page = 0;
+            continue;
+        }
+        if (step_walk_of(job, s, walk->next_page) == walk && step_page(job, s, walk->next_page) < 0)
+            return -ENOMEM;
+        walk->next_page++;
+    }
+    return 0;
+}
+
+static bool step_walked(const struct zsd_job *job, const struct zsd_step_walk *walk)
+{
+    return walk->next_shard == job->nshards && walk->inflight == 0;
+}
+
+static void step_pump(struct zsd_job *job)
+{
+    struct zsd_step_op *op = &job->step;
+    struct zb_err err = { 0 };
+
+    if (op->draining && op->skip) {
+        op->draining = false;
+        op->commit_err = (struct zb_err){ 0 };
+        step_keep_notes(job);
+        step_over(job, false);
+        return;
+    }
+    if (op->draining && job->early.err.code != 0) {
+        err = job->early.err;
+        zsd_early_drop(job);
+        zsd_grads_reset(job);
+        zsd_step_give_up(job, &err);
+        return;
+    }
+    if (op->draining && zsd_saved_room(job->saved, &err) < 0) { /* it was there when they asked */
+        zsd_step_give_up(job, &err);
+        return;
+    }
+    if (op->draining && step_begin(job) < 0) {
+        (void)zb_fail(&err, -ENOMEM, "step %llu of job '%s': %m", (unsigned long long)op->step,
+                      job->name);
+        zsd_step_give_up(job, &err);
+        return;
+    }
+    if (step_walk(job, &op->gpu, zsd_step_inflight_max(job->core)) < 0 ||
+        step_walk(job, &op->streamed, zsd_step_inflight_max(job->core)) < 0 ||
+        step_walk(job, &op->resident,
+                  op->commit ? zsd_step_inflight_max(job->core) : step_resident_max(job->core)) <
+            0) {
+        if (op->gpu.inflight + op->streamed.inflight + op->resident.inflight == 0)
+            step_no_memory(job);
+        return; /* the next page that is done tries again */
+    }
+    if (step_walked(job, &op->gpu) && step_walked(job, &op->streamed) &&
+        step_walked(job, &op->resident) && job->early.inflight == 0)
+        step_over(job, true);
+}
+
+/* One rank asks; the last one starts it. */
+static void step_ask(struct zsd_req *req, struct zsd_member *m, const struct zsd_step_op *want,
+                     uint32_t timeout_ms)
+{
+    struct zsd_job *job = m->job;
+    struct zb_err err = { 0 };
+    uint32_t asked = 0;
+
+    if (step_check(m, want, &err) < 0) {
+        zsd_reply_err(req, &err);
+        return;
+    }
+    if (!job->step.asked) {
+        job->step.asked = true;
+        job->step.skip = want->skip;
+        job->step.commit = want->commit;
+        job->step.step = want->step;
+        job->step.scale = want->scale;
+        memcpy(job->step.params, want->params, sizeof(want->params));
+    }
+    zsd_early_asked(job);
+    m->step_req = req;
+    zsd_timed_arm(job->core, &m->step_timed, timeout_ms, step_expire);
+    zb_list_each(pos, &job->members)
+        asked += zb_container_of(pos, struct zsd_member, node)->step_req != NULL;
+    if (asked < job->world)
+        return;
+    job->state = ZSD_STEPPING;
+    job->step.draining = true;
+    job->step.work.run = step_on_work;
+    zsd_step_resume(job);
+}
+
+int zsd_step_scalars(const struct zsd_job *job, double scale, Zp__GroupScalars *const *groups,
+                     size_t n, struct zk_params *ret, struct zb_err *err)
+{
+    if (n != job->groups || !__builtin_isfinite(scale))
+        return zb_fail(err, -EINVAL,
+                       "a step with %zu groups of scalars (the job has %u) and scale %g", n,
+                       job->groups, scale);
+    for (size_t i = 0; i < n; i++) {
+        const Zp__GroupScalars *g = groups[i];
+        struct zb_err why = { 0 };
+
+        ret[i] = (struct zk_params){ .lr = g->lr,
+                                     .beta1 = g->beta1,
+                                     .beta2 = g->beta2,
+                                     .eps = g->eps,
+                                     .weight_decay = g->weight_decay,
+                                     .scale = scale,
+                                     .momentum = g->momentum,
+                                     .dampening = g->dampening,
+                                     .lr_decay = g->lr_decay,
+                                     .nesterov = g->nesterov ? 1 : 0 };
+        if (zk_params_check(job->optimizer, &ret[i], &why) < 0)
+            return zb_fail(err, why.code, "group %zu: %s", i, why.text);
+    }
+    return 0;
+}
+
+void zsd_step(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__Step *q = (const Zp__Step *)(const void *)message;
+    struct zsd_member *m = zsd_member_of(req, q->job);
+    struct zsd_step_op want = { .step = q->step, .commit = q->commit, .scale = q->scale };
+    struct zb_err err = { 0 };
+
+    if (m && q->commit > ZSD_PREPARE) {
+        zsd_refuse(req, -EINVAL, "commit %u: known are 0 to 2", q->commit);
+        return;
+    }
+    if (!m)
+        return;
+    if (zsd_step_scalars(m->job, q->scale, q->groups, q->n_groups, want.params, &err) < 0) {
+        zsd_reply_err(req, &err);
+        return;
+    }
+    step_ask(req, m, &want, q->timeout_ms);
+}
+
+void zsd_skip(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__Skip *q = (const Zp__Skip *)(const void *)message;
+    struct zsd_member *m = zsd_member_of(req, q->job);
+    struct zsd_step_op want = { .step = q->step, .skip = true, .commit = q->commit };
+
+    if (m && q->commit > ZSD_PREPARE)
+        zsd_refuse(req, -EINVAL, "commit %u: known are 0 to 2", q->commit);
+    else if (m)
+        step_ask(req, m, &want, q->timeout_ms);
+}
+
+/* ---- ending */
+
+void zsd_step_cancel(struct zsd_job *job, const struct zb_err *why)
+{
+    job->step.asked = job->step.draining = false;
+    zb_list_remove(&job->step.work.node);
+    step_answer(job, why);
+}
+
+void zsd_step_give_up(struct zsd_job *job, const struct zb_err *why)
+{
+    bool drained = job->state == ZSD_STEPPING && job->step.draining;
+
+    if (!drained && (job->state != ZSD_READY || !job->step.asked))
+        return;
+    job->state = ZSD_READY;
+    zsd_step_cancel(job, why);
+    if (drained)
+        zsd_job_stepped(job);
+}

@@ -1,0 +1,815 @@
+/*
+ * pageop.c - see pageop.h for what it is for.
+ *
+ * MODEL. One struct zsd_pageop for each page in progress. Loop thread, except page_run_task(),
+ * which runs pagework.c on a compute thread and touches only the page's own bytes, its checksums
+ * and the operation.
+ *
+ *     BUFFER ---> READ ---> COMPUTE ---> WRITE ---> SETTLE    a failure skips to SETTLE, err set
+ *
+ * and where the page's state is on the GPU, or comes there (plan/gpu_plan.c), or its parameters live there
+ * (plan/gpu_params.c):
+ *
+ *     ... READ ---> [CHECK] ---> DEVICE ---> [COMPUTE] ---> [STORE] ---> WRITE ...
+ *
+ * A step of state on the GPU runs in DEVICE: what was read is verified before, in CHECK, and what
+ * is written is sealed behind it, in COMPUTE. For all else DEVICE brings down what lives there and
+ * is wanted, and STORE takes it up again, where it was changed.
+ *
+ *     BUFFER   waits for a page buffer, if a plane is streamed   resumed by page_on_work()
+ *     READ     waits for the reads of the streamed planes        resumed by page_on_io()
+ *     CHECK    waits for the compute thread                      resumed by page_on_task()
+ *     DEVICE   waits for the GPU                                 resumed by page_on_device()
+ *     COMPUTE  waits for the compute thread                      resumed by page_on_task()
+ *     STORE    waits for the GPU                                 resumed by page_on_device()
+ *     WRITE    waits for the writes to fresh extents             resumed by page_on_io()
+ *
+ * A page buffer has room for all planes of a page: those that are streamed, or pass through on
+ * their way from the GPU and to it, lie in it one behind the other, as param, state, grad.
+ *
+ * INVARIANTS
+ *     P1  A page buffer is held exactly from the end of BUFFER until SETTLE. The job's promise
+ *         (store.h) has a spare for each plane of each buffer, and a second place for each resident
+ *         page that is saved: a fresh extent is always found.
+ *     P2  Nothing reads bytes that came from the data file before their checksums matched: of a
+ *         STEP, block by block. So where a block is corrupt, the blocks before it may have changed
+ *         resident planes: who stepped it ends the job (op/step.c), and nobody reads the mix.
+ *     P3  An extent that the shard points to is never written: a page goes to a fresh one, and the
+ *         shard points there only after the write is complete. A failure leaves the old page whole.
+ *         EARLY leaves the shard as it is: its fresh extents are the holder's.
+ *     P4  The owner is told once.
+ *     P5  A resident page has an extent only while that holds the page's bytes.
+ */
+#include "daemon/page/pageop.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/run/gpu_tier.h"
+#include "daemon/store/store.h"
+
+enum page_state {
+    PAGE_BUFFER,
+    PAGE_READ,
+    PAGE_READ_WAIT,
+    PAGE_CHECK,
+    PAGE_DEVICE,
+    PAGE_COMPUTE,
+    PAGE_STORE,
+    PAGE_WRITE,
+    PAGE_SETTLE
+};
+
+/* A page has at most this many checksums: one for each block. */
+#define PAGE_CRCS_MAX (ZB_PAGE_ELEMS_MAX / ZB_BLOCK_ELEMS)
+
+static const enum zb_plane page_planes[] = {
+    [ZSD_WORK_PARAM] = ZB_PARAM,
+    [ZSD_WORK_STATE] = ZB_STATE,
+    [ZSD_WORK_GRAD] = ZB_GRAD,
+};
+#define PAGE_PLANES ZSD_WORK_PLANES
+#define HELD_PLANES 2 /* of them, the first: what a step changes */
+
+struct page_io {
+    struct zsd_pio pio;
+    struct zsd_pageop *op;
+    enum zb_plane plane;
+    bool streamed, read, changed, written; /* what this operation does with the plane */
+    bool taken;                            /* its fresh extent has the bytes already: PUBLISH */
+    bool leaves, comes;                    /* memory, or the GPU: of a STEP (plan/replan.c) */
+    bool passes;                           /* its bytes are in the page buffer meanwhile */
+    bool failed;                           /* the write of a resident page */
+    bool absent;                           /* wanted, and was never written: zeros */
+    struct zsd_extent fresh;
+    uint32_t crcs[PAGE_CRCS_MAX]; /* of the fresh page */
+};
+
+struct zsd_held {
+    struct zsd_extent fresh[HELD_PLANES]; /* of the planes that are streamed */
+    uint32_t crcs[];                      /* of the same, one behind the other */
+};
+
+struct zsd_pageop {
+    struct zsd_page_spec spec;
+    enum page_state state; /* written by page_run() only */
+    enum zsd_stage stage;  /* for zctl top */
+    uint64_t began_ns, compute_ns;
+    struct zb_err err; /* the first failure */
+    struct zsd_work work;
+    struct zsd_task task;
+    struct zsd_pagework pagework;
+    struct zsd_gpu_work gpu;
+    bool on_gpu, to_gpu; /* its state is there; and will be */
+    bool there;          /* it is stepped there */
+    void *param_there;   /* its parameters on the GPU; NULL: they are not there */
+    int work_rc;
+    struct zsd_pagework_bad bad;
+    struct zsd_claim claim;
+    void *buffer;
+    struct zk_page page;
+    uint8_t *param; /* EARLY, PUBLISH: where they live in memory; NULL: they are streamed */
+    uint8_t *aside; /* likewise: where the new ones are until then */
+    unsigned ios_left;
+    struct page_io io[PAGE_PLANES];
+};
+
+static void page_run(struct zsd_pageop *op);
+
+static void page_enter(struct zsd_pageop *op, enum zsd_stage stage, uint64_t now_ns)
+{
+    zsd_stage_move(&op->spec.shard->job->stats, op->stage, stage, now_ns);
+    op->stage = stage;
+}
+
+static struct zsd_plane *page_plane(const struct zsd_pageop *op, enum zb_plane plane)
+{
+    return &op->spec.shard->planes[plane];
+}
+
+static uint32_t *page_crcs(const struct zsd_pageop *op, enum zb_plane plane)
+{
+    struct zsd_plane *p = page_plane(op, plane);
+
+    return p->crcs + (size_t)op->spec.page * p->crcs_per_page;
+}
+
+static void *page_bytes_at(const struct zsd_pageop *op, enum zb_plane plane)
+{
+    return plane == ZB_PARAM ? op->page.param : plane == ZB_STATE ? op->page.state : op->page.grad;
+}
+
+static struct zn_page_id page_id(const struct zsd_pageop *op, enum zb_plane plane,
+                                 const struct zsd_extent *e)
+{
+    const struct zsd_shard *s = op->spec.shard;
+
+    return (struct zn_page_id){ .job = e->job,
+                                .shard = zsd_shard_key(s->unit->index, s->first),
+                                .plane = (uint32_t)plane,
+                                .index = op->spec.page,
+                                .generation = e->generation };
+}
+
+/* Which planes this kind reads from the data file, when they are streamed. */
+static bool page_wants(const struct zsd_pageop *op, enum zb_plane plane)
+{
+    enum zb_dtype dtype = op->spec.shard->unit->layout.dtype;
+
+    switch (op->spec.kind) {
+    case ZSD_PAGE_STEP:
+    case ZSD_PAGE_EARLY:
+        return true;
+    case ZSD_PAGE_PUBLISH:
+        return false;
+    case ZSD_PAGE_PUSH:
+        return plane == ZB_GRAD && op->spec.ingest->add;
+    case ZSD_PAGE_INIT:
+        return op->spec.what != ZK_MASTER && plane == ZB_STATE;
+    case ZSD_PAGE_SAVE:
+        return false;
+    case ZSD_PAGE_FILL:
+        return plane == ZB_PARAM;
+    case ZSD_PAGE_READ:
+        switch (op->spec.what) {
+        case ZK_PARAM:
+            return plane == ZB_PARAM;
+        case ZK_MASTER:
+            return plane == (dtype == ZB_F16 ? ZB_STATE : ZB_PARAM) ||
+                   (dtype == ZB_BF16 && plane == ZB_STATE);
+        case ZK_EXP_AVG:
+        case ZK_EXP_AVG_SQ:
+            return plane == ZB_STATE;
+        case ZK_GRAD:
+            return plane == ZB_GRAD;
+        }
+    }
+    return false;
+}
+
+/* Which planes this kind changes. */
+static bool page_changes(const struct zsd_pageop *op, enum zb_plane plane)
+{
+    if (plane == ZB_GRAD)
+        return op->spec.kind == ZSD_PAGE_PUSH;
+    return op->spec.kind == ZSD_PAGE_STEP || op->spec.kind == ZSD_PAGE_PUBLISH ||
+           (op->spec.kind == ZSD_PAGE_EARLY &&
+            zsd_page_streamed(op->spec.shard, plane, op->spec.page)) ||
+           (op->spec.kind == ZSD_PAGE_INIT && (op->spec.what == ZK_MASTER || plane == ZB_STATE));
+}
+
+/* Which planes go to fresh extents. */
+static bool page_writes(const struct zsd_pageop *op, const struct page_io *io)
+{
+    const struct zsd_plane *p = page_plane(op, io->plane);
+
+    if (io->leaves)
+        return true;
+    if (io->streamed && !io->comes)
+        return io->changed && !io->taken;
+    if (!op->spec.save_err || p->block_bytes == 0 || io->plane == ZB_GRAD)
+        return false;
+    return io->changed || p->extents[op->spec.page].at == ZB_NO_PLACE;
+}
+
+/* ---- compute thread */
+
+static void page_run_task(struct zsd_task *task)
+{
+    struct zsd_pageop *op = zb_container_of(task, struct zsd_pageop, task);
+    uint64_t from_ns = zb_now_ns();
+
+    op->work_rc = zsd_pagework_run(&op->pagework, &op->bad);
+    op->compute_ns = zb_now_ns() - from_ns;
+}
+
+/* ---- loop thread */
+
+static void page_on_work(struct zsd_work *work)
+{
+    page_run(zb_container_of(work, struct zsd_pageop, work));
+}
+
+/* What the compute thread gets to know. Of a page that is stepped on the GPU it only verifies, in
+ * CHECK, or seals. */
+static void page_compute(struct zsd_pageop *op)
+{
+    const struct zsd_shard *s = op->spec.shard;
+    struct zsd_pagework *w = &op->pagework;
+    bool check = op->state == PAGE_CHECK;
+
+    *w = (struct zsd_pagework){ .kind = op->there ? ZSD_PAGE_SAVE : op->spec.kind,
+                                .what = op->spec.what,
+                                .ops = s->job->core->daemon->kernels,
+                                .layout = &s->unit->layout,
+                                .segments = s->unit->segments,
+                                .nsegments = s->unit->nsegments,
+                                .by_group = op->spec.by_group,
+                                .values = op->spec.values,
+                                .out = op->spec.out,
+                                .ingest = op->spec.ingest,
+                                .page = op->page,
+                                .param = op->param,
+                                .aside = op->aside };
+    for (int i = 0; i < PAGE_PLANES; i++) {
+        struct page_io *io = &op->io[i];
+        const struct zsd_plane *p = page_plane(op, io->plane);
+        struct zsd_pagework_plane *plane = &w->planes[i];
+
+        plane->len_bytes = zsd_page_bytes(s, io->plane, op->spec.page);
+        plane->crc_bytes = p->crc_bytes;
+        plane->verify = io->read && (check || !op->there);
+        plane->absent = io->absent;
+        plane->seal = io->written && !check;
+        if (plane->verify) {
+            plane->was = page_id(op, io->plane, &p->extents[op->spec.page]);
+            plane->crcs = page_crcs(op, io->plane);
+        }
+        if (plane->seal) {
+            plane->becomes = page_id(op, io->plane, &io->fresh);
+            plane->new_crcs = io->crcs;
+        }
+    }
+    page_enter(op, ZSD_STAGE_COMPUTE, zb_now_ns());
+    zsd_task_start(s->job->core, &op->task);
+}
+
+static void page_on_task(struct zsd_task *task)
+{
+    struct zsd_pageop *op = zb_container_of(task, struct zsd_pageop, task);
+    const struct zsd_shard *s = op->spec.shard;
+
+    if (op->work_rc < 0)
+        (void)zb_fail(
+            &op->err, op->work_rc,
+            "job '%s' unit '%s' shard %llu: page %u of its %s on NVMe is corrupt (checksum %u "
+            "differs)",
+            s->job->name, s->unit->name, (unsigned long long)s->id, op->spec.page,
+            zsd_plane_text(page_planes[op->bad.plane]), op->bad.crc);
+    page_run(op);
+}
+
+static void page_on_device(struct zsd_task *task)
+{
+    struct zsd_pageop *op = zb_container_of(task, struct zsd_pageop, gpu.task);
+    const struct zsd_shard *s = op->spec.shard;
+
+    if (op->gpu.rc < 0) {
+        (void)zb_fail(&op->err, op->gpu.rc, "job '%s' unit '%s' shard %llu: page %u on the GPU: %s",
+                      s->job->name, s->unit->name, (unsigned long long)s->id, op->spec.page,
+                      op->gpu.err.text);
+        if (op->gpu.rc == -EIO || op->gpu.rc == -EFAULT)
+            zsd_gpu_fail(s->job->core, &op->gpu.err);
+    }
+    page_run(op);
+}
+
+/* The plane lives there now. */
+static bool page_lives_there(const struct zsd_pageop *op, enum zb_plane plane)
+{
+    return plane == ZB_STATE ? op->on_gpu : plane == ZB_PARAM && op->param_there;
+}
+
+/* A plane that lives there comes down before the compute thread sees it; and goes up again. */
+static bool plane_comes_down(const struct zsd_pageop *op, const struct page_io *io)
+{
+    return page_lives_there(op, io->plane) && !op->there &&
+           (page_wants(op, io->plane) || (io->written && !io->changed));
+}
+
+static bool plane_goes_up(const struct zsd_pageop *op, const struct page_io *io)
+{
+    return page_lives_there(op, io->plane) && !op->there && io->changed;
+}
+
+static bool page_comes_down(const struct zsd_pageop *op)
+{
+    return plane_comes_down(op, &op->io[ZSD_WORK_PARAM]) ||
+           plane_comes_down(op, &op->io[ZSD_WORK_STATE]);
+}
+
+static bool page_goes_up(const struct zsd_pageop *op)
+{
+    return plane_goes_up(op, &op->io[ZSD_WORK_PARAM]) || plane_goes_up(op, &op->io[ZSD_WORK_STATE]);
+}
+
+/* What the GPU's thread gets to know. For zctl top the page is in the line before the GPU, or on
+ * it. */
+static void page_device(struct zsd_pageop *op, enum zsd_gpu_what what)
+{
+    const struct zsd_shard *s = op->spec.shard;
+    struct zsd_gpu_work *w = &op->gpu;
+
+    *w = (struct zsd_gpu_work){ .task = { .done = page_on_device },
+                                .what = what,
+                                .layout = &s->unit->layout,
+                                .page = op->page,
+                                .segments = s->unit->segments,
+                                .nsegments = s->unit->nsegments,
+                                .by_group = op->spec.by_group,
+                                .ngroups = s->job->groups };
+    w->there[ZB_PARAM] = op->param_there;
+    if (op->on_gpu || op->to_gpu)
+        w->there[ZB_STATE] = zsd_gpu_at(s, op->spec.page);
+    for (int i = 0; i < PAGE_PLANES; i++) {
+        const struct page_io *io = &op->io[i];
+
+        w->bytes[io->plane] = zsd_page_bytes(s, io->plane, op->spec.page);
+        w->comes[io->plane] = what == ZSD_GPU_UP && plane_goes_up(op, io);
+        w->goes[io->plane] = (what == ZSD_GPU_DOWN && plane_comes_down(op, io)) ||
+                             (what == ZSD_GPU_STEP && io->written && w->there[io->plane]);
+    }
+    if (what == ZSD_GPU_STEP) {
+        w->comes[ZB_STATE] = !op->on_gpu;
+        w->goes[ZB_STATE] = !op->to_gpu || op->io[ZSD_WORK_STATE].written;
+    }
+    page_enter(op, ZSD_STAGE_GPU, zb_now_ns());
+    zsd_gpu_start(s->job->core->daemon, w);
+}
+
+static bool page_any(const struct zsd_pageop *op, bool written)
+{
+    bool any = false;
+
+    for (int i = 0; i < PAGE_PLANES; i++)
+        any = any || (written ? op->io[i].written : op->io[i].read);
+    return any;
+}
+
+static void page_on_read(struct zsd_pageop *op, const struct page_io *io)
+{
+    op->spec.shard->job->nvme_read_bytes += io->pio.io.len_bytes;
+    void **at = io->plane == ZB_PARAM   ? &op->page.param
+                : io->plane == ZB_STATE ? &op->page.state
+                                        : &op->page.grad;
+
+    *at = io->pio.io.buf; /* in memory of the engine, if that lends some */
+}
+
+static void page_on_io(struct zsd_pio *pio, int rc)
+{
+    struct page_io *io = zb_container_of(pio, struct page_io, pio);
+    struct zsd_pageop *op = io->op;
+    const struct zsd_shard *s = op->spec.shard;
+
+    io->failed = rc < 0 && (!io->streamed || (io->comes && pio->io.op == ZN_WRITE));
+    if (rc < 0)
+        (void)zb_fail(io->failed ? op->spec.save_err : &op->err, rc,
+                      "job '%s' unit '%s' shard %llu: %s page %u of its %s on NVMe: %m",
+                      s->job->name, s->unit->name, (unsigned long long)s->id,
+                      pio->io.op == ZN_READ ? "read" : "write", op->spec.page,
+                      zsd_plane_text(io->plane));
+    else if (pio->io.op == ZN_READ)
+        page_on_read(op, io);
+    else
+        s->job->nvme_written_bytes += pio->io.len_bytes;
+    if (--op->ios_left == 0)
+        page_run(op);
+}
+
+/* Submits the transfers of one direction; false when there are none. */
+static bool page_transfer(struct zsd_pageop *op, enum zn_op direction)
+{
+    struct zsd_core *core = op->spec.shard->job->core;
+    unsigned n = 0;
+
+    for (int i = 0; i < PAGE_PLANES; i++)
+        n += direction == ZN_READ ? op->io[i].read : op->io[i].written;
+    op->ios_left = n;
+    if (n > 0)
+        page_enter(op, direction == ZN_READ ? ZSD_STAGE_READ : ZSD_STAGE_WRITE, zb_now_ns());
+    for (int i = 0; i < PAGE_PLANES && n > 0; i++) {
+        struct page_io *io = &op->io[i];
+        const struct zsd_plane *p = page_plane(op, io->plane);
+
+        if (!(direction == ZN_READ ? io->read : io->written))
+            continue;
+        io->pio.io = (struct zn_io){
+            .op = direction,
+            .urgent = op->spec.kind == ZSD_PAGE_FILL, /* a fetch waits */
+            /* what may yet be undone leaves the page as it is */
+            .lend = op->spec.kind != ZSD_PAGE_FILL && op->spec.kind != ZSD_PAGE_EARLY && !io->comes,
+            .buf = page_bytes_at(op, io->plane),
+            .len_bytes = zsd_page_bytes(op->spec.shard, io->plane, op->spec.page),
+            .off_bytes = core->daemon->engine_base +
+                         (direction == ZN_READ ? p->extents[op->spec.page].at : io->fresh.at),
+        };
+        io->pio.payer = &op->spec.shard->job->payer;
+        io->pio.done = page_on_io;
+        zsd_pio_start(core, &io->pio);
+    }
+    return n > 0;
+}
+
+static bool page_needs_buffer(const struct zsd_pageop *op)
+{
+    return op->spec.kind != ZSD_PAGE_FILL && op->spec.kind != ZSD_PAGE_PUBLISH &&
+           (op->io[ZSD_WORK_PARAM].streamed || op->io[ZSD_WORK_PARAM].passes ||
+            op->io[ZSD_WORK_GRAD].streamed || op->io[ZSD_WORK_STATE].passes);
+}
+
+/* Where new parameters wait that were made early: where the gradient was, unless that is kept. */
+static uint8_t *page_aside(const struct zsd_pageop *op)
+{
+    const struct zsd_shard *s = op->spec.shard;
+
+    if (op->spec.kind != ZSD_PAGE_EARLY && op->spec.kind != ZSD_PAGE_PUBLISH)
+        return NULL;
+    if (!s->job->speculate)
+        return op->page.grad;
+    return s->aside + (uint64_t)zsd_page_bytes(s, ZB_PARAM, 0) * (op->spec.page - s->aside_from);
+}
+
+/* Where the bytes of each plane are for this operation. */
+static void page_locate(struct zsd_pageop *op)
+{
+    const struct zsd_shard *s = op->spec.shard;
+    uint8_t *at = (uint8_t *)op->buffer; /* PUBLISH and FILL have none */
+
+    op->page.first = s->first + (uint64_t)op->spec.page * s->job->core->page_elems;
+    op->page.count = zsd_page_elems(s, op->spec.page);
+    if (!op->io[ZSD_WORK_GRAD].streamed && s->planes[ZB_GRAD].mem)
+        op->page.grad = zsd_page_at(s, ZB_GRAD, op->spec.page);
+    if (op->spec.kind == ZSD_PAGE_FILL) {
+        op->page.param = op->spec.fill;
+        return;
+    }
+    op->page.param = op->buffer;
+    if (!op->io[0].streamed)
+        op->aside = page_aside(op);
+    if (!op->io[0].streamed && !op->param_there)
+        op->param = zsd_page_at(s, ZB_PARAM, op->spec.page);
+    if (op->param && op->spec.kind != ZSD_PAGE_EARLY)
+        op->page.param = op->param;
+    else if (op->param_there && !op->io[0].passes)
+        op->page.param = op->aside; /* PUBLISH takes them up from there; a step needs none */
+    else if (at)
+        at += zsd_page_bytes(s, ZB_PARAM, op->spec.page);
+    if (op->io[1].passes)
+        op->page.state = at;
+    else if (s->planes[ZB_STATE].mem)
+        op->page.state = zsd_page_at(s, ZB_STATE, op->spec.page);
+    if (op->io[1].passes && at)
+        at += zsd_page_bytes(s, ZB_STATE, op->spec.page);
+    if (op->io[ZSD_WORK_GRAD].streamed)
+        op->page.grad = at;
+}
+
+/* Checksums of a streamed plane in what is held. */
+static uint32_t *held_crcs(struct zsd_pageop *op, const struct page_io *io)
+{
+    bool behind = io->plane == ZB_STATE && op->io[0].streamed;
+
+    return op->spec.held->crcs + (behind ? page_plane(op, ZB_PARAM)->crcs_per_page : 0);
+}
+
+static void page_take_extents(struct zsd_pageop *op)
+{
+    struct zsd_job *job = op->spec.shard->job;
+
+    for (int i = 0; i < PAGE_PLANES; i++) {
+        struct page_io *io = &op->io[i];
+        struct zsd_plane *p = page_plane(op, io->plane);
+
+        if (io->changed && !io->streamed && p->extents &&
+            p->extents[op->spec.page].at != ZB_NO_PLACE) { /* P5; and its place may be needed */
+            zsd_extent_unref(job->core, p->extents[op->spec.page].at,
+                             zsd_page_bytes(op->spec.shard, io->plane, op->spec.page));
+            p->extents[op->spec.page].at = ZB_NO_PLACE;
+        }
+        if (io->written)
+            io->fresh = (struct zsd_extent){
+                .at = zsd_extent_take(job->core,
+                                      zsd_page_bytes(op->spec.shard, io->plane, op->spec.page)),
+                .generation = ++job->core->generation,
+                .job = job->number,
+            };
+    }
+}
+
+/* The shard points to the fresh extents; after a failure they are given back, and a streamed page
+ * keeps the old one (P3). */
+static void page_settle_extents(struct zsd_pageop *op)
+{
+    struct zsd_core *core = op->spec.shard->job->core;
+
+    for (int i = 0; i < PAGE_PLANES; i++) {
+        struct page_io *io = &op->io[i];
+        struct zsd_plane *p = page_plane(op, io->plane);
+        uint64_t bytes = zsd_page_bytes(op->spec.shard, io->plane, op->spec.page);
+        bool kept = (io->written || io->taken) && op->err.code == 0 && !io->failed;
+        size_t crcs_bytes = p->crcs_per_page * sizeof(*p->crcs);
+        struct zsd_extent spent = io->fresh;
+
+        if (kept && op->spec.kind == ZSD_PAGE_EARLY) {
+            op->spec.held->fresh[i] = io->fresh;
+            memcpy(held_crcs(op, io), io->crcs, crcs_bytes);
+            continue;
+        }
+        if (io->comes && op->err.code == 0 && !kept) { /* it is in memory now, and nowhere else */
+            if (spent.at != ZB_NO_PLACE)
+                zsd_extent_unref(core, spent.at, bytes);
+            spent = p->extents[op->spec.page];
+            p->extents[op->spec.page].at = ZB_NO_PLACE;
+        }
+        if (kept) {
+            spent = p->extents[op->spec.page];
+            p->extents[op->spec.page] = io->fresh;
+            memcpy(page_crcs(op, io->plane), io->taken ? held_crcs(op, io) : io->crcs, crcs_bytes);
+        }
+        if (spent.at != ZB_NO_PLACE)
+            zsd_extent_unref(core, spent.at, bytes);
+    }
+}
+
+static void page_settle(struct zsd_pageop *op)
+{
+    struct zsd_job *job = op->spec.shard->job;
+    uint64_t now_ns = zb_now_ns();
+
+    page_enter(op, ZSD_STAGE_NONE, now_ns);
+    job->stats.pages++;
+    job->stats.page_ns += now_ns - op->began_ns;
+    job->stats.compute_ns += op->compute_ns;
+    page_settle_extents(op);
+    if (op->buffer)
+        zsd_buffer_put(job->core, op->buffer);
+    if (op->spec.kind == ZSD_PAGE_PUBLISH || op->err.code != 0) {
+        free(op->spec.held);
+        op->spec.held = NULL;
+    }
+    op->spec.done(op->spec.owner, &op->spec, op->err.code != 0 ? &op->err : NULL); /* P4 */
+    free(op);
+    zsd_job_unhold(job);
+}
+
+/* The compute thread has nothing to do for it. */
+static bool page_publishes_nothing(const struct zsd_pageop *op)
+{
+    return op->spec.kind == ZSD_PAGE_PUBLISH && !op->param && !page_any(op, true);
+}
+
+static void page_run(struct zsd_pageop *op)
+{
+    for (;;) {
+        switch (op->state) {
+        case PAGE_BUFFER:
+            if (page_needs_buffer(op)) {
+                op->buffer = zsd_buffer_get(op->spec.shard->job->core, &op->claim);
+                if (!op->buffer)
+                    return; /* in line: page_on_work() resumes */
+            }
+            page_locate(op);
+            page_take_extents(op);
+            op->state = PAGE_READ;
+            break;
+        case PAGE_READ:
+            op->state = PAGE_READ_WAIT;
+            if (page_transfer(op, ZN_READ))
+                return;
+            break;
+        case PAGE_READ_WAIT:
+            op->state = PAGE_SETTLE;
+            if (op->err.code != 0)
+                break;
+            op->state = PAGE_CHECK;
+            if (!op->there || !page_any(op, false))
+                break;
+            page_compute(op);
+            return;
+        case PAGE_CHECK:
+            op->state = PAGE_SETTLE;
+            if (op->err.code != 0)
+                break;
+            op->state = PAGE_DEVICE;
+            if (!op->there && !page_comes_down(op))
+                break;
+            page_device(op, op->there ? ZSD_GPU_STEP : ZSD_GPU_DOWN);
+            return;
+        case PAGE_DEVICE:
+            op->state = PAGE_SETTLE;
+            if (op->err.code != 0)
+                break;
+            op->state = PAGE_COMPUTE;
+            if ((op->there && !page_any(op, true)) || page_publishes_nothing(op))
+                break; /* nothing is in memory: there is nothing to copy; or to seal */
+            page_compute(op);
+            return;
+        case PAGE_COMPUTE:
+            op->state = PAGE_SETTLE;
+            if (op->err.code != 0)
+                break;
+            op->state = PAGE_STORE;
+            if (!page_goes_up(op))
+                break;
+            page_device(op, ZSD_GPU_UP);
+            return;
+        case PAGE_STORE:
+            op->state = PAGE_SETTLE;
+            if (op->err.code != 0)
+                break;
+            op->state = PAGE_WRITE;
+            if (page_transfer(op, ZN_WRITE))
+                return;
+            break;
+        case PAGE_WRITE:
+            op->state = PAGE_SETTLE;
+            break;
+        case PAGE_SETTLE:
+            page_settle(op);
+            return;
+        }
+    }
+}
+
+/* Who pays for what it takes of the buffers and of the compute threads. */
+static void page_pay(struct zsd_pageop *op)
+{
+    struct zsd_shard *s = op->spec.shard;
+    uint64_t bytes = 0, moved = 0;
+
+    for (int i = 0; i < PAGE_PLANES; i++) {
+        const struct page_io *io = &op->io[i];
+        uint64_t plane = zsd_page_bytes(s, io->plane, op->spec.page);
+
+        moved += plane * (io->read + io->written);
+        if (page_wants(op, io->plane) || io->changed || io->written)
+            bytes += plane;
+    }
+    op->claim = (struct zsd_claim){ .payer = &s->job->payer, .bytes = moved, .work = &op->work };
+    op->task.payer = &s->job->payer;
+    op->task.bytes = bytes;
+    op->task.urgent = op->spec.kind == ZSD_PAGE_FILL; /* a fetch waits */
+}
+
+/* ---- pages that are stepped early */
+
+bool zsd_page_early(const struct zsd_shard *s, uint32_t page)
+{
+    return !s->unit->layout.frozen && zsd_page_streamed(s, ZB_STATE, page) &&
+           (zsd_page_streamed(s, ZB_PARAM, page) ||
+            (s->job->speculate
+                 ? page >= s->aside_from
+                 : s->planes[ZB_GRAD].resident == s->npages &&
+                       s->planes[ZB_PARAM].block_bytes <= s->planes[ZB_GRAD].block_bytes));
+}
+
+static struct zsd_held *held_new(const struct zsd_shard *s, uint32_t page)
+{
+    size_t crcs = 0;
+    struct zsd_held *held;
+
+    for (int i = 0; i < HELD_PLANES; i++)
+        if (zsd_page_streamed(s, page_planes[i], page))
+            crcs += s->planes[page_planes[i]].crcs_per_page;
+    held = malloc(sizeof(*held) + crcs * sizeof(held->crcs[0]));
+    for (int i = 0; held && i < HELD_PLANES; i++)
+        held->fresh[i].at = ZB_NO_PLACE;
+    return held;
+}
+
+uint64_t zsd_held_at(const struct zsd_held *held, enum zb_plane plane)
+{
+    for (int i = 0; i < HELD_PLANES; i++)
+        if (page_planes[i] == plane)
+            return held->fresh[i].at;
+    return ZB_NO_PLACE;
+}
+
+void zsd_held_drop(struct zsd_shard *s, uint32_t page, struct zsd_held *held)
+{
+    for (int i = 0; held && i < HELD_PLANES; i++)
+        if (held->fresh[i].at != ZB_NO_PLACE)
+            zsd_extent_unref(s->job->core, held->fresh[i].at,
+                             zsd_page_bytes(s, page_planes[i], page));
+    free(held);
+}
+
+/* Where its state is, and where it will be. */
+static void page_place_state(struct zsd_pageop *op, struct page_io *io)
+{
+    const struct zsd_shard *s = op->spec.shard;
+    uint32_t page = op->spec.page;
+
+    if (page_plane(op, ZB_STATE)->block_bytes == 0)
+        return;
+    op->on_gpu = op->to_gpu = zsd_page_on_gpu(s, page);
+    if (op->spec.kind != ZSD_PAGE_STEP)
+        return;
+    op->to_gpu = zsd_page_to_gpu(s, page);
+    op->there = op->on_gpu || op->to_gpu;
+    io->leaves = zsd_page_leaves(s, page);
+    io->comes = io->streamed && (op->to_gpu || zsd_page_comes(s, page));
+}
+
+/* The plane passes through the page buffer: its state, where it has no host memory of its own; and
+ * parameters that live on the GPU, unless they are stepped there and not saved. */
+static bool page_passes(const struct zsd_pageop *op, const struct page_io *io)
+{
+    if (io->plane == ZB_PARAM)
+        return op->param_there && op->spec.kind != ZSD_PAGE_PUBLISH && (!op->there || io->written);
+    if (io->plane != ZB_STATE)
+        return false;
+    if (op->there && op->on_gpu == op->to_gpu)
+        return io->written; /* it stays there, and a copy is saved */
+    if (op->there)
+        return op->on_gpu ? io->leaves : io->streamed;
+    return op->on_gpu || (io->streamed && !io->comes);
+}
+
+int zsd_pageop_start(const struct zsd_page_spec *spec)
+{
+    struct zsd_pageop *op = calloc(1, sizeof(*op));
+    bool changed = false;
+
+    if (!op)
+        return -ENOMEM;
+    op->spec = *spec;
+    if (spec->kind == ZSD_PAGE_EARLY) {
+        op->spec.held = held_new(spec->shard, spec->page);
+        if (!op->spec.held) {
+            free(op);
+            return -ENOMEM;
+        }
+    }
+    op->work.run = page_on_work;
+    op->task = (struct zsd_task){ .run = page_run_task, .done = page_on_task };
+    for (int i = 0; i < PAGE_PLANES; i++) {
+        struct page_io *io = &op->io[i];
+
+        io->op = op;
+        io->plane = page_planes[i];
+        io->streamed = zsd_page_streamed(spec->shard, io->plane, spec->page);
+        if (io->plane == ZB_STATE)
+            page_place_state(op, io);
+        else if (io->plane == ZB_PARAM && zsd_params_there(spec->shard->job))
+            op->param_there = zsd_params_at(spec->shard, spec->page);
+        io->read = io->streamed && page_wants(op, io->plane);
+        if (io->read && io->plane == ZB_GRAD && spec->kind == ZSD_PAGE_READ &&
+            page_plane(op, ZB_GRAD)->extents[spec->page].at == ZB_NO_PLACE) {
+            io->read = false; /* nobody has pushed yet */
+            io->absent = true;
+        }
+        io->changed = page_plane(op, io->plane)->block_bytes > 0 && page_changes(op, io->plane);
+        io->taken = spec->kind == ZSD_PAGE_PUBLISH && io->streamed && io->plane != ZB_GRAD;
+        io->written = page_writes(op, io);
+        io->fresh.at = ZB_NO_PLACE;
+        if (io->taken)
+            io->fresh = spec->held->fresh[i];
+        changed = changed || (io->changed && spec->kind != ZSD_PAGE_EARLY && io->plane != ZB_GRAD);
+    }
+    for (int i = 0; i < PAGE_PLANES; i++)
+        op->io[i].passes = page_passes(op, &op->io[i]); /* when it is known where it is stepped */
+    page_pay(op);
+    if (changed && spec->shard->row) { /* it says no more what the shard is */
+        zsd_row_unref(spec->shard->job->core, spec->shard->row);
+        spec->shard->row = NULL;
+    }
+    op->began_ns = zb_now_ns();
+    page_enter(op, ZSD_STAGE_BUFFER, op->began_ns);
+    zsd_job_hold(spec->shard->job);
+    zsd_defer(spec->shard->job->core, &op->work); /* never from inside the caller */
+    return 0;
+}

@@ -1,0 +1,138 @@
+/*
+ * job_arena.c - the memory of jobs and ranks, made and ended on a compute thread: that touches
+ * every page of it. Each task holds its job (J1) while it runs.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "base/size.h"
+#include "daemon/disk/paths.h"
+#include "daemon/job/job_priv.h"
+#include "daemon/run/gpu_tier.h"
+
+/* Addresses for all of it, and memory for what is to be used. */
+static void arena_memory(struct zsd_arena_task *t)
+{
+    int rc = 0;
+
+    t->memory = zsd_private_reserve(t->memory_bytes);
+    for (uint32_t i = 0; t->memory && i < t->nranges && rc == 0; i++)
+        rc = zsd_private_make(t->memory + t->ranges[i].at, t->ranges[i].bytes, false);
+    if (t->memory && rc == 0)
+        return;
+    zsd_private_free(t->memory, t->memory_bytes);
+    t->memory = NULL;
+    (void)zb_fail(&t->err, -ENOMEM, "%s for gradients and optimizer state: %m",
+                  zb_size_text(t->memory_bytes).s);
+}
+
+static void arena_run(struct zsd_task *task)
+{
+    struct zsd_arena_task *t = zb_container_of(task, struct zsd_arena_task, task);
+
+    switch (t->what) {
+    case ZSD_STAGING_OPEN:
+        (void)zsd_arena_open(&t->arena, "zshard-staging", t->bytes, false, &t->err);
+        break;
+    case ZSD_ARENA_OPEN:
+        if (zsd_params_there(t->job) && zsd_params_make(t->job, &t->params, &t->gpu_err) < 0)
+            break; /* it is placed without */
+        if (zsd_arena_open(&t->arena, "zshard-params", t->bytes, true, &t->err) == 0 &&
+            t->memory_bytes > 0)
+            arena_memory(t);
+        if (t->err.code == 0 && zsd_gpu_pins_early(t->job)) /* behind it is state */
+            (void)zsd_gpu_pin(t->job->core->daemon, t->memory,
+                              t->memory_bytes - t->job->replan.all_bytes, &t->pin_err);
+        break;
+    case ZSD_STAGING_CLOSE:
+    case ZSD_ARENA_CLOSE:
+        zsd_gpu_unpin(t->job->core->daemon, t->arena.base, t->arena.bytes);
+        zsd_gpu_unpin(t->job->core->daemon, t->memory, t->memory_bytes);
+        zsd_arena_close(&t->arena);
+        zsd_private_free(t->memory, t->memory_bytes);
+        if (t->what == ZSD_ARENA_CLOSE) {
+            zsd_gpu_drop(t->job);
+            zsd_params_drop(t->job);
+        }
+        break;
+    }
+}
+
+static void arena_done(struct zsd_task *task)
+{
+    struct zsd_arena_task *t = zb_container_of(task, struct zsd_arena_task, task);
+    struct zsd_job *job = t->job;
+
+    switch (t->what) {
+    case ZSD_STAGING_OPEN:
+    case ZSD_ARENA_OPEN:
+        t->opened(t);
+        break;
+    case ZSD_STAGING_CLOSE:
+        job->core->closing--;
+        zsd_unplace_staging(job, t->bytes);
+        break;
+    case ZSD_ARENA_CLOSE:
+        job->core->closing--;
+        zsd_unplace(job);
+        break;
+    }
+    zsd_job_room(job->core);
+    zsd_arena_task_free(t);
+    zsd_job_unhold(job);
+}
+
+struct zsd_arena_task *zsd_arena_task_new(struct zsd_job *job, enum zsd_arena_what what,
+                                          void (*opened)(struct zsd_arena_task *t))
+{
+    struct zsd_arena_task *t = calloc(1, sizeof(*t));
+
+    if (!t)
+        return NULL;
+    t->task = (struct zsd_task){ .run = arena_run, .done = arena_done, .slow = true };
+    t->what = what;
+    t->opened = opened;
+    t->job = job;
+    t->arena = ZSD_ARENA_NONE;
+    return t;
+}
+
+void zsd_arena_task_free(struct zsd_arena_task *t)
+{
+    if (t)
+        free(t->ranges);
+    free(t);
+}
+
+void zsd_arena_task_start(struct zsd_arena_task *t)
+{
+    zsd_job_hold(t->job);
+    zsd_task_start(t->job->core, &t->task);
+}
+
+void zsd_arena_end(struct zsd_job *job, enum zsd_arena_what what, struct zsd_arena arena,
+                   uint8_t *memory, uint64_t memory_bytes, uint64_t booked)
+{
+    struct zsd_arena_task here = { 0 }, *t = zsd_arena_task_new(job, what, NULL);
+
+    zsd_paths_unregister(job->core->daemon, arena.base);
+    zsd_paths_unregister(job->core->daemon, memory);
+    if (!t)
+        t = &here;
+    t->what = what;
+    t->job = job;
+    t->arena = arena;
+    t->memory = memory;
+    t->memory_bytes = memory_bytes;
+    t->bytes = booked;
+    if (t != &here) {
+        job->core->closing++;
+        zsd_arena_task_start(t);
+        return;
+    }
+    arena_run(&here.task);
+    if (what == ZSD_STAGING_CLOSE)
+        zsd_unplace_staging(job, booked);
+    else
+        zsd_unplace(job);
+}

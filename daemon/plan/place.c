@@ -1,0 +1,472 @@
+/*
+ * place.c - admission and placement of a job: where every byte of it lives, decided once.
+ *
+ * MODEL. What goes where is base/place.h's arithmetic; its opening comment has the rules. Here its
+ * numbers come from the daemon (what the accounts leave, what a saved job holds already), and what
+ * it says is booked in one go: the accounts, the promise of places on the data file (store.h), the
+ * tables of pages, the offsets in the arena. Nothing of the job changes before it is known to fit.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/log.h"
+#include "base/place.h"
+#include "base/size.h"
+#include "daemon/store/store.h"
+
+bool zsd_place_holds(const struct zsd_job *job)
+{
+    return job->nshards > 0 && job->shards[0]->planes[ZB_PARAM].extents;
+}
+
+int zsd_place_needs(const struct zsd_job *job, unsigned times, uint64_t stamp, struct zb_needs *ret)
+{
+    struct zb_needs streamed[ZB_PLANES] = { 0 }, early[ZB_PLANES] = { 0 };
+    int rc = 0;
+
+    for (uint32_t i = 0; i < job->nshards && rc == 0; i++) {
+        const struct zsd_shard *s = job->shards[i];
+        unsigned held = s->row && s->row->stamp == stamp ? 0 : 1;
+        uint32_t low;
+
+        for (int p = 0; p < ZB_PLANES && rc == 0; p++) {
+            if (!s->planes[p].extents)
+                continue;
+            low = zsd_plane_low(s, p);
+            if (p == ZB_GRAD) /* nothing saved holds any */
+                rc = zb_needs_pages(ret, &s->unit->layout, p, s->count, job->core->page_elems, low,
+                                    1);
+            else
+                rc = zb_needs_pages(
+                    ret, &s->unit->layout, p, s->count, job->core->page_elems,
+                    job->durable ? 0 : low,
+                    s->unit->layout.frozen || !job->durable ? held : zb_max_u64(times, held));
+            if (rc == 0)
+                rc = zb_needs_pages(&streamed[p], &s->unit->layout, p, s->count,
+                                    job->core->page_elems, low, 1);
+            if (rc == 0 && job->early_room && p != ZB_GRAD && !s->unit->layout.frozen)
+                rc = zb_needs_pages(&early[p], &s->unit->layout, p, s->count, job->core->page_elems,
+                                    low, 1);
+        }
+    }
+    for (int p = 0; p < ZB_PLANES; p++) {
+        if (rc == 0)
+            rc = zb_needs_spares(ret, &streamed[p], &early[p], job->core->nbuffers);
+        zb_needs_done(&streamed[p]);
+        zb_needs_done(&early[p]);
+    }
+    return rc;
+}
+
+/* What the job may still take of the host tier. */
+static uint64_t place_host_free(const struct zsd_job *job)
+{
+    uint64_t free_bytes = zsd_account_free(&job->core->host);
+    uint64_t wanted = zsd_wanted(job->core, &job->want);
+
+    free_bytes -= zb_min_u64(free_bytes, wanted);
+    if (job->host_bytes_max > 0) {
+        uint64_t held = 0;
+
+        for (int use = 0; use < ZSD_USES; use++)
+            held += job->host_held.used[use];
+        free_bytes =
+            zb_min_u64(free_bytes, job->host_bytes_max > held ? job->host_bytes_max - held : 0);
+    }
+    return free_bytes;
+}
+
+/* Whose budget a job that needs so much for planes and ring would have to have: the daemon's, its
+ * own, or both; "" for one that is enough. */
+struct place_least {
+    char budget[80], limit[80];
+};
+
+static struct place_least place_least(const struct zsd_job *job, uint64_t bytes)
+{
+    const struct zsd_core *core = job->core;
+    uint64_t others = zsd_account_used(&core->host) - core->nbuffers * core->buffer_bytes;
+    uint64_t all = job->host_held.used[ZSD_USE_STAGING] + bytes;
+    struct place_least least = { "", "" };
+
+    if (bytes > zsd_account_free(&core->host))
+        (void)snprintf(least.budget, sizeof(least.budget),
+                       "; the least host_bytes that would do is %llu",
+                       (unsigned long long)zsd_host_least(core, others + bytes));
+    if (job->host_bytes_max > 0 && all > job->host_bytes_max)
+        (void)snprintf(least.limit, sizeof(least.limit),
+                       "; the least host_bytes_max that would do is %llu", (unsigned long long)all);
+    return least;
+}
+
+static int place_refuse_host(const struct zsd_job *job, const struct zb_place *plan,
+                             struct zb_err *err)
+{
+    struct place_least least = place_least(job, plan->least_host);
+
+    return zb_fail(err, -ENOSPC,
+                   "job '%s' does not fit: it needs at least %s of host memory (gradients %s, "
+                   "parameters or their ring %s, optimizer state %s), and %s are free%s%s",
+                   job->name, zb_size_text(plan->least_host).s, zb_size_text(plan->grad_bytes).s,
+                   zb_size_text(plan->least_params).s,
+                   zb_size_text(plan->least_host - plan->grad_bytes - plan->least_params).s,
+                   zb_size_text(place_host_free(job)).s, least.budget, least.limit);
+}
+
+/* Gradients live on NVMe: that is worth a warning, with what it costs and what would avoid it. The
+ * job is not booked yet. */
+static void place_warn(const struct zsd_job *job, const struct zb_place *plan)
+{
+    struct place_least least = place_least(job, plan->least_grads);
+
+    zb_log(ZB_LOG_WARN, "grads-on-nvme",
+           "job=\"%s\" bytes=%llu why=\"host memory holds %s of its gradients: each micro-step "
+           "writes and reads the other %s%s%s\"",
+           job->name, (unsigned long long)plan->nvme_grad, zb_size_text(plan->grad_bytes).s,
+           zb_size_text(plan->nvme_grad).s, least.budget, least.limit);
+}
+
+/* What is promised to it already: a saved job's. */
+static uint64_t place_promised(const struct zsd_job *job)
+{
+    return job->promise ? zb_needs_bytes(job->promise) : 0;
+}
+
+static int place_refuse_nvme(const struct zsd_job *job, const struct zb_place *plan,
+                             struct zb_err *err)
+{
+    const struct zsd_core *core = job->core;
+    uint64_t all = zb_needs_bytes(&plan->nvme), held = place_promised(job);
+    uint64_t least = core->daemon->engine_base + zsd_account_used(&core->nvme) + all - held;
+
+    return zb_fail(
+        err, -ENOSPC,
+        "job '%s' does not fit: with %s of host memory it needs %s of NVMe%s, and %s are "
+        "free; the least nvme_bytes that would do is %llu",
+        job->name, zb_size_text(place_host_free(job)).s, zb_size_text(all).s,
+        job->durable ? ", being durable" : "", zb_size_text(zsd_account_free(&core->nvme) + held).s,
+        (unsigned long long)least);
+}
+
+struct zb_place_shard *zsd_place_shards(const struct zsd_job *job)
+{
+    struct zb_place_shard *shards = calloc(zb_max_u64(job->nshards, 1), sizeof(*shards));
+
+    for (uint32_t i = 0; shards && i < job->nshards; i++)
+        shards[i] = (struct zb_place_shard){ .layout = &job->shards[i]->unit->layout,
+                                             .count = job->shards[i]->count,
+                                             .rank = job->shards[i]->rank };
+    return shards;
+}
+
+/* With or without room for early steps. 0, -ENOMEM, or -ENOSPC: of host memory. */
+static int place_try(struct zsd_job *job, struct zb_place_job *in, bool early,
+                     struct zb_place *plan)
+{
+    int rc = 0;
+
+    zb_place_done(plan);
+    in->early = job->early_room = early;
+    in->speculate = early && job->speculate;
+    if (job->again) { /* what a saved version holds is counted in its rows */
+        in->times = (unsigned)zb_max_u64(zsd_saved_next(job->saved), 1);
+        rc = zsd_saved_holds(job->saved, &plan->nvme);
+    }
+    return rc < 0 ? rc : zb_place(in, plan);
+}
+
+/* *ret_gpu: bytes of parameters that go to the GPU. */
+static int place_plan(struct zsd_job *job, bool spill, struct zb_place *plan, uint64_t *ret_gpu,
+                      struct zb_err *err)
+{
+    struct zsd_core *core = job->core;
+    struct zb_place_shard *shards = zsd_place_shards(job);
+    uint64_t nvme_free = zsd_account_free(&core->nvme) + place_promised(job);
+    uint64_t params = 0;
+    struct zb_place_job in;
+    int rc = -ENOMEM;
+
+    /* without a data file everything must be resident */
+    if (!core->extents)
+        job->offload_param = job->offload_optimizer = 1;
+    for (uint32_t i = 0; i < job->nshards; i++)
+        params += zsd_param_bytes(job->shards[i]);
+    in = (struct zb_place_job){ .shards = shards,
+                                .nshards = job->nshards,
+                                .page_elems = core->page_elems,
+                                .nbuffers = core->nbuffers,
+                                .params_resident = job->offload_param == 1,
+                                .params_on_gpu = zsd_params_fit(job, params),
+                                .grads_resident = job->offload_grad == 1 || !spill,
+                                .state_resident = job->offload_optimizer == 1,
+                                .durable = job->durable,
+                                .times = 2,
+                                .host_bytes = place_host_free(job) };
+    if (in.params_on_gpu)
+        *ret_gpu = params;
+    if (shards)
+        rc = place_try(job, &in, job->early_wish, plan);
+    if (rc == 0 && job->early_room && zb_needs_bytes(&plan->nvme) > nvme_free)
+        rc = place_try(job, &in, false, plan); /* rather without than not at all */
+    free(shards);
+    job->place_least = 0;
+    if (rc == -ENOSPC) {
+        uint64_t all = job->host_held.used[ZSD_USE_STAGING] + plan->least_host;
+
+        if (job->host_bytes_max == 0 || all <= job->host_bytes_max)
+            job->place_least = plan->least_host;
+        return place_refuse_host(job, plan, err);
+    }
+    if (rc < 0)
+        return zb_fail(err, rc, "placement of job '%s': %m", job->name);
+    return zb_needs_bytes(&plan->nvme) <= nvme_free ? 0 : place_refuse_nvme(job, plan, err);
+}
+
+/* Each plane's resident pages, and which have a place aside. */
+static void place_pages(struct zsd_job *job, const struct zb_place *plan)
+{
+    for (uint32_t i = 0; i < job->nshards; i++) {
+        struct zsd_shard *s = job->shards[i];
+
+        s->planes[ZB_PARAM].resident = i < plan->params_resident ? s->npages : 0;
+        s->planes[ZB_GRAD].resident = plan->grads_resident[i];
+        s->planes[ZB_STATE].resident = plan->state_resident[i];
+        s->aside_from = i < plan->aside_shards && !s->unit->layout.frozen ? plan->state_resident[i]
+                                                                          : s->npages;
+    }
+}
+
+/* Tables for the pages of one plane, when any of them goes to the data file, or may. */
+static int place_tables(struct zsd_shard *s, enum zb_plane p)
+{
+    struct zsd_plane *plane = &s->planes[p];
+    bool moves = p == ZB_STATE && zsd_state_moves(s->job);
+    bool saved = p != ZB_GRAD && s->job->durable;
+
+    if (plane->block_bytes == 0 || (plane->resident == s->npages && !saved && !moves))
+        return 0;
+    plane->crcs_per_page = zn_crc_count(
+        (uint32_t)zb_page_bytes(plane->block_bytes, s->job->core->page_elems), plane->crc_bytes);
+    plane->extents = malloc(s->npages * sizeof(*plane->extents));
+    for (uint32_t i = 0; plane->extents && i < s->npages; i++) /* zsd_unplace() looks at them */
+        plane->extents[i] = (struct zsd_extent){ .at = ZB_NO_PLACE };
+    plane->crcs = calloc((size_t)s->npages * plane->crcs_per_page, sizeof(*plane->crcs));
+    return plane->extents && plane->crcs ? 0 : -ENOMEM;
+}
+
+/* Lets go of the places of all pages, and of the tables. */
+static void place_give_extents(struct zsd_job *job)
+{
+    for (uint32_t i = 0; i < job->nshards; i++) {
+        struct zsd_shard *s = job->shards[i];
+
+        zsd_shard_forget(s);
+        for (int p = 0; p < ZB_PLANES; p++) {
+            struct zsd_plane *plane = &s->planes[p];
+
+            free(plane->extents);
+            free(plane->crcs);
+            plane->extents = NULL;
+            plane->crcs = NULL;
+        }
+    }
+}
+
+/* Offsets in the arena: the resident shards in order, then the ring's places. Where parameters go
+ * to the GPU, likewise in its memory. */
+static int place_arena(struct zsd_job *job, const struct zb_place *plan, uint64_t gpu)
+{
+    uint64_t at = 0;
+    int rc = 0;
+
+    for (uint32_t i = 0; i < job->nshards && rc == 0; i++) {
+        struct zsd_shard *s = job->shards[i];
+
+        if (i < plan->params_resident) {
+            s->arena_at = at;
+            at += zsd_param_bytes(s);
+        } else {
+            rc = zb_slots_count(&job->ring, zsd_param_bytes(s), s->rank, &s->ring_class);
+        }
+    }
+    for (uint32_t i = 0; i < job->ring.nclasses && rc == 0; i++) {
+        struct zb_slot_class *c = &job->ring.classes[i];
+
+        rc = zb_slots_lay(c, (uint32_t)zb_min_u64(c->users, ZB_RING_PINS));
+        for (uint32_t n = 0; rc == 0 && n < c->total; n++, at += c->bytes)
+            zb_slots_give(c, at);
+    }
+    assert(rc < 0 || at == plan->param_bytes + plan->ring_bytes + gpu);
+    return rc;
+}
+
+static void place_book(struct zsd_job *job, enum zsd_use use, uint64_t bytes)
+{
+    job->core->host.used[use] += bytes;
+    job->host_held.used[use] += bytes;
+}
+
+/* The places on the data file: the saved job's, when it is durable. */
+static int place_promise(struct zsd_job *job, const struct zb_place *plan, struct zb_err *err)
+{
+    const uint64_t planes[ZB_PLANES] = { plan->nvme_param, plan->nvme_grad, plan->nvme_state };
+    struct zsd_core *core = job->core;
+    int rc;
+
+    if (job->durable && !job->saved) {
+        rc = zsd_saved_new(job, err);
+        if (rc < 0)
+            return rc;
+    } else if (!job->durable) {
+        job->promise = calloc(1, sizeof(*job->promise));
+        if (!job->promise)
+            return zb_fail(err, -ENOMEM, "placement of job '%s': %m", job->name);
+    }
+    return zsd_nvme_promise(core, job->durable ? &job->saved->nvme_held : &job->nvme_held,
+                            job->promise, &plan->nvme, planes, err);
+}
+
+int zsd_place(struct zsd_job *job, bool spill, struct zb_err *err)
+{
+    struct zb_place plan = { 0 };
+    uint64_t gpu = 0;
+    int rc;
+
+    rc = place_plan(job, spill, &plan, &gpu, err);
+    if (rc == 0)
+        place_pages(job, &plan);
+    for (uint32_t i = 0; i < job->nshards && rc == 0; i++) {
+        struct zsd_shard *s = job->shards[i];
+
+        for (enum zb_plane p = 0; p < ZB_PLANES && rc == 0; p++)
+            rc = place_tables(s, p);
+    }
+    if (rc == 0)
+        rc = place_arena(job, &plan, gpu);
+    if (rc == 0 && job->core->extents)
+        rc = place_promise(job, &plan, err);
+    if (rc < 0) {
+        (void)zb_fail(err, rc, "placement of job '%s': %m", job->name);
+        zsd_unplace(job);
+        zb_place_done(&plan);
+        return rc;
+    }
+    job->arena_bytes = plan.param_bytes + plan.ring_bytes;
+    job->ring_bytes = plan.ring_bytes;
+    job->memory_bytes = plan.grad_bytes + plan.aside_bytes;
+    job->grads_nvme_bytes = plan.nvme_grad;
+    if (plan.nvme_grad > 0)
+        place_warn(job, &plan);
+    zsd_params_book(job, gpu);
+    place_book(job, ZSD_USE_PARAM, plan.param_bytes + plan.aside_bytes);
+    place_book(job, ZSD_USE_RING, plan.ring_bytes);
+    place_book(job, ZSD_USE_GRAD, plan.grad_bytes);
+    place_book(job, ZSD_USE_STATE, plan.state_bytes);
+    zb_place_done(&plan);
+    zsd_replan_begin(job);
+    job->memory_bytes += job->replan.all_bytes;
+    job->placed = true;
+    return 0;
+}
+
+void zsd_place_attach(struct zsd_job *job)
+{
+    uint8_t *at = job->memory;
+
+    for (uint32_t i = 0; i < job->nshards; i++) {
+        struct zsd_shard *s = job->shards[i];
+        struct zsd_plane *grad = &s->planes[ZB_GRAD];
+
+        if (zsd_shard_resident(s) && !zsd_params_there(job))
+            s->planes[ZB_PARAM].mem = job->arena.base + s->arena_at;
+        if (grad->block_bytes > 0 && grad->resident > 0)
+            grad->mem = at;
+        for (uint32_t p = 0; p < grad->resident; p++)
+            at += zsd_page_bytes(s, ZB_GRAD, p);
+    }
+    for (uint32_t i = 0; i < job->nshards; i++) {
+        struct zsd_shard *s = job->shards[i];
+
+        s->aside = at;
+        for (uint32_t p = s->aside_from; p < s->npages; p++)
+            at += zsd_page_bytes(s, ZB_PARAM, p);
+    }
+    for (uint32_t i = 0; i < job->nshards; i++) {
+        struct zsd_plane *state = &job->shards[i]->planes[ZB_STATE];
+
+        if (state->block_bytes == 0)
+            continue;
+        state->mem = at;
+        at += zb_layout_bytes(&job->shards[i]->unit->layout, ZB_STATE, job->core->page_elems,
+                              job->shards[i]->count);
+    }
+    assert(at == job->memory + job->memory_bytes);
+}
+
+void zsd_unplace(struct zsd_job *job)
+{
+    place_give_extents(job);
+    job->grads_nvme_bytes = 0;
+    zb_slots_done(&job->ring);
+    for (int use = 0; use < ZSD_USES; use++) {
+        if (use == ZSD_USE_STAGING) /* booked and returned with the rank */
+            continue;
+        job->core->host.used[use] -= job->host_held.used[use];
+        job->host_held.used[use] = 0;
+    }
+    zsd_host_settle(job->core);
+    zsd_gpu_unplace(job);
+    zsd_params_unplace(job);
+    if (job->saved && !zsd_saved_kept(job->saved) && !job->saved->doubt && !job->saved->gone) {
+        zsd_nvme_unpromise(job->core, &job->saved->nvme_held, &job->saved->promise);
+    } else if (job->saved) {
+        struct zb_err err = { 0 };
+
+        /* it shrinks; or keeps what it has, as one that was destroyed does: readers may hold it */
+        (void)zsd_saved_reserve(job->saved, &err);
+    } else if (job->promise) {
+        zsd_nvme_unpromise(job->core, &job->nvme_held, job->promise);
+        free(job->promise);
+    }
+    job->promise = job->saved ? &job->saved->promise : NULL;
+    job->placed = false;
+}
+
+const struct zsd_account *zsd_job_nvme(const struct zsd_job *job)
+{
+    return job->saved ? &job->saved->nvme_held : &job->nvme_held;
+}
+
+bool zsd_place_staging_fits(const struct zsd_job *job, uint64_t bytes)
+{
+    uint64_t held = bytes;
+
+    for (int use = 0; use < ZSD_USES; use++)
+        held += job->host_held.used[use];
+    return job->host_bytes_max == 0 || held <= job->host_bytes_max;
+}
+
+int zsd_place_staging(struct zsd_job *job, uint64_t bytes, struct zb_err *err)
+{
+    uint64_t free_bytes = place_host_free(job);
+
+    if (bytes <= zsd_replan_away(job)) /* it was kept for who comes back */
+        free_bytes = zsd_account_free(&job->core->host);
+    if (bytes > free_bytes)
+        return zb_fail(
+            err, -ENOSPC,
+            "staging of %s for a rank of job '%s' does not fit: %s of host memory are free",
+            zb_size_text(bytes).s, job->name, zb_size_text(free_bytes).s);
+    place_book(job, ZSD_USE_STAGING, bytes);
+    job->staging_most = zb_max_u64(job->staging_most, job->host_held.used[ZSD_USE_STAGING]);
+    return 0;
+}
+
+void zsd_unplace_staging(struct zsd_job *job, uint64_t bytes)
+{
+    job->core->host.used[ZSD_USE_STAGING] -= bytes;
+    job->host_held.used[ZSD_USE_STAGING] -= bytes;
+    zsd_host_settle(job->core);
+}

@@ -1,0 +1,70 @@
+/*
+ * daemon.h - the daemon as one struct: what its parts share.
+ *
+ * MODEL. One loop thread owns everything reached from here: jobs, shards, placement, connections,
+ * requests. Nobody else reads or changes it, so nothing is locked. Two things run elsewhere and
+ * come back through an eventfd: compute tasks (compute.h) and I/O (nvme/zn.h); they see only the
+ * memory that their task names.
+ *
+ * Who knows libuv: server.c, conn.c and loop_*.c. The core (job, shard, place, op/) does
+ * not, so its tests drive it without a loop.
+ */
+#ifndef ZSD_DAEMON_H
+#define ZSD_DAEMON_H
+
+#include <stdint.h>
+
+#include "base/util.h"
+#include "daemon/config.h"
+#include "daemon/run/stats.h"
+#include "kernels/zk.h"
+#include "nvme/zn.h"
+
+struct zsd_compute;
+struct zsd_core;
+struct zsd_datadir;
+struct zsd_gpu;
+struct zsd_loop;
+struct zsd_numa;
+struct zsd_server;
+
+/** One more data file. */
+struct zsd_path {
+    struct zn_engine *engine;
+    struct zsd_datadir *datadir;
+};
+
+/** Bytes a second of a data file. */
+struct zsd_rates {
+    uint64_t read, written, mixed; /* mixed: as much read as written */
+};
+
+struct zsd {
+    struct zsd_config config; /* as resolved at the start: no "auto" is left in it */
+    uint8_t instance[16];     /* random; changes with every start */
+    uint64_t started_ns;
+    const struct zk_ops *kernels;
+    struct zsd_numa *numa; /* NULL: off */
+    struct zsd_compute *compute;
+    struct zsd_gpu *gpu;                    /* NULL: no GPU tier */
+    struct zsd_compute *gpu_threads;        /* its own pool; NULL likewise */
+    struct zn_engine *engine;               /* of the first data file; NULL: no NVMe tier */
+    uint64_t engine_base;                   /* first usable byte of a data file */
+    struct zsd_path more[ZN_PATHS_MAX - 1]; /* the other data files: see paths.h */
+    unsigned nmore;
+    struct zsd_rates path_rates[ZN_PATHS_MAX]; /* measured at the start; 0: not measured */
+    const char *catalog_path;                  /* NULL: nothing survives the daemon */
+    bool read_only;                            /* nothing stored is changed: offline.c */
+    const char *catalog_vfs;                   /* of SQLite; NULL: the system's */
+    struct zsd_compute *catalog_thread;        /* one worker, the store's; NULL: no store */
+    struct zsd_core *core;
+    struct zsd_server *server;
+    uint32_t clients; /* connections, counted by the server */
+    uint32_t reqs;    /* unanswered requests, those of clients that have gone too; conn.c counts */
+    struct zb_list unanswered; /* the same requests, oldest first; no list before the first one */
+    struct zsd_datadir *datadir;
+    struct zsd_loop *loop;
+    struct zsd_stats stats;
+};
+
+#endif

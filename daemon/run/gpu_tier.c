@@ -1,0 +1,331 @@
+/*
+ * gpu_tier.c - see gpu_tier.h for what it is for.
+ *
+ * A lane belongs to a task while that runs: there are as many as threads, so one is always free.
+ * The lock guards which are. Everything else of a lane is its task's.
+ *
+ * TABLES. A step's segments are copied up for as many blocks of the page as the lane has room for,
+ * which is more than one block can have: so a page may take several launches, cut between blocks.
+ */
+#include "daemon/run/gpu_tier.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/size.h"
+#include "kernels/zk_page.h"
+#include "proto/frame.h"
+
+#define LANES_MAX    4u
+#define LANES_SHARE  8u                    /* of the tier: lanes take one part of so many */
+#define LANE_PLANE   sizeof(float)         /* the largest element of parameters and gradients */
+#define SEGMENTS_MAX (ZB_BLOCK_ELEMS + 2u) /* of one launch: more than a block can have */
+#define LANE_ALIGN   256u
+#define PIN_BYTES    (64 * ZB_GIB) /* at a time */
+
+struct lane {
+    struct zk_gpu_mem *mem;
+    struct zk_gpu_stream *stream;
+    struct zk_page page; /* on the device: param, grad */
+    void *segments, *groups;
+};
+
+struct zsd_gpu {
+    struct zk_gpu *device;
+    struct lane lanes[LANES_MAX];
+    unsigned nlanes;
+    pthread_mutex_t lock;
+    struct lane *idle[LANES_MAX];
+    unsigned nidle;
+};
+
+/* ---- lanes */
+
+static uint64_t lane_plane(const struct zsd *daemon)
+{
+    return zb_round_up((uint64_t)daemon->config.page_elems * LANE_PLANE, LANE_ALIGN);
+}
+
+static uint64_t lane_segments(void)
+{
+    return zb_round_up(SEGMENTS_MAX * sizeof(struct zk_segment), LANE_ALIGN);
+}
+
+static uint64_t lane_bytes(const struct zsd *daemon)
+{
+    return 2 * lane_plane(daemon) + lane_segments() + ZP_GROUPS_MAX * sizeof(struct zk_scalars);
+}
+
+static int lane_open(struct zsd *daemon, struct lane *lane, struct zb_err *err)
+{
+    struct zk_gpu *device = daemon->gpu->device;
+    int rc = zk_gpu_alloc(device, lane_bytes(daemon), 0, &lane->mem, err);
+    uint8_t *at;
+
+    if (rc == 0)
+        rc = zk_gpu_stream_new(device, &lane->stream, err);
+    if (rc < 0)
+        return rc;
+    at = zk_gpu_addr(lane->mem);
+    lane->page.param = at;
+    lane->page.grad = at += lane_plane(daemon);
+    lane->segments = at += lane_plane(daemon);
+    lane->groups = at + lane_segments();
+    return 0;
+}
+
+static struct lane *lane_take(struct zsd_gpu *g)
+{
+    struct lane *lane;
+
+    (void)pthread_mutex_lock(&g->lock);
+    assert(g->nidle > 0);
+    lane = g->idle[--g->nidle];
+    (void)pthread_mutex_unlock(&g->lock);
+    return lane;
+}
+
+static void lane_put(struct zsd_gpu *g, struct lane *lane)
+{
+    (void)pthread_mutex_lock(&g->lock);
+    g->idle[g->nidle++] = lane;
+    (void)pthread_mutex_unlock(&g->lock);
+}
+
+/* ---- works, on a thread of the pool */
+
+static void *page_part(const struct zsd_gpu_work *w, enum zb_plane plane, void *base, uint64_t at)
+{
+    return (uint8_t *)base + zb_blocks_bytes(w->layout->block_bytes[plane], at);
+}
+
+/* Parameters that live on the device are stepped in their place. */
+static void *step_param(const struct zsd_gpu_work *w, const struct lane *lane)
+{
+    return w->there[ZB_PARAM] ? w->there[ZB_PARAM] : lane->page.param;
+}
+
+static void *host_plane(const struct zsd_gpu_work *w, enum zb_plane plane)
+{
+    return plane == ZB_PARAM ? w->page.param : plane == ZB_STATE ? w->page.state : w->page.grad;
+}
+
+/* Those planes of it that `which` names. */
+static int planes_copy(const struct zsd_gpu_work *w, struct lane *lane, enum zk_gpu_way way,
+                       const bool *which, struct zb_err *err)
+{
+    int rc = 0;
+
+    for (enum zb_plane p = 0; p < ZB_PLANES && rc == 0; p++)
+        if (which[p] && way == ZK_GPU_TO_DEVICE)
+            rc = zk_gpu_copy(lane->stream, way, w->there[p], host_plane(w, p), w->bytes[p], err);
+        else if (which[p])
+            rc = zk_gpu_copy(lane->stream, way, host_plane(w, p), w->there[p], w->bytes[p], err);
+    return rc;
+}
+
+/* Launches for elements [from, *ret_to) of the page: as far as the table of segments reaches. */
+static int step_launch(const struct zsd_gpu_work *w, struct lane *lane, uint64_t from,
+                       uint64_t *ret_to, struct zb_err *err)
+{
+    uint64_t first = w->page.first + from, to = w->page.count;
+    uint32_t i = 0, n = 0;
+    struct zk_gpu_work work = { .op = ZK_GPU_STEP };
+    int rc;
+
+    while (i < w->nsegments && w->segments[i].first + w->segments[i].count <= first)
+        i++;
+    while (i + n < w->nsegments && w->segments[i + n].first < w->page.first + to) {
+        if (n == SEGMENTS_MAX) {
+            to = (w->segments[i + n].first - w->page.first) / ZB_BLOCK_ELEMS * ZB_BLOCK_ELEMS;
+            break;
+        }
+        n++;
+    }
+    assert(to > from);
+    *ret_to = to;
+    if (n == 0)
+        return 0; /* nothing of it is stepped */
+    work.step = (struct zk_gpu_step){
+        .layout = *w->layout,
+        .page = { .param = page_part(w, ZB_PARAM, step_param(w, lane), from),
+                  .grad = page_part(w, ZB_GRAD, lane->page.grad, from),
+                  .state = page_part(w, ZB_STATE, w->there[ZB_STATE], from),
+                  .first = first,
+                  .count = to - from },
+        .segments = lane->segments,
+        .nsegments = n,
+        .by_group = lane->groups,
+        .ngroups = w->ngroups,
+    };
+    rc = zk_gpu_copy(lane->stream, ZK_GPU_TO_DEVICE, lane->segments, w->segments + i,
+                     n * sizeof(*w->segments), err);
+    return rc < 0 ? rc : zk_gpu_launch(lane->stream, &work, err);
+}
+
+static int step_issue(const struct zsd_gpu_work *w, struct lane *lane, struct zb_err *err)
+{
+    int rc = 0;
+
+    if (!w->there[ZB_PARAM])
+        rc = zk_gpu_copy(lane->stream, ZK_GPU_TO_DEVICE, lane->page.param, w->page.param,
+                         w->bytes[ZB_PARAM], err);
+    if (rc == 0)
+        rc = zk_gpu_copy(lane->stream, ZK_GPU_TO_DEVICE, lane->page.grad, w->page.grad,
+                         w->bytes[ZB_GRAD], err);
+    if (rc == 0)
+        rc = zk_gpu_copy(lane->stream, ZK_GPU_TO_DEVICE, lane->groups, w->by_group,
+                         w->ngroups * sizeof(*w->by_group), err);
+    if (rc == 0)
+        rc = planes_copy(w, lane, ZK_GPU_TO_DEVICE, w->comes, err);
+    for (uint64_t at = 0; rc == 0 && at < w->page.count;)
+        rc = step_launch(w, lane, at, &at, err);
+    if (rc == 0 && !w->there[ZB_PARAM])
+        rc = zk_gpu_copy(lane->stream, ZK_GPU_TO_HOST, w->page.param, lane->page.param,
+                         w->bytes[ZB_PARAM], err);
+    return rc == 0 ? planes_copy(w, lane, ZK_GPU_TO_HOST, w->goes, err) : rc;
+}
+
+static int work_issue(const struct zsd_gpu_work *w, struct lane *lane, struct zb_err *err)
+{
+    if (w->what == ZSD_GPU_STEP)
+        return step_issue(w, lane, err);
+    return w->what == ZSD_GPU_UP ? planes_copy(w, lane, ZK_GPU_TO_DEVICE, w->comes, err)
+                                 : planes_copy(w, lane, ZK_GPU_TO_HOST, w->goes, err);
+}
+
+static void work_run(struct zsd_task *task)
+{
+    struct zsd_gpu_work *w = zb_container_of(task, struct zsd_gpu_work, task);
+    struct lane *lane = lane_take(w->gpu);
+    struct zb_err late = { 0 };
+    int rc;
+
+    w->rc = work_issue(w, lane, &w->err);
+    rc = zk_gpu_stream_sync(lane->stream, &late); /* what was issued uses host memory until then */
+    if (w->rc == 0 && rc < 0)
+        w->rc = zb_fail(&w->err, rc, "%s", late.text);
+    lane_put(w->gpu, lane);
+}
+
+void zsd_gpu_start(struct zsd *daemon, struct zsd_gpu_work *work)
+{
+    work->gpu = daemon->gpu;
+    work->task.run = work_run;
+    zsd_compute_post(daemon->gpu_threads, &work->task);
+}
+
+/* ---- host memory */
+
+/* Memory of a job may be large: what the driver does not take leaves the rest pinned. */
+int zsd_gpu_pin(const struct zsd *daemon, void *memory, uint64_t bytes, struct zb_err *err)
+{
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    int rc = 0;
+
+    bytes = bytes / page * page;
+    for (uint64_t at = 0; daemon->gpu && memory && at < bytes && rc == 0; at += PIN_BYTES)
+        rc = zk_gpu_pin(daemon->gpu->device, (uint8_t *)memory + at,
+                        zb_min_u64(bytes - at, PIN_BYTES), false, err);
+    return rc;
+}
+
+void zsd_gpu_unpin(const struct zsd *daemon, void *memory, uint64_t bytes)
+{
+    for (uint64_t at = 0; daemon->gpu && memory && at < bytes; at += PIN_BYTES)
+        (void)zk_gpu_unpin(daemon->gpu->device, (uint8_t *)memory + at, NULL); /* or it was not */
+}
+
+/* ---- up and down */
+
+struct zk_gpu *zsd_gpu_device(struct zsd_gpu *g)
+{
+    return g->device;
+}
+
+unsigned zsd_gpu_lanes(const struct zsd_gpu *g)
+{
+    return g->nlanes;
+}
+
+uint64_t zsd_gpu_own_bytes(const struct zsd_gpu *g)
+{
+    uint64_t bytes = 0;
+
+    for (unsigned i = 0; i < g->nlanes; i++)
+        bytes += zk_gpu_len(g->lanes[i].mem);
+    return bytes;
+}
+
+static int gpu_lanes(struct zsd *daemon, struct zb_err *err)
+{
+    struct zsd_gpu *g = daemon->gpu;
+    uint64_t limit = daemon->config.gpu_bytes;
+    uint64_t bytes = zb_round_up(lane_bytes(daemon), zk_gpu_info(g->device)->granularity_bytes);
+    unsigned n = (unsigned)zb_min_u64(zb_max_u64(limit / LANES_SHARE / bytes, 1), LANES_MAX);
+    int rc = 0;
+
+    if (limit > zk_gpu_info(g->device)->total_bytes)
+        return zb_fail(err, -ENOSPC, "gpu_bytes %s: %s has %s", zb_size_text(limit).s,
+                       zk_gpu_info(g->device)->name,
+                       zb_size_text(zk_gpu_info(g->device)->total_bytes).s);
+    if (bytes >= limit)
+        return zb_fail(err, -ENOSPC,
+                       "gpu_bytes %s leave nothing beside what a page passes through (%s for %u "
+                       "elements a page): give more, or smaller pages (page_elems)",
+                       zb_size_text(limit).s, zb_size_text(bytes).s, daemon->config.page_elems);
+    for (; g->nlanes < n && rc == 0; g->nlanes++) {
+        struct lane *lane = &g->lanes[g->nlanes];
+
+        rc = lane_open(daemon, lane, err);
+        g->idle[g->nidle++] = lane;
+    }
+    return rc;
+}
+
+int zsd_gpu_open(struct zsd *daemon, struct zb_err *err)
+{
+    const struct zsd_config *config = &daemon->config;
+    struct zsd_gpu *g;
+    int rc;
+
+    if (config->gpu_bytes == 0)
+        return 0;
+    g = calloc(1, sizeof(*g));
+    if (!g)
+        return zb_fail(err, -ENOMEM, "the GPU tier: %m");
+    daemon->gpu = g;
+    rc = pthread_mutex_init(&g->lock, NULL);
+    assert(rc == 0);
+    rc = zk_gpu_open(config->gpu, 0, &g->device, err); /* the limit is the tier's: core->gpu */
+    if (rc == 0)
+        rc = gpu_lanes(daemon, err);
+    if (rc == 0)
+        rc = zsd_compute_new(&daemon->gpu_threads, g->nlanes, config->cpus, err);
+    if (rc < 0)
+        return rc;
+    zb_log(ZB_LOG_INFO, "gpu", "device=\"%s\" bytes=%llu lanes=%u", zk_gpu_info(g->device)->name,
+           (unsigned long long)config->gpu_bytes, g->nlanes);
+    return 0;
+}
+
+void zsd_gpu_close(struct zsd *daemon)
+{
+    struct zsd_gpu *g = daemon->gpu;
+
+    if (!g)
+        return;
+    zsd_compute_free(daemon->gpu_threads);
+    daemon->gpu_threads = NULL;
+    for (unsigned i = 0; i < g->nlanes; i++) {
+        zk_gpu_stream_free(g->lanes[i].stream);
+        zk_gpu_free(g->lanes[i].mem);
+    }
+    zk_gpu_close(g->device);
+    (void)pthread_mutex_destroy(&g->lock);
+    free(g);
+    daemon->gpu = NULL;
+}

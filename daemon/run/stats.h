@@ -1,0 +1,150 @@
+/*
+ * stats.h - what the daemon counts: since its start, as `zctl stat` prints it; and of each job, as
+ * `zctl top` shows it.
+ *
+ * MODEL. One list of names; the struct and the table of names are made of it. Loop thread only: a
+ * counter is a plain integer that its owner increases where the thing happens. Who adds a counter
+ * adds a line here.
+ *
+ * A GAUGE is how many there are of something, and its integral over the time. Two readings of it
+ * give the mean number between them, and the share of that time in which there was one at all,
+ * however long each of them lasts: what still waits counts as it goes on, not when it ends. What
+ * changes with a page is moved where it happens, by one reading of the clock; what changes with a
+ * turn of the loop (who waits for a step, the line before a drive) is looked at once a turn, by
+ * zsd_top_turn().
+ */
+#ifndef ZSD_STATS_H
+#define ZSD_STATS_H
+
+#include <assert.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* The loop's half: server, connections, requests. */
+#define ZSD_STATS_LOOP(X)                                                            \
+    X(clients_accepted)                                                              \
+    X(clients_refused)    /* clients_max was reached, or no descriptors were left */ \
+    X(clients_dropped)    /* by us: garbage, or a peer that does not read */         \
+    X(requests)           /* and one-way messages */                                 \
+    X(requests_unknown)   /* answered -ENOSYS, or dropped when one-way */            \
+    X(requests_malformed) /* a body that is no such message */                       \
+    X(replies_failed)     /* answers with an error code */                           \
+    X(replies_lost)       /* the client had gone */                                  \
+    X(sent_stalls)        /* times that a connection was not read from: back-pressure */
+
+/* The core's half. */
+#define ZSD_STATS_CORE(X)                                                      \
+    X(releases_bad)    /* one-way, so only counted */                          \
+    X(pages_early)     /* stepped ahead of the barrier */                      \
+    X(pages_undone)    /* of these, dropped again */                           \
+    X(guesses_right)   /* steps that were what was guessed ahead of them... */ \
+    X(guesses_wrong)   /* ...and that were not */                              \
+    X(scrub_bytes)     /* of saved pages that were read */                     \
+    X(scrub_bad_pages) /* corrupt, or not readable */                          \
+    X(write_holds)     /* page writes waited for a change of the catalog... */ \
+    X(write_hold_us)   /* ...so long, all together */
+
+#define ZSD_STATS(X) ZSD_STATS_LOOP(X) ZSD_STATS_CORE(X)
+
+struct zsd_stats {
+#define ZSD_STATS_MEMBER(name) uint64_t name;
+    ZSD_STATS(ZSD_STATS_MEMBER)
+#undef ZSD_STATS_MEMBER
+};
+
+#define ZSD_STATS_COUNT (sizeof(struct zsd_stats) / sizeof(uint64_t))
+
+/** Names in the order of the struct: value i of a struct is ((const uint64_t *)stats)[i]. */
+extern const char *const zsd_stats_names[ZSD_STATS_COUNT];
+
+/* ---- gauges */
+
+struct zsd_gauge {
+    uint64_t now;      /* how many there are */
+    uint64_t since_ns; /* the integrals go up to here */
+    uint64_t area_ns;  /* of the number */
+    uint64_t busy_ns;  /* of: is there one? */
+};
+
+/** Brings the integrals up to now_ns; a time that is past already changes nothing. */
+static inline void zsd_gauge_at(struct zsd_gauge *g, uint64_t now_ns)
+{
+    uint64_t ns = now_ns - g->since_ns;
+
+    if (now_ns <= g->since_ns)
+        return;
+    g->since_ns = now_ns;
+    g->area_ns += g->now * ns;
+    g->busy_ns += g->now > 0 ? ns : 0;
+}
+
+static inline void zsd_gauge_set(struct zsd_gauge *g, uint64_t n, uint64_t now_ns)
+{
+    zsd_gauge_at(g, now_ns);
+    g->now = n;
+}
+
+static inline void zsd_gauge_inc(struct zsd_gauge *g, uint64_t now_ns)
+{
+    zsd_gauge_set(g, g->now + 1, now_ns);
+}
+
+static inline void zsd_gauge_dec(struct zsd_gauge *g, uint64_t now_ns)
+{
+    assert(g->now > 0);
+    zsd_gauge_set(g, g->now - 1, now_ns);
+}
+
+/* ---- of a job */
+
+/** Where a page operation is. A page that needs no buffer, or no I/O, passes through. */
+enum zsd_stage {
+    ZSD_STAGE_NONE,
+    ZSD_STAGE_BUFFER,  /* waits for a page buffer */
+    ZSD_STAGE_READ,    /* is read, or waits for the drive to begin */
+    ZSD_STAGE_COMPUTE, /* is with a compute thread, or waits for one */
+    ZSD_STAGE_WRITE,   /* is written, likewise */
+    ZSD_STAGE_GPU,     /* is stepped on the GPU, or its state goes up or down; likewise */
+    ZSD_STAGES
+};
+
+/** What a request of a rank waits for. Those below STEP_RANKS are moved by op/fetch.c and
+ * op/push.c, the others are seen once a turn. */
+enum zsd_wait {
+    ZSD_WAIT_NONE,
+    ZSD_WAIT_FETCH_DRIVE,   /* its pages are read and verified */
+    ZSD_WAIT_FETCH_ROOM,    /* for a place in the ring */
+    ZSD_WAIT_FETCH_VERSION, /* for the step, or the values, that make it */
+    ZSD_WAIT_PUSH_TURN,     /* for the micro-step before it, or for a reader of the gradient */
+    ZSD_WAIT_PUSH_COMPUTE,  /* it is taken in */
+    ZSD_WAIT_STEP_RANKS,    /* for the ranks that have not asked yet */
+    ZSD_WAIT_STEP_PINS,     /* for ranks to release what they fetched */
+    ZSD_WAIT_STEP_TRAFFIC,  /* for pushes, fills and copies to end */
+    ZSD_WAIT_STEP_PAGES,    /* the step runs */
+    ZSD_WAIT_COMMIT,        /* for a commit: behind the step, before the next one, or asked for */
+    ZSD_WAIT_READY,         /* for the other ranks to be ready, or for what is brought in */
+    ZSD_WAITS
+};
+
+struct zsd_job_stats {
+    uint64_t fetches, hits, misses; /* requests; shards of them that were in memory, and not */
+    uint64_t pushes;
+    uint64_t guesses_right, guesses_wrong; /* of steps, ahead of them */
+    uint64_t pages;                        /* page operations that ended */
+    uint64_t page_ns;                    /* what they took: at rest, the sum of the stages' areas */
+    uint64_t compute_ns;                 /* of it, with a compute thread */
+    struct zsd_gauge stages[ZSD_STAGES]; /* page operations; NONE is unused */
+    struct zsd_gauge drive_only;         /* 1 while pages are read or written, and that is all */
+    struct zsd_gauge waits[ZSD_WAITS];   /* requests; NONE is unused */
+    struct zsd_gauge asking;             /* ranks with a request that is not answered */
+};
+
+/** A page operation goes from one stage to another; NONE is before and behind them all. */
+void zsd_stage_move(struct zsd_job_stats *s, enum zsd_stage from, enum zsd_stage to,
+                    uint64_t now_ns);
+/** A request waits for something else now; NONE is before and behind. */
+void zsd_wait_move(struct zsd_job_stats *s, enum zsd_wait from, enum zsd_wait to, uint64_t now_ns);
+/** Brings all gauges up to now_ns. */
+void zsd_job_stats_at(struct zsd_job_stats *s, uint64_t now_ns);
+
+#endif

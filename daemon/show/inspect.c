@@ -1,0 +1,547 @@
+/*
+ * inspect.c - what zctl shows: jobs, shards, tiers, counters. Reads only.
+ *
+ * Long answers come in parts: a reply's cursor begins the next one. Jobs have numbers, which they
+ * keep, so a cursor stays meaningful while jobs come and go. A saved job that is not in memory is
+ * shown by its newest commit.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/size.h"
+#include "daemon/disk/paths.h"
+#include "daemon/os/numa.h"
+#include "daemon/run/gpu_tier.h"
+#include "daemon/show/inspect.h"
+#include "daemon/store/store.h"
+
+#define LIST_ROWS 200u /* of one reply: below 64 KiB with the longest names */
+#define JOBS_ROWS 50u
+
+const char *zsd_job_state_name(const struct zsd_job *job)
+{
+    switch (job->state) {
+    case ZSD_DEFINING:
+        return "defining";
+    case ZSD_PLACING:
+        return "placing";
+    case ZSD_LOADING:
+        return "loading";
+    case ZSD_READY:
+        return "ready";
+    case ZSD_STEPPING:
+        return "stepping";
+    case ZSD_ENDED:
+        return "failed";
+    }
+    return "";
+}
+
+/* Ended ones only while something of them is left to see. */
+bool zsd_job_seen(const struct zsd_conn *conn, const struct zsd_job *job, const char *name)
+{
+    return zsd_may(conn, job->uid) && (name[0] == '\0' || strcmp(name, job->name) == 0) &&
+           (job->state != ZSD_ENDED || !zb_list_empty(&job->members));
+}
+
+static bool inspect_sees_saved(const struct zsd_conn *conn, const struct zsd_saved *s,
+                               const char *name)
+{
+    return zsd_saved_may(conn, s) && (name[0] == '\0' || strcmp(name, s->name) == 0) &&
+           zsd_saved_kept(s) && !s->gone && (!s->job || s->job->state == ZSD_ENDED);
+}
+
+static const struct zsd_version *saved_newest(const struct zsd_saved *s)
+{
+    return s->committed ? s->committed : s->prepared;
+}
+
+/* A job in memory, or a saved one: the other is NULL. */
+struct seen {
+    const struct zsd_job *job;
+    const struct zsd_saved *saved;
+    uint64_t number;
+};
+
+/* The job with the smallest number from `number` on that this client sees: false when there is
+ * none. One that lives is shown before one that has ended and has the same number. */
+static bool inspect_next(const struct zsd_req *req, const char *name, uint64_t number,
+                         struct seen *ret)
+{
+    const struct zsd_core *core = req->daemon->core;
+    struct seen seen = { .number = UINT64_MAX };
+
+    zb_list_each(pos, &core->jobs)
+    {
+        const struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
+
+        if (job->number >= number && zsd_job_seen(req->conn, job, name) &&
+            (job->number < seen.number || (job->number == seen.number && job->state != ZSD_ENDED)))
+            seen = (struct seen){ .job = job, .number = job->number };
+    }
+    if (core->store)
+        zb_list_each(pos, &core->store->saved)
+        {
+            const struct zsd_saved *s = zb_container_of(pos, struct zsd_saved, node);
+
+            if (s->number >= number && s->number < seen.number &&
+                inspect_sees_saved(req->conn, s, name))
+                seen = (struct seen){ .saved = s, .number = s->number };
+        }
+    *ret = seen;
+    return seen.number != UINT64_MAX;
+}
+
+/* Asks for one job that this client cannot see: answered. Later parts of a list may lose it. */
+static bool inspect_refuses(struct zsd_req *req, const char *name, uint64_t cursor)
+{
+    struct seen seen;
+
+    if (name[0] == '\0' || cursor != 0 || inspect_next(req, name, 0, &seen))
+        return false;
+    zsd_refuse(req, -ENOENT, "there is no job '%s'", name);
+    return true;
+}
+
+static void list_row(const struct zsd_shard *s, Zp__ShardRow *row)
+{
+    uint64_t gpu;
+
+    zp__shard_row__init(row);
+    row->id = s->id;
+    row->job = (char *)(uintptr_t)s->job->name;
+    row->unit = s->unit->name;
+    row->first = s->first;
+    row->count = s->count;
+    row->dtype = (char *)(uintptr_t)zb_dtype_name(s->unit->layout.dtype);
+    row->version = s->version;
+    zsd_shard_bytes(s, &row->host_bytes, &row->nvme_bytes, &gpu);
+    row->bytes = row->host_bytes + row->nvme_bytes + gpu;
+    row->tier = (char *)(uintptr_t)(row->nvme_bytes > 0 ? "nvme" : gpu > 0 ? "gpu" : "host");
+    row->pins = s->pins;
+    row->rank = s->rank;
+}
+
+static void list_saved_row(const struct zsd_saved *s, uint32_t i, Zp__ShardRow *row)
+{
+    const struct zsd_version *v = saved_newest(s);
+    const struct zsd_row *r = v->rows[i];
+
+    zp__shard_row__init(row);
+    row->id = (uint64_t)s->number << 32 | i;
+    row->job = (char *)(uintptr_t)s->name;
+    row->unit = s->units[r->unit]->name;
+    row->first = r->first;
+    row->count = r->count;
+    row->dtype = (char *)(uintptr_t)zb_dtype_name(s->units[r->unit]->layout.dtype);
+    row->version = v->applied;
+    row->bytes = row->nvme_bytes = zsd_row_bytes(r);
+    row->tier = (char *)(uintptr_t) "nvme";
+    row->rank = r->rank;
+}
+
+/* A cursor is a shard id: the next shard to list is the first with an id at or above it. */
+void zsd_list(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__ListRequest *q = (const Zp__ListRequest *)(const void *)message;
+    Zp__ShardRow rows[LIST_ROWS], *list[LIST_ROWS];
+    Zp__ListReply reply = ZP__LIST_REPLY__INIT;
+    struct seen seen;
+
+    if (inspect_refuses(req, q->job, q->cursor))
+        return;
+    for (uint64_t at = q->cursor >> 32; reply.cursor == 0 && inspect_next(req, q->job, at, &seen);
+         at = seen.number + 1) {
+        uint32_t from = seen.number == q->cursor >> 32 ? (uint32_t)(q->cursor & UINT32_MAX) : 0;
+        uint32_t n = seen.job ? seen.job->nshards : saved_newest(seen.saved)->nrows;
+
+        for (uint32_t i = from; i < n && reply.cursor == 0; i++) {
+            if (reply.n_rows == LIST_ROWS) {
+                reply.cursor = seen.number << 32 | i;
+                break;
+            }
+            list[reply.n_rows] = &rows[reply.n_rows];
+            if (seen.job)
+                list_row(seen.job->shards[i], &rows[reply.n_rows++]);
+            else
+                list_saved_row(seen.saved, i, &rows[reply.n_rows++]);
+        }
+    }
+    reply.rows = list;
+    zsd_reply(req, &reply.base, -1);
+}
+
+/* What a row says of the saved side of a job. */
+static void job_saved_row(const struct zsd_saved *s, Zp__JobRow *row)
+{
+    zb_list_each(pos, &s->snaps) row->snapshots++;
+    row->committed = s->committed != NULL;
+    row->committed_iterations = s->committed ? s->committed->iterations : 0;
+    row->committed_applied = s->committed ? s->committed->applied : 0;
+    for (int use = 0; use < ZSD_USES; use++)
+        row->nvme_bytes += s->nvme_held.used[use];
+}
+
+static void saved_row(const struct zsd_saved *s, Zp__JobRow *row)
+{
+    const struct zsd_version *v = saved_newest(s);
+
+    zp__job_row__init(row);
+    row->id = s->number;
+    row->name = (char *)(uintptr_t)s->name;
+    row->uid = s->uid;
+    row->world = v->world;
+    row->keep = row->durable = true;
+    row->state = (char *)(uintptr_t) "saved";
+    row->iterations = v->iterations;
+    row->applied = v->applied;
+    row->shards = v->nrows;
+    row->epoch = s->epoch;
+    row->optimizer = s->optimizer;
+    row->moments = s->moments;
+    for (uint32_t i = 0; i < s->nunits; i++)
+        row->params += s->units[i]->elems;
+    job_saved_row(s, row);
+}
+
+static void job_row(const struct zsd_job *job, Zp__JobRow *row)
+{
+    zp__job_row__init(row);
+    row->id = job->number;
+    row->name = (char *)(uintptr_t)job->name;
+    row->uid = job->uid;
+    row->world = job->world;
+    zb_list_each(pos, &job->members)
+        row->attached += zb_container_of(pos, struct zsd_member, node)->conn != NULL;
+    row->keep = job->keep;
+    row->state = (char *)(uintptr_t)zsd_job_state_name(job);
+    row->iterations = job->iterations;
+    row->applied = job->applied;
+    row->shards = job->nshards;
+    for (uint32_t i = 0; i < job->nunits; i++)
+        row->params += job->units[i]->elems;
+    for (int use = 0; use < ZSD_USES; use++) {
+        row->host_bytes += job->host_held.used[use];
+        row->nvme_bytes += job->nvme_held.used[use];
+    }
+    row->durable = job->durable;
+    row->epoch = job->epoch;
+    row->optimizer = job->optimizer;
+    row->moments = job->moments;
+    if (job->saved)
+        job_saved_row(job->saved, row);
+    row->fetched_bytes = job->fetched_bytes;
+    row->pushed_bytes = job->pushed_bytes;
+    row->grads_nvme_bytes = job->grads_nvme_bytes;
+    row->nvme_read_bytes = job->nvme_read_bytes;
+    row->nvme_written_bytes = job->nvme_written_bytes;
+    row->error = (char *)(uintptr_t)job->why.text;
+    row->share = job->payer.share;
+    row->gpu_bytes = job->gpu.held_bytes + job->params.booked;
+    row->host_state = job->host_held.used[ZSD_USE_STATE];
+    row->host_state_target = job->replan.shrinks
+                                 ? row->host_state - zsd_replan_leaving(job)
+                                 : zb_max_u64(row->host_state, job->replan.target_bytes);
+}
+
+/* A cursor is the number of the next job. */
+void zsd_jobs(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__JobsRequest *q = (const Zp__JobsRequest *)(const void *)message;
+    Zp__JobRow rows[JOBS_ROWS], *list[JOBS_ROWS];
+    Zp__JobsReply reply = ZP__JOBS_REPLY__INIT;
+    struct seen seen;
+
+    if (inspect_refuses(req, q->job, q->cursor))
+        return;
+    for (uint64_t at = q->cursor; inspect_next(req, q->job, at, &seen); at = seen.number + 1) {
+        if (reply.n_rows == JOBS_ROWS) {
+            reply.cursor = seen.number;
+            break;
+        }
+        list[reply.n_rows] = &rows[reply.n_rows];
+        if (seen.job)
+            job_row(seen.job, &rows[reply.n_rows++]);
+        else
+            saved_row(seen.saved, &rows[reply.n_rows++]);
+    }
+    reply.rows = list;
+    zsd_reply(req, &reply.base, -1);
+}
+
+static void tier_row(const struct zsd_account *a, const char *name, char *detail, Zp__TierRow *row)
+{
+    zp__tier_row__init(row);
+    row->name = (char *)(uintptr_t)name;
+    row->budget = a->budget;
+    row->used = zsd_account_used(a);
+    row->params = a->used[ZSD_USE_PARAM];
+    row->grads = a->used[ZSD_USE_GRAD];
+    row->state = a->used[ZSD_USE_STATE];
+    row->staging = a->used[ZSD_USE_STAGING];
+    row->rings = a->used[ZSD_USE_RING];
+    row->detail = detail;
+}
+
+/* As snprintf. With several paths each says how fast it was measured. */
+static size_t path_detail(const struct zsd *daemon, unsigned path, char *text, size_t size)
+{
+    const struct zn_info *info = zn_info(zsd_path_engine(daemon, path));
+    char rate[48] = "";
+
+    if (zsd_paths(daemon) > 1)
+        (void)snprintf(rate, sizeof(rate), ", %s/s",
+                       zb_size_text(daemon->path_rates[path].mixed).s);
+    return (size_t)snprintf(text, size, "%sio %s%s%s%s, %s%s, depth %u%s%s%s", path > 0 ? "; " : "",
+                            info->io, info->why[0] ? " (" : "", info->why, info->why[0] ? ")" : "",
+                            info->direct ? "direct" : "buffered: ", info->why_buffered, info->depth,
+                            info->why_unregistered[0] ? ", " : "", info->why_unregistered, rate);
+}
+
+static void tier_gpu(const struct zsd *daemon, struct zsd_tier_rows *ret)
+{
+    const struct zsd_core *core = daemon->core;
+    Zp__TierRow *row = &ret->rows[ret->n++];
+    bool failed = core->gpu_err.code != 0, unpinned = core->gpu_unpinned.code != 0;
+
+    (void)snprintf(ret->gpu, sizeof(ret->gpu), "%s, %u lanes, %s of host memory pinned%s%.400s",
+                   zk_gpu_info(zsd_gpu_device(daemon->gpu))->name, zsd_gpu_lanes(daemon->gpu),
+                   zb_size_text(zk_gpu_pinned_bytes(zsd_gpu_device(daemon->gpu))).s,
+                   failed     ? "; failed: "
+                   : unpinned ? "; not all of it: "
+                              : "",
+                   failed ? core->gpu_err.text : core->gpu_unpinned.text);
+    tier_row(&core->gpu, "gpu", ret->gpu, row);
+    row->target = core->gpu_target;
+    zb_list_each(pos, &core->jobs)
+        row->moving += zsd_gpu_leaving(zb_container_of(pos, struct zsd_job, node));
+}
+
+void zsd_tier_rows(const struct zsd *daemon, struct zsd_tier_rows *ret)
+{
+    const struct zsd_core *core = daemon->core;
+    size_t len = 0;
+
+    (void)snprintf(ret->host, sizeof(ret->host), "kernels %s, %u compute threads, %u page buffers",
+                   daemon->kernels->name, zsd_compute_threads(daemon->compute), core->nbuffers);
+    tier_row(&core->host, "host", ret->host, &ret->rows[0]);
+    ret->rows[0].target = core->host_target;
+    zb_list_each(pos, &core->jobs) ret->rows[0].moving +=
+        zsd_replan_leaving(zb_container_of(pos, struct zsd_job, node));
+    if (!daemon->engine)
+        (void)snprintf(ret->nvme, sizeof(ret->nvme), "none (nvme_bytes is 0)");
+    for (unsigned i = 0; i < zsd_paths(daemon) && len < sizeof(ret->nvme); i++)
+        len += path_detail(daemon, i, ret->nvme + len, sizeof(ret->nvme) - len);
+    tier_row(&core->nvme, "nvme", ret->nvme, &ret->rows[1]);
+    for (unsigned i = 0; i < zsd_paths(daemon); i++) {
+        struct zsd_rates best = zsd_path_best(core, i);
+
+        ret->rows[1].read_bytes_s += best.read;
+        ret->rows[1].write_bytes_s += best.written;
+    }
+    ret->n = ZSD_TIERS - 1;
+    if (daemon->gpu)
+        tier_gpu(daemon, ret);
+    for (unsigned i = 0; i < ret->n; i++)
+        ret->list[i] = &ret->rows[i];
+}
+
+#define STRANDED_ROWS 16u
+
+/* What is asked of the kernel and of the GPU's driver while the loop goes on: where the host tier's
+ * memory is, and what the device has. */
+struct tiers {
+    struct zsd_task task;
+    struct zsd_req *req;
+    struct zsd *daemon;
+    struct zsd_numa_use use;
+    struct zk_gpu_usage usage;
+    struct zk_gpu_strand stranded[STRANDED_ROWS];
+    unsigned nstranded;
+    unsigned nareas;
+    struct zsd_numa_area areas[];
+};
+
+static void tiers_stranded_text(const struct tiers *t, char *text, size_t size)
+{
+    size_t len = 0;
+
+    text[0] = '\0';
+    for (unsigned i = 0; i < t->nstranded && len < size; i++) {
+        const char *job = zsd_strand_job(t->daemon->core, t->stranded[i].tag);
+
+        len += (size_t)snprintf(text + len, size - len, "%s%s:%llu:", i > 0 ? " " : "",
+                                job ? job : "(gone)", (unsigned long long)t->stranded[i].len_bytes);
+        if (len < size)
+            len += zsd_strand_text(&t->stranded[i], text + len, size - len);
+    }
+}
+
+/* t: what was asked for; NULL: nothing was to be asked. */
+static void tiers_answer(struct zsd_req *req, const struct tiers *t)
+{
+    const struct zsd *daemon = req->daemon;
+    const struct zsd_numa_use *use = daemon->numa && t ? &t->use : NULL;
+    Zp__TiersReply reply = ZP__TIERS_REPLY__INIT;
+    struct zsd_tier_rows tiers;
+    char nodes[256], stranded[256];
+
+    zsd_tier_rows(daemon, &tiers);
+    tiers.rows[0].numa = (char *)(uintptr_t)zsd_numa_text(daemon->numa);
+    if (use) {
+        zsd_numa_use_text(daemon->numa, use, nodes, sizeof(nodes));
+        tiers.rows[0].nodes = nodes;
+        tiers.rows[0].node_bytes = use->chosen;
+        tiers.rows[0].spilled_bytes = use->spilled;
+    }
+    if (daemon->gpu && t) {
+        Zp__TierRow *row = &tiers.rows[ZSD_TIERS - 1];
+
+        tiers_stranded_text(t, stranded, sizeof(stranded));
+        row->device_free = t->usage.free_bytes;
+        row->stranded = t->usage.stranded_bytes;
+        row->stranded_by = stranded;
+    }
+    reply.n_rows = tiers.n;
+    reply.rows = tiers.list;
+    zsd_reply(req, &reply.base, -1);
+}
+
+static void tiers_on_stranded(void *arg, const struct zk_gpu_strand *strand)
+{
+    struct tiers *t = arg;
+
+    if (t->nstranded < STRANDED_ROWS)
+        t->stranded[t->nstranded++] = *strand;
+}
+
+static void tiers_run(struct zsd_task *task)
+{
+    struct tiers *t = zb_container_of(task, struct tiers, task);
+    struct zb_err err = { 0 };
+
+    if (t->daemon->numa)
+        zsd_numa_survey(t->daemon->numa, t->areas, t->nareas, &t->use);
+    if (!t->daemon->gpu)
+        return;
+    (void)zk_gpu_usage(zsd_gpu_device(t->daemon->gpu), &t->usage, &err); /* it failed: zeros */
+    zk_gpu_stranded(zsd_gpu_device(t->daemon->gpu), tiers_on_stranded, t);
+}
+
+static void tiers_done(struct zsd_task *task)
+{
+    struct tiers *t = zb_container_of(task, struct tiers, task);
+
+    t->daemon->core->ops--;
+    tiers_answer(t->req, t);
+    free(t);
+}
+
+static void tiers_area(struct tiers *t, const void *base, uint64_t bytes)
+{
+    if (base && bytes > 0)
+        t->areas[t->nareas++] = (struct zsd_numa_area){ base, bytes };
+}
+
+void zsd_tiers(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    struct zsd_core *core = req->daemon->core;
+    unsigned most = 1;
+    struct tiers *t;
+
+    (void)message;
+    if (!req->daemon->numa && !req->daemon->gpu) {
+        tiers_answer(req, NULL);
+        return;
+    }
+    zb_list_each(pos, &core->jobs)
+    {
+        most += 2;
+        zb_list_each(at, &zb_container_of(pos, struct zsd_job, node)->members) most++;
+    }
+    t = calloc(1, sizeof(*t) + most * sizeof(t->areas[0]));
+    if (!t) {
+        zsd_refuse(req, -ENOMEM, "the memory of all jobs");
+        return;
+    }
+    t->task = (struct zsd_task){ .run = tiers_run, .done = tiers_done, .slow = true };
+    t->req = req;
+    t->daemon = req->daemon;
+    tiers_area(t, core->buffers, core->nbuffers * core->buffer_bytes);
+    zb_list_each(pos, &core->jobs)
+    {
+        const struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
+
+        tiers_area(t, job->arena.base, job->arena.bytes);
+        tiers_area(t, job->memory, job->memory_bytes);
+        zb_list_each(at, &job->members)
+        {
+            const struct zsd_member *m = zb_container_of(at, struct zsd_member, node);
+
+            tiers_area(t, m->staging.base, m->staging.bytes);
+        }
+    }
+    core->ops++;
+    zsd_task_start(core, &t->task);
+}
+
+static void counter_add(Zp__Counter *counters, Zp__Counter **list, size_t *n, const char *name,
+                        uint64_t value)
+{
+    zp__counter__init(&counters[*n]);
+    counters[*n].name = (char *)(uintptr_t)name;
+    counters[*n].value = value;
+    list[*n] = &counters[*n];
+    (*n)++;
+}
+
+static void stats_add(struct zn_stats *sum, struct zn_stats one)
+{
+    sum->reads += one.reads;
+    sum->read_bytes += one.read_bytes;
+    sum->writes += one.writes;
+    sum->written_bytes += one.written_bytes;
+    sum->failed += one.failed;
+    sum->short_transfers += one.short_transfers;
+    sum->registered += one.registered;
+    sum->inflight += one.inflight;
+}
+
+void zsd_stat(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const struct zsd *daemon = req->daemon;
+    const struct zsd_core *core = daemon->core;
+    const uint64_t *values = (const uint64_t *)(const void *)&daemon->stats;
+    Zp__Counter counters[ZSD_STATS_COUNT + 16], *list[ZSD_STATS_COUNT + 16];
+    Zp__StatReply reply = ZP__STAT_REPLY__INIT;
+    size_t n = 0;
+
+    (void)message;
+    counter_add(counters, list, &n, "uptime_ms", (zb_now_ns() - daemon->started_ns) / 1000000);
+    counter_add(counters, list, &n, "clients", daemon->clients);
+    counter_add(counters, list, &n, "operations_in_progress", core->ops);
+    counter_add(counters, list, &n, "page_buffers", core->nbuffers);
+    counter_add(counters, list, &n, "page_buffers_free", core->nbuffers_free);
+    for (size_t i = 0; i < ZSD_STATS_COUNT; i++)
+        counter_add(counters, list, &n, zsd_stats_names[i], values[i]);
+    if (daemon->engine) {
+        struct zn_stats io = { 0 };
+
+        for (unsigned i = 0; i < zsd_paths(daemon); i++)
+            stats_add(&io, zn_stats(zsd_path_engine(daemon, i)));
+
+        counter_add(counters, list, &n, "nvme_reads", io.reads);
+        counter_add(counters, list, &n, "nvme_read_bytes", io.read_bytes);
+        counter_add(counters, list, &n, "nvme_writes", io.writes);
+        counter_add(counters, list, &n, "nvme_written_bytes", io.written_bytes);
+        counter_add(counters, list, &n, "nvme_failed", io.failed);
+        counter_add(counters, list, &n, "nvme_short_transfers", io.short_transfers);
+        counter_add(counters, list, &n, "nvme_registered", io.registered);
+        counter_add(counters, list, &n, "nvme_inflight", io.inflight);
+    }
+    reply.n_counters = n;
+    reply.counters = list;
+    zsd_reply(req, &reply.base, -1);
+}

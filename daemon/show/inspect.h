@@ -1,0 +1,29 @@
+/*
+ * inspect.h - what the lists that zctl shows have in common: inspect.c, top.c.
+ *
+ * Loop thread only.
+ */
+#ifndef ZSD_INSPECT_H
+#define ZSD_INSPECT_H
+
+#include "daemon/job/job.h"
+#include "proto/shard.pb-c.h"
+
+#define ZSD_TIERS 3 /* host, nvme; gpu, where there is one */
+
+struct zsd_tier_rows {
+    Zp__TierRow rows[ZSD_TIERS], *list[ZSD_TIERS];
+    unsigned n;
+    char host[128], nvme[1024], gpu[640]; /* their details */
+};
+
+void zsd_tier_rows(const struct zsd *daemon, struct zsd_tier_rows *ret);
+
+const char *zsd_job_state_name(const struct zsd_job *job);
+/** May this client see the job, and is it the one of that name ("": any)? */
+bool zsd_job_seen(const struct zsd_conn *conn, const struct zsd_job *job, const char *name);
+
+/** How fast a data file is known to be: as measured at the start, or its best second since. */
+struct zsd_rates zsd_path_best(const struct zsd_core *core, unsigned path);
+
+#endif

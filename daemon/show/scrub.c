@@ -1,0 +1,525 @@
+/*
+ * scrub.c - reads and verifies, in the background, every page of every saved version, at a given
+ * rate.
+ *
+ * MODEL. A run begins by listing the rows of all versions, each once. It only looks at them: what a
+ * job leaves behind meanwhile is skipped, and what it commits meanwhile is the next run's. One page
+ * is in progress at a time.
+ *
+ *     WAIT ---> BUFFER ---> READ ---> WAIT ...
+ *
+ *     WAIT    for the bucket to have bytes: zsd_scrub_tick() fills it
+ *     BUFFER  for a page buffer, in line with the jobs' pages
+ *     READ    for the page (rowio.c)
+ *
+ *     idle (no run) ---> running <--> paused
+ *                           |            |
+ *                           +------------+---> stopped, done
+ *
+ * RATE. A bucket of tokens, in bytes: a page may be taken while it is not empty, so it is overdrawn
+ * by one page at most. Without a rate, the first pages are read one behind the other, and a tenth
+ * of what they say is the rate.
+ *
+ * INVARIANTS
+ *     C1  A row's struct is looked at from the list's making until the run is over.
+ *     C2  bytes <= total; both count a page once. What is skipped leaves total.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/map.h"
+#include "daemon/store/store.h"
+#include "proto/shard.pb-c.h"
+
+#define BAD_MAX     16u           /* that are named */
+#define PROBE_BYTES (16 * ZB_MIB) /* read to learn what the device gives */
+#define RATE_MIN    ZB_MIB        /* a second: slower, a run never ends */
+#define BURST_NS    100000000u    /* the bucket holds what comes in so long */
+#define PAGE_ALIGN  4096u
+
+enum scrub_state { SCRUB_RUNNING, SCRUB_PAUSED, SCRUB_DONE, SCRUB_STOPPED };
+enum scrub_page { PAGE_WAIT, PAGE_BUFFER, PAGE_READ };
+
+struct scrub_row {
+    struct zsd_row *row; /* NULL: done with */
+    uint32_t job;        /* index of its name */
+};
+
+struct zsd_scrub {
+    struct zsd_core *core;
+    enum scrub_state state;
+    enum scrub_page page; /* written by scrub_run() and its callbacks only */
+    struct scrub_row *rows;
+    size_t nrows, nrows_room;
+    char (*jobs)[ZP_NAME_MAX + 1];
+    uint32_t njobs;
+    struct zb_map seen; /* generations of pages that more than one may hold */
+
+    size_t at_row; /* the page that is next, or in progress */
+    uint32_t at_page;
+    enum zsd_saved_plane at_plane;
+    void *buffer, *scratch;
+    struct zsd_work work;
+    struct zsd_claim claim; /* to the buffer: the house's */
+    struct zsd_row_read read;
+
+    uint64_t rate; /* bytes a second; 0: not known yet */
+    bool probing;
+    int64_t tokens;
+    uint64_t filled_ns; /* when */
+    uint64_t probed_ns, probed_bytes, page_ns;
+
+    uint64_t bytes, total_bytes, bad_pages;
+    uint64_t ran_ns, since_ns; /* of runs before this one; this one's beginning */
+    char *bad[BAD_MAX];
+};
+
+/* ---- the list */
+
+static int list_add(struct zsd_scrub *s, struct zsd_row *row)
+{
+    if (s->nrows == s->nrows_room) {
+        size_t room = s->nrows_room > 0 ? 2 * s->nrows_room : 256;
+        void *grown = realloc(s->rows, room * sizeof(*s->rows));
+
+        if (!grown)
+            return -ENOMEM;
+        s->rows = grown;
+        s->nrows_room = room;
+    }
+    zsd_row_look(row);
+    s->rows[s->nrows++] = (struct scrub_row){ .row = row, .job = s->njobs };
+    s->total_bytes += zsd_row_bytes(row);
+    return 0;
+}
+
+/* Rows of a version that are not in the list yet. */
+static int list_version(struct zsd_scrub *s, const struct zsd_version *v, uint64_t stamp)
+{
+    int rc = 0;
+
+    for (uint32_t i = 0; v && i < v->nrows && rc == 0; i++) {
+        if (v->rows[i]->stamp != stamp)
+            rc = list_add(s, v->rows[i]);
+        v->rows[i]->stamp = stamp;
+    }
+    return rc;
+}
+
+static int list_make(struct zsd_scrub *s, struct zsd_store *store)
+{
+    uint64_t stamp = ++store->stamp;
+    uint32_t njobs = 0;
+    int rc = 0;
+
+    zb_list_each(pos, &store->saved) njobs++;
+    s->jobs = calloc(njobs > 0 ? njobs : 1, sizeof(*s->jobs));
+    if (!s->jobs)
+        return -ENOMEM;
+    zb_list_each(pos, &store->saved)
+    {
+        const struct zsd_saved *saved = zb_container_of(pos, struct zsd_saved, node);
+
+        if (saved->gone || rc < 0)
+            continue;
+        memcpy(s->jobs[s->njobs], saved->name, sizeof(saved->name));
+        rc = list_version(s, saved->committed, stamp);
+        if (rc == 0)
+            rc = list_version(s, saved->prepared, stamp);
+        zb_list_each(snap, &saved->snaps)
+        {
+            if (rc == 0)
+                rc = list_version(s, zb_container_of(snap, struct zsd_snap, node)->version, stamp);
+        }
+        s->njobs++;
+    }
+    return rc;
+}
+
+static void list_drop(struct zsd_scrub *s)
+{
+    for (size_t i = 0; i < s->nrows; i++)
+        if (s->rows[i].row)
+            zsd_row_look_away(s->rows[i].row);
+    free(s->rows);
+    s->rows = NULL;
+    s->nrows = s->nrows_room = 0;
+}
+
+/* ---- time */
+
+static uint64_t scrub_elapsed_ns(const struct zsd_scrub *s)
+{
+    return s->ran_ns + (s->state == SCRUB_RUNNING ? zb_now_ns() - s->since_ns : 0);
+}
+
+static void scrub_to(struct zsd_scrub *s, enum scrub_state state)
+{
+    s->ran_ns = scrub_elapsed_ns(s);
+    s->state = state;
+    s->since_ns = zb_now_ns();
+    s->tokens = 0;
+    s->filled_ns = s->since_ns;
+}
+
+/* The run is over: nothing of it is in progress. */
+static void scrub_over(struct zsd_scrub *s)
+{
+    list_drop(s);
+    zb_map_done(&s->seen);
+    zb_log(s->bad_pages > 0 ? ZB_LOG_ERROR : ZB_LOG_INFO,
+           s->state == SCRUB_DONE ? "scrub-done" : "scrub-stopped",
+           "bytes=%llu bad_pages=%llu ms=%llu", (unsigned long long)s->bytes,
+           (unsigned long long)s->bad_pages, (unsigned long long)(s->ran_ns / 1000000));
+}
+
+/* ---- pages */
+
+static struct zsd_row *scrub_row(const struct zsd_scrub *s)
+{
+    return s->at_row < s->nrows ? s->rows[s->at_row].row : NULL;
+}
+
+/* On to the next page: by plane, then by page, then by row. */
+static void scrub_next(struct zsd_scrub *s)
+{
+    struct zsd_row *r = scrub_row(s);
+
+    if (++s->at_page < r->npages)
+        return;
+    s->at_page = 0;
+    if (++s->at_plane < ZSD_SAVED_PLANES)
+        return;
+    s->at_plane = 0;
+    s->rows[s->at_row++].row = NULL;
+    zsd_row_look_away(r);
+}
+
+/* Bytes of the row from the present page on. */
+static uint64_t row_rest(const struct zsd_scrub *s, const struct zsd_row *r)
+{
+    uint64_t sum = 0;
+
+    for (enum zsd_saved_plane p = s->at_plane; p < ZSD_SAVED_PLANES; p++) {
+        uint64_t first = p == s->at_plane ? (uint64_t)s->at_page * r->page_elems : 0;
+
+        sum += zb_plane_bytes(r->planes[p].block_bytes, r->page_elems, r->count - first);
+    }
+    return sum;
+}
+
+/* Was this page read already, for another row that has it too? */
+static bool scrub_saw(const struct zsd_scrub *s, const struct zsd_extent *e)
+{
+    return zb_map_find(&s->seen, e->generation) != NULL;
+}
+
+/* Finds the next page that is to be read; false: there is none. */
+static bool scrub_find(struct zsd_scrub *s)
+{
+    for (struct zsd_row *r; (r = scrub_row(s)) != NULL;) {
+        const struct zsd_row_plane *plane = &r->planes[s->at_plane];
+
+        if (r->refs == 0) { /* the job has left it behind */
+            s->total_bytes -= row_rest(s, r);
+            s->at_plane = ZSD_SAVED_PLANES - 1;
+            s->at_page = r->npages - 1;
+        } else if (plane->block_bytes > 0) {
+            if (!scrub_saw(s, &plane->extents[s->at_page]))
+                return true;
+            s->total_bytes -= zsd_row_page_bytes(r, s->at_plane, s->at_page);
+        }
+        scrub_next(s);
+    }
+    return false;
+}
+
+static void scrub_bad(struct zsd_scrub *s, const struct zb_err *err)
+{
+    s->core->daemon->stats.scrub_bad_pages++;
+    if (s->bad_pages++ < BAD_MAX)
+        s->bad[s->bad_pages - 1] = strdup(err->text); /* NULL: it is in the log all the same */
+    zb_log(ZB_LOG_ERROR, "scrub-bad", "why=\"%s\"", err->text);
+}
+
+static void scrub_probed(struct zsd_scrub *s, uint64_t bytes)
+{
+    s->probed_ns += zb_now_ns() - s->page_ns;
+    s->probed_bytes += bytes;
+    if (s->probed_bytes < PROBE_BYTES)
+        return;
+    s->probing = false;
+    s->rate = zb_max_u64(
+        RATE_MIN, (uint64_t)((double)s->probed_bytes * 1e8 / (double)zb_max_u64(s->probed_ns, 1)));
+    s->tokens = 0;
+    s->filled_ns = zb_now_ns();
+}
+
+static void scrub_on_read(struct zsd_row_read *read, const struct zb_err *err)
+{
+    struct zsd_scrub *s = zb_container_of(read, struct zsd_scrub, read);
+    uint64_t bytes = zsd_row_page_bytes(read->row, read->plane, read->page);
+
+    if (read->row->refs == 0) { /* gone meanwhile: whatever was read, it was nobody's */
+        s->total_bytes -= bytes;
+    } else {
+        s->bytes += bytes;
+        s->core->daemon->stats.scrub_bytes += bytes;
+        if (err)
+            scrub_bad(s, err);
+    }
+    if (s->probing)
+        scrub_probed(s, bytes);
+    free(s->scratch);
+    s->scratch = NULL;
+    zsd_buffer_put(s->core, s->buffer);
+    s->buffer = NULL;
+    scrub_next(s);
+    s->page = PAGE_WAIT;
+    zsd_defer(s->core, &s->work);
+}
+
+/* Starts the present page, in the buffer. false: there is no memory for one that was cut larger
+ * than our pages are. */
+static bool scrub_read(struct zsd_scrub *s)
+{
+    struct zsd_row *r = scrub_row(s);
+    uint32_t bytes = zsd_row_page_bytes(r, s->at_plane, s->at_page);
+    void *to = s->buffer;
+
+    if (bytes > s->core->buffer_bytes)
+        to = s->scratch = aligned_alloc(PAGE_ALIGN, bytes);
+    if (!to)
+        return false;
+    s->read = (struct zsd_row_read){ .core = s->core,
+                                     .row = r,
+                                     .plane = s->at_plane,
+                                     .page = s->at_page,
+                                     .buf = to,
+                                     .done = scrub_on_read };
+    if (zsd_extent_refs(s->core, r->planes[s->at_plane].extents[s->at_page].at) > 1)
+        (void)zb_map_put(&s->seen, zsd_row_page_id(r, s->at_plane, s->at_page).generation,
+                         1); /* without memory for it, a page may be read twice */
+    s->tokens -= bytes;
+    s->page_ns = zb_now_ns();
+    zsd_row_read_start(&s->read, s->jobs[s->rows[s->at_row].job]);
+    return true;
+}
+
+static void scrub_run(struct zsd_scrub *s)
+{
+    bool found;
+
+    for (;;) {
+        switch (s->page) {
+        case PAGE_WAIT:
+            if (s->state == SCRUB_STOPPED && s->rows)
+                scrub_over(s);
+            if (s->state != SCRUB_RUNNING || s->core->draining)
+                return;
+            if (!scrub_find(s)) {
+                scrub_to(s, SCRUB_DONE);
+                scrub_over(s);
+                return;
+            }
+            if (!s->probing && s->tokens <= 0)
+                return; /* zsd_scrub_tick() resumes */
+            s->page = PAGE_BUFFER;
+            break;
+        case PAGE_BUFFER:
+            s->buffer = zsd_buffer_get(s->core, &s->claim);
+            if (!s->buffer)
+                return; /* in line: scrub_on_work() resumes */
+            /* meanwhile what was found may have gone, and the run may be over */
+            found = s->state == SCRUB_RUNNING && scrub_find(s);
+            if (found && scrub_read(s)) {
+                s->page = PAGE_READ;
+                return;
+            }
+            zsd_buffer_put(s->core, s->buffer);
+            s->buffer = NULL;
+            s->page = PAGE_WAIT;
+            if (found)
+                return; /* no memory: the next tick tries again */
+            break;
+        case PAGE_READ:
+            return; /* scrub_on_read() resumes */
+        }
+    }
+}
+
+static void scrub_on_work(struct zsd_work *work)
+{
+    scrub_run(zb_container_of(work, struct zsd_scrub, work));
+}
+
+void zsd_scrub_tick(struct zsd_core *core, uint64_t now_ns)
+{
+    struct zsd_scrub *s = core->scrub;
+    uint64_t passed_ns;
+
+    if (!s || s->state != SCRUB_RUNNING || s->page != PAGE_WAIT || core->draining)
+        return;
+    passed_ns = now_ns > s->filled_ns ? now_ns - s->filled_ns : 0;
+    s->filled_ns = now_ns;
+    passed_ns = zb_min_u64(passed_ns, BURST_NS);
+    if (s->tokens <= 0)
+        s->tokens += (int64_t)((double)s->rate * (double)passed_ns / 1e9);
+    zsd_defer(core, &s->work);
+}
+
+bool zsd_scrub_running(const struct zsd_core *core)
+{
+    return core->scrub && core->scrub->state == SCRUB_RUNNING;
+}
+
+/* ---- requests */
+
+void zsd_scrub_end(struct zsd_core *core)
+{
+    struct zsd_scrub *s = core->scrub;
+
+    if (!s || (s->state != SCRUB_RUNNING && s->state != SCRUB_PAUSED))
+        return;
+    scrub_to(s, SCRUB_STOPPED);
+    if (s->page == PAGE_WAIT)
+        scrub_over(s);
+}
+
+void zsd_scrub_free(struct zsd_core *core)
+{
+    struct zsd_scrub *s = core->scrub;
+
+    if (!s)
+        return;
+    assert(!s->buffer && s->page != PAGE_READ);
+    zb_list_remove(&s->work.node);
+    list_drop(s);
+    zb_map_done(&s->seen);
+    for (unsigned i = 0; i < BAD_MAX; i++)
+        free(s->bad[i]);
+    free(s->jobs);
+    free(s);
+    core->scrub = NULL;
+}
+
+static int scrub_start(struct zsd_core *core, uint64_t rate, struct zb_err *err)
+{
+    struct zsd_scrub *s = core->scrub;
+
+    if (!core->store)
+        return zb_fail(err, -ENOENT, "this daemon saves nothing: there is nothing to scrub");
+    if (s && (s->state == SCRUB_RUNNING || s->state == SCRUB_PAUSED || s->page != PAGE_WAIT))
+        return zb_fail(err, -EBUSY, "a scrub is running already");
+    zsd_scrub_free(core);
+    s = calloc(1, sizeof(*s));
+    if (!s)
+        return zb_fail(err, -ENOMEM, "a scrub: %m");
+    core->scrub = s;
+    s->core = core;
+    s->work.run = scrub_on_work;
+    s->claim = (struct zsd_claim){ .bytes = core->buffer_bytes, .work = &s->work };
+    zb_list_init(&s->work.node);
+    s->state = SCRUB_STOPPED;
+    if (list_make(s, core->store) < 0) {
+        zsd_scrub_free(core);
+        return zb_fail(err, -ENOMEM, "the list of pages to scrub: %m");
+    }
+    s->rate = rate;
+    s->probing = rate == 0;
+    scrub_to(s, SCRUB_RUNNING);
+    zb_log(ZB_LOG_INFO, "scrub-start", "rows=%zu bytes=%llu rate=%llu", s->nrows,
+           (unsigned long long)s->total_bytes, (unsigned long long)rate);
+    zsd_defer(core, &s->work);
+    return 0;
+}
+
+/* Actions of the wire. */
+enum { SCRUB_STATUS, SCRUB_START, SCRUB_PAUSE, SCRUB_GO_ON, SCRUB_STOP };
+
+static int scrub_act(struct zsd_core *core, const Zp__Scrub *q, struct zb_err *err)
+{
+    struct zsd_scrub *s = core->scrub;
+
+    if (q->rate_bytes > 0 && (q->rate_bytes < RATE_MIN || q->rate_bytes > INT64_MAX))
+        return zb_fail(err, -EINVAL, "a rate of %llu bytes a second: at least %llu",
+                       (unsigned long long)q->rate_bytes, (unsigned long long)RATE_MIN);
+    switch (q->action) {
+    case SCRUB_STATUS:
+        return 0;
+    case SCRUB_START:
+        return scrub_start(core, q->rate_bytes, err);
+    case SCRUB_PAUSE:
+        if (!s || s->state != SCRUB_RUNNING)
+            return zb_fail(err, -EINVAL, "no scrub is running");
+        scrub_to(s, SCRUB_PAUSED);
+        return 0;
+    case SCRUB_GO_ON:
+        if (!s || s->state != SCRUB_PAUSED)
+            return zb_fail(err, -EINVAL, "no scrub is paused");
+        scrub_to(s, SCRUB_RUNNING);
+        if (q->rate_bytes > 0) {
+            s->rate = q->rate_bytes;
+            s->probing = false;
+        }
+        zsd_defer(core, &s->work);
+        return 0;
+    case SCRUB_STOP:
+        if (!s || (s->state != SCRUB_RUNNING && s->state != SCRUB_PAUSED))
+            return zb_fail(err, -EINVAL, "no scrub is running");
+        zsd_scrub_end(core);
+        return 0;
+    default:
+        return zb_fail(err, -EINVAL, "action %u: from 0 to 4", q->action);
+    }
+}
+
+static void scrub_report(const struct zsd_scrub *s, bool names, Zp__ScrubReply *reply)
+{
+    static const char *const states[] = { [SCRUB_RUNNING] = "running",
+                                          [SCRUB_PAUSED] = "paused",
+                                          [SCRUB_DONE] = "done",
+                                          [SCRUB_STOPPED] = "stopped" };
+    uint64_t elapsed_ns = scrub_elapsed_ns(s);
+
+    reply->state = (char *)(uintptr_t)states[s->state];
+    reply->bytes = s->bytes;
+    reply->total_bytes = s->total_bytes;
+    reply->bad_pages = s->bad_pages;
+    reply->elapsed_ms = elapsed_ns / 1000000;
+    if (s->bytes > 0 && s->state == SCRUB_RUNNING)
+        reply->eta_ms = (uint64_t)((double)(s->total_bytes - s->bytes) / (double)s->bytes *
+                                   (double)elapsed_ns / 1e6);
+    reply->rate_bytes = s->rate;
+    for (unsigned i = 0; i < BAD_MAX && names; i++)
+        if (s->bad[i])
+            reply->bad[reply->n_bad++] = s->bad[i];
+}
+
+void zsd_scrub(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__Scrub *q = (const Zp__Scrub *)(const void *)message;
+    struct zsd_core *core = req->daemon->core;
+    Zp__ScrubReply reply = ZP__SCRUB_REPLY__INIT;
+    bool may = zsd_may(req->conn, geteuid());
+    char idle[] = "idle", *bad[BAD_MAX];
+    struct zb_err err = { 0 };
+
+    /* it takes everybody's bandwidth, and names everybody's jobs */
+    if (q->action != SCRUB_STATUS && !may)
+        (void)zb_fail(&err, -EPERM, "only root and the daemon's own user start or stop a scrub");
+    if (err.code != 0 || scrub_act(core, q, &err) < 0) {
+        zsd_reply_err(req, &err);
+        return;
+    }
+    reply.state = idle;
+    reply.bad = bad;
+    if (core->scrub)
+        scrub_report(core->scrub, may, &reply);
+    zsd_reply(req, &reply.base, -1);
+}

@@ -1,0 +1,86 @@
+/*
+ * survey.h - what the store has in memory, copied on the loop thread at one moment between two
+ * changes, to be counted elsewhere: by fsck and df.
+ *
+ * While the change that took it is in the line, saved jobs, their versions and snapshots stay as
+ * they are; rows are looked at (zsd_row_look()), so they may die meanwhile, but their structs stay.
+ * Counters and places that go on changing are copied.
+ */
+#ifndef ZSD_SURVEY_H
+#define ZSD_SURVEY_H
+
+#include "daemon/store/store.h"
+
+struct zsd_survey_row {
+    struct zsd_row *row;
+    uint32_t kept;     /* as it was */
+    uint32_t versions; /* counted */
+    bool found;        /* in the catalog */
+};
+
+struct zsd_survey_version {
+    const struct zsd_version *version;
+    uint32_t job;       /* index */
+    uint32_t snapshots; /* as it was */
+    uint32_t counted;   /* snapshots that name it */
+    bool found;
+};
+
+struct zsd_survey_snap {
+    const struct zsd_snap *snap;
+    uint32_t job;
+    bool found;
+};
+
+/* A saved job, or one in memory that has places and is not durable. */
+struct zsd_survey_job {
+    uint32_t number;
+    uid_t uid;
+    char name[ZP_NAME_MAX + 1];
+    const struct zsd_saved *saved; /* NULL: not durable */
+    const struct zsd_saved *kept;  /* in the catalog, else NULL */
+    struct zb_needs promise;
+    struct zsd_account held;
+    bool found;
+    uint32_t units; /* found */
+    /* df: bytes, each once */
+    uint64_t committed, prepared, snapshots, working, shared, reserved;
+};
+
+/* A place that a shard in memory works with. */
+struct zsd_survey_work {
+    uint64_t at;
+    uint32_t bytes, job;
+};
+
+struct zsd_survey {
+    struct zsd_survey_job *jobs; /* by number */
+    struct zsd_survey_row *rows; /* by id */
+    struct zsd_survey_version *versions;
+    struct zsd_survey_snap *snaps;
+    struct zsd_survey_work *works;
+    size_t njobs, nrows, nversions, nsnaps, nworks;
+    bool moving; /* a job has operations in progress: pages of it may be on their way */
+    struct zsd_places_copy places;
+    struct zb_needs readers;
+    struct zsd_account readers_held, nvme;
+    uint64_t total_bytes, map_bytes, free_bytes; /* of all data files; for pages; in no class */
+    uint64_t boot, next_id, next_job, sequence;
+    /* what is no job's: df */
+    uint64_t other_working, other_reserved;
+    uint64_t catalog_bytes;
+};
+
+/** Loop thread, in begin() of a change that looks. 0 or -ENOMEM. */
+int zsd_survey_take(struct zsd_core *core, struct zsd_survey *ret, struct zb_err *err);
+/** Loop thread. */
+void zsd_survey_done(struct zsd_survey *s);
+
+/** Sorts places by address: before zsd_survey_place(). Any thread, as what follows. */
+void zsd_survey_sort(struct zsd_survey *s);
+/** Index of a place that has a holder; nplaces: nobody has it. */
+size_t zsd_survey_place(const struct zsd_survey *s, uint64_t at);
+/** Fills the columns of df. 0 or -ENOMEM. */
+int zsd_survey_df(struct zsd_survey *s);
+
+#endif

@@ -1,0 +1,167 @@
+/*
+ * change.c - the line of durable changes. store.h says what it promises.
+ *
+ * MODEL. One change runs at a time, the first of the line; its steps are those of enum
+ * change_state, each resumed from the loop. The catalog is touched by the catalog's thread only, in
+ * CATALOG.
+ *
+ * While a change that has no pages of its own is made durable, page writes of others wait
+ * (zsd_hold_begin()): somebody waits for it, and its flushes are all that it takes. One that has
+ * pages takes the time of their flush.
+ *
+ * INVARIANTS
+ *     C1  Between two changes the slot says what the catalog is. A change that failed behind
+ *         CATALOG leaves the catalog one ahead: so it poisons the store, and no other comes.
+ *     C2  done() runs once, for every change that was started.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "daemon/store/store.h"
+
+enum change_state {
+    CHANGE_BEGIN,
+    CHANGE_SYNC,
+    CHANGE_CATALOG,
+    CHANGE_SLOT,
+    CHANGE_SLOT_FLUSH,
+    CHANGE_OVER
+};
+
+static void change_run(struct zsd_change *c);
+
+static void change_on_work(struct zsd_work *work)
+{
+    change_run(zb_container_of(work, struct zsd_change, work));
+}
+
+static void change_on_io(struct zsd_pio *pio, int rc)
+{
+    struct zsd_change *c = zb_container_of(pio, struct zsd_change, pio);
+
+    if (rc < 0) {
+        (void)zb_fail(&c->err, rc,
+                      "%s of the data file failed: %m; nothing is committed any more "
+                      "until the daemon has started anew",
+                      pio->io.op == ZN_FLUSH ? "a flush" : "the write of a commit slot");
+        c->poisons = true;
+        c->doubt = c->state != CHANGE_CATALOG;
+    }
+    change_run(c);
+}
+
+static void change_io(struct zsd_change *c, enum zn_op op)
+{
+    c->pio.io = (struct zn_io){ .op = op, .buf = &c->slot, .urgent = true };
+    c->pio.done = change_on_io;
+    zsd_pio_start(c->core, &c->pio);
+}
+
+static void change_run_task(struct zsd_task *task)
+{
+    struct zsd_change *c = zb_container_of(task, struct zsd_change, task);
+
+    if (c->fill && c->fill(c, &c->err) < 0)
+        return;
+    if (!c->looks && zn_catalog_commit(c->core->store->catalog, c->txn, &c->slot, &c->err) < 0)
+        c->poisons = c->doubt = c->err.code != -ENOSPC;
+}
+
+static void change_on_task(struct zsd_task *task)
+{
+    change_run(zb_container_of(task, struct zsd_change, task));
+}
+
+static void change_begin(struct zsd_change *c)
+{
+    struct zsd_store *store = c->core->store;
+
+    if (store->poisoned.code != 0 && !c->looks) {
+        c->err = store->poisoned;
+        return;
+    }
+    c->txn = zn_txn_new();
+    if (!c->txn)
+        (void)zb_fail(&c->err, -ENOMEM, "a change of the catalog: %m");
+    else if (c->begin(c, &c->err) < 0)
+        assert(c->err.code < 0);
+}
+
+static void change_over(struct zsd_change *c)
+{
+    struct zsd_core *core = c->core;
+    struct zsd_store *store = core->store;
+    struct zb_err err = c->err;
+
+    if (err.code == 0 && !c->looks)
+        store->sequence = c->slot.sequence;
+    else if (err.code != 0 && c->poisons && store->poisoned.code == 0) {
+        store->poisoned = err;
+        zb_log(ZB_LOG_ERROR, "store-poisoned", "why=\"%s\"", err.text);
+    }
+    zn_txn_free(c->txn);
+    c->txn = NULL;
+    zb_list_remove(&c->node);
+    zsd_hold_end(core);
+    core->ops--;
+    if (!zb_list_empty(&store->line))
+        zsd_defer(core, &zb_container_of(store->line.next, struct zsd_change, node)->work);
+    c->done(c, err.code != 0 ? &err : NULL); /* C2; c may be gone now */
+}
+
+static void change_run(struct zsd_change *c)
+{
+    for (;;) {
+        if (c->err.code != 0)
+            c->state = CHANGE_OVER;
+        switch ((enum change_state)c->state) {
+        case CHANGE_BEGIN:
+            c->state = c->sync ? CHANGE_SYNC : CHANGE_CATALOG;
+            change_begin(c);
+            if (!c->sync && !c->looks)
+                zsd_hold_begin(c->core);
+            break;
+        case CHANGE_SYNC:
+            c->state = CHANGE_CATALOG;
+            change_io(c, ZN_FLUSH);
+            return;
+        case CHANGE_CATALOG:
+            c->state = c->looks ? CHANGE_OVER : CHANGE_SLOT;
+            c->task = (struct zsd_task){ .run = change_run_task, .done = change_on_task };
+            zsd_compute_post(c->core->daemon->catalog_thread, &c->task);
+            return;
+        case CHANGE_SLOT:
+            c->state = CHANGE_SLOT_FLUSH;
+            change_io(c, ZN_SLOT);
+            return;
+        case CHANGE_SLOT_FLUSH:
+            c->state = CHANGE_OVER;
+            change_io(c, ZN_FLUSH);
+            return;
+        case CHANGE_OVER:
+            change_over(c);
+            return;
+        }
+    }
+}
+
+void zsd_change_start(struct zsd_core *core, struct zsd_change *c)
+{
+    struct zsd_store *store = core->store;
+    bool first = zb_list_empty(&store->line);
+
+    c->core = core;
+    c->state = CHANGE_BEGIN;
+    c->poisons = c->doubt = false;
+    c->err = (struct zb_err){ 0 };
+    c->txn = NULL;
+    c->work.run = change_on_work;
+    zb_list_init(&c->work.node);
+    zb_list_init(&c->node);
+    zb_list_push_back(&store->line, &c->node);
+    core->ops++;
+    if (first)
+        zsd_defer(core, &c->work);
+}

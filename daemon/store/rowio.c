@@ -1,0 +1,113 @@
+/*
+ * rowio.c - reads and verifies one page of a row: see store.h, "pages of rows".
+ *
+ *     start ---> read ---> verify, on a compute thread ---> done      a failure skips to done
+ *
+ * Whoever reads holds the row, or looks at it. A row that is only looked at may lose its places
+ * meanwhile, and others may write there: then the checksums, which say whose page it is and of
+ * which generation, do not match, and who looks finds the row dead (refs 0).
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "daemon/store/store.h"
+
+void zsd_row_free(struct zsd_row *r)
+{
+    assert(r->refs == 0 && r->looks == 0);
+    for (int p = 0; p < ZSD_SAVED_PLANES; p++) {
+        free(r->planes[p].extents);
+        free(r->planes[p].crcs);
+    }
+    free(r);
+}
+
+void zsd_row_look(struct zsd_row *r)
+{
+    assert(r->refs > 0);
+    r->looks++;
+}
+
+void zsd_row_look_away(struct zsd_row *r)
+{
+    assert(r->looks > 0);
+    if (--r->looks == 0 && r->refs == 0)
+        zsd_row_free(r);
+}
+
+/* Which page it is, for a sentence. */
+struct read_where {
+    char s[2 * ZP_NAME_MAX + 160];
+};
+
+static struct read_where read_where(const struct zsd_row_read *r)
+{
+    struct read_where w;
+
+    (void)snprintf(w.s, sizeof(w.s), "job '%s' unit %u, shard from element %llu: page %u of its %s",
+                   r->who, r->row->unit, (unsigned long long)r->row->first, r->page,
+                   zsd_plane_text(zsd_plane_of(r->plane)));
+    return w;
+}
+
+static void read_over(struct zsd_row_read *r)
+{
+    r->core->ops--;
+    r->done(r, r->err.code != 0 ? &r->err : NULL);
+}
+
+static void read_verify(struct zsd_task *task)
+{
+    struct zsd_row_read *r = zb_container_of(task, struct zsd_row_read, task);
+    const struct zsd_row_plane *plane = &r->row->planes[r->plane];
+    const struct zn_page_id id = zsd_row_page_id(r->row, r->plane, r->page);
+    uint32_t bad = 0;
+
+    if (zn_page_verify(&id, r->buf, zsd_row_page_bytes(r->row, r->plane, r->page), plane->crc_bytes,
+                       plane->crcs + (size_t)r->page * plane->crcs_per_page, &bad) != 0)
+        (void)zb_fail(&r->err, -EBADMSG, "%s on NVMe is corrupt (checksum %u differs)",
+                      read_where(r).s, bad);
+}
+
+static void read_verified(struct zsd_task *task)
+{
+    read_over(zb_container_of(task, struct zsd_row_read, task));
+}
+
+static void read_on_io(struct zsd_pio *pio, int rc)
+{
+    struct zsd_row_read *r = zb_container_of(pio, struct zsd_row_read, pio);
+
+    if (rc == 0) {
+        zsd_task_start(r->core, &r->task);
+        return;
+    }
+    (void)zb_fail(&r->err, rc, "%s on NVMe: %m", read_where(r).s);
+    read_over(r);
+}
+
+void zsd_row_read_start(struct zsd_row_read *r, const char *who)
+{
+    const struct zsd_extent *e = &r->row->planes[r->plane].extents[r->page];
+
+    assert(r->row->planes[r->plane].block_bytes > 0 && r->page < r->row->npages &&
+           e->at != ZB_NO_PLACE);
+    r->who = who;
+    r->err = (struct zb_err){ 0 };
+    r->task = (struct zsd_task){ .run = read_verify,
+                                 .done = read_verified,
+                                 .payer = r->payer,
+                                 .bytes = zsd_row_page_bytes(r->row, r->plane, r->page) };
+    r->pio.io = (struct zn_io){
+        .op = ZN_READ,
+        .buf = r->buf,
+        .len_bytes = zsd_row_page_bytes(r->row, r->plane, r->page),
+        .off_bytes = r->core->daemon->engine_base + e->at,
+    };
+    r->pio.payer = r->payer;
+    r->pio.done = read_on_io;
+    r->core->ops++;
+    zsd_pio_start(r->core, &r->pio);
+}
