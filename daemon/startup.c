@@ -183,6 +183,7 @@ static int engine_up(struct zsd *daemon, struct zb_err *err)
     zsd_datadir_opened(daemon->datadir);
     daemon->catalog_path = zsd_datadir_catalog(daemon->datadir);
     daemon->engine_base = ZN_DATA_START;
+    daemon->measures = true;
     zsd_path_log(zn_info(daemon->engine), options.path);
     return zsd_paths_open(daemon, err);
 }

@@ -9,12 +9,17 @@
 #include "base/size.h"
 #include "daemon/disk/datadir.h"
 
-/* ---- the measurement: what is there is read, and written back as it was, so a file full of
- * committed pages stays what it is. The last round counts: in the first one, reserved space that
- * was never written is read without touching the drive. */
+/* ---- the measurement
+ *
+ * It writes only to ranges that the map has as free, which it takes for as long as it lasts: so it
+ * runs after recovery has taken the places of all saved pages, and after the first commit has made
+ * durable what recovery found (before that, a power cut could bring back a version whose places
+ * were free). A file without such ranges is only read. The last round counts: in the first one,
+ * reserved space that was never written is read without touching the drive. */
 
-#define RATE_IO_BYTES ((uint32_t)ZB_MIB)
-#define RATE_IOS      16u /* at one time, spread over the file */
+#define RATE_IO_MAX   ((uint32_t)ZB_MIB)
+#define RATE_IO_LEAST ((uint32_t)(64 * ZB_KIB)) /* where the free ranges are as short */
+#define RATE_IOS      16u                       /* at one time, spread over the file */
 #define RATE_ROUNDS   2u
 #define RATE_NS       100000000 /* one round takes, about, at most: a slow drive moves less */
 
@@ -23,6 +28,9 @@ struct rate {
         struct zn_io io;
         struct rate *rate;
     } ios[RATE_IOS];
+    unsigned n;
+    uint32_t len_bytes; /* of each */
+    bool writes;
     unsigned left;
     int rc;
 };
@@ -67,44 +75,110 @@ static uint64_t rate_of(uint64_t bytes, int64_t ns)
     return (uint64_t)(1e9 * (double)bytes / (double)(ns + 1));
 }
 
-/* 0, or a negative errno. */
-static int rate_measure(struct zn_engine *e, uint8_t *buffers, struct zsd_rates *ret)
+/* The i-th of `n` ranges, spread over the data of the file: its first unit. */
+static uint64_t rate_spread(const struct zb_space *map, uint32_t len_bytes, unsigned i, unsigned n)
 {
-    uint64_t slots = (zn_info(e)->size_bytes - ZN_DATA_START) / RATE_IO_BYTES;
-    unsigned n = (unsigned)zb_min_u64(zb_min_u64(slots, RATE_IOS), zn_info(e)->depth);
-    struct rate r = { .rc = 0 };
-    int64_t read_ns = 0, write_ns = 0;
-
-    for (unsigned i = 0; i < n; i++) {
-        r.ios[i].rate = &r;
-        r.ios[i].io = (struct zn_io){ .buf = buffers + (size_t)i * RATE_IO_BYTES,
-                                      .len_bytes = RATE_IO_BYTES,
-                                      .off_bytes = ZN_DATA_START + slots * i / n * RATE_IO_BYTES,
-                                      .done = rate_on_done };
-    }
-    if (n > 0) { /* one there and back */
-        read_ns = rate_run(e, &r, ZN_READ, 1);
-        if (read_ns >= 0)
-            write_ns = rate_run(e, &r, ZN_WRITE, 1);
-    }
-    if (r.rc == 0 && n > 0)
-        n = (unsigned)zb_min_u64(n, zb_max_u64(RATE_NS / (uint64_t)(read_ns + write_ns + 1), 1));
-    for (unsigned round = 0; n > 0 && round < RATE_ROUNDS && r.rc == 0; round++) {
-        read_ns = rate_run(e, &r, ZN_READ, n);
-        if (read_ns >= 0)
-            write_ns = rate_run(e, &r, ZN_WRITE, n);
-    }
-    if (r.rc < 0 || n == 0)
-        return r.rc;
-    ret->read = rate_of((uint64_t)n * RATE_IO_BYTES, read_ns);
-    ret->written = rate_of((uint64_t)n * RATE_IO_BYTES, write_ns);
-    ret->mixed = rate_of((uint64_t)2 * n * RATE_IO_BYTES, read_ns + write_ns);
-    return 0;
+    return zb_space_total_units(map) * ZB_PAGE_ALIGN / len_bytes * i / n *
+           (len_bytes / ZB_PAGE_ALIGN);
 }
 
-static int paths_measure(struct zsd *daemon, struct zb_err *err)
+/* As many free ranges as there shall be; returns how many there are. */
+static unsigned rate_take(struct zb_space *map, uint32_t len_bytes, unsigned n,
+                          uint64_t first[RATE_IOS])
 {
-    uint8_t *buffers = zsd_private_new((uint64_t)RATE_IOS * RATE_IO_BYTES);
+    uint64_t units = len_bytes / ZB_PAGE_ALIGN;
+
+    for (unsigned i = 0; i < n; i++) {
+        first[i] = rate_spread(map, len_bytes, i, n);
+        if (zb_space_take_at(map, first[i], units) < 0 && zb_space_take(map, units, &first[i]) < 0)
+            return i;
+    }
+    return n;
+}
+
+static void rate_give(struct zb_space *map, uint32_t len_bytes, unsigned n,
+                      const uint64_t first[RATE_IOS])
+{
+    for (unsigned i = 0; i < n; i++)
+        zb_space_give(map, first[i], len_bytes / ZB_PAGE_ALIGN);
+}
+
+/* Free ranges that are as long as can be had, or, where there are none, any: those are only read.
+ * Returns how many are taken. */
+static unsigned rate_ranges(const struct zsd_core *core, unsigned path, struct rate *r,
+                            uint64_t first[RATE_IOS])
+{
+    struct zb_space *map = core->maps[path];
+    unsigned want =
+        (unsigned)zb_min_u64(RATE_IOS, zn_info(zsd_path_engine(core->daemon, path))->depth);
+    unsigned taken;
+
+    r->len_bytes = RATE_IO_MAX;
+    while ((taken = rate_take(map, r->len_bytes, want, first)) < want &&
+           r->len_bytes > RATE_IO_LEAST) {
+        rate_give(map, r->len_bytes, taken, first);
+        r->len_bytes /= 2;
+    }
+    r->writes = taken > 0;
+    r->n = r->writes ? taken
+                     : (unsigned)zb_min_u64(want, zsd_path_bytes(core, path) / r->len_bytes);
+    for (unsigned i = 0; i < r->n && !r->writes; i++)
+        first[i] = rate_spread(map, r->len_bytes, i, r->n);
+    return taken;
+}
+
+/* Reads, and writes the same bytes. */
+static void rate_round(struct zn_engine *e, struct rate *r, unsigned n, int64_t *ret_read_ns,
+                       int64_t *ret_write_ns)
+{
+    *ret_read_ns = rate_run(e, r, ZN_READ, n);
+    *ret_write_ns = r->writes && r->rc == 0 ? rate_run(e, r, ZN_WRITE, n) : 0;
+}
+
+static struct zsd_rates rate_result(const struct rate *r, int64_t read_ns, int64_t write_ns)
+{
+    uint64_t bytes = (uint64_t)r->n * r->len_bytes;
+
+    return (
+        struct zsd_rates){ .read = rate_of(bytes, read_ns),
+                           .written = r->writes ? rate_of(bytes, write_ns) : 0,
+                           .mixed = rate_of(r->writes ? 2 * bytes : bytes, read_ns + write_ns) };
+}
+
+/* 0, or a negative errno. */
+static int rate_measure(struct zsd_core *core, unsigned path, uint8_t *buffers)
+{
+    struct zn_engine *e = zsd_path_engine(core->daemon, path);
+    struct rate r = { .rc = 0 };
+    uint64_t first[RATE_IOS];
+    unsigned taken = rate_ranges(core, path, &r, first);
+    int64_t read_ns = 0, write_ns = 0;
+
+    for (unsigned i = 0; i < r.n; i++) {
+        r.ios[i].rate = &r;
+        r.ios[i].io =
+            (struct zn_io){ .buf = buffers + (size_t)i * r.len_bytes,
+                            .len_bytes = r.len_bytes,
+                            .off_bytes = core->daemon->engine_base + first[i] * ZB_PAGE_ALIGN,
+                            .done = rate_on_done };
+    }
+    if (r.n > 0)
+        rate_round(e, &r, 1, &read_ns, &write_ns); /* one there and back */
+    if (r.n > 0 && r.rc == 0)
+        r.n =
+            (unsigned)zb_min_u64(r.n, zb_max_u64(RATE_NS / (uint64_t)(read_ns + write_ns + 1), 1));
+    for (unsigned round = 0; r.n > 0 && round < RATE_ROUNDS && r.rc == 0; round++)
+        rate_round(e, &r, r.n, &read_ns, &write_ns);
+    rate_give(core->maps[path], r.len_bytes, taken, first);
+    if (r.rc == 0 && r.n > 0)
+        core->daemon->path_rates[path] = rate_result(&r, read_ns, write_ns);
+    return r.rc;
+}
+
+int zsd_paths_measure(struct zsd_core *core, struct zb_err *err)
+{
+    const struct zsd *daemon = core->daemon;
+    uint8_t *buffers = zsd_private_new((uint64_t)RATE_IOS * RATE_IO_MAX);
     int rc = 0;
 
     if (!buffers)
@@ -112,7 +186,7 @@ static int paths_measure(struct zsd *daemon, struct zb_err *err)
     for (unsigned i = 0; i < zsd_paths(daemon) && rc == 0; i++) {
         const struct zsd_rates *rates = &daemon->path_rates[i];
 
-        rc = rate_measure(zsd_path_engine(daemon, i), buffers, &daemon->path_rates[i]);
+        rc = rate_measure(core, i, buffers);
         if (rc == 0)
             zb_log(ZB_LOG_INFO, "path",
                    "number=%u read_bytes_per_s=%llu written_bytes_per_s=%llu "
@@ -124,7 +198,7 @@ static int paths_measure(struct zsd *daemon, struct zb_err *err)
         else
             zb_log(ZB_LOG_WARN, "path-unmeasured", "number=%u why=\"%s\"", i + 1, strerror(-rc));
     }
-    zsd_private_free(buffers, (uint64_t)RATE_IOS * RATE_IO_BYTES);
+    zsd_private_free(buffers, (uint64_t)RATE_IOS * RATE_IO_MAX);
     return daemon->nmore > 0 ? rc : 0; /* what is stored may still be read, but for that place */
 }
 
@@ -180,7 +254,7 @@ int zsd_paths_open(struct zsd *daemon, struct zb_err *err)
         at += len + (at[len] != '\0');
         rc = paths_open_one(daemon, dir, err);
     }
-    return rc == 0 && !daemon->read_only ? paths_measure(daemon, err) : rc;
+    return rc;
 }
 
 void zsd_paths_close(struct zsd *daemon)

@@ -26,10 +26,15 @@ static inline struct zn_engine *zsd_path_engine(const struct zsd *daemon, unsign
 /** Tells of every fallback of an engine that was opened. */
 void zsd_path_log(const struct zn_info *info, const char *path);
 
-/** Opens the data files of `paths`, when the first one is open, and measures all of them. Blocks:
- * at the start only. A failure leaves what is open to zsd_paths_close(). */
+/** Opens the data files of `paths`, when the first one is open. Blocks: at the start only. A
+ * failure leaves what is open to zsd_paths_close(). */
 int zsd_paths_open(struct zsd *daemon, struct zb_err *err);
 void zsd_paths_close(struct zsd *daemon);
+
+/** Measures all data files: fills daemon->path_rates. Writes to ranges that are free in the map and
+ *  to no others, so what is stored has its places there already, and is durable. Blocks: at the
+ *  start only. Returns 0; -ENOMEM; with several files, what the I/O of one failed with. */
+int zsd_paths_measure(struct zsd_core *core, struct zb_err *err);
 
 /** As zn_register() and zn_unregister(), on all data files. */
 void zsd_paths_register(const struct zsd *daemon, void *base, uint64_t len_bytes);

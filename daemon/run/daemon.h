@@ -52,6 +52,7 @@ struct zsd {
     uint64_t engine_base;                   /* first usable byte of a data file */
     struct zsd_path more[ZN_PATHS_MAX - 1]; /* the other data files: see paths.h */
     unsigned nmore;
+    bool measures;                             /* the data files, when the store is open */
     struct zsd_rates path_rates[ZN_PATHS_MAX]; /* measured at the start; 0: not measured */
     const char *catalog_path;                  /* NULL: nothing survives the daemon */
     bool read_only;                            /* nothing stored is changed: offline.c */

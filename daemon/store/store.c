@@ -4,8 +4,9 @@
  *
  * RECOVERY reads the catalog once, by kind: the rows, then the jobs with their units, versions,
  * notes and snapshots. Every extent that a row names is taken in the map; what is left is free: so
- * what a dead daemon wrote and never committed needs no cleaning. Then each job is promised what it
- * needs, and the boot number is committed (T3), which also proves that the catalog can be written.
+ * what a dead daemon wrote and never committed needs no cleaning. Then the boot number is committed
+ * (T3), which also proves that the catalog can be written. From here on what is free may be
+ * written: the data files are measured there (paths.c). Last, each job is promised what it needs.
  */
 #include "daemon/store/store.h"
 
@@ -1067,6 +1068,8 @@ int zsd_store_open(struct zsd_core *core, struct zb_err *err)
         store->sequence = zn_catalog_slot(store->catalog).sequence;
     else if (rc == 0)
         rc = store_boot(store, err);
+    if (rc == 0 && core->daemon->measures)
+        rc = zsd_paths_measure(core, err); /* new places are spread by the result */
     if (rc < 0)
         return rc; /* zsd_store_close() takes it from here */
     store_reserve(store);

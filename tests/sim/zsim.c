@@ -260,6 +260,8 @@ void zs_hang_up(struct zs_world *w)
 
 /* ---- up and down */
 
+bool zs_measures;
+
 int zs_start(struct zs_world *w, struct zn_sim *sim, uint64_t seed, uint32_t page_elems,
              struct zb_err *err)
 {
@@ -274,6 +276,7 @@ int zs_start(struct zs_world *w, struct zn_sim *sim, uint64_t seed, uint32_t pag
     w->daemon.config.timeout_ms = 600000;
     w->daemon.engine_base = ZN_DATA_START;
     w->daemon.catalog_path = ZS_CATALOG;
+    w->daemon.measures = zs_measures;
     for (unsigned r = 0; r <= ZS_RANKS; r++) {
         w->ranks[r].conn.daemon = &w->daemon;
         w->ranks[r].conn.uid = 1000;

@@ -139,6 +139,10 @@ struct zs_world {
 
 #define ZS_NOBODY ZS_RANKS
 
+/** A start measures the data file, as that of zshardd does; how much it transfers depends on time.
+ *  false at first. */
+extern bool zs_measures;
+
 /** A core on what the device has: 0, or why it does not start. Nothing is up then. */
 int zs_start(struct zs_world *w, struct zn_sim *sim, uint64_t seed, uint32_t page_elems,
              struct zb_err *err);

@@ -112,6 +112,39 @@ static void places_by_name(void **state)
     paths_down(true);
 }
 
+static void measured(void **state)
+{
+    uint64_t total;
+    struct zb_err err = { 0 };
+
+    (void)state;
+    paths_up(0);
+    total = zsd_map_free_bytes(d.core);
+    if (zsd_paths_measure(d.core, &err) < 0)
+        fail_msg("%s", err.text);
+    for (unsigned i = 0; i < PATHS; i++)
+        assert_true(d.path_rates[i].read > 1000000 && d.path_rates[i].written > 1000000 &&
+                    d.path_rates[i].mixed > 1000000);
+    assert_int_equal(zsd_map_free_bytes(d.core), total);
+    paths_down(true);
+}
+
+/* A path that cannot be measured cannot be used: the start ends. */
+static void measured_in_vain(void **state)
+{
+    struct zn_fault_plan plan = { .nth = 1, .nth_on = true, .nth_res = -EIO };
+    struct zb_err err = { 0 };
+
+    (void)state;
+    paths_up(0);
+    assert_int_equal(zn_fault_install(d.more[0].engine, &plan), 0);
+    assert_int_equal(zsd_paths_measure(d.core, &err), -EIO);
+    assert_non_null(strstr(err.text, "data file number 2"));
+    assert_int_equal(d.path_rates[1].mixed, 0);
+    assert_int_equal(zsd_map_free_bytes(d.core), zsd_map_total_bytes(d.core));
+    paths_down(true);
+}
+
 /* ---- transfers */
 
 struct transfer {
@@ -265,6 +298,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(spread_by_rate),   cmocka_unit_test(places_by_name),
+        cmocka_unit_test(measured),         cmocka_unit_test(measured_in_vain),
         cmocka_unit_test(each_to_its_file), cmocka_unit_test(some_to_all),
         cmocka_unit_test(urgent_first),
     };

@@ -480,7 +480,8 @@ static void paths_set(const char *first, const char *second)
                    in_dir(second));
 }
 
-/* Each path has its file; it is measured, and what is in it stays; the order is kept. */
+/* Each path has its file, which the core is told to measure; what is in it stays; the order is
+ * kept. */
 static void several_paths(void **state)
 {
     struct zb_err err = { 0 };
@@ -494,10 +495,7 @@ static void several_paths(void **state)
     if (zsd_startup(&daemon_, &err) != 0)
         fail_msg("%s", err.text);
     assert_int_equal(daemon_.nmore, 2);
-    for (unsigned i = 0; i < 3; i++)
-        assert_true(daemon_.path_rates[i].read > 1000000 &&
-                    daemon_.path_rates[i].written > 1000000 &&
-                    daemon_.path_rates[i].mixed > 1000000);
+    assert_true(daemon_.measures);
     assert_int_equal(zn_info(daemon_.more[1].engine)->size_bytes, 4 * ZB_MIB);
     zsd_shutdown(&daemon_);
     fd = open(in_dir("c/" ZSD_DATA_FILE), O_RDWR | O_CLOEXEC);
