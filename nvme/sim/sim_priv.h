@@ -3,7 +3,8 @@
  *
  *     sim_state.c    contents in shared chunks; changes that are not durable yet; what a power cut
  *                    makes of them. No lock, no clock, no faults.
- *     sim.c          the device: operations, faults, power, recording
+ *     sim.c          the device: operations, faults, power, recording; with sim_op.c, sim_fault.c,
+ *                    sim_record.c and sim_power.c, which alone see inside it (sim_device_priv.h)
  *     engine_sim.c   the engine's backend on it
  *     sim_vfs.c      SQLite's files on it
  */
