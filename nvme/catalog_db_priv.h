@@ -1,0 +1,73 @@
+/*
+ * catalog_db_priv.h - what the files of the catalog know of it: catalog_sql.c asks SQLite,
+ * catalog.c reads and commits, catalog_open.c opens.
+ */
+#ifndef ZN_CATALOG_DB_PRIV_H
+#define ZN_CATALOG_DB_PRIV_H
+
+#include <sqlite3.h>
+
+#include "nvme/catalog_priv.h"
+
+#define CATALOG_VERSION 1u
+
+enum stmt {
+    STMT_FIND,
+    STMT_FIND_ALL,
+    STMT_INSERT,
+    STMT_UPDATE,
+    STMT_DELETE,
+    STMT_EACH,
+    STMT_PAGES,
+    STMTS
+};
+
+struct catalog_state {
+    struct zn_slot slot;
+    uint64_t records, record_bytes; /* without our own */
+};
+
+struct zn_catalog {
+    char *path;
+    sqlite3 *db;
+    sqlite3_stmt *stmts[STMTS];
+    bool read_only;
+    int lock_fd; /* of a read-only one */
+    struct catalog_state state;
+    struct zb_err poisoned;
+};
+
+/* ---- catalog_sql.c */
+
+/** The SQL of each statement. */
+extern const char *const zn_catalog_sql[STMTS];
+
+/** The checksum that is stored beside a record. */
+uint32_t zn_record_crc(const struct zn_key *key, const void *bytes, size_t len_bytes);
+/** What a record adds to the digest. */
+uint64_t zn_record_mix(const struct zn_key *key, uint32_t crc);
+
+/** Records the error message of what SQLite just failed to do; rc is SQLite's. Returns a negative
+ *  errno. */
+int zn_catalog_fail(struct zn_catalog *c, int rc, const char *what, struct zb_err *err);
+/** fn sees each row as text; it returns 0. */
+int zn_catalog_query(struct zn_catalog *c, const char *sql, sqlite3_callback fn, void *arg,
+                     const char *what, struct zb_err *err);
+int zn_catalog_exec(struct zn_catalog *c, const char *sql, const char *what, struct zb_err *err);
+void zn_catalog_bind_key(struct zn_catalog *c, enum stmt s, const struct zn_key *key);
+/** 1: a row; 0: none. The caller resets (G4). */
+int zn_catalog_step(struct zn_catalog *c, enum stmt s, const char *what, struct zb_err *err);
+void zn_catalog_reset(struct zn_catalog *c, enum stmt s);
+/** A statement that gives no rows: steps and resets. */
+int zn_catalog_run(struct zn_catalog *c, enum stmt s, const char *what, struct zb_err *err);
+
+/* ---- catalog.c */
+
+/** Reads and checks everything; *ret is what there is. */
+int zn_catalog_read(struct zn_catalog *c, struct catalog_state *ret, struct zb_err *err);
+/** Writes our own record, after the others. */
+int zn_catalog_put_head(struct zn_catalog *c, const struct catalog_state *s, struct zb_err *err);
+/** mode: whether the WAL is cut (TRUNCATE) or begun anew by the next commit (RESTART). */
+int zn_catalog_checkpoint(struct zn_catalog *c, int mode, struct zb_err *err);
+
+#endif
