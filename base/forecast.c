@@ -530,12 +530,11 @@ static int forecast_try(const struct zb_run *run, const struct zb_node *node,
     uint64_t room = node->nvme_bytes - zb_min_u64(node->nvme_bytes, node->nvme_taken);
     int rc;
 
-    job->early = run->early || run->speculate;
-    job->speculate = run->speculate;
+    job->early = run->early;
     rc = zb_place(job, place);
     if (rc == 0 && job->early && zb_needs_bytes(&place->nvme) > room) {
         zb_place_done(place);
-        job->early = job->speculate = false;
+        job->early = false;
         rc = zb_place(job, place);
     }
     f->early = job->early;
@@ -555,8 +554,7 @@ static int forecast_place(const struct zb_run *run, const struct zb_node *node,
         return 0;
     }
     f->fits = true;
-    f->host_param = place->param_bytes + place->aside_bytes;
-    f->host_aside = place->aside_bytes;
+    f->host_param = place->param_bytes;
     f->host_ring = place->ring_bytes;
     f->host_grad = place->grad_bytes;
     f->host_state = place->state_bytes;

@@ -39,8 +39,7 @@ struct zb_run {
     enum zb_offload grad;             /* ZB_OFFLOAD_HOST: in memory, or it does not fit */
     bool durable;
     uint64_t commit_every; /* durable: 0 never */
-    bool early;            /* its steps begin early, where there is room for that; */
-    bool speculate;        /* by guess, which needs memory, too */
+    bool early;            /* its steps begin early, where there is room for that */
     uint32_t micro_steps, prefetch_units;
     double flops;   /* of a rank, a second; 0: not known */
     double seconds; /* of a whole step with its computing; 0: as long as the optimizer takes */
@@ -76,10 +75,9 @@ struct zb_forecast {
 
     /* host memory of the daemon, for this job; buffers are everybody's */
     uint64_t host_param, host_ring, host_grad, host_state, host_staging, host_buffers;
-    uint64_t host_aside;       /* of host_param: new ones of a guessed step, beside the old ones */
-    uint64_t host_used;        /* of the budget, with other jobs */
-    uint64_t host_least;       /* the least budget that would do */
-    uint64_t host_least_grads; /* that holds all gradients */
+    uint64_t host_used;                          /* of the budget, with other jobs */
+    uint64_t host_least;                         /* the least budget that would do */
+    uint64_t host_least_grads;                   /* that holds all gradients */
     uint64_t nvme_param, nvme_state, nvme_spare; /* places: one version, and the others */
     uint64_t nvme_grad;                          /* gradients that do not fit into memory */
     uint64_t nvme_used, nvme_least;              /* nvme_least: the size of a data file */

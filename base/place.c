@@ -193,38 +193,18 @@ static uint64_t pages_bytes(const struct zb_place_job *job, const struct zb_plac
                            zb_min_u64(s->count, (uint64_t)pages * job->page_elems));
 }
 
-/* Of the shards whose parameters are resident, the longest prefix that has places for new ones
- * aside, taken from what is left. */
-static void place_aside(const struct zb_place_job *job, struct zb_place *ret, int64_t *left)
-{
-    if (!job->speculate || job->state_resident)
-        return;
-    for (uint32_t i = 0; i < ret->params_resident; i++) {
-        const struct zb_place_shard *s = &job->shards[i];
-        int64_t bytes = s->layout->frozen ? 0 : (int64_t)shard_bytes(job, s, ZB_PARAM);
-
-        if (bytes > *left)
-            break;
-        *left -= bytes;
-        ret->aside_shards = i + 1;
-    }
-}
-
-/* How many pages of a shard's plane fit into what is left, and takes them from it. With `aside` the
- * places of all its new parameters were taken: a resident page gives its own back. */
+/* How many pages of a shard's plane fit into what is left, and takes them from it. */
 static uint32_t place_fit(const struct zb_place_job *job, const struct zb_place_shard *s,
-                          enum zb_plane plane, bool aside, int64_t *left)
+                          enum zb_plane plane, uint64_t *left)
 {
     uint32_t npages = zb_pages(s->count, job->page_elems), page = 0;
 
     for (; page < npages; page++) {
         uint64_t first = (uint64_t)page * job->page_elems;
         uint64_t elems = zb_min_u64(job->page_elems, s->count - first);
-        int64_t bytes = (int64_t)zb_layout_page(s->layout, plane, elems);
+        uint64_t bytes = zb_layout_page(s->layout, plane, elems);
 
-        if (aside)
-            bytes -= (int64_t)zb_layout_page(s->layout, ZB_PARAM, elems);
-        if (bytes > 0 && bytes > *left)
+        if (bytes > *left)
             break;
         *left -= bytes;
     }
@@ -239,11 +219,11 @@ struct place_streams {
 /* Where gradients do not fit: those pages of them live in memory for which bytes are left. */
 static void place_grads(const struct zb_place_job *job, struct zb_place *ret, uint64_t bytes)
 {
-    int64_t left = (int64_t)bytes;
+    uint64_t left = bytes;
 
     for (uint32_t i = 0; i < job->nshards; i++)
-        ret->grads_resident[i] = place_fit(job, &job->shards[i], ZB_GRAD, false, &left);
-    ret->grad_bytes = bytes - (uint64_t)left;
+        ret->grads_resident[i] = place_fit(job, &job->shards[i], ZB_GRAD, &left);
+    ret->grad_bytes = bytes - left;
 }
 
 /* The places that the pages of one plane need, of which the first `resident` live in memory. */
@@ -268,24 +248,20 @@ static int place_count(const struct zb_place_job *job, const struct zb_place_sha
     return rc;
 }
 
-static int place_pages(const struct zb_place_job *job, struct zb_place *ret, uint64_t state_left)
+/* State takes what is left of the job's host bytes. */
+static int place_pages(const struct zb_place_job *job, struct zb_place *ret, uint64_t left)
 {
     struct place_streams streams[ZB_PLANES] = { 0 };
-    int64_t left = (int64_t)state_left;
     int rc = 0;
 
-    place_aside(job, ret, &left);
     for (uint32_t i = 0; i < job->nshards && rc == 0; i++) {
         const struct zb_place_shard *s = &job->shards[i];
         uint32_t npages = zb_pages(s->count, job->page_elems);
-        bool aside = i < ret->aside_shards && !s->layout->frozen;
-        uint32_t n = ret->state_resident[i] = place_fit(job, s, ZB_STATE, aside, &left);
+        uint32_t n = ret->state_resident[i] = place_fit(job, s, ZB_STATE, &left);
         uint32_t resident[ZB_PLANES] = { i < ret->params_resident ? npages : 0,
                                          ret->grads_resident[i], n };
 
         ret->state_bytes += pages_bytes(job, s, ZB_STATE, n);
-        if (aside)
-            ret->aside_bytes += shard_bytes(job, s, ZB_PARAM) - pages_bytes(job, s, ZB_PARAM, n);
         for (enum zb_plane p = 0; p < ZB_PLANES && rc == 0; p++)
             rc = place_count(job, s, p, resident[p], ret, &streams[p]);
     }

@@ -10,8 +10,6 @@
  *                 streamed; state that must be in memory
  *     parameters  the longest prefix of shards, in order of registration, that can be resident
  *                 while the ring for the others still fits
- *     aside       of a job that guesses its steps: a second place for parameters that are resident,
- *                 shard by shard, in order of registration, where the state is streamed
  *     state       page by page, in order of registration, as long as bytes are left
  *
  * Later the daemon moves state, and only that, as others leave memory or want it
@@ -135,8 +133,7 @@ struct zb_place_job {
      * must, too */
     bool params_resident, grads_resident, state_resident;
     bool params_on_gpu; /* parameters take no host memory, and no ring */
-    bool early;         /* its steps may begin early, */
-    bool speculate;     /* by guess: what is stepped early keeps its gradient */
+    bool early;         /* its steps may begin early */
     bool durable;
     /* durable: places for each trainable page besides those counted already: 2 for a new job */
     unsigned times;
@@ -149,9 +146,7 @@ struct zb_place {
     uint32_t *state_resident; /* [nshards]: so many pages of each keep their state in memory */
     uint32_t *grads_resident; /* [nshards]: likewise */
     uint64_t param_bytes, ring_bytes, grad_bytes, state_bytes; /* of host memory */
-    uint64_t aside_bytes;              /* likewise: of new parameters, beside the old ones, */
-    uint32_t aside_shards;             /* of the shards [0, n), where state is streamed */
-    struct zb_needs nvme;              /* places of pages */
+    struct zb_needs nvme;                                      /* places of pages */
     uint64_t nvme_param, nvme_state;   /* of them, one version of what lives or is kept there */
     uint64_t nvme_grad;                /* of them, gradients: one place for each page */
     uint64_t least_params, least_host; /* the least host bytes that any placement of it takes:

@@ -12,9 +12,6 @@
  *     serve  the next forward pass goes on as its parameters come
  *     early  shards are stepped as their gradients come, and the step is waited for
  *     all    both: about the greater of the two
- *     speculate/off    as serve, with the memory that guessing takes: some state lives there
- *     speculate/right  as all, by guess: gradients are kept until the step is asked for
- *     speculate/wrong  and it is another one, each time: all that was made early is dropped
  */
 #include <errno.h>
 #include <getopt.h>
@@ -41,26 +38,16 @@
 #define OVERLAP_FORWARD 3u  /* one part of so many of computing is forward */
 #define STEP_BYTES      20u /* of one parameter: bf16, AdamW, state read and written */
 #define HOST_BYTES      6u  /* of one parameter: bf16, and its fp32 gradient */
-#define ASIDE_BYTES     2u  /* of one parameter: a new one, beside the old one */
 #define NVME_BYTES      24u /* of one parameter: state, twice, and more */
 
 static const struct overlap_case {
     const char *name;
-    bool early, serve, speculate, wrong;
-    bool aside; /* there is memory for new parameters beside the old ones */
+    bool early, serve;
 } cases[] = {
     { .name = "overlap/none" },
     { .name = "overlap/serve", .serve = true },
     { .name = "overlap/early", .early = true },
     { .name = "overlap/all", .early = true, .serve = true },
-    { .name = "speculate/off", .serve = true, .aside = true },
-    { .name = "speculate/right", .early = true, .serve = true, .speculate = true, .aside = true },
-    { .name = "speculate/wrong",
-      .early = true,
-      .serve = true,
-      .speculate = true,
-      .wrong = true,
-      .aside = true },
 };
 
 struct overlap_bench {
@@ -96,7 +83,7 @@ static void compute_for(double s)
 
 /* ---- the job */
 
-static int overlap_daemon(struct overlap_bench *b, const struct overlap_case *c)
+static int overlap_daemon(struct overlap_bench *b)
 {
     uint64_t buffer = zb_buffer_bytes(OVERLAP_PAGE);
     char host[32], nvme[32], ring[32], rate[32], page[32];
@@ -108,7 +95,7 @@ static int overlap_daemon(struct overlap_bench *b, const struct overlap_case *c)
 
     (void)snprintf(host, sizeof(host), "%llu",
                    (unsigned long long)(OVERLAP_BUFFERS * buffer + b->unit * sizeof(float) +
-                                        b->params * (HOST_BYTES + c->aside * ASIDE_BYTES)));
+                                        b->params * HOST_BYTES));
     (void)snprintf(nvme, sizeof(nvme), "%llu",
                    (unsigned long long)(b->params * NVME_BYTES + (64u << 20)));
     (void)snprintf(ring, sizeof(ring), "%llu", (unsigned long long)(OVERLAP_BUFFERS * buffer));
@@ -127,7 +114,6 @@ static int overlap_open(struct overlap_bench *b, const struct overlap_case *c)
                                       .world = 1,
                                       .groups = 1,
                                       .early = c->early,
-                                      .speculate = c->speculate,
                                       .staging_bytes = b->unit * sizeof(float) };
     struct zc_placement placement = { 0 };
     int rc =
@@ -143,7 +129,7 @@ static int overlap_open(struct overlap_bench *b, const struct overlap_case *c)
     rc = zc_ready_wait(b->c, b->job.id, NULL, 0, &placement);
     for (uint32_t u = 0; u < OVERLAP_UNITS && rc == 0; u++)
         rc = zc_write_wait(b->c, b->ids[u], ZC_MASTER, 0, b->unit, b->job.staging);
-    if (rc == 0 && (placement.early != c->early || placement.speculate != c->speculate))
+    if (rc == 0 && placement.early != c->early)
         return zb_fail(&b->z->err, -ENOSPC, "the daemon had no room for early steps");
     return rc < 0 ? overlap_failed(b, rc) : 0;
 }
@@ -202,8 +188,6 @@ static int overlap_iteration(struct overlap_bench *b, const struct overlap_case 
     uint64_t begin_ns = zb_now_ns();
     int rc = overlap_backward(b, c, &step);
 
-    if (c->wrong)
-        step.scale = 0.5; /* it was clipped */
     b->step++;
     b->step_rc = 0;
     if (rc == 0 && c->serve) {
@@ -224,7 +208,7 @@ static int overlap_case(struct overlap_bench *b, const struct overlap_case *c)
     double values[ZBENCH_ROUNDS_MAX], references[ZBENCH_ROUNDS_MAX], ignored;
     struct zc_job_row *rows = NULL;
     size_t n = 0;
-    int rc = overlap_daemon(b, c);
+    int rc = overlap_daemon(b);
 
     (void)snprintf(row.name, sizeof(row.name), "%s", c->name);
     if (rc == 0)
@@ -237,8 +221,7 @@ static int overlap_case(struct overlap_bench *b, const struct overlap_case *c)
     }
     if (rc == 0 && (rc = zc_jobs_wait(b->c, "bench", &rows, &n)) < 0)
         rc = overlap_failed(b, rc);
-    if (rc == 0 && n == 1 && !c->wrong && c->speculate == c->aside &&
-        rows[0].nvme_read_bytes != b->params * (STEP_BYTES / 2) * b->step)
+    if (rc == 0 && n == 1 && rows[0].nvme_read_bytes != b->params * (STEP_BYTES / 2) * b->step)
         rc = zb_fail(&b->z->err, -EBADMSG, "%llu bytes were read in %llu steps, and not %llu",
                      (unsigned long long)rows[0].nvme_read_bytes, (unsigned long long)b->step,
                      (unsigned long long)(b->params * (STEP_BYTES / 2) * b->step));

@@ -127,7 +127,6 @@ int zc_job_open(struct zc_client *c, const struct zc_job_options *options, struc
     m.epoch = options->epoch;
     m.share = options->share;
     m.early = options->early;
-    m.speculate = options->speculate;
     c->params_writable = options->writable;
     m.device = UNCONST(char, options->device ? options->device : "");
     return zc_call_start(
@@ -208,7 +207,6 @@ static int reply_ready(struct zc_client *c, struct zc_call *call, const Protobuf
                                   .applied = r->applied,
                                   .early = r->early,
                                   .grads_on_nvme = r->grads_on_nvme,
-                                  .speculate = r->speculate,
                                   .arena = c->params.base,
                                   .gpu_params = r->gpu_params };
     (void)snprintf(ret->gpu_why, sizeof(ret->gpu_why), "%s", r->gpu_why);

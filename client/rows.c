@@ -206,8 +206,6 @@ static void top_job_copy(struct zc_top_job *to, const Zp__TopJob *from)
     to->hits = from->hits;
     to->misses = from->misses;
     to->pushes = from->pushes;
-    to->guesses_right = from->guesses_right;
-    to->guesses_wrong = from->guesses_wrong;
     to->pages = from->pages;
     to->page_ns = from->page_ns;
     to->compute_ns = from->compute_ns;

@@ -210,9 +210,6 @@ struct zc_job_options {
                               0: 100. A job that is there keeps the one that it has */
     bool early;            /* room for steps that begin early (zc_step_begin()), if there is any: on
                               the data files, once more what is streamed and not frozen */
-    bool speculate; /* likewise; what zc_step_begin() says is a guess, and the step may be another
-                       one. Costs host memory besides: once more the parameters whose state is
-                       streamed, where they live there */
     enum zc_optimizer optimizer; /* 0: ZC_ADAMW */
     enum zc_moments moments;     /* 0: ZC_MOMENTS_F32 */
     enum zc_place offload_grad;  /* 0: ZC_NVME: what host memory cannot hold of the gradients when
@@ -315,7 +312,6 @@ struct zc_placement {
     uint64_t host_bytes, nvme_bytes; /* taken by the job from each tier */
     uint64_t iterations, applied;    /* where the job goes on */
     bool early;                      /* there is room for steps that begin early */
-    bool speculate;                  /* and they are guesses, as the job was opened */
     uint64_t grads_on_nvme; /* bytes of gradients that host memory does not hold: each push writes
                                them, and all but the first of a step read them before; the step
                                reads them. 0: all are in memory */
@@ -537,9 +533,6 @@ ZC_EXPORT int zc_step_wait(struct zc_client *c, uint64_t job, const struct zc_st
  * (-EINVAL). When a rank goes away, what was begun is undone, and gradients that it used are
  * dropped. When a device fails meanwhile, the step is refused with -EIO or -EBADMSG: it has not
  * begun, the gradients are dropped, and the job goes on.
- *
- * Of a job that was opened to speculate it is a guess: zc_step() may have other values, and then
- * the step is made as if nothing had been said. Gradients that were stepped are kept until then.
  *
  * @param step    commit and timeout_ms do not matter
  * @param micros  how many micro-steps this step has, at least 1
@@ -770,7 +763,6 @@ struct zc_top_job {
     uint64_t id, iterations, applied, host_bytes, nvme_bytes;
     uint64_t fetched_bytes, pushed_bytes, nvme_read_bytes, nvme_written_bytes;
     uint64_t fetches, hits, misses, pushes; /* hits and misses: shards */
-    uint64_t guesses_right, guesses_wrong;  /* steps that were begun by guess (speculate) */
     uint64_t pages, page_ns, compute_ns;    /* page operations, what they took, computing */
     struct zc_gauge stages[ZC_STAGES], waits[ZC_WAITS];
     struct zc_gauge drive_only; /* 1 while pages are read or written and that is all */

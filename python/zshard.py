@@ -53,7 +53,7 @@ zc_job_options = struct("zc_job_options", (c_char_p, "name"), (c_uint32, "rank w
                         (c_int, "offload_param offload_optimizer"), (c_uint64, "host_bytes_max"),
                         (c_uint32, "groups"), (c_bool, "durable"), (c_uint64, "commit_every"),
                         (c_bool, "takeover"), (c_uint64, "epoch"), (c_uint32, "share"),
-                        (c_bool, "early speculate"), (c_int, "optimizer moments offload_grad"),
+                        (c_bool, "early"), (c_int, "optimizer moments offload_grad"),
                         (c_bool, "writable"), (c_char_p, "device"))
 zc_point = struct("zc_point", (c_int, "kind"), (c_uint64, "iterations applied"))
 zc_job = struct("zc_job", (c_uint64, "id iterations applied"), (c_void_p, "staging"),
@@ -66,7 +66,7 @@ zc_unit = struct("zc_unit", (c_uint32, "index"), (c_char_p, "name"), (c_uint64, 
                  (POINTER(zc_tensor), "tensors"), (c_uint32, "ntensors"))
 zc_range = struct("zc_range", (c_uint32, "unit"), (c_uint64, "first count"))
 zc_placement = struct("zc_placement", (c_uint64, "arena_bytes ring_bytes host_bytes nvme_bytes "
-                                              "iterations applied"), (c_bool, "early speculate"),
+                                              "iterations applied"), (c_bool, "early"),
                       (c_uint64, "grads_on_nvme"), (c_void_p, "arena"), (c_uint64, "gpu_params"),
                       (c_char * 192, "gpu_why"))
 zc_gpu_memory = struct("zc_gpu_memory", (c_int, "mem_fd mark_fd"), (c_uint64, "bytes"))
@@ -112,8 +112,7 @@ zc_top_path = struct("zc_top_path",
 zc_top_job = struct("zc_top_job",
                     (c_uint64, "now_ns id iterations applied host_bytes nvme_bytes fetched_bytes "
                                "pushed_bytes nvme_read_bytes nvme_written_bytes fetches hits "
-                               "misses pushes guesses_right guesses_wrong pages page_ns "
-                               "compute_ns"),
+                               "misses pushes pages page_ns compute_ns"),
                     (zc_gauge * 5, "stages"), (zc_gauge * 11, "waits"),
                     (zc_gauge, "drive_only asking"),
                     (c_uint32, "uid world attached late late_ranks late_rank"),

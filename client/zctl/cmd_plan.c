@@ -144,8 +144,7 @@ static int plan_run(struct zctl_plan *p)
                             .micro_steps = 1,
                             .prefetch_units = 1,
                             .durable = zctl_option(z, "durable") != NULL,
-                            .early = zctl_option(z, "early") != NULL,
-                            .speculate = zctl_option(z, "speculate") != NULL };
+                            .early = zctl_option(z, "early") != NULL };
     rc = plan_mode(p);
     if (rc == 0)
         rc = plan_layout(p);

@@ -61,7 +61,6 @@ static const struct zctl_option plan_options[] = {
     { "durable", NULL, "steps are committed" },
     { "commit-every", "N", "each so manieth (100)" },
     { "early", NULL, "steps begin under the backward pass, where there is room for it" },
-    { "speculate", NULL, "likewise, by guess: with clipping" },
     { "micro-steps", "N", "of a step (1)" },
     { "prefetch", "N", "units gathered ahead (1)" },
     { "flops", "N", "a second of one rank: for the tokens that hide the drives" },

@@ -45,13 +45,12 @@ static json_t *rank_json(const struct zctl_plan *p, const struct zb_forecast *f)
 
 static json_t *tiers_json(const struct zctl_plan *p, const struct zb_forecast *f)
 {
-    json_t *host = json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "params",
-                             integer(f->host_param), "aside", integer(f->host_aside), "ring",
-                             integer(f->host_ring), "grads", integer(f->host_grad), "state",
-                             integer(f->host_state), "staging", integer(f->host_staging), "buffers",
-                             integer(f->host_buffers), "used", integer(f->host_used), "budget",
-                             integer(p->node.host_bytes), "least", integer(f->host_least),
-                             "least_grads", integer(f->host_least_grads));
+    json_t *host = json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "params",
+                             integer(f->host_param), "ring", integer(f->host_ring), "grads",
+                             integer(f->host_grad), "state", integer(f->host_state), "staging",
+                             integer(f->host_staging), "buffers", integer(f->host_buffers), "used",
+                             integer(f->host_used), "budget", integer(p->node.host_bytes), "least",
+                             integer(f->host_least), "least_grads", integer(f->host_least_grads));
     json_t *nvme = json_pack("{s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "early", (int)f->early,
                              "params", integer(f->nvme_param), "grads", integer(f->nvme_grad),
                              "state", integer(f->nvme_state), "spare", integer(f->nvme_spare),
@@ -145,9 +144,7 @@ static void people_node(const struct zctl_plan *p, const struct zb_forecast *f)
     (void)fprintf(out, "\nTHE NODE with the most, %u of the ranks, on %s\n", f->local,
                   p->node_from);
     if (f->fits) {
-        line(p, "host: parameters", f->host_param - f->host_aside, "resident");
-        if (f->host_aside > 0)
-            line(p, "      aside", f->host_aside, "new ones of a guessed step");
+        line(p, "host: parameters", f->host_param, "resident");
         line(p, "      their ring", f->host_ring, "of those that are streamed");
         line(p, "      gradients", f->host_grad, f->nvme_grad > 0 ? "what fits" : "");
         line(p, "      state", f->host_state, "resident");
@@ -169,7 +166,7 @@ static void people_node(const struct zctl_plan *p, const struct zb_forecast *f)
              p->run.durable ? "the next version, and pages in flight"
              : f->early     ? "a step that begins early, and pages in flight"
                             : "pages in flight");
-        if ((p->run.early || p->run.speculate) && !f->early)
+        if (p->run.early && !f->early)
             (void)fprintf(out, "  There is no room for steps that begin early.\n");
         line(p, "      used", f->nvme_used, "with other jobs");
     }

@@ -41,7 +41,6 @@ struct top_job {
     uint64_t host_bytes, nvme_bytes;
     uint64_t nvme_read_bytes_s, nvme_written_bytes_s, fetched_bytes_s, pushed_bytes_s;
     double fetches_s, pushes_s, pages_s;
-    uint64_t guesses_right, guesses_wrong;           /* of steps, since the job is in memory */
     double hit_ratio;                                /* of shards that were fetched */
     double in_buffer, in_read, in_compute, in_write; /* page operations, the mean number */
     double in_gpu;

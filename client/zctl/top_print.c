@@ -73,8 +73,6 @@ static const struct zctl_column job_columns[] = {
     COLUMN(ZCTL_DOUBLE, fetches_s, ZCTL_JSON_ONLY, top_job),
     COLUMN(ZCTL_DOUBLE, pushes_s, ZCTL_JSON_ONLY, top_job),
     COLUMN(ZCTL_SHARE, hit_ratio, ZCTL_SHOWN, top_job),
-    COLUMN(ZCTL_U64, guesses_right, ZCTL_WHEN_SET, top_job),
-    COLUMN(ZCTL_U64, guesses_wrong, ZCTL_WHEN_SET, top_job),
 };
 
 static const struct zctl_column page_columns[] = {

@@ -107,8 +107,6 @@ static void view_job(const struct zc_top_job *from, const struct zc_top_job *to,
     j->fetches_s = over(1e9 * less(to->fetches, from->fetches), ns);
     j->pushes_s = over(1e9 * less(to->pushes, from->pushes), ns);
     j->pages_s = over(1e9 * pages, ns);
-    j->guesses_right = to->guesses_right;
-    j->guesses_wrong = to->guesses_wrong;
     j->hit_ratio = hits + misses > 0 ? hits / (hits + misses) : -1;
     for (int i = 0; i < ZC_STAGES; i++)
         in[i] = mean(&to->stages[i], &from->stages[i], ns);

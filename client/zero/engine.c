@@ -417,9 +417,8 @@ static int open_check(struct zc_zero *z)
     for (uint32_t g = 0; g < o->groups; g++)
         if (open_check_group(z, g) < 0)
             return -EINVAL;
-    if (o->overlap & ~(ZC_ZERO_OVERLAP | ZC_ZERO_SPECULATE))
-        return zcz_refuse(z, -EINVAL, "overlap %#x: known are %#x", o->overlap,
-                          ZC_ZERO_OVERLAP | ZC_ZERO_SPECULATE);
+    if (o->overlap & ~ZC_ZERO_OVERLAP)
+        return zcz_refuse(z, -EINVAL, "overlap %#x: known are %#x", o->overlap, ZC_ZERO_OVERLAP);
     if (zcz_scale_check(&o->loss_scale, &err) < 0)
         return zcz_refuse(z, -EINVAL, "%s", err.text);
     if (o->prefetch_units > ZCZ_PREFETCH_MAX)

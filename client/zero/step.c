@@ -16,8 +16,6 @@
  *
  * OVERLAP. A step whose learning rate was announced, and that nothing clips, is told to the store
  * ahead, which begins it as gradients come (ZC_ZERO_EARLY); the decision above stays what it is.
- * With clipping the store may be told what the step will be if nothing clips, as a guess
- * (ZC_ZERO_SPECULATE): when the last step was not clipped either.
  * With ZC_ZERO_SERVE zc_zero_step() returns when the step has begun. Gathers that follow ask for
  * the version behind it and wait in the store, unit by unit; the next gradients wait here
  * (reduce.c). So the next forward pass begins while the end of the model is still being updated. A
@@ -223,7 +221,6 @@ int zc_zero_step(struct zc_zero *z, double lr, struct zc_zero_stepped *ret)
         out.clip_scale = 1;
         step.groups = NULL;
     }
-    z->unclipped = !out.skipped && out.clip_scale == 1;
     rc = zcz_commit_resolved(z);
     if (rc == 0)
         rc = step_scale(z, out.skipped);
@@ -248,8 +245,7 @@ int zc_zero_announce(struct zc_zero *z, double lr)
     if (z->announced && memcmp(&lr, &z->announced_lr, sizeof(lr)) != 0)
         return zcz_refuse(z, -EINVAL, "learning rate %g is announced, and %g was", lr,
                           z->announced_lr);
-    if (!z->announced && z->store->early && z->store->ops->step_begin &&
-        (z->options.clip <= 0 || z->unclipped))
+    if (!z->announced && z->store->early && z->store->ops->step_begin)
         z->announcing = true;
     z->announced = true;
     z->announced_lr = lr;

@@ -163,10 +163,10 @@ static int daemon_open(struct zcz_store *s)
     return 0;
 }
 
-/* With clipping the scale of a step is not known ahead: it can only be guessed. */
+/* With clipping the scale of a step is not known ahead. */
 static bool early_wanted(const struct zc_zero *z)
 {
-    return (z->options.overlap & (z->options.clip > 0 ? ZC_ZERO_SPECULATE : ZC_ZERO_EARLY)) != 0;
+    return z->options.clip <= 0 && (z->options.overlap & ZC_ZERO_EARLY) != 0;
 }
 
 /* Where the ranks gather between devices, or need not gather; through host memory, parameters are
@@ -210,7 +210,6 @@ static int start_job(struct daemon *d, uint64_t epoch)
         .moments = z->options.moments,
         .share = z->options.share,
         .early = early_wanted(z),
-        .speculate = early_wanted(z) && z->options.clip > 0,
         .writable = zcz_device_pins_writable(z),
     };
     int rc;
@@ -353,8 +352,7 @@ static int daemon_place(struct zcz_store *s)
         s->z->iterations = d->placement.iterations;
         s->z->applied = d->placement.applied;
         /* a kept job has what it was opened with */
-        s->early = early_wanted(s->z) && d->placement.early &&
-                   (s->z->options.clip <= 0 || d->placement.speculate);
+        s->early = early_wanted(s->z) && d->placement.early;
     }
     return rc;
 }

@@ -189,8 +189,6 @@ struct zc_loss_scale {
 #define ZC_ZERO_EARLY 1u /* it begins as gradients come: zc_zero_announce() */
 #define ZC_ZERO_SERVE \
     2u /* zc_zero_step() returns when it has begun, and gathers wait unit by unit */
-#define ZC_ZERO_SPECULATE \
-    4u /* with clipping: as EARLY, as if nothing clipped; undone where it did */
 #define ZC_ZERO_OVERLAP (ZC_ZERO_EARLY | ZC_ZERO_SERVE)
 
 struct zc_zero_options {
@@ -221,9 +219,8 @@ struct zc_zero_options {
     uint32_t groups;         /* 1 to 64 */
     uint32_t prefetch_units; /* gathered ahead, up to 64; 0: none. 1 is the usual choice */
     uint32_t overlap;    /* of ZC_ZERO_OVERLAP. EARLY costs room on the daemon's data files, once
-                            more what is streamed; where there is none, it does without.
-                            ZC_ZERO_SPECULATE, with clipping, costs the same, and host memory: once
-                            more the parameters there whose state is streamed */
+                            more what is streamed; where there is none, or with clipping, it does
+                            without */
     uint32_t share;      /* of a job: as in zc_job_options */
     uint32_t timeout_ms; /* of anything that waits for the daemon or a peer; 0: 60000 */
     const char *kernels; /* NULL: the best; else as the daemon option of that name */
@@ -351,9 +348,8 @@ ZC_EXPORT int zc_zero_step(struct zc_zero *z, double lr, struct zc_zero_stepped 
 /** Says the learning rate of the next step ahead, the same on all ranks: then that step begins
  * under the last backward pass, unit by unit, where state is streamed. Called between two steps,
  * best before the last micro-step; zc_zero_step() then has the same lr (-EINVAL). Does nothing
- * where nothing can be gained: without a daemon, without room, without ZC_ZERO_EARLY; with clipping
- * without ZC_ZERO_SPECULATE, and then where the step before was clipped or skipped, or there was
- * none. A step that is skipped has changed nothing all the same. */
+ * where nothing can be gained: without a daemon, without room, without ZC_ZERO_EARLY, with
+ * clipping. A step that is skipped has changed nothing all the same. */
 ZC_EXPORT int zc_zero_announce(struct zc_zero *z, double lr);
 
 /** Finishes the step in progress and makes the newest step durable, unless it is; waits for that.

@@ -361,7 +361,6 @@ struct zc_zero {
     bool announcing; /* which the store has not heard yet; */
     double announced_lr;
     struct zcz_op announce;
-    bool unclipped;            /* the last step was applied as it was: so will be the next, maybe */
     bool stepping;             /* the store is doing one, */
     struct zcz_op step;        /* this, */
     struct zc_stepped stepped; /* and this will be its answer */

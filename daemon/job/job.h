@@ -129,8 +129,6 @@ struct zsd_shard {
     uint32_t early_next; /* pages from the first one with streamed state up to here were begun */
     uint32_t early_inflight; /* page operations: no push begins */
     struct zsd_held **held;  /* [npages] new bytes of pages, aside; NULL: there never were any */
-    uint8_t *aside; /* of a job that guesses: new parameters of pages [aside_from, npages) */
-    uint32_t aside_from;
     struct zb_list early_node;
 };
 
@@ -323,8 +321,8 @@ struct zsd_job {
 
     struct zsd_arena arena; /* parameters: the resident ones, then the ring */
     uint64_t arena_bytes, ring_bytes;
-    uint8_t *memory; /* resident gradients, what is aside, then state: addresses for all of it,
-                        memory for what is resident */
+    uint8_t *memory; /* resident gradients, then state: addresses for all of it, memory for what is
+                        resident */
     uint64_t memory_bytes;
     uint64_t grads_nvme_bytes; /* of gradients that live on NVMe */
     struct zsd_replan replan;
@@ -343,7 +341,6 @@ struct zsd_job {
     uint64_t iterations, applied;
     struct zsd_step_op step;
     bool early_wish, early_room; /* room for early steps: was asked for; and found */
-    bool speculate;              /* they are guesses: their gradients are kept */
     struct zsd_early early;
     struct zsd_note note;
     struct zsd_note *notes; /* [world] */
@@ -610,7 +607,7 @@ void zsd_gpu_settle(struct zsd_core *core);
 int zsd_gpu_set(struct zsd_core *core, uint64_t bytes, struct zb_err *err);
 /** Bytes of state that shall leave the GPU, and have not. */
 uint64_t zsd_gpu_leaving(const struct zsd_job *job);
-/** Its gradients and what is aside are pinned as they are made: copies may use them at once. */
+/** Its gradients are pinned as they are made: copies may use them at once. */
 static inline bool zsd_gpu_pins_early(const struct zsd_job *job)
 {
     return job->params.bytes > 0 && job->early_room;

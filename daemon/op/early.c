@@ -18,11 +18,6 @@
  * stepped at the barrier, at the speed of memory: they could not be undone without a copy. So are
  * parameters in memory that do not fit where their gradient was.
  *
- * GUESSES. With clipping nobody knows the scale of a step before the last gradient has come. A job
- * that was opened to speculate says what the step will be if nothing clips, and keeps its
- * gradients: new parameters go to memory of their own (shard->aside). When the first rank asks for
- * another step than that, or a skip, what began is dropped, and the step is one as any other.
- *
  * ROOM. The job was placed with a spare place for each page that can be begun (place.c), if it was
  * opened so.
  *
@@ -32,7 +27,7 @@
  *
  * INVARIANTS
  *     E1  s->early: the gradient of s is complete, nobody reads or writes it but our operations
- *         and, at the barrier, the step's. Undone, the shard has no gradient, unless it is kept.
+ *         and, at the barrier, the step's. Undone, the shard has no gradient.
  *     E2  Page p of such a shard, begun, is in flight, or s->held[p], or taken by the step, or has
  *         failed (early.err, or the job has ended).
  *     E3  What is dropped in flight has gone before a new gradient comes into its place
@@ -60,45 +55,15 @@ static bool early_same(const struct zsd_early *e, double scale, const struct zk_
            memcmp(e->params, params, sizeof(e->params)) == 0;
 }
 
-/* Counts a guess of all ranks. */
-static void early_guessed(struct zsd_job *job, bool right)
-{
-    struct zsd_stats *all = &job->core->daemon->stats;
-
-    if (!job->speculate || job->early.said < job->world)
-        return;
-    job->stats.guesses_right += right;
-    job->stats.guesses_wrong += !right;
-    all->guesses_right += right;
-    all->guesses_wrong += !right;
-}
-
 int zsd_early_check(const struct zsd_job *job, const struct zsd_step_op *want, uint32_t rank,
                     struct zb_err *err)
 {
-    if (job->early.said == 0 || want->skip || job->speculate ||
-        early_same(&job->early, want->scale, want->params))
+    if (job->early.said == 0 || want->skip || early_same(&job->early, want->scale, want->params))
         return 0;
     return zb_fail(err, -EINVAL,
                    "rank %u asks for step %llu of job '%s' with other values than it was begun "
                    "with",
                    rank, (unsigned long long)want->step, job->name);
-}
-
-void zsd_early_asked(struct zsd_job *job)
-{
-    const struct zsd_early *e = &job->early;
-    const struct zsd_step_op *op = &job->step;
-
-    if (!job->speculate || e->said == 0 || (!op->skip && early_same(e, op->scale, op->params)))
-        return;
-    early_guessed(job, false);
-    zsd_early_drop(job);
-}
-
-void zsd_early_true(struct zsd_job *job)
-{
-    early_guessed(job, true);
 }
 
 static int begin_check(const struct zsd_member *m, const Zp__StepBegin *q, struct zb_err *err)
@@ -194,9 +159,6 @@ static uint32_t early_first(const struct zsd_shard *s)
 {
     uint32_t page = (uint32_t)zb_max_u64(s->planes[ZB_STATE].resident, s->state_next);
 
-    if (s->job->speculate &&
-        zsd_shard_resident(s)) /* state that came out of memory since has none */
-        page = (uint32_t)zb_max_u64(page, s->aside_from);
     return page < early_end(s) && zsd_page_early(s, page) ? page : s->npages;
 }
 
@@ -314,7 +276,7 @@ static void early_drop_shard(struct zsd_shard *s)
     zb_list_remove(&s->early_node);
     s->early_dropped = s->early_inflight > 0;
     s->early = false;
-    if (s->early_next > early_first(s) && !s->job->speculate) /* E1 */
+    if (s->early_next > early_first(s)) /* E1 */
         zsd_grad_reset(s);
 }
 

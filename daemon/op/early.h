@@ -21,13 +21,9 @@ void zsd_step_publish(struct zsd_shard *s, uint32_t page);
 
 /* ---- op/early.c */
 
-/** A step that is asked for is the one that was said ahead, if that was no guess: 0 or -EINVAL. */
+/** Checks that a step that is asked for has the values that were said ahead: 0 or -EINVAL. */
 int zsd_early_check(const struct zsd_job *job, const struct zsd_step_op *want, uint32_t rank,
                     struct zb_err *err);
-/** A rank has asked for the step: where that is not what was guessed, what began is undone. */
-void zsd_early_asked(struct zsd_job *job);
-/** The step runs: what was guessed of it, if that was, came true. */
-void zsd_early_true(struct zsd_job *job);
 /** The step that drains need not wait for page operations of ours: there are none, or it goes on
  * with them. */
 bool zsd_early_drained(const struct zsd_job *job);

@@ -214,8 +214,7 @@ static struct zsd_job *job_alloc(struct zsd_core *core, const Zp__JobOpen *q)
     job->offload_grad = q->offload_grad;
     job->host_bytes_max = q->host_bytes_max;
     job->commit_every = q->commit_every;
-    job->early_wish = q->early || q->speculate;
-    job->speculate = q->speculate;
+    job->early_wish = q->early;
     job->arena = ZSD_ARENA_NONE;
     zsd_payer_init(&job->payer, q->share);
     job->share_opened = job->payer.share;
@@ -377,13 +376,11 @@ static int open_join(struct zsd_job *job, const Zp__JobOpen *q, uid_t uid, struc
     if (open_trains(q, job->optimizer, job->moments, err) < 0)
         return -EINVAL;
     if (q->keep != job->keep || q->durable != job->durable || q->groups != job->groups ||
-        (forming &&
-         (open_param(q) != job->offload_param || open_asks_gpu(q) != job->params.asked ||
-          q->offload_optimizer != job->offload_optimizer ||
-          (q->offload_grad == 1) != (job->offload_grad == 1) ||
-          q->host_bytes_max != job->host_bytes_max ||
-          (q->early || q->speculate) != job->early_wish || q->speculate != job->speculate ||
-          (q->share == 0 ? ZSD_SHARE_DEFAULT : q->share) != job->share_opened)))
+        (forming && (open_param(q) != job->offload_param || open_asks_gpu(q) != job->params.asked ||
+                     q->offload_optimizer != job->offload_optimizer ||
+                     (q->offload_grad == 1) != (job->offload_grad == 1) ||
+                     q->host_bytes_max != job->host_bytes_max || q->early != job->early_wish ||
+                     (q->share == 0 ? ZSD_SHARE_DEFAULT : q->share) != job->share_opened)))
         return zb_fail(err, -EINVAL, "rank %u opens job '%s' with other options than its peers",
                        q->rank, q->name);
     if (!open_sees(job, q))

@@ -29,7 +29,6 @@ static void ready_answer(struct zsd_job *job)
     reply.iterations = job->iterations;
     reply.applied = job->applied;
     reply.early = job->early_room;
-    reply.speculate = job->early_room && job->speculate;
     reply.grads_on_nvme = job->grads_nvme_bytes;
     reply.gpu_params = job->params.bytes;
     reply.gpu_why = job->params.why;

@@ -24,9 +24,6 @@
  * A failure in PAGES ends the job: some pages have stepped and some have not, and nobody may see
  * the mix. A durable one goes on from its last commit then, when its ranks attach again.
  *
- * Where what was stepped ahead was a guess, and wrong, it is dropped as soon as a rank asks for
- * another step, and DRAIN waits for what is in flight of it.
- *
  * A skip is the same up to DRAIN, and then only forgets the gradients, and what was stepped ahead.
  *
  * INVARIANTS
@@ -417,7 +414,6 @@ static int step_begin(struct zsd_job *job)
     step_keep_notes(job);
     if (!job->early.prepared)
         zsd_step_prepare(job, op->params);
-    zsd_early_true(job);
     op->draining = false;
     op->commit_err = (struct zb_err){ 0 };
     assert(op->resident.inflight + op->streamed.inflight + op->gpu.inflight == 0);
@@ -569,7 +565,6 @@ static void step_ask(struct zsd_req *req, struct zsd_member *m, const struct zsd
         job->step.scale = want->scale;
         memcpy(job->step.params, want->params, sizeof(want->params));
     }
-    zsd_early_asked(job);
     m->step_req = req;
     zsd_timed_arm(job->core, &m->step_timed, timeout_ms, step_expire);
     zb_list_each(pos, &job->members)

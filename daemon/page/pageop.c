@@ -111,7 +111,7 @@ struct zsd_pageop {
     void *buffer;
     struct zk_page page;
     uint8_t *param; /* EARLY, PUBLISH: where they live in memory; NULL: they are streamed */
-    uint8_t *aside; /* likewise: where the new ones are until then */
+    uint8_t *aside; /* EARLY, PUBLISH: where new ones wait until then: where the gradient was */
     unsigned ios_left;
     struct page_io io[PAGE_PLANES];
 };
@@ -450,18 +450,6 @@ static bool page_needs_buffer(const struct zsd_pageop *op)
             op->io[ZSD_WORK_GRAD].streamed || op->io[ZSD_WORK_STATE].passes);
 }
 
-/* Where new parameters wait that were made early: where the gradient was, unless that is kept. */
-static uint8_t *page_aside(const struct zsd_pageop *op)
-{
-    const struct zsd_shard *s = op->spec.shard;
-
-    if (op->spec.kind != ZSD_PAGE_EARLY && op->spec.kind != ZSD_PAGE_PUBLISH)
-        return NULL;
-    if (!s->job->speculate)
-        return op->page.grad;
-    return s->aside + (uint64_t)zsd_page_bytes(s, ZB_PARAM, 0) * (op->spec.page - s->aside_from);
-}
-
 /* Where the bytes of each plane are for this operation. */
 static void page_locate(struct zsd_pageop *op)
 {
@@ -477,8 +465,9 @@ static void page_locate(struct zsd_pageop *op)
         return;
     }
     op->page.param = op->buffer;
-    if (!op->io[0].streamed)
-        op->aside = page_aside(op);
+    if (!op->io[0].streamed &&
+        (op->spec.kind == ZSD_PAGE_EARLY || op->spec.kind == ZSD_PAGE_PUBLISH))
+        op->aside = op->page.grad;
     if (!op->io[0].streamed && !op->param_there)
         op->param = zsd_page_at(s, ZB_PARAM, op->spec.page);
     if (op->param && op->spec.kind != ZSD_PAGE_EARLY)
@@ -690,10 +679,8 @@ bool zsd_page_early(const struct zsd_shard *s, uint32_t page)
 {
     return !s->unit->layout.frozen && zsd_page_streamed(s, ZB_STATE, page) &&
            (zsd_page_streamed(s, ZB_PARAM, page) ||
-            (s->job->speculate
-                 ? page >= s->aside_from
-                 : s->planes[ZB_GRAD].resident == s->npages &&
-                       s->planes[ZB_PARAM].block_bytes <= s->planes[ZB_GRAD].block_bytes));
+            (s->planes[ZB_GRAD].resident == s->npages &&
+             s->planes[ZB_PARAM].block_bytes <= s->planes[ZB_GRAD].block_bytes));
 }
 
 static struct zsd_held *held_new(const struct zsd_shard *s, uint32_t page)

@@ -10,8 +10,7 @@
  *     SAVE  seal what is resident and dirty, write
  *     EARLY    as STEP, of a page whose state is streamed; but the shard keeps its bytes: the new
  *              ones are held aside, in fresh extents, and resident parameters in the page's
- *              gradient, which has been used then; of a job that guesses what its steps are, in
- *              memory of their own: it keeps its gradient
+ *              gradient, which has been used then
  *     PUBLISH  makes what EARLY has left the page's own
  *     PUSH     a gradient that lives on NVMe: read and verified, if it is added to; taken in, seal,
  *              write. What is in memory is pushed without one (op/push.c)
@@ -56,7 +55,7 @@ struct zsd_page_spec {
 int zsd_pageop_start(const struct zsd_page_spec *spec);
 
 /** May this page be stepped early: its state is streamed, and its parameters are, too, or have a
- * place aside: where its gradient is, in memory as all of its shard's, or of their own. */
+ * place aside: where its gradient is, in memory as all of its shard's. */
 bool zsd_page_early(const struct zsd_shard *s, uint32_t page);
 /** Where a plane is in it; ZB_NO_PLACE: in memory. */
 uint64_t zsd_held_at(const struct zsd_held *held, enum zb_plane plane);

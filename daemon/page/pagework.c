@@ -229,7 +229,7 @@ static int work_step(struct work *k, struct zsd_pagework_bad *ret_bad)
 }
 
 /* A page that is stepped while its parameters in memory stay as they are: as a copy. It goes aside
- * when all is stepped, since that may be where the gradient is. */
+ * when all is stepped, since that is where the gradient is. */
 static int work_early(struct work *k, struct zsd_pagework_bad *ret_bad)
 {
     const struct zsd_pagework *w = k->w;

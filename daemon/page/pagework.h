@@ -58,7 +58,7 @@ struct zsd_pagework {
     struct zsd_ingest *ingest;         /* PUSH */
     struct zk_page page;
     /* EARLY, PUBLISH: parameters that live in memory. EARLY reads them, and leaves what they become
-     * in page.param and aside, which may be where the gradient is: it has been used then. From
+     * in page.param and aside, which is where the gradient is: it has been used then. From
      * there PUBLISH brings them here. NULL: they are streamed; param alone: they live on the GPU */
     void *param, *aside;
     struct zsd_pagework_plane planes[ZSD_WORK_PLANES];

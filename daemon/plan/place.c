@@ -169,7 +169,6 @@ static int place_try(struct zsd_job *job, struct zb_place_job *in, bool early,
 
     zb_place_done(plan);
     in->early = job->early_room = early;
-    in->speculate = early && job->speculate;
     if (job->again) { /* what a saved version holds is counted in its rows */
         in->times = (unsigned)zb_max_u64(zsd_saved_next(job->saved), 1);
         rc = zsd_saved_holds(job->saved, &plan->nvme);
@@ -224,7 +223,7 @@ static int place_plan(struct zsd_job *job, bool spill, struct zb_place *plan, ui
     return zb_needs_bytes(&plan->nvme) <= nvme_free ? 0 : place_refuse_nvme(job, plan, err);
 }
 
-/* Each plane's resident pages, and which have a place aside. */
+/* Each plane's resident pages. */
 static void place_pages(struct zsd_job *job, const struct zb_place *plan)
 {
     for (uint32_t i = 0; i < job->nshards; i++) {
@@ -233,8 +232,6 @@ static void place_pages(struct zsd_job *job, const struct zb_place *plan)
         s->planes[ZB_PARAM].resident = i < plan->params_resident ? s->npages : 0;
         s->planes[ZB_GRAD].resident = plan->grads_resident[i];
         s->planes[ZB_STATE].resident = plan->state_resident[i];
-        s->aside_from = i < plan->aside_shards && !s->unit->layout.frozen ? plan->state_resident[i]
-                                                                          : s->npages;
     }
 }
 
@@ -355,12 +352,12 @@ int zsd_place(struct zsd_job *job, bool spill, struct zb_err *err)
     }
     job->arena_bytes = plan.param_bytes + plan.ring_bytes;
     job->ring_bytes = plan.ring_bytes;
-    job->memory_bytes = plan.grad_bytes + plan.aside_bytes;
+    job->memory_bytes = plan.grad_bytes;
     job->grads_nvme_bytes = plan.nvme_grad;
     if (plan.nvme_grad > 0)
         place_warn(job, &plan);
     zsd_params_book(job, gpu);
-    place_book(job, ZSD_USE_PARAM, plan.param_bytes + plan.aside_bytes);
+    place_book(job, ZSD_USE_PARAM, plan.param_bytes);
     place_book(job, ZSD_USE_RING, plan.ring_bytes);
     place_book(job, ZSD_USE_GRAD, plan.grad_bytes);
     place_book(job, ZSD_USE_STATE, plan.state_bytes);
@@ -385,13 +382,6 @@ void zsd_place_attach(struct zsd_job *job)
             grad->mem = at;
         for (uint32_t p = 0; p < grad->resident; p++)
             at += zsd_page_bytes(s, ZB_GRAD, p);
-    }
-    for (uint32_t i = 0; i < job->nshards; i++) {
-        struct zsd_shard *s = job->shards[i];
-
-        s->aside = at;
-        for (uint32_t p = s->aside_from; p < s->npages; p++)
-            at += zsd_page_bytes(s, ZB_PARAM, p);
     }
     for (uint32_t i = 0; i < job->nshards; i++) {
         struct zsd_plane *state = &job->shards[i]->planes[ZB_STATE];

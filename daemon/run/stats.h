@@ -37,8 +37,6 @@
     X(releases_bad)    /* one-way, so only counted */                          \
     X(pages_early)     /* stepped ahead of the barrier */                      \
     X(pages_undone)    /* of these, dropped again */                           \
-    X(guesses_right)   /* steps that were what was guessed ahead of them... */ \
-    X(guesses_wrong)   /* ...and that were not */                              \
     X(scrub_bytes)     /* of saved pages that were read */                     \
     X(scrub_bad_pages) /* corrupt, or not readable */                          \
     X(write_holds)     /* page writes waited for a change of the catalog... */ \
@@ -129,8 +127,7 @@ enum zsd_wait {
 struct zsd_job_stats {
     uint64_t fetches, hits, misses; /* requests; shards of them that were in memory, and not */
     uint64_t pushes;
-    uint64_t guesses_right, guesses_wrong; /* of steps, ahead of them */
-    uint64_t pages;                        /* page operations that ended */
+    uint64_t pages;                      /* page operations that ended */
     uint64_t page_ns;                    /* what they took: at rest, the sum of the stages' areas */
     uint64_t compute_ns;                 /* of it, with a compute thread */
     struct zsd_gauge stages[ZSD_STAGES]; /* page operations; NONE is unused */

@@ -252,8 +252,6 @@ static void top_job(struct zsd_job *job, uint64_t now_ns, struct top_row *row)
     to->hits = s->hits;
     to->misses = s->misses;
     to->pushes = s->pushes;
-    to->guesses_right = s->guesses_right;
-    to->guesses_wrong = s->guesses_wrong;
     to->pages = s->pages;
     to->page_ns = s->page_ns;
     to->compute_ns = s->compute_ns;

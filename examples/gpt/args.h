@@ -11,13 +11,7 @@
 
 #include "examples/gpt/err.h"
 
-enum gpt_overlap {
-    GPT_OVERLAP_ALL,
-    GPT_OVERLAP_NONE,
-    GPT_OVERLAP_EARLY,
-    GPT_OVERLAP_SERVE,
-    GPT_OVERLAP_SPECULATE
-};
+enum gpt_overlap { GPT_OVERLAP_ALL, GPT_OVERLAP_NONE, GPT_OVERLAP_EARLY, GPT_OVERLAP_SERVE };
 enum gpt_offload { GPT_OFFLOAD_NONE, GPT_OFFLOAD_HOST, GPT_OFFLOAD_NVME, GPT_OFFLOAD_GPU };
 enum gpt_offload_grad { GPT_GRAD_AUTO, GPT_GRAD_HOST };
 enum gpt_dtype { GPT_FP32, GPT_BF16, GPT_FP16 };

@@ -193,11 +193,10 @@ static enum zc_zero_offload offload_of(uint32_t offload)
 
 static uint32_t overlap_of(uint32_t overlap)
 {
-    return overlap == GPT_OVERLAP_ALL         ? ZC_ZERO_OVERLAP
-           : overlap == GPT_OVERLAP_EARLY     ? ZC_ZERO_EARLY
-           : overlap == GPT_OVERLAP_SERVE     ? ZC_ZERO_SERVE
-           : overlap == GPT_OVERLAP_SPECULATE ? ZC_ZERO_OVERLAP | ZC_ZERO_SPECULATE
-                                              : 0;
+    return overlap == GPT_OVERLAP_ALL     ? ZC_ZERO_OVERLAP
+           : overlap == GPT_OVERLAP_EARLY ? ZC_ZERO_EARLY
+           : overlap == GPT_OVERLAP_SERVE ? ZC_ZERO_SERVE
+                                          : 0;
 }
 
 /* This rank's of a list with commas. *ret_copy is to be freed, and may be NULL. */

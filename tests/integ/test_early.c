@@ -61,25 +61,19 @@ static struct zc_step step_of(uint64_t number)
     return (struct zc_step){ .step = number, .scale = 1, .groups = groups, .ngroups = 1 };
 }
 
-enum how { PLAIN, EARLY, GUESS };
-
-/* Parameters in memory, twice where steps are guessed; all state streamed. */
-static void job_open(struct zi_rank *ranks, unsigned world, const struct zi_daemon *d, enum how how)
+/* Parameters in memory; all state streamed. */
+static void job_open(struct zi_rank *ranks, unsigned world, const struct zi_daemon *d, bool early)
 {
-    bool early = how != PLAIN;
     struct zc_job_options o = { .name = "job",
                                 .staging_bytes = STAGING,
                                 .groups = 1,
                                 .keep = true,
-                                .early = how == EARLY,
-                                .speculate = how == GUESS,
+                                .early = early,
                                 .host_bytes_max = world * STAGING +
-                                                  ELEMS * (3 * 2 + 4 + 3 * 4 + 2) +
-                                                  (how == GUESS ? ELEMS * (3 * 2 + 4) : 0) };
+                                                  ELEMS * (3 * 2 + 4 + 3 * 4 + 2) };
 
     zi_job(ranks, world, d, &o, units, UNITS);
     assert_int_equal(ranks->place.early, early);
-    assert_int_equal(ranks->place.speculate, how == GUESS);
     for (unsigned r = 0; r < world; r++)
         for (unsigned u = 0; u < UNITS; u++)
             zi_write_all(&ranks[r], u, value);
@@ -156,15 +150,14 @@ static void step_both(struct zi_rank *r, unsigned world, uint64_t number, bool s
 }
 
 /* Two ranks; a step, one that is skipped since a value of one rank is not finite, a step. */
-static uint64_t run(enum how how, const char *const *with)
+static uint64_t run(bool early, const char *const *with)
 {
-    bool early = how != PLAIN;
     struct zi_daemon d = { 0 };
     struct zi_rank r[2];
     uint64_t before[2], sum;
 
     zi_start(&d, with);
-    job_open(r, 2, &d, how);
+    job_open(r, 2, &d, early);
     for (uint64_t number = 1; number <= 3; number++) {
         struct zc_step step = step_of(number);
         struct zc_norm norms[2];
@@ -199,98 +192,40 @@ static uint64_t run(enum how how, const char *const *with)
 
 static void nobody_sees_it_before_the_step(void **state)
 {
-    uint64_t plain = run(PLAIN, options);
+    uint64_t plain = run(false, options);
 
     (void)state;
-    assert_true(run(EARLY, options) == plain);
-    assert_true(run(EARLY, lending) == plain);
-    assert_true(run(GUESS, options) == plain);
+    assert_true(run(true, options) == plain);
+    assert_true(run(true, lending) == plain);
 }
 
-/* Six steps, some of them clipped or skipped; each is guessed as one that is neither. What was
- * guessed wrong, is dropped: when all of it was held, or amid. */
-static uint64_t run_guessed(bool guess, bool amid, const char *const *with)
-{
-    static const double scales[] = { 1, 0.25, 0.5, 0 /* skipped */, 1, 0.125 };
-    struct zi_daemon d = { 0 };
-    struct zi_rank r[2];
-    uint64_t sum = 0;
-
-    zi_start(&d, with);
-    job_open(r, 2, &d, guess ? GUESS : PLAIN);
-    for (uint64_t number = 1; number <= ZB_COUNT(scales); number++) {
-        double scale = scales[number - 1];
-        struct zc_step step = step_of(number);
-
-        for (unsigned i = 0; guess && i < 2; i++)
-            assert_int_equal(zc_step_begin_wait(r[i].c, r[i].job.id, &step, 1), 0);
-        push_all(&r[0], number, grad);
-        push_all(&r[1], number, grad);
-        if (guess && !amid)
-            await_early(r->c, number * UNITS * 6);
-        step_both(r, 2, number, scale == 0, scale);
-        for (unsigned i = 0; i < 2; i++)
-            sum = sum * 31 + bytes_of(&r[i]);
-    }
-    if (guess) {
-        assert_int_equal(counter(r->c, "guesses_right"), 2);
-        assert_int_equal(counter(r->c, "guesses_wrong"), 4);
-        if (!amid)
-            assert_int_equal(counter(r->c, "pages_undone"), 4 * UNITS * 6);
-    }
-    zi_close(r, 2);
-    zi_stop(&d);
-    return sum;
-}
-
-static void wrong_guesses_change_nothing(void **state)
-{
-    uint64_t plain = run_guessed(false, false, options);
-
-    (void)state;
-    assert_true(run_guessed(true, false, options) == plain);
-    assert_true(run_guessed(true, false, lending) == plain);
-    for (unsigned i = 0; i < 4; i++)
-        assert_true(run_guessed(true, true, options) == plain);
-}
-
-/* A step that is guessed, given up and guessed anew; one rank that has not guessed, and ranks that
- * guess otherwise. */
-static void guesses_are_given_up(void **state)
+/* A step that is given up, since a rank did not ask for it, goes on with what was made early. One
+ * that a rank alone has begun is a step as any other. */
+static void a_step_is_given_up(void **state)
 {
     struct zi_daemon d = { 0 };
     struct zi_rank r[2];
-    struct zc_step step = step_of(1), other = step_of(1);
+    struct zc_step step = step_of(1), hasty = step_of(1);
     struct zc_stepped stepped;
 
     (void)state;
     zi_start(&d, options);
-    job_open(r, 2, &d, GUESS);
-    other.scale = 0.5;
-    other.timeout_ms = 50;
-    assert_int_equal(zc_step_begin_wait(r[0].c, r[0].job.id, &step, 1), 0);
-    assert_int_equal(zc_step_begin_wait(r[1].c, r[1].job.id, &other, 1), -EINVAL);
-    assert_int_equal(zc_step_begin_wait(r[1].c, r[1].job.id, &step, 1), 0);
+    job_open(r, 2, &d, true);
+    hasty.timeout_ms = 50;
+    for (unsigned i = 0; i < 2; i++)
+        assert_int_equal(zc_step_begin_wait(r[i].c, r[i].job.id, &step, 1), 0);
     push_all(&r[0], 1, grad);
     push_all(&r[1], 1, grad);
     await_early(r->c, UNITS * 6);
-    assert_int_equal(zc_step_wait(r[0].c, r[0].job.id, &other, &stepped), -ETIMEDOUT);
-    assert_int_equal(counter(r->c, "guesses_wrong"), 1);
-    assert_int_equal(counter(r->c, "pages_undone"), UNITS * 6);
-    for (unsigned i = 0; i < 2; i++) /* gradients are still there */
-        assert_int_equal(zc_step_begin_wait(r[i].c, r[i].job.id, &step, 1), 0);
-    await_early(r->c, 2 * UNITS * 6);
+    assert_int_equal(zc_step_wait(r[0].c, r[0].job.id, &hasty, &stepped), -ETIMEDOUT);
+    assert_int_equal(counter(r->c, "pages_undone"), 0);
     step_both(r, 2, 1, false, 1);
-    assert_int_equal(counter(r->c, "guesses_right"), 1);
-    assert_int_equal(zc_step_begin_wait(
-                         r[1].c, r[1].job.id,
-                         &(struct zc_step){ .step = 2, .scale = 1, .groups = groups, .ngroups = 1 },
-                         1),
-                     0); /* alone: it is no guess of the job's */
+    step = step_of(2);
+    assert_int_equal(zc_step_begin_wait(r[1].c, r[1].job.id, &step, 1), 0);
     push_all(&r[0], 2, grad);
     push_all(&r[1], 2, grad);
-    step_both(r, 2, 2, false, 0.5);
-    assert_int_equal(counter(r->c, "guesses_right") + counter(r->c, "guesses_wrong"), 2);
+    step_both(r, 2, 2, false, 1);
+    assert_int_equal(counter(r->c, "pages_early"), UNITS * 6);
     zi_close(r, 2);
     zi_stop(&d);
 }
@@ -304,7 +239,7 @@ static void refused(void **state)
 
     (void)state;
     zi_start(&d, options);
-    job_open(r, 1, &d, EARLY);
+    job_open(r, 1, &d, true);
     other.scale = 0.5;
     step.step = 2;
     assert_int_equal(zc_step_begin_wait(r->c, r->job.id, &step, 1), -EINVAL);
@@ -326,7 +261,7 @@ static void refused(void **state)
 }
 
 /* A rank dies while pages are held: what it leaves is the step before. */
-static void a_rank_dies(enum how how)
+static void a_rank_that_dies(void **state)
 {
     struct zc_job_options o = { .name = "job",
                                 .world = 2,
@@ -334,15 +269,15 @@ static void a_rank_dies(enum how how)
                                 .groups = 1,
                                 .keep = true,
                                 .attach = true,
-                                .early = how == EARLY,
-                                .speculate = how == GUESS };
+                                .early = true };
     struct zi_daemon d = { 0 };
     struct zi_rank r[2];
     struct zc_step step = step_of(1);
     uint64_t before[2];
 
+    (void)state;
     zi_start(&d, options);
-    job_open(r, 2, &d, how);
+    job_open(r, 2, &d, true);
     for (unsigned i = 0; i < 2; i++) {
         before[i] = bytes_of(&r[i]);
         assert_int_equal(zc_step_begin_wait(r[i].c, r[i].job.id, &step, 1), 0);
@@ -369,15 +304,8 @@ static void a_rank_dies(enum how how)
     zi_stop(&d);
 }
 
-static void a_rank_that_dies(void **state)
-{
-    (void)state;
-    a_rank_dies(EARLY);
-    a_rank_dies(GUESS);
-}
-
 /* A job goes back to its commit while pages are held: they were of a step that is no more. */
-static void back_to(enum how how)
+static void back_to_the_commit(void **state)
 {
     struct zc_job_options o = { .name = "job",
                                 .world = 1,
@@ -391,10 +319,10 @@ static void back_to(enum how how)
     struct zc_step step;
     uint64_t committed = 1, nowhere = 99, before = 0;
 
+    (void)state;
     zi_start(&d, options);
-    o.early = how == EARLY;
-    o.speculate = how == GUESS;
-    o.host_bytes_max = STAGING + ELEMS * (3 * 2 + 4 + 3 * 4 + 2 + (how == GUESS ? 3 * 2 + 4 : 0));
+    o.early = true;
+    o.host_bytes_max = STAGING + ELEMS * (3 * 2 + 4 + 3 * 4 + 2);
     zi_job(&r, 1, &d, &o, units, UNITS);
     for (unsigned u = 0; u < UNITS; u++)
         zi_write_all(&r, u, value);
@@ -424,19 +352,11 @@ static void back_to(enum how how)
     zi_stop(&d);
 }
 
-static void back_to_the_commit(void **state)
-{
-    (void)state;
-    back_to(EARLY);
-    back_to(GUESS);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(nobody_sees_it_before_the_step, zi_teardown),
-        cmocka_unit_test_teardown(wrong_guesses_change_nothing, zi_teardown),
-        cmocka_unit_test_teardown(guesses_are_given_up, zi_teardown),
+        cmocka_unit_test_teardown(a_step_is_given_up, zi_teardown),
         cmocka_unit_test_teardown(refused, zi_teardown),
         cmocka_unit_test_teardown(a_rank_that_dies, zi_teardown),
         cmocka_unit_test_teardown(back_to_the_commit, zi_teardown),

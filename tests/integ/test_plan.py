@@ -133,7 +133,7 @@ def held(d, name, words, begin, flags, seen=lambda: None):
     durable = "--keep" in flags
     words += ["--durable", "--commit-every", flags[-1]] if durable else []
     # whether steps may begin early is the trainer's wish, which is not seen from outside
-    plans = [plan(d, *words), plan(d, *words, "--early"), plan(d, *words, "--speculate")]
+    plans = [plan(d, *words), plan(d, *words, "--early")]
     check(plans[0]["node"]["drive_read"] > 0, f"{name}: the daemon measures its drive")
     idle = process_bytes(d.process.pid)
     with begin() as t:
@@ -225,12 +225,6 @@ def partly_resident():
         check(p["step"]["nvme_read_bytes"] > 0, f"{p}")
 
 
-def guessed():
-    low = least("small", "nvme")
-    p = agrees("small", low + (low // 3), "nvme", ["--dtype", "bf16", "--clip", "1e9", "--overlap", "speculate"])
-    check(p["tiers"]["nvme"]["early"] and p["tiers"]["host"]["aside"] > 0, f"{p}")
-
-
 def two_ranks():
     agrees("middle", 1 << 30, "nvme", ["--dtype", "bf16"], ranks=2)
 
@@ -281,7 +275,7 @@ def kernel_counts():
                      4 * step[f"nvme_{what}_bytes"])
 
 
-TESTS = {f.__name__: f for f in (host_tier, nvme_tier, partly_resident, spilled_gradients, guessed,
+TESTS = {f.__name__: f for f in (host_tier, nvme_tier, partly_resident, spilled_gradients,
                                  kernel_counts, two_ranks, modes, durable, least_is_least)}
 
 if __name__ == "__main__":

@@ -6,9 +6,8 @@
  * reference is made first, on arrays of whole units with the reference kernels: norms of each step,
  * a sum of the parameters of each version, and all planes in the end. Then the same is trained by a
  * durable job in lives of random length. Drawn anew for each life: ranks, host and GPU memory,
- * kernels, compute threads, I/O engine and depth, page buffers, whether early steps are guesses,
- * whether parameters are asked to be on the GPU (then they are looked at there), and how the life
- * before it ends:
+ * kernels, compute threads, I/O engine and depth, page buffers, whether parameters are asked to be
+ * on the GPU (then they are looked at there), and how the life before it ends:
  *
  *     leave   the ranks close, the daemon stays       goes on where it was
  *     end     the daemon ends in good order           likewise
@@ -16,9 +15,8 @@
  *
  * often amid a step; and for each step the order of pushes, their parts, whether it begins early,
  * which units are fetched before, amid and behind it, whether it commits, and now and then another
- * budget of host memory or of an emulated GPU, in which state moves with the step. Where what
- * begins early is a guess, it may be a wrong one. The page size is the run's: a job on disk keeps
- * it. In the end every byte of every plane is compared.
+ * budget of host memory or of an emulated GPU, in which state moves with the step. The page
+ * size is the run's: a job on disk keeps it. In the end every byte of every plane is compared.
  *
  * ZSHARD_GPU names another GPU than the emulated one. The seed is printed: ZSHARD_SEED=... repeats
  * a run; ZSHARD_STEPS=... makes each longer.
@@ -145,7 +143,6 @@ struct train {
     float *floats;
     uint64_t skips, fetches, early, pages_early,
         moved;              /* of lives: what was made early, NVMe bytes */
-    uint64_t right, wrong;  /* guesses */
     unsigned budgets;       /* that were set between two steps */
     uint64_t spilled;       /* steps of lives with gradients on NVMe */
     uint64_t on_gpu;        /* and with state on the GPU */
@@ -662,13 +659,10 @@ static bool check_norms(struct life *l, uint64_t number, unsigned *ret_bad)
 static void step_begin(struct life *l, const struct zc_step *step)
 {
     struct zi_call calls[WORLD_MAX];
-    struct zc_step said = *step;
 
-    if (l->ranks[0].place.speculate && chance(40))
-        said.scale /= 3;
     for (unsigned r = 0; r < l->world; r++) {
         calls[r] = ZI_CALL(&l->ranks[r]);
-        assert_int_equal(zc_step_begin(l->ranks[r].c, l->ranks[r].job.id, &said,
+        assert_int_equal(zc_step_begin(l->ranks[r].c, l->ranks[r].job.id, step,
                                        micros_of(l->t, step->step), zi_done, &calls[r]),
                          0);
     }
@@ -885,7 +879,6 @@ static void life_attach(struct life *l)
     const char *host;
 
     o.host_bytes_max = draw_host(l, &host);
-    o.speculate = chance(50);
     if (device && chance(50)) {
         o.offload_param = ZC_GPU;
         o.device = zk_gpu_info(device)->id;
@@ -923,10 +916,6 @@ static void life_count(struct life *l)
     for (size_t i = 0; i < n; i++) {
         if (strcmp(counters[i].name, "pages_early") == 0)
             l->t->pages_early += counters[i].value;
-        if (strcmp(counters[i].name, "guesses_right") == 0)
-            l->t->right += counters[i].value;
-        if (strcmp(counters[i].name, "guesses_wrong") == 0)
-            l->t->wrong += counters[i].value;
     }
     zc_rows_free(counters);
 }
@@ -996,21 +985,19 @@ static void lives(struct train *t)
     zi_close(l.ranks, l.world);
     zi_stop(&d);
     print_message("%s: pages of %u, %llu steps, %llu of them skipped; %llu begun early, %llu pages "
-                  "of them, %llu right and %llu wrong by guess; %llu with gradients on NVMe; %llu "
+                  "of them; %llu with gradients on NVMe; %llu "
                   "with state on the GPU, %llu with parameters; %u times left, %u ended, %u "
                   "killed; %u budgets; "
                   "%llu fetches, %llu KiB on NVMe\n",
                   t->kind->name, l.page, (unsigned long long)t->steps,
                   (unsigned long long)(t->steps - t->applied), (unsigned long long)t->early,
-                  (unsigned long long)t->pages_early, (unsigned long long)t->right,
-                  (unsigned long long)t->wrong, (unsigned long long)t->spilled,
+                  (unsigned long long)t->pages_early, (unsigned long long)t->spilled,
                   (unsigned long long)t->on_gpu, (unsigned long long)t->params_on_gpu, count[LEAVE],
                   count[END], count[KILL], t->budgets, (unsigned long long)t->fetches,
                   (unsigned long long)t->moved / ZB_KIB);
     if (t->steps >= SURE_STEPS) /* or the draws were about nothing */
         assert_true(t->applied < t->steps && t->pages_early > 0 && t->moved > 0 && t->spilled > 0 &&
-                    t->on_gpu > 0 && (!device || t->params_on_gpu > 0) && t->right > 0 &&
-                    t->wrong > 0);
+                    t->on_gpu > 0 && (!device || t->params_on_gpu > 0));
 }
 
 static void settings_change_nothing(void **state)

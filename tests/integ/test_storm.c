@@ -163,7 +163,6 @@ static void say_open(struct client *c)
     q.attach = q.keep && chance(70);
     q.takeover = q.attach && durable(c) && chance(5);
     q.early = chance(85);
-    q.speculate = c->number / 2 % 3 == 0; /* the ranks of every third job */
     q.share = near32(chance(50) ? 0 : 100);
     q.epoch = durable(c) && chance(3) ? draw(4) : 0;
     q.staging_bytes = near(STAGING);

@@ -184,31 +184,6 @@ def overlaps():
                 check((early > 0) == (overlap in ("all", "early")), f"{name}: {early} pages early")
 
 
-def guesses():
-    """With clipping steps are guessed ahead. A guess is made where the step before was not clipped, it is right
-    where the step is not, and nothing of that changes a bit."""
-    for dtype, ranks, more in (("bf16", 1, 700 << 10), ("fp32", 2, 1250 << 10)):
-        norms = sorted(s["grad_norm"] for s in
-                       good(Run(["--dtype", dtype, "--clip", "1e9"], ranks), "a run to see its norms").steps)
-        for clip in (norms[STEPS // 2], norms[-1] * 2):
-            base = ["--dtype", dtype, "--clip", str(clip)]
-            here = good(Run(base + ["--offload", "none"], ranks), "the run without a daemon")
-            least = least_host_bytes(base + ["--offload", "nvme"], ranks)
-            whole = [s["grad_norm"] + 1e-6 <= clip for s in here.steps]
-            pairs = list(zip(whole, whole[1:]))
-            for flags in ([], ["--keep", "--commit-every", "3"]):
-                with Daemon("--host-bytes", str(least + more), "--nvme-bytes", "64M", *PAGES) as d:
-                    name = f"{dtype}, {ranks} ranks, clip {clip} {' '.join(flags)}"
-                    run = good(Run(base + ["--offload", "nvme", "--overlap", "speculate", *flags], ranks,
-                                   d.env()), name)
-                    stat = {row["name"]: row["value"] for row in d.zctl("stat")}
-                    check(run.losses() == here.losses(), f"{name}: other losses than without a daemon")
-                    check(run.weights == here.weights, f"{name}: other weights than without a daemon")
-                    check(stat["pages_early"] > 0, f"{name}: no page was stepped early")
-                    check(stat["guesses_right"] == pairs.count((True, True)) and
-                          stat["guesses_wrong"] == pairs.count((True, False)), f"{name}: {whole}, {stat}")
-
-
 def least_is_least():
     """With a byte less the job is refused with the same number, exit code 4."""
     flags = ["--offload", "nvme"]
@@ -359,7 +334,7 @@ def daemon_ended():
 
 
 TESTS = {f.__name__: f for f in (
-    placement_fp32, placement_bf16, placement_two_ranks, dtypes, fp16_goes_on, placement_fixed_rate, overlaps, guesses, least_is_least, nvme_too_small,
+    placement_fp32, placement_bf16, placement_two_ranks, dtypes, fp16_goes_on, placement_fixed_rate, overlaps, least_is_least, nvme_too_small,
     host_only_refused, no_daemon, name_taken, rank_killed, daemon_killed, daemon_ended)}
 
 if __name__ == "__main__":

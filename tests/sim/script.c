@@ -17,15 +17,13 @@
 /* Host memory beside the staging: everything resident; parameters of some streamed, all state
  * streamed; the same, and of the gradients a part; parameters resident and of the state a part. */
 enum { ALL = 0, TIGHT = 436 << 10, SPILL = 220 << 10, MIXED = 780 << 10 };
-/* With a place: what is begun early is a guess. With a beginning: a wrong one. */
-enum { GUESSED = 1 };
 
 enum act {
     OPEN,    /* a new job: world, place; with initial values */
     STEP,    /* what: enum zsd_commit_what */
     SKIP,    /* likewise */
     BEGIN,   /* what the next step will be, and its gradients: it begins early. what 1: as far as it
-                gets; place GUESSED: it will be another one, where that may be */
+                gets */
     COMMIT,  /* a request: what */
     FETCH,   /* every unit, one after the other */
     READ,    /* all that the job has */
@@ -48,7 +46,7 @@ struct action {
 };
 
 static const struct action script[] = {
-    { OPEN, 2, MIXED | GUESSED },
+    { OPEN, 2, MIXED },
     { COMMIT, ZSD_COMMIT, 0 },
     { STEP, ZSD_COMMIT_NONE, 0 },
     { BEGIN, 1, 0 },
@@ -61,9 +59,9 @@ static const struct action script[] = {
     { STEP, ZSD_COMMIT_NONE, 0 },
     { COMMIT, ZSD_COMMIT, 0 },
     { FETCH, 0, 0 },
-    { BEGIN, 0, GUESSED },
+    { BEGIN, 0, 0 },
     { STEP, ZSD_PREPARE, 0 },
-    { BEGIN, 1, GUESSED },
+    { BEGIN, 1, 0 },
     { COMMIT, ZSD_RESOLVE, 0 },
     { STEP, ZSD_PREPARE, 0 },
     { COMMIT, ZSD_DROP, 0 },
@@ -90,10 +88,10 @@ static const struct action script[] = {
     { STEP, ZSD_COMMIT_NONE, 0 },
     { BEGIN, 1, 0 },
     { HANG_UP, 0, 0 },
-    { ATTACH, 1, SPILL | GUESSED }, /* another world: what is in memory is committed first */
+    { ATTACH, 1, SPILL }, /* another world: what is in memory is committed first */
     { READ, 0, 0 },
     { STEP, ZSD_COMMIT_NONE, 0 },
-    { BEGIN, 1, GUESSED },
+    { BEGIN, 1, 0 },
     { STEP, ZSD_PREPARE, 0 },
     { BEGIN, 1, 0 },
     { RESTART, 0, 0 },
@@ -359,10 +357,7 @@ static int run_write(struct zs_run *r)
 
 static void run_open(struct zs_run *r, uint32_t world, uint64_t place)
 {
-    struct zs_open o = { .job = JOB,
-                         .world = world,
-                         .host_bytes = place & ~(uint64_t)GUESSED,
-                         .speculate = place & GUESSED };
+    struct zs_open o = { .job = JOB, .world = world, .host_bytes = place };
 
     r->world = world;
     if (run_told(r, zs_open(&r->w, &o)) < 0)
@@ -387,11 +382,7 @@ static void run_open(struct zs_run *r, uint32_t world, uint64_t place)
 static void run_attach(struct zs_run *r, uint32_t world, uint64_t place, bool from_prepared)
 {
     struct zs_saved *saved = &r->model.jobs[0];
-    struct zs_open o = { .job = JOB,
-                         .world = world,
-                         .host_bytes = place & ~(uint64_t)GUESSED,
-                         .speculate = place & GUESSED,
-                         .attach = true };
+    struct zs_open o = { .job = JOB, .world = world, .host_bytes = place, .attach = true };
     uint64_t begin = zn_sim_ops(r->sim);
     const struct zsd_job *job = zsd_job_by_name(r->w.daemon.core, JOB);
     bool retires = job && job->world != world && job->state >= ZSD_READY;
@@ -495,7 +486,7 @@ static void run_scalars(Zp__GroupScalars groups[2])
 }
 
 /* The step begins as soon as its gradients are there. */
-static void run_begin(struct zs_run *r, bool settle, bool wrong)
+static void run_begin(struct zs_run *r, bool settle)
 {
     Zp__GroupScalars groups[2], *list[2] = { &groups[0], &groups[1] };
     Zp__StepBegin q = ZP__STEP_BEGIN__INIT;
@@ -505,7 +496,7 @@ static void run_begin(struct zs_run *r, bool settle, bool wrong)
         return;
     run_scalars(groups);
     q.step = r->mem->iterations + 1;
-    q.scale = wrong && r->w.ranks[0].conn.member->job->speculate ? 2 : 1;
+    q.scale = 1;
     q.n_groups = 2;
     q.groups = list;
     q.micros = 1;
@@ -844,7 +835,7 @@ static void run_act(struct zs_run *r, const struct action *a)
             run_commit(r, ZSD_RESOLVE);
         run_step(r, a->act == SKIP, a->what);
     } else if (a->act == BEGIN) {
-        run_begin(r, a->what == 1, a->place == GUESSED);
+        run_begin(r, a->what == 1);
     } else if (a->act == COMMIT) {
         run_commit(r, a->what);
     } else if (a->act == FETCH) {

@@ -335,7 +335,6 @@ static int rank_open(struct zs_world *w, unsigned rank, const struct zs_open *o)
     q.world = o->world;
     q.keep = q.durable = true;
     q.early = true;
-    q.speculate = o->speculate;
     q.attach = o->attach;
     q.takeover = o->attach && rank == 0;
     q.groups = 2;

@@ -161,7 +161,7 @@ struct zs_open {
     const char *job;
     uint32_t world;
     uint64_t host_bytes; /* beside the staging; 0: what is free */
-    bool attach, speculate;
+    bool attach;
     const uint64_t *at; /* the point to go on from */
 };
 /** All ranks open, define, register and are ready: 0 or the first refusal; then nobody is there. */

@@ -369,41 +369,6 @@ static void early_steps(void **state)
     zb_model_done(&m);
 }
 
-/* Guesses take host memory besides, as far as there is some, which costs resident state. */
-static void guessed_steps(void **state)
-{
-    struct zb_model m = { 0 };
-    struct zb_node node = { .nvme_bytes = ZB_GIB, .page_elems = 65536 };
-    struct zb_run run = { .model = &m,
-                          .mode = ZB_ZERO3,
-                          .ranks = 1,
-                          .nodes = 1,
-                          .layout = bf16(),
-                          .param = ZB_OFFLOAD_HOST,
-                          .optimizer = ZB_OFFLOAD_NVME,
-                          .micro_steps = 1,
-                          .speculate = true };
-    struct zb_forecast f;
-    uint64_t params;
-
-    (void)state;
-    assert_int_equal(zb_model_params(&m, 4096 * ZB_BLOCK_ELEMS, 8, NULL), 0);
-    params = 2 * m.params;
-    assert_int_equal(zb_forecast(&run, &node, &f, NULL), 0);
-    node.host_bytes = f.host_least;
-    assert_int_equal(zb_forecast(&run, &node, &f, NULL), 0);
-    assert_true(f.fits && f.early);
-    assert_int_equal(f.host_aside, 0);
-    assert_int_equal(f.host_param, params);
-    node.host_bytes = f.host_least + 2 * params;
-    assert_int_equal(zb_forecast(&run, &node, &f, NULL), 0);
-    assert_true(f.fits && f.early);
-    assert_int_equal(f.host_param, params + f.host_aside);
-    assert_int_equal(f.host_aside, 2 * f.nvme_state / 10); /* of each parameter that is streamed */
-    assert_true(f.nvme_state > 0 && f.host_state > 0 && f.host_used <= node.host_bytes);
-    zb_model_done(&m);
-}
-
 static void what_makes_no_sense(void **state)
 {
     struct zb_model m = { 0 };
@@ -441,7 +406,6 @@ int main(void)
         cmocka_unit_test(time_table),
         cmocka_unit_test(tokens_and_wear),
         cmocka_unit_test(early_steps),
-        cmocka_unit_test(guessed_steps),
         cmocka_unit_test(what_makes_no_sense),
     };
 

@@ -151,57 +151,6 @@ static void planes_of_one_size(void **state)
     zb_place_done(&p);
 }
 
-/* Who guesses has a second place in memory for parameters whose state is streamed, and for no
- * others. */
-static void place_speculate(void **state)
-{
-    static const struct {
-        const char *name;
-        uint64_t host_bytes;
-        bool state_resident;
-        uint32_t params;
-        uint64_t state, aside;
-    } table[] = {
-        { "all is resident", UNLIMITED, false, 5, 5 * STATE, 0 },
-        { "just so", GRADS + 5 * PARAMS + 5 * STATE, false, 5, 5 * STATE, 0 },
-        { "but for the last page", GRADS + 5 * PARAMS + 5 * STATE - 1, false, 5,
-          5 * STATE - PAGE_S / 2, PAGE_P / 2 },
-        { "a page of state", GRADS + 10 * PARAMS + PAGE_S - PAGE_P, false, 5, PAGE_S,
-          5 * PARAMS - PAGE_P },
-        { "no page of state", GRADS + 10 * PARAMS, false, 5, 0, 5 * PARAMS },
-        { "a shard has none", GRADS + 10 * PARAMS - 1, false, 5, 0, 4 * PARAMS },
-        { "nor have any", GRADS + 5 * PARAMS, false, 5, 0, 0 },
-        { "all but one are streamed", GRADS + 5 * PARAMS - 1, false, 1, 0, 0 },
-        { "state must stay", GRADS + 7 * PARAMS + 5 * STATE, true, 5, 5 * STATE, 0 },
-    };
-    struct zb_layout layout = layout_of(false);
-    struct zb_place_shard shards[SHARDS];
-
-    (void)state;
-    for (unsigned i = 0; i < SHARDS; i++)
-        shards[i] = (struct zb_place_shard){ .layout = &layout, .count = COUNT };
-    for (size_t i = 0; i < ZB_COUNT(table); i++) {
-        struct zb_place_job job = { .shards = shards,
-                                    .nshards = SHARDS,
-                                    .page_elems = PAGE,
-                                    .nbuffers = 2,
-                                    .early = true,
-                                    .speculate = true,
-                                    .state_resident = table[i].state_resident,
-                                    .host_bytes = table[i].host_bytes };
-        struct zb_place p = { 0 };
-
-        print_message("%s\n", table[i].name);
-        assert_int_equal(zb_place(&job, &p), 0);
-        assert_int_equal(p.params_resident, table[i].params);
-        assert_int_equal(p.state_bytes, table[i].state);
-        assert_int_equal(p.aside_bytes, table[i].aside);
-        assert_true(p.param_bytes + p.ring_bytes + p.grad_bytes + p.state_bytes + p.aside_bytes <=
-                    table[i].host_bytes);
-        zb_place_done(&p);
-    }
-}
-
 /* Frozen shards have parameters only, and a durable job keeps one version of them. */
 static void place_frozen(void **state)
 {
@@ -290,9 +239,9 @@ static void gpu_runs(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(place_table),     cmocka_unit_test(planes_of_one_size),
-        cmocka_unit_test(place_speculate), cmocka_unit_test(place_frozen),
-        cmocka_unit_test(buffers_least),   cmocka_unit_test(gpu_runs),
+        cmocka_unit_test(place_table),  cmocka_unit_test(planes_of_one_size),
+        cmocka_unit_test(place_frozen), cmocka_unit_test(buffers_least),
+        cmocka_unit_test(gpu_runs),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -325,7 +325,7 @@ void job_open_ask(struct world *w, unsigned c, unsigned tag, const struct open_a
     q.world = args->world > 0 ? args->world : 1;
     q.keep = args->keep;
     q.attach = args->attach;
-    q.speculate = args->speculate;
+    q.early = args->early;
     q.groups = 1;
     q.optimizer = 1;
     q.offload_param = q.offload_optimizer = 2;

@@ -81,7 +81,7 @@ void core_entered(bool entered);
 
 struct open_args {
     uint32_t rank, world; /* world 0: 1 */
-    bool keep, attach, speculate;
+    bool keep, attach, early;
     uint64_t staging_bytes; /* 0: STAGING */
     uint64_t host_bytes_max;
 };

@@ -376,55 +376,6 @@ static void one_bad_gradient_skips_all(void **state)
     }
 }
 
-/* With clipping a step is guessed where the last one was applied as it was, and the guess is right
- * where this one is, too; nothing of that changes a bit. */
-static void guesses_change_nothing(void **state)
-{
-    static const double clips[] = { 50, 100, 1e9 }; /* norms fall from 120 to 60 */
-
-    (void)state;
-    for (size_t i = 0; i < 2 * ZB_COUNT(clips); i++) {
-        uint64_t right = 0, wrong = 0;
-        struct party none, p;
-        struct daemon d;
-        char name[32];
-
-        (void)snprintf(name, sizeof(name), "clip %g", clips[i / 2]);
-        party_new(&none, 2, NULL, ZC_ZERO_NONE, ZC_ZERO_NONE);
-        daemon_start(&d, "2M");
-        party_new(&p, 2, &d, ZC_ZERO_NVME, ZC_ZERO_NVME);
-        for (uint32_t r = 0; r < 2; r++) {
-            none.runs[r].dtype = p.runs[r].dtype = i % 2 == 0 ? ZC_BF16 : ZC_F32;
-            none.runs[r].options.clip = p.runs[r].options.clip = clips[i / 2];
-            none.runs[r].steps = p.runs[r].steps = 12;
-            none.runs[r].poison_step = p.runs[r].poison_step = 9;
-            p.runs[r].options.overlap |= ZC_ZERO_SPECULATE;
-        }
-        party_run(&none);
-        assert_ran(&none);
-        party_run(&p);
-        assert_ran(&p);
-        assert_same(name, &none, &p);
-        for (unsigned s = 1; s < 12; s++) {
-            const struct run *r = &p.runs[0];
-            bool guessed = !r->skipped[s - 1] && r->clips[s - 1] == 1;
-
-            right += guessed && !r->skipped[s] && r->clips[s] == 1;
-            wrong += guessed && (r->skipped[s] || r->clips[s] < 1);
-        }
-        print_message("%s: %llu right, %llu wrong\n", name, (unsigned long long)right,
-                      (unsigned long long)wrong);
-        assert_int_equal(counter(&d, "guesses_right"), right);
-        assert_int_equal(counter(&d, "guesses_wrong"), wrong);
-        assert_true((right > 0) == (clips[i / 2] >= 100));
-        assert_true((counter(&d, "pages_early") > 0) == (right + wrong > 0));
-        assert_true((counter(&d, "pages_undone") > 0) == (wrong > 0));
-        daemon_stop(&d);
-        party_done(&none);
-        party_done(&p);
-    }
-}
-
 static void a_kept_job_goes_on(void **state)
 {
     struct party whole, first, second;
@@ -739,12 +690,17 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(placement_changes_nothing), cmocka_unit_test(accumulated_before_the_push),
-        cmocka_unit_test(guesses_change_nothing),    cmocka_unit_test(one_bad_gradient_skips_all),
-        cmocka_unit_test(a_kept_job_goes_on),        cmocka_unit_test(groups_are_jobs),
-        cmocka_unit_test(groups_of_two_runs),        cmocka_unit_test(a_name_too_long_for_groups),
-        cmocka_unit_test(refusals_reach_every_rank), cmocka_unit_test(a_rank_that_dies),
-        cmocka_unit_test(a_daemon_that_dies),        cmocka_unit_test(a_daemon_that_hangs),
+        cmocka_unit_test(placement_changes_nothing),
+        cmocka_unit_test(accumulated_before_the_push),
+        cmocka_unit_test(one_bad_gradient_skips_all),
+        cmocka_unit_test(a_kept_job_goes_on),
+        cmocka_unit_test(groups_are_jobs),
+        cmocka_unit_test(groups_of_two_runs),
+        cmocka_unit_test(a_name_too_long_for_groups),
+        cmocka_unit_test(refusals_reach_every_rank),
+        cmocka_unit_test(a_rank_that_dies),
+        cmocka_unit_test(a_daemon_that_dies),
+        cmocka_unit_test(a_daemon_that_hangs),
     };
 
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -198,13 +198,10 @@ static void the_bits_are_those_of_any_place(void **state)
     static const struct setting settings[] = {
         { "alone", 1, ZC_BF16, 1, ZC_ZERO_OVERLAP, ZC_ZERO_HOST, "64M", "16M" },
         { "alone, streamed, early", 1, ZC_BF16, 0, ZC_ZERO_OVERLAP, ZC_ZERO_NVME, "2M", "6M" },
-        { "alone, fp32, guessed", 1, ZC_F32, 1e9, ZC_ZERO_OVERLAP | ZC_ZERO_SPECULATE, ZC_ZERO_NVME,
-          "3M", "6M" },
+        { "alone, fp32, early", 1, ZC_F32, 0, ZC_ZERO_OVERLAP, ZC_ZERO_NVME, "3M", "6M" },
         { "alone, nothing overlaps", 1, ZC_F16, 1, 0, ZC_ZERO_NVME, "2M", "16M" },
         { "two", 2, ZC_BF16, 1, ZC_ZERO_OVERLAP, ZC_ZERO_HOST, "64M", "16M" },
         { "two, streamed, early", 2, ZC_F32, 0, ZC_ZERO_OVERLAP, ZC_ZERO_NVME, "3M", "6M" },
-        { "two, guessed", 2, ZC_BF16, 1e9, ZC_ZERO_OVERLAP | ZC_ZERO_SPECULATE, ZC_ZERO_NVME, "3M",
-          "6M" },
         { "three, fp16", 3, ZC_F16, 1, ZC_ZERO_SERVE, ZC_ZERO_NVME, "3M", "16M" },
     };
     static const char *const devices[] = { "emulated", "emulated:256M:60" };
