@@ -16,7 +16,7 @@
 #include <string.h>
 
 #include "examples/gpt/dev/dev.h"
-#include "examples/gpt/gpt.h"
+#include "examples/gpt/model/gpt.h"
 
 enum kind {
     SWITCH,  /* bool; no value */

@@ -9,7 +9,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "examples/gpt/err.h"
+#include "examples/gpt/model/err.h"
 
 enum gpt_overlap { GPT_OVERLAP_ALL, GPT_OVERLAP_NONE, GPT_OVERLAP_EARLY, GPT_OVERLAP_SERVE };
 enum gpt_offload { GPT_OFFLOAD_NONE, GPT_OFFLOAD_HOST, GPT_OFFLOAD_NVME, GPT_OFFLOAD_GPU };

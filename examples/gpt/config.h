@@ -12,7 +12,7 @@
 
 #include "client/zero/zc_config.h"
 #include "examples/gpt/args.h"
-#include "examples/gpt/err.h"
+#include "examples/gpt/model/err.h"
 
 /**
  * Reads args->config into args, and checks them anew.

@@ -22,7 +22,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "examples/gpt/rng.h"
+#include "examples/gpt/model/rng.h"
 
 #define BIN_HEADER_BYTES 1024u
 #define BIN_MAGIC        20240520

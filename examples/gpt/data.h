@@ -21,7 +21,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "examples/gpt/err.h"
+#include "examples/gpt/model/err.h"
 
 #define GPT_TEXT_VOCAB     256u
 #define GPT_BIN_VOCAB      50257u

@@ -7,7 +7,7 @@
 #ifndef GPT_PASSES_H
 #define GPT_PASSES_H
 
-#include "examples/gpt/gpt.h"
+#include "examples/gpt/model/gpt.h"
 
 struct gpt_passes;
 

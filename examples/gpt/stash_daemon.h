@@ -4,8 +4,8 @@
 #ifndef GPT_STASH_DAEMON_H
 #define GPT_STASH_DAEMON_H
 
-#include "examples/gpt/err.h"
-#include "examples/gpt/stash.h"
+#include "examples/gpt/model/err.h"
+#include "examples/gpt/model/stash.h"
 
 struct gpt_stash_options {
     const char *socket;      /* NULL: as libzclient does */

@@ -42,11 +42,11 @@
 #include "client/zero/zc_zero.h"
 #include "examples/gpt/config.h"
 #include "examples/gpt/data.h"
-#include "examples/gpt/gpt.h"
+#include "examples/gpt/model/gpt.h"
+#include "examples/gpt/model/vec.h"
 #include "examples/gpt/note.h"
 #include "examples/gpt/passes.h"
 #include "examples/gpt/stash_daemon.h"
-#include "examples/gpt/vec.h"
 #include "examples/gpt/weights.h"
 
 /* torch.optim.AdamW's own values. */

@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 #include "client/zc_safetensors.h"
-#include "examples/gpt/gpt.h"
+#include "examples/gpt/model/gpt.h"
 
 struct gpt_weights;
 

@@ -4,7 +4,7 @@
     ZSHARD_BUILD=build tests/oracle/oracle.py [--ranks N] [--gpu]
 
 zgpt exports the weights it begins with and trains; then this script builds the model again from its
-description (examples/gpt/gpt.h), draws the batches again from theirs (examples/gpt/data.h), trains
+description (examples/gpt/model/gpt.h), draws the batches again from theirs (examples/gpt/data.h), trains
 with torch.optim.AdamW and torch.nn.utils.clip_grad_norm_, and compares every loss. Nothing but the
 exported file and the losses comes from zgpt. Exits 77, and says why, where torch is not installed.
 
@@ -56,7 +56,7 @@ except ImportError as why:
     sys.exit(SKIPPED)
 
 
-# ---- the batches: examples/gpt/rng.h and data.h, written again
+# ---- the batches: examples/gpt/model/rng.h and data.h, written again
 
 def philox(seed, stream, position):
     c = [position & 0xffffffff, position >> 32, stream & 0xffffffff, stream >> 32]

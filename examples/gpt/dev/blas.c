@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "examples/gpt/dev/matmul.h"
-#include "examples/gpt/elem.h"
+#include "examples/gpt/model/elem.h"
 
 uint64_t gpt_mat_bytes(const struct gpt_mat *mat, uint64_t rows, uint64_t cols, uint32_t batch,
                        enum gpt_dtype_dev dtype)

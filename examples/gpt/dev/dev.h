@@ -21,7 +21,7 @@
 #include <stdint.h>
 
 #include "examples/gpt/dev/kern.h"
-#include "examples/gpt/err.h"
+#include "examples/gpt/model/err.h"
 
 struct gpt_dev;
 struct gpt_matmul;

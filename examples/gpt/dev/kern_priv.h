@@ -17,7 +17,7 @@
 #include <math.h>
 
 #include "examples/gpt/dev/kern.h"
-#include "examples/gpt/elem.h"
+#include "examples/gpt/model/elem.h"
 
 #define TEAM       256u
 #define TEAM_WARPS (TEAM / 32u)

@@ -16,7 +16,7 @@
 #define GPT_PASS_H
 
 #include "examples/gpt/dev/dev.h"
-#include "examples/gpt/gpt.h"
+#include "examples/gpt/model/gpt.h"
 
 struct gpt_dev_run;
 

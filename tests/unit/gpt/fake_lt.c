@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "examples/gpt/dev/lt_priv.h"
-#include "examples/gpt/elem.h"
+#include "examples/gpt/model/elem.h"
 
 #define INVALID       7 /* CUBLAS_STATUS_INVALID_VALUE */
 #define NOT_SUPPORTED 15

@@ -14,7 +14,7 @@
 #include <string.h>
 
 #include "base/model.h"
-#include "examples/gpt/gpt.h"
+#include "examples/gpt/model/gpt.h"
 
 #define UNITS_MAX 8
 

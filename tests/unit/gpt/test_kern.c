@@ -18,7 +18,7 @@
 #include "examples/gpt/dev/dev.h"
 #include "examples/gpt/dev/kern.h"
 #include "examples/gpt/dev/matmul.h"
-#include "examples/gpt/elem.h"
+#include "examples/gpt/model/elem.h"
 #include "tests/unit/gpt/dev_fixture.h"
 
 #define MEMORY (48u << 20)

@@ -13,7 +13,7 @@
 
 #include "base/util.h"
 #include "examples/gpt/dev/matmul.h"
-#include "examples/gpt/elem.h"
+#include "examples/gpt/model/elem.h"
 
 #define STREAM ((void *)77)
 #define ELEMS  8192u

@@ -13,7 +13,7 @@
 
 #include "base/util.h"
 #include "examples/gpt/dev/pass.h"
-#include "examples/gpt/elem.h"
+#include "examples/gpt/model/elem.h"
 #include "kernels/gpu.h"
 #include "tests/unit/gpt/dev_fixture.h"
 #include "tests/unit/gpt/fake_stash.h"

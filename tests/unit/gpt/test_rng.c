@@ -2,7 +2,7 @@
 
 #include <math.h>
 
-#include "examples/gpt/rng.h"
+#include "examples/gpt/model/rng.h"
 
 /* Known answers of Philox4x32-10 from the authors' Random123 (kat_vectors). */
 static void philox_known(void **state)

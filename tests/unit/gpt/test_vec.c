@@ -9,7 +9,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "examples/gpt/vec.h"
+#include "examples/gpt/model/vec.h"
 
 #define N_MAX 257
 

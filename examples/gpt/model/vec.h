@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "examples/gpt/elem.h" /* GPT_LN_EPS */
+#include "examples/gpt/model/elem.h" /* GPT_LN_EPS */
 
 /** y[i] = e^x[i], relative error below 2e-7 in [-87, 88]; x is clamped to that range. y may be x.
  */

@@ -1,9 +1,9 @@
-#include "examples/gpt/vec.h"
+#include "examples/gpt/model/vec.h"
 
 #include <math.h>
 #include <string.h>
 
-#include "examples/gpt/elem.h"
+#include "examples/gpt/model/elem.h"
 
 /* One body, compiled for several processors and chosen when the program is loaded. There is no
  * fused arithmetic and no reordering here (vec.h), so the copies differ in speed only. Sanitizers

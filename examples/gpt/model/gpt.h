@@ -35,8 +35,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "examples/gpt/err.h"
-#include "examples/gpt/stash.h"
+#include "examples/gpt/model/err.h"
+#include "examples/gpt/model/stash.h"
 
 /* No product of sizes below overflows 64 bits, and BLAS's int holds every dimension. */
 #define GPT_LAYERS_MAX 4096u

@@ -12,7 +12,7 @@
  * shape for each micro-batch, dx, that each step of the backward pass updates in place: a block is
  * x + f(ln(x)) twice, so dx += ln_back(f_back(dx)).
  */
-#include "examples/gpt/gpt.h"
+#include "examples/gpt/model/gpt.h"
 
 #include <assert.h>
 #include <cblas.h>
@@ -23,8 +23,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "examples/gpt/rng.h"
-#include "examples/gpt/vec.h"
+#include "examples/gpt/model/rng.h"
+#include "examples/gpt/model/vec.h"
 
 #define ATT_ROWS     64u
 #define LOGITS_BYTES (UINT64_C(32) << 20) /* of logits at a time, at least one row */

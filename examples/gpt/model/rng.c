@@ -1,4 +1,4 @@
-#include "examples/gpt/rng.h"
+#include "examples/gpt/model/rng.h"
 
 #include <math.h>
 

@@ -1,4 +1,4 @@
-#include "examples/gpt/err.h"
+#include "examples/gpt/model/err.h"
 
 #include <errno.h>
 #include <stdarg.h>
