@@ -1,0 +1,123 @@
+/*
+ * opt.h - the options of a program: rows of a table, which are read, checked and shown in one way.
+ *
+ * MODEL. A row says what an option is called, what its value may be, and which member of a struct
+ * of the caller has it. A value is text until zb_opt_set(), whoever brought it: the default in the
+ * row, the command line, a file. So each value is checked once, and all programs refuse it in the
+ * same words. A table ends with a row without a name.
+ *
+ * COMMAND LINE. "--name VALUE" and "--name=VALUE"; with a letter "-x VALUE" and "-xVALUE", too.
+ * Names are not abbreviated. A value that begins with "--" needs the equals sign. Of an option that
+ * is given twice the last value counts, unless the table says otherwise.
+ */
+#ifndef ZB_OPT_H
+#define ZB_OPT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "base/err.h"
+
+#define ZB_OPT_ROWS_MAX 64 /* of a table: bits of zb_opts.given */
+
+enum zb_opt_type {
+    ZB_OPT_FLAG,   /* bool: has no value, and makes it true */
+    ZB_OPT_TEXT,   /* const char *: the text itself, which must outlive it; not "" */
+    ZB_OPT_CHARS,  /* char[]: a copy; "" only where the default is "" */
+    ZB_OPT_WORDS,  /* struct zb_opt_words: each time one more, up to `max` of them if that is set */
+    ZB_OPT_CHOICE, /* uint32_t or an enum: the number of the word in `choices`; the first is `min`
+                    */
+    ZB_OPT_COUNT,  /* uint32_t or uint64_t: decimal digits */
+    ZB_OPT_SIZE,   /* the same, with units: base/size.h */
+    ZB_OPT_REAL,   /* double */
+    ZB_OPT_LARGE,  /* double, with K, M, G (or B), T or P after it: powers of 1000 */
+};
+
+/** Grows by realloc(); free(at) is the caller's. */
+struct zb_opt_words {
+    const char **at;
+    size_t n;
+};
+
+struct zb_opt {
+    const char *name; /* without dashes in front, with '-' between words */
+    enum zb_opt_type type;
+    size_t at, size;  /* of the member: ZB_OPT_AT() */
+    const char *arg;  /* what help calls the value; NULL: its choices */
+    const char *help; /* NULL: only the usage line shows it */
+
+    const char *def;     /* set by zb_opt_defaults(); NULL: the member stays as it is */
+    const char *absent;  /* for help: what happens without the option, where no `def` says it */
+    const char *missing; /* for help: "required"; the caller checks it */
+
+    double min, max;     /* of a number; max 0: as much as the member holds */
+    uint64_t multiple;   /* of a whole number; 0: any */
+    uint64_t round;      /* a whole number is rounded down to a multiple of it; 0: it is not */
+    double scale;        /* a real number is multiplied by it, after its check; 0: it is not */
+    bool zero;           /* 0 is fine though it is below min */
+    const char *word;    /* of a whole number: a word that stands for one, */
+    uint64_t word_value; /* this one */
+    const char *choices; /* words with a blank between two: of a choice, or of chars */
+    int (*check)(const char *text, struct zb_err *err); /* of a text that is not "" */
+
+    char letter; /* 's': "-s" is the same as "--name" */
+    bool greedy; /* ZB_OPT_WORDS: takes all words up to the next option */
+};
+
+#define ZB_OPT_AT(type, member) .at = offsetof(type, member), .size = sizeof(((type *)0)->member)
+
+/** A table, and what a command line gave to it. */
+struct zb_opts {
+    const struct zb_opt *rows;
+    void *values; /* the struct that the rows are of */
+    bool once;    /* an option that is given twice is an error */
+    uint64_t given;
+};
+
+/** The row of a name of `len` bytes, or NULL. */
+const struct zb_opt *zb_opt_find(const struct zb_opt *rows, const char *name, size_t len);
+
+/** The number of the table's rows. */
+size_t zb_opt_count(const struct zb_opt *rows);
+
+/** Whether the option was given. There must be such a row. */
+bool zb_opt_given(const struct zb_opts *opts, const char *name);
+
+/** Sets what has a default. */
+void zb_opt_defaults(const struct zb_opt *rows, void *values);
+
+/**
+ * Reads one value. `name` is the option as its user wrote it ("--io", "FILE:3: io"): the error
+ * message begins with it. `text` of a flag is NULL.
+ *
+ * @return 0; -EINVAL, or -ENOMEM of ZB_OPT_WORDS: the member is unchanged
+ */
+int zb_opt_set(const struct zb_opt *o, void *values, const char *text, const char *name,
+               struct zb_err *err);
+
+/**
+ * Reads the words of a command line: argv[0] is the first one, not the program. An option is looked
+ * for in the tables from the first to the last.
+ *
+ * @param ret_words  NULL: every word is an option or its value. Otherwise the others may stand
+ *                   anywhere, and all words after "--" are such: they are moved to the front of
+ *                   argv, in their order, and *ret_words is their number
+ * @return 0; -EINVAL, -ENOMEM: values may have changed
+ */
+int zb_opt_parse(struct zb_opts *tables, size_t ntables, int argc, char **argv, int *ret_words,
+                 struct zb_err *err);
+
+/** Writes "usage: PROGRAM [--name ARG] ..." with `words` after the program, in lines of at most 80
+ *  columns. */
+void zb_opt_usage(FILE *out, const char *program, const char *words, const struct zb_opt *rows);
+
+/** Writes what each option is, in lines of at most 80 columns. */
+void zb_opt_help(FILE *out, const struct zb_opt *rows);
+
+/** Writes words in lines of at most 80 columns: the first line begins at `column`, all others are
+ *  indented. Ends with a newline. */
+void zb_opt_wrap(FILE *out, const char *text, size_t column, size_t indent);
+
+#endif
