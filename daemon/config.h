@@ -13,6 +13,7 @@
 
 #include "base/err.h"
 #include "base/log.h"
+#include "base/opt.h"
 
 #define ZSD_AUTO            UINT64_MAX /* of host_bytes and nvme_bytes: chosen at the start (startup.c) */
 
@@ -51,44 +52,27 @@ static inline bool zsd_fixed(const struct zsd_config *config)
     return strcmp(config->io, "fixed") == 0;
 }
 
-enum zsd_option_type {
-    ZSD_TEXT,   /* char[], which must hold it */
-    ZSD_LIST,   /* char[] likewise: texts with ZSD_PATHS_SEPARATOR between; a list in the file */
-    ZSD_CHOICE, /* char[]: one of the words of `choices` */
-    ZSD_COUNT,  /* uint32_t: decimal, no unit */
-    ZSD_SIZE,   /* uint64_t: base/size.h; rounded down to 4096 */
-    ZSD_LEVEL,  /* enum zb_log_level */
-};
-
-/** One option: `name` in the file, "--" and '-' for '_' on the command line. */
-struct zsd_option {
-    const char *name;
-    enum zsd_option_type type;
-    size_t offset, size; /* of the member of struct zsd_config */
-    const char *arg;     /* what --help calls the value */
-    const char *def;     /* the default, as the file would say it */
-    uint64_t min, max, multiple;
-    bool zero;      /* 0 is fine below min, and means something else */
-    bool automatic; /* the word "auto" is fine, and means auto_value */
-    uint64_t auto_value;
-    const char *choices;                                /* words, with a blank between two */
-    int (*check)(const char *text, struct zb_err *err); /* of a text that is not "" */
-    const char *help;
-};
-
-/** The rows, in the order of the struct. */
-const struct zsd_option *zsd_options(size_t *ret_count);
+/** The rows, in the order of the struct. In the file their names have '_' for '-'. */
+const struct zb_opt *zsd_options(void);
 
 /**
  * Defaults, then the file (--config, else none), then the command line; of two on the command line
  * the last counts. Called once, before threads start.
  *
  * @return 0; -EINVAL, or what opening the file answered (-ENOENT, -EACCES ...): err has the
- *         sentence, with file and line where there is one
+ *         message, with file and line where there is one
  *         1: --help or --version was asked for: *ret_text has what to print (a static buffer)
  *         2: --check-config, and everything is fine; 3: --fsck, likewise
  */
 int zsd_config_load(struct zsd_config *config, int argc, char **argv, const char **ret_text,
                     struct zb_err *err);
+
+/**
+ * Reads a file of options over what *config has (config_file.c).
+ *
+ * @return 0; -EINVAL, -ENOMEM, or what opening it answered: err has the file, and the line where
+ *         there is one
+ */
+int zsd_config_file(struct zsd_config *config, const char *path, struct zb_err *err);
 
 #endif

@@ -12,7 +12,7 @@ set -euo pipefail
 build_packages=(
     gcc g++ cmake ninja-build pkg-config git
     libuv1-dev libprotobuf-c-dev protobuf-c-compiler protobuf-compiler liburing-dev
-    libsqlite3-dev libjansson-dev libconfuse-dev libisal-dev libhwloc-dev
+    libsqlite3-dev libjansson-dev libisal-dev libhwloc-dev
     libopenmpi-dev openmpi-bin libopenblas-dev libcmocka-dev python3
 )
 test_packages=(clang clang-format lcov fio openssh-client procps util-linux iproute2

@@ -59,15 +59,15 @@ END
 
 # ---- pack
 
-libraries="uv protobuf-c uring sqlite3 jansson confuse isal hwloc cmocka openblas"
-headers="libuv1-dev libprotobuf-c-dev liburing-dev libsqlite3-dev libjansson-dev libconfuse-dev libisal-dev
+libraries="uv protobuf-c uring sqlite3 jansson isal hwloc cmocka openblas"
+headers="libuv1-dev libprotobuf-c-dev liburing-dev libsqlite3-dev libjansson-dev libisal-dev
     libhwloc-dev libcmocka-dev libopenblas-pthread-dev"
 # Any machine has these, and a second one would not get on with the rest of it.
 everywhere='^(linux-vdso|ld-linux|libc\.|libm\.|libdl\.|librt\.|libpthread\.|libgcc_s|libstdc\+\+|libz\.)'
 
 pc_name() {
     case $1 in
-    uv | protobuf-c | uring | isal | confuse) echo "lib$1" ;;
+    uv | protobuf-c | uring | isal) echo "lib$1" ;;
     *) echo "$1" ;;
     esac
 }

@@ -202,11 +202,11 @@ class Process(unittest.TestCase):
     def test_wrong_options(self):
         with open(self.path("conf"), "w", encoding="ascii") as conf:
             conf.write("# nothing\nhost_byte = 5\n")
-        for args, says in ((["--nope"], "'--nope' is no option"),
-                           (["--host-bytes", "5Q"], "--host-bytes: "),
+        for args, says in ((["--nope"], "unknown option '--nope'"),
+                           (["--host-bytes", "5Q"], "--host-bytes must be a size"),
                            (["--socket", "/" + 200 * "s"], "path is 201 bytes long"),
                            (["--config", "/no/such"], "/no/such"),
-                           (["--config", self.path("conf")], "conf:2: no such option"),
+                           (["--config", self.path("conf")], "conf:2: unknown option 'host_byte'"),
                            (["--check-config", "--config", self.path("conf")], "conf:2: ")):
             status, out, err = self.start(*args, wait=False).end(None)
             self.assertEqual((status, out), (2, ""), args)
