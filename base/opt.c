@@ -96,28 +96,34 @@ static double limit_max(const struct zb_opt *o)
         return o->max;
     if (o->type != ZB_OPT_COUNT && o->type != ZB_OPT_SIZE)
         return HUGE_VAL;
-    return o->size == sizeof(uint32_t) ? UINT32_MAX : 0x1p64;
+    if (o->size == sizeof(uint32_t))
+        return UINT32_MAX;
+    return o->type == ZB_OPT_SIZE ? 0x1p63 : 0x1p64;
 }
 
 static void limit_add(struct text *t, const struct zb_opt *o, double limit)
 {
+    uint64_t n = limit < 0x1p64 ? (uint64_t)limit : UINT64_MAX;
+
     if (o->type == ZB_OPT_SIZE)
-        text_add(t, "%s", zb_size_text((uint64_t)limit).s);
+        text_add(t, "%s", zb_size_text(n).s);
+    else if (o->type == ZB_OPT_COUNT)
+        text_add(t, "%llu", (unsigned long long)n);
     else
-        text_add(t, o->type == ZB_OPT_COUNT ? "%.0f" : "%g", limit);
+        text_add(t, "%g", limit);
 }
 
 /** "1 to 1024 or auto". */
 static struct text limits_text(const struct zb_opt *o)
 {
-    bool open = limit_max(o) >= 0x1p64;
+    double max = limit_max(o);
     struct text t = { "" };
 
-    text_add(&t, "%s", open ? "at least " : "");
+    text_add(&t, "%s", isinf(max) ? "at least " : "");
     limit_add(&t, o, o->min);
-    if (!open) {
+    if (!isinf(max)) {
         text_add(&t, " to ");
-        limit_add(&t, o, o->max > 0 ? o->max : limit_max(o));
+        limit_add(&t, o, max);
     }
     text_add(&t, "%s%s%s", o->zero ? " or 0" : "", o->word ? " or " : "", o->word ? o->word : "");
     return t;

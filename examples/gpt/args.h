@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "base/opt.h"
 #include "examples/gpt/model/err.h"
 
 enum gpt_overlap { GPT_OVERLAP_ALL, GPT_OVERLAP_NONE, GPT_OVERLAP_EARLY, GPT_OVERLAP_SERVE };
@@ -39,11 +40,11 @@ struct gpt_args {
     bool quantize_frozen; /* with freeze */
     uint32_t group;
     uint64_t memory;
+    uint32_t offload;                          /* enum gpt_offload: of those not given: */
     uint32_t offload_optimizer, offload_param; /* enum gpt_offload */
     uint32_t offload_grad;                     /* enum gpt_offload_grad */
     uint32_t overlap;                          /* enum gpt_overlap */
-    const char **data;                         /* ndata of them; allocated */
-    size_t ndata;
+    struct zb_opt_words data;
     uint64_t steps, seed;
     uint32_t batch, micro_batch, seq, layers, heads, width;
     uint32_t freeze; /* so many blocks from the first on are not trained */
@@ -64,12 +65,11 @@ struct gpt_args {
 /**
  * Reads the words after the program's name. With --help or --version nothing else is required.
  *
- * @return 0; or err has a sentence and is -EINVAL usage, -EOPNOTSUPP a part of zshard that is not
- *         there yet, -ENOMEM. gpt_args_done() in either case.
+ * @return 0; or err has the message and is -EINVAL usage, -ENOMEM. gpt_args_done() in either case.
  */
 int gpt_args_parse(struct gpt_args *args, int argc, char **argv, struct gpt_err *err);
 /** What holds of all of them together; gpt_args_parse() asks it, but with --config, which may
- * change them first. 0 or -EINVAL, -EOPNOTSUPP. */
+ * change them first. 0 or -EINVAL. */
 int gpt_args_check(struct gpt_args *args, struct gpt_err *err);
 /** Whether a flag ("--lr") was given. */
 bool gpt_args_given(const struct gpt_args *args, const char *flag);

@@ -475,7 +475,7 @@ static int train_build(struct train *t)
         rc = gpt_args_micro_steps(a, t->comm->world, &t->micro_steps, t->err);
     t->at_once = a->order == GPT_VERTICAL ? t->micro_steps : 1;
     if (rc == 0)
-        rc = gpt_data_open(&t->data, a->data, a->ndata, a->seq + 1, t->err);
+        rc = gpt_data_open(&t->data, a->data.at, a->data.n, a->seq + 1, t->err);
     if (rc == 0) {
         shape.vocab = gpt_data_info(t->data)->vocab;
         rc = gpt_init(&t->model, &shape, t->err);

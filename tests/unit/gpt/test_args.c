@@ -36,68 +36,69 @@ static const struct {
     { "--version", 0, "" },
     { "", -EINVAL, "--steps N is missing" },
     { "--steps 3 --seed 1 --batch 4 " SHAPE, -EINVAL, "--micro-batch M is missing" },
-    { GOOD " --nonsense", -EINVAL, "there is no flag '--nonsense'" },
-    { GOOD " --step 3", -EINVAL, "there is no flag '--step'" },
-    { GOOD " stray", -EINVAL, "'stray' stands where a flag should" },
-    { GOOD " --", -EINVAL, "there is no flag '--'" },
+    { GOOD " --nonsense", -EINVAL, "unknown option '--nonsense'" },
+    { GOOD " --step 3", -EINVAL, "unknown option '--step'" },
+    { GOOD " stray", -EINVAL, "unexpected argument 'stray'" },
+    { GOOD " --", -EINVAL, "unknown option '--'" },
     { GOOD " --keep=yes", -EINVAL, "--keep takes no value" },
     { GOOD " --job", -EINVAL, "--job needs a value" },
     { GOOD " --job --keep", -EINVAL, "--job needs a value" },
-    { GOOD " --job=", -EINVAL, "--job is empty" },
+    { GOOD " --job=", -EINVAL, "--job must not be empty" },
     { GOOD " --data", -EINVAL, "--data needs a value" },
     { GOOD " --steps 0", 0, "" },
     { GOOD " --steps 4294967295", 0, "" },
-    { GOOD " --steps 4294967296", -EINVAL, "--steps is 4294967296, and must be from 0" },
-    { GOOD " --steps -1", -EINVAL, "--steps is '-1', and must be a whole number" },
+    { GOOD " --steps 4294967296", -EINVAL, "--steps must be 0 to 4294967295, not 4294967296" },
+    { GOOD " --steps -1", -EINVAL, "--steps must be a whole number, not '-1'" },
     { GOOD " --steps +1", -EINVAL, "whole number" },
     { GOOD " --steps 1.5", -EINVAL, "whole number" },
     { GOOD " --steps 0x10", -EINVAL, "whole number" },
     { GOOD " --steps %", -EINVAL, "whole number" },
     { GOOD " --seed 18446744073709551615", 0, "" },
-    { GOOD " --seed 18446744073709551616", -EINVAL, "--seed is 18446744073709551616, and" },
-    { GOOD " --batch 0", -EINVAL, "--batch is 0, and must be from 1" },
-    { GOOD " --layers 5000", -EINVAL, "--layers is 5000, and must be from 1 to 4096" },
+    { GOOD " --seed 18446744073709551616", -EINVAL,
+      "--seed must be 0 to 18446744073709551615, not" },
+    { GOOD " --batch 0", -EINVAL, "--batch must be 1 to 1048576, not 0" },
+    { GOOD " --layers 5000", -EINVAL, "--layers must be 1 to 4096, not 5000" },
     { GOOD " --heads 3", -EINVAL, "--width 16 is not a multiple of --heads 3" },
     { GOOD " --micro-batch 1048576 --seq 1048576", -EINVAL, "tokens at a time" },
     { GOOD " --freeze 0", 0, "" },
     { GOOD " --freeze 2", 0, "" },
     { GOOD " --freeze 3", -EINVAL, "--freeze 3 is more than there are blocks: --layers 2" },
-    { GOOD " --freeze 4097", -EINVAL, "--freeze is 4097, and must be from 0 to 4096" },
-    { GOOD " --freeze -1", -EINVAL, "--freeze is '-1', and must be a whole number" },
+    { GOOD " --freeze 4097", -EINVAL, "--freeze must be 0 to 4096, not 4097" },
+    { GOOD " --freeze -1", -EINVAL, "--freeze must be a whole number, not '-1'" },
     { GOOD " --freeze 1 --quantize-frozen", 0, "" },
     { GOOD " --quantize-frozen", -EINVAL, "is of frozen blocks, and there are none: give --fr" },
     { GOOD " --freeze 1 --quantize-frozen --stage 2", -EINVAL, "is of --stage 3, and this is st" },
     { GOOD " --lr 0", 0, "" },
     { GOOD " --lr 3e-4", 0, "" },
-    { GOOD " --lr -1", -EINVAL, "--lr is -1, and must be from 0" },
-    { GOOD " --lr nan", -EINVAL, "--lr is 'nan', and must be a number" },
-    { GOOD " --lr inf", -EINVAL, "--lr is inf, and must be" },
-    { GOOD " --lr fast", -EINVAL, "--lr is 'fast', and must be a number" },
+    { GOOD " --lr -1", -EINVAL, "--lr must be 0 to 1e+06, not -1" },
+    { GOOD " --lr nan", -EINVAL, "--lr must be a number, not 'nan'" },
+    { GOOD " --lr inf", -EINVAL, "--lr must be 0 to 1e+06, not inf" },
+    { GOOD " --lr fast", -EINVAL, "--lr must be a number, not 'fast'" },
     { GOOD " --lr 1e-3x", -EINVAL, "must be a number" },
     { GOOD " --weight-decay=", -EINVAL, "must be a number" },
     { GOOD " --clip 0", 0, "" },
     { GOOD " --dtype bf16", 0, "" },
     { GOOD " --dtype fp16", 0, "" },
-    { GOOD " --dtype fp8", -EINVAL, "--dtype is 'fp8', and must be one of: fp32 bf16 fp16" },
+    { GOOD " --dtype fp8", -EINVAL, "--dtype must be fp32, bf16 or fp16, not 'fp8'" },
     { GOOD " --dtype fp16 --loss-scale 128", 0, "" },
-    { GOOD " --dtype fp16 --loss-scale -1", -EINVAL, "--loss-scale is -1, and must be from 0" },
-    { GOOD " --dtype fp16 --initial-scale-power 127", -EINVAL, "must be from 0 to 126" },
-    { GOOD " --dtype fp16 --loss-scale-window 0", -EINVAL, "--loss-scale-window is 0, and" },
-    { GOOD " --dtype fp16 --hysteresis 0", -EINVAL, "--hysteresis is 0, and must be from 1" },
+    { GOOD " --dtype fp16 --loss-scale -1", -EINVAL, "--loss-scale must be 0 to" },
+    { GOOD " --dtype fp16 --initial-scale-power 127", -EINVAL, "must be 0 to 126, not 127" },
+    { GOOD " --dtype fp16 --loss-scale-window 0", -EINVAL, "--loss-scale-window must be 1 to" },
+    { GOOD " --dtype fp16 --hysteresis 0", -EINVAL, "--hysteresis must be 1 to 4294967295, not 0" },
     { GOOD " --dtype fp16 --consecutive-hysteresis --min-loss-scale 0.5", 0, "" },
     { GOOD " --hysteresis 2", -EINVAL, "--hysteresis is of --dtype fp16" },
     { GOOD " --dtype bf16 --loss-scale 0", -EINVAL, "--loss-scale is of --dtype fp16" },
     { GOOD " --dtype fp16 --device cpu", 0, "" },
     { GOOD " --dtype fp16 --device emulated", 0, "" },
-    { GOOD " --dtype bf1", -EINVAL, "--dtype is 'bf1'" },
+    { GOOD " --dtype bf1", -EINVAL, "--dtype must be" },
     { GOOD " --device cpu", 0, "" },
     { GOOD " --device cuda:1", 0, "" },
     { GOOD " --device emulated:64M", 0, "" },
-    { GOOD " --device cudas", -EINVAL, "--device is 'cudas'" },
-    { GOOD " --device tpu", -EINVAL, "--device is 'tpu'" },
+    { GOOD " --device cudas", -EINVAL, "--device: 'cudas' is not cpu" },
+    { GOOD " --device tpu", -EINVAL, "--device: 'tpu' is not cpu" },
     { GOOD " --stage 3", 0, "" },
     { GOOD " --stage 4", -EINVAL, "--stage" },
-    { GOOD " --stage 4", -EINVAL, "--stage is '4'" },
+    { GOOD " --stage 4", -EINVAL, "--stage must be 3, 2, 1 or 0, not '4'" },
     { GOOD " --resume", -EINVAL, "--resume needs the daemon" },
     { GOOD " --resume --offload nvme", 0, "" },
     { GOOD " --resume --offload nvme --init x", -EINVAL, "--init begins a run" },
@@ -108,10 +109,10 @@ static const struct {
     { "--config ds.json --steps 3 --seed 1 --seq 8 --layers 2 --heads 2", -EINVAL, "--width C is" },
     { GOOD " --config ds.json --keep", 0, "" }, /* it may say where */
     { GOOD " --config", -EINVAL, "--config needs a value" },
-    { GOOD " --offload disk", -EINVAL, "--offload is 'disk', and must be one of: none host nvme" },
+    { GOOD " --offload disk", -EINVAL, "--offload must be none, host or nvme, not 'disk'" },
     { GOOD " --offload nvme", 0, "" },
     { GOOD " --offload nvme --offload-param gpu", 0, "" },
-    { GOOD " --offload gpu", -EINVAL, "--offload is 'gpu', and must be one of: none host nvme" },
+    { GOOD " --offload gpu", -EINVAL, "--offload must be none, host or nvme, not 'gpu'" },
     { GOOD " --offload-param gpu", -EINVAL, "with the optimizer state, or not at all" },
     { GOOD " --offload-param host", -EINVAL, "with the optimizer state, or not at all" },
     { GOOD " --offload nvme --offload-optimizer none", -EINVAL, "with the optimizer state" },
@@ -165,7 +166,7 @@ static void values_arrive(void **state)
     assert_int_equal(args.offload_grad, GPT_GRAD_AUTO);
     assert_string_equal(args.job, "zgpt");
     assert_null(args.socket);
-    assert_int_equal(args.ndata, 0);
+    assert_int_equal(args.data.n, 0);
     gpt_args_done(&args);
 
     assert_int_equal(
@@ -178,10 +179,10 @@ static void values_arrive(void **state)
             "--quantize-frozen",
             &err, words),
         0);
-    assert_int_equal(args.ndata, 3);
-    assert_string_equal(args.data[0], "a");
-    assert_string_equal(args.data[1], "b");
-    assert_string_equal(args.data[2], "c");
+    assert_int_equal(args.data.n, 3);
+    assert_string_equal(args.data.at[0], "a");
+    assert_string_equal(args.data.at[1], "b");
+    assert_string_equal(args.data.at[2], "c");
     assert_true(args.lr == 2.5 && args.weight_decay == 0.5 && args.clip == 0);
     assert_int_equal(args.dtype, GPT_BF16);
     assert_int_equal(args.offload_param, GPT_OFFLOAD_HOST); /* more special than --offload */
@@ -264,7 +265,7 @@ static void help_has_every_flag(void **state)
         if (!strstr(text, flags[i]))
             fail_msg("help does not say '%s'", flags[i]);
     for (char *line = text, *end; (end = strchr(line, '\n')) != NULL; line = end + 1)
-        if (end - line > 110)
+        if (end - line > 80)
             fail_msg("a line of help has %d characters", (int)(end - line));
     free(text);
 }

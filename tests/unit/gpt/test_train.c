@@ -59,8 +59,7 @@ static struct gpt_args args_of(uint64_t steps)
     static const char *data[] = { "text.txt" };
 
     return (struct gpt_args){ .job = "t",
-                              .data = data,
-                              .ndata = 1,
+                              .data = { data, 1 },
                               .steps = steps,
                               .seed = 1,
                               .batch = 4,
@@ -992,7 +991,7 @@ static void refusals(void **state)
         struct gpt_args change;
     } rows[] = {
         { "batch", -EINVAL, "does not divide", { .batch = 5 } },
-        { "data", -ENOENT, "'nowhere.txt'", { .data = nowhere } },
+        { "data", -ENOENT, "'nowhere.txt'", { .data = { nowhere, 1 } } },
         { "init", -ENOENT, "'nowhere.st'", { .init = "nowhere.st" } },
         { "init of text", -EBADMSG, "not a good safetensors file", { .init = "text.txt" } },
         { "jsonl", -ENOENT, "--jsonl 'nowhere/log'", { .jsonl = "nowhere/log" } },
@@ -1007,7 +1006,7 @@ static void refusals(void **state)
         struct result r;
 
         args.batch = rows[i].change.batch ? rows[i].change.batch : args.batch;
-        args.data = rows[i].change.data ? rows[i].change.data : args.data;
+        args.data = rows[i].change.data.at ? rows[i].change.data : args.data;
         args.init = rows[i].change.init;
         args.jsonl = rows[i].change.jsonl;
         args.export = rows[i].change.export;
