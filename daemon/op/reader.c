@@ -177,6 +177,7 @@ static void reader_free(struct zsd_reader *r)
     reader_drop(r);
     r->core->host.used[ZSD_USE_STAGING] -= r->booked;
     zsd_host_settle(r->core);
+    zsd_job_room(r->core);
     zsd_saved_unhold(r->saved);
     zb_list_remove(&r->node);
     free(r);

@@ -318,8 +318,9 @@ void world_kill(struct world *w)
 void job_open_ask(struct world *w, unsigned c, unsigned tag, const struct open_args *args)
 {
     Zp__JobOpen q = ZP__JOB_OPEN__INIT;
-    char name[] = "j";
+    char name[16];
 
+    (void)snprintf(name, sizeof(name), "%s", args->name ? args->name : "j");
     q.name = name;
     q.rank = args->rank;
     q.world = args->world > 0 ? args->world : 1;

@@ -80,6 +80,7 @@ bool alloc_failed(void);
 void core_entered(bool entered);
 
 struct open_args {
+    const char *name;     /* NULL: "j" */
     uint32_t rank, world; /* world 0: 1 */
     bool keep, attach, early;
     uint64_t staging_bytes; /* 0: STAGING */

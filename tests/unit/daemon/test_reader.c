@@ -117,6 +117,32 @@ static void reads_everything(struct saved_world *s, unsigned c, const struct rea
         }
 }
 
+/* ---- memory that somebody else needs */
+
+/* A job waits for the state of another one; what a reader gives back does as well. */
+static void who_waits_hears_of_a_reader_that_closes(void **state)
+{
+    const struct open_args other = { .name = "k", .staging_bytes = R_STAGING };
+    struct saved_world s;
+    struct zsd_core *core;
+    struct zb_err err = { 0 };
+    struct reader r;
+
+    (void)state;
+    saved_open(&s, SAVED_HOST, ZB_F32, 3);
+    core = s.w.daemon.core;
+    assert_int_equal(reader_open(&s, 1, &r), 0);
+    assert_int_equal(zsd_host_set(core, zsd_account_used(&core->host), &err), 0);
+    job_open_ask(&s.w, 2, 2, &other);
+    world_settle(&s.w);
+    assert_int_equal(answers[2].rc, NONE);
+    reader_unmap(&r);
+    client_gone(&s.w, 1);
+    assert_int_equal(answer(&s.w, 2), 0);
+    zb_close_fd(&answers[2].fd);
+    saved_close(&s);
+}
+
 static const struct {
     enum zb_dtype dtype;
     uint64_t host_bytes;
@@ -584,6 +610,7 @@ int main(void)
         cmocka_unit_test(a_job_goes_first),
         cmocka_unit_test(reads_wait_in_line),
         cmocka_unit_test(connections_end),
+        cmocka_unit_test(who_waits_hears_of_a_reader_that_closes),
         cmocka_unit_test(damage_is_named),
         cmocka_unit_test(memory_runs_out),
     };
