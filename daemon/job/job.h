@@ -533,8 +533,10 @@ void zsd_grads_reset(struct zsd_job *job);
 int zsd_place(struct zsd_job *job, bool spill, struct zb_err *err);
 /** Books a rank's staging: 0, or -ENOSPC with the numbers. */
 int zsd_place_staging(struct zsd_job *job, uint64_t bytes, struct zb_err *err);
-/** Would it, if the daemon had the memory: below the job's own limit. */
-bool zsd_place_staging_fits(const struct zsd_job *job, uint64_t bytes);
+/** Whether the job's own limit allows that staging, so that waiting for memory helps. *ret_lacks:
+ *  bytes that others must give, beside what is kept for ranks of the job; 0: only readers, which
+ *  may use what is kept, have to close. */
+bool zsd_place_staging_fits(const struct zsd_job *job, uint64_t bytes, uint64_t *ret_lacks);
 void zsd_unplace_staging(struct zsd_job *job, uint64_t bytes);
 /** The shards as placement looks at them, in order of registration; new. NULL: no memory. */
 struct zb_place_shard *zsd_place_shards(const struct zsd_job *job);
@@ -573,7 +575,10 @@ void zsd_replan(struct zsd_core *core);
 /** Sets the host tier's budget: 0; -ENOSPC: it is less than what cannot move, nothing has changed.
  */
 int zsd_host_set(struct zsd_core *core, uint64_t bytes, struct zb_err *err);
-/** The host tier's budget comes down to what was set, as far as memory has come back. */
+/** Bytes of the host tier that are free: nobody but `but` waits for them, and they are not kept for
+ *  ranks that have left (zsd_replan_away()). What a job takes comes out of these. */
+uint64_t zsd_host_free(const struct zsd_core *core, const struct zsd_want *but);
+/** The host tier's budget comes down to what was set, as far as memory has come back. Never up. */
 void zsd_host_settle(struct zsd_core *core);
 /** So many bytes of host memory are wanted, and not free. True: what others will give with their
  * next steps is enough beside what is wanted already, and it is kept for whoever waits, until
@@ -586,7 +591,7 @@ void zsd_want_end(struct zsd_core *core, struct zsd_want *want);
 bool zsd_want_met(const struct zsd_core *core, const struct zsd_want *want);
 /** Bytes that others wait for. */
 uint64_t zsd_wanted(const struct zsd_core *core, const struct zsd_want *but);
-/** Staging of ranks that have left a kept job, and may come back: nobody's state gets it. */
+/** Staging of ranks that have left a kept job, and may come back: no other job gets it. */
 uint64_t zsd_replan_away(const struct zsd_job *job);
 /** Bytes of state that shall leave memory, and have not. */
 uint64_t zsd_replan_leaving(const struct zsd_job *job);

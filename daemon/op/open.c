@@ -4,8 +4,8 @@
  * WAITING. A job-open that cannot be decided yet waits in core->opens, and is looked at again
  * whenever a job has ended, memory has come back, or a commit is over: while an incarnation of its
  * job is still ending; while the job commits, to be made again for another world; and when there is
- * no room for its staging but bytes are on their way back, or others can give some up
- * (plan/replan.c).
+ * no room for its staging but bytes are on their way back, others can give some up
+ * (plan/replan.c), or a reader has what was kept for it.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -29,7 +29,8 @@ struct open_wait {
     Zp__JobOpen q;
     char name[ZP_NAME_MAX + 1];
     char device[DEVICE_MAX + 1];
-    struct zsd_want want;   /* host memory for its staging, that others give up state for */
+    uint64_t staging_bytes; /* what it lacks memory for */
+    struct zsd_want want;   /* host memory for that, that others give up state for */
     struct zsd_timed timed; /* until when it waits for that */
     struct zb_list node;
 };
@@ -82,23 +83,24 @@ static void open_expire(struct zsd_timed *timed)
 {
     struct open_wait *w = zb_container_of(timed, struct open_wait, timed);
 
-    zsd_refuse(w->req, -ETIMEDOUT,
-               "job '%s' waits for %s of host memory for staging, which other jobs were to give "
-               "with their next steps",
-               w->name, zb_size_text(w->want.bytes).s);
+    zsd_refuse(w->req, -ETIMEDOUT, "job '%s' waits for %s of host memory for staging, which %s",
+               w->name, zb_size_text(w->staging_bytes).s,
+               w->want.bytes > 0 ? "other jobs were to give with their next steps"
+                                 : "readers of saved jobs have");
     open_wait_free(w->conn->daemon->core, w);
 }
 
-/* There is no room for its staging: it waits for what others give up, if that is enough. False: it
- * is not. */
+/* There is no room for its staging: it waits for what others give up (`lacks` bytes), if that is
+ * enough. False: it is not. */
 static bool open_want(struct zsd_core *core, struct zsd_req *req, const Zp__JobOpen *q,
-                      uint64_t bytes, uint64_t deadline_ns)
+                      uint64_t lacks, uint64_t deadline_ns)
 {
     struct open_wait *w = open_park(core, req, q);
 
     if (!w)
         return false;
-    if (!zsd_want_begin(core, &w->want, bytes)) {
+    w->staging_bytes = zb_round_up(q->staging_bytes, ZB_PAGE_ALIGN);
+    if (lacks > 0 && !zsd_want_begin(core, &w->want, lacks)) {
         open_wait_free(core, w);
         return false;
     }
@@ -545,7 +547,7 @@ static void open_run(struct zsd_req *req, const Zp__JobOpen *q, uint64_t deadlin
     struct zsd_member *m;
     struct zsd_arena_task *t;
     uint64_t lacks = 0;
-    bool fresh = false;
+    bool fresh = false, waits = false;
 
     if (req->conn->member) {
         zsd_refuse(req, -EBUSY, "this connection has opened job '%s' already",
@@ -586,8 +588,7 @@ static void open_run(struct zsd_req *req, const Zp__JobOpen *q, uint64_t deadlin
     }
     t->bytes = zb_round_up(q->staging_bytes, ZB_PAGE_ALIGN);
     if (zsd_place_staging(job, t->bytes, &err) < 0) {
-        if (zsd_place_staging_fits(job, t->bytes))
-            lacks = t->bytes;
+        waits = zsd_place_staging_fits(job, t->bytes, &lacks);
         free(t);
         zb_list_remove(&m->node);
         req->conn->member = NULL;
@@ -610,7 +611,7 @@ refuse:
     }
     if (err.code == -ENOSPC && zsd_core_make_room(core, job) && open_park(core, req, q))
         return;
-    if (lacks > 0 && open_want(core, req, q, lacks, deadline_ns))
+    if (waits && open_want(core, req, q, lacks, deadline_ns))
         return;
     zsd_reply_err(req, &err);
 }

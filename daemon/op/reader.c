@@ -333,6 +333,15 @@ static struct zsd_version *open_find(struct zsd_req *req, const Zp__ReaderOpen *
     return snap ? snap->version : NULL;
 }
 
+/* What a reader may take of the host tier: nothing that somebody waits for. It may have what is kept
+ * for ranks that have left a job; who comes back waits until the reader has closed (op/open.c). */
+static uint64_t open_host_free(const struct zsd_core *core)
+{
+    uint64_t free_bytes = zsd_account_free(&core->host);
+
+    return free_bytes - zb_min_u64(free_bytes, zsd_wanted(core, NULL));
+}
+
 static int open_check(const struct zsd_core *core, const struct zsd_conn *conn,
                       const Zp__ReaderOpen *q, struct zb_err *err)
 {
@@ -348,10 +357,10 @@ static int open_check(const struct zsd_core *core, const struct zsd_conn *conn,
         return zb_fail(err, -EBUSY, "there are %u readers already, which is the limit", n);
     if (q->staging_bytes < 1 || q->staging_bytes > INT64_MAX - PAGE_ALIGN)
         return zb_fail(err, -EINVAL, "staging of %llu bytes", (unsigned long long)q->staging_bytes);
-    if (zb_round_up(q->staging_bytes, PAGE_ALIGN) > zsd_account_free(&core->host))
-        return zb_fail(
-            err, -ENOSPC, "staging of %s for a reader does not fit: %s of host memory are free",
-            zb_size_text(q->staging_bytes).s, zb_size_text(zsd_account_free(&core->host)).s);
+    if (zb_round_up(q->staging_bytes, PAGE_ALIGN) > open_host_free(core))
+        return zb_fail(err, -ENOSPC,
+                       "staging of %s for a reader does not fit: %s of host memory are free",
+                       zb_size_text(q->staging_bytes).s, zb_size_text(open_host_free(core)).s);
     return 0;
 }
 

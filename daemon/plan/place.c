@@ -60,22 +60,22 @@ int zsd_place_needs(const struct zsd_job *job, unsigned times, uint64_t stamp, s
     return rc;
 }
 
+/* What its own limit lets the job take of the host tier. */
+static uint64_t place_limit(const struct zsd_job *job)
+{
+    uint64_t held = 0;
+
+    if (job->host_bytes_max == 0)
+        return UINT64_MAX;
+    for (int use = 0; use < ZSD_USES; use++)
+        held += job->host_held.used[use];
+    return job->host_bytes_max > held ? job->host_bytes_max - held : 0;
+}
+
 /* What the job may still take of the host tier. */
 static uint64_t place_host_free(const struct zsd_job *job)
 {
-    uint64_t free_bytes = zsd_account_free(&job->core->host);
-    uint64_t wanted = zsd_wanted(job->core, &job->want);
-
-    free_bytes -= zb_min_u64(free_bytes, wanted);
-    if (job->host_bytes_max > 0) {
-        uint64_t held = 0;
-
-        for (int use = 0; use < ZSD_USES; use++)
-            held += job->host_held.used[use];
-        free_bytes =
-            zb_min_u64(free_bytes, job->host_bytes_max > held ? job->host_bytes_max - held : 0);
-    }
-    return free_bytes;
+    return zb_min_u64(zsd_host_free(job->core, &job->want), place_limit(job));
 }
 
 /* Whose budget a job that needs so much for planes and ring would have to have: the daemon's, its
@@ -87,11 +87,12 @@ struct place_least {
 static struct place_least place_least(const struct zsd_job *job, uint64_t bytes)
 {
     const struct zsd_core *core = job->core;
-    uint64_t others = zsd_account_used(&core->host) - core->nbuffers * core->buffer_bytes;
+    uint64_t free_bytes = zsd_host_free(core, &job->want);
+    uint64_t others = core->host.budget - free_bytes - core->nbuffers * core->buffer_bytes;
     uint64_t all = job->host_held.used[ZSD_USE_STAGING] + bytes;
     struct place_least least = { "", "" };
 
-    if (bytes > zsd_account_free(&core->host))
+    if (bytes > free_bytes)
         (void)snprintf(least.budget, sizeof(least.budget),
                        "; the least host_bytes that would do is %llu",
                        (unsigned long long)zsd_host_least(core, others + bytes));
@@ -429,21 +430,22 @@ const struct zsd_account *zsd_job_nvme(const struct zsd_job *job)
     return job->saved ? &job->saved->nvme_held : &job->nvme_held;
 }
 
-bool zsd_place_staging_fits(const struct zsd_job *job, uint64_t bytes)
+bool zsd_place_staging_fits(const struct zsd_job *job, uint64_t bytes, uint64_t *ret_lacks)
 {
-    uint64_t held = bytes;
+    uint64_t kept = zsd_replan_away(job);
 
-    for (int use = 0; use < ZSD_USES; use++)
-        held += job->host_held.used[use];
-    return job->host_bytes_max == 0 || held <= job->host_bytes_max;
+    *ret_lacks = bytes > kept ? bytes - kept : 0;
+    return bytes <= kept || bytes <= place_limit(job);
 }
 
 int zsd_place_staging(struct zsd_job *job, uint64_t bytes, struct zb_err *err)
 {
-    uint64_t free_bytes = place_host_free(job);
+    uint64_t kept = zsd_replan_away(job); /* for who comes back; a reader may have it for a while */
+    uint64_t free_bytes =
+        zb_min_u64(zsd_host_free(job->core, &job->want) + kept, zsd_account_free(&job->core->host));
 
-    if (bytes <= zsd_replan_away(job)) /* it was kept for who comes back */
-        free_bytes = zsd_account_free(&job->core->host);
+    if (bytes > kept)
+        free_bytes = zb_min_u64(free_bytes, place_limit(job));
     if (bytes > free_bytes)
         return zb_fail(
             err, -ENOSPC,

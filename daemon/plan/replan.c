@@ -112,15 +112,28 @@ uint64_t zsd_replan_away(const struct zsd_job *job)
                : 0;
 }
 
+/* The same of all jobs. */
+static uint64_t host_away(const struct zsd_core *core)
+{
+    uint64_t bytes = 0;
+
+    zb_list_each(pos, &core->jobs)
+        bytes += zsd_replan_away(zb_container_of(pos, struct zsd_job, node));
+    return bytes;
+}
+
+uint64_t zsd_host_free(const struct zsd_core *core, const struct zsd_want *but)
+{
+    uint64_t free_bytes = zsd_account_free(&core->host);
+
+    return free_bytes - zb_min_u64(free_bytes, zsd_wanted(core, but) + host_away(core));
+}
+
 void zsd_host_settle(struct zsd_core *core)
 {
-    uint64_t used = 0;
+    uint64_t needs = zsd_account_used(&core->host) + host_away(core);
 
-    for (int use = 0; use < ZSD_USES; use++)
-        used += core->host.used[use];
-    zb_list_each(pos, &core->jobs)
-        used += zsd_replan_away(zb_container_of(pos, struct zsd_job, node));
-    core->host.budget = zb_max_u64(core->host_target, used);
+    core->host.budget = zb_max_u64(core->host_target, zb_min_u64(core->host.budget, needs));
 }
 
 static void replan_unbook(struct zsd_job *job, uint64_t bytes)
@@ -568,7 +581,8 @@ void zsd_parts_fill(struct zsd_part *parts, unsigned n, uint64_t left)
 /* Divides, and lets every job do what it can at once. */
 static void replan_all(struct zsd_core *core)
 {
-    uint64_t now_ns = zb_now_ns(), fixed, moves = 0, left, spare = zsd_wanted(core, NULL);
+    uint64_t now_ns = zb_now_ns(), fixed, moves = 0, left;
+    uint64_t spare = zsd_wanted(core, NULL) + host_away(core);
     struct zsd_part *parts;
     unsigned n = 0;
 
@@ -582,7 +596,6 @@ static void replan_all(struct zsd_core *core)
     {
         struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
 
-        spare += zsd_replan_away(job);
         if (job->state == ZSD_READY && zsd_job_attached(job) == 0)
             replan_unused(job);
         if (!replan_moves(job))
@@ -687,11 +700,7 @@ static uint64_t replan_stays(const struct zsd_core *core)
 /* When all has left that shall, is there room for everybody who waits, and for who comes back? */
 static bool replan_enough(const struct zsd_core *core)
 {
-    uint64_t bytes = replan_stays(core) + zsd_wanted(core, NULL);
-
-    zb_list_each(pos, &core->jobs)
-        bytes += zsd_replan_away(zb_container_of(pos, struct zsd_job, node));
-    return bytes <= core->host_target;
+    return replan_stays(core) + zsd_wanted(core, NULL) + host_away(core) <= core->host_target;
 }
 
 uint64_t zsd_wanted(const struct zsd_core *core, const struct zsd_want *but)
@@ -728,8 +737,7 @@ bool zsd_want_begin(struct zsd_core *core, struct zsd_want *want, uint64_t bytes
 
 bool zsd_want_met(const struct zsd_core *core, const struct zsd_want *want)
 {
-    return want->bytes == 0 ||
-           want->bytes + zsd_wanted(core, want) <= zsd_account_free(&core->host);
+    return want->bytes <= zsd_host_free(core, want);
 }
 
 void zsd_want_end(struct zsd_core *core, struct zsd_want *want)

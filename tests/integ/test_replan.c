@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -424,6 +425,41 @@ static void nobody_can_give_that(void **state)
     zi_stop(&d);
 }
 
+/* Kept jobs run one after another in memory for one: each gets what the one before it leaves, which
+ * is saved, and the budget is what was set. */
+static void one_after_another(void **state)
+{
+    static const char *const names[] = { "b", "c", "d" };
+    struct zi_rank ranks[2];
+    struct zi_daemon d = { 0 };
+    struct zc_client *c = begin_full(ranks, &d);
+    uint64_t full = zi_tier(c, "host").target;
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(names); i++) {
+        char event[64];
+
+        zi_close(ranks, 2);
+        (void)snprintf(event, sizeof(event), "job-gives-room job=\"%s\"", sv_name);
+        sv_name = names[i];
+        sv_open(ranks, 2, &d, 0);
+        assert_non_null(zi_log_line(&d, event));
+        step(ranks, 1, ZC_COMMIT_NO);
+        step(ranks, 2, ZC_COMMIT_STEP);
+        assert_int_equal(zi_tier(c, "host").budget, full);
+        assert_true(zi_tier(c, "host").used <= full);
+    }
+    zi_close(ranks, 2);
+    sv_name = "job";
+    assert_int_equal(sv_attach(ranks, 2, &d, 0, false, NULL), 0);
+    sv_dump_same("it comes back", &want[2], ranks, 2);
+    assert_int_equal(zi_tier(c, "host").budget, full);
+    zi_fsck_online(c);
+    zi_close(ranks, 2);
+    zc_close(c);
+    zi_stop(&d);
+}
+
 /* Who waits dies, or gives up: then nothing moves for it any more. */
 static void who_waits_goes(void **state)
 {
@@ -487,6 +523,7 @@ int main(void)
         cmocka_unit_test_teardown(a_job_comes, zi_teardown),
         cmocka_unit_test_teardown(nobody_can_give_that, zi_teardown),
         cmocka_unit_test_teardown(who_waits_goes, zi_teardown),
+        cmocka_unit_test_teardown(one_after_another, zi_teardown),
     };
 
     return cmocka_run_group_tests(tests, setup, teardown);

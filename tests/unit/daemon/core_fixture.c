@@ -325,6 +325,7 @@ void job_open_ask(struct world *w, unsigned c, unsigned tag, const struct open_a
     q.rank = args->rank;
     q.world = args->world > 0 ? args->world : 1;
     q.keep = args->keep;
+    q.durable = args->durable;
     q.attach = args->attach;
     q.early = args->early;
     q.groups = 1;

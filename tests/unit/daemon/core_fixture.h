@@ -82,7 +82,7 @@ void core_entered(bool entered);
 struct open_args {
     const char *name;     /* NULL: "j" */
     uint32_t rank, world; /* world 0: 1 */
-    bool keep, attach, early;
+    bool keep, durable, attach, early;
     uint64_t staging_bytes; /* 0: STAGING */
     uint64_t host_bytes_max;
 };

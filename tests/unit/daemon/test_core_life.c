@@ -398,6 +398,42 @@ static void a_rank_comes_back_for_more(void **state)
     world_close(&w);
 }
 
+/* What is kept for a rank that left is no other job's, and the budget does not grow for it. */
+static void what_is_kept_for_a_rank(void **state)
+{
+    const struct open_args other = { .name = "k" }, again = { .keep = true, .attach = true };
+    struct open_args args = { .keep = true };
+    struct zsd_core *core;
+    struct zb_err err = { 0 };
+    struct world w;
+    uint64_t full;
+
+    (void)state;
+    world_open(&w, PLENTY, "threads", 2);
+    core = w.daemon.core;
+    assert_int_equal(job_open_with(&w, 0, &args), 0);
+    assert_int_equal(job_define(&w, 0, ZB_BF16), 0);
+    full = zsd_account_used(&core->host);
+    assert_int_equal(zsd_host_set(core, full, &err), 0);
+    for (int i = 0; i < 3; i++) {
+        client_gone(&w, 0);
+        world_settle(&w);
+        assert_int_equal(core->host.budget, full);
+        assert_int_equal(zsd_account_used(&core->host), full - STAGING);
+        assert_int_equal(job_open_with(&w, 1, &other), -ENOSPC);
+        assert_int_equal(job_open_with(&w, 0, &again), 0);
+        assert_int_equal(core->host.budget, full);
+        assert_int_equal(zsd_account_used(&core->host), full);
+    }
+    assert_int_equal(zsd_host_set(core, full + STAGING, &err), 0); /* that is enough for both */
+    client_gone(&w, 0);
+    world_settle(&w);
+    assert_int_equal(job_open_with(&w, 1, &other), 0);
+    assert_int_equal(job_open_with(&w, 0, &again), 0);
+    assert_int_equal(core->host.budget, full + STAGING);
+    world_close(&w);
+}
+
 /* A rank is lost in a step. Before it began (somebody pins) it is given up by all; after that it
  * ends without the rank, with its note, and who attaches meanwhile hears the count after it. */
 static void a_rank_is_lost_in_a_step(void **state)
@@ -955,6 +991,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_rank_comes_back),
         cmocka_unit_test(a_rank_comes_back_as_another),
         cmocka_unit_test(a_rank_comes_back_for_more),
+        cmocka_unit_test(what_is_kept_for_a_rank),
         cmocka_unit_test(a_rank_is_lost_in_a_step),
         cmocka_unit_test(a_rank_attaches_to_a_step_that_fails),
         cmocka_unit_test(a_rank_attaches_to_the_end),

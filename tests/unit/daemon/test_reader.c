@@ -119,23 +119,73 @@ static void reads_everything(struct saved_world *s, unsigned c, const struct rea
 
 /* ---- memory that somebody else needs */
 
-/* A job waits for the state of another one; what a reader gives back does as well. */
+/* A reader has what is kept for a rank: who comes back waits until it closes, not longer than its
+ * deadline; the budget does not grow meanwhile. */
+static void who_comes_back_waits_for_a_reader(void **state)
+{
+    const struct open_args again = { .keep = true, .durable = true, .attach = true };
+    struct saved_world s;
+    struct zsd_core *core;
+    struct zb_err err = { 0 };
+    struct reader r;
+    uint64_t full;
+
+    (void)state;
+    saved_open(&s, SAVED_HOST, ZB_F32, 2);
+    core = s.w.daemon.core;
+    full = zsd_account_used(&core->host);
+    assert_int_equal(zsd_host_set(core, full, &err), 0);
+    client_gone(&s.w, 0);
+    world_settle(&s.w);
+    assert_int_equal(reader_open(&s, 1, &r), 0);
+    assert_int_equal(core->host.budget, full);
+
+    job_open_ask(&s.w, 0, 0, &again);
+    world_settle(&s.w);
+    assert_int_equal(answers[0].rc, NONE);
+    world_expire(&s.w);
+    assert_int_equal(answer(&s.w, 0), -ETIMEDOUT);
+    assert_non_null(strstr(answers[0].text, "which readers of saved jobs have"));
+
+    job_open_ask(&s.w, 0, 0, &again);
+    world_settle(&s.w);
+    assert_int_equal(answers[0].rc, NONE);
+    reader_unmap(&r);
+    client_gone(&s.w, 1);
+    assert_int_equal(answer(&s.w, 0), 0);
+    job_opened(&s.w, 0, 0);
+    assert_int_equal(core->host.budget, full);
+    assert_int_equal(zsd_account_used(&core->host), full);
+    saved_close(&s);
+}
+
+/* A job waits for the state of another one; what a reader gives back does as well. And no reader
+ * takes what the job waits for. */
 static void who_waits_hears_of_a_reader_that_closes(void **state)
 {
     const struct open_args other = { .name = "k", .staging_bytes = R_STAGING };
     struct saved_world s;
     struct zsd_core *core;
     struct zb_err err = { 0 };
+    Zp__ReaderOpen q = ZP__READER_OPEN__INIT;
+    char name[] = "j", newest[] = "";
     struct reader r;
 
     (void)state;
-    saved_open(&s, SAVED_HOST, ZB_F32, 3);
+    saved_open(&s, SAVED_HOST, ZB_F32, 4);
     core = s.w.daemon.core;
     assert_int_equal(reader_open(&s, 1, &r), 0);
     assert_int_equal(zsd_host_set(core, zsd_account_used(&core->host), &err), 0);
     job_open_ask(&s.w, 2, 2, &other);
     world_settle(&s.w);
     assert_int_equal(answers[2].rc, NONE);
+    assert_true(core->host_target == zsd_account_used(&core->host));
+    core->host_target += 4096; /* free, and wanted */
+    core->host.budget += 4096;
+    q.job = name;
+    q.snapshot = newest;
+    q.staging_bytes = 4096;
+    assert_int_equal(call(&s.w, 3, zsd_reader_open, &q), -ENOSPC);
     reader_unmap(&r);
     client_gone(&s.w, 1);
     assert_int_equal(answer(&s.w, 2), 0);
@@ -610,6 +660,7 @@ int main(void)
         cmocka_unit_test(a_job_goes_first),
         cmocka_unit_test(reads_wait_in_line),
         cmocka_unit_test(connections_end),
+        cmocka_unit_test(who_comes_back_waits_for_a_reader),
         cmocka_unit_test(who_waits_hears_of_a_reader_that_closes),
         cmocka_unit_test(damage_is_named),
         cmocka_unit_test(memory_runs_out),
