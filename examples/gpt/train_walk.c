@@ -1,0 +1,161 @@
+/*
+ * train_walk.c - one walk through the units: `at_once` micro-batches, forward and back. Weights are
+ * borrowed unit by unit, gradients reduced as they are complete: the model is in train.c.
+ */
+#include "examples/gpt/model/vec.h"
+#include "examples/gpt/train_priv.h"
+
+static bool widens(const struct train *t)
+{
+    return is_narrow(t) && gpt_passes_wide(t->passes);
+}
+
+/* Borrows a unit's weights, as the passes take them. Undone by unit_put(). */
+static int unit_get(struct train *t, uint32_t unit, enum slot slot, const void **ret)
+{
+    const void *params = NULL;
+    int rc = zc_zero_gather(t->zero, unit, &params);
+
+    if (rc != 0)
+        return gpt_engine_fail(t, rc);
+    *ret = params;
+    if (widens(t)) {
+        (t->args->dtype == GPT_BF16 ? gpt_vec_widen : gpt_vec_widen_fp16)(
+            params, t->wide[slot], t->model.units[unit].elems);
+        *ret = t->wide[slot];
+        rc = zc_zero_release(t->zero, unit);
+    }
+    return gpt_engine_fail(t, rc);
+}
+
+static int unit_put(struct train *t, uint32_t unit)
+{
+    return widens(t) ? 0 : gpt_engine_fail(t, zc_zero_release(t->zero, unit));
+}
+
+void gpt_memory_see(struct train *t, struct memory *m, enum phase phase)
+{
+    uint64_t engine = t->args->device ? zc_zero_device_bytes(t->zero) : 0;
+
+    struct zc_zero_bytes now;
+
+    zc_zero_bytes(t->zero, &now);
+    m->engine[phase] = max_of(m->engine[phase], engine);
+    m->gathered[phase] = max_of(m->gathered[phase], now.gathered);
+    m->reducing[phase] = max_of(m->reducing[phase], now.reducing);
+    m->passes = gpt_passes_device_bytes(t->passes);
+}
+
+/* Micro-batch `micro` of the step. */
+static int batch_load(struct train *t, uint64_t step, uint32_t micro)
+{
+    const struct gpt_args *a = t->args;
+    uint64_t first = ((uint64_t)micro * t->comm->world + t->comm->rank) * a->micro_batch;
+
+    for (uint32_t j = 0; j < a->micro_batch; j++) {
+        int rc = gpt_data_sequence(t->data, a->seed, step, first + j,
+                                   t->tokens + (size_t)j * (a->seq + 1), t->err);
+
+        if (rc != 0)
+            return rc;
+    }
+    gpt_passes_tokens(t->passes, t->tokens);
+    return 0;
+}
+
+/* The passes that follow are of the next micro-batch of the walk: for (m = 0; walk(t, m); m++). */
+static bool walk(struct train *t, uint32_t m)
+{
+    if (m == t->at_once)
+        return false;
+    gpt_passes_micro(t->passes, m);
+    return true;
+}
+
+static int forward(struct train *t)
+{
+    const void *w = NULL;
+    int rc = unit_get(t, gpt_unit_embed(), SLOT_MAIN, &w);
+
+    if (rc != 0)
+        return rc;
+    for (uint32_t m = 0; walk(t, m); m++)
+        gpt_passes_embed_forward(t->passes, w);
+    rc = unit_put(t, gpt_unit_embed());
+    for (uint32_t l = 0; l < t->args->layers && rc == 0; l++) {
+        rc = unit_get(t, gpt_unit_block(l), SLOT_MAIN, &w);
+        if (rc != 0)
+            return rc;
+        for (uint32_t m = 0; walk(t, m); m++)
+            gpt_passes_block_forward(t->passes, l, w);
+        rc = unit_put(t, gpt_unit_block(l));
+    }
+    return rc;
+}
+
+/* *ret_embed_grads stays ours until the embedding is reduced, at the end of the backward pass. */
+static int head(struct train *t, float **ret_embed_grads)
+{
+    uint32_t ln_f = gpt_unit_ln_f(&t->model);
+    const void *w_ln_f = NULL, *w_embed = NULL;
+    float *g_ln_f = NULL;
+    int rc = unit_get(t, ln_f, SLOT_LN_F, &w_ln_f);
+
+    if (rc == 0)
+        rc = unit_get(t, gpt_unit_embed(), SLOT_MAIN, &w_embed);
+    if (rc == 0)
+        rc = gpt_engine_fail(t, zc_zero_grad(t->zero, ln_f, &g_ln_f));
+    if (rc == 0)
+        rc = gpt_engine_fail(t, zc_zero_grad(t->zero, gpt_unit_embed(), ret_embed_grads));
+    if (rc != 0)
+        return rc;
+    for (uint32_t m = 0; walk(t, m); m++)
+        gpt_passes_head(t->passes, w_ln_f, w_embed, g_ln_f, *ret_embed_grads);
+    rc = unit_put(t, ln_f);
+    if (rc == 0)
+        rc = unit_put(t, gpt_unit_embed());
+    return rc == 0 ? gpt_engine_fail(t, zc_zero_reduce(t->zero, ln_f)) : rc;
+}
+
+static int block_backward(struct train *t, uint32_t layer)
+{
+    uint32_t unit = gpt_unit_block(layer);
+    bool frozen = gpt_unit_frozen(t, unit);
+    const void *w = NULL;
+    float *g = NULL;
+    int rc = unit_get(t, unit, SLOT_MAIN, &w);
+
+    if (rc == 0 && !frozen)
+        rc = gpt_engine_fail(t, zc_zero_grad(t->zero, unit, &g));
+    if (rc != 0)
+        return rc;
+    for (uint32_t m = 0; walk(t, m); m++)
+        gpt_passes_block_backward(t->passes, layer, w, g);
+    rc = unit_put(t, unit);
+    return rc == 0 && !frozen ? gpt_engine_fail(t, zc_zero_reduce(t->zero, unit)) : rc;
+}
+
+int gpt_walk(struct train *t, struct report *r, uint32_t first)
+{
+    float *embed_grads = NULL;
+    int rc = 0;
+
+    for (uint32_t m = 0; rc == 0 && walk(t, m); m++)
+        rc = batch_load(t, r->step, first + m);
+    if (rc == 0)
+        rc = forward(t);
+    gpt_memory_see(t, &r->memory, PHASE_FORWARD);
+    if (rc == 0)
+        rc = head(t, &embed_grads);
+    for (uint32_t l = t->args->layers; l-- > 0 && rc == 0;)
+        rc = block_backward(t, l);
+    if (rc != 0)
+        return rc;
+    for (uint32_t m = 0; walk(t, m); m++)
+        gpt_passes_embed_backward(t->passes, embed_grads);
+    rc = gpt_engine_fail(t, zc_zero_reduce(t->zero, gpt_unit_embed()));
+    gpt_memory_see(t, &r->memory, PHASE_BACKWARD);
+    if (rc == 0 && t->stash)
+        rc = gpt_stash_error(t->stash, t->err);
+    return rc == 0 ? gpt_passes_error(t->passes, t->err) : rc;
+}
