@@ -1,7 +1,7 @@
 /*
  * pass.c - the passes as launches.
  *
- * SHAPES as in gpt.c: N rows of tokens, C wide, T to a sequence, H heads. Attention works through
+ * SHAPES as in model/pass.c: N rows of tokens, C wide, T to a sequence, H heads. Attention works through
  * one sequence at a time, all its heads in one product: [H, T, T] of scores. Gradients flow through
  * dx, the gradient of the residual stream, which each step of the backward pass updates in place.
  *
@@ -26,9 +26,7 @@
 #include <errno.h>
 
 #include "examples/gpt/dev/run_priv.h"
-
-/* The tensors of a block, as gpt.c lays them out. */
-enum { LN1_W, LN1_B, QKV_W, QKV_B, ATT_W, ATT_B, LN2_W, LN2_B, FC_W, FC_B, OUT_W, OUT_B };
+#include "examples/gpt/model/block.h"
 
 /* A tensor of a unit's weights. */
 static const void *tensor(const struct gpt_dev_run *run, uint32_t unit, const void *weights,
@@ -187,7 +185,7 @@ void gpt_dev_head(struct gpt_dev_run *run, const void *ln_f, const void *embed, 
     gpt_dev_stream_done(run);
 }
 
-/* As in gpt.c. */
+/* Where the gradient of a tensor goes, or NULL. */
 static float *grad_of(float *grads, const struct gpt_tensor *t)
 {
     return grads ? grads + t->first : NULL;
