@@ -63,11 +63,11 @@ static void use(struct uses *u, size_t at, uint64_t len_bytes, bool writes)
 #define READS(member, bytes)  use(&u, offsetof(struct gpt_kern, member), (bytes), false)
 #define WRITES(member, bytes) use(&u, offsetof(struct gpt_kern, member), (bytes), true)
 
-/* Those of the embedding and of the norms. */
-static unsigned uses_of_rows(const struct gpt_kern *k, struct gpt_kern_use *uses)
+/* Those of the embedding. */
+static unsigned uses_of_embedding(const struct gpt_kern *k, struct gpt_kern_use *uses)
 {
     struct uses u = { uses, 0 };
-    uint64_t e = gpt_dev_bytes(k->dtype), n;
+    uint64_t e = gpt_dev_bytes(k->dtype);
 
     switch (k->op) {
     case GPT_KERN_EMBED:
@@ -87,6 +87,19 @@ static unsigned uses_of_rows(const struct gpt_kern *k, struct gpt_kern_use *uses
         READS(pos_back.dx, k->pos_back.rows * k->pos_back.cols * 4);
         WRITES(pos_back.dwpe, k->pos_back.seq * k->pos_back.cols * 4);
         break;
+    default:
+        break;
+    }
+    return u.n;
+}
+
+/* Those of the embedding, of the norms, and of rows. */
+static unsigned uses_of_rows(const struct gpt_kern *k, struct gpt_kern_use *uses)
+{
+    struct uses u = { uses, 0 };
+    uint64_t e = gpt_dev_bytes(k->dtype), n;
+
+    switch (k->op) {
     case GPT_KERN_NORM:
         n = k->norm.rows * k->norm.cols;
         READS(norm.x, n * 4);
@@ -130,7 +143,7 @@ static unsigned uses_of_rows(const struct gpt_kern *k, struct gpt_kern_use *uses
         WRITES(bias.y, ((k->bias.rows - 1) * k->bias.ld + k->bias.cols) * e);
         break;
     default:
-        break;
+        return uses_of_embedding(k, uses);
     }
     return u.n;
 }
