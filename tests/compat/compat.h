@@ -108,7 +108,7 @@ void co_see_notes(const struct co_job *job, struct zi_rank *ranks, uint32_t worl
 void co_see_saved(const struct co_job *job, struct zc_client *c, const char *snapshot,
                   uint64_t iteration);
 
-/* ---- the store (store.c, owner.c) */
+/* ---- the store (store.c, catalog.c) */
 
 /** Options of a daemon in d's directory: a static array, good until the next call. */
 const char *const *co_options(const struct zi_daemon *d, const char *page_elems, const char *io);
@@ -117,8 +117,10 @@ void co_make(struct zi_daemon *d);
 void co_archive(const struct zi_daemon *d, const char *path);
 /** Unpacks the archive into a new directory, as a store of whoever runs the test. */
 void co_unpack(struct zi_daemon *d, const char *path);
-/** Gives the jobs to whoever runs the test. */
+/** Gives the jobs of these data directories to whoever runs the test. */
 void co_own(const char *data, const char *more);
+/** Sees the records of the catalog; no daemon has it. */
+void co_see_records(const char *data, const char *more);
 /** zshardd --fsck must find nothing. */
 void co_fsck(const struct zi_daemon *d);
 

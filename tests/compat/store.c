@@ -106,6 +106,7 @@ void co_make(struct zi_daemon *d)
             fail_msg("clone of '%s': %s", job->of->name, zc_error(c));
     zc_close(c);
     zi_kill(d);
+    co_see_records(d->data, more(d));
 }
 
 void co_archive(const struct zi_daemon *d, const char *path)
