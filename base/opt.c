@@ -103,10 +103,14 @@ static double limit_max(const struct zb_opt *o)
 
 static void limit_add(struct text *t, const struct zb_opt *o, double limit)
 {
+    static const char units[] = "KMGTP";
     uint64_t n = limit < 0x1p64 ? (uint64_t)limit : UINT64_MAX;
+    unsigned unit = 0;
 
+    for (; o->type == ZB_OPT_SIZE && n > 0 && n % 1024 == 0 && units[unit]; unit++)
+        n /= 1024;
     if (o->type == ZB_OPT_SIZE)
-        text_add(t, "%s", zb_size_text(n).s);
+        text_add(t, "%llu%.*s", (unsigned long long)n, unit > 0, &units[unit - (unit > 0)]);
     else if (o->type == ZB_OPT_COUNT)
         text_add(t, "%llu", (unsigned long long)n);
     else
@@ -421,27 +425,37 @@ int zb_opt_parse(struct zb_opts *tables, size_t ntables, int argc, char **argv, 
 
 /* ---- help */
 
-/** Writes `len` bytes that stay together, after a blank or on a new line. */
-static void word_put(FILE *out, const char *word, size_t len, size_t *column, size_t indent)
+/** Lines of words: what is written of the last one. */
+struct lines {
+    FILE *out;
+    size_t column, indent; /* of all lines but the first */
+    bool begun;            /* a word before stands on this line */
+};
+
+/** Writes a word, after a blank or on a new line. */
+static void lines_word(struct lines *l, const char *word, size_t len)
 {
-    if (*column > indent && *column + 1 + len > LINE_COLUMNS) {
-        (void)fprintf(out, "\n%*s", (int)indent, "");
-        *column = indent;
-    } else if (*column > indent) {
-        (void)fputc(' ', out);
-        ++*column;
+    if (l->begun && l->column + 1 + len > LINE_COLUMNS) {
+        (void)fprintf(l->out, "\n%*s", (int)l->indent, "");
+        l->column = l->indent;
+    } else if (l->begun) {
+        (void)fputc(' ', l->out);
+        l->column++;
     }
-    (void)fwrite(word, 1, len, out);
-    *column += len;
+    (void)fwrite(word, 1, len, l->out);
+    l->column += len;
+    l->begun = true;
 }
 
-void zb_opt_wrap(FILE *out, const char *text, size_t column, size_t indent)
+void zb_opt_wrap(FILE *out, const char *text, size_t indent)
 {
+    struct lines l = { .out = out, .column = indent, .indent = indent };
+
     for (const char *at = text, *word; *at;) {
         size_t len = choice_next(&at, &word);
 
         if (len > 0)
-            word_put(out, word, len, &column, indent);
+            lines_word(&l, word, len);
     }
     (void)fputc('\n', out);
 }
@@ -456,19 +470,18 @@ static struct text arg_text(const struct zb_opt *o)
     return t;
 }
 
-void zb_opt_usage(FILE *out, const char *program, const char *words, const struct zb_opt *rows)
+void zb_opt_usage(FILE *out, const char *begin, const struct zb_opt *rows)
 {
-    size_t column = 0;
-    struct text t = { "usage: " };
+    struct lines l = { .out = out, .indent = USAGE_INDENT };
+    struct text t;
 
-    text_add(&t, "%s%s%s", program, *words ? " " : "", words);
-    word_put(out, t.s, strlen(t.s), &column, 0);
+    lines_word(&l, begin, strlen(begin));
     for (size_t i = 0, n = zb_opt_count(rows); i < n; i++) {
         t = (struct text){ "" };
         text_add(&t, "[--%s%s%s]%s", rows[i].name, rows[i].type == ZB_OPT_FLAG ? "" : " ",
                  arg_text(&rows[i]).s,
                  rows[i].type == ZB_OPT_WORDS && !rows[i].greedy ? "..." : "");
-        word_put(out, t.s, strlen(t.s), &column, USAGE_INDENT);
+        lines_word(&l, t.s, strlen(t.s));
     }
     (void)fputc('\n', out);
 }
@@ -505,6 +518,6 @@ void zb_opt_help(FILE *out, const struct zb_opt *rows)
             (void)fprintf(out, "%s\n%*s", left.s, (int)HELP_COLUMN, "");
         else
             (void)fprintf(out, "%-*s", (int)HELP_COLUMN, left.s);
-        zb_opt_wrap(out, right, HELP_COLUMN, HELP_COLUMN);
+        zb_opt_wrap(out, right, HELP_COLUMN);
     }
 }

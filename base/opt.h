@@ -109,15 +109,14 @@ int zb_opt_set(const struct zb_opt *o, void *values, const char *text, const cha
 int zb_opt_parse(struct zb_opts *tables, size_t ntables, int argc, char **argv, int *ret_words,
                  struct zb_err *err);
 
-/** Writes "usage: PROGRAM [--name ARG] ..." with `words` after the program, in lines of at most 80
- *  columns. */
-void zb_opt_usage(FILE *out, const char *program, const char *words, const struct zb_opt *rows);
+/** Writes `begin` and "[--name ARG] ...", in lines of at most 80 columns. */
+void zb_opt_usage(FILE *out, const char *begin, const struct zb_opt *rows);
 
 /** Writes what each option is, in lines of at most 80 columns. */
 void zb_opt_help(FILE *out, const struct zb_opt *rows);
 
-/** Writes words in lines of at most 80 columns: the first line begins at `column`, all others are
- *  indented. Ends with a newline. */
-void zb_opt_wrap(FILE *out, const char *text, size_t column, size_t indent);
+/** Writes words in lines of at most 80 columns, and a newline. All lines are indented; the first one
+ *  is already. */
+void zb_opt_wrap(FILE *out, const char *text, size_t indent);
 
 #endif

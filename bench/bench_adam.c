@@ -22,7 +22,6 @@
  * 8) = 28. A triad's element is 12: its stores do not read.
  */
 #include <errno.h>
-#include <getopt.h>
 #include <math.h>
 #include <pthread.h>
 #include <sched.h>
@@ -46,11 +45,9 @@
 #include "kernels/zk_page.h"
 
 #define ADAM_HUGE        (2 * ZB_MIB)
-#define ADAM_PARAMS      (256 * ZB_MIB) /* "at least 256 M parameters" */
-#define ADAM_TRIAD_ELEMS (64 * ZB_MIB)  /* of each array: 256 MiB */
-#define ADAM_PIECE_ELEMS 262144u        /* of a triad */
+#define ADAM_TRIAD_ELEMS (64 * ZB_MIB) /* of each array: 256 MiB */
 #define ADAM_THREADS_MAX 1024u
-#define ADAM_PEERS_MAX   4u
+#define ADAM_PIECE_ELEMS 262144u /* of a triad */
 
 /* What the peers are told, too. */
 static const struct zk_params adam_params = { .lr = 1e-3,
@@ -109,8 +106,8 @@ struct adam_bench {
     struct zbench *z;
     const struct zk_ops *ops;
     const char *kernels, *only;
-    const char *peers[ADAM_PEERS_MAX];
-    unsigned npeers;
+    struct zb_opt_words peers;
+    bool smoke;
     uint64_t params, triad_elems;
     uint32_t page_elems;
     unsigned threads, rounds;
@@ -578,115 +575,74 @@ static int adam_run(struct adam_bench *b)
                     "%s; %u rounds",
                     b->ops->name, b->threads, (unsigned long long)b->params, b->page_elems,
                     zb_size_text(b->triad_elems * sizeof(float)).s, b->rounds);
-    if (rc == 0 && b->npeers == 0)
+    if (rc == 0 && b->peers.n == 0)
         rc = adam_triad_init(b);
-    for (size_t i = 0; i < ZB_COUNT(adam_cases) && rc == 0 && b->npeers == 0; i++) {
+    for (size_t i = 0; i < ZB_COUNT(adam_cases) && rc == 0 && b->peers.n == 0; i++) {
         char row[64];
 
         (void)snprintf(row, sizeof(row), "%s/triad", adam_cases[i].name);
-        if (strncmp(row, b->only, strlen(b->only)) != 0)
+        if (!zbench_wants(b->only, row))
             continue;
         rc = adam_planes_init(b, &adam_cases[i], false);
         if (rc == 0)
             rc = adam_against_triad(b, &adam_cases[i]);
         adam_planes_done(b);
     }
-    for (unsigned i = 0; i < b->npeers && rc == 0; i++)
-        rc = adam_against_peer(b, b->peers[i]);
+    for (unsigned i = 0; i < b->peers.n && rc == 0; i++)
+        rc = adam_against_peer(b, b->peers.at[i]);
     for (int i = 0; i < 3; i++)
         adam_unmap(b->triad[i], b->triad_elems * sizeof(float));
     adam_team_end(b);
     return rc;
 }
 
-/* A number of [least, most], or -EINVAL. */
-static int adam_parse_number(struct zbench *z, const char *what, const char *text, unsigned least,
-                             unsigned most, unsigned *ret)
+static int adam_main(struct zbench *z, void *bench)
 {
-    char *end;
-    unsigned long v = strtoul(text, &end, 10);
+    struct adam_bench *b = bench;
+    cpu_set_t cpus;
+    int rc = 0;
 
-    if (end == text || *end != '\0' || text[0] == '-' || v < least || v > most)
-        return zb_fail(&z->err, -EINVAL, "--%s '%s': a number of %u .. %u", what, text, least,
-                       most);
-    *ret = (unsigned)v;
-    return 0;
-}
-
-static int adam_parse(struct adam_bench *b, int argc, char **argv)
-{
-    static const struct option options[] = {
-        { "params", required_argument, NULL, 'p' },  { "threads", required_argument, NULL, 't' },
-        { "rounds", required_argument, NULL, 'r' },  { "only", required_argument, NULL, 'o' },
-        { "kernels", required_argument, NULL, 'k' }, { "peer", required_argument, NULL, 'P' },
-        { "smoke", no_argument, NULL, 'q' },         { 0 },
-    };
-    int opt, rc = 0;
-
-    while (rc == 0 && (opt = getopt_long(argc, argv, "", options, NULL)) != -1) {
-        switch (opt) {
-        case 'p':
-            rc = zb_size_parse(optarg, &b->params, &b->z->err);
-            break;
-        case 't':
-            rc = adam_parse_number(b->z, "threads", optarg, 1, ADAM_THREADS_MAX, &b->threads);
-            break;
-        case 'r':
-            rc = adam_parse_number(b->z, "rounds", optarg, 1, ZBENCH_ROUNDS_MAX, &b->rounds);
-            break;
-        case 'o':
-            b->only = optarg;
-            break;
-        case 'k':
-            b->kernels = optarg;
-            break;
-        case 'P':
-            if (b->npeers == ADAM_PEERS_MAX)
-                rc = zb_fail(&b->z->err, -EINVAL, "--peer: at most %u", ADAM_PEERS_MAX);
-            else
-                b->peers[b->npeers++] = optarg;
-            break;
-        case 'q': /* does it work at all: the figures mean nothing */
-            b->params = ZB_MIB;
-            b->triad_elems = ADAM_PIECE_ELEMS;
-            b->rounds = 1;
-            break;
-        default: /* getopt has said what */
-            rc = zb_fail(&b->z->err, -EINVAL,
-                         "usage: zbench adam [--params N] [--threads N] [--rounds N] [--only CASE] "
-                         "[--kernels NAME] [--peer COMMAND]... [--smoke] [--json]");
-        }
+    b->z = z;
+    b->triad_elems = ADAM_TRIAD_ELEMS;
+    b->page_elems = ZB_PAGE_ELEMS_DEFAULT;
+    b->norm_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    if (b->smoke) { /* does it work at all: the figures mean nothing */
+        b->params = ZB_MIB;
+        b->triad_elems = ADAM_PIECE_ELEMS;
+        b->rounds = 1;
     }
-    if (rc == 0 && optind < argc)
-        rc = zb_fail(&b->z->err, -EINVAL, "'%s': zbench adam takes options only", argv[optind]);
-    b->params = b->params / b->page_elems * b->page_elems;
-    if (rc == 0 && b->params == 0)
-        rc = zb_fail(&b->z->err, -EINVAL, "--params: at least %u", b->page_elems);
+    if (b->threads == 0 && sched_getaffinity(0, sizeof(cpus), &cpus) != 0)
+        rc = zb_fail(&z->err, -errno, "the CPUs that this process may use: %m");
+    if (rc == 0 && b->threads == 0)
+        b->threads = (unsigned)CPU_COUNT(&cpus);
+    if (rc == 0)
+        rc = zk_select(b->kernels, &b->ops, &z->err);
+    if (rc == 0) {
+        (void)signal(SIGPIPE, SIG_IGN); /* a peer that has ended is an error like others */
+        rc = adam_run(b);
+    }
+    free(b->peers.at);
     return rc;
 }
 
-int zbench_adam(struct zbench *z, int argc, char **argv)
-{
-    static struct adam_bench b;
-    cpu_set_t cpus;
-    int rc;
+#define AT(member) ZB_OPT_AT(struct adam_bench, member)
 
-    b = (struct adam_bench){ .z = z,
-                             .only = "",
-                             .params = ADAM_PARAMS,
-                             .triad_elems = ADAM_TRIAD_ELEMS,
-                             .page_elems = ZB_PAGE_ELEMS_DEFAULT,
-                             .rounds = 20,
-                             .norm_lock = PTHREAD_MUTEX_INITIALIZER };
-    rc = adam_parse(&b, argc, argv);
-    if (rc == 0 && b.threads == 0 && sched_getaffinity(0, sizeof(cpus), &cpus) != 0)
-        rc = zb_fail(&z->err, -errno, "the CPUs that this process may use: %m");
-    if (rc == 0 && b.threads == 0)
-        b.threads = (unsigned)CPU_COUNT(&cpus);
-    if (rc == 0)
-        rc = zk_select(b.kernels, &b.ops, &z->err);
-    if (rc < 0)
-        return rc;
-    (void)signal(SIGPIPE, SIG_IGN); /* a peer that has ended is an error like others */
-    return adam_run(&b);
-}
+static const struct zb_opt adam_options[] = {
+    { "params", ZB_OPT_SIZE, AT(params), .arg = "N", .def = "256M", .min = ZB_PAGE_ELEMS_DEFAULT,
+      .round = ZB_PAGE_ELEMS_DEFAULT },
+    { "threads", ZB_OPT_COUNT, AT(threads), .arg = "N", .min = 1, .max = ADAM_THREADS_MAX },
+    ZBENCH_ROUNDS(struct adam_bench, "20"),
+    ZBENCH_ONLY(struct adam_bench, "CASE"),
+    { "kernels", ZB_OPT_TEXT, AT(kernels), .arg = "NAME" },
+    { "peer", ZB_OPT_WORDS, AT(peers), .arg = "COMMAND", .max = 4 },
+    { "smoke", ZB_OPT_FLAG, AT(smoke) },
+    { 0 },
+};
+
+const struct zbench_cmd zbench_adam = {
+    .name = "adam",
+    .help = "the optimizer step in memory, against a STREAM triad",
+    .options = adam_options,
+    .bytes = sizeof(struct adam_bench),
+    .run = adam_main,
+};

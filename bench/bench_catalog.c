@@ -21,7 +21,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <getopt.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,8 +32,6 @@
 #include "nvme/zn.h"
 #include "nvme/zn_catalog.h"
 
-#define CATALOG_ROUNDS    5u
-#define CATALOG_PAGES_MAX 100000000ul
 #define CATALOG_ROW_PAGES 64u
 #define CATALOG_CHUNK     (1u << 20)
 
@@ -284,18 +281,6 @@ static int catalog_run(struct catalog_bench *b)
     return rc;
 }
 
-static int catalog_number(struct catalog_bench *b, const char *option, const char *text,
-                          unsigned long max, unsigned long *ret)
-{
-    char *end;
-    unsigned long n = strtoul(text, &end, 10);
-
-    if (text[0] < '0' || text[0] > '9' || *end || n < 1 || n > max)
-        return zb_fail(&b->z->err, -EINVAL, "--%s '%s': from 1 to %lu", option, text, max);
-    *ret = n;
-    return 0;
-}
-
 static int catalog_all(struct catalog_bench *b)
 {
     static const unsigned long pages[] = { 10000, 100000 };
@@ -316,36 +301,34 @@ static int catalog_all(struct catalog_bench *b)
     return rc;
 }
 
-int zbench_catalog(struct zbench *z, int argc, char **argv)
+static int catalog_main(struct zbench *z, void *bench)
 {
-    static const struct option options[] = { { "dir", required_argument, NULL, 'd' },
-                                             { "pages", required_argument, NULL, 'p' },
-                                             { "rounds", required_argument, NULL, 'r' },
-                                             { 0 } };
-    struct catalog_bench b = { .z = z, .dir = ".", .seed = 1 };
-    unsigned long rounds = CATALOG_ROUNDS;
-    int c, rc = 0;
+    struct catalog_bench *b = bench;
+    int rc;
 
-    while (rc == 0 && (c = getopt_long(argc, argv, "", options, NULL)) != -1) {
-        if (c == 'd')
-            b.dir = optarg;
-        else if (c == 'p')
-            rc = catalog_number(&b, "pages", optarg, CATALOG_PAGES_MAX, &b.pages);
-        else if (c == 'r')
-            rc = catalog_number(&b, "rounds", optarg, ZBENCH_ROUNDS_MAX, &rounds);
-        else
-            rc = zb_fail(&z->err, -EINVAL, "catalog: an option that is not known");
-    }
-    if (rc == 0 && optind < argc)
-        rc = zb_fail(&z->err, -EINVAL, "catalog: '%s' is one word too many", argv[optind]);
-    if (rc == 0 && strlen(b.dir) > 400)
-        rc = zb_fail(&z->err, -EINVAL, "catalog: --dir is too long");
-    if (rc < 0)
-        return rc;
-    b.rounds = (unsigned)rounds;
-    rc = catalog_all(&b);
-    catalog_unlink(&b);
-    (void)unlink(b.raw);
-    free(b.chunk);
+    b->z = z;
+    b->seed = 1;
+    if (strlen(b->dir) > 400)
+        return zb_fail(&z->err, -EINVAL, "--dir is too long");
+    rc = catalog_all(b);
+    catalog_unlink(b);
+    (void)unlink(b->raw);
+    free(b->chunk);
     return rc;
 }
+
+static const struct zb_opt catalog_options[] = {
+    ZBENCH_DIR(struct catalog_bench, "."),
+    { "pages", ZB_OPT_COUNT, ZB_OPT_AT(struct catalog_bench, pages), .arg = "N", .min = 1,
+      .max = 100000000 },
+    ZBENCH_ROUNDS(struct catalog_bench, "5"),
+    { 0 },
+};
+
+const struct zbench_cmd zbench_catalog = {
+    .name = "catalog",
+    .help = "commits of a catalog of so many pages, against writing as many bytes",
+    .options = catalog_options,
+    .bytes = sizeof(struct catalog_bench),
+    .run = catalog_main,
+};

@@ -28,7 +28,6 @@
  * the same bits behind each slice.
  */
 #include <errno.h>
-#include <getopt.h>
 #include <inttypes.h>
 #include <netinet/in.h>
 #include <signal.h>
@@ -433,58 +432,38 @@ static int comm_way(struct comm_bench *b, const struct comm_way *way)
 
 /* ---- options */
 
-static int comm_options(struct comm_bench *b, int argc, char **argv)
+#define AT(member)  ZB_OPT_AT(struct comm_bench, member)
+#define COMM_SLICES (COMM_RANKS_MAX * ZB_BLOCK_ELEMS)
+
+static const struct zb_opt comm_options[] = {
+    { "ranks", ZB_OPT_COUNT, AT(ranks), .arg = "N", .def = "2", .min = 2, .max = COMM_RANKS_MAX },
+    { "units", ZB_OPT_COUNT, AT(units), .arg = "N", .def = "8", .min = 2, .max = COMM_UNITS_MAX },
+    { "elems", ZB_OPT_SIZE, AT(elems), .arg = "N", .def = "512K", .min = COMM_SLICES,
+      .max = UINT64_C(1) << 30, .round = COMM_SLICES },
+    { "rate", ZB_OPT_SIZE, AT(rate), .arg = "SIZE", .def = "25000000", .min = 100000,
+      .max = UINT64_C(1) << 36 },
+    ZBENCH_ROUNDS(struct comm_bench, "6"),
+    ZBENCH_ONLY(struct comm_bench, "delayed|tbf"),
+    { 0 },
+};
+
+static int comm_main(struct zbench *z, void *bench)
 {
-    static const struct option options[] = { { "ranks", required_argument, NULL, 'n' },
-                                             { "units", required_argument, NULL, 'u' },
-                                             { "elems", required_argument, NULL, 'e' },
-                                             { "rate", required_argument, NULL, 'b' },
-                                             { "rounds", required_argument, NULL, 'r' },
-                                             { "only", required_argument, NULL, 'o' },
-                                             { 0 } };
-    struct zbench *z = b->z;
-    int c, rc = 0;
+    struct comm_bench *b = bench;
+    int rc = 0;
 
-    while (rc == 0 && (c = getopt_long(argc, argv, "", options, NULL)) != -1) {
-        uint64_t *number = c == 'n'   ? &b->ranks
-                           : c == 'u' ? &b->units
-                           : c == 'e' ? &b->elems
-                           : c == 'b' ? &b->rate
-                           : c == 'r' ? &b->rounds
-                                      : NULL;
-
-        if (number)
-            rc = zb_size_parse(optarg, number, &z->err);
-        else if (c == 'o')
-            b->only = optarg;
-        else
-            rc = zb_fail(&z->err, -EINVAL, "comm: an option that is not known");
-    }
-    if (rc == 0 && optind < argc)
-        rc = zb_fail(&z->err, -EINVAL, "comm: '%s' is one word too many", argv[optind]);
-    if (rc == 0 && (b->ranks < 2 || b->ranks > COMM_RANKS_MAX || b->units < 2 ||
-                    b->units > COMM_UNITS_MAX || b->elems < COMM_RANKS_MAX * ZB_BLOCK_ELEMS ||
-                    b->elems > UINT64_C(1) << 30 || b->rate < 100000 ||
-                    b->rate > UINT64_C(1) << 36 || b->rounds < 1 || b->rounds > ZBENCH_ROUNDS_MAX))
-        rc = zb_fail(&z->err, -EINVAL,
-                     "comm: 2 to %u ranks, 2 to %u units of 32K to 1G elements, a rate of 100K to "
-                     "64G, rounds from 1 to %d",
-                     COMM_RANKS_MAX, COMM_UNITS_MAX, ZBENCH_ROUNDS_MAX);
-    b->elems -= b->elems % (COMM_RANKS_MAX * ZB_BLOCK_ELEMS);
-    return rc;
-}
-
-int zbench_comm(struct zbench *z, int argc, char **argv)
-{
-    static struct comm_bench b = {
-        .units = 8, .elems = UINT64_C(1) << 19, .rate = 25000000, .ranks = 2, .rounds = 6
-    };
-    int rc;
-
-    b.z = z;
-    rc = comm_options(&b, argc, argv);
+    b->z = z;
     for (size_t i = 0; i < ZB_COUNT(ways) && rc == 0; i++)
-        if (!b.only || strcmp(b.only, ways[i].name) == 0)
-            rc = comm_way(&b, &ways[i]);
+        if (!b->only || strcmp(b->only, ways[i].name) == 0)
+            rc = comm_way(b, &ways[i]);
     return rc;
 }
+
+const struct zbench_cmd zbench_comm = {
+    .name = "comm",
+    .help = "communication that a rank of ZeRO-3 waits for, with prefetching and overlap_comm, "
+            "against without, on a link that is as slow as the computing",
+    .options = comm_options,
+    .bytes = sizeof(struct comm_bench),
+    .run = comm_main,
+};

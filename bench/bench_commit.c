@@ -22,7 +22,6 @@
 #include "bench/zbench.h"
 
 #include <errno.h>
-#include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,9 +33,6 @@
 #include "client/zclient.h"
 
 #define COMMIT_UNITS   8u
-#define COMMIT_ROUNDS  10u
-#define COMMIT_PARAMS  (UINT64_C(16) << 20)
-#define COMMIT_PAGE    262144u /* the daemon's default */
 #define COMMIT_STAGING (UINT64_C(8) << 20)
 
 struct commit_bench {
@@ -349,63 +345,49 @@ static int snapshot_case(struct commit_bench *b)
 
 /* ---- options */
 
-static int commit_options(struct commit_bench *b, int argc, char **argv)
-{
-    static const struct option options[] = { { "dir", required_argument, NULL, 'd' },
-                                             { "params", required_argument, NULL, 'p' },
-                                             { "rounds", required_argument, NULL, 'r' },
-                                             { "page-elems", required_argument, NULL, 'e' },
-                                             { 0 } };
-    struct zbench *z = b->z;
-    uint64_t rounds = COMMIT_ROUNDS;
-    int c, rc = 0;
+#define AT(member) ZB_OPT_AT(struct commit_bench, member)
 
-    while (rc == 0 && (c = getopt_long(argc, argv, "", options, NULL)) != -1) {
-        if (c == 'd')
-            b->dir = optarg;
-        else if (c == 'p')
-            rc = zb_size_parse(optarg, &b->params, &z->err);
-        else if (c == 'e')
-            rc = zb_size_parse(optarg, &b->page_elems, &z->err);
-        else if (c == 'r')
-            rc = zb_size_parse(optarg, &rounds, &z->err);
-        else
-            rc = zb_fail(&z->err, -EINVAL, "commit: an option that is not known");
-    }
-    if (rc == 0 && optind < argc)
-        rc = zb_fail(&z->err, -EINVAL, "commit: '%s' is one word too many", argv[optind]);
-    if (rc == 0 && (rounds < 1 || rounds > ZBENCH_ROUNDS_MAX || b->params < COMMIT_UNITS * 4096u ||
-                    b->params > UINT64_C(1) << 36))
-        rc = zb_fail(&z->err, -EINVAL, "commit: rounds from 1 to %d, parameters from 32K to 64G",
-                     ZBENCH_ROUNDS_MAX);
-    b->rounds = (unsigned)rounds;
+static const struct zb_opt commit_options[] = {
+    ZBENCH_DIR(struct commit_bench, "/var/tmp"),
+    { "params", ZB_OPT_SIZE, AT(params), .arg = "N", .def = "16M", .min = COMMIT_UNITS * 4096,
+      .max = UINT64_C(1) << 36 },
+    { "page-elems", ZB_OPT_SIZE, AT(page_elems), .arg = "N", .def = "256K" }, /* the daemon's */
+    ZBENCH_ROUNDS(struct commit_bench, "10"),
+    { 0 },
+};
+
+static int commit_main(struct zbench *z, void *bench)
+{
+    struct commit_bench *b = bench;
+    int rc;
+
+    b->z = z;
     b->count = b->params / COMMIT_UNITS / 4096 * 4096;
-    return rc;
+    rc = commit_case(b, "commit/resident/plain-step", false);
+    return rc < 0 ? rc : commit_case(b, "commit/streamed/plain-step", true);
 }
 
-static struct commit_bench commit_defaults(struct zbench *z)
+static int snapshot_main(struct zbench *z, void *bench)
 {
-    return (struct commit_bench){ .z = z,
-                                  .dir = "/var/tmp",
-                                  .params = COMMIT_PARAMS,
-                                  .page_elems = COMMIT_PAGE,
-                                  .rounds = COMMIT_ROUNDS };
+    struct commit_bench *b = bench;
+
+    b->z = z;
+    b->count = b->params / COMMIT_UNITS / 4096 * 4096;
+    return snapshot_case(b);
 }
 
-int zbench_commit(struct zbench *z, int argc, char **argv)
-{
-    struct commit_bench b = commit_defaults(z);
-    int rc = commit_options(&b, argc, argv);
+const struct zbench_cmd zbench_commit = {
+    .name = "commit",
+    .help = "a step that commits, against one that does not",
+    .options = commit_options,
+    .bytes = sizeof(struct commit_bench),
+    .run = commit_main,
+};
 
-    if (rc == 0)
-        rc = commit_case(&b, "commit/resident/plain-step", false);
-    return rc < 0 ? rc : commit_case(&b, "commit/streamed/plain-step", true);
-}
-
-int zbench_snapshot(struct zbench *z, int argc, char **argv)
-{
-    struct commit_bench b = commit_defaults(z);
-    int rc = commit_options(&b, argc, argv);
-
-    return rc < 0 ? rc : snapshot_case(&b);
-}
+const struct zbench_cmd zbench_snapshot = {
+    .name = "snapshot",
+    .help = "a step with a snapshot in its middle, against one without",
+    .options = commit_options,
+    .bytes = sizeof(struct commit_bench),
+    .run = snapshot_main,
+};

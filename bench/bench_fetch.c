@@ -22,7 +22,6 @@
 #include "bench/zbench.h"
 
 #include <errno.h>
-#include <getopt.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -40,9 +39,6 @@
 #define FETCH_SHARDS     64u
 #define FETCH_PING_BYTES 64u
 #define FETCH_WARM_UP    200u /* operations before anything counts */
-#define FETCH_OPS        2000u
-#define FETCH_OPS_MAX    1000000u
-#define FETCH_ROUNDS     25u
 
 struct fetch_bench {
     struct zbench *z;
@@ -278,44 +274,30 @@ static int fetch_run(struct fetch_bench *b)
     return rc < 0 ? fetch_failed(b, rc) : 0;
 }
 
-static int fetch_number(struct fetch_bench *b, const char *option, const char *text, unsigned max,
-                        unsigned *ret)
+static int fetch_main(struct zbench *z, void *bench)
 {
-    char *end;
-    unsigned long n = strtoul(text, &end, 10);
+    struct fetch_bench *b = bench;
+    int rc;
 
-    if (text[0] < '0' || text[0] > '9' || *end || n < 1 || n > max)
-        return zb_fail(&b->z->err, -EINVAL, "--%s '%s': from 1 to %u", option, text, max);
-    *ret = (unsigned)n;
-    return 0;
-}
-
-int zbench_fetch(struct zbench *z, int argc, char **argv)
-{
-    static const struct option options[] = { { "rounds", required_argument, NULL, 'r' },
-                                             { "ops", required_argument, NULL, 'o' },
-                                             { 0 } };
-    struct fetch_bench b = {
-        .z = z, .rounds = FETCH_ROUNDS, .ops = FETCH_OPS, .daemon = ZBENCH_NO_DAEMON, .ping = -1
-    };
-    int c, rc = 0;
-
-    for (int i = 1; i < argc; i++)
-        if (strcmp(argv[i], "--gpu") == 0)
-            return zbench_fetch_gpu(z, argc, argv);
-    while (rc == 0 && (c = getopt_long(argc, argv, "", options, NULL)) != -1) {
-        if (c == 'r')
-            rc = fetch_number(&b, "rounds", optarg, ZBENCH_ROUNDS_MAX, &b.rounds);
-        else if (c == 'o')
-            rc = fetch_number(&b, "ops", optarg, FETCH_OPS_MAX, &b.ops);
-        else
-            rc = zb_fail(&z->err, -EINVAL, "fetch: an option that is not known");
-    }
-    if (rc == 0 && optind < argc)
-        rc = zb_fail(&z->err, -EINVAL, "fetch: '%s' is one word too many", argv[optind]);
-    if (rc < 0)
-        return rc;
-    rc = fetch_run(&b);
-    fetch_end(&b);
+    b->z = z;
+    b->daemon = ZBENCH_NO_DAEMON;
+    b->ping = -1;
+    rc = fetch_run(b);
+    fetch_end(b);
     return rc;
 }
+
+static const struct zb_opt fetch_options[] = {
+    ZBENCH_ROUNDS(struct fetch_bench, "25"),
+    { "ops", ZB_OPT_COUNT, ZB_OPT_AT(struct fetch_bench, ops), .arg = "N", .def = "2000", .min = 1,
+      .max = 1000000 },
+    { 0 },
+};
+
+const struct zbench_cmd zbench_fetch = {
+    .name = "fetch",
+    .help = "latency of a fetch and release of a resident shard, against a raw ping-pong",
+    .options = fetch_options,
+    .bytes = sizeof(struct fetch_bench),
+    .run = fetch_main,
+};

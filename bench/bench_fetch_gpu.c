@@ -23,7 +23,6 @@
  * between our slices (nvme: drive.h).
  */
 #include <errno.h>
-#include <getopt.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -44,23 +43,21 @@
 #include "bench/process.h"
 #include "client/zclient.h"
 
-#define GPU_SIZE      (UINT64_C(1) << 30)
 #define GPU_UNIT      (UINT64_C(32) << 20) /* bytes */
 #define GPU_UNITS_MAX 1024u
 #define GPU_UNITS_MIN 8u
-#define GPU_ROUNDS    9u
 #define GPU_AHEAD     3u /* units on their way at one time */
 #define GPU_STAGING   (UINT64_C(4) << 20)
 #define GPU_BUFFERS   (UINT64_C(32) << 20) /* of pages, of the daemon */
 #define GPU_RING      4u /* units that pass through the host's memory at one time */
 #define GPU_PAGE      (2u * ZB_PAGE_ELEMS_DEFAULT) /* bytes that the daemon reads at a time */
-#define GPU_RATE      UINT64_C(1000000000)
 
 struct gpu_bench {
     struct zbench *z;
     const char *device, *dir;
     uint64_t size, rate;
     unsigned rounds;
+    bool gpu_flag; /* --gpu: without it this is another bench */
 
     struct zk_gpu *gpu;
     struct zk_gpu_stream *stream;
@@ -651,63 +648,43 @@ static void gpu_end(struct gpu_bench *b)
     zk_gpu_close(b->gpu);
 }
 
-static int gpu_option(struct gpu_bench *b, int c)
+static int gpu_main(struct zbench *z, void *bench)
 {
-    uint64_t n = 0;
-    int rc = 0;
+    struct gpu_bench *b = bench;
+    int rc;
 
-    if (c == 'd')
-        b->device = optarg;
-    else if (c == 'D')
-        b->dir = optarg;
-    else if (c == 's')
-        rc = zb_size_parse(optarg, &b->size, &b->z->err);
-    else if (c == 'R')
-        rc = zb_size_parse(optarg, &b->rate, &b->z->err);
-    else if (c == 'r' && (rc = zb_size_parse(optarg, &n, &b->z->err)) == 0)
-        b->rounds = n >= 1 && n <= ZBENCH_ROUNDS_MAX ? (unsigned)n : 0;
-    else if (c != 'g' && c != 'r')
-        rc = zb_fail(&b->z->err, -EINVAL, "fetch --gpu: an option that is not known");
+    b->z = z;
+    b->daemon = ZBENCH_NO_DAEMON;
+    b->other_fd = -1;
+    b->unit_bytes = zb_min_u64(GPU_UNIT, b->size / GPU_UNITS_MIN) >> 20 << 20;
+    b->units = (uint32_t)zb_min_u64(b->size / b->unit_bytes, GPU_UNITS_MAX);
+    b->size = b->units * b->unit_bytes;
+    rc = other_fork(b);
+    if (rc == 0)
+        rc = gpu_open(b);
+    if (rc == 0)
+        rc = gpu_cases(b);
+    gpu_end(b);
     return rc;
 }
 
-int zbench_fetch_gpu(struct zbench *z, int argc, char **argv)
-{
-    static const struct option options[] = { { "gpu", no_argument, NULL, 'g' },
-                                             { "device", required_argument, NULL, 'd' },
-                                             { "size", required_argument, NULL, 's' },
-                                             { "dir", required_argument, NULL, 'D' },
-                                             { "rounds", required_argument, NULL, 'r' },
-                                             { "rate", required_argument, NULL, 'R' },
-                                             { 0 } };
-    struct gpu_bench b = { .z = z,
-                           .device = "cuda",
-                           .dir = "/tmp",
-                           .size = GPU_SIZE,
-                           .rate = GPU_RATE,
-                           .rounds = GPU_ROUNDS,
-                           .daemon = ZBENCH_NO_DAEMON,
-                           .other_fd = -1 };
-    int c, rc = 0;
+#define AT(member) ZB_OPT_AT(struct gpu_bench, member)
 
-    while (rc == 0 && (c = getopt_long(argc, argv, "", options, NULL)) != -1)
-        rc = gpu_option(&b, c);
-    if (rc == 0 && optind < argc)
-        rc = zb_fail(&z->err, -EINVAL, "fetch: '%s' is one word too many", argv[optind]);
-    b.unit_bytes = zb_min_u64(GPU_UNIT, b.size / GPU_UNITS_MIN) >> 20 << 20;
-    b.units = b.unit_bytes ? (uint32_t)zb_min_u64(b.size / b.unit_bytes, GPU_UNITS_MAX) : 0;
-    b.size = b.units * b.unit_bytes;
-    if (rc == 0 && b.units == 0)
-        rc = zb_fail(&z->err, -EINVAL, "--size: at least 8M");
-    if (rc == 0 && (b.rounds == 0 || b.rate == 0))
-        rc = zb_fail(&z->err, -EINVAL, "--rounds from 1 to %d, and a --rate", ZBENCH_ROUNDS_MAX);
-    if (rc < 0)
-        return rc;
-    rc = other_fork(&b);
-    if (rc == 0)
-        rc = gpu_open(&b);
-    if (rc == 0)
-        rc = gpu_cases(&b);
-    gpu_end(&b);
-    return rc;
-}
+static const struct zb_opt gpu_options[] = {
+    { "gpu", ZB_OPT_FLAG, AT(gpu_flag) },
+    { "device", ZB_OPT_TEXT, AT(device), .arg = "NAME", .def = "cuda" },
+    { "size", ZB_OPT_SIZE, AT(size), .arg = "SIZE", .def = "1G", .min = GPU_UNITS_MIN * ZB_MIB },
+    { "rate", ZB_OPT_SIZE, AT(rate), .arg = "SIZE", .def = "1000000000", .min = 1 },
+    ZBENCH_DIR(struct gpu_bench, "/tmp"),
+    ZBENCH_ROUNDS(struct gpu_bench, "9"),
+    { 0 },
+};
+
+const struct zbench_cmd zbench_fetch_gpu = {
+    .name = "fetch",
+    .flag = "--gpu",
+    .help = "fetches into a GPU's memory, against a copy from pinned memory",
+    .options = gpu_options,
+    .bytes = sizeof(struct gpu_bench),
+    .run = gpu_main,
+};

@@ -14,7 +14,6 @@
  * finite.
  */
 #include <errno.h>
-#include <getopt.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -23,8 +22,7 @@
 #include "base/util.h"
 #include "bench/device.h"
 
-#define GPU_ELEMS   (UINT64_C(256) << 20) /* one work takes 0.2 ms at least, a call 5 us */
-#define GPU_ROUNDS  9u
+#define GPU_ELEMS   "256M" /* one work takes 0.2 ms at least, a call 5 us */
 #define SLICE_WORKS 8u
 #define BYTE        0x3c
 
@@ -273,53 +271,37 @@ static void gpu_close(struct gpu_bench *b)
     zk_gpu_close(b->gpu);
 }
 
-static int gpu_options(struct gpu_bench *b, int argc, char **argv)
+static int gpu_main(struct zbench *z, void *bench)
 {
-    static const struct option options[] = { { "device", required_argument, NULL, 'd' },
-                                             { "elems", required_argument, NULL, 'e' },
-                                             { "rounds", required_argument, NULL, 'r' },
-                                             { "only", required_argument, NULL, 'o' },
-                                             { 0 } };
-    uint64_t rounds = GPU_ROUNDS;
-    int c, rc = 0;
+    struct gpu_bench *b = bench;
+    int rc;
 
-    while (rc == 0 && (c = getopt_long(argc, argv, "", options, NULL)) != -1) {
-        if (c == 'd')
-            b->device = optarg;
-        else if (c == 'o')
-            b->only = optarg;
-        else if (c == 'e')
-            rc = zb_size_parse(optarg, &b->elems, &b->z->err);
-        else if (c == 'r')
-            rc = zb_size_parse(optarg, &rounds, &b->z->err);
-        else
-            rc = zb_fail(&b->z->err, -EINVAL, "gpu: an option that is not known");
-    }
-    if (rc == 0 && optind < argc)
-        rc = zb_fail(&b->z->err, -EINVAL, "gpu: '%s' is one word too many", argv[optind]);
-    if (rc == 0 && (rounds < 1 || rounds > ZBENCH_ROUNDS_MAX || b->elems < ZB_BLOCK_ELEMS ||
-                    b->elems > UINT64_C(1) << 32))
-        rc = zb_fail(&b->z->err, -EINVAL, "gpu: rounds from 1 to %d, elements from 4K to 4G",
-                     ZBENCH_ROUNDS_MAX);
-    b->elems -= b->elems % ZB_BLOCK_ELEMS;
-    b->rounds = (unsigned)rounds;
-    return rc;
-}
-
-int zbench_gpu(struct zbench *z, int argc, char **argv)
-{
-    struct gpu_bench b = { .z = z, .device = "cuda", .only = "", .elems = GPU_ELEMS };
-    int rc = gpu_options(&b, argc, argv);
-
+    b->z = z;
+    rc = gpu_open(b);
     if (rc == 0)
-        rc = gpu_open(&b);
+        rc = gpu_fill(b);
     if (rc == 0)
-        rc = gpu_fill(&b);
-    if (rc == 0)
-        rc = gpu_rounds(&b, "copy", NULL, 0);
+        rc = gpu_rounds(b, "copy", NULL, 0);
     for (size_t i = 0; i < ZB_COUNT(cases) && rc == 0; i++)
-        if (strncmp(cases[i].name, b.only, strlen(b.only)) == 0)
-            rc = gpu_case(&b, &cases[i]);
-    gpu_close(&b);
+        if (zbench_wants(b->only, cases[i].name))
+            rc = gpu_case(b, &cases[i]);
+    gpu_close(b);
     return rc;
 }
+
+static const struct zb_opt gpu_options[] = {
+    { "device", ZB_OPT_TEXT, ZB_OPT_AT(struct gpu_bench, device), .arg = "NAME", .def = "cuda" },
+    { "elems", ZB_OPT_SIZE, ZB_OPT_AT(struct gpu_bench, elems), .arg = "N", .def = GPU_ELEMS,
+      .min = ZB_BLOCK_ELEMS, .max = UINT64_C(1) << 32, .round = ZB_BLOCK_ELEMS },
+    ZBENCH_ROUNDS(struct gpu_bench, "9"),
+    ZBENCH_ONLY(struct gpu_bench, "step/adamw"),
+    { 0 },
+};
+
+const struct zbench_cmd zbench_gpu = {
+    .name = "gpu",
+    .help = "the kernels of a GPU, against its copies within device memory",
+    .options = gpu_options,
+    .bytes = sizeof(struct gpu_bench),
+    .run = gpu_main,
+};

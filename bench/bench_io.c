@@ -42,7 +42,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <getopt.h>
 #include <jansson.h>
 #include <poll.h>
 #include <signal.h>
@@ -71,11 +70,9 @@
 #define IO_BLOCK_MAX (4 * ZB_MIB)
 _Static_assert(IO_INFLIGHT / IO_BLOCK_MIN == IO_DEPTH_MAX, "a buffer for each request");
 
-#define IO_CRC_BYTES   65536u
-#define IO_CRC_LIMIT   60.0 /* CPU milliseconds per GB: what we promise */
-#define IO_SIM_NS      100000
-#define IO_SLICES_MAX  (2 * ZBENCH_ROUNDS_MAX)
-#define IO_SECONDS_MAX 3600.0
+#define IO_CRC_BYTES 65536u
+#define IO_CRC_LIMIT 60.0 /* CPU milliseconds per GB: what we promise */
+#define IO_SIM_NS    100000
 
 enum io_mix { IO_READ, IO_WRITE, IO_MIXED };
 
@@ -119,16 +116,17 @@ struct io_how {
 struct io_bench {
     struct zbench *z;
     const char *dir;
-    const char *only;         /* the beginning of case names; "": all */
-    const char *against;      /* one comparison; "": all */
+    const char *only;         /* the beginning of case names; NULL: all */
+    const char *against;      /* one comparison; NULL: all */
     const char *peer_command; /* of another program, or NULL */
     struct zbench_peer peer;
     bool fixed_bufs; /* fio may lock its buffers, and so may we */
     uint64_t at;     /* in_order: where the last slice ended */
     uint64_t size_bytes;
     double seconds; /* of a slice */
-    unsigned rounds;
-    unsigned round_slices; /* of io_round: all, or the first half */
+    bool smoke;
+    unsigned slices, rounds; /* of two slices each */
+    unsigned round_slices;   /* of io_round: all, or the first half */
     char path[4096];
     char *fill; /* IO_INFLIGHT random bytes */
     bool direct;
@@ -610,10 +608,10 @@ static int io_case(struct io_bench *b, enum io_mix mix, size_t block)
     int rc = 0;
 
     (void)snprintf(name, sizeof(name), "%s/%s", io_mixes[mix].name, io_blocks[block].name);
-    if (strncmp(name, b->only, strlen(b->only)) != 0)
+    if (!zbench_wants(b->only, name))
         return 0;
     for (size_t i = 0; i < ZB_COUNT(io_cases) && rc == 0; i++)
-        if (b->against[0] == '\0' || strcmp(b->against, io_cases[i].name) == 0)
+        if (!b->against || strcmp(b->against, io_cases[i].name) == 0)
             rc = io_cases[i].run(b, mix, block);
     return rc;
 }
@@ -636,115 +634,63 @@ static int io_run_cases(struct io_bench *b)
     return rc;
 }
 
-/* A number of [least, most], or -EINVAL. */
-static int io_parse_number(struct zbench *z, const char *what, const char *text, double least,
-                           double most, double *ret)
+static int io_main(struct zbench *z, void *bench)
 {
-    char *end;
-    double v = strtod(text, &end);
-
-    if (end == text || *end != '\0' || !(v >= least && v <= most))
-        return zb_fail(&z->err, -EINVAL, "--%s '%s': a number of %g .. %g", what, text, least,
-                       most);
-    *ret = v;
-    return 0;
-}
-
-static int io_parse(struct io_bench *b, int argc, char **argv)
-{
-    static const struct option options[] = {
-        { "dir", required_argument, NULL, 'd' },
-        { "size", required_argument, NULL, 's' },
-        { "seconds", required_argument, NULL, 't' },
-        { "slices", required_argument, NULL, 'n' },
-        { "only", required_argument, NULL, 'o' },
-        { "against", required_argument, NULL, 'a' },
-        { "peer", required_argument, NULL, 'p' },
-        { "smoke", no_argument, NULL, 'q' },
-        { 0 },
-    };
-    double slices = 0;
-    int opt, rc = 0;
-
-    while (rc == 0 && (opt = getopt_long(argc, argv, "", options, NULL)) != -1) {
-        switch (opt) {
-        case 'd':
-            b->dir = optarg;
-            break;
-        case 's':
-            rc = zb_size_parse(optarg, &b->size_bytes, &b->z->err);
-            break;
-        case 't':
-            rc = io_parse_number(b->z, "seconds", optarg, 0.01, IO_SECONDS_MAX, &b->seconds);
-            break;
-        case 'n':
-            rc = io_parse_number(b->z, "slices", optarg, 2, IO_SLICES_MAX, &slices);
-            if (rc == 0)
-                b->rounds = (unsigned)(slices + 1) / 2;
-            break;
-        case 'o':
-            b->only = optarg;
-            break;
-        case 'a':
-            b->against = optarg;
-            break;
-        case 'p':
-            b->peer_command = optarg;
-            break;
-        case 'q': /* does it work at all: the figures mean nothing */
-            b->size_bytes = 32 * ZB_MIB;
-            b->seconds = 0.02;
-            b->rounds = 1;
-            b->round_slices = ZB_COUNT(io_round) / 2;
-            break;
-        default: /* getopt has said what */
-            rc = zb_fail(
-                &b->z->err, -EINVAL,
-                "usage: zbench io [--dir DIR] [--size SIZE] "
-                "[--seconds S] [--slices N] [--only CASE] [--against WHAT] [--peer COMMAND] "
-                "[--smoke] [--json]");
-        }
-    }
-    if (rc == 0 && optind < argc)
-        rc = zb_fail(&b->z->err, -EINVAL, "'%s': zbench io takes options only", argv[optind]);
-    b->size_bytes = b->size_bytes / ZB_MIB * ZB_MIB;
-    if (rc == 0 && b->size_bytes < 2 * IO_BLOCK_MAX)
-        rc = zb_fail(&b->z->err, -EINVAL, "--size: at least %s", zb_size_text(2 * IO_BLOCK_MAX).s);
-    return rc;
-}
-
-int zbench_io(struct zbench *z, int argc, char **argv)
-{
-    struct io_bench b = { .z = z,
-                          .dir = ".",
-                          .only = "",
-                          .against = "",
-                          .size_bytes = ZB_GIB,
-                          .seconds = 0.3,
-                          .rounds = 10,
-                          .round_slices = ZB_COUNT(io_round),
-                          .seed = UINT64_C(0x9e3779b97f4a7c15) };
+    struct io_bench *b = bench;
     struct sigaction act = { .sa_handler = io_on_signal };
     struct rlimit lock;
-    int rc = io_parse(&b, argc, argv);
+    int rc;
 
-    if (rc == 0 && getrlimit(RLIMIT_MEMLOCK, &lock) == 0)
-        b.fixed_bufs = geteuid() == 0 || lock.rlim_cur >= 2 * IO_INFLIGHT;
-    if (rc == 0)
-        rc = zbench_fio_find(z);
+    b->z = z;
+    b->seed = UINT64_C(0x9e3779b97f4a7c15);
+    b->round_slices = ZB_COUNT(io_round);
+    b->rounds = (b->slices + 1) / 2;
+    if (b->smoke) { /* does it work at all: the figures mean nothing */
+        b->size_bytes = 32 * ZB_MIB;
+        b->seconds = 0.02;
+        b->rounds = 1;
+        b->round_slices /= 2;
+    }
+    if (getrlimit(RLIMIT_MEMLOCK, &lock) == 0)
+        b->fixed_bufs = geteuid() == 0 || lock.rlim_cur >= 2 * IO_INFLIGHT;
+    rc = zbench_fio_find(z);
     if (rc < 0)
         return rc;
-    b.fill = malloc(IO_INFLIGHT);
-    if (!b.fill)
+    b->fill = malloc(IO_INFLIGHT);
+    if (!b->fill)
         return zb_fail(&z->err, -ENOMEM, "%s of random bytes: %m", zb_size_text(IO_INFLIGHT).s);
     for (size_t i = 0; i < IO_INFLIGHT / sizeof(uint64_t); i++)
-        ((uint64_t *)(void *)b.fill)[i] = io_random(&b);
-    (void)snprintf(b.path, sizeof(b.path), "%s/zbench-io-%d.data", b.dir, (int)getpid());
+        ((uint64_t *)(void *)b->fill)[i] = io_random(b);
+    (void)snprintf(b->path, sizeof(b->path), "%s/zbench-io-%d.data", b->dir, (int)getpid());
     (void)sigaction(SIGINT, &act, NULL); /* the file goes, whatever ends us */
     (void)sigaction(SIGTERM, &act, NULL);
     (void)signal(SIGPIPE, SIG_IGN); /* a peer that has ended is an error like others */
-    rc = io_run_cases(&b);
-    (void)unlink(b.path);
-    free(b.fill);
+    rc = io_run_cases(b);
+    (void)unlink(b->path);
+    free(b->fill);
     return rc;
 }
+
+#define AT(member) ZB_OPT_AT(struct io_bench, member)
+
+static const struct zb_opt io_options[] = {
+    ZBENCH_DIR(struct io_bench, "."),
+    { "size", ZB_OPT_SIZE, AT(size_bytes), .arg = "SIZE", .def = "1G", .min = 2 * IO_BLOCK_MAX,
+      .round = ZB_MIB },
+    { "seconds", ZB_OPT_REAL, AT(seconds), .arg = "S", .def = "0.3", .min = 0.01, .max = 3600 },
+    { "slices", ZB_OPT_COUNT, AT(slices), .arg = "N", .def = "20", .min = 2,
+      .max = 2 * ZBENCH_ROUNDS_MAX },
+    ZBENCH_ONLY(struct io_bench, "read/1M"),
+    { "against", ZB_OPT_TEXT, AT(against), .arg = "fio" },
+    ZBENCH_PEER(struct io_bench, peer_command),
+    { "smoke", ZB_OPT_FLAG, AT(smoke) },
+    { 0 },
+};
+
+const struct zbench_cmd zbench_io = {
+    .name = "io",
+    .help = "bandwidth of the I/O engines, against fio",
+    .options = io_options,
+    .bytes = sizeof(struct io_bench),
+    .run = io_main,
+};

@@ -14,7 +14,6 @@
  *     all    both: about the greater of the two
  */
 #include <errno.h>
-#include <getopt.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -28,9 +27,6 @@
 #include "bench/zbench.h"
 #include "client/zclient.h"
 
-#define OVERLAP_PARAMS  UINT64_C(25165824)
-#define OVERLAP_RATE    UINT64_C(300000000) /* so slow that the processor does not matter */
-#define OVERLAP_ROUNDS  5u
 #define OVERLAP_UNITS   48u
 #define OVERLAP_BUFFERS 8u
 #define OVERLAP_PAGE \
@@ -235,54 +231,38 @@ static int overlap_case(struct overlap_bench *b, const struct overlap_case *c)
 
 /* ---- options */
 
-static int overlap_options(struct overlap_bench *b, int argc, char **argv)
+static int overlap_main(struct zbench *z, void *bench)
 {
-    static const struct option options[] = { { "dir", required_argument, NULL, 'd' },
-                                             { "params", required_argument, NULL, 'p' },
-                                             { "rate", required_argument, NULL, 'b' },
-                                             { "rounds", required_argument, NULL, 'r' },
-                                             { 0 } };
-    struct zbench *z = b->z;
-    uint64_t rounds = OVERLAP_ROUNDS;
-    int c, rc = 0;
+    struct overlap_bench *b = bench;
+    int rc = 0;
 
-    while (rc == 0 && (c = getopt_long(argc, argv, "", options, NULL)) != -1) {
-        if (c == 'd')
-            b->dir = optarg;
-        else if (c == 'p')
-            rc = zb_size_parse(optarg, &b->params, &z->err);
-        else if (c == 'b')
-            rc = zb_size_parse(optarg, &b->rate, &z->err);
-        else if (c == 'r')
-            rc = zb_size_parse(optarg, &rounds, &z->err);
-        else
-            rc = zb_fail(&z->err, -EINVAL, "overlap: an option that is not known");
-    }
-    if (rc == 0 && optind < argc)
-        rc = zb_fail(&z->err, -EINVAL, "overlap: '%s' is one word too many", argv[optind]);
-    if (rc == 0 && (rounds < 1 || rounds > ZBENCH_ROUNDS_MAX || b->rate < 1 ||
-                    b->params < OVERLAP_UNITS * ZB_BLOCK_ELEMS || b->params > UINT64_C(1) << 34))
-        rc = zb_fail(&z->err, -EINVAL,
-                     "overlap: rounds from 1 to %d, parameters from 192K to 16G, a rate above 0",
-                     ZBENCH_ROUNDS_MAX);
-    b->rounds = (unsigned)rounds;
-    b->params -= b->params % (OVERLAP_UNITS * ZB_BLOCK_ELEMS);
+    b->z = z;
     b->unit = b->params / OVERLAP_UNITS;
-    b->drive_s = (double)(b->params * STEP_BYTES) / (double)zb_max_u64(b->rate, 1);
-    return rc;
-}
-
-int zbench_overlap(struct zbench *z, int argc, char **argv)
-{
-    struct overlap_bench b = {
-        .z = z, .dir = "/var/tmp", .params = OVERLAP_PARAMS, .rate = OVERLAP_RATE
-    };
-    int rc = overlap_options(&b, argc, argv);
-
-    if (rc == 0)
-        zbench_note(z, "%.1f million parameters, %.0f MB/s: %.2f s of I/O and %.2f s of computing",
-                    (double)b.params / 1e6, (double)b.rate / 1e6, b.drive_s, b.drive_s);
+    b->drive_s = (double)(b->params * STEP_BYTES) / (double)b->rate;
+    zbench_note(z, "%.1f million parameters, %.0f MB/s: %.2f s of I/O and %.2f s of computing",
+                (double)b->params / 1e6, (double)b->rate / 1e6, b->drive_s, b->drive_s);
     for (size_t i = 0; i < ZB_COUNT(cases) && rc == 0; i++)
-        rc = overlap_case(&b, &cases[i]);
+        rc = overlap_case(b, &cases[i]);
     return rc;
 }
+
+#define AT(member)    ZB_OPT_AT(struct overlap_bench, member)
+#define OVERLAP_ALIGN (OVERLAP_UNITS * ZB_BLOCK_ELEMS)
+
+static const struct zb_opt overlap_options[] = {
+    ZBENCH_DIR(struct overlap_bench, "/var/tmp"),
+    { "params", ZB_OPT_SIZE, AT(params), .arg = "N", .def = "24M", .min = OVERLAP_ALIGN,
+      .max = UINT64_C(1) << 34, .round = OVERLAP_ALIGN },
+    /* so slow that the processor does not matter */
+    { "rate", ZB_OPT_SIZE, AT(rate), .arg = "SIZE", .def = "300000000", .min = 1 },
+    ZBENCH_ROUNDS(struct overlap_bench, "5"),
+    { 0 },
+};
+
+const struct zbench_cmd zbench_overlap = {
+    .name = "overlap",
+    .help = "what a step that overlaps the passes saves",
+    .options = overlap_options,
+    .bytes = sizeof(struct overlap_bench),
+    .run = overlap_main,
+};

@@ -16,7 +16,6 @@
 #include "bench/zbench.h"
 
 #include <errno.h>
-#include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,8 +31,6 @@
 #include "kernels/measure.h"
 
 #define PLAN_UNITS   8u
-#define PLAN_ROUNDS  6u
-#define PLAN_PARAMS  (UINT64_C(64) << 20)
 #define PLAN_BUFFERS 32u
 #define MEASURE_NS   UINT64_C(500000000)
 
@@ -282,64 +279,48 @@ static int plan_case(struct plan_bench *b, const struct plan_case *c)
 
 /* ---- options */
 
-static int plan_options(struct plan_bench *b, int argc, char **argv)
+static int plan_main(struct zbench *z, void *bench)
 {
-    static const struct option options[] = { { "dir", required_argument, NULL, 'd' },
-                                             { "params", required_argument, NULL, 'p' },
-                                             { "rounds", required_argument, NULL, 'r' },
-                                             { "only", required_argument, NULL, 'o' },
-                                             { 0 } };
-    struct zbench *z = b->z;
-    uint64_t rounds = PLAN_ROUNDS;
-    int c, rc = 0;
+    struct plan_bench *b = bench;
+    int rc;
 
-    while (rc == 0 && (c = getopt_long(argc, argv, "", options, NULL)) != -1) {
-        if (c == 'd')
-            b->dir = optarg;
-        else if (c == 'o')
-            b->only = optarg;
-        else if (c == 'p')
-            rc = zb_size_parse(optarg, &b->params, &z->err);
-        else if (c == 'r')
-            rc = zb_size_parse(optarg, &rounds, &z->err);
-        else
-            rc = zb_fail(&z->err, -EINVAL, "plan: an option that is not known");
-    }
-    if (rc == 0 && optind < argc)
-        rc = zb_fail(&z->err, -EINVAL, "plan: '%s' is one word too many", argv[optind]);
-    if (rc == 0 && (rounds < 1 || rounds > ZBENCH_ROUNDS_MAX ||
-                    b->params < PLAN_UNITS * ZB_BLOCK_ELEMS || b->params > UINT64_C(1) << 36))
-        rc = zb_fail(&z->err, -EINVAL, "plan: rounds from 1 to %d, parameters from 32K to 64G",
-                     ZBENCH_ROUNDS_MAX);
-    b->rounds = (unsigned)rounds;
-    b->params -= b->params % (PLAN_UNITS * ZB_BLOCK_ELEMS);
-    return rc;
-}
-
-int zbench_plan(struct zbench *z, int argc, char **argv)
-{
-    struct plan_bench b = {
-        .z = z, .dir = "/var/tmp", .only = "", .params = PLAN_PARAMS, .fd = -1
-    };
-    int rc = plan_options(&b, argc, argv);
-
-    b.run = (struct zb_run){ .model = &b.model,
-                             .mode = ZB_ZERO3,
-                             .ranks = 1,
-                             .nodes = 1,
-                             .param = ZB_OFFLOAD_NVME,
-                             .optimizer = ZB_OFFLOAD_NVME,
-                             .grad = ZB_OFFLOAD_HOST,
-                             .micro_steps = 1 };
+    b->z = z;
+    b->fd = -1;
+    b->run = (struct zb_run){ .model = &b->model,
+                              .mode = ZB_ZERO3,
+                              .ranks = 1,
+                              .nodes = 1,
+                              .param = ZB_OFFLOAD_NVME,
+                              .optimizer = ZB_OFFLOAD_NVME,
+                              .grad = ZB_OFFLOAD_HOST,
+                              .micro_steps = 1 };
+    rc = zb_layout_of(ZB_BF16, ZB_F32, ZB_ADAMW, ZB_MOMENTS_F32, false, &b->run.layout, &z->err);
     if (rc == 0)
-        rc = zb_layout_of(ZB_BF16, ZB_F32, ZB_ADAMW, ZB_MOMENTS_F32, false, &b.run.layout, &z->err);
-    if (rc == 0)
-        rc = zb_model_params(&b.model, b.params, PLAN_UNITS, &z->err);
+        rc = zb_model_params(&b->model, b->params, PLAN_UNITS, &z->err);
     for (size_t i = 0; i < ZB_COUNT(cases) && rc == 0; i++)
-        if (strncmp(cases[i].name, b.only, strlen(b.only)) == 0)
-            rc = plan_case(&b, &cases[i]);
-    if (b.fd >= 0)
-        zb_close_fd(&b.fd);
-    zb_model_done(&b.model);
+        if (zbench_wants(b->only, cases[i].name))
+            rc = plan_case(b, &cases[i]);
+    if (b->fd >= 0)
+        zb_close_fd(&b->fd);
+    zb_model_done(&b->model);
     return rc;
 }
+
+#define PLAN_ALIGN (PLAN_UNITS * ZB_BLOCK_ELEMS)
+
+static const struct zb_opt plan_options[] = {
+    ZBENCH_DIR(struct plan_bench, "/var/tmp"),
+    { "params", ZB_OPT_SIZE, ZB_OPT_AT(struct plan_bench, params), .arg = "N", .def = "64M",
+      .min = PLAN_ALIGN, .max = UINT64_C(1) << 36, .round = PLAN_ALIGN },
+    ZBENCH_ROUNDS(struct plan_bench, "6"),
+    ZBENCH_ONLY(struct plan_bench, "plan/drive"),
+    { 0 },
+};
+
+const struct zbench_cmd zbench_plan = {
+    .name = "plan",
+    .help = "how long a step takes, against what zctl plan says",
+    .options = plan_options,
+    .bytes = sizeof(struct plan_bench),
+    .run = plan_main,
+};

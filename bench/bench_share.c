@@ -19,7 +19,6 @@
 #include "bench/zbench.h"
 
 #include <errno.h>
-#include <getopt.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -39,12 +38,7 @@
 
 #define SHARE_UNITS       8u
 #define SHARE_MANY        8u
-#define SHARE_ROUNDS      5u
-#define SHARE_PARAMS      (UINT64_C(16) << 20)
-#define SHARE_PAGE        65536u
 #define SHARE_STAGING     (UINT64_C(1) << 20)
-#define SHARE_RATE        (UINT64_C(1) << 30)
-#define SHARE_WINDOW_MS   1500u
 #define SHARE_WINDOWS_MAX 20u /* so many times as long, until both were in the middle of a step */
 #define SHARE_LOOK_MS     5u
 #define SHARE_SETTLE_MS   300u /* after a change: what was in line then is paid as before */
@@ -465,72 +459,39 @@ static int share_two(struct share_bench *b)
 
 /* ---- options */
 
-static int share_size(struct share_bench *b, const char *text, uint64_t least, uint64_t *ret)
-{
-    int rc = zb_size_parse(text, ret, &b->z->err);
+#define AT(member) ZB_OPT_AT(struct share_bench, member)
 
-    if (rc == 0 && *ret < least)
-        return zb_fail(&b->z->err, -EINVAL, "'%s' is less than %llu", text,
-                       (unsigned long long)least);
-    return rc;
+static const struct zb_opt share_options[] = {
+    ZBENCH_DIR(struct share_bench, "/tmp"),
+    { "params", ZB_OPT_SIZE, AT(params), .arg = "N", .def = "16M", .min = SHARE_UNITS * 4096,
+      .multiple = SHARE_UNITS * 4096 },
+    { "page-elems", ZB_OPT_SIZE, AT(page_elems), .arg = "N", .def = "64K", .min = 4096,
+      .multiple = 4096 },
+    { "rate", ZB_OPT_SIZE, AT(rate), .arg = "SIZE", .def = "1G", .min = ZB_MIB },
+    ZBENCH_ROUNDS(struct share_bench, "5"),
+    { "window-ms", ZB_OPT_COUNT, AT(window_ms), .arg = "MS", .def = "1500", .min = 1,
+      .max = 600000 },
+    { 0 },
+};
+
+static int share_main(struct zbench *z, void *bench)
+{
+    struct share_bench *b = bench;
+    int rc;
+
+    b->z = z;
+    if (b->params < SHARE_UNITS * b->page_elems)
+        return zb_fail(&z->err, -EINVAL, "--params must be at least %u pages", SHARE_UNITS);
+    rc = share_eight(b, true);
+    if (rc == 0)
+        rc = share_eight(b, false);
+    return rc < 0 ? rc : share_two(b);
 }
 
-int zbench_share(struct zbench *z, int argc, char **argv)
-{
-    static const struct option longs[] = {
-        { "dir", required_argument, NULL, 'd' },
-        { "params", required_argument, NULL, 'p' },
-        { "page-elems", required_argument, NULL, 'e' },
-        { "rate", required_argument, NULL, 'b' },
-        { "rounds", required_argument, NULL, 'r' },
-        { "window-ms", required_argument, NULL, 'w' },
-        { 0 },
-    };
-    struct share_bench b = { .z = z,
-                             .dir = "/tmp",
-                             .params = SHARE_PARAMS,
-                             .page_elems = SHARE_PAGE,
-                             .rate = SHARE_RATE,
-                             .rounds = SHARE_ROUNDS,
-                             .window_ms = SHARE_WINDOW_MS };
-    uint64_t number = 0;
-    int rc = 0, o;
-
-    optind = 1;
-    while (rc == 0 && (o = getopt_long(argc, argv, "", longs, NULL)) != -1) {
-        switch (o) {
-        case 'd':
-            b.dir = optarg;
-            break;
-        case 'p':
-            rc = share_size(&b, optarg, SHARE_UNITS * b.page_elems, &b.params);
-            break;
-        case 'e':
-            rc = share_size(&b, optarg, 4096, &b.page_elems);
-            break;
-        case 'b':
-            rc = share_size(&b, optarg, ZB_MIB, &b.rate);
-            break;
-        case 'r':
-            rc = share_size(&b, optarg, 1, &number);
-            b.rounds = (unsigned)zb_min_u64(number, ZBENCH_ROUNDS_MAX);
-            break;
-        case 'w':
-            rc = share_size(&b, optarg, 1, &number);
-            b.window_ms = (unsigned)zb_min_u64(number, 600000);
-            break;
-        default:
-            rc = zb_fail(&z->err, -EINVAL, "zbench share: wrong options; try: zbench help");
-        }
-    }
-    if (rc == 0 && optind < argc)
-        rc = zb_fail(&z->err, -EINVAL, "zbench share takes no words: '%s'", argv[optind]);
-    if (rc == 0 && (b.params % (SHARE_UNITS * 4096) != 0 || b.page_elems % 4096 != 0))
-        rc = zb_fail(&z->err, -EINVAL, "params are a multiple of %u, page-elems of 4096",
-                     SHARE_UNITS * 4096);
-    if (rc == 0)
-        rc = share_eight(&b, true);
-    if (rc == 0)
-        rc = share_eight(&b, false);
-    return rc < 0 ? rc : share_two(&b);
-}
+const struct zbench_cmd zbench_share = {
+    .name = "share",
+    .help = "8 clients against 1, and two jobs with shares, on a device of a fixed rate",
+    .options = share_options,
+    .bytes = sizeof(struct share_bench),
+    .run = share_main,
+};

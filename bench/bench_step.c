@@ -31,7 +31,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <getopt.h>
 #include <limits.h>
 #include <poll.h>
 #include <pthread.h>
@@ -55,8 +54,6 @@
 #include "nvme/zn_fixed.h"
 
 #define STEP_UNITS      8u
-#define STEP_ROUNDS     6u
-#define STEP_PARAMS     (UINT64_C(432) << 20) /* 4.5 GB of state */
 #define STEP_STAGING    (UINT64_C(64) << 20)
 #define STEP_LATENCY_US 100u
 #define STEP_DEPTH      16u              /* requests of the loop and of fio at one time */
@@ -710,7 +707,7 @@ static int step_case_peer(struct step_bench *b)
 
 static bool step_wants(const struct step_bench *b, const char *name)
 {
-    return strncmp(name, b->only, zb_min_u64(strlen(b->only), strlen(name))) == 0;
+    return !b->only || strncmp(name, b->only, zb_min_u64(strlen(b->only), strlen(name))) == 0;
 }
 
 static int step_run(struct step_bench *b)
@@ -735,61 +732,39 @@ static int step_run(struct step_bench *b)
 
 /* ---- options */
 
-static int step_options(struct step_bench *b, int argc, char **argv)
+static int step_main(struct zbench *z, void *bench)
 {
-    static const struct option options[] = {
-        { "dir", required_argument, NULL, 'd' },    { "params", required_argument, NULL, 'p' },
-        { "rounds", required_argument, NULL, 'r' }, { "page-elems", required_argument, NULL, 'e' },
-        { "ring", required_argument, NULL, 'b' },   { "only", required_argument, NULL, 'o' },
-        { "peer", required_argument, NULL, 'P' },   { 0 }
-    };
-    struct zbench *z = b->z;
-    uint64_t rounds = STEP_ROUNDS;
-    int c, rc = 0;
+    struct step_bench *b = bench;
 
-    while (rc == 0 && (c = getopt_long(argc, argv, "", options, NULL)) != -1) {
-        if (c == 'd')
-            b->dir = optarg;
-        else if (c == 'o')
-            b->only = optarg;
-        else if (c == 'P')
-            b->peer = optarg;
-        else if (c == 'p')
-            rc = zb_size_parse(optarg, &b->params, &z->err);
-        else if (c == 'e')
-            rc = zb_size_parse(optarg, &b->page_elems, &z->err);
-        else if (c == 'b')
-            rc = zb_size_parse(optarg, &b->ring_bytes, &z->err);
-        else if (c == 'r')
-            rc = zb_size_parse(optarg, &rounds, &z->err);
-        else
-            rc = zb_fail(&z->err, -EINVAL, "step: an option that is not known");
-    }
-    if (rc == 0 && optind < argc)
-        rc = zb_fail(&z->err, -EINVAL, "step: '%s' is one word too many", argv[optind]);
-    if (rc == 0 && (rounds < 1 || rounds > ZBENCH_ROUNDS_MAX || b->page_elems < ZB_BLOCK_ELEMS ||
-                    b->page_elems > ZB_PAGE_ELEMS_MAX || b->page_elems % ZB_BLOCK_ELEMS != 0))
-        rc = zb_fail(&z->err, -EINVAL, "step: rounds from 1 to %d, pages of whole blocks",
-                     ZBENCH_ROUNDS_MAX);
-    if (rc == 0 && (b->params < STEP_UNITS * b->page_elems || b->params > UINT64_C(1) << 36))
-        rc = zb_fail(&z->err, -EINVAL, "step: parameters from %llu to 64G",
-                     (unsigned long long)(STEP_UNITS * b->page_elems));
-    b->rounds = (unsigned)rounds;
-    b->count = b->params / STEP_UNITS / zb_max_u64(b->page_elems, 1) * b->page_elems;
+    b->z = z;
+    if (b->params < STEP_UNITS * b->page_elems)
+        return zb_fail(&z->err, -EINVAL, "--params must be at least %u pages", STEP_UNITS);
+    b->count = b->params / STEP_UNITS / b->page_elems * b->page_elems;
     b->params = b->count * STEP_UNITS;
     if (b->ring_bytes == 0)
         b->ring_bytes = ZB_BUFFERS_DEFAULT * zb_buffer_bytes((uint32_t)b->page_elems);
-    return rc;
+    return step_run(b);
 }
 
-int zbench_step(struct zbench *z, int argc, char **argv)
-{
-    struct step_bench b = { .z = z,
-                            .dir = "/var/tmp",
-                            .only = "",
-                            .params = STEP_PARAMS,
-                            .page_elems = ZB_PAGE_ELEMS_DEFAULT };
-    int rc = step_options(&b, argc, argv);
+#define AT(member) ZB_OPT_AT(struct step_bench, member)
 
-    return rc < 0 ? rc : step_run(&b);
-}
+static const struct zb_opt step_options[] = {
+    ZBENCH_DIR(struct step_bench, "/var/tmp"),
+    { "params", ZB_OPT_SIZE, AT(params), .arg = "N", .def = "432M", /* 4.5 GB of state */
+      .max = UINT64_C(1) << 36 },
+    { "page-elems", ZB_OPT_SIZE, AT(page_elems), .arg = "N", .def = "256K", .min = ZB_BLOCK_ELEMS,
+      .max = ZB_PAGE_ELEMS_MAX, .multiple = ZB_BLOCK_ELEMS },
+    { "ring", ZB_OPT_SIZE, AT(ring_bytes), .arg = "SIZE" },
+    ZBENCH_ROUNDS(struct step_bench, "6"),
+    ZBENCH_ONLY(struct step_bench, "CASE"),
+    ZBENCH_PEER(struct step_bench, peer),
+    { 0 },
+};
+
+const struct zbench_cmd zbench_step = {
+    .name = "step",
+    .help = "a step that streams its state, against the most that drive and kernels can do",
+    .options = step_options,
+    .bytes = sizeof(struct step_bench),
+    .run = step_main,
+};

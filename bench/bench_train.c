@@ -15,7 +15,6 @@
 #include "bench/zbench.h"
 
 #include <errno.h>
-#include <getopt.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
@@ -30,18 +29,19 @@
 #include "bench/peer.h"
 #include "bench/process.h"
 
-#define TRAIN_ROUNDS 3u
-#define WARM_STEPS   2u
-#define STEPS        5u
-#define LOSS_BOUND   2e-3 /* of a GPU's, whose sums may differ between runs: relative */
-#define LIST_MAX     8u
-#define VOCAB        256u /* bytes: zgpt's own data */
-#define HOST_BYTES   24u  /* of one parameter, more than fp32 with its gradients and state */
-#define NVME_BYTES   48u
+#define WARM_STEPS 2u
+#define STEPS      5u
+#define LOSS_BOUND 2e-3 /* of a GPU's, whose sums may differ between runs: relative */
+#define LIST_MAX   8u
+#define VOCAB      256u /* bytes: zgpt's own data */
+#define HOST_BYTES 24u  /* of one parameter, more than fp32 with its gradients and state */
+#define NVME_BYTES 48u
 
 struct train_bench {
     struct zbench *z;
-    const char *dir, *device, *offload, *dtype, *host_bytes, *nvme_bytes, *peer_command;
+    const char *dir, *device, *dtype, *host_bytes, *nvme_bytes, *peer_command;
+    const char *tokens_list, *micros_list; /* as they are given */
+    char offload[8];
     uint64_t layers, heads, width, seq, params;
     uint64_t tokens[LIST_MAX], micros[LIST_MAX];
     unsigned ntokens, nmicros, rounds;
@@ -228,116 +228,77 @@ static int train_list(struct train_bench *b, const char *text, uint64_t *ret, un
     return rc;
 }
 
-static int train_check(struct train_bench *b, uint64_t rounds)
+static int train_settle(struct train_bench *b)
 {
     const struct zb_gpt shape = { b->layers, b->width, VOCAB, b->seq };
     struct zb_model model = { 0 };
     struct zbench *z = b->z;
-    int rc;
+    int rc = train_list(b, b->tokens_list, b->tokens, &b->ntokens);
 
-    if (rounds < 1 || rounds > ZBENCH_ROUNDS_MAX)
-        return zb_fail(&z->err, -EINVAL, "train: rounds from 1 to %d", ZBENCH_ROUNDS_MAX);
-    if (strcmp(b->offload, "host") != 0 && strcmp(b->offload, "nvme") != 0)
-        return zb_fail(&z->err, -EINVAL, "train: --offload is host or nvme, not '%s'", b->offload);
-    if (b->seq == 0 || b->layers == 0 || b->heads == 0 || b->width == 0)
-        return zb_fail(&z->err, -EINVAL, "train: a size is 0");
-    for (unsigned t = 0; t < b->ntokens; t++)
-        for (unsigned m = 0; m < b->nmicros; m++)
+    if (rc == 0)
+        rc = train_list(b, b->micros_list, b->micros, &b->nmicros);
+    for (unsigned t = 0; t < b->ntokens && rc == 0; t++)
+        for (unsigned m = 0; m < b->nmicros && rc == 0; m++)
             if (b->micros[m] == 0 || b->tokens[t] == 0 ||
                 b->tokens[t] % (b->seq * b->micros[m]) != 0)
-                return zb_fail(&z->err, -EINVAL,
-                               "train: %" PRIu64 " tokens are no whole sequences of %" PRIu64
-                               " in %" PRIu64 " micro-steps",
-                               b->tokens[t], b->seq, b->micros[m]);
-    b->rounds = (unsigned)rounds;
-    rc = zb_model_gpt(&model, &shape, &z->err);
+                rc = zb_fail(&z->err, -EINVAL,
+                             "%" PRIu64 " tokens are no whole sequences of %" PRIu64 " in %" PRIu64
+                             " micro-steps",
+                             b->tokens[t], b->seq, b->micros[m]);
+    if (rc == 0)
+        rc = zb_model_gpt(&model, &shape, &z->err);
     b->params = model.params;
     zb_model_done(&model);
     return rc;
 }
 
-static int train_options(struct train_bench *b, int argc, char **argv)
+static int train_main(struct zbench *z, void *bench)
 {
-    static const struct option options[] = { { "dir", required_argument, NULL, 'd' },
-                                             { "device", required_argument, NULL, 'g' },
-                                             { "offload", required_argument, NULL, 'o' },
-                                             { "dtype", required_argument, NULL, 'y' },
-                                             { "host-bytes", required_argument, NULL, 'H' },
-                                             { "nvme-bytes", required_argument, NULL, 'N' },
-                                             { "layers", required_argument, NULL, 'l' },
-                                             { "heads", required_argument, NULL, 'h' },
-                                             { "width", required_argument, NULL, 'w' },
-                                             { "seq", required_argument, NULL, 's' },
-                                             { "tokens", required_argument, NULL, 't' },
-                                             { "micro-steps", required_argument, NULL, 'm' },
-                                             { "rounds", required_argument, NULL, 'r' },
-                                             { "peer", required_argument, NULL, 'p' },
-                                             { 0 } };
-    struct zbench *z = b->z;
-    uint64_t rounds = TRAIN_ROUNDS;
-    int c, rc = 0;
+    struct train_bench *b = bench;
+    int rc;
 
-    while (rc == 0 && (c = getopt_long(argc, argv, "", options, NULL)) != -1) {
-        const char **text = c == 'd'   ? &b->dir
-                            : c == 'g' ? &b->device
-                            : c == 'o' ? &b->offload
-                            : c == 'y' ? &b->dtype
-                            : c == 'H' ? &b->host_bytes
-                            : c == 'N' ? &b->nvme_bytes
-                            : c == 'p' ? &b->peer_command
-                                       : NULL;
-        uint64_t *number = c == 'l'   ? &b->layers
-                           : c == 'h' ? &b->heads
-                           : c == 'w' ? &b->width
-                           : c == 's' ? &b->seq
-                           : c == 'r' ? &rounds
-                                      : NULL;
-
-        if (text)
-            *text = optarg;
-        else if (number)
-            rc = zb_size_parse(optarg, number, &z->err);
-        else if (c == 't')
-            rc = train_list(b, optarg, b->tokens, &b->ntokens);
-        else if (c == 'm')
-            rc = train_list(b, optarg, b->micros, &b->nmicros);
-        else
-            rc = zb_fail(&z->err, -EINVAL, "train: an option that is not known");
-    }
-    if (rc == 0 && optind < argc)
-        rc = zb_fail(&z->err, -EINVAL, "train: '%s' is one word too many", argv[optind]);
-    return rc < 0 ? rc : train_check(b, rounds);
-}
-
-int zbench_train(struct zbench *z, int argc, char **argv)
-{
-    struct train_bench b = { .z = z,
-                             .dir = "/var/tmp",
-                             .device = "cpu",
-                             .offload = "host",
-                             .dtype = "bf16",
-                             .layers = 12,
-                             .heads = 4,
-                             .width = 256,
-                             .seq = 256,
-                             .tokens = { 1024 },
-                             .ntokens = 1,
-                             .micros = { 1 },
-                             .nmicros = 1,
-                             .daemon = ZBENCH_NO_DAEMON };
-    int rc = train_options(&b, argc, argv);
-
+    b->z = z;
+    b->daemon = ZBENCH_NO_DAEMON;
+    rc = train_settle(b);
     (void)signal(SIGPIPE, SIG_IGN);
     if (rc == 0)
-        rc = train_start(&b);
+        rc = train_start(b);
     if (rc == 0)
         zbench_note(z, "%.1f million parameters, %s, on %s; offloaded to %s",
-                    (double)b.params / 1e6, b.dtype, b.device, b.offload);
-    for (unsigned t = 0; t < b.ntokens && rc == 0; t++)
-        for (unsigned m = 0; m < b.nmicros && rc == 0; m++)
-            rc = train_case(&b,
-                            &(struct train_case){ .tokens = b.tokens[t], .micros = b.micros[m] });
-    zbench_peer_end(&b.peer);
-    zbench_daemon_end(&b.daemon);
+                    (double)b->params / 1e6, b->dtype, b->device, b->offload);
+    for (unsigned t = 0; t < b->ntokens && rc == 0; t++)
+        for (unsigned m = 0; m < b->nmicros && rc == 0; m++)
+            rc = train_case(b,
+                            &(struct train_case){ .tokens = b->tokens[t], .micros = b->micros[m] });
+    zbench_peer_end(&b->peer);
+    zbench_daemon_end(&b->daemon);
     return rc;
 }
+
+#define AT(member) ZB_OPT_AT(struct train_bench, member)
+
+static const struct zb_opt train_options[] = {
+    ZBENCH_DIR(struct train_bench, "/var/tmp"),
+    { "device", ZB_OPT_TEXT, AT(device), .arg = "NAME", .def = "cpu" },
+    { "offload", ZB_OPT_CHARS, AT(offload), .def = "host", .choices = "host nvme" },
+    { "dtype", ZB_OPT_TEXT, AT(dtype), .arg = "bf16", .def = "bf16" },
+    { "layers", ZB_OPT_SIZE, AT(layers), .arg = "N", .def = "12", .min = 1 },
+    { "heads", ZB_OPT_SIZE, AT(heads), .arg = "N", .def = "4", .min = 1 },
+    { "width", ZB_OPT_SIZE, AT(width), .arg = "N", .def = "256", .min = 1 },
+    { "seq", ZB_OPT_SIZE, AT(seq), .arg = "N", .def = "256", .min = 1 },
+    { "tokens", ZB_OPT_TEXT, AT(tokens_list), .arg = "N,N", .def = "1024" },
+    { "micro-steps", ZB_OPT_TEXT, AT(micros_list), .arg = "N,N", .def = "1" },
+    { "host-bytes", ZB_OPT_TEXT, AT(host_bytes), .arg = "SIZE" },
+    { "nvme-bytes", ZB_OPT_TEXT, AT(nvme_bytes), .arg = "SIZE" },
+    ZBENCH_ROUNDS(struct train_bench, "3"),
+    ZBENCH_PEER(struct train_bench, peer_command),
+    { 0 },
+};
+
+const struct zbench_cmd zbench_train = {
+    .name = "train",
+    .help = "training a GPT whose parameters and state are offloaded, against one that keeps them",
+    .options = train_options,
+    .bytes = sizeof(struct train_bench),
+    .run = train_main,
+};

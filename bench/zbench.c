@@ -1,7 +1,8 @@
 /*
- * zbench.c - one subcommand for each claim about speed: the rows of them, and main().
+ * zbench.c - one subcommand for each claim about speed: the list of them, and main().
  *
- * A new one is a bench_<name>.c, a row here and its function in zbench.h; `--json` works for all.
+ * A new one is a bench_<name>.c whose struct zbench_cmd is declared in zbench.h and listed here;
+ * `--json` works for all.
  */
 #include "bench/zbench.h"
 
@@ -12,105 +13,110 @@
 
 #include "base/util.h"
 
-static const struct {
-    const char *name, *args, *help;
-    int (*run)(struct zbench *z, int argc, char **argv);
-} cmds[] = {
-    { "io",
-      "[--dir DIR] [--size SIZE] [--seconds S] [--slices N] [--only read/1M] [--against fio]\n"
-      "           [--peer COMMAND] [--smoke]",
-      "bandwidth of the I/O engines, against fio", zbench_io },
-    { "fetch",
-      "[--rounds N] [--ops N]\n"
-      "           --gpu [--device NAME] [--size SIZE] [--rate SIZE] [--dir DIR] [--rounds N]",
-      "latency of a fetch and release of a resident shard, against a raw ping-pong; or into a\n"
-      "           GPU's memory, against a copy from pinned memory",
-      zbench_fetch },
-    { "adam",
-      "[--params N] [--threads N] [--rounds N] [--only CASE] [--kernels NAME] [--peer COMMAND]...\n"
-      "           [--smoke]",
-      "the optimizer step in memory, against a STREAM triad", zbench_adam },
-    { "catalog", "[--dir DIR] [--pages N] [--rounds N]",
-      "commits of a catalog of so many pages, against writing as many bytes", zbench_catalog },
-    { "comm", "[--ranks N] [--units N] [--elems N] [--rate SIZE] [--rounds N] [--only delayed|tbf]",
-      "communication that a rank of ZeRO-3 waits for, with prefetching and overlap_comm, against\n"
-      "           without, on a link that is as slow as the computing",
-      zbench_comm },
-    { "commit", "[--dir DIR] [--params N] [--page-elems N] [--rounds N]",
-      "a step that commits, against one that does not", zbench_commit },
-    { "overlap", "[--dir DIR] [--params N] [--rate SIZE] [--rounds N]",
-      "what a step that overlaps the passes saves", zbench_overlap },
-    { "gpu", "[--device NAME] [--elems N] [--rounds N] [--only step/adamw]",
-      "the kernels of a GPU, against its copies within device memory", zbench_gpu },
-    { "plan", "[--dir DIR] [--params N] [--rounds N] [--only plan/drive]",
-      "how long a step takes, against what zctl plan says", zbench_plan },
-    { "step",
-      "[--dir DIR] [--params N] [--page-elems N] [--ring SIZE] [--rounds N] [--only CASE] "
-      "[--peer COMMAND]",
-      "a step that streams its state, against the most that drive and kernels can do",
-      zbench_step },
-    { "share",
-      "[--dir DIR] [--params N] [--page-elems N] [--rate SIZE] [--rounds N] [--window-ms MS]",
-      "8 clients against 1, and two jobs with shares, on a device of a fixed rate", zbench_share },
-    { "snapshot", "[--dir DIR] [--params N] [--page-elems N] [--rounds N]",
-      "a step with a snapshot in its middle, against one without", zbench_snapshot },
-    { "train",
-      "[--dir DIR] [--device NAME] [--offload host|nvme] [--dtype bf16] [--layers N] [--heads N]\n"
-      "           [--width N] [--seq N] [--tokens N,N] [--micro-steps N,N] [--host-bytes SIZE]\n"
-      "           [--nvme-bytes SIZE] [--rounds N] [--peer COMMAND]",
-      "training a GPT whose parameters and state are offloaded, against one that keeps them",
-      zbench_train },
+static const struct zbench_cmd *const cmds[] = {
+    &zbench_io,   &zbench_fetch,  &zbench_fetch_gpu, &zbench_adam,  &zbench_catalog,
+    &zbench_comm, &zbench_commit, &zbench_overlap,   &zbench_gpu,   &zbench_plan,
+    &zbench_step, &zbench_share,  &zbench_snapshot,  &zbench_train,
 };
 
-static void usage(FILE *out)
-{
-    (void)fprintf(out, "usage: zbench COMMAND [--json] [OPTIONS]\n\n");
-    for (size_t i = 0; i < ZB_COUNT(cmds); i++)
-        (void)fprintf(out, "  %-8s %s\n           %s\n", cmds[i].name, cmds[i].help, cmds[i].args);
-    (void)fprintf(out, "\n--json prints one JSON object instead of a table: bench/README.md\n");
-}
+/** What all subcommands have; they may stand in front of its name, too. */
+struct common {
+    bool json, help;
+};
 
-/* Takes --json out of the words, wherever it stands. */
-static int take_json(struct zbench *z, int argc, char **argv)
-{
-    int n = 0;
+static const struct zb_opt common_options[] = {
+    { "json", ZB_OPT_FLAG, ZB_OPT_AT(struct common, json) },
+    { "help", ZB_OPT_FLAG, ZB_OPT_AT(struct common, help) },
+    { 0 },
+};
 
-    for (int i = 0; i < argc; i++) {
-        if (strcmp(argv[i], "--json") == 0)
-            z->json = true;
-        else
-            argv[n++] = argv[i];
+static void usage(void)
+{
+    (void)fputs("usage: zbench COMMAND [--json] [OPTIONS]\n\n", stdout);
+    for (size_t i = 0; i < ZB_COUNT(cmds); i++) {
+        char begin[32];
+
+        (void)snprintf(begin, sizeof(begin), "  %s", cmds[i]->name);
+        zb_opt_usage(stdout, begin, cmds[i]->options);
+        (void)fputs("        ", stdout);
+        zb_opt_wrap(stdout, cmds[i]->help, 8);
     }
-    argv[n] = NULL;
-    return n;
+    (void)fputs("\n--json prints one JSON object instead of a table: bench/README.md\n", stdout);
 }
 
-static int dispatch(struct zbench *z, int argc, char **argv)
+/** Of several of one name the one whose flag was given. NULL: there is none. */
+static const struct zbench_cmd *cmd_find(const char *name, int argc, char **argv)
 {
-    for (size_t i = 0; argc > 1 && i < ZB_COUNT(cmds); i++) {
-        if (strcmp(argv[1], cmds[i].name) != 0)
+    const struct zbench_cmd *found = NULL;
+
+    for (size_t i = 0; i < ZB_COUNT(cmds); i++) {
+        bool chosen = !cmds[i]->flag;
+
+        if (strcmp(cmds[i]->name, name) != 0)
             continue;
-        z->bench = cmds[i].name;
-        return cmds[i].run(z, argc - 1, argv + 1);
+        for (int k = 0; k < argc && !chosen; k++)
+            chosen = strcmp(argv[k], cmds[i]->flag) == 0;
+        found = chosen ? cmds[i] : found;
     }
-    return zb_fail(&z->err, -EINVAL, "no command '%s'; try: zbench help", argc > 1 ? argv[1] : "");
+    return found;
+}
+
+static int cmd_run(struct zbench *z, const struct zbench_cmd *cmd, int argc, char **argv)
+{
+    struct common common = { .json = false };
+    struct zb_opts tables[] = { { .rows = common_options, .values = &common },
+                                { .rows = cmd->options, .values = calloc(1, cmd->bytes) } };
+    void *bench = tables[1].values;
+    int rc = bench ? 0 : zb_fail(&z->err, -ENOMEM, "%s: %m", cmd->name);
+
+    z->bench = cmd->name;
+    if (rc == 0) {
+        zb_opt_defaults(cmd->options, bench);
+        rc = zb_opt_parse(tables, ZB_COUNT(tables), argc, argv, NULL, &z->err);
+    }
+    z->json = common.json;
+    if (rc == 0 && common.help)
+        usage();
+    else if (rc == 0)
+        rc = cmd->run(z, bench);
+    if (rc == 0 && !common.help && z->count == 0)
+        rc = zb_fail(&z->err, -EINVAL, "%s has no case of that name", z->bench);
+    if (rc == 0 && !common.help)
+        rc = zbench_print(z);
+    free(bench);
+    return rc;
+}
+
+/** The subcommand's name goes out of the words: it is the first that is no option. */
+static const char *take_name(int *argc, char **argv)
+{
+    int at = 1;
+    char *name;
+
+    while (at < *argc && argv[at][0] == '-')
+        at++;
+    if (at == *argc)
+        return "";
+    name = argv[at];
+    memmove(&argv[at], &argv[at + 1], (size_t)(*argc - at) * sizeof(*argv));
+    --*argc;
+    return name;
 }
 
 int main(int argc, char **argv)
 {
     struct zbench z = { 0 };
-    int rc;
+    const struct zbench_cmd *cmd;
+    const char *name = take_name(&argc, argv);
+    int rc = 0;
 
-    argc = take_json(&z, argc, argv);
-    if (argc > 1 && (strcmp(argv[1], "help") == 0 || strcmp(argv[1], "--help") == 0)) {
-        usage(stdout);
+    if (strcmp(name, "help") == 0 || (!*name && argc > 1 && strcmp(argv[1], "--help") == 0)) {
+        usage();
         return EXIT_SUCCESS;
     }
-    rc = dispatch(&z, argc, argv);
-    if (rc == 0 && z.count == 0)
-        rc = zb_fail(&z.err, -EINVAL, "%s has no case of that name", z.bench);
-    if (rc == 0)
-        rc = zbench_print(&z);
+    cmd = cmd_find(name, argc, argv);
+    rc = cmd ? cmd_run(&z, cmd, argc - 1, argv + 1)
+             : zb_fail(&z.err, -EINVAL, "no command '%s'; try: zbench help", name);
     if (rc < 0)
         (void)fprintf(stderr, "zbench: %s\n", z.err.text);
     zbench_done(&z);

@@ -11,8 +11,10 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <string.h>
 
 #include "base/err.h"
+#include "base/opt.h"
 
 #define ZBENCH_ROUNDS_MAX 512
 
@@ -68,20 +70,46 @@ void zbench_done(struct zbench *z);
 /** CPU seconds of this process so far, all threads. */
 double zbench_cpu_s(void);
 
-/* The subcommands: 0, -EINVAL for bad usage, or another negative errno; z->err has the sentence. */
-int zbench_io(struct zbench *z, int argc, char **argv);
-int zbench_adam(struct zbench *z, int argc, char **argv);
-int zbench_fetch(struct zbench *z, int argc, char **argv);
-int zbench_fetch_gpu(struct zbench *z, int argc, char **argv); /* the same with --gpu */
-int zbench_catalog(struct zbench *z, int argc, char **argv);
-int zbench_comm(struct zbench *z, int argc, char **argv);
-int zbench_commit(struct zbench *z, int argc, char **argv);
-int zbench_overlap(struct zbench *z, int argc, char **argv);
-int zbench_plan(struct zbench *z, int argc, char **argv);
-int zbench_step(struct zbench *z, int argc, char **argv);
-int zbench_gpu(struct zbench *z, int argc, char **argv);
-int zbench_train(struct zbench *z, int argc, char **argv);
-int zbench_snapshot(struct zbench *z, int argc, char **argv);
-int zbench_share(struct zbench *z, int argc, char **argv);
+/**
+ * A subcommand. Its options are read into a struct of `bytes`, which is zeros but for the defaults
+ * of the rows; run() gets it, and returns 0, -EINVAL for bad usage, or another negative errno with
+ * z->err set.
+ */
+struct zbench_cmd {
+    const char *name, *help;
+    const char *flag; /* NULL, or what must be among the words: another bench of the same name */
+    const struct zb_opt *options;
+    size_t bytes;
+    int (*run)(struct zbench *z, void *bench);
+};
+
+extern const struct zbench_cmd zbench_adam, zbench_catalog, zbench_comm, zbench_commit,
+    zbench_fetch, zbench_fetch_gpu, zbench_gpu, zbench_io, zbench_overlap, zbench_plan,
+    zbench_share, zbench_snapshot, zbench_step, zbench_train;
+
+/* Rows that many have; `type` is their struct. */
+#define ZBENCH_DIR(type, folder)                                                \
+    {                                                                           \
+        "dir", ZB_OPT_TEXT, ZB_OPT_AT(type, dir), .arg = "DIR", .def = (folder) \
+    }
+#define ZBENCH_ROUNDS(type, usual)                                                             \
+    {                                                                                          \
+        "rounds", ZB_OPT_COUNT, ZB_OPT_AT(type, rounds), .arg = "N", .def = (usual), .min = 1, \
+                                                         .max = ZBENCH_ROUNDS_MAX,             \
+    }
+#define ZBENCH_ONLY(type, usual)                                   \
+    {                                                              \
+        "only", ZB_OPT_TEXT, ZB_OPT_AT(type, only), .arg = (usual) \
+    }
+#define ZBENCH_PEER(type, member)                                      \
+    {                                                                  \
+        "peer", ZB_OPT_TEXT, ZB_OPT_AT(type, member), .arg = "COMMAND" \
+    }
+
+/** Whether a case is asked for: `only` is the beginning of its name, or NULL. */
+static inline bool zbench_wants(const char *only, const char *name)
+{
+    return !only || strncmp(name, only, strlen(only)) == 0;
+}
 
 #endif

@@ -71,7 +71,7 @@ CONFIGS = [
     ("an unknown key", "host_bytes = 4M\nhostbytes = 4M\n", ":2: ", "'hostbytes'"),
     ("a size without a number", "host_bytes = lots\n", ":1: host_bytes", "'lots'"),
     ("a unit that is none", "host_bytes = 4X\n", ":1: host_bytes", "'4X'"),
-    ("a size that is too small", "\n\nnvme_bytes = 4K\n", ":3: nvme_bytes", "1.00 MiB"),
+    ("a size that is too small", "\n\nnvme_bytes = 4K\n", ":3: nvme_bytes", "1M to 1P"),
     ("a size that is too large", "host_bytes = 9999P\n", ":1: host_bytes", "not 9999P"),
     ("a negative size", "host_bytes = -4M\n", ":1: host_bytes", "'-4M'"),
     ("a word that is none of them", "io = quick\n", ":1: io", "auto, uring, threads or fixed"),
@@ -115,7 +115,7 @@ def configuration():
 
 def command_line():
     for flags, part in ((["--nothing"], "--nothing"), (["word"], "word"), (["--socket"], "--socket"),
-                        (["--io", "quick"], "'quick'"), (["--host-bytes", "1K"], "1.00 MiB"),
+                        (["--io", "quick"], "'quick'"), (["--host-bytes", "1K"], "1M to 1P"),
                         (["--socket", "/" + "x" * 120], "107")):
         refused(start(*flags), USAGE, part)
     done = start("--help")

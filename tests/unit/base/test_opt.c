@@ -160,13 +160,13 @@ static const struct {
     { "--bytes 1M", "" },
     { "--bytes 1T", "" },
     { "--bytes 0", "" },
-    { "--bytes 4096", "--bytes must be 1.00 MiB to 1.00 TiB or 0, not 4096" },
-    { "--bytes 2T", "--bytes must be 1.00 MiB to 1.00 TiB or 0, not 2T" },
-    { "--bytes 9999999P", "--bytes must be 1.00 MiB to 1.00 TiB or 0, not 9999999P" },
+    { "--bytes 4096", "--bytes must be 1M to 1T or 0, not 4096" },
+    { "--bytes 2T", "--bytes must be 1M to 1T or 0, not 2T" },
+    { "--bytes 9999999P", "--bytes must be 1M to 1T or 0, not 9999999P" },
     { "--bytes 5Q", "--bytes must be a size such as 1.5G, not '5Q'" },
     { "--rounded auto", "" },
     { "--rounded 1X", "--rounded must be a size such as 1.5G or auto, not '1X'" },
-    { "--size 1K", "--size must be 4.00 KiB to 8192 PiB, not 1K" },
+    { "--size 1K", "--size must be 4K to 8192P, not 1K" },
     { "--size 1M", "" },
     { "--rate 0", "" },
     { "--rate -1", "--rate must be 0 to 1e+06, not -1" },
@@ -317,7 +317,7 @@ static void help_is_of_the_rows(void **state)
     FILE *out = open_memstream(&text, &bytes);
 
     (void)state;
-    zb_opt_usage(out, "prog do", "THIS", few);
+    zb_opt_usage(out, "usage: prog do THIS", few);
     zb_opt_help(out, few);
     assert_int_equal(fclose(out), 0);
     assert_string_equal(

@@ -19,11 +19,11 @@ def run(*words):
 
 
 def check_usage():
-    for words, part in ((["--rounds", "0"], "--rounds '0'"), (["--threads", "x"], "--threads 'x'"),
-                        (["--params", "1K"], "--params: at least 262144"), (["--params", "much"], "much"),
+    for words, part in ((["--rounds", "0"], "--rounds must be 1 to 512, not 0"), (["--threads", "x"], "--threads must be a whole number, not 'x'"),
+                        (["--params", "1K"], "--params must be 256K to"), (["--params", "much"], "much"),
                         (["--kernels", "abacus"], "no kernels are called 'abacus'"),
-                        (["--nonsense"], "usage: zbench adam"), (["word"], "'word'"),
-                        (["--peer", "a"] * 5, "--peer: at most 4")):
+                        (["--nonsense"], "unknown option '--nonsense'"), (["word"], "'word'"),
+                        (["--peer", "a"] * 5, "--peer may be given at most 4 times")):
         r = run(*words)
         assert r.returncode != 0 and part in r.stderr and not r.stdout, (words, r)
 
