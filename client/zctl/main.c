@@ -1,7 +1,7 @@
 /*
  * main.c - zctl: the rows of commands, options, exit status.
  *
- * A new command is a row here and a function in a cmd_*.c. Help, arity and completion read the
+ * A new command is a row here and a function in a file of cmd/. Help, arity and completion read the
  * rows.
  */
 #include <assert.h>
@@ -15,7 +15,7 @@
 
 #include "base/size.h"
 #include "base/util.h"
-#include "client/zctl/zctl.h"
+#include "client/zctl/base/zctl.h"
 
 static const struct zctl_option config_options[] = {
     { "ranks", "N", "of the run: batches must divide into them" },

@@ -14,7 +14,7 @@
 
 #include "base/plan.h"
 #include "base/util.h"
-#include "client/zctl/top.h"
+#include "client/zctl/top/top.h"
 
 #define PAGE    16384u
 #define ELEMS   (8 * PAGE)

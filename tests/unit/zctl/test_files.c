@@ -18,7 +18,7 @@
 
 #include "base/util.h"
 #include "client/zc_safetensors.h"
-#include "client/zctl/zctl.h"
+#include "client/zctl/base/zctl.h"
 #include "tests/unit/client/fake.h"
 
 #define WORDS_MAX 16

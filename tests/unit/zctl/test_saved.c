@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "base/util.h"
-#include "client/zctl/zctl.h"
+#include "client/zctl/base/zctl.h"
 #include "tests/unit/client/fake.h"
 
 #define WORDS_MAX 16

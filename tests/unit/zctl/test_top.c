@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "base/util.h"
-#include "client/zctl/top.h"
+#include "client/zctl/top/top.h"
 
 #define GB UINT64_C(1000000000)
 

@@ -13,7 +13,7 @@
 
 #include "base/util.h"
 #include "client/zc_safetensors.h"
-#include "client/zctl/zctl.h"
+#include "client/zctl/base/zctl.h"
 
 #define WORDS_MAX 24
 

@@ -6,7 +6,7 @@
 #define ZCTL_PLAN_H
 
 #include "base/forecast.h"
-#include "client/zctl/zctl.h"
+#include "client/zctl/base/zctl.h"
 
 struct zctl_plan {
     struct zctl *z;

@@ -1,5 +1,5 @@
 /*
- * top_view.c - two looks at the daemon's counters, and what follows from their difference.
+ * view.c - two looks at the daemon's counters, and what follows from their difference.
  *
  * A pure function: no clock, no daemon. The time is the daemon's own, and each job's rows have
  * their own. A job that was not there before, or whose counters are lower now, counts from zero: it
@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "base/util.h"
-#include "client/zctl/top.h"
+#include "client/zctl/top/top.h"
 
 const char *const top_wait_names[ZC_WAITS] = {
     [ZC_WAIT_FETCH_DRIVE] = "fetch_drive",

@@ -1,5 +1,5 @@
 /*
- * model.h - what export and import share: the manifest of a job, and a set of safetensors files.
+ * files.h - what export and import share: the manifest of a job, and a set of safetensors files.
  *
  * FILES. One file "STEM.safetensors", or many, "STEM-00001-of-0000N.safetensors", with
  * "STEM.safetensors.index.json" as Hugging Face writes them. A unit's tensor NAME has beside it,
@@ -12,7 +12,7 @@
 #define ZCTL_MODEL_H
 
 #include "client/zc_safetensors.h"
-#include "client/zctl/zctl.h"
+#include "client/zctl/base/zctl.h"
 
 /* Two pieces travel, two are for conversion: that is the memory, whatever the size of the job. */
 #define ZCTL_PIECE_BYTES     (UINT64_C(4) << 20)

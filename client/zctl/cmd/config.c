@@ -1,5 +1,5 @@
 /*
- * cmd_config.c - zctl config check: what becomes of each key of a DeepSpeed file. It is read as
+ * config.c - zctl config check: what becomes of each key of a DeepSpeed file. It is read as
  * zgpt --config reads it; nothing is trained, and no daemon is asked.
  */
 #include <errno.h>
@@ -8,7 +8,7 @@
 
 #include "base/plan.h"
 #include "base/util.h"
-#include "client/zctl/zctl.h"
+#include "client/zctl/base/zctl.h"
 #include "client/zero/zc_config.h"
 
 struct config_row {

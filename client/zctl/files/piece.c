@@ -5,7 +5,7 @@
 #include <signal.h>
 
 #include "base/util.h"
-#include "client/zctl/model.h"
+#include "client/zctl/files/files.h"
 
 #define PIECE_TIMEOUT_MS 120000u /* of one piece */
 #define POLL_MS          200     /* a signal that comes just before a wait is noticed after it */

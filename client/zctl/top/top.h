@@ -1,10 +1,10 @@
 /*
  * top.h - zctl top, between its files.
  *
- *     cmd_top.c    looks, waits, looks again; a terminal's screen, or lines
- *     top_view.c   two looks make a view: rates, shares, mean numbers
- *     top_why.c    a view makes a verdict: what bounds the node
- *     top_print.c  a view as tables, or as JSON
+ *     top.c    looks, waits, looks again; a terminal's screen, or lines
+ *     view.c   two looks make a view: rates, shares, mean numbers
+ *     why.c    a view makes a verdict: what bounds the node
+ *     print.c  a view as tables, or as JSON
  *     screen.c     the terminal
  *
  * Shares are parts of 1; negative where there is nothing to divide by.
@@ -12,7 +12,7 @@
 #ifndef ZCTL_TOP_H
 #define ZCTL_TOP_H
 
-#include "client/zctl/zctl.h"
+#include "client/zctl/base/zctl.h"
 
 /** One look. */
 struct top_sample {

@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 
 #include "base/util.h"
-#include "client/zctl/model.h"
+#include "client/zctl/files/files.h"
 
 #define INDEX_SUFFIX ".index.json"
 #define FILES_MAX    99999u /* what five digits count */

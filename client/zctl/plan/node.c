@@ -1,5 +1,5 @@
 /*
- * plan_node.c - the node of a plan: from options, a file, the daemon, this machine.
+ * node.c - the node of a plan: from options, a file, the daemon, this machine.
  *
  * MODEL. One table of what there is to say; each value is text until value_read(), whoever brought
  * it: first the file of --node, then the command line over it. What neither says is asked of the
@@ -16,7 +16,7 @@
 #include "base/size.h"
 #include "base/sysmem.h"
 #include "base/util.h"
-#include "client/zctl/plan.h"
+#include "client/zctl/plan/plan.h"
 
 enum value_type { SIZE, COUNT, GIGA, TERA }; /* bytes; a number; 1e9 and 1e12 of something */
 

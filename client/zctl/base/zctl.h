@@ -59,7 +59,7 @@ const struct zctl_cmd *zctl_command(const char *name);
 /** The whole program but for the process: the exit status. */
 int zctl_main(int argc, char **argv, FILE *out, FILE *err);
 
-/* ---- cmd_*.c */
+/* ---- commands, by name */
 
 typedef int zctl_run_fn(struct zctl *z, int argc, char **argv);
 zctl_run_fn zctl_clone, zctl_completion, zctl_config, zctl_destroy, zctl_df, zctl_export, zctl_fsck,

@@ -10,7 +10,7 @@
 
 #include "base/plan.h"
 #include "base/util.h"
-#include "client/zctl/model.h"
+#include "client/zctl/files/files.h"
 
 static const char *const dtypes[] = { [ZC_F32] = "fp32", [ZC_BF16] = "bf16", [ZC_F16] = "fp16" };
 

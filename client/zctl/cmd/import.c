@@ -1,5 +1,5 @@
 /*
- * cmd_import.c - import: safetensors become a new job, kept and durable, with a commit.
+ * import.c - import: safetensors become a new job, kept and durable, with a commit.
  *
  * MODEL. Everything is compared before the daemon is asked for anything: every tensor of the units
  * is in the files with its shape and in a dtype that fp32 holds exactly, and nothing else is. Then
@@ -14,7 +14,7 @@
 
 #include "base/plan.h"
 #include "base/util.h"
-#include "client/zctl/model.h"
+#include "client/zctl/files/files.h"
 
 struct import {
     struct zctl *z;

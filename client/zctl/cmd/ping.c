@@ -1,11 +1,11 @@
 /*
- * cmd_daemon.c - the connection, and ping.
+ * ping.c - the connection, and ping.
  */
 #include <errno.h>
 #include <string.h>
 
 #include "base/util.h"
-#include "client/zctl/zctl.h"
+#include "client/zctl/base/zctl.h"
 
 #define PINGS 16u /* the fastest counts: the others waited for a processor */
 

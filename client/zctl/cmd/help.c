@@ -1,11 +1,11 @@
 /*
- * cmd_help.c - help, completion and version: what zctl says of itself, all from the rows.
+ * help.c - help, completion and version: what zctl says of itself, all from the rows.
  */
 #include <errno.h>
 #include <string.h>
 
 #include "base/util.h"
-#include "client/zctl/zctl.h"
+#include "client/zctl/base/zctl.h"
 
 static const char usage_tail[] =
     "\n"

@@ -16,7 +16,7 @@
 
 #include "base/size.h"
 #include "base/util.h"
-#include "client/zctl/zctl.h"
+#include "client/zctl/base/zctl.h"
 
 #define CELL_MAX 512
 

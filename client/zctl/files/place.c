@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #include "base/util.h"
-#include "client/zctl/model.h"
+#include "client/zctl/files/files.h"
 
 #define SUFFIX ".safetensors"
 #define INDEX  SUFFIX ".index.json"

@@ -1,5 +1,5 @@
 /*
- * cmd_plan.c - zctl plan: what a run will take of a node, before it is started.
+ * plan.c - zctl plan: what a run will take of a node, before it is started.
  *
  * MODEL. Options make a model, a run and a node (plan.h); base/forecast.h answers, with the code by
  * which the daemon admits jobs; here it is read and shown. A plan that does not fit is shown, too:
@@ -11,7 +11,7 @@
 
 #include "base/measure.h"
 #include "base/util.h"
-#include "client/zctl/plan.h"
+#include "client/zctl/plan/plan.h"
 #include "kernels/measure.h"
 
 #define MEASURE_NS UINT64_C(1000000000)

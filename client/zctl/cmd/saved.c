@@ -1,5 +1,5 @@
 /*
- * cmd_saved.c - what is saved: snapshot, snapshots, rollback, clone, destroy.
+ * saved.c - what is saved: snapshot, snapshots, rollback, clone, destroy.
  *
  * What makes something says what it made, as a row; what takes something away says nothing, as rm.
  */
@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/util.h"
-#include "client/zctl/zctl.h"
+#include "client/zctl/base/zctl.h"
 
 #define MS_PER_S 1000u
 

@@ -1,5 +1,5 @@
 /*
- * top_why.c - what bounds the node, in words: a pure function of a view.
+ * why.c - what bounds the node, in words: a pure function of a view.
  *
  * RULES, the first that holds:
  *
@@ -24,7 +24,7 @@
 #include <string.h>
 
 #include "base/size.h"
-#include "client/zctl/top.h"
+#include "client/zctl/top/top.h"
 
 #define SATURATED 0.85
 #define MOST      0.5

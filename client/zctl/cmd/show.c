@@ -1,8 +1,8 @@
 /*
- * cmd_show.c - ls, jobs, tiers, stat: what the daemon has, in columns.
+ * show.c - ls, jobs, tiers, stat: what the daemon has, in columns.
  */
 #include "base/util.h"
-#include "client/zctl/zctl.h"
+#include "client/zctl/base/zctl.h"
 
 #define COLUMN(type, member, how, row)                   \
     {                                                    \

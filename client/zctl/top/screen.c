@@ -22,7 +22,7 @@
 #include <unistd.h>
 
 #include "base/util.h"
-#include "client/zctl/top.h"
+#include "client/zctl/top/top.h"
 
 #define ENTER "\033[?1049h\033[?25l" /* another screen, no cursor */
 #define LEAVE "\033[?25h\033[?1049l"

@@ -1,5 +1,5 @@
 /*
- * plan_model.c - the model of a plan: a number of parameters, a shape, or the headers of files.
+ * model.c - the model of a plan: a number of parameters, a shape, or the headers of files.
  *
  * FILES. What zctl exported says its own units. Others are cut as trainers cut them: the tensors of
  * one layer ("model.layers.12.*", up to and with the first number) are a unit, and so is every
@@ -12,8 +12,8 @@
 #include <string.h>
 
 #include "base/util.h"
-#include "client/zctl/model.h"
-#include "client/zctl/plan.h"
+#include "client/zctl/files/files.h"
+#include "client/zctl/plan/plan.h"
 
 #define PLAN_UNITS 32u /* of a model of which only the number of parameters is known */
 

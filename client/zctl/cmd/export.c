@@ -1,5 +1,5 @@
 /*
- * cmd_export.c - export: a saved job becomes safetensors.
+ * export.c - export: a saved job becomes safetensors.
  *
  * MODEL. The plan comes first: every tensor that will be written, of which file, from which plane.
  * Then its bytes stream, file by file, in pieces of at most ZCTL_PIECE_BYTES: while one is
@@ -17,7 +17,7 @@
 
 #include "base/plan.h"
 #include "base/util.h"
-#include "client/zctl/model.h"
+#include "client/zctl/files/files.h"
 
 #define SHARD_BYTES (UINT64_C(5) << 30) /* as Hugging Face's libraries do it */
 #define PIECE_MIN   (UINT64_C(64) << 10)

@@ -1,5 +1,5 @@
 /*
- * top_print.c - a view as tables for people, or as JSON for programs.
+ * print.c - a view as tables for people, or as JSON for programs.
  *
  * Both come from the same columns (zctl.h), so neither lacks what the other has. What the keys mean
  * stands in deploy/README.md; a test holds that to them.
@@ -10,7 +10,7 @@
 
 #include "base/size.h"
 #include "base/util.h"
-#include "client/zctl/top.h"
+#include "client/zctl/top/top.h"
 
 #define COLUMN(type, member, how, row)                   \
     {                                                    \

@@ -1,5 +1,5 @@
 /*
- * plan_print.c - a plan for people, and for programs. The keys of the JSON stay; docs/PLANNING.md
+ * print.c - a plan for people, and for programs. The keys of the JSON stay; docs/PLANNING.md
  * has them.
  */
 #include <errno.h>
@@ -9,7 +9,7 @@
 
 #include "base/size.h"
 #include "base/util.h"
-#include "client/zctl/plan.h"
+#include "client/zctl/plan/plan.h"
 
 #define GB 1e9
 #define TB 1e12

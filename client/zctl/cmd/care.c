@@ -1,5 +1,5 @@
 /*
- * cmd_care.c - care of the data files: scrub, fsck, df; and of who gets how much: share.
+ * care.c - care of the data files: scrub, fsck, df; and of who gets how much: share.
  *
  * What is found wrong is printed with everything else, and makes the exit status ZC_EXIT_CORRUPT.
  */
@@ -12,7 +12,7 @@
 
 #include "base/size.h"
 #include "base/util.h"
-#include "client/zctl/zctl.h"
+#include "client/zctl/base/zctl.h"
 
 #define SHARE_MAX 10000u
 

@@ -1,5 +1,5 @@
 /*
- * cmd_top.c - top: looks at the daemon's counters once an interval, and shows what became of them.
+ * top.c - top: looks at the daemon's counters once an interval, and shows what became of them.
  *
  *     on a terminal         a screen that is drawn in place, until q or ^C
  *     elsewhere, or --once  the same as lines, a blank one between two intervals
@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "base/util.h"
-#include "client/zctl/top.h"
+#include "client/zctl/top/top.h"
 
 #define INTERVAL_MIN_S 0.1
 #define INTERVAL_MAX_S 3600.0
