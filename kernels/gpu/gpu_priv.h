@@ -111,6 +111,15 @@ struct zk_gpu_event {
     struct zk_gpu *gpu;
 };
 
+/* ---- gpu_mem.c and gpu_pin.c, for gpu.c */
+
+/** Forgets what is stranded, whoever holds it. The device is closed next. */
+void zk_gpu_mem_forget(struct zk_gpu *g);
+
+/** How many of the bytes at `host` one copy may have: what is pinned in several pieces, or in part,
+ *  drivers may refuse. */
+uint64_t zk_gpu_pin_run(struct zk_gpu *g, const char *host, uint64_t len_bytes);
+
 /* ---- works, work.c */
 
 /** 0, or -EINVAL: what is wrong with it. What a device reads in its own memory is not looked at. */

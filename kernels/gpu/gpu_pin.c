@@ -1,0 +1,201 @@
+/*
+ * gpu_pin.c - memory of the host that is pinned: touched by several threads first, and then in pieces
+ * that the backend can take.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/size.h"
+#include "kernels/gpu/gpu_priv.h"
+
+#define TOUCH_THREADS 8u
+#define TOUCH_BYTES   (64 * ZB_MIB) /* worth a thread */
+
+struct pin {
+    struct zb_list node;
+    char *addr;
+    uint64_t len_bytes;
+};
+
+static struct pin *pin_at(struct zk_gpu *g, const char *addr)
+{
+    zb_list_each(pos, &g->pins)
+    {
+        struct pin *p = zb_container_of(pos, struct pin, node);
+
+        if (addr >= p->addr && addr < p->addr + p->len_bytes)
+            return p;
+    }
+    return NULL;
+}
+
+static bool pin_overlaps(struct zk_gpu *g, const char *addr, uint64_t len_bytes)
+{
+    zb_list_each(pos, &g->pins)
+    {
+        struct pin *p = zb_container_of(pos, struct pin, node);
+
+        if (addr < p->addr + p->len_bytes && p->addr < addr + len_bytes)
+            return true;
+    }
+    return false;
+}
+
+static void pieces_unpin(struct zk_gpu *g, char *addr, uint64_t len_bytes)
+{
+    for (uint64_t at = 0; at < len_bytes; at += g->backend->pin_piece_bytes)
+        g->backend->unpin(g, addr + at);
+}
+
+/* Touches memory from many threads before the driver does it from one: it pins what is there
+ * several times as fast. Only a hint: where the kernel does not know it, the driver does all. */
+struct touch {
+    pthread_t thread;
+    char *addr;
+    uint64_t len_bytes;
+    bool read_only, started;
+};
+
+static void *touch_run(void *arg)
+{
+    const struct touch *t = arg;
+
+    (void)madvise(t->addr, t->len_bytes, t->read_only ? MADV_POPULATE_READ : MADV_POPULATE_WRITE);
+    return NULL;
+}
+
+static void pieces_touch(char *addr, uint64_t len_bytes, bool read_only)
+{
+    struct touch touches[TOUCH_THREADS] = { 0 };
+    uint64_t piece = zb_round_up(zb_max_u64(len_bytes / TOUCH_THREADS, TOUCH_BYTES), TOUCH_BYTES);
+    unsigned n = 0;
+
+    for (uint64_t at = 0; at < len_bytes && len_bytes > TOUCH_BYTES; at += piece, n++) {
+        struct touch *t = &touches[n];
+
+        *t = (struct touch){ .addr = addr + at,
+                             .len_bytes = zb_min_u64(len_bytes - at, piece),
+                             .read_only = read_only };
+        t->started = pthread_create(&t->thread, NULL, touch_run, t) == 0;
+    }
+    for (unsigned i = 0; i < n; i++)
+        if (touches[i].started)
+            (void)pthread_join(touches[i].thread, NULL);
+}
+
+static int pieces_pin(struct zk_gpu *g, char *addr, uint64_t len_bytes, bool read_only,
+                      struct zb_err *err)
+{
+    for (uint64_t at = 0; at < len_bytes; at += g->backend->pin_piece_bytes) {
+        int rc = g->backend->pin(
+            g, addr + at, zb_min_u64(len_bytes - at, g->backend->pin_piece_bytes), read_only, err);
+
+        if (rc < 0) {
+            pieces_unpin(g, addr, at);
+            return rc;
+        }
+    }
+    return 0;
+}
+
+int zk_gpu_pin(struct zk_gpu *g, void *addr, uint64_t len_bytes, bool read_only, struct zb_err *err)
+{
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    struct pin *p;
+    int rc;
+
+    if (len_bytes == 0 || len_bytes % page != 0 || (uintptr_t)addr % page != 0)
+        return zb_fail(err, -EINVAL, "memory to pin is not whole pages: %llu bytes at %p",
+                       (unsigned long long)len_bytes, addr);
+    p = malloc(sizeof(*p));
+    if (!p)
+        return zb_fail(err, -ENOMEM, "pinning: %m");
+    *p = (struct pin){ .addr = addr, .len_bytes = len_bytes };
+    zb_list_init(&p->node);
+    (void)pthread_mutex_lock(&g->lock); /* reserve the range; the pinning itself takes long */
+    rc = pin_overlaps(g, addr, len_bytes)
+             ? zb_fail(err, -EEXIST, "%p: some of it is pinned already", addr)
+             : 0;
+    if (rc == 0)
+        zb_list_push_back(&g->pins, &p->node);
+    (void)pthread_mutex_unlock(&g->lock);
+    if (rc == 0) {
+        pieces_touch(addr, len_bytes, read_only);
+        rc = pieces_pin(g, addr, len_bytes, read_only, err);
+    }
+    (void)pthread_mutex_lock(&g->lock);
+    if (rc == 0)
+        g->used.pinned_bytes += len_bytes;
+    else
+        zb_list_remove(&p->node);
+    (void)pthread_mutex_unlock(&g->lock);
+    if (rc < 0)
+        free(p);
+    return rc;
+}
+
+int zk_gpu_unpin(struct zk_gpu *g, void *addr, struct zb_err *err)
+{
+    struct pin *p;
+
+    (void)pthread_mutex_lock(&g->lock);
+    p = pin_at(g, addr);
+    if (p && p->addr != addr)
+        p = NULL;
+    if (p) {
+        g->used.pinned_bytes -= p->len_bytes;
+        zb_list_remove(&p->node);
+    }
+    (void)pthread_mutex_unlock(&g->lock);
+    if (!p)
+        return zb_fail(err, -ENOENT, "%p was not pinned", addr);
+    pieces_unpin(g, p->addr, p->len_bytes);
+    free(p);
+    return 0;
+}
+
+uint64_t zk_gpu_pinned_bytes(struct zk_gpu *g)
+{
+    uint64_t bytes;
+
+    (void)pthread_mutex_lock(&g->lock);
+    bytes = g->used.pinned_bytes;
+    (void)pthread_mutex_unlock(&g->lock);
+    return bytes;
+}
+
+bool zk_gpu_pinned(struct zk_gpu *g, const void *addr, uint64_t len_bytes)
+{
+    struct pin *p;
+    bool inside;
+
+    (void)pthread_mutex_lock(&g->lock);
+    p = pin_at(g, addr);
+    inside = p && len_bytes <= (uint64_t)(p->addr + p->len_bytes - (const char *)addr);
+    (void)pthread_mutex_unlock(&g->lock);
+    return inside;
+}
+
+uint64_t zk_gpu_pin_run(struct zk_gpu *g, const char *host, uint64_t len_bytes)
+{
+    uint64_t run = len_bytes, piece = g->backend->pin_piece_bytes;
+
+    (void)pthread_mutex_lock(&g->lock);
+    zb_list_each(pos, &g->pins)
+    {
+        struct pin *p = zb_container_of(pos, struct pin, node);
+
+        if (host < p->addr) {
+            run = zb_min_u64(run, (uint64_t)(p->addr - host));
+        } else if (host < p->addr + p->len_bytes) {
+            uint64_t at = (uint64_t)(host - p->addr);
+
+            run = zb_min_u64(run, zb_min_u64(p->len_bytes - at, piece - at % piece));
+        }
+    }
+    (void)pthread_mutex_unlock(&g->lock);
+    return run;
+}
