@@ -3,7 +3,7 @@
  * is left to prove on a GPU. In every build; only tests call it.
  */
 #include "kernels/cuda/cuda_priv.h"
-#include "kernels/cuda/warp_priv.h"
+#include "kernels/cuda/warp_work_priv.h"
 
 void zk_cuda_host_run(const struct zk_gpu_work *w)
 {

@@ -1,5 +1,5 @@
 /*
- * launch.cu - the kernels of warp_priv.h on the device: which warp does which chunk, and nothing
+ * launch.cu - the kernels of warp_work_priv.h on the device: which warp does which chunk, and nothing
  * else. No contraction, no flush to zero, and no part of C++ but templates.
  *
  * MODEL. A block of threads is 8 warps (of sums, whose chunks are long, 2); warp number i of the
@@ -15,7 +15,7 @@
 
 extern "C" {
 #include "kernels/cuda/cuda_priv.h"
-#include "kernels/cuda/warp_priv.h"
+#include "kernels/cuda/warp_work_priv.h"
 }
 
 #define THREADS      256u
