@@ -1,6 +1,6 @@
 /*
- * train_open.c - opens what a run needs, in the order in which memory is taken: communication, data,
- * the model, files, activations, the engine; and closes all of it.
+ * train_open.c - opens what a run needs, in the order in which memory is taken: communication,
+ * data, the model, files, activations, the engine; and closes all of it.
  */
 #include <errno.h>
 #include <inttypes.h>

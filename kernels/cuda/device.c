@@ -7,7 +7,7 @@
  * threads use the device's primary context, which each call makes current first.
  *
  * ERRORS. What fails leaves a mark in the runtime, for the thread, that a launch later would take
- * for its own: cuda_fail() wipes it away. What the device itself did wrong stays and is told by
+ * for its own: zk_cuda_fail() wipes it away. What the device itself did wrong stays and is told by
  * every call from then on.
  */
 #include <errno.h>

@@ -1,6 +1,6 @@
 /*
- * launch.cu - the kernels of warp_work_priv.h on the device: which warp does which chunk, and nothing
- * else. No contraction, no flush to zero, and no part of C++ but templates.
+ * launch.cu - the kernels of warp_work_priv.h on the device: which warp does which chunk, and
+ * nothing else. No contraction, no flush to zero, and no part of C++ but templates.
  *
  * MODEL. A block of threads is 8 warps (of sums, whose chunks are long, 2); warp number i of the
  * grid does chunk i, and there are as many warps as chunks. What a kernel would otherwise ask for

@@ -12,8 +12,8 @@
  *     I2  An item leaves the queue when it is done: an empty queue is an idle stream.
  *     I3  A lost device (`dead`) runs no work and forgets none: queues drain, events are reached,
  *         so whoever waits is told. It stays lost.
- *     I4  The lock guards queues, events and `dead`; it is not held while a work runs, while gpu.c's
- *         lock is taken, or while anyone sleeps.
+ *     I4  The lock guards queues, events and `dead`; it is not held while a work runs, while
+ *         gpu.c's lock is taken, or while anyone sleeps.
  */
 #include <assert.h>
 #include <errno.h>

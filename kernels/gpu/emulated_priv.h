@@ -1,7 +1,7 @@
 /*
  * emulated_priv.h - the emulated GPU, for the files that make it: emulated.c (the device),
- * emulated_mem.c (its memory, and pinned memory of the host) and emulated_stream.c. emulated.c has the
- * model and the invariants.
+ * emulated_mem.c (its memory, and pinned memory of the host) and emulated_stream.c. emulated.c has
+ * the model and the invariants.
  */
 #ifndef ZK_EMULATED_PRIV_H
 #define ZK_EMULATED_PRIV_H

@@ -1,9 +1,10 @@
 /*
  * pass.c - the passes as launches.
  *
- * SHAPES as in model/pass.c: N rows of tokens, C wide, T to a sequence, H heads. Attention works through
- * one sequence at a time, all its heads in one product: [H, T, T] of scores. Gradients flow through
- * dx, the gradient of the residual stream, which each step of the backward pass updates in place.
+ * SHAPES as in model/pass.c: N rows of tokens, C wide, T to a sequence, H heads. Attention works
+ * through one sequence at a time, all its heads in one product: [H, T, T] of scores. Gradients flow
+ * through dx, the gradient of the residual stream, which each step of the backward pass updates in
+ * place.
  *
  * ALIASES. In fp32 rounding is nothing: `dy` is dx, `ds` is `scores`, `dlogits` is `logits`.
  *

@@ -1,7 +1,7 @@
 /*
  * run_priv.h - a run on a device, for the files that make it: run.c (its memory and its tokens),
- * launch.c (one product or kernel at a time), attention.c, stream.c (the residual stream) and pass.c.
- * pass.c has the model.
+ * launch.c (one product or kernel at a time), attention.c, stream.c (the residual stream) and
+ * pass.c. pass.c has the model.
  */
 #ifndef GPT_DEV_RUN_PRIV_H
 #define GPT_DEV_RUN_PRIV_H

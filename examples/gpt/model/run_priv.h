@@ -1,6 +1,6 @@
 /*
- * run_priv.h - a run on the processor, for the files that make it: run.c (its memory), stream.c (the
- * residual stream), attention.c and pass.c. pass.c has the shapes, and says what is kept.
+ * run_priv.h - a run on the processor, for the files that make it: run.c (its memory), stream.c
+ * (the residual stream), attention.c and pass.c. pass.c has the shapes, and says what is kept.
  */
 #ifndef GPT_RUN_PRIV_H
 #define GPT_RUN_PRIV_H
