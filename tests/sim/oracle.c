@@ -10,7 +10,7 @@
 
 /* Odd sizes; more of one size than a ring has places; a part that is frozen, and a gap; units that
  * never change, one of them in 8 bits. */
-const struct zs_unit zs_units[ZS_UNITS] = {
+const struct unit zs_units[ZS_UNITS] = {
     { "u0", 3 * BLOCK - 100, ZB_F32, ZB_F32, false, false, { { 0, 3 * BLOCK - 100, 0 } }, 1 },
     { "u1", 2 * BLOCK, ZB_BF16, ZB_F32, false, false, { { 0, 2 * BLOCK, 1 } }, 1 },
     { "u2", 2 * BLOCK, ZB_BF16, ZB_F32, false, false, { { 0, 2 * BLOCK, 0 } }, 1 },
@@ -48,7 +48,7 @@ static const struct zk_ops *oracle_ops(void)
 
 struct zb_layout zs_layout(unsigned u)
 {
-    const struct zs_unit *unit = &zs_units[u];
+    const struct unit *unit = &zs_units[u];
     struct zb_layout layout = { 0 };
 
     (void)zb_layout_of(unit->dtype, unit->frozen ? ZB_F32 : unit->grad_dtype, ZB_ADAMW,
@@ -169,7 +169,7 @@ struct zs_state *zs_state_next(const struct zs_state *from, uint64_t n)
     for (unsigned g = 0; g < 2 && n > 0; g++)
         by_group[g] = zk_prepare(ZB_ADAMW, &zs_groups[g], s->applied);
     for (unsigned u = 0; u < ZS_UNITS && n > 0; u++) {
-        const struct zs_unit *unit = &zs_units[u];
+        const struct unit *unit = &zs_units[u];
         struct zb_layout layout = zs_layout(u);
         struct zk_segment segments[4];
         size_t nsegments = 0;

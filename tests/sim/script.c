@@ -305,7 +305,7 @@ static void run_down(struct zs_run *r)
 /* Whether the ranks are there, and their job is. */
 static bool run_attached(struct zs_run *r)
 {
-    const struct zsd_member *m = r->w.ranks[0].conn.member;
+    const struct zsd_member *m = r->w.core.clients[0].conn.member;
 
     return r->up && m && (m->job->state == ZSD_READY || m->job->state == ZSD_STEPPING);
 }
@@ -317,7 +317,7 @@ static void run_hang_up(struct zs_run *r)
     if (!r->up)
         return;
     zs_hang_up(&r->w);
-    if (!zsd_job_by_name(r->w.daemon.core, JOB)) {
+    if (!zsd_job_by_name(r->w.core.daemon.core, JOB)) {
         zs_state_unref(r->mem);
         r->mem = NULL;
     }
@@ -335,7 +335,7 @@ static int run_told(struct zs_run *r, int rc)
 static int run_write(struct zs_run *r)
 {
     for (unsigned rank = 0; rank < r->world; rank++) {
-        struct zs_rank *x = &r->w.ranks[rank];
+        struct client *x = &r->w.core.clients[rank];
 
         for (unsigned u = 0; u < ZS_UNITS; u++) {
             Zp__Write q = ZP__WRITE__INIT;
@@ -347,7 +347,7 @@ static int run_write(struct zs_run *r)
                 ((float *)(void *)x->staging)[i] = zs_initial(u, x->first[u] + i);
             q.shard = x->shards[u];
             q.count = x->count[u];
-            rc = zs_call(&r->w, rank, zsd_write, &q);
+            rc = call(&r->w.core, rank, zsd_write, &q);
             if (rc < 0)
                 return rc;
         }
@@ -368,12 +368,12 @@ static void run_open(struct zs_run *r, uint32_t world, uint64_t place)
             return;
         }
     run_hang_up(r);
-    if (zsd_job_by_name(r->w.daemon.core, JOB)) { /* without values it is of no use */
+    if (zsd_job_by_name(r->w.core.daemon.core, JOB)) { /* without values it is of no use */
         Zp__JobName q = ZP__JOB_NAME__INIT;
         char name[] = JOB;
 
         q.name = name;
-        (void)zs_call(&r->w, ZS_NOBODY, zsd_job_destroy, &q);
+        (void)call(&r->w.core, ZS_NOBODY, zsd_job_destroy, &q);
     }
     zs_settle(&r->w);
 }
@@ -384,7 +384,7 @@ static void run_attach(struct zs_run *r, uint32_t world, uint64_t place, bool fr
     struct zs_saved *saved = &r->model.jobs[0];
     struct zs_open o = { .job = JOB, .world = world, .host_bytes = place, .attach = true };
     uint64_t begin = zn_sim_ops(r->sim);
-    const struct zsd_job *job = zsd_job_by_name(r->w.daemon.core, JOB);
+    const struct zsd_job *job = zsd_job_by_name(r->w.core.daemon.core, JOB);
     bool retires = job && job->world != world && job->state >= ZSD_READY;
     bool newer = retires && r->mem &&
                  (!saved->committed || saved->committed->iterations != r->mem->iterations) &&
@@ -397,12 +397,12 @@ static void run_attach(struct zs_run *r, uint32_t world, uint64_t place, bool fr
         o.at = &saved->prepared->iterations;
     rc = run_told(r, zs_open(&r->w, &o));
     if (newer) {
-        bool gone = !zsd_job_by_name(r->w.daemon.core, JOB) || rc == 0;
+        bool gone = !zsd_job_by_name(r->w.core.daemon.core, JOB) || rc == 0;
 
         run_committed(r, begin, what, gone ? 0 : rc);
     }
     if (rc < 0) {
-        if (!zsd_job_by_name(r->w.daemon.core, JOB))
+        if (!zsd_job_by_name(r->w.core.daemon.core, JOB))
             state_set(&r->mem, NULL);
         return;
     }
@@ -426,7 +426,8 @@ static bool run_ready(struct zs_run *r)
     if (r->mem && run_attached(r))
         return true;
     run_hang_up(r);
-    if (saved->committed || saved->prepared || (r->mem && zsd_job_by_name(r->w.daemon.core, JOB)))
+    if (saved->committed || saved->prepared ||
+        (r->mem && zsd_job_by_name(r->w.core.daemon.core, JOB)))
         run_attach(r, r->world, MIXED, true);
     else
         run_open(r, r->world, MIXED);
@@ -436,7 +437,7 @@ static bool run_ready(struct zs_run *r)
 static int run_push(struct zs_run *r, uint64_t n)
 {
     for (unsigned rank = 0; rank < r->world; rank++) {
-        struct zs_rank *x = &r->w.ranks[rank];
+        struct client *x = &r->w.core.clients[rank];
 
         for (unsigned u = 0; u < ZS_UNITS; u++) {
             Zp__Push q = ZP__PUSH__INIT;
@@ -450,7 +451,7 @@ static int run_push(struct zs_run *r, uint64_t n)
             q.mode = 1;
             q.dtype = zs_units[u].grad_dtype;
             q.count = x->count[u];
-            rc = zs_call(&r->w, rank, zsd_push, &q);
+            rc = call(&r->w.core, rank, zsd_push, &q);
             if (rc < 0)
                 return rc;
         }
@@ -465,12 +466,12 @@ static int run_note(struct zs_run *r, unsigned rank, bool of_job, struct zs_note
     note->iteration = r->mem->iterations + 1;
     note->len = (uint32_t)snprintf(note->text, sizeof(note->text), "%s %u after %llu things",
                                    of_job ? "job" : "rank", rank, (unsigned long long)r->nsteps);
-    q.job = r->w.ranks[rank].job;
+    q.job = r->w.core.clients[rank].job;
     q.of_job = of_job;
     q.total = note->len;
     q.data.data = (uint8_t *)note->text;
     q.data.len = note->len;
-    return zs_call(&r->w, rank, zsd_note_put, &q);
+    return call(&r->w.core, rank, zsd_note_put, &q);
 }
 
 static void run_scalars(Zp__GroupScalars groups[2])
@@ -501,8 +502,8 @@ static void run_begin(struct zs_run *r, bool settle)
     q.groups = list;
     q.micros = 1;
     for (unsigned rank = 0; rank < r->world && rc == 0; rank++) {
-        q.job = r->w.ranks[rank].job;
-        rc = zs_call(&r->w, rank, zsd_step_begin, &q);
+        q.job = r->w.core.clients[rank].job;
+        rc = call(&r->w.core, rank, zsd_step_begin, &q);
     }
     if (rc == 0)
         rc = run_push(r, r->nsteps + 1);
@@ -530,17 +531,17 @@ static int run_ask_step(struct zs_run *r, bool skip, uint32_t commit, int *ret_c
     q.groups = list;
     q.commit = k.commit = commit;
     for (unsigned rank = 0; rank < r->world; rank++) {
-        q.job = k.job = r->w.ranks[rank].job;
-        zs_ask(&r->w, rank, skip ? zsd_skip : zsd_step, skip ? (void *)&k : (void *)&q);
+        q.job = k.job = r->w.core.clients[rank].job;
+        ask(&r->w.core, rank, skip ? zsd_skip : zsd_step, skip ? (void *)&k : (void *)&q);
     }
     *ret_commit = 0;
     for (unsigned rank = 0; rank < r->world; rank++) {
-        int one = zs_answer(&r->w, rank);
+        int one = zs_answer(&r->w.core, rank);
 
         rc = rc < 0 ? rc : one;
         if (one == 0) {
             Zp__StepReply *reply =
-                zp__step_reply__unpack(NULL, r->w.answers[rank].len, r->w.answers[rank].bytes);
+                zp__step_reply__unpack(NULL, answers[rank].len, answers[rank].bytes);
 
             assert_non_null(reply);
             *ret_commit = reply->commit_code;
@@ -599,17 +600,17 @@ static void run_commit(struct zs_run *r, uint32_t what)
 
     if (what >= ZSD_RESOLVE && !saved->prepared)
         return; /* what was to be resolved could not be prepared */
-    q.job = r->w.ranks[0].job;
+    q.job = r->w.core.clients[0].job;
     q.what = what;
     q.iterations = what >= ZSD_RESOLVE ? saved->prepared->iterations : r->mem->iterations;
-    run_committed(r, begin, what, run_told(r, zs_call(&r->w, 0, zsd_commit, &q)));
+    run_committed(r, begin, what, run_told(r, call(&r->w.core, 0, zsd_commit, &q)));
 }
 
 /* As a forward pass: each unit is pinned, looked at, released. */
 static void run_fetch(struct zs_run *r)
 {
     for (unsigned rank = 0; rank < r->world; rank++) {
-        struct zs_rank *x = &r->w.ranks[rank];
+        struct client *x = &r->w.core.clients[rank];
 
         for (unsigned u = 0; u < ZS_UNITS; u++) {
             Zp__Fetch q = ZP__FETCH__INIT;
@@ -624,12 +625,12 @@ static void run_fetch(struct zs_run *r)
                 continue;
             q.n_shards = 1;
             q.shards = &x->shards[u];
-            if (run_told(r, zs_call(&r->w, rank, zsd_fetch, &q)) < 0) {
+            if (run_told(r, call(&r->w.core, rank, zsd_fetch, &q)) < 0) {
                 if (!run_attached(r))
                     return;
                 continue;
             }
-            reply = zp__fetch_reply__unpack(NULL, r->w.answers[rank].len, r->w.answers[rank].bytes);
+            reply = zp__fetch_reply__unpack(NULL, answers[rank].len, answers[rank].bytes);
             assert_non_null(reply);
             job = x->conn.member->job;
             if (reply->items[0]->bytes != bytes ||
@@ -676,7 +677,7 @@ static int run_people(struct zs_run *r, zsd_handler *handler, const void *messag
                       struct zs_model *m)
 {
     uint64_t begin = zn_sim_ops(r->sim);
-    int rc = run_told(r, zs_call(&r->w, ZS_NOBODY, handler, message));
+    int rc = run_told(r, call(&r->w.core, ZS_NOBODY, handler, message));
 
     run_changed(r, begin, *m, rc);
     return rc;
@@ -731,7 +732,7 @@ static void run_snap(struct zs_run *r, const struct action *a)
 
 static const struct zsd_job *run_job(struct zs_run *r)
 {
-    return run_attached(r) ? r->w.ranks[0].conn.member->job : NULL;
+    return run_attached(r) ? r->w.core.clients[0].conn.member->job : NULL;
 }
 
 /* What the accounts say is what there is; places are promised for all that may be needed. */
@@ -766,7 +767,7 @@ static void run_accounts(struct zs_run *r)
 
 static void run_tier(struct zs_run *r, uint64_t more)
 {
-    struct zsd_core *core = r->w.daemon.core;
+    struct zsd_core *core = r->w.core.daemon.core;
     const struct zsd_job *job = run_job(r);
     struct zb_err err = { 0 };
 
@@ -899,16 +900,16 @@ int zs_run_restart(struct zs_run *r)
 }
 
 /* Something that must not fail. */
-static void must(const struct zs_run *r, int rc, const char *what)
+static void must(int rc, const char *what)
 {
     if (rc < 0)
-        zs_fail("%s: %d, '%s'", what, rc, r->w.answers[0].text);
+        zs_fail("%s: %d, '%s'", what, rc, answers[0].text);
 }
 
 /* What must say that bytes are wrong, naming them, if it says anything. */
-static bool detects(const struct zs_run *r, unsigned rank, int rc)
+static bool detects(unsigned rank, int rc)
 {
-    const char *text = r->w.answers[rank].text;
+    const char *text = answers[rank].text;
 
     if (rc >= 0)
         return false;
@@ -921,12 +922,12 @@ static bool detects(const struct zs_run *r, unsigned rank, int rc)
 /* The store on a device that somebody has changed bytes of: whatever can be read is right. */
 static int recover_damaged(struct zs_run *r, const struct zs_recovery *how, uint32_t world)
 {
-    bool detected = detects(r, ZS_NOBODY, zs_read_model(&r->w, &r->model));
+    bool detected = detects(ZS_NOBODY, zs_read_model(&r->w, &r->model));
 
     if (how->goes_on && r->model.jobs[0].name[0] != '\0') {
         run_attach(r, world, MIXED, (how->seed >> 8) % 2);
         if (!r->mem)
-            detected = detects(r, 0, r->w.answers[0].rc);
+            detected = detects(0, answers[0].rc);
         else if (zs_read_all(&r->w, world, r->mem) < 0)
             detected = true;
     }
@@ -962,24 +963,24 @@ int zs_recover(struct zn_sim *sim, const struct zs_recovery *how)
         zs_run_done(&r);
         return rc < 0 ? rc : which;
     }
-    must(&r, zs_read_model(&r.w, &r.model), "a saved page");
+    must(zs_read_model(&r.w, &r.model), "a saved page");
     if (how->goes_on && saved->name[0] != '\0') {
         bool prepared = saved->prepared && (how->seed >> 8) % 2;
 
         run_attach(&r, world, places[(how->seed >> 4) % ZB_COUNT(places)], prepared);
-        must(&r, r.mem ? 0 : r.w.answers[0].rc, "the attach");
-        must(&r, zs_read_all(&r.w, world, r.mem), "a read");
+        must(r.mem ? 0 : answers[0].rc, "the attach");
+        must(zs_read_all(&r.w, world, r.mem), "a read");
         if (saved->prepared)
             run_commit(&r, prepared ? ZSD_RESOLVE : ZSD_DROP);
         if (r.failures == 0 && saved->name[0] != '\0')
             run_step(&r, false, ZSD_COMMIT);
         if (r.failures > 0)
-            zs_fail("it does not go on: %s", r.w.answers[0].text);
+            zs_fail("it does not go on: %s", answers[0].text);
         run_down(&r);
         run_up(&r);
         if (!r.up)
             zs_fail("the store does not open again: %s", r.refused.text);
-        must(&r, zs_read_model(&r.w, &r.model), "a page that was saved after the restart");
+        must(zs_read_model(&r.w, &r.model), "a page that was saved after the restart");
     }
     if (how->ret_bytes)
         *how->ret_bytes += r.w.bytes;

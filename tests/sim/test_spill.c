@@ -39,13 +39,13 @@ static void spill_open(struct spill *s)
     struct zn_sim_options o = { .seed = SEED };
     struct zs_open open = { .job = "s", .world = 1, .host_bytes = SPILLED };
     struct zb_err err = { 0 };
-    struct zs_rank *x = &s->w.ranks[0];
+    struct client *x = &s->w.core.clients[0];
     const struct zsd_job *job;
 
     assert_int_equal(zn_sim_new(&s->sim, &o, NULL), 0);
     assert_int_equal(zs_start(&s->w, s->sim, SEED, PAGE, &err), 0);
     if (zs_open(&s->w, &open) < 0)
-        zs_fail("open: %s", s->w.answers[0].text);
+        zs_fail("open: %s", answers[0].text);
     job = x->conn.member->job;
     assert_true(job->grads_nvme_bytes > 0);
     assert_int_equal(job->host_held.used[ZSD_USE_GRAD], 0);
@@ -56,7 +56,7 @@ static void spill_open(struct spill *s)
             ((float *)(void *)x->staging)[i] = zs_initial(u, x->first[u] + i);
         q.shard = x->shards[u];
         q.count = x->count[u];
-        assert_int_equal(zs_call(&s->w, 0, zsd_write, &q), 0);
+        assert_int_equal(call(&s->w.core, 0, zsd_write, &q), 0);
     }
 }
 
@@ -68,7 +68,7 @@ static void spill_close(struct spill *s)
 
 static int push(struct spill *s, unsigned u, uint32_t micro)
 {
-    struct zs_rank *x = &s->w.ranks[0];
+    struct client *x = &s->w.core.clients[0];
     Zp__Push q = ZP__PUSH__INIT;
 
     zs_gradient(1, u, x->first[u], x->count[u], x->staging);
@@ -80,7 +80,7 @@ static int push(struct spill *s, unsigned u, uint32_t micro)
     q.mode = micro > 0 ? 2 : 1;
     q.dtype = zs_units[u].grad_dtype;
     q.count = x->count[u];
-    return zs_call(&s->w, 0, zsd_push, &q);
+    return call(&s->w.core, 0, zsd_push, &q);
 }
 
 static int push_all(struct spill *s, unsigned u)
@@ -103,12 +103,12 @@ static int step(struct spill *s)
         groups[g].eps = zs_groups[g].eps;
         groups[g].weight_decay = zs_groups[g].weight_decay;
     }
-    q.job = s->w.ranks[0].job;
+    q.job = s->w.core.clients[0].job;
     q.step = 1;
     q.scale = 1;
     q.n_groups = 2;
     q.groups = list;
-    return zs_call(&s->w, 0, zsd_step, &q);
+    return call(&s->w.core, 0, zsd_step, &q);
 }
 
 /* The gradients of all units; of one whose push failed a second time. */
@@ -117,21 +117,20 @@ static void gradients(struct spill *s)
     for (unsigned u = 0; u < ZS_UNITS; u++) {
         int rc;
 
-        if (s->w.ranks[0].shards[u] == 0 || zs_units[u].frozen)
+        if (s->w.core.clients[0].shards[u] == 0 || zs_units[u].frozen)
             continue;
         rc = push_all(s, u);
         if (rc == 0)
             continue;
         if (rc != -EIO && rc != -ENOSPC && rc != -EBADMSG)
-            zs_fail("a push fails with %d: %s", rc, s->w.answers[0].text);
+            zs_fail("a push fails with %d: %s", rc, answers[0].text);
         *(rc == -EBADMSG ? &count.pushes_bad : &count.pushes_io) += 1;
         if (step(s) != -EBUSY)
-            zs_fail("a step without the gradient of '%s': %d", zs_units[u].name,
-                    s->w.answers[0].rc);
+            zs_fail("a step without the gradient of '%s': %d", zs_units[u].name, answers[0].rc);
         if (push(s, u, 1) != -EINVAL)
-            zs_fail("what was lost is added to: %d", s->w.answers[0].rc);
+            zs_fail("what was lost is added to: %d", answers[0].rc);
         if (push_all(s, u) < 0)
-            zs_fail("pushed again: %s", s->w.answers[0].text);
+            zs_fail("pushed again: %s", answers[0].text);
     }
 }
 
@@ -158,7 +157,7 @@ static uint64_t spill_case(enum zn_fault kind, uint64_t op, bool fault)
     took = zn_sim_ops(s.sim) - begin;
     zn_sim_faults_clear(s.sim);
     if (rc < 0 && rc != -EIO && rc != -ENOSPC && rc != -EBADMSG)
-        zs_fail("a step fails with %d: %s", rc, s.w.answers[0].text);
+        zs_fail("a step fails with %d: %s", rc, answers[0].text);
     count.steps += rc < 0;
     if (rc == 0) { /* it may find a page of state that was not written */
         int read_rc = zs_read_all(&s.w, 1, after);

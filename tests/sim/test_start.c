@@ -70,7 +70,7 @@ static void changes(const struct zsd_core *core, uint64_t *ret_held, uint64_t *r
     zsd_places_copy_done(&places);
 }
 
-static void world_up(struct zs_world *w, struct zn_sim **ret_sim)
+static void device_up(struct zs_world *w, struct zn_sim **ret_sim)
 {
     struct zb_err err = { 0 };
 
@@ -80,7 +80,7 @@ static void world_up(struct zs_world *w, struct zn_sim **ret_sim)
     data_peek(*ret_sim, was);
 }
 
-static void world_down(struct zs_world *w, struct zn_sim *sim)
+static void device_down(struct zs_world *w, struct zn_sim *sim)
 {
     zs_stop(w);
     zn_sim_free(sim);
@@ -91,36 +91,36 @@ static void a_wrong_bit_stays_outside_of_saved_pages(void **state)
 {
     static struct zs_world w;
     struct zb_err err = { 0 };
-    const struct zsd_rates *rates = &w.daemon.path_rates[0];
+    const struct zsd_rates *rates = &w.core.daemon.path_rates[0];
     uint64_t held, free_bytes, units;
     struct zn_sim *sim;
 
     (void)state;
     zs_context("measured while bits flip");
-    world_up(&w, &sim);
-    units = zsd_map_free_bytes(w.daemon.core);
+    device_up(&w, &sim);
+    units = zsd_map_free_bytes(w.core.daemon.core);
     assert_int_equal(zn_sim_fault(sim, ZN_FAULT_FLIP, zn_sim_ops(sim), true), 0);
-    if (zsd_paths_measure(w.daemon.core, &err) < 0)
+    if (zsd_paths_measure(w.core.daemon.core, &err) < 0)
         zs_fail("%s", err.text);
     assert_true(zn_sim_struck(sim) > 0);
     zn_sim_faults_clear(sim);
     data_peek(sim, is);
-    changes(w.daemon.core, &held, &free_bytes);
+    changes(w.core.daemon.core, &held, &free_bytes);
     if (held > 0)
         zs_fail("%llu bytes of saved pages were changed", (unsigned long long)held);
     assert_true(free_bytes > 0); /* it did write */
     assert_true(rates->read > 0 && rates->written > 0 && rates->mixed > 0);
-    assert_int_equal(zsd_map_free_bytes(w.daemon.core), units);
+    assert_int_equal(zsd_map_free_bytes(w.core.daemon.core), units);
     if (zs_read_model(&w, &base.run.model) < 0)
         zs_fail("a page cannot be read any more");
-    world_down(&w, sim);
+    device_down(&w, sim);
 }
 
 /* Nothing is free, or no range as long as one transfer: then it only reads. */
 static void a_full_file_is_only_read(void **state)
 {
     static struct zs_world w;
-    const struct zsd_rates *rates = &w.daemon.path_rates[0];
+    const struct zsd_rates *rates = &w.core.daemon.path_rates[0];
     struct zn_sim *sim;
 
     (void)state;
@@ -129,13 +129,13 @@ static void a_full_file_is_only_read(void **state)
         struct zb_err err = { 0 };
 
         zs_context("measured when full, gaps: %u", gap);
-        world_up(&w, &sim);
-        while ((taken[n] = zsd_map_take(w.daemon.core, ZB_PAGE_ALIGN)) != ZB_NO_PLACE)
+        device_up(&w, &sim);
+        while ((taken[n] = zsd_map_take(w.core.daemon.core, ZB_PAGE_ALIGN)) != ZB_NO_PLACE)
             n++;
         for (uint64_t i = 0; i < n && gap; i += 2)
-            zsd_map_give(w.daemon.core, taken[i], ZB_PAGE_ALIGN);
+            zsd_map_give(w.core.daemon.core, taken[i], ZB_PAGE_ALIGN);
         assert_int_equal(zn_sim_fault(sim, ZN_FAULT_FLIP, zn_sim_ops(sim), true), 0);
-        if (zsd_paths_measure(w.daemon.core, &err) < 0)
+        if (zsd_paths_measure(w.core.daemon.core, &err) < 0)
             zs_fail("%s", err.text);
         zn_sim_faults_clear(sim);
         data_peek(sim, is);
@@ -143,8 +143,8 @@ static void a_full_file_is_only_read(void **state)
         assert_true(rates->read > 0 && rates->mixed > 0);
         assert_int_equal(rates->written, 0);
         for (uint64_t i = gap; i < n; i += 1 + gap)
-            zsd_map_give(w.daemon.core, taken[i], ZB_PAGE_ALIGN);
-        world_down(&w, sim);
+            zsd_map_give(w.core.daemon.core, taken[i], ZB_PAGE_ALIGN);
+        device_down(&w, sim);
     }
 }
 
@@ -159,22 +159,22 @@ static void measured_once_what_is_found_is_durable(void **state)
 
     (void)state;
     zs_context("a start that measures");
-    world_up(&w, &sim);
+    device_up(&w, &sim);
     last = zn_sim_ops(sim) - begin; /* the last thing that a start does is a flush */
-    world_down(&w, sim);
+    device_down(&w, sim);
     assert_int_equal(zn_sim_copy(&sim, base.sim, NULL), 0);
     assert_int_equal(zn_sim_fault(sim, ZN_FAULT_FLUSH, zn_sim_ops(sim) + last - 1, true), 0);
     zs_measures = true;
     assert_true(zs_start(&w, sim, SEED, PAGE, &err) < 0);
-    assert_int_equal(w.daemon.path_rates[0].read, 0);
+    assert_int_equal(w.core.daemon.path_rates[0].read, 0);
     zn_sim_faults_clear(sim);
     if (zs_start(&w, sim, SEED, PAGE, &err) < 0)
         zs_fail("the daemon does not start: %s", err.text);
     zs_measures = false;
-    assert_true(w.daemon.path_rates[0].read > 0);
+    assert_true(w.core.daemon.path_rates[0].read > 0);
     if (zs_read_model(&w, &base.run.model) < 0)
         zs_fail("a page cannot be read any more");
-    world_down(&w, sim);
+    device_down(&w, sim);
 }
 
 int main(void)

@@ -103,71 +103,6 @@ uint64_t zs_env(const char *name, uint64_t without)
     return value && *value ? strtoull(value, NULL, 0) : without;
 }
 
-/* ---- the test's side of conn.h */
-
-static struct zs_world *the_world;
-
-static struct zs_answer *answer_begin(struct zsd_req *req, int rc)
-{
-    struct zs_answer *a = &the_world->answers[req->tag];
-
-    if (a->over)
-        zs_fail("a request is answered twice");
-    a->over = true;
-    a->rc = rc;
-    a->text[0] = '\0';
-    a->fd = -1;
-    a->len = 0;
-    free(a->bytes);
-    a->bytes = NULL;
-    if (req->conn)
-        zb_list_remove(&req->conn_node);
-    free(req);
-    return a;
-}
-
-void zsd_reply(struct zsd_req *req, const ProtobufCMessage *message, int fd)
-{
-    bool lost = !req->conn;
-    struct zs_answer *a = answer_begin(req, 0);
-
-    if (message) {
-        a->len = protobuf_c_message_get_packed_size(message);
-        a->bytes = malloc(a->len + 1);
-        assert_non_null(a->bytes);
-        (void)protobuf_c_message_pack(message, a->bytes);
-    }
-    a->fd = fd >= 0 && !lost ? dup(fd) : -1;
-}
-
-/* Nothing here has a GPU: only the first descriptor is looked at. */
-void zsd_reply_fds(struct zsd_req *req, const ProtobufCMessage *message, const int *fds,
-                   unsigned nfds)
-{
-    zsd_reply(req, message, nfds > 0 ? fds[0] : -1);
-}
-
-void zsd_reply_err(struct zsd_req *req, const struct zb_err *err)
-{
-    struct zs_answer *a = answer_begin(req, err->code);
-
-    if (err->code >= 0 || err->text[0] == '\0')
-        zs_fail("a refusal without a code or a sentence: %d '%s'", err->code, err->text);
-    (void)snprintf(a->text, sizeof(a->text), "%s", err->text);
-}
-
-void zsd_event(struct zsd_conn *conn, uint16_t event, const ProtobufCMessage *message)
-{
-    (void)event;
-    (void)message;
-    zb_container_of(conn, struct zs_rank, conn)->events++;
-}
-
-bool zsd_may(const struct zsd_conn *conn, uid_t uid)
-{
-    return conn->uid == uid;
-}
-
 /* ---- turning */
 
 /* What comes next is drawn. Returns how much was done. */
@@ -176,31 +111,31 @@ static unsigned world_turn(struct zs_world *w)
     uint64_t draw = ztest_random(&w->seed);
     unsigned n = 0;
 
-    the_world = w;
-    zsd_core_turn(&w->daemon);
+    zsd_core_turn(&w->core.daemon);
     if (draw & 3)
-        n += zn_reap(w->daemon.engine, 8);
+        n += zn_reap(w->core.daemon.engine, 8);
     if (draw & 12)
-        n += zsd_compute_reap(w->daemon.compute, 1 + (draw >> 8) % 8);
+        n += zsd_compute_reap(w->core.daemon.compute, 1 + (draw >> 8) % 8);
     if (draw & 48)
-        n += zsd_compute_reap(w->daemon.catalog_thread, 1);
+        n += zsd_compute_reap(w->core.daemon.catalog_thread, 1);
     return n;
 }
 
-int zs_answer(struct zs_world *w, unsigned rank)
+int zs_answer(struct world *core, unsigned tag)
 {
-    struct zs_answer *a = &w->answers[rank];
+    struct zs_world *w = zb_container_of(core, struct zs_world, core);
+    const struct answer *a = &answers[tag];
     unsigned idle = 0;
 
-    for (unsigned i = 0; i < TURNS_MAX && !a->over; i++) {
+    for (unsigned i = 0; i < TURNS_MAX && a->rc == NONE; i++) {
         idle = world_turn(w) > 0 ? 0 : idle + 1;
         if (idle % IDLE_TURNS == IDLE_TURNS - 1) /* it waits for somebody: until its deadline */
-            zsd_core_tick(&w->daemon, UINT64_MAX);
+            zsd_core_tick(&core->daemon, UINT64_MAX);
         if (idle > 4 * IDLE_TURNS)
             break;
     }
-    if (!a->over)
-        zs_fail("rank %u waits for an answer, and nothing moves", rank);
+    if (a->rc == NONE)
+        zs_fail("rank %u waits for an answer, and nothing moves", tag);
     return a->rc;
 }
 
@@ -210,51 +145,17 @@ void zs_settle(struct zs_world *w)
 
     for (unsigned i = 0; i < TURNS_MAX; i++) {
         idle = world_turn(w) > 0 ? 0 : idle + 1;
-        if (idle > IDLE_TURNS || (zsd_core_busy(&w->daemon) == 0 && idle > 2))
+        if (idle > IDLE_TURNS || (zsd_core_busy(&w->core.daemon) == 0 && idle > 2))
             break;
     }
-    if (zsd_core_busy(&w->daemon) > 0)
-        zs_fail("%u operations are in progress, and nothing moves", zsd_core_busy(&w->daemon));
-}
-
-void zs_ask(struct zs_world *w, unsigned rank, zsd_handler *handler, const void *message)
-{
-    struct zsd_req *req = calloc(1, sizeof(*req));
-
-    assert_non_null(req);
-    the_world = w;
-    req->conn = &w->ranks[rank].conn;
-    req->daemon = &w->daemon;
-    req->tag = rank;
-    zb_list_push_back(&req->conn->reqs, &req->conn_node);
-    w->answers[rank].over = false;
-    handler(req, message);
-}
-
-int zs_call(struct zs_world *w, unsigned rank, zsd_handler *handler, const void *message)
-{
-    zs_ask(w, rank, handler, message);
-    return zs_answer(w, rank);
-}
-
-void zs_gone(struct zs_world *w, unsigned rank)
-{
-    struct zs_rank *r = &w->ranks[rank];
-    struct zb_list *node;
-
-    the_world = w;
-    zsd_core_gone(&r->conn);
-    while ((node = zb_list_pop_front(&r->conn.reqs)) != NULL)
-        zb_container_of(node, struct zsd_req, conn_node)->conn = NULL;
-    if (r->staging)
-        (void)munmap(r->staging, ZS_STAGING);
-    r->staging = NULL;
+    if (zsd_core_busy(&w->core.daemon) > 0)
+        zs_fail("%u operations are in progress, and nothing moves", zsd_core_busy(&w->core.daemon));
 }
 
 void zs_hang_up(struct zs_world *w)
 {
     for (unsigned r = 0; r <= ZS_RANKS; r++)
-        zs_gone(w, r);
+        client_gone(&w->core, r);
     zs_settle(w);
 }
 
@@ -262,36 +163,34 @@ void zs_hang_up(struct zs_world *w)
 
 bool zs_measures;
 
+static void start_wrong(const char *what)
+{
+    zs_fail("%s", what);
+}
+
 int zs_start(struct zs_world *w, struct zn_sim *sim, uint64_t seed, uint32_t page_elems,
              struct zb_err *err)
 {
+    struct zsd *daemon = &w->core.daemon;
     int rc;
 
-    *w = (struct zs_world){ .sim = sim, .seed = seed };
-    the_world = w;
-    w->daemon.config.host_bytes = 64 << 20;
-    w->daemon.config.ring_bytes = 3 * (uint64_t)page_elems * 12;
-    w->daemon.config.page_elems = page_elems;
-    w->daemon.config.jobs_max = 4;
-    w->daemon.config.timeout_ms = 600000;
-    w->daemon.engine_base = ZN_DATA_START;
-    w->daemon.catalog_path = ZS_CATALOG;
-    w->daemon.measures = zs_measures;
-    for (unsigned r = 0; r <= ZS_RANKS; r++) {
-        w->ranks[r].conn.daemon = &w->daemon;
-        w->ranks[r].conn.uid = 1000;
-        w->answers[r].over = true;
-        zb_list_init(&w->ranks[r].conn.reqs);
-    }
-    rc = zk_select(NULL, &w->daemon.kernels, err);
+    world_wrong = start_wrong;
+    *w = (struct zs_world){ .sim = sim,
+                            .core = { .staging_bytes = ZS_STAGING, .answer = zs_answer },
+                            .seed = seed };
+    daemon->config.host_bytes = 64 << 20;
+    daemon->config.ring_bytes = 3 * (uint64_t)page_elems * 12;
+    daemon->config.page_elems = page_elems;
+    daemon->config.jobs_max = 4;
+    daemon->config.timeout_ms = 600000;
+    daemon->engine_base = ZN_DATA_START;
+    daemon->catalog_path = ZS_CATALOG;
+    daemon->measures = zs_measures;
+    rc = zn_sim_vfs(sim, &daemon->catalog_vfs, err);
     if (rc == 0)
-        rc = zsd_compute_new(&w->daemon.compute, 2, "", err);
+        rc = zn_sim_engine(&daemon->engine, sim, ZS_DATA, ZS_DATA_BYTES, 0, err);
     if (rc == 0)
-        rc = zn_sim_vfs(sim, &w->daemon.catalog_vfs, err);
-    if (rc == 0)
-        rc = zn_sim_engine(&w->daemon.engine, sim, ZS_DATA, ZS_DATA_BYTES, 0, err);
-    if (rc == 0)
-        rc = zsd_core_new(&w->daemon, err);
+        rc = world_up(&w->core, ZS_RANKS + 1, err);
     if (rc < 0)
         zs_stop(w);
     return rc;
@@ -299,129 +198,41 @@ int zs_start(struct zs_world *w, struct zn_sim *sim, uint64_t seed, uint32_t pag
 
 void zs_stop(struct zs_world *w)
 {
-    the_world = w;
-    zsd_core_free(&w->daemon);
-    for (unsigned r = 0; r <= ZS_RANKS; r++) {
-        if (!zb_list_empty(&w->ranks[r].conn.reqs))
-            zs_fail("rank %u was never answered", r);
-        if (w->ranks[r].staging)
-            (void)munmap(w->ranks[r].staging, ZS_STAGING);
-        w->ranks[r].staging = NULL;
-        if (w->answers[r].fd >= 0 && w->answers[r].bytes)
-            zb_close_fd(&w->answers[r].fd);
-        free(w->answers[r].bytes);
-        w->answers[r].bytes = NULL;
-    }
-    zsd_compute_free(w->daemon.compute);
-    w->daemon.compute = NULL;
-    zn_close(w->daemon.engine);
-    w->daemon.engine = NULL;
+    for (unsigned r = 0; r < w->core.nclients; r++)
+        zb_close_fd(&answers[r].fd);
+    world_down(&w->core);
 }
 
 /* ---- jobs */
 
 static int rank_open(struct zs_world *w, unsigned rank, const struct zs_open *o)
 {
-    struct zs_rank *r = &w->ranks[rank];
-    struct zs_answer *a = &w->answers[rank];
-    Zp__JobOpen q = ZP__JOB_OPEN__INIT;
-    Zp__JobOpenReply *reply;
-    char name[16];
-    int rc;
+    const struct open_args args = { .name = o->job,
+                                    .rank = rank,
+                                    .world = o->world,
+                                    .groups = 2,
+                                    .keep = true,
+                                    .durable = true,
+                                    .attach = o->attach,
+                                    .takeover = o->attach && rank == 0,
+                                    .early = true,
+                                    .host_bytes_max = o->host_bytes > 0
+                                                          ? o->host_bytes + o->world * ZS_STAGING
+                                                          : 0 };
 
-    (void)snprintf(name, sizeof(name), "%s", o->job);
-    q.name = name;
-    q.rank = rank;
-    q.world = o->world;
-    q.keep = q.durable = true;
-    q.early = true;
-    q.attach = o->attach;
-    q.takeover = o->attach && rank == 0;
-    q.groups = 2;
-    q.optimizer = 1;
-    q.offload_param = q.offload_optimizer = 2;
-    q.staging_bytes = ZS_STAGING;
-    q.host_bytes_max = o->host_bytes > 0 ? o->host_bytes + o->world * ZS_STAGING : 0;
-    rc = zs_call(w, rank, zsd_job_open, &q);
-    if (rc < 0)
-        return rc;
-    reply = zp__job_open_reply__unpack(NULL, a->len, a->bytes);
-    assert_non_null(reply);
-    r->job = reply->job;
-    zp__job_open_reply__free_unpacked(reply, NULL);
-    r->staging = mmap(NULL, ZS_STAGING, PROT_READ | PROT_WRITE, MAP_SHARED, a->fd, 0);
-    assert_ptr_not_equal(r->staging, MAP_FAILED);
-    zb_close_fd(&a->fd);
-    return 0;
-}
-
-static int rank_define(struct zs_world *w, unsigned rank, unsigned u)
-{
-    static const char *const names[] = { "a", "b", "c", "d" };
-    const struct zs_unit *unit = &zs_units[u];
-    Zp__UnitDefine q = ZP__UNIT_DEFINE__INIT;
-    Zp__Tensor tensors[4], *list[4];
-    uint64_t dims[4];
-
-    for (unsigned t = 0; t < unit->ntensors; t++) {
-        zp__tensor__init(&tensors[t]);
-        tensors[t].name = (char *)(uintptr_t)names[t];
-        tensors[t].first = unit->tensors[t].first;
-        tensors[t].group = unit->tensors[t].group;
-        tensors[t].n_dims = 1;
-        tensors[t].dims = &dims[t];
-        dims[t] = unit->tensors[t].count;
-        list[t] = &tensors[t];
-    }
-    q.job = w->ranks[rank].job;
-    q.unit = u;
-    q.name = (char *)(uintptr_t)unit->name;
-    q.elems = unit->elems;
-    q.dtype = unit->dtype;
-    q.grad_dtype = unit->grad_dtype;
-    q.frozen = unit->frozen;
-    q.quantized = unit->quantized;
-    q.n_tensors = unit->ntensors;
-    q.tensors = list;
-    q.last = true;
-    return zs_call(w, rank, zsd_unit_define, &q);
+    return job_open_with(&w->core, rank, &args);
 }
 
 static int rank_register(struct zs_world *w, unsigned rank, uint32_t world)
 {
-    struct zs_rank *r = &w->ranks[rank];
-    Zp__ShardRegister q = ZP__SHARD_REGISTER__INIT;
-    Zp__ShardRegisterReply *reply;
-    Zp__Range ranges[ZS_UNITS], *list[ZS_UNITS];
-    int rc;
+    struct client *c = &w->core.clients[rank];
 
-    memset(r->shards, 0, sizeof(r->shards));
     for (unsigned u = 0; u < ZS_UNITS; u++) {
         uint64_t slice;
 
-        zb_slice(zs_units[u].elems, world, rank, &slice, &r->first[u], &r->count[u]);
-        if (r->count[u] == 0)
-            continue;
-        zp__range__init(&ranges[q.n_ranges]);
-        ranges[q.n_ranges].unit = u;
-        ranges[q.n_ranges].first = r->first[u];
-        ranges[q.n_ranges].count = r->count[u];
-        list[q.n_ranges] = &ranges[q.n_ranges];
-        q.n_ranges++;
+        zb_slice(zs_units[u].elems, world, rank, &slice, &c->first[u], &c->count[u]);
     }
-    if (q.n_ranges == 0)
-        return 0;
-    q.job = r->job;
-    q.ranges = list;
-    rc = zs_call(w, rank, zsd_shard_register, &q);
-    if (rc < 0)
-        return rc;
-    reply = zp__shard_register_reply__unpack(NULL, w->answers[rank].len, w->answers[rank].bytes);
-    assert_non_null(reply);
-    for (size_t i = 0; i < reply->n_shards; i++)
-        r->shards[ranges[i].unit] = reply->shards[i];
-    zp__shard_register_reply__free_unpacked(reply, NULL);
-    return 0;
+    return shards_register(&w->core, rank, ZS_UNITS);
 }
 
 static int ranks_ready(struct zs_world *w, const struct zs_open *o)
@@ -431,16 +242,16 @@ static int ranks_ready(struct zs_world *w, const struct zs_open *o)
     for (unsigned r = 0; r < o->world; r++) {
         Zp__Ready q = ZP__READY__INIT;
 
-        q.job = w->ranks[r].job;
+        q.job = w->core.clients[r].job;
         q.at_point = o->at != NULL;
         q.iterations = o->at ? *o->at : 0;
-        zs_ask(w, r, zsd_ready, &q);
+        ask(&w->core, r, zsd_ready, &q);
     }
     for (unsigned r = 0; r < o->world; r++) {
-        int one = zs_answer(w, r);
+        int one = zs_answer(&w->core, r);
 
         if (one == 0)
-            zb_close_fd(&w->answers[r].fd);
+            zb_close_fd(&answers[r].fd);
         rc = rc < 0 ? rc : one;
     }
     return rc;
@@ -453,7 +264,7 @@ int zs_open(struct zs_world *w, const struct zs_open *o)
     for (unsigned r = 0; r < o->world && rc == 0; r++) {
         rc = rank_open(w, r, o);
         for (unsigned u = 0; u < ZS_UNITS && rc == 0; u++)
-            rc = rank_define(w, r, u);
+            rc = unit_define(&w->core, r, u, &zs_units[u]);
         if (rc == 0)
             rc = rank_register(w, r, o->world);
     }
@@ -472,7 +283,7 @@ static const enum zk_what whats[] = { ZK_PARAM, ZK_MASTER, ZK_EXP_AVG, ZK_EXP_AV
 static int shard_read(struct zs_world *w, unsigned rank, unsigned u, enum zk_what what,
                       const struct zs_state *s)
 {
-    struct zs_rank *r = &w->ranks[rank];
+    struct client *r = &w->core.clients[rank];
     struct zb_layout layout = zs_layout(u);
     size_t bytes = r->count[u] * (what == ZK_PARAM ? zb_dtype_bytes(layout.dtype) : 4);
     struct zk_page page = {
@@ -492,10 +303,10 @@ static int shard_read(struct zs_world *w, unsigned rank, unsigned u, enum zk_wha
     q.shard = r->shards[u];
     q.what = what;
     q.count = r->count[u];
-    rc = zs_call(w, rank, zsd_read, &q);
+    rc = call(&w->core, rank, zsd_read, &q);
     if (rc < 0)
         return rc;
-    zk_page_read(w->daemon.kernels, &layout, &page, what, want);
+    zk_page_read(w->core.daemon.kernels, &layout, &page, what, want);
     if (memcmp(want, r->staging, bytes) != 0)
         zs_fail("step %llu: rank %u reads wrong bytes of unit %u, kind %d",
                 (unsigned long long)s->iterations, rank, u, (int)what);
@@ -519,14 +330,14 @@ static void note_read(struct zs_world *w, unsigned rank, bool of_job, const stru
     Zp__NoteGetReply *reply;
     int rc;
 
-    q.job = w->ranks[rank].job;
+    q.job = w->core.clients[rank].job;
     q.of_job = of_job;
-    rc = zs_call(w, rank, zsd_note_get, &q);
+    rc = call(&w->core, rank, zsd_note_get, &q);
     if (rc == -ENOENT && want->len == 0)
         return;
     if (rc < 0)
-        zs_fail("a note: %s", w->answers[rank].text);
-    reply = zp__note_get_reply__unpack(NULL, w->answers[rank].len, w->answers[rank].bytes);
+        zs_fail("a note: %s", answers[rank].text);
+    reply = zp__note_get_reply__unpack(NULL, answers[rank].len, answers[rank].bytes);
     assert_non_null(reply);
     note_compare(of_job ? "the job" : "rank", rank, want, reply->data.data, reply->data.len,
                  reply->iteration);
@@ -539,7 +350,7 @@ int zs_read_all(struct zs_world *w, uint32_t world, const struct zs_state *s)
         for (unsigned u = 0; u < ZS_UNITS; u++) {
             struct zb_layout layout = zs_layout(u);
 
-            for (unsigned i = 0; i < ZB_COUNT(whats) && w->ranks[r].shards[u] != 0; i++) {
+            for (unsigned i = 0; i < ZB_COUNT(whats) && w->core.clients[r].shards[u] != 0; i++) {
                 int rc = zk_page_has(&layout, whats[i]) ? shard_read(w, r, u, whats[i], s) : 0;
 
                 if (rc < 0)
@@ -573,7 +384,7 @@ static int row_read(struct zs_world *w, struct zsd_row *row, enum zsd_saved_plan
                     const struct zs_state *s)
 {
     static _Alignas(4096) uint8_t buf[8192 * 12];
-    struct version_read v = { .read = { .core = w->daemon.core,
+    struct version_read v = { .read = { .core = w->core.daemon.core,
                                         .row = row,
                                         .plane = p,
                                         .page = page,
@@ -586,9 +397,8 @@ static int row_read(struct zs_world *w, struct zsd_row *row, enum zsd_saved_plan
     if (!v.over)
         zs_fail("a page of a row is never read");
     if (v.err.code != 0) {
-        w->answers[ZS_NOBODY].rc = v.err.code;
-        (void)snprintf(w->answers[ZS_NOBODY].text, sizeof(w->answers[ZS_NOBODY].text), "%s",
-                       v.err.text);
+        answers[ZS_NOBODY].rc = v.err.code;
+        (void)snprintf(answers[ZS_NOBODY].text, sizeof(answers[ZS_NOBODY].text), "%s", v.err.text);
         return v.err.code;
     }
     if (!zs_pages_same(s, row->unit, p, row->first + (uint64_t)page * row->page_elems,
@@ -672,7 +482,7 @@ static bool model_same(struct zs_world *w, const struct zs_model *m)
 {
     unsigned kept = 0, named = 0;
 
-    zb_list_each(pos, &w->daemon.core->store->saved)
+    zb_list_each(pos, &w->core.daemon.core->store->saved)
     {
         const struct zsd_saved *saved = zb_container_of(pos, struct zsd_saved, node);
 
@@ -682,7 +492,7 @@ static bool model_same(struct zs_world *w, const struct zs_model *m)
         if (m->jobs[j].name[0] == '\0')
             continue;
         named++;
-        if (!saved_same(zsd_saved_by_name(w->daemon.core, m->jobs[j].name), &m->jobs[j]))
+        if (!saved_same(zsd_saved_by_name(w->core.daemon.core, m->jobs[j].name), &m->jobs[j]))
             return false;
     }
     return kept == named;
@@ -708,7 +518,7 @@ int zs_read_model(struct zs_world *w, const struct zs_model *m)
 
         if (want->name[0] == '\0')
             continue;
-        saved = zsd_saved_by_name(w->daemon.core, want->name);
+        saved = zsd_saved_by_name(w->core.daemon.core, want->name);
         if (saved->committed && (one = zs_read_version(w, saved->committed, want->committed)) < 0)
             rc = one;
         if (saved->prepared && (one = zs_read_version(w, saved->prepared, want->prepared)) < 0)

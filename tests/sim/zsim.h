@@ -5,7 +5,7 @@
  *
  *     oracle.c   what a job must hold: plain arrays, stepped by kernels/zk_page.h for whole units,
  *                outside of the store; and what must be durable (struct zs_model)
- *     zsim.c     a core on a device, ranks as structs, requests and their answers
+ *     zsim.c     a core (core_world.h) on a device, turned in an order that is drawn
  *     script.c   a run: what the ranks do, one thing after the other, with the oracle kept in step,
  *                and what was acknowledged at which operation of the device
  *
@@ -19,14 +19,9 @@
 #ifndef ZSIM_H
 #define ZSIM_H
 
-#include "tests/ztest.h"
-
-#include <stdbool.h>
-
-#include "daemon/job/job.h"
 #include "daemon/store/store.h"
 #include "nvme/sim/zn_sim.h"
-#include "proto/shard.pb-c.h"
+#include "tests/core/core_world.h"
 
 #define ZS_UNITS      9u
 #define ZS_RANKS      3u
@@ -62,18 +57,7 @@ struct zs_state {
     uint8_t *planes[ZS_UNITS][ZSD_SAVED_PLANES]; /* of whole units, padded; NULL: there is none */
 };
 
-struct zs_unit {
-    const char *name;
-    uint64_t elems;
-    enum zb_dtype dtype, grad_dtype;
-    bool frozen, quantized;
-    struct {
-        uint64_t first, count;
-        uint32_t group;
-    } tensors[4];
-    unsigned ntensors;
-};
-extern const struct zs_unit zs_units[ZS_UNITS];
+extern const struct unit zs_units[ZS_UNITS];
 extern const struct zk_params zs_groups[2];
 
 struct zb_layout zs_layout(unsigned u);
@@ -109,30 +93,10 @@ void zs_model_done(struct zs_model *m);
 
 /* ---- the core */
 
-struct zs_rank {
-    struct zsd_conn conn;
-    uint8_t *staging;
-    uint64_t job;
-    uint64_t shards[ZS_UNITS]; /* 0: nothing of it */
-    uint64_t first[ZS_UNITS], count[ZS_UNITS];
-    unsigned events;
-};
-
-struct zs_answer {
-    bool over;
-    int rc;
-    char text[480];
-    uint8_t *bytes;
-    size_t len;
-    int fd;
-};
-
 struct zs_world {
     struct zn_sim *sim;
-    struct zsd daemon;
+    struct world core; /* client r is rank r; the last one is nobody's rank */
     uint64_t seed;
-    struct zs_rank ranks[ZS_RANKS + 1]; /* the last one is nobody's rank */
-    struct zs_answer answers[ZS_RANKS + 1];
     uint64_t detected; /* reads that said -EBADMSG */
     uint64_t bytes;    /* read and compared */
 };
@@ -149,11 +113,8 @@ int zs_start(struct zs_world *w, struct zn_sim *sim, uint64_t seed, uint32_t pag
 /** The process dies: nothing more is done but what is in flight. */
 void zs_stop(struct zs_world *w);
 
-void zs_ask(struct zs_world *w, unsigned rank, zsd_handler *handler, const void *message);
 /** Turns until it is answered; bounded. */
-int zs_answer(struct zs_world *w, unsigned rank);
-int zs_call(struct zs_world *w, unsigned rank, zsd_handler *handler, const void *message);
-void zs_gone(struct zs_world *w, unsigned rank);
+int zs_answer(struct world *core, unsigned tag);
 /** Turns until nothing is in progress. */
 void zs_settle(struct zs_world *w);
 

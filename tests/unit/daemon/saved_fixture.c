@@ -54,9 +54,12 @@ void saved_commit(struct saved_world *s, uint64_t salt)
 
 void saved_open(struct saved_world *s, uint64_t host_bytes, enum zb_dtype dtype, uint32_t nclients)
 {
-    Zp__JobOpen q = ZP__JOB_OPEN__INIT;
+    const struct open_args args = {
+        .keep = true,
+        .durable = true,
+        .host_bytes_max = host_bytes - (1 << 20) /* a reader's staging is beside it */
+    };
     struct zb_err err = { 0 };
-    char name[] = "j";
 
     memset(s, 0, sizeof(*s));
     world_open(&s->w, host_bytes, "threads", nclients);
@@ -67,17 +70,8 @@ void saved_open(struct saved_world *s, uint64_t host_bytes, enum zb_dtype dtype,
     s->dtype = dtype;
     assert_int_equal(zb_layout_of(dtype, ZB_F32, ZB_ADAMW, ZB_MOMENTS_F32, false, &s->layout, &err),
                      0);
-    q.name = name;
-    q.world = 1;
-    q.keep = q.durable = true;
-    q.groups = 1;
-    q.optimizer = 1;
-    q.offload_param = q.offload_optimizer = 2;
-    q.staging_bytes = STAGING;
-    q.host_bytes_max = host_bytes - (1 << 20); /* a reader's staging is beside it */
-    if (call(&s->w, 0, zsd_job_open, &q) != 0)
+    if (job_open_with(&s->w, 0, &args) != 0)
         fail_msg("%s", answers[0].text);
-    job_opened(&s->w, 0, 0);
     if (job_define(&s->w, 0, dtype) != 0)
         fail_msg("%s", answers[0].text);
     saved_commit(s, 1);

@@ -250,7 +250,7 @@ static void the_manifest_is_read(void **state)
         assert_int_equal(reply->grad_dtype, ZB_F32);
         assert_false(reply->frozen);
         assert_int_equal(reply->n_tensors, 1);
-        assert_string_equal(reply->tensors[0]->name, "weight");
+        assert_string_equal(reply->tensors[0]->name, "a");
         assert_int_equal(reply->tensors[0]->n_dims, 1);
         assert_int_equal(reply->tensors[0]->dims[0], unit_elems[u]);
         assert_int_equal(reply->cursor, 0);
