@@ -13,7 +13,7 @@
 #include "base/util.h"
 #include "proto/stream.h"
 #include "tests/fuzz/zfuzz.h"
-#include "tests/unit/proto/send_fds.h"
+#include "tests/send_fds.h"
 
 static void send_piece(int peer, const uint8_t *bytes, size_t len, unsigned nfds)
 {

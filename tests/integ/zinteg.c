@@ -17,6 +17,7 @@
 
 #include "base/plan.h"
 #include "base/util.h"
+#include "tests/send_fds.h"
 
 #define OPTIONS_MAX 32
 #define DAEMONS_MAX 8
@@ -689,24 +690,8 @@ int zi_raw_call(struct zi_raw *r, unsigned method, const ProtobufCMessage *messa
 
 void zi_raw_bytes(struct zi_raw *r, const void *bytes, size_t len, const int *fds, unsigned n)
 {
-    union {
-        char bytes[CMSG_SPACE(sizeof(int) * 16)];
-        struct cmsghdr align;
-    } control = { { 0 } };
-    struct iovec iov = { .iov_base = (void *)(uintptr_t)bytes, .iov_len = len };
-    struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1 };
-
-    if (n > 0) {
-        assert_true(n <= 16);
-        msg.msg_control = control.bytes;
-        msg.msg_controllen = CMSG_SPACE(sizeof(int) * n);
-        CMSG_FIRSTHDR(&msg)->cmsg_level = SOL_SOCKET;
-        CMSG_FIRSTHDR(&msg)->cmsg_type = SCM_RIGHTS;
-        CMSG_FIRSTHDR(&msg)->cmsg_len = CMSG_LEN(sizeof(int) * n);
-        memcpy(CMSG_DATA(CMSG_FIRSTHDR(&msg)), fds, sizeof(int) * n);
-    }
     raw_flush(r);
-    assert_int_equal(sendmsg(zp_stream_fd(r->stream), &msg, MSG_NOSIGNAL), len);
+    assert_true(send_fds(zp_stream_fd(r->stream), bytes, len, fds, n));
 }
 
 void zi_raw_hung_up(struct zi_raw *r)

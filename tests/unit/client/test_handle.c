@@ -16,8 +16,8 @@
 
 #include "base/util.h"
 #include "client/zclient.h"
+#include "tests/alloc_fail.h"
 #include "tests/unit/client/fake.h"
-#include "tests/unit/proto/alloc_fail.h"
 
 static struct zc_client *open_client(struct fake *f)
 {
@@ -397,7 +397,7 @@ static void open_with_every_failure(void **state)
 
         fake_start(&f);
         o = (struct zc_options){ .socket = f.path };
-        alloc_fail_at(nth);
+        alloc_fail(nth, 1);
         rc = zc_open(&c, &o);
         failed = alloc_failed();
         assert_int_equal(rc, failed ? -ENOMEM : 0);

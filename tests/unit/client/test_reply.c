@@ -12,9 +12,8 @@
 #include <unistd.h>
 
 #include "base/util.h"
+#include "tests/send_fds.h"
 #include "tests/unit/client/session.h"
-#include "tests/unit/proto/alloc_fail.h"
-#include "tests/unit/proto/send_fds.h"
 
 /* ---- wrong answers */
 

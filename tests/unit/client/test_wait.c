@@ -12,7 +12,6 @@
 
 #include "base/util.h"
 #include "tests/unit/client/session.h"
-#include "tests/unit/proto/alloc_fail.h"
 
 /* Short, and yet longer than a busy machine keeps a thread waiting. Upper bounds on times below
  * only tell "in time" from "never". */

@@ -14,47 +14,11 @@ const uint64_t unit_elems[UNITS] = { PAGE, MANY, MANY, MANY, MANY, MANY, 100 };
 
 static unsigned worlds; /* each has a file of its own: one that failed keeps its lock */
 
-/* ---- memory that runs out (ld --wrap): allocations of the core, on this thread, are counted */
+/* ---- memory that runs out: allocations of the core, on this thread, are counted */
 
-static unsigned alloc_nth, alloc_times, alloc_count;
-
-void *__real_malloc(size_t bytes);
-void *__real_calloc(size_t n, size_t bytes);
-void *__real_realloc(void *p, size_t bytes);
-void *__wrap_malloc(size_t bytes);
-void *__wrap_calloc(size_t n, size_t bytes);
-void *__wrap_realloc(void *p, size_t bytes);
-
-static bool alloc_fails(void)
+static bool in_core(void)
 {
-    return core_runs && ++alloc_count >= alloc_nth && alloc_count - alloc_nth < alloc_times;
-}
-
-void *__wrap_malloc(size_t bytes)
-{
-    return alloc_fails() ? NULL : __real_malloc(bytes);
-}
-
-void *__wrap_calloc(size_t n, size_t bytes)
-{
-    return alloc_fails() ? NULL : __real_calloc(n, bytes);
-}
-
-void *__wrap_realloc(void *p, size_t bytes)
-{
-    return alloc_fails() ? NULL : __real_realloc(p, bytes);
-}
-
-void alloc_fail(unsigned nth, unsigned times)
-{
-    alloc_nth = nth;
-    alloc_times = times;
-    alloc_count = 0;
-}
-
-bool alloc_failed(void)
-{
-    return alloc_times > 0 && alloc_count >= alloc_nth;
+    return core_runs;
 }
 
 void core_entered(bool entered)
@@ -130,6 +94,7 @@ void world_open(struct world *w, uint64_t host_bytes, const char *io, uint32_t n
     struct zb_err err = { 0 };
 
     *w = (struct world){ .staging_bytes = STAGING, .answer = answer };
+    alloc_counts = in_core;
     alloc_fail(0, 0);
     (void)snprintf(w->path, sizeof(w->path), "/tmp/ztest-core-%d-%u.data", (int)getpid(), ++worlds);
     options.path = w->path;

@@ -6,6 +6,7 @@
 #ifndef CORE_FIXTURE_H
 #define CORE_FIXTURE_H
 
+#include "tests/alloc_fail.h"
 #include "tests/core/core_world.h"
 
 #define PAGE    8192u /* elements */
@@ -32,11 +33,8 @@ void world_expire(struct world *w);
 /* Turns until it is answered: the code. Checks that it is answered once. */
 int answer(struct world *w, unsigned tag);
 
-/* The n-th allocation from now on that the core makes on the loop thread fails, and those behind
- * it, `times` in all. */
-void alloc_fail(unsigned nth, unsigned times);
-bool alloc_failed(void);
-/* The test calls into the core by itself: allocations count. */
+/* The test calls into the core by itself: its allocations count, as those of handlers do, for
+ * alloc_fail(). */
 void core_entered(bool entered);
 
 int job_open(struct world *w, unsigned c);

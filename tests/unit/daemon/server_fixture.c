@@ -14,6 +14,7 @@
 
 #include "daemon/run/compute.h"
 #include "daemon/run/core.h"
+#include "tests/send_fds.h"
 
 void sf_open(struct server_fixture *x)
 {
@@ -127,22 +128,7 @@ int sf_connect(const struct server_fixture *x)
 
 void sf_send_fds(int fd, const void *bytes, size_t len, const int *fds, unsigned n)
 {
-    union {
-        struct cmsghdr align;
-        char bytes[CMSG_SPACE(sizeof(int) * 8)];
-    } control = { .bytes = { 0 } };
-    struct iovec iov = { (void *)(uintptr_t)bytes, len };
-    struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1 };
-
-    if (n > 0) {
-        msg.msg_control = control.bytes;
-        msg.msg_controllen = CMSG_SPACE(sizeof(int) * n);
-        control.align.cmsg_level = SOL_SOCKET;
-        control.align.cmsg_type = SCM_RIGHTS;
-        control.align.cmsg_len = CMSG_LEN(sizeof(int) * n);
-        memcpy(CMSG_DATA(&control.align), fds, sizeof(int) * n);
-    }
-    assert_int_equal(sendmsg(fd, &msg, MSG_NOSIGNAL), (ssize_t)len);
+    assert_true(send_fds(fd, bytes, len, fds, n));
 }
 
 void sf_send_bytes(int fd, const void *bytes, size_t len)

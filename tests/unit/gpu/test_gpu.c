@@ -24,6 +24,7 @@
 #include <unistd.h>
 
 #include "kernels/gpu_own.h"
+#include "tests/send_fds.h"
 #include "tests/unit/kernels/works.h"
 
 #define SIZE         (2u * 1024 * 1024) /* the granularity of all that we know */
@@ -451,18 +452,8 @@ static void send_share(int sock, const struct zk_gpu_share *share)
 {
     int fds[2] = { share->mem_fd, share->mark_fd };
     uint64_t len = share->len_bytes;
-    struct iovec io = { .iov_base = &len, .iov_len = sizeof(len) };
-    _Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(fds))] = { 0 };
-    struct msghdr msg = {
-        .msg_iov = &io, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control)
-    };
-    struct cmsghdr *c = CMSG_FIRSTHDR(&msg);
 
-    c->cmsg_level = SOL_SOCKET;
-    c->cmsg_type = SCM_RIGHTS;
-    c->cmsg_len = CMSG_LEN(sizeof(fds));
-    memcpy(CMSG_DATA(c), fds, sizeof(fds));
-    assert_int_equal(sendmsg(sock, &msg, MSG_NOSIGNAL), sizeof(len));
+    assert_true(send_fds(sock, &len, sizeof(len), fds, 2));
 }
 
 static struct zk_gpu_share receive_share(int sock)

@@ -19,6 +19,7 @@
 #include "base/crc.h"
 #include "nvme/sim/sim_priv.h"
 #include "nvme/sim/zn_sim.h"
+#include "tests/alloc_fail.h"
 
 #define FILE_BYTES (ZN_DATA_START + (UINT64_C(1) << 20))
 #define AT         (ZN_DATA_START + UINT64_C(65536))
@@ -980,35 +981,6 @@ static void sim_full_cache(void **state)
     free(bytes);
 }
 
-static _Thread_local unsigned memory_left; /* allocations until one fails; 0: none does */
-
-static bool memory_fails(void)
-{
-    return memory_left > 0 && --memory_left == 0;
-}
-
-void *__real_malloc(size_t size);
-void *__real_calloc(size_t n, size_t size);
-void *__real_realloc(void *old, size_t size);
-void *__wrap_malloc(size_t size);
-void *__wrap_calloc(size_t n, size_t size);
-void *__wrap_realloc(void *old, size_t size);
-
-void *__wrap_malloc(size_t size)
-{
-    return memory_fails() ? NULL : __real_malloc(size);
-}
-
-void *__wrap_calloc(size_t n, size_t size)
-{
-    return memory_fails() ? NULL : __real_calloc(n, size);
-}
-
-void *__wrap_realloc(void *old, size_t size)
-{
-    return memory_fails() ? NULL : __real_realloc(old, size);
-}
-
 enum { MODEL = 5 * 16384 };
 
 /* A file as it must be. */
@@ -1079,7 +1051,7 @@ static void sim_every_allocation(void **state)
         uint64_t seed = 5;
         int rc;
 
-        memory_left = nth;
+        alloc_fail(nth, 1);
         for (unsigned i = 0; i < 60; i++)
             (void)model_step(s, (unsigned)file, &m, ztest_random(&seed));
         model_check(s, &m);
@@ -1091,8 +1063,7 @@ static void sim_every_allocation(void **state)
         if (rc == 0)
             model_check(copy, &m);
         assert_true(rc == 0 || rc == -ENOMEM);
-        failed = memory_left == 0;
-        memory_left = 0;
+        failed = alloc_failed();
         zn_sim_free(cut);
         zn_sim_free(copy);
         zn_sim_cut(s, 0, 1);

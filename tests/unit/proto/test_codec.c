@@ -6,7 +6,7 @@
 
 #include "base/util.h"
 #include "proto/codec.h"
-#include "tests/unit/proto/alloc_fail.h"
+#include "tests/alloc_fail.h"
 
 static int arena_setup(void **state)
 {
@@ -299,7 +299,7 @@ static void no_memory_for_an_arena(void **state)
     struct zp_arena *a = NULL;
 
     (void)state;
-    alloc_fail_at(1);
+    alloc_fail(1, 1);
     assert_int_equal(zp_arena_new(&a), -ENOMEM);
     assert_true(alloc_failed());
     assert_null(a);
