@@ -122,7 +122,6 @@ int zc_job_open(struct zc_client *c, const struct zc_job_options *options, struc
     m.optimizer = options->optimizer ? options->optimizer : ZC_ADAMW;
     m.moments = options->moments ? options->moments : ZC_MOMENTS_F32;
     m.durable = options->durable;
-    m.commit_every = options->commit_every;
     m.takeover = options->takeover;
     m.epoch = options->epoch;
     m.share = options->share;

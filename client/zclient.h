@@ -198,17 +198,15 @@ struct zc_job_options {
     enum zc_place offload_optimizer; /* not ZC_GPU: what the GPU tier has room for is there */
     uint64_t host_bytes_max;         /* 0: what is free */
     uint32_t groups;                 /* parameter groups, 1 to 64 */
-    bool durable;          /* steps of it can be committed, and then survive the daemon too; needs
+    bool durable;   /* steps of it can be committed, and then survive the daemon too; needs
                               `keep` and a daemon with data files (-EINVAL). It reserves room for
                               two states of the job there (zc_ready(): -ENOSPC) */
-    uint64_t commit_every; /* for people: steps from commit to commit as the trainer means it; 0:
-                              on request */
-    bool takeover;         /* with attach: cut off whoever is attached, and begin a new epoch */
-    uint64_t epoch;        /* with attach: of which epoch this rank is (zc_job.epoch of the rank
+    bool takeover;  /* with attach: cut off whoever is attached, and begin a new epoch */
+    uint64_t epoch; /* with attach: of which epoch this rank is (zc_job.epoch of the rank
                               that began it); 0: of the present one */
-    uint32_t share;        /* of drives and compute threads, beside other jobs' shares: 1 to 10000;
+    uint32_t share; /* of drives and compute threads, beside other jobs' shares: 1 to 10000;
                               0: 100. A job that is there keeps the one that it has */
-    bool early;            /* room for steps that begin early (zc_step_begin()), if there is any: on
+    bool early;     /* room for steps that begin early (zc_step_begin()), if there is any: on
                               the data files, once more what is streamed and not frozen */
     enum zc_optimizer optimizer; /* 0: ZC_ADAMW */
     enum zc_moments moments;     /* 0: ZC_MOMENTS_F32 */

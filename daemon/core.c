@@ -113,7 +113,6 @@ static bool pio_submit(struct zsd_core *core, struct zsd_pio *pio)
     if (rc == -EAGAIN)
         return false;
     assert(rc == 0); /* extents are ours: aligned and inside the file */
-    core->io_inflight++;
     return true;
 }
 
@@ -197,7 +196,6 @@ static void pio_on_done(struct zn_io *io, int rc)
     struct zsd_core *core = pio->core;
     unsigned path = pio->path;
 
-    core->io_inflight--;
     core->lines[path].depth--;
     if (rc == 0 && pio_is_for_all(pio) && path + 1 < zsd_paths(core->daemon)) {
         pio->path++;

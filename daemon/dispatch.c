@@ -88,7 +88,6 @@ static void dispatch_hello(struct zsd_req *req, const ProtobufCMessage *message)
     reply.page_elems = daemon->config.page_elems;
     reply.block_elems = ZB_BLOCK_ELEMS;
     reply.shards_max = ZP_SHARDS_MAX;
-    reply.uptime_ms = (zb_now_ns() - daemon->started_ns) / 1000000;
     reply.pid = (uint64_t)getpid();
     zsd_reply(req, &reply.base, -1);
 }

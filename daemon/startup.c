@@ -67,11 +67,6 @@ static int limits_up(struct zsd *daemon, struct zb_err *err)
     return 0;
 }
 
-static void limits_down(struct zsd *daemon)
-{
-    (void)daemon;
-}
-
 /* ---- NUMA: before the first thread, since all inherit it */
 
 static int numa_up(struct zsd *daemon, struct zb_err *err)
@@ -225,7 +220,7 @@ static const struct {
     int (*up)(struct zsd *daemon, struct zb_err *err);
     void (*down)(struct zsd *daemon);
 } rows[] = {
-    { "limits", limits_up, limits_down },    { "numa", numa_up, numa_down },
+    { "limits", limits_up, NULL },           { "numa", numa_up, numa_down },
     { "data", data_up, data_down },          { "kernels", kernels_up, kernels_down },
     { "engine", engine_up, engine_down },    { "compute", compute_up, compute_down },
     { "gpu", zsd_gpu_open, zsd_gpu_close },  { "core", zsd_core_new, zsd_core_free },
@@ -249,6 +244,7 @@ void zsd_shutdown(struct zsd *daemon)
 {
     for (size_t i = ZB_COUNT(rows); i-- > 0;) {
         zb_log(ZB_LOG_DEBUG, "end", "step=%s", rows[i].name);
-        rows[i].down(daemon);
+        if (rows[i].down)
+            rows[i].down(daemon);
     }
 }

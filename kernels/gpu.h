@@ -63,7 +63,6 @@ struct zk_gpu_usage {
     uint64_t free_bytes;     /* of the device, as it says: others use it, too */
     uint64_t owned_bytes;    /* allocated here and not freed */
     uint64_t stranded_bytes; /* freed here, and kept alive by who imported it */
-    uint64_t imported_bytes; /* mapped here, allocated elsewhere */
     uint64_t pinned_bytes;   /* of host memory */
 };
 
@@ -151,8 +150,6 @@ int zk_gpu_pin(struct zk_gpu *g, void *addr, uint64_t len_bytes, bool read_only,
 int zk_gpu_unpin(struct zk_gpu *g, void *addr, struct zb_err *err);
 /** Of host memory, now: zk_gpu_usage()'s, without asking the driver anything. */
 uint64_t zk_gpu_pinned_bytes(struct zk_gpu *g);
-/** All of it is pinned, by one call. */
-bool zk_gpu_pinned(struct zk_gpu *g, const void *addr, uint64_t len_bytes);
 
 /* ---- streams and events */
 
@@ -161,9 +158,7 @@ int zk_gpu_stream_new(struct zk_gpu *g, struct zk_gpu_stream **ret, struct zb_er
 void zk_gpu_stream_free(struct zk_gpu_stream *s);
 /** As the device's own interface knows it: of "cuda" a cudaStream_t, else the stream itself. */
 void *zk_gpu_stream_native(struct zk_gpu_stream *s);
-/** 0: everything in it is done; -EAGAIN: not yet (no sentence is written); else the error. */
-int zk_gpu_stream_query(struct zk_gpu_stream *s, struct zb_err *err);
-/** Waits for that. Never on a thread that may not wait: see zk_gpu_signal(). */
+/** Waits until everything in it is done. Never on a thread that may not wait: see zk_gpu_signal(). */
 int zk_gpu_stream_sync(struct zk_gpu_stream *s, struct zb_err *err);
 
 int zk_gpu_event_new(struct zk_gpu *g, struct zk_gpu_event **ret, struct zb_err *err);

@@ -232,8 +232,3 @@ int zn_newest_slot(const struct zn_engine *e, struct zn_slot *ret, struct zb_err
     *ret = f->slot;
     return 0;
 }
-
-const uint8_t *zn_file_uuid(const struct zn_engine *e)
-{
-    return e->file.super.uuid;
-}

@@ -125,7 +125,6 @@ static int uring_enable(struct zn_engine *e, struct uring *u, struct zb_err *err
         (void)zb_fail(&why, rc, "io_uring takes no restrictions: %m");
         zn_why(e, why.text);
     }
-    e->info.restricted = rc == 0;
     rc = uring_register(u, IORING_REGISTER_ENABLE_RINGS, NULL, 0);
     return rc < 0 ? zb_fail(err, rc, "io_uring cannot be enabled: %m") : 0;
 }

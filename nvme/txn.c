@@ -65,16 +65,6 @@ int zn_txn_put_room(struct zn_txn *t, const struct zn_key *key, size_t len_bytes
     return 0;
 }
 
-int zn_txn_put(struct zn_txn *t, const struct zn_key *key, const void *bytes, size_t len_bytes)
-{
-    void *room;
-    int rc = zn_txn_put_room(t, key, len_bytes, &room);
-
-    if (rc == 0 && len_bytes > 0)
-        memcpy(room, bytes, len_bytes);
-    return rc;
-}
-
 int zn_txn_del(struct zn_txn *t, const struct zn_key *key)
 {
     struct zn_change *change;
@@ -87,9 +77,4 @@ int zn_txn_del_all(struct zn_txn *t, uint32_t kind, uint64_t a)
     struct zn_change *change;
 
     return txn_add(t, ZN_CHANGE_DEL_ALL, &(struct zn_key){ .kind = kind, .a = a }, &change);
-}
-
-size_t zn_txn_count(const struct zn_txn *t)
-{
-    return t->count;
 }

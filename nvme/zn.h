@@ -85,9 +85,8 @@ struct zn_options {
 };
 
 struct zn_info {
-    const char *io;  /* "uring" or "threads": what runs */
-    char why[160];   /* what better could not be had, and why; "" when nothing is better */
-    bool restricted; /* the kernel lets this engine do no more than what zn.h says */
+    const char *io; /* "uring" or "threads": what runs */
+    char why[160];  /* what better could not be had, and why; "" when nothing is better */
     char why_unregistered[160]; /* of memory that zn_register() named; "" when all of it is */
     bool direct;                /* O_DIRECT is on */
     char why_buffered[160];     /* "" when direct */
@@ -164,8 +163,6 @@ const struct zn_info *zn_info(const struct zn_engine *e);
  *  *ret is zero); -EBADMSG: both slots were written once, and neither is valid now; -EOPNOTSUPP: of
  *  a version that we do not know; or why they cannot be read. */
 int zn_newest_slot(const struct zn_engine *e, struct zn_slot *ret, struct zb_err *err);
-/** The data file's UUID (16 bytes), which lives as long as the file. */
-const uint8_t *zn_file_uuid(const struct zn_engine *e);
 struct zn_stats zn_stats(const struct zn_engine *e);
 
 /*

@@ -95,16 +95,13 @@ int zn_catalog_size(struct zn_catalog *c, struct zn_catalog_size *ret, struct zb
 /** NULL: no memory. */
 struct zn_txn *zn_txn_new(void);
 void zn_txn_free(struct zn_txn *t); /* NULL is fine */
-/** Puts (adds or replaces) a record; the bytes are copied. 0, -ENOMEM, -EINVAL the key or length.
- */
-int zn_txn_put(struct zn_txn *t, const struct zn_key *key, const void *bytes, size_t len_bytes);
-/** As above; *ret is memory of len_bytes, for the caller to fill before the commit. */
+/** Puts (adds or replaces) a record; *ret is memory of len_bytes, for the caller to fill before the
+ * commit. 0, -ENOMEM, -EINVAL the key or length. */
 int zn_txn_put_room(struct zn_txn *t, const struct zn_key *key, size_t len_bytes, void **ret);
 /** Deleting what is not there fails the commit (-ENOENT): it is a mistake of ours. */
 int zn_txn_del(struct zn_txn *t, const struct zn_key *key);
 /** Every record with this kind and a. None is fine. */
 int zn_txn_del_all(struct zn_txn *t, uint32_t kind, uint64_t a);
-size_t zn_txn_count(const struct zn_txn *t);
 
 /**
  * Makes the transaction durable in the catalog. When it returns 0, the slots must be written with

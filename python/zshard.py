@@ -51,8 +51,7 @@ zc_event = struct("zc_event", (c_int, "kind"), (c_uint64, "job"), (c_uint32, "ra
 zc_job_options = struct("zc_job_options", (c_char_p, "name"), (c_uint32, "rank world"),
                         (c_bool, "keep attach"), (c_uint64, "staging_bytes"),
                         (c_int, "offload_param offload_optimizer"), (c_uint64, "host_bytes_max"),
-                        (c_uint32, "groups"), (c_bool, "durable"), (c_uint64, "commit_every"),
-                        (c_bool, "takeover"), (c_uint64, "epoch"), (c_uint32, "share"),
+                        (c_uint32, "groups"), (c_bool, "durable"), (c_bool, "takeover"), (c_uint64, "epoch"), (c_uint32, "share"),
                         (c_bool, "early"), (c_int, "optimizer moments offload_grad"),
                         (c_bool, "writable"), (c_char_p, "device"))
 zc_point = struct("zc_point", (c_int, "kind"), (c_uint64, "iterations applied"))
@@ -181,8 +180,7 @@ zc_config_line = struct("zc_config_line", (c_char_p, "key value"), (c_bool, "ign
 zc_zero_config = struct("zc_zero_config", (zc_zero_options, "options"), (c_uint32, "left"),
                         (c_uint64, "train_batch micro_batch"), (c_int, "dtype"), (c_double, "lr"),
                         (zc_lr_schedule, "schedule"), (zc_loss_scale, "loss_scale"),
-                        (c_bool, "quantize_frozen checkpointing partition_activations cpu_checkpointing"),
-                        (c_uint32, "number_checkpoints"), (POINTER(zc_config_line), "lines"),
+                        (c_bool, "quantize_frozen checkpointing cpu_checkpointing"), (POINTER(zc_config_line), "lines"),
                         (c_size_t, "nlines"))
 
 # ---- zc_safetensors.h

@@ -392,9 +392,7 @@ static void settle_rest(struct zc_zero_config *c, const struct zcz_read *r)
     c->options.clip = value(r, ZCZ_CLIP, 1.0);
     c->left |= is_auto(r, ZCZ_CLIP) ? ZC_LEFT_CLIP : 0;
     c->checkpointing = r->checkpointing;
-    c->partition_activations = is_true(r, ZCZ_PARTITION_ACTIVATIONS);
     c->cpu_checkpointing = is_true(r, ZCZ_CPU_CHECKPOINTING);
-    c->number_checkpoints = (uint32_t)value(r, ZCZ_NUMBER_CHECKPOINTS, 0);
 }
 
 static int settle(struct zc_zero_config *c, struct zcz_read *r, uint32_t ranks, struct zb_err *err)

@@ -42,8 +42,6 @@ struct zcz_store_stats {
 };
 
 struct zcz_store_ops {
-    const char *name;
-
     /** Connects, so that failures show early. Sets store->node. */
     int (*open)(struct zcz_store *s);
     /** Joins a job that was kept, before join(). epoch 0: takes it over; otherwise as a rank of

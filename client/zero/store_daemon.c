@@ -38,7 +38,6 @@
 struct daemon;
 
 struct piece {
-    struct daemon *daemon;
     float *data;
     bool used;
     struct zcz_op *op; /* of the write or push that has it */
@@ -198,7 +197,6 @@ static int start_job(struct daemon *d, uint64_t epoch)
         .keep = z->options.keep,
         .attach = z->options.resume,
         .durable = z->options.durable,
-        .commit_every = z->options.durable ? z->options.commit_every : 0,
         .takeover = z->options.resume && epoch == 0,
         .epoch = epoch,
         .offload_param = place_param(z),
@@ -225,7 +223,6 @@ static int start_job(struct daemon *d, uint64_t epoch)
     d->joined = true;
     for (uint32_t i = 0; i < ZB_PIECES; i++)
         d->pieces[i] = (struct piece){
-            .daemon = d,
             .data = (float *)(void *)((char *)d->job.staging + i * piece_bytes),
         };
     return 0;
@@ -604,7 +601,6 @@ static void daemon_close(struct zcz_store *s)
 }
 
 static const struct zcz_store_ops daemon_ops = {
-    .name = "daemon",
     .open = daemon_open,
     .attach = daemon_attach,
     .join = daemon_join,

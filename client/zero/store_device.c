@@ -388,7 +388,6 @@ static void device_close(struct zcz_store *s)
 }
 
 static const struct zcz_store_ops device_ops = {
-    .name = "none",
     .open = device_open,
     .join = device_join,
     .place = zcz_own_nothing,

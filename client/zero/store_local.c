@@ -225,7 +225,6 @@ static void local_close(struct zcz_store *s)
 }
 
 static const struct zcz_store_ops local_ops = {
-    .name = "none",
     .open = zcz_own_open,
     .join = local_join,
     .place = zcz_own_nothing,

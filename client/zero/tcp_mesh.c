@@ -86,7 +86,6 @@ struct meeting {
     const struct env *env;
     uint64_t deadline_ns;
     union socket_address master; /* as this rank reaches it */
-    socklen_t master_bytes;
     uint64_t token;
     int listener;
     int refused;               /* of rank 0: whose hello ended the meeting; it is told why, too */

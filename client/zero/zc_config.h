@@ -74,9 +74,8 @@ struct zc_zero_config {
     struct zc_lr_schedule schedule;
     struct zc_loss_scale loss_scale; /* of fp16: options.loss_scale, where the dtype is */
     bool quantize_frozen;            /* of stage 3: for the trainer's units, where frozen is set */
-    bool checkpointing;              /* activation_checkpointing is there, and says: */
-    bool partition_activations, cpu_checkpointing;
-    uint32_t number_checkpoints; /* 0: not said */
+    bool checkpointing;              /* activation_checkpointing is there */
+    bool cpu_checkpointing;          /* ... and says so */
     const struct zc_config_line *lines;
     size_t nlines;
 };

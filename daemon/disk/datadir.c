@@ -140,11 +140,6 @@ const char *zsd_datadir_catalog(const struct zsd_datadir *d)
     return d->temporary ? NULL : d->catalog;
 }
 
-bool zsd_datadir_temporary(const struct zsd_datadir *d)
-{
-    return d->temporary;
-}
-
 void zsd_datadir_opened(struct zsd_datadir *d)
 {
     if (d->temporary && d->fd >= 0)

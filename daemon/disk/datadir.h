@@ -38,7 +38,6 @@ void zsd_datadir_close(struct zsd_datadir *d);
 const char *zsd_datadir_path(const struct zsd_datadir *d);
 /** The data file's path. */
 const char *zsd_datadir_file(const struct zsd_datadir *d);
-bool zsd_datadir_temporary(const struct zsd_datadir *d);
 /** The catalog's path; NULL for a temporary directory: nothing in it survives. */
 const char *zsd_datadir_catalog(const struct zsd_datadir *d);
 /** The data file is open: a temporary one loses its name. */

@@ -222,23 +222,6 @@ int zsd_extent_adopt(struct zsd_core *core, uint64_t at, uint64_t bytes, struct 
     return 0;
 }
 
-struct zsd_places_sum zsd_places_sum(const struct zsd_core *core)
-{
-    const struct zsd_extents *e = core->places;
-    struct zsd_places_sum sum = { 0 };
-
-    for (uint32_t i = 0; e && i < e->n; i++) {
-        const struct place_class *c = &e->classes[i];
-
-        sum.held += c->total - c->nfree;
-        sum.held_bytes += (c->total - c->nfree) * c->bytes;
-        sum.free_bytes += c->nfree * c->bytes;
-        sum.promised_bytes += c->promised * c->bytes;
-    }
-    assert(!e || sum.held == e->held.n);
-    return sum;
-}
-
 int zsd_places_copy(const struct zsd_core *core, struct zsd_places_copy *ret)
 {
     const struct zsd_extents *e = core->places;

@@ -280,7 +280,6 @@ struct zsd_job {
     enum zb_optimizer optimizer;
     enum zb_moments moments;
     bool keep, durable;
-    uint64_t commit_every;                     /* as its trainer said */
     uint64_t epoch;                            /* ranks of an older one are cut off */
     uint32_t offload_param, offload_optimizer; /* 1 host, 2 nvme */
     uint32_t offload_grad; /* 1 host, else where they fit; not saved: each attach says it */
@@ -293,7 +292,6 @@ struct zsd_job {
     struct zsd_req *commit_req;   /* that asked for it, if it was a request */
     bool prepares;                /* its trainer commits in two phases */
     bool rewritten;               /* values were written since the last commit or load */
-    struct zsd_load_op *load;     /* likewise */
     struct zsd_version *from;     /* PLACING, LOADING: what is brought in; held */
     bool
         retiring; /* saves what it has, then ends: for another world, or since others lack memory */

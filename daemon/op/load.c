@@ -477,7 +477,6 @@ static void load_over(struct zsd_load_op *op)
     struct zb_err err = op->err;
 
     zsd_version_unref(op->version);
-    job->load = NULL;
     op->done(job, err.code != 0 ? &err : NULL);
     free(op);
     zsd_job_unhold(job);
@@ -566,7 +565,6 @@ void zsd_load_start(struct zsd_job *job, struct zsd_version *v,
     op->done = done;
     op->work.run = load_on_start;
     zb_list_init(&op->work.node);
-    job->load = op;
     zsd_job_hold(job);
     zsd_defer(job->core, &op->work);
 }

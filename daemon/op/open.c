@@ -215,7 +215,6 @@ static struct zsd_job *job_alloc(struct zsd_core *core, const Zp__JobOpen *q)
     job->offload_optimizer = q->offload_optimizer;
     job->offload_grad = q->offload_grad;
     job->host_bytes_max = q->host_bytes_max;
-    job->commit_every = q->commit_every;
     job->early_wish = q->early;
     job->arena = ZSD_ARENA_NONE;
     zsd_payer_init(&job->payer, q->share);

@@ -132,7 +132,6 @@ struct zsd_core {
     struct zsd_payer house;              /* what belongs to no job: readers, scrub, the catalog */
     struct zsd_line lines[ZN_PATHS_MAX]; /* before each data file */
     struct zsd_hold hold;
-    unsigned io_inflight;
 
     uint8_t *buffers; /* page buffers: what streams passes through them */
     uint64_t buffer_bytes;
@@ -147,11 +146,6 @@ struct zsd_core {
 
     unsigned ops; /* operations in progress */
 };
-
-static inline struct zsd_core *zsd_core_of(const struct zsd *daemon)
-{
-    return daemon->core;
-}
 
 void zsd_defer(struct zsd_core *core, struct zsd_work *work);
 

@@ -72,9 +72,5 @@ void zsd_fair_push(struct zsd_fair *line, struct zsd_flow *flow, struct zsd_turn
 struct zsd_turn *zsd_fair_next(const struct zsd_fair *line);
 /** What zsd_fair_next() says is taken out of line, and paid for. */
 void zsd_fair_take(struct zsd_fair *line, struct zsd_turn *turn);
-static inline bool zsd_fair_empty(const struct zsd_fair *line)
-{
-    return zb_list_empty(&line->flows);
-}
 
 #endif

@@ -58,7 +58,6 @@ static int take_saved(struct zsd_survey *s, const struct zsd_saved *saved)
     j->number = saved->number;
     j->uid = saved->uid;
     memcpy(j->name, saved->name, sizeof(j->name));
-    j->saved = saved;
     j->kept = zsd_saved_kept(saved) && !saved->gone ? saved : NULL;
     return take_promise(j, &saved->promise, &saved->nvme_held);
 }

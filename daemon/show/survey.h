@@ -37,8 +37,7 @@ struct zsd_survey_job {
     uint32_t number;
     uid_t uid;
     char name[ZP_NAME_MAX + 1];
-    const struct zsd_saved *saved; /* NULL: not durable */
-    const struct zsd_saved *kept;  /* in the catalog, else NULL */
+    const struct zsd_saved *kept; /* in the catalog, else NULL */
     struct zb_needs promise;
     struct zsd_account held;
     bool found;

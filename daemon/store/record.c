@@ -216,7 +216,7 @@ static void write_job(struct writer *w, const void *object)
     put_u32(w, s->offload_param);
     put_u32(w, s->offload_optimizer);
     put_u64(w, s->host_bytes_max);
-    put_u64(w, s->commit_every);
+    put_u64(w, 0); /* unused */
     put_u64(w, s->epoch);
     put_u64(w, o->committed);
     put_u64(w, o->prepared);
@@ -247,7 +247,7 @@ int zsd_record_get_job(const struct zn_key *key, const void *bytes, size_t len_b
     ret->offload_param = get_u32(&r);
     ret->offload_optimizer = get_u32(&r);
     ret->host_bytes_max = get_u64(&r);
-    ret->commit_every = get_u64(&r);
+    (void)get_u64(&r); /* unused */
     ret->epoch = get_u64(&r);
     *ret_committed = get_u64(&r);
     *ret_prepared = get_u64(&r);

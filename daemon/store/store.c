@@ -549,7 +549,6 @@ int zsd_saved_new(struct zsd_job *job, struct zb_err *err)
     s->offload_param = job->offload_param;
     s->offload_optimizer = job->offload_optimizer;
     s->host_bytes_max = job->host_bytes_max;
-    s->commit_every = job->commit_every;
     s->epoch = job->epoch;
     s->job = job;
     job->saved = s;
@@ -578,7 +577,6 @@ struct zsd_saved *zsd_saved_like(const struct zsd_saved *saved, const char *name
     s->offload_param = saved->offload_param;
     s->offload_optimizer = saved->offload_optimizer;
     s->host_bytes_max = saved->host_bytes_max;
-    s->commit_every = saved->commit_every;
     zb_list_push_back(&saved->store->saved, &s->node);
     return s;
 }

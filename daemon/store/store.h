@@ -107,7 +107,7 @@ struct zsd_saved {
     enum zb_optimizer optimizer;
     enum zb_moments moments;
     uint32_t offload_param, offload_optimizer;
-    uint64_t host_bytes_max, commit_every;
+    uint64_t host_bytes_max;
     uint64_t epoch;
     struct zsd_unit **units; /* the manifest; no shards in them */
     uint32_t nunits;
@@ -274,15 +274,8 @@ uint32_t zsd_extent_refs(const struct zsd_core *core, uint64_t at); /* 0: free *
  * another place. */
 int zsd_extent_adopt(struct zsd_core *core, uint64_t at, uint64_t bytes, struct zb_err *err);
 
-/** The sums over all classes, as they stand: for fsck and df. What is held and free is taken in
- * the map (core->extents); promised <= held + free. */
-struct zsd_places_sum {
-    uint64_t held; /* places with a holder */
-    uint64_t held_bytes, free_bytes, promised_bytes;
-};
-struct zsd_places_sum zsd_places_sum(const struct zsd_core *core);
-
-/** What there is, copied: for fsck and df. */
+/** What there is, copied: for fsck and df. What is held and free is taken in the map
+ * (core->extents); promised <= held + free. */
 struct zsd_place_copy {
     uint64_t at;
     uint32_t bytes, holders;

@@ -183,7 +183,6 @@ static const struct zk_gpu_backend cuda = {
     .unpin = zk_cuda_unpin,
     .stream_new = zk_cuda_stream_new,
     .stream_free = zk_cuda_stream_free,
-    .stream_query = zk_cuda_stream_query,
     .stream_sync = zk_cuda_stream_sync,
     .stream_native = zk_cuda_stream_native,
     .event_new = zk_cuda_event_new,

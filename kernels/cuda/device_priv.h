@@ -82,7 +82,6 @@ int zk_cuda_stream_new(struct zk_gpu *g, struct zk_gpu_stream **ret, struct zb_e
 void zk_cuda_stream_free(struct zk_gpu_stream *base);
 int zk_cuda_stream_adopt(struct zk_gpu *g, void *native, struct zk_gpu_stream **ret,
                          struct zb_err *err);
-int zk_cuda_stream_query(struct zk_gpu_stream *s, struct zb_err *err);
 int zk_cuda_stream_sync(struct zk_gpu_stream *s, struct zb_err *err);
 void *zk_cuda_stream_native(struct zk_gpu_stream *s);
 int zk_cuda_event_new(struct zk_gpu *g, struct zk_gpu_event **ret, struct zb_err *err);

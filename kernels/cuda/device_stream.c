@@ -59,13 +59,6 @@ static int ready(cudaError_t e, const char *what, struct zb_err *err)
     return -EAGAIN;
 }
 
-int zk_cuda_stream_query(struct zk_gpu_stream *s, struct zb_err *err)
-{
-    int rc = zk_cuda_enter(gpu_of(s->gpu), err);
-
-    return rc < 0 ? rc : ready(cudaStreamQuery(stream_of(s)->s), "works of the GPU", err);
-}
-
 int zk_cuda_stream_sync(struct zk_gpu_stream *s, struct zb_err *err)
 {
     int rc = zk_cuda_enter(gpu_of(s->gpu), err);

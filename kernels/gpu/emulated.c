@@ -140,7 +140,6 @@ const struct zk_gpu_backend zk_gpu_emulated = {
     .unpin = zk_emu_unpin,
     .stream_new = zk_emu_stream_new,
     .stream_free = zk_emu_stream_free,
-    .stream_query = zk_emu_stream_query,
     .stream_sync = zk_emu_stream_sync,
     .event_new = zk_emu_event_new,
     .event_free = zk_emu_event_free,

@@ -75,7 +75,6 @@ bool zk_emu_pins_whole(struct emu *e, const char *host, uint64_t len_bytes);
 
 int zk_emu_stream_new(struct zk_gpu *g, struct zk_gpu_stream **ret, struct zb_err *err);
 void zk_emu_stream_free(struct zk_gpu_stream *base);
-int zk_emu_stream_query(struct zk_gpu_stream *base, struct zb_err *err);
 int zk_emu_stream_sync(struct zk_gpu_stream *base, struct zb_err *err);
 int zk_emu_event_new(struct zk_gpu *g, struct zk_gpu_event **ret, struct zb_err *err);
 void zk_emu_event_free(struct zk_gpu_event *event);

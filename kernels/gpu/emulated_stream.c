@@ -287,19 +287,6 @@ void zk_emu_stream_free(struct zk_gpu_stream *base)
     free(s);
 }
 
-int zk_emu_stream_query(struct zk_gpu_stream *base, struct zb_err *err)
-{
-    struct emu *e = emu_of(base->gpu);
-    int rc;
-
-    (void)pthread_mutex_lock(&e->lock);
-    rc = emu_alive(e, err);
-    if (rc == 0 && !zb_list_empty(&stream_of(base)->queue))
-        rc = -EAGAIN;
-    (void)pthread_mutex_unlock(&e->lock);
-    return rc;
-}
-
 int zk_emu_stream_sync(struct zk_gpu_stream *base, struct zb_err *err)
 {
     struct emu *e = emu_of(base->gpu);

@@ -128,11 +128,6 @@ void *zk_gpu_stream_native(struct zk_gpu_stream *s)
     return s->gpu->backend->stream_native ? s->gpu->backend->stream_native(s) : s;
 }
 
-int zk_gpu_stream_query(struct zk_gpu_stream *s, struct zb_err *err)
-{
-    return s->gpu->backend->stream_query(s, err);
-}
-
 int zk_gpu_stream_sync(struct zk_gpu_stream *s, struct zb_err *err)
 {
     return s->gpu->backend->stream_sync(s, err);

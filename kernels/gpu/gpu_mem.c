@@ -207,9 +207,7 @@ void zk_gpu_free(struct zk_gpu_mem *m)
     (void)pthread_mutex_unlock(&g->lock);
     g->backend->mem_free(m);
     (void)pthread_mutex_lock(&g->lock);
-    if (m->imported)
-        g->used.imported_bytes -= m->len_bytes;
-    else
+    if (!m->imported)
         g->used.owned_bytes -= m->len_bytes;
     if (shares_held(m) > 0) {
         g->used.stranded_bytes += m->len_bytes;
@@ -304,7 +302,6 @@ int zk_gpu_import(struct zk_gpu *g, const struct zk_gpu_share *share, bool writa
     rc = import_build(m, share, writable, err);
     (void)pthread_mutex_lock(&g->lock);
     if (rc == 0) {
-        g->used.imported_bytes += m->len_bytes;
         zb_list_push_back(&g->mems, &m->node);
         *ret = m;
     } else {

@@ -167,18 +167,6 @@ uint64_t zk_gpu_pinned_bytes(struct zk_gpu *g)
     return bytes;
 }
 
-bool zk_gpu_pinned(struct zk_gpu *g, const void *addr, uint64_t len_bytes)
-{
-    struct pin *p;
-    bool inside;
-
-    (void)pthread_mutex_lock(&g->lock);
-    p = pin_at(g, addr);
-    inside = p && len_bytes <= (uint64_t)(p->addr + p->len_bytes - (const char *)addr);
-    (void)pthread_mutex_unlock(&g->lock);
-    return inside;
-}
-
 uint64_t zk_gpu_pin_run(struct zk_gpu *g, const char *host, uint64_t len_bytes)
 {
     uint64_t run = len_bytes, piece = g->backend->pin_piece_bytes;

@@ -37,8 +37,7 @@ struct zk_gpu_backend {
 
     int (*stream_new)(struct zk_gpu *g, struct zk_gpu_stream **ret, struct zb_err *err);
     void (*stream_free)(struct zk_gpu_stream *s);
-    void *(*stream_native)(struct zk_gpu_stream *s);                  /* NULL: it is one itself */
-    int (*stream_query)(struct zk_gpu_stream *s, struct zb_err *err); /* -EAGAIN: no sentence */
+    void *(*stream_native)(struct zk_gpu_stream *s); /* NULL: it is one itself */
     int (*stream_sync)(struct zk_gpu_stream *s, struct zb_err *err);
     int (*event_new)(struct zk_gpu *g, struct zk_gpu_event **ret, struct zb_err *err);
     void (*event_free)(struct zk_gpu_event *e);

@@ -52,7 +52,7 @@ struct co_job {
     enum zc_optimizer optimizer;
     enum zc_moments moments;
     uint32_t world;
-    uint64_t commit_every;
+    uint64_t commit_every;           /* in the records of 66a9a3a; nobody reads it since */
     enum zc_place offload_optimizer; /* ZC_HOST: its state is never streamed */
     bool streamed;                   /* host memory has no room for the state */
     const struct zc_unit *units;

@@ -47,7 +47,6 @@ static struct zc_job_options options_of(const struct co_job *job, uint32_t world
                                     .durable = true,
                                     .staging_bytes = STAGING,
                                     .groups = CO_GROUPS,
-                                    .commit_every = job->commit_every,
                                     .optimizer = job->optimizer,
                                     .moments = job->moments,
                                     .offload_optimizer = job->offload_optimizer,

@@ -87,12 +87,6 @@ INLINE float row_max(const float *x, size_t n)
 
 /* ---- elementwise */
 
-CLONES void gpt_vec_exp(const float *x, float *y, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        y[i] = gpt_elem_exp(x[i]);
-}
-
 CLONES void gpt_vec_gelu(const float *restrict x, float *restrict y, size_t n)
 {
     for (size_t i = 0; i < n; i++)

@@ -18,7 +18,6 @@
 
 /** y[i] = e^x[i], relative error below 2e-7 in [-87, 88]; x is clamped to that range. y may be x.
  */
-void gpt_vec_exp(const float *x, float *y, size_t n);
 
 /** GELU in its tanh form: y = x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))). */
 void gpt_vec_gelu(const float *x, float *y, size_t n);

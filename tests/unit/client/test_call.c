@@ -26,7 +26,6 @@ static void jobs(void **state)
                                       .host_bytes_max = 6,
                                       .groups = 4,
                                       .durable = true,
-                                      .commit_every = 8,
                                       .takeover = true,
                                       .epoch = 9,
                                       .share = 10 };
@@ -86,7 +85,6 @@ static void jobs(void **state)
     assert_int_equal(open->groups, 4);
     assert_int_equal(open->optimizer, 1);
     assert_true(open->durable && open->takeover);
-    assert_int_equal(open->commit_every, 8);
     assert_int_equal(open->epoch, 9);
     assert_int_equal(open->share, 10);
     zp_arena_free(arena);

@@ -51,7 +51,32 @@ static void no_promise(struct zsd_core *core, struct zb_needs *now)
     zb_needs_done(now);
 }
 
-static bool sum_equal(struct zsd_places_sum a, struct zsd_places_sum b)
+struct sum {
+    uint64_t held; /* places with a holder */
+    uint64_t held_bytes, free_bytes, promised_bytes;
+};
+
+/* Over all classes. */
+static struct sum places_sum(const struct zsd_core *core)
+{
+    struct zsd_places_copy c;
+    struct sum sum = { 0 };
+
+    assert_int_equal(zsd_places_copy(core, &c), 0);
+    for (uint32_t i = 0; i < c.nclasses; i++) {
+        const struct zsd_class_copy *k = &c.classes[i];
+
+        sum.held += k->total - k->nfree;
+        sum.held_bytes += (k->total - k->nfree) * k->bytes;
+        sum.free_bytes += k->nfree * k->bytes;
+        sum.promised_bytes += k->promised * k->bytes;
+    }
+    assert_int_equal(sum.held, c.nplaces);
+    zsd_places_copy_done(&c);
+    return sum;
+}
+
+static bool sum_equal(struct sum a, struct sum b)
 {
     return a.held == b.held && a.held_bytes == b.held_bytes && a.free_bytes == b.free_bytes &&
            a.promised_bytes == b.promised_bytes;
@@ -92,8 +117,8 @@ static void places_are_lent(void **state)
     world_open(&w, HOST, "threads", 1);
     core = w.daemon.core;
     assert_int_equal(promise(core, &now, 3, 2, 1), 0);
-    assert_int_equal(zsd_places_sum(core).promised_bytes, 29 * UNIT);
-    assert_int_equal(zsd_places_sum(core).free_bytes, 29 * UNIT);
+    assert_int_equal(places_sum(core).promised_bytes, 29 * UNIT);
+    assert_int_equal(places_sum(core).free_bytes, 29 * UNIT);
     for (unsigned i = 0; i < 6; i++)
         at[i] = zsd_extent_take(core, sizes[i < 3 ? 0 : i < 5 ? 1 : 2]);
     for (unsigned i = 0; i < 6; i++)
@@ -111,11 +136,11 @@ static void places_are_lent(void **state)
     zsd_extent_unref(core, at[4], sizes[1]);
     zsd_extent_unref(core, at[4], sizes[1]);
     assert_int_equal(zsd_extent_refs(core, at[4]), 1);
-    assert_int_equal(zsd_places_sum(core).free_bytes, 0);
-    assert_int_equal(zsd_places_sum(core).held, 6);
+    assert_int_equal(places_sum(core).free_bytes, 0);
+    assert_int_equal(places_sum(core).held, 6);
     zsd_extent_unref(core, at[4], sizes[1]);
     assert_int_equal(zsd_extent_refs(core, at[4]), 0);
-    assert_int_equal(zsd_places_sum(core).free_bytes, 3 * UNIT);
+    assert_int_equal(places_sum(core).free_bytes, 3 * UNIT);
     assert_int_equal(zsd_extent_take(core, sizes[1]), at[4]); /* the only free one */
     for (unsigned i = 0; i < 6; i++)
         zsd_extent_unref(core, at[i], sizes[i < 3 ? 0 : i < 5 ? 1 : 2]);
@@ -148,7 +173,7 @@ static void a_promise_shrinks_first(void **state)
     zsd_extent_unref(core, at[1], sizes[1]);
     zsd_extent_unref(core, at[2], sizes[1]);
     assert_int_equal(zb_space_free_units(core->extents), all - 6);
-    assert_int_equal(zsd_places_sum(core).free_bytes, 2 * sizes[1]);
+    assert_int_equal(places_sum(core).free_bytes, 2 * sizes[1]);
     no_promise(core, &now);
     world_close(&w);
 }
@@ -157,7 +182,7 @@ static void a_promise_shrinks_first(void **state)
 static void no_room(void **state)
 {
     struct zb_needs now = { 0 }, other = { 0 };
-    struct zsd_places_sum before;
+    struct sum before;
     struct world w;
     struct zsd_core *core;
     struct zb_err err = { 0 };
@@ -168,11 +193,11 @@ static void no_room(void **state)
     core = w.daemon.core;
     all = zb_space_free_units(core->extents);
     assert_int_equal(promise(core, &other, 5, 0, 1), 0);
-    before = zsd_places_sum(core);
+    before = places_sum(core);
     assert_int_equal(promise_err(core, &now, all - 24, 0, 0, &err), -ENOSPC);
     assert_non_null(strstr(err.text, "the least nvme_bytes that would do is 8392704")); /* + 4096 */
     assert_int_equal(now.n, 0);
-    assert_true(sum_equal(before, zsd_places_sum(core)));
+    assert_true(sum_equal(before, places_sum(core)));
     assert_int_equal(zb_space_free_units(core->extents), all - 25);
     assert_int_equal(promise(core, &now, all - 25, 0, 0), 0);
     assert_int_equal(zb_space_free_units(core->extents), 0);
@@ -186,12 +211,12 @@ static void no_room(void **state)
     for (uint64_t i = 0; i < all; i += 2)
         zsd_extent_unref(core, i * UNIT, UNIT);
     assert_int_equal(zb_space_free_units(core->extents), all / 2);
-    before = zsd_places_sum(core);
+    before = places_sum(core);
     err = (struct zb_err){ 0 };
     /* the small ones would fit: none of them is taken */
     assert_int_equal(promise_err(core, &now, 10, 1, 0, &err), -ENOSPC);
     assert_non_null(strstr(err.text, "in pieces"));
-    assert_true(sum_equal(before, zsd_places_sum(core)));
+    assert_true(sum_equal(before, places_sum(core)));
     assert_int_equal(zb_space_free_units(core->extents), all / 2);
     for (uint64_t i = 1; i < all; i += 2)
         zsd_extent_unref(core, i * UNIT, UNIT);
@@ -204,7 +229,7 @@ static void no_room(void **state)
 static void sizes_exchange(void **state)
 {
     struct zb_needs now = { 0 };
-    struct zsd_places_sum before;
+    struct sum before;
     struct world w;
     struct zsd_core *core;
     uint64_t all, held, again;
@@ -217,19 +242,19 @@ static void sizes_exchange(void **state)
     assert_int_equal(zb_space_free_units(core->extents), 0);
     held = zsd_extent_take(core, sizes[2]);
     assert_int_equal(promise(core, &now, all % 20 + 20, 0, all / 20 - 1), 0);
-    before = zsd_places_sum(core);
+    before = places_sum(core);
     /* as many bytes as there are, but where 20 units lie together there is no room for 7 * 3 */
     assert_int_equal(promise(core, &now, all % 20 + 20, 7, all / 20 - 2), -ENOSPC);
-    assert_true(sum_equal(before, zsd_places_sum(core)));
+    assert_true(sum_equal(before, places_sum(core)));
     assert_int_equal(promise(core, &now, all % 20 + 19, 7, all / 20 - 2), -ENOSPC);
-    assert_true(sum_equal(before, zsd_places_sum(core)));
+    assert_true(sum_equal(before, places_sum(core)));
     assert_int_equal(zsd_extent_refs(core, held), 1);
     /* every free place of it is still there, and none is twice */
     for (uint64_t i = 1; i < all / 20 - 1; i++) {
         again = zsd_extent_take(core, sizes[2]);
         assert_int_equal(zsd_extent_refs(core, again), 1);
     }
-    assert_int_equal(zsd_places_sum(core).held, all / 20 - 1);
+    assert_int_equal(places_sum(core).held, all / 20 - 1);
     for (uint64_t at = 0; at < all * UNIT; at += UNIT)
         if (zsd_extent_refs(core, at) > 0)
             zsd_extent_unref(core, at, sizes[2]);
@@ -271,15 +296,15 @@ static void places_are_adopted(void **state)
     world_open(&w, HOST, "threads", 1);
     core = w.daemon.core;
     for (size_t i = 0; i < ZB_COUNT(rows); i++) {
-        struct zsd_places_sum before = zsd_places_sum(core);
+        struct sum before = places_sum(core);
         struct zb_err err = { 0 };
         int rc = zsd_extent_adopt(core, rows[i].at, rows[i].bytes, &err);
 
         if (rc != rows[i].rc || (rows[i].says && !strstr(err.text, rows[i].says)) ||
-            (rc != 0 && !sum_equal(before, zsd_places_sum(core))))
+            (rc != 0 && !sum_equal(before, places_sum(core))))
             fail_msg("%s: %d, %s", rows[i].name, rc, err.text);
     }
-    assert_int_equal(zsd_places_sum(core).held, 3);
+    assert_int_equal(places_sum(core).held, 3);
     assert_int_equal(zsd_extent_refs(core, 0), 2);
     /* the promise that comes then has them already */
     assert_int_equal(promise(core, &now, 2, 1, 0), 0);
@@ -308,7 +333,7 @@ static void without_a_data_file(void **state)
     assert_int_equal(promise(w.daemon.core, &now, 0, 0, 0), 0);
     assert_int_equal(promise(w.daemon.core, &now, 1, 0, 0), -ENOSPC);
     assert_int_equal(zsd_extent_adopt(w.daemon.core, 0, UNIT, &err), -EBADMSG);
-    assert_int_equal(zsd_places_sum(w.daemon.core).held, 0);
+    assert_int_equal(places_sum(w.daemon.core).held, 0);
     zb_needs_done(&now);
     world_close(&w);
 }
@@ -337,7 +362,7 @@ static void jobs_in_any_order(void **state)
         switch (ztest_random(&seed) % 4) {
         case 0: { /* another promise; never less than it holds */
             uint64_t may[SIZES];
-            struct zsd_places_sum before = zsd_places_sum(core);
+            struct sum before = places_sum(core);
             uint64_t left = zb_space_free_units(core->extents);
             int rc;
 
@@ -348,7 +373,7 @@ static void jobs_in_any_order(void **state)
                 memcpy(j->may, may, sizeof(may));
             } else {
                 assert_int_equal(rc, -ENOSPC);
-                assert_true(sum_equal(before, zsd_places_sum(core)));
+                assert_true(sum_equal(before, places_sum(core)));
                 assert_int_equal(zb_space_free_units(core->extents), left);
                 refused++;
             }
@@ -413,8 +438,8 @@ static void memory_runs_out(void **state)
         assert_true(failed ? (rc == -ENOMEM) != (adopted == -ENOMEM) : rc == 0 && adopted == 0);
         if (rc < 0) {
             assert_int_equal(now.n, 0);
-            assert_int_equal(zsd_places_sum(core).promised_bytes, 0);
-            assert_int_equal(zsd_places_sum(core).free_bytes, 0);
+            assert_int_equal(places_sum(core).promised_bytes, 0);
+            assert_int_equal(places_sum(core).free_bytes, 0);
             assert_int_equal(promise(core, &now, 20, 5, 1), 0);
         }
         if (adopted < 0)

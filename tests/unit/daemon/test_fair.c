@@ -143,7 +143,7 @@ static void order_within_a_flow(void **state)
 
         assert_ptr_equal(turn, &x.items[2 * i[flow]++ + flow].turn);
     }
-    assert_true(zsd_fair_empty(&x.fair));
+    assert_true(zb_list_empty(&x.fair.flows));
     assert_null(zsd_fair_next(&x.fair));
 }
 

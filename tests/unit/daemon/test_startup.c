@@ -208,7 +208,7 @@ static void temporary_directory(void **state)
     assert_int_equal(setenv("TMPDIR", in_dir("tmp"), 1), 0);
     daemon_.config.data[0] = '\0';
     up();
-    assert_true(zsd_datadir_temporary(daemon_.datadir));
+    assert_null(zsd_datadir_catalog(daemon_.datadir));
     assert_memory_equal(daemon_.config.data, in_dir("tmp/zshard-"), strlen(in_dir("tmp/zshard-")));
     assert_int_equal(names_in(in_dir("tmp")), 1);
     assert_int_equal(names_in(daemon_.config.data), 0); /* the data file has no name any more */
@@ -224,7 +224,7 @@ static void state_directory(void **state)
     daemon_.config.data[0] = '\0';
     up();
     assert_string_equal(daemon_.config.data, in_dir("data"));
-    assert_false(zsd_datadir_temporary(daemon_.datadir));
+    assert_non_null(zsd_datadir_catalog(daemon_.datadir));
     zsd_shutdown(&daemon_);
     assert_int_equal(names_in(in_dir("data")), 1);
 }

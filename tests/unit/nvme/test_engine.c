@@ -13,6 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "nvme/engine_priv.h"
 #include "nvme/sim/engine_fault.h"
 #include "nvme/sim/sim_priv.h"
 
@@ -619,7 +620,7 @@ static void engine_slots(void **state)
     uint8_t uuid[16];
 
     (void)state;
-    memcpy(uuid, zn_file_uuid(e), sizeof(uuid));
+    memcpy(uuid, e->file.super.uuid, sizeof(uuid));
     slot_expect(e, 0);
     for (uint64_t sequence = 1; sequence < 6; sequence++) {
         struct zn_slot slot = slot_of(sequence), was = slot_of(sequence - 1), got;
@@ -638,7 +639,7 @@ static void engine_slots(void **state)
         assert_int_equal(zn_slot_decode(block, uuid, &got), sequence > 1 ? 0 : -ENODATA);
         assert_true(sequence == 1 || memcmp(&got, &was, sizeof(got)) == 0);
         e = engine_open(0);
-        assert_memory_equal(zn_file_uuid(e), uuid, sizeof(uuid));
+        assert_memory_equal(e->file.super.uuid, uuid, sizeof(uuid));
     }
     slot_expect(e, 5);
     zn_close(e);

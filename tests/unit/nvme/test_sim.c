@@ -17,6 +17,7 @@
 #include <sys/eventfd.h>
 
 #include "base/crc.h"
+#include "nvme/engine_priv.h"
 #include "nvme/sim/sim_priv.h"
 #include "nvme/sim/zn_sim.h"
 #include "tests/alloc_fail.h"
@@ -792,13 +793,13 @@ static void sim_refusals(void **state)
     uint8_t uuid[16];
 
     (void)state;
-    memcpy(uuid, zn_file_uuid(e), sizeof(uuid));
+    memcpy(uuid, e->file.super.uuid, sizeof(uuid));
     assert_int_equal(zn_sim_engine(&second, s, "data", FILE_BYTES, 0, &err), -EBUSY);
     assert_string_equal(err.text, "simulated file 'data' is in use by another engine");
     zn_close(e);
     assert_int_equal(zn_sim_engine(&e, s, "data", FILE_BYTES - 4096, 0, NULL), -EINVAL);
     assert_int_equal(zn_sim_engine(&e, s, "data", FILE_BYTES + 4096, 0, NULL), 0); /* grows */
-    assert_memory_equal(zn_file_uuid(e), uuid, sizeof(uuid));
+    assert_memory_equal(e->file.super.uuid, uuid, sizeof(uuid));
     zn_close(e);
     assert_int_equal(zn_sim_size(s, "data"), FILE_BYTES + 4096);
     assert_int_equal(zn_sim_size(s, "none"), -ENOENT);

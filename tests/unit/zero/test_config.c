@@ -98,9 +98,7 @@ static void describe(struct text *t, const struct zc_zero_config *a, const struc
     SAY(loss_scale.min);
     SAY(quantize_frozen);
     SAY(checkpointing);
-    SAY(partition_activations);
     SAY(cpu_checkpointing);
-    SAY(number_checkpoints);
     SAY_OPTION(stage);
     SAY_OPTION(offload_param);
     SAY_OPTION(offload_optimizer);
@@ -377,7 +375,7 @@ static const struct {
     { "{'activation_checkpointing': {'partition_activations': true, 'cpu_checkpointing': true, "
       "'number_checkpoints': 4, 'contiguous_memory_optimization': false, 'profile': false, "
       "'synchronize_checkpoint_boundary': false}}",
-      "checkpointing=1 partition_activations=1 cpu_checkpointing=1 number_checkpoints=4" },
+      "checkpointing=1 cpu_checkpointing=1" },
     { "{'activation_checkpointing': {'number_checkpoints': 0}}",
       "!activation_checkpointing.number_checkpoints: is 0" },
     /* the rest */
