@@ -122,8 +122,8 @@ def a_job():
             done = zctl(d.socket, "share", "one", "250")
             check((done.returncode, done.stdout, done.stderr) == (0, "", ""), f"{done}")
             check([j["share"] for j in rows(d, "jobs")] == [250], "the share is not what was asked")
-            refused(zctl(d.socket, "share", "one", "10001"), 2, "'10001' is no share: 1 to 10000")
-            refused(zctl(d.socket, "share", "one", "1x"), 2, "'1x' is no share")
+            refused(zctl(d.socket, "share", "one", "10001"), 2, "a share must be 1 to 10000, not 10001")
+            refused(zctl(d.socket, "share", "one", "1x"), 2, "a share must be a whole number, not '1x'")
             refused(zctl(d.socket, "share", "two", "1"), 4, "no job 'two'")
             used = {t["name"]: t for t in rows(d, "tiers")}
             check(used["host"]["staging"] == 65536, f"{used}")

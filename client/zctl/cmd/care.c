@@ -12,9 +12,7 @@
 
 #include "base/size.h"
 #include "base/util.h"
-#include "client/zctl/base/zctl.h"
-
-#define SHARE_MAX 10000u
+#include "client/zctl/cmd/cmd.h"
 
 extern char **environ;
 
@@ -57,34 +55,52 @@ static int scrub_show(struct zctl *z, const struct zc_scrub *scrub, const struct
     return rc;
 }
 
-int zctl_scrub(struct zctl *z, int argc, char **argv)
-{
-    struct zc_sentence *bad = NULL;
-    struct zc_scrub scrub;
-    uint64_t rate_bytes = 0;
-    size_t n = 0, action = ZC_SCRUB_STATUS;
-    int rc = zctl_option_size(z, "rate", &rate_bytes);
+struct scrub_options {
+    uint64_t rate_bytes;
+};
 
-    if (rc == 0 && argc > 0)
+static const struct zb_opt scrub_options[] = {
+    { "rate", ZB_OPT_SIZE, ZB_OPT_AT(struct scrub_options, rate_bytes), .arg = "SIZE",
+      .help = "bytes per second (start, resume); else a tenth of what the drives do" },
+    { 0 },
+};
+
+static int scrub(struct zctl *z, int argc, char **argv)
+{
+    const struct scrub_options *o = z->opts.values;
+    struct zc_sentence *bad = NULL;
+    struct zc_scrub state;
+    size_t n = 0, action = ZC_SCRUB_STATUS;
+    int rc = 0;
+
+    if (argc > 0)
         while (action < ZB_COUNT(scrub_actions) && strcmp(scrub_actions[action], argv[0]) != 0)
             action++;
-    if (rc == 0 && action == ZB_COUNT(scrub_actions))
-        rc = zb_fail(&z->err, -EINVAL,
-                     "scrub is asked to status, start, pause, resume or stop, not "
-                     "'%s'",
-                     argv[0]);
-    if (rc == 0 && zctl_option(z, "rate") && action != ZC_SCRUB_START && action != ZC_SCRUB_RESUME)
-        rc = zb_fail(&z->err, -EINVAL, "--rate is for scrub start and scrub resume");
+    if (action == ZB_COUNT(scrub_actions))
+        return zb_fail(&z->err, -EINVAL,
+                       "scrub must be status, start, pause, resume or stop, not '%s'", argv[0]);
+    if (zb_opt_given(&z->opts, "rate") && action != ZC_SCRUB_START && action != ZC_SCRUB_RESUME)
+        return zb_fail(&z->err, -EINVAL, "--rate is for scrub start and scrub resume");
+    rc = zctl_connect(z);
     if (rc == 0)
-        rc = zctl_connect(z);
+        rc = zctl_failed(z, zc_scrub_wait(z->client, (enum zc_scrub_action)action, o->rate_bytes,
+                                          &state, &bad, &n));
     if (rc == 0)
-        rc = zctl_failed(z, zc_scrub_wait(z->client, (enum zc_scrub_action)action, rate_bytes,
-                                          &scrub, &bad, &n));
-    if (rc == 0)
-        rc = scrub_show(z, &scrub, bad, n);
+        rc = scrub_show(z, &state, bad, n);
     zc_rows_free(bad);
     return rc;
 }
+
+const struct zctl_cmd zctl_scrub = {
+    .name = "scrub",
+    .args = "[status|start|pause|resume|stop]",
+    .help = "read and verify all that is saved, in the background",
+    .argc_min = 0,
+    .argc_max = 1,
+    .run = scrub,
+    .options = scrub_options,
+    .bytes = sizeof(struct scrub_options),
+};
 
 /* ---- fsck */
 
@@ -164,9 +180,19 @@ static int fsck_show(struct zctl *z, const struct zc_fsck *fsck, const struct zc
     return rc;
 }
 
-int zctl_fsck(struct zctl *z, int argc, char **argv)
+struct fsck_options {
+    const char *data;
+};
+
+static const struct zb_opt fsck_options[] = {
+    { "data", ZB_OPT_TEXT, ZB_OPT_AT(struct fsck_options, data), .arg = "DIR",
+      .help = "check the data folder of a daemon that does not run, with zshardd --fsck" },
+    { 0 },
+};
+
+static int fsck_run(struct zctl *z, int argc, char **argv)
 {
-    const char *folder = zctl_option(z, "data");
+    const char *folder = ((const struct fsck_options *)z->opts.values)->data;
     struct zc_sentence *problems = NULL;
     struct zc_fsck fsck;
     size_t n = 0;
@@ -184,6 +210,17 @@ int zctl_fsck(struct zctl *z, int argc, char **argv)
     zc_rows_free(problems);
     return rc;
 }
+
+const struct zctl_cmd zctl_fsck = {
+    .name = "fsck",
+    .args = "",
+    .help = "compare every counter of the store with its catalog",
+    .argc_min = 0,
+    .argc_max = 0,
+    .run = fsck_run,
+    .options = fsck_options,
+    .bytes = sizeof(struct fsck_options),
+};
 
 /* ---- df */
 
@@ -259,7 +296,7 @@ static int df_show(struct zctl *z, const struct zc_df *df, const struct zc_df_ro
     return rc;
 }
 
-int zctl_df(struct zctl *z, int argc, char **argv)
+static int df_run(struct zctl *z, int argc, char **argv)
 {
     struct zc_df_row *rows = NULL;
     struct zc_df df;
@@ -276,25 +313,42 @@ int zctl_df(struct zctl *z, int argc, char **argv)
     return rc;
 }
 
-int zctl_share(struct zctl *z, int argc, char **argv)
+const struct zctl_cmd zctl_df = {
+    .name = "df",
+    .args = "",
+    .help = "show what the bytes of the data files are used for",
+    .argc_min = 0,
+    .argc_max = 0,
+    .run = df_run,
+};
+
+/* ---- who gets how much */
+
+static int share(struct zctl *z, int argc, char **argv)
 {
-    char *end = NULL;
-    unsigned long share;
-    int rc;
+    static const struct zb_opt number = { "share", ZB_OPT_COUNT, .size = sizeof(uint32_t), .min = 1,
+                                          .max = 10000 };
+    uint32_t n;
+    int rc = zb_opt_set(&number, &n, argv[1], "a share", &z->err);
 
     (void)argc;
-    errno = 0;
-    share = strtoul(argv[1], &end, 10);
-    if (argv[1][0] < '0' || argv[1][0] > '9' || *end || errno != 0 || share < 1 ||
-        share > SHARE_MAX)
-        return zb_fail(&z->err, -EINVAL, "'%s' is no share: 1 to %u", argv[1], SHARE_MAX);
-    rc = zctl_connect(z);
     if (rc == 0)
-        rc = zctl_failed(z, zc_job_share_wait(z->client, argv[0], (uint32_t)share));
+        rc = zctl_connect(z);
+    if (rc == 0)
+        rc = zctl_failed(z, zc_job_share_wait(z->client, argv[0], n));
     return rc < 0 || !z->json ? rc : zctl_print(z, NULL, 0, NULL, 0, 0);
 }
 
-int zctl_tier(struct zctl *z, int argc, char **argv)
+const struct zctl_cmd zctl_share = {
+    .name = "share",
+    .args = "JOB N",
+    .help = "change a job's share of drives and compute threads: 1 to 10000; 100",
+    .argc_min = 2,
+    .argc_max = 2,
+    .run = share,
+};
+
+static int tier(struct zctl *z, int argc, char **argv)
 {
     uint64_t bytes;
     int rc;
@@ -309,3 +363,12 @@ int zctl_tier(struct zctl *z, int argc, char **argv)
         rc = zctl_failed(z, zc_tier_set_wait(z->client, argv[1], bytes));
     return rc < 0 || !z->json ? rc : zctl_print(z, NULL, 0, NULL, 0, 0);
 }
+
+const struct zctl_cmd zctl_tier = {
+    .name = "tier",
+    .args = "set TIER SIZE",
+    .help = "change the budget of host or gpu; jobs move state as they step",
+    .argc_min = 3,
+    .argc_max = 3,
+    .run = tier,
+};

@@ -8,7 +8,7 @@
 
 #include "base/plan.h"
 #include "base/util.h"
-#include "client/zctl/base/zctl.h"
+#include "client/zctl/cmd/cmd.h"
 #include "client/zero/zc_config.h"
 
 struct config_row {
@@ -85,22 +85,41 @@ static int config_print(struct zctl *z, const struct zc_zero_config *c)
     return rc;
 }
 
-int zctl_config(struct zctl *z, int argc, char **argv)
+struct config_options {
+    uint32_t ranks;
+};
+
+static const struct zb_opt config_options[] = {
+    { "ranks", ZB_OPT_COUNT, ZB_OPT_AT(struct config_options, ranks), .arg = "N", .max = 1u << 20,
+      .help = "of the run: batches must divide into them" },
+    { 0 },
+};
+
+static int config(struct zctl *z, int argc, char **argv)
 {
+    const struct config_options *o = z->opts.values;
     struct zc_zero_config *c = NULL;
     char why[sizeof(z->err.text)];
-    uint64_t ranks = 0;
-    int rc = zctl_option_number(z, "ranks", 1u << 20, &ranks);
+    int rc;
 
     (void)argc;
-    if (rc < 0)
-        return rc;
     if (strcmp(argv[0], "check") != 0)
         return zb_fail(&z->err, -EINVAL, "usage: zctl config check FILE [--ranks N]");
-    rc = zc_zero_config_load(&c, argv[1], (uint32_t)ranks, why, sizeof(why));
+    rc = zc_zero_config_load(&c, argv[1], o->ranks, why, sizeof(why));
     if (rc < 0)
         return zb_fail(&z->err, rc, "%s", why);
     rc = config_print(z, c);
     zc_zero_config_free(c);
     return rc;
 }
+
+const struct zctl_cmd zctl_config = {
+    .name = "config",
+    .args = "check FILE",
+    .help = "say what becomes of each key of a DeepSpeed file, or which is wrong",
+    .argc_min = 2,
+    .argc_max = 2,
+    .run = config,
+    .options = config_options,
+    .bytes = sizeof(struct config_options),
+};

@@ -17,12 +17,12 @@
 
 #include "base/plan.h"
 #include "base/util.h"
+#include "client/zctl/cmd/cmd.h"
 #include "client/zctl/files/files.h"
 
-#define SHARD_BYTES (UINT64_C(5) << 30) /* as Hugging Face's libraries do it */
-#define PIECE_MIN   (UINT64_C(64) << 10)
-#define FILES_MAX   99999u /* what five digits count */
-#define META_MAX    9u
+#define PIECE_MIN (UINT64_C(64) << 10)
+#define FILES_MAX 99999u /* what five digits count */
+#define META_MAX  9u
 
 struct item {
     char *name; /* malloc'ed */
@@ -394,26 +394,26 @@ static int stream(struct export *x)
 
 /* ---- the command */
 
-static int export_options(struct export *x, uint64_t *ret_shard_bytes)
-{
-    static const struct {
-        const char *name;
-        enum zc_st_dtype dtype;
-    } dtypes[] = { { "fp32", ZC_ST_F32 }, { "bf16", ZC_ST_BF16 }, { "fp16", ZC_ST_F16 } };
-    const char *dtype = zctl_option(x->z, "dtype");
-    int rc = zctl_option_size(x->z, "shard-bytes", ret_shard_bytes);
+enum export_dtype { EXPORT_PARAM, EXPORT_FP32, EXPORT_BF16, EXPORT_FP16 };
 
-    x->optimizer = zctl_option(x->z, "optimizer") != NULL;
-    x->own_dtype = !dtype || strcmp(dtype, "param") == 0;
-    if (rc < 0 || x->own_dtype)
-        return rc;
-    for (size_t i = 0; i < ZB_COUNT(dtypes); i++)
-        if (strcmp(dtypes[i].name, dtype) == 0) {
-            x->dtype = dtypes[i].dtype;
-            return 0;
-        }
-    return zb_fail(&x->z->err, -EINVAL, "--dtype is param, fp32, bf16 or fp16, not '%s'", dtype);
-}
+struct export_options {
+    enum export_dtype dtype;
+    bool optimizer;
+    uint64_t shard_bytes;
+};
+
+#define AT(member) ZB_OPT_AT(struct export_options, member)
+
+static const struct zb_opt export_options[] = {
+    { "dtype", ZB_OPT_CHOICE, AT(dtype), .choices = "param fp32 bf16 fp16", .def = "param",
+      .help = "of the parameters; param, their own, loses nothing" },
+    { "optimizer", ZB_OPT_FLAG, AT(optimizer),
+      .help = "with the optimizer's moments and fp32 masters" },
+    { "shard-bytes", ZB_OPT_SIZE, AT(shard_bytes), .arg = "SIZE",
+      .def = "5G", /* as Hugging Face's libraries do it */
+      .help = "more than this becomes several files with an index" },
+    { 0 },
+};
 
 /** The reader's memory is the daemon's host memory, of which jobs may have left little: then pieces
  *  are smaller. */
@@ -502,20 +502,24 @@ static void export_done(struct export *x)
     zctl_model_done(&x->model);
 }
 
-int zctl_export(struct zctl *z, int argc, char **argv)
+static int export_cmd(struct zctl *z, int argc, char **argv)
 {
-    struct export x = { .z = z };
-    uint64_t shard_bytes = SHARD_BYTES;
+    static const enum zc_st_dtype dtypes[] = {
+        [EXPORT_FP32] = ZC_ST_F32, [EXPORT_BF16] = ZC_ST_BF16, [EXPORT_FP16] = ZC_ST_F16
+    };
+    const struct export_options *o = z->opts.values;
+    struct export x = { .z = z,
+                        .optimizer = o->optimizer,
+                        .own_dtype = o->dtype == EXPORT_PARAM,
+                        .dtype = dtypes[o->dtype] };
     struct zctl_saved from;
     int rc = zctl_saved(z, argv[0], &from);
 
     (void)argc;
-    if (rc == 0)
-        rc = export_options(&x, &shard_bytes);
     if (rc < 0)
         return rc;
     zctl_stop_catch();
-    rc = export_run(&x, &from, argv[1], shard_bytes);
+    rc = export_run(&x, &from, argv[1], o->shard_bytes);
     zctl_stop_leave();
     if (rc < 0) {
         zc_st_discard(x.writer);
@@ -527,3 +531,14 @@ int zctl_export(struct zctl *z, int argc, char **argv)
     export_done(&x);
     return rc;
 }
+
+const struct zctl_cmd zctl_export = {
+    .name = "export",
+    .args = "JOB[@SNAPSHOT] PATH",
+    .help = "write safetensors: to a folder, or to NAME.safetensors",
+    .argc_min = 2,
+    .argc_max = 2,
+    .run = export_cmd,
+    .options = export_options,
+    .bytes = sizeof(struct export_options),
+};

@@ -5,19 +5,19 @@
 #include <string.h>
 
 #include "base/util.h"
-#include "client/zctl/base/zctl.h"
+#include "client/zctl/cmd/cmd.h"
 
-static const char usage_tail[] =
-    "\n"
-    "Options:\n"
-    "  -s, --socket PATH    the daemon's socket; else $ZSHARD_SOCKET, else\n"
-    "                       $XDG_RUNTIME_DIR/zshard.sock, else /run/zshard/zshard.sock\n"
-    "  -o json|table        one JSON object for programs, or columns for people (default)\n"
-    "  -h, --help           this\n"
-    "\n"
-    "Exit status: 0; 2 usage; 3 the daemon is not there or was lost; 4 refused (does not fit,\n"
-    "not allowed, not found); 6 stored bytes are corrupt; 7 a plan that does not fit; 1 anything\n"
-    "else.\n";
+#define AT(member) ZB_OPT_AT(struct zctl_globals, member)
+
+const struct zb_opt zctl_options[] = {
+    { "socket", ZB_OPT_TEXT, AT(socket), .letter = 's', .arg = "PATH",
+      .help = "the daemon's socket; else $ZSHARD_SOCKET, else $XDG_RUNTIME_DIR/zshard.sock, else "
+              "/run/zshard/zshard.sock" },
+    { "output", ZB_OPT_CHOICE, AT(json), .letter = 'o', .choices = "table json", .def = "table",
+      .help = "columns for people, or one JSON object for programs" },
+    { "help", ZB_OPT_FLAG, AT(help), .letter = 'h', .help = "this, or how a command is used" },
+    { 0 },
+};
 
 static int help_row(FILE *out, const struct zctl_cmd *c, int width)
 {
@@ -27,14 +27,12 @@ static int help_row(FILE *out, const struct zctl_cmd *c, int width)
     return out ? fprintf(out, "  %-*s  %s\n", width, words, c->help) : (int)strlen(words);
 }
 
-void zctl_print_help(FILE *out)
+static void help_all(const struct zctl *z)
 {
-    size_t n;
-    const struct zctl_cmd *rows = zctl_commands(&n);
     int width = 0;
 
-    for (size_t i = 0; i < n; i++) {
-        int w = help_row(NULL, &rows[i], 0);
+    for (size_t i = 0; i < z->ncmds; i++) {
+        int w = help_row(NULL, z->cmds[i], 0);
 
         width = w > width ? w : width;
     }
@@ -43,10 +41,16 @@ void zctl_print_help(FILE *out)
                 "Looks inside the shard daemon of this node, and after what it keeps.\n"
                 "\n"
                 "Commands:\n",
-                out);
-    for (size_t i = 0; i < n; i++)
-        (void)help_row(out, &rows[i], width);
-    (void)fputs(usage_tail, out);
+                z->out);
+    for (size_t i = 0; i < z->ncmds; i++)
+        (void)help_row(z->out, z->cmds[i], width);
+    (void)fputs("\nOptions:\n", z->out);
+    zb_opt_help(z->out, zctl_options);
+    (void)fputs("\n"
+                "Exit status: 0; 2 usage; 3 the daemon is not there or was lost; 4 refused (does\n"
+                "not fit, not allowed, not found); 6 stored bytes are corrupt; 7 a plan that does\n"
+                "not fit; 1 anything else.\n",
+                z->out);
 }
 
 static int written(struct zctl *z)
@@ -55,37 +59,41 @@ static int written(struct zctl *z)
                                                  : 0;
 }
 
-static void help_option(FILE *out, const struct zctl_option *o)
+int zctl_show_help(struct zctl *z, const struct zctl_cmd *cmd)
 {
-    char words[64];
+    char begin[64];
 
-    (void)snprintf(words, sizeof(words), "--%s%s%s", o->name, o->value ? " " : "",
-                   o->value ? o->value : "");
-    (void)fprintf(out, "  %-20s %s\n", words, o->help);
-}
-
-int zctl_help(struct zctl *z, int argc, char **argv)
-{
-    const struct zctl_cmd *c;
-
-    if (argc == 0) {
-        zctl_print_help(z->out);
+    if (!cmd) {
+        help_all(z);
         return written(z);
     }
-    c = zctl_command(argv[0]);
-    if (!c)
-        return zb_fail(&z->err, -EINVAL, "no command '%s'; try: zctl help", argv[0]);
-    (void)fprintf(z->out, "usage: zctl %s%s%s", c->name, *c->args ? " " : "", c->args);
-    for (const struct zctl_option *o = c->options; o && o->name; o++)
-        (void)fprintf(z->out, " [--%s%s%s]", o->name, o->value ? " " : "",
-                      o->value ? o->value : "");
-    (void)fprintf(z->out, "\n\n%s\n%s", c->help, c->options ? "\n" : "");
-    for (const struct zctl_option *o = c->options; o && o->name; o++)
-        help_option(z->out, o);
+    (void)snprintf(begin, sizeof(begin), "usage: zctl %s%s%s", cmd->name, *cmd->args ? " " : "",
+                   cmd->args);
+    zb_opt_usage(z->out, begin, cmd->options);
+    (void)fprintf(z->out, "\n%s\n%s", cmd->help, cmd->options ? "\n" : "");
+    zb_opt_help(z->out, cmd->options);
     return written(z);
 }
 
-int zctl_version(struct zctl *z, int argc, char **argv)
+static int help(struct zctl *z, int argc, char **argv)
+{
+    const struct zctl_cmd *cmd = argc > 0 ? zctl_command(z, argv[0]) : NULL;
+
+    if (argc > 0 && !cmd)
+        return zb_fail(&z->err, -EINVAL, "no command '%s'; try: zctl help", argv[0]);
+    return zctl_show_help(z, cmd);
+}
+
+const struct zctl_cmd zctl_help = {
+    .name = "help",
+    .args = "[COMMAND]",
+    .help = "say what there is, or how a command is used",
+    .argc_min = 0,
+    .argc_max = 1,
+    .run = help,
+};
+
+static int version(struct zctl *z, int argc, char **argv)
 {
     static const struct zctl_column columns[] = { { "version", ZCTL_TEXT, 0, ZCTL_SHOWN } };
 
@@ -96,6 +104,15 @@ int zctl_version(struct zctl *z, int argc, char **argv)
     (void)fputs("zctl " ZSHARD_VERSION "\n", z->out);
     return written(z);
 }
+
+const struct zctl_cmd zctl_version = {
+    .name = "version",
+    .args = "",
+    .help = "print the version of zctl",
+    .argc_min = 0,
+    .argc_max = 0,
+    .run = version,
+};
 
 /* The words of a row's args that are written as they stand, and its options: of "bash" bash, of
  * "[start|stop]" both, of "[JOB]" the jobs that there are, of "PATH" files. */
@@ -112,16 +129,13 @@ static void completion_row(FILE *out, const struct zctl_cmd *c)
                 (void)fputc(*at == '|' ? ' ' : *at, out);
     if (strstr(c->args, "PATH"))
         (void)fputs(" $(compgen -f -- \"$current\")", out);
-    for (const struct zctl_option *o = c->options; o && o->name; o++)
+    for (const struct zb_opt *o = c->options; o && o->name; o++)
         (void)fprintf(out, " --%s", o->name);
     (void)fputs("\" ;;\n", out);
 }
 
-int zctl_completion(struct zctl *z, int argc, char **argv)
+static int completion(struct zctl *z, int argc, char **argv)
 {
-    size_t n;
-    const struct zctl_cmd *rows = zctl_commands(&n);
-
     (void)argc;
     if (strcmp(argv[0], "bash") != 0)
         return zb_fail(&z->err, -EINVAL, "no completion for '%s', only for bash", argv[0]);
@@ -131,8 +145,8 @@ int zctl_completion(struct zctl *z, int argc, char **argv)
                 "    local current=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]}\n"
                 "    local command= words= i commands='",
                 z->out);
-    for (size_t i = 0; i < n; i++)
-        (void)fprintf(z->out, "%s%s", i > 0 ? " " : "", rows[i].name);
+    for (size_t i = 0; i < z->ncmds; i++)
+        (void)fprintf(z->out, "%s%s", i > 0 ? " " : "", z->cmds[i]->name);
     (void)fputs("'\n"
                 "    COMPREPLY=()\n"
                 "    case $before in\n"
@@ -149,9 +163,9 @@ int zctl_completion(struct zctl *z, int argc, char **argv)
                 "    case $command in\n"
                 "    '') words=\"$commands -o -s --socket --help\" ;;\n",
                 z->out);
-    for (size_t i = 0; i < n; i++)
-        if (*rows[i].args || rows[i].options)
-            completion_row(z->out, &rows[i]);
+    for (size_t i = 0; i < z->ncmds; i++)
+        if (*z->cmds[i]->args || z->cmds[i]->options)
+            completion_row(z->out, z->cmds[i]);
     (void)fputs("    esac\n"
                 "    COMPREPLY=($(compgen -W \"$words\" -- \"$current\"))\n"
                 "}\n"
@@ -159,3 +173,12 @@ int zctl_completion(struct zctl *z, int argc, char **argv)
                 z->out);
     return written(z);
 }
+
+const struct zctl_cmd zctl_completion = {
+    .name = "completion",
+    .args = "bash",
+    .help = "print completion for a shell: source <(zctl completion bash)",
+    .argc_min = 1,
+    .argc_max = 1,
+    .run = completion,
+};

@@ -9,11 +9,13 @@
  * What fails, or is ended by a signal, takes the job back.
  */
 #include <errno.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/plan.h"
 #include "base/util.h"
+#include "client/zctl/cmd/cmd.h"
 #include "client/zctl/files/files.h"
 
 struct import {
@@ -433,15 +435,26 @@ static int import_run(struct import *x, const char *name, const char *like)
     return rc < 0 ? rc : import_job(x, name);
 }
 
-int zctl_import(struct zctl *z, int argc, char **argv)
+struct import_options {
+    const char *like;
+};
+
+static const struct zb_opt import_options[] = {
+    { "like", ZB_OPT_TEXT, ZB_OPT_AT(struct import_options, like), .arg = "JOB[@SNAPSHOT]",
+      .help = "of the same units as this one, whoever wrote the files" },
+    { 0 },
+};
+
+static int import_cmd(struct zctl *z, int argc, char **argv)
 {
+    const struct import_options *o = z->opts.values;
     struct import x = { .z = z };
     int rc;
 
     zctl_stop_catch();
     rc = zctl_files_open(z, argv + 1, argc - 1, &x.files);
     if (rc == 0)
-        rc = import_run(&x, argv[0], zctl_option(z, "like"));
+        rc = import_run(&x, argv[0], o->like);
     if (rc < 0 && x.made)
         import_undo(&x, argv[0]);
     zctl_stop_leave();
@@ -454,3 +467,14 @@ int zctl_import(struct zctl *z, int argc, char **argv)
     free(x.shards);
     return rc;
 }
+
+const struct zctl_cmd zctl_import = {
+    .name = "import",
+    .args = "NAME PATH...",
+    .help = "make a new job out of safetensors: files, a folder, an index",
+    .argc_min = 2,
+    .argc_max = INT_MAX,
+    .run = import_cmd,
+    .options = import_options,
+    .bytes = sizeof(struct import_options),
+};

@@ -1,34 +1,12 @@
 /*
- * ping.c - the connection, and ping.
+ * ping.c - ping: who the daemon is, and how fast it answers.
  */
-#include <errno.h>
 #include <string.h>
 
 #include "base/util.h"
-#include "client/zctl/base/zctl.h"
+#include "client/zctl/cmd/cmd.h"
 
 #define PINGS 16u /* the fastest counts: the others waited for a processor */
-
-int zctl_failed(struct zctl *z, int rc)
-{
-    const char *why = z->client ? zc_error(z->client) : "";
-
-    if (rc >= 0)
-        return rc;
-    return zb_fail(&z->err, rc, "%s", *why ? why : zc_strerror(rc));
-}
-
-int zctl_connect(struct zctl *z)
-{
-    const struct zc_options options = { .socket = z->socket, .program = "zctl" };
-    int rc = zc_open(&z->client, &options);
-
-    if (rc == -ENOTCONN)
-        return zb_fail(&z->err, rc,
-                       "%s. Is zshardd running? --socket and $ZSHARD_SOCKET name its socket",
-                       zc_error(z->client));
-    return zctl_failed(z, rc);
-}
 
 struct ping_row {
     char server[sizeof(((struct zc_server *)0)->server)];
@@ -37,7 +15,7 @@ struct ping_row {
     double round_trip_us;
 };
 
-int zctl_ping(struct zctl *z, int argc, char **argv)
+static int ping(struct zctl *z, int argc, char **argv)
 {
     static const struct zctl_column columns[] = {
         { "server", ZCTL_TEXT, offsetof(struct ping_row, server), ZCTL_SHOWN },
@@ -71,3 +49,12 @@ int zctl_ping(struct zctl *z, int argc, char **argv)
     row.round_trip_us = (double)best_ns / 1e3;
     return zctl_print(z, columns, ZB_COUNT(columns), &row, 1, sizeof(row));
 }
+
+const struct zctl_cmd zctl_ping = {
+    .name = "ping",
+    .args = "",
+    .help = "ask the daemon who it is, and how fast it answers",
+    .argc_min = 0,
+    .argc_max = 0,
+    .run = ping,
+};

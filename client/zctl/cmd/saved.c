@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/util.h"
-#include "client/zctl/base/zctl.h"
+#include "client/zctl/cmd/cmd.h"
 
 #define MS_PER_S 1000u
 
@@ -27,44 +27,42 @@ static int show(struct zctl *z, const struct zc_snapshot_row *rows, size_t n)
     return zctl_print(z, columns, ZB_COUNT(columns), rows, n, sizeof(*rows));
 }
 
-int zctl_saved(struct zctl *z, const char *word, struct zctl_saved *ret)
-{
-    const char *at = strchr(word, '@');
-    size_t job = at ? (size_t)(at - word) : strlen(word), snapshot = at ? strlen(at + 1) : 0;
+struct snapshot_options {
+    bool next;
+    uint32_t retain, timeout_s;
+};
 
-    if (job < 1 || job > ZC_NAME_MAX || snapshot > ZC_NAME_MAX || (at && snapshot < 1))
-        return zb_fail(&z->err, -EINVAL, "'%s' is neither JOB nor JOB@SNAPSHOT", word);
-    *ret = (struct zctl_saved){ 0 };
-    memcpy(ret->job, word, job);
-    if (at)
-        memcpy(ret->snapshot, at + 1, snapshot);
-    return 0;
-}
+#define AT(member) ZB_OPT_AT(struct snapshot_options, member)
 
-int zctl_snapshot(struct zctl *z, int argc, char **argv)
+static const struct zb_opt snapshot_options[] = {
+    { "next", ZB_OPT_FLAG, AT(next), .help = "of the next commit, which is waited for" },
+    { "retain", ZB_OPT_COUNT, AT(retain), .arg = "N",
+      .help = "then destroy the job's oldest snapshots until N are left" },
+    { "timeout", ZB_OPT_COUNT, AT(timeout_s), .arg = "SECONDS", .max = UINT32_MAX / MS_PER_S,
+      .help = "how long to wait for the next commit; else as the daemon is set" },
+    { 0 },
+};
+
+static int snapshot(struct zctl *z, int argc, char **argv)
 {
-    struct zc_snapshot snapshot = { .job = argv[0],
-                                    .name = argc > 1 ? argv[1] : NULL,
-                                    .next = zctl_option(z, "next") != NULL };
+    const struct snapshot_options *o = z->opts.values;
+    const struct zc_snapshot want = { .job = argv[0],
+                                      .name = argc > 1 ? argv[1] : NULL,
+                                      .next = o->next,
+                                      .retain = o->retain,
+                                      .timeout_ms = o->timeout_s * MS_PER_S };
     struct zc_snapshot_row row;
-    uint64_t retain = 0, timeout_s = 0;
-    int rc = zctl_option_number(z, "retain", UINT32_MAX, &retain);
+    int rc;
 
+    if (o->timeout_s > 0 && !o->next)
+        return zb_fail(&z->err, -EINVAL, "--timeout is for --next: the newest commit is there");
+    rc = zctl_connect(z);
     if (rc == 0)
-        rc = zctl_option_number(z, "timeout", UINT32_MAX / MS_PER_S, &timeout_s);
-    if (rc == 0 && timeout_s > 0 && !snapshot.next)
-        rc = zb_fail(&z->err, -EINVAL, "--timeout is for --next: the newest commit is there");
-    if (rc == 0)
-        rc = zctl_connect(z);
-    if (rc < 0)
-        return rc;
-    snapshot.retain = (uint32_t)retain;
-    snapshot.timeout_ms = (uint32_t)timeout_s * MS_PER_S;
-    rc = zctl_failed(z, zc_snapshot_wait(z->client, &snapshot, &row));
+        rc = zctl_failed(z, zc_snapshot_wait(z->client, &want, &row));
     return rc < 0 ? rc : show(z, &row, 1);
 }
 
-int zctl_snapshots(struct zctl *z, int argc, char **argv)
+static int snapshots(struct zctl *z, int argc, char **argv)
 {
     struct zc_snapshot_row *rows = NULL;
     size_t n = 0;
@@ -78,7 +76,7 @@ int zctl_snapshots(struct zctl *z, int argc, char **argv)
     return rc;
 }
 
-int zctl_rollback(struct zctl *z, int argc, char **argv)
+static int rollback(struct zctl *z, int argc, char **argv)
 {
     struct zc_snapshot_row row;
     int rc = zctl_connect(z);
@@ -89,7 +87,7 @@ int zctl_rollback(struct zctl *z, int argc, char **argv)
     return rc < 0 ? rc : show(z, &row, 1);
 }
 
-int zctl_clone(struct zctl *z, int argc, char **argv)
+static int clone_saved(struct zctl *z, int argc, char **argv)
 {
     struct zc_snapshot_row row;
     struct zctl_saved from;
@@ -103,7 +101,7 @@ int zctl_clone(struct zctl *z, int argc, char **argv)
     return rc < 0 ? rc : show(z, &row, 1);
 }
 
-int zctl_destroy(struct zctl *z, int argc, char **argv)
+static int destroy(struct zctl *z, int argc, char **argv)
 {
     struct zctl_saved what;
     int rc = zctl_saved(z, argv[0], &what);
@@ -117,3 +115,50 @@ int zctl_destroy(struct zctl *z, int argc, char **argv)
                                 : zc_job_destroy_wait(z->client, what.job));
     return rc < 0 || !z->json ? rc : zctl_print(z, NULL, 0, NULL, 0, 0);
 }
+
+const struct zctl_cmd zctl_clone = {
+    .name = "clone",
+    .args = "JOB[@SNAPSHOT] NAME",
+    .help = "make a new job out of what is saved; it costs what changes",
+    .argc_min = 2,
+    .argc_max = 2,
+    .run = clone_saved,
+};
+
+const struct zctl_cmd zctl_destroy = {
+    .name = "destroy",
+    .args = "JOB[@SNAPSHOT]",
+    .help = "end a kept job that nobody is attached to, or a snapshot, and free its bytes",
+    .argc_min = 1,
+    .argc_max = 1,
+    .run = destroy,
+};
+
+const struct zctl_cmd zctl_rollback = {
+    .name = "rollback",
+    .args = "JOB SNAPSHOT",
+    .help = "let a job go on from a snapshot, and forget what is newer",
+    .argc_min = 2,
+    .argc_max = 2,
+    .run = rollback,
+};
+
+const struct zctl_cmd zctl_snapshot = {
+    .name = "snapshot",
+    .args = "JOB [NAME]",
+    .help = "give the newest commit a name, so that it stays",
+    .argc_min = 1,
+    .argc_max = 2,
+    .run = snapshot,
+    .options = snapshot_options,
+    .bytes = sizeof(struct snapshot_options),
+};
+
+const struct zctl_cmd zctl_snapshots = {
+    .name = "snapshots",
+    .args = "[JOB]",
+    .help = "list snapshots: steps, time, bytes",
+    .argc_min = 0,
+    .argc_max = 1,
+    .run = snapshots,
+};

@@ -2,7 +2,7 @@
  * show.c - ls, jobs, tiers, stat: what the daemon has, in columns.
  */
 #include "base/util.h"
-#include "client/zctl/base/zctl.h"
+#include "client/zctl/cmd/cmd.h"
 
 #define COLUMN(type, member, how, row)                   \
     {                                                    \
@@ -99,7 +99,7 @@ static int show(struct zctl *z, const struct zctl_column *columns, size_t ncolum
     return rc;
 }
 
-int zctl_ls(struct zctl *z, int argc, char **argv)
+static int show_ls(struct zctl *z, int argc, char **argv)
 {
     struct zc_shard_row *rows = NULL;
     size_t n = 0;
@@ -110,7 +110,7 @@ int zctl_ls(struct zctl *z, int argc, char **argv)
     return rc < 0 ? rc : SHOW(z, shard_columns, rows, n);
 }
 
-int zctl_jobs(struct zctl *z, int argc, char **argv)
+static int show_jobs(struct zctl *z, int argc, char **argv)
 {
     struct zc_job_row *rows = NULL;
     size_t n = 0;
@@ -121,7 +121,7 @@ int zctl_jobs(struct zctl *z, int argc, char **argv)
     return rc < 0 ? rc : SHOW(z, job_columns, rows, n);
 }
 
-int zctl_tiers(struct zctl *z, int argc, char **argv)
+static int show_tiers(struct zctl *z, int argc, char **argv)
 {
     struct zc_tier_row *rows = NULL;
     size_t n = 0;
@@ -134,7 +134,7 @@ int zctl_tiers(struct zctl *z, int argc, char **argv)
     return rc < 0 ? rc : SHOW(z, tier_columns, rows, n);
 }
 
-int zctl_stat(struct zctl *z, int argc, char **argv)
+static int show_stat(struct zctl *z, int argc, char **argv)
 {
     struct zc_counter *rows = NULL;
     size_t n = 0;
@@ -146,3 +146,39 @@ int zctl_stat(struct zctl *z, int argc, char **argv)
         rc = zctl_failed(z, zc_stat_wait(z->client, &rows, &n));
     return rc < 0 ? rc : SHOW(z, counter_columns, rows, n);
 }
+
+const struct zctl_cmd zctl_jobs = {
+    .name = "jobs",
+    .args = "[JOB]",
+    .help = "list jobs: state, ranks, steps, bytes",
+    .argc_min = 0,
+    .argc_max = 1,
+    .run = show_jobs,
+};
+
+const struct zctl_cmd zctl_ls = {
+    .name = "ls",
+    .args = "[JOB]",
+    .help = "list shards: where they are, their version, who pins them",
+    .argc_min = 0,
+    .argc_max = 1,
+    .run = show_ls,
+};
+
+const struct zctl_cmd zctl_stat = {
+    .name = "stat",
+    .args = "",
+    .help = "list the daemon's counters",
+    .argc_min = 0,
+    .argc_max = 0,
+    .run = show_stat,
+};
+
+const struct zctl_cmd zctl_tiers = {
+    .name = "tiers",
+    .args = "",
+    .help = "show each tier's budget and what it is used for",
+    .argc_min = 0,
+    .argc_max = 0,
+    .run = show_tiers,
+};

@@ -5,40 +5,12 @@
  * one layer ("model.layers.12.*", up to and with the first number) are a unit, and so is every
  * tensor that belongs to no layer. Of the data nothing is read.
  */
-#include <ctype.h>
 #include <errno.h>
-#include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/util.h"
 #include "client/zctl/files/files.h"
 #include "client/zctl/plan/plan.h"
-
-#define PLAN_UNITS 32u /* of a model of which only the number of parameters is known */
-
-int zctl_option_decimal(struct zctl *z, const char *name, double *ret)
-{
-    static const char suffixes[] = "KMGTP";
-    const char *text = zctl_option(z, name), *at;
-    double n;
-    char *end;
-
-    if (!text)
-        return 0;
-    n = strtod(text, &end);
-    at = *end ? strchr(suffixes, toupper((unsigned char)*end)) : NULL;
-    if (*end && (*end == 'B' || *end == 'b'))
-        at = strchr(suffixes, 'G');
-    if (at)
-        n *= pow(1000, (double)(at - suffixes + 1));
-    if (!isdigit((unsigned char)*text) || (*end && (!at || end[1])) || !isfinite(n))
-        return zb_fail(&z->err, -EINVAL,
-                       "--%s is a number with K, M, G (or B), T or P behind it, not '%s'", name,
-                       text);
-    *ret = n;
-    return 0;
-}
 
 /* ---- files */
 
@@ -133,46 +105,18 @@ static int model_files(struct zctl_plan *p, const char *path)
     return rc < 0 ? rc : zb_model_order(&p->model, &p->z->err);
 }
 
-/* ---- numbers */
-
-static int model_shape(struct zctl_plan *p)
-{
-    struct zb_gpt shape = { .seq = 1024 };
-    int rc = zctl_option_number(p->z, "layers", UINT32_MAX, &shape.layers);
-
-    if (rc == 0)
-        rc = zctl_option_number(p->z, "width", UINT32_MAX, &shape.width);
-    if (rc == 0)
-        rc = zctl_option_number(p->z, "vocab", UINT32_MAX, &shape.vocab);
-    if (rc == 0)
-        rc = zctl_option_number(p->z, "seq", UINT32_MAX, &shape.seq);
-    return rc < 0 ? rc : zb_model_gpt(&p->model, &shape, &p->z->err);
-}
-
-static int model_params(struct zctl_plan *p)
-{
-    uint64_t units = PLAN_UNITS;
-    double params = 0;
-    int rc = zctl_option_decimal(p->z, "params", &params);
-
-    if (rc == 0)
-        rc = zctl_option_number(p->z, "units", ZB_UNITS_MAX, &units);
-    if (rc == 0 && (params < 1 || params > (double)ZB_PARAMS_MAX))
-        rc = zb_fail(&p->z->err, -EINVAL, "--params is from 1 to 2^56");
-    return rc < 0 ? rc : zb_model_params(&p->model, (uint64_t)params, (uint32_t)units, &p->z->err);
-}
+/* ---- the three ways */
 
 int zctl_plan_model(struct zctl_plan *p)
 {
-    const char *index = zctl_option(p->z, "index");
-    int ways = (index != NULL) + (zctl_option(p->z, "params") != NULL) +
-               (zctl_option(p->z, "layers") != NULL);
+    bool params = zb_opt_given(&p->z->opts, "params"), shape = zb_opt_given(&p->z->opts, "layers");
 
-    if (ways != 1)
+    if (params + shape + (p->index != NULL) != 1)
         return zb_fail(&p->z->err, -EINVAL,
                        "which model? One of --params N, --layers L --width W --vocab V, or --index "
                        "FILE");
-    if (index)
-        return model_files(p, index);
-    return zctl_option(p->z, "params") ? model_params(p) : model_shape(p);
+    if (p->index)
+        return model_files(p, p->index);
+    return params ? zb_model_params(&p->model, (uint64_t)p->params, p->units, &p->z->err)
+                  : zb_model_gpt(&p->model, &p->shape, &p->z->err);
 }

@@ -1,10 +1,10 @@
 /*
  * node.c - the node of a plan: from options, a file, the daemon, this machine.
  *
- * MODEL. One table of what there is to say; each value is text until value_read(), whoever brought
- * it: first the file of --node, then the command line over it. What neither says is asked of the
- * daemon of this node, unless a budget was given: then the node is another one. Where there is no
- * daemon, host_bytes is what one would take here: a quarter of what machine and cgroups leave.
+ * MODEL. What there is to say are the options that are members of `node` (plan.c): first the file of
+ * --node, then the command line over it. What neither says is asked of the daemon of this node,
+ * unless a budget was given: then the node is another one. Where there is no daemon, host_bytes is
+ * what one would take here: a quarter of what machine and cgroups leave.
  */
 #include <errno.h>
 #include <jansson.h>
@@ -13,94 +13,41 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/size.h"
 #include "base/sysmem.h"
 #include "base/util.h"
 #include "client/zctl/plan/plan.h"
 
-enum value_type { SIZE, COUNT, GIGA, TERA }; /* bytes; a number; 1e9 and 1e12 of something */
-
-static const struct {
-    const char *key; /* in a file; with '-' for '_' the option */
-    enum value_type type;
-    size_t at;
-} values[] = {
-    { "cores", COUNT, offsetof(struct zb_node, cores) },
-    { "drive_endurance", TERA, offsetof(struct zb_node, endurance) },
-    { "drive_read", GIGA, offsetof(struct zb_node, drive_read) },
-    { "drive_write", GIGA, offsetof(struct zb_node, drive_write) },
-    { "gpu_bytes", SIZE, offsetof(struct zb_node, gpu_bytes) },
-    { "gpu_tier_bytes", SIZE, offsetof(struct zb_node, gpu_tier_bytes) },
-    { "host_bytes", SIZE, offsetof(struct zb_node, host_bytes) },
-    { "mem_bw", GIGA, offsetof(struct zb_node, memory) },
-    { "nvme_bytes", SIZE, offsetof(struct zb_node, nvme_bytes) },
-    { "page_elems", COUNT, offsetof(struct zb_node, page_elems) },
-    { "ring_bytes", SIZE, offsetof(struct zb_node, ring_bytes) },
-};
-
-static int value_read(struct zctl *z, size_t i, struct zb_node *node, const char *text,
-                      const char *where)
+/** What of the node an option says; NULL: it is another option, or none. */
+static const struct zb_opt *node_option(const struct zb_opt *o)
 {
-    void *member = (char *)node + values[i].at;
-    struct zb_err why = { 0 };
-    unsigned long long count;
-    double real;
-    char *end;
-
-    switch (values[i].type) {
-    case SIZE:
-        if (zb_size_parse(text, member, &why) < 0)
-            return zb_fail(&z->err, -EINVAL, "%s%s: %s", where, values[i].key, why.text);
-        return 0;
-    case COUNT:
-        count = strtoull(text, &end, 10);
-        if (*text < '0' || *text > '9' || *end || count > UINT32_MAX)
-            return zb_fail(&z->err, -EINVAL, "%s%s: '%s' is no plain number", where, values[i].key,
-                           text);
-        *(uint32_t *)member = (uint32_t)count;
-        return 0;
-    case GIGA:
-    case TERA:
-        real = strtod(text, &end);
-        if (*text < '0' || *text > '9' || *end || !(real < 1e9))
-            return zb_fail(&z->err, -EINVAL, "%s%s: '%s' is no number of %s", where, values[i].key,
-                           text, values[i].type == GIGA ? "GB/s" : "TB");
-        *(double *)member = real * (values[i].type == GIGA ? 1e9 : 1e12);
-        return 0;
-    }
-    return 0;
-}
-
-static const char *value_option(const struct zctl *z, size_t i)
-{
-    char name[32];
-
-    (void)snprintf(name, sizeof(name), "%s", values[i].key);
-    for (char *c = name; *c; c++)
-        *c = *c == '_' ? '-' : *c;
-    return zctl_option(z, name);
+    return o && o->at >= offsetof(struct zctl_plan, node) &&
+                   o->at < offsetof(struct zctl_plan, node) + sizeof(struct zb_node)
+               ? o
+               : NULL;
 }
 
 /* ---- a file */
 
 static int file_value(struct zctl_plan *p, const char *path, const char *key, const json_t *value)
 {
-    char where[PATH_MAX], number[32];
+    char name[32], where[PATH_MAX], number[32];
     const char *text = json_string_value(value);
-    size_t i = 0;
+    const struct zb_opt *o;
 
-    (void)snprintf(where, sizeof(where), "'%s': ", path);
-    while (i < ZB_COUNT(values) && strcmp(values[i].key, key) != 0)
-        i++;
-    if (i == ZB_COUNT(values))
-        return zb_fail(&p->z->err, -EINVAL, "%sno node has '%s'", where, key);
+    (void)snprintf(name, sizeof(name), "%s", key);
+    for (char *c = name; *c; c++)
+        *c = *c == '_' ? '-' : *c;
+    o = node_option(zb_opt_find(p->z->opts.rows, name, strlen(name)));
+    if (!o || strchr(key, '-'))
+        return zb_fail(&p->z->err, -EINVAL, "'%s': no node has '%s'", path, key);
     if (json_is_integer(value))
         (void)snprintf(number, sizeof(number), "%lld", (long long)json_integer_value(value));
     else
         (void)snprintf(number, sizeof(number), "%.17g", json_number_value(value));
     if (!text && !json_is_number(value))
-        return zb_fail(&p->z->err, -EINVAL, "%s%s is neither a number nor a text", where, key);
-    return value_read(p->z, i, &p->node, text ? text : number, where);
+        return zb_fail(&p->z->err, -EINVAL, "'%s': %s is neither a number nor a text", path, key);
+    (void)snprintf(where, sizeof(where), "'%s': %s", path, key);
+    return zb_opt_set(o, p, text ? text : number, where, &p->z->err);
 }
 
 static int node_file(struct zctl_plan *p, const char *path)
@@ -142,7 +89,7 @@ static int daemon_tiers(struct zctl_plan *p)
             continue;
         *(host ? &p->node.host_bytes : &p->node.nvme_bytes) = rows[i].budget;
         *(host ? &p->node.host_taken : &p->node.nvme_taken) = rows[i].used;
-        if (!host && !zctl_option(p->z, "measure")) {
+        if (!host && !p->measure) {
             p->node.drive_read = (double)rows[i].read_bytes_s;
             p->node.drive_write = (double)rows[i].write_bytes_s;
         }
@@ -188,20 +135,22 @@ static int node_daemon(struct zctl_plan *p)
 
 int zctl_plan_node(struct zctl_plan *p)
 {
-    const char *path = zctl_option(p->z, "node");
-    bool given = path || zctl_option(p->z, "host-bytes") || zctl_option(p->z, "nvme-bytes");
+    const struct zb_opts *opts = &p->z->opts;
+    const struct zctl_plan line = *p;
+    bool given = p->node_file || zb_opt_given(opts, "host-bytes") ||
+                 zb_opt_given(opts, "nvme-bytes");
     int rc = 0;
 
     p->node = (struct zb_node){ .page_elems = ZB_PAGE_ELEMS_DEFAULT,
                                 .cores = (uint32_t)sysconf(_SC_NPROCESSORS_ONLN) };
-    p->node_from = path ? path : "options";
-    if (path)
-        rc = node_file(p, path);
+    p->node_from = p->node_file ? p->node_file : "options";
+    if (p->node_file)
+        rc = node_file(p, p->node_file);
     else if (!given)
         rc = node_daemon(p);
-    for (size_t i = 0; i < ZB_COUNT(values) && rc == 0; i++)
-        if (value_option(p->z, i))
-            rc = value_read(p->z, i, &p->node, value_option(p->z, i), "--");
+    for (const struct zb_opt *o = opts->rows; o->name; o++) /* the command line wins */
+        if (node_option(o) && zb_opt_given(opts, o->name))
+            memcpy((char *)p + o->at, (const char *)&line + o->at, o->size);
     if (rc == 0 && given) {
         p->node.host_bytes -= p->node.host_bytes % ZB_PAGE_ALIGN;
         p->node.nvme_bytes -= zb_min_u64(p->node.nvme_bytes, ZB_DATA_START);

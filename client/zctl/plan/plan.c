@@ -15,155 +15,84 @@
 #include "kernels/measure.h"
 
 #define MEASURE_NS UINT64_C(1000000000)
-#define NAMES_MAX  16u
 
-/* ---- the run */
+#define AT(member) ZB_OPT_AT(struct zctl_plan, member)
 
-/* The number of the word that an option has, in a list that ends with NULL. */
-static int plan_choice(struct zctl *z, const char *option, const char *const *words, unsigned *ret)
-{
-    const char *text = zctl_option(z, option);
-    char all[128] = "";
-
-    if (!text)
-        return 0;
-    for (unsigned i = 0; words[i]; i++) {
-        size_t len = strlen(all);
-
-        if (strcmp(words[i], text) == 0) {
-            *ret = i;
-            return 0;
-        }
-        (void)snprintf(all + len, sizeof(all) - len, "%s%s", i > 0 ? ", " : "", words[i]);
-    }
-    return zb_fail(&z->err, -EINVAL, "--%s is one of %s, not '%s'", option, all, text);
-}
-
-static int plan_number(struct zctl *z, const char *option, uint64_t least, uint32_t *ret)
-{
-    uint64_t n = *ret;
-    int rc = zctl_option_number(z, option, UINT32_MAX, &n);
-
-    if (rc == 0 && n < least)
-        rc = zb_fail(&z->err, -EINVAL, "--%s is at least %llu", option, (unsigned long long)least);
-    *ret = (uint32_t)n;
-    return rc;
-}
-
-/* The names of base/plan.h's numbers, from 1 on. */
-static const char *dtype_name(unsigned n)
-{
-    return zb_dtype_name((enum zb_dtype)n);
-}
-
-static const char *optimizer_name(unsigned n)
-{
-    return zb_optimizer_name((enum zb_optimizer)n);
-}
-
-static const char *moments_name(unsigned n)
-{
-    return zb_moments_name((enum zb_moments)n);
-}
-
-static int plan_named(struct zctl *z, const char *option, const char *(*name_of)(unsigned n),
-                      unsigned *ret)
-{
-    const char *words[NAMES_MAX] = { NULL };
-    unsigned n = 0, chosen;
-    int rc;
-
-    while (n + 1 < NAMES_MAX && name_of(n + 1)) {
-        words[n] = name_of(n + 1);
-        n++;
-    }
-    chosen = *ret - 1;
-    rc = plan_choice(z, option, words, &chosen);
-    *ret = chosen + 1;
-    return rc;
-}
-
-static int plan_layout(struct zctl_plan *p)
-{
-    unsigned dtype = p->dtype ? p->dtype : ZB_BF16, grad = ZB_F32, optimizer = ZB_ADAMW,
-             moments = ZB_MOMENTS_F32;
-    int rc = plan_named(p->z, "dtype", dtype_name, &dtype);
-
-    if (rc == 0)
-        rc = plan_named(p->z, "grad-dtype", dtype_name, &grad);
-    if (rc == 0)
-        rc = plan_named(p->z, "optimizer", optimizer_name, &optimizer);
-    if (rc == 0)
-        rc = plan_named(p->z, "moments", moments_name, &moments);
-    return rc < 0 ? rc
-                  : zb_layout_of((enum zb_dtype)dtype, (enum zb_dtype)grad,
-                                 (enum zb_optimizer)optimizer, (enum zb_moments)moments, false,
-                                 &p->run.layout, &p->z->err);
-}
-
-static int plan_offload(struct zctl_plan *p)
-{
-    static const char *const words[] = { "host", "nvme", NULL };
-    static const char *const grads[] = { "host", "auto", NULL };
-    unsigned param = 1, optimizer = 1, grad = 1;
-    int rc = plan_choice(p->z, "offload-param", words, &param);
-
-    if (rc == 0)
-        rc = plan_choice(p->z, "offload-optimizer", words, &optimizer);
-    if (rc == 0)
-        rc = plan_choice(p->z, "offload-grad", grads, &grad);
-    p->run.grad = grad == 0 ? ZB_OFFLOAD_HOST : ZB_OFFLOAD_NVME;
-    p->run.param = param == 0 ? ZB_OFFLOAD_HOST : ZB_OFFLOAD_NVME;
-    p->run.optimizer = optimizer == 0 ? ZB_OFFLOAD_HOST : ZB_OFFLOAD_NVME;
-    return rc;
-}
-
-static int plan_mode(struct zctl_plan *p)
-{
-    const char *words[ZB_MODES + 1] = { NULL };
-    unsigned mode = ZB_ZERO3;
-    int rc;
-
-    for (unsigned m = 0; m < ZB_MODES; m++)
-        words[m] = zb_mode_name((enum zb_mode)m);
-    rc = plan_choice(p->z, "mode", words, &mode);
-    p->run.mode = (enum zb_mode)mode;
-    return rc;
-}
-
-static int plan_run(struct zctl_plan *p)
-{
-    struct zb_run *run = &p->run;
-    struct zctl *z = p->z;
-    int rc;
-
-    *run = (struct zb_run){ .model = &p->model,
-                            .ranks = 1,
-                            .nodes = 1,
-                            .commit_every = 100,
-                            .micro_steps = 1,
-                            .prefetch_units = 1,
-                            .durable = zctl_option(z, "durable") != NULL,
-                            .early = zctl_option(z, "early") != NULL };
-    rc = plan_mode(p);
-    if (rc == 0)
-        rc = plan_layout(p);
-    if (rc == 0)
-        rc = plan_offload(p);
-    if (rc == 0)
-        rc = plan_number(z, "ranks", 1, &run->ranks);
-    if (rc == 0)
-        rc = plan_number(z, "nodes", 1, &run->nodes);
-    if (rc == 0)
-        rc = plan_number(z, "micro-steps", 1, &run->micro_steps);
-    if (rc == 0)
-        rc = plan_number(z, "prefetch", 0, &run->prefetch_units);
-    if (rc == 0)
-        rc = zctl_option_number(z, "commit-every", UINT64_MAX, &run->commit_every);
-    if (rc == 0)
-        rc = zctl_option_decimal(z, "flops", &run->flops);
-    return rc < 0 ? rc : zctl_option_decimal(z, "step-seconds", &run->seconds);
-}
+static const struct zb_opt plan_options[] = {
+    { "params", ZB_OPT_LARGE, AT(params), .arg = "N", .min = 1, .max = (double)ZB_PARAMS_MAX,
+      .help = "the model: so many parameters; K, M, G (or B), T are powers of 1000" },
+    { "units", ZB_OPT_COUNT, AT(units), .arg = "N", .def = "32", .min = 1, .max = ZB_UNITS_MAX,
+      .help = "of it, all the same size" },
+    { "layers", ZB_OPT_COUNT, AT(shape.layers), .arg = "L", .max = UINT32_MAX,
+      .help = "or a GPT as zgpt trains it, with --width and --vocab" },
+    { "width", ZB_OPT_COUNT, AT(shape.width), .arg = "W", .max = UINT32_MAX,
+      .help = "of its residual stream" },
+    { "vocab", ZB_OPT_COUNT, AT(shape.vocab), .arg = "V", .max = UINT32_MAX,
+      .help = "tokens that it knows" },
+    { "seq", ZB_OPT_COUNT, AT(shape.seq), .arg = "S", .def = "1024", .max = UINT32_MAX,
+      .help = "positions that it knows" },
+    { "index", ZB_OPT_TEXT, AT(index), .arg = "PATH",
+      .help = "or safetensors: a file, an index, a folder; only headers are read" },
+    { "mode", ZB_OPT_CHOICE, AT(run.mode), .choices = "ddp zero1 zero2 zero3 fsdp hybrid",
+      .def = "zero3", .help = "what is cut over the ranks" },
+    { "ranks", ZB_OPT_COUNT, AT(run.ranks), .arg = "N", .def = "1", .min = 1,
+      .help = "over all nodes" },
+    { "nodes", ZB_OPT_COUNT, AT(run.nodes), .arg = "N", .def = "1", .min = 1,
+      .help = "as many ranks on each" },
+    { "dtype", ZB_OPT_CHOICE, AT(dtype), .choices = "fp32 bf16 fp16", .min = ZB_F32,
+      .help = "of parameters", .absent = "bf16, or that of the files" },
+    { "grad-dtype", ZB_OPT_CHOICE, AT(grad_dtype), .choices = "fp32 bf16 fp16", .min = ZB_F32,
+      .def = "fp32", .help = "of gradients as the daemon keeps them" },
+    { "optimizer", ZB_OPT_CHOICE, AT(optimizer), .choices = "adamw adam lion sgd adagrad",
+      .min = ZB_ADAMW, .def = "adamw", .help = "of the run" },
+    { "moments", ZB_OPT_CHOICE, AT(moments), .choices = "fp32 bf16 8bit", .min = ZB_MOMENTS_F32,
+      .def = "fp32", .help = "how the optimizer's moments are kept" },
+    { "offload-param", ZB_OPT_CHOICE, AT(run.param), .choices = "host nvme", .min = ZB_OFFLOAD_HOST,
+      .def = "nvme", .help = "host: always there; nvme: there where host memory does not suffice" },
+    { "offload-optimizer", ZB_OPT_CHOICE, AT(run.optimizer), .choices = "host nvme",
+      .min = ZB_OFFLOAD_HOST, .def = "nvme", .help = "the same for the optimizer's state" },
+    { "offload-grad", ZB_OPT_CHOICE, AT(run.grad), .choices = "host auto", .min = ZB_OFFLOAD_HOST,
+      .def = "auto", .help = "host: gradients in memory; auto: on NVMe where they cannot be" },
+    { "durable", ZB_OPT_FLAG, AT(run.durable), .help = "steps are committed" },
+    { "commit-every", ZB_OPT_COUNT, AT(run.commit_every), .arg = "N", .def = "100",
+      .help = "every Nth step is committed" },
+    { "early", ZB_OPT_FLAG, AT(run.early),
+      .help = "steps begin under the backward pass, where there is room for it" },
+    { "micro-steps", ZB_OPT_COUNT, AT(run.micro_steps), .arg = "N", .def = "1", .min = 1,
+      .help = "of a step" },
+    { "prefetch", ZB_OPT_COUNT, AT(run.prefetch_units), .arg = "N", .def = "1",
+      .help = "units gathered ahead" },
+    { "flops", ZB_OPT_LARGE, AT(run.flops), .arg = "N",
+      .help = "floating-point operations per second of one rank: for the tokens that hide the "
+              "drives" },
+    { "step-seconds", ZB_OPT_LARGE, AT(run.seconds), .arg = "S",
+      .help = "of a whole step, with its computing: for the wear of the drives" },
+    { "node", ZB_OPT_TEXT, AT(node_file), .arg = "FILE",
+      .help = "JSON with the options from here on, '_' for '-'; they win over it" },
+    { "host-bytes", ZB_OPT_SIZE, AT(node.host_bytes), .arg = "SIZE",
+      .help = "budget of a daemon; without any of these, that of this node's" },
+    { "nvme-bytes", ZB_OPT_SIZE, AT(node.nvme_bytes), .arg = "SIZE",
+      .help = "size of its data file" },
+    { "gpu-bytes", ZB_OPT_SIZE, AT(node.gpu_bytes), .arg = "SIZE",
+      .help = "of each rank's GPU: its own copies must fit" },
+    { "gpu-tier-bytes", ZB_OPT_SIZE, AT(node.gpu_tier_bytes), .arg = "SIZE",
+      .help = "of the daemon's GPU tier, free for this run" },
+    { "page-elems", ZB_OPT_COUNT, AT(node.page_elems), .arg = "N", .help = "of the daemon",
+      .absent = "262144" },
+    { "ring-bytes", ZB_OPT_SIZE, AT(node.ring_bytes), .arg = "SIZE", .help = "of the daemon" },
+    { "drive-read", ZB_OPT_REAL, AT(node.drive_read), .arg = "GB/S", .max = 1e9, .scale = 1e9,
+      .help = "what all drives read, in 1e9 bytes per second" },
+    { "drive-write", ZB_OPT_REAL, AT(node.drive_write), .arg = "GB/S", .max = 1e9, .scale = 1e9,
+      .help = "what they write" },
+    { "drive-endurance", ZB_OPT_REAL, AT(node.endurance), .arg = "TB", .max = 1e9, .scale = 1e12,
+      .help = "that they may be written in their life, in 1e12 bytes" },
+    { "mem-bw", ZB_OPT_REAL, AT(node.memory), .arg = "GB/S", .max = 1e9, .scale = 1e9,
+      .help = "of memory" },
+    { "cores", ZB_OPT_COUNT, AT(node.cores), .arg = "N", .help = "for the optimizer" },
+    { "measure", ZB_OPT_TEXT, AT(measure), .arg = "DIR",
+      .help = "measure what is not given, with a file of 512 MiB in DIR: 2 seconds" },
+    { 0 },
+};
 
 /* ---- what is measured */
 
@@ -192,29 +121,43 @@ static int plan_measure(struct zctl_plan *p, const char *dir)
 
 /* ---- the command */
 
-int zctl_plan(struct zctl *z, int argc, char **argv)
+static int plan(struct zctl *z, int argc, char **argv)
 {
-    struct zctl_plan p = { .z = z };
-    const char *measure = zctl_option(z, "measure");
+    struct zctl_plan *p = z->opts.values;
     struct zb_forecast f;
-    int rc = zctl_plan_model(&p);
+    int rc;
 
     (void)argc;
     (void)argv;
+    p->z = z;
+    p->run.model = &p->model;
+    rc = zctl_plan_model(p);
     if (rc == 0)
-        rc = plan_run(&p);
+        rc = zb_layout_of(p->dtype ? p->dtype : ZB_BF16, p->grad_dtype, p->optimizer, p->moments,
+                          false, &p->run.layout, &z->err);
     if (rc == 0)
-        rc = zctl_plan_node(&p);
-    if (rc == 0 && measure)
-        rc = plan_measure(&p, measure);
+        rc = zctl_plan_node(p);
+    if (rc == 0 && p->measure)
+        rc = plan_measure(p, p->measure);
     if (rc == 0)
-        rc = zb_forecast(&p.run, &p.node, &f, &z->err);
+        rc = zb_forecast(&p->run, &p->node, &f, &z->err);
     if (rc == 0)
-        rc = zctl_plan_print(&p, &f);
+        rc = zctl_plan_print(p, &f);
     if (rc == 0 && !f.fits) {
         z->status = ZCTL_EXIT_NO_FIT;
         rc = zb_fail(&z->err, f.why.code, "does not fit, because %s", f.why.text);
     }
-    zb_model_done(&p.model);
+    zb_model_done(&p->model);
     return rc;
 }
+
+const struct zctl_cmd zctl_plan = {
+    .name = "plan",
+    .args = "",
+    .help = "say what a run will take of a node, and how long its steps will be",
+    .argc_min = 0,
+    .argc_max = 0,
+    .run = plan,
+    .options = plan_options,
+    .bytes = sizeof(struct zctl_plan),
+};

@@ -1,5 +1,5 @@
 /*
- * plan.h - what the files of `zctl plan` share: the model, the run and the node that options and
+ * plan.h - `zctl plan`, and what its files share: the model, the run and the node that options and
  * files describe. base/forecast.h does the arithmetic; docs/PLANNING.md says what is planned.
  */
 #ifndef ZCTL_PLAN_H
@@ -8,18 +8,30 @@
 #include "base/forecast.h"
 #include "client/zctl/base/zctl.h"
 
+extern const struct zctl_cmd zctl_plan;
+
+/** The options of the command, and what they become. */
 struct zctl_plan {
     struct zctl *z;
+
+    /* the model: one of three */
+    double params; /* parameters in so many units, */
+    uint32_t units;
+    struct zb_gpt shape; /* or a shape, */
+    const char *index;   /* or files */
     struct zb_model model;
+
     enum zb_dtype dtype; /* 0: not said */
+    enum zb_dtype grad_dtype;
+    enum zb_optimizer optimizer;
+    enum zb_moments moments;
     struct zb_run run;
+
+    const char *node_file;
     struct zb_node node;
     const char *node_from; /* for people: "the daemon", "options" ... */
+    const char *measure;   /* a directory */
 };
-
-/** A decimal number with an optional K, M, G or B, T, P (powers of 1000); *ret is unchanged when
- * the option was not given. 0, or z->err. */
-int zctl_option_decimal(struct zctl *z, const char *name, double *ret);
 
 /** --params, --layers ..., or --index: the model, and the dtype of its files. 0, or z->err. */
 int zctl_plan_model(struct zctl_plan *p);

@@ -13,41 +13,42 @@
 #include "base/util.h"
 #include "client/zctl/top/top.h"
 
-#define INTERVAL_MIN_S 0.1
-#define INTERVAL_MAX_S 3600.0
-
 struct top {
     struct zctl *z;
     const char *job;
-    uint64_t interval_ns, count; /* count 0: for ever */
+    uint64_t interval_ns, count; /* count 0: without end */
     bool json, screen;
     struct top_sample last;
 };
 
-static int top_options(struct top *t)
-{
-    struct zctl *z = t->z;
-    const char *text = zctl_option(z, "interval");
-    double seconds = 1;
-    char *end;
+struct top_options {
+    uint32_t count;
+    double interval_s;
+    bool json, once;
+};
 
-    if (text) {
-        seconds = strtod(text, &end);
-        if (end == text || *end || !(seconds >= INTERVAL_MIN_S && seconds <= INTERVAL_MAX_S))
-            return zb_fail(&z->err, -EINVAL, "--interval is from %.1f to %.0f seconds, not '%s'",
-                           INTERVAL_MIN_S, INTERVAL_MAX_S, text);
-    }
-    t->interval_ns = (uint64_t)(seconds * 1e9);
-    if (zctl_option_number(z, "count", UINT32_MAX, &t->count) < 0)
-        return z->err.code;
-    if (zctl_option(z, "count") && (t->count == 0 || zctl_option(z, "once")))
-        return zb_fail(&z->err, -EINVAL,
-                       t->count == 0 ? "--count is at least 1"
-                                     : "--once is --count 1: give one of them");
-    t->json = z->json || zctl_option(z, "json") != NULL;
-    t->screen = !t->json && !zctl_option(z, "once") && isatty(fileno(z->out)) == 1;
-    if (zctl_option(z, "once"))
-        t->count = 1;
+#define AT(member) ZB_OPT_AT(struct top_options, member)
+
+static const struct zb_opt top_options[] = {
+    { "count", ZB_OPT_COUNT, AT(count), .arg = "N", .min = 1,
+      .help = "end after so many intervals" },
+    { "interval", ZB_OPT_REAL, AT(interval_s), .arg = "SECONDS", .def = "1", .min = 0.1,
+      .max = 3600, .help = "between two looks, 0.1 to 3600" },
+    { "json", ZB_OPT_FLAG, AT(json), .help = "one JSON object for each interval, a line each" },
+    { "once", ZB_OPT_FLAG, AT(once), .help = "one interval, as tables: the same as --count 1" },
+    { 0 },
+};
+
+static int top_settle(struct top *t)
+{
+    const struct top_options *o = t->z->opts.values;
+
+    if (o->once && o->count > 0)
+        return zb_fail(&t->z->err, -EINVAL, "--once is --count 1: give one of them");
+    t->interval_ns = (uint64_t)(o->interval_s * 1e9);
+    t->count = o->once ? 1 : o->count;
+    t->json = t->z->json || o->json;
+    t->screen = !t->json && !o->once && isatty(fileno(t->z->out)) == 1;
     return 0;
 }
 
@@ -130,10 +131,10 @@ static int top_run(struct top *t)
     return rc < 0 ? rc : 0; /* 1: somebody has seen enough */
 }
 
-int zctl_top(struct zctl *z, int argc, char **argv)
+static int top(struct zctl *z, int argc, char **argv)
 {
     struct top t = { .z = z, .job = argc > 0 ? argv[0] : NULL };
-    int rc = top_options(&t);
+    int rc = top_settle(&t);
 
     if (rc == 0)
         rc = zctl_connect(z);
@@ -147,3 +148,14 @@ int zctl_top(struct zctl *z, int argc, char **argv)
     zc_rows_free(t.last.jobs);
     return rc < 0 && z->err.code == 0 ? zb_fail(&z->err, rc, "write the output: %m") : rc;
 }
+
+const struct zctl_cmd zctl_top = {
+    .name = "top",
+    .args = "[JOB]",
+    .help = "say what bounds the node now, and show rates, queues and who waits; q ends it",
+    .argc_min = 0,
+    .argc_max = 1,
+    .run = top,
+    .options = top_options,
+    .bytes = sizeof(struct top_options),
+};

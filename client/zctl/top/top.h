@@ -14,6 +14,8 @@
 
 #include "client/zctl/base/zctl.h"
 
+extern const struct zctl_cmd zctl_top;
+
 /** One look. */
 struct top_sample {
     struct zc_top node;

@@ -19,6 +19,7 @@
 #include "base/util.h"
 #include "client/zc_safetensors.h"
 #include "client/zctl/base/zctl.h"
+#include "client/zctl/zctl_main.h"
 #include "tests/unit/client/fake.h"
 
 #define WORDS_MAX 16
@@ -544,7 +545,7 @@ static void one_file(void **state)
     expect(x, "export a x.safetensors", 0, "");
     assert_true(same_file("x.safetensors", "y"));
     expect(x, "import b y", 0, "");
-    expect(x, "export a x.safetensors --dtype f32", 2, "--dtype is param, fp32, bf16 or fp16");
+    expect(x, "export a x.safetensors --dtype f32", 2, "--dtype must be param, fp32, bf16 or fp16");
     expect(x, "export a@ z", 2, "is neither JOB");
     expect(x, "export a nowhere/deep/z", 4, "nowhere/deep/z");
     x->store.a.of[0][0][5] = 70000;

@@ -11,6 +11,7 @@
 
 #include "base/util.h"
 #include "client/zctl/base/zctl.h"
+#include "client/zctl/zctl_main.h"
 #include "tests/unit/client/fake.h"
 
 #define WORDS_MAX 16

@@ -10,6 +10,7 @@
 
 #include "base/util.h"
 #include "client/zctl/top/top.h"
+#include "client/zctl/zctl_main.h"
 
 #define GB UINT64_C(1000000000)
 
@@ -605,12 +606,10 @@ static void options(void **state)
         char words[6][16];
         const char *text;
     } wrong[] = {
-        { { "zctl", "top", "--interval", "0" }, "--interval is from 0.1 to 3600 seconds, not '0'" },
-        { { "zctl", "top", "--interval", "nan" },
-          "--interval is from 0.1 to 3600 seconds, not 'nan'" },
-        { { "zctl", "top", "--interval", "1x" },
-          "--interval is from 0.1 to 3600 seconds, not '1x'" },
-        { { "zctl", "top", "--count", "0" }, "--count is at least 1" },
+        { { "zctl", "top", "--interval", "0" }, "--interval must be 0.1 to 3600, not 0" },
+        { { "zctl", "top", "--interval", "nan" }, "--interval must be a number, not 'nan'" },
+        { { "zctl", "top", "--interval", "1x" }, "--interval must be a number, not '1x'" },
+        { { "zctl", "top", "--count", "0" }, "--count must be 1 to 4294967295, not 0" },
         { { "zctl", "top", "--count", "2", "--once" }, "--once is --count 1: give one of them" },
     };
 

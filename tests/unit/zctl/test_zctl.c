@@ -11,9 +11,11 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/model.h"
 #include "base/util.h"
 #include "client/zc_safetensors.h"
 #include "client/zctl/base/zctl.h"
+#include "client/zctl/zctl_main.h"
 
 #define WORDS_MAX 24
 
@@ -50,19 +52,22 @@ static void said_free(struct said *s)
 static void rows_are_sorted(void **state)
 {
     size_t n;
-    const struct zctl_cmd *rows = zctl_commands(&n);
+    const struct zctl_cmd *const *rows = zctl_commands(&n);
 
     (void)state;
     assert_true(n >= 9);
     for (size_t i = 0; i < n; i++) {
-        if (i > 0 && strcmp(rows[i - 1].name, rows[i].name) >= 0)
-            fail_msg("'%s' stands before '%s'", rows[i - 1].name, rows[i].name);
-        if (!*rows[i].name || !*rows[i].help || !rows[i].run ||
-            rows[i].argc_min > rows[i].argc_max || (*rows[i].args == '\0') != !rows[i].argc_max)
-            fail_msg("the row of '%s' is not complete", rows[i].name);
-        assert_ptr_equal(zctl_command(rows[i].name), &rows[i]);
+        const struct zctl z = { .cmds = rows, .ncmds = n };
+        const struct zctl_cmd *c = rows[i];
+
+        if (i > 0 && strcmp(rows[i - 1]->name, c->name) >= 0)
+            fail_msg("'%s' stands before '%s'", rows[i - 1]->name, c->name);
+        if (!*c->name || !*c->help || !c->run || c->argc_min > c->argc_max ||
+            (*c->args == '\0') != !c->argc_max || !c->options != !c->bytes)
+            fail_msg("'%s' is not complete", c->name);
+        assert_ptr_equal(zctl_command(&z, c->name), c);
+        assert_null(zctl_command(&z, "none"));
     }
-    assert_null(zctl_command("none"));
 }
 
 /* A configuration is looked at without a daemon. */
@@ -85,7 +90,7 @@ static void configurations(void **state)
         { "config check nowhere.json", 4, "zctl: 'nowhere.json': No such file" },
         { "config show nowhere.json", 2, "usage: zctl config check FILE" },
         { "config check", 2, "usage" },
-        { CONFIGS "stage1.json --ranks many", 2, "--ranks is a number" },
+        { CONFIGS "stage1.json --ranks many", 2, "--ranks must be a whole number, not 'many'" },
     };
 
     (void)state;
@@ -104,7 +109,7 @@ static void help_lists_all(void **state)
 {
     struct said all = zctl("help"), option = zctl("--help");
     size_t n;
-    const struct zctl_cmd *rows = zctl_commands(&n);
+    const struct zctl_cmd *const *rows = zctl_commands(&n);
 
     (void)state;
     assert_int_equal(all.status, 0);
@@ -114,26 +119,30 @@ static void help_lists_all(void **state)
         char line[128];
         struct said one;
 
-        (void)snprintf(line, sizeof(line), "\n  %s%s%s ", rows[i].name, *rows[i].args ? " " : "",
-                       rows[i].args);
-        if (!strstr(all.out, line) || !strstr(all.out, rows[i].help))
-            fail_msg("help lacks '%s'", rows[i].name);
-        (void)snprintf(line, sizeof(line), "help %s", rows[i].name);
+        (void)snprintf(line, sizeof(line), "\n  %s%s%s ", rows[i]->name, *rows[i]->args ? " " : "",
+                       rows[i]->args);
+        if (!strstr(all.out, line) || !strstr(all.out, rows[i]->help))
+            fail_msg("help lacks '%s'", rows[i]->name);
+        (void)snprintf(line, sizeof(line), "help %s", rows[i]->name);
         one = zctl(line);
         assert_int_equal(one.status, 0);
-        assert_non_null(strstr(one.out, rows[i].help));
-        assert_non_null(strstr(one.out, rows[i].args));
-        for (const struct zctl_option *o = rows[i].options; o && o->name; o++) {
-            (void)snprintf(line, sizeof(line), " [--%s%s%s]", o->name, o->value ? " " : "",
-                           o->value ? o->value : "");
-            if (!strstr(one.out, line) || !strstr(one.out, o->help))
-                fail_msg("help %s lacks '%s'", rows[i].name, o->name);
+        assert_non_null(strstr(one.out, rows[i]->help));
+        assert_non_null(strstr(one.out, rows[i]->args));
+        for (const struct zb_opt *o = rows[i]->options; o && o->name; o++) {
+            (void)snprintf(line, sizeof(line), "[--%s%s%s", o->name, o->arg ? " " : "",
+                           o->arg ? o->arg : "");
+            if (!strstr(one.out, line))
+                fail_msg("the usage of %s lacks '%s'", rows[i]->name, o->name);
+            (void)snprintf(line, sizeof(line), "\n  --%s%s%s", o->name, o->arg ? " " : "",
+                           o->arg ? o->arg : "");
+            if (!strstr(one.out, line))
+                fail_msg("help %s lacks '%s'", rows[i]->name, o->name);
         }
         said_free(&one);
-        (void)snprintf(line, sizeof(line), "%s --help", rows[i].name);
+        (void)snprintf(line, sizeof(line), "%s --help", rows[i]->name);
         one = zctl(line);
         assert_int_equal(one.status, 0);
-        assert_non_null(strstr(one.out, rows[i].help));
+        assert_non_null(strstr(one.out, rows[i]->help));
         said_free(&one);
     }
     said_free(&all);
@@ -170,13 +179,13 @@ static void completion_is_of_the_rows(void **state)
     struct said s = zctl("completion bash"), none = zctl("completion fish");
     char all[512] = "", want[640];
     size_t n, len = 0;
-    const struct zctl_cmd *rows = zctl_commands(&n);
+    const struct zctl_cmd *const *rows = zctl_commands(&n);
 
     (void)state;
     assert_int_equal(s.status, 0);
     for (size_t i = 0; i < n; i++)
         len +=
-            (size_t)snprintf(all + len, sizeof(all) - len, "%s%s", i > 0 ? " " : "", rows[i].name);
+            (size_t)snprintf(all + len, sizeof(all) - len, "%s%s", i > 0 ? " " : "", rows[i]->name);
     (void)snprintf(want, sizeof(want), "%s -o -s --socket --help\n", all);
     assert_completes(s.out, "''", want);
     (void)snprintf(want, sizeof(want), "%s\n", all);
@@ -212,28 +221,30 @@ static const struct {
     { "rollback a", 2, "usage: zctl rollback JOB SNAPSHOT" },
     { "scrub now", 2, "not 'now'" },
     { "scrub pause --rate 3M", 2, "--rate is for" },
-    { "scrub start --rate 3x", 2, "--rate: " },
-    { "snapshot a --retain x", 2, "--retain is a number from 0 to 4294967295, not 'x'" },
+    { "scrub start --rate 3x", 2, "--rate must be a size such as 1.5G, not '3x'" },
+    { "snapshot a --retain x", 2, "--retain must be a whole number, not 'x'" },
     { "snapshot a --retain -1", 2, "not '-1'" },
-    { "snapshot a --retain 4294967296", 2, "not '4294967296'" },
-    { "snapshot a --timeout 4294968", 2, "--timeout is a number" },
+    { "snapshot a --retain 4294967296", 2, "must be 0 to 4294967295, not 4294967296" },
+    { "snapshot a --timeout 4294968", 2, "--timeout must be 0 to 4294967, not 4294968" },
     { "snapshot a --timeout 3", 2, "--timeout is for --next" },
-    { "snapshot a --next --next", 2, "'--next' is given twice" },
-    { "snapshot a --retain", 2, "option '--retain' lacks its value" },
-    { "snapshot a --next=3", 2, "option '--next=3' takes no value" },
-    { "ls --next", 2, "ls has no option '--next'" },
+    { "snapshot a --next --next", 2, "--next is given twice" },
+    { "snapshot a --retain", 2, "--retain needs a value" },
+    { "snapshot a --next=3", 2, "--next takes no value" },
+    { "ls --next", 2, "unknown option '--next'; try --help" },
     { "plan", 2, "which model?" },
     { "plan --params 1G --layers 3", 2, "which model?" },
-    { "plan --params 1X", 2, "--params is a number" },
+    { "plan --params 1X", 2,
+      "--params must be a number, with K, M, G (or B), T or P after it, not '1X'" },
     { "plan --params 1G --mode zero4", 2,
-      "--mode is one of ddp, zero1, zero2, zero3, fsdp, hybrid" },
-    { "plan --params 1G --dtype int8", 2, "--dtype is one of fp32, bf16, fp16, not 'int8'" },
-    { "plan --params 1G --optimizer adamax", 2, "--optimizer is one of adamw, adam, lion," },
-    { "plan --params 1G --moments int4", 2, "--moments is one of fp32, bf16, 8bit" },
-    { "plan --params 1G --ranks 0", 2, "--ranks is at least 1" },
+      "--mode must be ddp, zero1, zero2, zero3, fsdp or hybrid, not 'zero4'" },
+    { "plan --params 1G --dtype int8", 2, "--dtype must be fp32, bf16 or fp16, not 'int8'" },
+    { "plan --params 1G --optimizer adamax", 2, "--optimizer must be adamw, adam, lion," },
+    { "plan --params 1G --moments int4", 2, "--moments must be fp32, bf16 or 8bit" },
+    { "plan --params 1G --ranks 0", 2, "--ranks must be 1 to 4294967295, not 0" },
     { "plan --params 1G --ranks 3 --nodes 2 --host-bytes 1G", 2, "3 ranks on 2 nodes" },
-    { "plan --params 1G --host-bytes 1X", 2, "host_bytes: '1X'" },
-    { "plan --params 1G --host-bytes 1G --drive-read fast", 2, "drive_read: 'fast'" },
+    { "plan --params 1G --host-bytes 1X", 2, "--host-bytes must be a size such as 1.5G, not '1X'" },
+    { "plan --params 1G --host-bytes 1G --drive-read fast", 2,
+      "--drive-read must be a number, not 'fast'" },
     { "plan --params 1G --host-bytes 1G --page-elems 5", 2, "pages of 5 elements" },
     { "plan --params 1T --units 1000000 --ranks 2 --host-bytes 1G", 2, "2000000 shards on a node" },
     { "plan --params 1G --node /nowhere/n", 4, "/nowhere/n" },
@@ -251,12 +262,12 @@ static const struct {
     { "-s /nowhere/there.sock df", 3, "Is zshardd running?" },
     { "ls a b", 2, "usage: zctl ls [JOB]" },
     { "ping a", 2, "usage: zctl ping" },
-    { "-o xml ls", 2, "not 'xml'" },
-    { "-o", 2, "option '-o' lacks its value" },
-    { "ls --socket", 2, "option '--socket' lacks its value" },
-    { "--help=3", 2, "option '--help=3' takes no value" },
-    { "-x ls", 2, "no option '-x'" },
-    { "ls --nothing", 2, "no option '--nothing'" },
+    { "-o xml ls", 2, "--output must be table or json, not 'xml'" },
+    { "-o", 2, "--output needs a value" },
+    { "ls --socket", 2, "--socket needs a value" },
+    { "--help=3", 2, "--help takes no value" },
+    { "-x ls", 2, "unknown option '-x'; try --help" },
+    { "ls --nothing", 2, "unknown option '--nothing'; try --help" },
     { "--socket /nowhere/there.sock ping", 3, "Is zshardd running?" },
     { "-s /nowhere/there.sock ls", 3, "'/nowhere/there.sock'" },
     { "-s /nowhere/there.sock jobs", 3, "Is zshardd running?" },
@@ -501,6 +512,53 @@ static void plan_table(void **state)
     }
 }
 
+/* The words of an option are the names of base/plan.h and base/model.h, in their order. */
+static void assert_choices(const char *option, const char *(*name_of)(unsigned n), unsigned first)
+{
+    size_t n;
+    const struct zctl_cmd *const *cmds = zctl_commands(&n);
+    const struct zctl z = { .cmds = cmds, .ncmds = n };
+    const struct zb_opt *o = zb_opt_find(zctl_command(&z, "plan")->options, option, strlen(option));
+    char all[128] = "";
+
+    assert_non_null(o);
+    for (unsigned i = first; name_of(i); i++)
+        (void)snprintf(all + strlen(all), sizeof(all) - strlen(all), "%s%s", i > first ? " " : "",
+                       name_of(i));
+    assert_string_equal(o->choices, all);
+    assert_int_equal(o->min, first);
+}
+
+static const char *mode_name(unsigned n)
+{
+    return n < ZB_MODES ? zb_mode_name((enum zb_mode)n) : NULL;
+}
+
+static const char *dtype_name(unsigned n)
+{
+    return zb_dtype_name((enum zb_dtype)n);
+}
+
+static const char *optimizer_name(unsigned n)
+{
+    return zb_optimizer_name((enum zb_optimizer)n);
+}
+
+static const char *moments_name(unsigned n)
+{
+    return zb_moments_name((enum zb_moments)n);
+}
+
+static void plan_choices_are_names(void **state)
+{
+    (void)state;
+    assert_choices("mode", mode_name, ZB_DDP);
+    assert_choices("dtype", dtype_name, ZB_F32);
+    assert_choices("grad-dtype", dtype_name, ZB_F32);
+    assert_choices("optimizer", optimizer_name, ZB_ADAMW);
+    assert_choices("moments", moments_name, ZB_MOMENTS_F32);
+}
+
 static void write_text(const char *path, const char *text)
 {
     FILE *f = fopen(path, "w");
@@ -585,6 +643,7 @@ int main(void)
         cmocka_unit_test(json),
         cmocka_unit_test(output_that_cannot_be_written),
         cmocka_unit_test(exit_codes),
+        cmocka_unit_test(plan_choices_are_names),
         cmocka_unit_test(plan_table),
         cmocka_unit_test(plan_of_files),
     };

@@ -1,0 +1,26 @@
+/*
+ * cmd.h - the commands of this room, each with its options and its help. main.c lists them.
+ */
+#ifndef ZCTL_CMD_H
+#define ZCTL_CMD_H
+
+#include "client/zctl/base/zctl.h"
+
+extern const struct zctl_cmd zctl_clone, zctl_completion, zctl_config, zctl_destroy, zctl_df,
+    zctl_export, zctl_fsck, zctl_help, zctl_import, zctl_jobs, zctl_ls, zctl_ping, zctl_rollback,
+    zctl_scrub, zctl_share, zctl_snapshot, zctl_snapshots, zctl_stat, zctl_tier, zctl_tiers,
+    zctl_version;
+
+/** What -s, -o and --help are. */
+extern const struct zb_opt zctl_options[];
+
+struct zctl_globals {
+    const char *socket;
+    uint32_t json; /* 1: -o json */
+    bool help;
+};
+
+/** Help of all commands, or of one. */
+int zctl_show_help(struct zctl *z, const struct zctl_cmd *cmd);
+
+#endif
