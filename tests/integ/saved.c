@@ -126,16 +126,15 @@ void sv_step(struct zi_rank *ranks, unsigned world, uint64_t number, enum zc_com
                             .timeout_ms = 15000 };
     struct zc_stepped stepped[SV_WORLD_MAX];
     struct zi_call calls[SV_WORLD_MAX];
+    const char *text;
+    int rc;
 
     sv_push(ranks, world, number);
+    zi_step_ask(ranks, world, &step, false, stepped, calls);
+    rc = zi_await_all(ranks, world, calls, &text);
+    if (rc < 0)
+        fail_msg("step %llu: %d, %s", (unsigned long long)number, rc, text);
     for (unsigned r = 0; r < world; r++) {
-        calls[r] = ZI_CALL(&ranks[r]);
-        assert_int_equal(
-            zc_step(ranks[r].c, ranks[r].job.id, &step, &stepped[r], zi_done, &calls[r]), 0);
-    }
-    for (unsigned r = 0; r < world; r++) {
-        if (zi_await(ranks, world, &calls[r]) < 0)
-            fail_msg("step %llu: %d, %s", (unsigned long long)number, calls[r].rc, calls[r].text);
         assert_int_equal(stepped[r].applied, number);
         if (stepped[r].commit_code != 0)
             fail_msg("commit of step %llu: %s", (unsigned long long)number, stepped[r].commit_text);

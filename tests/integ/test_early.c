@@ -85,28 +85,14 @@ static void push_all(struct zi_rank *r, uint64_t step, float (*g)(uint64_t eleme
         zi_push_all(r, u, step, g);
 }
 
-static uint64_t counter(struct zc_client *c, const char *name)
-{
-    struct zc_counter *rows;
-    uint64_t found = UINT64_MAX;
-    size_t n;
-
-    assert_int_equal(zc_stat_wait(c, &rows, &n), 0);
-    for (size_t i = 0; i < n; i++)
-        if (strcmp(rows[i].name, name) == 0)
-            found = rows[i].value;
-    zc_rows_free(rows);
-    return found;
-}
-
 /* Pages are stepped early, so many in all. */
 static void await_early(struct zc_client *c, uint64_t pages)
 {
     uint64_t begin_ns = zb_now_ns();
 
-    while (counter(c, "pages_early") < pages && (zb_now_ns() - begin_ns) / 1000000 < ZI_WAIT_MS)
+    while (zi_counter(c, "pages_early") < pages && (zb_now_ns() - begin_ns) / 1000000 < ZI_WAIT_MS)
         (void)usleep(1000);
-    assert_int_equal(counter(c, "pages_early"), pages);
+    assert_int_equal(zi_counter(c, "pages_early"), pages);
 }
 
 /* A checksum of everything that a rank's shards hold. */
@@ -134,19 +120,12 @@ static void step_both(struct zi_rank *r, unsigned world, uint64_t number, bool s
     struct zc_step step = step_of(number);
     struct zc_stepped stepped[2];
     struct zi_call calls[2];
+    const char *text;
 
     step.scale = scale;
-    for (unsigned i = 0; i < world; i++) {
-        calls[i] = ZI_CALL(&r[i]);
-        assert_int_equal(skip
-                             ? zc_skip(r[i].c, r[i].job.id, number, ZC_COMMIT_NO, 0, &stepped[i],
-                                       zi_done, &calls[i])
-                             : zc_step(r[i].c, r[i].job.id, &step, &stepped[i], zi_done, &calls[i]),
-                         0);
-    }
-    for (unsigned i = 0; i < world; i++)
-        if (zi_await(r, world, &calls[i]) != 0)
-            fail_msg("step %u of rank %u: %s", (unsigned)number, i, calls[i].text);
+    zi_step_ask(r, world, &step, skip, stepped, calls);
+    if (zi_await_all(r, world, calls, &text) != 0)
+        fail_msg("step %u: %s", (unsigned)number, text);
 }
 
 /* Two ranks; a step, one that is skipped since a value of one rank is not finite, a step. */
@@ -183,7 +162,7 @@ static uint64_t run(bool early, const char *const *with)
             assert_int_equal(bytes_of(&r[i]) == before[i], skip);
     }
     if (early)
-        assert_int_equal(counter(r->c, "pages_undone"), UNITS * 6);
+        assert_int_equal(zi_counter(r->c, "pages_undone"), UNITS * 6);
     sum = bytes_of(&r[0]) ^ bytes_of(&r[1]) << 1;
     zi_close(r, 2);
     zi_stop(&d);
@@ -218,14 +197,14 @@ static void a_step_is_given_up(void **state)
     push_all(&r[1], 1, grad);
     await_early(r->c, UNITS * 6);
     assert_int_equal(zc_step_wait(r[0].c, r[0].job.id, &hasty, &stepped), -ETIMEDOUT);
-    assert_int_equal(counter(r->c, "pages_undone"), 0);
+    assert_int_equal(zi_counter(r->c, "pages_undone"), 0);
     step_both(r, 2, 1, false, 1);
     step = step_of(2);
     assert_int_equal(zc_step_begin_wait(r[1].c, r[1].job.id, &step, 1), 0);
     push_all(&r[0], 2, grad);
     push_all(&r[1], 2, grad);
     step_both(r, 2, 2, false, 1);
-    assert_int_equal(counter(r->c, "pages_early"), UNITS * 6);
+    assert_int_equal(zi_counter(r->c, "pages_early"), UNITS * 6);
     zi_close(r, 2);
     zi_stop(&d);
 }
@@ -255,7 +234,7 @@ static void refused(void **state)
     assert_int_equal(zc_read_wait(r->c, r->shards[0], ZC_GRAD, 0, PAGE, r->job.staging), -EBUSY);
     assert_int_equal(zc_step_wait(r->c, r->job.id, &other, &stepped), -EINVAL);
     assert_int_equal(zc_step_wait(r->c, r->job.id, &step, &stepped), 0); /* nothing was undone */
-    assert_int_equal(counter(r->c, "pages_undone"), 0);
+    assert_int_equal(zi_counter(r->c, "pages_undone"), 0);
     zi_close(r, 1);
     zi_stop(&d);
 }
@@ -344,7 +323,7 @@ static void back_to_the_commit(void **state)
     push_all(&r, 3, grad);
     await_early(r.c, UNITS * 6);
     assert_int_equal(zc_ready_wait(r.c, r.job.id, &committed, ZI_WAIT_MS, &r.place), 0);
-    assert_int_equal(counter(r.c, "pages_undone"), UNITS * 6);
+    assert_int_equal(zi_counter(r.c, "pages_undone"), UNITS * 6);
     assert_true(bytes_of(&r) == before);
     step = step_of(2);
     assert_int_equal(zc_step_wait(r.c, r.job.id, &step, &stepped), -EBUSY); /* no gradient */

@@ -872,6 +872,7 @@ static int run_try(struct zi_rank *ranks, struct zi_daemon *d, uint64_t *k, char
 {
     struct zc_stepped stepped[2];
     struct zi_call calls[2];
+    const char *why;
     int rc = 0;
 
     for (unsigned r = 0; r < 2 && rc == 0; r++)
@@ -901,16 +902,10 @@ static int run_try(struct zi_rank *ranks, struct zi_daemon *d, uint64_t *k, char
             (void)snprintf(text, size, "%.500s", zc_error(ranks[rank].c));
             break;
         }
-        for (unsigned r = 0; r < 2; r++) {
-            calls[r] = ZI_CALL(&ranks[r]);
-            assert_int_equal(
-                zc_step(ranks[r].c, ranks[r].job.id, &step, &stepped[r], zi_done, &calls[r]), 0);
-        }
-        for (unsigned r = 0; r < 2; r++)
-            if (zi_await(ranks, 2, &calls[r]) < 0) {
-                rc = calls[r].rc;
-                (void)snprintf(text, size, "%.500s", calls[r].text);
-            }
+        zi_step_ask(ranks, 2, &step, false, stepped, calls);
+        rc = zi_await_all(ranks, 2, calls, &why);
+        if (rc < 0)
+            (void)snprintf(text, size, "%.500s", why);
         if (rc == 0 && stepped[0].commit_code == 0)
             *k = number;
         if (number == 1)

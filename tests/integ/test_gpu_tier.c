@@ -44,31 +44,13 @@ static const char *const *options_with(const char *gpu, const char *nvme)
 
 /* ---- looking */
 
-/* Bytes of the job's planes: on the GPU, and on the data file. */
-static void where(struct zc_client *c, uint64_t *ret_gpu, uint64_t *ret_nvme)
-{
-    struct zc_shard_row *rows = NULL;
-    size_t n = 0;
-
-    assert_int_equal(zc_list_wait(c, sv_name, &rows, &n), 0);
-    *ret_gpu = *ret_nvme = 0;
-    for (size_t i = 0; i < n; i++) {
-        *ret_gpu += rows[i].bytes - rows[i].host_bytes - rows[i].nvme_bytes;
-        *ret_nvme += rows[i].nvme_bytes;
-    }
-    zc_rows_free(rows);
-}
-
 static uint64_t on_gpu(struct zc_client *c)
 {
-    struct zc_job_row *rows = NULL;
     uint64_t gpu, nvme;
-    size_t n = 0;
 
-    where(c, &gpu, &nvme);
-    assert_int_equal(zc_jobs_wait(c, sv_name, &rows, &n), 0);
-    assert_true(rows[0].gpu_bytes >= gpu); /* made before the state comes, freed behind it */
-    zc_rows_free(rows);
+    zi_where(c, sv_name, &gpu, &nvme);
+    /* made before the state comes, freed after it */
+    assert_true(zi_job_row(c, sv_name).gpu_bytes >= gpu);
     return gpu;
 }
 
@@ -163,7 +145,7 @@ static void up_and_down(void **state)
     sv_dump_same("nothing has moved yet", &want[k], ranks, 2);
     step(ranks, ++k, ZC_COMMIT_NO);
     zi_await_target(c, "gpu");
-    where(c, &up, &nvme);
+    zi_where(c, sv_name, &up, &nvme);
     assert_true(up == 0 && nvme == state_bytes);
     zi_fsck_online(c);
 
@@ -178,7 +160,7 @@ static void up_and_down(void **state)
     step(ranks, ++k, ZC_COMMIT_NO);
     step(ranks, ++k, ZC_COMMIT_STEP);
     assert_true(zi_tier(c, "host").state > 0);
-    where(c, &up, &nvme);
+    zi_where(c, sv_name, &up, &nvme);
     assert_true(up > 0 && nvme > 0 && up + nvme < state_bytes);
     zi_fsck_online(c);
 
@@ -430,19 +412,14 @@ static bool step_try(struct zi_rank *ranks, uint64_t number, char *text, size_t 
                             .timeout_ms = 15000 };
     struct zc_stepped stepped[2];
     struct zi_call calls[2];
-    int rc = 0;
+    const char *why;
+    int rc;
 
     sv_push(ranks, 2, number);
-    for (unsigned r = 0; r < 2; r++) {
-        calls[r] = ZI_CALL(&ranks[r]);
-        assert_int_equal(
-            zc_step(ranks[r].c, ranks[r].job.id, &step, &stepped[r], zi_done, &calls[r]), 0);
-    }
-    for (unsigned r = 0; r < 2; r++)
-        if (zi_await(ranks, 2, &calls[r]) < 0) {
-            rc = calls[r].rc;
-            (void)snprintf(text, size, "%s", calls[r].text);
-        }
+    zi_step_ask(ranks, 2, &step, false, stepped, calls);
+    rc = zi_await_all(ranks, 2, calls, &why);
+    if (rc < 0)
+        (void)snprintf(text, size, "%s", why);
     assert_true(rc == 0 || rc == -EIO);
     return rc == 0;
 }

@@ -83,17 +83,15 @@ static void step_all(struct zi_rank *ranks, unsigned world, uint64_t number)
     struct zc_step step = step_of(number);
     struct zc_stepped stepped[4];
     struct zi_call calls[4];
+    const char *text;
+    int rc;
 
-    for (unsigned r = 0; r < world; r++) {
-        calls[r] = ZI_CALL(&ranks[r]);
-        assert_int_equal(
-            zc_step(ranks[r].c, ranks[r].job.id, &step, &stepped[r], zi_done, &calls[r]), 0);
-    }
-    for (unsigned r = 0; r < world; r++) {
-        if (zi_await(ranks, world, &calls[r]) < 0)
-            fail_msg("step %llu: %d, %s", (unsigned long long)number, calls[r].rc, calls[r].text);
+    zi_step_ask(ranks, world, &step, false, stepped, calls);
+    rc = zi_await_all(ranks, world, calls, &text);
+    if (rc < 0)
+        fail_msg("step %llu: %d, %s", (unsigned long long)number, rc, text);
+    for (unsigned r = 0; r < world; r++)
         assert_int_equal(stepped[r].applied, number);
-    }
 }
 
 static size_t jobs_named(const struct zi_daemon *d, const char *name, struct zc_job_row *ret)

@@ -317,7 +317,6 @@ static void job_account(struct job *j, uint64_t idle_host, uint64_t idle_nvme)
     uint64_t all = 0, host = 0, nvme = 0;
     struct zc_client *c = zi_client(j->d);
     struct zc_tier_row *tiers;
-    struct zc_job_row *rows;
     size_t n;
 
     for (unsigned u = 0; u < j->nunits; u++)
@@ -329,9 +328,7 @@ static void job_account(struct job *j, uint64_t idle_host, uint64_t idle_nvme)
     assert_int_equal(host + nvme, all); /* the only job */
     assert_int_equal(nvme, place->grads_on_nvme);
     assert_true(nvme == 0 || spills);
-    assert_int_equal(zc_jobs_wait(c, j->name, &rows, &n), 0);
-    assert_int_equal(rows[0].grads_nvme_bytes, nvme);
-    zc_rows_free(rows);
+    assert_int_equal(zi_job_row(c, j->name).grads_nvme_bytes, nvme);
     zc_close(c);
     assert_int_equal(zi_used(j->d, "host") - idle_host, place->host_bytes);
     assert_int_equal(zi_used(j->d, "nvme") - idle_nvme, place->nvme_bytes);
@@ -739,21 +736,13 @@ static void settle(struct job *j, bool but_fetches)
 /* Gives back every pin; then nothing is in progress in the daemon, whatever timed out before. */
 static void let_go(struct job *j)
 {
-    uint64_t until = zb_now_ns() + UINT64_C(10000000000), busy = 1;
+    uint64_t until = zb_now_ns() + UINT64_C(10000000000), busy;
 
     while (j->npins > 0)
         release(j, (unsigned)draw(j->npins));
     for (unsigned r = 0; r < j->world; r++)
         assert_int_equal(zc_ping_wait(j->ranks[r].c), 0);
-    while (busy > 0) {
-        struct zc_counter *rows;
-        size_t n;
-
-        assert_int_equal(zc_stat_wait(j->ranks[0].c, &rows, &n), 0);
-        for (size_t i = 0; i < n; i++)
-            if (strcmp(rows[i].name, "operations_in_progress") == 0)
-                busy = rows[i].value;
-        zc_rows_free(rows);
+    while ((busy = zi_counter(j->ranks[0].c, "operations_in_progress")) > 0) {
         if (zb_now_ns() > until)
             fail_msg("%llu operations of nobody do not end", (unsigned long long)busy);
     }
@@ -1071,9 +1060,8 @@ static void job_free(struct job *j)
 
 static void job_run(struct job *j, unsigned steps)
 {
-    struct zc_job_row *rows;
+    struct zc_job_row row;
     struct zc_client *c;
-    size_t n;
 
     job_open(j);
     for (unsigned i = 0; i < j->nshards; i++) /* all at a time, part by part */
@@ -1097,9 +1085,8 @@ static void job_run(struct job *j, unsigned steps)
     settle(j, false);
     let_go(j);
     check_all(j);
-    assert_int_equal(zc_jobs_wait(j->ranks[0].c, j->name, &rows, &n), 0);
-    j->moved = rows[0].nvme_read_bytes + rows[0].nvme_written_bytes;
-    zc_rows_free(rows);
+    row = zi_job_row(j->ranks[0].c, j->name);
+    j->moved = row.nvme_read_bytes + row.nvme_written_bytes;
     zi_close(j->ranks, j->world);
     if (j->keep) {
         c = zi_client(j->d);

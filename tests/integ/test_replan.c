@@ -20,30 +20,13 @@ static struct sv_dump want[STEPS + 1]; /* after each step */
 
 /* ---- looking */
 
-static struct zc_job_row job_row(struct zc_client *c, const char *name)
-{
-    struct zc_job_row *rows = NULL, row;
-    size_t n = 0;
-
-    assert_int_equal(zc_jobs_wait(c, name, &rows, &n), 0);
-    assert_int_equal(n, 1);
-    row = rows[0];
-    zc_rows_free(rows);
-    return row;
-}
-
 /* Bytes of the job's planes that live on the data file. */
 static uint64_t streamed(struct zc_client *c, const char *name)
 {
-    struct zc_shard_row *rows = NULL;
-    uint64_t bytes = 0;
-    size_t n = 0;
+    uint64_t gpu, nvme;
 
-    assert_int_equal(zc_list_wait(c, name, &rows, &n), 0);
-    for (size_t i = 0; i < n; i++)
-        bytes += rows[i].nvme_bytes;
-    zc_rows_free(rows);
-    return bytes;
+    zi_where(c, name, &gpu, &nvme);
+    return nvme;
 }
 
 /* Until so much of state is booked. */
@@ -111,7 +94,7 @@ static void down_and_up(void **state)
     step(ranks, 1, ZC_COMMIT_NO);
     all = zi_tier(c, "host").state;
     assert_true(all > 0 && streamed(c, sv_name) == 0);
-    assert_int_equal(job_row(c, sv_name).host_state, all);
+    assert_int_equal(zi_job_row(c, sv_name).host_state, all);
 
     assert_int_equal(zc_tier_set_wait(c, "nvme", PLENTY), -EINVAL);
     assert_int_equal(tier_set(c, UINT64_MAX), -EINVAL);
@@ -124,7 +107,7 @@ static void down_and_up(void **state)
     assert_int_equal(zi_tier(c, "host").target, low);
     assert_int_equal(zi_tier(c, "host").moving, all);
     assert_int_equal(zi_tier(c, "host").budget, zi_tier(c, "host").used);
-    assert_int_equal(job_row(c, sv_name).host_state_target, 0);
+    assert_int_equal(zi_job_row(c, sv_name).host_state_target, 0);
     sv_dump_same("nothing has moved yet", &want[1], ranks, 2);
     assert_int_equal(tier_set(c, low - 1), -ENOSPC);
     assert_int_equal(zi_tier(c, "host").target, low);
@@ -132,7 +115,7 @@ static void down_and_up(void **state)
     step(ranks, 2, ZC_COMMIT_NO);
     zi_await_target(c, "host");
     assert_int_equal(zi_tier(c, "host").state, 0);
-    assert_int_equal(job_row(c, sv_name).host_state, 0);
+    assert_int_equal(zi_job_row(c, sv_name).host_state, 0);
     assert_int_equal(streamed(c, sv_name), all);
     zi_fsck_online(c);
     step(ranks, 3, ZC_COMMIT_STEP);
@@ -177,7 +160,7 @@ static void a_job_goes(void **state)
     step(b, 2, ZC_COMMIT_NO);
     zi_await_target(c, "host");
     for (int i = 0; i < 2; i++) { /* each has its half, as far as pages go */
-        uint64_t has = job_row(c, i == 0 ? "job" : "b").host_state;
+        uint64_t has = zi_job_row(c, i == 0 ? "job" : "b").host_state;
 
         assert_true(has <= all / 2 && has > 0);
     }
@@ -368,7 +351,7 @@ static void a_job_comes(void **state)
     zi_pump(&b, 1, 0);
     await_moving(c, true);
     assert_false(call.over);
-    assert_string_equal(job_row(c, "b").state, "placing");
+    assert_string_equal(zi_job_row(c, "b").state, "placing");
     step(a, ++k, ZC_COMMIT_STEP);
     assert_int_equal(zi_await(&b, 1, &call), 0);
     sv_fill(&b, 1);

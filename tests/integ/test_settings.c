@@ -678,23 +678,16 @@ static void step_end(struct life *l, const struct zc_step *step, bool skip, bool
     struct zc_stepped stepped[WORLD_MAX];
     struct zi_call calls[WORLD_MAX];
     uint64_t applied = l->t->applied_at[step->step];
+    const char *text;
+    int rc;
 
-    for (unsigned r = 0; r < l->world; r++) {
-        struct zi_rank *rank = &l->ranks[r];
-
-        calls[r] = ZI_CALL(rank);
-        assert_int_equal(
-            skip ? zc_skip(rank->c, rank->job.id, step->step, step->commit, 20000, &stepped[r],
-                           zi_done, &calls[r])
-                 : zc_step(rank->c, rank->job.id, step, &stepped[r], zi_done, &calls[r]),
-            0);
-    }
+    zi_step_ask(l->ranks, l->world, step, skip, stepped, calls);
     if (serve)
         fetch_some(l, applied);
+    rc = zi_await_all(l->ranks, l->world, calls, &text);
+    if (rc < 0)
+        fail_msg("step %llu: %d, %s", (unsigned long long)step->step, rc, text);
     for (unsigned r = 0; r < l->world; r++) {
-        if (zi_await(l->ranks, l->world, &calls[r]) < 0)
-            fail_msg("step %llu: %d, %s", (unsigned long long)step->step, calls[r].rc,
-                     calls[r].text);
         assert_int_equal(stepped[r].iterations, step->step);
         assert_int_equal(stepped[r].applied, applied);
         if (stepped[r].commit_code != 0)
@@ -905,19 +898,10 @@ enum ending { LEAVE, END, KILL };
 /* What the settings of this life came to. */
 static void life_count(struct life *l)
 {
-    struct zc_counter *counters;
-    struct zc_job_row *rows;
-    size_t n;
+    struct zc_job_row row = zi_job_row(l->ranks[0].c, "job");
 
-    assert_int_equal(zc_jobs_wait(l->ranks[0].c, "job", &rows, &n), 0);
-    l->t->moved += rows[0].nvme_read_bytes + rows[0].nvme_written_bytes;
-    zc_rows_free(rows);
-    assert_int_equal(zc_stat_wait(l->ranks[0].c, &counters, &n), 0);
-    for (size_t i = 0; i < n; i++) {
-        if (strcmp(counters[i].name, "pages_early") == 0)
-            l->t->pages_early += counters[i].value;
-    }
-    zc_rows_free(counters);
+    l->t->moved += row.nvme_read_bytes + row.nvme_written_bytes;
+    l->t->pages_early += zi_counter(l->ranks[0].c, "pages_early");
 }
 
 static void life_end(struct life *l, enum ending how)

@@ -84,15 +84,9 @@ struct row {
 
 static struct row row_of(struct zc_client *c, const char *name)
 {
-    struct zc_job_row *rows = NULL;
-    struct row row;
-    size_t n = 0;
+    struct zc_job_row row = zi_job_row(c, name);
 
-    assert_int_equal(zc_jobs_wait(c, name, &rows, &n), 0);
-    assert_int_equal(n, 1);
-    row = (struct row){ rows->nvme_read_bytes + rows->nvme_written_bytes, rows->share };
-    zc_rows_free(rows);
-    return row;
+    return (struct row){ row.nvme_read_bytes + row.nvme_written_bytes, row.share };
 }
 
 static void pause_ms(unsigned ms)

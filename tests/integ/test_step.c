@@ -203,11 +203,7 @@ static void ask(struct zi_rank *ranks, unsigned world, struct zi_call *calls,
     struct zc_step step = step_of(number);
 
     step.timeout_ms = timeout_ms;
-    for (unsigned i = 0; i < world; i++) {
-        calls[i] = ZI_CALL(&ranks[i]);
-        assert_int_equal(
-            zc_step(ranks[i].c, ranks[i].job.id, &step, &stepped[i], zi_done, &calls[i]), 0);
-    }
+    zi_step_ask(ranks, world, &step, false, stepped, calls);
 }
 
 static void a_step_waits_for_pins(void **state)

@@ -805,15 +805,8 @@ static void client_open(struct client *c, const struct zi_daemon *d, unsigned nu
 static uint64_t counter(const struct zi_daemon *d, const char *name)
 {
     struct zc_client *c = zi_client(d);
-    struct zc_counter *rows;
-    uint64_t found = 0;
-    size_t n;
+    uint64_t found = zi_counter(c, name);
 
-    assert_int_equal(zc_stat_wait(c, &rows, &n), 0);
-    for (size_t i = 0; i < n; i++)
-        if (strcmp(rows[i].name, name) == 0)
-            found = rows[i].value;
-    zc_rows_free(rows);
     zc_close(c);
     return found;
 }

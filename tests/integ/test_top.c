@@ -164,15 +164,10 @@ static void a_slow_drive_is_named(void **state)
 /* Of the job's state: what is neither in host memory nor on the drive. */
 static uint64_t gpu_bytes(struct zc_client *c)
 {
-    struct zc_shard_row *rows;
-    uint64_t bytes = 0;
-    size_t n;
+    uint64_t gpu, nvme;
 
-    assert_int_equal(zc_list_wait(c, NULL, &rows, &n), 0);
-    for (size_t i = 0; i < n; i++)
-        bytes += rows[i].bytes - rows[i].host_bytes - rows[i].nvme_bytes;
-    zc_rows_free(rows);
-    return bytes;
+    zi_where(c, NULL, &gpu, &nvme);
+    return gpu;
 }
 
 /* A step of state that is on the GPU: its pages are with the GPU, and not with compute threads. */
@@ -228,34 +223,16 @@ static void a_slow_gpu_is_named(void **state)
 
 /* ---- what is counted adds up */
 
-static uint64_t counter(struct zc_client *c, const char *name)
-{
-    struct zc_counter *rows;
-    uint64_t found = UINT64_MAX;
-    size_t n;
-
-    assert_int_equal(zc_stat_wait(c, &rows, &n), 0);
-    for (size_t i = 0; i < n; i++)
-        if (strcmp(rows[i].name, name) == 0)
-            found = rows[i].value;
-    zc_rows_free(rows);
-    return found;
-}
-
 static void check_job_row(struct zc_client *c, const struct zc_top_job *j)
 {
-    struct zc_job_row *rows;
-    size_t n;
+    struct zc_job_row row = zi_job_row(c, NULL);
 
-    assert_int_equal(zc_jobs_wait(c, NULL, &rows, &n), 0);
-    assert_int_equal(n, 1);
-    assert_int_equal(j->host_bytes, rows->host_bytes);
-    assert_int_equal(j->nvme_bytes, rows->nvme_bytes);
-    assert_int_equal(j->nvme_read_bytes, rows->nvme_read_bytes);
-    assert_int_equal(j->nvme_written_bytes, rows->nvme_written_bytes);
-    assert_int_equal(j->fetched_bytes, rows->fetched_bytes);
-    assert_int_equal(j->pushed_bytes, rows->pushed_bytes);
-    zc_rows_free(rows);
+    assert_int_equal(j->host_bytes, row.host_bytes);
+    assert_int_equal(j->nvme_bytes, row.nvme_bytes);
+    assert_int_equal(j->nvme_read_bytes, row.nvme_read_bytes);
+    assert_int_equal(j->nvme_written_bytes, row.nvme_written_bytes);
+    assert_int_equal(j->fetched_bytes, row.fetched_bytes);
+    assert_int_equal(j->pushed_bytes, row.pushed_bytes);
 }
 
 static void check_tiers(struct zc_client *c, const struct zc_top *top)
@@ -313,9 +290,9 @@ static void it_adds_up(void **state)
                 j->stages[ZC_STAGE_READ].busy_ns + j->stages[ZC_STAGE_WRITE].busy_ns);
     assert_int_equal(j->nvme_read_bytes, s.node.paths[0].read_bytes);
     assert_int_equal(j->nvme_written_bytes, s.node.paths[0].written_bytes);
-    assert_int_equal(s.node.paths[0].read_bytes, counter(c, "nvme_read_bytes"));
+    assert_int_equal(s.node.paths[0].read_bytes, zi_counter(c, "nvme_read_bytes"));
     assert_int_equal(s.node.paths[0].transfers,
-                     counter(c, "nvme_reads") + counter(c, "nvme_writes"));
+                     zi_counter(c, "nvme_reads") + zi_counter(c, "nvme_writes"));
     assert_int_equal(s.node.paths[0].queue.now, 0);
     for (int i = 0; i < ZC_WAITS; i++)
         assert_int_equal(j->waits[i].now, 0);

@@ -17,6 +17,7 @@
 
 #include "base/plan.h"
 #include "base/util.h"
+#include "tests/folder.h"
 #include "tests/send_fds.h"
 
 #define OPTIONS_MAX 32
@@ -205,24 +206,6 @@ void zi_kill(struct zi_daemon *d)
     assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
 }
 
-static void remove_all(const char *path)
-{
-    DIR *dir = opendir(path);
-    struct dirent *entry;
-
-    while (dir && (entry = readdir(dir)) != NULL) {
-        char inner[512];
-
-        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
-            continue;
-        (void)snprintf(inner, sizeof(inner), "%s/%s", path, entry->d_name);
-        remove_all(inner);
-    }
-    if (dir)
-        (void)closedir(dir);
-    (void)remove(path);
-}
-
 int zi_fsck(const struct zi_daemon *d)
 {
     char command[512];
@@ -238,7 +221,7 @@ int zi_fsck(const struct zi_daemon *d)
 void zi_clean(struct zi_daemon *d)
 {
     assert_int_equal(d->pid, 0);
-    remove_all(d->dir);
+    (void)folder_remove(d->dir);
 }
 
 const char *zi_log_line(const struct zi_daemon *d, const char *text)
@@ -281,7 +264,7 @@ int zi_teardown(void **state)
         (void)kill(d->pid, SIGKILL);
         (void)waitpid(d->pid, NULL, 0);
         d->pid = 0;
-        remove_all(d->dir);
+        (void)folder_remove(d->dir);
     }
     return 0;
 }
@@ -332,6 +315,19 @@ int zi_await(struct zi_rank *ranks, unsigned n, struct zi_call *call)
         ranks_poll(ranks, n, 100);
     }
     return call->rc;
+}
+
+int zi_await_all(struct zi_rank *ranks, unsigned n, struct zi_call *calls, const char **ret_text)
+{
+    int rc = 0;
+
+    *ret_text = "";
+    for (unsigned i = 0; i < n; i++)
+        if (zi_await(ranks, n, &calls[i]) < 0 && rc == 0) {
+            rc = calls[i].rc;
+            *ret_text = calls[i].text;
+        }
+    return rc;
 }
 
 void zi_pump(struct zi_rank *ranks, unsigned n, unsigned ms)
@@ -394,7 +390,7 @@ void zi_define(struct zi_rank *r, const struct zc_unit *units, unsigned n, uint3
 int zi_ready(struct zi_rank *ranks, unsigned n)
 {
     struct zi_call calls[16];
-    int rc = 0;
+    const char *text;
 
     assert_true(n <= ZB_COUNT(calls));
     for (unsigned i = 0; i < n; i++) {
@@ -403,9 +399,7 @@ int zi_ready(struct zi_rank *ranks, unsigned n)
                                   zi_done, &calls[i]),
                          0);
     }
-    for (unsigned i = 0; i < n; i++)
-        rc = zi_await(ranks, n, &calls[i]) < 0 && rc == 0 ? calls[i].rc : rc;
-    return rc;
+    return zi_await_all(ranks, n, calls, &text);
 }
 
 void zi_job(struct zi_rank *ranks, unsigned world, const struct zi_daemon *d,
@@ -482,6 +476,20 @@ void zi_push_all(struct zi_rank *r, unsigned u, uint64_t step, float (*value)(ui
 int zi_push_try(struct zi_rank *r, unsigned u, uint64_t step, float (*value)(uint64_t element))
 {
     return shard_parts(r, u, step, value);
+}
+
+void zi_step_ask(struct zi_rank *ranks, unsigned n, const struct zc_step *step, bool skip,
+                 struct zc_stepped *stepped, struct zi_call *calls)
+{
+    for (unsigned i = 0; i < n; i++) {
+        struct zi_rank *r = &ranks[i];
+
+        calls[i] = ZI_CALL(r);
+        assert_int_equal(skip ? zc_skip(r->c, r->job.id, step->step, step->commit, step->timeout_ms,
+                                        &stepped[i], zi_done, &calls[i])
+                              : zc_step(r->c, r->job.id, step, &stepped[i], zi_done, &calls[i]),
+                         0);
+    }
 }
 
 static void tiers(const struct zi_daemon *d, uint64_t *ret_host, uint64_t *ret_nvme)
@@ -563,6 +571,46 @@ uint64_t zi_least(struct zc_client *c, const char *name)
     at = strstr(zc_error(c), mark);
     assert_non_null(at);
     return strtoull(at + sizeof(mark) - 1, NULL, 10);
+}
+
+uint64_t zi_counter(struct zc_client *c, const char *name)
+{
+    struct zc_counter *rows = NULL;
+    uint64_t found = UINT64_MAX;
+    size_t n = 0;
+
+    assert_int_equal(zc_stat_wait(c, &rows, &n), 0);
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(rows[i].name, name) == 0)
+            found = rows[i].value;
+    zc_rows_free(rows);
+    return found;
+}
+
+struct zc_job_row zi_job_row(struct zc_client *c, const char *name)
+{
+    struct zc_job_row *rows = NULL, row;
+    size_t n = 0;
+
+    assert_int_equal(zc_jobs_wait(c, name, &rows, &n), 0);
+    assert_int_equal(n, 1);
+    row = rows[0];
+    zc_rows_free(rows);
+    return row;
+}
+
+void zi_where(struct zc_client *c, const char *job, uint64_t *ret_gpu, uint64_t *ret_nvme)
+{
+    struct zc_shard_row *rows = NULL;
+    size_t n = 0;
+
+    assert_int_equal(zc_list_wait(c, job, &rows, &n), 0);
+    *ret_gpu = *ret_nvme = 0;
+    for (size_t i = 0; i < n; i++) {
+        *ret_gpu += rows[i].bytes - rows[i].host_bytes - rows[i].nvme_bytes;
+        *ret_nvme += rows[i].nvme_bytes;
+    }
+    zc_rows_free(rows);
 }
 
 void zi_fsck_online(struct zc_client *c)

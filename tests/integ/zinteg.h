@@ -93,6 +93,8 @@ void zi_done(void *arg, int rc);
 struct zc_client *zi_client(const struct zi_daemon *d);
 /** Polls the ranks until the call is over; returns its rc. */
 int zi_await(struct zi_rank *ranks, unsigned n, struct zi_call *call);
+/** The same for one call of each rank: 0, or the rc of the first that failed, and its text. */
+int zi_await_all(struct zi_rank *ranks, unsigned n, struct zi_call *calls, const char **ret_text);
 /** Polls them for so long, whatever comes; at least once. */
 void zi_pump(struct zi_rank *ranks, unsigned n, unsigned ms);
 
@@ -102,7 +104,7 @@ int zi_open(struct zi_rank *r, const struct zi_daemon *d, const struct zc_job_op
 int zi_unit_define(struct zi_rank *r, const struct zc_unit *unit);
 /** Defines the units, likewise, and registers the rank's slice of each (base/plan.h). */
 void zi_define(struct zi_rank *r, const struct zc_unit *units, unsigned n, uint32_t world);
-/** Every rank says ready: the rc of the first. */
+/** Every rank says ready: 0, or the rc of the first that failed. */
 int zi_ready(struct zi_rank *ranks, unsigned n);
 /** Opens, defines, is ready; all of it must succeed. options->rank is set here. */
 void zi_job(struct zi_rank *ranks, unsigned world, const struct zi_daemon *d,
@@ -116,6 +118,10 @@ void zi_push_all(struct zi_rank *r, unsigned u, uint64_t step, float (*value)(ui
 /** The same; 0, or what the first refusal was. */
 int zi_push_try(struct zi_rank *r, unsigned u, uint64_t step, float (*value)(uint64_t element));
 
+/** Every rank asks for the step, or to skip it; zi_await_all() is to follow. */
+void zi_step_ask(struct zi_rank *ranks, unsigned n, const struct zc_step *step, bool skip,
+                 struct zc_stepped *stepped, struct zi_call *calls);
+
 /** What a tier has in use. */
 uint64_t zi_used(const struct zi_daemon *d, const char *tier);
 /** Waits until both tiers have no more in use than given: milliseconds it took; fails after
@@ -128,6 +134,12 @@ struct zc_tier_row zi_tier(struct zc_client *c, const char *name);
 void zi_await_target(struct zc_client *c, const char *name);
 /** The least budget of a tier that would do, as a refusal says. */
 uint64_t zi_least(struct zc_client *c, const char *name);
+/** A counter of the daemon; UINT64_MAX: it has none of that name. */
+uint64_t zi_counter(struct zc_client *c, const char *name);
+/** The row of the only job of that name. */
+struct zc_job_row zi_job_row(struct zc_client *c, const char *name);
+/** Bytes of a job's planes (NULL: of all jobs) that live on the GPU and on the data file. */
+void zi_where(struct zc_client *c, const char *job, uint64_t *ret_gpu, uint64_t *ret_nvme);
 /** The running daemon checks its files, and finds nothing. */
 void zi_fsck_online(struct zc_client *c);
 

@@ -887,6 +887,18 @@ void zs_run_done(struct zs_run *r)
 
 /* ---- after a restart */
 
+unsigned zs_run_models(const struct zs_run *r, uint64_t op, const struct zs_model *models[2])
+{
+    unsigned i = r->nentries - 1, n = 0;
+
+    while (r->entries[i].end > op)
+        i--;
+    models[n++] = &r->entries[i].model;
+    if (i + 1 < r->nentries && r->entries[i + 1].begin <= op)
+        models[n++] = &r->entries[i + 1].model;
+    return n;
+}
+
 int zs_run_restart(struct zs_run *r)
 {
     int rc;

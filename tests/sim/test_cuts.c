@@ -47,21 +47,6 @@ static void campaign_forget(struct campaign *c)
     zn_sim_free(c->sim);
 }
 
-/* What may be there when operation `op` was the last: the newest that was acknowledged, and one
- * that was in flight. */
-static unsigned campaign_models(const struct campaign *c, uint64_t op,
-                                const struct zs_model *models[2])
-{
-    unsigned i = c->run.nentries - 1, n = 0;
-
-    while (c->run.entries[i].end > op)
-        i--;
-    models[n++] = &c->run.entries[i].model;
-    if (i + 1 < c->run.nentries && c->run.entries[i + 1].begin <= op)
-        models[n++] = &c->run.entries[i + 1].model;
-    return n;
-}
-
 /* The power fails while the store recovers: it holds what it held then. */
 static void campaign_nested(struct campaign *c, const struct zn_sim *first, uint64_t op,
                             unsigned variant, const struct zs_model *held)
@@ -101,7 +86,7 @@ static void campaign_cut(struct campaign *c, uint64_t op, unsigned variant, bool
 
     zs_context("ZSHARD_SEED=%llu ZSHARD_CUT=%llu:%u", (unsigned long long)c->seed,
                (unsigned long long)op, variant);
-    how.nmodels = campaign_models(c, op, models);
+    how.nmodels = zs_run_models(&c->run, op, models);
     how.goes_on = nested || (op + variant) % GOES_ON_EVERY == 0;
     assert_int_equal(zn_sim_cut_at(&sim, c->sim, op, variant, NULL), 0);
     if (nested) /* a recovery alone, recorded */

@@ -122,20 +122,6 @@ static bool damage(struct campaign *c, struct zn_sim *sim, uint64_t op, enum whe
     return true;
 }
 
-/* What may be there when the run was at operation `op` and nothing was lost. */
-static unsigned campaign_models(const struct campaign *c, uint64_t op,
-                                const struct zs_model *models[2])
-{
-    unsigned i = c->run.nentries - 1, n = 0;
-
-    while (c->run.entries[i].end > op)
-        i--;
-    models[n++] = &c->run.entries[i].model;
-    if (i + 1 < c->run.nentries && c->run.entries[i + 1].begin <= op)
-        models[n++] = &c->run.entries[i + 1].model;
-    return n;
-}
-
 static void campaign_damage(struct campaign *c, uint64_t seed)
 {
     uint64_t draw = seed, op = ztest_random(&draw) % (zn_sim_ops(c->sim) + 1);
@@ -154,7 +140,7 @@ static void campaign_damage(struct campaign *c, uint64_t seed)
     zs_context("ZSHARD_SEED=%llu ZSHARD_DAMAGES=1: %s of %s after operation %llu",
                (unsigned long long)seed, how_names[how], where_names[where],
                (unsigned long long)op);
-    recovery.nmodels = campaign_models(c, op, models);
+    recovery.nmodels = zs_run_models(&c->run, op, models);
     assert_int_equal(zn_sim_cut_at(&sim, c->sim, op, 1, NULL), 0);
     if (damage(c, sim, op, where, how, &draw)) {
         rc = zs_recover(sim, &recovery);

@@ -175,6 +175,10 @@ void zs_run_done(struct zs_run *r);
 /** The workload; ends with the daemon down. */
 void zs_run_script(struct zs_run *r);
 
+/** What the store may hold when nothing is lost and the run is at operation `op`: one model, or two
+ *  while a change is under way. Returns how many. */
+unsigned zs_run_models(const struct zs_run *r, uint64_t op, const struct zs_model *models[2]);
+
 /** Starts the daemon and reads all that is saved: 0, why it does not start, or why a page cannot be
  * read. What it holds must be what the run says; a wrong byte fails the test. */
 int zs_run_restart(struct zs_run *r);

@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -12,28 +11,7 @@
 #include <unistd.h>
 
 #include "examples/gpt/data.h"
-
-static char folder[] = "/tmp/zgpt-data-XXXXXX";
-
-static int remove_one(const char *path, const struct stat *st, int kind, struct FTW *ftw)
-{
-    (void)st;
-    (void)kind;
-    (void)ftw;
-    return remove(path);
-}
-
-static int folder_make(void **state)
-{
-    (void)state;
-    return mkdtemp(folder) ? chdir(folder) : -1;
-}
-
-static int folder_remove(void **state)
-{
-    (void)state;
-    return chdir("/") || nftw(folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
-}
+#include "tests/folder.h"
 
 static void file_write(const char *path, const void *bytes, size_t n)
 {
@@ -329,5 +307,5 @@ int main(void)
         cmocka_unit_test(sources),          cmocka_unit_test(own_sources),
     };
 
-    return cmocka_run_group_tests(tests, folder_make, folder_remove);
+    return cmocka_run_group_tests(tests, folder_enter, folder_leave);
 }

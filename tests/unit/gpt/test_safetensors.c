@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <glob.h>
 #include <math.h>
 #include <signal.h>
@@ -14,30 +13,9 @@
 #include <unistd.h>
 
 #include "client/zc_safetensors.h"
+#include "tests/folder.h"
 
 #define COUNT(a) (sizeof(a) / sizeof((a)[0]))
-
-static char folder[] = "/tmp/zgpt-st-XXXXXX";
-
-static int remove_one(const char *path, const struct stat *st, int kind, struct FTW *ftw)
-{
-    (void)st;
-    (void)kind;
-    (void)ftw;
-    return remove(path);
-}
-
-static int folder_make(void **state)
-{
-    (void)state;
-    return mkdtemp(folder) ? chdir(folder) : -1;
-}
-
-static int folder_remove(void **state)
-{
-    (void)state;
-    return chdir("/") || nftw(folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
-}
 
 static void file_write(const char *path, uint64_t header_bytes, const char *header,
                        size_t data_bytes)
@@ -204,8 +182,9 @@ static void length_table(void **state)
     }
     assert_int_equal(zc_st_open(&f, "nowhere", error, sizeof(error)), -ENOENT);
     assert_string_equal(error, "'nowhere': No such file or directory");
-    assert_int_equal(zc_st_open(&f, folder, NULL, 0), -EINVAL);
-    assert_int_equal(zc_st_open(&f, folder, error, 8), -EINVAL); /* the sentence is cut, with a 0 */
+    assert_int_equal(zc_st_open(&f, folder_own(), NULL, 0), -EINVAL);
+    assert_int_equal(zc_st_open(&f, folder_own(), error, 8),
+                     -EINVAL); /* the sentence is cut, with a 0 */
     assert_int_equal(strlen(error), 7);
     assert_null(f);
 }
@@ -673,5 +652,5 @@ int main(void)
         cmocka_unit_test(python_agrees),
     };
 
-    return cmocka_run_group_tests(tests, folder_make, folder_remove);
+    return cmocka_run_group_tests(tests, folder_enter, folder_leave);
 }

@@ -1,7 +1,6 @@
 #include "tests/ztest.h"
 
 #include <errno.h>
-#include <ftw.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -13,35 +12,19 @@
 #include "client/zc_safetensors.h"
 #include "examples/gpt/train.h"
 #include "examples/gpt/weights.h"
+#include "tests/folder.h"
 #include "tests/unit/gpt/fake_engine.h"
 #include "tests/unit/gpt/fake_stash.h"
 
-static char folder[] = "/tmp/zgpt-train-XXXXXX";
-
-static int remove_one(const char *path, const struct stat *st, int kind, struct FTW *ftw)
-{
-    (void)st;
-    (void)kind;
-    (void)ftw;
-    return remove(path);
-}
-
 static int folder_make(void **state)
 {
-    FILE *f;
+    FILE *f = folder_enter(state) == 0 ? fopen("text.txt", "w") : NULL;
 
-    (void)state;
-    if (!mkdtemp(folder) || chdir(folder) != 0 || !(f = fopen("text.txt", "w")))
+    if (!f)
         return -1;
     for (int i = 0; i < 500; i++)
         (void)fprintf(f, "the quick brown fox jumps over the lazy dog; ");
     return fclose(f) || mkdir("folder", 0777);
-}
-
-static int folder_remove(void **state)
-{
-    (void)state;
-    return chdir("/") || nftw(folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
 }
 
 /* ---- a run */
@@ -1166,5 +1149,5 @@ int main(void)
         cmocka_unit_test(sockets_by_rank),
     };
 
-    return cmocka_run_group_tests(tests, folder_make, folder_remove);
+    return cmocka_run_group_tests(tests, folder_make, folder_leave);
 }

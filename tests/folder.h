@@ -1,0 +1,49 @@
+/*
+ * folder.h - a folder of its own for a test, with whatever the test leaves in it.
+ */
+#ifndef FOLDER_H
+#define FOLDER_H
+
+#include <ftw.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static inline int folder_remove_one(const char *path, const struct stat *st, int kind,
+                                    struct FTW *ftw)
+{
+    (void)st;
+    (void)kind;
+    (void)ftw;
+    return remove(path);
+}
+
+/** Removes the folder and all that is in it: 0, or not. */
+static inline int folder_remove(const char *path)
+{
+    return nftw(path, folder_remove_one, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+static inline char *folder_own(void)
+{
+    static char path[] = "/tmp/ztest-XXXXXX";
+
+    return path;
+}
+
+/** For cmocka, as the setup of a group: makes a folder and goes there. */
+static inline int folder_enter(void **state)
+{
+    (void)state;
+    return mkdtemp(folder_own()) ? chdir(folder_own()) : -1;
+}
+
+/** As the teardown: leaves it, and removes it. */
+static inline int folder_leave(void **state)
+{
+    (void)state;
+    return chdir("/") || folder_remove(folder_own());
+}
+
+#endif
