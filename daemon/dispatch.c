@@ -5,8 +5,11 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/plan.h"
-#include "daemon/run/core.h"
+#include "daemon/op/requests.h"
+#include "daemon/plan/gpu_params.h"
+#include "daemon/show/requests.h"
+#include "proto/codec.h"
+#include "proto/shard.pb-c.h"
 
 static zsd_handler dispatch_hello, dispatch_ping;
 
@@ -139,8 +142,8 @@ static int refuse(struct zsd_req *req, const struct zb_err *err)
     return 0;
 }
 
-int zsd_dispatch(struct zsd_req *req, struct zp_arena *arena, const uint8_t *body,
-                 size_t body_bytes)
+static int dispatch_request(struct zsd_req *req, struct zp_arena *arena, const uint8_t *body,
+                            size_t body_bytes)
 {
     const struct zp_method_info *info = zp_method_info(req->method);
     const ProtobufCMessage *message;
@@ -172,8 +175,8 @@ int zsd_dispatch(struct zsd_req *req, struct zp_arena *arena, const uint8_t *bod
     return 0;
 }
 
-int zsd_dispatch_oneway(struct zsd_conn *conn, struct zp_arena *arena, uint16_t method,
-                        const uint8_t *body, size_t body_bytes, struct zb_err *err)
+static int dispatch_oneway(struct zsd_conn *conn, struct zp_arena *arena, uint16_t method,
+                           const uint8_t *body, size_t body_bytes, struct zb_err *err)
 {
     const struct zp_method_info *info = zp_method_info(method);
     const ProtobufCMessage *message;
@@ -194,3 +197,9 @@ int zsd_dispatch_oneway(struct zsd_conn *conn, struct zp_arena *arena, uint16_t 
                (long)conn->pid, (unsigned)conn->uid, conn->program, why.text);
     return 0;
 }
+
+const struct zsd_conn_ops zsd_dispatch_ops = {
+    .request = dispatch_request,
+    .oneway = dispatch_oneway,
+    .gone = zsd_core_gone,
+};

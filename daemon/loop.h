@@ -23,6 +23,8 @@
 /** Needs compute and engine. 0 or a negative errno: err has the sentence; daemon->loop may be half
  *  built then. */
 int zsd_loop_new(struct zsd *daemon, struct zb_err *err);
+/** For the server: needs zsd_loop_new(). */
+struct uv_loop_s *zsd_loop_uv(const struct zsd *daemon);
 /** Waits until every handle is closed; the server has closed its own before. NULL loop: fine. */
 void zsd_loop_free(struct zsd *daemon);
 

@@ -9,11 +9,10 @@
 #include <signal.h>
 #include <string.h>
 
-#include "base/util.h"
+#include "daemon/core_life.h"
 #include "daemon/loop_priv.h"
 #include "daemon/net/server.h"
 #include "daemon/os/notify.h"
-#include "daemon/run/core.h"
 
 #define END_STEP_MS 10u
 #define NS_PER_MS   UINT64_C(1000000)

@@ -1,5 +1,5 @@
 /*
- * loop_priv.h - the loop as those who know libuv see it: main, server, conn and loop_*.
+ * loop_priv.h - the loop as those who know libuv see it: loop.c, loop_end.c and their tests.
  */
 #ifndef ZSD_LOOP_PRIV_H
 #define ZSD_LOOP_PRIV_H
@@ -8,7 +8,7 @@
 
 #include "daemon/loop.h"
 
-/** An eventfd whose owner has something to reap when it is readable (loop_wake.c). */
+/** An eventfd whose owner has something to reap when it is readable (loop.c). */
 struct zsd_wake {
     uv_poll_t poll;
     int fd;
@@ -37,7 +37,5 @@ struct zsd_loop {
     struct zsd_wake wakes[ZSD_WAKES];
     struct zsd_ending ending;
 };
-
-int zsd_wakes_start(struct zsd *daemon, struct zb_err *err);
 
 #endif

@@ -16,7 +16,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/size.h"
+#include "daemon/config/config.h"
 #include "daemon/loop.h"
 #include "daemon/offline.h"
 #include "daemon/os/notify.h"

@@ -14,12 +14,11 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "base/size.h"
+#include "daemon/core_life.h"
 #include "daemon/disk/datadir.h"
 #include "daemon/disk/paths.h"
-#include "daemon/run/compute.h"
-#include "daemon/run/core.h"
 #include "daemon/show/fsck.h"
+#include "daemon/store/rowio.h"
 
 #define LANES       16u
 #define PROGRESS_NS 200000000u

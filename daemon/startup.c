@@ -14,15 +14,14 @@
 #include <unistd.h>
 
 #include "base/forecast.h"
-#include "base/size.h"
 #include "base/sysmem.h"
+#include "daemon/core_life.h"
 #include "daemon/disk/datadir.h"
 #include "daemon/disk/paths.h"
+#include "daemon/dispatch.h"
 #include "daemon/loop.h"
 #include "daemon/net/server.h"
 #include "daemon/os/numa.h"
-#include "daemon/run/compute.h"
-#include "daemon/run/core.h"
 #include "daemon/run/gpu_tier.h"
 #include "nvme/zn_fixed.h"
 
@@ -213,6 +212,11 @@ static void compute_down(struct zsd *daemon)
     daemon->compute = NULL;
 }
 
+static int server_up(struct zsd *daemon, struct zb_err *err)
+{
+    return zsd_server_open(daemon, zsd_loop_uv(daemon), &zsd_dispatch_ops, err);
+}
+
 /* ---- the rows */
 
 static const struct {
@@ -224,7 +228,7 @@ static const struct {
     { "data", data_up, data_down },          { "kernels", kernels_up, kernels_down },
     { "engine", engine_up, engine_down },    { "compute", compute_up, compute_down },
     { "gpu", zsd_gpu_open, zsd_gpu_close },  { "core", zsd_core_new, zsd_core_free },
-    { "loop", zsd_loop_new, zsd_loop_free }, { "server", zsd_server_open, zsd_server_close },
+    { "loop", zsd_loop_new, zsd_loop_free }, { "server", server_up, zsd_server_close },
 };
 
 int zsd_startup(struct zsd *daemon, struct zb_err *err)

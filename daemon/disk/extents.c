@@ -14,15 +14,16 @@
  *     E3  There is room in free_at and in `held` for every place there is: lending one and giving
  *         it back never asks for memory.
  */
+#include "daemon/disk/extents.h"
+
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/map.h"
-#include "base/size.h"
+#include "base/slots.h"
 #include "daemon/disk/paths.h"
-#include "daemon/store/store.h"
 
 /* A value of `held`: how long the place is, and how many hold it. */
 #define UNITS_BITS 12u
@@ -50,13 +51,13 @@ struct zsd_extents {
 
 int zsd_extents_new(struct zsd_core *core)
 {
-    core->places = calloc(1, sizeof(*core->places));
-    return core->places ? 0 : -ENOMEM;
+    core->disk->places = calloc(1, sizeof(*core->disk->places));
+    return core->disk->places ? 0 : -ENOMEM;
 }
 
 void zsd_extents_free(struct zsd_core *core)
 {
-    struct zsd_extents *e = core->places;
+    struct zsd_extents *e = core->disk->places;
 
     if (!e)
         return;
@@ -65,7 +66,7 @@ void zsd_extents_free(struct zsd_core *core)
     free(e->classes);
     zb_map_done(&e->held);
     free(e);
-    core->places = NULL;
+    core->disk->places = NULL;
 }
 
 /* ---- classes */
@@ -134,7 +135,7 @@ static int class_reserve(struct place_class *c, uint64_t total)
 
 void zsd_extent_ref(struct zsd_core *core, uint64_t at)
 {
-    uint32_t *v = zb_map_find(&core->places->held, at);
+    uint32_t *v = zb_map_find(&core->disk->places->held, at);
 
     assert(v && HOLDERS(*v) < HOLDERS(UINT32_MAX));
     *v += HOLDER;
@@ -142,7 +143,7 @@ void zsd_extent_ref(struct zsd_core *core, uint64_t at)
 
 void zsd_extent_unref(struct zsd_core *core, uint64_t at, uint64_t bytes)
 {
-    struct zsd_extents *e = core->places;
+    struct zsd_extents *e = core->disk->places;
     uint32_t *v = zb_map_find(&e->held, at);
     struct place_class *c = class_find(e, bytes);
 
@@ -162,7 +163,7 @@ void zsd_extent_unref(struct zsd_core *core, uint64_t at, uint64_t bytes)
 
 uint64_t zsd_extent_take(struct zsd_core *core, uint64_t bytes)
 {
-    struct zsd_extents *e = core->places;
+    struct zsd_extents *e = core->disk->places;
     struct place_class *c = class_find(e, bytes);
     uint64_t at;
     int rc;
@@ -176,14 +177,14 @@ uint64_t zsd_extent_take(struct zsd_core *core, uint64_t bytes)
 
 uint32_t zsd_extent_refs(const struct zsd_core *core, uint64_t at)
 {
-    const uint32_t *v = zb_map_find(&core->places->held, at);
+    const uint32_t *v = zb_map_find(&core->disk->places->held, at);
 
     return v ? HOLDERS(*v) : 0;
 }
 
 int zsd_extent_adopt(struct zsd_core *core, uint64_t at, uint64_t bytes, struct zb_err *err)
 {
-    struct zsd_extents *e = core->places;
+    struct zsd_extents *e = core->disk->places;
     uint32_t *v;
     struct place_class *c;
     int rc;
@@ -224,7 +225,7 @@ int zsd_extent_adopt(struct zsd_core *core, uint64_t at, uint64_t bytes, struct 
 
 int zsd_places_copy(const struct zsd_core *core, struct zsd_places_copy *ret)
 {
-    const struct zsd_extents *e = core->places;
+    const struct zsd_extents *e = core->disk->places;
 
     *ret = (struct zsd_places_copy){ 0 };
     if (!e)
@@ -305,7 +306,7 @@ static uint64_t class_lacks(const struct place_class *c)
  * lacks. Their addresses stay behind nfree, for promise_undo(). */
 static void promise_give(struct zsd_core *core)
 {
-    struct zsd_extents *e = core->places;
+    struct zsd_extents *e = core->disk->places;
 
     for (uint32_t i = 0; i < e->n; i++) {
         struct place_class *c = &e->classes[i];
@@ -321,7 +322,7 @@ static void promise_give(struct zsd_core *core)
 /* As it was: what was taken goes back, and what was given comes again. */
 static void promise_undo(struct zsd_core *core, const struct place_class *before)
 {
-    struct zsd_extents *e = core->places;
+    struct zsd_extents *e = core->disk->places;
 
     for (uint32_t i = 0; i < e->n; i++)
         for (struct place_class *c = &e->classes[i]; c->nfree > before[i].nfree;) {
@@ -343,7 +344,7 @@ static void promise_undo(struct zsd_core *core, const struct place_class *before
  */
 static int promise_take(struct zsd_core *core, struct zb_err *err)
 {
-    struct zsd_extents *e = core->places;
+    struct zsd_extents *e = core->disk->places;
     uint64_t lacks = 0, left = zsd_map_free_bytes(core);
     uint64_t least = core->daemon->engine_base;
 
@@ -379,7 +380,7 @@ static int promise_take(struct zsd_core *core, struct zb_err *err)
 int zsd_promise_set(struct zsd_core *core, struct zb_needs *now, const struct zb_needs *want,
                     struct zb_err *err)
 {
-    struct zsd_extents *e = core->places;
+    struct zsd_extents *e = core->disk->places;
     struct place_class *before = NULL;
     bool grows = false;
     int rc;
@@ -415,4 +416,45 @@ int zsd_promise_set(struct zsd_core *core, struct zb_needs *now, const struct zb
         memmove(now->needs, want->needs, want->n * sizeof(*now->needs));
     now->n = want->n;
     return 0;
+}
+
+/* ---- booked in the account */
+
+int zsd_nvme_promise(struct zsd_core *core, struct zsd_account *held, struct zb_needs *now,
+                     const struct zb_needs *want, const uint64_t planes[ZB_PLANES],
+                     struct zb_err *err)
+{
+    uint64_t all = planes[ZB_PARAM] + planes[ZB_GRAD] + planes[ZB_STATE];
+    uint64_t has = zb_needs_bytes(now), needs = zb_needs_bytes(want);
+    int rc;
+
+    assert(all <= needs);
+    if (needs > has && needs - has > zsd_account_free(&core->tiers.nvme))
+        return zb_fail(err, -ENOSPC, "%s of NVMe are needed, and %s are free",
+                       zb_size_text(needs - has).s,
+                       zb_size_text(zsd_account_free(&core->tiers.nvme)).s);
+    rc = zsd_promise_set(core, now, want, err);
+    if (rc < 0)
+        return rc;
+    for (int use = 0; use < ZSD_USES; use++) {
+        uint64_t bytes = use == ZSD_USE_PARAM   ? planes[ZB_PARAM]
+                         : use == ZSD_USE_GRAD  ? planes[ZB_GRAD]
+                         : use == ZSD_USE_STATE ? planes[ZB_STATE]
+                         : use == ZSD_USE_RING  ? needs - all
+                                                : 0;
+
+        core->tiers.nvme.used[use] -= held->used[use];
+        core->tiers.nvme.used[use] += bytes;
+        held->used[use] = bytes;
+    }
+    return 0;
+}
+
+void zsd_nvme_unpromise(struct zsd_core *core, struct zsd_account *held, struct zb_needs *now)
+{
+    const struct zb_needs none = { 0 };
+    const uint64_t planes[ZB_PLANES] = { 0 };
+
+    (void)zsd_nvme_promise(core, held, now, &none, planes, NULL); /* it shrinks: never fails */
+    zb_needs_done(now);
 }

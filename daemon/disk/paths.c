@@ -5,9 +5,9 @@
 #include <string.h>
 #include <sys/eventfd.h>
 
-#include "base/plan.h"
-#include "base/size.h"
+#include "base/slots.h"
 #include "daemon/disk/datadir.h"
+#include "daemon/os/arena.h"
 
 /* ---- the measurement
  *
@@ -108,7 +108,7 @@ static void rate_give(struct zb_space *map, uint32_t len_bytes, unsigned n,
 static unsigned rate_ranges(const struct zsd_core *core, unsigned path, struct rate *r,
                             uint64_t first[RATE_IOS])
 {
-    struct zb_space *map = core->maps[path];
+    struct zb_space *map = core->disk->maps[path];
     unsigned want =
         (unsigned)zb_min_u64(RATE_IOS, zn_info(zsd_path_engine(core->daemon, path))->depth);
     unsigned taken;
@@ -169,7 +169,7 @@ static int rate_measure(struct zsd_core *core, unsigned path, uint8_t *buffers)
             (unsigned)zb_min_u64(r.n, zb_max_u64(RATE_NS / (uint64_t)(read_ns + write_ns + 1), 1));
     for (unsigned round = 0; r.n > 0 && round < RATE_ROUNDS && r.rc == 0; round++)
         rate_round(e, &r, r.n, &read_ns, &write_ns);
-    rate_give(core->maps[path], r.len_bytes, taken, first);
+    rate_give(core->disk->maps[path], r.len_bytes, taken, first);
     if (r.rc == 0 && r.n > 0)
         core->daemon->path_rates[path] = rate_result(&r, read_ns, write_ns);
     return r.rc;
@@ -301,21 +301,21 @@ int zsd_map_init(struct zsd_core *core, struct zb_err *err)
 {
     for (unsigned i = 0; i < zsd_paths(core->daemon); i++) {
         uint64_t bytes = zsd_path_bytes(core, i);
-        int rc = zb_space_new(&core->maps[i], bytes / ZB_PAGE_ALIGN);
+        int rc = zb_space_new(&core->disk->maps[i], bytes / ZB_PAGE_ALIGN);
 
         if (rc < 0)
             return zb_fail(err, rc, "the map of %s of NVMe: %m", zb_size_text(bytes).s);
     }
-    core->extents = core->maps[0];
+    core->disk->extents = core->disk->maps[0];
     return 0;
 }
 
 void zsd_map_done(struct zsd_core *core)
 {
     for (unsigned i = 0; i < ZN_PATHS_MAX; i++)
-        zb_space_free(core->maps[i]);
-    memset(core->maps, 0, sizeof(core->maps));
-    core->extents = NULL;
+        zb_space_free(core->disk->maps[i]);
+    memset(core->disk->maps, 0, sizeof(core->disk->maps));
+    core->disk->extents = NULL;
 }
 
 uint64_t zsd_path_weight(const struct zsd *daemon, unsigned path)
@@ -338,7 +338,7 @@ static unsigned map_next(const struct zsd_core *core, unsigned left, uint64_t un
     double best_load = 0;
 
     for (unsigned i = 0; i < zsd_paths(core->daemon); i++) {
-        const struct zb_space *map = core->maps[i];
+        const struct zb_space *map = core->disk->maps[i];
         double load = (double)(zb_space_total_units(map) - zb_space_free_units(map) + units) /
                       (double)zsd_path_weight(core->daemon, i);
 
@@ -356,7 +356,7 @@ uint64_t zsd_map_take(struct zsd_core *core, uint64_t bytes)
     unsigned left = (1u << ZN_PATHS_MAX) - 1, path;
 
     while ((path = map_next(core, left, units)) < ZN_PATHS_MAX) {
-        if (zb_space_take(core->maps[path], units, &first) == 0)
+        if (zb_space_take(core->disk->maps[path], units, &first) == 0)
             return ZN_AT(path, first * ZB_PAGE_ALIGN);
         left &= ~(1u << path);
     }
@@ -367,13 +367,13 @@ int zsd_map_take_at(struct zsd_core *core, uint64_t at, uint64_t bytes)
 {
     if (ZN_AT_PATH(at) >= zsd_paths(core->daemon) || at % ZB_PAGE_ALIGN != 0)
         return -ERANGE;
-    return zb_space_take_at(core->maps[ZN_AT_PATH(at)], ZN_AT_OFFSET(at) / ZB_PAGE_ALIGN,
+    return zb_space_take_at(core->disk->maps[ZN_AT_PATH(at)], ZN_AT_OFFSET(at) / ZB_PAGE_ALIGN,
                             bytes / ZB_PAGE_ALIGN);
 }
 
 void zsd_map_give(struct zsd_core *core, uint64_t at, uint64_t bytes)
 {
-    zb_space_give(core->maps[ZN_AT_PATH(at)], ZN_AT_OFFSET(at) / ZB_PAGE_ALIGN,
+    zb_space_give(core->disk->maps[ZN_AT_PATH(at)], ZN_AT_OFFSET(at) / ZB_PAGE_ALIGN,
                   bytes / ZB_PAGE_ALIGN);
 }
 
@@ -382,7 +382,7 @@ uint64_t zsd_map_free_bytes(const struct zsd_core *core)
     uint64_t units = 0;
 
     for (unsigned i = 0; i < zsd_paths(core->daemon); i++)
-        units += zb_space_free_units(core->maps[i]);
+        units += zb_space_free_units(core->disk->maps[i]);
     return units * ZB_PAGE_ALIGN;
 }
 
@@ -391,6 +391,6 @@ uint64_t zsd_map_total_bytes(const struct zsd_core *core)
     uint64_t units = 0;
 
     for (unsigned i = 0; i < zsd_paths(core->daemon); i++)
-        units += zb_space_total_units(core->maps[i]);
+        units += zb_space_total_units(core->disk->maps[i]);
     return units * ZB_PAGE_ALIGN;
 }

@@ -11,7 +11,7 @@
 #ifndef ZSD_PATHS_H
 #define ZSD_PATHS_H
 
-#include "daemon/run/core_priv.h"
+#include "daemon/disk/disk.h"
 
 static inline unsigned zsd_paths(const struct zsd *daemon)
 {
@@ -47,7 +47,7 @@ int zsd_paths_slots(const struct zsd *daemon, struct zn_slot slots[ZN_PATHS_MAX]
 
 /* ---- the map: which bytes of each data file are taken */
 
-/** core->maps of all data files: 0 or -ENOMEM; zsd_map_done() takes what it left. */
+/** core->disk->maps of all data files: 0 or -ENOMEM; zsd_map_done() takes what it left. */
 int zsd_map_init(struct zsd_core *core, struct zb_err *err);
 void zsd_map_done(struct zsd_core *core);
 

@@ -1,9 +1,6 @@
 /*
- * job.c - jobs and their ranks: finding, holding, leaving, ending. See job.h for the states and
- * invariants. How they come to be: op/open.c, define.c, op/ready.c.
- *
- * WHO ANSWERS. A request that must wait (open, ready, step) is kept by its member; whoever ends the
- * wait answers it, exactly once, and clears the field.
+ * job.c - jobs and their ranks: finding, holding, telling. See job.h for the states and
+ * invariants. How they come to be: op/open.c, op/define.c, op/ready.c; how they end: op/end.c.
  */
 #include "daemon/job/job.h"
 
@@ -12,8 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/log.h"
-#include "daemon/job/job_priv.h"
+#include "daemon/job/shard.h"
 #include "daemon/store/store.h"
 #include "proto/shard.pb-c.h"
 
@@ -21,7 +17,7 @@
 
 struct zsd_job *zsd_job_by_name(struct zsd_core *core, const char *name)
 {
-    zb_list_each(pos, &core->jobs)
+    zb_list_each(pos, &core->jobs->list)
     {
         struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
 
@@ -29,6 +25,21 @@ struct zsd_job *zsd_job_by_name(struct zsd_core *core, const char *name)
             return job;
     }
     return NULL;
+}
+
+bool zsd_job_name_coming(const struct zsd_core *core, const char *name)
+{
+    if (!core->store)
+        return false;
+    zb_list_each(pos, &core->store->saved)
+    {
+        const struct zsd_saved *s = zb_container_of(pos, struct zsd_saved, node);
+
+        if (!s->gone && strcmp(s->name, name) == 0 && !zsd_saved_kept(s) &&
+            (s->coming || (s->job && s->job->state == ZSD_ENDED && s->job->commit)))
+            return true;
+    }
+    return false;
 }
 
 /* The rank that this connection is, of a job that is alive: else NULL and err. */
@@ -110,15 +121,16 @@ void *zsd_staging_at(struct zsd_member *m, uint64_t off, uint64_t len_bytes)
 void zsd_job_hold(struct zsd_job *job)
 {
     job->inflight++;
-    job->core->ops++;
+    job->core->in_progress++;
 }
 
 void zsd_job_unhold(struct zsd_job *job)
 {
     assert(job->inflight > 0);
     job->inflight--;
-    job->core->ops--;
-    zsd_job_forget_if_over(job);
+    job->core->in_progress--;
+    if (job->inflight == 0 && job->state == ZSD_ENDED)
+        zsd_defer(job->core, &job->over);
 }
 
 void zsd_job_active(struct zsd_job *job)
@@ -129,12 +141,8 @@ void zsd_job_active(struct zsd_job *job)
 void zsd_job_idle(struct zsd_job *job)
 {
     assert(job->active > 0);
-    if (--job->active > 0)
-        return;
-    zsd_ready_resume(job);
-    zsd_step_resume(job);
-    if (!zb_list_empty(&job->core->opens)) /* one may wait for the last writes of ranks that left */
-        zsd_job_room(job->core);
+    if (--job->active == 0)
+        zsd_defer(job->core, &job->wake);
 }
 
 bool zsd_job_live(const struct zsd_job *job)
@@ -153,35 +161,23 @@ bool zsd_job_writing(const struct zsd_job *job)
     return false;
 }
 
-/* Ranks that attached meanwhile hear what there is now. */
-static void opens_answer(struct zsd_job *job)
-{
-    zb_list_each(pos, &job->members)
-    {
-        struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
-
-        if (m->open_req && m->staging.fd >= 0)
-            zsd_open_answer(m);
-    }
-}
-
 void zsd_job_committed(struct zsd_job *job)
 {
-    if (job->state == ZSD_READY && !job->commit)
-        opens_answer(job);
-    zsd_ready_resume(job);
-    zsd_step_resume(job);
-    zsd_job_room(job->core);
+    zsd_defer(job->core, &job->wake);
+    zsd_room_changed(job->core);
 }
 
 void zsd_job_stepped(struct zsd_job *job)
 {
     for (uint32_t i = 0; i < job->nshards; i++)
         zsd_shard_wake(job->shards[i]);
-    opens_answer(job);
-    zsd_ready_resume(job);
-    if (!zb_list_empty(&job->core->opens)) /* one may wait for the step of ranks that left */
-        zsd_job_room(job->core);
+    zsd_defer(job->core, &job->wake);
+}
+
+void zsd_job_fail(struct zsd_job *job, const struct zb_err *why)
+{
+    (void)zb_fail(&job->failed, why->code, "%s", why->text);
+    zsd_defer(job->core, &job->over);
 }
 
 /* ---- members */
@@ -224,64 +220,6 @@ uint32_t zsd_job_attached(const struct zsd_job *job)
     return n;
 }
 
-/* A member that is gone and whose staging nobody reads any more. */
-static void member_free_if_over(struct zsd_member *m)
-{
-    struct zsd_job *job = m->job;
-
-    if (m->conn || m->staging_users > 0)
-        return;
-    zb_list_remove(&m->node);
-    if (m->staging.fd >= 0)
-        zsd_arena_end(job, ZSD_STAGING_CLOSE, m->staging, NULL, 0, m->staging.bytes);
-    zsd_unit_free(m->defining);
-    zsd_note_done(&m->note);
-    zsd_note_done(&m->job_note);
-    free(m);
-    zsd_job_forget_if_over(job);
-}
-
-void zsd_staging_put(struct zsd_member *m)
-{
-    assert(m->staging_users > 0);
-    m->staging_users--;
-    member_free_if_over(m);
-}
-
-void zsd_member_answer(struct zsd_req **req, struct zsd_timed *timed, const struct zb_err *why)
-{
-    struct zsd_req *r = *req;
-
-    if (!r)
-        return;
-    *req = NULL;
-    zsd_timed_disarm(timed);
-    zsd_reply_err(r, why);
-}
-
-void zsd_member_detach(struct zsd_member *m, const struct zb_err *why)
-{
-    struct zsd_req *opening = m->open_req;
-
-    zsd_fetch_cancel(m, why);
-    zsd_unpin_all(m);
-    m->ready = false;
-    zsd_member_answer(&m->ready_req, &m->ready_timed, why);
-    m->open_req = NULL;
-    if (opening)
-        zsd_reply_err(opening, why);
-    else
-        zsd_step_give_up(m->job, why);
-    if (!opening && m->job->state == ZSD_READY) /* else it is over, or goes on without */
-        zsd_early_drop(m->job);
-    zsd_member_answer(&m->step_req, &m->step_timed, why);
-    m->conn->member = NULL;
-    m->conn = NULL;
-    member_free_if_over(m);
-}
-
-/* ---- the end of a job */
-
 void zsd_job_tell(struct zsd_job *job, uint16_t event, uint32_t rank, const struct zb_err *why)
 {
     Zp__JobEvent message = ZP__JOB_EVENT__INIT;
@@ -297,272 +235,4 @@ void zsd_job_tell(struct zsd_job *job, uint16_t event, uint32_t rank, const stru
         if (m->conn && !m->open_req && !(event == ZP_EVENT_PEER_LOST && m->rank == rank))
             zsd_event(m->conn, event, &message.base);
     }
-}
-
-static void job_quit(struct zsd_job *job, uint16_t event, uint32_t rank, const struct zb_err *why)
-{
-    if (job->state == ZSD_ENDED)
-        return;
-    zb_log(why->code == -ECANCELED ? ZB_LOG_INFO : ZB_LOG_WARN, "job-end",
-           "job=\"%s\" iterations=%llu why=\"%s\"", job->name, (unsigned long long)job->iterations,
-           why->text);
-    job->state = ZSD_ENDED;
-    job->why = *why;
-    job->ready_waits = false;
-    zsd_want_end(job->core, &job->want);
-    zsd_replan(job->core);
-    zsd_job_hold(job); /* answering may drop the last holder */
-    if (why->code != -ECANCELED)
-        zsd_job_tell(job, event, rank, why);
-    zsd_step_cancel(job, why);
-    zsd_early_drop(job);
-    zsd_push_cancel(job, why);
-    zb_list_each(pos, &job->members)
-    {
-        struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
-
-        zsd_fetch_cancel(m, why);
-        zsd_member_answer(&m->ready_req, &m->ready_timed, why);
-        zsd_member_answer(&m->step_req, &m->step_timed, why);
-        zsd_unpin_all(m);
-        if (m->open_req && m->staging.fd >= 0) /* else staging_opened() does it */
-            zsd_member_detach(m, why);
-    }
-    zsd_fill_cancel(job);
-    zsd_job_unhold(job);
-}
-
-void zsd_job_end(struct zsd_job *job, const struct zb_err *why)
-{
-    job_quit(job, ZP_EVENT_JOB_FAILED, 0, why);
-}
-
-/* The saved job may be made again, whoever still looks at this incarnation. */
-static void job_let_go(struct zsd_job *job)
-{
-    struct zsd_saved *saved = job->saved;
-
-    zsd_version_unref(job->from); /* its places are promised to the saved job alone */
-    job->from = NULL;
-    if (!saved)
-        return;
-    job->saved = NULL;
-    job->promise = NULL;
-    saved->job = NULL;
-    if (saved->ended)
-        zsd_defer(job->core, saved->ended);
-    zsd_saved_unhold(saved);
-    if (job->seen) /* else its own open looks again, for ever, and nothing else gets a turn */
-        zsd_job_room(job->core);
-}
-
-void zsd_job_free(struct zsd_job *job)
-{
-    zb_list_remove(&job->node);
-    zb_list_remove(&job->room_work.node);
-    zb_list_remove(&job->step.work.node);
-    zb_list_remove(&job->early.work.node);
-    for (uint32_t i = 0; i < job->nshards; i++)
-        zsd_shard_free(job->shards[i]);
-    for (uint32_t i = 0; i < job->nunits; i++)
-        zsd_unit_free(job->units[i]);
-    for (uint32_t i = 0; job->notes && i < job->world; i++)
-        zsd_note_done(&job->notes[i]);
-    zsd_note_done(&job->note);
-    job_let_go(job);
-    if (job->seen)
-        zsd_job_room(job->core);
-    free(job->notes);
-    free(job->step.pages_left);
-    free(job->shards);
-    free(job->units);
-    free(job);
-}
-
-/* Ended and nothing in flight: first its bytes go back, then, without ranks, the struct. */
-void zsd_job_forget_if_over(struct zsd_job *job)
-{
-    if (job->state != ZSD_ENDED || job->inflight > 0)
-        return;
-    if (job->placed) {
-        struct zsd_arena arena = job->arena;
-        uint8_t *memory = job->memory;
-
-        job->arena = ZSD_ARENA_NONE;
-        job->memory = NULL;
-        job->placed = false; /* zsd_unplace() comes once, from the task */
-        zsd_arena_end(job, ZSD_ARENA_CLOSE, arena, memory, job->memory_bytes, 0);
-        zsd_job_forget_if_over(job); /* a task holds it now, unless there was no memory for one */
-        return;
-    }
-    job_let_go(job);
-    if (zb_list_empty(&job->members))
-        zsd_job_free(job);
-}
-
-/* It is the daemon that goes, and no rank is to take another one for dead. */
-static void job_end_with_daemon(struct zsd_job *job)
-{
-    struct zb_err why = { 0 };
-
-    (void)zb_fail(&why, -ENOTCONN, "the daemon is ending");
-    zsd_job_end(job, &why);
-}
-
-void zsd_jobs_end_all(struct zsd_core *core)
-{
-    struct zb_err why = { 0 };
-
-    zsd_opens_refuse(core);
-    (void)zb_fail(&why, -ENOTCONN, "the daemon is ending");
-    if (core->store)
-        zb_list_each(pos, &core->store->saved)
-            zsd_snap_cancel(zb_container_of(pos, struct zsd_saved, node), &why);
-    zb_list_each(pos, &core->jobs)
-    {
-        job_end_with_daemon(zb_container_of(pos, struct zsd_job, node));
-    }
-}
-
-void zsd_jobs_forget_all(struct zsd_core *core)
-{
-    while (!zb_list_empty(&core->jobs)) {
-        struct zsd_job *job = zb_container_of(core->jobs.next, struct zsd_job, node);
-
-        assert(job->inflight == 0 && !job->placed);
-        zb_list_each(pos, &job->members)
-        {
-            struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
-
-            if (m->conn)
-                m->conn->member = NULL;
-            zb_list_remove(&m->node);
-            zsd_arena_close(&m->staging);
-            zsd_unit_free(m->defining);
-            zsd_note_done(&m->note);
-            zsd_note_done(&m->job_note);
-            free(m);
-        }
-        zsd_job_free(job);
-    }
-}
-
-void zsd_core_gone(struct zsd_conn *conn)
-{
-    struct zsd_member *m = conn->member;
-    struct zsd_job *job;
-    struct zb_err why = { 0 };
-
-    zsd_opens_gone(conn);
-    zsd_reader_gone(conn);
-    if (!m)
-        return;
-    job = m->job;
-    (void)zb_fail(&why, -EOWNERDEAD, "rank %u of job '%s' (process %d) died or hung up", m->rank,
-                  job->name, (int)conn->pid);
-    zsd_job_hold(job);
-    if (job->core->draining) { /* this rank was the first to hear it, and has left */
-        why = (struct zb_err){ 0 };
-        (void)zb_fail(&why, -ENOTCONN, "the daemon is ending");
-        if (!job->durable || job->state < ZSD_READY) /* else it is saved first */
-            zsd_job_end(job, &why);
-    } else if (job->state != ZSD_ENDED) {
-        uint32_t rank = m->rank;
-
-        if (!job->keep || job->state < ZSD_READY) {
-            job_quit(job, ZP_EVENT_PEER_LOST, rank, &why);
-        } else if (!m->open_req) { /* kept: the others hear it, the state stays */
-            zb_log(ZB_LOG_WARN, "rank-lost", "job=\"%s\" rank=%u", job->name, rank);
-            zsd_job_tell(job, ZP_EVENT_PEER_LOST, rank, &why);
-        }
-    }
-    if (conn->member) /* one that waits to attach goes with its job */
-        zsd_member_detach(m, &why);
-    zsd_job_unhold(job);
-}
-
-/* ---- leaving */
-
-void zsd_job_close(struct zsd_req *req, const ProtobufCMessage *message)
-{
-    const Zp__JobRef *q = (const Zp__JobRef *)(const void *)message;
-    struct zsd_member *m = req->conn->member;
-    struct zb_err why = { 0 };
-    struct zsd_job *job;
-    bool last;
-
-    if (!m || m->job->number != q->job) {
-        zsd_refuse(req, -ENOENT, "job %llu is not the one that this connection has opened",
-                   (unsigned long long)q->job);
-        return;
-    }
-    job = m->job;
-    if (m->open_req) {
-        zsd_refuse(req, -EBUSY, "rank %u of job '%s' is still being opened", m->rank, job->name);
-        return;
-    }
-    zsd_job_hold(job);
-    last = zsd_job_attached(job) == 1;
-    if (!job->keep && job->state != ZSD_DEFINING) /* until it is ready, a rank may come again */
-        job->left++;
-    (void)zb_fail(&why, -ECANCELED, "rank %u left job '%s'", m->rank, job->name);
-    if (last && job->state != ZSD_ENDED && (!job->keep || job->state == ZSD_DEFINING))
-        zsd_job_end(job, &why);
-    zsd_member_detach(m, &why);
-    zsd_reply(req, NULL, -1);
-    zsd_job_unhold(job);
-}
-
-void zsd_job_share(struct zsd_req *req, const ProtobufCMessage *message)
-{
-    const Zp__JobShare *q = (const Zp__JobShare *)(const void *)message;
-    struct zsd_job *job = zsd_job_by_name(req->daemon->core, q->name);
-
-    if (!job) {
-        zsd_refuse(req, -ENOENT, "there is no job '%s' in memory", q->name);
-        return;
-    }
-    if (!zsd_may(req->conn, job->uid)) {
-        zsd_refuse(req, -EPERM, "job '%s' belongs to user %u", q->name, (unsigned)job->uid);
-        return;
-    }
-    if (q->share > ZSD_SHARE_MAX) {
-        zsd_refuse(req, -EINVAL, "a share of %u: from 1 to %u", q->share, ZSD_SHARE_MAX);
-        return;
-    }
-    job->payer.share = q->share == 0 ? ZSD_SHARE_DEFAULT : q->share;
-    zb_log(ZB_LOG_INFO, "job-share", "job=\"%s\" share=%u", job->name, job->payer.share);
-    zsd_replan(job->core);
-    zsd_reply(req, NULL, -1);
-}
-
-void zsd_job_destroy(struct zsd_req *req, const ProtobufCMessage *message)
-{
-    const Zp__JobName *q = (const Zp__JobName *)(const void *)message;
-    struct zsd_job *job = zsd_job_by_name(req->daemon->core, q->name);
-    struct zsd_saved *saved = zsd_saved_by_name(req->daemon->core, q->name);
-    struct zb_err why = { 0 };
-
-    if (!job && !saved) {
-        zsd_refuse(req, -ENOENT, "there is no job '%s'", q->name);
-        return;
-    }
-    if (!saved && job->saved && job->commit) /* its first commit may come yet */
-        saved = job->saved;
-    if (saved && (!job || zsd_job_attached(job) == 0)) {
-        zsd_saved_destroy(req, saved);
-        return;
-    }
-    if (!zsd_may(req->conn, job->uid)) {
-        zsd_refuse(req, -EPERM, "job '%s' belongs to user %u", q->name, (unsigned)job->uid);
-        return;
-    }
-    if (zsd_job_attached(job) > 0) {
-        zsd_refuse(req, -EBUSY, "job '%s' has %u ranks attached", q->name, zsd_job_attached(job));
-        return;
-    }
-    (void)zb_fail(&why, -ECANCELED, "job '%s' was destroyed by user %u", q->name,
-                  (unsigned)req->conn->uid);
-    zsd_job_end(job, &why);
-    zsd_reply(req, NULL, -1);
 }

@@ -1,12 +1,12 @@
 /*
  * shard.c - shards: making them, pinning them, what they hold. See job.h for the model.
  */
+#include "daemon/job/shard.h"
+
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "daemon/store/store.h"
 
 struct zsd_shard *zsd_shard_new(struct zsd_job *job, struct zsd_unit *unit, uint32_t rank,
                                 uint64_t first, uint64_t count)
@@ -56,31 +56,6 @@ void zsd_shard_free(struct zsd_shard *s)
     free(s->written);
     free(s->busy);
     free(s);
-}
-
-void zsd_shard_bytes(const struct zsd_shard *s, uint64_t *ret_host, uint64_t *ret_nvme,
-                     uint64_t *ret_gpu)
-{
-    uint64_t host = 0, nvme = 0, gpu = 0;
-
-    for (int p = 0; p < ZB_PLANES; p++) {
-        const struct zsd_plane *plane = &s->planes[p];
-        uint64_t page_elems = s->job->core->page_elems;
-        uint64_t resident = zb_min_u64(s->count, plane->resident * page_elems);
-
-        uint64_t end = p == ZB_STATE ? zb_min_u64(s->count, s->gpu_from * page_elems) : s->count;
-
-        if (p == ZB_PARAM && zsd_params_there(s->job)) {
-            gpu += zb_plane_bytes(plane->block_bytes, page_elems, s->count);
-            continue;
-        }
-        host += zb_plane_bytes(plane->block_bytes, page_elems, resident);
-        nvme += zb_plane_bytes(plane->block_bytes, page_elems, end - resident);
-        gpu += zb_plane_bytes(plane->block_bytes, page_elems, s->count - end);
-    }
-    *ret_gpu = gpu;
-    *ret_host = host;
-    *ret_nvme = nvme;
 }
 
 /* ---- pins */
@@ -134,10 +109,10 @@ static void pin_drop(struct zsd_pin *pin, uint32_t count)
     }
     if (s->pins == 0 && !zsd_shard_resident(s)) {
         zb_list_push_back(&job->cached, &s->lru);
-        zsd_fill_resume(job);
+        zsd_defer(job->core, &job->wake);
     }
     if (job->pins == 0)
-        zsd_step_resume(job);
+        zsd_defer(job->core, &job->wake);
 }
 
 int zsd_unpin(struct zsd_shard *s, struct zsd_member *m)

@@ -14,6 +14,8 @@
  * the stream, and the turn in which it has room again goes on with them. Death is still noticed: a
  * stalled poll waits for the peer to hang up.
  */
+#include "daemon/net/conn.h"
+
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -21,9 +23,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "daemon/dispatch.h"
 #include "daemon/net/conn_priv.h"
-#include "daemon/run/core.h"
 
 static struct zsd_link *link_of(struct zsd_conn *conn)
 {
@@ -55,7 +55,7 @@ void zsd_link_end(struct zsd_link *l)
 
     assert(l->state != LINK_ENDED);
     l->state = LINK_ENDED;
-    zsd_core_gone(&l->conn); /* may answer requests of this link: dropped, as it is ENDED */
+    l->server->ops->gone(&l->conn); /* may answer requests of this link: dropped, as it is ENDED */
     while ((node = zb_list_pop_front(&l->conn.reqs)) != NULL)
         zb_container_of(node, struct zsd_req, conn_node)->conn = NULL;
     zb_list_remove(&l->todo_node);
@@ -233,13 +233,13 @@ static int link_dispatch(struct zsd_link *l, const struct zp_frame *frame, const
     if (frame->fds > 0)
         return zb_fail(err, -EPROTO, "a message of a client carries %u descriptors", frame->fds);
     if (frame->kind == ZP_ONEWAY)
-        return zsd_dispatch_oneway(&l->conn, arena, frame->method, body, frame->body_bytes, err);
+        return l->server->ops->oneway(&l->conn, arena, frame->method, body, frame->body_bytes, err);
     if (frame->kind != ZP_REQUEST)
         return zb_fail(err, -EPROTO, "a client sends requests only");
     req = req_new(l, frame);
     if (!req)
         return zb_fail(err, -ENOMEM, "a request: %m");
-    return zsd_dispatch(req, arena, body, frame->body_bytes);
+    return l->server->ops->request(req, arena, body, frame->body_bytes);
 }
 
 /** Handles one frame; false: the link has ended. */
@@ -385,7 +385,7 @@ static int link_build(struct zsd_link *l, int fd)
     l->conn.uid = cred.uid;
     l->conn.pid = cred.pid;
     rc = zp_stream_new(&l->stream, fd);
-    return rc < 0 ? rc : uv_poll_init(&l->server->daemon->loop->uv, &l->poll, fd);
+    return rc < 0 ? rc : uv_poll_init(l->server->uv, &l->poll, fd);
 }
 
 int zsd_link_new(struct zsd_server *server, int fd, bool refused)

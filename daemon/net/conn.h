@@ -48,12 +48,37 @@ struct zsd_req {
     struct zb_list conn_node, daemon_node; /* conn.c's */
 };
 
+struct zp_arena;
+
+/** What becomes of the frames of a connection, and of the connection: the daemon's, given to the
+ * server when it opens. */
+struct zsd_conn_ops {
+    /* Handles a request: it is answered at once, or its handler has it. The body's message lives in
+     * the arena until the handler returns. 0; 1: nothing more is to be read after the answer (no
+     * version in common, no hello). */
+    int (*request)(struct zsd_req *req, struct zp_arena *arena, const uint8_t *body,
+                   size_t body_bytes);
+    /* Handles a one-way frame: 0; -EPROTO the client does not keep to the protocol, hang up: err
+     * has the message. */
+    int (*oneway)(struct zsd_conn *conn, struct zp_arena *arena, uint16_t method,
+                  const uint8_t *body, size_t body_bytes, struct zb_err *err);
+    /* The connection ends: called once, and never from inside a handler. */
+    void (*gone)(struct zsd_conn *conn);
+};
+
 /** Answer and end a request. message NULL: Empty. fd is duplicated (-1: none). err has a code. */
 void zsd_reply(struct zsd_req *req, const ProtobufCMessage *message, int fd);
 /** The same with nfds descriptors, at most ZP_FDS_MAX. */
 void zsd_reply_fds(struct zsd_req *req, const ProtobufCMessage *message, const int *fds,
                    unsigned nfds);
 void zsd_reply_err(struct zsd_req *req, const struct zb_err *err);
+/** Answers with an error message made here; the request is over. */
+void zsd_refuse(struct zsd_req *req, int code, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/** A handler of a request: message is of the row's type (dispatch.c), already decoded, and lives
+ * only during the call. It answers req exactly once, now or later. */
+typedef void zsd_handler(struct zsd_req *req, const ProtobufCMessage *message);
 
 /** Sends an event (enum zp_event). */
 void zsd_event(struct zsd_conn *conn, uint16_t event, const ProtobufCMessage *message);

@@ -6,7 +6,6 @@
 
 #include <uv.h>
 
-#include "daemon/loop_priv.h"
 #include "daemon/net/conn.h"
 #include "daemon/net/server.h"
 #include "proto/codec.h"
@@ -19,6 +18,8 @@
 
 struct zsd_server {
     struct zsd *daemon;
+    uv_loop_t *uv;
+    const struct zsd_conn_ops *ops;
     struct zp_arena *arena; /* of the request that is being handled */
     char lock_path[128];    /* that of the socket and ".lock" */
     int lock_fd;            /* -1: not ours */
@@ -47,7 +48,7 @@ struct zsd_server {
  * INVARIANTS
  *     L1  Whatever has bytes to send that no poll waits for, is stalled and may go on, or is LOST,
  *         stands in server->todo.
- *     L2  zsd_core_gone() runs once, on the way into ENDED, and never from inside a call of the
+ *     L2  ops->gone() runs once, on the way into ENDED, and never from inside a call of the
  *         core's.
  *     L3  nreqs is the number of requests in conn.reqs.
  */

@@ -9,6 +9,8 @@
  * lock is held; who finds that the file that it locked is not the one at the path any more, begins
  * again. Our socket file is removed only while it is the one that we made.
  */
+#include "daemon/net/server.h"
+
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -221,15 +223,14 @@ static void server_on_poll(uv_poll_t *poll, int status, int events)
 
 static int server_watch(struct zsd_server *s, struct zb_err *err)
 {
-    uv_loop_t *uv = &s->daemon->loop->uv;
     int rc;
 
     if (listen(s->listen_fd, LISTEN_BACKLOG) < 0)
         return zb_fail(err, -errno, "listen: %m");
-    rc = uv_poll_init(uv, &s->poll, s->listen_fd);
+    rc = uv_poll_init(s->uv, &s->poll, s->listen_fd);
     if (rc < 0)
         return zb_fail(err, rc, "watch the socket: %m");
-    (void)uv_timer_init(uv, &s->pause); /* only fills memory */
+    (void)uv_timer_init(s->uv, &s->pause); /* only fills memory */
     s->handles = 2;
     s->poll.data = s->pause.data = s;
     server_listen(s);
@@ -274,7 +275,8 @@ static void server_on_closed(uv_handle_t *handle)
         server_free(s);
 }
 
-int zsd_server_open(struct zsd *daemon, struct zb_err *err)
+int zsd_server_open(struct zsd *daemon, struct uv_loop_s *uv, const struct zsd_conn_ops *ops,
+                    struct zb_err *err)
 {
     struct zsd_server *s = calloc(1, sizeof(*s));
     int rc;
@@ -282,6 +284,8 @@ int zsd_server_open(struct zsd *daemon, struct zb_err *err)
     if (!s)
         return zb_fail(err, -ENOMEM, "the server: %m");
     s->daemon = daemon;
+    s->uv = uv;
+    s->ops = ops;
     s->lock_fd = s->listen_fd = -1;
     zb_list_init(&s->links);
     zb_list_init(&s->refused);

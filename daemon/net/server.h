@@ -25,14 +25,19 @@
 #define ZSD_ACCEPT_PAUSE_MS 100u
 #define ZSD_ACCEPT_MAX      16u /* connections in one turn */
 
+struct uv_loop_s; /* uv.h */
+struct zsd_conn_ops;
+
 /**
  * Listens. Needs the loop and the core. daemon->config.socket becomes the path.
  *
+ * @param ops  what becomes of frames and connections; it outlives the server
  * @return 0; -ENAMETOOLONG, -ENOENT no such directory, -EADDRINUSE a daemon lives there, -EEXIST
  *         something that is no socket lies there, -EINVAL no such group, another: err has the
  *         sentence, and nothing of the path was changed
  */
-int zsd_server_open(struct zsd *daemon, struct zb_err *err);
+int zsd_server_open(struct zsd *daemon, struct uv_loop_s *uv, const struct zsd_conn_ops *ops,
+                    struct zb_err *err);
 /** Drain, then every connection ends. Their memory goes when the loop closes. NULL server: fine. */
 void zsd_server_close(struct zsd *daemon);
 

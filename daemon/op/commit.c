@@ -17,13 +17,17 @@
  * have voted: then it is committed or dropped. The next step waits for that, so that there are
  * never more than two versions.
  */
+#include "daemon/op/commit.h"
+
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/log.h"
+#include "daemon/op/requests.h"
+#include "daemon/op/snapshot.h"
 #include "daemon/page/pageop.h"
+#include "daemon/store/delta.h"
 #include "daemon/store/store.h"
 #include "proto/shard.pb-c.h"
 
@@ -84,7 +88,7 @@ static void commit_on_page(void *owner, const struct zsd_page_spec *spec, const 
 static bool commit_save(struct zsd_commit_op *op)
 {
     struct zsd_job *job = op->job;
-    uint32_t max = 2 * zsd_compute_threads(job->core->daemon->compute) + job->core->nbuffers;
+    uint32_t max = 2 * zsd_compute_threads(job->core->daemon->compute) + job->core->disk->nbuffers;
 
     while (op->next_shard < job->nshards && op->err.code == 0 && op->inflight < max) {
         struct zsd_shard *s = job->shards[op->next_shard];
@@ -501,7 +505,7 @@ void zsd_progress(struct zsd_req *req, const ProtobufCMessage *message)
         return;
     }
     if (job->state != ZSD_READY || job->commit || job->iterations > 0 || job->pins > 0 ||
-        job->early.said > 0) {
+        job->early_said > 0) {
         zsd_refuse(req, -EBUSY, "job '%s' has begun already: its progress is %llu", job->name,
                    (unsigned long long)job->iterations);
         return;

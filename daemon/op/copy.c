@@ -8,8 +8,11 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "daemon/op/early.h"
+#include "daemon/op/end.h"
+#include "daemon/op/push.h"
+#include "daemon/op/requests.h"
 #include "daemon/page/pageop.h"
-#include "daemon/store/store.h"
 #include "proto/shard.pb-c.h"
 
 static bool bit_get(const uint8_t *bits, uint32_t i)
@@ -165,7 +168,7 @@ static int write_check(const struct zsd_shard *s, struct zb_err *err)
 
     if (job->commit)
         return zb_fail(err, -EBUSY, "job '%s' is being committed", job->name);
-    if (job->early.said > 0 || job->early.inflight > 0)
+    if (job->early_said > 0 || job->early_inflight > 0)
         return zb_fail(err, -EBUSY, "step %llu of job '%s' was begun",
                        (unsigned long long)job->iterations + 1, job->name);
     if (saved && saved->prepared)

@@ -7,20 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/job/job_priv.h"
+#include "daemon/job/shard.h"
+#include "daemon/op/requests.h"
 #include "proto/codec.h"
+#include "proto/shard.pb-c.h"
 
 /* ---- units */
-
-void zsd_unit_free(struct zsd_unit *unit)
-{
-    if (!unit)
-        return;
-    free(unit->tensors);
-    free(unit->segments);
-    free(unit->shards);
-    free(unit);
-}
 
 static int unit_check(const struct zsd_job *job, const Zp__UnitDefine *q, struct zb_err *err)
 {
@@ -85,29 +77,6 @@ static int unit_tensor(struct zsd_unit *unit, const struct zsd_job *job, const Z
     }
     (void)snprintf(t.name, sizeof(t.name), "%s", q->name);
     unit->tensors[unit->ntensors++] = t;
-    return 0;
-}
-
-/* Runs of elements of one group; frozen tensors and gaps are in none. */
-int zsd_unit_segments(struct zsd_unit *unit)
-{
-    if (unit->ntensors == 0 || unit->layout.frozen)
-        return 0;
-    unit->segments = calloc(unit->ntensors, sizeof(*unit->segments));
-    if (!unit->segments)
-        return -ENOMEM;
-    for (uint32_t i = 0; i < unit->ntensors; i++) {
-        const struct zsd_tensor *t = &unit->tensors[i];
-        struct zk_segment *last = unit->nsegments > 0 ? &unit->segments[unit->nsegments - 1] : NULL;
-
-        if (t->group == ZP_GROUP_FROZEN)
-            continue;
-        if (last && last->group == t->group && last->first + last->count == t->first)
-            last->count += t->count;
-        else
-            unit->segments[unit->nsegments++] =
-                (struct zk_segment){ .first = t->first, .count = t->count, .group = t->group };
-    }
     return 0;
 }
 

@@ -31,7 +31,7 @@
  *     E2  Page p of such a shard, begun, is in flight, or s->held[p], or taken by the step, or has
  *         failed (early.err, or the job has ended).
  *     E3  What is dropped in flight has gone before a new gradient comes into its place
- *         (early_inflight), before a step of its page, before job->step.by_group changes and before
+ *         (early_inflight), before a step of its page, before job->step->by_group changes and before
  *         the job goes on elsewhere.
  */
 #include "daemon/op/early.h"
@@ -41,9 +41,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/job/job_priv.h"
+#include "daemon/op/end.h"
+#include "daemon/op/push.h"
+#include "daemon/op/ready.h"
+#include "daemon/op/requests.h"
+#include "daemon/op/step.h"
 #include "daemon/page/pageop.h"
-#include "daemon/store/store.h"
+#include "proto/shard.pb-c.h"
 
 static void early_work(struct zsd_job *job);
 
@@ -58,7 +62,7 @@ static bool early_same(const struct zsd_early *e, double scale, const struct zk_
 int zsd_early_check(const struct zsd_job *job, const struct zsd_step_op *want, uint32_t rank,
                     struct zb_err *err)
 {
-    if (job->early.said == 0 || want->skip || early_same(&job->early, want->scale, want->params))
+    if (job->early_said == 0 || want->skip || early_same(job->early, want->scale, want->params))
         return 0;
     return zb_fail(err, -EINVAL,
                    "rank %u asks for step %llu of job '%s' with other values than it was begun "
@@ -108,13 +112,13 @@ void zsd_step_begin(struct zsd_req *req, const ProtobufCMessage *message)
     if (!m)
         return;
     job = m->job;
-    e = &job->early;
+    e = job->early;
     if (begin_check(m, q, &err) < 0 ||
         zsd_step_scalars(job, q->scale, q->groups, q->n_groups, params, &err) < 0) {
         zsd_reply_err(req, &err);
         return;
     }
-    if (e->said > 0 && (!early_same(e, q->scale, params) || e->micros != q->micros)) {
+    if (job->early_said > 0 && (!early_same(e, q->scale, params) || e->micros != q->micros)) {
         zsd_refuse(req, -EINVAL,
                    "rank %u begins step %llu of job '%s' with other values than its peers", m->rank,
                    (unsigned long long)q->step, job->name);
@@ -123,10 +127,10 @@ void zsd_step_begin(struct zsd_req *req, const ProtobufCMessage *message)
     e->micros = q->micros;
     e->scale = q->scale;
     memcpy(e->params, params, sizeof(params));
-    e->said += !m->begun;
+    job->early_said += !m->begun;
     m->begun = true;
     zsd_reply(req, NULL, -1);
-    for (uint32_t i = job->nshards; e->said == job->world && i-- > 0;)
+    for (uint32_t i = job->nshards; job->early_said == job->world && i-- > 0;)
         zsd_early_offer(job->shards[i]);
 }
 
@@ -135,16 +139,16 @@ void zsd_step_begin(struct zsd_req *req, const ProtobufCMessage *message)
 /* Pages may be begun: all ranks have said so, and no step runs, or is refused or skipped. */
 static bool early_open(const struct zsd_job *job)
 {
-    return job->early.said == job->world && job->early.err.code == 0 && !job->core->draining &&
-           (job->state == ZSD_READY || (job->state == ZSD_STEPPING && job->step.draining)) &&
-           !(job->step.asked && job->step.skip);
+    return job->early_said == job->world && job->early->err.code == 0 && !job->core->draining &&
+           (job->state == ZSD_READY || (job->state == ZSD_STEPPING && job->draining)) &&
+           !(job->step->asked && job->step->skip);
 }
 
 bool zsd_early_drained(const struct zsd_job *job)
 {
-    const struct zsd_early *e = &job->early;
+    const struct zsd_early *e = job->early;
 
-    return e->inflight == 0 || (e->prepared && e->err.code == 0 && !job->step.skip);
+    return job->early_inflight == 0 || (e->prepared && e->err.code == 0 && !job->step->skip);
 }
 
 /* Behind the last page that can be begun: what is on the GPU, or goes there, is stepped there. */
@@ -169,9 +173,9 @@ bool zsd_early_begun(const struct zsd_shard *s, uint32_t page)
 
 void zsd_early_offer(struct zsd_shard *s)
 {
-    struct zsd_early *e = &s->job->early;
+    struct zsd_early *e = s->job->early;
 
-    if (e->said == 0 || !early_open(s->job) || s->early || s->early_inflight > 0 ||
+    if (s->job->early_said == 0 || !early_open(s->job) || s->early || s->early_inflight > 0 ||
         s->micro + 1 != e->micros || !zsd_grad_complete(s) || s->grad_reads > 0 ||
         early_first(s) == s->npages)
         return;
@@ -189,10 +193,10 @@ static void early_on_page(void *owner, const struct zsd_page_spec *spec, const s
 {
     struct zsd_shard *s = owner;
     struct zsd_job *job = s->job;
-    bool runs = job->state == ZSD_STEPPING && !job->step.draining;
+    bool runs = job->state == ZSD_STEPPING && !job->draining;
 
     s->early_inflight--;
-    job->early.inflight--;
+    job->early_inflight--;
     if (s->early_dropped) {
         job->core->daemon->stats.pages_early += !err;
         job->core->daemon->stats.pages_undone += !err;
@@ -203,7 +207,7 @@ static void early_on_page(void *owner, const struct zsd_page_spec *spec, const s
     } else if (err && runs) {
         zsd_job_end(job, err);
     } else if (err) {
-        (void)zb_fail(&job->early.err, err->code, "%s", err->text);
+        (void)zb_fail(&job->early->err, err->code, "%s", err->text);
     } else {
         job->core->daemon->stats.pages_early++;
         s->held[spec->page] = spec->held;
@@ -212,7 +216,7 @@ static void early_on_page(void *owner, const struct zsd_page_spec *spec, const s
     }
     if (job->state == ZSD_ENDED)
         return;
-    if (job->early.inflight == 0) {
+    if (job->early_inflight == 0) {
         zsd_ready_resume(job);
         zsd_step_resume(job);
     }
@@ -222,17 +226,17 @@ static void early_on_page(void *owner, const struct zsd_page_spec *spec, const s
 /* Begins the next page of the first shard in line: 0 or -ENOMEM. */
 static int early_begin(struct zsd_job *job)
 {
-    struct zsd_shard *s = zb_container_of(job->early.shards.next, struct zsd_shard, early_node);
+    struct zsd_shard *s = zb_container_of(job->early->shards.next, struct zsd_shard, early_node);
     struct zsd_page_spec spec = { .kind = ZSD_PAGE_EARLY,
                                   .shard = s,
                                   .page = s->early_next,
-                                  .by_group = job->step.by_group,
+                                  .by_group = job->step->by_group,
                                   .done = early_on_page,
                                   .owner = s };
 
     if (zsd_pageop_start(&spec) < 0)
         return -ENOMEM;
-    job->early.inflight++;
+    job->early_inflight++;
     s->early_inflight++;
     if (++s->early_next == early_end(s))
         zb_list_remove(&s->early_node);
@@ -241,27 +245,26 @@ static int early_begin(struct zsd_job *job)
 
 static void early_on_work(struct zsd_work *work)
 {
-    struct zsd_job *job =
-        zb_container_of(zb_container_of(work, struct zsd_early, work), struct zsd_job, early);
-    struct zsd_early *e = &job->early;
+    struct zsd_job *job = zb_container_of(work, struct zsd_early, work)->job;
+    struct zsd_early *e = job->early;
     struct zb_err err = { 0 };
 
     if (!early_open(job) || zsd_saved_room(job->saved, &err) < 0 || zb_list_empty(&e->shards))
         return; /* what is not begun is stepped at the barrier */
-    if (!e->prepared && e->inflight > 0)
+    if (!e->prepared && job->early_inflight > 0)
         return; /* E3; the last of them brings us here again */
     if (!e->prepared)
         zsd_step_prepare(job, e->params);
     e->prepared = true;
-    while (!zb_list_empty(&e->shards) && e->inflight < zsd_step_inflight_max(job->core))
+    while (!zb_list_empty(&e->shards) && job->early_inflight < zsd_step_inflight_max(job->core))
         if (early_begin(job) < 0)
             return; /* likewise; if there is none, the barrier comes */
 }
 
 static void early_work(struct zsd_job *job)
 {
-    job->early.work.run = early_on_work;
-    zsd_defer(job->core, &job->early.work);
+    job->early->work.run = early_on_work;
+    zsd_defer(job->core, &job->early->work);
 }
 
 /* ---- undoing it */
@@ -282,16 +285,16 @@ static void early_drop_shard(struct zsd_shard *s)
 
 void zsd_early_drop(struct zsd_job *job)
 {
-    struct zsd_early *e = &job->early;
+    struct zsd_early *e = job->early;
 
-    if (e->said == 0)
+    if (job->early_said == 0)
         return;
     for (uint32_t i = 0; i < job->nshards; i++)
         if (job->shards[i]->early)
             early_drop_shard(job->shards[i]);
     zb_list_each(pos, &job->members) zb_container_of(pos, struct zsd_member, node)->begun = false;
     assert(zb_list_empty(&e->shards));
-    e->said = 0;
+    job->early_said = 0;
     e->prepared = false;
     e->err = (struct zb_err){ 0 };
 }

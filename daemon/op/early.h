@@ -1,26 +1,29 @@
 /*
- * op/early.h - what op/step.c and op/early.c share.
+ * early.h - steps that begin ahead of their barrier: op/early.c has the model.
  */
 #ifndef ZSD_OP_EARLY_H
 #define ZSD_OP_EARLY_H
 
-#include "daemon/job/job.h"
-#include "proto/shard.pb-c.h"
+#include "daemon/job/shard.h"
 
-/* ---- op/step.c */
+struct zsd_step_op;
 
-/** The scalars of a request, checked: 0 or -EINVAL. */
-int zsd_step_scalars(const struct zsd_job *job, double scale, Zp__GroupScalars *const *groups,
-                     size_t n, struct zk_params *ret, struct zb_err *err);
-/** Makes step.by_group of them; no page operation reads it. */
-void zsd_step_prepare(struct zsd_job *job, const struct zk_params *params);
-/** So many page operations of a step are in progress at one time. */
-uint32_t zsd_step_inflight_max(const struct zsd_core *core);
-/** The step runs, and a page that was begun ahead of it is ready now. */
-void zsd_step_publish(struct zsd_shard *s, uint32_t page);
+/* What the ranks said of the step ahead of it, and what is done by then. op/early.c */
+struct zsd_early {
+    struct zsd_job *job;
+    uint32_t micros; /* micro-steps of this step */
+    double scale;
+    struct zk_params params[ZP_GROUPS_MAX];
+    bool prepared;         /* step.by_group is that of this step */
+    struct zb_err err;     /* the first page that failed: the step will be refused with it */
+    struct zb_list shards; /* with pages to begin */
+    struct zsd_work work;
+};
 
-/* ---- op/early.c */
-
+/* A gradient of this shard came in, or is free again: the shard is stepped early, if it may be. */
+void zsd_early_offer(struct zsd_shard *s);
+/* What was said of the step, and done for it, is undone; or the step is over. */
+void zsd_early_drop(struct zsd_job *job);
 /** Checks that a step that is asked for has the values that were said ahead: 0 or -EINVAL. */
 int zsd_early_check(const struct zsd_job *job, const struct zsd_step_op *want, uint32_t rank,
                     struct zb_err *err);

@@ -25,11 +25,14 @@
  *     F5  A fetch waits for items[held] only while something is under way that will wake it: a
  *         fill, a write, a step.
  */
+#include "daemon/op/fetch.h"
+
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 
-#include "base/log.h"
+#include "daemon/op/requests.h"
+#include "daemon/op/step.h"
 #include "daemon/page/pageop.h"
 #include "proto/shard.pb-c.h"
 
@@ -278,8 +281,8 @@ static void fetch_answer(struct zsd_fetch *f)
 static bool fetch_allowed(const struct zsd_fetch *f, const struct zsd_shard *s)
 {
     const struct zsd_job *job = s->job;
-    bool stepping = job->state == ZSD_STEPPING && !job->step.committing &&
-                    s->version == job->applied && !(job->step.draining && f->held > 0);
+    bool stepping = job->state == ZSD_STEPPING && !job->step->committing &&
+                    s->version == job->applied && !(job->draining && f->held > 0);
 
     return s->version >= f->min_version && !stepping && !s->writing;
 }

@@ -24,13 +24,16 @@
  *     L1  No byte gets into the job before the checksum of its page matched.
  *     L2  The version is held until the load is over, so none of its extents is written meanwhile.
  */
+#include "daemon/op/load.h"
+
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/plan/gpu_plan.h"
 #include "daemon/run/gpu_tier.h"
-#include "daemon/store/store.h"
+#include "daemon/store/rowio.h"
 
 #define LOAD_ALIGN 4096u
 
@@ -294,7 +297,7 @@ static void load_fresh(struct load_page *l)
         if (l->planes[p].streamed)
             l->planes[p].fresh = (struct zsd_extent){
                 .at = zsd_extent_take(core, zsd_page_bytes(l->shard, zsd_plane_of(p), l->page)),
-                .generation = ++core->generation,
+                .generation = ++core->disk->generation,
                 .job = l->op->job->number,
             };
 }
@@ -485,7 +488,7 @@ static void load_over(struct zsd_load_op *op)
 static void load_pump(struct zsd_load_op *op)
 {
     struct zsd_job *job = op->job;
-    uint32_t max = job->core->nbuffers + zsd_compute_threads(job->core->daemon->compute);
+    uint32_t max = job->core->disk->nbuffers + zsd_compute_threads(job->core->daemon->compute);
 
     while (op->next_shard < job->nshards && op->inflight < max && op->err.code == 0 &&
            job->state != ZSD_ENDED) {

@@ -1,22 +1,31 @@
 /*
  * op/open.c - a rank opens a job: a new one, one that is there, or a saved one, made again.
  *
- * WAITING. A job-open that cannot be decided yet waits in core->opens, and is looked at again
+ * WAITING. A job-open that cannot be decided yet waits in core->ops->opens, and is looked at again
  * whenever a job has ended, memory has come back, or a commit is over: while an incarnation of its
  * job is still ending; while the job commits, to be made again for another world; and when there is
  * no room for its staging but bytes are on their way back, others can give some up
  * (plan/replan.c), or a reader has what was kept for it.
  */
+#include "daemon/op/open.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/log.h"
-#include "base/size.h"
-#include "daemon/job/job_priv.h"
-#include "daemon/store/store.h"
+#include "daemon/op/commit.h"
+#include "daemon/op/end.h"
+#include "daemon/op/new.h"
+#include "daemon/op/ops.h"
+#include "daemon/op/ready.h"
+#include "daemon/op/requests.h"
+#include "daemon/op/wake.h"
+#include "daemon/plan/gpu_params.h"
+#include "daemon/plan/job_arena.h"
+#include "daemon/plan/place.h"
 #include "proto/codec.h"
+#include "proto/shard.pb-c.h"
 
 #define DEVICE_MAX 63u /* bytes of a device's id */
 
@@ -41,9 +50,9 @@ static void staging_opened(struct zsd_arena_task *t);
 /* Bytes of a tier are on their way back. */
 static bool core_closing(const struct zsd_core *core)
 {
-    if (core->closing > 0)
+    if (core->planner->closing > 0)
         return true;
-    zb_list_each(pos, &core->jobs)
+    zb_list_each(pos, &core->jobs->list)
     {
         const struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
 
@@ -66,7 +75,7 @@ static struct open_wait *open_park(struct zsd_core *core, struct zsd_req *req, c
     w->q.name = w->name;
     (void)snprintf(w->device, sizeof(w->device), "%s", q->device);
     w->q.device = w->device;
-    zb_list_push_back(&core->opens, &w->node);
+    zb_list_push_back(&core->ops->opens, &w->node);
     return w;
 }
 
@@ -110,14 +119,15 @@ static bool open_want(struct zsd_core *core, struct zsd_req *req, const Zp__JobO
     return true;
 }
 
-static void room_on_work(struct zsd_work *work)
+/* Something has come back, or has ended: whoever waits for that looks again. */
+void zsd_room_on_work(struct zsd_work *work)
 {
     struct zsd_core *core = zb_container_of(work, struct zsd_core, room);
     struct zb_list again;
 
     zb_list_init(&again); /* some may be parked again */
-    while (!zb_list_empty(&core->opens)) {
-        struct zb_list *node = zb_list_pop_front(&core->opens);
+    while (!zb_list_empty(&core->ops->opens)) {
+        struct zb_list *node = zb_list_pop_front(&core->ops->opens);
 
         zb_list_push_back(&again, node);
     }
@@ -125,14 +135,14 @@ static void room_on_work(struct zsd_work *work)
         struct open_wait *w = zb_container_of(node, struct open_wait, node);
 
         if (!zsd_want_met(core, &w->want)) {
-            zb_list_push_back(&core->opens, &w->node);
+            zb_list_push_back(&core->ops->opens, &w->node);
             continue;
         }
         zsd_want_end(core, &w->want);
         open_run(w->req, &w->q, w->timed.deadline_ns);
         open_wait_free(core, w);
     }
-    zb_list_each(pos, &core->jobs)
+    zb_list_each(pos, &core->jobs->list)
     {
         struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
 
@@ -142,16 +152,9 @@ static void room_on_work(struct zsd_work *work)
     zsd_replan(core);
 }
 
-/* Something has come back, or has ended: who waits for that looks again. */
-void zsd_job_room(struct zsd_core *core)
-{
-    core->room.run = room_on_work;
-    zsd_defer(core, &core->room);
-}
-
 void zsd_opens_gone(struct zsd_conn *conn)
 {
-    zb_list_each(pos, &conn->daemon->core->opens)
+    zb_list_each(pos, &conn->daemon->core->ops->opens)
     {
         struct open_wait *w = zb_container_of(pos, struct open_wait, node);
 
@@ -164,7 +167,7 @@ void zsd_opens_gone(struct zsd_conn *conn)
 
 void zsd_opens_refuse(struct zsd_core *core)
 {
-    for (struct zb_list *node; (node = zb_list_pop_front(&core->opens)) != NULL;) {
+    for (struct zb_list *node; (node = zb_list_pop_front(&core->ops->opens)) != NULL;) {
         struct open_wait *w = zb_container_of(node, struct open_wait, node);
 
         zsd_refuse(w->req, -ENOTCONN, "the daemon is ending");
@@ -174,117 +177,10 @@ void zsd_opens_refuse(struct zsd_core *core)
 
 /* ---- open */
 
-/* 0: of a client that does not know of them. */
-static enum zb_moments open_moments(const Zp__JobOpen *q)
-{
-    return q->moments == 0 ? ZB_MOMENTS_F32 : (enum zb_moments)q->moments;
-}
-
-/* Parameters are to be on the GPU; where they are not, they are placed as ZC_NVME says. */
-static bool open_asks_gpu(const Zp__JobOpen *q)
-{
-    return q->offload_param == 3;
-}
-
-static uint32_t open_param(const Zp__JobOpen *q)
-{
-    return open_asks_gpu(q) ? 2 : q->offload_param;
-}
-
 /* This rank gets at the parameters, wherever they are. */
 static bool open_sees(const struct zsd_job *job, const Zp__JobOpen *q)
 {
-    return !zsd_params_there(job) || (open_asks_gpu(q) && zsd_params_seen(job, q->device));
-}
-
-static struct zsd_job *job_alloc(struct zsd_core *core, const Zp__JobOpen *q)
-{
-    struct zsd_job *job = calloc(1, sizeof(*job));
-
-    if (!job)
-        return NULL;
-    job->notes = calloc(q->world, sizeof(*job->notes));
-    if (!job->notes) {
-        free(job);
-        return NULL;
-    }
-    job->core = core;
-    job->world = q->world;
-    job->offload_param = open_param(q);
-    job->params.asked = open_asks_gpu(q);
-    job->offload_optimizer = q->offload_optimizer;
-    job->offload_grad = q->offload_grad;
-    job->host_bytes_max = q->host_bytes_max;
-    job->early_wish = q->early;
-    job->arena = ZSD_ARENA_NONE;
-    zsd_payer_init(&job->payer, q->share);
-    job->share_opened = job->payer.share;
-    zb_list_init(&job->members);
-    zb_list_init(&job->cached);
-    zb_list_init(&job->room_waiters);
-    zb_list_init(&job->room_work.node);
-    zb_list_init(&job->step.work.node);
-    zb_list_init(&job->early.shards);
-    zb_list_init(&job->early.work.node);
-    zb_list_init(&job->node);
-    return job;
-}
-
-static struct zsd_job *job_new(struct zsd_core *core, const Zp__JobOpen *q, uid_t uid)
-{
-    struct zsd_job *job = job_alloc(core, q);
-
-    if (!job)
-        return NULL;
-    job->number = core->next_job++;
-    (void)snprintf(job->name, sizeof(job->name), "%s", q->name);
-    job->uid = uid;
-    job->groups = q->groups;
-    job->optimizer = q->optimizer;
-    job->moments = open_moments(q);
-    job->keep = q->keep;
-    job->durable = q->durable;
-    zb_list_push_back(&core->jobs, &job->node);
-    return job;
-}
-
-/* A saved job is made again: it forms as a new one does, but its units are known. */
-static struct zsd_job *job_again(struct zsd_core *core, const Zp__JobOpen *q,
-                                 struct zsd_saved *saved)
-{
-    struct zsd_job *job = job_alloc(core, q);
-    const struct zsd_version *v = saved->committed ? saved->committed : saved->prepared;
-    bool whole = job != NULL;
-
-    if (!job)
-        return NULL;
-    job->number = saved->number;
-    memcpy(job->name, saved->name, sizeof(job->name));
-    job->uid = saved->uid;
-    job->groups = saved->groups;
-    job->optimizer = saved->optimizer;
-    job->moments = saved->moments;
-    job->keep = job->durable = job->again = true;
-    job->epoch = saved->epoch;
-    job->iterations = v->iterations;
-    job->applied = v->applied;
-    job->units = calloc(zb_max_u64(saved->nunits, 1), sizeof(struct zsd_unit *));
-    job->units_room = saved->nunits;
-    for (uint32_t i = 0; whole && job->units && i < saved->nunits; i++) {
-        job->units[i] = zsd_unit_copy(saved->units[i]);
-        whole = job->units[i] != NULL;
-        job->nunits += whole;
-    }
-    if (!whole || !job->units) {
-        zsd_job_free(job);
-        return NULL;
-    }
-    job->saved = saved;
-    job->promise = &saved->promise;
-    saved->job = job;
-    zsd_saved_hold(saved);
-    zb_list_push_back(&core->jobs, &job->node);
-    return job;
+    return !zsd_params_there(job) || (zsd_open_asks_gpu(q) && zsd_params_seen(job, q->device));
 }
 
 static int open_check(const struct zsd_core *core, const Zp__JobOpen *q, struct zb_err *err)
@@ -315,7 +211,7 @@ static int open_check(const struct zsd_core *core, const Zp__JobOpen *q, struct 
             err, -EINVAL,
             "optimizer %u: known are 1 (AdamW), 2 (Adam), 3 (Lion), 4 (SGD), 5 (Adagrad)",
             q->optimizer);
-    if (!zb_moments_name(open_moments(q)))
+    if (!zb_moments_name(zsd_open_moments(q)))
         return zb_fail(err, -EINVAL, "moments %u: known are 1 (fp32), 2 (bf16), 3 (8bit)",
                        q->moments);
     if (q->durable && !q->keep)
@@ -345,12 +241,12 @@ static int open_stale(const Zp__JobOpen *q, uint64_t epoch, struct zb_err *err)
 static int open_trains(const Zp__JobOpen *q, enum zb_optimizer optimizer, enum zb_moments moments,
                        struct zb_err *err)
 {
-    if (q->optimizer == optimizer && open_moments(q) == moments)
+    if (q->optimizer == optimizer && zsd_open_moments(q) == moments)
         return 0;
     return zb_fail(
         err, -EINVAL,
         "rank %u opens job '%s' for %s with %s moments, and it is trained by %s with %s moments",
-        q->rank, q->name, zb_optimizer_name(q->optimizer), zb_moments_name(open_moments(q)),
+        q->rank, q->name, zb_optimizer_name(q->optimizer), zb_moments_name(zsd_open_moments(q)),
         zb_optimizer_name(optimizer), zb_moments_name(moments));
 }
 
@@ -377,11 +273,12 @@ static int open_join(struct zsd_job *job, const Zp__JobOpen *q, uid_t uid, struc
     if (open_trains(q, job->optimizer, job->moments, err) < 0)
         return -EINVAL;
     if (q->keep != job->keep || q->durable != job->durable || q->groups != job->groups ||
-        (forming && (open_param(q) != job->offload_param || open_asks_gpu(q) != job->params.asked ||
-                     q->offload_optimizer != job->offload_optimizer ||
-                     (q->offload_grad == 1) != (job->offload_grad == 1) ||
-                     q->host_bytes_max != job->host_bytes_max || q->early != job->early_wish ||
-                     (q->share == 0 ? ZSD_SHARE_DEFAULT : q->share) != job->share_opened)))
+        (forming &&
+         (zsd_open_param(q) != job->offload_param || zsd_open_asks_gpu(q) != job->params->asked ||
+          q->offload_optimizer != job->offload_optimizer ||
+          (q->offload_grad == 1) != (job->offload_grad == 1) ||
+          q->host_bytes_max != job->host_bytes_max || q->early != job->early_wish ||
+          (q->share == 0 ? ZSD_SHARE_DEFAULT : q->share) != job->share_opened)))
         return zb_fail(err, -EINVAL, "rank %u opens job '%s' with other options than its peers",
                        q->rank, q->name);
     if (!open_sees(job, q))
@@ -432,8 +329,8 @@ static void retire_done(struct zsd_job *job, const struct zb_err *err)
         return;
     }
     job->stays = true;
-    zsd_job_room(job->core);
-    zb_list_each(pos, &job->core->opens)
+    zsd_room_changed(job->core);
+    zb_list_each(pos, &job->core->ops->opens)
     {
         struct open_wait *w = zb_container_of(pos, struct open_wait, node);
 
@@ -466,7 +363,7 @@ bool zsd_core_make_room(struct zsd_core *core, const struct zsd_job *lacks)
 {
     if (core_closing(core))
         return true;
-    zb_list_each(pos, &core->jobs)
+    zb_list_each(pos, &core->jobs->list)
     {
         struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
 
@@ -489,7 +386,7 @@ static bool open_waits(const struct zsd_core *core, struct zsd_job *job,
     if (saved && saved->moving)
         return true;
     if (!job) /* its last incarnation is still ending, or the name is not decided */
-        return (saved && saved->job) || zsd_saved_coming(core, q->name);
+        return (saved && saved->job) || zsd_job_name_coming(core, q->name);
     if (!q->attach || !job->durable)
         return false;
     if (job->retiring)
@@ -523,13 +420,15 @@ static int open_find(struct zsd_req *req, const Zp__JobOpen *q, struct zsd_saved
         saved->epoch++;
     else if (saved && q->epoch != 0 && q->epoch != saved->epoch)
         return open_stale(q, saved->epoch, err);
-    zb_list_each(pos, &core->jobs) njobs++;
+    zb_list_each(pos, &core->jobs->list) njobs++;
     if (njobs >= req->daemon->config.jobs_max)
         return zb_fail(err, -ENOSPC, "there are %u jobs already, which is the limit (jobs_max)",
                        njobs);
-    *job = saved ? job_again(core, q, saved) : job_new(core, q, req->conn->uid);
+    *job = saved ? zsd_job_again(core, q, saved) : zsd_job_new(core, q, req->conn->uid);
     if (!*job)
         return zb_fail(err, -ENOMEM, "job '%s': %m", q->name);
+    (*job)->wake.run = zsd_wake_on_work;
+    (*job)->over.run = zsd_over_on_work;
     zb_log(ZB_LOG_INFO, "job-open", "job=\"%s\" id=%u uid=%u world=%u keep=%d durable=%d saved=%d",
            (*job)->name, (*job)->number, (unsigned)(*job)->uid, (*job)->world, (int)(*job)->keep,
            (int)(*job)->durable, (int)(*job)->again);
@@ -595,7 +494,7 @@ static void open_run(struct zsd_req *req, const Zp__JobOpen *q, uint64_t deadlin
         goto refuse;
     }
     t->member = m;
-    if (open_asks_gpu(q) && job->state == ZSD_DEFINING)
+    if (zsd_open_asks_gpu(q) && job->state == ZSD_DEFINING)
         zsd_params_ask(job, q->rank, q->device);
     job->seen = true;
     m->open_req = req;

@@ -23,11 +23,16 @@
  *     G3  The staging that a page is taken from stays until it is done, whatever happens to the
  *         client.
  */
+#include "daemon/op/push.h"
+
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/op/early.h"
+#include "daemon/op/end.h"
+#include "daemon/op/requests.h"
 #include "daemon/page/pageop.h"
 #include "proto/shard.pb-c.h"
 
@@ -256,10 +261,10 @@ static int push_admit(struct zsd_shard *s, const Zp__Push *q, struct zb_err *err
                        (unsigned long long)q->step, (unsigned long long)step);
     if (s->grad_rc < 0)
         return push_lost(s, err);
-    if (job->early.said > 0 && q->micro >= job->early.micros)
+    if (job->early_said > 0 && q->micro >= job->early->micros)
         return zb_fail(err, -EINVAL,
                        "a push for micro-step %u: step %llu was begun as one of %u micro-steps",
-                       q->micro, (unsigned long long)step, job->early.micros);
+                       q->micro, (unsigned long long)step, job->early->micros);
     if (q->micro < s->micro || (q->micro == s->micro && q->first < s->grad_next))
         return zb_fail(
             err, -EEXIST,

@@ -27,15 +27,18 @@
  *     R2  version->readers is the number of readers that hold it.
  *     R3  A reader is freed when no lane and no task of it runs; its saved job is held until then.
  */
+#include "daemon/op/reader.h"
+
 #include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/log.h"
-#include "base/size.h"
-#include "daemon/store/store.h"
+#include "daemon/op/ops.h"
+#include "daemon/op/requests.h"
+#include "daemon/plan/replan.h"
+#include "daemon/store/rowio.h"
 #include "proto/shard.pb-c.h"
 
 #define READERS_MAX  64u
@@ -95,7 +98,7 @@ struct zsd_reader {
     struct zb_list reads; /* struct read: the first runs, while lanes_busy > 0 */
     struct lane lanes[LANES];
     unsigned lanes_busy;
-    struct zb_list node; /* in core->readers */
+    struct zb_list node; /* in core->ops->readers */
 };
 
 static void lane_run(struct lane *l);
@@ -161,7 +164,7 @@ void zsd_readers_orphaned(struct zsd_version *v)
     struct zsd_core *core = v->core;
 
     /* the last one that lets go ends v: from here on only its address is compared */
-    zb_list_each(pos, &core->readers)
+    zb_list_each(pos, &core->ops->readers)
     {
         struct zsd_reader *r = zb_container_of(pos, struct zsd_reader, node);
 
@@ -175,9 +178,9 @@ void zsd_readers_orphaned(struct zsd_version *v)
 static void reader_free(struct zsd_reader *r)
 {
     reader_drop(r);
-    r->core->host.used[ZSD_USE_STAGING] -= r->booked;
+    r->core->tiers.host.used[ZSD_USE_STAGING] -= r->booked;
     zsd_host_settle(r->core);
-    zsd_job_room(r->core);
+    zsd_room_changed(r->core);
     zsd_saved_unhold(r->saved);
     zb_list_remove(&r->node);
     free(r);
@@ -192,7 +195,7 @@ static void close_done(struct zsd_task *task)
 {
     struct zsd_reader *r = zb_container_of(task, struct zsd_reader, task);
 
-    r->core->ops--;
+    r->core->in_progress--;
     reader_free(r);
 }
 
@@ -202,7 +205,7 @@ static void reader_free_if_over(struct zsd_reader *r)
     if (r->state != READER_CLOSING || r->lanes_busy > 0)
         return;
     r->task = (struct zsd_task){ .run = close_run, .done = close_done, .slow = true };
-    r->core->ops++;
+    r->core->in_progress++;
     zsd_task_start(r->core, &r->task);
 }
 
@@ -248,7 +251,7 @@ int zsd_readers_promised(const struct zsd_core *core, struct zb_needs *promise,
 {
     int rc = 0;
 
-    zb_list_each(pos, &core->readers)
+    zb_list_each(pos, &core->ops->readers)
     {
         const struct zsd_reader *r = zb_container_of(pos, struct zsd_reader, node);
 
@@ -265,7 +268,7 @@ void zsd_readers_end(struct zsd_core *core)
     struct zb_err why = { 0 };
 
     (void)zb_fail(&why, -ENOTCONN, "the daemon is ending");
-    zb_list_each(pos, &core->readers)
+    zb_list_each(pos, &core->ops->readers)
     {
         reader_end(zb_container_of(pos, struct zsd_reader, node), &why);
     }
@@ -284,7 +287,7 @@ static void open_done(struct zsd_task *task)
     Zp__ReaderOpenReply reply = ZP__READER_OPEN_REPLY__INIT;
     struct zsd_req *req = r->open_req;
 
-    r->core->ops--;
+    r->core->in_progress--;
     if (r->state == READER_OPENING && r->open_err.code != 0)
         reader_end(r, &r->open_err);
     if (r->state == READER_OPENING && !r->version) /* lost meanwhile */
@@ -318,7 +321,7 @@ static struct zsd_version *open_find(struct zsd_req *req, const Zp__ReaderOpen *
         (void)zb_fail(err, -ENOENT, "there is no saved job '%s'", q->job);
         return NULL;
     }
-    if (!zsd_saved_may(req->conn, saved)) {
+    if (!zsd_may(req->conn, saved->uid)) {
         (void)zb_fail(err, -EPERM, "job '%s' belongs to user %u", q->job, (unsigned)saved->uid);
         return NULL;
     }
@@ -337,7 +340,7 @@ static struct zsd_version *open_find(struct zsd_req *req, const Zp__ReaderOpen *
  * for ranks that have left a job; who comes back waits until the reader has closed (op/open.c). */
 static uint64_t open_host_free(const struct zsd_core *core)
 {
-    uint64_t free_bytes = zsd_account_free(&core->host);
+    uint64_t free_bytes = zsd_account_free(&core->tiers.host);
 
     return free_bytes - zb_min_u64(free_bytes, zsd_wanted(core, NULL));
 }
@@ -347,7 +350,7 @@ static int open_check(const struct zsd_core *core, const struct zsd_conn *conn,
 {
     uint32_t n = 0;
 
-    zb_list_each(pos, &core->readers) n++;
+    zb_list_each(pos, &core->ops->readers) n++;
     if (core->draining)
         return zb_fail(err, -ECANCELED, "the daemon is ending: it takes no new readers");
     if (conn->reader)
@@ -393,29 +396,30 @@ void zsd_reader_open(struct zsd_req *req, const ProtobufCMessage *message)
     r->core = core;
     r->conn = req->conn;
     r->conn->reader = r;
-    r->id = ++core->next_reader;
+    r->id = ++core->ops->next_reader;
     r->saved = v->saved;
     zsd_saved_hold(r->saved);
     r->version = zsd_version_ref(v);
     v->readers++;
+    v->orphaned = zsd_readers_orphaned;
     r->staging = ZSD_ARENA_NONE;
     r->booked = zb_round_up(q->staging_bytes, PAGE_ALIGN);
-    core->host.used[ZSD_USE_STAGING] += r->booked;
+    core->tiers.host.used[ZSD_USE_STAGING] += r->booked;
     r->open_req = req;
     zb_list_init(&r->reads);
     for (unsigned i = 0; i < LANES; i++) {
         r->lanes[i].reader = r;
         r->lanes[i].work.run = lane_on_work;
         r->lanes[i].claim =
-            (struct zsd_claim){ .bytes = core->buffer_bytes, .work = &r->lanes[i].work };
+            (struct zsd_claim){ .bytes = core->disk->buffer_bytes, .work = &r->lanes[i].work };
         zb_list_init(&r->lanes[i].work.node);
         for (unsigned p = 0; p < ZSD_SAVED_PLANES; p++)
             r->lanes[i].reads[p] =
                 (struct zsd_row_read){ .core = core, .plane = p, .done = lane_on_read };
     }
-    zb_list_push_back(&core->readers, &r->node);
+    zb_list_push_back(&core->ops->readers, &r->node);
     r->task = (struct zsd_task){ .run = open_run, .done = open_done, .slow = true };
-    core->ops++;
+    core->in_progress++;
     zsd_task_start(core, &r->task);
 }
 
@@ -592,7 +596,7 @@ static bool lane_piece(struct lane *l)
     for (unsigned p = 0; p < ZSD_SAVED_PLANES; p++)
         n += zsd_row_page_bytes(l->row, p, page);
     l->planes_at[0] = l->buffer;
-    if (n > r->core->buffer_bytes) {
+    if (n > r->core->disk->buffer_bytes) {
         l->planes_at[0] = l->scratch = aligned_alloc(PAGE_ALIGN, n);
         if (!l->scratch)
             (void)zb_fail(&l->err, -ENOMEM, "a page of %u elements: %m", l->row->page_elems);
@@ -666,7 +670,7 @@ static void lane_run(struct lane *l)
             if (l->err.code == 0) { /* R1 */
                 l->task = (struct zsd_task){ .run = copy_run,
                                              .done = copy_done,
-                                             .bytes = r->core->buffer_bytes };
+                                             .bytes = r->core->disk->buffer_bytes };
                 zsd_task_start(r->core, &l->task);
                 return;
             }
@@ -693,7 +697,7 @@ static void read_begin(struct zsd_reader *r)
 {
     if (zb_list_empty(&r->reads))
         return;
-    r->core->ops++;
+    r->core->in_progress++;
     r->lanes_busy = LANES;
     for (unsigned i = 0; i < LANES; i++) {
         r->lanes[i].read = zb_container_of(r->reads.next, struct read, node);
@@ -715,7 +719,7 @@ static void read_end(struct read *read)
 /* Its last lane is idle. */
 static void read_over(struct zsd_reader *r, struct read *read)
 {
-    r->core->ops--;
+    r->core->in_progress--;
     read_end(read);
     if (r->state == READER_CLOSING)
         reader_free_if_over(r);

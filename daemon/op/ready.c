@@ -1,15 +1,22 @@
 /*
  * op/ready.c - every rank is ready: the version to go on from, placement, memory, loading.
  */
+#include "daemon/op/ready.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "base/log.h"
-#include "base/size.h"
 #include "daemon/disk/paths.h"
-#include "daemon/job/job_priv.h"
-#include "daemon/store/store.h"
+#include "daemon/op/early.h"
+#include "daemon/op/end.h"
+#include "daemon/op/load.h"
+#include "daemon/op/open.h"
+#include "daemon/op/requests.h"
+#include "daemon/op/step.h"
+#include "daemon/plan/gpu_plan.h"
+#include "daemon/plan/job_arena.h"
+#include "daemon/plan/place.h"
 #include "proto/shard.pb-c.h"
 
 static void ready_all(struct zsd_job *job);
@@ -30,8 +37,8 @@ static void ready_answer(struct zsd_job *job)
     reply.applied = job->applied;
     reply.early = job->early_room;
     reply.grads_on_nvme = job->grads_nvme_bytes;
-    reply.gpu_params = job->params.bytes;
-    reply.gpu_why = job->params.why;
+    reply.gpu_params = job->params->bytes;
+    reply.gpu_why = job->params->why;
     zb_list_each(pos, &job->members)
     {
         struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
@@ -193,7 +200,7 @@ static void ready_present(struct zsd_job *job)
     if (job->regained && job->state == ZSD_READY)
         zsd_early_drop(job);
     job->ready_waits = job->active > 0 || job->state == ZSD_STEPPING || job->commit ||
-                       job->early.inflight > 0;
+                       job->early_inflight > 0;
     if (job->ready_waits)
         return;
     if (job->regained)
@@ -280,8 +287,8 @@ static void ready_all(struct zsd_job *job)
 /* The device had no memory for its parameters, others use it, too; or it shares none, or failed. */
 static void ready_without_gpu(struct zsd_job *job, const struct zb_err *err)
 {
-    job->params.barred = true;
-    (void)snprintf(job->params.why, sizeof(job->params.why), "%.160s", err->text);
+    job->params->barred = true;
+    (void)snprintf(job->params->why, sizeof(job->params->why), "%.160s", err->text);
     zsd_unplace(job);
     zsd_place_again(job);
 }
@@ -294,7 +301,7 @@ static void job_arena_opened(struct zsd_arena_task *t)
 
     job->arena = t->arena;
     job->memory = t->memory;
-    job->params.mem = t->params;
+    job->params->mem = t->params;
     if (t->gpu_err.code == -EIO || t->gpu_err.code == -EFAULT)
         zsd_gpu_fail(job->core, &t->gpu_err);
     if (t->gpu_err.code != 0 && job->state != ZSD_ENDED) {
@@ -307,8 +314,8 @@ static void job_arena_opened(struct zsd_arena_task *t)
     }
     if (job->state == ZSD_ENDED)
         return; /* zsd_job_forget_if_over() ends the memory */
-    if (zsd_params_there(job) && job->core->gpu_err.code != 0) { /* it has failed since */
-        zsd_job_end(job, &job->core->gpu_err);
+    if (zsd_params_there(job) && job->core->tiers.gpu_err.code != 0) { /* it has failed since */
+        zsd_job_end(job, &job->core->tiers.gpu_err);
         return;
     }
     if (zsd_gpu_pins_early(job))
@@ -319,7 +326,7 @@ static void job_arena_opened(struct zsd_arena_task *t)
     zb_log(ZB_LOG_INFO, "job-ready",
            "job=\"%s\" shards=%u gpu_params=%llu host_params=%llu host_grads=%llu host_state=%llu "
            "ring=%llu nvme_params=%llu nvme_grads=%llu nvme_state=%llu nvme_spare=%llu early=%d",
-           job->name, job->nshards, (unsigned long long)job->params.bytes,
+           job->name, job->nshards, (unsigned long long)job->params->bytes,
            (unsigned long long)job->host_held.used[ZSD_USE_PARAM],
            (unsigned long long)job->host_held.used[ZSD_USE_GRAD],
            (unsigned long long)job->host_held.used[ZSD_USE_STATE],

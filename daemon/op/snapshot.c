@@ -14,13 +14,17 @@
  * While a job is rolled back or destroyed (saved->moving), whoever opens it waits (op/open.c). A
  * client that goes away does not stop what it has asked for, but for a snapshot that still waits.
  */
+#include "daemon/op/snapshot.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include "base/log.h"
+#include "daemon/op/end.h"
+#include "daemon/op/requests.h"
+#include "daemon/store/delta.h"
 #include "daemon/store/store.h"
 #include "proto/codec.h"
 #include "proto/shard.pb-c.h"
@@ -227,6 +231,7 @@ void zsd_snapshot(struct zsd_req *req, const ProtobufCMessage *message)
         return;
     }
     zb_list_init(&op->node);
+    saved->snap_cancel = zsd_snap_cancel;
     zb_list_push_back(&saved->snap_waiters, &op->node);
     zsd_timed_arm(saved->store->core, &op->timed, q->timeout_ms, snap_expire);
 }
@@ -261,7 +266,7 @@ static size_t snaps_find(const struct zsd_req *req, const char *job, uint64_t cu
     {
         const struct zsd_saved *s = zb_container_of(pos, struct zsd_saved, node);
 
-        if (s->gone || !zsd_saved_may(req->conn, s) || (*job && strcmp(job, s->name) != 0))
+        if (s->gone || !zsd_may(req->conn, s->uid) || (*job && strcmp(job, s->name) != 0))
             continue;
         zb_list_each(at, &s->snaps)
         {
@@ -284,7 +289,7 @@ void zsd_snapshots(struct zsd_req *req, const ProtobufCMessage *message)
     const struct zsd_job *job = zsd_job_by_name(req->daemon->core, q->job);
     size_t n;
 
-    if (*q->job && q->cursor == 0 && !(saved && zsd_saved_may(req->conn, saved)) &&
+    if (*q->job && q->cursor == 0 && !(saved && zsd_may(req->conn, saved->uid)) &&
         !(job && zsd_may(req->conn, job->uid))) {
         zsd_refuse(req, -ENOENT, "there is no job '%s'", q->job);
         return;
@@ -344,7 +349,7 @@ static void snap_end_done(struct zsd_delta *d, const struct zb_err *err)
     } else {
         zb_log(ZB_LOG_INFO, "snapshot-destroy", "job=\"%s\" name=\"%s\"", d->saved->name, op->name);
         zsd_reply(op->req, NULL, -1);
-        zsd_job_room(d->saved->store->core); /* places came back */
+        zsd_room_changed(d->saved->store->core); /* places came back */
     }
     free(op);
 }
@@ -434,7 +439,7 @@ static void clone_done(struct zsd_delta *d, const struct zb_err *err)
     }
     zsd_version_unref(op->fresh);
     zsd_saved_unhold(op->from);
-    zsd_job_room(core); /* the name is decided */
+    zsd_room_changed(core); /* the name is decided */
     free(op);
 }
 
@@ -455,7 +460,7 @@ void zsd_clone(struct zsd_req *req, const ProtobufCMessage *message)
                       "'%s' is no name for a job: 1 to %u letters, digits, '.', '_' or '-'",
                       q->name, ZP_NAME_MAX);
     else if (zsd_job_by_name(core, q->name) || zsd_saved_by_name(core, q->name) ||
-             zsd_saved_coming(core, q->name))
+             zsd_job_name_coming(core, q->name))
         (void)zb_fail(&err, -EEXIST, "job '%s' exists already", q->name);
     else
         (void)version_named(from, q->snapshot, &err);
@@ -514,7 +519,7 @@ static void rollback_done(struct zsd_delta *d, const struct zb_err *err)
         snap_reply(op->req, saved, saved->committed,
                    *op->name ? zsd_snap_by_name(saved, op->name) : NULL);
     }
-    zsd_job_room(saved->store->core);
+    zsd_room_changed(saved->store->core);
     zsd_saved_unhold(saved);
     free(op);
 }
@@ -607,7 +612,7 @@ static void destroy_done(struct zsd_delta *d, const struct zb_err *err)
         zsd_reply(x->req, NULL, -1);
     else
         zsd_reply_err(x->req, err);
-    zsd_job_room(saved->store->core);
+    zsd_room_changed(saved->store->core);
     free(x);
 }
 
@@ -615,7 +620,7 @@ void zsd_saved_destroy(struct zsd_req *req, struct zsd_saved *saved)
 {
     struct destroy *x;
 
-    if (!zsd_saved_may(req->conn, saved)) {
+    if (!zsd_may(req->conn, saved->uid)) {
         zsd_refuse(req, -EPERM, "job '%s' belongs to user %u", saved->name, (unsigned)saved->uid);
         return;
     }

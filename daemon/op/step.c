@@ -33,26 +33,25 @@
  *     S3  At most `inflight_max` page operations of streamed pages are in progress, as many of the
  *         GPU's, and of the others as many if they are saved, else step_resident_max().
  */
+#include "daemon/op/step.h"
+
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/log.h"
+#include "daemon/op/commit.h"
 #include "daemon/op/early.h"
+#include "daemon/op/end.h"
+#include "daemon/op/requests.h"
 #include "daemon/page/pageop.h"
-#include "daemon/store/store.h"
+#include "daemon/plan/gpu_params.h"
+#include "daemon/plan/replan.h"
 #include "proto/shard.pb-c.h"
 
 static void step_pump(struct zsd_job *job);
 
 /* ---- notes */
-
-void zsd_note_done(struct zsd_note *note)
-{
-    free(note->data);
-    *note = (struct zsd_note){ 0 };
-}
 
 /* The note that a rank sent ahead of this step is kept with it. */
 static void note_keep(struct zsd_note *kept, struct zsd_note *sent, uint64_t iteration)
@@ -136,8 +135,8 @@ static void step_answer(struct zsd_job *job, const struct zb_err *why)
 
     reply.iterations = job->iterations;
     reply.applied = job->applied;
-    reply.commit_code = job->step.commit_err.code;
-    reply.commit_text = job->step.commit_err.text;
+    reply.commit_code = job->step->commit_err.code;
+    reply.commit_text = job->step->commit_err.text;
     zb_list_each(pos, &job->members)
     {
         struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
@@ -162,7 +161,7 @@ static void step_holder(const struct zsd_job *job, struct zb_err *err)
             err, -ETIMEDOUT,
             "step %llu of job '%s' waits: step %llu is prepared, and was neither committed "
             "nor dropped",
-            (unsigned long long)job->step.step, job->name,
+            (unsigned long long)job->step->step, job->name,
             (unsigned long long)job->saved->prepared->iterations);
         return;
     }
@@ -176,14 +175,14 @@ static void step_holder(const struct zsd_job *job, struct zb_err *err)
             (void)zb_fail(
                 err, -ETIMEDOUT,
                 "step %llu of job '%s' waits: unit '%s' is pinned by rank %u (process %d)",
-                (unsigned long long)job->step.step, job->name, s->unit->name, pin->member->rank,
+                (unsigned long long)job->step->step, job->name, s->unit->name, pin->member->rank,
                 pin->member->conn ? (int)pin->member->conn->pid : 0);
             return;
         }
     }
     (void)zb_fail(err, -ETIMEDOUT,
                   "step %llu of job '%s' waits: pushes, writes or fetches are in progress",
-                  (unsigned long long)job->step.step, job->name);
+                  (unsigned long long)job->step->step, job->name);
 }
 
 static void step_expire(struct zsd_timed *timed)
@@ -195,7 +194,7 @@ static void step_expire(struct zsd_timed *timed)
     uint32_t asked = 0;
 
     m->step_req = NULL;
-    if (job->state == ZSD_STEPPING && job->step.draining) { /* all may ask again */
+    if (job->state == ZSD_STEPPING && job->draining) { /* all may ask again */
         step_holder(job, &err);
         zsd_reply_err(req, &err);
         zsd_step_give_up(job, &err);
@@ -204,15 +203,15 @@ static void step_expire(struct zsd_timed *timed)
     if (job->state == ZSD_STEPPING) {
         (void)zb_fail(&err, -ETIMEDOUT,
                       "step %llu of job '%s' is running: it goes on, and ends by itself",
-                      (unsigned long long)job->step.step, job->name);
+                      (unsigned long long)job->step->step, job->name);
     } else {
         zb_list_each(pos, &job->members)
             asked += zb_container_of(pos, struct zsd_member, node)->step_req != NULL;
         (void)zb_fail(&err, -ETIMEDOUT,
                       "step %llu of job '%s' waits for its ranks: %u of %u had asked",
-                      (unsigned long long)job->step.step, job->name, asked + 1, job->world);
+                      (unsigned long long)job->step->step, job->name, asked + 1, job->world);
         if (asked == 0)
-            job->step.asked = false;
+            job->step->asked = false;
     }
     zsd_reply_err(req, &err);
 }
@@ -263,7 +262,7 @@ static int step_check(const struct zsd_member *m, const struct zsd_step_op *want
         return err->code;
     if (zsd_saved_room(job->saved, err) < 0)
         return err->code;
-    if (job->step.asked && !step_same(&job->step, want))
+    if (job->step->asked && !step_same(job->step, want))
         return zb_fail(err, -EINVAL,
                        "rank %u asks for step %llu of job '%s' with other values than its peers",
                        m->rank, (unsigned long long)want->step, job->name);
@@ -279,25 +278,24 @@ static int step_check(const struct zsd_member *m, const struct zsd_step_op *want
 
 static void step_on_work(struct zsd_work *work)
 {
-    struct zsd_job *job =
-        zb_container_of(zb_container_of(work, struct zsd_step_op, work), struct zsd_job, step);
+    struct zsd_job *job = zb_container_of(work, struct zsd_step_op, work)->job;
 
-    if (job->state == ZSD_STEPPING && job->step.draining && job->active == 0 &&
-        (job->pins == 0 || job->step.skip) && !job->commit &&
+    if (job->state == ZSD_STEPPING && job->draining && job->active == 0 &&
+        (job->pins == 0 || job->step->skip) && !job->commit &&
         !(job->saved && job->saved->prepared) && zsd_early_drained(job))
         step_pump(job);
 }
 
 void zsd_step_resume(struct zsd_job *job)
 {
-    if (job->state == ZSD_STEPPING && job->step.draining)
-        zsd_defer(job->core, &job->step.work);
+    if (job->state == ZSD_STEPPING && job->draining)
+        zsd_defer(job->core, &job->step->work);
 }
 
 static void step_end(struct zsd_job *job)
 {
     job->state = ZSD_READY;
-    job->step.asked = job->step.committing = false;
+    job->step->asked = job->step->committing = false;
     zsd_replan_step_over(job);
     step_answer(job, NULL);
     zsd_job_stepped(job);
@@ -310,7 +308,7 @@ static void step_on_commit(struct zsd_job *job, const struct zb_err *err)
     if (job->state == ZSD_ENDED)
         return; /* its ranks were told */
     if (err)
-        job->step.commit_err = *err;
+        job->step->commit_err = *err;
     step_end(job);
 }
 
@@ -323,9 +321,9 @@ static void step_over(struct zsd_job *job, bool applied)
     zsd_grads_reset(job);
     zb_log(ZB_LOG_DEBUG, "step", "job=\"%s\" iterations=%llu applied=%llu", job->name,
            (unsigned long long)job->iterations, (unsigned long long)job->applied);
-    job->step.committing = job->step.commit != ZSD_COMMIT_NONE;
-    if (job->step.committing)
-        zsd_commit_start(job, job->step.commit, &job->step.commit_err, step_on_commit);
+    job->step->committing = job->step->commit != ZSD_COMMIT_NONE;
+    if (job->step->committing)
+        zsd_commit_start(job, job->step->commit, &job->step->commit_err, step_on_commit);
     else
         step_end(job);
 }
@@ -342,12 +340,12 @@ static struct zsd_step_walk *step_walk_of(struct zsd_job *job, const struct zsd_
                                           uint32_t page)
 {
     if (zsd_page_on_gpu(s, page) || zsd_page_to_gpu(s, page))
-        return &job->step.gpu;
+        return &job->step->gpu;
     return zsd_page_streamed(s, ZB_PARAM, page) || zsd_page_streamed(s, ZB_GRAD, page) ||
                    zsd_page_streamed(s, ZB_STATE, page) || zsd_page_leaves(s, page) ||
                    zsd_params_there(job) /* they pass through a page buffer, too */
-               ? &job->step.streamed
-               : &job->step.resident;
+               ? &job->step->streamed
+               : &job->step->resident;
 }
 
 static void step_on_page(void *owner, const struct zsd_page_spec *spec, const struct zb_err *err)
@@ -363,8 +361,8 @@ static void step_on_page(void *owner, const struct zsd_page_spec *spec, const st
         zsd_job_end(job, err); /* zsd_step_cancel() answers */
         return;
     }
-    assert(job->step.pages_left[index] > 0); /* no page is stepped twice */
-    if (--job->step.pages_left[index] == 0)
+    assert(job->step->pages_left[index] > 0); /* no page is stepped twice */
+    if (--job->step->pages_left[index] == 0)
         step_shard_done(s);
     step_pump(job);
 }
@@ -379,7 +377,7 @@ static uint32_t step_resident_max(const struct zsd_core *core)
 /* Keeps enough pages in progress to feed the drive and every compute thread, and no more (S3). */
 uint32_t zsd_step_inflight_max(const struct zsd_core *core)
 {
-    return core->nbuffers + step_resident_max(core);
+    return core->disk->nbuffers + step_resident_max(core);
 }
 
 /* From here on the step ends without the ranks: what they sent for it is kept now. */
@@ -389,32 +387,32 @@ static void step_keep_notes(struct zsd_job *job)
     {
         struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
 
-        note_keep(&job->notes[m->rank], &m->note, job->step.step);
-        note_keep(&job->note, &m->job_note, job->step.step);
+        note_keep(&job->notes[m->rank], &m->note, job->step->step);
+        note_keep(&job->note, &m->job_note, job->step->step);
     }
 }
 
 void zsd_step_prepare(struct zsd_job *job, const struct zk_params *params)
 {
-    assert(job->early.inflight == 0); /* E3 */
+    assert(job->early_inflight == 0); /* E3 */
     for (uint32_t g = 0; g < job->groups; g++)
-        job->step.by_group[g] = zk_prepare(job->optimizer, &params[g], job->applied + 1);
+        job->step->by_group[g] = zk_prepare(job->optimizer, &params[g], job->applied + 1);
 }
 
 /* The first turn of PAGES: what is cached of streamed parameters is of the old version. 0; -ENOMEM:
  * nothing has begun. */
 static int step_begin(struct zsd_job *job)
 {
-    struct zsd_step_op *op = &job->step;
+    struct zsd_step_op *op = job->step;
 
     free(op->pages_left);
     op->pages_left = calloc(zb_max_u64(job->nshards, 1), sizeof(*op->pages_left));
     if (!op->pages_left)
         return -ENOMEM;
     step_keep_notes(job);
-    if (!job->early.prepared)
+    if (!job->early->prepared)
         zsd_step_prepare(job, op->params);
-    op->draining = false;
+    job->draining = false;
     op->commit_err = (struct zb_err){ 0 };
     assert(op->resident.inflight + op->streamed.inflight + op->gpu.inflight == 0);
     op->resident = op->streamed = op->gpu = (struct zsd_step_walk){ 0 };
@@ -434,7 +432,7 @@ static int step_begin(struct zsd_job *job)
  */
 static int step_page(struct zsd_job *job, struct zsd_shard *s, uint32_t page)
 {
-    struct zsd_step_op *op = &job->step;
+    struct zsd_step_op *op = job->step;
     struct zsd_page_spec spec = { .kind = ZSD_PAGE_STEP,
                                   .shard = s,
                                   .page = page,
@@ -461,7 +459,7 @@ static void step_no_memory(struct zsd_job *job)
 {
     struct zb_err err = { 0 };
 
-    (void)zb_fail(&err, -ENOMEM, "step %llu of job '%s': %m", (unsigned long long)job->step.step,
+    (void)zb_fail(&err, -ENOMEM, "step %llu of job '%s': %m", (unsigned long long)job->step->step,
                   job->name);
     zsd_job_end(job, &err);
 }
@@ -485,7 +483,7 @@ static int step_walk(struct zsd_job *job, struct zsd_step_walk *walk, uint32_t m
         struct zsd_shard *s = job->shards[walk->next_shard];
 
         if (s->unit->layout.frozen || walk->next_page == s->npages ||
-            job->step.pages_left[walk->next_shard] == 0) {
+            job->step->pages_left[walk->next_shard] == 0) {
             walk->next_shard++;
             walk->next_page = 0;
             continue;
@@ -504,28 +502,28 @@ static bool step_walked(const struct zsd_job *job, const struct zsd_step_walk *w
 
 static void step_pump(struct zsd_job *job)
 {
-    struct zsd_step_op *op = &job->step;
+    struct zsd_step_op *op = job->step;
     struct zb_err err = { 0 };
 
-    if (op->draining && op->skip) {
-        op->draining = false;
+    if (job->draining && op->skip) {
+        job->draining = false;
         op->commit_err = (struct zb_err){ 0 };
         step_keep_notes(job);
         step_over(job, false);
         return;
     }
-    if (op->draining && job->early.err.code != 0) {
-        err = job->early.err;
+    if (job->draining && job->early->err.code != 0) {
+        err = job->early->err;
         zsd_early_drop(job);
         zsd_grads_reset(job);
         zsd_step_give_up(job, &err);
         return;
     }
-    if (op->draining && zsd_saved_room(job->saved, &err) < 0) { /* it was there when they asked */
+    if (job->draining && zsd_saved_room(job->saved, &err) < 0) { /* it was there when they asked */
         zsd_step_give_up(job, &err);
         return;
     }
-    if (op->draining && step_begin(job) < 0) {
+    if (job->draining && step_begin(job) < 0) {
         (void)zb_fail(&err, -ENOMEM, "step %llu of job '%s': %m", (unsigned long long)op->step,
                       job->name);
         zsd_step_give_up(job, &err);
@@ -541,7 +539,7 @@ static void step_pump(struct zsd_job *job)
         return; /* the next page that is done tries again */
     }
     if (step_walked(job, &op->gpu) && step_walked(job, &op->streamed) &&
-        step_walked(job, &op->resident) && job->early.inflight == 0)
+        step_walked(job, &op->resident) && job->early_inflight == 0)
         step_over(job, true);
 }
 
@@ -557,13 +555,13 @@ static void step_ask(struct zsd_req *req, struct zsd_member *m, const struct zsd
         zsd_reply_err(req, &err);
         return;
     }
-    if (!job->step.asked) {
-        job->step.asked = true;
-        job->step.skip = want->skip;
-        job->step.commit = want->commit;
-        job->step.step = want->step;
-        job->step.scale = want->scale;
-        memcpy(job->step.params, want->params, sizeof(want->params));
+    if (!job->step->asked) {
+        job->step->asked = true;
+        job->step->skip = want->skip;
+        job->step->commit = want->commit;
+        job->step->step = want->step;
+        job->step->scale = want->scale;
+        memcpy(job->step->params, want->params, sizeof(want->params));
     }
     m->step_req = req;
     zsd_timed_arm(job->core, &m->step_timed, timeout_ms, step_expire);
@@ -572,8 +570,8 @@ static void step_ask(struct zsd_req *req, struct zsd_member *m, const struct zsd
     if (asked < job->world)
         return;
     job->state = ZSD_STEPPING;
-    job->step.draining = true;
-    job->step.work.run = step_on_work;
+    job->draining = true;
+    job->step->work.run = step_on_work;
     zsd_step_resume(job);
 }
 
@@ -640,16 +638,16 @@ void zsd_skip(struct zsd_req *req, const ProtobufCMessage *message)
 
 void zsd_step_cancel(struct zsd_job *job, const struct zb_err *why)
 {
-    job->step.asked = job->step.draining = false;
-    zb_list_remove(&job->step.work.node);
+    job->step->asked = job->draining = false;
+    zb_list_remove(&job->step->work.node);
     step_answer(job, why);
 }
 
 void zsd_step_give_up(struct zsd_job *job, const struct zb_err *why)
 {
-    bool drained = job->state == ZSD_STEPPING && job->step.draining;
+    bool drained = job->state == ZSD_STEPPING && job->draining;
 
-    if (!drained && (job->state != ZSD_READY || !job->step.asked))
+    if (!drained && (job->state != ZSD_READY || !job->step->asked))
         return;
     job->state = ZSD_READY;
     zsd_step_cancel(job, why);

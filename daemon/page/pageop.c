@@ -47,8 +47,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/plan/gpu_plan.h"
 #include "daemon/run/gpu_tier.h"
-#include "daemon/store/store.h"
 
 enum page_state {
     PAGE_BUFFER,
@@ -512,7 +512,7 @@ static void page_take_extents(struct zsd_pageop *op)
             io->fresh = (struct zsd_extent){
                 .at = zsd_extent_take(job->core,
                                       zsd_page_bytes(op->spec.shard, io->plane, op->spec.page)),
-                .generation = ++job->core->generation,
+                .generation = ++job->core->disk->generation,
                 .job = job->number,
             };
     }

@@ -6,7 +6,7 @@
  * allocation there, or none: decided with its placement (place.c), by what is free of the tier's
  * budget then, and kept while the job is in memory. They have no home below; what a page operation
  * wants of them passes through a page buffer (pageop.c). Where they are not, they are placed as
- * those of any job, and job->params.why says why.
+ * those of any job, and job->params->why says why.
  *
  *     asked ---> fits? ---> booked ---> made ---> shared ...  the job ends ---> freed ---> unbooked
  *                  no, or it cannot be made and shared: host memory, or NVMe      \
@@ -28,15 +28,16 @@
  *
  *     GP2  What is booked for parameters in the tier's account is that of jobs, and of strands.
  */
+#include "daemon/plan/gpu_params.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "base/log.h"
-#include "base/size.h"
-#include "daemon/job/job.h"
+#include "daemon/plan/gpu_plan.h"
+#include "daemon/plan/planner.h"
 #include "daemon/run/gpu_tier.h"
 #include "proto/shard.pb-c.h"
 
@@ -55,7 +56,7 @@ bool zsd_params_seen(const struct zsd_job *job, const char *device)
 
 void zsd_params_ask(struct zsd_job *job, uint32_t rank, const char *device)
 {
-    struct zsd_job_params *p = &job->params;
+    struct zsd_job_params *p = job->params;
 
     if (!job->core->daemon->gpu || p->barred || zsd_params_seen(job, device))
         return;
@@ -66,7 +67,7 @@ void zsd_params_ask(struct zsd_job *job, uint32_t rank, const char *device)
 bool zsd_params_fit(struct zsd_job *job, uint64_t bytes)
 {
     struct zsd_core *core = job->core;
-    struct zsd_job_params *p = &job->params;
+    struct zsd_job_params *p = job->params;
     uint64_t units, used, left;
 
     if (!p->asked || p->barred || bytes == 0)
@@ -76,13 +77,14 @@ bool zsd_params_fit(struct zsd_job *job, uint64_t bytes)
         (void)snprintf(p->why, sizeof(p->why), "the daemon has no GPU tier (gpu_bytes)");
         return false;
     }
-    if (core->gpu_err.code != 0) {
-        (void)snprintf(p->why, sizeof(p->why), "the GPU has failed: %.100s", core->gpu_err.text);
+    if (core->tiers.gpu_err.code != 0) {
+        (void)snprintf(p->why, sizeof(p->why), "the GPU has failed: %.100s",
+                       core->tiers.gpu_err.text);
         return false;
     }
     units = zsd_gpu_units(core, bytes);
-    used = zsd_account_used(&core->gpu);
-    left = core->gpu_target > used ? core->gpu_target - used : 0;
+    used = zsd_account_used(&core->tiers.gpu);
+    left = core->tiers.gpu_target > used ? core->tiers.gpu_target - used : 0;
     if (units <= left)
         return true;
     (void)snprintf(p->why, sizeof(p->why),
@@ -94,7 +96,7 @@ bool zsd_params_fit(struct zsd_job *job, uint64_t bytes)
 
 void zsd_params_book(struct zsd_job *job, uint64_t bytes)
 {
-    struct zsd_job_params *p = &job->params;
+    struct zsd_job_params *p = job->params;
 
     if (bytes == 0) {
         if (p->asked)
@@ -103,8 +105,8 @@ void zsd_params_book(struct zsd_job *job, uint64_t bytes)
     }
     p->bytes = bytes;
     p->booked = zsd_gpu_units(job->core, bytes);
-    p->tag = ++job->core->params_tag;
-    job->core->gpu.used[ZSD_USE_PARAM] += p->booked;
+    p->tag = ++job->core->planner->params_tag;
+    job->core->tiers.gpu.used[ZSD_USE_PARAM] += p->booked;
     zsd_gpu_settle(job->core);
 }
 
@@ -112,7 +114,7 @@ void zsd_params_book(struct zsd_job *job, uint64_t bytes)
 
 void *zsd_params_at(const struct zsd_shard *s, uint32_t page)
 {
-    return (uint8_t *)zk_gpu_addr(s->job->params.mem) + s->arena_at +
+    return (uint8_t *)zk_gpu_addr(s->job->params->mem) + s->arena_at +
            (uint64_t)page * zsd_page_bytes(s, ZB_PARAM, 0);
 }
 
@@ -146,7 +148,7 @@ int zsd_params_make(struct zsd_job *job, struct zk_gpu_mem **ret, struct zb_err 
 {
     struct zk_gpu *device = zsd_gpu_device(job->core->daemon->gpu);
     struct zk_gpu_mem *mem = NULL;
-    int rc = zk_gpu_alloc(device, job->params.bytes, job->params.tag, &mem, err);
+    int rc = zk_gpu_alloc(device, job->params->bytes, job->params->tag, &mem, err);
 
     if (rc == 0)
         rc = params_zero(device, mem, err);
@@ -173,19 +175,19 @@ static void drop_on_strand(void *arg, const struct zk_gpu_strand *strand)
 
 void zsd_params_drop(struct zsd_job *job)
 {
-    struct drop d = { .tag = job->params.tag };
+    struct drop d = { .tag = job->params->tag };
 
-    if (!job->params.mem)
+    if (!job->params->mem)
         return;
-    zk_gpu_free(job->params.mem);
+    zk_gpu_free(job->params->mem);
     zk_gpu_stranded(zsd_gpu_device(job->core->daemon->gpu), drop_on_strand, &d);
-    job->params.held = d.held;
+    job->params->held = d.held;
 }
 
 /* ---- strands */
 
 struct strand {
-    struct zb_list node; /* in core->strands */
+    struct zb_list node; /* in core->planner->strands */
     uint64_t tag;
     char job[ZP_NAME_MAX + 1];
     uint64_t booked;
@@ -207,16 +209,16 @@ static struct strand *strand_of(struct zb_list *node)
 
 const char *zsd_strand_job(const struct zsd_core *core, uint64_t tag)
 {
-    zb_list_each(pos, &core->strands)
+    zb_list_each(pos, &core->planner->strands)
     {
         if (strand_of(pos)->tag == tag)
             return strand_of(pos)->job;
     }
-    zb_list_each(pos, &core->jobs)
+    zb_list_each(pos, &core->jobs->list)
     {
         const struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
 
-        if (job->params.tag == tag)
+        if (job->params->tag == tag)
             return job->name;
     }
     return NULL;
@@ -234,7 +236,7 @@ size_t zsd_strand_text(const struct zk_gpu_strand *strand, char *text, size_t si
 
 static void params_unbook(struct zsd_core *core, uint64_t booked)
 {
-    core->gpu.used[ZSD_USE_PARAM] -= booked;
+    core->tiers.gpu.used[ZSD_USE_PARAM] -= booked;
     zsd_gpu_settle(core);
 }
 
@@ -249,7 +251,7 @@ static void strand_over(struct zsd_core *core, struct strand *s)
     params_unbook(core, s->booked);
     zb_list_remove(&s->node);
     free(s);
-    zsd_job_room(core);
+    zsd_room_changed(core);
 }
 
 static void strand_stays(struct zsd_core *core, struct strand *s, const struct zk_gpu_strand *seen)
@@ -263,7 +265,7 @@ static void strand_stays(struct zsd_core *core, struct strand *s, const struct z
            "job=\"%s\" bytes=%llu pids=%s why=\"the job has ended, and these processes have its "
            "parameters mapped\"",
            s->job, (unsigned long long)s->booked, pids);
-    zsd_job_room(core); /* who waits for it waits no more */
+    zsd_room_changed(core); /* who waits for it waits no more */
 }
 
 static void look_on_strand(void *arg, const struct zk_gpu_strand *strand)
@@ -287,10 +289,10 @@ static void look_done(struct zsd_task *task)
     struct look *l = zb_container_of(task, struct look, task);
     struct zsd_core *core = l->core;
 
-    core->ops--;
-    core->strands_looked_at = false;
+    core->in_progress--;
+    core->planner->strands_looked_at = false;
     for (unsigned i = 0; i < l->n; i++)
-        zb_list_each(pos, &core->strands)
+        zb_list_each(pos, &core->planner->strands)
         {
             if (strand_of(pos)->tag != l->seen[i].tag)
                 continue;
@@ -306,11 +308,11 @@ static void look_done(struct zsd_task *task)
 
 static void strands_look(struct zsd_timed *timed)
 {
-    struct zsd_core *core = zb_container_of(timed, struct zsd_core, strands_timed);
+    struct zsd_core *core = zb_container_of(timed, struct zsd_planner, strands_timed)->core;
     struct look *l;
     unsigned n = 0;
 
-    zb_list_each(pos, &core->strands) n++;
+    zb_list_each(pos, &core->planner->strands) n++;
     l = calloc(1, sizeof(*l) + n * sizeof(l->seen[0]));
     if (!l) {
         strands_arm(core); /* later */
@@ -318,23 +320,24 @@ static void strands_look(struct zsd_timed *timed)
     }
     l->task = (struct zsd_task){ .run = look_run, .done = look_done };
     l->core = core;
-    zb_list_each(pos, &core->strands) l->seen[l->n++].tag = strand_of(pos)->tag;
-    core->strands_looked_at = true;
-    core->ops++;
+    zb_list_each(pos, &core->planner->strands) l->seen[l->n++].tag = strand_of(pos)->tag;
+    core->planner->strands_looked_at = true;
+    core->in_progress++;
     zsd_compute_post(core->daemon->gpu_threads, &l->task);
 }
 
 static void strands_arm(struct zsd_core *core)
 {
-    zsd_timed_disarm(&core->strands_timed);
-    if (!zb_list_empty(&core->strands) && !core->strands_looked_at && !core->draining)
-        zsd_timed_arm(core, &core->strands_timed, STRAND_LOOK_MS, strands_look);
+    zsd_timed_disarm(&core->planner->strands_timed);
+    if (!zb_list_empty(&core->planner->strands) && !core->planner->strands_looked_at &&
+        !core->draining)
+        zsd_timed_arm(core, &core->planner->strands_timed, STRAND_LOOK_MS, strands_look);
 }
 
 void zsd_strands_free(struct zsd_core *core)
 {
-    zsd_timed_disarm(&core->strands_timed);
-    for (struct zb_list *node; (node = zb_list_pop_front(&core->strands)) != NULL;)
+    zsd_timed_disarm(&core->planner->strands_timed);
+    for (struct zb_list *node; (node = zb_list_pop_front(&core->planner->strands)) != NULL;)
         free(strand_of(node));
 }
 
@@ -345,17 +348,17 @@ static bool strand_begin(const struct zsd_job *job)
 
     if (!s)
         return false;
-    s->tag = job->params.tag;
+    s->tag = job->params->tag;
     memcpy(s->job, job->name, sizeof(s->job));
-    s->booked = job->params.booked;
-    zb_list_push_back(&job->core->strands, &s->node);
+    s->booked = job->params->booked;
+    zb_list_push_back(&job->core->planner->strands, &s->node);
     strands_arm(job->core);
     return true;
 }
 
 void zsd_params_unplace(struct zsd_job *job)
 {
-    struct zsd_job_params *p = &job->params;
+    struct zsd_job_params *p = job->params;
 
     if (p->bytes > 0 && !(p->held && strand_begin(job)))
         params_unbook(job->core, p->booked);
@@ -369,14 +372,14 @@ static uint64_t params_returning(const struct zsd_core *core)
 {
     uint64_t bytes = 0;
 
-    zb_list_each(pos, &core->jobs)
+    zb_list_each(pos, &core->jobs->list)
     {
         const struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
 
         if (job->state == ZSD_ENDED)
-            bytes += job->gpu.held_bytes + job->params.booked;
+            bytes += job->gpu->held_bytes + job->params->booked;
     }
-    zb_list_each(pos, &core->strands)
+    zb_list_each(pos, &core->planner->strands)
     {
         if (strand_of(pos)->looks < STRAND_LOOKS)
             bytes += strand_of(pos)->booked;
@@ -389,14 +392,15 @@ bool zsd_params_wait(struct zsd_job *job)
     struct zsd_core *core = job->core;
     uint64_t back, stays, bytes = 0;
 
-    if (!job->params.asked || job->params.barred || !core->daemon->gpu || core->gpu_err.code != 0)
+    if (!job->params->asked || job->params->barred || !core->daemon->gpu ||
+        core->tiers.gpu_err.code != 0)
         return false;
     back = params_returning(core);
-    stays = zsd_account_used(&core->gpu) - back;
+    stays = zsd_account_used(&core->tiers.gpu) - back;
     for (uint32_t i = 0; i < job->nshards; i++)
         bytes += zsd_param_bytes(job->shards[i]);
     return back > 0 && !zsd_params_fit(job, bytes) &&
-           stays + zsd_gpu_units(core, bytes) <= core->gpu_target;
+           stays + zsd_gpu_units(core, bytes) <= core->tiers.gpu_target;
 }
 
 /* ---- shared with a rank */
@@ -414,7 +418,7 @@ struct share_op {
 static void share_run(struct zsd_task *task)
 {
     struct share_op *op = zb_container_of(task, struct share_op, task);
-    struct zk_gpu_mem *mem = op->job->params.mem;
+    struct zk_gpu_mem *mem = op->job->params->mem;
     unsigned held = zk_gpu_holders(mem);
 
     if (held < op->most)
@@ -450,7 +454,7 @@ void zsd_gpu_share(struct zsd_req *req, const ProtobufCMessage *message)
 
     if (!m)
         return;
-    if (!m->job->params.mem) {
+    if (!m->job->params->mem) {
         zsd_refuse(req, -ENOENT, "the parameters of job '%s' are not on the GPU", m->job->name);
         return;
     }

@@ -39,13 +39,14 @@
  *     G2  Runs [0, made) are allocated, and no page from the lesser of gpu_from and gpu_next on
  * lies outside of them. G3  resident <= gpu_from; pages of state between the two are on NVMe.
  */
+#include "daemon/plan/gpu_plan.h"
+
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 
-#include "base/log.h"
-#include "base/size.h"
-#include "daemon/plan/replan_priv.h"
+#include "daemon/plan/place.h"
+#include "daemon/plan/replan.h"
 #include "daemon/run/gpu_tier.h"
 
 /* ---- runs */
@@ -63,7 +64,7 @@ uint64_t zsd_gpu_units(const struct zsd_core *core, uint64_t bytes)
 
 static uint64_t run_booked(const struct zsd_job *job, uint32_t run)
 {
-    return zb_gpu_run_taken(&job->gpu.runs[run], gpu_unit(job->core));
+    return zb_gpu_run_taken(&job->gpu->runs[run], gpu_unit(job->core));
 }
 
 static uint64_t runs_booked(const struct zsd_job *job, uint32_t from, uint32_t to)
@@ -80,29 +81,30 @@ static int runs_make(struct zsd_job *job)
 {
     uint64_t unit = gpu_unit(job->core);
     uint32_t page_elems = job->core->page_elems;
-    struct zb_place_shard *shards = job->gpu.runs ? NULL : zsd_place_shards(job);
+    struct zb_place_shard *shards = job->gpu->runs ? NULL : zsd_place_shards(job);
 
-    if (job->gpu.runs)
+    if (job->gpu->runs)
         return 0;
     if (shards)
-        job->gpu.nruns = zb_gpu_runs(shards, job->nshards, page_elems, unit, NULL);
-    job->gpu.runs = shards ? calloc(zb_max_u64(job->gpu.nruns, 1), sizeof(*job->gpu.runs)) : NULL;
-    job->gpu.mems =
-        job->gpu.runs ? calloc(zb_max_u64(job->gpu.nruns, 1), sizeof(struct zk_gpu_mem *)) : NULL;
-    if (job->gpu.mems) {
-        (void)zb_gpu_runs(shards, job->nshards, page_elems, unit, job->gpu.runs);
+        job->gpu->nruns = zb_gpu_runs(shards, job->nshards, page_elems, unit, NULL);
+    job->gpu->runs = shards ? calloc(zb_max_u64(job->gpu->nruns, 1), sizeof(*job->gpu->runs))
+                            : NULL;
+    job->gpu->mems =
+        job->gpu->runs ? calloc(zb_max_u64(job->gpu->nruns, 1), sizeof(struct zk_gpu_mem *)) : NULL;
+    if (job->gpu->mems) {
+        (void)zb_gpu_runs(shards, job->nshards, page_elems, unit, job->gpu->runs);
     } else {
-        free(job->gpu.runs);
-        job->gpu.runs = NULL;
+        free(job->gpu->runs);
+        job->gpu->runs = NULL;
     }
     free(shards);
-    return job->gpu.mems ? 0 : -ENOMEM;
+    return job->gpu->mems ? 0 : -ENOMEM;
 }
 
 /* The first page of shard i that n runs have. */
 static uint32_t runs_page(const struct zsd_job *job, uint32_t n, uint32_t i)
 {
-    const struct zb_gpu_run *last = n > 0 ? &job->gpu.runs[n - 1] : NULL;
+    const struct zb_gpu_run *last = n > 0 ? &job->gpu->runs[n - 1] : NULL;
 
     if (!last || !zsd_state_is(job->shards[i]) || i < last->shard)
         return job->shards[i]->npages;
@@ -118,8 +120,8 @@ static uint32_t runs_used(const struct zsd_job *job)
 
         if (page == s->npages)
             continue;
-        while (job->gpu.runs[n].shard > i ||
-               (job->gpu.runs[n].shard == i && job->gpu.runs[n].page > page))
+        while (job->gpu->runs[n].shard > i ||
+               (job->gpu->runs[n].shard == i && job->gpu->runs[n].page > page))
             n++;
         return n + 1;
     }
@@ -130,19 +132,19 @@ void *zsd_gpu_at(const struct zsd_shard *s, uint32_t page)
 {
     const struct zsd_job *job = s->job;
     uint64_t at = (uint64_t)(zsd_page_at(s, ZB_STATE, page) - job->memory) -
-                  (job->memory_bytes - job->replan.all_bytes);
-    uint32_t low = 0, high = job->gpu.made;
+                  (job->memory_bytes - job->replan->all_bytes);
+    uint32_t low = 0, high = job->gpu->made;
 
     while (low < high) { /* the first run that begins at or before it */
         uint32_t mid = low + (high - low) / 2;
 
-        if (job->gpu.runs[mid].from <= at)
+        if (job->gpu->runs[mid].from <= at)
             high = mid;
         else
             low = mid + 1;
     }
-    assert(low < job->gpu.made);
-    return (uint8_t *)zk_gpu_addr(job->gpu.mems[low]) + (at - job->gpu.runs[low].from);
+    assert(low < job->gpu->made);
+    return (uint8_t *)zk_gpu_addr(job->gpu->mems[low]) + (at - job->gpu->runs[low].from);
 }
 
 /* ---- accounts */
@@ -152,8 +154,8 @@ void zsd_gpu_settle(struct zsd_core *core)
     uint64_t used = 0;
 
     for (int use = 0; use < ZSD_USES; use++)
-        used += core->gpu.used[use];
-    core->gpu.budget = zb_max_u64(core->gpu_target, used);
+        used += core->tiers.gpu.used[use];
+    core->tiers.gpu.budget = zb_max_u64(core->tiers.gpu_target, used);
 }
 
 void zsd_gpu_begin(struct zsd_core *core)
@@ -162,41 +164,41 @@ void zsd_gpu_begin(struct zsd_core *core)
 
     if (!daemon->gpu)
         return;
-    core->gpu.budget = core->gpu_target = daemon->config.gpu_bytes;
-    core->gpu.used[ZSD_USE_RING] = zsd_gpu_own_bytes(daemon->gpu);
+    core->tiers.gpu.budget = core->tiers.gpu_target = daemon->config.gpu_bytes;
+    core->tiers.gpu.used[ZSD_USE_RING] = zsd_gpu_own_bytes(daemon->gpu);
     zsd_gpu_settle(core);
 }
 
 static void gpu_book(struct zsd_job *job, uint64_t bytes)
 {
-    job->gpu.held_bytes += bytes;
-    job->core->gpu.used[ZSD_USE_STATE] += bytes;
+    job->gpu->held_bytes += bytes;
+    job->core->tiers.gpu.used[ZSD_USE_STATE] += bytes;
 }
 
 static void gpu_unbook(struct zsd_job *job, uint64_t bytes)
 {
-    job->gpu.held_bytes -= bytes;
-    job->core->gpu.used[ZSD_USE_STATE] -= bytes;
+    job->gpu->held_bytes -= bytes;
+    job->core->tiers.gpu.used[ZSD_USE_STATE] -= bytes;
     zsd_gpu_settle(job->core);
 }
 
 uint64_t zsd_gpu_leaving(const struct zsd_job *job)
 {
-    return job->gpu.held_bytes - runs_booked(job, 0, zb_min_u64(job->gpu.to, job->gpu.made));
+    return job->gpu->held_bytes - runs_booked(job, 0, zb_min_u64(job->gpu->to, job->gpu->made));
 }
 
 void zsd_gpu_drop(struct zsd_job *job)
 {
-    for (uint32_t i = 0; i < job->gpu.made; i++)
-        zk_gpu_free(job->gpu.mems[i]);
+    for (uint32_t i = 0; i < job->gpu->made; i++)
+        zk_gpu_free(job->gpu->mems[i]);
 }
 
 void zsd_gpu_unplace(struct zsd_job *job)
 {
-    gpu_unbook(job, job->gpu.held_bytes);
-    free(job->gpu.runs);
-    free(job->gpu.mems);
-    job->gpu = (struct zsd_job_gpu){ 0 };
+    gpu_unbook(job, job->gpu->held_bytes);
+    free(job->gpu->runs);
+    free(job->gpu->mems);
+    *job->gpu = (struct zsd_job_gpu){ 0 };
 }
 
 /* ---- memory is made, or given back */
@@ -225,8 +227,8 @@ static void task_run(struct zsd_task *task)
 {
     struct gpu_task *t = zb_container_of(task, struct gpu_task, task);
     struct zk_gpu *device = zsd_gpu_device(t->job->core->daemon->gpu);
-    const struct zb_gpu_run *runs = t->job->gpu.runs;
-    struct zk_gpu_mem **mems = t->job->gpu.mems;
+    const struct zb_gpu_run *runs = t->job->gpu->runs;
+    struct zk_gpu_mem **mems = t->job->gpu->mems;
 
     for (uint32_t i = t->from; i < t->to && t->makes && t->rc == 0; i++)
         t->rc = zk_gpu_alloc(device, runs[i].bytes, t->job->number, &mems[i], &t->err);
@@ -240,11 +242,11 @@ static void task_run(struct zsd_task *task)
 
 void zsd_gpu_pinned(struct zsd_job *job, const struct zb_err *err)
 {
-    job->gpu.pinned = true;
+    job->gpu->pinned = true;
     if (err->code == 0)
         return;
     zb_log(ZB_LOG_WARN, "gpu-unpinned", "job=\"%s\" why=\"%s\"", job->name, err->text);
-    (void)zb_fail(&job->core->gpu_unpinned, err->code, "%s", err->text);
+    (void)zb_fail(&job->core->tiers.gpu_unpinned, err->code, "%s", err->text);
 }
 
 static void task_made(struct gpu_task *t)
@@ -252,8 +254,8 @@ static void task_made(struct gpu_task *t)
     struct zsd_job *job = t->job;
 
     if (t->rc == 0) {
-        job->gpu.made = job->gpu.to = t->to;
-        job->gpu.refused = false;
+        job->gpu->made = job->gpu->to = t->to;
+        job->gpu->refused = false;
         if (t->pins)
             zsd_gpu_pinned(job, &t->pin_err);
         return;
@@ -261,9 +263,9 @@ static void task_made(struct gpu_task *t)
     gpu_unbook(job, runs_booked(job, t->from, t->to));
     if (t->rc == -EIO || t->rc == -EFAULT)
         zsd_gpu_fail(job->core, &t->err);
-    else if (!job->gpu.refused)
+    else if (!job->gpu->refused)
         zb_log(ZB_LOG_WARN, "gpu-no-memory", "job=\"%s\" why=\"%s\"", job->name, t->err.text);
-    job->gpu.refused = true;
+    job->gpu->refused = true;
 }
 
 static void gpu_take(struct zsd_job *job);
@@ -273,7 +275,7 @@ static void task_done(struct zsd_task *task)
     struct gpu_task *t = zb_container_of(task, struct gpu_task, task);
     struct zsd_job *job = t->job;
 
-    job->gpu.busy = false;
+    job->gpu->busy = false;
     if (t->makes)
         task_made(t);
     else
@@ -299,13 +301,13 @@ static int task_start(struct zsd_job *job, uint32_t from, uint32_t to, bool make
                             .from = from,
                             .to = to,
                             .makes = makes,
-                            .pins = makes && !job->gpu.pinned,
+                            .pins = makes && !job->gpu->pinned,
                             .params = job->arena.base,
                             .params_bytes = job->arena.bytes,
                             .grads = job->memory,
-                            .grads_bytes = job->memory_bytes - job->replan.all_bytes };
+                            .grads_bytes = job->memory_bytes - job->replan->all_bytes };
     t->task.slow = t->pins;
-    job->gpu.busy = true;
+    job->gpu->busy = true;
     zsd_job_hold(job);
     if (t->pins) /* the GPU's threads have other jobs' pages to step */
         zsd_task_start(job->core, &t->task);
@@ -319,12 +321,12 @@ static int task_start(struct zsd_job *job, uint32_t from, uint32_t to, bool make
 /* What a step leaves where is what is wanted, as far as its memory is there (G1). */
 static void gpu_take(struct zsd_job *job)
 {
-    uint32_t n = (uint32_t)zb_min_u64(job->gpu.to, job->gpu.made);
+    uint32_t n = (uint32_t)zb_min_u64(job->gpu->to, job->gpu->made);
     struct zb_err err = { 0 };
     bool more = false;
 
-    if ((job->state == ZSD_STEPPING && !job->step.draining) || job->early.said > 0 ||
-        job->early.inflight > 0 || !job->placed)
+    if ((job->state == ZSD_STEPPING && !job->draining) || job->early_said > 0 ||
+        job->early_inflight > 0 || !job->placed)
         return;
     for (uint32_t i = 0; i < job->nshards; i++) {
         struct zsd_shard *s = job->shards[i];
@@ -335,34 +337,35 @@ static void gpu_take(struct zsd_job *job)
     }
     if (!more || !zsd_state_moves(job) || zsd_replan_promise(job, true, &err) == 0)
         return;
-    if (!job->gpu.refused)
+    if (!job->gpu->refused)
         zb_log(ZB_LOG_WARN, "gpu-no-places", "job=\"%s\" why=\"%s\"", job->name, err.text);
-    job->gpu.refused = true;
+    job->gpu->refused = true;
     for (uint32_t i = 0; i < job->nshards; i++)
         job->shards[i]->gpu_next = job->shards[i]->gpu_from;
-    job->gpu.to = runs_used(job);
+    job->gpu->to = runs_used(job);
 }
 
 /* What nobody wants or uses any more goes back. */
 static void gpu_release(struct zsd_job *job)
 {
-    uint32_t used = runs_used(job), made = job->gpu.made;
-    uint32_t keep = (uint32_t)zb_max_u64(used, zb_min_u64(job->gpu.to, made));
+    uint32_t used = runs_used(job), made = job->gpu->made;
+    uint32_t keep = (uint32_t)zb_max_u64(used, zb_min_u64(job->gpu->to, made));
 
-    if (job->gpu.busy || keep >= made || (job->state == ZSD_STEPPING && !job->step.draining))
+    if (job->gpu->busy || keep >= made || (job->state == ZSD_STEPPING && !job->draining))
         return;
-    job->gpu.made = keep;
+    job->gpu->made = keep;
     if (task_start(job, keep, made, false) < 0)
-        job->gpu.made = made; /* later */
+        job->gpu->made = made; /* later */
 }
 
 /* As many runs more as the part has room for, and the tier. */
 static void gpu_grow(struct zsd_job *job, uint64_t target)
 {
-    uint64_t left = zsd_account_free(&job->core->gpu), all = runs_booked(job, 0, job->gpu.made);
-    uint32_t n = job->gpu.made;
+    uint64_t left = zsd_account_free(&job->core->tiers.gpu),
+             all = runs_booked(job, 0, job->gpu->made);
+    uint32_t n = job->gpu->made;
 
-    while (n < job->gpu.nruns) {
+    while (n < job->gpu->nruns) {
         uint64_t bytes = run_booked(job, n);
 
         if (all + bytes > target || bytes > left)
@@ -371,25 +374,25 @@ static void gpu_grow(struct zsd_job *job, uint64_t target)
         left -= bytes;
         n++;
     }
-    if (n == job->gpu.made || job->gpu.busy)
+    if (n == job->gpu->made || job->gpu->busy)
         return;
-    gpu_book(job, runs_booked(job, job->gpu.made, n));
-    if (task_start(job, job->gpu.made, n, true) < 0)
-        gpu_unbook(job, runs_booked(job, job->gpu.made, n));
+    gpu_book(job, runs_booked(job, job->gpu->made, n));
+    if (task_start(job, job->gpu->made, n, true) < 0)
+        gpu_unbook(job, runs_booked(job, job->gpu->made, n));
 }
 
 static void gpu_job(struct zsd_job *job, uint64_t target, bool exact)
 {
-    uint64_t held = runs_booked(job, 0, job->gpu.made);
+    uint64_t held = runs_booked(job, 0, job->gpu->made);
     uint64_t much = exact ? 0 : held / ZSD_REPLAN_LEAVE_BE;
 
-    job->gpu.to = job->gpu.made;
+    job->gpu->to = job->gpu->made;
     if (held > target && held - target > much)
-        while (job->gpu.to > 0 && runs_booked(job, 0, job->gpu.to) > target)
-            job->gpu.to--;
+        while (job->gpu->to > 0 && runs_booked(job, 0, job->gpu->to) > target)
+            job->gpu->to--;
     gpu_take(job);
     gpu_release(job);
-    if (job->gpu.to == job->gpu.made)
+    if (job->gpu->to == job->gpu->made)
         gpu_grow(job, target);
 }
 
@@ -398,7 +401,7 @@ static void gpu_job(struct zsd_job *job, uint64_t target, bool exact)
 /* Its state may move: somebody steps. */
 static bool gpu_moves(const struct zsd_job *job)
 {
-    return (job->state == ZSD_READY || job->state == ZSD_STEPPING) && job->replan.all_bytes > 0 &&
+    return (job->state == ZSD_READY || job->state == ZSD_STEPPING) && job->replan->all_bytes > 0 &&
            !job->retiring && zsd_job_attached(job) > 0;
 }
 
@@ -408,16 +411,16 @@ void zsd_gpu_plan(struct zsd_core *core)
     struct zsd_part *parts;
     unsigned n = 0;
 
-    if (!core->daemon->gpu || core->gpu_err.code != 0)
+    if (!core->daemon->gpu || core->tiers.gpu_err.code != 0)
         return;
     zsd_gpu_settle(core);
-    zb_list_each(pos, &core->jobs) n++;
+    zb_list_each(pos, &core->jobs->list) n++;
     parts = calloc(zb_max_u64(n, 1), sizeof(*parts));
     if (!parts)
         return;
-    left = zsd_account_used(&core->gpu);
+    left = zsd_account_used(&core->tiers.gpu);
     n = 0;
-    zb_list_each(pos, &core->jobs)
+    zb_list_each(pos, &core->jobs->list)
     {
         struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
 
@@ -425,14 +428,15 @@ void zsd_gpu_plan(struct zsd_core *core)
             continue;
         parts[n++] = (struct zsd_part){ .job = job,
                                         .most = zsd_part_idle(job, now_ns)
-                                                    ? job->gpu.held_bytes
-                                                    : runs_booked(job, 0, job->gpu.nruns) };
-        left -= job->gpu.held_bytes;
+                                                    ? job->gpu->held_bytes
+                                                    : runs_booked(job, 0, job->gpu->nruns) };
+        left -= job->gpu->held_bytes;
     }
-    left = core->gpu_target > left ? core->gpu_target - left : 0;
+    left = core->tiers.gpu_target > left ? core->tiers.gpu_target - left : 0;
     zsd_parts_fill(parts, n, left);
     for (unsigned i = 0; i < n; i++)
-        gpu_job(parts[i].job, parts[i].target, zsd_account_used(&core->gpu) > core->gpu_target);
+        gpu_job(parts[i].job, parts[i].target,
+                zsd_account_used(&core->tiers.gpu) > core->tiers.gpu_target);
     free(parts);
 }
 
@@ -449,9 +453,9 @@ uint32_t zsd_gpu_stepped(const struct zsd_shard *s)
 
 void zsd_gpu_step_over(struct zsd_job *job)
 {
-    if (!job->gpu.runs)
+    if (!job->gpu->runs)
         return;
-    job->gpu.to = (uint32_t)zb_max_u64(zb_min_u64(job->gpu.to, job->gpu.made), runs_used(job));
+    job->gpu->to = (uint32_t)zb_max_u64(zb_min_u64(job->gpu->to, job->gpu->made), runs_used(job));
     gpu_take(job);
     gpu_release(job);
 }
@@ -460,27 +464,27 @@ void zsd_gpu_step_over(struct zsd_job *job)
 
 int zsd_gpu_set(struct zsd_core *core, uint64_t bytes, struct zb_err *err)
 {
-    uint64_t was = core->gpu_target, stays, total;
+    uint64_t was = core->tiers.gpu_target, stays, total;
 
     if (!core->daemon->gpu)
         return zb_fail(err, -EINVAL, "the daemon was started without a GPU tier (gpu_bytes)");
-    if (core->gpu_err.code != 0)
-        return zb_fail(err, -EIO, "the GPU has failed: %s", core->gpu_err.text);
+    if (core->tiers.gpu_err.code != 0)
+        return zb_fail(err, -EIO, "the GPU has failed: %s", core->tiers.gpu_err.text);
     total = zk_gpu_info(zsd_gpu_device(core->daemon->gpu))->total_bytes;
     if (bytes > total)
         return zb_fail(err, -ENOSPC, "%s of GPU memory: there are %s", zb_size_text(bytes).s,
                        zb_size_text(total).s);
-    core->gpu_target = bytes;
+    core->tiers.gpu_target = bytes;
     zsd_gpu_plan(core);
-    stays = zsd_account_used(&core->gpu);
-    zb_list_each(pos, &core->jobs)
+    stays = zsd_account_used(&core->tiers.gpu);
+    zb_list_each(pos, &core->jobs->list)
     {
         const struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
 
         stays -= gpu_moves(job) ? zsd_gpu_leaving(job) : 0;
     }
     if (stays > bytes) {
-        core->gpu_target = was;
+        core->tiers.gpu_target = was;
         zsd_gpu_plan(core);
         return zb_fail(err, -ENOSPC,
                        "%s of GPU memory are less than what cannot move: the least that would do "
@@ -489,8 +493,8 @@ int zsd_gpu_set(struct zsd_core *core, uint64_t bytes, struct zb_err *err)
     }
     zb_log(ZB_LOG_INFO, "tier-set", "tier=gpu bytes=%llu was=%llu used=%llu leaves=%llu",
            (unsigned long long)bytes, (unsigned long long)was,
-           (unsigned long long)zsd_account_used(&core->gpu),
-           (unsigned long long)(zsd_account_used(&core->gpu) - stays));
+           (unsigned long long)zsd_account_used(&core->tiers.gpu),
+           (unsigned long long)(zsd_account_used(&core->tiers.gpu) - stays));
     return 0;
 }
 
@@ -499,9 +503,9 @@ int zsd_gpu_set(struct zsd_core *core, uint64_t bytes, struct zb_err *err)
 /* It has bytes on the GPU, or some are on their way there. */
 static bool gpu_holds(const struct zsd_job *job)
 {
-    bool steps = job->state == ZSD_STEPPING && !job->step.draining;
+    bool steps = job->state == ZSD_STEPPING && !job->draining;
 
-    if (job->params.mem)
+    if (job->params->mem)
         return true;
     for (uint32_t i = 0; i < job->nshards; i++) {
         const struct zsd_shard *s = job->shards[i];
@@ -514,9 +518,9 @@ static bool gpu_holds(const struct zsd_job *job)
 
 static void gpu_on_failed(struct zsd_work *work)
 {
-    struct zsd_core *core = zb_container_of(work, struct zsd_core, gpu_failed);
+    struct zsd_core *core = zb_container_of(work, struct zsd_planner, gpu_failed)->core;
 
-    zb_list_each(pos, &core->jobs)
+    zb_list_each(pos, &core->jobs->list)
     {
         struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
         struct zb_err why = { 0 };
@@ -524,26 +528,26 @@ static void gpu_on_failed(struct zsd_work *work)
         if (job->state == ZSD_ENDED || !job->placed)
             continue;
         if (!gpu_holds(job)) {
-            job->gpu.to = 0;
+            job->gpu->to = 0;
             for (uint32_t i = 0; i < job->nshards; i++)
                 job->shards[i]->gpu_next = job->shards[i]->npages;
             continue;
         }
-        (void)zb_fail(&why, core->gpu_err.code,
+        (void)zb_fail(&why, core->tiers.gpu_err.code,
                       "%s of job '%s' %s on the GPU, which failed: %s; %s",
-                      job->params.mem ? "parameters" : "optimizer state", job->name,
-                      job->params.mem ? "were" : "was", core->gpu_err.text,
+                      job->params->mem ? "parameters" : "optimizer state", job->name,
+                      job->params->mem ? "were" : "was", core->tiers.gpu_err.text,
                       job->durable ? "it goes on from its last commit" : "it is lost");
-        zsd_job_end(job, &why);
+        zsd_job_fail(job, &why);
     }
 }
 
 void zsd_gpu_fail(struct zsd_core *core, const struct zb_err *err)
 {
-    if (core->gpu_err.code != 0)
+    if (core->tiers.gpu_err.code != 0)
         return;
-    core->gpu_err = *err;
+    core->tiers.gpu_err = *err;
     zb_log(ZB_LOG_ERROR, "gpu-failed", "why=\"%s\"", err->text);
-    core->gpu_failed.run = gpu_on_failed;
-    zsd_defer(core, &core->gpu_failed);
+    core->planner->gpu_failed.run = gpu_on_failed;
+    zsd_defer(core, &core->planner->gpu_failed);
 }

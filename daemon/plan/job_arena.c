@@ -2,12 +2,14 @@
  * job_arena.c - the memory of jobs and ranks, made and ended on a compute thread: that touches
  * every page of it. Each task holds its job (J1) while it runs.
  */
+#include "daemon/plan/job_arena.h"
+
 #include <errno.h>
 #include <stdlib.h>
 
-#include "base/size.h"
 #include "daemon/disk/paths.h"
-#include "daemon/job/job_priv.h"
+#include "daemon/plan/gpu_plan.h"
+#include "daemon/plan/place.h"
 #include "daemon/run/gpu_tier.h"
 
 /* Addresses for all of it, and memory for what is to be used. */
@@ -42,7 +44,7 @@ static void arena_run(struct zsd_task *task)
             arena_memory(t);
         if (t->err.code == 0 && zsd_gpu_pins_early(t->job)) /* behind it is state */
             (void)zsd_gpu_pin(t->job->core->daemon, t->memory,
-                              t->memory_bytes - t->job->replan.all_bytes, &t->pin_err);
+                              t->memory_bytes - t->job->replan->all_bytes, &t->pin_err);
         break;
     case ZSD_STAGING_CLOSE:
     case ZSD_ARENA_CLOSE:
@@ -69,15 +71,15 @@ static void arena_done(struct zsd_task *task)
         t->opened(t);
         break;
     case ZSD_STAGING_CLOSE:
-        job->core->closing--;
+        job->core->planner->closing--;
         zsd_unplace_staging(job, t->bytes);
         break;
     case ZSD_ARENA_CLOSE:
-        job->core->closing--;
+        job->core->planner->closing--;
         zsd_unplace(job);
         break;
     }
-    zsd_job_room(job->core);
+    zsd_room_changed(job->core);
     zsd_arena_task_free(t);
     zsd_job_unhold(job);
 }
@@ -126,7 +128,7 @@ void zsd_arena_end(struct zsd_job *job, enum zsd_arena_what what, struct zsd_are
     t->memory_bytes = memory_bytes;
     t->bytes = booked;
     if (t != &here) {
-        job->core->closing++;
+        job->core->planner->closing++;
         zsd_arena_task_start(t);
         return;
     }

@@ -6,17 +6,18 @@
  * it says is booked in one go: the accounts, the promise of places on the data file (store.h), the
  * tables of pages, the offsets in the arena. Nothing of the job changes before it is known to fit.
  */
+#include "daemon/plan/place.h"
+
 #include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "base/log.h"
-#include "base/place.h"
-#include "base/size.h"
-#include "daemon/store/store.h"
+#include "daemon/plan/gpu_plan.h"
+#include "daemon/plan/replan.h"
 
-bool zsd_place_holds(const struct zsd_job *job)
+/* The job has places of the data file, or may come to have them. */
+static bool place_holds(const struct zsd_job *job)
 {
     return job->nshards > 0 && job->shards[0]->planes[ZB_PARAM].extents;
 }
@@ -53,7 +54,7 @@ int zsd_place_needs(const struct zsd_job *job, unsigned times, uint64_t stamp, s
     }
     for (int p = 0; p < ZB_PLANES; p++) {
         if (rc == 0)
-            rc = zb_needs_spares(ret, &streamed[p], &early[p], job->core->nbuffers);
+            rc = zb_needs_spares(ret, &streamed[p], &early[p], job->core->disk->nbuffers);
         zb_needs_done(&streamed[p]);
         zb_needs_done(&early[p]);
     }
@@ -88,7 +89,8 @@ static struct place_least place_least(const struct zsd_job *job, uint64_t bytes)
 {
     const struct zsd_core *core = job->core;
     uint64_t free_bytes = zsd_host_free(core, &job->want);
-    uint64_t others = core->host.budget - free_bytes - core->nbuffers * core->buffer_bytes;
+    uint64_t others = core->tiers.host.budget - free_bytes -
+                      core->disk->nbuffers * core->disk->buffer_bytes;
     uint64_t all = job->host_held.used[ZSD_USE_STAGING] + bytes;
     struct place_least least = { "", "" };
 
@@ -140,15 +142,15 @@ static int place_refuse_nvme(const struct zsd_job *job, const struct zb_place *p
 {
     const struct zsd_core *core = job->core;
     uint64_t all = zb_needs_bytes(&plan->nvme), held = place_promised(job);
-    uint64_t least = core->daemon->engine_base + zsd_account_used(&core->nvme) + all - held;
+    uint64_t least = core->daemon->engine_base + zsd_account_used(&core->tiers.nvme) + all - held;
 
     return zb_fail(
         err, -ENOSPC,
         "job '%s' does not fit: with %s of host memory it needs %s of NVMe%s, and %s are "
         "free; the least nvme_bytes that would do is %llu",
         job->name, zb_size_text(place_host_free(job)).s, zb_size_text(all).s,
-        job->durable ? ", being durable" : "", zb_size_text(zsd_account_free(&core->nvme) + held).s,
-        (unsigned long long)least);
+        job->durable ? ", being durable" : "",
+        zb_size_text(zsd_account_free(&core->tiers.nvme) + held).s, (unsigned long long)least);
 }
 
 struct zb_place_shard *zsd_place_shards(const struct zsd_job *job)
@@ -183,20 +185,20 @@ static int place_plan(struct zsd_job *job, bool spill, struct zb_place *plan, ui
 {
     struct zsd_core *core = job->core;
     struct zb_place_shard *shards = zsd_place_shards(job);
-    uint64_t nvme_free = zsd_account_free(&core->nvme) + place_promised(job);
+    uint64_t nvme_free = zsd_account_free(&core->tiers.nvme) + place_promised(job);
     uint64_t params = 0;
     struct zb_place_job in;
     int rc = -ENOMEM;
 
     /* without a data file everything must be resident */
-    if (!core->extents)
+    if (!core->disk->extents)
         job->offload_param = job->offload_optimizer = 1;
     for (uint32_t i = 0; i < job->nshards; i++)
         params += zsd_param_bytes(job->shards[i]);
     in = (struct zb_place_job){ .shards = shards,
                                 .nshards = job->nshards,
                                 .page_elems = core->page_elems,
-                                .nbuffers = core->nbuffers,
+                                .nbuffers = core->disk->nbuffers,
                                 .params_resident = job->offload_param == 1,
                                 .params_on_gpu = zsd_params_fit(job, params),
                                 .grads_resident = job->offload_grad == 1 || !spill,
@@ -257,6 +259,8 @@ static int place_tables(struct zsd_shard *s, enum zb_plane p)
 /* Lets go of the places of all pages, and of the tables. */
 static void place_give_extents(struct zsd_job *job)
 {
+    if (job->saved)
+        job->saved->needs = NULL;
     for (uint32_t i = 0; i < job->nshards; i++) {
         struct zsd_shard *s = job->shards[i];
 
@@ -302,8 +306,31 @@ static int place_arena(struct zsd_job *job, const struct zb_place *plan, uint64_
 
 static void place_book(struct zsd_job *job, enum zsd_use use, uint64_t bytes)
 {
-    job->core->host.used[use] += bytes;
+    job->core->tiers.host.used[use] += bytes;
     job->host_held.used[use] += bytes;
+}
+
+/* The saved side of a job that is placed for the first time: 0 or -ENOMEM. */
+static int place_saved(struct zsd_job *job, struct zb_err *err)
+{
+    struct zsd_saved *s = zsd_saved_new(job->core->store, job->units, job->nunits);
+
+    if (!s)
+        return zb_fail(err, -ENOMEM, "the manifest of job '%s': %m", job->name);
+    s->number = job->number;
+    memcpy(s->name, job->name, sizeof(s->name));
+    s->uid = job->uid;
+    s->groups = job->groups;
+    s->optimizer = job->optimizer;
+    s->moments = job->moments;
+    s->offload_param = job->offload_param;
+    s->offload_optimizer = job->offload_optimizer;
+    s->host_bytes_max = job->host_bytes_max;
+    s->epoch = job->epoch;
+    s->job = job;
+    job->saved = s;
+    job->promise = &s->promise;
+    return 0;
 }
 
 /* The places on the data file: the saved job's, when it is durable. */
@@ -314,7 +341,7 @@ static int place_promise(struct zsd_job *job, const struct zb_place *plan, struc
     int rc;
 
     if (job->durable && !job->saved) {
-        rc = zsd_saved_new(job, err);
+        rc = place_saved(job, err);
         if (rc < 0)
             return rc;
     } else if (!job->durable) {
@@ -322,8 +349,17 @@ static int place_promise(struct zsd_job *job, const struct zb_place *plan, struc
         if (!job->promise)
             return zb_fail(err, -ENOMEM, "placement of job '%s': %m", job->name);
     }
+    if (job->saved)
+        job->saved->needs = place_holds(job) ? zsd_place_needs : NULL;
     return zsd_nvme_promise(core, job->durable ? &job->saved->nvme_held : &job->nvme_held,
                             job->promise, &plan->nvme, planes, err);
+}
+
+static void place_grads(struct zsd_job *job, uint64_t nvme_bytes)
+{
+    job->grads_nvme_bytes = nvme_bytes;
+    if (job->saved)
+        job->saved->grads_bytes = nvme_bytes;
 }
 
 int zsd_place(struct zsd_job *job, bool spill, struct zb_err *err)
@@ -343,7 +379,7 @@ int zsd_place(struct zsd_job *job, bool spill, struct zb_err *err)
     }
     if (rc == 0)
         rc = place_arena(job, &plan, gpu);
-    if (rc == 0 && job->core->extents)
+    if (rc == 0 && job->core->disk->extents)
         rc = place_promise(job, &plan, err);
     if (rc < 0) {
         (void)zb_fail(err, rc, "placement of job '%s': %m", job->name);
@@ -354,7 +390,7 @@ int zsd_place(struct zsd_job *job, bool spill, struct zb_err *err)
     job->arena_bytes = plan.param_bytes + plan.ring_bytes;
     job->ring_bytes = plan.ring_bytes;
     job->memory_bytes = plan.grad_bytes;
-    job->grads_nvme_bytes = plan.nvme_grad;
+    place_grads(job, plan.nvme_grad);
     if (plan.nvme_grad > 0)
         place_warn(job, &plan);
     zsd_params_book(job, gpu);
@@ -364,7 +400,7 @@ int zsd_place(struct zsd_job *job, bool spill, struct zb_err *err)
     place_book(job, ZSD_USE_STATE, plan.state_bytes);
     zb_place_done(&plan);
     zsd_replan_begin(job);
-    job->memory_bytes += job->replan.all_bytes;
+    job->memory_bytes += job->replan->all_bytes;
     job->placed = true;
     return 0;
 }
@@ -399,12 +435,12 @@ void zsd_place_attach(struct zsd_job *job)
 void zsd_unplace(struct zsd_job *job)
 {
     place_give_extents(job);
-    job->grads_nvme_bytes = 0;
+    place_grads(job, 0);
     zb_slots_done(&job->ring);
     for (int use = 0; use < ZSD_USES; use++) {
         if (use == ZSD_USE_STAGING) /* booked and returned with the rank */
             continue;
-        job->core->host.used[use] -= job->host_held.used[use];
+        job->core->tiers.host.used[use] -= job->host_held.used[use];
         job->host_held.used[use] = 0;
     }
     zsd_host_settle(job->core);
@@ -441,8 +477,8 @@ bool zsd_place_staging_fits(const struct zsd_job *job, uint64_t bytes, uint64_t 
 int zsd_place_staging(struct zsd_job *job, uint64_t bytes, struct zb_err *err)
 {
     uint64_t kept = zsd_replan_away(job); /* for who comes back; a reader may have it for a while */
-    uint64_t free_bytes =
-        zb_min_u64(zsd_host_free(job->core, &job->want) + kept, zsd_account_free(&job->core->host));
+    uint64_t free_bytes = zb_min_u64(zsd_host_free(job->core, &job->want) + kept,
+                                     zsd_account_free(&job->core->tiers.host));
 
     if (bytes > kept)
         free_bytes = zb_min_u64(free_bytes, place_limit(job));
@@ -458,7 +494,32 @@ int zsd_place_staging(struct zsd_job *job, uint64_t bytes, struct zb_err *err)
 
 void zsd_unplace_staging(struct zsd_job *job, uint64_t bytes)
 {
-    job->core->host.used[ZSD_USE_STAGING] -= bytes;
+    job->core->tiers.host.used[ZSD_USE_STAGING] -= bytes;
     job->host_held.used[ZSD_USE_STAGING] -= bytes;
     zsd_host_settle(job->core);
+}
+
+void zsd_shard_bytes(const struct zsd_shard *s, uint64_t *ret_host, uint64_t *ret_nvme,
+                     uint64_t *ret_gpu)
+{
+    uint64_t host = 0, nvme = 0, gpu = 0;
+
+    for (int p = 0; p < ZB_PLANES; p++) {
+        const struct zsd_plane *plane = &s->planes[p];
+        uint64_t page_elems = s->job->core->page_elems;
+        uint64_t resident = zb_min_u64(s->count, plane->resident * page_elems);
+
+        uint64_t end = p == ZB_STATE ? zb_min_u64(s->count, s->gpu_from * page_elems) : s->count;
+
+        if (p == ZB_PARAM && zsd_params_there(s->job)) {
+            gpu += zb_plane_bytes(plane->block_bytes, page_elems, s->count);
+            continue;
+        }
+        host += zb_plane_bytes(plane->block_bytes, page_elems, resident);
+        nvme += zb_plane_bytes(plane->block_bytes, page_elems, end - resident);
+        gpu += zb_plane_bytes(plane->block_bytes, page_elems, s->count - end);
+    }
+    *ret_gpu = gpu;
+    *ret_host = host;
+    *ret_nvme = nvme;
 }

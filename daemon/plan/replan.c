@@ -43,17 +43,17 @@
  *         op/early.c begins what lies behind it.
  *     R3  Places are promised for all pages from the least of resident, next and to on.
  */
+#include "daemon/plan/replan.h"
+
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "base/log.h"
-#include "base/size.h"
 #include "daemon/disk/paths.h"
-#include "daemon/plan/replan_priv.h"
-#include "proto/shard.pb-c.h"
+#include "daemon/plan/gpu_plan.h"
+#include "daemon/plan/place.h"
 
 #define REPLAN_IDLE_NS UINT64_C(60000000000)
 
@@ -81,21 +81,21 @@ static uint32_t state_most(const struct zsd_shard *s)
 
 static uint64_t replan_held(const struct zsd_job *job)
 {
-    return job->host_held.used[ZSD_USE_STATE] - job->replan.giving_bytes;
+    return job->host_held.used[ZSD_USE_STATE] - job->replan->giving_bytes;
 }
 
 /* Its state may be moved: there is somewhere to go, and somebody who steps. */
 static bool replan_moves(const struct zsd_job *job)
 {
-    return (job->state == ZSD_READY || job->state == ZSD_STEPPING) && job->replan.all_bytes > 0 &&
+    return (job->state == ZSD_READY || job->state == ZSD_STEPPING) && job->replan->all_bytes > 0 &&
            zsd_state_moves(job) && !job->retiring && zsd_job_attached(job) > 0;
 }
 
 uint64_t zsd_replan_leaving(const struct zsd_job *job)
 {
-    uint64_t bytes = job->replan.giving_bytes;
+    uint64_t bytes = job->replan->giving_bytes;
 
-    if (job->placed && job->replan.shrinks)
+    if (job->placed && job->replan->shrinks)
         for (uint32_t i = 0; i < job->nshards; i++) {
             const struct zsd_shard *s = job->shards[i];
 
@@ -117,29 +117,30 @@ static uint64_t host_away(const struct zsd_core *core)
 {
     uint64_t bytes = 0;
 
-    zb_list_each(pos, &core->jobs)
+    zb_list_each(pos, &core->jobs->list)
         bytes += zsd_replan_away(zb_container_of(pos, struct zsd_job, node));
     return bytes;
 }
 
 uint64_t zsd_host_free(const struct zsd_core *core, const struct zsd_want *but)
 {
-    uint64_t free_bytes = zsd_account_free(&core->host);
+    uint64_t free_bytes = zsd_account_free(&core->tiers.host);
 
     return free_bytes - zb_min_u64(free_bytes, zsd_wanted(core, but) + host_away(core));
 }
 
 void zsd_host_settle(struct zsd_core *core)
 {
-    uint64_t needs = zsd_account_used(&core->host) + host_away(core);
+    uint64_t needs = zsd_account_used(&core->tiers.host) + host_away(core);
 
-    core->host.budget = zb_max_u64(core->host_target, zb_min_u64(core->host.budget, needs));
+    core->tiers.host.budget =
+        zb_max_u64(core->tiers.host_target, zb_min_u64(core->tiers.host.budget, needs));
 }
 
 static void replan_unbook(struct zsd_job *job, uint64_t bytes)
 {
     job->host_held.used[ZSD_USE_STATE] -= bytes;
-    job->core->host.used[ZSD_USE_STATE] -= bytes;
+    job->core->tiers.host.used[ZSD_USE_STATE] -= bytes;
     zsd_host_settle(job->core);
 }
 
@@ -147,21 +148,21 @@ static void replan_unbook(struct zsd_job *job, uint64_t bytes)
 
 void zsd_replan_begin(struct zsd_job *job)
 {
-    job->replan = (struct zsd_replan){ 0 };
+    *job->replan = (struct zsd_replan){ 0 };
     for (uint32_t i = 0; i < job->nshards; i++) {
         struct zsd_shard *s = job->shards[i];
         uint32_t n = s->planes[ZB_STATE].resident;
 
         s->state_to = s->state_next = s->state_made = s->state_booked = n;
         s->gpu_from = s->gpu_next = s->npages;
-        job->replan.all_bytes += zsd_state_bytes(s, s->npages);
+        job->replan->all_bytes += zsd_state_bytes(s, s->npages);
     }
 }
 
 /* Where in the job's memory its state begins. */
 static uint64_t replan_base(const struct zsd_job *job)
 {
-    return job->memory_bytes - job->replan.all_bytes;
+    return job->memory_bytes - job->replan->all_bytes;
 }
 
 /* Room for a range for each shard, and one more. */
@@ -220,11 +221,11 @@ void zsd_replan_attach(struct zsd_job *job)
 {
     uint64_t used = replan_used(job);
 
-    if (used == job->replan.used_bytes)
+    if (used == job->replan->used_bytes)
         return;
     zsd_paths_unregister(job->core->daemon, job->memory);
     zsd_paths_register(job->core->daemon, job->memory, used);
-    job->replan.used_bytes = used;
+    job->replan->used_bytes = used;
 }
 
 /* ---- memory is made, or given back */
@@ -253,9 +254,9 @@ static void memory_run(struct zsd_task *task)
 /* What a step leaves where is what is wanted, as far as its memory is there (R2). */
 static void replan_take(struct zsd_job *job)
 {
-    bool early = job->early.said > 0 || job->early.inflight > 0;
+    bool early = job->early_said > 0 || job->early_inflight > 0;
 
-    if (job->state == ZSD_STEPPING && !job->step.draining)
+    if (job->state == ZSD_STEPPING && !job->draining)
         return; /* zsd_replan_step_over() */
     for (uint32_t i = 0; i < job->nshards; i++) {
         struct zsd_shard *s = job->shards[i];
@@ -290,13 +291,13 @@ static void memory_done(struct zsd_task *task)
     struct replan_task *t = zb_container_of(task, struct replan_task, task);
     struct zsd_job *job = t->job;
 
-    job->replan.busy = false;
+    job->replan->busy = false;
     if (t->makes) {
         memory_made(job, t);
     } else {
-        job->replan.giving_bytes -= t->bytes;
+        job->replan->giving_bytes -= t->bytes;
         replan_unbook(job, t->bytes);
-        zsd_job_room(job->core);
+        zsd_room_changed(job->core);
     }
     if (job->state != ZSD_ENDED) {
         zsd_replan_attach(job);
@@ -335,7 +336,7 @@ static void memory_start(struct replan_task *t)
         free(t);
         return;
     }
-    job->replan.busy = true;
+    job->replan->busy = true;
     zsd_job_hold(job);
     zsd_task_start(job->core, &t->task);
 }
@@ -363,7 +364,7 @@ static void replan_release(struct zsd_job *job)
     struct replan_task *t;
     uint64_t at = replan_base(job);
 
-    if (job->replan.busy || !release_any(job) || !(t = memory_new(job, false)))
+    if (job->replan->busy || !release_any(job) || !(t = memory_new(job, false)))
         return; /* later, if there is anything */
     for (uint32_t i = 0; i < job->nshards; i++) {
         struct zsd_shard *s = job->shards[i];
@@ -379,7 +380,7 @@ static void replan_release(struct zsd_job *job)
         }
         at += zsd_state_bytes(s, s->npages);
     }
-    job->replan.giving_bytes += t->bytes;
+    job->replan->giving_bytes += t->bytes;
     if (t->n > 0)
         zsd_replan_attach(job); /* before it is cut */
     memory_start(t);
@@ -401,7 +402,7 @@ static void replan_unused(struct zsd_job *job)
 /* Takes at most so many bytes more. */
 static void replan_grow(struct zsd_job *job, uint64_t most)
 {
-    struct replan_task *t = job->replan.busy ? NULL : memory_new(job, true);
+    struct replan_task *t = job->replan->busy ? NULL : memory_new(job, true);
     uint64_t at = replan_base(job);
 
     if (!t)
@@ -420,7 +421,7 @@ static void replan_grow(struct zsd_job *job, uint64_t most)
         at += zsd_state_bytes(s, s->npages);
     }
     job->host_held.used[ZSD_USE_STATE] += t->bytes;
-    job->core->host.used[ZSD_USE_STATE] += t->bytes;
+    job->core->tiers.host.used[ZSD_USE_STATE] += t->bytes;
     memory_start(t);
 }
 
@@ -469,9 +470,9 @@ static void replan_stay(struct zsd_job *job)
 {
     struct zb_err err = { 0 };
 
-    if (!job->replan.shrinks)
+    if (!job->replan->shrinks)
         return;
-    job->replan.shrinks = false;
+    job->replan->shrinks = false;
     for (uint32_t i = 0; i < job->nshards; i++)
         job->shards[i]->state_to = state_most(job->shards[i]);
     replan_take(job);
@@ -496,31 +497,31 @@ static void replan_shrink(struct zsd_job *job, uint64_t target)
         held -= all - zsd_state_bytes(s, s->state_to);
         leaves = leaves || s->state_to < s->planes[ZB_STATE].resident;
     }
-    job->replan.shrinks = true;
+    job->replan->shrinks = true;
     if (leaves && zsd_replan_promise(job, true, &err) < 0) {
-        if (!job->replan.refused)
+        if (!job->replan->refused)
             zb_log(ZB_LOG_WARN, "replan-no-places", "job=\"%s\" why=\"%s\"", job->name, err.text);
-        job->replan.refused = true;
+        job->replan->refused = true;
         replan_stay(job);
         return;
     }
-    job->replan.refused = false;
+    job->replan->refused = false;
     replan_take(job);
 }
 
 /* `spare` is not there for it, though it is free. */
 static void replan_job(struct zsd_job *job, uint64_t target, uint64_t spare, bool exact)
 {
-    uint64_t unused = zsd_account_free(&job->core->host);
+    uint64_t unused = zsd_account_free(&job->core->tiers.host);
     uint64_t held = replan_held(job), much = exact ? 0 : held / ZSD_REPLAN_LEAVE_BE;
 
-    job->replan.target_bytes = target;
+    job->replan->target_bytes = target;
     if (held > target && held - target > much)
         replan_shrink(job, target);
     else
         replan_stay(job);
     replan_release(job);
-    if (target > held && !job->replan.shrinks)
+    if (target > held && !job->replan->shrinks)
         replan_grow(job, zb_min_u64(target - held, unused > spare ? unused - spare : 0));
 }
 
@@ -528,11 +529,11 @@ static void replan_job(struct zsd_job *job, uint64_t target, uint64_t spare, boo
 
 bool zsd_part_idle(const struct zsd_job *job, uint64_t now_ns)
 {
-    uint64_t since = now_ns - job->replan.stepped_ns;
+    uint64_t since = now_ns - job->replan->stepped_ns;
 
-    if (job->replan.stepped_ns == 0)
+    if (job->replan->stepped_ns == 0)
         return true;
-    return job->state != ZSD_STEPPING && since > REPLAN_IDLE_NS && since / 4 > job->replan.step_ns;
+    return job->state != ZSD_STEPPING && since > REPLAN_IDLE_NS && since / 4 > job->replan->step_ns;
 }
 
 static uint64_t part_most(const struct zsd_job *job, uint64_t now_ns)
@@ -587,12 +588,12 @@ static void replan_all(struct zsd_core *core)
     unsigned n = 0;
 
     zsd_host_settle(core);
-    zb_list_each(pos, &core->jobs) n++;
+    zb_list_each(pos, &core->jobs->list) n++;
     parts = core->draining ? NULL : calloc(zb_max_u64(n, 1), sizeof(*parts));
     if (!parts)
         return;
     n = 0;
-    zb_list_each(pos, &core->jobs)
+    zb_list_each(pos, &core->jobs->list)
     {
         struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
 
@@ -603,25 +604,25 @@ static void replan_all(struct zsd_core *core)
         parts[n++] = (struct zsd_part){ .job = job, .most = part_most(job, now_ns) };
         moves += job->host_held.used[ZSD_USE_STATE];
     }
-    fixed = zsd_account_used(&core->host) - moves + spare;
-    left = core->host_target > fixed ? core->host_target - fixed : 0;
+    fixed = zsd_account_used(&core->tiers.host) - moves + spare;
+    left = core->tiers.host_target > fixed ? core->tiers.host_target - fixed : 0;
     zsd_parts_fill(parts, n, left);
     for (unsigned i = 0; i < n; i++)
         replan_job(parts[i].job, parts[i].target, spare,
-                   zsd_account_used(&core->host) + spare > core->host_target);
+                   zsd_account_used(&core->tiers.host) + spare > core->tiers.host_target);
     free(parts);
     zsd_gpu_plan(core);
 }
 
 static void replan_on_work(struct zsd_work *work)
 {
-    replan_all(zb_container_of(work, struct zsd_core, replan));
+    replan_all(zb_container_of(work, struct zsd_planner, replan)->core);
 }
 
 void zsd_replan(struct zsd_core *core)
 {
-    core->replan.run = replan_on_work;
-    zsd_defer(core, &core->replan);
+    core->planner->replan.run = replan_on_work;
+    zsd_defer(core, &core->planner->replan);
 }
 
 /* ---- around a step */
@@ -637,7 +638,7 @@ void zsd_replan_stepped(struct zsd_shard *s)
     n = (uint32_t)zb_min_u64(s->state_next, gpu);
     if (n == state->resident && gpu == s->gpu_from)
         return;
-    s->job->replan.moved = true;
+    s->job->replan->moved = true;
     end = (uint32_t)zb_min_u64(state->resident, gpu); /* the others went to the GPU */
     if (n < end) /* what could not be written stays, and what is in front of it */
         for (n = end; n > s->state_next && state->extents[n - 1].at != ZB_NO_PLACE;)
@@ -653,7 +654,7 @@ void zsd_replan_stepped(struct zsd_shard *s)
 
 void zsd_replan_step_over(struct zsd_job *job)
 {
-    struct zsd_replan *r = &job->replan;
+    struct zsd_replan *r = job->replan;
     uint64_t now_ns = zb_now_ns();
     struct zb_err err = { 0 };
 
@@ -690,9 +691,9 @@ void zsd_replan_step_over(struct zsd_job *job)
 /* Bytes of the host tier that are used, and will be when all has left that shall. */
 static uint64_t replan_stays(const struct zsd_core *core)
 {
-    uint64_t bytes = zsd_account_used(&core->host);
+    uint64_t bytes = zsd_account_used(&core->tiers.host);
 
-    zb_list_each(pos, &core->jobs)
+    zb_list_each(pos, &core->jobs->list)
         bytes -= zsd_replan_leaving(zb_container_of(pos, struct zsd_job, node));
     return bytes;
 }
@@ -700,14 +701,14 @@ static uint64_t replan_stays(const struct zsd_core *core)
 /* When all has left that shall, is there room for everybody who waits, and for who comes back? */
 static bool replan_enough(const struct zsd_core *core)
 {
-    return replan_stays(core) + zsd_wanted(core, NULL) + host_away(core) <= core->host_target;
+    return replan_stays(core) + zsd_wanted(core, NULL) + host_away(core) <= core->tiers.host_target;
 }
 
 uint64_t zsd_wanted(const struct zsd_core *core, const struct zsd_want *but)
 {
     uint64_t bytes = 0;
 
-    zb_list_each(pos, &core->wants)
+    zb_list_each(pos, &core->planner->wants)
     {
         const struct zsd_want *w = zb_container_of(pos, struct zsd_want, node);
 
@@ -718,12 +719,12 @@ uint64_t zsd_wanted(const struct zsd_core *core, const struct zsd_want *but)
 
 bool zsd_want_begin(struct zsd_core *core, struct zsd_want *want, uint64_t bytes)
 {
-    if (bytes == 0 || core->draining || zsd_wanted(core, want) > core->host_target ||
-        bytes > core->host_target)
+    if (bytes == 0 || core->draining || zsd_wanted(core, want) > core->tiers.host_target ||
+        bytes > core->tiers.host_target)
         return false;
     want->bytes = bytes;
     zb_list_init(&want->node);
-    zb_list_push_back(&core->wants, &want->node);
+    zb_list_push_back(&core->planner->wants, &want->node);
     replan_all(core);
     if (replan_enough(core)) {
         zb_log(ZB_LOG_INFO, "replan-want", "bytes=%llu", (unsigned long long)bytes);
@@ -751,13 +752,13 @@ void zsd_want_end(struct zsd_core *core, struct zsd_want *want)
 
 int zsd_host_set(struct zsd_core *core, uint64_t bytes, struct zb_err *err)
 {
-    uint64_t was = core->host_target, stays;
+    uint64_t was = core->tiers.host_target, stays;
 
-    core->host_target = bytes;
+    core->tiers.host_target = bytes;
     replan_all(core);
     stays = replan_stays(core) + zsd_wanted(core, NULL);
     if (stays > bytes) {
-        core->host_target = was;
+        core->tiers.host_target = was;
         replan_all(core);
         return zb_fail(
             err, -ENOSPC,
@@ -767,27 +768,7 @@ int zsd_host_set(struct zsd_core *core, uint64_t bytes, struct zb_err *err)
     }
     zb_log(ZB_LOG_INFO, "tier-set", "tier=host bytes=%llu was=%llu used=%llu leaves=%llu",
            (unsigned long long)bytes, (unsigned long long)was,
-           (unsigned long long)zsd_account_used(&core->host),
-           (unsigned long long)(zsd_account_used(&core->host) - replan_stays(core)));
+           (unsigned long long)zsd_account_used(&core->tiers.host),
+           (unsigned long long)(zsd_account_used(&core->tiers.host) - replan_stays(core)));
     return 0;
-}
-
-void zsd_tier_set(struct zsd_req *req, const ProtobufCMessage *message)
-{
-    const Zp__TierSet *q = (const Zp__TierSet *)(const void *)message;
-    struct zsd_core *core = req->daemon->core;
-    bool gpu = strcmp(q->name, "gpu") == 0;
-    struct zb_err err = { 0 };
-
-    if (!zsd_may(req->conn, geteuid()))
-        zsd_refuse(req, -EPERM, "only root and the daemon's own user change a tier's budget");
-    else if (!gpu && strcmp(q->name, "host") != 0)
-        zsd_refuse(req, -EINVAL, "tier '%s' has no budget that can be changed: host and gpu have",
-                   q->name);
-    else if (q->bytes > UINT64_C(1) << 62)
-        zsd_refuse(req, -EINVAL, "%s memory of %llu bytes", q->name, (unsigned long long)q->bytes);
-    else if ((gpu ? zsd_gpu_set(core, q->bytes, &err) : zsd_host_set(core, q->bytes, &err)) < 0)
-        zsd_reply_err(req, &err);
-    else
-        zsd_reply(req, NULL, -1);
 }

@@ -15,7 +15,7 @@
 #include <stdint.h>
 
 #include "base/util.h"
-#include "daemon/config.h"
+#include "daemon/run/settings.h"
 #include "daemon/run/stats.h"
 #include "kernels/zk.h"
 #include "nvme/zn.h"

@@ -15,8 +15,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "base/size.h"
-#include "kernels/zk_page.h"
 #include "proto/frame.h"
 
 #define LANES_MAX    4u
@@ -300,7 +298,8 @@ int zsd_gpu_open(struct zsd *daemon, struct zb_err *err)
     daemon->gpu = g;
     rc = pthread_mutex_init(&g->lock, NULL);
     assert(rc == 0);
-    rc = zk_gpu_open(config->gpu, 0, &g->device, err); /* the limit is the tier's: core->gpu */
+    rc =
+        zk_gpu_open(config->gpu, 0, &g->device, err); /* the limit is the tier's: core->tiers.gpu */
     if (rc == 0)
         rc = gpu_lanes(daemon, err);
     if (rc == 0)

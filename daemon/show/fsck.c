@@ -20,7 +20,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/show/requests.h"
 #include "daemon/show/survey.h"
+#include "daemon/store/change.h"
+#include "daemon/store/record.h"
 #include "proto/shard.pb-c.h"
 
 #define DF_ROWS 200u /* of one reply: below 64 KiB with the longest names */

@@ -5,17 +5,22 @@
  * keep, so a cursor stays meaningful while jobs come and go. A saved job that is not in memory is
  * shown by its newest commit.
  */
+#include "daemon/show/inspect.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/size.h"
 #include "daemon/disk/paths.h"
 #include "daemon/os/numa.h"
+#include "daemon/plan/gpu_plan.h"
+#include "daemon/plan/place.h"
+#include "daemon/plan/replan.h"
 #include "daemon/run/gpu_tier.h"
-#include "daemon/show/inspect.h"
+#include "daemon/show/requests.h"
 #include "daemon/store/store.h"
+#include "proto/shard.pb-c.h"
 
 #define LIST_ROWS 200u /* of one reply: below 64 KiB with the longest names */
 #define JOBS_ROWS 50u
@@ -49,7 +54,7 @@ bool zsd_job_seen(const struct zsd_conn *conn, const struct zsd_job *job, const 
 static bool inspect_sees_saved(const struct zsd_conn *conn, const struct zsd_saved *s,
                                const char *name)
 {
-    return zsd_saved_may(conn, s) && (name[0] == '\0' || strcmp(name, s->name) == 0) &&
+    return zsd_may(conn, s->uid) && (name[0] == '\0' || strcmp(name, s->name) == 0) &&
            zsd_saved_kept(s) && !s->gone && (!s->job || s->job->state == ZSD_ENDED);
 }
 
@@ -73,7 +78,7 @@ static bool inspect_next(const struct zsd_req *req, const char *name, uint64_t n
     const struct zsd_core *core = req->daemon->core;
     struct seen seen = { .number = UINT64_MAX };
 
-    zb_list_each(pos, &core->jobs)
+    zb_list_each(pos, &core->jobs->list)
     {
         const struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
 
@@ -239,11 +244,11 @@ static void job_row(const struct zsd_job *job, Zp__JobRow *row)
     row->nvme_written_bytes = job->nvme_written_bytes;
     row->error = (char *)(uintptr_t)job->why.text;
     row->share = job->payer.share;
-    row->gpu_bytes = job->gpu.held_bytes + job->params.booked;
+    row->gpu_bytes = job->gpu->held_bytes + job->params->booked;
     row->host_state = job->host_held.used[ZSD_USE_STATE];
-    row->host_state_target = job->replan.shrinks
+    row->host_state_target = job->replan->shrinks
                                  ? row->host_state - zsd_replan_leaving(job)
-                                 : zb_max_u64(row->host_state, job->replan.target_bytes);
+                                 : zb_max_u64(row->host_state, job->replan->target_bytes);
 }
 
 /* A cursor is the number of the next job. */
@@ -304,7 +309,7 @@ static void tier_gpu(const struct zsd *daemon, struct zsd_tier_rows *ret)
 {
     const struct zsd_core *core = daemon->core;
     Zp__TierRow *row = &ret->rows[ret->n++];
-    bool failed = core->gpu_err.code != 0, unpinned = core->gpu_unpinned.code != 0;
+    bool failed = core->tiers.gpu_err.code != 0, unpinned = core->tiers.gpu_unpinned.code != 0;
 
     (void)snprintf(ret->gpu, sizeof(ret->gpu), "%s, %u lanes, %s of host memory pinned%s%.400s",
                    zk_gpu_info(zsd_gpu_device(daemon->gpu))->name, zsd_gpu_lanes(daemon->gpu),
@@ -312,10 +317,10 @@ static void tier_gpu(const struct zsd *daemon, struct zsd_tier_rows *ret)
                    failed     ? "; failed: "
                    : unpinned ? "; not all of it: "
                               : "",
-                   failed ? core->gpu_err.text : core->gpu_unpinned.text);
-    tier_row(&core->gpu, "gpu", ret->gpu, row);
-    row->target = core->gpu_target;
-    zb_list_each(pos, &core->jobs)
+                   failed ? core->tiers.gpu_err.text : core->tiers.gpu_unpinned.text);
+    tier_row(&core->tiers.gpu, "gpu", ret->gpu, row);
+    row->target = core->tiers.gpu_target;
+    zb_list_each(pos, &core->jobs->list)
         row->moving += zsd_gpu_leaving(zb_container_of(pos, struct zsd_job, node));
 }
 
@@ -325,16 +330,17 @@ void zsd_tier_rows(const struct zsd *daemon, struct zsd_tier_rows *ret)
     size_t len = 0;
 
     (void)snprintf(ret->host, sizeof(ret->host), "kernels %s, %u compute threads, %u page buffers",
-                   daemon->kernels->name, zsd_compute_threads(daemon->compute), core->nbuffers);
-    tier_row(&core->host, "host", ret->host, &ret->rows[0]);
-    ret->rows[0].target = core->host_target;
-    zb_list_each(pos, &core->jobs) ret->rows[0].moving +=
+                   daemon->kernels->name, zsd_compute_threads(daemon->compute),
+                   core->disk->nbuffers);
+    tier_row(&core->tiers.host, "host", ret->host, &ret->rows[0]);
+    ret->rows[0].target = core->tiers.host_target;
+    zb_list_each(pos, &core->jobs->list) ret->rows[0].moving +=
         zsd_replan_leaving(zb_container_of(pos, struct zsd_job, node));
     if (!daemon->engine)
         (void)snprintf(ret->nvme, sizeof(ret->nvme), "none (nvme_bytes is 0)");
     for (unsigned i = 0; i < zsd_paths(daemon) && len < sizeof(ret->nvme); i++)
         len += path_detail(daemon, i, ret->nvme + len, sizeof(ret->nvme) - len);
-    tier_row(&core->nvme, "nvme", ret->nvme, &ret->rows[1]);
+    tier_row(&core->tiers.nvme, "nvme", ret->nvme, &ret->rows[1]);
     for (unsigned i = 0; i < zsd_paths(daemon); i++) {
         struct zsd_rates best = zsd_path_best(core, i);
 
@@ -434,7 +440,7 @@ static void tiers_done(struct zsd_task *task)
 {
     struct tiers *t = zb_container_of(task, struct tiers, task);
 
-    t->daemon->core->ops--;
+    t->daemon->core->in_progress--;
     tiers_answer(t->req, t);
     free(t);
 }
@@ -456,7 +462,7 @@ void zsd_tiers(struct zsd_req *req, const ProtobufCMessage *message)
         tiers_answer(req, NULL);
         return;
     }
-    zb_list_each(pos, &core->jobs)
+    zb_list_each(pos, &core->jobs->list)
     {
         most += 2;
         zb_list_each(at, &zb_container_of(pos, struct zsd_job, node)->members) most++;
@@ -469,8 +475,8 @@ void zsd_tiers(struct zsd_req *req, const ProtobufCMessage *message)
     t->task = (struct zsd_task){ .run = tiers_run, .done = tiers_done, .slow = true };
     t->req = req;
     t->daemon = req->daemon;
-    tiers_area(t, core->buffers, core->nbuffers * core->buffer_bytes);
-    zb_list_each(pos, &core->jobs)
+    tiers_area(t, core->disk->buffers, core->disk->nbuffers * core->disk->buffer_bytes);
+    zb_list_each(pos, &core->jobs->list)
     {
         const struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
 
@@ -483,7 +489,7 @@ void zsd_tiers(struct zsd_req *req, const ProtobufCMessage *message)
             tiers_area(t, m->staging.base, m->staging.bytes);
         }
     }
-    core->ops++;
+    core->in_progress++;
     zsd_task_start(core, &t->task);
 }
 
@@ -521,9 +527,9 @@ void zsd_stat(struct zsd_req *req, const ProtobufCMessage *message)
     (void)message;
     counter_add(counters, list, &n, "uptime_ms", (zb_now_ns() - daemon->started_ns) / 1000000);
     counter_add(counters, list, &n, "clients", daemon->clients);
-    counter_add(counters, list, &n, "operations_in_progress", core->ops);
-    counter_add(counters, list, &n, "page_buffers", core->nbuffers);
-    counter_add(counters, list, &n, "page_buffers_free", core->nbuffers_free);
+    counter_add(counters, list, &n, "operations_in_progress", core->in_progress);
+    counter_add(counters, list, &n, "page_buffers", core->disk->nbuffers);
+    counter_add(counters, list, &n, "page_buffers_free", core->disk->nbuffers_free);
     for (size_t i = 0; i < ZSD_STATS_COUNT; i++)
         counter_add(counters, list, &n, zsd_stats_names[i], values[i]);
     if (daemon->engine) {

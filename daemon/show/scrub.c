@@ -24,6 +24,8 @@
  *     C1  A row's struct is looked at from the list's making until the run is over.
  *     C2  bytes <= total; both count a page once. What is skipped leaves total.
  */
+#include "daemon/show/scrub.h"
+
 #include <assert.h>
 #include <errno.h>
 #include <stdio.h>
@@ -31,8 +33,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/log.h"
 #include "base/map.h"
+#include "daemon/show/requests.h"
+#include "daemon/store/rowio.h"
 #include "daemon/store/store.h"
 #include "proto/shard.pb-c.h"
 
@@ -292,7 +295,7 @@ static bool scrub_read(struct zsd_scrub *s)
     uint32_t bytes = zsd_row_page_bytes(r, s->at_plane, s->at_page);
     void *to = s->buffer;
 
-    if (bytes > s->core->buffer_bytes)
+    if (bytes > s->core->disk->buffer_bytes)
         to = s->scratch = aligned_alloc(PAGE_ALIGN, bytes);
     if (!to)
         return false;
@@ -423,7 +426,7 @@ static int scrub_start(struct zsd_core *core, uint64_t rate, struct zb_err *err)
     core->scrub = s;
     s->core = core;
     s->work.run = scrub_on_work;
-    s->claim = (struct zsd_claim){ .bytes = core->buffer_bytes, .work = &s->work };
+    s->claim = (struct zsd_claim){ .bytes = core->disk->buffer_bytes, .work = &s->work };
     zb_list_init(&s->work.node);
     s->state = SCRUB_STOPPED;
     if (list_make(s, core->store) < 0) {

@@ -13,6 +13,8 @@
 #include <string.h>
 
 #include "daemon/disk/paths.h"
+#include "daemon/job/shard.h"
+#include "daemon/op/reader.h"
 #include "daemon/page/pageop.h"
 
 /* ---- taking it */
@@ -129,7 +131,7 @@ static size_t works_count(const struct zsd_core *core)
 {
     size_t n = 0;
 
-    zb_list_each(pos, (struct zb_list *)(uintptr_t)&core->jobs)
+    zb_list_each(pos, (struct zb_list *)(uintptr_t)&core->jobs->list)
     {
         const struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
 
@@ -153,7 +155,7 @@ static int take_arrays(struct zsd_core *core, struct zsd_survey *s)
 
     zb_list_each(pos, (struct zb_list *)(uintptr_t)&store->saved)
         snaps += list_length(&zb_container_of(pos, struct zsd_saved, node)->snaps);
-    s->jobs = take_array(saved + list_length(&core->jobs), sizeof(*s->jobs));
+    s->jobs = take_array(saved + list_length(&core->jobs->list), sizeof(*s->jobs));
     s->rows = take_array(list_length(&store->rows), sizeof(*s->rows));
     s->versions = take_array(snaps + 2 * saved, sizeof(*s->versions));
     s->snaps = take_array(snaps, sizeof(*s->snaps));
@@ -165,7 +167,7 @@ static void take_numbers(const struct zsd_core *core, struct zsd_survey *s)
 {
     const struct zsd_store *store = core->store;
 
-    s->nvme = core->nvme;
+    s->nvme = core->tiers.nvme;
     s->map_bytes = zsd_map_total_bytes(core);
     s->free_bytes = zsd_map_free_bytes(core);
     for (unsigned i = 0; i < zsd_paths(core->daemon); i++)
@@ -191,7 +193,7 @@ int zsd_survey_take(struct zsd_core *core, struct zsd_survey *s, struct zb_err *
         if (rc == 0)
             rc = take_saved(s, zb_container_of(pos, struct zsd_saved, node));
     }
-    zb_list_each(pos, &core->jobs)
+    zb_list_each(pos, &core->jobs->list)
     {
         if (rc == 0)
             rc = take_job(s, zb_container_of(pos, struct zsd_job, node));
@@ -203,7 +205,7 @@ int zsd_survey_take(struct zsd_core *core, struct zsd_survey *s, struct zb_err *
     qsort(s->jobs, s->njobs, sizeof(*s->jobs), job_by_number);
     for (uint32_t i = 0; i < s->njobs; i++)
         take_versions(s, i);
-    zb_list_each(pos, &core->jobs)
+    zb_list_each(pos, &core->jobs->list)
     {
         const struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
 

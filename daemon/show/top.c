@@ -7,15 +7,21 @@
  *
  * Loop thread only. Nothing here changes what the daemon does.
  */
+#include "daemon/show/top.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "daemon/disk/paths.h"
 #include "daemon/op/early.h"
+#include "daemon/op/fetch.h"
+#include "daemon/op/step.h"
+#include "daemon/plan/place.h"
 #include "daemon/show/inspect.h"
-#include "daemon/store/store.h"
+#include "daemon/show/requests.h"
 #include "proto/codec.h"
+#include "proto/shard.pb-c.h"
 
 #define SECOND_NS UINT64_C(1000000000)
 #define TOP_ROWS  32u /* jobs of one reply: below 64 KiB with every number at its longest */
@@ -27,9 +33,9 @@ static enum zsd_wait step_waits_for(const struct zsd_job *job)
 {
     if (job->state != ZSD_STEPPING)
         return ZSD_WAIT_STEP_RANKS;
-    if (job->step.committing || !job->step.draining)
-        return job->step.committing ? ZSD_WAIT_COMMIT : ZSD_WAIT_STEP_PAGES;
-    if (job->pins > 0 && !job->step.skip)
+    if (job->step->committing || !job->draining)
+        return job->step->committing ? ZSD_WAIT_COMMIT : ZSD_WAIT_STEP_PAGES;
+    if (job->pins > 0 && !job->step->skip)
         return ZSD_WAIT_STEP_PINS;
     if (job->active > 0)
         return ZSD_WAIT_STEP_TRAFFIC;
@@ -79,20 +85,22 @@ void zsd_top_turn(struct zsd_core *core)
 {
     uint64_t now_ns = zb_now_ns();
 
-    zb_list_each(pos, &core->jobs) turn_job(zb_container_of(pos, struct zsd_job, node), now_ns);
-    zsd_gauge_set(&core->buffers_used, core->nbuffers - core->nbuffers_free, now_ns);
+    zb_list_each(pos, &core->jobs->list)
+        turn_job(zb_container_of(pos, struct zsd_job, node), now_ns);
+    zsd_gauge_set(&core->disk->buffers_used, core->disk->nbuffers - core->disk->nbuffers_free,
+                  now_ns);
     for (unsigned i = 0; i < zsd_paths(core->daemon); i++) {
         struct zn_stats io = zn_stats(zsd_path_engine(core->daemon, i));
 
-        zsd_gauge_set(&core->lines[i].depths, core->lines[i].depth, now_ns);
-        turn_second(&core->lines[i].second, &io, now_ns);
+        zsd_gauge_set(&core->disk->lines[i].depths, core->disk->lines[i].depth, now_ns);
+        turn_second(&core->disk->lines[i].second, &io, now_ns);
     }
 }
 
 struct zsd_rates zsd_path_best(const struct zsd_core *core, unsigned path)
 {
     const struct zsd_rates *start = &core->daemon->path_rates[path];
-    const struct zsd_second *s = &core->lines[path].second;
+    const struct zsd_second *s = &core->disk->lines[path].second;
 
     return (struct zsd_rates){ .read = zb_max_u64(start->read, s->best_read),
                                .written = zb_max_u64(start->written, s->best_written),
@@ -277,13 +285,13 @@ static void top_path(struct zsd_core *core, unsigned path, uint64_t now_ns, stru
     struct zsd_rates best = zsd_path_best(core, path);
     Zp__TopPath *row = to->list[path] = &to->rows[path];
 
-    zsd_gauge_at(&core->lines[path].depths, now_ns);
+    zsd_gauge_at(&core->disk->lines[path].depths, now_ns);
     zp__top_path__init(row);
     row->read_bytes = io.read_bytes;
     row->written_bytes = io.written_bytes;
     row->transfers = io.reads + io.writes + io.flushes;
     row->failed = io.failed;
-    row->queue = gauge_fill(&core->lines[path].depths, &to->queues[path]);
+    row->queue = gauge_fill(&core->disk->lines[path].depths, &to->queues[path]);
     row->depth = zn_info(zsd_path_engine(core->daemon, path))->depth;
     row->read_bytes_s = best.read;
     row->write_bytes_s = best.written;
@@ -295,7 +303,7 @@ static struct zsd_job *top_next(const struct zsd_req *req, const char *name, uin
 {
     struct zsd_job *found = NULL;
 
-    zb_list_each(pos, &req->daemon->core->jobs)
+    zb_list_each(pos, &req->daemon->core->jobs->list)
     {
         struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
 
@@ -331,7 +339,7 @@ void zsd_top(struct zsd_req *req, const ProtobufCMessage *message)
         return;
     }
     zsd_compute_load(daemon->compute, &waiting, &busy);
-    zsd_gauge_at(&core->buffers_used, now_ns);
+    zsd_gauge_at(&core->disk->buffers_used, now_ns);
     zsd_tier_rows(daemon, &tiers);
     reply.now_ns = now_ns;
     reply.uptime_ms = (now_ns - daemon->started_ns) / 1000000;
@@ -339,8 +347,8 @@ void zsd_top(struct zsd_req *req, const ProtobufCMessage *message)
     reply.threads = zsd_compute_threads(daemon->compute);
     reply.computing = gauge_fill(&busy, &computing);
     reply.compute_line = gauge_fill(&waiting, &line);
-    reply.buffers = core->nbuffers;
-    reply.buffers_used = gauge_fill(&core->buffers_used, &buffers);
+    reply.buffers = core->disk->nbuffers;
+    reply.buffers_used = gauge_fill(&core->disk->buffers_used, &buffers);
     if (daemon->gpu_threads) {
         zsd_compute_load(daemon->gpu_threads, &gpu_waiting, &gpu_busy);
         reply.gpu_threads = zsd_compute_threads(daemon->gpu_threads);

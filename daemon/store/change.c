@@ -14,11 +14,12 @@
  *         CATALOG leaves the catalog one ahead: so it poisons the store, and no other comes.
  *     C2  done() runs once, for every change that was started.
  */
+#include "daemon/store/change.h"
+
 #include <assert.h>
 #include <errno.h>
 #include <string.h>
 
-#include "base/log.h"
 #include "daemon/store/store.h"
 
 enum change_state {
@@ -105,7 +106,7 @@ static void change_over(struct zsd_change *c)
     c->txn = NULL;
     zb_list_remove(&c->node);
     zsd_hold_end(core);
-    core->ops--;
+    core->in_progress--;
     if (!zb_list_empty(&store->line))
         zsd_defer(core, &zb_container_of(store->line.next, struct zsd_change, node)->work);
     c->done(c, err.code != 0 ? &err : NULL); /* C2; c may be gone now */
@@ -161,7 +162,7 @@ void zsd_change_start(struct zsd_core *core, struct zsd_change *c)
     zb_list_init(&c->work.node);
     zb_list_init(&c->node);
     zb_list_push_back(&store->line, &c->node);
-    core->ops++;
+    core->in_progress++;
     if (first)
         zsd_defer(core, &c->work);
 }

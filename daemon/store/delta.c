@@ -16,11 +16,14 @@
  * DOUBT. A change that failed behind the catalog's commit may be there when the daemon starts
  * again. So what is fresh in it keeps its places until then, as what it was to replace does.
  */
+#include "daemon/store/delta.h"
+
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/store/record.h"
 #include "daemon/store/store.h"
 
 static bool delta_keeps(const struct zsd_delta *d, const struct zsd_version *v)

@@ -7,13 +7,14 @@
  * missing, superfluous or out of its range; so what comes out of it is in the ranges that the rest
  * of the daemon takes for granted, whoever wrote it.
  */
+#include "daemon/store/record.h"
+
 #include <endian.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/store/store.h"
 #include "proto/codec.h"
 
 #define RECORD_FORMAT 2u

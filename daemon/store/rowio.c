@@ -7,35 +7,14 @@
  * meanwhile, and others may write there: then the checksums, which say whose page it is and of
  * which generation, do not match, and who looks finds the row dead (refs 0).
  */
+#include "daemon/store/rowio.h"
+
 #include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "daemon/store/store.h"
-
-void zsd_row_free(struct zsd_row *r)
-{
-    assert(r->refs == 0 && r->looks == 0);
-    for (int p = 0; p < ZSD_SAVED_PLANES; p++) {
-        free(r->planes[p].extents);
-        free(r->planes[p].crcs);
-    }
-    free(r);
-}
-
-void zsd_row_look(struct zsd_row *r)
-{
-    assert(r->refs > 0);
-    r->looks++;
-}
-
-void zsd_row_look_away(struct zsd_row *r)
-{
-    assert(r->looks > 0);
-    if (--r->looks == 0 && r->refs == 0)
-        zsd_row_free(r);
-}
+#include "base/slots.h"
 
 /* Which page it is, for a sentence. */
 struct read_where {
@@ -54,7 +33,7 @@ static struct read_where read_where(const struct zsd_row_read *r)
 
 static void read_over(struct zsd_row_read *r)
 {
-    r->core->ops--;
+    r->core->in_progress--;
     r->done(r, r->err.code != 0 ? &r->err : NULL);
 }
 
@@ -108,6 +87,6 @@ void zsd_row_read_start(struct zsd_row_read *r, const char *who)
     };
     r->pio.payer = r->payer;
     r->pio.done = read_on_io;
-    r->core->ops++;
+    r->core->in_progress++;
     zsd_pio_start(r->core, &r->pio);
 }

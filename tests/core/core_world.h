@@ -14,8 +14,8 @@
 
 #include "tests/ztest.h"
 
-#include "daemon/job/job.h"
 #include "proto/shard.pb-c.h"
+#include "tests/core/core_all.h"
 
 #define CLIENTS_MAX 4u
 #define UNITS_MAX   9u

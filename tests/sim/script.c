@@ -759,7 +759,7 @@ static void run_accounts(struct zs_run *r)
             if (page >= p->resident && p->extents[page].at == ZB_NO_PLACE)
                 zs_fail("unit %u: page %u of its state is nowhere", s->unit->index, page);
     }
-    bytes += job->replan.giving_bytes;
+    bytes += job->replan->giving_bytes;
     if (bytes != job->host_held.used[ZSD_USE_STATE])
         zs_fail("%llu bytes of state are booked, and %llu in the account",
                 (unsigned long long)bytes, (unsigned long long)job->host_held.used[ZSD_USE_STATE]);
@@ -771,10 +771,10 @@ static void run_tier(struct zs_run *r, uint64_t more)
     const struct zsd_job *job = run_job(r);
     struct zb_err err = { 0 };
 
-    (void)run_told(
-        r, zsd_host_set(core,
-                        zsd_account_used(&core->host) - job->host_held.used[ZSD_USE_STATE] + more,
-                        &err));
+    (void)run_told(r, zsd_host_set(core,
+                                   zsd_account_used(&core->tiers.host) -
+                                       job->host_held.used[ZSD_USE_STATE] + more,
+                                   &err));
     zs_settle(&r->w);
 }
 

@@ -19,7 +19,6 @@
 #ifndef ZSIM_H
 #define ZSIM_H
 
-#include "daemon/store/store.h"
 #include "nvme/sim/zn_sim.h"
 #include "tests/core/core_world.h"
 

@@ -4,7 +4,10 @@
 #include <errno.h>
 #include <string.h>
 
-#include "daemon/run/core.h"
+#include "daemon/core_life.h"
+#include "daemon/op/requests.h"
+#include "daemon/plan/gpu_params.h"
+#include "daemon/show/requests.h"
 #include "proto/frame.h"
 #include "proto/shard.pb-c.h"
 

@@ -121,19 +121,21 @@ void world_close(struct world *w)
     for (uint32_t c = 0; c < w->nclients; c++)
         client_gone(w, c);
     world_settle(w);
-    while (!zb_list_empty(&core->jobs)) /* kept ones */
+    while (!zb_list_empty(&core->jobs->list)) /* kept ones */
     {
-        struct zsd_job *job = zb_container_of(core->jobs.next, struct zsd_job, node);
+        struct zsd_job *job = zb_container_of(core->jobs->list.next, struct zsd_job, node);
         Zp__JobName q = ZP__JOB_NAME__INIT;
 
         q.name = job->name;
         assert_int_equal(call(w, 0, zsd_job_destroy, &q), 0);
     }
-    assert_int_equal(zsd_account_used(&core->host), core->nbuffers * core->buffer_bytes);
-    assert_int_equal(zsd_account_used(&core->nvme), 0);
-    if (core->extents)
-        assert_int_equal(zb_space_free_units(core->extents), zb_space_total_units(core->extents));
-    assert_int_equal(core->nbuffers_free, core->nbuffers);
+    assert_int_equal(zsd_account_used(&core->tiers.host),
+                     core->disk->nbuffers * core->disk->buffer_bytes);
+    assert_int_equal(zsd_account_used(&core->tiers.nvme), 0);
+    if (core->disk->extents)
+        assert_int_equal(zb_space_free_units(core->disk->extents),
+                         zb_space_total_units(core->disk->extents));
+    assert_int_equal(core->disk->nbuffers_free, core->disk->nbuffers);
     assert_true(zb_list_empty(&core->timed));
     world_end(w);
 }

@@ -5,8 +5,6 @@
 #ifndef SAVED_FIXTURE_H
 #define SAVED_FIXTURE_H
 
-#include "daemon/disk/paths.h"
-#include "daemon/store/store.h"
 #include "tests/unit/daemon/core_fixture.h"
 
 #define SAVED_HOST  (16u << 20) /* everything resident, and room for a reader */

@@ -12,8 +12,10 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "daemon/config/config.h"
+#include "daemon/core_life.h"
+#include "daemon/dispatch.h"
 #include "daemon/run/compute.h"
-#include "daemon/run/core.h"
 #include "tests/send_fds.h"
 
 void sf_open(struct server_fixture *x)
@@ -39,7 +41,7 @@ void sf_listen(struct server_fixture *x)
 {
     struct zb_err err = { 0 };
 
-    if (zsd_server_open(&x->daemon, &err) < 0)
+    if (zsd_server_open(&x->daemon, zsd_loop_uv(&x->daemon), &zsd_dispatch_ops, &err) < 0)
         fail_msg("%s", err.text);
 }
 

@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "daemon/loop_priv.h"
 #include "daemon/net/conn_priv.h"
 #include "proto/frame.h"
 #include "tests/unit/daemon/core_double.h"

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "base/util.h"
-#include "daemon/config.h"
+#include "daemon/config/config.h"
 #include "kernels/zk.h"
 #include "nvme/zn.h"
 

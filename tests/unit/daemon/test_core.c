@@ -254,8 +254,8 @@ static uint64_t least_host(enum zb_dtype dtype)
 
     world_open(&w, 4 * STAGING, "threads", 1);
     assert_int_equal(job_open(&w, 0), 0);
-    w.daemon.core->host_target = w.daemon.core->host.budget =
-        zsd_account_used(&w.daemon.core->host); /* nothing is left */
+    w.daemon.core->tiers.host_target = w.daemon.core->tiers.host.budget =
+        zsd_account_used(&w.daemon.core->tiers.host); /* nothing is left */
     assert_int_equal(job_define(&w, 0, dtype), -ENOSPC);
     assert_non_null(strstr(answers[0].text, "least host_bytes"));
     least = strtoull(strrchr(answers[0].text, ' '), NULL, 10);
@@ -453,10 +453,10 @@ static void step_of_both_kinds(struct world *w, struct truth *t, uint64_t step)
     core_entered(true);
     zsd_core_turn(&w->daemon); /* and nothing is reaped */
     core_entered(false);
-    assert_true(job->step.resident.inflight > 0);
-    assert_true(job->step.streamed.inflight > 0);
+    assert_true(job->step->resident.inflight > 0);
+    assert_true(job->step->streamed.inflight > 0);
     assert_int_equal(answer(w, 0), 0);
-    assert_int_equal(job->step.resident.inflight + job->step.streamed.inflight, 0);
+    assert_int_equal(job->step->resident.inflight + job->step->streamed.inflight, 0);
     truth_step(w, t, step);
     for (uint32_t u = 0; u < UNITS; u++)
         assert_int_equal(unit_compare(w, 0, u, t), 0);
@@ -487,7 +487,7 @@ static void core_steps_both_kinds_at_once(void **state)
     while (step < 3)
         step_of_both_kinds(&w, &t, ++step);
     for (size_t i = 0; i < ZB_COUNT(moves); i++) {
-        int64_t used = (int64_t)zsd_account_used(&w.daemon.core->host);
+        int64_t used = (int64_t)zsd_account_used(&w.daemon.core->tiers.host);
         int64_t bytes = moves[i] * (int64_t)zb_page_bytes(t.layout.block_bytes[ZB_STATE], PAGE);
 
         assert_int_equal(zsd_host_set(w.daemon.core, (uint64_t)(used + bytes), &err), 0);
@@ -543,7 +543,7 @@ static void early_where_state_moves(uint64_t host_bytes)
     for (uint32_t u = 0; u < UNITS; u++)
         assert_int_equal(unit_write(&w, 0, u, &t), 0);
     for (size_t i = 0; i < ZB_COUNT(moves); i++) {
-        int64_t used = (int64_t)zsd_account_used(&w.daemon.core->host);
+        int64_t used = (int64_t)zsd_account_used(&w.daemon.core->tiers.host);
         int64_t bytes = moves[i].pages *
                         (int64_t)zb_page_bytes(t.layout.block_bytes[ZB_STATE], PAGE);
         uint64_t early = stats->pages_early, undone = stats->pages_undone, pages;

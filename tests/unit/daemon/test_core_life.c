@@ -211,8 +211,8 @@ static uint64_t pair_least(void)
         assert_int_equal(job_open_with(&w, c, &args), 0);
         assert_int_equal(job_register(&w, c, c, 2, ZB_BF16), 0);
     }
-    w.daemon.core->host_target = w.daemon.core->host.budget =
-        zsd_account_used(&w.daemon.core->host); /* nothing is left */
+    w.daemon.core->tiers.host_target = w.daemon.core->tiers.host.budget =
+        zsd_account_used(&w.daemon.core->tiers.host); /* nothing is left */
     for (uint32_t c = 0; c < 2; c++)
         job_ready_ask(&w, c, c);
     assert_int_equal(answer(&w, 0), -ENOSPC);
@@ -253,7 +253,7 @@ static void a_rank_that_could_not_be_opened(void **state)
         assert_int_equal(setrlimit(RLIMIT_NOFILE, &all), 0);
         assert_int_equal(answer(&w, 0), -EMFILE);
         world_expire(&w);
-        assert_true(zb_list_empty(&w.daemon.core->jobs));
+        assert_true(zb_list_empty(&w.daemon.core->jobs->list));
         assert_int_equal(job_open_with(&w, 0, &args), 0); /* the same connection, another try */
         world_close(&w);
     }
@@ -271,7 +271,7 @@ static void a_client_that_dies_while_it_opens(void **state)
     client_gone(&w, 0);
     world_settle(&w);
     assert_int_equal(answers[0].times, 1);
-    assert_true(zb_list_empty(&w.daemon.core->jobs));
+    assert_true(zb_list_empty(&w.daemon.core->jobs->list));
     world_close(&w);
 
     pair_open(&w, PLENTY, true); /* of a kept one: it stays */
@@ -413,24 +413,24 @@ static void what_is_kept_for_a_rank(void **state)
     core = w.daemon.core;
     assert_int_equal(job_open_with(&w, 0, &args), 0);
     assert_int_equal(job_define(&w, 0, ZB_BF16), 0);
-    full = zsd_account_used(&core->host);
+    full = zsd_account_used(&core->tiers.host);
     assert_int_equal(zsd_host_set(core, full, &err), 0);
     for (int i = 0; i < 3; i++) {
         client_gone(&w, 0);
         world_settle(&w);
-        assert_int_equal(core->host.budget, full);
-        assert_int_equal(zsd_account_used(&core->host), full - STAGING);
+        assert_int_equal(core->tiers.host.budget, full);
+        assert_int_equal(zsd_account_used(&core->tiers.host), full - STAGING);
         assert_int_equal(job_open_with(&w, 1, &other), -ENOSPC);
         assert_int_equal(job_open_with(&w, 0, &again), 0);
-        assert_int_equal(core->host.budget, full);
-        assert_int_equal(zsd_account_used(&core->host), full);
+        assert_int_equal(core->tiers.host.budget, full);
+        assert_int_equal(zsd_account_used(&core->tiers.host), full);
     }
     assert_int_equal(zsd_host_set(core, full + STAGING, &err), 0); /* that is enough for both */
     client_gone(&w, 0);
     world_settle(&w);
     assert_int_equal(job_open_with(&w, 1, &other), 0);
     assert_int_equal(job_open_with(&w, 0, &again), 0);
-    assert_int_equal(core->host.budget, full + STAGING);
+    assert_int_equal(core->tiers.host.budget, full + STAGING);
     world_close(&w);
 }
 
@@ -444,14 +444,15 @@ static void a_rank_is_lost_in_a_step(void **state)
 
     (void)state;
     pair_open(&w, pair_least(), true);
-    w.daemon.core->host_target += STAGING;
-    w.daemon.core->host.budget += STAGING; /* for who comes back before the old one is returned */
+    w.daemon.core->tiers.host_target += STAGING;
+    w.daemon.core->tiers.host.budget +=
+        STAGING; /* for who comes back before the old one is returned */
     fetch1_ask(&w, 0, 0, 0, 0);
     assert_int_equal(answer(&w, 0), 0);
     for (uint32_t c = 0; c < 2; c++)
         step_ask(&w, c, c, 1);
     world_turn(&w);
-    assert_true(job_of(&w, 0)->step.draining);
+    assert_true(job_of(&w, 0)->draining);
     client_gone(&w, 1);
     assert_int_equal(answer(&w, 0), -EOWNERDEAD);
     assert_int_equal(job_of(&w, 0)->state, ZSD_READY);
@@ -467,7 +468,7 @@ static void a_rank_is_lost_in_a_step(void **state)
         step_ask(&w, c, c, 1);
     zsd_core_turn(&w.daemon);
     assert_int_equal(job_of(&w, 0)->state, ZSD_STEPPING);
-    assert_false(job_of(&w, 0)->step.draining);
+    assert_false(job_of(&w, 0)->draining);
     client_gone(&w, 1);
     {
         const struct open_args args = { .rank = 1, .world = 2, .keep = true, .attach = true };
@@ -497,8 +498,8 @@ static void a_rank_attaches_to_the_end(void **state)
         struct world w;
 
         pair_open(&w, pair_least(), true);
-        w.daemon.core->host_target += STAGING;
-        w.daemon.core->host.budget += STAGING;
+        w.daemon.core->tiers.host_target += STAGING;
+        w.daemon.core->tiers.host.budget += STAGING;
         for (uint32_t c = 0; c < 2; c++)
             step_ask(&w, c, c, 1);
         zsd_core_turn(&w.daemon);
@@ -527,8 +528,9 @@ static void a_rank_attaches_to_a_step_that_fails(void **state)
 
     (void)state;
     pair_open(&w, pair_least(), true);
-    w.daemon.core->host_target += STAGING;
-    w.daemon.core->host.budget += STAGING; /* for who comes back before the old one is returned */
+    w.daemon.core->tiers.host_target += STAGING;
+    w.daemon.core->tiers.host.budget +=
+        STAGING; /* for who comes back before the old one is returned */
     for (uint32_t c = 0; c < 2; c++)
         step_ask(&w, c, c, 1);
     zsd_core_turn(&w.daemon);
@@ -647,8 +649,8 @@ static void single_open(struct world *w)
 
     world_open(w, PLENTY, "threads", 1);
     assert_int_equal(job_open(w, 0), 0);
-    w->daemon.core->host_target = w->daemon.core->host.budget =
-        zsd_account_used(&w->daemon.core->host);
+    w->daemon.core->tiers.host_target = w->daemon.core->tiers.host.budget =
+        zsd_account_used(&w->daemon.core->tiers.host);
     assert_int_equal(job_define(w, 0, ZB_BF16), -ENOSPC);
     least = strtoull(strrchr(answers[0].text, ' '), NULL, 10);
     world_close(w);
@@ -759,8 +761,8 @@ static void whoever_survives_a_job(void **state)
     client_gone(&w, 1);
     world_settle(&w);
     assert_int_equal(w.clients[0].events, 1);
-    assert_int_equal(zsd_account_used(&w.daemon.core->host),
-                     STAGING + w.daemon.core->nbuffers * w.daemon.core->buffer_bytes);
+    assert_int_equal(zsd_account_used(&w.daemon.core->tiers.host),
+                     STAGING + w.daemon.core->disk->nbuffers * w.daemon.core->disk->buffer_bytes);
     fetch_ask(&w, 0, 2, one, 1, 0);
     push_ask(&w, 0, 3, 0, 1, 1);
     write_ask(&w, 0, 4, 0);
@@ -778,7 +780,7 @@ static void whoever_survives_a_job(void **state)
     }
     close_ask(&w, 0, 0);
     assert_int_equal(answer(&w, 0), 0);
-    assert_true(zb_list_empty(&w.daemon.core->jobs));
+    assert_true(zb_list_empty(&w.daemon.core->jobs->list));
     world_close(&w);
 }
 
@@ -820,9 +822,9 @@ static unsigned storm_tag(void)
 static void storm_check(struct world *w)
 {
     struct zsd_core *core = w->daemon.core;
-    uint64_t host = core->nbuffers * core->buffer_bytes, nvme = 0;
+    uint64_t host = core->disk->nbuffers * core->disk->buffer_bytes, nvme = 0;
 
-    zb_list_each(pos, &core->jobs)
+    zb_list_each(pos, &core->jobs->list)
     {
         struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
         uint32_t pins = 0;
@@ -841,8 +843,8 @@ static void storm_check(struct world *w)
         }
         assert_int_equal(pins, job->pins);
     }
-    assert_int_equal(host, zsd_account_used(&core->host)); /* J4 */
-    assert_int_equal(nvme, zsd_account_used(&core->nvme));
+    assert_int_equal(host, zsd_account_used(&core->tiers.host)); /* J4 */
+    assert_int_equal(nvme, zsd_account_used(&core->tiers.nvme));
 }
 
 static void storm_act(struct world *w, uint64_t *seed)

@@ -159,20 +159,20 @@ static void a_promise_shrinks_first(void **state)
     (void)state;
     world_open(&w, HOST, "threads", 1);
     core = w.daemon.core;
-    all = zb_space_free_units(core->extents);
+    all = zb_space_free_units(core->disk->extents);
     assert_int_equal(promise(core, &now, 0, 4, 0), 0);
     for (unsigned i = 0; i < 3; i++)
         at[i] = zsd_extent_take(core, sizes[1]);
     assert_int_equal(promise(core, &now, 0, 1, 0), 0);
-    assert_int_equal(zb_space_free_units(core->extents), all - 9); /* the fourth is back */
+    assert_int_equal(zb_space_free_units(core->disk->extents), all - 9); /* the fourth is back */
     zsd_extent_unref(core, at[0], sizes[1]);
-    assert_int_equal(zb_space_free_units(core->extents), all - 6);
+    assert_int_equal(zb_space_free_units(core->disk->extents), all - 6);
     /* a promise that grows again takes over what is held beyond it */
     assert_int_equal(promise(core, &now, 0, 2, 0), 0);
-    assert_int_equal(zb_space_free_units(core->extents), all - 6);
+    assert_int_equal(zb_space_free_units(core->disk->extents), all - 6);
     zsd_extent_unref(core, at[1], sizes[1]);
     zsd_extent_unref(core, at[2], sizes[1]);
-    assert_int_equal(zb_space_free_units(core->extents), all - 6);
+    assert_int_equal(zb_space_free_units(core->disk->extents), all - 6);
     assert_int_equal(places_sum(core).free_bytes, 2 * sizes[1]);
     no_promise(core, &now);
     world_close(&w);
@@ -191,16 +191,16 @@ static void no_room(void **state)
     (void)state;
     world_open(&w, HOST, "threads", 1);
     core = w.daemon.core;
-    all = zb_space_free_units(core->extents);
+    all = zb_space_free_units(core->disk->extents);
     assert_int_equal(promise(core, &other, 5, 0, 1), 0);
     before = places_sum(core);
     assert_int_equal(promise_err(core, &now, all - 24, 0, 0, &err), -ENOSPC);
     assert_non_null(strstr(err.text, "the least nvme_bytes that would do is 8392704")); /* + 4096 */
     assert_int_equal(now.n, 0);
     assert_true(sum_equal(before, places_sum(core)));
-    assert_int_equal(zb_space_free_units(core->extents), all - 25);
+    assert_int_equal(zb_space_free_units(core->disk->extents), all - 25);
     assert_int_equal(promise(core, &now, all - 25, 0, 0), 0);
-    assert_int_equal(zb_space_free_units(core->extents), 0);
+    assert_int_equal(zb_space_free_units(core->disk->extents), 0);
 
     /* all bytes in places of one unit, every second one free */
     assert_int_equal(promise(core, &other, 0, 0, 0), 0);
@@ -210,14 +210,14 @@ static void no_room(void **state)
     assert_int_equal(promise(core, &now, 0, 0, 0), 0);
     for (uint64_t i = 0; i < all; i += 2)
         zsd_extent_unref(core, i * UNIT, UNIT);
-    assert_int_equal(zb_space_free_units(core->extents), all / 2);
+    assert_int_equal(zb_space_free_units(core->disk->extents), all / 2);
     before = places_sum(core);
     err = (struct zb_err){ 0 };
     /* the small ones would fit: none of them is taken */
     assert_int_equal(promise_err(core, &now, 10, 1, 0, &err), -ENOSPC);
     assert_non_null(strstr(err.text, "in pieces"));
     assert_true(sum_equal(before, places_sum(core)));
-    assert_int_equal(zb_space_free_units(core->extents), all / 2);
+    assert_int_equal(zb_space_free_units(core->disk->extents), all / 2);
     for (uint64_t i = 1; i < all; i += 2)
         zsd_extent_unref(core, i * UNIT, UNIT);
     no_promise(core, &now);
@@ -237,9 +237,9 @@ static void sizes_exchange(void **state)
     (void)state;
     world_open(&w, HOST, "threads", 1);
     core = w.daemon.core;
-    all = zb_space_free_units(core->extents);
+    all = zb_space_free_units(core->disk->extents);
     assert_int_equal(promise(core, &now, all % 20, 0, all / 20), 0);
-    assert_int_equal(zb_space_free_units(core->extents), 0);
+    assert_int_equal(zb_space_free_units(core->disk->extents), 0);
     held = zsd_extent_take(core, sizes[2]);
     assert_int_equal(promise(core, &now, all % 20 + 20, 0, all / 20 - 1), 0);
     before = places_sum(core);
@@ -308,9 +308,9 @@ static void places_are_adopted(void **state)
     assert_int_equal(zsd_extent_refs(core, 0), 2);
     /* the promise that comes then has them already */
     assert_int_equal(promise(core, &now, 2, 1, 0), 0);
-    assert_int_equal(zb_space_free_units(core->extents), 2032 - 5);
+    assert_int_equal(zb_space_free_units(core->disk->extents), 2032 - 5);
     assert_int_equal(promise(core, &now, 3, 1, 0), 0);
-    assert_int_equal(zb_space_free_units(core->extents), 2032 - 6);
+    assert_int_equal(zb_space_free_units(core->disk->extents), 2032 - 6);
     assert_int_equal(zsd_extent_take(core, UNIT),
                      4 * UNIT); /* the map's next-fit, not a taken one */
     zsd_extent_unref(core, 4 * UNIT, UNIT);
@@ -363,7 +363,7 @@ static void jobs_in_any_order(void **state)
         case 0: { /* another promise; never less than it holds */
             uint64_t may[SIZES];
             struct sum before = places_sum(core);
-            uint64_t left = zb_space_free_units(core->extents);
+            uint64_t left = zb_space_free_units(core->disk->extents);
             int rc;
 
             for (unsigned s = 0; s < SIZES; s++)
@@ -374,7 +374,7 @@ static void jobs_in_any_order(void **state)
             } else {
                 assert_int_equal(rc, -ENOSPC);
                 assert_true(sum_equal(before, places_sum(core)));
-                assert_int_equal(zb_space_free_units(core->extents), left);
+                assert_int_equal(zb_space_free_units(core->disk->extents), left);
                 refused++;
             }
             break;

@@ -16,6 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "daemon/config/config.h"
 #include "daemon/disk/datadir.h"
 #include "daemon/run/compute.h"
 #include "daemon/startup.h"

@@ -21,7 +21,7 @@ struct transfer {
 static void transfer_on_done(struct zsd_pio *pio, int rc)
 {
     assert_int_equal(rc, 0);
-    pio->core->ops--;
+    pio->core->in_progress--;
     zb_container_of(pio, struct transfer, pio)->done++;
 }
 
@@ -33,7 +33,7 @@ static void transfer_start(struct world *w, struct transfer *t, enum zn_op op, v
     t->pio.io = (struct zn_io){
         .op = op, .buf = buf, .len_bytes = ZB_PAGE_ALIGN, .off_bytes = ZN_DATA_START + at
     };
-    w->daemon.core->ops++;
+    w->daemon.core->in_progress++;
     zsd_pio_start(w->daemon.core, &t->pio);
 }
 
@@ -79,13 +79,13 @@ static void writes_wait_reads_do_not(void **state)
         assert_int_equal(w.daemon.stats.write_holds, round + 1);
         assert_true(w.daemon.stats.write_hold_us > 0);
 
-        assert_true(core->hold.rests_until_ns > core->hold.since_ns);
-        core->hold.rests_until_ns = UINT64_MAX;
+        assert_true(core->disk->hold.rests_until_ns > core->disk->hold.since_ns);
+        core->disk->hold.rests_until_ns = UINT64_MAX;
         zsd_hold_begin(core); /* too early */
         assert_int_equal(w.daemon.stats.write_holds, round + 1);
         transfer_start(&w, &write, ZN_WRITE, buf, 0);
         transfer_ends(&w, &write);
-        core->hold.rests_until_ns = 0;
+        core->disk->hold.rests_until_ns = 0;
     }
     free(buf);
     world_close(&w);
@@ -113,7 +113,7 @@ static void a_snapshot_holds(void **state)
         assert_int_equal(zn_fault_install(s.w.daemon.engine, &plan), 0);
         assert_int_equal(s.w.daemon.stats.write_holds, 0); /* not for a commit: it has pages */
         ask(&s.w, 0, zsd_snapshot, &q);
-        while (!s.w.daemon.core->hold.on) {
+        while (!s.w.daemon.core->disk->hold.on) {
             assert_int_equal(answers[0].rc, NONE);
             world_turn(&s.w);
         }
@@ -123,7 +123,7 @@ static void a_snapshot_holds(void **state)
             world_turn(&s.w);
         }
         assert_int_equal(answer(&s.w, 0), nth > 0 ? -EIO : 0);
-        assert_false(s.w.daemon.core->hold.on);
+        assert_false(s.w.daemon.core->disk->hold.on);
         transfer_ends(&s.w, &write);
         zsd_map_give(s.w.daemon.core, at, ZB_PAGE_ALIGN);
         if (nth == 0)

@@ -1,6 +1,9 @@
 /* Several data files: who gets the next page, which file a transfer goes to, what goes to all. */
 #include "tests/ztest.h"
 
+#include "base/slots.h"
+#include "daemon/core_life.h"
+#include "daemon/disk/extents.h"
 #include "daemon/disk/paths.h"
 
 #include <errno.h>
@@ -76,7 +79,7 @@ static void spread_by_rate(void **state)
         d.path_rates[i].mixed = rates[i];
     total = zsd_map_total_bytes(d.core);
     assert_int_equal(total, FILE_BYTES(0) + FILE_BYTES(1) + FILE_BYTES(2) - PATHS * ZN_DATA_START);
-    assert_int_equal(d.core->nvme.budget, total);
+    assert_int_equal(d.core->tiers.nvme.budget, total);
     for (; (at[n] = zsd_map_take(d.core, PAGE_BYTES)) != ZB_NO_PLACE; n++) {
         assert_true(ZN_AT_PATH(at[n]) < PATHS);
         assert_true(ZN_AT_OFFSET(at[n]) + PAGE_BYTES <= zsd_path_bytes(d.core, ZN_AT_PATH(at[n])));

@@ -133,12 +133,12 @@ static void who_comes_back_waits_for_a_reader(void **state)
     (void)state;
     saved_open(&s, SAVED_HOST, ZB_F32, 2);
     core = s.w.daemon.core;
-    full = zsd_account_used(&core->host);
+    full = zsd_account_used(&core->tiers.host);
     assert_int_equal(zsd_host_set(core, full, &err), 0);
     client_gone(&s.w, 0);
     world_settle(&s.w);
     assert_int_equal(reader_open(&s, 1, &r), 0);
-    assert_int_equal(core->host.budget, full);
+    assert_int_equal(core->tiers.host.budget, full);
 
     job_open_ask(&s.w, 0, 0, &again);
     world_settle(&s.w);
@@ -154,8 +154,8 @@ static void who_comes_back_waits_for_a_reader(void **state)
     client_gone(&s.w, 1);
     assert_int_equal(answer(&s.w, 0), 0);
     job_opened(&s.w, 0, 0);
-    assert_int_equal(core->host.budget, full);
-    assert_int_equal(zsd_account_used(&core->host), full);
+    assert_int_equal(core->tiers.host.budget, full);
+    assert_int_equal(zsd_account_used(&core->tiers.host), full);
     saved_close(&s);
 }
 
@@ -175,13 +175,13 @@ static void who_waits_hears_of_a_reader_that_closes(void **state)
     saved_open(&s, SAVED_HOST, ZB_F32, 4);
     core = s.w.daemon.core;
     assert_int_equal(reader_open(&s, 1, &r), 0);
-    assert_int_equal(zsd_host_set(core, zsd_account_used(&core->host), &err), 0);
+    assert_int_equal(zsd_host_set(core, zsd_account_used(&core->tiers.host), &err), 0);
     job_open_ask(&s.w, 2, 2, &other);
     world_settle(&s.w);
     assert_int_equal(answers[2].rc, NONE);
-    assert_true(core->host_target == zsd_account_used(&core->host));
-    core->host_target += 4096; /* free, and wanted */
-    core->host.budget += 4096;
+    assert_true(core->tiers.host_target == zsd_account_used(&core->tiers.host));
+    core->tiers.host_target += 4096; /* free, and wanted */
+    core->tiers.host.budget += 4096;
     q.job = name;
     q.snapshot = newest;
     q.staging_bytes = 4096;
@@ -214,10 +214,10 @@ static void ranges_are_read(void **state)
         assert_int_equal(reader_open(&s, 1, &r), 0);
         reads_everything(&s, 1, &r);
         /* pages that were cut larger than the page buffers of this daemon are */
-        buffer_bytes = s.w.daemon.core->buffer_bytes;
-        s.w.daemon.core->buffer_bytes = 4096;
+        buffer_bytes = s.w.daemon.core->disk->buffer_bytes;
+        s.w.daemon.core->disk->buffer_bytes = 4096;
         reads_everything(&s, 1, &r);
-        s.w.daemon.core->buffer_bytes = buffer_bytes;
+        s.w.daemon.core->disk->buffer_bytes = buffer_bytes;
         reader_unmap(&r);
         saved_close(&s);
     }

@@ -14,7 +14,7 @@
 #include <string.h>
 
 #include "base/util.h"
-#include "daemon/store/store.h"
+#include "daemon/store/record.h"
 #include "nvme/catalog_priv.h"
 
 static struct zb_err err;

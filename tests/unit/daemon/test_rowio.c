@@ -26,7 +26,7 @@ static void rw_written(struct zsd_pio *pio, int rc)
     struct rw *x = zb_container_of(pio, struct rw, pio);
 
     assert_int_equal(rc, 0);
-    pio->core->ops--;
+    pio->core->in_progress--;
     x->done++;
 }
 
@@ -83,7 +83,7 @@ static void page_write(struct world *w, struct zsd_row *r, enum zsd_saved_plane 
                                .buf = buf,
                                .len_bytes = bytes,
                                .off_bytes = ZN_DATA_START + r->planes[p].extents[page].at };
-    w->daemon.core->ops++;
+    w->daemon.core->in_progress++;
     zsd_pio_start(w->daemon.core, &x.pio);
     world_settle(w);
     assert_int_equal(x.done, 1);

@@ -72,7 +72,7 @@ static struct report scrub_over(struct saved_world *s)
         r = scrub(s, STATUS, 0);
         if (strcmp(r.state, "running") != 0)
             break;
-        if (s->w.daemon.core->ops > 0)
+        if (s->w.daemon.core->in_progress > 0)
             (void)usleep(50);
     }
     world_settle(&s->w);
@@ -125,15 +125,15 @@ static void every_page_is_read(void **state)
         assert_int_equal(r.bad, 0);
         assert_int_equal(s.w.daemon.stats.scrub_bytes, bytes);
         /* once more, with pages that were cut larger than our buffers are */
-        buffer_bytes = s.w.daemon.core->buffer_bytes;
-        s.w.daemon.core->buffer_bytes = 4096;
+        buffer_bytes = s.w.daemon.core->disk->buffer_bytes;
+        s.w.daemon.core->disk->buffer_bytes = 4096;
         r = scrub(&s, START, FAST);
         assert_int_equal(r.bytes, 0);
         r = scrub_over(&s);
         assert_string_equal(r.state, "done");
         assert_int_equal(r.bytes, bytes);
         assert_int_equal(r.bad, 0);
-        s.w.daemon.core->buffer_bytes = buffer_bytes;
+        s.w.daemon.core->disk->buffer_bytes = buffer_bytes;
         scrub_close(&s);
     }
 }

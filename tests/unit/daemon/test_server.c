@@ -1,5 +1,6 @@
 #include "tests/ztest.h"
 
+#include "daemon/dispatch.h"
 #include "tests/unit/daemon/server_fixture.h"
 
 #include <errno.h>
@@ -48,7 +49,7 @@ static void refused(int rc, const char *says)
 {
     struct zb_err err = { 0 };
     unsigned files = sf_files(&x);
-    int got = zsd_server_open(&x.daemon, &err);
+    int got = zsd_server_open(&x.daemon, zsd_loop_uv(&x.daemon), &zsd_dispatch_ops, &err);
 
     if (got != rc || err.code != rc || !strstr(err.text, says))
         fail_msg("got %d, '%s'", got, err.text);
@@ -247,7 +248,8 @@ static void another_daemon(void **state)
     sf_listen(&x);
     (void)strcpy(y.daemon.config.socket, x.path);
     y.daemon.loop = x.daemon.loop;
-    assert_int_equal(zsd_server_open(&y.daemon, &err), -EADDRINUSE);
+    assert_int_equal(zsd_server_open(&y.daemon, zsd_loop_uv(&y.daemon), &zsd_dispatch_ops, &err),
+                     -EADDRINUSE);
     assert_non_null(strstr(err.text, "is in use by another daemon"));
     assert_int_equal(sf_files(&x), 2); /* what is there is the first one's */
     (void)close(sf_client(&x));        /* and it serves */

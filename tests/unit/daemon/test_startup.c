@@ -1,5 +1,6 @@
 #include "tests/ztest.h"
 
+#include "daemon/config/config.h"
 #include "daemon/startup.h"
 
 #include <dirent.h>

@@ -4,15 +4,13 @@
  *
  * NOT HERE. What depends on the machine at the start: "auto" sizes, whether a directory exists.
  */
-#include "daemon/config.h"
+#include "daemon/config/config.h"
 
 #include <errno.h>
 #include <grp.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "base/plan.h"
-#include "base/util.h"
 #include "daemon/os/cpus.h"
 #include "daemon/os/numa.h"
 #include "kernels/zk.h"

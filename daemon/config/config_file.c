@@ -17,7 +17,7 @@
 
 #include "base/size.h"
 #include "base/util.h"
-#include "daemon/config.h"
+#include "daemon/config/config.h"
 
 #define FILE_BYTES_MAX ZB_MIB
 #define SIGNS          "={},"

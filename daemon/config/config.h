@@ -1,0 +1,39 @@
+/*
+ * config.h - the options of zshardd: the rows that the file, the command line, --help, the check
+ * and the installed example are all made of.
+ */
+#ifndef ZSD_CONFIG_H
+#define ZSD_CONFIG_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/opt.h"
+#include "daemon/run/settings.h"
+
+/** The rows, in the order of the struct. In the file their names have '_' for '-'. */
+const struct zb_opt *zsd_options(void);
+
+/**
+ * Defaults, then the file (--config, else none), then the command line; of two on the command line
+ * the last counts. Called once, before threads start.
+ *
+ * @return 0; -EINVAL, or what opening the file answered (-ENOENT, -EACCES ...): err has the
+ *         message, with file and line where there is one
+ *         1: --help or --version was asked for: *ret_text has what to print (a static buffer)
+ *         2: --check-config, and everything is fine; 3: --fsck, likewise
+ */
+int zsd_config_load(struct zsd_config *config, int argc, char **argv, const char **ret_text,
+                    struct zb_err *err);
+
+/**
+ * Reads a file of options over what *config has (config_file.c).
+ *
+ * @return 0; -EINVAL, -ENOMEM, or what opening it answered: err has the file, and the line where
+ *         there is one
+ */
+int zsd_config_file(struct zsd_config *config, const char *path, struct zb_err *err);
+
+#endif

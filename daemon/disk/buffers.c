@@ -1,0 +1,103 @@
+/*
+ * buffers.c - page buffers.
+ *
+ * MODEL. A fixed number, each large enough for the parameter and state planes of one page; whoever
+ * streams a page holds exactly one from before its read until after its write. They are the
+ * back-pressure of the step pipeline: who finds none waits in line.
+ *
+ * SHARES. A buffer that comes back is given to whose turn it is there and then (run/fair.h), so
+ * nobody who asks between takes it. Who holds one waits for transfers and tasks only, which end by
+ * themselves: so every buffer comes back, whatever the clients of its job do.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+
+#include "base/place.h"
+#include "daemon/disk/paths.h"
+#include "daemon/os/arena.h"
+#include "daemon/run/gpu_tier.h"
+
+static void *buffer_take(struct zsd_core *core, struct zsd_claim *claim)
+{
+    zsd_fair_take(&core->disk->buffer_line, &claim->turn);
+    claim->waits = false;
+    return core->disk->buffers_free[--core->disk->nbuffers_free];
+}
+
+void *zsd_buffer_get(struct zsd_core *core, struct zsd_claim *claim)
+{
+    struct zsd_payer *payer = claim->payer ? claim->payer : &core->house;
+    void *buffer = claim->buffer;
+
+    claim->buffer = NULL;
+    if (buffer || claim->waits)
+        return buffer;
+    claim->waits = true;
+    zsd_fair_push(&core->disk->buffer_line, &payer->flows[ZSD_LINE_BUFFERS], &claim->turn,
+                  claim->bytes, payer->share, false);
+    return core->disk->nbuffers_free > 0 ? buffer_take(core, claim) : NULL;
+}
+
+void zsd_buffer_put(struct zsd_core *core, void *buffer)
+{
+    struct zsd_turn *turn = zsd_fair_next(&core->disk->buffer_line);
+    struct zsd_claim *claim;
+
+    assert(core->disk->nbuffers_free < core->disk->nbuffers);
+    core->disk->buffers_free[core->disk->nbuffers_free++] = buffer;
+    if (!turn)
+        return;
+    claim = zb_container_of(turn, struct zsd_claim, turn);
+    claim->buffer = buffer_take(core, claim);
+    zsd_defer(core, claim->work);
+}
+
+/* Without an NVMe and a GPU tier there are no buffers, and nothing is added. */
+uint64_t zsd_host_least(const struct zsd_core *core, uint64_t bytes)
+{
+    return core->disk->nbuffers > 0
+               ? zb_buffers_least(bytes, core->daemon->config.ring_bytes, core->disk->buffer_bytes)
+               : bytes;
+}
+
+int zsd_buffers_make(struct zsd_core *core, struct zb_err *err)
+{
+    uint64_t want = zb_buffers(core->tiers.host.budget, core->daemon->config.ring_bytes,
+                               core->disk->buffer_bytes);
+
+    if (want * core->disk->buffer_bytes > core->tiers.host.budget)
+        return zb_fail(
+            err, -ENOSPC,
+            "host_bytes %s is less than one page buffer (%s for %u elements a page): give "
+            "more, or smaller pages (page_elems)",
+            zb_size_text(core->tiers.host.budget).s, zb_size_text(core->disk->buffer_bytes).s,
+            core->page_elems);
+    core->disk->nbuffers = (uint32_t)want;
+    core->disk->buffers_free = calloc(want, sizeof(*core->disk->buffers_free));
+    core->disk->buffers = zsd_private_new(want * core->disk->buffer_bytes);
+    if (!core->disk->buffers_free || !core->disk->buffers)
+        return zb_fail(err, -ENOMEM, "%u page buffers of %s: %m", core->disk->nbuffers,
+                       zb_size_text(core->disk->buffer_bytes).s);
+    for (uint32_t i = 0; i < core->disk->nbuffers; i++)
+        core->disk->buffers_free[core->disk->nbuffers_free++] = core->disk->buffers +
+                                                                i * core->disk->buffer_bytes;
+    core->tiers.host.used[ZSD_USE_RING] = want * core->disk->buffer_bytes;
+    zsd_paths_register(core->daemon, core->disk->buffers, want * core->disk->buffer_bytes);
+    if (zsd_gpu_pin(core->daemon, core->disk->buffers, want * core->disk->buffer_bytes,
+                    &core->tiers.gpu_unpinned) < 0)
+        zb_log(ZB_LOG_WARN, "gpu-unpinned", "what=\"page buffers\" bytes=%llu why=\"%s\"",
+               (unsigned long long)(want * core->disk->buffer_bytes),
+               core->tiers.gpu_unpinned.text);
+    return 0;
+}
+
+void zsd_buffers_end(struct zsd_core *core)
+{
+    struct zsd_disk *disk = core->disk;
+
+    zsd_paths_unregister(core->daemon, disk->buffers);
+    zsd_gpu_unpin(core->daemon, disk->buffers, disk->nbuffers * disk->buffer_bytes);
+    zsd_private_free(disk->buffers, disk->nbuffers * disk->buffer_bytes);
+    free(disk->buffers_free);
+}

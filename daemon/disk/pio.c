@@ -1,0 +1,144 @@
+/*
+ * pio.c - transfers of pages: the line before each data file, and holds.
+ *
+ * A HOLD. A flush waits for what the drive has in its queue, and the pages of a step fill that
+ * again and again. So while a change of the catalog is flushed, page writes that come wait here:
+ * what is in flight drains once, and the flushes find a drive that is quiet. Reads and compute go
+ * on. A hold is bounded, and so is their share of time: nobody's change can stop who trains.
+ *
+ * SHARES. Jobs that want a drive at the same time stand in its line (run/fair.h).
+ */
+#include <assert.h>
+#include <errno.h>
+
+#include "daemon/disk/paths.h"
+
+#define HOLD_MAX_MS 100u
+#define HOLD_REST   4u /* so many times its length pass before the next */
+
+void zsd_disk_init(struct zsd_disk *disk, struct zsd_core *core)
+{
+    disk->core = core;
+    for (unsigned i = 0; i < ZN_PATHS_MAX; i++) {
+        zsd_fair_init(&disk->lines[i].waiting);
+        zb_list_init(&disk->lines[i].held);
+    }
+    zsd_fair_init(&disk->buffer_line);
+}
+
+static void pio_on_done(struct zn_io *io, int rc);
+
+static bool pio_submit(struct zsd_core *core, struct zsd_pio *pio)
+{
+    int rc = zn_submit(zsd_path_engine(core->daemon, pio->path), &pio->io);
+
+    if (rc == -EAGAIN)
+        return false;
+    assert(rc == 0); /* extents are ours: aligned and inside the file */
+    return true;
+}
+
+static void pio_push(struct zsd_core *core, struct zsd_pio *pio, uint64_t bytes)
+{
+    struct zsd_payer *payer = pio->payer ? pio->payer : &core->house;
+
+    zsd_fair_push(&core->disk->lines[pio->path].waiting, &payer->flows[ZSD_LINE_FILES + pio->path],
+                  &pio->turn, bytes, payer->share, pio->io.urgent);
+}
+
+/* Submits what is in line, as far as the engine takes it. */
+static void pio_feed(struct zsd_core *core, unsigned path)
+{
+    struct zsd_line *line = &core->disk->lines[path];
+    struct zsd_turn *turn;
+
+    while ((turn = zsd_fair_next(&line->waiting)) != NULL) {
+        struct zsd_pio *pio = zb_container_of(turn, struct zsd_pio, turn);
+        bool held = core->disk->hold.on && pio->io.op == ZN_WRITE;
+
+        if (!held && !pio_submit(core, pio))
+            break;
+        zsd_fair_take(&line->waiting, turn);
+        if (held)
+            zb_list_push_back(&line->held, &turn->node);
+    }
+}
+
+void zsd_hold_end(struct zsd_core *core)
+{
+    uint64_t now_ns = zb_now_ns(), held_ns = now_ns - core->disk->hold.since_ns;
+
+    if (!core->disk->hold.on)
+        return;
+    core->disk->hold.on = false;
+    core->disk->hold.rests_until_ns = now_ns + HOLD_REST * held_ns;
+    core->daemon->stats.write_hold_us += held_ns / 1000;
+    zsd_timed_disarm(&core->disk->hold.timed);
+    for (unsigned i = 0; i < zsd_paths(core->daemon); i++) {
+        struct zb_list *node;
+
+        while ((node = zb_list_pop_front(&core->disk->lines[i].held)) != NULL)
+            pio_push(core, zb_container_of(node, struct zsd_pio, turn.node), 0);
+        pio_feed(core, i);
+    }
+}
+
+static void hold_on_expire(struct zsd_timed *timed)
+{
+    zsd_hold_end(zb_container_of(timed, struct zsd_disk, hold.timed)->core);
+}
+
+void zsd_hold_begin(struct zsd_core *core)
+{
+    uint64_t now_ns = zb_now_ns();
+
+    if (core->disk->hold.on || now_ns < core->disk->hold.rests_until_ns)
+        return;
+    core->disk->hold.on = true;
+    core->disk->hold.since_ns = now_ns;
+    core->daemon->stats.write_holds++;
+    zsd_timed_arm(core, &core->disk->hold.timed, HOLD_MAX_MS, hold_on_expire);
+}
+
+static void pio_line_up(struct zsd_core *core, struct zsd_pio *pio)
+{
+    core->disk->lines[pio->path].depth++;
+    pio_push(core, pio, pio->io.len_bytes);
+    pio_feed(core, pio->path);
+}
+
+static bool pio_is_for_all(const struct zsd_pio *pio)
+{
+    return pio->io.op == ZN_FLUSH || pio->io.op == ZN_SLOT;
+}
+
+static void pio_on_done(struct zn_io *io, int rc)
+{
+    struct zsd_pio *pio = zb_container_of(io, struct zsd_pio, io);
+    struct zsd_core *core = pio->core;
+    unsigned path = pio->path;
+
+    core->disk->lines[path].depth--;
+    if (rc == 0 && pio_is_for_all(pio) && path + 1 < zsd_paths(core->daemon)) {
+        pio->path++;
+        pio_line_up(core, pio);
+    } else {
+        pio->done(pio, rc); /* pio may be gone now */
+    }
+    pio_feed(core, path);
+}
+
+void zsd_pio_start(struct zsd_core *core, struct zsd_pio *pio)
+{
+    pio->core = core;
+    pio->io.done = pio_on_done;
+    pio->path = pio_is_for_all(pio) ? 0 : ZN_AT_PATH(pio->io.off_bytes);
+    pio->io.off_bytes = ZN_AT_OFFSET(pio->io.off_bytes);
+    pio_line_up(core, pio);
+}
+
+void zsd_pio_kick(struct zsd_core *core)
+{
+    for (unsigned i = 0; i < zsd_paths(core->daemon); i++)
+        zn_kick(zsd_path_engine(core->daemon, i));
+}

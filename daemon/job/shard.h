@@ -1,0 +1,130 @@
+/*
+ * shard.h - shards: ranges of a unit, where each page of their planes lives, and who pins them.
+ *
+ * See job.h for the model and its invariants. Loop thread only.
+ */
+#ifndef ZSD_SHARD_H
+#define ZSD_SHARD_H
+
+#include "base/slots.h"
+#include "daemon/job/job.h"
+
+/** The row is cut exactly as the shard is. */
+static inline bool zsd_row_fits(const struct zsd_row *r, const struct zsd_shard *s)
+{
+    return r->unit == s->unit->index && r->first == s->first && r->count == s->count &&
+           r->page_elems == s->job->core->page_elems;
+}
+
+static inline uint64_t zsd_page_elems(const struct zsd_shard *s, uint32_t page)
+{
+    uint64_t per_page = s->job->core->page_elems;
+
+    return zb_min_u64(per_page, s->count - (uint64_t)page * per_page);
+}
+
+static inline uint32_t zsd_page_bytes(const struct zsd_shard *s, enum zb_plane plane, uint32_t page)
+{
+    return (uint32_t)zb_page_bytes(s->planes[plane].block_bytes, zsd_page_elems(s, page));
+}
+
+/** Its parameters as they lie in an arena: page behind page. */
+static inline uint64_t zsd_param_bytes(const struct zsd_shard *s)
+{
+    return zb_plane_bytes(s->planes[ZB_PARAM].block_bytes, s->job->core->page_elems, s->count);
+}
+
+/** Where a page of a plane that is in memory lies. */
+static inline uint8_t *zsd_page_at(const struct zsd_shard *s, enum zb_plane plane, uint32_t page)
+{
+    return s->planes[plane].mem +
+           page * zb_page_bytes(s->planes[plane].block_bytes, s->job->core->page_elems);
+}
+
+/** The next step writes this page of state, which is in memory or on the GPU, to the data file; or
+ * brings it from there into memory (plan/replan.c). */
+static inline bool zsd_page_leaves(const struct zsd_shard *s, uint32_t page)
+{
+    return (page < s->planes[ZB_STATE].resident || page >= s->gpu_from) && page >= s->state_next &&
+           page < s->gpu_next;
+}
+
+static inline bool zsd_page_comes(const struct zsd_shard *s, uint32_t page)
+{
+    return page >= s->planes[ZB_STATE].resident && page < s->state_next;
+}
+
+/** The next step finds this page of state on the GPU; or leaves it there (plan/gpu_plan.c). */
+static inline bool zsd_page_on_gpu(const struct zsd_shard *s, uint32_t page)
+{
+    return page >= s->gpu_from;
+}
+
+static inline bool zsd_page_to_gpu(const struct zsd_shard *s, uint32_t page)
+{
+    return page >= s->gpu_next;
+}
+
+/** Its state may live on the data files, and be moved there. */
+static inline bool zsd_state_moves(const struct zsd_job *job)
+{
+    return job->core->disk->extents && job->offload_optimizer != 1;
+}
+
+/** The pages of a plane from here on live on the data file, or may come to, before it is planned
+ * again; or keep their place there while they are on the GPU. */
+static inline uint32_t zsd_plane_low(const struct zsd_shard *s, enum zb_plane plane)
+{
+    uint32_t low = s->planes[plane].resident;
+
+    if (plane != ZB_STATE)
+        return low;
+    if (!zsd_state_moves(s->job))
+        return s->npages;
+    low = low < s->state_to ? low : s->state_to;
+    low = low < s->gpu_next ? low : s->gpu_next;
+    return low < s->state_next ? low : s->state_next;
+}
+
+static inline bool zsd_page_streamed(const struct zsd_shard *s, enum zb_plane plane, uint32_t page)
+{
+    return s->planes[plane].block_bytes > 0 && page >= s->planes[plane].resident &&
+           (plane != ZB_STATE || page < s->gpu_from);
+}
+
+static inline bool zsd_shard_live(const struct zsd_shard *s)
+{
+    return s->pages_written == s->npages;
+}
+
+static inline bool zsd_grad_complete(const struct zsd_shard *s)
+{
+    return s->unit->layout.frozen ||
+           (s->grad_next == s->count && s->pushing == 0 && zb_list_empty(&s->push_waiters));
+}
+
+/** Parameters that always live in memory, and need no ring. */
+static inline bool zsd_shard_resident(const struct zsd_shard *s)
+{
+    return s->planes[ZB_PARAM].resident == s->npages;
+}
+
+struct zsd_shard *zsd_shard_new(struct zsd_job *job, struct zsd_unit *unit, uint32_t rank,
+                                uint64_t first, uint64_t count);
+void zsd_shard_free(struct zsd_shard *s);
+/** 0 or -ENOMEM. */
+int zsd_pin(struct zsd_shard *s, struct zsd_member *m);
+/** -ENOENT: this rank does not pin it. */
+int zsd_unpin(struct zsd_shard *s, struct zsd_member *m);
+void zsd_unpin_all(struct zsd_member *m);
+/** Whoever waits for this shard is run again. */
+void zsd_shard_wake(struct zsd_shard *s);
+/** Forgets the cached parameters of a streamed, unpinned shard. */
+void zsd_shard_uncache(struct zsd_shard *s);
+/** Lets go of its extents and of its row: its pages are nowhere, or in memory only. */
+void zsd_shard_forget(struct zsd_shard *s);
+/** It has no gradient, not even a part of one. */
+void zsd_grad_reset(struct zsd_shard *s);
+void zsd_grads_reset(struct zsd_job *job);
+
+#endif

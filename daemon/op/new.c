@@ -1,0 +1,166 @@
+/*
+ * new.c - jobs come into memory, and leave it.
+ *
+ * MODEL. A job and what plan/ and op/ keep of it are one allocation; struct zsd_job points to the
+ * parts.
+ */
+#include "daemon/op/new.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/op/early.h"
+#include "daemon/op/step.h"
+#include "daemon/plan/gpu_plan.h"
+#include "daemon/plan/replan.h"
+#include "proto/shard.pb-c.h"
+
+struct job_all {
+    struct zsd_job job;
+    struct zsd_replan replan;
+    struct zsd_job_gpu gpu;
+    struct zsd_job_params params;
+    struct zsd_step_op step;
+    struct zsd_early early;
+};
+
+static struct zsd_job *job_alloc(struct zsd_core *core, const Zp__JobOpen *q)
+{
+    struct job_all *all = calloc(1, sizeof(*all));
+    struct zsd_job *job = all ? &all->job : NULL;
+
+    if (!job)
+        return NULL;
+    job->replan = &all->replan;
+    job->gpu = &all->gpu;
+    job->params = &all->params;
+    job->step = &all->step;
+    job->early = &all->early;
+    job->step->job = job->early->job = job;
+    job->notes = calloc(q->world, sizeof(*job->notes));
+    if (!job->notes) {
+        free(all);
+        return NULL;
+    }
+    job->core = core;
+    job->world = q->world;
+    job->offload_param = zsd_open_param(q);
+    job->params->asked = zsd_open_asks_gpu(q);
+    job->offload_optimizer = q->offload_optimizer;
+    job->offload_grad = q->offload_grad;
+    job->host_bytes_max = q->host_bytes_max;
+    job->early_wish = q->early;
+    job->arena = ZSD_ARENA_NONE;
+    zsd_payer_init(&job->payer, q->share);
+    job->share_opened = job->payer.share;
+    zb_list_init(&job->members);
+    zb_list_init(&job->cached);
+    zb_list_init(&job->room_waiters);
+    zb_list_init(&job->room_work.node);
+    zb_list_init(&job->wake.node);
+    zb_list_init(&job->over.node);
+    zb_list_init(&job->step->work.node);
+    zb_list_init(&job->early->shards);
+    zb_list_init(&job->early->work.node);
+    zb_list_init(&job->node);
+    return job;
+}
+
+struct zsd_job *zsd_job_new(struct zsd_core *core, const Zp__JobOpen *q, uid_t uid)
+{
+    struct zsd_job *job = job_alloc(core, q);
+
+    if (!job)
+        return NULL;
+    job->number = core->next_job++;
+    (void)snprintf(job->name, sizeof(job->name), "%s", q->name);
+    job->uid = uid;
+    job->groups = q->groups;
+    job->optimizer = q->optimizer;
+    job->moments = zsd_open_moments(q);
+    job->keep = q->keep;
+    job->durable = q->durable;
+    zb_list_push_back(&core->jobs->list, &job->node);
+    return job;
+}
+
+struct zsd_job *zsd_job_again(struct zsd_core *core, const Zp__JobOpen *q, struct zsd_saved *saved)
+{
+    struct zsd_job *job = job_alloc(core, q);
+    const struct zsd_version *v = saved->committed ? saved->committed : saved->prepared;
+    bool whole = job != NULL;
+
+    if (!job)
+        return NULL;
+    job->number = saved->number;
+    memcpy(job->name, saved->name, sizeof(job->name));
+    job->uid = saved->uid;
+    job->groups = saved->groups;
+    job->optimizer = saved->optimizer;
+    job->moments = saved->moments;
+    job->keep = job->durable = job->again = true;
+    job->epoch = saved->epoch;
+    job->iterations = v->iterations;
+    job->applied = v->applied;
+    job->units = calloc(zb_max_u64(saved->nunits, 1), sizeof(struct zsd_unit *));
+    job->units_room = saved->nunits;
+    for (uint32_t i = 0; whole && job->units && i < saved->nunits; i++) {
+        job->units[i] = zsd_unit_copy(saved->units[i]);
+        whole = job->units[i] != NULL;
+        job->nunits += whole;
+    }
+    if (!whole || !job->units) {
+        zsd_job_free(job);
+        return NULL;
+    }
+    job->saved = saved;
+    job->promise = &saved->promise;
+    saved->job = job;
+    zsd_saved_hold(saved);
+    zb_list_push_back(&core->jobs->list, &job->node);
+    return job;
+}
+
+void zsd_job_let_go(struct zsd_job *job)
+{
+    struct zsd_saved *saved = job->saved;
+
+    zsd_version_unref(job->from); /* its places are promised to the saved job alone */
+    job->from = NULL;
+    if (!saved)
+        return;
+    job->saved = NULL;
+    job->promise = NULL;
+    saved->job = NULL;
+    if (saved->ended)
+        zsd_defer(job->core, saved->ended);
+    zsd_saved_unhold(saved);
+    if (job->seen) /* an open that was never seen would run itself again forever */
+        zsd_room_changed(job->core);
+}
+
+void zsd_job_free(struct zsd_job *job)
+{
+    zb_list_remove(&job->node);
+    zb_list_remove(&job->room_work.node);
+    zb_list_remove(&job->wake.node);
+    zb_list_remove(&job->over.node);
+    zb_list_remove(&job->step->work.node);
+    zb_list_remove(&job->early->work.node);
+    for (uint32_t i = 0; i < job->nshards; i++)
+        zsd_shard_free(job->shards[i]);
+    for (uint32_t i = 0; i < job->nunits; i++)
+        zsd_unit_free(job->units[i]);
+    for (uint32_t i = 0; job->notes && i < job->world; i++)
+        zsd_note_done(&job->notes[i]);
+    zsd_note_done(&job->note);
+    zsd_job_let_go(job);
+    if (job->seen)
+        zsd_room_changed(job->core);
+    free(job->notes);
+    free(job->step->pages_left);
+    free(job->shards);
+    free(job->units);
+    free(zb_container_of(job, struct job_all, job));
+}

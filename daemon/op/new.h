@@ -1,0 +1,38 @@
+/*
+ * new.h - a job as it comes into memory, and as it leaves it.
+ *
+ * Loop thread only.
+ */
+#ifndef ZSD_OP_NEW_H
+#define ZSD_OP_NEW_H
+
+#include "daemon/job/job.h"
+#include "proto/shard.pb-c.h"
+
+/* 0: of a client that does not know of them. */
+static inline enum zb_moments zsd_open_moments(const Zp__JobOpen *q)
+{
+    return q->moments == 0 ? ZB_MOMENTS_F32 : (enum zb_moments)q->moments;
+}
+
+/* Parameters are to be on the GPU; where they are not, they are placed as ZC_NVME says. */
+static inline bool zsd_open_asks_gpu(const Zp__JobOpen *q)
+{
+    return q->offload_param == 3;
+}
+
+static inline uint32_t zsd_open_param(const Zp__JobOpen *q)
+{
+    return zsd_open_asks_gpu(q) ? 2 : q->offload_param;
+}
+
+/** A new job, as this rank opens it. NULL: no memory. */
+struct zsd_job *zsd_job_new(struct zsd_core *core, const Zp__JobOpen *q, uid_t uid);
+/** A saved job, made again: it forms as a new one does, but its units are known. NULL: no memory. */
+struct zsd_job *zsd_job_again(struct zsd_core *core, const Zp__JobOpen *q, struct zsd_saved *saved);
+/** Lets the saved job be made again, whoever still looks at this incarnation. */
+void zsd_job_let_go(struct zsd_job *job);
+/** Ends the struct: nothing is in flight, nothing is placed, no rank is left. */
+void zsd_job_free(struct zsd_job *job);
+
+#endif

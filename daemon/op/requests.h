@@ -1,0 +1,24 @@
+/*
+ * requests.h - the handlers of requests: the rows of dispatch.c.
+ */
+#ifndef ZSD_REQUESTS_H
+#define ZSD_REQUESTS_H
+
+#include "daemon/net/conn.h"
+
+/** The connection ends: its rank leaves its job; a job that is not kept and loses a rank ends. */
+void zsd_core_gone(struct zsd_conn *conn);
+
+zsd_handler zsd_job_open, zsd_unit_define, zsd_shard_register, zsd_ready, zsd_job_close,
+    zsd_job_destroy, zsd_job_share;
+zsd_handler zsd_write, zsd_read, zsd_fetch, zsd_push, zsd_norms, zsd_note_put, zsd_note_get,
+    zsd_step, zsd_skip, zsd_step_begin;
+zsd_handler zsd_tier_set; /* tier.c */
+zsd_handler zsd_commit, zsd_progress;
+zsd_handler zsd_snapshot, zsd_snapshots, zsd_rollback, zsd_clone, zsd_snapshot_destroy;
+zsd_handler zsd_reader_open, zsd_reader_unit, zsd_reader_read, zsd_reader_close;
+
+/** One-way, so there is nothing to answer: what is wrong with it is counted and logged. */
+void zsd_release(struct zsd_conn *conn, const ProtobufCMessage *message);
+
+#endif

@@ -1,0 +1,44 @@
+/*
+ * step.h - the optimizer step of a job: op/step.c has the model.
+ */
+#ifndef ZSD_OP_STEP_H
+#define ZSD_OP_STEP_H
+
+#include "daemon/job/shard.h"
+#include "proto/shard.pb-c.h"
+
+/* The step that ranks ask for, and its progress. op/step.c */
+struct zsd_step_op {
+    struct zsd_job *job;
+    bool asked; /* by at least one rank */
+    bool skip;
+    enum zsd_commit_what commit; /* none, commit or prepare */
+    struct zb_err commit_err;    /* why it could not be committed */
+    uint64_t step;
+    double scale;
+    struct zk_params params[ZP_GROUPS_MAX];
+    struct zk_scalars by_group[ZP_GROUPS_MAX];
+    struct zsd_work work;
+    bool committing; /* all pages are stepped */
+    struct zsd_step_walk {
+        uint32_t next_shard, next_page;
+        uint32_t inflight;
+    } resident, streamed, gpu; /* each through all shards, over pages of its kind */
+    uint32_t *pages_left;      /* [nshards] */
+};
+
+void zsd_step_resume(struct zsd_job *job); /* pins or active reached 0 */
+void zsd_step_cancel(struct zsd_job *job, const struct zb_err *why);
+/* A step that was asked for, but has not begun (it may drain already), is given up by all. */
+void zsd_step_give_up(struct zsd_job *job, const struct zb_err *why);
+/** The scalars of a request, checked: 0 or -EINVAL. */
+int zsd_step_scalars(const struct zsd_job *job, double scale, Zp__GroupScalars *const *groups,
+                     size_t n, struct zk_params *ret, struct zb_err *err);
+/** Makes step.by_group of them; no page operation reads it. */
+void zsd_step_prepare(struct zsd_job *job, const struct zk_params *params);
+/** So many page operations of a step are in progress at one time. */
+uint32_t zsd_step_inflight_max(const struct zsd_core *core);
+/** The step runs, and a page that was begun ahead of it is ready now. */
+void zsd_step_publish(struct zsd_shard *s, uint32_t page);
+
+#endif

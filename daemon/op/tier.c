@@ -1,0 +1,31 @@
+/*
+ * tier.c - the budget of a tier is changed while the daemon runs.
+ */
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/op/requests.h"
+#include "daemon/plan/gpu_plan.h"
+#include "daemon/plan/replan.h"
+#include "proto/shard.pb-c.h"
+
+void zsd_tier_set(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__TierSet *q = (const Zp__TierSet *)(const void *)message;
+    struct zsd_core *core = req->daemon->core;
+    bool gpu = strcmp(q->name, "gpu") == 0;
+    struct zb_err err = { 0 };
+
+    if (!zsd_may(req->conn, geteuid()))
+        zsd_refuse(req, -EPERM, "only root and the daemon's own user change a tier's budget");
+    else if (!gpu && strcmp(q->name, "host") != 0)
+        zsd_refuse(req, -EINVAL, "tier '%s' has no budget that can be changed: host and gpu have",
+                   q->name);
+    else if (q->bytes > UINT64_C(1) << 62)
+        zsd_refuse(req, -EINVAL, "%s memory of %llu bytes", q->name, (unsigned long long)q->bytes);
+    else if ((gpu ? zsd_gpu_set(core, q->bytes, &err) : zsd_host_set(core, q->bytes, &err)) < 0)
+        zsd_reply_err(req, &err);
+    else
+        zsd_reply(req, NULL, -1);
+}

@@ -1,0 +1,43 @@
+/*
+ * wake.c - something that requests of a job wait for has changed: all of them look again.
+ *
+ * Those who wait are: fills, for a place in the ring; ranks that attach, for the end of a step or a
+ * commit; ranks that are ready; a step that drains; and opens, for the last writes or the step of
+ * ranks that left. Each looks whether it can go on, and does nothing when it cannot: so one event
+ * is enough for all of them.
+ */
+#include "daemon/op/wake.h"
+
+#include "daemon/op/fetch.h"
+#include "daemon/op/open.h"
+#include "daemon/op/ops.h"
+#include "daemon/op/ready.h"
+#include "daemon/op/step.h"
+
+/* Ranks that attached meanwhile hear what there is now. */
+static void wake_opens(struct zsd_job *job)
+{
+    if (job->state == ZSD_STEPPING || job->commit)
+        return;
+    zb_list_each(pos, &job->members)
+    {
+        struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
+
+        if (m->open_req && m->staging.fd >= 0)
+            zsd_open_answer(m);
+    }
+}
+
+void zsd_wake_on_work(struct zsd_work *work)
+{
+    struct zsd_job *job = zb_container_of(work, struct zsd_job, wake);
+
+    if (job->state == ZSD_ENDED)
+        return;
+    zsd_fill_resume(job);
+    wake_opens(job);
+    zsd_ready_resume(job);
+    zsd_step_resume(job);
+    if (!zb_list_empty(&job->core->ops->opens))
+        zsd_room_changed(job->core);
+}

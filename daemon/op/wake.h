@@ -1,0 +1,12 @@
+/*
+ * wake.h - whoever waits for something of a job looks again.
+ */
+#ifndef ZSD_OP_WAKE_H
+#define ZSD_OP_WAKE_H
+
+#include "daemon/run/core.h"
+
+/** What zsd_job_idle(), zsd_unpin(), zsd_job_committed() and zsd_job_stepped() defer. */
+void zsd_wake_on_work(struct zsd_work *work);
+
+#endif

@@ -1,0 +1,41 @@
+/*
+ * job_arena.h - the memory of jobs and ranks, made and ended on a compute thread.
+ *
+ * Loop thread only.
+ */
+#ifndef ZSD_JOB_ARENA_H
+#define ZSD_JOB_ARENA_H
+
+#include "daemon/job/job.h"
+#include "daemon/plan/replan.h"
+
+enum zsd_arena_what { ZSD_STAGING_OPEN, ZSD_STAGING_CLOSE, ZSD_ARENA_OPEN, ZSD_ARENA_CLOSE };
+
+struct zsd_arena_task {
+    struct zsd_task task;
+    enum zsd_arena_what what;
+    void (*opened)(struct zsd_arena_task *t); /* of what opens: it is made, or err says why not */
+    struct zsd_job *job;
+    struct zsd_member *member; /* ZSD_STAGING_OPEN */
+    uint64_t bytes;
+    struct zsd_arena arena;
+    uint8_t *memory;
+    uint64_t memory_bytes;
+    struct zsd_range *ranges; /* ZSD_ARENA_OPEN: of the memory, that can be used */
+    uint32_t nranges;
+    struct zk_gpu_mem *params; /* ZSD_ARENA_OPEN, of a job whose parameters are on the GPU; */
+    struct zb_err gpu_err;     /* or why not: then nothing else is made */
+    struct zb_err pin_err;     /* why not all of its memory is pinned that was to be */
+    struct zb_err err;
+};
+
+/** NULL: no memory. */
+struct zsd_arena_task *zsd_arena_task_new(struct zsd_job *job, enum zsd_arena_what what,
+                                          void (*opened)(struct zsd_arena_task *t));
+void zsd_arena_task_start(struct zsd_arena_task *t);
+void zsd_arena_task_free(struct zsd_arena_task *t);
+/** Ends memory on a compute thread; where there is none for the task itself, here. */
+void zsd_arena_end(struct zsd_job *job, enum zsd_arena_what what, struct zsd_arena arena,
+                   uint8_t *memory, uint64_t memory_bytes, uint64_t booked);
+
+#endif

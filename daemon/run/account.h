@@ -1,0 +1,51 @@
+/*
+ * account.h - what each tier has, and who is promised how much of it.
+ *
+ * Loop thread only.
+ */
+#ifndef ZSD_ACCOUNT_H
+#define ZSD_ACCOUNT_H
+
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/util.h"
+
+enum zsd_use {
+    ZSD_USE_PARAM,
+    ZSD_USE_GRAD,
+    ZSD_USE_STATE,
+    ZSD_USE_STAGING,
+    ZSD_USE_RING,
+    ZSD_USES
+};
+
+/** A tier's account: what is promised to whom. used[] never exceeds budget. */
+struct zsd_account {
+    uint64_t budget;
+    uint64_t used[ZSD_USES];
+};
+
+uint64_t zsd_account_used(const struct zsd_account *a);
+static inline uint64_t zsd_account_free(const struct zsd_account *a)
+{
+    return a->budget - zsd_account_used(a);
+}
+
+/** A request for host memory that other jobs will free at their next step: plan/replan.c. */
+struct zsd_want {
+    uint64_t bytes;
+    struct zb_list node;
+};
+
+/** The accounts of the daemon. A budget comes down to its target as memory comes back. */
+struct zsd_tiers {
+    struct zsd_account host, nvme;
+    uint64_t host_target;       /* what the host tier's budget was set to */
+    struct zsd_account gpu;     /* state, parameters, and what pages pass through (ring) */
+    uint64_t gpu_target;        /* what the GPU tier's budget was set to */
+    struct zb_err gpu_err;      /* code 0: the device works, or there is none */
+    struct zb_err gpu_unpinned; /* the first host memory that it did not pin; code 0: none */
+};
+
+#endif

@@ -1,0 +1,54 @@
+/*
+ * manifest.h - what a job is made of, as its trainer described it: units and their tensors; and the
+ * trainer's notes.
+ */
+#ifndef ZSD_MANIFEST_H
+#define ZSD_MANIFEST_H
+
+#include "base/plan.h"
+#include "kernels/zk_page.h"
+#include "proto/frame.h"
+
+struct zsd_shard;
+
+#define ZSD_TENSORS_MAX \
+    (1u << 18) /* of one job, in all units: what their names take stays below 64 MiB */
+
+struct zsd_tensor {
+    char name[ZP_TENSOR_MAX + 1];
+    uint64_t first, count;
+    uint32_t ndims, group;
+    uint64_t dims[ZP_DIMS_MAX];
+};
+
+struct zsd_unit {
+    char name[ZP_NAME_MAX + 1];
+    uint32_t index;
+    uint64_t elems;
+    struct zb_layout layout;
+    struct zsd_tensor *tensors;
+    uint32_t ntensors, tensors_room;
+    struct zk_segment *segments; /* of stepped elements; neighbours of one group are one */
+    uint32_t nsegments;
+    struct zsd_shard **shards; /* by first element */
+    uint32_t nshards, shards_room;
+};
+
+/* A note on its way in, in parts. */
+struct zsd_note {
+    uint8_t *data;
+    uint32_t total, got;
+    uint64_t iteration; /* that it belongs to, once kept */
+};
+
+void zsd_unit_free(struct zsd_unit *unit);
+/** Its segments, from its tensors: 0 or -ENOMEM. */
+int zsd_unit_segments(struct zsd_unit *unit);
+/** A unit of its own: name, elems, layout, tensors, segments; no shards. NULL: no memory. */
+struct zsd_unit *zsd_unit_copy(const struct zsd_unit *unit);
+
+void zsd_note_done(struct zsd_note *note);
+/** 0 or -ENOMEM. */
+int zsd_note_copy(struct zsd_note *to, const struct zsd_note *from);
+
+#endif

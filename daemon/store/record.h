@@ -1,0 +1,60 @@
+/*
+ * record.h - what is in the catalog, record by record. nvme/FORMAT.md has the bytes.
+ *
+ * Any thread: the functions look at the object only. put: 0, -ENOMEM. get: 0, -ENOMEM, -EBADMSG with a
+ * message.
+ */
+#ifndef ZSD_RECORD_H
+#define ZSD_RECORD_H
+
+#include "daemon/store/saved.h"
+#include "nvme/zn_catalog.h"
+
+enum zsd_record {
+    ZSD_RECORD_STORE = 1,    /* (0, 0): boot, next_id */
+    ZSD_RECORD_JOB = 2,      /* (number, 0) */
+    ZSD_RECORD_UNIT = 3,     /* (number, index): a part of the manifest */
+    ZSD_RECORD_VERSION = 4,  /* (number, id): rows by id */
+    ZSD_RECORD_NOTE = 5,     /* (version id, rank; ZSD_NOTE_OF_JOB) */
+    ZSD_RECORD_ROW = 6,      /* (row id, 0) */
+    ZSD_RECORD_SNAPSHOT = 7, /* (number, id) */
+};
+#define ZSD_NOTE_OF_JOB (UINT64_C(1) << 32)
+
+struct zsd_store_record {
+    uint64_t boot, next_id, next_job;
+};
+int zsd_record_put_store(struct zn_txn *t, const struct zsd_store_record *s);
+int zsd_record_get_store(const void *bytes, size_t len_bytes, struct zsd_store_record *ret,
+                         struct zb_err *err);
+/** Who the job is, without units and versions, but for committed's and prepared's ids. */
+int zsd_record_put_job(struct zn_txn *t, const struct zsd_saved *saved, uint64_t committed,
+                       uint64_t prepared);
+int zsd_record_get_job(const struct zn_key *key, const void *bytes, size_t len_bytes,
+                       struct zsd_saved *ret, uint64_t *ret_committed, uint64_t *ret_prepared,
+                       struct zb_err *err);
+int zsd_record_put_unit(struct zn_txn *t, uint32_t job, const struct zsd_unit *unit);
+/** *ret is new: name, elems, layout, tensors and segments. */
+int zsd_record_get_unit(const struct zn_key *key, const void *bytes, size_t len_bytes,
+                        struct zsd_unit **ret, struct zb_err *err);
+/** With its notes. */
+int zsd_record_put_version(struct zn_txn *t, uint32_t job, const struct zsd_version *v);
+/** rows come back as ids: *ret_rows is new, [nrows]; the notes are records of their own. */
+int zsd_record_get_version(const struct zn_key *key, const void *bytes, size_t len_bytes,
+                           struct zsd_version **ret, uint64_t **ret_rows, struct zb_err *err);
+int zsd_record_get_note(const struct zn_key *key, const void *bytes, size_t len_bytes,
+                        struct zsd_note *ret, struct zb_err *err);
+int zsd_record_put_row(struct zn_txn *t, const struct zsd_row *r);
+int zsd_record_get_row(const struct zn_key *key, const void *bytes, size_t len_bytes,
+                       struct zsd_row **ret, struct zb_err *err);
+int zsd_record_put_snap(struct zn_txn *t, uint32_t job, const struct zsd_snap *s);
+/** *ret is new, without its version: *ret_version is that one's id. */
+int zsd_record_get_snap(const struct zn_key *key, const void *bytes, size_t len_bytes,
+                        struct zsd_snap **ret, uint64_t *ret_version, struct zb_err *err);
+/** Deletes a job with its units; a version with its notes; a row; a snapshot. */
+int zsd_record_del_job(struct zn_txn *t, const struct zsd_saved *saved);
+int zsd_record_del_version(struct zn_txn *t, uint32_t job, const struct zsd_version *v);
+int zsd_record_del_row(struct zn_txn *t, uint64_t row);
+int zsd_record_del_snap(struct zn_txn *t, uint32_t job, const struct zsd_snap *s);
+
+#endif

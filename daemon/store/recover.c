@@ -1,0 +1,515 @@
+/*
+ * recover.c - the store opens and closes: how saved jobs come back when the daemon starts. store.h
+ * has the model.
+ *
+ * RECOVERY reads the catalog once, by kind: the rows, then the jobs with their units, versions,
+ * notes and snapshots. Every extent that a row names is taken in the map; what is left is free: so
+ * what a dead daemon wrote and never committed needs no cleaning. Then the boot number is committed
+ * (T3), which also proves that the catalog can be written. From here on what is free may be
+ * written: the data files are measured there (paths.c). Last, each job is promised what it needs.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <time.h>
+
+#include "base/slots.h"
+#include "daemon/disk/paths.h"
+#include "daemon/store/record.h"
+#include "daemon/store/saved_priv.h"
+
+#define BOOT_SHIFT 40 /* T3: 2^40 pages in a run of the daemon, 2^24 starts */
+
+/* ---- recovery */
+
+struct recovered_job {
+    struct zsd_saved *saved;
+    uint64_t committed, prepared; /* ids of versions */
+};
+
+/* While the catalog is read. Rows come in the order of their ids. */
+struct recovery {
+    struct zsd_store *store;
+    struct zsd_row **rows; /* held once, until the end */
+    struct recovered_job *jobs;
+    struct zsd_version **versions; /* likewise */
+    size_t nrows, rows_room, njobs, jobs_room, nversions, versions_room;
+    uint64_t pages, bytes;
+};
+
+/* Room for one more in an array of things of `size` bytes. */
+static int recovery_room(void **array, size_t n, size_t *room, size_t size, struct zb_err *err)
+{
+    size_t more = zb_max_u64(64, 2 * *room);
+    void *grown;
+
+    if (n < *room)
+        return 0;
+    grown = realloc(*array, more * size);
+    if (!grown)
+        return zb_fail(err, -ENOMEM, "reading the catalog: %m");
+    *array = grown;
+    *room = more;
+    return 0;
+}
+
+static struct zsd_row *recovery_row(const struct recovery *r, uint64_t id)
+{
+    size_t low = 0, high = r->nrows;
+
+    while (low < high) {
+        size_t mid = low + (high - low) / 2;
+
+        if (r->rows[mid]->id < id)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low < r->nrows && r->rows[low]->id == id ? r->rows[low] : NULL;
+}
+
+static struct recovered_job *recovery_job(const struct recovery *r, uint64_t number)
+{
+    for (size_t i = 0; i < r->njobs; i++)
+        if (r->jobs[i].saved->number == number)
+            return &r->jobs[i];
+    return NULL;
+}
+
+static struct zsd_version *recovery_version(const struct recovery *r, uint64_t id)
+{
+    for (size_t i = 0; i < r->nversions; i++)
+        if (r->versions[i]->id == id)
+            return r->versions[i];
+    return NULL;
+}
+
+static int recover_store(void *arg, const struct zn_key *key, const void *bytes, size_t len_bytes,
+                         struct zb_err *err)
+{
+    struct recovery *r = arg;
+    struct zsd_store_record record;
+    int rc = zsd_record_get_store(bytes, len_bytes, &record, err);
+
+    (void)key;
+    if (rc < 0)
+        return rc;
+    r->store->boot = record.boot;
+    r->store->next_id = record.next_id;
+    r->store->core->next_job = (uint32_t)record.next_job;
+    return 0;
+}
+
+/* Takes the places of a row; of one that cannot have them, none. */
+static int recover_extents(struct recovery *r, struct zsd_row *row, struct zb_err *err)
+{
+    struct zsd_core *core = r->store->core;
+    int rc = 0;
+
+    for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++) {
+        for (uint32_t i = 0; row->planes[p].extents && i < row->npages; i++) {
+            struct zsd_extent *e = &row->planes[p].extents[i];
+            uint64_t bytes = zsd_row_page_bytes(row, p, i);
+
+            if (rc == 0)
+                rc = zsd_extent_adopt(core, e->at, bytes, err);
+            if (rc < 0)
+                e->at = ZB_NO_PLACE; /* not taken: not given back */
+            r->pages++;
+            r->bytes += bytes;
+        }
+    }
+    return rc;
+}
+
+static int recover_row(void *arg, const struct zn_key *key, const void *bytes, size_t len_bytes,
+                       struct zb_err *err)
+{
+    struct recovery *r = arg;
+    struct zsd_row *row = NULL;
+    int rc = recovery_room((void **)&r->rows, r->nrows, &r->rows_room, sizeof(*r->rows), err);
+
+    if (rc == 0)
+        rc = zsd_record_get_row(key, bytes, len_bytes, &row, err);
+    if (rc < 0)
+        return rc;
+    r->rows[r->nrows++] = row;
+    zb_list_push_back(&r->store->rows, &row->node);
+    return recover_extents(r, row, err);
+}
+
+static int recover_job(void *arg, const struct zn_key *key, const void *bytes, size_t len_bytes,
+                       struct zb_err *err)
+{
+    struct recovery *r = arg;
+    struct zsd_saved *s;
+    struct recovered_job *j;
+    int rc = recovery_room((void **)&r->jobs, r->njobs, &r->jobs_room, sizeof(*r->jobs), err);
+
+    if (rc < 0)
+        return rc;
+    s = zsd_saved_alloc(r->store, 0);
+    if (!s)
+        return zb_fail(err, -ENOMEM, "jobs of the catalog: %m");
+    zb_list_push_back(&r->store->saved, &s->node);
+    j = &r->jobs[r->njobs++];
+    j->saved = s;
+    return zsd_record_get_job(key, bytes, len_bytes, s, &j->committed, &j->prepared, err);
+}
+
+static int recover_unit(void *arg, const struct zn_key *key, const void *bytes, size_t len_bytes,
+                        struct zb_err *err)
+{
+    struct recovery *r = arg;
+    struct recovered_job *j = recovery_job(r, key->a);
+    struct zsd_unit *unit = NULL;
+    struct zsd_saved *s;
+    void *grown;
+    int rc;
+
+    if (!j || key->b != j->saved->nunits)
+        return zb_fail(err, -EBADMSG, "catalog: unit %llu of job number %llu is in no order",
+                       (unsigned long long)key->b, (unsigned long long)key->a);
+    s = j->saved;
+    rc = zsd_record_get_unit(key, bytes, len_bytes, &unit, err);
+    if (rc < 0)
+        return rc;
+    if (unit->layout.optimizer != s->optimizer || unit->layout.moments != s->moments) {
+        rc = zb_fail(err, -EBADMSG, "catalog: unit '%s' of job '%s' is not of its optimizer",
+                     unit->name, s->name);
+        zsd_unit_free(unit);
+        return rc;
+    }
+    grown = realloc(s->units, (s->nunits + 1) * sizeof(struct zsd_unit *));
+    if (!grown) {
+        zsd_unit_free(unit);
+        return zb_fail(err, -ENOMEM, "units of job '%s': %m", s->name);
+    }
+    s->units = grown;
+    unit->index = s->nunits;
+    s->units[s->nunits++] = unit;
+    return 0;
+}
+
+/* All of its rows are there, in order, and fit the manifest. */
+static int recover_version_rows(const struct recovery *r, struct zsd_version *v,
+                                const uint64_t *ids, struct zb_err *err)
+{
+    const struct zsd_saved *s = v->saved;
+
+    for (uint32_t i = 0; i < v->nrows; i++) {
+        struct zsd_row *row = recovery_row(r, ids[i]);
+        const struct zsd_row *last = i > 0 ? v->rows[i - 1] : NULL;
+
+        if (!row || row->unit >= s->nunits ||
+            !zb_range_inside(row->first, row->count, zb_padded_elems(s->units[row->unit]->elems)) ||
+            (last && (row->unit < last->unit ||
+                      (row->unit == last->unit && row->first < last->first + last->count))))
+            return zb_fail(err, -EBADMSG,
+                           "catalog: version %llu of job '%s': row %llu is missing, or not in its "
+                           "place",
+                           (unsigned long long)v->id, s->name, (unsigned long long)ids[i]);
+        row->kept++;
+        v->rows[i] = zsd_row_ref(row);
+    }
+    return 0;
+}
+
+static int recover_version(void *arg, const struct zn_key *key, const void *bytes, size_t len_bytes,
+                           struct zb_err *err)
+{
+    struct recovery *r = arg;
+    struct recovered_job *j = recovery_job(r, key->a);
+    struct zsd_version *v = NULL;
+    uint64_t *ids = NULL;
+    int rc;
+
+    if (!j)
+        return zb_fail(err, -EBADMSG, "catalog: version %llu is of no job",
+                       (unsigned long long)key->b);
+    rc = recovery_room((void **)&r->versions, r->nversions, &r->versions_room, sizeof(*r->versions),
+                       err);
+    if (rc == 0)
+        rc = zsd_record_get_version(key, bytes, len_bytes, &v, &ids, err);
+    if (rc < 0)
+        return rc;
+    v->core = r->store->core;
+    v->saved = j->saved;
+    v->refs = 1;
+    v->kept = true;
+    r->versions[r->nversions++] = v;
+    rc = recover_version_rows(r, v, ids, err);
+    free(ids);
+    return rc;
+}
+
+static int recover_note(void *arg, const struct zn_key *key, const void *bytes, size_t len_bytes,
+                        struct zb_err *err)
+{
+    struct recovery *r = arg;
+    struct zsd_version *v = recovery_version(r, key->a);
+
+    if (!v || (key->b != ZSD_NOTE_OF_JOB && key->b >= v->world))
+        return zb_fail(err, -EBADMSG, "catalog: a note of version %llu, which has no such rank",
+                       (unsigned long long)key->a);
+    return zsd_record_get_note(key, bytes, len_bytes,
+                               key->b == ZSD_NOTE_OF_JOB ? &v->job_note : &v->notes[key->b], err);
+}
+
+static int recover_snap(void *arg, const struct zn_key *key, const void *bytes, size_t len_bytes,
+                        struct zb_err *err)
+{
+    struct recovery *r = arg;
+    struct recovered_job *j = recovery_job(r, key->a);
+    struct zsd_snap *snap = NULL;
+    struct zsd_version *v;
+    uint64_t id = 0;
+    int rc = zsd_record_get_snap(key, bytes, len_bytes, &snap, &id, err);
+
+    if (rc < 0)
+        return rc;
+    v = recovery_version(r, id);
+    if (!j || !v || v->saved != j->saved) {
+        free(snap);
+        return zb_fail(err, -EBADMSG, "catalog: snapshot %llu is of no version of its job",
+                       (unsigned long long)key->b);
+    }
+    snap->version = zsd_version_ref(v);
+    v->snapshots++;
+    zb_list_push_back(&j->saved->snaps, &snap->node);
+    return 0;
+}
+
+/* Every job has its versions, and every version and row somebody who holds it. */
+static int recover_whole(struct recovery *r, struct zb_err *err)
+{
+    for (size_t i = 0; i < r->njobs; i++) {
+        struct recovered_job *j = &r->jobs[i];
+        struct zsd_version *c = recovery_version(r, j->committed);
+        struct zsd_version *p = recovery_version(r, j->prepared);
+
+        if ((j->committed && (!c || c->saved != j->saved)) ||
+            (j->prepared && (!p || p->saved != j->saved)) || (!c && !p))
+            return zb_fail(err, -EBADMSG, "catalog: job '%s' lacks a version that it names",
+                           j->saved->name);
+        j->saved->committed = c ? zsd_version_ref(c) : NULL;
+        j->saved->prepared = p ? zsd_version_ref(p) : NULL;
+    }
+    for (size_t i = 0; i < r->nversions; i++)
+        if (r->versions[i]->refs == 1)
+            return zb_fail(err, -EBADMSG, "catalog: nobody holds version %llu of job '%s'",
+                           (unsigned long long)r->versions[i]->id, r->versions[i]->saved->name);
+    for (size_t i = 0; i < r->nrows; i++)
+        if (r->rows[i]->kept == 0)
+            return zb_fail(err, -EBADMSG, "catalog: no version has row %llu",
+                           (unsigned long long)r->rows[i]->id);
+    return 0;
+}
+
+static int recover_all(struct recovery *r, struct zb_err *err)
+{
+    static const struct {
+        enum zsd_record kind;
+        zn_record_fn *fn;
+    } passes[] = {
+        { ZSD_RECORD_STORE, recover_store },     { ZSD_RECORD_ROW, recover_row },
+        { ZSD_RECORD_JOB, recover_job },         { ZSD_RECORD_UNIT, recover_unit },
+        { ZSD_RECORD_VERSION, recover_version }, { ZSD_RECORD_NOTE, recover_note },
+        { ZSD_RECORD_SNAPSHOT, recover_snap },
+    };
+    int rc = 0;
+
+    for (size_t i = 0; i < ZB_COUNT(passes) && rc == 0; i++)
+        rc = zn_catalog_each(r->store->catalog, passes[i].kind, passes[i].kind, passes[i].fn, r,
+                             err);
+    return rc == 0 ? recover_whole(r, err) : rc;
+}
+
+/* Nothing is known of it any more: for a start that failed half way, and for the end. */
+static void store_forget(struct zsd_store *store)
+{
+    zb_list_each(pos, &store->saved)
+    {
+        struct zsd_saved *s = zb_container_of(pos, struct zsd_saved, node);
+
+        zsd_saved_free(s);
+    }
+}
+
+static int store_recover(struct zsd_store *store, struct zb_err *err)
+{
+    struct recovery r = { .store = store };
+    int rc = recover_all(&r, err);
+
+    for (size_t i = 0; i < r.nversions; i++)
+        zsd_version_unref(r.versions[i]);
+    if (rc < 0)
+        store_forget(store);
+    for (size_t i = 0; i < r.nrows; i++)
+        zsd_row_unref(store->core, r.rows[i]);
+    if (rc == 0 && r.njobs > 0)
+        zb_log(ZB_LOG_INFO, "store", "jobs=%zu versions=%zu pages=%llu bytes=%llu", r.njobs,
+               r.nversions, (unsigned long long)r.pages, (unsigned long long)r.bytes);
+    free(r.rows);
+    free(r.jobs);
+    free(r.versions);
+    return rc;
+}
+
+/* Each job is promised what it holds, before any is promised what others hold. Then what it needs:
+ * one that finds no room is safe, but cannot go on until there is some: the attach says so. */
+static void store_reserve(struct zsd_store *store)
+{
+    zb_list_each(pos, &store->saved)
+    {
+        struct zsd_saved *s = zb_container_of(pos, struct zsd_saved, node);
+        struct zb_needs want = { 0 };
+
+        if (zsd_saved_holds(s, &want) == 0)
+            (void)zsd_saved_book(s, s->prepared ? s->prepared : s->committed, &want, NULL);
+        zb_needs_done(&want);
+    }
+    zb_list_each(pos, &store->saved)
+    {
+        struct zsd_saved *s = zb_container_of(pos, struct zsd_saved, node);
+        struct zb_err err = { 0 };
+
+        zb_log(ZB_LOG_INFO, "job-saved", "job=\"%s\" iterations=%llu prepared=%llu", s->name,
+               (unsigned long long)(s->committed ? s->committed->iterations : 0),
+               (unsigned long long)(s->prepared ? s->prepared->iterations : 0));
+        if (zsd_saved_reserve(s, &err) < 0)
+            zb_log(ZB_LOG_WARN, "job-no-room", "job=\"%s\" why=\"%s\"", s->name, err.text);
+    }
+}
+
+/* ---- open and close */
+
+static void store_on_io(struct zn_io *io, int rc)
+{
+    io->res = rc;
+    io->done = NULL;
+}
+
+/* One request, waited for: only before the loop runs. */
+static int store_io_wait(struct zn_engine *e, enum zn_op op, struct zn_slot *slot)
+{
+    struct zn_io io = { .op = op, .buf = slot, .done = store_on_io };
+    struct pollfd p = { .fd = zn_wake_fd(e), .events = POLLIN };
+    int rc = zn_submit(e, &io);
+    eventfd_t n;
+
+    if (rc < 0)
+        return rc;
+    while (io.done) {
+        zn_kick(e);
+        (void)poll(&p, 1, 100);
+        (void)eventfd_read(p.fd, &n);
+        (void)zn_reap(e, 1);
+    }
+    return io.res;
+}
+
+/* Every data file says this, and says it after a power cut. */
+static int store_tell(const struct zsd_store *store, struct zn_slot slot, struct zb_err *err)
+{
+    const struct zsd *daemon = store->core->daemon;
+    int rc = 0;
+
+    for (unsigned i = 0; i < zsd_paths(daemon) && rc == 0; i++) {
+        rc = store_io_wait(zsd_path_engine(daemon, i), ZN_SLOT, &slot);
+        if (rc == 0)
+            rc = store_io_wait(zsd_path_engine(daemon, i), ZN_FLUSH, NULL);
+    }
+    return rc < 0 ? zb_fail(err, rc, "the commit slot of a data file: %m") : 0;
+}
+
+/* T3. First the slots follow the catalog as it was found, or the next power cut could find it two
+ * transactions ahead of them. */
+static int store_boot(struct zsd_store *store, struct zb_err *err)
+{
+    struct zn_slot slot = zn_catalog_slot(store->catalog);
+    struct zsd_store_record record;
+    struct zn_txn *t;
+    int rc = slot.sequence > 0 ? store_tell(store, slot, err) : 0;
+
+    if (rc < 0)
+        return rc;
+    t = zn_txn_new();
+    store->boot++;
+    record = (struct zsd_store_record){ .boot = store->boot,
+                                        .next_id = store->next_id,
+                                        .next_job = store->core->next_job };
+    rc = t ? zsd_record_put_store(t, &record) : -ENOMEM;
+    if (rc < 0)
+        (void)zb_fail(err, rc, "the first change of the catalog: %m");
+    else
+        rc = zn_catalog_commit(store->catalog, t, &slot, err);
+    zn_txn_free(t);
+    if (rc == 0)
+        rc = store_tell(store, slot, err);
+    if (rc < 0)
+        return rc;
+    store->sequence = slot.sequence;
+    store->core->disk->generation = store->boot << BOOT_SHIFT;
+    return 0;
+}
+
+int zsd_store_open(struct zsd_core *core, struct zb_err *err)
+{
+    const struct zn_catalog_options options = { .path = core->daemon->catalog_path,
+                                                .vfs = core->daemon->catalog_vfs,
+                                                .may_create = !core->daemon->read_only,
+                                                .read_only = core->daemon->read_only };
+    struct zsd_store *store;
+    struct zn_slot slots[ZN_PATHS_MAX];
+    unsigned nslots = 0;
+    int rc;
+
+    if (!core->disk->extents || !options.path)
+        return 0;
+    store = calloc(1, sizeof(*store));
+    if (!store)
+        return zb_fail(err, -ENOMEM, "the store: %m");
+    core->store = store;
+    store->core = core;
+    store->next_id = 1;
+    zb_list_init(&store->saved);
+    zb_list_init(&store->line);
+    zb_list_init(&store->rows);
+    rc = zsd_compute_new(&core->daemon->catalog_thread, 1, core->daemon->config.cpus, err);
+    if (rc == 0)
+        rc = zsd_paths_slots(core->daemon, slots, &nslots, err);
+    if (rc == 0)
+        rc = zn_catalog_open(&store->catalog, &options, slots, nslots, err);
+    if (rc == 0)
+        rc = store_recover(store, err);
+    if (rc == 0 && core->daemon->read_only)
+        store->sequence = zn_catalog_slot(store->catalog).sequence;
+    else if (rc == 0)
+        rc = store_boot(store, err);
+    if (rc == 0 && core->daemon->measures)
+        rc = zsd_paths_measure(core, err); /* new places are spread by the result */
+    if (rc < 0)
+        return rc; /* zsd_store_close() takes it from here */
+    store_reserve(store);
+    return 0;
+}
+
+void zsd_store_close(struct zsd_core *core)
+{
+    struct zsd_store *store = core->store;
+
+    if (!store)
+        return;
+    assert(zb_list_empty(&store->line));
+    store_forget(store);
+    zsd_compute_free(core->daemon->catalog_thread);
+    core->daemon->catalog_thread = NULL;
+    zn_catalog_close(store->catalog);
+    free(store);
+    core->store = NULL;
+}

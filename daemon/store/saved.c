@@ -1,0 +1,309 @@
+/*
+ * saved.c - saved jobs: finding, making, holding, and what they are promised. See saved.h.
+ */
+#include "daemon/store/saved.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/store/saved_priv.h"
+
+/* ---- promises of saved jobs */
+
+/* Rows of a version that no earlier one of this walk had. */
+static int needs_version(struct zb_needs *p, const struct zsd_version *v, uint64_t stamp)
+{
+    int rc = 0;
+
+    for (uint32_t i = 0; v && i < v->nrows && rc == 0; i++) {
+        if (v->rows[i]->stamp != stamp)
+            rc = zsd_row_needs(p, v->rows[i], 1);
+        v->rows[i]->stamp = stamp;
+    }
+    return rc;
+}
+
+/* How often the newest version's room is needed besides: for what comes next, unless that waits
+ * until what is prepared is resolved; and when it stays behind as a snapshot. */
+static unsigned needs_next(const struct zsd_version *committed, const struct zsd_version *prepared)
+{
+    return (prepared && committed ? 0u : 1u) + (committed && committed->snapshots > 0 ? 1u : 0u);
+}
+
+unsigned zsd_saved_next(const struct zsd_saved *saved)
+{
+    return needs_next(saved->committed, saved->prepared);
+}
+
+/* What the versions hold, each row once; its stamp says so. */
+static int needs_held(const struct zsd_saved *saved, const struct zsd_version *committed,
+                      bool going, struct zb_needs *ret)
+{
+    uint64_t stamp = ++saved->store->stamp;
+    int rc = needs_version(ret, committed, stamp);
+
+    if (rc == 0)
+        rc = needs_version(ret, saved->prepared, stamp);
+    if (rc == 0)
+        rc = needs_version(ret, saved->doubt, stamp);
+    zb_list_each(pos, &saved->snaps)
+    {
+        const struct zsd_snap *s = zb_container_of(pos, struct zsd_snap, node);
+
+        if (rc == 0 && (going || !s->going))
+            rc = needs_version(ret, s->version, stamp);
+    }
+    return rc;
+}
+
+int zsd_saved_holds(const struct zsd_saved *saved, struct zb_needs *ret)
+{
+    return needs_held(saved, saved->committed, true, ret);
+}
+
+/* Not in memory: what comes next is as the newest, and any page of it may be in flight. */
+static int needs_like(const struct zsd_saved *saved, const struct zsd_version *v, unsigned times,
+                      struct zb_needs *ret)
+{
+    struct zb_needs one = { 0 };
+    int rc = 0;
+
+    for (uint32_t i = 0; i < v->nrows && rc == 0; i++) {
+        if (!saved->units[v->rows[i]->unit]->layout.frozen)
+            rc = zsd_row_needs(ret, v->rows[i], times);
+        if (rc == 0)
+            rc = zsd_row_needs(&one, v->rows[i], 1);
+    }
+    for (uint32_t i = 0; i < one.n && rc == 0; i++)
+        rc = zb_needs_add(ret, one.needs[i].bytes,
+                          zb_min_u64(one.needs[i].count, saved->store->core->disk->nbuffers));
+    zb_needs_done(&one);
+    return rc;
+}
+
+/* What the job must be promised, with this commit, and with or without the snapshots that are
+ * going. What comes next is cut as the job in memory is, whatever its versions were cut into. */
+static int needs_saved(const struct zsd_saved *saved, const struct zsd_version *committed,
+                       bool going, struct zb_needs *ret)
+{
+    const struct zsd_version *v = saved->prepared ? saved->prepared : committed;
+    unsigned times = needs_next(committed, saved->prepared);
+    int rc = needs_held(saved, committed, going, ret);
+
+    if (rc < 0 || !v)
+        return rc;
+    return saved->needs ? saved->needs(saved->job, times, saved->store->stamp, ret)
+                        : needs_like(saved, v, times, ret);
+}
+
+/* Books `want`, with the bytes of its newest version as such, and the gradients' of the job in
+ * memory. */
+int zsd_saved_book(struct zsd_saved *saved, const struct zsd_version *v,
+                   const struct zb_needs *want, struct zb_err *err)
+{
+    uint64_t planes[ZB_PLANES] = { [ZB_GRAD] = saved->grads_bytes };
+
+    for (uint32_t i = 0; v && i < v->nrows; i++)
+        for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++)
+            planes[zsd_plane_of(p)] += zsd_row_plane_bytes(v->rows[i], p);
+    return zsd_nvme_promise(saved->store->core, &saved->nvme_held, &saved->promise, want, planes,
+                            err);
+}
+
+int zsd_saved_reserve(struct zsd_saved *saved, struct zb_err *err)
+{
+    const struct zsd_version *v = saved->prepared ? saved->prepared : saved->committed;
+    struct zb_needs want = { 0 };
+    int rc = 0;
+
+    if (!v && saved->job)
+        return 0; /* as it was placed */
+    if (v || saved->doubt)
+        rc = needs_saved(saved, saved->committed, true, &want);
+    if (rc < 0)
+        (void)zb_fail(err, rc, "job '%s': %m", saved->name);
+    else
+        rc = zsd_saved_book(saved, v, &want, err);
+    zb_needs_done(&want);
+    saved->lacks = rc < 0;
+    return rc;
+}
+
+/* Of each size, at least as many as `other` has. */
+static int need_most(struct zb_needs *p, const struct zb_needs *other)
+{
+    int rc = 0;
+
+    for (uint32_t i = 0, j = 0; i < other->n && rc == 0; i++) {
+        const struct zb_need *o = &other->needs[i];
+
+        while (j < p->n && p->needs[j].bytes < o->bytes)
+            j++;
+        if (j == p->n || p->needs[j].bytes > o->bytes)
+            rc = zb_needs_add(p, o->bytes, o->count);
+        else
+            p->needs[j].count = zb_max_u64(p->needs[j].count, o->count);
+    }
+    return rc;
+}
+
+int zsd_saved_raise(struct zsd_saved *saved, const struct zsd_version *committed,
+                    struct zb_err *err)
+{
+    struct zb_needs want = { 0 };
+    struct zb_err why = { 0 };
+    int rc = needs_saved(saved, committed, false, &want);
+
+    if (rc == 0)
+        rc = need_most(&want, &saved->promise);
+    if (rc < 0)
+        (void)zb_fail(err, rc, "job '%s': %m", saved->name);
+    else if (zsd_saved_book(saved, saved->prepared ? saved->prepared : committed, &want, &why) < 0)
+        rc = zb_fail(err, why.code, "job '%s' needs room for one more version: %s", saved->name,
+                     why.text);
+    zb_needs_done(&want);
+    return rc;
+}
+
+/* ---- saved jobs */
+
+struct zsd_saved *zsd_saved_by_name(struct zsd_core *core, const char *name)
+{
+    if (!core->store)
+        return NULL;
+    zb_list_each(pos, &core->store->saved)
+    {
+        struct zsd_saved *s = zb_container_of(pos, struct zsd_saved, node);
+
+        if (zsd_saved_kept(s) && !s->gone && strcmp(s->name, name) == 0)
+            return s;
+    }
+    return NULL;
+}
+
+struct zsd_snap *zsd_snap_by_name(const struct zsd_saved *saved, const char *name)
+{
+    zb_list_each(pos, &saved->snaps)
+    {
+        struct zsd_snap *s = zb_container_of(pos, struct zsd_snap, node);
+
+        if (strcmp(s->name, name) == 0)
+            return s;
+    }
+    return NULL;
+}
+
+struct zsd_saved *zsd_saved_alloc(struct zsd_store *store, uint32_t nunits)
+{
+    struct zsd_saved *s = calloc(1, sizeof(*s));
+
+    if (!s)
+        return NULL;
+    s->store = store;
+    s->units = calloc(zb_max_u64(nunits, 1), sizeof(struct zsd_unit *));
+    zb_list_init(&s->snaps);
+    zb_list_init(&s->snap_waiters);
+    zb_list_init(&s->node);
+    if (!s->units) {
+        free(s);
+        return NULL;
+    }
+    return s;
+}
+
+/* What it held goes back; it is in no list then. */
+void zsd_saved_free(struct zsd_saved *s)
+{
+    struct zsd_core *core = s->store->core;
+
+    assert(!s->job && s->pending == 0 && zb_list_empty(&s->snap_waiters));
+    zb_list_remove(&s->node);
+    zb_list_each(pos, &s->snaps)
+    {
+        struct zsd_snap *snap = zb_container_of(pos, struct zsd_snap, node);
+
+        zb_list_remove(&snap->node);
+        zsd_version_unref(snap->version);
+        free(snap);
+    }
+    zsd_version_unref(s->committed);
+    zsd_version_unref(s->prepared);
+    zsd_version_unref(s->doubt);
+    zsd_nvme_unpromise(core, &s->nvme_held, &s->promise);
+    for (uint32_t i = 0; i < s->nunits; i++)
+        zsd_unit_free(s->units[i]);
+    free(s->units);
+    free(s);
+}
+
+static int saved_units(struct zsd_saved *s, struct zsd_unit *const *units, uint32_t nunits)
+{
+    for (uint32_t i = 0; i < nunits; i++) {
+        s->units[i] = zsd_unit_copy(units[i]);
+        if (!s->units[i])
+            return -ENOMEM;
+        s->nunits++;
+    }
+    return 0;
+}
+
+struct zsd_saved *zsd_saved_new(struct zsd_store *store, struct zsd_unit *const *units,
+                                uint32_t nunits)
+{
+    struct zsd_saved *s = zsd_saved_alloc(store, nunits);
+
+    if (!s)
+        return NULL;
+    if (saved_units(s, units, nunits) < 0) {
+        zsd_saved_free(s);
+        return NULL;
+    }
+    zsd_saved_hold(s); /* the incarnation */
+    zb_list_push_back(&store->saved, &s->node);
+    return s;
+}
+
+struct zsd_saved *zsd_saved_like(const struct zsd_saved *saved, const char *name, uid_t uid)
+{
+    struct zsd_saved *s = zsd_saved_alloc(saved->store, saved->nunits);
+
+    if (!s)
+        return NULL;
+    if (saved_units(s, saved->units, saved->nunits) < 0) {
+        zsd_saved_free(s);
+        return NULL;
+    }
+    s->number = saved->store->core->next_job++;
+    (void)snprintf(s->name, sizeof(s->name), "%s", name);
+    s->uid = uid;
+    s->groups = saved->groups;
+    s->optimizer = saved->optimizer;
+    s->moments = saved->moments;
+    s->offload_param = saved->offload_param;
+    s->offload_optimizer = saved->offload_optimizer;
+    s->host_bytes_max = saved->host_bytes_max;
+    zb_list_push_back(&saved->store->saved, &s->node);
+    return s;
+}
+
+void zsd_saved_hold(struct zsd_saved *saved)
+{
+    saved->pending++;
+}
+
+void zsd_saved_unhold(struct zsd_saved *saved)
+{
+    struct zb_err why = { 0 };
+
+    assert(saved->pending > 0);
+    if (--saved->pending > 0 || (!saved->gone && zsd_saved_kept(saved)))
+        return;
+    (void)zb_fail(&why, -ECANCELED, "job '%s' has ended", saved->name);
+    if (saved->snap_cancel)
+        saved->snap_cancel(saved, &why);
+    if (!saved->doubt)
+        zsd_saved_free(saved);
+}

@@ -1,0 +1,111 @@
+/*
+ * saved.h - saved jobs: who they are, what they keep, and what they are promised.
+ *
+ *     struct zsd_saved     a durable job: who it is, its manifest, its committed and prepared
+ *                          versions, its snapshots. Its incarnation is a struct zsd_job (job/job.h)
+ *                          while it is in memory, or there is none.
+ *
+ * PROMISES. Each job's promise (struct zb_needs, base/place.h) is, for each class of places: what its
+ * distinct rows hold, what its next version can need, and spares for pages in flight. An extent that
+ * two jobs share counts in both promises.
+ *
+ * Loop thread only.
+ */
+#ifndef ZSD_SAVED_H
+#define ZSD_SAVED_H
+
+#include "base/place.h"
+#include "daemon/store/version.h"
+
+struct zsd_job;
+struct zsd_store;
+
+struct zsd_snap {
+    char name[ZP_NAME_MAX + 1];
+    uint64_t id; /* in the catalog, ascending: the age */
+    uint64_t created_unix;
+    struct zsd_version *version;
+    bool going;          /* the change in the line destroys it */
+    struct zb_list node; /* in saved->snaps, oldest first */
+};
+
+struct zsd_saved {
+    struct zsd_store *store;
+    uint32_t number;
+    char name[ZP_NAME_MAX + 1];
+    uid_t uid;
+    uint32_t groups;
+    enum zb_optimizer optimizer;
+    enum zb_moments moments;
+    uint32_t offload_param, offload_optimizer;
+    uint64_t host_bytes_max;
+    uint64_t epoch;
+    struct zsd_unit **units; /* the manifest; no shards in them */
+    uint32_t nunits;
+    struct zsd_version *committed, *prepared; /* neither, before the first: then the job is not in
+                                                 the catalog yet */
+    struct zsd_version *doubt; /* its change failed, and the catalog may have it all the same: what
+                                  it holds stays as it is until the daemon starts anew */
+    struct zb_list snaps;
+    struct zb_needs promise;
+    struct zsd_account nvme_held; /* what the promise is booked as */
+    struct zsd_job *job;          /* in memory, or NULL */
+    bool lacks;                   /* room for its next version: it goes no further without */
+    uint32_t pending;             /* changes and operations of it: they keep the struct */
+    bool gone;                    /* destroyed: nobody finds it any more */
+    bool coming;                  /* a clone on its way: its name is taken */
+    bool moving;                  /* it is destroyed or rolled back: nobody attaches meanwhile */
+    struct zsd_work *ended;       /* deferred when its incarnation is over, or NULL */
+    struct zb_list snap_waiters;  /* requests for a snapshot of the next commit (op/snapshot.c) */
+    /* Tells them that no commit will come; set by whoever waits. */
+    void (*snap_cancel)(struct zsd_saved *saved, const struct zb_err *why);
+    /* Of a job in memory that is placed: adds what it needs besides the rows of this stamp
+     * (zsd_place_needs()); NULL: there is none. */
+    int (*needs)(const struct zsd_job *job, unsigned times, uint64_t stamp, struct zb_needs *ret);
+    uint64_t grads_bytes; /* of that job's gradients, on NVMe */
+    struct zb_list node;  /* in store->saved */
+};
+
+/** It is in the catalog. */
+static inline bool zsd_saved_kept(const struct zsd_saved *saved)
+{
+    return saved->committed || saved->prepared;
+}
+
+/** Finds a saved job that is kept. */
+struct zsd_saved *zsd_saved_by_name(struct zsd_core *core, const char *name);
+struct zsd_snap *zsd_snap_by_name(const struct zsd_saved *saved, const char *name);
+/** A saved job with this manifest, copied, and nothing else: the caller fills in who it is. Held by
+ * its incarnation. NULL: no memory. */
+struct zsd_saved *zsd_saved_new(struct zsd_store *store, struct zsd_unit *const *units,
+                                uint32_t nunits);
+/** A saved job with the manifest of another, and nothing else: for a clone. NULL: no memory. */
+struct zsd_saved *zsd_saved_like(const struct zsd_saved *saved, const char *name, uid_t uid);
+/** Keeps the struct while an operation or a change of it is in progress. */
+void zsd_saved_hold(struct zsd_saved *saved);
+/** The last one frees a job that is gone, or that never committed and has no incarnation. */
+void zsd_saved_unhold(struct zsd_saved *saved);
+/** Its promise becomes what its versions need, with room for one more like the newest. 0; -ENOSPC
+ * with the numbers, or -ENOMEM: then nothing changes. What only shrinks never fails. */
+int zsd_saved_reserve(struct zsd_saved *saved, struct zb_err *err);
+/** Before a change that makes it need more (a snapshot; the first version of a clone): its promise
+ * becomes enough for what it has now, and for what it will have then, with `committed` as its
+ * commit and without the snapshots that are going. As above. */
+int zsd_saved_raise(struct zsd_saved *saved, const struct zsd_version *committed,
+                    struct zb_err *err);
+/** Before pages of its job are written anew: 0; or there is no room, and why. */
+static inline int zsd_saved_room(struct zsd_saved *saved, struct zb_err *err)
+{
+    return saved && saved->lacks ? zsd_saved_reserve(saved, err) : 0;
+}
+/** A change of it is in progress, or a reader: its promise is not to be lowered beside that. */
+static inline bool zsd_saved_changes(const struct zsd_saved *saved)
+{
+    return saved->pending > (saved->job ? 1u : 0u);
+}
+/** How many times the trainable rows of the newest version are needed besides what is held. */
+unsigned zsd_saved_next(const struct zsd_saved *saved);
+/** What its versions hold, each row once. */
+int zsd_saved_holds(const struct zsd_saved *saved, struct zb_needs *ret);
+
+#endif

@@ -1,0 +1,203 @@
+/*
+ * version.c - versions and rows: see version.h.
+ */
+#include "daemon/store/version.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "base/slots.h"
+#include "daemon/store/store.h"
+
+/* ---- rows */
+
+struct zsd_row *zsd_row_new(uint32_t unit, const struct zb_layout *layout, uint64_t first,
+                            uint64_t count, uint32_t page_elems)
+{
+    struct zsd_row *r = calloc(1, sizeof(*r));
+    bool whole = r != NULL;
+
+    if (!r)
+        return NULL;
+    r->refs = 1;
+    zb_list_init(&r->node);
+    r->unit = unit;
+    r->first = first;
+    r->count = count;
+    r->page_elems = page_elems;
+    r->npages = (uint32_t)zb_div_up(count, page_elems);
+    for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++) {
+        struct zsd_row_plane *plane = &r->planes[p];
+
+        plane->block_bytes = layout->block_bytes[zsd_plane_of(p)];
+        plane->crc_bytes = layout->crc_bytes[zsd_plane_of(p)];
+        if (plane->block_bytes == 0)
+            continue;
+        plane->crcs_per_page =
+            zn_crc_count((uint32_t)zb_page_bytes(plane->block_bytes, page_elems), plane->crc_bytes);
+        plane->extents = malloc(r->npages * sizeof(*plane->extents));
+        plane->crcs = calloc((size_t)r->npages * plane->crcs_per_page, sizeof(*plane->crcs));
+        whole = whole && plane->extents && plane->crcs;
+        for (uint32_t i = 0; plane->extents && i < r->npages; i++)
+            plane->extents[i] = (struct zsd_extent){ .at = ZB_NO_PLACE };
+    }
+    if (!whole)
+        zsd_row_unref(NULL, r);
+    return whole ? r : NULL;
+}
+
+struct zsd_row *zsd_row_ref(struct zsd_row *r)
+{
+    r->refs++;
+    return r;
+}
+
+void zsd_row_unref(struct zsd_core *core, struct zsd_row *r)
+{
+    if (--r->refs > 0)
+        return;
+    zb_list_remove(&r->node);
+    for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++) {
+        struct zsd_row_plane *plane = &r->planes[p];
+
+        for (uint32_t i = 0; plane->extents && i < r->npages; i++)
+            if (plane->extents[i].at != ZB_NO_PLACE)
+                zsd_extent_unref(core, plane->extents[i].at, zsd_row_page_bytes(r, p, i));
+    }
+    if (r->looks == 0)
+        zsd_row_free(r);
+}
+
+uint64_t zsd_row_plane_bytes(const struct zsd_row *r, enum zsd_saved_plane plane)
+{
+    return zb_plane_bytes(r->planes[plane].block_bytes, r->page_elems, r->count);
+}
+
+uint64_t zsd_row_bytes(const struct zsd_row *r)
+{
+    return zsd_row_plane_bytes(r, ZSD_SAVED_PARAM) + zsd_row_plane_bytes(r, ZSD_SAVED_STATE);
+}
+
+void zsd_row_free(struct zsd_row *r)
+{
+    assert(r->refs == 0 && r->looks == 0);
+    for (int p = 0; p < ZSD_SAVED_PLANES; p++) {
+        free(r->planes[p].extents);
+        free(r->planes[p].crcs);
+    }
+    free(r);
+}
+
+void zsd_row_look(struct zsd_row *r)
+{
+    assert(r->refs > 0);
+    r->looks++;
+}
+
+void zsd_row_look_away(struct zsd_row *r)
+{
+    assert(r->looks > 0);
+    if (--r->looks == 0 && r->refs == 0)
+        zsd_row_free(r);
+}
+
+int zsd_row_needs(struct zb_needs *p, const struct zsd_row *r, uint64_t times)
+{
+    int rc = 0;
+
+    for (enum zsd_saved_plane plane = 0; plane < ZSD_SAVED_PLANES; plane++) {
+        uint32_t bytes = r->planes[plane].block_bytes;
+        uint64_t tail = zsd_row_page_elems(r, r->npages - 1);
+        uint32_t full = r->npages - (tail < r->page_elems);
+
+        if (bytes == 0 || times == 0)
+            continue;
+        if (rc == 0 && full > 0)
+            rc = zb_needs_add(p, zb_page_bytes(bytes, r->page_elems), full * times);
+        if (rc == 0 && full < r->npages)
+            rc = zb_needs_add(p, zb_page_bytes(bytes, tail), times);
+    }
+    return rc;
+}
+
+/* ---- versions */
+
+struct zsd_version *zsd_version_new(struct zsd_saved *saved, uint32_t world, uint32_t nrows)
+{
+    struct zsd_version *v = calloc(1, sizeof(*v));
+
+    if (!v)
+        return NULL;
+    v->core = saved->store->core;
+    v->saved = saved;
+    v->refs = 1;
+    v->world = world;
+    v->nrows = nrows;
+    v->id = saved->store->next_id++;
+    v->created_unix = (uint64_t)time(NULL);
+    v->rows = calloc(zb_max_u64(nrows, 1), sizeof(struct zsd_row *));
+    v->notes = calloc(zb_max_u64(world, 1), sizeof(*v->notes));
+    if (!v->rows || !v->notes) {
+        zsd_version_unref(v);
+        return NULL;
+    }
+    return v;
+}
+
+struct zsd_version *zsd_version_ref(struct zsd_version *v)
+{
+    v->refs++;
+    return v;
+}
+
+void zsd_version_unref(struct zsd_version *v)
+{
+    if (!v)
+        return;
+    if (--v->refs > 0) {
+        if (v->refs == v->readers)
+            v->orphaned(v);
+        return;
+    }
+    for (uint32_t i = 0; v->rows && i < v->nrows; i++)
+        if (v->rows[i])
+            zsd_row_unref(v->core, v->rows[i]);
+    for (uint32_t i = 0; v->notes && i < v->world; i++)
+        zsd_note_done(&v->notes[i]);
+    zsd_note_done(&v->job_note);
+    free(v->rows);
+    free(v->notes);
+    free(v);
+}
+
+uint32_t zsd_version_find(const struct zsd_version *v, uint32_t unit, uint64_t first)
+{
+    uint32_t low = 0, high = v->nrows; /* the first row behind (unit, first) */
+
+    while (low < high) {
+        uint32_t mid = low + (high - low) / 2;
+        const struct zsd_row *r = v->rows[mid];
+
+        if (r->unit < unit || (r->unit == unit && r->first <= first))
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    if (low == 0)
+        return v->nrows;
+    low--;
+    return v->rows[low]->unit == unit && first - v->rows[low]->first < v->rows[low]->count
+               ? low
+               : v->nrows;
+}
+
+uint64_t zsd_version_bytes(const struct zsd_version *v)
+{
+    uint64_t sum = 0;
+
+    for (uint32_t i = 0; i < v->nrows; i++)
+        sum += zsd_row_bytes(v->rows[i]);
+    return sum;
+}

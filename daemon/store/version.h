@@ -1,0 +1,128 @@
+/*
+ * version.h - versions of saved jobs, and the rows that they share.
+ *
+ *     struct zsd_version   one whole state of a job: iterations, applied, notes, and one row for
+ *                          each shard. Immutable. Held by: committed, prepared, snapshots, readers.
+ *
+ *     struct zsd_row       the pages of one shard in a version. Immutable, shared by versions (a
+ *                          frozen shard, a rollback) and jobs (a clone). A row holds each of its
+ *                          extents, and so does the shard that works with it.
+ *
+ * Loop thread only.
+ */
+#ifndef ZSD_VERSION_H
+#define ZSD_VERSION_H
+
+#include "daemon/disk/extents.h"
+#include "daemon/store/manifest.h"
+
+struct zsd_saved;
+
+/* The planes that live on data files, and their index in struct zsd_row. */
+enum zsd_saved_plane { ZSD_SAVED_PARAM, ZSD_SAVED_STATE, ZSD_SAVED_PLANES };
+
+struct zsd_row_plane {
+    uint32_t block_bytes, crc_bytes, crcs_per_page; /* block_bytes 0: the plane does not exist */
+    struct zsd_extent *extents;                     /* [npages] */
+    uint32_t *crcs;                                 /* [npages][crcs_per_page] */
+};
+
+struct zsd_row {
+    uint64_t id;           /* in the catalog */
+    uint32_t refs;         /* versions and shards that hold it; 0: it has no places */
+    uint32_t looks;        /* see zsd_row_look() */
+    uint32_t kept;         /* versions in the catalog that hold it; 0: it is not there */
+    uint64_t stamp;        /* of the last walk that counted it */
+    struct zb_list node;   /* in store->rows, while it has places */
+    uint32_t unit, rank;   /* who registered it */
+    uint64_t first, count; /* of the unit's elements */
+    uint32_t page_elems, npages;
+    struct zsd_row_plane planes[ZSD_SAVED_PLANES];
+};
+
+struct zsd_version {
+    uint64_t id; /* in the catalog */
+    struct zsd_core *core;
+    struct zsd_saved *saved; /* whose it is; a reader may hold it longer than that lives */
+    uint32_t refs;           /* committed, prepared, each snapshot, each reader */
+    uint32_t snapshots;      /* of them */
+    uint32_t readers;        /* likewise */
+    /* Nobody but readers holds it any more: no saved job is promised its places. Set by readers. */
+    void (*orphaned)(struct zsd_version *v);
+    bool kept; /* in the catalog */
+    uint64_t iterations, applied;
+    uint64_t created_unix;
+    uint32_t world, nrows;
+    struct zsd_row **rows;  /* [nrows], by unit and first element */
+    struct zsd_note *notes; /* [world] */
+    struct zsd_note job_note;
+};
+
+/** Held once. Its rows are to be filled in; NULL: no memory. */
+struct zsd_version *zsd_version_new(struct zsd_saved *saved, uint32_t world, uint32_t nrows);
+struct zsd_version *zsd_version_ref(struct zsd_version *v);
+/** The last one: its rows go, and their extents when nobody else holds them. NULL is fine. */
+void zsd_version_unref(struct zsd_version *v);
+/** Held once; extents say ZB_NO_PLACE. NULL: no memory. */
+struct zsd_row *zsd_row_new(uint32_t unit, const struct zb_layout *layout, uint64_t first,
+                            uint64_t count, uint32_t page_elems);
+struct zsd_row *zsd_row_ref(struct zsd_row *r);
+void zsd_row_unref(struct zsd_core *core, struct zsd_row *r);
+/** Who reads a row beside the job (a reader, scrub) only looks at it: the struct lives on, but its
+ * places go with its last holder, or a job could find fewer places than it was promised. A row that
+ * is dead (refs 0) reads as anything; its checksums say so. */
+void zsd_row_look(struct zsd_row *r);
+void zsd_row_look_away(struct zsd_row *r);
+/** The struct of a row that has let go of its places, and that nobody looks at. */
+void zsd_row_free(struct zsd_row *r);
+/** Index of the row that holds element `first` of a unit; nrows: there is none. */
+uint32_t zsd_version_find(const struct zsd_version *v, uint32_t unit, uint64_t first);
+/** Adds the places of a row's pages, so many times. 0 or -ENOMEM. */
+int zsd_row_needs(struct zb_needs *p, const struct zsd_row *r, uint64_t times);
+/** Of all pages of a plane. */
+uint64_t zsd_row_plane_bytes(const struct zsd_row *r, enum zsd_saved_plane plane);
+uint64_t zsd_row_bytes(const struct zsd_row *r);         /* of all its pages */
+uint64_t zsd_version_bytes(const struct zsd_version *v); /* of all its rows */
+
+static inline uint64_t zsd_row_page_elems(const struct zsd_row *r, uint32_t page)
+{
+    return zb_min_u64(r->page_elems, r->count - (uint64_t)page * r->page_elems);
+}
+
+static inline uint32_t zsd_row_page_bytes(const struct zsd_row *r, enum zsd_saved_plane plane,
+                                          uint32_t page)
+{
+    return (uint32_t)zb_page_bytes(r->planes[plane].block_bytes, zsd_row_page_elems(r, page));
+}
+
+static inline enum zb_plane zsd_plane_of(enum zsd_saved_plane plane)
+{
+    return plane == ZSD_SAVED_PARAM ? ZB_PARAM : ZB_STATE;
+}
+
+/** Who a shard is, in the checksums of its pages, whatever world it was registered by. */
+static inline uint64_t zsd_shard_key(uint32_t unit, uint64_t first)
+{
+    return (uint64_t)unit << 40 | first / ZB_BLOCK_ELEMS;
+}
+
+/** A plane's name, for messages. */
+static inline const char *zsd_plane_text(enum zb_plane plane)
+{
+    return plane == ZB_PARAM ? "parameters" : plane == ZB_GRAD ? "gradient" : "optimizer state";
+}
+
+/** Who a page of it is, for its checksums. */
+static inline struct zn_page_id zsd_row_page_id(const struct zsd_row *r, enum zsd_saved_plane plane,
+                                                uint32_t page)
+{
+    const struct zsd_extent *e = &r->planes[plane].extents[page];
+
+    return (struct zn_page_id){ .job = e->job,
+                                .shard = zsd_shard_key(r->unit, r->first),
+                                .plane = (uint32_t)zsd_plane_of(plane),
+                                .index = page,
+                                .generation = e->generation };
+}
+
+#endif
