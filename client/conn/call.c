@@ -13,7 +13,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "client/client_priv.h"
+#include "client/conn/conn.h"
 
 static struct zc_call *call_take(struct zc_client *c)
 {

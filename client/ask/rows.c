@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "base/plan.h"
-#include "client/client_priv.h"
+#include "client/conn/conn.h"
 
 #define DF_TRIES 10u
 

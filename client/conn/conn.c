@@ -15,7 +15,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "client/client_priv.h"
+#include "client/conn/conn.h"
 #include "proto/socket.h"
 
 #define NS_PER_MS UINT64_C(1000000)

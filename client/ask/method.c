@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/client_priv.h"
+#include "client/conn/conn.h"
 
 /** Tensors in one part of a unit: their names and shapes at their longest fit a body. */
 #define PART_TENSORS 256u

@@ -1,5 +1,5 @@
 /*
- * client_priv.h - the handle, as the files of this folder see it.
+ * conn.h - the handle, as the rooms conn/ and ask/ see it.
  *
  * WHO DOES WHAT
  *     handle.c   open and close a handle; its sentences
@@ -30,8 +30,8 @@
  *     C4  Frames leave in the order of the calls that made them: collected releases are queued
  *         before any other frame is.
  */
-#ifndef ZCLIENT_PRIV_H
-#define ZCLIENT_PRIV_H
+#ifndef ZC_CONN_H
+#define ZC_CONN_H
 
 #include "base/err.h"
 #include "base/util.h"

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/client_priv.h"
+#include "client/conn/conn.h"
 
 #define CONNECT_TIMEOUT_MS 5000u
 #define QUIET_TIMEOUT_MS   30000u

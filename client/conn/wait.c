@@ -9,7 +9,7 @@
  */
 #include <errno.h>
 
-#include "client/client_priv.h"
+#include "client/conn/conn.h"
 
 #define NS_PER_MS UINT64_C(1000000)
 

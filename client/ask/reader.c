@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "base/plan.h"
-#include "client/client_priv.h"
+#include "client/conn/conn.h"
 
 #define READER_TENSORS_MAX (1u << 20) /* of one unit: more is not believed */
 

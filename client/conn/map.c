@@ -11,7 +11,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
-#include "client/client_priv.h"
+#include "client/conn/conn.h"
 
 static int map_check(struct zc_client *c, const char *name, int fd, uint64_t bytes)
 {
