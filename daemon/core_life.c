@@ -11,7 +11,7 @@
 
 #include "daemon/disk/paths.h"
 #include "daemon/op/commit.h"
-#include "daemon/op/end.h"
+#include "daemon/op/leave.h"
 #include "daemon/op/open.h"
 #include "daemon/op/ops.h"
 #include "daemon/op/reader.h"

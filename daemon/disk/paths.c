@@ -394,3 +394,13 @@ uint64_t zsd_map_total_bytes(const struct zsd_core *core)
         units += zb_space_total_units(core->disk->maps[i]);
     return units * ZB_PAGE_ALIGN;
 }
+
+struct zsd_rates zsd_path_best(const struct zsd_core *core, unsigned path)
+{
+    const struct zsd_rates *start = &core->daemon->path_rates[path];
+    const struct zsd_second *s = &core->disk->lines[path].second;
+
+    return (struct zsd_rates){ .read = zb_max_u64(start->read, s->best_read),
+                               .written = zb_max_u64(start->written, s->best_written),
+                               .mixed = start->mixed };
+}

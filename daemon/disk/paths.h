@@ -63,5 +63,7 @@ uint64_t zsd_map_total_bytes(const struct zsd_core *core);
 uint64_t zsd_path_weight(const struct zsd *daemon, unsigned path);
 /** Bytes of a data file that pages may take. */
 uint64_t zsd_path_bytes(const struct zsd_core *core, unsigned path);
+/** How fast a data file is known to be: as measured at the start, or its best second since. */
+struct zsd_rates zsd_path_best(const struct zsd_core *core, unsigned path);
 
 #endif

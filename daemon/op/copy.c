@@ -9,7 +9,7 @@
 #include <stdlib.h>
 
 #include "daemon/op/early.h"
-#include "daemon/op/end.h"
+#include "daemon/op/member.h"
 #include "daemon/op/push.h"
 #include "daemon/op/requests.h"
 #include "daemon/page/pageop.h"

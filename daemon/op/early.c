@@ -43,7 +43,6 @@
 
 #include "daemon/op/end.h"
 #include "daemon/op/push.h"
-#include "daemon/op/ready.h"
 #include "daemon/op/requests.h"
 #include "daemon/op/step.h"
 #include "daemon/page/pageop.h"
@@ -216,10 +215,8 @@ static void early_on_page(void *owner, const struct zsd_page_spec *spec, const s
     }
     if (job->state == ZSD_ENDED)
         return;
-    if (job->early_inflight == 0) {
-        zsd_ready_resume(job);
-        zsd_step_resume(job);
-    }
+    if (job->early_inflight == 0)
+        zsd_defer(job->core, &job->wake);
     early_work(job);
 }
 

@@ -6,7 +6,7 @@
 #ifndef ZSD_OP_NEW_H
 #define ZSD_OP_NEW_H
 
-#include "daemon/job/job.h"
+#include "daemon/plan/gpu_params.h"
 #include "proto/shard.pb-c.h"
 
 /* 0: of a client that does not know of them. */
@@ -24,6 +24,12 @@ static inline bool zsd_open_asks_gpu(const Zp__JobOpen *q)
 static inline uint32_t zsd_open_param(const Zp__JobOpen *q)
 {
     return zsd_open_asks_gpu(q) ? 2 : q->offload_param;
+}
+
+/** True when this rank gets at the parameters, wherever they are. */
+static inline bool zsd_open_sees(const struct zsd_job *job, const Zp__JobOpen *q)
+{
+    return !zsd_params_there(job) || (zsd_open_asks_gpu(q) && zsd_params_seen(job, q->device));
 }
 
 /** A new job, as this rank opens it. NULL: no memory. */

@@ -14,110 +14,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/op/commit.h"
 #include "daemon/op/end.h"
+#include "daemon/op/member.h"
 #include "daemon/op/new.h"
-#include "daemon/op/ops.h"
+#include "daemon/op/opens.h"
 #include "daemon/op/ready.h"
 #include "daemon/op/requests.h"
+#include "daemon/op/room.h"
 #include "daemon/op/wake.h"
-#include "daemon/plan/gpu_params.h"
 #include "daemon/plan/job_arena.h"
 #include "daemon/plan/place.h"
 #include "proto/codec.h"
 #include "proto/shard.pb-c.h"
 
-#define DEVICE_MAX 63u /* bytes of a device's id */
-
-/* ---- those that wait */
-
-/* A job-open that waits: its own copy of the request. */
-struct open_wait {
-    struct zsd_req *req;
-    struct zsd_conn *conn;
-    Zp__JobOpen q;
-    char name[ZP_NAME_MAX + 1];
-    char device[DEVICE_MAX + 1];
-    uint64_t staging_bytes; /* what it lacks memory for */
-    struct zsd_want want;   /* host memory for that, that others give up state for */
-    struct zsd_timed timed; /* until when it waits for that */
-    struct zb_list node;
-};
-
 static void open_run(struct zsd_req *req, const Zp__JobOpen *q, uint64_t deadline_ns);
 static void staging_opened(struct zsd_arena_task *t);
-
-/* Bytes of a tier are on their way back. */
-static bool core_closing(const struct zsd_core *core)
-{
-    if (core->planner->closing > 0)
-        return true;
-    zb_list_each(pos, &core->jobs->list)
-    {
-        const struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
-
-        if (job->state == ZSD_ENDED && (job->placed || job->inflight > 0))
-            return true;
-    }
-    return false;
-}
-
-static struct open_wait *open_park(struct zsd_core *core, struct zsd_req *req, const Zp__JobOpen *q)
-{
-    struct open_wait *w = calloc(1, sizeof(*w));
-
-    if (!w)
-        return NULL;
-    w->req = req;
-    w->conn = req->conn;
-    w->q = *q;
-    (void)snprintf(w->name, sizeof(w->name), "%s", q->name);
-    w->q.name = w->name;
-    (void)snprintf(w->device, sizeof(w->device), "%s", q->device);
-    w->q.device = w->device;
-    zb_list_push_back(&core->ops->opens, &w->node);
-    return w;
-}
-
-/* It does not wait any more. */
-static void open_wait_free(struct zsd_core *core, struct open_wait *w)
-{
-    zb_list_remove(&w->node);
-    zsd_timed_disarm(&w->timed);
-    zsd_want_end(core, &w->want);
-    free(w);
-}
-
-static void open_expire(struct zsd_timed *timed)
-{
-    struct open_wait *w = zb_container_of(timed, struct open_wait, timed);
-
-    zsd_refuse(w->req, -ETIMEDOUT, "job '%s' waits for %s of host memory for staging, which %s",
-               w->name, zb_size_text(w->staging_bytes).s,
-               w->want.bytes > 0 ? "other jobs were to give with their next steps"
-                                 : "readers of saved jobs have");
-    open_wait_free(w->conn->daemon->core, w);
-}
-
-/* There is no room for its staging: it waits for what others give up (`lacks` bytes), if that is
- * enough. False: it is not. */
-static bool open_want(struct zsd_core *core, struct zsd_req *req, const Zp__JobOpen *q,
-                      uint64_t lacks, uint64_t deadline_ns)
-{
-    struct open_wait *w = open_park(core, req, q);
-
-    if (!w)
-        return false;
-    w->staging_bytes = zb_round_up(q->staging_bytes, ZB_PAGE_ALIGN);
-    if (lacks > 0 && !zsd_want_begin(core, &w->want, lacks)) {
-        open_wait_free(core, w);
-        return false;
-    }
-    zsd_timed_arm(core, &w->timed, 0, open_expire);
-    if (deadline_ns > 0) /* it has waited before */
-        w->timed.deadline_ns = deadline_ns;
-    return true;
-}
 
 /* Something has come back, or has ended: whoever waits for that looks again. */
 void zsd_room_on_work(struct zsd_work *work)
@@ -132,7 +43,7 @@ void zsd_room_on_work(struct zsd_work *work)
         zb_list_push_back(&again, node);
     }
     for (struct zb_list *node; (node = zb_list_pop_front(&again)) != NULL;) {
-        struct open_wait *w = zb_container_of(node, struct open_wait, node);
+        struct zsd_open_wait *w = zb_container_of(node, struct zsd_open_wait, node);
 
         if (!zsd_want_met(core, &w->want)) {
             zb_list_push_back(&core->ops->opens, &w->node);
@@ -140,7 +51,7 @@ void zsd_room_on_work(struct zsd_work *work)
         }
         zsd_want_end(core, &w->want);
         open_run(w->req, &w->q, w->timed.deadline_ns);
-        open_wait_free(core, w);
+        zsd_open_wait_free(core, w);
     }
     zb_list_each(pos, &core->jobs->list)
     {
@@ -152,36 +63,7 @@ void zsd_room_on_work(struct zsd_work *work)
     zsd_replan(core);
 }
 
-void zsd_opens_gone(struct zsd_conn *conn)
-{
-    zb_list_each(pos, &conn->daemon->core->ops->opens)
-    {
-        struct open_wait *w = zb_container_of(pos, struct open_wait, node);
-
-        if (w->conn != conn)
-            continue;
-        zsd_refuse(w->req, -ENOTCONN, "the client has gone");
-        open_wait_free(conn->daemon->core, w);
-    }
-}
-
-void zsd_opens_refuse(struct zsd_core *core)
-{
-    for (struct zb_list *node; (node = zb_list_pop_front(&core->ops->opens)) != NULL;) {
-        struct open_wait *w = zb_container_of(node, struct open_wait, node);
-
-        zsd_refuse(w->req, -ENOTCONN, "the daemon is ending");
-        open_wait_free(core, w);
-    }
-}
-
 /* ---- open */
-
-/* This rank gets at the parameters, wherever they are. */
-static bool open_sees(const struct zsd_job *job, const Zp__JobOpen *q)
-{
-    return !zsd_params_there(job) || (zsd_open_asks_gpu(q) && zsd_params_seen(job, q->device));
-}
 
 static int open_check(const struct zsd_core *core, const Zp__JobOpen *q, struct zb_err *err)
 {
@@ -204,8 +86,8 @@ static int open_check(const struct zsd_core *core, const Zp__JobOpen *q, struct 
                        "places %u, %u and %u: known are 1 (host) and 2 (nvme), and of parameters "
                        "3 (gpu)",
                        q->offload_param, q->offload_optimizer, q->offload_grad);
-    if (strlen(q->device) > DEVICE_MAX)
-        return zb_fail(err, -EINVAL, "a device's id has at most %u bytes", DEVICE_MAX);
+    if (strlen(q->device) > ZSD_DEVICE_MAX)
+        return zb_fail(err, -EINVAL, "a device's id has at most %u bytes", ZSD_DEVICE_MAX);
     if (!zb_optimizer_name(q->optimizer))
         return zb_fail(
             err, -EINVAL,
@@ -281,7 +163,7 @@ static int open_join(struct zsd_job *job, const Zp__JobOpen *q, uid_t uid, struc
           (q->share == 0 ? ZSD_SHARE_DEFAULT : q->share) != job->share_opened)))
         return zb_fail(err, -EINVAL, "rank %u opens job '%s' with other options than its peers",
                        q->rank, q->name);
-    if (!open_sees(job, q))
+    if (!zsd_open_sees(job, q))
         return zb_fail(err, -ENOTSUP,
                        "the parameters of job '%s' are on the GPU, which rank %u is not on, or has "
                        "not asked for",
@@ -316,69 +198,6 @@ static void open_takeover(struct zsd_job *job)
     zsd_job_unhold(job);
 }
 
-/* The job has saved what it has: it ends, and is made again by whoever opens it next. If it could
- * not, those that are parked for it are told, and it stays as it is. */
-static void retire_done(struct zsd_job *job, const struct zb_err *err)
-{
-    struct zb_err why = { 0 };
-
-    job->retiring = false;
-    if (!err) {
-        (void)zb_fail(&why, -ECANCELED, "job '%s' gives its memory back: it is saved", job->name);
-        zsd_job_end(job, &why);
-        return;
-    }
-    job->stays = true;
-    zsd_room_changed(job->core);
-    zb_list_each(pos, &job->core->ops->opens)
-    {
-        struct open_wait *w = zb_container_of(pos, struct open_wait, node);
-
-        if (strcmp(w->name, job->name) != 0 || (w->q.world == job->world && open_sees(job, &w->q)))
-            continue; /* who attaches to it as it is goes on */
-        zsd_reply_err(w->req, err);
-        open_wait_free(job->core, w);
-    }
-}
-
-static void open_retire(struct zsd_job *job)
-{
-    const struct zsd_version *p = job->saved->prepared;
-
-    job->retiring = true;
-    if (zsd_commit_has(job) || (p && p->iterations == job->iterations) || !zsd_job_live(job))
-        retire_done(job, NULL);
-    else
-        zsd_commit_start(job, job->prepares ? ZSD_PREPARE : ZSD_COMMIT, NULL, retire_done);
-}
-
-/* Nobody is attached, and what the job has is saved, or can be. */
-static bool job_idle(const struct zsd_job *job)
-{
-    return job->durable && job->state == ZSD_READY && zsd_job_attached(job) == 0 && !job->commit &&
-           job->active == 0 && !job->retiring && !job->stays;
-}
-
-bool zsd_core_make_room(struct zsd_core *core, const struct zsd_job *lacks)
-{
-    if (core_closing(core))
-        return true;
-    zb_list_each(pos, &core->jobs->list)
-    {
-        struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
-
-        if (job->retiring)
-            return true;
-        if (job != lacks && job_idle(job)) {
-            zb_log(ZB_LOG_INFO, "job-gives-room", "job=\"%s\" iterations=%llu", job->name,
-                   (unsigned long long)job->iterations);
-            open_retire(job);
-            return true;
-        }
-    }
-    return false;
-}
-
 /* What has to be over before this open can be decided. */
 static bool open_waits(const struct zsd_core *core, struct zsd_job *job,
                        const struct zsd_saved *saved, const Zp__JobOpen *q)
@@ -391,7 +210,7 @@ static bool open_waits(const struct zsd_core *core, struct zsd_job *job,
         return false;
     if (job->retiring)
         return true;
-    if ((q->world == job->world && open_sees(job, q)) || zsd_job_attached(job) > 0)
+    if ((q->world == job->world && zsd_open_sees(job, q)) || zsd_job_attached(job) > 0)
         return false;
     return job->state >= ZSD_READY; /* until it has retired */
 }
@@ -463,15 +282,15 @@ static void open_run(struct zsd_req *req, const Zp__JobOpen *q, uint64_t deadlin
         job = zsd_job_by_name(core, q->name); /* it may have ended */
     }
     if ((!job || job->uid == req->conn->uid) && open_waits(core, job, saved, q)) {
-        bool retires = job && (job->world != q->world || !open_sees(job, q)) &&
+        bool retires = job && (job->world != q->world || !zsd_open_sees(job, q)) &&
                        !(saved && saved->moving);
 
-        if (!open_park(core, req, q)) {
+        if (!zsd_open_park(core, req, q)) {
             (void)zb_fail(&err, -ENOMEM, "rank %u of job '%s': %m", q->rank, q->name);
             goto refuse;
         }
         if (retires && job->state == ZSD_READY && !job->commit && job->active == 0)
-            open_retire(job); /* what is parked hears at once when it cannot */
+            zsd_job_retire(job); /* what is parked hears at once when it cannot */
         return;
     }
     fresh = !job;
@@ -507,9 +326,9 @@ refuse:
         zsd_job_forget_if_over(job);
         job = NULL;
     }
-    if (err.code == -ENOSPC && zsd_core_make_room(core, job) && open_park(core, req, q))
+    if (err.code == -ENOSPC && zsd_core_make_room(core, job) && zsd_open_park(core, req, q))
         return;
-    if (waits && open_want(core, req, q, lacks, deadline_ns))
+    if (waits && zsd_open_want(core, req, q, lacks, deadline_ns))
         return;
     zsd_reply_err(req, &err);
 }
@@ -517,49 +336,6 @@ refuse:
 void zsd_job_open(struct zsd_req *req, const ProtobufCMessage *message)
 {
     open_run(req, (const Zp__JobOpen *)(const void *)message, 0);
-}
-
-static void open_point(Zp__Point *points, Zp__Point **list, size_t *n, uint32_t kind,
-                       uint64_t iterations, uint64_t applied)
-{
-    zp__point__init(&points[*n]);
-    points[*n].kind = kind;
-    points[*n].iterations = iterations;
-    points[*n].applied = applied;
-    list[*n] = &points[*n];
-    (*n)++;
-}
-
-void zsd_open_answer(struct zsd_member *m)
-{
-    struct zsd_job *job = m->job;
-    Zp__JobOpenReply reply = ZP__JOB_OPEN_REPLY__INIT;
-    const struct zsd_saved *saved = job->saved;
-    Zp__Point points[3], *list[3];
-    struct zsd_req *req = m->open_req;
-
-    m->open_req = NULL;
-    if (job->state == ZSD_READY)
-        job->regained = true;
-    reply.job = job->number;
-    reply.iterations = job->iterations;
-    reply.applied = job->applied;
-    reply.staging_bytes = m->staging.bytes;
-    reply.epoch = job->epoch;
-    reply.world = job->world;
-    if (job->state >= ZSD_READY && zsd_job_live(job))
-        open_point(points, list, &reply.n_points, 1, job->iterations, job->applied);
-    if (saved && saved->prepared)
-        open_point(points, list, &reply.n_points, 2, saved->prepared->iterations,
-                   saved->prepared->applied);
-    if (saved && saved->committed) {
-        open_point(points, list, &reply.n_points, 3, saved->committed->iterations,
-                   saved->committed->applied);
-        if (job->again)
-            reply.world = saved->committed->world;
-    }
-    reply.points = list;
-    zsd_reply(req, &reply.base, m->staging.fd);
 }
 
 /* The rank is there, unless it died meanwhile. One that attaches to a job in a step or a

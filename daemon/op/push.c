@@ -31,7 +31,7 @@
 #include <string.h>
 
 #include "daemon/op/early.h"
-#include "daemon/op/end.h"
+#include "daemon/op/member.h"
 #include "daemon/op/requests.h"
 #include "daemon/page/pageop.h"
 #include "proto/shard.pb-c.h"

@@ -22,7 +22,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "daemon/op/end.h"
+#include "daemon/job/job.h"
 #include "daemon/op/requests.h"
 #include "daemon/store/delta.h"
 #include "daemon/store/store.h"
@@ -575,7 +575,7 @@ void zsd_rollback(struct zsd_req *req, const ProtobufCMessage *message)
                   "is forgotten",
                   saved->name, (unsigned long long)v->iterations,
                   (unsigned long long)saved->job->iterations);
-    zsd_job_end(saved->job, &err);
+    zsd_job_fail(saved->job, &err);
 }
 
 /* ---- destroy */
@@ -607,7 +607,7 @@ static void destroy_done(struct zsd_delta *d, const struct zb_err *err)
         zsd_snap_cancel(saved, &why);
     }
     if (over && saved->job)
-        zsd_job_end(saved->job, &why);
+        zsd_job_fail(saved->job, &why);
     if (over)
         zsd_reply(x->req, NULL, -1);
     else

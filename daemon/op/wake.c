@@ -9,8 +9,7 @@
 #include "daemon/op/wake.h"
 
 #include "daemon/op/fetch.h"
-#include "daemon/op/open.h"
-#include "daemon/op/ops.h"
+#include "daemon/op/opens.h"
 #include "daemon/op/ready.h"
 #include "daemon/op/step.h"
 

@@ -23,7 +23,4 @@ const char *zsd_job_state_name(const struct zsd_job *job);
 /** May this client see the job, and is it the one of that name ("": any)? */
 bool zsd_job_seen(const struct zsd_conn *conn, const struct zsd_job *job, const char *name);
 
-/** How fast a data file is known to be: as measured at the start, or its best second since. */
-struct zsd_rates zsd_path_best(const struct zsd_core *core, unsigned path);
-
 #endif

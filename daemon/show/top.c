@@ -97,16 +97,6 @@ void zsd_top_turn(struct zsd_core *core)
     }
 }
 
-struct zsd_rates zsd_path_best(const struct zsd_core *core, unsigned path)
-{
-    const struct zsd_rates *start = &core->daemon->path_rates[path];
-    const struct zsd_second *s = &core->disk->lines[path].second;
-
-    return (struct zsd_rates){ .read = zb_max_u64(start->read, s->best_read),
-                               .written = zb_max_u64(start->written, s->best_written),
-                               .mixed = start->mixed };
-}
-
 /* ---- the oldest request */
 
 static const char *const wait_texts[ZSD_WAITS] = {

@@ -1,0 +1,189 @@
+/*
+ * leave.c - ranks leave: by request, with their connection, or with the daemon.
+ */
+#include "daemon/op/leave.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+
+#include "daemon/op/end.h"
+#include "daemon/op/new.h"
+#include "daemon/op/opens.h"
+#include "daemon/op/reader.h"
+#include "daemon/op/requests.h"
+#include "daemon/op/snapshot.h"
+#include "daemon/plan/replan.h"
+#include "daemon/store/store.h"
+#include "proto/shard.pb-c.h"
+
+/* ---- with the daemon */
+
+/* It is the daemon that goes, and no rank is to take another one for dead. */
+static void job_end_with_daemon(struct zsd_job *job)
+{
+    struct zb_err why = { 0 };
+
+    (void)zb_fail(&why, -ENOTCONN, "the daemon is ending");
+    zsd_job_end(job, &why);
+}
+
+void zsd_jobs_end_all(struct zsd_core *core)
+{
+    struct zb_err why = { 0 };
+
+    zsd_opens_refuse(core);
+    (void)zb_fail(&why, -ENOTCONN, "the daemon is ending");
+    if (core->store)
+        zb_list_each(pos, &core->store->saved)
+            zsd_snap_cancel(zb_container_of(pos, struct zsd_saved, node), &why);
+    zb_list_each(pos, &core->jobs->list)
+    {
+        job_end_with_daemon(zb_container_of(pos, struct zsd_job, node));
+    }
+}
+
+void zsd_jobs_forget_all(struct zsd_core *core)
+{
+    while (!zb_list_empty(&core->jobs->list)) {
+        struct zsd_job *job = zb_container_of(core->jobs->list.next, struct zsd_job, node);
+
+        assert(job->inflight == 0 && !job->placed);
+        zb_list_each(pos, &job->members)
+        {
+            struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
+
+            if (m->conn)
+                m->conn->member = NULL;
+            zb_list_remove(&m->node);
+            zsd_arena_close(&m->staging);
+            zsd_unit_free(m->defining);
+            zsd_note_done(&m->note);
+            zsd_note_done(&m->job_note);
+            free(m);
+        }
+        zsd_job_free(job);
+    }
+}
+
+/* ---- with the connection */
+
+void zsd_core_gone(struct zsd_conn *conn)
+{
+    struct zsd_member *m = conn->member;
+    struct zsd_job *job;
+    struct zb_err why = { 0 };
+
+    zsd_opens_gone(conn);
+    zsd_reader_gone(conn);
+    if (!m)
+        return;
+    job = m->job;
+    (void)zb_fail(&why, -EOWNERDEAD, "rank %u of job '%s' (process %d) died or hung up", m->rank,
+                  job->name, (int)conn->pid);
+    zsd_job_hold(job);
+    if (job->core->draining) { /* this rank was the first to hear it, and has left */
+        why = (struct zb_err){ 0 };
+        (void)zb_fail(&why, -ENOTCONN, "the daemon is ending");
+        if (!job->durable || job->state < ZSD_READY) /* else it is saved first */
+            zsd_job_end(job, &why);
+    } else if (job->state != ZSD_ENDED) {
+        uint32_t rank = m->rank;
+
+        if (!job->keep || job->state < ZSD_READY) {
+            zsd_job_quit(job, ZP_EVENT_PEER_LOST, rank, &why);
+        } else if (!m->open_req) { /* kept: the others hear it, the state stays */
+            zb_log(ZB_LOG_WARN, "rank-lost", "job=\"%s\" rank=%u", job->name, rank);
+            zsd_job_tell(job, ZP_EVENT_PEER_LOST, rank, &why);
+        }
+    }
+    if (conn->member) /* one that waits to attach goes with its job */
+        zsd_member_detach(m, &why);
+    zsd_job_unhold(job);
+}
+
+/* ---- by request */
+
+void zsd_job_close(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__JobRef *q = (const Zp__JobRef *)(const void *)message;
+    struct zsd_member *m = req->conn->member;
+    struct zb_err why = { 0 };
+    struct zsd_job *job;
+    bool last;
+
+    if (!m || m->job->number != q->job) {
+        zsd_refuse(req, -ENOENT, "job %llu is not the one that this connection has opened",
+                   (unsigned long long)q->job);
+        return;
+    }
+    job = m->job;
+    if (m->open_req) {
+        zsd_refuse(req, -EBUSY, "rank %u of job '%s' is still being opened", m->rank, job->name);
+        return;
+    }
+    zsd_job_hold(job);
+    last = zsd_job_attached(job) == 1;
+    if (!job->keep && job->state != ZSD_DEFINING) /* until it is ready, a rank may come again */
+        job->left++;
+    (void)zb_fail(&why, -ECANCELED, "rank %u left job '%s'", m->rank, job->name);
+    if (last && job->state != ZSD_ENDED && (!job->keep || job->state == ZSD_DEFINING))
+        zsd_job_end(job, &why);
+    zsd_member_detach(m, &why);
+    zsd_reply(req, NULL, -1);
+    zsd_job_unhold(job);
+}
+
+void zsd_job_share(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__JobShare *q = (const Zp__JobShare *)(const void *)message;
+    struct zsd_job *job = zsd_job_by_name(req->daemon->core, q->name);
+
+    if (!job) {
+        zsd_refuse(req, -ENOENT, "there is no job '%s' in memory", q->name);
+        return;
+    }
+    if (!zsd_may(req->conn, job->uid)) {
+        zsd_refuse(req, -EPERM, "job '%s' belongs to user %u", q->name, (unsigned)job->uid);
+        return;
+    }
+    if (q->share > ZSD_SHARE_MAX) {
+        zsd_refuse(req, -EINVAL, "a share of %u: from 1 to %u", q->share, ZSD_SHARE_MAX);
+        return;
+    }
+    job->payer.share = q->share == 0 ? ZSD_SHARE_DEFAULT : q->share;
+    zb_log(ZB_LOG_INFO, "job-share", "job=\"%s\" share=%u", job->name, job->payer.share);
+    zsd_replan(job->core);
+    zsd_reply(req, NULL, -1);
+}
+
+void zsd_job_destroy(struct zsd_req *req, const ProtobufCMessage *message)
+{
+    const Zp__JobName *q = (const Zp__JobName *)(const void *)message;
+    struct zsd_job *job = zsd_job_by_name(req->daemon->core, q->name);
+    struct zsd_saved *saved = zsd_saved_by_name(req->daemon->core, q->name);
+    struct zb_err why = { 0 };
+
+    if (!job && !saved) {
+        zsd_refuse(req, -ENOENT, "there is no job '%s'", q->name);
+        return;
+    }
+    if (!saved && job->saved && job->commit) /* its first commit may come yet */
+        saved = job->saved;
+    if (saved && (!job || zsd_job_attached(job) == 0)) {
+        zsd_saved_destroy(req, saved);
+        return;
+    }
+    if (!zsd_may(req->conn, job->uid)) {
+        zsd_refuse(req, -EPERM, "job '%s' belongs to user %u", q->name, (unsigned)job->uid);
+        return;
+    }
+    if (zsd_job_attached(job) > 0) {
+        zsd_refuse(req, -EBUSY, "job '%s' has %u ranks attached", q->name, zsd_job_attached(job));
+        return;
+    }
+    (void)zb_fail(&why, -ECANCELED, "job '%s' was destroyed by user %u", q->name,
+                  (unsigned)req->conn->uid);
+    zsd_job_end(job, &why);
+    zsd_reply(req, NULL, -1);
+}

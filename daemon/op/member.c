@@ -1,0 +1,45 @@
+/*
+ * member.c - ranks: their answers, and their end.
+ */
+#include "daemon/op/member.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+#include "daemon/plan/job_arena.h"
+
+void zsd_member_answer(struct zsd_req **req, struct zsd_timed *timed, const struct zb_err *why)
+{
+    struct zsd_req *r = *req;
+
+    if (!r)
+        return;
+    *req = NULL;
+    zsd_timed_disarm(timed);
+    zsd_reply_err(r, why);
+}
+
+/* A member that is gone and whose staging nobody reads any more. */
+void zsd_member_free_if_over(struct zsd_member *m)
+{
+    struct zsd_job *job = m->job;
+
+    if (m->conn || m->staging_users > 0)
+        return;
+    zb_list_remove(&m->node);
+    if (m->staging.fd >= 0)
+        zsd_arena_end(job, ZSD_STAGING_CLOSE, m->staging, NULL, 0, m->staging.bytes);
+    zsd_unit_free(m->defining);
+    zsd_note_done(&m->note);
+    zsd_note_done(&m->job_note);
+    free(m);
+    if (job->state == ZSD_ENDED)
+        zsd_defer(job->core, &job->over);
+}
+
+void zsd_staging_put(struct zsd_member *m)
+{
+    assert(m->staging_users > 0);
+    m->staging_users--;
+    zsd_member_free_if_over(m);
+}
