@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "base/array.h"
 #include "base/size.h"
 #include "base/util.h"
 
@@ -143,7 +144,7 @@ static void walk_forget(struct walk *w)
 /* The rings of the shards [from, n), as admission counts them. */
 static int walk_rings(struct walk *w, uint32_t from)
 {
-    uint32_t room = 0;
+    size_t room = 0;
 
     for (uint32_t s = from; s < w->job->nshards; s++) {
         uint64_t bytes = walk_bytes(w, s);
@@ -152,14 +153,8 @@ static int walk_rings(struct walk *w, uint32_t from)
         while (i < w->nrings &&
                (w->rings[i].bytes != bytes || w->rings[i].rank != w->job->shards[s].rank))
             i++;
-        if (i == room) {
-            void *grown = realloc(w->rings, (2 * (size_t)room + 8) * sizeof(*w->rings));
-
-            if (!grown)
-                return -ENOMEM;
-            w->rings = grown;
-            room = 2 * room + 8;
-        }
+        if (zb_grow(&w->rings, &room, i, 1) < 0)
+            return -ENOMEM;
         if (i == w->nrings)
             w->rings[w->nrings++] = (struct ring){ .bytes = bytes, .rank = w->job->shards[s].rank };
         w->ring_of[s] = i;

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "base/array.h"
 #include "base/util.h"
 
 /* ---- models */
@@ -17,15 +18,8 @@ int zb_model_add(struct zb_model *m, uint64_t elems, struct zb_err *err)
                        (unsigned long long)ZB_PARAMS_MAX);
     if (m->nunits == ZB_UNITS_MAX)
         return zb_fail(err, -EINVAL, "more than %u units", ZB_UNITS_MAX);
-    if (m->nunits == m->units_room) {
-        uint32_t room = m->units_room ? 2 * m->units_room : 64;
-        void *grown = realloc(m->units, room * sizeof(*m->units));
-
-        if (!grown)
-            return zb_fail(err, -ENOMEM, "a model of %u units: %m", room);
-        m->units = grown;
-        m->units_room = room;
-    }
+    if (zb_grow(&m->units, &m->units_room, m->nunits, 1) < 0)
+        return zb_fail(err, -ENOMEM, "a model of %u units: %m", m->nunits + 1);
     m->units[m->nunits++] = elems;
     m->params += elems;
     m->largest = zb_max_u64(m->largest, elems);

@@ -30,7 +30,8 @@
 
 struct zb_model {
     uint64_t *units; /* elements of each */
-    uint32_t nunits, units_room;
+    uint32_t nunits;
+    size_t units_room;
     uint32_t *order; /* of the gathers in a micro-step */
     uint32_t norder;
     uint64_t params, largest; /* elements: of all units, of the largest */

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/slots.h"
 #include "base/util.h"
 
@@ -19,19 +20,7 @@
 
 int zb_needs_reserve(struct zb_needs *p, uint32_t n)
 {
-    uint32_t room = p->room > 0 ? p->room : 8;
-    void *grown;
-
-    if (n <= p->room)
-        return 0;
-    while (room < n)
-        room *= 2;
-    grown = realloc(p->needs, room * sizeof(*p->needs));
-    if (!grown)
-        return -ENOMEM;
-    p->needs = grown;
-    p->room = room;
-    return 0;
+    return zb_grow(&p->needs, &p->room, 0, n);
 }
 
 int zb_needs_add(struct zb_needs *p, uint64_t bytes, uint64_t count)

@@ -86,7 +86,8 @@ struct zb_need {
 
 struct zb_needs {
     struct zb_need *needs; /* by bytes, ascending */
-    uint32_t n, room;
+    uint32_t n;
+    size_t room;
 };
 
 /** Room for n sizes: 0 or -ENOMEM. */

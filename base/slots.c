@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "base/array.h"
 #include "base/util.h"
 
 int zb_slots_count(struct zb_slots *s, uint64_t bytes, uint32_t tag, uint32_t *ret_class)
@@ -14,15 +15,8 @@ int zb_slots_count(struct zb_slots *s, uint64_t bytes, uint32_t tag, uint32_t *r
         if (s->classes[i].bytes == bytes && s->classes[i].tag == tag)
             break;
     if (i == s->nclasses) {
-        if (s->nclasses == s->room) {
-            uint32_t room = s->room > 0 ? 2 * s->room : 8;
-            void *grown = realloc(s->classes, room * sizeof(*s->classes));
-
-            if (!grown)
-                return -ENOMEM;
-            s->classes = grown;
-            s->room = room;
-        }
+        if (zb_grow(&s->classes, &s->room, s->nclasses, 1) < 0)
+            return -ENOMEM;
         s->classes[s->nclasses++] = (struct zb_slot_class){ .bytes = bytes, .tag = tag };
     }
     s->classes[i].users++;

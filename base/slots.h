@@ -10,6 +10,7 @@
 #define ZB_SLOTS_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #define ZB_NO_PLACE UINT64_MAX
@@ -26,7 +27,8 @@ struct zb_slot_class {
 
 struct zb_slots {
     struct zb_slot_class *classes;
-    uint32_t nclasses, room;
+    uint32_t nclasses;
+    size_t room;
 };
 
 /** Counts one more user of places of this size: 0 or -ENOMEM. *ret_class is its index. */

@@ -9,6 +9,7 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include "base/array.h"
 #include "base/size.h"
 #include "base/util.h"
 #include "bench/zbench.h"
@@ -75,15 +76,8 @@ int zbench_add(struct zbench *z, const struct zbench_row *named, const double *v
     double ratios[ZBENCH_ROUNDS_MAX];
     struct zbench_row *r;
 
-    if (z->count == z->room) {
-        size_t room = z->room > 0 ? 2 * z->room : 16;
-        struct zbench_row *rows = realloc(z->rows, room * sizeof(*rows));
-
-        if (!rows)
-            return zb_fail(&z->err, -ENOMEM, "a row of results: %m");
-        z->rows = rows;
-        z->room = room;
-    }
+    if (zb_grow(&z->rows, &z->room, z->count, 1) < 0)
+        return zb_fail(&z->err, -ENOMEM, "a row of results: %m");
     r = &z->rows[z->count++];
     *r = *named;
     for (unsigned i = 0; i < n; i++)

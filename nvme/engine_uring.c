@@ -37,6 +37,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/array.h"
 #include "base/size.h"
 #include "base/space.h"
 #include "nvme/engine_priv.h"
@@ -197,17 +198,10 @@ static void uring_close(struct zn_engine *e)
 /* Index of the first region that begins above addr. */
 static unsigned uring_region_above(const struct uring *u, uintptr_t addr)
 {
-    unsigned low = 0, high = u->nregions;
+    unsigned at;
 
-    while (low < high) {
-        unsigned middle = low + (high - low) / 2;
-
-        if (u->regions[middle].base <= addr)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
+    zb_lower_bound(at, u->nregions, u->regions[at].base <= addr);
+    return at;
 }
 
 static int uring_add(struct zn_engine *e, void *base, uint64_t len_bytes)

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "nvme/catalog_priv.h"
 
 #define TXN_ROOM_FIRST 16u
@@ -30,15 +31,8 @@ static int txn_add(struct zn_txn *t, enum zn_change_op op, const struct zn_key *
 {
     if (key->kind == 0 || key->a > INT64_MAX || key->b > INT64_MAX)
         return -EINVAL;
-    if (t->count == t->room) {
-        size_t room = t->room > 0 ? 2 * t->room : TXN_ROOM_FIRST;
-        struct zn_change *changes = reallocarray(t->changes, room, sizeof(*changes));
-
-        if (!changes)
-            return -ENOMEM;
-        t->changes = changes;
-        t->room = room;
-    }
+    if (zb_grow(&t->changes, &t->room, t->count, 1) < 0)
+        return -ENOMEM;
     *ret = &t->changes[t->count++];
     **ret = (struct zn_change){ .op = op, .key = *key };
     return 0;

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/plan.h"
 #include "client/conn/conn.h"
 
@@ -120,39 +121,18 @@ struct unit_parts {
     uint32_t cursor;
 };
 
-/** Room for `more` behind the `used` of data: data, or where it is now; NULL: no memory, and data
- * is as it was. */
-static void *parts_grow(void *data, size_t *room, size_t used, size_t more, size_t each_bytes)
-{
-    size_t want = zb_max_u64(2 * *room, used + more);
-    void *grown;
-
-    if (used + more <= *room)
-        return data;
-    grown = realloc(data, want * each_bytes);
-    if (grown)
-        *room = want;
-    return grown;
-}
-
 static int parts_tensor(struct zc_client *c, struct unit_parts *parts, const Zp__Tensor *from)
 {
     size_t name_bytes = strlen(from->name) + 1;
     struct zc_tensor *to;
-    void *grown;
 
     if (from->n_dims > ZC_DIMS_MAX || !zp_tensor_name_valid(from->name))
         return zc_fail(c, -EPROTO, "a tensor '%.32s' of %zu dimensions", from->name, from->n_dims);
     if (parts->ntensors == READER_TENSORS_MAX)
         return zc_fail(c, -EPROTO, "a unit of more than %u tensors", READER_TENSORS_MAX);
-    grown = parts_grow(parts->tensors, &parts->tensors_room, parts->ntensors, 1, sizeof(*to));
-    if (!grown)
+    if (zb_grow(&parts->tensors, &parts->tensors_room, parts->ntensors, 1) < 0 ||
+        zb_grow(&parts->text, &parts->text_room, parts->text_bytes, name_bytes) < 0)
         return zc_fail(c, -ENOMEM, "a unit of %zu tensors: %m", parts->ntensors);
-    parts->tensors = grown;
-    grown = parts_grow(parts->text, &parts->text_room, parts->text_bytes, name_bytes, 1);
-    if (!grown)
-        return zc_fail(c, -ENOMEM, "a unit of %zu tensors: %m", parts->ntensors);
-    parts->text = grown;
     to = &parts->tensors[parts->ntensors++];
     *to = (struct zc_tensor){ .name = (const char *)(uintptr_t)parts->text_bytes,
                               .first = from->first,

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/plan.h"
 #include "client/conn/conn.h"
 
@@ -28,15 +29,8 @@ static void *rows_add(struct rows *r, size_t n)
 {
     void *added;
 
-    if (r->n + n > r->room) {
-        size_t room = zb_max_u64(2 * r->room, r->n + n);
-        void *grown = realloc(r->data, room * r->row_bytes);
-
-        if (!grown)
-            return NULL;
-        r->data = grown;
-        r->room = room;
-    }
+    if (zb_grow_bytes(&r->data, &r->room, r->n, n, r->row_bytes) < 0)
+        return NULL;
     added = (char *)r->data + r->n * r->row_bytes;
     memset(added, 0, n * r->row_bytes);
     r->n += n;

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include "base/array.h"
 #include "base/util.h"
 #include "client/zero/config_priv.h"
 
@@ -55,15 +56,8 @@ static int line_add(struct zcz_read *r, const char *path, const json_t *value, b
 {
     struct zc_config_line *l;
 
-    if (r->nlines == r->room) {
-        size_t room = r->room ? 2 * r->room : 32;
-        struct zc_config_line *lines = realloc(r->lines, room * sizeof(*lines));
-
-        if (!lines)
-            return zb_fail(err, -ENOMEM, "a line for '%s': %m", path);
-        r->lines = lines;
-        r->room = room;
-    }
+    if (zb_grow(&r->lines, &r->room, r->nlines, 1) < 0)
+        return zb_fail(err, -ENOMEM, "a line for '%s': %m", path);
     l = &r->lines[r->nlines++];
     *l = (struct zc_config_line){
         .key = strdup(path), .value = value_text(value), .ignored = ignored, .text = strdup(text)

@@ -33,19 +33,13 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "base/array.h"
 #include "client/zero/zero_priv.h"
 
 static int order_add(struct zc_zero *z, struct zcz_order *o, uint32_t unit)
 {
-    if (o->n == o->room) {
-        uint32_t room = o->room ? 2 * o->room : 64;
-        uint32_t *units = realloc(o->units, room * sizeof(*units));
-
-        if (!units)
-            return zcz_fail(z, -ENOMEM, "no memory for the order of gathers");
-        o->units = units;
-        o->room = room;
-    }
+    if (zb_grow(&o->units, &o->room, o->n, 1) < 0)
+        return zcz_fail(z, -ENOMEM, "no memory for the order of gathers");
     o->units[o->n++] = unit;
     return 0;
 }

@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/crc.h"
 #include "client/zero/zero_priv.h"
 
@@ -156,15 +157,8 @@ int zc_zero_add_unit(struct zc_zero *z, const struct zc_unit *unit)
         rc = unit_check(z, unit, &u.layout);
     if (rc < 0)
         return rc;
-    if (z->nunits == z->units_room) {
-        uint32_t room = z->units_room ? 2 * z->units_room : 16;
-        struct zcz_unit *units = realloc(z->units, room * sizeof(*units));
-
-        if (!units)
-            return zcz_refuse(z, -ENOMEM, "no memory for unit %u", unit->index);
-        z->units = units;
-        z->units_room = room;
-    }
+    if (zb_grow(&z->units, &z->units_room, z->nunits, 1) < 0)
+        return zcz_refuse(z, -ENOMEM, "no memory for unit %u", unit->index);
     rc = unit_copy(z, &u, unit);
     if (rc < 0) {
         unit_done(&u);

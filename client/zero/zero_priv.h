@@ -304,7 +304,8 @@ struct zcz_reduce {
 /* Units, in the order in which they were gathered. */
 struct zcz_order {
     uint32_t *units;
-    uint32_t n, room;
+    uint32_t n;
+    size_t room;
 };
 
 struct zc_zero {
@@ -336,7 +337,8 @@ struct zc_zero {
     uint64_t piece_elems; /* of initial values, gradients and reads that travel at one time */
 
     struct zcz_unit *units;
-    uint32_t nunits, units_room;
+    uint32_t nunits;
+    size_t units_room;
     uint32_t trainable;
 
     struct zb_list queued, started_colls;

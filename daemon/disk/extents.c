@@ -21,6 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/map.h"
 #include "base/slots.h"
 #include "daemon/disk/paths.h"
@@ -45,7 +46,8 @@ struct place_class {
 struct zsd_extents {
     struct zb_map held;
     struct place_class *classes; /* by bytes, ascending */
-    uint32_t n, room;
+    uint32_t n;
+    size_t room;
     uint64_t total; /* places of all classes */
 };
 
@@ -74,17 +76,10 @@ void zsd_extents_free(struct zsd_core *core)
 /* The first class that is not smaller. */
 static uint32_t class_index(const struct zsd_extents *e, uint64_t bytes)
 {
-    uint32_t low = 0, high = e->n;
+    uint32_t at;
 
-    while (low < high) {
-        uint32_t mid = low + (high - low) / 2;
-
-        if (e->classes[mid].bytes < bytes)
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return low;
+    zb_lower_bound(at, e->n, e->classes[at].bytes < bytes);
+    return at;
 }
 
 static struct place_class *class_find(const struct zsd_extents *e, uint64_t bytes)
@@ -101,15 +96,8 @@ static struct place_class *class_get(struct zsd_extents *e, uint64_t bytes)
 
     if (i < e->n && e->classes[i].bytes == bytes)
         return &e->classes[i];
-    if (e->n == e->room) {
-        uint32_t room = e->room > 0 ? 2 * e->room : 16;
-        void *grown = realloc(e->classes, room * sizeof(*e->classes));
-
-        if (!grown)
-            return NULL;
-        e->classes = grown;
-        e->room = room;
-    }
+    if (zb_grow(&e->classes, &e->room, e->n, 1) < 0)
+        return NULL;
     memmove(e->classes + i + 1, e->classes + i, (e->n - i) * sizeof(*e->classes));
     e->classes[i] = (struct place_class){ .bytes = bytes };
     e->n++;

@@ -212,10 +212,12 @@ struct zsd_job {
     struct zb_list node; /* in core->jobs->list */
 
     struct zsd_unit **units;
-    uint32_t nunits, units_room;
+    uint32_t nunits;
+    size_t units_room;
     uint32_t ntensors; /* of all units */
     struct zsd_shard **shards;
-    uint32_t nshards, shards_room;
+    uint32_t nshards;
+    size_t shards_room;
 
     struct zsd_arena arena; /* parameters: the resident ones, then the ring */
     uint64_t arena_bytes, ring_bytes;

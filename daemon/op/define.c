@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "daemon/job/shard.h"
 #include "daemon/op/requests.h"
 #include "proto/codec.h"
@@ -66,15 +67,8 @@ static int unit_tensor(struct zsd_unit *unit, const struct zsd_job *job, const Z
     if (job->ntensors + unit->ntensors >= ZSD_TENSORS_MAX)
         return zb_fail(err, -ENOSPC, "tensor '%s': job '%s' has %u tensors, which is the limit",
                        q->name, job->name, job->ntensors + unit->ntensors);
-    if (unit->ntensors == unit->tensors_room) {
-        uint32_t room = unit->tensors_room > 0 ? 2 * unit->tensors_room : 16;
-        void *grown = realloc(unit->tensors, room * sizeof(*unit->tensors));
-
-        if (!grown)
-            return zb_fail(err, -ENOMEM, "tensors of unit '%s': %m", unit->name);
-        unit->tensors = grown;
-        unit->tensors_room = room;
-    }
+    if (zb_grow(&unit->tensors, &unit->tensors_room, unit->ntensors, 1) < 0)
+        return zb_fail(err, -ENOMEM, "tensors of unit '%s': %m", unit->name);
     (void)snprintf(t.name, sizeof(t.name), "%s", q->name);
     unit->tensors[unit->ntensors++] = t;
     return 0;
@@ -133,15 +127,8 @@ static int unit_finish(struct zsd_member *m, struct zb_err *err)
                        job->nunits, unit->name);
     if (zsd_unit_segments(unit) < 0)
         return zb_fail(err, -ENOMEM, "unit '%s': %m", unit->name);
-    if (job->nunits == job->units_room) {
-        uint32_t room = job->units_room > 0 ? 2 * job->units_room : 64;
-        void *grown = realloc(job->units, room * sizeof(*job->units));
-
-        if (!grown)
-            return zb_fail(err, -ENOMEM, "unit '%s': %m", unit->name);
-        job->units = grown;
-        job->units_room = room;
-    }
+    if (zb_grow(&job->units, &job->units_room, job->nunits, 1) < 0)
+        return zb_fail(err, -ENOMEM, "unit '%s': %m", unit->name);
     job->units[job->nunits++] = unit;
     job->ntensors += unit->ntensors;
     m->defining = NULL;
@@ -219,17 +206,10 @@ refuse:
 /* A shard of the unit that begins at or behind `first`: its index. */
 static uint32_t unit_shard_at(const struct zsd_unit *unit, uint64_t first)
 {
-    uint32_t low = 0, high = unit->nshards;
+    uint32_t at;
 
-    while (low < high) {
-        uint32_t mid = low + (high - low) / 2;
-
-        if (unit->shards[mid]->first < first)
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return low;
+    zb_lower_bound(at, unit->nshards, unit->shards[at]->first < first);
+    return at;
 }
 
 static int shard_check(const struct zsd_job *job, const Zp__Range *q, struct zb_err *err)
@@ -271,24 +251,10 @@ static int shard_add(struct zsd_job *job, uint32_t rank, const Zp__Range *q, str
     if (job->nshards >= ZB_SHARDS_MAX)
         return zb_fail(err, -ENOSPC, "job '%s' has %u shards, which is the limit", job->name,
                        job->nshards);
-    if (job->nshards == job->shards_room) {
-        uint32_t room = job->shards_room > 0 ? 2 * job->shards_room : 256;
-        void *grown = realloc(job->shards, room * sizeof(*job->shards));
-
-        if (!grown)
-            return zb_fail(err, -ENOMEM, "shards of job '%s': %m", job->name);
-        job->shards = grown;
-        job->shards_room = room;
-    }
-    if (unit->nshards == unit->shards_room) {
-        uint32_t room = unit->shards_room > 0 ? 2 * unit->shards_room : 8;
-        void *grown = realloc(unit->shards, room * sizeof(*unit->shards));
-
-        if (!grown)
-            return zb_fail(err, -ENOMEM, "shards of unit '%s': %m", unit->name);
-        unit->shards = grown;
-        unit->shards_room = room;
-    }
+    if (zb_grow(&job->shards, &job->shards_room, job->nshards, 1) < 0)
+        return zb_fail(err, -ENOMEM, "shards of job '%s': %m", job->name);
+    if (zb_grow(&unit->shards, &unit->shards_room, unit->nshards, 1) < 0)
+        return zb_fail(err, -ENOMEM, "shards of unit '%s': %m", unit->name);
     s = zsd_shard_new(job, unit, rank, q->first, q->count);
     if (!s)
         return zb_fail(err, -ENOMEM, "a shard of unit '%s': %m", unit->name);

@@ -45,6 +45,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "base/array.h"
 #include "daemon/plan/place.h"
 #include "daemon/plan/replan.h"
 #include "daemon/run/gpu_tier.h"
@@ -133,18 +134,11 @@ void *zsd_gpu_at(const struct zsd_shard *s, uint32_t page)
     const struct zsd_job *job = s->job;
     uint64_t at = (uint64_t)(zsd_page_at(s, ZB_STATE, page) - job->memory) -
                   (job->memory_bytes - job->replan->all_bytes);
-    uint32_t low = 0, high = job->gpu->made;
+    uint32_t run;
 
-    while (low < high) { /* the first run that begins at or before it */
-        uint32_t mid = low + (high - low) / 2;
-
-        if (job->gpu->runs[mid].from <= at)
-            high = mid;
-        else
-            low = mid + 1;
-    }
-    assert(low < job->gpu->made);
-    return (uint8_t *)zk_gpu_addr(job->gpu->mems[low]) + (at - job->gpu->runs[low].from);
+    zb_lower_bound(run, job->gpu->made, job->gpu->runs[run].from > at); /* they go down */
+    assert(run < job->gpu->made);
+    return (uint8_t *)zk_gpu_addr(job->gpu->mems[run]) + (at - job->gpu->runs[run].from);
 }
 
 /* ---- accounts */

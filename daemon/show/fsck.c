@@ -20,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "daemon/show/requests.h"
 #include "daemon/show/survey.h"
 #include "daemon/store/change.h"
@@ -74,17 +75,10 @@ static struct zsd_survey_version *fsck_version(struct fsck *f, uint64_t id)
 
 static struct zsd_survey_row *fsck_row(struct fsck *f, uint64_t id)
 {
-    size_t low = 0, high = f->s.nrows;
+    size_t at;
 
-    while (low < high) {
-        size_t mid = low + (high - low) / 2;
-
-        if (f->s.rows[mid].row->id < id)
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return low < f->s.nrows && f->s.rows[low].row->id == id ? &f->s.rows[low] : NULL;
+    zb_lower_bound(at, f->s.nrows, f->s.rows[at].row->id < id);
+    return at < f->s.nrows && f->s.rows[at].row->id == id ? &f->s.rows[at] : NULL;
 }
 
 static int fsck_on_store(struct fsck *f, const struct zn_key *key, const void *bytes, size_t len,

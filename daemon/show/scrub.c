@@ -33,6 +33,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/array.h"
 #include "base/map.h"
 #include "daemon/show/requests.h"
 #include "daemon/store/rowio.h"
@@ -86,15 +87,8 @@ struct zsd_scrub {
 
 static int list_add(struct zsd_scrub *s, struct zsd_row *row)
 {
-    if (s->nrows == s->nrows_room) {
-        size_t room = s->nrows_room > 0 ? 2 * s->nrows_room : 256;
-        void *grown = realloc(s->rows, room * sizeof(*s->rows));
-
-        if (!grown)
-            return -ENOMEM;
-        s->rows = grown;
-        s->nrows_room = room;
-    }
+    if (zb_grow(&s->rows, &s->nrows_room, s->nrows, 1) < 0)
+        return -ENOMEM;
     zsd_row_look(row);
     s->rows[s->nrows++] = (struct scrub_row){ .row = row, .job = s->njobs };
     s->total_bytes += zsd_row_bytes(row);

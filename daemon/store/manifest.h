@@ -27,11 +27,13 @@ struct zsd_unit {
     uint64_t elems;
     struct zb_layout layout;
     struct zsd_tensor *tensors;
-    uint32_t ntensors, tensors_room;
+    uint32_t ntensors;
+    size_t tensors_room;
     struct zk_segment *segments; /* of stepped elements; neighbours of one group are one */
     uint32_t nsegments;
     struct zsd_shard **shards; /* by first element */
-    uint32_t nshards, shards_room;
+    uint32_t nshards;
+    size_t shards_room;
 };
 
 /* A note on its way in, in parts. */

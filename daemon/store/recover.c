@@ -17,6 +17,7 @@
 #include <sys/eventfd.h>
 #include <time.h>
 
+#include "base/array.h"
 #include "base/slots.h"
 #include "daemon/disk/paths.h"
 #include "daemon/store/record.h"
@@ -41,35 +42,17 @@ struct recovery {
     uint64_t pages, bytes;
 };
 
-/* Room for one more in an array of things of `size` bytes. */
-static int recovery_room(void **array, size_t n, size_t *room, size_t size, struct zb_err *err)
+static int recovery_no_memory(struct zb_err *err)
 {
-    size_t more = zb_max_u64(64, 2 * *room);
-    void *grown;
-
-    if (n < *room)
-        return 0;
-    grown = realloc(*array, more * size);
-    if (!grown)
-        return zb_fail(err, -ENOMEM, "reading the catalog: %m");
-    *array = grown;
-    *room = more;
-    return 0;
+    return zb_fail(err, -ENOMEM, "reading the catalog: %m");
 }
 
 static struct zsd_row *recovery_row(const struct recovery *r, uint64_t id)
 {
-    size_t low = 0, high = r->nrows;
+    size_t at;
 
-    while (low < high) {
-        size_t mid = low + (high - low) / 2;
-
-        if (r->rows[mid]->id < id)
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return low < r->nrows && r->rows[low]->id == id ? r->rows[low] : NULL;
+    zb_lower_bound(at, r->nrows, r->rows[at]->id < id);
+    return at < r->nrows && r->rows[at]->id == id ? r->rows[at] : NULL;
 }
 
 static struct recovered_job *recovery_job(const struct recovery *r, uint64_t number)
@@ -131,10 +114,11 @@ static int recover_row(void *arg, const struct zn_key *key, const void *bytes, s
 {
     struct recovery *r = arg;
     struct zsd_row *row = NULL;
-    int rc = recovery_room((void **)&r->rows, r->nrows, &r->rows_room, sizeof(*r->rows), err);
+    int rc;
 
-    if (rc == 0)
-        rc = zsd_record_get_row(key, bytes, len_bytes, &row, err);
+    if (zb_grow(&r->rows, &r->rows_room, r->nrows, 1) < 0)
+        return recovery_no_memory(err);
+    rc = zsd_record_get_row(key, bytes, len_bytes, &row, err);
     if (rc < 0)
         return rc;
     r->rows[r->nrows++] = row;
@@ -148,10 +132,9 @@ static int recover_job(void *arg, const struct zn_key *key, const void *bytes, s
     struct recovery *r = arg;
     struct zsd_saved *s;
     struct recovered_job *j;
-    int rc = recovery_room((void **)&r->jobs, r->njobs, &r->jobs_room, sizeof(*r->jobs), err);
 
-    if (rc < 0)
-        return rc;
+    if (zb_grow(&r->jobs, &r->jobs_room, r->njobs, 1) < 0)
+        return recovery_no_memory(err);
     s = zsd_saved_alloc(r->store, 0);
     if (!s)
         return zb_fail(err, -ENOMEM, "jobs of the catalog: %m");
@@ -231,10 +214,9 @@ static int recover_version(void *arg, const struct zn_key *key, const void *byte
     if (!j)
         return zb_fail(err, -EBADMSG, "catalog: version %llu is of no job",
                        (unsigned long long)key->b);
-    rc = recovery_room((void **)&r->versions, r->nversions, &r->versions_room, sizeof(*r->versions),
-                       err);
-    if (rc == 0)
-        rc = zsd_record_get_version(key, bytes, len_bytes, &v, &ids, err);
+    if (zb_grow(&r->versions, &r->versions_room, r->nversions, 1) < 0)
+        return recovery_no_memory(err);
+    rc = zsd_record_get_version(key, bytes, len_bytes, &v, &ids, err);
     if (rc < 0)
         return rc;
     v->core = r->store->core;

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "base/array.h"
 #include "base/slots.h"
 #include "daemon/store/store.h"
 
@@ -174,23 +175,16 @@ void zsd_version_unref(struct zsd_version *v)
 
 uint32_t zsd_version_find(const struct zsd_version *v, uint32_t unit, uint64_t first)
 {
-    uint32_t low = 0, high = v->nrows; /* the first row behind (unit, first) */
+    const struct zsd_row *r;
+    uint32_t at; /* the first row after (unit, first) */
 
-    while (low < high) {
-        uint32_t mid = low + (high - low) / 2;
-        const struct zsd_row *r = v->rows[mid];
-
-        if (r->unit < unit || (r->unit == unit && r->first <= first))
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    if (low == 0)
+    zb_lower_bound(at, v->nrows,
+                   v->rows[at]->unit < unit ||
+                       (v->rows[at]->unit == unit && v->rows[at]->first <= first));
+    if (at == 0)
         return v->nrows;
-    low--;
-    return v->rows[low]->unit == unit && first - v->rows[low]->first < v->rows[low]->count
-               ? low
-               : v->nrows;
+    r = v->rows[--at];
+    return r->unit == unit && first - r->first < r->count ? at : v->nrows;
 }
 
 uint64_t zsd_version_bytes(const struct zsd_version *v)

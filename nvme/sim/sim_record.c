@@ -4,26 +4,11 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "base/array.h"
 #include "nvme/sim/sim_device_priv.h"
 
 #define SIM_SNAP_ENTRIES 16u
 #define SIM_SNAP_BYTES   (UINT64_C(128) << 10)
-
-/* Room for one more in an array that doubles. */
-static int sim_grow(void **array, size_t n, size_t *room, size_t each)
-{
-    size_t want = *room > 0 ? 2 * *room : 16;
-    void *grown;
-
-    if (n < *room)
-        return 0;
-    grown = realloc(*array, want * each);
-    if (!grown)
-        return -ENOMEM;
-    *array = grown;
-    *room = want;
-    return 0;
-}
 
 int sim_snap(struct zn_sim *s)
 {
@@ -31,7 +16,7 @@ int sim_snap(struct zn_sim *s)
 
     if (!s->options.record)
         return 0;
-    if (sim_grow((void **)&s->snaps, s->nsnaps, &s->snaps_room, sizeof(*s->snaps)) < 0)
+    if (zb_grow(&s->snaps, &s->snaps_room, s->nsnaps, 1) < 0)
         return -ENOMEM;
     snap = &s->snaps[s->nsnaps];
     *snap = (struct sim_snap){ .op = s->ops, .entry = s->nentries };
@@ -46,9 +31,7 @@ int sim_snap(struct zn_sim *s)
 
 int sim_record_room(struct zn_sim *s)
 {
-    return s->options.record
-               ? sim_grow((void **)&s->entries, s->nentries, &s->entries_room, sizeof(*s->entries))
-               : 0;
+    return s->options.record ? zb_grow(&s->entries, &s->entries_room, s->nentries, 1) : 0;
 }
 
 void sim_record(struct zn_sim *s, enum sim_entry_kind kind, unsigned file,
@@ -85,17 +68,10 @@ void sim_write_back(struct sim_state *st, const struct sim_file *files, const st
 
 const struct sim_snap *sim_snap_before(const struct zn_sim *s, uint64_t op)
 {
-    size_t low = 0, high = s->nsnaps;
+    size_t at;
 
-    while (low < high) {
-        size_t mid = low + (high - low) / 2;
-
-        if (s->snaps[mid].op <= op)
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return low > 0 ? &s->snaps[low - 1] : NULL;
+    zb_lower_bound(at, s->nsnaps, s->snaps[at].op <= op);
+    return at > 0 ? &s->snaps[at - 1] : NULL;
 }
 
 int sim_replay(struct sim_state *st, const struct zn_sim *s, size_t first, uint64_t op)

@@ -19,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/util.h"
 #include "nvme/sim/sim_priv.h"
 
@@ -276,16 +277,7 @@ int sim_state_room(struct sim_state *st, unsigned file)
         st->files = files;
         st->nfiles = file + 1;
     }
-    if (st->npending == st->room) {
-        size_t room = 2 * st->room + 16;
-        struct sim_pending *pending = realloc(st->pending, room * sizeof(*pending));
-
-        if (!pending)
-            return -ENOMEM;
-        st->pending = pending;
-        st->room = room;
-    }
-    return 0;
+    return zb_grow(&st->pending, &st->room, st->npending, 1);
 }
 
 void sim_state_add(struct sim_state *st, struct sim_change *c)

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "base/plan.h"
 #include "base/util.h"
 #include "client/zctl/cmd/cmd.h"
@@ -82,15 +83,8 @@ static int plan_add(struct export *x, const struct zc_unit *unit, const struct z
 
     if (rc < 0)
         return rc;
-    if (x->nitems == x->room) {
-        size_t room = 2 * x->room + 64;
-        struct item *grown = realloc(x->items, room * sizeof(*grown));
-
-        if (!grown)
-            return zb_fail(&x->z->err, -ENOMEM, "%zu tensors: %m", x->nitems);
-        x->items = grown;
-        x->room = room;
-    }
+    if (zb_grow(&x->items, &x->room, x->nitems, 1) < 0)
+        return zb_fail(&x->z->err, -ENOMEM, "%zu tensors: %m", x->nitems);
     item = &x->items[x->nitems];
     *item = (struct item){ .t = t,
                            .unit = unit->index,

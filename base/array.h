@@ -1,0 +1,43 @@
+/*
+ * array.h - arrays that grow, and the search in a sorted one.
+ */
+#ifndef ZB_ARRAY_H
+#define ZB_ARRAY_H
+
+#include <stddef.h>
+
+/**
+ * Makes room for `more` elements after the first n of an array: at least twice the room that there
+ * was, so that adding one at a time is cheap. New elements are not initialized.
+ *
+ * @param array  address of the pointer, whatever its type: NULL, or from malloc()
+ * @param room   elements that there is memory for; 0 for NULL
+ * @return 0, or -ENOMEM: array and room are unchanged
+ */
+#define zb_grow(array, room, n, more) zb_grow_bytes((array), (room), (n), (more), sizeof(**(array)))
+
+/** zb_grow() of elements of `each` bytes, where only the program knows the size. */
+int zb_grow_bytes(void *array, size_t *room, size_t n, size_t more, size_t each);
+
+/**
+ * Sets the variable `at` to the first index below n for which `below`, an expression in which `at`
+ * is the index, is false; or to n. `below` is true for a number of first elements, and false for
+ * all others:
+ *
+ *     zb_lower_bound(at, nrows, rows[at].id < id);
+ */
+#define zb_lower_bound(at, n, below)          \
+    do {                                      \
+        size_t low_ = 0, high_ = (n);         \
+                                              \
+        while (low_ < high_) {                \
+            (at) = low_ + (high_ - low_) / 2; \
+            if (below)                        \
+                low_ = (at) + 1;              \
+            else                              \
+                high_ = (at);                 \
+        }                                     \
+        (at) = low_;                          \
+    } while (0)
+
+#endif
