@@ -12,36 +12,14 @@
 
 #include "base/array.h"
 #include "base/plan.h"
-#include "client/conn/conn.h"
+#include "client/ask/ask_priv.h"
 
 #define READER_TENSORS_MAX (1u << 20) /* of one unit: more is not believed */
 
 /* ---- open, close, read */
 
-int zc_reader_open(struct zc_client *c, const char *job, const char *snapshot,
-                   uint64_t staging_bytes, struct zc_reader *ret, zc_done_fn *done, void *arg)
-{
-    Zp__ReaderOpen m = ZP__READER_OPEN__INIT;
-    int rc = zc_name_check(c, "a job", job, ZC_NAME_MAX);
-
-    if (rc == 0 && snapshot)
-        rc = zc_name_check(c, "a snapshot", snapshot, ZC_NAME_MAX);
-    if (rc == 0 && c->reader.held)
-        rc = zc_fail(c, -EBUSY, "a reader is open on this handle");
-    if (rc < 0)
-        return rc;
-    m.job = UNCONST(char, job);
-    if (snapshot)
-        m.snapshot = UNCONST(char, snapshot);
-    m.staging_bytes = staging_bytes;
-    return zc_call_start(
-        c,
-        &(struct zc_call_spec){
-            .method = ZP_READER_OPEN, .message = &m.base, .ret = ret, .done = done, .arg = arg });
-}
-
-int zc_reader_reply_open(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
-                         int *fds)
+static int reply_reader_open(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
+                             int *fds)
 {
     const Zp__ReaderOpenReply *r = (const Zp__ReaderOpenReply *)m;
     struct zc_reader *ret = call->spec.ret;
@@ -70,6 +48,31 @@ int zc_reader_reply_open(struct zc_client *c, struct zc_call *call, const Protob
     return 0;
 }
 
+static const struct zc_method method_reader_open = { .id = ZP_READER_OPEN,
+                                                     .reply = reply_reader_open,
+                                                     .fds = 1 };
+
+int zc_reader_open(struct zc_client *c, const char *job, const char *snapshot,
+                   uint64_t staging_bytes, struct zc_reader *ret, zc_done_fn *done, void *arg)
+{
+    Zp__ReaderOpen m = ZP__READER_OPEN__INIT;
+    int rc = zc_name_check(c, "a job", job, ZC_NAME_MAX);
+
+    if (rc == 0 && snapshot)
+        rc = zc_name_check(c, "a snapshot", snapshot, ZC_NAME_MAX);
+    if (rc == 0 && c->reader.held)
+        rc = zc_fail(c, -EBUSY, "a reader is open on this handle");
+    if (rc < 0)
+        return rc;
+    m.job = UNCONST(char, job);
+    if (snapshot)
+        m.snapshot = UNCONST(char, snapshot);
+    m.staging_bytes = staging_bytes;
+    return zc_ask(c, &method_reader_open, &m.base, ret, done, arg);
+}
+
+static const struct zc_method method_reader_read = { .id = ZP_READER_READ };
+
 int zc_reader_read(struct zc_client *c, uint64_t reader, uint32_t unit, enum zc_what what,
                    uint64_t first, uint64_t count, void *staged, zc_done_fn *done, void *arg)
 {
@@ -83,29 +86,28 @@ int zc_reader_read(struct zc_client *c, uint64_t reader, uint32_t unit, enum zc_
     m.what = what;
     m.first = first;
     m.count = count;
-    return zc_call_start(
-        c, &(struct zc_call_spec){
-               .method = ZP_READER_READ, .message = &m.base, .done = done, .arg = arg });
+    return zc_ask(c, &method_reader_read, &m.base, NULL, done, arg);
 }
 
-int zc_reader_close(struct zc_client *c, uint64_t reader, zc_done_fn *done, void *arg)
-{
-    Zp__ReaderRef m = ZP__READER_REF__INIT;
-
-    m.reader = reader;
-    return zc_call_start(
-        c, &(struct zc_call_spec){
-               .method = ZP_READER_CLOSE, .message = &m.base, .done = done, .arg = arg });
-}
-
-int zc_reader_reply_close(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
-                          int *fds)
+static int reply_reader_close(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
+                              int *fds)
 {
     (void)call;
     (void)m;
     (void)fds;
     zc_map_close(&c->reader);
     return 0;
+}
+
+static const struct zc_method method_reader_close = { .id = ZP_READER_CLOSE,
+                                                      .reply = reply_reader_close };
+
+int zc_reader_close(struct zc_client *c, uint64_t reader, zc_done_fn *done, void *arg)
+{
+    Zp__ReaderRef m = ZP__READER_REF__INIT;
+
+    m.reader = reader;
+    return zc_ask(c, &method_reader_close, &m.base, NULL, done, arg);
 }
 
 /* ---- the manifest of a unit */
@@ -145,8 +147,8 @@ static int parts_tensor(struct zc_client *c, struct unit_parts *parts, const Zp_
     return 0;
 }
 
-int zc_reader_reply_unit(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
-                         int *fds)
+static int reply_reader_unit(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
+                             int *fds)
 {
     const Zp__ReaderUnitReply *r = (const Zp__ReaderUnitReply *)m;
     struct unit_parts *parts = call->spec.ret;
@@ -205,6 +207,9 @@ static struct zc_unit *parts_join(const struct unit_parts *parts)
     return unit;
 }
 
+static const struct zc_method method_reader_unit = { .id = ZP_READER_UNIT,
+                                                     .reply = reply_reader_unit };
+
 int zc_reader_unit_wait(struct zc_client *c, uint64_t reader, uint32_t unit, struct zc_unit **ret)
 {
     struct unit_parts parts = { .unit = { .index = unit } };
@@ -218,13 +223,7 @@ int zc_reader_unit_wait(struct zc_client *c, uint64_t reader, uint32_t unit, str
         m.reader = reader;
         m.unit = unit;
         m.cursor = parts.cursor;
-        rc = zc_wait(&w,
-                     zc_call_start(c, &(struct zc_call_spec){ .method = ZP_READER_UNIT,
-                                                              .message = &m.base,
-                                                              .ret = &parts,
-                                                              .done = zc_waiter_done,
-                                                              .arg = &w }),
-                     0);
+        rc = zc_wait(&w, zc_ask(c, &method_reader_unit, &m.base, &parts, zc_waiter_done, &w), 0);
     } while (rc == 0 && parts.cursor != 0);
     if (rc == 0) {
         joined = parts_join(&parts);

@@ -62,14 +62,14 @@ static unsigned call_end(struct zc_client *c, struct zc_call *call, int rc)
 
 int zc_call_again(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *message)
 {
-    struct zp_frame frame = { .method = call->spec.method, .kind = ZP_REQUEST };
+    struct zp_frame frame = { .method = call->spec.method->id, .kind = ZP_REQUEST };
     int rc = zc_conn_releases(c); /* C4 */
 
     frame.tag = ++c->last_number << ZC_TAG_BITS | (uint64_t)(call - c->slots);
     if (rc == 0)
         rc = zp_stream_send(c->stream, frame, message, NULL, NULL, 0);
     if (rc < 0)
-        return zc_fail(c, rc, "%s: %s", zp_method_info(call->spec.method)->name,
+        return zc_fail(c, rc, "%s: %s", zp_method_info(call->spec.method->id)->name,
                        rc == -EMSGSIZE  ? "the request is too long"
                        : rc == -ENOBUFS ? "the daemon does not read, and too much waits for it"
                                         : "no memory to send it");
@@ -79,6 +79,15 @@ int zc_call_again(struct zc_client *c, struct zc_call *call, const ProtobufCMess
     if (!c->running) /* what callbacks start leaves together, when they have run */
         zc_conn_send(c);
     return 0;
+}
+
+void zc_waiter_done(void *arg, int rc)
+{
+    struct zc_waiter *w = arg;
+
+    w->finished = true;
+    w->rc = rc;
+    w->err = w->client->err; /* callbacks behind this one have sentences too */
 }
 
 int zc_call_start(struct zc_client *c, const struct zc_call_spec *spec)
@@ -105,6 +114,16 @@ int zc_call_start(struct zc_client *c, const struct zc_call_spec *spec)
     return rc;
 }
 
+int zc_ask(struct zc_client *c, const struct zc_method *method, const ProtobufCMessage *message,
+           void *ret, zc_done_fn *done, void *arg)
+{
+    const struct zc_call_spec spec = {
+        .method = method, .message = message, .ret = ret, .done = done, .arg = arg
+    };
+
+    return zc_call_start(c, &spec);
+}
+
 static struct zc_call *call_of_tag(struct zc_client *c, uint64_t tag)
 {
     uint64_t slot = tag & ((UINT64_C(1) << ZC_TAG_BITS) - 1);
@@ -128,7 +147,7 @@ static int reply_read(struct zc_client *c, struct zc_call *call, const struct zp
                       const uint8_t *body, int *fds, struct zb_err *err)
 {
     const struct zp_method_info *info = zp_method_info(frame->method);
-    const struct zc_method *method = zc_method(frame->method);
+    const struct zc_method *method = call->spec.method;
     const ProtobufCMessage *m;
     int rc = 0;
 
@@ -156,7 +175,7 @@ int zc_call_reply(struct zc_client *c, const struct zp_frame *frame, const uint8
     struct zc_call *call = call_of_tag(c, frame->tag);
     int rc;
 
-    if (!call || call->spec.method != frame->method)
+    if (!call || call->spec.method->id != frame->method)
         rc = zb_fail(err, -EPROTO, "a reply to method %u with a tag that is not its own",
                      frame->method);
     else
@@ -179,7 +198,7 @@ unsigned zc_calls_end(struct zc_client *c, bool of_job, const struct zb_err *why
 
         if (call->tag >> ZC_TAG_BITS > last)
             break;
-        if (call->ended || (of_job && !zc_method(call->spec.method)->of_job))
+        if (call->ended || (of_job && !call->spec.method->of_job))
             continue;
         c->err = *why;
         call->ended = true;

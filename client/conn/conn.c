@@ -1,5 +1,5 @@
 /*
- * conn.c - the connection: its states, bytes in and out, events, its end.
+ * conn.c - the connection: its beginning, what comes in, its end.
  *
  * MODEL. One receive for each turn: the kernel is asked for what is there, every whole frame of it
  * is handled, and callbacks run as their frames are met. What callbacks start is queued, and sent
@@ -71,20 +71,6 @@ int zc_conn_open(struct zc_client *c, const char *path, uint64_t until_ns)
     return 0;
 }
 
-int zc_conn_usable(struct zc_client *c)
-{
-    switch (c->state) {
-    case ZC_CLOSED:
-        return zc_fail(c, -ENOTCONN, "this handle has no connection");
-    case ZC_OPEN:
-        return 0;
-    case ZC_LOST:
-        break;
-    }
-    c->err = c->lost;
-    return c->lost.code;
-}
-
 /* ---- the end */
 
 unsigned zc_conn_lose(struct zc_client *c, const struct zb_err *why)
@@ -95,30 +81,6 @@ unsigned zc_conn_lose(struct zc_client *c, const struct zb_err *why)
     if (why->code != -EPROTO && why->code != -ECANCELED)
         c->lost.code = -ENOTCONN; /* of what is asked from now on */
     return zc_calls_end(c, false, why);
-}
-
-/* ---- out */
-
-void zc_conn_send(struct zc_client *c)
-{
-    if (!c->deaf && zp_stream_pending(c->stream) > 0 && zp_stream_write(c->stream) < 0)
-        c->deaf = true;
-}
-
-int zc_conn_releases(struct zc_client *c)
-{
-    struct zp_frame frame = { .method = ZP_RELEASE, .kind = ZP_ONEWAY };
-    Zp__Release m = ZP__RELEASE__INIT;
-    int rc;
-
-    if (c->nreleases == 0)
-        return 0;
-    m.n_shards = c->nreleases;
-    m.shards = c->releases;
-    rc = zp_stream_send(c->stream, frame, &m.base, NULL, NULL, 0);
-    if (rc == 0)
-        c->nreleases = 0;
-    return rc;
 }
 
 /* ---- in */

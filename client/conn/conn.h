@@ -2,15 +2,15 @@
  * conn.h - the handle, as the rooms conn/ and ask/ see it.
  *
  * WHO DOES WHAT
- *     handle.c   open and close a handle; its sentences
- *     conn.c     the connection: its states, bytes in and out, events, its end
+ *     handle.c   open and close a handle; what it says of itself
+ *     wait.c     waiting for a call to end
+ *     conn.c     the connection: its beginning, what comes in, its end
+ *     hello.c    the first request, and ping
  *     call.c     calls in flight: tags, replies matched to calls, one end for each
- *     method.c   the rows of methods: how each request is written and its reply read
+ *     send.c     what leaves
  *     map.c      arenas: descriptors checked and mapped
- *     rows.c     list, jobs, tiers, stat, top, snapshots, scrub, fsck, df
- *     reader.c   reading what is saved
- *     wait.c     the blocking forms: the same calls and a loop
- *     norm.c     sums of squares
+ *     codes.c    codes as sentences and as exit statuses
+ * Requests are in client/ask/.
  *
  * STATES of a handle
  *
@@ -47,8 +47,9 @@
 
 struct zc_call;
 
-/** How a method's reply is read; a row of method.c. */
+/** A method: how its reply is read. Its request is a function that hands it to zc_ask(). */
 struct zc_method {
+    uint16_t id;
     unsigned fds; /* descriptors that its reply carries */
     bool of_job;  /* ended by the end of the job */
     /* Fills the caller's outputs: 0, or how the call ends; -EPROTO ends the connection. NULL: there
@@ -60,7 +61,7 @@ struct zc_method {
 
 /** What a call was asked for. */
 struct zc_call_spec {
-    uint16_t method;
+    const struct zc_method *method;
     const ProtobufCMessage *message;
     void *ret;            /* the caller's output */
     uint32_t n;           /* how many of them */
@@ -125,26 +126,23 @@ struct zc_client {
 /** Records a failure of this handle, in place of the last one, and returns its code. */
 #define zc_fail(c, rc, ...) ((c)->err = (struct zb_err){ 0 }, zb_fail(&(c)->err, rc, __VA_ARGS__))
 
-/* ---- conn.c */
+/* ---- send.c */
 
-/** Connects to the address: 0, or the failure is recorded. */
-int zc_conn_open(struct zc_client *c, const char *path, uint64_t until_ns);
 /** 0 when calls may start; else the failure is recorded. */
 int zc_conn_usable(struct zc_client *c);
-/** OPEN becomes LOST, and every call ends with why->code (runs callbacks: their number). */
-unsigned zc_conn_lose(struct zc_client *c, const struct zb_err *why);
 /** Sends what waits, as far as the socket takes it. */
 void zc_conn_send(struct zc_client *c);
 /** Queues the releases that were collected: 0, -ENOBUFS, -ENOMEM. */
 int zc_conn_releases(struct zc_client *c);
-/** zc_poll() without its checks; wakes up at until_ns at the latest. Returns callbacks that ran. */
-unsigned zc_conn_turn(struct zc_client *c, uint64_t until_ns);
 
 /* ---- call.c */
 
 /** Sends a request: 0, and the call ends later; or the failure is recorded, and spec->copy is
  *  freed. */
 int zc_call_start(struct zc_client *c, const struct zc_call_spec *spec);
+/** The same, of a request that needs no more than this. */
+int zc_ask(struct zc_client *c, const struct zc_method *method, const ProtobufCMessage *message,
+           void *ret, zc_done_fn *done, void *arg);
 /** Sends the next part of a call. 0; -ENOBUFS, -EMSGSIZE, -ENOMEM. */
 int zc_call_again(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *message);
 /** A reply came. Takes fds. The number of callbacks that ran, or -EPROTO: why it is none of ours.
@@ -155,59 +153,30 @@ int zc_call_reply(struct zc_client *c, const struct zp_frame *frame, const uint8
  *  they come. c->err is `why` for each. The number of callbacks that ran. */
 unsigned zc_calls_end(struct zc_client *c, bool of_job, const struct zb_err *why);
 
-/* ---- method.c */
+/** A blocking form: on the stack of its caller. */
+struct zc_waiter {
+    struct zc_client *client;
+    bool finished;
+    int rc;
+    struct zb_err err;
+};
 
-/** The row of a method, 1 .. ZP_METHOD_END - 1. */
-const struct zc_method *zc_method(unsigned method);
+/** The `done` of a blocking form; zc_call_start() refuses it while a callback runs. */
+void zc_waiter_done(void *arg, int rc);
+
+/* ---- hello.c */
+
 /** The first request. ret is c->server. */
 int zc_hello(struct zc_client *c, const char *program, zc_done_fn *done, void *arg);
 
-/** 0, or the failure is recorded: a name that cannot be sent. */
-int zc_name_check(struct zc_client *c, const char *what, const char *name, unsigned max);
-/** Where in memory shared with the daemon the caller's bytes are: 0, or the failure is recorded. */
-int zc_staging_offset(struct zc_client *c, const struct zc_map *map, const void *staged,
-                      uint64_t *ret);
+/* ---- conn.c */
 
-/** A part of a note, as it arrives. */
-struct zc_note_part {
-    uint8_t *buf; /* of ZC_NOTE_MAX bytes */
-    uint32_t got, total;
-    uint64_t iteration;
-};
-int zc_note_get(struct zc_client *c, uint64_t job, bool of_job, struct zc_note_part *part,
-                zc_done_fn *done, void *arg);
-
-/* ---- reader.c */
-
-int zc_reader_reply_open(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
-                         int *fds);
-int zc_reader_reply_unit(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
-                         int *fds);
-int zc_reader_reply_close(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
-                          int *fds);
-
-/* ---- rows.c */
-
-int zc_rows_reply_list(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
-                       int *fds);
-int zc_rows_reply_jobs(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
-                       int *fds);
-int zc_rows_reply_tiers(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
-                        int *fds);
-int zc_rows_reply_top(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
-                      int *fds);
-int zc_rows_reply_stat(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
-                       int *fds);
-int zc_rows_reply_snapshots(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
-                            int *fds);
-int zc_rows_reply_scrub(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
-                        int *fds);
-int zc_rows_reply_fsck(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
-                       int *fds);
-int zc_rows_reply_df(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
-                     int *fds);
-/** As the daemon says it. */
-void zc_snapshot_row(struct zc_snapshot_row *to, const Zp__SnapshotRow *from);
+/** Connects to the address: 0, or the failure is recorded. */
+int zc_conn_open(struct zc_client *c, const char *path, uint64_t until_ns);
+/** OPEN becomes LOST, and every call ends with why->code (runs callbacks: their number). */
+unsigned zc_conn_lose(struct zc_client *c, const struct zb_err *why);
+/** zc_poll() without its checks; wakes up at until_ns at the latest. Returns callbacks that ran. */
+unsigned zc_conn_turn(struct zc_client *c, uint64_t until_ns);
 
 /* ---- map.c */
 
@@ -219,16 +188,6 @@ void zc_map_close(struct zc_map *map);
 
 /* ---- wait.c */
 
-/** A blocking form: on the stack of its caller. */
-struct zc_waiter {
-    struct zc_client *client;
-    bool finished;
-    int rc;
-    struct zb_err err;
-};
-
-/** The `done` of a blocking form; call.c refuses it while a callback runs. */
-void zc_waiter_done(void *arg, int rc);
 /** Waits for a call that zc_waiter_done() will end, started with rc; returns how it ended. */
 int zc_wait(struct zc_waiter *w, int rc, uint32_t timeout_ms);
 /** The same up to a point in time. */

@@ -13,49 +13,6 @@
 #define QUIET_TIMEOUT_MS   30000u
 #define NS_PER_MS          UINT64_C(1000000)
 
-/* ---- sentences */
-
-#define CODE(code, text)           \
-    {                              \
-        -code, "-" #code ": " text \
-    }
-
-static const struct {
-    int rc;
-    const char *text;
-} codes[] = {
-    { 0, "0: done" },
-    CODE(EINVAL, "an argument is wrong"),
-    CODE(ENOENT, "there is no such job, unit, shard, snapshot or note"),
-    CODE(EEXIST, "it exists already"),
-    CODE(EPERM, "it belongs to another user"),
-    CODE(ENOSPC, "it does not fit"),
-    CODE(EBUSY, "somebody holds it, or not now"),
-    CODE(EAGAIN, "it was not written yet"),
-    CODE(ETIMEDOUT, "the deadline passed"),
-    CODE(ESTALE, "this rank was cut off by a newer epoch"),
-    CODE(EBADMSG, "stored bytes are corrupt"),
-    CODE(EIO, "a device failed"),
-    CODE(EOWNERDEAD, "a peer rank of the job died"),
-    CODE(ECANCELED, "the call was ended"),
-    CODE(ENOTCONN, "the daemon is gone"),
-    CODE(EPROTO, "that is not the protocol"),
-    CODE(EUSERS, "the daemon serves as many clients as it may"),
-    CODE(ENOSYS, "the daemon does not know the request"),
-    CODE(EMSGSIZE, "the request is too long"),
-    CODE(ENOBUFS, "too many calls are in flight"),
-    CODE(ENOMEM, "there is no memory"),
-    CODE(EMFILE, "there are no descriptors left"),
-};
-
-const char *zc_strerror(int rc)
-{
-    for (size_t i = 0; i < ZB_COUNT(codes); i++)
-        if (codes[i].rc == rc)
-            return codes[i].text;
-    return "a code that this library does not use";
-}
-
 const char *zc_error(const struct zc_client *c)
 {
     return c->err.text;

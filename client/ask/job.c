@@ -1,0 +1,214 @@
+/*
+ * job.c - a job: open, make ready, close, destroy; its share, and the budget of a tier.
+ */
+#include <errno.h>
+#include <stdio.h>
+
+#include "client/ask/ask_priv.h"
+
+static int points_check(struct zc_client *c, const Zp__JobOpenReply *r)
+{
+    if (r->n_points > ZC_POINTS_MAX)
+        return zc_fail(c, -EPROTO, "a job with %zu points to go on from", r->n_points);
+    for (size_t i = 0; i < r->n_points; i++)
+        if (r->points[i]->kind < ZC_POINT_MEMORY || r->points[i]->kind > ZC_POINT_COMMITTED)
+            return zc_fail(c, -EPROTO, "a point of kind %u", r->points[i]->kind);
+    return 0;
+}
+
+static int reply_job_open(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
+                          int *fds)
+{
+    const Zp__JobOpenReply *r = (const Zp__JobOpenReply *)m;
+    struct zc_job *ret = call->spec.ret;
+    int rc;
+
+    if (r->job == 0)
+        return zc_fail(c, -EPROTO, "a job without a number");
+    rc = points_check(c, r);
+    if (rc == 0)
+        rc = zc_map_open(c, &c->staging, "staging", fds[0], r->staging_bytes, true);
+    if (rc < 0)
+        return rc;
+    c->job = r->job;
+    *ret = (struct zc_job){ .id = r->job,
+                            .iterations = r->iterations,
+                            .applied = r->applied,
+                            .staging = c->staging.base,
+                            .staging_bytes = c->staging.bytes,
+                            .epoch = r->epoch,
+                            .world = r->world,
+                            .npoints = (uint32_t)r->n_points };
+    for (size_t i = 0; i < r->n_points; i++)
+        ret->points[i] = (struct zc_point){ .kind = (enum zc_point_kind)r->points[i]->kind,
+                                            .iterations = r->points[i]->iterations,
+                                            .applied = r->points[i]->applied };
+    return 0;
+}
+
+static const struct zc_method method_job_open = { .id = ZP_JOB_OPEN,
+                                                  .reply = reply_job_open,
+                                                  .fds = 1 };
+
+int zc_job_open(struct zc_client *c, const struct zc_job_options *options, struct zc_job *ret,
+                zc_done_fn *done, void *arg)
+{
+    Zp__JobOpen m = ZP__JOB_OPEN__INIT;
+    int rc = zc_name_check(c, "a job", options->name, ZC_NAME_MAX);
+
+    if (rc < 0)
+        return rc;
+    m.name = UNCONST(char, options->name);
+    m.rank = options->rank;
+    m.world = options->world;
+    m.keep = options->keep;
+    m.attach = options->attach;
+    m.staging_bytes = options->staging_bytes;
+    m.offload_param = options->offload_param ? options->offload_param : ZC_NVME;
+    m.offload_optimizer = options->offload_optimizer ? options->offload_optimizer : ZC_NVME;
+    m.offload_grad = options->offload_grad ? options->offload_grad : ZC_NVME;
+    m.host_bytes_max = options->host_bytes_max;
+    m.groups = options->groups;
+    m.optimizer = options->optimizer ? options->optimizer : ZC_ADAMW;
+    m.moments = options->moments ? options->moments : ZC_MOMENTS_F32;
+    m.durable = options->durable;
+    m.takeover = options->takeover;
+    m.epoch = options->epoch;
+    m.share = options->share;
+    m.early = options->early;
+    c->params_writable = options->writable;
+    m.device = UNCONST(char, options->device ? options->device : "");
+    return zc_ask(c, &method_job_open, &m.base, ret, done, arg);
+}
+
+static int reply_ready(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
+                       int *fds)
+{
+    const Zp__ReadyReply *r = (const Zp__ReadyReply *)m;
+    struct zc_placement *ret = call->spec.ret;
+    int rc = zc_map_open(c, &c->params, "parameter", fds[0], r->arena_bytes, c->params_writable);
+
+    if (rc < 0)
+        return rc;
+    c->gpu_params = r->gpu_params;
+    *ret = (struct zc_placement){ .arena_bytes = r->arena_bytes,
+                                  .ring_bytes = r->ring_bytes,
+                                  .host_bytes = r->host_bytes,
+                                  .nvme_bytes = r->nvme_bytes,
+                                  .iterations = r->iterations,
+                                  .applied = r->applied,
+                                  .early = r->early,
+                                  .grads_on_nvme = r->grads_on_nvme,
+                                  .arena = c->params.base,
+                                  .gpu_params = r->gpu_params };
+    (void)snprintf(ret->gpu_why, sizeof(ret->gpu_why), "%s", r->gpu_why);
+    return 0;
+}
+
+static const struct zc_method method_ready = {
+    .id = ZP_READY, .reply = reply_ready, .fds = 1, .of_job = true
+};
+
+int zc_ready(struct zc_client *c, uint64_t job, const uint64_t *at, uint32_t timeout_ms,
+             struct zc_placement *ret, zc_done_fn *done, void *arg)
+{
+    Zp__Ready m = ZP__READY__INIT;
+
+    m.job = job;
+    m.timeout_ms = timeout_ms;
+    m.at_point = at != NULL;
+    m.iterations = at ? *at : 0;
+    m.writable = c->params_writable;
+    return zc_ask(c, &method_ready, &m.base, ret, done, arg);
+}
+
+static int reply_gpu_share(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
+                           int *fds)
+{
+    const Zp__GpuShareReply *r = (const Zp__GpuShareReply *)m;
+
+    if (r->bytes < c->gpu_params)
+        return zc_fail(c, -EPROTO, "%llu bytes of GPU memory, and %llu of parameters in it",
+                       (unsigned long long)r->bytes, (unsigned long long)c->gpu_params);
+    *(struct zc_gpu_memory *)call->spec.ret =
+        (struct zc_gpu_memory){ .mem_fd = fds[0], .mark_fd = fds[1], .bytes = r->bytes };
+    fds[0] = fds[1] = -1;
+    return 0;
+}
+
+static const struct zc_method method_gpu_share = {
+    .id = ZP_GPU_SHARE, .reply = reply_gpu_share, .fds = 2, .of_job = true
+};
+
+int zc_gpu_share(struct zc_client *c, uint64_t job, struct zc_gpu_memory *ret, zc_done_fn *done,
+                 void *arg)
+{
+    Zp__JobRef m = ZP__JOB_REF__INIT;
+
+    m.job = job;
+    return zc_ask(c, &method_gpu_share, &m.base, ret, done, arg);
+}
+
+static int reply_job_close(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
+                           int *fds)
+{
+    (void)call;
+    (void)m;
+    (void)fds;
+    zc_map_close(&c->staging);
+    zc_map_close(&c->params);
+    c->gpu_params = 0;
+    c->job = 0;
+    return 0;
+}
+
+static const struct zc_method method_job_close = { .id = ZP_JOB_CLOSE, .reply = reply_job_close };
+
+int zc_job_close(struct zc_client *c, uint64_t job, zc_done_fn *done, void *arg)
+{
+    Zp__JobRef m = ZP__JOB_REF__INIT;
+
+    m.job = job;
+    return zc_ask(c, &method_job_close, &m.base, NULL, done, arg);
+}
+
+static const struct zc_method method_job_destroy = { .id = ZP_JOB_DESTROY };
+
+int zc_job_destroy(struct zc_client *c, const char *name, zc_done_fn *done, void *arg)
+{
+    Zp__JobName m = ZP__JOB_NAME__INIT;
+    int rc = zc_name_check(c, "a job", name, ZC_NAME_MAX);
+
+    if (rc < 0)
+        return rc;
+    m.name = UNCONST(char, name);
+    return zc_ask(c, &method_job_destroy, &m.base, NULL, done, arg);
+}
+
+static const struct zc_method method_job_share = { .id = ZP_JOB_SHARE };
+
+int zc_job_share(struct zc_client *c, const char *name, uint32_t share, zc_done_fn *done, void *arg)
+{
+    Zp__JobShare m = ZP__JOB_SHARE__INIT;
+    int rc = zc_name_check(c, "a job", name, ZC_NAME_MAX);
+
+    if (rc < 0)
+        return rc;
+    m.name = UNCONST(char, name);
+    m.share = share;
+    return zc_ask(c, &method_job_share, &m.base, NULL, done, arg);
+}
+
+static const struct zc_method method_tier_set = { .id = ZP_TIER_SET };
+
+int zc_tier_set(struct zc_client *c, const char *tier, uint64_t bytes, zc_done_fn *done, void *arg)
+{
+    Zp__TierSet m = ZP__TIER_SET__INIT;
+    int rc = zc_name_check(c, "a tier", tier, ZC_NAME_MAX);
+
+    if (rc < 0)
+        return rc;
+    m.name = UNCONST(char, tier);
+    m.bytes = bytes;
+    return zc_ask(c, &method_tier_set, &m.base, NULL, done, arg);
+}

@@ -1,0 +1,329 @@
+/*
+ * rows_look.c - what the daemon has: shards, jobs, tiers, counters, gauges (top).
+ */
+#include "base/plan.h"
+#include "client/ask/rows_priv.h"
+
+static int reply_list(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
+                      int *fds)
+{
+    const Zp__ListReply *r = (const Zp__ListReply *)m;
+    void *added;
+    int rc = zc_rows_begin(c, call->spec.ret, r->n_rows, r->cursor, &added);
+
+    (void)fds;
+    for (size_t i = 0; rc > 0 && i < r->n_rows; i++) {
+        struct zc_shard_row *to = (struct zc_shard_row *)added + i;
+        const Zp__ShardRow *from = r->rows[i];
+
+        to->id = from->id;
+        to->first = from->first;
+        to->count = from->count;
+        to->version = from->version;
+        to->bytes = from->bytes;
+        to->host_bytes = from->host_bytes;
+        to->nvme_bytes = from->nvme_bytes;
+        to->pins = from->pins;
+        to->rank = from->rank;
+        COPY(to->job, from->job);
+        COPY(to->unit, from->unit);
+        COPY(to->dtype, from->dtype);
+        COPY(to->tier, from->tier);
+    }
+    return rc < 0 ? rc : 0;
+}
+
+static const struct zc_method method_list = { .id = ZP_LIST, .reply = reply_list };
+
+int zc_list_wait(struct zc_client *c, const char *job, struct zc_shard_row **ret_rows,
+                 size_t *ret_n)
+{
+    struct zc_rows rows = { .row_bytes = sizeof(**ret_rows) };
+    Zp__ListRequest m = ZP__LIST_REQUEST__INIT;
+    int rc;
+
+    if (job)
+        m.job = UNCONST(char, job);
+    rc = zc_rows_collect(c, &method_list, &m.base, &m.cursor, &rows, ret_n);
+    if (rc == 0)
+        *ret_rows = rows.data;
+    return rc;
+}
+
+/** Of a daemon that knows more than we: nothing. */
+static const char *rows_name(const char *name)
+{
+    return name ? name : "";
+}
+
+static int reply_jobs(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
+                      int *fds)
+{
+    const Zp__JobsReply *r = (const Zp__JobsReply *)m;
+    void *added;
+    int rc = zc_rows_begin(c, call->spec.ret, r->n_rows, r->cursor, &added);
+
+    (void)fds;
+    for (size_t i = 0; rc > 0 && i < r->n_rows; i++) {
+        struct zc_job_row *to = (struct zc_job_row *)added + i;
+        const Zp__JobRow *from = r->rows[i];
+
+        to->id = from->id;
+        to->iterations = from->iterations;
+        to->applied = from->applied;
+        to->shards = from->shards;
+        to->params = from->params;
+        to->host_bytes = from->host_bytes;
+        to->nvme_bytes = from->nvme_bytes;
+        to->grads_nvme_bytes = from->grads_nvme_bytes;
+        to->fetched_bytes = from->fetched_bytes;
+        to->pushed_bytes = from->pushed_bytes;
+        to->nvme_read_bytes = from->nvme_read_bytes;
+        to->nvme_written_bytes = from->nvme_written_bytes;
+        to->uid = from->uid;
+        to->world = from->world;
+        to->attached = from->attached;
+        to->keep = from->keep;
+        to->durable = from->durable;
+        to->committed = from->committed;
+        to->committed_iterations = from->committed_iterations;
+        to->committed_applied = from->committed_applied;
+        to->snapshots = from->snapshots;
+        to->epoch = from->epoch;
+        to->gpu_bytes = from->gpu_bytes;
+        to->host_state = from->host_state;
+        to->host_state_target = from->host_state_target;
+        to->share = from->share;
+        COPY(to->name, from->name);
+        COPY(to->state, from->state);
+        COPY(to->optimizer, rows_name(zb_optimizer_name((enum zb_optimizer)from->optimizer)));
+        COPY(to->moments, rows_name(zb_moments_name((enum zb_moments)from->moments)));
+        COPY(to->error, from->error);
+    }
+    return rc < 0 ? rc : 0;
+}
+
+static const struct zc_method method_jobs = { .id = ZP_JOBS, .reply = reply_jobs };
+
+int zc_jobs_wait(struct zc_client *c, const char *job, struct zc_job_row **ret_rows, size_t *ret_n)
+{
+    struct zc_rows rows = { .row_bytes = sizeof(**ret_rows) };
+    Zp__JobsRequest m = ZP__JOBS_REQUEST__INIT;
+    int rc;
+
+    if (job)
+        m.job = UNCONST(char, job);
+    rc = zc_rows_collect(c, &method_jobs, &m.base, &m.cursor, &rows, ret_n);
+    if (rc == 0)
+        *ret_rows = rows.data;
+    return rc;
+}
+
+static void tier_copy(struct zc_tier_row *to, const Zp__TierRow *from)
+{
+    to->budget = from->budget;
+    to->used = from->used;
+    to->params = from->params;
+    to->grads = from->grads;
+    to->state = from->state;
+    to->staging = from->staging;
+    to->rings = from->rings;
+    to->read_bytes_s = from->read_bytes_s;
+    to->write_bytes_s = from->write_bytes_s;
+    to->node_bytes = from->node_bytes;
+    to->spilled_bytes = from->spilled_bytes;
+    to->target = from->target;
+    to->moving = from->moving;
+    to->device_free = from->device_free;
+    to->stranded = from->stranded;
+    COPY(to->stranded_by, from->stranded_by);
+    COPY(to->numa, from->numa);
+    COPY(to->nodes, from->nodes);
+    COPY(to->name, from->name);
+    COPY(to->detail, from->detail);
+}
+
+static int reply_tiers(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
+                       int *fds)
+{
+    const Zp__TiersReply *r = (const Zp__TiersReply *)m;
+    void *added;
+    int rc = zc_rows_begin(c, call->spec.ret, r->n_rows, 0, &added);
+
+    (void)fds;
+    for (size_t i = 0; rc > 0 && i < r->n_rows; i++)
+        tier_copy((struct zc_tier_row *)added + i, r->rows[i]);
+    return rc < 0 ? rc : 0;
+}
+
+static const struct zc_method method_tiers = { .id = ZP_TIERS, .reply = reply_tiers };
+
+int zc_tiers_wait(struct zc_client *c, struct zc_tier_row **ret_rows, size_t *ret_n)
+{
+    struct zc_rows rows = { .row_bytes = sizeof(**ret_rows) };
+    Zp__Empty m = ZP__EMPTY__INIT;
+    int rc = zc_rows_collect(c, &method_tiers, &m.base, NULL, &rows, ret_n);
+
+    if (rc == 0)
+        *ret_rows = rows.data;
+    return rc;
+}
+
+static int reply_stat(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
+                      int *fds)
+{
+    const Zp__StatReply *r = (const Zp__StatReply *)m;
+    void *added;
+    int rc = zc_rows_begin(c, call->spec.ret, r->n_counters, 0, &added);
+
+    (void)fds;
+    for (size_t i = 0; rc > 0 && i < r->n_counters; i++) {
+        struct zc_counter *to = (struct zc_counter *)added + i;
+
+        to->value = r->counters[i]->value;
+        COPY(to->name, r->counters[i]->name);
+    }
+    return rc < 0 ? rc : 0;
+}
+
+static const struct zc_method method_stat = { .id = ZP_STAT, .reply = reply_stat };
+
+int zc_stat_wait(struct zc_client *c, struct zc_counter **ret_rows, size_t *ret_n)
+{
+    struct zc_rows rows = { .row_bytes = sizeof(**ret_rows) };
+    Zp__Empty m = ZP__EMPTY__INIT;
+    int rc = zc_rows_collect(c, &method_stat, &m.base, NULL, &rows, ret_n);
+
+    if (rc == 0)
+        *ret_rows = rows.data;
+    return rc;
+}
+
+/* ---- top */
+
+/** A message that is not there is one of zeros. */
+static void gauge_copy(struct zc_gauge *to, const Zp__TopGauge *from)
+{
+    if (from)
+        *to = (struct zc_gauge){ from->now, from->area_ns, from->busy_ns };
+}
+
+/** What a newer daemon has behind those that we know is left out. */
+static void gauges_copy(struct zc_gauge *to, size_t n, Zp__TopGauge *const *from, size_t nfrom)
+{
+    for (size_t i = 0; i < n && i < nfrom; i++)
+        gauge_copy(&to[i], from[i]);
+}
+
+static void top_job_copy(struct zc_top_job *to, const Zp__TopJob *from)
+{
+    to->id = from->id;
+    to->iterations = from->iterations;
+    to->applied = from->applied;
+    to->host_bytes = from->host_bytes;
+    to->nvme_bytes = from->nvme_bytes;
+    to->fetched_bytes = from->fetched_bytes;
+    to->pushed_bytes = from->pushed_bytes;
+    to->nvme_read_bytes = from->nvme_read_bytes;
+    to->nvme_written_bytes = from->nvme_written_bytes;
+    to->fetches = from->fetches;
+    to->hits = from->hits;
+    to->misses = from->misses;
+    to->pushes = from->pushes;
+    to->pages = from->pages;
+    to->page_ns = from->page_ns;
+    to->compute_ns = from->compute_ns;
+    gauges_copy(to->stages, ZC_STAGES, from->stages, from->n_stages);
+    gauges_copy(to->waits, ZC_WAITS, from->waits, from->n_waits);
+    gauge_copy(&to->drive_only, from->drive_only);
+    gauge_copy(&to->asking, from->asking);
+    to->uid = from->uid;
+    to->world = from->world;
+    to->attached = from->attached;
+    to->late = from->late;
+    to->late_ranks = from->late_ranks;
+    to->late_rank = from->late_rank;
+    to->late_pid = from->late_pid;
+    to->late_ms = from->late_ms;
+    COPY(to->name, from->name);
+    COPY(to->state, from->state);
+}
+
+static void top_path_copy(struct zc_top_path *to, const Zp__TopPath *from)
+{
+    to->read_bytes = from->read_bytes;
+    to->written_bytes = from->written_bytes;
+    to->transfers = from->transfers;
+    to->failed = from->failed;
+    to->read_bytes_s = from->read_bytes_s;
+    to->write_bytes_s = from->write_bytes_s;
+    to->depth = from->depth;
+    gauge_copy(&to->queue, from->queue);
+}
+
+/** The head is of the first reply; the rows of each are of its own time. */
+static void top_head_copy(struct zc_top *to, const Zp__TopReply *r)
+{
+    *to = (struct zc_top){ .now_ns = r->now_ns,
+                           .uptime_ms = r->uptime_ms,
+                           .clients = r->clients,
+                           .threads = r->threads,
+                           .buffers = r->buffers,
+                           .gpu_threads = r->gpu_threads,
+                           .ntiers = (uint32_t)zb_min_u64(r->n_tiers, ZC_TOP_TIERS_MAX),
+                           .npaths = (uint32_t)zb_min_u64(r->n_paths, ZC_TOP_PATHS_MAX) };
+    gauge_copy(&to->computing, r->computing);
+    gauge_copy(&to->compute_line, r->compute_line);
+    gauge_copy(&to->buffers_used, r->buffers_used);
+    gauge_copy(&to->gpu, r->gpu);
+    gauge_copy(&to->gpu_line, r->gpu_line);
+    for (uint32_t i = 0; i < to->ntiers; i++)
+        tier_copy(&to->tiers[i], r->tiers[i]);
+    for (uint32_t i = 0; i < to->npaths; i++)
+        top_path_copy(&to->paths[i], r->paths[i]);
+    if (!r->oldest)
+        return;
+    to->oldest.pid = r->oldest->pid;
+    to->oldest.age_ms = r->oldest->age_ms;
+    to->oldest.rank = r->oldest->rank;
+    COPY(to->oldest.method, r->oldest->method);
+    COPY(to->oldest.job, r->oldest->job);
+    COPY(to->oldest.waits, r->oldest->waits);
+}
+
+static int reply_top(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m, int *fds)
+{
+    const Zp__TopReply *r = (const Zp__TopReply *)m;
+    struct zc_rows *rows = call->spec.ret;
+    bool first = rows->cursor == 0;
+    void *added;
+    int rc = zc_rows_begin(c, rows, r->n_jobs, r->cursor, &added);
+
+    (void)fds;
+    if (rc >= 0 && first)
+        top_head_copy(rows->head, r);
+    for (size_t i = 0; rc > 0 && i < r->n_jobs; i++) {
+        struct zc_top_job *to = (struct zc_top_job *)added + i;
+
+        to->now_ns = r->now_ns;
+        top_job_copy(to, r->jobs[i]);
+    }
+    return rc < 0 ? rc : 0;
+}
+
+static const struct zc_method method_top = { .id = ZP_TOP, .reply = reply_top };
+
+int zc_top_wait(struct zc_client *c, const char *job, struct zc_top *ret,
+                struct zc_top_job **ret_rows, size_t *ret_n)
+{
+    struct zc_rows rows = { .row_bytes = sizeof(**ret_rows), .head = ret };
+    Zp__TopRequest m = ZP__TOP_REQUEST__INIT;
+    int rc;
+
+    if (job)
+        m.job = UNCONST(char, job);
+    rc = zc_rows_collect(c, &method_top, &m.base, &m.cursor, &rows, ret_n);
+    if (rc == 0)
+        *ret_rows = rows.data;
+    return rc;
+}

@@ -1,0 +1,152 @@
+/*
+ * step.c - the step, and what is committed.
+ */
+#include <errno.h>
+#include <stdio.h>
+
+#include "client/ask/ask_priv.h"
+
+/* The scalars of a step, as messages: how many, or a negative errno. */
+static int step_groups(struct zc_client *c, const struct zc_step *step, Zp__GroupScalars *groups,
+                       Zp__GroupScalars **pointers)
+{
+    if (step->ngroups > ZP_GROUPS_MAX)
+        return zc_fail(c, -EINVAL, "%u parameter groups: at most %u", step->ngroups, ZP_GROUPS_MAX);
+    for (uint32_t i = 0; i < step->ngroups; i++) {
+        zp__group_scalars__init(&groups[i]);
+        groups[i].lr = step->groups[i].lr;
+        groups[i].beta1 = step->groups[i].beta1;
+        groups[i].beta2 = step->groups[i].beta2;
+        groups[i].eps = step->groups[i].eps;
+        groups[i].weight_decay = step->groups[i].weight_decay;
+        groups[i].momentum = step->groups[i].momentum;
+        groups[i].dampening = step->groups[i].dampening;
+        groups[i].nesterov = step->groups[i].nesterov;
+        groups[i].lr_decay = step->groups[i].lr_decay;
+        pointers[i] = &groups[i];
+    }
+    return (int)step->ngroups;
+}
+
+static int reply_step(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
+                      int *fds)
+{
+    const Zp__StepReply *r = (const Zp__StepReply *)m;
+    struct zc_stepped *ret = call->spec.ret;
+
+    (void)fds;
+    if (r->commit_code > 0)
+        return zc_fail(c, -EPROTO, "a step with a commit of code %d", r->commit_code);
+    *ret = (struct zc_stepped){ .iterations = r->iterations,
+                                .applied = r->applied,
+                                .commit_code = r->commit_code };
+    if (r->commit_code < 0)
+        (void)snprintf(ret->commit_text, sizeof(ret->commit_text), "%s",
+                       r->commit_text[0] ? r->commit_text : zc_strerror(r->commit_code));
+    return 0;
+}
+
+static const struct zc_method method_step = { .id = ZP_STEP, .reply = reply_step, .of_job = true };
+
+int zc_step(struct zc_client *c, uint64_t job, const struct zc_step *step, struct zc_stepped *ret,
+            zc_done_fn *done, void *arg)
+{
+    Zp__Step m = ZP__STEP__INIT;
+    Zp__GroupScalars groups[ZP_GROUPS_MAX], *pointers[ZP_GROUPS_MAX];
+    int n = step_groups(c, step, groups, pointers);
+
+    if (n < 0)
+        return n;
+    m.job = job;
+    m.step = step->step;
+    m.scale = step->scale;
+    m.n_groups = (size_t)n;
+    m.groups = pointers;
+    m.commit = step->commit;
+    m.timeout_ms = step->timeout_ms;
+    return zc_ask(c, &method_step, &m.base, ret, done, arg);
+}
+
+static const struct zc_method method_step_begin = { .id = ZP_STEP_BEGIN, .of_job = true };
+
+int zc_step_begin(struct zc_client *c, uint64_t job, const struct zc_step *step, uint32_t micros,
+                  zc_done_fn *done, void *arg)
+{
+    Zp__StepBegin m = ZP__STEP_BEGIN__INIT;
+    Zp__GroupScalars groups[ZP_GROUPS_MAX], *pointers[ZP_GROUPS_MAX];
+    int n = step_groups(c, step, groups, pointers);
+
+    if (n < 0)
+        return n;
+    m.job = job;
+    m.step = step->step;
+    m.scale = step->scale;
+    m.n_groups = (size_t)n;
+    m.groups = pointers;
+    m.micros = micros;
+    return zc_ask(c, &method_step_begin, &m.base, NULL, done, arg);
+}
+
+static const struct zc_method method_skip = { .id = ZP_SKIP, .reply = reply_step, .of_job = true };
+
+int zc_skip(struct zc_client *c, uint64_t job, uint64_t step, enum zc_commit commit,
+            uint32_t timeout_ms, struct zc_stepped *ret, zc_done_fn *done, void *arg)
+{
+    Zp__Skip m = ZP__SKIP__INIT;
+
+    m.job = job;
+    m.step = step;
+    m.commit = commit;
+    m.timeout_ms = timeout_ms;
+    return zc_ask(c, &method_skip, &m.base, ret, done, arg);
+}
+
+static int reply_commit(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
+                        int *fds)
+{
+    const Zp__CommitReply *r = (const Zp__CommitReply *)m;
+    struct zc_point *ret = call->spec.ret;
+
+    (void)c;
+    (void)fds;
+    *ret = (struct zc_point){ .kind = (enum zc_point_kind)call->spec.n,
+                              .iterations = r->iterations,
+                              .applied = r->applied };
+    return 0;
+}
+
+static const struct zc_method method_commit = { .id = ZP_COMMIT,
+                                                .reply = reply_commit,
+                                                .of_job = true };
+
+int zc_commit(struct zc_client *c, uint64_t job, enum zc_commit what, uint64_t iterations,
+              uint32_t timeout_ms, struct zc_point *ret, zc_done_fn *done, void *arg)
+{
+    Zp__Commit m = ZP__COMMIT__INIT;
+
+    m.job = job;
+    m.what = what;
+    m.iterations = iterations;
+    m.timeout_ms = timeout_ms;
+    return zc_call_start(c, &(struct zc_call_spec){ .method = &method_commit,
+                                                    .message = &m.base,
+                                                    .ret = ret,
+                                                    .n = what == ZC_COMMIT_PREPARE
+                                                             ? ZC_POINT_PREPARED
+                                                             : ZC_POINT_COMMITTED,
+                                                    .done = done,
+                                                    .arg = arg });
+}
+
+static const struct zc_method method_progress = { .id = ZP_PROGRESS, .of_job = true };
+
+int zc_progress(struct zc_client *c, uint64_t job, uint64_t iterations, uint64_t applied,
+                zc_done_fn *done, void *arg)
+{
+    Zp__Progress m = ZP__PROGRESS__INIT;
+
+    m.job = job;
+    m.iterations = iterations;
+    m.applied = applied;
+    return zc_ask(c, &method_progress, &m.base, NULL, done, arg);
+}

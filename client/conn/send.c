@@ -1,0 +1,45 @@
+/*
+ * send.c - what leaves: whether anything may, collected releases, bytes.
+ *
+ * Where sending fails, `deaf` is set: the end is found while receiving (conn.c), so that what the
+ * daemon said last is read first.
+ */
+#include <errno.h>
+
+#include "client/conn/conn.h"
+
+int zc_conn_usable(struct zc_client *c)
+{
+    switch (c->state) {
+    case ZC_CLOSED:
+        return zc_fail(c, -ENOTCONN, "this handle has no connection");
+    case ZC_OPEN:
+        return 0;
+    case ZC_LOST:
+        break;
+    }
+    c->err = c->lost;
+    return c->lost.code;
+}
+
+void zc_conn_send(struct zc_client *c)
+{
+    if (!c->deaf && zp_stream_pending(c->stream) > 0 && zp_stream_write(c->stream) < 0)
+        c->deaf = true;
+}
+
+int zc_conn_releases(struct zc_client *c)
+{
+    struct zp_frame frame = { .method = ZP_RELEASE, .kind = ZP_ONEWAY };
+    Zp__Release m = ZP__RELEASE__INIT;
+    int rc;
+
+    if (c->nreleases == 0)
+        return 0;
+    m.n_shards = c->nreleases;
+    m.shards = c->releases;
+    rc = zp_stream_send(c->stream, frame, &m.base, NULL, NULL, 0);
+    if (rc == 0)
+        c->nreleases = 0;
+    return rc;
+}
