@@ -40,6 +40,13 @@ const struct zp_method_info *zp_method_info(unsigned method);
 int zp_decode(struct zp_arena *a, const ProtobufCMessageDescriptor *type, const uint8_t *body,
               size_t body_bytes, const ProtobufCMessage **ret, struct zb_err *err);
 
+/** Text for a field of a message that is packed: protobuf-c declares these as char *, and does not
+ * write to them. */
+static inline char *zp_str(const char *text)
+{
+    return (char *)(uintptr_t)text;
+}
+
 /** A job's or unit's name: 1 to ZP_NAME_MAX of letters, digits, '.', '_', '-', not beginning with
  *  '.' or '-'. */
 bool zp_name_valid(const char *name);

@@ -11,7 +11,7 @@
 
 #include "daemon/job/shard.h"
 #include "daemon/store/store.h"
-#include "proto/shard.pb-c.h"
+#include "proto/codec.h"
 
 /* ---- finding */
 
@@ -227,7 +227,7 @@ void zsd_job_tell(struct zsd_job *job, uint16_t event, uint32_t rank, const stru
     message.job = job->number;
     message.rank = rank;
     message.code = why->code;
-    message.text = (char *)(uintptr_t)why->text;
+    message.text = zp_str(why->text);
     zb_list_each(pos, &job->members)
     {
         struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);

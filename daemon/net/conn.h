@@ -80,6 +80,15 @@ void zsd_refuse(struct zsd_req *req, int code, const char *fmt, ...)
  * only during the call. It answers req exactly once, now or later. */
 typedef void zsd_handler(struct zsd_req *req, const ProtobufCMessage *message);
 
+/** Begins the definition of a handler whose message, q, is a Zp__<type>. */
+#define ZSD_REQUEST(handler, type)                                         \
+    static void handler##_typed(struct zsd_req *req, const Zp__##type *q); \
+    void handler(struct zsd_req *req, const ProtobufCMessage *message)     \
+    {                                                                      \
+        handler##_typed(req, (const Zp__##type *)(const void *)message);   \
+    }                                                                      \
+    static void handler##_typed(struct zsd_req *req, const Zp__##type *q)
+
 /** Sends an event (enum zp_event). */
 void zsd_event(struct zsd_conn *conn, uint16_t event, const ProtobufCMessage *message);
 

@@ -439,9 +439,8 @@ static void commit_resolve(struct zsd_req *req, struct zsd_job *job, enum zsd_co
     zsd_delta_start(&w->delta);
 }
 
-void zsd_commit(struct zsd_req *req, const ProtobufCMessage *message)
+ZSD_REQUEST(zsd_commit, Commit)
 {
-    const Zp__Commit *q = (const Zp__Commit *)(const void *)message;
     struct zsd_member *m = zsd_member_of(req, q->job);
     struct zb_err err = { 0 };
     struct zsd_job *job;
@@ -481,9 +480,8 @@ void zsd_commit(struct zsd_req *req, const ProtobufCMessage *message)
     zsd_commit_start(job, q->what, NULL, commit_asked_done);
 }
 
-void zsd_progress(struct zsd_req *req, const ProtobufCMessage *message)
+ZSD_REQUEST(zsd_progress, Progress)
 {
-    const Zp__Progress *q = (const Zp__Progress *)(const void *)message;
     struct zsd_member *m = zsd_member_of(req, q->job);
     struct zsd_job *job;
 

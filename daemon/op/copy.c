@@ -185,9 +185,8 @@ static int write_check(const struct zsd_shard *s, struct zb_err *err)
     return 0;
 }
 
-void zsd_write(struct zsd_req *req, const ProtobufCMessage *message)
+ZSD_REQUEST(zsd_write, Write)
 {
-    const Zp__Write *q = (const Zp__Write *)(const void *)message;
     struct zb_err err = { 0 };
     struct zsd_shard *s = zsd_shard_of(req, q->shard);
     enum zk_what what = q->what == 0 ? ZK_MASTER : (enum zk_what)q->what;
@@ -224,9 +223,8 @@ void zsd_write(struct zsd_req *req, const ProtobufCMessage *message)
     copy_start(req, s, q->first, q->count, staged, sizeof(float), true, what);
 }
 
-void zsd_read(struct zsd_req *req, const ProtobufCMessage *message)
+ZSD_REQUEST(zsd_read, Read)
 {
-    const Zp__Read *q = (const Zp__Read *)(const void *)message;
     struct zsd_shard *s = zsd_shard_of(req, q->shard);
     enum zk_what what = q->what;
     uint8_t *staged;

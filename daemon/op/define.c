@@ -168,9 +168,8 @@ static int unit_head(struct zsd_member *m, const Zp__UnitDefine *q, struct zb_er
     return 0;
 }
 
-void zsd_unit_define(struct zsd_req *req, const ProtobufCMessage *message)
+ZSD_REQUEST(zsd_unit_define, UnitDefine)
 {
-    const Zp__UnitDefine *q = (const Zp__UnitDefine *)(const void *)message;
     struct zsd_member *m = zsd_member_of(req, q->job);
     struct zb_err err = { 0 };
     struct zsd_unit *unit;
@@ -309,9 +308,8 @@ static struct zsd_shard *shard_again(struct zsd_job *job, uint32_t rank, const Z
     return NULL;
 }
 
-void zsd_shard_register(struct zsd_req *req, const ProtobufCMessage *message)
+ZSD_REQUEST(zsd_shard_register, ShardRegister)
 {
-    const Zp__ShardRegister *q = (const Zp__ShardRegister *)(const void *)message;
     struct zsd_member *m = zsd_member_of(req, q->job);
     Zp__ShardRegisterReply reply = ZP__SHARD_REGISTER_REPLY__INIT;
     uint64_t ids[ZP_SHARDS_MAX];

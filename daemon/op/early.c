@@ -99,9 +99,8 @@ static int begin_check(const struct zsd_member *m, const Zp__StepBegin *q, struc
     return 0;
 }
 
-void zsd_step_begin(struct zsd_req *req, const ProtobufCMessage *message)
+ZSD_REQUEST(zsd_step_begin, StepBegin)
 {
-    const Zp__StepBegin *q = (const Zp__StepBegin *)(const void *)message;
     struct zsd_member *m = zsd_member_of(req, q->job);
     struct zk_params params[ZP_GROUPS_MAX] = { 0 };
     struct zb_err err = { 0 };

@@ -397,9 +397,8 @@ void zsd_fetch_cancel(struct zsd_member *m, const struct zb_err *why)
         fetch_end(zb_container_of(m->fetches.next, struct zsd_fetch, node), why);
 }
 
-void zsd_fetch(struct zsd_req *req, const ProtobufCMessage *message)
+ZSD_REQUEST(zsd_fetch, Fetch)
 {
-    const Zp__Fetch *q = (const Zp__Fetch *)(const void *)message;
     struct zb_err err = { 0 };
     struct zsd_fetch *f;
 

@@ -104,9 +104,8 @@ void zsd_core_gone(struct zsd_conn *conn)
 
 /* ---- by request */
 
-void zsd_job_close(struct zsd_req *req, const ProtobufCMessage *message)
+ZSD_REQUEST(zsd_job_close, JobRef)
 {
-    const Zp__JobRef *q = (const Zp__JobRef *)(const void *)message;
     struct zsd_member *m = req->conn->member;
     struct zb_err why = { 0 };
     struct zsd_job *job;
@@ -134,9 +133,8 @@ void zsd_job_close(struct zsd_req *req, const ProtobufCMessage *message)
     zsd_job_unhold(job);
 }
 
-void zsd_job_share(struct zsd_req *req, const ProtobufCMessage *message)
+ZSD_REQUEST(zsd_job_share, JobShare)
 {
-    const Zp__JobShare *q = (const Zp__JobShare *)(const void *)message;
     struct zsd_job *job = zsd_job_by_name(req->daemon->core, q->name);
 
     if (!job) {
@@ -157,9 +155,8 @@ void zsd_job_share(struct zsd_req *req, const ProtobufCMessage *message)
     zsd_reply(req, NULL, -1);
 }
 
-void zsd_job_destroy(struct zsd_req *req, const ProtobufCMessage *message)
+ZSD_REQUEST(zsd_job_destroy, JobName)
 {
-    const Zp__JobName *q = (const Zp__JobName *)(const void *)message;
     struct zsd_job *job = zsd_job_by_name(req->daemon->core, q->name);
     struct zsd_saved *saved = zsd_saved_by_name(req->daemon->core, q->name);
     struct zb_err why = { 0 };

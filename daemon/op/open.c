@@ -333,9 +333,9 @@ refuse:
     zsd_reply_err(req, &err);
 }
 
-void zsd_job_open(struct zsd_req *req, const ProtobufCMessage *message)
+ZSD_REQUEST(zsd_job_open, JobOpen)
 {
-    open_run(req, (const Zp__JobOpen *)(const void *)message, 0);
+    open_run(req, q, 0);
 }
 
 /* The rank is there, unless it died meanwhile. One that attaches to a job in a step or a

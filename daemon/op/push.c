@@ -284,9 +284,8 @@ static int push_admit(struct zsd_shard *s, const Zp__Push *q, struct zb_err *err
     return 0;
 }
 
-void zsd_push(struct zsd_req *req, const ProtobufCMessage *message)
+ZSD_REQUEST(zsd_push, Push)
 {
-    const Zp__Push *q = (const Zp__Push *)(const void *)message;
     struct zsd_shard *s = zsd_shard_of(req, q->shard);
     struct zb_err err = { 0 };
     const uint8_t *from;
@@ -347,9 +346,8 @@ void zsd_push_cancel(struct zsd_job *job, const struct zb_err *why)
             push_end(zb_container_of(node, struct push, node), why);
 }
 
-void zsd_norms(struct zsd_req *req, const ProtobufCMessage *message)
+ZSD_REQUEST(zsd_norms, Norms)
 {
-    const Zp__Norms *q = (const Zp__Norms *)(const void *)message;
     struct zsd_member *m = zsd_member_of(req, q->job);
     Zp__NormsReply reply = ZP__NORMS_REPLY__INIT;
     uint8_t bytes[ZK_XSUM_BYTES];

@@ -39,7 +39,7 @@
 #include "daemon/op/requests.h"
 #include "daemon/plan/replan.h"
 #include "daemon/store/rowio.h"
-#include "proto/shard.pb-c.h"
+#include "proto/codec.h"
 
 #define READERS_MAX  64u
 #define LANES        4u   /* pieces of one read in progress */
@@ -374,9 +374,8 @@ static void lane_on_work(struct zsd_work *work)
 
 static void lane_on_read(struct zsd_row_read *read, const struct zb_err *err);
 
-void zsd_reader_open(struct zsd_req *req, const ProtobufCMessage *message)
+ZSD_REQUEST(zsd_reader_open, ReaderOpen)
 {
-    const Zp__ReaderOpen *q = (const Zp__ReaderOpen *)(const void *)message;
     struct zsd_core *core = req->daemon->core;
     struct zb_err err = { 0 };
     struct zsd_version *v = NULL;
@@ -435,9 +434,8 @@ static struct zsd_reader *reader_of(struct zsd_req *req, uint64_t id)
     return r;
 }
 
-void zsd_reader_close(struct zsd_req *req, const ProtobufCMessage *message)
+ZSD_REQUEST(zsd_reader_close, ReaderRef)
 {
-    const Zp__ReaderRef *q = (const Zp__ReaderRef *)(const void *)message;
     struct zsd_reader *r = reader_of(req, q->reader);
     struct zb_err why = { 0 };
 
@@ -450,9 +448,8 @@ void zsd_reader_close(struct zsd_req *req, const ProtobufCMessage *message)
 
 /* ---- the manifest */
 
-void zsd_reader_unit(struct zsd_req *req, const ProtobufCMessage *message)
+ZSD_REQUEST(zsd_reader_unit, ReaderUnit)
 {
-    const Zp__ReaderUnit *q = (const Zp__ReaderUnit *)(const void *)message;
     struct zsd_reader *r = reader_of(req, q->reader);
     Zp__ReaderUnitReply reply = ZP__READER_UNIT_REPLY__INIT;
     Zp__Tensor rows[TENSORS_PART], *list[TENSORS_PART];
@@ -470,7 +467,7 @@ void zsd_reader_unit(struct zsd_req *req, const ProtobufCMessage *message)
                    unit->ntensors, q->cursor);
         return;
     }
-    reply.name = (char *)(uintptr_t)unit->name;
+    reply.name = zp_str(unit->name);
     reply.elems = unit->elems;
     reply.dtype = unit->layout.dtype;
     reply.grad_dtype = unit->layout.grad_dtype;
@@ -481,7 +478,7 @@ void zsd_reader_unit(struct zsd_req *req, const ProtobufCMessage *message)
         Zp__Tensor *row = &rows[reply.n_tensors];
 
         zp__tensor__init(row);
-        row->name = (char *)(uintptr_t)t->name;
+        row->name = zp_str(t->name);
         row->first = t->first;
         row->n_dims = t->ndims;
         row->dims = (uint64_t *)(uintptr_t)t->dims;
@@ -764,9 +761,8 @@ static int read_check(const struct zsd_reader *r, const Zp__ReaderRead *q, struc
     return 0;
 }
 
-void zsd_reader_read(struct zsd_req *req, const ProtobufCMessage *message)
+ZSD_REQUEST(zsd_reader_read, ReaderRead)
 {
-    const Zp__ReaderRead *q = (const Zp__ReaderRead *)(const void *)message;
     struct zsd_reader *r = reader_of(req, q->reader);
     struct zb_err err = { 0 };
     struct read *read = NULL;

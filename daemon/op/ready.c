@@ -410,9 +410,8 @@ static bool ready_others(const struct zsd_job *job)
     return false;
 }
 
-void zsd_ready(struct zsd_req *req, const ProtobufCMessage *message)
+ZSD_REQUEST(zsd_ready, Ready)
 {
-    const Zp__Ready *q = (const Zp__Ready *)(const void *)message;
     struct zsd_member *m = zsd_member_of(req, q->job);
     struct zsd_job *job;
 

@@ -74,8 +74,8 @@ static void snap_row(const struct zsd_saved *saved, const struct zsd_version *v,
                      const struct zsd_snap *snap, Zp__SnapshotRow *row)
 {
     zp__snapshot_row__init(row);
-    row->job = (char *)(uintptr_t)saved->name;
-    row->name = (char *)(uintptr_t)(snap ? snap->name : "");
+    row->job = zp_str(saved->name);
+    row->name = zp_str(snap ? snap->name : "");
     row->iterations = v->iterations;
     row->applied = v->applied;
     row->created_unix = snap ? snap->created_unix : v->created_unix;
@@ -203,9 +203,8 @@ void zsd_snap_cancel(struct zsd_saved *saved, const struct zb_err *why)
         snap_give_up(zb_container_of(pos, struct snap_op, node), why);
 }
 
-void zsd_snapshot(struct zsd_req *req, const ProtobufCMessage *message)
+ZSD_REQUEST(zsd_snapshot, SnapshotTake)
 {
-    const Zp__SnapshotTake *q = (const Zp__SnapshotTake *)(const void *)message;
     struct zsd_saved *saved = saved_of(req, q->job, q->next);
     struct snap_op *op;
 
@@ -279,9 +278,8 @@ static size_t snaps_find(const struct zsd_req *req, const char *job, uint64_t cu
     return n;
 }
 
-void zsd_snapshots(struct zsd_req *req, const ProtobufCMessage *message)
+ZSD_REQUEST(zsd_snapshots, SnapshotsRequest)
 {
-    const Zp__SnapshotsRequest *q = (const Zp__SnapshotsRequest *)(const void *)message;
     const struct zsd_snap *snaps[SNAP_ROWS + 1];
     Zp__SnapshotRow rows[SNAP_ROWS], *list[SNAP_ROWS];
     Zp__SnapshotsReply reply = ZP__SNAPSHOTS_REPLY__INIT;
@@ -354,9 +352,8 @@ static void snap_end_done(struct zsd_delta *d, const struct zb_err *err)
     free(op);
 }
 
-void zsd_snapshot_destroy(struct zsd_req *req, const ProtobufCMessage *message)
+ZSD_REQUEST(zsd_snapshot_destroy, SnapshotRef)
 {
-    const Zp__SnapshotRef *q = (const Zp__SnapshotRef *)(const void *)message;
     struct zsd_saved *saved = saved_of(req, q->job, false);
     struct snap_end *op;
 
@@ -443,9 +440,8 @@ static void clone_done(struct zsd_delta *d, const struct zb_err *err)
     free(op);
 }
 
-void zsd_clone(struct zsd_req *req, const ProtobufCMessage *message)
+ZSD_REQUEST(zsd_clone, Clone)
 {
-    const Zp__Clone *q = (const Zp__Clone *)(const void *)message;
     struct zsd_core *core = req->daemon->core;
     struct zsd_saved *from = saved_of(req, q->job, false), *saved = NULL;
     struct zb_err err = { 0 };
@@ -533,9 +529,8 @@ static void rollback_on_ended(struct zsd_work *work)
     zsd_delta_start(&op->delta);
 }
 
-void zsd_rollback(struct zsd_req *req, const ProtobufCMessage *message)
+ZSD_REQUEST(zsd_rollback, SnapshotRef)
 {
-    const Zp__SnapshotRef *q = (const Zp__SnapshotRef *)(const void *)message;
     struct zsd_saved *saved = saved_of(req, q->job, false);
     struct zb_err err = { 0 };
     struct rollback *op;

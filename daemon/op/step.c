@@ -64,9 +64,8 @@ static void note_keep(struct zsd_note *kept, struct zsd_note *sent, uint64_t ite
     *sent = (struct zsd_note){ 0 };
 }
 
-void zsd_note_put(struct zsd_req *req, const ProtobufCMessage *message)
+ZSD_REQUEST(zsd_note_put, NotePut)
 {
-    const Zp__NotePut *q = (const Zp__NotePut *)(const void *)message;
     struct zsd_member *m = zsd_member_of(req, q->job);
     struct zsd_note *note;
 
@@ -101,9 +100,8 @@ void zsd_note_put(struct zsd_req *req, const ProtobufCMessage *message)
     zsd_reply(req, NULL, -1);
 }
 
-void zsd_note_get(struct zsd_req *req, const ProtobufCMessage *message)
+ZSD_REQUEST(zsd_note_get, NoteGet)
 {
-    const Zp__NoteGet *q = (const Zp__NoteGet *)(const void *)message;
     struct zsd_member *m = zsd_member_of(req, q->job);
     Zp__NoteGetReply reply = ZP__NOTE_GET_REPLY__INIT;
     const struct zsd_note *note;
@@ -602,9 +600,8 @@ int zsd_step_scalars(const struct zsd_job *job, double scale, Zp__GroupScalars *
     return 0;
 }
 
-void zsd_step(struct zsd_req *req, const ProtobufCMessage *message)
+ZSD_REQUEST(zsd_step, Step)
 {
-    const Zp__Step *q = (const Zp__Step *)(const void *)message;
     struct zsd_member *m = zsd_member_of(req, q->job);
     struct zsd_step_op want = { .step = q->step, .commit = q->commit, .scale = q->scale };
     struct zb_err err = { 0 };
@@ -622,9 +619,8 @@ void zsd_step(struct zsd_req *req, const ProtobufCMessage *message)
     step_ask(req, m, &want, q->timeout_ms);
 }
 
-void zsd_skip(struct zsd_req *req, const ProtobufCMessage *message)
+ZSD_REQUEST(zsd_skip, Skip)
 {
-    const Zp__Skip *q = (const Zp__Skip *)(const void *)message;
     struct zsd_member *m = zsd_member_of(req, q->job);
     struct zsd_step_op want = { .step = q->step, .skip = true, .commit = q->commit };
 

@@ -10,9 +10,8 @@
 #include "daemon/plan/replan.h"
 #include "proto/shard.pb-c.h"
 
-void zsd_tier_set(struct zsd_req *req, const ProtobufCMessage *message)
+ZSD_REQUEST(zsd_tier_set, TierSet)
 {
-    const Zp__TierSet *q = (const Zp__TierSet *)(const void *)message;
     struct zsd_core *core = req->daemon->core;
     bool gpu = strcmp(q->name, "gpu") == 0;
     struct zb_err err = { 0 };

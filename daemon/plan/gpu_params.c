@@ -446,9 +446,8 @@ static void share_done(struct zsd_task *task)
     free(op);
 }
 
-void zsd_gpu_share(struct zsd_req *req, const ProtobufCMessage *message)
+ZSD_REQUEST(zsd_gpu_share, JobRef)
 {
-    const Zp__JobRef *q = (const Zp__JobRef *)(const void *)message;
     struct zsd_member *m = zsd_member_of(req, q->job);
     struct share_op *op;
 

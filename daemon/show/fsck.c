@@ -25,7 +25,7 @@
 #include "daemon/show/survey.h"
 #include "daemon/store/change.h"
 #include "daemon/store/record.h"
-#include "proto/shard.pb-c.h"
+#include "proto/codec.h"
 
 #define DF_ROWS 200u /* of one reply: below 64 KiB with the longest names */
 
@@ -547,7 +547,7 @@ static void fsck_answer(void *arg, const struct zsd_fsck_report *r, const struct
     reply.problems_total = r->nproblems;
     reply.problems = problems;
     for (; reply.n_problems < zb_min_u64(r->nproblems, ZSD_PROBLEMS_MAX); reply.n_problems++)
-        problems[reply.n_problems] = (char *)(uintptr_t)r->problems[reply.n_problems];
+        problems[reply.n_problems] = zp_str(r->problems[reply.n_problems]);
     zsd_reply(arg, &reply.base, -1);
 }
 
@@ -616,7 +616,7 @@ static void df_answer(struct df *d)
             row = list[reply.n_rows] = &rows[reply.n_rows];
             reply.n_rows++;
             zp__df_row__init(row);
-            row->job = (char *)(uintptr_t)j->name;
+            row->job = zp_str(j->name);
         }
         row->committed += j->committed;
         row->prepared += j->prepared;
@@ -647,9 +647,8 @@ static void df_done(struct zsd_change *c, const struct zb_err *err)
     free(d);
 }
 
-void zsd_df(struct zsd_req *req, const ProtobufCMessage *message)
+ZSD_REQUEST(zsd_df, DfRequest)
 {
-    const Zp__DfRequest *q = (const Zp__DfRequest *)(const void *)message;
     struct df *d;
 
     if (!req->daemon->core->store) {

@@ -20,7 +20,7 @@
 #include "daemon/run/gpu_tier.h"
 #include "daemon/show/requests.h"
 #include "daemon/store/store.h"
-#include "proto/shard.pb-c.h"
+#include "proto/codec.h"
 
 #define LIST_ROWS 200u /* of one reply: below 64 KiB with the longest names */
 #define JOBS_ROWS 50u
@@ -116,15 +116,15 @@ static void list_row(const struct zsd_shard *s, Zp__ShardRow *row)
 
     zp__shard_row__init(row);
     row->id = s->id;
-    row->job = (char *)(uintptr_t)s->job->name;
+    row->job = zp_str(s->job->name);
     row->unit = s->unit->name;
     row->first = s->first;
     row->count = s->count;
-    row->dtype = (char *)(uintptr_t)zb_dtype_name(s->unit->layout.dtype);
+    row->dtype = zp_str(zb_dtype_name(s->unit->layout.dtype));
     row->version = s->version;
     zsd_shard_bytes(s, &row->host_bytes, &row->nvme_bytes, &gpu);
     row->bytes = row->host_bytes + row->nvme_bytes + gpu;
-    row->tier = (char *)(uintptr_t)(row->nvme_bytes > 0 ? "nvme" : gpu > 0 ? "gpu" : "host");
+    row->tier = zp_str(row->nvme_bytes > 0 ? "nvme" : gpu > 0 ? "gpu" : "host");
     row->pins = s->pins;
     row->rank = s->rank;
 }
@@ -136,21 +136,20 @@ static void list_saved_row(const struct zsd_saved *s, uint32_t i, Zp__ShardRow *
 
     zp__shard_row__init(row);
     row->id = (uint64_t)s->number << 32 | i;
-    row->job = (char *)(uintptr_t)s->name;
+    row->job = zp_str(s->name);
     row->unit = s->units[r->unit]->name;
     row->first = r->first;
     row->count = r->count;
-    row->dtype = (char *)(uintptr_t)zb_dtype_name(s->units[r->unit]->layout.dtype);
+    row->dtype = zp_str(zb_dtype_name(s->units[r->unit]->layout.dtype));
     row->version = v->applied;
     row->bytes = row->nvme_bytes = zsd_row_bytes(r);
-    row->tier = (char *)(uintptr_t) "nvme";
+    row->tier = zp_str("nvme");
     row->rank = r->rank;
 }
 
 /* A cursor is a shard id: the next shard to list is the first with an id at or above it. */
-void zsd_list(struct zsd_req *req, const ProtobufCMessage *message)
+ZSD_REQUEST(zsd_list, ListRequest)
 {
-    const Zp__ListRequest *q = (const Zp__ListRequest *)(const void *)message;
     Zp__ShardRow rows[LIST_ROWS], *list[LIST_ROWS];
     Zp__ListReply reply = ZP__LIST_REPLY__INIT;
     struct seen seen;
@@ -195,11 +194,11 @@ static void saved_row(const struct zsd_saved *s, Zp__JobRow *row)
 
     zp__job_row__init(row);
     row->id = s->number;
-    row->name = (char *)(uintptr_t)s->name;
+    row->name = zp_str(s->name);
     row->uid = s->uid;
     row->world = v->world;
     row->keep = row->durable = true;
-    row->state = (char *)(uintptr_t) "saved";
+    row->state = zp_str("saved");
     row->iterations = v->iterations;
     row->applied = v->applied;
     row->shards = v->nrows;
@@ -215,13 +214,13 @@ static void job_row(const struct zsd_job *job, Zp__JobRow *row)
 {
     zp__job_row__init(row);
     row->id = job->number;
-    row->name = (char *)(uintptr_t)job->name;
+    row->name = zp_str(job->name);
     row->uid = job->uid;
     row->world = job->world;
     zb_list_each(pos, &job->members)
         row->attached += zb_container_of(pos, struct zsd_member, node)->conn != NULL;
     row->keep = job->keep;
-    row->state = (char *)(uintptr_t)zsd_job_state_name(job);
+    row->state = zp_str(zsd_job_state_name(job));
     row->iterations = job->iterations;
     row->applied = job->applied;
     row->shards = job->nshards;
@@ -242,7 +241,7 @@ static void job_row(const struct zsd_job *job, Zp__JobRow *row)
     row->grads_nvme_bytes = job->grads_nvme_bytes;
     row->nvme_read_bytes = job->nvme_read_bytes;
     row->nvme_written_bytes = job->nvme_written_bytes;
-    row->error = (char *)(uintptr_t)job->why.text;
+    row->error = zp_str(job->why.text);
     row->share = job->payer.share;
     row->gpu_bytes = job->gpu->held_bytes + job->params->booked;
     row->host_state = job->host_held.used[ZSD_USE_STATE];
@@ -252,9 +251,8 @@ static void job_row(const struct zsd_job *job, Zp__JobRow *row)
 }
 
 /* A cursor is the number of the next job. */
-void zsd_jobs(struct zsd_req *req, const ProtobufCMessage *message)
+ZSD_REQUEST(zsd_jobs, JobsRequest)
 {
-    const Zp__JobsRequest *q = (const Zp__JobsRequest *)(const void *)message;
     Zp__JobRow rows[JOBS_ROWS], *list[JOBS_ROWS];
     Zp__JobsReply reply = ZP__JOBS_REPLY__INIT;
     struct seen seen;
@@ -279,7 +277,7 @@ void zsd_jobs(struct zsd_req *req, const ProtobufCMessage *message)
 static void tier_row(const struct zsd_account *a, const char *name, char *detail, Zp__TierRow *row)
 {
     zp__tier_row__init(row);
-    row->name = (char *)(uintptr_t)name;
+    row->name = zp_str(name);
     row->budget = a->budget;
     row->used = zsd_account_used(a);
     row->params = a->used[ZSD_USE_PARAM];
@@ -395,7 +393,7 @@ static void tiers_answer(struct zsd_req *req, const struct tiers *t)
     char nodes[256], stranded[256];
 
     zsd_tier_rows(daemon, &tiers);
-    tiers.rows[0].numa = (char *)(uintptr_t)zsd_numa_text(daemon->numa);
+    tiers.rows[0].numa = zp_str(zsd_numa_text(daemon->numa));
     if (use) {
         zsd_numa_use_text(daemon->numa, use, nodes, sizeof(nodes));
         tiers.rows[0].nodes = nodes;
@@ -497,7 +495,7 @@ static void counter_add(Zp__Counter *counters, Zp__Counter **list, size_t *n, co
                         uint64_t value)
 {
     zp__counter__init(&counters[*n]);
-    counters[*n].name = (char *)(uintptr_t)name;
+    counters[*n].name = zp_str(name);
     counters[*n].value = value;
     list[*n] = &counters[*n];
     (*n)++;

@@ -38,7 +38,7 @@
 #include "daemon/show/requests.h"
 #include "daemon/store/rowio.h"
 #include "daemon/store/store.h"
-#include "proto/shard.pb-c.h"
+#include "proto/codec.h"
 
 #define BAD_MAX     16u           /* that are named */
 #define PROBE_BYTES (16 * ZB_MIB) /* read to learn what the device gives */
@@ -484,7 +484,7 @@ static void scrub_report(const struct zsd_scrub *s, bool names, Zp__ScrubReply *
                                           [SCRUB_STOPPED] = "stopped" };
     uint64_t elapsed_ns = scrub_elapsed_ns(s);
 
-    reply->state = (char *)(uintptr_t)states[s->state];
+    reply->state = zp_str(states[s->state]);
     reply->bytes = s->bytes;
     reply->total_bytes = s->total_bytes;
     reply->bad_pages = s->bad_pages;
@@ -498,9 +498,8 @@ static void scrub_report(const struct zsd_scrub *s, bool names, Zp__ScrubReply *
             reply->bad[reply->n_bad++] = s->bad[i];
 }
 
-void zsd_scrub(struct zsd_req *req, const ProtobufCMessage *message)
+ZSD_REQUEST(zsd_scrub, Scrub)
 {
-    const Zp__Scrub *q = (const Zp__Scrub *)(const void *)message;
     struct zsd_core *core = req->daemon->core;
     Zp__ScrubReply reply = ZP__SCRUB_REPLY__INIT;
     bool may = zsd_may(req->conn, geteuid());

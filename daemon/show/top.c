@@ -153,14 +153,14 @@ static void oldest_fill(const struct zsd_req *req, uint64_t now_ns, Zp__TopOldes
     const struct zp_method_info *info = zp_method_info(req->method);
 
     zp__top_oldest__init(ret);
-    ret->method = (char *)(uintptr_t)(info ? info->name : "");
+    ret->method = zp_str(info ? info->name : "");
     if (m) {
         ret->job = m->job->name;
         ret->rank = m->rank;
     }
     ret->pid = (uint64_t)req->conn->pid;
     ret->age_ms = now_ns > req->since_ns ? (now_ns - req->since_ns) / 1000000 : 0;
-    ret->waits = (char *)(uintptr_t)req_waits_for(req);
+    ret->waits = zp_str(req_waits_for(req));
 }
 
 /* ---- rows */
@@ -233,7 +233,7 @@ static void top_job(struct zsd_job *job, uint64_t now_ns, struct top_row *row)
     to->id = job->number;
     to->name = job->name;
     to->uid = job->uid;
-    to->state = (char *)(uintptr_t)zsd_job_state_name(job);
+    to->state = zp_str(zsd_job_state_name(job));
     to->world = job->world;
     to->attached = zsd_job_attached(job);
     to->iterations = job->iterations;
@@ -307,9 +307,8 @@ static struct zsd_job *top_next(const struct zsd_req *req, const char *name, uin
 }
 
 /* A cursor is the number of the next job. */
-void zsd_top(struct zsd_req *req, const ProtobufCMessage *message)
+ZSD_REQUEST(zsd_top, TopRequest)
 {
-    const Zp__TopRequest *q = (const Zp__TopRequest *)(const void *)message;
     struct zsd *daemon = req->daemon;
     struct zsd_core *core = daemon->core;
     const struct zsd_req *oldest = q->cursor == 0 ? oldest_find(req) : NULL;
