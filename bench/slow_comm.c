@@ -101,6 +101,21 @@ static const char *slow_error(struct zc_comm *comm)
     return inner->ops->error ? inner->ops->error(inner) : "";
 }
 
+static void slow_name_next(struct zc_comm *comm, uint64_t name)
+{
+    struct zc_comm *inner = slow_of(comm)->inner;
+
+    if (inner->ops->name_next)
+        inner->ops->name_next(inner, name);
+}
+
+static bool slow_other(struct zc_comm *comm, struct zc_comm_other *ret)
+{
+    struct zc_comm *inner = slow_of(comm)->inner;
+
+    return inner->ops->other && inner->ops->other(inner, ret);
+}
+
 static const struct zc_comm_ops slow_ops = {
     .name = "slow",
     .all_gather = slow_all_gather,
@@ -108,6 +123,8 @@ static const struct zc_comm_ops slow_ops = {
     .test = slow_test,
     .close = slow_close,
     .error = slow_error,
+    .name_next = slow_name_next,
+    .other = slow_other,
 };
 
 struct zc_comm *zbench_slow_comm(struct zc_comm *inner, uint64_t rate, uint64_t latency_ns)

@@ -14,15 +14,25 @@
 #include <assert.h>
 #include <errno.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "client/zero/zero_priv.h"
 
+#define ZCZ_LOOK_US 100u
+
+static bool between_devices(const struct zc_zero *z, enum zcz_call call)
+{
+    return z->device.ops && call >= ZCZ_CALL_GATHER && call <= ZCZ_CALL_SUMS;
+}
+
 void zcz_coll_queue(struct zc_zero *z, struct zcz_coll *c, enum zcz_coll_kind kind,
-                    struct zc_comm *comm, const char *what, uint32_t unit)
+                    struct zc_comm *comm, enum zcz_call call, uint32_t unit, uint16_t detail)
 {
     *c = (struct zcz_coll){
-        .kind = kind, .comm = comm, .bytes = &z->other_bytes, .what = what, .unit = unit
+        .kind = kind, .comm = comm, .bytes = &z->other_bytes, .call = call, .unit = unit
     };
+    c->name = zcz_calls_add(z, call, unit, detail);
+    c->agreed = comm->ops->name_next || comm->world == 1 || between_devices(z, call);
     zb_list_push_back(&z->queued, &c->node);
 }
 
@@ -47,12 +57,16 @@ static int coll_fail(struct zc_zero *z, const struct zcz_coll *c, int rc)
     struct zc_comm *comm = c->comm;
     const char *why = comm->ops->error ? comm->ops->error(comm) : "";
 
+    if (c->dev && rc == -EOWNERDEAD && zcz_calls_stuck(z) < 0)
+        return z->failed; /* that rank gave up first */
     z->comm_broken = true;
+    if (rc == -EINVAL && !c->dev && zcz_calls_refused(z, comm) < 0)
+        return z->failed;
     /* A peer that died breaks collectives too; if the store knows, that is the better sentence. */
     if (z->store && !z->store_gone && z->store->ops->poll(z->store, 0) < 0)
         return zcz_fail(z, z->store->err.code, "%s", zcz_store_text(z->store));
-    return zcz_fail(z, rc, "%s over '%s'%s%s", c->what, comm->ops->name, *why ? ": " : " failed",
-                    why);
+    return zcz_fail(z, rc, "%s over '%s'%s%s", zcz_call_noun(c->call), comm->ops->name,
+                    *why ? ": " : " failed", why);
 }
 
 static int coll_start(struct zc_zero *z, struct zcz_coll *c)
@@ -61,16 +75,77 @@ static int coll_start(struct zc_zero *z, struct zcz_coll *c)
         c->kind == ZCZ_ALL_GATHER ? c->comm->ops->all_gather : c->comm->ops->exchange;
     int comm_rc = 0, rc = 0;
 
-    if (c->dev)
+    if (c->dev) {
         rc = zcz_device_start(z, c, &comm_rc);
-    else
+    } else {
+        if (c->comm->ops->name_next)
+            c->comm->ops->name_next(c->comm, c->name);
         comm_rc = start(c->comm, c->send, c->recv, c->slice_bytes, &c->op);
+    }
     if (rc < 0)
         return rc;
     if (comm_rc < 0)
         return coll_fail(z, c, comm_rc);
-    *c->bytes += (uint64_t)c->slice_bytes * (c->comm->world - 1);
+    if (c->bytes)
+        *c->bytes += (uint64_t)c->slice_bytes * (c->comm->world - 1);
+    zb_list_push_back(&z->started_colls, &c->node);
+    z->moved = true;
     return 0;
+}
+
+/* ---- names, for a backend whose messages have none */
+
+/* The names are on their way; like the backends' headers they are not counted. */
+static int words_begin(struct zc_zero *z, struct zcz_coll *c)
+{
+    uint64_t *words;
+
+    z->words_buf = zcz_buf_get(&z->small, sizeof(*words) * c->comm->world);
+    if (!z->words_buf)
+        return zcz_fail(z, -ENOMEM, "no memory for the calls of %u ranks", c->comm->world);
+    words = z->words_buf->data;
+    words[c->comm->rank] = c->name;
+    z->words = (struct zcz_coll){
+        .comm = c->comm,
+        .call = c->call,
+        .unit = c->unit,
+        .send = &words[c->comm->rank],
+        .recv = words,
+        .slice_bytes = sizeof(*words),
+    };
+    return coll_start(z, &z->words);
+}
+
+/* The rank among all. */
+static uint32_t rank_of(const struct zc_zero *z, const struct zc_comm *comm, uint32_t rank)
+{
+    return !z->splits || comm == z->comm ? rank
+           : comm == z->inside           ? z->replica * z->shards + rank
+                                         : rank * z->shards + z->shard;
+}
+
+static int words_compare(struct zc_zero *z, struct zcz_coll *c)
+{
+    const uint64_t *words = z->words_buf->data;
+    int rc = 0;
+
+    for (uint32_t r = 0; r < c->comm->world && rc == 0; r++)
+        if (words[r] != c->name)
+            rc = zcz_calls_fail(z, c->name, rank_of(z, c->comm, r), words[r]);
+    zcz_buf_put(&z->small, z->words_buf);
+    z->words_buf = NULL;
+    c->agreed = rc == 0;
+    return rc;
+}
+
+/* Whether every rank makes c next. */
+static int coll_agree(struct zc_zero *z, struct zcz_coll *c)
+{
+    if (c->agreed)
+        return 0;
+    if (!z->words_buf)
+        return words_begin(z, c);
+    return z->words.done ? words_compare(z, c) : 0;
 }
 
 static int coll_test(struct zc_zero *z, struct zcz_coll *c)
@@ -95,14 +170,15 @@ int zcz_coll_turn(struct zc_zero *z)
     while (!zb_list_empty(&z->queued)) {
         struct zcz_coll *c = zb_container_of(z->queued.next, struct zcz_coll, node);
 
-        if (!c->armed)
+        rc = coll_agree(z, c);
+        if (rc < 0)
+            return rc;
+        if (!c->agreed || !c->armed)
             break;
         zb_list_remove(&c->node);
         rc = coll_start(z, c);
         if (rc < 0)
             return rc;
-        zb_list_push_back(&z->started_colls, &c->node);
-        z->moved = true;
     }
     zb_list_each(pos, &z->started_colls)
     {
@@ -119,36 +195,82 @@ int zcz_coll_turn(struct zc_zero *z)
     return 0;
 }
 
-int zcz_share_begin(struct zc_zero *z, const void *mine, size_t bytes, const char *what,
-                    struct zcz_buf **ret)
+/* One look at what is in progress in host memory. 1: it has ended; 0: not yet; or the failure that
+ * ranks make other calls. */
+static int other_look(struct zc_zero *z)
 {
-    struct zcz_buf *b = zcz_buf_get(&z->small, bytes * z->world);
+    int ended = 1;
+
+    zb_list_each(pos, &z->started_colls)
+    {
+        struct zcz_coll *c = zb_container_of(pos, struct zcz_coll, node);
+
+        if (c->dev)
+            continue;
+        if (c->comm->ops->test(c->comm, c->op, &c->done) < 0) {
+            z->comm_broken = true;
+            return zcz_calls_refused(z, c->comm);
+        }
+        if (c->done)
+            zb_list_remove(&c->node);
+        else
+            ended = 0;
+    }
+    if (z->words_buf && z->words.done)
+        return words_compare(z, zb_container_of(z->queued.next, struct zcz_coll, node));
+    return ended;
+}
+
+int zcz_coll_other(struct zc_zero *z)
+{
+    uint64_t until = zb_now_ns() + ZCZ_REASON_MS * UINT64_C(1000000);
+    int rc = 0;
+
+    while (rc == 0 && !z->comm_broken && (rc = other_look(z)) == 0 && zb_now_ns() < until)
+        (void)usleep(ZCZ_LOOK_US);
+    return rc < 0 ? rc : 0;
+}
+
+/* ---- what every rank tells all */
+
+int zcz_share_begin(struct zc_zero *z, const void *mine, size_t bytes, enum zcz_call call,
+                    uint16_t detail, struct zcz_buf **ret)
+{
+    size_t sealed = zcz_sealed_bytes(bytes);
+    struct zcz_buf *b = zcz_buf_get(&z->small, sealed * z->world);
     char *place;
 
     if (!b)
-        return zcz_fail(z, -ENOMEM, "%s: no memory for %zu bytes", what, bytes * z->world);
-    place = (char *)b->data + bytes * z->rank;
+        return zcz_fail(z, -ENOMEM, "%s: no memory for %zu bytes", zcz_call_noun(call),
+                        sealed * z->world);
+    place = (char *)b->data + sealed * z->rank;
     memcpy(place, mine, bytes);
-    zcz_coll_queue(z, &z->share, ZCZ_ALL_GATHER, z->comm, what, ZCZ_NO_UNIT);
-    zcz_coll_arm(&z->share, place, b->data, bytes);
-    *ret = b;
+    zcz_coll_queue(z, &z->share, ZCZ_ALL_GATHER, z->comm, call, ZCZ_NO_UNIT, detail);
+    zcz_seal(z, place, bytes);
+    zcz_coll_arm(&z->share, place, b->data, sealed);
+    z->shared = *ret = b;
+    z->shared_bytes = bytes;
     return 0;
 }
 
 int zcz_share_wait(struct zc_zero *z)
 {
-    struct zcz_wait w = { .what = z->share.what };
+    struct zcz_wait w = { .what = zcz_call_noun(z->share.call) };
     int rc = zcz_turn(z, 0);
 
     while (rc == 0 && !z->share.done)
         rc = zcz_wait(z, &w);
+    if (rc == 0 && z->shared) {
+        rc = zcz_unseal(z, z->shared->data, z->shared_bytes);
+        z->shared = NULL;
+    }
     return rc;
 }
 
-int zcz_share(struct zc_zero *z, const void *mine, size_t bytes, const char *what,
-              struct zcz_buf **ret)
+int zcz_share(struct zc_zero *z, const void *mine, size_t bytes, enum zcz_call call,
+              uint16_t detail, struct zcz_buf **ret)
 {
-    int rc = zcz_share_begin(z, mine, bytes, what, ret);
+    int rc = zcz_share_begin(z, mine, bytes, call, detail, ret);
 
     return rc < 0 ? rc
                   : zcz_share_wait(z); /* on failure the buffer stays in use: it may be written */

@@ -77,6 +77,22 @@ static int nccl_host_test(struct zc_comm *comm, struct zc_comm_op *op, bool *ret
     return host->ops->test(host, op, ret_done);
 }
 
+/* Between devices nothing has a name: the engine compares what was made at each vote. */
+static void nccl_host_name_next(struct zc_comm *comm, uint64_t name)
+{
+    struct zc_comm *host = nccl_of(comm)->host;
+
+    if (host->ops->name_next)
+        host->ops->name_next(host, name);
+}
+
+static bool nccl_host_other(struct zc_comm *comm, struct zc_comm_other *ret)
+{
+    struct zc_comm *host = nccl_of(comm)->host;
+
+    return host->ops->other && host->ops->other(host, ret);
+}
+
 static const char *nccl_error(struct zc_comm *comm)
 {
     struct nccl_comm *n = nccl_of(comm);
@@ -316,6 +332,8 @@ static const struct zc_comm_ops nccl_ops = {
     .error = nccl_error,
     .device = &nccl_device_ops,
     .split = nccl_split,
+    .name_next = nccl_host_name_next,
+    .other = nccl_host_other,
 };
 
 /* ---- the library */

@@ -6,7 +6,7 @@
 
 #include "client/zero/zc_zero.h"
 
-#define ZC_COMM_PLUGIN_VERSION 2u /* of this struct and of struct zc_comm_ops */
+#define ZC_COMM_PLUGIN_VERSION 3u /* of this struct and of struct zc_comm_ops */
 
 struct zc_comm_plugin {
     uint32_t version;

@@ -19,6 +19,11 @@
  * PROGRESS is made inside start and test; between them the sockets' buffers are all there is. Bytes
  * are copied as they are, so ranks are bit for bit those of MPI.
  *
+ * NAMES. A header has the name that the collective was given, so a rank sees before a slice is
+ * received whether its peer makes the same call (-EINVAL). It does not leave before its own header
+ * is on the way to every peer (tcp_farewell()): so both sides see it. Whoever finds a connection
+ * closed looks for such a header on the others first.
+ *
  * ERRORS are final: the connection that failed is named, and whoever waits for this rank finds its
  * connections closed.
  */
@@ -35,7 +40,9 @@
 #include "client/zero/comm_priv.h"
 #include "client/zero/tcp_mesh.h"
 
-#define TCP_MAGIC UINT32_C(0x7a733243)
+#define TCP_MAGIC UINT32_C(0x7a733343)
+#define TCP_FAREWELL_NS \
+    UINT64_C(1000000000) /* how long headers may take to leave after a failure */
 
 enum tcp_kind { TCP_ALL_GATHER = 1, TCP_EXCHANGE = 2 };
 
@@ -44,6 +51,7 @@ struct tcp_header {
     uint16_t kind, group;
     uint64_t number; /* of the collective of its group, from 0 */
     uint64_t slice_bytes;
+    uint64_t name; /* zc_comm_ops.name_next */
 };
 
 struct tcp_group {
@@ -52,6 +60,7 @@ struct tcp_group {
     uint16_t id;      /* 0: all ranks */
     uint32_t *places; /* [ranks of all]: the rank's number in here, or NOWHERE */
     uint64_t started;
+    uint64_t name; /* of the next collective */
 };
 
 #define NOWHERE UINT32_MAX
@@ -63,7 +72,8 @@ struct zc_comm_op {
     struct tcp_group *group;
     const char *send;
     char *recv;
-    uint32_t left; /* messages that are not through */
+    uint32_t left;  /* messages that are not through */
+    uint64_t place; /* among all that this rank has started */
 };
 
 /* Where one direction of one connection is: in message `op` (NULL: behind the last one), `at` bytes
@@ -85,7 +95,11 @@ struct tcp_comm {
     struct zb_list ops;     /* not all through, in the order of their start */
     struct zb_list all;     /* and those that are, until their test: what close frees */
     uint32_t splits;
-    int broken; /* the code of the first failure */
+    uint64_t started;
+    bool differs; /* the failure: another rank makes another call, */
+    struct zc_comm_other other;
+    uint64_t other_place; /* in the place of this collective */
+    int broken;           /* the code of the first failure */
     struct zb_err err;
 };
 
@@ -168,15 +182,15 @@ static int peer_send(struct tcp_comm *t, uint32_t peer)
     return 0;
 }
 
-static int header_check(struct tcp_comm *t, uint32_t peer)
+/* The peer makes another call than this rank does. */
+static int header_differs(struct tcp_comm *t, uint32_t peer)
 {
     const struct tcp_header *want = &t->peers[peer].in.op->header, *is = &t->peers[peer].arriving;
     char text[200];
 
-    if (memcmp(want, is, sizeof(*is)) == 0)
-        return 0;
-    if (is->magic != TCP_MAGIC)
-        return tcp_fail(t, peer, -EPROTO, "what it sent is no collective");
+    t->differs = true;
+    t->other_place = t->peers[peer].in.op->place;
+    t->other = (struct zc_comm_other){ .rank = peer, .mine = want->name, .theirs = is->name };
     (void)snprintf(
         text, sizeof(text),
         "its collective %llu is %s of %llu bytes, ours %s of %llu: the ranks do not make "
@@ -185,7 +199,17 @@ static int header_check(struct tcp_comm *t, uint32_t peer)
         (unsigned long long)is->slice_bytes,
         want->kind == TCP_EXCHANGE ? "an exchange" : "a gather",
         (unsigned long long)want->slice_bytes);
-    return tcp_fail(t, peer, -EPROTO, text);
+    return tcp_fail(t, peer, -EINVAL, text);
+}
+
+static int header_check(struct tcp_comm *t, uint32_t peer)
+{
+    const struct tcp_header *want = &t->peers[peer].in.op->header, *is = &t->peers[peer].arriving;
+
+    if (memcmp(want, is, sizeof(*is)) == 0)
+        return 0;
+    return is->magic == TCP_MAGIC ? header_differs(t, peer)
+                                  : tcp_fail(t, peer, -EPROTO, "what it sent is no collective");
 }
 
 static int peer_receive(struct tcp_comm *t, uint32_t peer)
@@ -212,17 +236,70 @@ static int peer_receive(struct tcp_comm *t, uint32_t peer)
     return 0;
 }
 
+static void nap(void)
+{
+    struct timespec t = { .tv_nsec = 100000 };
+
+    (void)nanosleep(&t, NULL);
+}
+
+/* This rank has failed because another makes other calls. The others see the same in the header of
+ * this rank's collective, which must reach them. */
+static void tcp_farewell(struct tcp_comm *t)
+{
+    uint64_t until = zb_now_ns() + TCP_FAREWELL_NS;
+    int broken = t->broken;
+    bool left = true;
+
+    while (left && zb_now_ns() < until) {
+        left = false;
+        for (uint32_t p = 0; p < t->mesh.world; p++) {
+            const struct tcp_cursor *c = &t->peers[p].out;
+
+            if (p != t->mesh.rank && c->op && peer_send(t, p) == 0 && c->op)
+                left = left || c->op->place < t->other_place ||
+                       (c->op->place == t->other_place && c->at < sizeof(c->op->header));
+        }
+        if (left)
+            nap();
+    }
+    t->broken = broken;
+}
+
+/* `lost` has closed its connection: perhaps because some rank makes other calls, which that rank's
+ * header says. */
+static void tcp_look_for_other(struct tcp_comm *t, uint32_t lost)
+{
+    struct zb_err err = t->err;
+    int broken = t->broken;
+
+    t->err.code = 0;
+    for (uint32_t p = 0; p < t->mesh.world && !t->differs; p++)
+        if (p != t->mesh.rank && p != lost)
+            (void)peer_receive(t, p);
+    if (!t->differs) {
+        t->err = err;
+        t->broken = broken;
+    }
+}
+
 /* Moves what the sockets take and give now. Each rank begins behind itself, so that not all talk to
  * one. */
 static int tcp_turn(struct tcp_comm *t)
 {
+    bool well = t->broken == 0;
+
     for (uint32_t i = 1; i < t->mesh.world && t->broken == 0; i++) {
         uint32_t peer = (t->mesh.rank + i) % t->mesh.world;
         int rc = peer_receive(t, peer);
 
         if (rc == 0)
-            (void)peer_send(t, peer);
+            rc = peer_send(t, peer);
+        if (rc == -EOWNERDEAD)
+            tcp_look_for_other(t, peer);
     }
+    if (well && t->differs)
+        tcp_farewell(t);
     return t->broken;
 }
 
@@ -241,12 +318,15 @@ static int tcp_start(struct zc_comm *comm, enum tcp_kind kind, const void *send,
                     .kind = (uint16_t)kind,
                     .group = g->id,
                     .number = g->started++,
-                    .slice_bytes = slice_bytes },
+                    .slice_bytes = slice_bytes,
+                    .name = g->name },
         .group = g,
         .send = send,
         .recv = recv,
         .left = 2 * (comm->world - 1),
+        .place = t->started++,
     };
+    g->name = 0;
     zb_list_init(&op->node);
     zb_list_push_back(&t->all, &op->alive);
     if (slice_out(op, t->mesh.rank) != own)
@@ -295,6 +375,17 @@ static const char *tcp_error(struct zc_comm *comm)
     return tcp_of(comm)->err.text;
 }
 
+static void tcp_name_next(struct zc_comm *comm, uint64_t name)
+{
+    group_of(comm)->name = name;
+}
+
+static bool tcp_other(struct zc_comm *comm, struct zc_comm_other *ret)
+{
+    *ret = tcp_of(comm)->other;
+    return tcp_of(comm)->differs;
+}
+
 static void tcp_close(struct zc_comm *comm, bool clean)
 {
     struct tcp_group *g = group_of(comm);
@@ -328,7 +419,6 @@ static int tcp_wait(struct zc_comm *comm, struct zc_comm_op *op, const char *wha
 {
     struct tcp_comm *t = tcp_of(comm);
     uint64_t until = zb_now_ns() + t->mesh.patience_s * UINT64_C(1000000000);
-    struct timespec nap = { .tv_nsec = 100000 };
     bool done = false;
     int rc = tcp_test(comm, op, &done);
 
@@ -340,7 +430,7 @@ static int tcp_wait(struct zc_comm *comm, struct zc_comm_op *op, const char *wha
                            (unsigned long long)t->mesh.patience_s);
             return tcp_fail(t, tcp_missing(t), -ETIMEDOUT, text);
         }
-        (void)nanosleep(&nap, NULL);
+        nap();
         rc = tcp_test(comm, op, &done);
     }
     return rc;
@@ -392,6 +482,8 @@ static const struct zc_comm_ops tcp_ops = {
     .close = tcp_close,
     .error = tcp_error,
     .split = tcp_split,
+    .name_next = tcp_name_next,
+    .other = tcp_other,
 };
 
 int zc_tcp_open(struct zc_comm **ret, struct zb_err *err)

@@ -82,7 +82,7 @@ static int commit_agree(struct zc_zero *z, enum zc_commit what, const struct bal
     const struct ballot *all;
     struct zcz_buf *buf;
     uint32_t bad = 0;
-    int rc = zcz_share(z, mine, sizeof(*mine), "the vote on a commit", &buf);
+    int rc = zcz_share(z, mine, sizeof(*mine), ZCZ_CALL_COMMIT, 0, &buf);
 
     if (rc < 0)
         return rc;

@@ -108,6 +108,8 @@ static int turn_once(struct zc_zero *z, uint32_t wait_us)
         (void)usleep(wait_us);
     if (rc < 0) {
         z->store_gone = true;
+        if (rc == -EOWNERDEAD && zcz_coll_other(z) < 0)
+            return z->failed;
         return zcz_fail(z, rc, "%s", zcz_store_text(z->store));
     }
     z->moved = rc > 0;
@@ -152,9 +154,9 @@ static void wait_describe(const struct zc_zero *z, char *text, size_t bytes)
     if (!c)
         (void)snprintf(text, bytes, "the store has not answered");
     else if (c->unit == ZCZ_NO_UNIT)
-        (void)snprintf(text, bytes, "it is at %s%s", c->what, where);
+        (void)snprintf(text, bytes, "it is at %s%s", zcz_call_noun(c->call), where);
     else
-        (void)snprintf(text, bytes, "it is at %s unit %u '%s'%s", c->what, c->unit,
+        (void)snprintf(text, bytes, "it is at %s unit %u '%s'%s", zcz_call_noun(c->call), c->unit,
                        z->units[c->unit].def.name, where);
 }
 
@@ -170,6 +172,9 @@ int zcz_wait(struct zc_zero *z, struct zcz_wait *w)
     if (idle_ns > limit_ns) {
         char text[256];
 
+        rc = zcz_calls_stuck(z);
+        if (rc < 0)
+            return rc;
         wait_describe(z, text, sizeof(text));
         return zcz_fail(z, -ETIMEDOUT, "nothing moved for %llu ms while waiting for %s: %s",
                         (unsigned long long)(idle_ns / 1000000), w->what, text);
@@ -235,7 +240,7 @@ static bool vote_farewell(struct zc_zero *z)
 
 /* The first rank that is not well, or does not say the same, is why the engine fails. Who only
  * heard of it from the daemon does not know why. */
-static int vote_count(struct zc_zero *z, const struct vote *votes, const char *what)
+static int vote_count(struct zc_zero *z, const struct vote *votes, enum zcz_call what)
 {
     for (uint32_t r = 0; r < z->world; r++)
         if (votes[r].rc < 0 && votes[r].rc != -EOWNERDEAD)
@@ -246,11 +251,12 @@ static int vote_count(struct zc_zero *z, const struct vote *votes, const char *w
             return zcz_fail(z, votes[r].rc, "%.*s", (int)sizeof(votes[r].text) - 1, votes[r].text);
     for (uint32_t r = 0; r < z->world; r++)
         if (votes[r].same != votes[0].same)
-            return zcz_fail(z, -EINVAL, "%s: rank %u and rank 0 do not say the same", what, r);
+            return zcz_fail(z, -EINVAL, "%s: rank %u and rank 0 do not say the same",
+                            zcz_call_noun(what), r);
     return 0;
 }
 
-int zcz_vote(struct zc_zero *z, int my_rc, uint32_t same, const char *what)
+int zcz_vote(struct zc_zero *z, int my_rc, uint32_t same, enum zcz_call what)
 {
     struct vote mine = { .rc = my_rc, .same = same };
     struct zcz_buf *buf;
@@ -260,7 +266,7 @@ int zcz_vote(struct zc_zero *z, int my_rc, uint32_t same, const char *what)
         return z->failed;
     if (my_rc < 0)
         memcpy(mine.text, z->error.text, sizeof(mine.text));
-    rc = zcz_share_begin(z, &mine, sizeof(mine), what, &buf);
+    rc = zcz_share_begin(z, &mine, sizeof(mine), what, 0, &buf);
     if (rc < 0)
         return rc;
     rc = zcz_share_wait(z);
@@ -551,7 +557,7 @@ static int open_introduce(struct zc_zero *z)
         mine.run = (uint32_t)zb_now_ns();
     mine.run += mine.run == 0;
     memcpy(mine.node, s->node, sizeof(mine.node));
-    rc = zcz_share(z, &mine, sizeof(mine), "the introduction of the ranks", &buf);
+    rc = zcz_share(z, &mine, sizeof(mine), ZCZ_CALL_MEET, 0, &buf);
     if (rc < 0)
         return rc;
     all = buf->data;
@@ -614,12 +620,12 @@ int zc_zero_open(struct zc_zero **ret, const struct zc_zero_options *options)
     z->rank = comm->rank;
     z->world = comm->world;
     rc = open_alone(z, options);
-    rc = zcz_vote(z, rc, zcz_digest(z), "the options of the engine");
+    rc = zcz_vote(z, rc, zcz_digest(z), ZCZ_CALL_OPTIONS);
     if (rc == 0)
         rc = zcz_split(z);
     if (rc == 0 && comm->ops->device) {
         rc = zcz_device_join(z);
-        rc = zcz_vote(z, rc, z->device.ops != NULL, "collectives between devices");
+        rc = zcz_vote(z, rc, z->device.ops != NULL, ZCZ_CALL_DEVICES);
     }
     return rc < 0 ? rc : open_introduce(z);
 }
@@ -664,7 +670,7 @@ void zc_zero_close(struct zc_zero *z, bool clean)
         return;
     if (clean && !z->failed && z->store)
         (void)close_drain(z);
-    orphans = !zb_list_empty(&z->started_colls);
+    orphans = !zb_list_empty(&z->started_colls) || z->comm_broken;
     zcz_device_drain(z, clean && !z->failed); /* before the store takes its views away */
     if (z->store)
         z->store->ops->close(z->store);

@@ -59,7 +59,7 @@ void zcz_gather_begin(struct zc_zero *z, struct zcz_unit *u)
     u->state = ZCZ_FETCH;
     zb_list_push_back(&z->gathers, &u->node);
     if (z->shards > 1) {
-        zcz_coll_queue(z, &u->coll, ZCZ_ALL_GATHER, z->inside, "the gather of", u->def.index);
+        zcz_coll_queue(z, &u->coll, ZCZ_ALL_GATHER, z->inside, ZCZ_CALL_GATHER, u->def.index, 0);
         u->coll.bytes = &z->gather_bytes;
     }
 }

@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "base/crc.h"
 #include "client/zero/zero_priv.h"
 
 /* Where elements [first, first + n) and [at, at + m) overlap: *ret_first and the count. */
@@ -62,6 +63,14 @@ static int read_mine(struct read *r, uint64_t at, uint64_t n, float *to)
     return 0;
 }
 
+/* Every rank reads the same elements, in the same rounds. */
+static uint16_t read_detail(const struct read *r, uint64_t at)
+{
+    const uint64_t args[] = { r->what, r->first, r->count, at };
+
+    return (uint16_t)zb_crc32c(0, args, sizeof(args));
+}
+
 /* The round of elements [at, at + n) of every slice. */
 static int read_round(struct read *r, uint64_t at, uint64_t n)
 {
@@ -76,7 +85,8 @@ static int read_round(struct read *r, uint64_t at, uint64_t n)
     if (overlap(r->first, r->count, u->first + at, stored, &from) > 0)
         rc = read_mine(r, at, stored, mine);
     if (rc == 0 && z->shards > 1) {
-        zcz_coll_queue(z, &z->share, ZCZ_ALL_GATHER, z->inside, "a read of", u->def.index);
+        zcz_coll_queue(z, &z->share, ZCZ_ALL_GATHER, z->inside, ZCZ_CALL_READ, u->def.index,
+                       read_detail(r, at));
         zcz_coll_arm(&z->share, mine, all, n * sizeof(*all));
         rc = zcz_turn(z, 0);
         while (rc == 0 && !z->share.done)
@@ -153,7 +163,7 @@ int zc_zero_sum(struct zc_zero *z, double *values, uint32_t n)
         return zcz_refuse(z, -EINVAL, "a sum of %u values: at most %u", n, ZCZ_SUM_MAX);
     if (n == 0)
         return 0;
-    rc = zcz_share(z, values, n * sizeof(*values), "a sum over the ranks", &buf);
+    rc = zcz_share(z, values, n * sizeof(*values), ZCZ_CALL_SUM, (uint16_t)n, &buf);
     if (rc < 0)
         return rc;
     all = buf->data;

@@ -197,11 +197,11 @@ static void reduce_arm(struct zc_zero *z, struct zcz_reduce *r)
 }
 
 static void reduce_queue(struct zc_zero *z, struct zcz_reduce *r, struct zcz_coll *c,
-                         enum zcz_coll_kind kind, const char *what)
+                         enum zcz_coll_kind kind, enum zcz_call call)
 {
     bool inside = c == &r->coll;
 
-    zcz_coll_queue(z, c, kind, inside ? z->inside : z->across, what, r->unit->def.index);
+    zcz_coll_queue(z, c, kind, inside ? z->inside : z->across, call, r->unit->def.index, 0);
     c->bytes = inside ? &z->reduce_bytes : &z->across_bytes;
 }
 
@@ -215,8 +215,8 @@ void zcz_reduce_follow(struct zc_zero *z)
             continue;
         r->followed = true;
         if (z->shards > 1)
-            reduce_queue(z, r, &r->parts, ZCZ_EXCHANGE, "the exchange between replicas of");
-        reduce_queue(z, r, &r->gather, ZCZ_ALL_GATHER, "the gather of gradients of");
+            reduce_queue(z, r, &r->parts, ZCZ_EXCHANGE, ZCZ_CALL_PARTS);
+        reduce_queue(z, r, &r->gather, ZCZ_ALL_GATHER, ZCZ_CALL_SUMS);
     }
 }
 
@@ -226,7 +226,7 @@ static void reduce_queue_first(struct zc_zero *z, struct zcz_reduce *r)
     struct zcz_coll *c = reduce_first(z, r);
 
     if (c)
-        reduce_queue(z, r, c, ZCZ_EXCHANGE, "the exchange of gradients of");
+        reduce_queue(z, r, c, ZCZ_EXCHANGE, ZCZ_CALL_REDUCE);
     zcz_reduce_follow(z);
     zb_list_push_back(&z->reduces, &r->node);
     if (z->options.reduce_waits)

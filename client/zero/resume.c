@@ -117,7 +117,7 @@ static int resume_share(struct zc_zero *z, uint64_t *ret_epoch)
     mine.stand.epoch = s->epoch;
     mine.stand.npoints = s->npoints;
     memcpy(mine.stand.points, s->points, sizeof(s->points));
-    rc = zcz_share(z, &mine, sizeof(mine), "what the nodes have of the job", &buf);
+    rc = zcz_share(z, &mine, sizeof(mine), ZCZ_CALL_POINTS, 0, &buf);
     if (rc < 0)
         return rc;
     all = buf->data;
@@ -139,12 +139,12 @@ int zcz_resume_attach(struct zc_zero *z)
     uint64_t epoch = 0;
     int rc = s->node_rank == 0 ? s->ops->attach(s, 0) : 0;
 
-    rc = zcz_vote(z, rc, 0, "attaching");
+    rc = zcz_vote(z, rc, 0, ZCZ_CALL_ATTACH);
     if (rc == 0)
         rc = resume_share(z, &epoch);
     if (rc < 0)
         return rc;
-    return zcz_vote(z, s->node_rank == 0 ? 0 : s->ops->attach(s, epoch), 0, "attaching");
+    return zcz_vote(z, s->node_rank == 0 ? 0 : s->ops->attach(s, epoch), 0, ZCZ_CALL_ATTACH);
 }
 
 int zcz_resume_settle(struct zc_zero *z)

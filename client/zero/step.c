@@ -93,7 +93,7 @@ static int step_norm(struct zc_zero *z, double lr, double *ret_norm, uint64_t *r
     if (rc < 0)
         return zcz_fail(z, rc, "norms of the gradients: %s", zcz_store_text(z->store));
     mine.norm = z->norm;
-    rc = zcz_share(z, &mine, sizeof(mine), "the norms of the ranks", &buf);
+    rc = zcz_share(z, &mine, sizeof(mine), ZCZ_CALL_STEP, 0, &buf);
     if (rc < 0)
         return rc;
     all = buf->data;

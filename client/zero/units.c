@@ -296,11 +296,11 @@ int zc_zero_start(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
     if (z->nunits == 0 || (!init && !z->options.resume))
         return zcz_refuse(z, -EINVAL,
                           "a start needs units, and a function that gives their values");
-    rc = zcz_vote(z, zcz_account_check(z), zcz_digest(z), "the units");
+    rc = zcz_vote(z, zcz_account_check(z), zcz_digest(z), ZCZ_CALL_UNITS);
     if (rc == 0 && z->options.resume)
         rc = zcz_resume_attach(z);
     if (rc == 0)
-        rc = zcz_vote(z, z->store->ops->join(z->store), 0, "joining");
+        rc = zcz_vote(z, z->store->ops->join(z->store), 0, ZCZ_CALL_JOIN);
     z->placing = true;
     if (rc == 0 && (rc = z->store->ops->place(z->store)) < 0)
         rc = zcz_fail(z, rc, "%s", z->error.text); /* others hear it from the daemon */
@@ -312,7 +312,7 @@ int zc_zero_start(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
     if (rc == 0 && z->options.resume && (z->options.loss_scale.dynamic || z->nodes > 1))
         rc = zcz_note_resume(z, &run);
     if (z->options.resume && z->nodes > 1) {
-        rc = zcz_vote(z, rc, run, "the run that each node has this job of");
+        rc = zcz_vote(z, rc, run, ZCZ_CALL_RUN);
         if (rc < 0)
             return rc;
     }
@@ -323,7 +323,7 @@ int zc_zero_start(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
     memcpy(&version[2], &z->scaler.scale, sizeof(z->scaler.scale));
     version[3] = (uint64_t)z->scaler.last_overflow;
     version[4] = z->scaler.hysteresis;
-    rc = zcz_vote(z, rc, digest_numbers(0, version, ZB_COUNT(version)), "the start of the engine");
+    rc = zcz_vote(z, rc, digest_numbers(0, version, ZB_COUNT(version)), ZCZ_CALL_START);
     if (rc < 0)
         return rc;
     if (z->options.accumulate_local) { /* all of them are in use at one time, once a step */

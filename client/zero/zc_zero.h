@@ -25,7 +25,11 @@
  *
  * ALIKE. Gather, release, grad, reduce, announce, step, commit, sum, read and a clean close make
  * collectives: all ranks make these calls with the same arguments in the same order. Notes,
- * zc_zero_poll(), zc_zero_stats() and zc_zero_error() are each rank's own affair.
+ * zc_zero_poll(), zc_zero_stats() and zc_zero_error() are each rank's own affair. Where ranks make
+ * different collectives, the calls that wait for them fail with -EINVAL on these ranks, and the
+ * failure is final: zc_zero_error() says "rank 1 gathers 'fc2' where rank 0 gathers 'fc1' (step
+ * 7)". Over host memory this is found at that collective; between devices at the next step or sum
+ * at the latest, or, where a collective never ends, after timeout_ms. A step is not made of it.
  *
  * NUMBERS. Gradients of the ranks are exchanged as slices, in the unit's dtype (bf16: rounded once,
  * ties to even, before the exchange), and added in fp32 in rank order; micro-steps add in fp32. The
@@ -94,6 +98,12 @@ struct zc_comm_device_ops {
     void (*close)(struct zc_comm *comm, bool clean);
 };
 
+/** Names of collectives that two ranks started in the same place. */
+struct zc_comm_other {
+    uint32_t rank; /* the other one, of the comm that was opened, not of a part of it */
+    uint64_t mine, theirs;
+};
+
 /**
  * All start at once and return; buffers belong to the backend until test says done. Every rank
  * starts the same collectives in the same order, several before the first is done. Return 0 or a
@@ -118,6 +128,15 @@ struct zc_comm_ops {
     /* Collective, waits: one of the ranks that gave the same colour, in the order that they have
      * here. It is closed before comm is. NULL: there are no groups of ranks. */
     int (*split)(struct zc_comm *comm, uint32_t colour, struct zc_comm **ret);
+    /* Names the next collective of host memory that this rank starts; 0 where it was not called.
+     * The backend promises: where two ranks start collectives of different kinds, names or lengths
+     * in the same place, start or test of both returns -EINVAL, and no byte is written outside of
+     * the buffers. NULL: there is no such promise, and the engine compares names itself, by an
+     * all_gather of 8 bytes ahead of each collective. */
+    void (*name_next)(struct zc_comm *comm, uint64_t name);
+    /* After that -EINVAL: which rank, and the names. false: the failure was another one. Not NULL
+     * where name_next is not. */
+    bool (*other)(struct zc_comm *comm, struct zc_comm_other *ret);
 };
 
 struct zc_comm {

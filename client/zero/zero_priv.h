@@ -196,6 +196,64 @@ void zcz_device_used(struct zc_zero *z, const struct zcz_buf *b);
 /** 1: what b->last stands behind is done; 0: not yet; or the failure. */
 int zcz_device_done(struct zc_zero *z, const struct zcz_buf *b);
 
+/* ---- what collectives are of, and whether all ranks make the same. calls.c */
+
+enum zcz_call {
+    ZCZ_CALL_NONE,
+    ZCZ_CALL_GATHER, /* of units: parameters, */
+    ZCZ_CALL_REDUCE, /* gradients between shards, */
+    ZCZ_CALL_PARTS,  /* parts of them between replicas, */
+    ZCZ_CALL_SUMS,   /* and their sums, */
+    ZCZ_CALL_READ,   /* elements */
+    ZCZ_CALL_SUM,
+    ZCZ_CALL_STEP,
+    ZCZ_CALL_COMMIT,
+    ZCZ_CALL_OPTIONS, /* of the start */
+    ZCZ_CALL_DEVICES,
+    ZCZ_CALL_MEET,
+    ZCZ_CALL_UNITS,
+    ZCZ_CALL_ATTACH,
+    ZCZ_CALL_POINTS,
+    ZCZ_CALL_JOIN,
+    ZCZ_CALL_RUN,
+    ZCZ_CALL_START,
+    ZCZ_CALL_COMPARE /* of calls, after a failure */
+};
+
+#define ZCZ_NO_UNIT   UINT32_MAX
+#define ZCZ_CALLS_MAX 1024u
+
+/* Stands for all collectives so far. */
+struct zcz_seal {
+    uint64_t count, hash;
+};
+
+struct zcz_calls {
+    struct zcz_seal seal;
+    uint64_t names[ZCZ_CALLS_MAX]; /* the last ones, number n at n % ZCZ_CALLS_MAX */
+};
+
+/** For error messages: "the gather of", with a unit after it. */
+const char *zcz_call_noun(enum zcz_call call);
+/** Counts a collective, and returns its name. */
+uint64_t zcz_calls_add(struct zc_zero *z, enum zcz_call call, uint32_t unit, uint16_t detail);
+/** The failure that this rank makes the collective `mine` where another makes `theirs`. */
+int zcz_calls_fail(struct zc_zero *z, uint64_t mine, uint32_t rank, uint64_t theirs);
+/** The same, where the backend says so of its last failure; else 0. */
+int zcz_calls_refused(struct zc_zero *z, struct zc_comm *comm);
+/** Shows all calls to all ranks, waiting that long for them. The failure that they differ; 0: they
+ * do not, or the ranks could not be reached. */
+int zcz_calls_compare(struct zc_zero *z, uint32_t patience_ms);
+/** The same, after a failure, where nothing but collectives between devices is in progress. */
+int zcz_calls_stuck(struct zc_zero *z);
+
+/** A slice of `bytes`, sealed, is so long. */
+size_t zcz_sealed_bytes(size_t bytes);
+void zcz_seal(const struct zc_zero *z, void *slice, size_t bytes);
+/** Compares the seals of all slices and moves the slices together, `bytes` each. 0 or the failure.
+ */
+int zcz_unseal(struct zc_zero *z, void *slices, size_t bytes);
+
 /* ---- collectives. coll.c */
 
 enum zcz_coll_kind { ZCZ_ALL_GATHER, ZCZ_EXCHANGE };
@@ -204,10 +262,12 @@ struct zcz_coll {
     struct zb_list node; /* in z->queued, then in z->started */
     enum zcz_coll_kind kind;
     struct zc_comm *comm; /* among these ranks */
-    uint64_t *bytes;      /* of z: what it sends is counted there */
-    const char *what;     /* for the sentence of a timeout */
-    uint32_t unit;        /* likewise; ZCZ_NO_UNIT */
-    struct zcz_buf *dev;  /* between devices: the buffer whose `last` is before and behind it */
+    uint64_t *bytes;      /* of z: what it sends is counted there; NULL: nowhere */
+    enum zcz_call call;
+    uint32_t unit; /* or ZCZ_NO_UNIT */
+    uint64_t name;
+    bool agreed;         /* every rank has the same name here */
+    struct zcz_buf *dev; /* between devices: the buffer whose `last` is before and behind it */
     const void *send;
     void *recv;
     size_t slice_bytes;
@@ -216,12 +276,10 @@ struct zcz_coll {
     struct zc_comm_op *op;
 };
 
-#define ZCZ_NO_UNIT UINT32_MAX
-
 /** Takes a place in the order. What it sends counts as z->other_bytes, unless c->bytes is set then.
- */
+ * detail: what else must be the same on all ranks. */
 void zcz_coll_queue(struct zc_zero *z, struct zcz_coll *c, enum zcz_coll_kind kind,
-                    struct zc_comm *comm, const char *what, uint32_t unit);
+                    struct zc_comm *comm, enum zcz_call call, uint32_t unit, uint16_t detail);
 /** The bytes are ready and belong to the collective until done. */
 void zcz_coll_arm(struct zcz_coll *c, const void *send, void *recv, size_t slice_bytes);
 /** The same between devices: the bytes are there when the works are done that dev->last is behind.
@@ -230,14 +288,16 @@ void zcz_coll_arm_dev(struct zcz_coll *c, struct zcz_buf *dev, const void *send,
                       size_t slice_bytes);
 /** Starts and tests. 0 or the failure. */
 int zcz_coll_turn(struct zc_zero *z);
+/** A rank has left: the failure that it was because of other calls, where that is known; else 0. */
+int zcz_coll_other(struct zc_zero *z);
 
 /** Every rank's `mine`, in rank order; waits. On 0 *ret is from z->small: zcz_buf_put() it. */
-int zcz_share(struct zc_zero *z, const void *mine, size_t bytes, const char *what,
-              struct zcz_buf **ret);
+int zcz_share(struct zc_zero *z, const void *mine, size_t bytes, enum zcz_call call,
+              uint16_t detail, struct zcz_buf **ret);
 
 /** The same in two halves. */
-int zcz_share_begin(struct zc_zero *z, const void *mine, size_t bytes, const char *what,
-                    struct zcz_buf **ret);
+int zcz_share_begin(struct zc_zero *z, const void *mine, size_t bytes, enum zcz_call call,
+                    uint16_t detail, struct zcz_buf **ret);
 int zcz_share_wait(struct zc_zero *z);
 
 /* ---- units */
@@ -344,6 +404,11 @@ struct zc_zero {
     struct zb_list queued, started_colls;
     bool comm_broken; /* the backend said so: it is not called again */
     struct zcz_coll share;
+    struct zcz_buf *shared; /* sealed slices that `share` brings, of so many bytes; NULL: opened */
+    size_t shared_bytes;
+    struct zcz_calls calls;
+    struct zcz_coll words; /* the names of the collective that is next, of all ranks */
+    struct zcz_buf *words_buf;
     struct zcz_pool gather_pool, wire_pool, grad_pool, small;
     struct zcz_pool whole_param, whole_grad; /* what is kept whole: on the device, or the host */
 
@@ -437,9 +502,9 @@ int zcz_wait_op(struct zc_zero *z, struct zcz_op *op, const char *what);
  * not.
  *
  * @param my_rc  ours; its sentence is in z->error
- * @param same   what must be equal on all ranks: `what` says what it stands for
+ * @param same   what must be equal on all ranks: the noun of `what` says what it stands for
  */
-int zcz_vote(struct zc_zero *z, int my_rc, uint32_t same, const char *what);
+int zcz_vote(struct zc_zero *z, int my_rc, uint32_t same, enum zcz_call what);
 
 /* ---- units.c */
 void zcz_units_done(struct zc_zero *z);

@@ -13,11 +13,17 @@
 
 enum kind { ALL_GATHER, EXCHANGE };
 
-struct coll {
+/* What one rank has started. */
+struct part {
     enum kind kind;
     size_t slice_bytes;
+    uint64_t name;
+    void *sent; /* NULL: nothing yet */
+};
+
+struct coll {
     uint32_t started, finished;
-    void *sent[RANKS_MAX];
+    struct part parts[RANKS_MAX];
 };
 
 struct rank {
@@ -25,6 +31,10 @@ struct rank {
     struct comm_group *group;
     uint32_t next;   /* collectives that it started */
     uint32_t splits; /* that it asked for */
+    uint32_t top;    /* its number in the group that was not split */
+    uint64_t name;   /* of the next collective */
+    bool differs;    /* its last failure */
+    struct zc_comm_other other;
     uint32_t break_at;
     int break_rc;
 };
@@ -32,6 +42,7 @@ struct rank {
 struct comm_group {
     pthread_mutex_t lock;
     bool aborted;
+    enum comm_names names;
     uint32_t world, delay_max;
     uint64_t seed;
     struct coll **colls;
@@ -52,7 +63,7 @@ static struct rank *rank_of(struct zc_comm *comm)
     return zb_container_of(comm, struct rank, comm);
 }
 
-static struct coll *group_coll(struct comm_group *g, uint32_t number, enum kind kind, size_t bytes)
+static struct coll *group_coll(struct comm_group *g, uint32_t number)
 {
     if (number == g->ncolls) {
         if (g->ncolls == g->room) {
@@ -62,12 +73,28 @@ static struct coll *group_coll(struct comm_group *g, uint32_t number, enum kind 
         }
         g->colls[g->ncolls] = calloc(1, sizeof(struct coll));
         assert(g->colls[g->ncolls]);
-        g->colls[g->ncolls]->kind = kind;
-        g->colls[g->ncolls]->slice_bytes = bytes;
         g->ncolls++;
     }
-    assert(g->colls[number]->kind == kind && g->colls[number]->slice_bytes == bytes);
     return g->colls[number];
+}
+
+/* A rank that has started something else than r: 0, or -EINVAL. Without names none may. */
+static int coll_differs(struct rank *r, const struct coll *c)
+{
+    const struct part *mine = &c->parts[r->comm.rank];
+
+    for (uint32_t s = 0; s < r->group->world; s++) {
+        const struct part *p = &c->parts[s];
+
+        if (!p->sent || (p->kind == mine->kind && p->slice_bytes == mine->slice_bytes &&
+                         (p->name == mine->name || r->group->names == COMM_NAMES_LOST)))
+            continue;
+        assert(r->group->names == COMM_NAMES);
+        r->differs = true;
+        r->other = (struct zc_comm_other){ r->group->ranks[s].top, mine->name, p->name };
+        return -EINVAL;
+    }
+    return 0;
 }
 
 static int start(struct zc_comm *comm, enum kind kind, const void *send, void *recv, size_t bytes,
@@ -91,10 +118,11 @@ static int start(struct zc_comm *comm, enum kind kind, const void *send, void *r
         free(op);
         return r->break_rc;
     }
-    c = group_coll(g, op->number, kind, bytes);
-    c->sent[comm->rank] = malloc(sent_bytes);
-    assert(c->sent[comm->rank]);
-    memcpy(c->sent[comm->rank], send, sent_bytes);
+    c = group_coll(g, op->number);
+    c->parts[comm->rank] = (struct part){ kind, bytes, r->name, malloc(sent_bytes) };
+    assert(c->parts[comm->rank].sent);
+    memcpy(c->parts[comm->rank].sent, send, sent_bytes);
+    r->name = 0;
     if (++c->started == g->world)
         g->all_started++;
     zb_list_push_back(&g->ops, &op->node);
@@ -124,25 +152,30 @@ static int test(struct zc_comm *comm, struct zc_comm_op *op, bool *ret_done)
 {
     struct rank *r = rank_of(comm);
     struct comm_group *g = r->group;
+    const struct part *mine;
     struct coll *c;
+    int rc;
 
     pthread_mutex_lock(&g->lock);
-    if (g->aborted) {
-        pthread_mutex_unlock(&g->lock);
-        return -EIO;
-    }
     c = g->colls[op->number];
+    mine = &c->parts[comm->rank];
+    rc = coll_differs(r, c);
+    if (rc < 0 || g->aborted) {
+        pthread_mutex_unlock(&g->lock);
+        return rc < 0 ? rc : -EIO;
+    }
     *ret_done = c->started == g->world && op->delay == 0;
     if (c->started == g->world && op->delay > 0)
         op->delay--;
     for (uint32_t s = 0; *ret_done && s < g->world; s++)
-        memcpy((char *)op->recv + s * c->slice_bytes,
-               (char *)c->sent[s] + (c->kind == EXCHANGE ? comm->rank * c->slice_bytes : 0),
-               c->slice_bytes);
+        memcpy((char *)op->recv + s * mine->slice_bytes,
+               (char *)c->parts[s].sent +
+                   (mine->kind == EXCHANGE ? comm->rank * mine->slice_bytes : 0),
+               mine->slice_bytes);
     if (*ret_done && ++c->finished == g->world)
         for (uint32_t s = 0; s < g->world; s++) {
-            free(c->sent[s]);
-            c->sent[s] = NULL;
+            free(c->parts[s].sent);
+            c->parts[s].sent = NULL;
         }
     if (*ret_done) {
         zb_list_remove(&op->node);
@@ -160,8 +193,10 @@ static struct comm_group *child(struct comm_group *g, uint32_t split, uint32_t c
 
     assert(split < RANKS_MAX && colour < RANKS_MAX);
     pthread_mutex_lock(&g->lock);
-    if (!*at)
+    if (!*at) {
         *at = comm_group_new(world, g->seed + split + colour, g->delay_max);
+        comm_group_names(*at, g->names);
+    }
     pthread_mutex_unlock(&g->lock);
     return *at;
 }
@@ -183,6 +218,7 @@ static int split(struct zc_comm *comm, uint32_t colour, struct zc_comm **ret)
         world += colours[s] == colour;
     }
     *ret = comm_group_rank(child(r->group, r->splits++, colour, world), place);
+    rank_of(*ret)->top = r->top;
     return 0;
 }
 
@@ -198,7 +234,30 @@ static const char *error(struct zc_comm *comm)
     return "the test broke it";
 }
 
+static void name_next(struct zc_comm *comm, uint64_t name)
+{
+    rank_of(comm)->name = name;
+}
+
+static bool other(struct zc_comm *comm, struct zc_comm_other *ret)
+{
+    *ret = rank_of(comm)->other;
+    return rank_of(comm)->differs;
+}
+
 static const struct zc_comm_ops ops = {
+    .name = "threads",
+    .all_gather = all_gather,
+    .exchange = exchange,
+    .test = test,
+    .close = close_comm,
+    .error = error,
+    .split = split,
+    .name_next = name_next,
+    .other = other,
+};
+
+static const struct zc_comm_ops plain_ops = {
     .name = "threads",
     .all_gather = all_gather,
     .exchange = exchange,
@@ -219,16 +278,24 @@ struct comm_group *comm_group_new(uint32_t world, uint64_t seed, uint32_t delay_
     g->seed = seed;
     g->delay_max = delay_max;
     for (uint32_t r = 0; r < world; r++)
-        g->ranks[r] =
-            (struct rank){ .comm = { .ops = &ops, .rank = r, .world = world }, .group = g };
+        g->ranks[r] = (struct rank){ .comm = { .ops = &ops, .rank = r, .world = world },
+                                     .group = g,
+                                     .top = r };
     return g;
+}
+
+void comm_group_names(struct comm_group *g, enum comm_names names)
+{
+    g->names = names;
+    for (uint32_t r = 0; r < g->world; r++)
+        g->ranks[r].comm.ops = names == COMM_NO_NAMES ? &plain_ops : &ops;
 }
 
 void comm_group_free(struct comm_group *g)
 {
     for (uint32_t i = 0; i < g->ncolls; i++) {
         for (uint32_t s = 0; s < g->world; s++)
-            free(g->colls[i]->sent[s]);
+            free(g->colls[i]->parts[s].sent);
         free(g->colls[i]);
     }
     zb_list_each(pos, &g->ops)

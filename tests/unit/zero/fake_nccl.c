@@ -33,7 +33,8 @@ struct group {
     bool stop;
     bool broken; /* a rank has aborted: the others hear of it */
     struct zb_list colls;
-    uint32_t ncolls; /* started by any rank, so far */
+    struct zb_list odd; /* that their rank started in the place of another's: they never end */
+    uint32_t ncolls;    /* started by any rank, so far */
 };
 
 struct ncclComm {
@@ -168,6 +169,7 @@ static struct group *group_find(const ncclUniqueId *id, int world)
     g->id = *id;
     g->world = world;
     zb_list_init(&g->colls);
+    zb_list_init(&g->odd);
     zb_list_push_back(&groups, &g->node);
     assert(pthread_create(&g->thread, NULL, group_run, g) == 0);
     return g;
@@ -187,6 +189,11 @@ static void comm_leave(ncclComm_t comm)
         assert(pthread_join(g->thread, NULL) == 0);
         pthread_mutex_lock(&lock);
         zb_list_each(pos, &g->colls)
+        {
+            zb_list_remove(pos);
+            zb_list_push_back(&orphans, pos);
+        }
+        zb_list_each(pos, &g->odd)
         {
             zb_list_remove(pos);
             zb_list_push_back(&orphans, pos);
@@ -280,6 +287,8 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
     comm->group->broken = true;
     zb_list_each(pos, &comm->group->colls)
         gate_open(zb_container_of(pos, struct coll, node)->gates[comm->rank]);
+    zb_list_each(pos, &comm->group->odd)
+        gate_open(zb_container_of(pos, struct coll, node)->gates[comm->rank]);
     pthread_mutex_unlock(&lock);
     comm_leave(comm);
     return ncclSuccess;
@@ -299,6 +308,24 @@ const char *ncclGetLastError(ncclComm_t comm)
 
 /* ---- collectives */
 
+static struct coll *coll_new(struct group *g, struct zb_list *list, bool exchange, size_t bytes)
+{
+    struct coll *c = calloc(1, sizeof(*c));
+
+    assert(c);
+    *c = (struct coll){ .exchange = exchange, .bytes = bytes };
+    c->here = eventfd(0, EFD_CLOEXEC);
+    assert(c->here >= 0);
+    for (int r = 0; r < g->world; r++) {
+        c->gates[r] = gate_new();
+        c->sent[r] = calloc(exchange ? (size_t)g->world : 1, bytes);
+        assert(c->sent[r]);
+    }
+    zb_list_init(&c->node);
+    zb_list_push_back(list, &c->node);
+    return c;
+}
+
 /* Under the lock: the one that is this rank's next. */
 static struct coll *coll_next(ncclComm_t comm, bool exchange, size_t bytes)
 {
@@ -311,20 +338,10 @@ static struct coll *coll_next(ncclComm_t comm, bool exchange, size_t bytes)
         while (behind-- > 0)
             pos = pos->prev;
         c = zb_container_of(pos, struct coll, node);
-        assert(c->exchange == exchange && c->bytes == bytes);
+        if (c->exchange != exchange || c->bytes != bytes)
+            c = coll_new(g, &g->odd, exchange, bytes);
     } else {
-        c = calloc(1, sizeof(*c));
-        assert(c);
-        *c = (struct coll){ .exchange = exchange, .bytes = bytes };
-        c->here = eventfd(0, EFD_CLOEXEC);
-        assert(c->here >= 0);
-        for (int r = 0; r < g->world; r++) {
-            c->gates[r] = gate_new();
-            c->sent[r] = calloc(exchange ? (size_t)g->world : 1, bytes);
-            assert(c->sent[r]);
-        }
-        zb_list_init(&c->node);
-        zb_list_push_back(&g->colls, &c->node);
+        c = coll_new(g, &g->colls, exchange, bytes);
         g->ncolls++;
     }
     comm->next++;

@@ -6,8 +6,8 @@
  * MODEL. A collective does on each rank's stream, in the stream's order: copy down what the rank
  * sends; say that it is there; wait until all ranks have said so; copy up what it receives. So
  * nothing happens in the call, an engine that does not order its streams reads stale bytes, and a
- * rank that does not come holds up the streams of the others, as with the real one. The n-th
- * collective of each rank must be of the same kind and size (asserted).
+ * rank that does not come holds up the streams of the others, as with the real one. Where the n-th
+ * collective of a rank is of another kind or size than that of the others, neither ends.
  *
  * The communicator is one that does not block: opening is in progress until all ranks are there,
  * and every third collective until it was asked twice.

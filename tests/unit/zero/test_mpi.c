@@ -3,16 +3,21 @@
  *
  *     test_zero_mpi            the tests; each rank runs all of it
  *     test_zero_mpi abandon    the last rank leaves without a word: the launcher must come back
+ *     test_zero_mpi odd C S D  rank 1 makes call C of odd.h, in stage S; D: a folder (mpi_odd.sh)
  */
 #include "tests/ztest.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "comm_threads.h"
 #include "conformance.h"
 #include "model.h"
+#include "odd.h"
 
 static struct zc_comm *mpi;
 
@@ -98,6 +103,57 @@ static int abandon(void)
     return r.rc == -EINTR ? 5 : 6;
 }
 
+/* Until every rank has left its mark: the launcher ends all when one of them ends without MPI. */
+static void all_marked(const char *dir)
+{
+    char path[512];
+    uint32_t there = 0;
+
+    (void)snprintf(path, sizeof(path), "%s/%u", dir, mpi->rank);
+    (void)close(open(path, O_CREAT | O_WRONLY, 0600));
+    for (uint32_t tries = 0; there < mpi->world && tries < 3000; tries++) {
+        (void)snprintf(path, sizeof(path), "%s/%u", dir, there);
+        if (access(path, F_OK) == 0)
+            there++;
+        else
+            (void)usleep(10000);
+    }
+}
+
+/* Rank 1 makes another call in step 2: every rank says so, and none makes that step. */
+static int odd(enum odd_call call, enum zc_zero_stage stage, const char *dir)
+{
+    static const char *const says[ODD_CALLS] = {
+        [ODD_GATHERS] = "rank 1 gathers 'fc2' where rank 0 gathers 'fc1' (step 2)",
+        [ODD_REDUCES] = "rank 1 reduces 'fc1' where rank 0 reduces 'fc2' (step 2)",
+        [ODD_LENGTH] = "rank 1 gathers 'out' where rank 0 gathers 'fc2' (step 2)",
+        [ODD_LEFT_OUT] = "rank 1 gathers 'fc3' where rank 0 gathers 'fc2' (step 2)",
+        [ODD_READ] = "rank 1 reads 'fc2' where rank 0 reads 'fc1' (step 2)",
+        [ODD_SUM] = "rank 1 adds up 2 values where rank 0 adds up 1 value (step 2)",
+        [ODD_SUM_TWICE] = "rank 1 adds up 1 value where rank 0 steps (step 2)",
+    };
+    struct odd o = { .dtype = ZC_F32, .call = call, .rank = 1, .step = 2 };
+    bool told;
+
+    if (setup(NULL) != 0)
+        return 1;
+    zc_zero_defaults(&o.options);
+    o.options.comm = mpi;
+    o.options.stage = stage;
+    o.options.prefetch_units = 0;
+    odd_train(&o);
+    told = o.rc == -EINVAL && o.failed_in == 2 && o.applied == 1 && !o.wrong &&
+           strstr(o.error, "rank 1 ");
+    if (mpi->rank == 0)
+        told = told && strcmp(o.error, says[call]) == 0;
+    printf("%s: rank %u of %u: %d in step %llu: %s\n", told ? "told" : "not told", mpi->rank,
+           mpi->world, o.rc, (unsigned long long)o.failed_in, o.error);
+    (void)fflush(stdout);
+    all_marked(dir);
+    zc_comm_close(mpi, false);
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -107,5 +163,7 @@ int main(int argc, char **argv)
 
     if (argc > 1 && strcmp(argv[1], "abandon") == 0)
         return abandon();
+    if (argc > 4 && strcmp(argv[1], "odd") == 0)
+        return odd((enum odd_call)atoi(argv[2]), (enum zc_zero_stage)atoi(argv[3]), argv[4]);
     return cmocka_run_group_tests(tests, setup, teardown);
 }

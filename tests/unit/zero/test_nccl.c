@@ -19,6 +19,7 @@
 #include "fake_client.h"
 #include "fake_nccl.h"
 #include "model.h"
+#include "odd.h"
 
 #define RANKS_MAX 4
 
@@ -332,6 +333,86 @@ static void what_cannot_begin_is_said(void **state)
     free(lib);
 }
 
+/* ---- ranks that make different calls */
+
+struct odd_rank {
+    struct comm_group *group;
+    uint32_t rank;
+    struct odd of;
+};
+
+static void *odd_run(void *arg)
+{
+    struct odd_rank *r = arg;
+    struct odd *o = &r->of;
+    struct zb_err err = { 0 };
+
+    o->options.comm = comm_group_rank(r->group, r->rank);
+    o->rc = zc_nccl_open(&o->options.comm, o->options.comm, &err);
+    if (o->rc != 0)
+        return NULL;
+    odd_train(o);
+    zc_comm_close(o->options.comm, o->rc == 0);
+    return NULL;
+}
+
+/* NCCL does not say what its collectives are of. Where lengths are the same, the next vote finds
+ * it; else the collective never ends, and then the ranks compare what they called. */
+static void other_calls_are_told(void **state)
+{
+    static const struct {
+        enum odd_call call;
+        enum zc_zero_stage stage;
+        uint32_t group;
+        const char *says;
+    } cases[] = {
+        { ODD_NONE, ZC_STAGE_3, 0, "" },
+        { ODD_GATHERS, ZC_STAGE_3, 0, "rank 1 gathers 'fc2' where rank 0 gathers 'fc1' (step 2)" },
+        { ODD_GATHERS, ZC_STAGE_2, 0, "rank 1 gathers 'fc2' where rank 0 gathers 'fc1' (step 2)" },
+        { ODD_REDUCES, ZC_STAGE_1, 0, "rank 1 reduces 'fc1' where rank 0 reduces 'fc2' (step 2)" },
+        { ODD_REDUCES, ZC_STAGE_DDP, 0,
+          "rank 1 reduces 'fc1' where rank 0 reduces 'fc2' (step 2)" },
+        { ODD_LENGTH, ZC_STAGE_3, 0, "rank 1 gathers 'out' where rank 0 gathers 'fc2' (step 2)" },
+        { ODD_REDUCES, ZC_STAGE_3, 2, "rank 1 reduces 'fc1' where rank 0 reduces 'fc2' (step 2)" },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(cases) * 2; i++) {
+        uint32_t world = cases[i / 2].group ? 4 : 2 + i % 2;
+        struct comm_group *group = comm_group_new(world, i, 1);
+        struct odd_rank ranks[RANKS_MAX] = { 0 };
+        pthread_t threads[RANKS_MAX];
+
+        *fake = (struct fake_nccl){ 0 };
+        for (uint32_t r = 0; r < world; r++) {
+            struct odd *o = &ranks[r].of;
+
+            ranks[r].group = group;
+            ranks[r].rank = r;
+            *o = (struct odd){ .dtype = ZC_F32, .call = cases[i / 2].call, .rank = 1, .step = 2 };
+            zc_zero_defaults(&o->options);
+            o->options.stage = cases[i / 2].stage;
+            o->options.group_ranks = cases[i / 2].group;
+            o->options.device = "emulated";
+            o->options.prefetch_units = 0;
+            o->options.timeout_ms = cases[i / 2].call == ODD_LENGTH ? 2000 : 100000;
+            assert_int_equal(pthread_create(&threads[r], NULL, odd_run, &ranks[r]), 0);
+        }
+        for (uint32_t r = 0; r < world; r++)
+            pthread_join(threads[r], NULL);
+        for (uint32_t r = 0; r < world; r++) {
+            const struct odd *o = &ranks[r].of;
+
+            if (o->rc != (i < 2 ? 0 : -EINVAL) || strcmp(o->error, cases[i / 2].says) != 0 ||
+                o->applied != (i < 2 ? ODD_STEPS : 1))
+                fail_msg("case %zu, rank %u of %u: %d in step %llu: %s", i, r, world, o->rc,
+                         (unsigned long long)o->failed_in, o->error);
+        }
+        assert_true(fake->started > 0);
+        comm_group_free(group);
+    }
+}
+
 /* As a trainer opens it. */
 static void is_opened_by_name(void **state)
 {
@@ -366,6 +447,7 @@ int main(void)
         cmocka_unit_test(a_lost_peer_is_seen),
         cmocka_unit_test(what_never_ends_is_given_up),
         cmocka_unit_test(what_cannot_begin_is_said),
+        cmocka_unit_test(other_calls_are_told),
         cmocka_unit_test(is_opened_by_name),
     };
     static const char *const launchers[] = { "OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK",
