@@ -26,7 +26,6 @@
  */
 #include "daemon/op/load.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -223,8 +222,8 @@ static void load_locate(struct load_page *l)
 /* The next piece that is missing: false when there is none. */
 static bool load_next(struct load_page *l)
 {
-    const struct zsd_version *v = l->op->version;
     struct zsd_shard *s = l->shard;
+    struct zsd_row_piece piece;
 
     while (l->plane < ZSD_SAVED_PLANES &&
            (load_plane(l, l->plane)->block_bytes == 0 || l->at == load_elems(l) ||
@@ -235,20 +234,18 @@ static bool load_next(struct load_page *l)
     if (l->plane == ZSD_SAVED_PLANES)
         return false;
 
-    uint64_t elem = s->first + (uint64_t)l->page * s->job->core->page_elems + l->at;
-    uint32_t i = zsd_version_find(v, s->unit->index, elem), page;
-
-    assert(i < v->nrows); /* zsd_load_check() */
-    l->row = v->rows[i];
-    page = (uint32_t)((elem - l->row->first) / l->row->page_elems);
-    l->from = (elem - l->row->first) % l->row->page_elems;
-    l->take = zb_min_u64(zsd_row_page_elems(l->row, page) - l->from, load_elems(l) - l->at);
+    piece = zsd_row_piece(l->op->version, s->unit->index,
+                          s->first + (uint64_t)l->page * s->job->core->page_elems + l->at,
+                          load_elems(l) - l->at);
+    l->row = piece.row;
+    l->from = piece.from;
+    l->take = piece.take;
     l->read = (struct zsd_row_read){
         .core = s->job->core,
         .payer = &l->op->job->payer,
         .row = l->row,
         .plane = l->plane,
-        .page = page,
+        .page = piece.page,
         .done = load_on_read,
     };
     return true;

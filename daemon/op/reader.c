@@ -29,7 +29,6 @@
  */
 #include "daemon/op/reader.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,7 +43,6 @@
 #define READERS_MAX  64u
 #define LANES        4u   /* pieces of one read in progress */
 #define TENSORS_PART 200u /* of one reply: below 64 KiB with the longest names and shapes */
-#define PAGE_ALIGN   4096u
 
 enum reader_state { READER_OPENING, READER_OPEN, READER_CLOSING };
 enum lane_state { LANE_IDLE, LANE_BUFFER, LANE_PIECE, LANE_READ, LANE_COPY };
@@ -358,9 +356,9 @@ static int open_check(const struct zsd_core *core, const struct zsd_conn *conn,
                        conn->reader->saved->name);
     if (n >= READERS_MAX)
         return zb_fail(err, -EBUSY, "there are %u readers already, which is the limit", n);
-    if (q->staging_bytes < 1 || q->staging_bytes > INT64_MAX - PAGE_ALIGN)
+    if (q->staging_bytes < 1 || q->staging_bytes > INT64_MAX - ZB_PAGE_ALIGN)
         return zb_fail(err, -EINVAL, "staging of %llu bytes", (unsigned long long)q->staging_bytes);
-    if (zb_round_up(q->staging_bytes, PAGE_ALIGN) > open_host_free(core))
+    if (zb_round_up(q->staging_bytes, ZB_PAGE_ALIGN) > open_host_free(core))
         return zb_fail(err, -ENOSPC,
                        "staging of %s for a reader does not fit: %s of host memory are free",
                        zb_size_text(q->staging_bytes).s, zb_size_text(open_host_free(core)).s);
@@ -402,7 +400,7 @@ ZSD_REQUEST(zsd_reader_open, ReaderOpen)
     v->readers++;
     v->orphaned = zsd_readers_orphaned;
     r->staging = ZSD_ARENA_NONE;
-    r->booked = zb_round_up(q->staging_bytes, PAGE_ALIGN);
+    r->booked = zb_round_up(q->staging_bytes, ZB_PAGE_ALIGN);
     core->tiers.host.used[ZSD_USE_STAGING] += r->booked;
     r->open_req = req;
     zb_list_init(&r->reads);
@@ -573,35 +571,30 @@ static bool lane_piece(struct lane *l)
 {
     struct zsd_reader *r = l->reader;
     struct read *read = l->read;
-    uint64_t elem = read->next;
-    uint32_t i, page, n = 0;
+    struct zsd_row_piece piece;
+    uint64_t n = 0;
 
     if (!r->version)
         (void)zb_fail(&read->err, r->why.code, "%s", r->why.text);
-    if (read->err.code != 0 || elem == read->end)
+    if (read->err.code != 0 || read->next == read->end)
         return false;
-    i = zsd_version_find(r->version, read->unit, elem);
-    assert(i < r->version->nrows); /* read_check() */
-    l->row = r->version->rows[i];
-    page = (uint32_t)((elem - l->row->first) / l->row->page_elems);
-    l->from = (elem - l->row->first) % l->row->page_elems;
-    l->take = zb_min_u64(zsd_row_page_elems(l->row, page) - l->from, read->end - elem);
+    piece = zsd_row_piece(r->version, read->unit, read->next, read->end - read->next);
+    l->row = piece.row;
+    l->from = piece.from;
+    l->take = piece.take;
     l->out = read->out;
     read->next += l->take;
     read->out += l->take * read->out_bytes;
     zsd_row_look(l->row);
     for (unsigned p = 0; p < ZSD_SAVED_PLANES; p++)
-        n += zsd_row_page_bytes(l->row, p, page);
-    l->planes_at[0] = l->buffer;
-    if (n > r->core->disk->buffer_bytes) {
-        l->planes_at[0] = l->scratch = aligned_alloc(PAGE_ALIGN, n);
-        if (!l->scratch)
-            (void)zb_fail(&l->err, -ENOMEM, "a page of %u elements: %m", l->row->page_elems);
-    }
+        n += zsd_row_page_bytes(l->row, p, piece.page);
+    l->planes_at[0] = zsd_row_room(r->core, l->buffer, n, &l->scratch);
+    if (!l->planes_at[0])
+        (void)zb_fail(&l->err, -ENOMEM, "a page of %u elements: %m", l->row->page_elems);
     for (unsigned p = 0; p < ZSD_SAVED_PLANES; p++)
-        l->reads[p].page = page;
+        l->reads[p].page = piece.page;
     if (l->err.code == 0)
-        l->planes_at[1] = l->planes_at[0] + zsd_row_page_bytes(l->row, ZSD_SAVED_PARAM, page);
+        l->planes_at[1] = l->planes_at[0] + zsd_row_page_bytes(l->row, ZSD_SAVED_PARAM, piece.page);
     return true;
 }
 

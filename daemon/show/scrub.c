@@ -44,7 +44,6 @@
 #define PROBE_BYTES (16 * ZB_MIB) /* read to learn what the device gives */
 #define RATE_MIN    ZB_MIB        /* a second: slower, a run never ends */
 #define BURST_NS    100000000u    /* the bucket holds what comes in so long */
-#define PAGE_ALIGN  4096u
 
 enum scrub_state { SCRUB_RUNNING, SCRUB_PAUSED, SCRUB_DONE, SCRUB_STOPPED };
 enum scrub_page { PAGE_WAIT, PAGE_BUFFER, PAGE_READ };
@@ -287,10 +286,8 @@ static bool scrub_read(struct zsd_scrub *s)
 {
     struct zsd_row *r = scrub_row(s);
     uint32_t bytes = zsd_row_page_bytes(r, s->at_plane, s->at_page);
-    void *to = s->buffer;
+    void *to = zsd_row_room(s->core, s->buffer, bytes, &s->scratch);
 
-    if (bytes > s->core->disk->buffer_bytes)
-        to = s->scratch = aligned_alloc(PAGE_ALIGN, bytes);
     if (!to)
         return false;
     s->read = (struct zsd_row_read){ .core = s->core,

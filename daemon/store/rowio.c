@@ -16,6 +16,27 @@
 
 #include "base/slots.h"
 
+struct zsd_row_piece zsd_row_piece(const struct zsd_version *v, uint32_t unit, uint64_t elem,
+                                   uint64_t most)
+{
+    uint32_t i = zsd_version_find(v, unit, elem);
+    struct zsd_row_piece p = { .row = i < v->nrows ? v->rows[i] : NULL };
+
+    assert(p.row);
+    p.page = (uint32_t)((elem - p.row->first) / p.row->page_elems);
+    p.from = (elem - p.row->first) % p.row->page_elems;
+    p.take = zb_min_u64(zsd_row_page_elems(p.row, p.page) - p.from, most);
+    return p;
+}
+
+void *zsd_row_room(const struct zsd_core *core, void *buffer, uint64_t bytes, void **ret_scratch)
+{
+    if (bytes <= core->disk->buffer_bytes)
+        return buffer;
+    *ret_scratch = aligned_alloc(ZB_PAGE_ALIGN, bytes);
+    return *ret_scratch;
+}
+
 /* Which page it is, for a sentence. */
 struct read_where {
     char s[2 * ZP_NAME_MAX + 160];

@@ -6,6 +6,21 @@
 
 #include "daemon/store/version.h"
 
+/** Elements of a unit that lie in one page of one row. */
+struct zsd_row_piece {
+    struct zsd_row *row;
+    uint32_t page;
+    uint64_t from, take; /* of the page's elements */
+};
+/** The piece that begins with element `elem` of a unit, which the version has; at most `most`
+ * elements. */
+struct zsd_row_piece zsd_row_piece(const struct zsd_version *v, uint32_t unit, uint64_t elem,
+                                   uint64_t most);
+
+/** Where to read `bytes` of pages: the page buffer; or *ret_scratch, which the caller frees, if they
+ * were cut larger than the pages of today. NULL: no memory. */
+void *zsd_row_room(const struct zsd_core *core, void *buffer, uint64_t bytes, void **ret_scratch);
+
 /**
  * Reads one page of one plane of a row and verifies it. The buffer is the caller's: aligned to
  * 4096, zsd_row_page_bytes() long, untouched until done.
