@@ -52,7 +52,6 @@ static int core_build(struct zsd_core *core, struct zb_err *err)
 
     core->page_elems = daemon->config.page_elems;
     core->tiers.host.budget = core->tiers.host_target = daemon->config.host_bytes;
-    core->disk->buffer_bytes = zb_buffer_bytes(core->page_elems);
     if (daemon->engine) {
         rc = zsd_map_init(core, err);
         if (rc < 0)

@@ -7,6 +7,8 @@ A room is a folder with a row of its own there. The objects are those of BUILD/c
            room or in one of those
   circles  inside a room, sources that call one another in a circle are at most CIRCLE_MAX, and stand
            in CIRCLES with the reason
+  owners   a field is written in the room that owns it: the room of the header that defines its struct,
+           or the one that heads its group there ("/* ---- ROOM/: ... */")
   caps     the number of sources in folders that must stay small
   pages    each room has a README.md of at most PAGE_LINES lines, and stands in docs/ARCHITECTURE.md
 
@@ -27,14 +29,27 @@ import check_includes  # noqa: E402
 CIRCLE_MAX = 4
 PAGE_LINES = 60
 CAPS = {"daemon/": 8, "client/zero/": 10}
+# {struct: (its header, how its variables are called, files that make and free it)}
+OWNED = {
+    "zsd_job": ("daemon/job/job.h", r"\bjob", ("daemon/op/new.c",)),
+    "zsd_disk": ("daemon/disk/disk.h", r"\bdisk", ()),
+    "zsd_planner": ("daemon/plan/planner.h", r"\bplanner", ()),
+    "zsd_ops": ("daemon/op/ops.h", r"\bops", ()),
+    "zsd_replan": ("daemon/plan/replan.h", r"\breplan", ()),
+    "zsd_job_gpu": ("daemon/plan/gpu_plan.h", r"\bgpu", ()),
+    "zsd_job_params": ("daemon/plan/gpu_params.h", r"\bparams", ("daemon/op/new.c",)),
+    "zsd_step_op": ("daemon/op/step.h", r"\bstep", ()),
+    "zsd_early": ("daemon/op/early.h", r"\bearly", ()),
+}
 PAGES_OF = ("daemon/",)  # folders whose rooms must each have a page
 # Not linked alone: they are loaded at run time, or the folder holds programs and not a library.
 APART = ("kernels/cuda/", "tests/", "python/", "examples/", "bench/")
-PROGRAMS = ("client/zctl/",)
 PLUGINS = "client/zero/*comm_mpi*.c"  # loaded at run time, with a library of their own
 # A row that names one of these folders may use the whole library: its headers stand at the top.
-WHOLE = {"kernels/": ("kernels/ref/", "kernels/cpu/", "kernels/gpu/"),
-         "client/": ("client/",)}
+WHOLE = {
+    "kernels/": ("kernels/ref/", "kernels/cpu/", "kernels/gpu/"),
+    "client/": ("client/conn/", "client/ask/", "client/st/"),
+}
 LIBRARIES = ("libuv libprotobuf-c liburing sqlite3 jansson libisal hwloc").split()
 
 # {sources of a circle: why they stay together}
@@ -169,8 +184,8 @@ def lower(room, folders):
     for name in folders[room] or []:
         rooms.add(name if name.endswith("/") else check_includes.folder_of(name, folders))
     for top, inner in WHOLE.items():
-        if top in rooms and not room.startswith(top):
-            rooms.update(f for f in folders if f.startswith(inner) and not f.startswith(PROGRAMS))
+        if top in rooms and room not in inner:
+            rooms.update(f for f in inner if f in folders)
     return rooms - {room, None}
 
 
@@ -222,6 +237,58 @@ def check_links(objects, folders):
     return len(rooms), wrong
 
 
+def without_comments(text):
+    return re.sub(r"/\*.*?\*/", lambda m: re.sub(r"[^\n]", " ", m[0]), text, flags=re.S)
+
+
+def owners_of(text, struct, room):
+    """{field: room that owns it, None: anybody's}."""
+    found = re.search(rf"^struct {struct} {{\n(.*?)^}};", text, re.M | re.S)
+    if not found:
+        raise Bad(f"no struct {struct}")
+    owners, owner = {}, room
+    parts = re.split(r"/\* ---- ([^:]+):.*?\*/", found[1], flags=re.S)
+    for i, part in enumerate(parts):
+        if i % 2:
+            owner = "daemon/" + part if part.endswith("/") else None
+            continue
+        for declaration in without_comments(part).split(";"):
+            names = re.sub(r"\[[^\]]*\]|\{[^}]*\}", "", declaration).split(",")
+            for n, name in enumerate(names):
+                words = re.findall(r"\w+", name)
+                if words and (n > 0 or len(words) > 1):
+                    owners[words[-1]] = owner
+    return owners
+
+
+def check_owners(root):
+    wrong, owned = [], 0
+    texts = {}
+    for folder, _, files in os.walk(os.path.join(root, "daemon")):
+        for name in files:
+            if name.endswith(".c"):
+                path = os.path.join(folder, name)
+                with open(path, encoding="utf-8") as file:
+                    texts[os.path.relpath(path, root)] = without_comments(file.read())
+    for struct, (header, variable, makers) in OWNED.items():
+        with open(os.path.join(root, header), encoding="utf-8") as file:
+            owners = owners_of(file.read(), struct, os.path.dirname(header) + "/")
+        owned += len(owners)
+        write = re.compile(rf"(?:\+\+|--)?{variable}->(\w+)(?:\[[^\]]*\]|\.\w+)*\s*"
+                           r"(?:=(?!=)|\+\+|--|[-+|&]=)|(?:\+\+|--)\(*(?:\w+->)*" + variable
+                           + r"->(\w+)\b(?!\s*(?:->|\.))")
+        for path, text in sorted(texts.items()):
+            for found in write.finditer(text):
+                field = found[1] or found[2]
+                owner = owners.get(field)
+                if owner and path not in makers and not path.startswith(owner):
+                    line = text.count("\n", 0, found.start()) + 1
+                    wrong.append(f"{path}:{line}: writes {field} of struct {struct}, which {owner} owns")
+    if owned == 0:
+        wrong.append("no field has an owner")
+    return wrong
+
+
 def check_caps(root):
     wrong = []
     for folder, cap in CAPS.items():
@@ -263,6 +330,7 @@ def main(argv):
         graph = calls(objects)
         count, wrong = check_links(objects, folders)
         wrong += check_circles(graph, folders, CIRCLES)
+        wrong += check_owners(root)
         wrong += check_caps(root)
         wrong += check_pages(root, folders)
     except (Bad, check_includes.Bad, OSError, subprocess.CalledProcessError) as e:

@@ -63,10 +63,11 @@ uint64_t zsd_host_least(const struct zsd_core *core, uint64_t bytes)
 
 int zsd_buffers_make(struct zsd_core *core, struct zb_err *err)
 {
-    uint64_t want = zb_buffers(core->tiers.host.budget, core->daemon->config.ring_bytes,
-                               core->disk->buffer_bytes);
+    uint64_t bytes = zb_buffer_bytes(core->page_elems);
+    uint64_t want = zb_buffers(core->tiers.host.budget, core->daemon->config.ring_bytes, bytes);
 
-    if (want * core->disk->buffer_bytes > core->tiers.host.budget)
+    core->disk->buffer_bytes = bytes;
+    if (want * bytes > core->tiers.host.budget)
         return zb_fail(
             err, -ENOSPC,
             "host_bytes %s is less than one page buffer (%s for %u elements a page): give "
@@ -82,7 +83,7 @@ int zsd_buffers_make(struct zsd_core *core, struct zb_err *err)
     for (uint32_t i = 0; i < core->disk->nbuffers; i++)
         core->disk->buffers_free[core->disk->nbuffers_free++] = core->disk->buffers +
                                                                 i * core->disk->buffer_bytes;
-    core->tiers.host.used[ZSD_USE_RING] = want * core->disk->buffer_bytes;
+    zsd_book(&core->tiers.host, NULL, ZSD_USE_RING, want * core->disk->buffer_bytes);
     zsd_paths_register(core->daemon, core->disk->buffers, want * core->disk->buffer_bytes);
     if (zsd_gpu_pin(core->daemon, core->disk->buffers, want * core->disk->buffer_bytes,
                     &core->tiers.gpu_unpinned) < 0)

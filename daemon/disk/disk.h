@@ -78,6 +78,10 @@ void zsd_disk_init(struct zsd_disk *disk, struct zsd_core *core);
 
 /* ---- pio.c */
 
+/** The next page written has a generation above this one. */
+void zsd_generation_from(struct zsd_core *core, uint64_t generation);
+/** The generation of a page that is about to be written: no other page ever has it. */
+uint64_t zsd_generation_next(struct zsd_core *core);
 /** done runs later, never from inside. */
 void zsd_pio_start(struct zsd_core *core, struct zsd_pio *pio);
 /** Hands what was submitted in this turn to the engines. */

@@ -431,9 +431,8 @@ int zsd_nvme_promise(struct zsd_core *core, struct zsd_account *held, struct zb_
                          : use == ZSD_USE_RING  ? needs - all
                                                 : 0;
 
-        core->tiers.nvme.used[use] -= held->used[use];
-        core->tiers.nvme.used[use] += bytes;
-        held->used[use] = bytes;
+        zsd_unbook(&core->tiers.nvme, held, use, held->used[use]);
+        zsd_book(&core->tiers.nvme, held, use, bytes);
     }
     return 0;
 }

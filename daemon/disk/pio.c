@@ -26,6 +26,16 @@ void zsd_disk_init(struct zsd_disk *disk, struct zsd_core *core)
     zsd_fair_init(&disk->buffer_line);
 }
 
+void zsd_generation_from(struct zsd_core *core, uint64_t generation)
+{
+    core->disk->generation = generation;
+}
+
+uint64_t zsd_generation_next(struct zsd_core *core)
+{
+    return ++core->disk->generation;
+}
+
 static void pio_on_done(struct zn_io *io, int rc);
 
 static bool pio_submit(struct zsd_core *core, struct zsd_pio *pio)

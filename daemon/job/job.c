@@ -174,6 +174,35 @@ void zsd_job_stepped(struct zsd_job *job)
     zsd_defer(job->core, &job->wake);
 }
 
+void zsd_job_to(struct zsd_job *job, enum zsd_job_state state)
+{
+    static const bool allowed[ZSD_ENDED + 1][ZSD_ENDED + 1] = {
+        [ZSD_DEFINING] = { [ZSD_PLACING] = true, [ZSD_ENDED] = true },
+        [ZSD_PLACING] = { [ZSD_LOADING] = true, [ZSD_READY] = true, [ZSD_ENDED] = true },
+        [ZSD_LOADING] = { [ZSD_READY] = true, [ZSD_ENDED] = true },
+        [ZSD_READY] = { [ZSD_STEPPING] = true,
+                        [ZSD_LOADING] = true,
+                        [ZSD_READY] = true,
+                        [ZSD_ENDED] = true },
+        [ZSD_STEPPING] = { [ZSD_READY] = true, [ZSD_ENDED] = true },
+    };
+
+    assert(allowed[job->state][state]);
+    job->state = state;
+}
+
+void zsd_job_ended(struct zsd_job *job, const struct zb_err *why)
+{
+    zsd_job_to(job, ZSD_ENDED);
+    job->why = *why;
+}
+
+void zsd_job_moved(struct zsd_job *job, uint64_t read_bytes, uint64_t written_bytes)
+{
+    job->nvme_read_bytes += read_bytes;
+    job->nvme_written_bytes += written_bytes;
+}
+
 void zsd_job_fail(struct zsd_job *job, const struct zb_err *why)
 {
     (void)zb_fail(&job->failed, why->code, "%s", why->text);

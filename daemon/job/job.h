@@ -167,7 +167,12 @@ enum zsd_job_state { ZSD_DEFINING, ZSD_PLACING, ZSD_LOADING, ZSD_READY, ZSD_STEP
 /* What a step or a commit request asks for; numbers as on the wire. */
 enum zsd_commit_what { ZSD_COMMIT_NONE, ZSD_COMMIT, ZSD_PREPARE, ZSD_RESOLVE, ZSD_DROP };
 
+/*
+ * Each field has one room that writes it, which heads its group; op/new.c, which makes the struct and
+ * frees it, may write all. tests/check_rooms.py holds that.
+ */
 struct zsd_job {
+    /* ---- op/: who it is. Written once, when a rank opens it, but for the epoch. */
     struct zsd_core *core;
     uint32_t number;
     char name[ZP_NAME_MAX + 1];
@@ -176,41 +181,13 @@ struct zsd_job {
     enum zb_optimizer optimizer;
     enum zb_moments moments;
     bool keep, durable;
+    bool again;                                /* made of a saved one: its units are known */
     uint64_t epoch;                            /* ranks of an older one are cut off */
-    uint32_t offload_param, offload_optimizer; /* 1 host, 2 nvme */
-    uint32_t offload_grad; /* 1 host, else where they fit; not saved: each attach says it */
+    uint32_t offload_param, offload_optimizer; /* enum zp_offload: host or NVMe */
+    uint32_t offload_grad; /* host, else where they fit; not saved: each attach says it */
     uint64_t host_bytes_max;
-    struct zsd_saved *saved; /* of a durable job that was placed, or is made of a saved one */
-    bool again;              /* made of a saved one: its units are known */
-    bool at_point;           /* the ranks said where to go on: iterations `point` */
-    uint64_t point;
-    struct zsd_commit_op *commit; /* in progress, or NULL */
-    struct zsd_req *commit_req;   /* that asked for it, if it was a request */
-    bool prepares;                /* its trainer commits in two phases */
-    bool rewritten;               /* values were written since the last commit or load */
-    struct zsd_version *from;     /* PLACING, LOADING: what is brought in; held */
-    bool
-        retiring; /* saves what it has, then ends: for another world, or since others lack memory */
-    bool stays;   /* it could not be saved: it is not asked again */
-    enum zsd_job_state state;
-    struct zb_err why; /* of ENDED */
-    bool placed;
-    bool seen;         /* by a rank whose open was not refused at once */
-    uint32_t inflight; /* J1 */
-    /* Events, which op/ installs what runs for: something that a request of the job may wait for has
-     * changed; the job has failed, or it may be over. */
-    struct zsd_work wake, over;
-    struct zb_err failed; /* why the job will end, when `over` runs; code 0: it does not */
-    uint32_t active, pins;
-    uint32_t left;        /* ranks that closed in good order */
-    bool regained;        /* a rank came back: what was accumulated goes when every rank is ready */
-    bool place_waits;     /* PLACING: there is no room yet, but bytes are on their way back */
-    uint64_t place_least; /* that it lacks at least, if others could give that; else 0 */
-    struct zsd_want want; /* while place_waits, and others give up state for it */
-    bool ready_waits;     /* every rank is ready again, but the last pushes or a step still run */
-    struct zb_list members;
-    struct zb_list node; /* in core->jobs->list */
-
+    bool early_wish;       /* its ranks asked for room for early steps */
+    uint32_t share_opened; /* as its ranks opened it */
     struct zsd_unit **units;
     uint32_t nunits;
     size_t units_room;
@@ -219,38 +196,73 @@ struct zsd_job {
     uint32_t nshards;
     size_t shards_room;
 
-    struct zsd_arena arena; /* parameters: the resident ones, then the ring */
+    /* ---- job/: how it goes, and what holds it */
+    enum zsd_job_state state; /* zsd_job_to() */
+    struct zb_err why;        /* of ENDED */
+    struct zb_err failed;     /* why the job will end, when `over` runs; code 0: it does not */
+    uint32_t inflight;        /* J1 */
+    uint32_t active, pins;
+    struct zb_list members;
+    struct zb_list node;   /* in core->jobs->list */
+    struct zb_list cached; /* unpinned cached shards, oldest first */
+    uint64_t nvme_read_bytes, nvme_written_bytes;
+    /* Events; op/ says what they run: something that requests of the job may wait for has changed;
+     * the job has failed, or it may be over. */
+    struct zsd_work wake, over;
+
+    /* ---- plan/: where its bytes live */
+    bool placed;
+    uint64_t
+        place_least; /* host memory that it lacks at least, if others could give that; else 0 */
+    struct zsd_want want;    /* while it waits for that, and others give up state for it */
+    struct zsd_saved *saved; /* of a durable job that was placed, or is made of a saved one */
+    struct zsd_arena arena;  /* parameters: the resident ones, then the ring */
     uint64_t arena_bytes, ring_bytes;
     uint8_t *memory; /* resident gradients, then state: addresses for all of it, memory for what is
                         resident */
     uint64_t memory_bytes;
-    uint64_t grads_nvme_bytes;     /* of gradients that live on NVMe */
-    struct zsd_replan *replan;     /* plan/replan.h */
-    struct zsd_job_gpu *gpu;       /* plan/gpu_plan.h */
-    struct zsd_job_params *params; /* plan/gpu_params.h */
-    struct zb_needs *promise; /* of places on the data file; of a durable job it is its saved's */
-    struct zb_slots ring;     /* regions of the arena */
-    struct zb_list cached;    /* unpinned cached shards, oldest first */
-    struct zb_list room_waiters; /* fills that wait for a place in the ring */
-    struct zsd_work room_work;
+    uint64_t grads_nvme_bytes; /* of gradients that live on NVMe */
+    bool early_room;           /* there is room for early steps */
+    struct zb_needs *promise;  /* of places on the data file; of a durable job it is its saved's */
+    struct zb_slots ring;      /* regions of the arena */
     /* budget: unused; used: what is in the core's accounts. What a durable job holds of the data
      * file is its saved's. */
     struct zsd_account host_held, nvme_held;
     uint64_t staging_most; /* that its ranks ever had at one time: who comes back needs it again */
+    struct zsd_replan *replan;     /* plan/replan.h */
+    struct zsd_job_gpu *gpu;       /* plan/gpu_plan.h */
+    struct zsd_job_params *params; /* plan/gpu_params.h */
 
+    /* ---- op/: what its ranks ask for */
+    bool seen;     /* by a rank whose open was not refused at once */
+    uint32_t left; /* ranks that closed in good order */
+    bool at_point; /* the ranks said where to resume: iterations `point` */
+    uint64_t point;
+    bool regained;    /* a rank came back: what was accumulated goes when every rank is ready */
+    bool ready_waits; /* every rank is ready again, but the last pushes or a step still run */
+    bool place_waits; /* PLACING: there is no room yet, but bytes are on their way back */
+    struct zsd_version *from; /* PLACING, LOADING: what is brought in; held */
     uint64_t iterations, applied;
-    struct zsd_step_op *step;    /* op/step.h */
-    bool draining;               /* STEPPING, and waits for pins and active to reach 0 */
-    bool early_wish, early_room; /* room for early steps: was asked for; and found */
-    struct zsd_early *early;     /* op/early.h */
-    uint32_t early_said;         /* ranks that said what the step will be, ahead of it */
-    uint32_t early_inflight;     /* page operations of early steps, those of dropped ones too */
     struct zsd_note note;
-    struct zsd_note *notes; /* [world] */
-
+    struct zsd_note *notes;       /* [world] */
+    struct zsd_step_op *step;     /* op/step.h */
+    bool draining;                /* STEPPING, and waits for pins and active to reach 0 */
+    struct zsd_early *early;      /* op/early.h */
+    uint32_t early_said;          /* ranks that said what the step will be, ahead of it */
+    uint32_t early_inflight;      /* page operations of early steps, those of dropped ones too */
+    struct zsd_commit_op *commit; /* in progress, or NULL */
+    struct zsd_req *commit_req;   /* that asked for it, if it was a request */
+    bool prepares;                /* its trainer commits in two phases */
+    bool rewritten;               /* values were written since the last commit or load */
+    bool
+        retiring; /* saves what it has, then ends: for another world, or since others lack memory */
+    bool stays;   /* it could not be saved: it is not asked again */
+    struct zb_list room_waiters; /* fills that wait for a place in the ring */
+    struct zsd_work room_work;
+    uint64_t fetched_bytes, pushed_bytes;
     struct zsd_payer payer; /* its share of what all jobs want, and its places in their lines */
-    uint32_t share_opened;  /* as its ranks opened it */
-    uint64_t fetched_bytes, pushed_bytes, nvme_read_bytes, nvme_written_bytes;
+
+    /* ---- each counts its own: the counters of run/stats.h */
     struct zsd_job_stats stats;
 };
 
@@ -269,6 +281,12 @@ struct zsd_shard *zsd_shard_find(struct zsd_conn *conn, uint64_t id, struct zb_e
  * 64-aligned. */
 void *zsd_staging_at(struct zsd_member *m, uint64_t off, uint64_t len_bytes);
 
+/** Moves the job to another state, which must be one that the picture above allows. */
+void zsd_job_to(struct zsd_job *job, enum zsd_job_state state);
+/** Ends it: state and reason. For op/end.c, which does all else that belongs to that. */
+void zsd_job_ended(struct zsd_job *job, const struct zb_err *why);
+/** Counts bytes that were read from the data file, and written to it, for the job. */
+void zsd_job_moved(struct zsd_job *job, uint64_t read_bytes, uint64_t written_bytes);
 /** The job will end, soon: everyone is told the first reason. */
 void zsd_job_fail(struct zsd_job *job, const struct zb_err *why);
 

@@ -52,8 +52,7 @@ void zsd_job_quit(struct zsd_job *job, uint16_t event, uint32_t rank, const stru
     zb_log(why->code == -ECANCELED ? ZB_LOG_INFO : ZB_LOG_WARN, "job-end",
            "job=\"%s\" iterations=%llu why=\"%s\"", job->name, (unsigned long long)job->iterations,
            why->text);
-    job->state = ZSD_ENDED;
-    job->why = *why;
+    zsd_job_ended(job, why);
     job->ready_waits = false;
     zsd_want_end(job->core, &job->want);
     zsd_replan(job->core);
@@ -89,13 +88,7 @@ void zsd_job_forget_if_over(struct zsd_job *job)
     if (job->state != ZSD_ENDED || job->inflight > 0)
         return;
     if (job->placed) {
-        struct zsd_arena arena = job->arena;
-        uint8_t *memory = job->memory;
-
-        job->arena = ZSD_ARENA_NONE;
-        job->memory = NULL;
-        job->placed = false; /* zsd_unplace() comes once, from the task */
-        zsd_arena_end(job, ZSD_ARENA_CLOSE, arena, memory, job->memory_bytes, 0);
+        zsd_job_arena_end(job);
         zsd_job_forget_if_over(job); /* a task holds it now, unless there was no memory for one */
         return;
     }

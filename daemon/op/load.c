@@ -114,7 +114,7 @@ static void load_on_read(struct zsd_row_read *read, const struct zb_err *err)
     if (err)
         l->err = *err;
     else
-        l->op->job->nvme_read_bytes += zsd_row_page_bytes(read->row, read->plane, read->page);
+        zsd_job_moved(l->op->job, zsd_row_page_bytes(read->row, read->plane, read->page), 0);
     load_run(l);
 }
 
@@ -126,7 +126,7 @@ static void load_on_write(struct zsd_pio *pio, int rc)
         (void)zb_fail(&l->err, rc, "job '%s' unit '%s': write page %u on NVMe: %m",
                       l->op->job->name, l->shard->unit->name, l->page);
     else
-        l->op->job->nvme_written_bytes += pio->io.len_bytes;
+        zsd_job_moved(l->op->job, 0, pio->io.len_bytes);
     if (--l->writes == 0)
         load_run(l);
 }
@@ -294,7 +294,7 @@ static void load_fresh(struct load_page *l)
         if (l->planes[p].streamed)
             l->planes[p].fresh = (struct zsd_extent){
                 .at = zsd_extent_take(core, zsd_page_bytes(l->shard, zsd_plane_of(p), l->page)),
-                .generation = ++core->disk->generation,
+                .generation = zsd_generation_next(core),
                 .job = l->op->job->number,
             };
 }

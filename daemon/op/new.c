@@ -45,9 +45,9 @@ static struct zsd_job *job_alloc(struct zsd_core *core, const Zp__JobOpen *q)
     }
     job->core = core;
     job->world = q->world;
-    job->offload_param = zsd_open_param(q);
+    job->offload_param = zsd_open_param(core, q);
     job->params->asked = zsd_open_asks_gpu(q);
-    job->offload_optimizer = q->offload_optimizer;
+    job->offload_optimizer = zsd_open_optimizer(core, q);
     job->offload_grad = q->offload_grad;
     job->host_bytes_max = q->host_bytes_max;
     job->early_wish = q->early;

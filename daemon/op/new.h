@@ -21,9 +21,16 @@ static inline bool zsd_open_asks_gpu(const Zp__JobOpen *q)
     return q->offload_param == 3;
 }
 
-static inline uint32_t zsd_open_param(const Zp__JobOpen *q)
+static inline uint32_t zsd_open_param(const struct zsd_core *core, const Zp__JobOpen *q)
 {
+    if (!core->disk->extents) /* without a data file everything is in memory */
+        return 1;
     return zsd_open_asks_gpu(q) ? 2 : q->offload_param;
+}
+
+static inline uint32_t zsd_open_optimizer(const struct zsd_core *core, const Zp__JobOpen *q)
+{
+    return core->disk->extents ? q->offload_optimizer : 1;
 }
 
 /** True when this rank gets at the parameters, wherever they are. */

@@ -155,12 +155,12 @@ static int open_join(struct zsd_job *job, const Zp__JobOpen *q, uid_t uid, struc
     if (open_trains(q, job->optimizer, job->moments, err) < 0)
         return -EINVAL;
     if (q->keep != job->keep || q->durable != job->durable || q->groups != job->groups ||
-        (forming &&
-         (zsd_open_param(q) != job->offload_param || zsd_open_asks_gpu(q) != job->params->asked ||
-          q->offload_optimizer != job->offload_optimizer ||
-          (q->offload_grad == 1) != (job->offload_grad == 1) ||
-          q->host_bytes_max != job->host_bytes_max || q->early != job->early_wish ||
-          (q->share == 0 ? ZSD_SHARE_DEFAULT : q->share) != job->share_opened)))
+        (forming && (zsd_open_param(job->core, q) != job->offload_param ||
+                     zsd_open_asks_gpu(q) != job->params->asked ||
+                     zsd_open_optimizer(job->core, q) != job->offload_optimizer ||
+                     (q->offload_grad == 1) != (job->offload_grad == 1) ||
+                     q->host_bytes_max != job->host_bytes_max || q->early != job->early_wish ||
+                     (q->share == 0 ? ZSD_SHARE_DEFAULT : q->share) != job->share_opened)))
         return zb_fail(err, -EINVAL, "rank %u opens job '%s' with other options than its peers",
                        q->rank, q->name);
     if (!zsd_open_sees(job, q))
@@ -322,7 +322,7 @@ static void open_run(struct zsd_req *req, const Zp__JobOpen *q, uint64_t deadlin
     return;
 refuse:
     if (fresh && job) {
-        job->state = ZSD_ENDED; /* never seen by anybody */
+        zsd_job_to(job, ZSD_ENDED); /* never seen by anybody */
         zsd_job_forget_if_over(job);
         job = NULL;
     }

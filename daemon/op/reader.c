@@ -176,7 +176,7 @@ void zsd_readers_orphaned(struct zsd_version *v)
 static void reader_free(struct zsd_reader *r)
 {
     reader_drop(r);
-    r->core->tiers.host.used[ZSD_USE_STAGING] -= r->booked;
+    zsd_unbook(&r->core->tiers.host, NULL, ZSD_USE_STAGING, r->booked);
     zsd_host_settle(r->core);
     zsd_room_changed(r->core);
     zsd_saved_unhold(r->saved);
@@ -401,7 +401,7 @@ ZSD_REQUEST(zsd_reader_open, ReaderOpen)
     v->orphaned = zsd_readers_orphaned;
     r->staging = ZSD_ARENA_NONE;
     r->booked = zb_round_up(q->staging_bytes, ZB_PAGE_ALIGN);
-    core->tiers.host.used[ZSD_USE_STAGING] += r->booked;
+    zsd_book(&core->tiers.host, NULL, ZSD_USE_STAGING, r->booked);
     r->open_req = req;
     zb_list_init(&r->reads);
     for (unsigned i = 0; i < LANES; i++) {

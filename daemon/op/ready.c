@@ -126,7 +126,7 @@ static void ready_loaded(struct zsd_job *job, const struct zb_err *err)
         job->iterations = v->iterations;
         job->applied = v->applied;
         job->rewritten = false;
-        job->state = ZSD_READY;
+        zsd_job_to(job, ZSD_READY);
         zb_log(ZB_LOG_INFO, "job-loaded", "job=\"%s\" iterations=%llu applied=%llu", job->name,
                (unsigned long long)job->iterations, (unsigned long long)job->applied);
         ready_answer(job);
@@ -153,7 +153,7 @@ static void ready_load(struct zsd_job *job, struct zsd_version *v)
 {
     struct zb_err err = { 0 };
 
-    job->state = ZSD_LOADING;
+    zsd_job_to(job, ZSD_LOADING);
     job->from = zsd_version_ref(v);
     if (ready_notes(job, v) < 0) {
         (void)zb_fail(&err, -ENOMEM, "the notes of job '%s': %m", job->name);
@@ -281,15 +281,14 @@ static void ready_all(struct zsd_job *job)
         }
         job->from = zsd_version_ref(v);
     }
-    job->state = ZSD_PLACING;
+    zsd_job_to(job, ZSD_PLACING);
     zsd_place_again(job);
 }
 
 /* The device had no memory for its parameters, others use it, too; or it shares none, or failed. */
 static void ready_without_gpu(struct zsd_job *job, const struct zb_err *err)
 {
-    job->params->barred = true;
-    (void)snprintf(job->params->why, sizeof(job->params->why), "%.160s", err->text);
+    zsd_params_bar(job, err->text);
     zsd_unplace(job);
     zsd_place_again(job);
 }
@@ -300,9 +299,6 @@ static void job_arena_opened(struct zsd_arena_task *t)
     const struct zsd_account *nvme = zsd_job_nvme(job);
     struct zsd_version *v = job->from;
 
-    job->arena = t->arena;
-    job->memory = t->memory;
-    job->params->mem = t->params;
     if (t->gpu_err.code == -EIO || t->gpu_err.code == -EFAULT)
         zsd_gpu_fail(job->core, &t->gpu_err);
     if (t->gpu_err.code != 0 && job->state != ZSD_ENDED) {
@@ -342,7 +338,7 @@ static void job_arena_opened(struct zsd_arena_task *t)
         zsd_version_unref(v);
         return;
     }
-    job->state = ZSD_READY;
+    zsd_job_to(job, ZSD_READY);
     ready_answer(job);
     zsd_replan(job->core);
 }

@@ -292,7 +292,7 @@ void zsd_step_resume(struct zsd_job *job)
 
 static void step_end(struct zsd_job *job)
 {
-    job->state = ZSD_READY;
+    zsd_job_to(job, ZSD_READY);
     job->step->asked = job->step->committing = false;
     zsd_replan_step_over(job);
     step_answer(job, NULL);
@@ -567,7 +567,7 @@ static void step_ask(struct zsd_req *req, struct zsd_member *m, const struct zsd
         asked += zb_container_of(pos, struct zsd_member, node)->step_req != NULL;
     if (asked < job->world)
         return;
-    job->state = ZSD_STEPPING;
+    zsd_job_to(job, ZSD_STEPPING);
     job->draining = true;
     job->step->work.run = step_on_work;
     zsd_step_resume(job);
@@ -645,7 +645,7 @@ void zsd_step_give_up(struct zsd_job *job, const struct zb_err *why)
 
     if (!drained && (job->state != ZSD_READY || !job->step->asked))
         return;
-    job->state = ZSD_READY;
+    zsd_job_to(job, ZSD_READY);
     zsd_step_cancel(job, why);
     if (drained)
         zsd_job_stepped(job);

@@ -380,7 +380,7 @@ static bool page_any(const struct zsd_pageop *op, bool written)
 
 static void page_on_read(struct zsd_pageop *op, const struct page_io *io)
 {
-    op->spec.shard->job->nvme_read_bytes += io->pio.io.len_bytes;
+    zsd_job_moved(op->spec.shard->job, io->pio.io.len_bytes, 0);
     void **at = io->plane == ZB_PARAM   ? &op->page.param
                 : io->plane == ZB_STATE ? &op->page.state
                                         : &op->page.grad;
@@ -404,7 +404,7 @@ static void page_on_io(struct zsd_pio *pio, int rc)
     else if (pio->io.op == ZN_READ)
         page_on_read(op, io);
     else
-        s->job->nvme_written_bytes += pio->io.len_bytes;
+        zsd_job_moved(s->job, 0, pio->io.len_bytes);
     if (--op->ios_left == 0)
         page_run(op);
 }
@@ -512,7 +512,7 @@ static void page_take_extents(struct zsd_pageop *op)
             io->fresh = (struct zsd_extent){
                 .at = zsd_extent_take(job->core,
                                       zsd_page_bytes(op->spec.shard, io->plane, op->spec.page)),
-                .generation = ++job->core->disk->generation,
+                .generation = zsd_generation_next(job->core),
                 .job = job->number,
             };
     }

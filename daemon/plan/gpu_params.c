@@ -64,6 +64,12 @@ void zsd_params_ask(struct zsd_job *job, uint32_t rank, const char *device)
     (void)snprintf(p->why, sizeof(p->why), "rank %u is not on the GPU of the daemon", rank);
 }
 
+void zsd_params_bar(struct zsd_job *job, const char *why)
+{
+    job->params->barred = true;
+    (void)snprintf(job->params->why, sizeof(job->params->why), "%.160s", why);
+}
+
 bool zsd_params_fit(struct zsd_job *job, uint64_t bytes)
 {
     struct zsd_core *core = job->core;
@@ -106,7 +112,7 @@ void zsd_params_book(struct zsd_job *job, uint64_t bytes)
     p->bytes = bytes;
     p->booked = zsd_gpu_units(job->core, bytes);
     p->tag = ++job->core->planner->params_tag;
-    job->core->tiers.gpu.used[ZSD_USE_PARAM] += p->booked;
+    zsd_book(&job->core->tiers.gpu, NULL, ZSD_USE_PARAM, p->booked);
     zsd_gpu_settle(job->core);
 }
 
@@ -236,7 +242,7 @@ size_t zsd_strand_text(const struct zk_gpu_strand *strand, char *text, size_t si
 
 static void params_unbook(struct zsd_core *core, uint64_t booked)
 {
-    core->tiers.gpu.used[ZSD_USE_PARAM] -= booked;
+    zsd_unbook(&core->tiers.gpu, NULL, ZSD_USE_PARAM, booked);
     zsd_gpu_settle(core);
 }
 

@@ -31,6 +31,8 @@ void *zsd_params_at(const struct zsd_shard *s, uint32_t page);
 /** A rank that asks for them, with its device's id: where it cannot see them there, they will not
  * be. */
 void zsd_params_ask(struct zsd_job *job, uint32_t rank, const char *device);
+/** They will not be on the GPU, because of `why`. */
+void zsd_params_bar(struct zsd_job *job, const char *why);
 /** A rank with this device ("": none) can see the parameters where they are. */
 bool zsd_params_seen(const struct zsd_job *job, const char *device);
 /** So many bytes of parameters: can they be on the GPU? Else job->params->why says why not. */

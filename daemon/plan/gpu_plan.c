@@ -159,20 +159,20 @@ void zsd_gpu_begin(struct zsd_core *core)
     if (!daemon->gpu)
         return;
     core->tiers.gpu.budget = core->tiers.gpu_target = daemon->config.gpu_bytes;
-    core->tiers.gpu.used[ZSD_USE_RING] = zsd_gpu_own_bytes(daemon->gpu);
+    zsd_book(&core->tiers.gpu, NULL, ZSD_USE_RING, zsd_gpu_own_bytes(daemon->gpu));
     zsd_gpu_settle(core);
 }
 
 static void gpu_book(struct zsd_job *job, uint64_t bytes)
 {
     job->gpu->held_bytes += bytes;
-    job->core->tiers.gpu.used[ZSD_USE_STATE] += bytes;
+    zsd_book(&job->core->tiers.gpu, NULL, ZSD_USE_STATE, bytes);
 }
 
 static void gpu_unbook(struct zsd_job *job, uint64_t bytes)
 {
     job->gpu->held_bytes -= bytes;
-    job->core->tiers.gpu.used[ZSD_USE_STATE] -= bytes;
+    zsd_unbook(&job->core->tiers.gpu, NULL, ZSD_USE_STATE, bytes);
     zsd_gpu_settle(job->core);
 }
 

@@ -66,8 +66,13 @@ static void arena_done(struct zsd_task *task)
     struct zsd_job *job = t->job;
 
     switch (t->what) {
-    case ZSD_STAGING_OPEN:
     case ZSD_ARENA_OPEN:
+        job->arena = t->arena;
+        job->memory = t->memory;
+        job->params->mem = t->params;
+        t->opened(t);
+        break;
+    case ZSD_STAGING_OPEN:
         t->opened(t);
         break;
     case ZSD_STAGING_CLOSE:
@@ -137,4 +142,15 @@ void zsd_arena_end(struct zsd_job *job, enum zsd_arena_what what, struct zsd_are
         zsd_unplace_staging(job, booked);
     else
         zsd_unplace(job);
+}
+
+void zsd_job_arena_end(struct zsd_job *job)
+{
+    struct zsd_arena arena = job->arena;
+    uint8_t *memory = job->memory;
+
+    job->arena = ZSD_ARENA_NONE;
+    job->memory = NULL;
+    job->placed = false; /* zsd_unplace() comes once, from the task */
+    zsd_arena_end(job, ZSD_ARENA_CLOSE, arena, memory, job->memory_bytes, 0);
 }

@@ -37,5 +37,7 @@ void zsd_arena_task_free(struct zsd_arena_task *t);
 /** Ends memory on a compute thread; where there is none for the task itself, here. */
 void zsd_arena_end(struct zsd_job *job, enum zsd_arena_what what, struct zsd_arena arena,
                    uint8_t *memory, uint64_t memory_bytes, uint64_t booked);
+/** Ends the memory of a job that was placed, and then its place: zsd_unplace(). */
+void zsd_job_arena_end(struct zsd_job *job);
 
 #endif

@@ -190,9 +190,6 @@ static int place_plan(struct zsd_job *job, bool spill, struct zb_place *plan, ui
     struct zb_place_job in;
     int rc = -ENOMEM;
 
-    /* without a data file everything must be resident */
-    if (!core->disk->extents)
-        job->offload_param = job->offload_optimizer = 1;
     for (uint32_t i = 0; i < job->nshards; i++)
         params += zsd_param_bytes(job->shards[i]);
     in = (struct zb_place_job){ .shards = shards,
@@ -304,12 +301,6 @@ static int place_arena(struct zsd_job *job, const struct zb_place *plan, uint64_
     return rc;
 }
 
-static void place_book(struct zsd_job *job, enum zsd_use use, uint64_t bytes)
-{
-    job->core->tiers.host.used[use] += bytes;
-    job->host_held.used[use] += bytes;
-}
-
 /* The saved side of a job that is placed for the first time: 0 or -ENOMEM. */
 static int place_saved(struct zsd_job *job, struct zb_err *err)
 {
@@ -394,10 +385,10 @@ int zsd_place(struct zsd_job *job, bool spill, struct zb_err *err)
     if (plan.nvme_grad > 0)
         place_warn(job, &plan);
     zsd_params_book(job, gpu);
-    place_book(job, ZSD_USE_PARAM, plan.param_bytes);
-    place_book(job, ZSD_USE_RING, plan.ring_bytes);
-    place_book(job, ZSD_USE_GRAD, plan.grad_bytes);
-    place_book(job, ZSD_USE_STATE, plan.state_bytes);
+    zsd_book(&job->core->tiers.host, &job->host_held, ZSD_USE_PARAM, plan.param_bytes);
+    zsd_book(&job->core->tiers.host, &job->host_held, ZSD_USE_RING, plan.ring_bytes);
+    zsd_book(&job->core->tiers.host, &job->host_held, ZSD_USE_GRAD, plan.grad_bytes);
+    zsd_book(&job->core->tiers.host, &job->host_held, ZSD_USE_STATE, plan.state_bytes);
     zb_place_done(&plan);
     zsd_replan_begin(job);
     job->memory_bytes += job->replan->all_bytes;
@@ -440,8 +431,7 @@ void zsd_unplace(struct zsd_job *job)
     for (int use = 0; use < ZSD_USES; use++) {
         if (use == ZSD_USE_STAGING) /* booked and returned with the rank */
             continue;
-        job->core->tiers.host.used[use] -= job->host_held.used[use];
-        job->host_held.used[use] = 0;
+        zsd_unbook(&job->core->tiers.host, &job->host_held, use, job->host_held.used[use]);
     }
     zsd_host_settle(job->core);
     zsd_gpu_unplace(job);
@@ -487,15 +477,14 @@ int zsd_place_staging(struct zsd_job *job, uint64_t bytes, struct zb_err *err)
             err, -ENOSPC,
             "staging of %s for a rank of job '%s' does not fit: %s of host memory are free",
             zb_size_text(bytes).s, job->name, zb_size_text(free_bytes).s);
-    place_book(job, ZSD_USE_STAGING, bytes);
+    zsd_book(&job->core->tiers.host, &job->host_held, ZSD_USE_STAGING, bytes);
     job->staging_most = zb_max_u64(job->staging_most, job->host_held.used[ZSD_USE_STAGING]);
     return 0;
 }
 
 void zsd_unplace_staging(struct zsd_job *job, uint64_t bytes)
 {
-    job->core->tiers.host.used[ZSD_USE_STAGING] -= bytes;
-    job->host_held.used[ZSD_USE_STAGING] -= bytes;
+    zsd_unbook(&job->core->tiers.host, &job->host_held, ZSD_USE_STAGING, bytes);
     zsd_host_settle(job->core);
 }
 

@@ -139,8 +139,7 @@ void zsd_host_settle(struct zsd_core *core)
 
 static void replan_unbook(struct zsd_job *job, uint64_t bytes)
 {
-    job->host_held.used[ZSD_USE_STATE] -= bytes;
-    job->core->tiers.host.used[ZSD_USE_STATE] -= bytes;
+    zsd_unbook(&job->core->tiers.host, &job->host_held, ZSD_USE_STATE, bytes);
     zsd_host_settle(job->core);
 }
 
@@ -420,8 +419,7 @@ static void replan_grow(struct zsd_job *job, uint64_t most)
         most -= to - from;
         at += zsd_state_bytes(s, s->npages);
     }
-    job->host_held.used[ZSD_USE_STATE] += t->bytes;
-    job->core->tiers.host.used[ZSD_USE_STATE] += t->bytes;
+    zsd_book(&job->core->tiers.host, &job->host_held, ZSD_USE_STATE, t->bytes);
     memory_start(t);
 }
 

@@ -5,6 +5,21 @@
 
 #include <assert.h>
 
+void zsd_book(struct zsd_account *a, struct zsd_account *held, enum zsd_use use, uint64_t bytes)
+{
+    a->used[use] += bytes;
+    if (held)
+        held->used[use] += bytes;
+}
+
+void zsd_unbook(struct zsd_account *a, struct zsd_account *held, enum zsd_use use, uint64_t bytes)
+{
+    assert(a->used[use] >= bytes && (!held || held->used[use] >= bytes));
+    a->used[use] -= bytes;
+    if (held)
+        held->used[use] -= bytes;
+}
+
 uint64_t zsd_account_used(const struct zsd_account *a)
 {
     uint64_t sum = 0;

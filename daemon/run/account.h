@@ -26,6 +26,10 @@ struct zsd_account {
     uint64_t used[ZSD_USES];
 };
 
+/** Books bytes: in an account, and in what its holder has of it (NULL: nobody counts that). */
+void zsd_book(struct zsd_account *a, struct zsd_account *held, enum zsd_use use, uint64_t bytes);
+/** Gives them back. */
+void zsd_unbook(struct zsd_account *a, struct zsd_account *held, enum zsd_use use, uint64_t bytes);
 uint64_t zsd_account_used(const struct zsd_account *a);
 static inline uint64_t zsd_account_free(const struct zsd_account *a)
 {

@@ -436,7 +436,7 @@ static int store_boot(struct zsd_store *store, struct zb_err *err)
     if (rc < 0)
         return rc;
     store->sequence = slot.sequence;
-    store->core->disk->generation = store->boot << BOOT_SHIFT;
+    zsd_generation_from(store->core, store->boot << BOOT_SHIFT);
     return 0;
 }
 
