@@ -31,7 +31,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 #if defined(__x86_64__)
 #include <emmintrin.h>
@@ -41,7 +40,7 @@
 #include "base/size.h"
 #include "base/util.h"
 #include "bench/peer.h"
-#include "bench/zbench.h"
+#include "bench/turns.h"
 #include "kernels/zk_page.h"
 
 #define ADAM_HUGE        (2 * ZB_MIB)
@@ -116,6 +115,9 @@ struct adam_bench {
     pthread_mutex_t norm_lock;
     struct zk_xsum norm; /* under norm_lock */
     uint64_t nonfinite;  /* likewise */
+    double bytes;        /* that a step moves */
+    struct zbench_peer peer;
+    double peer_norm; /* of its last step */
     struct adam_team team;
 };
 
@@ -137,27 +139,19 @@ static void *adam_worker(void *arg)
     }
 }
 
-static double adam_now_s(void)
-{
-    struct timespec t;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
 /* Does all pieces and returns the seconds that they took. */
 static double adam_team_run(struct adam_bench *b, adam_work_fn *work, uint64_t pieces)
 {
     struct adam_team *team = &b->team;
-    double begin;
+    uint64_t begin_ns;
 
     team->work = work;
     team->pieces = pieces;
     atomic_store(&team->next, 0);
-    begin = adam_now_s();
+    begin_ns = zb_now_ns();
     (void)pthread_barrier_wait(&team->begin);
     (void)pthread_barrier_wait(&team->end);
-    return adam_now_s() - begin;
+    return (double)(zb_now_ns() - begin_ns) / 1e9;
 }
 
 static int adam_team_start(struct adam_bench *b)
@@ -391,28 +385,37 @@ static double adam_ingest_slice(struct adam_bench *b)
 
 /* ---- against the triad */
 
+/* A: seconds of a step; B and C, the same: GB/s of a triad. */
+static int adam_triad_turn(void *bench, unsigned who, double *ret)
+{
+    struct adam_bench *b = bench;
+
+    *ret = who == 0 ? adam_step_slice(b) : adam_triad_slice(b, b->bytes);
+    return 0;
+}
+
 static int adam_against_triad(struct adam_bench *b, const struct adam_case *c)
 {
-    static double step[ZBENCH_ROUNDS_MAX], reference[ZBENCH_ROUNDS_MAX];
-    static double first[ZBENCH_ROUNDS_MAX], second[ZBENCH_ROUNDS_MAX];
-    struct zbench_row row = { .unit = "GB/s", .reference_name = "triad with non-temporal stores" };
-    double bytes = adam_step_bytes(&b->planes.layout) * (double)b->params;
+    const struct zbench_row row = zbench_row("GB/s", false, "triad with non-temporal stores",
+                                             "%s/triad", c->name),
+                            control =
+                                zbench_row("GB/s", false, "the same triad", "%s/control", c->name);
+    double reference[ZBENCH_ROUNDS_MAX];
+    struct zbench_series s;
     int rc;
 
+    b->bytes = adam_step_bytes(&b->planes.layout) * (double)b->params;
     zbench_note(b->z, "%s: %g bytes of each parameter", c->name,
                 adam_step_bytes(&b->planes.layout));
     (void)adam_step_slice(b); /* warms up */
+    rc = zbench_turns(&s, "BAAC", 1, b->rounds, adam_triad_turn, b);
     for (unsigned i = 0; i < b->rounds; i++) {
-        first[i] = adam_triad_slice(b, bytes);
-        step[i] = 2 * bytes / 1e9 / (adam_step_slice(b) + adam_step_slice(b));
-        second[i] = adam_triad_slice(b, bytes);
-        reference[i] = 2 / (1 / first[i] + 1 / second[i]);
+        s.of[0][0][i] = b->bytes / 1e9 / s.of[0][0][i];
+        reference[i] = 2 / (1 / s.of[1][0][i] + 1 / s.of[2][0][i]);
     }
-    (void)snprintf(row.name, sizeof(row.name), "%s/triad", c->name);
-    rc = zbench_add(b->z, &row, step, reference, b->rounds);
-    (void)snprintf(row.name, sizeof(row.name), "%s/control", c->name);
-    row.reference_name = "the same triad";
-    return rc < 0 ? rc : zbench_add(b->z, &row, second, first, b->rounds);
+    if (rc == 0)
+        rc = zbench_add(b->z, &row, s.of[0][0], reference, b->rounds);
+    return rc < 0 ? rc : zbench_add(b->z, &control, s.of[2][0], s.of[1][0], b->rounds);
 }
 
 /* ---- against peers */
@@ -438,16 +441,32 @@ static int adam_file_new(struct adam_bench *b, uint16_t **ret)
     return fd;
 }
 
-/* Seconds of a step of the peer: of all its passes, and of the norm's. */
-static int adam_peer_slice(struct adam_bench *b, struct zbench_peer *p, double *ret_all_s,
-                           double *ret_norm_s, double *ret_norm)
+enum { ALL_S, STEP_S, PEER_VALUES }; /* of a slice: with what a user does besides, and the step */
+
+static int adam_peer_slice(struct adam_bench *b, double *ret)
 {
     char line[256];
-    int rc = zbench_peer_ask(b->z, p, "step", line, sizeof(line));
+    double norm_s;
+    int rc = zbench_peer_ask(b->z, &b->peer, "step", line, sizeof(line));
 
-    if (rc == 0 && sscanf(line, "%lf %lf %lf", ret_all_s, ret_norm_s, ret_norm) != 3)
+    if (rc == 0 && sscanf(line, "%lf %lf %lf", &ret[ALL_S], &norm_s, &b->peer_norm) != 3)
         rc = zb_fail(&b->z->err, -EPROTO, "the peer says: %s", line);
+    if (rc == 0)
+        ret[STEP_S] = ret[ALL_S] - norm_s;
     return rc;
+}
+
+static int adam_peer_turn(void *bench, unsigned who, double *ret)
+{
+    struct adam_bench *b = bench;
+    double ingest_s;
+
+    if (who == 1)
+        return adam_peer_slice(b, ret);
+    ingest_s = adam_ingest_slice(b);
+    ret[STEP_S] = adam_step_slice(b);
+    ret[ALL_S] = ingest_s + ret[STEP_S];
+    return 0;
 }
 
 /* A bf16's place in the order of all of them. */
@@ -457,13 +476,12 @@ static int adam_order(uint16_t bf16)
 }
 
 /* The peer's parameters, in `file`, beside ours. */
-static int adam_peer_compare(struct adam_bench *b, struct zbench_peer *p, const uint16_t *file,
-                             double norm)
+static int adam_peer_compare(struct adam_bench *b, const uint16_t *file)
 {
     const uint16_t *ours = (const void *)b->planes.plane[ZB_PARAM];
     uint64_t equal = 0, next = 0;
     char line[256];
-    int rc = zbench_peer_ask(b->z, p, "write", line, sizeof(line));
+    int rc = zbench_peer_ask(b->z, &b->peer, "write", line, sizeof(line));
 
     if (rc == 0 && strcmp(line, "written") != 0)
         rc = zb_fail(&b->z->err, -EPROTO, "the peer says: %s", line);
@@ -478,57 +496,35 @@ static int adam_peer_compare(struct adam_bench *b, struct zbench_peer *p, const 
     zbench_note(b->z,
                 "after %llu steps %.4f %% of the parameters are %s's, %.4f %% the next bf16, %llu "
                 "others; norms %.9g and %.9g",
-                (unsigned long long)b->planes.t, 100.0 * (double)equal / (double)b->params, p->name,
-                100.0 * (double)next / (double)b->params,
+                (unsigned long long)b->planes.t, 100.0 * (double)equal / (double)b->params,
+                b->peer.name, 100.0 * (double)next / (double)b->params,
                 (unsigned long long)(b->params - equal - next), sqrt(zk_xsum_value(&b->norm)),
-                norm);
+                b->peer_norm);
     return 0;
 }
 
-static int adam_peer_rounds(struct adam_bench *b, struct zbench_peer *p, double *ret_norm)
+static int adam_peer_rounds(struct adam_bench *b)
 {
-    static double ours[ZBENCH_ROUNDS_MAX], theirs[ZBENCH_ROUNDS_MAX];
-    static double our_step[ZBENCH_ROUNDS_MAX], their_step[ZBENCH_ROUNDS_MAX];
-    struct zbench_row row = { .unit = "Mparam/s", .reference_name = "peer" };
-    double mparams = (double)b->params / 1e6;
-    int rc = 0;
+    const struct zbench_row rows[PEER_VALUES] = {
+        [ALL_S] = zbench_row("Mparam/s", false, "peer", "adamw/bf16/%s", b->peer.name),
+        [STEP_S] = zbench_row("Mparam/s", false, "peer", "adamw/bf16/%s/no-norm", b->peer.name),
+    };
+    struct zbench_series s;
+    int rc = zbench_turns(&s, "ABBA", PEER_VALUES, b->rounds, adam_peer_turn, b);
 
-    for (unsigned i = 0; i < b->rounds; i++) {
-        double ours_s = 0, step_s = 0, theirs_s = 0, norm_s = 0;
-
-        for (unsigned slice = 0; slice < 4 && rc == 0; slice++) {
-            double ingest, step, all, norm;
-
-            if (slice == 0 || slice == 3) {
-                ingest = adam_ingest_slice(b);
-                step = adam_step_slice(b);
-                ours_s += ingest + step;
-                step_s += step;
-            } else {
-                rc = adam_peer_slice(b, p, &all, &norm, ret_norm);
-                theirs_s += all;
-                norm_s += norm;
-            }
-        }
-        if (rc < 0)
-            return rc;
-        ours[i] = 2 * mparams / ours_s;
-        theirs[i] = 2 * mparams / theirs_s;
-        our_step[i] = 2 * mparams / step_s;
-        their_step[i] = 2 * mparams / (theirs_s - norm_s);
+    for (unsigned v = 0; v < PEER_VALUES && rc == 0; v++) {
+        for (unsigned who = 0; who < 2; who++)
+            for (unsigned i = 0; i < b->rounds; i++)
+                s.of[who][v][i] = (double)b->params / 1e6 / s.of[who][v][i];
+        rc = zbench_add(b->z, &rows[v], s.of[0][v], s.of[1][v], b->rounds);
     }
-    (void)snprintf(row.name, sizeof(row.name), "adamw/bf16/%s", p->name);
-    rc = zbench_add(b->z, &row, ours, theirs, b->rounds);
-    (void)snprintf(row.name, sizeof(row.name), "adamw/bf16/%s/no-norm", p->name);
-    return rc < 0 ? rc : zbench_add(b->z, &row, our_step, their_step, b->rounds);
+    return rc;
 }
 
 static int adam_against_peer(struct adam_bench *b, const char *command)
 {
-    struct zbench_peer peer = { 0 };
     char line[8192];
     uint16_t *file = NULL;
-    double norm = 0;
     int fd = -1, rc = adam_planes_init(b, &adam_cases[0], true);
 
     if (rc == 0)
@@ -538,13 +534,13 @@ static int adam_against_peer(struct adam_bench *b, const char *command)
             line, sizeof(line), "exec %s %llu %u /proc/%d/fd/%d %.17g %.17g %.17g %.17g %.17g",
             command, (unsigned long long)b->params, b->threads, (int)getpid(), fd, adam_params.lr,
             adam_params.beta1, adam_params.beta2, adam_params.eps, adam_params.weight_decay);
-        rc = zbench_peer_start(b->z, &peer, line);
+        rc = zbench_peer_start(b->z, &b->peer, line);
     }
     if (rc == 0)
-        rc = adam_peer_rounds(b, &peer, &norm);
+        rc = adam_peer_rounds(b);
     if (rc == 0)
-        rc = adam_peer_compare(b, &peer, file, norm);
-    zbench_peer_end(&peer);
+        rc = adam_peer_compare(b, file);
+    zbench_peer_end(&b->peer);
     if (file)
         (void)munmap(file, b->params * 4);
     zb_close_fd(&fd);

@@ -245,13 +245,13 @@ static int catalog_round(struct catalog_bench *b, double value[CASES], double re
 static int catalog_run(struct catalog_bench *b)
 {
     static const struct {
-        const char *name, *unit, *reference_name;
+        const char *name, *after, *unit, *reference_name;
     } cases[CASES] = {
-        [FIRST] = { "commit/%lu/first", "ms", "write+fdatasync" },
-        [ALL] = { "commit/%lu/all", "ms", "write+fdatasync" },
-        [ROW] = { "commit/%lu/row", "ms", "write+fdatasync" },
-        [OPEN] = { "open/%lu", "ms", "read" },
-        [SPACE] = { "space/%lu", "MB", "records" },
+        [FIRST] = { "commit", "/first", "ms", "write+fdatasync" },
+        [ALL] = { "commit", "/all", "ms", "write+fdatasync" },
+        [ROW] = { "commit", "/row", "ms", "write+fdatasync" },
+        [OPEN] = { "open", "", "ms", "read" },
+        [SPACE] = { "space", "", "MB", "records" },
     };
     static double values[CASES][ZBENCH_ROUNDS_MAX], references[CASES][ZBENCH_ROUNDS_MAX];
     int rc = 0;
@@ -271,11 +271,10 @@ static int catalog_run(struct catalog_bench *b)
         }
     }
     for (int k = 0; k < CASES && rc == 0; k++) {
-        struct zbench_row row = { .unit = cases[k].unit,
-                                  .reference_name = cases[k].reference_name,
-                                  .lower = true };
+        const struct zbench_row row = zbench_row(cases[k].unit, true, cases[k].reference_name,
+                                                 "%s/%lu%s", cases[k].name, b->pages,
+                                                 cases[k].after);
 
-        (void)snprintf(row.name, sizeof(row.name), cases[k].name, b->pages);
         rc = zbench_add(b->z, &row, values[k], references[k], b->rounds);
     }
     return rc;

@@ -46,7 +46,7 @@
 #include "base/util.h"
 #include "bench/link.h"
 #include "bench/slow_comm.h"
-#include "bench/zbench.h"
+#include "bench/turns.h"
 #include "client/zero/zc_zero.h"
 
 #define COMM_RANKS_MAX  8u
@@ -78,16 +78,17 @@ static const struct comm_way ways[] = { { "delayed", false }, { "tbf", true } };
 struct comm_bench {
     struct zbench *z;
     const char *only;
-    uint64_t units, elems, rate, ranks, rounds;
+    uint64_t units, elems, rate, ranks;
+    unsigned rounds;
 
     uint32_t world;   /* of this way */
     double compute_s; /* of a unit, forward */
     struct zc_comm *comm;
     struct zbench_link link;
     pid_t children[COMM_RANKS_MAX];
-    uint32_t crc;   /* of the parameters behind the first slice; 0: none yet */
-    uint64_t bytes; /* that this rank sent in an iteration without prefetching */
-    double exposed[CASES][ZBENCH_ROUNDS_MAX];
+    uint32_t crc;                 /* of the parameters behind the first slice; 0: none yet */
+    uint64_t bytes;               /* that this rank sent in an iteration without prefetching */
+    struct zbench_series exposed; /* seconds, of each case */
 };
 
 /* ---- an iteration */
@@ -264,6 +265,11 @@ static int comm_open(struct comm_bench *b, const struct comm_way *way)
     return 0;
 }
 
+static int comm_turn(void *bench, unsigned who, double *ret_exposed_s)
+{
+    return comm_slice(bench, &cases[who], false, ret_exposed_s);
+}
+
 static int comm_rank(struct comm_bench *b, const struct comm_way *way)
 {
     double all_s = 0;
@@ -274,15 +280,8 @@ static int comm_rank(struct comm_bench *b, const struct comm_way *way)
     if (rc == 0)
         rc = comm_slice(b, &cases[0], true, &all_s);
     b->compute_s = all_s / (3 * (double)b->units);
-    for (uint64_t i = 0; i < b->rounds && rc == 0; i++) {
-        for (unsigned s = 0; s < 2 * CASES && rc == 0; s++) {
-            unsigned c = s < CASES ? s : 2 * CASES - 1 - s;
-            double exposed = 0;
-
-            rc = comm_slice(b, &cases[c], false, &exposed);
-            b->exposed[c][i] = (s < CASES ? 0 : b->exposed[c][i]) + exposed / 2;
-        }
-    }
+    if (rc == 0)
+        rc = zbench_turns(&b->exposed, "ABCDDCBA", 1, b->rounds, comm_turn, b);
     zc_comm_close(b->comm, rc == 0);
     b->comm = NULL;
     return rc;
@@ -376,14 +375,13 @@ static int comm_join(struct comm_bench *b, int rc)
 
 static int comm_rows(struct comm_bench *b, const struct comm_way *way)
 {
-    double compute[ZBENCH_ROUNDS_MAX], compute_s = 3 * (double)b->units * b->compute_s;
+    double compute_s = 3 * (double)b->units * b->compute_s;
+    struct zbench_series *s = &b->exposed;
     int rc = 0;
 
-    for (uint64_t i = 0; i < b->rounds; i++)
-        compute[i] = 1e3 * compute_s;
     for (unsigned c = 0; c < CASES; c++)
-        for (uint64_t i = 0; i < b->rounds; i++)
-            b->exposed[c][i] *= 1e3;
+        for (unsigned i = 0; i < b->rounds; i++)
+            s->of[c][0][i] *= 1e3;
     zbench_note(b->z,
                 "%s: %u ranks, %" PRIu64 " units of %" PRIu64
                 " parameters, %.0f MB/s; an iteration computes %.0f ms, and without prefetching "
@@ -391,14 +389,12 @@ static int comm_rows(struct comm_bench *b, const struct comm_way *way)
                 way->name, b->world, b->units, b->elems, (double)b->rate / 1e6, 1e3 * compute_s,
                 (double)b->bytes / 1e6, 1e3 * (double)b->bytes / (double)b->rate);
     for (unsigned c = 0; c < CASES && rc == 0; c++) {
-        struct zbench_row row = { .unit = "ms",
-                                  .reference_name = c == 0 ? "compute" : cases[0].name,
-                                  .lower = true };
+        const char *reference = c == 0 ? "compute" : cases[0].name;
+        const struct zbench_row row =
+            zbench_row("ms", true, reference, "comm/%s/%s/%s", way->name, cases[c].name, reference);
 
-        (void)snprintf(row.name, sizeof(row.name), "comm/%s/%s/%s", way->name, cases[c].name,
-                       row.reference_name);
-        rc = zbench_add(b->z, &row, b->exposed[c], c == 0 ? compute : b->exposed[0],
-                        (unsigned)b->rounds);
+        rc = c == 0 ? zbench_add_fixed(b->z, &row, s->of[0][0], 1e3 * compute_s, b->rounds)
+                    : zbench_add(b->z, &row, s->of[c][0], s->of[0][0], b->rounds);
     }
     return rc;
 }

@@ -21,16 +21,15 @@
  */
 #include "bench/zbench.h"
 
-#include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/size.h"
 #include "base/util.h"
-#include "bench/job.h"
-#include "bench/process.h"
-#include "client/zclient.h"
+#include "bench/rig.h"
+#include "bench/turns.h"
 
 #define COMMIT_UNITS   8u
 #define COMMIT_STAGING (UINT64_C(8) << 20)
@@ -40,32 +39,16 @@ struct commit_bench {
     const char *dir;
     uint64_t params, page_elems;
     unsigned rounds;
-    struct zbench_daemon daemon;
-    struct zc_client *c;
-    struct zc_job job;
-    uint64_t ids[COMMIT_UNITS], count; /* elements of each unit, and of its one shard */
-    uint64_t step;
+    uint64_t count; /* elements of each unit */
+    struct zbench_rig rig;
+    uint64_t written[2]; /* by the last step that committed, and by the last that did not */
 };
 
-static int commit_failed(struct commit_bench *b, int rc)
+/* A daemon with so much of both tiers, and the job in it. */
+static int commit_begin(struct commit_bench *b, uint64_t host_bytes, uint64_t nvme_bytes,
+                        bool streamed)
 {
-    return zb_fail(&b->z->err, rc, "%s", b->c ? zc_error(b->c) : zc_strerror(rc));
-}
-
-/* Initial values (step 0), or a gradient. */
-static int commit_send(struct commit_bench *b, uint32_t unit, uint64_t step)
-{
-    int rc = zbench_send(b->c, &b->job, b->ids[unit], b->count, ZC_BF16, step);
-
-    return rc < 0 ? commit_failed(b, rc) : 0;
-}
-
-static int commit_open(struct commit_bench *b, bool streamed)
-{
-    struct zc_job_options options = {
-        .name = "bench",
-        .world = 1,
-        .groups = 1,
+    const struct zc_job_options options = {
         .keep = true,
         .durable = true,
         .staging_bytes = COMMIT_STAGING,
@@ -73,122 +56,58 @@ static int commit_open(struct commit_bench *b, bool streamed)
         .host_bytes_max = streamed ? COMMIT_STAGING + b->params * 2 + 3 * b->count * 2 : 0,
     };
     struct zc_placement placement;
-    int rc =
-        zc_open(&b->c, &(struct zc_options){ .socket = b->daemon.socket, .program = "zbench" });
+    int rc = zbench_rig_start(&b->rig, b->z, b->dir,
+                              "--host-bytes %" PRIu64 " --nvme-bytes %" PRIu64
+                              " --page-elems %" PRIu64 " --log-level warn",
+                              host_bytes, nvme_bytes, b->page_elems);
 
-    if (rc < 0 || (rc = zc_job_open_wait(b->c, &options, &b->job)) < 0)
-        return commit_failed(b, rc);
-    memset(b->job.staging, 0, b->job.staging_bytes);
-    for (uint32_t u = 0; u < COMMIT_UNITS; u++) {
-        if ((rc = zbench_unit_whole(b->c, b->job.id, u, b->count, ZC_BF16, &b->ids[u])) < 0)
-            return commit_failed(b, rc);
-    }
-    if ((rc = zc_ready_wait(b->c, b->job.id, NULL, 0, &placement)) < 0)
-        return commit_failed(b, rc);
-    for (uint32_t u = 0; u < COMMIT_UNITS && rc == 0; u++)
-        rc = commit_send(b, u, 0);
+    if (rc == 0)
+        rc = zbench_rig_open(&b->rig, &options);
+    return rc < 0 ? rc : zbench_rig_define(&b->rig, COMMIT_UNITS, b->count, ZC_BF16, &placement);
+}
+
+static int commit_step(struct commit_bench *b, enum zc_commit commit, double *ret_ms)
+{
+    struct zc_job_row before, after;
+    double s = 0;
+    int rc = zbench_rig_push(&b->rig);
+
+    if (rc == 0)
+        rc = zbench_rig_row(&b->rig, &before);
+    if (rc == 0)
+        rc = zbench_rig_step(&b->rig, commit, &s);
+    if (rc == 0)
+        rc = zbench_rig_row(&b->rig, &after);
+    if (rc == 0)
+        b->written[commit == ZC_COMMIT_NO] = after.nvme_written_bytes - before.nvme_written_bytes;
+    *ret_ms = s * 1e3;
     return rc;
 }
 
-/* Bytes that the daemon has written for the job. */
-static int commit_written(struct commit_bench *b, uint64_t *ret)
+static int commit_slice(void *bench, unsigned who, double *ret_ms)
 {
-    struct zc_job_row *rows = NULL;
-    size_t n = 0;
-    int rc = zc_jobs_wait(b->c, "bench", &rows, &n);
-
-    if (rc < 0)
-        return commit_failed(b, rc);
-    *ret = n > 0 ? rows[0].nvme_written_bytes : 0;
-    zc_rows_free(rows);
-    return 0;
-}
-
-static int commit_step(struct commit_bench *b, enum zc_commit commit, double *ret_ms,
-                       uint64_t *ret_bytes)
-{
-    static const struct zc_group group = {
-        .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1
-    };
-    struct zc_step step = {
-        .step = ++b->step, .scale = 1, .groups = &group, .ngroups = 1, .commit = commit
-    };
-    struct zc_stepped stepped;
-    uint64_t begin_ns, before = 0, after = 0;
-    int rc = 0;
-
-    for (uint32_t u = 0; u < COMMIT_UNITS && rc == 0; u++)
-        rc = commit_send(b, u, b->step);
-    if (rc < 0 || (rc = commit_written(b, &before)) < 0)
-        return rc;
-    begin_ns = zb_now_ns();
-    rc = zc_step_wait(b->c, b->job.id, &step, &stepped);
-    *ret_ms = (double)(zb_now_ns() - begin_ns) / 1e6;
-    if (rc == 0 && stepped.commit_code < 0)
-        return zb_fail(&b->z->err, stepped.commit_code, "%s", stepped.commit_text);
-    if (rc < 0)
-        return commit_failed(b, rc);
-    rc = commit_written(b, &after);
-    *ret_bytes = after - before;
-    return rc;
-}
-
-/* A daemon with so much of both tiers, and the job in it. */
-static int commit_begin(struct commit_bench *b, uint64_t host_bytes, uint64_t nvme_bytes,
-                        bool streamed)
-{
-    char host[32], nvme[32], page[32];
-    const char *const options[] = { "--host-bytes", host,           "--nvme-bytes",
-                                    nvme,           "--page-elems", page,
-                                    "--log-level",  "warn",         NULL };
-    int rc;
-
-    (void)snprintf(host, sizeof(host), "%llu", (unsigned long long)host_bytes);
-    (void)snprintf(nvme, sizeof(nvme), "%llu", (unsigned long long)nvme_bytes);
-    (void)snprintf(page, sizeof(page), "%llu", (unsigned long long)b->page_elems);
-    b->daemon = ZBENCH_NO_DAEMON;
-    b->c = NULL;
-    b->step = 0;
-    rc = zbench_daemon_start(&b->daemon, b->dir, options, &b->z->err);
-    return rc < 0 ? rc : commit_open(b, streamed);
+    return commit_step(bench, who == 0 ? ZC_COMMIT_STEP : ZC_COMMIT_NO, ret_ms);
 }
 
 static int commit_case(struct commit_bench *b, const char *name, bool streamed)
 {
-    struct zbench_row row = { .unit = "ms",
-                              .reference_name = "a step that does not commit",
-                              .lower = true };
-    double values[ZBENCH_ROUNDS_MAX], references[ZBENCH_ROUNDS_MAX], ms[4];
-    uint64_t with = 0, without = 0;
-    int rc;
+    const struct zbench_row row = zbench_row("ms", true, "a step that does not commit", "%s", name);
+    double params = (double)(b->count * COMMIT_UNITS), ms;
+    int rc = commit_begin(b, b->params * 16 + (UINT64_C(128) << 20),
+                          b->params * 26 + (UINT64_C(256) << 20), streamed);
 
-    (void)snprintf(row.name, sizeof(row.name), "%s", name);
-    rc = commit_begin(b, b->params * 16 + (UINT64_C(128) << 20),
-                      b->params * 26 + (UINT64_C(256) << 20), streamed);
     if (rc == 0)
-        rc = commit_step(b, ZC_COMMIT_STEP, &ms[0], &with); /* warms up; the first is not alike */
-    for (unsigned i = 0; i < b->rounds && rc == 0; i++) {
-        if ((rc = commit_step(b, ZC_COMMIT_STEP, &ms[0], &with)) < 0 ||
-            (rc = commit_step(b, ZC_COMMIT_NO, &ms[1], &without)) < 0 ||
-            (rc = commit_step(b, ZC_COMMIT_NO, &ms[2], &without)) < 0 ||
-            (rc = commit_step(b, ZC_COMMIT_STEP, &ms[3], &with)) < 0)
-            break;
-        values[i] = (ms[0] + ms[3]) / 2;
-        references[i] = (ms[1] + ms[2]) / 2;
-    }
-    if (rc == 0 && (rc = zc_job_close_wait(b->c, b->job.id)) < 0)
-        (void)commit_failed(b, rc);
-    zc_close(b->c);
-    zbench_daemon_end(&b->daemon);
-    if (rc < 0)
-        return rc;
-    zbench_note(
-        b->z,
-        "%s: %.1f million parameters; written by a step that commits %.2f, by one that does not "
-        "%.2f bytes a parameter",
-        name, (double)b->params / 1e6, (double)with / (double)(b->count * COMMIT_UNITS),
-        (double)without / (double)(b->count * COMMIT_UNITS));
-    return zbench_add(b->z, &row, values, references, b->rounds);
+        rc = commit_step(b, ZC_COMMIT_STEP, &ms); /* warms up; the first is not alike */
+    if (rc == 0)
+        rc = zbench_compare(b->z, &row, "ABBA", b->rounds, commit_slice, b);
+    rc = zbench_rig_end(&b->rig, rc);
+    if (rc == 0)
+        zbench_note(b->z,
+                    "%s: %.1f million parameters; written by a step that commits %.2f, by one that "
+                    "does not %.2f bytes a parameter",
+                    name, (double)b->params / 1e6, (double)b->written[0] / params,
+                    (double)b->written[1] / params);
+    return rc;
 }
 
 /* ---- snapshot */
@@ -225,10 +144,10 @@ static int snapshot_held(struct commit_bench *b, double *ret_ms)
 {
     struct zc_counter *rows = NULL;
     size_t n = 0;
-    int rc = zc_stat_wait(b->c, &rows, &n);
+    int rc = zc_stat_wait(b->rig.c, &rows, &n);
 
     if (rc < 0)
-        return commit_failed(b, rc);
+        return zbench_rig_failed(&b->rig, rc);
     for (size_t i = 0; i < n; i++)
         if (strcmp(rows[i].name, "write_hold_us") == 0)
             *ret_ms = (double)rows[i].value / 1e3;
@@ -240,58 +159,42 @@ static int snapshot_held(struct commit_bench *b, double *ret_ms)
 static int snapshot_step(struct commit_bench *b, struct zc_client *other, double *ret_step_ms,
                          double *ret_ms)
 {
-    static const struct zc_group group = {
-        .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1
-    };
-    struct zc_step step = { .step = ++b->step, .scale = 1, .groups = &group, .ngroups = 1 };
+    struct zbench_rig *r = &b->rig;
     struct zc_stepped stepped;
     struct step_wait wait = { 0 };
     uint64_t begin_ns;
-    int rc = 0;
+    int rc = zbench_rig_push(r);
+    const struct zc_step step = {
+        .step = r->step, .scale = 1, .groups = &zbench_group, .ngroups = 1
+    };
 
-    for (uint32_t u = 0; u < COMMIT_UNITS && rc == 0; u++)
-        rc = commit_send(b, u, b->step);
     if (rc < 0)
         return rc;
     begin_ns = zb_now_ns();
-    rc = zc_step(b->c, b->job.id, &step, &stepped, step_done, &wait);
+    rc = zc_step(r->c, r->job.id, &step, &stepped, step_done, &wait);
     if (rc == 0)
-        rc = zc_poll(b->c, SNAPSHOT_AFTER_MS);
+        rc = zc_poll(r->c, SNAPSHOT_AFTER_MS);
     if (rc < 0)
-        return commit_failed(b, rc);
+        return zbench_rig_failed(&b->rig, rc);
     if (other && (rc = snapshot_take(b, other, ret_ms)) < 0)
         return rc;
     while (!wait.over)
-        if ((rc = zc_poll(b->c, 1000)) < 0)
-            return commit_failed(b, rc);
+        if ((rc = zc_poll(r->c, 1000)) < 0)
+            return zbench_rig_failed(&b->rig, rc);
     *ret_step_ms = (double)(zb_now_ns() - begin_ns) / 1e6;
-    return wait.rc < 0 ? commit_failed(b, wait.rc) : 0;
-}
-
-static int by_value(const void *a, const void *b)
-{
-    const double *x = a, *y = b;
-
-    return (*x > *y) - (*x < *y);
-}
-
-/* Of values in their order. */
-static double value_at(const double *values, unsigned n, double part)
-{
-    return values[(unsigned)(part * (n - 1) + 0.5)];
+    return wait.rc < 0 ? zbench_rig_failed(&b->rig, wait.rc) : 0;
 }
 
 static int snapshot_rounds(struct commit_bench *b, struct zc_client *other, double *values,
                            double *references, double *idle, double *busy, double *held)
 {
-    uint64_t bytes;
     double ms, before = 0;
     int rc = 0;
 
     for (unsigned i = 0; i < b->rounds && rc == 0; i++) {
-        if ((rc = commit_step(b, ZC_COMMIT_STEP, &ms, &bytes)) < 0 ||
+        if ((rc = commit_step(b, ZC_COMMIT_STEP, &ms)) < 0 ||
             (rc = snapshot_take(b, other, &idle[i])) < 0 ||
-            (rc = commit_step(b, ZC_COMMIT_STEP, &ms, &bytes)) < 0)
+            (rc = commit_step(b, ZC_COMMIT_STEP, &ms)) < 0)
             break;
         if (i % 2 == 0)
             rc = snapshot_step(b, NULL, &references[i], NULL);
@@ -307,10 +210,8 @@ static int snapshot_rounds(struct commit_bench *b, struct zc_client *other, doub
 
 static int snapshot_case(struct commit_bench *b)
 {
-    struct zbench_row row = { .name = "snapshot/streamed/plain-step",
-                              .unit = "ms",
-                              .reference_name = "a step without a snapshot in it",
-                              .lower = true };
+    const struct zbench_row row =
+        zbench_row("ms", true, "a step without a snapshot in it", "snapshot/streamed/plain-step");
     double values[ZBENCH_ROUNDS_MAX], references[ZBENCH_ROUNDS_MAX], idle[ZBENCH_ROUNDS_MAX],
         busy[ZBENCH_ROUNDS_MAX], held[ZBENCH_ROUNDS_MAX] = { 0 };
     struct zc_client *other = NULL;
@@ -318,28 +219,23 @@ static int snapshot_case(struct commit_bench *b)
 
     rc = commit_begin(b, b->params * 4 + (UINT64_C(256) << 20),
                       b->params * 50 + (UINT64_C(256) << 20), true);
-    if (rc == 0 && (rc = zc_open(&other, &(struct zc_options){ .socket = b->daemon.socket,
-                                                               .program = "zbench" })) < 0)
-        (void)zb_fail(&b->z->err, rc, "%s", other ? zc_error(other) : zc_strerror(rc));
+    if (rc == 0)
+        rc = zbench_rig_connect(&b->rig, &other);
     if (rc == 0)
         rc = snapshot_rounds(b, other, values, references, idle, busy, held);
     zc_close(other);
-    zc_close(b->c);
-    zbench_daemon_end(&b->daemon);
+    rc = zbench_rig_end(&b->rig, rc);
     if (rc < 0)
         return rc;
-    qsort(idle, b->rounds, sizeof(idle[0]), by_value);
-    qsort(busy, b->rounds, sizeof(busy[0]), by_value);
-    qsort(held, b->rounds, sizeof(held[0]), by_value);
     zbench_note(b->z,
                 "%.1f million parameters, %.2f GB of them and their state; a snapshot beside no "
                 "step took %.1f ms (9 of 10 at most %.1f, all %.1f), in a step %.1f ms (9 of 10 at "
                 "most %.1f, all %.1f), for which page writes waited %.1f ms (all at most %.1f)",
                 (double)b->params / 1e6, (double)b->params * 12 / 1e9,
-                value_at(idle, b->rounds, 0.5), value_at(idle, b->rounds, 0.9),
-                value_at(idle, b->rounds, 1), value_at(busy, b->rounds, 0.5),
-                value_at(busy, b->rounds, 0.9), value_at(busy, b->rounds, 1),
-                value_at(held, b->rounds, 0.5), value_at(held, b->rounds, 1));
+                zbench_quantile(idle, b->rounds, 0.5), zbench_quantile(idle, b->rounds, 0.9),
+                zbench_quantile(idle, b->rounds, 1), zbench_quantile(busy, b->rounds, 0.5),
+                zbench_quantile(busy, b->rounds, 0.9), zbench_quantile(busy, b->rounds, 1),
+                zbench_quantile(held, b->rounds, 0.5), zbench_quantile(held, b->rounds, 1));
     return zbench_add(b->z, &row, values, references, b->rounds);
 }
 

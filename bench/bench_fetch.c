@@ -23,18 +23,13 @@
 
 #include <errno.h>
 #include <sched.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/util.h"
-#include "bench/process.h"
-#include "client/zclient.h"
+#include "bench/child.h"
+#include "bench/rig.h"
+#include "bench/turns.h"
 
 #define FETCH_SHARDS     64u
 #define FETCH_PING_BYTES 64u
@@ -45,13 +40,12 @@ struct fetch_bench {
     unsigned rounds, ops;
     int cpus[2]; /* the first two that we may use; -1: there is no second */
 
-    struct zbench_daemon daemon;
-    pid_t echo;
-    int ping; /* the reference's socket, -1: none */
-
-    struct zc_client *c;
-    struct zc_job job;
+    struct zbench_rig rig;
+    struct zbench_child echo;          /* the reference's other side */
     uint64_t ids[FETCH_SHARDS], count; /* elements of each */
+
+    uint32_t nshards; /* of a request, in this case */
+    unsigned now_ops; /* of a slice, now */
 };
 
 /* ---- the reference */
@@ -71,39 +65,17 @@ static int fetch_read_all(int fd, char *buf, size_t len)
 }
 
 /** In the child: sends back what comes, until nothing comes any more. */
-static void fetch_echo(int fd)
+static void fetch_echo(int fd, void *arg)
 {
     char buf[FETCH_PING_BYTES];
 
-    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+    (void)arg;
     while (fetch_read_all(fd, buf, sizeof(buf)) == 0)
         if (write(fd, buf, sizeof(buf)) != (ssize_t)sizeof(buf))
             break;
-    _exit(0);
-}
-
-static int fetch_start_echo(struct fetch_bench *b)
-{
-    int fds[2];
-
-    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) < 0)
-        return zb_fail(&b->z->err, -errno, "a pair of sockets: %m");
-    b->ping = fds[0];
-    b->echo = fork();
-    if (b->echo == 0) {
-        (void)close(fds[0]);
-        fetch_echo(fds[1]);
-    }
-    (void)close(fds[1]);
-    return b->echo < 0 ? zb_fail(&b->z->err, -errno, "a process to answer pings: %m") : 0;
 }
 
 /* ---- the job */
-
-static int fetch_failed(struct fetch_bench *b, int rc)
-{
-    return zb_fail(&b->z->err, rc, "%s", b->c ? zc_error(b->c) : zc_strerror(rc));
-}
 
 static int fetch_open_job(struct fetch_bench *b)
 {
@@ -115,64 +87,69 @@ static int fetch_open_job(struct fetch_bench *b)
                                       .offload_optimizer = ZC_HOST };
     struct zc_unit unit = { .name = "unit", .dtype = ZC_BF16, .frozen = true };
     struct zc_placement placement;
-    int rc =
-        zc_open(&b->c, &(struct zc_options){ .socket = b->daemon.socket, .program = "zbench" });
+    struct zbench_rig *r = &b->rig;
+    int rc = zbench_rig_connect(r, &r->c);
 
     if (rc < 0)
-        return fetch_failed(b, rc);
-    b->count = zc_server(b->c)->block_elems;
+        return rc;
+    b->count = zc_server(r->c)->block_elems;
     unit.elems = FETCH_SHARDS * b->count;
     options.staging_bytes = b->count * sizeof(float);
     for (uint32_t i = 0; i < FETCH_SHARDS; i++)
         ranges[i] = (struct zc_range){ .first = i * b->count, .count = b->count };
-    if ((rc = zc_job_open_wait(b->c, &options, &b->job)) < 0 ||
-        (rc = zc_unit_define_wait(b->c, b->job.id, &unit)) < 0 ||
-        (rc = zc_register_wait(b->c, b->job.id, ranges, FETCH_SHARDS, b->ids)) < 0 ||
-        (rc = zc_ready_wait(b->c, b->job.id, NULL, 0, &placement)) < 0)
-        return fetch_failed(b, rc);
-    memset(b->job.staging, 0, b->job.staging_bytes);
+    if ((rc = zc_job_open_wait(r->c, &options, &r->job)) < 0 ||
+        (rc = zc_unit_define_wait(r->c, r->job.id, &unit)) < 0 ||
+        (rc = zc_register_wait(r->c, r->job.id, ranges, FETCH_SHARDS, b->ids)) < 0 ||
+        (rc = zc_ready_wait(r->c, r->job.id, NULL, 0, &placement)) < 0)
+        return zbench_rig_failed(r, rc);
+    memset(r->job.staging, 0, r->job.staging_bytes);
     for (uint32_t i = 0; i < FETCH_SHARDS; i++)
-        if ((rc = zc_write_wait(b->c, b->ids[i], ZC_MASTER, 0, b->count, b->job.staging)) < 0)
-            return fetch_failed(b, rc);
+        if ((rc = zc_write_wait(r->c, b->ids[i], ZC_MASTER, 0, b->count, r->job.staging)) < 0)
+            return zbench_rig_failed(r, rc);
     return 0;
 }
 
 /* ---- slices: microseconds of one operation */
 
-static int fetch_ours(struct fetch_bench *b, uint32_t nshards, unsigned ops, double *ret_us)
+static int fetch_ours(struct fetch_bench *b, double *ret_us)
 {
     struct zc_view views[FETCH_SHARDS];
     uint64_t begin_ns = zb_now_ns();
 
-    for (unsigned i = 0; i < ops; i++) {
-        int rc = zc_fetch_wait(b->c, b->ids, nshards, 0, 0, views);
+    for (unsigned i = 0; i < b->now_ops; i++) {
+        int rc = zc_fetch_wait(b->rig.c, b->ids, b->nshards, 0, 0, views);
 
         if (rc == 0)
-            rc = zc_release(b->c, b->ids, nshards);
+            rc = zc_release(b->rig.c, b->ids, b->nshards);
         if (rc < 0)
-            return fetch_failed(b, rc);
+            return zbench_rig_failed(&b->rig, rc);
     }
-    *ret_us = (double)(zb_now_ns() - begin_ns) / 1e3 / ops;
+    *ret_us = (double)(zb_now_ns() - begin_ns) / 1e3 / b->now_ops;
     return 0;
 }
 
-static int fetch_reference(struct fetch_bench *b, unsigned ops, double *ret_us)
+static int fetch_reference(struct fetch_bench *b, double *ret_us)
 {
     char buf[FETCH_PING_BYTES] = { 0 };
     uint64_t begin_ns = zb_now_ns();
 
-    for (unsigned i = 0; i < ops; i++) {
+    for (unsigned i = 0; i < b->now_ops; i++) {
         int rc = 0;
 
-        if (write(b->ping, buf, sizeof(buf)) != (ssize_t)sizeof(buf))
+        if (write(b->echo.fd, buf, sizeof(buf)) != (ssize_t)sizeof(buf))
             rc = -EPIPE;
         else
-            rc = fetch_read_all(b->ping, buf, sizeof(buf));
+            rc = fetch_read_all(b->echo.fd, buf, sizeof(buf));
         if (rc < 0)
             return zb_fail(&b->z->err, rc, "the ping-pong ended: %m");
     }
-    *ret_us = (double)(zb_now_ns() - begin_ns) / 1e3 / ops;
+    *ret_us = (double)(zb_now_ns() - begin_ns) / 1e3 / b->now_ops;
     return 0;
+}
+
+static int fetch_slice(void *bench, unsigned who, double *ret_us)
+{
+    return who == 0 ? fetch_ours(bench, ret_us) : fetch_reference(bench, ret_us);
 }
 
 static int fetch_bind(struct fetch_bench *b, pid_t pid, int cpu)
@@ -193,8 +170,8 @@ static int fetch_place(struct fetch_bench *b, int here, int there)
     int rc = fetch_bind(b, 0, here);
 
     if (rc == 0)
-        rc = fetch_bind(b, b->daemon.pid, there);
-    return rc < 0 ? rc : fetch_bind(b, b->echo, there);
+        rc = fetch_bind(b, b->rig.daemon.pid, there);
+    return rc < 0 ? rc : fetch_bind(b, b->echo.pid, there);
 }
 
 static int fetch_find_cpus(struct fetch_bench *b)
@@ -213,51 +190,28 @@ static int fetch_find_cpus(struct fetch_bench *b)
 
 static int fetch_case(struct fetch_bench *b, const char *name, uint32_t nshards)
 {
-    struct zbench_row row = { .unit = "us",
-                              .reference_name = "ping-pong of 64 bytes",
-                              .lower = true };
-    double values[ZBENCH_ROUNDS_MAX], references[ZBENCH_ROUNDS_MAX], us[4];
+    const struct zbench_row row = zbench_row("us", true, "ping-pong of 64 bytes", "%s", name);
+    double us;
     int rc;
 
-    (void)snprintf(row.name, sizeof(row.name), "%s", name);
-    if ((rc = fetch_ours(b, nshards, FETCH_WARM_UP, us)) < 0 ||
-        (rc = fetch_reference(b, FETCH_WARM_UP, us)) < 0)
+    b->nshards = nshards;
+    b->now_ops = FETCH_WARM_UP;
+    if ((rc = fetch_ours(b, &us)) < 0 || (rc = fetch_reference(b, &us)) < 0)
         return rc;
-    for (unsigned i = 0; i < b->rounds; i++) {
-        if ((rc = fetch_ours(b, nshards, b->ops, &us[0])) < 0 ||
-            (rc = fetch_reference(b, b->ops, &us[1])) < 0 ||
-            (rc = fetch_reference(b, b->ops, &us[2])) < 0 ||
-            (rc = fetch_ours(b, nshards, b->ops, &us[3])) < 0)
-            return rc;
-        values[i] = (us[0] + us[3]) / 2;
-        references[i] = (us[1] + us[2]) / 2;
-    }
-    return zbench_add(b->z, &row, values, references, b->rounds);
+    b->now_ops = b->ops;
+    return zbench_compare(b->z, &row, "ABBA", b->rounds, fetch_slice, b);
 }
 
 /* ---- begin and end */
 
-static void fetch_end(struct fetch_bench *b)
-{
-    zc_close(b->c);
-    zb_close_fd(&b->ping);
-    if (b->echo > 0) {
-        (void)kill(b->echo, SIGKILL);
-        while (waitpid(b->echo, NULL, 0) < 0 && errno == EINTR)
-            ;
-    }
-    zbench_daemon_end(&b->daemon);
-}
-
 static int fetch_run(struct fetch_bench *b)
 {
-    static const char *const options[] = {
-        "--host-bytes", "64M", "--nvme-bytes", "0", "--log-level", "warn", NULL
-    };
     int rc;
 
-    if ((rc = fetch_find_cpus(b)) < 0 || (rc = fetch_start_echo(b)) < 0 ||
-        (rc = zbench_daemon_start(&b->daemon, "/tmp", options, &b->z->err)) < 0 ||
+    if ((rc = fetch_find_cpus(b)) < 0 ||
+        (rc = zbench_child_start(&b->echo, fetch_echo, NULL, &b->z->err)) < 0 ||
+        (rc = zbench_rig_start(&b->rig, b->z, "/tmp",
+                               "--host-bytes 64M --nvme-bytes 0 --log-level warn")) < 0 ||
         (rc = fetch_open_job(b)) < 0)
         return rc;
     if ((rc = fetch_place(b, b->cpus[0], b->cpus[0])) < 0 ||
@@ -270,8 +224,7 @@ static int fetch_run(struct fetch_bench *b)
              (rc = fetch_case(b, "fetch/resident/2cpu/pingpong", 1)) < 0 ||
              (rc = fetch_case(b, "fetch/resident-64/2cpu/pingpong", FETCH_SHARDS)) < 0)
         return rc;
-    rc = zc_job_close_wait(b->c, b->job.id);
-    return rc < 0 ? fetch_failed(b, rc) : 0;
+    return 0;
 }
 
 static int fetch_main(struct zbench *z, void *bench)
@@ -280,11 +233,11 @@ static int fetch_main(struct zbench *z, void *bench)
     int rc;
 
     b->z = z;
-    b->daemon = ZBENCH_NO_DAEMON;
-    b->ping = -1;
+    b->echo = ZBENCH_NO_CHILD;
+    b->rig.daemon = ZBENCH_NO_DAEMON;
     rc = fetch_run(b);
-    fetch_end(b);
-    return rc;
+    zbench_child_end(&b->echo);
+    return zbench_rig_end(&b->rig, rc);
 }
 
 static const struct zb_opt fetch_options[] = {

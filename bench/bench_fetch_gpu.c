@@ -23,25 +23,24 @@
  * between our slices (nvme: drive.h).
  */
 #include <errno.h>
+#include <inttypes.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/plan.h"
 #include "base/size.h"
 #include "base/util.h"
+#include "bench/child.h"
 #include "bench/device.h"
 #include "bench/drive.h"
 #include "bench/job.h"
-#include "bench/process.h"
-#include "client/zclient.h"
+#include "bench/rig.h"
+#include "bench/turns.h"
 
 #define GPU_UNIT      (UINT64_C(32) << 20) /* bytes */
 #define GPU_UNITS_MAX 1024u
@@ -66,19 +65,15 @@ struct gpu_bench {
     char *own;                  /* `size` bytes of ours, pinned */
     struct zbench_drive *drive; /* the reference is not above it; NULL */
 
-    struct zbench_daemon daemon;
-    struct zc_client *c;
-    struct zc_job job;
+    struct zbench_rig rig;
     uint64_t ids[GPU_UNITS_MAX];
     uint32_t units;
     uint64_t unit_bytes;
     char *arena; /* what was pinned of it; NULL */
 
-    pid_t other; /* stands for the daemon; 0: none */
-    int other_fd;
+    struct zbench_child other;                       /* stands for the daemon */
+    int (*ours)(struct gpu_bench *b, double *ret_s); /* a slice of the case */
 };
-
-typedef int gpu_slice_fn(struct gpu_bench *b, double *ret_s);
 
 static uint64_t page_round(uint64_t at, bool up)
 {
@@ -123,11 +118,6 @@ static int slice_copy(struct gpu_bench *b, double *ret_s)
 
 /* ---- the client's way */
 
-static int gpu_failed(struct gpu_bench *b, int rc)
-{
-    return zb_fail(&b->z->err, rc, "%s", b->c ? zc_error(b->c) : zc_strerror(rc));
-}
-
 struct fetched {
     struct zc_view view;
     bool done;
@@ -157,22 +147,22 @@ static int slice_fetch(struct gpu_bench *b, double *ret_s)
             struct fetched *f = &slots[asked % GPU_AHEAD];
 
             *f = (struct fetched){ 0 };
-            rc = zc_fetch(b->c, &b->ids[asked++], 1, 0, 0, &f->view, fetch_on_done, f);
+            rc = zc_fetch(b->rig.c, &b->ids[asked++], 1, 0, 0, &f->view, fetch_on_done, f);
         } else if (copied < asked && next->done) {
             if (next->rc < 0)
-                return gpu_failed(b, next->rc);
+                return zbench_rig_failed(&b->rig, next->rc);
             if ((rc = gpu_copy(b, copied++, next->view.data)) < 0)
                 return rc;
         } else if (released < copied && (rc = gpu_copied(b, released)) != -EAGAIN) {
             if (rc < 0)
                 return rc;
-            rc = zc_release(b->c, &b->ids[released++], 1);
+            rc = zc_release(b->rig.c, &b->ids[released++], 1);
         } else {
-            rc = zc_poll(b->c, 0);
+            rc = zc_poll(b->rig.c, 0);
             (void)sched_yield();
         }
         if (rc < 0)
-            return gpu_failed(b, rc);
+            return zbench_rig_failed(&b->rig, rc);
     }
     *ret_s = (double)(zb_now_ns() - begin_ns) * 1e-9;
     return 0;
@@ -187,14 +177,14 @@ static int arena_pin(struct gpu_bench *b)
     int rc = 0;
 
     for (uint32_t i = 0; i < b->units && rc == 0; i++) {
-        rc = zc_fetch_wait(b->c, &b->ids[i], 1, 0, 0, &view);
+        rc = zc_fetch_wait(b->rig.c, &b->ids[i], 1, 0, 0, &view);
         if (rc == 0)
-            rc = zc_release(b->c, &b->ids[i], 1);
+            rc = zc_release(b->rig.c, &b->ids[i], 1);
         least = zb_min_u64(least, (uintptr_t)view.data);
         most = zb_max_u64(most, (uintptr_t)view.data + view.bytes);
     }
     if (rc < 0)
-        return gpu_failed(b, rc);
+        return zbench_rig_failed(&b->rig, rc);
     least = page_round(least, false);
     most = page_round(most, true);
     begin_ns = zb_now_ns();
@@ -287,8 +277,9 @@ static int other_build(const char *device, const struct zk_gpu_share *share, cha
 }
 
 /* In the child, until nothing comes any more; the process's end takes all down. */
-static void other_serve(int fd, const char *device)
+static void other_serve(int fd, void *arg)
 {
+    const struct gpu_bench *b = arg;
     struct zk_gpu_stream *stream = NULL;
     struct zk_gpu_mem *to = NULL;
     struct zk_gpu_share share;
@@ -297,15 +288,14 @@ static void other_serve(int fd, const char *device)
     uint32_t unit;
     int rc;
 
-    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (order_receive(fd, &o, &share) < 0)
-        _exit(EXIT_SUCCESS);
+        return;
     from = mmap(NULL, o.len_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     rc = from == MAP_FAILED ? -ENOMEM : 0;
     if (rc == 0)
         memset(from, 1, o.len_bytes);
     if (rc == 0)
-        rc = other_build(device, &share, from, o.len_bytes, &stream, &to);
+        rc = other_build(b->device, &share, from, o.len_bytes, &stream, &to);
     while (write(fd, &rc, sizeof(rc)) == sizeof(rc) && rc == 0 &&
            read(fd, &unit, sizeof(unit)) == sizeof(unit)) {
         uint64_t at = unit * o.unit_bytes;
@@ -315,31 +305,13 @@ static void other_serve(int fd, const char *device)
         if (rc == 0)
             rc = zk_gpu_stream_sync(stream, NULL);
     }
-    _exit(EXIT_SUCCESS);
-}
-
-/* Before this process opens the device: CUDA does not survive a fork. */
-static int other_fork(struct gpu_bench *b)
-{
-    int fds[2];
-
-    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) < 0)
-        return zb_fail(&b->z->err, -errno, "a pair of sockets: %m");
-    b->other_fd = fds[0];
-    b->other = fork();
-    if (b->other == 0) {
-        (void)close(fds[0]);
-        other_serve(fds[1], b->device);
-    }
-    (void)close(fds[1]);
-    return b->other < 0 ? zb_fail(&b->z->err, -errno, "a process: %m") : 0;
 }
 
 static int other_answer(struct gpu_bench *b)
 {
     int rc = -EPIPE;
 
-    if (read(b->other_fd, &rc, sizeof(rc)) != sizeof(rc))
+    if (read(b->other.fd, &rc, sizeof(rc)) != sizeof(rc))
         rc = -EPIPE;
     return rc < 0 ? zb_fail(&b->z->err, rc, "the process that stands for the daemon: %m") : 0;
 }
@@ -355,21 +327,10 @@ static int other_begin(struct gpu_bench *b)
 
     if (rc < 0)
         return rc;
-    rc = order_send(b->other_fd, &o, &share);
+    rc = order_send(b->other.fd, &o, &share);
     zk_gpu_share_close(&share);
     return rc < 0 ? zb_fail(&b->z->err, rc, "the process that stands for the daemon: %m")
                   : other_answer(b);
-}
-
-static void other_end(struct gpu_bench *b)
-{
-    zb_close_fd(&b->other_fd);
-    if (b->other > 0) {
-        (void)kill(b->other, SIGKILL);
-        while (waitpid(b->other, NULL, 0) < 0 && errno == EINTR)
-            ;
-    }
-    b->other = 0;
 }
 
 static int slice_other(struct gpu_bench *b, double *ret_s)
@@ -378,7 +339,7 @@ static int slice_other(struct gpu_bench *b, double *ret_s)
     int rc = 0;
 
     for (uint32_t i = 0; i < b->units + GPU_AHEAD && rc == 0; i++) {
-        if (i < b->units && write(b->other_fd, &i, sizeof(i)) != sizeof(i))
+        if (i < b->units && write(b->other.fd, &i, sizeof(i)) != sizeof(i))
             rc = zb_fail(&b->z->err, -EPIPE, "the process that stands for the daemon has ended");
         if (rc == 0 && i >= GPU_AHEAD)
             rc = other_answer(b);
@@ -399,32 +360,30 @@ static int job_define(struct gpu_bench *b, enum zc_place place)
                                       .offload_optimizer = place,
                                       .writable = !zk_gpu_info(b->gpu)->pins_read_only };
     struct zc_placement placement;
-    int rc =
-        zc_open(&b->c, &(struct zc_options){ .socket = b->daemon.socket, .program = "zbench" });
+    int rc = zbench_rig_connect(&b->rig, &b->rig.c);
 
-    if (rc == 0)
-        rc = zc_job_open_wait(b->c, &options, &b->job);
+    if (rc < 0)
+        return rc;
+    rc = zc_job_open_wait(b->rig.c, &options, &b->rig.job);
     for (uint32_t i = 0; i < b->units && rc == 0; i++) {
+        char name[16];
         const struct zc_unit unit = {
-            .index = i, .name = "u", .elems = b->unit_bytes / 2, .dtype = ZC_BF16, .frozen = true
+            .index = i, .name = name, .elems = b->unit_bytes / 2, .dtype = ZC_BF16, .frozen = true
         };
         const struct zc_range range = { .unit = i, .count = unit.elems };
-        struct zc_unit named = unit;
-        char name[16];
 
         (void)snprintf(name, sizeof(name), "u%u", i);
-        named.name = name;
-        rc = zc_unit_define_wait(b->c, b->job.id, &named);
+        rc = zc_unit_define_wait(b->rig.c, b->rig.job.id, &unit);
         if (rc == 0)
-            rc = zc_register_wait(b->c, b->job.id, &range, 1, &b->ids[i]);
+            rc = zc_register_wait(b->rig.c, b->rig.job.id, &range, 1, &b->ids[i]);
     }
     if (rc == 0)
-        rc = zc_ready_wait(b->c, b->job.id, NULL, 0, &placement);
+        rc = zc_ready_wait(b->rig.c, b->rig.job.id, NULL, 0, &placement);
     if (rc == 0)
-        memset(b->job.staging, 0, b->job.staging_bytes);
+        memset(b->rig.job.staging, 0, b->rig.job.staging_bytes);
     for (uint32_t i = 0; i < b->units && rc == 0; i++)
-        rc = zbench_send(b->c, &b->job, b->ids[i], b->unit_bytes / 2, ZC_BF16, 0);
-    return rc < 0 ? gpu_failed(b, rc) : 0;
+        rc = zbench_send(b->rig.c, &b->rig.job, b->ids[i], b->unit_bytes / 2, ZC_BF16, 0);
+    return rc < 0 ? zbench_rig_failed(&b->rig, rc) : 0;
 }
 
 /* Where the job's parameters live. */
@@ -432,56 +391,33 @@ enum home { HOST, FIXED, DRIVE };
 
 static int job_start(struct gpu_bench *b, enum home home)
 {
-    char host[32], disk[32], rate[32], buffers[32];
-    const char *const options[] = { "--host-bytes",
-                                    host,
-                                    "--nvme-bytes",
-                                    home != HOST ? disk : "0",
-                                    "--ring-bytes",
-                                    buffers,
-                                    "--log-level",
-                                    "error",
-                                    home == FIXED ? "--io" : NULL,
-                                    "fixed",
-                                    "--fixed-rate",
-                                    rate,
-                                    NULL };
     uint64_t room = home != HOST ? GPU_RING * b->unit_bytes : b->size;
+    char fixed[64] = "";
     int rc;
 
-    (void)snprintf(buffers, sizeof(buffers), "%llu", (unsigned long long)GPU_BUFFERS);
-    (void)snprintf(host, sizeof(host), "%llu",
-                   (unsigned long long)(room + GPU_STAGING + GPU_BUFFERS));
-    (void)snprintf(disk, sizeof(disk), "%llu", (unsigned long long)(2 * b->size));
-    (void)snprintf(rate, sizeof(rate), "%llu", (unsigned long long)b->rate);
-    rc = zbench_daemon_start(&b->daemon, b->dir, options, &b->z->err);
+    if (home == FIXED)
+        (void)snprintf(fixed, sizeof(fixed), "--io fixed --fixed-rate %" PRIu64, b->rate);
+    rc = zbench_rig_start(&b->rig, b->z, b->dir,
+                          "--host-bytes %" PRIu64 " --nvme-bytes %" PRIu64 " --ring-bytes %" PRIu64
+                          " --log-level error %s",
+                          room + GPU_STAGING + GPU_BUFFERS, home != HOST ? 2 * b->size : 0,
+                          GPU_BUFFERS, fixed);
     return rc < 0 ? rc : job_define(b, home != HOST ? ZC_NVME : ZC_HOST);
 }
 
 /* Bytes that the job has read from the device so far. */
 static int job_read(struct gpu_bench *b, uint64_t *ret)
 {
-    struct zc_job_row *rows = NULL;
-    size_t n = 0;
-    int rc = zc_jobs_wait(b->c, "bench", &rows, &n);
+    struct zc_job_row row = { .id = 0 };
+    int rc = zbench_rig_row(&b->rig, &row);
 
-    if (rc == 0)
-        *ret = n > 0 ? rows[0].nvme_read_bytes : 0;
-    free(rows);
-    return rc < 0 ? gpu_failed(b, rc) : 0;
+    *ret = row.nvme_read_bytes;
+    return rc;
 }
 
 static int job_end(struct gpu_bench *b)
 {
-    int rc = arena_unpin(b);
-
-    if (b->c && rc == 0 && (rc = zc_job_close_wait(b->c, b->job.id)) < 0)
-        rc = gpu_failed(b, rc);
-    zc_close(b->c);
-    b->c = NULL;
-    zbench_daemon_end(&b->daemon);
-    b->daemon = ZBENCH_NO_DAEMON;
-    return rc;
+    return zbench_rig_end(&b->rig, arena_unpin(b));
 }
 
 /* ---- cases */
@@ -504,28 +440,33 @@ static int reference_slice(struct gpu_bench *b, double *ret_s)
     return rc;
 }
 
-/* limit: the reference is at most so many bytes a second; 0: as measured. */
-static int gpu_case(struct gpu_bench *b, const char *name, const char *against, gpu_slice_fn *ours,
-                    double limit)
+static int gpu_slice(void *bench, unsigned who, double *ret_s)
 {
-    struct zbench_row row = { .unit = "GB/s", .reference_name = against };
-    double values[ZBENCH_ROUNDS_MAX], references[ZBENCH_ROUNDS_MAX], s[4], gb;
+    struct gpu_bench *b = bench;
+
+    return who == 0 ? b->ours(b, ret_s) : reference_slice(b, ret_s);
+}
+
+/* limit: the reference is at most so many bytes a second; 0: as measured. */
+static int gpu_case(struct gpu_bench *b, const char *name, const char *against,
+                    int (*ours)(struct gpu_bench *b, double *ret_s), double limit)
+{
+    const struct zbench_row row = zbench_row("GB/s", false, against, "%s", name);
+    double gb = (double)(b->units * b->unit_bytes) * 1e-9, warm;
+    struct zbench_series s;
     int rc;
 
-    (void)snprintf(row.name, sizeof(row.name), "%s", name);
-    gb = (double)(b->units * b->unit_bytes) * 1e-9;
-    if ((rc = ours(b, s)) < 0 || (rc = reference_slice(b, s)) < 0) /* warm */
+    b->ours = ours;
+    if ((rc = ours(b, &warm)) < 0 || (rc = reference_slice(b, &warm)) < 0 ||
+        (rc = zbench_turns(&s, "ABBA", 1, b->rounds, gpu_slice, b)) < 0)
         return rc;
     for (unsigned i = 0; i < b->rounds; i++) {
-        if ((rc = ours(b, &s[0])) < 0 || (rc = reference_slice(b, &s[1])) < 0 ||
-            (rc = reference_slice(b, &s[2])) < 0 || (rc = ours(b, &s[3])) < 0)
-            return rc;
-        values[i] = 2 * gb / (s[0] + s[3]);
-        references[i] = 2 * gb / (s[1] + s[2]);
-        if (limit > 0 && references[i] > limit * 1e-9)
-            references[i] = limit * 1e-9;
+        s.of[0][0][i] = gb / s.of[0][0][i];
+        s.of[1][0][i] = gb / s.of[1][0][i];
+        if (limit > 0 && s.of[1][0][i] > limit * 1e-9)
+            s.of[1][0][i] = limit * 1e-9;
     }
-    return zbench_add(b->z, &row, values, references, b->rounds);
+    return zbench_add(b->z, &row, s.of[0][0], s.of[1][0], b->rounds);
 }
 
 /* As slice_fetch(), but some units may still be in the host's memory from the slice before: the
@@ -599,7 +540,7 @@ static int gpu_cases(struct gpu_bench *b)
     } else if (rc < 0 || (rc = gpu_case(b, "fetch/gpu/daemon/copy", pinned, slice_other, 0)) < 0) {
         return rc;
     }
-    other_end(b);
+    zbench_child_end(&b->other);
     rc = gpu_case_nvme(b, FIXED);
     return rc < 0 ? rc : gpu_case_nvme(b, DRIVE);
 }
@@ -630,12 +571,11 @@ static int gpu_open(struct gpu_bench *b)
 
 static void gpu_end(struct gpu_bench *b)
 {
-    other_end(b);
+    zbench_child_end(&b->other);
     if (b->stream)
         (void)zk_gpu_stream_sync(b->stream, NULL);
     (void)arena_unpin(b);
-    zc_close(b->c);
-    zbench_daemon_end(&b->daemon);
+    (void)zbench_rig_end(&b->rig, -ECANCELED); /* a case that failed has left it */
     zbench_drive_close(b->drive);
     for (unsigned i = 0; i < GPU_AHEAD; i++)
         zk_gpu_event_free(b->events[i]);
@@ -654,12 +594,12 @@ static int gpu_main(struct zbench *z, void *bench)
     int rc;
 
     b->z = z;
-    b->daemon = ZBENCH_NO_DAEMON;
-    b->other_fd = -1;
+    b->rig.daemon = ZBENCH_NO_DAEMON;
+    b->other = ZBENCH_NO_CHILD;
     b->unit_bytes = zb_min_u64(GPU_UNIT, b->size / GPU_UNITS_MIN) >> 20 << 20;
     b->units = (uint32_t)zb_min_u64(b->size / b->unit_bytes, GPU_UNITS_MAX);
     b->size = b->units * b->unit_bytes;
-    rc = other_fork(b);
+    rc = zbench_child_start(&b->other, other_serve, b, &z->err); /* CUDA does not survive a fork */
     if (rc == 0)
         rc = gpu_open(b);
     if (rc == 0)

@@ -21,6 +21,7 @@
 #include "base/size.h"
 #include "base/util.h"
 #include "bench/device.h"
+#include "bench/turns.h"
 
 #define GPU_ELEMS   "256M" /* one work takes 0.2 ms at least, a call 5 us */
 #define SLICE_WORKS 8u
@@ -70,6 +71,9 @@ struct gpu_bench {
     struct zk_gpu_stream *stream;
     struct zk_gpu_mem *mem[AT_PLACES];
     struct zk_gpu_mem *tables; /* a segment, and scalars */
+
+    const struct zk_gpu_work *work; /* of the case; NULL: copies against themselves, the control */
+    double work_bytes;
 };
 
 static void *gpu_at(const struct gpu_bench *b, unsigned place)
@@ -170,16 +174,16 @@ static int gpu_work(struct gpu_bench *b, const struct gpu_case *c, struct zk_gpu
 
 /* ---- slices: GB/s */
 
-static int slice_works(struct gpu_bench *b, const struct zk_gpu_work *w, double bytes, double *ret)
+static int slice_works(struct gpu_bench *b, double *ret)
 {
     uint64_t begin_ns = zb_now_ns();
     int rc = 0;
 
     for (unsigned i = 0; i < SLICE_WORKS && rc == 0; i++)
-        rc = zk_gpu_launch(b->stream, w, &b->z->err);
+        rc = zk_gpu_launch(b->stream, b->work, &b->z->err);
     if (rc == 0)
         rc = zk_gpu_stream_sync(b->stream, &b->z->err);
-    *ret = SLICE_WORKS * bytes / (double)(zb_now_ns() - begin_ns);
+    *ret = SLICE_WORKS * b->work_bytes / (double)(zb_now_ns() - begin_ns);
     return rc;
 }
 
@@ -197,29 +201,25 @@ static int slice_copies(struct gpu_bench *b, double *ret)
     return rc;
 }
 
-/* w NULL: the copies against themselves, the control. */
-static int gpu_rounds(struct gpu_bench *b, const char *name, const struct zk_gpu_work *w,
+static int gpu_slice(void *bench, unsigned who, double *ret)
+{
+    struct gpu_bench *b = bench;
+
+    return who == 0 && b->work ? slice_works(b, ret) : slice_copies(b, ret);
+}
+
+static int gpu_rounds(struct gpu_bench *b, const char *name, const struct zk_gpu_work *work,
                       double bytes)
 {
-    struct zbench_row row = { .unit = "GB/s", .reference_name = "copy within the device" };
-    double values[ZBENCH_ROUNDS_MAX], references[ZBENCH_ROUNDS_MAX], s[4];
-    int rc = 0;
+    const struct zbench_row row =
+        zbench_row("GB/s", false, "copy within the device", "gpu/%s/copy", name);
+    struct zbench_series warm;
+    int rc;
 
-    (void)snprintf(row.name, sizeof(row.name), "gpu/%s/copy", name);
-    for (unsigned i = 0; i <= b->rounds && rc == 0; i++) { /* the first one warms up */
-        rc = w ? slice_works(b, w, bytes, &s[0]) : slice_copies(b, &s[0]);
-        if (rc == 0)
-            rc = slice_copies(b, &s[1]);
-        if (rc == 0)
-            rc = slice_copies(b, &s[2]);
-        if (rc == 0)
-            rc = w ? slice_works(b, w, bytes, &s[3]) : slice_copies(b, &s[3]);
-        if (i > 0) {
-            values[i - 1] = (s[0] + s[3]) / 2;
-            references[i - 1] = (s[1] + s[2]) / 2;
-        }
-    }
-    return rc < 0 ? rc : zbench_add(b->z, &row, values, references, b->rounds);
+    b->work = work;
+    b->work_bytes = bytes;
+    rc = zbench_turns(&warm, "ABBA", 1, 1, gpu_slice, b);
+    return rc < 0 ? rc : zbench_compare(b->z, &row, "ABBA", b->rounds, gpu_slice, b);
 }
 
 static int gpu_fill(struct gpu_bench *b)

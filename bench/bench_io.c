@@ -59,6 +59,7 @@
 #include "base/util.h"
 #include "bench/fio.h"
 #include "bench/peer.h"
+#include "bench/turns.h"
 #include "nvme/sim/zn_sim.h"
 #include "nvme/zn.h"
 
@@ -89,13 +90,13 @@ static const struct {
     uint32_t bytes;
 } io_blocks[] = { { "1M", 1u << 20 }, { "4M", 4u << 20 } };
 
-/* Who is measured; the first two are the same. */
+/* Who is measured, of a round A to D; the first two are the same. */
 enum io_who { IO_FIO, IO_FIO_AGAIN, IO_URING, IO_THREADS, IO_WHOS };
 
 static const char *const io_engines[IO_WHOS] = { [IO_URING] = "uring", [IO_THREADS] = "threads" };
 
-static const enum io_who io_round[] = { IO_FIO,       IO_URING,   IO_THREADS, IO_FIO_AGAIN,
-                                        IO_FIO_AGAIN, IO_THREADS, IO_URING,   IO_FIO };
+#define IO_ROUND "ACDBBDCA"
+#define IO_SMOKE "ACDB"
 
 struct io_slice {
     double mib_s, cpu_us; /* CPU microseconds of one request */
@@ -126,7 +127,10 @@ struct io_bench {
     double seconds; /* of a slice */
     bool smoke;
     unsigned slices, rounds; /* of two slices each */
-    unsigned round_slices;   /* of io_round: all, or the first half */
+
+    enum io_mix mix; /* of the case */
+    uint32_t block_bytes;
+    const struct io_how *hows[2]; /* of a pair; the second may be NULL: the peer */
     char path[4096];
     char *fill; /* IO_INFLIGHT random bytes */
     bool direct;
@@ -400,44 +404,29 @@ static int io_peer_slice(struct io_bench *b, enum io_mix mix, uint32_t block_byt
     return rc;
 }
 
-/* The means of a round, of each contestant; [IO_WHOS]: of all slices of fio. */
-struct io_result {
-    double mib_s[IO_WHOS + 1][ZBENCH_ROUNDS_MAX], cpu_us[IO_WHOS + 1][ZBENCH_ROUNDS_MAX];
-};
+/* The values of a slice. */
+enum { MIB_S, CPU, IO_VALUES };
 
-static int io_measure_round(struct io_bench *b, enum io_mix mix, uint32_t block_bytes,
-                            unsigned round, struct io_result *res)
+static int io_fio_slice(void *bench, unsigned who, double *ret)
 {
-    unsigned each = b->round_slices / IO_WHOS; /* slices of each contestant */
+    struct io_bench *b = bench;
+    const struct io_how how = { .engine = io_engines[who] };
+    struct io_slice s = { 0 };
+    int rc = how.engine ? io_ours(b, &how, b->mix, b->block_bytes, b->seconds, &s)
+                        : io_theirs(b, b->mix, b->block_bytes, &s);
 
-    for (unsigned i = 0; i < b->round_slices; i++) {
-        enum io_who who = io_round[i];
-        struct io_slice s;
-        struct io_how how = { .engine = io_engines[who] };
-        int rc = how.engine ? io_ours(b, &how, mix, block_bytes, b->seconds, &s)
-                            : io_theirs(b, mix, block_bytes, &s);
-
-        if (io_stop)
-            return zb_fail(&b->z->err, -EINTR, "interrupted");
-        if (rc < 0)
-            return rc;
-        res->mib_s[who][round] += s.mib_s / each;
-        res->cpu_us[who][round] += s.cpu_us / each;
-    }
-    res->mib_s[IO_WHOS][round] = (res->mib_s[IO_FIO][round] + res->mib_s[IO_FIO_AGAIN][round]) / 2;
-    res->cpu_us[IO_WHOS][round] = (res->cpu_us[IO_FIO][round] + res->cpu_us[IO_FIO_AGAIN][round]) /
-                                  2;
-    return 0;
+    ret[MIB_S] = s.mib_s;
+    ret[CPU] = s.cpu_us;
+    return io_stop ? zb_fail(&b->z->err, -EINTR, "interrupted") : rc;
 }
 
-static int io_add(struct io_bench *b, const char *prefix, const char *mix, const char *block,
-                  const char *who, bool cpu, const double *values, const double *references)
+static int io_add(struct io_bench *b, size_t block, const char *who, bool cpu, const double *values,
+                  const double *references)
 {
-    struct zbench_row row = { .unit = cpu ? "us/io" : "MiB/s",
-                              .reference_name = "fio",
-                              .lower = cpu };
+    const struct zbench_row row = zbench_row(cpu ? "us/io" : "MiB/s", cpu, "fio", "%s%s/%s/%s/fio",
+                                             cpu ? "cpu/" : "", io_mixes[b->mix].name,
+                                             io_blocks[block].name, who);
 
-    (void)snprintf(row.name, sizeof(row.name), "%s%s/%s/%s/fio", prefix, mix, block, who);
     return zbench_add(b->z, &row, values, references, b->rounds);
 }
 
@@ -450,169 +439,142 @@ static bool io_all_positive(const double *values, unsigned n)
     return true;
 }
 
-static int io_case_fio(struct io_bench *b, enum io_mix mix, size_t block)
+static int io_case_fio(struct io_bench *b, size_t block)
 {
-    static struct io_result res;
-    const char *mix_name = io_mixes[mix].name, *block_name = io_blocks[block].name;
-    const struct zbench_fio f = io_fio(b, mix, io_blocks[block].bytes);
-    int rc = 0;
+    const struct zbench_fio f = io_fio(b, b->mix, b->block_bytes);
+    double fio[IO_VALUES][ZBENCH_ROUNDS_MAX]; /* of all slices of it */
+    struct zbench_series s;
+    int rc;
 
-    memset(&res, 0, sizeof(res));
     zbench_fio_print(b->z, &f);
-    for (unsigned i = 0; i < b->rounds && rc == 0; i++)
-        rc = io_measure_round(b, mix, io_blocks[block].bytes, i, &res);
+    rc = zbench_turns(&s, b->smoke ? IO_SMOKE : IO_ROUND, IO_VALUES, b->rounds, io_fio_slice, b);
+    for (unsigned v = 0; v < IO_VALUES; v++)
+        for (unsigned i = 0; i < b->rounds; i++)
+            fio[v][i] = (s.of[IO_FIO][v][i] + s.of[IO_FIO_AGAIN][v][i]) / 2;
     for (enum io_who who = IO_URING; who < IO_WHOS && rc == 0; who++)
-        rc = io_add(b, "", mix_name, block_name, io_engines[who], false, res.mib_s[who],
-                    res.mib_s[IO_WHOS]);
+        rc = io_add(b, block, io_engines[who], false, s.of[who][MIB_S], fio[MIB_S]);
     if (rc == 0)
-        rc = io_add(b, "", mix_name, block_name, "fio", false, res.mib_s[IO_FIO_AGAIN],
-                    res.mib_s[IO_FIO]);
+        rc = io_add(b, block, "fio", false, s.of[IO_FIO_AGAIN][MIB_S], s.of[IO_FIO][MIB_S]);
     for (enum io_who who = IO_URING; who < IO_WHOS && rc == 0; who++)
-        if (io_all_positive(res.cpu_us[IO_WHOS], b->rounds))
-            rc = io_add(b, "cpu/", mix_name, block_name, io_engines[who], true, res.cpu_us[who],
-                        res.cpu_us[IO_WHOS]);
+        if (io_all_positive(fio[CPU], b->rounds))
+            rc = io_add(b, block, io_engines[who], true, s.of[who][CPU], fio[CPU]);
     return rc;
 }
 
-/* Two kinds of slices, A B B A in each round: the means of a round of each. */
-struct io_pair {
-    double mib_s[2][ZBENCH_ROUNDS_MAX], cpu_ms_gb[2][ZBENCH_ROUNDS_MAX];
-};
-
-static int io_slice(struct io_bench *b, const struct io_how *how, enum io_mix mix,
-                    uint32_t block_bytes, struct io_slice *ret)
+/* CPU: milliseconds of a GB. */
+static int io_pair_slice(void *bench, unsigned who, double *ret)
 {
-    return how ? io_ours(b, how, mix, block_bytes, b->seconds, ret)
-               : io_peer_slice(b, mix, block_bytes, ret);
+    struct io_bench *b = bench;
+    const struct io_how *how = b->hows[who];
+    struct io_slice s = { 0 };
+    int rc = how ? io_ours(b, how, b->mix, b->block_bytes, b->seconds, &s)
+                 : io_peer_slice(b, b->mix, b->block_bytes, &s);
+
+    ret[MIB_S] = s.mib_s;
+    ret[CPU] = s.cpu_us / 1e3 * (1e9 / b->block_bytes);
+    return io_stop ? zb_fail(&b->z->err, -EINTR, "interrupted") : rc;
 }
 
-/* b_how NULL: the peer. */
-static int io_measure_pair(struct io_bench *b, enum io_mix mix, uint32_t block_bytes,
-                           const struct io_how *a_how, const struct io_how *b_how,
-                           struct io_pair *res)
+/* Two kinds of slices. theirs NULL: the peer. */
+static int io_pair(struct io_bench *b, const char *order, const struct io_how *ours,
+                   const struct io_how *theirs, struct zbench_series *ret)
 {
-    memset(res, 0, sizeof(*res));
-    for (unsigned round = 0; round < b->rounds; round++) {
-        for (unsigned i = 0; i < 4; i++) {
-            unsigned who = i == 1 || i == 2;
-            struct io_slice s;
-            int rc = io_slice(b, who ? b_how : a_how, mix, block_bytes, &s);
 
-            if (io_stop)
-                return zb_fail(&b->z->err, -EINTR, "interrupted");
-            if (rc < 0)
-                return rc;
-            res->mib_s[who][round] += s.mib_s / 2;
-            res->cpu_ms_gb[who][round] += s.cpu_us / 1e3 * (1e9 / block_bytes) / 2;
-        }
-    }
-    return 0;
+    b->hows[0] = ours;
+    b->hows[1] = theirs;
+    return zbench_turns(ret, order, IO_VALUES, b->rounds, io_pair_slice, b);
 }
 
-static int io_case_rate(struct io_bench *b, enum io_mix mix, size_t block)
+static int io_case_rate(struct io_bench *b, size_t block)
 {
-    static double reached[ZBENCH_ROUNDS_MAX], rate[ZBENCH_ROUNDS_MAX];
+    struct zbench_series s;
     int rc = 0;
 
     for (size_t i = 0; i < ZB_COUNT(io_rates) && rc == 0; i++) {
-        struct io_how how = { .sim_bytes_s = io_rates[i].bytes_s };
-        struct zbench_row row = { .unit = "MiB/s", .reference_name = "the device's rate" };
+        const struct io_how how = { .sim_bytes_s = io_rates[i].bytes_s };
+        const struct zbench_row row = zbench_row("MiB/s", false, "the device's rate",
+                                                 "%s/%s/sim-%s/fixed-rate", io_mixes[b->mix].name,
+                                                 io_blocks[block].name, io_rates[i].name);
 
-        for (unsigned n = 0; n < b->rounds && rc == 0; n++) {
-            struct io_slice s;
-
-            rc = io_ours(b, &how, mix, io_blocks[block].bytes, b->seconds, &s);
-            reached[n] = s.mib_s;
-            rate[n] = (double)io_rates[i].bytes_s / (double)ZB_MIB;
-            if (io_stop)
-                rc = zb_fail(&b->z->err, -EINTR, "interrupted");
-        }
-        (void)snprintf(row.name, sizeof(row.name), "%s/%s/sim-%s/fixed-rate", io_mixes[mix].name,
-                       io_blocks[block].name, io_rates[i].name);
+        rc = io_pair(b, "A", &how, NULL, &s);
         if (rc == 0)
-            rc = zbench_add(b->z, &row, reached, rate, b->rounds);
+            rc = zbench_add_fixed(b->z, &row, s.of[0][MIB_S],
+                                  (double)io_rates[i].bytes_s / (double)ZB_MIB, b->rounds);
     }
     return rc;
 }
 
-static int io_case_crc(struct io_bench *b, enum io_mix mix, size_t block)
+static int io_case_crc(struct io_bench *b, size_t block)
 {
     static const struct io_how with = { .engine = "auto", .crc = true },
                                without = { .engine = "auto" };
-    static struct io_pair res;
-    static double limit[ZBENCH_ROUNDS_MAX];
-    struct zbench_row row = { .unit = "ms/GB", .reference_name = "limit", .lower = true };
-    int rc = io_measure_pair(b, mix, io_blocks[block].bytes, &with, &without, &res);
+    const struct zbench_row row = zbench_row("ms/GB", true, "limit", "cpu/%s/%s/crc/limit",
+                                             io_mixes[b->mix].name, io_blocks[block].name);
+    struct zbench_series s;
+    int rc = io_pair(b, "ABBA", &with, &without, &s);
 
-    for (unsigned i = 0; i < b->rounds; i++) {
-        res.cpu_ms_gb[0][i] -= res.cpu_ms_gb[1][i];
-        limit[i] = IO_CRC_LIMIT;
-    }
-    (void)snprintf(row.name, sizeof(row.name), "cpu/%s/%s/crc/limit", io_mixes[mix].name,
-                   io_blocks[block].name);
-    return rc < 0 ? rc : zbench_add(b->z, &row, res.cpu_ms_gb[0], limit, b->rounds);
+    for (unsigned i = 0; i < b->rounds; i++)
+        s.of[0][CPU][i] -= s.of[1][CPU][i];
+    return rc < 0 ? rc : zbench_add_fixed(b->z, &row, s.of[0][CPU], IO_CRC_LIMIT, b->rounds);
 }
 
-static int io_add_pair(struct io_bench *b, enum io_mix mix, size_t block, const char *who,
-                       const char *against, const struct io_pair *res)
+static int io_add_pair(struct io_bench *b, size_t block, const char *who, const char *against,
+                       const struct zbench_series *s)
 {
-    struct zbench_row row = { .unit = "MiB/s", .reference_name = against };
-    int rc;
+    const char *mix = io_mixes[b->mix].name, *name = io_blocks[block].name;
+    const struct zbench_row row = zbench_row("MiB/s", false, against, "%s/%s/%s/%s", mix, name, who,
+                                             against),
+                            cpu = zbench_row("ms/GB", true, against, "cpu/%s/%s/%s/%s", mix, name,
+                                             who, against);
+    int rc = zbench_add(b->z, &row, s->of[0][MIB_S], s->of[1][MIB_S], b->rounds);
 
-    (void)snprintf(row.name, sizeof(row.name), "%s/%s/%s/%s", io_mixes[mix].name,
-                   io_blocks[block].name, who, against);
-    rc = zbench_add(b->z, &row, res->mib_s[0], res->mib_s[1], b->rounds);
-    if (rc < 0 || !io_all_positive(res->cpu_ms_gb[1], b->rounds))
+    if (rc < 0 || !io_all_positive(s->of[1][CPU], b->rounds))
         return rc;
-    row.unit = "ms/GB";
-    row.lower = true;
-    (void)snprintf(row.name, sizeof(row.name), "cpu/%s/%s/%s/%s", io_mixes[mix].name,
-                   io_blocks[block].name, who, against);
-    return zbench_add(b->z, &row, res->cpu_ms_gb[0], res->cpu_ms_gb[1], b->rounds);
+    return zbench_add(b->z, &cpu, s->of[0][CPU], s->of[1][CPU], b->rounds);
 }
 
-static int io_case_pages(struct io_bench *b, enum io_mix mix, size_t block)
+static int io_case_pages(struct io_bench *b, size_t block)
 {
     static const struct io_how huge = { .engine = "auto" },
                                small = { .engine = "auto", .small_pages = true };
-    static struct io_pair res;
-    int rc = io_measure_pair(b, mix, io_blocks[block].bytes, &huge, &small, &res);
+    struct zbench_series s;
+    int rc = io_pair(b, "ABBA", &huge, &small, &s);
 
-    return rc < 0 ? rc : io_add_pair(b, mix, block, "huge-pages", "small-pages", &res);
+    return rc < 0 ? rc : io_add_pair(b, block, "huge-pages", "small-pages", &s);
 }
 
-static int io_case_peer(struct io_bench *b, enum io_mix mix, size_t block)
+static int io_case_peer(struct io_bench *b, size_t block)
 {
     static const struct io_how ours = { .engine = "auto", .in_order = true };
-    static struct io_pair res;
-    int rc = b->peer_command && mix != IO_MIXED
-                 ? io_measure_pair(b, mix, io_blocks[block].bytes, &ours, NULL, &res)
-                 : 0;
+    struct zbench_series s;
+    int rc;
 
-    return rc < 0 || !b->peer_command || mix == IO_MIXED
-               ? rc
-               : io_add_pair(b, mix, block, "ours", b->peer.name, &res);
+    if (!b->peer_command || b->mix == IO_MIXED)
+        return 0;
+    rc = io_pair(b, "ABBA", &ours, NULL, &s);
+    return rc < 0 ? rc : io_add_pair(b, block, "ours", b->peer.name, &s);
 }
 
 static const struct {
     const char *name;
-    int (*run)(struct io_bench *b, enum io_mix mix, size_t block);
+    int (*run)(struct io_bench *b, size_t block);
 } io_cases[] = {
     { "fio", io_case_fio },     { "fixed-rate", io_case_rate }, { "crc", io_case_crc },
     { "pages", io_case_pages }, { "peer", io_case_peer },
 };
 
-static int io_case(struct io_bench *b, enum io_mix mix, size_t block)
+static int io_case(struct io_bench *b, size_t block)
 {
     char name[32];
     int rc = 0;
 
-    (void)snprintf(name, sizeof(name), "%s/%s", io_mixes[mix].name, io_blocks[block].name);
+    b->block_bytes = io_blocks[block].bytes;
+    (void)snprintf(name, sizeof(name), "%s/%s", io_mixes[b->mix].name, io_blocks[block].name);
     if (!zbench_wants(b->only, name))
         return 0;
     for (size_t i = 0; i < ZB_COUNT(io_cases) && rc == 0; i++)
         if (!b->against || strcmp(b->against, io_cases[i].name) == 0)
-            rc = io_cases[i].run(b, mix, block);
+            rc = io_cases[i].run(b, block);
     return rc;
 }
 
@@ -627,9 +589,9 @@ static int io_run_cases(struct io_bench *b)
                     b->direct ? "O_DIRECT" : "buffered", "written once");
     if (rc == 0 && b->peer_command)
         rc = io_peer_start(b);
-    for (enum io_mix mix = IO_READ; mix <= IO_MIXED && rc == 0; mix++)
+    for (b->mix = IO_READ; b->mix <= IO_MIXED && rc == 0; b->mix++)
         for (size_t block = 0; block < ZB_COUNT(io_blocks) && rc == 0; block++)
-            rc = io_case(b, mix, block);
+            rc = io_case(b, block);
     zbench_peer_end(&b->peer);
     return rc;
 }
@@ -638,21 +600,17 @@ static int io_main(struct zbench *z, void *bench)
 {
     struct io_bench *b = bench;
     struct sigaction act = { .sa_handler = io_on_signal };
-    struct rlimit lock;
     int rc;
 
     b->z = z;
     b->seed = UINT64_C(0x9e3779b97f4a7c15);
-    b->round_slices = ZB_COUNT(io_round);
     b->rounds = (b->slices + 1) / 2;
     if (b->smoke) { /* does it work at all: the figures mean nothing */
         b->size_bytes = 32 * ZB_MIB;
         b->seconds = 0.02;
         b->rounds = 1;
-        b->round_slices /= 2;
     }
-    if (getrlimit(RLIMIT_MEMLOCK, &lock) == 0)
-        b->fixed_bufs = geteuid() == 0 || lock.rlim_cur >= 2 * IO_INFLIGHT;
+    b->fixed_bufs = zbench_fio_may_lock(2 * IO_INFLIGHT);
     rc = zbench_fio_find(z);
     if (rc < 0)
         return rc;

@@ -14,6 +14,7 @@
  *     all    both: about the greater of the two
  */
 #include <errno.h>
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -22,10 +23,8 @@
 #include "base/place.h"
 #include "base/size.h"
 #include "base/util.h"
-#include "bench/job.h"
-#include "bench/process.h"
-#include "bench/zbench.h"
-#include "client/zclient.h"
+#include "bench/rig.h"
+#include "bench/turns.h"
 
 #define OVERLAP_UNITS   48u
 #define OVERLAP_BUFFERS 8u
@@ -54,20 +53,12 @@ struct overlap_bench {
 
     uint64_t unit;  /* elements of each */
     double drive_s; /* of a step, and of computing */
-    struct zbench_daemon daemon;
-    struct zc_client *c;
-    struct zc_job job;
-    uint64_t ids[OVERLAP_UNITS];
-    uint64_t step;
+    const struct overlap_case *now;
+    struct zbench_rig rig;
     bool stepping;
     int step_rc;
     struct zc_stepped stepped;
 };
-
-static int overlap_failed(struct overlap_bench *b, int rc)
-{
-    return zb_fail(&b->z->err, rc, "%s", b->c ? zc_error(b->c) : zc_strerror(rc));
-}
 
 static void compute_for(double s)
 {
@@ -79,55 +70,27 @@ static void compute_for(double s)
 
 /* ---- the job */
 
-static int overlap_daemon(struct overlap_bench *b)
+static int overlap_begin(struct overlap_bench *b)
 {
-    uint64_t buffer = zb_buffer_bytes(OVERLAP_PAGE);
-    char host[32], nvme[32], ring[32], rate[32], page[32];
-    const char *const options[] = { "--host-bytes", host,           "--nvme-bytes",
-                                    nvme,           "--ring-bytes", ring,
-                                    "--page-elems", page,           "--io",
-                                    "fixed",        "--fixed-rate", rate,
-                                    "--log-level",  "error",        NULL };
-
-    (void)snprintf(host, sizeof(host), "%llu",
-                   (unsigned long long)(OVERLAP_BUFFERS * buffer + b->unit * sizeof(float) +
-                                        b->params * HOST_BYTES));
-    (void)snprintf(nvme, sizeof(nvme), "%llu",
-                   (unsigned long long)(b->params * NVME_BYTES + (64u << 20)));
-    (void)snprintf(ring, sizeof(ring), "%llu", (unsigned long long)(OVERLAP_BUFFERS * buffer));
-    (void)snprintf(rate, sizeof(rate), "%llu", (unsigned long long)b->rate);
-    (void)snprintf(page, sizeof(page), "%u", OVERLAP_PAGE);
-    b->daemon = ZBENCH_NO_DAEMON;
-    b->c = NULL;
-    b->step = 0;
-    b->stepping = false;
-    return zbench_daemon_start(&b->daemon, b->dir, options, &b->z->err);
-}
-
-static int overlap_open(struct overlap_bench *b, const struct overlap_case *c)
-{
-    struct zc_job_options options = { .name = "bench",
-                                      .world = 1,
-                                      .groups = 1,
-                                      .early = c->early,
-                                      .staging_bytes = b->unit * sizeof(float) };
+    uint64_t buffers = OVERLAP_BUFFERS * zb_buffer_bytes(OVERLAP_PAGE);
+    const struct zc_job_options options = { .early = b->now->early,
+                                            .staging_bytes = b->unit * sizeof(float) };
     struct zc_placement placement = { 0 };
-    int rc =
-        zc_open(&b->c, &(struct zc_options){ .socket = b->daemon.socket, .program = "zbench" });
+    int rc = zbench_rig_start(&b->rig, b->z, b->dir,
+                              "--host-bytes %" PRIu64 " --nvme-bytes %" PRIu64
+                              " --ring-bytes %" PRIu64 " --page-elems %u --io fixed"
+                              " --fixed-rate %" PRIu64 " --log-level error",
+                              buffers + b->unit * sizeof(float) + b->params * HOST_BYTES,
+                              b->params * NVME_BYTES + (64u << 20), buffers, OVERLAP_PAGE, b->rate);
 
-    if (rc < 0 || (rc = zc_job_open_wait(b->c, &options, &b->job)) < 0)
-        return overlap_failed(b, rc);
-    memset(b->job.staging, 0, b->job.staging_bytes);
-    for (uint32_t u = 0; u < OVERLAP_UNITS; u++) {
-        if ((rc = zbench_unit_whole(b->c, b->job.id, u, b->unit, ZC_F32, &b->ids[u])) < 0)
-            return overlap_failed(b, rc);
-    }
-    rc = zc_ready_wait(b->c, b->job.id, NULL, 0, &placement);
-    for (uint32_t u = 0; u < OVERLAP_UNITS && rc == 0; u++)
-        rc = zc_write_wait(b->c, b->ids[u], ZC_MASTER, 0, b->unit, b->job.staging);
-    if (rc == 0 && placement.early != c->early)
+    b->stepping = false;
+    if (rc == 0)
+        rc = zbench_rig_open(&b->rig, &options);
+    if (rc == 0)
+        rc = zbench_rig_define(&b->rig, OVERLAP_UNITS, b->unit, ZC_F32, &placement);
+    if (rc == 0 && placement.early != b->now->early)
         return zb_fail(&b->z->err, -ENOSPC, "the daemon had no room for early steps");
-    return rc < 0 ? overlap_failed(b, rc) : 0;
+    return rc;
 }
 
 /* ---- an iteration */
@@ -140,93 +103,96 @@ static void overlap_stepped(void *arg, int rc)
     b->step_rc = rc;
 }
 
-static int overlap_backward(struct overlap_bench *b, const struct overlap_case *c,
-                            const struct zc_step *step)
+static int overlap_backward(struct overlap_bench *b, const struct zc_step *step)
 {
+    const struct zbench_rig *r = &b->rig;
     double pause = b->drive_s * (OVERLAP_FORWARD - 1) / OVERLAP_FORWARD / OVERLAP_UNITS;
-    int rc = c->early ? zc_step_begin_wait(b->c, b->job.id, step, 1) : 0;
+    int rc = b->now->early ? zc_step_begin_wait(r->c, r->job.id, step, 1) : 0;
 
     for (uint32_t u = OVERLAP_UNITS; u-- > 0 && rc == 0;) {
-        const struct zc_push push = { .shard = b->ids[u],
+        const struct zc_push push = { .shard = r->ids[u],
                                       .step = step->step,
                                       .dtype = ZC_F32,
                                       .count = b->unit,
-                                      .staged = b->job.staging };
+                                      .staged = r->job.staging };
 
         compute_for(pause);
-        rc = zc_push_wait(b->c, &push);
+        rc = zc_push_wait(r->c, &push);
     }
     return rc;
 }
 
 static int overlap_forward(struct overlap_bench *b)
 {
+    const struct zbench_rig *r = &b->rig;
     int rc = 0;
 
     for (uint32_t u = 0; u < OVERLAP_UNITS && rc == 0; u++) {
         struct zc_view view;
 
-        rc = zc_fetch_wait(b->c, &b->ids[u], 1, b->step, 0, &view);
+        rc = zc_fetch_wait(r->c, &r->ids[u], 1, r->step, 0, &view);
         if (rc < 0)
             break;
         compute_for(b->drive_s / OVERLAP_FORWARD / OVERLAP_UNITS);
-        rc = zc_release(b->c, &b->ids[u], 1);
+        rc = zc_release(r->c, &r->ids[u], 1);
     }
     while (rc == 0 && b->stepping) /* its last shard was fetched: it is over, or nearly so */
-        rc = zc_poll(b->c, 1000) < 0 ? -ENOTCONN : 0;
+        rc = zc_poll(r->c, 1000) < 0 ? -ENOTCONN : 0;
     return rc < 0 ? rc : b->step_rc;
 }
 
-static int overlap_iteration(struct overlap_bench *b, const struct overlap_case *c, double *ret_s)
+static int overlap_iteration(void *bench, unsigned who, double *ret_s)
 {
     static const struct zc_group group = { .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8 };
-    struct zc_step step = { .step = b->step + 1, .scale = 1, .groups = &group, .ngroups = 1 };
+    struct overlap_bench *b = bench;
+    struct zbench_rig *r = &b->rig;
+    struct zc_step step = { .step = r->step + 1, .scale = 1, .groups = &group, .ngroups = 1 };
     uint64_t begin_ns = zb_now_ns();
-    int rc = overlap_backward(b, c, &step);
+    int rc = overlap_backward(b, &step);
 
-    b->step++;
+    (void)who;
+    r->step++;
     b->step_rc = 0;
-    if (rc == 0 && c->serve) {
+    if (rc == 0 && b->now->serve) {
         b->stepping = true;
-        rc = zc_step(b->c, b->job.id, &step, &b->stepped, overlap_stepped, b);
+        rc = zc_step(r->c, r->job.id, &step, &b->stepped, overlap_stepped, b);
     } else if (rc == 0) {
-        rc = zc_step_wait(b->c, b->job.id, &step, &b->stepped);
+        rc = zc_step_wait(r->c, r->job.id, &step, &b->stepped);
     }
     if (rc == 0)
         rc = overlap_forward(b);
     *ret_s = (double)(zb_now_ns() - begin_ns) / 1e9;
-    return rc < 0 ? overlap_failed(b, rc) : 0;
+    return rc < 0 ? zbench_rig_failed(r, rc) : 0;
 }
 
-static int overlap_case(struct overlap_bench *b, const struct overlap_case *c)
+/* Every byte of state was read once a step, and no other. */
+static int overlap_check(struct overlap_bench *b)
 {
-    struct zbench_row row = { .unit = "s", .reference_name = "max(compute, I/O)", .lower = true };
-    double values[ZBENCH_ROUNDS_MAX], references[ZBENCH_ROUNDS_MAX], ignored;
-    struct zc_job_row *rows = NULL;
-    size_t n = 0;
-    int rc = overlap_daemon(b);
+    unsigned long long want = b->params * (STEP_BYTES / 2) * b->rig.step;
+    struct zc_job_row row;
+    int rc = zbench_rig_row(&b->rig, &row);
 
-    (void)snprintf(row.name, sizeof(row.name), "%s", c->name);
+    if (rc < 0 || row.nvme_read_bytes == want)
+        return rc;
+    return zb_fail(&b->z->err, -EBADMSG, "%llu bytes were read in %llu steps, and not %llu",
+                   (unsigned long long)row.nvme_read_bytes, (unsigned long long)b->rig.step, want);
+}
+
+static int overlap_case(struct overlap_bench *b)
+{
+    const struct zbench_row row = zbench_row("s", true, "max(compute, I/O)", "%s", b->now->name);
+    struct zbench_series s;
+    double ignored;
+    int rc = overlap_begin(b);
+
     if (rc == 0)
-        rc = overlap_open(b, c);
+        rc = overlap_iteration(b, 0, &ignored); /* warms up */
     if (rc == 0)
-        rc = overlap_iteration(b, c, &ignored); /* warms up */
-    for (unsigned i = 0; i < b->rounds && rc == 0; i++) {
-        rc = overlap_iteration(b, c, &values[i]);
-        references[i] = b->drive_s;
-    }
-    if (rc == 0 && (rc = zc_jobs_wait(b->c, "bench", &rows, &n)) < 0)
-        rc = overlap_failed(b, rc);
-    if (rc == 0 && n == 1 && rows[0].nvme_read_bytes != b->params * (STEP_BYTES / 2) * b->step)
-        rc = zb_fail(&b->z->err, -EBADMSG, "%llu bytes were read in %llu steps, and not %llu",
-                     (unsigned long long)rows[0].nvme_read_bytes, (unsigned long long)b->step,
-                     (unsigned long long)(b->params * (STEP_BYTES / 2) * b->step));
-    zc_rows_free(rows);
-    if (rc == 0 && (rc = zc_job_close_wait(b->c, b->job.id)) < 0)
-        rc = overlap_failed(b, rc);
-    zc_close(b->c);
-    zbench_daemon_end(&b->daemon);
-    return rc < 0 ? rc : zbench_add(b->z, &row, values, references, b->rounds);
+        rc = zbench_turns(&s, "A", 1, b->rounds, overlap_iteration, b);
+    if (rc == 0)
+        rc = overlap_check(b);
+    rc = zbench_rig_end(&b->rig, rc);
+    return rc < 0 ? rc : zbench_add_fixed(b->z, &row, s.of[0][0], b->drive_s, b->rounds);
 }
 
 /* ---- options */
@@ -241,8 +207,10 @@ static int overlap_main(struct zbench *z, void *bench)
     b->drive_s = (double)(b->params * STEP_BYTES) / (double)b->rate;
     zbench_note(z, "%.1f million parameters, %.0f MB/s: %.2f s of I/O and %.2f s of computing",
                 (double)b->params / 1e6, (double)b->rate / 1e6, b->drive_s, b->drive_s);
-    for (size_t i = 0; i < ZB_COUNT(cases) && rc == 0; i++)
-        rc = overlap_case(b, &cases[i]);
+    for (size_t i = 0; i < ZB_COUNT(cases) && rc == 0; i++) {
+        b->now = &cases[i];
+        rc = overlap_case(b);
+    }
     return rc;
 }
 

@@ -16,6 +16,7 @@
 #include "bench/zbench.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,9 +26,8 @@
 #include "base/measure.h"
 #include "base/size.h"
 #include "base/util.h"
-#include "bench/job.h"
-#include "bench/process.h"
-#include "client/zclient.h"
+#include "bench/rig.h"
+#include "bench/turns.h"
 #include "kernels/measure.h"
 
 #define PLAN_UNITS   8u
@@ -60,16 +60,9 @@ struct plan_bench {
     struct zb_forecast f;
     int fd; /* that the drive is measured on; -1: none */
 
-    struct zbench_daemon daemon;
-    struct zc_client *c;
-    struct zc_job job;
-    uint64_t ids[PLAN_UNITS], step;
+    struct zbench_rig rig;
+    const struct plan_case *now;
 };
-
-static int plan_failed(struct plan_bench *b, int rc)
-{
-    return zb_fail(&b->z->err, rc, "%s", b->c ? zc_error(b->c) : zc_strerror(rc));
-}
 
 /* ---- the plan */
 
@@ -119,82 +112,31 @@ static int plan_predict(struct plan_bench *b, const struct plan_case *c, double 
 
 /* ---- the job */
 
-/* Initial values (step 0), or a gradient. */
-static int plan_send(struct plan_bench *b, uint32_t unit, uint64_t step)
+static int plan_begin(struct plan_bench *b, const struct plan_case *c)
 {
-    int rc = zbench_send(b->c, &b->job, b->ids[unit], b->model.units[unit], ZC_F32, step);
-
-    return rc < 0 ? plan_failed(b, rc) : 0;
-}
-
-static int plan_open(struct plan_bench *b)
-{
-    struct zc_job_options options = { .name = "bench", .world = 1, .groups = 1 };
+    const struct zc_job_options options = { .staging_bytes = b->f.host_staging };
     struct zc_placement placement;
-    int rc =
-        zc_open(&b->c, &(struct zc_options){ .socket = b->daemon.socket, .program = "zbench" });
+    char fixed[64] = "";
+    int rc;
 
-    options.staging_bytes = b->f.host_staging;
-    if (rc < 0 || (rc = zc_job_open_wait(b->c, &options, &b->job)) < 0)
-        return plan_failed(b, rc);
-    memset(b->job.staging, 0, b->job.staging_bytes);
-    for (uint32_t u = 0; u < PLAN_UNITS; u++) {
-        if ((rc = zbench_unit_whole(b->c, b->job.id, u, b->model.units[u], ZC_F32, &b->ids[u])) < 0)
-            return plan_failed(b, rc);
-    }
-    if ((rc = zc_ready_wait(b->c, b->job.id, NULL, 0, &placement)) < 0)
-        return plan_failed(b, rc);
-    for (uint32_t u = 0; u < PLAN_UNITS && rc == 0; u++)
-        rc = plan_send(b, u, 0);
-    return rc;
+    if (c->rate > 0)
+        (void)snprintf(fixed, sizeof(fixed), "--io fixed --fixed-rate %" PRIu64, c->rate);
+    rc = zbench_rig_start(&b->rig, b->z, b->dir,
+                          "--host-bytes %" PRIu64 " --nvme-bytes %" PRIu64 " --ring-bytes %" PRIu64
+                          " --log-level warn %s",
+                          b->node.host_bytes, b->node.nvme_bytes + ZB_DATA_START,
+                          b->node.ring_bytes, fixed);
+    if (rc == 0)
+        rc = zbench_rig_open(&b->rig, &options);
+    return rc < 0 ? rc
+                  : zbench_rig_define(&b->rig, PLAN_UNITS, b->model.units[0], ZC_F32, &placement);
 }
 
 static int plan_step(struct plan_bench *b, double *ret_s)
 {
-    static const struct zc_group group = {
-        .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1
-    };
-    struct zc_step step = { .step = ++b->step, .scale = 1, .groups = &group, .ngroups = 1 };
-    struct zc_stepped stepped;
-    uint64_t begin_ns;
-    int rc = 0;
+    int rc = zbench_rig_push(&b->rig);
 
-    for (uint32_t u = 0; u < PLAN_UNITS && rc == 0; u++)
-        rc = plan_send(b, u, b->step);
-    if (rc < 0)
-        return rc;
-    begin_ns = zb_now_ns();
-    rc = zc_step_wait(b->c, b->job.id, &step, &stepped);
-    *ret_s = (double)(zb_now_ns() - begin_ns) / 1e9;
-    return rc < 0 ? plan_failed(b, rc) : 0;
-}
-
-static int plan_daemon(struct plan_bench *b, const struct plan_case *c)
-{
-    char host[32], nvme[32], ring[32], rate[32];
-    const char *const options[] = { "--host-bytes",
-                                    host,
-                                    "--nvme-bytes",
-                                    nvme,
-                                    "--ring-bytes",
-                                    ring,
-                                    "--log-level",
-                                    "warn",
-                                    c->rate ? "--io" : NULL,
-                                    "fixed",
-                                    "--fixed-rate",
-                                    rate,
-                                    NULL };
-
-    (void)snprintf(host, sizeof(host), "%llu", (unsigned long long)b->node.host_bytes);
-    (void)snprintf(nvme, sizeof(nvme), "%llu",
-                   (unsigned long long)(b->node.nvme_bytes + ZB_DATA_START));
-    (void)snprintf(ring, sizeof(ring), "%llu", (unsigned long long)b->node.ring_bytes);
-    (void)snprintf(rate, sizeof(rate), "%llu", (unsigned long long)c->rate);
-    b->daemon = ZBENCH_NO_DAEMON;
-    b->c = NULL;
-    b->step = 0;
-    return zbench_daemon_start(&b->daemon, b->dir, options, &b->z->err);
+    return rc < 0 ? rc : zbench_rig_step(&b->rig, ZC_COMMIT_NO, ret_s);
 }
 
 /* What the daemon moved in its last step is what was planned, or the time means nothing. */
@@ -211,70 +153,51 @@ static int plan_compare(struct plan_bench *b, const struct zc_job_row *before,
                    (unsigned long long)b->f.step_read);
 }
 
-static int plan_job_row(struct plan_bench *b, struct zc_job_row *ret)
+static int plan_slice(void *bench, unsigned who, double *ret_s)
 {
-    struct zc_job_row *rows = NULL;
-    size_t n = 0;
-    int rc = zc_jobs_wait(b->c, "bench", &rows, &n);
+    struct plan_bench *b = bench;
 
-    if (rc < 0)
-        return plan_failed(b, rc);
-    if (n > 0)
-        *ret = rows[0];
-    zc_rows_free(rows);
-    return 0;
+    return who == 0 ? plan_step(b, ret_s) : plan_predict(b, b->now, ret_s);
 }
 
-static int plan_rounds(struct plan_bench *b, const struct plan_case *c, double *values,
-                       double *references)
+static int plan_rounds(struct plan_bench *b)
 {
-    struct zc_job_row before = { 0 }, after = { 0 };
-    double predicted[2], steps[2];
-    int rc = plan_step(b, &steps[0]); /* warms up */
+    const struct zbench_row row = zbench_row("s", true, "the plan", "%s", b->now->name);
+    struct zc_job_row before, after;
+    double s;
+    int rc = plan_step(b, &s); /* warms up */
 
     if (rc == 0)
-        rc = plan_job_row(b, &before);
+        rc = zbench_rig_row(&b->rig, &before);
     if (rc == 0)
-        rc = plan_step(b, &steps[0]);
+        rc = plan_step(b, &s);
     if (rc == 0)
-        rc = plan_job_row(b, &after);
+        rc = zbench_rig_row(&b->rig, &after);
     if (rc == 0)
         rc = plan_compare(b, &before, &after);
-    for (unsigned i = 0; i < b->rounds && rc == 0; i++) {
-        if ((rc = plan_predict(b, c, &predicted[0])) < 0 || (rc = plan_step(b, &steps[0])) < 0 ||
-            (rc = plan_step(b, &steps[1])) < 0 || (rc = plan_predict(b, c, &predicted[1])) < 0)
-            break;
-        values[i] = (steps[0] + steps[1]) / 2;
-        references[i] = (predicted[0] + predicted[1]) / 2;
-    }
-    return rc;
+    return rc < 0 ? rc : zbench_compare(b->z, &row, "BAAB", b->rounds, plan_slice, b);
 }
 
 static int plan_case(struct plan_bench *b, const struct plan_case *c)
 {
-    struct zbench_row row = { .unit = "s", .reference_name = "the plan", .lower = true };
-    double values[ZBENCH_ROUNDS_MAX], references[ZBENCH_ROUNDS_MAX];
-    int rc;
+    int rc = plan_node(b, c);
 
-    (void)snprintf(row.name, sizeof(row.name), "%s", c->name);
-    rc = plan_node(b, c);
-    if (rc == 0)
-        rc = plan_daemon(b, c);
-    if (rc == 0)
-        rc = plan_open(b);
-    if (rc == 0)
-        rc = plan_rounds(b, c, values, references);
-    zc_close(b->c);
-    zbench_daemon_end(&b->daemon);
+    b->now = c;
     if (rc < 0)
         return rc;
-    zbench_note(b->z,
-                "%s: %.1f million parameters, %.2f GB read and as much written in a step; memory "
-                "%.1f GB/s, drive %.2f GB/s; bound by %s (drive %.3f s, kernel %.3f s)",
-                c->name, (double)b->f.params / 1e6, (double)b->f.step_read / 1e9,
-                b->node.memory / 1e9, b->node.drive_read / 1e9, zb_bound_name(b->f.bound),
-                b->f.drive_seconds, b->f.kernel_seconds);
-    return zbench_add(b->z, &row, values, references, b->rounds);
+    rc = plan_begin(b, c);
+    if (rc == 0)
+        rc = plan_rounds(b);
+    rc = zbench_rig_end(&b->rig, rc);
+    if (rc == 0)
+        zbench_note(
+            b->z,
+            "%s: %.1f million parameters, %.2f GB read and as much written in a step; memory "
+            "%.1f GB/s, drive %.2f GB/s; bound by %s (drive %.3f s, kernel %.3f s)",
+            c->name, (double)b->f.params / 1e6, (double)b->f.step_read / 1e9, b->node.memory / 1e9,
+            b->node.drive_read / 1e9, zb_bound_name(b->f.bound), b->f.drive_seconds,
+            b->f.kernel_seconds);
+    return rc;
 }
 
 /* ---- options */

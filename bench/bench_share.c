@@ -19,22 +19,21 @@
 #include "bench/zbench.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "base/size.h"
 #include "base/util.h"
+#include "bench/child.h"
 #include "bench/job.h"
-#include "bench/process.h"
-#include "client/zclient.h"
+#include "bench/rig.h"
+#include "bench/turns.h"
 
 #define SHARE_UNITS       8u
 #define SHARE_MANY        8u
@@ -50,7 +49,10 @@ struct share_bench {
     const char *dir;
     uint64_t params, page_elems, rate;
     unsigned rounds, window_ms;
-    struct zbench_daemon daemon;
+    struct zbench_rig rig; /* of the second case its client looks on */
+
+    struct crew *crews[2]; /* of the case: who takes turns */
+    double moved, seconds; /* by two jobs, in all windows */
 };
 
 /* ---- a client: its own process */
@@ -100,7 +102,7 @@ static void client_open(struct client *x)
     };
     struct zc_placement placement;
 
-    client_check(x, zc_open(&x->c, &(struct zc_options){ .socket = x->b->daemon.socket,
+    client_check(x, zc_open(&x->c, &(struct zc_options){ .socket = x->b->rig.daemon.socket,
                                                          .program = "zbench" }));
     client_check(x, zc_job_open_wait(x->c, &options, &x->opened));
     memset(x->opened.staging, 0, x->opened.staging_bytes);
@@ -119,10 +121,7 @@ static void client_open(struct client *x)
 
 static void client_step(struct client *x)
 {
-    static const struct zc_group group = {
-        .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1
-    };
-    struct zc_step step = { .step = ++x->step, .scale = 1, .groups = &group, .ngroups = 1 };
+    struct zc_step step = { .step = ++x->step, .scale = 1, .groups = &zbench_group, .ngroups = 1 };
     struct zc_stepped stepped;
 
     for (uint32_t u = 0; u < SHARE_UNITS; u++)
@@ -150,13 +149,14 @@ static void client_say(const struct client *x, char word)
         _exit(EXIT_FAILURE);
 }
 
-/* Never returns. */
-static void client_main(struct client *x)
+/* In the child: until the socket closes. */
+static void client_main(int fd, void *arg)
 {
-    struct pollfd p = { .fd = x->fd, .events = POLLIN };
+    struct client *x = arg;
+    struct pollfd p = { .fd = fd, .events = POLLIN };
     char word;
 
-    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+    x->fd = fd;
     client_open(x);
     client_say(x, WORD_READY);
     while (read(x->fd, &word, 1) == 1) {
@@ -168,52 +168,37 @@ static void client_main(struct client *x)
     }
     (void)zc_job_close_wait(x->c, x->opened.id);
     zc_close(x->c);
-    _exit(EXIT_SUCCESS);
 }
 
 /* ---- the clients of a job, as the parent sees them */
 
 struct crew {
     unsigned n;
-    pid_t pids[SHARE_MANY];
-    int fds[SHARE_MANY];
+    struct zbench_child clients[SHARE_MANY];
 };
 
 static int crew_start(struct share_bench *b, struct crew *crew, const char *job, unsigned n,
                       bool streamed)
 {
-    for (crew->n = 0; crew->n < n; crew->n++) {
+    int rc = 0;
+
+    for (crew->n = 0; crew->n < n && rc == 0; crew->n += rc == 0) {
         struct client x = { .b = b,
                             .job = job,
                             .rank = crew->n,
                             .world = n,
                             .streamed = streamed,
                             .count = b->params / SHARE_UNITS };
-        int fds[2];
 
-        if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) < 0)
-            return zb_fail(&b->z->err, -errno, "a client of job '%s': %m", job);
-        (void)fflush(NULL);
-        crew->pids[crew->n] = fork();
-        if (crew->pids[crew->n] == 0) {
-            x.fd = fds[1];
-            (void)close(fds[0]);
-            client_main(&x);
-        }
-        (void)close(fds[1]);
-        crew->fds[crew->n] = fds[0];
-        if (crew->pids[crew->n] < 0) {
-            (void)close(fds[0]);
-            return zb_fail(&b->z->err, -errno, "a client of job '%s': %m", job);
-        }
+        rc = zbench_child_start(&crew->clients[crew->n], client_main, &x, &b->z->err);
     }
-    return 0;
+    return rc;
 }
 
 static int crew_ask(struct share_bench *b, const struct crew *crew, char word)
 {
     for (unsigned i = 0; i < crew->n; i++)
-        if (send(crew->fds[i], &word, 1, MSG_NOSIGNAL) != 1)
+        if (send(crew->clients[i].fd, &word, 1, MSG_NOSIGNAL) != 1)
             return zb_fail(&b->z->err, -EPIPE, "a client has ended");
     return 0;
 }
@@ -223,7 +208,7 @@ static int crew_await(struct share_bench *b, const struct crew *crew, char word)
     for (unsigned i = 0; i < crew->n; i++) {
         char said = 0;
 
-        if (read(crew->fds[i], &said, 1) != 1 || said != word)
+        if (read(crew->clients[i].fd, &said, 1) != 1 || said != word)
             return zb_fail(&b->z->err, -EPIPE, "a client has ended");
     }
     return 0;
@@ -231,12 +216,10 @@ static int crew_await(struct share_bench *b, const struct crew *crew, char word)
 
 static void crew_end(struct crew *crew)
 {
-    for (unsigned i = 0; i < crew->n; i++) {
-        (void)shutdown(crew->fds[i], SHUT_RDWR); /* later clients have this end, too */
-        (void)close(crew->fds[i]);
-    }
+    for (unsigned i = 0; i < crew->n; i++) /* all see it before one is waited for */
+        (void)shutdown(crew->clients[i].fd, SHUT_RDWR);
     for (unsigned i = 0; i < crew->n; i++)
-        (void)waitpid(crew->pids[i], NULL, 0);
+        zbench_child_leave(&crew->clients[i]);
     crew->n = 0;
 }
 
@@ -245,27 +228,21 @@ static void crew_end(struct crew *crew)
 static int share_daemon(struct share_bench *b, bool streamed)
 {
     uint64_t state = b->params * 10, ring = 16 * b->page_elems * 12;
-    char host[32], nvme[32], page[32], rate[32], buffers[32];
-    const char *const options[] = {
-        "--host-bytes", host, "--nvme-bytes", nvme,    "--page-elems", page,    "--io", "fixed",
-        "--fixed-rate", rate, "--ring-bytes", buffers, "--log-level",  "error", NULL
-    };
 
-    (void)snprintf(host, sizeof(host), "%llu",
-                   (unsigned long long)(ring + 2 * (b->params * 4 + (streamed ? 0 : state)) +
-                                        (2 + SHARE_MANY) * SHARE_STAGING + 64 * ZB_MIB));
-    (void)snprintf(nvme, sizeof(nvme), "%llu",
-                   (unsigned long long)((streamed ? 2 * state + 4 * ring : 0) + 64 * ZB_MIB));
-    (void)snprintf(page, sizeof(page), "%llu", (unsigned long long)b->page_elems);
-    (void)snprintf(rate, sizeof(rate), "%llu", (unsigned long long)b->rate);
-    (void)snprintf(buffers, sizeof(buffers), "%llu", (unsigned long long)ring);
-    b->daemon = ZBENCH_NO_DAEMON;
-    return zbench_daemon_start(&b->daemon, b->dir, options, &b->z->err);
+    return zbench_rig_start(
+        &b->rig, b->z, b->dir,
+        "--host-bytes %" PRIu64 " --nvme-bytes %" PRIu64 " --page-elems %" PRIu64
+        " --io fixed --fixed-rate %" PRIu64 " --ring-bytes %" PRIu64 " --log-level error",
+        ring + 2 * (b->params * 4 + (streamed ? 0 : state)) + (2 + SHARE_MANY) * SHARE_STAGING +
+            64 * ZB_MIB,
+        (streamed ? 2 * state + 4 * ring : 0) + 64 * ZB_MIB, b->page_elems, b->rate, ring);
 }
 
 /* Bytes of state that a second of a round steps. */
-static int share_round(struct share_bench *b, const struct crew *crew, double *ret)
+static int share_round(void *bench, unsigned who, double *ret)
 {
+    struct share_bench *b = bench;
+    const struct crew *crew = b->crews[who];
     uint64_t begin_ns = zb_now_ns();
     int rc = crew_ask(b, crew, WORD_ROUND);
 
@@ -275,40 +252,41 @@ static int share_round(struct share_bench *b, const struct crew *crew, double *r
     return rc;
 }
 
-static int share_eight(struct share_bench *b, bool streamed)
+/* Starts two crews, and waits for both. */
+static int share_crews(struct share_bench *b, const char *const jobs[2], unsigned n, bool streamed)
 {
-    struct zbench_row row = { .unit = "MB/s", .reference_name = "1 client, the same work" };
-    double values[ZBENCH_ROUNDS_MAX], references[ZBENCH_ROUNDS_MAX], mbs[4];
-    struct crew one = { 0 }, eight = { 0 };
-    int rc = share_daemon(b, streamed);
+    int rc = crew_start(b, b->crews[1], jobs[1], 1, streamed);
 
-    if (rc == 0 && (rc = crew_start(b, &one, "one", 1, streamed)) == 0 &&
-        (rc = crew_start(b, &eight, "eight", SHARE_MANY, streamed)) == 0 &&
-        (rc = crew_await(b, &one, WORD_READY)) == 0 &&
-        (rc = crew_await(b, &eight, WORD_READY)) == 0 &&
-        (rc = share_round(b, &one, &mbs[0])) == 0) /* the first of each warms up */
-        rc = share_round(b, &eight, &mbs[0]);
-    for (unsigned i = 0; i < b->rounds && rc == 0; i++) {
-        if ((rc = share_round(b, &eight, &mbs[0])) < 0 ||
-            (rc = share_round(b, &one, &mbs[1])) < 0 || (rc = share_round(b, &one, &mbs[2])) < 0 ||
-            (rc = share_round(b, &eight, &mbs[3])) < 0)
-            break;
-        values[i] = (mbs[0] + mbs[3]) / 2;
-        references[i] = (mbs[1] + mbs[2]) / 2;
-    }
-    crew_end(&one);
-    crew_end(&eight);
-    zbench_daemon_end(&b->daemon);
-    if (rc < 0)
-        return rc;
-    (void)snprintf(row.name, sizeof(row.name), "share/8-clients/1-client%s",
-                   streamed ? "" : "/resident");
-    return zbench_add(b->z, &row, values, references, b->rounds);
+    if (rc == 0)
+        rc = crew_start(b, b->crews[0], jobs[0], n, streamed);
+    if (rc == 0)
+        rc = crew_await(b, b->crews[1], WORD_READY);
+    return rc < 0 ? rc : crew_await(b, b->crews[0], WORD_READY);
 }
 
-static int share_failed(struct share_bench *b, struct zc_client *c, int rc)
+static int share_eight(struct share_bench *b, bool streamed)
 {
-    return zb_fail(&b->z->err, rc, "%s", c ? zc_error(c) : zc_strerror(rc));
+    static const char *const jobs[] = { "eight", "one" };
+    const struct zbench_row row = zbench_row("MB/s", false, "1 client, the same work",
+                                             "share/8-clients/1-client%s",
+                                             streamed ? "" : "/resident");
+    struct crew eight = { 0 }, one = { 0 };
+    double ignored;
+    int rc = share_daemon(b, streamed);
+
+    b->crews[0] = &eight;
+    b->crews[1] = &one;
+    if (rc == 0)
+        rc = share_crews(b, jobs, SHARE_MANY, streamed);
+    if (rc == 0)
+        rc = share_round(b, 1, &ignored); /* the first of each warms up */
+    if (rc == 0)
+        rc = share_round(b, 0, &ignored);
+    if (rc == 0)
+        rc = zbench_compare(b->z, &row, "ABBA", b->rounds, share_round, b);
+    crew_end(&one);
+    crew_end(&eight);
+    return zbench_rig_end(&b->rig, rc);
 }
 
 static void share_pause(unsigned ms)
@@ -326,15 +304,15 @@ struct share_seen {
     bool middle; /* both are in a step, which has moved from 1/8 to 7/8 of its bytes */
 };
 
-static int share_look(struct share_bench *b, struct zc_client *c, struct share_seen *ret)
+static int share_look(struct share_bench *b, struct share_seen *ret)
 {
     const double step_bytes = (double)b->params * 20;
     struct zc_job_row *rows = NULL;
     size_t n = 0;
-    int rc = zc_jobs_wait(c, NULL, &rows, &n);
+    int rc = zc_jobs_wait(b->rig.c, NULL, &rows, &n);
 
     if (rc < 0)
-        return share_failed(b, c, rc);
+        return zbench_rig_failed(&b->rig, rc);
     *ret = (struct share_seen){ .middle = n == ZB_COUNT(share_jobs) };
     for (size_t i = 0; i < n; i++) {
         const struct zc_job_row *row = &rows[i];
@@ -352,36 +330,40 @@ static int share_look(struct share_bench *b, struct zc_client *c, struct share_s
     return 0;
 }
 
-/* Bytes that each job moved in a window with these shares: in all of it, and of that while both
- * were in the middle of a step, which is waited for. Its seconds are added up. */
-static int share_window(struct share_bench *b, struct zc_client *c, uint32_t share, double moved[2],
-                        double middle[2], double *seconds)
+enum { MIDDLE, MOVED = MIDDLE + 2, SHARE_VALUES = MOVED + 2 }; /* of two jobs each */
+
+/* Bytes that each job moved in a window in which the shares are equal (A), or 3:1 (B): while both
+ * were in the middle of a step, which is waited for, and in all of it. */
+static int share_window(void *bench, unsigned who, double *ret)
 {
+    struct share_bench *b = bench;
     uint64_t window_ns = b->window_ms * UINT64_C(1000000), begin_ns;
     struct share_seen first, last, at;
-    int rc = zc_job_share_wait(c, share_jobs[0], share);
+    double *middle = ret + MIDDLE;
+    int rc = zc_job_share_wait(b->rig.c, share_jobs[0], who == 0 ? 100 : 300);
 
     if (rc < 0)
-        return share_failed(b, c, rc);
+        return zbench_rig_failed(&b->rig, rc);
     share_pause(SHARE_SETTLE_MS);
-    rc = share_look(b, c, &first);
+    rc = share_look(b, &first);
     last = first;
-    middle[0] = middle[1] = 0;
     begin_ns = zb_now_ns();
     for (uint64_t ns = 0; rc == 0 && (ns < window_ns || ((middle[0] <= 0 || middle[1] <= 0) &&
                                                          ns < SHARE_WINDOWS_MAX * window_ns));
          ns = zb_now_ns() - begin_ns) {
         share_pause(SHARE_LOOK_MS);
-        rc = share_look(b, c, &at);
+        rc = share_look(b, &at);
         for (int i = 0; i < 2 && rc == 0 && at.middle && last.middle &&
                         memcmp(at.steps, last.steps, sizeof(at.steps)) == 0;
              i++)
             middle[i] += (double)(at.moved[i] - last.moved[i]);
         last = at;
     }
-    *seconds += (double)(zb_now_ns() - begin_ns) / 1e9;
-    for (int i = 0; i < 2 && rc == 0; i++)
-        moved[i] = (double)(last.moved[i] - first.moved[i]);
+    b->seconds += (double)(zb_now_ns() - begin_ns) / 1e9;
+    for (int i = 0; i < 2 && rc == 0; i++) {
+        ret[MOVED + i] = (double)(last.moved[i] - first.moved[i]);
+        b->moved += ret[MOVED + i];
+    }
     if (rc == 0 && (middle[0] <= 0 || middle[1] <= 0))
         return zb_fail(&b->z->err, -EIO,
                        "in a window of %u ms the two jobs were never in the middle of a step at "
@@ -390,71 +372,52 @@ static int share_window(struct share_bench *b, struct zc_client *c, uint32_t sha
     return rc;
 }
 
-static int share_two_rows(struct share_bench *b, const double *least, const double *ratios,
-                          const double *rounds)
+static int share_two_rows(struct share_bench *b, const struct zbench_series *s)
 {
-    double half[ZBENCH_ROUNDS_MAX], three[ZBENCH_ROUNDS_MAX];
-    struct zbench_row row = { .unit = "% of bytes", .reference_name = "half" };
-    int rc;
+    const struct zbench_row rows[] = {
+        zbench_row("% of bytes", false, "half", "share/two-jobs/min"),
+        zbench_row("bytes : bytes", false, "shares 3:1", "share/two-jobs/3-to-1"),
+        zbench_row("bytes : bytes", false, "shares 3:1", "share/two-jobs/3-to-1/with-pushes"),
+    };
+    double values[ZB_COUNT(rows)][ZBENCH_ROUNDS_MAX];
+    int rc = 0;
 
     for (unsigned i = 0; i < b->rounds; i++) {
-        half[i] = 50;
-        three[i] = 3;
+        double a = s->of[0][MIDDLE][i], c = s->of[0][MIDDLE + 1][i];
+
+        values[0][i] = 100 * (a < c ? a : c) / (a + c);
+        values[1][i] = s->of[1][MIDDLE][i] / s->of[1][MIDDLE + 1][i];
+        values[2][i] = s->of[1][MOVED][i] / s->of[1][MOVED + 1][i];
     }
-    (void)snprintf(row.name, sizeof(row.name), "share/two-jobs/min");
-    rc = zbench_add(b->z, &row, least, half, b->rounds);
-    row = (struct zbench_row){ .unit = "bytes : bytes", .reference_name = "shares 3:1" };
-    (void)snprintf(row.name, sizeof(row.name), "share/two-jobs/3-to-1");
-    if (rc == 0)
-        rc = zbench_add(b->z, &row, ratios, three, b->rounds);
-    (void)snprintf(row.name, sizeof(row.name), "share/two-jobs/3-to-1/with-pushes");
-    return rc < 0 ? rc : zbench_add(b->z, &row, rounds, three, b->rounds);
+    for (size_t k = 0; k < ZB_COUNT(rows) && rc == 0; k++)
+        rc = zbench_add_fixed(b->z, &rows[k], values[k], k == 0 ? 50 : 3, b->rounds);
+    return rc;
 }
 
 static int share_two(struct share_bench *b)
 {
-    double least[ZBENCH_ROUNDS_MAX], ratios[ZBENCH_ROUNDS_MAX], rounds[ZBENCH_ROUNDS_MAX];
-    double total = 0, seconds = 0;
     struct crew crews[2] = { { 0 }, { 0 } };
-    struct zc_client *c = NULL;
+    struct zbench_series s;
     int rc = share_daemon(b, true);
 
-    if (rc == 0 && (rc = crew_start(b, &crews[0], "a", 1, true)) == 0 &&
-        (rc = crew_start(b, &crews[1], "b", 1, true)) == 0 &&
-        (rc = crew_await(b, &crews[0], WORD_READY)) == 0 &&
-        (rc = crew_await(b, &crews[1], WORD_READY)) == 0 &&
-        (rc = crew_ask(b, &crews[0], WORD_RUN)) == 0)
-        rc = crew_ask(b, &crews[1], WORD_RUN);
-    if (rc == 0 && (rc = zc_open(&c, &(struct zc_options){ .socket = b->daemon.socket,
-                                                           .program = "zbench" })) < 0)
-        rc = share_failed(b, c, rc);
-    for (unsigned i = 0; i < b->rounds && rc == 0; i++) {
-        double equal[2] = { 0, 0 }, three[2] = { 0, 0 }, all[2] = { 0, 0 };
-
-        for (int k = 0; k < 4 && rc == 0; k++) {
-            double moved[2], middle[2];
-            bool same = k == 0 || k == 3;
-
-            rc = share_window(b, c, same ? 100 : 300, moved, middle, &seconds);
-            for (int j = 0; j < 2 && rc == 0; j++) {
-                (same ? equal : three)[j] += middle[j];
-                all[j] += same ? 0 : moved[j];
-                total += moved[j];
-            }
-        }
-        least[i] = 100 * (equal[0] < equal[1] ? equal[0] : equal[1]) / (equal[0] + equal[1]);
-        ratios[i] = three[0] / three[1];
-        rounds[i] = all[0] / all[1];
-    }
+    b->crews[0] = &crews[0];
+    b->crews[1] = &crews[1];
+    if (rc == 0)
+        rc = share_crews(b, share_jobs, 1, true);
+    for (int i = 0; i < 2 && rc == 0; i++)
+        rc = crew_ask(b, &crews[i], WORD_RUN);
+    if (rc == 0)
+        rc = zbench_rig_connect(&b->rig, &b->rig.c);
+    if (rc == 0)
+        rc = zbench_turns(&s, "ABBA", SHARE_VALUES, b->rounds, share_window, b);
     crew_end(&crews[0]);
     crew_end(&crews[1]);
-    zc_close(c);
-    zbench_daemon_end(&b->daemon);
+    rc = zbench_rig_end(&b->rig, rc);
     if (rc < 0)
         return rc;
     zbench_note(b->z, "two jobs together moved %s/s of the device's %s/s, with their pushes",
-                zb_size_text((uint64_t)(total / seconds)).s, zb_size_text(b->rate).s);
-    return share_two_rows(b, least, ratios, rounds);
+                zb_size_text((uint64_t)(b->moved / b->seconds)).s, zb_size_text(b->rate).s);
+    return share_two_rows(b, &s);
 }
 
 /* ---- options */

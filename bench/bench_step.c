@@ -31,7 +31,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <limits.h>
+#include <math.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -46,10 +48,9 @@
 #include "base/size.h"
 #include "base/util.h"
 #include "bench/fio.h"
-#include "bench/job.h"
 #include "bench/peer.h"
-#include "bench/process.h"
-#include "client/zclient.h"
+#include "bench/rig.h"
+#include "bench/turns.h"
 #include "kernels/zk_page.h"
 #include "nvme/zn_fixed.h"
 
@@ -75,11 +76,11 @@ struct step_bench {
     uint64_t params, page_elems, ring_bytes;
     unsigned rounds;
 
-    struct zbench_daemon daemon;
-    struct zc_client *c;
-    struct zc_job job;
-    uint64_t ids[STEP_UNITS], count; /* elements of each unit, and of its one shard */
-    uint64_t step;
+    uint64_t count; /* elements of each unit */
+    uint64_t rate;  /* of the case; 0: the drive */
+    struct zbench_rig rig;
+    struct zbench_fio fio; /* a slice of it */
+    struct zbench_peer peer_program;
 
     /* the kernels on memory */
     const struct zk_ops *ops;
@@ -89,11 +90,6 @@ struct step_bench {
     uint8_t *memory;
     uint64_t memory_bytes;
 };
-
-static int step_failed(struct step_bench *b, int rc)
-{
-    return zb_fail(&b->z->err, rc, "%s", b->c ? zc_error(b->c) : zc_strerror(rc));
-}
 
 /* ---- the kernels on memory */
 
@@ -232,13 +228,13 @@ static void loop_done(struct zn_io *io, int rc)
 }
 
 /* Seconds that the loop takes for a byte. */
-static int loop_measure(struct step_bench *b, uint64_t rate, double *ret_s)
+static int loop_measure(struct step_bench *b, double *ret_s)
 {
     uint32_t bytes = (uint32_t)(b->page_elems * STEP_STATE);
     struct loop l = { .slots = STEP_LOOP_BYTES / bytes };
-    uint64_t ios = zb_max_u64((uint64_t)(STEP_LOOP_S * (double)rate) / bytes, 2 * STEP_DEPTH);
+    uint64_t ios = zb_max_u64((uint64_t)(STEP_LOOP_S * (double)b->rate) / bytes, 2 * STEP_DEPTH);
     struct zn_fixed_options o = { .size_bytes = ZN_DATA_START + l.slots * bytes,
-                                  .rate_bytes = rate,
+                                  .rate_bytes = b->rate,
                                   .latency_ns = STEP_LATENCY_US * 1000 };
     uint8_t *buffer = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     struct pollfd p = { .events = POLLIN };
@@ -280,153 +276,95 @@ static int loop_measure(struct step_bench *b, uint64_t rate, double *ret_s)
 
 /* ---- the job */
 
-/* Initial values (step 0), or a gradient. */
-static int step_send(struct step_bench *b, uint32_t unit, uint64_t step)
+/* A daemon with a device of this rate (0: on the drive), and the job in it: of the state, so many
+ * elements may stay in memory. */
+static int step_begin(struct step_bench *b, uint64_t rate, uint64_t resident)
 {
-    int rc = zbench_send(b->c, &b->job, b->ids[unit], b->count, ZC_BF16, step);
-
-    return rc < 0 ? step_failed(b, rc) : 0;
-}
-
-/* Of the state, so many elements may stay in memory. */
-static int step_open(struct step_bench *b, uint64_t resident)
-{
-    struct zc_job_options options = {
-        .name = "bench",
-        .world = 1,
-        .groups = 1,
+    uint64_t memory = b->params * 2 * STEP_HALF + resident * STEP_STATE, seed = 1;
+    const struct zc_job_options options = {
         .offload_param = ZC_HOST,
         .offload_optimizer = ZC_NVME,
         .staging_bytes = STEP_STAGING,
-        .host_bytes_max = STEP_STAGING + b->params * 2 * STEP_HALF + resident * STEP_STATE,
+        .host_bytes_max = STEP_STAGING + memory,
     };
     struct zc_placement placement;
-    uint64_t seed = 1;
-    int rc =
-        zc_open(&b->c, &(struct zc_options){ .socket = b->daemon.socket, .program = "zbench" });
-
-    if (rc < 0 || (rc = zc_job_open_wait(b->c, &options, &b->job)) < 0)
-        return step_failed(b, rc);
-    /* the same bf16 number in both halves of an fp32: initial values and gradients alike are some
-     * 0.001 to 0.06 */
-    for (uint64_t i = 0; i < b->job.staging_bytes / sizeof(uint32_t); i++)
-        ((uint32_t *)b->job.staging)[i] =
-            (0x3a80u + (uint32_t)((seed = seed * 6364136223846793005u + 1) >> 40) % 0x300u) *
-            0x10001u;
-    for (uint32_t u = 0; u < STEP_UNITS; u++) {
-        if ((rc = zbench_unit_whole(b->c, b->job.id, u, b->count, ZC_BF16, &b->ids[u])) < 0)
-            return step_failed(b, rc);
-    }
-    if ((rc = zc_ready_wait(b->c, b->job.id, NULL, 0, &placement)) < 0)
-        return step_failed(b, rc);
-    for (uint32_t u = 0; u < STEP_UNITS && rc == 0; u++)
-        rc = step_send(b, u, 0);
-    return rc;
-}
-
-/* A daemon with a device of this rate (0: on the drive), and the job in it. */
-static int step_begin(struct step_bench *b, uint64_t rate, uint64_t resident)
-{
-    char host[32], nvme[32], page[32], fixed[32], latency[32], ring[32];
-    const char *options[32] = {
-        "--host-bytes", host,           "--nvme-bytes", nvme,          "--page-elems",
-        page,           "--ring-bytes", ring,           "--log-level", "error",
-    };
-    static const char *const of_fixed[] = { "--io", "fixed", "--fixed-rate", NULL,
-                                            "--fixed-latency-us" };
-    unsigned n = 10;
+    char fixed[96] = "";
     int rc;
 
-    (void)snprintf(host, sizeof(host), "%llu",
-                   (unsigned long long)(b->params * 2 * STEP_HALF + resident * STEP_STATE +
-                                        b->ring_bytes + STEP_STAGING + ZB_MIB));
-    (void)snprintf(
-        nvme, sizeof(nvme), "%llu",
-        (unsigned long long)((b->params - resident) * STEP_STATE + (UINT64_C(256) << 20)));
-    (void)snprintf(page, sizeof(page), "%llu", (unsigned long long)b->page_elems);
-    (void)snprintf(ring, sizeof(ring), "%llu", (unsigned long long)b->ring_bytes);
-    (void)snprintf(fixed, sizeof(fixed), "%llu", (unsigned long long)rate);
-    (void)snprintf(latency, sizeof(latency), "%u", STEP_LATENCY_US);
-    for (size_t i = 0; i < ZB_COUNT(of_fixed) && rate > 0; i++)
-        options[n++] = of_fixed[i] ? of_fixed[i] : fixed;
+    b->rate = rate;
     if (rate > 0)
-        options[n] = latency;
-    b->daemon = ZBENCH_NO_DAEMON;
-    b->c = NULL;
-    b->step = 0;
-    rc = zbench_daemon_start(&b->daemon, b->dir, options, &b->z->err);
-    return rc < 0 ? rc : step_open(b, resident);
-}
-
-static int step_end(struct step_bench *b, int rc)
-{
-    if (rc == 0 && (rc = zc_job_close_wait(b->c, b->job.id)) < 0)
-        (void)step_failed(b, rc);
-    zc_close(b->c);
-    zbench_daemon_end(&b->daemon);
-    return rc;
+        (void)snprintf(fixed, sizeof(fixed),
+                       "--io fixed --fixed-rate %" PRIu64 " --fixed-latency-us %u", rate,
+                       STEP_LATENCY_US);
+    rc = zbench_rig_start(&b->rig, b->z, b->dir,
+                          "--host-bytes %" PRIu64 " --nvme-bytes %" PRIu64 " --page-elems %" PRIu64
+                          " --ring-bytes %" PRIu64 " --log-level error %s",
+                          memory + b->ring_bytes + STEP_STAGING + ZB_MIB,
+                          (b->params - resident) * STEP_STATE + (UINT64_C(256) << 20),
+                          b->page_elems, b->ring_bytes, fixed);
+    if (rc == 0)
+        rc = zbench_rig_open(&b->rig, &options);
+    if (rc < 0)
+        return rc;
+    /* the same bf16 number in both halves of an fp32: initial values and gradients alike are some
+     * 0.001 to 0.06 */
+    for (uint64_t i = 0; i < b->rig.job.staging_bytes / sizeof(uint32_t); i++)
+        ((uint32_t *)b->rig.job.staging)[i] =
+            (0x3a80u + (uint32_t)((seed = seed * 6364136223846793005u + 1) >> 40) % 0x300u) *
+            0x10001u;
+    return zbench_rig_define(&b->rig, STEP_UNITS, b->count, ZC_BF16, &placement);
 }
 
 static int step_time(struct step_bench *b, double *ret_s)
 {
-    static const struct zc_group group = {
-        .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1
-    };
-    struct zc_step step = {
-        .step = ++b->step, .scale = 1, .groups = &group, .ngroups = 1, .timeout_ms = 600000
-    };
-    struct zc_stepped stepped;
-    uint64_t begin_ns;
-    int rc = 0;
+    int rc = zbench_rig_push(&b->rig);
 
-    for (uint32_t u = 0; u < STEP_UNITS && rc == 0; u++)
-        rc = step_send(b, u, b->step);
-    if (rc < 0)
-        return rc;
-    begin_ns = zb_now_ns();
-    rc = zc_step_wait(b->c, b->job.id, &step, &stepped);
-    *ret_s = (double)(zb_now_ns() - begin_ns) / 1e9;
-    return rc < 0 ? step_failed(b, rc) : 0;
+    return rc < 0 ? rc : zbench_rig_step(&b->rig, ZC_COMMIT_NO, ret_s);
 }
 
 /* ---- cases */
 
+/* A: the kernels, B: a step, C: the drive, D: the kernels with checksums. */
+static int rate_slice(void *bench, unsigned who, double *ret)
+{
+    struct step_bench *b = bench;
+
+    return who == 1   ? step_time(b, ret)
+           : who == 2 ? loop_measure(b, ret)
+                      : kernel_measure(b, who == 3, ret);
+}
+
 static int step_case_rate(struct step_bench *b, const char *name, uint64_t rate)
 {
-    struct zbench_row row = { .unit = "ms", .lower = true };
-    double values[ZBENCH_ROUNDS_MAX], floors[ZBENCH_ROUNDS_MAX], kernels[ZBENCH_ROUNDS_MAX],
-        drives[ZBENCH_ROUNDS_MAX], sums[ZBENCH_ROUNDS_MAX];
-    double params = (double)(b->count * STEP_UNITS), kernel_ms, drive_ms;
+    double params = (double)b->params, kernel_ms, drive_ms, floors[ZBENCH_ROUNDS_MAX], ignored;
+    struct zbench_series s;
+    struct zbench_row row;
     int rc = step_begin(b, rate, 0);
 
     if (rc == 0)
-        rc = step_time(b, &values[0]); /* warms up */
-    for (unsigned i = 0; i < b->rounds && rc == 0; i++) {
-        double step_s = 0, kernel_ns = 0, drive_s = 0;
-
-        if ((rc = kernel_measure(b, false, &kernel_ns)) < 0 || (rc = step_time(b, &step_s)) < 0 ||
-            (rc = loop_measure(b, rate, &drive_s)) < 0 ||
-            (rc = kernel_measure(b, true, &sums[i])) < 0)
-            break;
-        values[i] = step_s * 1e3;
-        kernels[i] = kernel_ns * params / 1e6;
-        sums[i] *= params / 1e6;
-        drives[i] = drive_s * params * STEP_BYTES * 1e3;
-        floors[i] = kernels[i] > drives[i] ? kernels[i] : drives[i];
-    }
-    rc = step_end(b, rc);
+        rc = step_time(b, &ignored); /* warms up */
+    if (rc == 0)
+        rc = zbench_turns(&s, "ABCD", 1, b->rounds, rate_slice, b);
+    rc = zbench_rig_end(&b->rig, rc);
     if (rc < 0)
         return rc;
-    kernel_ms = zbench_median(kernels, b->rounds);
-    drive_ms = zbench_median(drives, b->rounds);
-    row.reference_name = kernel_ms > drive_ms ? "the kernels on memory" : "the drive";
-    (void)snprintf(row.name, sizeof(row.name), "%s", name);
+    for (unsigned i = 0; i < b->rounds; i++) { /* milliseconds of all parameters */
+        s.of[0][0][i] *= params / 1e6;
+        s.of[1][0][i] *= 1e3;
+        s.of[2][0][i] *= params * STEP_BYTES * 1e3;
+        s.of[3][0][i] *= params / 1e6;
+        floors[i] = fmax(s.of[0][0][i], s.of[2][0][i]);
+    }
+    kernel_ms = zbench_median(s.of[0][0], b->rounds);
+    drive_ms = zbench_median(s.of[2][0], b->rounds);
+    row = zbench_row("ms", true, kernel_ms > drive_ms ? "the kernels on memory" : "the drive", "%s",
+                     name);
     zbench_note(b->z,
                 "%s: %.0f million parameters, %.2f GB of state; the drive takes %.0f ms, the "
                 "kernels %.0f, with checksums %.0f",
                 name, params / 1e6, params * STEP_STATE / 1e9, drive_ms, kernel_ms,
-                zbench_median(sums, b->rounds));
-    return zbench_add(b->z, &row, values, floors, b->rounds);
+                zbench_median(s.of[3][0], b->rounds));
+    return zbench_add(b->z, &row, s.of[1][0], floors, b->rounds);
 }
 
 static const struct {
@@ -438,27 +376,32 @@ static const struct {
     { "step/fixed-10G/floor", 10000000000 },
 };
 
+static int half_slice(void *bench, unsigned who, double *ret_ms)
+{
+    int rc = step_time(bench, ret_ms);
+
+    (void)who;
+    *ret_ms *= 1e3;
+    return rc;
+}
+
 /* All of it streamed, then half of it, on the same kind of drive. */
 static int step_case_half(struct step_bench *b, const char *name)
 {
-    struct zbench_row row = { .unit = "ms", .lower = true, .reference_name = "nothing resident" };
-    double times[2][ZBENCH_ROUNDS_MAX];
+    const struct zbench_row row = zbench_row("ms", true, "nothing resident", "%s", name);
+    struct zbench_series s[2];
+    double ignored;
     int rc = 0;
 
     for (int half = 0; half < 2 && rc == 0; half++) {
-        double s = 0;
-
         rc = step_begin(b, UINT64_C(3000000000), half ? b->params / 2 : 0);
         if (rc == 0)
-            rc = step_time(b, &s); /* warms up */
-        for (unsigned i = 0; i < b->rounds && rc == 0; i++) {
-            rc = step_time(b, &s);
-            times[half][i] = s * 1e3;
-        }
-        rc = step_end(b, rc);
+            rc = step_time(b, &ignored); /* warms up */
+        if (rc == 0)
+            rc = zbench_turns(&s[half], "A", 1, b->rounds, half_slice, b);
+        rc = zbench_rig_end(&b->rig, rc);
     }
-    (void)snprintf(row.name, sizeof(row.name), "%s", name);
-    return rc < 0 ? rc : zbench_add(b->z, &row, times[1], times[0], b->rounds);
+    return rc < 0 ? rc : zbench_add(b->z, &row, s[1].of[0][0], s[0].of[0][0], b->rounds);
 }
 
 /* Bytes that a process has moved to and from drives, as the kernel counts them. */
@@ -492,9 +435,9 @@ static int drive_fio_file(struct step_bench *b, const char *path, uint64_t bytes
 
     for (uint64_t at = 0; at < bytes && rc == 0; at += STEP_STAGING) {
         for (uint64_t i = 0; i < STEP_STAGING / 8; i++)
-            ((uint64_t *)b->job.staging)[i] = seed = seed * 6364136223846793005u + 1;
+            ((uint64_t *)b->rig.job.staging)[i] = seed = seed * 6364136223846793005u + 1;
         for (uint64_t n = 0; n < STEP_STAGING && rc == 0;) {
-            ssize_t wrote = write(fd, (char *)b->job.staging + n, STEP_STAGING - n);
+            ssize_t wrote = write(fd, (char *)b->rig.job.staging + n, STEP_STAGING - n);
 
             rc = wrote < 0 ? -errno : 0;
             n += wrote > 0 ? (uint64_t)wrote : 0;
@@ -506,84 +449,85 @@ static int drive_fio_file(struct step_bench *b, const char *path, uint64_t bytes
     return rc < 0 ? zb_fail(&b->z->err, rc, "write '%s' for fio: %m", path) : 0;
 }
 
-struct drive {
-    double steps[ZBENCH_ROUNDS_MAX], floors[ZBENCH_ROUNDS_MAX], kernels[ZBENCH_ROUNDS_MAX];
-    double fio[2][ZBENCH_ROUNDS_MAX]; /* ms for as many bytes */
-    double bytes[ZBENCH_ROUNDS_MAX], layout[ZBENCH_ROUNDS_MAX];
-};
+enum { FIO, FIO_AGAIN, STEP, KERNELS }; /* of a round on the drive: A, B, C, D */
 
-static int drive_round(struct step_bench *b, const struct zbench_fio *fio, unsigned round,
-                       struct drive *d)
+/* MiB/s of fio; ms of a step, and bytes that it moved; ns of a parameter in the kernels. */
+static int drive_slice(void *bench, unsigned who, double *ret)
 {
-    static const int order[] = { 0, 2, 1, 1, 2, 0 }; /* 2: a step */
-    double params = (double)(b->count * STEP_UNITS), sums[3] = { 0 }, kernel_ns;
-    uint64_t moved = 0;
-    int rc = kernel_measure(b, false, &kernel_ns);
+    struct step_bench *b = bench;
+    uint64_t before = 0, after = 0;
+    int rc;
 
-    for (size_t i = 0; i < ZB_COUNT(order) && rc == 0; i++) {
-        uint64_t before = 0, after = 0;
-        double got = 0;
-
-        if (order[i] < 2) {
-            rc = zbench_fio_run(b->z, fio, &got, NULL);
-            sums[order[i]] += got / 2;
-        } else if ((rc = step_moved(b, b->daemon.pid, &before)) == 0 &&
-                   (rc = step_time(b, &got)) == 0 &&
-                   (rc = step_moved(b, b->daemon.pid, &after)) == 0) {
-            sums[2] += got * 1e3 / 2;
-            moved += after - before;
-        }
-    }
-    if (rc < 0)
+    if (who == KERNELS)
+        return kernel_measure(b, false, ret);
+    if (who != STEP)
+        return zbench_fio_run(b->z, &b->fio, ret, NULL);
+    if ((rc = step_moved(b, b->rig.daemon.pid, &before)) < 0 || (rc = step_time(b, ret)) < 0 ||
+        (rc = step_moved(b, b->rig.daemon.pid, &after)) < 0)
         return rc;
-    for (int i = 0; i < 2; i++)
-        d->fio[i][round] = params * STEP_BYTES / (double)ZB_MIB / sums[i] * 1e3;
-    d->kernels[round] = kernel_ns * params / 1e6;
-    d->steps[round] = sums[2];
-    d->floors[round] = 2 * params * STEP_BYTES / (double)ZB_MIB / (sums[0] + sums[1]) * 1e3;
-    if (d->floors[round] < d->kernels[round])
-        d->floors[round] = d->kernels[round];
-    d->bytes[round] = (double)moved / 2 / params;
-    d->layout[round] = STEP_BYTES;
+    ret[0] *= 1e3;
+    ret[1] = (double)(after - before);
     return 0;
 }
 
-static int drive_rounds(struct step_bench *b, const char *path, struct drive *d)
+static int drive_rounds(struct step_bench *b, const char *path, struct zbench_series *s)
 {
-    uint64_t size = zb_min_u64(STEP_FIO_BYTES, b->params * STEP_STATE);
-    const struct zbench_fio fio = { .path = path,
-                                    .rw = "randrw",
-                                    .block_bytes = (uint32_t)(b->page_elems * STEP_STATE),
-                                    .depth = STEP_DEPTH,
-                                    .direct = true,
-                                    .fixed_bufs = zbench_fio_may_lock(2 * STEP_DEPTH *
-                                                                      b->page_elems * STEP_STATE),
-                                    .size_bytes = size,
-                                    .seconds = STEP_FIO_S,
-                                    .ramp_s = STEP_FIO_RAMP_S };
-    double s;
-    int rc = drive_fio_file(b, path, size);
+    uint32_t page_bytes = (uint32_t)(b->page_elems * STEP_STATE);
+    double ignored;
+    int rc;
 
+    b->fio = (struct zbench_fio){ .path = path,
+                                  .rw = "randrw",
+                                  .block_bytes = page_bytes,
+                                  .depth = STEP_DEPTH,
+                                  .direct = true,
+                                  .fixed_bufs =
+                                      zbench_fio_may_lock(2 * STEP_DEPTH * (uint64_t)page_bytes),
+                                  .size_bytes = zb_min_u64(STEP_FIO_BYTES, b->params * STEP_STATE),
+                                  .seconds = STEP_FIO_S,
+                                  .ramp_s = STEP_FIO_RAMP_S };
+    rc = drive_fio_file(b, path, b->fio.size_bytes);
     if (rc == 0)
-        rc = step_time(b, &s); /* warms up */
+        rc = step_time(b, &ignored); /* warms up */
     if (rc == 0)
-        zbench_fio_print(b->z, &fio);
-    for (unsigned i = 0; i < b->rounds && rc == 0; i++)
-        rc = drive_round(b, &fio, i, d);
-    return rc;
+        zbench_fio_print(b->z, &b->fio);
+    return rc < 0 ? rc : zbench_turns(s, "DACBBCA", 2, b->rounds, drive_slice, b);
+}
+
+static int drive_rows(struct step_bench *b, const struct zbench_series *s)
+{
+    const struct zbench_row control = zbench_row("ms", true, "fio", "step/drive/fio"),
+                            bytes =
+                                zbench_row("B", true, "the layout", "step/drive/bytes-per-param");
+    double params = (double)b->params, mib = params * STEP_BYTES / (double)ZB_MIB;
+    double fio[2][ZBENCH_ROUNDS_MAX], kernels[ZBENCH_ROUNDS_MAX], floors[ZBENCH_ROUNDS_MAX],
+        moved[ZBENCH_ROUNDS_MAX];
+    struct zbench_row row;
+    int rc;
+
+    for (unsigned i = 0; i < b->rounds; i++) { /* ms for as many bytes, and parameters */
+        double a = s->of[FIO][0][i], again = s->of[FIO_AGAIN][0][i];
+
+        fio[0][i] = mib / a * 1e3;
+        fio[1][i] = mib / again * 1e3;
+        kernels[i] = s->of[KERNELS][0][i] * params / 1e6;
+        floors[i] = fmax(2 * mib / (a + again) * 1e3, kernels[i]);
+        moved[i] = s->of[STEP][1][i] / params;
+    }
+    row = zbench_row("ms", true,
+                     zbench_median(kernels, b->rounds) > zbench_median(fio[0], b->rounds)
+                         ? "the kernels on memory"
+                         : "fio",
+                     "step/drive/floor");
+    if ((rc = zbench_add(b->z, &row, s->of[STEP][0], floors, b->rounds)) < 0 ||
+        (rc = zbench_add(b->z, &control, fio[1], fio[0], b->rounds)) < 0)
+        return rc;
+    return zbench_add_fixed(b->z, &bytes, moved, STEP_BYTES, b->rounds);
 }
 
 static int step_case_drive(struct step_bench *b)
 {
-    struct zbench_row row = { .name = "step/drive/floor", .unit = "ms", .lower = true };
-    struct zbench_row control = {
-        .name = "step/drive/fio", .unit = "ms", .lower = true, .reference_name = "fio"
-    };
-    struct zbench_row bytes = { .name = "step/drive/bytes-per-param",
-                                .unit = "B",
-                                .lower = true,
-                                .reference_name = "the layout" };
-    static struct drive d;
+    struct zbench_series s;
     char path[PATH_MAX];
     int rc = zbench_fio_find(b->z);
 
@@ -592,37 +536,15 @@ static int step_case_drive(struct step_bench *b)
     (void)snprintf(path, sizeof(path), "%s/zbench-step-%d.data", b->dir, (int)getpid());
     rc = step_begin(b, 0, 0);
     if (rc == 0)
-        rc = drive_rounds(b, path, &d);
+        rc = drive_rounds(b, path, &s);
     (void)unlink(path);
-    rc = step_end(b, rc);
-    if (rc < 0)
-        return rc;
-    row.reference_name = zbench_median(d.kernels, b->rounds) > zbench_median(d.fio[0], b->rounds)
-                             ? "the kernels on memory"
-                             : "fio";
-    if ((rc = zbench_add(b->z, &row, d.steps, d.floors, b->rounds)) < 0 ||
-        (rc = zbench_add(b->z, &control, d.fio[1], d.fio[0], b->rounds)) < 0)
-        return rc;
-    return zbench_add(b->z, &bytes, d.bytes, d.layout, b->rounds);
+    rc = zbench_rig_end(&b->rig, rc);
+    return rc < 0 ? rc : drive_rows(b, &s);
 }
 
 /* ---- a peer */
 
-struct against {
-    double ms[2][ZBENCH_ROUNDS_MAX], bytes[2][ZBENCH_ROUNDS_MAX], grads_s[2][ZBENCH_ROUNDS_MAX];
-};
-
-/* Seconds of the peer's step, and of what made its gradients. */
-static int peer_step(struct step_bench *b, struct zbench_peer *p, double *ret_s,
-                     double *ret_grads_s)
-{
-    char line[256];
-    int rc = zbench_peer_ask(b->z, p, "step", line, sizeof(line));
-
-    if (rc == 0 && (sscanf(line, "%lf %lf", ret_s, ret_grads_s) != 2 || !(*ret_s > 0)))
-        rc = zb_fail(&b->z->err, -EPROTO, "the peer says: %s", line);
-    return rc;
-}
+enum { MS, BYTES, GRADS_S, PEER_VALUES };
 
 static int our_step(struct step_bench *b, double *ret_s, double *ret_grads_s)
 {
@@ -633,76 +555,75 @@ static int our_step(struct step_bench *b, double *ret_s, double *ret_grads_s)
     return rc;
 }
 
-static int peer_round(struct step_bench *b, struct zbench_peer *p, unsigned round,
-                      struct against *a)
+/* Seconds of the peer's step, and of what made its gradients. */
+static int peer_step(struct step_bench *b, double *ret_s, double *ret_grads_s)
 {
-    static const int order[] = { 0, 1, 1, 0 }; /* 1: the peer's */
-    const pid_t pids[] = { b->daemon.pid, p->pid };
-    int rc = 0;
+    char line[256];
+    int rc = zbench_peer_ask(b->z, &b->peer_program, "step", line, sizeof(line));
 
-    for (size_t i = 0; i < ZB_COUNT(order) && rc == 0; i++) {
-        int who = order[i];
-        uint64_t before = 0, after = 0;
-        double s = 0, grads_s = 0;
-
-        rc = step_moved(b, pids[who], &before);
-        if (rc == 0)
-            rc = who == 0 ? our_step(b, &s, &grads_s) : peer_step(b, p, &s, &grads_s);
-        if (rc == 0)
-            rc = step_moved(b, pids[who], &after);
-        a->ms[who][round] += s * 1e3 / 2;
-        a->grads_s[who][round] += grads_s / 2;
-        a->bytes[who][round] += (double)(after - before) / 2 / (double)b->params;
-    }
+    if (rc == 0 && (sscanf(line, "%lf %lf", ret_s, ret_grads_s) != 2 || !(*ret_s > 0)))
+        rc = zb_fail(&b->z->err, -EPROTO, "the peer says: %s", line);
     return rc;
 }
 
-static int peer_rounds(struct step_bench *b, struct zbench_peer *p, struct against *a)
+static int peer_slice(void *bench, unsigned who, double *ret)
+{
+    struct step_bench *b = bench;
+    pid_t pid = who == 0 ? b->rig.daemon.pid : b->peer_program.pid;
+    uint64_t before = 0, after = 0;
+    int rc = step_moved(b, pid, &before);
+
+    if (rc == 0)
+        rc = (who == 0 ? our_step : peer_step)(b, &ret[MS], &ret[GRADS_S]);
+    if (rc == 0)
+        rc = step_moved(b, pid, &after);
+    ret[MS] *= 1e3;
+    ret[BYTES] = (double)(after - before) / (double)b->params;
+    return rc;
+}
+
+static int peer_rounds(struct step_bench *b, struct zbench_series *s)
 {
     char line[PATH_MAX + 8192];
-    double s;
-    int rc = step_time(b, &s); /* warms up */
+    double ignored;
+    int rc = step_time(b, &ignored); /* warms up */
 
-    (void)snprintf(line, sizeof(line), "exec %s '%s' %llu %u", b->peer, b->daemon.dir,
+    (void)snprintf(line, sizeof(line), "exec %s '%s' %llu %u", b->peer, b->rig.daemon.dir,
                    (unsigned long long)b->params, b->threads);
     if (rc == 0)
-        rc = zbench_peer_start(b->z, p, line);
-    for (unsigned i = 0; i < b->rounds && rc == 0; i++)
-        rc = peer_round(b, p, i, a);
-    return rc;
+        rc = zbench_peer_start(b->z, &b->peer_program, line);
+    return rc < 0 ? rc : zbench_turns(s, "ABBA", PEER_VALUES, b->rounds, peer_slice, b);
 }
 
 static int step_case_peer(struct step_bench *b)
 {
-    struct zbench_row row = { .unit = "ms", .lower = true, .reference_name = "peer" };
-    struct zbench_row bytes = { .unit = "B", .lower = true, .reference_name = "peer" };
-    static struct against a;
-    struct zbench_peer p = { 0 };
+    struct zbench_row row, bytes;
+    struct zbench_series s;
     bool counted = true;
     int rc;
 
     (void)signal(SIGPIPE, SIG_IGN); /* a peer that has ended is an error like others */
-    a = (struct against){ 0 };
     rc = step_begin(b, 0, 0);
     if (rc == 0)
-        rc = peer_rounds(b, &p, &a);
-    (void)snprintf(row.name, sizeof(row.name), "step/drive/ours/%s", p.name);
-    (void)snprintf(bytes.name, sizeof(bytes.name), "step/drive/bytes-per-param/%s", p.name);
-    zbench_peer_end(&p);
-    rc = step_end(b, rc);
+        rc = peer_rounds(b, &s);
+    row = zbench_row("ms", true, "peer", "step/drive/ours/%s", b->peer_program.name);
+    bytes = zbench_row("B", true, "peer", "step/drive/bytes-per-param/%s", b->peer_program.name);
+    zbench_peer_end(&b->peer_program);
+    rc = zbench_rig_end(&b->rig, rc);
     if (rc < 0)
         return rc;
     zbench_note(b->z,
                 "%.0f million parameters; gradients, which are no part of a step: ours %.2f s, the "
                 "peer's %.2f",
-                (double)b->params / 1e6, zbench_median(a.grads_s[0], b->rounds),
-                zbench_median(a.grads_s[1], b->rounds));
-    rc = zbench_add(b->z, &row, a.ms[0], a.ms[1], b->rounds);
+                (double)b->params / 1e6, zbench_median(s.of[0][GRADS_S], b->rounds),
+                zbench_median(s.of[1][GRADS_S], b->rounds));
+    rc = zbench_add(b->z, &row, s.of[0][MS], s.of[1][MS], b->rounds);
     for (unsigned i = 0; i < b->rounds; i++)
-        counted = counted && a.bytes[1][i] > 0;
+        counted = counted && s.of[1][BYTES][i] > 0;
     if (!counted)
         zbench_note(b->z, "the kernel saw nothing move to or from a drive for the peer");
-    return rc < 0 || !counted ? rc : zbench_add(b->z, &bytes, a.bytes[0], a.bytes[1], b->rounds);
+    return rc < 0 || !counted ? rc
+                              : zbench_add(b->z, &bytes, s.of[0][BYTES], s.of[1][BYTES], b->rounds);
 }
 
 static bool step_wants(const struct step_bench *b, const char *name)

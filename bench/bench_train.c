@@ -28,6 +28,7 @@
 #include "base/util.h"
 #include "bench/peer.h"
 #include "bench/process.h"
+#include "bench/turns.h"
 
 #define WARM_STEPS 2u
 #define STEPS      5u
@@ -50,10 +51,10 @@ struct train_bench {
     struct zbench_daemon daemon;
     double losses[WARM_STEPS + STEPS]; /* of the slice before, */
     bool compare;                      /* which this one must have, too */
-};
 
-struct train_case {
-    uint64_t tokens, micros;
+    struct {
+        uint64_t tokens, micros;
+    } now; /* of the case */
 };
 
 /* ---- one slice of ours */
@@ -87,49 +88,30 @@ static int train_read(struct train_bench *b, FILE *f, double *ret_rate)
 }
 
 /* Tokens a second. */
-static int train_ours(struct train_bench *b, const struct train_case *c, bool offload,
-                      double *ret_rate)
+static int train_ours(struct train_bench *b, bool offload, double *ret_rate)
 {
-    char layers[24], heads[24], width[24], seq[24], batch[24], micro[24], steps[24], path[192];
-    const char *options[] = { "--steps",
-                              steps,
-                              "--seed",
-                              "1",
-                              "--layers",
-                              layers,
-                              "--heads",
-                              heads,
-                              "--width",
-                              width,
-                              "--seq",
-                              seq,
-                              "--batch",
-                              batch,
-                              "--micro-batch",
-                              micro,
-                              "--dtype",
-                              b->dtype,
-                              "--device",
-                              b->device,
-                              "--jsonl",
-                              path,
-                              "--offload",
-                              offload ? b->offload : "none",
-                              offload ? "--socket" : NULL,
-                              b->daemon.socket,
-                              NULL };
+    char path[192];
+    const char *const words[] = { "--jsonl",
+                                  path,
+                                  "--dtype",
+                                  b->dtype,
+                                  "--device",
+                                  b->device,
+                                  "--offload",
+                                  offload ? b->offload : "none",
+                                  offload ? "--socket" : NULL,
+                                  b->daemon.socket,
+                                  NULL };
+    uint64_t batch = b->now.tokens / b->seq;
     FILE *f;
     int rc;
 
-    (void)snprintf(layers, sizeof(layers), "%" PRIu64, b->layers);
-    (void)snprintf(heads, sizeof(heads), "%" PRIu64, b->heads);
-    (void)snprintf(width, sizeof(width), "%" PRIu64, b->width);
-    (void)snprintf(seq, sizeof(seq), "%" PRIu64, b->seq);
-    (void)snprintf(batch, sizeof(batch), "%" PRIu64, c->tokens / b->seq);
-    (void)snprintf(micro, sizeof(micro), "%" PRIu64, c->tokens / b->seq / c->micros);
-    (void)snprintf(steps, sizeof(steps), "%u", WARM_STEPS + STEPS);
     (void)snprintf(path, sizeof(path), "%s/steps.jsonl", b->daemon.dir);
-    rc = zbench_run("zgpt", options, &b->z->err);
+    rc = zbench_run("zgpt", words, &b->z->err,
+                    "--steps %u --seed 1 --layers %" PRIu64 " --heads %" PRIu64 " --width %" PRIu64
+                    " --seq %" PRIu64 " --batch %" PRIu64 " --micro-batch %" PRIu64,
+                    WARM_STEPS + STEPS, b->layers, b->heads, b->width, b->seq, batch,
+                    batch / b->now.micros);
     if (rc < 0)
         return rc;
     f = fopen(path, "re");
@@ -140,13 +122,13 @@ static int train_ours(struct train_bench *b, const struct train_case *c, bool of
     return rc;
 }
 
-static int train_peer(struct train_bench *b, const struct train_case *c, double *ret_rate)
+static int train_peer(struct train_bench *b, double *ret_rate)
 {
     char question[64], answer[128];
     int rc;
 
-    (void)snprintf(question, sizeof(question), "train %" PRIu64 " %" PRIu64 " %u %u", c->tokens,
-                   c->micros, WARM_STEPS, STEPS);
+    (void)snprintf(question, sizeof(question), "train %" PRIu64 " %" PRIu64 " %u %u", b->now.tokens,
+                   b->now.micros, WARM_STEPS, STEPS);
     rc = zbench_peer_ask(b->z, &b->peer, question, answer, sizeof(answer));
     if (rc < 0)
         return rc;
@@ -156,46 +138,30 @@ static int train_peer(struct train_bench *b, const struct train_case *c, double 
 
 /* ---- cases */
 
-static int train_reference(struct train_bench *b, const struct train_case *c, double *ret_rate)
+static int train_slice(void *bench, unsigned who, double *ret_rate)
 {
-    return b->peer_command ? train_peer(b, c, ret_rate) : train_ours(b, c, false, ret_rate);
+    struct train_bench *b = bench;
+
+    return who == 1 && b->peer_command ? train_peer(b, ret_rate)
+                                       : train_ours(b, who == 0, ret_rate);
 }
 
-/* A B B A, as everywhere. */
-static int train_case(struct train_bench *b, const struct train_case *c)
+static int train_case(struct train_bench *b, uint64_t tokens, uint64_t micros)
 {
-    struct zbench_row row = { .unit = "tokens/s" };
-    double values[ZBENCH_ROUNDS_MAX], references[ZBENCH_ROUNDS_MAX], slices[4];
-    int rc = 0;
+    const char *reference = b->peer_command ? b->peer.name : "resident";
+    const struct zbench_row row = zbench_row("tokens/s", false, reference,
+                                             "train/%" PRIu64 "/%" PRIu64 "/%s", tokens, micros,
+                                             reference);
 
-    row.reference_name = b->peer_command ? b->peer.name : "resident";
-    (void)snprintf(row.name, sizeof(row.name), "train/%" PRIu64 "/%" PRIu64 "/%s", c->tokens,
-                   c->micros, row.reference_name);
+    b->now.tokens = tokens;
+    b->now.micros = micros;
     b->compare = false;
-    for (unsigned i = 0; i < b->rounds && rc == 0; i++) {
-        rc = train_ours(b, c, true, &slices[0]);
-        if (rc == 0)
-            rc = train_reference(b, c, &slices[1]);
-        if (rc == 0)
-            rc = train_reference(b, c, &slices[2]);
-        if (rc == 0)
-            rc = train_ours(b, c, true, &slices[3]);
-        values[i] = (slices[0] + slices[3]) / 2;
-        references[i] = (slices[1] + slices[2]) / 2;
-    }
-    return rc < 0 ? rc : zbench_add(b->z, &row, values, references, b->rounds);
+    return zbench_compare(b->z, &row, "ABBA", b->rounds, train_slice, b);
 }
 
 static int train_start(struct train_bench *b)
 {
     char host[32], nvme[32], peer[512];
-    const char *const options[] = { "--host-bytes",
-                                    b->host_bytes ? b->host_bytes : host,
-                                    "--nvme-bytes",
-                                    b->nvme_bytes ? b->nvme_bytes : nvme,
-                                    "--log-level",
-                                    "warn",
-                                    NULL };
     int rc;
 
     (void)snprintf(host, sizeof(host), "%" PRIu64,
@@ -203,7 +169,9 @@ static int train_start(struct train_bench *b)
     (void)snprintf(
         nvme, sizeof(nvme), "%" PRIu64,
         strcmp(b->offload, "nvme") == 0 ? zb_round_up(b->params * NVME_BYTES + ZB_GIB, ZB_MIB) : 0);
-    rc = zbench_daemon_start(&b->daemon, b->dir, options, &b->z->err);
+    rc = zbench_daemon_start(
+        &b->daemon, b->dir, &b->z->err, "--host-bytes %s --nvme-bytes %s --log-level warn",
+        b->host_bytes ? b->host_bytes : host, b->nvme_bytes ? b->nvme_bytes : nvme);
     if (rc < 0 || !b->peer_command)
         return rc;
     if ((size_t)snprintf(peer, sizeof(peer),
@@ -268,8 +236,7 @@ static int train_main(struct zbench *z, void *bench)
                     (double)b->params / 1e6, b->dtype, b->device, b->offload);
     for (unsigned t = 0; t < b->ntokens && rc == 0; t++)
         for (unsigned m = 0; m < b->nmicros && rc == 0; m++)
-            rc = train_case(b,
-                            &(struct train_case){ .tokens = b->tokens[t], .micros = b->micros[m] });
+            rc = train_case(b, b->tokens[t], b->micros[m]);
     zbench_peer_end(&b->peer);
     zbench_daemon_end(&b->daemon);
     return rc;

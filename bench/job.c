@@ -34,9 +34,11 @@ int zbench_send(struct zc_client *c, const struct zc_job *job, uint64_t shard, u
                 enum zc_dtype grad, uint64_t step)
 {
     uint64_t page = zc_server(c)->page_elems;
-    uint64_t room = job->staging_bytes / sizeof(float) / page * page;
+    uint64_t room = job->staging_bytes / sizeof(float);
     int rc = 0;
 
+    if (room < elems)
+        room = room / page * page;
     for (uint64_t first = 0; first < elems && rc == 0; first += room) {
         const struct zc_push push = { .shard = shard,
                                       .step = step,

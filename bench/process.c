@@ -16,6 +16,7 @@
 #include "base/util.h"
 
 #define WORDS_MAX    40
+#define OPTIONS_MAX  1024
 #define KEEPER_TRIES 50 /* 0.1 s apart: the daemon that is being killed may still make files */
 
 /* In the child: becomes a program that lies beside this one, or ends. words[0] is its path. */
@@ -34,34 +35,47 @@ _Noreturn static void exec_beside(const char *name, char *const *words, pid_t pa
     _exit(127);
 }
 
+/* The words of `options`, from words[at] on: cuts them in place. */
+static void words_cut(char **words, size_t at, char *options)
+{
+    for (char *word; at < WORDS_MAX && (word = strsep(&options, " ")) != NULL;)
+        if (*word)
+            words[at++] = word;
+}
+
 /* In the child. */
-static void daemon_exec(const struct zbench_daemon *d, const char *const *options, int out,
-                        pid_t parent)
+static void daemon_exec(const struct zbench_daemon *d, char *options, int out, pid_t parent)
 {
     char program[PATH_MAX], socket[sizeof(d->socket)], data[sizeof(d->dir) + 8];
     char *words[WORDS_MAX + 1] = { program, (char[]){ "--socket" }, socket, (char[]){ "--data" },
                                    data };
-    size_t at = 5;
 
     (void)snprintf(socket, sizeof(socket), "%s", d->socket);
     (void)snprintf(data, sizeof(data), "%s/data", d->dir);
-    for (size_t i = 0; options[i] && at < WORDS_MAX; i++)
-        words[at++] = strdup(options[i]);
+    words_cut(words, 5, options);
     (void)dup2(out, STDOUT_FILENO);
     exec_beside("zshardd", words, parent);
 }
 
-int zbench_run(const char *name, const char *const *options, struct zb_err *err)
+int zbench_run(const char *name, const char *const *words, struct zb_err *err, const char *fmt, ...)
 {
-    char program[PATH_MAX], *words[WORDS_MAX + 1] = { program };
-    pid_t self = getpid(), pid = fork();
+    char program[PATH_MAX], options[OPTIONS_MAX], *all[WORDS_MAX + 1] = { program };
+    pid_t self = getpid(), pid;
     int status = 0;
+    va_list ap;
 
+    va_start(ap, fmt);
+    (void)vsnprintf(options, sizeof(options), fmt, ap);
+    va_end(ap);
+    pid = fork();
     if (pid == 0) {
-        for (size_t i = 0; options[i] && i + 1 < WORDS_MAX; i++)
-            words[i + 1] = strdup(options[i]);
+        size_t n = 1;
+
+        for (; words[n - 1] && n < WORDS_MAX; n++)
+            all[n] = strdup(words[n - 1]);
+        words_cut(all, n, options);
         if (freopen("/dev/null", "w", stdout))
-            exec_beside(name, words, self);
+            exec_beside(name, all, self);
         _exit(127);
     }
     if (pid < 0)
@@ -136,11 +150,23 @@ static void keeper_end(struct zbench_daemon *d)
     zb_close_fd(&d->keeper_fd);
 }
 
-int zbench_daemon_start(struct zbench_daemon *d, const char *parent, const char *const *options,
-                        struct zb_err *err)
+int zbench_daemon_start(struct zbench_daemon *d, const char *parent, struct zb_err *err,
+                        const char *fmt, ...)
+{
+    va_list ap;
+    int rc;
+
+    va_start(ap, fmt);
+    rc = zbench_daemon_vstart(d, parent, err, fmt, ap);
+    va_end(ap);
+    return rc;
+}
+
+int zbench_daemon_vstart(struct zbench_daemon *d, const char *parent, struct zb_err *err,
+                         const char *fmt, va_list ap)
 {
     pid_t self = getpid();
-    char line[512];
+    char line[512], options[OPTIONS_MAX];
     size_t len = 0;
     int fds[2];
 
@@ -150,6 +176,7 @@ int zbench_daemon_start(struct zbench_daemon *d, const char *parent, const char 
         return zb_fail(err, -errno, "a temporary directory in '%s': %m", parent);
     }
     (void)snprintf(d->socket, sizeof(d->socket), "%s/s", d->dir);
+    (void)vsnprintf(options, sizeof(options), fmt, ap);
     if (keeper_start(d, err) < 0)
         return err->code;
     if (pipe(fds) < 0)

@@ -5,6 +5,7 @@
 #ifndef ZBENCH_PROCESS_H
 #define ZBENCH_PROCESS_H
 
+#include <stdarg.h>
 #include <sys/types.h>
 
 #include "base/err.h"
@@ -20,16 +21,20 @@ struct zbench_daemon {
 
 #define ZBENCH_NO_DAEMON ((struct zbench_daemon){ .keeper_fd = -1, .out = -1 })
 
-/** Makes a directory in `parent` and starts a daemon with `options` (NULL-terminated, at most 32)
- * behind --socket and --data; waits until it is ready. On failure, too, zbench_daemon_end() takes
- * what is there. */
-int zbench_daemon_start(struct zbench_daemon *d, const char *parent, const char *const *options,
-                        struct zb_err *err);
+/** Makes a directory in `parent` and starts a daemon with the words of `fmt`, which a space separates,
+ * after --socket and --data; waits until it is ready. On failure, too, zbench_daemon_end() takes what
+ * is there. */
+int zbench_daemon_start(struct zbench_daemon *d, const char *parent, struct zb_err *err,
+                        const char *fmt, ...) __attribute__((format(printf, 4, 5)));
+int zbench_daemon_vstart(struct zbench_daemon *d, const char *parent, struct zb_err *err,
+                         const char *fmt, va_list ap) __attribute__((format(printf, 4, 0)));
 /** Ends it in good order and removes its directory. */
 void zbench_daemon_end(struct zbench_daemon *d);
 
-/** Runs a program that lies beside this one, with options (NULL-terminated), and waits for its end;
- * what it prints to standard output is dropped. -ECHILD: it did not end with 0. */
-int zbench_run(const char *name, const char *const *options, struct zb_err *err);
+/** Runs a program that lies beside this one, and waits for its end; what it prints to standard output
+ * is dropped. Its words are `words` (NULL-terminated), and those of `fmt`, which a space separates.
+ * -ECHILD: it did not end with 0. */
+int zbench_run(const char *name, const char *const *words, struct zb_err *err, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
 
 #endif

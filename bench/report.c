@@ -37,6 +37,14 @@ double zbench_median(const double *values, unsigned n)
     return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
 }
 
+double zbench_quantile(const double *values, unsigned n, double part)
+{
+    double v[ZBENCH_ROUNDS_MAX];
+
+    report_sort(v, values, n);
+    return v[(unsigned)(part * (n - 1) + 0.5)];
+}
+
 double zbench_spread(const double *values, unsigned n)
 {
     double v[ZBENCH_ROUNDS_MAX], median = zbench_median(values, n);
@@ -88,6 +96,28 @@ int zbench_add(struct zbench *z, const struct zbench_row *named, const double *v
     r->paired = zbench_median(ratios, n);
     r->confidence = zbench_interval(ratios, n, &r->low, &r->high);
     return 0;
+}
+
+struct zbench_row zbench_row(const char *unit, bool lower, const char *reference_name,
+                             const char *fmt, ...)
+{
+    struct zbench_row row = { .unit = unit, .lower = lower, .reference_name = reference_name };
+    va_list ap;
+
+    va_start(ap, fmt);
+    (void)vsnprintf(row.name, sizeof(row.name), fmt, ap);
+    va_end(ap);
+    return row;
+}
+
+int zbench_add_fixed(struct zbench *z, const struct zbench_row *named, const double *values,
+                     double reference, unsigned n)
+{
+    double references[ZBENCH_ROUNDS_MAX];
+
+    for (unsigned i = 0; i < n; i++)
+        references[i] = reference;
+    return zbench_add(z, named, values, references, n);
 }
 
 void zbench_note(const struct zbench *z, const char *fmt, ...)

@@ -42,6 +42,9 @@ struct zbench {
 /** Median of n >= 1 values, in any order. */
 double zbench_median(const double *values, unsigned n);
 
+/** The value that `part` of them are at most as large as: 0 the least, 1 the greatest. */
+double zbench_quantile(const double *values, unsigned n, double part);
+
 /** (max - min) / median; 0 when the median is. */
 double zbench_spread(const double *values, unsigned n);
 
@@ -57,6 +60,14 @@ double zbench_interval(const double *values, unsigned n, double *ret_low, double
  */
 int zbench_add(struct zbench *z, const struct zbench_row *named, const double *values,
                const double *references, unsigned n);
+
+/** A row with its name and without its numbers. */
+struct zbench_row zbench_row(const char *unit, bool lower, const char *reference_name,
+                             const char *fmt, ...) __attribute__((format(printf, 4, 5)));
+
+/** zbench_add() with a reference that is the same number in each round. */
+int zbench_add_fixed(struct zbench *z, const struct zbench_row *named, const double *values,
+                     double reference, unsigned n);
 
 /** A line for people: on standard output, or on standard error beside --json. */
 void zbench_note(const struct zbench *z, const char *fmt, ...)

@@ -1,12 +1,13 @@
 #include "tests/ztest.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/util.h"
-#include "bench/zbench.h"
+#include "bench/turns.h"
 
 static void expect_near(const char *what, double got, double want)
 {
@@ -112,12 +113,111 @@ static void report_row(void **state)
     assert_int_equal(z.count, 0);
 }
 
+static void report_quantile(void **state)
+{
+    static const double values[] = { 5, 1, 4, 2, 3, 6, 7, 8, 9, 10, 11 };
+
+    (void)state;
+    expect_near("the least", zbench_quantile(values, 11, 0), 1);
+    expect_near("the middle", zbench_quantile(values, 11, 0.5), 6);
+    expect_near("9 of 10", zbench_quantile(values, 11, 0.9), 10);
+    expect_near("the greatest", zbench_quantile(values, 11, 1), 11);
+}
+
+/* ---- rounds */
+
+struct turns {
+    char seen[64];
+    unsigned n, fails_at; /* a slice, from 0; UINT_MAX: none */
+};
+
+/* Contestant, and how many slices there were before. */
+static int turns_slice(void *bench, unsigned who, double *ret)
+{
+    struct turns *t = bench;
+
+    expect_near("a value that nobody set", ret[0] + ret[1] + ret[2], 0);
+    if (t->n == t->fails_at)
+        return -EIO;
+    ret[0] = 10.0 * who + t->n;
+    ret[1] = -ret[0];
+    t->seen[t->n++] = (char)('A' + who);
+    return 0;
+}
+
+static void turns_order(void **state)
+{
+    static const struct {
+        const char *order;
+        unsigned rounds, who;
+        double first, last; /* of `who`, in the first and in the last round */
+    } cases[] = {
+        { "ABBA", 2, 0, 1.5, 5.5 },      { "ABBA", 2, 1, 11.5, 15.5 },
+        { "BAAB", 1, 0, 1.5, 1.5 },      { "A", 3, 0, 0, 2 },
+        { "ABCD", 1, 3, 33, 33 },        { "DACBBCA", 1, 2, 23.5, 23.5 },
+        { "ABCDDCBA", 2, 0, 3.5, 11.5 },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(cases); i++) {
+        struct turns t = { .fails_at = UINT_MAX };
+        struct zbench_series s;
+        unsigned rounds = cases[i].rounds, who = cases[i].who;
+        size_t len = strlen(cases[i].order);
+
+        assert_int_equal(zbench_turns(&s, cases[i].order, 2, rounds, turns_slice, &t), 0);
+        for (unsigned round = 0; round < rounds; round++)
+            assert_memory_equal(t.seen + round * len, cases[i].order, len);
+        assert_int_equal(t.n, rounds * len);
+        expect_near(cases[i].order, s.of[who][0][0], cases[i].first);
+        expect_near(cases[i].order, s.of[who][0][rounds - 1], cases[i].last);
+        expect_near(cases[i].order, s.of[who][1][0], -cases[i].first);
+    }
+}
+
+static void turns_fail(void **state)
+{
+    (void)state;
+    for (unsigned nth = 0; nth < 8; nth++) {
+        struct turns t = { .fails_at = nth };
+        struct zbench z = { 0 };
+        const struct zbench_row row = zbench_row("s", true, "B", "%s/%d", "turns", 1);
+
+        assert_int_equal(zbench_compare(&z, &row, "ABBA", 2, turns_slice, &t), -EIO);
+        assert_int_equal(t.n, nth);
+        assert_int_equal(z.count, 0);
+        zbench_done(&z);
+    }
+}
+
+static void turns_rows(void **state)
+{
+    const struct zbench_row row = zbench_row("s", true, "B", "%s/%d", "turns", 1);
+    struct turns t = { .fails_at = UINT_MAX };
+    struct zbench z = { 0 };
+    static const double values[] = { 2, 4, 6 };
+
+    (void)state;
+    assert_int_equal(zbench_compare(&z, &row, "ABBA", 2, turns_slice, &t), 0);
+    assert_int_equal(zbench_add_fixed(&z, &row, values, 8, 3), 0);
+    assert_int_equal(z.count, 2);
+    assert_string_equal(z.rows[0].name, "turns/1");
+    assert_string_equal(z.rows[0].reference_name, "B");
+    assert_true(z.rows[0].lower);
+    expect_near("A", z.rows[0].value, 3.5);
+    expect_near("B", z.rows[0].reference, 13.5);
+    expect_near("fixed", z.rows[1].reference, 8);
+    expect_near("fixed, paired", z.rows[1].paired, 0.5);
+    zbench_done(&z);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(report_median),
-        cmocka_unit_test(report_interval),
-        cmocka_unit_test(report_row),
+        cmocka_unit_test(report_median), cmocka_unit_test(report_interval),
+        cmocka_unit_test(report_row),    cmocka_unit_test(report_quantile),
+        cmocka_unit_test(turns_order),   cmocka_unit_test(turns_fail),
+        cmocka_unit_test(turns_rows),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
