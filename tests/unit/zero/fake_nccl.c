@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "base/util.h"
-#include "client/zero/nccl_priv.h"
+#include "client/zero/comm/nccl_priv.h"
 #include "kernels/gpu.h"
 
 #define EXPORT    __attribute__((visibility("default")))

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "base/util.h"
-#include "client/zero/config_priv.h"
+#include "client/zero/config/config_priv.h"
 
 #define ROOT ZSHARD_SOURCE_DIR "/"
 

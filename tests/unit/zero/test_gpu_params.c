@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 #include "base/util.h"
-#include "client/zero/comm_priv.h"
+#include "client/zero/comm/comm_priv.h"
 #include "comm_threads.h"
 #include "fake_nccl.h"
 #include "model.h"

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "base/util.h"
-#include "client/zero/loss_scale.h"
+#include "client/zero/config/loss_scale.h"
 
 #define STEPS_MAX 16
 

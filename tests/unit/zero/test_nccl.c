@@ -14,7 +14,7 @@
 
 #include "base/plan.h"
 #include "base/util.h"
-#include "client/zero/comm_priv.h"
+#include "client/zero/comm/comm_priv.h"
 #include "comm_threads.h"
 #include "fake_client.h"
 #include "fake_nccl.h"

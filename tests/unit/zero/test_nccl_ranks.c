@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #include "base/util.h"
-#include "client/zero/nccl_priv.h"
+#include "client/zero/comm/nccl_priv.h"
 #include "client/zero/zc_zero.h"
 #include "comm_threads.h"
 #include "fork_ranks.h"

@@ -24,8 +24,8 @@
 #include <time.h>
 
 #include "base/util.h"
-#include "client/zero/comm_priv.h"
-#include "client/zero/nccl_priv.h"
+#include "client/zero/comm/comm_priv.h"
+#include "client/zero/comm/nccl_priv.h"
 
 #define NAP_NS                             100000
 

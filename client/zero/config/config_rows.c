@@ -5,7 +5,7 @@
 #include <math.h>
 
 #include "base/util.h"
-#include "client/zero/config_priv.h"
+#include "client/zero/config/config_priv.h"
 
 #define ELEMS_MAX 1e18 /* of anything that is counted in elements */
 #define STEPS_MAX 4294967295.0

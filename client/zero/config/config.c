@@ -12,8 +12,8 @@
 #include <string.h>
 
 #include "base/util.h"
-#include "client/zero/config_priv.h"
-#include "client/zero/loss_scale.h"
+#include "client/zero/config/config_priv.h"
+#include "client/zero/config/loss_scale.h"
 
 /* The public part, and whose its lines are. */
 struct loaded {

@@ -14,7 +14,7 @@
 
 #include "base/array.h"
 #include "base/util.h"
-#include "client/zero/config_priv.h"
+#include "client/zero/config/config_priv.h"
 
 #define PATH_MAX_BYTES  128
 #define VALUE_MAX_BYTES 40

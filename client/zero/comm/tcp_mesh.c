@@ -21,7 +21,7 @@
  *
  * BYTES are sent as they lie in memory. The magic number tells a machine of the other byte order.
  */
-#include "client/zero/tcp_mesh.h"
+#include "client/zero/comm/tcp_mesh.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

@@ -13,9 +13,9 @@
 #include "base/err.h"
 #include "base/plugin.h"
 #include "base/util.h"
-#include "client/zero/comm_plugin.h"
-#include "client/zero/comm_priv.h"
-#include "client/zero/tcp_mesh.h"
+#include "client/zero/comm/comm_plugin.h"
+#include "client/zero/comm/comm_priv.h"
+#include "client/zero/comm/tcp_mesh.h"
 
 /* ---- self: one rank, so a collective is a copy, or nothing */
 

@@ -30,7 +30,7 @@
 #include <string.h>
 
 #include "base/util.h"
-#include "client/zero/comm_plugin.h"
+#include "client/zero/comm/comm_plugin.h"
 
 #ifndef ZC_MPI_COUNT_MAX /* smaller in a test */
 #define ZC_MPI_COUNT_MAX INT_MAX

@@ -1,4 +1,4 @@
-#include "client/zero/loss_scale.h"
+#include "client/zero/config/loss_scale.h"
 
 #include <errno.h>
 #include <math.h>

@@ -37,8 +37,8 @@
 #include <time.h>
 
 #include "base/util.h"
-#include "client/zero/comm_priv.h"
-#include "client/zero/tcp_mesh.h"
+#include "client/zero/comm/comm_priv.h"
+#include "client/zero/comm/tcp_mesh.h"
 
 #define TCP_MAGIC UINT32_C(0x7a733343)
 #define TCP_FAREWELL_NS \
