@@ -5,6 +5,15 @@
 #include <stdio.h>
 
 #include "client/ask/ask_priv.h"
+#include "proto/wire.h"
+
+/* Public values go over the wire as they are. */
+_Static_assert((int)ZC_HOST == ZP_HOST && (int)ZC_NVME == ZP_NVME && (int)ZC_GPU == ZP_GPU &&
+                   (int)ZC_POINT_MEMORY == ZP_POINT_MEMORY &&
+                   (int)ZC_POINT_PREPARED == ZP_POINT_PREPARED &&
+                   (int)ZC_POINT_COMMITTED == ZP_POINT_COMMITTED &&
+                   (int)ZC_LATE_STEP == ZP_LATE_STEP && (int)ZC_LATE_PINS == ZP_LATE_PINS,
+               "zclient.h has the numbers of proto/wire.h");
 
 static int points_check(struct zc_client *c, const Zp__JobOpenReply *r)
 {

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "client/ask/ask_priv.h"
+#include "proto/wire.h"
 
 static int reply_register(struct zc_client *c, struct zc_call *call, const ProtobufCMessage *m,
                           int *fds)
@@ -170,7 +171,7 @@ int zc_push(struct zc_client *c, const struct zc_push *push, zc_done_fn *done, v
     m.shard = push->shard;
     m.step = push->step;
     m.micro = push->micro;
-    m.mode = push->add ? 2 : 1;
+    m.mode = push->add ? ZP_PUSH_ADD : ZP_PUSH_SET;
     m.dtype = push->dtype;
     m.first = push->first;
     m.count = push->count;

@@ -45,6 +45,7 @@
 #include "daemon/os/arena.h"
 #include "daemon/run/stats.h"
 #include "daemon/store/saved.h"
+#include "proto/wire.h"
 
 struct zk_gpu_mem;
 struct zsd_early;
@@ -181,10 +182,10 @@ struct zsd_job {
     enum zb_optimizer optimizer;
     enum zb_moments moments;
     bool keep, durable;
-    bool again;                                /* made of a saved one: its units are known */
-    uint64_t epoch;                            /* ranks of an older one are cut off */
-    uint32_t offload_param, offload_optimizer; /* enum zp_offload: host or NVMe */
-    uint32_t offload_grad; /* host, else where they fit; not saved: each attach says it */
+    bool again;                                       /* made of a saved one: its units are known */
+    uint64_t epoch;                                   /* ranks of an older one are cut off */
+    enum zp_offload offload_param, offload_optimizer; /* ZP_HOST, ZP_NVME */
+    enum zp_offload offload_grad; /* ZP_HOST; else where they fit; not saved: each attach says it */
     uint64_t host_bytes_max;
     bool early_wish;       /* its ranks asked for room for early steps */
     uint32_t share_opened; /* as its ranks opened it */

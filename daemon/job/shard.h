@@ -68,7 +68,7 @@ static inline bool zsd_page_to_gpu(const struct zsd_shard *s, uint32_t page)
 /** Its state may live on the data files, and be moved there. */
 static inline bool zsd_state_moves(const struct zsd_job *job)
 {
-    return job->core->disk->extents && job->offload_optimizer != 1;
+    return job->core->disk->extents && job->offload_optimizer != ZP_HOST;
 }
 
 /** The pages of a plane from here on live on the data file, or may come to, before it is planned

@@ -8,6 +8,7 @@
 
 #include "daemon/plan/gpu_params.h"
 #include "proto/shard.pb-c.h"
+#include "proto/wire.h"
 
 /* 0: of a client that does not know of them. */
 static inline enum zb_moments zsd_open_moments(const Zp__JobOpen *q)
@@ -15,22 +16,22 @@ static inline enum zb_moments zsd_open_moments(const Zp__JobOpen *q)
     return q->moments == 0 ? ZB_MOMENTS_F32 : (enum zb_moments)q->moments;
 }
 
-/* Parameters are to be on the GPU; where they are not, they are placed as ZC_NVME says. */
+/* Parameters are to be on the GPU; where they are not, they are placed as ZP_NVME says. */
 static inline bool zsd_open_asks_gpu(const Zp__JobOpen *q)
 {
-    return q->offload_param == 3;
+    return q->offload_param == ZP_GPU;
 }
 
-static inline uint32_t zsd_open_param(const struct zsd_core *core, const Zp__JobOpen *q)
+static inline enum zp_offload zsd_open_param(const struct zsd_core *core, const Zp__JobOpen *q)
 {
     if (!core->disk->extents) /* without a data file everything is in memory */
-        return 1;
-    return zsd_open_asks_gpu(q) ? 2 : q->offload_param;
+        return ZP_HOST;
+    return zsd_open_asks_gpu(q) ? ZP_NVME : q->offload_param;
 }
 
-static inline uint32_t zsd_open_optimizer(const struct zsd_core *core, const Zp__JobOpen *q)
+static inline enum zp_offload zsd_open_optimizer(const struct zsd_core *core, const Zp__JobOpen *q)
 {
-    return core->disk->extents ? q->offload_optimizer : 1;
+    return core->disk->extents ? q->offload_optimizer : ZP_HOST;
 }
 
 /** True when this rank gets at the parameters, wherever they are. */

@@ -26,6 +26,7 @@
 #include "daemon/plan/place.h"
 #include "proto/codec.h"
 #include "proto/shard.pb-c.h"
+#include "proto/wire.h"
 
 static void open_run(struct zsd_req *req, const Zp__JobOpen *q, uint64_t deadline_ns);
 static void staging_opened(struct zsd_arena_task *t);
@@ -80,8 +81,8 @@ static int open_check(const struct zsd_core *core, const Zp__JobOpen *q, struct 
                        q->world);
     if (q->groups < 1 || q->groups > ZP_GROUPS_MAX)
         return zb_fail(err, -EINVAL, "%u parameter groups: from 1 to %u", q->groups, ZP_GROUPS_MAX);
-    if (q->offload_param < 1 || q->offload_param > 3 || q->offload_optimizer < 1 ||
-        q->offload_optimizer > 2 || q->offload_grad > 2)
+    if (q->offload_param < ZP_HOST || q->offload_param > ZP_GPU || q->offload_optimizer < ZP_HOST ||
+        q->offload_optimizer > ZP_NVME || q->offload_grad > ZP_NVME)
         return zb_fail(err, -EINVAL,
                        "places %u, %u and %u: known are 1 (host) and 2 (nvme), and of parameters "
                        "3 (gpu)",
@@ -158,7 +159,7 @@ static int open_join(struct zsd_job *job, const Zp__JobOpen *q, uid_t uid, struc
         (forming && (zsd_open_param(job->core, q) != job->offload_param ||
                      zsd_open_asks_gpu(q) != job->params->asked ||
                      zsd_open_optimizer(job->core, q) != job->offload_optimizer ||
-                     (q->offload_grad == 1) != (job->offload_grad == 1) ||
+                     (q->offload_grad == ZP_HOST) != (job->offload_grad == ZP_HOST) ||
                      q->host_bytes_max != job->host_bytes_max || q->early != job->early_wish ||
                      (q->share == 0 ? ZSD_SHARE_DEFAULT : q->share) != job->share_opened)))
         return zb_fail(err, -EINVAL, "rank %u opens job '%s' with other options than its peers",

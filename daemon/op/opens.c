@@ -11,6 +11,7 @@
 #include "daemon/op/new.h"
 #include "daemon/plan/replan.h"
 #include "proto/shard.pb-c.h"
+#include "proto/wire.h"
 
 struct zsd_open_wait *zsd_open_park(struct zsd_core *core, struct zsd_req *req,
                                     const Zp__JobOpen *q)
@@ -109,7 +110,7 @@ void zsd_opens_fail(struct zsd_job *job, const struct zb_err *err)
 
 /* ---- the answer */
 
-static void open_point(Zp__Point *points, Zp__Point **list, size_t *n, uint32_t kind,
+static void open_point(Zp__Point *points, Zp__Point **list, size_t *n, enum zp_point_kind kind,
                        uint64_t iterations, uint64_t applied)
 {
     zp__point__init(&points[*n]);
@@ -138,12 +139,12 @@ void zsd_open_answer(struct zsd_member *m)
     reply.epoch = job->epoch;
     reply.world = job->world;
     if (job->state >= ZSD_READY && zsd_job_live(job))
-        open_point(points, list, &reply.n_points, 1, job->iterations, job->applied);
+        open_point(points, list, &reply.n_points, ZP_POINT_MEMORY, job->iterations, job->applied);
     if (saved && saved->prepared)
-        open_point(points, list, &reply.n_points, 2, saved->prepared->iterations,
+        open_point(points, list, &reply.n_points, ZP_POINT_PREPARED, saved->prepared->iterations,
                    saved->prepared->applied);
     if (saved && saved->committed) {
-        open_point(points, list, &reply.n_points, 3, saved->committed->iterations,
+        open_point(points, list, &reply.n_points, ZP_POINT_COMMITTED, saved->committed->iterations,
                    saved->committed->applied);
         if (job->again)
             reply.world = saved->committed->world;

@@ -35,6 +35,7 @@
 #include "daemon/op/requests.h"
 #include "daemon/page/pageop.h"
 #include "proto/shard.pb-c.h"
+#include "proto/wire.h"
 
 struct push;
 
@@ -237,12 +238,12 @@ static int push_admit(struct zsd_shard *s, const Zp__Push *q, struct zb_err *err
         return zb_fail(err, -EINVAL, "unit '%s' is frozen: it has no gradient", unit);
     if (zb_dtype_bytes(q->dtype) == 0)
         return zb_fail(err, -EINVAL, "a gradient of dtype number %u", q->dtype);
-    if (q->mode != 1 && q->mode != 2)
+    if (q->mode != ZP_PUSH_SET && q->mode != ZP_PUSH_ADD)
         return zb_fail(err, -EINVAL, "push mode %u: known are 1 (set) and 2 (add)", q->mode);
-    if ((q->mode == 2) != (q->micro > 0))
+    if ((q->mode == ZP_PUSH_ADD) != (q->micro > 0))
         return zb_fail(err, -EINVAL, "micro-step %u %s: the first sets, the others add", q->micro,
-                       q->mode == 2 ? "adds" : "sets");
-    if (q->mode == 2 && s->unit->layout.grad_dtype != ZB_F32)
+                       q->mode == ZP_PUSH_ADD ? "adds" : "sets");
+    if (q->mode == ZP_PUSH_ADD && s->unit->layout.grad_dtype != ZB_F32)
         return zb_fail(err, -EINVAL, "unit '%s' has a %s gradient plane, which cannot accumulate",
                        unit, zb_dtype_name(s->unit->layout.grad_dtype));
     if (q->count < 1 || q->first % per_page != 0 ||
@@ -324,7 +325,7 @@ ZSD_REQUEST(zsd_push, Push)
     p->member = req->conn->member;
     p->shard = s;
     p->dtype = q->dtype;
-    p->add = q->mode == 2;
+    p->add = q->mode == ZP_PUSH_ADD;
     p->first = q->first;
     p->count = q->count;
     p->from = from;

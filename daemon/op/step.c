@@ -245,6 +245,8 @@ static int step_check(const struct zsd_member *m, const struct zsd_step_op *want
 {
     const struct zsd_job *job = m->job;
 
+    if (want->commit > ZSD_PREPARE)
+        return zb_fail(err, -EINVAL, "commit %u: known are 0 to 2", (unsigned)want->commit);
     if (job->core->draining)
         return zb_fail(err, -ECANCELED, "the daemon is ending: it takes no new steps");
     if (job->state != ZSD_READY || m->step_req)
@@ -606,10 +608,6 @@ ZSD_REQUEST(zsd_step, Step)
     struct zsd_step_op want = { .step = q->step, .commit = q->commit, .scale = q->scale };
     struct zb_err err = { 0 };
 
-    if (m && q->commit > ZSD_PREPARE) {
-        zsd_refuse(req, -EINVAL, "commit %u: known are 0 to 2", q->commit);
-        return;
-    }
     if (!m)
         return;
     if (zsd_step_scalars(m->job, q->scale, q->groups, q->n_groups, want.params, &err) < 0) {
@@ -624,9 +622,7 @@ ZSD_REQUEST(zsd_skip, Skip)
     struct zsd_member *m = zsd_member_of(req, q->job);
     struct zsd_step_op want = { .step = q->step, .skip = true, .commit = q->commit };
 
-    if (m && q->commit > ZSD_PREPARE)
-        zsd_refuse(req, -EINVAL, "commit %u: known are 0 to 2", q->commit);
-    else if (m)
+    if (m)
         step_ask(req, m, &want, q->timeout_ms);
 }
 

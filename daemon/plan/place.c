@@ -196,10 +196,10 @@ static int place_plan(struct zsd_job *job, bool spill, struct zb_place *plan, ui
                                 .nshards = job->nshards,
                                 .page_elems = core->page_elems,
                                 .nbuffers = core->disk->nbuffers,
-                                .params_resident = job->offload_param == 1,
+                                .params_resident = job->offload_param == ZP_HOST,
                                 .params_on_gpu = zsd_params_fit(job, params),
-                                .grads_resident = job->offload_grad == 1 || !spill,
-                                .state_resident = job->offload_optimizer == 1,
+                                .grads_resident = job->offload_grad == ZP_HOST || !spill,
+                                .state_resident = job->offload_optimizer == ZP_HOST,
                                 .durable = job->durable,
                                 .times = 2,
                                 .host_bytes = place_host_free(job) };

@@ -22,6 +22,7 @@
 #include "daemon/show/requests.h"
 #include "proto/codec.h"
 #include "proto/shard.pb-c.h"
+#include "proto/wire.h"
 
 #define SECOND_NS UINT64_C(1000000000)
 #define TOP_ROWS  32u /* jobs of one reply: below 64 KiB with every number at its longest */
@@ -219,7 +220,7 @@ static void late_fill(const struct zsd_job *job, uint64_t now_ns, Zp__TopJob *ro
         row->late_pid = 0;
         return;
     }
-    row->late = wait == ZSD_WAIT_STEP_RANKS ? 1 : 2;
+    row->late = wait == ZSD_WAIT_STEP_RANKS ? ZP_LATE_STEP : ZP_LATE_PINS;
     row->late_ms = now_ns > since_ns ? (now_ns - since_ns) / 1000000 : 0;
 }
 

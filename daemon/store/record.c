@@ -255,8 +255,8 @@ int zsd_record_get_job(const struct zn_key *key, const void *bytes, size_t len_b
     get_check(&r, key->a <= UINT32_MAX && zp_name_valid(ret->name) && uid <= UINT32_MAX &&
                       ret->groups >= 1 && ret->groups <= ZP_GROUPS_MAX &&
                       zb_optimizer_name(ret->optimizer) && zb_moments_name(ret->moments) &&
-                      ret->offload_param >= 1 && ret->offload_param <= 2 &&
-                      ret->offload_optimizer >= 1 && ret->offload_optimizer <= 2);
+                      ret->offload_param >= ZP_HOST && ret->offload_param <= ZP_NVME &&
+                      ret->offload_optimizer >= ZP_HOST && ret->offload_optimizer <= ZP_NVME);
     return reader_end(&r, "a job", err);
 }
 

@@ -16,6 +16,7 @@
 
 #include "base/place.h"
 #include "daemon/store/version.h"
+#include "proto/wire.h"
 
 struct zsd_job;
 struct zsd_store;
@@ -37,7 +38,7 @@ struct zsd_saved {
     uint32_t groups;
     enum zb_optimizer optimizer;
     enum zb_moments moments;
-    uint32_t offload_param, offload_optimizer;
+    enum zp_offload offload_param, offload_optimizer; /* ZP_HOST, ZP_NVME */
     uint64_t host_bytes_max;
     uint64_t epoch;
     struct zsd_unit **units; /* the manifest; no shards in them */

@@ -1,0 +1,27 @@
+/*
+ * wire.h - what the numbers in fields of shard.proto mean, where base/ has no enum with the same
+ * values (as it has for dtypes, optimizers and moments).
+ *
+ * A message may have any other number: whoever takes a field checks it, and refuses what is not
+ * known with -EINVAL.
+ */
+#ifndef ZP_WIRE_H
+#define ZP_WIRE_H
+
+/* JobOpen.offload_*: where bytes may live. */
+enum zp_offload {
+    ZP_HOST = 1, /* in host memory, always */
+    ZP_NVME = 2, /* on NVMe, when they must; 0 says the same of gradients */
+    ZP_GPU = 3,  /* parameters only: in GPU memory of the daemon; else as ZP_NVME */
+};
+
+/* Push.mode */
+enum zp_push_mode { ZP_PUSH_SET = 1, ZP_PUSH_ADD = 2 };
+
+/* Point.kind */
+enum zp_point_kind { ZP_POINT_MEMORY = 1, ZP_POINT_PREPARED = 2, ZP_POINT_COMMITTED = 3 };
+
+/* TopJob.late: whom a step waits for */
+enum zp_late { ZP_LATE_NOBODY, ZP_LATE_STEP, ZP_LATE_PINS };
+
+#endif
