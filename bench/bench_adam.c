@@ -26,7 +26,6 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,13 +39,13 @@
 #include "base/size.h"
 #include "base/util.h"
 #include "bench/peer.h"
+#include "bench/team.h"
 #include "bench/turns.h"
 #include "kernels/zk_page.h"
 
 #define ADAM_HUGE        (2 * ZB_MIB)
 #define ADAM_TRIAD_ELEMS (64 * ZB_MIB) /* of each array: 256 MiB */
-#define ADAM_THREADS_MAX 1024u
-#define ADAM_PIECE_ELEMS 262144u /* of a triad */
+#define ADAM_PIECE_ELEMS 262144u       /* of a triad */
 
 /* What the peers are told, too. */
 static const struct zk_params adam_params = { .lr = 1e-3,
@@ -75,23 +74,6 @@ static const struct adam_case {
     { "adamw/bf16/moments-8bit", ZB_ADAMW, ZB_BF16, ZB_BF16, ZB_MOMENTS_Q8 },
 };
 
-/* ---- the team */
-
-struct adam_bench;
-
-/* One piece of work, on a thread of the team. */
-typedef void adam_work_fn(struct adam_bench *b, uint64_t piece);
-
-struct adam_team {
-    pthread_t threads[ADAM_THREADS_MAX];
-    unsigned count; /* started */
-    pthread_barrier_t begin, end;
-    bool barriers, stop;
-    adam_work_fn *work;
-    uint64_t pieces;
-    _Atomic uint64_t next;
-};
-
 /* The planes of one case. */
 struct adam_planes {
     struct zb_layout layout;
@@ -118,72 +100,8 @@ struct adam_bench {
     double bytes;        /* that a step moves */
     struct zbench_peer peer;
     double peer_norm; /* of its last step */
-    struct adam_team team;
+    struct zbench_team team;
 };
-
-static void *adam_worker(void *arg)
-{
-    struct adam_bench *b = arg;
-    struct adam_team *team = &b->team;
-
-    zk_thread_init();
-    for (;;) {
-        uint64_t i;
-
-        (void)pthread_barrier_wait(&team->begin);
-        if (team->stop)
-            return NULL;
-        while ((i = atomic_fetch_add(&team->next, 1)) < team->pieces)
-            team->work(b, i);
-        (void)pthread_barrier_wait(&team->end);
-    }
-}
-
-/* Does all pieces and returns the seconds that they took. */
-static double adam_team_run(struct adam_bench *b, adam_work_fn *work, uint64_t pieces)
-{
-    struct adam_team *team = &b->team;
-    uint64_t begin_ns;
-
-    team->work = work;
-    team->pieces = pieces;
-    atomic_store(&team->next, 0);
-    begin_ns = zb_now_ns();
-    (void)pthread_barrier_wait(&team->begin);
-    (void)pthread_barrier_wait(&team->end);
-    return (double)(zb_now_ns() - begin_ns) / 1e9;
-}
-
-static int adam_team_start(struct adam_bench *b)
-{
-    struct adam_team *team = &b->team;
-    int rc;
-
-    if (pthread_barrier_init(&team->begin, NULL, b->threads + 1) != 0 ||
-        pthread_barrier_init(&team->end, NULL, b->threads + 1) != 0)
-        return zb_fail(&b->z->err, -EAGAIN, "barriers of %u threads: %m", b->threads);
-    team->barriers = true;
-    for (; team->count < b->threads; team->count++) {
-        rc = pthread_create(&team->threads[team->count], NULL, adam_worker, b);
-        if (rc != 0) /* those that wait for the others wait until the process ends */
-            return zb_fail(&b->z->err, -rc, "thread %u of %u: %m", team->count, b->threads);
-    }
-    return 0;
-}
-
-static void adam_team_end(struct adam_bench *b)
-{
-    struct adam_team *team = &b->team;
-
-    if (!team->barriers || team->count < b->threads)
-        return;
-    team->stop = true;
-    (void)pthread_barrier_wait(&team->begin);
-    for (unsigned i = 0; i < team->count; i++)
-        (void)pthread_join(team->threads[i], NULL);
-    (void)pthread_barrier_destroy(&team->begin);
-    (void)pthread_barrier_destroy(&team->end);
-}
 
 /* ---- memory */
 
@@ -246,8 +164,9 @@ static float adam_value(uint64_t i, uint64_t stream, double range)
 }
 
 /* First values of a page, which touch its memory. */
-static void adam_fill_work(struct adam_bench *b, uint64_t piece)
+static void adam_fill_work(void *bench, uint64_t piece)
 {
+    struct adam_bench *b = bench;
     struct zk_page page = adam_page(b, piece);
     struct zk_xsum sum = { { 0 } };
     uint64_t bad = 0;
@@ -266,8 +185,9 @@ static void adam_fill_work(struct adam_bench *b, uint64_t piece)
     free(values);
 }
 
-static void adam_fill_triad_work(struct adam_bench *b, uint64_t piece)
+static void adam_fill_triad_work(void *bench, uint64_t piece)
 {
+    struct adam_bench *b = bench;
     for (uint64_t i = piece * ADAM_PIECE_ELEMS; i < (piece + 1) * ADAM_PIECE_ELEMS; i++) {
         b->triad[0][i] = 0;
         b->triad[1][i] = 1;
@@ -302,7 +222,7 @@ static int adam_planes_init(struct adam_bench *b, const struct adam_case *c, boo
         rc = zb_fail(&b->z->err, -ENOMEM, "the planes of %llu parameters: %m",
                      (unsigned long long)b->params);
     if (rc == 0)
-        (void)adam_team_run(b, adam_fill_work, b->params / b->page_elems);
+        (void)zbench_team_run(&b->team, adam_fill_work, b->params / b->page_elems);
     return rc;
 }
 
@@ -330,23 +250,26 @@ static void triad(float *restrict a, const float *restrict b, const float *restr
 #endif
 }
 
-static void adam_triad_work(struct adam_bench *b, uint64_t piece)
+static void adam_triad_work(void *bench, uint64_t piece)
 {
+    struct adam_bench *b = bench;
     uint64_t at = piece * ADAM_PIECE_ELEMS % b->triad_elems;
 
     triad(b->triad[0] + at, b->triad[1] + at, b->triad[2] + at, ADAM_PIECE_ELEMS);
 }
 
-static void adam_step_work(struct adam_bench *b, uint64_t piece)
+static void adam_step_work(void *bench, uint64_t piece)
 {
+    struct adam_bench *b = bench;
     struct zk_page page = adam_page(b, piece);
     struct zk_segment all = { .first = 0, .count = b->params, .group = 0 };
 
     zk_page_step(b->ops, &b->planes.layout, &page, &all, 1, &b->planes.scalars);
 }
 
-static void adam_ingest_work(struct adam_bench *b, uint64_t piece)
+static void adam_ingest_work(void *bench, uint64_t piece)
 {
+    struct adam_bench *b = bench;
     struct zk_page page = adam_page(b, piece);
     struct zk_xsum sum = { { 0 } };
     uint64_t bad = 0;
@@ -364,7 +287,8 @@ static double adam_triad_slice(struct adam_bench *b, double bytes)
 {
     uint64_t pieces = (uint64_t)ceil(bytes / 12 / ADAM_PIECE_ELEMS);
 
-    return (double)pieces * ADAM_PIECE_ELEMS * 12 / adam_team_run(b, adam_triad_work, pieces) / 1e9;
+    return (double)pieces * ADAM_PIECE_ELEMS * 12 /
+           zbench_team_run(&b->team, adam_triad_work, pieces) / 1e9;
 }
 
 /* Seconds. */
@@ -373,14 +297,14 @@ static double adam_step_slice(struct adam_bench *b)
     struct adam_planes *x = &b->planes;
 
     x->scalars = zk_prepare(x->layout.optimizer, &adam_params, ++x->t);
-    return adam_team_run(b, adam_step_work, b->params / b->page_elems);
+    return zbench_team_run(&b->team, adam_step_work, b->params / b->page_elems);
 }
 
 static double adam_ingest_slice(struct adam_bench *b)
 {
     b->norm = (struct zk_xsum){ { 0 } };
     b->nonfinite = 0;
-    return adam_team_run(b, adam_ingest_work, b->params / b->page_elems);
+    return zbench_team_run(&b->team, adam_ingest_work, b->params / b->page_elems);
 }
 
 /* ---- against the triad */
@@ -557,13 +481,13 @@ static int adam_triad_init(struct adam_bench *b)
         if (!b->triad[i])
             return zb_fail(&b->z->err, -ENOMEM, "the arrays of the triad: %m");
     }
-    (void)adam_team_run(b, adam_fill_triad_work, b->triad_elems / ADAM_PIECE_ELEMS);
+    (void)zbench_team_run(&b->team, adam_fill_triad_work, b->triad_elems / ADAM_PIECE_ELEMS);
     return 0;
 }
 
 static int adam_run(struct adam_bench *b)
 {
-    int rc = adam_team_start(b);
+    int rc = zbench_team_start(&b->team, b->threads, b, &b->z->err);
 
     if (rc == 0)
         zbench_note(b->z,
@@ -588,7 +512,7 @@ static int adam_run(struct adam_bench *b)
         rc = adam_against_peer(b, b->peers.at[i]);
     for (int i = 0; i < 3; i++)
         adam_unmap(b->triad[i], b->triad_elems * sizeof(float));
-    adam_team_end(b);
+    zbench_team_end(&b->team);
     return rc;
 }
 
@@ -626,7 +550,7 @@ static int adam_main(struct zbench *z, void *bench)
 static const struct zb_opt adam_options[] = {
     { "params", ZB_OPT_SIZE, AT(params), .arg = "N", .def = "256M", .min = ZB_PAGE_ELEMS_DEFAULT,
       .round = ZB_PAGE_ELEMS_DEFAULT },
-    { "threads", ZB_OPT_COUNT, AT(threads), .arg = "N", .min = 1, .max = ADAM_THREADS_MAX },
+    { "threads", ZB_OPT_COUNT, AT(threads), .arg = "N", .min = 1, .max = ZBENCH_TEAM_MAX },
     ZBENCH_ROUNDS(struct adam_bench, "20"),
     ZBENCH_ONLY(struct adam_bench, "CASE"),
     { "kernels", ZB_OPT_TEXT, AT(kernels), .arg = "NAME" },

@@ -29,15 +29,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/plan.h"
 #include "base/size.h"
 #include "base/util.h"
-#include "bench/child.h"
 #include "bench/device.h"
 #include "bench/drive.h"
+#include "bench/gpu_other.h"
 #include "bench/job.h"
 #include "bench/rig.h"
 #include "bench/turns.h"
@@ -212,137 +211,16 @@ static int arena_unpin(struct gpu_bench *b)
 
 /* ---- the daemon's way */
 
-/* To the process that stands for the daemon, with two descriptors: of the memory and of its mark.
- */
-struct order {
-    uint64_t len_bytes, unit_bytes;
-    uint32_t units;
-};
-
-union fds_room {
-    struct cmsghdr align;
-    char bytes[CMSG_SPACE(2 * sizeof(int))];
-};
-
-static int order_send(int fd, const struct order *order, const struct zk_gpu_share *share)
-{
-    const int fds[2] = { share->mem_fd, share->mark_fd };
-    union fds_room room = { 0 };
-    struct iovec part = { (void *)(uintptr_t)order, sizeof(*order) };
-    struct msghdr m = { .msg_iov = &part,
-                        .msg_iovlen = 1,
-                        .msg_control = room.bytes,
-                        .msg_controllen = sizeof(room.bytes) };
-    struct cmsghdr *c = CMSG_FIRSTHDR(&m);
-
-    c->cmsg_level = SOL_SOCKET;
-    c->cmsg_type = SCM_RIGHTS;
-    c->cmsg_len = CMSG_LEN(sizeof(fds));
-    memcpy(CMSG_DATA(c), fds, sizeof(fds));
-    return sendmsg(fd, &m, 0) == (ssize_t)sizeof(*order) ? 0 : -EPIPE;
-}
-
-static int order_receive(int fd, struct order *order, struct zk_gpu_share *share)
-{
-    union fds_room room = { 0 };
-    struct iovec part = { order, sizeof(*order) };
-    struct msghdr m = { .msg_iov = &part,
-                        .msg_iovlen = 1,
-                        .msg_control = room.bytes,
-                        .msg_controllen = sizeof(room.bytes) };
-    struct cmsghdr *c;
-    int fds[2];
-
-    if (recvmsg(fd, &m, MSG_CMSG_CLOEXEC) != (ssize_t)sizeof(*order))
-        return -EPIPE;
-    c = CMSG_FIRSTHDR(&m);
-    if (!c || c->cmsg_len != CMSG_LEN(sizeof(fds)))
-        return -EPIPE;
-    memcpy(fds, CMSG_DATA(c), sizeof(fds));
-    *share = (struct zk_gpu_share){ fds[0], fds[1], order->len_bytes };
-    return 0;
-}
-
-static int other_build(const char *device, const struct zk_gpu_share *share, char *from,
-                       uint64_t bytes, struct zk_gpu_stream **stream, struct zk_gpu_mem **to)
-{
-    struct zk_gpu *gpu = NULL;
-    int rc = zk_gpu_open(device, 0, &gpu, NULL);
-
-    if (rc == 0)
-        rc = zk_gpu_stream_new(gpu, stream, NULL);
-    if (rc == 0)
-        rc = zk_gpu_import(gpu, share, true, to, NULL);
-    return rc < 0 ? rc : zk_gpu_pin(gpu, from, bytes, false, NULL);
-}
-
-/* In the child, until nothing comes any more; the process's end takes all down. */
-static void other_serve(int fd, void *arg)
-{
-    const struct gpu_bench *b = arg;
-    struct zk_gpu_stream *stream = NULL;
-    struct zk_gpu_mem *to = NULL;
-    struct zk_gpu_share share;
-    struct order o;
-    char *from = NULL;
-    uint32_t unit;
-    int rc;
-
-    if (order_receive(fd, &o, &share) < 0)
-        return;
-    from = mmap(NULL, o.len_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    rc = from == MAP_FAILED ? -ENOMEM : 0;
-    if (rc == 0)
-        memset(from, 1, o.len_bytes);
-    if (rc == 0)
-        rc = other_build(b->device, &share, from, o.len_bytes, &stream, &to);
-    while (write(fd, &rc, sizeof(rc)) == sizeof(rc) && rc == 0 &&
-           read(fd, &unit, sizeof(unit)) == sizeof(unit)) {
-        uint64_t at = unit * o.unit_bytes;
-
-        rc = zk_gpu_copy(stream, ZK_GPU_TO_DEVICE, (char *)zk_gpu_addr(to) + at, from + at,
-                         o.unit_bytes, NULL);
-        if (rc == 0)
-            rc = zk_gpu_stream_sync(stream, NULL);
-    }
-}
-
-static int other_answer(struct gpu_bench *b)
-{
-    int rc = -EPIPE;
-
-    if (read(b->other.fd, &rc, sizeof(rc)) != sizeof(rc))
-        rc = -EPIPE;
-    return rc < 0 ? zb_fail(&b->z->err, rc, "the process that stands for the daemon: %m") : 0;
-}
-
-/* -ENOTSUP: the driver does not share memory. */
-static int other_begin(struct gpu_bench *b)
-{
-    const struct order o = { .len_bytes = zk_gpu_len(b->to),
-                             .unit_bytes = b->unit_bytes,
-                             .units = b->units };
-    struct zk_gpu_share share;
-    int rc = zk_gpu_share(b->to, 0, &share, &b->z->err);
-
-    if (rc < 0)
-        return rc;
-    rc = order_send(b->other.fd, &o, &share);
-    zk_gpu_share_close(&share);
-    return rc < 0 ? zb_fail(&b->z->err, rc, "the process that stands for the daemon: %m")
-                  : other_answer(b);
-}
-
 static int slice_other(struct gpu_bench *b, double *ret_s)
 {
     uint64_t begin_ns = zb_now_ns();
     int rc = 0;
 
     for (uint32_t i = 0; i < b->units + GPU_AHEAD && rc == 0; i++) {
-        if (i < b->units && write(b->other.fd, &i, sizeof(i)) != sizeof(i))
-            rc = zb_fail(&b->z->err, -EPIPE, "the process that stands for the daemon has ended");
+        if (i < b->units)
+            rc = zbench_other_ask(&b->other, i, &b->z->err);
         if (rc == 0 && i >= GPU_AHEAD)
-            rc = other_answer(b);
+            rc = zbench_other_answer(&b->other, &b->z->err);
     }
     *ret_s = (double)(zb_now_ns() - begin_ns) * 1e-9;
     return rc;
@@ -533,7 +411,7 @@ static int gpu_cases(struct gpu_bench *b)
         return rc;
     if ((rc = job_end(b)) < 0)
         return rc;
-    rc = other_begin(b);
+    rc = zbench_other_begin(&b->other, b->to, b->unit_bytes, &b->z->err);
     if (rc == -ENOTSUP) {
         zbench_note(b->z, "no fetch/gpu/daemon: %s", b->z->err.text);
         b->z->err = (struct zb_err){ 0 };
@@ -599,7 +477,7 @@ static int gpu_main(struct zbench *z, void *bench)
     b->unit_bytes = zb_min_u64(GPU_UNIT, b->size / GPU_UNITS_MIN) >> 20 << 20;
     b->units = (uint32_t)zb_min_u64(b->size / b->unit_bytes, GPU_UNITS_MAX);
     b->size = b->units * b->unit_bytes;
-    rc = zbench_child_start(&b->other, other_serve, b, &z->err); /* CUDA does not survive a fork */
+    rc = zbench_other_start(&b->other, b->device, &z->err);
     if (rc == 0)
         rc = gpu_open(b);
     if (rc == 0)

@@ -41,48 +41,25 @@
 #include "bench/zbench.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <jansson.h>
-#include <poll.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/size.h"
 #include "base/util.h"
 #include "bench/fio.h"
+#include "bench/io_slice.h"
 #include "bench/peer.h"
 #include "bench/turns.h"
-#include "nvme/sim/zn_sim.h"
-#include "nvme/zn.h"
 
-#define IO_INFLIGHT  (32 * ZB_MIB)
-#define IO_DEPTH_MAX 32u
-#define IO_HUGE      (2 * ZB_MIB)
-#define IO_RAMP_S    0.05
-#define IO_BLOCK_MIN ZB_MIB
-#define IO_BLOCK_MAX (4 * ZB_MIB)
-_Static_assert(IO_INFLIGHT / IO_BLOCK_MIN == IO_DEPTH_MAX, "a buffer for each request");
-
-#define IO_CRC_BYTES 65536u
 #define IO_CRC_LIMIT 60.0 /* CPU milliseconds per GB: what we promise */
-#define IO_SIM_NS    100000
 
-enum io_mix { IO_READ, IO_WRITE, IO_MIXED };
-
-static const struct {
-    const char *name, *fio_rw;
-} io_mixes[] = {
-    [IO_READ] = { "read", "randread" },
-    [IO_WRITE] = { "write", "randwrite" },
-    [IO_MIXED] = { "mix", "randrw" },
+static const char *const io_fio_rw[] = {
+    [IO_READ] = "randread",
+    [IO_WRITE] = "randwrite",
+    [IO_MIXED] = "randrw",
 };
 
 static const struct {
@@ -98,21 +75,10 @@ static const char *const io_engines[IO_WHOS] = { [IO_URING] = "uring", [IO_THREA
 #define IO_ROUND "ACDBBDCA"
 #define IO_SMOKE "ACDB"
 
-struct io_slice {
-    double mib_s, cpu_us; /* CPU microseconds of one request */
-};
-
 static const struct {
     const char *name;
     uint64_t bytes_s;
 } io_rates[] = { { "1G", 1000000000 }, { "3G", 3000000000 }, { "10G", 10000000000 } };
-
-/* How a slice of ours is run. */
-struct io_how {
-    const char *engine; /* NULL: the simulated device */
-    uint64_t sim_bytes_s;
-    bool crc, small_pages, in_order;
-};
 
 struct io_bench {
     struct zbench *z;
@@ -122,8 +88,7 @@ struct io_bench {
     const char *peer_command; /* of another program, or NULL */
     struct zbench_peer peer;
     bool fixed_bufs; /* fio may lock its buffers, and so may we */
-    uint64_t at;     /* in_order: where the last slice ended */
-    uint64_t size_bytes;
+    struct io_file file;
     double seconds; /* of a slice */
     bool smoke;
     unsigned slices, rounds; /* of two slices each */
@@ -131,237 +96,24 @@ struct io_bench {
     enum io_mix mix; /* of the case */
     uint32_t block_bytes;
     const struct io_how *hows[2]; /* of a pair; the second may be NULL: the peer */
-    char path[4096];
-    char *fill; /* IO_INFLIGHT random bytes */
-    bool direct;
-    uint64_t seed;
 };
-
-static volatile sig_atomic_t io_stop;
 
 static void io_on_signal(int signo)
 {
     (void)signo;
-    io_stop = 1;
-}
-
-/* A small generator (xorshift64*): offsets, and bytes that no device can compress. */
-static uint64_t io_random(struct io_bench *b)
-{
-    b->seed ^= b->seed >> 12;
-    b->seed ^= b->seed << 25;
-    b->seed ^= b->seed >> 27;
-    return b->seed * UINT64_C(0x2545f4914f6cdd1d);
-}
-
-static uint64_t io_block_count(const struct io_bench *b, uint32_t block_bytes)
-{
-    return (b->size_bytes - ZN_DATA_START) / block_bytes;
-}
-
-static unsigned io_depth(uint32_t block_bytes)
-{
-    return (unsigned)(IO_INFLIGHT / block_bytes);
-}
-
-/* Fresh buffers, touched: IO_INFLIGHT bytes at *ret_bufs inside of what is returned. */
-static void *io_bufs_map(const struct io_bench *b, bool small_pages, char **ret_bufs)
-{
-    void *map = mmap(NULL, IO_INFLIGHT + IO_HUGE, PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-    if (map == MAP_FAILED)
-        return NULL;
-    *ret_bufs = (char *)map + (IO_HUGE - (uintptr_t)map % IO_HUGE);
-    /* where it is refused: as it is, for fio as well */
-    (void)madvise(*ret_bufs, IO_INFLIGHT, small_pages ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
-    memcpy(*ret_bufs, b->fill, IO_INFLIGHT);
-    return map;
-}
-
-/* One slice of ours. */
-struct io_run {
-    struct io_bench *b;
-    struct zn_engine *e;
-    char *bufs;
-    enum io_mix mix;
-    const struct io_how *how;
-    uint32_t block_bytes;
-    uint64_t blocks, next;  /* next: while the file is filled, or in order */
-    uint64_t slice_ns;      /* 0: fill the file, each block once */
-    uint64_t ramp_ns;       /* until then nothing counts */
-    bool counting;          /* slice_ns long from begin_ns on, however late that is */
-    uint64_t ios, begin_ns; /* since the ramp */
-    double begin_cpu_s;
-    int rc;
-    struct io_request {
-        struct zn_io io;
-        struct io_run *run;
-    } requests[IO_DEPTH_MAX];
-};
-
-static bool io_run_over(const struct io_run *r)
-{
-    return r->rc < 0 || io_stop ||
-           (r->slice_ns == 0 ? r->next == r->blocks
-                             : r->counting && zb_now_ns() - r->begin_ns >= r->slice_ns);
-}
-
-static void io_run_done(struct zn_io *io, int rc);
-
-/* What the daemon does with a page that was read, or is about to be written. */
-static void io_run_crc(struct io_run *r, const struct zn_io *io)
-{
-    static uint32_t crcs[IO_BLOCK_MAX / IO_CRC_BYTES];
-    struct zn_page_id id = { .job = 1, .index = (uint32_t)r->ios };
-
-    zn_page_seal(&id, io->buf, io->len_bytes, IO_CRC_BYTES, crcs);
-}
-
-static void io_run_submit(struct io_request *q)
-{
-    struct io_run *r = q->run;
-    uint64_t block = r->slice_ns > 0 && !r->how->in_order ? io_random(r->b) % r->blocks
-                                                          : r->next++ % r->blocks;
-    bool write = r->mix == IO_WRITE || (r->mix == IO_MIXED && io_random(r->b) >> 63);
-
-    q->io.op = write ? ZN_WRITE : ZN_READ;
-    q->io.len_bytes = r->block_bytes;
-    q->io.off_bytes = ZN_DATA_START + block * r->block_bytes;
-    q->io.done = io_run_done;
-    if (write && r->how->crc)
-        io_run_crc(r, &q->io);
-    r->rc = zn_submit(r->e, &q->io);
-}
-
-static void io_run_count(struct io_run *r)
-{
-    r->counting = true;
-    r->begin_cpu_s = zbench_cpu_s();
-    r->begin_ns = zb_now_ns();
-}
-
-static void io_run_done(struct zn_io *io, int rc)
-{
-    struct io_request *q = zb_container_of(io, struct io_request, io);
-    struct io_run *r = q->run;
-
-    if (rc < 0 && r->rc == 0)
-        r->rc = rc;
-    if (io->op == ZN_READ && r->how->crc)
-        io_run_crc(r, io);
-    if (r->counting)
-        r->ios++;
-    else if (zb_now_ns() >= r->ramp_ns)
-        io_run_count(r);
-    if (!io_run_over(r))
-        io_run_submit(q);
-}
-
-static void io_run_all(struct io_run *r)
-{
-    struct pollfd p = { .fd = zn_wake_fd(r->e), .events = POLLIN };
-    eventfd_t n;
-
-    for (unsigned i = 0; i < io_depth(r->block_bytes) && !io_run_over(r); i++) {
-        r->requests[i].run = r;
-        r->requests[i].io.buf = r->bufs + (size_t)i * r->block_bytes;
-        io_run_submit(&r->requests[i]);
-    }
-    while (zn_stats(r->e).inflight > 0) {
-        zn_kick(r->e);
-        if (poll(&p, 1, -1) == 1)
-            (void)eventfd_read(p.fd, &n);
-        (void)zn_reap(r->e, IO_DEPTH_MAX);
-    }
-}
-
-static int io_open(struct io_bench *b, const struct io_how *how, unsigned depth,
-                   struct zn_engine **ret, struct zn_sim **ret_sim)
-{
-    struct zn_options o = {
-        .path = b->path, .size_bytes = b->size_bytes, .io = how->engine, .depth = depth
-    };
-    struct zn_sim_options so = { .rate_bytes = how->sim_bytes_s,
-                                 .latency_ns = IO_SIM_NS,
-                                 .discard = true };
-    int rc;
-
-    *ret_sim = NULL;
-    if (how->engine)
-        return zn_open(ret, &o, &b->z->err);
-    rc = zn_sim_new(ret_sim, &so, &b->z->err);
-    if (rc == 0)
-        rc = zn_sim_engine(ret, *ret_sim, "data", b->size_bytes, depth, &b->z->err);
-    if (rc < 0)
-        zn_sim_free(*ret_sim);
-    return rc;
-}
-
-/* A slice of ours; seconds 0 fills the file. */
-static int io_ours(struct io_bench *b, const struct io_how *how, enum io_mix mix,
-                   uint32_t block_bytes, double seconds, struct io_slice *ret)
-{
-    struct io_run r = { .b = b,
-                        .mix = mix,
-                        .how = how,
-                        .block_bytes = block_bytes,
-                        .blocks = io_block_count(b, block_bytes) };
-    const char *engine = how->engine ? how->engine : "the simulated device";
-    struct zn_sim *sim;
-    double cpu_s, wall_s;
-    void *map;
-    int rc = io_open(b, how, io_depth(block_bytes), &r.e, &sim);
-
-    if (rc < 0)
-        return rc;
-    map = io_bufs_map(b, how->small_pages, &r.bufs);
-    if (!map) {
-        zn_close(r.e);
-        zn_sim_free(sim);
-        return zb_fail(&b->z->err, -ENOMEM, "%s of buffers: %m", zb_size_text(IO_INFLIGHT).s);
-    }
-    if (how->engine)
-        b->direct = zn_info(r.e)->direct;
-    if (how->in_order)
-        r.next = b->at;
-    (void)zn_register(r.e, r.bufs, IO_INFLIGHT); /* what cannot be goes the plain way */
-    if (seconds > 0) {
-        r.ramp_ns = zb_now_ns() + (uint64_t)(IO_RAMP_S * 1e9);
-        r.slice_ns = (uint64_t)(seconds * 1e9);
-    }
-    io_run_all(&r);
-    wall_s = (double)(zb_now_ns() - r.begin_ns) / 1e9;
-    cpu_s = zbench_cpu_s() - r.begin_cpu_s;
-    zn_close(r.e);
-    zn_sim_free(sim);
-    (void)munmap(map, IO_INFLIGHT + IO_HUGE);
-    b->at = r.next;
-    if (r.rc < 0)
-        return zb_fail(&b->z->err, r.rc, "%s by %s on '%s': %m", io_mixes[mix].name, engine,
-                       b->path);
-    if (seconds > 0 && r.ios == 0 && !io_stop)
-        return zb_fail(&b->z->err, -ETIME,
-                       "no request of %s by %s ended in %g s: ask for more "
-                       "--seconds",
-                       io_mixes[mix].name, engine, seconds);
-    *ret = (struct io_slice){
-        .mib_s = (double)(r.ios * block_bytes) / (double)ZB_MIB / wall_s,
-        .cpu_us = r.ios > 0 ? cpu_s * 1e6 / (double)r.ios : 0,
-    };
-    return 0;
+    zbench_io_stop = 1;
 }
 
 static struct zbench_fio io_fio(const struct io_bench *b, enum io_mix mix, uint32_t block_bytes)
 {
-    return (struct zbench_fio){ .path = b->path,
-                                .rw = io_mixes[mix].fio_rw,
+    return (struct zbench_fio){ .path = b->file.path,
+                                .rw = io_fio_rw[mix],
                                 .block_bytes = block_bytes,
                                 .depth = io_depth(block_bytes),
-                                .direct = b->direct,
+                                .direct = b->file.direct,
                                 .fixed_bufs = b->fixed_bufs,
                                 .offset_bytes = ZN_DATA_START,
-                                .size_bytes = io_block_count(b, block_bytes) * block_bytes,
+                                .size_bytes = io_block_count(&b->file, block_bytes) * block_bytes,
                                 .seconds = b->seconds,
                                 .ramp_s = IO_RAMP_S };
 }
@@ -384,9 +136,9 @@ static int io_peer_start(struct io_bench *b)
     char command[8192];
 
     (void)snprintf(
-        command, sizeof(command), "exec %s '%s' %llu %llu", b->peer_command, b->path,
+        command, sizeof(command), "exec %s '%s' %llu %llu", b->peer_command, b->file.path,
         (unsigned long long)ZN_DATA_START,
-        (unsigned long long)((b->size_bytes - ZN_DATA_START) / IO_BLOCK_MAX * IO_BLOCK_MAX));
+        (unsigned long long)((b->file.size_bytes - ZN_DATA_START) / IO_BLOCK_MAX * IO_BLOCK_MAX));
     return zbench_peer_start(b->z, &b->peer, command);
 }
 
@@ -396,7 +148,7 @@ static int io_peer_slice(struct io_bench *b, enum io_mix mix, uint32_t block_byt
     char question[64], line[1024];
     int rc;
 
-    (void)snprintf(question, sizeof(question), "%s %u %g", io_mixes[mix].name, block_bytes,
+    (void)snprintf(question, sizeof(question), "%s %u %g", zbench_io_mixes[mix], block_bytes,
                    b->seconds);
     rc = zbench_peer_ask(b->z, &b->peer, question, line, sizeof(line));
     if (rc == 0 && sscanf(line, "%lf %lf", &ret->mib_s, &ret->cpu_us) != 2)
@@ -412,19 +164,19 @@ static int io_fio_slice(void *bench, unsigned who, double *ret)
     struct io_bench *b = bench;
     const struct io_how how = { .engine = io_engines[who] };
     struct io_slice s = { 0 };
-    int rc = how.engine ? io_ours(b, &how, b->mix, b->block_bytes, b->seconds, &s)
+    int rc = how.engine ? zbench_io_slice(&b->file, &how, b->mix, b->block_bytes, b->seconds, &s)
                         : io_theirs(b, b->mix, b->block_bytes, &s);
 
     ret[MIB_S] = s.mib_s;
     ret[CPU] = s.cpu_us;
-    return io_stop ? zb_fail(&b->z->err, -EINTR, "interrupted") : rc;
+    return zbench_io_stop ? zb_fail(&b->z->err, -EINTR, "interrupted") : rc;
 }
 
 static int io_add(struct io_bench *b, size_t block, const char *who, bool cpu, const double *values,
                   const double *references)
 {
     const struct zbench_row row = zbench_row(cpu ? "us/io" : "MiB/s", cpu, "fio", "%s%s/%s/%s/fio",
-                                             cpu ? "cpu/" : "", io_mixes[b->mix].name,
+                                             cpu ? "cpu/" : "", zbench_io_mixes[b->mix],
                                              io_blocks[block].name, who);
 
     return zbench_add(b->z, &row, values, references, b->rounds);
@@ -467,12 +219,12 @@ static int io_pair_slice(void *bench, unsigned who, double *ret)
     struct io_bench *b = bench;
     const struct io_how *how = b->hows[who];
     struct io_slice s = { 0 };
-    int rc = how ? io_ours(b, how, b->mix, b->block_bytes, b->seconds, &s)
+    int rc = how ? zbench_io_slice(&b->file, how, b->mix, b->block_bytes, b->seconds, &s)
                  : io_peer_slice(b, b->mix, b->block_bytes, &s);
 
     ret[MIB_S] = s.mib_s;
     ret[CPU] = s.cpu_us / 1e3 * (1e9 / b->block_bytes);
-    return io_stop ? zb_fail(&b->z->err, -EINTR, "interrupted") : rc;
+    return zbench_io_stop ? zb_fail(&b->z->err, -EINTR, "interrupted") : rc;
 }
 
 /* Two kinds of slices. theirs NULL: the peer. */
@@ -493,7 +245,7 @@ static int io_case_rate(struct io_bench *b, size_t block)
     for (size_t i = 0; i < ZB_COUNT(io_rates) && rc == 0; i++) {
         const struct io_how how = { .sim_bytes_s = io_rates[i].bytes_s };
         const struct zbench_row row = zbench_row("MiB/s", false, "the device's rate",
-                                                 "%s/%s/sim-%s/fixed-rate", io_mixes[b->mix].name,
+                                                 "%s/%s/sim-%s/fixed-rate", zbench_io_mixes[b->mix],
                                                  io_blocks[block].name, io_rates[i].name);
 
         rc = io_pair(b, "A", &how, NULL, &s);
@@ -509,7 +261,7 @@ static int io_case_crc(struct io_bench *b, size_t block)
     static const struct io_how with = { .engine = "auto", .crc = true },
                                without = { .engine = "auto" };
     const struct zbench_row row = zbench_row("ms/GB", true, "limit", "cpu/%s/%s/crc/limit",
-                                             io_mixes[b->mix].name, io_blocks[block].name);
+                                             zbench_io_mixes[b->mix], io_blocks[block].name);
     struct zbench_series s;
     int rc = io_pair(b, "ABBA", &with, &without, &s);
 
@@ -521,7 +273,7 @@ static int io_case_crc(struct io_bench *b, size_t block)
 static int io_add_pair(struct io_bench *b, size_t block, const char *who, const char *against,
                        const struct zbench_series *s)
 {
-    const char *mix = io_mixes[b->mix].name, *name = io_blocks[block].name;
+    const char *mix = zbench_io_mixes[b->mix], *name = io_blocks[block].name;
     const struct zbench_row row = zbench_row("MiB/s", false, against, "%s/%s/%s/%s", mix, name, who,
                                              against),
                             cpu = zbench_row("ms/GB", true, against, "cpu/%s/%s/%s/%s", mix, name,
@@ -569,7 +321,7 @@ static int io_case(struct io_bench *b, size_t block)
     int rc = 0;
 
     b->block_bytes = io_blocks[block].bytes;
-    (void)snprintf(name, sizeof(name), "%s/%s", io_mixes[b->mix].name, io_blocks[block].name);
+    (void)snprintf(name, sizeof(name), "%s/%s", zbench_io_mixes[b->mix], io_blocks[block].name);
     if (!zbench_wants(b->only, name))
         return 0;
     for (size_t i = 0; i < ZB_COUNT(io_cases) && rc == 0; i++)
@@ -582,11 +334,11 @@ static int io_run_cases(struct io_bench *b)
 {
     static const struct io_how how = { .engine = "auto" };
     struct io_slice fill;
-    int rc = io_ours(b, &how, IO_WRITE, (uint32_t)ZB_MIB, 0, &fill);
+    int rc = zbench_io_slice(&b->file, &how, IO_WRITE, (uint32_t)ZB_MIB, 0, &fill);
 
     if (rc == 0)
-        zbench_note(b->z, "%s, %s of %s, %s", b->path, zb_size_text(b->size_bytes).s,
-                    b->direct ? "O_DIRECT" : "buffered", "written once");
+        zbench_note(b->z, "%s, %s of %s, %s", b->file.path, zb_size_text(b->file.size_bytes).s,
+                    b->file.direct ? "O_DIRECT" : "buffered", "written once");
     if (rc == 0 && b->peer_command)
         rc = io_peer_start(b);
     for (b->mix = IO_READ; b->mix <= IO_MIXED && rc == 0; b->mix++)
@@ -603,10 +355,10 @@ static int io_main(struct zbench *z, void *bench)
     int rc;
 
     b->z = z;
-    b->seed = UINT64_C(0x9e3779b97f4a7c15);
+    b->file.z = z;
     b->rounds = (b->slices + 1) / 2;
     if (b->smoke) { /* does it work at all: the figures mean nothing */
-        b->size_bytes = 32 * ZB_MIB;
+        b->file.size_bytes = 32 * ZB_MIB;
         b->seconds = 0.02;
         b->rounds = 1;
     }
@@ -614,18 +366,17 @@ static int io_main(struct zbench *z, void *bench)
     rc = zbench_fio_find(z);
     if (rc < 0)
         return rc;
-    b->fill = malloc(IO_INFLIGHT);
-    if (!b->fill)
-        return zb_fail(&z->err, -ENOMEM, "%s of random bytes: %m", zb_size_text(IO_INFLIGHT).s);
-    for (size_t i = 0; i < IO_INFLIGHT / sizeof(uint64_t); i++)
-        ((uint64_t *)(void *)b->fill)[i] = io_random(b);
-    (void)snprintf(b->path, sizeof(b->path), "%s/zbench-io-%d.data", b->dir, (int)getpid());
+    rc = zbench_io_fill(&b->file);
+    if (rc < 0)
+        return rc;
+    (void)snprintf(b->file.path, sizeof(b->file.path), "%s/zbench-io-%d.data", b->dir,
+                   (int)getpid());
     (void)sigaction(SIGINT, &act, NULL); /* the file goes, whatever ends us */
     (void)sigaction(SIGTERM, &act, NULL);
     (void)signal(SIGPIPE, SIG_IGN); /* a peer that has ended is an error like others */
     rc = io_run_cases(b);
-    (void)unlink(b->path);
-    free(b->fill);
+    (void)unlink(b->file.path);
+    free(b->file.fill);
     return rc;
 }
 
@@ -633,7 +384,7 @@ static int io_main(struct zbench *z, void *bench)
 
 static const struct zb_opt io_options[] = {
     ZBENCH_DIR(struct io_bench, "."),
-    { "size", ZB_OPT_SIZE, AT(size_bytes), .arg = "SIZE", .def = "1G", .min = 2 * IO_BLOCK_MAX,
+    { "size", ZB_OPT_SIZE, AT(file.size_bytes), .arg = "SIZE", .def = "1G", .min = 2 * IO_BLOCK_MAX,
       .round = ZB_MIB },
     { "seconds", ZB_OPT_REAL, AT(seconds), .arg = "S", .def = "0.3", .min = 0.01, .max = 3600 },
     { "slices", ZB_OPT_COUNT, AT(slices), .arg = "N", .def = "20", .min = 2,

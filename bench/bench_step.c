@@ -34,41 +34,26 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
-#include <poll.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/place.h"
 #include "base/size.h"
 #include "base/util.h"
 #include "bench/fio.h"
+#include "bench/floor.h"
 #include "bench/peer.h"
 #include "bench/rig.h"
 #include "bench/turns.h"
-#include "kernels/zk_page.h"
-#include "nvme/zn_fixed.h"
 
 #define STEP_UNITS      8u
 #define STEP_STAGING    (UINT64_C(64) << 20)
-#define STEP_LATENCY_US 100u
-#define STEP_DEPTH      16u              /* requests of the loop and of fio at one time */
-#define STEP_HALF       2u               /* bytes of a parameter, and of a gradient */
-#define STEP_STATE      10u              /* bytes of its state */
-#define STEP_BYTES      (2 * STEP_STATE) /* a parameter, across the drive */
-#define STEP_THREADS    64u
-#define STEP_HUGE       (2 * ZB_MIB)
-#define STEP_KERNEL_MAX (UINT64_C(32) << 20) /* parameters that the kernels are measured on */
 #define STEP_FIO_BYTES  (UINT64_C(1) << 30)
 #define STEP_FIO_S      0.8
 #define STEP_FIO_RAMP_S 0.05
-#define STEP_LOOP_S     0.25
-#define STEP_LOOP_BYTES (UINT64_C(256) << 20)
 
 struct step_bench {
     struct zbench *z;
@@ -82,197 +67,9 @@ struct step_bench {
     struct zbench_fio fio; /* a slice of it */
     struct zbench_peer peer_program;
 
-    /* the kernels on memory */
-    const struct zk_ops *ops;
-    struct zb_layout layout;
     unsigned threads;
-    uint64_t kernel_pages;
-    uint8_t *memory;
-    uint64_t memory_bytes;
+    struct zbench_kernels kernels;
 };
-
-/* ---- the kernels on memory */
-
-struct kernel_thread {
-    struct step_bench *b;
-    pthread_t thread;
-    unsigned index;
-    bool sums; /* with checksums before and behind */
-};
-
-static void kernel_page(const struct step_bench *b, uint64_t page, bool sums)
-{
-    static const struct zk_params params = {
-        .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .scale = 1
-    };
-    const struct zk_scalars adamw = zk_prepare(ZB_ADAMW, &params, 2);
-    const struct zb_layout *l = &b->layout;
-    uint8_t *params_at = b->memory + page * b->page_elems * (2 * STEP_HALF + STEP_STATE);
-    uint8_t *grads_at = params_at + b->page_elems * STEP_HALF;
-    uint8_t *states_at = grads_at + b->page_elems * STEP_HALF;
-    uint64_t piece = sums ? ZB_BLOCK_ELEMS : b->page_elems;
-    const struct zn_page_id id = { .job = 1 };
-    volatile uint32_t sum = 0;
-
-    for (uint64_t first = 0; first < b->page_elems; first += piece) {
-        uint8_t *block = states_at + first * STEP_STATE;
-        const struct zk_segment all = { .first = first, .count = piece };
-        const struct zk_page p = { .param = params_at + first * STEP_HALF,
-                                   .grad = grads_at + first * STEP_HALF,
-                                   .state = block,
-                                   .first = first,
-                                   .count = piece };
-
-        if (sums)
-            sum = zn_page_crc(&id, 0, block, (uint32_t)(piece * STEP_STATE));
-        zk_page_step(b->ops, l, &p, &all, 1, &adamw);
-        if (sums)
-            sum = zn_page_crc(&id, 0, block, (uint32_t)(piece * STEP_STATE));
-    }
-    (void)sum;
-}
-
-static void *kernel_run(void *arg)
-{
-    const struct kernel_thread *t = arg;
-
-    zk_thread_init();
-    for (uint64_t p = t->index; p < t->b->kernel_pages; p += t->b->threads)
-        kernel_page(t->b, p, t->sums);
-    return NULL;
-}
-
-/* Nanoseconds of a parameter, all threads together. */
-static int kernel_measure(struct step_bench *b, bool sums, double *ret_ns)
-{
-    struct kernel_thread threads[STEP_THREADS];
-    uint64_t begin_ns = zb_now_ns();
-    unsigned n;
-
-    for (n = 0; n < b->threads; n++) {
-        threads[n] = (struct kernel_thread){ .b = b, .index = n, .sums = sums };
-        if (pthread_create(&threads[n].thread, NULL, kernel_run, &threads[n]) != 0)
-            break;
-    }
-    for (unsigned i = 0; i < n; i++)
-        (void)pthread_join(threads[i].thread, NULL);
-    if (n < b->threads)
-        return zb_fail(&b->z->err, -EAGAIN, "%u threads for the kernels: %m", b->threads);
-    *ret_ns = (double)(zb_now_ns() - begin_ns) / (double)(b->kernel_pages * b->page_elems);
-    return 0;
-}
-
-static int kernel_prepare(struct step_bench *b)
-{
-    uint64_t page_bytes, seed = 1;
-    float *floats;
-    uint16_t *halves;
-    int rc = zk_select("auto", &b->ops, &b->z->err);
-
-    if (rc == 0)
-        rc =
-            zb_layout_of(ZB_BF16, ZB_BF16, ZB_ADAMW, ZB_MOMENTS_F32, false, &b->layout, &b->z->err);
-    if (rc < 0)
-        return rc;
-    b->kernel_pages = zb_max_u64(zb_min_u64(b->params, STEP_KERNEL_MAX) / b->page_elems, 1);
-    page_bytes = b->page_elems * (2 * STEP_HALF + STEP_STATE);
-    b->memory_bytes = b->kernel_pages * page_bytes + STEP_HUGE;
-    b->memory =
-        mmap(NULL, b->memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (b->memory == MAP_FAILED) {
-        b->memory = NULL;
-        return zb_fail(&b->z->err, -ENOMEM, "%s for the kernels: %m",
-                       zb_size_text(b->memory_bytes).s);
-    }
-    (void)madvise(b->memory, b->memory_bytes, MADV_HUGEPAGE);
-    /* a child that shares it, such as who cleans up, makes us copy it, in small pages */
-    (void)madvise(b->memory, b->memory_bytes, MADV_DONTFORK);
-    for (uint64_t p = 0; p < b->kernel_pages; p++) { /* small numbers everywhere, as in a run */
-        halves = (uint16_t *)(void *)(b->memory + p * page_bytes);
-        for (uint64_t i = 0; i < 2 * b->page_elems; i++)
-            halves[i] = (uint16_t)(0x3c00 + (seed = seed * 6364136223846793005u + 1) % 512);
-        floats = (float *)(void *)(halves + 2 * b->page_elems);
-        for (uint64_t i = 0; i < b->page_elems * STEP_STATE / sizeof(float); i++)
-            floats[i] = 0.01f;
-    }
-    return 0;
-}
-
-/* ---- the drive: a loop that only moves bytes, pages of state read and written in turn */
-
-struct loop_io {
-    struct zn_io io;
-    struct loop *loop;
-};
-
-struct loop {
-    struct zn_engine *e;
-    struct loop_io ios[STEP_DEPTH];
-    uint64_t slots, next, left;
-    int rc;
-};
-
-static void loop_done(struct zn_io *io, int rc)
-{
-    struct loop *l = zb_container_of(io, struct loop_io, io)->loop;
-
-    if (rc < 0)
-        l->rc = rc;
-    if (l->rc < 0 || l->left == 0)
-        return;
-    l->left--;
-    if (io->op == ZN_WRITE)
-        io->off_bytes = ZN_DATA_START + l->next++ % l->slots * io->len_bytes;
-    io->op = io->op == ZN_READ ? ZN_WRITE : ZN_READ;
-    l->rc = zn_submit(l->e, io);
-}
-
-/* Seconds that the loop takes for a byte. */
-static int loop_measure(struct step_bench *b, double *ret_s)
-{
-    uint32_t bytes = (uint32_t)(b->page_elems * STEP_STATE);
-    struct loop l = { .slots = STEP_LOOP_BYTES / bytes };
-    uint64_t ios = zb_max_u64((uint64_t)(STEP_LOOP_S * (double)b->rate) / bytes, 2 * STEP_DEPTH);
-    struct zn_fixed_options o = { .size_bytes = ZN_DATA_START + l.slots * bytes,
-                                  .rate_bytes = b->rate,
-                                  .latency_ns = STEP_LATENCY_US * 1000 };
-    uint8_t *buffer = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    struct pollfd p = { .events = POLLIN };
-    uint64_t begin_ns;
-    int rc;
-
-    if (buffer == MAP_FAILED)
-        return zb_fail(&b->z->err, -ENOMEM, "a buffer for the loop: %m");
-    rc = zn_fixed_open(&l.e, &o, &b->z->err);
-    if (rc < 0)
-        return rc;
-    l.left = ios - STEP_DEPTH;
-    begin_ns = zb_now_ns();
-    for (unsigned i = 0; i < STEP_DEPTH && l.rc == 0; i++) {
-        l.ios[i] =
-            (struct loop_io){ .loop = &l,
-                              .io = { .op = ZN_READ,
-                                      .lend = true,
-                                      .buf = buffer,
-                                      .len_bytes = bytes,
-                                      .off_bytes = ZN_DATA_START + l.next++ % l.slots * bytes,
-                                      .done = loop_done } };
-        l.rc = zn_submit(l.e, &l.ios[i].io);
-    }
-    p.fd = zn_wake_fd(l.e);
-    while (zn_stats(l.e).inflight > 0) {
-        eventfd_t n;
-
-        zn_kick(l.e);
-        if (poll(&p, 1, -1) == 1)
-            (void)eventfd_read(p.fd, &n);
-        (void)zn_reap(l.e, STEP_DEPTH);
-    }
-    *ret_s = (double)(zb_now_ns() - begin_ns) / 1e9 / ((double)ios * bytes);
-    zn_close(l.e);
-    (void)munmap(buffer, bytes);
-    return l.rc < 0 ? zb_fail(&b->z->err, l.rc, "the loop on a device of a fixed rate: %m") : 0;
-}
 
 /* ---- the job */
 
@@ -329,9 +126,10 @@ static int rate_slice(void *bench, unsigned who, double *ret)
 {
     struct step_bench *b = bench;
 
-    return who == 1   ? step_time(b, ret)
-           : who == 2 ? loop_measure(b, ret)
-                      : kernel_measure(b, who == 3, ret);
+    return who == 1 ? step_time(b, ret)
+           : who == 2
+               ? zbench_loop_measure(b->z, b->rate, (uint32_t)(b->page_elems * STEP_STATE), ret)
+               : zbench_kernels_measure(&b->kernels, who == 3, ret);
 }
 
 static int step_case_rate(struct step_bench *b, const char *name, uint64_t rate)
@@ -459,7 +257,7 @@ static int drive_slice(void *bench, unsigned who, double *ret)
     int rc;
 
     if (who == KERNELS)
-        return kernel_measure(b, false, ret);
+        return zbench_kernels_measure(&b->kernels, false, ret);
     if (who != STEP)
         return zbench_fio_run(b->z, &b->fio, ret, NULL);
     if ((rc = step_moved(b, b->rig.daemon.pid, &before)) < 0 || (rc = step_time(b, ret)) < 0 ||
@@ -638,7 +436,7 @@ static int step_run(struct step_bench *b)
     b->threads = (unsigned)zb_min_u64((uint64_t)sysconf(_SC_NPROCESSORS_ONLN), STEP_THREADS);
     if (b->peer)
         return step_case_peer(b);
-    rc = kernel_prepare(b);
+    rc = zbench_kernels_open(&b->kernels, b->z, b->params, b->page_elems, b->threads);
     for (size_t i = 0; i < ZB_COUNT(step_rates) && rc == 0; i++)
         if (step_wants(b, step_rates[i].name))
             rc = step_case_rate(b, step_rates[i].name, step_rates[i].rate);
@@ -646,8 +444,7 @@ static int step_run(struct step_bench *b)
         rc = step_case_half(b, "step/half-resident/fixed-3G");
     if (rc == 0 && step_wants(b, "step/drive"))
         rc = step_case_drive(b);
-    if (b->memory)
-        (void)munmap(b->memory, b->memory_bytes);
+    zbench_kernels_close(&b->kernels);
     return rc;
 }
 

@@ -57,23 +57,29 @@ static void piece_done(struct zn_io *io, int rc)
     piece_next(p);
 }
 
+void zbench_drain(struct zn_engine *e, unsigned depth)
+{
+    struct pollfd ready = { .fd = zn_wake_fd(e), .events = POLLIN };
+    eventfd_t n;
+
+    while (zn_stats(e).inflight > 0) {
+        zn_kick(e);
+        if (poll(&ready, 1, -1) > 0)
+            (void)eventfd_read(ready.fd, &n);
+        (void)zn_reap(e, depth);
+    }
+}
+
 static int drive_pass(struct zbench_drive *d, enum zn_op op, double *ret_s)
 {
-    struct pollfd ready = { .fd = zn_wake_fd(d->engine), .events = POLLIN };
     uint64_t begin_ns = zb_now_ns();
-    eventfd_t n;
 
     d->op = op;
     d->next = 0;
     d->rc = 0;
     for (unsigned i = 0; i < DRIVE_DEPTH; i++)
         piece_next(&d->pieces[i]);
-    while (zn_stats(d->engine).inflight > 0) {
-        zn_kick(d->engine);
-        if (poll(&ready, 1, -1) > 0)
-            (void)eventfd_read(ready.fd, &n);
-        (void)zn_reap(d->engine, DRIVE_DEPTH);
-    }
+    zbench_drain(d->engine, DRIVE_DEPTH);
     *ret_s = (double)(zb_now_ns() - begin_ns) * 1e-9;
     return d->rc;
 }
