@@ -33,8 +33,9 @@ def check_usage(folder):
         assert r.returncode == 2 and part in r.stderr and not r.stdout, (words, r)
     r = run("io", "--smoke", env={"PATH": folder})
     assert r.returncode == 1 and "fio, the reference, does not run here" in r.stderr, r
-    r = run("help")
-    assert r.returncode == 0 and "bandwidth of the I/O engines" in r.stdout, r
+    for words in (["help"], ["--help"], ["io", "--help"], ["--json", "io", "--smoke", "--help"]):
+        r = run(*words)
+        assert r.returncode == 0 and "bandwidth of the I/O engines" in r.stdout, (words, r)
 
 
 def check_json(folder):
