@@ -12,6 +12,7 @@
 #include "daemon/job/shard.h"
 #include "daemon/store/store.h"
 #include "proto/codec.h"
+#include "proto/shard.pb-c.h"
 
 /* ---- finding */
 

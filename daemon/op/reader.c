@@ -39,6 +39,7 @@
 #include "daemon/plan/replan.h"
 #include "daemon/store/rowio.h"
 #include "proto/codec.h"
+#include "proto/shard.pb-c.h"
 
 #define READERS_MAX  64u
 #define LANES        4u   /* pieces of one read in progress */

@@ -1,5 +1,5 @@
 /*
- * op/snapshot.c - snapshots, rollback, clone, destroy: what becomes of a saved job by request.
+ * op/snapshot.c - snapshots and clones of a saved job; op/rollback.c has rollback and destroy.
  *
  * MODEL. Each request is one delta of a saved job (store.h), decided when its turn has come:
  *
@@ -35,7 +35,7 @@
 
 /* The saved job that a request may change; a job in memory that has never committed, too, if
  * `unkept`. NULL: answered. */
-static struct zsd_saved *saved_of(struct zsd_req *req, const char *name, bool unkept)
+struct zsd_saved *zsd_snap_saved(struct zsd_req *req, const char *name, bool unkept)
 {
     struct zsd_core *core = req->daemon->core;
     struct zsd_saved *saved = zsd_saved_by_name(core, name);
@@ -84,8 +84,8 @@ static void snap_row(const struct zsd_saved *saved, const struct zsd_version *v,
     row->world = v->world;
 }
 
-static void snap_reply(struct zsd_req *req, const struct zsd_saved *saved,
-                       const struct zsd_version *v, const struct zsd_snap *snap)
+void zsd_snap_reply(struct zsd_req *req, const struct zsd_saved *saved, const struct zsd_version *v,
+                    const struct zsd_snap *snap)
 {
     Zp__SnapshotRow row;
 
@@ -155,7 +155,7 @@ static void snap_done(struct zsd_delta *d, const struct zb_err *err)
     } else {
         zb_log(ZB_LOG_INFO, "snapshot", "job=\"%s\" name=\"%s\" iterations=%llu", d->saved->name,
                d->snap_add->name, (unsigned long long)d->snap_add->version->iterations);
-        snap_reply(op->req, d->saved, d->snap_add->version, d->snap_add);
+        zsd_snap_reply(op->req, d->saved, d->snap_add->version, d->snap_add);
     }
     free(op);
 }
@@ -205,7 +205,7 @@ void zsd_snap_cancel(struct zsd_saved *saved, const struct zb_err *why)
 
 ZSD_REQUEST(zsd_snapshot, SnapshotTake)
 {
-    struct zsd_saved *saved = saved_of(req, q->job, q->next);
+    struct zsd_saved *saved = zsd_snap_saved(req, q->job, q->next);
     struct snap_op *op;
 
     if (!saved)
@@ -313,8 +313,8 @@ struct snap_end {
 };
 
 /* The version that a request names: of a snapshot, or ("") the commit. NULL: err. */
-static struct zsd_version *version_named(const struct zsd_saved *saved, const char *name,
-                                         struct zb_err *err)
+struct zsd_version *zsd_snap_version(const struct zsd_saved *saved, const char *name,
+                                     struct zb_err *err)
 {
     const struct zsd_snap *snap = *name ? zsd_snap_by_name(saved, name) : NULL;
 
@@ -354,7 +354,7 @@ static void snap_end_done(struct zsd_delta *d, const struct zb_err *err)
 
 ZSD_REQUEST(zsd_snapshot_destroy, SnapshotRef)
 {
-    struct zsd_saved *saved = saved_of(req, q->job, false);
+    struct zsd_saved *saved = zsd_snap_saved(req, q->job, false);
     struct snap_end *op;
 
     if (!saved)
@@ -410,7 +410,7 @@ static int clone_plan(struct zsd_delta *d, struct zb_err *err)
 
     if (op->from->gone)
         return zb_fail(err, -ENOENT, "job '%s' was destroyed", op->from->name);
-    from = version_named(op->from, op->name, err);
+    from = zsd_snap_version(op->from, op->name, err);
     if (!from)
         return err->code;
     op->fresh = clone_version(d->saved, from);
@@ -432,7 +432,7 @@ static void clone_done(struct zsd_delta *d, const struct zb_err *err)
     } else {
         zb_log(ZB_LOG_INFO, "clone", "job=\"%s\" from=\"%s\" snapshot=\"%s\" iterations=%llu",
                d->saved->name, op->from->name, op->name, (unsigned long long)op->fresh->iterations);
-        snap_reply(op->req, d->saved, d->saved->committed, NULL);
+        zsd_snap_reply(op->req, d->saved, d->saved->committed, NULL);
     }
     zsd_version_unref(op->fresh);
     zsd_saved_unhold(op->from);
@@ -443,7 +443,7 @@ static void clone_done(struct zsd_delta *d, const struct zb_err *err)
 ZSD_REQUEST(zsd_clone, Clone)
 {
     struct zsd_core *core = req->daemon->core;
-    struct zsd_saved *from = saved_of(req, q->job, false), *saved = NULL;
+    struct zsd_saved *from = zsd_snap_saved(req, q->job, false), *saved = NULL;
     struct zb_err err = { 0 };
     struct clone *op = NULL;
 
@@ -459,7 +459,7 @@ ZSD_REQUEST(zsd_clone, Clone)
              zsd_job_name_coming(core, q->name))
         (void)zb_fail(&err, -EEXIST, "job '%s' exists already", q->name);
     else
-        (void)version_named(from, q->snapshot, &err);
+        (void)zsd_snap_version(from, q->snapshot, &err);
     if (err.code == 0) {
         op = calloc(1, sizeof(*op));
         saved = op ? zsd_saved_like(from, q->name, req->conn->uid) : NULL;
@@ -478,158 +478,4 @@ ZSD_REQUEST(zsd_clone, Clone)
     (void)snprintf(op->name, sizeof(op->name), "%s", q->snapshot);
     op->delta = (struct zsd_delta){ .saved = saved, .plan = clone_plan, .done = clone_done };
     zsd_delta_start(&op->delta);
-}
-
-/* ---- rollback */
-
-struct rollback {
-    struct zsd_delta delta;
-    struct zsd_req *req;
-    char name[ZP_NAME_MAX + 1];
-    struct zsd_work work;
-};
-
-static int rollback_plan(struct zsd_delta *d, struct zb_err *err)
-{
-    const struct rollback *op = zb_container_of(d, struct rollback, delta);
-    struct zsd_version *v = version_named(d->saved, op->name, err);
-
-    if (!v)
-        return err->code;
-    d->committed = v;
-    d->prepared = NULL;
-    return 0;
-}
-
-static void rollback_done(struct zsd_delta *d, const struct zb_err *err)
-{
-    struct rollback *op = zb_container_of(d, struct rollback, delta);
-    struct zsd_saved *saved = d->saved;
-
-    saved->moving = false;
-    if (err) {
-        zsd_reply_err(op->req, err);
-    } else {
-        zb_log(ZB_LOG_INFO, "rollback", "job=\"%s\" snapshot=\"%s\" iterations=%llu", saved->name,
-               op->name, (unsigned long long)saved->committed->iterations);
-        snap_reply(op->req, saved, saved->committed,
-                   *op->name ? zsd_snap_by_name(saved, op->name) : NULL);
-    }
-    zsd_room_changed(saved->store->core);
-    zsd_saved_unhold(saved);
-    free(op);
-}
-
-/* Nothing of it is in memory any more. */
-static void rollback_on_ended(struct zsd_work *work)
-{
-    struct rollback *op = zb_container_of(work, struct rollback, work);
-
-    op->delta.saved->ended = NULL;
-    zsd_delta_start(&op->delta);
-}
-
-ZSD_REQUEST(zsd_rollback, SnapshotRef)
-{
-    struct zsd_saved *saved = saved_of(req, q->job, false);
-    struct zb_err err = { 0 };
-    struct rollback *op;
-    struct zsd_version *v;
-
-    if (!saved)
-        return;
-    v = version_named(saved, q->name, &err);
-    if (v && saved->store->poisoned.code != 0)
-        (void)zb_fail(&err, saved->store->poisoned.code, "%s", saved->store->poisoned.text);
-    else if (v && saved->moving)
-        (void)zb_fail(&err, -EBUSY, "job '%s' is being rolled back or destroyed", saved->name);
-    else if (v && saved->job && zsd_job_attached(saved->job) > 0)
-        (void)zb_fail(&err, -EBUSY, "job '%s' has %u ranks attached", saved->name,
-                      zsd_job_attached(saved->job));
-    op = err.code == 0 ? calloc(1, sizeof(*op)) : NULL;
-    if (err.code == 0 && !op)
-        (void)zb_fail(&err, -ENOMEM, "a rollback of job '%s': %m", saved->name);
-    if (err.code != 0) {
-        zsd_reply_err(req, &err);
-        return;
-    }
-    op->req = req;
-    (void)snprintf(op->name, sizeof(op->name), "%s", q->name);
-    op->work.run = rollback_on_ended;
-    zb_list_init(&op->work.node);
-    op->delta = (struct zsd_delta){ .saved = saved, .plan = rollback_plan, .done = rollback_done };
-    saved->moving = true;
-    zsd_saved_hold(saved);
-    if (!saved->job) {
-        zsd_delta_start(&op->delta);
-        return;
-    }
-    saved->ended = &op->work;
-    (void)zb_fail(&err, -ECANCELED,
-                  "job '%s' is rolled back to step %llu: what is newer in memory, up to step %llu, "
-                  "is forgotten",
-                  saved->name, (unsigned long long)v->iterations,
-                  (unsigned long long)saved->job->iterations);
-    zsd_job_fail(saved->job, &err);
-}
-
-/* ---- destroy */
-
-struct destroy {
-    struct zsd_delta delta;
-    struct zsd_req *req;
-};
-
-static int destroy_plan(struct zsd_delta *d, struct zb_err *err)
-{
-    if (!zsd_saved_kept(d->saved)) /* its first commit has failed */
-        return zb_fail(err, -ENOENT, "job '%s' has nothing that is saved", d->saved->name);
-    d->destroy = true;
-    return 0;
-}
-
-static void destroy_done(struct zsd_delta *d, const struct zb_err *err)
-{
-    struct destroy *x = zb_container_of(d, struct destroy, delta);
-    struct zsd_saved *saved = d->saved;
-    bool over = !err || !zsd_saved_kept(saved);
-    struct zb_err why = { 0 };
-
-    saved->moving = false;
-    if (over) {
-        saved->gone = true; /* nothing of it comes behind this */
-        (void)zb_fail(&why, -ECANCELED, "job '%s' was destroyed", saved->name);
-        zsd_snap_cancel(saved, &why);
-    }
-    if (over && saved->job)
-        zsd_job_fail(saved->job, &why);
-    if (over)
-        zsd_reply(x->req, NULL, -1);
-    else
-        zsd_reply_err(x->req, err);
-    zsd_room_changed(saved->store->core);
-    free(x);
-}
-
-void zsd_saved_destroy(struct zsd_req *req, struct zsd_saved *saved)
-{
-    struct destroy *x;
-
-    if (!zsd_may(req->conn, saved->uid)) {
-        zsd_refuse(req, -EPERM, "job '%s' belongs to user %u", saved->name, (unsigned)saved->uid);
-        return;
-    }
-    if (saved->moving) {
-        zsd_refuse(req, -EBUSY, "job '%s' is being rolled back or destroyed", saved->name);
-        return;
-    }
-    x = calloc(1, sizeof(*x));
-    if (!x) {
-        zsd_refuse(req, -ENOMEM, "job '%s'", saved->name);
-        return;
-    }
-    x->req = req;
-    x->delta = (struct zsd_delta){ .saved = saved, .plan = destroy_plan, .done = destroy_done };
-    saved->moving = true;
-    zsd_delta_start(&x->delta);
 }

@@ -1,5 +1,5 @@
 /*
- * snapshot.h - snapshots, rollback, clone, destroy: op/snapshot.c has the model.
+ * snapshot.h - snapshots, clones, rollback, destroy: op/snapshot.c has the model.
  */
 #ifndef ZSD_OP_SNAPSHOT_H
 #define ZSD_OP_SNAPSHOT_H
@@ -11,7 +11,17 @@
 void zsd_snap_next(struct zsd_saved *saved);
 /** No commit of it will come: whoever waits for one hears why. */
 void zsd_snap_cancel(struct zsd_saved *saved, const struct zb_err *why);
-/** Destroys a saved job, in memory too; answers req. */
+/** The saved job that a request may change; with `unkept` also one in memory that has never
+ * committed. NULL: answered. */
+struct zsd_saved *zsd_snap_saved(struct zsd_req *req, const char *name, bool unkept);
+/** The version that a snapshot name means ("": the commit). NULL: err says why there is none. */
+struct zsd_version *zsd_snap_version(const struct zsd_saved *saved, const char *name,
+                                     struct zb_err *err);
+/** Answers with the row of a snapshot; snap NULL: of a commit. */
+void zsd_snap_reply(struct zsd_req *req, const struct zsd_saved *saved, const struct zsd_version *v,
+                    const struct zsd_snap *snap);
+
+/** Destroys a saved job, in memory too; answers req. op/rollback.c */
 void zsd_saved_destroy(struct zsd_req *req, struct zsd_saved *saved);
 
 #endif

@@ -21,6 +21,7 @@
 #include "daemon/show/requests.h"
 #include "daemon/store/store.h"
 #include "proto/codec.h"
+#include "proto/shard.pb-c.h"
 
 #define LIST_ROWS 200u /* of one reply: below 64 KiB with the longest names */
 #define JOBS_ROWS 50u

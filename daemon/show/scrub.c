@@ -39,6 +39,7 @@
 #include "daemon/store/rowio.h"
 #include "daemon/store/store.h"
 #include "proto/codec.h"
+#include "proto/shard.pb-c.h"
 
 #define BAD_MAX     16u           /* that are named */
 #define PROBE_BYTES (16 * ZB_MIB) /* read to learn what the device gives */

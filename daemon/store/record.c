@@ -9,189 +9,42 @@
  */
 #include "daemon/store/record.h"
 
-#include <endian.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/store/pack.h"
 #include "proto/codec.h"
-
-#define RECORD_FORMAT 2u
-
-/* ---- bytes out */
-
-struct writer {
-    uint8_t *at; /* NULL: bytes are only counted */
-    size_t bytes;
-};
-
-static void put(struct writer *w, const void *from, size_t bytes)
-{
-    if (w->at && bytes > 0)
-        memcpy(w->at + w->bytes, from, bytes);
-    w->bytes += bytes;
-}
-
-static void put_u8(struct writer *w, uint8_t value)
-{
-    put(w, &value, sizeof(value));
-}
-
-static void put_u32(struct writer *w, uint32_t value)
-{
-    value = htole32(value);
-    put(w, &value, sizeof(value));
-}
-
-static void put_u64(struct writer *w, uint64_t value)
-{
-    value = htole64(value);
-    put(w, &value, sizeof(value));
-}
-
-static void put_text(struct writer *w, const char *text)
-{
-    size_t n = strlen(text);
-
-    put_u32(w, (uint32_t)n);
-    put(w, text, n);
-}
-
-typedef void write_fn(struct writer *w, const void *object);
-
-static int record_put(struct zn_txn *t, enum zsd_record kind, uint64_t a, uint64_t b,
-                      write_fn *write, const void *object)
-{
-    const struct zn_key key = { .kind = kind, .a = a, .b = b };
-    struct writer count = { 0 }, w = { 0 };
-    void *room = NULL;
-    int rc;
-
-    put_u8(&count, RECORD_FORMAT);
-    write(&count, object);
-    rc = zn_txn_put_room(t, &key, count.bytes, &room);
-    if (rc < 0)
-        return rc;
-    w.at = room;
-    put_u8(&w, RECORD_FORMAT);
-    write(&w, object);
-    return 0;
-}
-
-/* ---- bytes in */
-
-struct reader {
-    const uint8_t *at;
-    size_t left;
-    bool bad;
-};
-
-static const void *get(struct reader *r, size_t bytes)
-{
-    const void *at = r->at;
-
-    if (r->bad || bytes > r->left) {
-        r->bad = true;
-        return NULL;
-    }
-    r->at += bytes;
-    r->left -= bytes;
-    return at;
-}
-
-static uint8_t get_u8(struct reader *r)
-{
-    const uint8_t *at = get(r, 1);
-
-    return at ? *at : 0;
-}
-
-static uint32_t get_u32(struct reader *r)
-{
-    const void *at = get(r, sizeof(uint32_t));
-    uint32_t value = 0;
-
-    if (at)
-        memcpy(&value, at, sizeof(value));
-    return le32toh(value);
-}
-
-static uint64_t get_u64(struct reader *r)
-{
-    const void *at = get(r, sizeof(uint64_t));
-    uint64_t value = 0;
-
-    if (at)
-        memcpy(&value, at, sizeof(value));
-    return le64toh(value);
-}
-
-static void get_check(struct reader *r, bool good)
-{
-    r->bad = r->bad || !good;
-}
-
-static void get_text(struct reader *r, char *to, size_t room)
-{
-    uint32_t n = get_u32(r);
-    const void *at;
-
-    get_check(r, n < room);
-    at = r->bad ? NULL : get(r, n);
-    to[0] = '\0';
-    if (!at)
-        return;
-    memcpy(to, at, n);
-    to[n] = '\0';
-    get_check(r, strlen(to) == n);
-}
-
-static struct reader reader_of(const void *bytes, size_t len_bytes)
-{
-    struct reader r = { .at = bytes, .left = len_bytes };
-
-    get_check(&r, get_u8(&r) == RECORD_FORMAT);
-    return r;
-}
-
-/* Everything was read, and was good. */
-static int reader_end(const struct reader *r, const char *what, struct zb_err *err)
-{
-    return r->bad || r->left > 0
-               ? zb_fail(err, -EBADMSG, "catalog: a record of %s is damaged, or of another format",
-                         what)
-               : 0;
-}
 
 /* ---- the store */
 
-static void write_store(struct writer *w, const void *object)
+static void write_store(struct zsd_pack *w, const void *object)
 {
     const struct zsd_store_record *s = object;
 
-    put_u64(w, s->boot);
-    put_u64(w, s->next_id);
-    put_u64(w, s->next_job);
+    zsd_pack_u64(w, s->boot);
+    zsd_pack_u64(w, s->next_id);
+    zsd_pack_u64(w, s->next_job);
 }
 
 int zsd_record_put_store(struct zn_txn *t, const struct zsd_store_record *s)
 {
-    return record_put(t, ZSD_RECORD_STORE, 0, 0, write_store, s);
+    return zsd_pack_record(t, ZSD_RECORD_STORE, 0, 0, write_store, s);
 }
 
 int zsd_record_get_store(const void *bytes, size_t len_bytes, struct zsd_store_record *ret,
                          struct zb_err *err)
 {
-    struct reader r = reader_of(bytes, len_bytes);
+    struct zsd_unpack r = zsd_unpack_begin(bytes, len_bytes);
     struct zsd_store_record s;
 
-    s.boot = get_u64(&r);
-    s.next_id = get_u64(&r);
-    s.next_job = get_u64(&r);
-    get_check(&r, s.boot < UINT64_C(1) << 24 && s.next_id > 0 && s.next_id <= INT64_MAX &&
-                      s.next_job > 0 && s.next_job <= UINT32_MAX);
-    if (reader_end(&r, "the store", err) < 0)
+    s.boot = zsd_unpack_u64(&r);
+    s.next_id = zsd_unpack_u64(&r);
+    s.next_job = zsd_unpack_u64(&r);
+    zsd_unpack_check(&r, s.boot < UINT64_C(1) << 24 && s.next_id > 0 && s.next_id <= INT64_MAX &&
+                             s.next_job > 0 && s.next_job <= UINT32_MAX);
+    if (zsd_unpack_end(&r, "the store", err) < 0)
         return -EBADMSG;
     *ret = s;
     return 0;
@@ -204,23 +57,23 @@ struct job_object {
     uint64_t committed, prepared;
 };
 
-static void write_job(struct writer *w, const void *object)
+static void write_job(struct zsd_pack *w, const void *object)
 {
     const struct job_object *o = object;
     const struct zsd_saved *s = o->saved;
 
-    put_text(w, s->name);
-    put_u64(w, s->uid);
-    put_u32(w, s->groups);
-    put_u32(w, s->optimizer);
-    put_u32(w, s->moments);
-    put_u32(w, s->offload_param);
-    put_u32(w, s->offload_optimizer);
-    put_u64(w, s->host_bytes_max);
-    put_u64(w, 0); /* unused */
-    put_u64(w, s->epoch);
-    put_u64(w, o->committed);
-    put_u64(w, o->prepared);
+    zsd_pack_text(w, s->name);
+    zsd_pack_u64(w, s->uid);
+    zsd_pack_u32(w, s->groups);
+    zsd_pack_u32(w, s->optimizer);
+    zsd_pack_u32(w, s->moments);
+    zsd_pack_u32(w, s->offload_param);
+    zsd_pack_u32(w, s->offload_optimizer);
+    zsd_pack_u64(w, s->host_bytes_max);
+    zsd_pack_u64(w, 0); /* unused */
+    zsd_pack_u64(w, s->epoch);
+    zsd_pack_u64(w, o->committed);
+    zsd_pack_u64(w, o->prepared);
 }
 
 int zsd_record_put_job(struct zn_txn *t, const struct zsd_saved *saved, uint64_t committed,
@@ -228,36 +81,36 @@ int zsd_record_put_job(struct zn_txn *t, const struct zsd_saved *saved, uint64_t
 {
     const struct job_object o = { saved, committed, prepared };
 
-    return record_put(t, ZSD_RECORD_JOB, saved->number, 0, write_job, &o);
+    return zsd_pack_record(t, ZSD_RECORD_JOB, saved->number, 0, write_job, &o);
 }
 
 int zsd_record_get_job(const struct zn_key *key, const void *bytes, size_t len_bytes,
                        struct zsd_saved *ret, uint64_t *ret_committed, uint64_t *ret_prepared,
                        struct zb_err *err)
 {
-    struct reader r = reader_of(bytes, len_bytes);
+    struct zsd_unpack r = zsd_unpack_begin(bytes, len_bytes);
     uint64_t uid;
 
     ret->number = (uint32_t)key->a;
-    get_text(&r, ret->name, sizeof(ret->name));
-    uid = get_u64(&r);
+    zsd_unpack_text(&r, ret->name, sizeof(ret->name));
+    uid = zsd_unpack_u64(&r);
     ret->uid = (uid_t)uid;
-    ret->groups = get_u32(&r);
-    ret->optimizer = get_u32(&r);
-    ret->moments = get_u32(&r);
-    ret->offload_param = get_u32(&r);
-    ret->offload_optimizer = get_u32(&r);
-    ret->host_bytes_max = get_u64(&r);
-    (void)get_u64(&r); /* unused */
-    ret->epoch = get_u64(&r);
-    *ret_committed = get_u64(&r);
-    *ret_prepared = get_u64(&r);
-    get_check(&r, key->a <= UINT32_MAX && zp_name_valid(ret->name) && uid <= UINT32_MAX &&
-                      ret->groups >= 1 && ret->groups <= ZP_GROUPS_MAX &&
-                      zb_optimizer_name(ret->optimizer) && zb_moments_name(ret->moments) &&
-                      ret->offload_param >= ZP_HOST && ret->offload_param <= ZP_NVME &&
-                      ret->offload_optimizer >= ZP_HOST && ret->offload_optimizer <= ZP_NVME);
-    return reader_end(&r, "a job", err);
+    ret->groups = zsd_unpack_u32(&r);
+    ret->optimizer = zsd_unpack_u32(&r);
+    ret->moments = zsd_unpack_u32(&r);
+    ret->offload_param = zsd_unpack_u32(&r);
+    ret->offload_optimizer = zsd_unpack_u32(&r);
+    ret->host_bytes_max = zsd_unpack_u64(&r);
+    (void)zsd_unpack_u64(&r); /* unused */
+    ret->epoch = zsd_unpack_u64(&r);
+    *ret_committed = zsd_unpack_u64(&r);
+    *ret_prepared = zsd_unpack_u64(&r);
+    zsd_unpack_check(&r, key->a <= UINT32_MAX && zp_name_valid(ret->name) && uid <= UINT32_MAX &&
+                             ret->groups >= 1 && ret->groups <= ZP_GROUPS_MAX &&
+                             zb_optimizer_name(ret->optimizer) && zb_moments_name(ret->moments) &&
+                             ret->offload_param >= ZP_HOST && ret->offload_param <= ZP_NVME &&
+                             ret->offload_optimizer >= ZP_HOST && ret->offload_optimizer <= ZP_NVME);
+    return zsd_unpack_end(&r, "a job", err);
 }
 
 int zsd_record_del_job(struct zn_txn *t, const struct zsd_saved *saved)
@@ -270,71 +123,72 @@ int zsd_record_del_job(struct zn_txn *t, const struct zsd_saved *saved)
 
 /* ---- units */
 
-static void write_unit(struct writer *w, const void *object)
+static void write_unit(struct zsd_pack *w, const void *object)
 {
     const struct zsd_unit *u = object;
 
-    put_text(w, u->name);
-    put_u64(w, u->elems);
-    put_u32(w, u->layout.dtype);
-    put_u32(w, u->layout.grad_dtype);
-    put_u32(w, u->layout.optimizer);
-    put_u32(w, u->layout.moments);
-    put_u8(w, (uint8_t)(u->layout.frozen + u->layout.quantized));
-    put_u32(w, u->ntensors);
+    zsd_pack_text(w, u->name);
+    zsd_pack_u64(w, u->elems);
+    zsd_pack_u32(w, u->layout.dtype);
+    zsd_pack_u32(w, u->layout.grad_dtype);
+    zsd_pack_u32(w, u->layout.optimizer);
+    zsd_pack_u32(w, u->layout.moments);
+    zsd_pack_u8(w, (uint8_t)(u->layout.frozen + u->layout.quantized));
+    zsd_pack_u32(w, u->ntensors);
     for (uint32_t i = 0; i < u->ntensors; i++) {
         const struct zsd_tensor *t = &u->tensors[i];
 
-        put_text(w, t->name);
-        put_u64(w, t->first);
-        put_u32(w, t->group);
-        put_u32(w, t->ndims);
+        zsd_pack_text(w, t->name);
+        zsd_pack_u64(w, t->first);
+        zsd_pack_u32(w, t->group);
+        zsd_pack_u32(w, t->ndims);
         for (uint32_t d = 0; d < t->ndims; d++)
-            put_u64(w, t->dims[d]);
+            zsd_pack_u64(w, t->dims[d]);
     }
 }
 
 int zsd_record_put_unit(struct zn_txn *t, uint32_t job, const struct zsd_unit *unit)
 {
-    return record_put(t, ZSD_RECORD_UNIT, job, unit->index, write_unit, unit);
+    return zsd_pack_record(t, ZSD_RECORD_UNIT, job, unit->index, write_unit, unit);
 }
 
-static void read_tensor(struct reader *r, const struct zsd_unit *u, uint64_t from,
+static void read_tensor(struct zsd_unpack *r, const struct zsd_unit *u, uint64_t from,
                         struct zsd_tensor *t)
 {
     *t = (struct zsd_tensor){ .count = 1 };
-    get_text(r, t->name, sizeof(t->name));
-    t->first = get_u64(r);
-    t->group = get_u32(r);
-    t->ndims = get_u32(r);
-    get_check(r, t->ndims <= ZP_DIMS_MAX && zp_tensor_name_valid(t->name) &&
-                     (t->group < ZP_GROUPS_MAX || t->group == ZP_GROUP_FROZEN));
+    zsd_unpack_text(r, t->name, sizeof(t->name));
+    t->first = zsd_unpack_u64(r);
+    t->group = zsd_unpack_u32(r);
+    t->ndims = zsd_unpack_u32(r);
+    zsd_unpack_check(r, t->ndims <= ZP_DIMS_MAX && zp_tensor_name_valid(t->name) &&
+                            (t->group < ZP_GROUPS_MAX || t->group == ZP_GROUP_FROZEN));
     for (uint32_t d = 0; d < t->ndims && !r->bad; d++) {
-        t->dims[d] = get_u64(r);
-        get_check(r, zb_mul_fits(t->count, t->dims[d], &t->count));
+        t->dims[d] = zsd_unpack_u64(r);
+        zsd_unpack_check(r, zb_mul_fits(t->count, t->dims[d], &t->count));
     }
-    get_check(r, t->count > 0 && t->first >= from && zb_range_inside(t->first, t->count, u->elems));
+    zsd_unpack_check(r, t->count > 0 && t->first >= from &&
+                            zb_range_inside(t->first, t->count, u->elems));
 }
 
-static void read_unit(struct reader *r, struct zsd_unit *u)
+static void read_unit(struct zsd_unpack *r, struct zsd_unit *u)
 {
     uint32_t dtype, grad_dtype, optimizer, moments;
     uint8_t frozen;
 
-    get_text(r, u->name, sizeof(u->name));
-    u->elems = get_u64(r);
-    dtype = get_u32(r);
-    grad_dtype = get_u32(r);
-    optimizer = get_u32(r);
-    moments = get_u32(r);
-    frozen = get_u8(r);
-    u->ntensors = u->tensors_room = get_u32(r);
-    get_check(r, zp_name_valid(u->name) && u->elems >= 1 && u->elems <= UINT64_C(1) << 40 &&
-                     u->ntensors <= r->left);
-    get_check(r, !r->bad && frozen <= 2 &&
-                     zb_layout_of(dtype, grad_dtype, optimizer, moments, frozen > 0, &u->layout,
-                                  NULL) == 0 &&
-                     (frozen == 0 || grad_dtype == ZB_F32));
+    zsd_unpack_text(r, u->name, sizeof(u->name));
+    u->elems = zsd_unpack_u64(r);
+    dtype = zsd_unpack_u32(r);
+    grad_dtype = zsd_unpack_u32(r);
+    optimizer = zsd_unpack_u32(r);
+    moments = zsd_unpack_u32(r);
+    frozen = zsd_unpack_u8(r);
+    u->ntensors = u->tensors_room = zsd_unpack_u32(r);
+    zsd_unpack_check(r, zp_name_valid(u->name) && u->elems >= 1 && u->elems <= UINT64_C(1) << 40 &&
+                            u->ntensors <= r->left);
+    zsd_unpack_check(r, !r->bad && frozen <= 2 &&
+                            zb_layout_of(dtype, grad_dtype, optimizer, moments, frozen > 0,
+                                         &u->layout, NULL) == 0 &&
+                            (frozen == 0 || grad_dtype == ZB_F32));
     if (!r->bad && frozen == 2)
         zb_layout_quantize(&u->layout);
 }
@@ -342,7 +196,7 @@ static void read_unit(struct reader *r, struct zsd_unit *u)
 int zsd_record_get_unit(const struct zn_key *key, const void *bytes, size_t len_bytes,
                         struct zsd_unit **ret, struct zb_err *err)
 {
-    struct reader r = reader_of(bytes, len_bytes);
+    struct zsd_unpack r = zsd_unpack_begin(bytes, len_bytes);
     struct zsd_unit *u = calloc(1, sizeof(*u));
     uint64_t from = 0;
     int rc = u ? 0 : -ENOMEM;
@@ -350,7 +204,7 @@ int zsd_record_get_unit(const struct zn_key *key, const void *bytes, size_t len_
     if (u) {
         u->index = (uint32_t)key->b;
         read_unit(&r, u);
-        get_check(&r, key->b < ZP_UNITS_MAX);
+        zsd_unpack_check(&r, key->b < ZP_UNITS_MAX);
         if (!r.bad)
             u->tensors = calloc(zb_max_u64(u->ntensors, 1), sizeof(*u->tensors));
         rc = r.bad || u->tensors ? 0 : -ENOMEM;
@@ -362,7 +216,7 @@ int zsd_record_get_unit(const struct zn_key *key, const void *bytes, size_t len_
             u->ntensors = 0;
     }
     if (rc == 0)
-        rc = reader_end(&r, "a unit", err);
+        rc = zsd_unpack_end(&r, "a unit", err);
     if (rc == 0 && zsd_unit_segments(u) < 0)
         rc = -ENOMEM;
     if (rc < 0) {
@@ -375,26 +229,26 @@ int zsd_record_get_unit(const struct zn_key *key, const void *bytes, size_t len_
 
 /* ---- versions and notes */
 
-static void write_version(struct writer *w, const void *object)
+static void write_version(struct zsd_pack *w, const void *object)
 {
     const struct zsd_version *v = object;
 
-    put_u64(w, v->iterations);
-    put_u64(w, v->applied);
-    put_u64(w, v->created_unix);
-    put_u32(w, v->world);
-    put_u32(w, v->nrows);
+    zsd_pack_u64(w, v->iterations);
+    zsd_pack_u64(w, v->applied);
+    zsd_pack_u64(w, v->created_unix);
+    zsd_pack_u32(w, v->world);
+    zsd_pack_u32(w, v->nrows);
     for (uint32_t i = 0; i < v->nrows; i++)
-        put_u64(w, v->rows[i]->id);
+        zsd_pack_u64(w, v->rows[i]->id);
 }
 
-static void write_note(struct writer *w, const void *object)
+static void write_note(struct zsd_pack *w, const void *object)
 {
     const struct zsd_note *n = object;
 
-    put_u64(w, n->iteration);
-    put_u32(w, n->total);
-    put(w, n->data, n->total);
+    zsd_pack_u64(w, n->iteration);
+    zsd_pack_u32(w, n->total);
+    zsd_pack(w, n->data, n->total);
 }
 
 static int version_note(struct zn_txn *t, const struct zsd_version *v, uint64_t which,
@@ -404,7 +258,8 @@ static int version_note(struct zn_txn *t, const struct zsd_version *v, uint64_t 
 
     if (!n->data)
         return 0;
-    return del ? zn_txn_del(t, &key) : record_put(t, ZSD_RECORD_NOTE, v->id, which, write_note, n);
+    return del ? zn_txn_del(t, &key)
+               : zsd_pack_record(t, ZSD_RECORD_NOTE, v->id, which, write_note, n);
 }
 
 static int version_notes(struct zn_txn *t, const struct zsd_version *v, bool del)
@@ -418,7 +273,7 @@ static int version_notes(struct zn_txn *t, const struct zsd_version *v, bool del
 
 int zsd_record_put_version(struct zn_txn *t, uint32_t job, const struct zsd_version *v)
 {
-    int rc = record_put(t, ZSD_RECORD_VERSION, job, v->id, write_version, v);
+    int rc = zsd_pack_record(t, ZSD_RECORD_VERSION, job, v->id, write_version, v);
 
     return rc == 0 ? version_notes(t, v, false) : rc;
 }
@@ -434,21 +289,21 @@ int zsd_record_del_version(struct zn_txn *t, uint32_t job, const struct zsd_vers
 int zsd_record_get_version(const struct zn_key *key, const void *bytes, size_t len_bytes,
                            struct zsd_version **ret, uint64_t **ret_rows, struct zb_err *err)
 {
-    struct reader r = reader_of(bytes, len_bytes);
+    struct zsd_unpack r = zsd_unpack_begin(bytes, len_bytes);
     struct zsd_version head = { .id = key->b }, *v;
     uint64_t *rows;
     int rc;
 
-    head.iterations = get_u64(&r);
-    head.applied = get_u64(&r);
-    head.created_unix = get_u64(&r);
-    head.world = get_u32(&r);
-    head.nrows = get_u32(&r);
-    get_check(&r, head.applied <= head.iterations && head.world >= 1 &&
-                      head.world <= ZP_WORLD_MAX && head.nrows <= ZB_SHARDS_MAX &&
-                      r.left == (size_t)head.nrows * sizeof(uint64_t));
+    head.iterations = zsd_unpack_u64(&r);
+    head.applied = zsd_unpack_u64(&r);
+    head.created_unix = zsd_unpack_u64(&r);
+    head.world = zsd_unpack_u32(&r);
+    head.nrows = zsd_unpack_u32(&r);
+    zsd_unpack_check(&r, head.applied <= head.iterations && head.world >= 1 &&
+                             head.world <= ZP_WORLD_MAX && head.nrows <= ZB_SHARDS_MAX &&
+                             r.left == (size_t)head.nrows * sizeof(uint64_t));
     if (r.bad)
-        return reader_end(&r, "a version", err);
+        return zsd_unpack_end(&r, "a version", err);
     v = calloc(1, sizeof(*v));
     rows = calloc(zb_max_u64(head.nrows, 1), sizeof(*rows));
     if (v) {
@@ -457,8 +312,8 @@ int zsd_record_get_version(const struct zn_key *key, const void *bytes, size_t l
         v->notes = calloc(v->world, sizeof(*v->notes));
     }
     for (uint32_t i = 0; rows && i < head.nrows; i++)
-        rows[i] = get_u64(&r);
-    rc = v && v->rows && v->notes && rows ? reader_end(&r, "a version", err)
+        rows[i] = zsd_unpack_u64(&r);
+    rc = v && v->rows && v->notes && rows ? zsd_unpack_end(&r, "a version", err)
                                           : zb_fail(err, -ENOMEM, "a version of the catalog: %m");
     if (rc < 0) {
         if (v) {
@@ -477,16 +332,16 @@ int zsd_record_get_version(const struct zn_key *key, const void *bytes, size_t l
 int zsd_record_get_note(const struct zn_key *key, const void *bytes, size_t len_bytes,
                         struct zsd_note *ret, struct zb_err *err)
 {
-    struct reader r = reader_of(bytes, len_bytes);
+    struct zsd_unpack r = zsd_unpack_begin(bytes, len_bytes);
     struct zsd_note n = { 0 };
     const void *data;
 
     (void)key;
-    n.iteration = get_u64(&r);
-    n.total = n.got = get_u32(&r);
-    get_check(&r, n.total <= ZP_NOTE_MAX);
-    data = get(&r, n.total);
-    if (reader_end(&r, "a note", err) < 0)
+    n.iteration = zsd_unpack_u64(&r);
+    n.total = n.got = zsd_unpack_u32(&r);
+    zsd_unpack_check(&r, n.total <= ZP_NOTE_MAX);
+    data = zsd_unpack(&r, n.total);
+    if (zsd_unpack_end(&r, "a note", err) < 0)
         return -EBADMSG;
     n.data = malloc(zb_max_u64(n.total, 1));
     if (!n.data)
@@ -500,35 +355,35 @@ int zsd_record_get_note(const struct zn_key *key, const void *bytes, size_t len_
 
 /* ---- rows */
 
-static void write_row(struct writer *w, const void *object)
+static void write_row(struct zsd_pack *w, const void *object)
 {
     const struct zsd_row *r = object;
 
-    put_u32(w, r->unit);
-    put_u32(w, r->rank);
-    put_u64(w, r->first);
-    put_u64(w, r->count);
-    put_u32(w, r->page_elems);
+    zsd_pack_u32(w, r->unit);
+    zsd_pack_u32(w, r->rank);
+    zsd_pack_u64(w, r->first);
+    zsd_pack_u64(w, r->count);
+    zsd_pack_u32(w, r->page_elems);
     for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++) {
         const struct zsd_row_plane *plane = &r->planes[p];
 
-        put_u32(w, plane->block_bytes);
-        put_u32(w, plane->crc_bytes);
+        zsd_pack_u32(w, plane->block_bytes);
+        zsd_pack_u32(w, plane->crc_bytes);
         for (uint32_t i = 0; plane->block_bytes > 0 && i < r->npages; i++) {
             uint32_t n = zn_crc_count(zsd_row_page_bytes(r, p, i), plane->crc_bytes);
 
-            put_u64(w, plane->extents[i].at);
-            put_u64(w, plane->extents[i].generation);
-            put_u32(w, plane->extents[i].job);
+            zsd_pack_u64(w, plane->extents[i].at);
+            zsd_pack_u64(w, plane->extents[i].generation);
+            zsd_pack_u32(w, plane->extents[i].job);
             for (uint32_t c = 0; c < n; c++)
-                put_u32(w, plane->crcs[(size_t)i * plane->crcs_per_page + c]);
+                zsd_pack_u32(w, plane->crcs[(size_t)i * plane->crcs_per_page + c]);
         }
     }
 }
 
 int zsd_record_put_row(struct zn_txn *t, const struct zsd_row *r)
 {
-    return record_put(t, ZSD_RECORD_ROW, r->id, 0, write_row, r);
+    return zsd_pack_record(t, ZSD_RECORD_ROW, r->id, 0, write_row, r);
 }
 
 int zsd_record_del_row(struct zn_txn *t, uint64_t row)
@@ -538,16 +393,16 @@ int zsd_record_del_row(struct zn_txn *t, uint64_t row)
     return zn_txn_del(t, &key);
 }
 
-static int read_row_plane(struct reader *r, struct zsd_row *row, enum zsd_saved_plane p)
+static int read_row_plane(struct zsd_unpack *r, struct zsd_row *row, enum zsd_saved_plane p)
 {
     struct zsd_row_plane *plane = &row->planes[p];
 
-    plane->block_bytes = get_u32(r);
-    plane->crc_bytes = get_u32(r);
+    plane->block_bytes = zsd_unpack_u32(r);
+    plane->crc_bytes = zsd_unpack_u32(r);
     /* what a page of the greatest size has, in the layouts that there are */
-    get_check(r, plane->crc_bytes <= ZB_CRC_BYTES_MAX &&
-                     (plane->block_bytes == 0 ||
-                      (plane->crc_bytes > 0 && plane->crc_bytes % plane->block_bytes == 0)));
+    zsd_unpack_check(r, plane->crc_bytes <= ZB_CRC_BYTES_MAX &&
+                            (plane->block_bytes == 0 ||
+                             (plane->crc_bytes > 0 && plane->crc_bytes % plane->block_bytes == 0)));
     if (r->bad || plane->block_bytes == 0)
         return 0;
     plane->crcs_per_page = zn_crc_count(
@@ -559,11 +414,11 @@ static int read_row_plane(struct reader *r, struct zsd_row *row, enum zsd_saved_
     for (uint32_t i = 0; i < row->npages && !r->bad; i++) {
         uint32_t n = zn_crc_count(zsd_row_page_bytes(row, p, i), plane->crc_bytes);
 
-        plane->extents[i].at = get_u64(r);
-        plane->extents[i].generation = get_u64(r);
-        plane->extents[i].job = get_u32(r);
+        plane->extents[i].at = zsd_unpack_u64(r);
+        plane->extents[i].generation = zsd_unpack_u64(r);
+        plane->extents[i].job = zsd_unpack_u32(r);
         for (uint32_t c = 0; c < n; c++)
-            plane->crcs[(size_t)i * plane->crcs_per_page + c] = get_u32(r);
+            plane->crcs[(size_t)i * plane->crcs_per_page + c] = zsd_unpack_u32(r);
     }
     return 0;
 }
@@ -580,7 +435,7 @@ static void row_free(struct zsd_row *row)
 int zsd_record_get_row(const struct zn_key *key, const void *bytes, size_t len_bytes,
                        struct zsd_row **ret, struct zb_err *err)
 {
-    struct reader r = reader_of(bytes, len_bytes);
+    struct zsd_unpack r = zsd_unpack_begin(bytes, len_bytes);
     struct zsd_row *row = calloc(1, sizeof(*row));
     int rc = 0;
 
@@ -589,26 +444,26 @@ int zsd_record_get_row(const struct zn_key *key, const void *bytes, size_t len_b
     row->id = key->a;
     row->refs = 1;
     zb_list_init(&row->node);
-    row->unit = get_u32(&r);
-    row->rank = get_u32(&r);
-    row->first = get_u64(&r);
-    row->count = get_u64(&r);
-    row->page_elems = get_u32(&r);
-    get_check(&r, row->unit < ZP_UNITS_MAX && row->rank < ZP_WORLD_MAX &&
-                      row->first <= UINT64_C(1) << 40 && row->count >= 1 &&
-                      row->count <= UINT64_C(1) << 40 && row->first % ZB_BLOCK_ELEMS == 0 &&
-                      row->count % ZB_BLOCK_ELEMS == 0 && row->page_elems >= ZB_BLOCK_ELEMS &&
-                      row->page_elems <= ZB_PAGE_ELEMS_MAX &&
-                      row->page_elems % ZB_BLOCK_ELEMS == 0);
+    row->unit = zsd_unpack_u32(&r);
+    row->rank = zsd_unpack_u32(&r);
+    row->first = zsd_unpack_u64(&r);
+    row->count = zsd_unpack_u64(&r);
+    row->page_elems = zsd_unpack_u32(&r);
+    zsd_unpack_check(
+        &r, row->unit < ZP_UNITS_MAX && row->rank < ZP_WORLD_MAX &&
+                row->first <= UINT64_C(1) << 40 && row->count >= 1 &&
+                row->count <= UINT64_C(1) << 40 && row->first % ZB_BLOCK_ELEMS == 0 &&
+                row->count % ZB_BLOCK_ELEMS == 0 && row->page_elems >= ZB_BLOCK_ELEMS &&
+                row->page_elems <= ZB_PAGE_ELEMS_MAX && row->page_elems % ZB_BLOCK_ELEMS == 0);
     if (!r.bad) {
         uint64_t npages = zb_div_up(row->count, row->page_elems);
 
-        get_check(&r, npages <= r.left); /* each has more bytes than one */
+        zsd_unpack_check(&r, npages <= r.left); /* each has more bytes than one */
         row->npages = (uint32_t)npages;
     }
     for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES && !r.bad && rc == 0; p++)
         rc = read_row_plane(&r, row, p);
-    rc = rc < 0 ? zb_fail(err, rc, "a row of the catalog: %m") : reader_end(&r, "a row", err);
+    rc = rc < 0 ? zb_fail(err, rc, "a row of the catalog: %m") : zsd_unpack_end(&r, "a row", err);
     if (rc < 0) {
         row_free(row);
         return rc;
@@ -619,18 +474,18 @@ int zsd_record_get_row(const struct zn_key *key, const void *bytes, size_t len_b
 
 /* ---- snapshots */
 
-static void write_snap(struct writer *w, const void *object)
+static void write_snap(struct zsd_pack *w, const void *object)
 {
     const struct zsd_snap *s = object;
 
-    put_text(w, s->name);
-    put_u64(w, s->created_unix);
-    put_u64(w, s->version->id);
+    zsd_pack_text(w, s->name);
+    zsd_pack_u64(w, s->created_unix);
+    zsd_pack_u64(w, s->version->id);
 }
 
 int zsd_record_put_snap(struct zn_txn *t, uint32_t job, const struct zsd_snap *s)
 {
-    return record_put(t, ZSD_RECORD_SNAPSHOT, job, s->id, write_snap, s);
+    return zsd_pack_record(t, ZSD_RECORD_SNAPSHOT, job, s->id, write_snap, s);
 }
 
 int zsd_record_del_snap(struct zn_txn *t, uint32_t job, const struct zsd_snap *s)
@@ -643,7 +498,7 @@ int zsd_record_del_snap(struct zn_txn *t, uint32_t job, const struct zsd_snap *s
 int zsd_record_get_snap(const struct zn_key *key, const void *bytes, size_t len_bytes,
                         struct zsd_snap **ret, uint64_t *ret_version, struct zb_err *err)
 {
-    struct reader r = reader_of(bytes, len_bytes);
+    struct zsd_unpack r = zsd_unpack_begin(bytes, len_bytes);
     struct zsd_snap *s = calloc(1, sizeof(*s));
     uint64_t version;
 
@@ -651,11 +506,11 @@ int zsd_record_get_snap(const struct zn_key *key, const void *bytes, size_t len_
         return zb_fail(err, -ENOMEM, "a snapshot of the catalog: %m");
     s->id = key->b;
     zb_list_init(&s->node);
-    get_text(&r, s->name, sizeof(s->name));
-    s->created_unix = get_u64(&r);
-    version = get_u64(&r);
-    get_check(&r, zp_name_valid(s->name));
-    if (reader_end(&r, "a snapshot", err) < 0) {
+    zsd_unpack_text(&r, s->name, sizeof(s->name));
+    s->created_unix = zsd_unpack_u64(&r);
+    version = zsd_unpack_u64(&r);
+    zsd_unpack_check(&r, zp_name_valid(s->name));
+    if (zsd_unpack_end(&r, "a snapshot", err) < 0) {
         free(s);
         return -EBADMSG;
     }
