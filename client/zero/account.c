@@ -12,18 +12,6 @@
 
 #include "client/zero/zero_priv.h"
 
-static bool plane_whole(const struct zc_zero *z, enum zb_plane plane)
-{
-    return (plane == ZB_PARAM && z->whole_params) || (plane == ZB_GRAD && z->whole_grads);
-}
-
-bool zcz_whole_in_store(const struct zc_zero *z, enum zb_plane plane)
-{
-    return plane_whole(z, plane) && !z->device.gpu &&
-           z->options.offload_optimizer == ZC_ZERO_NONE &&
-           (plane == ZB_PARAM || zcz_pushes(z) == 1);
-}
-
 /* Of a stage by itself: what the planes take once all memory is there. */
 static void account_unit(const struct zc_zero *z, const struct zcz_unit *u,
                          struct zc_zero_bytes *ret)
@@ -39,7 +27,7 @@ static void account_unit(const struct zc_zero *z, const struct zcz_unit *u,
     for (enum zb_plane p = 0; p < ZB_PLANES; p++) {
         uint32_t block = u->layout.block_bytes[p];
 
-        if (plane_whole(z, p))
+        if (zcz_plane_whole(z, p))
             *own[p] += zb_blocks_bytes(block, u->slice * z->shards);
         if (!zcz_whole_in_store(z, p))
             *(daemon ? theirs : own)[p] += zb_blocks_bytes(block, u->count);

@@ -27,6 +27,7 @@
 #include "base/model.h"
 #include "base/util.h"
 #include "client/zero/config/loss_scale.h"
+#include "client/zero/config/options.h"
 #include "client/zero/core/store.h"
 #include "client/zero/zc_zero.h"
 #include "kernels/gpu.h"
@@ -34,13 +35,11 @@
 #include "kernels/zk_page.h"
 
 #define ZCZ_TIMEOUT_MS   60000u
-#define ZCZ_COMMIT_EVERY 100u
 #define ZCZ_GRACE_MS     500u  /* the store's own deadlines end first: its sentences say more */
 #define ZCZ_FAREWELL_MS  1000u /* how long a rank that failed waits to tell the others why */
 #define ZCZ_REASON_MS    100u  /* ... and for the reason of one that is lost to arrive */
 #define ZCZ_REDUCES_MAX  ZB_REDUCES_MAX /* that hold buffers; then zc_zero_reduce() waits */
 #define ZCZ_SUM_MAX      4096u
-#define ZCZ_GROUPS_MAX   64u
 #define ZCZ_PREFETCH_MAX ZB_PREFETCH_MAX
 #define ZCZ_SLICE_ELEMS \
     (UINT64_C(1) << 40) /* of one unit over all ranks: sizes cannot overflow \
@@ -153,6 +152,7 @@ void zcz_device_drain(struct zc_zero *z, bool clean);
 void zcz_device_close(struct zc_zero *z);
 
 /** The failure that it has no room. */
+int zcz_device_fail(struct zc_zero *z, int rc, const struct zb_err *err);
 int zcz_device_full(struct zc_zero *z, const struct zcz_pool *pool, const char *what,
                     const struct zcz_unit *u, size_t bytes);
 
@@ -244,8 +244,6 @@ int zcz_calls_refused(struct zc_zero *z, struct zc_comm *comm);
 /** Shows all calls to all ranks, waiting that long for them. The failure that they differ; 0: they
  * do not, or the ranks could not be reached. */
 int zcz_calls_compare(struct zc_zero *z, uint32_t patience_ms);
-/** The same, after a failure, where nothing but collectives between devices is in progress. */
-int zcz_calls_stuck(struct zc_zero *z);
 
 /** A slice of `bytes`, sealed, is so long. */
 size_t zcz_sealed_bytes(size_t bytes);
@@ -290,6 +288,11 @@ void zcz_coll_arm_dev(struct zcz_coll *c, struct zcz_buf *dev, const void *send,
 int zcz_coll_turn(struct zc_zero *z);
 /** A rank has left: the failure that it was because of other calls, where that is known; else 0. */
 int zcz_coll_other(struct zc_zero *z);
+/** Nothing has moved for too long: as zcz_calls_compare(), where nothing but collectives between
+ * devices is in progress. */
+int zcz_coll_stuck(struct zc_zero *z);
+/** What stands in the way, as far as this rank can tell. */
+void zcz_coll_describe(const struct zc_zero *z, char *text, size_t bytes);
 
 /** Every rank's `mine`, in rank order; waits. On 0 *ret is from z->small: zcz_buf_put() it. */
 int zcz_share(struct zc_zero *z, const void *mine, size_t bytes, enum zcz_call call,
@@ -368,8 +371,14 @@ struct zcz_order {
     size_t room;
 };
 
+#define ZCZ_MACHINES 4u
+
+/** Moves what it can of one kind of thing, and says so by z->moved. 0 or the failure. */
+typedef int zcz_machine_fn(struct zc_zero *z);
+
 struct zc_zero {
-    struct zc_zero_options options; /* its strings are ours */
+    zcz_machine_fn *machines[ZCZ_MACHINES]; /* filled at open, in the order of a turn */
+    struct zc_zero_options options;         /* its strings are ours */
     char job[ZC_NAME_MAX + 1];
     struct zb_err error;
     int failed; /* 0, or the code that every call answers from now on */
@@ -461,6 +470,8 @@ struct zc_zero {
 
 /* ---- account.c */
 
+/** This rank has the whole plane, beside its slice or around it. */
+bool zcz_plane_whole(const struct zc_zero *z, enum zb_plane plane);
 /** The store keeps the whole plane of this rank, of which its slice is a part. */
 bool zcz_whole_in_store(const struct zc_zero *z, enum zb_plane plane);
 /** Units are declared: whether options.memory_bytes is enough. A refusal. */
@@ -477,6 +488,8 @@ int zcz_fail(struct zc_zero *z, int code, const char *fmt, ...)
 
 /** Who has which slice: z->shards to z->whole_grads. A failure, which is final. */
 int zcz_split(struct zc_zero *z);
+/** The number among all of a rank of comm, which is z->comm or a part of it. */
+uint32_t zcz_rank_of(const struct zc_zero *z, const struct zc_comm *comm, uint32_t rank);
 
 /** What every public call begins with: 0, or why this engine does not answer. */
 int zcz_enter(struct zc_zero *z, bool needs_start);
@@ -564,37 +577,6 @@ void zcz_add_slices(const struct zk_ops *ops, enum zb_dtype dtype, const void *s
                     uint32_t world, uint64_t slice, uint64_t first, uint64_t count, float *out);
 
 /* ---- step.c */
-
-/** The scalars of one group of a step. */
-static inline struct zc_group zcz_group(const struct zc_zero *z, double lr, uint32_t group)
-{
-    const struct zc_zero_options *o = &z->options;
-
-    return (struct zc_group){ .lr = lr,
-                              .beta1 = o->beta1,
-                              .beta2 = o->beta2,
-                              .eps = o->eps,
-                              .weight_decay = o->weight_decay[group],
-                              .momentum = o->momentum,
-                              .dampening = o->dampening,
-                              .lr_decay = o->lr_decay,
-                              .nesterov = o->nesterov };
-}
-
-/** The same, as the kernels take them. */
-static inline struct zk_params zcz_params(const struct zc_group *g, double scale)
-{
-    return (struct zk_params){ .lr = g->lr,
-                               .beta1 = g->beta1,
-                               .beta2 = g->beta2,
-                               .eps = g->eps,
-                               .weight_decay = g->weight_decay,
-                               .scale = scale,
-                               .momentum = g->momentum,
-                               .dampening = g->dampening,
-                               .lr_decay = g->lr_decay,
-                               .nesterov = g->nesterov };
-}
 
 int zcz_step_turn(struct zc_zero *z);
 

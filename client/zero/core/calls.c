@@ -32,7 +32,6 @@
 #define STEP_BITS   16
 #define UNIT_NONE   ((UINT64_C(1) << UNIT_BITS) - 1)
 #define NAP_US      100u
-#define GIVE_UP_MS  1000u /* how long a rank that failed waits for the calls of the others */
 
 /* The noun is of "nothing moved ... it is at NOUN UNIT", the verb of "rank 1 VERB 'UNIT'". */
 static const struct {
@@ -248,19 +247,6 @@ int zcz_calls_compare(struct zc_zero *z, uint32_t patience_ms)
     rc = calls_judge(z, b->data);
     zcz_buf_put(&z->small, b);
     return rc;
-}
-
-int zcz_calls_stuck(struct zc_zero *z)
-{
-    bool device = false;
-
-    zb_list_each(pos, &z->started_colls)
-    {
-        if (!zb_container_of(pos, struct zcz_coll, node)->dev)
-            return 0;
-        device = true;
-    }
-    return device && !z->comm_broken ? zcz_calls_compare(z, GIVE_UP_MS) : 0;
 }
 
 /* ---- the seal */

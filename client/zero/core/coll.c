@@ -13,7 +13,7 @@
  */
 #include <assert.h>
 #include <errno.h>
-#include <string.h>
+#include <stdio.h>
 #include <unistd.h>
 
 #include "client/zero/zero_priv.h"
@@ -52,12 +52,25 @@ void zcz_coll_arm_dev(struct zcz_coll *c, struct zcz_buf *dev, const void *send,
     c->armed = true;
 }
 
+int zcz_coll_stuck(struct zc_zero *z)
+{
+    bool device = false;
+
+    zb_list_each(pos, &z->started_colls)
+    {
+        if (!zb_container_of(pos, struct zcz_coll, node)->dev)
+            return 0;
+        device = true;
+    }
+    return device && !z->comm_broken ? zcz_calls_compare(z, ZCZ_FAREWELL_MS) : 0;
+}
+
 static int coll_fail(struct zc_zero *z, const struct zcz_coll *c, int rc)
 {
     struct zc_comm *comm = c->comm;
     const char *why = comm->ops->error ? comm->ops->error(comm) : "";
 
-    if (c->dev && rc == -EOWNERDEAD && zcz_calls_stuck(z) < 0)
+    if (c->dev && rc == -EOWNERDEAD && zcz_coll_stuck(z) < 0)
         return z->failed; /* that rank gave up first */
     z->comm_broken = true;
     if (rc == -EINVAL && !c->dev && zcz_calls_refused(z, comm) < 0)
@@ -116,14 +129,6 @@ static int words_begin(struct zc_zero *z, struct zcz_coll *c)
     return coll_start(z, &z->words);
 }
 
-/* The rank among all. */
-static uint32_t rank_of(const struct zc_zero *z, const struct zc_comm *comm, uint32_t rank)
-{
-    return !z->splits || comm == z->comm ? rank
-           : comm == z->inside           ? z->replica * z->shards + rank
-                                         : rank * z->shards + z->shard;
-}
-
 static int words_compare(struct zc_zero *z, struct zcz_coll *c)
 {
     const uint64_t *words = z->words_buf->data;
@@ -131,7 +136,7 @@ static int words_compare(struct zc_zero *z, struct zcz_coll *c)
 
     for (uint32_t r = 0; r < c->comm->world && rc == 0; r++)
         if (words[r] != c->name)
-            rc = zcz_calls_fail(z, c->name, rank_of(z, c->comm, r), words[r]);
+            rc = zcz_calls_fail(z, c->name, zcz_rank_of(z, c->comm, r), words[r]);
     zcz_buf_put(&z->small, z->words_buf);
     z->words_buf = NULL;
     c->agreed = rc == 0;
@@ -231,47 +236,24 @@ int zcz_coll_other(struct zc_zero *z)
     return rc < 0 ? rc : 0;
 }
 
-/* ---- what every rank tells all */
-
-int zcz_share_begin(struct zc_zero *z, const void *mine, size_t bytes, enum zcz_call call,
-                    uint16_t detail, struct zcz_buf **ret)
+void zcz_coll_describe(const struct zc_zero *z, char *text, size_t bytes)
 {
-    size_t sealed = zcz_sealed_bytes(bytes);
-    struct zcz_buf *b = zcz_buf_get(&z->small, sealed * z->world);
-    char *place;
+    const struct zb_list *started = &z->started_colls, *queued = &z->queued;
+    const struct zcz_coll *c = NULL;
+    const char *where = "";
 
-    if (!b)
-        return zcz_fail(z, -ENOMEM, "%s: no memory for %zu bytes", zcz_call_noun(call),
-                        sealed * z->world);
-    place = (char *)b->data + sealed * z->rank;
-    memcpy(place, mine, bytes);
-    zcz_coll_queue(z, &z->share, ZCZ_ALL_GATHER, z->comm, call, ZCZ_NO_UNIT, detail);
-    zcz_seal(z, place, bytes);
-    zcz_coll_arm(&z->share, place, b->data, sealed);
-    z->shared = *ret = b;
-    z->shared_bytes = bytes;
-    return 0;
-}
-
-int zcz_share_wait(struct zc_zero *z)
-{
-    struct zcz_wait w = { .what = zcz_call_noun(z->share.call) };
-    int rc = zcz_turn(z, 0);
-
-    while (rc == 0 && !z->share.done)
-        rc = zcz_wait(z, &w);
-    if (rc == 0 && z->shared) {
-        rc = zcz_unseal(z, z->shared->data, z->shared_bytes);
-        z->shared = NULL;
+    if (!zb_list_empty(started)) {
+        c = zb_container_of(started->next, struct zcz_coll, node);
+        where = ", which waits for another rank";
+    } else if (!zb_list_empty(queued)) {
+        c = zb_container_of(queued->next, struct zcz_coll, node);
+        where = ", which waits for this rank's store";
     }
-    return rc;
-}
-
-int zcz_share(struct zc_zero *z, const void *mine, size_t bytes, enum zcz_call call,
-              uint16_t detail, struct zcz_buf **ret)
-{
-    int rc = zcz_share_begin(z, mine, bytes, call, detail, ret);
-
-    return rc < 0 ? rc
-                  : zcz_share_wait(z); /* on failure the buffer stays in use: it may be written */
+    if (!c)
+        (void)snprintf(text, bytes, "the store has not answered");
+    else if (c->unit == ZCZ_NO_UNIT)
+        (void)snprintf(text, bytes, "it is at %s%s", zcz_call_noun(c->call), where);
+    else
+        (void)snprintf(text, bytes, "it is at %s unit %u '%s'%s", zcz_call_noun(c->call), c->unit,
+                       z->units[c->unit].def.name, where);
 }

@@ -176,7 +176,7 @@ double zc_zero_loss_scale(const struct zc_zero *z)
 static void step_groups(const struct zc_zero *z, double lr, struct zc_group *groups)
 {
     for (uint32_t g = 0; g < z->options.groups; g++)
-        groups[g] = zcz_group(z, lr, g);
+        groups[g] = zcz_group(&z->options, lr, g);
 }
 
 static enum zc_commit step_commit(const struct zc_zero *z, uint64_t step)

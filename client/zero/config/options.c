@@ -1,0 +1,179 @@
+/*
+ * options.c - the usual options of an engine, and what is wrong with others.
+ */
+#include "client/zero/config/options.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/model.h"
+#include "base/util.h"
+#include "client/zero/config/loss_scale.h"
+
+#define ZCZ_COMMIT_EVERY 100u
+
+void zc_zero_defaults(struct zc_zero_options *options)
+{
+    *options = (struct zc_zero_options){
+        .commit_every = ZCZ_COMMIT_EVERY,
+        .micro_steps = 1,
+        .optimizer = ZC_ADAMW,
+        .moments = ZC_MOMENTS_F32,
+        .beta1 = 0.9,
+        .beta2 = 0.95,
+        .eps = 1e-8,
+        .groups = 1,
+        .prefetch_units = 1,
+        .overlap = ZC_ZERO_OVERLAP,
+        .stage = ZC_STAGE_3,
+        .loss_scale = { .fixed = 1, .power = 16, .window = 1000, .hysteresis = 2, .min = 1 },
+    };
+}
+
+static bool offload_known(enum zc_zero_offload o)
+{
+    return o == ZC_ZERO_NONE || o == ZC_ZERO_HOST || o == ZC_ZERO_NVME;
+}
+
+static bool offload_param_known(enum zc_zero_offload o)
+{
+    return offload_known(o) || o == ZC_ZERO_GPU;
+}
+
+static int check_group(const struct zc_zero_options *o, uint32_t g, struct zb_err *err)
+{
+    const struct zc_group group = zcz_group(o, 0, g);
+    const struct zk_params params = zcz_params(&group, 1);
+    struct zb_err why = { 0 };
+
+    return zk_params_check((enum zb_optimizer)o->optimizer, &params, &why) < 0
+               ? zb_fail(err, -EINVAL, "group %u: %s", g, why.text)
+               : 0;
+}
+
+static int check_offload(const struct zc_zero_options *o, struct zb_err *err)
+{
+    if (!offload_param_known(o->offload_param) || !offload_known(o->offload_optimizer))
+        return zb_fail(err, -EINVAL,
+                       "offload of parameters %d, of the optimizer %d: none, host, nvme, and of "
+                       "parameters gpu",
+                       (int)o->offload_param, (int)o->offload_optimizer);
+    if (!offload_known(o->offload_grad))
+        return zb_fail(err, -EINVAL, "offload of gradients %d: host, or none",
+                       (int)o->offload_grad);
+    if (o->offload_param != ZC_ZERO_NONE && o->offload_optimizer == ZC_ZERO_NONE)
+        return zb_fail(err, -EINVAL,
+                       "parameters are offloaded with the optimizer state, or not at all");
+    if (o->offload_optimizer != ZC_ZERO_NONE && o->stage == ZC_STAGE_DDP)
+        return zb_fail(err, -EINVAL,
+                       "stage 0 has everything whole on each rank: nothing of it is "
+                       "offloaded (stage 1 offloads optimizer state)");
+    if (o->offload_param != ZC_ZERO_NONE && o->stage < ZC_STAGE_3)
+        return zb_fail(err, -EINVAL,
+                       "stage %d has parameters whole on each rank: only stage 3 "
+                       "offloads them",
+                       (int)o->stage);
+    return 0;
+}
+
+static int check_stage(const struct zc_zero_options *o, uint32_t world, struct zb_err *err)
+{
+    if (o->stage > ZC_STAGE_3)
+        return zb_fail(err, -EINVAL, "stage %d: from 0 to 3", (int)o->stage);
+    if (o->stage < ZC_STAGE_3 &&
+        (o->keep_gathered || o->persist_elems > 0 || o->live_elems > 0 || o->reuse_elems > 0))
+        return zb_fail(err, -EINVAL,
+                       "stage %d keeps all parameters gathered: which stay, and how "
+                       "many, is of stage 3",
+                       (int)o->stage);
+    if (o->stage < ZC_STAGE_3 && o->quantize_gather)
+        return zb_fail(err, -EINVAL,
+                       "stage %d computes with the parameters that it steps: only stage 3 "
+                       "gathers them quantized, beside its slices",
+                       (int)o->stage);
+    if (o->group_ranks > 0 && (world % o->group_ranks != 0 || o->stage < ZC_STAGE_3))
+        return zb_fail(err, -EINVAL, "groups of %u ranks: of stage 3, and a divisor of %u ranks",
+                       o->group_ranks, world);
+    return 0;
+}
+
+/* Behind it there is room for the number of every group: open_name(). */
+static int check_name(const struct zc_zero_options *o, uint32_t world, struct zb_err *err)
+{
+    uint32_t groups = o->group_ranks > 0 ? world / o->group_ranks : 1;
+    int number = groups > 1 ? snprintf(NULL, 0, ".%u", groups - 1) : 0;
+
+    if (!o->job || strlen(o->job) <= (size_t)(ZC_NAME_MAX - number))
+        return 0;
+    return zb_fail(err, -EINVAL, "a job's name has at most %d bytes%s", ZC_NAME_MAX - number,
+                   number ? ", and behind it each group of ranks has its number" : "");
+}
+
+int zcz_options_check(const struct zc_zero_options *o, uint32_t world, struct zb_err *err)
+{
+    struct zb_err why = { 0 };
+    int rc = check_stage(o, world, err);
+
+    if (rc == 0)
+        rc = check_offload(o, err);
+    if (rc < 0)
+        return rc;
+    if (o->resume && (o->offload_optimizer == ZC_ZERO_NONE || !o->job))
+        return zb_fail(err, -EINVAL, "resume needs a daemon and the name of a job that it kept");
+    if (o->durable && (o->offload_optimizer == ZC_ZERO_NONE || !o->keep))
+        return zb_fail(err, -EINVAL, "a durable job needs a daemon, and to be kept");
+    rc = check_name(o, world, err);
+    if (rc < 0)
+        return rc;
+    if (o->micro_steps < 1)
+        return zb_fail(err, -EINVAL, "0 micro-steps in a step: at least 1");
+    if (!(o->clip >= 0 && isfinite(o->clip)))
+        return zb_fail(err, -EINVAL, "clip %g: 0 (off) or a norm", o->clip);
+    if (!zb_optimizer_name((enum zb_optimizer)o->optimizer))
+        return zb_fail(err, -EINVAL, "optimizer number %d is not known", (int)o->optimizer);
+    if (!zb_moments_name((enum zb_moments)o->moments))
+        return zb_fail(err, -EINVAL, "moments number %d is not known", (int)o->moments);
+    if (o->groups < 1 || o->groups > ZCZ_GROUPS_MAX)
+        return zb_fail(err, -EINVAL, "%u parameter groups: from 1 to %u", o->groups,
+                       ZCZ_GROUPS_MAX);
+    for (uint32_t g = 0; g < o->groups; g++)
+        if (check_group(o, g, err) < 0)
+            return -EINVAL;
+    if (o->overlap & ~ZC_ZERO_OVERLAP)
+        return zb_fail(err, -EINVAL, "overlap %#x: known are %#x", o->overlap, ZC_ZERO_OVERLAP);
+    if (zcz_scale_check(&o->loss_scale, &why) < 0)
+        return zb_fail(err, -EINVAL, "%s", why.text);
+    if (o->prefetch_units > ZB_PREFETCH_MAX)
+        return zb_fail(err, -EINVAL, "%u units gathered ahead: at most %u", o->prefetch_units,
+                       ZB_PREFETCH_MAX);
+    return 0;
+}
+
+struct zc_group zcz_group(const struct zc_zero_options *o, double lr, uint32_t group)
+{
+    return (struct zc_group){ .lr = lr,
+                              .beta1 = o->beta1,
+                              .beta2 = o->beta2,
+                              .eps = o->eps,
+                              .weight_decay = o->weight_decay[group],
+                              .momentum = o->momentum,
+                              .dampening = o->dampening,
+                              .lr_decay = o->lr_decay,
+                              .nesterov = o->nesterov };
+}
+
+struct zk_params zcz_params(const struct zc_group *g, double scale)
+{
+    return (struct zk_params){ .lr = g->lr,
+                               .beta1 = g->beta1,
+                               .beta2 = g->beta2,
+                               .eps = g->eps,
+                               .weight_decay = g->weight_decay,
+                               .scale = scale,
+                               .momentum = g->momentum,
+                               .dampening = g->dampening,
+                               .lr_decay = g->lr_decay,
+                               .nesterov = g->nesterov };
+}

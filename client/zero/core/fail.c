@@ -1,0 +1,81 @@
+/*
+ * fail.c - what goes wrong, and what every public call begins with.
+ *
+ * A call that was wrong is refused (zcz_refuse()) and changes nothing. Everything else is a failure
+ * (zcz_fail()): the first one is what every later call returns.
+ */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "client/zero/zero_priv.h"
+
+/* ---- errors */
+
+__attribute__((format(printf, 3, 0))) static void error_set(struct zc_zero *z, int code,
+                                                            const char *fmt, va_list ap)
+{
+    char text[sizeof(z->error.text)];
+
+    errno = -code; /* %m */
+    (void)vsnprintf(text, sizeof(text), fmt, ap);
+    z->error.code = 0;
+    (void)zb_fail(&z->error, code, "%s", text);
+}
+
+int zcz_refuse(struct zc_zero *z, int code, const char *fmt, ...)
+{
+    va_list ap;
+
+    va_start(ap, fmt);
+    error_set(z, code, fmt, ap);
+    va_end(ap);
+    return code;
+}
+
+int zcz_fail(struct zc_zero *z, int code, const char *fmt, ...)
+{
+    va_list ap;
+
+    if (z->failed)
+        return z->failed;
+    va_start(ap, fmt);
+    error_set(z, code, fmt, ap);
+    va_end(ap);
+    z->failed = code;
+    return code;
+}
+
+const char *zc_zero_error(const struct zc_zero *z)
+{
+    return z ? z->error.text : "no memory for an engine";
+}
+
+const char *zcz_store_text(const struct zcz_store *s)
+{
+    return s->err.text;
+}
+
+/* ---- entering */
+
+int zcz_enter(struct zc_zero *z, bool needs_start)
+{
+    zk_thread_init(); /* whoever called us last may have changed the modes */
+    if (z->failed)
+        return z->failed;
+    if (needs_start && !z->started)
+        return zcz_refuse(z, -EBUSY, "the engine has not started: zc_zero_start() comes first");
+    return 0;
+}
+
+int zcz_enter_unit(struct zc_zero *z, uint32_t index, struct zcz_unit **ret_unit)
+{
+    int rc = zcz_enter(z, true);
+
+    if (rc < 0)
+        return rc;
+    if (index >= z->nunits)
+        return zcz_refuse(z, -EINVAL, "unit %u, and there are %u", index, z->nunits);
+    *ret_unit = &z->units[index];
+    return 0;
+}

@@ -1,0 +1,106 @@
+/*
+ * turn.c - turning and waiting: whatever can move is moved, by the machines of the engine.
+ *
+ * MACHINES. Each moves one kind of thing, and is a row of a table that zc_zero_open() fills: the
+ * step, gathers, collectives, reductions. A turn asks each in that order, and again as long as one
+ * of them says that something has moved.
+ *
+ * WAITING. Ranks share cores with each other and with the daemon, so waiting must not burn one: a
+ * wait turns without sleeping for ZCZ_SPIN_NS, then sleeps for an eighth of the time that nothing
+ * has moved, in the store's poll, so that the daemon wakes it at once. Collectives and a device are
+ * only polled: while one is in progress a sleep is at most ZCZ_NAP_COLL_US.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "client/zero/zero_priv.h"
+
+#define ZCZ_SPIN_NS     20000u
+#define ZCZ_NAP_COLL_US 1000u
+#define ZCZ_NAP_US      20000u
+
+static int turn_once(struct zc_zero *z, uint32_t wait_us)
+{
+    int rc = 0;
+
+    if (z->store && !z->store_gone)
+        rc = z->store->ops->poll(z->store, wait_us);
+    else if (wait_us > 0)
+        (void)usleep(wait_us);
+    if (rc < 0) {
+        z->store_gone = true;
+        if (rc == -EOWNERDEAD && zcz_coll_other(z) < 0)
+            return z->failed;
+        return zcz_fail(z, rc, "%s", zcz_store_text(z->store));
+    }
+    z->moved = rc > 0;
+    rc = 0;
+    for (size_t i = 0; i < ZCZ_MACHINES && rc == 0; i++)
+        rc = z->machines[i](z);
+    return rc;
+}
+
+int zcz_turn(struct zc_zero *z, uint32_t wait_us)
+{
+    int rc = z->failed;
+
+    while (rc == 0) {
+        rc = turn_once(z, wait_us);
+        if (!z->moved)
+            break;
+        z->moved_ns = zb_now_ns();
+        wait_us = 0;
+    }
+    return rc;
+}
+
+int zcz_wait(struct zc_zero *z, struct zcz_wait *w)
+{
+    uint64_t now = zb_now_ns(), idle_ns, nap_us = 0;
+    uint64_t limit_ns = (uint64_t)z->patience_ms * 1000000;
+    int rc;
+
+    if (w->begin_ns == 0)
+        w->begin_ns = now;
+    idle_ns = now - zb_max_u64(w->begin_ns, z->moved_ns);
+    if (idle_ns > limit_ns) {
+        char text[256];
+
+        rc = zcz_coll_stuck(z);
+        if (rc < 0)
+            return rc;
+        zcz_coll_describe(z, text, sizeof(text));
+        return zcz_fail(z, -ETIMEDOUT, "nothing moved for %llu ms while waiting for %s: %s",
+                        (unsigned long long)(idle_ns / 1000000), w->what, text);
+    }
+    if (idle_ns > ZCZ_SPIN_NS)
+        nap_us =
+            zb_min_u64(idle_ns / 8000, zb_list_empty(&z->started_colls) && z->device.moving == 0
+                                           ? ZCZ_NAP_US
+                                           : ZCZ_NAP_COLL_US);
+    rc = zcz_turn(z, (uint32_t)nap_us);
+    z->stall_ns += zb_now_ns() - now;
+    return rc;
+}
+
+int zcz_wait_op(struct zc_zero *z, struct zcz_op *op, const char *what)
+{
+    struct zcz_wait w = { .what = what };
+    int rc = zcz_turn(z, 0);
+
+    while (rc == 0 && op->pending > 0)
+        rc = zcz_wait(z, &w);
+    if (rc == 0) {
+        rc = op->rc;
+        *op = (struct zcz_op){ 0 };
+    }
+    return rc;
+}
+
+int zc_zero_poll(struct zc_zero *z)
+{
+    int rc = zcz_enter(z, false);
+
+    return rc < 0 ? rc : zcz_turn(z, 0);
+}

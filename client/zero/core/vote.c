@@ -1,0 +1,133 @@
+/*
+ * vote.c - what every rank tells all others: shares, and votes, which are shares of how ranks are.
+ *
+ * Each slice of a share is sealed with the calls of its rank so far (calls.c), so ranks that make
+ * other calls are found wherever ranks tell each other anything.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "client/zero/zero_priv.h"
+
+/* ---- shares */
+
+int zcz_share_begin(struct zc_zero *z, const void *mine, size_t bytes, enum zcz_call call,
+                    uint16_t detail, struct zcz_buf **ret)
+{
+    size_t sealed = zcz_sealed_bytes(bytes);
+    struct zcz_buf *b = zcz_buf_get(&z->small, sealed * z->world);
+    char *place;
+
+    if (!b)
+        return zcz_fail(z, -ENOMEM, "%s: no memory for %zu bytes", zcz_call_noun(call),
+                        sealed * z->world);
+    place = (char *)b->data + sealed * z->rank;
+    memcpy(place, mine, bytes);
+    zcz_coll_queue(z, &z->share, ZCZ_ALL_GATHER, z->comm, call, ZCZ_NO_UNIT, detail);
+    zcz_seal(z, place, bytes);
+    zcz_coll_arm(&z->share, place, b->data, sealed);
+    z->shared = *ret = b;
+    z->shared_bytes = bytes;
+    return 0;
+}
+
+int zcz_share_wait(struct zc_zero *z)
+{
+    struct zcz_wait w = { .what = zcz_call_noun(z->share.call) };
+    int rc = zcz_turn(z, 0);
+
+    while (rc == 0 && !z->share.done)
+        rc = zcz_wait(z, &w);
+    if (rc == 0 && z->shared) {
+        rc = zcz_unseal(z, z->shared->data, z->shared_bytes);
+        z->shared = NULL;
+    }
+    return rc;
+}
+
+int zcz_share(struct zc_zero *z, const void *mine, size_t bytes, enum zcz_call call,
+              uint16_t detail, struct zcz_buf **ret)
+{
+    int rc = zcz_share_begin(z, mine, bytes, call, detail, ret);
+
+    return rc < 0 ? rc
+                  : zcz_share_wait(z); /* on failure the buffer stays in use: it may be written */
+}
+
+/* ---- votes */
+
+struct vote {
+    int32_t rc;
+    uint32_t same;
+    char text[sizeof(((struct zb_err *)0)->text)];
+};
+
+/* The engine has failed; for a while it still says why, and hears the others out. True: it did. */
+static bool vote_farewell(struct zc_zero *z)
+{
+    struct zb_err error = z->error;
+    uint32_t patience_ms = z->patience_ms;
+    int failed = z->failed, rc;
+
+    if (z->comm_broken)
+        return false;
+    z->failed = 0;
+    z->store_gone = true;
+    z->patience_ms = z->placing ? ZCZ_REASON_MS : ZCZ_FAREWELL_MS;
+    z->moved_ns = zb_now_ns();
+    rc = zcz_share_wait(z);
+    z->patience_ms = patience_ms;
+    z->failed = failed;
+    z->error = error;
+    return rc == 0;
+}
+
+/* The first rank that is not well, or does not say the same, is why the engine fails. Who only
+ * heard of it from the daemon does not know why. */
+static int vote_count(struct zc_zero *z, const struct vote *votes, enum zcz_call what)
+{
+    for (uint32_t r = 0; r < z->world; r++)
+        if (votes[r].rc < 0 && votes[r].rc != -EOWNERDEAD)
+            return zcz_fail(z, votes[r].rc, "rank %u: %.*s", r, (int)sizeof(votes[r].text) - 1,
+                            votes[r].text);
+    for (uint32_t r = 0; r < z->world; r++)
+        if (votes[r].rc < 0)
+            return zcz_fail(z, votes[r].rc, "%.*s", (int)sizeof(votes[r].text) - 1, votes[r].text);
+    for (uint32_t r = 0; r < z->world; r++)
+        if (votes[r].same != votes[0].same)
+            return zcz_fail(z, -EINVAL, "%s: rank %u and rank 0 do not say the same",
+                            zcz_call_noun(what), r);
+    return 0;
+}
+
+int zcz_vote(struct zc_zero *z, int my_rc, uint32_t same, enum zcz_call what)
+{
+    struct vote mine = { .rc = my_rc, .same = same };
+    struct zcz_buf *buf;
+    int rc;
+
+    if (z->failed && z->placing)
+        return z->failed;
+    if (my_rc < 0)
+        memcpy(mine.text, z->error.text, sizeof(mine.text));
+    rc = zcz_share_begin(z, &mine, sizeof(mine), what, 0, &buf);
+    if (rc < 0)
+        return rc;
+    rc = zcz_share_wait(z);
+    if (rc < 0 && !vote_farewell(z))
+        return rc; /* buf stays in use: it may be written */
+    if (rc == 0 && my_rc < 0) {
+        rc = zcz_fail(z, my_rc, "%s", mine.text);
+    } else if (rc == 0) {
+        rc = vote_count(z, buf->data, what);
+    } else if (rc == -EOWNERDEAD) { /* whoever left may have said why */
+        struct zb_err lost = z->error;
+
+        z->failed = 0;
+        if (vote_count(z, buf->data, what) == 0)
+            (void)zcz_fail(z, rc, "%s", lost.text);
+        rc = z->failed;
+    }
+    zcz_buf_put(&z->small, buf);
+    return rc;
+}

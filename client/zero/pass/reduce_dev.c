@@ -1,0 +1,239 @@
+/*
+ * reduce_dev.c - gradients on a device: masked and rounded there, and brought down, or exchanged and
+ * added up between devices (core/device.c has the order).
+ */
+#include <errno.h>
+
+#include "client/zero/zero_priv.h"
+
+/* Zeros what is never stepped: as grad_mask() in reduce.c. */
+static int down_mask(const struct zcz_device *d, const struct zcz_unit *u, float *grad,
+                     uint64_t padded, struct zb_err *err)
+{
+    uint64_t from = 0;
+    int rc = 0;
+
+    for (uint32_t s = 0; s <= u->nsegments && rc == 0; s++) {
+        uint64_t to = s < u->nsegments ? u->segments[s].first : padded;
+
+        if (to > from)
+            rc = zk_gpu_fill(d->down, grad + from, 0, (to - from) * sizeof(*grad), err);
+        if (s < u->nsegments)
+            from = to + u->segments[s].count;
+    }
+    return rc;
+}
+
+static int down_round(struct zc_zero *z, struct zcz_reduce *r, uint64_t padded, struct zb_err *err)
+{
+    const struct zcz_device *d = &z->device;
+    struct zk_gpu_work work = { .op = ZK_GPU_CAST,
+                                .array = { .from = r->on_dev->data,
+                                           .n = padded,
+                                           .from_dtype = ZB_F32,
+                                           .to_dtype = r->unit->layout.dtype } };
+
+    r->rounded = zcz_buf_get(&z->grad_dev, padded * zb_dtype_bytes(work.array.to_dtype));
+    if (!r->rounded)
+        return zb_fail(err, z->grad_dev.why.code != 0 ? z->grad_dev.why.code : -ENOMEM,
+                       "no memory to round the gradient of unit %u '%s': %s", r->unit->def.index,
+                       r->unit->def.name, z->grad_dev.why.text);
+    work.array.to = r->rounded->data;
+    return zk_gpu_launch(d->down, &work, err);
+}
+
+/* Behind the trainer's works, on the way down: what is exchanged, in r->rounded or r->on_dev. */
+static int down_begin(struct zc_zero *z, struct zcz_reduce *r, struct zb_err *err)
+{
+    const struct zcz_device *d = &z->device;
+    const struct zcz_unit *u = r->unit;
+    uint64_t padded = zcz_grad_elems(z, u);
+    int rc = zk_gpu_event_record(r->on_dev->last, d->compute, err);
+
+    z->device.moving++;
+    if (rc == 0)
+        rc = zk_gpu_event_wait(r->on_dev->last, d->down, err);
+    if (rc == 0)
+        rc = down_mask(d, u, r->on_dev->data, padded, err);
+    if (rc == 0 && u->layout.dtype != ZB_F32)
+        rc = down_round(z, r, padded, err);
+    return rc;
+}
+
+/* Nothing comes down: the store takes this rank's slice where it is. A failure says why, and is
+ * final. */
+static int down_keep(struct zc_zero *z, struct zcz_reduce *r, const void *from, enum zb_dtype dtype)
+{
+    const struct zcz_unit *u = r->unit;
+    int rc = u->count > 0 ? z->store->ops->push_dev(z->store, r->unit, r->micro, from, dtype) : 0;
+
+    r->next = u->count;
+    z->pushed_bytes += u->count * sizeof(float);
+    return rc < 0 ? zcz_fail(z, rc, "%s", z->error.text) : 0;
+}
+
+int zcz_device_down(struct zc_zero *z, struct zcz_reduce *r)
+{
+    const struct zcz_device *d = &z->device;
+    const struct zcz_unit *u = r->unit;
+    const void *from;
+    uint64_t padded = zcz_grad_elems(z, u);
+    struct zb_err err = { 0 };
+    int rc = down_begin(z, r, &err);
+
+    from = r->rounded ? r->rounded->data : r->on_dev->data;
+    if (rc == 0 && z->store->on_device)
+        rc = down_keep(z, r, from, u->layout.dtype);
+    else if (rc == 0)
+        rc = zk_gpu_copy(d->down, ZK_GPU_TO_HOST, r->send->data, from,
+                         padded * zb_dtype_bytes(u->layout.dtype), &err);
+    if (rc == 0)
+        rc = zk_gpu_event_record(r->on_dev->last, d->down, &err);
+    return rc < 0 ? zcz_device_fail(z, rc, &err) : 0;
+}
+
+/*
+ * Memory: what is received lies behind what is rounded from in the trainer's buffer, which is twice
+ * as long as need be then; of fp32 in a buffer of its own. The sum, at most as long as one of two
+ * slices, comes to the front of the trainer's buffer, which was rounded, or sent, by then.
+ *
+ * Under stage 0 what is exchanged are parts of the only slice, and the sum of this rank's part
+ * comes to its own place: of fp32 in the trainer's buffer; else in one of its own, for what was
+ * received may lie there. The others' sums come around it, and the whole is the store's.
+ */
+int zcz_device_exchange(struct zc_zero *z, struct zcz_reduce *r)
+{
+    const struct zcz_unit *u = r->unit;
+    struct zcz_coll *first = z->shards > 1 ? &r->coll : &r->parts;
+    size_t slice_bytes = (z->shards > 1 ? u->slice : u->part) * zb_dtype_bytes(u->layout.dtype);
+    struct zb_err err = { 0 };
+    int rc = down_begin(z, r, &err);
+
+    if (rc == 0)
+        rc = zk_gpu_event_record(r->on_dev->last, z->device.down, &err);
+    if (rc < 0)
+        return zcz_device_fail(z, rc, &err);
+    if (u->layout.dtype == ZB_F32 &&
+        !(r->more_dev = zcz_buf_get(&z->grad_dev, slice_bytes * first->comm->world)))
+        return zcz_device_full(z, &z->grad_dev, "to exchange the gradient of", u,
+                               slice_bytes * first->comm->world);
+    zcz_coll_arm_dev(first, r->on_dev, r->rounded ? r->rounded->data : r->on_dev->data,
+                     r->more_dev ? r->more_dev->data
+                                 : (char *)r->on_dev->data + slice_bytes * first->comm->world,
+                     slice_bytes);
+    return 0;
+}
+
+/* What every rank sent of `n` elements, in rank order, as zcz_add_slices(). */
+static int down_add(struct zc_zero *z, const struct zcz_coll *from, enum zb_dtype dtype, uint64_t n,
+                    void *to, struct zb_err *err)
+{
+    struct zk_gpu_work work = { .array = {
+                                    .to = to, .n = n, .from_dtype = dtype, .to_dtype = ZB_F32 } };
+    int rc = zk_gpu_event_wait(from->dev->last, z->device.down, err);
+
+    for (uint32_t s = 0; s < from->comm->world && rc == 0; s++) {
+        work.op = s == 0 ? ZK_GPU_CAST : ZK_GPU_ADD;
+        work.array.from = (char *)from->recv + s * from->slice_bytes;
+        rc = zk_gpu_launch(z->device.down, &work, err);
+    }
+    return rc;
+}
+
+/* Memory for a slice that is added up over replicas, which no work uses any more. */
+static struct zcz_buf *across_get(struct zc_zero *z, const struct zcz_unit *u, int *ret_rc)
+{
+    size_t bytes = u->part * z->replicas * sizeof(float);
+    struct zcz_buf *b = zcz_buf_get(&z->grad_dev, bytes);
+    struct zb_err err = { 0 };
+
+    *ret_rc = b ? zk_gpu_event_wait(b->last, z->device.down, &err)
+                : zcz_device_full(z, &z->grad_dev, "to add up the gradient of", u, bytes);
+    if (b && *ret_rc < 0)
+        *ret_rc = zcz_device_fail(z, *ret_rc, &err);
+    return b;
+}
+
+int zcz_device_inside(struct zc_zero *z, struct zcz_reduce *r)
+{
+    const struct zcz_unit *u = r->unit;
+    uint64_t tail = u->part * z->replicas - u->slice;
+    struct zb_err err = { 0 };
+    float *sums;
+    int rc = 0;
+
+    r->sums = across_get(z, u, &rc);
+    if (rc == 0)
+        r->parts_in = across_get(z, u, &rc);
+    if (rc < 0)
+        return rc;
+    sums = r->sums->data;
+    rc = down_add(z, &r->coll, u->layout.dtype, u->slice, sums, &err);
+    if (rc == 0 && tail > 0)
+        rc = zk_gpu_fill(z->device.down, sums + u->slice, 0, tail * sizeof(*sums), &err);
+    if (rc == 0)
+        rc = zk_gpu_event_record(r->sums->last, z->device.down, &err);
+    if (rc < 0)
+        return zcz_device_fail(z, rc, &err);
+    zcz_coll_arm_dev(&r->parts, r->sums, sums, r->parts_in->data, u->part * sizeof(*sums));
+    return 0;
+}
+
+int zcz_device_part(struct zc_zero *z, struct zcz_reduce *r)
+{
+    const struct zcz_unit *u = r->unit;
+    bool f32 = z->shards > 1 || u->layout.dtype == ZB_F32;
+    struct zb_err err = { 0 };
+    float *mine;
+    int rc = 0;
+
+    if (!r->sums)
+        r->sums = f32 ? r->on_dev : across_get(z, u, &rc);
+    if (rc < 0)
+        return rc;
+    mine = (float *)r->sums->data + u->part * z->replica;
+    rc = down_add(z, &r->parts, f32 ? ZB_F32 : u->layout.dtype, u->part, mine, &err);
+    if (rc == 0)
+        rc = zk_gpu_event_record(r->sums->last, z->device.down, &err);
+    if (rc < 0)
+        return zcz_device_fail(z, rc, &err);
+    zcz_coll_arm_dev(&r->gather, r->sums, mine, r->sums->data, u->part * sizeof(*mine));
+    return 0;
+}
+
+/* The sum of this rank's slice, fp32, is there: the store's, or on its way down. */
+static int down_sum(struct zc_zero *z, struct zcz_reduce *r, const void *sum, struct zb_err *err)
+{
+    if (z->store->on_device)
+        return down_keep(z, r, sum, ZB_F32);
+    return zk_gpu_copy(z->device.down, ZK_GPU_TO_HOST, r->send->data, sum,
+                       r->unit->slice * sizeof(float), err);
+}
+
+int zcz_device_parts(struct zc_zero *z, struct zcz_reduce *r)
+{
+    struct zb_err err = { 0 };
+    int rc = zk_gpu_event_wait(r->sums->last, z->device.down, &err);
+
+    r->summing = r->summed = r->coll.done = true;
+    if (rc == 0)
+        rc = down_sum(z, r, r->sums->data, &err);
+    if (rc == 0)
+        rc = zk_gpu_event_record(r->on_dev->last, z->device.down, &err);
+    if (rc == 0 && r->sums != r->on_dev)
+        rc = zk_gpu_event_record(r->sums->last, z->device.down, &err);
+    return rc < 0 ? zcz_device_fail(z, rc, &err) : 0;
+}
+
+int zcz_device_sum(struct zc_zero *z, struct zcz_reduce *r)
+{
+    struct zb_err err = { 0 };
+    int rc = down_add(z, &r->coll, r->unit->layout.dtype, r->unit->slice, r->on_dev->data, &err);
+
+    r->summing = true;
+    if (rc == 0)
+        rc = down_sum(z, r, r->on_dev->data, &err);
+    if (rc == 0)
+        rc = zk_gpu_event_record(r->on_dev->last, z->device.down, &err);
+    return rc < 0 ? zcz_device_fail(z, rc, &err) : 0;
+}

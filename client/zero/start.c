@@ -1,0 +1,130 @@
+/*
+ * start.c - the start: everything that could differ between ranks is compared, the store makes room,
+ * and slices get their values.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "base/crc.h"
+#include "client/zero/zero_priv.h"
+
+static int start_piece(struct zc_zero *z, float **ret)
+{
+    struct zcz_wait w = { .what = "room for initial values" };
+    int rc = 0;
+
+    while (rc == 0 && !(*ret = z->store->ops->piece(z->store)))
+        rc = zcz_wait(z, &w);
+    return rc;
+}
+
+/* Elements [first, first + count) of this rank's slice, made by the caller's function. */
+static int start_write(struct zc_zero *z, struct zcz_unit *u, uint64_t first, uint64_t count,
+                       zc_zero_init_fn *init, void *arg)
+{
+    struct zcz_wait w = { .what = "the store to take initial values" };
+    uint64_t at = u->first + first, inside;
+    float *piece;
+    int rc = start_piece(z, &piece);
+
+    if (rc < 0)
+        return rc;
+    inside = at < u->def.elems ? zb_min_u64(count, u->def.elems - at) : 0;
+    memset(piece + inside, 0, (count - inside) * sizeof(*piece));
+    rc = inside > 0 ? init(arg, u->def.index, at, inside, piece) : 0;
+    if (rc != 0) {
+        z->store->ops->piece_put(z->store, piece);
+        rc = rc < 0 ? rc : -EINVAL;
+        return zcz_refuse(z, rc, "no initial values of unit %u '%s' from element %llu: %m",
+                          u->def.index, u->def.name, (unsigned long long)at);
+    }
+    do
+        rc = z->store->ops->write(z->store, &z->op, u, first, count, piece);
+    while (rc == -EAGAIN && (rc = zcz_wait(z, &w)) == 0);
+    return rc;
+}
+
+static int start_values(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
+{
+    int rc = 0, rest;
+
+    for (uint32_t i = 0; i < z->nunits; i++) {
+        struct zcz_unit *u = &z->units[i];
+        uint64_t n;
+
+        for (uint64_t at = 0; at < u->count && rc == 0 && z->op.rc == 0; at += n) {
+            n = zb_min_u64(z->piece_elems, u->count - at);
+            rc = start_write(z, u, at, n, init, arg);
+        }
+    }
+    if (z->failed)
+        return z->failed;
+    rest = zcz_wait_op(z, &z->op, "the initial values to be stored");
+    if (rc == 0 && rest < 0 && !z->failed)
+        rc = zcz_refuse(z, rest, "initial values: %s", zcz_store_text(z->store));
+    return rc < 0 ? rc : rest;
+}
+
+int zc_zero_start(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
+{
+    uint64_t version[5];
+    uint32_t run = 0;
+    int rc = zcz_enter(z, false);
+
+    if (rc < 0)
+        return rc;
+    if (z->started)
+        return zcz_refuse(z, -EBUSY, "the engine has started already");
+    if (z->nunits == 0 || (!init && !z->options.resume))
+        return zcz_refuse(z, -EINVAL,
+                          "a start needs units, and a function that gives their values");
+    rc = zcz_vote(z, zcz_account_check(z), zcz_digest(z), ZCZ_CALL_UNITS);
+    if (rc == 0 && z->options.resume)
+        rc = zcz_resume_attach(z);
+    if (rc == 0)
+        rc = zcz_vote(z, z->store->ops->join(z->store), 0, ZCZ_CALL_JOIN);
+    z->placing = true;
+    if (rc == 0 && (rc = z->store->ops->place(z->store)) < 0)
+        rc = zcz_fail(z, rc, "%s", z->error.text); /* others hear it from the daemon */
+    if (rc == 0)
+        rc = z->options.resume ? zcz_resume_settle(z) : start_values(z, init, arg);
+    if (rc == 0)
+        rc = z->store->ops->stats(z->store, &z->base);
+    z->scaler = zcz_scale_new(&z->options.loss_scale, z->iterations);
+    if (rc == 0 && z->options.resume && (z->options.loss_scale.dynamic || z->nodes > 1))
+        rc = zcz_note_resume(z, &run);
+    if (z->options.resume && z->nodes > 1) {
+        rc = zcz_vote(z, rc, run, ZCZ_CALL_RUN);
+        if (rc < 0)
+            return rc;
+    }
+    if (rc == 0)
+        rc = zcz_note_begin(z);
+    version[0] = z->iterations;
+    version[1] = z->applied;
+    memcpy(&version[2], &z->scaler.scale, sizeof(z->scaler.scale));
+    version[3] = (uint64_t)z->scaler.last_overflow;
+    version[4] = z->scaler.hysteresis;
+    rc = zcz_vote(z, rc, zb_crc32c(0, version, sizeof(version)), ZCZ_CALL_START);
+    if (rc < 0)
+        return rc;
+    if (z->options.accumulate_local) { /* all of them are in use at one time, once a step */
+        z->grad_pool.keep += z->trainable;
+        z->grad_dev.keep += z->trainable;
+    }
+    z->started = true;
+    z->stall_ns = 0;
+    z->gather_bytes = z->reduce_bytes = z->across_bytes = z->other_bytes = 0;
+    return 0;
+}
+
+int zc_zero_progress(struct zc_zero *z, uint64_t *ret_iterations, uint64_t *ret_applied)
+{
+    int rc = zcz_enter(z, true);
+
+    if (rc < 0)
+        return rc;
+    *ret_iterations = z->iterations;
+    *ret_applied = z->applied;
+    return 0;
+}
