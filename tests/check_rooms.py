@@ -10,7 +10,8 @@ A room is a folder with a row of its own there. The objects are those of BUILD/c
   owners   a field is written in the room that owns it: the room of the header that defines its struct,
            or the one that heads its group there ("/* ---- ROOM/: ... */")
   caps     the number of sources in folders that must stay small
-  pages    each room has a README.md of at most PAGE_LINES lines, and stands in docs/ARCHITECTURE.md
+  pages    each room of PAGES_OF has a README.md of at most PAGE_LINES lines; docs/ARCHITECTURE.md has one
+           row for each room, and no other, and the pages that a row links are there
 
 Prints one line for each thing that does not hold and exits 1; 2 when something cannot be read.
 """
@@ -41,6 +42,7 @@ OWNED = {
     "zsd_step_op": ("daemon/op/step.h", r"\bstep", ()),
     "zsd_early": ("daemon/op/early.h", r"\bearly", ()),
 }
+ARCHITECTURE = "docs/ARCHITECTURE.md"
 PAGES_OF = ("daemon/",)  # folders whose rooms must each have a page
 # Not linked alone: they are loaded at run time, or the folder holds programs and not a library.
 APART = ("kernels/cuda/", "tests/", "python/", "examples/", "bench/")
@@ -300,21 +302,24 @@ def check_caps(root):
 
 def check_pages(root, folders):
     wrong = []
-    with open(os.path.join(root, "docs/ARCHITECTURE.md"), encoding="utf-8") as file:
-        said = file.read()
+    with open(os.path.join(root, ARCHITECTURE), encoding="utf-8") as file:
+        rows = re.findall(r"^\| `([\w/]+/)` \|.*\|([^|]*)\|$", file.read(), re.M)
     for room in sorted(folders):
-        if not room.startswith(PAGES_OF) or room in PAGES_OF:
-            continue
         page = os.path.join(root, room, "README.md")
-        if not os.path.exists(page):
+        if room.startswith(PAGES_OF) and room not in PAGES_OF and not os.path.exists(page):
             wrong.append(f"{room} has no README.md")
-        elif sum(1 for _ in open(page, encoding="utf-8")) > PAGE_LINES:
-            wrong.append(f"{room}README.md has more than {PAGE_LINES} lines")
-        if f"`{room}`" not in said:
-            wrong.append(f"docs/ARCHITECTURE.md does not name `{room}`")
-    for room in re.findall(r"^\| `((?:daemon|client|kernels|nvme)/[\w/]*/)`", said, re.M):
+        elif room.startswith(PAGES_OF) and os.path.exists(page):
+            with open(page, encoding="utf-8") as file:
+                if sum(1 for _ in file) > PAGE_LINES:
+                    wrong.append(f"{room}README.md has more than {PAGE_LINES} lines")
+        if [name for name, _ in rows].count(room) != 1:
+            wrong.append(f"{ARCHITECTURE} must have one row for `{room}`")
+    for room, pages in rows:
         if room not in folders:
-            wrong.append(f"docs/ARCHITECTURE.md names `{room}`, which has no row in {check_includes.PAGE}")
+            wrong.append(f"{ARCHITECTURE} has a row for `{room}`, which has none in {check_includes.PAGE}")
+        for page in re.findall(r"\]\(([^)#]+)", pages):
+            if not os.path.exists(os.path.join(root, os.path.dirname(ARCHITECTURE), page)):
+                wrong.append(f"{ARCHITECTURE}, row `{room}`: there is no {page}")
     return wrong
 
 
