@@ -64,8 +64,6 @@ CIRCLES = {
         "one account of host memory and the GPU: a later change plans for several GPUs, and cuts it then",
     ("nvme/sim/sim.c", "nvme/sim/sim_vfs.c"):
         "SQLite's file access is the device's, and the device makes the object that SQLite calls",
-    ("daemon/config/config.c", "daemon/config/config_file.c"):
-        "the file is read by the rows of the options, and its path is one of them",
 }
 
 

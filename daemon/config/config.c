@@ -219,7 +219,7 @@ int zsd_config_load(struct zsd_config *config, int argc, char **argv, const char
     if (rc == 0 && w.config) { /* the command line wins: it is read over the file */
         memset(config, 0, sizeof(*config));
         zb_opt_defaults(options, config);
-        rc = zsd_config_file(config, w.config, err);
+        rc = zsd_config_file(options, config, w.config, err);
         if (rc == 0)
             rc = zb_opt_parse(line, ZB_COUNT(line), argc - 1, argv + 1, NULL, err);
     }

@@ -29,11 +29,12 @@ int zsd_config_load(struct zsd_config *config, int argc, char **argv, const char
                     struct zb_err *err);
 
 /**
- * Reads a file of options over what *config has (config_file.c).
+ * Reads a file of these options over what *config has (config_file.c).
  *
  * @return 0; -EINVAL, -ENOMEM, or what opening it answered: err has the file, and the line where
  *         there is one
  */
-int zsd_config_file(struct zsd_config *config, const char *path, struct zb_err *err);
+int zsd_config_file(const struct zb_opt *rows, struct zsd_config *config, const char *path,
+                    struct zb_err *err);
 
 #endif

@@ -27,6 +27,7 @@
 enum { TOKEN_END = 0, TOKEN_TEXT = 't' };
 
 struct file {
+    const struct zb_opt *rows;
     const char *path;
     const char *at; /* in its text */
     unsigned line;
@@ -144,7 +145,7 @@ static int file_list(struct file *f, const char *name)
 }
 
 /** The row of the name that was read, which has '_' for '-'; NULL: there is none. */
-static const struct zb_opt *file_find(const char *token)
+static const struct zb_opt *file_find(const struct zb_opt *rows, const char *token)
 {
     char name[64];
 
@@ -152,14 +153,14 @@ static const struct zb_opt *file_find(const char *token)
         return NULL;
     for (size_t i = 0; i <= strlen(token); i++)
         name[i] = token[i] == '_' ? '-' : token[i];
-    return zb_opt_find(zsd_options(), name, strlen(name));
+    return zb_opt_find(rows, name, strlen(name));
 }
 
 /** An option: its name was read. */
 static int file_option(struct file *f)
 {
-    const struct zb_opt *o = file_find(f->token);
-    unsigned *given = o ? &f->given[o - zsd_options()] : NULL;
+    const struct zb_opt *o = file_find(f->rows, f->token);
+    unsigned *given = o ? &f->given[o - f->rows] : NULL;
     char name[64], where[PATH_MAX + 96];
     int t;
 
@@ -225,9 +226,10 @@ static int file_read(const char *path, char **ret_text, struct zb_err *err)
     return rc;
 }
 
-int zsd_config_file(struct zsd_config *config, const char *path, struct zb_err *err)
+int zsd_config_file(const struct zb_opt *rows, struct zsd_config *config, const char *path,
+                    struct zb_err *err)
 {
-    struct file f = { .path = path, .line = 1, .config = config, .err = err };
+    struct file f = { .rows = rows, .path = path, .line = 1, .config = config, .err = err };
     char *text = NULL;
     int rc = file_read(path, &text, err);
 
