@@ -10,8 +10,9 @@ A room is a folder with a row of its own there. The objects are those of BUILD/c
   owners   a field is written in the room that owns it: the room of the header that defines its struct,
            or the one that heads its group there ("/* ---- ROOM/: ... */")
   caps     the number of sources in folders that must stay small
-  pages    each room of PAGES_OF has a README.md of at most PAGE_LINES lines; docs/ARCHITECTURE.md has one
-           row for each room, and no other, and the pages that a row links are there
+  pages    each room of PAGES_OF has a README.md of at most PAGE_LINES lines, which names each of its
+           sources; docs/ARCHITECTURE.md has one row for each room, and no other, and the pages that
+           a row links are there; neither names a file that is not there
 
 Prints one line for each thing that does not hold and exits 1; 2 when something cannot be read.
 """
@@ -298,18 +299,36 @@ def check_caps(root):
     return wrong
 
 
+def check_page(root, room):
+    """A room's own page: short, names every source, and no file that is not there."""
+    page = os.path.join(root, room, "README.md")
+    if not os.path.exists(page):
+        return [f"{room} has no README.md"]
+    with open(page, encoding="utf-8") as file:
+        text = file.read()
+    wrong = []
+    if text.count("\n") > PAGE_LINES:
+        wrong.append(f"{room}README.md has more than {PAGE_LINES} lines")
+    for name in sorted(os.listdir(os.path.join(root, room))):
+        if name.endswith(".c") and not re.search(rf"`{name[:-2]}\.[ch]`", text):
+            wrong.append(f"{room}README.md does not name {name}")
+    for name in sorted(set(re.findall(r"`((?!test_)[\w/]+\.[ch])`", text))):
+        if not any(os.path.exists(os.path.join(root, at, name)) for at in (room, *PAGES_OF, "")):
+            wrong.append(f"{room}README.md names {name}, which is not there")
+    return wrong
+
+
 def check_pages(root, folders):
     wrong = []
     with open(os.path.join(root, ARCHITECTURE), encoding="utf-8") as file:
-        rows = re.findall(r"^\| `([\w/]+/)` \|.*\|([^|]*)\|$", file.read(), re.M)
+        text = file.read()
+    rows = re.findall(r"^\| `([\w/]+/)` \|.*\|([^|]*)\|$", text, re.M)
+    for name in sorted(set(re.findall(r"`(\w+/[\w/]+\.[ch])`", text))):
+        if not os.path.exists(os.path.join(root, name)):
+            wrong.append(f"{ARCHITECTURE} names {name}, which is not there")
     for room in sorted(folders):
-        page = os.path.join(root, room, "README.md")
-        if room.startswith(PAGES_OF) and room not in PAGES_OF and not os.path.exists(page):
-            wrong.append(f"{room} has no README.md")
-        elif room.startswith(PAGES_OF) and os.path.exists(page):
-            with open(page, encoding="utf-8") as file:
-                if sum(1 for _ in file) > PAGE_LINES:
-                    wrong.append(f"{room}README.md has more than {PAGE_LINES} lines")
+        if room.startswith(PAGES_OF) and room not in PAGES_OF:
+            wrong += check_page(root, room)
         if [name for name, _ in rows].count(room) != 1:
             wrong.append(f"{ARCHITECTURE} must have one row for `{room}`")
     for room, pages in rows:
