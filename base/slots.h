@@ -1,6 +1,6 @@
 /*
  * slots.h - equal places, taken and given back: regions of one size in a parameter arena. (Places
- * on the data files are extents.c's.)
+ * on the data files are daemon/disk/extents.c's.)
  *
  * MODEL. Whoever lays out a job takes all the places it can ever need when it is placed, by size.
  * So nothing that was admitted can fail later for want of room, and nothing fragments. Loop thread

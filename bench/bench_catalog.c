@@ -35,7 +35,7 @@
 #define CATALOG_ROW_PAGES 64u
 #define CATALOG_CHUNK     (1u << 20)
 
-/* The kinds of daemon/store/store.h that matter here, and the bytes of FORMAT.md around the pages. */
+/* The kinds of daemon/store/record.h that matter here, and the bytes of FORMAT.md around the pages. */
 enum { KIND_VERSION = 4, KIND_ROW = 6, ROW_HEAD = 29, PLANE_HEAD = 8, PAGE_HEAD = 20 };
 enum { VERSION_HEAD = 33 };
 

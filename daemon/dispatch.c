@@ -1,3 +1,7 @@
+/*
+ * dispatch.c - from a frame to its handler: the table of methods, hello and ping, and what is answered
+ * to a body that is no such message. The handlers are in op/, show/ and plan/gpu_params.c.
+ */
 #include "daemon/dispatch.h"
 
 #include <errno.h>

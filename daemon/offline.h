@@ -4,7 +4,7 @@
 
 #include "daemon/run/daemon.h"
 
-/** Opens what config names, read-only, checks it as fsck does (fsck.h), then reads and verifies
+/** Opens what config names, read-only, checks it as fsck does (show/fsck.h), then reads and verifies
  * every page; prints what it found to standard output, and how far it is to standard error when
  * that is a terminal. 0; -EBADMSG: it is damaged; -EBUSY: a daemon has it; -EINVAL: no --data;
  * another code: it could not be read. */

@@ -1,5 +1,5 @@
 /*
- * buffers.c - page buffers.
+ * buffers.c - page buffers: memory that streamed pages pass through, and the line before it.
  *
  * MODEL. A fixed number, each large enough for the parameter and state planes of one page; whoever
  * streams a page holds exactly one from before its read until after its write. They are the

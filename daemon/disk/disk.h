@@ -49,7 +49,7 @@ struct zsd_line {
     struct zsd_second second; /* the best one */
 };
 
-/** Page writes wait for a change of the catalog: core.c. */
+/** Page writes wait for a change of the catalog: pio.c has the model. */
 struct zsd_hold {
     bool on;
     uint64_t since_ns, rests_until_ns;

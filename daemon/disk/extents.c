@@ -1,5 +1,5 @@
 /*
- * extents.c - places of pages on the data file: see store.h, "places".
+ * extents.c - places of pages on the data files: see extents.h.
  *
  * MODEL. The map (paths.h) knows which bytes are taken; a class owns places of one size,
  * taken from the map, and lends them. `held` counts the holders of each place that is lent.

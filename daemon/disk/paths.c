@@ -1,3 +1,7 @@
+/*
+ * paths.c - the data files: opened, measured, and the map of what is taken in each; see paths.h. The
+ * first one is opened by startup.c.
+ */
 #include "daemon/disk/paths.h"
 
 #include <errno.h>

@@ -1,5 +1,7 @@
 /*
- * pio.c - transfers of pages: the line before each data file, and holds.
+ * pio.c - transfers of pages: the line before each data file, and holds. Above it are page operations
+ * (page/pageop.c) and changes of the catalog (store/change.c), below it an engine for each file
+ * (nvme/zn.h).
  *
  * A HOLD. A flush waits for what the drive has in its queue, and the pages of a step fill that
  * again and again. So while a change of the catalog is flushed, page writes that come wait here:

@@ -1,6 +1,6 @@
 /*
- * job.c - jobs and their ranks: finding, holding, telling. See job.h for the states and
- * invariants. How they come to be: op/open.c, op/define.c, op/ready.c; how they end: op/end.c.
+ * job.c - jobs and their ranks: finding, moving between states, holding, telling. See job.h for the
+ * states and invariants. How they come to be: op/open.c, op/define.c, op/ready.c; how they end: op/end.c.
  */
 #include "daemon/job/job.h"
 

@@ -9,7 +9,7 @@
  *
  *     DEFINING  ranks arrive, define units and register shards        until every rank said ready
  *     PLACING   admission and layout are decided; a task makes the memory
- *     LOADING   a saved version is brought in (load.c); a new job has none, and passes through
+ *     LOADING   a saved version is brought in (op/load.c); a new job has none, and passes through
  *     READY     fetch, push, write, read
  *     STEPPING  every rank asked for the step: op/step.c runs it; or a commit was asked for:
  *               op/commit.c
@@ -17,9 +17,9 @@
  *               destroy. Refuses everything with `why`; its bytes go back when nothing is in
  *               flight, the struct itself when its last rank has gone too. Its name is free at once
  *
- * A DURABLE job is the incarnation of a struct zsd_saved (store.h), which is there from PLACING on
- * and outlives it once there was a commit. What the incarnation had beyond its commits goes with
- * it.
+ * A DURABLE job is the incarnation of a struct zsd_saved (store/saved.h), which is there from
+ * PLACING on and outlives it once there was a commit. What the incarnation had beyond its commits
+ * goes with it.
  *
  * A MEMBER is a rank that is connected: its staging, its pins, what it waits for.
  * A UNIT is what the manifest says. Fixed after DEFINING.

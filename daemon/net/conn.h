@@ -5,8 +5,8 @@
  * answers each request exactly once, now or later, by zsd_reply() or zsd_reply_err(). A client may
  * go away while an operation works for it: then req->conn becomes NULL, and the answer is dropped.
  *
- * When a connection ends, however it ends, zsd_core_gone() is called once, first; then the requests
- * that are still unanswered lose their conn.
+ * When a connection ends, however it ends, gone() of the server's zsd_conn_ops is called once, first;
+ * then the requests that are still unanswered lose their conn.
  *
  * Loop thread only. Back-pressure: a connection with too many requests in progress
  * (ZSD_REQS_MAX) or too many bytes waiting to be sent is not read from until that changes.

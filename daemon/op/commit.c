@@ -9,7 +9,8 @@
  *     SAVE    pages in memory that the data file does not have are written; a step that commits has
  *             done so already, but for what it does not touch
  *     BUILD   a row for each shard, a part of them each turn; a shard that has not changed since
- * its row was made keeps that CHANGE  the delta of the saved job (store.h): flush, catalog, slot
+ *             its row was made keeps that
+ *     CHANGE  the delta of the saved job (store/delta.h): flush, catalog, slot
  *
  * Fetches, pins and pushes go on meanwhile: they change no page. A write is refused, a step waits.
  *

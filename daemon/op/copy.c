@@ -1,7 +1,7 @@
 /*
  * op/copy.c - write (initial values in) and read (what is stored out), between staging and pages.
  *
- * MODEL. One struct copy for each request, one page operation (pageop.h) for each page. A write
+ * MODEL. One struct copy for each request, one page operation (page/pageop.h) for each page. A write
  * keeps everybody else away from its shard; reads go together with reads and with pins. A push
  * waits for the reads of its gradient.
  */

@@ -13,13 +13,13 @@
  * pass needs first. Where the drive is slower than the passes, what is left at the barrier is then
  * a part of every shard, so that the forward pass never waits for long.
  *
- * EARLY (pageop.h) leaves the shard's bytes as they are, so nobody sees anything of it, a commit is
+ * EARLY (page/pageop.h) leaves the shard's bytes as they are, so nobody sees anything of it, a commit is
  * what it was, and undoing it is to give fresh extents back. Pages of state that are resident are
  * stepped at the barrier, at the speed of memory: they could not be undone without a copy. So are
  * parameters in memory that do not fit where their gradient was.
  *
- * ROOM. The job was placed with a spare place for each page that can be begun (place.c), if it was
- * opened so.
+ * ROOM. The job was placed with a spare place for each page that can be begun (plan/place.c), if it
+ * was opened so.
  *
  * FAILURE of a page changes nothing either: no more are begun, and the step, when all have asked
  * for it, is refused with it. The gradients have been used then: they are dropped, and the job goes

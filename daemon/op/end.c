@@ -1,6 +1,12 @@
 /*
- * end.c - ranks leave, jobs end: whoever waits is answered, what is in flight comes to its end, and
- * bytes go back.
+ * end.c - a rank is taken from its connection, and a job ends: whoever waits is answered, what is in
+ * flight comes to its end, and memory goes back. Who decides that: a rank, a connection or the
+ * daemon that goes (leave.c), a page that fails (step.c, early.c), and any lower room by
+ * zsd_job_fail().
+ *
+ * ORDER. zsd_job_quit() answers; the last zsd_job_unhold() defers job->over; then
+ * zsd_job_forget_if_over() gives the memory back on a compute thread (plan/job_arena.c), and the
+ * struct goes with its last rank (new.c).
  *
  * WHO ANSWERS. A request that must wait (open, ready, step) is kept by its member; whoever ends the
  * wait answers it, exactly once, and clears the field.

@@ -7,7 +7,7 @@
  * that is not. A shard that is streamed and not cached gets one struct zsd_fill, shared by all who
  * wait for it:
  *
- *     fill:   ROOM ---> READ ---> DONE     a place in the ring, then page operations (pageop.h)
+ *     fill:   ROOM ---> READ ---> DONE     a place in the ring, then page operations (page/pageop.h)
  *
  *     ROOM  waits for a place of its size in its rank's ring; the oldest unpinned cached shard of
  *           that size is dropped for it. When the last fetch that waits for the shard is over,

@@ -1,5 +1,6 @@
 /*
- * leave.c - ranks leave: by request, with their connection, or with the daemon.
+ * leave.c - ranks leave: by request (job-close, job-destroy), with their connection, or with the
+ * daemon. What becomes of a job then is end.c's.
  */
 #include "daemon/op/leave.h"
 

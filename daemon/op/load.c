@@ -11,7 +11,7 @@
  *
  *     BUFFER  waits for a page buffer, if a plane of it is streamed, or its parameters are on the
  *             GPU
- *     PIECE   waits for one page of a row, read and verified (rowio.c)
+ *     PIECE   waits for one page of a row, read and verified (store/rowio.c)
  *     COPY    waits for a compute thread, which copies the piece; then the next piece
  *     UP      waits for its parameters to be on the GPU, if that is where they live
  *     SEAL    waits for the checksums of the streamed planes

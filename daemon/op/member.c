@@ -1,5 +1,6 @@
 /*
- * member.c - ranks: their answers, and their end.
+ * member.c - what all operations do with ranks: refuse what one waits for, let go of its staging, free
+ * it.
  */
 #include "daemon/op/member.h"
 

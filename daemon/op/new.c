@@ -1,5 +1,5 @@
 /*
- * new.c - jobs come into memory, and leave it.
+ * new.c - the struct of a job: made for a new job, or for a saved one, and freed.
  *
  * MODEL. A job and what plan/ and op/ keep of it are one allocation; struct zsd_job points to the
  * parts.

@@ -1,5 +1,6 @@
 /*
- * opens.c - job-opens that wait, and the answer to those that do not any more.
+ * opens.c - job-opens that wait, each with its own copy of the request, and the answer to a rank that
+ * has opened its job. open.c says what they wait for and looks at them again.
  */
 #include "daemon/op/opens.h"
 

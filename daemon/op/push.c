@@ -3,7 +3,7 @@
  *
  * MODEL. A push is a run of pages of one shard. A page whose gradient is in memory is taken in by a
  * compute task: accumulated, and in the same pass summed and counted. One that lives on NVMe goes
- * through a page operation (pageop.h, PUSH), which does the same between a read and a write. Parts
+ * through a page operation (page/pageop.h, PUSH), which does the same between a read and a write. Parts
  * of a micro-step come in order, micro-steps one after the other: so (step, micro, first) says
  * whether a push is new, repeated or out of order.
  *

@@ -14,7 +14,7 @@
  *
  *     BUFFER  waits for a page buffer, in line with the jobs' pages
  *     PIECE   takes the next piece, or goes idle
- *     READ    waits for the planes that are wanted, read and verified (rowio.c)
+ *     READ    waits for the planes that are wanted, read and verified (store/rowio.c)
  *     COPY    waits for the compute thread, which converts the piece into staging
  *
  * WHAT A READER HOLDS. While the saved job holds the version too, its places are promised. When

@@ -233,7 +233,7 @@ void zsd_place_again(struct zsd_job *job)
 
     job->place_waits = zsd_params_wait(job);
     if (job->place_waits)
-        return; /* zsd_job_room() comes as it comes back */
+        return; /* zsd_room_changed() comes as it comes back */
     t = zsd_arena_task_new(job, ZSD_ARENA_OPEN, job_arena_opened);
     rc = t ? zsd_place(job, false, &err) : zb_fail(&err, -ENOMEM, "job '%s': %m", job->name);
     zsd_want_end(job->core, &job->want);

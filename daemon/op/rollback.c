@@ -1,5 +1,5 @@
 /*
- * op/rollback.c - a saved job goes back to a snapshot, or is destroyed. op/snapshot.c has the model.
+ * op/rollback.c - a saved job goes back to a snapshot, or is destroyed. snapshot.c has the model.
  */
 #include <errno.h>
 #include <stdio.h>

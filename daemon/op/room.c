@@ -1,5 +1,6 @@
 /*
- * room.c - saved jobs that nobody is attached to give their memory back.
+ * room.c - saved jobs that nobody is attached to give their memory back, when an open (open.c) or a
+ * placement (ready.c) finds none: each commits what it has, one at a time, and ends.
  */
 #include "daemon/op/room.h"
 

@@ -1,7 +1,7 @@
 /*
  * op/snapshot.c - snapshots and clones of a saved job; op/rollback.c has rollback and destroy.
  *
- * MODEL. Each request is one delta of a saved job (store.h), decided when its turn has come:
+ * MODEL. Each request is one delta of a saved job (store/delta.h), decided when its turn has come:
  *
  *     snapshot   gives the commit a name; the oldest beyond `retain` go in the same change. With
  *                `next` it waits in saved->snap_waiters until a commit is over, its deadline has

@@ -1,5 +1,6 @@
 /*
- * tier.c - the budget of a tier is changed while the daemon runs.
+ * tier.c - the request that changes the budget of a tier. What follows from it: plan/replan.c,
+ * plan/gpu_plan.c.
  */
 #include <errno.h>
 #include <string.h>

@@ -5,7 +5,7 @@
  * MODEL. A job whose ranks ask for it (and see our device) has all of its parameters in one
  * allocation there, or none: decided with its placement (place.c), by what is free of the tier's
  * budget then, and kept while the job is in memory. They have no home below; what a page operation
- * wants of them passes through a page buffer (pageop.c). Where they are not, they are placed as
+ * wants of them passes through a page buffer (page/pageop.c). Where they are not, they are placed as
  * those of any job, and job->params->why says why.
  *
  *     asked ---> fits? ---> booked ---> made ---> shared ...  the job ends ---> freed ---> unbooked

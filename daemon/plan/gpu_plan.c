@@ -22,13 +22,13 @@
  * steps bring it there.
  *
  * PINS. What a step copies is the job's parameters and its gradient, or passes through page buffers
- * (core.c). All of that is pinned: a job's before the first of its pages can go there, by a task of
+ * (disk/buffers.c). All of that is pinned: a job's before the first of its pages can go there, by a task of
  * its own, for it takes long; and no copy meets it half pinned. (Where its parameters live there,
  * a page that was stepped early is copied up from beside its gradient, whenever that is: such a
  * job's memory is pinned as it is made, job_arena.c.) State in host memory is not: it
  * moves once. What the driver does not pin is copied all the same, and `zctl tiers` says so.
  *
- * A STEP of a page that is on the GPU, or comes to be, or leaves it, runs there (pageop.c): so a
+ * A STEP of a page that is on the GPU, or comes to be, or leaves it, runs there (page/pageop.c): so a
  * page that moves is stepped once, like any other.
  *
  * THE DEVICE FAILS for good: jobs with state or parameters on it end, all others do not notice. The
@@ -37,7 +37,8 @@
  * INVARIANTS
  *     G1  gpu_next does not change while a step runs, or while one has begun early (op/early.c).
  *     G2  Runs [0, made) are allocated, and no page from the lesser of gpu_from and gpu_next on
- * lies outside of them. G3  resident <= gpu_from; pages of state between the two are on NVMe.
+ *         lies outside of them.
+ *     G3  resident <= gpu_from; pages of state between the two are on NVMe.
  */
 #include "daemon/plan/gpu_plan.h"
 

@@ -3,7 +3,7 @@
  *
  * MODEL. What goes where is base/place.h's arithmetic; its opening comment has the rules. Here its
  * numbers come from the daemon (what the accounts leave, what a saved job holds already), and what
- * it says is booked in one go: the accounts, the promise of places on the data file (store.h), the
+ * it says is booked in one go: the accounts, the promise of places on the data file (disk/extents.h), the
  * tables of pages, the offsets in the arena. Nothing of the job changes before it is known to fit.
  */
 #include "daemon/plan/place.h"

@@ -16,7 +16,7 @@
  *     shrinks   places promised ---> to, next ---> [a step] ---> resident ---> made ---> booked
  *
  * A STEP MOVES. It touches every page anyway: one that leaves is written where it is stepped, one
- * that comes is read into its memory and not written (pageop.c). Nothing is moved twice, or apart
+ * that comes is read into its memory and not written (page/pageop.c). Nothing is moved twice, or apart
  * from a step; parameters and gradients stay where they were placed.
  *
  * PROMISES BEFORE BYTES. Places for what leaves are promised, and memory for what comes is booked

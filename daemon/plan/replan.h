@@ -49,7 +49,7 @@ uint64_t zsd_host_free(const struct zsd_core *core, const struct zsd_want *but);
 void zsd_host_settle(struct zsd_core *core);
 /** So many bytes of host memory are wanted, and not free. True: what others will give with their
  * next steps is enough beside what is wanted already, and it is kept for whoever waits, until
- * zsd_want_end(); zsd_job_room() comes as it comes back. False: it is not, and nothing has changed.
+ * zsd_want_end(); zsd_room_changed() comes as it comes back. False: it is not, and nothing has changed.
  */
 bool zsd_want_begin(struct zsd_core *core, struct zsd_want *want, uint64_t bytes);
 /** Got it, or gave up. One that never began is fine. */

@@ -6,8 +6,8 @@
  * come back through an eventfd: compute tasks (compute.h) and I/O (nvme/zn.h); they see only the
  * memory that their task names.
  *
- * Who knows libuv: server.c, conn.c and loop_*.c. The core (job, shard, place, op/) does
- * not, so its tests drive it without a loop.
+ * Who knows libuv: net/, loop.c and loop_end.c. The other rooms do not, so their tests drive them
+ * without a loop.
  */
 #ifndef ZSD_DAEMON_H
 #define ZSD_DAEMON_H
@@ -50,7 +50,7 @@ struct zsd {
     struct zsd_compute *gpu_threads;        /* its own pool; NULL likewise */
     struct zn_engine *engine;               /* of the first data file; NULL: no NVMe tier */
     uint64_t engine_base;                   /* first usable byte of a data file */
-    struct zsd_path more[ZN_PATHS_MAX - 1]; /* the other data files: see paths.h */
+    struct zsd_path more[ZN_PATHS_MAX - 1]; /* the other data files: disk/paths.h */
     unsigned nmore;
     bool measures;                             /* the data files, when the store is open */
     struct zsd_rates path_rates[ZN_PATHS_MAX]; /* measured at the start; 0: not measured */
@@ -61,7 +61,7 @@ struct zsd {
     struct zsd_core *core;
     struct zsd_server *server;
     uint32_t clients; /* connections, counted by the server */
-    uint32_t reqs;    /* unanswered requests, those of clients that have gone too; conn.c counts */
+    uint32_t reqs;    /* unanswered requests, those of clients that have gone too; net/conn.c */
     struct zb_list unanswered; /* the same requests, oldest first; no list before the first one */
     struct zsd_datadir *datadir;
     struct zsd_loop *loop;

@@ -19,11 +19,11 @@
 /** What the daemon runs with. Sizes are bytes, times milliseconds. */
 struct zsd_config {
     char socket[108];    /* "": the rule of proto/socket.h */
-    char data[PATH_MAX]; /* data directory; "": the rule of datadir.h */
+    char data[PATH_MAX]; /* data directory; "": the rule of disk/datadir.h */
     uint64_t host_bytes; /* budget of the host tier */
     uint64_t nvme_bytes; /* size of the data file; 0: no NVMe tier */
     char paths[4096];    /* more data directories, with ZSD_PATHS_SEPARATOR between them */
-    uint64_t more_bytes; /* of the data file in each; ZSD_AUTO: by the rule of datadir.h */
+    uint64_t more_bytes; /* of the data file in each; ZSD_AUTO: by the rule of disk/datadir.h */
     uint64_t gpu_bytes;  /* budget of the GPU tier; 0: there is none */
     char gpu[64];        /* its device, as kernels/gpu.h names it */
     char io[16];         /* auto, uring, threads; fixed: no data file, but nvme/zn_fixed.h */

@@ -1,5 +1,6 @@
 /*
- * turn.c - deferred work and deadlines: short lists, walked by one thread.
+ * turn.c - deferred work, deadlines, tasks: see turn.h for the rule. Both lists are short and walked
+ * by the loop thread; core_life.c calls zsd_works_run() each turn and zsd_timed_expire() each tick.
  */
 #include "daemon/run/turn.h"
 

@@ -1,8 +1,8 @@
 /*
- * fsck.c - every counter of the store, computed again; and df.
+ * fsck.c - every counter of the store, computed again.
  *
- * MODEL. Both are a change that changes nothing (store.h, `looks`): when its turn has come, what is
- * in memory is copied (survey.h); then, on the catalog's thread, the catalog is read whole and
+ * MODEL. A change that changes nothing (store/change.h, `looks`): when its turn has come, what is in
+ * memory is copied (survey.h); then, on the catalog's thread, the catalog is read whole and
  * compared with the copy, and everything is counted anew:
  *
  *     the catalog     its digest; each record, by what memory has for it, and that none is missing

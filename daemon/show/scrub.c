@@ -10,7 +10,7 @@
  *
  *     WAIT    for the bucket to have bytes: zsd_scrub_tick() fills it
  *     BUFFER  for a page buffer, in line with the jobs' pages
- *     READ    for the page (rowio.c)
+ *     READ    for the page (store/rowio.c)
  *
  *     idle (no run) ---> running <--> paused
  *                           |            |

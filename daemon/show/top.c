@@ -1,7 +1,7 @@
 /*
  * top.c - what `zctl top` shows: who waits for what, how busy everything is, the oldest request.
  *
- * MODEL. Most of it is counted where it happens (stats.h). What a turn of the loop decides is
+ * MODEL. Most of it is counted where it happens (run/stats.h). What a turn of the loop decides is
  * looked at here once a turn, before the loop waits: what is true then stays true until the next
  * turn, so the integrals are as good as if each place had told us, and no place has to.
  *

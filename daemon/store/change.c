@@ -1,5 +1,5 @@
 /*
- * change.c - the line of durable changes. store.h says what it promises.
+ * change.c - the line of durable changes: see change.h; store.h has the promises (T1 to T3).
  *
  * MODEL. One change runs at a time, the first of the line; its steps are those of enum
  * change_state, each resumed from the loop. The catalog is touched by the catalog's thread only, in

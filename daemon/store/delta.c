@@ -1,5 +1,5 @@
 /*
- * delta.c - what becomes of a saved job, as one durable change. store.h says how it is used.
+ * delta.c - what becomes of a saved job, as one durable change. delta.h says how it is used.
  *
  * MODEL. When the change's turn has come, plan() says which versions and snapshots shall be there.
  * From what is there now follows:

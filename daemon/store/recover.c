@@ -6,7 +6,7 @@
  * notes and snapshots. Every extent that a row names is taken in the map; what is left is free: so
  * what a dead daemon wrote and never committed needs no cleaning. Then the boot number is committed
  * (T3), which also proves that the catalog can be written. From here on what is free may be
- * written: the data files are measured there (paths.c). Last, each job is promised what it needs.
+ * written: the data files are measured there (disk/paths.c). Last, each job is promised what it needs.
  */
 #include <assert.h>
 #include <errno.h>

@@ -1,5 +1,5 @@
 /*
- * rowio.c - reads and verifies one page of a row: see store.h, "pages of rows".
+ * rowio.c - reads and verifies one page of a row: see rowio.h.
  *
  *     start ---> read ---> verify, on a compute thread ---> done      a failure skips to done
  *

@@ -1,5 +1,6 @@
 /*
- * saved.c - saved jobs: finding, making, holding, and what they are promised. See saved.h.
+ * saved.c - saved jobs: finding, making, holding, and what they are promised. See saved.h; what changes
+ * them is a delta (delta.c), what brings them back at a start is recover.c.
  */
 #include "daemon/store/saved.h"
 

@@ -1,5 +1,6 @@
 /*
- * version.c - versions and rows: see version.h.
+ * version.c - versions and rows, and who holds them: see version.h. Rows are made by op/commit.c and
+ * recover.c.
  */
 #include "daemon/store/version.h"
 
