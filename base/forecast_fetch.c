@@ -6,7 +6,6 @@
 
 #include "base/array.h"
 #include "base/forecast_priv.h"
-#include "base/util.h"
 
 #define FETCH_STEPS 2u /* are walked through; the last one counts */
 #define WALK_MICROS 4u /* micro-steps of a step are walked through */

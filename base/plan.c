@@ -3,8 +3,6 @@
 #include <assert.h>
 #include <errno.h>
 
-#include "base/util.h"
-
 static const struct {
     const char *name;
     uint32_t bytes;

@@ -2,11 +2,8 @@
 
 #include <ctype.h>
 #include <errno.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
-
-#include "base/util.h"
 
 static const char units[] = "BKMGTP";
 

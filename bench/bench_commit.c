@@ -22,11 +22,8 @@
 #include "bench/zbench.h"
 
 #include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "base/size.h"
 #include "base/util.h"
 #include "bench/rig.h"
 #include "bench/turns.h"

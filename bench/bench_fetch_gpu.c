@@ -26,12 +26,10 @@
 #include <inttypes.h>
 #include <sched.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "base/plan.h"
 #include "base/size.h"
 #include "base/util.h"
 #include "bench/device.h"

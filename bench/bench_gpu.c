@@ -13,12 +13,9 @@
  * kernels do the same, whatever the values, but a step's state changes with each launch, and stays
  * finite.
  */
-#include <errno.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "base/plan.h"
-#include "base/size.h"
 #include "base/util.h"
 #include "bench/device.h"
 #include "bench/turns.h"

@@ -16,12 +16,9 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
-#include <stdio.h>
-#include <string.h>
 #include <time.h>
 
 #include "base/place.h"
-#include "base/size.h"
 #include "base/util.h"
 #include "bench/rig.h"
 #include "bench/turns.h"

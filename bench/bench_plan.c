@@ -18,13 +18,10 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "base/forecast.h"
 #include "base/measure.h"
-#include "base/size.h"
 #include "base/util.h"
 #include "bench/rig.h"
 #include "bench/turns.h"

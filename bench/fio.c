@@ -11,7 +11,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/size.h"
 #include "base/util.h"
 
 #define FIO_ARGS   32

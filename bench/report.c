@@ -11,7 +11,6 @@
 
 #include "base/array.h"
 #include "base/size.h"
-#include "base/util.h"
 #include "bench/zbench.h"
 #include "zbench_commit.h"
 

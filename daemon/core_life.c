@@ -4,7 +4,6 @@
  */
 #include "daemon/core_life.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <time.h>
@@ -18,7 +17,6 @@
 #include "daemon/op/step.h"
 #include "daemon/plan/gpu_plan.h"
 #include "daemon/plan/planner.h"
-#include "daemon/show/requests.h"
 #include "daemon/show/scrub.h"
 #include "daemon/show/top.h"
 #include "daemon/store/store.h"

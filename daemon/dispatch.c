@@ -5,8 +5,6 @@
 #include "daemon/dispatch.h"
 
 #include <errno.h>
-#include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "daemon/op/requests.h"

@@ -7,7 +7,6 @@
  *     ZSHARD_SOCKET=/tmp/s hello
  */
 #include <stdio.h>
-#include <stdlib.h>
 #include <zclient.h>
 
 #define ELEMS 10000u /* of the unit: weights of a little layer */

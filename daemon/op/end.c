@@ -13,10 +13,7 @@
  */
 #include "daemon/op/end.h"
 
-#include <assert.h>
 #include <errno.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "daemon/op/early.h"
 #include "daemon/op/fetch.h"

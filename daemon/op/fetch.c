@@ -27,7 +27,6 @@
  */
 #include "daemon/op/fetch.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 

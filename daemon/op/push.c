@@ -25,7 +25,6 @@
  */
 #include "daemon/op/push.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

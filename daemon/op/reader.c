@@ -30,7 +30,6 @@
 #include "daemon/op/reader.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

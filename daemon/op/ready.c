@@ -5,7 +5,6 @@
 
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "daemon/disk/paths.h"
 #include "daemon/op/early.h"

@@ -2,7 +2,6 @@
 
 #include <ctype.h>
 #include <errno.h>
-#include <stddef.h>
 
 /** Reads digits at *p and moves it past them. */
 static bool cpus_number(const char **p, unsigned *ret)

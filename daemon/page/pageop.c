@@ -42,7 +42,6 @@
  */
 #include "daemon/page/pageop.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -45,11 +45,8 @@
  */
 #include "daemon/plan/replan.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #include "daemon/disk/paths.h"
 #include "daemon/plan/gpu_plan.h"

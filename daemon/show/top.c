@@ -10,8 +10,6 @@
 #include "daemon/show/top.h"
 
 #include <errno.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "daemon/disk/paths.h"
 #include "daemon/op/early.h"

@@ -18,10 +18,8 @@
  */
 #include "daemon/store/delta.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "daemon/store/record.h"
 #include "daemon/store/store.h"

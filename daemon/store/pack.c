@@ -5,7 +5,6 @@
 
 #include <endian.h>
 #include <errno.h>
-#include <stdio.h>
 #include <string.h>
 
 #define RECORD_FORMAT 2u

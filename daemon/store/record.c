@@ -10,7 +10,6 @@
 #include "daemon/store/record.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -109,7 +108,8 @@ int zsd_record_get_job(const struct zn_key *key, const void *bytes, size_t len_b
                              ret->groups >= 1 && ret->groups <= ZP_GROUPS_MAX &&
                              zb_optimizer_name(ret->optimizer) && zb_moments_name(ret->moments) &&
                              ret->offload_param >= ZP_HOST && ret->offload_param <= ZP_NVME &&
-                             ret->offload_optimizer >= ZP_HOST && ret->offload_optimizer <= ZP_NVME);
+                             ret->offload_optimizer >= ZP_HOST &&
+                             ret->offload_optimizer <= ZP_NVME);
     return zsd_unpack_end(&r, "a job", err);
 }
 

@@ -11,11 +11,8 @@
 #include <assert.h>
 #include <errno.h>
 #include <poll.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/eventfd.h>
-#include <time.h>
 
 #include "base/array.h"
 #include "base/slots.h"

@@ -5,7 +5,6 @@
 #include "daemon/store/version.h"
 
 #include <assert.h>
-#include <errno.h>
 #include <stdlib.h>
 #include <time.h>
 

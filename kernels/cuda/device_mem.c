@@ -2,7 +2,6 @@
  * device_mem.c - memory of a GPU of CUDA's, by the driver's functions, and memory of the host that
  * is pinned.
  */
-#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>

@@ -9,9 +9,7 @@
  * that all threads take alike.
  */
 #include <cuda_runtime.h>
-#include <math.h>
 #include <stdint.h>
-#include <string.h>
 
 extern "C" {
 #include "kernels/cuda/cuda_priv.h"

@@ -21,7 +21,6 @@
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "nvme/clock_priv.h"
 #include "nvme/engine_priv.h"

@@ -2,7 +2,6 @@
  * sim_record.c - the recording of a simulated device, and its replay: the model is in sim.c.
  */
 #include <errno.h>
-#include <stdlib.h>
 
 #include "base/array.h"
 #include "nvme/sim/sim_device_priv.h"

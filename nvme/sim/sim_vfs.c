@@ -15,7 +15,6 @@
  * REPEATING A RUN takes SQLite's random numbers too: zn_sim_vfs() seeds its generator, of which a
  * process has one, with the device's seed. Time stands still here.
  */
-#include <assert.h>
 #include <errno.h>
 #include <sqlite3.h>
 #include <stdio.h>

@@ -7,7 +7,6 @@
 #include <errno.h>
 #include <string.h>
 
-#include "base/util.h"
 #include "proto/codec.h"
 #include "tests/fuzz/zfuzz.h"
 

@@ -6,10 +6,8 @@
  * ranks follow from the length of the input. Seeds are the files of tests/configs, good and broken.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <glob.h>
 #include <math.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 

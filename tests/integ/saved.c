@@ -1,7 +1,5 @@
 #include "tests/integ/saved.h"
 
-#include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -9,7 +9,6 @@
 #include "tests/integ/saved.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

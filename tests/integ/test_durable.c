@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/plan.h"
 #include "base/util.h"
 
 /* ---- the tests */

@@ -7,10 +7,8 @@
 
 #include <errno.h>
 #include <math.h>
-#include <string.h>
 #include <unistd.h>
 
-#include "base/plan.h"
 #include "base/util.h"
 
 #define PAGE    4096u

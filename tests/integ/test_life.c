@@ -6,13 +6,11 @@
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/plan.h"
 #include "base/util.h"
 
 #define PAGE    4096u

@@ -8,10 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "base/plan.h"
 #include "base/util.h"
 
 static int snapshot(struct zc_client *c, const char *name, uint32_t retain)

@@ -6,11 +6,8 @@
 #include "tests/integ/zinteg.h"
 
 #include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "base/util.h"
 #include "examples/gpt/stash_daemon.h"
 
 #define ENTRIES 13u

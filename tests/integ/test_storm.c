@@ -18,9 +18,7 @@
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "base/plan.h"
 #include "base/util.h"
 
 #define CLIENTS     10u
@@ -77,8 +75,7 @@ struct client {
     enum { OPEN, DEFINE, REGISTER, READY, DATA, CLOSE } stage; /* what would make sense */
     unsigned number;
     uint32_t micro;
-    bool begun;    /* said what this step will be, or chose not to */
-    uint64_t next; /* element of a push */
+    bool begun; /* said what this step will be, or chose not to */
     uint32_t world;
     uint64_t committed, reader;
 };
@@ -147,6 +144,22 @@ static void send_it(struct client *c, unsigned method, const ProtobufCMessage *m
     zi_raw_send(&c->raw, method, message);
     c->waiting[c->nwaiting++] = (struct waiting){ c->raw.tag, method };
 }
+
+struct choice {
+    unsigned method;
+    const ProtobufCMessage *message;
+};
+
+static void send_one_of(struct client *c, const struct choice *all, size_t n)
+{
+    const struct choice *one = &all[draw(n)];
+
+    send_it(c, one->method, one->message);
+}
+
+#define SEND_ONE_OF(c, ...)                                \
+    send_one_of(c, (const struct choice[]){ __VA_ARGS__ }, \
+                ZB_COUNT(((const struct choice[]){ __VA_ARGS__ })))
 
 static void say_open(struct client *c)
 {
@@ -369,17 +382,7 @@ static void say_step(struct client *c)
     q.groups = groups;
     q.n_groups = chance(95);
     q.commit = k.commit = durable(c) ? near32(c->iterations % 3) : 0;
-    switch (draw(3)) {
-    case 0:
-        send_it(c, ZP_STEP, &q.base);
-        break;
-    case 1:
-        send_it(c, ZP_SKIP, &k.base);
-        break;
-    default:
-        send_it(c, ZP_NORMS, &n.base);
-        break;
-    }
+    SEND_ONE_OF(c, { ZP_STEP, &q.base }, { ZP_SKIP, &k.base }, { ZP_NORMS, &n.base });
 }
 
 static void say_note(struct client *c)
@@ -447,27 +450,9 @@ static void say_snapshot(struct client *c)
     t.retain = chance(50) ? (uint32_t)draw(3) : 0;
     t.timeout_ms = 1 + (uint32_t)draw(100);
     d.name = chance(80) ? name : job;
-    switch (draw(8)) {
-    case 0:
-    case 1:
-        send_it(c, ZP_SNAPSHOT, &t.base);
-        break;
-    case 2:
-        send_it(c, ZP_SNAPSHOTS, &s.base);
-        break;
-    case 3:
-        send_it(c, ZP_ROLLBACK, &r.base);
-        break;
-    case 4:
-        send_it(c, ZP_CLONE, &k.base);
-        break;
-    case 5:
-        send_it(c, ZP_JOB_DESTROY, &d.base);
-        break;
-    default:
-        send_it(c, ZP_SNAPSHOT_DESTROY, &r.base);
-        break;
-    }
+    SEND_ONE_OF(c, { ZP_SNAPSHOT, &t.base }, { ZP_SNAPSHOT, &t.base }, { ZP_SNAPSHOTS, &s.base },
+                { ZP_ROLLBACK, &r.base }, { ZP_CLONE, &k.base }, { ZP_JOB_DESTROY, &d.base },
+                { ZP_SNAPSHOT_DESTROY, &r.base }, { ZP_SNAPSHOT_DESTROY, &r.base });
 }
 
 static void say_reader(struct client *c)
@@ -490,20 +475,10 @@ static void say_reader(struct client *c)
     r.first = near(draw(2 * PAGE));
     r.count = near(1 + draw(2 * PAGE));
     r.staging = near(0);
-    switch (draw(8)) {
-    case 0:
-        send_it(c, ZP_READER_OPEN, &o.base);
-        break;
-    case 1:
-        send_it(c, ZP_READER_UNIT, &u.base);
-        break;
-    case 2:
-        send_it(c, ZP_READER_CLOSE, &f.base);
-        break;
-    default:
-        send_it(c, ZP_READER_READ, &r.base);
-        break;
-    }
+    SEND_ONE_OF(c, { ZP_READER_OPEN, &o.base }, { ZP_READER_UNIT, &u.base },
+                { ZP_READER_CLOSE, &f.base }, { ZP_READER_READ, &r.base },
+                { ZP_READER_READ, &r.base }, { ZP_READER_READ, &r.base },
+                { ZP_READER_READ, &r.base }, { ZP_READER_READ, &r.base });
 }
 
 static void say_store(struct client *c)
@@ -515,17 +490,7 @@ static void say_store(struct client *c)
     s.action = near32((uint32_t)draw(5));
     s.rate_bytes = chance(50) ? 0 : near(1 << 20);
     d.cursor = near(0);
-    switch (draw(3)) {
-    case 0:
-        send_it(c, ZP_SCRUB, &s.base);
-        break;
-    case 1:
-        send_it(c, ZP_FSCK, &e.base);
-        break;
-    default:
-        send_it(c, ZP_DF, &d.base);
-        break;
-    }
+    SEND_ONE_OF(c, { ZP_SCRUB, &s.base }, { ZP_FSCK, &e.base }, { ZP_DF, &d.base });
 }
 
 static void say_look(struct client *c)
@@ -541,26 +506,8 @@ static void say_look(struct client *c)
         name[0] = '\0'; /* all of them */
     l.job = j.job = t.job = name;
     l.cursor = j.cursor = t.cursor = chance(70) ? 0 : near(draw_id(c));
-    switch (draw(6)) {
-    case 0:
-        send_it(c, ZP_LIST, &l.base);
-        break;
-    case 1:
-        send_it(c, ZP_JOBS, &j.base);
-        break;
-    case 2:
-        send_it(c, ZP_TIERS, &e.base);
-        break;
-    case 3:
-        send_it(c, ZP_STAT, &e.base);
-        break;
-    case 4:
-        send_it(c, ZP_TOP, &t.base);
-        break;
-    default:
-        send_it(c, ZP_PING, &e.base);
-        break;
-    }
+    SEND_ONE_OF(c, { ZP_LIST, &l.base }, { ZP_JOBS, &j.base }, { ZP_TIERS, &e.base },
+                { ZP_STAT, &e.base }, { ZP_TOP, &t.base }, { ZP_PING, &e.base });
 }
 
 static void say_share(struct client *c)

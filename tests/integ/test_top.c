@@ -8,11 +8,9 @@
 #include <errno.h>
 #include <stddef.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "base/plan.h"
 #include "base/util.h"
 #include "client/zctl/top/top.h"
 

@@ -10,8 +10,6 @@
  */
 #include "tests/sim/zsim.h"
 
-#include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define DAMAGES    10000u

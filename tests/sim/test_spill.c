@@ -13,7 +13,6 @@
 #include "tests/sim/zsim.h"
 
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define SPILLED   (156u << 10) /* host memory beside the staging */

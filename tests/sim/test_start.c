@@ -8,10 +8,6 @@
  */
 #include "tests/sim/zsim.h"
 
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "daemon/disk/paths.h"
 
 #define SEED 7u

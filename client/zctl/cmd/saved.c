@@ -4,7 +4,6 @@
  * What makes something says what it made, as a row; what takes something away says nothing, as rm.
  */
 #include <errno.h>
-#include <string.h>
 
 #include "base/util.h"
 #include "client/zctl/cmd/cmd.h"

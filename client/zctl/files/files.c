@@ -13,7 +13,6 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "base/util.h"
 #include "client/zctl/files/files.h"
 
 #define INDEX_SUFFIX ".index.json"

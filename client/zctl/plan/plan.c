@@ -5,9 +5,7 @@
  * which the daemon admits jobs; here it is read and shown. A plan that does not fit is shown, too:
  * with what would do, and an exit status of its own.
  */
-#include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/measure.h"
 #include "base/util.h"

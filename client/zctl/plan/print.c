@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <jansson.h>
 #include <math.h>
-#include <string.h>
 
 #include "base/size.h"
 #include "base/util.h"

@@ -6,9 +6,7 @@
  */
 #include <errno.h>
 #include <jansson.h>
-#include <string.h>
 
-#include "base/size.h"
 #include "base/util.h"
 #include "client/zctl/top/top.h"
 

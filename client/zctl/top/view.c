@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/util.h"
 #include "client/zctl/top/top.h"
 
 const char *const top_wait_names[ZC_WAITS] = {

@@ -16,7 +16,6 @@
  * tests any more: a peer may still write there. Such buffers are never freed; the list keeps them
  * reachable. It happens at most once in a process's life, at its end.
  */
-#include <assert.h>
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>

@@ -29,7 +29,6 @@
  * is not put back, and a close drains the streams before anything is unmapped.
  */
 #include <errno.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 

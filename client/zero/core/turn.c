@@ -11,7 +11,6 @@
  * only polled: while one is in progress a sleep is at most ZCZ_NAP_COLL_US.
  */
 #include <errno.h>
-#include <stdio.h>
 #include <unistd.h>
 
 #include "client/zero/zero_priv.h"

@@ -34,7 +34,6 @@
  * ORDER. Reductions hand their pieces over one after the other, in the trainer's order, so a store
  * gets a unit's micro-steps in order. While the last step is running nothing is handed over.
  */
-#include <assert.h>
 #include <errno.h>
 #include <string.h>
 

@@ -31,7 +31,6 @@
  * something has, and a unit that was dropped on its way counts as gone.
  */
 #include <errno.h>
-#include <stdlib.h>
 
 #include "base/array.h"
 #include "client/zero/zero_priv.h"

@@ -16,7 +16,6 @@
  */
 #include <errno.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "client/zero/zero_priv.h"
 

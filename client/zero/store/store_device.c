@@ -17,7 +17,6 @@
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "client/zero/zero_priv.h"
 

@@ -5,7 +5,6 @@
 #include <cblas.h>
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "examples/gpt/dev/matmul.h"
 #include "examples/gpt/model/elem.h"

@@ -1,7 +1,5 @@
 #include "tests/ztest.h"
 
-#include <string.h>
-
 #include "base/crc.h"
 
 static void crc_known(void **state)

@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <math.h>
-#include <string.h>
 
 #include "base/forecast.h"
 #include "base/util.h"

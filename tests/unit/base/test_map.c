@@ -1,8 +1,5 @@
 #include "tests/ztest.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/map.h"
 #include "base/util.h"
 

@@ -4,6 +4,9 @@
 #ifndef SESSION_H
 #define SESSION_H
 
+#include <stdio.h>
+#include <stdlib.h>
+
 #include "client/zclient.h"
 #include "tests/unit/client/fake.h"
 

@@ -2,8 +2,6 @@
 #include "tests/ztest.h"
 
 #include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/util.h"

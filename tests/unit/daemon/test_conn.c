@@ -3,8 +3,6 @@
 #include "tests/unit/daemon/server_fixture.h"
 
 #include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>

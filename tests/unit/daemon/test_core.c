@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "daemon/op/early.h"
 #include "nvme/sim/engine_fault.h"
 #include "tests/unit/daemon/core_fixture.h"
 

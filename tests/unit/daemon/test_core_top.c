@@ -4,7 +4,6 @@
 #include "tests/unit/daemon/core_fixture.h"
 
 #include <errno.h>
-#include <string.h>
 
 #include "proto/frame.h"
 #include "tests/ztest.h"

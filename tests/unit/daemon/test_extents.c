@@ -7,8 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/store/store.h"
-
 #define UNIT  UINT64_C(4096)
 #define HOST  (64u << 20)
 #define SIZES 3u

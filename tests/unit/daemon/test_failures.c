@@ -18,7 +18,6 @@
 
 #include "daemon/config/config.h"
 #include "daemon/disk/datadir.h"
-#include "daemon/run/compute.h"
 #include "daemon/startup.h"
 
 /*

@@ -1,7 +1,6 @@
 /* Whose turn it is: shares, late arrivals, no credit for idleness, urgent turns and their limit. */
 #include "tests/ztest.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

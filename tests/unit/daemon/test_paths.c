@@ -3,7 +3,6 @@
 
 #include "base/slots.h"
 #include "daemon/core_life.h"
-#include "daemon/disk/extents.h"
 #include "daemon/disk/paths.h"
 
 #include <errno.h>

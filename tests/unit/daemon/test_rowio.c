@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/store/store.h"
 #include "nvme/sim/engine_fault.h"
 
 #define HOST (64u << 20)

@@ -5,7 +5,6 @@
 
 #include <string.h>
 
-#include "base/util.h"
 #include "daemon/run/stats.h"
 
 static void names(void **state)

@@ -5,7 +5,6 @@
 #include "tests/ztest.h"
 
 #include <errno.h>
-#include <stdio.h>
 
 #include "kernels/gpu.h"
 #include "kernels/gpu_own.h"

@@ -7,7 +7,6 @@
 #include <math.h>
 
 #include "kernels/ref/moment_priv.h"
-#include "kernels/zk_page.h"
 #include "tests/unit/kernels/data.h"
 
 #define N      ZB_BLOCK_ELEMS

@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "base/crc.h"
-#include "base/util.h"
 
 struct zn_key model_key(unsigned kind, unsigned a, unsigned b)
 {

@@ -10,9 +10,7 @@
 #include "catalog_model.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "nvme/sim/zn_sim.h"
 

@@ -5,7 +5,6 @@
 #include "tests/ztest.h"
 
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "nvme/zn.h"

@@ -1,7 +1,6 @@
 #include "tests/ztest.h"
 
 #include <errno.h>
-#include <string.h>
 
 #include "base/util.h"
 #include "proto/frame.h"

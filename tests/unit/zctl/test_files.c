@@ -13,12 +13,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/util.h"
 #include "client/zc_safetensors.h"
-#include "client/zctl/base/zctl.h"
 #include "client/zctl/zctl_main.h"
 #include "tests/unit/client/fake.h"
 

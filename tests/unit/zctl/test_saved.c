@@ -2,7 +2,6 @@
  * their exit status. */
 #include "tests/ztest.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +9,6 @@
 #include <unistd.h>
 
 #include "base/util.h"
-#include "client/zctl/base/zctl.h"
 #include "client/zctl/zctl_main.h"
 #include "tests/unit/client/fake.h"
 

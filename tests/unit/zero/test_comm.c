@@ -6,7 +6,6 @@
 
 #include <pthread.h>
 
-#include "base/util.h"
 #include "comm_threads.h"
 #include "conformance.h"
 

@@ -8,7 +8,6 @@
 #include "tests/ztest.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>

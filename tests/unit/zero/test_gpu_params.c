@@ -8,7 +8,6 @@
  */
 #include "tests/ztest.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>

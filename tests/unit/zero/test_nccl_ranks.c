@@ -8,9 +8,7 @@
 #include "tests/ztest.h"
 
 #include <dlfcn.h>
-#include <errno.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 

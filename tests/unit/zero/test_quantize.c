@@ -12,7 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/model.h"
 #include "base/util.h"
 #include "client/zero/zero_priv.h"
 #include "fake_client.h"
