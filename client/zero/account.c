@@ -10,7 +10,8 @@
  */
 #include <errno.h>
 
-#include "client/zero/zero_priv.h"
+#include "client/zero/engine.h"
+#include "client/zero/pass/pass.h"
 
 /* Of a stage by itself: what the planes take once all memory is there. */
 static void account_unit(const struct zc_zero *z, const struct zcz_unit *u,
@@ -37,9 +38,9 @@ static void account_unit(const struct zc_zero *z, const struct zcz_unit *u,
 void zc_zero_bytes(const struct zc_zero *z, struct zc_zero_bytes *ret)
 {
     *ret = (struct zc_zero_bytes){
-        .gathered = z->gather_pool.bytes + z->gather_dev.bytes + z->wire_pool.bytes +
-                    z->wire_dev.bytes,
-        .reducing = z->grad_pool.bytes + z->grad_dev.bytes,
+        .gathered = z->pass->gather_pool.bytes + z->pass->gather_dev.bytes +
+                    z->pass->wire_pool.bytes + z->pass->wire_dev.bytes,
+        .reducing = z->pass->grad_pool.bytes + z->pass->grad_dev.bytes,
     };
     for (uint32_t i = 0; i < z->nunits; i++)
         account_unit(z, &z->units[i], ret);

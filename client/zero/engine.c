@@ -13,7 +13,15 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#include "client/zero/zero_priv.h"
+#include "client/zero/engine.h"
+
+#include "client/zero/config/options.h"
+#include "client/zero/pass/pass.h"
+#include "client/zero/step/step.h"
+#include "client/zero/store/stores.h"
+
+#define ZCZ_TIMEOUT_MS 60000u
+#define ZCZ_GRACE_MS   500u /* the store's own deadlines end first: its error messages say more */
 
 /* ---- opening */
 
@@ -132,11 +140,18 @@ static int open_introduce(struct zc_zero *z)
             s->node_ranks[s->node_world++] = r;
         }
     }
-    z->run = all[0].run;
+    zcz_note_run(z, all[0].run);
     open_name(z, all[0].pid);
     zcz_buf_put(&z->small, buf);
     return rc;
 }
+
+/* All that an engine is, in one piece. */
+struct engine {
+    struct zc_zero z; /* first: it is what callers have */
+    struct zcz_pass pass;
+    struct zcz_steps steps;
+};
 
 /* What moves, in the order in which a turn looks at it. */
 static zcz_machine_fn *const machines[ZCZ_MACHINES] = {
@@ -149,34 +164,27 @@ static zcz_machine_fn *const machines[ZCZ_MACHINES] = {
 int zc_zero_open(struct zc_zero **ret, const struct zc_zero_options *options)
 {
     const struct zc_comm *comm = options->comm;
-    struct zc_zero *z = calloc(1, sizeof(*z));
-    uint32_t gathers = zb_min_u64(options->prefetch_units, ZCZ_PREFETCH_MAX) + ZB_GATHER_IDLE;
+    struct engine *e = calloc(1, sizeof(*e));
+    struct zc_zero *z;
     bool on_device = options->device && *options->device;
     int rc;
 
-    *ret = z;
-    if (!z)
+    *ret = NULL;
+    if (!e)
         return -ENOMEM;
-    memcpy(z->machines, machines, sizeof(machines));
-    zb_list_init(&z->queued);
-    zb_list_init(&z->started_colls);
-    zb_list_init(&z->gathers);
-    zb_list_init(&z->reduces);
-    zb_list_init(&z->reduces_idle);
-    for (uint32_t i = 0; i < ZCZ_REDUCES_MAX; i++)
-        zb_list_push_back(&z->reduces_idle, &z->reduce_slots[i].node);
+    z = &e->z;
+    *ret = z;
+    z->pass = &e->pass;
+    z->steps = &e->steps;
+    z->timeout_ms = options->timeout_ms ? options->timeout_ms : ZCZ_TIMEOUT_MS;
+    zcz_turn_init(z, machines,
+                  z->timeout_ms > UINT32_MAX - ZCZ_GRACE_MS ? UINT32_MAX
+                                                            : z->timeout_ms + ZCZ_GRACE_MS);
+    zcz_coll_init(z);
+    zcz_pass_open(z, options->prefetch_units);
     zcz_pool_init(&z->small, 1, NULL);
-    zcz_pool_init_pinned(&z->gather_pool, gathers, &z->device);
-    zcz_pool_init(&z->wire_pool, gathers, NULL);
-    zcz_pool_init(&z->gather_dev, gathers, &z->device);
-    zcz_pool_init(&z->wire_dev, gathers, &z->device);
-    zcz_pool_init_pinned(&z->grad_pool, ZCZ_REDUCES_MAX + 1, &z->device);
-    zcz_pool_init(&z->grad_dev, ZCZ_REDUCES_MAX + 1, &z->device);
     zcz_pool_init(&z->whole_param, 0, on_device ? &z->device : NULL);
     zcz_pool_init(&z->whole_grad, 0, on_device ? &z->device : NULL);
-    z->timeout_ms = options->timeout_ms ? options->timeout_ms : ZCZ_TIMEOUT_MS;
-    z->patience_ms = z->timeout_ms > UINT32_MAX - ZCZ_GRACE_MS ? UINT32_MAX
-                                                               : z->timeout_ms + ZCZ_GRACE_MS;
     (void)zcz_enter(z, false);
     if (!comm || !comm->ops || comm->world < 1 || comm->rank >= comm->world)
         return zcz_fail(z, -EINVAL, "an engine needs a comm, of at least one rank");
@@ -196,28 +204,15 @@ int zc_zero_open(struct zc_zero **ret, const struct zc_zero_options *options)
 
 /* ---- closing */
 
-static bool close_drained(const struct zc_zero *z)
-{
-    return zb_list_empty(&z->gathers) && zb_list_empty(&z->reduces) && z->pushes.pending == 0 &&
-           z->notes.pending == 0 && z->announce.pending == 0 && !z->stepping;
-}
-
 /* Every rank closes now, with the same collectives queued: they are finished, not abandoned. */
 static int close_drain(struct zc_zero *z)
 {
     struct zcz_wait w = { .what = "what is in progress at the end" };
     int rc;
 
-    zcz_reduce_follow(z);
-    zb_list_each(pos, &z->gathers)
-    {
-        struct zcz_unit *u = zb_container_of(pos, struct zcz_unit, node);
-
-        u->holds = 0;
-        zcz_gather_drop(z, u);
-    }
+    zcz_pass_let_go(z);
     rc = zcz_turn(z, 0);
-    while (rc == 0 && !close_drained(z))
+    while (rc == 0 && (!zcz_pass_idle(z) || !zcz_steps_idle(z)))
         rc = zcz_wait(z, &w);
     if (rc == 0)
         rc = zcz_commit_settle(z);
@@ -234,17 +229,13 @@ void zc_zero_close(struct zc_zero *z, bool clean)
         return;
     if (clean && !z->failed && z->store)
         (void)close_drain(z);
-    orphans = !zb_list_empty(&z->started_colls) || z->comm_broken;
+    orphans = !zb_list_empty(&z->colls.started) || z->comm_broken;
     zcz_device_drain(z, clean && !z->failed); /* before the store takes its views away */
     if (z->store)
         z->store->ops->close(z->store);
-    zcz_pool_done(&z->gather_pool, orphans);
-    zcz_pool_done(&z->wire_pool, orphans);
-    zcz_pool_done(&z->grad_pool, orphans);
+    zcz_pass_close(z, orphans);
+    zcz_steps_close(z);
     zcz_pool_done(&z->small, orphans);
-    zcz_pool_done(&z->gather_dev, false);
-    zcz_pool_done(&z->wire_dev, false);
-    zcz_pool_done(&z->grad_dev, false);
     zcz_pool_done(&z->whole_param, orphans && !z->device.gpu);
     zcz_pool_done(&z->whole_grad, orphans && !z->device.gpu);
     zcz_device_close(z);
@@ -253,11 +244,8 @@ void zc_zero_close(struct zc_zero *z, bool clean)
         zc_comm_close(z->across, clean && !z->failed);
     }
     zcz_units_done(z);
-    free(z->order.units);
-    free(z->seen.units);
-    free(z->note);
     free((void *)(uintptr_t)z->options.socket);
     free((void *)(uintptr_t)z->options.job);
     free((void *)(uintptr_t)z->options.device);
-    free(z);
+    free(zb_container_of(z, struct engine, z));
 }

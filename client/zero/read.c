@@ -11,7 +11,10 @@
 #include <string.h>
 
 #include "base/crc.h"
-#include "client/zero/zero_priv.h"
+#include "client/zero/engine.h"
+#include "client/zero/pass/pass.h"
+
+#define ZCZ_SUM_MAX 4096u
 
 /* Where elements [first, first + n) and [at, at + m) overlap: *ret_first and the count. */
 static uint64_t overlap(uint64_t first, uint64_t n, uint64_t at, uint64_t m, uint64_t *ret_first)
@@ -75,7 +78,6 @@ static uint16_t read_detail(const struct read *r, uint64_t at)
 static int read_round(struct read *r, uint64_t at, uint64_t n)
 {
     struct zc_zero *z = r->z;
-    struct zcz_wait w = { .what = "the other ranks' part of a read" };
     struct zcz_unit *u = r->u;
     float *all = r->buf->data, *mine = all + n * z->shard;
     uint64_t from, m, stored = at < u->count ? zb_min_u64(n, u->count - at) : 0;
@@ -84,14 +86,9 @@ static int read_round(struct read *r, uint64_t at, uint64_t n)
     memset(mine, 0, n * sizeof(*mine));
     if (overlap(r->first, r->count, u->first + at, stored, &from) > 0)
         rc = read_mine(r, at, stored, mine);
-    if (rc == 0 && z->shards > 1) {
-        zcz_coll_queue(z, &z->share, ZCZ_ALL_GATHER, z->inside, ZCZ_CALL_READ, u->def.index,
-                       read_detail(r, at));
-        zcz_coll_arm(&z->share, mine, all, n * sizeof(*all));
-        rc = zcz_turn(z, 0);
-        while (rc == 0 && !z->share.done)
-            rc = zcz_wait(z, &w);
-    }
+    if (rc == 0 && z->shards > 1)
+        rc = zcz_all_gather(z, z->inside, ZCZ_CALL_READ, u->def.index, read_detail(r, at), mine,
+                            all, n * sizeof(*all), "the other ranks' part of a read");
     for (uint32_t s = 0; s < z->shards && rc == 0; s++) {
         uint64_t slice_first = s * u->slice + at;
 
@@ -132,11 +129,11 @@ int zc_zero_read(struct zc_zero *z, uint32_t unit, enum zc_what what, uint64_t f
                           r.u->def.name, (unsigned long long)r.u->def.elems);
     zcz_reduce_follow(z);
     rc = zcz_turn(z, 0);
-    while (rc == 0 && (!zb_list_empty(&z->reduces) || z->pushes.pending > 0 || z->stepping))
+    while (rc == 0 && (!zcz_reduce_idle(z) || z->stepping))
         rc = zcz_wait(z, &w);
     if (rc < 0)
         return rc;
-    n = zb_min_u64(z->piece_elems, r.u->slice);
+    n = zb_min_u64(z->store->piece_elems, r.u->slice);
     r.buf = zcz_buf_get(&z->small, n * z->shards * sizeof(*out));
     if (!r.buf)
         return zcz_fail(z, -ENOMEM, "no memory to read unit %u '%s'", unit, r.u->def.name);

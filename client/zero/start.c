@@ -6,7 +6,9 @@
 #include <string.h>
 
 #include "base/crc.h"
-#include "client/zero/zero_priv.h"
+#include "client/zero/engine.h"
+#include "client/zero/pass/pass.h"
+#include "client/zero/step/step.h"
 
 static int start_piece(struct zc_zero *z, float **ret)
 {
@@ -53,7 +55,7 @@ static int start_values(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
         uint64_t n;
 
         for (uint64_t at = 0; at < u->count && rc == 0 && z->op.rc == 0; at += n) {
-            n = zb_min_u64(z->piece_elems, u->count - at);
+            n = zb_min_u64(z->store->piece_elems, u->count - at);
             rc = start_write(z, u, at, n, init, arg);
         }
     }
@@ -87,10 +89,12 @@ int zc_zero_start(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
     if (rc == 0 && (rc = z->store->ops->place(z->store)) < 0)
         rc = zcz_fail(z, rc, "%s", z->error.text); /* others hear it from the daemon */
     if (rc == 0)
+        rc = zcz_pass_start(z);
+    zcz_steps_start(z);
+    if (rc == 0)
         rc = z->options.resume ? zcz_resume_settle(z) : start_values(z, init, arg);
     if (rc == 0)
-        rc = z->store->ops->stats(z->store, &z->base);
-    z->scaler = zcz_scale_new(&z->options.loss_scale, z->iterations);
+        rc = zcz_stats_begin(z);
     if (rc == 0 && z->options.resume && (z->options.loss_scale.dynamic || z->nodes > 1))
         rc = zcz_note_resume(z, &run);
     if (z->options.resume && z->nodes > 1) {
@@ -102,19 +106,15 @@ int zc_zero_start(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
         rc = zcz_note_begin(z);
     version[0] = z->iterations;
     version[1] = z->applied;
-    memcpy(&version[2], &z->scaler.scale, sizeof(z->scaler.scale));
-    version[3] = (uint64_t)z->scaler.last_overflow;
-    version[4] = z->scaler.hysteresis;
+    memcpy(&version[2], &z->steps->scaler.scale, sizeof(z->steps->scaler.scale));
+    version[3] = (uint64_t)z->steps->scaler.last_overflow;
+    version[4] = z->steps->scaler.hysteresis;
     rc = zcz_vote(z, rc, zb_crc32c(0, version, sizeof(version)), ZCZ_CALL_START);
     if (rc < 0)
         return rc;
-    if (z->options.accumulate_local) { /* all of them are in use at one time, once a step */
-        z->grad_pool.keep += z->trainable;
-        z->grad_dev.keep += z->trainable;
-    }
     z->started = true;
-    z->stall_ns = 0;
-    z->gather_bytes = z->reduce_bytes = z->across_bytes = z->other_bytes = 0;
+    zcz_turn_clear(z);
+    zcz_coll_clear(z);
     return 0;
 }
 

@@ -18,7 +18,10 @@
 
 #include "base/array.h"
 #include "base/crc.h"
-#include "client/zero/zero_priv.h"
+#include "client/zero/engine.h"
+
+/* Of one unit over all ranks: sizes cannot overflow. */
+#define ZCZ_SLICE_ELEMS (UINT64_C(1) << 40)
 
 /* ---- declaring */
 

@@ -20,7 +20,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#include "client/zero/zero_priv.h"
+#include "client/zero/core/zero.h"
 
 static _Atomic(struct zcz_buf *) orphans;
 

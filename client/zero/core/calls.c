@@ -25,7 +25,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "client/zero/zero_priv.h"
+#include "client/zero/core/zero.h"
 
 #define UNIT_BITS   26
 #define DETAIL_BITS 16
@@ -274,7 +274,7 @@ int zcz_unseal(struct zc_zero *z, void *slices, size_t bytes)
 
     for (uint32_t r = 0; r < z->world; r++)
         if (memcmp(all + r * stride + sealed_bytes(bytes), mine, sizeof(struct zcz_seal)) != 0) {
-            rc = zcz_calls_compare(z, z->patience_ms);
+            rc = zcz_calls_compare(z, z->turns.patience_ms);
             return rc < 0 ? rc
                           : zcz_fail(z, -EINVAL, "rank %u does not make the same collectives", r);
         }

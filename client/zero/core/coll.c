@@ -8,7 +8,7 @@
  *     STARTED  belongs to the backend, or to the device's stream of collectives; several may be in
  *              progress at one time
  *
- * INVARIANT. Places are taken by the trainer's calls alone (zero_priv.h), so every rank starts the
+ * INVARIANT. Places are taken by the trainer's calls alone (zero.h), so every rank starts the
  * same collectives in the same order, although each arms its own when its bytes come.
  */
 #include <assert.h>
@@ -16,7 +16,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "client/zero/zero_priv.h"
+#include "client/zero/core/zero.h"
 
 #define ZCZ_LOOK_US 100u
 
@@ -25,15 +25,24 @@ static bool between_devices(const struct zc_zero *z, enum zcz_call call)
     return z->device.ops && call >= ZCZ_CALL_GATHER && call <= ZCZ_CALL_SUMS;
 }
 
-void zcz_coll_queue(struct zc_zero *z, struct zcz_coll *c, enum zcz_coll_kind kind,
-                    struct zc_comm *comm, enum zcz_call call, uint32_t unit, uint16_t detail)
+void zcz_coll_init(struct zc_zero *z)
 {
-    *c = (struct zcz_coll){
-        .kind = kind, .comm = comm, .bytes = &z->other_bytes, .call = call, .unit = unit
-    };
+    zb_list_init(&z->colls.queued);
+    zb_list_init(&z->colls.started);
+}
+
+void zcz_coll_clear(struct zc_zero *z)
+{
+    z->colls.sent = (struct zcz_sent){ 0 };
+}
+
+void zcz_coll_queue(struct zc_zero *z, struct zcz_coll *c, struct zc_comm *comm, enum zcz_call call,
+                    uint32_t unit, uint16_t detail)
+{
+    *c = (struct zcz_coll){ .comm = comm, .call = call, .unit = unit };
     c->name = zcz_calls_add(z, call, unit, detail);
     c->agreed = comm->ops->name_next || comm->world == 1 || between_devices(z, call);
-    zb_list_push_back(&z->queued, &c->node);
+    zb_list_push_back(&z->colls.queued, &c->node);
 }
 
 void zcz_coll_arm(struct zcz_coll *c, const void *send, void *recv, size_t slice_bytes)
@@ -56,7 +65,7 @@ int zcz_coll_stuck(struct zc_zero *z)
 {
     bool device = false;
 
-    zb_list_each(pos, &z->started_colls)
+    zb_list_each(pos, &z->colls.started)
     {
         if (!zb_container_of(pos, struct zcz_coll, node)->dev)
             return 0;
@@ -76,16 +85,34 @@ static int coll_fail(struct zc_zero *z, const struct zcz_coll *c, int rc)
     if (rc == -EINVAL && !c->dev && zcz_calls_refused(z, comm) < 0)
         return z->failed;
     /* A peer that died breaks collectives too; if the store knows, that is the better sentence. */
-    if (z->store && !z->store_gone && z->store->ops->poll(z->store, 0) < 0)
+    if (z->store && !z->turns.store_gone && z->store->ops->poll(z->store, 0) < 0)
         return zcz_fail(z, z->store->err.code, "%s", zcz_store_text(z->store));
     return zcz_fail(z, rc, "%s over '%s'%s%s", zcz_call_noun(c->call), comm->ops->name,
                     *why ? ": " : " failed", why);
 }
 
+/* What was started counts as sent. Names do not, as the headers of backends do not. */
+static void coll_count(struct zc_zero *z, const struct zcz_coll *c)
+{
+    struct zcz_sent *sent = &z->colls.sent;
+    uint64_t bytes = (uint64_t)c->slice_bytes * (c->comm->world - 1);
+
+    if (c->names)
+        return;
+    if (c->call == ZCZ_CALL_GATHER)
+        sent->gather += bytes;
+    else if (c->call == ZCZ_CALL_REDUCE && z->shards > 1)
+        sent->reduce += bytes;
+    else if (c->call == ZCZ_CALL_REDUCE || c->call == ZCZ_CALL_PARTS || c->call == ZCZ_CALL_SUMS)
+        sent->across += bytes;
+    else
+        sent->other += bytes;
+}
+
 static int coll_start(struct zc_zero *z, struct zcz_coll *c)
 {
     int (*start)(struct zc_comm *, const void *, void *, size_t, struct zc_comm_op **) =
-        c->kind == ZCZ_ALL_GATHER ? c->comm->ops->all_gather : c->comm->ops->exchange;
+        zcz_coll_exchanges(c) ? c->comm->ops->exchange : c->comm->ops->all_gather;
     int comm_rc = 0, rc = 0;
 
     if (c->dev) {
@@ -99,46 +126,46 @@ static int coll_start(struct zc_zero *z, struct zcz_coll *c)
         return rc;
     if (comm_rc < 0)
         return coll_fail(z, c, comm_rc);
-    if (c->bytes)
-        *c->bytes += (uint64_t)c->slice_bytes * (c->comm->world - 1);
-    zb_list_push_back(&z->started_colls, &c->node);
-    z->moved = true;
+    coll_count(z, c);
+    zb_list_push_back(&z->colls.started, &c->node);
+    zcz_moved(z);
     return 0;
 }
 
 /* ---- names, for a backend whose messages have none */
 
-/* The names are on their way; like the backends' headers they are not counted. */
+/* The names are on their way. */
 static int words_begin(struct zc_zero *z, struct zcz_coll *c)
 {
     uint64_t *words;
 
-    z->words_buf = zcz_buf_get(&z->small, sizeof(*words) * c->comm->world);
-    if (!z->words_buf)
+    z->colls.words_buf = zcz_buf_get(&z->small, sizeof(*words) * c->comm->world);
+    if (!z->colls.words_buf)
         return zcz_fail(z, -ENOMEM, "no memory for the calls of %u ranks", c->comm->world);
-    words = z->words_buf->data;
+    words = z->colls.words_buf->data;
     words[c->comm->rank] = c->name;
-    z->words = (struct zcz_coll){
+    z->colls.words = (struct zcz_coll){
         .comm = c->comm,
         .call = c->call,
         .unit = c->unit,
+        .names = true,
         .send = &words[c->comm->rank],
         .recv = words,
         .slice_bytes = sizeof(*words),
     };
-    return coll_start(z, &z->words);
+    return coll_start(z, &z->colls.words);
 }
 
 static int words_compare(struct zc_zero *z, struct zcz_coll *c)
 {
-    const uint64_t *words = z->words_buf->data;
+    const uint64_t *words = z->colls.words_buf->data;
     int rc = 0;
 
     for (uint32_t r = 0; r < c->comm->world && rc == 0; r++)
         if (words[r] != c->name)
             rc = zcz_calls_fail(z, c->name, zcz_rank_of(z, c->comm, r), words[r]);
-    zcz_buf_put(&z->small, z->words_buf);
-    z->words_buf = NULL;
+    zcz_buf_put(&z->small, z->colls.words_buf);
+    z->colls.words_buf = NULL;
     c->agreed = rc == 0;
     return rc;
 }
@@ -148,9 +175,9 @@ static int coll_agree(struct zc_zero *z, struct zcz_coll *c)
 {
     if (c->agreed)
         return 0;
-    if (!z->words_buf)
+    if (!z->colls.words_buf)
         return words_begin(z, c);
-    return z->words.done ? words_compare(z, c) : 0;
+    return z->colls.words.done ? words_compare(z, c) : 0;
 }
 
 static int coll_test(struct zc_zero *z, struct zcz_coll *c)
@@ -172,8 +199,8 @@ int zcz_coll_turn(struct zc_zero *z)
 {
     int rc;
 
-    while (!zb_list_empty(&z->queued)) {
-        struct zcz_coll *c = zb_container_of(z->queued.next, struct zcz_coll, node);
+    while (!zb_list_empty(&z->colls.queued)) {
+        struct zcz_coll *c = zb_container_of(z->colls.queued.next, struct zcz_coll, node);
 
         rc = coll_agree(z, c);
         if (rc < 0)
@@ -185,7 +212,7 @@ int zcz_coll_turn(struct zc_zero *z)
         if (rc < 0)
             return rc;
     }
-    zb_list_each(pos, &z->started_colls)
+    zb_list_each(pos, &z->colls.started)
     {
         struct zcz_coll *c = zb_container_of(pos, struct zcz_coll, node);
 
@@ -194,7 +221,7 @@ int zcz_coll_turn(struct zc_zero *z)
             return rc;
         if (c->done) {
             zb_list_remove(&c->node);
-            z->moved = true;
+            zcz_moved(z);
         }
     }
     return 0;
@@ -206,7 +233,7 @@ static int other_look(struct zc_zero *z)
 {
     int ended = 1;
 
-    zb_list_each(pos, &z->started_colls)
+    zb_list_each(pos, &z->colls.started)
     {
         struct zcz_coll *c = zb_container_of(pos, struct zcz_coll, node);
 
@@ -221,8 +248,8 @@ static int other_look(struct zc_zero *z)
         else
             ended = 0;
     }
-    if (z->words_buf && z->words.done)
-        return words_compare(z, zb_container_of(z->queued.next, struct zcz_coll, node));
+    if (z->colls.words_buf && z->colls.words.done)
+        return words_compare(z, zb_container_of(z->colls.queued.next, struct zcz_coll, node));
     return ended;
 }
 
@@ -238,7 +265,7 @@ int zcz_coll_other(struct zc_zero *z)
 
 void zcz_coll_describe(const struct zc_zero *z, char *text, size_t bytes)
 {
-    const struct zb_list *started = &z->started_colls, *queued = &z->queued;
+    const struct zb_list *started = &z->colls.started, *queued = &z->colls.queued;
     const struct zcz_coll *c = NULL;
     const char *where = "";
 

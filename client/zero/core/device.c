@@ -4,12 +4,13 @@
  * MODEL. The store stays where it is, in host memory; what the trainer sees is on the device.
  * Collectives are made in host memory, too, unless the backend has some between devices (`ops`).
  *
- *               in host memory                            between devices
- *     gather    slices are gathered, the unit is copied   this rank's slice is copied up to its
- *               up when it is whole (gather.c, UPLOAD)    place, the others come around it
- *     reduce    masked and rounded to the unit's dtype    masked and rounded, exchanged, added up
- * in on the device, copied down, exchanged,    rank order there, and the sum of this added up in
- * rank order (reduce.c)         rank's slice copied down
+ *     gather, in host memory    slices are gathered, the unit is copied up when it is whole
+ *     gather, between devices   this rank's slice is copied up to its place, the others come around
+ *                               it
+ *     reduce, in host memory    masked and rounded to the unit's dtype on the device, copied down,
+ *                               exchanged, added up in rank order
+ *     reduce, between devices   masked and rounded, exchanged, added up in rank order there, and the
+ *                               sum of this rank's slice copied down
  *
  * The additions are the same ones in the same order, so the bits are.
  *
@@ -32,7 +33,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "client/zero/zero_priv.h"
+#include "client/zero/core/zero.h"
 #include "kernels/gpu_own.h"
 
 /* The device's failures are final. */
@@ -140,6 +141,16 @@ void zcz_device_drain(struct zc_zero *z, bool clean)
     device_leave(z, clean);
 }
 
+void zcz_device_moves(struct zc_zero *z)
+{
+    z->device.moving++;
+}
+
+void zcz_device_moved(struct zc_zero *z)
+{
+    z->device.moving--;
+}
+
 void zcz_device_close(struct zc_zero *z)
 {
     zk_gpu_close(z->device.gpu);
@@ -190,11 +201,11 @@ int zcz_device_zero(struct zc_zero *z, struct zcz_buf *b, size_t bytes)
 /* What was released is told to the store: the backend may wait for a rank that waits for that. */
 static int store_flush(struct zc_zero *z)
 {
-    int rc = z->store && !z->store_gone ? z->store->ops->poll(z->store, 0) : 0;
+    int rc = z->store && !z->turns.store_gone ? z->store->ops->poll(z->store, 0) : 0;
 
     if (rc >= 0)
         return 0;
-    z->store_gone = true;
+    z->turns.store_gone = true;
     return zcz_fail(z, rc, "%s", zcz_store_text(z->store));
 }
 
@@ -209,10 +220,10 @@ int zcz_device_start(struct zc_zero *z, struct zcz_coll *c, int *ret_comm_rc)
     rc = zk_gpu_event_wait(c->dev->last, d->coll, &err);
     if (rc == 0)
         rc = zk_gpu_enter(d->gpu, &err);
-    if (rc == 0 && c->kind == ZCZ_ALL_GATHER)
-        *ret_comm_rc = d->ops->all_gather(c->comm, c->send, c->recv, c->slice_bytes);
-    else if (rc == 0)
+    if (rc == 0 && zcz_coll_exchanges(c))
         *ret_comm_rc = d->ops->exchange(c->comm, c->send, c->recv, c->slice_bytes);
+    else if (rc == 0)
+        *ret_comm_rc = d->ops->all_gather(c->comm, c->send, c->recv, c->slice_bytes);
     if (rc == 0 && *ret_comm_rc == 0)
         rc = zk_gpu_event_record(c->dev->last, d->coll, &err);
     return rc < 0 ? zcz_device_fail(z, rc, &err) : 0;

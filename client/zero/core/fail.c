@@ -8,7 +8,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "client/zero/zero_priv.h"
+#include "client/zero/core/zero.h"
 
 /* ---- errors */
 
@@ -33,6 +33,11 @@ int zcz_refuse(struct zc_zero *z, int code, const char *fmt, ...)
     return code;
 }
 
+void zcz_forgive(struct zc_zero *z)
+{
+    z->error.code = 0;
+}
+
 int zcz_fail(struct zc_zero *z, int code, const char *fmt, ...)
 {
     va_list ap;
@@ -49,11 +54,6 @@ int zcz_fail(struct zc_zero *z, int code, const char *fmt, ...)
 const char *zc_zero_error(const struct zc_zero *z)
 {
     return z ? z->error.text : "no memory for an engine";
-}
-
-const char *zcz_store_text(const struct zcz_store *s)
-{
-    return s->err.text;
 }
 
 /* ---- entering */

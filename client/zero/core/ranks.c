@@ -6,7 +6,7 @@
  */
 #include <errno.h>
 
-#include "client/zero/zero_priv.h"
+#include "client/zero/core/zero.h"
 
 int zcz_split(struct zc_zero *z)
 {

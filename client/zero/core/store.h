@@ -1,5 +1,5 @@
 /*
- * store.h - what keeps a rank's slices: a table, with three implementations.
+ * store.h - what keeps a rank's slices: a table, with three implementations in store/.
  *
  *     store_local.c    planes in this process ("none"),
  *     store_device.c   planes on the engine's device ("none" where there is one)
@@ -14,7 +14,7 @@
  * z->error has the sentence. op->rc becomes the first failure of the calls that shared op, and
  * zcz_store_text() is its sentence. Several calls may share an op.
  *
- * PIECES. Initial values, gradients and reads travel in pieces of at most z->piece_elems fp32
+ * PIECES. Initial values, gradients and reads travel in pieces of at most piece_elems fp32
  * elements, cut at multiples of it. A piece is memory of the store, of which there is a fixed
  * number: piece() gives none while all are in flight, and whoever needs one waits.
  */
@@ -22,6 +22,7 @@
 #define ZC_ZERO_STORE_H
 
 #include "base/err.h"
+#include "base/plan.h"
 #include "client/zclient.h"
 
 struct zc_zero;
@@ -47,11 +48,11 @@ struct zcz_store_ops {
     /** Joins a job that was kept, before join(). epoch 0: takes it over; otherwise as a rank of
      * that epoch. Sets epoch and points; waits for no other rank. */
     int (*attach)(struct zcz_store *s, uint64_t epoch);
-    /** All units are known: names the slices; waits for no other rank. Sets z->piece_elems. */
+    /** All units are known: names the slices; waits for no other rank. Sets piece_elems. */
     int (*join)(struct zcz_store *s);
     /** Every rank has joined: makes room for the slices. Waits for every rank, so a rank that fails
-     * here alone must leave for the others to hear of it. Sets pins_max, and z->iterations and
-     * z->applied of a job that goes on, from step z->resume_at. */
+     * here alone must leave for the others to hear of it. Sets pins_max, and iterations and
+     * applied of a job that goes on from step resume_at. */
     int (*place)(struct zcz_store *s);
 
     /** A free piece, or NULL. */
@@ -117,22 +118,23 @@ struct zcz_store {
     uint64_t device_bytes;  /* it has allocated so many */
     const char *params_dev; /* parameters live in memory of the device that begins here, and views
                                are offsets in it; NULL: views are what they say */
+    uint64_t piece_elems;   /* of initial values, gradients and reads that travel at one time */
     bool early;             /* after place(): step_begin() is of use */
     uint32_t pins_max;      /* slices of this rank that can be pinned at one time; at least 1 */
     uint64_t epoch;         /* of a job that was attached, */
     uint32_t npoints;       /* and what it can go on from on this node */
     struct zc_point points[ZC_POINTS_MAX];
+    uint64_t resume_at; /* written before place(): the step to go on from, by its number */
+    uint64_t iterations, applied; /* after place(): of a job that goes on */
     /* ranks of this node: how many, which one this is, and who they are among all */
     uint32_t node_rank, node_world;
     uint32_t *node_ranks;
 };
 
-/** Not opened yet; NULL: no memory. */
-struct zcz_store *zcz_store_local(struct zc_zero *z);
-struct zcz_store *zcz_store_device(struct zc_zero *z);
-struct zcz_store *zcz_store_daemon(struct zc_zero *z);
-
-/** The sentence of op->rc, or of poll(). */
-const char *zcz_store_text(const struct zcz_store *s);
+/** The error message of op->rc, or of poll(). */
+static inline const char *zcz_store_text(const struct zcz_store *s)
+{
+    return s->err.text;
+}
 
 #endif

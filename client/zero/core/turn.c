@@ -11,32 +11,45 @@
  * only polled: while one is in progress a sleep is at most ZCZ_NAP_COLL_US.
  */
 #include <errno.h>
+#include <string.h>
 #include <unistd.h>
 
-#include "client/zero/zero_priv.h"
+#include "client/zero/core/zero.h"
 
 #define ZCZ_SPIN_NS     20000u
 #define ZCZ_NAP_COLL_US 1000u
 #define ZCZ_NAP_US      20000u
 
+void zcz_turn_init(struct zc_zero *z, zcz_machine_fn *const machines[ZCZ_MACHINES],
+                   uint32_t patience_ms)
+{
+    memcpy(z->turns.machines, machines, sizeof(z->turns.machines));
+    z->turns.patience_ms = patience_ms;
+}
+
+void zcz_turn_clear(struct zc_zero *z)
+{
+    z->turns.stall_ns = 0;
+}
+
 static int turn_once(struct zc_zero *z, uint32_t wait_us)
 {
     int rc = 0;
 
-    if (z->store && !z->store_gone)
+    if (z->store && !z->turns.store_gone)
         rc = z->store->ops->poll(z->store, wait_us);
     else if (wait_us > 0)
         (void)usleep(wait_us);
     if (rc < 0) {
-        z->store_gone = true;
+        z->turns.store_gone = true;
         if (rc == -EOWNERDEAD && zcz_coll_other(z) < 0)
             return z->failed;
         return zcz_fail(z, rc, "%s", zcz_store_text(z->store));
     }
-    z->moved = rc > 0;
+    z->turns.moved = rc > 0;
     rc = 0;
     for (size_t i = 0; i < ZCZ_MACHINES && rc == 0; i++)
-        rc = z->machines[i](z);
+        rc = z->turns.machines[i](z);
     return rc;
 }
 
@@ -46,9 +59,9 @@ int zcz_turn(struct zc_zero *z, uint32_t wait_us)
 
     while (rc == 0) {
         rc = turn_once(z, wait_us);
-        if (!z->moved)
+        if (!z->turns.moved)
             break;
-        z->moved_ns = zb_now_ns();
+        z->turns.moved_ns = zb_now_ns();
         wait_us = 0;
     }
     return rc;
@@ -57,12 +70,12 @@ int zcz_turn(struct zc_zero *z, uint32_t wait_us)
 int zcz_wait(struct zc_zero *z, struct zcz_wait *w)
 {
     uint64_t now = zb_now_ns(), idle_ns, nap_us = 0;
-    uint64_t limit_ns = (uint64_t)z->patience_ms * 1000000;
+    uint64_t limit_ns = (uint64_t)z->turns.patience_ms * 1000000;
     int rc;
 
     if (w->begin_ns == 0)
         w->begin_ns = now;
-    idle_ns = now - zb_max_u64(w->begin_ns, z->moved_ns);
+    idle_ns = now - zb_max_u64(w->begin_ns, z->turns.moved_ns);
     if (idle_ns > limit_ns) {
         char text[256];
 
@@ -75,11 +88,11 @@ int zcz_wait(struct zc_zero *z, struct zcz_wait *w)
     }
     if (idle_ns > ZCZ_SPIN_NS)
         nap_us =
-            zb_min_u64(idle_ns / 8000, zb_list_empty(&z->started_colls) && z->device.moving == 0
+            zb_min_u64(idle_ns / 8000, zb_list_empty(&z->colls.started) && z->device.moving == 0
                                            ? ZCZ_NAP_US
                                            : ZCZ_NAP_COLL_US);
     rc = zcz_turn(z, (uint32_t)nap_us);
-    z->stall_ns += zb_now_ns() - now;
+    z->turns.stall_ns += zb_now_ns() - now;
     return rc;
 }
 

@@ -7,7 +7,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "client/zero/zero_priv.h"
+#include "client/zero/core/zero.h"
 
 /* ---- shares */
 
@@ -23,24 +23,24 @@ int zcz_share_begin(struct zc_zero *z, const void *mine, size_t bytes, enum zcz_
                         sealed * z->world);
     place = (char *)b->data + sealed * z->rank;
     memcpy(place, mine, bytes);
-    zcz_coll_queue(z, &z->share, ZCZ_ALL_GATHER, z->comm, call, ZCZ_NO_UNIT, detail);
+    zcz_coll_queue(z, &z->shares.coll, z->comm, call, ZCZ_NO_UNIT, detail);
     zcz_seal(z, place, bytes);
-    zcz_coll_arm(&z->share, place, b->data, sealed);
-    z->shared = *ret = b;
-    z->shared_bytes = bytes;
+    zcz_coll_arm(&z->shares.coll, place, b->data, sealed);
+    z->shares.buf = *ret = b;
+    z->shares.bytes = bytes;
     return 0;
 }
 
 int zcz_share_wait(struct zc_zero *z)
 {
-    struct zcz_wait w = { .what = zcz_call_noun(z->share.call) };
+    struct zcz_wait w = { .what = zcz_call_noun(z->shares.coll.call) };
     int rc = zcz_turn(z, 0);
 
-    while (rc == 0 && !z->share.done)
+    while (rc == 0 && !z->shares.coll.done)
         rc = zcz_wait(z, &w);
-    if (rc == 0 && z->shared) {
-        rc = zcz_unseal(z, z->shared->data, z->shared_bytes);
-        z->shared = NULL;
+    if (rc == 0 && z->shares.buf) {
+        rc = zcz_unseal(z, z->shares.buf->data, z->shares.bytes);
+        z->shares.buf = NULL;
     }
     return rc;
 }
@@ -52,6 +52,20 @@ int zcz_share(struct zc_zero *z, const void *mine, size_t bytes, enum zcz_call c
 
     return rc < 0 ? rc
                   : zcz_share_wait(z); /* on failure the buffer stays in use: it may be written */
+}
+
+int zcz_all_gather(struct zc_zero *z, struct zc_comm *comm, enum zcz_call call, uint32_t unit,
+                   uint16_t detail, const void *mine, void *all, size_t bytes, const char *what)
+{
+    struct zcz_wait w = { .what = what };
+    int rc;
+
+    zcz_coll_queue(z, &z->shares.coll, comm, call, unit, detail);
+    zcz_coll_arm(&z->shares.coll, mine, all, bytes);
+    rc = zcz_turn(z, 0);
+    while (rc == 0 && !z->shares.coll.done)
+        rc = zcz_wait(z, &w);
+    return rc;
 }
 
 /* ---- votes */
@@ -66,17 +80,17 @@ struct vote {
 static bool vote_farewell(struct zc_zero *z)
 {
     struct zb_err error = z->error;
-    uint32_t patience_ms = z->patience_ms;
+    uint32_t patience_ms = z->turns.patience_ms;
     int failed = z->failed, rc;
 
     if (z->comm_broken)
         return false;
     z->failed = 0;
-    z->store_gone = true;
-    z->patience_ms = z->placing ? ZCZ_REASON_MS : ZCZ_FAREWELL_MS;
-    z->moved_ns = zb_now_ns();
+    z->turns.store_gone = true;
+    z->turns.patience_ms = z->placing ? ZCZ_REASON_MS : ZCZ_FAREWELL_MS;
+    z->turns.moved_ns = zb_now_ns();
     rc = zcz_share_wait(z);
-    z->patience_ms = patience_ms;
+    z->turns.patience_ms = patience_ms;
     z->failed = failed;
     z->error = error;
     return rc == 0;

@@ -29,13 +29,13 @@
  *     The collective's place in the order is taken when the gather begins, so a gather that was
  *     dropped on its way still comes to READY before it goes, and one that is wanted again is
  *     another gather: on some ranks it was over before.
- *     z->pins counts units in FETCHING and views kept in READY; it never exceeds store->pins_max.
+ *     z->pass->pins counts units in FETCHING and views kept in READY; it never exceeds store->pins_max.
  */
 #include <assert.h>
 #include <errno.h>
 #include <string.h>
 
-#include "client/zero/zero_priv.h"
+#include "client/zero/pass/pass_priv.h"
 
 static uint64_t slice_bytes(const struct zcz_unit *u)
 {
@@ -55,21 +55,19 @@ static uint64_t stored_bytes(const struct zc_zero *z, const struct zcz_unit *u)
 
 void zcz_gather_begin(struct zc_zero *z, struct zcz_unit *u)
 {
-    assert(u->state == ZCZ_IDLE);
-    u->state = ZCZ_FETCH;
-    zb_list_push_back(&z->gathers, &u->node);
-    if (z->shards > 1) {
-        zcz_coll_queue(z, &u->coll, ZCZ_ALL_GATHER, z->inside, ZCZ_CALL_GATHER, u->def.index, 0);
-        u->coll.bytes = &z->gather_bytes;
-    }
+    assert(u->pass->state == ZCZ_IDLE);
+    u->pass->state = ZCZ_FETCH;
+    zb_list_push_back(&z->pass->gathers, &u->pass->node);
+    if (z->shards > 1)
+        zcz_coll_queue(z, &u->pass->coll, z->inside, ZCZ_CALL_GATHER, u->def.index, 0);
 }
 
 static int gather_unpin(struct zc_zero *z, struct zcz_unit *u)
 {
     int rc = z->store->ops->release(z->store, u);
 
-    u->pinned = false;
-    z->pins--;
+    u->pass->pinned = false;
+    z->pass->pins--;
     return rc < 0 ? zcz_fail(z, rc, "release of unit %u '%s': %s", u->def.index, u->def.name,
                              zcz_store_text(z->store))
                   : 0;
@@ -77,18 +75,18 @@ static int gather_unpin(struct zc_zero *z, struct zcz_unit *u)
 
 static int gather_idle(struct zc_zero *z, struct zcz_unit *u)
 {
-    u->state = ZCZ_IDLE;
-    u->params = NULL;
-    u->drop = false;
-    zb_list_remove(&u->node);
-    zcz_device_used(z, u->on_dev);
+    u->pass->state = ZCZ_IDLE;
+    u->pass->params = NULL;
+    u->pass->drop = false;
+    zb_list_remove(&u->pass->node);
+    zcz_device_used(z, u->pass->on_dev);
     if (!z->whole_params) {
-        zcz_buf_put(&z->gather_pool, u->buf);
-        zcz_buf_put(&z->gather_dev, u->on_dev);
-        u->buf = u->on_dev = NULL;
+        zcz_buf_put(&z->pass->gather_pool, u->pass->buf);
+        zcz_buf_put(&z->pass->gather_dev, u->pass->on_dev);
+        u->pass->buf = u->pass->on_dev = NULL;
     }
-    z->moved = true;
-    return u->pinned ? gather_unpin(z, u) : 0;
+    zcz_moved(z);
+    return u->pass->pinned ? gather_unpin(z, u) : 0;
 }
 
 void zcz_gather_gone(struct zc_zero *z, struct zcz_unit *u)
@@ -96,14 +94,14 @@ void zcz_gather_gone(struct zc_zero *z, struct zcz_unit *u)
     struct zcz_wait w = { .what = "a gather that was given up" };
     int rc = 0;
 
-    while (rc == 0 && u->drop)
+    while (rc == 0 && u->pass->drop)
         rc = zcz_wait(z, &w);
 }
 
 void zcz_gather_drop(struct zc_zero *z, struct zcz_unit *u)
 {
-    u->drop = true;
-    if (u->state == ZCZ_READY)
+    u->pass->drop = true;
+    if (u->pass->state == ZCZ_READY)
         (void)gather_idle(z, u); /* a failure is z's, and shows at the next call */
 }
 
@@ -112,58 +110,58 @@ static int gather_fetch(struct zc_zero *z, struct zcz_unit *u)
     int rc;
 
     if (u->count == 0) { /* this rank keeps nothing of it */
-        u->state = ZCZ_COLLECT;
-        z->moved = true;
+        u->pass->state = ZCZ_COLLECT;
+        zcz_moved(z);
         return 0;
     }
-    if (z->pins == z->store->pins_max)
+    if (z->pass->pins == z->store->pins_max)
         return 0;
-    rc = z->store->ops->fetch(z->store, &u->fetch, u, z->applied);
+    rc = z->store->ops->fetch(z->store, &u->pass->fetch, u, z->applied);
     if (rc == -EAGAIN)
         return 0;
     if (rc < 0)
         return zcz_fail(z, rc, "%s", z->error.text);
-    z->pins++;
-    u->state = ZCZ_FETCHING;
-    z->moved = true;
+    z->pass->pins++;
+    u->pass->state = ZCZ_FETCHING;
+    zcz_moved(z);
     return 0;
 }
 
 static int gather_fetched(struct zc_zero *z, struct zcz_unit *u)
 {
-    if (u->fetch.pending > 0)
+    if (u->pass->fetch.pending > 0)
         return 0;
-    if (u->fetch.rc < 0)
-        return zcz_fail(z, u->fetch.rc, "fetch of unit %u '%s': %s", u->def.index, u->def.name,
-                        zcz_store_text(z->store));
+    if (u->pass->fetch.rc < 0)
+        return zcz_fail(z, u->pass->fetch.rc, "fetch of unit %u '%s': %s", u->def.index,
+                        u->def.name, zcz_store_text(z->store));
     if (u->view.version != z->applied || u->view.bytes != stored_bytes(z, u))
         return zcz_fail(z, -EPROTO,
                         "unit %u '%s' came as %llu bytes of version %llu, and not %llu of %llu",
                         u->def.index, u->def.name, (unsigned long long)u->view.bytes,
                         (unsigned long long)u->view.version, (unsigned long long)stored_bytes(z, u),
                         (unsigned long long)z->applied);
-    u->pinned = true;
-    z->fetched_bytes += stored_bytes(z, u);
-    u->state = ZCZ_COLLECT;
-    z->moved = true;
+    u->pass->pinned = true;
+    z->pass->fetched_bytes += stored_bytes(z, u);
+    u->pass->state = ZCZ_COLLECT;
+    zcz_moved(z);
     return 0;
 }
 
 /* Of the host. */
 static struct zcz_pool *gather_pool(struct zc_zero *z)
 {
-    return z->whole_params && !z->device.gpu ? &z->whole_param : &z->gather_pool;
+    return z->whole_params && !z->device.gpu ? &z->whole_param : &z->pass->gather_pool;
 }
 
-/* On the device: there is u->on_dev, or the failure. */
+/* On the device: there is u->pass->on_dev, or the failure. */
 static int gather_dev_get(struct zc_zero *z, struct zcz_unit *u)
 {
-    struct zcz_pool *pool = z->whole_params ? &z->whole_param : &z->gather_dev;
+    struct zcz_pool *pool = z->whole_params ? &z->whole_param : &z->pass->gather_dev;
     size_t bytes = slice_bytes(u) * z->shards;
 
-    if (!u->on_dev)
-        u->on_dev = zcz_buf_get(pool, bytes);
-    return u->on_dev ? 0 : zcz_device_full(z, pool, "to gather", u, bytes);
+    if (!u->pass->on_dev)
+        u->pass->on_dev = zcz_buf_get(pool, bytes);
+    return u->pass->on_dev ? 0 : zcz_device_full(z, pool, "to gather", u, bytes);
 }
 
 static int gather_no_memory(struct zc_zero *z, const struct zcz_unit *u)
@@ -211,13 +209,13 @@ static void gather_place(const struct zc_zero *z, const struct zcz_unit *u, stru
 
 static int gather_copy(struct zc_zero *z, struct zcz_unit *u)
 {
-    if (!u->buf)
-        u->buf = zcz_buf_get(gather_pool(z), slice_bytes(u) * z->shards);
-    if (!u->buf)
+    if (!u->pass->buf)
+        u->pass->buf = zcz_buf_get(gather_pool(z), slice_bytes(u) * z->shards);
+    if (!u->pass->buf)
         return gather_no_memory(z, u);
-    gather_place(z, u, u->buf, slice_bytes(u));
-    u->params = u->buf->data;
-    return u->pinned ? gather_unpin(z, u) : 0;
+    gather_place(z, u, u->pass->buf, slice_bytes(u));
+    u->pass->params = u->pass->buf->data;
+    return u->pass->pinned ? gather_unpin(z, u) : 0;
 }
 
 /* ---- codes, on the host */
@@ -226,30 +224,31 @@ static int gather_encode(struct zc_zero *z, struct zcz_unit *u)
 {
     char *place;
 
-    u->wire = zcz_buf_get(&z->wire_pool, wire_bytes(u) * z->shards);
-    if (!u->wire)
+    u->pass->wire = zcz_buf_get(&z->pass->wire_pool, wire_bytes(u) * z->shards);
+    if (!u->pass->wire)
         return zcz_fail(z, -ENOMEM, "no memory for the codes of unit %u '%s': %llu bytes",
                         u->def.index, u->def.name, (unsigned long long)(wire_bytes(u) * z->shards));
     if (u->layout.quantized) {
-        gather_place(z, u, u->wire, wire_bytes(u));
+        gather_place(z, u, u->pass->wire, wire_bytes(u));
     } else {
-        place = (char *)u->wire->data + wire_bytes(u) * z->shard;
+        place = (char *)u->pass->wire->data + wire_bytes(u) * z->shard;
         zk_q8_write(z->kernels, u->layout.dtype, u->view.data, u->count, place);
         memset(place + zb_blocks_bytes(ZB_Q8_BLOCK_BYTES, u->count), 0,
                zb_blocks_bytes(ZB_Q8_BLOCK_BYTES, u->slice - u->count));
     }
-    return u->pinned ? gather_unpin(z, u) : 0;
+    return u->pass->pinned ? gather_unpin(z, u) : 0;
 }
 
 static int gather_decode(struct zc_zero *z, struct zcz_unit *u)
 {
-    u->buf = zcz_buf_get(&z->gather_pool, slice_bytes(u) * z->shards);
-    if (!u->buf)
+    u->pass->buf = zcz_buf_get(&z->pass->gather_pool, slice_bytes(u) * z->shards);
+    if (!u->pass->buf)
         return gather_no_memory(z, u);
-    zk_q8_read(z->kernels, u->layout.dtype, u->wire->data, u->slice * z->shards, u->buf->data);
-    zcz_buf_put(&z->wire_pool, u->wire);
-    u->wire = NULL;
-    u->params = u->buf->data;
+    zk_q8_read(z->kernels, u->layout.dtype, u->pass->wire->data, u->slice * z->shards,
+               u->pass->buf->data);
+    zcz_buf_put(&z->pass->wire_pool, u->pass->wire);
+    u->pass->wire = NULL;
+    u->pass->params = u->pass->buf->data;
     return 0;
 }
 
@@ -259,28 +258,28 @@ static int gather_send(struct zc_zero *z, struct zcz_unit *u)
     bool coded = zcz_coded(z, u);
     int rc = coded ? gather_encode(z, u) : gather_copy(z, u);
     size_t bytes = coded ? wire_bytes(u) : slice_bytes(u);
-    struct zcz_buf *b = coded ? u->wire : u->buf;
+    struct zcz_buf *b = coded ? u->pass->wire : u->pass->buf;
 
-    z->moved = true;
+    zcz_moved(z);
     if (rc == 0)
-        zcz_coll_arm(&u->coll, (char *)b->data + bytes * z->shard, b->data, bytes);
+        zcz_coll_arm(&u->pass->coll, (char *)b->data + bytes * z->shard, b->data, bytes);
     return rc;
 }
 
 /* ---- on a device */
 
-/* All of it is on its way, or being made of codes, in u->on_dev. */
+/* All of it is on its way, or being made of codes, in u->pass->on_dev. */
 static int gather_on_its_way(struct zc_zero *z, struct zcz_unit *u)
 {
-    u->copying = false;
-    u->state = ZCZ_UPLOAD;
-    z->device.moving++;
-    z->moved = true;
-    return u->wire ? zcz_device_dequantize(z, u) : 0;
+    u->pass->copying = false;
+    u->pass->state = ZCZ_UPLOAD;
+    zcz_device_moves(z);
+    zcz_moved(z);
+    return u->pass->wire ? zcz_gather_dequantize(z, u) : 0;
 }
 
-/* The slice, as it is kept, begins to come to the device: codes to u->wire, parameters to
- * u->on_dev. */
+/* The slice, as it is kept, begins to come to the device: codes to u->pass->wire, parameters to
+ * u->pass->on_dev. */
 static int gather_up(struct zc_zero *z, struct zcz_unit *u)
 {
     struct zcz_pieces from = view_pieces(z, u);
@@ -288,13 +287,14 @@ static int gather_up(struct zc_zero *z, struct zcz_unit *u)
     int rc = gather_dev_get(z, u);
 
     if (rc == 0 && zcz_coded(z, u)) {
-        u->wire = zcz_buf_get(&z->wire_dev, wire_bytes(u) * z->shards);
-        if (!u->wire)
-            rc = zcz_device_full(z, &z->wire_dev, "for the codes of", u, wire_bytes(u) * z->shards);
+        u->pass->wire = zcz_buf_get(&z->pass->wire_dev, wire_bytes(u) * z->shards);
+        if (!u->pass->wire)
+            rc = zcz_device_full(z, &z->pass->wire_dev, "for the codes of", u,
+                                 wire_bytes(u) * z->shards);
     }
     return rc < 0 ? rc
-                  : zcz_device_up(z, u->layout.quantized ? u->wire : u->on_dev, bytes * z->shard,
-                                  &from, bytes);
+                  : zcz_device_up(z, u->layout.quantized ? u->pass->wire : u->pass->on_dev,
+                                  bytes * z->shard, &from, bytes);
 }
 
 /* The bytes are in one piece, and wanted in a buffer on the device. */
@@ -304,68 +304,68 @@ static int gather_upload(struct zc_zero *z, struct zcz_unit *u)
     struct zcz_pieces from = { .bytes = bytes, .piece = bytes, .stride = bytes };
     int rc;
 
-    if (!u->buf) {
+    if (!u->pass->buf) {
         rc = gather_up(z, u);
     } else {
-        from.data = u->buf->data;
+        from.data = u->pass->buf->data;
         rc = gather_dev_get(z, u);
         if (rc == 0)
-            rc = zcz_device_up(z, u->on_dev, 0, &from, bytes);
+            rc = zcz_device_up(z, u->pass->on_dev, 0, &from, bytes);
     }
     return rc < 0 ? rc : gather_on_its_way(z, u);
 }
 
 static int gather_uploaded(struct zc_zero *z, struct zcz_unit *u)
 {
-    int rc = zcz_device_done(z, u->on_dev);
+    int rc = zcz_device_done(z, u->pass->on_dev);
 
     if (rc <= 0)
         return rc;
-    z->device.moving--;
-    zcz_buf_put(&z->gather_pool, u->buf);
-    u->buf = NULL;
-    u->params = u->on_dev->data;
-    u->state = ZCZ_READY;
-    z->moved = true;
-    return u->pinned ? gather_unpin(z, u) : 0;
+    zcz_device_moved(z);
+    zcz_buf_put(&z->pass->gather_pool, u->pass->buf);
+    u->pass->buf = NULL;
+    u->pass->params = u->pass->on_dev->data;
+    u->pass->state = ZCZ_READY;
+    zcz_moved(z);
+    return u->pass->pinned ? gather_unpin(z, u) : 0;
 }
 
 /* The slice is on the device. */
 static int gather_send_on_device(struct zc_zero *z, struct zcz_unit *u)
 {
-    size_t bytes = u->wire ? wire_bytes(u) : slice_bytes(u);
-    struct zcz_buf *b = u->wire ? u->wire : u->on_dev;
-    int rc = u->wire && !u->layout.quantized ? zcz_device_quantize(z, u) : 0;
+    size_t bytes = u->pass->wire ? wire_bytes(u) : slice_bytes(u);
+    struct zcz_buf *b = u->pass->wire ? u->pass->wire : u->pass->on_dev;
+    int rc = u->pass->wire && !u->layout.quantized ? zcz_gather_quantize(z, u) : 0;
 
-    z->device.moving--;
-    z->moved = true;
+    zcz_device_moved(z);
+    zcz_moved(z);
     if (rc < 0)
         return rc;
-    zcz_coll_arm_dev(&u->coll, b, (char *)b->data + bytes * z->shard, b->data, bytes);
-    return u->pinned ? gather_unpin(z, u) : 0;
+    zcz_coll_arm_dev(&u->pass->coll, b, (char *)b->data + bytes * z->shard, b->data, bytes);
+    return u->pass->pinned ? gather_unpin(z, u) : 0;
 }
 
 static int gather_collect_on_device(struct zc_zero *z, struct zcz_unit *u)
 {
     int rc;
 
-    if (!u->copying) {
-        u->copying = true;
-        z->device.moving++;
-        z->moved = true;
+    if (!u->pass->copying) {
+        u->pass->copying = true;
+        zcz_device_moves(z);
+        zcz_moved(z);
         return gather_up(z, u);
     }
-    if (!u->coll.armed) { /* the pin does not wait for other ranks, who may wait for theirs */
-        rc = zcz_device_done(z, u->layout.quantized ? u->wire : u->on_dev);
+    if (!u->pass->coll.armed) { /* the pin does not wait for other ranks, who may wait for theirs */
+        rc = zcz_device_done(z, u->layout.quantized ? u->pass->wire : u->pass->on_dev);
         return rc <= 0 ? rc : gather_send_on_device(z, u);
     }
-    if (u->coll.done && u->wire)
+    if (u->pass->coll.done && u->pass->wire)
         return gather_on_its_way(z, u);
-    if (u->coll.done) {
-        u->copying = false;
-        u->params = u->on_dev->data;
-        u->state = ZCZ_READY;
-        z->moved = true;
+    if (u->pass->coll.done) {
+        u->pass->copying = false;
+        u->pass->params = u->pass->on_dev->data;
+        u->pass->state = ZCZ_READY;
+        zcz_moved(z);
     }
     return 0;
 }
@@ -382,8 +382,8 @@ static int gather_alone(struct zc_zero *z, struct zcz_unit *u)
         rc = gather_encode(z, u);
         if (rc == 0)
             rc = gather_decode(z, u);
-    } else if (z->pins < z->store->pins_max) {
-        u->params = u->view.data;
+    } else if (z->pass->pins < z->store->pins_max) {
+        u->pass->params = u->view.data;
     } else {
         rc = gather_copy(z, u);
     }
@@ -395,9 +395,9 @@ static int gather_collect(struct zc_zero *z, struct zcz_unit *u)
     int rc = 0;
 
     if (z->shards == 1 && z->store->on_device && !u->layout.quantized) {
-        u->params = u->view.data; /* what is computed with */
-        u->state = ZCZ_READY;
-        z->moved = true;
+        u->pass->params = u->view.data; /* what is computed with */
+        u->pass->state = ZCZ_READY;
+        zcz_moved(z);
         return 0;
     }
     if (z->shards == 1 && z->device.gpu)
@@ -407,22 +407,22 @@ static int gather_collect(struct zc_zero *z, struct zcz_unit *u)
 
     if (z->shards == 1)
         rc = gather_alone(z, u);
-    else if (!u->coll.armed)
+    else if (!u->pass->coll.armed)
         return gather_send(z, u);
-    else if (!u->coll.done)
+    else if (!u->pass->coll.done)
         return 0;
-    else if (u->wire)
+    else if (u->pass->wire)
         rc = gather_decode(z, u);
     if (rc == 0 && z->device.gpu)
         return gather_upload(z, u);
-    u->state = ZCZ_READY;
-    z->moved = true;
+    u->pass->state = ZCZ_READY;
+    zcz_moved(z);
     return rc;
 }
 
 static int gather_run(struct zc_zero *z, struct zcz_unit *u)
 {
-    switch (u->state) {
+    switch (u->pass->state) {
     case ZCZ_IDLE:
         return 0;
     case ZCZ_FETCH:
@@ -434,7 +434,7 @@ static int gather_run(struct zc_zero *z, struct zcz_unit *u)
     case ZCZ_UPLOAD:
         return gather_uploaded(z, u);
     case ZCZ_READY:
-        return u->drop ? gather_idle(z, u) : 0;
+        return u->pass->drop ? gather_idle(z, u) : 0;
     }
     return 0;
 }
@@ -443,9 +443,9 @@ int zcz_gather_turn(struct zc_zero *z)
 {
     int rc = 0;
 
-    zb_list_each(pos, &z->gathers)
+    zb_list_each(pos, &z->pass->gathers)
     {
-        rc = gather_run(z, zb_container_of(pos, struct zcz_unit, node));
+        rc = gather_run(z, zb_container_of(pos, struct zcz_pass_unit, node)->unit);
         if (rc < 0)
             break;
     }

@@ -1,7 +1,7 @@
 /*
  * reduce.c - gradients: collected by the trainer, exchanged as slices, added in rank order, pushed.
  *
- *     zc_zero_grad()    a buffer of fp32, zeroed                       u->grad
+ *     zc_zero_grad()    a buffer of fp32, zeroed                       u->pass->grad
  *     zc_zero_reduce()  a struct zcz_reduce takes the buffer and queues the exchange
  *       exchange        slice r of every rank comes to rank r
  *       (download       of a gradient that is on a device: masked and rounded there, then copied;
@@ -37,7 +37,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "client/zero/zero_priv.h"
+#include "client/zero/pass/pass_priv.h"
 
 /* ---- arithmetic */
 
@@ -98,22 +98,23 @@ static int grad_refused(struct zc_zero *z, const struct zcz_unit *u)
     if (u->def.frozen)
         return zcz_refuse(z, -EINVAL, "unit %u '%s' is frozen: it has no gradient", u->def.index,
                           u->def.name);
-    if (z->micro == zcz_micro_steps(z))
+    if (z->pass->micro == zcz_micro_steps(z))
         return zcz_refuse(z, -EBUSY,
                           "unit %u '%s': all %u micro-steps are complete, and zc_zero_step() comes "
                           "next",
                           u->def.index, u->def.name, zcz_micro_steps(z));
-    if (u->micro > z->micro)
+    if (u->pass->micro > z->pass->micro)
         return zcz_refuse(z, -EBUSY,
                           "unit %u '%s' was reduced in micro-step %u, which is not complete: %u of "
                           "%u units were",
-                          u->def.index, u->def.name, z->micro, z->reduced, z->trainable);
+                          u->def.index, u->def.name, z->pass->micro, z->pass->reduced,
+                          z->trainable);
     return 0;
 }
 
 static bool grad_reducing(const struct zc_zero *z, const struct zcz_unit *u)
 {
-    zb_list_each(pos, &z->reduces)
+    zb_list_each(pos, &z->pass->reduces)
     {
         if (zb_container_of(pos, struct zcz_reduce, node)->unit == u)
             return true;
@@ -128,16 +129,18 @@ static int grad_get(struct zc_zero *z, struct zcz_unit *u, size_t bytes)
     int rc = 0;
 
     if (!z->whole_grads) {
-        u->grad = zcz_buf_get(z->device.gpu ? &z->grad_dev : &z->grad_pool, bytes);
+        u->pass->grad =
+            zcz_buf_get(z->device.gpu ? &z->pass->grad_dev : &z->pass->grad_pool, bytes);
     } else {
         while (rc == 0 && grad_reducing(z, u))
             rc = zcz_wait(z, &w);
-        u->grad = u->grad_kept ? u->grad_kept : zcz_buf_get(&z->whole_grad, bytes);
+        u->pass->grad = u->pass->grad_kept ? u->pass->grad_kept
+                                           : zcz_buf_get(&z->whole_grad, bytes);
     }
-    if (rc < 0 || u->grad)
+    if (rc < 0 || u->pass->grad)
         return rc;
     if (z->device.gpu)
-        return zcz_device_full(z, z->whole_grads ? &z->whole_grad : &z->grad_dev,
+        return zcz_device_full(z, z->whole_grads ? &z->whole_grad : &z->pass->grad_dev,
                                "for the gradient of", u, bytes);
     return zcz_fail(z, -ENOMEM, "no memory for the gradient of unit %u '%s': %zu bytes",
                     u->def.index, u->def.name, bytes);
@@ -147,9 +150,9 @@ static int grad_get(struct zc_zero *z, struct zcz_unit *u, size_t bytes)
 static void grad_put(struct zc_zero *z, struct zcz_unit *u, struct zcz_buf *b)
 {
     if (z->whole_grads)
-        u->grad_kept = b;
+        u->pass->grad_kept = b;
     else
-        zcz_buf_put(z->device.gpu ? &z->grad_dev : &z->grad_pool, b);
+        zcz_buf_put(z->device.gpu ? &z->pass->grad_dev : &z->pass->grad_pool, b);
 }
 
 int zc_zero_grad(struct zc_zero *z, uint32_t unit, float **ret_grad)
@@ -163,17 +166,17 @@ int zc_zero_grad(struct zc_zero *z, uint32_t unit, float **ret_grad)
     if (rc < 0)
         return rc;
     bytes = zcz_grad_elems(z, u) * sizeof(float);
-    if (!u->grad) {
+    if (!u->pass->grad) {
         rc = grad_get(z, u, bytes);
         if (rc == 0 && z->device.gpu)
-            rc = zcz_device_zero(z, u->grad, bytes);
+            rc = zcz_device_zero(z, u->pass->grad, bytes);
         else if (rc == 0)
-            memset(u->grad->data, 0, bytes);
+            memset(u->pass->grad->data, 0, bytes);
         if (rc < 0)
             return rc;
     }
-    u->asked = true;
-    *ret_grad = u->grad->data;
+    u->pass->asked = true;
+    *ret_grad = u->pass->grad->data;
     return zcz_turn(z, 0);
 }
 
@@ -196,17 +199,26 @@ static void reduce_arm(struct zc_zero *z, struct zcz_reduce *r)
 }
 
 static void reduce_queue(struct zc_zero *z, struct zcz_reduce *r, struct zcz_coll *c,
-                         enum zcz_coll_kind kind, enum zcz_call call)
+                         enum zcz_call call)
 {
-    bool inside = c == &r->coll;
+    zcz_coll_queue(z, c, c == &r->coll ? z->inside : z->across, call, r->unit->def.index, 0);
+}
 
-    zcz_coll_queue(z, c, kind, inside ? z->inside : z->across, call, r->unit->def.index, 0);
-    c->bytes = inside ? &z->reduce_bytes : &z->across_bytes;
+bool zcz_reduce_idle(const struct zc_zero *z)
+{
+    return zb_list_empty(&z->pass->reduces) && z->pass->pushes.pending == 0;
+}
+
+void zcz_reduce_rewind(struct zc_zero *z)
+{
+    z->pass->micro = 0;
+    for (uint32_t i = 0; i < z->nunits; i++)
+        z->pass->units[i].micro = 0;
 }
 
 void zcz_reduce_follow(struct zc_zero *z)
 {
-    zb_list_each(pos, &z->reduces)
+    zb_list_each(pos, &z->pass->reduces)
     {
         struct zcz_reduce *r = zb_container_of(pos, struct zcz_reduce, node);
 
@@ -214,8 +226,8 @@ void zcz_reduce_follow(struct zc_zero *z)
             continue;
         r->followed = true;
         if (z->shards > 1)
-            reduce_queue(z, r, &r->parts, ZCZ_EXCHANGE, ZCZ_CALL_PARTS);
-        reduce_queue(z, r, &r->gather, ZCZ_ALL_GATHER, ZCZ_CALL_SUMS);
+            reduce_queue(z, r, &r->parts, ZCZ_CALL_PARTS);
+        reduce_queue(z, r, &r->gather, ZCZ_CALL_SUMS);
     }
 }
 
@@ -225,9 +237,9 @@ static void reduce_queue_first(struct zc_zero *z, struct zcz_reduce *r)
     struct zcz_coll *c = reduce_first(z, r);
 
     if (c)
-        reduce_queue(z, r, c, ZCZ_EXCHANGE, ZCZ_CALL_REDUCE);
+        reduce_queue(z, r, c, ZCZ_CALL_REDUCE);
     zcz_reduce_follow(z);
-    zb_list_push_back(&z->reduces, &r->node);
+    zb_list_push_back(&z->pass->reduces, &r->node);
     if (z->options.reduce_waits)
         zcz_reduce_follow(z);
 }
@@ -242,37 +254,37 @@ static uint32_t reduce_local(const struct zc_zero *z)
 static int reduce_begin(struct zc_zero *z, struct zcz_unit *u)
 {
     struct zcz_reduce *r =
-        zb_container_of(zb_list_pop_front(&z->reduces_idle), struct zcz_reduce, node);
+        zb_container_of(zb_list_pop_front(&z->pass->reduces_idle), struct zcz_reduce, node);
     uint64_t padded = zcz_grad_elems(z, u);
     size_t bytes = zb_dtype_bytes(u->layout.dtype) * padded;
     bool wants_more = z->world > 1 &&
                       (u->layout.dtype == ZB_F32 || zcz_whole_in_store(z, ZB_GRAD)) &&
                       !z->device.ops;
 
-    *r = (struct zcz_reduce){ .unit = u, .micro = u->micro - reduce_local(z) };
+    *r = (struct zcz_reduce){ .unit = u, .micro = u->pass->micro - reduce_local(z) };
     reduce_queue_first(z, r);
     if (z->device.gpu) {
-        r->on_dev = u->grad;
+        r->on_dev = u->pass->grad;
         if (!z->store->on_device)
-            r->send =
-                zcz_buf_get(&z->grad_pool, (z->device.ops ? u->slice : padded) * sizeof(float));
+            r->send = zcz_buf_get(&z->pass->grad_pool,
+                                  (z->device.ops ? u->slice : padded) * sizeof(float));
     } else {
-        r->send = u->grad;
+        r->send = u->pass->grad;
     }
-    u->grad = NULL;
+    u->pass->grad = NULL;
     if (wants_more)
-        r->more = zcz_buf_get(&z->grad_pool, bytes);
+        r->more = zcz_buf_get(&z->pass->grad_pool, bytes);
     if ((!r->send && !z->store->on_device) || (wants_more && !r->more))
         return zcz_fail(z, -ENOMEM, "no memory to reduce unit %u '%s': %zu bytes", u->def.index,
                         u->def.name, bytes);
     if (z->device.ops) {
         r->recv = r->send ? r->send->data : NULL;
-        return zcz_device_exchange(z, r);
+        return zcz_reduce_exchange(z, r);
     }
     if (r->send)
         r->recv = r->more ? r->more->data : (char *)r->send->data + (z->world > 1 ? bytes : 0);
     if (r->on_dev)
-        return zcz_device_down(z, r);
+        return zcz_reduce_down(z, r);
     grad_mask(u, padded, r->send->data);
     if (u->layout.dtype != ZB_F32)
         round_in_place(z->kernels, u->layout.dtype, r->send->data, padded);
@@ -289,8 +301,8 @@ static int across_begin(struct zc_zero *z, struct zcz_reduce *r)
     size_t elems = u->part * z->replicas;
     float *sums;
 
-    r->sums = zcz_buf_get(&z->grad_pool, elems * sizeof(*sums));
-    r->parts_in = zcz_buf_get(&z->grad_pool, elems * sizeof(*sums));
+    r->sums = zcz_buf_get(&z->pass->grad_pool, elems * sizeof(*sums));
+    r->parts_in = zcz_buf_get(&z->pass->grad_pool, elems * sizeof(*sums));
     if (!r->sums || !r->parts_in)
         return zcz_fail(z, -ENOMEM, "no memory to add up replicas of unit %u '%s': %zu bytes",
                         u->def.index, u->def.name, 2 * elems * sizeof(*sums));
@@ -311,7 +323,7 @@ static int across_add(struct zc_zero *z, struct zcz_reduce *r)
     if (!r->sums && f32)
         r->sums = r->send; /* all have it: it may be written */
     else if (!r->sums)
-        r->sums = zcz_buf_get(&z->grad_pool, u->part * z->replicas * sizeof(*mine));
+        r->sums = zcz_buf_get(&z->pass->grad_pool, u->part * z->replicas * sizeof(*mine));
     if (!r->sums)
         return zcz_fail(z, -ENOMEM, "no memory to add up the gradient of unit %u '%s'",
                         u->def.index, u->def.name);
@@ -328,16 +340,16 @@ static int across_turn(struct zc_zero *z, struct zcz_reduce *r)
     if (!r->coll.done || r->on_dev || r->summed || !r->followed)
         return 0;
     if (!r->parts.armed) {
-        z->moved = true;
+        zcz_moved(z);
         return across_begin(z, r);
     }
     if (r->parts.done && !r->gather.armed) {
-        z->moved = true;
+        zcz_moved(z);
         return across_add(z, r);
     }
     if (r->gather.done) {
         r->summed = true;
-        z->moved = true;
+        zcz_moved(z);
     }
     return 0;
 }
@@ -346,7 +358,7 @@ static int across_turn_all(struct zc_zero *z)
 {
     int rc = 0;
 
-    zb_list_each(pos, &z->reduces)
+    zb_list_each(pos, &z->pass->reduces)
     {
         rc = across_turn(z, zb_container_of(pos, struct zcz_reduce, node));
         if (rc < 0)
@@ -363,15 +375,15 @@ static int reduce_add(struct zc_zero *z, struct zcz_reduce *r)
     if (z->shards > 1 && !r->coll.done)
         return 0;
     if (z->replicas == 1)
-        rc = zcz_device_sum(z, r);
+        rc = zcz_reduce_sum(z, r);
     else if (!r->followed)
         return 0;
     else if (!r->parts.armed)
-        rc = zcz_device_inside(z, r);
+        rc = zcz_reduce_inside(z, r);
     else if (!r->parts.done || (r->gather.armed && !r->gather.done))
         return 0;
     else
-        rc = r->gather.armed ? zcz_device_parts(z, r) : zcz_device_part(z, r);
+        rc = r->gather.armed ? zcz_reduce_parts(z, r) : zcz_reduce_part(z, r);
     return rc < 0 ? rc : 1;
 }
 
@@ -382,25 +394,25 @@ static int reduce_land(struct zc_zero *z, struct zcz_reduce *r)
 
     if (z->device.ops && !r->summing) {
         rc = reduce_add(z, r);
-        z->moved = z->moved || rc > 0;
+        z->turns.moved = z->turns.moved || rc > 0;
         return rc < 0 ? rc : 0;
     }
     rc = zcz_device_done(z, r->on_dev);
     if (rc <= 0)
         return rc;
-    z->device.moving--;
+    zcz_device_moved(z);
     grad_put(z, r->unit, r->on_dev);
-    zcz_buf_put(&z->grad_dev, r->rounded);
-    zcz_buf_put(&z->grad_dev, r->more_dev);
+    zcz_buf_put(&z->pass->grad_dev, r->rounded);
+    zcz_buf_put(&z->pass->grad_dev, r->more_dev);
     if (r->summing) {
-        zcz_buf_put(&z->grad_dev, r->sums == r->on_dev ? NULL : r->sums);
-        zcz_buf_put(&z->grad_dev, r->parts_in);
+        zcz_buf_put(&z->pass->grad_dev, r->sums == r->on_dev ? NULL : r->sums);
+        zcz_buf_put(&z->pass->grad_dev, r->parts_in);
         r->sums = r->parts_in = NULL;
     }
     r->on_dev = r->rounded = r->more_dev = NULL;
     if (!r->summing)
         reduce_arm(z, r);
-    z->moved = true;
+    zcz_moved(z);
     return 0;
 }
 
@@ -409,9 +421,9 @@ static bool reduce_room(const struct zc_zero *z, uint64_t elems)
 {
     uint64_t most = z->options.reduce_elems, there = 0;
 
-    if (zb_list_empty(&z->reduces_idle))
+    if (zb_list_empty(&z->pass->reduces_idle))
         return false;
-    zb_list_each(pos, &z->reduces)
+    zb_list_each(pos, &z->pass->reduces)
         there += zb_container_of(pos, struct zcz_reduce, node)->unit->def.elems;
     return most == 0 || there == 0 || (elems <= most && there <= most - elems);
 }
@@ -430,7 +442,7 @@ static int reduce_wait(struct zc_zero *z, bool (*done)(const struct zc_zero *, u
 static bool reduces_over(const struct zc_zero *z, uint64_t elems)
 {
     (void)elems;
-    return zb_list_empty(&z->reduces);
+    return zb_list_empty(&z->pass->reduces);
 }
 
 int zc_zero_reduce(struct zc_zero *z, uint32_t unit)
@@ -443,12 +455,12 @@ int zc_zero_reduce(struct zc_zero *z, uint32_t unit)
         rc = grad_refused(z, u);
     if (rc < 0)
         return rc;
-    if (!u->asked)
+    if (!u->pass->asked)
         return zcz_refuse(z, -EINVAL,
                           "unit %u '%s' is reduced, and zc_zero_grad() was not called for it in "
                           "this micro-step",
                           unit, u->def.name);
-    leaves = u->micro >= reduce_local(z);
+    leaves = u->pass->micro >= reduce_local(z);
     if (leaves && z->options.reduce_elems > 0) /* the one before may have to be over */
         zcz_reduce_follow(z);
     rc = leaves ? reduce_wait(z, reduce_room, u->def.elems) : zcz_turn(z, 0);
@@ -456,12 +468,12 @@ int zc_zero_reduce(struct zc_zero *z, uint32_t unit)
         rc = reduce_begin(z, u);
     if (rc < 0)
         return rc;
-    u->asked = false;
-    u->micro++;
-    u->unreduced = false;
-    if (++z->reduced == z->trainable) {
-        z->reduced = 0;
-        z->micro++;
+    u->pass->asked = false;
+    u->pass->micro++;
+    u->pass->unreduced = false;
+    if (++z->pass->reduced == z->trainable) {
+        z->pass->reduced = 0;
+        z->pass->micro++;
         zcz_reduce_follow(z);
         zcz_schedule_learn(z);
     }
@@ -474,15 +486,15 @@ int zc_zero_reduce(struct zc_zero *z, uint32_t unit)
 static void reduce_end(struct zc_zero *z, struct zcz_reduce *r)
 {
     if (z->device.gpu)
-        zcz_buf_put(&z->grad_pool, r->send);
+        zcz_buf_put(&z->pass->grad_pool, r->send);
     else
         grad_put(z, r->unit, r->send);
-    zcz_buf_put(&z->grad_pool, r->more);
-    zcz_buf_put(&z->grad_pool, r->parts_in);
-    zcz_buf_put(&z->grad_pool, r->sums == r->send ? NULL : r->sums);
+    zcz_buf_put(&z->pass->grad_pool, r->more);
+    zcz_buf_put(&z->pass->grad_pool, r->parts_in);
+    zcz_buf_put(&z->pass->grad_pool, r->sums == r->send ? NULL : r->sums);
     zb_list_remove(&r->node);
-    zb_list_push_back(&z->reduces_idle, &r->node);
-    z->moved = true;
+    zb_list_push_back(&z->pass->reduces_idle, &r->node);
+    zcz_moved(z);
 }
 
 /* Hands over as many pieces as there is room for. */
@@ -492,7 +504,7 @@ static int reduce_push(struct zc_zero *z, struct zcz_reduce *r)
     struct zcz_unit *u = r->unit;
 
     while (r->next < u->count) {
-        uint64_t n = zb_min_u64(z->piece_elems, u->count - r->next);
+        uint64_t n = zb_min_u64(z->store->piece_elems, u->count - r->next);
         float *piece = store->piece(z->store);
         int rc;
 
@@ -504,13 +516,14 @@ static int reduce_push(struct zc_zero *z, struct zcz_reduce *r)
         else
             zcz_add_slices(z->kernels, u->layout.dtype, r->recv, z->shards, u->slice, r->next, n,
                            piece);
-        rc = store->push(z->store, &z->pushes, u, z->iterations + 1, r->micro, r->next, n, piece);
+        rc = store->push(z->store, &z->pass->pushes, u, z->iterations + 1, r->micro, r->next, n,
+                         piece);
         if (rc < 0) {
             store->piece_put(z->store, piece);
             return rc == -EAGAIN ? 0 : zcz_fail(z, rc, "%s", z->error.text);
         }
-        z->pushed_bytes += n * sizeof(*piece);
-        z->moved = true;
+        z->pass->pushed_bytes += n * sizeof(*piece);
+        zcz_moved(z);
         r->next += n;
     }
     return 0;
@@ -521,7 +534,7 @@ static int reduce_downloads(struct zc_zero *z)
     bool before = true; /* all of those before are with the store, or on their way to the host */
     int rc = 0;
 
-    zb_list_each(pos, &z->reduces)
+    zb_list_each(pos, &z->pass->reduces)
     {
         struct zcz_reduce *r = zb_container_of(pos, struct zcz_reduce, node);
 
@@ -540,14 +553,14 @@ int zcz_reduce_turn(struct zc_zero *z)
 
     if (rc < 0)
         return rc;
-    if (z->pushes.rc < 0)
-        return zcz_fail(z, z->pushes.rc, "push of a gradient: %s", zcz_store_text(z->store));
+    if (z->pass->pushes.rc < 0)
+        return zcz_fail(z, z->pass->pushes.rc, "push of a gradient: %s", zcz_store_text(z->store));
     if (z->replicas > 1 && (rc = across_turn_all(z)) < 0)
         return rc;
     if (z->stepping)
         return 0;
-    while (!zb_list_empty(&z->reduces)) {
-        struct zcz_reduce *r = zb_container_of(z->reduces.next, struct zcz_reduce, node);
+    while (!zb_list_empty(&z->pass->reduces)) {
+        struct zcz_reduce *r = zb_container_of(z->pass->reduces.next, struct zcz_reduce, node);
         bool here = r->coll.done && !r->on_dev && (z->replicas == 1 || r->summed);
 
         rc = here ? reduce_push(z, r) : 0;

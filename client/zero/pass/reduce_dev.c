@@ -4,7 +4,7 @@
  */
 #include <errno.h>
 
-#include "client/zero/zero_priv.h"
+#include "client/zero/pass/pass_priv.h"
 
 /* Zeros what is never stepped: as grad_mask() in reduce.c. */
 static int down_mask(const struct zcz_device *d, const struct zcz_unit *u, float *grad,
@@ -33,11 +33,11 @@ static int down_round(struct zc_zero *z, struct zcz_reduce *r, uint64_t padded, 
                                            .from_dtype = ZB_F32,
                                            .to_dtype = r->unit->layout.dtype } };
 
-    r->rounded = zcz_buf_get(&z->grad_dev, padded * zb_dtype_bytes(work.array.to_dtype));
+    r->rounded = zcz_buf_get(&z->pass->grad_dev, padded * zb_dtype_bytes(work.array.to_dtype));
     if (!r->rounded)
-        return zb_fail(err, z->grad_dev.why.code != 0 ? z->grad_dev.why.code : -ENOMEM,
+        return zb_fail(err, z->pass->grad_dev.why.code != 0 ? z->pass->grad_dev.why.code : -ENOMEM,
                        "no memory to round the gradient of unit %u '%s': %s", r->unit->def.index,
-                       r->unit->def.name, z->grad_dev.why.text);
+                       r->unit->def.name, z->pass->grad_dev.why.text);
     work.array.to = r->rounded->data;
     return zk_gpu_launch(d->down, &work, err);
 }
@@ -50,7 +50,7 @@ static int down_begin(struct zc_zero *z, struct zcz_reduce *r, struct zb_err *er
     uint64_t padded = zcz_grad_elems(z, u);
     int rc = zk_gpu_event_record(r->on_dev->last, d->compute, err);
 
-    z->device.moving++;
+    zcz_device_moves(z);
     if (rc == 0)
         rc = zk_gpu_event_wait(r->on_dev->last, d->down, err);
     if (rc == 0)
@@ -68,11 +68,11 @@ static int down_keep(struct zc_zero *z, struct zcz_reduce *r, const void *from, 
     int rc = u->count > 0 ? z->store->ops->push_dev(z->store, r->unit, r->micro, from, dtype) : 0;
 
     r->next = u->count;
-    z->pushed_bytes += u->count * sizeof(float);
+    z->pass->pushed_bytes += u->count * sizeof(float);
     return rc < 0 ? zcz_fail(z, rc, "%s", z->error.text) : 0;
 }
 
-int zcz_device_down(struct zc_zero *z, struct zcz_reduce *r)
+int zcz_reduce_down(struct zc_zero *z, struct zcz_reduce *r)
 {
     const struct zcz_device *d = &z->device;
     const struct zcz_unit *u = r->unit;
@@ -101,7 +101,7 @@ int zcz_device_down(struct zc_zero *z, struct zcz_reduce *r)
  * comes to its own place: of fp32 in the trainer's buffer; else in one of its own, for what was
  * received may lie there. The others' sums come around it, and the whole is the store's.
  */
-int zcz_device_exchange(struct zc_zero *z, struct zcz_reduce *r)
+int zcz_reduce_exchange(struct zc_zero *z, struct zcz_reduce *r)
 {
     const struct zcz_unit *u = r->unit;
     struct zcz_coll *first = z->shards > 1 ? &r->coll : &r->parts;
@@ -114,8 +114,8 @@ int zcz_device_exchange(struct zc_zero *z, struct zcz_reduce *r)
     if (rc < 0)
         return zcz_device_fail(z, rc, &err);
     if (u->layout.dtype == ZB_F32 &&
-        !(r->more_dev = zcz_buf_get(&z->grad_dev, slice_bytes * first->comm->world)))
-        return zcz_device_full(z, &z->grad_dev, "to exchange the gradient of", u,
+        !(r->more_dev = zcz_buf_get(&z->pass->grad_dev, slice_bytes * first->comm->world)))
+        return zcz_device_full(z, &z->pass->grad_dev, "to exchange the gradient of", u,
                                slice_bytes * first->comm->world);
     zcz_coll_arm_dev(first, r->on_dev, r->rounded ? r->rounded->data : r->on_dev->data,
                      r->more_dev ? r->more_dev->data
@@ -144,17 +144,17 @@ static int down_add(struct zc_zero *z, const struct zcz_coll *from, enum zb_dtyp
 static struct zcz_buf *across_get(struct zc_zero *z, const struct zcz_unit *u, int *ret_rc)
 {
     size_t bytes = u->part * z->replicas * sizeof(float);
-    struct zcz_buf *b = zcz_buf_get(&z->grad_dev, bytes);
+    struct zcz_buf *b = zcz_buf_get(&z->pass->grad_dev, bytes);
     struct zb_err err = { 0 };
 
     *ret_rc = b ? zk_gpu_event_wait(b->last, z->device.down, &err)
-                : zcz_device_full(z, &z->grad_dev, "to add up the gradient of", u, bytes);
+                : zcz_device_full(z, &z->pass->grad_dev, "to add up the gradient of", u, bytes);
     if (b && *ret_rc < 0)
         *ret_rc = zcz_device_fail(z, *ret_rc, &err);
     return b;
 }
 
-int zcz_device_inside(struct zc_zero *z, struct zcz_reduce *r)
+int zcz_reduce_inside(struct zc_zero *z, struct zcz_reduce *r)
 {
     const struct zcz_unit *u = r->unit;
     uint64_t tail = u->part * z->replicas - u->slice;
@@ -179,7 +179,7 @@ int zcz_device_inside(struct zc_zero *z, struct zcz_reduce *r)
     return 0;
 }
 
-int zcz_device_part(struct zc_zero *z, struct zcz_reduce *r)
+int zcz_reduce_part(struct zc_zero *z, struct zcz_reduce *r)
 {
     const struct zcz_unit *u = r->unit;
     bool f32 = z->shards > 1 || u->layout.dtype == ZB_F32;
@@ -210,7 +210,7 @@ static int down_sum(struct zc_zero *z, struct zcz_reduce *r, const void *sum, st
                        r->unit->slice * sizeof(float), err);
 }
 
-int zcz_device_parts(struct zc_zero *z, struct zcz_reduce *r)
+int zcz_reduce_parts(struct zc_zero *z, struct zcz_reduce *r)
 {
     struct zb_err err = { 0 };
     int rc = zk_gpu_event_wait(r->sums->last, z->device.down, &err);
@@ -225,7 +225,7 @@ int zcz_device_parts(struct zc_zero *z, struct zcz_reduce *r)
     return rc < 0 ? zcz_device_fail(z, rc, &err) : 0;
 }
 
-int zcz_device_sum(struct zc_zero *z, struct zcz_reduce *r)
+int zcz_reduce_sum(struct zc_zero *z, struct zcz_reduce *r)
 {
     struct zb_err err = { 0 };
     int rc = down_add(z, &r->coll, r->unit->layout.dtype, r->unit->slice, r->on_dev->data, &err);

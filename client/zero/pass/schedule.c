@@ -15,8 +15,8 @@
  *     stages 1 and 2                          everything does
  *     persist_elems                           it is no longer than that
  *     keep_gathered                           its gradient is still to come
- *     reuse_elems                             it comes again in this micro-step, behind less than
- * that
+ *     reuse_elems                             it comes again in this micro-step, after fewer
+ *                                             elements than that
  *
  * The last three, and the window behind its first unit, end where more than live_elems would be
  * gathered at one time. Everything ends with the step, behind which parameters have new values, and
@@ -27,13 +27,13 @@
  * say) is forgotten. Only time is ever lost.
  *
  * INVARIANT. What is gathered and dropped is a function of the trainer's calls, so it is the same
- * on all ranks; what has arrived is not. So z->live and the reasons above never ask whether
+ * on all ranks; what has arrived is not. So z->pass->live and the reasons above never ask whether
  * something has, and a unit that was dropped on its way counts as gone.
  */
 #include <errno.h>
 
 #include "base/array.h"
-#include "client/zero/zero_priv.h"
+#include "client/zero/pass/pass_priv.h"
 
 static int order_add(struct zc_zero *z, struct zcz_order *o, uint32_t unit)
 {
@@ -45,38 +45,39 @@ static int order_add(struct zc_zero *z, struct zcz_order *o, uint32_t unit)
 
 int zcz_schedule_gathered(struct zc_zero *z, uint32_t unit)
 {
-    const struct zcz_order *o = &z->order;
+    const struct zcz_order *o = &z->pass->order;
 
-    if (o->n > 0 && o->units[0] == unit && (z->order_at == o->n || o->units[z->order_at] != unit)) {
-        z->seen.n = 0;
-        z->order_at = 0;
+    if (o->n > 0 && o->units[0] == unit &&
+        (z->pass->order_at == o->n || o->units[z->pass->order_at] != unit)) {
+        z->pass->seen.n = 0;
+        z->pass->order_at = 0;
     }
     for (uint32_t i = 0; i < o->n; i++) {
-        uint32_t at = (z->order_at + i) % o->n;
+        uint32_t at = (z->pass->order_at + i) % o->n;
 
         if (o->units[at] == unit) {
-            z->order_at = at + 1;
+            z->pass->order_at = at + 1;
             break;
         }
     }
-    return order_add(z, &z->seen, unit);
+    return order_add(z, &z->pass->seen, unit);
 }
 
 void zcz_schedule_learn(struct zc_zero *z)
 {
-    struct zcz_order learned = z->seen;
+    struct zcz_order learned = z->pass->seen;
 
-    z->seen = z->order;
-    z->order = learned;
+    z->pass->seen = z->pass->order;
+    z->pass->order = learned;
     for (uint32_t i = 0; i < z->nunits; i++)
-        z->units[i].unreduced = false;
+        z->units[i].pass->unreduced = false;
     zcz_schedule_rewind(z);
 }
 
 void zcz_schedule_rewind(struct zc_zero *z)
 {
-    z->seen.n = 0;
-    z->order_at = 0;
+    z->pass->seen.n = 0;
+    z->pass->order_at = 0;
 }
 
 /* Whether so much more may be gathered. */
@@ -85,19 +86,19 @@ static bool live_room(const struct zc_zero *z, const struct zcz_unit *u)
     const struct zc_zero_options *o = &z->options;
 
     return o->live_elems == 0 ||
-           (z->live <= o->live_elems && u->def.elems <= o->live_elems - z->live);
+           (z->pass->live <= o->live_elems && u->def.elems <= o->live_elems - z->pass->live);
 }
 
 /* Elements of what is held, or in the window already: the others have to fit beside it. */
 static void live_count(struct zc_zero *z)
 {
-    z->live = 0;
-    zb_list_each(pos, &z->gathers)
+    z->pass->live = 0;
+    zb_list_each(pos, &z->pass->gathers)
     {
-        const struct zcz_unit *u = zb_container_of(pos, struct zcz_unit, node);
+        const struct zcz_unit *u = zb_container_of(pos, struct zcz_pass_unit, node)->unit;
 
-        if (u->holds > 0)
-            z->live += u->def.elems;
+        if (u->pass->holds > 0)
+            z->pass->live += u->def.elems;
     }
 }
 
@@ -118,11 +119,11 @@ static bool window_open(const struct zc_zero *z, const struct window *w)
 /* The next one in the order is in the window: it begins, if it has not. */
 static void window_add(struct zc_zero *z, struct zcz_unit *u)
 {
-    u->window = z->window;
+    u->pass->window = z->pass->window;
     zcz_gather_gone(z, u);
-    if (u->holds == 0)
-        z->live += u->def.elems;
-    if (u->state == ZCZ_IDLE && !z->failed)
+    if (u->pass->holds == 0)
+        z->pass->live += u->def.elems;
+    if (u->pass->state == ZCZ_IDLE && !z->failed)
         zcz_gather_begin(z, u);
 }
 
@@ -130,28 +131,29 @@ static void window_add(struct zc_zero *z, struct zcz_unit *u)
  * behind it that come soon enough to stay. */
 static void window_begin(struct zc_zero *z)
 {
-    bool last = z->micro + 1 >= zcz_micro_steps(z), full = false;
+    bool last = z->pass->micro + 1 >= zcz_micro_steps(z), full = false;
     struct window w = { 0 };
 
-    z->window++;
-    if (z->micro == zcz_micro_steps(z))
+    z->pass->window++;
+    if (z->pass->micro == zcz_micro_steps(z))
         return;
-    for (uint32_t i = 0; i < z->order.n && !z->failed; i++) {
-        uint32_t at = z->order_at + i;
+    for (uint32_t i = 0; i < z->pass->order.n && !z->failed; i++) {
+        uint32_t at = z->pass->order_at + i;
         struct zcz_unit *u;
 
-        if (at >= z->order.n && last)
+        if (at >= z->pass->order.n && last)
             break;
-        u = &z->units[z->order.units[at % z->order.n]];
+        u = &z->units[z->pass->order.units[at % z->pass->order.n]];
         full = full || !window_open(z, &w) ||
-               (w.units > 0 && u->window != z->window && u->holds == 0 && !live_room(z, u));
-        if (full && (w.elems >= z->options.reuse_elems || at >= z->order.n))
+               (w.units > 0 && u->pass->window != z->pass->window && u->pass->holds == 0 &&
+                !live_room(z, u));
+        if (full && (w.elems >= z->options.reuse_elems || at >= z->pass->order.n))
             break;
-        if (u->window != z->window && !full) {
+        if (u->pass->window != z->pass->window && !full) {
             window_add(z, u);
             w.units++;
-        } else if (u->window != z->window) {
-            u->near = z->window;
+        } else if (u->pass->window != z->pass->window) {
+            u->pass->near = z->pass->window;
         }
         w.elems += u->def.elems;
     }
@@ -162,12 +164,12 @@ static bool unit_stays(const struct zc_zero *z, const struct zcz_unit *u)
 {
     const struct zc_zero_options *o = &z->options;
 
-    if (z->micro == zcz_micro_steps(z))
+    if (z->pass->micro == zcz_micro_steps(z))
         return false;
     if (z->whole_params)
         return true;
-    return (u->def.elems <= o->persist_elems || (o->keep_gathered && u->unreduced) ||
-            u->near == z->window) &&
+    return (u->def.elems <= o->persist_elems || (o->keep_gathered && u->pass->unreduced) ||
+            u->pass->near == z->pass->window) &&
            live_room(z, u);
 }
 
@@ -175,14 +177,14 @@ void zcz_schedule_apply(struct zc_zero *z)
 {
     live_count(z);
     window_begin(z);
-    zb_list_each(pos, &z->gathers)
+    zb_list_each(pos, &z->pass->gathers)
     {
-        struct zcz_unit *u = zb_container_of(pos, struct zcz_unit, node);
+        struct zcz_unit *u = zb_container_of(pos, struct zcz_pass_unit, node)->unit;
 
-        if (u->holds > 0 || u->window == z->window || u->drop)
+        if (u->pass->holds > 0 || u->pass->window == z->pass->window || u->pass->drop)
             continue;
         if (unit_stays(z, u))
-            z->live += u->def.elems;
+            z->pass->live += u->def.elems;
         else
             zcz_gather_drop(z, u);
     }

@@ -17,7 +17,7 @@
 #include <errno.h>
 #include <stdio.h>
 
-#include "client/zero/zero_priv.h"
+#include "client/zero/step/step.h"
 
 struct ballot {
     int32_t code;
@@ -49,17 +49,17 @@ static int commit_ask(struct zc_zero *z, struct zcz_op *op, enum zc_commit what,
 
 int zcz_commit_resolve(struct zc_zero *z, enum zc_commit what, uint64_t iterations)
 {
-    int rc = commit_ask(z, &z->resolve, what, iterations);
+    int rc = commit_ask(z, &z->steps->resolve, what, iterations);
 
-    z->dropping = what == ZC_COMMIT_DROP;
+    z->steps->dropping = what == ZC_COMMIT_DROP;
     return rc < 0 ? zcz_fail(z, rc, "%s", z->error.text) : 0;
 }
 
 int zcz_commit_resolved(struct zc_zero *z)
 {
-    int rc = zcz_wait_op(z, &z->resolve, "what was prepared to be resolved");
+    int rc = zcz_wait_op(z, &z->steps->resolve, "what was prepared to be resolved");
 
-    if (rc == -ENOENT && z->dropping) { /* there is nothing left to drop */
+    if (rc == -ENOENT && z->steps->dropping) { /* there is nothing left to drop */
         z->store->err.code = 0;
         rc = 0;
     }
@@ -75,6 +75,17 @@ static int commit_refuse(struct zc_zero *z, uint32_t rank, const struct ballot *
                       (unsigned long long)z->iterations, rank, b->text);
 }
 
+void zcz_commit_begun(struct zc_zero *z, enum zc_commit what)
+{
+    z->steps->unsettled = what;
+    z->steps->saved = false;
+}
+
+void zcz_commit_known(struct zc_zero *z, bool saved)
+{
+    z->steps->saved = saved;
+}
+
 /* Every rank says how it went; what was prepared is resolved accordingly. */
 static int commit_agree(struct zc_zero *z, enum zc_commit what, const struct ballot *mine)
 {
@@ -88,10 +99,11 @@ static int commit_agree(struct zc_zero *z, enum zc_commit what, const struct bal
     all = buf->data;
     while (bad < z->world && all[bad].code == 0)
         bad++;
-    z->saved = bad == z->world;
+    z->steps->saved = bad == z->world;
     if (what == ZC_COMMIT_PREPARE && z->store->node_rank == 0 && mine->code == 0)
-        rc = zcz_commit_resolve(z, z->saved ? ZC_COMMIT_PREPARED : ZC_COMMIT_DROP, z->iterations);
-    if (rc == 0 && !z->saved)
+        rc = zcz_commit_resolve(z, z->steps->saved ? ZC_COMMIT_PREPARED : ZC_COMMIT_DROP,
+                                z->iterations);
+    if (rc == 0 && !z->steps->saved)
         rc = commit_refuse(z, bad, &all[bad]);
     zcz_buf_put(&z->small, buf);
     return rc;
@@ -99,22 +111,23 @@ static int commit_agree(struct zc_zero *z, enum zc_commit what, const struct bal
 
 static int commit_settle(struct zc_zero *z)
 {
-    struct ballot mine = { .code = z->stepped.commit_code };
-    enum zc_commit what = z->unsettled;
+    struct ballot mine = { .code = z->steps->stepped.commit_code };
+    enum zc_commit what = z->steps->unsettled;
 
-    z->unsettled = ZC_COMMIT_NO;
-    (void)snprintf(mine.text, sizeof(mine.text), "%.*s", ZC_SENTENCE_MAX, z->stepped.commit_text);
+    z->steps->unsettled = ZC_COMMIT_NO;
+    (void)snprintf(mine.text, sizeof(mine.text), "%.*s", ZC_SENTENCE_MAX,
+                   z->steps->stepped.commit_text);
     if (what == ZC_COMMIT_PREPARE)
         return commit_agree(z, what, &mine);
-    z->saved = mine.code == 0;
-    return z->saved ? 0 : commit_refuse(z, z->rank, &mine);
+    z->steps->saved = mine.code == 0;
+    return z->steps->saved ? 0 : commit_refuse(z, z->rank, &mine);
 }
 
 int zcz_commit_settle(struct zc_zero *z)
 {
     int rc;
 
-    if (z->unsettled == ZC_COMMIT_NO)
+    if (z->steps->unsettled == ZC_COMMIT_NO)
         return 0;
     z->committing = true;
     rc = stepping_wait(z);
@@ -163,7 +176,7 @@ int zc_zero_commit(struct zc_zero *z)
     z->committing = true;
     if (rc == 0)
         rc = zcz_commit_resolved(z);
-    if (rc == 0 && !z->saved)
+    if (rc == 0 && !z->steps->saved)
         rc = commit_now(z);
     z->committing = false;
     return rc;

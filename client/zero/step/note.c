@@ -20,7 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/zero/zero_priv.h"
+#include "client/zero/step/step.h"
 
 #define NOTE_MAGIC 0x31435a5au /* "ZZC1" */
 #define HEAD_NOTE  1u          /* the trainer put one */
@@ -37,21 +37,27 @@ struct head {
 
 _Static_assert(sizeof(struct head) == ZC_NOTE_MAX - ZC_ZERO_NOTE_MAX, "the public limit");
 
+void zcz_note_run(struct zc_zero *z, uint32_t run)
+{
+    z->steps->run = run;
+}
+
 static int note_send(struct zc_zero *z, bool of_job, const void *note, size_t bytes)
 {
     struct zcz_wait w = { .what = "the note to be sent" };
     int rc;
 
-    while ((rc = z->store->ops->note_put(z->store, &z->notes, of_job, note, bytes)) == -EAGAIN &&
+    while ((rc = z->store->ops->note_put(z->store, &z->steps->notes, of_job, note, bytes)) ==
+               -EAGAIN &&
            (rc = zcz_wait(z, &w)) == 0)
         ;
     return rc < 0 ? zcz_fail(z, rc, "%s", z->error.text) : 0;
 }
 
-/* z->note: a head, and behind it the trainer's bytes, if it put any. */
+/* z->steps->note: a head, and behind it the trainer's bytes, if it put any. */
 static int note_keep(struct zc_zero *z, bool put, const void *note, size_t bytes)
 {
-    struct head head = { .magic = NOTE_MAGIC, .has = put ? HEAD_NOTE : 0, .run = z->run };
+    struct head head = { .magic = NOTE_MAGIC, .has = put ? HEAD_NOTE : 0, .run = z->steps->run };
     unsigned char *keep = malloc(sizeof(head) + bytes);
 
     if (!keep)
@@ -59,9 +65,9 @@ static int note_keep(struct zc_zero *z, bool put, const void *note, size_t bytes
     memcpy(keep, &head, sizeof(head));
     if (bytes > 0)
         memcpy(keep + sizeof(head), note, bytes);
-    free(z->note);
-    z->note = keep;
-    z->note_bytes = sizeof(head) + bytes;
+    free(z->steps->note);
+    z->steps->note = keep;
+    z->steps->note_bytes = sizeof(head) + bytes;
     return 0;
 }
 
@@ -80,26 +86,26 @@ int zc_zero_note_put(struct zc_zero *z, bool of_job, const void *note, size_t by
     rc = note_keep(z, true, note, bytes);
     if (rc < 0 || z->options.loss_scale.dynamic)
         return rc;
-    return note_send(z, true, z->note, z->note_bytes);
+    return note_send(z, true, z->steps->note, z->steps->note_bytes);
 }
 
 int zcz_note_scale(struct zc_zero *z, const struct zcz_scaler *scaler)
 {
     struct head head;
-    int rc = z->note || z->store->node_rank != 0 ? 0 : note_keep(z, false, NULL, 0);
+    int rc = z->steps->note || z->store->node_rank != 0 ? 0 : note_keep(z, false, NULL, 0);
 
     if (rc < 0) /* the others are past this */
         return zcz_fail(z, rc, "%s", z->error.text);
     if (z->store->node_rank != 0)
         return 0;
-    memcpy(&head, z->note, sizeof(head));
+    memcpy(&head, z->steps->note, sizeof(head));
     head.has |= HEAD_SCALE;
     head.scale = scaler->scale;
     head.last_overflow = scaler->last_overflow;
     head.hysteresis = scaler->hysteresis;
-    memcpy(z->note, &head, sizeof(head));
-    rc = note_send(z, true, z->note, z->note_bytes);
-    if (rc == 0 && (rc = zcz_wait_op(z, &z->notes, "the note to be stored")) < 0)
+    memcpy(z->steps->note, &head, sizeof(head));
+    rc = note_send(z, true, z->steps->note, z->steps->note_bytes);
+    if (rc == 0 && (rc = zcz_wait_op(z, &z->steps->notes, "the note to be stored")) < 0)
         rc = zcz_fail(z, rc, "a note: %s", zcz_store_text(z->store));
     return rc;
 }
@@ -145,10 +151,10 @@ int zcz_note_begin(struct zc_zero *z)
 {
     int rc;
 
-    if (z->nodes == 1 || !z->options.job || z->store->node_rank != 0 || z->note)
+    if (z->nodes == 1 || !z->options.job || z->store->node_rank != 0 || z->steps->note)
         return 0;
     rc = note_keep(z, false, NULL, 0);
-    return rc < 0 ? rc : note_send(z, true, z->note, z->note_bytes);
+    return rc < 0 ? rc : note_send(z, true, z->steps->note, z->steps->note_bytes);
 }
 
 int zcz_note_resume(struct zc_zero *z, uint32_t *ret_run)
@@ -162,17 +168,17 @@ int zcz_note_resume(struct zc_zero *z, uint32_t *ret_run)
     if (rc == 0 && (head.has & HEAD_SCALE) && !(head.scale > 0 && isfinite(head.scale)))
         rc = zcz_refuse(z, -EPROTO, "the job's note has a loss scale of %g", head.scale);
     if (rc == 0 && (head.has & HEAD_SCALE) && z->options.loss_scale.dynamic)
-        z->scaler = (struct zcz_scaler){ .scale = head.scale,
-                                         .last_overflow = head.last_overflow,
-                                         .hysteresis = head.hysteresis };
+        z->steps->scaler = (struct zcz_scaler){ .scale = head.scale,
+                                                .last_overflow = head.last_overflow,
+                                                .hysteresis = head.hysteresis };
     *ret_run = rc == 0 ? head.run : 0;
     if (*ret_run)
-        z->run = *ret_run;
+        z->steps->run = *ret_run;
     if (rc == 0 && z->store->node_rank == 0)
         rc = note_keep(z, head.has & HEAD_NOTE, buf + sizeof(head), bytes);
     free(buf);
     if (rc == -ENOENT) { /* no step had one */
-        z->error.code = 0;
+        zcz_forgive(z);
         rc = 0;
     }
     return rc;

@@ -18,7 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/zero/zero_priv.h"
+#include "client/zero/step/step.h"
 
 /* In memory only, or durable too. */
 static bool stand_has(const struct zcz_stand *s, uint64_t iterations, bool durable)
@@ -89,16 +89,16 @@ static int resume_decide(struct zc_zero *z, const struct zcz_stand *stands, uint
     const struct zcz_store *s = z->store;
     char text[160];
 
-    if (zcz_resume_choose(stands, n, &z->resume_at) < 0) {
+    if (zcz_resume_choose(stands, n, &z->store->resume_at) < 0) {
         stands_describe(stands, n, text, sizeof(text));
         return zcz_fail(z, -ENOENT, "job '%s' has no step to go on from: %s", z->job, text);
     }
-    z->saved = all_have(stands, n, z->resume_at, true);
-    z->resume_prepared = ZC_COMMIT_NO;
+    zcz_commit_known(z, all_have(stands, n, z->store->resume_at, true));
+    z->steps->resume_prepared = ZC_COMMIT_NO;
     for (uint32_t i = 0; s->node_rank == 0 && i < s->npoints; i++)
         if (s->points[i].kind == ZC_POINT_PREPARED) {
-            z->resume_prepared_at = s->points[i].iterations;
-            z->resume_prepared = zcz_resume_fate(stands, n, z->resume_prepared_at);
+            z->steps->resume_prepared_at = s->points[i].iterations;
+            z->steps->resume_prepared = zcz_resume_fate(stands, n, z->steps->resume_prepared_at);
         }
     return 0;
 }
@@ -151,8 +151,8 @@ int zcz_resume_settle(struct zc_zero *z)
 {
     int rc;
 
-    if (z->resume_prepared == ZC_COMMIT_NO)
+    if (z->steps->resume_prepared == ZC_COMMIT_NO)
         return 0;
-    rc = zcz_commit_resolve(z, z->resume_prepared, z->resume_prepared_at);
+    rc = zcz_commit_resolve(z, z->steps->resume_prepared, z->steps->resume_prepared_at);
     return rc < 0 ? rc : zcz_commit_resolved(z);
 }

@@ -23,28 +23,48 @@
  */
 #include <errno.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
-#include "client/zero/zero_priv.h"
+#include "client/zero/config/options.h"
+#include "client/zero/pass/pass.h"
+#include "client/zero/step/step.h"
+
+void zcz_steps_start(struct zc_zero *z)
+{
+    z->iterations = z->store->iterations;
+    z->applied = z->store->applied;
+    z->steps->scaler = zcz_scale_new(&z->options.loss_scale, z->iterations);
+}
+
+bool zcz_steps_idle(const struct zc_zero *z)
+{
+    return z->steps->notes.pending == 0 && z->steps->announce.pending == 0 && !z->stepping;
+}
+
+void zcz_steps_close(struct zc_zero *z)
+{
+    free(z->steps->note);
+}
 
 static int step_check(struct zc_zero *z, double lr)
 {
     if (!isfinite(lr))
         return zcz_refuse(z, -EINVAL, "a step with learning rate %g", lr);
-    if (z->announced && memcmp(&lr, &z->announced_lr, sizeof(lr)) != 0)
+    if (z->steps->announced && memcmp(&lr, &z->steps->announced_lr, sizeof(lr)) != 0)
         return zcz_refuse(z, -EINVAL, "a step with learning rate %g, and %g was announced", lr,
-                          z->announced_lr);
+                          z->steps->announced_lr);
     if (z->trainable == 0)
         return zcz_refuse(z, -EINVAL, "a step, and every unit is frozen");
     for (uint32_t i = 0; i < z->nunits; i++) {
         const struct zcz_unit *u = &z->units[i];
 
-        if (u->holds > 0)
+        if (u->pass->holds > 0)
             return zcz_refuse(z, -EBUSY, "a step while unit %u '%s' is gathered", i, u->def.name);
-        if (!u->def.frozen && u->micro < zcz_micro_steps(z))
+        if (!u->def.frozen && u->pass->micro < zcz_micro_steps(z))
             return zcz_refuse(z, -EBUSY,
                               "a step, and unit %u '%s' was reduced in %u of %u micro-steps", i,
-                              u->def.name, u->micro, zcz_micro_steps(z));
+                              u->def.name, u->pass->micro, zcz_micro_steps(z));
     }
     return 0;
 }
@@ -57,14 +77,12 @@ static int step_settle(struct zc_zero *z)
     int rc;
 
     rc = zcz_turn(z, 0);
-    while (rc == 0 &&
-           (!zb_list_empty(&z->gathers) || !zb_list_empty(&z->reduces) || z->pushes.pending > 0 ||
-            z->notes.pending > 0 || z->stepping || z->announcing || z->announce.pending > 0))
+    while (rc == 0 && (!zcz_pass_idle(z) || !zcz_steps_idle(z) || z->steps->announcing))
         rc = zcz_wait(z, &w);
-    if (rc == 0 && z->notes.rc < 0)
-        rc = zcz_fail(z, z->notes.rc, "a note: %s", zcz_store_text(z->store));
-    if (rc == 0 && z->announce.rc < 0)
-        rc = zcz_fail(z, z->announce.rc, "step %llu, announced: %s",
+    if (rc == 0 && z->steps->notes.rc < 0)
+        rc = zcz_fail(z, z->steps->notes.rc, "a note: %s", zcz_store_text(z->store));
+    if (rc == 0 && z->steps->announce.rc < 0)
+        rc = zcz_fail(z, z->steps->announce.rc, "step %llu, announced: %s",
                       (unsigned long long)z->iterations + 1, zcz_store_text(z->store));
     return rc;
 }
@@ -84,7 +102,8 @@ static int step_norm(struct zc_zero *z, double lr, double *ret_norm, uint64_t *r
     struct zcz_buf *buf;
     int rc;
 
-    while ((rc = z->store->ops->norms(z->store, &z->op, z->iterations + 1, &z->norm)) == -EAGAIN &&
+    while ((rc = z->store->ops->norms(z->store, &z->op, z->iterations + 1, &z->steps->norm)) ==
+               -EAGAIN &&
            (rc = zcz_wait(z, &w)) == 0)
         ;
     if (rc < 0)
@@ -92,7 +111,7 @@ static int step_norm(struct zc_zero *z, double lr, double *ret_norm, uint64_t *r
     rc = zcz_wait_op(z, &z->op, w.what);
     if (rc < 0)
         return zcz_fail(z, rc, "norms of the gradients: %s", zcz_store_text(z->store));
-    mine.norm = z->norm;
+    mine.norm = z->steps->norm;
     rc = zcz_share(z, &mine, sizeof(mine), ZCZ_CALL_STEP, 0, &buf);
     if (rc < 0)
         return rc;
@@ -121,22 +140,18 @@ static int step_begin(struct zc_zero *z, const struct zc_step *step)
     struct zcz_wait w = { .what = "the step to begin" };
     int rc;
 
-    while ((rc = z->store->ops->step(z->store, &z->step, step, &z->stepped)) == -EAGAIN &&
+    while ((rc = z->store->ops->step(z->store, &z->steps->step, step, &z->steps->stepped)) ==
+               -EAGAIN &&
            (rc = zcz_wait(z, &w)) == 0)
         ;
     if (rc < 0)
         return zcz_fail(z, rc, "%s", z->error.text);
     z->stepping = true;
-    z->unsettled = step->commit;
-    z->saved = false;
+    zcz_commit_begun(z, step->commit);
     z->iterations++;
     z->applied += step->groups != NULL;
-    z->announced = false;
-    z->micro = 0;
-    for (uint32_t i = 0; i < z->nunits; i++)
-        z->units[i].micro = 0;
-    zcz_schedule_rewind(z);
-    zcz_schedule_apply(z);
+    z->steps->announced = false;
+    zcz_pass_rewind(z);
     rc = zcz_turn(z, 0);
     w = (struct zcz_wait){ .what = "the step" };
     while (rc == 0 && !(z->options.overlap & ZC_ZERO_SERVE) && z->stepping)
@@ -147,13 +162,13 @@ static int step_begin(struct zc_zero *z, const struct zc_step *step)
 /* What a gradient that was added up is to be multiplied with, unless it is clipped. */
 static double step_average(const struct zc_zero *z)
 {
-    return 1.0 / ((double)z->world * z->options.micro_steps * z->scaler.scale);
+    return 1.0 / ((double)z->world * z->options.micro_steps * z->steps->scaler.scale);
 }
 
 /* The scale behind this step, in its note; every rank has seen the same gradients. */
 static int step_scale(struct zc_zero *z, bool overflow)
 {
-    struct zcz_scaler next = z->scaler;
+    struct zcz_scaler next = z->steps->scaler;
     int rc = zcz_scale_update(&next, &z->options.loss_scale, z->iterations, overflow);
 
     if (rc < 0)
@@ -164,13 +179,13 @@ static int step_scale(struct zc_zero *z, bool overflow)
     if (z->options.loss_scale.dynamic)
         rc = zcz_note_scale(z, &next);
     if (rc == 0)
-        z->scaler = next;
+        z->steps->scaler = next;
     return rc;
 }
 
 double zc_zero_loss_scale(const struct zc_zero *z)
 {
-    return z->scaler.scale;
+    return z->steps->scaler.scale;
 }
 
 static void step_groups(const struct zc_zero *z, double lr, struct zc_group *groups)
@@ -192,7 +207,7 @@ int zc_zero_step(struct zc_zero *z, double lr, struct zc_zero_stepped *ret)
 {
     const struct zc_zero_options *o = &z->options;
     struct zc_group groups[ZCZ_GROUPS_MAX];
-    struct zc_zero_stepped out = { .clip_scale = 1, .loss_scale = z->scaler.scale };
+    struct zc_zero_stepped out = { .clip_scale = 1, .loss_scale = z->steps->scaler.scale };
     struct zc_step step = { .groups = groups, .ngroups = o->groups, .timeout_ms = z->timeout_ms };
     double average = step_average(z);
     uint64_t nonfinite = 0;
@@ -242,13 +257,13 @@ int zc_zero_announce(struct zc_zero *z, double lr)
         return rc;
     if (!isfinite(lr))
         return zcz_refuse(z, -EINVAL, "a step with learning rate %g", lr);
-    if (z->announced && memcmp(&lr, &z->announced_lr, sizeof(lr)) != 0)
+    if (z->steps->announced && memcmp(&lr, &z->steps->announced_lr, sizeof(lr)) != 0)
         return zcz_refuse(z, -EINVAL, "learning rate %g is announced, and %g was", lr,
-                          z->announced_lr);
-    if (!z->announced && z->store->early && z->store->ops->step_begin)
-        z->announcing = true;
-    z->announced = true;
-    z->announced_lr = lr;
+                          z->steps->announced_lr);
+    if (!z->steps->announced && z->store->early && z->store->ops->step_begin)
+        z->steps->announcing = true;
+    z->steps->announced = true;
+    z->steps->announced_lr = lr;
     return zcz_turn(z, 0);
 }
 
@@ -262,29 +277,29 @@ static int announce_turn(struct zc_zero *z)
                             .ngroups = z->options.groups };
     int rc;
 
-    if (!z->announcing || z->stepping)
+    if (!z->steps->announcing || z->stepping)
         return 0;
-    step_groups(z, z->announced_lr, groups);
-    rc = z->store->ops->step_begin(z->store, &z->announce, &step, zcz_pushes(z));
+    step_groups(z, z->steps->announced_lr, groups);
+    rc = z->store->ops->step_begin(z->store, &z->steps->announce, &step, zcz_pushes(z));
     if (rc < 0)
         return rc == -EAGAIN ? 0 : zcz_fail(z, rc, "%s", z->error.text);
-    z->announcing = false;
+    z->steps->announcing = false;
     return 0;
 }
 
 int zcz_step_turn(struct zc_zero *z)
 {
-    if (!z->stepping || z->step.pending > 0)
+    if (!z->stepping || z->steps->step.pending > 0)
         return announce_turn(z);
     z->stepping = false;
-    z->moved = true;
-    if (z->step.rc < 0)
-        return zcz_fail(z, z->step.rc, "step %llu: %s", (unsigned long long)z->iterations,
+    zcz_moved(z);
+    if (z->steps->step.rc < 0)
+        return zcz_fail(z, z->steps->step.rc, "step %llu: %s", (unsigned long long)z->iterations,
                         zcz_store_text(z->store));
-    if (z->stepped.iterations != z->iterations || z->stepped.applied != z->applied)
+    if (z->steps->stepped.iterations != z->iterations || z->steps->stepped.applied != z->applied)
         return zcz_fail(z, -EPROTO, "step %llu came back as step %llu, %llu applied",
                         (unsigned long long)z->iterations,
-                        (unsigned long long)z->stepped.iterations,
-                        (unsigned long long)z->stepped.applied);
+                        (unsigned long long)z->steps->stepped.iterations,
+                        (unsigned long long)z->steps->stepped.applied);
     return 0;
 }

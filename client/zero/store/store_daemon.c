@@ -30,7 +30,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "client/zero/zero_priv.h"
+#include "client/zero/core/zero.h"
+#include "client/zero/store/stores.h"
 
 #define CONNECT_MS_MAX 5000u
 #define PING_NS        UINT64_C(50000000)
@@ -214,9 +215,9 @@ static int start_job(struct daemon *d, uint64_t epoch)
 
     for (uint32_t i = 0; i < z->nunits; i++)
         slice_most = zb_max_u64(slice_most, z->units[i].slice);
-    z->piece_elems = zb_piece_elems(slice_most, d->base.page_elems);
-    piece_bytes = zb_piece_bytes(z->piece_elems);
-    options.staging_bytes = zb_staging_bytes(z->piece_elems);
+    d->base.piece_elems = zb_piece_elems(slice_most, d->base.page_elems);
+    piece_bytes = zb_piece_bytes(d->base.piece_elems);
+    options.staging_bytes = zb_staging_bytes(d->base.piece_elems);
     rc = op_wait(d, zc_job_open(d->c, &options, &d->job, on_op, &d->op), "the job to open");
     if (rc < 0)
         return rc;
@@ -334,7 +335,7 @@ static void params_let_go(struct daemon *d)
 static int daemon_place(struct zcz_store *s)
 {
     struct daemon *d = daemon_of(s);
-    const uint64_t *at = s->z->options.resume ? &s->z->resume_at : NULL;
+    const uint64_t *at = s->z->options.resume ? &s->resume_at : NULL;
     int rc;
 
     d->placing = true;
@@ -346,8 +347,8 @@ static int daemon_place(struct zcz_store *s)
         rc = place_import(d);
     if (rc == 0) {
         zcz_device_pin(s->z, d->placement.arena, d->placement.arena_bytes);
-        s->z->iterations = d->placement.iterations;
-        s->z->applied = d->placement.applied;
+        s->iterations = d->placement.iterations;
+        s->applied = d->placement.applied;
         /* a kept job has what it was opened with */
         s->early = early_wanted(s->z) && d->placement.early;
     }
@@ -371,7 +372,7 @@ static float *daemon_piece(struct zcz_store *s)
 static struct piece *piece_of(struct daemon *d, const float *data)
 {
     uint64_t i = (uint64_t)((const char *)data - (const char *)d->job.staging) /
-                 zb_piece_bytes(d->base.z->piece_elems);
+                 zb_piece_bytes(d->base.piece_elems);
 
     assert(i < ZB_PIECES && d->pieces[i].data == data && d->pieces[i].used);
     return &d->pieces[i];

@@ -3,7 +3,7 @@
  * nothing crosses the link but initial values, norms and what is read.
  *
  * MODEL. As store_local.c a slice is one page whose planes lie one behind the other; all slices are
- * one allocation. Views are device addresses; gradients come as what zcz_device_down() would have
+ * one allocation. Views are device addresses; gradients come as what zcz_reduce_down() would have
  * brought down (push_dev()). The bits are those of every other store, for the kernels are.
  *
  * ORDER. Everything that writes here runs on the stream `down`: gradients go in behind what made
@@ -18,7 +18,10 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "client/zero/zero_priv.h"
+#include "client/zero/config/options.h"
+#include "client/zero/core/zero.h"
+#include "client/zero/store/store_own.h"
+#include "client/zero/store/stores.h"
 
 struct slice {
     char *planes[ZB_PLANES]; /* on the device; NULL where the layout has none */
@@ -131,8 +134,9 @@ static uint64_t page_bytes_most(const struct device_store *d)
         uint64_t bytes = 0;
 
         for (int p = 0; p < ZB_PLANES; p++)
-            bytes += zb_round_up(zb_blocks_bytes(z->units[i].layout.block_bytes[p], z->piece_elems),
-                                 ZB_PAGE_ALIGN);
+            bytes += zb_round_up(
+                zb_blocks_bytes(z->units[i].layout.block_bytes[p], d->own.base.piece_elems),
+                ZB_PAGE_ALIGN);
         most = zb_max_u64(most, bytes);
     }
     return most;
@@ -191,7 +195,7 @@ static struct zk_page host_page(struct device_store *d, const struct zcz_unit *u
     };
     uint64_t at = 0;
 
-    assert(count <= d->own.base.z->piece_elems);
+    assert(count <= d->own.base.piece_elems);
     for (int p = 0; p < ZB_PLANES; p++)
         if (u->layout.block_bytes[p] > 0)
             *planes[p] = d->page + take(&at, zb_blocks_bytes(u->layout.block_bytes[p], count));

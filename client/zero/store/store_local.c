@@ -11,7 +11,10 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "client/zero/zero_priv.h"
+#include "client/zero/config/options.h"
+#include "client/zero/core/zero.h"
+#include "client/zero/store/store_own.h"
+#include "client/zero/store/stores.h"
 
 struct slice {
     unsigned char *planes[ZB_PLANES]; /* in `memory`; NULL where the layout has none */
@@ -39,18 +42,18 @@ static int slice_full(struct local *l, const struct zcz_unit *u, uint64_t bytes)
 }
 
 /* A plane that this rank has whole: the slice is a part of it. */
-static int slice_whole(struct local *l, const struct zcz_unit *u, enum zb_plane plane,
-                       struct zcz_pool *pool, struct slice *slice, struct zcz_buf **ret)
+static int slice_whole(struct local *l, struct zcz_unit *u, enum zb_plane plane,
+                       struct zcz_pool *pool, struct slice *slice)
 {
     const struct zc_zero *z = l->own.base.z;
     uint64_t bytes = zb_blocks_bytes(u->layout.block_bytes[plane], u->slice);
 
     if (bytes == 0)
         return 0;
-    *ret = zcz_buf_get(pool, bytes * z->shards);
-    if (!*ret)
+    u->whole[plane] = zcz_buf_get(pool, bytes * z->shards);
+    if (!u->whole[plane])
         return slice_full(l, u, bytes * z->shards);
-    slice->planes[plane] = (unsigned char *)(*ret)->data + bytes * z->shard;
+    slice->planes[plane] = (unsigned char *)u->whole[plane]->data + bytes * z->shard;
     return 0;
 }
 
@@ -61,9 +64,9 @@ static int slice_make(struct local *l, struct zcz_unit *u, struct slice *slice)
     int rc = 0;
 
     if (zcz_whole_in_store(z, ZB_PARAM))
-        rc = slice_whole(l, u, ZB_PARAM, &z->whole_param, slice, &u->buf);
+        rc = slice_whole(l, u, ZB_PARAM, &z->whole_param, slice);
     if (rc == 0 && zcz_whole_in_store(z, ZB_GRAD))
-        rc = slice_whole(l, u, ZB_GRAD, &z->whole_grad, slice, &u->grad_kept);
+        rc = slice_whole(l, u, ZB_GRAD, &z->whole_grad, slice);
     for (int p = 0; p < ZB_PLANES && rc == 0; p++)
         if (!slice->planes[p])
             bytes += zb_page_bytes(u->layout.block_bytes[p], u->count);

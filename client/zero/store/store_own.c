@@ -9,7 +9,10 @@
 #include <string.h>
 #include <time.h>
 
-#include "client/zero/zero_priv.h"
+#include "client/zero/store/store_own.h"
+
+#include "client/zero/config/options.h"
+#include "client/zero/core/zero.h"
 
 static struct zcz_own *own_of(struct zcz_store *s)
 {
@@ -31,8 +34,8 @@ int zcz_own_join(struct zcz_store *s)
 
     for (uint32_t i = 0; i < z->nunits; i++)
         slice_most = zb_max_u64(slice_most, z->units[i].slice);
-    z->piece_elems = zb_min_u64(s->page_elems, slice_most);
-    o->piece = aligned_alloc(ZB_PAGE_ALIGN, z->piece_elems * sizeof(*o->piece));
+    s->piece_elems = zb_min_u64(s->page_elems, slice_most);
+    o->piece = aligned_alloc(ZB_PAGE_ALIGN, s->piece_elems * sizeof(*o->piece));
     return o->piece ? 0 : zcz_refuse(z, -ENOMEM, "no memory for a piece");
 }
 

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "base/util.h"
-#include "client/zero/zero_priv.h"
+#include "client/zero/core/zero.h"
 #include "comm_threads.h"
 
 /* Sizes about the block of 4096, above it, and far below. */

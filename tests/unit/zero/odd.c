@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/util.h"
-#include "client/zero/zero_priv.h"
+#include "client/zero/core/zero.h"
 
 #define TRY(call)            \
     do {                     \

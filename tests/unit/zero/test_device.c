@@ -13,7 +13,7 @@
 
 #include "base/plan.h"
 #include "base/util.h"
-#include "client/zero/zero_priv.h"
+#include "client/zero/core/zero.h"
 #include "comm_threads.h"
 #include "fake_client.h"
 #include "kernels/gpu.h"

@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "base/util.h"
-#include "client/zero/zero_priv.h"
+#include "client/zero/step/step.h"
 #include "comm_threads.h"
 #include "fake_client.h"
 #include "model.h"

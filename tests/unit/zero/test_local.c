@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "base/util.h"
-#include "client/zero/zero_priv.h"
+#include "client/zero/core/zero.h"
 #include "model.h"
 
 static struct zc_comm *self;

@@ -12,7 +12,8 @@
 #include "base/forecast.h"
 #include "base/model.h"
 #include "base/util.h"
-#include "client/zero/zero_priv.h"
+#include "client/zero/engine.h"
+#include "client/zero/pass/pass.h"
 #include "fake_client.h"
 #include "party.h"
 
@@ -239,7 +240,8 @@ static void bytes_are_those_of_the_formulas(void **state)
         for (size_t l = 0; l < ZB_COUNT(layouts); l++)
             for (enum zc_zero_stage stage = ZC_STAGE_DDP; stage <= ZC_STAGE_3; stage++) {
                 struct comm_group *group = comm_group_new(1, 1, 0);
-                struct zc_zero z = { .world = worlds[w] };
+                struct zcz_pass pass = { 0 };
+                struct zc_zero z = { .world = worlds[w], .pass = &pass };
                 uint64_t params = 0;
                 struct zc_zero_bytes got;
 

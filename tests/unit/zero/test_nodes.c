@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 #include "base/util.h"
-#include "client/zero/zero_priv.h"
+#include "client/zero/step/step.h"
 #include "comm_threads.h"
 #include "model.h"
 
@@ -213,7 +213,7 @@ static uint8_t victim_node[16];
 
 int __wrap_zcz_commit_settle(struct zc_zero *z)
 {
-    if (plan.armed && plan.point == BEFORE_VOTE && z->unsettled == ZC_COMMIT_PREPARE &&
+    if (plan.armed && plan.point == BEFORE_VOTE && z->steps->unsettled == ZC_COMMIT_PREPARE &&
         z->iterations == COMMIT_AT && memcmp(z->store->node, victim_node, 16) == 0) {
         struct zc_options options = { .socket = daemons[plan.victim].socket };
         struct zc_client *c;

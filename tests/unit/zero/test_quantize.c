@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "base/util.h"
-#include "client/zero/zero_priv.h"
+#include "client/zero/core/zero.h"
 #include "fake_client.h"
 #include "party.h"
 

@@ -1,0 +1,52 @@
+/*
+ * pass_priv.h - what the files of pass/ call of each other.
+ */
+#ifndef ZC_ZERO_PASS_PRIV_H
+#define ZC_ZERO_PASS_PRIV_H
+
+#include "client/zero/pass/pass.h"
+
+/* ---- schedule.c */
+/** The trainer gathers a unit that it did not hold. 0 or -ENOMEM. */
+int zcz_schedule_gathered(struct zc_zero *z, uint32_t unit);
+/** A micro-step is over: the next one is expected to repeat it. */
+void zcz_schedule_learn(struct zc_zero *z);
+/** A step is over. */
+void zcz_schedule_rewind(struct zc_zero *z);
+/** Begins what comes next, drops what does not; may wait for a gather that was given up. */
+void zcz_schedule_apply(struct zc_zero *z);
+
+/* ---- reduce.c */
+/** A step has begun: micro-steps count from 0. */
+void zcz_reduce_rewind(struct zc_zero *z);
+
+/* ---- gather.c */
+void zcz_gather_begin(struct zc_zero *z, struct zcz_unit *u);
+void zcz_gather_drop(struct zc_zero *z, struct zcz_unit *u);
+/** It was dropped, and is wanted: waits until it is idle. A failure is z's. */
+void zcz_gather_gone(struct zc_zero *z, struct zcz_unit *u);
+
+/* ---- gather_dev.c */
+/** With quantize_gather, between devices: begins to make this rank's part of the codes of its slice,
+ * which has come to its place on the device; */
+int zcz_gather_quantize(struct zc_zero *z, struct zcz_unit *u);
+/** ... and begins to make the parameters of all codes, whose buffer goes. */
+int zcz_gather_dequantize(struct zc_zero *z, struct zcz_unit *u);
+
+/* ---- reduce_dev.c */
+/** Begins to bring a gradient to the host, as the unit's dtype says: r->on_dev to r->send. */
+int zcz_reduce_down(struct zc_zero *z, struct zcz_reduce *r);
+/** Between devices, instead: begins to make of r->on_dev what is exchanged, and arms that; */
+int zcz_reduce_exchange(struct zc_zero *z, struct zcz_reduce *r);
+/** ... and after it, begins to add up this rank's slices, in rank order, and to bring the sum to
+ * r->send. */
+int zcz_reduce_sum(struct zc_zero *z, struct zcz_reduce *r);
+/** Replicas > 1, in its place: begins to add up this rank's slice (not of stage 0, which has one),
+ * and arms the exchange of its parts; */
+int zcz_reduce_inside(struct zc_zero *z, struct zcz_reduce *r);
+/** ... which are there: begins to add up this rank's part, and arms the gather of all sums; */
+int zcz_reduce_part(struct zc_zero *z, struct zcz_reduce *r);
+/** ... which are there, too: as zcz_reduce_sum(). */
+int zcz_reduce_parts(struct zc_zero *z, struct zcz_reduce *r);
+
+#endif

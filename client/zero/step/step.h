@@ -1,0 +1,95 @@
+/*
+ * step.h - steps, and what survives them: commits, notes, the way back into a kept job.
+ */
+#ifndef ZC_ZERO_STEP_H
+#define ZC_ZERO_STEP_H
+
+#include "client/zero/config/loss_scale.h"
+#include "client/zero/core/zero.h"
+
+struct zcz_steps {
+    /* step.c */
+    bool announced;  /* the next step will have this learning rate, */
+    bool announcing; /* which the store has not heard yet; */
+    double announced_lr;
+    struct zcz_op announce;
+    struct zcz_op step;        /* the one in progress, */
+    struct zc_stepped stepped; /* and this will be its answer */
+    struct zc_norm norm;
+    struct zcz_scaler scaler; /* of the next step; note.c, of a job that goes on */
+
+    /* commit.c */
+    enum zc_commit unsettled; /* what the last step was asked with, until all know how it went */
+    bool saved;               /* the newest whole step is committed, as far as all ranks know */
+    struct zcz_op resolve;    /* of what was prepared; the next step waits for it */
+    bool dropping;            /* ... it is dropped */
+
+    /* note.c */
+    uint32_t run;        /* which run this job is of */
+    struct zcz_op notes; /* on their way */
+    unsigned char *note; /* of the job, on the first rank of a node */
+    size_t note_bytes;
+
+    /* resume.c: what becomes of what this node has prepared, this step */
+    enum zc_commit resume_prepared;
+    uint64_t resume_prepared_at;
+};
+
+/** At the start, when the store knows how far the job is. */
+void zcz_steps_start(struct zc_zero *z);
+/** No step runs, and neither notes nor an announcement are on their way. */
+bool zcz_steps_idle(const struct zc_zero *z);
+void zcz_steps_close(struct zc_zero *z);
+
+/* ---- step.c */
+
+/* The machine. */
+int zcz_step_turn(struct zc_zero *z);
+
+/* ---- commit.c */
+
+/** A step was handed to the store, which was asked to commit it so, too. */
+void zcz_commit_begun(struct zc_zero *z, enum zc_commit what);
+/** Whether the step that has ended became durable, if it was to be: all ranks ask alike. A refusal
+ * says that it did not, once. */
+int zcz_commit_settle(struct zc_zero *z);
+/** Waits until what was prepared is committed or dropped here; the failure is final. */
+int zcz_commit_resolved(struct zc_zero *z);
+/** Begins that. 0 or the failure, which is final. */
+int zcz_commit_resolve(struct zc_zero *z, enum zc_commit what, uint64_t iterations);
+/** The job goes on from a step of which this is known. */
+void zcz_commit_known(struct zc_zero *z, bool saved);
+
+/* ---- note.c */
+
+/** The run that the ranks have drawn, unless the job says another one. */
+void zcz_note_run(struct zc_zero *z, uint32_t run);
+/** The next step's note says that the loss scale is this after it; waits until it is stored. */
+int zcz_note_scale(struct zc_zero *z, const struct zcz_scaler *scaler);
+/** A job of several nodes says with its first step which run it is of. */
+int zcz_note_begin(struct zc_zero *z);
+/** A dynamic loss scale is again what it was after the step that the job goes on from. *ret_run:
+ * the run that the job is of; 0: it does not say. */
+int zcz_note_resume(struct zc_zero *z, uint32_t *ret_run);
+
+/* ---- resume.c */
+
+/* What one node has of a job. */
+struct zcz_stand {
+    uint64_t epoch;
+    uint32_t npoints;
+    struct zc_point points[ZC_POINTS_MAX];
+};
+
+/** The newest step that every node has: 0 and its iterations; -ENOENT: there is none. */
+int zcz_resume_choose(const struct zcz_stand *stands, uint32_t n, uint64_t *ret_at);
+/** What the node that has `iterations` prepared does with it: ZC_COMMIT_PREPARED, ZC_COMMIT_DROP.
+ */
+enum zc_commit zcz_resume_fate(const struct zcz_stand *stands, uint32_t n, uint64_t iterations);
+
+/** Every rank attaches, and all choose the step. */
+int zcz_resume_attach(struct zc_zero *z);
+/** The job goes on: what was prepared is resolved. */
+int zcz_resume_settle(struct zc_zero *z);
+
+#endif

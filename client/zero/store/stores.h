@@ -1,0 +1,15 @@
+/*
+ * stores.h - the stores that there are (core/store.h has what they do).
+ */
+#ifndef ZC_ZERO_STORES_H
+#define ZC_ZERO_STORES_H
+
+struct zc_zero;
+struct zcz_store;
+
+/** Not opened yet; NULL: no memory. */
+struct zcz_store *zcz_store_local(struct zc_zero *z);
+struct zcz_store *zcz_store_device(struct zc_zero *z);
+struct zcz_store *zcz_store_daemon(struct zc_zero *z);
+
+#endif
