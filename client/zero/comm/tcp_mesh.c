@@ -23,23 +23,19 @@
  */
 #include "client/zero/comm/tcp_mesh.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
-#include <limits.h>
 #include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/crc.h"
 #include "base/util.h"
+#include "client/zero/comm/tcp_socket.h"
 
 #define MESH_MAGIC UINT32_C(0x7a733154)
 #define MEET_S     120 /* a launcher starts nodes one after the other */
@@ -62,33 +58,20 @@ struct welcome {
     char text[480]; /* as struct zb_err */
 };
 
-struct address { /* of one rank, as rank 0 sees it */
-    uint16_t family, port;
-    uint32_t scope;
-    unsigned char bytes[16];
-};
-
 struct env {
     uint32_t rank, world, run, port;
     uint64_t seconds;
     const char *address;
 };
 
-union socket_address {
-    struct sockaddr any;
-    struct sockaddr_in v4;
-    struct sockaddr_in6 v6;
-    struct sockaddr_storage storage;
-};
-
 struct meeting {
     const struct env *env;
     uint64_t deadline_ns;
-    union socket_address master; /* as this rank reaches it */
+    union zc_tcp_socket_address master; /* as this rank reaches it */
     uint64_t token;
     int listener;
-    int refused;               /* of rank 0: whose hello ended the meeting; it is told why, too */
-    struct address *addresses; /* [world] */
+    int refused; /* of rank 0: whose hello ended the meeting; it is told why, too */
+    struct zc_tcp_address *addresses; /* [world] */
     struct zc_tcp_mesh *mesh;
     struct zb_err *err;
 };
@@ -148,196 +131,6 @@ static int env_read(struct env *env, struct zb_err *err)
     return 0;
 }
 
-/* ---- sockets, until a deadline */
-
-/* 0 when fd is ready for `events`. */
-static int ready(int fd, short events, uint64_t deadline_ns)
-{
-    for (;;) {
-        struct pollfd p = { .fd = fd, .events = events };
-        uint64_t now = zb_now_ns();
-        int n;
-
-        if (now >= deadline_ns)
-            return -ETIMEDOUT;
-        n = poll(&p, 1, (int)zb_min_u64((deadline_ns - now) / 1000000 + 1, INT_MAX));
-        if (n > 0)
-            return 0;
-        if (n < 0 && errno != EINTR)
-            return -errno;
-    }
-}
-
-/* All of it, or an error; the end of the stream is -ECONNRESET. */
-static int move_all(int fd, void *data, size_t bytes, bool out, uint64_t deadline_ns)
-{
-    char *at = data;
-
-    while (bytes > 0) {
-        ssize_t n = out ? send(fd, at, bytes, MSG_NOSIGNAL) : recv(fd, at, bytes, 0);
-        int rc = 0;
-
-        if (n > 0) {
-            at += n;
-            bytes -= (size_t)n;
-        } else if (n == 0) {
-            return -ECONNRESET;
-        } else if (errno == EAGAIN) {
-            rc = ready(fd, out ? POLLOUT : POLLIN, deadline_ns);
-        } else if (errno != EINTR) {
-            rc = -errno;
-        }
-        if (rc < 0)
-            return rc;
-    }
-    return 0;
-}
-
-static void address_name(const union socket_address *a, char out[ZC_TCP_NAME_BYTES])
-{
-    char text[INET6_ADDRSTRLEN] = "?";
-    bool v6 = a->any.sa_family == AF_INET6;
-
-    (void)inet_ntop(a->any.sa_family, v6 ? (const void *)&a->v6.sin6_addr : &a->v4.sin_addr, text,
-                    sizeof(text));
-    (void)snprintf(out, ZC_TCP_NAME_BYTES, v6 ? "[%s]:%u" : "%s:%u", text,
-                   (unsigned)ntohs(v6 ? a->v6.sin6_port : a->v4.sin_port));
-}
-
-static bool address_loopback(const union socket_address *a)
-{
-    return a->any.sa_family == AF_INET6 ? IN6_IS_ADDR_LOOPBACK(&a->v6.sin6_addr)
-                                        : ntohl(a->v4.sin_addr.s_addr) >> 24 == 127;
-}
-
-static void address_set_port(union socket_address *a, uint32_t port)
-{
-    if (a->any.sa_family == AF_INET6)
-        a->v6.sin6_port = htons((uint16_t)port);
-    else
-        a->v4.sin_port = htons((uint16_t)port);
-}
-
-static uint32_t address_port(const union socket_address *a)
-{
-    return ntohs(a->any.sa_family == AF_INET6 ? a->v6.sin6_port : a->v4.sin_port);
-}
-
-static socklen_t address_bytes(const union socket_address *a)
-{
-    return a->any.sa_family == AF_INET6 ? sizeof(a->v6) : sizeof(a->v4);
-}
-
-static void address_pack(const union socket_address *a, uint32_t port, struct address *out)
-{
-    *out = (struct address){ .family = a->any.sa_family, .port = (uint16_t)port };
-    if (a->any.sa_family == AF_INET6) {
-        memcpy(out->bytes, &a->v6.sin6_addr, 16);
-        out->scope = a->v6.sin6_scope_id;
-    } else {
-        memcpy(out->bytes, &a->v4.sin_addr, 4);
-    }
-}
-
-static void address_unpack(const struct address *a, union socket_address *out)
-{
-    memset(out, 0, sizeof(*out));
-    out->any.sa_family = a->family;
-    if (a->family == AF_INET6) {
-        memcpy(&out->v6.sin6_addr, a->bytes, 16);
-        out->v6.sin6_scope_id = a->scope;
-    } else {
-        memcpy(&out->v4.sin_addr, a->bytes, 4);
-    }
-    address_set_port(out, a->port);
-}
-
-static int socket_new(int family)
-{
-    int fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-
-    return fd < 0 ? -errno : fd;
-}
-
-static void nap(void)
-{
-    struct timespec t = { .tv_nsec = 50000000 };
-
-    (void)nanosleep(&t, NULL);
-}
-
-/* TCP can connect a socket to itself, when nobody listens at a port that it is given as its own. */
-static bool connected_to_itself(int fd)
-{
-    union socket_address here = { 0 }, there = { 0 };
-    socklen_t here_bytes = sizeof(here), there_bytes = sizeof(there);
-
-    return getsockname(fd, &here.any, &here_bytes) == 0 &&
-           getpeername(fd, &there.any, &there_bytes) == 0 && here_bytes == there_bytes &&
-           memcmp(&here, &there, here_bytes) == 0;
-}
-
-/* Connects, again and again while nobody listens there yet. */
-static int connect_until(const union socket_address *to, uint64_t deadline_ns)
-{
-    for (;;) {
-        int fd = socket_new(to->any.sa_family), rc = 0;
-        socklen_t bytes = sizeof(rc);
-
-        if (fd < 0)
-            return fd;
-        if (connect(fd, &to->any, address_bytes(to)) < 0)
-            rc = -errno;
-        if (rc == -EINPROGRESS) {
-            rc = ready(fd, POLLOUT, deadline_ns);
-            if (rc == 0 && getsockopt(fd, SOL_SOCKET, SO_ERROR, &rc, &bytes) < 0)
-                rc = errno;
-            rc = rc > 0 ? -rc : rc;
-        }
-        if (rc == 0 && connected_to_itself(fd))
-            rc = -ECONNREFUSED;
-        if (rc == 0)
-            return fd;
-        (void)close(fd);
-        if (zb_now_ns() >= deadline_ns)
-            return rc;
-        if (rc != -ECONNREFUSED && rc != -ETIMEDOUT && rc != -EHOSTUNREACH && rc != -ENETUNREACH &&
-            rc != -EINTR)
-            return rc;
-        nap();
-    }
-}
-
-/* Listens; *ret_port is where. at: NULL for any address and any port. */
-static int listen_at(int family, const union socket_address *at, uint32_t *ret_port)
-{
-    union socket_address a = { .any.sa_family = (sa_family_t)family };
-    socklen_t bytes = sizeof(a);
-    int on = 1, rc = 0, fd = socket_new(family);
-
-    if (fd < 0)
-        return fd;
-    if (at)
-        a = *at;
-    (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-    if (bind(fd, &a.any, address_bytes(&a)) < 0 || listen(fd, SOMAXCONN) < 0 ||
-        getsockname(fd, &a.any, &bytes) < 0) {
-        rc = -errno;
-        (void)close(fd);
-        return rc;
-    }
-    *ret_port = address_port(&a);
-    return fd;
-}
-
-static void fd_ready_for_use(int fd)
-{
-    int on = 1;
-
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-    (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on)); /* a machine that is gone */
-}
-
 /* ---- who is there */
 
 static bool hello_fits(const struct meeting *m, const struct hello *h)
@@ -350,22 +143,22 @@ static bool hello_fits(const struct meeting *m, const struct hello *h)
  *
  * @return the descriptor, or -ETIMEDOUT
  */
-static int accept_one(struct meeting *m, struct hello *h, union socket_address *from)
+static int accept_one(struct meeting *m, struct hello *h, union zc_tcp_socket_address *from)
 {
     for (;;) {
         socklen_t bytes = sizeof(*from);
         uint64_t until;
-        int fd, rc = ready(m->listener, POLLIN, m->deadline_ns);
+        int fd, rc = zc_tcp_ready(m->listener, POLLIN, m->deadline_ns);
 
         if (rc < 0)
             return rc;
         fd = accept4(m->listener, &from->any, &bytes, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd < 0) { /* it left again, or descriptors are short for a moment */
-            nap();
+            zc_tcp_nap();
             continue;
         }
         until = zb_min_u64(m->deadline_ns, zb_now_ns() + SECONDS(HELLO_S));
-        if (move_all(fd, h, sizeof(*h), false, until) == 0 && hello_fits(m, h))
+        if (zc_tcp_move(fd, h, sizeof(*h), false, until) == 0 && hello_fits(m, h))
             return fd;
         (void)close(fd);
     }
@@ -402,11 +195,12 @@ static int not_all_came(struct meeting *m, int rc)
                    (unsigned long long)m->env->seconds, who);
 }
 
-static void peer_take(struct meeting *m, uint32_t rank, int fd, const union socket_address *at)
+static void peer_take(struct meeting *m, uint32_t rank, int fd,
+                      const union zc_tcp_socket_address *at)
 {
-    fd_ready_for_use(fd);
+    zc_tcp_settle(fd);
     m->mesh->fds[rank] = fd;
-    address_name(at, m->mesh->names[rank]);
+    zc_tcp_address_name(at, m->mesh->names[rank]);
 }
 
 /* ---- rank 0 */
@@ -415,23 +209,23 @@ static int host_listen(struct meeting *m)
 {
     uint32_t port;
     char name[ZC_TCP_NAME_BYTES];
-    int fd = listen_at(m->master.any.sa_family, &m->master, &port);
+    int fd = zc_tcp_listen(m->master.any.sa_family, &m->master, &port);
 
     if (fd == -EADDRNOTAVAIL) { /* a name for this machine that is none of its addresses */
-        union socket_address any = { .any.sa_family = m->master.any.sa_family };
+        union zc_tcp_socket_address any = { .any.sa_family = m->master.any.sa_family };
 
-        address_set_port(&any, m->env->port);
-        fd = listen_at(any.any.sa_family, &any, &port);
+        zc_tcp_address_set_port(&any, m->env->port);
+        fd = zc_tcp_listen(any.any.sa_family, &any, &port);
     }
     m->listener = fd;
-    address_name(&m->master, name);
+    zc_tcp_address_name(&m->master, name);
     return fd < 0 ? zb_fail(m->err, fd, "rank 0 cannot listen at %s: %s", name, strerror(-fd)) : 0;
 }
 
 static int host_gather(struct meeting *m)
 {
     for (uint32_t left = m->env->world - 1; left > 0;) {
-        union socket_address from;
+        union zc_tcp_socket_address from;
         struct hello h;
         int fd = accept_one(m, &h, &from);
 
@@ -446,7 +240,7 @@ static int host_gather(struct meeting *m)
                        : zb_fail(m->err, -EPROTO, "two processes say that they are rank %u",
                                  h.rank);
         }
-        address_pack(&from, h.port, &m->addresses[h.rank]);
+        zc_tcp_address_pack(&from, h.port, &m->addresses[h.rank]);
         peer_take(m, h.rank, fd, &from);
         left--;
     }
@@ -457,7 +251,7 @@ static int host_gather(struct meeting *m)
 static int host_answer(struct meeting *m, int rc)
 {
     struct welcome w = { .magic = MESH_MAGIC, .rc = rc };
-    size_t bytes = sizeof(struct address) * m->env->world;
+    size_t bytes = sizeof(struct zc_tcp_address) * m->env->world;
     uint64_t until = zb_max_u64(m->deadline_ns, zb_now_ns() + SECONDS(HELLO_S));
 
     if (rc == 0 && getrandom(&m->token, sizeof(m->token), 0) != sizeof(m->token))
@@ -466,12 +260,13 @@ static int host_answer(struct meeting *m, int rc)
     if (rc < 0)
         (void)snprintf(w.text, sizeof(w.text), "%s", m->err->text);
     if (m->refused >= 0)
-        (void)move_all(m->refused, &w, sizeof(w), true, until);
+        (void)zc_tcp_move(m->refused, &w, sizeof(w), true, until);
     for (uint32_t r = 1; r < m->env->world; r++) {
-        int told = m->mesh->fds[r] < 0 ? 0 : move_all(m->mesh->fds[r], &w, sizeof(w), true, until);
+        int told = m->mesh->fds[r] < 0 ? 0
+                                       : zc_tcp_move(m->mesh->fds[r], &w, sizeof(w), true, until);
 
         if (told == 0 && rc == 0)
-            told = move_all(m->mesh->fds[r], m->addresses, bytes, true, until);
+            told = zc_tcp_move(m->mesh->fds[r], m->addresses, bytes, true, until);
         if (told < 0 && rc == 0)
             rc = zb_fail(m->err, told, "rank %u (%s) left: %s", r, m->mesh->names[r],
                          strerror(-told));
@@ -501,24 +296,24 @@ static struct hello hello_of(const struct meeting *m, uint32_t port)
 /* Says hello to rank 0 and gets the list. */
 static int guest_meet(struct meeting *m)
 {
-    size_t bytes = sizeof(struct address) * m->env->world;
+    size_t bytes = sizeof(struct zc_tcp_address) * m->env->world;
     char name[ZC_TCP_NAME_BYTES];
     struct welcome w = { 0 };
     struct hello h;
     uint32_t port;
-    int rc, fd = connect_until(&m->master, m->deadline_ns);
+    int rc, fd = zc_tcp_connect(&m->master, m->deadline_ns);
 
-    address_name(&m->master, name);
+    zc_tcp_address_name(&m->master, name);
     if (fd < 0)
         return zb_fail(m->err, fd, "rank 0 is not at %s: %s", name, strerror(-fd));
     peer_take(m, 0, fd, &m->master);
-    m->listener = listen_at(m->master.any.sa_family, NULL, &port);
+    m->listener = zc_tcp_listen(m->master.any.sa_family, NULL, &port);
     if (m->listener < 0)
         return zb_fail(m->err, m->listener, "cannot listen: %s", strerror(-m->listener));
     h = hello_of(m, port);
-    rc = move_all(fd, &h, sizeof(h), true, m->deadline_ns);
+    rc = zc_tcp_move(fd, &h, sizeof(h), true, m->deadline_ns);
     if (rc == 0) /* rank 0 gives up first, and says why */
-        rc = move_all(fd, &w, sizeof(w), false, m->deadline_ns + SECONDS(HELLO_S));
+        rc = zc_tcp_move(fd, &w, sizeof(w), false, m->deadline_ns + SECONDS(HELLO_S));
     if (rc == 0 && w.magic != MESH_MAGIC)
         return zb_fail(m->err, -EPROTO, "what answers at %s is no rank 0 of this kind", name);
     if (rc == 0 && w.rc < 0) {
@@ -526,7 +321,7 @@ static int guest_meet(struct meeting *m)
         return zb_fail(m->err, w.rc, "rank 0 gave up: %s", w.text);
     }
     if (rc == 0)
-        rc = move_all(fd, m->addresses, bytes, false, m->deadline_ns);
+        rc = zc_tcp_move(fd, m->addresses, bytes, false, m->deadline_ns);
     m->token = w.token;
     return rc < 0 ? zb_fail(m->err, rc,
                             "rank 0 at %s did not answer: %s (another run's, or no rank at all?)",
@@ -536,12 +331,12 @@ static int guest_meet(struct meeting *m)
 
 /* Where this rank reaches another. One that rank 0 sees on its own machine, by loopback, is for
  * others where rank 0 is. */
-static void peer_address(const struct meeting *m, uint32_t rank, union socket_address *out)
+static void peer_address(const struct meeting *m, uint32_t rank, union zc_tcp_socket_address *out)
 {
-    address_unpack(&m->addresses[rank], out);
-    if (address_loopback(out) && !address_loopback(&m->master)) {
+    zc_tcp_address_unpack(&m->addresses[rank], out);
+    if (zc_tcp_address_loopback(out) && !zc_tcp_address_loopback(&m->master)) {
         *out = m->master;
-        address_set_port(out, m->addresses[rank].port);
+        zc_tcp_address_set_port(out, m->addresses[rank].port);
     }
 }
 
@@ -550,16 +345,16 @@ static int guest_connect(struct meeting *m)
     struct hello h = hello_of(m, 0);
 
     for (uint32_t r = 1; r < m->env->rank; r++) {
-        union socket_address to;
+        union zc_tcp_socket_address to;
         int rc, fd;
 
         peer_address(m, r, &to);
-        fd = connect_until(&to, m->deadline_ns);
+        fd = zc_tcp_connect(&to, m->deadline_ns);
         if (fd >= 0)
             peer_take(m, r, fd, &to);
-        rc = fd < 0 ? fd : move_all(fd, &h, sizeof(h), true, m->deadline_ns);
+        rc = fd < 0 ? fd : zc_tcp_move(fd, &h, sizeof(h), true, m->deadline_ns);
         if (rc < 0) {
-            address_name(&to, m->mesh->names[r]);
+            zc_tcp_address_name(&to, m->mesh->names[r]);
             return zb_fail(m->err, rc, "rank %u does not reach rank %u at %s: %s", m->env->rank, r,
                            m->mesh->names[r], strerror(-rc));
         }
@@ -570,7 +365,7 @@ static int guest_connect(struct meeting *m)
 static int guest_accept(struct meeting *m)
 {
     for (uint32_t left = m->env->world - m->env->rank - 1; left > 0;) {
-        union socket_address from;
+        union zc_tcp_socket_address from;
         struct hello h;
         int fd = accept_one(m, &h, &from);
 

@@ -8,8 +8,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
-
-#define ZC_TCP_NAME_BYTES 64
+#include "client/zero/comm/tcp_socket.h"
 
 struct zc_tcp_mesh {
     uint32_t rank, world;

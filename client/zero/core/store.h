@@ -109,6 +109,7 @@ struct zcz_store_ops {
 };
 
 struct zcz_store {
+    /* ---- store/: */
     const struct zcz_store_ops *ops;
     struct zc_zero *z;
     struct zb_err err;      /* the first failure of a call in flight, an event or the connection */
@@ -124,12 +125,21 @@ struct zcz_store {
     uint64_t epoch;         /* of a job that was attached, */
     uint32_t npoints;       /* and what it can go on from on this node */
     struct zc_point points[ZC_POINTS_MAX];
-    uint64_t resume_at; /* written before place(): the step to go on from, by its number */
     uint64_t iterations, applied; /* after place(): of a job that goes on */
-    /* ranks of this node: how many, which one this is, and who they are among all */
+
+    /* ---- step/: resume.c, before place() */
+    uint64_t resume_at; /* the step to go on from, by its number */
+
+    /* ---- ./: engine.c. Ranks of this node: how many, which one this is, who they are among all */
     uint32_t node_rank, node_world;
-    uint32_t *node_ranks;
+    uint32_t *node_ranks; /* freed with the store */
 };
+
+/** The last failure was none after all. */
+static inline void zcz_store_forgive(struct zcz_store *s)
+{
+    s->err.code = 0;
+}
 
 /** The error message of op->rc, or of poll(). */
 static inline const char *zcz_store_text(const struct zcz_store *s)

@@ -25,8 +25,9 @@
  * is final (zcz_fail()): the ranks are no longer in step, so from then on every call answers with
  * that code and error message, and zc_zero_close() waits for nobody.
  *
- * OWNERS. Each field has one file, or one room, that writes it; the others read it. What only one
- * room above this one knows is in a struct of that room's, behind a pointer.
+ * OWNERS. Each field has one file, or one room, that writes it; the others read it (`./` is
+ * client/zero/ itself, and tests/check_rooms.py holds it). What only one room above this one knows
+ * is in a struct of that room's, behind a pointer.
  */
 #ifndef ZC_ZERO_CORE_H
 #define ZC_ZERO_CORE_H
@@ -56,7 +57,7 @@ struct zcz_pass_unit;
 struct zcz_steps;
 
 struct zcz_unit {
-    /* units.c, when it is declared */
+    /* ---- ./: units.c, when it is declared */
     struct zc_unit def; /* names and tensors are ours */
     struct zb_layout layout;
     struct zk_segment *segments; /* stepped elements; neighbours of one group are one */
@@ -66,15 +67,16 @@ struct zcz_unit {
     uint64_t part;         /* replicas > 1: of a slice, what each replica adds up; replicas * part
                               may be more than the slice */
 
-    /* store/ */
+    /* ---- store/: */
     struct zc_view view;              /* what fetch() brought, until release() */
     struct zcz_buf *whole[ZB_PLANES]; /* what zcz_whole_in_store(); else NULL */
 
-    struct zcz_pass_unit *pass; /* pass/pass.h; from the start on */
+    /* ---- pass/: pass.h; from the start on */
+    struct zcz_pass_unit *pass;
 };
 
 struct zc_zero {
-    /* engine.c, at open */
+    /* ---- ./: engine.c, at open */
     struct zc_zero_options options; /* its strings are ours */
     char job[ZC_NAME_MAX + 1];
     const struct zk_ops *kernels;
@@ -84,7 +86,7 @@ struct zc_zero {
     uint32_t timeout_ms; /* of calls to the store */
     struct zcz_store *store;
 
-    /* ranks.c, at open. Units are cut into `shards` slices, of which this rank has number `shard`;
+    /* ---- core/: ranks.c, at open. Units are cut into `shards` slices, of which this rank has number `shard`;
      * `replicas` ranks have the same one. Who exchanges slices, and who adds equal ones up; NULL
      * where that is one rank. shards * replicas = world. */
     uint32_t shards, shard, replicas, replica;
@@ -93,21 +95,21 @@ struct zc_zero {
     bool whole_params; /* gathered parameters stay until the next step: stages 1 and 2 */
     bool whole_grads;  /* gradients have memory of their own, whole: stage 1 */
 
-    /* units.c */
+    /* ---- ./: units.c */
     struct zcz_unit *units;
     uint32_t nunits;
     size_t units_room;
     uint32_t trainable;
 
-    /* start.c */
+    /* ---- ./: start.c */
     bool started;
     bool placing; /* from here on, the store tells the others when this rank leaves */
 
-    /* fail.c; vote.c lifts a failure for as long as a farewell takes */
+    /* ---- core/: fail.c; vote.c lifts a failure for as long as a farewell takes */
     struct zb_err error;
     int failed; /* 0, or the code that every call answers from now on */
 
-    /* Each of its file */
+    /* ---- core/: each of its file */
     struct zcz_turns turns;
     struct zcz_colls colls;
     struct zcz_shares shares;
@@ -119,15 +121,17 @@ struct zc_zero {
     struct zcz_pool whole_param, whole_grad; /* what is kept whole: on the device, or the host */
     struct zcz_op op; /* of the one call to the store at a time that is waited for */
 
-    /* step/: how far it is */
+    /* ---- step/: how far it is */
     uint64_t iterations, applied; /* when the step in progress has finished */
     bool stepping;                /* the store is doing one */
     bool committing;              /* the daemon may take its time */
 
+    /* ---- ./: engine.c, at open; what they point to is those rooms' */
     struct zcz_pass *pass;   /* pass/pass.h */
     struct zcz_steps *steps; /* step/step.h */
 
-    struct zcz_store_stats base; /* stats.c: of the store, at the start */
+    /* ---- ./: stats.c */
+    struct zcz_store_stats base; /* of the store, at the start */
 };
 
 /** Something has moved: the turn goes on. */

@@ -45,7 +45,7 @@ struct zcz_pass_unit {
     uint32_t micro;            /* micro-steps of this iteration that were reduced */
 };
 
-/* reduce.c, across.c and reduce_dev.c */
+/* reduce.c and reduce_dev.c */
 struct zcz_reduce {
     struct zb_list node; /* in pass->reduces, or pass->reduces_idle */
     struct zcz_unit *unit;

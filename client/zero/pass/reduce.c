@@ -394,7 +394,8 @@ static int reduce_land(struct zc_zero *z, struct zcz_reduce *r)
 
     if (z->device.ops && !r->summing) {
         rc = reduce_add(z, r);
-        z->turns.moved = z->turns.moved || rc > 0;
+        if (rc > 0)
+            zcz_moved(z);
         return rc < 0 ? rc : 0;
     }
     rc = zcz_device_done(z, r->on_dev);

@@ -60,7 +60,7 @@ int zcz_commit_resolved(struct zc_zero *z)
     int rc = zcz_wait_op(z, &z->steps->resolve, "what was prepared to be resolved");
 
     if (rc == -ENOENT && z->steps->dropping) { /* there is nothing left to drop */
-        z->store->err.code = 0;
+        zcz_store_forgive(z->store);
         rc = 0;
     }
     return rc < 0 ? zcz_fail(z, rc, "what was prepared: %s", zcz_store_text(z->store)) : 0;
@@ -150,7 +150,8 @@ static int commit_now(struct zc_zero *z)
             (void)snprintf(mine.text, sizeof(mine.text), "%s", z->error.text);
         else if ((rc = zcz_wait_op(z, &z->op, "the commit")) < 0)
             (void)snprintf(mine.text, sizeof(mine.text), "%s", zcz_store_text(z->store));
-        z->store->err.code = z->failed ? z->store->err.code : 0; /* it is no end */
+        if (!z->failed)
+            zcz_store_forgive(z->store); /* it is not the end */
     }
     if (z->failed)
         return z->failed;

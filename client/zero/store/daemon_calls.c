@@ -1,0 +1,80 @@
+/*
+ * daemon_calls.c - how calls of the daemon begin and end.
+ *
+ * Every call of the library ends in zcz_daemon_on_op() or zcz_daemon_on_piece(), which count and keep
+ * the first error message; what follows from it, the engine decides.
+ */
+#include <assert.h>
+#include <errno.h>
+
+#include "client/zero/core/zero.h"
+#include "client/zero/store/daemon_priv.h"
+
+static void op_end(struct zcz_op *op, int rc)
+{
+    struct zcz_daemon *d = zcz_daemon_of(op->store);
+
+    assert(op->pending > 0);
+    op->pending--;
+    if (rc < 0) {
+        (void)zb_fail(&d->base.err, rc, "%s", zc_error(d->c));
+        op->rc = op->rc ? op->rc : rc;
+    }
+}
+
+void zcz_daemon_on_op(void *arg, int rc)
+{
+    op_end(arg, rc);
+}
+
+void zcz_daemon_on_piece(void *arg, int rc)
+{
+    struct zcz_piece *p = arg;
+
+    p->used = false;
+    op_end(p->op, rc);
+}
+
+void zcz_daemon_on_event(void *arg, const struct zc_event *event)
+{
+    struct zcz_daemon *d = arg;
+    const struct zcz_store *s = &d->base;
+    uint32_t rank = event->rank < s->node_world ? s->node_ranks[event->rank] : event->rank;
+
+    if (event->job != d->job.id || d->gone)
+        return;
+    d->gone = event->code;
+    d->base.err.code = 0; /* the reason, in place of what it made fail */
+    if (event->kind == ZC_EVENT_PEER_LOST)
+        d->gone = -EOWNERDEAD;
+    if (event->kind == ZC_EVENT_PEER_LOST && rank != event->rank) /* the text counts on this node */
+        (void)zb_fail(&d->base.err, d->gone, "rank %u is lost: %s", rank, event->text);
+    else
+        (void)zb_fail(&d->base.err, d->gone, "%s", event->text);
+}
+
+/* What the start of a call says: 0 and one more pending, -EAGAIN, or a refusal. */
+int zcz_daemon_begun(struct zcz_daemon *d, struct zcz_op *op, int rc)
+{
+    if (rc == 0) {
+        op->store = &d->base;
+        op->pending++;
+        return 0;
+    }
+    return rc == -ENOBUFS ? -EAGAIN : zcz_refuse(d->base.z, rc, "%s", zc_error(d->c));
+}
+
+/* ... of one that is waited for; its sentence, if it fails, is the engine's last. */
+int zcz_daemon_wait(struct zcz_daemon *d, int rc, const char *what)
+{
+    struct zc_zero *z = d->base.z;
+
+    rc = zcz_daemon_begun(d, &d->op, rc);
+    if (rc == 0)
+        rc = zcz_wait_op(z, &d->op, what);
+    else if (rc == -EAGAIN)
+        rc = zcz_refuse(z, -ENOBUFS, "%s", zc_error(d->c));
+    if (rc < 0 && !z->failed && d->base.err.code != 0)
+        rc = zcz_refuse(z, rc, "%s", d->base.err.text);
+    return rc;
+}

@@ -1,0 +1,248 @@
+/*
+ * daemon_start.c - the way into the daemon: a connection, a job, units and slices, their place.
+ *
+ * ON THE GPU. Where the daemon has the parameters on this engine's device (ZC_ZERO_GPU), their
+ * memory is mapped here, read-only, from place() on: views are offsets in it. It is let go before
+ * the job is closed, so that nothing is left stranded.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/zero/core/zero.h"
+#include "client/zero/store/daemon_priv.h"
+
+#define CONNECT_MS_MAX 5000u
+
+int zcz_daemon_open(struct zcz_store *s)
+{
+    struct zcz_daemon *d = zcz_daemon_of(s);
+    struct zc_options options = {
+        .socket = s->z->options.socket,
+        .program = "zero",
+        .connect_timeout_ms = (uint32_t)zb_min_u64(s->z->timeout_ms, CONNECT_MS_MAX),
+    };
+    int rc = zc_open(&d->c, &options);
+
+    if (rc < 0) {
+        (void)zcz_refuse(s->z, rc, "%s", d->c ? zc_error(d->c) : "no memory for a connection");
+        zc_close(d->c);
+        d->c = NULL;
+        return rc;
+    }
+    zc_on_event(d->c, zcz_daemon_on_event, d);
+    memcpy(s->node, zc_server(d->c)->instance, sizeof(s->node));
+    s->page_elems = zc_server(d->c)->page_elems;
+    return 0;
+}
+
+/* With clipping the scale of a step is not known ahead. */
+static bool early_wanted(const struct zc_zero *z)
+{
+    return z->options.clip <= 0 && (z->options.overlap & ZC_ZERO_EARLY) != 0;
+}
+
+/* Where the ranks gather between devices, or need not gather; through host memory, parameters are
+ * best there. */
+static bool params_on_gpu(const struct zc_zero *z)
+{
+    return z->options.offload_param == ZC_ZERO_GPU && z->device.gpu &&
+           (z->shards == 1 || z->device.ops);
+}
+
+static enum zc_place place_param(const struct zc_zero *z)
+{
+    if (params_on_gpu(z))
+        return ZC_GPU;
+    return z->options.offload_param == ZC_ZERO_NVME || z->options.offload_param == ZC_ZERO_GPU
+               ? ZC_NVME
+               : ZC_HOST;
+}
+
+/* Of a job that was kept: `epoch` 0 takes it over. */
+static int start_job(struct zcz_daemon *d, uint64_t epoch)
+{
+    struct zc_zero *z = d->base.z;
+    uint64_t slice_most = 0, piece_bytes;
+    struct zc_job_options options = {
+        .name = z->job,
+        .rank = d->base.node_rank,
+        .world = d->base.node_world,
+        .keep = z->options.keep,
+        .attach = z->options.resume,
+        .durable = z->options.durable,
+        .takeover = z->options.resume && epoch == 0,
+        .epoch = epoch,
+        .offload_param = place_param(z),
+        .device = params_on_gpu(z) ? zk_gpu_info(z->device.gpu)->id : NULL,
+        .offload_optimizer = z->options.offload_optimizer == ZC_ZERO_HOST ? ZC_HOST : ZC_NVME,
+        .offload_grad = z->options.offload_grad == ZC_ZERO_HOST ? ZC_HOST : ZC_NVME,
+        .groups = z->options.groups,
+        .optimizer = z->options.optimizer,
+        .moments = z->options.moments,
+        .share = z->options.share,
+        .early = early_wanted(z),
+        .writable = zcz_device_pins_writable(z),
+    };
+    int rc;
+
+    for (uint32_t i = 0; i < z->nunits; i++)
+        slice_most = zb_max_u64(slice_most, z->units[i].slice);
+    d->base.piece_elems = zb_piece_elems(slice_most, d->base.page_elems);
+    piece_bytes = zb_piece_bytes(d->base.piece_elems);
+    options.staging_bytes = zb_staging_bytes(d->base.piece_elems);
+    rc = zcz_daemon_wait(d, zc_job_open(d->c, &options, &d->job, zcz_daemon_on_op, &d->op),
+                         "the job to open");
+    if (rc < 0)
+        return rc;
+    d->joined = true;
+    for (uint32_t i = 0; i < ZB_PIECES; i++)
+        d->pieces[i] = (struct zcz_piece){
+            .data = (float *)(void *)((char *)d->job.staging + i * piece_bytes),
+        };
+    return 0;
+}
+
+static int start_units(struct zcz_daemon *d)
+{
+    struct zc_zero *z = d->base.z;
+    int rc = 0;
+
+    for (uint32_t i = 0; i < z->nunits && rc == 0; i++)
+        rc = zcz_daemon_wait(
+            d, zc_unit_define(d->c, d->job.id, &z->units[i].def, zcz_daemon_on_op, &d->op),
+            "the daemon to take the units");
+    return rc;
+}
+
+/* Registers the slices of units [from, ...), as many as one request may name; *ret_next is the unit
+ * behind them. */
+static int start_shards(struct zcz_daemon *d, uint32_t from, struct zc_range *ranges,
+                        uint32_t *ret_next)
+{
+    struct zc_zero *z = d->base.z;
+    uint32_t most = zc_server(d->c)->shards_max, n = 0, i = from;
+    int rc = 0;
+
+    for (; i < z->nunits && n < most; i++)
+        if (z->units[i].count > 0)
+            ranges[n++] = (struct zc_range){ i, z->units[i].first, z->units[i].count };
+    if (n > 0)
+        rc = zcz_daemon_wait(
+            d, zc_register(d->c, d->job.id, ranges, n, d->ids, zcz_daemon_on_op, &d->op),
+            "the daemon to take the slices");
+    for (uint32_t u = from, k = 0; u < i && rc == 0; u++)
+        if (z->units[u].count > 0)
+            d->shards[u] = d->ids[k++];
+    *ret_next = i;
+    return rc;
+}
+
+static int start_all_shards(struct zcz_daemon *d)
+{
+    struct zc_zero *z = d->base.z;
+    struct zc_range *ranges = calloc(z->nunits, sizeof(*ranges));
+    int rc = 0;
+
+    d->ids = calloc(z->nunits, sizeof(*d->ids));
+    d->shards = calloc(z->nunits, sizeof(*d->shards));
+    if (!ranges || !d->ids || !d->shards)
+        rc = zcz_refuse(z, -ENOMEM, "no memory for %u units", z->nunits);
+    for (uint32_t u = 0; u < z->nunits && rc == 0;)
+        rc = start_shards(d, u, ranges, &u);
+    free(ranges);
+    return rc;
+}
+
+int zcz_daemon_attach(struct zcz_store *s, uint64_t epoch)
+{
+    struct zcz_daemon *d = zcz_daemon_of(s);
+    int rc = start_job(d, epoch);
+
+    if (rc < 0)
+        return rc;
+    s->epoch = d->job.epoch;
+    s->npoints = (uint32_t)zb_min_u64(d->job.npoints, ZC_POINTS_MAX);
+    memcpy(s->points, d->job.points, sizeof(s->points));
+    return 0;
+}
+
+int zcz_daemon_join(struct zcz_store *s)
+{
+    struct zcz_daemon *d = zcz_daemon_of(s);
+    int rc = d->joined ? 0 : start_job(d, 0);
+
+    if (rc == 0)
+        rc = start_units(d);
+    return rc == 0 ? start_all_shards(d) : rc;
+}
+
+/* Maps the daemon's parameters: read-only, where the driver can. */
+static int place_import(struct zcz_daemon *d)
+{
+    struct zc_zero *z = d->base.z;
+    struct zc_gpu_memory memory = { .mem_fd = -1, .mark_fd = -1 };
+    struct zk_gpu_share share;
+    struct zb_err err = { 0 };
+    int rc = zcz_daemon_wait(d, zc_gpu_share(d->c, d->job.id, &memory, zcz_daemon_on_op, &d->op),
+                             "the daemon to share its GPU memory");
+
+    if (rc < 0)
+        return rc;
+    share = (struct zk_gpu_share){ memory.mem_fd, memory.mark_fd, memory.bytes };
+    rc = zk_gpu_import(z->device.gpu, &share, false, &d->params, &err);
+    zk_gpu_share_close(&share);
+    if (rc < 0)
+        return zcz_refuse(
+            z, rc, "device '%s' cannot map the parameters that the daemon has on the GPU: %s",
+            z->options.device, err.text);
+    d->base.params_dev = zk_gpu_addr(d->params);
+    return 0;
+}
+
+/* Nothing copies from them any more. */
+void zcz_daemon_let_go(struct zcz_daemon *d)
+{
+    d->base.params_dev = NULL;
+    zk_gpu_free(d->params);
+    d->params = NULL;
+}
+
+int zcz_daemon_place(struct zcz_store *s)
+{
+    struct zcz_daemon *d = zcz_daemon_of(s);
+    const uint64_t *at = s->z->options.resume ? &s->resume_at : NULL;
+    int rc;
+
+    d->placing = true;
+    rc = zcz_daemon_wait(
+        d, zc_ready(d->c, d->job.id, at, s->z->timeout_ms, &d->placement, zcz_daemon_on_op, &d->op),
+        "the daemon to place the job, and the other ranks to be ready");
+    d->placing = false;
+    s->pins_max = d->placement.ring_bytes == 0 ? UINT32_MAX : ZC_PINS_MIN;
+    if (rc == 0 && d->placement.gpu_params > 0)
+        rc = place_import(d);
+    if (rc == 0) {
+        zcz_device_pin(s->z, d->placement.arena, d->placement.arena_bytes);
+        s->iterations = d->placement.iterations;
+        s->applied = d->placement.applied;
+        /* a kept job has what it was opened with */
+        s->early = early_wanted(s->z) && d->placement.early;
+    }
+    return rc;
+}
+
+/* Why parameters are not on the GPU, where they were asked to be. */
+const char *zcz_daemon_why(const struct zcz_daemon *d)
+{
+    const struct zc_zero *z = d->base.z;
+
+    if (z->options.offload_param != ZC_ZERO_GPU || d->placement.gpu_params > 0)
+        return "";
+    if (!z->device.gpu)
+        return "the trainer computes on the processor";
+    if (!params_on_gpu(z))
+        return "the ranks gather through host memory";
+    return d->placement.gpu_why[0] ? d->placement.gpu_why
+                                   : "the job was in memory before, with its parameters elsewhere";
+}
