@@ -174,14 +174,6 @@ static int place_params(const struct zb_place_job *job, uint64_t bytes, struct z
     return rc < 0 ? rc : found ? 0 : -ENOSPC;
 }
 
-/* Bytes of the first pages of a shard's plane. */
-static uint64_t pages_bytes(const struct zb_place_job *job, const struct zb_place_shard *s,
-                            enum zb_plane plane, uint32_t pages)
-{
-    return zb_layout_bytes(s->layout, plane, job->page_elems,
-                           zb_min_u64(s->count, (uint64_t)pages * job->page_elems));
-}
-
 /* How many pages of a shard's plane fit into what is left, and takes them from it. */
 static uint32_t place_fit(const struct zb_place_job *job, const struct zb_place_shard *s,
                           enum zb_plane plane, uint64_t *left)
@@ -238,8 +230,9 @@ static int place_count(const struct zb_place_job *job, const struct zb_place_sha
 }
 
 /* State takes what is left of the job's host bytes. */
-static int place_pages(const struct zb_place_job *job, struct zb_place *ret, uint64_t left)
+static int place_pages(const struct zb_place_job *job, struct zb_place *ret, uint64_t state_left)
 {
+    uint64_t left = state_left;
     struct place_streams streams[ZB_PLANES] = { 0 };
     int rc = 0;
 
@@ -250,10 +243,10 @@ static int place_pages(const struct zb_place_job *job, struct zb_place *ret, uin
         uint32_t resident[ZB_PLANES] = { i < ret->params_resident ? npages : 0,
                                          ret->grads_resident[i], n };
 
-        ret->state_bytes += pages_bytes(job, s, ZB_STATE, n);
         for (enum zb_plane p = 0; p < ZB_PLANES && rc == 0; p++)
             rc = place_count(job, s, p, resident[p], ret, &streams[p]);
     }
+    ret->state_bytes = state_left - left;
     for (enum zb_plane p = 0; p < ZB_PLANES; p++) {
         if (rc == 0)
             rc = zb_needs_spares(&ret->nvme, &streams[p].all, &streams[p].early, job->nbuffers);

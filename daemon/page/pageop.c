@@ -582,6 +582,8 @@ static bool page_publishes_nothing(const struct zsd_pageop *op)
 static void page_run(struct zsd_pageop *op)
 {
     for (;;) {
+        if (op->err.code != 0)
+            op->state = PAGE_SETTLE;
         switch (op->state) {
         case PAGE_BUFFER:
             if (page_needs_buffer(op)) {
@@ -599,45 +601,30 @@ static void page_run(struct zsd_pageop *op)
                 return;
             break;
         case PAGE_READ_WAIT:
-            op->state = PAGE_SETTLE;
-            if (op->err.code != 0)
-                break;
             op->state = PAGE_CHECK;
             if (!op->there || !page_any(op, false))
                 break;
             page_compute(op);
             return;
         case PAGE_CHECK:
-            op->state = PAGE_SETTLE;
-            if (op->err.code != 0)
-                break;
             op->state = PAGE_DEVICE;
             if (!op->there && !page_comes_down(op))
                 break;
             page_device(op, op->there ? ZSD_GPU_STEP : ZSD_GPU_DOWN);
             return;
         case PAGE_DEVICE:
-            op->state = PAGE_SETTLE;
-            if (op->err.code != 0)
-                break;
             op->state = PAGE_COMPUTE;
             if ((op->there && !page_any(op, true)) || page_publishes_nothing(op))
                 break; /* nothing is in memory: there is nothing to copy; or to seal */
             page_compute(op);
             return;
         case PAGE_COMPUTE:
-            op->state = PAGE_SETTLE;
-            if (op->err.code != 0)
-                break;
             op->state = PAGE_STORE;
             if (!page_goes_up(op))
                 break;
             page_device(op, ZSD_GPU_UP);
             return;
         case PAGE_STORE:
-            op->state = PAGE_SETTLE;
-            if (op->err.code != 0)
-                break;
             op->state = PAGE_WRITE;
             if (page_transfer(op, ZN_WRITE))
                 return;

@@ -162,7 +162,7 @@ static void offload_settle(struct gpt_args *args)
 }
 
 /* What scales a loss is of fp16. */
-static int scale_check(const struct gpt_args *args, struct gpt_err *err)
+static int scale_check(const struct gpt_args *args, struct zb_err *err)
 {
     static const char *const flags[] = {
         "--loss-scale", "--initial-scale-power",    "--loss-scale-window",
@@ -173,26 +173,26 @@ static int scale_check(const struct gpt_args *args, struct gpt_err *err)
         return 0;
     for (size_t i = 0; i < sizeof(flags) / sizeof(flags[0]); i++)
         if (gpt_args_given(args, flags[i]))
-            return gpt_fail(err, -EINVAL, "%s is of --dtype fp16: no other loss is scaled",
-                            flags[i]);
+            return zb_fail(err, -EINVAL, "%s is of --dtype fp16: no other loss is scaled",
+                           flags[i]);
     return 0;
 }
 
 /* What the flags alone say. */
-static int args_settle(struct gpt_args *args, struct gpt_err *err)
+static int args_settle(struct gpt_args *args, struct zb_err *err)
 {
     if (args->help || args->version)
         return 0;
     for (const struct zb_opt *o = rows; o->name; o++)
         if (o->missing && !(args->given >> (o - rows) & 1) &&
             !(o->missing == or_config && args->config))
-            return gpt_fail(err, -EINVAL, "--%s %s is missing (%s); try --help", o->name, o->arg,
-                            o->help);
+            return zb_fail(err, -EINVAL, "--%s %s is missing (%s); try --help", o->name, o->arg,
+                           o->help);
     offload_settle(args);
     return args->config ? 0 : gpt_args_check(args, err);
 }
 
-int gpt_args_check(struct gpt_args *args, struct gpt_err *err)
+int gpt_args_check(struct gpt_args *args, struct zb_err *err)
 {
     int rc = scale_check(args, err);
 
@@ -201,46 +201,45 @@ int gpt_args_check(struct gpt_args *args, struct gpt_err *err)
     if (rc != 0)
         return rc;
     if (args->offload_param != GPT_OFFLOAD_NONE && args->offload_optimizer == GPT_OFFLOAD_NONE)
-        return gpt_fail(err, -EINVAL,
-                        "parameters are offloaded with the optimizer state, or not at all: give "
-                        "--offload, or --offload-optimizer, too");
+        return zb_fail(err, -EINVAL,
+                       "parameters are offloaded with the optimizer state, or not at all: give "
+                       "--offload, or --offload-optimizer, too");
     if (args->width % args->heads != 0)
-        return gpt_fail(err, -EINVAL, "--width %u is not a multiple of --heads %u", args->width,
-                        args->heads);
+        return zb_fail(err, -EINVAL, "--width %u is not a multiple of --heads %u", args->width,
+                       args->heads);
     if (args->freeze > args->layers)
-        return gpt_fail(err, -EINVAL, "--freeze %u is more than there are blocks: --layers %u",
-                        args->freeze, args->layers);
+        return zb_fail(err, -EINVAL, "--freeze %u is more than there are blocks: --layers %u",
+                       args->freeze, args->layers);
     if (args->quantize_frozen && args->freeze == 0)
-        return gpt_fail(err, -EINVAL,
-                        "--quantize-frozen is of frozen blocks, and there are none: give --freeze");
+        return zb_fail(err, -EINVAL,
+                       "--quantize-frozen is of frozen blocks, and there are none: give --freeze");
     if (args->quantize_frozen && gpt_args_stage(args) < 3)
-        return gpt_fail(err, -EINVAL, "--quantize-frozen is of --stage 3, and this is stage %u",
-                        gpt_args_stage(args));
+        return zb_fail(err, -EINVAL, "--quantize-frozen is of --stage 3, and this is stage %u",
+                       gpt_args_stage(args));
     if ((uint64_t)args->micro_batch * args->seq > GPT_ROWS_MAX)
-        return gpt_fail(err, -EINVAL,
-                        "--micro-batch %u of --seq %u is more than %u tokens at a "
-                        "time",
-                        args->micro_batch, args->seq, GPT_ROWS_MAX);
+        return zb_fail(err, -EINVAL,
+                       "--micro-batch %u of --seq %u is more than %u tokens at a "
+                       "time",
+                       args->micro_batch, args->seq, GPT_ROWS_MAX);
     if ((args->keep || args->resume) && args->offload_optimizer == GPT_OFFLOAD_NONE)
-        return gpt_fail(err, -EINVAL, "%s needs the daemon: --offload host or nvme",
-                        args->keep ? "--keep" : "--resume");
+        return zb_fail(err, -EINVAL, "%s needs the daemon: --offload host or nvme",
+                       args->keep ? "--keep" : "--resume");
     if (args->resume && args->init)
-        return gpt_fail(err, -EINVAL, "--init begins a run, and --resume goes on with one");
+        return zb_fail(err, -EINVAL, "--init begins a run, and --resume goes on with one");
     args->keep = args->keep || args->resume;
     return 0;
 }
 
-int gpt_args_parse(struct gpt_args *args, int argc, char **argv, struct gpt_err *err)
+int gpt_args_parse(struct gpt_args *args, int argc, char **argv, struct zb_err *err)
 {
     struct zb_opts opts = { .rows = rows, .values = args };
-    struct zb_err why = { 0 };
     int rc;
 
     *args = (struct gpt_args){ .help = false };
     zb_opt_defaults(rows, args);
-    rc = zb_opt_parse(&opts, 1, argc, argv, NULL, &why);
+    rc = zb_opt_parse(&opts, 1, argc, argv, NULL, err);
     args->given = opts.given;
-    return rc < 0 ? gpt_fail(err, rc, "%s", why.text) : args_settle(args, err);
+    return rc < 0 ? rc : args_settle(args, err);
 }
 
 void gpt_args_done(struct gpt_args *args)
@@ -250,15 +249,15 @@ void gpt_args_done(struct gpt_args *args)
 }
 
 int gpt_args_micro_steps(const struct gpt_args *args, uint32_t world, uint32_t *ret_micro_steps,
-                         struct gpt_err *err)
+                         struct zb_err *err)
 {
     uint64_t at_a_time = (uint64_t)args->micro_batch * world;
 
     if (args->batch % at_a_time != 0)
-        return gpt_fail(err, -EINVAL,
-                        "--batch %u does not divide into --micro-batch %u on each of "
-                        "%u ranks",
-                        args->batch, args->micro_batch, world);
+        return zb_fail(err, -EINVAL,
+                       "--batch %u does not divide into --micro-batch %u on each of "
+                       "%u ranks",
+                       args->batch, args->micro_batch, world);
     *ret_micro_steps = (uint32_t)(args->batch / at_a_time);
     return 0;
 }

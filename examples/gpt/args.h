@@ -9,8 +9,8 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "base/err.h"
 #include "base/opt.h"
-#include "examples/gpt/model/err.h"
 
 enum gpt_overlap { GPT_OVERLAP_ALL, GPT_OVERLAP_NONE, GPT_OVERLAP_EARLY, GPT_OVERLAP_SERVE };
 enum gpt_offload { GPT_OFFLOAD_NONE, GPT_OFFLOAD_HOST, GPT_OFFLOAD_NVME, GPT_OFFLOAD_GPU };
@@ -67,10 +67,10 @@ struct gpt_args {
  *
  * @return 0; or err has the message and is -EINVAL usage, -ENOMEM. gpt_args_done() in either case.
  */
-int gpt_args_parse(struct gpt_args *args, int argc, char **argv, struct gpt_err *err);
+int gpt_args_parse(struct gpt_args *args, int argc, char **argv, struct zb_err *err);
 /** What holds of all of them together; gpt_args_parse() asks it, but with --config, which may
  * change them first. 0 or -EINVAL. */
-int gpt_args_check(struct gpt_args *args, struct gpt_err *err);
+int gpt_args_check(struct gpt_args *args, struct zb_err *err);
 /** Whether a flag ("--lr") was given. */
 bool gpt_args_given(const struct gpt_args *args, const char *flag);
 void gpt_args_done(struct gpt_args *args);
@@ -84,7 +84,7 @@ static inline uint32_t gpt_args_stage(const struct gpt_args *args)
 /** What needs the number of ranks: the global batch must divide into whole micro-batches per rank.
  *  *ret_micro_steps is how many each rank computes per step. 0 or -EINVAL. */
 int gpt_args_micro_steps(const struct gpt_args *args, uint32_t world, uint32_t *ret_micro_steps,
-                         struct gpt_err *err);
+                         struct zb_err *err);
 
 void gpt_args_help(FILE *out);
 

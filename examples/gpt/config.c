@@ -23,7 +23,7 @@ static bool takes(struct apply *a, const char *flag, const char *key, uint32_t l
     return false;
 }
 
-static int apply_batch(struct apply *a, struct gpt_err *err)
+static int apply_batch(struct apply *a, struct zb_err *err)
 {
     struct gpt_args *args = a->args;
 
@@ -32,9 +32,9 @@ static int apply_batch(struct apply *a, struct gpt_err *err)
     if (takes(a, "--micro-batch", "train_micro_batch_size_per_gpu", ZC_LEFT_MICRO_BATCH))
         args->micro_batch = (uint32_t)a->c->micro_batch;
     if (args->batch == 0 || args->micro_batch == 0)
-        return gpt_fail(err, -EINVAL, "%s: '%s' does not say it, nor what it follows from: give %s",
-                        args->batch == 0 ? "train_batch_size" : "train_micro_batch_size_per_gpu",
-                        args->config, args->batch == 0 ? "--batch" : "--micro-batch");
+        return zb_fail(err, -EINVAL, "%s: '%s' does not say it, nor what it follows from: give %s",
+                       args->batch == 0 ? "train_batch_size" : "train_micro_batch_size_per_gpu",
+                       args->config, args->batch == 0 ? "--batch" : "--micro-batch");
     return 0;
 }
 
@@ -118,7 +118,7 @@ static void apply_frozen(struct apply *a)
                 args->freeze > 0 ? "it is of stage 3" : "no block is frozen");
 }
 
-static int apply(struct apply *a, struct gpt_err *err)
+static int apply(struct apply *a, struct zb_err *err)
 {
     const struct zc_zero_options *o = &a->c->options;
     struct gpt_args *args = a->args;
@@ -154,14 +154,14 @@ static int apply(struct apply *a, struct gpt_err *err)
 }
 
 int gpt_config_apply(struct zc_zero_config **ret, struct gpt_args *args, uint32_t ranks,
-                     FILE *people, struct gpt_err *err)
+                     FILE *people, struct zb_err *err)
 {
     struct apply a = { .args = args, .people = people };
     char why[sizeof(err->text)];
     int rc = zc_zero_config_load(&a.c, args->config, ranks, why, sizeof(why));
 
     if (rc != 0)
-        return gpt_fail(err, rc, "--config '%s': %s", args->config, why);
+        return zb_fail(err, rc, "--config '%s': %s", args->config, why);
     for (size_t i = 0; i < a.c->nlines && people; i++)
         if (a.c->lines[i].ignored)
             fprintf(people, "zgpt: %s: ignored, because %s\n", a.c->lines[i].key,

@@ -10,9 +10,9 @@
 
 #include <stdio.h>
 
+#include "base/err.h"
 #include "client/zero/zc_config.h"
 #include "examples/gpt/args.h"
-#include "examples/gpt/model/err.h"
 
 /**
  * Reads args->config into args, and checks them anew.
@@ -21,6 +21,6 @@
  *         zc_zero_config_load() and gpt_args_check()
  */
 int gpt_config_apply(struct zc_zero_config **ret, struct gpt_args *args, uint32_t ranks,
-                     FILE *people, struct gpt_err *err);
+                     FILE *people, struct zb_err *err);
 
 #endif

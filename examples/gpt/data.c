@@ -47,16 +47,16 @@ struct gpt_data {
 
 /* ---- lists of paths */
 
-static int paths_add(struct gpt_paths *p, const char *path, struct gpt_err *err)
+static int paths_add(struct gpt_paths *p, const char *path, struct zb_err *err)
 {
     char **more = realloc(p->path, (p->n + 1) * sizeof(*more));
 
     if (!more)
-        return gpt_fail(err, -ENOMEM, "a list of files: %m");
+        return zb_fail(err, -ENOMEM, "a list of files: %m");
     p->path = more;
     p->path[p->n] = strdup(path);
     if (!p->path[p->n])
-        return gpt_fail(err, -ENOMEM, "a list of files: %m");
+        return zb_fail(err, -ENOMEM, "a list of files: %m");
     p->n++;
     return 0;
 }
@@ -82,7 +82,7 @@ static bool matches(const char *name, const char *const *patterns)
     return false;
 }
 
-static int sources_walk(FTS *fts, struct gpt_paths *paths, struct gpt_err *err)
+static int sources_walk(FTS *fts, struct gpt_paths *paths, struct zb_err *err)
 {
     static const char *const files[] = { "*.c",  "*.h",   "*.md",    "*.py",
                                          "*.sh", "*.txt", "*.proto", NULL };
@@ -96,28 +96,28 @@ static int sources_walk(FTS *fts, struct gpt_paths *paths, struct gpt_err *err)
         else if (e->fts_info == FTS_F && matches(e->fts_name, files))
             rc = paths_add(paths, e->fts_path, err);
         else if (e->fts_info == FTS_DNR || e->fts_info == FTS_ERR)
-            rc = gpt_fail(err, -e->fts_errno, "folder '%s': %m", e->fts_path);
+            rc = zb_fail(err, -e->fts_errno, "folder '%s': %m", e->fts_path);
     }
     if (rc == 0 && errno != 0)
-        rc = gpt_fail(err, -errno, "source files: %m");
+        rc = zb_fail(err, -errno, "source files: %m");
     return rc;
 }
 
-int gpt_data_sources(const char *root, struct gpt_paths *ret, struct gpt_err *err)
+int gpt_data_sources(const char *root, struct gpt_paths *ret, struct zb_err *err)
 {
     char *roots[] = { strdup(root), NULL };
     FTS *fts = roots[0] ? fts_open(roots, FTS_PHYSICAL | FTS_NOCHDIR, NULL) : NULL;
     struct gpt_paths paths = { 0 };
-    int rc = fts ? sources_walk(fts, &paths, err) : gpt_fail(err, -ENOMEM, "source files: %m");
+    int rc = fts ? sources_walk(fts, &paths, err) : zb_fail(err, -ENOMEM, "source files: %m");
 
     if (fts)
         (void)fts_close(fts);
     free(roots[0]);
     if (rc == 0 && paths.n == 0)
-        rc = gpt_fail(err, -ENOENT,
-                      "there are no source files under '%s' to train on: name text "
-                      "files with --data",
-                      root);
+        rc = zb_fail(err, -ENOENT,
+                     "there are no source files under '%s' to train on: name text "
+                     "files with --data",
+                     root);
     if (rc != 0) {
         gpt_paths_done(&paths);
         return rc;
@@ -148,18 +148,18 @@ static int read_all(int fd, void *buf, size_t bytes, uint64_t off)
     return 0;
 }
 
-static int file_open(const char *path, int *ret_fd, uint64_t *ret_bytes, struct gpt_err *err)
+static int file_open(const char *path, int *ret_fd, uint64_t *ret_bytes, struct zb_err *err)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     struct stat st;
     int rc = 0;
 
     if (fd < 0)
-        return gpt_fail(err, -errno, "data file '%s': %m", path);
+        return zb_fail(err, -errno, "data file '%s': %m", path);
     if (fstat(fd, &st) < 0)
-        rc = gpt_fail(err, -errno, "data file '%s': %m", path);
+        rc = zb_fail(err, -errno, "data file '%s': %m", path);
     else if (!S_ISREG(st.st_mode))
-        rc = gpt_fail(err, -EINVAL, "data file '%s' is not a regular file", path);
+        rc = zb_fail(err, -EINVAL, "data file '%s' is not a regular file", path);
     if (rc != 0) {
         (void)close(fd);
         return rc;
@@ -169,7 +169,7 @@ static int file_open(const char *path, int *ret_fd, uint64_t *ret_bytes, struct 
     return 0;
 }
 
-static int text_append(struct gpt_data *d, const char *path, struct gpt_err *err)
+static int text_append(struct gpt_data *d, const char *path, struct zb_err *err)
 {
     uint64_t bytes = 0;
     uint8_t *more;
@@ -179,10 +179,10 @@ static int text_append(struct gpt_data *d, const char *path, struct gpt_err *err
     if (rc != 0)
         return rc;
     if (bytes > GPT_TEXT_BYTES_MAX || d->info.tokens + bytes > GPT_TEXT_BYTES_MAX) {
-        rc = gpt_fail(err, -EINVAL,
-                      "the text is longer than %" PRIu64 " bytes with '%s': cut it "
-                      "into tokens first (.bin files are read piece by piece)",
-                      GPT_TEXT_BYTES_MAX, path);
+        rc = zb_fail(err, -EINVAL,
+                     "the text is longer than %" PRIu64 " bytes with '%s': cut it "
+                     "into tokens first (.bin files are read piece by piece)",
+                     GPT_TEXT_BYTES_MAX, path);
     } else if (bytes > 0) {
         more = realloc(d->text, d->info.tokens + bytes);
         if (more) {
@@ -192,7 +192,7 @@ static int text_append(struct gpt_data *d, const char *path, struct gpt_err *err
             rc = -ENOMEM;
         }
         if (rc != 0)
-            (void)gpt_fail(err, rc, "data file '%s': %m", path);
+            (void)zb_fail(err, rc, "data file '%s': %m", path);
         else
             d->info.tokens += bytes;
     }
@@ -200,7 +200,7 @@ static int text_append(struct gpt_data *d, const char *path, struct gpt_err *err
     return rc;
 }
 
-static int text_open(struct gpt_data *d, struct gpt_err *err)
+static int text_open(struct gpt_data *d, struct zb_err *err)
 {
     int rc = 0;
 
@@ -215,38 +215,38 @@ static int text_open(struct gpt_data *d, struct gpt_err *err)
 }
 
 static int bin_check(const char *path, int fd, uint64_t bytes, uint64_t *ret_tokens,
-                     struct gpt_err *err)
+                     struct zb_err *err)
 {
     int32_t header[3];
     int rc;
 
     if (bytes < BIN_HEADER_BYTES)
-        return gpt_fail(err, -EBADMSG,
-                        "token file '%s' has %" PRIu64 " bytes, less than a header "
-                        "of %u",
-                        path, bytes, BIN_HEADER_BYTES);
+        return zb_fail(err, -EBADMSG,
+                       "token file '%s' has %" PRIu64 " bytes, less than a header "
+                       "of %u",
+                       path, bytes, BIN_HEADER_BYTES);
     rc = read_all(fd, header, sizeof(header), 0);
     if (rc != 0)
-        return gpt_fail(err, rc, "token file '%s': %m", path);
+        return zb_fail(err, rc, "token file '%s': %m", path);
     if (header[0] != BIN_MAGIC)
-        return gpt_fail(err, -EBADMSG, "token file '%s' begins with %d, not with llm.c's magic %d",
-                        path, header[0], BIN_MAGIC);
+        return zb_fail(err, -EBADMSG, "token file '%s' begins with %d, not with llm.c's magic %d",
+                       path, header[0], BIN_MAGIC);
     if (header[1] != BIN_VERSION)
-        return gpt_fail(err, -EBADMSG,
-                        "token file '%s' is of version %d; we know %d (uint16 "
-                        "tokens of GPT-2)",
-                        path, header[1], BIN_VERSION);
+        return zb_fail(err, -EBADMSG,
+                       "token file '%s' is of version %d; we know %d (uint16 "
+                       "tokens of GPT-2)",
+                       path, header[1], BIN_VERSION);
     if (header[2] < 0 || bytes != BIN_HEADER_BYTES + 2 * (uint64_t)header[2])
-        return gpt_fail(err, -EBADMSG,
-                        "token file '%s' has %" PRIu64 " bytes, and its header says "
-                        "%d tokens, which would be %" PRIu64,
-                        path, bytes, header[2],
-                        BIN_HEADER_BYTES + 2 * (uint64_t)(header[2] < 0 ? 0 : header[2]));
+        return zb_fail(err, -EBADMSG,
+                       "token file '%s' has %" PRIu64 " bytes, and its header says "
+                       "%d tokens, which would be %" PRIu64,
+                       path, bytes, header[2],
+                       BIN_HEADER_BYTES + 2 * (uint64_t)(header[2] < 0 ? 0 : header[2]));
     *ret_tokens = (uint64_t)header[2];
     return 0;
 }
 
-static int bin_open(struct gpt_data *d, struct gpt_err *err)
+static int bin_open(struct gpt_data *d, struct zb_err *err)
 {
     d->info.vocab = GPT_BIN_VOCAB;
     for (size_t i = 0; i < d->paths.n; i++) {
@@ -269,7 +269,7 @@ static int bin_open(struct gpt_data *d, struct gpt_err *err)
 
 /* Tokens [first, first + count) of a segment. */
 static int segment_read(const struct segment *s, uint64_t first, uint32_t count, uint32_t *tokens,
-                        struct gpt_err *err)
+                        struct zb_err *err)
 {
     unsigned char *raw = (unsigned char *)tokens + 2 * (size_t)count; /* the upper half */
     int rc;
@@ -281,28 +281,28 @@ static int segment_read(const struct segment *s, uint64_t first, uint32_t count,
     }
     rc = read_all(s->fd, raw, 2 * (size_t)count, BIN_HEADER_BYTES + 2 * first);
     if (rc != 0)
-        return gpt_fail(err, rc, "token file '%s' could not be read at token %" PRIu64 ": %m",
-                        s->path, first);
+        return zb_fail(err, rc, "token file '%s' could not be read at token %" PRIu64 ": %m",
+                       s->path, first);
     for (uint32_t i = 0; i < count; i++) { /* raw token i lies at or behind tokens[i] */
         uint16_t token;
 
         memcpy(&token, raw + 2 * (size_t)i, sizeof(token));
         if (token >= GPT_BIN_VOCAB)
-            return gpt_fail(err, -EBADMSG,
-                            "token file '%s' has token %u at %" PRIu64 "; the vocabulary is %u",
-                            s->path, token, first + i, GPT_BIN_VOCAB);
+            return zb_fail(err, -EBADMSG,
+                           "token file '%s' has token %u at %" PRIu64 "; the vocabulary is %u",
+                           s->path, token, first + i, GPT_BIN_VOCAB);
         tokens[i] = token;
     }
     return 0;
 }
 
-static int data_count(struct gpt_data *d, struct gpt_err *err)
+static int data_count(struct gpt_data *d, struct zb_err *err)
 {
     uint64_t *times = calloc(d->info.vocab, sizeof(*times));
     uint32_t *piece = malloc(PIECE_TOKENS * sizeof(*piece));
     uint64_t hash = UINT64_C(0xcbf29ce484222325);
     double nats = 0.0;
-    int rc = times && piece ? 0 : gpt_fail(err, -ENOMEM, "counting tokens: %m");
+    int rc = times && piece ? 0 : zb_fail(err, -ENOMEM, "counting tokens: %m");
 
     for (size_t k = 0; rc == 0 && k < d->nsegments; k++)
         for (uint64_t at = 0; rc == 0 && at < d->segments[k].count; at += PIECE_TOKENS) {
@@ -335,7 +335,7 @@ static bool path_is_bin(const char *path)
     return n >= 4 && strcmp(path + n - 4, ".bin") == 0;
 }
 
-static int data_build(struct gpt_data *d, const char *const *paths, size_t n, struct gpt_err *err)
+static int data_build(struct gpt_data *d, const char *const *paths, size_t n, struct zb_err *err)
 {
     size_t bins = 0;
     int rc = n == 0 ? gpt_data_sources(ZSHARD_SOURCE_DIR, &d->paths, err) : 0;
@@ -347,34 +347,34 @@ static int data_build(struct gpt_data *d, const char *const *paths, size_t n, st
     if (rc != 0)
         return rc;
     if (bins != 0 && bins != n)
-        return gpt_fail(err, -EINVAL,
-                        "%zu of %zu data files are token files (.bin): text and "
-                        "tokens do not mix",
-                        bins, n);
+        return zb_fail(err, -EINVAL,
+                       "%zu of %zu data files are token files (.bin): text and "
+                       "tokens do not mix",
+                       bins, n);
     d->info.files = d->paths.n;
     d->segments = calloc(d->paths.n, sizeof(*d->segments));
     if (!d->segments)
-        return gpt_fail(err, -ENOMEM, "data: %m");
+        return zb_fail(err, -ENOMEM, "data: %m");
     rc = bins ? bin_open(d, err) : text_open(d, err);
     if (rc != 0)
         return rc;
     if (d->info.tokens < d->window)
-        return gpt_fail(err, -EINVAL,
-                        "the data has %" PRIu64 " tokens, and a sequence of %u with "
-                        "its last target needs %u",
-                        d->info.tokens, d->window - 1, d->window);
+        return zb_fail(err, -EINVAL,
+                       "the data has %" PRIu64 " tokens, and a sequence of %u with "
+                       "its last target needs %u",
+                       d->info.tokens, d->window - 1, d->window);
     return data_count(d, err);
 }
 
 int gpt_data_open(struct gpt_data **ret, const char *const *paths, size_t n, uint32_t window,
-                  struct gpt_err *err)
+                  struct zb_err *err)
 {
     struct gpt_data *d = calloc(1, sizeof(*d));
     int rc;
 
     assert(window >= 2);
     if (!d)
-        return gpt_fail(err, -ENOMEM, "data: %m");
+        return zb_fail(err, -ENOMEM, "data: %m");
     d->window = window;
     rc = data_build(d, paths, n, err);
     if (rc == 0)
@@ -413,7 +413,7 @@ uint64_t gpt_data_offset(const struct gpt_data *d, uint64_t seed, uint64_t step,
 }
 
 int gpt_data_sequence(const struct gpt_data *d, uint64_t seed, uint64_t step, uint64_t index,
-                      uint32_t *tokens, struct gpt_err *err)
+                      uint32_t *tokens, struct zb_err *err)
 {
     uint64_t at = gpt_data_offset(d, seed, step, index), end = at + d->window;
     int rc = 0;

@@ -21,7 +21,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "examples/gpt/model/err.h"
+#include "base/err.h"
 
 #define GPT_TEXT_VOCAB     256u
 #define GPT_BIN_VOCAB      50257u
@@ -47,7 +47,7 @@ struct gpt_data_info {
  *         cut, too long, of another magic or version, or has a token above the vocabulary; -ENOMEM
  */
 int gpt_data_open(struct gpt_data **ret, const char *const *paths, size_t n, uint32_t window,
-                  struct gpt_err *err);
+                  struct zb_err *err);
 /** NULL is fine. */
 void gpt_data_close(struct gpt_data *d);
 
@@ -58,7 +58,7 @@ uint64_t gpt_data_offset(const struct gpt_data *d, uint64_t seed, uint64_t step,
 
 /** Writes that sequence, one window of tokens. 0, or -EIO or -EBADMSG: a token file has changed. */
 int gpt_data_sequence(const struct gpt_data *d, uint64_t seed, uint64_t step, uint64_t index,
-                      uint32_t *tokens, struct gpt_err *err);
+                      uint32_t *tokens, struct zb_err *err);
 
 struct gpt_paths {
     char **path;
@@ -71,7 +71,7 @@ struct gpt_paths {
  *
  * @return 0: free it with gpt_paths_done(); -ENOENT there are none; what else reading folders says
  */
-int gpt_data_sources(const char *root, struct gpt_paths *ret, struct gpt_err *err);
+int gpt_data_sources(const char *root, struct gpt_paths *ret, struct zb_err *err);
 void gpt_paths_done(struct gpt_paths *paths);
 
 #endif

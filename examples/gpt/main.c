@@ -26,7 +26,7 @@ static void signals_set(void)
     (void)sigaction(SIGINT, &action, NULL);
 }
 
-static int run(const struct gpt_args *args, struct gpt_err *err)
+static int run(const struct gpt_args *args, struct zb_err *err)
 {
     if (args->help) {
         gpt_args_help(stdout);
@@ -42,7 +42,7 @@ static int run(const struct gpt_args *args, struct gpt_err *err)
 
 int main(int argc, char **argv)
 {
-    struct gpt_err err = { 0 };
+    struct zb_err err = { 0 };
     struct gpt_args args;
     int rc = gpt_args_parse(&args, argc - 1, argv + 1, &err);
 

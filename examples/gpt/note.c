@@ -29,7 +29,7 @@ size_t gpt_note_write(char note[GPT_NOTE_BYTES], const struct gpt_args *args,
 }
 
 int gpt_note_check(const char *note, size_t bytes, const struct gpt_args *args,
-                   const struct gpt_data_info *data, uint64_t step, struct gpt_err *err)
+                   const struct gpt_data_info *data, uint64_t step, struct zb_err *err)
 {
     char want[GPT_NOTE_BYTES];
     const char *w = want, *n = note, *end = note + bytes;
@@ -41,10 +41,10 @@ int gpt_note_check(const char *note, size_t bytes, const struct gpt_args *args,
         size_t nn = stop ? (size_t)(stop - n) + 1 : (size_t)(end - n);
 
         if (nn != wn || memcmp(w, n, wn) != 0)
-            return gpt_fail(err, -EEXIST,
-                            "--resume: job '%s' is another run: its note says '%.*s', and this run "
-                            "'%.*s'",
-                            args->job, (int)(stop ? nn - 1 : nn), n, (int)wn - 1, w);
+            return zb_fail(err, -EEXIST,
+                           "--resume: job '%s' is another run: its note says '%.*s', and this run "
+                           "'%.*s'",
+                           args->job, (int)(stop ? nn - 1 : nn), n, (int)wn - 1, w);
         w += wn;
         n += nn;
     }

@@ -26,6 +26,6 @@ size_t gpt_note_write(char note[GPT_NOTE_BYTES], const struct gpt_args *args,
 /** Whether a note is of this run, and of step `step`: 0, or -EEXIST with the first line that
  *  differs. */
 int gpt_note_check(const char *note, size_t bytes, const struct gpt_args *args,
-                   const struct gpt_data_info *data, uint64_t step, struct gpt_err *err);
+                   const struct gpt_data_info *data, uint64_t step, struct zb_err *err);
 
 #endif

@@ -19,7 +19,7 @@ struct gpt_passes {
     struct gpt_dev_run *dev_run;
 };
 
-static int device_new(struct gpt_passes *p, const struct gpt_passes_options *o, struct gpt_err *err)
+static int device_new(struct gpt_passes *p, const struct gpt_passes_options *o, struct zb_err *err)
 {
     int rc = gpt_dev_open(&p->dev, o->device, o->stream, err);
 
@@ -31,13 +31,13 @@ static int device_new(struct gpt_passes *p, const struct gpt_passes_options *o, 
     return rc;
 }
 
-int gpt_passes_new(struct gpt_passes **ret, const struct gpt_passes_options *o, struct gpt_err *err)
+int gpt_passes_new(struct gpt_passes **ret, const struct gpt_passes_options *o, struct zb_err *err)
 {
     struct gpt_passes *p = calloc(1, sizeof(*p));
     int rc;
 
     if (!p)
-        return gpt_fail(err, -ENOMEM, "activations: %m");
+        return zb_fail(err, -ENOMEM, "activations: %m");
     if (o->device) {
         p->activation_bytes = gpt_dev_run_bytes(o->model, &o->hold, (enum gpt_dtype_dev)o->dtype);
         rc = device_new(p, o, err);
@@ -81,7 +81,7 @@ uint64_t gpt_passes_activation_bytes(const struct gpt_passes *p)
     return p->activation_bytes;
 }
 
-int gpt_passes_error(const struct gpt_passes *p, struct gpt_err *err)
+int gpt_passes_error(const struct gpt_passes *p, struct zb_err *err)
 {
     return p->dev ? gpt_dev_error(p->dev, err) : 0;
 }
@@ -152,7 +152,7 @@ void gpt_passes_embed_backward(struct gpt_passes *p, float *embed_grads)
         gpt_dev_embed_backward(p->dev_run, embed_grads);
 }
 
-int gpt_passes_loss(struct gpt_passes *p, double *ret, struct gpt_err *err)
+int gpt_passes_loss(struct gpt_passes *p, double *ret, struct zb_err *err)
 {
     if (p->dev)
         return gpt_dev_loss(p->dev_run, ret, err);

@@ -23,7 +23,7 @@ struct gpt_passes_options {
 
 /** 0; as gpt_run_new(), gpt_dev_open() and gpt_dev_run_new(). */
 int gpt_passes_new(struct gpt_passes **ret, const struct gpt_passes_options *options,
-                   struct gpt_err *err);
+                   struct zb_err *err);
 /** Before the engine that owns the stream is closed. NULL is allowed. */
 void gpt_passes_free(struct gpt_passes *p);
 
@@ -35,7 +35,7 @@ uint64_t gpt_passes_device_bytes(const struct gpt_passes *p);
  * gpt_dev_run_bytes() say, and the slots of a stash. */
 uint64_t gpt_passes_activation_bytes(const struct gpt_passes *p);
 /** 0, or the first failure of the device. */
-int gpt_passes_error(const struct gpt_passes *p, struct gpt_err *err);
+int gpt_passes_error(const struct gpt_passes *p, struct zb_err *err);
 
 /** As gpt_run_scale(). */
 void gpt_passes_scale(struct gpt_passes *p, double scale);
@@ -53,6 +53,6 @@ void gpt_passes_embed_backward(struct gpt_passes *p, float *embed_grads);
 
 /** The losses of the micro-batches since the last call, added up; waits for them. 0, or what
  * failed; -ECANCELED: the tick gave up, and no sentence is written. */
-int gpt_passes_loss(struct gpt_passes *p, double *ret, struct gpt_err *err);
+int gpt_passes_loss(struct gpt_passes *p, double *ret, struct zb_err *err);
 
 #endif

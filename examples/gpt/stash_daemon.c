@@ -66,7 +66,7 @@ struct stash {
     bool (*tick)(void *arg);
     void *tick_arg;
     double waited;
-    struct gpt_err err;
+    struct zb_err err;
     int failed; /* 0, or the code */
 };
 
@@ -79,7 +79,7 @@ static int stash_fail(struct stash *s, int rc)
 {
     if (s->failed == 0) {
         s->failed = rc;
-        (void)gpt_fail(&s->err, rc, "checkpoints of activations: %s", zc_error(s->c));
+        (void)zb_fail(&s->err, rc, "checkpoints of activations: %s", zc_error(s->c));
     }
     return s->failed;
 }
@@ -369,7 +369,7 @@ static int open_shards(struct stash *s)
     return rc < 0 ? rc : zc_ready_wait(s->c, s->job.id, NULL, TIMEOUT_MS, &placement);
 }
 
-int gpt_stash_open(struct gpt_stash **ret, const struct gpt_stash_options *o, struct gpt_err *err)
+int gpt_stash_open(struct gpt_stash **ret, const struct gpt_stash_options *o, struct zb_err *err)
 {
     const struct zc_options options = { .socket = o->socket, .program = "zgpt" };
     struct stash *s = calloc(1, sizeof(*s));
@@ -378,7 +378,7 @@ int gpt_stash_open(struct gpt_stash **ret, const struct gpt_stash_options *o, st
 
     if (!s || !(s->entries = calloc(o->entries, sizeof(*s->entries)))) {
         free(s);
-        return gpt_fail(err, -ENOMEM, "checkpoints of activations: %m");
+        return zb_fail(err, -ENOMEM, "checkpoints of activations: %m");
     }
     s->base.ops = &daemon_ops;
     s->nentries = o->entries;
@@ -395,8 +395,8 @@ int gpt_stash_open(struct gpt_stash **ret, const struct gpt_stash_options *o, st
     if (rc == 0)
         rc = open_shards(s);
     if (rc < 0) {
-        (void)gpt_fail(err, rc, "checkpoints of activations: %s",
-                       s->c ? zc_error(s->c) : "no memory for a connection");
+        (void)zb_fail(err, rc, "checkpoints of activations: %s",
+                      s->c ? zc_error(s->c) : "no memory for a connection");
         gpt_stash_close(&s->base);
         return rc;
     }
@@ -406,12 +406,12 @@ int gpt_stash_open(struct gpt_stash **ret, const struct gpt_stash_options *o, st
     return 0;
 }
 
-int gpt_stash_error(const struct gpt_stash *base, struct gpt_err *err)
+int gpt_stash_error(const struct gpt_stash *base, struct zb_err *err)
 {
     const struct stash *s = (const struct stash *)base;
 
     return s->failed == 0 || s->failed == -ECANCELED ? s->failed
-                                                     : gpt_fail(err, s->failed, "%s", s->err.text);
+                                                     : zb_fail(err, s->failed, "%s", s->err.text);
 }
 
 double gpt_stash_waited(const struct gpt_stash *base)

@@ -4,7 +4,7 @@
 #ifndef GPT_STASH_DAEMON_H
 #define GPT_STASH_DAEMON_H
 
-#include "examples/gpt/model/err.h"
+#include "base/err.h"
 #include "examples/gpt/model/stash.h"
 
 struct gpt_stash_options {
@@ -20,11 +20,11 @@ struct gpt_stash_options {
 
 /** 0; -ENOTCONN ..., as zc_job_open() and zc_ready(); -ENOMEM. */
 int gpt_stash_open(struct gpt_stash **ret, const struct gpt_stash_options *options,
-                   struct gpt_err *err);
+                   struct zb_err *err);
 /** Progress, without waiting. False: it has failed. */
 bool gpt_stash_poll(struct gpt_stash *s);
 /** 0, or the failure; -ECANCELED: the tick gave up, and there is no sentence. */
-int gpt_stash_error(const struct gpt_stash *s, struct gpt_err *err);
+int gpt_stash_error(const struct gpt_stash *s, struct zb_err *err);
 /** Seconds in which make and take waited. */
 double gpt_stash_waited(const struct gpt_stash *s);
 /** When no device copies any more. NULL is allowed. */

@@ -145,7 +145,7 @@ static int train_loop(struct train *t)
 }
 
 int gpt_train(const struct gpt_args *args, const volatile sig_atomic_t *stop, FILE *people,
-              struct gpt_err *err)
+              struct zb_err *err)
 {
     struct train t = { .own = *args, .stop = stop, .people = people, .err = err };
     int told = 0, kept = 0, rc;
@@ -166,7 +166,7 @@ int gpt_train(const struct gpt_args *args, const volatile sig_atomic_t *stop, FI
     if (rc == 0)
         rc = kept ? kept : told;
     if (rc == 0 && t.stopped && t.steps < args->steps)
-        rc = gpt_fail(err, -EINTR, "stopped by a signal behind step %" PRIu64 " of %" PRIu64 "%s",
-                      t.steps, args->steps, args->keep ? ": go on with --resume" : "");
+        rc = zb_fail(err, -EINTR, "stopped by a signal behind step %" PRIu64 " of %" PRIu64 "%s",
+                     t.steps, args->steps, args->keep ? ": go on with --resume" : "");
     return rc;
 }

@@ -25,6 +25,6 @@
  *         and weights.h name
  */
 int gpt_train(const struct gpt_args *args, const volatile sig_atomic_t *stop, FILE *people,
-              struct gpt_err *err);
+              struct zb_err *err);
 
 #endif

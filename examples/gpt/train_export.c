@@ -27,7 +27,7 @@ static int export_unit(struct train *t, uint32_t unit, float *piece, struct zc_s
             continue;
         *told = zc_st_append(w, piece, n * sizeof(*piece), why, sizeof(why));
         if (*told != 0)
-            (void)gpt_fail(t->err, *told, "--export: %s", why);
+            (void)zb_fail(t->err, *told, "--export: %s", why);
     }
     return 0;
 }
@@ -36,7 +36,7 @@ int gpt_export(struct train *t, int *told)
 {
     float *piece = malloc(EXPORT_ELEMS * sizeof(*piece));
     struct zc_st_writer *w = NULL;
-    int rc = piece ? 0 : gpt_fail(t->err, -ENOMEM, "--export: %m");
+    int rc = piece ? 0 : zb_fail(t->err, -ENOMEM, "--export: %m");
 
     if (rc == 0 && t->comm->rank == 0)
         *told = gpt_weights_create(&w, &t->model, t->args->export, t->err);
@@ -48,7 +48,7 @@ int gpt_export(struct train *t, int *told)
 
         *told = zc_st_commit(w, why, sizeof(why));
         if (*told != 0)
-            (void)gpt_fail(t->err, *told, "--export: %s", why);
+            (void)zb_fail(t->err, *told, "--export: %s", why);
     } else {
         zc_st_discard(w);
     }

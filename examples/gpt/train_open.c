@@ -88,7 +88,7 @@ static int socket_of(struct train *t, char **ret_copy)
     if (!list)
         return 0;
     if (!*ret_copy)
-        return gpt_fail(t->err, -ENOMEM, "--socket: %m");
+        return zb_fail(t->err, -ENOMEM, "--socket: %m");
     for (const char *p = list; *p; p++)
         n += *p == ',';
     mine = t->comm->rank * n / t->comm->world;
@@ -98,7 +98,7 @@ static int socket_of(struct train *t, char **ret_copy)
     if (end)
         *end = '\0';
     memmove(*ret_copy, at, strlen(at) + 1);
-    return **ret_copy ? 0 : gpt_fail(t->err, -EINVAL, "--socket '%s' has an empty part", list);
+    return **ret_copy ? 0 : zb_fail(t->err, -EINVAL, "--socket '%s' has an empty part", list);
 }
 
 /* The job is there: is it this run? */
@@ -106,7 +106,7 @@ static int engine_resume(struct train *t)
 {
     char *note = malloc(ZC_NOTE_MAX);
     size_t bytes = 0;
-    int rc = note ? 0 : gpt_fail(t->err, -ENOMEM, "a note: %m");
+    int rc = note ? 0 : zb_fail(t->err, -ENOMEM, "a note: %m");
 
     if (rc == 0)
         rc = gpt_engine_fail(t, zc_zero_progress(t->zero, &t->steps, &t->applied));
@@ -124,8 +124,8 @@ static int engine_start(struct train *t)
     int rc = zc_zero_start(t->zero, init_range, t);
 
     if (rc == -EINVAL && t->args->resume) /* there is such a job, and it is not ours */
-        return gpt_fail(t->err, -EEXIST, "--resume: job '%s' is another run: %s", t->args->job,
-                        zc_zero_error(t->zero));
+        return zb_fail(t->err, -EEXIST, "--resume: job '%s' is another run: %s", t->args->job,
+                       zc_zero_error(t->zero));
     rc = gpt_engine_fail(t, rc);
     return rc == 0 && t->args->resume ? engine_resume(t) : rc;
 }
@@ -244,9 +244,9 @@ static int export_check(struct train *t)
     int rc = 0;
 
     if (!folder)
-        rc = gpt_fail(t->err, -ENOMEM, "'%s': %m", t->args->export);
+        rc = zb_fail(t->err, -ENOMEM, "'%s': %m", t->args->export);
     else if (access(folder, W_OK | X_OK) < 0)
-        rc = gpt_fail(t->err, -errno, "--export '%s': its folder: %m", t->args->export);
+        rc = zb_fail(t->err, -errno, "--export '%s': its folder: %m", t->args->export);
     free(copy);
     return rc;
 }
@@ -260,7 +260,7 @@ static int files_open(struct train *t)
     if (a->jsonl) {
         t->jsonl = fopen(a->jsonl, a->resume ? "ae" : "we");
         if (!t->jsonl)
-            return gpt_fail(t->err, -errno, "--jsonl '%s': %m", a->jsonl);
+            return zb_fail(t->err, -errno, "--jsonl '%s': %m", a->jsonl);
     }
     return a->export ? export_check(t) : 0;
 }
@@ -313,8 +313,8 @@ static int memory_take(struct train *t)
         t->wide[SLOT_LN_F] = calloc(2 * (size_t)a->width, sizeof(float));
     }
     if (!t->tokens || (wide && (!t->wide[SLOT_MAIN] || !t->wide[SLOT_LN_F])))
-        return gpt_fail(t->err, -ENOMEM, "weights of the largest unit, %" PRIu64 " elements: %m",
-                        largest);
+        return zb_fail(t->err, -ENOMEM, "weights of the largest unit, %" PRIu64 " elements: %m",
+                       largest);
     return 0;
 }
 
@@ -338,7 +338,7 @@ int gpt_train_open(struct train *t)
     int rc = zc_comm_open(&t->comm, comm_name(a), why, sizeof(why));
 
     if (rc != 0)
-        return gpt_fail(t->err, rc, "%s", why);
+        return zb_fail(t->err, rc, "%s", why);
     if (a->config)
         rc = gpt_config_apply(&t->config, &t->own, t->comm->world,
                               t->comm->rank == 0 ? t->people : NULL, t->err);

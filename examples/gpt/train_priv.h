@@ -33,7 +33,7 @@ struct train {
     struct zc_zero_config *config; /* or NULL */
     const volatile sig_atomic_t *stop;
     FILE *people; /* rank 0 */
-    struct gpt_err *err;
+    struct zb_err *err;
 
     struct zc_comm *comm;
     struct zc_zero *zero;
@@ -110,7 +110,7 @@ static inline double now_s(void)
 static inline int gpt_engine_fail(struct train *t, int rc)
 {
     return rc == 0 ? 0
-                   : gpt_fail(t->err, rc, "%s", t->zero ? zc_zero_error(t->zero) : zc_strerror(rc));
+                   : zb_fail(t->err, rc, "%s", t->zero ? zc_zero_error(t->zero) : zc_strerror(rc));
 }
 
 static inline bool is_narrow(const struct train *t)

@@ -96,7 +96,7 @@ int gpt_jsonl_write(struct train *t, const struct report *r)
                 r->nvme_written_bytes, gpt_passes_activation_bytes(t->passes), r->stats.host_bytes,
                 r->stats.nvme_bytes, r->stats.gpu_bytes, json_device(t, &r->memory).s) < 0 ||
         json_states(t, r) < 0 || fputs("}\n", t->jsonl) < 0 || fflush(t->jsonl) != 0)
-        return gpt_fail(t->err, -errno, "--jsonl '%s': %m", t->args->jsonl);
+        return zb_fail(t->err, -errno, "--jsonl '%s': %m", t->args->jsonl);
     return 0;
 }
 

@@ -16,7 +16,7 @@ struct gpt_weights {
 };
 
 static int tensor_find(struct gpt_weights *w, uint32_t unit, uint32_t k, const char *path,
-                       struct gpt_err *err)
+                       struct zb_err *err)
 {
     const struct gpt_tensor *t = &w->model->units[unit].tensors[k];
     const struct zc_st_tensor *found = zc_st_find(w->file, t->name);
@@ -25,10 +25,10 @@ static int tensor_find(struct gpt_weights *w, uint32_t unit, uint32_t k, const c
     if (!found)
         found = zc_st_find(w->file, t->name + strlen(PREFIX));
     if (!found)
-        return gpt_fail(err, -ENOENT, "'%s' has no tensor '%s'", path, t->name);
+        return zb_fail(err, -ENOENT, "'%s' has no tensor '%s'", path, t->name);
     if (found->dtype != ZC_ST_F32 && found->dtype != ZC_ST_F16 && found->dtype != ZC_ST_BF16)
-        return gpt_fail(err, -ENOTSUP, "'%s' has '%s' in %s; F32, F16 or BF16 can be read", path,
-                        t->name, zc_st_dtype_name(found->dtype));
+        return zb_fail(err, -ENOTSUP, "'%s' has '%s' in %s; F32, F16 or BF16 can be read", path,
+                       t->name, zc_st_dtype_name(found->dtype));
     same = found->ndims == t->ndims;
     for (uint32_t i = 1; same && i < t->ndims; i++)
         same = found->dims[i] == t->dims[i];
@@ -39,25 +39,25 @@ static int tensor_find(struct gpt_weights *w, uint32_t unit, uint32_t k, const c
         (void)snprintf(needed, sizeof(needed),
                        t->ndims == 2 ? "%" PRIu64 " by %" PRIu64 : "%" PRIu64, t->dims[0],
                        t->dims[1]);
-        return gpt_fail(err, -EINVAL,
-                        "'%s' has '%s' in another shape (%" PRIu64 " elements, %u "
-                        "dimensions); this model needs %s",
-                        path, t->name, found->elems, found->ndims, needed);
+        return zb_fail(err, -EINVAL,
+                       "'%s' has '%s' in another shape (%" PRIu64 " elements, %u "
+                       "dimensions); this model needs %s",
+                       path, t->name, found->elems, found->ndims, needed);
     }
     w->tensors[unit][k] = found;
     return 0;
 }
 
-static int weights_build(struct gpt_weights *w, const char *path, struct gpt_err *err)
+static int weights_build(struct gpt_weights *w, const char *path, struct zb_err *err)
 {
     char why[sizeof(err->text)];
     int rc = zc_st_open(&w->file, path, why, sizeof(why));
 
     if (rc != 0)
-        return gpt_fail(err, rc, "%s", why);
+        return zb_fail(err, rc, "%s", why);
     w->tensors = calloc(w->model->nunits, sizeof(*w->tensors));
     if (!w->tensors)
-        return gpt_fail(err, -ENOMEM, "'%s': %m", path);
+        return zb_fail(err, -ENOMEM, "'%s': %m", path);
     for (uint32_t u = 0; u < w->model->nunits && rc == 0; u++)
         for (uint32_t k = 0; k < w->model->units[u].ntensors && rc == 0; k++)
             rc = tensor_find(w, u, k, path, err);
@@ -65,13 +65,13 @@ static int weights_build(struct gpt_weights *w, const char *path, struct gpt_err
 }
 
 int gpt_weights_open(struct gpt_weights **ret, const struct gpt *model, const char *path,
-                     struct gpt_err *err)
+                     struct zb_err *err)
 {
     struct gpt_weights *w = calloc(1, sizeof(*w));
     int rc;
 
     if (!w)
-        return gpt_fail(err, -ENOMEM, "'%s': %m", path);
+        return zb_fail(err, -ENOMEM, "'%s': %m", path);
     w->model = model;
     rc = weights_build(w, path, err);
     if (rc == 0)
@@ -91,7 +91,7 @@ void gpt_weights_close(struct gpt_weights *w)
 }
 
 int gpt_weights_range(const struct gpt_weights *w, uint32_t unit, uint64_t first, uint64_t count,
-                      float *out, struct gpt_err *err)
+                      float *out, struct zb_err *err)
 {
     const struct gpt_unit *u = &w->model->units[unit];
 
@@ -107,13 +107,13 @@ int gpt_weights_range(const struct gpt_weights *w, uint32_t unit, uint64_t first
             rc = zc_st_read_f32(w->file, w->tensors[unit][k], from - t->first, to - from,
                                 out + (from - first), why, sizeof(why));
         if (rc != 0)
-            return gpt_fail(err, rc, "%s", why);
+            return zb_fail(err, rc, "%s", why);
     }
     return 0;
 }
 
 int gpt_weights_create(struct zc_st_writer **ret, const struct gpt *model, const char *path,
-                       struct gpt_err *err)
+                       struct zb_err *err)
 {
     static const struct zc_st_pair metadata = { "format", "pt" }; /* transformers looks for it */
     struct zc_st_tensor *tensors =
@@ -123,7 +123,7 @@ int gpt_weights_create(struct zc_st_writer **ret, const struct gpt *model, const
     int rc;
 
     if (!tensors)
-        return gpt_fail(err, -ENOMEM, "'%s': %m", path);
+        return zb_fail(err, -ENOMEM, "'%s': %m", path);
     for (uint32_t u = 0; u < model->nunits; u++)
         for (uint32_t k = 0; k < model->units[u].ntensors; k++) {
             const struct gpt_tensor *t = &model->units[u].tensors[k];
@@ -134,5 +134,5 @@ int gpt_weights_create(struct zc_st_writer **ret, const struct gpt *model, const
         }
     rc = zc_st_create(ret, path, tensors, n, &metadata, 1, why, sizeof(why));
     free(tensors);
-    return rc == 0 ? 0 : gpt_fail(err, rc, "%s", why);
+    return rc == 0 ? 0 : zb_fail(err, rc, "%s", why);
 }

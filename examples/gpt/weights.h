@@ -20,17 +20,17 @@ struct gpt_weights;
  *         F16 or BF16; -EBADMSG and what else zc_st_open() says
  */
 int gpt_weights_open(struct gpt_weights **ret, const struct gpt *model, const char *path,
-                     struct gpt_err *err);
+                     struct zb_err *err);
 /** NULL is fine. */
 void gpt_weights_close(struct gpt_weights *w);
 
 /** Elements [first, first + count) of a unit, inside it. 0 or -EIO. */
 int gpt_weights_range(const struct gpt_weights *w, uint32_t unit, uint64_t first, uint64_t count,
-                      float *out, struct gpt_err *err);
+                      float *out, struct zb_err *err);
 
 /** Begins a file of all tensors in F32, in the order of the units: what follows are the elements of
  *  unit 0, of unit 1, and so on. As zc_st_create(). */
 int gpt_weights_create(struct zc_st_writer **ret, const struct gpt *model, const char *path,
-                       struct gpt_err *err);
+                       struct zb_err *err);
 
 #endif

@@ -143,7 +143,7 @@ static void open_stash(struct fixture *x, const struct zi_daemon *d, bool nvme)
                                          .entries = ENTRIES,
                                          .entry_bytes = FLOATS * sizeof(float),
                                          .nvme = nvme };
-    struct gpt_err err = { 0 };
+    struct zb_err err = { 0 };
 
     if (gpt_stash_open(&x->stash, &o, &err) != 0)
         fail_msg("%s", err.text);
@@ -185,7 +185,7 @@ static void what_is_kept_comes_back(void **state)
 static void a_daemon_that_dies(void **state)
 {
     struct fixture x = { .seed = 1 };
-    struct gpt_err err = { 0 };
+    struct zb_err err = { 0 };
     struct zi_daemon d;
     unsigned slot;
 
@@ -212,7 +212,7 @@ static void what_does_not_fit_is_refused(void **state)
                                          .entry_bytes = FLOATS * sizeof(float) };
     struct gpt_stash_options mine = o;
     struct gpt_stash *stash = NULL;
-    struct gpt_err err = { 0 };
+    struct zb_err err = { 0 };
     struct zi_daemon d;
 
     (void)state;

@@ -69,14 +69,14 @@ static int cuda_open(struct gpt_dev *d)
     return rc < 0 ? rc : zk_gpu_alloc(d->gpu, GPT_LT_WORKSPACE_BYTES, 0, &d->workspace, &d->err);
 }
 
-int gpt_dev_open(struct gpt_dev **ret, const char *name, void *stream, struct gpt_err *err)
+int gpt_dev_open(struct gpt_dev **ret, const char *name, void *stream, struct zb_err *err)
 {
     struct gpt_dev *d = calloc(1, sizeof(*d));
     int rc;
 
     assert(gpt_dev_named(name));
     if (!d)
-        return gpt_fail(err, -ENOMEM, "--device %s: %m", name);
+        return zb_fail(err, -ENOMEM, "--device %s: %m", name);
     d->emulated = name_is(name, "emulated");
     d->native = stream;
     rc = zk_gpu_adopt(name, stream, &d->gpu, &d->stream, &d->err);
@@ -85,7 +85,7 @@ int gpt_dev_open(struct gpt_dev **ret, const char *name, void *stream, struct gp
     if (rc == 0 && !d->emulated)
         rc = cuda_open(d);
     if (rc < 0) {
-        (void)gpt_fail(err, rc, "--device %s: %s", name, d->err.text);
+        (void)zb_fail(err, rc, "--device %s: %s", name, d->err.text);
         gpt_dev_close(d);
         return rc;
     }
@@ -115,9 +115,9 @@ void gpt_dev_close(struct gpt_dev *d)
     free(d);
 }
 
-int gpt_dev_error(const struct gpt_dev *d, struct gpt_err *err)
+int gpt_dev_error(const struct gpt_dev *d, struct zb_err *err)
 {
-    return d->err.code == 0 ? 0 : gpt_fail(err, d->err.code, "the device: %s", d->err.text);
+    return d->err.code == 0 ? 0 : zb_fail(err, d->err.code, "the device: %s", d->err.text);
 }
 
 /* ---- memory */

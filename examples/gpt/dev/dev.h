@@ -20,8 +20,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/err.h"
 #include "examples/gpt/dev/kern.h"
-#include "examples/gpt/model/err.h"
 
 struct gpt_dev;
 struct gpt_matmul;
@@ -34,12 +34,12 @@ bool gpt_dev_named(const char *name);
  * @param stream  zc_zero_stream(): stays open until gpt_dev_close()
  * @return 0; -ENODEV no such device, no driver, no plugin for CUDA, or no cuBLASLt; -ENOMEM, -EIO
  */
-int gpt_dev_open(struct gpt_dev **ret, const char *name, void *stream, struct gpt_err *err);
+int gpt_dev_open(struct gpt_dev **ret, const char *name, void *stream, struct zb_err *err);
 /** Waits for what is enqueued. NULL is allowed. */
 void gpt_dev_close(struct gpt_dev *d);
 
 /** 0, or the first failure. */
-int gpt_dev_error(const struct gpt_dev *d, struct gpt_err *err);
+int gpt_dev_error(const struct gpt_dev *d, struct zb_err *err);
 
 /** The one piece of memory of the model's own, once: its address, 256-byte aligned. NULL: a
  * failure, which says `what`. */

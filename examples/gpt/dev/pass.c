@@ -260,7 +260,7 @@ void gpt_dev_embed_backward(struct gpt_dev_run *run, float *embed_grads)
                                                .seq = s->seq } });
 }
 
-int gpt_dev_loss(struct gpt_dev_run *run, double *ret, struct gpt_err *err)
+int gpt_dev_loss(struct gpt_dev_run *run, double *ret, struct zb_err *err)
 {
     gpt_dev_down(run->dev, run->host_loss, run->loss, sizeof(double));
     gpt_dev_zero(run->dev, run->loss, sizeof(double));

@@ -26,7 +26,7 @@ uint64_t gpt_dev_run_bytes(const struct gpt *model, const struct gpt_hold *hold,
 
 /** 0; -EINVAL no sequence, or too many tokens; -ENOMEM, -EIO. The device outlives the run. */
 int gpt_dev_run_new(struct gpt_dev_run **ret, struct gpt_dev *dev, const struct gpt *model,
-                    const struct gpt_hold *hold, enum gpt_dtype_dev dtype, struct gpt_err *err);
+                    const struct gpt_hold *hold, enum gpt_dtype_dev dtype, struct zb_err *err);
 /** Waits for nothing: before the device is closed. NULL is allowed. */
 void gpt_dev_run_free(struct gpt_dev_run *run);
 
@@ -54,6 +54,6 @@ void gpt_dev_embed_backward(struct gpt_dev_run *run, float *embed_grads);
 
 /** The losses of the micro-batches since the last call, added up. Waits for them. 0, or what
  * failed; -ECANCELED: the tick gave up, and no sentence is written. */
-int gpt_dev_loss(struct gpt_dev_run *run, double *ret, struct gpt_err *err);
+int gpt_dev_loss(struct gpt_dev_run *run, double *ret, struct zb_err *err);
 
 #endif

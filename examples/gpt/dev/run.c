@@ -147,7 +147,7 @@ uint64_t gpt_dev_run_bytes(const struct gpt *model, const struct gpt_hold *hold,
     return bytes;
 }
 
-static int host_new(struct gpt_dev_run *run, struct gpt_err *err)
+static int host_new(struct gpt_dev_run *run, struct zb_err *err)
 {
     uint64_t elems = run->micros * run->batch_elems;
     struct cutter c = { 0 };
@@ -157,7 +157,7 @@ static int host_new(struct gpt_dev_run *run, struct gpt_err *err)
     run->streams = calloc(run_streams(run), sizeof(*run->streams));
     run->inside = calloc(run_insides(run), sizeof(*run->inside));
     if (!run->seen || !run->micro || !run->streams || !run->inside)
-        return gpt_fail(err, -ENOMEM, "a run on a device: %m");
+        return zb_fail(err, -ENOMEM, "a run on a device: %m");
     c.base = gpt_dev_host(run->dev, ALIGN_BYTES + HOST_BUFFERS * (elems * 4 + ALIGN_BYTES));
     if (!c.base)
         return gpt_dev_error(run->dev, err);
@@ -207,7 +207,7 @@ static void stash_use(struct gpt_dev_run *run)
 }
 
 int gpt_dev_run_new(struct gpt_dev_run **ret, struct gpt_dev *dev, const struct gpt *model,
-                    const struct gpt_hold *hold, enum gpt_dtype_dev dtype, struct gpt_err *err)
+                    const struct gpt_hold *hold, enum gpt_dtype_dev dtype, struct zb_err *err)
 {
     uint64_t bytes = gpt_dev_run_bytes(model, hold, dtype);
     struct gpt_dev_run *run;
@@ -215,11 +215,11 @@ int gpt_dev_run_new(struct gpt_dev_run **ret, struct gpt_dev *dev, const struct 
     int rc;
 
     if (hold->sequences < 1 || bytes == UINT64_MAX)
-        return gpt_fail(err, -EINVAL, "a micro-batch of %u sequences of %u tokens", hold->sequences,
-                        model->shape.seq);
+        return zb_fail(err, -EINVAL, "a micro-batch of %u sequences of %u tokens", hold->sequences,
+                       model->shape.seq);
     run = calloc(1, sizeof(*run));
     if (!run)
-        return gpt_fail(err, -ENOMEM, "activations: %m");
+        return zb_fail(err, -ENOMEM, "activations: %m");
     run->dev = dev;
     run_size(run, model, hold, dtype);
     rc = host_new(run, err);

@@ -53,7 +53,7 @@ static void block_lay_out(struct gpt_unit *u, const struct gpt_shape *s, uint32_
     unit_add(u, prefix, "mlp.c_proj.bias", 0, c, GPT_FILL_ZERO, 0);
 }
 
-static int shape_check(const struct gpt_shape *s, struct gpt_err *err)
+static int shape_check(const struct gpt_shape *s, struct zb_err *err)
 {
     const struct {
         const char *name;
@@ -66,14 +66,14 @@ static int shape_check(const struct gpt_shape *s, struct gpt_err *err)
 
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
         if (sizes[i].value < 1 || sizes[i].value > sizes[i].max)
-            return gpt_fail(err, -EINVAL, "%s is %u, and must be from 1 to %u", sizes[i].name,
-                            sizes[i].value, sizes[i].max);
+            return zb_fail(err, -EINVAL, "%s is %u, and must be from 1 to %u", sizes[i].name,
+                           sizes[i].value, sizes[i].max);
     if (s->width % s->heads != 0)
-        return gpt_fail(err, -EINVAL, "width %u is not a multiple of %u heads", s->width, s->heads);
+        return zb_fail(err, -EINVAL, "width %u is not a multiple of %u heads", s->width, s->heads);
     return 0;
 }
 
-int gpt_init(struct gpt *model, const struct gpt_shape *shape, struct gpt_err *err)
+int gpt_init(struct gpt *model, const struct gpt_shape *shape, struct zb_err *err)
 {
     struct gpt_unit *u;
     int rc = shape_check(shape, err);
@@ -83,7 +83,7 @@ int gpt_init(struct gpt *model, const struct gpt_shape *shape, struct gpt_err *e
         return rc;
     model->units = calloc((size_t)shape->layers + 2, sizeof(*model->units));
     if (!model->units)
-        return gpt_fail(err, -ENOMEM, "a model of %u layers: %m", shape->layers);
+        return zb_fail(err, -ENOMEM, "a model of %u layers: %m", shape->layers);
     model->nunits = shape->layers + 2;
 
     u = &model->units[gpt_unit_embed()];

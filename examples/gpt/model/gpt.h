@@ -35,7 +35,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "examples/gpt/model/err.h"
+#include "base/err.h"
 #include "examples/gpt/model/stash.h"
 
 /* No product of sizes below overflows 64 bits, and BLAS's int holds every dimension. */
@@ -83,7 +83,7 @@ struct gpt {
  *
  * @return 0; -EINVAL a size is 0 or above its limit, or width is not a multiple of heads; -ENOMEM
  */
-int gpt_init(struct gpt *model, const struct gpt_shape *shape, struct gpt_err *err);
+int gpt_init(struct gpt *model, const struct gpt_shape *shape, struct zb_err *err);
 /** A zeroed or initialised model. */
 void gpt_done(struct gpt *model);
 
@@ -140,7 +140,7 @@ uint64_t gpt_run_bytes(const struct gpt *model, const struct gpt_hold *hold);
  * @return 0; -EINVAL no sequence, or too many tokens; -ENOMEM: err has the bytes
  */
 int gpt_run_new(struct gpt_run **ret, const struct gpt *model, const struct gpt_hold *hold,
-                struct gpt_err *err);
+                struct zb_err *err);
 void gpt_run_free(struct gpt_run *run);
 
 /** The passes that follow are of this micro-batch, below `micros`; at first of 0. */

@@ -151,19 +151,19 @@ static void run_cut(struct gpt_run *run)
 }
 
 int gpt_run_new(struct gpt_run **ret, const struct gpt *model, const struct gpt_hold *hold,
-                struct gpt_err *err)
+                struct zb_err *err)
 {
     uint64_t bytes = gpt_run_bytes(model, hold);
     struct gpt_run *run;
 
     if (hold->sequences < 1 || (uint64_t)hold->sequences * model->shape.seq > GPT_ROWS_MAX)
-        return gpt_fail(err, -EINVAL,
-                        "a micro-batch of %u sequences of %u tokens: must be from 1 "
-                        "to %u tokens in all",
-                        hold->sequences, model->shape.seq, GPT_ROWS_MAX);
+        return zb_fail(err, -EINVAL,
+                       "a micro-batch of %u sequences of %u tokens: must be from 1 "
+                       "to %u tokens in all",
+                       hold->sequences, model->shape.seq, GPT_ROWS_MAX);
     run = calloc(1, sizeof(*run));
     if (!run)
-        return gpt_fail(err, -ENOMEM, "activations: %m");
+        return zb_fail(err, -ENOMEM, "activations: %m");
     run_size(run, model, hold);
     run->scale = 1.0f;
     run->micro = calloc(run->micros, sizeof(*run->micro));
@@ -172,10 +172,10 @@ int gpt_run_new(struct gpt_run **ret, const struct gpt *model, const struct gpt_
     run->memory = bytes <= SIZE_MAX / 2 ? aligned_alloc(ALIGN_BYTES, bytes) : NULL;
     if (!run->micro || !run->streams || !run->acts || !run->memory) {
         gpt_run_free(run);
-        return gpt_fail(err, -ENOMEM,
-                        "activations of %u sequences of %u tokens take %" PRIu64
-                        " bytes: a smaller micro-batch takes less",
-                        hold->sequences, model->shape.seq, bytes);
+        return zb_fail(err, -ENOMEM,
+                       "activations of %u sequences of %u tokens take %" PRIu64
+                       " bytes: a smaller micro-batch takes less",
+                       hold->sequences, model->shape.seq, bytes);
     }
     run_cut(run);
     memset(run->memory, 0, bytes); /* touched now: a lack of memory shows before the training */

@@ -34,7 +34,7 @@ struct fixture {
 /** false: there is no such GPU here, and it says so. */
 static inline bool fixture_open(struct fixture *x, const char *name)
 {
-    struct gpt_err err = { 0 };
+    struct zb_err err = { 0 };
     int rc;
 
     *x = (struct fixture){ .name = name };

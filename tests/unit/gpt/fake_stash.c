@@ -170,7 +170,7 @@ static const struct gpt_stash_ops fake_ops = {
     .ahead = fake_ahead,
 };
 
-int gpt_stash_open(struct gpt_stash **ret, const struct gpt_stash_options *o, struct gpt_err *err)
+int gpt_stash_open(struct gpt_stash **ret, const struct gpt_stash_options *o, struct zb_err *err)
 {
     struct stash *s = calloc(1, sizeof(*s));
 
@@ -198,9 +198,9 @@ bool gpt_stash_poll(struct gpt_stash *s)
     return !stash_of(s)->failed;
 }
 
-int gpt_stash_error(const struct gpt_stash *s, struct gpt_err *err)
+int gpt_stash_error(const struct gpt_stash *s, struct zb_err *err)
 {
-    return ((const struct stash *)s)->failed ? gpt_fail(err, -EIO, "the stash, says the test") : 0;
+    return ((const struct stash *)s)->failed ? zb_fail(err, -EIO, "the stash, says the test") : 0;
 }
 
 double gpt_stash_waited(const struct gpt_stash *s)

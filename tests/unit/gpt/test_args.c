@@ -13,7 +13,7 @@
 #define GOOD      "--steps 3 --seed 1 --batch 4 --micro-batch 2 " SHAPE
 
 /* Splits at spaces; "%" stands for an empty word. */
-static int parse(struct gpt_args *args, const char *line, struct gpt_err *err, char *words)
+static int parse(struct gpt_args *args, const char *line, struct zb_err *err, char *words)
 {
     char *argv[WORDS_MAX];
     int argc = 0;
@@ -126,7 +126,7 @@ static void args_table(void **state)
 {
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        struct gpt_err err = { 0 };
+        struct zb_err err = { 0 };
         struct gpt_args args;
         char words[1024];
         int rc = parse(&args, cases[i].line, &err, words);
@@ -139,7 +139,7 @@ static void args_table(void **state)
 
 static void values_arrive(void **state)
 {
-    struct gpt_err err = { 0 };
+    struct zb_err err = { 0 };
     struct gpt_args args;
     char words[1024];
 
@@ -228,7 +228,7 @@ static void micro_steps(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         struct gpt_args args = { .batch = rows[i].batch, .micro_batch = rows[i].micro_batch };
-        struct gpt_err err = { 0 };
+        struct zb_err err = { 0 };
         uint32_t steps = 77;
 
         if (gpt_args_micro_steps(&args, rows[i].world, &steps, &err) != rows[i].rc ||

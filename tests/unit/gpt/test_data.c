@@ -113,7 +113,7 @@ static void open_table(void **state)
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         size_t n = 0;
         struct gpt_data *d = NULL;
-        struct gpt_err err = { 0 };
+        struct zb_err err = { 0 };
         int rc;
 
         while (n < 3 && cases[i].paths[n])
@@ -133,7 +133,7 @@ static struct gpt_data *data_open(const char *a, const char *b, uint32_t window)
 {
     const char *paths[] = { a, b };
     struct gpt_data *d = NULL;
-    struct gpt_err err = { 0 };
+    struct zb_err err = { 0 };
 
     if (gpt_data_open(&d, paths, b ? 2 : 1, window, &err) != 0)
         fail_msg("%s", err.text);
@@ -183,7 +183,7 @@ static void windows(void **state)
             for (uint64_t i = 0; i < 40 * places; i++) {
                 uint64_t at = gpt_data_offset(d, 3, i % 7, i);
                 uint32_t got[17];
-                struct gpt_err err = { 0 };
+                struct zb_err err = { 0 };
 
                 assert_true(at < places);
                 seen[at] = true;
@@ -219,7 +219,7 @@ static void offsets_are_pure(void **state)
 
 static void files_that_change(void **state)
 {
-    struct gpt_err err = { 0 };
+    struct zb_err err = { 0 };
     struct gpt_data *d;
     uint32_t got[10];
 
@@ -230,7 +230,7 @@ static void files_that_change(void **state)
     assert_int_equal(gpt_data_sequence(d, 1, 1, 1, got, &err), -EBADMSG);
     assert_non_null(strstr(err.text, "token 60000"));
     assert_int_equal(truncate("change.bin", 1030), 0);
-    err = (struct gpt_err){ 0 };
+    err = (struct zb_err){ 0 };
     assert_int_equal(gpt_data_sequence(d, 1, 1, 1, got, &err), -EIO);
     assert_non_null(strstr(err.text, "could not be read"));
     gpt_data_close(d);
@@ -247,7 +247,7 @@ static void sources(void **state)
                                            "tree/build", "tree/build-x",   "tree/out",
                                            "tree/.git",  "tree/sub/.cache" };
     struct gpt_paths paths = { 0 };
-    struct gpt_err err = { 0 };
+    struct zb_err err = { 0 };
 
     (void)state;
     for (size_t i = 0; i < sizeof(folders) / sizeof(folders[0]); i++)
@@ -256,12 +256,12 @@ static void sources(void **state)
     assert_non_null(strstr(err.text, "no source files under 'tree'"));
     for (size_t i = 0; i < sizeof(not_wanted) / sizeof(not_wanted[0]); i++)
         file_write(not_wanted[i], "x", 1);
-    err = (struct gpt_err){ 0 };
+    err = (struct zb_err){ 0 };
     assert_int_equal(gpt_data_sources("tree", &paths, &err), -ENOENT);
     for (size_t i = 0; i < sizeof(wanted) / sizeof(wanted[0]); i++)
         file_write(wanted[i], "x", 1);
     assert_int_equal(symlink("a.c", "tree/link.c"), 0); /* not followed */
-    err = (struct gpt_err){ 0 };
+    err = (struct zb_err){ 0 };
     assert_int_equal(gpt_data_sources("tree", &paths, &err), 0);
     assert_int_equal(paths.n, sizeof(wanted) / sizeof(wanted[0]));
     for (size_t i = 0; i + 1 < paths.n; i++)
@@ -274,7 +274,7 @@ static void sources(void **state)
         assert_true(k < paths.n);
     }
     gpt_paths_done(&paths);
-    err = (struct gpt_err){ 0 };
+    err = (struct zb_err){ 0 };
     assert_int_equal(gpt_data_sources("nowhere", &paths, &err), -ENOENT);
     assert_non_null(strstr(err.text, "'nowhere'"));
 }
@@ -282,7 +282,7 @@ static void sources(void **state)
 static void own_sources(void **state)
 {
     struct gpt_data *d = NULL;
-    struct gpt_err err = { 0 };
+    struct zb_err err = { 0 };
 
     (void)state;
     if (gpt_data_open(&d, NULL, 0, 129, &err) != 0)

@@ -181,7 +181,7 @@ struct fixture {
 static void fixture_open(struct fixture *x, struct gpt_shape shape, uint32_t sequences,
                          uint64_t seed)
 {
-    struct gpt_err err = { 0 };
+    struct zb_err err = { 0 };
     size_t ntokens = (size_t)sequences * (shape.seq + 1);
 
     memset(x, 0, sizeof(*x));
@@ -434,7 +434,7 @@ static void units_as_hugging_face_names_them(void **state)
         { 3, 0, "ln_f", "transformer.ln_f.weight", 16, 1, 1 },
         { 3, 1, "ln_f", "transformer.ln_f.bias", 16, 1, 1 },
     };
-    struct gpt_err err = { 0 };
+    struct zb_err err = { 0 };
     struct gpt model;
     uint64_t params = 0;
 
@@ -469,7 +469,7 @@ static void units_as_hugging_face_names_them(void **state)
 
 static void initial_values_any_cut(void **state)
 {
-    struct gpt_err err = { 0 };
+    struct zb_err err = { 0 };
     struct gpt model;
     uint64_t seed = 11;
 
@@ -508,7 +508,7 @@ static void initial_values_any_cut(void **state)
 static void initial_values_as_gpt2(void **state)
 {
     struct gpt_shape shape = { .layers = 3, .heads = 1, .width = 128, .seq = 64, .vocab = 256 };
-    struct gpt_err err = { 0 };
+    struct zb_err err = { 0 };
     struct gpt model;
 
     (void)state;
@@ -559,7 +559,7 @@ static void shapes_refused(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        struct gpt_err err = { 0 };
+        struct zb_err err = { 0 };
         struct gpt model;
 
         if (gpt_init(&model, &cases[i].shape, &err) != -EINVAL || !strstr(err.text, cases[i].says))
@@ -585,7 +585,7 @@ static void runs_refused(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct gpt_run *run = NULL;
-        struct gpt_err err = { 0 };
+        struct zb_err err = { 0 };
         struct gpt model;
         int rc;
 

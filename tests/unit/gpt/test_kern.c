@@ -46,7 +46,7 @@ static bool kern_open(struct fixture *x, const char *name)
 
 static void kern_close(struct fixture *x)
 {
-    struct gpt_err err = { 0 };
+    struct zb_err err = { 0 };
 
     if (gpt_dev_error(x->dev, &err) != 0)
         fail_msg("%s: %s", x->name, err.text);
@@ -690,7 +690,7 @@ ON_EACH(products)
 static void a_wrong_address_is_said(void **state)
 {
     struct fixture x;
-    struct gpt_err err = { 0 };
+    struct zb_err err = { 0 };
     struct gpt_kern k = { .op = GPT_KERN_GELU, .gelu = { (void *)64, (void *)64, 16 } };
 
     (void)state;

@@ -28,7 +28,7 @@ static void only_this_run(void **state)
     for (size_t i = 0; i < sizeof(says) / sizeof(says[0]); i++) {
         struct gpt_args a = args;
         struct gpt_data_info d = data;
-        struct gpt_err err = { 0 };
+        struct zb_err err = { 0 };
         uint32_t *const numbers[] = { &a.layers, &a.heads, &a.width, &a.seq, &a.dtype };
         uint64_t step = 9;
 

@@ -173,7 +173,7 @@ static void passes_on(struct fixture *x, const struct setting *s, enum gpt_dtype
     const struct gpt_hold hold = hold_of(s->sequences);
     struct unit units[UNITS_MAX];
     struct gpt model;
-    struct gpt_err err = { 0 };
+    struct zb_err err = { 0 };
     struct gpt_run *host = NULL;
     struct gpt_dev_run *dev = NULL;
     uint32_t *tokens = calloc((size_t)s->sequences * (s->shape.seq + 1), sizeof(*tokens));
@@ -293,7 +293,7 @@ static void made_by(const char *name, const struct setting *s, bool bf16, bool v
     uint32_t *tokens = calloc((size_t)s->sequences * (s->shape.seq + 1), sizeof(*tokens));
     struct gpt_dev_run *run = NULL;
     struct unit units[UNITS_MAX];
-    struct gpt_err err = { 0 };
+    struct zb_err err = { 0 };
     struct fixture x;
 
     assert_non_null(tokens);
@@ -435,7 +435,7 @@ static void memory_grows_by_the_stream(void **state)
 {
     struct gpt_shape shape = { 2, 4, 64, 32, 100 };
     const struct gpt_hold hold = hold_of(3), too_many = hold_of(UINT32_MAX);
-    struct gpt_err err = { 0 };
+    struct zb_err err = { 0 };
     uint64_t before = 0;
 
     (void)state;
@@ -458,7 +458,7 @@ static void too_much_is_said(void **state)
     struct gpt_shape shape = { 2, 4, 64, 4096, 100 };
     const struct gpt_hold hold = hold_of(8);
     struct gpt_dev_run *run = NULL;
-    struct gpt_err err = { 0 };
+    struct zb_err err = { 0 };
     struct fixture x;
     struct gpt model;
 
@@ -483,7 +483,7 @@ static void a_wait_can_be_given_up(void **state)
     struct gpt_shape shape = { 1, 1, 8, 4, 10 };
     const struct gpt_hold hold = hold_of(1);
     struct gpt_dev_run *run = NULL;
-    struct gpt_err err = { 0 };
+    struct zb_err err = { 0 };
     struct fixture x;
     struct gpt model;
     double loss = 5;

@@ -31,7 +31,7 @@ static int folder_make(void **state)
 
 struct result {
     int rc;
-    struct gpt_err err;
+    struct zb_err err;
     char *said;
 };
 
@@ -1089,7 +1089,7 @@ static void weights_table(void **state)
           -ENOTSUP,
           "has 'transformer.ln_f.weight' in F64" },
     };
-    struct gpt_err err = { 0 };
+    struct zb_err err = { 0 };
     struct gpt model;
 
     (void)state;
@@ -1101,7 +1101,7 @@ static void weights_table(void **state)
 
         if (rows[i / 2].change.rename && i % 2)
             continue; /* another name is one in both forms */
-        err = (struct gpt_err){ 0 };
+        err = (struct zb_err){ 0 };
         file_make(&model, "w.st", &rows[i / 2].change, i % 2);
         rc = gpt_weights_open(&w, &model, "w.st", &err);
         if (rc != rows[i / 2].rc || (rc == 0) != (w != NULL) || !strstr(err.text, rows[i / 2].says))
