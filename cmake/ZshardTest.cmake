@@ -1,39 +1,77 @@
-# zshard_unit_test(NAME SOURCES... [LIBS ...] [LABELS ...] [TIMEOUT seconds])
+# Labels say where a test runs. tests/run.sh has the table of its stages.
 #
-# A cmocka program. Labels decide where tests/run.sh runs it: quick (every build, sanitizers too),
-# full (release), long (by hand), and threads (under TSan as well). Default: quick and full. Every test
-# of this kind is labelled unit besides, which is what the clang build runs. Timeouts are for what hangs: a machine that
-# is five times slower, or busy, must not meet them.
+#   quick     tests/run.sh quick; takes less than 2 s, which tests/report.py checks
+#   full      the release build of each run
+#   asan      under ASan and UBSan in each run: what reads bytes from outside, or runs out of memory
+#   tsan      under TSan in each run: what has threads
+#   threads   under TSan in the nightly run: all that TSan can watch
+#   long      only in the nightly run
+#   unit      every cmocka program
+#
+# The nightly run gives all tests of `full` to ASan, and sets ZSHARD_LONG, which makes campaigns longer
+# (tests/ztest.h, tests/integ/harness.py). Labels of GPUs are in CONTRIBUTING.md.
+#
+# Tests run beside each other, and more of them than there are processors. What cannot bear that has a lock:
+#
+#   LOCKS drive    saturates the drive, or fills a file system
+#   LOCKS clock    compares real time with a bound that a busy machine would miss
+#
+# One that must have the machine for itself is RUN_SERIAL: it runs after all others, so there are few.
+# TIMEOUT is for what hangs: a machine that is five times slower, or busy, must not meet it. COST is the time in
+# seconds of a test that takes long: those begin first.
+set(zshard_test_environment "ZSHARD_BUILD=${CMAKE_BINARY_DIR}" "ZSHARD_SANITIZE=${ZSHARD_SANITIZE}")
+
+# Sets what both kinds of test have in common. Arguments: T_LABELS and the like of the caller, and words of the
+# environment.
+macro(zshard_test_properties name)
+    if(NOT T_TIMEOUT)
+        set(T_TIMEOUT 600)
+    endif()
+    set_tests_properties(${name} PROPERTIES LABELS "${T_LABELS}" TIMEOUT ${T_TIMEOUT} SKIP_RETURN_CODE 77
+        ENVIRONMENT "${zshard_test_environment};${ARGN}")
+    if(T_LOCKS)
+        set_tests_properties(${name} PROPERTIES RESOURCE_LOCK "${T_LOCKS}")
+    endif()
+    if(T_COST)
+        set_tests_properties(${name} PROPERTIES COST ${T_COST})
+    endif()
+endmacro()
+
+# zshard_unit_test(NAME SOURCES... [LIBS ...] [LABELS ...] [LOCKS ...] [TIMEOUT seconds] [COST seconds])
+#
+# A cmocka program. Labels by default: quick, full and asan.
 function(zshard_unit_test name)
-    cmake_parse_arguments(T "" "TIMEOUT" "SOURCES;LIBS;LABELS" ${ARGN})
+    cmake_parse_arguments(T "" "TIMEOUT;COST" "SOURCES;LIBS;LABELS;LOCKS" ${ARGN})
     if(NOT T_SOURCES)
         set(T_SOURCES ${T_UNPARSED_ARGUMENTS})
     endif()
     if(NOT T_LABELS)
-        set(T_LABELS quick full)
+        set(T_LABELS quick full asan)
     endif()
-    if(NOT T_TIMEOUT)
-        set(T_TIMEOUT 600)
-    endif()
+    list(APPEND T_LABELS unit)
     add_executable(${name} ${T_SOURCES})
     target_link_libraries(${name} PRIVATE ${T_LIBS} cmocka)
     set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
     add_test(NAME ${name} COMMAND ${name})
-    set_tests_properties(${name} PROPERTIES LABELS "${T_LABELS};unit" TIMEOUT ${T_TIMEOUT}
-        ENVIRONMENT "ZSHARD_BUILD=${CMAKE_BINARY_DIR};ZSHARD_SANITIZE=${ZSHARD_SANITIZE}")
+    zshard_test_properties(${name})
 endfunction()
 
-# zshard_script_test(NAME COMMAND args... LABELS ... [TIMEOUT seconds])
+# zshard_test_form(NAME PROGRAM LABELS ... [ENVIRONMENT ...] [LOCKS ...] [TIMEOUT seconds] [COST seconds])
+#
+# Another form of a cmocka program, longer or shorter, which its environment decides.
+function(zshard_test_form name program)
+    cmake_parse_arguments(T "" "TIMEOUT;COST" "LABELS;LOCKS;ENVIRONMENT" ${ARGN})
+    add_test(NAME ${name} COMMAND ${program})
+    zshard_test_properties(${name} ${T_ENVIRONMENT})
+endfunction()
+
+# zshard_script_test(NAME COMMAND args... LABELS ... [LOCKS ...] [TIMEOUT seconds] [COST seconds])
 #
 # A script (bash or python3, standard library only) that runs the built programs. It finds them by
-# ZSHARD_BUILD in its environment and exits 77 for "skipped, and I said why".
+# ZSHARD_BUILD in its environment and exits 77 for "skipped, and I said why". OpenBLAS has one thread in it: with
+# matrices as small as those of tests its other threads only spin.
 function(zshard_script_test name)
-    cmake_parse_arguments(T "" "TIMEOUT" "COMMAND;LABELS" ${ARGN})
-    if(NOT T_TIMEOUT)
-        set(T_TIMEOUT 600)
-    endif()
+    cmake_parse_arguments(T "" "TIMEOUT;COST" "COMMAND;LABELS;LOCKS" ${ARGN})
     add_test(NAME ${name} COMMAND ${T_COMMAND} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
-    set_tests_properties(${name} PROPERTIES LABELS "${T_LABELS}" TIMEOUT ${T_TIMEOUT}
-        SKIP_RETURN_CODE 77
-        ENVIRONMENT "ZSHARD_BUILD=${CMAKE_BINARY_DIR};ZSHARD_SANITIZE=${ZSHARD_SANITIZE}")
+    zshard_test_properties(${name} "OPENBLAS_NUM_THREADS=1")
 endfunction()

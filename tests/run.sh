@@ -1,51 +1,164 @@
 #!/usr/bin/env bash
-# tests/run.sh [quick|full] - install what is needed, build, and run the tests. Works as root on a fresh
-# Debian 12 without a GPU; without root it uses what is installed and names what is missing.
+# tests/run.sh [quick|full|nightly] - install what is needed, build, and run the tests. Works as root on a
+# fresh Debian 12 without a GPU; without root it uses what is installed and names what is missing.
 #
-#   full (default)   release build with gcc: label full     the sentence "all stages passed" ends it
-#                    ASan + UBSan build:     label quick
-#                    TSan build:             label threads
-#                    clang build:            labels unit and quick, both
-#                    aarch64 build, kernels: label unit, run by qemu
-#   quick            only the release build's label quick
+#   stage     quick          full (default)              nightly
+#   release   label quick    label full                  labels full and long
+#   asan                     label asan                  label full
+#   tsan                     label tsan                  label threads
+#   clang                    compiled, without -O        built; labels unit and quick, both
+#   aarch64                  label unit, run by qemu     label unit, long forms too
 #
-# Long campaigns (label long) are run by hand: ctest --preset long
+# full is what CI runs: about twenty minutes on two processors. nightly takes hours. The sentence "all stages
+# passed" ends both.
+#
+# The next stages are built while the tests of a stage run, at the lowest priority: most tests wait for
+# something. More tests run at a time than there are processors, for the same reason. Each stage ends with its
+# time and its slowest tests, the run with a table of the stages and of what was skipped. A skip that
+# tests/skips.txt does not name fails the run, and so does a test of the label quick that is slow.
+#
 # One test: ctest --test-dir build -R NAME --output-on-failure      (CONTRIBUTING.md has more)
-# Environment: ZSHARD_JOBS, how many things are built, and tests run, at a time (default: the number of CPUs).
+# Environment:
+#   ZSHARD_JOBS    files to compile at a time; the number of processors
+#   ZSHARD_TESTS   tests to run at a time; three times ZSHARD_JOBS
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mode=${1:-full}
-case "$mode" in quick | full) ;; *) echo "usage: tests/run.sh [quick|full]" >&2; exit 2 ;; esac
+case "$mode" in
+quick | full | nightly) ;;
+*) echo "usage: tests/run.sh [quick|full|nightly]" >&2; exit 2 ;;
+esac
 jobs=${ZSHARD_JOBS:-$(nproc)}
+at_a_time=${ZSHARD_TESTS:-$((3 * jobs))}
+logs=$(mktemp -d)
+builder=
 
 say() { printf '\n== %s (%ds)\n' "$*" "$SECONDS"; }
 
-# stage PRESET LABEL...: configure, build, run the tests that have all of these labels.
-stage() {
-    local labels=()
-    for label in "${@:2}"; do labels+=(-L "$label"); done
+# The end of the run, however it comes: the builds end, the table is printed.
+finish() {
+    local status=$?
+    trap - EXIT
+    if [ -n "$builder" ]; then
+        kill -TERM -- "-$builder" 2>/dev/null || true
+    fi
+    if [ -e "$logs/stages" ]; then
+        say "stages"
+        python3 -B tests/report.py end "$logs/stages" tests/skips.txt || status=1
+    fi
+    rm -rf "$logs"
+    if [ "$status" -eq 0 ]; then
+        say "all stages passed"
+    else
+        say "FAILED"
+    fi
+    exit "$status"
+}
+trap finish EXIT
+trap 'exit 130' INT TERM
+
+# note STAGE WHAT SECONDS: a row of the table.
+note() { printf '%s\t%s\t%s\n' "$1" "$2" "$3" >>"$logs/stages"; }
+
+# build PRESET: configure and compile; what it says goes into a file.
+build() {
+    cmake --preset "$1" >"$logs/configure-$1.log" 2>&1 &&
+        cmake --build --preset "$1" -j "$jobs" >"$logs/build-$1.log" 2>&1
+}
+
+# build_all PRESET...: one after the other, a line "PRESET STATUS SECONDS" for each.
+build_all() {
+    local preset status begin
+    for preset in "$@"; do
+        begin=$SECONDS status=0
+        build "$preset" || status=$?
+        echo "$preset $status $((SECONDS - begin))"
+    done
+}
+
+# ahead PRESET...: starts these builds; they use what the tests leave idle.
+ahead() {
+    local idle=(nice -n 19)
+    if chrt --idle 0 true 2>/dev/null; then
+        idle=(chrt --idle 0)
+    fi
+    export logs jobs
+    export -f build build_all
+    exec 3< <(exec setsid "${idle[@]}" bash -c 'build_all "$@"' builder "$@")
+    builder=$!
+}
+
+# built PRESET: waits for its build, which is the next of those that were started ahead.
+built() {
+    local preset status seconds begin=$SECONDS
     say "$1: build"
-    cmake --preset "$1" >"$logs/configure-$1.log" 2>&1 || { cat "$logs/configure-$1.log"; return 1; }
-    cmake --build --preset "$1" -j "$jobs" >"$logs/build-$1.log" 2>&1 || { tail -n 60 "$logs/build-$1.log"; return 1; }
-    say "$1: tests labelled ${*:2}"
-    ctest --preset "$1" "${labels[@]}" -LE long -j "$jobs"
+    read -r -u 3 preset status seconds || { echo "the builds have ended"; return 1; }
+    note "$1" "build" "$seconds"
+    note "$1" "  of it with nothing beside" "$((SECONDS - begin))"
+    if [ "$preset" != "$1" ] || [ "$status" -ne 0 ]; then
+        tail -n 60 "$logs/configure-$1.log" "$logs/build-$1.log" 2>/dev/null || true
+        echo "the build $1 failed"
+        return 1
+    fi
+}
+
+# run_tests PRESET LABELS... [-- MORE...]: the tests that have all of these labels, and their report.
+run_tests() {
+    local preset=$1 begin=$SECONDS status=0 labels=() words=()
+    shift
+    while [ $# -gt 0 ] && [ "$1" != -- ]; do
+        labels+=(-L "$1") words+=("$1")
+        shift
+    done
+    [ $# -eq 0 ] || shift
+    say "$preset: tests labelled ${words[*]}"
+    ctest --preset "$preset" "${labels[@]}" "$@" -j "$at_a_time" --no-label-summary \
+        --output-junit "$logs/$preset.xml" --test-output-size-passed 1000000 3<&- || status=$?
+    note "$preset" "tests" "$((SECONDS - begin))"
+    ctest --preset "$preset" --show-only=json-v1 >"$logs/$preset.json"
+    python3 -B tests/report.py stage "$preset" "$logs/$preset.xml" "$logs/$preset.json" "$logs/stages" || status=$?
+    return "$status"
 }
 
 say "dependencies"
 deploy/install-deps.sh test
-logs=$(mktemp -d)
-trap 'rm -rf "$logs"' EXIT
 
 say "format"
 git ls-files '*.c' '*.h' '*.cu' | xargs clang-format --dry-run -Werror
 
-if [ "$mode" = quick ]; then
-    stage release quick
-else
-    stage release full
-    stage asan quick
-    stage tsan threads
-    stage clang unit quick
-    stage aarch64 unit
-fi
-say "all stages passed"
+case "$mode" in
+quick) ahead release ;;
+full) ahead release asan tsan clang-check aarch64 ;;
+nightly)
+    export ZSHARD_LONG=1
+    ahead release asan tsan clang aarch64
+    ;;
+esac
+
+built release
+case "$mode" in
+quick)
+    run_tests release quick -- -LE long
+    ;;
+full)
+    run_tests release full -- -LE long
+    built asan
+    run_tests asan asan -- -LE long
+    built tsan
+    run_tests tsan tsan -- -LE long
+    built clang-check
+    built aarch64
+    run_tests aarch64 unit -- -LE long
+    ;;
+nightly)
+    run_tests release 'full|long'
+    built asan
+    run_tests asan full -- -LE long
+    built tsan
+    run_tests tsan threads -- -LE long
+    built clang
+    run_tests clang unit quick -- -LE long
+    built aarch64
+    run_tests aarch64 unit
+    ;;
+esac

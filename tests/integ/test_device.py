@@ -14,8 +14,8 @@ import shutil
 import subprocess
 import sys
 
-from harness import DEADLINE, Daemon, check, main, program, skip
-from test_training import MODEL, PAGES, Run, good
+from harness import DEADLINE, LONG, Daemon, check, main, program, skip
+from test_training import FEW, MODEL, PAGES, Run, good
 
 GPU = "--gpu" in sys.argv
 DEVICE = os.environ.get("ZSHARD_GPU", "") if GPU else "emulated"
@@ -67,8 +67,9 @@ def fp16_two_ranks():
 def same_bytes():
     """Twice, and where every work is late: nothing depends on when a device gets to it."""
     late = "emulated:256M:40" if DEVICE == "emulated" else DEVICE
+    env = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}  # nor on its threads
     for dtype in ("fp32", "bf16", "fp16"):
-        runs = [good(Run(["--dtype", dtype, "--device", device]), f"{dtype} on {device}")
+        runs = [good(Run(["--dtype", dtype, "--device", device], 1, env, FEW), f"{dtype} on {device}")
                 for device in (DEVICE, DEVICE, late)]
         for run in runs[1:]:
             check(run.losses() == runs[0].losses(), f"{dtype}: other losses the second time")
@@ -82,7 +83,7 @@ def params_there():
     runs = {}
     for name, param, options in (("host", "host", ()), ("gpu", "gpu", gpu), ("no tier", "gpu", ())):
         with Daemon("--host-bytes", "64M", "--nvme-bytes", "64M", *options, *PAGES) as d:
-            runs[name] = good(Run(flags + [param], 1, d.env()), f"--offload-param {param}, {name}")
+            runs[name] = good(Run(flags + [param], 1, d.env(), steps=FEW), f"--offload-param {param}, {name}")
     for name, said in (("gpu", "live in the daemon's GPU memory"), ("no tier", "the daemon has no GPU tier")):
         check(runs[name].losses() == runs["host"].losses(), f"{name}: other losses")
         check(runs[name].weights == runs["host"].weights, f"{name}: other weights")
@@ -125,7 +126,7 @@ SMALL = f"--heads 4 --width {WIDTH_SMALL} --seq 32 --batch 8 --micro-batch 4"
 
 
 def memory():
-    grows_by_the_stream((2, 4, 8, 16), SMALL, 5, 4 * MIB, 4 * 32 * 256 * 4)
+    grows_by_the_stream((2, 4, 8, 16) if LONG else (2, 16), SMALL, 5 if LONG else 3, 4 * MIB, 4 * 32 * 256 * 4)
 
 
 def memory_at_size():

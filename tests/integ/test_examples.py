@@ -63,7 +63,7 @@ def no_daemon():
 def binding():
     """Through python/zshard.py: a job is opened, which keeps an example out, seen, and closed."""
     if SANITIZED:
-        print("python does not load a library with sanitizers")
+        print("skipped: python does not load a library with sanitizers")
         return
     lib = zshard.load(os.path.join(BUILD, "lib", "libzclient.so"))
     with Daemon(*FLAGS) as d, zshard.Client(d.socket, "binding", lib) as c:

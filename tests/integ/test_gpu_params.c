@@ -514,7 +514,7 @@ static void no_device_memory(void **state)
 
     (void)state;
     if (!emulated())
-        skip();
+        ztest_skip("the emulated GPU alone fails on request");
     asks(ZC_GPU, gpu_id());
     zi_start(&d, options_with("emulated:16M::4:4K", "8M", NULL)); /* its lanes, and no more */
     sv_open(ranks, 2, &d, 0);
@@ -623,7 +623,7 @@ static void killed_with_it(void **state)
 
     (void)state;
     if (!emulated())
-        skip();
+        ztest_skip("the emulated GPU alone fails on request");
     asks(ZC_GPU, gpu_id());
     zi_start(&d, options_usual());
     c = zi_client(&d);
@@ -968,7 +968,7 @@ static void the_device_fails(void **state)
 
     (void)state;
     if (!emulated())
-        skip();
+        ztest_skip("the emulated GPU alone fails on request");
     for (unsigned works = 4; works < 1500; works += stride) {
         bool fails = fail_at(works);
 

@@ -9,7 +9,7 @@ import shutil
 import sys
 
 from harness import Daemon, check, main, skip
-from test_training import PAGES, Run, good
+from test_training import FEW, PAGES, Run, good
 
 MICROS = 4
 BOUND = {"fp32": 1e-5, "bf16": 1e-3}  # of sums in another order; bf16 rounds them before they are exchanged
@@ -19,9 +19,9 @@ def run_of(what, flags, ranks, offload):
     """Four micro-batches a rank and step."""
     flags = ["--batch", "8", "--micro-batch", str(8 // MICROS // ranks), "--offload", offload, *flags]
     if offload == "none":
-        return good(Run(flags, ranks), what)
+        return good(Run(flags, ranks, steps=FEW), what)
     with Daemon("--host-bytes", "256M" if offload == "host" else "3M", "--nvme-bytes", "64M", *PAGES) as d:
-        return good(Run(flags, ranks, d.env()), what)
+        return good(Run(flags, ranks, d.env(), steps=FEW), what)
 
 
 def fetched(run):
@@ -79,7 +79,7 @@ def one_micro_batch():
     """Then there is one order, and its bits."""
     for ranks in (1, 2):
         flags = ["--batch", "6", "--micro-batch", str(6 // ranks)]
-        runs = [good(Run(flags + more, ranks), f"{ranks} ranks {more}")
+        runs = [good(Run(flags + more, ranks, steps=FEW), f"{ranks} ranks {more}")
                 for more in ([], ["--order", "vertical"], ["--accumulate", "local"])]
         for run in runs[1:]:
             check(run.losses() == runs[0].losses() and run.weights == runs[0].weights, f"{ranks} ranks: other bits")
@@ -117,7 +117,7 @@ def checkpoints_of(where, order, ranks, host):
         name = f"{where}, {order}, {ranks} ranks, {kept}"
         with Daemon("--host-bytes", host, "--nvme-bytes", "64M", *PAGES) as d:
             before = written(d)  # when it measured its data file
-            run = good(Run(base + ["--checkpoint", kept], ranks, d.env()), name)
+            run = good(Run(base + ["--checkpoint", kept], ranks, d.env(), steps=FEW), name)
             moved = written(d) - before
             check((moved > 0) == (kept == "nvme"), f"{name}: {moved} bytes were written to NVMe")
             check(d.zctl("jobs") == [], f"{name}: a job is left")

@@ -33,6 +33,12 @@ static void assert_says(const char *name, int rc, int want, const char *text, co
         fail_msg("%s: got %d, '%s'; wanted %d and '%s'", name, rc, text, want, part);
 }
 
+static void refused(const char *name, struct zi_raw *r, unsigned method,
+                    const ProtobufCMessage *message, int want, const char *part)
+{
+    assert_says(name, zi_raw_call(r, method, message), want, r->text, part);
+}
+
 /* ---- frames */
 
 enum end {
@@ -242,14 +248,13 @@ static void opens(void **state)
         bad.optimizer = open_cases[i].optimizer;
         bad.attach = open_cases[i].attach;
         bad.staging_bytes = open_cases[i].staging;
-        assert_says(open_cases[i].name, zi_raw_call(&r, ZP_JOB_OPEN, &bad.base), open_cases[i].code,
-                    r.text, open_cases[i].part);
+        refused(open_cases[i].name, &r, ZP_JOB_OPEN, &bad.base, open_cases[i].code,
+                open_cases[i].part);
         assert_int_equal(zi_used(&d, "host"), host);
     }
     assert_int_equal(zi_raw_call(&r, ZP_JOB_OPEN, &q.base), 0);
     assert_int_equal(zi_used(&d, "host"), host + STAGING);
-    assert_says("a second job on this connection", zi_raw_call(&r, ZP_JOB_OPEN, &q.base), -EBUSY,
-                r.text, "'job'");
+    refused("a second job on this connection", &r, ZP_JOB_OPEN, &q.base, -EBUSY, "'job'");
     zi_raw_close(&r);
     (void)zi_await_used(&d, host, 0, 1000);
     zi_stop(&d);
@@ -269,36 +274,30 @@ static void jobs_of_one_name(void **state)
     q.world = 2;
     q.staging_bytes = 4096;
     assert_int_equal(zi_raw_call(&a, ZP_JOB_OPEN, &q.base), 0);
-    assert_says("the same rank", zi_raw_call(&b, ZP_JOB_OPEN, &q.base), -EEXIST, b.text,
-                "'job' exists already: its rank 0 is taken");
+    refused("the same rank", &b, ZP_JOB_OPEN, &q.base, -EEXIST,
+            "'job' exists already: its rank 0 is taken");
     q.rank = 1;
     other = q;
     other.world = 3;
-    assert_says("another world", zi_raw_call(&b, ZP_JOB_OPEN, &other.base), -EINVAL, b.text,
-                "2 ranks, not 3");
+    refused("another world", &b, ZP_JOB_OPEN, &other.base, -EINVAL, "2 ranks, not 3");
     other = q;
     other.groups = 2;
-    assert_says("other groups", zi_raw_call(&b, ZP_JOB_OPEN, &other.base), -EINVAL, b.text,
-                "other options than its peers");
+    refused("other groups", &b, ZP_JOB_OPEN, &other.base, -EINVAL, "other options than its peers");
     other = q;
     other.keep = true;
-    assert_says("kept or not", zi_raw_call(&b, ZP_JOB_OPEN, &other.base), -EINVAL, b.text,
-                "other options than its peers");
+    refused("kept or not", &b, ZP_JOB_OPEN, &other.base, -EINVAL, "other options than its peers");
     other = q;
     other.offload_param = 1;
-    assert_says("another place", zi_raw_call(&b, ZP_JOB_OPEN, &other.base), -EINVAL, b.text,
-                "other options than its peers");
+    refused("another place", &b, ZP_JOB_OPEN, &other.base, -EINVAL, "other options than its peers");
     other = q;
     other.host_bytes_max = 4096;
-    assert_says("another limit", zi_raw_call(&b, ZP_JOB_OPEN, &other.base), -EINVAL, b.text,
-                "other options than its peers");
+    refused("another limit", &b, ZP_JOB_OPEN, &other.base, -EINVAL, "other options than its peers");
     other = q;
     other.attach = true;
-    assert_says("attach to what is not kept", zi_raw_call(&b, ZP_JOB_OPEN, &other.base), -EINVAL,
-                b.text, "kept");
+    refused("attach to what is not kept", &b, ZP_JOB_OPEN, &other.base, -EINVAL, "kept");
     assert_int_equal(zi_raw_call(&b, ZP_JOB_OPEN, &q.base), 0);
     q.rank = 0;
-    assert_says("a third", zi_raw_call(&c, ZP_JOB_OPEN, &q.base), -EEXIST, c.text, "taken");
+    refused("a third", &c, ZP_JOB_OPEN, &q.base, -EEXIST, "taken");
     zi_raw_close(&a);
     /* the job has ended with its lost rank: its name is free at once */
     for (int rc = -EEXIST, waited = 0; rc < 0; waited++) {
@@ -420,12 +419,10 @@ static void units_and_shards(void **state)
     zi_start(&d, small);
     zi_raw_open(&r, &d);
     u.job = other;
-    assert_says("a unit without a job", zi_raw_call(&r, ZP_UNIT_DEFINE, &u.base), -ENOENT, r.text,
-                "no job");
+    refused("a unit without a job", &r, ZP_UNIT_DEFINE, &u.base, -ENOENT, "no job");
     assert_int_equal(zi_raw_call(&r, ZP_JOB_OPEN, &q.base), 0);
     job = ((const Zp__JobOpenReply *)r.reply)->job;
-    assert_says("another job's unit", zi_raw_call(&r, ZP_UNIT_DEFINE, &u.base), -ENOENT, r.text,
-                "job 77");
+    refused("another job's unit", &r, ZP_UNIT_DEFINE, &u.base, -ENOENT, "job 77");
     u.job = s.job = ready.job = job;
     for (size_t i = 0; i < ZB_COUNT(unit_cases); i++) {
         Zp__UnitDefine bad = u;
@@ -444,40 +441,33 @@ static void units_and_shards(void **state)
         t.group = unit_cases[i].group;
         bad.tensors = tensors;
         bad.n_tensors = unit_cases[i].tensor != NULL;
-        assert_says(unit_cases[i].name, zi_raw_call(&r, ZP_UNIT_DEFINE, &bad.base), -EINVAL, r.text,
-                    unit_cases[i].part);
+        refused(unit_cases[i].name, &r, ZP_UNIT_DEFINE, &bad.base, -EINVAL, unit_cases[i].part);
     }
-    assert_says("ready without a shard", zi_raw_call(&r, ZP_READY, &ready.base), -EINVAL, r.text,
-                "no shards");
+    refused("ready without a shard", &r, ZP_READY, &ready.base, -EINVAL, "no shards");
     assert_int_equal(zi_raw_call(&r, ZP_UNIT_DEFINE, &u.base), 0);
     s.ranges = ranges;
-    assert_says("no ranges", zi_raw_call(&r, ZP_SHARD_REGISTER, &s.base), -EINVAL, r.text,
-                "0 ranges");
+    refused("no ranges", &r, ZP_SHARD_REGISTER, &s.base, -EINVAL, "0 ranges");
     s.n_ranges = 1;
     for (size_t i = 0; i < ZB_COUNT(range_cases); i++) {
         Zp__Range range = range_cases[i].range;
 
         ranges[0] = &range;
-        assert_says(range_cases[i].name, zi_raw_call(&r, ZP_SHARD_REGISTER, &s.base),
-                    range_cases[i].code, r.text, range_cases[i].part);
+        refused(range_cases[i].name, &r, ZP_SHARD_REGISTER, &s.base, range_cases[i].code,
+                range_cases[i].part);
     }
     ranges[0] = &good;
     s.n_ranges = 2; /* all or none: the first is not registered either */
-    assert_says("ranges that overlap", zi_raw_call(&r, ZP_SHARD_REGISTER, &s.base), -EINVAL, r.text,
-                "overlaps");
+    refused("ranges that overlap", &r, ZP_SHARD_REGISTER, &s.base, -EINVAL, "overlaps");
     ranges[1] = &rest;
     assert_int_equal(zi_raw_call(&r, ZP_SHARD_REGISTER, &s.base), 0);
-    assert_says("a shard twice", zi_raw_call(&r, ZP_SHARD_REGISTER, &s.base), -EINVAL, r.text,
-                "overlaps");
+    refused("a shard twice", &r, ZP_SHARD_REGISTER, &s.base, -EINVAL, "overlaps");
     assert_int_equal(zi_raw_call(&r, ZP_READY, &ready.base), 0);
-    assert_says("ready twice", zi_raw_call(&r, ZP_READY, &ready.base), -EBUSY, r.text, "already");
+    refused("ready twice", &r, ZP_READY, &ready.base, -EBUSY, "already");
     good.first = 2 * PAGE;
     s.n_ranges = 1;
-    assert_says("a shard of a job that is ready", zi_raw_call(&r, ZP_SHARD_REGISTER, &s.base),
-                -EBUSY, r.text, "ready");
+    refused("a shard of a job that is ready", &r, ZP_SHARD_REGISTER, &s.base, -EBUSY, "ready");
     u.unit = 1;
-    assert_says("a unit of a job that is ready", zi_raw_call(&r, ZP_UNIT_DEFINE, &u.base), -EBUSY,
-                r.text, "fixed");
+    refused("a unit of a job that is ready", &r, ZP_UNIT_DEFINE, &u.base, -EBUSY, "fixed");
     zi_raw_close(&r);
     zi_stop(&d);
 }
@@ -503,29 +493,27 @@ static void ranks_that_differ(void **state)
     assert_int_equal(zi_raw_call(&a, ZP_UNIT_DEFINE, &u.base), 0);
     v = u;
     v.elems++;
-    assert_says("another size", zi_raw_call(&b, ZP_UNIT_DEFINE, &v.base), -EINVAL, b.text,
-                "otherwise than its peers");
+    refused("another size", &b, ZP_UNIT_DEFINE, &v.base, -EINVAL, "otherwise than its peers");
     v = u;
     v.frozen = true;
-    assert_says("frozen", zi_raw_call(&b, ZP_UNIT_DEFINE, &v.base), -EINVAL, b.text,
-                "is trained, and rank 1 defines it as frozen");
+    refused("frozen", &b, ZP_UNIT_DEFINE, &v.base, -EINVAL,
+            "is trained, and rank 1 defines it as frozen");
     v = u;
     v.dtype = 2;
-    assert_says("another dtype", zi_raw_call(&b, ZP_UNIT_DEFINE, &v.base), -EINVAL, b.text,
-                "otherwise than its peers");
+    refused("another dtype", &b, ZP_UNIT_DEFINE, &v.base, -EINVAL, "otherwise than its peers");
     v = u;
     v.frozen = v.quantized = true;
-    assert_says("quantized", zi_raw_call(&b, ZP_UNIT_DEFINE, &v.base), -EINVAL, b.text,
-                "is trained, and rank 1 defines it as frozen and quantized");
+    refused("quantized", &b, ZP_UNIT_DEFINE, &v.base, -EINVAL,
+            "is trained, and rank 1 defines it as frozen and quantized");
     v.frozen = false;
-    assert_says("quantized, and trained", zi_raw_call(&b, ZP_UNIT_DEFINE, &v.base), -EINVAL, b.text,
-                "is quantized, and is not frozen");
+    refused("quantized, and trained", &b, ZP_UNIT_DEFINE, &v.base, -EINVAL,
+            "is quantized, and is not frozen");
     v = u;
     v.last = false;
     assert_int_equal(zi_raw_call(&b, ZP_UNIT_DEFINE, &v.base), 0);
     v.elems++; /* the head of a later part is not that of the first */
     v.last = true;
-    assert_says("another head", zi_raw_call(&b, ZP_UNIT_DEFINE, &v.base), -EINVAL, b.text, "part");
+    refused("another head", &b, ZP_UNIT_DEFINE, &v.base, -EINVAL, "part");
     assert_int_equal(zi_raw_call(&b, ZP_UNIT_DEFINE, &u.base), 0);
     zi_raw_close(&a);
     zi_raw_close(&b);
@@ -1167,14 +1155,12 @@ static void limits(void **state)
     zi_raw_open(&b, &d);
     assert_int_equal(zi_raw_call(&a, ZP_JOB_OPEN, &q.base), 0);
     q.name = (char[]){ "next" };
-    assert_says("a job too many", zi_raw_call(&b, ZP_JOB_OPEN, &q.base), -ENOSPC, b.text,
-                "jobs_max");
+    refused("a job too many", &b, ZP_JOB_OPEN, &q.base, -ENOSPC, "jobs_max");
     zi_raw_open(&c, &d);
     zi_raw_connect(&e, &d);
     hello.version_min = hello.version_max = 1;
     hello.program = (char[]){ "raw" };
-    assert_says("a client too many", zi_raw_call(&e, ZP_HELLO, &hello.base), -EUSERS, e.text,
-                "clients_max");
+    refused("a client too many", &e, ZP_HELLO, &hello.base, -EUSERS, "clients_max");
     zi_raw_hung_up(&e);
     zi_raw_alive(&c);
     zi_raw_close(&a);
@@ -1295,8 +1281,7 @@ static void another_user(void **state)
 
     (void)state;
     if (geteuid() != 0) {
-        print_message("skipped: only root can become another user\n");
-        skip();
+        ztest_skip("only root can become another user");
     }
     zi_start(&d, options);
     assert_int_equal(chmod(d.dir, 0711), 0);
@@ -1335,8 +1320,7 @@ static void a_socket_of_ours_only(void **state)
 
     (void)state;
     if (geteuid() != 0) {
-        print_message("skipped: only root can become another user\n");
-        skip();
+        ztest_skip("only root can become another user");
     }
     zi_start(&d, small);
     assert_int_equal(chmod(d.dir, 0711), 0);

@@ -8,7 +8,7 @@ import shutil
 import sys
 
 from harness import Daemon, check, main, skip
-from test_training import MODEL, Run, good
+from test_training import FEW, MODEL, Run, good
 
 BLOCK = 4096  # elements: slices are whole blocks
 # p, g, k: bytes of a parameter in the three planes
@@ -68,9 +68,9 @@ def expected(stage, ranks, dtype, embedded, frozen=0):
 def run_mode(mode, ranks, dtype):
     flags = mode.split() + ["--dtype", dtype]
     if "--offload" not in mode:
-        return good(Run(flags, ranks), f"{mode}, {dtype}, {ranks} ranks")
+        return good(Run(flags, ranks, steps=FEW), f"{mode}, {dtype}, {ranks} ranks")
     with Daemon(*DAEMON) as d:
-        return good(Run(flags, ranks, d.env()), f"{mode}, {dtype}, {ranks} ranks")
+        return good(Run(flags, ranks, d.env(), steps=FEW), f"{mode}, {dtype}, {ranks} ranks")
 
 
 def check_bytes(mode, ranks, dtype, run):
@@ -146,14 +146,14 @@ def four_ranks():
 def a_limit():
     """What does not fit is refused with the numbers, and a higher stage fits."""
     batch(6, 3)
-    ddp = good(Run(["--stage", "0"], 2), "DDP")
+    ddp = good(Run(["--stage", "0"], 2, steps=FEW), "DDP")
     states = ddp.steps[-1]["state_bytes"]
     limit = states["param"] + states["grad"] + states["optimizer"]
-    refused = Run(["--stage", "0", "--memory", str(limit)], 2)
+    refused = Run(["--stage", "0", "--memory", str(limit)], 2, steps=FEW)
     check(refused.done.returncode == 4, f"DDP ended with {refused.done.returncode}")
     for words in (f"{states['param']} of parameters", f"the limit is {limit}"):
         check(words in refused.done.stdout, f"'{words}' is missing:\n{refused.done.stdout}")
-    good(Run(["--stage", "3", "--memory", str(limit)], 2), "stage 3 under the same limit")
+    good(Run(["--stage", "3", "--memory", str(limit)], 2, steps=FEW), "stage 3 under the same limit")
 
 
 TESTS = {f.__name__: f for f in (two_ranks, three_ranks, four_ranks, frozen_blocks, a_limit)}

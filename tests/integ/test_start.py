@@ -5,6 +5,7 @@ damage; and those that must work: anybody's, without a configuration; without O_
     ZSHARD_BUILD=build tests/integ/test_start.py [NAME...]
 """
 import contextlib
+import json
 import os
 import shutil
 import socket
@@ -265,13 +266,16 @@ def without_o_direct():
 # ---- what must work
 
 def anybody_without_a_configuration():
-    """As any user, a daemon without options serves a socket in $XDG_RUNTIME_DIR, and leaves nothing."""
+    """As any user, a daemon without options serves a socket in $XDG_RUNTIME_DIR, and leaves nothing. It takes half of
+    the free space of the file system: a small one, not that of the tests beside this one."""
     who = NOBODY if os.geteuid() == 0 else {}
-    with folder() as f:
-        run, tmp = (os.path.join(f, name) for name in ("run", "tmp"))
-        for path in (run, tmp):
-            os.mkdir(path)
-            os.chmod(path, 0o777)
+    with folder() as f, mounted(os.path.join(f, "tmp"), "size=64m,mode=1777") as tmp:
+        if not tmp:
+            print("skipped: anybody_without_a_configuration may not mount a small file system here")
+            return
+        run = os.path.join(f, "run")
+        os.mkdir(run)
+        os.chmod(run, 0o777)
         os.chmod(f, 0o755)
         env = {"XDG_RUNTIME_DIR": run, "TMPDIR": tmp, "PATH": os.environ["PATH"]}
         with subprocess.Popen([program("zshardd")], env=env, stdout=subprocess.PIPE, text=True,
@@ -280,12 +284,14 @@ def anybody_without_a_configuration():
             path = os.path.join(run, "zshard.sock")
             done = None
             if line.startswith("ready "):
-                done = subprocess.run([program("zctl"), "ping"], env=env, check=False, **who,
+                done = subprocess.run([program("zctl"), "-o", "json", "tiers"], env=env, check=False, **who, text=True,
                                       capture_output=True, timeout=150)
             daemon.terminate()
             _, log = daemon.communicate(timeout=150)
         check(line.startswith(f"ready socket={path} "), f"{line!r} {log}")
         check(done.returncode == 0, f"{done}")
+        tiers = {row["name"]: row["budget"] for row in json.loads(done.stdout)["rows"]}
+        check(16 << 20 <= tiers["nvme"] < 64 << 20, f"of 64 MiB: {tiers}")
         check(daemon.returncode == 0, f"it ended with {daemon.returncode}: {log}")
         check(files(f) == [] and os.listdir(tmp) == [], f"left behind: {files(f)} {os.listdir(tmp)}")
 

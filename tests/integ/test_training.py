@@ -2,8 +2,10 @@
 """test_training.py - zgpt through a real daemon: where bytes live never changes a run; who dies is noticed.
 
     ZSHARD_BUILD=build tests/integ/test_training.py [NAME...]
+    ZSHARD_BUILD=build tests/integ/test_training.py runs|deaths
 """
 
+import functools
 import json
 import os
 import random
@@ -15,9 +17,10 @@ import sys
 import tempfile
 import time
 
-from harness import (DEADLINE, Daemon, check, main, mpi_env, program, ranks_command, skip, wait_until)
+from harness import (DEADLINE, LONG, Daemon, check, main, mpi_env, program, ranks_command, skip, wait_until)
 
 STEPS = 20
+FEW = STEPS if LONG else 8  # where runs are compared bit for bit: what differs, differs soon
 # More blocks than the ring has places, units of three shapes, a tail page in each.
 MODEL = ("--seed 5 --batch 6 --micro-batch 3 --seq 32 --layers 5 --heads 2 --width 64 --lr 1e-3 "
          "--clip 1 --data LICENSE").split()
@@ -29,6 +32,7 @@ class Run:
 
     def __init__(self, flags, ranks=1, env=None, steps=STEPS, model=None):
         self.folder = tempfile.mkdtemp(prefix="zshard-run-")
+        self.wanted = steps
         try:
             jsonl, export = (os.path.join(self.folder, name) for name in ("jsonl", "weights"))
             command = [program("zgpt"), *(model or MODEL), "--steps", str(steps), "--jsonl", jsonl, "--export",
@@ -51,16 +55,21 @@ class Run:
 
 def good(run, what):
     check(run.done.returncode == 0, f"{what} ended with {run.done.returncode}:\n{run.done.stdout}")
-    check(len(run.steps) == STEPS, f"{what} logged {len(run.steps)} steps")
+    check(len(run.steps) == run.wanted, f"{what} logged {len(run.steps)} steps")
     return run
 
 
 def least_host_bytes(flags, ranks):
     """What the daemon says is the least that would do: it must be exact."""
+    return least_of(tuple(flags), ranks)
+
+
+@functools.cache
+def least_of(flags, ranks):
     budget = 1 << 20 # grows until the staging fits into it, and the job does not
     while True:
         with Daemon("--host-bytes", str(budget), "--nvme-bytes", "64M", *PAGES) as d:
-            run = Run(flags, ranks, d.env(), steps=0)
+            run = Run(list(flags), ranks, d.env(), steps=0)
         found = re.search(r"least host_bytes that would do is (\d+)", run.done.stdout)
         if found:
             return int(found.group(1))
@@ -71,7 +80,7 @@ def least_host_bytes(flags, ranks):
 
 def same_everywhere(dtype, ranks):
     base = ["--dtype", dtype]
-    here = good(Run(base + ["--offload", "none"], ranks), "the run without a daemon")
+    here = good(Run(base + ["--offload", "none"], ranks, steps=FEW), "the run without a daemon")
     offload = base + ["--offload", "nvme"]
     least = least_host_bytes(offload, ranks)
     grads = least_host_bytes(offload + ["--offload-grad", "host"], ranks)
@@ -85,7 +94,7 @@ def same_everywhere(dtype, ranks):
             with Daemon("--host-bytes", str(host), "--nvme-bytes", "64M", "--io", io, *PAGES) as d:
                 name = f"{dtype}, {ranks} ranks, {what} ({host}), {io}"
                 idle = d.used()
-                run = good(Run(offload, ranks, d.env()), name)
+                run = good(Run(offload, ranks, d.env(), steps=FEW), name)
                 check(run.losses() == here.losses(), f"{name}: other losses than without a daemon")
                 check(run.weights == here.weights, f"{name}: other weights than without a daemon")
                 moved = sum(s["nvme_read_bytes"] + s["nvme_written_bytes"] for s in run.steps)
@@ -151,12 +160,12 @@ def fp16_goes_on():
 def placement_fixed_rate():
     """On the device of a fixed rate too, where pages are lent and not copied; nothing is durable there."""
     flags = ["--dtype", "bf16", "--offload", "nvme"]
-    here = good(Run(["--dtype", "bf16", "--offload", "none"]), "the run without a daemon")
+    here = good(Run(["--dtype", "bf16", "--offload", "none"], steps=FEW), "the run without a daemon")
     least = least_host_bytes(flags, 1)
     with Daemon("--host-bytes", str(least), "--nvme-bytes", "64M", "--io", "fixed", "--fixed-rate",
                 "200M", "--fixed-latency-us", "300", *PAGES) as d:
         check("io=fixed" in d.ready and "io-fixed" in d.log(), f"{d.ready}\n{d.log()}")
-        run = good(Run(flags, 1, d.env()), "the run on a fixed rate")
+        run = good(Run(flags, 1, d.env(), steps=FEW), "the run on a fixed rate")
         check(run.losses() == here.losses(), "other losses than without a daemon")
         check(run.weights == here.weights, "other weights than without a daemon")
         check(sum(s["nvme_written_bytes"] for s in run.steps) > 0, "no bytes moved")
@@ -169,7 +178,7 @@ def overlaps():
     rng = random.Random(11)
     for dtype, ranks in (("bf16", 1), ("fp32", 2)):
         base = ["--dtype", dtype, "--clip", "0"]
-        here = good(Run(base + ["--offload", "none"], ranks), "the run without a daemon")
+        here = good(Run(base + ["--offload", "none"], ranks, steps=FEW), "the run without a daemon")
         least = least_host_bytes(base + ["--offload", "nvme"], ranks)
         for overlap in ("all", "none", "early" if ranks == 1 else "serve"):
             host = least + rng.randrange(0, 600 << 10)
@@ -177,7 +186,7 @@ def overlaps():
                 name = f"{dtype}, {ranks} ranks, overlap {overlap}, {host} bytes"
                 flags = ["--offload", "nvme", "--overlap", overlap]
                 flags += rng.choice(([], ["--keep", "--commit-every", "3"]))
-                run = good(Run(base + flags, ranks, d.env()), name)
+                run = good(Run(base + flags, ranks, d.env(), steps=FEW), name)
                 early = {row["name"]: row["value"] for row in d.zctl("stat")}["pages_early"]
                 check(run.losses() == here.losses(), f"{name}: other losses than without a daemon")
                 check(run.weights == here.weights, f"{name}: other weights than without a daemon")
@@ -333,11 +342,14 @@ def daemon_ended():
             t.wait_for_end(rank, 3, 3, "daemon")
 
 
-TESTS = {f.__name__: f for f in (
-    placement_fp32, placement_bf16, placement_two_ranks, dtypes, fp16_goes_on, placement_fixed_rate, overlaps, least_is_least, nvme_too_small,
-    host_only_refused, no_daemon, name_taken, rank_killed, daemon_killed, daemon_ended)}
+GROUPS = {
+    "runs": (placement_fp32, placement_bf16, placement_two_ranks, dtypes, fp16_goes_on, placement_fixed_rate, overlaps,
+             least_is_least, nvme_too_small, host_only_refused, no_daemon, name_taken),
+    "deaths": (rank_killed, daemon_killed, daemon_ended)}  # in seconds that are counted: they run alone
+TESTS = {f.__name__: f for group in GROUPS.values() for f in group}
 
 if __name__ == "__main__":
+    sys.argv[1:] = [f.__name__ for name in sys.argv[1:] for f in GROUPS.get(name, ())] or sys.argv[1:]
     if not shutil.which("mpirun"):
         skip("there is no mpirun")
     sys.exit(main(TESTS))

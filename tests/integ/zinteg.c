@@ -710,13 +710,10 @@ int zi_raw_reply(struct zi_raw *r, unsigned method)
     const uint8_t *body;
     struct zb_err err = { 0 };
 
-    for (;;) {
+    do
         if (raw_next(r, &frame, &body) == 0)
             fail_msg("the daemon hung up instead of answering %u", method);
-        if (frame.kind != ZP_EVENT)
-            break;
-        r->events++;
-    }
+    while (frame.kind == ZP_EVENT);
     assert_int_equal(frame.kind, ZP_REPLY);
     assert_int_equal(frame.method, method);
     r->reply = NULL;

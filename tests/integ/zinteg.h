@@ -152,7 +152,6 @@ struct zi_raw {
     char text[512]; /* of the last refusal */
     const ProtobufCMessage *reply;
     int fd; /* that came with it; -1 */
-    unsigned events;
 };
 
 /** Connects; says nothing. */

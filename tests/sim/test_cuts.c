@@ -4,7 +4,7 @@
  * on. The same for a power cut while it recovers.
  *
  * ZSHARD_SEED=N     the first run (1)
- * ZSHARD_CUTS=N     so many cuts (2400); more runs, with the next seeds, when one has no more
+ * ZSHARD_CUTS=N     so many cuts (1200); more runs, with the next seeds, when one has no more
  * ZSHARD_CUT=op:v   one cut, of the run of ZSHARD_SEED
  */
 #include "tests/sim/zsim.h"
@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define CUTS          2400u
+#define CUTS          1200u
 #define VARIANTS      16u
 #define NESTED_EVERY  40u /* cuts whose recovery is cut, too */
 #define NESTED_CUTS   6u

@@ -6,13 +6,13 @@
  * name.
  *
  * ZSHARD_SEED=N     the first damage (1)
- * ZSHARD_DAMAGES=N  so many (10000)
+ * ZSHARD_DAMAGES=N  so many (5000)
  */
 #include "tests/sim/zsim.h"
 
 #include <string.h>
 
-#define DAMAGES    10000u
+#define DAMAGES    5000u
 #define BLOCK      4096u
 #define DATA_BYTES (UINT64_C(5) << 20) /* of the data file are in use, about */
 #define PAGE_BYTES (40u << 10)

@@ -9,7 +9,7 @@
  * that, and nobody reads a wrong byte. Once: nothing older than what was acknowledged comes back.
  *
  * ZSHARD_SEED=N               the run (1)
- * ZSHARD_FAULTS=N             so many faults (600), spread over all kinds and operations; 0: all
+ * ZSHARD_FAULTS=N             so many faults (300), spread over all kinds and operations; 0: all
  * ZSHARD_FAULT=kind:op:0|1    one fault, once or for ever
  */
 #include "tests/sim/zsim.h"
@@ -19,7 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FAULTS 600u
+#define FAULTS 300u
 
 static const struct {
     enum zn_fault fault;

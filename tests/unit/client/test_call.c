@@ -457,7 +457,6 @@ struct chain {
     struct session *x;
     struct zc_view view;
     struct zc_shard_row *rows;
-    size_t nrows;
     unsigned links, refused;
 };
 

@@ -122,7 +122,7 @@ static void arena_is_huge(void **state)
 
     (void)state;
     if (!huge_works())
-        skip();
+        ztest_skip("there are no huge pages");
     assert_int_equal(zsd_arena_open(&a, "test", 3 * HUGE + 4096, false, NULL), 0);
     memset(a.base, 1, a.bytes);
     assert_int_equal(huge_kib(a.base), 3 * HUGE / 1024);

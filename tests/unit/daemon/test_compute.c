@@ -428,7 +428,7 @@ static void workers_spread_over_sets(void **state)
     (void)state;
     assert_int_equal(sched_getaffinity(0, sizeof(ours), &ours), 0);
     if (CPU_COUNT(&ours) < 2)
-        skip();
+        ztest_skip("there is one processor");
     CPU_ZERO(&sets[0]);
     CPU_ZERO(&sets[1]);
     for (int cpu = 0, k = 0; k < 2; cpu++)

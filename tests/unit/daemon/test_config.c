@@ -317,7 +317,7 @@ static void file_that_we_may_not_read(void **state)
 
     (void)state;
     if (geteuid() != 0)
-        skip(); /* needs another user to be */
+        ztest_skip("only root can become another user");
     file_write("jobs_max = 5\n", 13);
     assert_int_equal(chmod(path, 0600), 0);
     assert_int_equal(seteuid(65534), 0);

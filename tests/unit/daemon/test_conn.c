@@ -39,7 +39,6 @@ enum outcome {
 #define HEAD(bytes, method, kind, fds)                                                \
     MAGIC, (bytes)&0xff, (bytes) >> 8 & 0xff, (bytes) >> 16 & 0xff, 0, (method)&0xff, \
         (method) >> 8, kind, fds, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0
-#define HEAD_BYTES ZP_HEADER_BYTES
 
 static const struct {
     const char *name;

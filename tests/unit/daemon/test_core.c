@@ -314,7 +314,7 @@ static void core_with_every_failure(void **state)
     unsigned nth;
 
     (void)state;
-    for (nth = 1; failed; nth++) {
+    for (nth = 1; failed; nth += ztest_stride(5)) {
         struct zn_fault_plan plan = { .nth = nth, .nth_res = -EIO };
         struct world w;
         struct truth t;
@@ -341,7 +341,7 @@ static void core_with_failed_allocations(void **state)
     unsigned nth;
 
     (void)state;
-    for (nth = 1; failed; nth += 1 + nth / 64) {
+    for (nth = 1; failed; nth += (1 + nth / 64) * ztest_stride(3)) {
         struct world w;
         struct truth t;
         int rc;

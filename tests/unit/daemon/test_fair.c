@@ -14,7 +14,6 @@ struct item {
     struct zsd_turn turn;
     unsigned flow;
     uint64_t bytes;
-    bool urgent;
 };
 
 struct line {
@@ -42,7 +41,7 @@ static void push(unsigned flow, uint64_t bytes, bool urgent)
 {
     struct item *item = &x.items[x.nitems++ % TURNS];
 
-    *item = (struct item){ .flow = flow, .bytes = bytes, .urgent = urgent };
+    *item = (struct item){ .flow = flow, .bytes = bytes };
     zsd_fair_push(&x.fair, &x.flows[flow], &item->turn, bytes, x.shares[flow], urgent);
 }
 

@@ -47,7 +47,7 @@ static void nodes_are_chosen(void **state)
     (void)state;
     assert_int_equal(sched_getaffinity(0, sizeof(ours), &ours), 0);
     if (!CPU_ISSET(0, &ours) || !CPU_ISSET(1, &ours))
-        skip();
+        ztest_skip("processors 0 and 1 are not ours");
     for (size_t i = 0; i < ZB_COUNT(cases); i++) {
         struct zsd_numa *n = (void *)&ours;
         struct zb_err err = { 0 };
@@ -112,7 +112,7 @@ static void memory_is_on_node_0(void **state)
     (void)state;
     assert_non_null(memory);
     if (rc == -EPERM || rc == -ENOSYS) /* a container that refuses it */
-        skip();
+        ztest_skip("memory cannot be bound to a node here");
     if (rc < 0)
         fail_msg("%s", err.text);
     assert_true(policy() == POLICY_PREFERRED || policy() == POLICY_PREFERRED_MANY);
@@ -158,7 +158,7 @@ static void what_is_elsewhere_is_spilled(void **state)
     memset(memory, 1, BYTES);
     assert_int_equal(sched_getaffinity(0, sizeof(ours), &ours), 0);
     if (!CPU_ISSET(1, &ours))
-        skip();
+        ztest_skip("processor 1 is not ours");
     assert_int_equal(setenv("HWLOC_SYNTHETIC", "node:2 pu:1", 1), 0);
     if (zsd_numa_open(&n, "1", "", &err) < 0)
         fail_msg("%s", err.text);
@@ -184,7 +184,7 @@ static void samples_count_for_what_is_between(void **state)
     (void)state;
     assert_non_null(memory);
     if (zsd_numa_open(&n, "auto", "", NULL) < 0)
-        skip();
+        ztest_skip("NUMA cannot be opened here");
     memset(memory, 1, bytes / 2);
     zsd_numa_survey(n, &area, 1, &use);
     for (unsigned i = 0; i < ZSD_NODES_MAX; i++)

@@ -16,7 +16,7 @@ enum { STATUS, START, PAUSE, GO_ON, STOP };
 
 struct report {
     char state[16];
-    uint64_t bytes, total, bad, elapsed_ms, eta_ms, rate;
+    uint64_t bytes, total, bad, eta_ms, rate;
     char names[17][300];
     size_t n_names;
 };
@@ -38,7 +38,6 @@ static int scrub_as(struct saved_world *s, unsigned c, uint32_t action, uint64_t
     *ret = (struct report){ .bytes = r->bytes,
                             .total = r->total_bytes,
                             .bad = r->bad_pages,
-                            .elapsed_ms = r->elapsed_ms,
                             .eta_ms = r->eta_ms,
                             .rate = r->rate_bytes,
                             .n_names = r->n_bad };

@@ -237,7 +237,7 @@ static void on_tmpfs(void **state)
 
     (void)state;
     if (!mkdtemp(path) || statfs(path, &fs) < 0 || fs.f_type != 0x01021994)
-        skip(); /* no tmpfs here */
+        ztest_skip("there is no tmpfs");
     (void)snprintf(daemon_.config.data, sizeof(daemon_.config.data), "%s", path);
     up();
     assert_false(zn_info(daemon_.engine)->direct);
@@ -264,7 +264,7 @@ static void descriptors_for_clients(void **state)
     (void)state;
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
     if (before.rlim_max < 1024)
-        skip(); /* no room to see it */
+        ztest_skip("the limit of descriptors is too low to see it");
     low = before;
     low.rlim_cur = 128;
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
@@ -544,7 +544,7 @@ static void a_directory_that_we_may_not_write(void **state)
 
     (void)state;
     if (geteuid() != 0)
-        skip(); /* needs another user to be */
+        ztest_skip("only root can become another user");
     assert_int_equal(mkdir(in_dir("data"), 0755), 0);
     assert_int_equal(chmod(dir, 0755), 0);
     assert_int_equal(seteuid(65534), 0);
@@ -618,7 +618,7 @@ static void in_child(int (*body)(void))
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFEXITED(status));
     if (WEXITSTATUS(status) == CHILD_SKIPPED)
-        skip(); /* we may not mount here */
+        ztest_skip("we may not mount here");
     assert_int_equal(WEXITSTATUS(status), 0);
 }
 

@@ -70,7 +70,7 @@ static void the_real_one(void **state)
 
     (void)state;
     if (REAL[0] == '\0')
-        skip();
+        ztest_skip("the plugin of CUDA is not built");
     plugins_at(REAL);
     if (zk_gpu_open("cuda", 0, &g, &err) != 0 &&
         (err.code != -ENODEV || strncmp(err.text, "no GPU: ", 8) != 0 ||

@@ -1059,8 +1059,7 @@ static void commit_full(void **state)
     assert_int_equal(mkdir(mnt, 0700), 0);
     if (geteuid() != 0 || mount("tmpfs", mnt, "tmpfs", 0, "size=4m") < 0) {
         (void)rmdir(mnt);
-        print_message("skipped: only root can mount a file system to fill\n");
-        skip();
+        ztest_skip("only root can mount a file system to fill");
     }
     memcpy(was, path, sizeof(was));
     (void)snprintf(filler, sizeof(filler), "%s/filler", mnt);

@@ -23,8 +23,7 @@ static void engine_largest_request(void **state)
     (void)snprintf(path, sizeof(path), "%s/data", dir);
     if (statvfs(dir, &vfs) < 0 || (uint64_t)vfs.f_bavail * vfs.f_frsize < 2 * size) {
         zn_test_dir_remove(dir);
-        print_message("skipped: no room for %llu bytes in %s\n", (unsigned long long)size, dir);
-        skip();
+        ztest_skip("no room for %llu bytes in %s", (unsigned long long)size, dir);
     }
     for (size_t i = 0; i < ZB_COUNT(engines); i++) {
         struct zn_options o = { .path = path, .size_bytes = size, .io = engines[i] };

@@ -36,7 +36,7 @@ static struct zn_engine *uring_open(void)
     struct zn_engine *e;
 
     if (engine_try_open(&e, "uring", 0) < 0)
-        skip();
+        ztest_skip("there is no io_uring");
     return e;
 }
 
@@ -223,7 +223,7 @@ static void memory_limited(void **state)
 
     (void)state;
     if (rc == 77)
-        skip();
+        ztest_skip("there is no io_uring without privileges");
     assert_int_equal(rc, 0);
 }
 
@@ -265,7 +265,7 @@ static void ring_restricted(void **state)
     (void)state;
     if (strstr(zn_info(e)->why, "restrictions")) { /* the kernel has none */
         zn_close(e);
-        skip();
+        ztest_skip("the kernel has no restrictions of io_uring");
     }
     sqe = io_uring_get_sqe(ring);
     io_uring_prep_nop(sqe);

@@ -335,8 +335,7 @@ static void open_not_allowed(void **state)
     (void)state;
     rc = zn_test_child(child_nobody, path);
     if (rc == 2) {
-        print_message("skipped: only root can become another user\n");
-        skip();
+        ztest_skip("only root can become another user");
     }
     assert_int_equal(rc, 0);
 }
@@ -670,8 +669,7 @@ static void open_refused(void **state)
         }
         rc = zn_test_child(child_refused, &refused_cases[i]);
         if (rc == 2) {
-            print_message("skipped: no seccomp filter here\n");
-            skip();
+            ztest_skip("no seccomp filter here");
         }
         if (rc != 0)
             fail_msg("%s: exit %d", refused_cases[i].name, rc);
@@ -710,8 +708,7 @@ static void open_kernel_busy(void **state)
     (void)state;
     rc = zn_test_child(child_kernel_busy, NULL);
     if (rc == 2) {
-        print_message("skipped: no io_uring or no seccomp filter here\n");
-        skip();
+        ztest_skip("no io_uring or no seccomp filter here");
     }
     assert_int_equal(rc, 0);
     assert_int_equal(unlink(path), 0);

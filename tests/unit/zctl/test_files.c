@@ -66,7 +66,7 @@ struct store {
     struct planes a, b; /* of job "a", which is there; of "b", which is imported */
     uint8_t *staging;
     uint64_t staging_bytes;
-    bool opened, committed, destroyed;
+    bool committed, destroyed;
     /* the nth frame of a method is refused */
     unsigned method, nth;
     int code;
@@ -247,7 +247,6 @@ static bool serve_job(struct fake *f, const struct zp_frame *frame, const Protob
             fake_refuse(f, frame, -EINVAL, "a job that is wrong");
             return true;
         }
-        s->opened = true;
         open.job = FAKE_JOB;
         open.staging_bytes = q->staging_bytes;
         reply_memory(f, frame, &open.base, q->staging_bytes);

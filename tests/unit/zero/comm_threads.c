@@ -46,7 +46,7 @@ struct comm_group {
     uint32_t world, delay_max;
     uint64_t seed;
     struct coll **colls;
-    uint32_t ncolls, room, all_started;
+    uint32_t ncolls, room;
     struct zb_list ops;
     struct rank ranks[RANKS_MAX];
     struct comm_group *children[RANKS_MAX * RANKS_MAX]; /* by split and colour */
@@ -123,8 +123,7 @@ static int start(struct zc_comm *comm, enum kind kind, const void *send, void *r
     assert(c->parts[comm->rank].sent);
     memcpy(c->parts[comm->rank].sent, send, sent_bytes);
     r->name = 0;
-    if (++c->started == g->world)
-        g->all_started++;
+    c->started++;
     zb_list_push_back(&g->ops, &op->node);
     op->delay = g->delay_max ? (uint32_t)(ztest_random(&g->seed) % (g->delay_max + 1)) : 0;
     pthread_mutex_unlock(&g->lock);
@@ -330,14 +329,4 @@ void comm_group_abort(struct comm_group *g)
         if (g->children[i])
             comm_group_abort(g->children[i]);
     pthread_mutex_unlock(&g->lock);
-}
-
-uint32_t comm_group_started(struct comm_group *g)
-{
-    uint32_t n;
-
-    pthread_mutex_lock(&g->lock);
-    n = g->all_started;
-    pthread_mutex_unlock(&g->lock);
-    return n;
 }

@@ -36,7 +36,5 @@ struct zc_comm *comm_group_rank(struct comm_group *g, uint32_t rank);
 void comm_group_break(struct comm_group *g, uint32_t rank, uint32_t nth, int rc);
 /** As a launcher does when a rank has died: no collective ends any more. */
 void comm_group_abort(struct comm_group *g);
-/** Collectives that all ranks have started. */
-uint32_t comm_group_started(struct comm_group *g);
 
 #endif

@@ -111,7 +111,7 @@ static struct {
     struct job jobs[NODES_MAX];
     uint32_t calls; /* of the rank that will fail */
     enum fake_when faulted;
-    uint32_t handles, opened, pins_most;
+    uint32_t handles, pins_most;
     uint64_t seed;
 } fake = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
@@ -156,7 +156,7 @@ void fake_reset(const struct fake_config *config)
     if (fake.config.nodes == 0)
         fake.config.nodes = 1;
     assert(zk_select(NULL, &fake.ops, &err) == 0);
-    fake.calls = fake.opened = fake.pins_most = 0;
+    fake.calls = fake.pins_most = 0;
     fake.faulted = FAKE_NOT_YET;
     fake.seed = config->seed;
     if (fake.handles == 0) /* whatever failed has ended with who saw it */
@@ -821,7 +821,6 @@ int zc_open(struct zc_client **ret, const struct zc_options *options)
     zb_list_init(&c->calls);
     pthread_mutex_lock(&fake.lock);
     fake.handles++;
-    fake.opened++;
     if (options->socket && sscanf(options->socket, "rank %u", &c->who) == 1)
         c->node = c->who % fake.config.nodes;
     c->server = (struct zc_server){ .page_elems = fake.config.page_elems,

@@ -288,7 +288,7 @@ static void cannot_be_mapped(void **state)
 
     (void)state;
     if (!emulated())
-        skip();
+        ztest_skip("the emulated GPU alone fails on request");
     daemon_start(&d, alone.host_bytes, alone.gpu_bytes);
     party_run(&p, &alone, &d, "emulated:256M:::32M", false);
     assert_int_equal(p.members[0].run.rc, -EINVAL);
