@@ -1,5 +1,5 @@
 /*
- * op/step.c - the optimizer step of a job, and the skip of one; the trainers' notes.
+ * op/step.c - the optimizer step of a job, and the skip of one. The trainers' notes: op/note.c.
  *
  * MODEL. Ranks ask, with the same values; when the last has asked, the step runs without them:
  *
@@ -43,6 +43,7 @@
 #include "daemon/op/commit.h"
 #include "daemon/op/early.h"
 #include "daemon/op/end.h"
+#include "daemon/op/note.h"
 #include "daemon/op/requests.h"
 #include "daemon/page/pageop.h"
 #include "daemon/plan/gpu_params.h"
@@ -50,80 +51,6 @@
 #include "proto/shard.pb-c.h"
 
 static void step_pump(struct zsd_job *job);
-
-/* ---- notes */
-
-/* The note that a rank sent ahead of this step is kept with it. */
-static void note_keep(struct zsd_note *kept, struct zsd_note *sent, uint64_t iteration)
-{
-    if (!sent->data || sent->got != sent->total)
-        return;
-    zsd_note_done(kept);
-    *kept = *sent;
-    kept->iteration = iteration;
-    *sent = (struct zsd_note){ 0 };
-}
-
-ZSD_REQUEST(zsd_note_put, NotePut)
-{
-    struct zsd_member *m = zsd_member_of(req, q->job);
-    struct zsd_note *note;
-
-    if (!m)
-        return;
-    if (q->of_job && m->rank != 0) {
-        zsd_refuse(req, -EPERM, "the job's note comes from rank 0, not from rank %u", m->rank);
-        return;
-    }
-    note = q->of_job ? &m->job_note : &m->note;
-    if (q->offset == 0)
-        zsd_note_done(note);
-    if (q->total > ZP_NOTE_MAX || (q->offset > 0 && q->total != note->total) ||
-        q->offset != note->got || !zb_range_inside(q->offset, q->data.len, q->total)) {
-        zsd_refuse(req, -EINVAL,
-                   "part of a note from %u, %zu bytes, of %u: parts come in order, %u bytes in all "
-                   "at most",
-                   q->offset, q->data.len, q->total, ZP_NOTE_MAX);
-        return;
-    }
-    if (q->offset == 0) {
-        note->data = malloc(zb_max_u64(q->total, 1));
-        if (!note->data) {
-            zsd_refuse(req, -ENOMEM, "a note of %u bytes", q->total);
-            return;
-        }
-        note->total = q->total;
-    }
-    if (q->data.len > 0)
-        memcpy(note->data + note->got, q->data.data, q->data.len);
-    note->got += (uint32_t)q->data.len;
-    zsd_reply(req, NULL, -1);
-}
-
-ZSD_REQUEST(zsd_note_get, NoteGet)
-{
-    struct zsd_member *m = zsd_member_of(req, q->job);
-    Zp__NoteGetReply reply = ZP__NOTE_GET_REPLY__INIT;
-    const struct zsd_note *note;
-
-    if (!m)
-        return;
-    note = q->of_job ? &m->job->note : &m->job->notes[m->rank];
-    if (!note->data) {
-        zsd_refuse(req, -ENOENT, "job '%s' has no note%s", m->job->name,
-                   q->of_job ? "" : " of this rank");
-        return;
-    }
-    if (q->offset > note->total) {
-        zsd_refuse(req, -EINVAL, "a note of %u bytes, read from %u", note->total, q->offset);
-        return;
-    }
-    reply.total = note->total;
-    reply.iteration = note->iteration;
-    reply.data.data = note->data + q->offset;
-    reply.data.len = zb_min_u64(note->total - q->offset, ZP_NOTE_PART);
-    zsd_reply(req, &reply.base, -1);
-}
 
 /* ---- asking */
 
@@ -380,18 +307,6 @@ uint32_t zsd_step_inflight_max(const struct zsd_core *core)
     return core->disk->nbuffers + step_resident_max(core);
 }
 
-/* From here on the step ends without the ranks: what they sent for it is kept now. */
-static void step_keep_notes(struct zsd_job *job)
-{
-    zb_list_each(pos, &job->members)
-    {
-        struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
-
-        note_keep(&job->notes[m->rank], &m->note, job->step->step);
-        note_keep(&job->note, &m->job_note, job->step->step);
-    }
-}
-
 void zsd_step_prepare(struct zsd_job *job, const struct zk_params *params)
 {
     assert(job->early_inflight == 0); /* E3 */
@@ -409,7 +324,7 @@ static int step_begin(struct zsd_job *job)
     op->pages_left = calloc(zb_max_u64(job->nshards, 1), sizeof(*op->pages_left));
     if (!op->pages_left)
         return -ENOMEM;
-    step_keep_notes(job);
+    zsd_notes_keep(job, job->step->step);
     if (!job->early->prepared)
         zsd_step_prepare(job, op->params);
     job->draining = false;
@@ -508,7 +423,7 @@ static void step_pump(struct zsd_job *job)
     if (job->draining && op->skip) {
         job->draining = false;
         op->commit_err = (struct zb_err){ 0 };
-        step_keep_notes(job);
+        zsd_notes_keep(job, job->step->step);
         step_over(job, false);
         return;
     }
