@@ -1,0 +1,67 @@
+/*
+ * reader_priv.h - a reader, between reader.c (what it holds, opening, closing) and reader_read.c
+ * (its reads).
+ */
+#ifndef ZSD_OP_READER_PRIV_H
+#define ZSD_OP_READER_PRIV_H
+
+#include "daemon/net/conn.h"
+#include "daemon/os/arena.h"
+#include "daemon/store/rowio.h"
+#include "daemon/store/saved.h"
+#include "proto/shard.pb-c.h"
+
+#define ZSD_READER_LANES 4u /* pieces of one read in progress */
+
+enum zsd_reader_state { READER_OPENING, READER_OPEN, READER_CLOSING };
+enum zsd_lane_state { LANE_IDLE, LANE_BUFFER, LANE_PIECE, LANE_READ, LANE_COPY };
+
+struct zsd_lane {
+    struct zsd_reader *reader;
+    struct zsd_read_op *read;  /* that it works for; set by read_begin() */
+    enum zsd_lane_state state; /* written by lane_run() and read_begin() only */
+    struct zb_err err;
+    struct zsd_work work;
+    struct zsd_task task;
+    struct zsd_claim claim; /* to the buffer: the house's */
+    void *buffer;           /* a page buffer */
+    void *scratch;          /* for a page that was cut larger than ours are */
+    uint8_t *planes_at[ZSD_SAVED_PLANES];
+    struct zsd_row *row; /* looked at, while there is a piece */
+    uint64_t from, take; /* elements of its page */
+    uint8_t *out;
+    struct zsd_row_read reads[ZSD_SAVED_PLANES];
+    unsigned reads_left;
+};
+
+struct zsd_reader {
+    struct zsd_core *core;
+    struct zsd_conn *conn; /* NULL: it is gone, or has closed */
+    enum zsd_reader_state state;
+    uint64_t id;
+    struct zsd_saved *saved;     /* held */
+    struct zsd_version *version; /* NULL: let go of, `why` */
+    struct zb_err why;
+    bool covered; /* promise is set */
+    struct zb_needs promise;
+    struct zsd_account nvme_held;
+    struct zsd_arena staging;
+    uint64_t booked; /* bytes of it in the host account */
+    struct zsd_req *open_req;
+    struct zb_err open_err;
+    struct zsd_task task;
+    void (*idle)(struct zsd_reader *r); /* CLOSING: its last lane is idle now */
+    struct zb_list reads; /* struct zsd_read_op: the first runs, while lanes_busy > 0 */
+    struct zsd_lane lanes[ZSD_READER_LANES];
+    unsigned lanes_busy;
+    struct zb_list node; /* in core->ops->readers */
+};
+
+/** Its lanes are idle, and may go to work. */
+void zsd_reader_lanes_init(struct zsd_reader *r);
+/** Checks a read and begins it, or lets it wait for those before it; req is answered once. */
+void zsd_reader_read_start(struct zsd_reader *r, struct zsd_req *req, const Zp__ReaderRead *q);
+/** Reads that wait are answered with `why`. The one that runs ends by itself; r->idle() follows. */
+void zsd_reader_reads_end(struct zsd_reader *r, const struct zb_err *why);
+
+#endif
