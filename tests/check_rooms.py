@@ -69,9 +69,6 @@ CIRCLES = {
     ("daemon/op/early.c", "daemon/op/end.c", "daemon/op/push.c", "daemon/op/step.c"):
         "a page that fails ends its job; the end of a job cancels its step, early pages and pushes; "
         "pushes and early pages hand a gradient to each other",
-    ("daemon/plan/gpu_params.c", "daemon/plan/gpu_plan.c", "daemon/plan/place.c",
-     "daemon/plan/replan.c"):
-        "one account of host memory and the GPU: a later change plans for several GPUs, and cuts it then",
     ("nvme/sim/sim.c", "nvme/sim/sim_vfs.c"):
         "SQLite's file access is the device's, and the device makes the object that SQLite calls",
 }

@@ -34,6 +34,21 @@ static inline uint64_t zsd_param_bytes(const struct zsd_shard *s)
     return zb_plane_bytes(s->planes[ZB_PARAM].block_bytes, s->job->core->page_elems, s->count);
 }
 
+/** Of the first n pages of its state. */
+static inline uint64_t zsd_state_bytes(const struct zsd_shard *s, uint32_t n)
+{
+    uint64_t page_elems = s->job->core->page_elems;
+
+    return zb_plane_bytes(s->planes[ZB_STATE].block_bytes, page_elems,
+                          zb_min_u64(s->count, n * page_elems));
+}
+
+/** It has any. */
+static inline bool zsd_state_is(const struct zsd_shard *s)
+{
+    return s->planes[ZB_STATE].block_bytes > 0;
+}
+
 /** Where a page of a plane that is in memory lies. */
 static inline uint8_t *zsd_page_at(const struct zsd_shard *s, enum zb_plane plane, uint32_t page)
 {

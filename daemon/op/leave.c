@@ -14,7 +14,7 @@
 #include "daemon/op/reader.h"
 #include "daemon/op/requests.h"
 #include "daemon/op/snapshot.h"
-#include "daemon/plan/replan.h"
+#include "daemon/plan/planner.h"
 #include "daemon/store/store.h"
 #include "proto/shard.pb-c.h"
 

@@ -21,6 +21,7 @@
 #include "daemon/op/requests.h"
 #include "daemon/op/room.h"
 #include "daemon/op/wake.h"
+#include "daemon/plan/host.h"
 #include "daemon/plan/job_arena.h"
 #include "daemon/plan/place.h"
 #include "proto/codec.h"

@@ -24,7 +24,7 @@
 #include "daemon/op/ops.h"
 #include "daemon/op/reader_priv.h"
 #include "daemon/op/requests.h"
-#include "daemon/plan/replan.h"
+#include "daemon/plan/host.h"
 #include "proto/codec.h"
 
 #define READERS_MAX  64u

@@ -29,7 +29,7 @@
  *
  * INVARIANTS
  *     P1  A page buffer is held exactly from the end of BUFFER until SETTLE. The job's promise
- *         (plan/place.h) has a spare for each plane of each buffer, and a second place for each resident
+ *         (plan/needs.h) has a spare for each plane of each buffer, and a second place for each resident
  *         page that is saved: a fresh extent is always found.
  *     P2  Nothing reads bytes that came from the data file before their checksums matched: of a
  *         STEP, block by block. So where a block is corrupt, the blocks before it may have changed

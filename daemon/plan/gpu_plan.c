@@ -47,7 +47,8 @@
 #include <stdlib.h>
 
 #include "base/array.h"
-#include "daemon/plan/place.h"
+#include "daemon/plan/needs.h"
+#include "daemon/plan/parts.h"
 #include "daemon/plan/replan.h"
 #include "daemon/run/gpu_tier.h"
 

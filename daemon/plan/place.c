@@ -14,51 +14,14 @@
 #include <stdlib.h>
 
 #include "daemon/plan/gpu_plan.h"
+#include "daemon/plan/host.h"
+#include "daemon/plan/needs.h"
 #include "daemon/plan/replan.h"
 
 /* The job has places of the data file, or may come to have them. */
 static bool place_holds(const struct zsd_job *job)
 {
     return job->nshards > 0 && job->shards[0]->planes[ZB_PARAM].extents;
-}
-
-int zsd_place_needs(const struct zsd_job *job, unsigned times, uint64_t stamp, struct zb_needs *ret)
-{
-    struct zb_needs streamed[ZB_PLANES] = { 0 }, early[ZB_PLANES] = { 0 };
-    int rc = 0;
-
-    for (uint32_t i = 0; i < job->nshards && rc == 0; i++) {
-        const struct zsd_shard *s = job->shards[i];
-        unsigned held = s->row && s->row->stamp == stamp ? 0 : 1;
-        uint32_t low;
-
-        for (int p = 0; p < ZB_PLANES && rc == 0; p++) {
-            if (!s->planes[p].extents)
-                continue;
-            low = zsd_plane_low(s, p);
-            if (p == ZB_GRAD) /* nothing saved holds any */
-                rc = zb_needs_pages(ret, &s->unit->layout, p, s->count, job->core->page_elems, low,
-                                    1);
-            else
-                rc = zb_needs_pages(
-                    ret, &s->unit->layout, p, s->count, job->core->page_elems,
-                    job->durable ? 0 : low,
-                    s->unit->layout.frozen || !job->durable ? held : zb_max_u64(times, held));
-            if (rc == 0)
-                rc = zb_needs_pages(&streamed[p], &s->unit->layout, p, s->count,
-                                    job->core->page_elems, low, 1);
-            if (rc == 0 && job->early_room && p != ZB_GRAD && !s->unit->layout.frozen)
-                rc = zb_needs_pages(&early[p], &s->unit->layout, p, s->count, job->core->page_elems,
-                                    low, 1);
-        }
-    }
-    for (int p = 0; p < ZB_PLANES; p++) {
-        if (rc == 0)
-            rc = zb_needs_spares(ret, &streamed[p], &early[p], job->core->disk->nbuffers);
-        zb_needs_done(&streamed[p]);
-        zb_needs_done(&early[p]);
-    }
-    return rc;
 }
 
 /* What its own limit lets the job take of the host tier. */
@@ -151,17 +114,6 @@ static int place_refuse_nvme(const struct zsd_job *job, const struct zb_place *p
         job->name, zb_size_text(place_host_free(job)).s, zb_size_text(all).s,
         job->durable ? ", being durable" : "",
         zb_size_text(zsd_account_free(&core->tiers.nvme) + held).s, (unsigned long long)least);
-}
-
-struct zb_place_shard *zsd_place_shards(const struct zsd_job *job)
-{
-    struct zb_place_shard *shards = calloc(zb_max_u64(job->nshards, 1), sizeof(*shards));
-
-    for (uint32_t i = 0; shards && i < job->nshards; i++)
-        shards[i] = (struct zb_place_shard){ .layout = &job->shards[i]->unit->layout,
-                                             .count = job->shards[i]->count,
-                                             .rank = job->shards[i]->rank };
-    return shards;
 }
 
 /* With or without room for early steps. 0, -ENOMEM, or -ENOSPC: of host memory. */

@@ -19,17 +19,10 @@ int zsd_place_staging(struct zsd_job *job, uint64_t bytes, struct zb_err *err);
  *  may use what is kept, have to close. */
 bool zsd_place_staging_fits(const struct zsd_job *job, uint64_t bytes, uint64_t *ret_lacks);
 void zsd_unplace_staging(struct zsd_job *job, uint64_t bytes);
-/** The shards as placement looks at them, in order of registration; new. NULL: no memory. */
-struct zb_place_shard *zsd_place_shards(const struct zsd_job *job);
 /** Points the planes into the memory that was made for the layout. */
 void zsd_place_attach(struct zsd_job *job);
 /** Gives back everything that zsd_place() booked, but what the saved job needs. */
 void zsd_unplace(struct zsd_job *job);
-/** What a durable job in memory must be promised besides the rows of its saved versions (those of
- * this stamp): its trainable pages `times`, whatever no such row holds once, and spares for pages
- * in flight. 0 or -ENOMEM. */
-int zsd_place_needs(const struct zsd_job *job, unsigned times, uint64_t stamp,
-                    struct zb_needs *ret);
 /** What the job holds of the data file, by use. */
 const struct zsd_account *zsd_job_nvme(const struct zsd_job *job);
 

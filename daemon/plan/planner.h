@@ -21,11 +21,21 @@ struct zsd_planner {
     uint64_t params_tag; /* of the newest job with parameters on the GPU */
 };
 
+/** plan/replan.c: divides, as deferred. */
+void zsd_replan_on_work(struct zsd_work *work);
+
 static inline void zsd_planner_init(struct zsd_planner *planner, struct zsd_core *core)
 {
     planner->core = core;
+    planner->replan.run = zsd_replan_on_work;
     zb_list_init(&planner->wants);
     zb_list_init(&planner->strands);
+}
+
+/** What is free has changed, or who wants it: the memory for state is divided anew, soon. */
+static inline void zsd_replan(struct zsd_core *core)
+{
+    zsd_defer(core, &core->planner->replan);
 }
 
 #endif

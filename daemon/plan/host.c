@@ -1,0 +1,65 @@
+/*
+ * plan/host.c - the accounts of the host tier: what is free of it, and for whom.
+ *
+ * MODEL. What the account leaves is nobody's; but some of it is spoken for: by who waits for
+ * memory (struct zsd_want; they begin and end in plan/replan.c), and by ranks that have left a
+ * kept job and may come back with their staging. Others see what is free beside that. Nothing is
+ * decided here.
+ *
+ * THE BUDGET was set to host_target. While more than that is used or kept, the budget is that much:
+ * it comes down as memory comes back.
+ */
+#include "daemon/plan/host.h"
+
+#include "daemon/plan/planner.h"
+
+/* Staging of ranks that have left, and may come back: it is not for anybody's state. */
+uint64_t zsd_replan_away(const struct zsd_job *job)
+{
+    return job->keep && job->state != ZSD_ENDED
+               ? job->staging_most - job->host_held.used[ZSD_USE_STAGING]
+               : 0;
+}
+
+/* The same of all jobs. */
+uint64_t zsd_host_away(const struct zsd_core *core)
+{
+    uint64_t bytes = 0;
+
+    zb_list_each(pos, &core->jobs->list)
+        bytes += zsd_replan_away(zb_container_of(pos, struct zsd_job, node));
+    return bytes;
+}
+
+uint64_t zsd_host_free(const struct zsd_core *core, const struct zsd_want *but)
+{
+    uint64_t free_bytes = zsd_account_free(&core->tiers.host);
+
+    return free_bytes - zb_min_u64(free_bytes, zsd_wanted(core, but) + zsd_host_away(core));
+}
+
+void zsd_host_settle(struct zsd_core *core)
+{
+    uint64_t needs = zsd_account_used(&core->tiers.host) + zsd_host_away(core);
+
+    core->tiers.host.budget =
+        zb_max_u64(core->tiers.host_target, zb_min_u64(core->tiers.host.budget, needs));
+}
+
+uint64_t zsd_wanted(const struct zsd_core *core, const struct zsd_want *but)
+{
+    uint64_t bytes = 0;
+
+    zb_list_each(pos, &core->planner->wants)
+    {
+        const struct zsd_want *w = zb_container_of(pos, struct zsd_want, node);
+
+        bytes += w == but ? 0 : w->bytes;
+    }
+    return bytes;
+}
+
+bool zsd_want_met(const struct zsd_core *core, const struct zsd_want *want)
+{
+    return want->bytes <= zsd_host_free(core, want);
+}

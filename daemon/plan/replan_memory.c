@@ -1,0 +1,305 @@
+/*
+ * plan/replan_memory.c - the memory of a job's state: it is made as the job's part of the host
+ * tier grows, and given back. Who gets how much, and what a step does with it: plan/replan.c,
+ * which also says what the counts of a shard (to, booked, made, next) are, and has R1 and R2.
+ *
+ * MODEL. A job's memory is one range of addresses: what stays where it was placed, then room for
+ * all of the state of all shards, in order. Of each shard's state the first `made` pages have
+ * memory. One task at a time (replan->busy), on a slow compute thread, makes memory or gives it
+ * back:
+ *
+ *     grows     booked ---> [the task makes it] ---> made ---> next
+ *     shrinks   less is made and booked ---> [the task gives it back] ---> out of the account
+ *
+ * Where the task finds no memory, what was booked goes out of the account again. What is being
+ * given back stays there until it is back (replan->giving_bytes). What cannot begin now, since a
+ * task runs or there is no memory for one, begins when the job is planned next.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "daemon/disk/paths.h"
+#include "daemon/plan/host.h"
+#include "daemon/plan/replan_priv.h"
+
+/* ---- what it has */
+
+void zsd_replan_begin(struct zsd_job *job)
+{
+    *job->replan = (struct zsd_replan){ 0 };
+    for (uint32_t i = 0; i < job->nshards; i++) {
+        struct zsd_shard *s = job->shards[i];
+        uint32_t n = s->planes[ZB_STATE].resident;
+
+        s->state_to = s->state_next = s->state_made = s->state_booked = n;
+        s->gpu_from = s->gpu_next = s->npages;
+        job->replan->all_bytes += zsd_state_bytes(s, s->npages);
+    }
+}
+
+/* Where in the job's memory its state begins. */
+static uint64_t replan_base(const struct zsd_job *job)
+{
+    return job->memory_bytes - job->replan->all_bytes;
+}
+
+/* Room for a range for each shard, and one more. */
+static struct zsd_range *ranges_new(const struct zsd_job *job)
+{
+    return calloc((size_t)job->nshards + 1, sizeof(struct zsd_range));
+}
+
+/* One more range, behind those that there are. */
+static void ranges_add(struct zsd_range *ranges, uint32_t *n, uint64_t at, uint64_t bytes)
+{
+    if (bytes == 0)
+        return;
+    if (*n > 0 && ranges[*n - 1].at + ranges[*n - 1].bytes == at)
+        ranges[*n - 1].bytes += bytes;
+    else
+        ranges[(*n)++] = (struct zsd_range){ .at = at, .bytes = bytes };
+}
+
+int zsd_replan_ranges(const struct zsd_job *job, struct zsd_range **ret, uint32_t *ret_n)
+{
+    struct zsd_range *ranges = ranges_new(job);
+    uint64_t at = replan_base(job);
+
+    *ret = ranges;
+    *ret_n = 0;
+    if (!ranges)
+        return -ENOMEM;
+    ranges_add(ranges, ret_n, 0, at);
+    for (uint32_t i = 0; i < job->nshards; i++) {
+        const struct zsd_shard *s = job->shards[i];
+
+        ranges_add(ranges, ret_n, at, zsd_state_bytes(s, s->state_made));
+        at += zsd_state_bytes(s, s->npages);
+    }
+    return 0;
+}
+
+/* The engines keep memory in its place that they know. So they know what lies in front of the first
+ * hole, which is nearly all: shards are placed in order. */
+static uint64_t replan_used(const struct zsd_job *job)
+{
+    uint64_t bytes = replan_base(job);
+
+    for (uint32_t i = 0; i < job->nshards; i++) {
+        const struct zsd_shard *s = job->shards[i];
+
+        bytes += zsd_state_bytes(s, s->state_made);
+        if (zsd_state_is(s) && s->state_made < s->npages)
+            break;
+    }
+    return bytes;
+}
+
+void zsd_replan_attach(struct zsd_job *job)
+{
+    uint64_t used = replan_used(job);
+
+    if (used == job->replan->used_bytes)
+        return;
+    zsd_paths_unregister(job->core->daemon, job->memory);
+    zsd_paths_register(job->core->daemon, job->memory, used);
+    job->replan->used_bytes = used;
+}
+
+/* ---- it is made, or given back */
+
+static void replan_unbook(struct zsd_job *job, uint64_t bytes)
+{
+    zsd_unbook(&job->core->tiers.host, &job->host_held, ZSD_USE_STATE, bytes);
+    zsd_host_settle(job->core);
+}
+
+struct replan_task {
+    struct zsd_task task;
+    struct zsd_job *job;
+    struct zsd_range *ranges;
+    uint32_t n;
+    bool makes;
+    uint64_t bytes;
+    int rc;
+};
+
+static void memory_run(struct zsd_task *task)
+{
+    struct replan_task *t = zb_container_of(task, struct replan_task, task);
+    uint8_t *memory = t->job->memory;
+
+    for (uint32_t i = 0; i < t->n && t->makes && t->rc == 0; i++)
+        t->rc = zsd_private_make(memory + t->ranges[i].at, t->ranges[i].bytes, true);
+    for (uint32_t i = 0; i < t->n && (!t->makes || t->rc < 0); i++)
+        zsd_private_drop(memory + t->ranges[i].at, t->ranges[i].bytes);
+}
+
+void zsd_replan_take(struct zsd_job *job)
+{
+    bool early = job->early_said > 0 || job->early_inflight > 0;
+
+    if (job->state == ZSD_STEPPING && !job->draining)
+        return; /* zsd_replan_step_over() */
+    for (uint32_t i = 0; i < job->nshards; i++) {
+        struct zsd_shard *s = job->shards[i];
+        uint32_t n = s->state_to < s->state_made ? s->state_to : s->state_made;
+        uint32_t resident = s->planes[ZB_STATE].resident;
+
+        if (!early || (n <= resident && s->state_next <= resident))
+            s->state_next = n;
+    }
+}
+
+static void memory_made(struct zsd_job *job, const struct replan_task *t)
+{
+    for (uint32_t i = 0; i < job->nshards; i++) {
+        struct zsd_shard *s = job->shards[i];
+
+        if (t->rc == 0)
+            s->state_made = s->state_booked;
+        else
+            s->state_booked = s->state_made;
+        s->state_to = (uint32_t)zb_min_u64(s->state_to, zsd_state_most(s));
+    }
+    if (t->rc == 0)
+        return;
+    replan_unbook(job, t->bytes);
+    zb_log(ZB_LOG_WARN, "replan-no-memory", "job=\"%s\" bytes=%llu", job->name,
+           (unsigned long long)t->bytes);
+}
+
+static void memory_done(struct zsd_task *task)
+{
+    struct replan_task *t = zb_container_of(task, struct replan_task, task);
+    struct zsd_job *job = t->job;
+
+    job->replan->busy = false;
+    if (t->makes) {
+        memory_made(job, t);
+    } else {
+        job->replan->giving_bytes -= t->bytes;
+        replan_unbook(job, t->bytes);
+        zsd_room_changed(job->core);
+    }
+    if (job->state != ZSD_ENDED) {
+        zsd_replan_attach(job);
+        if (t->rc == 0)
+            zsd_replan(job->core);
+        zsd_replan_take(job);
+    }
+    free(t->ranges);
+    free(t);
+    zsd_job_unhold(job);
+}
+
+static struct replan_task *memory_new(struct zsd_job *job, bool makes)
+{
+    struct replan_task *t = calloc(1, sizeof(*t));
+
+    if (!t)
+        return NULL;
+    t->task = (struct zsd_task){ .run = memory_run, .done = memory_done, .slow = true };
+    t->job = job;
+    t->makes = makes;
+    t->ranges = ranges_new(job);
+    if (t->ranges)
+        return t;
+    free(t);
+    return NULL;
+}
+
+/* Starts it, if there is anything to do. */
+static void memory_start(struct replan_task *t)
+{
+    struct zsd_job *job = t->job;
+
+    if (t->n == 0) {
+        free(t->ranges);
+        free(t);
+        return;
+    }
+    job->replan->busy = true;
+    zsd_job_hold(job);
+    zsd_task_start(job->core, &t->task);
+}
+
+/* Pages of state that are in memory, will be, or are wanted there. */
+static uint32_t release_keep(const struct zsd_shard *s)
+{
+    uint32_t keep = s->planes[ZB_STATE].resident;
+
+    keep = keep > s->state_next ? keep : s->state_next;
+    return keep > s->state_to ? keep : s->state_to;
+}
+
+static bool release_any(const struct zsd_job *job)
+{
+    for (uint32_t i = 0; i < job->nshards; i++)
+        if (release_keep(job->shards[i]) < job->shards[i]->state_booked)
+            return true;
+    return false;
+}
+
+void zsd_replan_release(struct zsd_job *job)
+{
+    struct replan_task *t;
+    uint64_t at = replan_base(job);
+
+    if (job->replan->busy || !release_any(job) || !(t = memory_new(job, false)))
+        return; /* later, if there is anything */
+    for (uint32_t i = 0; i < job->nshards; i++) {
+        struct zsd_shard *s = job->shards[i];
+        uint32_t keep = release_keep(s);
+
+        if (keep < s->state_booked) {
+            uint64_t from = zsd_state_bytes(s, keep),
+                     bytes = zsd_state_bytes(s, s->state_made) - from;
+
+            ranges_add(t->ranges, &t->n, at + from, bytes);
+            t->bytes += bytes;
+            s->state_made = s->state_booked = keep;
+        }
+        at += zsd_state_bytes(s, s->npages);
+    }
+    job->replan->giving_bytes += t->bytes;
+    if (t->n > 0)
+        zsd_replan_attach(job); /* before it is cut */
+    memory_start(t);
+}
+
+void zsd_replan_unused(struct zsd_job *job)
+{
+    for (uint32_t i = 0; i < job->nshards; i++) {
+        struct zsd_shard *s = job->shards[i];
+        uint32_t resident = s->planes[ZB_STATE].resident;
+
+        s->state_to = s->state_to < resident ? s->state_to : resident;
+    }
+    zsd_replan_take(job);
+    zsd_replan_release(job);
+}
+
+void zsd_replan_grow(struct zsd_job *job, uint64_t most)
+{
+    struct replan_task *t = job->replan->busy ? NULL : memory_new(job, true);
+    uint64_t at = replan_base(job);
+
+    if (!t)
+        return;
+    for (uint32_t i = 0; i < job->nshards; i++) {
+        struct zsd_shard *s = job->shards[i];
+        uint64_t from = zsd_state_bytes(s, s->state_booked), to = from;
+
+        while (zsd_state_is(s) && s->state_booked < zsd_state_cap(s) &&
+               zsd_state_bytes(s, s->state_booked + 1) - from <= most)
+            to = zsd_state_bytes(s, ++s->state_booked);
+        s->state_to = zsd_state_most(s);
+        ranges_add(t->ranges, &t->n, at + from, to - from);
+        t->bytes += to - from;
+        most -= to - from;
+        at += zsd_state_bytes(s, s->npages);
+    }
+    zsd_book(&job->core->tiers.host, &job->host_held, ZSD_USE_STATE, t->bytes);
+    memory_start(t);
+}
