@@ -45,6 +45,7 @@
 #include "daemon/op/push.h"
 #include "daemon/op/requests.h"
 #include "daemon/op/step.h"
+#include "daemon/page/held.h"
 #include "daemon/page/pageop.h"
 #include "proto/shard.pb-c.h"
 

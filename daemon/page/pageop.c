@@ -1,5 +1,6 @@
 /*
- * pageop.c - see pageop.h for what it is for.
+ * pageop.c - see pageop.h for what it is for. What an operation does with each plane, and where
+ * the bytes are, is decided in pageplan.c; what an early step leaves is in held.c.
  *
  * MODEL. One struct zsd_pageop for each page in progress. Loop thread, except page_run_task(),
  * which runs pagework.c on a compute thread and touches only the page's own bytes, its checksums
@@ -7,8 +8,8 @@
  *
  *     BUFFER ---> READ ---> COMPUTE ---> WRITE ---> SETTLE    a failure skips to SETTLE, err set
  *
- * and where the page's state is on the GPU, or comes there (plan/gpu_plan.c), or its parameters live there
- * (plan/gpu_params.c):
+ * and where the page's state is on the GPU, or comes there (plan/gpu_plan.c), or its parameters
+ * live there (plan/gpu_params.c):
  *
  *     ... READ ---> [CHECK] ---> DEVICE ---> [COMPUTE] ---> [STORE] ---> WRITE ...
  *
@@ -46,74 +47,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/page/pageop_priv.h"
 #include "daemon/plan/gpu_plan.h"
 #include "daemon/run/gpu_tier.h"
-
-enum page_state {
-    PAGE_BUFFER,
-    PAGE_READ,
-    PAGE_READ_WAIT,
-    PAGE_CHECK,
-    PAGE_DEVICE,
-    PAGE_COMPUTE,
-    PAGE_STORE,
-    PAGE_WRITE,
-    PAGE_SETTLE
-};
-
-/* A page has at most this many checksums: one for each block. */
-#define PAGE_CRCS_MAX (ZB_PAGE_ELEMS_MAX / ZB_BLOCK_ELEMS)
-
-static const enum zb_plane page_planes[] = {
-    [ZSD_WORK_PARAM] = ZB_PARAM,
-    [ZSD_WORK_STATE] = ZB_STATE,
-    [ZSD_WORK_GRAD] = ZB_GRAD,
-};
-#define PAGE_PLANES ZSD_WORK_PLANES
-#define HELD_PLANES 2 /* of them, the first: what a step changes */
-
-struct page_io {
-    struct zsd_pio pio;
-    struct zsd_pageop *op;
-    enum zb_plane plane;
-    bool streamed, read, changed, written; /* what this operation does with the plane */
-    bool taken;                            /* its fresh extent has the bytes already: PUBLISH */
-    bool leaves, comes;                    /* memory, or the GPU: of a STEP (plan/replan.c) */
-    bool passes;                           /* its bytes are in the page buffer meanwhile */
-    bool failed;                           /* the write of a resident page */
-    bool absent;                           /* wanted, and was never written: zeros */
-    struct zsd_extent fresh;
-    uint32_t crcs[PAGE_CRCS_MAX]; /* of the fresh page */
-};
-
-struct zsd_held {
-    struct zsd_extent fresh[HELD_PLANES]; /* of the planes that are streamed */
-    uint32_t crcs[];                      /* of the same, one behind the other */
-};
-
-struct zsd_pageop {
-    struct zsd_page_spec spec;
-    enum page_state state; /* written by page_run() only */
-    enum zsd_stage stage;  /* for zctl top */
-    uint64_t began_ns, compute_ns;
-    struct zb_err err; /* the first failure */
-    struct zsd_work work;
-    struct zsd_task task;
-    struct zsd_pagework pagework;
-    struct zsd_gpu_work gpu;
-    bool on_gpu, to_gpu; /* its state is there; and will be */
-    bool there;          /* it is stepped there */
-    void *param_there;   /* its parameters on the GPU; NULL: they are not there */
-    int work_rc;
-    struct zsd_pagework_bad bad;
-    struct zsd_claim claim;
-    void *buffer;
-    struct zk_page page;
-    uint8_t *param; /* EARLY, PUBLISH: where they live in memory; NULL: they are streamed */
-    uint8_t *aside; /* EARLY, PUBLISH: where new ones wait until then: where the gradient was */
-    unsigned ios_left;
-    struct page_io io[PAGE_PLANES];
-};
 
 static void page_run(struct zsd_pageop *op);
 
@@ -123,14 +59,9 @@ static void page_enter(struct zsd_pageop *op, enum zsd_stage stage, uint64_t now
     op->stage = stage;
 }
 
-static struct zsd_plane *page_plane(const struct zsd_pageop *op, enum zb_plane plane)
-{
-    return &op->spec.shard->planes[plane];
-}
-
 static uint32_t *page_crcs(const struct zsd_pageop *op, enum zb_plane plane)
 {
-    struct zsd_plane *p = page_plane(op, plane);
+    struct zsd_plane *p = zsd_page_plane(op, plane);
 
     return p->crcs + (size_t)op->spec.page * p->crcs_per_page;
 }
@@ -150,67 +81,6 @@ static struct zn_page_id page_id(const struct zsd_pageop *op, enum zb_plane plan
                                 .plane = (uint32_t)plane,
                                 .index = op->spec.page,
                                 .generation = e->generation };
-}
-
-/* Which planes this kind reads from the data file, when they are streamed. */
-static bool page_wants(const struct zsd_pageop *op, enum zb_plane plane)
-{
-    enum zb_dtype dtype = op->spec.shard->unit->layout.dtype;
-
-    switch (op->spec.kind) {
-    case ZSD_PAGE_STEP:
-    case ZSD_PAGE_EARLY:
-        return true;
-    case ZSD_PAGE_PUBLISH:
-        return false;
-    case ZSD_PAGE_PUSH:
-        return plane == ZB_GRAD && op->spec.ingest->add;
-    case ZSD_PAGE_INIT:
-        return op->spec.what != ZK_MASTER && plane == ZB_STATE;
-    case ZSD_PAGE_SAVE:
-        return false;
-    case ZSD_PAGE_FILL:
-        return plane == ZB_PARAM;
-    case ZSD_PAGE_READ:
-        switch (op->spec.what) {
-        case ZK_PARAM:
-            return plane == ZB_PARAM;
-        case ZK_MASTER:
-            return plane == (dtype == ZB_F16 ? ZB_STATE : ZB_PARAM) ||
-                   (dtype == ZB_BF16 && plane == ZB_STATE);
-        case ZK_EXP_AVG:
-        case ZK_EXP_AVG_SQ:
-            return plane == ZB_STATE;
-        case ZK_GRAD:
-            return plane == ZB_GRAD;
-        }
-    }
-    return false;
-}
-
-/* Which planes this kind changes. */
-static bool page_changes(const struct zsd_pageop *op, enum zb_plane plane)
-{
-    if (plane == ZB_GRAD)
-        return op->spec.kind == ZSD_PAGE_PUSH;
-    return op->spec.kind == ZSD_PAGE_STEP || op->spec.kind == ZSD_PAGE_PUBLISH ||
-           (op->spec.kind == ZSD_PAGE_EARLY &&
-            zsd_page_streamed(op->spec.shard, plane, op->spec.page)) ||
-           (op->spec.kind == ZSD_PAGE_INIT && (op->spec.what == ZK_MASTER || plane == ZB_STATE));
-}
-
-/* Which planes go to fresh extents. */
-static bool page_writes(const struct zsd_pageop *op, const struct page_io *io)
-{
-    const struct zsd_plane *p = page_plane(op, io->plane);
-
-    if (io->leaves)
-        return true;
-    if (io->streamed && !io->comes)
-        return io->changed && !io->taken;
-    if (!op->spec.save_err || p->block_bytes == 0 || io->plane == ZB_GRAD)
-        return false;
-    return io->changed || p->extents[op->spec.page].at == ZB_NO_PLACE;
 }
 
 /* ---- compute thread */
@@ -252,9 +122,9 @@ static void page_compute(struct zsd_pageop *op)
                                 .page = op->page,
                                 .param = op->param,
                                 .aside = op->aside };
-    for (int i = 0; i < PAGE_PLANES; i++) {
-        struct page_io *io = &op->io[i];
-        const struct zsd_plane *p = page_plane(op, io->plane);
+    for (int i = 0; i < ZSD_WORK_PLANES; i++) {
+        struct zsd_page_io *io = &op->io[i];
+        const struct zsd_plane *p = zsd_page_plane(op, io->plane);
         struct zsd_pagework_plane *plane = &w->planes[i];
 
         plane->len_bytes = zsd_page_bytes(s, io->plane, op->spec.page);
@@ -286,7 +156,7 @@ static void page_on_task(struct zsd_task *task)
             "job '%s' unit '%s' shard %llu: page %u of its %s on NVMe is corrupt (checksum %u "
             "differs)",
             s->job->name, s->unit->name, (unsigned long long)s->id, op->spec.page,
-            zsd_plane_text(page_planes[op->bad.plane]), op->bad.crc);
+            zsd_plane_text(zsd_page_planes[op->bad.plane]), op->bad.crc);
     page_run(op);
 }
 
@@ -303,35 +173,6 @@ static void page_on_device(struct zsd_task *task)
             zsd_gpu_fail(s->job->core, &op->gpu.err);
     }
     page_run(op);
-}
-
-/* The plane lives there now. */
-static bool page_lives_there(const struct zsd_pageop *op, enum zb_plane plane)
-{
-    return plane == ZB_STATE ? op->on_gpu : plane == ZB_PARAM && op->param_there;
-}
-
-/* A plane that lives there comes down before the compute thread sees it; and goes up again. */
-static bool plane_comes_down(const struct zsd_pageop *op, const struct page_io *io)
-{
-    return page_lives_there(op, io->plane) && !op->there &&
-           (page_wants(op, io->plane) || (io->written && !io->changed));
-}
-
-static bool plane_goes_up(const struct zsd_pageop *op, const struct page_io *io)
-{
-    return page_lives_there(op, io->plane) && !op->there && io->changed;
-}
-
-static bool page_comes_down(const struct zsd_pageop *op)
-{
-    return plane_comes_down(op, &op->io[ZSD_WORK_PARAM]) ||
-           plane_comes_down(op, &op->io[ZSD_WORK_STATE]);
-}
-
-static bool page_goes_up(const struct zsd_pageop *op)
-{
-    return plane_goes_up(op, &op->io[ZSD_WORK_PARAM]) || plane_goes_up(op, &op->io[ZSD_WORK_STATE]);
 }
 
 /* What the GPU's thread gets to know. For zctl top the page is in the line before the GPU, or on
@@ -352,12 +193,12 @@ static void page_device(struct zsd_pageop *op, enum zsd_gpu_what what)
     w->there[ZB_PARAM] = op->param_there;
     if (op->on_gpu || op->to_gpu)
         w->there[ZB_STATE] = zsd_gpu_at(s, op->spec.page);
-    for (int i = 0; i < PAGE_PLANES; i++) {
-        const struct page_io *io = &op->io[i];
+    for (int i = 0; i < ZSD_WORK_PLANES; i++) {
+        const struct zsd_page_io *io = &op->io[i];
 
         w->bytes[io->plane] = zsd_page_bytes(s, io->plane, op->spec.page);
-        w->comes[io->plane] = what == ZSD_GPU_UP && plane_goes_up(op, io);
-        w->goes[io->plane] = (what == ZSD_GPU_DOWN && plane_comes_down(op, io)) ||
+        w->comes[io->plane] = what == ZSD_GPU_UP && zsd_plane_goes_up(op, io);
+        w->goes[io->plane] = (what == ZSD_GPU_DOWN && zsd_plane_comes_down(op, io)) ||
                              (what == ZSD_GPU_STEP && io->written && w->there[io->plane]);
     }
     if (what == ZSD_GPU_STEP) {
@@ -368,16 +209,7 @@ static void page_device(struct zsd_pageop *op, enum zsd_gpu_what what)
     zsd_gpu_start(s->job->core->daemon, w);
 }
 
-static bool page_any(const struct zsd_pageop *op, bool written)
-{
-    bool any = false;
-
-    for (int i = 0; i < PAGE_PLANES; i++)
-        any = any || (written ? op->io[i].written : op->io[i].read);
-    return any;
-}
-
-static void page_on_read(struct zsd_pageop *op, const struct page_io *io)
+static void page_on_read(struct zsd_pageop *op, const struct zsd_page_io *io)
 {
     zsd_job_moved(op->spec.shard->job, io->pio.io.len_bytes, 0);
     void **at = io->plane == ZB_PARAM   ? &op->page.param
@@ -389,7 +221,7 @@ static void page_on_read(struct zsd_pageop *op, const struct page_io *io)
 
 static void page_on_io(struct zsd_pio *pio, int rc)
 {
-    struct page_io *io = zb_container_of(pio, struct page_io, pio);
+    struct zsd_page_io *io = zb_container_of(pio, struct zsd_page_io, pio);
     struct zsd_pageop *op = io->op;
     const struct zsd_shard *s = op->spec.shard;
 
@@ -414,14 +246,14 @@ static bool page_transfer(struct zsd_pageop *op, enum zn_op direction)
     struct zsd_core *core = op->spec.shard->job->core;
     unsigned n = 0;
 
-    for (int i = 0; i < PAGE_PLANES; i++)
+    for (int i = 0; i < ZSD_WORK_PLANES; i++)
         n += direction == ZN_READ ? op->io[i].read : op->io[i].written;
     op->ios_left = n;
     if (n > 0)
         page_enter(op, direction == ZN_READ ? ZSD_STAGE_READ : ZSD_STAGE_WRITE, zb_now_ns());
-    for (int i = 0; i < PAGE_PLANES && n > 0; i++) {
-        struct page_io *io = &op->io[i];
-        const struct zsd_plane *p = page_plane(op, io->plane);
+    for (int i = 0; i < ZSD_WORK_PLANES && n > 0; i++) {
+        struct zsd_page_io *io = &op->io[i];
+        const struct zsd_plane *p = zsd_page_plane(op, io->plane);
 
         if (!(direction == ZN_READ ? io->read : io->written))
             continue;
@@ -442,64 +274,13 @@ static bool page_transfer(struct zsd_pageop *op, enum zn_op direction)
     return n > 0;
 }
 
-static bool page_needs_buffer(const struct zsd_pageop *op)
-{
-    return op->spec.kind != ZSD_PAGE_FILL && op->spec.kind != ZSD_PAGE_PUBLISH &&
-           (op->io[ZSD_WORK_PARAM].streamed || op->io[ZSD_WORK_PARAM].passes ||
-            op->io[ZSD_WORK_GRAD].streamed || op->io[ZSD_WORK_STATE].passes);
-}
-
-/* Where the bytes of each plane are for this operation. */
-static void page_locate(struct zsd_pageop *op)
-{
-    const struct zsd_shard *s = op->spec.shard;
-    uint8_t *at = (uint8_t *)op->buffer; /* PUBLISH and FILL have none */
-
-    op->page.first = s->first + (uint64_t)op->spec.page * s->job->core->page_elems;
-    op->page.count = zsd_page_elems(s, op->spec.page);
-    if (!op->io[ZSD_WORK_GRAD].streamed && s->planes[ZB_GRAD].mem)
-        op->page.grad = zsd_page_at(s, ZB_GRAD, op->spec.page);
-    if (op->spec.kind == ZSD_PAGE_FILL) {
-        op->page.param = op->spec.fill;
-        return;
-    }
-    op->page.param = op->buffer;
-    if (!op->io[0].streamed &&
-        (op->spec.kind == ZSD_PAGE_EARLY || op->spec.kind == ZSD_PAGE_PUBLISH))
-        op->aside = op->page.grad;
-    if (!op->io[0].streamed && !op->param_there)
-        op->param = zsd_page_at(s, ZB_PARAM, op->spec.page);
-    if (op->param && op->spec.kind != ZSD_PAGE_EARLY)
-        op->page.param = op->param;
-    else if (op->param_there && !op->io[0].passes)
-        op->page.param = op->aside; /* PUBLISH takes them up from there; a step needs none */
-    else if (at)
-        at += zsd_page_bytes(s, ZB_PARAM, op->spec.page);
-    if (op->io[1].passes)
-        op->page.state = at;
-    else if (s->planes[ZB_STATE].mem)
-        op->page.state = zsd_page_at(s, ZB_STATE, op->spec.page);
-    if (op->io[1].passes && at)
-        at += zsd_page_bytes(s, ZB_STATE, op->spec.page);
-    if (op->io[ZSD_WORK_GRAD].streamed)
-        op->page.grad = at;
-}
-
-/* Checksums of a streamed plane in what is held. */
-static uint32_t *held_crcs(struct zsd_pageop *op, const struct page_io *io)
-{
-    bool behind = io->plane == ZB_STATE && op->io[0].streamed;
-
-    return op->spec.held->crcs + (behind ? page_plane(op, ZB_PARAM)->crcs_per_page : 0);
-}
-
 static void page_take_extents(struct zsd_pageop *op)
 {
     struct zsd_job *job = op->spec.shard->job;
 
-    for (int i = 0; i < PAGE_PLANES; i++) {
-        struct page_io *io = &op->io[i];
-        struct zsd_plane *p = page_plane(op, io->plane);
+    for (int i = 0; i < ZSD_WORK_PLANES; i++) {
+        struct zsd_page_io *io = &op->io[i];
+        struct zsd_plane *p = zsd_page_plane(op, io->plane);
 
         if (io->changed && !io->streamed && p->extents &&
             p->extents[op->spec.page].at != ZB_NO_PLACE) { /* P5; and its place may be needed */
@@ -523,9 +304,9 @@ static void page_settle_extents(struct zsd_pageop *op)
 {
     struct zsd_core *core = op->spec.shard->job->core;
 
-    for (int i = 0; i < PAGE_PLANES; i++) {
-        struct page_io *io = &op->io[i];
-        struct zsd_plane *p = page_plane(op, io->plane);
+    for (int i = 0; i < ZSD_WORK_PLANES; i++) {
+        struct zsd_page_io *io = &op->io[i];
+        struct zsd_plane *p = zsd_page_plane(op, io->plane);
         uint64_t bytes = zsd_page_bytes(op->spec.shard, io->plane, op->spec.page);
         bool kept = (io->written || io->taken) && op->err.code == 0 && !io->failed;
         size_t crcs_bytes = p->crcs_per_page * sizeof(*p->crcs);
@@ -533,7 +314,7 @@ static void page_settle_extents(struct zsd_pageop *op)
 
         if (kept && op->spec.kind == ZSD_PAGE_EARLY) {
             op->spec.held->fresh[i] = io->fresh;
-            memcpy(held_crcs(op, io), io->crcs, crcs_bytes);
+            memcpy(zsd_held_crcs(op, io), io->crcs, crcs_bytes);
             continue;
         }
         if (io->comes && op->err.code == 0 && !kept) { /* it is in memory now, and nowhere else */
@@ -545,7 +326,8 @@ static void page_settle_extents(struct zsd_pageop *op)
         if (kept) {
             spent = p->extents[op->spec.page];
             p->extents[op->spec.page] = io->fresh;
-            memcpy(page_crcs(op, io->plane), io->taken ? held_crcs(op, io) : io->crcs, crcs_bytes);
+            memcpy(page_crcs(op, io->plane), io->taken ? zsd_held_crcs(op, io) : io->crcs,
+                   crcs_bytes);
         }
         if (spent.at != ZB_NO_PLACE)
             zsd_extent_unref(core, spent.at, bytes);
@@ -573,12 +355,6 @@ static void page_settle(struct zsd_pageop *op)
     zsd_job_unhold(job);
 }
 
-/* The compute thread has nothing to do for it. */
-static bool page_publishes_nothing(const struct zsd_pageop *op)
-{
-    return op->spec.kind == ZSD_PAGE_PUBLISH && !op->param && !page_any(op, true);
-}
-
 static void page_run(struct zsd_pageop *op)
 {
     for (;;) {
@@ -586,12 +362,12 @@ static void page_run(struct zsd_pageop *op)
             op->state = PAGE_SETTLE;
         switch (op->state) {
         case PAGE_BUFFER:
-            if (page_needs_buffer(op)) {
+            if (zsd_page_needs_buffer(op)) {
                 op->buffer = zsd_buffer_get(op->spec.shard->job->core, &op->claim);
                 if (!op->buffer)
                     return; /* in line: page_on_work() resumes */
             }
-            page_locate(op);
+            zsd_page_locate(op);
             page_take_extents(op);
             op->state = PAGE_READ;
             break;
@@ -602,25 +378,25 @@ static void page_run(struct zsd_pageop *op)
             break;
         case PAGE_READ_WAIT:
             op->state = PAGE_CHECK;
-            if (!op->there || !page_any(op, false))
+            if (!op->there || !zsd_page_any(op, false))
                 break;
             page_compute(op);
             return;
         case PAGE_CHECK:
             op->state = PAGE_DEVICE;
-            if (!op->there && !page_comes_down(op))
+            if (!op->there && !zsd_page_comes_down(op))
                 break;
             page_device(op, op->there ? ZSD_GPU_STEP : ZSD_GPU_DOWN);
             return;
         case PAGE_DEVICE:
             op->state = PAGE_COMPUTE;
-            if ((op->there && !page_any(op, true)) || page_publishes_nothing(op))
+            if ((op->there && !zsd_page_any(op, true)) || zsd_page_publishes_nothing(op))
                 break; /* nothing is in memory: there is nothing to copy; or to seal */
             page_compute(op);
             return;
         case PAGE_COMPUTE:
             op->state = PAGE_STORE;
-            if (!page_goes_up(op))
+            if (!zsd_page_goes_up(op))
                 break;
             page_device(op, ZSD_GPU_UP);
             return;
@@ -645,12 +421,12 @@ static void page_pay(struct zsd_pageop *op)
     struct zsd_shard *s = op->spec.shard;
     uint64_t bytes = 0, moved = 0;
 
-    for (int i = 0; i < PAGE_PLANES; i++) {
-        const struct page_io *io = &op->io[i];
+    for (int i = 0; i < ZSD_WORK_PLANES; i++) {
+        const struct zsd_page_io *io = &op->io[i];
         uint64_t plane = zsd_page_bytes(s, io->plane, op->spec.page);
 
         moved += plane * (io->read + io->written);
-        if (page_wants(op, io->plane) || io->changed || io->written)
+        if (zsd_page_wants(op, io->plane) || io->changed || io->written)
             bytes += plane;
     }
     op->claim = (struct zsd_claim){ .payer = &s->job->payer, .bytes = moved, .work = &op->work };
@@ -659,89 +435,16 @@ static void page_pay(struct zsd_pageop *op)
     op->task.urgent = op->spec.kind == ZSD_PAGE_FILL; /* a fetch waits */
 }
 
-/* ---- pages that are stepped early */
-
-bool zsd_page_early(const struct zsd_shard *s, uint32_t page)
-{
-    return !s->unit->layout.frozen && zsd_page_streamed(s, ZB_STATE, page) &&
-           (zsd_page_streamed(s, ZB_PARAM, page) ||
-            (s->planes[ZB_GRAD].resident == s->npages &&
-             s->planes[ZB_PARAM].block_bytes <= s->planes[ZB_GRAD].block_bytes));
-}
-
-static struct zsd_held *held_new(const struct zsd_shard *s, uint32_t page)
-{
-    size_t crcs = 0;
-    struct zsd_held *held;
-
-    for (int i = 0; i < HELD_PLANES; i++)
-        if (zsd_page_streamed(s, page_planes[i], page))
-            crcs += s->planes[page_planes[i]].crcs_per_page;
-    held = malloc(sizeof(*held) + crcs * sizeof(held->crcs[0]));
-    for (int i = 0; held && i < HELD_PLANES; i++)
-        held->fresh[i].at = ZB_NO_PLACE;
-    return held;
-}
-
-uint64_t zsd_held_at(const struct zsd_held *held, enum zb_plane plane)
-{
-    for (int i = 0; i < HELD_PLANES; i++)
-        if (page_planes[i] == plane)
-            return held->fresh[i].at;
-    return ZB_NO_PLACE;
-}
-
-void zsd_held_drop(struct zsd_shard *s, uint32_t page, struct zsd_held *held)
-{
-    for (int i = 0; held && i < HELD_PLANES; i++)
-        if (held->fresh[i].at != ZB_NO_PLACE)
-            zsd_extent_unref(s->job->core, held->fresh[i].at,
-                             zsd_page_bytes(s, page_planes[i], page));
-    free(held);
-}
-
-/* Where its state is, and where it will be. */
-static void page_place_state(struct zsd_pageop *op, struct page_io *io)
-{
-    const struct zsd_shard *s = op->spec.shard;
-    uint32_t page = op->spec.page;
-
-    if (page_plane(op, ZB_STATE)->block_bytes == 0)
-        return;
-    op->on_gpu = op->to_gpu = zsd_page_on_gpu(s, page);
-    if (op->spec.kind != ZSD_PAGE_STEP)
-        return;
-    op->to_gpu = zsd_page_to_gpu(s, page);
-    op->there = op->on_gpu || op->to_gpu;
-    io->leaves = zsd_page_leaves(s, page);
-    io->comes = io->streamed && (op->to_gpu || zsd_page_comes(s, page));
-}
-
-/* The plane passes through the page buffer: its state, where it has no host memory of its own; and
- * parameters that live on the GPU, unless they are stepped there and not saved. */
-static bool page_passes(const struct zsd_pageop *op, const struct page_io *io)
-{
-    if (io->plane == ZB_PARAM)
-        return op->param_there && op->spec.kind != ZSD_PAGE_PUBLISH && (!op->there || io->written);
-    if (io->plane != ZB_STATE)
-        return false;
-    if (op->there && op->on_gpu == op->to_gpu)
-        return io->written; /* it stays there, and a copy is saved */
-    if (op->there)
-        return op->on_gpu ? io->leaves : io->streamed;
-    return op->on_gpu || (io->streamed && !io->comes);
-}
-
 int zsd_pageop_start(const struct zsd_page_spec *spec)
 {
     struct zsd_pageop *op = calloc(1, sizeof(*op));
-    bool changed = false;
+    bool changed;
 
     if (!op)
         return -ENOMEM;
     op->spec = *spec;
     if (spec->kind == ZSD_PAGE_EARLY) {
-        op->spec.held = held_new(spec->shard, spec->page);
+        op->spec.held = zsd_held_new(spec->shard, spec->page);
         if (!op->spec.held) {
             free(op);
             return -ENOMEM;
@@ -749,32 +452,9 @@ int zsd_pageop_start(const struct zsd_page_spec *spec)
     }
     op->work.run = page_on_work;
     op->task = (struct zsd_task){ .run = page_run_task, .done = page_on_task };
-    for (int i = 0; i < PAGE_PLANES; i++) {
-        struct page_io *io = &op->io[i];
-
-        io->op = op;
-        io->plane = page_planes[i];
-        io->streamed = zsd_page_streamed(spec->shard, io->plane, spec->page);
-        if (io->plane == ZB_STATE)
-            page_place_state(op, io);
-        else if (io->plane == ZB_PARAM && zsd_params_there(spec->shard->job))
-            op->param_there = zsd_params_at(spec->shard, spec->page);
-        io->read = io->streamed && page_wants(op, io->plane);
-        if (io->read && io->plane == ZB_GRAD && spec->kind == ZSD_PAGE_READ &&
-            page_plane(op, ZB_GRAD)->extents[spec->page].at == ZB_NO_PLACE) {
-            io->read = false; /* nobody has pushed yet */
-            io->absent = true;
-        }
-        io->changed = page_plane(op, io->plane)->block_bytes > 0 && page_changes(op, io->plane);
-        io->taken = spec->kind == ZSD_PAGE_PUBLISH && io->streamed && io->plane != ZB_GRAD;
-        io->written = page_writes(op, io);
-        io->fresh.at = ZB_NO_PLACE;
-        if (io->taken)
-            io->fresh = spec->held->fresh[i];
-        changed = changed || (io->changed && spec->kind != ZSD_PAGE_EARLY && io->plane != ZB_GRAD);
-    }
-    for (int i = 0; i < PAGE_PLANES; i++)
-        op->io[i].passes = page_passes(op, &op->io[i]); /* when it is known where it is stepped */
+    for (int i = 0; i < ZSD_WORK_PLANES; i++)
+        op->io[i].op = op;
+    changed = zsd_pageplan(op);
     page_pay(op);
     if (changed && spec->shard->row) { /* it says no more what the shard is */
         zsd_row_unref(spec->shard->job->core, spec->shard->row);

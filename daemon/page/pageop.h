@@ -24,7 +24,7 @@
 #include "daemon/job/job.h"
 #include "daemon/page/pagework.h"
 
-/* What EARLY leaves of a page. */
+/* What EARLY leaves of a page: page/held.h */
 struct zsd_held;
 
 /** What to do: the fields of its kind. Pointers stay valid until done. */
@@ -53,13 +53,5 @@ struct zsd_page_spec {
 
 /** 0, or -ENOMEM: done will not run. */
 int zsd_pageop_start(const struct zsd_page_spec *spec);
-
-/** May this page be stepped early: its state is streamed, and its parameters are, too, or have a
- * place aside: where its gradient is, in memory as all of its shard's. */
-bool zsd_page_early(const struct zsd_shard *s, uint32_t page);
-/** Where a plane is in it; ZB_NO_PLACE: in memory. */
-uint64_t zsd_held_at(const struct zsd_held *held, enum zb_plane plane);
-/** Gives its places back. NULL is fine. */
-void zsd_held_drop(struct zsd_shard *s, uint32_t page, struct zsd_held *held);
 
 #endif

@@ -15,7 +15,7 @@
 #include "daemon/disk/paths.h"
 #include "daemon/job/shard.h"
 #include "daemon/op/reader.h"
-#include "daemon/page/pageop.h"
+#include "daemon/page/held.h"
 
 /* ---- taking it */
 

@@ -1,0 +1,61 @@
+/*
+ * held.c - pages that are stepped early: which may be, and what holds their new bytes until the
+ * step publishes them.
+ *
+ * MODEL. EARLY (pageop.h) leaves the shard's bytes as they are. What it makes of a streamed plane
+ * is in a fresh extent, which the struct zsd_held has with its checksums; what it makes of
+ * resident parameters is where the gradient was. PUBLISH takes both over (pageop.c), or whoever
+ * has it drops it, and nothing was changed.
+ */
+#include "daemon/page/held.h"
+
+#include <stdlib.h>
+
+#include "daemon/disk/extents.h"
+#include "daemon/page/pageop_priv.h"
+
+bool zsd_page_early(const struct zsd_shard *s, uint32_t page)
+{
+    return !s->unit->layout.frozen && zsd_page_streamed(s, ZB_STATE, page) &&
+           (zsd_page_streamed(s, ZB_PARAM, page) ||
+            (s->planes[ZB_GRAD].resident == s->npages &&
+             s->planes[ZB_PARAM].block_bytes <= s->planes[ZB_GRAD].block_bytes));
+}
+
+struct zsd_held *zsd_held_new(const struct zsd_shard *s, uint32_t page)
+{
+    size_t crcs = 0;
+    struct zsd_held *held;
+
+    for (int i = 0; i < ZSD_HELD_PLANES; i++)
+        if (zsd_page_streamed(s, zsd_page_planes[i], page))
+            crcs += s->planes[zsd_page_planes[i]].crcs_per_page;
+    held = malloc(sizeof(*held) + crcs * sizeof(held->crcs[0]));
+    for (int i = 0; held && i < ZSD_HELD_PLANES; i++)
+        held->fresh[i].at = ZB_NO_PLACE;
+    return held;
+}
+
+uint64_t zsd_held_at(const struct zsd_held *held, enum zb_plane plane)
+{
+    for (int i = 0; i < ZSD_HELD_PLANES; i++)
+        if (zsd_page_planes[i] == plane)
+            return held->fresh[i].at;
+    return ZB_NO_PLACE;
+}
+
+void zsd_held_drop(struct zsd_shard *s, uint32_t page, struct zsd_held *held)
+{
+    for (int i = 0; held && i < ZSD_HELD_PLANES; i++)
+        if (held->fresh[i].at != ZB_NO_PLACE)
+            zsd_extent_unref(s->job->core, held->fresh[i].at,
+                             zsd_page_bytes(s, zsd_page_planes[i], page));
+    free(held);
+}
+
+uint32_t *zsd_held_crcs(struct zsd_pageop *op, const struct zsd_page_io *io)
+{
+    bool behind = io->plane == ZB_STATE && op->io[0].streamed;
+
+    return op->spec.held->crcs + (behind ? zsd_page_plane(op, ZB_PARAM)->crcs_per_page : 0);
+}

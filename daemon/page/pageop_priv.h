@@ -1,0 +1,109 @@
+/*
+ * pageop_priv.h - one page operation, between pageop.c (its states), pageplan.c (what it does with
+ * each plane) and held.c (what an early step leaves).
+ */
+#ifndef ZSD_PAGEOP_PRIV_H
+#define ZSD_PAGEOP_PRIV_H
+
+#include "daemon/page/pageop.h"
+#include "daemon/run/gpu_tier.h"
+
+enum zsd_page_state {
+    PAGE_BUFFER,
+    PAGE_READ,
+    PAGE_READ_WAIT,
+    PAGE_CHECK,
+    PAGE_DEVICE,
+    PAGE_COMPUTE,
+    PAGE_STORE,
+    PAGE_WRITE,
+    PAGE_SETTLE
+};
+
+/* A page has at most this many checksums: one for each block. */
+#define ZSD_PAGE_CRCS_MAX (ZB_PAGE_ELEMS_MAX / ZB_BLOCK_ELEMS)
+
+static const enum zb_plane zsd_page_planes[] = {
+    [ZSD_WORK_PARAM] = ZB_PARAM,
+    [ZSD_WORK_STATE] = ZB_STATE,
+    [ZSD_WORK_GRAD] = ZB_GRAD,
+};
+#define ZSD_HELD_PLANES 2 /* of them, the first: what a step changes */
+
+struct zsd_page_io {
+    struct zsd_pio pio;
+    struct zsd_pageop *op;
+    enum zb_plane plane;
+    bool streamed, read, changed, written; /* what this operation does with the plane */
+    bool taken;                            /* its fresh extent has the bytes already: PUBLISH */
+    bool leaves, comes;                    /* memory, or the GPU: of a STEP (plan/replan.c) */
+    bool passes;                           /* its bytes are in the page buffer meanwhile */
+    bool failed;                           /* the write of a resident page */
+    bool absent;                           /* wanted, and was never written: zeros */
+    struct zsd_extent fresh;
+    uint32_t crcs[ZSD_PAGE_CRCS_MAX]; /* of the fresh page */
+};
+
+struct zsd_held {
+    struct zsd_extent fresh[ZSD_HELD_PLANES]; /* of the planes that are streamed */
+    uint32_t crcs[];                          /* of the same, one behind the other */
+};
+
+struct zsd_pageop {
+    struct zsd_page_spec spec;
+    enum zsd_page_state state; /* written by page_run() only */
+    enum zsd_stage stage;      /* for zctl top */
+    uint64_t began_ns, compute_ns;
+    struct zb_err err; /* the first failure */
+    struct zsd_work work;
+    struct zsd_task task;
+    struct zsd_pagework pagework;
+    struct zsd_gpu_work gpu;
+    bool on_gpu, to_gpu; /* its state is there; and will be */
+    bool there;          /* it is stepped there */
+    void *param_there;   /* its parameters on the GPU; NULL: they are not there */
+    int work_rc;
+    struct zsd_pagework_bad bad;
+    struct zsd_claim claim;
+    void *buffer;
+    struct zk_page page;
+    uint8_t *param; /* EARLY, PUBLISH: where they live in memory; NULL: they are streamed */
+    uint8_t *aside; /* EARLY, PUBLISH: where new ones wait until then: where the gradient was */
+    unsigned ios_left;
+    struct zsd_page_io io[ZSD_WORK_PLANES];
+};
+
+static inline struct zsd_plane *zsd_page_plane(const struct zsd_pageop *op, enum zb_plane plane)
+{
+    return &op->spec.shard->planes[plane];
+}
+
+/* ---- pageplan.c */
+
+/** Of a spec: fills io[], and where the page is and will be. Nothing else is changed. True: the shard
+ * will have other bytes than its saved row. */
+bool zsd_pageplan(struct zsd_pageop *op);
+/** Which planes this kind looks at, wherever they live. */
+bool zsd_page_wants(const struct zsd_pageop *op, enum zb_plane plane);
+/** A plane is read, or written. */
+bool zsd_page_any(const struct zsd_pageop *op, bool written);
+/** A plane that lives on the GPU comes down before the compute thread sees it; and goes up again. */
+bool zsd_plane_comes_down(const struct zsd_pageop *op, const struct zsd_page_io *io);
+bool zsd_plane_goes_up(const struct zsd_pageop *op, const struct zsd_page_io *io);
+/** Any of them does. */
+bool zsd_page_comes_down(const struct zsd_pageop *op);
+bool zsd_page_goes_up(const struct zsd_pageop *op);
+bool zsd_page_needs_buffer(const struct zsd_pageop *op);
+/** The compute thread has nothing to do for it. */
+bool zsd_page_publishes_nothing(const struct zsd_pageop *op);
+/** Where the bytes of each plane are for this operation: its buffer, if it needs one, is there. */
+void zsd_page_locate(struct zsd_pageop *op);
+
+/* ---- held.c */
+
+/** For what EARLY will leave of this page. NULL: no memory. */
+struct zsd_held *zsd_held_new(const struct zsd_shard *s, uint32_t page);
+/** Checksums of a streamed plane in what is held. */
+uint32_t *zsd_held_crcs(struct zsd_pageop *op, const struct zsd_page_io *io);
+
+#endif
