@@ -120,6 +120,10 @@ run_tests() {
     return "$status"
 }
 
+# go_on ...: run_tests of the nightly run, where a stage that fails does not end it.
+failed=0
+go_on() { run_tests "$@" || failed=1; }
+
 say "dependencies"
 deploy/install-deps.sh test
 
@@ -151,14 +155,15 @@ full)
     run_tests aarch64 unit -- -LE long
     ;;
 nightly)
-    run_tests release 'full|long'
+    go_on release 'full|long'
     built asan
-    run_tests asan full -- -LE long
+    go_on asan full -- -LE long
     built tsan
-    run_tests tsan threads -- -LE long
+    go_on tsan threads -- -LE long
     built clang
-    run_tests clang unit quick -- -LE long
+    go_on clang unit quick -- -LE long
     built aarch64
-    run_tests aarch64 unit
+    go_on aarch64 unit
+    exit "$failed"
     ;;
 esac
