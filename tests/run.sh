@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# tests/run.sh [quick|full|nightly] - install what is needed, build, and run the tests. Works as root on a
-# fresh Debian 12 without a GPU; without root it uses what is installed and names what is missing.
+# tests/run.sh [quick|full|nightly [STAGE...]] - install what is needed, build, and run the tests. Works as root
+# on a fresh Debian 12 without a GPU; without root it uses what is installed and names what is missing. The
+# nightly run may be asked for some of its stages only.
 #
 #   stage     quick          full (default)              nightly
 #   release   label quick    label full                  labels full and long
@@ -24,9 +25,18 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mode=${1:-full}
+[ $# -eq 0 ] || shift
+stages=(release asan tsan clang aarch64) # of the nightly run
+usage() { echo "usage: tests/run.sh [quick|full|nightly [STAGE...]], STAGE of: ${stages[*]}" >&2; exit 2; }
 case "$mode" in
-quick | full | nightly) ;;
-*) echo "usage: tests/run.sh [quick|full|nightly]" >&2; exit 2 ;;
+quick | full) [ $# -eq 0 ] || usage ;;
+nightly)
+    for stage in "$@"; do
+        [[ " ${stages[*]} " == *" $stage "* ]] || usage
+    done
+    [ $# -eq 0 ] || stages=("$@")
+    ;;
+*) usage ;;
 esac
 jobs=${ZSHARD_JOBS:-$(nproc)}
 at_a_time=${ZSHARD_TESTS:-$((3 * jobs))}
@@ -135,16 +145,17 @@ quick) ahead release ;;
 full) ahead release asan tsan clang-check aarch64 ;;
 nightly)
     export ZSHARD_LONG=1
-    ahead release asan tsan clang aarch64
+    ahead "${stages[@]}"
     ;;
 esac
 
-built release
 case "$mode" in
 quick)
+    built release
     run_tests release quick -- -LE long
     ;;
 full)
+    built release
     run_tests release full -- -LE long
     built asan
     run_tests asan asan -- -LE long
@@ -155,15 +166,16 @@ full)
     run_tests aarch64 unit -- -LE long
     ;;
 nightly)
-    go_on release 'full|long'
-    built asan
-    go_on asan full -- -LE long
-    built tsan
-    go_on tsan threads -- -LE long
-    built clang
-    go_on clang unit quick -- -LE long
-    built aarch64
-    go_on aarch64 unit
+    for stage in "${stages[@]}"; do
+        built "$stage"
+        case "$stage" in
+        release) go_on release 'full|long' ;;
+        asan) go_on asan full -- -LE long ;;
+        tsan) go_on tsan threads -- -LE long ;;
+        clang) go_on clang unit quick -- -LE long ;;
+        aarch64) go_on aarch64 unit ;;
+        esac
+    done
     exit "$failed"
     ;;
 esac
