@@ -1,0 +1,227 @@
+"""Plans units: which parameters of a module are gathered and released together.
+
+A unit is a row of parameters of one dtype, all trained or all frozen, that belong to one module;
+hooks of that module gather it. One Parameter is in one unit, however many names it has: the first
+name in `named_modules()` order owns it, the others are aliases. Pure planning: nothing here opens
+a daemon, allocates or changes the model, and parameters may be on the meta device.
+"""
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+ALIGN = 32  # elements: 64 bytes of bf16, 128 of fp32
+SMALL = 1 << 20  # elements: modules outside of blocks with fewer than that join the root unit
+MAX_UNIT = 1 << 28  # elements: a larger block is cut at its children
+NAME_MAX = 63  # bytes of a unit's name
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+
+Wish = str | Callable[[str, nn.Module], bool] | Iterable[str | type | nn.Module]
+
+
+@dataclass(eq=False)
+class Piece:
+    """One parameter in its unit: elements [first, first + numel) of it, in row-major order."""
+
+    name: str  # as in named_parameters()
+    param: nn.Parameter
+    shape: torch.Size
+    first: int
+    numel: int
+
+
+@dataclass(eq=False)
+class Unit:
+    """What is gathered together; `index` is its number in the engine."""
+
+    index: int
+    name: str
+    dtype: torch.dtype
+    frozen: bool
+    pieces: list[Piece] = field(default_factory=list)
+    elems: int = 0
+    module: nn.Module | None = None  # whose hooks gather it
+
+    def add(self, name: str, param: nn.Parameter) -> Piece:
+        """Appends a parameter; its first element is aligned to ALIGN elements."""
+        first = -(-self.elems // ALIGN) * ALIGN
+        piece = Piece(name, param, param.shape, first, param.numel())
+        self.pieces.append(piece)
+        self.elems = first + piece.numel
+        return piece
+
+
+@dataclass(eq=False)
+class Plan:
+    """All units of a model, in order of the forward pass."""
+
+    units: list[Unit]
+    of_param: dict[int, tuple[Unit, Piece]]  # by id(parameter)
+    aliases: dict[str, str]  # second names of tied parameters: the name that owns them
+    ignored: list[str] = field(default_factory=list)  # names: not floating point, or empty
+
+    def find(self, param: torch.Tensor) -> tuple[Unit, Piece] | None:
+        """The unit and place of a parameter; None: it is not of this plan."""
+        return self.of_param.get(id(param))
+
+
+def plan(model: nn.Module, units: Wish = "auto", *, max_unit: int = MAX_UNIT,
+         small: int = SMALL) -> Plan:
+    """Plans the units of `model`.
+
+    units: "auto" (classes named by `_no_split_modules`, else the repeated children of ModuleLists),
+    a predicate of (name, module), or an iterable of module names, classes or modules.
+
+    Raises ValueError where a trained parameter has a dtype that cannot be stepped, or where a
+    wish names a module that is not there.
+    """
+    owners = _owners(model, _blocks(model, units), max_unit, small)
+    result = Plan([], {}, {})
+    rows: dict[int, dict[tuple[torch.dtype, bool], Unit]] = {}
+    names = {id(m): n for n, m in model.named_modules()}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for short, param in module.named_parameters(recurse=False, remove_duplicate=False):
+            name = f"{prefix}.{short}" if prefix else short
+            _place(result, rows, owners[id(module)], names, name, param)
+    # The root's parameters are needed first and are complete last: reductions go by falling number.
+    result.units.sort(key=lambda u: (u.module is not model, u.index))
+    for index, unit in enumerate(result.units):
+        unit.index = index
+    _name(result.units)
+    return result
+
+
+def _place(result: Plan, rows: dict[int, dict[tuple[torch.dtype, bool], Unit]], owner: nn.Module,
+           names: dict[int, str], name: str, param: nn.Parameter) -> None:
+    """Puts one named parameter where it belongs."""
+    known = result.of_param.get(id(param))
+    if known is not None:
+        result.aliases[name] = known[1].name
+        return
+    if param.dtype not in DTYPES and param.requires_grad:
+        raise ValueError(f"parameter '{name}' is {param.dtype}; trained parameters are float32, "
+                         "bfloat16 or float16")
+    if param.dtype not in DTYPES or param.numel() == 0:
+        result.ignored.append(name)
+        return
+    row = rows.setdefault(id(owner), {})
+    key = (param.dtype, not param.requires_grad)
+    unit = row.get(key)
+    if unit is None:
+        unit = row[key] = Unit(len(result.units), names[id(owner)], param.dtype, key[1],
+                               module=owner)
+        result.units.append(unit)
+    result.of_param[id(param)] = (unit, unit.add(name, param))
+
+
+def _numel(module: nn.Module, recurse: bool = True) -> int:
+    return sum(p.numel() for p in module.parameters(recurse=recurse))
+
+
+def _owners(model: nn.Module, blocks: set[int], max_unit: int, small: int) -> dict[int, nn.Module]:
+    """By id of each module: the module whose hooks gather its own parameters."""
+    owners: dict[int, nn.Module] = {}
+
+    def take(module: nn.Module, owner: nn.Module) -> None:
+        for sub in module.modules():
+            owners.setdefault(id(sub), owner)
+
+    def cut(module: nn.Module, above: nn.Module) -> None:
+        """A block: one unit, or, where it is too long, its own parameters and its children."""
+        if id(module) in owners:
+            return
+        callable_ = not isinstance(module, CONTAINERS)
+        if callable_ and _numel(module) <= max_unit:
+            take(module, module)
+            return
+        owners[id(module)] = module if callable_ else above
+        for child in module.children():
+            cut(child, owners[id(module)])
+
+    def walk(module: nn.Module, above: nn.Module) -> None:
+        if id(module) in owners:
+            return
+        if id(module) in blocks:
+            cut(module, above)
+            return
+        own = _numel(module, recurse=False)
+        alone = module is not model and own >= small and not isinstance(module, CONTAINERS)
+        owners[id(module)] = module if alone else model
+        for child in module.children():
+            walk(child, model)
+
+    if id(model) in blocks:
+        cut(model, model)
+    else:
+        walk(model, model)
+    return owners
+
+
+def _blocks(model: nn.Module, wish: Wish) -> set[int]:
+    """Ids of the modules that are blocks."""
+    if isinstance(wish, str):
+        if wish != "auto":
+            raise ValueError(f"units='{wish}': give \"auto\", names, classes, modules or a predicate")
+        return _no_split(model) or _repeated(model)
+    if callable(wish):
+        return {id(m) for n, m in model.named_modules() if wish(n, m)}
+    found: set[int] = set()
+    for item in wish:
+        if isinstance(item, nn.Module):
+            found.add(id(item))
+            continue
+        hits = {id(m) for n, m in model.named_modules()
+                if (n == item or type(m).__name__ == item if isinstance(item, str) else isinstance(m, item))}
+        if not hits:
+            raise ValueError(f"units: the model has no module '{item}'")
+        found |= hits
+    return found
+
+
+def _no_split(model: nn.Module) -> set[int]:
+    """Modules of the classes that Transformers' models say are not to be split."""
+    classes: set[str] = set()
+    for module in model.modules():
+        classes |= set(getattr(module, "_no_split_modules", None) or ())
+    return {id(m) for m in model.modules() if type(m).__name__ in classes and m is not model}
+
+
+def _lists(model: nn.Module) -> Iterator[Sequence[nn.Module]]:
+    for module in model.modules():
+        if isinstance(module, (nn.ModuleList, nn.Sequential)) and module is not model:
+            yield list(module.children())
+
+
+def _repeated(model: nn.Module) -> set[int]:
+    """Children of ModuleLists and Sequentials of which there are several of one class, with
+    parameters in children of their own (a list of Linears is no list of blocks)."""
+    found: set[int] = set()
+    for children in _lists(model):
+        count = Counter(type(c) for c in children)
+        for child in children:
+            if count[type(child)] > 1 and any(True for _ in child.children()) and _numel(child) > 0:
+                found.add(id(child))
+    return found
+
+
+def _name(units: list[Unit]) -> None:
+    """Names of units: the module's path, unique, in the engine's letters and length."""
+    shared = Counter(u.name for u in units)
+    taken: set[str] = set()
+    for unit in units:
+        name = unit.name or "root"
+        if shared[unit.name] > 1:
+            name += "-" + str(unit.dtype).removeprefix("torch.") + ("-frozen" if unit.frozen else "")
+        name = re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".-") or "unit"
+        if len(name) > NAME_MAX or name in taken:
+            mark = hashlib.sha256(f"{unit.index} {name}".encode()).hexdigest()[:8]
+            name = f"{name[-(NAME_MAX - 9):].lstrip('.-')}-{mark}"
+        unit.name = name
+        taken.add(name)
