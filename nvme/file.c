@@ -10,21 +10,25 @@
 #include <linux/fs.h>
 #include <linux/magic.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdalign.h>
 #include <stdio.h>
 #include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/sysmacros.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
 #include "base/size.h"
+#include "base/util.h"
 #include "nvme/engine_priv.h"
 
 /* Every device and file system that we open takes it; also what pages are multiples of. */
 #define FILE_ALIGN        4096u
-#define FILE_LOCK_WAIT_MS 1000u
+#define FILE_LOCK_WAIT_MS 1000u  /* for a daemon that lives, */
+#define FILE_LOCK_DEAD_MS 30000u /* and for what is in flight of one that died */
 #define FILE_LOCK_STEP_MS 10u
 
 static int file_open_fd(struct zn_file *f, const char *path, struct zb_err *err)
@@ -68,18 +72,47 @@ static int file_identify(struct zn_file *f, const char *path, struct zb_err *err
     return 0;
 }
 
+/* Whether the process that took the lock is there still, as /proc/locks says; who is not named there
+ * counts as alive. */
+static bool file_holder_lives(const struct zn_file *f)
+{
+    FILE *locks = fopen("/proc/locks", "re");
+    bool lives = true;
+    char line[256];
+    struct stat st;
+
+    if (!locks || fstat(f->fd, &st) < 0)
+        st.st_ino = 0;
+    while (locks && st.st_ino != 0 && fgets(line, sizeof(line), locks)) {
+        unsigned major_no, minor_no;
+        unsigned long long inode;
+        int pid;
+
+        if (sscanf(line, "%*s FLOCK %*s %*s %d %x:%x:%llu", &pid, &major_no, &minor_no, &inode) ==
+                4 &&
+            inode == st.st_ino && makedev(major_no, minor_no) == st.st_dev)
+            lives = pid > 0 && (kill(pid, 0) == 0 || errno == EPERM);
+    }
+    if (locks)
+        (void)fclose(locks);
+    return lives;
+}
+
 /*
  * The lock belongs to the open file, and an io_uring keeps that open until its last request is
- * over, a little longer than its process lives. So after a crash nobody gets in while a write of
- * the dead one can still land, and we wait for a moment before we call the file taken.
+ * over, longer than its process lives. So after a crash nobody gets in while a write of the dead
+ * one can still land: we wait for that, but only for a moment for a process that lives.
  */
 static int file_lock(struct zn_file *f, const char *path, struct zb_err *err)
 {
-    for (unsigned waited_ms = 0; flock(f->fd, LOCK_EX | LOCK_NB) < 0;
-         waited_ms += FILE_LOCK_STEP_MS) {
+    uint64_t since_ns = zb_now_ns(), waited_ms;
+
+    while (flock(f->fd, LOCK_EX | LOCK_NB) < 0) {
         if (errno != EWOULDBLOCK && errno != EINTR)
             return zb_fail(err, -errno, "lock data file '%s': %m", path);
-        if (waited_ms >= FILE_LOCK_WAIT_MS)
+        waited_ms = (zb_now_ns() - since_ns) / 1000000;
+        if (waited_ms >= FILE_LOCK_DEAD_MS ||
+            (waited_ms >= FILE_LOCK_WAIT_MS && file_holder_lives(f)))
             return zb_fail(err, -EBUSY, "data file '%s' is in use by another daemon", path);
         (void)poll(NULL, 0, FILE_LOCK_STEP_MS);
     }

@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
@@ -317,6 +318,33 @@ static void open_after_kill(void **state)
         (void)close(fds[0]);
         (void)close(fds[1]);
     }
+    assert_int_equal(unlink(path), 0);
+}
+
+/* The process that took the lock is gone, and something of it still holds the file: here a child, in
+ * life an io_uring whose last writes are on their way. */
+static void open_after_death(void **state)
+{
+    int fd, status;
+    pid_t pid;
+
+    (void)state;
+    assert_int_equal(try_open(path, SIZE, NULL), 0);
+    pid = fork();
+    if (pid == 0) {
+        fd = open(path, O_RDWR | O_CLOEXEC);
+        if (fd < 0 || flock(fd, LOCK_EX | LOCK_NB) < 0)
+            _exit(1);
+        if (fork() == 0) {
+            (void)usleep(2500 * 1000);
+            _exit(0);
+        }
+        _exit(0);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    if (try_open(path, SIZE, NULL) != 0)
+        fail_msg("%s", err.text);
     assert_int_equal(unlink(path), 0);
 }
 
@@ -735,14 +763,14 @@ static void open_file_limit(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(open_options),      cmocka_unit_test(open_paths),
-        cmocka_unit_test(open_foreign),      cmocka_unit_test(open_again),
-        cmocka_unit_test(open_twice),        cmocka_unit_test(open_after_fork),
-        cmocka_unit_test(open_after_kill),   cmocka_unit_test(open_not_allowed),
-        cmocka_unit_test(open_read_only),    cmocka_unit_test(open_no_room),
-        cmocka_unit_test(open_without_help), cmocka_unit_test(open_device),
-        cmocka_unit_test(open_refused),      cmocka_unit_test(open_kernel_busy),
-        cmocka_unit_test(open_file_limit),
+        cmocka_unit_test(open_options),     cmocka_unit_test(open_paths),
+        cmocka_unit_test(open_foreign),     cmocka_unit_test(open_again),
+        cmocka_unit_test(open_twice),       cmocka_unit_test(open_after_fork),
+        cmocka_unit_test(open_after_kill),  cmocka_unit_test(open_after_death),
+        cmocka_unit_test(open_not_allowed), cmocka_unit_test(open_read_only),
+        cmocka_unit_test(open_no_room),     cmocka_unit_test(open_without_help),
+        cmocka_unit_test(open_device),      cmocka_unit_test(open_refused),
+        cmocka_unit_test(open_kernel_busy), cmocka_unit_test(open_file_limit),
     };
 
     return cmocka_run_group_tests(tests, dir_up, dir_down);
