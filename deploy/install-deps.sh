@@ -3,7 +3,8 @@
 #
 # build  compiler, build tools and libraries (default): enough for deploy/quickstart.sh
 # test   those, and what tests/run.sh uses besides: clang, fio, clang-format, iproute2 for nodes out of
-#        namespaces, and for the kernels on aarch64 a cross compiler and an emulator
+#        namespaces, for the kernels on aarch64 a cross compiler and an emulator, and what tests/venv.sh makes the
+#        Python tests' environment of
 #
 # As root the missing packages are installed with apt-get. Otherwise nothing is changed: the missing
 # ones are named, and the exit status is 1 when there are any.
@@ -15,7 +16,7 @@ build_packages=(
     libsqlite3-dev libjansson-dev libisal-dev libhwloc-dev
     libopenmpi-dev openmpi-bin libopenblas-dev libcmocka-dev python3
 )
-test_packages=(clang clang-format lcov fio openssh-client procps util-linux iproute2
+test_packages=(clang clang-format lcov fio openssh-client procps util-linux iproute2 python3-venv python3-dev
     gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user)
 
 case "${1:-build}" in

@@ -30,7 +30,7 @@ cd "$(dirname "$0")/.."
 
 pack=.gpu-pack/pack.tar.gz
 build=${ZSHARD_GPU_BUILD:-build-gpu}
-stages="build kernels bench training nccl suites train fsdp2 memory sanitize"
+stages="build kernels bench training pytorch nccl suites train fsdp2 memory sanitize"
 stage_seconds=${ZSHARD_STAGE_SECONDS:-480}
 run_seconds=${ZSHARD_RUN_SECONDS:-1000000}
 
@@ -42,6 +42,7 @@ usage: tests/gpu.sh pack | run [STAGE...] | stages
   kernels    the kernels and streams of the GPU against ref: test_works, test_gpu
   bench      zbench gpu and fetch --gpu, and the tests labelled gpu-bench
   training   zgpt on the CPU against CUDA, PyTorch on the same GPU (label gpu-training)
+  pytorch    the tests of the Python package on "cuda" (label gpu-torch)
   nccl       2 and 4 ranks through the real NCCL on one GPU (label gpu-nccl)
   suites     tests that run on every device that opens (label gpu): engine, daemon, trainer
   train      zbench train: GPT-2 of 1.5 billion parameters, offloaded to host memory
@@ -51,7 +52,7 @@ usage: tests/gpu.sh pack | run [STAGE...] | stages
 
 Where a command may take ten minutes and all of them thirty, these three:
   ZSHARD_RUN_SECONDS=580 tests/gpu.sh run build kernels bench training
-  ZSHARD_RUN_SECONDS=580 tests/gpu.sh run nccl suites memory sanitize
+  ZSHARD_RUN_SECONDS=580 tests/gpu.sh run pytorch nccl suites memory sanitize
   ZSHARD_RUN_SECONDS=580 tests/gpu.sh run train fsdp2
 END
     exit 2
@@ -105,6 +106,12 @@ END
     chmod +x "$to/bin/$name"
 }
 
+# pytest, which is Python alone, beside the PyTorch of that machine. Left out where there is no network.
+pack_python() {
+    python3 -m pip install -q --target "$to/python" pytest >/dev/null 2>&1 ||
+        { rm -rf "$to/python"; echo "gpu.sh: pytest is left out: pip cannot install it here"; }
+}
+
 pack_headers() {
     local package file
     for package in $headers; do
@@ -131,6 +138,7 @@ do_pack() {
     for package in $libraries; do
         pack_library "$package" || { echo "gpu.sh: cannot pack lib$package" >&2; return 1; }
     done
+    pack_python
     pack_program protoc-c && pack_program pkg-config && pack_headers || { echo "gpu.sh: cannot pack" >&2; return 1; }
     git describe --always --dirty --abbrev=40 --exclude='*' >"$to/commit" 2>/dev/null || echo unknown >"$to/commit"
     tar -C "$to" -czf "$pack" . || return 1
@@ -154,6 +162,7 @@ use_pack() {
     if [ ! -e "$root/commit" ] || [ "$pack" -nt "$root/commit" ]; then
         rm -rf "$root" && mkdir -p "$root" && tar -C "$root" -xzmf "$pack" || return 1
     fi
+    [ ! -d "$root/python" ] || export PYTHONPATH=$root/python${PYTHONPATH:+:$PYTHONPATH}
     export PATH=$root/bin:$PATH PKG_CONFIG_LIBDIR=$root/lib/pkgconfig
     export C_INCLUDE_PATH=$root/include${C_INCLUDE_PATH:+:$C_INCLUDE_PATH}
     export LIBRARY_PATH=$root/lib${LIBRARY_PATH:+:$LIBRARY_PATH}
@@ -358,6 +367,21 @@ stage_sanitize() {
 
 stage_nccl() { checks gpu-nccl; }
 stage_training() { checks gpu-training; }
+
+# The same tests as on the CPU, where PyTorch and pytest are: nothing is installed, so what needs transformers says
+# that it is missing and is skipped.
+stage_pytorch() {
+    local why
+    if ! why=$(python3 -c 'import torch, pytest; assert torch.cuda.is_available(), "PyTorch sees no GPU"' 2>&1) &&
+        [ "$device" = cuda ]; then
+        row "python tests" ABSENT 0 "$(tail -n 1 <<<"$why")"
+        return
+    fi
+    export ZSHARD_TEST_PYTHON=python3
+    [ "$device" != cuda ] || export ZSHARD_TEST_DEVICE=cuda
+    checks gpu-torch
+    unset ZSHARD_TEST_PYTHON ZSHARD_TEST_DEVICE
+}
 stage_memory() { checks gpu-memory; }
 
 # A row for each of the bench's; on a real GPU those that a claim is about are held to it.

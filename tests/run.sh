@@ -13,6 +13,9 @@
 # full is what CI runs: about twenty minutes on two processors. nightly takes hours. The sentence "all stages
 # passed" ends both.
 #
+# The Python tests have an environment of their own, which tests/venv.sh makes while the first stage is built and keeps
+# between runs. Where it cannot be made they are skipped, with that reason.
+#
 # The next stages are built while the tests of a stage run, at the lowest priority: most tests wait for
 # something. More tests run at a time than there are processors, for the same reason. Each stage ends with its
 # time and its slowest tests, the run with a table of the stages and of what was skipped. A skip that
@@ -42,6 +45,7 @@ jobs=${ZSHARD_JOBS:-$(nproc)}
 at_a_time=${ZSHARD_TESTS:-$((3 * jobs))}
 logs=$(mktemp -d)
 builder=
+python_maker=
 
 say() { printf '\n== %s (%ds)\n' "$*" "$SECONDS"; }
 
@@ -51,6 +55,9 @@ finish() {
     trap - EXIT
     if [ -n "$builder" ]; then
         kill -TERM -- "-$builder" 2>/dev/null || true
+    fi
+    if [ -n "$python_maker" ]; then
+        kill -TERM -- "-$python_maker" 2>/dev/null || true
     fi
     if [ -e "$logs/stages" ]; then
         say "stages"
@@ -112,6 +119,26 @@ built() {
     fi
 }
 
+# python_ahead: begins to make the environment of the Python tests.
+python_ahead() {
+    setsid tests/venv.sh make >"$logs/python.log" 2>&1 </dev/null 3<&- &
+    python_maker=$!
+}
+
+# python_made: waits for it. Its python3 is then the tests', so that those of tests/oracle find PyTorch, too.
+python_made() {
+    local begin=$SECONDS
+    say "environment of the Python tests"
+    wait "$python_maker" || true
+    python_maker=
+    cat "$logs/python.log"
+    note python "environment, waited for" "$((SECONDS - begin))"
+    if [ -z "${ZSHARD_TEST_PYTHON:-}" ] && [ -x "$(tests/venv.sh path)/bin/python3" ]; then
+        PATH="$(tests/venv.sh path)/bin:$PATH"
+        export PATH
+    fi
+}
+
 # run_tests PRESET LABELS... [-- MORE...]: the tests that have all of these labels, and their report.
 run_tests() {
     local preset=$1 begin=$SECONDS status=0 labels=() words=()
@@ -140,6 +167,7 @@ deploy/install-deps.sh test
 say "format"
 git ls-files '*.c' '*.h' '*.cu' | xargs clang-format --dry-run -Werror
 
+python_ahead
 case "$mode" in
 quick) ahead release ;;
 full) ahead release asan tsan clang-check aarch64 ;;
@@ -152,10 +180,12 @@ esac
 case "$mode" in
 quick)
     built release
+    python_made
     run_tests release quick -- -LE long
     ;;
 full)
     built release
+    python_made
     run_tests release full -- -LE long
     built asan
     run_tests asan asan -- -LE long
@@ -168,6 +198,7 @@ full)
 nightly)
     for stage in "${stages[@]}"; do
         built "$stage"
+        [ -z "$python_maker" ] || python_made
         case "$stage" in
         release) go_on release 'full|long' ;;
         asan) go_on asan full -- -LE long ;;

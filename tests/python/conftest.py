@@ -1,0 +1,33 @@
+"""What the pytest runs of all files share: the forms `long` and `cuda`, and skips as tests/report.py reads them."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+LONG = bool(os.environ.get("ZSHARD_LONG"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "long: only where ZSHARD_LONG is set, as in the nightly run")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what is marked `long`, unless this is the nightly run or the test was named."""
+    if LONG or any("::" in arg for arg in config.args):
+        return
+    left_out = [item for item in items if item.get_closest_marker("long")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Says of each skipped function why, in the lines that tests/report.py looks for."""
+    for report in terminalreporter.stats.get("skipped", []):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        name = report.nodeid.rpartition("::")[2].partition("[")[0].rpartition("/")[2].removesuffix(".py")
+        terminalreporter.write_line("skipped: " + reason.removeprefix("Skipped: "))
+        terminalreporter.write_line(f"[  SKIPPED ] {name}")

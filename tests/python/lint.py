@@ -1,0 +1,30 @@
+"""Checks the Python package and its tests: ruff (rules and format) and mypy, as python/pyproject.toml says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+CONFIG = "python/pyproject.toml"
+PLACES = ["python/zshard", "tests/python", "bench/torch"]
+CHECKS = {
+    "ruff check": ["ruff", "check", "--no-cache", "--config", CONFIG],
+    "ruff format": ["ruff", "format", "--no-cache", "--check", "--diff", "--config", CONFIG],
+    "mypy": ["mypy", "--config-file", CONFIG, "--cache-dir", "build/mypy"],
+}
+
+
+def main() -> int:
+    failed = []
+    env = os.environ | {"MYPYPATH": "python"}
+    places = [place for place in PLACES if os.path.isdir(place)]
+    for name, words in CHECKS.items():
+        done = subprocess.run([sys.executable, "-m", *words, *places], env=env, check=False)
+        if done.returncode != 0:
+            failed.append(name)
+    print(f"failed: {', '.join(failed)}" if failed else "ruff and mypy are content")
+    return 1 if failed else 0
+
+
+sys.exit(main())
