@@ -273,6 +273,7 @@ PROTOTYPES = {
     "zc_zero_release": (c_int, (HANDLE, c_uint32)),
     "zc_zero_grad": (c_int, (HANDLE, c_uint32, P(P(c_float)))),
     "zc_zero_reduce": (c_int, (HANDLE, c_uint32)),
+    "zc_zero_reduce_of": (c_int, (HANDLE, c_uint32, P(c_bool), c_uint32)),
     "zc_zero_step": (c_int, (HANDLE, c_double, P(zc_zero_stepped))),
     "zc_zero_loss_scale": (c_double, (HANDLE,)),
     "zc_zero_announce": (c_int, (HANDLE, c_double)),

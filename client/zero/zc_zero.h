@@ -341,6 +341,9 @@ ZC_EXPORT int zc_zero_grad(struct zc_zero *z, uint32_t unit, float **ret_grad);
  * in the step's last micro-step). Every trainable unit is reduced once in a micro-step (with
  * vertical, in a step); the one that completes it may be any. */
 ZC_EXPORT int zc_zero_reduce(struct zc_zero *z, uint32_t unit);
+/** The same, and says which of the unit's n tensors (in order of declaration) got a gradient on this
+ * rank in this micro-step; has NULL: all, as zc_zero_reduce() says. */
+ZC_EXPORT int zc_zero_reduce_of(struct zc_zero *z, uint32_t unit, const bool *has, uint32_t n);
 
 struct zc_zero_stepped {
     uint64_t iterations, applied;

@@ -46,7 +46,7 @@ int zcz_pass_start(struct zc_zero *z)
         p->grad_pool.keep += z->trainable;
         p->grad_dev.keep += z->trainable;
     }
-    return 0;
+    return zcz_micro_start(z);
 }
 
 bool zcz_pass_idle(const struct zc_zero *z)
@@ -85,7 +85,9 @@ void zcz_pass_close(struct zc_zero *z, bool orphans)
     zcz_pool_done(&p->grad_dev, false);
     free(p->order.units);
     free(p->seen.units);
+    free(p->has);
     free(p->units);
+    p->has = NULL;
     p->units = NULL;
 }
 

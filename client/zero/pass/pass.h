@@ -43,6 +43,9 @@ struct zcz_pass_unit {
     bool asked;                /* in this micro-step; */
     struct zcz_buf *grad_kept; /* where gradients are whole: and between two uses */
     uint32_t micro;            /* micro-steps of this iteration that were reduced */
+
+    /* micro.c */
+    bool *has; /* [def.ntensors]: got a gradient on this rank in this iteration, so far */
 };
 
 /* reduce.c and reduce_dev.c */
@@ -100,6 +103,9 @@ struct zcz_pass {
     uint32_t micro;   /* micro-steps that are complete */
     uint32_t reduced; /* units reduced in the one in progress */
     uint64_t pushed_bytes;
+
+    /* micro.c */
+    bool *has; /* of all units */
 };
 
 /** At open. */
@@ -123,6 +129,10 @@ int zcz_reduce_turn(struct zc_zero *z);
 
 /** Every reduction that was asked for has all its places in the order. */
 void zcz_reduce_follow(struct zc_zero *z);
+
+/** Whether this rank gave that tensor of the unit (in order of declaration) a gradient, in any
+ * micro-step of the iteration so far: as zc_zero_reduce_of() was told. */
+bool zcz_reduced_has(const struct zc_zero *z, uint32_t unit, uint32_t tensor);
 
 /** Adds `world` slices of `count` elements (slice of them apart), in rank order, into out. */
 void zcz_add_slices(const struct zk_ops *ops, enum zb_dtype dtype, const void *slices,

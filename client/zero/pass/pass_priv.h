@@ -20,6 +20,20 @@ void zcz_schedule_apply(struct zc_zero *z);
 /** A step has begun: micro-steps count from 0. */
 void zcz_reduce_rewind(struct zc_zero *z);
 
+/* ---- micro.c */
+/** At the start, when pass->units is there. A refusal. */
+int zcz_micro_start(struct zc_zero *z);
+/** The unit is reduced, and these of its tensors got a gradient; NULL: all. */
+void zcz_micro_has(struct zcz_unit *u, const bool *has);
+/** A step has begun: no tensor has a gradient. */
+void zcz_micro_rewind(struct zc_zero *z);
+
+/* ---- sums.c */
+/** n floats become n bf16 or fp16 at the same place. */
+void zcz_round_in_place(const struct zk_ops *ops, enum zb_dtype dtype, void *data, uint64_t n);
+/** What is never stepped has no gradient either, or it would count in the norm. */
+void zcz_grad_mask(const struct zcz_unit *u, uint64_t padded, float *grad);
+
 /* ---- gather.c */
 void zcz_gather_begin(struct zc_zero *z, struct zcz_unit *u);
 void zcz_gather_drop(struct zc_zero *z, struct zcz_unit *u);

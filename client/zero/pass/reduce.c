@@ -39,58 +39,6 @@
 
 #include "client/zero/pass/pass_priv.h"
 
-/* ---- arithmetic */
-
-void zcz_add_slices(const struct zk_ops *ops, enum zb_dtype dtype, const void *slices,
-                    uint32_t world, uint64_t slice, uint64_t first, uint64_t count, float *out)
-{
-    const uint16_t *half = (const uint16_t *)slices + first;
-    const float *f32 = (const float *)slices + first;
-
-    /* A block of every rank at a time: out stays in the cache. */
-    for (uint64_t at = 0; at < count; at += ZB_BLOCK_ELEMS) {
-        uint64_t n = zb_min_u64(ZB_BLOCK_ELEMS, count - at);
-
-        if (dtype == ZB_F32)
-            memcpy(out + at, f32 + at, n * sizeof(*out));
-        else
-            (dtype == ZB_BF16 ? ops->bf16_to_f32 : ops->f16_to_f32)(half + at, out + at, n);
-        for (uint32_t r = 1; r < world; r++)
-            if (dtype == ZB_F32)
-                ops->add_f32(out + at, f32 + r * slice + at, n);
-            else
-                (dtype == ZB_BF16 ? ops->add_bf16 : ops->add_f16)(out + at, half + r * slice + at,
-                                                                  n);
-    }
-}
-
-/* n floats become n bf16 or fp16 at the same place: element i is read before anything is written at
- * it. */
-static void round_in_place(const struct zk_ops *ops, enum zb_dtype dtype, void *data, uint64_t n)
-{
-    uint16_t block[ZB_BLOCK_ELEMS], *to = data;
-    const float *from = data;
-
-    for (uint64_t at = 0; at < n; at += ZB_BLOCK_ELEMS) {
-        size_t m = zb_min_u64(ZB_BLOCK_ELEMS, n - at);
-
-        (dtype == ZB_BF16 ? ops->f32_to_bf16 : ops->f32_to_f16)(from + at, block, m);
-        memcpy(to + at, block, m * sizeof(block[0]));
-    }
-}
-
-/* What is never stepped has no gradient either, or it would count in the norm. */
-static void grad_mask(const struct zcz_unit *u, uint64_t padded, float *grad)
-{
-    uint64_t from = 0;
-
-    for (uint32_t s = 0; s < u->nsegments; s++) {
-        memset(grad + from, 0, (u->segments[s].first - from) * sizeof(*grad));
-        from = u->segments[s].first + u->segments[s].count;
-    }
-    memset(grad + from, 0, (padded - from) * sizeof(*grad));
-}
-
 /* ---- the trainer's calls */
 
 static int grad_refused(struct zc_zero *z, const struct zcz_unit *u)
@@ -212,6 +160,7 @@ bool zcz_reduce_idle(const struct zc_zero *z)
 void zcz_reduce_rewind(struct zc_zero *z)
 {
     z->pass->micro = 0;
+    zcz_micro_rewind(z);
     for (uint32_t i = 0; i < z->nunits; i++)
         z->pass->units[i].micro = 0;
 }
@@ -285,9 +234,9 @@ static int reduce_begin(struct zc_zero *z, struct zcz_unit *u)
         r->recv = r->more ? r->more->data : (char *)r->send->data + (z->world > 1 ? bytes : 0);
     if (r->on_dev)
         return zcz_reduce_down(z, r);
-    grad_mask(u, padded, r->send->data);
+    zcz_grad_mask(u, padded, r->send->data);
     if (u->layout.dtype != ZB_F32)
-        round_in_place(z->kernels, u->layout.dtype, r->send->data, padded);
+        zcz_round_in_place(z->kernels, u->layout.dtype, r->send->data, padded);
     reduce_arm(z, r);
     return 0;
 }
@@ -446,7 +395,7 @@ static bool reduces_over(const struct zc_zero *z, uint64_t elems)
     return zb_list_empty(&z->pass->reduces);
 }
 
-int zc_zero_reduce(struct zc_zero *z, uint32_t unit)
+int zc_zero_reduce_of(struct zc_zero *z, uint32_t unit, const bool *has, uint32_t n)
 {
     struct zcz_unit *u;
     bool leaves;
@@ -461,6 +410,9 @@ int zc_zero_reduce(struct zc_zero *z, uint32_t unit)
                           "unit %u '%s' is reduced, and zc_zero_grad() was not called for it in "
                           "this micro-step",
                           unit, u->def.name);
+    if (has && n != u->def.ntensors)
+        return zcz_refuse(z, -EINVAL, "unit '%s' is reduced with %u gradients, and has %u tensors",
+                          u->def.name, n, u->def.ntensors);
     leaves = u->pass->micro >= reduce_local(z);
     if (leaves && z->options.reduce_elems > 0) /* the one before may have to be over */
         zcz_reduce_follow(z);
@@ -469,6 +421,7 @@ int zc_zero_reduce(struct zc_zero *z, uint32_t unit)
         rc = reduce_begin(z, u);
     if (rc < 0)
         return rc;
+    zcz_micro_has(u, has);
     u->pass->asked = false;
     u->pass->micro++;
     u->pass->unreduced = false;
@@ -480,6 +433,11 @@ int zc_zero_reduce(struct zc_zero *z, uint32_t unit)
     }
     zcz_schedule_apply(z);
     return z->options.reduce_waits ? reduce_wait(z, reduces_over, 0) : zcz_turn(z, 0);
+}
+
+int zc_zero_reduce(struct zc_zero *z, uint32_t unit)
+{
+    return zc_zero_reduce_of(z, unit, NULL, 0);
 }
 
 /* ---- the rest of the way */
