@@ -61,7 +61,7 @@ def no_daemon():
 
 
 def binding():
-    """Through python/zshard.py: a job is opened, which keeps an example out, seen, and closed."""
+    """Through the Python package: a job is opened, which keeps an example out, seen, and closed."""
     if SANITIZED:
         print("skipped: python does not load a library with sanitizers")
         return

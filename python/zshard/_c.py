@@ -1,20 +1,33 @@
-"""zshard.py - libzclient for Python, by ctypes alone.
+"""libzclient's structs, constants and functions as ctypes has them.
 
 Every function of zclient.h, zc_zero.h, zc_config.h and zc_safetensors.h is in `PROTOTYPES` with the types of its
-arguments, and every struct is a class of its C name; the headers say what they mean. `load()` finds
-the library and binds them all:
+arguments, and every struct is a class of its C name; the headers say what they mean. tests/abi/bind.py holds all of
+it to what the C compiler says: a header that changes without this file fails there.
 
-    import zshard
-    lib = zshard.load()
-    lib.zc_strerror(-28)
-
-`Client` wraps the few calls that looking inside needs. Callbacks are made with `DONE(function)`;
-keep them referenced for as long as C may call them.
+`PLANNED` names functions that the headers do not declare yet; a library that lacks one gets a stub that raises
+NotImplementedError (`_lib.load()`).
 """
-import ctypes
-import os
-from ctypes import (CFUNCTYPE, POINTER, Structure, byref, c_bool, c_char, c_char_p, c_double, c_float,
-                    c_int, c_short, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p)
+
+from ctypes import (
+    CFUNCTYPE,
+    POINTER,
+    Structure,
+    c_bool,
+    c_char,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int,
+    c_short,
+    c_size_t,
+    c_uint8,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
+from typing import Any
+
+# fmt: off
 
 NAME_MAX = 63
 DIMS_MAX = 8
@@ -24,18 +37,21 @@ SENTENCE_MAX = 224
 
 F32, BF16, F16 = 1, 2, 3
 ADAMW, ADAM, LION, SGD, ADAGRAD = 1, 2, 3, 4, 5
+GROUP_FROZEN, GROUP_NONE = 65535, 65534
 MOMENTS_F32, MOMENTS_BF16, MOMENTS_Q8 = 1, 2, 3
-HOST, NVME = 1, 2
+HOST, NVME, GPU = 1, 2, 3
 PARAM, MASTER, EXP_AVG, EXP_AVG_SQ, GRAD = 1, 2, 3, 4, 5
 POINT_MEMORY, POINT_PREPARED, POINT_COMMITTED = 1, 2, 3
 COMMIT_NO, COMMIT_STEP, COMMIT_PREPARE, COMMIT_PREPARED, COMMIT_DROP = 0, 1, 2, 3, 4
 SCRUB_STATUS, SCRUB_START, SCRUB_PAUSE, SCRUB_RESUME, SCRUB_STOP = 0, 1, 2, 3, 4
-ZERO_NONE, ZERO_HOST, ZERO_NVME = 0, 1, 2
+NOTE_MAX = 65536
+ZERO_NONE, ZERO_HOST, ZERO_NVME, ZERO_GPU = 0, 1, 2, 3
 ZERO_EARLY, ZERO_SERVE, ZERO_OVERLAP = 1, 2, 3
+STAGE_DDP, STAGE_1, STAGE_2, STAGE_3 = 0, 1, 2, 3
 
 
-def struct(name, *fields):
-    """A struct of zclient.h, by its C name."""
+def struct(name: str, *fields: tuple[Any, str]) -> Any:
+    """A struct of the headers, by its C name: (type, names separated by blanks), ..."""
     return type(name, (Structure,), {"_fields_": [(f, t) for t, names in fields
                                                   for f in names.split()]})
 
@@ -51,8 +67,8 @@ zc_event = struct("zc_event", (c_int, "kind"), (c_uint64, "job"), (c_uint32, "ra
 zc_job_options = struct("zc_job_options", (c_char_p, "name"), (c_uint32, "rank world"),
                         (c_bool, "keep attach"), (c_uint64, "staging_bytes"),
                         (c_int, "offload_param offload_optimizer"), (c_uint64, "host_bytes_max"),
-                        (c_uint32, "groups"), (c_bool, "durable"), (c_bool, "takeover"), (c_uint64, "epoch"), (c_uint32, "share"),
-                        (c_bool, "early"), (c_int, "optimizer moments offload_grad"),
+                        (c_uint32, "groups"), (c_bool, "durable"), (c_bool, "takeover"), (c_uint64, "epoch"),
+                        (c_uint32, "share"), (c_bool, "early"), (c_int, "optimizer moments offload_grad"),
                         (c_bool, "writable"), (c_char_p, "device"))
 zc_point = struct("zc_point", (c_int, "kind"), (c_uint64, "iterations applied"))
 zc_job = struct("zc_job", (c_uint64, "id iterations applied"), (c_void_p, "staging"),
@@ -169,6 +185,14 @@ zc_zero_stats = struct("zc_zero_stats",
                        (c_double, "stall_seconds"), (c_uint64, "grads_nvme_bytes pinned_bytes gpu_params_bytes"),
                        (c_char_p, "gpu_why"))
 
+zc_comm = struct("zc_comm", (c_void_p, "ops"), (c_uint32, "rank world"))
+
+# Of functions in PLANNED.
+zc_zero_step_how = struct("zc_zero_step_how", (POINTER(zc_group), "groups"), (c_uint32, "ngroups"),
+                          (POINTER(c_uint32), "group_of"), (POINTER(c_float), "factors"),
+                          (c_double, "divide clip"))
+zc_zero_norm = struct("zc_zero_norm", (c_double, "sum_of_squares"), (c_float, "most"), (c_uint64, "nonfinite"))
+
 ZERO_INIT = CFUNCTYPE(c_int, c_void_p, c_uint32, c_uint64, c_uint64, POINTER(c_float))
 
 # ---- zc_config.h
@@ -197,15 +221,15 @@ STRUCTS = [value for name, value in sorted(globals().items())
 P = POINTER
 HANDLE = c_void_p
 CALL = (DONE, c_void_p)
-SENTENCE = (c_void_p, c_size_t)  # a buffer of the caller's and its length
+SENTENCE: tuple[Any, ...] = (c_void_p, c_size_t)  # a buffer of the caller's and its length
 
 
-def asynchronous(name, *args):
+def asynchronous(name: str, *args: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
     """A call and its blocking form."""
     return {name: (c_int, (HANDLE, *args, *CALL)), name + "_wait": (c_int, (HANDLE, *args))}
 
 
-PROTOTYPES = {
+PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "zc_open": (c_int, (P(HANDLE), P(zc_options))),
     "zc_close": (None, (HANDLE,)),
     "zc_error": (c_char_p, (HANDLE,)),
@@ -273,7 +297,6 @@ PROTOTYPES = {
     "zc_zero_release": (c_int, (HANDLE, c_uint32)),
     "zc_zero_grad": (c_int, (HANDLE, c_uint32, P(P(c_float)))),
     "zc_zero_reduce": (c_int, (HANDLE, c_uint32)),
-    "zc_zero_reduce_of": (c_int, (HANDLE, c_uint32, P(c_bool), c_uint32)),
     "zc_zero_step": (c_int, (HANDLE, c_double, P(zc_zero_stepped))),
     "zc_zero_loss_scale": (c_double, (HANDLE,)),
     "zc_zero_announce": (c_int, (HANDLE, c_double)),
@@ -287,6 +310,25 @@ PROTOTYPES = {
     "zc_zero_read": (c_int, (HANDLE, c_uint32, c_int, c_uint64, c_uint64, P(c_float))),
     "zc_zero_bytes": (None, (HANDLE, P(zc_zero_bytes))),
     "zc_zero_stats": (c_int, (HANDLE, P(zc_zero_stats))),
+    "zc_zero_micro": (c_int, (HANDLE, c_bool)),
+    "zc_zero_micro_end": (c_int, (HANDLE,)),
+    "zc_zero_reduce_of": (c_int, (HANDLE, c_uint32, P(c_bool), c_uint32)),
+    "zc_zero_grad_add": (c_int, (HANDLE, c_uint32, c_uint64, c_uint64, c_int, c_void_p)),
+    "zc_zero_abandon": (c_int, (HANDLE,)),
+    "zc_zero_step_by": (c_int, (HANDLE, P(zc_zero_step_how), P(zc_zero_stepped))),
+    "zc_zero_tensor_steps": (c_int, (HANDLE, c_uint32, P(c_uint64))),
+    "zc_zero_norms": (c_int, (HANDLE, P(zc_zero_norm), c_uint32)),
+    "zc_zero_norm": (c_int, (HANDLE, P(c_double))),
+    "zc_zero_optimizer": (c_int, (HANDLE, c_int, c_int)),
+    "zc_zero_freeze": (c_int, (HANDLE, c_uint32, c_bool)),
+    "zc_zero_gather_into": (c_int, (HANDLE, c_uint32, c_void_p)),
+    "zc_zero_prefetch": (c_int, (HANDLE, c_uint32)),
+    "zc_zero_read_on": (c_int, (HANDLE, c_int, c_uint32, c_int, c_uint64, c_uint64, c_int, c_void_p)),
+    "zc_zero_write_on": (c_int, (HANDLE, c_int, c_uint32, c_int, c_uint64, c_uint64, c_int, c_void_p)),
+    "zc_zero_interrupt": (None, (HANDLE,)),
+    "zc_zero_failed": (c_bool, (HANDLE,)),
+    "zc_zero_group_defaults": (None, (c_int, P(zc_group))),
+    "zc_comm_from_ops": (c_int, (P(c_void_p), c_void_p, c_void_p, c_uint32, c_uint32)),
     # zc_config.h
     "zc_lr_at": (c_double, (P(zc_lr_schedule), c_double, c_uint64)),
     "zc_zero_config_load": (c_int, (P(P(zc_zero_config)), c_char_p, c_uint32, *SENTENCE)),
@@ -311,96 +353,10 @@ PROTOTYPES = {
     "zc_st_discard": (None, (HANDLE,)),
 }
 
-
-def load(path=None):
-    """The library, with every prototype bound: `path`, else $ZSHARD_LIBRARY, else the system's."""
-    lib = ctypes.CDLL(path or os.environ.get("ZSHARD_LIBRARY") or "libzclient.so.0")
-    for name, (result, args) in PROTOTYPES.items():
-        function = getattr(lib, name)
-        function.restype = result
-        function.argtypes = args
-    return lib
-
-
-class Error(Exception):
-    """`rc` is the negative errno, the text is zc_error()'s sentence."""
-
-    def __init__(self, rc, sentence):
-        super().__init__(sentence)
-        self.rc = rc
-
-
-def plain(row):
-    """A row as a dict: text decoded, arrays of bytes as bytes."""
-    def value(v):
-        if isinstance(v, ctypes.Array):
-            return bytes(v)
-        return v.decode() if isinstance(v, bytes) else v
-    return {name: value(getattr(row, name)) for name, _ in row._fields_}
-
-
-class Client:
-    """A connection, for looking inside. With `with`, it is closed at the end."""
-
-    def __init__(self, socket=None, program="python", lib=None):
-        self.lib = lib or load()
-        self.handle = HANDLE()
-        options = zc_options(socket=socket.encode() if socket else None, program=program.encode())
-        try:
-            self.check(self.lib.zc_open(byref(self.handle), byref(options)))
-        except Error:
-            self.close()
-            raise
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
-
-    def close(self):
-        self.lib.zc_close(self.handle)
-        self.handle = HANDLE()
-
-    def check(self, rc):
-        """rc, or an Error where it is negative."""
-        if rc < 0:
-            text = self.lib.zc_error(self.handle) if self.handle else self.lib.zc_strerror(rc)
-            raise Error(rc, text.decode(errors="replace"))
-        return rc
-
-    def server(self):
-        return plain(self.lib.zc_server(self.handle).contents)
-
-    def ping(self):
-        self.check(self.lib.zc_ping_wait(self.handle))
-
-    def rows(self, function, row, *args):
-        first, n = P(row)(), c_size_t()
-        self.check(function(self.handle, *args, byref(first), byref(n)))
-        try:
-            return [plain(first[i]) for i in range(n.value)]
-        finally:
-            self.lib.zc_rows_free(first)
-
-    def shards(self, job=""):
-        return self.rows(self.lib.zc_list_wait, zc_shard_row, job.encode())
-
-    def jobs(self, job=""):
-        return self.rows(self.lib.zc_jobs_wait, zc_job_row, job.encode())
-
-    def snapshots(self, job=""):
-        return self.rows(self.lib.zc_snapshots_wait, zc_snapshot_row, job.encode())
-
-    def df(self):
-        """The totals, and a row for each job."""
-        total = zc_df()
-        rows = self.rows(self.lib.zc_df_wait, zc_df_row, byref(total))
-        return plain(total), rows
-
-    def tiers(self):
-        return self.rows(self.lib.zc_tiers_wait, zc_tier_row)
-
-    def stat(self):
-        return {row["name"]: row["value"]
-                for row in self.rows(self.lib.zc_stat_wait, zc_counter)}
+# Of PROTOTYPES, what a header need not declare yet; and options and structs likewise.
+PLANNED = frozenset(f"zc_zero_{name}" for name in (
+    "micro", "micro_end", "grad_add", "abandon", "step_by", "tensor_steps", "norms", "norm", "optimizer",
+    "freeze", "gather_into", "prefetch", "read_on", "write_on", "interrupt", "failed",
+    "group_defaults")) | {"zc_comm_from_ops"}
+PLANNED_STRUCTS = frozenset({"zc_zero_step_how", "zc_zero_norm"})
+PLANNED_OPTIONS = frozenset({"gather_alone", "step_unused", "resume_if_there", "poll_ms", "optimizer_late"})
