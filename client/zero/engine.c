@@ -140,6 +140,12 @@ static int open_introduce(struct zc_zero *z)
             s->node_ranks[s->node_world++] = r;
         }
     }
+    if (rc == 0 && z->options.gather_alone && z->shards > 1 && z->nodes > 1)
+        rc = zcz_fail(
+            z, -ENOTSUP,
+            "gathers that are each rank's own read the slices of all ranks from one daemon, "
+            "and these ranks have %u",
+            z->nodes);
     zcz_note_run(z, all[0].run);
     open_name(z, all[0].pid);
     zcz_buf_put(&z->small, buf);

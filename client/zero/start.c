@@ -85,6 +85,8 @@ int zc_zero_start(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
         rc = zcz_resume_attach(z);
     if (rc == 0)
         rc = zcz_vote(z, z->store->ops->join(z->store), 0, ZCZ_CALL_JOIN);
+    if (rc == 0)
+        rc = zcz_alone_start(z);
     z->placing = true;
     if (rc == 0 && (rc = z->store->ops->place(z->store)) < 0)
         rc = zcz_fail(z, rc, "%s", z->error.text); /* others hear it from the daemon */

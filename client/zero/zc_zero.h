@@ -23,7 +23,7 @@
  * that; another order is correct, only slower. docs/ENGINE.md has the other loops, and what each
  * moves.
  *
- * ALIKE. Gather, release, grad, reduce, announce, step, commit, sum, read and a clean close make
+ * ALIKE. Gather, release (but see gather_alone), grad, reduce, announce, step, commit, sum, read and a clean close make
  * collectives: all ranks make these calls with the same arguments in the same order. Notes,
  * zc_zero_poll(), zc_zero_stats() and zc_zero_error() are each rank's own affair. Where ranks make
  * different collectives, the calls that wait for them fail with -EINVAL on these ranks, and the
@@ -277,6 +277,11 @@ struct zc_zero_options {
     uint64_t memory_bytes; /* of this rank: what model states and buffers may take of its own
                               memory, or of its device's; a start that needs more is refused with
                               the numbers (-ENOSPC). 0: no limit */
+    /* Gathers are each rank's own affair, and no collective: the slices of other ranks are read from
+     * the daemon, so a rank gathers what it likes, when it likes. Of stage 3 with the optimizer
+     * offloaded, all ranks on one node, without group_ranks and quantize_gather; a rank that is
+     * alone may always ask for it. Else -ENOTSUP */
+    bool gather_alone;
 };
 
 /** Fills in the usual values: micro_steps 1, betas 0.9 and 0.95, eps 1e-8, one group, prefetch 1,

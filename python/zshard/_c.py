@@ -171,7 +171,7 @@ zc_zero_options = struct("zc_zero_options", (c_void_p, "comm"), (c_char_p, "sock
                          (c_uint64, "persist_elems live_elems reuse_elems prefetch_elems "
                                     "reduce_elems"),
                          (c_bool, "reduce_waits quantize_gather"), (zc_loss_scale, "loss_scale"),
-                         (c_uint64, "memory_bytes"))
+                         (c_uint64, "memory_bytes"), (c_bool, "gather_alone"))
 zc_zero_stepped = struct("zc_zero_stepped", (c_uint64, "iterations applied"),
                          (c_double, "grad_norm clip_scale"), (c_bool, "skipped"),
                          (c_double, "loss_scale"))

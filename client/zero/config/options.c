@@ -99,6 +99,21 @@ static int check_stage(const struct zc_zero_options *o, uint32_t world, struct z
     return 0;
 }
 
+/* World 1 gathers nothing of other ranks. */
+static int check_alone(const struct zc_zero_options *o, uint32_t world, struct zb_err *err)
+{
+    const char *why = o->stage < ZC_STAGE_3 ? "below stage 3 parameters are whole on each rank"
+                      : o->offload_optimizer == ZC_ZERO_NONE
+                          ? "without a daemon the slices of other ranks are in their processes"
+                      : o->group_ranks > 0 ? "groups of ranks have a job each"
+                      : o->quantize_gather ? "quantize_gather quantizes what ranks send each other"
+                                           : NULL;
+
+    if (!o->gather_alone || world == 1 || !why)
+        return 0;
+    return zb_fail(err, -ENOTSUP, "gathers that are each rank's own (gather_alone): %s", why);
+}
+
 /* Behind it there is room for the number of every group: open_name(). */
 static int check_name(const struct zc_zero_options *o, uint32_t world, struct zb_err *err)
 {
@@ -124,7 +139,9 @@ int zcz_options_check(const struct zc_zero_options *o, uint32_t world, struct zb
         return zb_fail(err, -EINVAL, "resume needs a daemon and the name of a job that it kept");
     if (o->durable && (o->offload_optimizer == ZC_ZERO_NONE || !o->keep))
         return zb_fail(err, -EINVAL, "a durable job needs a daemon, and to be kept");
-    rc = check_name(o, world, err);
+    rc = check_alone(o, world, err);
+    if (rc == 0)
+        rc = check_name(o, world, err);
     if (rc < 0)
         return rc;
     if (o->micro_steps < 1)

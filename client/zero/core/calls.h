@@ -23,6 +23,7 @@ enum zcz_call {
     ZCZ_CALL_ATTACH,
     ZCZ_CALL_POINTS,
     ZCZ_CALL_JOIN,
+    ZCZ_CALL_SLICES,
     ZCZ_CALL_RUN,
     ZCZ_CALL_START,
     ZCZ_CALL_COMPARE /* of calls, after a failure */

@@ -78,6 +78,13 @@ struct zcz_store_ops {
     /** Pins the slice at min_version or later: u->view, when op is done. */
     int (*fetch)(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u, uint64_t min_version);
     int (*release)(struct zcz_store *s, struct zcz_unit *u);
+    /** After join(): names of this rank's slices, by unit, with which every rank of the node can fetch
+     * them; 0: there is none. NULL, with the two below: other ranks cannot. */
+    const uint64_t *(*names)(struct zcz_store *s);
+    /** Pins n slices of any rank, as fetch(). The names stay until op is done. */
+    int (*fetch_named)(struct zcz_store *s, struct zcz_op *op, const uint64_t *names, uint32_t n,
+                       uint64_t min_version, struct zc_view *ret);
+    int (*release_named)(struct zcz_store *s, const uint64_t *names, uint32_t n);
 
     /** Of this rank's slices, when every push has finished. */
     int (*norms)(struct zcz_store *s, struct zcz_op *op, uint64_t step, struct zc_norm *ret);

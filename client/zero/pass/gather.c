@@ -58,14 +58,18 @@ void zcz_gather_begin(struct zc_zero *z, struct zcz_unit *u)
     assert(u->pass->state == ZCZ_IDLE);
     u->pass->state = ZCZ_FETCH;
     zb_list_push_back(&z->pass->gathers, &u->pass->node);
-    if (z->shards > 1)
+    zcz_alone_begin(u);
+    if (z->shards > 1 && !z->pass->alone)
         zcz_coll_queue(z, &u->pass->coll, z->inside, ZCZ_CALL_GATHER, u->def.index, 0);
 }
 
 static int gather_unpin(struct zc_zero *z, struct zcz_unit *u)
 {
-    int rc = z->store->ops->release(z->store, u);
+    int rc;
 
+    if (z->pass->alone)
+        return zcz_alone_unpin(z, u);
+    rc = z->store->ops->release(z->store, u);
     u->pass->pinned = false;
     z->pass->pins--;
     return rc < 0 ? zcz_fail(z, rc, "release of unit %u '%s': %s", u->def.index, u->def.name,
@@ -153,8 +157,8 @@ static struct zcz_pool *gather_pool(struct zc_zero *z)
     return z->whole_params && !z->device.gpu ? &z->whole_param : &z->pass->gather_pool;
 }
 
-/* On the device: there is u->pass->on_dev, or the failure. */
-static int gather_dev_get(struct zc_zero *z, struct zcz_unit *u)
+/* There is u->pass->on_dev, or the failure. */
+static int gather_dev_whole(struct zc_zero *z, struct zcz_unit *u)
 {
     struct zcz_pool *pool = z->whole_params ? &z->whole_param : &z->pass->gather_dev;
     size_t bytes = slice_bytes(u) * z->shards;
@@ -162,6 +166,18 @@ static int gather_dev_get(struct zc_zero *z, struct zcz_unit *u)
     if (!u->pass->on_dev)
         u->pass->on_dev = zcz_buf_get(pool, bytes);
     return u->pass->on_dev ? 0 : zcz_device_full(z, pool, "to gather", u, bytes);
+}
+
+int zcz_gather_dev_get(struct zc_zero *z, struct zcz_unit *u)
+{
+    int rc = gather_dev_whole(z, u);
+
+    if (rc < 0 || !zcz_coded(z, u) || u->pass->wire)
+        return rc;
+    u->pass->wire = zcz_buf_get(&z->pass->wire_dev, wire_bytes(u) * z->shards);
+    return u->pass->wire ? 0
+                         : zcz_device_full(z, &z->pass->wire_dev, "for the codes of", u,
+                                           wire_bytes(u) * z->shards);
 }
 
 static int gather_no_memory(struct zc_zero *z, const struct zcz_unit *u)
@@ -175,14 +191,13 @@ static int gather_no_memory(struct zc_zero *z, const struct zcz_unit *u)
 _Static_assert(ZB_PAGE_ELEMS_DEFAULT / ZB_BLOCK_ELEMS * ZB_Q8_BLOCK_BYTES % ZB_PAGE_ALIGN == 0,
                "pages of codes have gaps");
 
-/* What is pinned: of the host, or on the device, where it is copied within. Codes have zeros
- * between their pages. */
-static struct zcz_pieces view_pieces(const struct zc_zero *z, const struct zcz_unit *u)
+struct zcz_pieces zcz_gather_pieces(const struct zc_zero *z, const struct zcz_unit *u,
+                                    const struct zc_view *view, uint64_t count)
 {
     uint32_t block = u->layout.block_bytes[ZB_PARAM];
-    size_t bytes = zb_blocks_bytes(block, u->count);
+    size_t bytes = zb_blocks_bytes(block, count);
     struct zcz_pieces p = {
-        .data = z->store->params_dev ? z->store->params_dev + u->view.offset : u->view.data,
+        .data = z->store->params_dev ? z->store->params_dev + view->offset : view->data,
         .bytes = bytes,
         .piece = zb_blocks_bytes(block, z->store->page_elems),
         .stride = zb_page_bytes(block, z->store->page_elems),
@@ -191,6 +206,11 @@ static struct zcz_pieces view_pieces(const struct zc_zero *z, const struct zcz_u
     if (p.piece == p.stride)
         p.piece = p.stride = bytes;
     return p;
+}
+
+static struct zcz_pieces view_pieces(const struct zc_zero *z, const struct zcz_unit *u)
+{
+    return zcz_gather_pieces(z, u, &u->view, u->count);
 }
 
 /* The slice to its place among others of so many bytes, zeros behind it. A store with whole units
@@ -268,8 +288,7 @@ static int gather_send(struct zc_zero *z, struct zcz_unit *u)
 
 /* ---- on a device */
 
-/* All of it is on its way, or being made of codes, in u->pass->on_dev. */
-static int gather_on_its_way(struct zc_zero *z, struct zcz_unit *u)
+int zcz_gather_made(struct zc_zero *z, struct zcz_unit *u)
 {
     u->pass->copying = false;
     u->pass->state = ZCZ_UPLOAD;
@@ -284,14 +303,8 @@ static int gather_up(struct zc_zero *z, struct zcz_unit *u)
 {
     struct zcz_pieces from = view_pieces(z, u);
     size_t bytes = u->layout.quantized ? wire_bytes(u) : slice_bytes(u);
-    int rc = gather_dev_get(z, u);
+    int rc = zcz_gather_dev_get(z, u);
 
-    if (rc == 0 && zcz_coded(z, u)) {
-        u->pass->wire = zcz_buf_get(&z->pass->wire_dev, wire_bytes(u) * z->shards);
-        if (!u->pass->wire)
-            rc = zcz_device_full(z, &z->pass->wire_dev, "for the codes of", u,
-                                 wire_bytes(u) * z->shards);
-    }
     return rc < 0 ? rc
                   : zcz_device_up(z, u->layout.quantized ? u->pass->wire : u->pass->on_dev,
                                   bytes * z->shard, &from, bytes);
@@ -308,11 +321,11 @@ static int gather_upload(struct zc_zero *z, struct zcz_unit *u)
         rc = gather_up(z, u);
     } else {
         from.data = u->pass->buf->data;
-        rc = gather_dev_get(z, u);
+        rc = gather_dev_whole(z, u);
         if (rc == 0)
             rc = zcz_device_up(z, u->pass->on_dev, 0, &from, bytes);
     }
-    return rc < 0 ? rc : gather_on_its_way(z, u);
+    return rc < 0 ? rc : zcz_gather_made(z, u);
 }
 
 static int gather_uploaded(struct zc_zero *z, struct zcz_unit *u)
@@ -360,7 +373,7 @@ static int gather_collect_on_device(struct zc_zero *z, struct zcz_unit *u)
         return rc <= 0 ? rc : gather_send_on_device(z, u);
     }
     if (u->pass->coll.done && u->pass->wire)
-        return gather_on_its_way(z, u);
+        return zcz_gather_made(z, u);
     if (u->pass->coll.done) {
         u->pass->copying = false;
         u->pass->params = u->pass->on_dev->data;
@@ -374,7 +387,7 @@ static int gather_collect_on_device(struct zc_zero *z, struct zcz_unit *u)
 
 /* A rank that is alone, on the host: the view is computed with, unless it is codes, or the last
  * pin. */
-static int gather_alone(struct zc_zero *z, struct zcz_unit *u)
+static int gather_self(struct zc_zero *z, struct zcz_unit *u)
 {
     int rc = 0;
 
@@ -406,7 +419,7 @@ static int gather_collect(struct zc_zero *z, struct zcz_unit *u)
         return gather_collect_on_device(z, u);
 
     if (z->shards == 1)
-        rc = gather_alone(z, u);
+        rc = gather_self(z, u);
     else if (!u->pass->coll.armed)
         return gather_send(z, u);
     else if (!u->pass->coll.done)
@@ -426,11 +439,11 @@ static int gather_run(struct zc_zero *z, struct zcz_unit *u)
     case ZCZ_IDLE:
         return 0;
     case ZCZ_FETCH:
-        return gather_fetch(z, u);
+        return z->pass->alone ? zcz_alone_fetch(z, u) : gather_fetch(z, u);
     case ZCZ_FETCHING:
-        return gather_fetched(z, u);
+        return z->pass->alone ? zcz_alone_fetched(z, u) : gather_fetched(z, u);
     case ZCZ_COLLECT:
-        return gather_collect(z, u);
+        return z->pass->alone ? zcz_alone_collect(z, u) : gather_collect(z, u);
     case ZCZ_UPLOAD:
         return gather_uploaded(z, u);
     case ZCZ_READY:

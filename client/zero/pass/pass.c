@@ -85,6 +85,7 @@ void zcz_pass_close(struct zc_zero *z, bool orphans)
     zcz_pool_done(&p->grad_dev, false);
     free(p->order.units);
     free(p->seen.units);
+    zcz_alone_done(z);
     free(p->has);
     free(p->units);
     p->has = NULL;

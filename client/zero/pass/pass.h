@@ -34,6 +34,10 @@ struct zcz_pass_unit {
     bool copying;           /* where this rank's slice is, or is on its way */
     const void *params;     /* in ZCZ_READY: the view's data or a buffer's */
 
+    /* alone.c: of a gather that is this rank's own, slices that are in their place, and those that
+     * are being fetched, or pinned */
+    uint32_t slices_done, slices_pinned;
+
     /* schedule.c */
     uint32_t window; /* pass->window when it was last in the window, */
     uint32_t near;   /* and when it was last near enough to stay */
@@ -88,6 +92,11 @@ struct zcz_pass {
     struct zcz_pool gather_dev, wire_dev; /* on the device */
     uint64_t fetched_bytes;
 
+    /* alone.c */
+    bool alone;      /* gathers are this rank's own affair: no collectives */
+    uint64_t *names; /* [z->nunits * z->shards] of the slices, for the store; 0: there is none */
+    struct zc_view *views; /* likewise, of those that are pinned */
+
     /* schedule.c */
     struct zcz_order order, seen; /* of the last micro-step that is complete, and since then */
     uint32_t order_at;            /* the gather that is expected next */
@@ -112,6 +121,9 @@ struct zcz_pass {
 void zcz_pass_open(struct zc_zero *z, uint32_t prefetch_units);
 /** At the start, when the store has its slices: every unit can be gathered. A refusal. */
 int zcz_pass_start(struct zc_zero *z);
+/** At the start, when the store has named the slices: ranks whose gathers are their own tell each other
+ * these names. Collective. A refusal, or the failure. */
+int zcz_alone_start(struct zc_zero *z);
 /** Nothing is gathered, on its way to be, or being reduced. */
 bool zcz_pass_idle(const struct zc_zero *z);
 /** Nothing is being reduced: the store has every gradient. */

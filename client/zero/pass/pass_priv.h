@@ -39,6 +39,23 @@ void zcz_gather_begin(struct zc_zero *z, struct zcz_unit *u);
 void zcz_gather_drop(struct zc_zero *z, struct zcz_unit *u);
 /** It was dropped, and is wanted: waits until it is idle. A failure is z's. */
 void zcz_gather_gone(struct zc_zero *z, struct zcz_unit *u);
+/** What a view of `count` elements of the unit shows: of the host, or on the device, where it is copied
+ * within. Codes have zeros between their pages. */
+struct zcz_pieces zcz_gather_pieces(const struct zc_zero *z, const struct zcz_unit *u,
+                                    const struct zc_view *view, uint64_t count);
+/** There is u->pass->on_dev, and u->pass->wire for what comes as codes; or the failure. */
+int zcz_gather_dev_get(struct zc_zero *z, struct zcz_unit *u);
+/** All of it is on its way, or being made of codes, in u->pass->on_dev: UPLOAD. */
+int zcz_gather_made(struct zc_zero *z, struct zcz_unit *u);
+
+/* ---- alone.c: the steps of a gather that is this rank's own */
+void zcz_alone_begin(struct zcz_unit *u);
+int zcz_alone_fetch(struct zc_zero *z, struct zcz_unit *u);
+int zcz_alone_fetched(struct zc_zero *z, struct zcz_unit *u);
+int zcz_alone_collect(struct zc_zero *z, struct zcz_unit *u);
+/** Gives back the slices that are pinned. */
+int zcz_alone_unpin(struct zc_zero *z, struct zcz_unit *u);
+void zcz_alone_done(struct zc_zero *z);
 
 /* ---- gather_dev.c */
 /** With quantize_gather, between devices: begins to make this rank's part of the codes of its slice,

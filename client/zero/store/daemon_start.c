@@ -42,12 +42,12 @@ static bool early_wanted(const struct zc_zero *z)
     return z->options.clip <= 0 && (z->options.overlap & ZC_ZERO_EARLY) != 0;
 }
 
-/* Where the ranks gather between devices, or need not gather; through host memory, parameters are
+/* Where the ranks gather between devices, or each for itself, or need not gather; through host memory, parameters are
  * best there. */
 static bool params_on_gpu(const struct zc_zero *z)
 {
     return z->options.offload_param == ZC_ZERO_GPU && z->device.gpu &&
-           (z->shards == 1 || z->device.ops);
+           (z->shards == 1 || z->device.ops || z->options.gather_alone);
 }
 
 static enum zc_place place_param(const struct zc_zero *z)

@@ -122,6 +122,31 @@ static int daemon_release(struct zcz_store *s, struct zcz_unit *u)
     return rc;
 }
 
+static const uint64_t *daemon_names(struct zcz_store *s)
+{
+    return zcz_daemon_of(s)->shards;
+}
+
+static int daemon_fetch_named(struct zcz_store *s, struct zcz_op *op, const uint64_t *names,
+                              uint32_t n, uint64_t min_version, struct zc_view *ret)
+{
+    struct zcz_daemon *d = zcz_daemon_of(s);
+    uint32_t timeout_ms = s->z->stepping ? UINT32_MAX : s->z->timeout_ms;
+
+    return zcz_daemon_begun(
+        d, op, zc_fetch(d->c, names, n, min_version, timeout_ms, ret, zcz_daemon_on_op, op));
+}
+
+static int daemon_release_named(struct zcz_store *s, const uint64_t *names, uint32_t n)
+{
+    struct zcz_daemon *d = zcz_daemon_of(s);
+    int rc = zc_release(d->c, names, n);
+
+    if (rc < 0)
+        (void)zb_fail(&d->base.err, rc, "%s", zc_error(d->c));
+    return rc;
+}
+
 static int daemon_norms(struct zcz_store *s, struct zcz_op *op, uint64_t step, struct zc_norm *ret)
 {
     struct zcz_daemon *d = zcz_daemon_of(s);
@@ -279,6 +304,9 @@ static const struct zcz_store_ops daemon_ops = {
     .read = daemon_read,
     .fetch = daemon_fetch,
     .release = daemon_release,
+    .names = daemon_names,
+    .fetch_named = daemon_fetch_named,
+    .release_named = daemon_release_named,
     .norms = daemon_norms,
     .step = daemon_step,
     .step_begin = daemon_step_begin,

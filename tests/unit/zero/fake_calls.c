@@ -134,24 +134,33 @@ static struct zc_view view_of(const struct zc_client *c, struct shard *s)
     return (struct zc_view){ .data = s->paged, .bytes = bytes };
 }
 
-static bool end_fetch(struct zc_client *c, struct job *job, struct shard *s, struct call *call)
+/* All of its shards, or none. */
+static bool end_fetch(struct zc_client *c, struct job *job, struct call *call)
 {
     struct member *m = &job->members[c->rank];
-    struct zc_view *view = call->ret;
-    bool stale = job->stepping && !job->skip && s->version == job->applied;
+    struct zc_view *views = call->ret;
 
-    if (s->written < s->count) {
-        call->rc = fake_record(c, -EAGAIN, "not written yet");
-        return true;
+    for (uint32_t i = 0; i < call->n; i++) {
+        const struct shard *s = fake_shard_of(c, call->shards[i]);
+
+        if (s->written < s->count) {
+            call->rc = fake_record(c, -EAGAIN, "not written yet");
+            return true;
+        }
+        if (s->version < call->number ||
+            (job->stepping && !job->skip && s->version == job->applied))
+            return false;
     }
-    assert(!fake.config.ring || m->pins < ZC_PINS_MIN);
-    if (s->version < call->number || stale)
-        return false;
-    s->pins++;
-    m->pins++;
+    assert(!fake.config.ring || m->pins + call->n <= ZC_PINS_MIN);
+    for (uint32_t i = 0; i < call->n; i++) {
+        struct shard *s = fake_shard_of(c, call->shards[i]);
+
+        s->pins++;
+        m->pins++;
+        views[i] = view_of(c, s);
+        views[i].version = s->version - call->lies;
+    }
     fake.pins_most = m->pins > fake.pins_most ? m->pins : fake.pins_most;
-    *view = view_of(c, s);
-    view->version = s->version - call->lies;
     return true;
 }
 
@@ -233,7 +242,7 @@ static bool try_end(struct zc_client *c, struct call *call)
         zk_page_read(fake.ops, &s->layout, &page, (enum zk_what)call->what, call->staged);
         return true;
     case FETCH:
-        return end_fetch(c, job, s, call);
+        return end_fetch(c, job, call);
     case NORMS:
         return end_norms(c, job, call);
     case STEP:

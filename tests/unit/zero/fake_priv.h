@@ -132,6 +132,7 @@ struct call {
     enum zc_what what;
     enum zc_commit commit;
     void *staged;
+    uint64_t shards[RANKS_MAX]; /* of a fetch */
     uint32_t n;
 };
 

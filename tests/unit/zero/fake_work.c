@@ -62,10 +62,11 @@ int zc_fetch(struct zc_client *c, const uint64_t *shards, uint32_t n, uint64_t m
     struct call *call;
     int rc;
 
-    assert(n == 1 && timeout_ms > 0);
+    assert(n >= 1 && n <= RANKS_MAX && timeout_ms > 0);
     BEGIN(c, FETCH, done, arg, call)
     {
-        call->shard = shards[0];
+        memcpy(call->shards, shards, n * sizeof(*shards));
+        call->n = n;
         call->number = min_version;
         call->ret = ret_views;
     }
@@ -74,18 +75,14 @@ int zc_fetch(struct zc_client *c, const uint64_t *shards, uint32_t n, uint64_t m
 
 int zc_release(struct zc_client *c, const uint64_t *shards, uint32_t n)
 {
-    struct shard *s;
-
-    assert(n == 1);
     pthread_mutex_lock(&fake.lock);
-    if (fake_stale(c)) {
-        pthread_mutex_unlock(&fake.lock);
-        return 0;
+    for (uint32_t i = 0; i < n && !fake_stale(c); i++) {
+        struct shard *s = fake_shard_of(c, shards[i]);
+
+        assert(s->pins > 0 && fake_job_of(c)->members[c->rank].pins > 0);
+        s->pins--;
+        fake_job_of(c)->members[c->rank].pins--;
     }
-    s = fake_shard_of(c, shards[0]);
-    assert(s->pins > 0 && fake_job_of(c)->members[c->rank].pins > 0);
-    s->pins--;
-    fake_job_of(c)->members[c->rank].pins--;
     pthread_mutex_unlock(&fake.lock);
     return 0;
 }

@@ -1,0 +1,300 @@
+/*
+ * alone.c - gathers that are each rank's own affair (gather_alone): the slices of all ranks of the
+ * node are read from the store, and no other rank is asked.
+ *
+ *     FETCH ---> FETCHING ---> COLLECT ---> (UPLOAD) ---> READY
+ *       ^                         |
+ *       '------ next slices ------'
+ *
+ *     FETCH     waits for pins, and asks for slices by their names, which the ranks told each other at
+ *               the start: all of them where the store keeps parameters in memory, else one
+ *     COLLECT   they are copied to their places (on a device: they are on their way there), and given
+ *               back; of codes, parameters are made
+ *     UPLOAD    on a device, of codes: parameters are being made
+ *
+ * A unit that is one slice is read in place where the store has any number of pins.
+ *
+ * INVARIANTS
+ *     A pin of a store with few of them is held only until its slice is copied, and nothing is waited
+ *     for meanwhile but the device: so it comes back, whatever other ranks do, and whoever waits for
+ *     it gets it.
+ *     No collective is made, so what is gathered ahead, kept and dropped may differ between ranks.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/zero/pass/pass_priv.h"
+
+/* Slice `s` of the unit, as stored: its elements. */
+static uint64_t slice_count(const struct zc_zero *z, const struct zcz_unit *u, uint32_t s)
+{
+    uint64_t slice, first, count;
+
+    zb_slice(u->def.elems, z->shards, s, &slice, &first, &count);
+    return count;
+}
+
+/* Slices that are not empty: the first ones. */
+static uint32_t slices(const struct zc_zero *z, const struct zcz_unit *u)
+{
+    uint32_t n = 0;
+
+    while (n < z->shards && slice_count(z, u, n) > 0)
+        n++;
+    return n;
+}
+
+static size_t slice_bytes(const struct zcz_unit *u)
+{
+    return u->slice * zb_dtype_bytes(u->layout.dtype);
+}
+
+static size_t wire_bytes(const struct zcz_unit *u)
+{
+    return zb_blocks_bytes(ZB_Q8_BLOCK_BYTES, u->slice);
+}
+
+/* ---- the start */
+
+int zcz_alone_start(struct zc_zero *z)
+{
+    struct zcz_store *s = z->store;
+    size_t n = (size_t)z->nunits * z->shards, bytes = z->nunits * sizeof(uint64_t);
+    const uint64_t *all;
+    struct zcz_buf *buf;
+    int rc;
+
+    if (!z->options.gather_alone || z->shards == 1)
+        return 0;
+    rc = zcz_share(z, s->ops->names(s), bytes, ZCZ_CALL_SLICES, 0, &buf);
+    if (rc < 0)
+        return rc;
+    all = buf->data;
+    z->pass->names = calloc(n, sizeof(*z->pass->names));
+    z->pass->views = calloc(n, sizeof(*z->pass->views));
+    z->pass->alone = true;
+    if (!z->pass->names || !z->pass->views)
+        rc = zcz_refuse(z, -ENOMEM, "no memory for the slices of %u units", z->nunits);
+    for (uint32_t u = 0; u < z->nunits && rc == 0; u++)
+        for (uint32_t r = 0; r < z->shards; r++)
+            z->pass->names[(size_t)u * z->shards + r] = all[(size_t)r * z->nunits + u];
+    zcz_buf_put(&z->small, buf);
+    return rc;
+}
+
+void zcz_alone_done(struct zc_zero *z)
+{
+    free(z->pass->names);
+    free(z->pass->views);
+    z->pass->names = NULL;
+    z->pass->views = NULL;
+}
+
+/* ---- slices that are pinned */
+
+void zcz_alone_begin(struct zcz_unit *u)
+{
+    u->pass->slices_done = 0;
+}
+
+/* The first of those that were asked for last. Ranks begin at their own, so that they do not all
+ * want the same one. */
+static uint32_t alone_at(const struct zc_zero *z, const struct zcz_unit *u)
+{
+    uint32_t n = slices(z, u);
+
+    return z->store->pins_max == UINT32_MAX ? 0 : (u->pass->slices_done + z->shard) % n;
+}
+
+static size_t alone_index(const struct zc_zero *z, const struct zcz_unit *u)
+{
+    return (size_t)u->def.index * z->shards + alone_at(z, u);
+}
+
+int zcz_alone_unpin(struct zc_zero *z, struct zcz_unit *u)
+{
+    uint32_t n = u->pass->slices_pinned;
+    int rc = z->store->ops->release_named(z->store, &z->pass->names[alone_index(z, u)], n);
+
+    u->pass->pinned = false;
+    u->pass->slices_pinned = 0;
+    z->pass->pins -= n;
+    return rc < 0 ? zcz_fail(z, rc, "release of unit %u '%s': %s", u->def.index, u->def.name,
+                             zcz_store_text(z->store))
+                  : 0;
+}
+
+int zcz_alone_fetch(struct zc_zero *z, struct zcz_unit *u)
+{
+    struct zcz_store *s = z->store;
+    uint32_t n = s->pins_max == UINT32_MAX ? slices(z, u) : 1;
+    size_t at = alone_index(z, u);
+    int rc;
+
+    if (s->pins_max - z->pass->pins < n)
+        return 0;
+    rc = s->ops->fetch_named(s, &u->pass->fetch, &z->pass->names[at], n, z->applied,
+                             &z->pass->views[at]);
+    if (rc == -EAGAIN)
+        return 0;
+    if (rc < 0)
+        return zcz_fail(z, rc, "%s", z->error.text);
+    u->pass->slices_pinned = n;
+    z->pass->pins += n;
+    u->pass->state = ZCZ_FETCHING;
+    zcz_moved(z);
+    return 0;
+}
+
+int zcz_alone_fetched(struct zc_zero *z, struct zcz_unit *u)
+{
+    const struct zc_view *views = &z->pass->views[alone_index(z, u)];
+
+    if (u->pass->fetch.pending > 0)
+        return 0;
+    if (u->pass->fetch.rc < 0)
+        return zcz_fail(z, u->pass->fetch.rc, "fetch of unit %u '%s': %s", u->def.index,
+                        u->def.name, zcz_store_text(z->store));
+    for (uint32_t i = 0; i < u->pass->slices_pinned; i++) {
+        uint64_t bytes = zb_plane_bytes(u->layout.block_bytes[ZB_PARAM], z->store->page_elems,
+                                        slice_count(z, u, alone_at(z, u) + i));
+
+        if (views[i].version != z->applied || views[i].bytes != bytes)
+            return zcz_fail(
+                z, -EPROTO,
+                "slice %u of unit %u '%s' came as %llu bytes of version %llu, and not %llu of %llu",
+                alone_at(z, u) + i, u->def.index, u->def.name, (unsigned long long)views[i].bytes,
+                (unsigned long long)views[i].version, (unsigned long long)bytes,
+                (unsigned long long)z->applied);
+        z->pass->fetched_bytes += bytes;
+    }
+    u->pass->pinned = true;
+    u->pass->state = ZCZ_COLLECT;
+    zcz_moved(z);
+    return 0;
+}
+
+/* ---- on the host */
+
+/* Slice s to its place in the buffer, as parameters. */
+static void alone_copy(const struct zc_zero *z, const struct zcz_unit *u, uint32_t s,
+                       const struct zc_view *view)
+{
+    struct zcz_pieces from = zcz_gather_pieces(z, u, view, slice_count(z, u, s));
+    char *to = (char *)u->pass->buf->data + slice_bytes(u) * s;
+    uint64_t count = slice_count(z, u, s), page = z->store->page_elems;
+
+    if (!u->layout.quantized) {
+        for (size_t done = 0; done < from.bytes; done += from.piece)
+            memcpy(to + done, (const char *)from.data + done / from.piece * from.stride,
+                   zb_min_u64(from.piece, from.bytes - done));
+        return;
+    }
+    for (uint64_t at = 0; at < count; at += page)
+        zk_q8_read(z->kernels, u->layout.dtype,
+                   (const char *)from.data + zb_plane_bytes(ZB_Q8_BLOCK_BYTES, page, at),
+                   zb_min_u64(page, count - at), to + at * zb_dtype_bytes(u->layout.dtype));
+}
+
+/* What is behind the last slice's elements. */
+static void alone_zero_behind(const struct zc_zero *z, const struct zcz_unit *u)
+{
+    uint32_t last = slices(z, u) - 1;
+    size_t elem = zb_dtype_bytes(u->layout.dtype);
+    size_t end = slice_bytes(u) * last + slice_count(z, u, last) * elem;
+
+    memset((char *)u->pass->buf->data + end, 0, slice_bytes(u) * z->shards - end);
+}
+
+/* 1: it is all there; 0: more slices are to come. */
+static int alone_collect_host(struct zc_zero *z, struct zcz_unit *u)
+{
+    const struct zc_view *views = &z->pass->views[alone_index(z, u)];
+    uint32_t at = alone_at(z, u), n = slices(z, u);
+    int rc;
+
+    if (n == 1 && !u->layout.quantized && z->store->pins_max == UINT32_MAX) {
+        u->pass->params = views[0].data;
+        return 1;
+    }
+    if (!u->pass->buf)
+        u->pass->buf = zcz_buf_get(&z->pass->gather_pool, slice_bytes(u) * z->shards);
+    if (!u->pass->buf)
+        return zcz_fail(z, -ENOMEM, "no memory to gather unit %u '%s': %zu bytes", u->def.index,
+                        u->def.name, slice_bytes(u) * z->shards);
+    for (uint32_t i = 0; i < u->pass->slices_pinned; i++)
+        alone_copy(z, u, at + i, &views[i]);
+    n -= u->pass->slices_done + u->pass->slices_pinned;
+    at = u->pass->slices_pinned;
+    rc = zcz_alone_unpin(z, u);
+    u->pass->slices_done += at;
+    if (rc < 0 || n > 0)
+        return rc;
+    alone_zero_behind(z, u);
+    u->pass->params = u->pass->buf->data;
+    return 1;
+}
+
+/* ---- on a device */
+
+/* The slices that are pinned begin to come to the device. */
+static int alone_up(struct zc_zero *z, struct zcz_unit *u)
+{
+    const struct zc_view *views = &z->pass->views[alone_index(z, u)];
+    uint32_t at = alone_at(z, u), last = slices(z, u) - 1;
+    size_t bytes = u->layout.quantized ? wire_bytes(u) : slice_bytes(u);
+    int rc = zcz_gather_dev_get(z, u);
+
+    for (uint32_t i = 0; i < u->pass->slices_pinned && rc == 0; i++) {
+        uint32_t s = at + i;
+        struct zcz_pieces from = zcz_gather_pieces(z, u, &views[i], slice_count(z, u, s));
+
+        rc = zcz_device_up(z, u->layout.quantized ? u->pass->wire : u->pass->on_dev, bytes * s,
+                           &from, s == last ? bytes * (z->shards - s) : bytes);
+    }
+    return rc;
+}
+
+/* As alone_collect_host(). */
+static int alone_collect_dev(struct zc_zero *z, struct zcz_unit *u)
+{
+    uint32_t n;
+    int rc;
+
+    if (!u->pass->copying) {
+        u->pass->copying = true;
+        zcz_device_moves(z);
+        zcz_moved(z);
+        return alone_up(z, u);
+    }
+    rc = zcz_device_done(z, u->layout.quantized ? u->pass->wire : u->pass->on_dev);
+    if (rc <= 0)
+        return rc;
+    zcz_device_moved(z);
+    u->pass->copying = false;
+    n = u->pass->slices_pinned;
+    rc = zcz_alone_unpin(z, u);
+    u->pass->slices_done += n;
+    if (rc < 0 || u->pass->slices_done < slices(z, u))
+        return rc;
+    u->pass->params = u->pass->on_dev->data;
+    return 1;
+}
+
+int zcz_alone_collect(struct zc_zero *z, struct zcz_unit *u)
+{
+    int rc = z->device.gpu ? alone_collect_dev(z, u) : alone_collect_host(z, u);
+
+    if (rc < 0 || (rc == 0 && u->pass->pinned))
+        return rc;
+    zcz_moved(z);
+    if (rc == 0) {
+        u->pass->state = ZCZ_FETCH;
+        return 0;
+    }
+    if (u->pass->wire)
+        return zcz_gather_made(z, u);
+    u->pass->state = ZCZ_READY;
+    return 0;
+}
