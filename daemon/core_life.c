@@ -148,6 +148,17 @@ unsigned zsd_core_busy(const struct zsd *daemon)
     return daemon->core->in_progress + !zb_list_empty(&daemon->core->works);
 }
 
+unsigned zsd_core_jobs(const struct zsd *daemon)
+{
+    unsigned n = 0;
+
+    zb_list_each(pos, &daemon->core->jobs->list)
+    {
+        n += zb_container_of(pos, struct zsd_job, node)->state != ZSD_ENDED;
+    }
+    return n;
+}
+
 bool zsd_core_ticks(const struct zsd *daemon)
 {
     return zsd_core_busy(daemon) > 0 || zsd_scrub_running(daemon->core) ||

@@ -23,6 +23,8 @@ void zsd_core_tick(struct zsd *daemon, uint64_t now_ns);
 void zsd_core_settle(struct zsd *daemon);
 /** Operations in progress, and deferred work: an orderly end waits for 0. */
 unsigned zsd_core_busy(const struct zsd *daemon);
+/** Jobs in memory. Those without a client are kept ones, or end. */
+unsigned zsd_core_jobs(const struct zsd *daemon);
 /** Does something wait for zsd_core_tick(): an operation, or a scrub, which goes at a rate and
  * which no end waits for. */
 bool zsd_core_ticks(const struct zsd *daemon);

@@ -100,6 +100,7 @@ static void loop_on_prepare(uv_prepare_t *prepare)
     else
         (void)uv_idle_stop(&daemon->loop->again);
     loop_arm_tick(daemon);
+    zsd_linger_turn(daemon);
 }
 
 int zsd_loop_new(struct zsd *daemon, struct zb_err *err)

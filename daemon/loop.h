@@ -16,9 +16,10 @@
 #include "base/err.h"
 #include "daemon/run/daemon.h"
 
-#define ZSD_TICK_MS  20u
-#define ZSD_SEND_MS  1000u
-#define ZSD_REAP_MAX 64u /* completions of one kind in one turn */
+#define ZSD_TICK_MS        20u
+#define ZSD_SEND_MS        1000u
+#define ZSD_LINGER_FIRST_S 30u
+#define ZSD_REAP_MAX       64u /* completions of one kind in one turn */
 
 /** Needs compute and engine. 0 or a negative errno: err has the sentence; daemon->loop may be half
  *  built then. */
@@ -37,7 +38,15 @@ void zsd_loop_free(struct zsd *daemon);
  */
 int zsd_loop_end_on_signals(struct zsd *daemon, uint32_t drain_ms, struct zb_err *err);
 
-/** Runs until a signal ends it. False: operations were still in progress. */
+/**
+ * From now on the loop also ends when nobody uses it: linger_s seconds after the last client has
+ * left, linger_kept_s while there is a job (which then is a kept one), and not before what is in
+ * progress is finished. The first client has ZSD_LINGER_FIRST_S at least. After
+ * zsd_loop_end_on_signals().
+ */
+void zsd_loop_end_unused(struct zsd *daemon);
+
+/** Runs until a signal, or that nobody uses it, ends it. False: operations were still in progress. */
 bool zsd_loop_run(struct zsd *daemon);
 
 #endif

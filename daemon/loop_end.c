@@ -1,7 +1,7 @@
 /*
  * loop_end.c - the orderly end: what a signal begins, and when it is over.
  *
- *     first signal    nobody is accepted, the core drains; looked at every END_STEP_MS
+ *     first signal    (or nobody uses it, loop_linger.c) nobody is accepted, the core drains; looked at every END_STEP_MS
  *     nothing busy    the ranks of every job are told; ZSD_SEND_MS are left for answers to clients
  *                     that read slowly
  *     nothing unsent, a deadline, or a second signal: the loop stops
@@ -53,18 +53,13 @@ static void end_on_timer(uv_timer_t *timer)
         end_now(daemon);
 }
 
-static void end_on_signal(uv_signal_t *handle, int signum)
+void zsd_loop_end(struct zsd *daemon)
 {
-    struct zsd *daemon = handle->data;
     struct zsd_ending *e = &daemon->loop->ending;
     int rc;
 
-    zb_log(ZB_LOG_INFO, "signal", "name=%s operations=%u clients=%u", sigabbrev_np(signum),
-           zsd_core_busy(daemon), daemon->clients);
-    if (e->begun) {
-        end_now(daemon);
+    if (e->begun)
         return;
-    }
     e->begun = true;
     e->deadline_ns = zb_now_ns() + e->drain_ms * NS_PER_MS;
     rc = zsd_notify("STOPPING=1");
@@ -73,6 +68,18 @@ static void end_on_signal(uv_signal_t *handle, int signum)
     zsd_server_drain(daemon);
     zsd_core_drain(daemon);
     (void)uv_timer_start(&e->timer, end_on_timer, 0, END_STEP_MS);
+}
+
+static void end_on_signal(uv_signal_t *handle, int signum)
+{
+    struct zsd *daemon = handle->data;
+
+    zb_log(ZB_LOG_INFO, "signal", "name=%s operations=%u clients=%u", sigabbrev_np(signum),
+           zsd_core_busy(daemon), daemon->clients);
+    if (daemon->loop->ending.begun)
+        end_now(daemon);
+    else
+        zsd_loop_end(daemon);
 }
 
 int zsd_loop_end_on_signals(struct zsd *daemon, uint32_t drain_ms, struct zb_err *err)

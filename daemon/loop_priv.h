@@ -1,5 +1,5 @@
 /*
- * loop_priv.h - the loop as those who know libuv see it: loop.c, loop_end.c and their tests.
+ * loop_priv.h - the loop as those who know libuv see it: loop*.c and their tests.
  */
 #ifndef ZSD_LOOP_PRIV_H
 #define ZSD_LOOP_PRIV_H
@@ -29,6 +29,14 @@ struct zsd_ending {
     uint64_t deadline_ns;
 };
 
+/** The end of a daemon that nobody uses (loop_linger.c). */
+struct zsd_linger {
+    uv_timer_t timer;
+    bool on;          /* config.embedded */
+    bool met;         /* a client was there */
+    uint64_t idle_ns; /* since when nobody is; 0: somebody is */
+};
+
 struct zsd_loop {
     uv_loop_t uv;
     uv_prepare_t prepare;
@@ -36,6 +44,12 @@ struct zsd_loop {
     uv_timer_t tick;
     struct zsd_wake wakes[ZSD_WAKES];
     struct zsd_ending ending;
+    struct zsd_linger linger;
 };
+
+/** Begins the orderly end, unless it has begun (loop_end.c). */
+void zsd_loop_end(struct zsd *daemon);
+/** A part of each turn: notes whether there are clients (loop_linger.c). */
+void zsd_linger_turn(struct zsd *daemon);
 
 #endif

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "daemon/config/config.h"
+#include "daemon/config/embedded.h"
 #include "daemon/loop.h"
 #include "daemon/offline.h"
 #include "daemon/os/notify.h"
@@ -48,23 +49,35 @@ static void say_ready(const struct zsd *daemon)
     (void)fflush(stdout);
 }
 
+static int status_of_start(int rc)
+{
+    return rc == -EBUSY || rc == -EADDRINUSE ? EXIT_IN_USE
+           : rc == -ENODEV                   ? EXIT_NO_GPU
+                                             : EXIT_FAILED;
+}
+
+/** What does not come back before the end: the loop runs in it. */
 static int serve(struct zsd *daemon, struct zb_err *err)
 {
-    int status = EXIT_FAILED;
-    int rc = zsd_startup(daemon, err);
+    bool embedded = daemon->config.embedded;
+    int rc = zsd_startup(daemon, err), status = EXIT_FAILED;
 
-    if (rc == -EBUSY || rc == -EADDRINUSE)
-        return EXIT_IN_USE;
-    if (rc == -ENODEV)
-        return EXIT_NO_GPU;
-    if (rc < 0)
-        return EXIT_FAILED;
-    if (zsd_loop_end_on_signals(daemon, DRAIN_MS, err) == 0) {
+    if (rc == 0)
+        rc = zsd_loop_end_on_signals(daemon, DRAIN_MS, err);
+    if (rc < 0) {
+        status = status_of_start(rc);
+        zsd_embedded_refused(embedded ? (int)daemon->config.ready_fd : -1, status, err->text);
+    } else {
         zb_log(ZB_LOG_INFO, "serving", "socket=\"%s\" data=\"%s\" host=\"%s\" nvme=\"%s\"",
                daemon->config.socket, daemon->config.data,
                zb_size_text(daemon->config.host_bytes).s,
                zb_size_text(daemon->config.nvme_bytes).s);
-        say_ready(daemon);
+        if (embedded)
+            zsd_embedded_ready(daemon);
+        else
+            say_ready(daemon);
+        if (embedded)
+            zsd_loop_end_unused(daemon);
         rc = zsd_notify("READY=1");
         if (rc < 0)
             zb_log(ZB_LOG_WARN, "notify-failed", "why=\"%s\"", strerror(-rc));
@@ -106,8 +119,10 @@ int main(int argc, char **argv)
     int rc, status;
 
     open_standard_files();
+    (void)signal(SIGPIPE, SIG_IGN);
     rc = zsd_config_load(&daemon.config, argc, argv, &text, &err);
     if (rc < 0) {
+        zsd_embedded_refused(zsd_embedded_fd(argc, argv), EXIT_CONFIG, err.text);
         (void)fprintf(stderr, "zshardd: %s\n", err.text);
         return EXIT_CONFIG;
     }
@@ -123,7 +138,11 @@ int main(int argc, char **argv)
         return fflush(stdout) == 0 ? EXIT_GOOD : EXIT_FAILED;
     }
     zb_log_set_level(daemon.config.log_level);
-    (void)signal(SIGPIPE, SIG_IGN);
+    if (daemon.config.embedded && fcntl((int)daemon.config.ready_fd, F_GETFD) < 0) {
+        (void)fprintf(stderr, "zshardd: --ready-fd %u: %s\n", daemon.config.ready_fd,
+                      strerror(errno)); /* not to be taken for a file that is opened later */
+        return EXIT_CONFIG;
+    }
     status = serve(&daemon, &err);
     if (err.code < 0)
         zb_log(ZB_LOG_ERROR, "failed", "why=\"%s\"", err.text);

@@ -141,7 +141,8 @@ static const struct zb_opt options[] = {
 
 /** What the command line says beside them. */
 struct words {
-    bool help, version, check, fsck;
+    bool help, version, check, fsck, embedded;
+    uint32_t ready_fd, linger_s, linger_kept_s;
     const char *config;
 };
 
@@ -156,6 +157,17 @@ static const struct zb_opt words[] = {
     { "fsck", ZB_OPT_FLAG, WORD(fsck),
       .help = "Check what a data directory (--data, and --paths) holds, every page and every "
               "counter, and end; nothing there is changed. Status 0, or 6 and what is damaged." },
+    { "embedded", ZB_OPT_FLAG, WORD(embedded),
+      .help = "For a program that starts a daemon of its own (--socket): says in one line of JSON "
+              "that it is ready, or why not, and ends when nobody uses it any more." },
+    { "ready-fd", ZB_OPT_COUNT, WORD(ready_fd), .arg = "N", .def = "1", .min = 0, .max = 65535,
+      .help = "Of --embedded: the open file descriptor that the line is written to; it is closed "
+              "then." },
+    { "linger", ZB_OPT_COUNT, WORD(linger_s), .arg = "SECONDS", .def = "30", .min = 0,
+      .max = 31536000, .help = "Of --embedded: it ends so long after the last client has left." },
+    { "linger-kept", ZB_OPT_COUNT, WORD(linger_kept_s), .arg = "SECONDS", .def = "600", .min = 0,
+      .max = 31536000,
+      .help = "The same while a kept job is in memory; never less than --linger." },
     { "help", ZB_OPT_FLAG, WORD(help), .help = "Show this text." },
     { "version", ZB_OPT_FLAG, WORD(version), .help = "Show the version." },
     { 0 },
@@ -168,7 +180,8 @@ const struct zb_opt *zsd_options(void)
 
 static void config_help(FILE *out)
 {
-    (void)fputs("usage: zshardd [--config FILE] [--check-config | --fsck] [--OPTION VALUE]...\n"
+    (void)fputs("usage: zshardd [--config FILE] [--check-config | --fsck | --embedded]\n"
+                "               [--OPTION VALUE]...\n"
                 "\n"
                 "The daemon of zshard: owns the memory that training borrows, and runs the\n"
                 "optimizer where the state lives. Without options it serves its own user, with a\n"
@@ -203,6 +216,24 @@ static int config_text(const struct words *w, const char **ret_text, struct zb_e
     return 1;
 }
 
+/** What only an embedded daemon has, and what it must have. */
+static int config_embedded(struct zsd_config *config, const struct words *w,
+                           const struct zb_opts *line, struct zb_err *err)
+{
+    static const char *const own[] = { "ready-fd", "linger", "linger-kept" };
+
+    for (size_t i = 0; i < ZB_COUNT(own) && !w->embedded; i++)
+        if (zb_opt_given(line, own[i]))
+            return zb_fail(err, -EINVAL, "--%s is an option of --embedded", own[i]);
+    if (w->embedded && config->socket[0] == '\0')
+        return zb_fail(err, -EINVAL, "--embedded needs --socket: a socket of its own");
+    config->embedded = w->embedded;
+    config->ready_fd = w->ready_fd;
+    config->linger_s = w->linger_s;
+    config->linger_kept_s = w->linger_kept_s > w->linger_s ? w->linger_kept_s : w->linger_s;
+    return 0;
+}
+
 int zsd_config_load(struct zsd_config *config, int argc, char **argv, const char **ret_text,
                     struct zb_err *err)
 {
@@ -212,6 +243,7 @@ int zsd_config_load(struct zsd_config *config, int argc, char **argv, const char
     int rc;
 
     memset(config, 0, sizeof(*config));
+    zb_opt_defaults(words, &w);
     zb_opt_defaults(options, config);
     rc = zb_opt_parse(line, ZB_COUNT(line), argc - 1, argv + 1, NULL, err);
     if (rc == 0 && (w.help || w.version))
@@ -223,6 +255,8 @@ int zsd_config_load(struct zsd_config *config, int argc, char **argv, const char
         if (rc == 0)
             rc = zb_opt_parse(line, ZB_COUNT(line), argc - 1, argv + 1, NULL, err);
     }
+    if (rc == 0)
+        rc = config_embedded(config, &w, &line[0], err);
     if (rc < 0)
         return rc;
     return w.check ? 2 : w.fsck ? 3 : 0;

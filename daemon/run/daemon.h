@@ -6,7 +6,7 @@
  * come back through an eventfd: compute tasks (compute.h) and I/O (nvme/zn.h); they see only the
  * memory that their task names.
  *
- * Who knows libuv: net/, loop.c and loop_end.c. The other rooms do not, so their tests drive them
+ * Who knows libuv: net/ and loop*.c. The other rooms do not, so their tests drive them
  * without a loop.
  */
 #ifndef ZSD_DAEMON_H

@@ -41,6 +41,11 @@ struct zsd_config {
     char kernels[16];      /* auto, ref, avx2, avx512, neon */
     char socket_group[64]; /* group that may connect; "": the owner only */
     enum zb_log_level log_level;
+    /* of the command line alone */
+    bool embedded;          /* a trainer started it: daemon/config/embedded.h */
+    uint32_t ready_fd;      /* gets its line */
+    uint32_t linger_s;      /* it ends so many seconds after the last client has left, */
+    uint32_t linger_kept_s; /* or so many, with a kept job in memory */
 };
 
 /** No data file, but a device of a fixed rate. */

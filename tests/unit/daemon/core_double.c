@@ -88,6 +88,12 @@ unsigned zsd_core_busy(const struct zsd *daemon)
     return core_double.busy;
 }
 
+unsigned zsd_core_jobs(const struct zsd *daemon)
+{
+    (void)daemon;
+    return core_double.jobs;
+}
+
 bool zsd_core_ticks(const struct zsd *daemon)
 {
     return zsd_core_busy(daemon) > 0;

@@ -29,7 +29,7 @@ struct core_double {
     int fd;
     bool answer_when_gone; /* zsd_core_gone() answers what it holds of that connection */
     int new_rc;            /* what zsd_core_new() returns */
-    unsigned busy;
+    unsigned busy, jobs;
     unsigned farewell_busy; /* operations that zsd_core_farewell() begins; it answers all */
     unsigned farewells;
     bool draining;

@@ -227,6 +227,82 @@ static void the_manager_is_told(void **state)
     assert_int_equal(unlink(a.sun_path), 0);
 }
 
+/* ---- nobody uses it */
+
+static int used_fd;
+
+static void leave(uv_timer_t *t)
+{
+    (void)t;
+    assert_false(core_double.draining);
+    assert_int_equal(close(used_fd), 0);
+}
+
+/** Runs the loop with a client that leaves after 1.2 s: milliseconds from then to the end. */
+static uint64_t run_unused(uint32_t linger_s, uint32_t kept_s, unsigned jobs)
+{
+    uint64_t begin = now_ms();
+
+    x.daemon.config.linger_s = linger_s;
+    x.daemon.config.linger_kept_s = kept_s;
+    core_double.jobs = jobs;
+    watch(60000);
+    zsd_loop_end_unused(&x.daemon);
+    used_fd = sf_client(&x);
+    later(1200, leave);
+    assert_true(zsd_loop_run(&x.daemon));
+    assert_true(core_double.draining);
+    assert_int_equal(core_double.farewells, 1);
+    return now_ms() - begin - 1200;
+}
+
+/** Not while a client is there, however short the time is; then soon. */
+static void unused(void **state)
+{
+    (void)state;
+    (void)run_unused(0, 0, 0);
+}
+
+static void unused_for_a_second(void **state)
+{
+    (void)state;
+    assert_true(run_unused(1, 2, 0) >= 1000);
+}
+
+static void unused_with_a_kept_job(void **state)
+{
+    (void)state;
+    assert_true(run_unused(0, 2, 1) >= 2000);
+}
+
+static void finish(uv_timer_t *t)
+{
+    (void)t;
+    assert_false(core_double.draining);
+    core_double.busy = 0;
+}
+
+static void leave_work(uv_timer_t *t)
+{
+    leave(t);
+    later(700, finish);
+}
+
+/** A commit, say, that nobody waits for. */
+static void unused_and_busy(void **state)
+{
+    (void)state;
+    core_double.busy = 1;
+    watch(60000);
+    zsd_loop_end_unused(&x.daemon);
+    x.daemon.config.linger_s = x.daemon.config.linger_kept_s = 0;
+    used_fd = sf_client(&x);
+    later(100, leave_work);
+    assert_true(zsd_loop_run(&x.daemon));
+    assert_int_equal(core_double.busy, 0);
+    assert_int_equal(core_double.farewells, 1);
+}
+
 /* ---- tasks */
 
 #define TASKS 300u
@@ -265,10 +341,18 @@ static void tasks_come_back(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(nothing_in_progress),  TEST(an_operation_in_progress),
-        TEST(the_farewell),         TEST(an_operation_that_never_ends),
-        TEST(a_second_signal),      TEST(a_client_that_never_reads),
-        TEST(a_short_time_for_all), TEST(the_manager_is_told),
+        TEST(nothing_in_progress),
+        TEST(an_operation_in_progress),
+        TEST(the_farewell),
+        TEST(an_operation_that_never_ends),
+        TEST(a_second_signal),
+        TEST(a_client_that_never_reads),
+        TEST(a_short_time_for_all),
+        TEST(the_manager_is_told),
+        TEST(unused),
+        TEST(unused_for_a_second),
+        TEST(unused_with_a_kept_job),
+        TEST(unused_and_busy),
         TEST(tasks_come_back),
     };
 
