@@ -493,9 +493,9 @@ struct zc_group { /* the scalars of one parameter group; those of other optimize
 struct zc_step {
     uint64_t step; /* iterations + 1 */
     double scale;  /* of the gradients: averaging, loss scale and clipping in one factor */
-    const struct zc_group *groups;
-    uint32_t ngroups;      /* the job's */
-    enum zc_commit commit; /* ZC_COMMIT_NO, ZC_COMMIT_STEP or ZC_COMMIT_PREPARE */
+    const struct zc_group *groups; /* NULL: by the classes that zc_step_classes() has sent */
+    uint32_t ngroups;              /* the job's; 0 with classes */
+    enum zc_commit commit;         /* ZC_COMMIT_NO, ZC_COMMIT_STEP or ZC_COMMIT_PREPARE */
     uint32_t timeout_ms;
 };
 
@@ -540,6 +540,38 @@ ZC_EXPORT int zc_step_begin(struct zc_client *c, uint64_t job, const struct zc_s
                             uint32_t micros, zc_done_fn *done, void *arg);
 ZC_EXPORT int zc_step_begin_wait(struct zc_client *c, uint64_t job, const struct zc_step *step,
                                  uint32_t micros);
+
+/*
+ * CLASSES. Instead of the scalars of its groups a step may have a table of classes, and for each trainable tensor its
+ * class, or none: then its bytes, state included, stay as they are. (Moments of 8 bits: as values, down to the least
+ * that the scale they share with their neighbours leaves them.) Trainable tensors are numbered over all units in order,
+ * in each unit in order of declaration; frozen units and tensors of ZC_GROUP_FROZEN are left out.
+ */
+#define ZC_CLASS_NONE  UINT32_MAX
+#define ZC_CLASSES_MAX 1024
+
+struct zc_class {
+    struct zc_group group;
+    double factor; /* of the gradient, besides zc_step.scale */
+    /* Which step of these tensors it is, from 1: of bias correction and lr_decay, and for SGD whether
+     * there is a momentum yet. */
+    uint64_t t;
+};
+
+struct zc_classes {
+    const struct zc_class *classes;
+    uint32_t nclasses;        /* at most ZC_CLASSES_MAX */
+    const uint32_t *class_of; /* [ntensors]: below nclasses, or ZC_CLASS_NONE */
+    uint32_t ntensors;        /* all trainable tensors of the job */
+};
+
+/** Says ahead of zc_step() and zc_step_begin() of this step, which then have no groups, what its classes are; after
+ *  done. All ranks say the same (-EINVAL, of the step). Said again, it replaces what was said; it is dropped with the
+ *  step, or a skip, or when the rank leaves. Copied. -EBUSY: the job steps. */
+ZC_EXPORT int zc_step_classes(struct zc_client *c, uint64_t job, uint64_t step,
+                              const struct zc_classes *classes, zc_done_fn *done, void *arg);
+ZC_EXPORT int zc_step_classes_wait(struct zc_client *c, uint64_t job, uint64_t step,
+                                   const struct zc_classes *classes);
 
 /** Drops the gradients of this iteration: `iterations` grows, `applied` and the versions do not. */
 ZC_EXPORT int zc_skip(struct zc_client *c, uint64_t job, uint64_t step, enum zc_commit commit,

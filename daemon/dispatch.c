@@ -62,6 +62,7 @@ static const struct row {
     [ZP_JOB_SHARE] = { .handler = zsd_job_share },
     [ZP_TIER_SET] = { .handler = zsd_tier_set },
     [ZP_GPU_SHARE] = { .handler = zsd_gpu_share },
+    [ZP_STEP_CLASSES] = { .handler = zsd_step_classes },
 };
 
 /* ---- hello and ping */

@@ -258,6 +258,7 @@ static const struct zp_method_info methods[ZP_METHOD_END] = {
     [ZP_JOB_SHARE] = { "job-share", METHOD(job_share, empty) },
     [ZP_TIER_SET] = { "tier-set", METHOD(tier_set, empty) },
     [ZP_GPU_SHARE] = { "gpu-share", METHOD(job_ref, gpu_share_reply) },
+    [ZP_STEP_CLASSES] = { "step-classes", METHOD(step_classes, empty) },
 };
 
 const struct zp_method_info *zp_method_info(unsigned method)

@@ -33,6 +33,9 @@
 #define ZP_DIMS_MAX     8u
 #define ZP_GROUPS_MAX   64u
 #define ZP_GROUP_FROZEN 65535u
+#define ZP_CLASSES_MAX  1024u /* of one step */
+#define ZP_CLASSES_PART 256u  /* of them in one message, */
+#define ZP_RUNS_PART    4096u /* and runs of tensors */
 #define ZP_WORLD_MAX    4096u
 #define ZP_UNITS_MAX    65536u
 
@@ -85,6 +88,7 @@ enum zp_method {
     ZP_JOB_SHARE = 39,
     ZP_TIER_SET = 40,
     ZP_GPU_SHARE = 41,
+    ZP_STEP_CLASSES = 42,
     ZP_METHOD_END
 };
 

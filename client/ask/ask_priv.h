@@ -18,4 +18,7 @@ int zc_count_check(struct zc_client *c, uint32_t n);
 int zc_staging_offset(struct zc_client *c, const struct zc_map *map, const void *staged,
                       uint64_t *ret);
 
+/** The scalars of a group, as they are sent. */
+void zc_group_scalars(const struct zc_group *from, Zp__GroupScalars *to);
+
 #endif

@@ -63,6 +63,10 @@ FORM(zc_step_begin, (struct zc_client *c, uint64_t job, const struct zc_step *st
          uint32_t micros),
      0, c, job, step, micros)
 
+FORM(zc_step_classes, (struct zc_client *c, uint64_t job, uint64_t step,
+         const struct zc_classes *classes),
+     0, c, job, step, classes)
+
 FORM(zc_skip, (struct zc_client *c, uint64_t job, uint64_t step, enum zc_commit commit,
          uint32_t timeout_ms, struct zc_stepped *ret),
      timeout_ms, c, job, step, commit, timeout_ms, ret)

@@ -10,19 +10,12 @@
 static int step_groups(struct zc_client *c, const struct zc_step *step, Zp__GroupScalars *groups,
                        Zp__GroupScalars **pointers)
 {
+    if (!step->groups && step->ngroups > 0)
+        return zc_fail(c, -EINVAL, "%u parameter groups, and none is given", step->ngroups);
     if (step->ngroups > ZP_GROUPS_MAX)
         return zc_fail(c, -EINVAL, "%u parameter groups: at most %u", step->ngroups, ZP_GROUPS_MAX);
     for (uint32_t i = 0; i < step->ngroups; i++) {
-        zp__group_scalars__init(&groups[i]);
-        groups[i].lr = step->groups[i].lr;
-        groups[i].beta1 = step->groups[i].beta1;
-        groups[i].beta2 = step->groups[i].beta2;
-        groups[i].eps = step->groups[i].eps;
-        groups[i].weight_decay = step->groups[i].weight_decay;
-        groups[i].momentum = step->groups[i].momentum;
-        groups[i].dampening = step->groups[i].dampening;
-        groups[i].nesterov = step->groups[i].nesterov;
-        groups[i].lr_decay = step->groups[i].lr_decay;
+        zc_group_scalars(&step->groups[i], &groups[i]);
         pointers[i] = &groups[i];
     }
     return (int)step->ngroups;
@@ -64,6 +57,7 @@ int zc_step(struct zc_client *c, uint64_t job, const struct zc_step *step, struc
     m.groups = pointers;
     m.commit = step->commit;
     m.timeout_ms = step->timeout_ms;
+    m.by_classes = !step->groups;
     return zc_ask(c, &method_step, &m.base, ret, done, arg);
 }
 
@@ -84,6 +78,7 @@ int zc_step_begin(struct zc_client *c, uint64_t job, const struct zc_step *step,
     m.n_groups = (size_t)n;
     m.groups = pointers;
     m.micros = micros;
+    m.by_classes = !step->groups;
     return zc_ask(c, &method_step_begin, &m.base, NULL, done, arg);
 }
 

@@ -48,6 +48,7 @@
 #include "proto/wire.h"
 
 struct zk_gpu_mem;
+struct zsd_classes;
 struct zsd_early;
 struct zsd_fill;
 struct zsd_held;
@@ -156,6 +157,7 @@ struct zsd_member {
     struct zsd_req *step_req;
     struct zsd_timed step_timed;
     bool begun;                     /* said what the step will be, ahead of it */
+    struct zsd_classes *classes;    /* of its next step, as far as it has said; op/classes.h */
     struct zsd_note note, job_note; /* for the next step */
     struct zb_list fetches;         /* in progress, of this rank */
     struct zb_list node;            /* in job->members */

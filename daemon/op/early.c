@@ -31,7 +31,7 @@
  *     E2  Page p of such a shard, begun, is in flight, or s->held[p], or taken by the step, or has
  *         failed (early.err, or the job has ended).
  *     E3  What is dropped in flight has gone before a new gradient comes into its place
- *         (early_inflight), before a step of its page, before job->step->by_group changes and before
+ *         (early_inflight), before a step of its page, before what zsd_step_prepare() made changes and before
  *         the job goes on elsewhere.
  */
 #include "daemon/op/early.h"
@@ -53,16 +53,19 @@ static void early_work(struct zsd_job *job);
 
 /* ---- what was said */
 
-static bool early_same(const struct zsd_early *e, double scale, const struct zk_params *params)
+static bool early_same(const struct zsd_early *e, double scale, const struct zk_params *params,
+                       const struct zsd_classes *classes)
 {
     return memcmp(&e->scale, &scale, sizeof(scale)) == 0 &&
-           memcmp(e->params, params, sizeof(e->params)) == 0;
+           memcmp(e->params, params, sizeof(e->params)) == 0 &&
+           zsd_classes_same(e->classes, classes);
 }
 
 int zsd_early_check(const struct zsd_job *job, const struct zsd_step_op *want, uint32_t rank,
                     struct zb_err *err)
 {
-    if (job->early_said == 0 || want->skip || early_same(job->early, want->scale, want->params))
+    if (job->early_said == 0 || want->skip ||
+        early_same(job->early, want->scale, want->params, want->classes))
         return 0;
     return zb_fail(err, -EINVAL,
                    "rank %u asks for step %llu of job '%s' with other values than it was begun "
@@ -104,6 +107,7 @@ ZSD_REQUEST(zsd_step_begin, StepBegin)
 {
     struct zsd_member *m = zsd_member_of(req, q->job);
     struct zk_params params[ZP_GROUPS_MAX] = { 0 };
+    struct zsd_classes *classes = NULL;
     struct zb_err err = { 0 };
     struct zsd_early *e;
     struct zsd_job *job;
@@ -113,11 +117,13 @@ ZSD_REQUEST(zsd_step_begin, StepBegin)
     job = m->job;
     e = job->early;
     if (begin_check(m, q, &err) < 0 ||
-        zsd_step_scalars(job, q->scale, q->groups, q->n_groups, params, &err) < 0) {
+        zsd_step_values(m, q->scale, q->groups, q->n_groups, q->by_classes ? q->step : 0, params,
+                        &classes, &err) < 0) {
         zsd_reply_err(req, &err);
         return;
     }
-    if (job->early_said > 0 && (!early_same(e, q->scale, params) || e->micros != q->micros)) {
+    if (job->early_said > 0 &&
+        (!early_same(e, q->scale, params, classes) || e->micros != q->micros)) {
         zsd_refuse(req, -EINVAL,
                    "rank %u begins step %llu of job '%s' with other values than its peers", m->rank,
                    (unsigned long long)q->step, job->name);
@@ -126,6 +132,8 @@ ZSD_REQUEST(zsd_step_begin, StepBegin)
     e->micros = q->micros;
     e->scale = q->scale;
     memcpy(e->params, params, sizeof(params));
+    if (job->early_said == 0)
+        e->classes = zsd_classes_get(classes);
     job->early_said += !m->begun;
     m->begun = true;
     zsd_reply(req, NULL, -1);
@@ -224,13 +232,11 @@ static void early_on_page(void *owner, const struct zsd_page_spec *spec, const s
 static int early_begin(struct zsd_job *job)
 {
     struct zsd_shard *s = zb_container_of(job->early->shards.next, struct zsd_shard, early_node);
-    struct zsd_page_spec spec = { .kind = ZSD_PAGE_EARLY,
-                                  .shard = s,
-                                  .page = s->early_next,
-                                  .by_group = job->step->by_group,
-                                  .done = early_on_page,
-                                  .owner = s };
+    struct zsd_page_spec spec = {
+        .kind = ZSD_PAGE_EARLY, .shard = s, .page = s->early_next, .done = early_on_page, .owner = s
+    };
 
+    zsd_step_with(s, &spec);
     if (zsd_pageop_start(&spec) < 0)
         return -ENOMEM;
     job->early_inflight++;
@@ -250,8 +256,8 @@ static void early_on_work(struct zsd_work *work)
         return; /* what is not begun is stepped at the barrier */
     if (!e->prepared && job->early_inflight > 0)
         return; /* E3; the last of them brings us here again */
-    if (!e->prepared)
-        zsd_step_prepare(job, e->params);
+    if (!e->prepared && zsd_step_prepare(job, e->scale, e->params, e->classes) < 0)
+        return; /* likewise */
     e->prepared = true;
     while (!zb_list_empty(&e->shards) && job->early_inflight < zsd_step_inflight_max(job->core))
         if (early_begin(job) < 0)
@@ -291,6 +297,8 @@ void zsd_early_drop(struct zsd_job *job)
             early_drop_shard(job->shards[i]);
     zb_list_each(pos, &job->members) zb_container_of(pos, struct zsd_member, node)->begun = false;
     assert(zb_list_empty(&e->shards));
+    zsd_classes_put(e->classes);
+    e->classes = NULL;
     job->early_said = 0;
     e->prepared = false;
     e->err = (struct zb_err){ 0 };

@@ -14,9 +14,10 @@ struct zsd_early {
     uint32_t micros; /* micro-steps of this step */
     double scale;
     struct zk_params params[ZP_GROUPS_MAX];
-    bool prepared;         /* step.by_group is that of this step */
-    struct zb_err err;     /* the first page that failed: the step will be refused with it */
-    struct zb_list shards; /* with pages to begin */
+    struct zsd_classes *classes; /* as in struct zsd_step_op */
+    bool prepared;               /* step.by_group and step.table are those of this step */
+    struct zb_err err;           /* the first page that failed: the step will be refused with it */
+    struct zb_list shards;       /* with pages to begin */
     struct zsd_work work;
 };
 

@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "daemon/op/classes.h"
 #include "daemon/op/end.h"
 #include "daemon/op/new.h"
 #include "daemon/op/opens.h"
@@ -61,6 +62,7 @@ void zsd_jobs_forget_all(struct zsd_core *core)
             zsd_unit_free(m->defining);
             zsd_note_done(&m->note);
             zsd_note_done(&m->job_note);
+            zsd_classes_put(m->classes);
             free(m);
         }
         zsd_job_free(job);

@@ -7,6 +7,7 @@
 #include <assert.h>
 #include <stdlib.h>
 
+#include "daemon/op/classes.h"
 #include "daemon/plan/job_arena.h"
 
 void zsd_member_answer(struct zsd_req **req, struct zsd_timed *timed, const struct zb_err *why)
@@ -33,6 +34,7 @@ void zsd_member_free_if_over(struct zsd_member *m)
     zsd_unit_free(m->defining);
     zsd_note_done(&m->note);
     zsd_note_done(&m->job_note);
+    zsd_classes_put(m->classes);
     free(m);
     if (job->state == ZSD_ENDED)
         zsd_defer(job->core, &job->over);

@@ -160,6 +160,9 @@ void zsd_job_free(struct zsd_job *job)
         zsd_room_changed(job->core);
     free(job->notes);
     free(job->step->pages_left);
+    zsd_table_done(&job->step->table);
+    zsd_classes_put(job->step->classes);
+    zsd_classes_put(job->early->classes);
     free(job->shards);
     free(job->units);
     free(zb_container_of(job, struct job_all, job));

@@ -40,6 +40,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/op/classes.h"
 #include "daemon/op/commit.h"
 #include "daemon/op/early.h"
 #include "daemon/op/end.h"
@@ -145,7 +146,8 @@ static bool step_same(const struct zsd_step_op *a, const struct zsd_step_op *b)
 {
     return a->skip == b->skip && a->commit == b->commit && a->step == b->step &&
            memcmp(&a->scale, &b->scale, sizeof(a->scale)) == 0 &&
-           memcmp(a->params, b->params, sizeof(a->params)) == 0;
+           memcmp(a->params, b->params, sizeof(a->params)) == 0 &&
+           zsd_classes_same(a->classes, b->classes);
 }
 
 /* This rank's shards must have their gradients. */
@@ -239,6 +241,16 @@ static void step_on_commit(struct zsd_job *job, const struct zb_err *err)
     step_end(job);
 }
 
+/* Pages that were begun early, and are not wanted, may still use the table of a skipped step. */
+static void step_classes_done(struct zsd_job *job, bool applied)
+{
+    zsd_classes_drop(job);
+    zsd_classes_put(job->step->classes);
+    job->step->classes = NULL;
+    if (applied)
+        zsd_table_done(&job->step->table);
+}
+
 static void step_over(struct zsd_job *job, bool applied)
 {
     job->iterations++;
@@ -246,6 +258,7 @@ static void step_over(struct zsd_job *job, bool applied)
         job->applied++;
     zsd_early_drop(job);
     zsd_grads_reset(job);
+    step_classes_done(job, applied);
     zb_log(ZB_LOG_DEBUG, "step", "job=\"%s\" iterations=%llu applied=%llu", job->name,
            (unsigned long long)job->iterations, (unsigned long long)job->applied);
     job->step->committing = job->step->commit != ZSD_COMMIT_NONE;
@@ -307,11 +320,29 @@ uint32_t zsd_step_inflight_max(const struct zsd_core *core)
     return core->disk->nbuffers + step_resident_max(core);
 }
 
-void zsd_step_prepare(struct zsd_job *job, const struct zk_params *params)
+int zsd_step_prepare(struct zsd_job *job, double scale, const struct zk_params *params,
+                     const struct zsd_classes *classes)
 {
     assert(job->early_inflight == 0); /* E3 */
+    zsd_table_done(&job->step->table);
+    if (classes)
+        return zsd_table_make(&job->step->table, job, scale, classes);
     for (uint32_t g = 0; g < job->groups; g++)
         job->step->by_group[g] = zk_prepare(job->optimizer, &params[g], job->applied + 1);
+    return 0;
+}
+
+void zsd_step_with(const struct zsd_shard *s, struct zsd_page_spec *spec)
+{
+    const struct zsd_step_op *op = s->job->step;
+    const struct zsd_step_table *table = &op->table;
+    const struct zsd_unit *unit = s->unit;
+
+    spec->segments = table->at ? table->segments + table->at[unit->index] : unit->segments;
+    spec->nsegments = table->at ? table->at[unit->index + 1] - table->at[unit->index]
+                                : unit->nsegments;
+    spec->by_group = table->at ? table->scalars : op->by_group;
+    spec->ngroups = table->at ? table->nscalars : s->job->groups;
 }
 
 /* The first turn of PAGES: what is cached of streamed parameters is of the old version. 0; -ENOMEM:
@@ -324,9 +355,9 @@ static int step_begin(struct zsd_job *job)
     op->pages_left = calloc(zb_max_u64(job->nshards, 1), sizeof(*op->pages_left));
     if (!op->pages_left)
         return -ENOMEM;
+    if (!job->early->prepared && zsd_step_prepare(job, op->scale, op->params, op->classes) < 0)
+        return -ENOMEM;
     zsd_notes_keep(job, job->step->step);
-    if (!job->early->prepared)
-        zsd_step_prepare(job, op->params);
     job->draining = false;
     op->commit_err = (struct zb_err){ 0 };
     assert(op->resident.inflight + op->streamed.inflight + op->gpu.inflight == 0);
@@ -351,11 +382,11 @@ static int step_page(struct zsd_job *job, struct zsd_shard *s, uint32_t page)
     struct zsd_page_spec spec = { .kind = ZSD_PAGE_STEP,
                                   .shard = s,
                                   .page = page,
-                                  .by_group = op->by_group,
                                   .save_err = op->commit ? &op->commit_err : NULL,
                                   .done = step_on_page,
                                   .owner = job };
 
+    zsd_step_with(s, &spec);
     if (zsd_early_begun(s, page)) {
         spec.kind = ZSD_PAGE_PUBLISH;
         spec.held = s->held[page];
@@ -477,6 +508,8 @@ static void step_ask(struct zsd_req *req, struct zsd_member *m, const struct zsd
         job->step->step = want->step;
         job->step->scale = want->scale;
         memcpy(job->step->params, want->params, sizeof(want->params));
+        zsd_classes_put(job->step->classes);
+        job->step->classes = zsd_classes_get(want->classes);
     }
     m->step_req = req;
     zsd_timed_arm(job->core, &m->step_timed, timeout_ms, step_expire);
@@ -490,33 +523,6 @@ static void step_ask(struct zsd_req *req, struct zsd_member *m, const struct zsd
     zsd_step_resume(job);
 }
 
-int zsd_step_scalars(const struct zsd_job *job, double scale, Zp__GroupScalars *const *groups,
-                     size_t n, struct zk_params *ret, struct zb_err *err)
-{
-    if (n != job->groups || !__builtin_isfinite(scale))
-        return zb_fail(err, -EINVAL,
-                       "a step with %zu groups of scalars (the job has %u) and scale %g", n,
-                       job->groups, scale);
-    for (size_t i = 0; i < n; i++) {
-        const Zp__GroupScalars *g = groups[i];
-        struct zb_err why = { 0 };
-
-        ret[i] = (struct zk_params){ .lr = g->lr,
-                                     .beta1 = g->beta1,
-                                     .beta2 = g->beta2,
-                                     .eps = g->eps,
-                                     .weight_decay = g->weight_decay,
-                                     .scale = scale,
-                                     .momentum = g->momentum,
-                                     .dampening = g->dampening,
-                                     .lr_decay = g->lr_decay,
-                                     .nesterov = g->nesterov ? 1 : 0 };
-        if (zk_params_check(job->optimizer, &ret[i], &why) < 0)
-            return zb_fail(err, why.code, "group %zu: %s", i, why.text);
-    }
-    return 0;
-}
-
 ZSD_REQUEST(zsd_step, Step)
 {
     struct zsd_member *m = zsd_member_of(req, q->job);
@@ -525,7 +531,8 @@ ZSD_REQUEST(zsd_step, Step)
 
     if (!m)
         return;
-    if (zsd_step_scalars(m->job, q->scale, q->groups, q->n_groups, want.params, &err) < 0) {
+    if (zsd_step_values(m, q->scale, q->groups, q->n_groups, q->by_classes ? q->step : 0,
+                        want.params, &want.classes, &err) < 0) {
         zsd_reply_err(req, &err);
         return;
     }

@@ -5,7 +5,9 @@
 #define ZSD_OP_STEP_H
 
 #include "daemon/job/shard.h"
-#include "proto/shard.pb-c.h"
+#include "daemon/op/classes.h"
+
+struct zsd_page_spec;
 
 /* The step that ranks ask for, and its progress. op/step.c */
 struct zsd_step_op {
@@ -17,7 +19,9 @@ struct zsd_step_op {
     uint64_t step;
     double scale;
     struct zk_params params[ZP_GROUPS_MAX];
+    struct zsd_classes *classes; /* instead of params; NULL: by groups */
     struct zk_scalars by_group[ZP_GROUPS_MAX];
+    struct zsd_step_table table; /* instead of by_group; empty: by groups */
     struct zsd_work work;
     bool committing; /* all pages are stepped */
     struct zsd_step_walk {
@@ -31,11 +35,12 @@ void zsd_step_resume(struct zsd_job *job); /* pins or active reached 0 */
 void zsd_step_cancel(struct zsd_job *job, const struct zb_err *why);
 /* A step that was asked for, but has not begun (it may drain already), is given up by all. */
 void zsd_step_give_up(struct zsd_job *job, const struct zb_err *why);
-/** The scalars of a request, checked: 0 or -EINVAL. */
-int zsd_step_scalars(const struct zsd_job *job, double scale, Zp__GroupScalars *const *groups,
-                     size_t n, struct zk_params *ret, struct zb_err *err);
-/** Makes step.by_group of them; no page operation reads it. */
-void zsd_step_prepare(struct zsd_job *job, const struct zk_params *params);
+/** Makes step.by_group of params, or step.table of classes; no page operation reads them. 0 or
+ * -ENOMEM: neither is there. */
+int zsd_step_prepare(struct zsd_job *job, double scale, const struct zk_params *params,
+                     const struct zsd_classes *classes);
+/** What was prepared, for a page of this shard. */
+void zsd_step_with(const struct zsd_shard *s, struct zsd_page_spec *spec);
 /** So many page operations of a step are in progress at one time. */
 uint32_t zsd_step_inflight_max(const struct zsd_core *core);
 /** The step runs, and a page that was begun ahead of it is ready now. */

@@ -113,8 +113,8 @@ static void page_compute(struct zsd_pageop *op)
                                 .what = op->spec.what,
                                 .ops = s->job->core->daemon->kernels,
                                 .layout = &s->unit->layout,
-                                .segments = s->unit->segments,
-                                .nsegments = s->unit->nsegments,
+                                .segments = op->spec.segments,
+                                .nsegments = op->spec.nsegments,
                                 .by_group = op->spec.by_group,
                                 .values = op->spec.values,
                                 .out = op->spec.out,
@@ -186,10 +186,10 @@ static void page_device(struct zsd_pageop *op, enum zsd_gpu_what what)
                                 .what = what,
                                 .layout = &s->unit->layout,
                                 .page = op->page,
-                                .segments = s->unit->segments,
-                                .nsegments = s->unit->nsegments,
+                                .segments = op->spec.segments,
+                                .nsegments = op->spec.nsegments,
                                 .by_group = op->spec.by_group,
-                                .ngroups = s->job->groups };
+                                .ngroups = op->spec.ngroups };
     w->there[ZB_PARAM] = op->param_there;
     if (op->on_gpu || op->to_gpu)
         w->there[ZB_STATE] = zsd_gpu_at(s, op->spec.page);

@@ -32,7 +32,10 @@ struct zsd_page_spec {
     enum zsd_page_kind kind;
     struct zsd_shard *shard;
     uint32_t page;
-    const struct zk_scalars *by_group; /* STEP, EARLY */
+    /* STEP, EARLY: which elements of the unit are stepped, and with what */
+    const struct zk_segment *segments;
+    uint32_t nsegments, ngroups;
+    const struct zk_scalars *by_group; /* [ngroups] */
     /* STEP, PUBLISH, SAVE: where a failure to write what is resident is recorded. The page stays
      * dirty; that alone is no failure of the operation. NULL, but for SAVE: resident pages are not
      * written. */

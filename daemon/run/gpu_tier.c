@@ -54,7 +54,7 @@ static uint64_t lane_segments(void)
 
 static uint64_t lane_bytes(const struct zsd *daemon)
 {
-    return 2 * lane_plane(daemon) + lane_segments() + ZP_GROUPS_MAX * sizeof(struct zk_scalars);
+    return 2 * lane_plane(daemon) + lane_segments() + ZP_CLASSES_MAX * sizeof(struct zk_scalars);
 }
 
 static int lane_open(struct zsd *daemon, struct lane *lane, struct zb_err *err)

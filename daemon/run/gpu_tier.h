@@ -43,7 +43,7 @@ struct zsd_gpu_work {
      * host memory before, and both go to it behind */
     bool comes[ZB_PLANES], goes[ZB_PLANES];
     const struct zk_segment *segments;
-    uint32_t nsegments, ngroups;
+    uint32_t nsegments, ngroups; /* ngroups: at most ZP_CLASSES_MAX */
     const struct zk_scalars *by_group;
     int rc; /* filled: 0, or why nothing of the page can be relied on */
     struct zb_err err;

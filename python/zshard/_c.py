@@ -93,6 +93,9 @@ zc_group = struct("zc_group", (c_double, "lr beta1 beta2 eps weight_decay moment
                   (c_bool, "nesterov"))
 zc_step = struct("zc_step", (c_uint64, "step"), (c_double, "scale"), (POINTER(zc_group), "groups"),
                  (c_uint32, "ngroups"), (c_int, "commit"), (c_uint32, "timeout_ms"))
+zc_class = struct("zc_class", (zc_group, "group"), (c_double, "factor"), (c_uint64, "t"))
+zc_classes = struct("zc_classes", (POINTER(zc_class), "classes"), (c_uint32, "nclasses"),
+                    (POINTER(c_uint32), "class_of"), (c_uint32, "ntensors"))
 zc_stepped = struct("zc_stepped", (c_uint64, "iterations applied"), (c_int, "commit_code"),
                     (c_char * SENTENCE_MAX, "commit_text"))
 zc_snapshot = struct("zc_snapshot", (c_char_p, "job name"), (c_bool, "next"),
@@ -259,6 +262,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     **asynchronous("zc_norms", c_uint64, c_uint64, P(zc_norm)),
     **asynchronous("zc_step", c_uint64, P(zc_step), P(zc_stepped)),
     **asynchronous("zc_step_begin", c_uint64, P(zc_step), c_uint32),
+    **asynchronous("zc_step_classes", c_uint64, c_uint64, P(zc_classes)),
     **asynchronous("zc_skip", c_uint64, c_uint64, c_int, c_uint32, P(zc_stepped)),
     **asynchronous("zc_commit", c_uint64, c_int, c_uint64, c_uint32, P(zc_point)),
     **asynchronous("zc_progress", c_uint64, c_uint64, c_uint64),

@@ -227,6 +227,49 @@ static struct zc_step step_of(const struct train *t, uint64_t number, struct zc_
                              .timeout_ms = 20000 };
 }
 
+/* Some steps are made by classes of tensors, some of which are left alone. */
+#define CLASSES 3u
+#define TENSORS 7u /* that are trained */
+
+struct by_classes {
+    struct zc_class classes[CLASSES];
+    uint32_t class_of[TENSORS];
+    struct zc_classes all;
+};
+
+static bool classes_of(const struct train *t, uint64_t number, struct by_classes *ret)
+{
+    struct zc_group groups[GROUPS];
+
+    (void)step_of(t, number, groups);
+    for (unsigned c = 0; c < CLASSES; c++)
+        ret->classes[c] = (struct zc_class){ .group = groups[c % GROUPS],
+                                             .factor = (double)(1 + mix(number, 200 + c) % 8) / 4,
+                                             .t = 1 + mix(number, 300 + c) % number };
+    for (unsigned i = 0; i < TENSORS; i++) {
+        uint64_t class = mix(number, 100 + i) % (CLASSES + 1);
+
+        ret->class_of[i] = class < CLASSES ? (uint32_t) class : ZC_CLASS_NONE;
+    }
+    ret->all = (struct zc_classes){ ret->classes, CLASSES, ret->class_of, TENSORS };
+    return mix(number, 99) % 3 == 0;
+}
+
+/* Every rank says so. */
+static void say_classes(struct zi_rank *ranks, unsigned world, const struct train *t,
+                        struct zc_step *step)
+{
+    struct by_classes by;
+
+    if (!classes_of(t, step->step, &by))
+        return;
+    for (unsigned r = 0; r < world; r++)
+        if (zc_step_classes_wait(ranks[r].c, ranks[r].job.id, step->step, &by.all) < 0)
+            fail_msg("classes: %s", zc_error(ranks[r].c));
+    step->groups = NULL;
+    step->ngroups = 0;
+}
+
 /* ---- the reference */
 
 static struct zk_page ref_page(const struct train *t, unsigned u, uint64_t first, uint64_t count)
@@ -327,33 +370,67 @@ static void train_free(struct train *t)
     free(t->sums);
 }
 
+static struct zk_scalars scalars_of(const struct train *t, const struct zc_group *g, double scale,
+                                    uint64_t number)
+{
+    const struct zk_params p = { .lr = g->lr,
+                                 .beta1 = g->beta1,
+                                 .beta2 = g->beta2,
+                                 .eps = g->eps,
+                                 .weight_decay = g->weight_decay,
+                                 .scale = scale,
+                                 .momentum = g->momentum,
+                                 .dampening = g->dampening,
+                                 .lr_decay = g->lr_decay,
+                                 .nesterov = g->nesterov };
+
+    return zk_prepare((enum zb_optimizer)t->kind->optimizer, &p, number);
+}
+
+/* Tensor by tensor, each by itself; *tensor counts over all units. */
+static void ref_unit_by_classes(struct train *t, unsigned u, const struct by_classes *by,
+                                const struct zk_scalars *by_class, unsigned *tensor)
+{
+    struct zk_page page = ref_page(t, u, 0, padded(t, u));
+    struct zk_segment segments[3];
+    unsigned n = 0;
+
+    for (unsigned s = 0; s < t->nsegments[u]; s++) {
+        struct zk_segment segment = t->segments[u][s];
+
+        segment.group = by->class_of[(*tensor)++];
+        if (segment.group != ZC_CLASS_NONE)
+            segments[n++] = segment;
+    }
+    zk_page_step(t->ref, &t->layouts[u], &page, segments, n, by_class);
+}
+
 static void ref_apply(struct train *t, uint64_t number)
 {
     struct zc_group groups[GROUPS];
     struct zc_step step = step_of(t, number, groups);
-    struct zk_scalars by_group[GROUPS];
+    struct zk_scalars by_group[GROUPS], by_class[CLASSES];
+    struct by_classes by;
+    bool classes = classes_of(t, number, &by);
+    unsigned tensor = 0;
 
     t->applied++;
-    for (unsigned g = 0; g < GROUPS; g++) {
-        const struct zk_params p = { .lr = groups[g].lr,
-                                     .beta1 = groups[g].beta1,
-                                     .beta2 = groups[g].beta2,
-                                     .eps = groups[g].eps,
-                                     .weight_decay = groups[g].weight_decay,
-                                     .scale = step.scale,
-                                     .momentum = groups[g].momentum,
-                                     .dampening = groups[g].dampening,
-                                     .lr_decay = groups[g].lr_decay,
-                                     .nesterov = groups[g].nesterov };
-
-        by_group[g] = zk_prepare((enum zb_optimizer)t->kind->optimizer, &p, t->applied);
-    }
+    for (unsigned g = 0; g < GROUPS; g++)
+        by_group[g] = scalars_of(t, &groups[g], step.scale, t->applied);
+    for (unsigned c = 0; c < CLASSES; c++)
+        by_class[c] =
+            scalars_of(t, &by.classes[c].group, by.classes[c].factor * step.scale, by.classes[c].t);
     for (unsigned u = 0; u < UNITS; u++) {
         struct zk_page page = ref_page(t, u, 0, padded(t, u));
 
-        if (!t->units[u].frozen)
+        if (t->units[u].frozen)
+            continue;
+        if (classes)
+            ref_unit_by_classes(t, u, &by, by_class, &tensor);
+        else
             zk_page_step(t->ref, &t->layouts[u], &page, t->segments[u], t->nsegments[u], by_group);
     }
+    assert_true(!classes || tensor == TENSORS);
     ref_sums(t);
 }
 
@@ -705,6 +782,7 @@ static unsigned life_step(struct life *l, bool early, enum zc_commit commit)
     bool skip;
 
     step.commit = commit;
+    say_classes(l->ranks, l->world, l->t, &step);
     fetch_some(l, version);
     if (early)
         step_begin(l, &step);
@@ -730,6 +808,7 @@ static void life_step_torn(struct life *l, bool early, bool asked)
     uint64_t number = l->iterations + 1;
     struct zc_step step = step_of(l->t, number, groups);
 
+    say_classes(l->ranks, l->world, l->t, &step);
     if (early)
         step_begin(l, &step);
     for (unsigned m = 0; m < micros_of(l->t, number); m++)

@@ -1,0 +1,315 @@
+/*
+ * op/classes.c - what a step is made with: the scalars of the job's groups, or classes of tensors
+ * (step-classes).
+ *
+ * MODEL. A rank sends classes and runs of tensors in parts, ahead of step-begin or step, and says there that it
+ * did. What it said stays with the rank until the step is over; the job has a reference to that of the rank that
+ * asked first (step->classes, early->classes), and every other rank must have said the same.
+ *
+ *     parts ---> member->classes ---> step->classes ---> struct zsd_step_table: scalars by class,
+ *                                                        segments by unit
+ *
+ * The table is made once for each step, before its first page: where a unit's own segments name groups, those of the
+ * table name classes, and tensors without a class are in none.
+ *
+ * BOUNDS. At most ZP_CLASSES_MAX classes, and as many runs as the job has tensors, for each rank; a table has at most
+ * as many segments.
+ */
+#include "daemon/op/classes.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/array.h"
+#include "daemon/op/requests.h"
+
+/* ---- scalars */
+
+static struct zk_params params_of(const Zp__GroupScalars *g, double scale)
+{
+    return (struct zk_params){ .lr = g->lr,
+                               .beta1 = g->beta1,
+                               .beta2 = g->beta2,
+                               .eps = g->eps,
+                               .weight_decay = g->weight_decay,
+                               .scale = scale,
+                               .momentum = g->momentum,
+                               .dampening = g->dampening,
+                               .lr_decay = g->lr_decay,
+                               .nesterov = g->nesterov ? 1 : 0 };
+}
+
+static int step_scalars(const struct zsd_job *job, double scale, Zp__GroupScalars *const *groups,
+                        size_t n, struct zk_params *ret, struct zb_err *err)
+{
+    if (n != job->groups || !__builtin_isfinite(scale))
+        return zb_fail(err, -EINVAL,
+                       "a step with %zu groups of scalars (the job has %u) and scale %g", n,
+                       job->groups, scale);
+    for (size_t i = 0; i < n; i++) {
+        struct zb_err why = { 0 };
+
+        ret[i] = params_of(groups[i], scale);
+        if (zk_params_check(job->optimizer, &ret[i], &why) < 0)
+            return zb_fail(err, why.code, "group %zu: %s", i, why.text);
+    }
+    return 0;
+}
+
+/* ---- what a rank says */
+
+struct zsd_classes *zsd_classes_get(struct zsd_classes *c)
+{
+    if (c)
+        c->refs++;
+    return c;
+}
+
+void zsd_classes_put(struct zsd_classes *c)
+{
+    if (!c || --c->refs > 0)
+        return;
+    free(c->classes);
+    free(c->runs);
+    free(c);
+}
+
+void zsd_classes_drop(struct zsd_job *job)
+{
+    zb_list_each(pos, &job->members)
+    {
+        struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
+
+        zsd_classes_put(m->classes);
+        m->classes = NULL;
+    }
+}
+
+bool zsd_classes_same(const struct zsd_classes *a, const struct zsd_classes *b)
+{
+    if (!a || !b || a == b)
+        return a == b;
+    return a->step == b->step && a->nclasses == b->nclasses && a->nruns == b->nruns &&
+           a->tensors == b->tensors &&
+           (a->nclasses == 0 ||
+            memcmp(a->classes, b->classes, a->nclasses * sizeof(*a->classes)) == 0) &&
+           (a->nruns == 0 || memcmp(a->runs, b->runs, a->nruns * sizeof(*a->runs)) == 0);
+}
+
+static bool tensor_trainable(const struct zsd_unit *unit, uint32_t tensor)
+{
+    return !unit->layout.frozen && unit->tensors[tensor].group != ZP_GROUP_FROZEN;
+}
+
+static uint32_t job_trainable(const struct zsd_job *job)
+{
+    uint32_t n = 0;
+
+    for (uint32_t u = 0; u < job->nunits; u++)
+        for (uint32_t t = 0; t < job->units[u]->ntensors; t++)
+            n += tensor_trainable(job->units[u], t);
+    return n;
+}
+
+static int classes_of(const struct zsd_member *m, uint64_t step, struct zsd_classes **ret,
+                      struct zb_err *err)
+{
+    const struct zsd_job *job = m->job;
+    struct zsd_classes *c = m->classes;
+
+    if (!c || c->step != step)
+        return zb_fail(err, -EINVAL, "rank %u has sent no classes of step %llu of job '%s'",
+                       m->rank, (unsigned long long)step, job->name);
+    if (c->tensors != c->of)
+        return zb_fail(err, -EINVAL,
+                       "rank %u has sent classes of %u tensors for step %llu of job '%s', which "
+                       "has %u trainable tensors",
+                       m->rank, c->tensors, (unsigned long long)step, job->name, c->of);
+    for (uint32_t r = 0; r < c->nruns; r++)
+        if (c->runs[r].class != ZSD_CLASS_NONE && c->runs[r].class >= c->nclasses)
+            return zb_fail(err, -EINVAL, "tensors of class %u, and the step has %u classes",
+                           c->runs[r].class, c->nclasses);
+    *ret = c;
+    return 0;
+}
+
+int zsd_step_values(const struct zsd_member *m, double scale, Zp__GroupScalars *const *groups,
+                    size_t n, uint64_t step, struct zk_params *ret, struct zsd_classes **classes,
+                    struct zb_err *err)
+{
+    if (step == 0)
+        return step_scalars(m->job, scale, groups, n, ret, err);
+    if (n > 0 || !__builtin_isfinite(scale))
+        return zb_fail(err, -EINVAL, "a step by classes with %zu groups of scalars and scale %g", n,
+                       scale);
+    return classes_of(m, step, classes, err);
+}
+
+static int class_add(const struct zsd_job *job, struct zsd_classes *c, const Zp__StepClass *from,
+                     struct zb_err *err)
+{
+    struct zb_err why = { 0 };
+    struct zsd_class class;
+
+    if (c->nclasses == ZP_CLASSES_MAX)
+        return zb_fail(err, -EINVAL, "more than %u classes in one step", ZP_CLASSES_MAX);
+    if (!from->scalars || from->t < 1)
+        return zb_fail(err, -EINVAL, "class %u has no scalars, or step count 0", c->nclasses);
+    class = (struct zsd_class){ .params = params_of(from->scalars, from->factor), .t = from->t };
+    if (zk_params_check(job->optimizer, &class.params, &why) < 0)
+        return zb_fail(err, why.code, "class %u: %s", c->nclasses, why.text);
+    if (zb_grow(&c->classes, &c->classes_room, c->nclasses, 1) < 0)
+        return zb_fail(err, -ENOMEM, "classes of a step: %m");
+    c->classes[c->nclasses++] = class;
+    return 0;
+}
+
+static int run_add(struct zsd_classes *c, uint32_t count, uint32_t what, struct zb_err *err)
+{
+    uint32_t class = what == 0 ? ZSD_CLASS_NONE : what - 1;
+
+    if (count == 0 || count > c->of - c->tensors)
+        return zb_fail(err, -EINVAL,
+                       "classes of %u more tensors after %u: the job has %u trainable tensors",
+                       count, c->tensors, c->of);
+    c->tensors += count;
+    if (c->nruns > 0 && c->runs[c->nruns - 1].class == class) {
+        c->runs[c->nruns - 1].count += count;
+        return 0;
+    }
+    if (zb_grow(&c->runs, &c->runs_room, c->nruns, 1) < 0)
+        return zb_fail(err, -ENOMEM, "classes of a step: %m");
+    c->runs[c->nruns++] = (struct zsd_class_run){ .count = count, .class = class };
+    return 0;
+}
+
+static int part_check(const struct zsd_member *m, const Zp__StepClasses *q, struct zb_err *err)
+{
+    const struct zsd_job *job = m->job;
+    uint64_t step = job->iterations + 1;
+
+    if (job->state != ZSD_READY)
+        return zb_fail(err, -EBUSY, "job '%s' is not ready for classes of a step", job->name);
+    if (q->step != step)
+        return zb_fail(err, q->step < step ? -EEXIST : -EINVAL,
+                       "classes of step %llu of job '%s': step %llu comes next",
+                       (unsigned long long)q->step, job->name, (unsigned long long)step);
+    if (q->n_runs % 2 != 0)
+        return zb_fail(err, -EINVAL, "runs of tensors come in pairs");
+    if (!q->begin && (!m->classes || m->classes->step != step || m->classes->refs > 1))
+        return zb_fail(err, -EINVAL,
+                       "a further part of classes of step %llu, without a first one, or after the "
+                       "step was asked for with them",
+                       (unsigned long long)step);
+    return 0;
+}
+
+static int part_add(struct zsd_member *m, const Zp__StepClasses *q, struct zb_err *err)
+{
+    int rc = 0;
+
+    for (size_t i = 0; i < q->n_classes && rc == 0; i++)
+        rc = class_add(m->job, m->classes, q->classes[i], err);
+    for (size_t i = 0; i < q->n_runs && rc == 0; i += 2)
+        rc = run_add(m->classes, q->runs[i], q->runs[i + 1], err);
+    return rc;
+}
+
+ZSD_REQUEST(zsd_step_classes, StepClasses)
+{
+    struct zsd_member *m = zsd_member_of(req, q->job);
+    struct zb_err err = { 0 };
+
+    if (!m)
+        return;
+    if (part_check(m, q, &err) < 0) {
+        zsd_reply_err(req, &err);
+        return;
+    }
+    if (q->begin) {
+        zsd_classes_put(m->classes);
+        m->classes = calloc(1, sizeof(*m->classes));
+        if (!m->classes) {
+            zsd_refuse(req, -ENOMEM, "classes of a step: %m");
+            return;
+        }
+        m->classes->refs = 1;
+        m->classes->step = q->step;
+        m->classes->of = job_trainable(m->job);
+    }
+    if (part_add(m, q, &err) < 0) { /* half of a part is of no use */
+        zsd_classes_put(m->classes);
+        m->classes = NULL;
+        zsd_reply_err(req, &err);
+        return;
+    }
+    zsd_reply(req, NULL, -1);
+}
+
+/* ---- what pages get */
+
+static void table_unit(struct zsd_step_table *table, const struct zsd_unit *unit, uint32_t *n,
+                       const struct zsd_class_run **run, uint32_t *left)
+{
+    uint32_t first = *n;
+
+    for (uint32_t t = 0; t < unit->ntensors; t++) {
+        const struct zsd_tensor *tensor = &unit->tensors[t];
+        struct zk_segment *last = *n > first ? &table->segments[*n - 1] : NULL;
+        uint32_t class;
+
+        if (!tensor_trainable(unit, t))
+            continue;
+        if (*left == 0)
+            *left = (++*run)->count;
+        (*left)--;
+        class = (*run)->class;
+        if (class == ZSD_CLASS_NONE)
+            continue;
+        if (last && last->group == class && last->first + last->count == tensor->first)
+            last->count += tensor->count;
+        else
+            table->segments[(*n)++] = (struct zk_segment){ .first = tensor->first,
+                                                           .count = tensor->count,
+                                                           .group = class };
+    }
+}
+
+int zsd_table_make(struct zsd_step_table *table, const struct zsd_job *job, double scale,
+                   const struct zsd_classes *c)
+{
+    const struct zsd_class_run *run = c->runs;
+    uint32_t n = 0, left = c->nruns > 0 ? run->count : 0;
+
+    *table = (struct zsd_step_table){
+        .scalars = calloc(zb_max_u64(c->nclasses, 1), sizeof(*table->scalars)),
+        .nscalars = c->nclasses,
+        .segments = calloc(zb_max_u64(c->tensors, 1), sizeof(*table->segments)),
+        .at = calloc(job->nunits + 1, sizeof(*table->at)),
+    };
+    if (!table->scalars || !table->segments || !table->at) {
+        zsd_table_done(table);
+        return -ENOMEM;
+    }
+    for (uint32_t i = 0; i < c->nclasses; i++) {
+        struct zk_params params = c->classes[i].params;
+
+        params.scale *= scale;
+        table->scalars[i] = zk_prepare(job->optimizer, &params, c->classes[i].t);
+    }
+    for (uint32_t u = 0; u < job->nunits; u++) {
+        table->at[u] = n;
+        table_unit(table, job->units[u], &n, &run, &left);
+    }
+    table->at[job->nunits] = n;
+    return 0;
+}
+
+void zsd_table_done(struct zsd_step_table *table)
+{
+    free(table->scalars);
+    free(table->segments);
+    free(table->at);
+    *table = (struct zsd_step_table){ 0 };
+}
