@@ -1,0 +1,68 @@
+"""What a released parameter shows: NaN, never another unit's weights.
+
+Inside a pass a released unit's storage points at the guard: one read-only range of NaN bits, the same
+page of a memfd mapped again and again, so that it costs address space alone. A write to it inside
+a pass ends in SIGSEGV, as a write to gathered parameters does. Outside of a pass each parameter is
+a NaN scalar of its own, expanded to its shape.
+
+The guard is the process's, grows, and is never unmapped: storages may point at it as long as the
+process lives.
+"""
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import threading
+
+import torch
+
+STEP = 2 << 20  # bytes of the memfd
+_PROT_NONE, _PROT_READ = 0, 1
+_MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 1, 2, 0x10, 0x20, 0x4000
+_FAILED = ctypes.c_void_p(-1).value
+
+_lock = threading.Lock()
+_address = 0
+_bytes = 0
+_fd = -1
+
+
+def _mmap(address: int, nbytes: int, prot: int, flags: int, fd: int) -> int:
+    call = ctypes.CDLL(None, use_errno=True).mmap
+    call.restype = ctypes.c_void_p
+    call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    got = call(address or None, nbytes, prot, flags, fd, 0)
+    if got == _FAILED:
+        code = ctypes.get_errno()
+        raise OSError(code, f"mmap of {nbytes} bytes for the NaN guard: {os.strerror(code)}")
+    return int(got)
+
+
+def _memfd() -> int:
+    fd = os.memfd_create("zshard-nan", os.MFD_CLOEXEC)
+    os.ftruncate(fd, STEP)
+    with mmap.mmap(fd, STEP) as page:
+        page[:] = b"\xff" * STEP  # all bits set is a NaN in every floating-point dtype
+    return fd
+
+
+def address(nbytes: int) -> int:
+    """The address of at least `nbytes` read-only bytes of NaN. OSError: there is no address space."""
+    global _address, _bytes, _fd
+    with _lock:
+        if nbytes <= _bytes:
+            return _address
+        length = -(-nbytes // STEP) * STEP
+        if _fd < 0:
+            _fd = _memfd()
+        base = _mmap(0, length, _PROT_NONE, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE, -1)
+        for at in range(base, base + length, STEP):
+            _mmap(at, STEP, _PROT_READ, _MAP_SHARED | _MAP_FIXED, _fd)
+        _address, _bytes = base, length
+        return base
+
+
+def scalar(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A NaN of its own address, expanded to `shape`: reads are NaN, most writes raise torch's error."""
+    return torch.full((), float("nan"), dtype=dtype, device=device).expand(shape)

@@ -1,0 +1,373 @@
+"""`shard`: a module's parameters move into the engine; the handle that it returns."""
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import pickle
+import weakref
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from .._engine import Comm, Engine
+from . import _compat, _plain, _step
+from ._groups import build
+from ._hooks import Hooks
+from ._memory import UnitMemory, choose_mode
+from ._runtime import Runtime, UnitState
+from ._units import Plan, Wish, plan
+
+_open: weakref.WeakSet[Handle] = weakref.WeakSet()
+_KINDS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+
+
+class Handle:
+    """A sharded model's engine.
+
+    Attributes:
+        model: the module, changed in place.
+        resumed: the engine went on with a job that was kept.
+        note: what the last commit before the resume was given; None: nothing.
+    """
+
+    def __init__(self, model: nn.Module, runtime: Runtime, hooks: Hooks) -> None:
+        self.model, self.runtime, self.engine = model, runtime, runtime.engine
+        self._hooks = hooks
+        self.resumed = runtime.steps > 0
+        found = self.engine.note_get() if self.resumed else None
+        self.note: Any = pickle.loads(found) if found else None
+        self._pid = os.getpid()
+
+    @property
+    def step_number(self) -> int:
+        """Steps asked for so far, skipped ones too; a resumed job's count goes on."""
+        return self.runtime.steps
+
+    @property
+    def grad_norm(self) -> float:
+        """Of the last step's averaged gradient, before clipping; NaN where it was skipped, 0 before the first."""
+        last = self.runtime.last
+        return 0.0 if last is None else float(last.grad_norm)
+
+    def commit(self, note: Any = None) -> None:
+        """Makes the newest step durable, with a note (any object that pickles) of this rank's. Collective.
+
+        Raises Refused where the job has no daemon, or is not durable.
+        """
+        if note is not None:
+            self.engine.note_put(pickle.dumps(note))
+        self.runtime.call(self.engine.commit)
+
+    def stats(self) -> dict[str, Any]:
+        """The engine's counters (struct zc_zero_stats), and seconds in hooks: `python_seconds` without the engine's
+        calls, `engine_seconds` in them."""
+        made = self.engine.stats()
+        made["python_seconds"] = self.runtime.busy_ns / 1e9
+        made["engine_seconds"] = self.runtime.c_ns / 1e9
+        return made
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside are not the step's last: with accumulate="local" nothing is exchanged in them."""
+        before, self.runtime.boundary = self.runtime.boundary, False
+        self.runtime.default_boundary = True
+        try:
+            yield
+        finally:
+            self.runtime.boundary = before or self.runtime.default_boundary
+
+    def set_boundary(self, last: bool) -> None:
+        """Says whether the next backward pass is the step's last."""
+        self.runtime.boundary = last
+
+    def reset(self, skip: bool = True) -> None:
+        """After an exception in a pass: drops this step's gradients, and goes on. Collective."""
+        runtime = self.runtime
+        with runtime.lock:
+            runtime.recover("reset")
+            if skip:
+                runtime.call(self.engine.abandon)
+            for state, i in runtime.trainable:
+                state.params[i].grad = None
+            runtime.clear()
+            runtime.spent = False
+
+    def close(self, clean: bool = True, gather: bool = False) -> None:
+        """Ends the engine. clean: collective. gather: parameters are real tensors again; else they stay NaN, and a
+        forward call raises. May be called again."""
+        runtime = self.runtime
+        if runtime.closed or self._pid != os.getpid():
+            return
+        if gather:
+            from ._read import materialize
+            materialize(runtime)
+        runtime.closed = "closed"
+        _step.unregister(runtime)
+        _open.discard(self)
+        if gather:
+            self._hooks.remove()
+            _restore_module(self.model)
+        self.engine.close(clean)
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.close(kind is None)
+
+
+@atexit.register
+def _close_all() -> None:
+    for handle in list(_open):
+        handle.close(clean=False)
+
+
+def shard(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None, *,
+          units: Wish = "auto", stage: int = 3, offload: str = "auto", device: str | torch.device | None = None,
+          prefetch: int = 1, accumulate: str = "reduce", external: dict[nn.Module, list[nn.Parameter]] | None = None,
+          leaf: Sequence[type | nn.Module] = (), compile: bool | dict[str, Any] | None = None,
+          **engine_options: Any) -> Handle:
+    """Shards `model` in place: its parameters live in the engine, and are gathered when a module runs. Collective.
+
+    The Parameter objects stay the same. Parameters and buffers start as rank 0's.
+
+    Args:
+        optimizer: zshard's or torch.optim's, built from the model's parameters; several: a sequence. None: the first
+            optimizer that steps these parameters says what it is.
+        units: what is gathered together: "auto", names, classes or modules, or a predicate of (name, module).
+        stage: 3 cuts parameters, gradients and state; 2 state and gradients; 1 state; 0 nothing.
+        offload: "auto", "none" (this process), "host" (the daemon's memory), "nvme".
+        device: where the model computes; None: where its parameters are.
+        prefetch: units gathered ahead.
+        accumulate: "reduce" exchanges in each backward pass, "local" once in a step (see `no_sync`, `set_boundary`).
+        external: parameters that a module uses outside of their own module's forward.
+        compile: torch.compile each block in place; a dict has its arguments.
+
+    Raises:
+        ValueError, TypeError: the model or optimizer cannot be sharded; the message says why. Nothing is changed.
+        ZshardError: the engine refused; the message says why.
+    """
+    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer or ())
+    _check_model(model)
+    rules = [_plain.check(o) for o in optimizers]
+    if len({r.kind for r in rules}) > 1:
+        raise ValueError(f"optimizers of different kinds on one model: {', '.join(sorted({r.kind for r in rules}))}")
+    planned = plan(model, units)
+    if not planned.units:
+        raise ValueError("the model has no parameters")
+    place = _device(planned, device)
+    engine = _start(model, planned, place, rules[0] if rules else None, optimizers, stage, offload, prefetch,
+                    accumulate, engine_options)
+    runtime = _take(model, planned, place, engine)
+    hooks = Hooks(runtime)
+    for group in build(runtime, model, external or {}):
+        hooks.install(group)
+    for state in runtime.units:
+        hooks.install_gradients(state)
+    _learn(model, runtime, hooks)
+    if accumulate == "local":
+        runtime.boundary = runtime.default_boundary = False
+    handle = Handle(model, runtime, hooks)
+    _guard_module(model, handle)
+    _step.register(runtime)
+    _plain.install()
+    for one in optimizers:
+        runtime.steppers.append(_plain.stepper_of(one, runtime))
+    _open.add(handle)
+    if compile:
+        _compile(runtime, compile if isinstance(compile, dict) else {})
+    return handle
+
+
+def _check_model(model: nn.Module) -> None:
+    if model.__dict__.get("_zshard") is not None and not model.__dict__["_zshard"].runtime.closed:
+        raise ValueError("the model is sharded already; close its handle first (handle.close(gather=True))")
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+            if module.max_norm is not None:
+                raise ValueError(f"module '{name}': max_norm writes weights in forward, where they are read-only")
+            if module.sparse:
+                raise ValueError(f"module '{name}': sparse gradients are not supported; use sparse=False")
+    for name, param in model.named_parameters():
+        if type(param) is not nn.Parameter and not isinstance(param, nn.Parameter):
+            raise ValueError(f"parameter '{name}' is a {type(param).__name__}, not an nn.Parameter")
+        if isinstance(param, nn.parameter.UninitializedParameter):
+            raise ValueError(f"parameter '{name}' is not initialised; run a forward pass first")
+        if hasattr(param, "device_mesh"):
+            raise ValueError(f"parameter '{name}' is a DTensor; shard the model before others do")
+        if _step.runtime_of(param) is not None:
+            raise ValueError(f"parameter '{name}' is of another sharded model")
+
+
+def _device(planned: Plan, wish: str | torch.device | None) -> torch.device:
+    """The device that the model computes on."""
+    found = {p.param.device for u in planned.units for p in u.pieces if p.param.device.type != "meta"}
+    if wish is not None:
+        return torch.device(wish)
+    if len(found) > 1:
+        raise ValueError(f"parameters are on several devices: {', '.join(sorted(map(str, found)))}")
+    return found.pop() if found else torch.device("cpu")
+
+
+_comm: Comm | None = None
+
+
+def _shared_comm() -> Comm:
+    """The process's collectives, made once."""
+    global _comm
+    if _comm is None or _comm.handle is None:
+        _comm = Comm("auto")
+    return _comm
+
+
+def _start(model: nn.Module, planned: Plan, place: torch.device, rule: _step.Rule | None,
+           optimizers: Sequence[torch.optim.Optimizer], stage: int, offload: str, prefetch: int, accumulate: str,
+           more: dict[str, Any]) -> Engine:
+    """Opens the engine, declares the units and writes their initial values."""
+    if accumulate not in ("reduce", "local"):
+        raise ValueError(f"accumulate='{accumulate}': \"reduce\" or \"local\"")
+    options: dict[str, Any] = {
+        "stage": stage, "prefetch_units": prefetch, "optimizer": rule.kind if rule else "adamw",
+        "accumulate_local": accumulate == "local"}
+    if rule is not None:
+        group = rule.group(optimizers[0].param_groups[0])
+        options.update({k: v for k, v in group.items() if k not in ("lr", "weight_decay")})
+        options["weight_decay"] = group["weight_decay"]
+    options.update(_store(offload))
+    options.update(more)
+    if place.type != "cpu":
+        options["device"] = str(place)
+    engine = _compat.make(_shared_comm(), **options)
+    try:
+        for unit in planned.units:
+            engine.add_unit(unit.name, unit.elems, [(p.name, p.first, tuple(p.shape), 0) for p in unit.pieces],
+                            dtype=_KINDS[unit.dtype], frozen=unit.frozen)
+        source = model.__dict__.get("_zshard_source")
+        engine.start(_initial(planned, source))
+    except BaseException:
+        engine.close(False)
+        raise
+    return engine
+
+
+def _store(offload: str) -> dict[str, Any]:
+    """The engine's options of a store."""
+    if offload == "auto":
+        offload = "host" if os.environ.get("ZSHARD_SOCKET") else "none"
+    if offload not in ("none", "host", "nvme"):
+        raise ValueError(f"offload='{offload}': \"auto\", \"none\", \"host\" or \"nvme\"")
+    if offload == "none":
+        return {"offload_param": "none", "offload_optimizer": "none"}
+    made: dict[str, Any] = {"offload_param": offload, "offload_optimizer": offload}
+    if os.environ.get("ZSHARD_SOCKET"):
+        made["socket"] = os.environ["ZSHARD_SOCKET"]
+    return made
+
+
+def _initial(planned: Plan, source: Any) -> Any:
+    """Engine.start's callback: elements of a unit from the module's parameters, or from `source`, a callable of
+    (name, first, count, out) that writes fp32[count] to the tensor `out`."""
+    firsts = [[p.first for p in u.pieces] for u in planned.units]
+
+    def init(index: int, first: int, count: int, out: Any) -> None:
+        unit, made = planned.units[index], torch.frombuffer(out, dtype=torch.float32)
+        made.zero_()
+        at = max(bisect_right(firsts[index], first) - 1, 0)
+        for piece in unit.pieces[at:]:
+            if piece.first >= first + count:
+                break
+            begin, end = max(piece.first, first), min(piece.first + piece.numel, first + count)
+            if begin >= end:
+                continue
+            target = made[begin - first:end - first]
+            if source is not None:
+                source(piece.name, begin - piece.first, end - begin, target)
+            else:
+                target.copy_(piece.param.detach().reshape(-1)[begin - piece.first:end - piece.first])
+    return init
+
+
+def _take(model: nn.Module, planned: Plan, place: torch.device, engine: Engine) -> Runtime:
+    """Parameters and buffers become rank 0's; parameters' own memory goes."""
+    from ._ranks import same_buffers, same_parameters
+    if model.__dict__.pop("_zshard_source", None) is None and engine.world > 1 and engine.progress()[0] == 0:
+        same_parameters(engine, planned)
+    if engine.world > 1:
+        same_buffers(engine, model)
+    mode = choose_mode()
+    states = [UnitState(unit, UnitMemory(unit, place, mode)) for unit in planned.units]
+    for state in states:
+        state.memory.leave()
+    runtime = Runtime(engine, planned, states)
+    for state in states:
+        state.prepare(runtime)
+    runtime.steps = engine.progress()[0]
+    return runtime
+
+
+def _learn(model: nn.Module, runtime: Runtime, hooks: Hooks) -> None:
+    """The first outermost forward calls, in training and in eval, find external parameters."""
+    left = {True: 1, False: 1}
+
+    def on_pass(begins: bool) -> None:
+        compiled = any(getattr(m, "_compiled_call_impl", None) is not None for m in model.modules()) if begins else False
+        if begins and left[model.training] > 0 and not compiled:
+            left[model.training] -= 1
+            hooks.learn(True)
+        elif not begins:
+            hooks.learn(False)
+            if not any(left.values()):
+                runtime.on_pass = None
+    runtime.on_pass = on_pass
+
+
+def _compile(runtime: Runtime, how: dict[str, Any]) -> None:
+    for group in runtime.groups.values():
+        if group.owner is None and group.module is not runtime.root:
+            group.module.compile(**how)
+
+
+# ---- what is changed of the module besides its parameters
+
+
+def _guard_module(model: nn.Module, handle: Handle) -> None:
+    def deepcopy(memo: dict[int, Any]) -> Any:
+        raise RuntimeError("a sharded model cannot be copied: build another one from its class, and load "
+                           "zshard.torch.full_state_dict(model) into it")
+    model.__dict__["_zshard"] = handle
+    model.__dict__["__deepcopy__"] = deepcopy
+    for module in model.modules():
+        if any(handle.runtime.plan.find(p) for p in module.parameters(recurse=False)):
+            module.__dict__["_apply"] = _applier(module, handle.runtime)
+
+
+def _restore_module(model: nn.Module) -> None:
+    for module in model.modules():
+        for name in ("_zshard", "__deepcopy__", "_apply"):
+            module.__dict__.pop(name, None)
+
+
+def _applier(module: nn.Module, runtime: Runtime) -> Any:
+    """`.to()`, `.half()`, `.cuda()`: nothing where dtype and device stay, else refused."""
+    whole = type(module)._apply
+
+    def apply(fn: Any, recurse: bool = True) -> nn.Module:
+        sharded = {k: p for k, p in module._parameters.items() if p is not None and runtime.plan.find(p)}
+        for name, param in sharded.items():
+            probe = fn(torch.empty(0, dtype=param.dtype, device=param.device))
+            if probe.dtype != param.dtype or probe.device != param.device:
+                raise RuntimeError(f"parameter '{name}' is sharded: it stays {param.dtype} on {param.device}; convert or "
+                                   "move the model before shard()")
+            module._parameters[name] = None
+        try:
+            whole(module, fn, recurse)
+        finally:
+            for name, param in sharded.items():
+                module._parameters[name] = param
+        return module
+    return apply
+

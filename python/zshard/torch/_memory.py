@@ -1,0 +1,237 @@
+"""How a unit's gathered memory becomes its parameters' data, and what they show when released.
+
+All parameters of a unit are views of one UntypedStorage that lives as long as the model. Three
+ways; the first that works is taken (a self-test, once), ZSHARD_MEMORY=swap|view|copy forces one:
+
+    swap   the storage's pointer is exchanged: views and saved tensors follow; nothing is copied
+    view   each parameter's `.data` becomes a view of the gathered memory; what autograd saved is
+           found again by saved_tensors_hooks
+    copy   gathered memory is copied into a storage of torch's own
+
+A unit is *shown* (gathered), *hidden* (released, inside a pass) or *outside* (released, outside of
+a pass): there each parameter is a NaN scalar, and `p._version` tells whether somebody wrote to it.
+Not thread-safe: the runtime's lock is held.
+"""
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+
+import torch
+
+from . import _guard
+from ._units import Unit
+
+HOLDERS_MAX = 64  # addresses remembered per unit
+MODES = ("swap", "view", "copy")
+
+
+def storage_at(address: int, nbytes: int, device: torch.device) -> torch.UntypedStorage:
+    """A storage over memory that is not torch's, which must outlive every use of it."""
+    return torch._C._construct_storage_from_data_pointer(address, device, nbytes)  # type: ignore[no-any-return]
+
+
+def tensor_at(address: int, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """[numel] over memory that is not torch's."""
+    flat = torch.empty(0, dtype=dtype, device=device)
+    return flat.set_(storage_at(address, numel * dtype.itemsize, device), 0, (numel,), (1,))  # type: ignore[call-overload, no-any-return]
+
+
+def contiguous_strides(shape: torch.Size) -> tuple[int, ...]:
+    """Strides of a dense row-major tensor."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def _swap_works() -> bool:
+    """Whether a storage's pointer can be exchanged, and views follow."""
+    if not hasattr(torch.UntypedStorage, "_swap_data_ptr_") or not hasattr(
+            torch._C, "_construct_storage_from_data_pointer"):
+        return False
+    one, two = torch.arange(4.0), torch.arange(4.0, 8.0)
+    cpu = torch.device("cpu")
+    whole = storage_at(one.data_ptr(), 16, cpu)
+    view = torch.empty(0).set_(whole, 1, (2,), (1,))  # type: ignore[call-overload]
+    other = storage_at(two.data_ptr(), 16, cpu)
+    whole._swap_data_ptr_(other)  # type: ignore[attr-defined]
+    ok = view.tolist() == [5.0, 6.0] and view.data_ptr() == two.data_ptr() + 4
+    whole._swap_data_ptr_(other)  # type: ignore[attr-defined]
+    return bool(ok and view.tolist() == [1.0, 2.0])
+
+
+@functools.cache
+def best_mode() -> str:
+    """swap, or the fallback of older torch, which is said once on stderr."""
+    try:
+        if _swap_works():
+            return "swap"
+        why = "UntypedStorage._swap_data_ptr_ is missing or does not move views"
+    except Exception as error:  # a private call: anything can have changed
+        why = str(error)
+    fallback = "view" if hasattr(torch._C, "_construct_storage_from_data_pointer") else "copy"
+    print(f"zshard: torch {torch.__version__}: {why}; parameters are set by '{fallback}', which is slower",
+          file=sys.stderr)
+    return fallback
+
+
+def choose_mode() -> str:
+    """The mode of this process. ValueError: ZSHARD_MEMORY is none."""
+    wish = os.environ.get("ZSHARD_MEMORY", "")
+    if not wish:
+        return best_mode()
+    if wish not in MODES:
+        raise ValueError(f"ZSHARD_MEMORY={wish}: one of {', '.join(MODES)}")
+    return wish
+
+
+class UnitMemory:
+    """The parameters of one unit as tensors; made with the model's parameters still real."""
+
+    def __init__(self, unit: Unit, device: torch.device, mode: str) -> None:
+        self.unit, self.device, self.mode = unit, device, mode
+        self.nbytes = unit.elems * unit.dtype.itemsize
+        self.shown = 0  # the address that parameters show; 0: released
+        self.outside = False  # parameters are scalars
+        self.pieces = [(p.param, p.first, p.shape, contiguous_strides(p.shape)) for p in unit.pieces]
+        self.params = [p.param for p in unit.pieces]
+        self.scalars = [_guard.scalar(p.shape, unit.dtype, device) for p in unit.pieces]
+        self.versions = [0] * len(self.params)
+        self.holders: dict[int, torch.UntypedStorage] = {}
+        self.views: dict[int, list[torch.Tensor]] = {}
+        self.storage: torch.UntypedStorage | None = None
+        self.held: torch.UntypedStorage | None = None  # swap: what the guard's pointer waits in
+        if mode == "swap":
+            guard = _guard.address(self.nbytes) if device.type == "cpu" else self._device_guard()
+            self.storage = storage_at(guard, self.nbytes, device)
+            self.fixed = self._views(self.storage)
+        elif mode == "copy":
+            self.whole = torch.empty(unit.elems, dtype=unit.dtype, device=device)
+            self.storage = self.whole.untyped_storage()
+            self.fixed = self._views(self.storage)
+            self.storage.resize_(0)
+
+    def _device_guard(self) -> int:
+        """On a device: NaN of the unit's own length (kept by the process, as the host's guard is)."""
+        return _device_guard(self.device, self.nbytes)
+
+    def _views(self, storage: torch.UntypedStorage) -> list[torch.Tensor]:
+        return [torch.empty(0, dtype=self.unit.dtype, device=self.device).set_(storage, first, shape, strides)  # type: ignore[call-overload]
+                for _, first, shape, strides in self.pieces]
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor looks at this unit's gathered memory, and would be NaN after release."""
+        if self.storage is not None:
+            return bool(tensor.untyped_storage()._cdata == self.storage._cdata)
+        at = tensor.untyped_storage().data_ptr()
+        return bool(self.shown and self.shown <= at < self.shown + self.nbytes)
+
+    def show(self, address: int) -> None:
+        """Parameters are what lies at `address` (elems of the dtype). RuntimeError: one was written while
+        it was released."""
+        self._check_unwritten()
+        if self.mode == "swap":
+            self._swap_in(address)
+        elif self.mode == "copy":
+            assert self.storage is not None
+            self.storage.resize_(self.nbytes)
+            self.whole.set_(self.storage, 0, (self.unit.elems,), (1,))  # type: ignore[call-overload]
+            self.whole.copy_(tensor_at(address, self.unit.elems, self.unit.dtype, self.device))
+        self.shown = address
+        if self.mode == "view":
+            if address not in self.views:
+                self._trim()
+                self.views[address] = self._views(storage_at(address, self.nbytes, self.device))
+            self._set(self.views[address])
+        elif self.outside:
+            self._set(self.fixed)
+        self.outside = False
+
+    def _set(self, tensors: list[torch.Tensor]) -> None:
+        for param, tensor in zip(self.params, tensors, strict=True):
+            param.data = tensor
+
+    def _swap_in(self, address: int) -> None:
+        holder = self.holders.get(address)
+        if holder is None:
+            self._trim()
+            holder = self.holders[address] = storage_at(address, self.nbytes, self.device)
+        self.storage._swap_data_ptr_(holder)  # type: ignore[union-attr]
+        self.held = holder
+
+    def _trim(self) -> None:
+        if len(self.holders) >= HOLDERS_MAX:
+            self.holders.clear()
+        if len(self.views) >= HOLDERS_MAX:
+            self.views.clear()
+
+    def hide(self) -> None:
+        """Parameters are NaN: the gathered memory is going away."""
+        self.shown = 0
+        if self.mode == "swap":
+            self.storage._swap_data_ptr_(self.held)  # type: ignore[union-attr]
+            self.held = None
+        else:
+            self.leave()
+            if self.mode == "copy":
+                self.storage.resize_(0)  # type: ignore[union-attr]
+
+    def leave(self) -> None:
+        """Outside of a pass: each parameter is a NaN scalar of its own."""
+        if self.outside:
+            return
+        self.outside = True
+        self._set(self.scalars)
+        self.versions = [p._version for p in self.params]
+
+    def _check_unwritten(self) -> None:
+        if not self.outside:
+            return
+        for i, param in enumerate(self.params):
+            if param._version == self.versions[i]:
+                continue
+            self.versions[i] = param._version
+            if not torch.isnan(self.scalars[i].as_strided((), ())):
+                self.scalars[i].as_strided((), ()).fill_(float("nan"))
+                raise RuntimeError(f"parameter '{self.unit.pieces[i].name}' was written while released; use "
+                                   "zshard.torch.gathered() around the write")
+
+
+@functools.cache
+def _device_guard_tensor(device: torch.device, nbytes: int) -> torch.Tensor:
+    return torch.full((nbytes,), 255, dtype=torch.uint8, device=device)
+
+
+def _device_guard(device: torch.device, nbytes: int) -> int:
+    rounded = 1 << max(nbytes - 1, 1).bit_length()
+    return _device_guard_tensor(device, rounded).data_ptr()
+
+
+def saved_hooks(units: Callable[[], list[UnitMemory]]) -> torch.autograd.graph.saved_tensors_hooks:
+    """view: what autograd saves of gathered memory is remembered as a place in the unit, and found again
+    when it is used. `units`: those that are shown now."""
+
+    def pack(tensor: torch.Tensor) -> object:
+        if tensor.is_leaf and tensor.requires_grad or tensor.layout is not torch.strided:
+            return tensor
+        at = tensor.untyped_storage().data_ptr()
+        for memory in units():
+            if memory.shown and memory.shown <= at < memory.shown + memory.nbytes:
+                offset = tensor.data_ptr() - memory.shown
+                return memory, offset, tensor.shape, tensor.stride(), tensor.dtype
+        return tensor
+
+    def unpack(packed: object) -> torch.Tensor:
+        if isinstance(packed, torch.Tensor):
+            return packed
+        memory, offset, shape, stride, dtype = packed  # type: ignore[misc]
+        address = memory.shown or _guard.address(memory.nbytes)
+        storage = storage_at(address, memory.nbytes, memory.device)
+        return torch.empty(0, dtype=dtype, device=memory.device).set_(  # type: ignore[no-any-return, call-overload]
+            storage, offset // dtype.itemsize, shape, stride)
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)

@@ -1,0 +1,174 @@
+"""Optimizers whose state the engine keeps: AdamW, Adam, SGD, Lion, Adagrad.
+
+They are torch.optim.Optimizers: LR schedulers, GradScaler and whatever else reads `param_groups` work. `step()` sends
+the hyperparameters of each group as they are at that moment. Plain torch.optim objects work likewise (_plain.py);
+these say more: `overflow`, `skipped`, `grad_norm`.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ._step import LION, RULES, LazyState, Rule, Stepper, apply, runtime_of, write_state
+
+
+def params_by_runtime(optimizer: torch.optim.Optimizer) -> dict[Any, list[torch.Tensor]]:
+    """The optimizer's parameters by the sharded model that has them; None: those that are not sharded."""
+    found: dict[Any, list[torch.Tensor]] = {}
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            found.setdefault(runtime_of(param), []).append(param)
+    return found
+
+
+def load_state(optimizer: torch.optim.Optimizer, rule: Rule) -> None:
+    """Moments that load_state_dict() left in `optimizer.state` go to the engine; lazy entries take their place."""
+    for runtime, params in params_by_runtime(optimizer).items():
+        if runtime is None:
+            continue
+        for param in params:
+            entry = optimizer.state.get(param)
+            if entry is not None and not isinstance(entry, LazyState):
+                for name in rule.states:
+                    value = entry.get(name)
+                    if isinstance(value, torch.Tensor):
+                        write_state(runtime, param, name, value)
+                if "step" in entry:
+                    runtime.write_steps(param, int(float(entry["step"])))
+                optimizer.state[param] = LazyState(runtime, param, rule)
+
+
+def show_state(optimizer: torch.optim.Optimizer, runtime: Any, rule: Rule) -> None:
+    """`optimizer.state[p]` has lazy entries for the runtime's trained parameters."""
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            found = runtime.plan.find(param)
+            if found is not None and not found[0].frozen and not isinstance(optimizer.state.get(param), LazyState):
+                optimizer.state[param] = LazyState(runtime, param, rule)
+
+
+class Optimizer(torch.optim.Optimizer):
+    """Base of zshard's optimizers.
+
+    Attributes:
+        overflow: the last step was skipped, for a gradient was not finite on some rank.
+        skipped: steps that were.
+        grad_norm: of the last step's averaged gradient, before clipping; NaN where it was skipped.
+    """
+
+    zshard_rule: Rule
+
+    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+        super().__init__(params, defaults)
+        self.overflow = False
+        self.skipped = 0
+        self.grad_norm = 0.0
+        self._steppers: dict[int, Stepper] = {}
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Steps every sharded model whose parameters the optimizer has. Collective.
+
+        closure: called first, with gradients enabled; its result is returned.
+
+        Raises RuntimeError where a parameter is not of a sharded model, or gradients are not whole.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        scale = _scale_of(self)
+        if scale is None:
+            return loss
+        by_runtime = params_by_runtime(self)
+        if None in by_runtime:
+            raise RuntimeError(f"{type(self).__name__}.step(): {len(by_runtime[None])} parameters are not of a sharded "
+                               "model; call zshard.torch.shard(model, optimizer) first")
+        load_state(self, self.zshard_rule)
+        self.overflow = False
+        for runtime in by_runtime:
+            stepped = apply(self._stepper(runtime), scale)
+            if stepped is not None:
+                self.overflow |= stepped.skipped
+                self.skipped += int(stepped.skipped)
+                self.grad_norm = stepped.grad_norm
+                show_state(self, runtime, self.zshard_rule)
+        return loss
+
+    def _stepper(self, runtime: Any) -> Stepper:
+        stepper = self._steppers.get(id(runtime))
+        if stepper is None or stepper.runtime is not runtime:
+            stepper = self._steppers[id(runtime)] = Stepper(runtime, self, self.zshard_rule)
+        return stepper
+
+    def __getstate__(self) -> dict[str, Any]:  # type: ignore[override]
+        state = dict(super().__getstate__())  # type: ignore[no-untyped-call]
+        state.pop("_steppers", None)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__.setdefault("_steppers", {})
+
+
+def _scale_of(optimizer: torch.optim.Optimizer) -> float | None:
+    """What a fused GradScaler left at the optimizer: 1 / its scale; None: it found an infinity, no step."""
+    found_inf = getattr(optimizer, "found_inf", None)
+    if isinstance(found_inf, torch.Tensor) and float(found_inf) != 0.0:
+        return None
+    grad_scale = getattr(optimizer, "grad_scale", None)
+    return 1.0 / float(grad_scale) if isinstance(grad_scale, torch.Tensor) else 1.0
+
+
+class AdamW(Optimizer):
+    """AdamW with decoupled weight decay; arguments and arithmetic of torch.optim.AdamW."""
+
+    zshard_rule = RULES[torch.optim.AdamW]
+
+    def __init__(self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+                 weight_decay: float = 1e-2) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+
+class Adam(Optimizer):
+    """Adam with L2 weight decay; arguments and arithmetic of torch.optim.Adam."""
+
+    zshard_rule = RULES[torch.optim.Adam]
+
+    def __init__(self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+                 weight_decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+
+class SGD(Optimizer):
+    """SGD; arguments and arithmetic of torch.optim.SGD."""
+
+    zshard_rule = RULES[torch.optim.SGD]
+
+    def __init__(self, params: Any, lr: float = 1e-3, momentum: float = 0.0, dampening: float = 0.0,
+                 weight_decay: float = 0.0, nesterov: bool = False) -> None:
+        if nesterov and (momentum <= 0 or dampening != 0):
+            raise ValueError("Nesterov momentum requires a momentum and zero dampening")
+        super().__init__(params, {"lr": lr, "momentum": momentum, "dampening": dampening,
+                                  "weight_decay": weight_decay, "nesterov": nesterov})
+
+
+class Lion(Optimizer):
+    """Lion (Chen et al. 2023, algorithm 2)."""
+
+    zshard_rule = LION
+
+    def __init__(self, params: Any, lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99),
+                 weight_decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+
+class Adagrad(Optimizer):
+    """Adagrad; arguments and arithmetic of torch.optim.Adagrad."""
+
+    zshard_rule = RULES[torch.optim.Adagrad]
+
+    def __init__(self, params: Any, lr: float = 1e-2, lr_decay: float = 0.0, weight_decay: float = 0.0,
+                 eps: float = 1e-10) -> None:
+        super().__init__(params, {"lr": lr, "lr_decay": lr_decay, "weight_decay": weight_decay, "eps": eps})

@@ -1,0 +1,504 @@
+"""The state of one sharded model: which units are gathered, and where a micro-step is.
+
+A unit is gathered while somebody holds it: a forward pass of a module (between its two hooks), or a
+group in its backward pass (from the first gradient of an output to the group's last gradient).
+Nothing is released while a checkpoint recomputes: that hold becomes the group's.
+
+A pass is the outermost forward call, or a backward pass. At its end released parameters become NaN
+scalars. A backward pass that gives a gradient is a micro-step: it begins when the first parameter
+is armed (its `.grad` becomes a view of the engine's fp32 buffer) and ends with the engine's
+callback. Units whose expected gradients have all come are reduced at once, those that were entered
+twice or are late at the end.
+
+Hooks of one module may run on two threads: `lock` is held in each, and states are idempotent.
+"""
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+from torch import nn
+
+from .._engine import Engine
+from . import _grads
+from ._memory import UnitMemory, tensor_at
+from ._units import Plan, Unit
+
+task_id = torch._C._current_graph_task_id
+
+
+class UnitState:
+    """A unit at work."""
+
+    def __init__(self, unit: Unit, memory: UnitMemory) -> None:
+        self.unit, self.memory = unit, memory
+        self.index = unit.index
+        self.holds = 0
+        self.trainable = not unit.frozen
+        self.params = [p.param for p in unit.pieces]
+        self.places = {id(p): i for i, p in enumerate(self.params)}
+        n = len(self.params)
+        self.groups: list[Group] = []
+        self.entries = 0  # forward calls since the last backward pass
+        # This micro-step:
+        self.grads: list[torch.Tensor] = []  # views of the engine's buffer, [] before it was asked for
+        self.armed = [False] * n  # a gradient is expected, or came
+        self.fired = [False] * n
+        self.tasks = [0] * n  # of autograd, in which it fired
+        self.left = 0  # expected gradients that have not come
+        self.reduced = False
+        # This step: which tensors have a gradient here
+        self.had = [False] * n
+        self.views: dict[int, list[torch.Tensor]] = {}
+        self.nodes: list[Any] = []
+        self.handles: list[_grads.Gradient] = []
+        self.direct = False  # AccumulateGrad adds into the engine's buffer
+
+    def prepare(self, runtime: Runtime) -> None:
+        """After parameters are in their final place: gradient nodes and handles."""
+        if not self.trainable:
+            return
+        self.direct = self.unit.dtype == torch.float32 or hasattr(self.params[0], "grad_dtype")
+        if self.direct and self.unit.dtype != torch.float32:
+            for param in self.params:
+                param.grad_dtype = torch.float32
+        self.nodes = [torch.autograd.graph.get_gradient_edge(p).node for p in self.params]
+        dtype = torch.float32 if self.direct else self.unit.dtype
+        self.handles = [_grads.Gradient(runtime, self, i, p, dtype) for i, p in enumerate(self.params)]
+
+    def forget(self) -> None:
+        """The micro-step is over."""
+        n = len(self.params)
+        self.armed, self.fired = [False] * n, [False] * n
+        self.grads, self.left, self.reduced, self.entries = [], 0, False, 0
+
+
+class Group:
+    """A module with hooks, and the units that it needs: its own, tied and external ones."""
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        self.module, self.name = module, name
+        self.units: list[UnitState] = []
+        self.owner: Group | None = None  # hooks of a part of `owner`: at work only outside of its forward
+        self.stack: list[tuple[list[UnitState], bool] | None] = []
+        self.backward = False  # holds its units for a backward pass
+        self.inputs = 0  # gradients of inputs that have not come, where that is watched
+        self.watches = False  # frozen parameters: complete only with the gradients of inputs
+
+    def add(self, state: UnitState) -> None:
+        if state not in self.units:
+            self.units.append(state)
+            state.groups.append(self)
+            trained = [u for u in self.units if u.trainable]
+            self.watches = len(trained) < len(self.units)
+
+
+class Runtime:
+    """One engine and its model. Made by `shard`; see the module's text."""
+
+    def __init__(self, engine: Engine, plan: Plan, states: list[UnitState]) -> None:
+        self.engine, self.plan, self.units = engine, plan, states
+        self.lock = threading.RLock()
+        self.world = engine.world
+        self.groups: dict[int, Group] = {}  # by id of the module
+        self.stack: list[Group] = []  # groups in forward, innermost last
+        self.depth = 0  # of forward calls outside of recomputation
+        self.hidden: list[UnitState] = []  # released in this pass
+        self.in_backward = False
+        self.micro_open = False
+        self.root: nn.Module | None = None
+        self.steppers: list[Any] = []  # of the optimizers that are known
+        self.default_boundary = True
+        self.boundary = True  # the next micro-step may be the step's last
+        self.micros = 0  # made since the last step
+        self.broken = ""  # why this step's gradients are not whole
+        self.engine_scale = 1.0  # the loss scale that the engine divides by
+        self.first_trainable: dict[int, int] = {}  # of each trainable unit: its first tensor's number
+        self.steps = 0
+        self.last: Any = None  # the last step's Stepped
+        self.spent = False  # the last step's gradients were not cleared yet
+        self.local = False
+        self.norms: list[Any] | None = None  # of this step's gradient so far
+        self.closed = ""
+        self.on_pass: Callable[[bool], None] | None = None
+        self.before_forward: Callable[[], None] | None = None
+        self.busy_ns = 0  # in hooks and steps, without the engine's calls
+        self.c_ns = 0  # in the engine's calls
+        self.trainable = [(u, i) for u in states if u.trainable for i in range(len(u.params))]
+        for number, (state, i) in enumerate(self.trainable):
+            if i == 0:
+                self.first_trainable[state.index] = number
+
+    # ---- calls of the engine
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """A call of the engine, whose time is not ours."""
+        start = perf_counter_ns()
+        try:
+            return function(*args)
+        finally:
+            self.c_ns += perf_counter_ns() - start
+
+    # ---- gathering
+
+    def acquire(self, state: UnitState) -> None:
+        """Holds a unit; gathers it where nobody does."""
+        if state.holds == 0:
+            if self.closed:
+                raise RuntimeError(f"the model is {self.closed}: its parameters are released")
+            address = self.call(self.engine.gather, state.index)
+            state.holds = 1
+            try:
+                state.memory.show(address)
+            except BaseException:
+                state.holds = 0
+                self.call(self.engine.release, state.index)
+                raise
+            return
+        state.holds += 1
+
+    def release(self, state: UnitState) -> None:
+        """Ends one hold."""
+        state.holds -= 1
+        if state.holds == 0:
+            state.memory.hide()
+            self.call(self.engine.release, state.index)
+            self.hidden.append(state)
+
+    def leave(self) -> None:
+        """Outside of a pass, released parameters are scalars of their own."""
+        if self.depth or self.in_backward:
+            return
+        for state in self.hidden:
+            if state.holds == 0:
+                state.memory.leave()
+        self.hidden.clear()
+
+    # ---- forward
+
+    def enter(self, group: Group) -> bool:
+        """A forward call of a group's module begins. Returns whether gradients of its inputs are to be watched."""
+        recompute = task_id() != -1
+        if not recompute:
+            if self.in_backward:
+                self.recover("the backward pass failed")
+            if self.depth == 0 and self.before_forward is not None:
+                self.before_forward()
+        if group.owner is not None and group.owner.stack:
+            group.stack.append(None)
+            return False
+        held: list[UnitState] = []
+        group.stack.append((held, recompute))
+        self.stack.append(group)
+        if not recompute:
+            self.depth += 1
+            if self.depth == 1 and self.on_pass is not None:
+                self.on_pass(True)
+        counts = group.module.training or torch.is_grad_enabled()
+        for state in group.units:
+            self.acquire(state)
+            held.append(state)
+            if counts and not recompute:
+                state.entries += 1
+        if recompute and torch.is_grad_enabled():
+            self.hold(group)
+        return group.watches and torch.is_grad_enabled()
+
+    def exit(self, group: Group) -> bool:
+        """A forward call is over, or failed. Returns whether outputs are to be hooked."""
+        if not group.stack:
+            return False
+        entry = group.stack.pop()
+        if entry is None:
+            return False
+        held, recompute = entry
+        if self.stack and self.stack[-1] is group:
+            self.stack.pop()
+        elif group in self.stack:  # inner calls that never ended (a hook of theirs raised)
+            self.stack.remove(group)
+        for state in reversed(held):
+            self.release(state)
+        if not recompute:
+            self.depth -= 1
+            if self.depth == 0 and self.on_pass is not None:
+                self.on_pass(False)
+            self.leave()
+        return True
+
+    # ---- backward
+
+    def hold(self, group: Group) -> None:
+        """A group's backward pass begins (or goes on): its units are gathered until it is over."""
+        if not self.in_backward:
+            self.in_backward = True
+            torch.autograd.Variable._execution_engine.queue_callback(self.end_backward)
+        if group.backward:
+            return
+        group.backward = True
+        for state in group.units:
+            self.acquire(state)
+
+    def before_backward(self, group: Group) -> None:
+        """The first gradient of an output of the group's came."""
+        self.hold(group)
+        for state in group.units:
+            if state.trainable:
+                self.arm(state)
+
+    def arm(self, state: UnitState) -> None:
+        """Gradients that this backward pass will accumulate go to the engine's buffer."""
+        task = task_id()
+        for i, node in enumerate(state.nodes):
+            if state.armed[i] and (not state.fired[i] or state.tasks[i] == task) or not _will_execute(node):
+                continue
+            if not self.micro_open:
+                self.begin_micro()
+            if state.reduced:
+                raise RuntimeError(
+                    f"unit '{state.unit.name}' was reduced already, and parameter '{state.unit.pieces[i].name}' gets "
+                    "another gradient in the same backward pass")
+            self._check_grad(state, i)
+            if not state.grads:
+                state.grads = self._gradient(state)
+            if state.direct:
+                state.params[i].grad = state.grads[i]
+            else:
+                state.params[i].grad = None
+            state.armed[i] = True
+            state.left += 1
+
+    def _check_grad(self, state: UnitState, i: int) -> None:
+        grad = state.params[i].grad
+        if grad is None or grad is state.handles[i] or state.grads and grad is state.grads[i]:
+            return
+        raise RuntimeError(f"the .grad of parameter '{state.unit.pieces[i].name}' was set by somebody else; zshard "
+                           "accumulates gradients itself (zshard.torch.grad_of reads them)")
+
+    def _gradient(self, state: UnitState) -> list[torch.Tensor]:
+        """Views of the engine's fp32 buffer, one for each parameter."""
+        address = self.call(self.engine.grad, state.index)
+        views = state.views.get(address)
+        if views is None:
+            if len(state.views) >= 64:
+                state.views.clear()
+            whole = tensor_at(address, state.unit.elems, torch.float32, state.memory.device)
+            views = state.views[address] = [whole[p.first:p.first + p.numel].view(p.shape) for p in state.unit.pieces]
+        return views
+
+    def accumulated(self, state: UnitState, i: int) -> None:
+        """Parameter i has its gradient (post-accumulate hook)."""
+        param = state.params[i]
+        grad = param.grad
+        if not state.armed[i]:
+            self._late_arm(state, i)
+        if state.direct:
+            if grad is not state.grads[i] and grad is not None:  # create_graph: autograd made a sum of its own
+                state.grads[i].copy_(grad.detach())
+        elif grad is not None:
+            dense = grad.detach().contiguous()
+            piece = state.unit.pieces[i]
+            state.grads[i].view(-1).add_(dense.view(-1)) if dense.device.type == "cpu" else self.call(
+                self.engine.grad_add, state.index, piece.first, piece.numel, _DTYPE[dense.dtype], dense.data_ptr())
+        state.left -= 1
+        state.fired[i], state.tasks[i] = True, task_id()
+        handle = state.handles[i]
+        handle.begin()
+        param.grad = handle
+        if state.left == 0 and state.entries <= 1:
+            self._complete(state)
+
+    def _late_arm(self, state: UnitState, i: int) -> None:
+        """A gradient that was not seen coming: the parameter was used outside of its module's forward."""
+        grad = state.params[i].grad
+        if not self.in_backward:
+            self.in_backward = True
+            torch.autograd.Variable._execution_engine.queue_callback(self.end_backward)
+        if not self.micro_open:
+            self.begin_micro()
+        if state.reduced:
+            raise RuntimeError(f"parameter '{state.unit.pieces[i].name}' got a gradient after its unit was reduced: "
+                               "it is used outside of its module's forward; name it in shard(external=...)")
+        if not state.grads:
+            state.grads = self._gradient(state)
+        if state.direct and grad is not None and grad is not state.handles[i]:
+            state.grads[i].add_(grad.detach())
+            state.params[i].grad = state.grads[i]
+        state.armed[i] = True
+        state.left += 1
+        state.entries += 2
+
+    def _complete(self, state: UnitState) -> None:
+        """All gradients of a unit that this pass gives are there."""
+        self._reduce(state)
+        for group in state.groups:
+            self.finish(group)
+
+    def _reduce(self, state: UnitState) -> None:
+        if state.reduced:
+            return
+        state.reduced = True
+        self.norms = None
+        state.had = [a or b for a, b in zip(state.had, state.fired, strict=True)]
+        self.call(self.engine.reduce_of, state.index, None if all(state.fired) else state.fired)
+
+    def finish(self, group: Group) -> None:
+        """Releases a group's units where its backward pass is over."""
+        if not group.backward or group.inputs > 0:
+            return
+        for state in group.units:
+            if state.trainable and not state.reduced and (state.left or any(state.armed)):
+                return
+        group.backward = False
+        for state in reversed(group.units):
+            self.release(state)
+
+    def begin_micro(self) -> None:
+        """The first gradient of a backward pass."""
+        self.settle()
+        self.norms = None
+        self.call(self.engine.micro, self.boundary)
+        self.micro_open = True
+
+    def end_backward(self) -> None:
+        """The backward pass is over (autograd's callback)."""
+        start = perf_counter_ns() - self.c_ns
+        with self.lock:
+            if not self.in_backward:
+                return
+            if self.micro_open:
+                self._end_micro()
+            self.in_backward = False
+            self._drop_holds()
+            self.leave()
+        self.busy_ns += perf_counter_ns() - self.c_ns - start
+
+    def _end_micro(self) -> None:
+        for state in reversed(self.units):
+            if not state.trainable:
+                continue
+            if any(state.fired):
+                self._reduce(state)
+            for i, param in enumerate(state.params):
+                if state.armed[i] and not state.fired[i]:
+                    param.grad = state.handles[i] if state.had[i] else None
+                if self.world > 1 and param.grad is None:  # the same on all ranks: another may have one
+                    state.handles[i].begin()
+                    param.grad = state.handles[i]
+        self.call(self.engine.micro_end)
+        self.norms = None
+        self.micro_open = False
+        self.micros += 1
+        for state in self.units:
+            state.forget()
+
+    def _drop_holds(self) -> None:
+        for group in self.groups.values():
+            group.inputs = 0
+            if group.backward:
+                group.backward = False
+                for state in reversed(group.units):
+                    self.release(state)
+
+    def recover(self, why: str) -> None:
+        """A pass ended by an exception: everything is released, and this step's gradients are not whole."""
+        for group in self.groups.values():
+            while group.stack:
+                entry = group.stack.pop()
+                for state in entry[0] if entry else ():
+                    self.release(state)
+        self.stack.clear()
+        self.depth = 0
+        if self.micro_open:
+            self.broken = why
+            self.micro_open = False
+        self.in_backward = False
+        self._drop_holds()
+        for state in self.units:
+            state.forget()
+        self.leave()
+
+    # ---- between backward passes
+
+    def clear(self) -> None:
+        """The step's gradients are gone: stepped, or dropped."""
+        self.micros, self.norms, self.broken = 0, None, ""
+        for state in self.units:
+            if state.trainable:
+                state.had = [False] * len(state.params)
+
+    def stepping(self, stepper: Any, group_of: Any) -> bool:
+        """Whether a step may begin now."""
+        return True
+
+    def stepped(self, result: Any) -> None:
+        """The engine has begun a step."""
+        self.steps, self.last = result.iterations, result
+        norms = self.norms
+        self.clear()
+        self.norms, self.spent = norms, True
+
+    def settle(self) -> None:
+        """Before a micro-step: what the user did to .grad since the last one. RuntimeError: it cannot be done."""
+        if self.spent:
+            self._check_cleared()
+        if self.micros == 0 and not self.broken:
+            return
+        live = dropped = 0
+        for state, i in self.trainable:
+            if not state.had[i] and self.world == 1:
+                continue
+            handle = state.handles[i]
+            if state.params[i].grad is not handle or handle.zeroed:
+                dropped += 1
+                continue
+            live += 1
+            if handle.factor != 1.0:
+                raise RuntimeError("gradients were scaled or clipped, and another backward pass came before the step")
+        if self.broken or dropped and not live:
+            if live:
+                raise RuntimeError(f"{self.broken}: clear the gradients (optimizer.zero_grad()), or call the "
+                                   "handle's reset()")
+            self.call(self.engine.abandon)
+            self.clear()
+        elif dropped:
+            raise RuntimeError("gradients of some parameters were cleared between two backward passes of a step, and "
+                               "those of others were not")
+
+    def _check_cleared(self) -> None:
+        for state, i in self.trainable:
+            handle = state.handles[i]
+            if state.params[i].grad is handle and not handle.zeroed:
+                raise RuntimeError(f"the gradient of '{state.unit.pieces[i].name}' was stepped and not cleared: call "
+                                   "optimizer.zero_grad() before the next backward pass")
+        self.spent = False
+
+
+    # ---- elements
+
+    def read(self, unit: int, what: str, first: int, count: int) -> torch.Tensor:
+        """[count] fp32 on the host, on every rank. Collective."""
+        with self.lock:
+            return torch.frombuffer(self.call(self.engine.read, unit, what, first, count), dtype=torch.float32)
+
+    def write(self, unit: int, what: str, first: int, values: torch.Tensor) -> None:
+        """Writes fp32 values, the same on every rank. Collective, between steps."""
+        host = values.to("cpu", torch.float32).contiguous()
+        with self.lock:
+            self.call(self.engine.write_on, -1, unit, what, first, host.numel(), "f32", host.data_ptr())
+
+    def write_steps(self, param: torch.Tensor, steps: int) -> None:
+        """A tensor's own count of steps cannot be set; it counts from the engine's."""
+
+
+_DTYPE = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+
+
+def _will_execute(node: Any) -> bool:
+    """Whether this backward pass accumulates into the node's parameter (torch.autograd.grad does not)."""
+    try:
+        return bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:
+        return False

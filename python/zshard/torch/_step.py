@@ -1,0 +1,266 @@
+"""From an optimizer's param_groups to a step of the engine; used by our optimizers and by torch's.
+
+A `Rule` says what the engine's optimizer of one torch class is, and how its groups read. `Stepper` is one optimizer
+on one model: which of the model's trainable tensors are in which group, and what the step sends.
+"""
+from __future__ import annotations
+
+import ctypes
+import math
+import warnings
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from ._runtime import Runtime
+
+GROUP_NONE = 65534
+_WHATS = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum_buffer": "exp_avg", "sum": "exp_avg"}
+
+_runtimes: weakref.WeakValueDictionary[int, Runtime] = weakref.WeakValueDictionary()  # by id(parameter)
+
+
+def register(runtime: Runtime) -> None:
+    """From now on optimizers of the runtime's parameters step its engine."""
+    for key in runtime.plan.of_param:
+        _runtimes[key] = runtime
+
+
+def unregister(runtime: Runtime) -> None:
+    """The runtime is closed."""
+    for key in runtime.plan.of_param:
+        if _runtimes.get(key) is runtime:
+            del _runtimes[key]
+
+
+def runtime_of(param: torch.Tensor) -> Runtime | None:
+    """The runtime whose model has this parameter; None: it is not sharded."""
+    runtime = _runtimes.get(id(param))
+    if runtime is None:
+        return None
+    found = runtime.plan.find(param)
+    return runtime if found is not None and found[1].param is param else None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The engine's counterpart of an optimizer class."""
+
+    kind: str  # of zshard._engine.OPTIMIZERS
+    states: tuple[str, ...]  # names of the moments, as torch has them
+    refused: Mapping[str, Any]  # settings that must be as given here
+
+    def group(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        """struct zc_group of a param_group, as it is now. ValueError: a setting has no counterpart."""
+        for name, value in self.refused.items():
+            if group.get(name, value) != value:
+                raise ValueError(f"{name}={group[name]!r} has no counterpart in the engine's {self.kind}")
+        made = {"lr": _float(group["lr"]), "weight_decay": _float(group.get("weight_decay", 0.0))}
+        if "betas" in group:
+            made["beta1"], made["beta2"] = (_float(b) for b in group["betas"])
+        if self.kind == "sgd":
+            made["momentum"] = _float(group.get("momentum", 0.0))
+            made["dampening"] = _float(group.get("dampening", 0.0))
+            made["nesterov"] = bool(group.get("nesterov", False))
+        if "eps" in group:
+            made["eps"] = _float(group["eps"])
+        if self.kind == "adagrad":
+            made["lr_decay"] = _float(group.get("lr_decay", 0.0))
+        return made
+
+
+def _float(value: Any) -> float:
+    return float(value)
+
+
+def rule_of(optimizer: torch.optim.Optimizer) -> Rule | None:
+    """The rule of an optimizer; None: its class has no counterpart."""
+    own = getattr(optimizer, "zshard_rule", None)
+    if isinstance(own, Rule):
+        return own
+    rule = RULES.get(type(optimizer))
+    if rule is not None and rule.kind == "adam" and any(g.get("decoupled_weight_decay") for g in optimizer.param_groups):
+        return RULES[torch.optim.AdamW]
+    return rule
+
+
+_NO_AMSGRAD = {"amsgrad": False, "maximize": False, "differentiable": False}
+_PLAIN = {"maximize": False, "differentiable": False}
+RULES: dict[type, Rule] = {
+    torch.optim.AdamW: Rule("adamw", ("exp_avg", "exp_avg_sq"), _NO_AMSGRAD),
+    torch.optim.Adam: Rule("adam", ("exp_avg", "exp_avg_sq"), _NO_AMSGRAD),
+    torch.optim.SGD: Rule("sgd", ("momentum_buffer",), _PLAIN),
+    torch.optim.Adagrad: Rule("adagrad", ("sum",), {**_PLAIN, "initial_accumulator_value": 0}),
+}
+LION = Rule("lion", ("exp_avg",), _PLAIN)
+
+
+class Stepper:
+    """One optimizer on one model."""
+
+    def __init__(self, runtime: Runtime, optimizer: torch.optim.Optimizer, rule: Rule) -> None:
+        self.runtime, self.rule = runtime, rule
+        self._optimizer = weakref.ref(optimizer)
+        self._key: Any = None
+        self._group_of: Any = None
+        self.owned = 0  # trainable tensors that are the optimizer's
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer. ReferenceError: it is gone."""
+        found = self._optimizer()
+        if found is None:
+            raise ReferenceError("the optimizer is gone")
+        return found
+
+    def group_of(self) -> Any:
+        """[trainable] uint32: the group of each tensor, GROUP_NONE where it is in none. Not to be written."""
+        groups = self.optimizer.param_groups
+        key = [(id(g), len(g["params"])) for g in groups]
+        if key == self._key:
+            return self._group_of
+        runtime = self.runtime
+        array = (ctypes.c_uint32 * len(runtime.trainable))(*[GROUP_NONE] * len(runtime.trainable))
+        self.owned = 0
+        for number, group in enumerate(groups):
+            for param in group["params"]:
+                found = runtime.plan.find(param)
+                if found is not None and not found[0].frozen:
+                    place = runtime.units[found[0].index].places[id(param)]
+                    array[runtime.first_trainable[found[0].index] + place] = number
+                    self.owned += 1
+        self._key, self._group_of = key, array
+        return array
+
+    def groups(self) -> list[dict[str, Any]]:
+        """struct zc_group of each param_group, now."""
+        return [self.rule.group(g) for g in self.optimizer.param_groups]
+
+
+def collect(runtime: Runtime, group_of: Any) -> tuple[Any, Any, float]:
+    """What users did to `.grad`: (group_of without dropped tensors, factors or None, one common factor).
+
+    RuntimeError: a `.grad` is not ours.
+    """
+    factors: list[float] | None = None
+    common: float | None = None
+    dropped: list[int] = []
+    for number, (state, i) in enumerate(runtime.trainable):
+        grad = state.params[i].grad
+        handle = state.handles[i]
+        if grad is handle:
+            factor = 0.0 if handle.zeroed else handle.factor
+            if common is None:
+                common = factor
+            elif factor != common and factors is None:
+                factors = [common] * number
+            if factors is not None:
+                factors.append(factor)
+            continue
+        if factors is not None:
+            factors.append(1.0)
+        if grad is not None:
+            raise RuntimeError(f"the .grad of parameter '{state.unit.pieces[i].name}' is not zshard's: gradients are "
+                               "accumulated in the engine, and another tensor there would be ignored")
+        if state.had[i]:
+            dropped.append(number)
+    if dropped:
+        group_of = type(group_of)(*group_of)
+        for number in dropped:
+            group_of[number] = GROUP_NONE
+    if factors is not None:
+        factors = [f if math.isfinite(f) else 0.0 for f in factors]
+        return group_of, (ctypes.c_float * len(factors))(*factors), 1.0
+    return group_of, None, 1.0 if common is None else common
+
+
+def apply(stepper: Stepper, scale: float = 1.0, clip: float = 0.0) -> Any:
+    """A step of one optimizer on one model. None: there was no gradient, nothing was done.
+
+    scale: gradients are multiplied by it besides (1 / GradScaler's).
+    """
+    runtime = stepper.runtime
+    with runtime.lock:
+        if runtime.depth or runtime.in_backward and torch._C._current_graph_task_id() == -1:
+            runtime.recover("a forward or backward pass failed")
+        if runtime.broken:
+            raise RuntimeError(f"{runtime.broken}: this step's gradients are not whole; call optimizer.zero_grad(), or "
+                               "on all ranks the handle's reset(skip=True)")
+        if runtime.micros == 0 or runtime.spent:
+            warnings.warn("optimizer.step() of a sharded model without a backward pass since the last one: nothing is "
+                          "stepped (torch.autograd.grad trains nothing)", stacklevel=4)
+            return None
+        group_of, factors, common = collect(runtime, stepper.group_of())
+        common *= scale
+        if factors is None and (common == 0.0 or not math.isfinite(common)):
+            factors, common = (ctypes.c_float * len(runtime.trainable))(), 1.0
+        if not runtime.stepping(stepper, group_of):
+            return None
+        stepped = runtime.call(_call, runtime, stepper.groups(), group_of, factors, 1.0 / common, clip)
+        runtime.stepped(stepped)
+        return stepped
+
+
+def _call(runtime: Runtime, groups: Any, group_of: Any, factors: Any, divide: float, clip: float) -> Any:
+    return runtime.engine.step_by(groups, group_of=group_of, factors=factors, divide=divide, clip=clip)
+
+
+class LazyState(dict[str, Any]):
+    """`optimizer.state[p]`: its entries are read from the engine when they are asked for.
+
+    Keys are "step" and the moments' names. Reads are collective where ranks are several.
+    """
+
+    def __init__(self, runtime: Runtime, param: torch.Tensor, rule: Rule) -> None:
+        super().__init__(dict.fromkeys(("step", *rule.states)))
+        self.runtime, self.param = runtime, param
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in self:
+            raise KeyError(key)
+        value = super().__getitem__(key)
+        return value if value is not None else read_state(self.runtime, self.param, key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self[key] if key in self else default
+
+    def items(self) -> Any:
+        return [(k, self[k]) for k in self]
+
+    def values(self) -> Any:
+        return [self[k] for k in self]
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self.items()),)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
+        return dict(self.items())
+
+    def copy(self) -> dict[str, Any]:
+        """A plain dict with real tensors."""
+        return dict(self.items())
+
+
+def read_state(runtime: Runtime, param: torch.Tensor, name: str) -> torch.Tensor:
+    """"step" (scalar), or a moment (fp32, the parameter's shape, on its device), on every rank. Collective."""
+    found = runtime.plan.find(param)
+    assert found is not None
+    unit, piece = found
+    if name == "step":
+        place = runtime.units[unit.index].places[id(param)]
+        return torch.tensor(float(runtime.call(runtime.engine.tensor_steps, unit.index)[place]))
+    return runtime.read(unit.index, _WHATS[name], piece.first, piece.numel).view(piece.shape)
+
+
+def write_state(runtime: Runtime, param: torch.Tensor, name: str, value: torch.Tensor) -> None:
+    """Writes a moment, the same on every rank. Collective. ValueError: another shape."""
+    found = runtime.plan.find(param)
+    assert found is not None
+    unit, piece = found
+    if value.shape != piece.shape:
+        raise ValueError(f"'{name}' of '{piece.name}' has shape {tuple(value.shape)}, not {tuple(piece.shape)}")
+    runtime.write(unit.index, _WHATS[name], piece.first, value.detach().float().contiguous().view(-1))
