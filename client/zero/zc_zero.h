@@ -227,8 +227,11 @@ struct zc_zero_options {
      * and copies from; where that can be (a device that is the daemon's, a tier with room for all
      * of them, and ranks that gather between devices), else as ZC_ZERO_NVME: zc_zero_stats() says
      */
-    uint32_t micro_steps; /* >= 1: gradients of so many micro-steps make one step */
-    double clip;          /* of the global norm; 0: off */
+    uint32_t
+        micro_steps; /* gradients of so many micro-steps make one step; 0: as many as come, each
+                             between zc_zero_micro() and zc_zero_micro_end(); not with `vertical`,
+                             and no step is announced then */
+    double clip;     /* of the global norm; 0: off */
     enum zc_optimizer optimizer;
     enum zc_moments moments;
     double beta1, beta2, eps; /* as in struct zc_group; what the optimizer has not is ignored */
@@ -350,6 +353,17 @@ ZC_EXPORT int zc_zero_reduce(struct zc_zero *z, uint32_t unit);
  * rank in this micro-step; has NULL: all, as zc_zero_reduce() says. */
 ZC_EXPORT int zc_zero_reduce_of(struct zc_zero *z, uint32_t unit, const bool *has, uint32_t n);
 
+/** With micro_steps 0: a micro-step (a backward pass) begins; one that is in progress ends first. With
+ * accumulate_local `last` says that gradients leave in it; if none was the last, the step exchanges
+ * what is held. All ranks make as many micro-steps between two steps, at least one. */
+ZC_EXPORT int zc_zero_micro(struct zc_zero *z, bool last);
+/** It is over. Units that this rank did not reduce in it have no gradient here: zeros are exchanged,
+ * whatever was added into zc_zero_grad() (with accumulate_local, that stays). Collectives of a
+ * micro-step run in one order, by falling unit number, each as soon as all units above it were reduced
+ * on this rank, or the micro-step ends: so ranks may reduce in different orders. (Gathers that are
+ * collective are in that order, too, as they come.) -EBUSY: none is in progress. */
+ZC_EXPORT int zc_zero_micro_end(struct zc_zero *z);
+
 struct zc_zero_stepped {
     uint64_t iterations, applied;
     double grad_norm;  /* of the averaged gradient, before clipping; NaN when skipped */
@@ -363,8 +377,8 @@ struct zc_zero_stepped {
  * goes on has the scale that it had. */
 ZC_EXPORT double zc_zero_loss_scale(const struct zc_zero *z);
 
-/** After micro_steps micro-steps in which every trainable unit was reduced, with every unit
- * released; lr is the same on all ranks. Returns when the step has begun: a gather behind it waits
+/** After micro_steps micro-steps in which every trainable unit was reduced (with micro_steps 0: after
+ * at least one; what is missing of it is ended first), with every unit released; lr is the same on all ranks. Returns when the step has begun: a gather behind it waits
  * for what it needs, and a failure of the step comes out of a later call.
  *
  * Where the step before was to be committed and was not (-ENOSPC, -EIO ...), this is told here,

@@ -144,8 +144,9 @@ int zcz_options_check(const struct zc_zero_options *o, uint32_t world, struct zb
         rc = check_name(o, world, err);
     if (rc < 0)
         return rc;
-    if (o->micro_steps < 1)
-        return zb_fail(err, -EINVAL, "0 micro-steps in a step: at least 1");
+    if (o->micro_steps == 0 && o->vertical)
+        return zb_fail(err, -EINVAL,
+                       "vertical: a unit's micro-steps are at least 1, not as many as come (0)");
     if (!(o->clip >= 0 && isfinite(o->clip)))
         return zb_fail(err, -EINVAL, "clip %g: 0 (off) or a norm", o->clip);
     if (!zb_optimizer_name((enum zb_optimizer)o->optimizer))

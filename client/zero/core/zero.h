@@ -146,10 +146,10 @@ static inline uint32_t zcz_micro_steps(const struct zc_zero *z)
     return z->options.vertical ? 1 : z->options.micro_steps;
 }
 
-/** How often it is pushed, then. */
+/** How often it is pushed, then; 0: as often as it comes to it (micro_steps 0). */
 static inline uint32_t zcz_pushes(const struct zc_zero *z)
 {
-    return z->options.accumulate_local ? 1 : zcz_micro_steps(z);
+    return z->options.accumulate_local && z->options.micro_steps > 0 ? 1 : zcz_micro_steps(z);
 }
 
 /** fp32 elements of a unit's gradient, as the trainer gets it. */

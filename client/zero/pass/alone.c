@@ -45,16 +45,6 @@ static uint32_t slices(const struct zc_zero *z, const struct zcz_unit *u)
     return n;
 }
 
-static size_t slice_bytes(const struct zcz_unit *u)
-{
-    return u->slice * zb_dtype_bytes(u->layout.dtype);
-}
-
-static size_t wire_bytes(const struct zcz_unit *u)
-{
-    return zb_blocks_bytes(ZB_Q8_BLOCK_BYTES, u->slice);
-}
-
 /* ---- the start */
 
 int zcz_alone_start(struct zc_zero *z)
@@ -182,7 +172,7 @@ static void alone_copy(const struct zc_zero *z, const struct zcz_unit *u, uint32
                        const struct zc_view *view)
 {
     struct zcz_pieces from = zcz_gather_pieces(z, u, view, slice_count(z, u, s));
-    char *to = (char *)u->pass->buf->data + slice_bytes(u) * s;
+    char *to = (char *)u->pass->buf->data + zcz_slice_bytes(u) * s;
     uint64_t count = slice_count(z, u, s), page = z->store->page_elems;
 
     if (!u->layout.quantized) {
@@ -202,9 +192,9 @@ static void alone_zero_behind(const struct zc_zero *z, const struct zcz_unit *u)
 {
     uint32_t last = slices(z, u) - 1;
     size_t elem = zb_dtype_bytes(u->layout.dtype);
-    size_t end = slice_bytes(u) * last + slice_count(z, u, last) * elem;
+    size_t end = zcz_slice_bytes(u) * last + slice_count(z, u, last) * elem;
 
-    memset((char *)u->pass->buf->data + end, 0, slice_bytes(u) * z->shards - end);
+    memset((char *)u->pass->buf->data + end, 0, zcz_slice_bytes(u) * z->shards - end);
 }
 
 /* 1: it is all there; 0: more slices are to come. */
@@ -219,10 +209,10 @@ static int alone_collect_host(struct zc_zero *z, struct zcz_unit *u)
         return 1;
     }
     if (!u->pass->buf)
-        u->pass->buf = zcz_buf_get(&z->pass->gather_pool, slice_bytes(u) * z->shards);
+        u->pass->buf = zcz_buf_get(&z->pass->gather_pool, zcz_slice_bytes(u) * z->shards);
     if (!u->pass->buf)
         return zcz_fail(z, -ENOMEM, "no memory to gather unit %u '%s': %zu bytes", u->def.index,
-                        u->def.name, slice_bytes(u) * z->shards);
+                        u->def.name, zcz_slice_bytes(u) * z->shards);
     for (uint32_t i = 0; i < u->pass->slices_pinned; i++)
         alone_copy(z, u, at + i, &views[i]);
     n -= u->pass->slices_done + u->pass->slices_pinned;
@@ -243,7 +233,7 @@ static int alone_up(struct zc_zero *z, struct zcz_unit *u)
 {
     const struct zc_view *views = &z->pass->views[alone_index(z, u)];
     uint32_t at = alone_at(z, u), last = slices(z, u) - 1;
-    size_t bytes = u->layout.quantized ? wire_bytes(u) : slice_bytes(u);
+    size_t bytes = u->layout.quantized ? zcz_wire_bytes(u) : zcz_slice_bytes(u);
     int rc = zcz_gather_dev_get(z, u);
 
     for (uint32_t i = 0; i < u->pass->slices_pinned && rc == 0; i++) {

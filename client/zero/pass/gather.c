@@ -37,16 +37,6 @@
 
 #include "client/zero/pass/pass_priv.h"
 
-static uint64_t slice_bytes(const struct zcz_unit *u)
-{
-    return u->slice * zb_dtype_bytes(u->layout.dtype);
-}
-
-static uint64_t wire_bytes(const struct zcz_unit *u)
-{
-    return zb_blocks_bytes(ZB_Q8_BLOCK_BYTES, u->slice);
-}
-
 /* As the store has it, pages and all. */
 static uint64_t stored_bytes(const struct zc_zero *z, const struct zcz_unit *u)
 {
@@ -157,55 +147,10 @@ static struct zcz_pool *gather_pool(struct zc_zero *z)
     return z->whole_params && !z->device.gpu ? &z->whole_param : &z->pass->gather_pool;
 }
 
-/* There is u->pass->on_dev, or the failure. */
-static int gather_dev_whole(struct zc_zero *z, struct zcz_unit *u)
-{
-    struct zcz_pool *pool = z->whole_params ? &z->whole_param : &z->pass->gather_dev;
-    size_t bytes = slice_bytes(u) * z->shards;
-
-    if (!u->pass->on_dev)
-        u->pass->on_dev = zcz_buf_get(pool, bytes);
-    return u->pass->on_dev ? 0 : zcz_device_full(z, pool, "to gather", u, bytes);
-}
-
-int zcz_gather_dev_get(struct zc_zero *z, struct zcz_unit *u)
-{
-    int rc = gather_dev_whole(z, u);
-
-    if (rc < 0 || !zcz_coded(z, u) || u->pass->wire)
-        return rc;
-    u->pass->wire = zcz_buf_get(&z->pass->wire_dev, wire_bytes(u) * z->shards);
-    return u->pass->wire ? 0
-                         : zcz_device_full(z, &z->pass->wire_dev, "for the codes of", u,
-                                           wire_bytes(u) * z->shards);
-}
-
 static int gather_no_memory(struct zc_zero *z, const struct zcz_unit *u)
 {
     return zcz_fail(z, -ENOMEM, "no memory to gather unit %u '%s': %llu bytes", u->def.index,
-                    u->def.name, (unsigned long long)(slice_bytes(u) * z->shards));
-}
-
-/* The stores of this process keep a slice as one page; cut into those of a daemon it has no gaps.
- */
-_Static_assert(ZB_PAGE_ELEMS_DEFAULT / ZB_BLOCK_ELEMS * ZB_Q8_BLOCK_BYTES % ZB_PAGE_ALIGN == 0,
-               "pages of codes have gaps");
-
-struct zcz_pieces zcz_gather_pieces(const struct zc_zero *z, const struct zcz_unit *u,
-                                    const struct zc_view *view, uint64_t count)
-{
-    uint32_t block = u->layout.block_bytes[ZB_PARAM];
-    size_t bytes = zb_blocks_bytes(block, count);
-    struct zcz_pieces p = {
-        .data = z->store->params_dev ? z->store->params_dev + view->offset : view->data,
-        .bytes = bytes,
-        .piece = zb_blocks_bytes(block, z->store->page_elems),
-        .stride = zb_page_bytes(block, z->store->page_elems),
-    };
-
-    if (p.piece == p.stride)
-        p.piece = p.stride = bytes;
-    return p;
+                    u->def.name, (unsigned long long)(zcz_slice_bytes(u) * z->shards));
 }
 
 static struct zcz_pieces view_pieces(const struct zc_zero *z, const struct zcz_unit *u)
@@ -230,10 +175,10 @@ static void gather_place(const struct zc_zero *z, const struct zcz_unit *u, stru
 static int gather_copy(struct zc_zero *z, struct zcz_unit *u)
 {
     if (!u->pass->buf)
-        u->pass->buf = zcz_buf_get(gather_pool(z), slice_bytes(u) * z->shards);
+        u->pass->buf = zcz_buf_get(gather_pool(z), zcz_slice_bytes(u) * z->shards);
     if (!u->pass->buf)
         return gather_no_memory(z, u);
-    gather_place(z, u, u->pass->buf, slice_bytes(u));
+    gather_place(z, u, u->pass->buf, zcz_slice_bytes(u));
     u->pass->params = u->pass->buf->data;
     return u->pass->pinned ? gather_unpin(z, u) : 0;
 }
@@ -244,14 +189,15 @@ static int gather_encode(struct zc_zero *z, struct zcz_unit *u)
 {
     char *place;
 
-    u->pass->wire = zcz_buf_get(&z->pass->wire_pool, wire_bytes(u) * z->shards);
+    u->pass->wire = zcz_buf_get(&z->pass->wire_pool, zcz_wire_bytes(u) * z->shards);
     if (!u->pass->wire)
         return zcz_fail(z, -ENOMEM, "no memory for the codes of unit %u '%s': %llu bytes",
-                        u->def.index, u->def.name, (unsigned long long)(wire_bytes(u) * z->shards));
+                        u->def.index, u->def.name,
+                        (unsigned long long)(zcz_wire_bytes(u) * z->shards));
     if (u->layout.quantized) {
-        gather_place(z, u, u->pass->wire, wire_bytes(u));
+        gather_place(z, u, u->pass->wire, zcz_wire_bytes(u));
     } else {
-        place = (char *)u->pass->wire->data + wire_bytes(u) * z->shard;
+        place = (char *)u->pass->wire->data + zcz_wire_bytes(u) * z->shard;
         zk_q8_write(z->kernels, u->layout.dtype, u->view.data, u->count, place);
         memset(place + zb_blocks_bytes(ZB_Q8_BLOCK_BYTES, u->count), 0,
                zb_blocks_bytes(ZB_Q8_BLOCK_BYTES, u->slice - u->count));
@@ -261,7 +207,7 @@ static int gather_encode(struct zc_zero *z, struct zcz_unit *u)
 
 static int gather_decode(struct zc_zero *z, struct zcz_unit *u)
 {
-    u->pass->buf = zcz_buf_get(&z->pass->gather_pool, slice_bytes(u) * z->shards);
+    u->pass->buf = zcz_buf_get(&z->pass->gather_pool, zcz_slice_bytes(u) * z->shards);
     if (!u->pass->buf)
         return gather_no_memory(z, u);
     zk_q8_read(z->kernels, u->layout.dtype, u->pass->wire->data, u->slice * z->shards,
@@ -277,7 +223,7 @@ static int gather_send(struct zc_zero *z, struct zcz_unit *u)
 {
     bool coded = zcz_coded(z, u);
     int rc = coded ? gather_encode(z, u) : gather_copy(z, u);
-    size_t bytes = coded ? wire_bytes(u) : slice_bytes(u);
+    size_t bytes = coded ? zcz_wire_bytes(u) : zcz_slice_bytes(u);
     struct zcz_buf *b = coded ? u->pass->wire : u->pass->buf;
 
     zcz_moved(z);
@@ -288,21 +234,12 @@ static int gather_send(struct zc_zero *z, struct zcz_unit *u)
 
 /* ---- on a device */
 
-int zcz_gather_made(struct zc_zero *z, struct zcz_unit *u)
-{
-    u->pass->copying = false;
-    u->pass->state = ZCZ_UPLOAD;
-    zcz_device_moves(z);
-    zcz_moved(z);
-    return u->pass->wire ? zcz_gather_dequantize(z, u) : 0;
-}
-
 /* The slice, as it is kept, begins to come to the device: codes to u->pass->wire, parameters to
  * u->pass->on_dev. */
 static int gather_up(struct zc_zero *z, struct zcz_unit *u)
 {
     struct zcz_pieces from = view_pieces(z, u);
-    size_t bytes = u->layout.quantized ? wire_bytes(u) : slice_bytes(u);
+    size_t bytes = u->layout.quantized ? zcz_wire_bytes(u) : zcz_slice_bytes(u);
     int rc = zcz_gather_dev_get(z, u);
 
     return rc < 0 ? rc
@@ -313,7 +250,7 @@ static int gather_up(struct zc_zero *z, struct zcz_unit *u)
 /* The bytes are in one piece, and wanted in a buffer on the device. */
 static int gather_upload(struct zc_zero *z, struct zcz_unit *u)
 {
-    size_t bytes = slice_bytes(u) * z->shards;
+    size_t bytes = zcz_slice_bytes(u) * z->shards;
     struct zcz_pieces from = { .bytes = bytes, .piece = bytes, .stride = bytes };
     int rc;
 
@@ -321,7 +258,7 @@ static int gather_upload(struct zc_zero *z, struct zcz_unit *u)
         rc = gather_up(z, u);
     } else {
         from.data = u->pass->buf->data;
-        rc = gather_dev_whole(z, u);
+        rc = zcz_gather_dev_whole(z, u);
         if (rc == 0)
             rc = zcz_device_up(z, u->pass->on_dev, 0, &from, bytes);
     }
@@ -346,7 +283,7 @@ static int gather_uploaded(struct zc_zero *z, struct zcz_unit *u)
 /* The slice is on the device. */
 static int gather_send_on_device(struct zc_zero *z, struct zcz_unit *u)
 {
-    size_t bytes = u->pass->wire ? wire_bytes(u) : slice_bytes(u);
+    size_t bytes = u->pass->wire ? zcz_wire_bytes(u) : zcz_slice_bytes(u);
     struct zcz_buf *b = u->pass->wire ? u->pass->wire : u->pass->on_dev;
     int rc = u->pass->wire && !u->layout.quantized ? zcz_gather_quantize(z, u) : 0;
 

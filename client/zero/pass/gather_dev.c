@@ -1,6 +1,6 @@
 /*
- * gather_dev.c - parameters that travel between devices as codes: made there, and made into
- * parameters again.
+ * gather_dev.c - what is gathered, on a device: its buffers, and codes that are made there, and made
+ * into parameters again. And what a view shows, in pieces.
  */
 #include "client/zero/pass/pass_priv.h"
 
@@ -49,4 +49,57 @@ int zcz_gather_dequantize(struct zc_zero *z, struct zcz_unit *u)
     zcz_buf_put(&z->pass->wire_dev, u->pass->wire);
     u->pass->wire = NULL;
     return rc < 0 ? zcz_device_fail(z, rc, &err) : 0;
+}
+
+int zcz_gather_made(struct zc_zero *z, struct zcz_unit *u)
+{
+    u->pass->copying = false;
+    u->pass->state = ZCZ_UPLOAD;
+    zcz_device_moves(z);
+    zcz_moved(z);
+    return u->pass->wire ? zcz_gather_dequantize(z, u) : 0;
+}
+
+int zcz_gather_dev_whole(struct zc_zero *z, struct zcz_unit *u)
+{
+    struct zcz_pool *pool = z->whole_params ? &z->whole_param : &z->pass->gather_dev;
+    size_t bytes = zcz_slice_bytes(u) * z->shards;
+
+    if (!u->pass->on_dev)
+        u->pass->on_dev = zcz_buf_get(pool, bytes);
+    return u->pass->on_dev ? 0 : zcz_device_full(z, pool, "to gather", u, bytes);
+}
+
+int zcz_gather_dev_get(struct zc_zero *z, struct zcz_unit *u)
+{
+    int rc = zcz_gather_dev_whole(z, u);
+
+    if (rc < 0 || !zcz_coded(z, u) || u->pass->wire)
+        return rc;
+    u->pass->wire = zcz_buf_get(&z->pass->wire_dev, zcz_wire_bytes(u) * z->shards);
+    return u->pass->wire ? 0
+                         : zcz_device_full(z, &z->pass->wire_dev, "for the codes of", u,
+                                           zcz_wire_bytes(u) * z->shards);
+}
+
+/* The stores of this process keep a slice as one page; cut into those of a daemon it has no gaps.
+ */
+_Static_assert(ZB_PAGE_ELEMS_DEFAULT / ZB_BLOCK_ELEMS * ZB_Q8_BLOCK_BYTES % ZB_PAGE_ALIGN == 0,
+               "pages of codes have gaps");
+
+struct zcz_pieces zcz_gather_pieces(const struct zc_zero *z, const struct zcz_unit *u,
+                                    const struct zc_view *view, uint64_t count)
+{
+    uint32_t block = u->layout.block_bytes[ZB_PARAM];
+    size_t bytes = zb_blocks_bytes(block, count);
+    struct zcz_pieces p = {
+        .data = z->store->params_dev ? z->store->params_dev + view->offset : view->data,
+        .bytes = bytes,
+        .piece = zb_blocks_bytes(block, z->store->page_elems),
+        .stride = zb_page_bytes(block, z->store->page_elems),
+    };
+
+    if (p.piece == p.stride)
+        p.piece = p.stride = bytes;
+    return p;
 }

@@ -1,8 +1,21 @@
 /*
- * micro.c - micro-steps: which tensors got a gradient in the step.
+ * micro.c - micro-steps: as many as come (micro_steps 0), and which tensors got a gradient.
  *
- * MODEL. Each reduction says which of the unit's tensors got a gradient on this rank. What was said in
- * any micro-step holds for the step (step/ asks by zcz_reduced_has()); a new step begins with none.
+ * MODEL. With micro_steps 0 the trainer says where a micro-step begins and ends. Units of it are
+ * handed over in any order, and are exchanged in one: by falling number, each as soon as all above it
+ * were handed over, and at the end those that were not, with zeros. So ranks may hand them over in
+ * different orders, or not at all, and make the same collectives.
+ *
+ *     zc_zero_micro()       pass->open; nothing of it is exchanged yet: pass->next is above all
+ *     zc_zero_reduce()      handed over: those that may leave, leave
+ *     zc_zero_micro_end()   the rest leaves
+ *
+ * ROUNDS. Each time that all units have left, the store gets one more sum of each: pass->rounds. With
+ * accumulate_local a micro-step that is not the last one only adds to what is held here
+ * (pass->held); what is held when it is needed leaves in a round of its own: zcz_micro_settle().
+ *
+ * TENSORS. Each reduction says which of the unit's tensors got a gradient on this rank. What was said
+ * in any micro-step holds for the step (step/ asks by zcz_reduced_has()); a new one begins with none.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -28,7 +41,7 @@ int zcz_micro_start(struct zc_zero *z)
     return 0;
 }
 
-void zcz_micro_has(struct zcz_unit *u, const bool *has)
+static void micro_has(struct zcz_unit *u, const bool *has)
 {
     for (uint32_t t = 0; t < u->def.ntensors; t++)
         u->pass->has[t] = u->pass->has[t] || !has || has[t];
@@ -36,6 +49,8 @@ void zcz_micro_has(struct zcz_unit *u, const bool *has)
 
 void zcz_micro_rewind(struct zc_zero *z)
 {
+    z->pass->open = z->pass->held = false;
+    z->pass->rounds = 0;
     for (uint32_t i = 0; i < z->nunits; i++)
         memset(z->pass->units[i].has, 0, z->units[i].def.ntensors * sizeof(bool));
 }
@@ -43,4 +58,244 @@ void zcz_micro_rewind(struct zc_zero *z)
 bool zcz_reduced_has(const struct zc_zero *z, uint32_t unit, uint32_t tensor)
 {
     return z->units[unit].pass->has[tensor];
+}
+
+/* ---- as many as come */
+
+/* In this micro-step. */
+static bool micro_handed(const struct zc_zero *z, const struct zcz_unit *u)
+{
+    return u->pass->micro > z->pass->micro;
+}
+
+static int micro_refused(struct zc_zero *z, const struct zcz_unit *u)
+{
+    if (!z->pass->open)
+        return zcz_refuse(z, -EBUSY,
+                          "unit %u '%s' has a gradient, and no micro-step is in progress: "
+                          "zc_zero_micro() comes first",
+                          u->def.index, u->def.name);
+    if (micro_handed(z, u))
+        return zcz_refuse(z, -EBUSY, "unit %u '%s' was reduced in micro-step %u, which is not over",
+                          u->def.index, u->def.name, z->pass->micro);
+    return 0;
+}
+
+/* Those that may leave, in their order; at the end all. */
+static int micro_leave(struct zc_zero *z, bool all)
+{
+    int rc = 0;
+
+    for (; z->pass->next > 0 && rc == 0; z->pass->next--) {
+        struct zcz_unit *u = &z->units[z->pass->next - 1];
+        bool handed = micro_handed(z, u);
+
+        if (u->def.frozen)
+            continue;
+        if (!handed && !all)
+            break;
+        if (!handed)
+            rc = zcz_grad_make(z, u, !z->options.accumulate_local);
+        if (rc == 0)
+            rc = zcz_reduce_leave(z, u);
+    }
+    return rc;
+}
+
+/* All units leave that have not. */
+static int micro_round(struct zc_zero *z)
+{
+    int rc = micro_leave(z, true);
+
+    if (rc < 0)
+        return rc;
+    zcz_reduce_follow(z);
+    z->pass->rounds++;
+    z->pass->held = false;
+    return 0;
+}
+
+static int micro_close(struct zc_zero *z)
+{
+    int rc = z->pass->leaves ? micro_round(z) : 0;
+
+    if (rc < 0)
+        return rc;
+    z->pass->held = !z->pass->leaves;
+    z->pass->open = false;
+    z->pass->micro++;
+    for (uint32_t i = 0; i < z->nunits; i++) {
+        z->pass->units[i].micro = z->pass->micro;
+        z->pass->units[i].asked = false;
+    }
+    zcz_schedule_learn(z);
+    zcz_schedule_apply(z);
+    return 0;
+}
+
+static int micro_hand(struct zc_zero *z, struct zcz_unit *u)
+{
+    u->pass->asked = false;
+    u->pass->micro = z->pass->micro + 1;
+    u->pass->unreduced = false;
+    return z->pass->leaves ? micro_leave(z, false) : zcz_turn(z, 0);
+}
+
+int zcz_micro_check(struct zc_zero *z)
+{
+    return !zcz_micro_any(z) || z->pass->open || z->pass->micro > 0
+               ? 0
+               : zcz_refuse(z, -EBUSY, "a step, and no micro-step was made: zc_zero_micro()");
+}
+
+int zcz_micro_settle(struct zc_zero *z)
+{
+    int rc = z->pass->open ? micro_close(z) : 0;
+
+    if (rc < 0 || !z->pass->held)
+        return rc;
+    z->pass->next = z->nunits;
+    return micro_round(z);
+}
+
+uint32_t zcz_micro_made(const struct zc_zero *z)
+{
+    return zcz_micro_any(z) ? z->pass->micro + z->pass->open : z->options.micro_steps;
+}
+
+/* ---- the trainer's calls */
+
+static int grad_refused(struct zc_zero *z, const struct zcz_unit *u)
+{
+    if (u->def.frozen)
+        return zcz_refuse(z, -EINVAL, "unit %u '%s' is frozen: it has no gradient", u->def.index,
+                          u->def.name);
+    if (zcz_micro_any(z))
+        return micro_refused(z, u);
+    if (z->pass->micro == zcz_micro_steps(z))
+        return zcz_refuse(z, -EBUSY,
+                          "unit %u '%s': all %u micro-steps are complete, and zc_zero_step() comes "
+                          "next",
+                          u->def.index, u->def.name, zcz_micro_steps(z));
+    if (u->pass->micro > z->pass->micro)
+        return zcz_refuse(z, -EBUSY,
+                          "unit %u '%s' was reduced in micro-step %u, which is not complete: %u of "
+                          "%u units were",
+                          u->def.index, u->def.name, z->pass->micro, z->pass->reduced,
+                          z->trainable);
+    return 0;
+}
+
+int zcz_grad_ask(struct zc_zero *z, uint32_t unit, struct zcz_unit **ret)
+{
+    int rc = zcz_enter_unit(z, unit, ret);
+
+    if (rc == 0)
+        rc = grad_refused(z, *ret);
+    if (rc == 0)
+        rc = zcz_grad_make(z, *ret, false);
+    if (rc == 0)
+        (*ret)->pass->asked = true;
+    return rc;
+}
+
+int zc_zero_grad(struct zc_zero *z, uint32_t unit, float **ret_grad)
+{
+    struct zcz_unit *u;
+    int rc = zcz_grad_ask(z, unit, &u);
+
+    if (rc < 0)
+        return rc;
+    *ret_grad = u->pass->grad->data;
+    return zcz_turn(z, 0);
+}
+
+/* The unit is the last one of its micro-step. */
+static void reduce_complete(struct zc_zero *z)
+{
+    z->pass->reduced = 0;
+    z->pass->micro++;
+    zcz_reduce_follow(z);
+    zcz_schedule_learn(z);
+}
+
+int zc_zero_reduce_of(struct zc_zero *z, uint32_t unit, const bool *has, uint32_t n)
+{
+    struct zcz_unit *u;
+    bool leaves;
+    int rc = zcz_enter_unit(z, unit, &u);
+
+    if (rc == 0)
+        rc = grad_refused(z, u);
+    if (rc < 0)
+        return rc;
+    if (!u->pass->asked)
+        return zcz_refuse(z, -EINVAL,
+                          "unit %u '%s' is reduced, and zc_zero_grad() was not called for it in "
+                          "this micro-step",
+                          unit, u->def.name);
+    if (has && n != u->def.ntensors)
+        return zcz_refuse(z, -EINVAL, "unit '%s' is reduced with %u gradients, and has %u tensors",
+                          u->def.name, n, u->def.ntensors);
+    if (zcz_micro_any(z)) {
+        micro_has(u, has);
+        rc = micro_hand(z, u);
+    } else {
+        leaves = u->pass->micro >= zcz_reduce_local(z);
+        rc = leaves ? zcz_reduce_leave(z, u) : zcz_turn(z, 0);
+    }
+    if (rc < 0)
+        return rc;
+    if (!zcz_micro_any(z)) {
+        micro_has(u, has);
+        u->pass->asked = false;
+        u->pass->micro++;
+        u->pass->unreduced = false;
+        if (++z->pass->reduced == z->trainable)
+            reduce_complete(z);
+    }
+    zcz_schedule_apply(z);
+    return zcz_reduce_waits(z);
+}
+
+int zc_zero_reduce(struct zc_zero *z, uint32_t unit)
+{
+    return zc_zero_reduce_of(z, unit, NULL, 0);
+}
+
+static int micro_enter(struct zc_zero *z)
+{
+    int rc = zcz_enter(z, true);
+
+    if (rc == 0 && !zcz_micro_any(z))
+        rc = zcz_refuse(z, -EINVAL,
+                        "a step of this engine has %u micro-steps: their units say where "
+                        "they end (options.micro_steps 0: as many as come)",
+                        z->options.micro_steps);
+    return rc;
+}
+
+int zc_zero_micro(struct zc_zero *z, bool last)
+{
+    int rc = micro_enter(z);
+
+    if (rc == 0 && z->pass->open)
+        rc = micro_close(z);
+    if (rc < 0)
+        return rc;
+    z->pass->open = true;
+    z->pass->leaves = last || !z->options.accumulate_local;
+    z->pass->next = z->nunits;
+    return zcz_turn(z, 0);
+}
+
+int zc_zero_micro_end(struct zc_zero *z)
+{
+    int rc = micro_enter(z);
+
+    if (rc == 0 && !z->pass->open)
+        rc = zcz_refuse(z, -EBUSY, "a micro-step ends, and none is in progress");
+    if (rc == 0)
+        rc = micro_close(z);
+    return rc < 0 ? rc : zcz_turn(z, 0);
 }

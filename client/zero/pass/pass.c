@@ -56,6 +56,8 @@ bool zcz_pass_idle(const struct zc_zero *z)
 
 void zcz_pass_let_go(struct zc_zero *z)
 {
+    if (z->pass->open) /* other ranks may have exchanged more of it */
+        (void)zcz_micro_settle(z);
     zcz_reduce_follow(z);
     zb_list_each(pos, &z->pass->gathers)
     {
@@ -66,9 +68,21 @@ void zcz_pass_let_go(struct zc_zero *z)
     }
 }
 
+void zcz_pass_drop(struct zc_zero *z)
+{
+    zb_list_each(pos, &z->pass->gathers)
+    {
+        struct zcz_unit *u = zb_container_of(pos, struct zcz_pass_unit, node)->unit;
+
+        if (u->pass->holds == 0 && !u->pass->drop)
+            zcz_gather_drop(z, u);
+    }
+}
+
 void zcz_pass_rewind(struct zc_zero *z)
 {
     zcz_reduce_rewind(z);
+    zcz_micro_rewind(z);
     zcz_schedule_rewind(z);
     zcz_schedule_apply(z);
 }

@@ -115,6 +115,12 @@ struct zcz_pass {
 
     /* micro.c */
     bool *has; /* of all units */
+    /* micro_steps 0: */
+    bool open;       /* a micro-step is in progress, */
+    bool leaves;     /* whose gradients leave for the other ranks, */
+    uint32_t next;   /* but units below this number have not yet */
+    bool held;       /* micro-steps have added to what is held here */
+    uint32_t rounds; /* in which all units have left, in this iteration */
 };
 
 /** At open. */
@@ -145,6 +151,16 @@ void zcz_reduce_follow(struct zc_zero *z);
 /** Whether this rank gave that tensor of the unit (in order of declaration) a gradient, in any
  * micro-step of the iteration so far: as zc_zero_reduce_of() was told. */
 bool zcz_reduced_has(const struct zc_zero *z, uint32_t unit, uint32_t tensor);
+
+/** A step may come as far as micro-steps go: 0, or the refusal that there was none. */
+int zcz_micro_check(struct zc_zero *z);
+/** With micro_steps 0: what is in progress ends, and what is held leaves for the other ranks: the same
+ * calls on all of them. Then the store gets every gradient. Else nothing. */
+int zcz_micro_settle(struct zc_zero *z);
+/** Micro-steps of this iteration: those that were made, or as options say. */
+uint32_t zcz_micro_made(const struct zc_zero *z);
+/** What is gathered and held by nobody is dropped: a step is about to come. */
+void zcz_pass_drop(struct zc_zero *z);
 
 /** Adds `world` slices of `count` elements (slice of them apart), in rank order, into out. */
 void zcz_add_slices(const struct zk_ops *ops, enum zb_dtype dtype, const void *slices,

@@ -39,26 +39,7 @@
 
 #include "client/zero/pass/pass_priv.h"
 
-/* ---- the trainer's calls */
-
-static int grad_refused(struct zc_zero *z, const struct zcz_unit *u)
-{
-    if (u->def.frozen)
-        return zcz_refuse(z, -EINVAL, "unit %u '%s' is frozen: it has no gradient", u->def.index,
-                          u->def.name);
-    if (z->pass->micro == zcz_micro_steps(z))
-        return zcz_refuse(z, -EBUSY,
-                          "unit %u '%s': all %u micro-steps are complete, and zc_zero_step() comes "
-                          "next",
-                          u->def.index, u->def.name, zcz_micro_steps(z));
-    if (u->pass->micro > z->pass->micro)
-        return zcz_refuse(z, -EBUSY,
-                          "unit %u '%s' was reduced in micro-step %u, which is not complete: %u of "
-                          "%u units were",
-                          u->def.index, u->def.name, z->pass->micro, z->pass->reduced,
-                          z->trainable);
-    return 0;
-}
+/* ---- the trainer's buffer */
 
 static bool grad_reducing(const struct zc_zero *z, const struct zcz_unit *u)
 {
@@ -103,29 +84,18 @@ static void grad_put(struct zc_zero *z, struct zcz_unit *u, struct zcz_buf *b)
         zcz_buf_put(z->device.gpu ? &z->pass->grad_dev : &z->pass->grad_pool, b);
 }
 
-int zc_zero_grad(struct zc_zero *z, uint32_t unit, float **ret_grad)
+int zcz_grad_make(struct zc_zero *z, struct zcz_unit *u, bool zeros)
 {
-    struct zcz_unit *u;
-    int rc = zcz_enter_unit(z, unit, &u);
-    uint64_t bytes;
+    uint64_t bytes = zcz_grad_elems(z, u) * sizeof(float);
+    bool there = u->pass->grad != NULL;
+    int rc = there ? 0 : grad_get(z, u, bytes);
 
-    if (rc == 0)
-        rc = grad_refused(z, u);
-    if (rc < 0)
+    if (rc < 0 || (there && !zeros))
         return rc;
-    bytes = zcz_grad_elems(z, u) * sizeof(float);
-    if (!u->pass->grad) {
-        rc = grad_get(z, u, bytes);
-        if (rc == 0 && z->device.gpu)
-            rc = zcz_device_zero(z, u->pass->grad, bytes);
-        else if (rc == 0)
-            memset(u->pass->grad->data, 0, bytes);
-        if (rc < 0)
-            return rc;
-    }
-    u->pass->asked = true;
-    *ret_grad = u->pass->grad->data;
-    return zcz_turn(z, 0);
+    if (z->device.gpu)
+        return zcz_device_zero(z, u->pass->grad, bytes);
+    memset(u->pass->grad->data, 0, bytes);
+    return 0;
 }
 
 static struct zcz_coll *reduce_first(struct zc_zero *z, struct zcz_reduce *r)
@@ -160,7 +130,6 @@ bool zcz_reduce_idle(const struct zc_zero *z)
 void zcz_reduce_rewind(struct zc_zero *z)
 {
     z->pass->micro = 0;
-    zcz_micro_rewind(z);
     for (uint32_t i = 0; i < z->nunits; i++)
         z->pass->units[i].micro = 0;
 }
@@ -193,8 +162,7 @@ static void reduce_queue_first(struct zc_zero *z, struct zcz_reduce *r)
         zcz_reduce_follow(z);
 }
 
-/* So many micro-steps of each step only add to what stays here. */
-static uint32_t reduce_local(const struct zc_zero *z)
+uint32_t zcz_reduce_local(const struct zc_zero *z)
 {
     return zcz_micro_steps(z) - zcz_pushes(z);
 }
@@ -210,7 +178,10 @@ static int reduce_begin(struct zc_zero *z, struct zcz_unit *u)
                       (u->layout.dtype == ZB_F32 || zcz_whole_in_store(z, ZB_GRAD)) &&
                       !z->device.ops;
 
-    *r = (struct zcz_reduce){ .unit = u, .micro = u->pass->micro - reduce_local(z) };
+    *r = (struct zcz_reduce){
+        .unit = u,
+        .micro = zcz_micro_any(z) ? z->pass->rounds : u->pass->micro - zcz_reduce_local(z),
+    };
     reduce_queue_first(z, r);
     if (z->device.gpu) {
         r->on_dev = u->pass->grad;
@@ -395,49 +366,19 @@ static bool reduces_over(const struct zc_zero *z, uint64_t elems)
     return zb_list_empty(&z->pass->reduces);
 }
 
-int zc_zero_reduce_of(struct zc_zero *z, uint32_t unit, const bool *has, uint32_t n)
+int zcz_reduce_leave(struct zc_zero *z, struct zcz_unit *u)
 {
-    struct zcz_unit *u;
-    bool leaves;
-    int rc = zcz_enter_unit(z, unit, &u);
+    int rc;
 
-    if (rc == 0)
-        rc = grad_refused(z, u);
-    if (rc < 0)
-        return rc;
-    if (!u->pass->asked)
-        return zcz_refuse(z, -EINVAL,
-                          "unit %u '%s' is reduced, and zc_zero_grad() was not called for it in "
-                          "this micro-step",
-                          unit, u->def.name);
-    if (has && n != u->def.ntensors)
-        return zcz_refuse(z, -EINVAL, "unit '%s' is reduced with %u gradients, and has %u tensors",
-                          u->def.name, n, u->def.ntensors);
-    leaves = u->pass->micro >= reduce_local(z);
-    if (leaves && z->options.reduce_elems > 0) /* the one before may have to be over */
+    if (z->options.reduce_elems > 0) /* the one before may have to be over */
         zcz_reduce_follow(z);
-    rc = leaves ? reduce_wait(z, reduce_room, u->def.elems) : zcz_turn(z, 0);
-    if (rc == 0 && leaves)
-        rc = reduce_begin(z, u);
-    if (rc < 0)
-        return rc;
-    zcz_micro_has(u, has);
-    u->pass->asked = false;
-    u->pass->micro++;
-    u->pass->unreduced = false;
-    if (++z->pass->reduced == z->trainable) {
-        z->pass->reduced = 0;
-        z->pass->micro++;
-        zcz_reduce_follow(z);
-        zcz_schedule_learn(z);
-    }
-    zcz_schedule_apply(z);
-    return z->options.reduce_waits ? reduce_wait(z, reduces_over, 0) : zcz_turn(z, 0);
+    rc = reduce_wait(z, reduce_room, u->def.elems);
+    return rc == 0 ? reduce_begin(z, u) : rc;
 }
 
-int zc_zero_reduce(struct zc_zero *z, uint32_t unit)
+int zcz_reduce_waits(struct zc_zero *z)
 {
-    return zc_zero_reduce_of(z, unit, NULL, 0);
+    return z->options.reduce_waits ? reduce_wait(z, reduces_over, 0) : zcz_turn(z, 0);
 }
 
 /* ---- the rest of the way */

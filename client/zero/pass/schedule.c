@@ -22,6 +22,9 @@
  * gathered at one time. Everything ends with the step, behind which parameters have new values, and
  * begins again behind it.
  *
+ * With micro_steps 0 nobody knows which micro-step is the last: behind each of them the window is empty
+ * until the next gather, and the step drops what stays.
+ *
  * A gather that is not the expected one moves the place in the order to where that unit comes next;
  * the first unit of the order, to its beginning, and what was written down before (an evaluation,
  * say) is forgotten. Only time is ever lost.
@@ -127,15 +130,22 @@ static void window_add(struct zc_zero *z, struct zcz_unit *u)
         zcz_gather_begin(z, u);
 }
 
+/* Nothing is gathered ahead: the step comes next, or may come next. */
+static bool schedule_over(const struct zc_zero *z)
+{
+    return zcz_micro_any(z) ? z->pass->micro > 0 && !z->pass->open && z->pass->seen.n == 0
+                            : z->pass->micro == zcz_micro_steps(z);
+}
+
 /* Stamps the units of the window with a new number, and begins those that are idle; stamps those
  * behind it that come soon enough to stay. */
 static void window_begin(struct zc_zero *z)
 {
-    bool last = z->pass->micro + 1 >= zcz_micro_steps(z), full = false;
+    bool last = zcz_micro_any(z) || z->pass->micro + 1 >= zcz_micro_steps(z), full = false;
     struct window w = { 0 };
 
     z->pass->window++;
-    if (z->pass->micro == zcz_micro_steps(z))
+    if (schedule_over(z))
         return;
     for (uint32_t i = 0; i < z->pass->order.n && !z->failed; i++) {
         uint32_t at = z->pass->order_at + i;
@@ -164,7 +174,7 @@ static bool unit_stays(const struct zc_zero *z, const struct zcz_unit *u)
 {
     const struct zc_zero_options *o = &z->options;
 
-    if (z->pass->micro == zcz_micro_steps(z))
+    if (!zcz_micro_any(z) && z->pass->micro == zcz_micro_steps(z))
         return false;
     if (z->whole_params)
         return true;

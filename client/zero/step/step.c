@@ -56,12 +56,14 @@ static int step_check(struct zc_zero *z, double lr)
                           z->steps->announced_lr);
     if (z->trainable == 0)
         return zcz_refuse(z, -EINVAL, "a step, and every unit is frozen");
+    if (zcz_micro_check(z) < 0)
+        return -EBUSY;
     for (uint32_t i = 0; i < z->nunits; i++) {
         const struct zcz_unit *u = &z->units[i];
 
         if (u->pass->holds > 0)
             return zcz_refuse(z, -EBUSY, "a step while unit %u '%s' is gathered", i, u->def.name);
-        if (!u->def.frozen && u->pass->micro < zcz_micro_steps(z))
+        if (!u->def.frozen && z->options.micro_steps > 0 && u->pass->micro < zcz_micro_steps(z))
             return zcz_refuse(z, -EBUSY,
                               "a step, and unit %u '%s' was reduced in %u of %u micro-steps", i,
                               u->def.name, u->pass->micro, zcz_micro_steps(z));
@@ -74,9 +76,11 @@ static int step_check(struct zc_zero *z, double lr)
 static int step_settle(struct zc_zero *z)
 {
     struct zcz_wait w = { .what = "gradients to reach the store" };
-    int rc;
+    int rc = zcz_micro_settle(z);
 
-    rc = zcz_turn(z, 0);
+    zcz_pass_drop(z);
+    if (rc == 0)
+        rc = zcz_turn(z, 0);
     while (rc == 0 && (!zcz_pass_idle(z) || !zcz_steps_idle(z) || z->steps->announcing))
         rc = zcz_wait(z, &w);
     if (rc == 0 && z->steps->notes.rc < 0)
@@ -162,7 +166,7 @@ static int step_begin(struct zc_zero *z, const struct zc_step *step)
 /* What a gradient that was added up is to be multiplied with, unless it is clipped. */
 static double step_average(const struct zc_zero *z)
 {
-    return 1.0 / ((double)z->world * z->options.micro_steps * z->steps->scaler.scale);
+    return 1.0 / ((double)z->world * zcz_micro_made(z) * z->steps->scaler.scale);
 }
 
 /* The scale behind this step, in its note; every rank has seen the same gradients. */
@@ -260,6 +264,8 @@ int zc_zero_announce(struct zc_zero *z, double lr)
     if (z->steps->announced && memcmp(&lr, &z->steps->announced_lr, sizeof(lr)) != 0)
         return zcz_refuse(z, -EINVAL, "learning rate %g is announced, and %g was", lr,
                           z->steps->announced_lr);
+    if (z->options.micro_steps == 0)
+        return zcz_refuse(z, -EINVAL, "a step of as many micro-steps as come is announced");
     if (!z->steps->announced && z->store->early && z->store->ops->step_begin)
         z->steps->announcing = true;
     z->steps->announced = true;

@@ -556,7 +556,7 @@ static void options_that_are_wrong(void **state)
             part = "resume needs";
             break;
         case 5:
-            o.micro_steps = 0;
+            o.micro_steps = 0, o.vertical = true;
             part = "0 micro-steps";
             break;
         case 6:
