@@ -556,8 +556,9 @@ static void options_that_are_wrong(void **state)
             part = "resume needs";
             break;
         case 5:
-            o.micro_steps = 0, o.vertical = true;
-            part = "0 micro-steps";
+            o.micro_steps = 0;
+            o.vertical = true;
+            part = "as many as come";
             break;
         case 6:
             o.clip = NAN;
