@@ -21,7 +21,7 @@
 #include "proto/stream.h"
 
 #define ZI_WAIT_MS      150000u /* for what must happen soon */
-#define ZI_FETCH_MS     20000u  /* the deadline of fetches that must succeed */
+#define ZI_FETCH_MS     120000u /* the deadline of fetches that must succeed */
 #define ZI_UNITS_MAX    64u
 #define ZI_DATA_START   65536u /* of the data file: behind it are pages */
 #define ZI_BUFFER_BYTES 18u    /* of a page buffer, for each element of a page */
