@@ -190,6 +190,12 @@ zc_zero_stats = struct("zc_zero_stats",
 
 zc_comm = struct("zc_comm", (c_void_p, "ops"), (c_uint32, "rank world"))
 
+zc_comm_ops = struct("zc_comm_ops", (c_char_p, "name"), (c_void_p, "all_gather exchange test close error device split "
+                                                                 "name_next other"))
+COMM_START = CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p, c_size_t, POINTER(c_void_p))
+COMM_TEST = CFUNCTYPE(c_int, c_void_p, c_void_p, POINTER(c_bool))
+COMM_ERROR = CFUNCTYPE(c_char_p, c_void_p)
+
 # Of functions in PLANNED.
 zc_zero_step_how = struct("zc_zero_step_how", (POINTER(zc_group), "groups"), (c_uint32, "ngroups"),
                           (POINTER(c_uint32), "group_of"), (POINTER(c_float), "factors"),

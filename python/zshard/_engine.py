@@ -9,6 +9,8 @@ The methods do no more than the C functions of their names, whose comments in zc
 
 import ctypes
 import os
+import struct
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import POINTER, byref, c_double, c_float, c_size_t, c_uint32, c_uint64, c_void_p, cast
 from typing import Any, NamedTuple
@@ -110,6 +112,30 @@ class Comm:
         c = cast(handle, POINTER(_c.zc_comm)).contents
         self.rank: int = c.rank
         self.world: int = c.world
+
+    def all_gather(self, data: bytes) -> list[bytes]:
+        """[world] what each rank gave. Collective, and no engine may be at work; the lengths may differ."""
+        lengths = self._all_gather(struct.pack("<Q", len(data)), 8)
+        counts = [struct.unpack("<Q", n)[0] for n in lengths]
+        most = max(1, *counts)
+        return [d[:n] for d, n in zip(self._all_gather(data.ljust(most, b"\0"), most), counts, strict=True)]
+
+    def _all_gather(self, data: bytes, size: int) -> list[bytes]:
+        ops = cast(cast(self.handle or 0, POINTER(_c.zc_comm)).contents.ops, POINTER(_c.zc_comm_ops)).contents
+        send, recv = ctypes.create_string_buffer(data, size), ctypes.create_string_buffer(self.world * size)
+        op, done = c_void_p(), ctypes.c_bool(False)
+        rc = _c.COMM_START(ops.all_gather)(self.handle, send, recv, size, byref(op))
+        pause = 1e-5
+        while rc == 0:
+            rc = _c.COMM_TEST(ops.test)(self.handle, op, byref(done))
+            if done.value:
+                break
+            time.sleep(pause)
+            pause = min(2 * pause, 0.002)
+        if rc < 0:
+            text = _c.COMM_ERROR(ops.error)(self.handle) if ops.error else None
+            raise error(rc, (text or self.lib.zc_strerror(rc)).decode(errors="replace"))
+        return [recv.raw[r * size : (r + 1) * size] for r in range(self.world)]
 
     def close(self, clean: bool = True) -> None:
         """After the engines' close, with the same `clean`; may be called again."""
