@@ -228,7 +228,7 @@ static bool file_has_room(const struct zn_file *f, uint64_t size_bytes, uint64_t
 
     if (fstatvfs(f->fd, &vfs) < 0 || vfs.f_blocks == 0)
         return true;
-    *ret_free_bytes = (uint64_t)vfs.f_bavail * vfs.f_frsize;
+    *ret_free_bytes = (uint64_t)(geteuid() == 0 ? vfs.f_bfree : vfs.f_bavail) * vfs.f_frsize;
     return size_bytes - f->was_bytes <= *ret_free_bytes;
 }
 
@@ -240,10 +240,11 @@ static int file_no_room(const char *path, uint64_t size_bytes, uint64_t free_byt
 }
 
 /*
- * Real space where the file system can reserve it. Where it cannot, only the length is set: writing
- * zeros would hold up the start by the size over the bandwidth, and reserves nothing on a
- * copy-on-write file system, which is what most of these are. Then a full file system shows itself
- * as a failed write, so at least the room of this moment is checked.
+ * Real space, where the file system can reserve it. It is asked only for what it has: ext4 takes all
+ * that is free before it says that this was not enough, and for that moment nobody else can write
+ * there. Where it cannot reserve, only the length is set: writing zeros would hold up the start by the
+ * size over the bandwidth, and reserves nothing on a copy-on-write file system, which is what most of
+ * these are. Then a full file system shows itself as a failed write.
  */
 static int file_reserve(struct zn_file *f, const struct zn_options *o, struct zn_info *info,
                         struct zb_err *err)
@@ -254,12 +255,14 @@ static int file_reserve(struct zn_file *f, const struct zn_options *o, struct zn
 
     if (f->block)
         return 0;
+    if (!room)
+        return file_no_room(o->path, o->size_bytes, free_bytes, err);
     do {
         rc = fallocate(f->fd, 0, 0, (off_t)o->size_bytes);
     } while (rc < 0 && errno == EINTR);
     if (rc == 0)
         return 0;
-    if (errno == ENOSPC || (errno == EOPNOTSUPP && !room))
+    if (errno == ENOSPC)
         return file_no_room(o->path, o->size_bytes, free_bytes, err);
     if (errno != EOPNOTSUPP)
         return zb_fail(err, -errno, "reserve %s for '%s': %m", zb_size_text(o->size_bytes).s,
