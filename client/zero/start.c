@@ -8,6 +8,7 @@
 #include "base/crc.h"
 #include "client/zero/engine.h"
 #include "client/zero/pass/pass.h"
+#include "client/zero/step/counts.h"
 #include "client/zero/step/step.h"
 
 static int start_piece(struct zc_zero *z, float **ret)
@@ -69,9 +70,9 @@ static int start_values(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
 
 int zc_zero_start(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
 {
-    uint64_t version[5];
+    uint64_t version[6];
     uint32_t run = 0;
-    int rc = zcz_enter(z, false);
+    int rc = zcz_enter(z, false), counted;
 
     if (rc < 0)
         return rc;
@@ -92,12 +93,13 @@ int zc_zero_start(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
         rc = zcz_fail(z, rc, "%s", z->error.text); /* others hear it from the daemon */
     if (rc == 0)
         rc = zcz_pass_start(z);
-    zcz_steps_start(z);
+    counted = zcz_steps_start(z);
+    rc = rc == 0 ? counted : rc;
     if (rc == 0)
         rc = z->options.resume ? zcz_resume_settle(z) : start_values(z, init, arg);
     if (rc == 0)
         rc = zcz_stats_begin(z);
-    if (rc == 0 && z->options.resume && (z->options.loss_scale.dynamic || z->nodes > 1))
+    if (rc == 0 && z->options.resume)
         rc = zcz_note_resume(z, &run);
     if (z->options.resume && z->nodes > 1) {
         rc = zcz_vote(z, rc, run, ZCZ_CALL_RUN);
@@ -111,6 +113,7 @@ int zc_zero_start(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
     memcpy(&version[2], &z->steps->scaler.scale, sizeof(z->steps->scaler.scale));
     version[3] = (uint64_t)z->steps->scaler.last_overflow;
     version[4] = z->steps->scaler.hysteresis;
+    version[5] = zcz_counts_digest(z);
     rc = zcz_vote(z, rc, zb_crc32c(0, version, sizeof(version)), ZCZ_CALL_START);
     if (rc < 0)
         return rc;

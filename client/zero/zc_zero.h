@@ -285,6 +285,9 @@ struct zc_zero_options {
      * offloaded, all ranks on one node, without group_ranks and quantize_gather; a rank that is
      * alone may always ask for it. Else -ENOTSUP */
     bool gather_alone;
+    /* A tensor that no rank gave a gradient in a step is stepped with a gradient of zero: its moments decay, and weight
+     * decay goes on, as DeepSpeed does it. Else it is left alone */
+    bool step_unused;
 };
 
 /** Fills in the usual values: micro_steps 1, betas 0.9 and 0.95, eps 1e-8, one group, prefetch 1,
@@ -366,10 +369,11 @@ ZC_EXPORT int zc_zero_micro_end(struct zc_zero *z);
 
 struct zc_zero_stepped {
     uint64_t iterations, applied;
-    double grad_norm;  /* of the averaged gradient, before clipping; NaN when skipped */
-    double clip_scale; /* 1: not clipped */
-    bool skipped;      /* a gradient was not finite on some rank: nothing changed on any */
-    double loss_scale; /* that this step divided by: what zc_zero_loss_scale() was before it */
+    double grad_norm;    /* of the averaged gradient, before clipping; NaN when skipped */
+    double clip_scale;   /* 1: not clipped */
+    bool skipped;        /* a gradient was not finite on some rank: nothing changed on any */
+    double loss_scale;   /* that this step divided by: what zc_zero_loss_scale() was before it */
+    uint32_t left_alone; /* tensors that were not stepped since no rank had a gradient of them */
 };
 
 /** What the trainer multiplies the loss of the next step by, in each of its micro-steps, before it
@@ -385,6 +389,55 @@ ZC_EXPORT double zc_zero_loss_scale(const struct zc_zero *z);
  * once, on all ranks: nothing was done, that step is whole, the last commit stands, and a call
  * again goes on. */
 ZC_EXPORT int zc_zero_step(struct zc_zero *z, double lr, struct zc_zero_stepped *ret);
+
+#define ZC_GROUP_NONE 65534u
+
+/*
+ * TENSORS are stepped each by itself: what no rank gave a gradient in the step (zc_zero_reduce_of(), or a unit that no
+ * rank reduced) keeps its weight, its moments and its own count of steps, as torch does it; bias correction goes by that
+ * count. Not so with options.step_unused, and where the step was announced, which is begun before anybody knows: then
+ * it is stepped with a gradient of zero. Trainable tensors are numbered over all units in order, in each unit in order of
+ * declaration; frozen units, and tensors of ZC_GROUP_FROZEN, are left out.
+ */
+struct zc_zero_step_how {
+    const struct zc_group *groups; /* their scalars in this step, */
+    uint32_t ngroups;              /* any number of them */
+    const uint32_t *
+        group_of; /* by trainable tensor: below ngroups, or ZC_GROUP_NONE: left alone in this step. NULL:
+                                 the group that it was declared with, which then is below ngroups */
+    const float
+        *factors; /* by trainable tensor: its gradient is multiplied by that besides. NULL: 1 */
+    double
+        divide; /* gradients, summed over ranks and micro-steps, are divided by world * divide * loss
+                                 scale. 0: the number of micro-steps */
+    double clip; /* the global norm of what is stepped, after divide and factors, at most; 0: off */
+};
+
+/** zc_zero_step() with these values, which are the same on all ranks (-EINVAL, final, where they are not). Different
+ *  (group, factor, own step count) in one step: at most 1024 (-EINVAL). A step that was announced has the values that were
+ *  announced. -ENOSPC: the step counts that lag behind the job's, and the trainer's note of the job, do not fit into one
+ *  note; all ranks are refused before anything is stepped. */
+ZC_EXPORT int zc_zero_step_by(struct zc_zero *z, const struct zc_zero_step_how *how,
+                              struct zc_zero_stepped *ret);
+
+/** *ret_steps, [ntensors of the unit]: how many steps each tensor has made; 0 of frozen ones. A resumed job has them. Own:
+ * asks no other rank. */
+ZC_EXPORT int zc_zero_tensor_steps(struct zc_zero *z, uint32_t unit, uint64_t *ret_steps);
+
+struct zc_zero_norm {
+    double sum_of_squares; /* without blocks that hold something that is not finite */
+    float most;            /* the largest magnitude */
+    uint64_t nonfinite;    /* how many are not finite */
+};
+
+/** Of each trainable tensor (n is their number), of the gradient that was reduced in this step so far: summed over ranks and
+ *  micro-steps, not divided. The same bits on all ranks. Collective. -EBUSY: the step is announced. */
+ZC_EXPORT int zc_zero_norms(struct zc_zero *z, struct zc_zero_norm *ret, uint32_t n);
+/** The norm of all of them together; NaN where something is not finite. */
+ZC_EXPORT int zc_zero_norm(struct zc_zero *z, double *ret);
+
+/** The scalars that torch.optim gives the optimizer of that kind (Lion: its paper's). */
+ZC_EXPORT void zc_zero_group_defaults(enum zc_optimizer kind, struct zc_group *ret);
 
 /** Says the learning rate of the next step ahead, the same on all ranks: then that step begins
  * under the last backward pass, unit by unit, where state is streamed. Called between two steps,

@@ -265,7 +265,7 @@ static void table_unit(struct zsd_step_table *table, const struct zsd_unit *unit
             *left = (++*run)->count;
         (*left)--;
         class = (*run)->class;
-        if (class == ZSD_CLASS_NONE)
+        if (class == ZSD_CLASS_NONE || tensor->count == 0)
             continue;
         if (last && last->group == class && last->first + last->count == tensor->first)
             last->count += tensor->count;

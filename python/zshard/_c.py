@@ -174,10 +174,10 @@ zc_zero_options = struct("zc_zero_options", (c_void_p, "comm"), (c_char_p, "sock
                          (c_uint64, "persist_elems live_elems reuse_elems prefetch_elems "
                                     "reduce_elems"),
                          (c_bool, "reduce_waits quantize_gather"), (zc_loss_scale, "loss_scale"),
-                         (c_uint64, "memory_bytes"), (c_bool, "gather_alone"))
+                         (c_uint64, "memory_bytes"), (c_bool, "gather_alone step_unused"))
 zc_zero_stepped = struct("zc_zero_stepped", (c_uint64, "iterations applied"),
                          (c_double, "grad_norm clip_scale"), (c_bool, "skipped"),
-                         (c_double, "loss_scale"))
+                         (c_double, "loss_scale"), (c_uint32, "left_alone"))
 zc_zero_bytes = struct("zc_zero_bytes", (c_uint64, "param grad state daemon_param daemon_grad "
                                                    "daemon_state gathered reducing"))
 zc_zero_stats = struct("zc_zero_stats",
@@ -365,8 +365,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 # Of PROTOTYPES, what a header need not declare yet; and options and structs likewise.
 PLANNED = frozenset(f"zc_zero_{name}" for name in (
-    "micro", "micro_end", "grad_add", "abandon", "step_by", "tensor_steps", "norms", "norm", "optimizer",
-    "freeze", "gather_into", "prefetch", "read_on", "write_on", "interrupt", "failed",
-    "group_defaults")) | {"zc_comm_from_ops"}
-PLANNED_STRUCTS = frozenset({"zc_zero_step_how", "zc_zero_norm"})
-PLANNED_OPTIONS = frozenset({"gather_alone", "step_unused", "resume_if_there", "poll_ms", "optimizer_late"})
+    "micro", "micro_end", "grad_add", "abandon", "optimizer",
+    "freeze", "gather_into", "prefetch", "read_on", "write_on", "interrupt", "failed")) | {"zc_comm_from_ops"}
+PLANNED_STRUCTS: frozenset[str] = frozenset()
+PLANNED_OPTIONS = frozenset({"resume_if_there", "poll_ms", "optimizer_late"})

@@ -182,6 +182,21 @@ struct zc_group zcz_group(const struct zc_zero_options *o, double lr, uint32_t g
                               .nesterov = o->nesterov };
 }
 
+void zc_zero_group_defaults(enum zc_optimizer kind, struct zc_group *ret)
+{
+    *ret = (struct zc_group){ .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8 };
+    if (kind == ZC_ADAMW)
+        ret->weight_decay = 1e-2;
+    if (kind == ZC_LION) {
+        ret->lr = 1e-4;
+        ret->beta2 = 0.99;
+    }
+    if (kind == ZC_ADAGRAD) {
+        ret->lr = 1e-2;
+        ret->eps = 1e-10;
+    }
+}
+
 struct zk_params zcz_params(const struct zc_group *g, double scale)
 {
     return (struct zk_params){ .lr = g->lr,

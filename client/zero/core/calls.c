@@ -43,6 +43,7 @@ static const struct {
     [ZCZ_CALL_SUMS] = { "the gather of gradients of", "gathers the gradients of" },
     [ZCZ_CALL_READ] = { "a read of", "reads" },
     [ZCZ_CALL_SUM] = { "a sum over the ranks", "adds up values" },
+    [ZCZ_CALL_NORMS] = { "the norms of tensors", "asks for norms of tensors" },
     [ZCZ_CALL_STEP] = { "the norms of the ranks", "steps" },
     [ZCZ_CALL_COMMIT] = { "the vote on a commit", "votes on a commit" },
     [ZCZ_CALL_OPTIONS] = { "the options of the engine", "opens an engine" },

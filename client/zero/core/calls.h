@@ -14,6 +14,7 @@ enum zcz_call {
     ZCZ_CALL_SUMS,   /* and their sums, */
     ZCZ_CALL_READ,   /* elements */
     ZCZ_CALL_SUM,
+    ZCZ_CALL_NORMS,
     ZCZ_CALL_STEP,
     ZCZ_CALL_COMMIT,
     ZCZ_CALL_OPTIONS, /* of the start */

@@ -88,12 +88,17 @@ struct zcz_store_ops {
 
     /** Of this rank's slices, when every push has finished. */
     int (*norms)(struct zcz_store *s, struct zcz_op *op, uint64_t step, struct zc_norm *ret);
-    /** One step, or a skip where its groups are NULL; what it points at may go when this returns.
-     */
+    /** What classes the step of this number has: over before step() and step_begin(), which are given
+     * the same. NULL: the store does not care. */
+    int (*classes)(struct zcz_store *s, struct zcz_op *op, uint64_t step,
+                   const struct zc_classes *classes);
+    /** One step, by groups, or where these are NULL by classes, or a skip where both are NULL; what they
+     * point at may go when this returns. */
     int (*step)(struct zcz_store *s, struct zcz_op *op, const struct zc_step *step,
-                struct zc_stepped *ret);
+                const struct zc_classes *classes, struct zc_stepped *ret);
 
-    /** What the next step will be, ahead of its last gradients; NULL: the store does not care. */
+    /** What the next step will be, ahead of its last gradients: by groups, or, where these are NULL, by
+     * the classes that were said. NULL: the store does not care. */
     int (*step_begin)(struct zcz_store *s, struct zcz_op *op, const struct zc_step *step,
                       uint32_t micros);
 

@@ -140,6 +140,21 @@ static inline void zcz_moved(struct zc_zero *z)
     z->turns.moved = true;
 }
 
+/** Whether it is stepped, where a step has a class for it. */
+static inline bool zcz_tensor_trained(const struct zcz_unit *u, uint32_t tensor)
+{
+    return !u->def.frozen && u->def.tensors[tensor].group != ZC_GROUP_FROZEN;
+}
+
+static inline uint64_t zcz_tensor_elems(const struct zc_tensor *t)
+{
+    uint64_t count = 1;
+
+    for (uint32_t d = 0; d < t->ndims; d++)
+        count *= t->dims[d];
+    return count;
+}
+
 /** How often each unit is reduced in a step: what the engine counts as its micro-steps. */
 static inline uint32_t zcz_micro_steps(const struct zc_zero *z)
 {

@@ -47,6 +47,7 @@ struct zcz_pass_unit {
     bool asked;                /* in this micro-step; */
     struct zcz_buf *grad_kept; /* where gradients are whole: and between two uses */
     uint32_t micro;            /* micro-steps of this iteration that were reduced */
+    bool left;                 /* in this iteration, for the other ranks */
 
     /* micro.c */
     bool *has; /* [def.ntensors]: got a gradient on this rank in this iteration, so far */
@@ -112,6 +113,7 @@ struct zcz_pass {
     uint32_t micro;   /* micro-steps that are complete */
     uint32_t reduced; /* units reduced in the one in progress */
     uint64_t pushed_bytes;
+    uint64_t changes; /* grows when a gradient leaves, and when they begin anew */
 
     /* micro.c */
     bool *has; /* of all units */
@@ -161,6 +163,10 @@ int zcz_micro_settle(struct zc_zero *z);
 uint32_t zcz_micro_made(const struct zc_zero *z);
 /** What is gathered and held by nobody is dropped: a step is about to come. */
 void zcz_pass_drop(struct zc_zero *z);
+/** Whether the unit was reduced in this iteration, on any rank: its gradient is more than zeros. */
+bool zcz_reduced_any(const struct zc_zero *z, uint32_t unit);
+/** Differs whenever a gradient may have changed; never 0. */
+uint64_t zcz_reduced_changes(const struct zc_zero *z);
 
 /** Adds `world` slices of `count` elements (slice of them apart), in rank order, into out. */
 void zcz_add_slices(const struct zk_ops *ops, enum zb_dtype dtype, const void *slices,

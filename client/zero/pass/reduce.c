@@ -130,8 +130,11 @@ bool zcz_reduce_idle(const struct zc_zero *z)
 void zcz_reduce_rewind(struct zc_zero *z)
 {
     z->pass->micro = 0;
-    for (uint32_t i = 0; i < z->nunits; i++)
+    z->pass->changes++;
+    for (uint32_t i = 0; i < z->nunits; i++) {
         z->pass->units[i].micro = 0;
+        z->pass->units[i].left = false;
+    }
 }
 
 void zcz_reduce_follow(struct zc_zero *z)
@@ -373,7 +376,19 @@ int zcz_reduce_leave(struct zc_zero *z, struct zcz_unit *u)
     if (z->options.reduce_elems > 0) /* the one before may have to be over */
         zcz_reduce_follow(z);
     rc = reduce_wait(z, reduce_room, u->def.elems);
+    u->pass->left = true;
+    z->pass->changes++;
     return rc == 0 ? reduce_begin(z, u) : rc;
+}
+
+bool zcz_reduced_any(const struct zc_zero *z, uint32_t unit)
+{
+    return z->units[unit].pass->left;
+}
+
+uint64_t zcz_reduced_changes(const struct zc_zero *z)
+{
+    return z->pass->changes + 1;
 }
 
 int zcz_reduce_waits(struct zc_zero *z)

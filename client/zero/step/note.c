@@ -9,6 +9,9 @@
  * every step, and only zc_zero_step() knows what it says: the trainer's part is kept here until
  * then, and sent again with each step. Otherwise the trainer's part is sent when it is put.
  *
+ * Where step counts of tensors lag behind the job's they follow the head (counts.c), so a note goes with each step that leaves
+ * another tensor behind, too. All of it fits into one note, or the step is refused.
+ *
  * The head has the run's number too: drawn by the run that the job was new in, and kept by those
  * that go on. What several nodes, or groups of ranks, have saved is of one run, or no job that goes
  * on.
@@ -20,11 +23,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/zero/step/counts.h"
 #include "client/zero/step/step.h"
 
 #define NOTE_MAGIC 0x31435a5au /* "ZZC1" */
 #define HEAD_NOTE  1u          /* the trainer put one */
 #define HEAD_SCALE 2u          /* the job had a dynamic loss scale */
+/* The head is followed by a length in 4 bytes, and so many of step counts (counts.c). Another magic, so that a version
+ * that does not know them takes them for no bytes of the trainer's. */
+#define COUNTS_MAGIC 0x32435a5au /* "ZZC2" */
 
 /* In this machine's order: a job's note does not leave its node. */
 struct head {
@@ -54,6 +61,42 @@ static int note_send(struct zc_zero *z, bool of_job, const void *note, size_t by
     return rc < 0 ? zcz_fail(z, rc, "%s", z->error.text) : 0;
 }
 
+bool zcz_note_fits(size_t bytes, size_t counts_bytes)
+{
+    return counts_bytes == 0 ||
+           sizeof(struct head) + sizeof(uint32_t) + counts_bytes + bytes <= ZC_NOTE_MAX;
+}
+
+uint32_t zcz_note_bytes(const struct zc_zero *z)
+{
+    return z->steps->note ? (uint32_t)(z->steps->note_bytes - sizeof(struct head)) : 0;
+}
+
+/* z->steps->note, with the counts that lag behind. */
+static int note_send_job(struct zc_zero *z)
+{
+    uint32_t counts = (uint32_t)zcz_counts_bytes(z, NULL);
+    size_t at = sizeof(struct head) + sizeof(counts);
+    struct head head;
+    unsigned char *whole;
+    int rc;
+
+    if (counts == 0)
+        return note_send(z, true, z->steps->note, z->steps->note_bytes);
+    whole = malloc(at + counts + zcz_note_bytes(z));
+    if (!whole)
+        return zcz_fail(z, -ENOMEM, "no memory for a note of %zu bytes", at + counts);
+    memcpy(&head, z->steps->note, sizeof(head));
+    head.magic = COUNTS_MAGIC;
+    memcpy(whole, &head, sizeof(head));
+    memcpy(whole + sizeof(head), &counts, sizeof(counts));
+    zcz_counts_pack(z, whole + at);
+    memcpy(whole + at + counts, z->steps->note + sizeof(head), zcz_note_bytes(z));
+    rc = note_send(z, true, whole, at + counts + zcz_note_bytes(z));
+    free(whole);
+    return rc;
+}
+
 /* z->steps->note: a head, and behind it the trainer's bytes, if it put any. */
 static int note_keep(struct zc_zero *z, bool put, const void *note, size_t bytes)
 {
@@ -81,15 +124,21 @@ int zc_zero_note_put(struct zc_zero *z, bool of_job, const void *note, size_t by
         return zcz_refuse(z, -EINVAL, "a note of %zu bytes: at most %d", bytes, ZC_ZERO_NOTE_MAX);
     if (!of_job)
         return note_send(z, false, note, bytes);
+    if (!zcz_note_fits(bytes, zcz_counts_bytes(z, NULL)))
+        return zcz_refuse(z, -EINVAL,
+                          "a note of %zu bytes, and %zu bytes of step counts of tensors that lag "
+                          "behind: together at "
+                          "most %d",
+                          bytes, zcz_counts_bytes(z, NULL), ZC_ZERO_NOTE_MAX - 4);
     if (z->store->node_rank != 0)
         return 0;
     rc = note_keep(z, true, note, bytes);
     if (rc < 0 || z->options.loss_scale.dynamic)
         return rc;
-    return note_send(z, true, z->steps->note, z->steps->note_bytes);
+    return note_send_job(z);
 }
 
-int zcz_note_scale(struct zc_zero *z, const struct zcz_scaler *scaler)
+int zcz_note_step(struct zc_zero *z, const struct zcz_scaler *scaler)
 {
     struct head head;
     int rc = z->steps->note || z->store->node_rank != 0 ? 0 : note_keep(z, false, NULL, 0);
@@ -99,37 +148,55 @@ int zcz_note_scale(struct zc_zero *z, const struct zcz_scaler *scaler)
     if (z->store->node_rank != 0)
         return 0;
     memcpy(&head, z->steps->note, sizeof(head));
-    head.has |= HEAD_SCALE;
-    head.scale = scaler->scale;
-    head.last_overflow = scaler->last_overflow;
-    head.hysteresis = scaler->hysteresis;
+    if (scaler) {
+        head.has |= HEAD_SCALE;
+        head.scale = scaler->scale;
+        head.last_overflow = scaler->last_overflow;
+        head.hysteresis = scaler->hysteresis;
+    }
     memcpy(z->steps->note, &head, sizeof(head));
-    rc = note_send(z, true, z->steps->note, z->steps->note_bytes);
+    rc = note_send_job(z);
     if (rc == 0 && (rc = zcz_wait_op(z, &z->steps->notes, "the note to be stored")) < 0)
         rc = zcz_fail(z, rc, "a note: %s", zcz_store_text(z->store));
     return rc;
 }
 
-/* The job's note, into buf of ZC_NOTE_MAX bytes: *ret_bytes of the trainer's are behind the head.
- */
-static int note_read(struct zc_zero *z, unsigned char *buf, struct head *ret, size_t *ret_bytes)
+/* The job's note, into buf of ZC_NOTE_MAX bytes: *ret_counts bytes of step counts, whose length is before them, and
+ * *ret_bytes of the trainer's follow the head. */
+static int note_read(struct zc_zero *z, unsigned char *buf, struct head *ret, uint32_t *ret_counts,
+                     size_t *ret_bytes)
 {
-    size_t bytes = 0;
+    size_t bytes = 0, at = sizeof(*ret);
     int rc = z->store->ops->note_get(z->store, true, buf, &bytes);
 
     if (rc < 0)
         return rc;
     if (bytes >= sizeof(*ret))
         memcpy(ret, buf, sizeof(*ret));
-    if (bytes < sizeof(*ret) || ret->magic != NOTE_MAGIC)
-        return zcz_refuse(z, -EPROTO, "the job's note, of %zu bytes, is not of an engine", bytes);
-    *ret_bytes = bytes - sizeof(*ret);
+    if (bytes < sizeof(*ret) || (ret->magic != NOTE_MAGIC && ret->magic != COUNTS_MAGIC))
+        return zcz_refuse(z, -ENOMSG, "the job's note, of %zu bytes, is not of an engine", bytes);
+    *ret_counts = 0;
+    if (ret->magic == COUNTS_MAGIC) {
+        if (bytes >= at + sizeof(*ret_counts))
+            memcpy(ret_counts, buf + at, sizeof(*ret_counts));
+        at += sizeof(*ret_counts);
+    }
+    if (bytes < at || bytes - at < *ret_counts)
+        return zcz_refuse(z, -EPROTO, "the job's note, of %zu bytes, is cut off", bytes);
+    *ret_bytes = bytes - at - *ret_counts;
     return 0;
+}
+
+/* Where the trainer's bytes are in it. */
+static unsigned char *note_trainer(unsigned char *buf, const struct head *head, uint32_t counts)
+{
+    return buf + sizeof(*head) + (head->magic == COUNTS_MAGIC ? sizeof(counts) + counts : 0);
 }
 
 int zc_zero_note_get(struct zc_zero *z, bool of_job, void *buf, size_t *ret_bytes)
 {
     struct head head = { 0 };
+    uint32_t counts = 0;
     size_t bytes = 0;
     int rc = zcz_enter(z, true);
 
@@ -137,12 +204,14 @@ int zc_zero_note_get(struct zc_zero *z, bool of_job, void *buf, size_t *ret_byte
         return rc;
     if (!of_job)
         return z->store->ops->note_get(z->store, false, buf, ret_bytes);
-    rc = note_read(z, buf, &head, &bytes);
+    rc = note_read(z, buf, &head, &counts, &bytes);
+    if (rc == -ENOMSG)
+        return zcz_refuse(z, -EPROTO, "%s", z->error.text);
     if (rc == 0 && !(head.has & HEAD_NOTE))
         rc = zcz_refuse(z, -ENOENT, "the newest step has no note");
     if (rc < 0)
         return rc;
-    memmove(buf, (unsigned char *)buf + sizeof(head), bytes);
+    memmove(buf, note_trainer(buf, &head, counts), bytes);
     *ret_bytes = bytes;
     return 0;
 }
@@ -154,15 +223,16 @@ int zcz_note_begin(struct zc_zero *z)
     if (z->nodes == 1 || !z->options.job || z->store->node_rank != 0 || z->steps->note)
         return 0;
     rc = note_keep(z, false, NULL, 0);
-    return rc < 0 ? rc : note_send(z, true, z->steps->note, z->steps->note_bytes);
+    return rc < 0 ? rc : note_send_job(z);
 }
 
 int zcz_note_resume(struct zc_zero *z, uint32_t *ret_run)
 {
     unsigned char *buf = malloc(ZC_NOTE_MAX);
     struct head head = { 0 };
+    uint32_t counts = 0;
     size_t bytes = 0;
-    int rc = buf ? note_read(z, buf, &head, &bytes)
+    int rc = buf ? note_read(z, buf, &head, &counts, &bytes)
                  : zcz_refuse(z, -ENOMEM, "no memory for the job's note");
 
     if (rc == 0 && (head.has & HEAD_SCALE) && !(head.scale > 0 && isfinite(head.scale)))
@@ -171,13 +241,18 @@ int zcz_note_resume(struct zc_zero *z, uint32_t *ret_run)
         z->steps->scaler = (struct zcz_scaler){ .scale = head.scale,
                                                 .last_overflow = head.last_overflow,
                                                 .hysteresis = head.hysteresis };
+    if (rc == 0 && counts > 0)
+        rc = zcz_counts_unpack(z, buf + sizeof(head) + sizeof(counts), counts);
     *ret_run = rc == 0 ? head.run : 0;
     if (*ret_run)
         z->steps->run = *ret_run;
     if (rc == 0 && z->store->node_rank == 0)
-        rc = note_keep(z, head.has & HEAD_NOTE, buf + sizeof(head), bytes);
+        rc = note_keep(z, head.has & HEAD_NOTE, note_trainer(buf, &head, counts), bytes);
     free(buf);
-    if (rc == -ENOENT) { /* no step had one */
+    if (rc == -ENOMSG && (z->options.loss_scale.dynamic || z->nodes > 1))
+        return zcz_refuse(z, -EPROTO, "%s", z->error.text);
+    if (rc == -ENOENT ||
+        rc == -ENOMSG) { /* no step had one; or another trainer's, of which nothing is needed */
         zcz_forgive(z);
         rc = 0;
     }

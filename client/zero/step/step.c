@@ -28,13 +28,17 @@
 
 #include "client/zero/config/options.h"
 #include "client/zero/pass/pass.h"
+#include "client/zero/step/classes.h"
+#include "client/zero/step/counts.h"
+#include "client/zero/step/norms.h"
 #include "client/zero/step/step.h"
 
-void zcz_steps_start(struct zc_zero *z)
+int zcz_steps_start(struct zc_zero *z)
 {
     z->iterations = z->store->iterations;
     z->applied = z->store->applied;
     z->steps->scaler = zcz_scale_new(&z->options.loss_scale, z->iterations);
+    return zcz_counts_start(z);
 }
 
 bool zcz_steps_idle(const struct zc_zero *z)
@@ -45,15 +49,44 @@ bool zcz_steps_idle(const struct zc_zero *z)
 void zcz_steps_close(struct zc_zero *z)
 {
     free(z->steps->note);
+    zcz_counts_close(z);
+    zcz_classes_close(z);
+    zcz_norms_close(z);
 }
 
-static int step_check(struct zc_zero *z, double lr)
+static void step_groups(const struct zc_zero *z, double lr, struct zc_group *groups)
 {
-    if (!isfinite(lr))
-        return zcz_refuse(z, -EINVAL, "a step with learning rate %g", lr);
-    if (z->steps->announced && memcmp(&lr, &z->steps->announced_lr, sizeof(lr)) != 0)
-        return zcz_refuse(z, -EINVAL, "a step with learning rate %g, and %g was announced", lr,
-                          z->steps->announced_lr);
+    for (uint32_t g = 0; g < z->options.groups; g++)
+        groups[g] = zcz_group(&z->options, lr, g);
+}
+
+/* An announced step is that of zc_zero_step() with this learning rate. */
+static int step_announced(struct zc_zero *z, const struct zc_zero_step_how *how)
+{
+    struct zc_group groups[ZCZ_GROUPS_MAX];
+    const struct zc_zero_step_how said = { .groups = groups,
+                                           .ngroups = z->options.groups,
+                                           .clip = z->options.clip };
+
+    if (!z->steps->announced)
+        return 0;
+    step_groups(z, z->steps->announced_lr, groups);
+    if (how->groups[0].lr != groups[0].lr)
+        return zcz_refuse(z, -EINVAL, "a step with learning rate %g, and %g was announced",
+                          how->groups[0].lr, groups[0].lr);
+    if (zcz_how_hash(z, how) != zcz_how_hash(z, &said))
+        return zcz_refuse(z, -EINVAL, "a step with other values than it was announced with");
+    return 0;
+}
+
+static int step_check(struct zc_zero *z, const struct zc_zero_step_how *how)
+{
+    int rc = zcz_how_check(z, how);
+
+    if (rc == 0)
+        rc = step_announced(z, how);
+    if (rc < 0)
+        return rc;
     if (z->trainable == 0)
         return zcz_refuse(z, -EINVAL, "a step, and every unit is frozen");
     if (zcz_micro_check(z) < 0)
@@ -81,7 +114,8 @@ static int step_settle(struct zc_zero *z)
     zcz_pass_drop(z);
     if (rc == 0)
         rc = zcz_turn(z, 0);
-    while (rc == 0 && (!zcz_pass_idle(z) || !zcz_steps_idle(z) || z->steps->announcing))
+    while (rc == 0 && (!zcz_pass_idle(z) || !zcz_steps_idle(z) ||
+                       (z->steps->announcing && z->steps->announce.rc == 0)))
         rc = zcz_wait(z, &w);
     if (rc == 0 && z->steps->notes.rc < 0)
         rc = zcz_fail(z, z->steps->notes.rc, "a note: %s", zcz_store_text(z->store));
@@ -91,19 +125,39 @@ static int step_settle(struct zc_zero *z)
     return rc;
 }
 
+/* What ranks tell each other before a step; then a bit for each tensor of all units: it has a gradient here. */
 struct step_share {
     struct zc_norm norm;
     double lr;
+    uint64_t hash;       /* of all that the trainer says */
+    uint64_t note_bytes; /* of the trainer's, that a node's first rank sends */
 };
 
-/* The norm over all ranks; a learning rate that differs would tear the model apart. */
-static int step_norm(struct zc_zero *z, double lr, double *ret_norm, uint64_t *ret_nonfinite)
+/* What came of it, the same on all ranks. */
+struct step_shared {
+    double norm; /* of all gradients */
+    uint64_t nonfinite, note_bytes;
+    unsigned char *used; /* the bits of all ranks; freed by zc_zero_step_by() */
+};
+
+static size_t used_bytes(const struct zc_zero *z)
 {
-    struct step_share mine = { .lr = lr };
+    return zb_round_up(zb_div_up(z->steps->ntensors, 8), sizeof(uint64_t));
+}
+
+static void used_mine(const struct zc_zero *z, unsigned char *bits)
+{
+    uint32_t all = 0;
+
+    for (uint32_t i = 0; i < z->nunits; i++)
+        for (uint32_t t = 0; t < z->units[i].def.ntensors; t++, all++)
+            if (zcz_reduced_has(z, i, t))
+                bits[all / 8] |= (unsigned char)(1u << all % 8);
+}
+
+static int norms_of_store(struct zc_zero *z)
+{
     struct zcz_wait w = { .what = "the norms of the gradients" };
-    const struct step_share *all;
-    struct zk_xsum sum = { 0 };
-    struct zcz_buf *buf;
     int rc;
 
     while ((rc = z->store->ops->norms(z->store, &z->op, z->iterations + 1, &z->steps->norm)) ==
@@ -113,39 +167,125 @@ static int step_norm(struct zc_zero *z, double lr, double *ret_norm, uint64_t *r
     if (rc < 0)
         return zcz_fail(z, rc, "%s", z->error.text);
     rc = zcz_wait_op(z, &z->op, w.what);
-    if (rc < 0)
-        return zcz_fail(z, rc, "norms of the gradients: %s", zcz_store_text(z->store));
-    mine.norm = z->steps->norm;
-    rc = zcz_share(z, &mine, sizeof(mine), ZCZ_CALL_STEP, 0, &buf);
-    if (rc < 0)
-        return rc;
-    all = buf->data;
-    *ret_nonfinite = 0;
+    return rc < 0 ? zcz_fail(z, rc, "norms of the gradients: %s", zcz_store_text(z->store)) : 0;
+}
+
+/* Values that differ would tear the model apart. */
+static int share_compare(struct zc_zero *z, const struct step_share *first,
+                         const struct step_share *of, uint32_t rank)
+{
+    if (memcmp(&of->lr, &first->lr, sizeof(of->lr)) != 0)
+        return zcz_fail(z, -EINVAL, "a step with learning rate %.17g on rank %u, %.17g on rank 0",
+                        of->lr, rank, first->lr);
+    if (of->hash != first->hash)
+        return zcz_fail(z, -EINVAL, "a step with other values on rank %u than on rank 0", rank);
+    return 0;
+}
+
+/* Over all ranks. */
+static int share_merge(struct zc_zero *z, const unsigned char *all, size_t bytes,
+                       struct step_shared *ret)
+{
+    struct zk_xsum sum = { 0 };
+    struct step_share first, of;
+    int rc = 0;
+
+    memcpy(&first, all, sizeof(first));
     for (uint32_t r = 0; r < z->world && rc == 0; r++) {
+        const unsigned char *bits = all + r * bytes + sizeof(of);
         struct zk_xsum other;
 
+        memcpy(&of, all + r * bytes, sizeof(of));
         if (r / z->shards == z->replica) { /* the other groups have the same gradient */
-            zk_xsum_load(&other, all[r].norm.sum_of_squares);
+            zk_xsum_load(&other, of.norm.sum_of_squares);
             zk_xsum_merge(&sum, &other);
         }
-        *ret_nonfinite += all[r].norm.nonfinite;
-        if (memcmp(&all[r].lr, &all[0].lr, sizeof(lr)) != 0)
-            rc = zcz_fail(z, -EINVAL, "a step with learning rate %.17g on rank %u, %.17g on rank 0",
-                          all[r].lr, r, all[0].lr);
+        ret->nonfinite += of.norm.nonfinite;
+        ret->note_bytes = zb_max_u64(ret->note_bytes, of.note_bytes);
+        for (size_t i = 0; i < used_bytes(z); i++)
+            ret->used[i] |= bits[i];
+        rc = share_compare(z, &first, &of, r);
     }
-    *ret_norm = sqrt(zk_xsum_value(&sum));
+    ret->norm = sqrt(zk_xsum_value(&sum));
+    return rc;
+}
+
+/* The norm over all ranks, and what else a step needs to know of them. */
+static int step_share(struct zc_zero *z, const struct zc_zero_step_how *how,
+                      struct step_shared *ret)
+{
+    struct step_share mine = { .lr = how->groups[0].lr,
+                               .hash = zcz_how_hash(z, how),
+                               .note_bytes = zcz_note_bytes(z) };
+    size_t bytes = sizeof(mine) + used_bytes(z);
+    unsigned char *share = calloc(1, bytes);
+    struct zcz_buf *buf;
+    int rc;
+
+    ret->used = calloc(1, used_bytes(z) + 1);
+    rc = share && ret->used
+             ? norms_of_store(z)
+             : zcz_fail(z, -ENOMEM, "no memory for the bits of %u tensors", z->steps->ntensors);
+    if (rc == 0) {
+        mine.norm = z->steps->norm;
+        memcpy(share, &mine, sizeof(mine));
+        used_mine(z, share + sizeof(mine));
+        rc = zcz_share(z, share, bytes, ZCZ_CALL_STEP, 0, &buf);
+    }
+    free(share);
+    if (rc < 0)
+        return rc;
+    rc = share_merge(z, buf->data, bytes, ret);
     zcz_buf_put(&z->small, buf);
     return rc;
 }
 
-/* Hands it to the store; `groups` NULL: a skip. */
-static int step_begin(struct zc_zero *z, const struct zc_step *step)
+/* The norm of what is stepped, where that is not all gradients as they are. */
+static int step_norm_by_tensor(struct zc_zero *z, const struct zc_zero_step_how *how, double *ret)
 {
-    struct zcz_wait w = { .what = "the step to begin" };
+    const struct zc_zero_norm *norms;
+    double sum = 0;
+    int rc = zcz_norms(z, &norms);
+
+    for (uint32_t i = 0; i < z->steps->ntrained && rc == 0; i++) {
+        double factor = how->factors ? (double)how->factors[i] : 1;
+
+        if (!how->group_of || how->group_of[i] != ZC_GROUP_NONE)
+            sum += factor * factor * norms[i].sum_of_squares;
+    }
+    *ret = sqrt(sum);
+    return rc;
+}
+
+/* The store hears of the classes ahead of the step. */
+static int step_classes(struct zc_zero *z, const struct zc_step *step,
+                        const struct zc_classes *classes)
+{
+    struct zcz_wait w = { .what = "the classes of the step to be sent" };
     int rc;
 
-    while ((rc = z->store->ops->step(z->store, &z->steps->step, step, &z->steps->stepped)) ==
-               -EAGAIN &&
+    if (!classes || !z->store->ops->classes)
+        return 0;
+    while ((rc = z->store->ops->classes(z->store, &z->op, step->step, classes)) == -EAGAIN &&
+           (rc = zcz_wait(z, &w)) == 0)
+        ;
+    if (rc < 0)
+        return zcz_fail(z, rc, "%s", z->error.text);
+    rc = zcz_wait_op(z, &z->op, w.what);
+    return rc < 0 ? zcz_fail(z, rc, "classes of the step: %s", zcz_store_text(z->store)) : 0;
+}
+
+/* Hands it to the store; neither groups nor classes: a skip. */
+static int step_begin(struct zc_zero *z, const struct zc_step *step,
+                      const struct zc_classes *classes)
+{
+    struct zcz_wait w = { .what = "the step to begin" };
+    int rc = step_classes(z, step, classes);
+
+    if (rc < 0)
+        return rc;
+    while ((rc = z->store->ops->step(z->store, &z->steps->step, step, classes,
+                                     &z->steps->stepped)) == -EAGAIN &&
            (rc = zcz_wait(z, &w)) == 0)
         ;
     if (rc < 0)
@@ -153,8 +293,8 @@ static int step_begin(struct zc_zero *z, const struct zc_step *step)
     z->stepping = true;
     zcz_commit_begun(z, step->commit);
     z->iterations++;
-    z->applied += step->groups != NULL;
-    z->steps->announced = false;
+    z->applied += step->groups || classes;
+    z->steps->announced = z->steps->announced_classes = false;
     zcz_pass_rewind(z);
     rc = zcz_turn(z, 0);
     w = (struct zcz_wait){ .what = "the step" };
@@ -164,24 +304,28 @@ static int step_begin(struct zc_zero *z, const struct zc_step *step)
 }
 
 /* What a gradient that was added up is to be multiplied with, unless it is clipped. */
-static double step_average(const struct zc_zero *z)
+static double step_average(const struct zc_zero *z, double divide)
 {
-    return 1.0 / ((double)z->world * zcz_micro_made(z) * z->steps->scaler.scale);
+    double by = divide > 0 ? divide : zcz_micro_made(z);
+
+    return 1.0 / ((double)z->world * by * z->steps->scaler.scale);
 }
 
-/* The scale behind this step, in its note; every rank has seen the same gradients. */
-static int step_scale(struct zc_zero *z, bool overflow)
+/* The scale after this step, and step counts that lag then, in its note; every rank has seen the same gradients. */
+static int step_note(struct zc_zero *z, bool overflow, const struct zc_classes *classes)
 {
     struct zcz_scaler next = z->steps->scaler;
     int rc = zcz_scale_update(&next, &z->options.loss_scale, z->iterations, overflow);
+    bool counts;
 
     if (rc < 0)
         return zcz_fail(z, rc,
                         "step %llu: a gradient is not finite, and the loss scale is %g, the least "
                         "there may be",
                         (unsigned long long)z->iterations + 1, next.scale);
-    if (z->options.loss_scale.dynamic)
-        rc = zcz_note_scale(z, &next);
+    counts = zcz_counts_step(z, classes ? classes->class_of : NULL);
+    if (z->options.loss_scale.dynamic || counts)
+        rc = zcz_note_step(z, z->options.loss_scale.dynamic ? &next : NULL);
     if (rc == 0)
         z->steps->scaler = next;
     return rc;
@@ -190,12 +334,6 @@ static int step_scale(struct zc_zero *z, bool overflow)
 double zc_zero_loss_scale(const struct zc_zero *z)
 {
     return z->steps->scaler.scale;
-}
-
-static void step_groups(const struct zc_zero *z, double lr, struct zc_group *groups)
-{
-    for (uint32_t g = 0; g < z->options.groups; g++)
-        groups[g] = zcz_group(&z->options, lr, g);
 }
 
 static enum zc_commit step_commit(const struct zc_zero *z, uint64_t step)
@@ -207,50 +345,101 @@ static enum zc_commit step_commit(const struct zc_zero *z, uint64_t step)
     return z->nodes > 1 ? ZC_COMMIT_PREPARE : ZC_COMMIT_STEP;
 }
 
-int zc_zero_step(struct zc_zero *z, double lr, struct zc_zero_stepped *ret)
+/* With what the step is made: classes, or NULL for its groups. A refusal is every rank's. */
+static int step_plan(struct zc_zero *z, const struct zc_zero_step_how *how,
+                     const struct step_shared *shared, const struct zc_classes **ret,
+                     uint32_t *ret_alone)
 {
-    const struct zc_zero_options *o = &z->options;
-    struct zc_group groups[ZCZ_GROUPS_MAX];
+    bool all = z->options.step_unused || z->steps->announced;
+    size_t counts;
+    int rc = zcz_classes_make(z, how, all ? NULL : shared->used, ret, ret_alone);
+
+    if (rc < 0)
+        return rc;
+    counts = zcz_counts_bytes(z, *ret ? (*ret)->class_of : NULL);
+    if (zcz_note_fits(shared->note_bytes, counts))
+        return 0;
+    return zcz_refuse(z, -ENOSPC,
+                      "step %llu: %zu bytes of step counts of tensors that lag behind, and the "
+                      "job's note of %llu bytes, do not "
+                      "fit together into %d",
+                      (unsigned long long)z->iterations + 1, counts,
+                      (unsigned long long)shared->note_bytes, ZC_ZERO_NOTE_MAX - 4);
+}
+
+/* Norm, decision, and the step: everybody has the same values. */
+static int step_make(struct zc_zero *z, const struct zc_zero_step_how *how,
+                     const struct step_shared *shared, struct zc_zero_stepped *out)
+{
+    struct zc_step step = { .step = z->iterations + 1,
+                            .commit = step_commit(z, z->iterations + 1),
+                            .timeout_ms = z->timeout_ms };
+    double average = step_average(z, how->divide);
+    const struct zc_classes *classes = NULL;
+    int rc = 0;
+
+    out->grad_norm = shared->norm;
+    out->skipped = shared->nonfinite > 0;
+    if (!out->skipped && zcz_how_by_tensor(z, how))
+        rc = step_norm_by_tensor(z, how, &out->grad_norm);
+    if (rc == 0 && !out->skipped)
+        rc = step_plan(z, how, shared, &classes, &out->left_alone);
+    if (rc < 0)
+        return rc;
+    out->grad_norm = out->skipped ? (double)NAN : out->grad_norm * average;
+    if (how->clip > 0 && !out->skipped)
+        out->clip_scale = fmin(1.0, how->clip / (out->grad_norm + 1e-6));
+    step.scale = average * out->clip_scale;
+    if (!out->skipped && !classes) {
+        step.groups = how->groups;
+        step.ngroups = z->options.groups;
+    }
+    rc = zcz_commit_resolved(z);
+    if (rc == 0)
+        rc = step_note(z, out->skipped, classes);
+    return rc < 0 ? rc : step_begin(z, &step, classes);
+}
+
+int zc_zero_step_by(struct zc_zero *z, const struct zc_zero_step_how *how,
+                    struct zc_zero_stepped *ret)
+{
     struct zc_zero_stepped out = { .clip_scale = 1, .loss_scale = z->steps->scaler.scale };
-    struct zc_step step = { .groups = groups, .ngroups = o->groups, .timeout_ms = z->timeout_ms };
-    double average = step_average(z);
-    uint64_t nonfinite = 0;
+    struct step_shared shared = { 0 };
     int rc = zcz_enter(z, true);
 
     if (rc == 0)
-        rc = step_check(z, lr);
+        rc = step_check(z, how);
     if (rc == 0)
         rc = step_settle(z);
     if (rc == 0)
         rc = zcz_commit_settle(z);
     if (rc == 0)
-        rc = step_norm(z, lr, &out.grad_norm, &nonfinite);
-    if (rc < 0)
-        return rc;
-    out.grad_norm *= average;
-    if (o->clip > 0)
-        out.clip_scale = fmin(1.0, o->clip / (out.grad_norm + 1e-6));
-    step_groups(z, lr, groups);
-    step.step = z->iterations + 1;
-    step.commit = step_commit(z, step.step);
-    step.scale = average * out.clip_scale;
-    if (nonfinite > 0) {
-        out.skipped = true;
-        out.grad_norm = NAN;
-        out.clip_scale = 1;
-        step.groups = NULL;
-    }
-    rc = zcz_commit_resolved(z);
+        rc = step_share(z, how, &shared);
     if (rc == 0)
-        rc = step_scale(z, out.skipped);
-    if (rc == 0)
-        rc = step_begin(z, &step);
+        rc = step_make(z, how, &shared, &out);
+    free(shared.used);
     if (rc < 0)
         return rc;
     out.iterations = z->iterations;
     out.applied = z->applied;
     *ret = out;
     return 0;
+}
+
+int zc_zero_step(struct zc_zero *z, double lr, struct zc_zero_stepped *ret)
+{
+    struct zc_group groups[ZCZ_GROUPS_MAX];
+    const struct zc_zero_step_how how = { .groups = groups,
+                                          .ngroups = z->options.groups,
+                                          .clip = z->options.clip };
+    int rc = zcz_enter(z, true);
+
+    if (rc < 0)
+        return rc;
+    if (!isfinite(lr))
+        return zcz_refuse(z, -EINVAL, "a step with learning rate %g", lr);
+    step_groups(z, lr, groups);
+    return zc_zero_step_by(z, &how, ret);
 }
 
 int zc_zero_announce(struct zc_zero *z, double lr)
@@ -273,19 +462,33 @@ int zc_zero_announce(struct zc_zero *z, double lr)
     return zcz_turn(z, 0);
 }
 
-/* The store hears of the next step when the last one is over: then gradients go there, too. */
+/* The store hears of the next step when the last one is over: then gradients go there, too. Of its classes first, where
+ * step counts lag. */
 static int announce_turn(struct zc_zero *z)
 {
     struct zc_group groups[ZCZ_GROUPS_MAX];
-    struct zc_step step = { .step = z->iterations + 1,
-                            .scale = step_average(z),
-                            .groups = groups,
-                            .ngroups = z->options.groups };
+    const struct zc_zero_step_how how = { .groups = groups, .ngroups = z->options.groups };
+    struct zc_step step = { .step = z->iterations + 1, .scale = step_average(z, 0) };
+    const struct zc_classes *classes;
+    uint32_t alone;
     int rc;
 
-    if (!z->steps->announcing || z->stepping)
+    if (!z->steps->announcing || z->stepping || z->steps->announce.pending > 0 ||
+        z->steps->announce.rc < 0)
         return 0;
     step_groups(z, z->steps->announced_lr, groups);
+    rc = zcz_classes_make(z, &how, NULL, &classes, &alone);
+    if (rc < 0)
+        return zcz_fail(z, rc, "%s", z->error.text);
+    if (classes && !z->steps->announced_classes) {
+        rc = z->store->ops->classes(z->store, &z->steps->announce, step.step, classes);
+        z->steps->announced_classes = rc == 0;
+        return rc == -EAGAIN ? 0 : rc < 0 ? zcz_fail(z, rc, "%s", z->error.text) : 0;
+    }
+    if (!classes) {
+        step.groups = groups;
+        step.ngroups = z->options.groups;
+    }
     rc = z->store->ops->step_begin(z->store, &z->steps->announce, &step, zcz_pushes(z));
     if (rc < 0)
         return rc == -EAGAIN ? 0 : zcz_fail(z, rc, "%s", z->error.text);

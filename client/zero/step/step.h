@@ -17,6 +17,21 @@ struct zcz_steps {
     struct zc_stepped stepped; /* and this will be its answer */
     struct zc_norm norm;
     struct zcz_scaler scaler; /* of the next step; note.c, of a job that goes on */
+    bool announced_classes;   /* the store has heard of its classes */
+
+    /* counts.c: tensors of all units; those that are trained; and of each of the first, how many steps it lags */
+    uint32_t ntensors, ntrained;
+    uint64_t *lags;
+    bool lagging; /* some do, or did */
+
+    /* classes.c: of the next step */
+    struct zc_classes classes;
+    struct zc_class *class_table; /* [ZC_CLASSES_MAX] */
+    uint32_t *class_of;           /* [ntrained] */
+
+    /* norms.c */
+    struct zc_zero_norm *norms; /* [ntrained], of the gradients */
+    uint64_t norms_at;          /* as zcz_reduced_changes() said; 0: of none */
 
     /* commit.c */
     enum zc_commit unsettled; /* what the last step was asked with, until all know how it went */
@@ -35,8 +50,8 @@ struct zcz_steps {
     uint64_t resume_prepared_at;
 };
 
-/** At the start, when the store knows how far the job is. */
-void zcz_steps_start(struct zc_zero *z);
+/** At the start, when the store knows how far the job is. 0 or a refusal. */
+int zcz_steps_start(struct zc_zero *z);
 /** No step runs, and neither notes nor an announcement are on their way. */
 bool zcz_steps_idle(const struct zc_zero *z);
 void zcz_steps_close(struct zc_zero *z);
@@ -64,11 +79,16 @@ void zcz_commit_known(struct zc_zero *z, bool saved);
 
 /** The run that the ranks have drawn, unless the job says another one. */
 void zcz_note_run(struct zc_zero *z, uint32_t run);
-/** The next step's note says that the loss scale is this after it; waits until it is stored. */
-int zcz_note_scale(struct zc_zero *z, const struct zcz_scaler *scaler);
+/** The next step's note says that the loss scale is this after it (NULL: as it said before), and which step counts
+ * lag now; waits until it is stored. */
+int zcz_note_step(struct zc_zero *z, const struct zcz_scaler *scaler);
+/** Bytes of the trainer's in the job's note; 0 where this rank does not send it. */
+uint32_t zcz_note_bytes(const struct zc_zero *z);
+/** Whether a note of so many bytes, and so many of step counts, fit together. */
+bool zcz_note_fits(size_t bytes, size_t counts_bytes);
 /** A job of several nodes says with its first step which run it is of. */
 int zcz_note_begin(struct zc_zero *z);
-/** A dynamic loss scale is again what it was after the step that the job goes on from. *ret_run:
+/** A dynamic loss scale, and step counts of tensors, are again what they were after the step that the job goes on from. *ret_run:
  * the run that the job is of; 0: it does not say. */
 int zcz_note_resume(struct zc_zero *z, uint32_t *ret_run);
 

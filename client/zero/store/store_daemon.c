@@ -154,13 +154,23 @@ static int daemon_norms(struct zcz_store *s, struct zcz_op *op, uint64_t step, s
     return zcz_daemon_begun(d, op, zc_norms(d->c, d->job.id, step, ret, zcz_daemon_on_op, op));
 }
 
-static int daemon_step(struct zcz_store *s, struct zcz_op *op, const struct zc_step *step,
-                       struct zc_stepped *ret)
+static int daemon_classes(struct zcz_store *s, struct zcz_op *op, uint64_t step,
+                          const struct zc_classes *classes)
 {
     struct zcz_daemon *d = zcz_daemon_of(s);
-    int rc = step->groups ? zc_step(d->c, d->job.id, step, ret, zcz_daemon_on_op, op)
-                          : zc_skip(d->c, d->job.id, step->step, step->commit, step->timeout_ms,
-                                    ret, zcz_daemon_on_op, op);
+
+    return zcz_daemon_begun(d, op,
+                            zc_step_classes(d->c, d->job.id, step, classes, zcz_daemon_on_op, op));
+}
+
+static int daemon_step(struct zcz_store *s, struct zcz_op *op, const struct zc_step *step,
+                       const struct zc_classes *classes, struct zc_stepped *ret)
+{
+    struct zcz_daemon *d = zcz_daemon_of(s);
+    bool skip = !step->groups && !classes;
+    int rc = !skip ? zc_step(d->c, d->job.id, step, ret, zcz_daemon_on_op, op)
+                   : zc_skip(d->c, d->job.id, step->step, step->commit, step->timeout_ms, ret,
+                             zcz_daemon_on_op, op);
 
     return zcz_daemon_begun(d, op, rc);
 }
@@ -308,6 +318,7 @@ static const struct zcz_store_ops daemon_ops = {
     .fetch_named = daemon_fetch_named,
     .release_named = daemon_release_named,
     .norms = daemon_norms,
+    .classes = daemon_classes,
     .step = daemon_step,
     .step_begin = daemon_step_begin,
     .commit = daemon_commit,

@@ -35,10 +35,11 @@ struct device_store {
     uint32_t nslices;
     unsigned char *page; /* of host memory: a piece's planes, 64-byte aligned */
     struct zk_gpu_mem *memory;
-    uint64_t planes_bytes;       /* of it */
-    struct zk_scalars *by_group; /* on the device, */
-    struct zk_scalars
-        scalars[ZCZ_GROUPS_MAX]; /* and what is copied there: norms() comes between two steps */
+    uint64_t planes_bytes; /* of it */
+    /* What own.table is copied to; norms() comes between two steps, and waits. By groups, in `memory`;
+     * by classes, with their segments, in memory of their own, from the first such step on. */
+    struct zk_scalars *by_group;
+    struct zk_gpu_mem *classes;
     struct zk_gpu_norm *norms_dev, *norms; /* of all that is trained: there, and on the host */
     uint64_t blocks;                       /* so many */
     struct zk_gpu_event *event;
@@ -100,7 +101,7 @@ static uint64_t store_lay(struct device_store *d, char *base)
         if (base)
             d->slices[i].segments = (const struct zk_segment *)(void *)(base + segments);
     }
-    scalars = take(&end, sizeof(d->scalars));
+    scalars = take(&end, ZCZ_GROUPS_MAX * sizeof(struct zk_scalars));
     if (base)
         d->by_group = (struct zk_scalars *)(void *)(base + scalars);
     return end;
@@ -317,21 +318,56 @@ static int device_norms(struct zcz_store *s, struct zcz_op *op, uint64_t step, s
     return store_failed(d, rc, &err);
 }
 
-static int step_launch(struct device_store *d, const struct zc_step *step, struct zb_err *err)
+/* Where a step finds its tables. */
+struct tables {
+    struct zk_scalars *scalars;
+    struct zk_segment *segments; /* of classes; else slices have theirs */
+};
+
+static int tables_up(struct device_store *d, const struct zc_classes *classes, struct tables *ret,
+                     struct zb_err *err)
+{
+    const struct zcz_own_table *t = &d->own.table;
+    uint64_t scalars_bytes = zb_round_up(ZC_CLASSES_MAX * sizeof(struct zk_scalars), ZB_PAGE_ALIGN);
+    int rc = 0;
+
+    *ret = (struct tables){ .scalars = d->by_group };
+    if (classes && !d->classes) {
+        rc = zk_gpu_alloc(d->own.base.z->device.gpu,
+                          scalars_bytes + classes->ntensors * sizeof(struct zk_segment), 0,
+                          &d->classes, err);
+        if (rc == 0)
+            d->own.base.device_bytes += zk_gpu_len(d->classes);
+    }
+    if (rc == 0 && classes) {
+        char *at = zk_gpu_addr(d->classes);
+
+        ret->scalars = (struct zk_scalars *)(void *)at;
+        ret->segments = (struct zk_segment *)(void *)(at + scalars_bytes);
+        rc = zk_gpu_copy(stream_of(d), ZK_GPU_TO_DEVICE, ret->segments, t->segments,
+                         t->nsegments * sizeof(*t->segments), err);
+    }
+    return rc < 0 ? rc
+                  : zk_gpu_copy(stream_of(d), ZK_GPU_TO_DEVICE, ret->scalars, t->scalars,
+                                t->nscalars * sizeof(*t->scalars), err);
+}
+
+static int step_launch(struct device_store *d, const struct zc_classes *classes, struct zb_err *err)
 {
     struct zc_zero *z = d->own.base.z;
     struct zk_gpu_stream *down = stream_of(d);
+    struct tables tables;
     int rc;
 
-    zcz_own_scalars(&d->own.base, step, d->scalars);
     rc = zk_gpu_event_record(d->event, z->device.compute, err);
     if (rc == 0)
         rc = zk_gpu_event_wait(d->event, down, err);
     if (rc == 0)
-        rc = zk_gpu_copy(down, ZK_GPU_TO_DEVICE, d->by_group, d->scalars,
-                         step->ngroups * sizeof(d->scalars[0]), err);
+        rc = tables_up(d, classes, &tables, err);
     for (uint32_t i = 0; i < d->nslices && rc == 0; i++) {
         const struct zcz_unit *u = &z->units[i];
+        uint32_t n;
+        const struct zk_segment *segments = zcz_own_segments(&d->own, u, &n);
         struct zk_gpu_work work = { .op = ZK_GPU_STEP,
                                     .step = { .layout = u->layout,
                                               .page = { .param = d->slices[i].planes[ZB_PARAM],
@@ -340,11 +376,13 @@ static int step_launch(struct device_store *d, const struct zc_step *step, struc
                                                         .first = u->first,
                                                         .count = u->count },
                                               .segments = d->slices[i].segments,
-                                              .nsegments = u->nsegments,
-                                              .by_group = d->by_group,
-                                              .ngroups = step->ngroups } };
+                                              .nsegments = n,
+                                              .by_group = tables.scalars,
+                                              .ngroups = d->own.table.nscalars } };
 
-        if (u->count > 0 && !u->def.frozen)
+        if (tables.segments)
+            work.step.segments = tables.segments + (segments - d->own.table.segments);
+        if (u->count > 0 && !u->def.frozen && n > 0)
             rc = zk_gpu_launch(down, &work, err);
     }
     if (rc == 0)
@@ -355,16 +393,20 @@ static int step_launch(struct device_store *d, const struct zc_step *step, struc
 }
 
 static int device_step(struct zcz_store *s, struct zcz_op *op, const struct zc_step *step,
-                       struct zc_stepped *ret)
+                       const struct zc_classes *classes, struct zc_stepped *ret)
 {
     struct device_store *d = store_of(s);
     struct zb_err err = { 0 };
-    int rc = step->groups ? step_launch(d, step, &err) : 0;
+    bool applied = step->groups || classes;
+    int rc = applied ? zcz_own_table(&d->own, step, classes) : 0;
 
     (void)op;
     if (rc < 0)
+        return rc;
+    rc = applied ? step_launch(d, classes, &err) : 0;
+    if (rc < 0)
         return store_failed(d, rc, &err);
-    zcz_own_stepped(s, step, ret);
+    zcz_own_stepped(s, applied, ret);
     return 0;
 }
 
@@ -383,6 +425,7 @@ static void device_close(struct zcz_store *s)
 
     zk_gpu_event_free(d->event);
     zk_gpu_free(d->memory);
+    zk_gpu_free(d->classes);
     free(d->slices);
     free(d->page);
     free(d->norms);

@@ -11,7 +11,6 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "client/zero/config/options.h"
 #include "client/zero/core/zero.h"
 #include "client/zero/store/store_own.h"
 #include "client/zero/store/stores.h"
@@ -187,23 +186,26 @@ static int local_norms(struct zcz_store *s, struct zcz_op *op, uint64_t step, st
 }
 
 static int local_step(struct zcz_store *s, struct zcz_op *op, const struct zc_step *step,
-                      struct zc_stepped *ret)
+                      const struct zc_classes *classes, struct zc_stepped *ret)
 {
     struct local *l = local_of(s);
     struct zc_zero *z = s->z;
-    struct zk_scalars by_group[ZCZ_GROUPS_MAX];
+    bool applied = step->groups || classes;
+    int rc = applied ? zcz_own_table(&l->own, step, classes) : 0;
 
     (void)op;
-    if (step->groups)
-        zcz_own_scalars(s, step, by_group);
-    for (uint32_t i = 0; step->groups && i < l->nslices; i++) {
+    if (rc < 0)
+        return rc;
+    for (uint32_t i = 0; applied && i < l->nslices; i++) {
         struct zcz_unit *u = &z->units[i];
         struct zk_page page = local_page(l, u, 0, u->count);
+        uint32_t n;
+        const struct zk_segment *segments = zcz_own_segments(&l->own, u, &n);
 
         if (u->count > 0 && !u->def.frozen)
-            zk_page_step(z->kernels, &u->layout, &page, u->segments, u->nsegments, by_group);
+            zk_page_step(z->kernels, &u->layout, &page, segments, n, l->own.table.scalars);
     }
-    zcz_own_stepped(s, step, ret);
+    zcz_own_stepped(s, applied, ret);
     return 0;
 }
 

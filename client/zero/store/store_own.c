@@ -11,6 +11,7 @@
 
 #include "client/zero/store/store_own.h"
 
+#include "base/array.h"
 #include "client/zero/config/options.h"
 #include "client/zero/core/zero.h"
 
@@ -66,16 +67,78 @@ int zcz_own_release(struct zcz_store *s, struct zcz_unit *u)
 
 /* ---- steps */
 
-void zcz_own_scalars(const struct zcz_store *s, const struct zc_step *step,
-                     struct zk_scalars *by_group)
+/* Runs of elements of one class; what is in none is left out. */
+static void table_unit(struct zcz_own_table *t, const struct zcz_unit *u,
+                       const struct zc_classes *classes, uint32_t *tensor)
 {
-    const struct zc_zero *z = s->z;
+    uint32_t first = t->nsegments;
 
-    for (uint32_t g = 0; g < step->ngroups; g++) {
-        struct zk_params params = zcz_params(&step->groups[g], step->scale);
+    for (uint32_t i = 0; i < u->def.ntensors; i++) {
+        struct zk_segment *last = t->nsegments > first ? &t->segments[t->nsegments - 1] : NULL;
+        uint64_t at = u->def.tensors[i].first, count = zcz_tensor_elems(&u->def.tensors[i]);
+        uint32_t class;
 
-        by_group[g] = zk_prepare((enum zb_optimizer)z->options.optimizer, &params, z->applied + 1);
+        if (!zcz_tensor_trained(u, i))
+            continue;
+        class = classes->class_of[(*tensor)++];
+        if (class == ZC_CLASS_NONE || count == 0)
+            continue;
+        if (last && last->group == class && last->first + last->count == at)
+            last->count += count;
+        else
+            t->segments[t->nsegments++] = (struct zk_segment){ at, count, class };
     }
+}
+
+static int table_room(struct zcz_own *o, uint32_t nscalars, uint32_t nsegments)
+{
+    const struct zc_zero *z = o->base.z;
+    struct zcz_own_table *t = &o->table;
+
+    if (zb_grow(&t->scalars, &t->scalars_room, 0, nscalars) < 0 ||
+        (nsegments > 0 && zb_grow(&t->segments, &t->segments_room, 0, nsegments) < 0))
+        return -ENOMEM;
+    if (!t->at)
+        t->at = calloc(z->nunits + 1, sizeof(*t->at));
+    return t->at ? 0 : -ENOMEM;
+}
+
+int zcz_own_table(struct zcz_own *o, const struct zc_step *step, const struct zc_classes *classes)
+{
+    struct zc_zero *z = o->base.z;
+    struct zcz_own_table *t = &o->table;
+    enum zb_optimizer optimizer = (enum zb_optimizer)z->options.optimizer;
+    uint32_t tensor = 0, n = classes ? classes->nclasses : step->ngroups;
+
+    if (table_room(o, n + 1, classes ? classes->ntensors : 0) < 0)
+        return zcz_refuse(z, -ENOMEM, "no memory for the scalars of a step");
+    t->nscalars = n;
+    t->by_classes = classes != NULL;
+    t->nsegments = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        const struct zc_class *c = classes ? &classes->classes[i] : NULL;
+        struct zk_params params = zcz_params(c ? &c->group : &step->groups[i], step->scale);
+
+        if (c)
+            params.scale *= c->factor;
+        t->scalars[i] = zk_prepare(optimizer, &params, c ? c->t : z->applied + 1);
+    }
+    for (uint32_t i = 0; i < z->nunits && classes; i++) {
+        t->at[i] = t->nsegments;
+        table_unit(t, &z->units[i], classes, &tensor);
+    }
+    t->at[z->nunits] = t->nsegments;
+    return 0;
+}
+
+const struct zk_segment *zcz_own_segments(const struct zcz_own *o, const struct zcz_unit *u,
+                                          uint32_t *ret_n)
+{
+    const struct zcz_own_table *t = &o->table;
+    uint32_t i = u->def.index;
+
+    *ret_n = t->by_classes ? t->at[i + 1] - t->at[i] : u->nsegments;
+    return t->by_classes ? t->segments + t->at[i] : u->segments;
 }
 
 static void notes_keep(struct zcz_own *o)
@@ -92,11 +155,11 @@ static void notes_keep(struct zcz_own *o)
     }
 }
 
-void zcz_own_stepped(struct zcz_store *s, const struct zc_step *step, struct zc_stepped *ret)
+void zcz_own_stepped(struct zcz_store *s, bool applied, struct zc_stepped *ret)
 {
     notes_keep(own_of(s));
     ret->iterations = s->z->iterations + 1;
-    ret->applied = s->z->applied + (step->groups != NULL);
+    ret->applied = s->z->applied + applied;
 }
 
 /* ---- notes */
@@ -153,6 +216,9 @@ void zcz_own_done(struct zcz_own *o)
         free(o->notes[i].sent);
         free(o->notes[i].kept);
     }
+    free(o->table.scalars);
+    free(o->table.segments);
+    free(o->table.at);
     free(o->piece);
     free(o->base.node_ranks);
 }

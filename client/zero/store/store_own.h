@@ -12,12 +12,25 @@ struct zcz_note {
     size_t sent_bytes, kept_bytes;
 };
 
+/* What a step is made with. */
+struct zcz_own_table {
+    struct zk_scalars *scalars; /* by group, or class */
+    uint32_t nscalars;
+    size_t scalars_room;
+    bool by_classes;             /* else segments are the units' own */
+    struct zk_segment *segments; /* of all units, one after the other */
+    size_t segments_room;
+    uint32_t nsegments;
+    uint32_t *at; /* [nunits + 1] where those of a unit begin */
+};
+
 /* What is common to them; the first member of each. */
 struct zcz_own {
     struct zcz_store base;
     float *piece;
     bool piece_used;
     struct zcz_note notes[2]; /* of this rank, of the job */
+    struct zcz_own_table table;
 };
 
 /* Of struct zcz_store_ops, and parts of it. */
@@ -32,11 +45,18 @@ int zcz_own_note_put(struct zcz_store *s, struct zcz_op *op, bool of_job, const 
 int zcz_own_note_get(struct zcz_store *s, bool of_job, void *buf, size_t *ret_bytes);
 int zcz_own_nothing(struct zcz_store *s);
 int zcz_own_poll(struct zcz_store *s, uint32_t wait_us);
-/** by_group[step->ngroups], of a step that is none of skips. */
-void zcz_own_scalars(const struct zcz_store *s, const struct zc_step *step,
-                     struct zk_scalars *by_group);
-/** The step is made: its notes are the newest, and this is its answer. */
-void zcz_own_stepped(struct zcz_store *s, const struct zc_step *step, struct zc_stepped *ret);
+/**
+ * Makes own.table: scalars and segments of a step, by groups or by classes, which is no skip. The table stays as it is
+ * until the next one is made.
+ *
+ * @return 0; -ENOMEM, refused
+ */
+int zcz_own_table(struct zcz_own *o, const struct zc_step *step, const struct zc_classes *classes);
+/** The segments of a unit in it. */
+const struct zk_segment *zcz_own_segments(const struct zcz_own *o, const struct zcz_unit *u,
+                                          uint32_t *ret_n);
+/** The step is made, or skipped: its notes are the newest, and this is its answer. */
+void zcz_own_stepped(struct zcz_store *s, bool applied, struct zc_stepped *ret);
 void zcz_own_done(struct zcz_own *o);
 
 #endif
