@@ -10,6 +10,11 @@
  *
  * THREADS. One thread at a time may use a handle. Separate handles are independent.
  *
+ * A FORK. A handle belongs to the process that opened it. In a child (fork(), os.fork()) its calls are
+ * refused with -EPERM, and the child's copy of the socket is closed, so that the daemon notices the
+ * death of the parent; zc_close() frees the child's copy of the handle. Memory that is shared with
+ * the daemon stays mapped.
+ *
  * ERRORS. Functions return 0 or a negative errno. After a failure zc_error() has a sentence for
  * people; it stays until the next failure of that handle. A call that returns an error has started
  * nothing: its done will not run. What the codes mean, everywhere in this header:
@@ -17,7 +22,7 @@
  *     -EINVAL      an argument is wrong: out of range, misaligned, not in the right order
  *     -ENOENT      no such job, unit, shard, snapshot or note
  *     -EEXIST      it exists already: a job of that name, a repeated push
- *     -EPERM       it belongs to another user
+ *     -EPERM       it belongs to another user, or the handle to the parent of this process
  *     -ENOSPC      it does not fit: the sentence has the numbers and the least that would do (of a
  *                  GPU's memory: what is needed, and what is free)
  *     -EBUSY       somebody holds it, or the state is wrong now: a rank that is taken, a pinned

@@ -29,7 +29,7 @@ _Static_assert(ZN_DATA_START == ZB_DATA_START, "what the planner takes off a dat
 #define HOST_BYTES_MIN   ZB_MIB
 #define NVME_BYTES_MIN   ZB_MIB
 #define SLOW_THREADS     2u   /* make memory, and give it back */
-#define FILES_PER_CLIENT 3u   /* its socket, its staging arena, and one on its way to it */
+#define FILES_PER_CLIENT 4u   /* its socket, its pidfd, its staging arena, one on its way to it */
 #define FILES_BESIDE     256u /* arenas of jobs, the engine, the loop, the log */
 
 /* ---- limits: what the process itself needs */

@@ -114,6 +114,19 @@ void zp_stream_free(struct zp_stream *s)
     free(s);
 }
 
+void zp_stream_shut(struct zp_stream *s)
+{
+    for (unsigned i = 0; i < s->nbatches; i++)
+        close_fds(s->batches[i].fds, s->batches[i].n);
+    zb_list_each(node, &s->out_batches)
+    {
+        struct out_batch *b = zb_container_of(node, struct out_batch, node);
+
+        close_fds(b->fds, b->n);
+    }
+    zb_close_fd(&s->fd);
+}
+
 int zp_stream_fd(const struct zp_stream *s)
 {
     return s->fd;

@@ -28,6 +28,8 @@ struct zp_stream;
 int zp_stream_new(struct zp_stream **ret, int fd);
 /** Closes the socket and every descriptor held; NULL is fine. */
 void zp_stream_free(struct zp_stream *s);
+/** Closes them and stays: its fd is -1 then. May be called in a child right after fork(). */
+void zp_stream_shut(struct zp_stream *s);
 int zp_stream_fd(const struct zp_stream *s);
 
 /**

@@ -18,7 +18,9 @@
  *
  *     CLOSED  never connected: it holds a sentence
  *     OPEN    calls may start
- *     LOST    the connection is over, lost.code says why calls are refused; every call has ended
+ *     LOST    the connection is over, lost.code says why calls are refused; every call has ended.
+ *             In a child of the process that opened it (fork()) a handle is LOST with -EPERM: the
+ *             child's copy of the socket is closed, and calls in flight are the parent's
  *
  * INVARIANTS
  *     C1  A call that was accepted ends exactly once: by its reply, by an event, or by conn_lose().
@@ -34,6 +36,7 @@
 #define ZC_CONN_H
 
 #include "base/err.h"
+#include "base/fork.h"
 #include "base/util.h"
 #include "client/zclient.h"
 #include "proto/codec.h"
@@ -89,6 +92,7 @@ struct zc_map {
 enum zc_state { ZC_CLOSED, ZC_OPEN, ZC_LOST };
 
 struct zc_client {
+    struct zb_fork fork;
     enum zc_state state;
     struct zb_err err;  /* the last failure */
     struct zb_err lost; /* of LOST */

@@ -19,6 +19,24 @@ const char *zc_error(const struct zc_client *c)
 
 /* ---- open and close */
 
+/** In a child, right after fork(): see base/fork.h. */
+static void handle_forked(struct zb_fork *f)
+{
+    static const struct zb_err why = {
+        .code = -EPERM,
+        .text = "this handle belongs to the process that opened it, and this one is a child of it: "
+                "open another"
+    };
+    struct zc_client *c = zb_container_of(f, struct zc_client, fork);
+
+    if (c->stream)
+        zp_stream_shut(c->stream);
+    if (c->state == ZC_OPEN) {
+        c->state = ZC_LOST;
+        c->lost = why;
+    }
+}
+
 static int handle_build(struct zc_client *c)
 {
     c->slots = calloc(ZC_CALL_SLOTS, sizeof(*c->slots));
@@ -73,6 +91,7 @@ int zc_open(struct zc_client **ret, const struct zc_options *options)
         return -ENOMEM;
     zb_list_init(&c->calls);
     zb_list_init(&c->free_calls);
+    zb_fork_watch(&c->fork, handle_forked);
     c->quiet_ns = quiet_ms * NS_PER_MS;
     rc = handle_build(c);
     if (rc == 0)
@@ -94,6 +113,7 @@ void zc_close(struct zc_client *c)
     (void)zb_fail(&why, -ECANCELED, "the handle was closed");
     if (c->state == ZC_OPEN)
         (void)zc_conn_lose(c, &why);
+    zb_fork_forget(&c->fork);
     handle_shut(c);
     free(c);
 }

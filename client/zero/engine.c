@@ -186,6 +186,7 @@ int zc_zero_open(struct zc_zero **ret, const struct zc_zero_options *options)
     zcz_turn_init(z, machines,
                   z->timeout_ms > UINT32_MAX - ZCZ_GRACE_MS ? UINT32_MAX
                                                             : z->timeout_ms + ZCZ_GRACE_MS);
+    zcz_fork_watch(z);
     zcz_coll_init(z);
     zcz_pass_open(z, options->prefetch_units);
     zcz_pool_init(&z->small, 1, NULL);
@@ -231,8 +232,9 @@ void zc_zero_close(struct zc_zero *z, bool clean)
 {
     bool orphans;
 
-    if (!z)
+    if (!z || z->forked) /* a child's: devices, threads and sockets are its parent's */
         return;
+    zcz_fork_forget(z);
     if (clean && !z->failed && z->store)
         (void)close_drain(z);
     orphans = !zb_list_empty(&z->colls.started) || z->comm_broken;

@@ -54,6 +54,9 @@
  * call sets the calling thread's rounding to nearest and its denormals on, as the kernels need
  * them.
  *
+ * A FORK. An engine and a comm belong to the process that opened them: in a child, engine calls are
+ * refused with -EPERM, sockets are closed, and closing does nothing.
+ *
  * ERRORS as in zclient.h. -EINVAL and -EBUSY for a call that was wrong, or came at the wrong time,
  * change nothing. Every other failure is final: the ranks are no longer in step, and each later
  * call returns the same code at once, with the same sentence; close then with clean false. A call

@@ -13,16 +13,25 @@
  * its client has not read. Then it is stalled: nothing is read, frames that arrived already wait in
  * the stream, and the turn in which it has room again goes on with them. Death is still noticed: a
  * stalled poll waits for the peer to hang up.
+ *
+ * DEATH. A socket ends with the last process that holds it, and a trainer forks (data loaders). So the
+ * peer's process is watched by its pidfd, too: when it is dead, the link ends.
  */
 #include "daemon/net/conn.h"
 
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "daemon/net/conn_priv.h"
+
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77 /* Linux 6.5 */
+#endif
 
 static struct zsd_link *link_of(struct zsd_conn *conn)
 {
@@ -45,7 +54,10 @@ static void link_touch(struct zsd_link *l)
 
 static void link_on_closed(uv_handle_t *handle)
 {
-    free(handle->data);
+    struct zsd_link *l = handle->data;
+
+    if (--l->handles == 0)
+        free(l);
 }
 
 void zsd_link_end(struct zsd_link *l)
@@ -64,6 +76,9 @@ void zsd_link_end(struct zsd_link *l)
     else
         l->conn.daemon->clients--;
     uv_close((uv_handle_t *)&l->poll, link_on_closed);
+    if (l->pidfd >= 0)
+        uv_close((uv_handle_t *)&l->death, link_on_closed);
+    zb_close_fd(&l->pidfd);
     zp_stream_free(l->stream); /* behind uv_close(): that takes the descriptor out of the poll */
 }
 
@@ -309,6 +324,14 @@ static bool link_read(struct zsd_link *l)
     return false;
 }
 
+/** Whether bytes have arrived that nobody has read. */
+static bool link_more(const struct zsd_link *l)
+{
+    int bytes = 0;
+
+    return ioctl(zp_stream_fd(l->stream), FIONREAD, &bytes) == 0 && bytes > 0;
+}
+
 /* ---- the poll */
 
 static void link_on_poll(uv_poll_t *poll, int status, int events);
@@ -352,6 +375,21 @@ static void link_on_poll(uv_poll_t *poll, int status, int events)
     link_arm(l);
 }
 
+/** The peer's process is dead, and the socket is not: a child that it forked holds it. What came
+ *  before is handled. */
+static void link_on_death(uv_poll_t *poll, int status, int events)
+{
+    struct zsd_link *l = poll->data;
+
+    (void)status;
+    (void)events;
+    while (l->state == LINK_OPEN && !l->stalled && link_more(l))
+        if (!link_read(l))
+            return;
+    link_log(l, ZB_LOG_DEBUG, "client-gone", "its process died, and a child of it has the socket");
+    zsd_link_end(l);
+}
+
 /** True when the core may have something to do now. */
 bool zsd_link_turn(struct zsd_link *l)
 {
@@ -372,6 +410,32 @@ bool zsd_link_turn(struct zsd_link *l)
 
 /* ---- the beginning */
 
+/** A descriptor that is readable when the process at the other end of fd is dead; -1: there is none
+ *  (a process of another name space), or no room for it. */
+static int link_pidfd(int fd, pid_t pid)
+{
+    int pidfd = -1;
+    socklen_t len = sizeof(pidfd);
+
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &len) == 0)
+        return pidfd;
+    return pid > 0 ? (int)syscall(SYS_pidfd_open, pid, 0) : -1; /* before Linux 6.5 */
+}
+
+/** Where its death cannot be watched, the end of the socket is all that is noticed. */
+static void link_watch(struct zsd_link *l)
+{
+    if (l->pidfd < 0)
+        return;
+    if (uv_poll_init(l->server->uv, &l->death, l->pidfd) < 0) {
+        zb_close_fd(&l->pidfd);
+        return;
+    }
+    l->death.data = l;
+    l->handles++;
+    (void)uv_poll_start(&l->death, UV_READABLE, link_on_death);
+}
+
 /** Owns fd from here on, once the stream is there. */
 static int link_build(struct zsd_link *l, int fd)
 {
@@ -383,8 +447,16 @@ static int link_build(struct zsd_link *l, int fd)
         return -errno;
     l->conn.uid = cred.uid;
     l->conn.pid = cred.pid;
+    if (!l->refused)
+        l->pidfd = link_pidfd(fd, cred.pid);
     rc = zp_stream_new(&l->stream, fd);
-    return rc < 0 ? rc : uv_poll_init(l->server->uv, &l->poll, fd);
+    if (rc == 0)
+        rc = uv_poll_init(l->server->uv, &l->poll, fd);
+    if (rc == 0) {
+        l->handles = 1;
+        link_watch(l);
+    }
+    return rc;
 }
 
 int zsd_link_new(struct zsd_server *server, int fd, bool refused)
@@ -394,9 +466,13 @@ int zsd_link_new(struct zsd_server *server, int fd, bool refused)
 
     if (l) {
         l->server = server;
+        l->refused = refused;
+        l->pidfd = -1;
         rc = link_build(l, fd);
     }
     if (rc < 0) {
+        if (l)
+            zb_close_fd(&l->pidfd);
         if (l && l->stream)
             zp_stream_free(l->stream);
         else
@@ -405,7 +481,6 @@ int zsd_link_new(struct zsd_server *server, int fd, bool refused)
         return rc;
     }
     l->conn.daemon = server->daemon;
-    l->refused = refused;
     l->poll.data = l;
     zb_list_init(&l->conn.reqs);
     zb_list_init(&l->todo_node);

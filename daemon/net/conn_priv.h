@@ -60,8 +60,11 @@ struct zsd_link {
     struct zsd_server *server;
     struct zp_stream *stream;
     uv_poll_t poll;
-    int events;   /* what the poll waits for */
-    bool refused; /* in the waiting room */
+    uv_poll_t death;  /* of the peer's process; active where pidfd is one */
+    int pidfd;        /* -1: the peer is in no process that we can see */
+    unsigned handles; /* of libuv, not yet closed */
+    int events;       /* what the poll waits for */
+    bool refused;     /* in the waiting room */
     bool stalled; /* frames may lie in the stream: full when we looked last, or enough for a turn */
     unsigned nreqs;
     struct zb_list node;      /* in server->links or refused */

@@ -28,6 +28,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/util.h"
 #include "client/zero/comm/comm_plugin.h"
@@ -51,6 +52,7 @@ struct mpi_comm {
     MPI_Comm headers; /* of all ranks; a group has that of the whole */
     int *ranks;       /* [world] in `headers` */
     bool group;
+    pid_t pid;     /* who opened it; 0: a group. A child ends nothing */
     bool ours;     /* we began MPI, so we end it */
     uint64_t name; /* of the next collective */
     bool differs;  /* the failure: another rank makes another call */
@@ -294,6 +296,7 @@ static void mpi_close(struct zc_comm *comm, bool clean)
 {
     struct mpi_comm *m = mpi_of(comm);
 
+    clean = clean && (m->group || m->pid == getpid());
     if (clean && m->world != MPI_COMM_NULL)
         (void)MPI_Comm_free(&m->world);
     if (clean && !m->group && m->headers != MPI_COMM_NULL)
@@ -425,6 +428,7 @@ static int mpi_open(struct zc_comm **ret, char *error, size_t error_bytes)
         (void)snprintf(error, error_bytes, "no memory");
         return -ENOMEM;
     }
+    m->pid = getpid();
     m->world = m->headers = MPI_COMM_NULL;
     rc = mpi_build(m);
     if (rc < 0) {

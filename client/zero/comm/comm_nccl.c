@@ -22,6 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/util.h"
 #include "client/zero/comm/comm_priv.h"
@@ -42,6 +43,7 @@ struct nccl_comm {
     struct nccl_api api;
     int version;
     ncclComm_t nccl; /* NULL: no engine is on a device */
+    pid_t pid;       /* who made it: it is no child's to end */
     ncclStream_t stream;
     uint64_t timeout_ns;
     struct zb_err err; /* NCCL's; else the host's says more */
@@ -208,7 +210,7 @@ static void nccl_device_close(struct zc_comm *comm, bool clean)
 {
     struct nccl_comm *n = nccl_of(comm);
 
-    if (!n->nccl)
+    if (!n->nccl || n->pid != getpid())
         return;
     if (clean && n->err.code == 0 &&
         nccl_settle(n, n->api.ncclCommFinalize(n->nccl), "ncclCommFinalize") == 0)
@@ -236,6 +238,7 @@ static int nccl_device_open(struct zc_comm *comm, const char *backend, void *str
     rc = nccl_meet(n, backend, &id);
     if (rc < 0)
         return rc;
+    n->pid = getpid();
     r = n->api.ncclCommInitRankConfig(&n->nccl, (int)comm->world, id, (int)comm->rank, &config);
     rc = nccl_settle(n, r, "ncclCommInitRankConfig");
     if (rc < 0)

@@ -36,6 +36,7 @@
 #include <sys/uio.h>
 #include <time.h>
 
+#include "base/fork.h"
 #include "base/util.h"
 #include "client/zero/comm/comm_priv.h"
 #include "client/zero/comm/tcp_mesh.h"
@@ -89,6 +90,7 @@ struct tcp_peer {
 };
 
 struct tcp_comm {
+    struct zb_fork fork;
     struct tcp_group all_ranks;
     struct zc_tcp_mesh mesh;
     struct tcp_peer *peers; /* [mesh.world]; its own is not used */
@@ -111,6 +113,20 @@ static struct tcp_group *group_of(struct zc_comm *comm)
 static struct tcp_comm *tcp_of(struct zc_comm *comm)
 {
     return group_of(comm)->t;
+}
+
+/* In a child, right after fork(): its copies would keep connections open when the rank is dead. */
+static void tcp_forked(struct zb_fork *f)
+{
+    static const struct zb_err why = {
+        .code = -EPERM,
+        .text = "this comm belongs to the process that opened it, and this one is a child of it"
+    };
+    struct tcp_comm *t = zb_container_of(f, struct tcp_comm, fork);
+
+    zc_tcp_mesh_shut(&t->mesh);
+    t->broken = why.code;
+    t->err = why;
 }
 
 static int tcp_fail(struct tcp_comm *t, uint32_t peer, int rc, const char *what)
@@ -308,9 +324,11 @@ static int tcp_start(struct zc_comm *comm, enum tcp_kind kind, const void *send,
 {
     struct tcp_group *g = group_of(comm);
     struct tcp_comm *t = g->t;
-    struct zc_comm_op *op = malloc(sizeof(*op));
+    struct zc_comm_op *op = t->broken ? NULL : malloc(sizeof(*op));
     char *own = (char *)recv + slice_bytes * comm->rank;
 
+    if (t->broken)
+        return t->broken;
     if (!op)
         return t->broken = zb_fail(&t->err, -ENOMEM, "no memory for a collective");
     *op = (struct zc_comm_op){
@@ -397,6 +415,7 @@ static void tcp_close(struct zc_comm *comm, bool clean)
         free(g);
         return;
     }
+    zb_fork_forget(&t->fork);
     zb_list_each(pos, &t->all) free(zb_container_of(pos, struct zc_comm_op, alive));
     zc_tcp_mesh_close(&t->mesh);
     free(t->peers);
@@ -514,6 +533,7 @@ int zc_tcp_open(struct zc_comm **ret, struct zb_err *err)
         (struct zc_comm){ .ops = &tcp_ops, .rank = t->mesh.rank, .world = t->mesh.world };
     for (uint32_t r = 0; r < t->mesh.world; r++)
         t->all_ranks.places[r] = r;
+    zb_fork_watch(&t->fork, tcp_forked);
     *ret = &t->all_ranks.base;
     return 0;
 }

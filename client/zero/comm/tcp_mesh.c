@@ -440,10 +440,15 @@ int zc_tcp_meet(struct zc_tcp_mesh *ret, struct zb_err *err)
     return rc;
 }
 
-void zc_tcp_mesh_close(struct zc_tcp_mesh *mesh)
+void zc_tcp_mesh_shut(struct zc_tcp_mesh *mesh)
 {
     for (uint32_t r = 0; mesh->fds && r < mesh->world; r++)
         zb_close_fd(&mesh->fds[r]);
+}
+
+void zc_tcp_mesh_close(struct zc_tcp_mesh *mesh)
+{
+    zc_tcp_mesh_shut(mesh);
     free(mesh->fds);
     free(mesh->names);
     *mesh = (struct zc_tcp_mesh){ 0 };

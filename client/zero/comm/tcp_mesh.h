@@ -28,6 +28,8 @@ bool zc_tcp_launched(void);
  * they do not belong together, -ENOMEM, or what a socket said; nothing is open then
  */
 int zc_tcp_meet(struct zc_tcp_mesh *ret, struct zb_err *err);
+/** Closes what is open, and frees nothing: in a child right after fork(). */
+void zc_tcp_mesh_shut(struct zc_tcp_mesh *mesh);
 /** Closes what is open. A zeroed mesh is fine. */
 void zc_tcp_mesh_close(struct zc_tcp_mesh *mesh);
 

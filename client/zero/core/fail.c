@@ -56,11 +56,32 @@ const char *zc_zero_error(const struct zc_zero *z)
     return z ? z->error.text : "no memory for an engine";
 }
 
+/* ---- a fork */
+
+static void fail_forked(struct zb_fork *f)
+{
+    zb_container_of(f, struct zc_zero, fork)->forked = true;
+}
+
+void zcz_fork_watch(struct zc_zero *z)
+{
+    zb_fork_watch(&z->fork, fail_forked);
+}
+
+void zcz_fork_forget(struct zc_zero *z)
+{
+    zb_fork_forget(&z->fork);
+}
+
 /* ---- entering */
 
 int zcz_enter(struct zc_zero *z, bool needs_start)
 {
     zk_thread_init(); /* whoever called us last may have changed the modes */
+    if (z->forked)
+        return zcz_refuse(z, -EPERM,
+                          "this engine belongs to the process that opened it, and this one is a "
+                          "child of it");
     if (z->failed)
         return z->failed;
     if (needs_start && !z->started)

@@ -19,6 +19,10 @@ void zcz_forgive(struct zc_zero *z);
 int zcz_fail(struct zc_zero *z, int code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
+/** From now on, in a child of this process every call is refused. */
+void zcz_fork_watch(struct zc_zero *z);
+void zcz_fork_forget(struct zc_zero *z);
+
 /** What every public call begins with: 0, or why this engine does not answer. */
 int zcz_enter(struct zc_zero *z, bool needs_start);
 /** The same of a call that names a unit; *ret_unit on 0. */

@@ -33,6 +33,7 @@
 #define ZC_ZERO_CORE_H
 
 #include "base/err.h"
+#include "base/fork.h"
 #include "base/model.h"
 #include "base/plan.h"
 #include "base/util.h"
@@ -104,6 +105,10 @@ struct zc_zero {
     /* ---- ./: start.c */
     bool started;
     bool placing; /* from here on, the store tells the others when this rank leaves */
+
+    /* ---- core/: fail.c */
+    struct zb_fork fork;
+    bool forked; /* this is a child of the process that opened it */
 
     /* ---- core/: fail.c; vote.c lifts a failure for as long as a farewell takes */
     struct zb_err error;

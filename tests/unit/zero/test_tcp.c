@@ -55,6 +55,71 @@ static void keeps_the_contract(void **state)
     fork_ranks_free(ranks);
 }
 
+/* ---- a fork */
+
+/* In a child: nothing of the parent's can be used. Its exit status. */
+static int in_a_child(struct zc_comm *comm)
+{
+    char send = 1, recv[FORK_RANKS_MAX];
+    struct zc_comm_op *op;
+
+    if (comm->ops->all_gather(comm, &send, recv, 1, &op) != -EPERM ||
+        !strstr(comm->ops->error(comm), "is a child of it"))
+        return 1;
+    zc_comm_close(comm, true);
+    return 0;
+}
+
+/* Rank 1 dies, and has a child that does not; rank 0 waits for it. */
+static int die_with_a_child(uint32_t rank, uint32_t world, char *why, size_t why_bytes)
+{
+    struct zc_comm *comm;
+    struct zc_comm_op *op;
+    char send = 1, recv[FORK_RANKS_MAX];
+    bool done = false;
+    pid_t pid;
+    int status, rc = zc_comm_open(&comm, "tcp", why, why_bytes);
+
+    (void)world;
+    if (rc < 0)
+        return rc;
+    if (rank == 1) {
+        pid = fork();
+        if (pid == 0)
+            _exit(in_a_child(comm));
+        if (waitpid(pid, &status, 0) != pid || !WIFEXITED(status) || WEXITSTATUS(status) != 0)
+            return -EPERM;
+        pid = fork();
+        if (pid == 0) {
+            (void)close(STDOUT_FILENO); /* nobody waits for its output */
+            (void)close(STDERR_FILENO);
+            (void)sleep(60);
+            _exit(0);
+        }
+        return 0; /* the process ends */
+    }
+    rc = comm->ops->all_gather(comm, &send, recv, 1, &op);
+    for (unsigned n = 0; n < 3000 && rc == 0 && !done; n++) {
+        (void)usleep(10000);
+        rc = comm->ops->test(comm, op, &done);
+    }
+    (void)snprintf(why, why_bytes, "%s", comm->ops->error(comm));
+    zc_comm_close(comm, false);
+    return rc == -EOWNERDEAD ? 0 : -ETIMEDOUT;
+}
+
+static void a_rank_with_a_child(void **state)
+{
+    struct fork_rank *ranks = fork_ranks_new();
+
+    (void)state;
+    fork_ranks_run(die_with_a_child, 2, ranks);
+    for (uint32_t r = 0; r < 2; r++)
+        if (ranks[r].rc != 0)
+            fail_msg("rank %u: %d %s", r, ranks[r].rc, ranks[r].why);
+    fork_ranks_free(ranks);
+}
+
 /* ---- training */
 
 static struct run run_new(struct zc_comm *comm)
@@ -455,6 +520,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(keeps_the_contract),
+        cmocka_unit_test(a_rank_with_a_child),
         cmocka_unit_test(agrees_with_threads),
         cmocka_unit_test(a_peer_that_leaves_is_named),
         cmocka_unit_test(other_calls_are_told),
