@@ -108,7 +108,7 @@ def refused():
         Embedded(f, sock="/" + "x" * 120).refused(USAGE, "107")
         Embedded(f, sock=os.path.join(f, "none", "s")).refused(FAILED, "its directory does not exist")
         Embedded(f, data=os.path.join(f, "none", "data")).refused(FAILED, "there is no directory to make it in")
-        Embedded(f, "--nvme-bytes", "1P").refused(FAILED, "reserve 1.00 PiB")
+        Embedded(f, "--nvme-bytes", "1P").refused(FAILED, "1.00 PiB")
         Embedded(f, "--gpu-bytes", "1G", "--gpu", "cuda:99").refused(NO_GPU, "no GPU: ")
         plain = os.path.join(f, "plain \u00e4\n\udcff")  # what is no text comes out as text
         with open(plain, "w", encoding="utf-8") as file:
