@@ -204,6 +204,7 @@ class Engine:
         self.trainable = 0  # tensors, in order of declaration
         self.units: list[tuple[str, int, int, int]] = []  # name, elems, dtype, tensors
         self._frozen: list[bool] = []
+        self.options = dict(options)  # as given
         o = _options(lib, comm, options)
         ret = c_void_p()
         rc = lib.zc_zero_open(byref(ret), byref(o))

@@ -1,5 +1,41 @@
 """zshard.torch: sharded, offloaded, durable training of any torch.nn.Module."""
+from ._fsdp import (
+    FSDP,
+    FSDPModule,
+    FullyShardedDataParallel,
+    fully_shard,
+    handle_of,
+    register_forward_method,
+)
 from ._handle import Handle, shard
+from ._load import from_config, from_pretrained, meta_parameters
 from ._optim import SGD, Adagrad, Adam, AdamW, Lion, Optimizer
+from ._save import Saving, save_pretrained
+from ._state import full_state_dict, gathered, grad_of, load_state_dict, state_of
 
-__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Handle", "Lion", "Optimizer", "shard"]
+__all__ = [
+    "FSDP",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "FSDPModule",
+    "FullyShardedDataParallel",
+    "Handle",
+    "Lion",
+    "Optimizer",
+    "Saving",
+    "from_config",
+    "from_pretrained",
+    "full_state_dict",
+    "fully_shard",
+    "gathered",
+    "grad_of",
+    "handle_of",
+    "load_state_dict",
+    "meta_parameters",
+    "register_forward_method",
+    "save_pretrained",
+    "shard",
+    "state_of",
+]

@@ -4,17 +4,16 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import pickle
 import weakref
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from .._engine import Comm, Engine
-from . import _compat, _plain, _step
+from . import _compat, _load, _notes, _plain, _sources, _state, _step
 from ._groups import build
 from ._hooks import Hooks
 from ._memory import UnitMemory, choose_mode
@@ -31,15 +30,17 @@ class Handle:
     Attributes:
         model: the module, changed in place.
         resumed: the engine went on with a job that was kept.
-        note: what the last commit before the resume was given; None: nothing.
     """
 
     def __init__(self, model: nn.Module, runtime: Runtime, hooks: Hooks) -> None:
         self.model, self.runtime, self.engine = model, runtime, runtime.engine
         self._hooks = hooks
         self.resumed = runtime.steps > 0
-        found = self.engine.note_get() if self.resumed else None
-        self.note: Any = pickle.loads(found) if found else None
+        options = self.engine.options
+        self._notes = _notes.Notes(runtime, options.get("job"), bool(options.get("keep") or options.get("durable")))
+        runtime.before_step = self._notes.before_step
+        if self.resumed:
+            self._notes.resume()
         self._pid = os.getpid()
 
     @property
@@ -48,18 +49,30 @@ class Handle:
         return self.runtime.steps
 
     @property
+    def note(self) -> Any:
+        """What the commit of the step that was resumed was given, or the last commit; None: nothing."""
+        return self._notes.note
+
+    @property
     def grad_norm(self) -> float:
         """Of the last step's averaged gradient, before clipping; NaN where it was skipped, 0 before the first."""
         last = self.runtime.last
         return 0.0 if last is None else float(last.grad_norm)
 
     def commit(self, note: Any = None) -> None:
-        """Makes the newest step durable, with a note (any object that pickles) of this rank's. Collective.
+        """Makes the newest step durable, with a note of this rank's. Collective.
 
-        Raises Refused where the job has no daemon, or is not durable.
+        A run that resumes from this step finds the note in `note`, and the generators of random numbers as they are
+        now (from a step that no commit() was called for: as they were when it stepped).
+
+        Args:
+            note: any object that pickles, such as the data loader's and the scheduler's state; None: no note.
+
+        Raises:
+            Refused: the job has no daemon, or is not durable. ValueError: a note before the first step.
         """
         if note is not None:
-            self.engine.note_put(pickle.dumps(note))
+            self._notes.commit(note)
         self.runtime.call(self.engine.commit)
 
     def stats(self) -> dict[str, Any]:
@@ -130,6 +143,7 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torch.op
           units: Wish = "auto", stage: int = 3, offload: str = "auto", device: str | torch.device | None = None,
           prefetch: int = 1, accumulate: str = "reduce", external: dict[nn.Module, list[nn.Parameter]] | None = None,
           leaf: Sequence[type | nn.Module] = (), compile: bool | dict[str, Any] | None = None,
+          init_fn: Callable[[nn.Module], object] | None = None, seed: int = 0,
           **engine_options: Any) -> Handle:
     """Shards `model` in place: its parameters live in the engine, and are gathered when a module runs. Collective.
 
@@ -146,6 +160,9 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torch.op
         accumulate: "reduce" exchanges in each backward pass, "local" once in a step (see `no_sync`, `set_boundary`).
         external: parameters that a module uses outside of their own module's forward.
         compile: torch.compile each block in place; a dict has its arguments.
+        init_fn: of modules on the meta device: writes the values of the one module that it is called with; None:
+            reset_parameters(). Models of from_pretrained() and from_config() need none.
+        seed: of init_fn's random numbers, the same on all ranks.
 
     Raises:
         ValueError, TypeError: the model or optimizer cannot be sharded; the message says why. Nothing is changed.
@@ -159,6 +176,8 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torch.op
     planned = plan(model, units)
     if not planned.units:
         raise ValueError("the model has no parameters")
+    _load.initialise(model, init_fn, seed)
+    _load.buffers_are_real(model)
     place = _device(planned, device)
     engine = _start(model, planned, place, rules[0] if rules else None, optimizers, stage, offload, prefetch,
                     accumulate, engine_options)
@@ -173,6 +192,7 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torch.op
         runtime.boundary = runtime.default_boundary = False
     handle = Handle(model, runtime, hooks)
     _guard_module(model, handle)
+    _state.install(model, runtime)
     _step.register(runtime)
     _plain.install()
     for one in optimizers:
@@ -246,8 +266,7 @@ def _start(model: nn.Module, planned: Plan, place: torch.device, rule: _step.Rul
         for unit in planned.units:
             engine.add_unit(unit.name, unit.elems, [(p.name, p.first, tuple(p.shape), 0) for p in unit.pieces],
                             dtype=_KINDS[unit.dtype], frozen=unit.frozen)
-        source = model.__dict__.get("_zshard_source")
-        engine.start(_initial(planned, source))
+        engine.start(_initial(planned))
     except BaseException:
         engine.close(False)
         raise
@@ -268,9 +287,8 @@ def _store(offload: str) -> dict[str, Any]:
     return made
 
 
-def _initial(planned: Plan, source: Any) -> Any:
-    """Engine.start's callback: elements of a unit from the module's parameters, or from `source`, a callable of
-    (name, first, count, out) that writes fp32[count] to the tensor `out`."""
+def _initial(planned: Plan) -> Any:
+    """Engine.start's callback: elements of a unit from where its parameters' values are (_sources.py)."""
     firsts = [[p.first for p in u.pieces] for u in planned.units]
 
     def init(index: int, first: int, count: int, out: Any) -> None:
@@ -284,20 +302,19 @@ def _initial(planned: Plan, source: Any) -> Any:
             if begin >= end:
                 continue
             target = made[begin - first:end - first]
-            if source is not None:
-                source(piece.name, begin - piece.first, end - begin, target)
-            else:
-                target.copy_(piece.param.detach().reshape(-1)[begin - piece.first:end - piece.first])
+            source = _sources.source_of(piece.param, piece.name)
+            _sources.read_rounded(source, begin - piece.first, target, unit.dtype)
     return init
 
 
 def _take(model: nn.Module, planned: Plan, place: torch.device, engine: Engine) -> Runtime:
     """Parameters and buffers become rank 0's; parameters' own memory goes."""
     from ._ranks import same_buffers, same_parameters
-    if model.__dict__.pop("_zshard_source", None) is None and engine.world > 1 and engine.progress()[0] == 0:
+    if engine.world > 1 and engine.progress()[0] == 0:
         same_parameters(engine, planned)
     if engine.world > 1:
         same_buffers(engine, model)
+    _load.land([p.param for u in planned.units for p in u.pieces], place)
     mode = choose_mode()
     states = [UnitState(unit, UnitMemory(unit, place, mode)) for unit in planned.units]
     for state in states:

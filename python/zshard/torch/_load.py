@@ -19,14 +19,14 @@ import os
 import re
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
 import torch
 from torch import nn
 
-from ._sources import Cat, Checkpoint, Narrow, Source, Whole, attach, attached, stack
+from ._sources import Cat, Checkpoint, Narrow, Source, Whole, attach, attached, forget, stack
 
 _SEED_MASK = (1 << 63) - 1
 
@@ -154,6 +154,20 @@ def meta_parameters() -> Iterator[None]:
         yield
     finally:
         nn.Module.register_parameter = original  # type: ignore[method-assign]
+
+
+def land(params: Iterable[nn.Parameter], device: torch.device) -> None:
+    """Parameters whose values the engine has now are on the device that they will be on: NaN until they are gathered.
+    The Parameter objects stay the same."""
+    for p in params:
+        attach(p, None)
+        if p.device.type != "meta":
+            continue
+        nan = torch.full((), torch.nan, dtype=p.dtype, device=device).expand(p.shape)
+        fresh = type(p)(nan, requires_grad=p.requires_grad)
+        fresh.__dict__.update(p.__dict__)
+        torch.utils.swap_tensors(p, fresh)
+    forget()
 
 
 # ---- Transformers

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from .._engine import Engine
+from ._sources import attached
 from ._units import Plan, Unit
 
 CHUNK = 4096  # numbers in one sum
@@ -34,7 +35,8 @@ def same_parameters(engine: Engine, planned: Plan) -> None:
     def mark(unit: Unit) -> int:
         total = 0
         for piece in unit.pieces:
-            total = (total * 31 + fingerprint(piece.param)) % (1 << 48)
+            if attached(piece.param) is None:  # what comes from files or a seed is alike
+                total = (total * 31 + fingerprint(piece.param)) % (1 << 48)
         return total
 
     what = "param"
@@ -42,6 +44,8 @@ def same_parameters(engine: Engine, planned: Plan) -> None:
         if not differs:
             continue
         for piece in unit.pieces:
+            if attached(piece.param) is not None:
+                continue
             values = piece.param.detach().to("cpu", torch.float32).contiguous()
             what = "param" if unit.frozen or unit.dtype == torch.float32 else "master"
             engine.write_on(0, unit.index, what, piece.first, piece.numel, "f32", values.data_ptr())

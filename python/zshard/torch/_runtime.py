@@ -118,6 +118,7 @@ class Runtime:
         self.engine_scale = 1.0  # the loss scale that the engine divides by
         self.first_trainable: dict[int, int] = {}  # of each trainable unit: its first tensor's number
         self.steps = 0
+        self.before_step: Callable[[], None] | None = None  # sends the note that goes with the step
         self.last: Any = None  # the last step's Stepped
         self.spent = False  # the last step's gradients were not cleared yet
         self.local = False

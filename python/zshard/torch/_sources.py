@@ -189,6 +189,24 @@ class Whole(Source):
         return self._value()
 
 
+class Exact(Source):
+    """Values that are not rounded to the parameter's dtype: the engine's masters keep them as they are."""
+
+    def __init__(self, source: Source) -> None:
+        self.source, self.shape, self.dtype = source, source.shape, source.dtype
+
+    def read(self, first: int, out: torch.Tensor) -> None:
+        self.source.read(first, out)
+
+    def tensor(self) -> torch.Tensor:
+        return self.source.tensor()
+
+
+def exact(source: Source) -> Source:
+    """The same values, which read_rounded() does not round."""
+    return Exact(source)
+
+
 class Cat(Source):
     """Several tensors, joined along a dimension."""
 
@@ -355,5 +373,5 @@ def source_of(p: torch.Tensor, name: str = "") -> Source:
 def read_rounded(source: Source, first: int, out: torch.Tensor, dtype: torch.dtype) -> None:
     """source.read(), with the values rounded to `dtype` as a cast of the whole tensor would round them."""
     source.read(first, out)
-    if dtype != torch.float32 and dtype != source.dtype:
+    if dtype != torch.float32 and dtype != source.dtype and not isinstance(source, Exact):
         out.copy_(out.to(dtype))

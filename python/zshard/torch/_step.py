@@ -200,6 +200,8 @@ def apply(stepper: Stepper, scale: float = 1.0, clip: float = 0.0) -> Any:
             factors, common = (ctypes.c_float * len(runtime.trainable))(), 1.0
         if not runtime.stepping(stepper, group_of):
             return None
+        if runtime.before_step is not None:
+            runtime.before_step()
         stepped = runtime.call(_call, runtime, stepper.groups(), group_of, factors, 1.0 / common, clip)
         runtime.stepped(stepped)
         return stepped

@@ -1,0 +1,153 @@
+"""Notes: what a resumed run wants back besides the model: the states of random number generators, and what the user
+gives to commit().
+
+With each step goes a note of each rank: the generators' states at that moment, and a mark of its own. The daemon keeps
+it with the step, so that a run that resumes from any step, committed or not, draws the numbers that the uninterrupted
+one drew. What commit(note=...) is given comes after the step; it is kept in a file beside, under the step's mark, and
+is found again only with that step of that run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import pickle
+import random
+import secrets
+import sys
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from ._runtime import Runtime
+
+NOTE_MAX = 65536 - 32  # ZC_ZERO_NOTE_MAX
+KEPT = 8  # files of commit() that are kept for a job and rank
+
+
+# ---- random numbers
+
+
+def rng_state() -> dict[str, Any]:
+    """The states of Python's, torch's and, where it is loaded, NumPy's generators, and of the devices in use."""
+    made: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state().numpy().tobytes()}
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        made["numpy"] = numpy.random.get_state()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        made["cuda"] = {i: torch.cuda.get_rng_state(i).numpy().tobytes() for i in range(torch.cuda.device_count())}
+    return made
+
+
+def set_rng_state(state: dict[str, Any]) -> None:
+    """Sets what rng_state() returned; devices that are not there are left out."""
+    random.setstate(state["python"])
+    torch.set_rng_state(torch.frombuffer(bytearray(state["torch"]), dtype=torch.uint8))
+    if "numpy" in state:
+        import numpy
+
+        numpy.random.set_state(state["numpy"])
+    for i, raw in state.get("cuda", {}).items():
+        if i < torch.cuda.device_count():
+            torch.cuda.set_rng_state(torch.frombuffer(bytearray(raw), dtype=torch.uint8), i)
+
+
+# ---- files of commit()
+
+
+def folder() -> str:
+    """Where commit()'s notes are: $ZSHARD_NOTES, else a folder of the user's state."""
+    named = os.environ.get("ZSHARD_NOTES")
+    if named:
+        return named
+    base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return os.path.join(base, "zshard", "notes")
+
+
+def _path(job: str, rank: int, mark: str) -> str:
+    name = "".join(c if c.isalnum() or c in "._-" else "_" for c in job)[:80]
+    tag = hashlib.sha256(job.encode()).hexdigest()[:8]
+    return os.path.join(folder(), f"{name}-{tag}", f"rank{rank}-{mark}")
+
+
+def _write(path: str, data: bytes) -> None:
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    beside = f"{path}.tmp-{os.getpid()}"
+    with open(beside, "wb") as f:
+        f.write(data)
+        f.flush()
+        os.fsync(f.fileno())
+    os.replace(beside, path)
+    fd = os.open(os.path.dirname(path), os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _trim(path: str) -> None:
+    """Only the newest files of a rank are kept."""
+    where, mine = os.path.dirname(path), os.path.basename(path).split("-")[0] + "-"
+    with contextlib.suppress(OSError):
+        found = [os.path.join(where, n) for n in os.listdir(where) if n.startswith(mine)]
+        for old in sorted(found, key=os.path.getmtime)[:-KEPT]:
+            os.unlink(old)
+
+
+class Notes:
+    """The notes of one rank of one job.
+
+    Attributes:
+        note: what the commit of the step that was resumed was given, or what the last one was given; None: nothing.
+    """
+
+    def __init__(self, runtime: Runtime, job: str | None, kept: bool) -> None:
+        self.runtime, self.job, self.kept = runtime, job, kept
+        self.note: Any = None
+        self._mark = ""
+
+    def before_step(self) -> None:
+        """Sends the note that goes with the step that begins now. Nothing is sent of a job that ends with its ranks."""
+        if not self.kept:
+            return
+        self._mark = secrets.token_hex(8)
+        data = zlib.compress(pickle.dumps({"mark": self._mark, "rng": rng_state()}), 1)
+        if len(data) <= NOTE_MAX:
+            self.runtime.call(self.runtime.engine.note_put, data)
+
+    def commit(self, note: Any) -> None:
+        """Keeps the note with the newest step. Raises ValueError before the first step; what pickle and files raise."""
+        if not self._mark or self.job is None:
+            raise ValueError("commit(note=...) before the first step, or of a job that is not kept: there is no step "
+                             "that the note could go with")
+        path = _path(self.job, self.runtime.engine.rank, self._mark)
+        _write(path, pickle.dumps({"note": note, "rng": rng_state()}))
+        _trim(path)
+        self.note = note
+
+    def resume(self) -> bool:
+        """Sets the generators as they were, and `note`. Collective. Returns whether this rank's were found; a rank
+        that the world did not have before takes rank 0's note, and leaves its generators alone."""
+        engine = self.runtime.engine
+        data = engine.note_get()
+        kept: dict[str, Any] = pickle.loads(zlib.decompress(data)) if data else {}
+        mine: dict[str, Any] = {}
+        self._mark = kept.get("mark", "")
+        if self._mark and self.job is not None:
+            with contextlib.suppress(FileNotFoundError):
+                with open(_path(self.job, engine.rank, self._mark), "rb") as f:
+                    mine = pickle.loads(f.read())
+        self.note = mine.get("note")
+        if engine.world > 1:
+            theirs = engine.comm.all_gather(pickle.dumps(self.note) if data else b"")
+            if not data and theirs[0]:
+                self.note = pickle.loads(theirs[0])
+        state = mine.get("rng") or kept.get("rng")
+        if state is None:
+            return False
+        set_rng_state(state)
+        return True
+
