@@ -1,4 +1,5 @@
 """zshard.torch: sharded, offloaded, durable training of any torch.nn.Module."""
+
 from ._fsdp import (
     FSDP,
     FSDPModule,

@@ -87,8 +87,10 @@ def _link(module: nn.Module) -> None:
         if m is not module and _MARK in m.__dict__:
             mark = _mark_of(m)
             if mark.handle is not None:
-                raise ValueError(f"{type(m).__name__} inside of {type(module).__name__} has run already, as a model of "
-                                 "its own; mark all modules before the first call")
+                raise ValueError(
+                    f"{type(m).__name__} inside of {type(module).__name__} has run already, as a model of "
+                    "its own; mark all modules before the first call"
+                )
             mark.root = module
 
 
@@ -223,9 +225,17 @@ def _units(handle: Handle, module: nn.Module) -> list[Any]:
     return list(found.values())
 
 
-def fully_shard(module: nn.Module, *, mesh: Any = None, reshard_after_forward: bool | int | None = None,
-                shard_placement_fn: Any = None, mp_policy: Any = None, offload_policy: Any = None,
-                ignored_params: Any = None, **options: Any) -> nn.Module:
+def fully_shard(
+    module: nn.Module,
+    *,
+    mesh: Any = None,
+    reshard_after_forward: bool | int | None = None,
+    shard_placement_fn: Any = None,
+    mp_policy: Any = None,
+    offload_policy: Any = None,
+    ignored_params: Any = None,
+    **options: Any,
+) -> nn.Module:
     """Marks a module as a unit, as torch.distributed.fsdp.fully_shard() does; inner modules first, the model last.
 
     The first call of the outermost marked module starts the engine.
@@ -347,15 +357,31 @@ class FullyShardedDataParallel(nn.Module):
         NotImplementedError: process_group, ignored_modules, ignored_states.
     """
 
-    def __init__(self, module: nn.Module, process_group: Any = None, sharding_strategy: Any = None,
-                 cpu_offload: Any = None, auto_wrap_policy: Any = None, backward_prefetch: Any = None,
-                 mixed_precision: Any = None, ignored_modules: Any = None,
-                 param_init_fn: Callable[[nn.Module], object] | None = None, device_id: Any = None,
-                 sync_module_states: bool = False, forward_prefetch: bool = False, limit_all_gathers: bool = True,
-                 use_orig_params: bool = True, ignored_states: Any = None, device_mesh: Any = None,
-                 **options: Any) -> None:
-        for name, value in (("process_group", process_group), ("ignored_modules", ignored_modules),
-                            ("ignored_states", ignored_states)):
+    def __init__(
+        self,
+        module: nn.Module,
+        process_group: Any = None,
+        sharding_strategy: Any = None,
+        cpu_offload: Any = None,
+        auto_wrap_policy: Any = None,
+        backward_prefetch: Any = None,
+        mixed_precision: Any = None,
+        ignored_modules: Any = None,
+        param_init_fn: Callable[[nn.Module], object] | None = None,
+        device_id: Any = None,
+        sync_module_states: bool = False,
+        forward_prefetch: bool = False,
+        limit_all_gathers: bool = True,
+        use_orig_params: bool = True,
+        ignored_states: Any = None,
+        device_mesh: Any = None,
+        **options: Any,
+    ) -> None:
+        for name, value in (
+            ("process_group", process_group),
+            ("ignored_modules", ignored_modules),
+            ("ignored_states", ignored_states),
+        ):
             if value:
                 raise NotImplementedError(f"FullyShardedDataParallel({name}=)")
         super().__init__()
@@ -459,8 +485,14 @@ class FullyShardedDataParallel(nn.Module):
 
     @staticmethod
     @contextlib.contextmanager
-    def summon_full_params(module: nn.Module, recurse: bool = True, writeback: bool = True, rank0_only: bool = False,
-                           offload_to_cpu: bool = False, with_grads: bool = False) -> Iterator[None]:
+    def summon_full_params(
+        module: nn.Module,
+        recurse: bool = True,
+        writeback: bool = True,
+        rank0_only: bool = False,
+        offload_to_cpu: bool = False,
+        with_grads: bool = False,
+    ) -> Iterator[None]:
         """gathered() under FSDP's name: inside, parameters have their values. Collective.
 
         Raises NotImplementedError for with_grads (see grad_of) and for recurse=False.
@@ -470,29 +502,33 @@ class FullyShardedDataParallel(nn.Module):
         if not recurse:
             raise NotImplementedError("summon_full_params(recurse=False): zshard.torch.gathered() takes parameters")
         if rank0_only and writeback:
-            raise NotImplementedError("summon_full_params(rank0_only=True, writeback=True): zshard.torch.gathered() "
-                                      "with write_rank=0")
+            raise NotImplementedError(
+                "summon_full_params(rank0_only=True, writeback=True): zshard.torch.gathered() with write_rank=0"
+            )
         if isinstance(module, FullyShardedDataParallel):
             handle_of(module)
         with _state.gathered(module, write_rank=-1 if writeback else None):
             yield
 
     @staticmethod
-    def set_state_dict_type(module: nn.Module, state_dict_type: Any, state_dict_config: Any = None,
-                            optim_state_dict_config: Any = None) -> None:
+    def set_state_dict_type(
+        module: nn.Module, state_dict_type: Any, state_dict_config: Any = None, optim_state_dict_config: Any = None
+    ) -> None:
         """What state_dict() returns: FULL_STATE_DICT. Raises NotImplementedError for the others."""
         name = getattr(state_dict_type, "name", str(state_dict_type))
         if name != "FULL_STATE_DICT":
-            raise NotImplementedError(f"state_dict_type {name}: there is FULL_STATE_DICT; the handle's commit() is the "
-                                      "sharded checkpoint")
+            raise NotImplementedError(
+                f"state_dict_type {name}: there is FULL_STATE_DICT; the handle's commit() is the sharded checkpoint"
+            )
         for m in module.modules():
             if isinstance(m, FullyShardedDataParallel):
                 m._type = (name, state_dict_config)
 
     @staticmethod
     @contextlib.contextmanager
-    def state_dict_type(module: nn.Module, state_dict_type: Any, state_dict_config: Any = None,
-                        optim_state_dict_config: Any = None) -> Iterator[None]:
+    def state_dict_type(
+        module: nn.Module, state_dict_type: Any, state_dict_config: Any = None, optim_state_dict_config: Any = None
+    ) -> Iterator[None]:
         """set_state_dict_type() inside of the block."""
         every = [m for m in module.modules() if isinstance(m, FullyShardedDataParallel)]
         before = [m._type for m in every]
@@ -508,22 +544,34 @@ class FullyShardedDataParallel(nn.Module):
         """The optimizer's state dict with parameters' names in place of numbers. Collective."""
         names = {id(p): n.replace(_PREFIX, "") for n, p in model.named_parameters()}
         made = optim.state_dict()
-        numbers = {i: names[id(p)] for g, packed in zip(optim.param_groups, made["param_groups"], strict=True)
-                   for i, p in zip(packed["params"], g["params"], strict=True)}
-        return {"state": {numbers[i]: dict(s.items()) for i, s in made["state"].items()},
-                "param_groups": [{**g, "params": [numbers[i] for i in g["params"]]} for g in made["param_groups"]]}
+        numbers = {
+            i: names[id(p)]
+            for g, packed in zip(optim.param_groups, made["param_groups"], strict=True)
+            for i, p in zip(packed["params"], g["params"], strict=True)
+        }
+        return {
+            "state": {numbers[i]: dict(s.items()) for i, s in made["state"].items()},
+            "param_groups": [{**g, "params": [numbers[i] for i in g["params"]]} for g in made["param_groups"]],
+        }
 
     @staticmethod
-    def optim_state_dict_to_load(model: nn.Module, optim: torch.optim.Optimizer,
-                                 optim_state_dict: dict[str, Any], *_: Any) -> dict[str, Any]:
+    def optim_state_dict_to_load(
+        model: nn.Module, optim: torch.optim.Optimizer, optim_state_dict: dict[str, Any], *_: Any
+    ) -> dict[str, Any]:
         """What optim_state_dict() returned, as optim.load_state_dict() takes it."""
         names = {id(p): n.replace(_PREFIX, "") for n, p in model.named_parameters()}
         own = optim.state_dict()["param_groups"]
-        numbers = {names[id(p)]: i for g, packed in zip(optim.param_groups, own, strict=True)
-                   for i, p in zip(packed["params"], g["params"], strict=True)}
-        return {"state": {numbers[n]: s for n, s in optim_state_dict["state"].items()},
-                "param_groups": [{**g, "params": [numbers[n] for n in g["params"]]}
-                                 for g in optim_state_dict["param_groups"]]}
+        numbers = {
+            names[id(p)]: i
+            for g, packed in zip(optim.param_groups, own, strict=True)
+            for i, p in zip(packed["params"], g["params"], strict=True)
+        }
+        return {
+            "state": {numbers[n]: s for n, s in optim_state_dict["state"].items()},
+            "param_groups": [
+                {**g, "params": [numbers[n] for n in g["params"]]} for g in optim_state_dict["param_groups"]
+            ],
+        }
 
 
 FSDP = FullyShardedDataParallel

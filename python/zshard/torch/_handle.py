@@ -50,8 +50,14 @@ class Handle:
 
     @property
     def note(self) -> Any:
-        """What the commit of the step that was resumed was given, or the last commit; None: nothing."""
+        """What this rank's last commit() was given, also before a resume; None: nothing. `note_step` says after which
+        step: a run that died later than its last commit() resumes at a later step than that."""
         return self._notes.note
+
+    @property
+    def note_step(self) -> int:
+        """The step after which `note` was given; 0: there is none."""
+        return self._notes.note_step
 
     @property
     def grad_norm(self) -> float:

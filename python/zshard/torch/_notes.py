@@ -101,32 +101,37 @@ class Notes:
     """The notes of one rank of one job.
 
     Attributes:
-        note: what the commit of the step that was resumed was given, or what the last one was given; None: nothing.
+        note: what the last commit() of this rank was given, also before a resume; None: nothing.
+        note_step: the step that it was given after.
     """
 
     def __init__(self, runtime: Runtime, job: str | None, kept: bool) -> None:
         self.runtime, self.job, self.kept = runtime, job, kept
         self.note: Any = None
+        self.note_step = 0
         self._mark = ""
+        self._last = ""  # the mark of the step that `note` was given after
 
     def before_step(self) -> None:
         """Sends the note that goes with the step that begins now. Nothing is sent of a job that ends with its ranks."""
         if not self.kept:
             return
         self._mark = secrets.token_hex(8)
-        data = zlib.compress(pickle.dumps({"mark": self._mark, "rng": rng_state()}), 1)
+        data = zlib.compress(pickle.dumps({"mark": self._mark, "last": self._last, "rng": rng_state()}), 1)
         if len(data) <= NOTE_MAX:
             self.runtime.call(self.runtime.engine.note_put, data)
 
     def commit(self, note: Any) -> None:
         """Keeps the note with the newest step. Raises ValueError before the first step; what pickle and files raise."""
         if not self._mark or self.job is None:
-            raise ValueError("commit(note=...) before the first step, or of a job that is not kept: there is no step "
-                             "that the note could go with")
+            raise ValueError(
+                "commit(note=...) before the first step, or of a job that is not kept: there is no step "
+                "that the note could go with"
+            )
         path = _path(self.job, self.runtime.engine.rank, self._mark)
-        _write(path, pickle.dumps({"note": note, "rng": rng_state()}))
+        self.note, self.note_step, self._last = note, self.runtime.steps, self._mark
+        _write(path, pickle.dumps({"note": note, "step": self.note_step, "rng": rng_state()}))
         _trim(path)
-        self.note = note
 
     def resume(self) -> bool:
         """Sets the generators as they were, and `note`. Collective. Returns whether this rank's were found; a rank
@@ -134,20 +139,25 @@ class Notes:
         engine = self.runtime.engine
         data = engine.note_get()
         kept: dict[str, Any] = pickle.loads(zlib.decompress(data)) if data else {}
-        mine: dict[str, Any] = {}
         self._mark = kept.get("mark", "")
-        if self._mark and self.job is not None:
-            with contextlib.suppress(FileNotFoundError):
-                with open(_path(self.job, engine.rank, self._mark), "rb") as f:
-                    mine = pickle.loads(f.read())
-        self.note = mine.get("note")
+        mine = self._file(self._mark)
+        last = mine or self._file(kept.get("last", ""))
+        self.note, self.note_step = last.get("note"), last.get("step", 0)
+        self._last = self._mark if mine else kept.get("last", "")
         if engine.world > 1:
-            theirs = engine.comm.all_gather(pickle.dumps(self.note) if data else b"")
+            theirs = engine.comm.all_gather(pickle.dumps((self.note, self.note_step)) if data else b"")
             if not data and theirs[0]:
-                self.note = pickle.loads(theirs[0])
+                self.note, self.note_step = pickle.loads(theirs[0])
         state = mine.get("rng") or kept.get("rng")
         if state is None:
             return False
         set_rng_state(state)
         return True
 
+    def _file(self, mark: str) -> dict[str, Any]:
+        """What commit() wrote after the step of that mark; {}: nothing."""
+        if not mark or self.job is None:
+            return {}
+        with contextlib.suppress(FileNotFoundError), open(_path(self.job, self.runtime.engine.rank, mark), "rb") as f:
+            return dict(pickle.loads(f.read()))
+        return {}

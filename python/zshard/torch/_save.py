@@ -40,8 +40,18 @@ if TYPE_CHECKING:
     from ._runtime import Runtime
 
 PIECE = 1 << 24  # elements that are read at a time
-_ST = {torch.float32: 12, torch.float16: 8, torch.bfloat16: 9, torch.float64: 13, torch.int64: 14, torch.int32: 10,
-       torch.int16: 6, torch.int8: 2, torch.uint8: 1, torch.bool: 0}  # enum zc_st_dtype
+_ST = {
+    torch.float32: 12,
+    torch.float16: 8,
+    torch.bfloat16: 9,
+    torch.float64: 13,
+    torch.int64: 14,
+    torch.int32: 10,
+    torch.int16: 6,
+    torch.int8: 2,
+    torch.uint8: 1,
+    torch.bool: 0,
+}  # enum zc_st_dtype
 _WEIGHTS = re.compile(r"(model|pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
 
 
@@ -163,8 +173,11 @@ def _reversed(model: nn.Module) -> list[Any]:
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import PrefixChange
 
-        conversions = [c for c in get_model_conversion_mapping(model, add_legacy=False)  # type: ignore[arg-type]
-                       if not isinstance(c, PrefixChange)]
+        conversions = [
+            c
+            for c in get_model_conversion_mapping(model, add_legacy=False)  # type: ignore[arg-type]
+            if not isinstance(c, PrefixChange)
+        ]
     return [c.reverse_transform() for c in conversions[::-1]]
 
 
@@ -173,6 +186,7 @@ def _renamings(model: nn.Module) -> list[Any]:
     if not reverse:
         return []
     from transformers.core_model_loading import WeightRenaming
+
     return [r for r in reverse if isinstance(r, WeightRenaming)]
 
 
@@ -180,6 +194,7 @@ def _renamed(name: str, renamings: list[Any]) -> str:
     if not renamings:
         return name
     from transformers.core_model_loading import apply_renamings
+
     return str(apply_renamings(name, renamings))
 
 
@@ -210,7 +225,7 @@ def bytes_of(size: int | str) -> int:
         return size
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", size, re.IGNORECASE)
     if match is None:
-        raise ValueError(f"'{size}' is no size: \"5GB\", \"200MB\"")
+        raise ValueError(f'\'{size}\' is no size: "5GB", "200MB"')
     base = 1024 if match[3] else 1000
     return int(float(match[1]) * base ** " KMGT".index(match[2].upper() or " "))
 
@@ -242,8 +257,9 @@ class _File:
             c.dims = ctypes.cast(dims, ctypes.POINTER(ctypes.c_uint64))
         pair = _c.zc_st_pair(key=b"format", value=b"pt")
         text = ctypes.create_string_buffer(512)
-        rc = self.lib.zc_st_create(ctypes.byref(self.handle), path.encode(), tensors, len(entries), ctypes.byref(pair),
-                                   1, text, len(text))
+        rc = self.lib.zc_st_create(
+            ctypes.byref(self.handle), path.encode(), tensors, len(entries), ctypes.byref(pair), 1, text, len(text)
+        )
         self._check(rc, text)
 
     def _check(self, rc: int, text: Any) -> None:
@@ -253,8 +269,10 @@ class _File:
     def append(self, values: torch.Tensor) -> None:
         values = values.contiguous()
         text = ctypes.create_string_buffer(512)
-        self._check(self.lib.zc_st_append(self.handle, values.data_ptr(), values.numel() * values.itemsize, text,
-                                          len(text)), text)
+        self._check(
+            self.lib.zc_st_append(self.handle, values.data_ptr(), values.numel() * values.itemsize, text, len(text)),
+            text,
+        )
 
     def commit(self) -> None:
         text = ctypes.create_string_buffer(512)
@@ -270,8 +288,11 @@ class _File:
 def _write_files(folder: str | None, entries: list[Entry], limit: int) -> None:
     """Streams all entries; folder None: they are read (all ranks take part) and not written."""
     files = _split(entries, limit)
-    names = ["model.safetensors"] if len(files) == 1 else [
-        f"model-{i + 1:05d}-of-{len(files):05d}.safetensors" for i in range(len(files))]
+    names = (
+        ["model.safetensors"]
+        if len(files) == 1
+        else [f"model-{i + 1:05d}-of-{len(files):05d}.safetensors" for i in range(len(files))]
+    )
     for name, some in zip(names, files, strict=True):
         if folder is None:
             for entry in some:
@@ -354,15 +375,27 @@ class _Snapshot:
         self.taken = True
 
     def open(self) -> None:
-        self.client.check(self.client.lib.zc_reader_open_wait(
-            self.client.handle, self.job.encode(), self.name.encode(), PIECE * 4, ctypes.byref(self.reader)))
+        self.client.check(
+            self.client.lib.zc_reader_open_wait(
+                self.client.handle, self.job.encode(), self.name.encode(), PIECE * 4, ctypes.byref(self.reader)
+            )
+        )
 
     def read(self, p: torch.Tensor, first: int, count: int) -> torch.Tensor:
         found = self.plan.find(p)
         assert found is not None
         unit, piece = found
-        self.client.check(self.client.lib.zc_reader_read_wait(
-            self.client.handle, self.reader.id, unit.index, _c.PARAM, piece.first + first, count, self.reader.staging))
+        self.client.check(
+            self.client.lib.zc_reader_read_wait(
+                self.client.handle,
+                self.reader.id,
+                unit.index,
+                _c.PARAM,
+                piece.first + first,
+                count,
+                self.reader.staging,
+            )
+        )
         raw = ctypes.string_at(self.reader.staging, count * unit.dtype.itemsize)
         return torch.frombuffer(bytearray(raw), dtype=unit.dtype)
 
@@ -409,8 +442,9 @@ class Saving:
             raise self._error[0]
 
 
-def save_pretrained(model: Any, directory: str | os.PathLike[str], *, max_shard_size: int | str = "5GB",
-                    background: bool = True) -> Saving:
+def save_pretrained(
+    model: Any, directory: str | os.PathLike[str], *, max_shard_size: int | str = "5GB", background: bool = True
+) -> Saving:
     """Saves a sharded model's parameters as Transformers does; from_pretrained() of both opens the folder. Collective.
 
     Args:
@@ -438,8 +472,11 @@ def save_pretrained(model: Any, directory: str | os.PathLike[str], *, max_shard_
     saving = Saving(target, runtime.steps, snapshot is not None)
     mine = runtime.engine.rank == 0
     if snapshot is None and background and mine:
-        print("zshard: save_pretrained: the job is not durable, so the model is written before training goes on "
-              "(background=False says the same without this line)", file=sys.stderr)
+        print(
+            "zshard: save_pretrained: the job is not durable, so the model is written before training goes on "
+            "(background=False says the same without this line)",
+            file=sys.stderr,
+        )
     if snapshot is not None and not mine:
         snapshot.close()
         return saving
@@ -450,8 +487,9 @@ def save_pretrained(model: Any, directory: str | os.PathLike[str], *, max_shard_
         if runtime.world > 1:
             runtime.engine.sum([0.0])
         return saving
-    saving._thread = threading.Thread(target=_in_background, name="zshard-save", daemon=False,
-                                      args=(folder, target, entries, limit, snapshot, saving))
+    saving._thread = threading.Thread(
+        target=_in_background, name="zshard-save", daemon=False, args=(folder, target, entries, limit, snapshot, saving)
+    )
     saving._thread.start()
     return saving
 
@@ -480,8 +518,9 @@ def _finish(folder: str | None, target: str, entries: list[Entry], limit: int) -
         raise
 
 
-def _in_background(folder: str, target: str, entries: list[Entry], limit: int, snapshot: _Snapshot,
-                   saving: Saving) -> None:
+def _in_background(
+    folder: str, target: str, entries: list[Entry], limit: int, snapshot: _Snapshot, saving: Saving
+) -> None:
     try:
         snapshot.open()
         _finish(folder, target, entries, limit)

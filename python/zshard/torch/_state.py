@@ -106,8 +106,16 @@ def write_param(runtime: Runtime, p: torch.Tensor, value: torch.Tensor | None, r
             raise ValueError(f"'{piece.name}' has shape {list(piece.shape)}, not {list(value.shape)}")
         flat = value.detach().to("cpu", torch.float32).contiguous().view(-1)
     what = "param" if unit.frozen else "master"
-    runtime.call(runtime.engine.write_on, root, unit.index, what, piece.first, piece.numel, kind,
-                 None if flat is None else flat.data_ptr())
+    runtime.call(
+        runtime.engine.write_on,
+        root,
+        unit.index,
+        what,
+        piece.first,
+        piece.numel,
+        kind,
+        None if flat is None else flat.data_ptr(),
+    )
 
 
 # ---- gathered
@@ -226,8 +234,10 @@ def _write_back(entries: Sequence[_Shown], write_rank: int | None) -> None:
             entry.version = entry.p._version
     if lost:
         name = _found(lost[0].runtime, lost[0].p)[1].name
-        raise RuntimeError(f"'{name}' was written in gathered() without write_rank: the change is dropped; give "
-                           "write_rank=0 (or -1 where all ranks write the same)")
+        raise RuntimeError(
+            f"'{name}' was written in gathered() without write_rank: the change is dropped; give "
+            "write_rank=0 (or -1 where all ranks write the same)"
+        )
 
 
 def _changed(entries: Sequence[_Shown], write_rank: int | None) -> list[bool]:
@@ -243,7 +253,7 @@ def _changed(entries: Sequence[_Shown], write_rank: int | None) -> list[bool]:
         if engine.world == 1:
             continue
         for at in range(0, len(places), 4096):
-            some = places[at:at + 4096]
+            some = places[at : at + 4096]
             says = write_rank in (_ALL, engine.rank)
             for i, n in zip(some, engine.sum([float(mine[i] and says) for i in some]), strict=True):
                 mine[i] = n > 0
@@ -335,8 +345,9 @@ def load_state_dict(model: nn.Module, state_dict: Mapping[str, Any] | None, stri
     return torch.nn.modules.module._IncompatibleKeys(missing, unexpected)
 
 
-def _mismatches(own: Mapping[str, Any], given: Mapping[str, Any], strict: bool, missing: list[str],
-                unexpected: list[str]) -> list[str]:
+def _mismatches(
+    own: Mapping[str, Any], given: Mapping[str, Any], strict: bool, missing: list[str], unexpected: list[str]
+) -> list[str]:
     errors = []
     if strict and missing:
         errors.append(f"missing keys: {', '.join(missing)}")
@@ -353,8 +364,8 @@ def _write_all(own: Mapping[str, Any], given: Mapping[str, Any], root: int, engi
     there = [n in given for n in names]
     if root == 0 and engine.world > 1:  # which ones rank 0 has
         for at in range(0, len(names), 4096):
-            some = engine.sum([float(t and engine.rank == 0) for t in there[at:at + 4096]])
-            there[at:at + 4096] = [v > 0 for v in some]
+            some = engine.sum([float(t and engine.rank == 0) for t in there[at : at + 4096]])
+            there[at : at + 4096] = [v > 0 for v in some]
     done: set[int] = set()
     for name, yes in zip(names, there, strict=True):
         p = own[name]
@@ -378,7 +389,7 @@ def _broadcast(p: torch.Tensor, value: Any, engine: Any) -> None:
     if engine.rank == 0:
         flat.copy_(value.detach().reshape(-1))
     for at in range(0, p.numel(), 4096):
-        flat[at:at + 4096] = torch.tensor(engine.sum(flat[at:at + 4096].tolist()), dtype=torch.float64)
+        flat[at : at + 4096] = torch.tensor(engine.sum(flat[at : at + 4096].tolist()), dtype=torch.float64)
     with torch.no_grad():
         p.copy_(flat.view(p.shape))
 
@@ -421,11 +432,14 @@ def _on_state_dict(module: nn.Module, state_dict: dict[str, Any], prefix: str, _
             state_dict[prefix + leaf] = value_of(p)
 
 
-def _on_load(module: nn.Module, state_dict: Mapping[str, Any], prefix: str, local_metadata: dict[str, Any],
-             *_: Any) -> None:
+def _on_load(
+    module: nn.Module, state_dict: Mapping[str, Any], prefix: str, local_metadata: dict[str, Any], *_: Any
+) -> None:
     if local_metadata.get("assign_to_params_buffers"):
-        raise RuntimeError("load_state_dict(assign=True) would replace the parameters of a sharded model; use "
-                           "assign=False, which writes their values")
+        raise RuntimeError(
+            "load_state_dict(assign=True) would replace the parameters of a sharded model; use "
+            "assign=False, which writes their values"
+        )
     there = [p for leaf, p in module._parameters.items() if p is not None and _step.runtime_of(p) is not None]
     if there:
         block = gathered(there, write_rank=_ALL)

@@ -1,0 +1,150 @@
+# ctest: LABELS full COST 60
+"""Runs that are killed and resumed: losses, weights, notes and random numbers are those of a run that was not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "python"))
+
+TRAIN = """
+    import os, random, sys
+    import torch
+    import zshard.torch as zt
+    steps, die, socket, job, resume = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5] == "resume"
+    torch.manual_seed(0); random.seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.3), torch.nn.Linear(16, 4))
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    more = {"resume": True} if resume else {}
+    zt.init(job=job, socket=socket, durable=True, **more)
+    handle = zt.shard(model, opt, offload="nvme", commit_every=0)
+    print("#", handle.resumed, handle.step_number, handle.note, handle.note_step)
+    while handle.step_number < steps:
+        x = torch.randn(5, 8) + random.random()
+        model(x).pow(2).mean().backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        opt.step(); opt.zero_grad()
+        print(handle.step_number, float(norm).hex(), flush=True)
+        if handle.step_number % 3 == 0:
+            handle.commit(note={"batches": handle.step_number})
+        if handle.step_number == die:
+            os.kill(os.getpid(), 9)
+    for name, value in model.state_dict().items():
+        print(name, value.double().sum().item().hex())
+    handle.close()
+"""
+
+
+class Daemon:
+    """A zshardd of this test's."""
+
+    def __init__(self, folder: Path) -> None:
+        build = Path(os.environ.get("ZSHARD_BUILD") or ROOT / "build")
+        self.program, self.folder = build / "bin" / "zshardd", folder
+        self.socket = str(folder / "z.sock")
+        self.process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        words = [self.program, "--socket", self.socket, "--data", self.folder / "data", "--host-bytes", "32M"]
+        self.process = subprocess.Popen(
+            [*words, "--nvme-bytes", "128M"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline().startswith(b"ready"), "zshardd did not start"
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.socket)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    (tmp_path / "data").mkdir()
+    made = Daemon(tmp_path)
+    yield made
+    assert made.process is not None
+    made.process.terminate()
+    made.process.wait(60)
+
+
+def run(daemon: Daemon, job: str, *, die: int = -1, resume: bool = False, script: str = TRAIN) -> list[str]:
+    """The lines of a run of 8 steps."""
+    env = os.environ | {"PYTHONPATH": str(ROOT / "python"), "ZSHARD_NOTES": str(daemon.folder / "notes")}
+    words = ["8", str(die), daemon.socket, job, "resume" if resume else "new"]
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script), *words], env=env, capture_output=True, text=True,
+                          timeout=300, check=False)  # fmt: skip
+    assert done.returncode == (-9 if die > 0 else 0), done.stderr[-2000:]
+    return done.stdout.splitlines()
+
+
+def test_a_killed_rank(daemon: Daemon) -> None:
+    whole = run(daemon, "whole")
+    assert whole[0] == "# False 0 None 0"
+    first = run(daemon, "killed", die=5)
+    again = run(daemon, "killed", resume=True)
+    assert again[0] == "# True 5 {'batches': 3} 3"  # the newest step, and the note of the last commit
+    assert first[1:] + again[1:] == whole[1:]
+
+
+def test_a_killed_daemon(daemon: Daemon) -> None:
+    whole = run(daemon, "whole")
+    first = run(daemon, "killed", die=5)
+    daemon.kill()
+    time.sleep(0.2)
+    daemon.start()
+    again = run(daemon, "killed", resume=True)
+    assert again[0] == "# True 3 {'batches': 3} 3"  # the last commit
+    assert first[1:4] + again[1:] == whole[1:]
+
+
+SAVE = """
+    import os, sys
+    import torch, transformers
+    import zshard.torch as zt
+    folder = os.path.join(os.path.dirname(sys.argv[3]), "saved")
+    config = transformers.LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+                                      num_attention_heads=4, num_key_value_heads=2)
+    model = zt.from_config(transformers.AutoModelForCausalLM, config, dtype=torch.bfloat16, seed=1)
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    zt.init(job="saved", socket=sys.argv[3], durable=True)
+    handle = zt.shard(model, opt, offload="nvme")
+    x = torch.arange(32).view(2, 16)
+    def step():
+        loss = model(input_ids=x, labels=x).loss
+        loss.backward(); opt.step(); opt.zero_grad()
+        return loss.item()
+    losses = [step() for _ in range(3)]
+    want = model.state_dict()
+    saving = zt.save_pretrained(model, folder, max_shard_size="20KB")
+    assert saving.background and saving.step == 3, saving
+    later = [step() for _ in range(3)]
+    saving.wait(120)
+    got = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).state_dict()
+    assert got.keys() == want.keys() and all(torch.equal(got[k], want[k]) for k in got)
+    assert later[-1] < losses[0]
+    handle.close()
+    print("saved", sorted(os.listdir(folder))[0], len(os.listdir(os.path.dirname(folder))))
+"""
+
+
+def test_a_save_in_the_background(daemon: Daemon) -> None:
+    pytest.importorskip("transformers")
+    assert run(daemon, "saved", script=SAVE)[-1].startswith("saved config.json")
+    assert not [n for n in os.listdir(daemon.folder) if ".tmp-" in n or ".old-" in n]
