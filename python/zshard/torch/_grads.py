@@ -5,6 +5,7 @@ The gradient itself lies in the engine, reduced and sliced. What clips, scales a
 unscaling, `zero_()`. They are remembered as a factor that the step applies. All else raises RuntimeError and names
 zshard.torch.grad_of, which reads the gradient.
 """
+
 from __future__ import annotations
 
 import math
@@ -43,7 +44,7 @@ class Gradient(torch.Tensor):
     def __init__(self, *_: object) -> None:
         pass
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
 
     def begin(self) -> None:
         """A gradient came: what was done to an earlier one is forgotten, unless it is of this step."""
@@ -51,7 +52,7 @@ class Gradient(torch.Tensor):
             self.factor, self.zeroed = 1.0, False
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         """The parameter's name."""
         return self.state.unit.pieces[self.place].name
 
@@ -65,7 +66,7 @@ class Gradient(torch.Tensor):
         raise RuntimeError(f"the gradient of '{self.name}' cannot be saved; zshard.torch.grad_of(p) reads it")
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         answer = _ANSWERS.get(func)
         if answer is None:
             raise _refusal(func, args)
@@ -85,8 +86,10 @@ def _gradients(args: Iterable[Any]) -> list[Gradient]:
 def _refusal(func: Any, args: Sequence[Any]) -> RuntimeError:
     found = _gradients(args)
     whose = f"'{found[0].name}'" if found else "a parameter"
-    return RuntimeError(f"{func} on the gradient of {whose}: it is sharded in the engine; zshard.torch.grad_of(p) reads "
-                        "it. Norms, multiplication by a number, unscaling and zero_() work as they are")
+    return RuntimeError(
+        f"{func} on the gradient of {whose}: it is sharded in the engine; zshard.torch.grad_of(p) reads "
+        "it. Norms, multiplication by a number, unscaling and zero_() work as they are"
+    )
 
 
 # ---- norms
@@ -105,8 +108,9 @@ def _norm(gradient: Gradient, order: float) -> float:
         return abs(scale) * math.sqrt(row.sum_of_squares)
     if order == math.inf:
         return abs(scale) * float(row.most)
-    raise RuntimeError(f"the {order}-norm of a sharded gradient: there are 2 and inf; zshard.torch.grad_of(p) reads "
-                       "the gradient")
+    raise RuntimeError(
+        f"the {order}-norm of a sharded gradient: there are 2 and inf; zshard.torch.grad_of(p) reads the gradient"
+    )
 
 
 def index_of(runtime: Runtime, gradient: Gradient) -> int:
@@ -145,8 +149,10 @@ def _plain_norm(func: Any, args: Sequence[Any], kwargs: Any) -> torch.Tensor:
 
 def _foreach_norm(func: Any, args: Sequence[Any], kwargs: Any) -> list[torch.Tensor]:
     order = _order(args) if len(args) > 1 else float(kwargs.get("ord", 2))
-    return [_scalar(_norm(g, order), g, kwargs) if isinstance(g, Gradient) else torch.linalg.vector_norm(g, order)
-            for g in args[0]]
+    return [
+        _scalar(_norm(g, order), g, kwargs) if isinstance(g, Gradient) else torch.linalg.vector_norm(g, order)
+        for g in args[0]
+    ]
 
 
 # ---- factors
@@ -183,6 +189,7 @@ def _foreach(one: Callable[[float], float]) -> Callable[[Any, Sequence[Any], Any
                 _times(gradient, one(float(value)), func, args)
             else:
                 gradient.mul_(one(float(value)))
+
     return apply
 
 
@@ -220,15 +227,24 @@ def _same(func: Any, args: Sequence[Any], kwargs: Any) -> Any:
 
 def _answers() -> dict[Any, Callable[[Any, Sequence[Any], Any], Any]]:
     rows: list[tuple[str, str, Callable[[Any, Sequence[Any], Any], Any]]] = [
-        ("linalg_vector_norm", "default", _vector_norm), ("norm", "Scalar", _plain_norm),
-        ("norm", "ScalarOpt_dim", _vector_norm), ("_foreach_norm", "Scalar", _foreach_norm),
-        ("mul_", "Tensor", _mul), ("mul_", "Scalar", _mul), ("div_", "Tensor", _div), ("div_", "Scalar", _div),
-        ("_foreach_mul_", "Tensor", _foreach(lambda v: v)), ("_foreach_mul_", "Scalar", _foreach(lambda v: v)),
+        ("linalg_vector_norm", "default", _vector_norm),
+        ("norm", "Scalar", _plain_norm),
+        ("norm", "ScalarOpt_dim", _vector_norm),
+        ("_foreach_norm", "Scalar", _foreach_norm),
+        ("mul_", "Tensor", _mul),
+        ("mul_", "Scalar", _mul),
+        ("div_", "Tensor", _div),
+        ("div_", "Scalar", _div),
+        ("_foreach_mul_", "Tensor", _foreach(lambda v: v)),
+        ("_foreach_mul_", "Scalar", _foreach(lambda v: v)),
         ("_foreach_mul_", "ScalarList", _foreach(lambda v: v)),
-        ("_foreach_div_", "Tensor", _foreach(lambda v: 1 / v)), ("_foreach_div_", "Scalar", _foreach(lambda v: 1 / v)),
+        ("_foreach_div_", "Tensor", _foreach(lambda v: 1 / v)),
+        ("_foreach_div_", "Scalar", _foreach(lambda v: 1 / v)),
         ("_amp_foreach_non_finite_check_and_unscale_", "default", _unscale),
-        ("zero_", "default", _zero), ("_foreach_zero_", "default", _foreach_zero),
-        ("detach", "default", _same), ("alias", "default", _same),
+        ("zero_", "default", _zero),
+        ("_foreach_zero_", "default", _foreach_zero),
+        ("detach", "default", _same),
+        ("alias", "default", _same),
     ]
     table = {}
     for name, overload, answer in rows:

@@ -1,4 +1,5 @@
 """Which modules get hooks, and which units each of them needs."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -36,7 +37,9 @@ def build(runtime: Runtime, model: nn.Module, external: Mapping[nn.Module, Itera
         for param in params:
             found = runtime.plan.find(param)
             if found is None:
-                raise ValueError(f"external: module '{names.get(id(module), '?')}' names a parameter that is not sharded")
+                raise ValueError(
+                    f"external: module '{names.get(id(module), '?')}' names a parameter that is not sharded"
+                )
             group_of(module).add(runtime.units[found[0].index])
     return [made[id(m)] for m in model.modules() if id(m) in made]
 
@@ -62,4 +65,5 @@ def _tied(runtime: Runtime, model: nn.Module, group_of: object, root: Group) -> 
                 group_of(module).add(runtime.units[found[0].index])
         for child in module.children():
             walk(child, path)
+
     walk(model, ())

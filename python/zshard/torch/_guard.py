@@ -8,6 +8,7 @@ a NaN scalar of its own, expanded to its shape.
 The guard is the process's, grows, and is never unmapped: storages may point at it as long as the
 process lives.
 """
+
 from __future__ import annotations
 
 import ctypes

@@ -4,6 +4,7 @@ For each group: a forward pre-hook (first of all, with keyword arguments), a for
 exception, too; a recomputation that stops early hands None to it), a tensor hook on each output that
 needs a gradient, and a post-accumulate hook on each trained parameter. Compilers leave them alone.
 """
+
 from __future__ import annotations
 
 import sys
@@ -22,8 +23,8 @@ from ._runtime import Group, Runtime, UnitState, task_id
 def undone(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, which torch.compile calls and does not trace."""
     if "torch._dynamo" in sys.modules:
-        return torch._dynamo.disable(function)  # type: ignore[no-any-return, no-untyped-call]
-    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+        return torch._dynamo.disable(function)
+    function.__dict__["_torchdynamo_disable"] = True
     return function
 
 
@@ -31,7 +32,7 @@ class _Watch(torch.autograd.Function):
     """The identity of a group's inputs; its backward runs when the group's own backward is over."""
 
     @staticmethod
-    def forward(ctx: Any, done: Callable[[], None], *inputs: torch.Tensor) -> Any:  # type: ignore[override]
+    def forward(ctx: Any, done: Callable[[], None], *inputs: torch.Tensor) -> Any:
         ctx.done = done
         return inputs
 
@@ -52,10 +53,12 @@ class Hooks:
     def install(self, group: Group) -> None:
         """On a group's module."""
         module = group.module
-        self.handles.append(module.register_forward_pre_hook(undone(self._before(group)), prepend=True,
-                                                             with_kwargs=True))
-        self.handles.append(module.register_forward_hook(undone(self._after(group)), with_kwargs=True,
-                                                         always_call=True))
+        self.handles.append(
+            module.register_forward_pre_hook(undone(self._before(group)), prepend=True, with_kwargs=True)
+        )
+        self.handles.append(
+            module.register_forward_hook(undone(self._after(group)), with_kwargs=True, always_call=True)
+        )
 
     def install_gradients(self, state: UnitState) -> None:
         """On a unit's trained parameters."""
@@ -82,6 +85,7 @@ class Hooks:
                 return None
             finally:
                 runtime.busy_ns += perf_counter_ns() - runtime.c_ns - start
+
         return pre_forward
 
     def _after(self, group: Group) -> Callable[..., Any]:
@@ -100,6 +104,7 @@ class Hooks:
                     return output if changed else None
             finally:
                 runtime.busy_ns += perf_counter_ns() - runtime.c_ns - start
+
         return post_forward
 
     def _accumulated(self, state: UnitState, i: int) -> Callable[[torch.Tensor], None]:
@@ -110,6 +115,7 @@ class Hooks:
             with runtime.lock:
                 runtime.accumulated(state, i)
             runtime.busy_ns += perf_counter_ns() - runtime.c_ns - start
+
         return accumulated
 
     # ---- outputs
@@ -140,6 +146,7 @@ class Hooks:
             with runtime.lock:
                 runtime.before_backward(group)
             runtime.busy_ns += perf_counter_ns() - runtime.c_ns - start
+
         # An in-place operation on a view takes the view's hook away (pytorch#181832), not its base's.
         base = tensor._base if tensor._is_view() else None
         target = base if base is not None and base.grad_fn is not None else tensor
@@ -167,6 +174,7 @@ class Hooks:
                     group.inputs -= 1
                 runtime.finish(group)
             runtime.busy_ns += perf_counter_ns() - runtime.c_ns - start
+
         outputs = _Watch.apply(undone(done), *[leaves[i] for i in at])
         for i, tensor in zip(at, outputs, strict=True):
             leaves[i] = tensor
@@ -193,8 +201,9 @@ class _Learner(TorchFunctionMode):
         super().__init__()
         self.runtime = runtime
 
-    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (),
-                           kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
         for item in _flat(args):
             if isinstance(item, nn.Parameter):
                 self._see(item, func)
@@ -225,12 +234,43 @@ class _Learner(TorchFunctionMode):
 
 
 # What looks at a Parameter and not at its elements.
-_NAMES = ("shape", "dtype", "device", "requires_grad", "grad", "is_leaf", "layout", "ndim", "data", "is_cuda", "grad_fn",
-          "is_meta", "is_sparse", "is_quantized", "itemsize", "nbytes", "names", "_version", "grad_dtype", "_base")
+_NAMES = (
+    "shape",
+    "dtype",
+    "device",
+    "requires_grad",
+    "grad",
+    "is_leaf",
+    "layout",
+    "ndim",
+    "data",
+    "is_cuda",
+    "grad_fn",
+    "is_meta",
+    "is_sparse",
+    "is_quantized",
+    "itemsize",
+    "nbytes",
+    "names",
+    "_version",
+    "grad_dtype",
+    "_base",
+)
 _LOOKS: set[Any] = {
-    torch.Tensor.dim, torch.Tensor.size, torch.Tensor.numel, torch.Tensor.stride, torch.Tensor.is_floating_point,
-    torch.Tensor.is_contiguous, torch.Tensor.element_size, torch.Tensor.data_ptr, torch.Tensor.requires_grad_,
-    torch.Tensor.register_hook, torch.Tensor.is_complex, torch.is_floating_point, torch.is_complex}
+    torch.Tensor.dim,
+    torch.Tensor.size,
+    torch.Tensor.numel,
+    torch.Tensor.stride,
+    torch.Tensor.is_floating_point,
+    torch.Tensor.is_contiguous,
+    torch.Tensor.element_size,
+    torch.Tensor.data_ptr,
+    torch.Tensor.requires_grad_,
+    torch.Tensor.register_hook,
+    torch.Tensor.is_complex,
+    torch.is_floating_point,
+    torch.is_complex,
+}
 for _name in _NAMES:
     _LOOKS.update(getattr(getattr(torch.Tensor, _name, None), how, None) for how in ("__get__", "__set__"))
 

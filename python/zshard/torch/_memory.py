@@ -12,12 +12,14 @@ A unit is *shown* (gathered), *hidden* (released, inside a pass) or *outside* (r
 a pass): there each parameter is a NaN scalar, and `p._version` tells whether somebody wrote to it.
 Not thread-safe: the runtime's lock is held.
 """
+
 from __future__ import annotations
 
 import functools
 import os
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -28,15 +30,15 @@ HOLDERS_MAX = 64  # addresses remembered per unit
 MODES = ("swap", "view", "copy")
 
 
-def storage_at(address: int, nbytes: int, device: torch.device) -> torch.UntypedStorage:
+def storage_at(address: int, nbytes: int, device: torch.device) -> Any:
     """A storage over memory that is not torch's, which must outlive every use of it."""
-    return torch._C._construct_storage_from_data_pointer(address, device, nbytes)  # type: ignore[no-any-return]
+    return torch._C._construct_storage_from_data_pointer(address, device, nbytes)
 
 
 def tensor_at(address: int, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """[numel] over memory that is not torch's."""
     flat = torch.empty(0, dtype=dtype, device=device)
-    return flat.set_(storage_at(address, numel * dtype.itemsize, device), 0, (numel,), (1,))  # type: ignore[call-overload, no-any-return]
+    return flat.set_(storage_at(address, numel * dtype.itemsize, device), 0, (numel,), (1,))
 
 
 def contiguous_strides(shape: torch.Size) -> tuple[int, ...]:
@@ -51,16 +53,17 @@ def contiguous_strides(shape: torch.Size) -> tuple[int, ...]:
 def _swap_works() -> bool:
     """Whether a storage's pointer can be exchanged, and views follow."""
     if not hasattr(torch.UntypedStorage, "_swap_data_ptr_") or not hasattr(
-            torch._C, "_construct_storage_from_data_pointer"):
+        torch._C, "_construct_storage_from_data_pointer"
+    ):
         return False
     one, two = torch.arange(4.0), torch.arange(4.0, 8.0)
     cpu = torch.device("cpu")
     whole = storage_at(one.data_ptr(), 16, cpu)
-    view = torch.empty(0).set_(whole, 1, (2,), (1,))  # type: ignore[call-overload]
+    view = torch.empty(0).set_(whole, 1, (2,), (1,))
     other = storage_at(two.data_ptr(), 16, cpu)
-    whole._swap_data_ptr_(other)  # type: ignore[attr-defined]
+    whole._swap_data_ptr_(other)
     ok = view.tolist() == [5.0, 6.0] and view.data_ptr() == two.data_ptr() + 4
-    whole._swap_data_ptr_(other)  # type: ignore[attr-defined]
+    whole._swap_data_ptr_(other)
     return bool(ok and view.tolist() == [1.0, 2.0])
 
 
@@ -74,8 +77,10 @@ def best_mode() -> str:
     except Exception as error:  # a private call: anything can have changed
         why = str(error)
     fallback = "view" if hasattr(torch._C, "_construct_storage_from_data_pointer") else "copy"
-    print(f"zshard: torch {torch.__version__}: {why}; parameters are set by '{fallback}', which is slower",
-          file=sys.stderr)
+    print(
+        f"zshard: torch {torch.__version__}: {why}; parameters are set by '{fallback}', which is slower",
+        file=sys.stderr,
+    )
     return fallback
 
 
@@ -101,10 +106,10 @@ class UnitMemory:
         self.params = [p.param for p in unit.pieces]
         self.scalars = [_guard.scalar(p.shape, unit.dtype, device) for p in unit.pieces]
         self.versions = [0] * len(self.params)
-        self.holders: dict[int, torch.UntypedStorage] = {}
+        self.holders: dict[int, Any] = {}
         self.views: dict[int, list[torch.Tensor]] = {}
-        self.storage: torch.UntypedStorage | None = None
-        self.held: torch.UntypedStorage | None = None  # swap: what the guard's pointer waits in
+        self.storage: Any = None
+        self.held: Any = None  # swap: what the guard's pointer waits in
         if mode == "swap":
             guard = _guard.address(self.nbytes) if device.type == "cpu" else self._device_guard()
             self.storage = storage_at(guard, self.nbytes, device)
@@ -119,9 +124,11 @@ class UnitMemory:
         """On a device: NaN of the unit's own length (kept by the process, as the host's guard is)."""
         return _device_guard(self.device, self.nbytes)
 
-    def _views(self, storage: torch.UntypedStorage) -> list[torch.Tensor]:
-        return [torch.empty(0, dtype=self.unit.dtype, device=self.device).set_(storage, first, shape, strides)  # type: ignore[call-overload]
-                for _, first, shape, strides in self.pieces]
+    def _views(self, storage: Any) -> list[torch.Tensor]:
+        return [
+            torch.empty(0, dtype=self.unit.dtype, device=self.device).set_(storage, first, shape, strides)
+            for _, first, shape, strides in self.pieces
+        ]
 
     def owns(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor looks at this unit's gathered memory, and would be NaN after release."""
@@ -137,9 +144,8 @@ class UnitMemory:
         if self.mode == "swap":
             self._swap_in(address)
         elif self.mode == "copy":
-            assert self.storage is not None
             self.storage.resize_(self.nbytes)
-            self.whole.set_(self.storage, 0, (self.unit.elems,), (1,))  # type: ignore[call-overload]
+            self.whole.set_(self.storage, 0, (self.unit.elems,), (1,))
             self.whole.copy_(tensor_at(address, self.unit.elems, self.unit.dtype, self.device))
         self.shown = address
         if self.mode == "view":
@@ -160,7 +166,7 @@ class UnitMemory:
         if holder is None:
             self._trim()
             holder = self.holders[address] = storage_at(address, self.nbytes, self.device)
-        self.storage._swap_data_ptr_(holder)  # type: ignore[union-attr]
+        self.storage._swap_data_ptr_(holder)
         self.held = holder
 
     def _trim(self) -> None:
@@ -173,12 +179,12 @@ class UnitMemory:
         """Parameters are NaN: the gathered memory is going away."""
         self.shown = 0
         if self.mode == "swap":
-            self.storage._swap_data_ptr_(self.held)  # type: ignore[union-attr]
+            self.storage._swap_data_ptr_(self.held)
             self.held = None
         else:
             self.leave()
             if self.mode == "copy":
-                self.storage.resize_(0)  # type: ignore[union-attr]
+                self.storage.resize_(0)
 
     def leave(self) -> None:
         """Outside of a pass: each parameter is a NaN scalar of its own."""
@@ -197,8 +203,10 @@ class UnitMemory:
             self.versions[i] = param._version
             if not torch.isnan(self.scalars[i].as_strided((), ())):
                 self.scalars[i].as_strided((), ()).fill_(float("nan"))
-                raise RuntimeError(f"parameter '{self.unit.pieces[i].name}' was written while released; use "
-                                   "zshard.torch.gathered() around the write")
+                raise RuntimeError(
+                    f"parameter '{self.unit.pieces[i].name}' was written while released; use "
+                    "zshard.torch.gathered() around the write"
+                )
 
 
 @functools.cache
@@ -215,7 +223,7 @@ def saved_hooks(units: Callable[[], list[UnitMemory]]) -> torch.autograd.graph.s
     """view: what autograd saves of gathered memory is remembered as a place in the unit, and found again
     when it is used. `units`: those that are shown now."""
 
-    def pack(tensor: torch.Tensor) -> object:
+    def pack(tensor: torch.Tensor) -> Any:
         if tensor.is_leaf and tensor.requires_grad or tensor.layout is not torch.strided:
             return tensor
         at = tensor.untyped_storage().data_ptr()
@@ -225,13 +233,14 @@ def saved_hooks(units: Callable[[], list[UnitMemory]]) -> torch.autograd.graph.s
                 return memory, offset, tensor.shape, tensor.stride(), tensor.dtype
         return tensor
 
-    def unpack(packed: object) -> torch.Tensor:
+    def unpack(packed: Any) -> torch.Tensor:
         if isinstance(packed, torch.Tensor):
             return packed
-        memory, offset, shape, stride, dtype = packed  # type: ignore[misc]
+        memory, offset, shape, stride, dtype = packed
         address = memory.shown or _guard.address(memory.nbytes)
         storage = storage_at(address, memory.nbytes, memory.device)
-        return torch.empty(0, dtype=dtype, device=memory.device).set_(  # type: ignore[no-any-return, call-overload]
-            storage, offset // dtype.itemsize, shape, stride)
+        return torch.empty(0, dtype=dtype, device=memory.device).set_(
+            storage, offset // dtype.itemsize, shape, stride
+        )
 
     return torch.autograd.graph.saved_tensors_hooks(pack, unpack)

@@ -4,6 +4,7 @@ They are torch.optim.Optimizers: LR schedulers, GradScaler and whatever else rea
 the hyperparameters of each group as they are at that moment. Plain torch.optim objects work likewise (_plain.py);
 these say more: `overflow`, `skipped`, `grad_norm`.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -31,12 +32,12 @@ def load_state(optimizer: torch.optim.Optimizer, rule: Rule) -> None:
         for param in params:
             entry = optimizer.state.get(param)
             if entry is not None and not isinstance(entry, LazyState):
+                steps = int(float(entry.get("step", 1)))
                 for name in rule.states:
                     value = entry.get(name)
-                    if isinstance(value, torch.Tensor):
+                    if isinstance(value, torch.Tensor) and (steps or bool(value.any())):
                         write_state(runtime, param, name, value)
-                if "step" in entry:
-                    runtime.write_steps(param, int(float(entry["step"])))
+                runtime.write_steps(param, steps)
                 optimizer.state[param] = LazyState(runtime, param, rule)
 
 
@@ -67,7 +68,7 @@ class Optimizer(torch.optim.Optimizer):
         self.grad_norm = 0.0
         self._steppers: dict[int, Stepper] = {}
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Steps every sharded model whose parameters the optimizer has. Collective.
 
         closure: called first, with gradients enabled; its result is returned.
@@ -83,8 +84,10 @@ class Optimizer(torch.optim.Optimizer):
             return loss
         by_runtime = params_by_runtime(self)
         if None in by_runtime:
-            raise RuntimeError(f"{type(self).__name__}.step(): {len(by_runtime[None])} parameters are not of a sharded "
-                               "model; call zshard.torch.shard(model, optimizer) first")
+            raise RuntimeError(
+                f"{type(self).__name__}.step(): {len(by_runtime[None])} parameters are not of a sharded "
+                "model; call zshard.torch.shard(model, optimizer) first"
+            )
         load_state(self, self.zshard_rule)
         self.overflow = False
         for runtime in by_runtime:
@@ -102,8 +105,8 @@ class Optimizer(torch.optim.Optimizer):
             stepper = self._steppers[id(runtime)] = Stepper(runtime, self, self.zshard_rule)
         return stepper
 
-    def __getstate__(self) -> dict[str, Any]:  # type: ignore[override]
-        state = dict(super().__getstate__())  # type: ignore[no-untyped-call]
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(super().__getstate__())
         state.pop("_steppers", None)
         return state
 
@@ -126,8 +129,14 @@ class AdamW(Optimizer):
 
     zshard_rule = RULES[torch.optim.AdamW]
 
-    def __init__(self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-                 weight_decay: float = 1e-2) -> None:
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+    ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
 
@@ -136,8 +145,14 @@ class Adam(Optimizer):
 
     zshard_rule = RULES[torch.optim.Adam]
 
-    def __init__(self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-                 weight_decay: float = 0.0) -> None:
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
 
@@ -146,12 +161,27 @@ class SGD(Optimizer):
 
     zshard_rule = RULES[torch.optim.SGD]
 
-    def __init__(self, params: Any, lr: float = 1e-3, momentum: float = 0.0, dampening: float = 0.0,
-                 weight_decay: float = 0.0, nesterov: bool = False) -> None:
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+    ) -> None:
         if nesterov and (momentum <= 0 or dampening != 0):
             raise ValueError("Nesterov momentum requires a momentum and zero dampening")
-        super().__init__(params, {"lr": lr, "momentum": momentum, "dampening": dampening,
-                                  "weight_decay": weight_decay, "nesterov": nesterov})
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "momentum": momentum,
+                "dampening": dampening,
+                "weight_decay": weight_decay,
+                "nesterov": nesterov,
+            },
+        )
 
 
 class Lion(Optimizer):
@@ -159,8 +189,9 @@ class Lion(Optimizer):
 
     zshard_rule = LION
 
-    def __init__(self, params: Any, lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99),
-                 weight_decay: float = 0.0) -> None:
+    def __init__(
+        self, params: Any, lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0
+    ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
 
@@ -169,6 +200,7 @@ class Adagrad(Optimizer):
 
     zshard_rule = RULES[torch.optim.Adagrad]
 
-    def __init__(self, params: Any, lr: float = 1e-2, lr_decay: float = 0.0, weight_decay: float = 0.0,
-                 eps: float = 1e-10) -> None:
+    def __init__(
+        self, params: Any, lr: float = 1e-2, lr_decay: float = 0.0, weight_decay: float = 0.0, eps: float = 1e-10
+    ) -> None:
         super().__init__(params, {"lr": lr, "lr_decay": lr_decay, "weight_decay": weight_decay, "eps": eps})

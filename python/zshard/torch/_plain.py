@@ -4,6 +4,7 @@ Torch's step hooks of all optimizers: before a step (and after its closure) the 
 hidden, so that torch's own step sees None and does nothing to them; after it the engine steps. Parameters of the same
 optimizer that are not sharded are stepped by torch as ever. A class without a counterpart is refused by name.
 """
+
 from __future__ import annotations
 
 import weakref
@@ -53,8 +54,10 @@ def check(optimizer: torch.optim.Optimizer) -> Rule:
     """The optimizer's rule. TypeError: its class has no counterpart; ValueError: one of its settings has none."""
     rule = rule_of(optimizer)
     if rule is None:
-        raise TypeError(f"{type(optimizer).__name__} has no counterpart in the engine, which has AdamW, Adam, SGD, "
-                        "Adagrad (torch.optim's or zshard.torch's) and zshard.torch.Lion")
+        raise TypeError(
+            f"{type(optimizer).__name__} has no counterpart in the engine, which has AdamW, Adam, SGD, "
+            "Adagrad (torch.optim's or zshard.torch's) and zshard.torch.Lion"
+        )
     for group in optimizer.param_groups:
         rule.group(group)
     return rule
@@ -96,6 +99,7 @@ def _before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dic
             loss = closure()
             hide()
             return loss
+
         return call
 
     if len(args) > 1 and args[1] is not None:

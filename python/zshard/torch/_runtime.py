@@ -12,6 +12,7 @@ twice or are late at the end.
 
 Hooks of one module may run on two threads: `lock` is held in each, and states are idempotent.
 """
+
 from __future__ import annotations
 
 import threading
@@ -260,7 +261,8 @@ class Runtime:
             if state.reduced:
                 raise RuntimeError(
                     f"unit '{state.unit.name}' was reduced already, and parameter '{state.unit.pieces[i].name}' gets "
-                    "another gradient in the same backward pass")
+                    "another gradient in the same backward pass"
+                )
             self._check_grad(state, i)
             if not state.grads:
                 state.grads = self._gradient(state)
@@ -275,8 +277,10 @@ class Runtime:
         grad = state.params[i].grad
         if grad is None or grad is state.handles[i] or state.grads and grad is state.grads[i]:
             return
-        raise RuntimeError(f"the .grad of parameter '{state.unit.pieces[i].name}' was set by somebody else; zshard "
-                           "accumulates gradients itself (zshard.torch.grad_of reads them)")
+        raise RuntimeError(
+            f"the .grad of parameter '{state.unit.pieces[i].name}' was set by somebody else; zshard "
+            "accumulates gradients itself (zshard.torch.grad_of reads them)"
+        )
 
     def _gradient(self, state: UnitState) -> list[torch.Tensor]:
         """Views of the engine's fp32 buffer, one for each parameter."""
@@ -286,7 +290,7 @@ class Runtime:
             if len(state.views) >= 64:
                 state.views.clear()
             whole = tensor_at(address, state.unit.elems, torch.float32, state.memory.device)
-            views = state.views[address] = [whole[p.first:p.first + p.numel].view(p.shape) for p in state.unit.pieces]
+            views = state.views[address] = [whole[p.first : p.first + p.numel].view(p.shape) for p in state.unit.pieces]
         return views
 
     def accumulated(self, state: UnitState, i: int) -> None:
@@ -302,7 +306,8 @@ class Runtime:
             dense = grad.detach().contiguous()
             piece = state.unit.pieces[i]
             state.grads[i].view(-1).add_(dense.view(-1)) if dense.device.type == "cpu" else self.call(
-                self.engine.grad_add, state.index, piece.first, piece.numel, _DTYPE[dense.dtype], dense.data_ptr())
+                self.engine.grad_add, state.index, piece.first, piece.numel, _DTYPE[dense.dtype], dense.data_ptr()
+            )
         state.left -= 1
         state.fired[i], state.tasks[i] = True, task_id()
         handle = state.handles[i]
@@ -320,8 +325,10 @@ class Runtime:
         if not self.micro_open:
             self.begin_micro()
         if state.reduced:
-            raise RuntimeError(f"parameter '{state.unit.pieces[i].name}' got a gradient after its unit was reduced: "
-                               "it is used outside of its module's forward; name it in shard(external=...)")
+            raise RuntimeError(
+                f"parameter '{state.unit.pieces[i].name}' got a gradient after its unit was reduced: "
+                "it is used outside of its module's forward; name it in shard(external=...)"
+            )
         if not state.grads:
             state.grads = self._gradient(state)
         if state.direct and grad is not None and grad is not state.handles[i]:
@@ -460,22 +467,26 @@ class Runtime:
                 raise RuntimeError("gradients were scaled or clipped, and another backward pass came before the step")
         if self.broken or dropped and not live:
             if live:
-                raise RuntimeError(f"{self.broken}: clear the gradients (optimizer.zero_grad()), or call the "
-                                   "handle's reset()")
+                raise RuntimeError(
+                    f"{self.broken}: clear the gradients (optimizer.zero_grad()), or call the handle's reset()"
+                )
             self.call(self.engine.abandon)
             self.clear()
         elif dropped:
-            raise RuntimeError("gradients of some parameters were cleared between two backward passes of a step, and "
-                               "those of others were not")
+            raise RuntimeError(
+                "gradients of some parameters were cleared between two backward passes of a step, and "
+                "those of others were not"
+            )
 
     def _check_cleared(self) -> None:
         for state, i in self.trainable:
             handle = state.handles[i]
             if state.params[i].grad is handle and not handle.zeroed:
-                raise RuntimeError(f"the gradient of '{state.unit.pieces[i].name}' was stepped and not cleared: call "
-                                   "optimizer.zero_grad() before the next backward pass")
+                raise RuntimeError(
+                    f"the gradient of '{state.unit.pieces[i].name}' was stepped and not cleared: call "
+                    "optimizer.zero_grad() before the next backward pass"
+                )
         self.spent = False
-
 
     # ---- elements
 

@@ -3,6 +3,7 @@
 A `Rule` says what the engine's optimizer of one torch class is, and how its groups read. `Stepper` is one optimizer
 on one model: which of the model's trainable tensors are in which group, and what the step sends.
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -83,7 +84,11 @@ def rule_of(optimizer: torch.optim.Optimizer) -> Rule | None:
     if isinstance(own, Rule):
         return own
     rule = RULES.get(type(optimizer))
-    if rule is not None and rule.kind == "adam" and any(g.get("decoupled_weight_decay") for g in optimizer.param_groups):
+    if (
+        rule is not None
+        and rule.kind == "adam"
+        and any(g.get("decoupled_weight_decay") for g in optimizer.param_groups)
+    ):
         return RULES[torch.optim.AdamW]
     return rule
 
@@ -164,8 +169,10 @@ def collect(runtime: Runtime, group_of: Any) -> tuple[Any, Any, float]:
         if factors is not None:
             factors.append(1.0)
         if grad is not None:
-            raise RuntimeError(f"the .grad of parameter '{state.unit.pieces[i].name}' is not zshard's: gradients are "
-                               "accumulated in the engine, and another tensor there would be ignored")
+            raise RuntimeError(
+                f"the .grad of parameter '{state.unit.pieces[i].name}' is not zshard's: gradients are "
+                "accumulated in the engine, and another tensor there would be ignored"
+            )
         if state.had[i]:
             dropped.append(number)
     if dropped:
@@ -188,11 +195,16 @@ def apply(stepper: Stepper, scale: float = 1.0, clip: float = 0.0) -> Any:
         if runtime.depth or runtime.in_backward and torch._C._current_graph_task_id() == -1:
             runtime.recover("a forward or backward pass failed")
         if runtime.broken:
-            raise RuntimeError(f"{runtime.broken}: this step's gradients are not whole; call optimizer.zero_grad(), or "
-                               "on all ranks the handle's reset(skip=True)")
+            raise RuntimeError(
+                f"{runtime.broken}: this step's gradients are not whole; call optimizer.zero_grad(), or "
+                "on all ranks the handle's reset(skip=True)"
+            )
         if runtime.micros == 0 or runtime.spent:
-            warnings.warn("optimizer.step() of a sharded model without a backward pass since the last one: nothing is "
-                          "stepped (torch.autograd.grad trains nothing)", stacklevel=4)
+            warnings.warn(
+                "optimizer.step() of a sharded model without a backward pass since the last one: nothing is "
+                "stepped (torch.autograd.grad trains nothing)",
+                stacklevel=4,
+            )
             return None
         group_of, factors, common = collect(runtime, stepper.group_of())
         common *= scale
@@ -248,7 +260,7 @@ class LazyState(dict[str, Any]):
 
 
 def read_state(runtime: Runtime, param: torch.Tensor, name: str) -> torch.Tensor:
-    """"step" (scalar), or a moment (fp32, the parameter's shape, on its device), on every rank. Collective."""
+    """ "step" (scalar), or a moment (fp32, the parameter's shape, on its device), on every rank. Collective."""
     found = runtime.plan.find(param)
     assert found is not None
     unit, piece = found

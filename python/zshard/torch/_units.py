@@ -5,6 +5,7 @@ hooks of that module gather it. One Parameter is in one unit, however many names
 name in `named_modules()` order owns it, the others are aliases. Pure planning: nothing here opens
 a daemon, allocates or changes the model, and parameters may be on the meta device.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -72,8 +73,7 @@ class Plan:
         return self.of_param.get(id(param))
 
 
-def plan(model: nn.Module, units: Wish = "auto", *, max_unit: int = MAX_UNIT,
-         small: int = SMALL) -> Plan:
+def plan(model: nn.Module, units: Wish = "auto", *, max_unit: int = MAX_UNIT, small: int = SMALL) -> Plan:
     """Plans the units of `model`.
 
     units: "auto" (classes named by `_no_split_modules`, else the repeated children of ModuleLists),
@@ -98,16 +98,21 @@ def plan(model: nn.Module, units: Wish = "auto", *, max_unit: int = MAX_UNIT,
     return result
 
 
-def _place(result: Plan, rows: dict[int, dict[tuple[torch.dtype, bool], Unit]], owner: nn.Module,
-           names: dict[int, str], name: str, param: nn.Parameter) -> None:
+def _place(
+    result: Plan,
+    rows: dict[int, dict[tuple[torch.dtype, bool], Unit]],
+    owner: nn.Module,
+    names: dict[int, str],
+    name: str,
+    param: nn.Parameter,
+) -> None:
     """Puts one named parameter where it belongs."""
     known = result.of_param.get(id(param))
     if known is not None:
         result.aliases[name] = known[1].name
         return
     if param.dtype not in DTYPES and param.requires_grad:
-        raise ValueError(f"parameter '{name}' is {param.dtype}; trained parameters are float32, "
-                         "bfloat16 or float16")
+        raise ValueError(f"parameter '{name}' is {param.dtype}; trained parameters are float32, bfloat16 or float16")
     if param.dtype not in DTYPES or param.numel() == 0:
         result.ignored.append(name)
         return
@@ -115,8 +120,7 @@ def _place(result: Plan, rows: dict[int, dict[tuple[torch.dtype, bool], Unit]], 
     key = (param.dtype, not param.requires_grad)
     unit = row.get(key)
     if unit is None:
-        unit = row[key] = Unit(len(result.units), names[id(owner)], param.dtype, key[1],
-                               module=owner)
+        unit = row[key] = Unit(len(result.units), names[id(owner)], param.dtype, key[1], module=owner)
         result.units.append(unit)
     result.of_param[id(param)] = (unit, unit.add(name, param))
 
@@ -177,8 +181,11 @@ def _blocks(model: nn.Module, wish: Wish) -> set[int]:
         if isinstance(item, nn.Module):
             found.add(id(item))
             continue
-        hits = {id(m) for n, m in model.named_modules()
-                if (n == item or type(m).__name__ == item if isinstance(item, str) else isinstance(m, item))}
+        hits = {
+            id(m)
+            for n, m in model.named_modules()
+            if (n == item or type(m).__name__ == item if isinstance(item, str) else isinstance(m, item))
+        }
         if not hits:
             raise ValueError(f"units: the model has no module '{item}'")
         found |= hits
@@ -222,6 +229,6 @@ def _name(units: list[Unit]) -> None:
         name = re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".-") or "unit"
         if len(name) > NAME_MAX or name in taken:
             mark = hashlib.sha256(f"{unit.index} {name}".encode()).hexdigest()[:8]
-            name = f"{name[-(NAME_MAX - 9):].lstrip('.-')}-{mark}"
+            name = f"{name[-(NAME_MAX - 9) :].lstrip('.-')}-{mark}"
         unit.name = name
         taken.add(name)

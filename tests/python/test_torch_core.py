@@ -1,0 +1,470 @@
+# ctest: LABELS full gpu-torch COST 30 TIMEOUT 900
+"""zshard.torch against plain torch, in one process: what a training loop can contain."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch_models import VOCABULARY, Block, Net, adamw, batch, compare, loss_of, plain_step, values
+
+import zshard.torch as zt
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> Iterator[None]:
+    torch.manual_seed(0)
+    yield
+    gc.collect()
+
+
+OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+    "AdamW": lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2, eps=1e-4),
+    "Adam": lambda m: torch.optim.Adam(m.parameters(), lr=1e-2, eps=1e-4, weight_decay=0.01),
+    "SGD": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "Adagrad": lambda m: torch.optim.Adagrad(m.parameters(), lr=1e-2, eps=1e-4, lr_decay=0.1),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizer(name: str) -> None:
+    compare(Net(), OPTIMIZERS[name]).close()
+
+
+@pytest.mark.parametrize("recompute", ["reentrant", "non-reentrant"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_checkpointing(recompute: str, tied: bool) -> None:
+    model = Net(tied=tied, recompute=recompute)
+    if recompute == "reentrant":  # its inputs must need a gradient
+        model.embed.register_forward_hook(lambda m, a, out: out)
+    compare(model).close()
+
+
+def test_tied_across_units() -> None:
+    """The embedding is a unit of its own, and the head uses its weight."""
+    handle = compare(Net(tied=True), units=["embed", "blocks.0", "blocks.1", "head"])
+    assert [u.unit.name for u in handle.runtime.units] == ["root", "embed", "blocks.0", "blocks.1"]
+    handle.close()
+
+
+class External(Net):
+    """The head is a function of the embedding's weight, outside of its module."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.embed(x)
+        for block in self.blocks:
+            h = block(h)
+        return nn.functional.linear(self.norm(h), self.embed.weight)
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_external_parameter(told: bool) -> None:
+    model = External(tied=True)
+    more = {"external": {model: [model.embed.weight]}} if told else {}
+    compare(model, units=["embed", "blocks.0"], **more).close()
+
+
+@pytest.mark.parametrize("which", ["blocks.0", "embed", "up"])
+def test_frozen(which: str) -> None:
+    """A whole block, the first inputs, or a part of each block."""
+    model = Net()
+    for name, param in model.named_parameters():
+        if f".{which}." in f".{name}":
+            param.requires_grad_(False)
+
+    def make(m: nn.Module) -> torch.optim.Optimizer:
+        return adamw([p for p in m.parameters() if p.requires_grad])
+
+    compare(model, make).close()
+
+
+class Lora(nn.Module):
+    """A frozen linear layer with a trained correction of low rank."""
+
+    def __init__(self, base: nn.Linear, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.a = nn.Parameter(torch.randn(2, base.in_features) * 0.1)
+        self.b = nn.Parameter(torch.zeros(base.out_features, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + x @ self.a.T @ self.b.T
+
+
+@pytest.mark.parametrize("recompute", [None, "non-reentrant", "reentrant"])
+def test_lora(recompute: str | None) -> None:
+    model = Net(recompute=recompute)
+    model.requires_grad_(False)
+    for block in model.blocks:
+        block.up, block.down = Lora(block.up), Lora(block.down)  # type: ignore[union-attr]
+    if recompute == "reentrant":
+        model.embed.register_forward_hook(lambda m, a, out: out.requires_grad_())
+    handle = compare(model, lambda m: adamw([p for p in m.parameters() if p.requires_grad]))
+    assert {u.unit.frozen for u in handle.runtime.units} == {False, True}
+    handle.close()
+
+
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("micros", [(1, 1, 1), (3, 3, 3), (2, 3, 1)])
+def test_accumulation(micros: tuple[int, ...], local: bool) -> None:
+    def step(model: nn.Module, opt: torch.optim.Optimizer, i: int) -> float:
+        n, total = micros[i % len(micros)], 0.0
+        for k in range(n):
+            loss = loss_of(model, batch(10 * i + k)) / n
+            handle = model.__dict__.get("_zshard")
+            if handle is not None and local and k < n - 1:
+                with handle.no_sync():
+                    loss.backward()
+            else:
+                loss.backward()
+            total += float(loss)
+        opt.step()
+        opt.zero_grad()
+        return total
+
+    compare(Net(), step=step, steps=6, accumulate="local" if local else "reduce").close()
+
+
+@pytest.mark.parametrize("foreach", [None, False])
+def test_clip_grad_norm(foreach: bool | None) -> None:
+    norms: list[float] = []
+
+    def step(model: nn.Module, opt: torch.optim.Optimizer, i: int) -> float:
+        loss = loss_of(model, batch(i))
+        loss.backward()
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.05, foreach=foreach)))
+        opt.step()
+        opt.zero_grad()
+        return float(loss)
+
+    compare(Net(), step=step, steps=8).close()
+    assert norms[:8] == pytest.approx(norms[8:], rel=1e-5)
+
+
+def test_gradients_that_are_read_raise() -> None:
+    model = Net()
+    opt = adamw(model.parameters())
+    handle = zt.shard(model, opt, offload="none")
+    loss_of(model, batch(0)).backward()
+    grad = model.head.weight.grad
+    assert grad is not None and grad.shape == model.head.weight.shape
+    for bad in (lambda: grad + 1, lambda: grad.sum(), lambda: grad.clamp_(-1, 1), lambda: grad.tolist()):
+        with pytest.raises(RuntimeError, match="grad_of"):
+            bad()
+    assert "head.weight" in repr(grad)
+    handle.close()
+
+
+def test_grad_scaler_and_autocast() -> None:
+    def make_step(scaler: torch.amp.GradScaler) -> Callable[..., float]:
+        def step(model: nn.Module, opt: torch.optim.Optimizer, i: int) -> float:
+            loss = loss_of(model, batch(i))
+            scaler.scale(loss).backward()
+            scaler.unscale_(opt)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            scaler.step(opt)
+            scaler.update()
+            opt.zero_grad()
+            return float(loss)
+
+        return step
+
+    compare(Net(), step=make_step(torch.amp.GradScaler("cpu", init_scale=1024.0)), steps=8).close()
+
+
+def test_autocast() -> None:
+    def step(model: nn.Module, opt: torch.optim.Optimizer, i: int) -> float:
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+            loss = loss_of(model, batch(i))
+        loss.backward()
+        opt.step()
+        opt.zero_grad()
+        return float(loss)
+
+    compare(Net(), step=step, steps=6).close()
+
+
+def test_groups_and_scheduler() -> None:
+    def make(model: nn.Module) -> torch.optim.Optimizer:
+        decay = [p for p in model.parameters() if p.dim() > 1]
+        rest = [p for p in model.parameters() if p.dim() == 1]
+        opt = adamw([{"params": decay}, {"params": rest, "weight_decay": 0.0, "lr": 3e-3}])
+        schedules[id(opt)] = torch.optim.lr_scheduler.LambdaLR(opt, lambda i: 1.0 / (1 + i))
+        return opt
+
+    def step(model: nn.Module, opt: torch.optim.Optimizer, i: int) -> float:
+        loss = plain_step(model, opt, i)
+        schedules[id(opt)].step()
+        return loss
+
+    schedules: dict[int, Any] = {}
+    compare(Net(), make, step).close()
+
+
+def test_our_own_optimizer() -> None:
+    plain, model = Net(), Net()
+    model.load_state_dict(plain.state_dict())
+    opt = torch.optim.AdamW(plain.parameters(), lr=1e-2, eps=1e-4)
+    want = [plain_step(plain, opt, i) for i in range(5)]
+    ours = zt.AdamW(model.parameters(), lr=1e-2, eps=1e-4)
+    handle = zt.shard(model, ours, offload="none")
+    got = [plain_step(model, ours, i) for i in range(5)]
+    assert got == pytest.approx(want, rel=1e-6)
+    assert handle.step_number == 5 and not ours.overflow and ours.grad_norm > 0
+    moments = ours.state[model.norm.weight]["exp_avg"]
+    assert torch.allclose(moments, opt.state[plain.norm.weight]["exp_avg"], atol=1e-6)
+    handle.close()
+
+
+def test_optimizer_after_sharding() -> None:
+    plain = Net()
+    model = copy.deepcopy(plain)
+    opt = torch.optim.SGD(plain.parameters(), lr=0.1)
+    want = [plain_step(plain, opt, i) for i in range(5)]
+    handle = zt.shard(model, offload="none")
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert [plain_step(model, opt, i) for i in range(5)] == pytest.approx(want, rel=1e-6)
+    handle.close()
+
+
+def test_closure() -> None:
+    def step(model: nn.Module, opt: torch.optim.Optimizer, i: int) -> float:
+        def closure() -> torch.Tensor:
+            opt.zero_grad()
+            loss = loss_of(model, batch(i))
+            loss.backward()
+            return loss
+
+        return float(opt.step(closure))  # type: ignore[arg-type]
+
+    compare(Net(), step=step, steps=5).close()
+
+
+def test_two_forwards_then_backward() -> None:
+    def step(model: nn.Module, opt: torch.optim.Optimizer, i: int) -> float:
+        loss = loss_of(model, batch(2 * i)) + loss_of(model, batch(2 * i + 1))
+        with torch.no_grad():
+            loss_of(model, batch(0))
+        loss.backward()
+        opt.step()
+        opt.zero_grad()
+        return float(loss)
+
+    compare(Net(), step=step, steps=6).close()
+
+
+def test_retain_graph_and_create_graph() -> None:
+    def step(model: nn.Module, opt: torch.optim.Optimizer, i: int) -> float:
+        loss = loss_of(model, batch(i))
+        loss.backward(retain_graph=True)
+        loss.backward(create_graph=i % 2 == 1)
+        opt.step()
+        opt.zero_grad()
+        return float(loss)
+
+    compare(Net(), step=step, steps=4).close()
+
+
+class Conditional(Net):
+    """A block is left out in every second call."""
+
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.embed(x)
+        for k, block in enumerate(self.blocks):
+            if k != 1 or self.calls % 2 == 0:
+                h = block(h)
+        self.calls += 1
+        return self.head(self.norm(h))
+
+
+def test_conditional_module() -> None:
+    compare(Conditional()).close()
+
+
+class Views(nn.Module):
+    """Blocks whose outputs are views, dicts, and written in place by the caller; products with a transposed weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, 8)
+        self.blocks = nn.ModuleList(ViewBlock() for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.embed(x)
+        for block in self.blocks:
+            made = block(h)
+            made["out"].mul_(1.01)
+            h = h + made["out"] * made["scale"]
+        return h @ self.embed.weight.T
+
+
+class ViewBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.scale = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        made = (x @ self.inner.weight.T).view(-1, 2, 8) if x.dim() == 1 else x @ self.inner.weight.T
+        return {"out": made.view(made.shape), "scale": self.scale}
+
+
+def test_views_dicts_and_inplace() -> None:
+    compare(Views()).close()
+
+
+def test_zero_grad_drops() -> None:
+    """Gradients that are cleared before the step are gone, as in torch."""
+
+    def step(model: nn.Module, opt: torch.optim.Optimizer, i: int) -> float:
+        loss_of(model, batch(i + 100)).backward()
+        opt.zero_grad(set_to_none=i % 2 == 0)
+        return plain_step(model, opt, i)
+
+    compare(Net(), step=step, steps=5).close()
+
+
+def test_exception_in_forward() -> None:
+    model = Net()
+    bad = {"on": False}
+
+    def explode(module: nn.Module, args: Any) -> None:
+        if bad["on"]:
+            raise ValueError("in the middle")
+
+    model.blocks[1].down.register_forward_pre_hook(explode)  # type: ignore[union-attr]
+
+    def step(m: nn.Module, opt: torch.optim.Optimizer, i: int) -> float:
+        if m is model and i % 2 == 1:
+            bad["on"] = True
+            with pytest.raises(ValueError, match="in the middle"):
+                loss_of(m, batch(i))
+            bad["on"] = False
+            handle = m.__dict__["_zshard"]
+            assert all(u.holds == 0 for u in handle.runtime.units)
+            handle.reset(skip=True)
+        return plain_step(m, opt, i)
+
+    compare(model, step=step, steps=4).close()
+
+
+def test_exception_in_backward() -> None:
+    model = Net()
+    bad = {"on": False}
+
+    def explode(grad: torch.Tensor) -> None:
+        if bad["on"]:
+            raise ValueError("in the middle")
+
+    def hook(module: nn.Module, args: Any, out: torch.Tensor) -> None:
+        if out.requires_grad:
+            out.register_hook(explode)
+
+    model.blocks[1].down.register_forward_hook(hook)  # type: ignore[union-attr]
+
+    def step(m: nn.Module, opt: torch.optim.Optimizer, i: int) -> float:
+        if m is model and i % 2 == 1:
+            bad["on"] = True
+            with pytest.raises(ValueError, match="in the middle"):
+                loss_of(m, batch(i)).backward()
+            bad["on"] = False
+            with pytest.raises(RuntimeError, match="not whole"):
+                opt.step()
+            opt.zero_grad()
+        return plain_step(m, opt, i)
+
+    compare(model, step=step, steps=4).close()
+
+
+def test_outside_of_a_pass() -> None:
+    model = Net()
+    handle = zt.shard(model, adamw(model.parameters()), offload="none")
+    weight = model.blocks[0].up.weight  # type: ignore[union-attr]
+    assert torch.isnan(weight).all() and weight.shape == (32, 16)
+    with pytest.raises(RuntimeError):
+        with torch.no_grad():
+            weight.add_(1)
+    with torch.no_grad():
+        weight.zero_()
+    with pytest.raises(RuntimeError, match="blocks.0.up.weight.*written while released"):
+        model(batch(0))
+    assert torch.isfinite(model(batch(0))).all()
+    addresses = {p.data_ptr() for p in model.parameters()}
+    assert len(addresses) == len(list(model.parameters()))
+    with pytest.raises(RuntimeError, match="cannot be copied"):
+        copy.deepcopy(nn.Sequential(model))
+    model.to("cpu").float()
+    with pytest.raises(RuntimeError, match="before shard"):
+        model.half()
+    with pytest.raises(ValueError, match="sharded already"):
+        zt.shard(model)
+    handle.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        model(batch(0))
+
+
+def test_close_gathers() -> None:
+    model = Net()
+    handle = zt.shard(model, adamw(model.parameters()), offload="none")
+    plain_step(model, opt := adamw(model.parameters()), 0)
+    del opt
+    want = values(model)
+    handle.close(gather=True)
+    for name, param in model.named_parameters():
+        assert torch.equal(param.detach(), want[name])
+    plain_step(model, adamw(model.parameters()), 1)
+    copy.deepcopy(model)
+
+
+def test_several_models() -> None:
+    one, two = Net(), Net()
+    plain = copy.deepcopy(one), copy.deepcopy(two)
+
+    def train(a: nn.Module, b: nn.Module) -> list[float]:
+        opt = adamw([*a.parameters(), *b.parameters()])
+        made = []
+        for i in range(4):
+            loss = loss_of(a, batch(i)) + loss_of(b, batch(i + 50))
+            loss.backward()
+            opt.step()
+            opt.zero_grad()
+            made.append(float(loss))
+        return made
+
+    want = train(*plain)
+    handles = [zt.shard(m, offload="none") for m in (one, two)]
+    assert train(one, two) == pytest.approx(want, rel=1e-6)
+    for handle in handles:
+        handle.close()
+
+
+def test_refusals() -> None:
+    model = Net()
+    with pytest.raises(TypeError, match="RMSprop"):
+        zt.shard(model, torch.optim.RMSprop(model.parameters()))
+    with pytest.raises(ValueError, match="amsgrad"):
+        zt.shard(model, torch.optim.AdamW(model.parameters(), amsgrad=True))
+    with pytest.raises(ValueError, match="max_norm"):
+        zt.shard(nn.Embedding(4, 4, max_norm=1.0))
+    with pytest.raises(ValueError, match="float64"):
+        zt.shard(Block(8).double())
+    assert not torch.isnan(model.head.weight).any()
+
+
+def test_bf16_close_to_torch() -> None:
+    model = Net().bfloat16()
+    plain = copy.deepcopy(model).float()
+    opt = adamw(plain.parameters(), lr=1e-3)
+    want = [plain_step(plain, opt, i) for i in range(10)]
+    opt = adamw(model.parameters(), lr=1e-3)
+    handle = zt.shard(model, opt, offload="none")
+    got = [plain_step(model, opt, i) for i in range(10)]
+    assert got == pytest.approx(want, rel=1e-2)
+    handle.close()
