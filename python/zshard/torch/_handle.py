@@ -1,4 +1,5 @@
 """`shard`: a module's parameters move into the engine; the handle that it returns."""
+
 from __future__ import annotations
 
 import atexit
@@ -12,10 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from .._engine import Comm, Engine
+from .._engine import Engine
 from . import _compat, _load, _notes, _plain, _sources, _state, _step
 from ._groups import build
 from ._hooks import Hooks
+from ._init import context
 from ._memory import UnitMemory, choose_mode
 from ._runtime import Runtime, UnitState
 from ._units import Plan, Wish, plan
@@ -122,7 +124,8 @@ class Handle:
         if runtime.closed or self._pid != os.getpid():
             return
         if gather:
-            from ._read import materialize
+            from ._real import materialize
+
             materialize(runtime)
         runtime.closed = "closed"
         _step.unregister(runtime)
@@ -145,12 +148,23 @@ def _close_all() -> None:
         handle.close(clean=False)
 
 
-def shard(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None, *,
-          units: Wish = "auto", stage: int = 3, offload: str = "auto", device: str | torch.device | None = None,
-          prefetch: int = 1, accumulate: str = "reduce", external: dict[nn.Module, list[nn.Parameter]] | None = None,
-          leaf: Sequence[type | nn.Module] = (), compile: bool | dict[str, Any] | None = None,
-          init_fn: Callable[[nn.Module], object] | None = None, seed: int = 0,
-          **engine_options: Any) -> Handle:
+def shard(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    *,
+    units: Wish = "auto",
+    stage: int = 3,
+    offload: str = "auto",
+    device: str | torch.device | None = None,
+    prefetch: int = 1,
+    accumulate: str = "reduce",
+    external: dict[nn.Module, list[nn.Parameter]] | None = None,
+    leaf: Sequence[type | nn.Module] = (),
+    compile: bool | dict[str, Any] | None = None,
+    init_fn: Callable[[nn.Module], object] | None = None,
+    seed: int = 0,
+    **engine_options: Any,
+) -> Handle:
     """Shards `model` in place: its parameters live in the engine, and are gathered when a module runs. Collective.
 
     The Parameter objects stay the same. Parameters and buffers start as rank 0's.
@@ -185,8 +199,18 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer | Sequence[torch.op
     _load.initialise(model, init_fn, seed)
     _load.buffers_are_real(model)
     place = _device(planned, device)
-    engine = _start(model, planned, place, rules[0] if rules else None, optimizers, stage, offload, prefetch,
-                    accumulate, engine_options)
+    engine = _start(
+        model,
+        planned,
+        place,
+        rules[0] if rules else None,
+        optimizers,
+        stage,
+        offload,
+        prefetch,
+        accumulate,
+        engine_options,
+    )
     runtime = _take(model, planned, place, engine)
     hooks = Hooks(runtime)
     for group in build(runtime, model, external or {}):
@@ -239,58 +263,51 @@ def _device(planned: Plan, wish: str | torch.device | None) -> torch.device:
     return found.pop() if found else torch.device("cpu")
 
 
-_comm: Comm | None = None
-
-
-def _shared_comm() -> Comm:
-    """The process's collectives, made once."""
-    global _comm
-    if _comm is None or _comm.handle is None:
-        _comm = Comm("auto")
-    return _comm
-
-
-def _start(model: nn.Module, planned: Plan, place: torch.device, rule: _step.Rule | None,
-           optimizers: Sequence[torch.optim.Optimizer], stage: int, offload: str, prefetch: int, accumulate: str,
-           more: dict[str, Any]) -> Engine:
+def _start(
+    model: nn.Module,
+    planned: Plan,
+    place: torch.device,
+    rule: _step.Rule | None,
+    optimizers: Sequence[torch.optim.Optimizer],
+    stage: int,
+    offload: str,
+    prefetch: int,
+    accumulate: str,
+    more: dict[str, Any],
+) -> Engine:
     """Opens the engine, declares the units and writes their initial values."""
     if accumulate not in ("reduce", "local"):
-        raise ValueError(f"accumulate='{accumulate}': \"reduce\" or \"local\"")
+        raise ValueError(f'accumulate=\'{accumulate}\': "reduce" or "local"')
     options: dict[str, Any] = {
-        "stage": stage, "prefetch_units": prefetch, "optimizer": rule.kind if rule else "adamw",
-        "accumulate_local": accumulate == "local"}
+        "stage": stage,
+        "prefetch_units": prefetch,
+        "optimizer": rule.kind if rule else "adamw",
+        "accumulate_local": accumulate == "local",
+    }
     if rule is not None:
         group = rule.group(optimizers[0].param_groups[0])
         options.update({k: v for k, v in group.items() if k not in ("lr", "weight_decay")})
         options["weight_decay"] = group["weight_decay"]
-    options.update(_store(offload))
+    trained = sum(u.elems for u in planned.units if not u.frozen)
+    options.update(context().store(offload, state_bytes=16 * trained, device=str(place)))
     options.update(more)
     if place.type != "cpu":
         options["device"] = str(place)
-    engine = _compat.make(_shared_comm(), **options)
+    engine = _compat.make(context().comm(str(place)), **options)
     try:
         for unit in planned.units:
-            engine.add_unit(unit.name, unit.elems, [(p.name, p.first, tuple(p.shape), 0) for p in unit.pieces],
-                            dtype=_KINDS[unit.dtype], frozen=unit.frozen)
+            engine.add_unit(
+                unit.name,
+                unit.elems,
+                [(p.name, p.first, tuple(p.shape), 0) for p in unit.pieces],
+                dtype=_KINDS[unit.dtype],
+                frozen=unit.frozen,
+            )
         engine.start(_initial(planned))
     except BaseException:
         engine.close(False)
         raise
     return engine
-
-
-def _store(offload: str) -> dict[str, Any]:
-    """The engine's options of a store."""
-    if offload == "auto":
-        offload = "host" if os.environ.get("ZSHARD_SOCKET") else "none"
-    if offload not in ("none", "host", "nvme"):
-        raise ValueError(f"offload='{offload}': \"auto\", \"none\", \"host\" or \"nvme\"")
-    if offload == "none":
-        return {"offload_param": "none", "offload_optimizer": "none"}
-    made: dict[str, Any] = {"offload_param": offload, "offload_optimizer": offload}
-    if os.environ.get("ZSHARD_SOCKET"):
-        made["socket"] = os.environ["ZSHARD_SOCKET"]
-    return made
 
 
 def _initial(planned: Plan) -> Any:
@@ -307,15 +324,17 @@ def _initial(planned: Plan) -> Any:
             begin, end = max(piece.first, first), min(piece.first + piece.numel, first + count)
             if begin >= end:
                 continue
-            target = made[begin - first:end - first]
+            target = made[begin - first : end - first]
             source = _sources.source_of(piece.param, piece.name)
             _sources.read_rounded(source, begin - piece.first, target, unit.dtype)
+
     return init
 
 
 def _take(model: nn.Module, planned: Plan, place: torch.device, engine: Engine) -> Runtime:
     """Parameters and buffers become rank 0's; parameters' own memory goes."""
     from ._ranks import same_buffers, same_parameters
+
     if engine.world > 1 and engine.progress()[0] == 0:
         same_parameters(engine, planned)
     if engine.world > 1:
@@ -337,7 +356,9 @@ def _learn(model: nn.Module, runtime: Runtime, hooks: Hooks) -> None:
     left = {True: 1, False: 1}
 
     def on_pass(begins: bool) -> None:
-        compiled = any(getattr(m, "_compiled_call_impl", None) is not None for m in model.modules()) if begins else False
+        compiled = (
+            any(getattr(m, "_compiled_call_impl", None) is not None for m in model.modules()) if begins else False
+        )
         if begins and left[model.training] > 0 and not compiled:
             left[model.training] -= 1
             hooks.learn(True)
@@ -345,6 +366,7 @@ def _learn(model: nn.Module, runtime: Runtime, hooks: Hooks) -> None:
             hooks.learn(False)
             if not any(left.values()):
                 runtime.on_pass = None
+
     runtime.on_pass = on_pass
 
 
@@ -359,8 +381,11 @@ def _compile(runtime: Runtime, how: dict[str, Any]) -> None:
 
 def _guard_module(model: nn.Module, handle: Handle) -> None:
     def deepcopy(memo: dict[int, Any]) -> Any:
-        raise RuntimeError("a sharded model cannot be copied: build another one from its class, and load "
-                           "zshard.torch.full_state_dict(model) into it")
+        raise RuntimeError(
+            "a sharded model cannot be copied: build another one from its class, and load "
+            "zshard.torch.full_state_dict(model) into it"
+        )
+
     model.__dict__["_zshard"] = handle
     model.__dict__["__deepcopy__"] = deepcopy
     for module in model.modules():
@@ -383,8 +408,10 @@ def _applier(module: nn.Module, runtime: Runtime) -> Any:
         for name, param in sharded.items():
             probe = fn(torch.empty(0, dtype=param.dtype, device=param.device))
             if probe.dtype != param.dtype or probe.device != param.device:
-                raise RuntimeError(f"parameter '{name}' is sharded: it stays {param.dtype} on {param.device}; convert or "
-                                   "move the model before shard()")
+                raise RuntimeError(
+                    f"parameter '{name}' is sharded: it stays {param.dtype} on {param.device}; convert or "
+                    "move the model before shard()"
+                )
             module._parameters[name] = None
         try:
             whole(module, fn, recurse)
@@ -392,5 +419,5 @@ def _applier(module: nn.Module, runtime: Runtime) -> Any:
             for name, param in sharded.items():
                 module._parameters[name] = param
         return module
-    return apply
 
+    return apply

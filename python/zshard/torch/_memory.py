@@ -239,8 +239,6 @@ def saved_hooks(units: Callable[[], list[UnitMemory]]) -> torch.autograd.graph.s
         memory, offset, shape, stride, dtype = packed
         address = memory.shown or _guard.address(memory.nbytes)
         storage = storage_at(address, memory.nbytes, memory.device)
-        return torch.empty(0, dtype=dtype, device=memory.device).set_(
-            storage, offset // dtype.itemsize, shape, stride
-        )
+        return torch.empty(0, dtype=dtype, device=memory.device).set_(storage, offset // dtype.itemsize, shape, stride)
 
     return torch.autograd.graph.saved_tensors_hooks(pack, unpack)

@@ -1,4 +1,5 @@
 """Ranks start alike: parameters and buffers are rank 0's, as in DDP."""
+
 from __future__ import annotations
 
 import hashlib
@@ -24,7 +25,7 @@ def differing(engine: Engine, marks: list[int]) -> list[bool]:
     """[n] whether any rank's mark is not rank 0's; the same on all ranks. Collective."""
     made: list[bool] = []
     for at in range(0, len(marks), CHUNK):
-        part = marks[at:at + CHUNK]
+        part = marks[at : at + CHUNK]
         first = engine.sum([float(m) if engine.rank == 0 else 0.0 for m in part])
         made += [d > 0 for d in engine.sum([float(f != m) for f, m in zip(first, part, strict=True)])]
     return made
@@ -32,6 +33,7 @@ def differing(engine: Engine, marks: list[int]) -> list[bool]:
 
 def same_parameters(engine: Engine, planned: Plan) -> None:
     """Writes rank 0's values where a unit's differ. Collective."""
+
     def mark(unit: Unit) -> int:
         total = 0
         for piece in unit.pieces:
@@ -63,10 +65,12 @@ def _from_first(engine: Engine, buffer: torch.Tensor) -> torch.Tensor:
     """Rank 0's values, sent as sums of numbers that the others have as zeros."""
     host = buffer.detach().cpu().contiguous()
     raw = host.view(-1).view(torch.uint8).numpy().tobytes()
-    numbers = [float(int.from_bytes(raw[i:i + BYTES], "little")) if engine.rank == 0 else 0.0
-               for i in range(0, len(raw), BYTES)]
+    numbers = [
+        float(int.from_bytes(raw[i : i + BYTES], "little")) if engine.rank == 0 else 0.0
+        for i in range(0, len(raw), BYTES)
+    ]
     summed: list[float] = []
     for at in range(0, len(numbers), CHUNK):
-        summed += engine.sum(numbers[at:at + CHUNK])
-    data = b"".join(int(n).to_bytes(BYTES, "little") for n in summed)[:len(raw)]
+        summed += engine.sum(numbers[at : at + CHUNK])
+    data = b"".join(int(n).to_bytes(BYTES, "little") for n in summed)[: len(raw)]
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(host.dtype).view(host.shape)

@@ -1,4 +1,4 @@
-"""Whole parameters, read from the engine."""
+"""A sharded model becomes an ordinary one."""
 
 from __future__ import annotations
 
