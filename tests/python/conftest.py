@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import tempfile
 from typing import Any
 
 import pytest
@@ -12,6 +15,30 @@ LONG = bool(os.environ.get("ZSHARD_LONG"))
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: only where ZSHARD_LONG is set, as in the nightly run")
+    # Embedded daemons of these tests end with them: none of the machine's is used, and no file of the user's.
+    folder = tempfile.mkdtemp(prefix="zshard-test-")
+    config._zshard_folder = folder  # type: ignore[attr-defined]
+    for name, value in (
+        ("XDG_RUNTIME_DIR", os.path.join(folder, "run")),
+        ("ZSHARD_DATA", os.path.join(folder, "data")),
+        ("ZSHARD_HOST_BYTES", "256M"),
+        ("ZSHARD_NVME_BYTES", "512M"),
+    ):
+        os.environ[name] = value
+    os.mkdir(os.environ["XDG_RUNTIME_DIR"], 0o700)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Ends the embedded daemon, if one was started."""
+    folder = config._zshard_folder  # type: ignore[attr-defined]
+    sockets = os.path.join(folder, "run", "zshard")
+    for name in os.listdir(sockets) if os.path.isdir(sockets) else []:
+        if name.endswith(".sock"):
+            import zshard
+
+            with contextlib.suppress(zshard.ZshardError), zshard.Client(os.path.join(sockets, name)) as client:
+                os.kill(client.server()["pid"], 15)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -9,6 +9,7 @@ from ._fsdp import (
     register_forward_method,
 )
 from ._handle import Handle, shard
+from ._init import init
 from ._load import from_config, from_pretrained, meta_parameters
 from ._optim import SGD, Adagrad, Adam, AdamW, Lion, Optimizer
 from ._save import Saving, save_pretrained
@@ -33,6 +34,7 @@ __all__ = [
     "gathered",
     "grad_of",
     "handle_of",
+    "init",
     "load_state_dict",
     "meta_parameters",
     "register_forward_method",
