@@ -1,5 +1,5 @@
 # ctest: LABELS full COST 30
-"""python -m zshard.examples.gpt2: it learns, says where its state is, and draws a curve; alike with and without a daemon."""
+"""python -m zshard.examples.gpt2 learns and draws a curve, with and without a daemon alike."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ SMALL = "--steps 30 --layers 2 --width 32 --tokens 32 --batch 4 --seconds 100000
 def example(folder: str, *more: str) -> tuple[list[str], str]:
     """Its lines, and what it says besides."""
     done = subprocess.run([sys.executable, "-m", "zshard.examples.gpt2", *SMALL, *more], cwd=folder, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)  # fmt: skip
+                          capture_output=True, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines(), done.stderr
 
