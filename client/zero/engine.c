@@ -52,6 +52,9 @@ static int open_alone(struct zc_zero *z, const struct zc_zero_options *options)
     rc = zcz_options_check(&z->options, z->world, &err);
     if (rc < 0)
         return zcz_refuse(z, rc, "%s", err.text);
+    rc = zcz_guard_start(z);
+    if (rc < 0)
+        return rc;
     rc = zk_select(options->kernels, &z->kernels, &err);
     if (rc < 0)
         return zcz_refuse(z, rc, "%s", err.text);
@@ -167,7 +170,7 @@ static zcz_machine_fn *const machines[ZCZ_MACHINES] = {
     zcz_reduce_turn,
 };
 
-int zc_zero_open(struct zc_zero **ret, const struct zc_zero_options *options)
+static int open_engine(struct zc_zero **ret, const struct zc_zero_options *options)
 {
     const struct zc_comm *comm = options->comm;
     struct engine *e = calloc(1, sizeof(*e));
@@ -209,6 +212,15 @@ int zc_zero_open(struct zc_zero **ret, const struct zc_zero_options *options)
     return rc < 0 ? rc : open_introduce(z);
 }
 
+int zc_zero_open(struct zc_zero **ret, const struct zc_zero_options *options)
+{
+    int rc = open_engine(ret, options);
+
+    if (*ret)
+        zcz_guard_opened(*ret);
+    return rc;
+}
+
 /* ---- closing */
 
 /* Every rank closes now, with the same collectives queued: they are finished, not abandoned. */
@@ -235,6 +247,7 @@ void zc_zero_close(struct zc_zero *z, bool clean)
     if (!z || z->forked) /* a child's: devices, threads and sockets are its parent's */
         return;
     zcz_fork_forget(z);
+    zcz_guard_stop(z);
     if (clean && !z->failed && z->store)
         (void)close_drain(z);
     orphans = !zb_list_empty(&z->colls.started) || z->comm_broken;

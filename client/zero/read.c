@@ -113,6 +113,7 @@ static bool read_round_needed(const struct read *r, uint64_t at, uint64_t n)
 int zc_zero_read(struct zc_zero *z, uint32_t unit, enum zc_what what, uint64_t first,
                  uint64_t count, float *out)
 {
+    ZCZ_GUARD(z);
     struct read r = { .z = z, .what = what, .first = first, .count = count, .out = out };
     struct zcz_wait w = { .what = "gradients and the step, before a read" };
     int rc = zcz_enter_unit(z, unit, &r.u);
@@ -150,6 +151,7 @@ int zc_zero_read(struct zc_zero *z, uint32_t unit, enum zc_what what, uint64_t f
 
 int zc_zero_sum(struct zc_zero *z, double *values, uint32_t n)
 {
+    ZCZ_GUARD(z);
     const double *all;
     struct zcz_buf *buf;
     int rc = zcz_enter(z, true);

@@ -70,8 +70,10 @@ static int start_values(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
 
 int zc_zero_start(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
 {
+    ZCZ_GUARD(z);
     uint64_t version[6];
     uint32_t run = 0;
+    bool there;
     int rc = zcz_enter(z, false), counted;
 
     if (rc < 0)
@@ -82,8 +84,10 @@ int zc_zero_start(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
         return zcz_refuse(z, -EINVAL,
                           "a start needs units, and a function that gives their values");
     rc = zcz_vote(z, zcz_account_check(z), zcz_digest(z), ZCZ_CALL_UNITS);
-    if (rc == 0 && z->options.resume)
-        rc = zcz_resume_attach(z);
+    if (rc == 0 && (z->options.resume || z->options.resume_if_there)) {
+        rc = zcz_resume_attach(z, &there);
+        z->options.resume = rc == 0 && there;
+    }
     if (rc == 0)
         rc = zcz_vote(z, z->store->ops->join(z->store), 0, ZCZ_CALL_JOIN);
     if (rc == 0)
@@ -125,6 +129,7 @@ int zc_zero_start(struct zc_zero *z, zc_zero_init_fn *init, void *arg)
 
 int zc_zero_progress(struct zc_zero *z, uint64_t *ret_iterations, uint64_t *ret_applied)
 {
+    ZCZ_GUARD(z);
     int rc = zcz_enter(z, true);
 
     if (rc < 0)

@@ -19,6 +19,7 @@ uint64_t zc_zero_device_bytes(const struct zc_zero *z)
 
 int zc_zero_stats(struct zc_zero *z, struct zc_zero_stats *ret)
 {
+    ZCZ_GUARD(z);
     struct zcz_wait w = { .what = "the step in progress, to be counted" };
     struct zcz_store_stats now = { 0 };
     int rc = zcz_enter(z, true);

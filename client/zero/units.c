@@ -153,6 +153,7 @@ static int unit_copy(struct zc_zero *z, struct zcz_unit *u, const struct zc_unit
 
 int zc_zero_add_unit(struct zc_zero *z, const struct zc_unit *unit)
 {
+    ZCZ_GUARD(z);
     struct zcz_unit u = { 0 };
     int rc = zcz_enter(z, false);
 
@@ -211,7 +212,7 @@ uint32_t zcz_digest(const struct zc_zero *z)
                            o->vertical,     o->keep_gathered, o->persist_elems,
                            o->live_elems,   o->reuse_elems,   o->prefetch_elems,
                            o->reduce_elems, o->reduce_waits,  o->quantize_gather,
-                           o->gather_alone, o->step_unused };
+                           o->gather_alone, o->step_unused,  o->resume_if_there };
     double scalars[] = { o->clip,          o->beta1,     o->beta2,    o->eps,
                          o->momentum,      o->dampening, o->lr_decay, o->loss_scale.fixed,
                          o->loss_scale.min };

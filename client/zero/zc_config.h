@@ -90,6 +90,9 @@ struct zc_zero_config {
  */
 ZC_EXPORT int zc_zero_config_load(struct zc_zero_config **ret, const char *path, uint32_t ranks,
                                   char *error, size_t error_bytes);
+/** The same of a text in memory, `bytes` of JSON (a program's own dictionary, say). */
+ZC_EXPORT int zc_zero_config_parse(struct zc_zero_config **ret, const char *text, size_t bytes,
+                                   uint32_t ranks, char *error, size_t error_bytes);
 /** NULL is fine. */
 ZC_EXPORT void zc_zero_config_free(struct zc_zero_config *config);
 

@@ -50,7 +50,8 @@
  * (or commit, or clean close) is asked for, the ranks tell each other whether all have it, and then
  * each node commits, or all drop it. A prepared step that not every node has is never committed.
  *
- * THREADS. One thread at a time; callbacks run inside engine calls, and call none of them. Each
+ * THREADS. One thread at a time (but zc_zero_interrupt()); with options.poll_ms a thread of the
+ * library polls between calls. Callbacks run inside engine calls, and call none of them. Each
  * call sets the calling thread's rounding to nearest and its denormals on, as the kernels need
  * them.
  *
@@ -58,7 +59,8 @@
  * refused with -EPERM, sockets are closed, and closing does nothing.
  *
  * ERRORS as in zclient.h. -EINVAL and -EBUSY for a call that was wrong, or came at the wrong time,
- * change nothing. Every other failure is final: the ranks are no longer in step, and each later
+ * change nothing. Every other failure is final (zc_zero_failed() tells; exceptions are said where
+ * they are): the ranks are no longer in step, and each later
  * call returns the same code at once, with the same sentence; close then with clean false. A call
  * that waits also notices a peer that died (-EOWNERDEAD, told by the daemon) and a daemon that is
  * gone
@@ -145,6 +147,7 @@ struct zc_comm_ops {
 struct zc_comm {
     const struct zc_comm_ops *ops;
     uint32_t rank, world;
+    void *arg; /* zc_comm_from_ops(): the caller's */
 };
 
 /**
@@ -172,6 +175,20 @@ struct zc_comm {
  * use, -EOWNERDEAD ranks did not come, -EPROTO they do not belong together. *ret is NULL then
  */
 ZC_EXPORT int zc_comm_open(struct zc_comm **ret, const char *name, char *error, size_t error_bytes);
+/**
+ * Collectives that the caller makes: its functions are called on a thread of the library, one
+ * collective at a time, each to its end, in the order in which all ranks start them. So they may
+ * block; test may be NULL then: all_gather and exchange return when they are over. They get a comm
+ * with rank, world and arg. Of the others only close, error and split are called, where they are
+ * not NULL; name_next, other and device are not looked at. A close that is not clean waits for
+ * nobody: a function that blocks goes on, and the rest is freed when it returns.
+ *
+ * @param ops  outlives the comm, and what a function that blocks needs, that function
+ * @return 0; -EINVAL all_gather or exchange is missing, or rank is no rank; -ENOMEM, -EAGAIN no
+ *         thread
+ */
+ZC_EXPORT int zc_comm_from_ops(struct zc_comm **ret, const struct zc_comm_ops *ops, void *arg,
+                               uint32_t rank, uint32_t world);
 /** After the engine's close, with the same `clean`. NULL is fine. */
 ZC_EXPORT void zc_comm_close(struct zc_comm *comm, bool clean);
 
@@ -291,6 +308,15 @@ struct zc_zero_options {
     /* A tensor that no rank gave a gradient in a step is stepped with a gradient of zero: its moments decay, and weight
      * decay goes on, as DeepSpeed does it. Else it is left alone */
     bool step_unused;
+    /* Resume the job where all nodes have it, else begin it new (zc_zero_start() needs init for
+     * that). Where some nodes have it and others have not, the start is refused (-ENOENT), since
+     * what some have would be lost. zc_zero_progress() tells: 0 iterations are a new job, or one
+     * that had made no step. Needs a daemon and a job name, as `resume` does, which wins */
+    bool resume_if_there;
+    /* A thread of the library calls zc_zero_poll() so often, unless the trainer is in a call: for
+     * trainers that compute longer than timeout_ms, or that want reductions to advance meanwhile.
+     * Callbacks of a comm may then run on that thread, never at the same time as others. 0: none */
+    uint32_t poll_ms;
 };
 
 /** Fills in the usual values: micro_steps 1, betas 0.9 and 0.95, eps 1e-8, one group, prefetch 1,
@@ -298,6 +324,19 @@ struct zc_zero_options {
 ZC_EXPORT void zc_zero_defaults(struct zc_zero_options *options);
 
 /** Connects, and compares the options of all ranks: where one rank is refused, all are. Collective.
+ *
+ * @return 0; -EINVAL options are wrong, contradict each other, or differ between ranks; -ENOTSUP
+ *         they ask for what this setting has not (gather_alone, kernels, a device that was not
+ *         built in); -ENOTCONN no daemon answers, or it hung up; -EPERM it is another user's;
+ *         -EPROTO it does not speak this protocol; -ENODEV, -EIO no such device, or it failed;
+ *         -ENOSPC it has too little memory; -ENOMEM, -EMFILE; -EOWNERDEAD a rank has gone,
+ *         -ETIMEDOUT it did not come; and what a comm of the caller's returns
+ *
+ * After -EINVAL, -ENOTSUP, -ENOTCONN, -EPERM, -ENODEV, -ENOSPC and -ENOMEM that all ranks were told
+ * ("rank 1: ..."), the comm is fine: all ranks close, and may open another engine on it. After
+ * -EOWNERDEAD, -ETIMEDOUT, -EPROTO, -EINTR and whatever the comm itself returned it is not: it is
+ * closed, with clean false. The same holds for a start that fails, but there a daemon may tell of
+ * a lost rank first (-EOWNERDEAD), and then the comm is not to be used again.
  * On failure *ret is an engine that holds only the sentence (zc_zero_close() it), or NULL when
  * there was no memory for that. The options need not outlive the call, but for comm. */
 ZC_EXPORT int zc_zero_open(struct zc_zero **ret, const struct zc_zero_options *options);
@@ -307,6 +346,16 @@ ZC_EXPORT int zc_zero_open(struct zc_zero **ret, const struct zc_zero_options *o
 ZC_EXPORT void zc_zero_close(struct zc_zero *z, bool clean);
 /** The sentence of the last failure; "" before the first. */
 ZC_EXPORT const char *zc_zero_error(const struct zc_zero *z);
+/** Whether a failure was final: every later call returns its code. After a failure that was not,
+ * nothing has changed, and calls go on: a commit that failed (-ENOSPC, -EIO ...) and was told by
+ * zc_zero_step() or zc_zero_commit(), an interrupted gather, a call that was wrong. */
+ZC_EXPORT bool zc_zero_failed(const struct zc_zero *z);
+/** From any thread, or a signal handler: the call in which the trainer waits returns -EINTR. A
+ * gather has then changed nothing, and is called again, or not. Other calls cannot be taken back
+ * half way: they go on to their end, unless nothing has moved for a second, as when another rank
+ * does not come; then -EINTR is a final failure (zc_zero_failed()). When nobody is in a call,
+ * nothing happens, and the next one does not know of it. */
+ZC_EXPORT void zc_zero_interrupt(struct zc_zero *z);
 
 /** Declares the next unit (unit->index is its number, from 0); grad_dtype is ignored: the gradient
  * plane is fp32. Copied. */

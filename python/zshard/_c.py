@@ -174,7 +174,7 @@ zc_zero_options = struct("zc_zero_options", (c_void_p, "comm"), (c_char_p, "sock
                          (c_uint64, "persist_elems live_elems reuse_elems prefetch_elems "
                                     "reduce_elems"),
                          (c_bool, "reduce_waits quantize_gather"), (zc_loss_scale, "loss_scale"),
-                         (c_uint64, "memory_bytes"), (c_bool, "gather_alone step_unused"))
+                         (c_uint64, "memory_bytes"), (c_bool, "gather_alone step_unused resume_if_there"), (c_uint32, "poll_ms"))
 zc_zero_stepped = struct("zc_zero_stepped", (c_uint64, "iterations applied"),
                          (c_double, "grad_norm clip_scale"), (c_bool, "skipped"),
                          (c_double, "loss_scale"), (c_uint32, "left_alone"))
@@ -188,7 +188,7 @@ zc_zero_stats = struct("zc_zero_stats",
                        (c_double, "stall_seconds"), (c_uint64, "grads_nvme_bytes pinned_bytes gpu_params_bytes"),
                        (c_char_p, "gpu_why"))
 
-zc_comm = struct("zc_comm", (c_void_p, "ops"), (c_uint32, "rank world"))
+zc_comm = struct("zc_comm", (c_void_p, "ops"), (c_uint32, "rank world"), (c_void_p, "arg"))
 
 zc_comm_ops = struct("zc_comm_ops", (c_char_p, "name"), (c_void_p, "all_gather exchange test close error device split "
                                                                  "name_next other"))
@@ -342,6 +342,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     # zc_config.h
     "zc_lr_at": (c_double, (P(zc_lr_schedule), c_double, c_uint64)),
     "zc_zero_config_load": (c_int, (P(P(zc_zero_config)), c_char_p, c_uint32, *SENTENCE)),
+    "zc_zero_config_parse": (c_int, (P(P(zc_zero_config)), c_char_p, c_size_t, c_uint32, *SENTENCE)),
     "zc_zero_config_free": (None, (P(zc_zero_config),)),
     # zc_safetensors.h
     "zc_st_dtype_name": (c_char_p, (c_int,)),
@@ -366,6 +367,6 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 # Of PROTOTYPES, what a header need not declare yet; and options and structs likewise.
 PLANNED = frozenset(f"zc_zero_{name}" for name in (
     "micro", "micro_end", "grad_add", "abandon", "optimizer",
-    "freeze", "gather_into", "prefetch", "read_on", "write_on", "interrupt", "failed")) | {"zc_comm_from_ops"}
+    "freeze", "gather_into", "prefetch", "read_on", "write_on"))
 PLANNED_STRUCTS: frozenset[str] = frozenset()
-PLANNED_OPTIONS = frozenset({"resume_if_there", "poll_ms", "optimizer_late"})
+PLANNED_OPTIONS = frozenset({"optimizer_late"})

@@ -1,5 +1,5 @@
 /*
- * Ranks that fork, as data loaders make them: a child holds nothing of its parent's, and where one
+ * Lives of ranks: jobs that are resumed where they are there; and ranks that fork, as data loaders make them: a child holds nothing of its parent's, and where one
  * holds the socket all the same, the daemon notices the parent's death.
  */
 #include "tests/integ/zinteg.h"
@@ -215,12 +215,64 @@ static void engines(void **state)
     zi_stop(&d);
 }
 
+/* ---- resumed where it is there */
+
+static uint64_t begin_or_resume(const struct zi_daemon *d, const char *job)
+{
+    static const struct zc_tensor whole = { .name = "t", .ndims = 1, .dims = { 4 * PAGE } };
+    struct zc_unit trained = unit;
+    struct zc_zero_options o;
+    struct zc_zero_stepped stepped;
+    struct zc_comm *comm;
+    struct zc_zero *z;
+    uint64_t iterations, applied;
+    float *grad;
+    int rc;
+
+    trained.tensors = &whole;
+    trained.ntensors = 1;
+    assert_int_equal(zc_comm_open(&comm, "self", NULL, 0), 0);
+    zc_zero_defaults(&o);
+    o.comm = comm;
+    o.socket = d->socket;
+    o.job = job;
+    o.keep = o.resume_if_there = true;
+    o.offload_optimizer = o.offload_param = ZC_ZERO_HOST;
+    assert_int_equal(zc_zero_open(&z, &o), 0);
+    assert_int_equal(zc_zero_add_unit(z, &trained), 0);
+    rc = zc_zero_start(z, zeros, NULL);
+    if (rc < 0)
+        fail_msg("start: %d %s", rc, zc_zero_error(z));
+    assert_int_equal(zc_zero_progress(z, &iterations, &applied), 0);
+    assert_int_equal(zc_zero_grad(z, 0, &grad), 0);
+    assert_int_equal(zc_zero_reduce(z, 0), 0);
+    assert_int_equal(zc_zero_step(z, 0.1, &stepped), 0);
+    assert_int_equal(stepped.iterations, iterations + 1);
+    assert_false(zc_zero_failed(z));
+    zc_zero_close(z, true);
+    zc_comm_close(comm, true);
+    return iterations;
+}
+
+static void begun_or_resumed(void **state)
+{
+    struct zi_daemon d = { 0 };
+
+    (void)state;
+    zi_start(&d, options);
+    for (uint64_t life = 0; life < 3; life++)
+        assert_int_equal(begin_or_resume(&d, "one"), life);
+    assert_int_equal(begin_or_resume(&d, "two"), 0);
+    zi_stop(&d);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(a_rank_with_a_child_is_killed, zi_teardown),
         cmocka_unit_test_teardown(handles, zi_teardown),
         cmocka_unit_test_teardown(engines, zi_teardown),
+        cmocka_unit_test_teardown(begun_or_resumed, zi_teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -416,13 +416,15 @@ static int settle(struct zc_zero_config *c, struct zcz_read *r, uint32_t ranks, 
     return rc;
 }
 
-int zc_zero_config_load(struct zc_zero_config **ret, const char *path, uint32_t ranks, char *error,
-                        size_t error_bytes)
+/* From a file, or from a text. */
+static int load(struct zc_zero_config **ret, const char *path, const char *text, size_t bytes,
+                uint32_t ranks, char *error, size_t error_bytes)
 {
     struct loaded *l = calloc(1, sizeof(*l));
     struct zb_err err = { 0 };
-    int rc = l ? zcz_config_read(&l->read, path, &err)
-               : zb_fail(&err, -ENOMEM, "a configuration: %m");
+    int rc = !l     ? zb_fail(&err, -ENOMEM, "a configuration: %m")
+             : path ? zcz_config_read(&l->read, path, &err)
+                    : zcz_config_read_text(&l->read, text, bytes, &err);
 
     if (rc == 0)
         rc = settle(&l->config, &l->read, ranks, &err);
@@ -434,6 +436,18 @@ int zc_zero_config_load(struct zc_zero_config **ret, const char *path, uint32_t 
     if (error_bytes > 0)
         (void)snprintf(error, error_bytes, "%s", err.text);
     return rc;
+}
+
+int zc_zero_config_load(struct zc_zero_config **ret, const char *path, uint32_t ranks, char *error,
+                        size_t error_bytes)
+{
+    return load(ret, path, NULL, 0, ranks, error, error_bytes);
+}
+
+int zc_zero_config_parse(struct zc_zero_config **ret, const char *text, size_t bytes,
+                         uint32_t ranks, char *error, size_t error_bytes)
+{
+    return load(ret, NULL, text, bytes, ranks, error, error_bytes);
 }
 
 void zc_zero_config_free(struct zc_zero_config *config)

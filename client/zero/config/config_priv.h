@@ -121,6 +121,8 @@ struct zcz_read {
 
 /** 0, or err has a sentence. zcz_config_read_done() in either case. */
 int zcz_config_read(struct zcz_read *r, const char *path, struct zb_err *err);
+/** The same of a text. */
+int zcz_config_read_text(struct zcz_read *r, const char *text, size_t bytes, struct zb_err *err);
 void zcz_config_read_done(struct zcz_read *r);
 
 /** That the keys which are there are of this type: 0 or -EINVAL. */

@@ -319,29 +319,46 @@ static bool has_object(const json_t *file, const char *key)
     return json_is_object(json_object_get(file, key));
 }
 
-int zcz_config_read(struct zcz_read *r, const char *path, struct zb_err *err)
+/* file is freed. NULL: why it is none. */
+static int read_json(struct zcz_read *r, const char *name, json_t *file, const json_error_t *why,
+                     struct zb_err *err)
 {
-    json_error_t why;
-    json_t *file;
-    FILE *f = fopen(path, "re");
     int rc;
 
-    *r = (struct zcz_read){ .lines = NULL };
-    if (!f)
-        return zb_fail(err, -errno, "'%s': %m", path);
-    file = json_loadf(f, JSON_REJECT_DUPLICATES, &why);
-    (void)fclose(f);
     if (!file)
-        return zb_fail(err, -EINVAL, "'%s', line %d: no JSON: %.100s", path, why.line, why.text);
+        return zb_fail(err, -EINVAL, "'%s', line %d: no JSON: %.100s", name, why->line, why->text);
     r->optimizer = has_object(file, "optimizer");
     r->scheduler = has_object(file, "scheduler");
     r->checkpointing = has_object(file, "activation_checkpointing");
     if (json_is_object(file))
         rc = group(r, zcz_config_rows, "", file, err);
     else
-        rc = zb_fail(err, -EINVAL, "'%s': is no JSON object", path);
+        rc = zb_fail(err, -EINVAL, "'%s': is no JSON object", name);
     json_decref(file);
     return rc;
+}
+
+int zcz_config_read(struct zcz_read *r, const char *path, struct zb_err *err)
+{
+    json_error_t why = { 0 };
+    json_t *file;
+    FILE *f = fopen(path, "re");
+
+    *r = (struct zcz_read){ .lines = NULL };
+    if (!f)
+        return zb_fail(err, -errno, "'%s': %m", path);
+    file = json_loadf(f, JSON_REJECT_DUPLICATES, &why);
+    (void)fclose(f);
+    return read_json(r, path, file, &why, err);
+}
+
+int zcz_config_read_text(struct zcz_read *r, const char *text, size_t bytes, struct zb_err *err)
+{
+    json_error_t why = { 0 };
+
+    *r = (struct zcz_read){ .lines = NULL };
+    return read_json(r, "the configuration", json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &why),
+                     &why, err);
 }
 
 void zcz_config_read_done(struct zcz_read *r)

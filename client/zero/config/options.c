@@ -135,7 +135,7 @@ int zcz_options_check(const struct zc_zero_options *o, uint32_t world, struct zb
         rc = check_offload(o, err);
     if (rc < 0)
         return rc;
-    if (o->resume && (o->offload_optimizer == ZC_ZERO_NONE || !o->job))
+    if ((o->resume || o->resume_if_there) && (o->offload_optimizer == ZC_ZERO_NONE || !o->job))
         return zb_fail(err, -EINVAL, "resume needs a daemon and the name of a job that it kept");
     if (o->durable && (o->offload_optimizer == ZC_ZERO_NONE || !o->keep))
         return zb_fail(err, -EINVAL, "a durable job needs a daemon, and to be kept");

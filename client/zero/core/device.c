@@ -159,6 +159,7 @@ void zcz_device_close(struct zc_zero *z)
 
 void *zc_zero_stream(struct zc_zero *z)
 {
+    ZCZ_GUARD(z);
     return z->device.compute ? zk_gpu_stream_native(z->device.compute) : NULL;
 }
 

@@ -51,6 +51,11 @@ int zcz_fail(struct zc_zero *z, int code, const char *fmt, ...)
     return code;
 }
 
+bool zc_zero_failed(const struct zc_zero *z)
+{
+    return !z || z->failed != 0;
+}
+
 const char *zc_zero_error(const struct zc_zero *z)
 {
     return z ? z->error.text : "no memory for an engine";

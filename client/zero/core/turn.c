@@ -16,9 +16,10 @@
 
 #include "client/zero/core/zero.h"
 
-#define ZCZ_SPIN_NS     20000u
-#define ZCZ_NAP_COLL_US 1000u
-#define ZCZ_NAP_US      20000u
+#define ZCZ_SPIN_NS      20000u
+#define ZCZ_INTERRUPT_NS UINT64_C(1000000000) /* nothing moved: it will not end soon */
+#define ZCZ_NAP_COLL_US  1000u
+#define ZCZ_NAP_US       20000u
 
 void zcz_turn_init(struct zc_zero *z, zcz_machine_fn *const machines[ZCZ_MACHINES],
                    uint32_t patience_ms)
@@ -76,6 +77,11 @@ int zcz_wait(struct zc_zero *z, struct zcz_wait *w)
     if (w->begin_ns == 0)
         w->begin_ns = now;
     idle_ns = now - zb_max_u64(w->begin_ns, z->turns.moved_ns);
+    if (atomic_load(&z->guard.interrupted) && w->again)
+        return zcz_refuse(z, -EINTR, "interrupted while waiting for %s", w->what);
+    if (atomic_load(&z->guard.interrupted) && idle_ns > ZCZ_INTERRUPT_NS)
+        return zcz_fail(z, -EINTR, "interrupted while waiting for %s, which cannot be taken back",
+                        w->what);
     if (idle_ns > limit_ns) {
         char text[256];
 
@@ -112,6 +118,7 @@ int zcz_wait_op(struct zc_zero *z, struct zcz_op *op, const char *what)
 
 int zc_zero_poll(struct zc_zero *z)
 {
+    ZCZ_GUARD(z);
     int rc = zcz_enter(z, false);
 
     return rc < 0 ? rc : zcz_turn(z, 0);

@@ -36,6 +36,7 @@ int zcz_turn(struct zc_zero *z, uint32_t wait_us);
 struct zcz_wait {
     const char *what; /* for the error message: "the gradients to reach the store" */
     uint64_t begin_ns;
+    bool again; /* the call can be made again: -EINTR is no failure */
 };
 int zcz_wait(struct zc_zero *z, struct zcz_wait *w);
 /** Waits for one call to the store and returns its code; op is zeroed. */

@@ -42,6 +42,7 @@
 #include "client/zero/core/coll.h"
 #include "client/zero/core/device.h"
 #include "client/zero/core/fail.h"
+#include "client/zero/core/guard.h"
 #include "client/zero/core/ranks.h"
 #include "client/zero/core/store.h"
 #include "client/zero/core/turn.h"
@@ -116,6 +117,7 @@ struct zc_zero {
 
     /* ---- core/: each of its file */
     struct zcz_turns turns;
+    struct zcz_guard guard;
     struct zcz_colls colls;
     struct zcz_shares shares;
     struct zcz_calls calls;

@@ -201,6 +201,7 @@ int zcz_grad_ask(struct zc_zero *z, uint32_t unit, struct zcz_unit **ret)
 
 int zc_zero_grad(struct zc_zero *z, uint32_t unit, float **ret_grad)
 {
+    ZCZ_GUARD(z);
     struct zcz_unit *u;
     int rc = zcz_grad_ask(z, unit, &u);
 
@@ -221,6 +222,7 @@ static void reduce_complete(struct zc_zero *z)
 
 int zc_zero_reduce_of(struct zc_zero *z, uint32_t unit, const bool *has, uint32_t n)
 {
+    ZCZ_GUARD(z);
     struct zcz_unit *u;
     bool leaves;
     int rc = zcz_enter_unit(z, unit, &u);
@@ -260,6 +262,7 @@ int zc_zero_reduce_of(struct zc_zero *z, uint32_t unit, const bool *has, uint32_
 
 int zc_zero_reduce(struct zc_zero *z, uint32_t unit)
 {
+    ZCZ_GUARD(z);
     return zc_zero_reduce_of(z, unit, NULL, 0);
 }
 
@@ -277,6 +280,7 @@ static int micro_enter(struct zc_zero *z)
 
 int zc_zero_micro(struct zc_zero *z, bool last)
 {
+    ZCZ_GUARD(z);
     int rc = micro_enter(z);
 
     if (rc == 0 && z->pass->open)
@@ -291,6 +295,7 @@ int zc_zero_micro(struct zc_zero *z, bool last)
 
 int zc_zero_micro_end(struct zc_zero *z)
 {
+    ZCZ_GUARD(z);
     int rc = micro_enter(z);
 
     if (rc == 0 && !z->pass->open)

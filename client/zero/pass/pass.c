@@ -110,16 +110,18 @@ void zcz_pass_close(struct zc_zero *z, bool orphans)
 
 int zc_zero_gather(struct zc_zero *z, uint32_t unit, const void **ret_params)
 {
-    struct zcz_wait w = { .what = "a gather" };
+    ZCZ_GUARD(z);
+    struct zcz_wait w = { .what = "a gather", .again = true };
     struct zcz_unit *u;
     int rc = zcz_enter_unit(z, unit, &u);
 
     if (rc < 0)
         return rc;
     if (u->pass->holds == 0) {
-        rc = zcz_schedule_gathered(z, unit);
+        rc = u->pass->interrupted ? 0 : zcz_schedule_gathered(z, unit);
         if (rc < 0)
             return rc;
+        u->pass->interrupted = false;
         zcz_gather_gone(z, u);
         if (u->pass->state == ZCZ_IDLE)
             zcz_gather_begin(z, u);
@@ -132,6 +134,8 @@ int zc_zero_gather(struct zc_zero *z, uint32_t unit, const void **ret_params)
     rc = zcz_turn(z, 0);
     while (rc == 0 && u->pass->state != ZCZ_READY)
         rc = zcz_wait(z, &w);
+    if (rc == -EINTR && !z->failed) /* it is in the order of gathers already */
+        u->pass->interrupted = --u->pass->holds == 0;
     if (rc < 0)
         return rc;
     *ret_params = u->pass->params;
@@ -140,6 +144,7 @@ int zc_zero_gather(struct zc_zero *z, uint32_t unit, const void **ret_params)
 
 int zc_zero_release(struct zc_zero *z, uint32_t unit)
 {
+    ZCZ_GUARD(z);
     struct zcz_unit *u;
     int rc = zcz_enter_unit(z, unit, &u);
 

@@ -19,7 +19,8 @@ struct zcz_pass_unit {
 
     /* pass.c: the trainer's calls */
     uint32_t holds;
-    bool unreduced; /* gathered in this micro-step, and not reduced yet; reduce.c ends it */
+    bool interrupted; /* its last gather was, and is to be called again */
+    bool unreduced;   /* gathered in this micro-step, and not reduced yet; reduce.c ends it */
 
     /* gather.c */
     enum zcz_gather_state state;

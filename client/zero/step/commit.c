@@ -162,6 +162,7 @@ static int commit_now(struct zc_zero *z)
 
 int zc_zero_commit(struct zc_zero *z)
 {
+    ZCZ_GUARD(z);
     int rc = zcz_enter(z, true);
 
     if (rc < 0)

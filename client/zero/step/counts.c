@@ -165,6 +165,7 @@ uint64_t zcz_counts_digest(const struct zc_zero *z)
 
 int zc_zero_tensor_steps(struct zc_zero *z, uint32_t unit, uint64_t *ret_steps)
 {
+    ZCZ_GUARD(z);
     struct zcz_unit *u;
     int rc = zcz_enter_unit(z, unit, &u);
     const uint64_t *lags = z->steps->lags;

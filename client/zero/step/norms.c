@@ -171,6 +171,7 @@ static int norms_enter(struct zc_zero *z)
 
 int zc_zero_norms(struct zc_zero *z, struct zc_zero_norm *ret, uint32_t n)
 {
+    ZCZ_GUARD(z);
     const struct zc_zero_norm *norms;
     int rc = norms_enter(z);
 
@@ -187,6 +188,7 @@ int zc_zero_norms(struct zc_zero *z, struct zc_zero_norm *ret, uint32_t n)
 
 int zc_zero_norm(struct zc_zero *z, double *ret)
 {
+    ZCZ_GUARD(z);
     const struct zc_zero_norm *norms;
     uint64_t nonfinite = 0;
     double sum = 0;

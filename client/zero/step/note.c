@@ -116,6 +116,7 @@ static int note_keep(struct zc_zero *z, bool put, const void *note, size_t bytes
 
 int zc_zero_note_put(struct zc_zero *z, bool of_job, const void *note, size_t bytes)
 {
+    ZCZ_GUARD(z);
     int rc = zcz_enter(z, true);
 
     if (rc < 0)
@@ -195,6 +196,7 @@ static unsigned char *note_trainer(unsigned char *buf, const struct head *head, 
 
 int zc_zero_note_get(struct zc_zero *z, bool of_job, void *buf, size_t *ret_bytes)
 {
+    ZCZ_GUARD(z);
     struct head head = { 0 };
     uint32_t counts = 0;
     size_t bytes = 0;

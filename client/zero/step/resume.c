@@ -133,15 +133,68 @@ static int resume_share(struct zc_zero *z, uint64_t *ret_epoch)
     return rc;
 }
 
-int zcz_resume_attach(struct zc_zero *z)
+/* A node's first rank: the job is there, and taken over; or it is not. */
+static int resume_look(struct zc_zero *z, bool *ret_there)
+{
+    struct zcz_store *s = z->store;
+    int rc = s->ops->attach(s, 0);
+
+    *ret_there = rc == 0;
+    if (rc == -ENOENT && z->options.resume_if_there && !z->options.resume) {
+        zcz_forgive(z);
+        rc = 0;
+    }
+    return rc;
+}
+
+enum { THERE_NOBODY_ASKED, THERE_NOT, THERE_YES };
+
+/* All nodes have the job, or none has. */
+static int resume_there(struct zc_zero *z, uint8_t mine, bool *ret_there)
+{
+    const uint8_t *all;
+    struct zcz_buf *buf;
+    uint32_t with = 0, without = 0, node = 0;
+    int rc = zcz_share(z, &mine, sizeof(mine), ZCZ_CALL_ATTACH, 1, &buf);
+
+    if (rc < 0)
+        return rc;
+    all = buf->data;
+    for (uint32_t r = 0; r < z->world; r++) {
+        with += all[r] == THERE_YES;
+        without += all[r] == THERE_NOT;
+        node = all[r] == THERE_NOT ? r : node;
+    }
+    zcz_buf_put(&z->small, buf);
+    *ret_there = without == 0;
+    if (with > 0 && without > 0)
+        return zcz_fail(z, -ENOENT,
+                        "%u nodes have a job '%s' and %u have none, such as that of rank %u: it "
+                        "can neither be resumed nor begun",
+                        with, z->job, without, node);
+    return 0;
+}
+
+int zcz_resume_attach(struct zc_zero *z, bool *ret_there)
 {
     struct zcz_store *s = z->store;
     uint64_t epoch = 0;
-    int rc = s->node_rank == 0 ? s->ops->attach(s, 0) : 0;
+    uint8_t mine = THERE_NOBODY_ASKED;
+    int rc = 0;
 
+    *ret_there = true;
+    if (s->node_rank == 0) {
+        bool there;
+
+        rc = resume_look(z, &there);
+        mine = there ? THERE_YES : THERE_NOT;
+    }
     rc = zcz_vote(z, rc, 0, ZCZ_CALL_ATTACH);
-    if (rc == 0)
-        rc = resume_share(z, &epoch);
+    if (rc == 0 && z->options.resume_if_there && !z->options.resume)
+        rc = resume_there(z, mine, ret_there);
+    if (rc < 0 || !*ret_there)
+        return rc;
+    rc = resume_share(z, &epoch);
     if (rc < 0)
         return rc;
     return zcz_vote(z, s->node_rank == 0 ? 0 : s->ops->attach(s, epoch), 0, ZCZ_CALL_ATTACH);

@@ -403,6 +403,7 @@ static int step_make(struct zc_zero *z, const struct zc_zero_step_how *how,
 int zc_zero_step_by(struct zc_zero *z, const struct zc_zero_step_how *how,
                     struct zc_zero_stepped *ret)
 {
+    ZCZ_GUARD(z);
     struct zc_zero_stepped out = { .clip_scale = 1, .loss_scale = z->steps->scaler.scale };
     struct step_shared shared = { 0 };
     int rc = zcz_enter(z, true);
@@ -428,6 +429,7 @@ int zc_zero_step_by(struct zc_zero *z, const struct zc_zero_step_how *how,
 
 int zc_zero_step(struct zc_zero *z, double lr, struct zc_zero_stepped *ret)
 {
+    ZCZ_GUARD(z);
     struct zc_group groups[ZCZ_GROUPS_MAX];
     const struct zc_zero_step_how how = { .groups = groups,
                                           .ngroups = z->options.groups,
@@ -444,6 +446,7 @@ int zc_zero_step(struct zc_zero *z, double lr, struct zc_zero_stepped *ret)
 
 int zc_zero_announce(struct zc_zero *z, double lr)
 {
+    ZCZ_GUARD(z);
     int rc = zcz_enter(z, true);
 
     if (rc < 0)

@@ -108,7 +108,9 @@ int zcz_resume_choose(const struct zcz_stand *stands, uint32_t n, uint64_t *ret_
 enum zc_commit zcz_resume_fate(const struct zcz_stand *stands, uint32_t n, uint64_t iterations);
 
 /** Every rank attaches, and all choose the step. */
-int zcz_resume_attach(struct zc_zero *z);
+/** With options.resume_if_there, and no node that has the job, *ret_there is false and nothing was
+ *  attached to. */
+int zcz_resume_attach(struct zc_zero *z, bool *ret_there);
 /** The job goes on: what was prepared is resolved. */
 int zcz_resume_settle(struct zc_zero *z);
 

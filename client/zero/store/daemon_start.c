@@ -59,8 +59,8 @@ static enum zc_place place_param(const struct zc_zero *z)
                : ZC_HOST;
 }
 
-/* Of a job that was kept: `epoch` 0 takes it over. */
-static int start_job(struct zcz_daemon *d, uint64_t epoch)
+/* attaches: to a job that was kept; `epoch` 0 takes it over. */
+static int start_job(struct zcz_daemon *d, bool attaches, uint64_t epoch)
 {
     struct zc_zero *z = d->base.z;
     uint64_t slice_most = 0, piece_bytes;
@@ -69,9 +69,9 @@ static int start_job(struct zcz_daemon *d, uint64_t epoch)
         .rank = d->base.node_rank,
         .world = d->base.node_world,
         .keep = z->options.keep,
-        .attach = z->options.resume,
+        .attach = attaches,
         .durable = z->options.durable,
-        .takeover = z->options.resume && epoch == 0,
+        .takeover = attaches && epoch == 0,
         .epoch = epoch,
         .offload_param = place_param(z),
         .device = params_on_gpu(z) ? zk_gpu_info(z->device.gpu)->id : NULL,
@@ -157,8 +157,10 @@ static int start_all_shards(struct zcz_daemon *d)
 int zcz_daemon_attach(struct zcz_store *s, uint64_t epoch)
 {
     struct zcz_daemon *d = zcz_daemon_of(s);
-    int rc = start_job(d, epoch);
+    int rc = start_job(d, true, epoch);
 
+    if (rc == -ENOENT)
+        s->err.code = 0; /* the job may be begun instead */
     if (rc < 0)
         return rc;
     s->epoch = d->job.epoch;
@@ -170,7 +172,7 @@ int zcz_daemon_attach(struct zcz_store *s, uint64_t epoch)
 int zcz_daemon_join(struct zcz_store *s)
 {
     struct zcz_daemon *d = zcz_daemon_of(s);
-    int rc = d->joined ? 0 : start_job(d, 0);
+    int rc = d->joined ? 0 : start_job(d, false, 0);
 
     if (rc == 0)
         rc = start_units(d);

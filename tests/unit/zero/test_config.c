@@ -46,6 +46,28 @@ static int load(const char *text, uint32_t ranks, struct zc_zero_config **ret, c
     return zc_zero_config_load(ret, "ds.json", ranks, error, 256);
 }
 
+/* From memory it is as from a file: as many bytes as are said, no more. */
+static void from_memory(void **state)
+{
+    static const char text[] = "{\"zero_optimization\": {\"stage\": 2}, \"train_batch_size\": 8}{";
+    struct zc_zero_config *c = NULL;
+    char error[256] = "";
+
+    (void)state;
+    assert_int_equal(zc_zero_config_parse(&c, text, sizeof(text) - 2, 2, error, sizeof(error)), 0);
+    assert_int_equal(c->options.stage, ZC_STAGE_2);
+    assert_int_equal(c->train_batch, 8);
+    assert_int_equal(c->nlines, 2);
+    zc_zero_config_free(c);
+    c = NULL;
+    assert_int_equal(zc_zero_config_parse(&c, text, sizeof(text) - 1, 2, error, sizeof(error)),
+                     -EINVAL);
+    assert_non_null(strstr(error, "'the configuration', line 1: no JSON"));
+    assert_int_equal(zc_zero_config_parse(&c, "[]", 2, 2, error, sizeof(error)), -EINVAL);
+    assert_int_equal(zc_zero_config_parse(&c, "", 0, 2, NULL, 0), -EINVAL);
+    assert_null(c);
+}
+
 /* ---- a configuration as text: "name=value" of all that is not as an empty file has it */
 
 struct text {
@@ -697,9 +719,13 @@ static void the_page_has_every_key(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(defaults_are_deepspeeds), cmocka_unit_test(every_key),
-        cmocka_unit_test(every_key_has_a_line),    cmocka_unit_test(learning_rates),
-        cmocka_unit_test(files_of_people),         cmocka_unit_test(the_page_has_every_key),
+        cmocka_unit_test(from_memory),
+        cmocka_unit_test(defaults_are_deepspeeds),
+        cmocka_unit_test(every_key),
+        cmocka_unit_test(every_key_has_a_line),
+        cmocka_unit_test(learning_rates),
+        cmocka_unit_test(files_of_people),
+        cmocka_unit_test(the_page_has_every_key),
     };
 
     return cmocka_run_group_tests(tests, folder_make, folder_remove);
