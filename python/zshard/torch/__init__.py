@@ -1,5 +1,6 @@
 """zshard.torch: sharded, offloaded, durable training of any torch.nn.Module."""
 
+from ._clip import clip_grad_norm_
 from ._fsdp import (
     FSDP,
     FSDPModule,
@@ -27,6 +28,7 @@ __all__ = [
     "Lion",
     "Optimizer",
     "Saving",
+    "clip_grad_norm_",
     "from_config",
     "from_pretrained",
     "full_state_dict",

@@ -1,22 +1,23 @@
-"""An engine of a library that lacks steps by group: all groups have the first one's learning rate."""
+"""An engine of a library that lacks zc_zero_abandon()."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from .. import _lib
-from .._engine import Comm, Engine, Stepped
+from .._engine import Comm, Engine
+from ._step import GROUP_NONE
 
 
 class OldEngine(Engine):
-    """step_by() made of what there is."""
+    """abandon() made of a step that leaves every tensor alone, which counts as a step."""
 
-    def step_by(self, groups: Any, **how: Any) -> Stepped:
-        """The first group's learning rate; divided by the micro-steps made."""
-        return self.step(groups[0]["lr"])
+    def abandon(self) -> None:
+        """Drops this step's gradients. Collective."""
+        self.step_by([{}], group_of=[GROUP_NONE] * self.trainable)
 
 
 def make(comm: Comm, **options: Any) -> Engine:
     """An engine as the library allows."""
-    kind = Engine if _lib.has(comm.lib, "zc_zero_step_by") else OldEngine
+    kind = Engine if _lib.has(comm.lib, "zc_zero_abandon") else OldEngine
     return kind(comm, micro_steps=0, **options)

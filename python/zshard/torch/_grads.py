@@ -95,7 +95,7 @@ def _refusal(func: Any, args: Sequence[Any]) -> RuntimeError:
 # ---- norms
 
 
-def _norm(gradient: Gradient, order: float) -> float:
+def norm(gradient: Gradient, order: float) -> float:
     """Of the averaged gradient with its factor, over all ranks. Collective the first time in a step."""
     runtime = gradient.runtime
     if gradient.zeroed:
@@ -121,6 +121,8 @@ def index_of(runtime: Runtime, gradient: Gradient) -> int:
 def norms(runtime: Runtime) -> list[Any]:
     """The engine's rows of this step's gradient, asked for once until another gradient comes."""
     if runtime.norms is None:
+        if runtime.micros == 0:
+            raise RuntimeError("the gradient was stepped or dropped: it has no norm any more")
         if runtime.micro_open or runtime.in_backward:
             raise RuntimeError("norms of gradients can be read after the backward pass, not inside of it")
         runtime.norms = runtime.call(runtime.engine.norms)
@@ -140,17 +142,17 @@ def _vector_norm(func: Any, args: Sequence[Any], kwargs: Any) -> torch.Tensor:
     dim = args[2] if len(args) > 2 else kwargs.get("dim")
     if dim is not None and len(dim) not in (0, args[0].dim()):
         raise _refusal(func, args)
-    return _scalar(_norm(args[0], _order(args)), args[0], kwargs)
+    return _scalar(norm(args[0], _order(args)), args[0], kwargs)
 
 
 def _plain_norm(func: Any, args: Sequence[Any], kwargs: Any) -> torch.Tensor:
-    return _scalar(_norm(args[0], _order(args)), args[0], kwargs)
+    return _scalar(norm(args[0], _order(args)), args[0], kwargs)
 
 
 def _foreach_norm(func: Any, args: Sequence[Any], kwargs: Any) -> list[torch.Tensor]:
     order = _order(args) if len(args) > 1 else float(kwargs.get("ord", 2))
     return [
-        _scalar(_norm(g, order), g, kwargs) if isinstance(g, Gradient) else torch.linalg.vector_norm(g, order)
+        _scalar(norm(g, order), g, kwargs) if isinstance(g, Gradient) else torch.linalg.vector_norm(g, order)
         for g in args[0]
     ]
 

@@ -290,6 +290,8 @@ def _start(
         options["weight_decay"] = group["weight_decay"]
     trained = sum(u.elems for u in planned.units if not u.frozen)
     options.update(context().store(offload, state_bytes=16 * trained, device=str(place)))
+    if stage == 3 and options["offload_optimizer"] != "none" and context().one_node(str(place)):
+        options["gather_alone"] = True  # ranks may differ in what they gather
     options.update(more)
     if place.type != "cpu":
         options["device"] = str(place)

@@ -157,6 +157,11 @@ class Context:
             self._hosts = [h.decode() for h in comm.all_gather(_host().encode())]
         return self._hosts.count(self._hosts[comm.rank])
 
+    def one_node(self, device: str = "cpu") -> bool:
+        """Whether there are several ranks, all on this node."""
+        comm = self.comm(device)
+        return comm.world > 1 and self._ranks_here(comm) == comm.world
+
     def say(self, line: str) -> None:
         """Prints a line once in this process."""
         if line not in self._said:

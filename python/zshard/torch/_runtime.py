@@ -112,6 +112,8 @@ class Runtime:
         self.micro_open = False
         self.root: nn.Module | None = None
         self.steppers: list[Any] = []  # of the optimizers that are known
+        self.waiting: Any = None  # a step of several optimizers, of which some have stepped
+        self.warned = False
         self.default_boundary = True
         self.boundary = True  # the next micro-step may be the step's last
         self.micros = 0  # made since the last step
@@ -187,6 +189,8 @@ class Runtime:
         if not recompute:
             if self.in_backward:
                 self.recover("the backward pass failed")
+            if self.waiting is not None:
+                self.waiting.step()
             if self.depth == 0 and self.before_forward is not None:
                 self.before_forward()
         if group.owner is not None and group.owner.stack:
@@ -436,10 +440,6 @@ class Runtime:
         for state in self.units:
             if state.trainable:
                 state.had = [False] * len(state.params)
-
-    def stepping(self, stepper: Any, group_of: Any) -> bool:
-        """Whether a step may begin now."""
-        return True
 
     def stepped(self, result: Any) -> None:
         """The engine has begun a step."""

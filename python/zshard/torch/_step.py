@@ -12,6 +12,7 @@ import warnings
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -115,6 +116,11 @@ class Stepper:
         self.owned = 0  # trainable tensors that are the optimizer's
 
     @property
+    def alive(self) -> bool:
+        """Whether the optimizer is still there."""
+        return self._optimizer() is not None
+
+    @property
     def optimizer(self) -> torch.optim.Optimizer:
         """The optimizer. ReferenceError: it is gone."""
         found = self._optimizer()
@@ -185,38 +191,114 @@ def collect(runtime: Runtime, group_of: Any) -> tuple[Any, Any, float]:
     return group_of, None, 1.0 if common is None else common
 
 
+class Merged:
+    """A step of several optimizers on one model, which is made when the last of them steps."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        n = len(runtime.trainable)
+        self.runtime = runtime
+        self.groups: list[dict[str, Any]] = []
+        self.group_of = [GROUP_NONE] * n
+        self.factors = [1.0] * n
+        self.steppers: list[Stepper] = []
+
+    def add(self, stepper: Stepper, group_of: Any, factors: Any, common: float) -> None:
+        """What one optimizer steps."""
+        base = len(self.groups)
+        self.groups += stepper.groups()
+        self.steppers.append(stepper)
+        for number, group in enumerate(group_of):
+            if group != GROUP_NONE:
+                self.group_of[number] = base + group
+                self.factors[number] = common * (factors[number] if factors is not None else 1.0)
+
+    def left(self) -> list[int]:
+        """Tensors with a gradient that none of its optimizers has."""
+        return [
+            number
+            for number, (state, i) in enumerate(self.runtime.trainable)
+            if self.group_of[number] == GROUP_NONE and state.had[i] and state.params[i].grad is state.handles[i]
+            and not state.handles[i].zeroed
+        ]  # fmt: skip
+
+    def step(self) -> Any:
+        """Makes it."""
+        self.runtime.waiting = None
+        array = (ctypes.c_uint32 * len(self.group_of))(*self.group_of)
+        factors = (ctypes.c_float * len(self.factors))(*self.factors)
+        return _make(self.runtime, self.groups, array, factors, 1.0, 0.0)
+
+
 def apply(stepper: Stepper, scale: float = 1.0, clip: float = 0.0) -> Any:
-    """A step of one optimizer on one model. None: there was no gradient, nothing was done.
+    """A step of one optimizer on one model. None: there was no gradient, or other optimizers of the model that
+    have gradients are waited for: then the last of them steps all.
 
     scale: gradients are multiplied by it besides (1 / GradScaler's).
     """
     runtime = stepper.runtime
+    start = perf_counter_ns() - runtime.c_ns
     with runtime.lock:
-        if runtime.depth or runtime.in_backward and torch._C._current_graph_task_id() == -1:
-            runtime.recover("a forward or backward pass failed")
-        if runtime.broken:
-            raise RuntimeError(
-                f"{runtime.broken}: this step's gradients are not whole; call optimizer.zero_grad(), or "
-                "on all ranks the handle's reset(skip=True)"
-            )
-        if runtime.micros == 0 or runtime.spent:
-            warnings.warn(
-                "optimizer.step() of a sharded model without a backward pass since the last one: nothing is "
-                "stepped (torch.autograd.grad trains nothing)",
-                stacklevel=4,
-            )
+        try:
+            return _apply(stepper, scale, clip)
+        finally:
+            runtime.busy_ns += perf_counter_ns() - runtime.c_ns - start
+
+
+def _apply(stepper: Stepper, scale: float, clip: float) -> Any:
+    runtime = stepper.runtime
+    if runtime.depth or runtime.in_backward and torch._C._current_graph_task_id() == -1:
+        runtime.recover("a forward or backward pass failed")
+    if runtime.broken:
+        raise RuntimeError(
+            f"{runtime.broken}: this step's gradients are not whole; call optimizer.zero_grad(), or on all ranks the "
+            "handle's reset(skip=True)"
+        )
+    if runtime.micros == 0:
+        warnings.warn(
+            "optimizer.step() of a sharded model without a backward pass since the last one: nothing is stepped "
+            "(torch.autograd.grad trains nothing)",
+            stacklevel=5,
+        )
+        return None
+    if stepper not in runtime.steppers:
+        runtime.steppers.append(stepper)
+    group_of, factors, common = collect(runtime, stepper.group_of())
+    common *= scale
+    if stepper.owned < len(runtime.trainable) or runtime.waiting is not None:
+        return _together(stepper, group_of, factors, common)
+    if factors is None and (common == 0.0 or not math.isfinite(common)):
+        factors, common = (ctypes.c_float * len(runtime.trainable))(), 1.0
+    return _make(runtime, stepper.groups(), group_of, factors, 1.0 / common, clip)
+
+
+def _together(stepper: Stepper, group_of: Any, factors: Any, common: float) -> Any:
+    """A step of an optimizer that does not have all of the model's tensors."""
+    runtime = stepper.runtime
+    merged = runtime.waiting or Merged(runtime)
+    merged.add(stepper, group_of, factors, common)
+    left = merged.left()
+    for other in runtime.steppers:
+        if other not in merged.steppers and other.alive and any(other.group_of()[n] != GROUP_NONE for n in left):
+            runtime.waiting = merged
             return None
-        group_of, factors, common = collect(runtime, stepper.group_of())
-        common *= scale
-        if factors is None and (common == 0.0 or not math.isfinite(common)):
-            factors, common = (ctypes.c_float * len(runtime.trainable))(), 1.0
-        if not runtime.stepping(stepper, group_of):
-            return None
-        if runtime.before_step is not None:
-            runtime.before_step()
-        stepped = runtime.call(_call, runtime, stepper.groups(), group_of, factors, 1.0 / common, clip)
-        runtime.stepped(stepped)
-        return stepped
+    if left and not runtime.warned:
+        runtime.warned = True
+        state, i = runtime.trainable[left[0]]
+        warnings.warn(
+            f"{len(left)} tensors with gradients ('{state.unit.pieces[i].name}' ...) are in no optimizer that zshard "
+            "knows: their gradients are dropped with the step. If another optimizer has them, give both to "
+            "shard(model, [one, other])",
+            stacklevel=6,
+        )
+    return merged.step()
+
+
+def _make(runtime: Runtime, groups: Any, group_of: Any, factors: Any, divide: float, clip: float) -> Any:
+    if runtime.before_step is not None:
+        runtime.before_step()
+    stepped = runtime.call(_call, runtime, groups, group_of, factors, divide, clip)
+    runtime.stepped(stepped)
+    return stepped
 
 
 def _call(runtime: Runtime, groups: Any, group_of: Any, factors: Any, divide: float, clip: float) -> Any:
