@@ -24,7 +24,8 @@ TRAIN = """
     import os, random, sys
     import torch
     import zshard.torch as zt
-    steps, die, socket, job, resume = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5] == "resume"
+    steps, die, socket, job = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+    resume = sys.argv[5] == "resume"
     torch.manual_seed(0); random.seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.3), torch.nn.Linear(16, 4))
     opt = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -88,8 +89,8 @@ def run(daemon: Daemon, job: str, *, die: int = -1, resume: bool = False, script
     """The lines of a run of 8 steps."""
     env = os.environ | {"PYTHONPATH": str(ROOT / "python"), "ZSHARD_NOTES": str(daemon.folder / "notes")}
     words = ["8", str(die), daemon.socket, job, "resume" if resume else "new"]
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script), *words], env=env, capture_output=True, text=True,
-                          timeout=300, check=False)  # fmt: skip
+    words = [sys.executable, "-c", textwrap.dedent(script), *words]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == (-9 if die > 0 else 0), done.stderr[-2000:]
     return done.stdout.splitlines()
 

@@ -1,0 +1,82 @@
+"""Writes docs/pytorch/API.md from the docstrings of zshard.torch; --check says whether it is up to date (exit 1: no)."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import sys
+from typing import Any
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+PAGE = os.path.join(os.path.dirname(HERE), "docs", "pytorch", "API.md")
+HEAD = """# API of zshard.torch
+
+Generated from the docstrings by `python/make_docs.py`; change those, and run it. Calls that are marked *collective* are made by all
+ranks, in one order.
+"""
+
+
+def signature(thing: Any) -> str:
+    """The arguments, without the names of this package's modules."""
+    try:
+        text = str(inspect.signature(thing))
+    except (TypeError, ValueError):
+        return "(...)"
+    text = re.sub(r"'([^'\"]*)'(?=[,)=\]]| =|$)", r"\1", text) if "'" in text else text
+    return re.sub(r"\bzshard\.torch\._\w+\.", "", text).replace("typing.", "")
+
+
+def section(name: str, thing: Any, level: int) -> list[str]:
+    """A function or a class with its public methods, as Markdown."""
+    lines = [f"{'#' * level} `{name}{'' if isinstance(thing, property) else signature(thing)}`", ""]
+    text = inspect.getdoc(thing) or ""
+    lines += [*body(text), ""]
+    if inspect.isclass(thing):
+        for short, member in vars(thing).items():
+            plain = member.__func__ if isinstance(member, (staticmethod, classmethod)) else member
+            public = not short.startswith("_") and (callable(plain) or isinstance(member, property))
+            if public and inspect.getdoc(plain):
+                lines += section(f"{name}.{short}", plain, level + 1)
+    return lines
+
+
+def body(text: str) -> list[str]:
+    """A docstring: its lists of arguments as they are, indented examples as code."""
+    if re.search(r"^ {4}\S", text, re.MULTILINE):
+        return ["```text", *text.splitlines(), "```"]
+    return text.splitlines()
+
+
+def page() -> str:
+    """The whole page."""
+    sys.path.insert(0, HERE)
+    import zshard.torch as zt
+
+    names = sorted((n for n in zt.__all__), key=lambda n: (n[0].isupper(), n.lower()))
+    lines = [HEAD, "", " · ".join(f"`{n}`" for n in names), ""]
+    for name in names:
+        thing = getattr(zt, name)
+        if name == "FSDP":
+            lines += ["## `FSDP`", "", "`FullyShardedDataParallel`.", ""]
+            continue
+        lines += section(name, thing, 2)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main() -> int:
+    """Writes or checks the page."""
+    made = page()
+    if "--check" in sys.argv[1:]:
+        with open(PAGE, encoding="utf-8") as f:
+            if f.read() != made:
+                print(f"{PAGE} is not what the docstrings say: run python/make_docs.py", file=sys.stderr)
+                return 1
+        return 0
+    with open(PAGE, "w", encoding="utf-8") as f:
+        f.write(made)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
