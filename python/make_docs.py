@@ -20,11 +20,24 @@ ranks, in one order.
 def signature(thing: Any) -> str:
     """The arguments, without the names of this package's modules."""
     try:
-        text = str(inspect.signature(thing))
+        found = inspect.signature(thing)
     except (TypeError, ValueError):
         return "(...)"
-    text = re.sub(r"'([^'\"]*)'(?=[,)=\]]| =|$)", r"\1", text) if "'" in text else text
-    return re.sub(r"\bzshard\.torch\._\w+\.", "", text).replace("typing.", "")
+    words: list[str] = []
+    star = False
+    for p in found.parameters.values():
+        if p.name == "self":
+            continue
+        if p.kind is p.KEYWORD_ONLY and not star:
+            words.append("*")
+        star = star or p.kind in (p.KEYWORD_ONLY, p.VAR_POSITIONAL)
+        mark = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
+        kind = "" if p.annotation is p.empty or p.annotation in ("Any", Any) else f": {p.annotation}"
+        default = "" if p.default is p.empty else f" = {p.default!r}" if kind else f"={p.default!r}"
+        words.append(f"{mark}{p.name}{kind}{default}")
+    back = found.return_annotation
+    made = "" if back is found.empty or inspect.isclass(thing) else f" -> {back}"
+    return f"({', '.join(words)}){made}"
 
 
 def section(name: str, thing: Any, level: int) -> list[str]:
