@@ -18,11 +18,13 @@
 
 #include "daemon/config/config.h"
 #include "daemon/config/embedded.h"
+#include "daemon/disk/datadir.h"
 #include "daemon/loop.h"
 #include "daemon/offline.h"
 #include "daemon/os/notify.h"
 #include "daemon/run/compute.h"
 #include "daemon/startup.h"
+#include "daemon/store/store.h"
 
 #define DRAIN_MS 30000u /* the unit's TimeoutStopSec is above it */
 
@@ -82,6 +84,9 @@ static int serve(struct zsd *daemon, struct zb_err *err)
         if (rc < 0)
             zb_log(ZB_LOG_WARN, "notify-failed", "why=\"%s\"", strerror(-rc));
         status = zsd_loop_run(daemon) ? EXIT_GOOD : EXIT_FAILED;
+        if (embedded && status == EXIT_GOOD && daemon->config.paths[0] == '\0' &&
+            zsd_store_empty(daemon->core))
+            zsd_datadir_forget(daemon->datadir); /* its room goes back to whoever started it */
     }
     zsd_shutdown(daemon);
     return status;

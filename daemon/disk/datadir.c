@@ -21,6 +21,7 @@ struct zsd_datadir {
     int fd; /* locked; -1: not yet */
     bool temporary;
     bool made; /* temporary, and there is something to remove */
+    bool forget;
 };
 
 /** A variable that is set to nothing counts as not set. */
@@ -112,10 +113,20 @@ int zsd_datadir_open(struct zsd_datadir **ret, const char *path, struct zb_err *
     return rc;
 }
 
+void zsd_datadir_forget(struct zsd_datadir *d)
+{
+    d->forget = true;
+}
+
 void zsd_datadir_close(struct zsd_datadir *d)
 {
+    static const char *const files[] = { ZSD_DATA_FILE, ZSD_CATALOG_FILE, ZSD_CATALOG_FILE "-wal",
+                                         ZSD_CATALOG_FILE "-shm" };
+
     if (!d)
         return;
+    for (size_t i = 0; i < ZB_COUNT(files) && d->forget; i++)
+        (void)unlinkat(d->fd, files[i], 0);
     if (d->made) {
         zsd_datadir_opened(d);
         (void)rmdir(d->path); /* not empty: somebody put something there, and it stays */

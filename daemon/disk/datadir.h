@@ -32,6 +32,8 @@ struct zsd_datadir;
  *         -ENOMEM: err has the sentence
  */
 int zsd_datadir_open(struct zsd_datadir **ret, const char *path, struct zb_err *err);
+/** Nothing in it is of use any more: closing it removes the data file and the catalog. */
+void zsd_datadir_forget(struct zsd_datadir *d);
 /** Removes a temporary one, and unlocks. NULL is fine. */
 void zsd_datadir_close(struct zsd_datadir *d);
 

@@ -478,6 +478,13 @@ int zsd_store_open(struct zsd_core *core, struct zb_err *err)
     return 0;
 }
 
+bool zsd_store_empty(const struct zsd_core *core)
+{
+    const struct zsd_store *store = core->store;
+
+    return store && store->poisoned.code == 0 && zb_list_empty(&store->saved);
+}
+
 void zsd_store_close(struct zsd_core *core)
 {
     struct zsd_store *store = core->store;

@@ -43,6 +43,8 @@ struct zsd_store {
  * names what is wrong. Blocks: at the start only. Logs what it found. Without a catalog's path or a
  * data file there is no store, and it returns 0. */
 int zsd_store_open(struct zsd_core *core, struct zb_err *err);
+/** There is a store, it is well, and no job is saved in it. */
+bool zsd_store_empty(const struct zsd_core *core);
 /** Nothing is in the line any more, and jobs are gone. */
 void zsd_store_close(struct zsd_core *core);
 

@@ -3,6 +3,7 @@
  *
  *     hold SOCKET NAME UNITS           one job; the first shard is pinned; leaves at the end
  *     hold SOCKET NAME UNITS JOBS      as many kept jobs, NAME-0 ...; left at once
+ *     hold SOCKET NAME UNITS JOBS durable
  *
  * Prints "held" when everything is there.
  */
@@ -22,12 +23,16 @@ static void check(struct zc_client *c, int rc, const char *what)
     exit(1);
 }
 
-static struct zc_client *hold(const char *socket, const char *name, unsigned units, bool keep)
+static struct zc_client *hold(const char *socket, const char *name, unsigned units, bool keep,
+                              bool durable)
 {
     const struct zc_options options = { .socket = socket, .program = "hold" };
-    const struct zc_job_options o = {
-        .name = name, .world = 1, .keep = keep, .groups = 1, .staging_bytes = 65536
-    };
+    const struct zc_job_options o = { .name = name,
+                                      .world = 1,
+                                      .keep = keep,
+                                      .durable = durable,
+                                      .groups = 1,
+                                      .staging_bytes = 65536 };
     struct zc_client *c = NULL;
     struct zc_placement place;
     struct zc_view view;
@@ -68,18 +73,18 @@ int main(int argc, char **argv)
     struct zc_client *c = NULL;
     unsigned units, jobs;
 
-    if (argc < 4 || argc > 5)
+    if (argc < 4 || argc > 6)
         return 2;
     units = (unsigned)strtoul(argv[3], NULL, 10);
-    jobs = argc == 5 ? (unsigned)strtoul(argv[4], NULL, 10) : 0;
+    jobs = argc >= 5 ? (unsigned)strtoul(argv[4], NULL, 10) : 0;
     for (unsigned i = 0; i < jobs; i++) {
         char name[64];
 
         (void)snprintf(name, sizeof(name), "%s-%u", argv[2], i);
-        zc_close(hold(argv[1], name, units, true));
+        zc_close(hold(argv[1], name, units, true, argc == 6));
     }
     if (jobs == 0)
-        c = hold(argv[1], argv[2], units, false);
+        c = hold(argv[1], argv[2], units, false, false);
     (void)puts("held");
     (void)fflush(stdout);
     while (c && getchar() != EOF)

@@ -178,6 +178,7 @@ def a_client_stays():
                 time.sleep(1)
                 check(d.process.poll() is None, f"it ended under a client: {d.log()}")
             check("kept_jobs=0" in d.ended(), d.log())
+            check(not os.listdir(d.data), f"no job is saved, and it left {os.listdir(d.data)}")
         finally:
             d.process.kill()
             d.process.wait(30)
@@ -202,6 +203,25 @@ def a_kept_job_stays():
             d.process.wait(30)
 
 
+def saved_jobs_stay():
+    """The data file goes with the daemon, unless a job is saved in it."""
+    with folder() as f:
+        for again in (False, True):
+            d = Embedded(f, "--linger", "0", "--linger-kept", "0")
+            try:
+                if not again:
+                    with hold(d, "job", "1", "1", "durable") as client:
+                        check(client.wait(60) == 0, "a job is kept")
+                else:
+                    rows = json.loads(d.zctl("jobs").stdout)["rows"]
+                    check([row["name"] for row in rows] == ["job-0"], f"{rows}")
+                d.ended()
+                check("pages.zsd" in os.listdir(d.data), f"a job was saved, and it left {os.listdir(d.data)}")
+            finally:
+                d.process.kill()
+                d.process.wait(30)
+
+
 if __name__ == "__main__":
     sys.exit(main({f.__name__: f for f in (ready, standard_output, refused, a_full_file_system, two_of_them,
-                                            a_client_stays, a_kept_job_stays)}))
+                                            a_client_stays, a_kept_job_stays, saved_jobs_stay)}))
