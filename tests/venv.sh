@@ -13,9 +13,10 @@
 # Environment:
 #   ZSHARD_TEST_PYTHON  an interpreter that has the packages; then nothing is made
 #   ZSHARD_CACHE        where environments are kept
+#   ZSHARD_REQUIREMENTS other requirements, of an environment of their own (bench/torch)
 set -euo pipefail
 cd "$(dirname "$0")/.."
-requirements=tests/python/requirements.txt
+requirements=${ZSHARD_REQUIREMENTS:-tests/python/requirements.txt}
 cpu_index=https://download.pytorch.org/whl/cpu
 
 base_python() { # the interpreter that environments are made of: not one of ours that is in the PATH
@@ -25,8 +26,8 @@ base_python() { # the interpreter that environments are made of: not one of ours
 venv_path() {
     local key python
     python=$(base_python)
-    key=$({ echo "$python"; "$python" --version; cat "$requirements" tests/venv.sh; } | sha256sum | cut -c1-12)
-    echo "${ZSHARD_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/zshard}/test-venv-$key"
+    key=$({ echo "$python"; "$python" --version; cat "$requirements"; } | sha256sum | cut -c1-12)
+    echo "${ZSHARD_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/zshard}/venv-$key"
 }
 
 has_torch() { # INTERPRETER: its own PyTorch is the one that is asked for
