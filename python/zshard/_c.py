@@ -174,7 +174,8 @@ zc_zero_options = struct("zc_zero_options", (c_void_p, "comm"), (c_char_p, "sock
                          (c_uint64, "persist_elems live_elems reuse_elems prefetch_elems "
                                     "reduce_elems"),
                          (c_bool, "reduce_waits quantize_gather"), (zc_loss_scale, "loss_scale"),
-                         (c_uint64, "memory_bytes"), (c_bool, "gather_alone step_unused resume_if_there"), (c_uint32, "poll_ms"))
+                         (c_uint64, "memory_bytes"), (c_bool, "gather_alone step_unused resume_if_there"),
+                         (c_uint32, "poll_ms"))
 zc_zero_stepped = struct("zc_zero_stepped", (c_uint64, "iterations applied"),
                          (c_double, "grad_norm clip_scale"), (c_bool, "skipped"),
                          (c_double, "loss_scale"), (c_uint32, "left_alone"))
@@ -366,7 +367,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 # Of PROTOTYPES, what a header need not declare yet; and options and structs likewise.
 PLANNED = frozenset(f"zc_zero_{name}" for name in (
-    "micro", "micro_end", "grad_add", "abandon", "optimizer",
+    "grad_add", "abandon", "optimizer",
     "freeze", "gather_into", "prefetch", "read_on", "write_on"))
 PLANNED_STRUCTS: frozenset[str] = frozenset()
 PLANNED_OPTIONS = frozenset({"optimizer_late"})
