@@ -52,7 +52,7 @@ const char *sv_device;
 
 const char *sv_options[] = {
     "--host-bytes", "32M",          "--nvme-bytes", "24M",  "--page-elems", "8192", "--ring-bytes",
-    "1M",           "--timeout-ms", "20000",        "--io", "uring",        NULL
+    "1M",           "--timeout-ms", "120000",       "--io", "uring",        NULL
 };
 
 struct zc_job_options sv_job(unsigned place)

@@ -18,14 +18,14 @@
 
 static const char *const options[] = {
     "--host-bytes", "16M",          "--nvme-bytes", "16M", "--page-elems", "4096", "--ring-bytes",
-    "256K",         "--timeout-ms", "20000",        NULL
+    "256K",         "--timeout-ms", "120000",       NULL
 };
 
 /* A device that lends the memory of its pages instead of copying them. */
 static const char *const lending[] = { "--host-bytes", "16M",          "--nvme-bytes",
                                        "16M",          "--page-elems", "4096",
                                        "--ring-bytes", "256K",         "--timeout-ms",
-                                       "20000",        "--io",         "fixed",
+                                       "120000",       "--io",         "fixed",
                                        "--fixed-rate", "1G",           NULL };
 
 static const struct zc_tensor all = { .name = "all", .ndims = 1, .dims = { ELEMS } };

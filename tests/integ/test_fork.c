@@ -19,7 +19,7 @@
 
 static const char *const options[] = {
     "--host-bytes", "16M",          "--nvme-bytes", "0", "--page-elems",
-    "4096",         "--timeout-ms", "20000",        NULL
+    "4096",         "--timeout-ms", "120000",       NULL
 };
 
 static const struct zc_unit unit = {

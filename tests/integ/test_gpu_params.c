@@ -188,7 +188,7 @@ static void commit(struct zi_rank *ranks, uint64_t k)
     struct zc_point point;
 
     assert_int_equal(
-        zc_commit(ranks[0].c, ranks[0].job.id, ZC_COMMIT_STEP, k, 20000, &point, zi_done, &call),
+        zc_commit(ranks[0].c, ranks[0].job.id, ZC_COMMIT_STEP, k, 120000, &point, zi_done, &call),
         0);
     if (zi_await(ranks, 2, &call) < 0)
         fail_msg("commit: %s", call.text);
@@ -413,7 +413,7 @@ static void amid_steps(void **state)
                                 .groups = sv_groups,
                                 .ngroups = 1,
                                 .commit = k % 3 ? ZC_COMMIT_STEP : ZC_COMMIT_NO,
-                                .timeout_ms = 20000 };
+                                .timeout_ms = 120000 };
         struct zc_snapshot take = { .job = sv_name, .retain = 2 };
         struct zc_snapshot_row snapshot;
         struct zc_stepped stepped[2];

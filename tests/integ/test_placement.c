@@ -891,7 +891,7 @@ static void step(struct job *j)
                             .scale = 0.25 + (double)draw(8) / 8,
                             .groups = groups,
                             .ngroups = j->ngroups,
-                            .timeout_ms = 20000 };
+                            .timeout_ms = 120000 };
     bool skip = chance(15);
     struct zc_stepped stepped[WORLD_MAX];
     struct zi_call calls[WORLD_MAX];
@@ -906,7 +906,7 @@ static void step(struct job *j)
         calls[asked] = ZI_CALL(&j->ranks[asked]);
         if (skip)
             assert_int_equal(zc_skip(j->ranks[asked].c, j->ranks[asked].job.id, step.step,
-                                     ZC_COMMIT_NO, 20000, &stepped[asked], zi_done, &calls[asked]),
+                                     ZC_COMMIT_NO, 120000, &stepped[asked], zi_done, &calls[asked]),
                              0);
         else
             assert_int_equal(zc_step(j->ranks[asked].c, j->ranks[asked].job.id, &step,
@@ -1117,7 +1117,7 @@ static void round_run(unsigned number, unsigned steps)
                               "--io-depth",
                               depth_text,
                               "--timeout-ms",
-                              "20000",
+                              "120000",
                               NULL };
     uint64_t at_first = seed, host, nvme;
     struct zi_daemon d = { 0 };

@@ -224,7 +224,7 @@ static struct zc_step step_of(const struct train *t, uint64_t number, struct zc_
                              .scale = 1.0 / micros_of(t, number),
                              .groups = groups,
                              .ngroups = GROUPS,
-                             .timeout_ms = 20000 };
+                             .timeout_ms = 120000 };
 }
 
 /* Some steps are made by classes of tensors, some of which are left alone. */
@@ -925,7 +925,7 @@ static void draw_settings(struct settings *s, uint32_t page)
                                     "--kernels",
                                     draw_kernels(),
                                     "--timeout-ms",
-                                    "20000",
+                                    "120000",
                                     "--gpu",
                                     gpu_name(),
                                     "--gpu-bytes",

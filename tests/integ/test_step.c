@@ -23,7 +23,7 @@
 
 static const char *const options[] = {
     "--host-bytes", "16M",          "--nvme-bytes", "16M", "--page-elems", "4096", "--ring-bytes",
-    "1M",           "--timeout-ms", "20000",        NULL
+    "1M",           "--timeout-ms", "120000",       NULL
 };
 
 static const struct zc_unit units[SHARDS] = {
