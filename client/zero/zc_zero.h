@@ -317,6 +317,15 @@ struct zc_zero_options {
      * trainers that compute longer than timeout_ms, or that want reductions to advance meanwhile.
      * Callbacks of a comm may then run on that thread, never at the same time as others. 0: none */
     uint32_t poll_ms;
+    /* Of a device: where memory comes from that comes and goes (gathered units, gradients, buffers).
+     * Both, or neither: the driver's. alloc returns `bytes` of device memory, aligned to 512 bytes,
+     * that may be used after what is on `stream` (zc_zero_stream()) already; NULL: there is no room
+     * (-ENOSPC). free gets back what alloc gave; nothing uses it any more, on any stream. Called
+     * inside engine calls (and polls), which they must not make; in free `stream` is NULL while the
+     * engine closes. What stays for good, such as state that is not offloaded, is the driver's */
+    void *(*alloc)(void *arg, size_t bytes, void *stream);
+    void (*free)(void *arg, void *mem, size_t bytes, void *stream);
+    void *memory_arg;
 };
 
 /** Fills in the usual values: micro_steps 1, betas 0.9 and 0.95, eps 1e-8, one group, prefetch 1,
@@ -326,8 +335,8 @@ ZC_EXPORT void zc_zero_defaults(struct zc_zero_options *options);
 /** Connects, and compares the options of all ranks: where one rank is refused, all are. Collective.
  *
  * @return 0; -EINVAL options are wrong, contradict each other, or differ between ranks; -ENOTSUP
- *         they ask for what this setting has not (gather_alone, kernels, a device that was not
- *         built in); -ENOTCONN no daemon answers, or it hung up; -EPERM it is another user's;
+ *         they ask for what this setting has not (gather_alone, a device that was not
+ *         built in); -ENOTCONN no daemon answers, or it hung up; -ENOENT no such kernels; -EPERM it is another user's;
  *         -EPROTO it does not speak this protocol; -ENODEV, -EIO no such device, or it failed;
  *         -ENOSPC it has too little memory; -ENOMEM, -EMFILE; -EOWNERDEAD a rank has gone,
  *         -ETIMEDOUT it did not come; and what a comm of the caller's returns

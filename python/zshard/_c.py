@@ -175,7 +175,8 @@ zc_zero_options = struct("zc_zero_options", (c_void_p, "comm"), (c_char_p, "sock
                                     "reduce_elems"),
                          (c_bool, "reduce_waits quantize_gather"), (zc_loss_scale, "loss_scale"),
                          (c_uint64, "memory_bytes"), (c_bool, "gather_alone step_unused resume_if_there"),
-                         (c_uint32, "poll_ms"))
+                         (c_uint32, "poll_ms"),
+                         (c_void_p, "alloc free memory_arg"))
 zc_zero_stepped = struct("zc_zero_stepped", (c_uint64, "iterations applied"),
                          (c_double, "grad_norm clip_scale"), (c_bool, "skipped"),
                          (c_double, "loss_scale"), (c_uint32, "left_alone"))

@@ -37,12 +37,20 @@ static void buf_unpin(const struct zcz_pool *p, struct zcz_buf *b)
     b->pinned = false;
 }
 
+/* NULL while the engine closes. */
+static void *device_stream(const struct zcz_device *d)
+{
+    return d->compute ? zk_gpu_stream_native(d->compute) : NULL;
+}
+
 static void buf_free(struct zcz_pool *p, struct zcz_buf *b)
 {
     p->bytes -= b->bytes;
     zb_list_remove(&b->node);
     if (p->device) {
         zk_gpu_event_free(b->last);
+        if (p->device->free)
+            p->device->free(p->device->memory_arg, b->data, b->bytes, device_stream(p->device));
         zk_gpu_free(b->mem);
     } else {
         buf_unpin(p, b);
@@ -79,10 +87,27 @@ static struct zcz_buf *pool_find(struct zcz_pool *p, size_t bytes)
     return best;
 }
 
+/* The caller's memory: whoever writes it first waits for what is on the trainer's stream now. */
+static bool buf_fill_by_caller(struct zcz_pool *p, struct zcz_buf *b)
+{
+    const struct zcz_device *device = p->device;
+
+    b->data = device->alloc(device->memory_arg, b->bytes, device_stream(device));
+    if (!b->data) {
+        (void)zb_fail(&p->why, -ENOSPC, "the caller's alloc has no %zu bytes", b->bytes);
+        return false;
+    }
+    if (zk_gpu_event_record(b->last, device->compute, &p->why) == 0)
+        return true;
+    device->free(device->memory_arg, b->data, b->bytes, device_stream(device));
+    return false;
+}
+
 /* Memory for b->bytes. */
 static bool buf_fill(struct zcz_pool *p, struct zcz_buf *b)
 {
     const struct zcz_device *device = p->device;
+    bool filled;
 
     p->why = (struct zb_err){ 0 };
     if (!device) {
@@ -91,18 +116,21 @@ static bool buf_fill(struct zcz_pool *p, struct zcz_buf *b)
     }
     if (zk_gpu_event_new(device->gpu, &b->last, &p->why) < 0)
         return false;
-    if (zk_gpu_alloc(device->gpu, b->bytes, 0, &b->mem, &p->why) < 0) {
+    if (device->alloc)
+        filled = buf_fill_by_caller(p, b);
+    else
+        filled = zk_gpu_alloc(device->gpu, b->bytes, 0, &b->mem, &p->why) == 0;
+    if (!filled)
         zk_gpu_event_free(b->last);
-        return false;
-    }
-    b->data = zk_gpu_addr(b->mem);
-    return true;
+    else if (b->mem)
+        b->data = zk_gpu_addr(b->mem);
+    return filled;
 }
 
 struct zcz_buf *zcz_buf_get(struct zcz_pool *p, size_t bytes)
 {
-    uint64_t whole = p->device ? zk_gpu_info(p->device->gpu)->granularity_bytes
-                               : (uint64_t)ZB_PAGE_ALIGN;
+    uint64_t whole = p->device && !p->device->alloc ? zk_gpu_info(p->device->gpu)->granularity_bytes
+                                                    : (uint64_t)ZB_PAGE_ALIGN;
     struct zcz_buf *b;
 
     bytes = zb_round_up(bytes, whole);

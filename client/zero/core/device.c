@@ -51,6 +51,11 @@ int zcz_device_open(struct zc_zero *z)
 
     if (!z->options.device)
         return 0;
+    if (!z->options.alloc != !z->options.free)
+        return zcz_refuse(z, -EINVAL, "alloc and free of device memory are given both, or neither");
+    d->alloc = z->options.alloc;
+    d->free = z->options.free;
+    d->memory_arg = z->options.memory_arg;
     rc = zk_gpu_open(z->options.device, 0, &d->gpu, &err);
     for (size_t i = 0; rc == 0 && i < ZB_COUNT(streams); i++)
         rc = zk_gpu_stream_new(d->gpu, streams[i], &err);

@@ -19,7 +19,10 @@ struct zcz_device {
     struct zk_gpu_stream *up;      /* parameters on their way to the device, */
     struct zk_gpu_stream *down;    /* gradients on theirs to the host */
     uint32_t moving;               /* uploads and downloads in flight: zcz_device_moves() */
-    void *arena;                   /* of the store, pinned; NULL */
+    void *(*alloc)(void *arg, size_t bytes, void *stream); /* options'; NULL: the driver's */
+    void (*free)(void *arg, void *mem, size_t bytes, void *stream);
+    void *memory_arg;
+    void *arena; /* of the store, pinned; NULL */
 
     /* Collectives between devices; NULL: they are made in host memory. */
     const struct zc_comm_device_ops *ops;

@@ -7,6 +7,7 @@
 #include "tests/ztest.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +18,7 @@
 #include "comm_threads.h"
 #include "fake_client.h"
 #include "kernels/gpu.h"
+#include "kernels/gpu/gpu_priv.h"
 #include "model.h"
 
 #define RANKS_MAX 3
@@ -389,10 +391,113 @@ static void where_gradients_land_is_pinned(void **state)
     fake_end();
 }
 
+/* ---- memory of the caller's */
+
+struct memory {
+    pthread_mutex_t lock; /* ranks are threads */
+    struct zk_gpu_mem *mem[4096];
+    unsigned n, live, most, left; /* left: of allocs; then there is no room */
+};
+
+static void *memory_alloc(void *arg, size_t bytes, void *stream)
+{
+    struct zk_gpu_stream *s = stream; /* of the emulated device: its own */
+    struct memory *m = arg;
+    struct zk_gpu_mem *mem = NULL;
+
+    assert_non_null(s);
+    (void)pthread_mutex_lock(&m->lock);
+    if (m->left > 0 && m->n < ZB_COUNT(m->mem) && zk_gpu_alloc(s->gpu, bytes, 0, &mem, NULL) == 0) {
+        m->left--;
+        m->mem[m->n++] = mem;
+        m->live++;
+        m->most = m->live > m->most ? m->live : m->most;
+    }
+    (void)pthread_mutex_unlock(&m->lock);
+    return mem ? zk_gpu_addr(mem) : NULL;
+}
+
+static void memory_free(void *arg, void *at, size_t bytes, void *stream)
+{
+    struct memory *m = arg;
+    unsigned found = 0;
+
+    (void)stream;
+    assert_true(bytes > 0);
+    (void)pthread_mutex_lock(&m->lock);
+    for (unsigned i = 0; i < m->n; i++)
+        if (m->mem[i] && zk_gpu_addr(m->mem[i]) == at) {
+            zk_gpu_free(m->mem[i]);
+            m->mem[i] = NULL;
+            found++;
+        }
+    m->live -= found;
+    (void)pthread_mutex_unlock(&m->lock);
+    assert_true(found >= 1);
+}
+
+static void run_in(struct run *r, struct comm_group *g, struct memory *m)
+{
+    memset(r, 0, sizeof(*r));
+    r->dtype = ZC_BF16;
+    r->steps = 3;
+    zc_zero_defaults(&r->options);
+    r->options.comm = comm_group_rank(g, 0);
+    r->options.groups = 2;
+    r->options.eps = 1e-3;
+    r->options.device = "emulated";
+    if (m) {
+        r->options.alloc = memory_alloc;
+        r->options.free = memory_free;
+        r->options.memory_arg = m;
+    }
+    run_train(r);
+}
+
+/* The same bits out of the caller's memory, of which nothing is left behind; and no room is said. */
+static void memory_of_the_callers(void **state)
+{
+    struct comm_group *g = comm_group_new(1, 1, 0);
+    struct memory *m = calloc(1, sizeof(*m));
+    struct run drivers, callers;
+    struct zc_zero_options o;
+    struct zc_zero *z;
+
+    (void)state;
+    assert_non_null(m);
+    assert_int_equal(pthread_mutex_init(&m->lock, NULL), 0);
+    m->left = UINT32_MAX;
+    run_in(&drivers, g, NULL);
+    assert_int_equal(drivers.rc, 0);
+    run_in(&callers, g, m);
+    if (callers.rc != 0)
+        fail_msg("%d %s", callers.rc, callers.error);
+    assert_runs_same("the caller's memory", &drivers, &callers);
+    assert_true(m->n > 0 && m->live == 0);
+    run_done(&callers);
+    m->left = 2;
+    run_in(&callers, g, m);
+    assert_int_equal(callers.rc, -ENOSPC);
+    assert_non_null(strstr(callers.error, "the caller's alloc has no"));
+    assert_int_equal(m->live, 0);
+    run_done(&callers);
+    run_done(&drivers);
+    zc_zero_defaults(&o);
+    o.comm = comm_group_rank(g, 0);
+    o.device = "emulated";
+    o.alloc = memory_alloc;
+    assert_int_equal(zc_zero_open(&z, &o), -EINVAL);
+    zc_zero_close(z, false);
+    comm_group_free(g);
+    assert_int_equal(pthread_mutex_destroy(&m->lock), 0);
+    free(m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_device_changes_no_bit),
+        cmocka_unit_test(memory_of_the_callers),
         cmocka_unit_test(what_was_released_may_still_be_read),
         cmocka_unit_test(a_step_waits_for_what_reads),
         cmocka_unit_test(where_gradients_land_is_pinned),

@@ -828,7 +828,8 @@ static void one_refused_all_refused(void **state)
         switch (i) {
         case 0:
             p.runs[1].options.micro_steps = 0;
-            part = "0 micro-steps";
+            p.runs[1].options.vertical = true;
+            part = "vertical: a unit's micro-steps";
             break;
         case 1:
             p.runs[1].options.socket = "refuse";
