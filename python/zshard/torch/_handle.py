@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
+import errno
 import os
 import weakref
 from bisect import bisect_right
@@ -13,7 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from .. import _c, _lib
+from .._client import Client
 from .._engine import Engine
+from ..errors import Refused, ZshardError, error
 from . import _compat, _load, _notes, _plain, _sources, _state, _step
 from ._groups import build
 from ._hooks import Hooks
@@ -117,6 +122,29 @@ class Handle:
             runtime.clear()
             runtime.spent = False
 
+    def snapshot(self, name: str) -> None:
+        """Keeps the newest step as a snapshot of the job, which later steps do not change. Collective.
+
+        Raises Refused where the job has no daemon or is not durable, or the name is taken.
+        """
+        options = self.engine.options
+        self.commit()
+        if not options.get("socket"):
+            raise Refused(-errno.ENOTSUP, "", f"snapshot('{name}'): the job has no daemon")
+        failed: ZshardError | None = None
+        if self.engine.rank == 0:
+            made, row = _c.zc_snapshot(job=options["job"].encode(), name=name.encode()), _c.zc_snapshot_row()
+            try:
+                with Client(options["socket"], lib=self.engine.lib) as client:
+                    client.check(client.lib.zc_snapshot_wait(client.handle, ctypes.byref(made), ctypes.byref(row)))
+            except ZshardError as e:
+                failed = e
+        code = int(self.engine.sum([float(failed.code) if failed is not None else 0.0])[0])
+        if failed is not None:
+            raise failed
+        if code:
+            raise error(code, f"snapshot('{name}'): rank 0 could not take it")
+
     def close(self, clean: bool = True, gather: bool = False) -> None:
         """Ends the engine. clean: collective. gather: parameters are real tensors again; else they stay NaN, and a
         forward call raises. May be called again."""
@@ -212,6 +240,7 @@ def shard(
         engine_options,
     )
     runtime = _take(model, planned, place, engine)
+    runtime.kind = rules[0].kind if rules else "adamw"
     hooks = Hooks(runtime)
     for group in build(runtime, model, external or {}):
         hooks.install(group)
@@ -293,6 +322,8 @@ def _start(
     if stage == 3 and options["offload_optimizer"] != "none" and context().one_node(str(place)):
         options["gather_alone"] = True  # ranks may differ in what they gather
     options.update(more)
+    if rule is None and _lib.has(context().comm(str(place)).lib, "zc_zero_optimizer"):
+        options["optimizer_late"] = True
     if place.type != "cpu":
         options["device"] = str(place)
     engine = _compat.make(context().comm(str(place)), **options)

@@ -114,6 +114,7 @@ class Runtime:
         self.steppers: list[Any] = []  # of the optimizers that are known
         self.waiting: Any = None  # a step of several optimizers, of which some have stepped
         self.warned = False
+        self.kind = ""  # the engine's optimizer
         self.default_boundary = True
         self.boundary = True  # the next micro-step may be the step's last
         self.micros = 0  # made since the last step
@@ -191,6 +192,9 @@ class Runtime:
                 self.recover("the backward pass failed")
             if self.waiting is not None:
                 self.waiting.step()
+            if self.depth == 0 and (self.micros or self.broken) and self._cleared():
+                self.call(self.engine.abandon)
+                self.clear()
             if self.depth == 0 and self.before_forward is not None:
                 self.before_forward()
         if group.owner is not None and group.owner.stack:
@@ -477,6 +481,14 @@ class Runtime:
                 "gradients of some parameters were cleared between two backward passes of a step, and "
                 "those of others were not"
             )
+
+    def _cleared(self) -> bool:
+        """Whether the user dropped all gradients of this step."""
+        for state, i in self.trainable:
+            handle = state.handles[i]
+            if state.params[i].grad is handle and not handle.zeroed:
+                return False
+        return True
 
     def _check_cleared(self) -> None:
         for state, i in self.trainable:

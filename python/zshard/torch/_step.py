@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .. import _lib
+
 if TYPE_CHECKING:
     from ._runtime import Runtime
 
@@ -260,6 +262,8 @@ def _apply(stepper: Stepper, scale: float, clip: float) -> Any:
             stacklevel=5,
         )
         return None
+    if stepper.rule.kind != runtime.kind:
+        become(runtime, stepper.rule.kind)
     if stepper not in runtime.steppers:
         runtime.steppers.append(stepper)
     group_of, factors, common = collect(runtime, stepper.group_of())
@@ -269,6 +273,17 @@ def _apply(stepper: Stepper, scale: float, clip: float) -> Any:
     if factors is None and (common == 0.0 or not math.isfinite(common)):
         factors, common = (ctypes.c_float * len(runtime.trainable))(), 1.0
     return _make(runtime, stepper.groups(), group_of, factors, 1.0 / common, clip)
+
+
+def become(runtime: Runtime, kind: str) -> None:
+    """The engine's optimizer is of that kind. Collective. ValueError: it is another one, and has stepped."""
+    if runtime.steps > 0 or not _lib.has(runtime.engine.lib, "zc_zero_optimizer"):
+        raise ValueError(
+            f"the engine steps by {runtime.kind}, and this optimizer is {kind}: give the optimizer to "
+            "zshard.torch.shard(model, optimizer)"
+        )
+    runtime.call(runtime.engine.optimizer, kind)
+    runtime.kind = kind
 
 
 def _together(stepper: Stepper, group_of: Any, factors: Any, common: float) -> Any:
