@@ -1,0 +1,70 @@
+# ctest: LABELS full gpu-torch COST 40 TIMEOUT 900
+"""zshard.torch on two ranks against plain torch on the same batches, in process and with a daemon."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch_models import Net, adamw, batch, loss_of
+
+HERE = Path(__file__).parent
+
+
+def run(tmp: Path, case: str, offload: str) -> dict[str, object]:
+    """What two ranks say."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    out = tmp / f"{case}-{offload}.json"
+    ranks = []
+    for rank in range(2):
+        env = os.environ | {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+            "ZSHARD_PORT": str(port), "MASTER_PORT": str(port), "ZSHARD_COMM": "tcp", "OMP_NUM_THREADS": "1",
+            "ZSHARD_DATA": str(tmp / "data"), "XDG_RUNTIME_DIR": str(tmp), "ZSHARD_HOST_BYTES": "64M",
+            "ZSHARD_NVME_BYTES": "256M",
+            "PYTHONPATH": os.pathsep.join([str(HERE.parents[1] / "python"), os.environ.get("PYTHONPATH", "")])}  # fmt: skip
+        ranks.append(subprocess.Popen([sys.executable, HERE / "torch_ranks.py", out, case, offload], env=env))
+    assert [r.wait(300) for r in ranks] == [0, 0]
+    return json.loads(out.read_text())  # type: ignore[no-any-return]
+
+
+def plain(case: str) -> list[float]:
+    """The mean of both ranks' losses, by gradients that are averaged."""
+    torch.manual_seed(0)
+    model = Net()
+    opt = adamw(model.parameters())
+    losses = []
+    for i in range(4):
+        total = 0.0
+        for rank in range(2):
+            loss = loss_of(model, batch(i, rank)) / 2
+            loss.backward()
+            total += float(loss.detach())
+        if case == "clip":
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        opt.step()
+        opt.zero_grad()
+        losses.append(total)
+    return losses
+
+
+@pytest.mark.parametrize("case", ["plain", "clip"])
+def test_two_ranks(tmp_path: Path, case: str) -> None:
+    assert run(tmp_path, case, "none")["losses"] == pytest.approx(plain(case), rel=1e-6)
+
+
+def test_with_a_daemon(tmp_path: Path) -> None:
+    """Another forward call on one rank, another block on each: gathers are alone. host = nvme = none, bit for bit."""
+    want = run(tmp_path, "plain", "none")
+    for offload in ("host", "nvme"):
+        assert run(tmp_path, "uneven", offload) == want
+    assert len(run(tmp_path, "experts", "host")["losses"]) == 4  # type: ignore[arg-type]

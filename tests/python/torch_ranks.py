@@ -1,0 +1,55 @@
+"""One rank of test_torch_ranks.py: trains, and writes what came out. Arguments: a file, a case, an offload."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import torch
+from torch import nn
+from torch_models import Net, adamw, batch, loss_of, values
+
+import zshard.torch as zt
+
+
+class Experts(Net):
+    """Each rank uses another block: what DeepSpeed's gathers hang in."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.embed(x)
+        h = self.blocks[int(os.environ["RANK"])](h)
+        return self.head(self.norm(h))
+
+
+def main(out: str, case: str, offload: str) -> None:
+    """Trains 4 steps; rank 0 writes losses and sums of parameters."""
+    rank = int(os.environ["RANK"])
+    torch.set_num_threads(1)
+    torch.manual_seed(rank)  # ranks begin with rank 0's values all the same, where the library can write them
+    if case != "seeded":
+        torch.manual_seed(0)
+    model = (Experts if case == "experts" else Net)()
+    opt = adamw(model.parameters())
+    handle = zt.shard(model, opt, offload=offload)
+    losses = []
+    for i in range(4):
+        if case == "uneven" and rank == 1:
+            with torch.no_grad():
+                loss_of(model, batch(i))
+        loss = loss_of(model, batch(i, rank))
+        loss.backward()
+        if case == "clip":
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        opt.step()
+        opt.zero_grad()
+        losses.append(handle.engine.sum([float(loss.detach())])[0] / handle.engine.world)
+    made = {n: v.double().sum().item() for n, v in values(model).items()}
+    if rank == 0:
+        with open(out, "w", encoding="utf-8") as file:
+            json.dump({"losses": losses, "sums": made}, file)
+
+    handle.close()
+
+
+main(*sys.argv[1:])
