@@ -393,11 +393,13 @@ enum zc_what {
     ZC_GRAD = 5,       /* as accumulated, before scaling */
 };
 
-/** Values of elements [first, first + count) of the shard, fp32: before the first step. first and
- *  count are multiples of page_elems, or count ends at the shard's end.
+/** Values of elements [first, first + count) of the shard, fp32: before the first step, or between
+ *  two (-EBUSY: the job steps, is being committed, or its next step was begun early; or the shard is
+ *  pinned). first and count are multiples of page_elems, or count ends at the shard's end. Versions
+ *  stay; fetches that come after it see the new values, and a commit stands as it was.
  *
- *  ZC_MASTER: initial values; the optimizer's state becomes zero. A shard can be fetched when all
- *  of it was written. ZC_EXP_AVG, ZC_EXP_AVG_SQ: where a job goes on that was trained elsewhere, of
+ *  ZC_MASTER: initial values; the optimizer's state becomes zero, but from the first step on it stays
+ *  as it was. A shard can be fetched when all of it was written. ZC_EXP_AVG, ZC_EXP_AVG_SQ: where a job goes on that was trained elsewhere, of
  *  elements whose masters were written (-EAGAIN). A write that fails leaves its elements unwritten.
  */
 ZC_EXPORT int zc_write(struct zc_client *c, uint64_t shard, enum zc_what what, uint64_t first,

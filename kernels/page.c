@@ -48,29 +48,38 @@ static void page_check(const struct zk_page *page)
     assert(page->first % B == 0 && page->count % B == 0 && page->param);
 }
 
+/* One block: parameters, and what state has of the master. */
+static void page_set_master(const struct zk_ops *ops, const struct zb_layout *layout,
+                            const struct zk_page *page, uint64_t at, const float *master)
+{
+    int16_t unused_lo[B];
+    void *param = page_at(page->param, layout, ZB_PARAM, at);
+    struct zk_state_block state = { 0 };
+
+    if (!layout->frozen)
+        state = zk_state_block(layout, page->state, at / B);
+    if (layout->quantized)
+        zk_q8_write(ops, ZB_F32, master, B, param);
+    else if (layout->dtype == ZB_BF16)
+        ops->split(master, param, layout->frozen ? unused_lo : state.master, B);
+    else
+        page_from_f32(ops, layout->dtype, master, param, B);
+    if (layout->dtype == ZB_F16 && !layout->frozen)
+        memcpy(state.master, master, B * sizeof(float));
+}
+
 void zk_page_init(const struct zk_ops *ops, const struct zb_layout *layout,
                   const struct zk_page *page, const float *master)
 {
-    int16_t unused_lo[B];
-
     page_check(page);
     for (uint64_t at = 0; at < page->count; at += B) {
-        void *param = page_at(page->param, layout, ZB_PARAM, at);
-        struct zk_state_block state = { 0 };
-
         if (!layout->frozen) {
-            state = zk_state_block(layout, page->state, at / B);
+            struct zk_state_block state = zk_state_block(layout, page->state, at / B);
+
             for (uint32_t i = 0; i < layout->nmoments; i++)
                 memset(state.moment[i], 0, zb_moment_block_bytes(layout->moments));
         }
-        if (layout->quantized)
-            zk_q8_write(ops, ZB_F32, master + at, B, param);
-        else if (layout->dtype == ZB_BF16)
-            ops->split(master + at, param, layout->frozen ? unused_lo : state.master, B);
-        else
-            page_from_f32(ops, layout->dtype, master + at, param, B);
-        if (layout->dtype == ZB_F16 && !layout->frozen)
-            memcpy(state.master, master + at, B * sizeof(float));
+        page_set_master(ops, layout, page, at, master + at);
     }
 }
 
@@ -311,6 +320,10 @@ void zk_page_set(const struct zk_ops *ops, const struct zb_layout *layout,
     uint32_t i = (uint32_t)what - ZK_EXP_AVG;
 
     page_check(page);
+    for (uint64_t at = 0; at < page->count && what == ZK_MASTER; at += B)
+        page_set_master(ops, layout, page, at, values + at);
+    if (what == ZK_MASTER)
+        return;
     assert(zk_page_has(layout, what) && (what == ZK_EXP_AVG || what == ZK_EXP_AVG_SQ));
     for (uint64_t at = 0; at < page->count; at += B) {
         struct zk_state_block state = zk_state_block(layout, page->state, at / B);

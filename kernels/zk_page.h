@@ -55,7 +55,8 @@ bool zk_page_has(const struct zb_layout *layout, enum zk_what what);
 void zk_page_read(const struct zk_ops *ops, const struct zb_layout *layout,
                   const struct zk_page *page, enum zk_what what, void *out);
 
-/** Sets the first or second moment, which the layout has. */
+/** Sets the first or second moment, which the layout has; or the master, and with it the parameters:
+ * the moments stay. */
 void zk_page_set(const struct zk_ops *ops, const struct zb_layout *layout,
                  const struct zk_page *page, enum zk_what what, const float *values);
 

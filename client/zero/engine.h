@@ -12,6 +12,20 @@ int zcz_account_check(struct zc_zero *z);
 /** What the store has moved counts from here on. 0 or its failure. */
 int zcz_stats_begin(struct zc_zero *z);
 
+/* ---- read.c: elements, between the trainer and the store */
+
+/** The range is inside the unit, and the dtype is one. A refusal. */
+int zcz_elems_check(struct zc_zero *z, const struct zcz_unit *u, uint64_t first, uint64_t count,
+                    enum zc_dtype dtype);
+/** Waits until nothing is reduced and no step runs: the store has what elements are now. */
+int zcz_elems_settle(struct zc_zero *z);
+/** Waits for a free piece of the store. */
+int zcz_piece_get(struct zc_zero *z, float **ret);
+/** Elements [at, at + n) of a slice as fp32, waiting: at most a piece. name: of another rank's slice, as
+ * the store knows it; 0: this rank's. */
+int zcz_piece_read(struct zc_zero *z, struct zcz_unit *u, uint64_t name, enum zc_what what,
+                   uint64_t at, uint64_t n, float *to);
+
 void zcz_units_done(struct zc_zero *z);
 /** Of everything that all ranks must have alike. */
 uint32_t zcz_digest(const struct zc_zero *z);

@@ -535,6 +535,21 @@ ZC_EXPORT int zc_zero_poll(struct zc_zero *z);
 ZC_EXPORT int zc_zero_read(struct zc_zero *z, uint32_t unit, enum zc_what what, uint64_t first,
                            uint64_t count, float *out);
 
+/** The same in any dtype, and only on rank `root`, whose out gets it; -1: on all. Collective; with
+ * gather_alone and a root, root's own affair, and nothing on the others. Also ZC_GRAD: what was reduced
+ * so far in this step, undivided (-EBUSY: nothing was, or the step is announced); with micro_steps 0
+ * what is in progress, or held, is exchanged first. ZC_GRAD is always collective. */
+ZC_EXPORT int zc_zero_read_on(struct zc_zero *z, int root, uint32_t unit, enum zc_what what,
+                              uint64_t first, uint64_t count, enum zc_dtype dtype, void *out);
+/** Writes elements as rank root has them (-1: every rank has the same, and writes its own slices): of
+ * ZC_MASTER, with which what is computed with changes, ZC_EXP_AVG or ZC_EXP_AVG_SQ; of a frozen unit
+ * ZC_MASTER. Between two steps, collective; gathers that come after it see the new values, moments of
+ * elements whose master is written stay (before the first step they become zero: write them after).
+ * -EBUSY, on all ranks: the step is announced, or a rank holds the unit. A unit that is kept
+ * quantized is quantized anew where it is written, by pieces. */
+ZC_EXPORT int zc_zero_write_on(struct zc_zero *z, int root, uint32_t unit, enum zc_what what,
+                               uint64_t first, uint64_t count, enum zc_dtype dtype, const void *in);
+
 /**
  * Bytes of the model states that belong to this rank, padded to blocks and equal slices: in this
  * process (on its device, where there is one), and what the daemon keeps of it, in whichever tier;

@@ -147,7 +147,11 @@ static void copy_start(struct zsd_req *req, struct zsd_shard *s, uint64_t first,
                                       .what = what,
                                       .done = copy_on_page,
                                       .owner = c };
-        int rc = zsd_pageop_start(&spec);
+        int rc;
+
+        /* values that were trained, and their moments */
+        spec.keep = write && s->job->iterations > 0 && bit_get(s->written, spec.page);
+        rc = zsd_pageop_start(&spec);
 
         if (rc < 0)
             (void)zb_fail(&c->err, rc, "a page of unit '%s': %m", s->unit->name);

@@ -117,6 +117,7 @@ static void page_compute(struct zsd_pageop *op)
                                 .nsegments = op->spec.nsegments,
                                 .by_group = op->spec.by_group,
                                 .values = op->spec.values,
+                                .keep = op->spec.keep,
                                 .out = op->spec.out,
                                 .ingest = op->spec.ingest,
                                 .page = op->page,

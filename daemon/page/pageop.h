@@ -41,6 +41,7 @@ struct zsd_page_spec {
      * written. */
     struct zb_err *save_err;
     const float *values;       /* INIT: of this page */
+    bool keep;                 /* INIT of masters: in place of others; moments stay */
     void *out;                 /* READ: for this page */
     enum zk_what what;         /* READ; INIT: the master, or a moment of a page that has one */
     uint8_t *fill;             /* FILL: of this page, in the arena */

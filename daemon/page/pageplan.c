@@ -35,7 +35,7 @@ bool zsd_page_wants(const struct zsd_pageop *op, enum zb_plane plane)
     case ZSD_PAGE_PUSH:
         return plane == ZB_GRAD && op->spec.ingest->add;
     case ZSD_PAGE_INIT:
-        return op->spec.what != ZK_MASTER && plane == ZB_STATE;
+        return (op->spec.what != ZK_MASTER || op->spec.keep) && plane == ZB_STATE;
     case ZSD_PAGE_SAVE:
         return false;
     case ZSD_PAGE_FILL:

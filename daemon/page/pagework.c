@@ -254,11 +254,12 @@ static void work_kernel(const struct zsd_pagework *w)
             memcpy(w->param, w->aside, w->planes[ZSD_WORK_PARAM].len_bytes);
         break;
     case ZSD_PAGE_INIT:
-        if (w->what == ZK_MASTER) {
+        if (w->what == ZK_MASTER && !w->keep)
             zk_page_init(w->ops, w->layout, &w->page, w->values);
-            work_zeros(w, ZSD_WORK_PARAM); /* clients see them, sealed or not */
-        } else
+        else
             zk_page_set(w->ops, w->layout, &w->page, w->what, w->values);
+        if (w->what == ZK_MASTER)
+            work_zeros(w, ZSD_WORK_PARAM); /* clients see them, sealed or not */
         break;
     case ZSD_PAGE_READ:
         if (w->planes[ZSD_WORK_GRAD].absent)

@@ -54,6 +54,7 @@ struct zsd_pagework {
     uint32_t nsegments;
     const struct zk_scalars *by_group; /* STEP, EARLY */
     const float *values;               /* INIT */
+    bool keep;                         /* INIT: as in zsd_page_spec */
     void *out;                         /* READ */
     struct zsd_ingest *ingest;         /* PUSH */
     struct zk_page page;

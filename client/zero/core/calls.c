@@ -42,6 +42,7 @@ static const struct {
     [ZCZ_CALL_PARTS] = { "the exchange between replicas of", "reduces over the replicas" },
     [ZCZ_CALL_SUMS] = { "the gather of gradients of", "gathers the gradients of" },
     [ZCZ_CALL_READ] = { "a read of", "reads" },
+    [ZCZ_CALL_WRITE] = { "a write of elements of", "writes elements of" },
     [ZCZ_CALL_SUM] = { "a sum over the ranks", "adds up values" },
     [ZCZ_CALL_NORMS] = { "the norms of tensors", "asks for norms of tensors" },
     [ZCZ_CALL_STEP] = { "the norms of the ranks", "steps" },

@@ -13,6 +13,7 @@ enum zcz_call {
     ZCZ_CALL_PARTS,  /* parts of them between replicas, */
     ZCZ_CALL_SUMS,   /* and their sums, */
     ZCZ_CALL_READ,   /* elements */
+    ZCZ_CALL_WRITE,
     ZCZ_CALL_SUM,
     ZCZ_CALL_NORMS,
     ZCZ_CALL_STEP,

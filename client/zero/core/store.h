@@ -75,6 +75,17 @@ struct zcz_store_ops {
     int (*read)(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u, enum zc_what what,
                 uint64_t first, uint64_t count, float *piece);
 
+    /** The same of a slice of any rank of the node, by its name. NULL where names() is. */
+    int (*read_named)(struct zcz_store *s, struct zcz_op *op, uint64_t name, enum zc_what what,
+                      uint64_t first, uint64_t count, float *piece);
+    /** Values in place of others, between steps: ZC_MASTER (with what is computed with; before the first
+     * step as write()) or a moment. name: of a slice of any rank; 0: this rank's. The piece is the
+     * store's again when this returns 0. */
+    int (*set)(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u, uint64_t name,
+               enum zc_what what, uint64_t first, uint64_t count, float *piece);
+    /** What this rank has released is released for all; waits. NULL where names() is. */
+    int (*sync)(struct zcz_store *s);
+
     /** Pins the slice at min_version or later: u->view, when op is done. */
     int (*fetch)(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u, uint64_t min_version);
     int (*release)(struct zcz_store *s, struct zcz_unit *u);

@@ -60,6 +60,11 @@ bool zcz_reduced_has(const struct zc_zero *z, uint32_t unit, uint32_t tensor)
     return z->units[unit].pass->has[tensor];
 }
 
+bool zcz_reduced_there(const struct zc_zero *z, const struct zcz_unit *u)
+{
+    return zcz_micro_any(z) ? z->pass->rounds > 0 : u->pass->micro > zcz_reduce_local(z);
+}
+
 /* ---- as many as come */
 
 /* In this micro-step. */

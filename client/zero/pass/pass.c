@@ -79,6 +79,17 @@ void zcz_pass_drop(struct zc_zero *z)
     }
 }
 
+int zcz_pass_forget(struct zc_zero *z, struct zcz_unit *u)
+{
+    if (u->pass->holds > 0)
+        return zcz_refuse(z, -EBUSY, "unit %u '%s' is gathered, and is to be written", u->def.index,
+                          u->def.name);
+    if (u->pass->state != ZCZ_IDLE)
+        zcz_gather_drop(z, u);
+    zcz_gather_gone(z, u);
+    return z->failed;
+}
+
 void zcz_pass_rewind(struct zc_zero *z)
 {
     zcz_reduce_rewind(z);

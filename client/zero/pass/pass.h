@@ -162,12 +162,19 @@ int zcz_micro_check(struct zc_zero *z);
 int zcz_micro_settle(struct zc_zero *z);
 /** Micro-steps of this iteration: those that were made, or as options say. */
 uint32_t zcz_micro_made(const struct zc_zero *z);
+/** The unit's parameters will change: they are gathered anew when they are asked for again. -EBUSY: the
+ * trainer holds them; or the failure. */
+int zcz_pass_forget(struct zc_zero *z, struct zcz_unit *u);
 /** What is gathered and held by nobody is dropped: a step is about to come. */
 void zcz_pass_drop(struct zc_zero *z);
 /** Whether the unit was reduced in this iteration, on any rank: its gradient is more than zeros. */
 bool zcz_reduced_any(const struct zc_zero *z, uint32_t unit);
 /** Differs whenever a gradient may have changed; never 0. */
 uint64_t zcz_reduced_changes(const struct zc_zero *z);
+
+/** Whether the store has, or will have when nothing is being reduced, a gradient of the unit in this
+ * iteration. */
+bool zcz_reduced_there(const struct zc_zero *z, const struct zcz_unit *u);
 
 /** Adds `world` slices of `count` elements (slice of them apart), in rank order, into out. */
 void zcz_add_slices(const struct zk_ops *ops, enum zb_dtype dtype, const void *slices,

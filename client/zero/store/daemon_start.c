@@ -39,7 +39,8 @@ int zcz_daemon_open(struct zcz_store *s)
 /* With clipping the scale of a step is not known ahead, and with micro_steps 0 not its end. */
 static bool early_wanted(const struct zc_zero *z)
 {
-    return z->options.clip <= 0 && z->options.micro_steps > 0 && (z->options.overlap & ZC_ZERO_EARLY) != 0;
+    return z->options.clip <= 0 && z->options.micro_steps > 0 &&
+           (z->options.overlap & ZC_ZERO_EARLY) != 0;
 }
 
 /* Where the ranks gather between devices, or each for itself, or need not gather; through host memory, parameters are

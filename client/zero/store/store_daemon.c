@@ -101,6 +101,34 @@ static int daemon_read(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *
         zc_read(d->c, d->shards[u->def.index], what, first, count, piece, zcz_daemon_on_op, op));
 }
 
+static int daemon_read_named(struct zcz_store *s, struct zcz_op *op, uint64_t name,
+                             enum zc_what what, uint64_t first, uint64_t count, float *piece)
+{
+    struct zcz_daemon *d = zcz_daemon_of(s);
+
+    return zcz_daemon_begun(d, op,
+                            zc_read(d->c, name, what, first, count, piece, zcz_daemon_on_op, op));
+}
+
+static int daemon_set(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u, uint64_t name,
+                      enum zc_what what, uint64_t first, uint64_t count, float *piece)
+{
+    struct zcz_daemon *d = zcz_daemon_of(s);
+    struct zcz_piece *p = piece_of(d, piece);
+
+    p->op = op;
+    return zcz_daemon_begun(d, op,
+                            zc_write(d->c, name ? name : d->shards[u->def.index], what, first,
+                                     count, piece, zcz_daemon_on_piece, p));
+}
+
+static int daemon_sync(struct zcz_store *s)
+{
+    struct zcz_daemon *d = zcz_daemon_of(s);
+
+    return zcz_daemon_wait(d, zc_ping(d->c, zcz_daemon_on_op, &d->op), "the daemon");
+}
+
 static int daemon_fetch(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u,
                         uint64_t min_version)
 {
@@ -312,6 +340,9 @@ static const struct zcz_store_ops daemon_ops = {
     .write = daemon_write,
     .push = daemon_push,
     .read = daemon_read,
+    .read_named = daemon_read_named,
+    .set = daemon_set,
+    .sync = daemon_sync,
     .fetch = daemon_fetch,
     .release = daemon_release,
     .names = daemon_names,

@@ -248,6 +248,28 @@ static int device_write(struct zcz_store *s, struct zcz_op *op, struct zcz_unit 
     return store_failed(d, rc, &err);
 }
 
+static int device_set(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u, uint64_t name,
+                      enum zc_what what, uint64_t first, uint64_t count, float *piece)
+{
+    struct device_store *d = store_of(s);
+    struct zk_page page = host_page(d, u, first, count);
+    struct zb_err err = { 0 };
+    int rc = page_move(d, u, &page, ZK_GPU_TO_HOST, &err);
+
+    (void)op;
+    (void)name;
+    if (rc < 0)
+        return store_failed(d, rc, &err);
+    if (what == ZC_MASTER && s->z->iterations == 0)
+        zk_page_init(s->z->kernels, &u->layout, &page, piece);
+    else
+        zk_page_set(s->z->kernels, &u->layout, &page, (enum zk_what)what, piece);
+    rc = page_move(d, u, &page, ZK_GPU_TO_DEVICE, &err);
+    if (rc == 0)
+        zcz_own_piece_put(s, piece);
+    return store_failed(d, rc, &err);
+}
+
 static int device_read(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u,
                        enum zc_what what, uint64_t first, uint64_t count, float *piece)
 {
@@ -443,6 +465,7 @@ static const struct zcz_store_ops device_ops = {
     .write = device_write,
     .push_dev = device_push_dev,
     .read = device_read,
+    .set = device_set,
     .fetch = device_fetch,
     .release = zcz_own_release,
     .norms = device_norms,

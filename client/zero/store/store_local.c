@@ -128,6 +128,21 @@ static int local_write(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *
     return 0;
 }
 
+static int local_set(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u, uint64_t name,
+                     enum zc_what what, uint64_t first, uint64_t count, float *piece)
+{
+    struct zk_page page = local_page(local_of(s), u, first, count);
+
+    (void)op;
+    (void)name;
+    if (what == ZC_MASTER && s->z->iterations == 0)
+        zk_page_init(s->z->kernels, &u->layout, &page, piece);
+    else
+        zk_page_set(s->z->kernels, &u->layout, &page, (enum zk_what)what, piece);
+    zcz_own_piece_put(s, piece);
+    return 0;
+}
+
 static int local_push(struct zcz_store *s, struct zcz_op *op, struct zcz_unit *u, uint64_t step,
                       uint32_t micro, uint64_t first, uint64_t count, float *piece)
 {
@@ -238,6 +253,7 @@ static const struct zcz_store_ops local_ops = {
     .write = local_write,
     .push = local_push,
     .read = local_read,
+    .set = local_set,
     .fetch = local_fetch,
     .release = zcz_own_release,
     .norms = local_norms,

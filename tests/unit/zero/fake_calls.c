@@ -79,7 +79,7 @@ static bool end_ready(struct job *job, struct call *call)
     return true;
 }
 
-static bool end_write(struct shard *s, struct call *call)
+static bool end_write(const struct job *job, struct shard *s, struct call *call)
 {
     struct zk_page page = fake_page_of(s, call->first, call->count);
 
@@ -87,8 +87,11 @@ static bool end_write(struct shard *s, struct call *call)
     for (uint64_t i = 0; i < call->count; i++)
         assert(s->first + call->first + i < s->unit->elems ||
                ((const float *)call->staged)[i] == 0);
-    zk_page_init(fake.ops, &s->layout, &page, call->staged);
-    s->written += call->count;
+    if (call->what == ZC_MASTER && job->iterations == 0)
+        zk_page_init(fake.ops, &s->layout, &page, call->staged);
+    else
+        zk_page_set(fake.ops, &s->layout, &page, (enum zk_what)call->what, call->staged);
+    s->written += s->written < s->count ? call->count : 0;
     memset(call->staged, 0xa5, call->count * 4);
     return true;
 }
@@ -233,7 +236,7 @@ static bool try_end(struct zc_client *c, struct call *call)
     case READY:
         return end_ready(job, call);
     case WRITE:
-        return end_write(s, call);
+        return end_write(job, s, call);
     case PUSH:
         return end_push(job, s, call);
     case READ:
