@@ -129,6 +129,8 @@ static const struct zb_opt rows[] = {
       .help = "the job outlives this run, and what is committed the daemon" },
     { "resume", ZB_OPT_FLAG, AT(resume),
       .help = "go on with a kept job (whoever trains it still is cut off)" },
+    { "resume-if-there", ZB_OPT_FLAG, AT(resume_if_there),
+      .help = "the same where all daemons have such a job; else begin it" },
     { "commit-every", ZB_OPT_COUNT, AT(commit_every), .arg = "N",
       .help = "commit every N steps, with --keep; 0: only at the end", .max = UINT32_MAX,
       .def = "100" },
@@ -226,7 +228,9 @@ int gpt_args_check(struct gpt_args *args, struct zb_err *err)
                        args->keep ? "--keep" : "--resume");
     if (args->resume && args->init)
         return zb_fail(err, -EINVAL, "--init begins a run, and --resume goes on with one");
-    args->keep = args->keep || args->resume;
+    if (args->resume_if_there && args->offload_optimizer == GPT_OFFLOAD_NONE)
+        return zb_fail(err, -EINVAL, "--resume-if-there needs the daemon: --offload host or nvme");
+    args->keep = args->keep || args->resume || args->resume_if_there;
     return 0;
 }
 

@@ -32,7 +32,7 @@ enum gpt_moments { GPT_MOMENTS_FP32, GPT_MOMENTS_BF16, GPT_MOMENTS_8BIT };
 struct gpt_args {
     bool help, version;
     const char *socket, *job;
-    bool keep, resume; /* resume implies keep */
+    bool keep, resume, resume_if_there; /* the last two imply keep; of both, resume counts */
     uint64_t commit_every;
     uint32_t share;
     uint32_t below_3; /* gpt_args_stage() */

@@ -127,7 +127,7 @@ static int engine_start(struct train *t)
         return zb_fail(t->err, -EEXIST, "--resume: job '%s' is another run: %s", t->args->job,
                        zc_zero_error(t->zero));
     rc = gpt_engine_fail(t, rc);
-    return rc == 0 && t->args->resume ? engine_resume(t) : rc;
+    return rc == 0 && (t->args->resume || t->args->resume_if_there) ? engine_resume(t) : rc;
 }
 
 static bool engine_tick(void *arg)
@@ -194,6 +194,7 @@ static int engine_open(struct train *t)
     options.job = a->job;
     options.keep = options.durable = a->keep;
     options.resume = a->resume;
+    options.resume_if_there = a->resume_if_there;
     options.commit_every = a->commit_every;
     options.share = a->share;
     options.stage = (enum zc_zero_stage)gpt_args_stage(a);
@@ -258,7 +259,7 @@ static int files_open(struct train *t)
     if (t->comm->rank != 0)
         return 0;
     if (a->jsonl) {
-        t->jsonl = fopen(a->jsonl, a->resume ? "ae" : "we");
+        t->jsonl = fopen(a->jsonl, a->resume || a->resume_if_there ? "ae" : "we");
         if (!t->jsonl)
             return zb_fail(t->err, -errno, "--jsonl '%s': %m", a->jsonl);
     }

@@ -128,7 +128,7 @@ void gpt_say_start(struct train *t)
         say(t, "zgpt: the first %u of %u blocks are frozen%s: %" PRIu64 " parameters are trained\n",
             a->freeze, a->layers, a->quantize_frozen ? ", and kept as int8" : "",
             t->model.params - a->freeze * t->model.units[gpt_unit_block(0)].elems);
-    if (a->resume)
+    if (a->resume || (a->resume_if_there && t->steps > 0))
         say(t, "zgpt: job '%s' goes on behind step %" PRIu64 "\n", a->job, t->steps);
     if (a->device)
         say(t, "zgpt: computes on '%s'\n", a->device);

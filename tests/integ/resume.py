@@ -46,7 +46,7 @@ class KeptRun:
         script = (f'echo $$ >{self.folder}/{self.life}.${{OMPI_COMM_WORLD_RANK:-0}}.pid; exec "$@"')
         command = [program("zgpt"), *self.model, "--steps", str(steps or self.steps), "--offload", "nvme",
                    "--job", "kept", "--jsonl", self.jsonl, "--export", self.weights, "--commit-every",
-                   str(self.commit_every), "--resume" if resume else "--keep", *more]
+                   str(self.commit_every), {False: "--keep", True: "--resume", "if-there": "--resume-if-there"}[resume], *more]
         with open(self.log_path(), "wb") as log:
             process = subprocess.Popen(
                 ranks_command(ranks, ["bash", "-c", script, "rank", *command]), stdout=log,

@@ -34,6 +34,20 @@ def trainers_killed():
         check(d.zctl("jobs")[0]["iterations"] == STEPS, "the job is elsewhere")
 
 
+def where_it_is_there():
+    """One command line for every life: the first begins the job, the others go on."""
+    with KeptRun(STEPS) as kept, Daemon(*PAGES) as d:
+        whole = Reference(kept)
+        process = kept.start(d, resume="if-there")
+        kept.wait_for_lines(7, process)
+        check("goes on behind" not in kept.said(), f"there was no job:\n{kept.said()}")
+        kept.kill_ranks(process.life, kept.pids(process.life))
+        process.wait(30)
+        kept.good(d, resume="if-there")
+        check("goes on behind step " in kept.said(), f"it began anew:\n{kept.said()}")
+        whole.check(kept)
+
+
 def daemon_killed():
     """From the last commit: here at most 5 steps are lost."""
     with KeptRun(STEPS) as kept, Daemon(*PAGES) as d:
@@ -147,7 +161,7 @@ def two_daemons():
             check(row["committed_iterations"] == STEPS, f"committed: {row}")
 
 
-TESTS = {f.__name__: f for f in (trainers_killed, daemon_killed, other_worlds, half_dead, stopped,
+TESTS = {f.__name__: f for f in (trainers_killed, where_it_is_there, daemon_killed, other_worlds, half_dead, stopped,
                                  other_runs, two_daemons)}
 
 if __name__ == "__main__":
