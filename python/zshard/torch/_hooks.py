@@ -129,10 +129,19 @@ class Hooks:
             made_all = tuple(self._hook_one(group, o) if o is not None else None for o in output)
             return made_all, any(a is not b for a, b in zip(made_all, output, strict=True))
         leaves, spec = pytree.tree_flatten(output)
-        new = [self._hook_one(group, o) if isinstance(o, torch.Tensor) else o for o in leaves]
+        new = [self._hook_one(group, o) if isinstance(o, torch.Tensor) else self._opaque(group, o) for o in leaves]
         if all(a is b for a, b in zip(new, leaves, strict=True)):
             return output, False
         return pytree.tree_unflatten(new, spec), True
+
+    def _opaque(self, group: Group, output: Any) -> Any:
+        """An output that pytree does not know, such as a dataclass: its attributes that are tensors are hooked."""
+        for name, value in list(getattr(output, "__dict__", {}).items()):
+            if isinstance(value, torch.Tensor):
+                made = self._hook_one(group, value)
+                if made is not value:
+                    object.__setattr__(output, name, made)
+        return output
 
     def _hook_one(self, group: Group, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.layout is torch.strided and any(u.memory.owns(tensor) for u in group.units if u.memory.shown):
