@@ -24,6 +24,7 @@ def run(tmp: Path, case: str, offload: str) -> dict[str, object]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     out = tmp / f"{case}-{offload}.json"
+    path = os.pathsep.join([str(HERE.parents[1] / "python"), os.environ.get("PYTHONPATH", "")])
     ranks = []
     for rank in range(2):
         env = os.environ | {
@@ -31,7 +32,7 @@ def run(tmp: Path, case: str, offload: str) -> dict[str, object]:
             "ZSHARD_PORT": str(port), "MASTER_PORT": str(port), "ZSHARD_COMM": "tcp", "OMP_NUM_THREADS": "1",
             "ZSHARD_DATA": str(tmp / "data"), "XDG_RUNTIME_DIR": str(tmp), "ZSHARD_HOST_BYTES": "64M",
             "ZSHARD_NVME_BYTES": "256M",
-            "PYTHONPATH": os.pathsep.join([str(HERE.parents[1] / "python"), os.environ.get("PYTHONPATH", "")])}  # fmt: skip
+            "PYTHONPATH": path}  # fmt: skip
         ranks.append(subprocess.Popen([sys.executable, HERE / "torch_ranks.py", out, case, offload], env=env))
     assert [r.wait(300) for r in ranks] == [0, 0]
     return json.loads(out.read_text())  # type: ignore[no-any-return]

@@ -1,0 +1,54 @@
+# ctest: LABELS full gpu-torch COST 20 TIMEOUT 900
+"""The three ways in which gathered memory becomes parameters give the same bits; so do the three stores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch_models import Net, adamw, batch, loss_of, plain_step, values
+
+import zshard.torch as zt
+
+
+def train(recompute: str | None = None, offload: str = "none") -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and parameters of 5 steps, with an evaluation between forward and backward."""
+    torch.manual_seed(0)
+    model = Net(tied=True, recompute=recompute)
+    opt = adamw(model.parameters())
+    with zt.shard(model, opt, offload=offload):
+        losses = [plain_step(model, opt, i) for i in range(4)]
+        loss = loss_of(model, batch(9))
+        model.eval()
+        with torch.no_grad():
+            losses.append(float(loss_of(model, batch(10))))
+        model.train()
+        loss.backward()
+        opt.step()
+        return losses, values(model)
+
+
+def same(a: tuple[list[float], dict[str, torch.Tensor]], b: tuple[list[float], dict[str, torch.Tensor]]) -> bool:
+    """Bit for bit."""
+    return a[0] == b[0] and all(torch.equal(a[1][n], b[1][n]) for n in a[1])
+
+
+@pytest.mark.parametrize("recompute", [None, "non-reentrant"])
+def test_ways_of_memory(recompute: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    for mode in ("swap", "view", "copy"):
+        monkeypatch.setenv("ZSHARD_MEMORY", mode)
+        made.append(train(recompute))
+    assert same(made[0], made[1]) and same(made[0], made[2])
+
+
+def test_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    zt.init(data=str(tmp_path / "data"), host_bytes="64M", nvme_bytes="256M")
+    try:
+        made = [train(offload=offload) for offload in ("host", "nvme")]
+    finally:
+        zt.init()
+    made.append(train())
+    assert same(made[0], made[1]) and same(made[0], made[2])
