@@ -166,6 +166,9 @@ def main(words: list[str] | None = None) -> list[float]:
     """Trains; returns the losses of the steps."""
     args = arguments(words)
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if "OMP_NUM_THREADS" not in os.environ:  # half of the processors are the daemon's
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // (2 * here)))
     torch.manual_seed(args.seed)
     rng = random.Random(args.seed * 1000 + rank)
     model = GPT(args.layers, args.width, args.heads, args.tokens)
