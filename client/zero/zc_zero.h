@@ -409,6 +409,11 @@ ZC_EXPORT int zc_zero_release(struct zc_zero *z, uint32_t unit);
 /** *ret_grad: fp32[elems], 64-byte aligned, zeroed when this micro-step (with accumulate_local,
  * this step) first asks for it; the trainer adds into it until zc_zero_reduce(). */
 ZC_EXPORT int zc_zero_grad(struct zc_zero *z, uint32_t unit, float **ret_grad);
+/** Adds count elements of any dtype at element `first` into the unit's gradient, in fp32: instead of, or
+ * beside, adding into zc_zero_grad()'s buffer. On a device `grad` is device memory, and the addition is
+ * enqueued on zc_zero_stream(). -EINVAL: the range, the dtype; else as zc_zero_grad(). */
+ZC_EXPORT int zc_zero_grad_add(struct zc_zero *z, uint32_t unit, uint64_t first, uint64_t count,
+                               enum zc_dtype dtype, const void *grad);
 /** This micro-step's gradient of the unit is complete: starts to reduce it (with accumulate_local,
  * in the step's last micro-step). Every trainable unit is reduced once in a micro-step (with
  * vertical, in a step); the one that completes it may be any. */

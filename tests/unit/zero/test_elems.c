@@ -217,10 +217,52 @@ static void elements_are_read_and_written(void **state)
         }
 }
 
+/* What is added from memory of the trainer's own is what it adds itself. */
+static void gradients_are_added(void **state)
+{
+    const uint64_t n = model_units[UNIT].elems, first = 3, count = n - 5;
+    float *wide = calloc(n, 4), *grad, *expected = calloc(n, 4);
+    uint16_t *half = calloc(n, 2);
+    struct zc_zero *z;
+    struct party p;
+
+    (void)state;
+    assert_true(wide && expected && half);
+    party_new(&p, 1, ZC_F32, 1, 0);
+    assert_int_equal(zc_zero_open(&z, &p.runs[0].options), 0);
+    assert_int_equal(model_declare(z, ZC_F32, false), 0);
+    assert_int_equal(zc_zero_start(z, model_init_fn, NULL), 0);
+    for (uint64_t i = 0; i < n; i++)
+        wide[i] = (float)i * 0.37f - 11;
+    ops()->f32_to_bf16(wide, half, n);
+    assert_int_equal(zc_zero_grad_add(z, UNIT, first, count, ZC_BF16, half), 0);
+    ops()->bf16_to_f32(half, wide, n);
+    for (uint64_t i = 0; i < count; i++)
+        expected[first + i] += wide[i];
+    assert_int_equal(zc_zero_grad_add(z, UNIT, 0, n, ZC_F32, wide), 0);
+    for (uint64_t i = 0; i < n; i++)
+        expected[i] += wide[i];
+    ops()->f32_to_f16(wide, half, n);
+    assert_int_equal(zc_zero_grad_add(z, UNIT, 0, n, ZC_F16, half), 0);
+    ops()->f16_to_f32(half, wide, n);
+    for (uint64_t i = 0; i < n; i++)
+        expected[i] += wide[i];
+    assert_int_equal(zc_zero_grad(z, UNIT, &grad), 0);
+    assert_memory_equal(grad, expected, n * 4);
+    assert_int_equal(zc_zero_grad_add(z, UNIT, 1, n, ZC_F32, wide), -EINVAL);
+    assert_int_equal(zc_zero_grad_add(z, UNIT, 0, 1, (enum zc_dtype)9, wide), -EINVAL);
+    zc_zero_close(z, true);
+    party_done(&p);
+    free(wide);
+    free(expected);
+    free(half);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(elements_are_read_and_written),
+        cmocka_unit_test(gradients_are_added),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
