@@ -404,6 +404,10 @@ ZC_EXPORT uint64_t zc_zero_device_bytes(const struct zc_zero *z);
 /** *ret_params: the unit's parameters, elems of them in its dtype, read-only, 64-byte aligned,
  * valid until released. Gathers of one unit nest. */
 ZC_EXPORT int zc_zero_gather(struct zc_zero *z, uint32_t unit, const void **ret_params);
+/** The same, into the caller's memory (elems of the dtype; on a device the device's, where they are copied
+ * on zc_zero_stream()), the caller's until zc_zero_release(). The engine keeps what it gathered until
+ * then, too. */
+ZC_EXPORT int zc_zero_gather_into(struct zc_zero *z, uint32_t unit, void *params);
 ZC_EXPORT int zc_zero_release(struct zc_zero *z, uint32_t unit);
 
 /** *ret_grad: fp32[elems], 64-byte aligned, zeroed when this micro-step (with accumulate_local,

@@ -249,6 +249,10 @@ static void gradients_are_added(void **state)
         expected[i] += wide[i];
     assert_int_equal(zc_zero_grad(z, UNIT, &grad), 0);
     assert_memory_equal(grad, expected, n * 4);
+    assert_int_equal(zc_zero_gather_into(z, UNIT, expected), 0);
+    for (uint64_t i = 0; i < n; i++)
+        assert_true(expected[i] == model_init(UNIT, i));
+    assert_int_equal(zc_zero_release(z, UNIT), 0);
     assert_int_equal(zc_zero_grad_add(z, UNIT, 1, n, ZC_F32, wide), -EINVAL);
     assert_int_equal(zc_zero_grad_add(z, UNIT, 0, 1, (enum zc_dtype)9, wide), -EINVAL);
     zc_zero_close(z, true);
