@@ -410,6 +410,11 @@ ZC_EXPORT int zc_zero_gather(struct zc_zero *z, uint32_t unit, const void **ret_
 ZC_EXPORT int zc_zero_gather_into(struct zc_zero *z, uint32_t unit, void *params);
 ZC_EXPORT int zc_zero_release(struct zc_zero *z, uint32_t unit);
 
+/** A hint: begins the gather of a unit that comes soon, where live_elems has room for it. With
+ * gather_alone this rank's own affair, else collective. Nobody holds it; it is dropped when the trainer
+ * gathers and releases others for long, and by the step. */
+ZC_EXPORT int zc_zero_prefetch(struct zc_zero *z, uint32_t unit);
+
 /** *ret_grad: fp32[elems], 64-byte aligned, zeroed when this micro-step (with accumulate_local,
  * this step) first asks for it; the trainer adds into it until zc_zero_reduce(). */
 ZC_EXPORT int zc_zero_grad(struct zc_zero *z, uint32_t unit, float **ret_grad);

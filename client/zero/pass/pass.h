@@ -41,6 +41,7 @@ struct zcz_pass_unit {
 
     /* schedule.c */
     uint32_t window; /* pass->window when it was last in the window, */
+    uint32_t hint;   /* it waits until the window has this number: zc_zero_prefetch() */
     uint32_t near;   /* and when it was last near enough to stay */
 
     /* reduce.c */

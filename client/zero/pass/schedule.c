@@ -14,6 +14,7 @@
  *
  *     stages 1 and 2                          everything does
  *     persist_elems                           it is no longer than that
+ *     zc_zero_prefetch()                      it was hinted at, and not yet gathered
  *     keep_gathered                           its gradient is still to come
  *     reuse_elems                             it comes again in this micro-step, after fewer
  *                                             elements than that
@@ -38,6 +39,8 @@
 #include "base/array.h"
 #include "client/zero/pass/pass_priv.h"
 
+#define ZCZ_HINT_WINDOWS 64u /* so many moves of the window a unit that was hinted at waits */
+
 static int order_add(struct zc_zero *z, struct zcz_order *o, uint32_t unit)
 {
     if (zb_grow(&o->units, &o->room, o->n, 1) < 0)
@@ -50,6 +53,7 @@ int zcz_schedule_gathered(struct zc_zero *z, uint32_t unit)
 {
     const struct zcz_order *o = &z->pass->order;
 
+    z->units[unit].pass->hint = 0;
     if (o->n > 0 && o->units[0] == unit &&
         (z->pass->order_at == o->n || o->units[z->pass->order_at] != unit)) {
         z->pass->seen.n = 0;
@@ -178,8 +182,8 @@ static bool unit_stays(const struct zc_zero *z, const struct zcz_unit *u)
         return false;
     if (z->whole_params)
         return true;
-    return (u->def.elems <= o->persist_elems || (o->keep_gathered && u->pass->unreduced) ||
-            u->pass->near == z->pass->window) &&
+    return (u->pass->hint > z->pass->window || u->def.elems <= o->persist_elems ||
+            (o->keep_gathered && u->pass->unreduced) || u->pass->near == z->pass->window) &&
            live_room(z, u);
 }
 
@@ -198,4 +202,23 @@ void zcz_schedule_apply(struct zc_zero *z)
         else
             zcz_gather_drop(z, u);
     }
+}
+
+int zc_zero_prefetch(struct zc_zero *z, uint32_t unit)
+{
+    ZCZ_GUARD(z);
+    struct zcz_unit *u;
+    int rc = zcz_enter_unit(z, unit, &u);
+
+    if (rc < 0)
+        return rc;
+    live_count(z);
+    if (u->pass->holds > 0 || !live_room(z, u) ||
+        (!zcz_micro_any(z) && z->pass->micro == zcz_micro_steps(z)))
+        return zcz_turn(z, 0);
+    u->pass->hint = z->pass->window + ZCZ_HINT_WINDOWS;
+    zcz_gather_gone(z, u);
+    if (u->pass->state == ZCZ_IDLE && !z->failed)
+        zcz_gather_begin(z, u);
+    return zcz_turn(z, 0);
 }

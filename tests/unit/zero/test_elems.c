@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/util.h"
+#include "client/zero/pass/pass.h"
 #include "fake_client.h"
 #include "kernels/zk.h"
 #include "model.h"
@@ -249,6 +250,9 @@ static void gradients_are_added(void **state)
         expected[i] += wide[i];
     assert_int_equal(zc_zero_grad(z, UNIT, &grad), 0);
     assert_memory_equal(grad, expected, n * 4);
+    assert_int_equal(zc_zero_prefetch(z, UNIT), 0);
+    assert_int_equal(z->pass->units[UNIT].holds, 0);
+    assert_int_not_equal(z->pass->units[UNIT].state, ZCZ_IDLE);
     assert_int_equal(zc_zero_gather_into(z, UNIT, expected), 0);
     for (uint64_t i = 0; i < n; i++)
         assert_true(expected[i] == model_init(UNIT, i));
