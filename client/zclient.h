@@ -580,6 +580,15 @@ ZC_EXPORT int zc_step_classes(struct zc_client *c, uint64_t job, uint64_t step,
 ZC_EXPORT int zc_step_classes_wait(struct zc_client *c, uint64_t job, uint64_t step,
                                    const struct zc_classes *classes);
 
+/** Before the first step of a job that is not kept: it is stepped with this optimizer instead of the one that it was opened with.
+ *  Every rank says so. State stays as it was placed, so the moments are as then, and the optimizer has no more of them; where it has
+ *  fewer they are fp32, and the last ones stay zero (-ENOTSUP otherwise, or where the job is kept). -EBUSY: a step was made,
+ *  begun, or asked for. */
+ZC_EXPORT int zc_job_optimizer(struct zc_client *c, uint64_t job, enum zc_optimizer optimizer,
+                               enum zc_moments moments, zc_done_fn *done, void *arg);
+ZC_EXPORT int zc_job_optimizer_wait(struct zc_client *c, uint64_t job, enum zc_optimizer optimizer,
+                                    enum zc_moments moments);
+
 /** Drops the gradients of this iteration: `iterations` grows, `applied` and the versions do not. */
 ZC_EXPORT int zc_skip(struct zc_client *c, uint64_t job, uint64_t step, enum zc_commit commit,
                       uint32_t timeout_ms, struct zc_stepped *ret, zc_done_fn *done, void *arg);

@@ -89,6 +89,7 @@ enum zp_method {
     ZP_TIER_SET = 40,
     ZP_GPU_SHARE = 41,
     ZP_STEP_CLASSES = 42,
+    ZP_JOB_OPTIMIZER = 43,
     ZP_METHOD_END
 };
 

@@ -67,6 +67,10 @@ FORM(zc_step_classes, (struct zc_client *c, uint64_t job, uint64_t step,
          const struct zc_classes *classes),
      0, c, job, step, classes)
 
+FORM(zc_job_optimizer, (struct zc_client *c, uint64_t job, enum zc_optimizer optimizer,
+         enum zc_moments moments),
+     0, c, job, optimizer, moments)
+
 FORM(zc_skip, (struct zc_client *c, uint64_t job, uint64_t step, enum zc_commit commit,
          uint32_t timeout_ms, struct zc_stepped *ret),
      timeout_ms, c, job, step, commit, timeout_ms, ret)

@@ -82,6 +82,19 @@ int zc_step_begin(struct zc_client *c, uint64_t job, const struct zc_step *step,
     return zc_ask(c, &method_step_begin, &m.base, NULL, done, arg);
 }
 
+static const struct zc_method method_job_optimizer = { .id = ZP_JOB_OPTIMIZER, .of_job = true };
+
+int zc_job_optimizer(struct zc_client *c, uint64_t job, enum zc_optimizer optimizer,
+                     enum zc_moments moments, zc_done_fn *done, void *arg)
+{
+    Zp__JobOptimizer m = ZP__JOB_OPTIMIZER__INIT;
+
+    m.job = job;
+    m.optimizer = optimizer;
+    m.moments = moments;
+    return zc_ask(c, &method_job_optimizer, &m.base, NULL, done, arg);
+}
+
 static const struct zc_method method_skip = { .id = ZP_SKIP, .reply = reply_step, .of_job = true };
 
 int zc_skip(struct zc_client *c, uint64_t job, uint64_t step, enum zc_commit commit,

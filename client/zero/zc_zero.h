@@ -326,6 +326,9 @@ struct zc_zero_options {
     void *(*alloc)(void *arg, size_t bytes, void *stream);
     void (*free)(void *arg, void *mem, size_t bytes, void *stream);
     void *memory_arg;
+    /* The optimizer and its moments are what the job is placed for: zc_zero_optimizer() may name another one before the first
+     * step */
+    bool optimizer_late;
 };
 
 /** Fills in the usual values: micro_steps 1, betas 0.9 and 0.95, eps 1e-8, one group, prefetch 1,
@@ -510,6 +513,13 @@ struct zc_zero_norm {
 ZC_EXPORT int zc_zero_norms(struct zc_zero *z, struct zc_zero_norm *ret, uint32_t n);
 /** The norm of all of them together; NaN where something is not finite. */
 ZC_EXPORT int zc_zero_norm(struct zc_zero *z, double *ret);
+
+/** Of an engine opened with optimizer_late, before its first step: it steps with this optimizer. Collective; may be called again. State
+ *  stays as it was placed, so AdamW with moments of fp32, which takes as much as any, is what to open it with: the moments are
+ *  those of the options, and the optimizer has as many or, where they are fp32, fewer, the last ones staying zero and taking
+ *  their place all the same (-ENOTSUP otherwise, and for a job that is kept). Its scalars come with zc_zero_step_by(), or are
+ *  the options'. -EBUSY: a step was made, or announced. */
+ZC_EXPORT int zc_zero_optimizer(struct zc_zero *z, enum zc_optimizer kind, enum zc_moments moments);
 
 /** The scalars that torch.optim gives the optimizer of that kind (Lion: its paper's). */
 ZC_EXPORT void zc_zero_group_defaults(enum zc_optimizer kind, struct zc_group *ret);

@@ -12,6 +12,9 @@
  * The table is made once for each step, before its first page: where a unit's own segments name groups, those of the
  * table name classes, and tensors without a class are in none.
  *
+ * ANOTHER OPTIMIZER (job-optimizer). A trainer that comes to know its optimizer late opens its job with one whose state is as large
+ * as any; before the first step only the kind changes, and state stays where it is, all zeros (zb_layout_steps_with()).
+ *
  * BOUNDS. At most ZP_CLASSES_MAX classes, and as many runs as the job has tensors, for each rank; a table has at most
  * as many segments.
  */
@@ -22,7 +25,10 @@
 #include <string.h>
 
 #include "base/array.h"
+#include "base/late.h"
+#include "daemon/op/early.h"
 #include "daemon/op/requests.h"
+#include "daemon/op/step.h"
 
 /* ---- scalars */
 
@@ -312,4 +318,45 @@ void zsd_table_done(struct zsd_step_table *table)
     free(table->segments);
     free(table->at);
     *table = (struct zsd_step_table){ 0 };
+}
+
+/* ---- another optimizer */
+
+static int optimizer_check(const struct zsd_job *job, const Zp__JobOptimizer *q, struct zb_err *err)
+{
+    if (job->keep)
+        return zb_fail(err, -ENOTSUP,
+                       "job '%s' is kept: its optimizer is the one that it was opened with",
+                       job->name);
+    if (job->state != ZSD_READY || job->step->asked || job->early_said > 0)
+        return zb_fail(err, -EBUSY, "job '%s' is not ready, or a step was asked for", job->name);
+    if (job->iterations > 0)
+        return zb_fail(err, -EBUSY, "job '%s' has made a step with %s", job->name,
+                       zb_optimizer_name(job->optimizer));
+    for (uint32_t u = 0; u < job->nunits; u++)
+        if (!job->units[u]->layout.frozen &&
+            zb_layout_steps_with(&job->units[u]->layout, q->optimizer, q->moments, err) < 0)
+            return err->code;
+    return 0;
+}
+
+ZSD_REQUEST(zsd_job_optimizer, JobOptimizer)
+{
+    struct zsd_member *m = zsd_member_of(req, q->job);
+    struct zb_err err = { 0 };
+    struct zsd_job *job;
+
+    if (!m)
+        return;
+    job = m->job;
+    if (optimizer_check(job, q, &err) < 0) {
+        zsd_reply_err(req, &err);
+        return;
+    }
+    if (q->optimizer != job->optimizer)
+        zsd_classes_drop(job); /* they were checked for the other one */
+    job->optimizer = q->optimizer;
+    for (uint32_t u = 0; u < job->nunits; u++)
+        job->units[u]->layout.optimizer = q->optimizer;
+    zsd_reply(req, NULL, -1);
 }

@@ -176,7 +176,7 @@ zc_zero_options = struct("zc_zero_options", (c_void_p, "comm"), (c_char_p, "sock
                          (c_bool, "reduce_waits quantize_gather"), (zc_loss_scale, "loss_scale"),
                          (c_uint64, "memory_bytes"), (c_bool, "gather_alone step_unused resume_if_there"),
                          (c_uint32, "poll_ms"),
-                         (c_void_p, "alloc free memory_arg"))
+                         (c_void_p, "alloc free memory_arg"), (c_bool, "optimizer_late"))
 zc_zero_stepped = struct("zc_zero_stepped", (c_uint64, "iterations applied"),
                          (c_double, "grad_norm clip_scale"), (c_bool, "skipped"),
                          (c_double, "loss_scale"), (c_uint32, "left_alone"))
@@ -271,6 +271,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     **asynchronous("zc_step", c_uint64, P(zc_step), P(zc_stepped)),
     **asynchronous("zc_step_begin", c_uint64, P(zc_step), c_uint32),
     **asynchronous("zc_step_classes", c_uint64, c_uint64, P(zc_classes)),
+    **asynchronous("zc_job_optimizer", c_uint64, c_int, c_int),
     **asynchronous("zc_skip", c_uint64, c_uint64, c_int, c_uint32, P(zc_stepped)),
     **asynchronous("zc_commit", c_uint64, c_int, c_uint64, c_uint32, P(zc_point)),
     **asynchronous("zc_progress", c_uint64, c_uint64, c_uint64),
@@ -368,7 +369,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 # Of PROTOTYPES, what a header need not declare yet; and options and structs likewise.
 PLANNED = frozenset(f"zc_zero_{name}" for name in (
-    "grad_add", "abandon", "optimizer",
+    "grad_add", "abandon",
     "freeze", "gather_into", "prefetch", "read_on", "write_on"))
 PLANNED_STRUCTS: frozenset[str] = frozenset()
-PLANNED_OPTIONS = frozenset({"optimizer_late"})
+PLANNED_OPTIONS: frozenset[str] = frozenset()

@@ -47,6 +47,7 @@ static const struct {
     [ZCZ_CALL_NORMS] = { "the norms of tensors", "asks for norms of tensors" },
     [ZCZ_CALL_STEP] = { "the norms of the ranks", "steps" },
     [ZCZ_CALL_COMMIT] = { "the vote on a commit", "votes on a commit" },
+    [ZCZ_CALL_OPTIMIZER] = { "the optimizer", "says the optimizer" },
     [ZCZ_CALL_OPTIONS] = { "the options of the engine", "opens an engine" },
     [ZCZ_CALL_DEVICES] = { "collectives between devices", "opens a device" },
     [ZCZ_CALL_MEET] = { "the introduction of the ranks", "introduces itself" },

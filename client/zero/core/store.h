@@ -113,6 +113,11 @@ struct zcz_store_ops {
     int (*step_begin)(struct zcz_store *s, struct zcz_op *op, const struct zc_step *step,
                       uint32_t micros);
 
+    /** Before the first step: it steps with another optimizer; as zc_job_optimizer(). NULL: the layouts of the
+     * units say it all. */
+    int (*optimizer)(struct zcz_store *s, struct zcz_op *op, enum zc_optimizer kind,
+                     enum zc_moments moments);
+
     /** As zc_commit(); for all ranks of the node. */
     int (*commit)(struct zcz_store *s, struct zcz_op *op, enum zc_commit what, uint64_t iterations);
     /** Kept with the next step; copied. */

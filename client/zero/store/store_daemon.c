@@ -212,6 +212,15 @@ static int daemon_step_begin(struct zcz_store *s, struct zcz_op *op, const struc
                             zc_step_begin(d->c, d->job.id, step, micros, zcz_daemon_on_op, op));
 }
 
+static int daemon_optimizer(struct zcz_store *s, struct zcz_op *op, enum zc_optimizer kind,
+                            enum zc_moments moments)
+{
+    struct zcz_daemon *d = zcz_daemon_of(s);
+
+    return zcz_daemon_begun(d, op,
+                            zc_job_optimizer(d->c, d->job.id, kind, moments, zcz_daemon_on_op, op));
+}
+
 static int daemon_commit(struct zcz_store *s, struct zcz_op *op, enum zc_commit what,
                          uint64_t iterations)
 {
@@ -352,6 +361,7 @@ static const struct zcz_store_ops daemon_ops = {
     .classes = daemon_classes,
     .step = daemon_step,
     .step_begin = daemon_step_begin,
+    .optimizer = daemon_optimizer,
     .commit = daemon_commit,
     .note_put = daemon_note_put,
     .note_get = daemon_note_get,

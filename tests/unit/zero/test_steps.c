@@ -253,6 +253,7 @@ struct rank {
     uint64_t until;
     bool norms;                                      /* asks for them, before each step */
     int (*before)(struct zc_zero *z, uint32_t rank); /* a step */
+    bool one_moment;                                 /* of the optimizer */
     /* out */
     int rc;
     char error[512];
@@ -333,7 +334,7 @@ static int rank_read(struct rank *r, struct zc_zero *z)
         rc = zc_zero_read(z, u, ZC_MASTER, 0, units[u].elems, r->p + at);
         if (rc == 0)
             rc = zc_zero_read(z, u, ZC_EXP_AVG, 0, units[u].elems, r->m + at);
-        if (rc == 0)
+        if (rc == 0 && !r->one_moment)
             rc = zc_zero_read(z, u, ZC_EXP_AVG_SQ, 0, units[u].elems, r->v + at);
         if (rc == 0)
             rc = zc_zero_tensor_steps(z, u, r->steps + tensor);
@@ -613,6 +614,70 @@ static void a_resumed_job_has_its_counts(void **state)
     daemon_stop(pid);
 }
 
+/* ---- an optimizer that is known late */
+
+static int late_sgd(struct zc_zero *z, uint32_t rank)
+{
+    uint64_t iterations, applied;
+    int rc = zc_zero_progress(z, &iterations, &applied);
+
+    (void)rank;
+    if (rc < 0 || iterations > 0)
+        return rc < 0 || zc_zero_optimizer(z, ZC_SGD, ZC_MOMENTS_F32) != -EBUSY ? -EPROTO : 0;
+    if (zc_zero_optimizer(z, ZC_SGD, ZC_MOMENTS_BF16) != -ENOTSUP)
+        return -EPROTO;
+    rc = zc_zero_optimizer(z, ZC_ADAM, ZC_MOMENTS_F32);
+    return rc < 0 ? rc : zc_zero_optimizer(z, ZC_SGD, ZC_MOMENTS_F32);
+}
+
+/* SGD in the place of AdamW is SGD, wherever it is; and a kept job says no. */
+static void an_optimizer_known_late(void **state)
+{
+    static const struct {
+        const char *device;
+        enum zc_zero_offload where;
+        bool late, keep;
+    } ways[] = { { .late = false },
+                 { .late = true },
+                 { "emulated", .late = true },
+                 { NULL, ZC_ZERO_HOST, .late = true },
+                 { NULL, ZC_ZERO_NVME, .late = true },
+                 { NULL, ZC_ZERO_HOST, .late = true, .keep = true } };
+    char socket[96];
+    pid_t pid = daemon_start(socket, "8M");
+    struct party *want = NULL;
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(ways); i++) {
+        struct party *p = party_new(2, &plans[0]);
+
+        for (uint32_t r = 0; r < 2; r++) {
+            struct zc_zero_options *o = &p->ranks[r].options;
+
+            o->optimizer = ways[i].late ? ZC_ADAMW : ZC_SGD;
+            o->optimizer_late = ways[i].late;
+            o->device = ways[i].device;
+            o->socket = socket;
+            o->keep = ways[i].keep;
+            o->offload_param = o->offload_optimizer = ways[i].where;
+            p->ranks[r].until = 4;
+            p->ranks[r].before = ways[i].late ? late_sgd : NULL;
+            p->ranks[r].one_moment = true;
+        }
+        party_run(p);
+        if (ways[i].keep)
+            assert_int_equal(p->ranks[0].rc, -ENOTSUP);
+        else if (want)
+            assert_same(want, p);
+        else
+            want = p;
+        if (p != want)
+            party_free(p);
+    }
+    party_free(want);
+    daemon_stop(pid);
+}
+
 /* ---- what is refused changes nothing */
 
 static int refused(struct zc_zero *z, const struct zc_zero_step_how *how, int want,
@@ -729,6 +794,7 @@ int main(void)
         cmocka_unit_test(as_plain_loops),
         cmocka_unit_test(placement_changes_nothing),
         cmocka_unit_test(a_resumed_job_has_its_counts),
+        cmocka_unit_test(an_optimizer_known_late),
         cmocka_unit_test(refusals_change_nothing),
         cmocka_unit_test(ranks_that_differ),
     };

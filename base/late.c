@@ -1,0 +1,27 @@
+/*
+ * late.c - see late.h.
+ */
+#include "base/late.h"
+
+#include <errno.h>
+
+int zb_layout_steps_with(const struct zb_layout *layout, enum zb_optimizer optimizer,
+                         enum zb_moments moments, struct zb_err *err)
+{
+    uint32_t n = 0;
+
+    if (!zb_optimizer_name(optimizer))
+        return zb_fail(err, -EINVAL, "optimizer number %d is not known", (int)optimizer);
+    while (zb_moment_name(optimizer, n))
+        n++;
+    if (moments != layout->moments)
+        return zb_fail(err, -ENOTSUP, "state was placed for moments of %s, and cannot have others",
+                       zb_moments_name(layout->moments));
+    if (n > layout->nmoments || (n < layout->nmoments && moments != ZB_MOMENTS_F32))
+        return zb_fail(
+            err, -ENOTSUP,
+            "state was placed for %s with %u moments of %s: it cannot be that of %s, which has %u",
+            zb_optimizer_name(layout->optimizer), layout->nmoments, zb_moments_name(moments),
+            zb_optimizer_name(optimizer), n);
+    return 0;
+}
