@@ -665,8 +665,8 @@ static void an_optimizer_known_late(void **state)
             p->ranks[r].one_moment = true;
         }
         party_run(p);
-        if (ways[i].keep)
-            assert_int_equal(p->ranks[0].rc, -ENOTSUP);
+        if (ways[i].keep) /* who leaves first may be what the other one hears of */
+            assert_true(p->ranks[0].rc == -ENOTSUP || p->ranks[1].rc == -ENOTSUP);
         else if (want)
             assert_same(want, p);
         else
