@@ -71,7 +71,7 @@ def plain_step(model: nn.Module, opt: torch.optim.Optimizer, step: int) -> float
     loss.backward()
     opt.step()
     opt.zero_grad()
-    return float(loss)
+    return float(loss.detach())
 
 
 def adamw(params: Any, **more: Any) -> torch.optim.Optimizer:

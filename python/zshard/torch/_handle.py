@@ -122,6 +122,14 @@ class Handle:
             runtime.clear()
             runtime.spent = False
 
+    def sleep(self) -> None:
+        """Would give back this process's buffers until wake(). NotImplementedError: the engine cannot yet."""
+        raise NotImplementedError("sleep(): the engine has no zc_zero_park(); close(gather=True) gives all memory back")
+
+    def wake(self) -> None:
+        """The other half of sleep(). NotImplementedError."""
+        raise NotImplementedError("wake(): the engine has no zc_zero_park()")
+
     def snapshot(self, name: str) -> None:
         """Keeps the newest step as a snapshot of the job, which later steps do not change. Collective.
 
@@ -207,6 +215,7 @@ def shard(
         prefetch: units gathered ahead.
         accumulate: "reduce" exchanges in each backward pass, "local" once in a step (see `no_sync`, `set_boundary`).
         external: parameters that a module uses outside of their own module's forward.
+        leaf: not supported yet: ranks of one node may run different modules without it.
         compile: torch.compile each block in place; a dict has its arguments.
         init_fn: of modules on the meta device: writes the values of the one module that it is called with; None:
             reset_parameters(). Models of from_pretrained() and from_config() need none.
@@ -216,6 +225,11 @@ def shard(
         ValueError, TypeError: the model or optimizer cannot be sharded; the message says why. Nothing is changed.
         ZshardError: the engine refused; the message says why.
     """
+    if leaf:
+        raise NotImplementedError(
+            "leaf=: on one node gathers need no peer, so that modules may differ by rank; ranks of "
+            "several nodes must run the same modules"
+        )
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer or ())
     _check_model(model)
     rules = [_plain.check(o) for o in optimizers]
