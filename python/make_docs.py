@@ -1,4 +1,4 @@
-"""Writes docs/pytorch/API.md from the docstrings of zshard.torch; --check says whether it is up to date (exit 1: no)."""
+"""Writes docs/pytorch/API.md from the docstrings of zshard.torch; --check: exit 1 where it is not up to date."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ from . import _state, _step
 if TYPE_CHECKING:
     from ._runtime import Runtime
 
-PIECE = 1 << 24  # elements that are read at a time
+PIECE = 1 << 20  # elements that are read at a time: 4 MiB of staging in the daemon
 _ST = {
     torch.float32: 12,
     torch.float16: 8,
