@@ -43,9 +43,8 @@ void zb_fork_watch(struct zb_fork *f, void (*child)(struct zb_fork *f))
 
 void zb_fork_forget(struct zb_fork *f)
 {
-    if (!f->node.next)
-        return;
     (void)pthread_mutex_lock(&fork_lock);
-    zb_list_remove(&f->node);
+    if (f->node.next) /* written by its neighbours, too */
+        zb_list_remove(&f->node);
     (void)pthread_mutex_unlock(&fork_lock);
 }
