@@ -10,6 +10,7 @@ import ctypes
 import math
 import warnings
 import weakref
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from time import perf_counter_ns
@@ -346,7 +347,8 @@ class LazyState(dict[str, Any]):
         return [self[k] for k in self]
 
     def __reduce__(self) -> Any:
-        return dict, (dict(self.items()),)
+        # An OrderedDict: torch.load(weights_only=True) builds it, and refuses a dict that is called.
+        return OrderedDict, (), None, None, iter(self.items())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
         return dict(self.items())
