@@ -68,6 +68,8 @@ def valid(c: dict[str, Any]) -> bool:
         return False
     if cell.checkpoint != "no" and not entry.checkpoints:
         return False
+    if cell.model == "experts" and cell.world > 1 and cell.store == "none":
+        return False  # without a daemon, gathers are collective
     if cell.checkpoint == "reentrant" and cell.trained != "all":
         return False  # plain torch loses the gradients of what has no input that needs one
     if cell.trained == "lora" and cell.model == "gpt2":
@@ -188,14 +190,15 @@ class Run:
 
     def between(self, step: int) -> None:
         """What comes between two steps and must change nothing."""
-        if self.cell.between == "eval" and step % 5 == 2 + self.rank:  # not on all ranks at once
+        alone = 0 if self.cell.store == "none" else self.rank  # with a daemon ranks need not do the same
+        if self.cell.between == "eval" and step % 5 == 2 + alone:
             self.model.eval()
             with torch.no_grad():
                 for source in (zoo.batches(self.cell.model, 99, DTYPES[self.cell.dtype]),):
                     assert torch.isfinite(zoo.loss_of(self.model, self.batch(source)))
             self.model.train()
         elif self.cell.between == "generate" and step in (3, 9):
-            self.generate(4 + self.rank)
+            self.generate(4 + alone)
         elif self.cell.between == "exception" and step == 4:
             self.fail()
 
