@@ -58,7 +58,7 @@ def plain(case: str) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("case", ["plain", "clip"])
+@pytest.mark.parametrize("case", ["plain", "clip", "seeded"])
 def test_two_ranks(tmp_path: Path, case: str) -> None:
     assert run(tmp_path, case, "none")["losses"] == pytest.approx(plain(case), rel=1e-6)
 

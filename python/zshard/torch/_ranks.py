@@ -41,7 +41,6 @@ def same_parameters(engine: Engine, planned: Plan) -> None:
                 total = (total * 31 + fingerprint(piece.param)) % (1 << 48)
         return total
 
-    what = "param"
     for unit, differs in zip(planned.units, differing(engine, [mark(u) for u in planned.units]), strict=True):
         if not differs:
             continue
@@ -49,8 +48,7 @@ def same_parameters(engine: Engine, planned: Plan) -> None:
             if attached(piece.param) is not None:
                 continue
             values = piece.param.detach().to("cpu", torch.float32).contiguous()
-            what = "param" if unit.frozen or unit.dtype == torch.float32 else "master"
-            engine.write_on(0, unit.index, what, piece.first, piece.numel, "f32", values.data_ptr())
+            engine.write_on(0, unit.index, "master", piece.first, piece.numel, "f32", values.data_ptr())
 
 
 def same_buffers(engine: Engine, model: nn.Module) -> None:
