@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
+import errno
 import functools
 import json
 import os
@@ -375,29 +376,39 @@ class _Snapshot:
         self.taken = True
 
     def open(self) -> None:
-        self.client.check(
-            self.client.lib.zc_reader_open_wait(
-                self.client.handle, self.job.encode(), self.name.encode(), PIECE * 4, ctypes.byref(self.reader)
+        """Opens the reader, with less staging where the daemon has little memory free."""
+        if self.reader.id:
+            return
+        for staging in (PIECE * 4, PIECE, PIECE // 4):
+            rc = self.client.lib.zc_reader_open_wait(
+                self.client.handle, self.job.encode(), self.name.encode(), staging, ctypes.byref(self.reader)
             )
-        )
+            if rc != -errno.ENOSPC:
+                break
+        self.client.check(rc)
 
     def read(self, p: torch.Tensor, first: int, count: int) -> torch.Tensor:
         found = self.plan.find(p)
         assert found is not None
         unit, piece = found
-        self.client.check(
-            self.client.lib.zc_reader_read_wait(
-                self.client.handle,
-                self.reader.id,
-                unit.index,
-                _c.PARAM,
-                piece.first + first,
-                count,
-                self.reader.staging,
+        made = torch.empty(count, dtype=unit.dtype)
+        most = int(self.reader.staging_bytes) // 4
+        for at in range(0, count, most):
+            n = min(most, count - at)
+            self.client.check(
+                self.client.lib.zc_reader_read_wait(
+                    self.client.handle,
+                    self.reader.id,
+                    unit.index,
+                    _c.PARAM,
+                    piece.first + first + at,
+                    n,
+                    self.reader.staging,
+                )
             )
-        )
-        raw = ctypes.string_at(self.reader.staging, count * unit.dtype.itemsize)
-        return torch.frombuffer(bytearray(raw), dtype=unit.dtype)
+            raw = ctypes.string_at(self.reader.staging, n * unit.dtype.itemsize)
+            made[at : at + n] = torch.frombuffer(bytearray(raw), dtype=unit.dtype)
+        return made
 
     def close(self) -> None:
         with contextlib.suppress(Exception):
@@ -544,6 +555,7 @@ def _snapshot_of(runtime: Runtime) -> _Snapshot | None:
     if runtime.engine.rank == 0:
         try:
             snapshot.take()
+            snapshot.open()
         except Exception as e:
             print(f"zshard: save_pretrained: no snapshot: {e}", file=sys.stderr)
             ok = 0.0
