@@ -589,6 +589,12 @@ ZC_EXPORT int zc_job_optimizer(struct zc_client *c, uint64_t job, enum zc_optimi
 ZC_EXPORT int zc_job_optimizer_wait(struct zc_client *c, uint64_t job, enum zc_optimizer optimizer,
                                     enum zc_moments moments);
 
+/** Drops the gradients of step `step`, the one that comes next, and `iterations` stays: they are pushed anew, from micro-step 0. One rank
+ *  asks, for all of the node's; they have agreed on it, so none of them has a push, a read of a gradient or a step under way (-EBUSY). */
+ZC_EXPORT int zc_abandon(struct zc_client *c, uint64_t job, uint64_t step, zc_done_fn *done,
+                         void *arg);
+ZC_EXPORT int zc_abandon_wait(struct zc_client *c, uint64_t job, uint64_t step);
+
 /** Drops the gradients of this iteration: `iterations` grows, `applied` and the versions do not. */
 ZC_EXPORT int zc_skip(struct zc_client *c, uint64_t job, uint64_t step, enum zc_commit commit,
                       uint32_t timeout_ms, struct zc_stepped *ret, zc_done_fn *done, void *arg);

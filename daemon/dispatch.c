@@ -64,6 +64,7 @@ static const struct row {
     [ZP_GPU_SHARE] = { .handler = zsd_gpu_share },
     [ZP_STEP_CLASSES] = { .handler = zsd_step_classes },
     [ZP_JOB_OPTIMIZER] = { .handler = zsd_job_optimizer },
+    [ZP_ABANDON] = { .handler = zsd_abandon },
 };
 
 /* ---- hello and ping */

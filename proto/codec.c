@@ -260,6 +260,7 @@ static const struct zp_method_info methods[ZP_METHOD_END] = {
     [ZP_GPU_SHARE] = { "gpu-share", METHOD(job_ref, gpu_share_reply) },
     [ZP_STEP_CLASSES] = { "step-classes", METHOD(step_classes, empty) },
     [ZP_JOB_OPTIMIZER] = { "job-optimizer", METHOD(job_optimizer, empty) },
+    [ZP_ABANDON] = { "abandon", METHOD(abandon, empty) },
 };
 
 const struct zp_method_info *zp_method_info(unsigned method)

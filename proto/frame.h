@@ -90,6 +90,7 @@ enum zp_method {
     ZP_GPU_SHARE = 41,
     ZP_STEP_CLASSES = 42,
     ZP_JOB_OPTIMIZER = 43,
+    ZP_ABANDON = 44,
     ZP_METHOD_END
 };
 

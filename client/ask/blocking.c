@@ -71,6 +71,8 @@ FORM(zc_job_optimizer, (struct zc_client *c, uint64_t job, enum zc_optimizer opt
          enum zc_moments moments),
      0, c, job, optimizer, moments)
 
+FORM(zc_abandon, (struct zc_client *c, uint64_t job, uint64_t step), 0, c, job, step)
+
 FORM(zc_skip, (struct zc_client *c, uint64_t job, uint64_t step, enum zc_commit commit,
          uint32_t timeout_ms, struct zc_stepped *ret),
      timeout_ms, c, job, step, commit, timeout_ms, ret)

@@ -95,6 +95,17 @@ int zc_job_optimizer(struct zc_client *c, uint64_t job, enum zc_optimizer optimi
     return zc_ask(c, &method_job_optimizer, &m.base, NULL, done, arg);
 }
 
+static const struct zc_method method_abandon = { .id = ZP_ABANDON, .of_job = true };
+
+int zc_abandon(struct zc_client *c, uint64_t job, uint64_t step, zc_done_fn *done, void *arg)
+{
+    Zp__Abandon m = ZP__ABANDON__INIT;
+
+    m.job = job;
+    m.step = step;
+    return zc_ask(c, &method_abandon, &m.base, NULL, done, arg);
+}
+
 static const struct zc_method method_skip = { .id = ZP_SKIP, .reply = reply_step, .of_job = true };
 
 int zc_skip(struct zc_client *c, uint64_t job, uint64_t step, enum zc_commit commit,

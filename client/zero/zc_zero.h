@@ -524,6 +524,12 @@ ZC_EXPORT int zc_zero_optimizer(struct zc_zero *z, enum zc_optimizer kind, enum 
 /** The scalars that torch.optim gives the optimizer of that kind (Lion: its paper's). */
 ZC_EXPORT void zc_zero_group_defaults(enum zc_optimizer kind, struct zc_group *ret);
 
+/** Collective, between two steps: the gradients of this step are dropped on all ranks, with its micro-steps, its announcement, and
+ * what was said of tensors; it begins anew. Nothing is counted: iterations, notes and the loss scale stay. Units that
+ * are gathered stay so. With micro_steps 0 a micro-step in progress ends here, and all ranks have begun as many (-EINVAL,
+ * which is final); otherwise it is called between two micro-steps (-EBUSY). */
+ZC_EXPORT int zc_zero_abandon(struct zc_zero *z);
+
 /** Says the learning rate of the next step ahead, the same on all ranks: then that step begins
  * under the last backward pass, unit by unit, where state is streamed. Called between two steps,
  * best before the last micro-step; zc_zero_step() then has the same lr (-EINVAL). Does nothing

@@ -272,6 +272,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     **asynchronous("zc_step_begin", c_uint64, P(zc_step), c_uint32),
     **asynchronous("zc_step_classes", c_uint64, c_uint64, P(zc_classes)),
     **asynchronous("zc_job_optimizer", c_uint64, c_int, c_int),
+    **asynchronous("zc_abandon", c_uint64, c_uint64),
     **asynchronous("zc_skip", c_uint64, c_uint64, c_int, c_uint32, P(zc_stepped)),
     **asynchronous("zc_commit", c_uint64, c_int, c_uint64, c_uint32, P(zc_point)),
     **asynchronous("zc_progress", c_uint64, c_uint64, c_uint64),
@@ -369,7 +370,6 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 # Of PROTOTYPES, what a header need not declare yet; and options and structs likewise.
 PLANNED = frozenset(f"zc_zero_{name}" for name in (
-    "grad_add", "abandon",
-    "freeze", "gather_into", "prefetch", "read_on", "write_on"))
+    "freeze",))
 PLANNED_STRUCTS: frozenset[str] = frozenset()
 PLANNED_OPTIONS: frozenset[str] = frozenset()

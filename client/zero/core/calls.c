@@ -49,6 +49,7 @@ static const struct {
     [ZCZ_CALL_COMMIT] = { "the vote on a commit", "votes on a commit" },
     [ZCZ_CALL_OPTIMIZER] = { "the optimizer", "says the optimizer" },
     [ZCZ_CALL_OPTIONS] = { "the options of the engine", "opens an engine" },
+    [ZCZ_CALL_ABANDON] = { "the end of a step that is abandoned", "abandons a step" },
     [ZCZ_CALL_DEVICES] = { "collectives between devices", "opens a device" },
     [ZCZ_CALL_MEET] = { "the introduction of the ranks", "introduces itself" },
     [ZCZ_CALL_UNITS] = { "the units", "starts with its units" },

@@ -18,6 +18,7 @@ enum zcz_call {
     ZCZ_CALL_NORMS,
     ZCZ_CALL_STEP,
     ZCZ_CALL_COMMIT,
+    ZCZ_CALL_ABANDON,
     ZCZ_CALL_OPTIMIZER,
     ZCZ_CALL_OPTIONS, /* of the start */
     ZCZ_CALL_DEVICES,

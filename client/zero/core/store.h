@@ -113,6 +113,8 @@ struct zcz_store_ops {
     int (*step_begin)(struct zcz_store *s, struct zcz_op *op, const struct zc_step *step,
                       uint32_t micros);
 
+    /** As zc_abandon(), for all ranks of the node; NULL: a push with micro 0 forgets what was there. */
+    int (*abandon)(struct zcz_store *s, struct zcz_op *op, uint64_t step);
     /** Before the first step: it steps with another optimizer; as zc_job_optimizer(). NULL: the layouts of the
      * units say it all. */
     int (*optimizer)(struct zcz_store *s, struct zcz_op *op, enum zc_optimizer kind,

@@ -146,6 +146,18 @@ static int micro_hand(struct zc_zero *z, struct zcz_unit *u)
     return z->pass->leaves ? micro_leave(z, false) : zcz_turn(z, 0);
 }
 
+int zcz_micro_abandon(struct zc_zero *z)
+{
+    if (!zcz_micro_any(z) && z->pass->reduced > 0)
+        return zcz_refuse(z, -EBUSY,
+                          "a step is abandoned in the middle of micro-step %u: %u of %u units were "
+                          "reduced",
+                          z->pass->micro, z->pass->reduced, z->trainable);
+    if (!z->pass->open)
+        return 0;
+    return micro_close(z);
+}
+
 int zcz_micro_check(struct zc_zero *z)
 {
     return !zcz_micro_any(z) || z->pass->open || z->pass->micro > 0

@@ -140,6 +140,11 @@ bool zcz_pass_idle(const struct zc_zero *z);
 bool zcz_reduce_idle(const struct zc_zero *z);
 /** The end: whatever the trainer still holds goes, and what is being reduced may end. */
 void zcz_pass_let_go(struct zc_zero *z);
+/** Before a step is abandoned: the micro-step that is in progress ends, so that every rank has made the same collectives. 0 or
+ * a refusal: ranks cannot know how far the others are in one that zc_zero_micro() did not begin. */
+int zcz_micro_abandon(struct zc_zero *z);
+/** What the trainer has added up here, and not handed over, goes. */
+void zcz_reduce_drop(struct zc_zero *z);
 /** A step has begun: micro-steps count from 0, and gathers begin anew. */
 void zcz_pass_rewind(struct zc_zero *z);
 /** orphans: as zcz_pool_done(). */

@@ -127,6 +127,19 @@ bool zcz_reduce_idle(const struct zc_zero *z)
     return zb_list_empty(&z->pass->reduces) && z->pass->pushes.pending == 0;
 }
 
+void zcz_reduce_drop(struct zc_zero *z)
+{
+    for (uint32_t i = 0; i < z->nunits; i++) {
+        struct zcz_unit *u = &z->units[i];
+
+        if (u->pass->grad)
+            grad_put(z, u, u->pass->grad);
+        u->pass->grad = NULL;
+        u->pass->asked = u->pass->unreduced = false;
+    }
+    z->pass->reduced = 0;
+}
+
 void zcz_reduce_rewind(struct zc_zero *z)
 {
     z->pass->micro = 0;

@@ -221,6 +221,13 @@ static int daemon_optimizer(struct zcz_store *s, struct zcz_op *op, enum zc_opti
                             zc_job_optimizer(d->c, d->job.id, kind, moments, zcz_daemon_on_op, op));
 }
 
+static int daemon_abandon(struct zcz_store *s, struct zcz_op *op, uint64_t step)
+{
+    struct zcz_daemon *d = zcz_daemon_of(s);
+
+    return zcz_daemon_begun(d, op, zc_abandon(d->c, d->job.id, step, zcz_daemon_on_op, op));
+}
+
 static int daemon_commit(struct zcz_store *s, struct zcz_op *op, enum zc_commit what,
                          uint64_t iterations)
 {
@@ -362,6 +369,7 @@ static const struct zcz_store_ops daemon_ops = {
     .step = daemon_step,
     .step_begin = daemon_step_begin,
     .optimizer = daemon_optimizer,
+    .abandon = daemon_abandon,
     .commit = daemon_commit,
     .note_put = daemon_note_put,
     .note_get = daemon_note_get,

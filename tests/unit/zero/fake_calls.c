@@ -250,6 +250,11 @@ static bool try_end(struct zc_client *c, struct call *call)
         return end_norms(c, job, call);
     case STEP:
         return end_step(job, call);
+    case ABANDON:
+        assert(!job->stepping && call->number == job->iterations + 1);
+        for (uint32_t i = 0; i < job->nshards; i++)
+            job->shards[i].micro = job->shards[i].grad_next = 0;
+        return true;
     case NOTE:
         return true;
     case COMMIT:

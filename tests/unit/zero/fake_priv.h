@@ -35,6 +35,7 @@ enum kind {
     FETCH,
     NORMS,
     STEP,
+    ABANDON,
     NOTE,
     COMMIT,
     PING,

@@ -198,6 +198,19 @@ int zc_job_optimizer(struct zc_client *c, uint64_t job_id, enum zc_optimizer opt
     abort(); /* the optimizer is known at the start */
 }
 
+int zc_abandon(struct zc_client *c, uint64_t job_id, uint64_t step, zc_done_fn *done, void *arg)
+{
+    struct call *call;
+    int rc;
+
+    assert(job_id == 42 && c->rank == 0);
+    BEGIN(c, ABANDON, done, arg, call)
+    {
+        call->number = step;
+    }
+    END();
+}
+
 int zc_skip(struct zc_client *c, uint64_t job_id, uint64_t step, enum zc_commit commit,
             uint32_t timeout_ms, struct zc_stepped *ret, zc_done_fn *done, void *arg)
 {

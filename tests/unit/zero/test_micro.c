@@ -26,6 +26,7 @@ struct way {
     bool shuffled;   /* each rank has an order of its own */
     bool last_said;  /* zc_zero_micro(last) is told */
     bool open_end;   /* the step ends the last micro-step */
+    bool abandons;   /* each step is begun twice before */
 };
 
 struct trainer {
@@ -107,11 +108,34 @@ static int micro_step(struct trainer *t, struct zc_zero *z, uint32_t step, uint3
     return rc;
 }
 
+/* Another step is begun, and dropped: with an open micro-step, and between two. */
+static int begin_in_vain(struct trainer *t, struct zc_zero *z, uint32_t step)
+{
+    uint64_t before, after, applied;
+    int rc = zc_zero_progress(z, &before, &applied);
+
+    for (uint32_t m = 0; m < 2 && rc == 0; m++)
+        rc = micro_step(t, z, step + 50, m);
+    if (rc == 0)
+        rc = zc_zero_abandon(z);
+    if (rc == 0 && t->way.any) {
+        rc = zc_zero_micro(z, false);
+        for (uint32_t u = MODEL_UNITS; u-- > 2 && rc == 0;)
+            if (!model_units[u].frozen)
+                rc = hand(t, z, u, step + 90, 0);
+    }
+    if (rc == 0)
+        rc = zc_zero_abandon(z);
+    if (rc == 0)
+        rc = zc_zero_progress(z, &after, &applied);
+    return rc == 0 && before != after ? -EILSEQ : rc;
+}
+
 static int step_once(struct trainer *t, struct zc_zero *z, uint32_t step)
 {
     uint32_t micros = micros_of(&t->way, step);
     struct zc_zero_stepped stepped;
-    int rc = 0;
+    int rc = t->way.abandons ? begin_in_vain(t, z, step) : 0;
 
     for (uint32_t m = 0; m < micros && rc == 0; m++)
         rc = micro_step(t, z, step, m);
@@ -279,6 +303,28 @@ static void as_many_as_come(void **state)
         }
 }
 
+/* A step that was abandoned leaves nothing behind, wherever slices are. */
+static void abandoned_steps_leave_nothing(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(places); i++)
+        for (uint32_t world = 1; world <= 3; world++)
+            for (int any = 0; any < 2; any++) {
+                struct way plain = { .name = "plain", .any = any, .micros = 2 };
+                struct way twice = {
+                    .name = "abandoned", .any = any, .micros = 2, .abandons = true
+                };
+                struct trainer a[PARTY_MAX], b[PARTY_MAX];
+
+                run(a, world, &plain, &places[i]);
+                run(b, world, &twice, &places[i]);
+                for (uint32_t r = 0; r < world; r++)
+                    assert_same(&a[r], &b[r]);
+                done(a, world);
+                done(b, world);
+            }
+}
+
 /* ---- what is refused */
 
 static void calls_at_the_wrong_time(void **state)
@@ -328,6 +374,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_bits_are_those_of_a_number_said_ahead),
+        cmocka_unit_test(abandoned_steps_leave_nothing),
         cmocka_unit_test(as_many_as_come),
         cmocka_unit_test(calls_at_the_wrong_time),
     };

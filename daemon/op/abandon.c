@@ -1,0 +1,51 @@
+/*
+ * op/abandon.c - the gradients of a step that will not be made are dropped, and it begins anew.
+ *
+ * As a skip, but nothing is counted: `iterations` stays, and notes and commits are what they were. What was
+ * stepped ahead of its barrier (op/early.c) is undone. One rank asks, for all of the node; they have agreed on it, so
+ * none of them pushes meanwhile.
+ */
+#include <errno.h>
+
+#include "daemon/op/early.h"
+#include "daemon/op/member.h"
+#include "daemon/op/requests.h"
+#include "daemon/op/step.h"
+#include "proto/shard.pb-c.h"
+
+static int abandon_check(const struct zsd_job *job, uint64_t step, struct zb_err *err)
+{
+    if (job->state != ZSD_READY || job->step->asked)
+        return zb_fail(err, -EBUSY, "job '%s' is not ready, or steps: nothing is abandoned",
+                       job->name);
+    if (step != job->iterations + 1)
+        return zb_fail(err, -EINVAL, "step %llu of job '%s' is abandoned: step %llu comes next",
+                       (unsigned long long)step, job->name,
+                       (unsigned long long)job->iterations + 1);
+    for (uint32_t i = 0; i < job->nshards; i++) {
+        const struct zsd_shard *s = job->shards[i];
+
+        if (s->pushing > 0 || s->grad_reads > 0 || !zb_list_empty(&s->push_waiters))
+            return zb_fail(err, -EBUSY,
+                           "step %llu of job '%s' is abandoned, and a gradient of unit '%s' is "
+                           "under way",
+                           (unsigned long long)step, job->name, s->unit->name);
+    }
+    return 0;
+}
+
+ZSD_REQUEST(zsd_abandon, Abandon)
+{
+    struct zsd_member *m = zsd_member_of(req, q->job);
+    struct zb_err err = { 0 };
+
+    if (!m)
+        return;
+    if (abandon_check(m->job, q->step, &err) < 0) {
+        zsd_reply_err(req, &err);
+        return;
+    }
+    zsd_early_drop(m->job);
+    zsd_grads_reset(m->job);
+    zsd_reply(req, NULL, -1);
+}
