@@ -19,7 +19,7 @@ from .. import _c, _lib
 from .._client import Client
 from .._engine import Engine
 from ..errors import Refused, ZshardError, error
-from . import _compat, _load, _notes, _plain, _sources, _state, _step
+from . import _load, _notes, _plain, _sources, _state, _step
 from ._groups import build
 from ._hooks import Hooks
 from ._init import context
@@ -340,7 +340,7 @@ def _start(
         options["optimizer_late"] = True
     if place.type != "cpu":
         options["device"] = str(place)
-    engine = _compat.make(context().comm(str(place)), **options)
+    engine = Engine(context().comm(str(place)), micro_steps=0, **options)
     try:
         for unit in planned.units:
             engine.add_unit(
