@@ -33,6 +33,8 @@ void zcz_guard_leave(const struct zc_zero **z);
     __attribute__((cleanup(zcz_guard_leave), unused)) \
     const struct zc_zero *zcz_guarded = zcz_guard_enter(z)
 
+/* ---- poller.c */
+
 /** Starts the thread that polls, where options.poll_ms asks for it; kept out until
  *  zcz_guard_opened(). 0 or a refusal. */
 int zcz_guard_start(struct zc_zero *z);

@@ -41,11 +41,6 @@ int zcz_steps_start(struct zc_zero *z)
     return zcz_counts_start(z);
 }
 
-bool zcz_steps_idle(const struct zc_zero *z)
-{
-    return z->steps->notes.pending == 0 && z->steps->announce.pending == 0 && !z->stepping;
-}
-
 void zcz_steps_close(struct zc_zero *z)
 {
     free(z->steps->note);

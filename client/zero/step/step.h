@@ -53,7 +53,10 @@ struct zcz_steps {
 /** At the start, when the store knows how far the job is. 0 or a refusal. */
 int zcz_steps_start(struct zc_zero *z);
 /** No step runs, and neither notes nor an announcement are on their way. */
-bool zcz_steps_idle(const struct zc_zero *z);
+static inline bool zcz_steps_idle(const struct zc_zero *z)
+{
+    return z->steps->notes.pending == 0 && z->steps->announce.pending == 0 && !z->stepping;
+}
 void zcz_steps_close(struct zc_zero *z);
 
 /* ---- step.c */
