@@ -398,9 +398,10 @@ enum zc_what {
  *  pinned). first and count are multiples of page_elems, or count ends at the shard's end. Versions
  *  stay; fetches that come after it see the new values, and a commit stands as it was.
  *
- *  ZC_MASTER: initial values; the optimizer's state becomes zero, but from the first step on it stays
- *  as it was. A shard can be fetched when all of it was written. ZC_EXP_AVG, ZC_EXP_AVG_SQ: where a job goes on that was trained elsewhere, of
- *  elements whose masters were written (-EAGAIN). A write that fails leaves its elements unwritten.
+ *  ZC_MASTER: before the first step the optimizer's state becomes zero; after it, the state stays as it
+ *  was. A shard can be fetched when all of it was written. ZC_EXP_AVG, ZC_EXP_AVG_SQ: where a job that
+ *  was trained elsewhere is brought here, of elements whose masters were written (-EAGAIN). A write that
+ *  fails leaves its elements unwritten.
  */
 ZC_EXPORT int zc_write(struct zc_client *c, uint64_t shard, enum zc_what what, uint64_t first,
                        uint64_t count, const float *staged, zc_done_fn *done, void *arg);

@@ -432,7 +432,10 @@ static bool start_write(struct job *j, struct shard *s)
     staged = slot_at(j, s->rank, (unsigned)slot);
     for (uint64_t i = 0; i < count; i++)
         staged[i] = page.first + i < u->def.elems ? draw_float(1) : 0;
-    zk_page_init(j->ops, &u->layout, &page, staged);
+    if (j->iterations > 0) /* trained: moments stay */
+        zk_page_set(j->ops, &u->layout, &page, ZK_MASTER, staged);
+    else
+        zk_page_init(j->ops, &u->layout, &page, staged);
     op->slot = (unsigned)slot;
     op->shards[0] = s;
     op->n = 1;

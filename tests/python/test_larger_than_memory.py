@@ -1,4 +1,4 @@
-# ctest: LABELS full COST 30 TIMEOUT 1800
+# ctest: LABELS long COST 30 TIMEOUT 1800
 """A model whose states are four times the memory that all of it may use is initialised, trained, saved and resumed.
 
 The budget is the daemon's host budget and a memory cgroup around trainer and daemon; what an interpreter with PyTorch
