@@ -40,7 +40,10 @@ def run(words: list[str], folder: Path, env: dict[str, str]) -> None:
     assert done.returncode == 0, f"{words[-1][-400:]}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
 
 
-@pytest.mark.parametrize("page", PAGES)
+SHORT = ("TUTORIAL.md", "FIRST-HOUR.md")  # the others run at night
+
+
+@pytest.mark.parametrize("page", [p if p in SHORT else pytest.param(p, marks=pytest.mark.long) for p in PAGES])
 def test_snippets(page: str, tmp_path: Path) -> None:
     """Blocks of Python are one program, but for those that begin with '# NAME.py'; blocks of sh run when they come."""
     pytest.importorskip("transformers")
