@@ -121,7 +121,7 @@ void sv_step(struct zi_rank *ranks, unsigned world, uint64_t number, enum zc_com
                             .groups = sv_groups,
                             .ngroups = 1,
                             .commit = commit,
-                            .timeout_ms = 15000 };
+                            .timeout_ms = 120000 };
     struct zc_stepped stepped[SV_WORLD_MAX];
     struct zi_call calls[SV_WORLD_MAX];
     const char *text;

@@ -894,7 +894,7 @@ static int run_try(struct zi_rank *ranks, struct zi_daemon *d, uint64_t *k, char
                                 .groups = sv_groups,
                                 .ngroups = 1,
                                 .commit = ZC_COMMIT_STEP,
-                                .timeout_ms = 15000 };
+                                .timeout_ms = 120000 };
         unsigned rank;
 
         rc = sv_push_try(ranks, 2, number, &rank); /* it may have failed since */

@@ -409,7 +409,7 @@ static bool step_try(struct zi_rank *ranks, uint64_t number, char *text, size_t 
                             .groups = sv_groups,
                             .ngroups = 1,
                             .commit = ZC_COMMIT_STEP,
-                            .timeout_ms = 15000 };
+                            .timeout_ms = 120000 };
     struct zc_stepped stepped[2];
     struct zi_call calls[2];
     const char *why;

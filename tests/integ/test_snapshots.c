@@ -350,7 +350,7 @@ static void offline(void **state)
 /* Of the next commit: it waits for that, for its deadline, or hears that the job has gone. */
 static void of_the_next(void **state)
 {
-    const struct zc_snapshot next = { .job = "job", .next = true, .timeout_ms = 15000 };
+    const struct zc_snapshot next = { .job = "job", .next = true, .timeout_ms = 120000 };
     const struct zc_snapshot soon = { .job = "job", .next = true, .timeout_ms = 100 };
     struct zc_snapshot_row row = { 0 };
     struct zi_daemon d = { 0 };

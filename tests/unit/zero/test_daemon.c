@@ -117,7 +117,7 @@ static void party_new(struct party *p, uint32_t world, const struct daemon *d,
         o->clip = 1;
         o->micro_steps = 2;
         o->prefetch_units = 2;
-        o->timeout_ms = 20000;
+        o->timeout_ms = 120000;
         if (d) {
             o->socket = d->socket;
             o->offload_param = params;

@@ -56,7 +56,7 @@ static void party_new(struct party *p, uint32_t world, bool resume)
         run->options.loss_scale.dynamic = true;
         run->options.loss_scale.power = 4;
         run->options.loss_scale.window = 1;
-        run->options.timeout_ms = 20000;
+        run->options.timeout_ms = 120000;
         run->options.offload_param = run->options.offload_optimizer = ZC_ZERO_HOST;
         run->options.job = "kept";
         run->options.keep = run->options.durable = true;

@@ -247,7 +247,7 @@ static void party_new(struct party *p, const char *job, bool resume)
         run->options.groups = 2;
         run->options.weight_decay[0] = 0.1;
         run->options.clip = 1;
-        run->options.timeout_ms = 20000;
+        run->options.timeout_ms = 120000;
         if (!job)
             continue;
         run->options.socket = daemons[r].socket;
