@@ -18,7 +18,7 @@
 #define UNITS       4u
 #define ELEMS       (UINT64_C(1) << 18)
 #define WARM_MS     200u
-#define WINDOW_MS   3000u
+#define WINDOW_MS   2000u
 #define WINDOWS_MAX 3
 
 /* Everything is streamed through 6 page buffers; a step moves 24 MiB and takes 0.6 s alone. So slow a
