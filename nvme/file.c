@@ -17,7 +17,6 @@
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
-#include <sys/sysmacros.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -72,25 +71,23 @@ static int file_identify(struct zn_file *f, const char *path, struct zb_err *err
     return 0;
 }
 
-/* Whether the process that took the lock is there still, as /proc/locks says; who is not named there
- * counts as alive. */
+/* Whether a process that took the lock is there, as /proc/locks says. One that is not named there counts
+ * as dead: the list leaves out what it cannot name, or changes while it is read, and then we wait. */
 static bool file_holder_lives(const struct zn_file *f)
 {
     FILE *locks = fopen("/proc/locks", "re");
-    bool lives = true;
+    bool lives = !locks;
     char line[256];
     struct stat st;
 
     if (!locks || fstat(f->fd, &st) < 0)
         st.st_ino = 0;
     while (locks && st.st_ino != 0 && fgets(line, sizeof(line), locks)) {
-        unsigned major_no, minor_no;
-        unsigned long long inode;
+        unsigned long long inode; /* of any device: some file systems show another than stat() */
         int pid;
 
-        if (sscanf(line, "%*s FLOCK %*s %*s %d %x:%x:%llu", &pid, &major_no, &minor_no, &inode) ==
-                4 &&
-            inode == st.st_ino && makedev(major_no, minor_no) == st.st_dev)
+        if (sscanf(line, "%*s FLOCK %*s %*s %d %*x:%*x:%llu", &pid, &inode) == 2 &&
+            inode == st.st_ino)
             lives = pid > 0 && (kill(pid, 0) == 0 || errno == EPERM);
     }
     if (locks)
