@@ -10,6 +10,7 @@ import torch
 from torch_models import Net, adamw, batch, loss_of, plain_step, values
 
 import zshard.torch as zt
+from zshard.torch._memory import tensor_at
 
 
 def train(recompute: str | None = None, offload: str = "none") -> tuple[list[float], dict[str, torch.Tensor]]:
@@ -52,3 +53,47 @@ def test_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         zt.init()
     made.append(train())
     assert same(made[0], made[1]) and same(made[0], made[2])
+
+
+def moving(handle: zt.Handle) -> None:
+    """From now on each gather of the handle's units is at another address, and what was released becomes NaN."""
+    engine, units = handle.engine, handle.runtime.units
+    gather, release, taken, gone = engine.gather, engine.release, {}, []
+
+    def gather_elsewhere(unit: int) -> int:
+        elems, dtype = units[unit].unit.elems, units[unit].unit.dtype
+        taken[unit] = tensor_at(gather(unit), elems, dtype, torch.device("cpu")).clone()
+        return int(taken[unit].data_ptr())
+
+    def release_for_good(unit: int) -> None:
+        gone.append(taken.pop(unit).fill_(float("nan")))  # kept: no address comes twice
+        release(unit)
+
+    engine.gather, engine.release = gather_elsewhere, release_for_good
+
+
+def fail(*_: object) -> None:
+    raise ValueError("on purpose")
+
+
+@pytest.mark.parametrize("recompute", [None, "reentrant", "non-reentrant"])
+@pytest.mark.parametrize("mode", ["swap", "view", "copy"])
+def test_memory_that_moves(mode: str, recompute: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What autograd saved follows the parameters to where the backward pass gathers them."""
+    monkeypatch.setenv("ZSHARD_MEMORY", mode)
+    made = []
+    for moves in (False, True):
+        torch.manual_seed(0)
+        model = Net(tied=True, recompute=recompute)
+        opt = adamw(model.parameters())
+        with zt.shard(model, opt, offload="none") as handle:
+            if moves:
+                moving(handle)
+            losses = [plain_step(model, opt, i) for i in range(3)]
+            fails = model.blocks[1].register_forward_hook(fail)
+            with pytest.raises(ValueError, match="on purpose"):  # what a failed pass leaves behind does no harm
+                loss_of(model, batch(3))
+            fails.remove()
+            losses.append(plain_step(model, opt, 4))
+            made.append((losses, values(model)))
+    assert same(made[0], made[1])

@@ -25,7 +25,7 @@ from torch import nn
 
 from .._engine import Engine
 from . import _grads
-from ._memory import UnitMemory, tensor_at
+from ._memory import UnitMemory, saved_hooks, tensor_at
 from ._units import Plan, Unit
 
 task_id = torch._C._current_graph_task_id
@@ -132,10 +132,15 @@ class Runtime:
         self.before_forward: Callable[[], None] | None = None
         self.busy_ns = 0  # in hooks and steps, without the engine's calls
         self.c_ns = 0  # in the engine's calls
+        self.saved = saved_hooks(self._shown) if any(u.memory.mode == "view" for u in states) else None
+        self.watching = False  # `saved` is at work
         self.trainable = [(u, i) for u in states if u.trainable for i in range(len(u.params))]
         for number, (state, i) in enumerate(self.trainable):
             if i == 0:
                 self.first_trainable[state.index] = number
+
+    def _shown(self) -> list[UnitMemory]:
+        return [u.memory for u in self.units if u.memory.shown]
 
     # ---- calls of the engine
 
@@ -184,6 +189,16 @@ class Runtime:
 
     # ---- forward
 
+    def _watch_saved(self, on: bool) -> None:
+        """view: in a forward pass, what autograd saves of gathered memory is remembered by its place in the unit."""
+        if self.saved is None or on == self.watching:
+            return
+        self.watching = on
+        if on:
+            self.saved.__enter__()
+        else:
+            self.saved.__exit__(None, None, None)
+
     def enter(self, group: Group) -> bool:
         """A forward call of a group's module begins. Returns whether gradients of its inputs are to be watched."""
         recompute = task_id() != -1
@@ -205,8 +220,10 @@ class Runtime:
         self.stack.append(group)
         if not recompute:
             self.depth += 1
-            if self.depth == 1 and self.on_pass is not None:
-                self.on_pass(True)
+            if self.depth == 1:
+                self._watch_saved(True)
+                if self.on_pass is not None:
+                    self.on_pass(True)
         counts = group.module.training or torch.is_grad_enabled()
         for state in group.units:
             self.acquire(state)
@@ -233,8 +250,10 @@ class Runtime:
             self.release(state)
         if not recompute:
             self.depth -= 1
-            if self.depth == 0 and self.on_pass is not None:
-                self.on_pass(False)
+            if self.depth == 0:
+                self._watch_saved(False)
+                if self.on_pass is not None:
+                    self.on_pass(False)
             self.leave()
         return True
 
@@ -427,6 +446,7 @@ class Runtime:
                     self.release(state)
         self.stack.clear()
         self.depth = 0
+        self._watch_saved(False)
         if self.micro_open:
             self.broken = why
             self.micro_open = False
