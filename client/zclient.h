@@ -15,27 +15,27 @@
  * death of the parent; zc_close() frees the child's copy of the handle. Memory that is shared with
  * the daemon stays mapped.
  *
- * ERRORS. Functions return 0 or a negative errno. After a failure zc_error() has a sentence for
- * people; it stays until the next failure of that handle. A call that returns an error has started
+ * ERRORS. Functions return 0 or a negative errno. After a failure zc_error() returns an error
+ * message; it stays until the next failure of that handle. A call that returns an error has started
  * nothing: its done will not run. What the codes mean, everywhere in this header:
  *
  *     -EINVAL      an argument is wrong: out of range, misaligned, not in the right order
  *     -ENOENT      no such job, unit, shard, snapshot or note
  *     -EEXIST      it exists already: a job of that name, a repeated push
  *     -EPERM       it belongs to another user, or the handle to the parent of this process
- *     -ENOSPC      it does not fit: the sentence has the numbers and the least that would do (of a
+ *     -ENOSPC      it does not fit: the error message has the numbers and the least that would do (of a
  *                  GPU's memory: what is needed, and what is free)
  *     -EBUSY       somebody holds it, or the state is wrong now: a rank that is taken, a pinned
  *                  version, a job that is stepping
- *     -ETIMEDOUT   the deadline passed; the sentence says what it waited for
+ *     -ETIMEDOUT   the deadline passed; the error message says what it waited for
  *     -ESTALE      this rank was cut off by a newer epoch: another process took its job over; or
  *                  what a reader read was replaced by newer commits, and there was no room for it
  *     -EBADMSG     stored bytes are corrupt: nothing of them was handed out
  *     -EIO         a device failed
- *     -EOWNERDEAD  a peer rank of the job died: the job cannot go on
+ *     -EOWNERDEAD  a peer rank of the job died: the job cannot continue
  *     -ECANCELED   the call was ended by zc_close() or by the end of the job
  *     -ENOTCONN    the daemon is gone or hung up: close the handle
- *     -EPROTO      the daemon answered something that is not the protocol: close the handle
+ *     -EPROTO      the answer of the daemon violates the protocol: close the handle
  *     -ENOSYS      this daemon does not know the request
  *     -EMSGSIZE    the request is too long
  *     -ENOBUFS     too many calls are in flight: zc_poll() first
@@ -75,12 +75,12 @@ extern "C" {
 #define ZC_NORM_BYTES    80
 #define ZC_TOP_PATHS_MAX 8u
 #define ZC_TOP_TIERS_MAX 4u
-#define ZC_POINTS_MAX    3   /* states that a job can go on from: in memory, prepared, committed */
-#define ZC_SENTENCE_MAX  224 /* bytes of a sentence, its end included */
+#define ZC_POINTS_MAX    3   /* states that a job can resume from: in memory, prepared, committed */
+#define ZC_SENTENCE_MAX  224 /* bytes of a message, with the terminating 0 */
 
 struct zc_client;
 
-/** How a call ended: rc is 0 or one of the codes above; on failure zc_error() has its sentence. May
+/** How a call ended: rc is 0 or one of the codes above; on failure zc_error() returns its error message. May
  *  start calls; a blocking form or zc_poll() is refused with -EBUSY here, and zc_close() is an
  *  assertion that fails. Where a call takes a zc_done_fn, NULL means that nobody wants to know. */
 typedef void zc_done_fn(void *arg, int rc);
@@ -95,7 +95,7 @@ struct zc_options {
     uint32_t quiet_timeout_ms;   /* of the blocking forms: see WAITING; 0: 30000 */
 };
 
-/** What the daemon said of itself when we connected. */
+/** What the daemon reported about itself at connect. */
 struct zc_server {
     uint32_t version; /* of the protocol */
     uint32_t page_elems, block_elems;
@@ -111,7 +111,7 @@ struct zc_server {
  * @return 0; -ENOTCONN nobody answers there, -ETIMEDOUT not in time, -EPERM not allowed to connect,
  *         -EPROTO no version in common, -EUSERS the daemon serves as many clients as it may,
  *         -EMFILE, -EINVAL a path that cannot be a socket's; otherwise as above. On failure *ret is
- *         a closed handle that holds only the sentence (zc_close() it), or NULL: no memory.
+ *         a closed handle that holds only the error message (zc_close() it), or NULL: no memory.
  */
 ZC_EXPORT int zc_open(struct zc_client **ret, const struct zc_options *options);
 
@@ -119,7 +119,7 @@ ZC_EXPORT int zc_open(struct zc_client **ret, const struct zc_options *options);
  *  the daemon held for this client (pins, staging) returns at once; the job, unless kept, ends. */
 ZC_EXPORT void zc_close(struct zc_client *c);
 
-/** The sentence of the last failure, "" before the first. Valid until the next failure or close. */
+/** The error message of the last failure, "" before the first. Valid until the next failure or close. */
 ZC_EXPORT const char *zc_error(const struct zc_client *c);
 
 /** The library's name for a code ("-ENOSPC: it does not fit"), for logs. Never NULL. */
@@ -153,7 +153,7 @@ ZC_EXPORT short zc_events(const struct zc_client *c);
  * the first (0: does not wait, negative: without limit); a signal ends the wait.
  *
  * @return the number of callbacks run, 0 is fine; -ENOTCONN the connection is lost: every call
- *         that was unfinished ended with that code; -EPROTO likewise; -EBUSY in a callback
+ *         that was unfinished ended with that code; -EPROTO the same; -EBUSY in a callback
  */
 ZC_EXPORT int zc_poll(struct zc_client *c, int timeout_ms);
 
@@ -161,7 +161,7 @@ ZC_EXPORT int zc_poll(struct zc_client *c, int timeout_ms);
 
 enum zc_event_kind {
     ZC_EVENT_PEER_LOST = 100,  /* rank `rank` of your job died or hung up: -EOWNERDEAD */
-    ZC_EVENT_JOB_FAILED = 101, /* the job cannot go on, or not with this rank: code says why */
+    ZC_EVENT_JOB_FAILED = 101, /* the job cannot continue, or not with this rank: see code */
 };
 
 struct zc_event {
@@ -206,7 +206,7 @@ struct zc_job_options {
     bool durable;   /* steps of it can be committed, and then survive the daemon too; needs
                               `keep` and a daemon with data files (-EINVAL). It reserves room for
                               two states of the job there (zc_ready(): -ENOSPC) */
-    bool takeover;  /* with attach: cut off whoever is attached, and begin a new epoch */
+    bool takeover;  /* with attach: cut off attached processes, and begin a new epoch */
     uint64_t epoch; /* with attach: of which epoch this rank is (zc_job.epoch of the rank
                               that began it); 0: of the present one */
     uint32_t share; /* of drives and compute threads, beside other jobs' shares: 1 to 10000;
@@ -224,7 +224,7 @@ struct zc_job_options {
                            hexadecimal digits of its UUID; "emulated" */
 };
 
-/** A state that a kept job can go on from. */
+/** A state that a kept job can resume from. */
 enum zc_point_kind {
     ZC_POINT_MEMORY = 1,    /* the newest whole step, in the daemon's memory: gone with it */
     ZC_POINT_PREPARED = 2,  /* durable, beside the last commit, not decided yet */
@@ -251,14 +251,14 @@ struct zc_job {
 /** Joins as one rank. The first rank to arrive makes the job; the others must agree on `world`,
  *  `keep`, `durable`, places and groups. One job at a time per handle (-EBUSY).
  *
- *  With attach, a job that is kept goes on, from the point that zc_ready() names; a step that is in
+ *  With attach, a kept job continues from the point that zc_ready() names; a step that is in
  *  progress is waited for. When nobody is attached, `world` may be another one than before: then
  *  the ranks register the shards anew, by any ranges that cover every unit as the old ones did.
  *
  *  TAKEOVER. One rank attaches with `takeover`, tells its epoch to the others, and these attach
- *  with `epoch`. Whoever was attached before is cut off: its calls end with -ESTALE, it hears
- *  ZC_EVENT_JOB_FAILED with that code, and what it sends from then on is refused likewise, so a
- *  process that was only thought dead cannot step the job any more. An `epoch` that is not the
+ *  with `epoch`. Processes that were attached before are cut off: their calls end with -ESTALE, they
+ *  get ZC_EVENT_JOB_FAILED with that code, and later requests are refused with it, too, so a
+ *  process that was wrongly taken for dead cannot step the job any more. An `epoch` that is not the
  *  present one is -ESTALE too. */
 ZC_EXPORT int zc_job_open(struct zc_client *c, const struct zc_job_options *options,
                           struct zc_job *ret, zc_done_fn *done, void *arg);
@@ -313,7 +313,7 @@ struct zc_placement {
     uint64_t ring_bytes;  /* of those, where parameters that live on NVMe pass through: what is
                              pinned at one time, over all ranks, must fit */
     uint64_t host_bytes, nvme_bytes; /* taken by the job from each tier */
-    uint64_t iterations, applied;    /* where the job goes on */
+    uint64_t iterations, applied;    /* where the job continues */
     bool early;                      /* there is room for steps that begin early */
     uint64_t grads_on_nvme; /* bytes of gradients that host memory does not hold: each push writes
                                them, and all but the first of a step read them before; the step
@@ -328,7 +328,7 @@ struct zc_placement {
 /** Says that this rank has registered everything; done when every rank has, and the daemon has
  *  placed the job. -ENOSPC: it does not fit, nothing is held.
  *
- *  @param at  of a job that was attached: the iterations of the point to go on from, the same for
+ *  @param at  of a job that was attached: the iterations of the point to continue from, the same for
  *             all ranks (-EINVAL; -ENOENT: there is no such point). What is only in memory and
  * later is forgotten; what is prepared stays to be decided. NULL: what is in memory, else the
  *             newest commit. Looked at before it returns */
@@ -415,7 +415,7 @@ ZC_EXPORT int zc_read_wait(struct zc_client *c, uint64_t shard, enum zc_what wha
                            uint64_t count, void *staged);
 
 /** A shard's parameters, pinned: mapped, read-only, unchanged until released. They are elements of
- *  the unit's dtype, one behind the other. Of a quantized unit they are what is kept, and whoever
+ *  the unit's dtype, one after the other. Of a quantized unit they are what is kept, and whoever
  *  has fetched it decodes it: a block for each 4096 elements, int8_t code[4096], float scale[16];
  *  an element is its code times the scale of its 256, rounded to the dtype. Of the shard each
  *  page_elems elements begin at a multiple of 4096 bytes, with zeros before them. */
@@ -441,7 +441,7 @@ ZC_EXPORT int zc_fetch_wait(struct zc_client *c, const uint64_t *shards, uint32_
                             uint64_t min_version, uint32_t timeout_ms, struct zc_view *ret_views);
 
 /** One-way: queued, never answered, and without a system call of its own. Sent by the next
- *  zc_poll() or call that sends, and in effect before whatever is sent behind it. */
+ *  zc_poll() or call that sends, and in effect before anything that is sent after it. */
 ZC_EXPORT int zc_release(struct zc_client *c, const uint64_t *shards, uint32_t n);
 
 struct zc_push {
@@ -469,7 +469,8 @@ ZC_EXPORT void zc_norm_merge(struct zc_norm *into, const struct zc_norm *other);
 /** The square root of the sum; NaN when anything was not finite. */
 ZC_EXPORT double zc_norm_value(const struct zc_norm *norm);
 
-/** Over this rank's shards, whose gradients for `step` must be complete (-EBUSY otherwise). */
+/** Over this rank's shards, whose gradients for `step` must be complete (-EBUSY otherwise); a shard of which
+ * nothing was pushed counts as zeros. */
 ZC_EXPORT int zc_norms(struct zc_client *c, uint64_t job, uint64_t step, struct zc_norm *ret,
                        zc_done_fn *done, void *arg);
 ZC_EXPORT int zc_norms_wait(struct zc_client *c, uint64_t job, uint64_t step, struct zc_norm *ret);
@@ -482,7 +483,7 @@ ZC_EXPORT int zc_norms_wait(struct zc_client *c, uint64_t job, uint64_t step, st
 enum zc_commit {
     ZC_COMMIT_NO = 0,       /* of a step: only in memory */
     ZC_COMMIT_STEP = 1,     /* this step; of zc_commit(): the newest whole one */
-    ZC_COMMIT_PREPARE = 2,  /* likewise, but beside the last commit; -EBUSY while something is
+    ZC_COMMIT_PREPARE = 2,  /* the same, but beside the last commit; -EBUSY while something is
                                prepared already */
     ZC_COMMIT_PREPARED = 3, /* of zc_commit() only: what is prepared becomes the commit */
     ZC_COMMIT_DROP = 4,     /* of zc_commit() only: what is prepared is forgotten */
@@ -510,14 +511,14 @@ struct zc_step {
 struct zc_stepped {
     uint64_t iterations, applied;
     int commit_code; /* 0; or why the step, which is made, is not durable. The last commit stands */
-    char commit_text[ZC_SENTENCE_MAX]; /* its sentence */
+    char commit_text[ZC_SENTENCE_MAX]; /* its error message */
 };
 
 /** One optimizer step of the whole job: begins when every rank has asked for it, with the same
  *  values (-EINVAL otherwise), and finishes then without them. Every trainable shard must have its
- *  gradient. A fetch with min_version = applied + 1 may be sent right behind it, and waits.
+ *  gradient. A fetch with min_version = applied + 1 may be sent right after it, and waits.
  *  -ETIMEDOUT: it has not begun, nothing changed, and it may be asked for again; or it runs, and
- *  ends by itself. The sentence says which. -EBUSY: a rank has come back meanwhile, and first says
+ *  ends by itself. The error message says which. -EBUSY: a rank has come back meanwhile, and first says
  *  zc_ready(); ask again.
  *
  *  With commit, done runs when the step is durable. Where only that failed, the step is made all
@@ -538,7 +539,7 @@ ZC_EXPORT int zc_step_wait(struct zc_client *c, uint64_t job, const struct zc_st
  * that are being stepped cannot be read (-EBUSY), and pushes of other micro-steps are refused
  * (-EINVAL). When a rank goes away, what was begun is undone, and gradients that it used are
  * dropped. When a device fails meanwhile, the step is refused with -EIO or -EBADMSG: it has not
- * begun, the gradients are dropped, and the job goes on.
+ * begun, the gradients are dropped, and the job continues.
  *
  * @param step    commit and timeout_ms do not matter
  * @param micros  how many micro-steps this step has, at least 1
@@ -635,7 +636,7 @@ ZC_EXPORT int zc_note_put_wait(struct zc_client *c, uint64_t job, bool of_job, c
 ZC_EXPORT int zc_note_get_wait(struct zc_client *c, uint64_t job, bool of_job, void *buf,
                                size_t *ret_bytes);
 
-/* ---- snapshots: commits with a name, of durable jobs, by whoever may see the job. One is taken at
+/* ---- snapshots: commits with a name, of durable jobs, by every user who may see the job. One is taken at
  * once and copies nothing; what it costs is the pages that change afterwards. Names are as a job's.
  */
 
@@ -851,7 +852,7 @@ struct zc_counter {
     char name[64];
 };
 
-/** A sentence of a list: what scrub and fsck found. */
+/** A message of a list: what scrub and fsck found. */
 struct zc_sentence {
     char text[ZC_SENTENCE_MAX];
 };

@@ -19,12 +19,6 @@ int zcz_elems_check(struct zc_zero *z, const struct zcz_unit *u, uint64_t first,
                     enum zc_dtype dtype);
 /** Waits until nothing is reduced and no step runs: the store has what elements are now. */
 int zcz_elems_settle(struct zc_zero *z);
-/** Waits for a free piece of the store. */
-int zcz_piece_get(struct zc_zero *z, float **ret);
-/** Elements [at, at + n) of a slice as fp32, waiting: at most a piece. name: of another rank's slice, as
- * the store knows it; 0: this rank's. */
-int zcz_piece_read(struct zc_zero *z, struct zcz_unit *u, uint64_t name, enum zc_what what,
-                   uint64_t at, uint64_t n, float *to);
 
 void zcz_units_done(struct zc_zero *z);
 /** Of everything that all ranks must have alike. */

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/crc.h"
+#include "client/zero/core/piece.h"
 #include "client/zero/engine.h"
 #include "client/zero/pass/pass.h"
 #include "client/zero/step/step.h"
@@ -35,46 +36,6 @@ struct read {
     void *out;           /* NULL: another rank gets it */
     struct zcz_buf *buf; /* one piece of every rank */
 };
-
-int zcz_piece_get(struct zc_zero *z, float **ret)
-{
-    struct zcz_wait w = { .what = "room for a piece of the store" };
-    int rc = 0;
-
-    while (rc == 0 && !(*ret = z->store->ops->piece(z->store)))
-        rc = zcz_wait(z, &w);
-    return rc;
-}
-
-int zcz_piece_read(struct zc_zero *z, struct zcz_unit *u, uint64_t name, enum zc_what what,
-                   uint64_t at, uint64_t n, float *to)
-{
-    const struct zcz_store_ops *store = z->store->ops;
-    struct zcz_wait w = { .what = "the store to be read" };
-    float *piece;
-    int rc = zcz_piece_get(z, &piece);
-
-    if (rc < 0)
-        return rc;
-    while ((rc = name ? store->read_named(z->store, &z->op, name, what, at, n, piece)
-                      : store->read(z->store, &z->op, u, what, at, n, piece)) == -EAGAIN &&
-           (rc = zcz_wait(z, &w)) == 0)
-        ;
-    if (rc < 0)
-        return zcz_fail(z, rc, "%s", z->error.text);
-    rc = zcz_wait_op(z, &z->op, w.what);
-    if (rc < 0)
-        return zcz_fail(z, rc, "read of unit %u '%s': %s", u->def.index, u->def.name,
-                        zcz_store_text(z->store));
-    if (what == ZC_PARAM && u->layout.dtype == ZB_BF16)
-        z->kernels->bf16_to_f32((const uint16_t *)(const void *)piece, to, n);
-    else if (what == ZC_PARAM && u->layout.dtype == ZB_F16)
-        z->kernels->f16_to_f32((const uint16_t *)(const void *)piece, to, n);
-    else
-        memcpy(to, piece, n * sizeof(*to));
-    store->piece_put(z->store, piece);
-    return 0;
-}
 
 /* What was asked for of elements [at, at + n) of the unit. */
 static void read_take(const struct read *r, uint64_t at, uint64_t n, const float *values)
@@ -174,6 +135,9 @@ static int read_grad_check(struct zc_zero *z, const struct zcz_unit *u)
     if (z->steps->announced)
         return zcz_refuse(z, -EBUSY, "the gradient of unit %u '%s': its step is announced",
                           u->def.index, u->def.name);
+    if (!zcz_unit_trained(u))
+        return zcz_refuse(z, -EINVAL, "unit %u '%s' is frozen: it has no gradient", u->def.index,
+                          u->def.name);
     if (!zcz_reduced_there(z, u))
         return zcz_refuse(z, -EBUSY, "unit %u '%s' has no reduced gradient of step %llu yet",
                           u->def.index, u->def.name, (unsigned long long)z->iterations + 1);

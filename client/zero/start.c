@@ -6,20 +6,11 @@
 #include <string.h>
 
 #include "base/crc.h"
+#include "client/zero/core/piece.h"
 #include "client/zero/engine.h"
 #include "client/zero/pass/pass.h"
 #include "client/zero/step/counts.h"
 #include "client/zero/step/step.h"
-
-static int start_piece(struct zc_zero *z, float **ret)
-{
-    struct zcz_wait w = { .what = "room for initial values" };
-    int rc = 0;
-
-    while (rc == 0 && !(*ret = z->store->ops->piece(z->store)))
-        rc = zcz_wait(z, &w);
-    return rc;
-}
 
 /* Elements [first, first + count) of this rank's slice, made by the caller's function. */
 static int start_write(struct zc_zero *z, struct zcz_unit *u, uint64_t first, uint64_t count,
@@ -28,7 +19,7 @@ static int start_write(struct zc_zero *z, struct zcz_unit *u, uint64_t first, ui
     struct zcz_wait w = { .what = "the store to take initial values" };
     uint64_t at = u->first + first, inside;
     float *piece;
-    int rc = start_piece(z, &piece);
+    int rc = zcz_piece_get(z, &piece);
 
     if (rc < 0)
         return rc;

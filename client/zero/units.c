@@ -229,3 +229,16 @@ uint32_t zcz_digest(const struct zc_zero *z)
         crc = digest_unit(crc, &z->units[i].def);
     return crc;
 }
+
+int zc_zero_slice(struct zc_zero *z, uint32_t unit, uint64_t *ret_first, uint64_t *ret_count)
+{
+    ZCZ_GUARD(z);
+    struct zcz_unit *u;
+    int rc = zcz_enter_unit(z, unit, &u);
+
+    if (rc < 0)
+        return rc;
+    *ret_first = zb_min_u64(u->first, u->def.elems);
+    *ret_count = zb_min_u64(u->count, u->def.elems - *ret_first);
+    return 0;
+}

@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "base/crc.h"
+#include "client/zero/core/piece.h"
 #include "client/zero/engine.h"
 #include "client/zero/pass/pass.h"
 #include "client/zero/step/step.h"

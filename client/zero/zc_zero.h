@@ -23,7 +23,7 @@
  * that; another order is correct, only slower. docs/ENGINE.md has the other loops, and what each
  * moves.
  *
- * ALIKE. Gather, release (but see gather_alone), grad, reduce, announce, step, commit, sum, read and a clean close make
+ * ALIKE. Gather, release (but see gather_alone), grad, reduce, announce, step, freeze, commit, sum, read and a clean close make
  * collectives: all ranks make these calls with the same arguments in the same order. Notes,
  * zc_zero_poll(), zc_zero_stats() and zc_zero_error() are each rank's own affair. Where ranks make
  * different collectives, the calls that wait for them fail with -EINVAL on these ranks, and the
@@ -40,8 +40,8 @@
  *
  * WHAT SURVIVES. A kept job stays in the daemon's memory when its ranks die; a durable one is also
  * committed, every commit_every steps and where zc_zero_commit() asks, and then survives the daemon
- * too. To go on, all ranks open the job again with `resume`. Whoever is still attached is cut off
- * (-ESTALE). The job goes on from the newest step that every node has, in memory or durable; it may
+ * too. To continue, all ranks open the job again with `resume`. Processes that are still attached
+ * are cut off (-ESTALE). The job continues from the newest step that every node has, in memory or durable; it may
  * have another number of ranks than before, on the same nodes. Each step carries notes of the
  * trainer's, which come back with it: what a resumed run needs to be exactly the same run. What the
  * nodes (or groups of ranks) have must be of one run, or the start is refused (-EINVAL).
@@ -59,12 +59,10 @@
  * refused with -EPERM, sockets are closed, and closing does nothing.
  *
  * ERRORS as in zclient.h. -EINVAL and -EBUSY for a call that was wrong, or came at the wrong time,
- * change nothing. Every other failure is final (zc_zero_failed() tells; exceptions are said where
- * they are): the ranks are no longer in step, and each later
- * call returns the same code at once, with the same sentence; close then with clean false. A call
- * that waits also notices a peer that died (-EOWNERDEAD, told by the daemon) and a daemon that is
- * gone
- * (-ENOTCONN), and gives up with -ETIMEDOUT when nothing has moved for timeout_ms. (A step that has
+ * change nothing. Every other failure is final (see zc_zero_failed(); exceptions are documented at
+ * each call): the ranks are no longer in step, and each later call returns the same code at once,
+ * with the same error message; close then with clean false. A call that waits also notices a peer
+ * that died (-EOWNERDEAD, reported by the daemon) and a daemon that is gone (-ENOTCONN), and gives up with -ETIMEDOUT when nothing has moved for timeout_ms. (A step that has
  * begun takes the time it takes, as long as the daemon answers at all.) A rank that
  * computes for longer than that between two calls must call zc_zero_poll() meanwhile, or its peers
  * give up on it.
@@ -112,7 +110,7 @@ struct zc_comm_other {
 /**
  * All start at once and return; buffers belong to the backend until test says done. Every rank
  * starts the same collectives in the same order, several before the first is done. Return 0 or a
- * negative errno, behind which nothing but error and close is called.
+ * negative errno, after which only error and close are called.
  */
 struct zc_comm_ops {
     const char *name;
@@ -127,7 +125,7 @@ struct zc_comm_ops {
     /* Ends the backend; clean: every rank closes now and nothing is in flight, otherwise peers may
      * be dead and must not be waited for. */
     void (*close)(struct zc_comm *comm, bool clean);
-    /* The sentence of the last failure. May be NULL. */
+    /* The error message of the last failure. May be NULL. */
     const char *(*error)(struct zc_comm *comm);
     const struct zc_comm_device_ops *device; /* NULL: of host memory alone, on a device, too */
     /* Collective, waits: one of the ranks that gave the same colour, in the order that they have
@@ -156,8 +154,8 @@ struct zc_comm {
  * launcher of MPI's, tcp under torchrun, else self.
  *
  * tcp connects each rank with each, as the environment says that torchrun leaves: RANK, WORLD_SIZE,
- * MASTER_ADDR and MASTER_PORT. Rank 0 listens at MASTER_ADDR, at the port behind MASTER_PORT
- * (ZSHARD_PORT: at that one); ranks wait 120 s for each other (ZSHARD_MEET_SECONDS), in split, too.
+ * MASTER_ADDR and MASTER_PORT. Rank 0 listens at MASTER_ADDR, at port MASTER_PORT + 1
+ * (or at ZSHARD_PORT); ranks wait 120 s for each other (ZSHARD_MEET_SECONDS), in split, too.
  * Neither encrypted nor signed: for a network that is the trainers' own.
  *
  * MPI is no dependency of this library: its backend is a plugin, zc_comm_mpi.so, which is looked
@@ -169,7 +167,7 @@ struct zc_comm {
  * self, as auto chooses; ranks find each other by these, too. NCCL is looked for when ranks are
  * more than one: the library that ZSHARD_NCCL_LIB names, else libnccl.so.2 (2.14 or newer).
  *
- * @param error,error_bytes  a buffer for the sentence of a failure; may be NULL and 0
+ * @param error,error_bytes  a buffer for the error message; may be NULL and 0
  * @return 0; -ENOENT no such backend, -ENOTSUP built without it or its library is missing, -EIO it
  * did not start, -ENOMEM; of tcp also -EINVAL the environment is wrong, -EADDRINUSE the port is in
  * use, -EOWNERDEAD ranks did not come, -EPROTO they do not belong together. *ret is NULL then
@@ -181,7 +179,7 @@ ZC_EXPORT int zc_comm_open(struct zc_comm **ret, const char *name, char *error, 
  * block; test may be NULL then: all_gather and exchange return when they are over. They get a comm
  * with rank, world and arg. Of the others only close, error and split are called, where they are
  * not NULL; name_next, other and device are not looked at. A close that is not clean waits for
- * nobody: a function that blocks goes on, and the rest is freed when it returns.
+ * nobody: a function that blocks continues, and the rest is freed when it returns.
  *
  * @param ops  outlives the comm, and what a function that blocks needs, that function
  * @return 0; -EINVAL all_gather or exchange is missing, or rank is no rank; -ENOMEM, -EAGAIN no
@@ -216,7 +214,7 @@ enum zc_zero_stage {
 struct zc_loss_scale {
     bool dynamic;        /* false: `fixed`, always */
     double fixed;        /* 0 or 1: none */
-    uint32_t power;      /* dynamic: the first scale is 2 to this power; it doubles behind */
+    uint32_t power;      /* dynamic: the first scale is 2 to this power; it doubles after */
     uint32_t window;     /* so many steps without overflow, and is halved by an overflow, when */
     uint32_t hysteresis; /* all of these but one are used up; they are refilled when it doubles, */
     bool consecutive;    /* or by every step without overflow */
@@ -233,12 +231,12 @@ struct zc_loss_scale {
 struct zc_zero_options {
     struct zc_comm *comm;  /* the caller's; outlives the engine */
     const char *socket;    /* as in zc_options */
-    const char *job;       /* NULL: "zero-<pid of rank 0>". Of groups all but the first have their
-                              number behind it, which it leaves room for */
+    const char *job;       /* NULL: "zero-<pid of rank 0>". Groups after the first append
+                              their number, for which it leaves room */
     bool keep;             /* the job outlives its ranks */
     bool durable;          /* steps can be committed (needs keep, and a daemon with data files) */
-    uint64_t commit_every; /* of a durable job: each so manieth step is committed; 0: on request */
-    bool resume; /* join the job of that name, which was kept, and go on with it: units are declared
+    uint64_t commit_every; /* of a durable job: so many steps between commits; 0: on request */
+    bool resume; /* join the job of that name, which was kept, and continue it: units are declared
                     as then, the options are as then, and the start asks for no initial values */
     /* parameters only with the optimizer. None: in this process, on the device where there is one
      * and ranks that are several have collectives between devices */
@@ -268,8 +266,8 @@ struct zc_zero_options {
     const char *kernels; /* NULL: the best; else as the daemon option of that name */
     const char *device;  /* NULL or "": parameters and gradients are handed out in host memory; else
                             the GPU that they are handed out on, "cuda" or "cuda:N". With too
-                            little memory: -ENOSPC, and the sentence says what is needed and what
-                            is free */
+                            little memory: -ENOSPC; the error message has the bytes needed and
+                            the bytes free */
     /* of a job: ZC_ZERO_HOST refuses what does not fit with its gradients in memory (-ENOSPC);
      * else (0) those that do not fit live on NVMe, where state and parameters may, too */
     enum zc_zero_offload offload_grad;
@@ -306,12 +304,12 @@ struct zc_zero_options {
      * alone may always ask for it. Else -ENOTSUP */
     bool gather_alone;
     /* A tensor that no rank gave a gradient in a step is stepped with a gradient of zero: its moments decay, and weight
-     * decay goes on, as DeepSpeed does it. Else it is left alone */
+     * decay is applied, as in DeepSpeed. Otherwise it is left alone */
     bool step_unused;
     /* Resume the job where all nodes have it, else begin it new (zc_zero_start() needs init for
      * that). Where some nodes have it and others have not, the start is refused (-ENOENT), since
-     * what some have would be lost. zc_zero_progress() tells: 0 iterations are a new job, or one
-     * that had made no step. Needs a daemon and a job name, as `resume` does, which wins */
+     * what some have would be lost. zc_zero_progress() returns 0 iterations for a new job, or
+     * for one that had made no step. Needs a daemon and a job name, as `resume` does, which takes precedence */
     bool resume_if_there;
     /* A thread of the library calls zc_zero_poll() so often, unless the trainer is in a call: for
      * trainers that compute longer than timeout_ms, or that want reductions to advance meanwhile.
@@ -326,9 +324,13 @@ struct zc_zero_options {
     void *(*alloc)(void *arg, size_t bytes, void *stream);
     void (*free)(void *arg, void *mem, size_t bytes, void *stream);
     void *memory_arg;
-    /* The optimizer and its moments are what the job is placed for: zc_zero_optimizer() may name another one before the first
-     * step */
+    /* The job is placed for the optimizer and moments given here; zc_zero_optimizer() may change
+     * them before the first step */
     bool optimizer_late;
+    /* Of a device: the stream that the trainer computes on, its own; of "cuda" a cudaStream_t of that
+     * device's primary context (the default stream is cudaStreamLegacy, (void *)1). zc_zero_stream()
+     * returns it. It lives longer than the engine. NULL: the engine makes one */
+    void *stream;
 };
 
 /** Fills in the usual values: micro_steps 1, betas 0.9 and 0.95, eps 1e-8, one group, prefetch 1,
@@ -338,33 +340,33 @@ ZC_EXPORT void zc_zero_defaults(struct zc_zero_options *options);
 /** Connects, and compares the options of all ranks: where one rank is refused, all are. Collective.
  *
  * @return 0; -EINVAL options are wrong, contradict each other, or differ between ranks; -ENOTSUP
- *         they ask for what this setting has not (gather_alone, a device that was not
+ *         they ask for something that is not available here (gather_alone, a device that was not
  *         built in); -ENOTCONN no daemon answers, or it hung up; -ENOENT no such kernels; -EPERM it is another user's;
  *         -EPROTO it does not speak this protocol; -ENODEV, -EIO no such device, or it failed;
  *         -ENOSPC it has too little memory; -ENOMEM, -EMFILE; -EOWNERDEAD a rank has gone,
  *         -ETIMEDOUT it did not come; and what a comm of the caller's returns
  *
- * After -EINVAL, -ENOTSUP, -ENOTCONN, -EPERM, -ENODEV, -ENOSPC and -ENOMEM that all ranks were told
+ * After -EINVAL, -ENOTSUP, -ENOTCONN, -EPERM, -ENODEV, -ENOSPC and -ENOMEM that all ranks returned
  * ("rank 1: ..."), the comm is fine: all ranks close, and may open another engine on it. After
  * -EOWNERDEAD, -ETIMEDOUT, -EPROTO, -EINTR and whatever the comm itself returned it is not: it is
- * closed, with clean false. The same holds for a start that fails, but there a daemon may tell of
+ * closed, with clean false. The same holds for a start that fails, but there a daemon may report
  * a lost rank first (-EOWNERDEAD), and then the comm is not to be used again.
- * On failure *ret is an engine that holds only the sentence (zc_zero_close() it), or NULL when
+ * On failure *ret is an engine that holds only the error message (zc_zero_close() it), or NULL when
  * there was no memory for that. The options need not outlive the call, but for comm. */
 ZC_EXPORT int zc_zero_open(struct zc_zero **ret, const struct zc_zero_options *options);
 /** clean: every rank closes now, in good order: the step in progress is finished, and committed
  * where it was to be; the job is closed. (Whether that worked, only zc_zero_commit() tells.)
  * Otherwise, and after a final failure, nobody is waited for. NULL is fine. */
 ZC_EXPORT void zc_zero_close(struct zc_zero *z, bool clean);
-/** The sentence of the last failure; "" before the first. */
+/** The error message of the last failure; "" before the first. */
 ZC_EXPORT const char *zc_zero_error(const struct zc_zero *z);
 /** Whether a failure was final: every later call returns its code. After a failure that was not,
- * nothing has changed, and calls go on: a commit that failed (-ENOSPC, -EIO ...) and was told by
- * zc_zero_step() or zc_zero_commit(), an interrupted gather, a call that was wrong. */
+ * nothing has changed, and the engine stays usable: a commit that failed (-ENOSPC, -EIO ...) and was
+ * reported by zc_zero_step() or zc_zero_commit(), an interrupted gather, a call that was wrong. */
 ZC_EXPORT bool zc_zero_failed(const struct zc_zero *z);
 /** From any thread, or a signal handler: the call in which the trainer waits returns -EINTR. A
  * gather has then changed nothing, and is called again, or not. Other calls cannot be taken back
- * half way: they go on to their end, unless nothing has moved for a second, as when another rank
+ * half way: they run to their end, unless nothing has moved for a second, as when another rank
  * does not come; then -EINTR is a final failure (zc_zero_failed()). When nobody is in a call,
  * nothing happens, and the next one does not know of it. */
 ZC_EXPORT void zc_zero_interrupt(struct zc_zero *z);
@@ -380,12 +382,22 @@ typedef int zc_zero_init_fn(void *arg, uint32_t unit, uint64_t first, uint64_t c
 
 /** Registers and places the slices and initialises them piece by piece: no rank ever holds a whole
  *  model, nor a whole unit. Where one rank fails, all do. With resume also -ENOENT: the nodes have
- *  no step in common (the sentence lists what they have), -ESTALE: somebody else resumes it now. */
+ *  no step in common (the error message lists the steps that they have), -ESTALE: another process resumes it now. */
 ZC_EXPORT int zc_zero_start(struct zc_zero *z, zc_zero_init_fn *init, void *arg);
 
 /** Steps asked for, and applied, so far: 0 and 0 unless the job was resumed. The learning rate and
  * the place in the data follow from iterations. */
 ZC_EXPORT int zc_zero_progress(struct zc_zero *z, uint64_t *ret_iterations, uint64_t *ret_applied);
+
+/** The elements of a unit whose state this rank keeps, after the start: [*ret_first, *ret_first + *ret_count), which may be none.
+ * What zc_zero_write_on() with root -1 takes of this rank's values. Asks no other rank. */
+ZC_EXPORT int zc_zero_slice(struct zc_zero *z, uint32_t unit, uint64_t *ret_first,
+                            uint64_t *ret_count);
+
+/** Between two steps (before the first micro-step): this process gives back the memory that comes and goes, buffers of gathers,
+ * gradients and votes; the next call that needs some takes it again. What was gathered ahead is dropped. Model states stay, and
+ * so do parameters of stages 1 and 2. All ranks, unless gathers are alone. -EBUSY: a step is in progress, or a unit is held. */
+ZC_EXPORT int zc_zero_park(struct zc_zero *z);
 
 /*
  * ON A DEVICE (options.device) gathered parameters and gradients are device memory, and the trainer
@@ -395,8 +407,8 @@ ZC_EXPORT int zc_zero_progress(struct zc_zero *z, uint64_t *ret_iterations, uint
  * bit those of a run without a device, as far as the trainer's own are.
  */
 
-/** The stream of the device, NULL without one: for "cuda" a cudaStream_t. It lives as long as the
- * engine. */
+/** The stream of the device, NULL without one: for "cuda" a cudaStream_t. options.stream, or the
+ * engine's own, which lives as long as the engine. */
 ZC_EXPORT void *zc_zero_stream(struct zc_zero *z);
 
 /** Bytes of the device that this engine has allocated now: gathered units, gradients, buffers
@@ -438,8 +450,8 @@ ZC_EXPORT int zc_zero_reduce_of(struct zc_zero *z, uint32_t unit, const bool *ha
  * accumulate_local `last` says that gradients leave in it; if none was the last, the step exchanges
  * what is held. All ranks make as many micro-steps between two steps, at least one. */
 ZC_EXPORT int zc_zero_micro(struct zc_zero *z, bool last);
-/** It is over. Units that this rank did not reduce in it have no gradient here: zeros are exchanged,
- * whatever was added into zc_zero_grad() (with accumulate_local, that stays). Collectives of a
+/** The micro-step ends. Units that this rank did not reduce in it have no gradient here: zeros are exchanged,
+ * regardless of what was added into zc_zero_grad() (with accumulate_local, that stays). Collectives of a
  * micro-step run in one order, by falling unit number, each as soon as all units above it were reduced
  * on this rank, or the micro-step ends: so ranks may reduce in different orders. (Gathers that are
  * collective are in that order, too, as they come.) -EBUSY: none is in progress. */
@@ -456,23 +468,24 @@ struct zc_zero_stepped {
 
 /** What the trainer multiplies the loss of the next step by, in each of its micro-steps, before it
  * computes gradients: 1 unless options.loss_scale says otherwise. After zc_zero_start(); a job that
- * goes on has the scale that it had. */
+ * is resumed has the scale that it had. */
 ZC_EXPORT double zc_zero_loss_scale(const struct zc_zero *z);
 
-/** After micro_steps micro-steps in which every trainable unit was reduced (with micro_steps 0: after
- * at least one; what is missing of it is ended first), with every unit released; lr is the same on all ranks. Returns when the step has begun: a gather behind it waits
- * for what it needs, and a failure of the step comes out of a later call.
+/** After micro_steps micro-steps in which every trainable unit was reduced (with micro_steps 0: after at
+ * least one; a micro-step in progress is ended first), with every unit released; lr is the same on all ranks.
+ * Returns when the step has begun: a later gather waits for the values it needs, and a failure of the step is
+ * returned by a later call.
  *
- * Where the step before was to be committed and was not (-ENOSPC, -EIO ...), this is told here,
- * once, on all ranks: nothing was done, that step is whole, the last commit stands, and a call
- * again goes on. */
+ * Where the previous step was to be committed and was not (-ENOSPC, -EIO ...), that error is returned
+ * here, once, on all ranks: nothing was done, that step is whole, the last commit stands, and the next
+ * call makes the step. */
 ZC_EXPORT int zc_zero_step(struct zc_zero *z, double lr, struct zc_zero_stepped *ret);
 
 #define ZC_GROUP_NONE 65534u
 
 /*
  * TENSORS are stepped each by itself: what no rank gave a gradient in the step (zc_zero_reduce_of(), or a unit that no
- * rank reduced) keeps its weight, its moments and its own count of steps, as torch does it; bias correction goes by that
+ * rank reduced) keeps its weight, its moments and its own count of steps, as in torch; bias correction uses that
  * count. Not so with options.step_unused, and where the step was announced, which is begun before anybody knows: then
  * it is stepped with a gradient of zero. Trainable tensors are numbered over all units in order, in each unit in order of
  * declaration; frozen units, and tensors of ZC_GROUP_FROZEN, are left out.
@@ -498,9 +511,15 @@ struct zc_zero_step_how {
 ZC_EXPORT int zc_zero_step_by(struct zc_zero *z, const struct zc_zero_step_how *how,
                               struct zc_zero_stepped *ret);
 
-/** *ret_steps, [ntensors of the unit]: how many steps each tensor has made; 0 of frozen ones. A resumed job has them. Own:
- * asks no other rank. */
+/** *ret_steps, [ntensors of the unit]: how many steps each tensor has made; 0 of frozen ones. A resumed job has them. Local:
+ * involves no other rank. */
 ZC_EXPORT int zc_zero_tensor_steps(struct zc_zero *z, uint32_t unit, uint64_t *ret_steps);
+/** Sets them, of the unit's n tensors, each below 2 to the 53; what is said of frozen ones is ignored: as when the optimizer's
+ * state comes from elsewhere, by zc_zero_write_on(). Bias correction of the next step goes by them. Collective, between two steps,
+ * the same on all ranks (-EINVAL, final, where it is not). Kept with the job from the next step on. -EINVAL: n, or a count, is
+ * wrong; -EBUSY: the step is announced. */
+ZC_EXPORT int zc_zero_set_tensor_steps(struct zc_zero *z, uint32_t unit, const uint64_t *steps,
+                                       uint32_t n);
 
 struct zc_zero_norm {
     double sum_of_squares; /* without blocks that hold something that is not finite */
@@ -521,6 +540,21 @@ ZC_EXPORT int zc_zero_norm(struct zc_zero *z, double *ret);
  *  the options'. -EBUSY: a step was made, or announced. */
 ZC_EXPORT int zc_zero_optimizer(struct zc_zero *z, enum zc_optimizer kind, enum zc_moments moments);
 
+/** Collective, between two steps: from the next one on a unit that was declared trainable is left alone (frozen), or trained
+ * again. While it is frozen, no gradient of it is taken (-EINVAL), exchanged or kept: zc_zero_reduce() is not called for
+ * it, and a micro-step is complete without it. Steps leave its weights, moments and the step counts of its tensors bit
+ * for bit as they are; norms leave it out (those of its tensors are 0), and zc_zero_stepped.left_alone does not count
+ * it. Its tensors keep their numbers, its state keeps its place, gathers, zc_zero_read() and zc_zero_write_on() are as
+ * before. What is so already may be said again.
+ *
+ * Not remembered: a job that is resumed comes with the units as they are declared, trainable, and its trainer freezes
+ * again what it wants frozen. Remembered are the step counts of tensors, without the steps that left them alone.
+ *
+ * -EINVAL: there is no such unit. -ENOTSUP: it was declared frozen, so there is no state to train it with. -EBUSY: on some
+ * rank a gradient of the next step was asked for, or the step is announced. Then nothing has changed, on any rank. Ranks that
+ * ask for different things: -EINVAL, which is final. A step is refused while every unit is frozen (-EINVAL). */
+ZC_EXPORT int zc_zero_freeze(struct zc_zero *z, uint32_t unit, bool frozen);
+
 /** The scalars that torch.optim gives the optimizer of that kind (Lion: its paper's). */
 ZC_EXPORT void zc_zero_group_defaults(enum zc_optimizer kind, struct zc_group *ret);
 
@@ -530,7 +564,7 @@ ZC_EXPORT void zc_zero_group_defaults(enum zc_optimizer kind, struct zc_group *r
  * which is final); otherwise it is called between two micro-steps (-EBUSY). */
 ZC_EXPORT int zc_zero_abandon(struct zc_zero *z);
 
-/** Says the learning rate of the next step ahead, the same on all ranks: then that step begins
+/** Announces the learning rate of the next step, the same on all ranks: then that step begins
  * under the last backward pass, unit by unit, where state is streamed. Called between two steps,
  * best before the last micro-step; zc_zero_step() then has the same lr (-EINVAL). Does nothing
  * where nothing can be gained: without a daemon, without room, without ZC_ZERO_EARLY, with
@@ -538,14 +572,14 @@ ZC_EXPORT int zc_zero_abandon(struct zc_zero *z);
 ZC_EXPORT int zc_zero_announce(struct zc_zero *z, double lr);
 
 /** Finishes the step in progress and makes the newest step durable, unless it is; waits for that.
- * On failure the last commit stands, and the engine goes on. -ENOTSUP: there is no daemon;
+ * On failure the last commit stands, and the engine stays usable. -ENOTSUP: there is no daemon;
  * -EINVAL: the job is not durable. */
 ZC_EXPORT int zc_zero_commit(struct zc_zero *z);
 
 #define ZC_ZERO_NOTE_MAX (ZC_NOTE_MAX - 32)
 
-/** Bytes of the trainer's own, at most ZC_ZERO_NOTE_MAX, kept with the next step and those behind
- * it, until there are others: this rank's, or of_job: the job's, which every rank puts alike.
+/** Bytes of the trainer's own, at most ZC_ZERO_NOTE_MAX, kept with the next step and those after
+ * it, until they are replaced: this rank's, or of_job: the job's, which every rank puts alike.
  * Copied. Too long a note is -EINVAL. */
 ZC_EXPORT int zc_zero_note_put(struct zc_zero *z, bool of_job, const void *note, size_t bytes);
 /** The note of the newest step: *ret_bytes of it in buf, which has ZC_NOTE_MAX bytes. -ENOENT:
@@ -559,8 +593,8 @@ ZC_EXPORT int zc_zero_sum(struct zc_zero *z, double *values, uint32_t n);
  * reports a lost peer or daemon. */
 ZC_EXPORT int zc_zero_poll(struct zc_zero *z);
 
-/** Reads elements [first, first + count) of a unit as fp32, on every rank, whoever holds them:
- *  ZC_PARAM (converted), ZC_MASTER, ZC_EXP_AVG or ZC_EXP_AVG_SQ, behind the last step. A frozen
+/** Reads elements [first, first + count) of a unit as fp32, on every rank, regardless of which rank holds them:
+ *  ZC_PARAM (converted), ZC_MASTER, ZC_EXP_AVG or ZC_EXP_AVG_SQ, after the last step. A frozen
  *  unit has no moments, and no master in bf16 (-EINVAL). */
 ZC_EXPORT int zc_zero_read(struct zc_zero *z, uint32_t unit, enum zc_what what, uint64_t first,
                            uint64_t count, float *out);
@@ -603,7 +637,7 @@ struct zc_zero_stats {
         gpu_bytes; /* that the job holds in each tier of the daemon; with
                       store none host_bytes is this process's planes */
     uint64_t gather_buffer_bytes, grad_buffer_bytes; /* of the engine in this process, at most */
-    uint64_t device_bytes;                           /* likewise, of a device: allocated at most */
+    uint64_t device_bytes;                           /* of a device: the most that was allocated */
     uint64_t comm_bytes; /* sent by this rank in collectives: all of them; of these, */
     uint64_t comm_gather_bytes, comm_reduce_bytes; /* gathers of parameters, reduce-scatters of
                                                       gradients, */
@@ -616,11 +650,11 @@ struct zc_zero_stats {
                          memory that is read-only: copies are slower then, and nothing else */
     uint64_t gpu_params_bytes; /* of gpu_bytes: the job's parameters (ZC_ZERO_GPU); 0: they are not
                                   there, */
-    const char *gpu_why; /* although that was asked for: why; else "". As long as the engine */
+    const char *gpu_why; /* why not, although asked for; else "". Valid as long as the engine */
 };
 
-/** Counted since zc_zero_start(). Asks the daemon, behind the step in progress, so that steps count
- * whole: a trainer that calls it right behind zc_zero_step() waits for that step. */
+/** Counted since zc_zero_start(). Asks the daemon, after the step in progress, so that steps count
+ * whole: a trainer that calls it right after zc_zero_step() waits for that step. */
 ZC_EXPORT int zc_zero_stats(struct zc_zero *z, struct zc_zero_stats *ret);
 
 #ifdef __cplusplus

@@ -108,13 +108,21 @@ static bool tensor_trainable(const struct zsd_unit *unit, uint32_t tensor)
     return !unit->layout.frozen && unit->tensors[tensor].group != ZP_GROUP_FROZEN;
 }
 
+static uint32_t unit_trainable(const struct zsd_unit *unit)
+{
+    uint32_t n = 0;
+
+    for (uint32_t t = 0; t < unit->ntensors; t++)
+        n += tensor_trainable(unit, t);
+    return n;
+}
+
 static uint32_t job_trainable(const struct zsd_job *job)
 {
     uint32_t n = 0;
 
     for (uint32_t u = 0; u < job->nunits; u++)
-        for (uint32_t t = 0; t < job->units[u]->ntensors; t++)
-            n += tensor_trainable(job->units[u], t);
+        n += unit_trainable(job->units[u]);
     return n;
 }
 
@@ -251,6 +259,24 @@ ZSD_REQUEST(zsd_step_classes, StepClasses)
         return;
     }
     zsd_reply(req, NULL, -1);
+}
+
+bool zsd_classes_leave(const struct zsd_job *job, const struct zsd_classes *c,
+                       const struct zsd_unit *unit)
+{
+    uint64_t first = 0, end, at = 0;
+
+    if (!c)
+        return false;
+    for (uint32_t u = 0; u < unit->index; u++)
+        first += unit_trainable(job->units[u]);
+    end = first + unit_trainable(unit);
+    for (uint32_t r = 0; r < c->nruns && at < end; r++) {
+        at += c->runs[r].count;
+        if (at > first && end > first && c->runs[r].class != ZSD_CLASS_NONE)
+            return false;
+    }
+    return true;
 }
 
 /* ---- what pages get */

@@ -51,6 +51,9 @@ void zsd_classes_drop(struct zsd_job *job);
 /** Both NULL, or equal. */
 bool zsd_classes_same(const struct zsd_classes *a, const struct zsd_classes *b);
 
+/** No tensor of the unit is in a class. NULL: the step is by groups, and leaves no unit alone. */
+bool zsd_classes_leave(const struct zsd_job *job, const struct zsd_classes *c,
+                       const struct zsd_unit *unit);
 /** 0 or -ENOMEM; the table is empty then. */
 int zsd_table_make(struct zsd_step_table *table, const struct zsd_job *job, double scale,
                    const struct zsd_classes *c);

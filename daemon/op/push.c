@@ -363,7 +363,7 @@ ZSD_REQUEST(zsd_norms, Norms)
     for (uint32_t i = 0; i < m->job->nshards; i++) {
         const struct zsd_shard *s = m->job->shards[i];
 
-        if (s->rank != m->rank || s->unit->layout.frozen)
+        if (s->rank != m->rank || s->unit->layout.frozen || zsd_grad_absent(s))
             continue;
         if (!zsd_grad_complete(s)) {
             zsd_refuse(req, -EBUSY, "unit '%s' of job '%s' has no whole gradient of step %llu yet",

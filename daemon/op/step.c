@@ -22,7 +22,7 @@
  *            all the same: the ranks are told both
  *
  * A failure in PAGES ends the job: some pages have stepped and some have not, and nobody may see
- * the mix. A durable one goes on from its last commit then, when its ranks attach again.
+ * the mix. A durable one resumes from its last commit then, when its ranks attach again.
  *
  * A skip is the same up to DRAIN, and then only forgets the gradients, and what was stepped ahead.
  *
@@ -45,6 +45,7 @@
 #include "daemon/op/early.h"
 #include "daemon/op/end.h"
 #include "daemon/op/note.h"
+#include "daemon/op/push.h"
 #include "daemon/op/requests.h"
 #include "daemon/page/pageop.h"
 #include "daemon/plan/gpu_params.h"
@@ -128,7 +129,7 @@ static void step_expire(struct zsd_timed *timed)
     }
     if (job->state == ZSD_STEPPING) {
         (void)zb_fail(&err, -ETIMEDOUT,
-                      "step %llu of job '%s' is running: it goes on, and ends by itself",
+                      "step %llu of job '%s' is running: it continues until it ends",
                       (unsigned long long)job->step->step, job->name);
     } else {
         zb_list_each(pos, &job->members)
@@ -150,8 +151,9 @@ static bool step_same(const struct zsd_step_op *a, const struct zsd_step_op *b)
            zsd_classes_same(a->classes, b->classes);
 }
 
-/* This rank's shards must have their gradients. */
-static int step_check_grads(const struct zsd_member *m, struct zb_err *err)
+/* This rank's shards must have their gradients, unless the step leaves them alone. */
+static int step_check_grads(const struct zsd_member *m, const struct zsd_classes *classes,
+                            struct zb_err *err)
 {
     const struct zsd_job *job = m->job;
 
@@ -161,7 +163,8 @@ static int step_check_grads(const struct zsd_member *m, struct zb_err *err)
         if (s->rank == m->rank && !zsd_shard_live(s))
             return zb_fail(err, -EAGAIN, "unit '%s' of job '%s' has no initial values yet",
                            s->unit->name, job->name);
-        if (s->rank == m->rank && !zsd_grad_complete(s))
+        if (s->rank == m->rank && !zsd_grad_complete(s) &&
+            !(zsd_grad_absent(s) && zsd_classes_leave(job, classes, s->unit)))
             return zb_fail(err, -EBUSY,
                            "unit '%s' of job '%s' has no whole gradient of step %llu yet",
                            s->unit->name, job->name, (unsigned long long)job->iterations + 1);
@@ -187,7 +190,7 @@ static int step_check(const struct zsd_member *m, const struct zsd_step_op *want
                        "step %llu of job '%s': step %llu comes next",
                        (unsigned long long)want->step, job->name,
                        (unsigned long long)job->iterations + 1);
-    if (!want->skip && step_check_grads(m, err) < 0)
+    if (!want->skip && step_check_grads(m, want->classes, err) < 0)
         return err->code;
     if (zsd_saved_room(job->saved, err) < 0)
         return err->code;

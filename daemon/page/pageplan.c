@@ -29,7 +29,7 @@ bool zsd_page_wants(const struct zsd_pageop *op, enum zb_plane plane)
     switch (op->spec.kind) {
     case ZSD_PAGE_STEP:
     case ZSD_PAGE_EARLY:
-        return true;
+        return plane != ZB_GRAD || op->spec.nsegments > 0; /* left alone, it may have no gradient */
     case ZSD_PAGE_PUBLISH:
         return false;
     case ZSD_PAGE_PUSH:

@@ -17,8 +17,6 @@ def check_functions(lib):
     """The number of what is wrong; each is printed."""
     declared, wrong = headers.functions(), 0
     for name in sorted(set(declared) ^ set(zshard.PROTOTYPES)):
-        if name not in declared and name in zshard.PLANNED:
-            continue
         print(f"{name} is only in {'the headers' if name in declared else 'zshard/_c.py'}")
         wrong += 1
     for name, (result, nargs) in declared.items():
@@ -39,15 +37,8 @@ def check_functions(lib):
     return wrong
 
 
-def structs():
-    """Those that the headers declare. One that is planned is held to the headers as soon as it is there."""
-    declared = "".join(open(p, encoding="utf-8").read() for p in headers.paths())
-    return [s for s in zshard.STRUCTS
-            if s.__name__ not in zshard.PLANNED_STRUCTS or f"struct {s.__name__} {{" in declared]
-
-
 def layout_here():
-    for s in structs():
+    for s in zshard.STRUCTS:
         yield f"{s.__name__} {ctypes.sizeof(s)}"
         for field, _ in s._fields_:
             at = getattr(s, field)
@@ -56,7 +47,7 @@ def layout_here():
 
 def layout_of_compiler(cc):
     lines = []
-    for s in structs():
+    for s in zshard.STRUCTS:
         c = f"struct {s.__name__}"
         lines.append(f'printf("{s.__name__} %zu\\n", sizeof({c}));')
         for field, _ in s._fields_:

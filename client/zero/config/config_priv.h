@@ -119,7 +119,7 @@ struct zcz_read {
     size_t nlines, room;
 };
 
-/** 0, or err has a sentence. zcz_config_read_done() in either case. */
+/** 0, or err has an error message. zcz_config_read_done() in either case. */
 int zcz_config_read(struct zcz_read *r, const char *path, struct zb_err *err);
 /** The same of a text. */
 int zcz_config_read_text(struct zcz_read *r, const char *text, size_t bytes, struct zb_err *err);

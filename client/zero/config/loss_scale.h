@@ -39,7 +39,7 @@ struct zcz_scaler {
     uint32_t hysteresis;   /* that are left */
 };
 
-/** Whether rules make sense: 0, or -EINVAL with a sentence. */
+/** Whether rules make sense: 0, or -EINVAL with an error message. */
 int zcz_scale_check(const struct zc_loss_scale *rules, struct zb_err *err);
 
 /** As before the first of a job's steps, or of one that had no scale before. */

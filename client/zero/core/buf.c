@@ -179,6 +179,19 @@ void zcz_buf_put(struct zcz_pool *p, struct zcz_buf *b)
     }
 }
 
+void zcz_pool_trim(struct zcz_pool *p)
+{
+    zb_list_each(pos, &p->idle)
+    {
+        struct zcz_buf *b = zb_container_of(pos, struct zcz_buf, node);
+
+        if (!buf_quiet(b))
+            continue; /* it goes another time */
+        p->nidle--;
+        buf_free(p, b);
+    }
+}
+
 static void buf_orphan(struct zcz_buf *b)
 {
     struct zcz_buf *head = atomic_load(&orphans);

@@ -44,6 +44,8 @@ void zcz_pool_init_pinned(struct zcz_pool *p, uint32_t keep, const struct zcz_de
 struct zcz_buf *zcz_buf_get(struct zcz_pool *p, size_t bytes);
 /** NULL is fine. On a device, whatever works still use it, `last` comes after them. */
 void zcz_buf_put(struct zcz_pool *p, struct zcz_buf *b);
+/** Frees what nobody uses; on a device, what no work uses any more. */
+void zcz_pool_trim(struct zcz_pool *p);
 /** Frees everything. orphans: a collective may still read and write the used ones, so they stay
  * allocated until the process ends. */
 void zcz_pool_done(struct zcz_pool *p, bool orphans);

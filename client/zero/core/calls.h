@@ -20,6 +20,8 @@ enum zcz_call {
     ZCZ_CALL_COMMIT,
     ZCZ_CALL_ABANDON,
     ZCZ_CALL_OPTIMIZER,
+    ZCZ_CALL_COUNTS,
+    ZCZ_CALL_FREEZE,
     ZCZ_CALL_OPTIONS, /* of the start */
     ZCZ_CALL_DEVICES,
     ZCZ_CALL_MEET,

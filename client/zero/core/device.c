@@ -45,10 +45,13 @@ int zcz_device_fail(struct zc_zero *z, int rc, const struct zb_err *err)
 int zcz_device_open(struct zc_zero *z)
 {
     struct zcz_device *d = &z->device;
-    struct zk_gpu_stream **const streams[] = { &d->compute, &d->up, &d->down };
+    struct zk_gpu_stream **const streams[] = { &d->up, &d->down, &d->compute };
+    size_t ours = ZB_COUNT(streams);
     struct zb_err err = { 0 };
     int rc = 0;
 
+    if (!z->options.device && z->options.stream)
+        return zcz_refuse(z, -EINVAL, "a stream is given, and no device");
     if (!z->options.device)
         return 0;
     if (!z->options.alloc != !z->options.free)
@@ -56,8 +59,14 @@ int zcz_device_open(struct zc_zero *z)
     d->alloc = z->options.alloc;
     d->free = z->options.free;
     d->memory_arg = z->options.memory_arg;
-    rc = zk_gpu_open(z->options.device, 0, &d->gpu, &err);
-    for (size_t i = 0; rc == 0 && i < ZB_COUNT(streams); i++)
+    if (z->options.stream) {
+        rc = zk_gpu_adopt(z->options.device, z->options.stream, &d->gpu, &d->adopted, &err);
+        d->compute = d->adopted;
+        ours--;
+    } else {
+        rc = zk_gpu_open(z->options.device, 0, &d->gpu, &err);
+    }
+    for (size_t i = 0; rc == 0 && i < ours; i++)
         rc = zk_gpu_stream_new(d->gpu, streams[i], &err);
     return rc < 0 ? zcz_refuse(z, rc, "device '%s': %s", z->options.device, err.text) : 0;
 }
@@ -137,7 +146,10 @@ void zcz_device_drain(struct zc_zero *z, bool clean)
         device_leave(z, false);
     zk_gpu_stream_free(d->up);
     zk_gpu_stream_free(d->down);
-    zk_gpu_stream_free(d->compute);
+    if (d->adopted)
+        (void)zk_gpu_stream_sync(d->adopted, NULL);
+    else
+        zk_gpu_stream_free(d->compute);
     zk_gpu_stream_free(d->coll);
     d->up = d->down = d->compute = d->coll = NULL;
     if (d->arena)
@@ -158,8 +170,12 @@ void zcz_device_moved(struct zc_zero *z)
 
 void zcz_device_close(struct zc_zero *z)
 {
-    zk_gpu_close(z->device.gpu);
+    if (z->device.adopted)
+        zk_gpu_disown(z->device.gpu, z->device.adopted);
+    else
+        zk_gpu_close(z->device.gpu);
     z->device.gpu = NULL;
+    z->device.adopted = NULL;
 }
 
 void *zc_zero_stream(struct zc_zero *z)

@@ -16,6 +16,7 @@ struct zcz_unit;
 struct zcz_device {
     struct zk_gpu *gpu;            /* NULL: there is none, and all else is unused */
     struct zk_gpu_stream *compute; /* the trainer's, */
+    struct zk_gpu_stream *adopted; /* which is this one, options.stream: not ours to end; NULL */
     struct zk_gpu_stream *up;      /* parameters on their way to the device, */
     struct zk_gpu_stream *down;    /* gradients on theirs to the host */
     uint32_t moving;               /* uploads and downloads in flight: zcz_device_moves() */

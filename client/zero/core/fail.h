@@ -10,7 +10,7 @@
 struct zc_zero;
 struct zcz_unit;
 
-/** Records an error message for zc_zero_error() and returns code; the engine goes on. */
+/** Records an error message for zc_zero_error() and returns code; the engine continues. */
 int zcz_refuse(struct zc_zero *z, int code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 /** The last refusal was none after all. */

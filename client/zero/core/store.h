@@ -11,8 +11,8 @@
  *
  * CALLS IN FLIGHT. A call that takes an op returns at once: 0, and op->pending has grown by one
  * until it finished; or -EAGAIN, not now: turn and ask again; or another negative errno, and
- * z->error has the sentence. op->rc becomes the first failure of the calls that shared op, and
- * zcz_store_text() is its sentence. Several calls may share an op.
+ * z->error has the error message. op->rc becomes the first failure of the calls that shared op, and
+ * zcz_store_text() is its error message. Several calls may share an op.
  *
  * PIECES. Initial values, gradients and reads travel in pieces of at most piece_elems fp32
  * elements, cut at multiples of it. A piece is memory of the store, of which there is a fixed
@@ -52,7 +52,7 @@ struct zcz_store_ops {
     int (*join)(struct zcz_store *s);
     /** Every rank has joined: makes room for the slices. Waits for every rank, so a rank that fails
      * here alone must leave for the others to hear of it. Sets pins_max, and iterations and
-     * applied of a job that goes on from step resume_at. */
+     * applied of a job that continues from step resume_at. */
     int (*place)(struct zcz_store *s);
 
     /** A free piece, or NULL. */
@@ -153,12 +153,12 @@ struct zcz_store {
     bool early;             /* after place(): step_begin() is of use */
     uint32_t pins_max;      /* slices of this rank that can be pinned at one time; at least 1 */
     uint64_t epoch;         /* of a job that was attached, */
-    uint32_t npoints;       /* and what it can go on from on this node */
+    uint32_t npoints;       /* and what it can continue from on this node */
     struct zc_point points[ZC_POINTS_MAX];
-    uint64_t iterations, applied; /* after place(): of a job that goes on */
+    uint64_t iterations, applied; /* after place(): of a job that continues */
 
     /* ---- step/: resume.c, before place() */
-    uint64_t resume_at; /* the step to go on from, by its number */
+    uint64_t resume_at; /* the step to continue from, by its number */
 
     /* ---- ./: engine.c. Ranks of this node: how many, which one this is, who they are among all */
     uint32_t node_rank, node_world;

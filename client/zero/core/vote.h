@@ -28,10 +28,10 @@ int zcz_share_wait(struct zc_zero *z);
 
 /**
  * All ranks say how they are, so that one that is refused does not leave the others waiting. 0 when
- * all are well; otherwise the engine fails, with the code and the sentence of the first that is
+ * all are well; otherwise the engine fails, with the code and the error message of the first that is
  * not.
  *
- * @param my_rc  ours; its sentence is in z->error
+ * @param my_rc  ours; its error message is in z->error
  * @param same   what must be equal on all ranks: the noun of `what` says what it stands for
  */
 int zcz_vote(struct zc_zero *z, int my_rc, uint32_t same, enum zcz_call what);

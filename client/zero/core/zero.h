@@ -69,6 +69,9 @@ struct zcz_unit {
     uint64_t part;         /* replicas > 1: of a slice, what each replica adds up; replicas * part
                               may be more than the slice */
 
+    /* ---- ./: freeze.c, between two steps */
+    bool frozen_now; /* by zc_zero_freeze(): trainable, with state, and left alone */
+
     /* ---- store/: */
     struct zc_view view;              /* what fetch() brought, until release() */
     struct zcz_buf *whole[ZB_PLANES]; /* what zcz_whole_in_store(); else NULL */
@@ -102,6 +105,9 @@ struct zc_zero {
     uint32_t nunits;
     size_t units_room;
     uint32_t trainable;
+
+    /* ---- ./: freeze.c */
+    uint32_t frozen; /* of these, frozen_now */
 
     /* ---- ./: start.c */
     bool started;
@@ -141,13 +147,25 @@ struct zc_zero {
     struct zcz_store_stats base; /* of the store, at the start */
 };
 
-/** Something has moved: the turn goes on. */
+/** Something has moved: the turn continues. */
 static inline void zcz_moved(struct zc_zero *z)
 {
     z->turns.moved = true;
 }
 
-/** Whether it is stepped, where a step has a class for it. */
+/** Whether it takes gradients, and is stepped, now. */
+static inline bool zcz_unit_trained(const struct zcz_unit *u)
+{
+    return !u->def.frozen && !u->frozen_now;
+}
+
+/** Units that do. */
+static inline uint32_t zcz_trained(const struct zc_zero *z)
+{
+    return z->trainable - z->frozen;
+}
+
+/** Whether it is stepped, where a step has a class for it; frozen_now or not. */
 static inline bool zcz_tensor_trained(const struct zcz_unit *u, uint32_t tensor)
 {
     return !u->def.frozen && u->def.tensors[tensor].group != ZC_GROUP_FROZEN;

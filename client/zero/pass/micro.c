@@ -95,7 +95,7 @@ static int micro_leave(struct zc_zero *z, bool all)
         struct zcz_unit *u = &z->units[z->pass->next - 1];
         bool handed = micro_handed(z, u);
 
-        if (u->def.frozen)
+        if (!zcz_unit_trained(u))
             continue;
         if (!handed && !all)
             break;
@@ -152,10 +152,19 @@ int zcz_micro_abandon(struct zc_zero *z)
         return zcz_refuse(z, -EBUSY,
                           "a step is abandoned in the middle of micro-step %u: %u of %u units were "
                           "reduced",
-                          z->pass->micro, z->pass->reduced, z->trainable);
+                          z->pass->micro, z->pass->reduced, zcz_trained(z));
     if (!z->pass->open)
         return 0;
     return micro_close(z);
+}
+
+bool zcz_micro_between(const struct zc_zero *z)
+{
+    bool between = !z->pass->open && z->pass->micro == 0 && z->pass->reduced == 0;
+
+    for (uint32_t i = 0; i < z->nunits; i++)
+        between = between && !z->units[i].pass->asked;
+    return between;
 }
 
 int zcz_micro_check(struct zc_zero *z)
@@ -184,7 +193,7 @@ uint32_t zcz_micro_made(const struct zc_zero *z)
 
 static int grad_refused(struct zc_zero *z, const struct zcz_unit *u)
 {
-    if (u->def.frozen)
+    if (!zcz_unit_trained(u))
         return zcz_refuse(z, -EINVAL, "unit %u '%s' is frozen: it has no gradient", u->def.index,
                           u->def.name);
     if (zcz_micro_any(z))
@@ -199,7 +208,7 @@ static int grad_refused(struct zc_zero *z, const struct zcz_unit *u)
                           "unit %u '%s' was reduced in micro-step %u, which is not complete: %u of "
                           "%u units were",
                           u->def.index, u->def.name, z->pass->micro, z->pass->reduced,
-                          z->trainable);
+                          zcz_trained(z));
     return 0;
 }
 
@@ -270,7 +279,7 @@ int zc_zero_reduce_of(struct zc_zero *z, uint32_t unit, const bool *has, uint32_
         u->pass->asked = false;
         u->pass->micro++;
         u->pass->unreduced = false;
-        if (++z->pass->reduced == z->trainable)
+        if (++z->pass->reduced == zcz_trained(z))
             reduce_complete(z);
     }
     zcz_schedule_apply(z);

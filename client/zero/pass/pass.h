@@ -98,7 +98,7 @@ struct zcz_pass {
     /* alone.c */
     bool alone;      /* gathers are this rank's own affair: no collectives */
     uint64_t *names; /* [z->nunits * z->shards] of the slices, for the store; 0: there is none */
-    struct zc_view *views; /* likewise, of those that are pinned */
+    struct zc_view *views; /* of slices that are pinned, as `names` */
 
     /* schedule.c */
     struct zcz_order order, seen; /* of the last micro-step that is complete, and since then */
@@ -161,6 +161,8 @@ void zcz_reduce_follow(struct zc_zero *z);
  * micro-step of the iteration so far: as zc_zero_reduce_of() was told. */
 bool zcz_reduced_has(const struct zc_zero *z, uint32_t unit, uint32_t tensor);
 
+/** Between two steps: no gradient of the next one was asked for, or handed over, on this rank. */
+bool zcz_micro_between(const struct zc_zero *z);
 /** A step may come as far as micro-steps go: 0, or the refusal that there was none. */
 int zcz_micro_check(struct zc_zero *z);
 /** With micro_steps 0: what is in progress ends, and what is held leaves for the other ranks: the same

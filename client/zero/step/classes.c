@@ -183,16 +183,18 @@ static int classes_make(struct maker *m, const unsigned char *used, bool *ret_pl
     for (uint32_t i = 0; i < z->nunits; i++)
         for (uint32_t t = 0; t < z->units[i].def.ntensors; t++, all++) {
             const struct zc_tensor *tensor = &z->units[i].def.tensors[t];
-            bool is = !used || (used[all / 8] & (1u << all % 8));
+            bool frozen = z->units[i].frozen_now;
+            bool is = !frozen && (!used || (used[all / 8] & (1u << all % 8)));
             uint32_t group;
             double factor;
 
+            *ret_plain &= !frozen;
             if (!zcz_tensor_trained(&z->units[i], t))
                 continue;
             group = m->how->group_of ? m->how->group_of[n] : tensor->group;
             factor = m->how->factors ? (double)m->how->factors[n] : 1;
             *ret_plain &= is && class_plain(m, tensor, group, factor, z->steps->lags[all]);
-            *ret_alone += !is;
+            *ret_alone += !is && !frozen;
             z->steps->class_of[n] = ZC_CLASS_NONE;
             if (is && group != ZC_GROUP_NONE) {
                 z->steps->class_of[n] =

@@ -6,9 +6,11 @@
  *
  *     steps of a tensor = z->applied - lags[tensor]
  *
+ * A tensor whose count the trainer has set may be ahead of the job: its lag is negative then, modulo 2 to the 64.
+ *
  * All ranks have the same lags. In the job's note (note.c) they are a block of numbers, each in 7 bits a byte, the
- * lowest first, bit 7 where more follow: the number of tensors, then pairs: so many tensors in a row, and their lag.
- * Where nothing lags there is no block.
+ * lowest first, bit 7 where more follow: the number of tensors, then pairs: so many tensors in a row, and their lag,
+ * twice its magnitude, and 1 less where it is negative. Where nothing lags there is no block.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -17,6 +19,8 @@
 #include "base/crc.h"
 #include "client/zero/step/counts.h"
 #include "client/zero/step/step.h"
+
+#define STEPS_MOST (UINT64_C(1) << 53) /* a double has them exactly */
 
 int zcz_counts_start(struct zc_zero *z)
 {
@@ -71,6 +75,17 @@ static size_t number_put(uint64_t number, unsigned char *out)
     return n;
 }
 
+/* A lag as a number that is short where the lag is small, of either sign; and back. */
+static uint64_t lag_number(uint64_t lag)
+{
+    return lag << 1 ^ (lag >> 63 ? UINT64_MAX : 0);
+}
+
+static uint64_t number_lag(uint64_t number)
+{
+    return number >> 1 ^ (number & 1 ? UINT64_MAX : 0);
+}
+
 /* NULL: there is none. */
 static const unsigned char *number_get(const unsigned char *at, const unsigned char *end,
                                        uint64_t *ret)
@@ -103,14 +118,14 @@ static size_t lags_pack(const struct zc_zero *z, const uint32_t *class_of, unsig
                 lag += class_of[trained++] == ZC_CLASS_NONE;
             if (run > 0 && lag != of) {
                 n += number_put(run, out ? out + n : NULL);
-                n += number_put(of, out ? out + n : NULL);
+                n += number_put(lag_number(of), out ? out + n : NULL);
                 run = 0;
             }
             of = lag;
             run++;
         }
     n += number_put(run, out ? out + n : NULL);
-    return n + number_put(of, out ? out + n : NULL);
+    return n + number_put(lag_number(of), out ? out + n : NULL);
 }
 
 static bool leaves_alone(const struct zc_zero *z, const uint32_t *class_of)
@@ -145,11 +160,12 @@ int zcz_counts_unpack(struct zc_zero *z, const unsigned char *block, size_t byte
     while (at && done < n) {
         at = number_get(at, end, &run);
         at = at ? number_get(at, end, &lag) : NULL;
-        if (!at || run == 0 || run > n - done || lag > z->applied)
+        lag = number_lag(lag);
+        if (!at || run == 0 || run > n - done || z->applied - lag > STEPS_MOST)
             break;
         for (uint64_t i = 0; i < run; i++)
             steps->lags[done++] = lag;
-        steps->lagging |= lag > 0;
+        steps->lagging |= lag != 0;
     }
     if (!at || done < n || at != end)
         return zcz_refuse(z, -EPROTO, "the step counts of tensors in the job's note are malformed");
@@ -163,6 +179,16 @@ uint64_t zcz_counts_digest(const struct zc_zero *z)
                : 0;
 }
 
+/* The number of a unit's first tensor. */
+static uint32_t counts_first(const struct zc_zero *z, uint32_t unit)
+{
+    uint32_t first = 0;
+
+    for (uint32_t i = 0; i < unit; i++)
+        first += z->units[i].def.ntensors;
+    return first;
+}
+
 int zc_zero_tensor_steps(struct zc_zero *z, uint32_t unit, uint64_t *ret_steps)
 {
     ZCZ_GUARD(z);
@@ -172,9 +198,45 @@ int zc_zero_tensor_steps(struct zc_zero *z, uint32_t unit, uint64_t *ret_steps)
 
     if (rc < 0)
         return rc;
-    for (uint32_t i = 0; i < unit; i++)
-        lags += z->units[i].def.ntensors;
+    lags += counts_first(z, unit);
     for (uint32_t t = 0; t < u->def.ntensors; t++)
         ret_steps[t] = zcz_tensor_trained(u, t) ? z->applied - lags[t] : 0;
+    return 0;
+}
+
+static int set_check(struct zc_zero *z, const struct zcz_unit *u, const uint64_t *steps, uint32_t n)
+{
+    if (z->steps->announced)
+        return zcz_refuse(z, -EBUSY, "step counts of unit '%s', and the next step is announced",
+                          u->def.name);
+    if (n != u->def.ntensors || (n > 0 && !steps))
+        return zcz_refuse(z, -EINVAL, "step counts of %u tensors, and unit '%s' has %u", n,
+                          u->def.name, u->def.ntensors);
+    for (uint32_t t = 0; t < n; t++)
+        if (steps[t] >= STEPS_MOST)
+            return zcz_refuse(z, -EINVAL, "tensor '%s' of unit '%s' has made %llu steps: too many",
+                              u->def.tensors[t].name, u->def.name, (unsigned long long)steps[t]);
+    return 0;
+}
+
+int zc_zero_set_tensor_steps(struct zc_zero *z, uint32_t unit, const uint64_t *steps, uint32_t n)
+{
+    ZCZ_GUARD(z);
+    struct zcz_unit *u;
+    int rc = zcz_enter_unit(z, unit, &u);
+    uint64_t *lags = z->steps->lags;
+
+    if (rc == 0)
+        rc = set_check(z, u, steps, n);
+    if (rc == 0)
+        rc = zcz_vote(z, 0, zb_crc32c(unit, steps, n * sizeof(*steps)), ZCZ_CALL_COUNTS);
+    if (rc < 0)
+        return rc;
+    lags += counts_first(z, unit);
+    for (uint32_t t = 0; t < n; t++) {
+        lags[t] = zcz_tensor_trained(u, t) ? z->applied - steps[t] : 0;
+        z->steps->lagging |= lags[t] != 0;
+    }
+    z->steps->counts_set = true;
     return 0;
 }

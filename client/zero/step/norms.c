@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/zero/core/piece.h"
 #include "client/zero/pass/pass.h"
 #include "client/zero/step/norms.h"
 #include "client/zero/step/step.h"
@@ -48,32 +49,19 @@ static void tensor_add(const struct zk_ops *ops, const struct zc_tensor *t, uint
     }
 }
 
-/* Reads elements [at, at + n) of this rank's slice; the piece is given back. */
-static int piece_read(struct zc_zero *z, struct zcz_unit *u, uint64_t at, uint64_t n,
-                      struct zc_zero_norm *of_unit)
+/* Elements [at, at + n) of this rank's slice. */
+static int piece_add(struct zc_zero *z, struct zcz_unit *u, uint64_t at, uint64_t n,
+                     struct zc_zero_norm *of_unit)
 {
-    const struct zcz_store_ops *store = z->store->ops;
-    struct zcz_wait w = { .what = "a gradient to be read" };
     float *piece;
-    int rc = 0;
+    int rc = zcz_piece_load(z, u, 0, ZC_GRAD, at, n, &piece);
 
-    while (rc == 0 && !(piece = store->piece(z->store)))
-        rc = zcz_wait(z, &w);
     if (rc < 0)
         return rc;
-    while ((rc = store->read(z->store, &z->op, u, ZC_GRAD, at, n, piece)) == -EAGAIN &&
-           (rc = zcz_wait(z, &w)) == 0)
-        ;
-    if (rc < 0)
-        return zcz_fail(z, rc, "%s", z->error.text);
-    rc = zcz_wait_op(z, &z->op, w.what);
-    if (rc < 0)
-        return zcz_fail(z, rc, "the gradient of unit %u '%s': %s", u->def.index, u->def.name,
-                        zcz_store_text(z->store));
     for (uint32_t t = 0; t < u->def.ntensors; t++)
         if (zcz_tensor_trained(u, t))
             tensor_add(z->kernels, &u->def.tensors[t], u->first + at, n, piece, of_unit++);
-    store->piece_put(z->store, piece);
+    z->store->ops->piece_put(z->store, piece);
     return 0;
 }
 
@@ -89,7 +77,7 @@ static int norms_mine(struct zc_zero *z, struct zc_zero_norm *norms)
         for (uint64_t at = 0; at < u->count && !u->def.frozen && zcz_reduced_any(z, i) && rc == 0;
              at += n) {
             n = zb_min_u64(z->store->piece_elems, u->count - at);
-            rc = piece_read(z, u, at, n, norms);
+            rc = piece_add(z, u, at, n, norms);
         }
         for (uint32_t t = 0; t < u->def.ntensors; t++)
             norms += zcz_tensor_trained(u, t);

@@ -6,7 +6,7 @@
  *     that step ---> what was prepared is committed or dropped
  *
  * CHOICE. Every node has up to three points: the newest whole step in memory, one that is prepared,
- * one that is committed. The job goes on from the newest step that all nodes have in one of them.
+ * one that is committed. The job resumes from the newest step that all nodes have in one of them.
  *
  * PREPARED. A step that every node has prepared or committed may be committed on any of them
  * already: those that only prepared it commit it now. Any other was committed nowhere, for the
@@ -91,7 +91,7 @@ static int resume_decide(struct zc_zero *z, const struct zcz_stand *stands, uint
 
     if (zcz_resume_choose(stands, n, &z->store->resume_at) < 0) {
         stands_describe(stands, n, text, sizeof(text));
-        return zcz_fail(z, -ENOENT, "job '%s' has no step to go on from: %s", z->job, text);
+        return zcz_fail(z, -ENOENT, "job '%s' has no step to resume from: %s", z->job, text);
     }
     zcz_commit_known(z, all_have(stands, n, z->store->resume_at, true));
     z->steps->resume_prepared = ZC_COMMIT_NO;

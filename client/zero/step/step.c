@@ -82,7 +82,7 @@ static int step_check(struct zc_zero *z, const struct zc_zero_step_how *how)
         rc = step_announced(z, how);
     if (rc < 0)
         return rc;
-    if (z->trainable == 0)
+    if (zcz_trained(z) == 0)
         return zcz_refuse(z, -EINVAL, "a step, and every unit is frozen");
     if (zcz_micro_check(z) < 0)
         return -EBUSY;
@@ -91,7 +91,8 @@ static int step_check(struct zc_zero *z, const struct zc_zero_step_how *how)
 
         if (u->pass->holds > 0)
             return zcz_refuse(z, -EBUSY, "a step while unit %u '%s' is gathered", i, u->def.name);
-        if (!u->def.frozen && z->options.micro_steps > 0 && u->pass->micro < zcz_micro_steps(z))
+        if (zcz_unit_trained(u) && z->options.micro_steps > 0 &&
+            u->pass->micro < zcz_micro_steps(z))
             return zcz_refuse(z, -EBUSY,
                               "a step, and unit %u '%s' was reduced in %u of %u micro-steps", i,
                               u->def.name, u->pass->micro, zcz_micro_steps(z));
@@ -319,10 +320,12 @@ static int step_note(struct zc_zero *z, bool overflow, const struct zc_classes *
                         "there may be",
                         (unsigned long long)z->iterations + 1, next.scale);
     counts = zcz_counts_step(z, classes ? classes->class_of : NULL);
-    if (z->options.loss_scale.dynamic || counts)
+    if (z->options.loss_scale.dynamic || counts || z->steps->counts_set)
         rc = zcz_note_step(z, z->options.loss_scale.dynamic ? &next : NULL);
-    if (rc == 0)
+    if (rc == 0) {
         z->steps->scaler = next;
+        z->steps->counts_set = false;
+    }
     return rc;
 }
 

@@ -16,13 +16,14 @@ struct zcz_steps {
     struct zcz_op step;        /* the one in progress, */
     struct zc_stepped stepped; /* and this will be its answer */
     struct zc_norm norm;
-    struct zcz_scaler scaler; /* of the next step; note.c, of a job that goes on */
+    struct zcz_scaler scaler; /* of the next step; note.c, of a job that continues */
     bool announced_classes;   /* the store has heard of its classes */
 
     /* counts.c: tensors of all units; those that are trained; and of each of the first, how many steps it lags */
     uint32_t ntensors, ntrained;
     uint64_t *lags;
-    bool lagging; /* some do, or did */
+    bool lagging;    /* some do, or did */
+    bool counts_set; /* since the last note of the job's */
 
     /* classes.c: of the next step */
     struct zc_classes classes;
@@ -75,7 +76,7 @@ int zcz_commit_settle(struct zc_zero *z);
 int zcz_commit_resolved(struct zc_zero *z);
 /** Begins that. 0 or the failure, which is final. */
 int zcz_commit_resolve(struct zc_zero *z, enum zc_commit what, uint64_t iterations);
-/** The job goes on from a step of which this is known. */
+/** The job continues from a step of which this is known. */
 void zcz_commit_known(struct zc_zero *z, bool saved);
 
 /* ---- note.c */
@@ -91,7 +92,7 @@ uint32_t zcz_note_bytes(const struct zc_zero *z);
 bool zcz_note_fits(size_t bytes, size_t counts_bytes);
 /** A job of several nodes says with its first step which run it is of. */
 int zcz_note_begin(struct zc_zero *z);
-/** A dynamic loss scale, and step counts of tensors, are again what they were after the step that the job goes on from. *ret_run:
+/** A dynamic loss scale, and step counts of tensors, are again what they were after the step that the job continues from. *ret_run:
  * the run that the job is of; 0: it does not say. */
 int zcz_note_resume(struct zc_zero *z, uint32_t *ret_run);
 
@@ -114,7 +115,7 @@ enum zc_commit zcz_resume_fate(const struct zcz_stand *stands, uint32_t n, uint6
 /** With options.resume_if_there, and no node that has the job, *ret_there is false and nothing was
  *  attached to. */
 int zcz_resume_attach(struct zc_zero *z, bool *ret_there);
-/** The job goes on: what was prepared is resolved. */
+/** The job continues: what was prepared is resolved. */
 int zcz_resume_settle(struct zc_zero *z);
 
 #endif

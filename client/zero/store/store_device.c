@@ -319,6 +319,17 @@ static int device_fetch(struct zcz_store *s, struct zcz_op *op, struct zcz_unit 
 
 /* ---- steps */
 
+/* Blocks [from, end). */
+static void norms_add(const struct device_store *d, uint64_t from, uint64_t end,
+                      struct zk_xsum *sum, uint64_t *nonfinite)
+{
+    for (uint64_t i = from; i < end; i++) {
+        *nonfinite += d->norms[i].nonfinite;
+        if (d->norms[i].nonfinite == 0)
+            zk_xsum_add(sum, d->norms[i].sum);
+    }
+}
+
 static int device_norms(struct zcz_store *s, struct zcz_op *op, uint64_t step, struct zc_norm *ret)
 {
     struct device_store *d = store_of(s);
@@ -331,10 +342,12 @@ static int device_norms(struct zcz_store *s, struct zcz_op *op, uint64_t step, s
     (void)step;
     rc = store_sync(d, rc, &err);
     ret->nonfinite = 0;
-    for (uint64_t i = 0; i < d->blocks && rc == 0; i++) {
-        ret->nonfinite += d->norms[i].nonfinite;
-        if (d->norms[i].nonfinite == 0)
-            zk_xsum_add(&sum, d->norms[i].sum);
+    for (uint32_t i = 0; i < d->nslices && rc == 0; i++) {
+        const struct zcz_unit *u = &s->z->units[i];
+        uint64_t end = d->slices[i].block + u->count / ZB_BLOCK_ELEMS;
+
+        if (zcz_unit_trained(u)) /* else what is there is of an earlier step */
+            norms_add(d, d->slices[i].block, end, &sum, &ret->nonfinite);
     }
     zk_xsum_store(&sum, ret->sum_of_squares);
     return store_failed(d, rc, &err);

@@ -193,6 +193,8 @@ static int local_norms(struct zcz_store *s, struct zcz_op *op, uint64_t step, st
     (void)step;
     ret->nonfinite = 0;
     for (uint32_t i = 0; i < l->nslices; i++) {
+        if (!zcz_unit_trained(&s->z->units[i]))
+            continue; /* what is there is of an earlier step */
         zk_xsum_merge(&sum, &l->slices[i].sum);
         ret->nonfinite += l->slices[i].nonfinite;
     }

@@ -130,8 +130,9 @@ static struct zc_view view_of(const struct zc_client *c, struct shard *s)
     if (!s->paged)
         s->paged = aligned_alloc(4096, bytes);
     assert(s->paged);
-    memset(s->paged, 0, bytes);
-    for (uint64_t at = 0; at < s->count; at += page)
+    if (s->pins == 1) /* another rank may be reading it, which has pinned it: the same codes */
+        memset(s->paged, 0, bytes);
+    for (uint64_t at = 0; at < s->count && s->pins == 1; at += page)
         memcpy(s->paged + zb_plane_bytes(block, page, at), s->param + zb_blocks_bytes(block, at),
                zb_blocks_bytes(block, zb_min_u64(page, s->count - at)));
     return (struct zc_view){ .data = s->paged, .bytes = bytes };

@@ -57,7 +57,7 @@ enum fake_when fake_faulted(void);
 void fake_end(void);
 /** The daemon of this node dies, without ranks, and comes back: memory is lost. */
 void fake_crash(uint32_t node);
-/** The steps that it can go on from; -1: none. */
+/** The steps that it can resume from; -1: none. */
 struct fake_points {
     int memory, prepared, committed;
 };

@@ -13,82 +13,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/util.h"
 #include "comm_threads.h"
 #include "model.h"
+#include "real_daemon.h"
 
 #define RANKS 4
-
-static char folder[64];
-static unsigned started;
-
-struct daemon {
-    pid_t pid;
-    char socket[96];
-};
-
-/* Pages of one block, so that a small model has many. False: it refused to start. */
-static bool daemon_try(struct daemon *d, const char *host_bytes, const char *io)
-{
-    char data[96], config[96], line[512] = "";
-    int out[2];
-    FILE *f;
-
-    (void)snprintf(d->socket, sizeof(d->socket), "%s/socket%u", folder, ++started);
-    (void)snprintf(data, sizeof(data), "%s/data%u", folder, started);
-    (void)snprintf(config, sizeof(config), "%s/config", folder);
-    f = fopen(config, "w");
-    assert_non_null(f);
-    (void)fprintf(f, "page_elems = 4096\n");
-    assert_int_equal(fclose(f), 0);
-    assert_int_equal(pipe(out), 0);
-    d->pid = fork();
-    assert_true(d->pid >= 0);
-    if (d->pid == 0) {
-        (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that fails leaves none behind */
-        (void)dup2(out[1], STDOUT_FILENO);
-        (void)close(out[0]);
-        (void)close(out[1]);
-        (void)execl(ZSHARDD, "zshardd", "--config", config, "--socket", d->socket, "--data", data,
-                    "--host-bytes", host_bytes, "--nvme-bytes", "64M", "--io", io, (char *)NULL);
-        _exit(127);
-    }
-    (void)close(out[1]);
-    f = fdopen(out[0], "r");
-    assert_non_null(f);
-    while (fgets(line, sizeof(line), f) && strncmp(line, "ready", 5) != 0)
-        ;
-    (void)fclose(f);
-    if (strncmp(line, "ready", 5) == 0)
-        return true;
-    assert_int_equal(waitpid(d->pid, NULL, 0), d->pid);
-    return false;
-}
-
-static void daemon_start(struct daemon *d, const char *host_bytes)
-{
-    if (!daemon_try(d, host_bytes, "auto"))
-        fail_msg("zshardd did not start with --host-bytes %s", host_bytes);
-}
-
-static void daemon_stop(struct daemon *d)
-{
-    int status = 0;
-
-    (void)kill(d->pid, SIGTERM);
-    assert_int_equal(waitpid(d->pid, &status, 0), d->pid);
-    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-}
-
-static void daemon_killed(struct daemon *d)
-{
-    (void)kill(d->pid, SIGKILL);
-    assert_int_equal(waitpid(d->pid, NULL, 0), d->pid);
-}
 
 struct party {
     uint32_t world;
@@ -97,7 +30,7 @@ struct party {
 };
 
 /* d NULL: store none. */
-static void party_new(struct party *p, uint32_t world, const struct daemon *d,
+static void party_new(struct party *p, uint32_t world, const struct real_daemon *d,
                       enum zc_zero_offload params, enum zc_zero_offload optimizer)
 {
     memset(p, 0, sizeof(*p));
@@ -159,7 +92,7 @@ static void assert_same(const char *name, const struct party *a, const struct pa
 
 /* Takes so much of the daemon's host memory, as another job's staging. NULL: there is not as much.
  */
-static struct zc_client *squat(const struct daemon *d, uint64_t bytes)
+static struct zc_client *squat(const struct real_daemon *d, uint64_t bytes)
 {
     struct zc_options options = { .socket = d->socket };
     struct zc_job_options job = {
@@ -181,9 +114,9 @@ static void party_run_least(struct party *p, uint32_t world, enum zc_zero_offloa
                             enum zc_zero_offload optimizer, const char *io)
 {
     uint64_t taken;
-    struct daemon d;
+    struct real_daemon d;
 
-    assert_true(daemon_try(&d, "2M", io));
+    real_daemon_start(&d, "--host-bytes", "2M", "--io", io);
     for (taken = 2 << 20; taken > 0; taken -= 16384) {
         struct zc_client *c = squat(&d, taken);
 
@@ -197,7 +130,7 @@ static void party_run_least(struct party *p, uint32_t world, enum zc_zero_offloa
         party_done(p);
     }
     assert_true(taken > 0);
-    daemon_stop(&d);
+    real_daemon_stop(&d);
     print_message("all but %llu of 2048 KiB: ", (unsigned long long)taken / 1024);
 }
 
@@ -221,17 +154,17 @@ static void placement_changes_nothing(void **state)
     (void)state;
     for (size_t i = 0; i < ZB_COUNT(cases); i++) {
         struct party none, p;
-        struct daemon d;
+        struct real_daemon d;
 
         party_new(&none, cases[i].world, NULL, ZC_ZERO_NONE, ZC_ZERO_NONE);
         party_run(&none);
         if (cases[i].io) {
             party_run_least(&p, cases[i].world, cases[i].params, cases[i].optimizer, cases[i].io);
         } else {
-            daemon_start(&d, "64M");
+            real_daemon_start(&d, "--host-bytes", "64M");
             party_new(&p, cases[i].world, &d, cases[i].params, cases[i].optimizer);
             party_run(&p);
-            daemon_stop(&d);
+            real_daemon_stop(&d);
         }
         print_message("%s: host %llu, nvme %llu, read %llu, written %llu\n", cases[i].name,
                       (unsigned long long)p.runs[0].stats.host_bytes,
@@ -245,7 +178,7 @@ static void placement_changes_nothing(void **state)
     }
 }
 
-static uint64_t counter(const struct daemon *d, const char *name)
+static uint64_t counter(const struct real_daemon *d, const char *name)
 {
     struct zc_options options = { .socket = d->socket };
     struct zc_counter *rows;
@@ -280,9 +213,9 @@ static void accumulated_before_the_push(void **state)
     (void)state;
     for (size_t i = 0; i < ZB_COUNT(cases); i++) {
         struct party none, p;
-        struct daemon d;
+        struct real_daemon d;
 
-        daemon_start(&d, "2M");
+        real_daemon_start(&d, "--host-bytes", "2M");
         party_new(&none, 2, NULL, ZC_ZERO_NONE, ZC_ZERO_NONE);
         party_new(&p, 2, &d, ZC_ZERO_NVME, ZC_ZERO_NVME);
         for (uint32_t r = 0; r < 2; r++) {
@@ -297,7 +230,7 @@ static void accumulated_before_the_push(void **state)
         party_run(&p);
         assert_same(cases[i].name, &none, &p);
         assert_true((counter(&d, "pages_early") > 0) == cases[i].early);
-        daemon_stop(&d);
+        real_daemon_stop(&d);
         party_done(&none);
         party_done(&p);
     }
@@ -338,10 +271,11 @@ static void one_bad_gradient_skips_all(void **state)
     (void)state;
     for (size_t i = 0; i < ZB_COUNT(cases); i++) {
         struct party none, p;
-        struct daemon d;
+        struct real_daemon d;
 
         party_new(&none, 2, NULL, ZC_ZERO_NONE, ZC_ZERO_NONE);
-        daemon_start(&d, cases[i].early ? "2M" : "64M"); /* what is streamed is made early */
+        /* What is streamed is made early. */
+        real_daemon_start(&d, "--host-bytes", cases[i].early ? "2M" : "64M");
         party_new(&p, 2, &d, ZC_ZERO_NVME, ZC_ZERO_NVME);
         for (uint32_t r = 0; r < 2; r++) {
             none.runs[r].dtype = p.runs[r].dtype = cases[i].dtype;
@@ -369,7 +303,7 @@ static void one_bad_gradient_skips_all(void **state)
             assert_values_same(cases[i].name, &none.runs[0].values, &p.runs[r].values);
         }
         assert_true((counter(&d, "pages_early") > 0) == cases[i].early);
-        daemon_stop(&d);
+        real_daemon_stop(&d);
         party_done(&none);
         party_done(&p);
     }
@@ -378,12 +312,12 @@ static void one_bad_gradient_skips_all(void **state)
 static void a_kept_job_goes_on(void **state)
 {
     struct party whole, first, second;
-    struct daemon d;
+    struct real_daemon d;
 
     (void)state;
     party_new(&whole, 2, NULL, ZC_ZERO_NONE, ZC_ZERO_NONE);
     party_run(&whole);
-    daemon_start(&d, "64M");
+    real_daemon_start(&d, "--host-bytes", "64M");
     party_new(&first, 2, &d, ZC_ZERO_NVME, ZC_ZERO_NVME);
     party_new(&second, 2, &d, ZC_ZERO_NVME, ZC_ZERO_NVME);
     for (uint32_t r = 0; r < 2; r++) {
@@ -403,14 +337,14 @@ static void a_kept_job_goes_on(void **state)
     for (uint32_t u = 0; u < MODEL_UNITS; u++)
         assert_memory_equal(whole.runs[0].values.master[u], second.runs[0].values.master[u],
                             model_units[u].elems * sizeof(float));
-    daemon_stop(&d);
+    real_daemon_stop(&d);
     party_done(&whole);
     party_done(&first);
     party_done(&second);
 }
 
 /* Four ranks in two groups: each has all states, in a job of its own. */
-static void groups_new(struct party *p, const struct daemon *d, const char *job)
+static void groups_new(struct party *p, const struct real_daemon *d, const char *job)
 {
     party_new(p, 4, d, d ? ZC_ZERO_HOST : ZC_ZERO_NONE, d ? ZC_ZERO_NVME : ZC_ZERO_NONE);
     for (uint32_t r = 0; r < 4; r++) {
@@ -436,13 +370,13 @@ static void await_destroyed(struct zc_client *c, const char *job)
 static void groups_are_jobs(void **state)
 {
     struct party whole, once, first, second, other;
-    struct daemon d;
+    struct real_daemon d;
 
     (void)state;
     groups_new(&whole, NULL, NULL);
     party_run(&whole);
     assert_ran(&whole);
-    daemon_start(&d, "64M");
+    real_daemon_start(&d, "--host-bytes", "64M");
     groups_new(&once, &d, NULL);
     party_run(&once);
     assert_same("groups", &whole, &once);
@@ -475,7 +409,7 @@ static void groups_are_jobs(void **state)
         for (uint32_t u = 0; u < MODEL_UNITS; u++)
             assert_memory_equal(whole.runs[0].values.master[u], second.runs[r].values.master[u],
                                 model_units[u].elems * sizeof(float));
-    daemon_stop(&d);
+    real_daemon_stop(&d);
     party_done(&whole);
     party_done(&once);
     party_done(&first);
@@ -489,10 +423,10 @@ static void groups_of_two_runs(void **state)
     struct party first, alone, second;
     struct zc_options options = { 0 };
     struct zc_client *c;
-    struct daemon d;
+    struct real_daemon d;
 
     (void)state;
-    daemon_start(&d, "64M");
+    real_daemon_start(&d, "--host-bytes", "64M");
     options.socket = d.socket;
     groups_new(&first, &d, "kept");
     groups_new(&second, &d, "kept");
@@ -518,7 +452,7 @@ static void groups_of_two_runs(void **state)
             !strstr(second.runs[r].error, "the run that each node has this job of: rank 2 and "
                                           "rank 0 do not say the same"))
             fail_msg("rank %u: %d %s", r, second.runs[r].rc, second.runs[r].error);
-    daemon_stop(&d);
+    real_daemon_stop(&d);
     party_done(&first);
     party_done(&alone);
     party_done(&second);
@@ -534,10 +468,10 @@ static void a_name_too_long_for_groups(void **state)
     } rows[] = {
         { 63, 0, true }, { 63, 4, true }, { 63, 2, false }, { 62, 2, false }, { 61, 2, true }
     };
-    struct daemon d;
+    struct real_daemon d;
 
     (void)state;
-    daemon_start(&d, "64M");
+    real_daemon_start(&d, "--host-bytes", "64M");
     for (size_t i = 0; i < ZB_COUNT(rows); i++) {
         char name[64];
         struct party p;
@@ -557,16 +491,16 @@ static void a_name_too_long_for_groups(void **state)
                 fail_msg("row %zu, rank %u: %d %s", i, r, p.runs[r].rc, p.runs[r].error);
         party_done(&p);
     }
-    daemon_stop(&d);
+    real_daemon_stop(&d);
 }
 
 static void refusals_reach_every_rank(void **state)
 {
     struct party p;
-    struct daemon d;
+    struct real_daemon d;
 
     (void)state;
-    daemon_start(&d, "2M");
+    real_daemon_start(&d, "--host-bytes", "2M");
     for (int i = 0; i < 2; i++) {
         party_new(&p, 2, &d, ZC_ZERO_HOST, ZC_ZERO_HOST);
         if (i == 1)
@@ -581,7 +515,7 @@ static void refusals_reach_every_rank(void **state)
         }
         party_done(&p);
     }
-    daemon_stop(&d);
+    real_daemon_stop(&d);
 }
 
 static void assert_ended(const struct party *p, uint32_t r, int rc, double since_s, double within_s)
@@ -594,10 +528,10 @@ static void assert_ended(const struct party *p, uint32_t r, int rc, double since
 static void a_rank_that_dies(void **state)
 {
     struct party p;
-    struct daemon d;
+    struct real_daemon d;
 
     (void)state;
-    daemon_start(&d, "64M");
+    real_daemon_start(&d, "--host-bytes", "64M");
     for (uint32_t after = 1; after < 8; after += 2) {
         party_new(&p, 3, &d, ZC_ZERO_HOST, ZC_ZERO_HOST);
         p.runs[1].stop_after = after;
@@ -609,10 +543,10 @@ static void a_rank_that_dies(void **state)
         }
         party_done(&p);
     }
-    daemon_stop(&d); /* it still runs */
+    real_daemon_stop(&d); /* it still runs */
 }
 
-static struct daemon *victim;
+static struct real_daemon *victim;
 static double killed_s;
 
 static void kill_daemon(uint64_t step)
@@ -634,10 +568,10 @@ static void stop_daemon(uint64_t step)
 static void a_daemon_that_dies(void **state)
 {
     struct party p;
-    struct daemon d;
+    struct real_daemon d;
 
     (void)state;
-    daemon_start(&d, "64M");
+    real_daemon_start(&d, "--host-bytes", "64M");
     victim = &d;
     party_new(&p, 2, &d, ZC_ZERO_HOST, ZC_ZERO_HOST);
     p.runs[0].before_step = kill_daemon;
@@ -654,10 +588,10 @@ static void a_daemon_that_dies(void **state)
 static void a_daemon_that_hangs(void **state)
 {
     struct party p;
-    struct daemon d;
+    struct real_daemon d;
 
     (void)state;
-    daemon_start(&d, "64M");
+    real_daemon_start(&d, "--host-bytes", "64M");
     victim = &d;
     party_new(&p, 2, &d, ZC_ZERO_HOST, ZC_ZERO_HOST);
     p.runs[0].before_step = stop_daemon;
@@ -666,24 +600,8 @@ static void a_daemon_that_hangs(void **state)
     for (uint32_t r = 0; r < 2; r++)
         assert_ended(&p, r, -ETIMEDOUT, killed_s, 2);
     print_message("%s\n", p.runs[0].error);
-    daemon_killed(&d);
+    real_daemon_kill(&d);
     party_done(&p);
-}
-
-static int setup(void **state)
-{
-    (void)state;
-    (void)snprintf(folder, sizeof(folder), "/tmp/zero-test-XXXXXX");
-    return mkdtemp(folder) ? 0 : -1;
-}
-
-static int teardown(void **state)
-{
-    char command[128];
-
-    (void)state;
-    (void)snprintf(command, sizeof(command), "rm -rf '%s'", folder);
-    return system(command);
 }
 
 int main(void)
@@ -702,5 +620,5 @@ int main(void)
         cmocka_unit_test(a_daemon_that_hangs),
     };
 
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, real_daemon_setup, real_daemon_teardown);
 }

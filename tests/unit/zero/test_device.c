@@ -269,7 +269,7 @@ static void a_device_that_fails_ends_the_run(void **state)
 
 /* A trainer that is far ahead of its stream: what it reads there was released long ago, and must
  * not have become another unit's. */
-static void what_was_released_may_still_be_read(void **state)
+static void read_what_was_released(struct zk_gpu_stream *trainers)
 {
     struct zc_comm *comm;
     struct zc_zero_options options;
@@ -278,12 +278,12 @@ static void what_was_released_may_still_be_read(void **state)
     const void *params = NULL;
     struct zc_zero *z;
 
-    (void)state;
     assert_int_equal(zc_comm_open(&comm, "self", NULL, 0), 0);
     zc_zero_defaults(&options);
     options.comm = comm;
     options.groups = 2;
     options.device = "emulated:256M:500";
+    options.stream = trainers ? zk_gpu_stream_native(trainers) : NULL;
     assert_int_equal(zc_zero_open(&z, &options), 0);
     assert_int_equal(model_declare(z, ZC_F32, false), 0);
     assert_int_equal(zc_zero_start(z, model_init_fn, NULL), 0);
@@ -308,6 +308,20 @@ static void what_was_released_may_still_be_read(void **state)
     }
     zc_zero_close(z, true);
     zc_comm_close(comm, true);
+}
+
+static void what_was_released_may_still_be_read(void **state)
+{
+    struct zk_gpu_stream *s;
+    struct zk_gpu *gpu;
+
+    (void)state;
+    read_what_was_released(NULL);
+    assert_int_equal(zk_gpu_open("emulated:256M:500", 0, &gpu, NULL), 0);
+    assert_int_equal(zk_gpu_stream_new(gpu, &s, NULL), 0);
+    read_what_was_released(s);
+    zk_gpu_stream_free(s);
+    zk_gpu_close(gpu);
 }
 
 /* Nothing is offloaded: what the trainer was given reads what it was when it was given, though the
@@ -436,6 +450,60 @@ static void memory_free(void *arg, void *at, size_t bytes, void *stream)
     assert_true(found >= 1);
 }
 
+static void run_on(struct run *r, struct comm_group *g, void *stream)
+{
+    memset(r, 0, sizeof(*r));
+    r->dtype = ZC_BF16;
+    r->steps = 3;
+    zc_zero_defaults(&r->options);
+    r->options.comm = comm_group_rank(g, 0);
+    r->options.groups = 2;
+    r->options.device = "emulated";
+    r->options.stream = stream;
+    run_train(r);
+}
+
+/* The same bits on a stream of the trainer's, which lives on. */
+static void stream_of_the_trainers(void **state)
+{
+    struct comm_group *g = comm_group_new(1, 1, 0);
+    struct run engines, trainers;
+    struct zc_zero_options o;
+    struct zk_gpu_stream *s;
+    struct zk_gpu_mem *mem;
+    struct zc_zero *z;
+    struct zk_gpu *gpu;
+
+    (void)state;
+    assert_int_equal(zk_gpu_open("emulated", 0, &gpu, NULL), 0);
+    assert_int_equal(zk_gpu_stream_new(gpu, &s, NULL), 0);
+    run_on(&engines, g, NULL);
+    assert_int_equal(engines.rc, 0);
+    run_on(&trainers, g, zk_gpu_stream_native(s));
+    if (trainers.rc != 0)
+        fail_msg("%d %s", trainers.rc, trainers.error);
+    assert_runs_same("the trainer's stream", &engines, &trainers);
+    run_done(&engines);
+    run_done(&trainers);
+    zc_zero_defaults(&o);
+    o.comm = comm_group_rank(g, 0);
+    o.stream = zk_gpu_stream_native(s);
+    assert_int_equal(zc_zero_open(&z, &o), -EINVAL);
+    assert_non_null(strstr(zc_zero_error(z), "no device"));
+    zc_zero_close(z, false);
+    o.device = "emulated";
+    assert_int_equal(zc_zero_open(&z, &o), 0);
+    assert_ptr_equal(zc_zero_stream(z), o.stream);
+    zc_zero_close(z, true);
+    assert_int_equal(zk_gpu_alloc(gpu, 4096, 0, &mem, NULL), 0);
+    assert_int_equal(zk_gpu_fill(s, zk_gpu_addr(mem), 1, 4096, NULL), 0);
+    assert_int_equal(zk_gpu_stream_sync(s, NULL), 0);
+    zk_gpu_free(mem);
+    zk_gpu_stream_free(s);
+    zk_gpu_close(gpu);
+    comm_group_free(g);
+}
+
 static void run_in(struct run *r, struct comm_group *g, struct memory *m)
 {
     memset(r, 0, sizeof(*r));
@@ -498,6 +566,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_device_changes_no_bit),
         cmocka_unit_test(memory_of_the_callers),
+        cmocka_unit_test(stream_of_the_trainers),
         cmocka_unit_test(what_was_released_may_still_be_read),
         cmocka_unit_test(a_step_waits_for_what_reads),
         cmocka_unit_test(where_gradients_land_is_pinned),

@@ -606,7 +606,7 @@ static void who_was_taken_for_dead(void **state)
 
 /* ---- failures */
 
-/* Whatever of a run failed, and whichever daemon dies too: the next one goes on from one step that
+/* Whatever of a run failed, and whichever daemon dies too: the next one resumes from one step that
  * all nodes have, and comes to the same end. */
 static bool fail_and_go_on(enum fake_fault fault, int rc, uint32_t nth, bool resume)
 {

@@ -10,12 +10,9 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/util.h"
@@ -23,11 +20,9 @@
 #include "comm_threads.h"
 #include "fake_nccl.h"
 #include "model.h"
+#include "real_daemon.h"
 
 #define RANKS_MAX 3
-
-static char folder[64];
-static unsigned started;
 
 static const char *gpu_name(void)
 {
@@ -41,49 +36,9 @@ static bool emulated(void)
     return strcmp(gpu_name(), "emulated") == 0;
 }
 
-struct daemon {
-    pid_t pid;
-    char socket[96];
-};
-
-static void daemon_start(struct daemon *d, const char *host_bytes, const char *gpu_bytes)
+static void daemon_start(struct real_daemon *d, const char *host_bytes, const char *gpu_bytes)
 {
-    char data[96], line[512] = "";
-    int out[2];
-    FILE *f;
-
-    (void)snprintf(d->socket, sizeof(d->socket), "%s/socket%u", folder, ++started);
-    (void)snprintf(data, sizeof(data), "%s/data%u", folder, started);
-    assert_int_equal(pipe(out), 0);
-    d->pid = fork();
-    assert_true(d->pid >= 0);
-    if (d->pid == 0) {
-        (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-        (void)dup2(out[1], STDOUT_FILENO);
-        (void)close(out[0]);
-        (void)close(out[1]);
-        (void)execl(ZSHARDD, "zshardd", "--socket", d->socket, "--data", data, "--page-elems",
-                    "4096", "--host-bytes", host_bytes, "--nvme-bytes", "64M", "--gpu", gpu_name(),
-                    "--gpu-bytes", gpu_bytes, (char *)NULL);
-        _exit(127);
-    }
-    (void)close(out[1]);
-    f = fdopen(out[0], "r");
-    assert_non_null(f);
-    while (fgets(line, sizeof(line), f) && strncmp(line, "ready", 5) != 0)
-        ;
-    (void)fclose(f);
-    if (strncmp(line, "ready", 5) != 0)
-        fail_msg("zshardd did not start");
-}
-
-static void daemon_stop(struct daemon *d)
-{
-    int status = 0;
-
-    (void)kill(d->pid, SIGTERM);
-    assert_int_equal(waitpid(d->pid, &status, 0), d->pid);
-    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    real_daemon_start(d, "--host-bytes", host_bytes, "--gpu", gpu_name(), "--gpu-bytes", gpu_bytes);
 }
 
 /* ---- runs */
@@ -130,7 +85,7 @@ static void *member_run(void *arg)
 }
 
 /* device NULL: on the processor; d NULL: without a daemon. */
-static void party_run(struct party *p, const struct setting *s, const struct daemon *d,
+static void party_run(struct party *p, const struct setting *s, const struct real_daemon *d,
                       const char *device, bool nccl)
 {
     memset(p, 0, sizeof(*p));
@@ -209,7 +164,7 @@ static void the_bits_are_those_of_any_place(void **state)
     for (size_t i = 0; i < ZB_COUNT(settings); i++) {
         const struct setting *s = &settings[i];
         struct party none, p;
-        struct daemon d;
+        struct real_daemon d;
 
         if (s->world > 1 && !emulated())
             continue;
@@ -226,7 +181,7 @@ static void the_bits_are_those_of_any_place(void **state)
             /* no parameters come through host memory */
             assert_int_equal(stats->gather_buffer_bytes, 0);
         }
-        daemon_stop(&d);
+        real_daemon_stop(&d);
         party_done(&none);
         party_done(&p);
     }
@@ -260,7 +215,7 @@ static void elsewhere(void **state)
         const struct setting *s = &cases[i].setting;
         const struct zc_zero_stats *stats;
         struct party none, p;
-        struct daemon d;
+        struct real_daemon d;
 
         if (s->world > 1 && !emulated())
             continue;
@@ -272,7 +227,7 @@ static void elsewhere(void **state)
         assert_int_equal(stats->gpu_params_bytes, 0);
         if (!strstr(p.members[0].run.gpu_why, cases[i].why))
             fail_msg("%s: '%s'", s->name, p.members[0].run.gpu_why);
-        daemon_stop(&d);
+        real_daemon_stop(&d);
         party_done(&none);
         party_done(&p);
     }
@@ -284,7 +239,7 @@ static void cannot_be_mapped(void **state)
     static const struct setting alone = { "alone",      1,     ZC_BF16, 1, ZC_ZERO_OVERLAP,
                                           ZC_ZERO_NVME, "64M", "16M" };
     struct party p;
-    struct daemon d;
+    struct real_daemon d;
 
     (void)state;
     if (!emulated())
@@ -299,7 +254,7 @@ static void cannot_be_mapped(void **state)
     assert_int_equal(p.members[0].run.rc, 0);
     assert_true(p.members[0].run.stats.gpu_params_bytes > 0);
     party_done(&p);
-    daemon_stop(&d);
+    real_daemon_stop(&d);
 }
 
 int main(void)
@@ -309,14 +264,8 @@ int main(void)
         cmocka_unit_test(elsewhere),
         cmocka_unit_test(cannot_be_mapped),
     };
-    const char *tmp = getenv("TMPDIR");
-    char command[128];
-    int rc;
 
-    (void)snprintf(folder, sizeof(folder), "%s/zshard-XXXXXX", tmp && *tmp ? tmp : "/tmp");
-    if (!mkdtemp(folder) || setenv("ZSHARD_NCCL_LIB", FAKE_NCCL, 1) < 0)
+    if (setenv("ZSHARD_NCCL_LIB", FAKE_NCCL, 1) < 0)
         return 1;
-    rc = cmocka_run_group_tests(tests, NULL, NULL);
-    (void)snprintf(command, sizeof(command), "rm -rf '%s'", folder);
-    return system(command) != 0 || rc; /* NOLINT: a name of our own */
+    return cmocka_run_group_tests(tests, real_daemon_setup, real_daemon_teardown);
 }

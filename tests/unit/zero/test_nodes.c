@@ -14,7 +14,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -22,6 +21,7 @@
 #include "client/zero/step/step.h"
 #include "comm_threads.h"
 #include "model.h"
+#include "real_daemon.h"
 
 #define NODES      2u
 #define UNTIL      6u /* steps of a whole run, each second one committed */
@@ -61,45 +61,11 @@ static struct {
     pid_t daemon;
 } plan;
 
-static char folder[64];
+#define HOST_ARGS "--host-bytes", "64M", "--log-level", "error"
 
-static struct daemon {
-    pid_t pid;
-    char socket[96], data[96], config[96];
-} daemons[NODES];
+static struct real_daemon daemons[NODES];
 
-/* ---- daemons */
-
-static void daemon_start(struct daemon *d)
-{
-    char line[512] = "";
-    int out[2];
-    FILE *f;
-
-    assert_int_equal(pipe(out), 0);
-    d->pid = fork();
-    assert_true(d->pid >= 0);
-    if (d->pid == 0) {
-        (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that fails leaves none behind */
-        (void)dup2(out[1], STDOUT_FILENO);
-        (void)close(out[0]);
-        (void)close(out[1]);
-        (void)execl(ZSHARDD, "zshardd", "--config", d->config, "--socket", d->socket, "--data",
-                    d->data, "--host-bytes", "64M", "--nvme-bytes", "64M", "--log-level", "error",
-                    (char *)NULL);
-        _exit(127);
-    }
-    (void)close(out[1]);
-    f = fdopen(out[0], "r");
-    assert_non_null(f);
-    while (fgets(line, sizeof(line), f) && strncmp(line, "ready", 5) != 0)
-        ;
-    (void)fclose(f);
-    if (strncmp(line, "ready", 5) != 0)
-        fail_msg("zshardd did not start on '%s'", d->data);
-}
-
-static uint64_t committed(const struct daemon *d, const char *job)
+static uint64_t committed(const struct real_daemon *d, const char *job)
 {
     struct zc_options options = { .socket = d->socket };
     struct zc_job_row *rows = NULL;
@@ -317,7 +283,7 @@ static void one_case(const char *name, const char *job)
         fail_msg("%s: the run ended with %#x", name, (unsigned)status);
     if (plan.act == DAEMON || plan.act == NODE) {
         assert_int_equal(waitpid(daemons[v].pid, NULL, 0), daemons[v].pid);
-        daemon_start(&daemons[v]);
+        real_daemon_again(&daemons[v], HOST_ARGS);
     }
     party_new(&p, job, true);
     run_threads(p.runs, NODES);
@@ -351,22 +317,10 @@ static void deaths(void **state)
 
 static int setup(void **state)
 {
-    (void)state;
-    (void)snprintf(folder, sizeof(folder), "/tmp/zero-nodes-XXXXXX");
-    if (!mkdtemp(folder))
+    if (real_daemon_setup(state) < 0)
         return -1;
-    for (uint32_t n = 0; n < NODES; n++) {
-        struct daemon *d = &daemons[n];
-        FILE *f;
-
-        (void)snprintf(d->socket, sizeof(d->socket), "%s/s%u", folder, n);
-        (void)snprintf(d->data, sizeof(d->data), "%s/data%u", folder, n);
-        (void)snprintf(d->config, sizeof(d->config), "%s/config%u", folder, n);
-        f = fopen(d->config, "w");
-        if (!f || fprintf(f, "page_elems = 4096\n") < 0 || fclose(f) != 0)
-            return -1;
-        daemon_start(d);
-    }
+    for (uint32_t n = 0; n < NODES; n++)
+        real_daemon_start(&daemons[n], HOST_ARGS);
     party_new(&whole, NULL, false);
     run_threads(whole.runs, NODES);
     return whole.runs[0].rc;
@@ -374,16 +328,10 @@ static int setup(void **state)
 
 static int teardown(void **state)
 {
-    char command[128];
-
-    (void)state;
     party_done(&whole);
-    for (uint32_t n = 0; n < NODES; n++) {
-        (void)kill(daemons[n].pid, SIGTERM);
-        (void)waitpid(daemons[n].pid, NULL, 0);
-    }
-    (void)snprintf(command, sizeof(command), "rm -rf '%s'", folder);
-    return system(command);
+    for (uint32_t n = 0; n < NODES; n++)
+        real_daemon_stop(&daemons[n]);
+    return real_daemon_teardown(state);
 }
 
 int main(void)

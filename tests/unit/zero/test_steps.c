@@ -9,18 +9,16 @@
 #include <errno.h>
 #include <math.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/util.h"
 #include "client/zero/zc_zero.h"
 #include "comm_threads.h"
 #include "kernels/gpu.h"
+#include "real_daemon.h"
 
 #define RANKS   3u
 #define STEPS   8u
@@ -80,6 +78,7 @@ struct plan {
     bool step_unused; /* an option */
     double clip;
     bool announce; /* steps from the sixth on: as options say, when e1 lags behind */
+    bool set;      /* counts, in step 2 */
 };
 
 /* Whether this rank has a gradient: e0 has it on rank 0 alone, and in steps 3 to 5 nobody of e1. */
@@ -127,6 +126,10 @@ static void how_of(const struct plan *plan, uint64_t step, struct how *h)
         h->how.divide = 2;
     }
 }
+
+/* What is said in step 2: ahead of the job, and behind it. */
+static const uint64_t set_dense[] = { 40, 0 };
+static const uint64_t set_experts[] = { 7, 0, 1000000 };
 
 /* ---- plain loops */
 
@@ -233,6 +236,10 @@ static void ref_step(struct values *x, const struct plan *plan, uint64_t step, u
 {
     struct ref r = { .plan = plan, .step = step, .world = world, .norms = true, .x = x };
 
+    if (plan->set && step == 2) {
+        memcpy(x->steps, set_dense, sizeof(set_dense));
+        memcpy(x->steps + E0, set_experts, sizeof(set_experts));
+    }
     how_of(plan, step, &r.how);
     r.scale = 1 / ((double)world * (r.how.how.divide > 0 ? r.how.how.divide : 1));
     x->norm = 0;
@@ -314,6 +321,10 @@ static int rank_step(struct rank *r, struct zc_zero *z, uint64_t step)
         rc = zc_zero_norms(z, r->of, TRAINED);
     if (rc == 0 && r->norms)
         rc = zc_zero_norm(z, &r->norm);
+    if (rc == 0 && r->plan->set && step == 2)
+        rc = zc_zero_set_tensor_steps(z, 0, set_dense, 2);
+    if (rc == 0 && r->plan->set && step == 2)
+        rc = zc_zero_set_tensor_steps(z, 2, set_experts, 3);
     if (rc == 0 && r->before)
         rc = r->before(z, rank);
     how_of(r->plan, step, how);
@@ -344,6 +355,25 @@ static int rank_read(struct rank *r, struct zc_zero *z)
     return rc;
 }
 
+/* The ranks have every element of a unit, each once. */
+static int slices_check(struct zc_zero *z)
+{
+    int rc = 0;
+
+    for (uint32_t u = 0; u < UNITS && rc == 0; u++) {
+        uint64_t first, count;
+        double all;
+
+        rc = zc_zero_slice(z, u, &first, &count);
+        all = (double)count;
+        if (rc == 0)
+            rc = zc_zero_sum(z, &all, 1);
+        if (rc == 0 && (all != (double)units[u].elems || first + count > units[u].elems))
+            rc = -EPROTO;
+    }
+    return rc;
+}
+
 static void *rank_run(void *arg)
 {
     struct rank *r = arg;
@@ -355,6 +385,8 @@ static void *rank_run(void *arg)
         rc = zc_zero_add_unit(z, &units[u]);
     if (rc == 0)
         rc = zc_zero_start(z, init, NULL);
+    if (rc == 0)
+        rc = slices_check(z);
     if (rc == 0)
         rc = zc_zero_progress(z, &r->begun, &applied);
     for (uint64_t step = r->begun + 1; step <= r->until && rc == 0; step++)
@@ -469,7 +501,9 @@ static void assert_same(const struct party *a, const struct party *b)
 static const struct plan plans[] = {
     { .groups = false }, { .groups = false, .clip = 1 }, { .step_unused = true },
     { .groups = true },  { .groups = true, .clip = 5 },  { .announce = true },
+    { .set = true },
 };
+static const struct plan resumed_plan = { .set = true };
 
 static const uint32_t all_ones[STEPS + 1] = { 1, 1, 1, 1, 1, 1, 1, 1, 1 };
 static const uint32_t all_twos[STEPS + 1] = { 2, 2, 2, 2, 2, 2, 2, 2, 2 };
@@ -485,58 +519,14 @@ static void as_plain_loops(void **state)
                 p->ranks[r].norms = !plans[i].announce;
             party_run(p);
             assert_as_loops(p, &plans[i], world == 1 ? all_ones : all_twos);
-            assert_int_equal(p->ranks[0].steps[E1], plans[i].step_unused ? STEPS : 5);
+            assert_int_equal(p->ranks[0].steps[E1], plans[i].step_unused ? STEPS
+                                                    : plans[i].set       ? 4
+                                                                         : 5);
             party_free(p);
         }
 }
 
 /* ---- elsewhere */
-
-static char folder[64];
-
-static pid_t daemon_start(char socket[96], const char *host_bytes)
-{
-    static unsigned started;
-    char data[96], config[96], line[512] = "";
-    int out[2];
-    pid_t pid;
-    FILE *f;
-
-    (void)snprintf(socket, 96, "%s/socket%u", folder, ++started);
-    (void)snprintf(data, sizeof(data), "%s/data%u", folder, started);
-    (void)snprintf(config, sizeof(config), "%s/config", folder);
-    f = fopen(config, "w");
-    assert_non_null(f);
-    (void)fprintf(f, "page_elems = 4096\n");
-    assert_int_equal(fclose(f), 0);
-    assert_int_equal(pipe(out), 0);
-    pid = fork();
-    assert_true(pid >= 0);
-    if (pid == 0) {
-        (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that fails leaves none behind */
-        (void)dup2(out[1], STDOUT_FILENO);
-        (void)close(out[0]);
-        (void)close(out[1]);
-        (void)execl(ZSHARDD, "zshardd", "--config", config, "--socket", socket, "--data", data,
-                    "--host-bytes", host_bytes, "--nvme-bytes", "64M", (char *)NULL);
-        _exit(127);
-    }
-    (void)close(out[1]);
-    f = fdopen(out[0], "r");
-    assert_non_null(f);
-    while (fgets(line, sizeof(line), f) && strncmp(line, "ready", 5) != 0)
-        ;
-    (void)fclose(f);
-    if (strncmp(line, "ready", 5) != 0)
-        fail_msg("zshardd did not start");
-    return pid;
-}
-
-static void daemon_stop(pid_t pid)
-{
-    (void)kill(pid, SIGTERM);
-    assert_int_equal(waitpid(pid, NULL, 0), pid);
-}
 
 static struct party *run_at(const struct plan *plan, const char *device, const char *socket,
                             enum zc_zero_offload where)
@@ -557,7 +547,7 @@ static struct party *run_at(const struct plan *plan, const char *device, const c
 
 static void placement_changes_nothing(void **state)
 {
-    static const size_t which[] = { 0, 2, 4, 5 };
+    static const size_t which[] = { 0, 2, 4, 5, 6 };
 
     (void)state;
     for (size_t i = 0; i < ZB_COUNT(which); i++) {
@@ -568,37 +558,38 @@ static void placement_changes_nothing(void **state)
         assert_same(want, is);
         party_free(is);
         for (int nvme = 0; nvme < 2; nvme++) {
-            char socket[96];
-            pid_t pid = daemon_start(socket, nvme ? "3M" : "64M");
+            struct real_daemon d;
 
-            is = run_at(plan, NULL, socket, nvme ? ZC_ZERO_NVME : ZC_ZERO_HOST);
+            real_daemon_start(&d, "--host-bytes", nvme ? "3M" : "64M");
+            is = run_at(plan, NULL, d.socket, nvme ? ZC_ZERO_NVME : ZC_ZERO_HOST);
             assert_same(want, is);
             party_free(is);
-            daemon_stop(pid);
+            real_daemon_stop(&d);
         }
         party_free(want);
     }
 }
 
-/* Counts that lag go with the job, whoever resumes it. */
+/* Counts that lag, or are ahead, go with the job, whoever resumes it. */
 static void a_resumed_job_has_its_counts(void **state)
 {
+    const struct plan *plan = &resumed_plan;
     static const uint32_t worlds[STEPS + 1] = { 0, 2, 2, 2, 2, 1, 1, 3, 3 };
     static const struct {
         uint32_t world;
         uint64_t until;
     } lives[] = { { 2, 4 }, { 1, 6 }, { 3, STEPS } };
-    char socket[96];
-    pid_t pid = daemon_start(socket, "64M");
+    struct real_daemon d;
 
     (void)state;
+    real_daemon_start(&d, "--host-bytes", "64M");
     for (size_t i = 0; i < ZB_COUNT(lives); i++) {
-        struct party *p = party_new(lives[i].world, &plans[0]);
+        struct party *p = party_new(lives[i].world, plan);
 
         for (uint32_t r = 0; r < p->world; r++) {
             struct zc_zero_options *o = &p->ranks[r].options;
 
-            o->socket = socket;
+            o->socket = d.socket;
             o->offload_param = o->offload_optimizer = ZC_ZERO_HOST;
             o->job = "kept";
             o->keep = o->durable = true;
@@ -607,11 +598,11 @@ static void a_resumed_job_has_its_counts(void **state)
             p->ranks[r].until = lives[i].until;
         }
         party_run(p);
-        assert_as_loops(p, &plans[0], worlds);
+        assert_as_loops(p, plan, worlds);
         assert_int_equal(p->ranks[0].begun, i == 0 ? 0 : lives[i - 1].until);
         party_free(p);
     }
-    daemon_stop(pid);
+    real_daemon_stop(&d);
 }
 
 /* ---- an optimizer that is known late */
@@ -643,11 +634,11 @@ static void an_optimizer_known_late(void **state)
                  { NULL, ZC_ZERO_HOST, .late = true },
                  { NULL, ZC_ZERO_NVME, .late = true },
                  { NULL, ZC_ZERO_HOST, .late = true, .keep = true } };
-    char socket[96];
-    pid_t pid = daemon_start(socket, "8M");
+    struct real_daemon d;
     struct party *want = NULL;
 
     (void)state;
+    real_daemon_start(&d, "--host-bytes", "8M");
     for (size_t i = 0; i < ZB_COUNT(ways); i++) {
         struct party *p = party_new(2, &plans[0]);
 
@@ -657,7 +648,7 @@ static void an_optimizer_known_late(void **state)
             o->optimizer = ways[i].late ? ZC_ADAMW : ZC_SGD;
             o->optimizer_late = ways[i].late;
             o->device = ways[i].device;
-            o->socket = socket;
+            o->socket = d.socket;
             o->keep = ways[i].keep;
             o->offload_param = o->offload_optimizer = ways[i].where;
             p->ranks[r].until = 4;
@@ -675,7 +666,7 @@ static void an_optimizer_known_late(void **state)
             party_free(p);
     }
     party_free(want);
-    daemon_stop(pid);
+    real_daemon_stop(&d);
 }
 
 /* ---- what is refused changes nothing */
@@ -690,6 +681,17 @@ static int refused(struct zc_zero *z, const struct zc_zero_step_how *how, int wa
         print_error("%d, '%s', where '%s' was to be\n", rc, zc_zero_error(z), text);
         return -EPROTO;
     }
+    return 0;
+}
+
+static int before_counts_refused(struct zc_zero *z)
+{
+    static const uint64_t many_steps[] = { 1, UINT64_C(1) << 53 };
+
+    if (zc_zero_set_tensor_steps(z, 0, set_dense, 1) != -EINVAL ||
+        zc_zero_set_tensor_steps(z, 0, many_steps, 2) != -EINVAL ||
+        zc_zero_set_tensor_steps(z, UNITS, set_dense, 2) != -EINVAL || zc_zero_failed(z))
+        return -EPROTO;
     return 0;
 }
 
@@ -726,7 +728,7 @@ static int before_refusals(struct zc_zero *z, uint32_t rank)
     if (rc == 0)
         rc = zc_zero_note_put(z, true, "a note", 6);
     free(h);
-    return rc;
+    return rc < 0 ? rc : before_counts_refused(z);
 }
 
 static void refusals_change_nothing(void **state)
@@ -757,35 +759,37 @@ static int other_values(struct zc_zero *z, uint32_t rank)
     return rc < 0 ? rc : -EDOM;
 }
 
+static int other_counts(struct zc_zero *z, uint32_t rank)
+{
+    const uint64_t steps[] = { 3, rank };
+    int rc = zc_zero_set_tensor_steps(z, 0, steps, 2);
+
+    return rc == -EINVAL && zc_zero_failed(z) &&
+                   strstr(zc_zero_error(z), "rank 1 and rank 0 do not say the same")
+               ? -EDOM
+               : -EPROTO;
+}
+
 static void ranks_that_differ(void **state)
 {
-    struct party *p = party_new(2, &plans[0]);
-
     (void)state;
-    for (uint32_t r = 0; r < 2; r++)
-        p->ranks[r].before = other_values;
-    party_run(p);
-    for (uint32_t r = 0; r < 2; r++)
-        assert_int_equal(p->ranks[r].rc, -EDOM);
-    party_free(p);
+    for (int counts = 0; counts < 2; counts++) {
+        struct party *p = party_new(2, &plans[0]);
+
+        for (uint32_t r = 0; r < 2; r++)
+            p->ranks[r].before = counts ? other_counts : other_values;
+        party_run(p);
+        for (uint32_t r = 0; r < 2; r++)
+            assert_int_equal(p->ranks[r].rc, -EDOM);
+        party_free(p);
+    }
 }
 
 static int setup(void **state)
 {
-    (void)state;
     for (uint32_t t = 0; t < MANY; t++)
         many[t] = (struct zc_tensor){ "t", EACH * t, 1, { EACH }, 1 };
-    (void)snprintf(folder, sizeof(folder), "/tmp/zero-test-XXXXXX");
-    return mkdtemp(folder) ? 0 : -1;
-}
-
-static int teardown(void **state)
-{
-    char command[128];
-
-    (void)state;
-    (void)snprintf(command, sizeof(command), "rm -rf '%s'", folder);
-    return system(command);
+    return real_daemon_setup(state);
 }
 
 int main(void)
@@ -799,5 +803,5 @@ int main(void)
         cmocka_unit_test(ranks_that_differ),
     };
 
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, setup, real_daemon_teardown);
 }

@@ -1,0 +1,33 @@
+/*
+ * real_daemon.h - a zshardd of a test's own, on a socket and a data folder under a temporary folder.
+ *
+ * It has 64 MiB of NVMe and pages of one block, so that a small model has many. A test that fails leaves none running.
+ */
+#ifndef REAL_DAEMON_H
+#define REAL_DAEMON_H
+
+#include <stdbool.h>
+#include <sys/types.h>
+
+struct real_daemon {
+    pid_t pid;
+    char socket[96], data[96];
+};
+
+/** Starts it with more arguments, which NULL ends, or fails the test. */
+#define real_daemon_start(d, ...) real_daemon_new((d), (const char *const[]){ __VA_ARGS__, NULL })
+void real_daemon_new(struct real_daemon *d, const char *const *args);
+/** Starts it again after its death, on the same socket and data folder. */
+#define real_daemon_again(d, ...) \
+    real_daemon_resume((d), (const char *const[]){ __VA_ARGS__, NULL })
+void real_daemon_resume(struct real_daemon *d, const char *const *args);
+
+/** Ends it in good order, and its exit status has to be 0. */
+void real_daemon_stop(struct real_daemon *d);
+void real_daemon_kill(struct real_daemon *d);
+
+/** For cmocka, as setup and teardown of a group: makes and removes the folder of all daemons. */
+int real_daemon_setup(void **state);
+int real_daemon_teardown(void **state);
+
+#endif
