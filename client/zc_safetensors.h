@@ -8,7 +8,7 @@
  *
  * UNITS. Elements of the tensor's dtype, row-major; bytes are bytes.
  *
- * ERRORS. Functions return 0 or a negative errno, and on failure write a sentence to the caller's
+ * ERRORS. Functions return 0 or a negative errno, and on failure write an error message to the caller's
  * buffer: `error` of `error_bytes` bytes, which may be NULL and 0.
  *
  * THREADS. A reader may be used by several threads at once; a writer by one at a time.

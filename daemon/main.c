@@ -26,7 +26,7 @@
 #include "daemon/startup.h"
 #include "daemon/store/store.h"
 
-#define DRAIN_MS 30000u /* the unit's TimeoutStopSec is above it */
+#define DRAIN_MS 120000u /* the unit's TimeoutStopSec is above it */
 
 enum {
     EXIT_GOOD = 0,

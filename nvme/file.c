@@ -26,8 +26,8 @@
 
 /* Every device and file system that we open takes it; also what pages are multiples of. */
 #define FILE_ALIGN        4096u
-#define FILE_LOCK_WAIT_MS 1000u  /* for a daemon that lives, */
-#define FILE_LOCK_DEAD_MS 30000u /* and for what is in flight of one that died */
+#define FILE_LOCK_WAIT_MS 1000u   /* for a daemon that lives, */
+#define FILE_LOCK_DEAD_MS 120000u /* and for what is in flight of one that died */
 #define FILE_LOCK_STEP_MS 10u
 
 static int file_open_fd(struct zn_file *f, const char *path, struct zb_err *err)

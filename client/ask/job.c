@@ -18,7 +18,7 @@ _Static_assert((int)ZC_HOST == ZP_HOST && (int)ZC_NVME == ZP_NVME && (int)ZC_GPU
 static int points_check(struct zc_client *c, const Zp__JobOpenReply *r)
 {
     if (r->n_points > ZC_POINTS_MAX)
-        return zc_fail(c, -EPROTO, "a job with %zu points to go on from", r->n_points);
+        return zc_fail(c, -EPROTO, "a job with %zu points to resume from", r->n_points);
     for (size_t i = 0; i < r->n_points; i++)
         if (r->points[i]->kind < ZC_POINT_MEMORY || r->points[i]->kind > ZC_POINT_COMMITTED)
             return zc_fail(c, -EPROTO, "a point of kind %u", r->points[i]->kind);

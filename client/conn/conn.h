@@ -16,7 +16,7 @@
  *
  *     CLOSED ---> OPEN ---> LOST        zc_close() frees it from any of them
  *
- *     CLOSED  never connected: it holds a sentence
+ *     CLOSED  never connected: it holds an error message
  *     OPEN    calls may start
  *     LOST    the connection is over, lost.code says why calls are refused; every call has ended.
  *             In a child of the process that opened it (fork()) a handle is LOST with -EPERM: the

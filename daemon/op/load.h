@@ -7,7 +7,7 @@
 #include "daemon/job/job.h"
 
 /** The job is in LOADING, its memory attached, no page of it has an extent. Holds v while it runs.
- * done: err NULL, every shard has the values of v; the caller goes on from there. */
+ * done: err NULL, every shard has the values of v; the caller continues from there. */
 void zsd_load_start(struct zsd_job *job, struct zsd_version *v,
                     void (*done)(struct zsd_job *job, const struct zb_err *err));
 /** 0; -EINVAL: the job's shards are not the elements that the version has. */

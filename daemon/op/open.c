@@ -340,7 +340,7 @@ ZSD_REQUEST(zsd_job_open, JobOpen)
 }
 
 /* The rank is there, unless it died meanwhile. One that attaches to a job in a step or a
- * commit is answered when that is over (zsd_job_stepped(), zsd_job_committed()): it goes on from
+ * commit is answered when that is over (zsd_job_stepped(), zsd_job_committed()): it resumes from
  * where the others do, and is told of every point that there is. */
 static void staging_opened(struct zsd_arena_task *t)
 {

@@ -40,7 +40,7 @@ void zsd_opens_gone(struct zsd_conn *conn);
 void zsd_opens_refuse(struct zsd_core *core);
 /** Tells opens that wait until this job has given its memory back that it cannot. */
 void zsd_opens_fail(struct zsd_job *job, const struct zb_err *err);
-/** Answers a rank that has opened its job, with the points that it can go on from. */
+/** Answers a rank that has opened its job, with the points that it can resume from. */
 void zsd_open_answer(struct zsd_member *m);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * op/ready.c - every rank is ready: the version to go on from, placement, memory, loading.
+ * op/ready.c - every rank is ready: the version to resume from, placement, memory, loading.
  */
 #include "daemon/op/ready.h"
 
@@ -99,7 +99,7 @@ static struct zsd_version *ready_version(const struct zsd_job *job, struct zb_er
     struct zsd_version *c = job->saved->committed, *p = job->saved->prepared;
 
     if (!c && !p) {
-        (void)zb_fail(err, -ENOENT, "job '%s' has nothing to go on from: it was dropped",
+        (void)zb_fail(err, -ENOENT, "job '%s' has nothing to resume from: it was dropped",
                       job->name);
         return NULL;
     }
@@ -109,7 +109,7 @@ static struct zsd_version *ready_version(const struct zsd_job *job, struct zb_er
         return p;
     if (c && c->iterations == job->point)
         return c;
-    (void)zb_fail(err, -ENOENT, "job '%s' has no step %llu to go on from", job->name,
+    (void)zb_fail(err, -ENOENT, "job '%s' has no step %llu to resume from", job->name,
                   (unsigned long long)job->point);
     return NULL;
 }
@@ -169,7 +169,7 @@ static bool ready_fits(const struct zsd_version *v, const struct zsd_shard *s)
     return i < v->nrows && zsd_row_fits(v->rows[i], s);
 }
 
-/* The job in memory goes on from another of its points: what it has beyond is forgotten, and what
+/* The job in memory resumes from another of its points: what it has beyond is forgotten, and what
  * was pushed, or stepped early, for the step behind that. */
 static void ready_rewind(struct zsd_job *job, struct zsd_version *v)
 {
@@ -212,7 +212,7 @@ static void ready_present(struct zsd_job *job)
     v = ready_version(job, &err);
     if (v && (job->pins > 0 || !ready_together(job))) {
         (void)zb_fail(&err, -EBUSY,
-                      "job '%s' cannot go on from step %llu: a rank trains on what is in memory",
+                      "job '%s' cannot resume from step %llu: a rank trains on what is in memory",
                       job->name, (unsigned long long)job->point);
         v = NULL;
     }
@@ -428,7 +428,7 @@ ZSD_REQUEST(zsd_ready, Ready)
     }
     if (ready_others(job) &&
         (q->at_point != job->at_point || (q->at_point && q->iterations != job->point))) {
-        zsd_refuse(req, -EINVAL, "rank %u of job '%s' goes on from another step than its peers",
+        zsd_refuse(req, -EINVAL, "rank %u of job '%s' resumes from another step than its peers",
                    m->rank, job->name);
         return;
     }

@@ -533,7 +533,7 @@ static void gpu_on_failed(struct zsd_work *work)
                       "%s of job '%s' %s on the GPU, which failed: %s; %s",
                       job->params->mem ? "parameters" : "optimizer state", job->name,
                       job->params->mem ? "were" : "was", core->tiers.gpu_err.text,
-                      job->durable ? "it goes on from its last commit" : "it is lost");
+                      job->durable ? "it resumes from its last commit" : "it is lost");
         zsd_job_fail(job, &why);
     }
 }

@@ -128,7 +128,7 @@ static const struct zb_opt rows[] = {
     { "keep", ZB_OPT_FLAG, AT(keep),
       .help = "the job outlives this run, and what is committed the daemon" },
     { "resume", ZB_OPT_FLAG, AT(resume),
-      .help = "go on with a kept job (whoever trains it still is cut off)" },
+      .help = "resume a kept job (a trainer that still runs it is disconnected)" },
     { "resume-if-there", ZB_OPT_FLAG, AT(resume_if_there),
       .help = "the same where all daemons have such a job; else begin it" },
     { "commit-every", ZB_OPT_COUNT, AT(commit_every), .arg = "N",
@@ -227,7 +227,7 @@ int gpt_args_check(struct gpt_args *args, struct zb_err *err)
         return zb_fail(err, -EINVAL, "%s needs the daemon: --offload host or nvme",
                        args->keep ? "--keep" : "--resume");
     if (args->resume && args->init)
-        return zb_fail(err, -EINVAL, "--init begins a run, and --resume goes on with one");
+        return zb_fail(err, -EINVAL, "--init begins a run, and --resume continues one");
     if (args->resume_if_there && args->offload_optimizer == GPT_OFFLOAD_NONE)
         return zb_fail(err, -EINVAL, "--resume-if-there needs the daemon: --offload host or nvme");
     args->keep = args->keep || args->resume || args->resume_if_there;

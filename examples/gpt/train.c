@@ -166,7 +166,7 @@ int gpt_train(const struct gpt_args *args, const volatile sig_atomic_t *stop, FI
     if (rc == 0)
         rc = kept ? kept : told;
     if (rc == 0 && t.stopped && t.steps < args->steps)
-        rc = zb_fail(err, -EINTR, "stopped by a signal behind step %" PRIu64 " of %" PRIu64 "%s",
-                     t.steps, args->steps, args->keep ? ": go on with --resume" : "");
+        rc = zb_fail(err, -EINTR, "stopped by a signal after step %" PRIu64 " of %" PRIu64 "%s",
+                     t.steps, args->steps, args->keep ? ": continue with --resume" : "");
     return rc;
 }

@@ -129,7 +129,7 @@ void gpt_say_start(struct train *t)
             a->freeze, a->layers, a->quantize_frozen ? ", and kept as int8" : "",
             t->model.params - a->freeze * t->model.units[gpt_unit_block(0)].elems);
     if (a->resume || (a->resume_if_there && t->steps > 0))
-        say(t, "zgpt: job '%s' goes on behind step %" PRIu64 "\n", a->job, t->steps);
+        say(t, "zgpt: job '%s' resumes after step %" PRIu64 "\n", a->job, t->steps);
     if (a->device)
         say(t, "zgpt: computes on '%s'\n", a->device);
     say(t, "zgpt: %" PRIu64 " tokens from %zu file%s, unigram entropy %.4f nats, vocabulary %u\n",

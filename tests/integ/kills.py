@@ -31,7 +31,7 @@ class Campaign:
         self.anew = 0
 
     def again(self, kept, daemon, process):
-        """The next life. A job that died before it had anything to go on from begins anew."""
+        """The next life. A job that died before it had anything to resume from begins anew."""
         if process is None:
             return self.start(kept, daemon, resume=False)
         process = self.start(kept, daemon, resume=True)
@@ -41,9 +41,9 @@ class Campaign:
         if process.poll() in (None, 0):
             return process
         said = kept.said()
-        check("there is no job" in said or "no step to go on from" in said,
+        check("there is no job" in said or "no step to resume from" in said,
               f"life {kept.life} ended with {process.returncode}:\n{said}")
-        if "no step to go on from" in said:
+        if "no step to resume from" in said:
             daemon.zctl("destroy", "kept")
         self.anew += 1
         return self.start(kept, daemon, resume=False)
@@ -107,7 +107,7 @@ class Campaign:
                 self.again(kept, daemon, process).wait(120)
                 whole.check(kept, done)
         print(f"{done} kills ({', '.join(f'{k} {n}' for k, n in self.counts.items())}), "
-              f"{self.anew} too early for anything to go on from; {time.monotonic() - begin:.0f} s")
+              f"{self.anew} too early for anything to resume from; {time.monotonic() - begin:.0f} s")
 
 
 if __name__ == "__main__":

@@ -381,7 +381,7 @@ static void a_step_meets_it(void **state)
         zc_rows_free(jobs);
         zi_close(x.r, 1);
         /* a new job of that name works, in the same places */
-        (void)zi_await_used(&x.d, x.host, x.nvme, 1000);
+        (void)zi_await_used(&x.d, x.host, x.nvme);
         o.host_bytes_max = STAGING + (UNITS + RING) * STAGING;
         zi_job(again, 1, &x.d, &o, units, UNITS);
         memcpy(x.r, again, sizeof(again));
@@ -398,7 +398,7 @@ static void a_step_meets_it(void **state)
         assert_int_equal(zc_step_wait(x.r->c, x.r->job.id, &step, &stepped), 0);
         zc_on_event(x.r->c, NULL, NULL); /* its argument was a copy's */
         zi_close(x.r, 1);
-        (void)zi_await_used(&x.d, x.host, x.nvme, 1000);
+        (void)zi_await_used(&x.d, x.host, x.nvme);
         zi_stop(&x.d);
     }
 }

@@ -116,7 +116,7 @@ static void other_worlds(void **state)
 }
 
 /* The trainers die, the daemon lives: what is in memory is newer than the commit. Both are points
- * to go on from. */
+ * to resume from. */
 static void trainers_that_die(void **state)
 {
     (void)state;
@@ -225,7 +225,7 @@ static void a_first_that_is_dropped(void **state)
     zi_stop(&d);
 }
 
-/* The same when the ranks have come back to it: nothing is left to go on from, and the daemon says
+/* The same when the ranks have come back to it: nothing is left to resume from, and the daemon says
  * so. */
 static void a_first_that_is_dropped_on_return(void **state)
 {
@@ -249,7 +249,7 @@ static void a_first_that_is_dropped_on_return(void **state)
     assert_int_equal(zc_commit_wait(r.c, r.job.id, ZC_COMMIT_DROP, 1, 0, &point), 0);
     rc = zc_ready_wait(r.c, r.job.id, NULL, ZI_WAIT_MS, &r.place);
     assert_int_equal(rc, -ENOENT);
-    assert_non_null(strstr(zc_error(r.c), "nothing to go on from"));
+    assert_non_null(strstr(zc_error(r.c), "nothing to resume from"));
     sv_hang_up(&r, 1);
     sv_open(&r, 1, &d, 1); /* its name is free */
     zi_close(&r, 1);
@@ -285,7 +285,7 @@ static void on_request_and_destroyed(void **state)
         assert_int_equal(zc_job_destroy_wait(c, "job"), 0);
         assert_int_equal(zc_job_destroy_wait(c, "job"), -ENOENT);
         zc_close(c);
-        (void)zi_await_used(&d, ZB_MIB / SV_BUFFER * SV_BUFFER, 0, 5000);
+        (void)zi_await_used(&d, ZB_MIB / SV_BUFFER * SV_BUFFER, 0);
         zi_stop(&d);
     }
 }
@@ -574,7 +574,7 @@ static void destroyed_in_a_commit(void **state)
         assert_int_equal(rc, 0);
         rc = zc_job_destroy_wait(c, "job");
         assert_int_equal(rc, -ENOENT);
-        (void)zi_await_used(&d, ZB_MIB / SV_BUFFER * SV_BUFFER, 0, 5000);
+        (void)zi_await_used(&d, ZB_MIB / SV_BUFFER * SV_BUFFER, 0);
         assert_int_equal(zc_job_destroy_wait(c, "job"), -ENOENT);
         zc_close(c);
     }

@@ -96,7 +96,7 @@ static void killed(bool keep, bool hides)
         assert_int_equal(zi_open(&r, &d, &o), 0);
         zi_close(&r, 1);
     } else {
-        (void)zi_await_used(&d, host, 0, 10000);
+        (void)zi_await_used(&d, host, 0);
     }
     assert_int_equal(kill(*child, SIGKILL), 0);
     assert_int_equal(munmap((void *)(uintptr_t)child, sizeof(*child)), 0);

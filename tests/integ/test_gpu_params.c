@@ -916,7 +916,7 @@ static int run_try(struct zi_rank *ranks, struct zi_daemon *d, uint64_t *k, char
 }
 
 /* The device fails at this work: the job is placed without it, or ends with a sentence that names
- * it; and goes on from its last commit, as does one that is on no GPU. */
+ * it; and resumes from its last commit, as does one that is on no GPU. */
 static bool fail_at(unsigned works)
 {
     struct zi_rank ranks[2], e;

@@ -344,10 +344,10 @@ static void job_open(struct job *j)
         for (int p = 0; p < ZB_PLANES; p++)
             all += zb_plane_bytes(j->units[u].layout.block_bytes[p], j->page, j->units[u].padded);
     assert_int_equal(job_try(j, staging + 4096, &least), -ENOSPC);
-    (void)zi_await_used(j->d, idle_host, idle_nvme, 2000);
+    (void)zi_await_used(j->d, idle_host, idle_nvme);
     assert_int_equal(job_try(j, least - 4096, &none), -ENOSPC);
     assert_int_equal(none, least);
-    (void)zi_await_used(j->d, idle_host, idle_nvme, 2000);
+    (void)zi_await_used(j->d, idle_host, idle_nvme);
     all += staging;
     switch (draw(5)) {
     case 0:
@@ -725,7 +725,7 @@ static void release(struct job *j, unsigned i)
  */
 static void settle(struct job *j, bool but_fetches)
 {
-    uint64_t until = zb_now_ns() + UINT64_C(60000000000);
+    uint64_t until = zb_now_ns() + ZI_SOON_NS;
 
     while (j->nops > (but_fetches ? j->nfetches : 0)) {
         if (zb_now_ns() > until)
@@ -739,7 +739,7 @@ static void settle(struct job *j, bool but_fetches)
 /* Gives back every pin; then nothing is in progress in the daemon, whatever timed out before. */
 static void let_go(struct job *j)
 {
-    uint64_t until = zb_now_ns() + UINT64_C(10000000000), busy;
+    uint64_t until = zb_now_ns() + ZI_SOON_NS, busy;
 
     while (j->npins > 0)
         release(j, (unsigned)draw(j->npins));
@@ -1137,7 +1137,7 @@ static void round_run(unsigned number, unsigned steps)
     for (unsigned n = 0; n < 2; n++) {
         job_draw(&j, &d, page, n);
         job_run(&j, steps);
-        (void)zi_await_used(&d, host, nvme, 2000);
+        (void)zi_await_used(&d, host, nvme);
         print_message(
             "round %u (seed %llu): pages of %u, %s, %u buffers; %s, %s moments; %u ranks, "
             "%u units, "

@@ -114,7 +114,7 @@ static int budget_try(const struct budget_case *c, const char *host, char *text,
         assert_int_equal(zi_log_line(&d, "warn grads-on-nvme") != NULL, goes);
     }
     zi_close(&r, 1);
-    (void)zi_await_used(&d, used, 0, 1000); /* and nothing of it is held */
+    (void)zi_await_used(&d, used, 0); /* and nothing of it is held */
     zi_stop(&d);
     return rc;
 }

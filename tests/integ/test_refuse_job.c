@@ -73,7 +73,7 @@ static void opens(void **state)
     assert_int_equal(zi_used(&d, "host"), host + RF_STAGING);
     rf_refused("a second job on this connection", &r, ZP_JOB_OPEN, &q.base, -EBUSY, "'job'");
     zi_raw_close(&r);
-    (void)zi_await_used(&d, host, 0, 1000);
+    (void)zi_await_used(&d, host, 0);
     zi_stop(&d);
 }
 

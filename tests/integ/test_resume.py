@@ -29,7 +29,7 @@ def trainers_killed():
             check(process.returncode != 0, "it ended well")
         kept.good(d, resume=True)
         whole.check(kept)
-        behind = int(kept.said().split("goes on behind step ")[1].split()[0])
+        behind = int(kept.said().split("resumes after step ")[1].split()[0])
         check(behind >= before, f"behind step {behind}, and {before} was made")
         check(d.zctl("jobs")[0]["iterations"] == STEPS, "the job is elsewhere")
 
@@ -40,11 +40,11 @@ def where_it_is_there():
         whole = Reference(kept)
         process = kept.start(d, resume="if-there")
         kept.wait_for_lines(7, process)
-        check("goes on behind" not in kept.said(), f"there was no job:\n{kept.said()}")
+        check("resumes after" not in kept.said(), f"there was no job:\n{kept.said()}")
         kept.kill_ranks(process.life, kept.pids(process.life))
         process.wait(30)
         kept.good(d, resume="if-there")
-        check("goes on behind step " in kept.said(), f"it began anew:\n{kept.said()}")
+        check("resumes after step " in kept.said(), f"it began anew:\n{kept.said()}")
         whole.check(kept)
 
 
@@ -59,7 +59,7 @@ def daemon_killed():
         made = kept.last_step()
         d.again()
         kept.good(d, resume=True)
-        behind = int(kept.said().split("goes on behind step ")[1].split()[0])
+        behind = int(kept.said().split("resumes after step ")[1].split()[0])
         check(behind % 5 == 0 and made - behind <= 6, f"{made} steps were made; behind {behind}")
         whole.check(kept)
         d.kill() # what was committed at the end is there, with nothing more to do
@@ -112,19 +112,19 @@ def half_dead():
 
 
 def stopped():
-    """SIGTERM: behind the step in progress, committed, exit code 1; a new daemon goes on from there."""
+    """SIGTERM: behind the step in progress, committed, exit code 1; a new daemon resumes from there."""
     with KeptRun(200, ranks=1, commit_every=0) as kept, Daemon(*PAGES) as d:
         whole = Reference(kept)
         process = kept.start(d, resume=False)
         kept.wait_for_lines(3, process)
         kept.signal_ranks(process.life, signal.SIGTERM)
         check(process.wait(30) == 1, f"ended with {process.returncode}:\n{kept.said()}")
-        check("go on with --resume" in kept.said(), kept.said())
+        check("continue with --resume" in kept.said(), kept.said())
         made = kept.last_step()
         d.kill()
         d.again()
         kept.good(d, resume=True)
-        check(f"goes on behind step {made}\n" in kept.said(), f"{made} were made:\n{kept.said()}")
+        check(f"resumes after step {made}\n" in kept.said(), f"{made} were made:\n{kept.said()}")
         whole.check(kept)
 
 

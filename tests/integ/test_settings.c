@@ -11,7 +11,7 @@
  *
  *     leave   the ranks close, the daemon stays       goes on where it was
  *     end     the daemon ends in good order           likewise
- *     kill    the daemon is killed                    goes on from the last commit
+ *     kill    the daemon is killed                    resumes from the last commit
  *
  * often amid a step; and for each step the order of pushes, their parts, whether it begins early,
  * which units are fetched before, amid and behind it, whether it commits, and now and then another

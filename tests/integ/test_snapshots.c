@@ -160,7 +160,7 @@ static void back_and_on(void **state)
         sv_name = "job";
         (void)sound(c, "nothing is left");
         zc_close(c);
-        (void)zi_await_used(&d, ZB_MIB / SV_BUFFER * SV_BUFFER, 0, 5000);
+        (void)zi_await_used(&d, ZB_MIB / SV_BUFFER * SV_BUFFER, 0);
         zi_stop(&d);
         dumps_free(at);
     }
@@ -205,7 +205,7 @@ static void retained(void **state)
     assert_int_equal(df.working, 0);
     assert_int_equal(zc_job_destroy_wait(c, "job"), 0);
     zc_close(c);
-    (void)zi_await_used(&d, ZB_MIB / SV_BUFFER * SV_BUFFER, 0, 5000);
+    (void)zi_await_used(&d, ZB_MIB / SV_BUFFER * SV_BUFFER, 0);
     zi_stop(&d);
 }
 

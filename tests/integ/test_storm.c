@@ -731,7 +731,7 @@ static void all_listen(struct client *clients)
 /* Every request ends by itself: here is the time to see it. */
 static void client_drain(struct client *c)
 {
-    uint64_t until = zb_now_ns() + UINT64_C(10000000000);
+    uint64_t until = zb_now_ns() + ZI_SOON_NS;
 
     while (c->nwaiting > 0) {
         struct pollfd p = { .fd = zp_stream_fd(c->raw.stream), .events = POLLIN };
@@ -795,7 +795,7 @@ static void restart(struct zi_daemon *d, struct client *clients)
 static void destroy_all(const struct zi_daemon *d)
 {
     struct zc_client *c = zi_client(d);
-    uint64_t until = zb_now_ns() + UINT64_C(10000000000);
+    uint64_t until = zb_now_ns() + ZI_SOON_NS;
     struct zc_job_row *rows;
     size_t n;
 
@@ -879,7 +879,7 @@ static void storm(void **state)
     }
     count_early(&d);
     destroy_all(&d);
-    (void)zi_await_used(&d, host, nvme, 2000);
+    (void)zi_await_used(&d, host, nvme);
     for (unsigned waited = 0; zi_files(&d) > files; waited++) {
         if (waited > 200)
             fail_msg("the daemon had %u descriptors open, and has %u", files, zi_files(&d));

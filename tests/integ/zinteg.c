@@ -515,7 +515,7 @@ uint64_t zi_used(const struct zi_daemon *d, const char *tier)
     return strcmp(tier, "host") == 0 ? host : nvme;
 }
 
-unsigned zi_await_used(const struct zi_daemon *d, uint64_t host, uint64_t nvme, unsigned max_ms)
+unsigned zi_await_used(const struct zi_daemon *d, uint64_t host, uint64_t nvme)
 {
     uint64_t begun = zb_now_ns(), now_host, now_nvme;
 
@@ -525,7 +525,7 @@ unsigned zi_await_used(const struct zi_daemon *d, uint64_t host, uint64_t nvme, 
         tiers(d, &now_host, &now_nvme);
         if (now_host == host && now_nvme == nvme)
             return ms;
-        if (ms > max_ms)
+        if (ms > ZI_SOON_NS / 1000000)
             fail_msg("after %u ms %llu and %llu bytes are in use, not %llu and %llu", ms,
                      (unsigned long long)now_host, (unsigned long long)now_nvme,
                      (unsigned long long)host, (unsigned long long)nvme);

@@ -20,7 +20,9 @@
 #include "proto/codec.h"
 #include "proto/stream.h"
 
-#define ZI_WAIT_MS      150000u /* for what must happen soon */
+#define ZI_WAIT_MS 150000u /* for what must happen soon */
+/* For what must not wait for a timeout of a job (120 s), on a drive that may stand still for half a minute. */
+#define ZI_SOON_NS      UINT64_C(60000000000)
 #define ZI_FETCH_MS     120000u /* the deadline of fetches that must succeed */
 #define ZI_UNITS_MAX    64u
 #define ZI_DATA_START   65536u /* of the data file: behind it are pages */
@@ -124,9 +126,8 @@ void zi_step_ask(struct zi_rank *ranks, unsigned n, const struct zc_step *step, 
 
 /** What a tier has in use. */
 uint64_t zi_used(const struct zi_daemon *d, const char *tier);
-/** Waits until both tiers have no more in use than given: milliseconds it took; fails after
- *  max_ms. */
-unsigned zi_await_used(const struct zi_daemon *d, uint64_t host, uint64_t nvme, unsigned max_ms);
+/** Waits until both tiers have in use what is given: milliseconds it took; fails after ZI_SOON_NS. */
+unsigned zi_await_used(const struct zi_daemon *d, uint64_t host, uint64_t nvme);
 
 /** A tier's row, whose sums are right. */
 struct zc_tier_row zi_tier(struct zc_client *c, const char *name);

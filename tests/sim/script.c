@@ -110,7 +110,7 @@ static const struct action script[] = {
 };
 
 /* State moves: with and without commits, prepared steps, early pages, a rollback; a change of mind
- * in the middle; and who goes on from what has moved. */
+ * in the middle; and who resumes from what has moved. */
 static const struct action moves[] = {
     { OPEN, 2, ALL },
     { STEP, ZSD_COMMIT_NONE, 0 },

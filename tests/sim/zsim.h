@@ -122,7 +122,7 @@ struct zs_open {
     uint32_t world;
     uint64_t host_bytes; /* beside the staging; 0: what is free */
     bool attach;
-    const uint64_t *at; /* the point to go on from */
+    const uint64_t *at; /* the point to resume from */
 };
 /** All ranks open, define, register and are ready: 0 or the first refusal; then nobody is there. */
 int zs_open(struct zs_world *w, const struct zs_open *o);

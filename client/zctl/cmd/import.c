@@ -441,7 +441,7 @@ struct import_options {
 
 static const struct zb_opt import_options[] = {
     { "like", ZB_OPT_TEXT, ZB_OPT_AT(struct import_options, like), .arg = "JOB[@SNAPSHOT]",
-      .help = "of the same units as this one, whoever wrote the files" },
+      .help = "of the same units as this one, whichever program wrote the files" },
     { 0 },
 };
 

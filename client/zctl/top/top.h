@@ -108,7 +108,7 @@ enum top_bound {
 
 struct top_verdict {
     enum top_bound bound;
-    char text[320]; /* the sentence */
+    char text[320]; /* the message */
 };
 
 /** For programs: "nvme-write". */

@@ -8,6 +8,8 @@
 #include <unistd.h>
 
 #define MANY (2 * PAGE + 5000)
+#define TURNS \
+    120000 /* of at most 1 ms, for what hangs: a drive may stand still for half a minute */
 const uint64_t unit_elems[UNITS] = { PAGE, MANY, MANY, MANY, MANY, MANY, 100 };
 
 static unsigned worlds; /* each has a file of its own: one that failed keeps its lock */
@@ -61,7 +63,7 @@ static void world_turn_wait(struct world *w)
 
 void world_settle(struct world *w)
 {
-    for (int i = 0; i < 10000 && (zsd_core_busy(&w->daemon) > 0 || i < 2); i++)
+    for (int i = 0; i < TURNS && (zsd_core_busy(&w->daemon) > 0 || i < 2); i++)
         world_turn_wait(w);
     assert_int_equal(zsd_core_busy(&w->daemon), 0);
     world_turn(w);
@@ -76,7 +78,7 @@ void world_expire(struct world *w)
 
 int answer(struct world *w, unsigned tag)
 {
-    for (int i = 0; i < 10000 && answers[tag].rc == NONE; i++)
+    for (int i = 0; i < TURNS && answers[tag].rc == NONE; i++)
         world_turn_wait(w);
     assert_int_not_equal(answers[tag].rc, NONE); /* nothing hangs */
     world_settle(w);

@@ -182,7 +182,7 @@ static void transfer_start(struct transfer *t, enum zn_op op, void *buf, uint64_
 
 static void transfers_settle(unsigned until)
 {
-    for (unsigned i = 0; i < 20000 && dones < until; i++) {
+    for (unsigned i = 0; i < 120000 && dones < until; i++) {
         zsd_core_turn(&d);
         for (unsigned p = 0; p < PATHS; p++)
             (void)zn_reap(zsd_path_engine(&d, p), 64);

@@ -760,7 +760,7 @@ static void a_signal_ends_it(void **state)
     stop = 1;
     r = train(&args);
     assert_int_equal(r.rc, -EINTR);
-    assert_string_equal(r.err.text, "stopped by a signal behind step 1 of 5");
+    assert_string_equal(r.err.text, "stopped by a signal after step 1 of 5");
     assert_true(fake.closed_clean);
     assert_int_equal(access("stopped", F_OK), 0);
     free(losses_read("log", 1));
@@ -797,13 +797,14 @@ static void a_kept_run_goes_on(void **state)
     r = train(&args);
     stop = 0;
     assert_int_equal(r.rc, -EINTR);
-    assert_string_equal(r.err.text, "stopped by a signal behind step 3 of 6: go on with --resume");
+    assert_string_equal(r.err.text,
+                        "stopped by a signal after step 3 of 6: continue with --resume");
     assert_int_equal(fake.committed, 3);
     free(r.said);
     for (int again = 0; again < 2; again++) { /* the second time there is nothing to do */
         r = train(&args);
         assert_int_equal(r.rc, 0);
-        if (!strstr(r.said, again ? "goes on behind step 6" : "goes on behind step 3"))
+        if (!strstr(r.said, again ? "resumes after step 6" : "resumes after step 3"))
             fail_msg("%s", r.said);
         free(r.said);
         assert_int_equal(fake.committed, 6);

@@ -80,7 +80,7 @@ def stopped(folder, number):
     with open(log, encoding="utf-8") as f:
         steps = [json.loads(line)["step"] for line in f]
     if (not first.startswith("step 1/") or process.returncode != 1 or
-            f"stopped by a signal behind step {len(steps)} of 1000000" not in told or
+            f"stopped by a signal after step {len(steps)} of 1000000" not in told or
             steps != list(range(1, len(steps) + 1)) or not os.path.exists(weights)):
         return [f"signal {number}: {process.returncode}, {len(steps)} steps, '{told}'"]
     os.unlink(weights)
