@@ -3,9 +3,6 @@
 Every function of zclient.h, zc_zero.h, zc_config.h and zc_safetensors.h is in `PROTOTYPES` with the types of its
 arguments, and every struct is a class of its C name; the headers say what they mean. tests/abi/bind.py holds all of
 it to what the C compiler says: a header that changes without this file fails there.
-
-`PLANNED` names functions that the headers do not declare yet; a library that lacks one gets a stub that raises
-NotImplementedError (`_lib.load()`).
 """
 
 from ctypes import (
@@ -176,7 +173,8 @@ zc_zero_options = struct("zc_zero_options", (c_void_p, "comm"), (c_char_p, "sock
                          (c_bool, "reduce_waits quantize_gather"), (zc_loss_scale, "loss_scale"),
                          (c_uint64, "memory_bytes"), (c_bool, "gather_alone step_unused resume_if_there"),
                          (c_uint32, "poll_ms"),
-                         (c_void_p, "alloc free memory_arg"), (c_bool, "optimizer_late"))
+                         (c_void_p, "alloc free memory_arg"), (c_bool, "optimizer_late"),
+                         (c_void_p, "stream"))
 zc_zero_stepped = struct("zc_zero_stepped", (c_uint64, "iterations applied"),
                          (c_double, "grad_norm clip_scale"), (c_bool, "skipped"),
                          (c_double, "loss_scale"), (c_uint32, "left_alone"))
@@ -198,7 +196,6 @@ COMM_START = CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p, c_size_t, POINTER(c_
 COMM_TEST = CFUNCTYPE(c_int, c_void_p, c_void_p, POINTER(c_bool))
 COMM_ERROR = CFUNCTYPE(c_char_p, c_void_p)
 
-# Of functions in PLANNED.
 zc_zero_step_how = struct("zc_zero_step_how", (POINTER(zc_group), "groups"), (c_uint32, "ngroups"),
                           (POINTER(c_uint32), "group_of"), (POINTER(c_float), "factors"),
                           (c_double, "divide clip"))
@@ -329,12 +326,15 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "zc_zero_reduce_of": (c_int, (HANDLE, c_uint32, P(c_bool), c_uint32)),
     "zc_zero_grad_add": (c_int, (HANDLE, c_uint32, c_uint64, c_uint64, c_int, c_void_p)),
     "zc_zero_abandon": (c_int, (HANDLE,)),
+    "zc_zero_freeze": (c_int, (HANDLE, c_uint32, c_bool)),
     "zc_zero_step_by": (c_int, (HANDLE, P(zc_zero_step_how), P(zc_zero_stepped))),
     "zc_zero_tensor_steps": (c_int, (HANDLE, c_uint32, P(c_uint64))),
+    "zc_zero_slice": (c_int, (HANDLE, c_uint32, P(c_uint64), P(c_uint64))),
+    "zc_zero_park": (c_int, (HANDLE,)),
+    "zc_zero_set_tensor_steps": (c_int, (HANDLE, c_uint32, P(c_uint64), c_uint32)),
     "zc_zero_norms": (c_int, (HANDLE, P(zc_zero_norm), c_uint32)),
     "zc_zero_norm": (c_int, (HANDLE, P(c_double))),
     "zc_zero_optimizer": (c_int, (HANDLE, c_int, c_int)),
-    "zc_zero_freeze": (c_int, (HANDLE, c_uint32, c_bool)),
     "zc_zero_gather_into": (c_int, (HANDLE, c_uint32, c_void_p)),
     "zc_zero_prefetch": (c_int, (HANDLE, c_uint32)),
     "zc_zero_read_on": (c_int, (HANDLE, c_int, c_uint32, c_int, c_uint64, c_uint64, c_int, c_void_p)),
@@ -367,9 +367,3 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "zc_st_commit": (c_int, (HANDLE, *SENTENCE)),
     "zc_st_discard": (None, (HANDLE,)),
 }
-
-# Of PROTOTYPES, what a header need not declare yet; and options and structs likewise.
-PLANNED = frozenset(f"zc_zero_{name}" for name in (
-    "freeze",))
-PLANNED_STRUCTS: frozenset[str] = frozenset()
-PLANNED_OPTIONS: frozenset[str] = frozenset()

@@ -1,13 +1,14 @@
 """Finds the daemon, or starts one: the embedded daemon.
 
-Search order: the socket that is asked for, or $ZSHARD_SOCKET (whoever serves it; nothing is started); the machine's
+Search order: the socket that is asked for, or $ZSHARD_SOCKET (nothing is started); the machine's
 daemon ($XDG_RUNTIME_DIR/zshard.sock, /run/zshard/zshard.sock), unless a data directory is asked for; an embedded one,
 in $XDG_RUNTIME_DIR/zshard/, else /tmp/zshard-UID/ (mode 0700, and its owner is checked).
 
 There is one embedded daemon for each user, node and data directory: the socket's name is a hash of the directory.
-Who finds none takes a lock (flock), looks again, and starts `zshardd --embedded`, which says on a pipe that it is
-ready, or why not. The daemon is in a session of its own and ends 30 s after its last client (10 min while a kept job
-is in memory). Its budgets are those of who started it; another wish is refused with the numbers.
+A process that finds none takes a lock (flock), looks again, and starts `zshardd --embedded`, which reports on a pipe
+that it is ready, or the error. The daemon is in a session of its own and ends 30 s after its last client (10 min
+while a kept job is in memory). The process that starts it sets its budgets; a request for other budgets is refused
+with the numbers.
 
 Data directory: the one asked for, $ZSHARD_DATA, else ~/.cache/zshard/HOST. Budgets: those asked for,
 $ZSHARD_HOST_BYTES and $ZSHARD_NVME_BYTES, else half of the memory that the machine and the cgroup leave, and a
@@ -31,7 +32,7 @@ from dataclasses import dataclass, field
 
 from ._client import Client
 from ._lib import program
-from .errors import NoSpace, NotConnected, Refused, TimedOut, ZshardError, error
+from .errors import NoSpace, NotConnected, Refused, TimedOut, error
 
 __all__ = ["Daemon", "available_memory", "connect", "data_warning", "parse_bytes", "show_bytes"]
 
@@ -413,8 +414,3 @@ def _wish(value: int | str | None, name: str, variable: str) -> int | None:
         return parse_bytes(value, name)
     text = os.environ.get(variable)
     return parse_bytes(text, variable) if text else None
-
-
-def explain(e: Exception) -> str:
-    """Why there is no daemon, in a few words for a line."""
-    return e.message if isinstance(e, ZshardError) else str(e)

@@ -1,8 +1,7 @@
 """The engine (zc_zero.h) for Python, without torch: `Comm` and `Engine`.
 
 Addresses are ints, elements are counted as in C, and every call that fails raises the exception of errors.py. Calls
-release the GIL. One thread at a time may use an engine, but for `interrupt()`. Where the library is older than a
-method, the method raises NotImplementedError.
+release the GIL. One thread at a time may use an engine, but for `interrupt()`.
 
 The methods do no more than the C functions of their names, whose comments in zc_zero.h say what they mean.
 """
@@ -165,11 +164,8 @@ def _options(lib: ctypes.CDLL, comm: Comm, given: Mapping[str, Any]) -> Any:
     }
     for name, value in given.items():
         if name not in known:
-            if name not in _c.PLANNED_OPTIONS:
-                raise TypeError(f"the engine has no option '{name}'")
-            if value:
-                raise NotImplementedError(f"this libzclient has no option '{name}': it is older than this package")
-        elif name == "weight_decay":
+            raise TypeError(f"the engine has no option '{name}'")
+        if name == "weight_decay":
             decays = [value] * 64 if isinstance(value, (int, float)) else list(value)
             o.weight_decay[: len(decays)] = decays
         elif name == "loss_scale":
@@ -177,6 +173,8 @@ def _options(lib: ctypes.CDLL, comm: Comm, given: Mapping[str, Any]) -> Any:
                 setattr(o.loss_scale, field, v)
         elif name in tables:
             setattr(o, name, _number(tables[name], value))
+        elif name in ("alloc", "free"):
+            setattr(o, name, ctypes.cast(value, c_void_p))
         else:
             setattr(o, name, value.encode() if isinstance(value, str) else value)
     return o
@@ -189,10 +187,10 @@ class Engine:
         comm: stays open as long as the engine.
         **options: fields of struct zc_zero_options, as of zc_zero_defaults() where they are not given. `optimizer`,
             `moments` and `offload_*` may be names ("adamw", "q8", "nvme"), `weight_decay` a number or a list by
-            group, `loss_scale` a dict.
+            group, `loss_scale` a dict, `alloc` and `free` functions of ctypes.
 
     Raises:
-        ZshardError: of the family of the code. TypeError: no such option. NotImplementedError: the library is older.
+        ZshardError: of the family of the code. TypeError: no such option.
     """
 
     def __init__(self, comm: Comm, **options: Any) -> None:
@@ -203,8 +201,7 @@ class Engine:
         self._z: int | None = None
         self.trainable = 0  # tensors, in order of declaration
         self.units: list[tuple[str, int, int, int]] = []  # name, elems, dtype, tensors
-        self._frozen: list[bool] = []
-        self.options = dict(options)  # as given
+        self.options = dict(options)  # as given; functions among them must live as long as the engine
         o = _options(lib, comm, options)
         ret = c_void_p()
         rc = lib.zc_zero_open(byref(ret), byref(o))
@@ -313,7 +310,6 @@ class Engine:
         )
         self._check(self.lib.zc_zero_add_unit(self.handle, byref(unit)))
         self.units.append((name, elems, kind, len(rows)))
-        self._frozen.append(frozen)
         self.trainable += 0 if frozen else len(rows)
         return index
 
@@ -347,6 +343,16 @@ class Engine:
         a, b = c_uint64(), c_uint64()
         self._check(self.lib.zc_zero_progress(self.handle, byref(a), byref(b)))
         return a.value, b.value
+
+    def slice(self, unit: int) -> tuple[int, int]:
+        """(first, count): the elements of a unit whose state this rank keeps."""
+        first, count = c_uint64(), c_uint64()
+        self._check(self.lib.zc_zero_slice(self.handle, unit, byref(first), byref(count)))
+        return first.value, count.value
+
+    def park(self) -> None:
+        """Gives back this process's buffers, between two steps; who needs some takes them again. On all ranks."""
+        self._check(self.lib.zc_zero_park(self.handle))
 
     # ---- a pass
 
@@ -411,6 +417,11 @@ class Engine:
     def abandon(self) -> None:
         """Drops this step's gradients on all ranks. Collective."""
         self._check(self.lib.zc_zero_abandon(self._z))
+
+    def freeze(self, unit: int, frozen: bool = True) -> None:
+        """From the next step on the unit is left alone, or trained again. Between two steps; collective. Not
+        remembered by a job that is resumed."""
+        self._check(self.lib.zc_zero_freeze(self._z, unit, frozen))
 
     # ---- the step
 
@@ -484,6 +495,10 @@ class Engine:
         self._check(self.lib.zc_zero_tensor_steps(self._z, unit, out))
         return list(out)
 
+    def set_tensor_steps(self, unit: int, steps: Sequence[int]) -> None:
+        """Sets them: [tensors of the unit]. Collective, between steps; the same on all ranks."""
+        self._check(self.lib.zc_zero_set_tensor_steps(self._z, unit, (c_uint64 * len(steps))(*steps), len(steps)))
+
     def norms(self) -> list[Norm]:
         """[trainable]: of the reduced gradients so far, summed and not divided. Collective."""
         out = (_c.zc_zero_norm * self.trainable)()
@@ -499,13 +514,6 @@ class Engine:
     def optimizer(self, kind: str | int, moments: str | int = "f32") -> None:
         """Before the first step. Collective."""
         self._check(self.lib.zc_zero_optimizer(self._z, _number(OPTIMIZERS, kind), _number(MOMENTS, moments)))
-
-    def freeze(self, unit: int, frozen: bool = True) -> None:
-        """From the next step on. Collective, between steps."""
-        self._check(self.lib.zc_zero_freeze(self._z, unit, frozen))
-        if self._frozen[unit] != frozen:
-            self._frozen[unit] = frozen
-            self.trainable += -self.units[unit][3] if frozen else self.units[unit][3]
 
     @property
     def loss_scale(self) -> float:

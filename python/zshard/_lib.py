@@ -2,15 +2,14 @@
 
 Search order: $ZSHARD_LIB (or $ZSHARD_LIBRARY), a file; `zshard/_native/`, where the wheel has it; the build tree that
 $ZSHARD_BUILD names, or build/ beside the sources' python/; the system's libzclient.so.0. The programs zshardd and
-zctl are found likewise: $ZSHARD_BIN (a folder), _native/, the build tree, PATH.
+zctl are found the same way: $ZSHARD_BIN (a folder), _native/, the build tree, PATH.
 """
 
 import ctypes
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 from . import _c
 
@@ -56,18 +55,10 @@ def program(name: str) -> str | None:
     return shutil.which(name) if not folder else None
 
 
-def _missing(name: str) -> Callable[..., Any]:
-    def stub(*_: object) -> Any:
-        raise NotImplementedError(f"this libzclient has no {name}(): it is older than this package")
-
-    return stub
-
-
 def load(path: str | None = None) -> ctypes.CDLL:
     """The library with every prototype bound: `path`, else the one that find() finds, which is loaded once.
 
-    Calls release the GIL. A function that the library lacks raises NotImplementedError when it is called.
-    Raises OSError where there is no library.
+    Calls release the GIL. Raises OSError where there is no library, or one that lacks a function.
     """
     global _loaded
     with _lock:
@@ -85,15 +76,9 @@ def load(path: str | None = None) -> ctypes.CDLL:
             try:
                 function = getattr(lib, symbol)
             except AttributeError:
-                setattr(lib, symbol, _missing(symbol))
-                continue
+                raise OSError(f"'{name}' has no {symbol}(): it is older than this package") from None
             function.restype = result
             function.argtypes = args
         if path is None:
             _loaded = lib
         return lib
-
-
-def has(lib: ctypes.CDLL, symbol: str) -> bool:
-    """Whether the library exports a function (stubs of load() do not count)."""
-    return hasattr(getattr(lib, symbol), "argtypes")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import zshard
-from zshard import _lib
+from zshard import _c, _lib
 from zshard._engine import Comm, Engine
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
@@ -47,9 +47,10 @@ def test_program_is_found(monkeypatch: Any, tmp_path: Any) -> None:
     assert _lib.program("zshardd") is None
 
 
-def test_missing_function_raises_when_called() -> None:
-    with pytest.raises(NotImplementedError, match="zc_no_such"):
-        _lib._missing("zc_no_such")()
+def test_library_that_lacks_a_function(monkeypatch: Any) -> None:
+    monkeypatch.setitem(_c.PROTOTYPES, "zc_no_such", (None, ()))
+    with pytest.raises(OSError, match=r"zc_no_such\(\): it is older than this package"):
+        _lib.load(_lib.find())
 
 
 @pytest.mark.parametrize(

@@ -80,9 +80,13 @@ def test_daemon_is_started_and_used(place: str, capfd: pytest.CaptureFixture[str
         e.start(lambda *_: None)
         daemon = _init.context().daemon
         assert [row["name"] for row in daemon.client.jobs()] == ["run"]
-    with pytest.raises(zshard.NoSpace, match="takes about 175.0 GiB .* host memory .* NVMe free"):
+    with pytest.raises(zshard.NoSpace, match="takes about 100.0 GiB .* 75.0 GiB of NVMe.* host memory .* NVMe free"):
         _init.context().store("auto", state_bytes=100 << 30)
-    assert _init.context().store("host")["offload_param"] == "host"
+    # 128 MiB each: in host memory there is room for what fits there, with what is saved of it on NVMe.
+    assert _init.context().store("host", state_bytes=110 << 20)["offload_param"] == "host"
+    for offload, mib in (("host", 140), ("nvme", 180)):
+        with pytest.raises(zshard.NoSpace, match=f"takes about {mib}.0 MiB"):
+            _init.context().store(offload, state_bytes=mib << 20)
     assert "zshard" not in capfd.readouterr().err
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-zt = pytest.importorskip("zshard.torch")
+pytest.importorskip("zshard.torch")
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "..", "bench", "torch"))
 from measure import MIB, Memory, written_bytes  # noqa: E402
@@ -58,11 +58,8 @@ def train(memory: Memory, spec: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.long
-@pytest.mark.xfail(reason="written before it could be run", strict=False)
-@pytest.mark.parametrize(("layers", "width"), [(8, 512), (48, 1024)], ids=["17M", "400M"])
+@pytest.mark.parametrize(("layers", "width"), [(48, 512), (48, 1024)], ids=["100M", "400M"])
 def test_larger_than_memory(layers: int, width: int, tmp_path: Path) -> None:
-    if not hasattr(zt, "init"):
-        pytest.skip("zshard.torch has no init() yet")
     params = layers * (8 * width**2 + 5 * width)
     budget = params * STATE // TIMES
     base = base_bytes()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -97,3 +98,36 @@ def test_memory_that_moves(mode: str, recompute: str | None, monkeypatch: pytest
             losses.append(plain_step(model, opt, 4))
             made.append((losses, values(model)))
     assert same(made[0], made[1])
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def test_sleep() -> None:
+    """Gradient buffers go between steps, and come again by themselves; nothing else changes."""
+
+    def losses(sleeps: bool) -> tuple[list[float], list[int]]:
+        torch.manual_seed(0)
+        model = Net(width=512)  # a block's gradient is 4 MiB
+        opt = adamw(model.parameters())
+        made, freed = [], []
+        with zt.shard(model, opt, offload="none") as handle:
+            for i in range(3):
+                made.append(plain_step(model, opt, i))
+                before = _resident()
+                if sleeps:
+                    handle.sleep()
+                    handle.sleep()
+                    freed.append(before - _resident())
+            loss_of(model, batch(9)).backward()
+            with pytest.raises(RuntimeError, match="in the middle of a step"):
+                handle.sleep()
+        with pytest.raises(RuntimeError, match="closed"):
+            handle.wake()
+        return made, freed
+
+    want, _ = losses(False)
+    got, freed = losses(True)
+    assert got == want
+    assert min(freed) >= 4 << 20, freed

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch_models import Net, adamw, batch, loss_of
+from torch_models import Block, Mixture, Net, adamw, batch, loss_of, mixture
+
+from zshard.torch._units import plan
 
 HERE = Path(__file__).parent
 
@@ -41,12 +43,15 @@ def run(tmp: Path, case: str, offload: str) -> dict[str, object]:
 def plain(case: str) -> list[float]:
     """The mean of both ranks' losses, by gradients that are averaged."""
     torch.manual_seed(0)
-    model = Net()
-    opt = adamw(model.parameters())
+    model = mixture() if case == "leaf" else Net()
+    opt = torch.optim.RAdam(model.parameters()) if case == "host" else adamw(model.parameters())
     losses = []
     for i in range(4):
+        if case == "freeze":
+            model.blocks[1].requires_grad_(i not in (1, 2))
         total = 0.0
         for rank in range(2):
+            Mixture.turn = rank
             loss = loss_of(model, batch(i, rank)) / 2
             loss.backward()
             total += float(loss.detach())
@@ -58,9 +63,26 @@ def plain(case: str) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("case", ["plain", "clip", "seeded"])
+@pytest.mark.parametrize("case", ["plain", "clip", "seeded", "freeze", "host"])
 def test_two_ranks(tmp_path: Path, case: str) -> None:
     assert run(tmp_path, case, "none")["losses"] == pytest.approx(plain(case), rel=1e-6)
+
+
+def test_leaf(tmp_path: Path) -> None:
+    """Gathers are collective, and experts differ between ranks: a mixture is gathered whole."""
+    assert run(tmp_path, "leaf", "none")["losses"] == pytest.approx(plain("leaf"), rel=1e-6)
+
+
+def test_leaf_is_one_unit() -> None:
+    model = mixture()
+    names = [u.name for u in plan(model, [Block], leaf=[Mixture]).units]
+    assert names == [u.name for u in plan(model, [Mixture]).units] != [u.name for u in plan(model, [Block]).units]
+    assert len(plan(model, "auto", leaf=["Mixture"], max_unit=10).units) == len(names)
+    assert len(plan(model, [Block], leaf=[model.blocks[0]]).units) == 5
+    with pytest.raises(ValueError, match="leaf: the model has no module 'Experts'"):
+        plan(model, leaf=["Experts"])
+    with pytest.raises(ValueError, match="a ModuleList is never called"):
+        plan(model, leaf=[model.blocks])
 
 
 def test_with_a_daemon(tmp_path: Path) -> None:
@@ -68,4 +90,8 @@ def test_with_a_daemon(tmp_path: Path) -> None:
     want = run(tmp_path, "plain", "none")
     for offload in ("host", "nvme"):
         assert run(tmp_path, "uneven", offload) == want
+    for case in ("fails", "sleeps"):
+        assert run(tmp_path, case, "host") == want, case
+    assert run(tmp_path, "sleeps", "none") == want
+    assert run(tmp_path, "host", "nvme")["losses"] == pytest.approx(plain("host"), rel=1e-6)
     assert len(run(tmp_path, "experts", "host")["losses"]) == 4  # type: ignore[arg-type]

@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
 import signal
+import socket as sockets
 import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -149,3 +152,66 @@ def test_a_save_in_the_background(daemon: Daemon) -> None:
     pytest.importorskip("transformers")
     assert run(daemon, "saved", script=SAVE)[-1].startswith("saved config.json")
     assert not [n for n in os.listdir(daemon.folder) if ".tmp-" in n or ".old-" in n]
+
+
+WORLDS = """
+    import os, sys
+    import torch
+    import zshard.torch as zt
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4), torch.nn.Linear(4, 3))
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-4)
+    zt.init(job=sys.argv[4], socket=sys.argv[3], keep=True, durable=True, resume=sys.argv[5] == "resume")
+    handle = zt.shard(model, opt, offload=os.environ["OFFLOAD"])
+    until = int(os.environ["UNTIL"])
+    while handle.step_number < until:
+        step = handle.step_number
+        x = torch.randn(4, 8, generator=torch.Generator().manual_seed(step))
+        x = x[rank * 4 // world : (rank + 1) * 4 // world]
+        if step == 2:
+            model[3].requires_grad_(False)  # its tensors are a step behind
+        model(x).pow(2).mean().backward()
+        opt.step(); opt.zero_grad()
+        model.requires_grad_(True)
+    state = opt.state_dict()["state"]
+    values = [v.double().tolist() for v in model.state_dict().values()]
+    steps = [int(state[i]["step"]) for i in range(6)]
+    moments = [state[i][k].double().tolist() for i in range(6) for k in ("exp_avg", "exp_avg_sq")]
+    if rank == 0:
+        print(repr((steps, values, moments)))
+    handle.close()
+"""
+
+
+def ranks(daemon: Daemon, world: int, job: str, until: int, offload: str, resume: bool) -> tuple[list[int], Any, Any]:
+    """A run of so many ranks; the step counts, and all values."""
+    processes = []
+    with sockets.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    for rank in range(world):
+        env = os.environ | {"PYTHONPATH": str(ROOT / "python"), "OFFLOAD": offload, "UNTIL": str(until)}
+        env |= {"ZSHARD_NOTES": str(daemon.folder / "notes"), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)} if world > 1 else {}
+        words = [sys.executable, "-c", textwrap.dedent(WORLDS), "8", "-1", daemon.socket, job]
+        words.append("resume" if resume else "new")
+        processes.append(subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    said = [p.communicate(timeout=600) for p in processes]
+    assert all(p.returncode == 0 for p in processes), "\n".join(err[-1500:] for _, err in said)
+    return ast.literal_eval(said[0][0].splitlines()[-1])  # type: ignore[no-any-return]
+
+
+def flat(values: Any) -> list[float]:
+    return [values] if isinstance(values, float) else [x for v in values for x in flat(v)]
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize("offload", ["host", "nvme"])
+def test_another_number_of_ranks(daemon: Daemon, before: int, after: int, offload: str) -> None:
+    """Weights, moments and each tensor's own step count are those of one rank that went through."""
+    whole = ranks(daemon, 1, "whole", 6, offload, False)
+    ranks(daemon, before, "moved", 4, offload, False)
+    moved = ranks(daemon, after, "moved", 6, offload, True)
+    assert moved[0] == whole[0] == [6, 6, 6, 6, 5, 5]
+    assert flat(moved[1:]) == pytest.approx(flat(whole[1:]), rel=1e-5, abs=1e-7)

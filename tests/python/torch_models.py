@@ -15,6 +15,22 @@ import zshard.torch as zt
 VOCABULARY = 29
 
 
+class Mixture(nn.Module):
+    """Experts, of which each token goes through one; a rank goes through those of its `turn` alone."""
+
+    turn = 0
+
+    def __init__(self, width: int, experts: int = 3) -> None:
+        super().__init__()
+        self.router = nn.Linear(width, experts)
+        self.experts = nn.ModuleList(Block(width) for _ in range(experts))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights = torch.softmax(self.router(x), -1)
+        chosen = (Mixture.turn, (Mixture.turn + 1) % len(self.experts)) if Mixture.turn else (0,)
+        return sum((weights[..., i, None] * self.experts[i](x) for i in chosen), start=torch.zeros_like(x))
+
+
 class Block(nn.Module):
     """A pre-norm MLP block."""
 
@@ -101,7 +117,8 @@ def assert_close(want: list[float], got: list[float], plain: nn.Module, model: n
 
 
 def compare(model: nn.Module, make: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
-            step: Step = plain_step, steps: int = 20, **shard: Any) -> zt.Handle:  # fmt: skip
+            step: Step = plain_step, steps: int = 20, within: dict[str, float] | None = None,
+            **shard: Any) -> zt.Handle:  # fmt: skip
     """Trains a copy with plain torch and the model sharded, and compares. Returns the handle, still open."""
     make = make or (lambda m: adamw(m.parameters()))
     plain = copy.deepcopy(model)
@@ -110,6 +127,13 @@ def compare(model: nn.Module, make: Callable[[nn.Module], torch.optim.Optimizer]
     opt = make(model)
     handle = zt.shard(model, opt, offload="none", **shard)
     got = [step(model, opt, i) for i in range(steps)]
-    assert_close(want, got, plain, model)
+    assert_close(want, got, plain, model, **(within or {}))
     assert all(u.holds == 0 for u in handle.runtime.units)
     return handle
+
+
+def mixture() -> Net:
+    """A Net whose blocks are mixtures."""
+    model = Net()
+    model.blocks = nn.ModuleList(Mixture(16) for _ in range(2))
+    return model

@@ -8,7 +8,7 @@ import sys
 
 import torch
 from torch import nn
-from torch_models import Net, adamw, batch, loss_of, values
+from torch_models import Block, Mixture, Net, adamw, batch, loss_of, mixture, values
 
 import zshard.torch as zt
 
@@ -22,6 +22,28 @@ class Experts(Net):
         return self.head(self.norm(h))
 
 
+def fail(model: nn.Module, handle: zt.Handle, rank: int, in_forward: bool) -> None:
+    """Rank 1 fails in its forward or its backward pass, and the other one does not."""
+
+    def boom(*_: object) -> None:
+        raise ArithmeticError("on rank 1 alone")
+
+    hook = model.blocks[1].register_forward_hook(boom) if rank == 1 and in_forward else None  # type: ignore[index, operator, union-attr]
+    try:
+        loss = loss_of(model, batch(99, rank))
+        if rank == 1:
+            assert loss.grad_fn is not None
+            loss.grad_fn.next_functions[0][0].register_prehook(boom)  # type: ignore[union-attr]
+        loss.backward()
+    except ArithmeticError:
+        assert rank == 1
+    else:
+        assert rank == 0
+    if hook is not None:
+        hook.remove()
+    handle.reset(passes=1)
+
+
 def main(out: str, case: str, offload: str) -> None:
     """Trains 4 steps; rank 0 writes losses and sums of parameters."""
     rank = int(os.environ["RANK"])
@@ -29,20 +51,35 @@ def main(out: str, case: str, offload: str) -> None:
     torch.manual_seed(rank)  # ranks begin with rank 0's values all the same, where the library can write them
     if case != "seeded":
         torch.manual_seed(0)
-    model = (Experts if case == "experts" else Net)()
-    opt = adamw(model.parameters())
-    handle = zt.shard(model, opt, offload=offload)
+    Mixture.turn = rank
+    how = {"leaf": {"units": [Block], "leaf": [Mixture]}}.get(case, {})
+    model = mixture() if case == "leaf" else (Experts if case == "experts" else Net)()
+    opt = zt.HostOptimizer(torch.optim.RAdam, model.parameters()) if case == "host" else adamw(model.parameters())
+    handle = zt.shard(model, opt, offload=offload, **how)
     losses = []
     for i in range(4):
+        if case == "freeze":
+            model.blocks[1].requires_grad_(i not in (1, 2))
         if case == "uneven" and rank == 1:
             with torch.no_grad():
                 loss_of(model, batch(i))
+        if case == "fails" and i in (1, 2):
+            fail(model, handle, rank, in_forward=i == 1)
         loss = loss_of(model, batch(i, rank))
         loss.backward()
+        if case == "sleeps":
+            try:
+                handle.sleep()
+            except RuntimeError:
+                pass
+            else:
+                raise AssertionError("it slept in the middle of a step")
         if case == "clip":
             nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         opt.step()
         opt.zero_grad()
+        if case == "sleeps":
+            handle.sleep()
         losses.append(handle.engine.sum([float(loss.detach())])[0] / handle.engine.world)
     made = {n: v.double().sum().item() for n, v in values(model).items()}
     if rank == 0:

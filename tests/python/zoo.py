@@ -287,6 +287,16 @@ class Lora(nn.Module):
         self.a = nn.Parameter(0.1 * torch.randn(rank, base.in_features, dtype=dtype))
         self.b = nn.Parameter(0.1 * torch.randn(base.out_features, rank, dtype=dtype))
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """The base's, as in peft: models look at its dtype."""
+        return self.base.weight
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """The base's."""
+        return self.base.bias
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.base(x) + (x.to(self.a.dtype) @ self.a.T @ self.b.T).to(x.dtype)
 

@@ -1,15 +1,10 @@
 """zshard.torch: sharded, offloaded, durable training of any torch.nn.Module."""
 
 from ._clip import clip_grad_norm_
-from ._fsdp import (
-    FSDP,
-    FSDPModule,
-    FullyShardedDataParallel,
-    fully_shard,
-    handle_of,
-    register_forward_method,
-)
+from ._fsdp import FSDPModule, fully_shard, handle_of, register_forward_method
+from ._fsdp1 import FSDP, FullyShardedDataParallel
 from ._handle import Handle, shard
+from ._host import HostOptimizer
 from ._init import init
 from ._load import from_config, from_pretrained, meta_parameters
 from ._optim import SGD, Adagrad, Adam, AdamW, Lion, Optimizer
@@ -25,6 +20,7 @@ __all__ = [
     "FSDPModule",
     "FullyShardedDataParallel",
     "Handle",
+    "HostOptimizer",
     "Lion",
     "Optimizer",
     "Saving",

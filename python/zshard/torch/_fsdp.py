@@ -1,4 +1,4 @@
-"""The names of torch's FSDP2 and FSDP1, so that their scripts change one import.
+"""The names of torch's FSDP2 and FSDP1 (_fsdp1.py), so that their scripts change one import.
 
     from zshard.torch import fully_shard                  # FSDP2: torch.distributed.fsdp
     for block in model.layers:
@@ -15,16 +15,15 @@ argument's name. Parameters stay plain Parameters, under their own names.
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 from torch import nn
 
-from . import _state
 from ._handle import Handle, shard
+from ._runtime import task_id
 from ._sources import Real, attach, attached, exact
 
 _MARK = "_zshard_mark"
@@ -41,6 +40,8 @@ class _Mark:
         self.param_dtype: torch.dtype | None = None
         self.output_dtype: torch.dtype | None = None
         self.cast_inputs = False
+        self.cast_root_inputs = False  # FSDP1: those of the outermost module
+        self.mesh: tuple[int, ...] | None = None
         self.held: list[Any] = []  # units of unshard()
 
 
@@ -61,20 +62,45 @@ def handle_of(module: nn.Module) -> Handle:
     mark = _mark_of(root)
     if mark.handle is None:
         marked = [m for m in root.modules() if m is not root and _MARK in m.__dict__]
-        for m in [*marked, root]:
-            _lower(m, _mark_of(m))
+        done: set[int] = set()
+        for m in [*reversed(marked), root]:  # inner ones before those around them
+            _same_as_root(m, _mark_of(m), mark)
+            _lower(m, _mark_of(m), done)
         wish: Any = mark.options.pop("units", None) or (marked if marked else "auto")
         mark.handle = shard(root, units=wish, **mark.options)
+        _check_mesh(mark)
         mark.handle.set_boundary(mark.boundary)
     return mark.handle
 
 
-def _lower(module: nn.Module, mark: _Mark) -> None:
-    """Mixed precision: parameters become of param_dtype; their fp32 values become the engine's masters, exactly."""
-    if mark.param_dtype is None:
+def _same_as_root(module: nn.Module, mark: _Mark, root: _Mark) -> None:
+    """Raises ValueError where an inner module was given what the root was not: the engine is the root's."""
+    if mark is root:
         return
+    if mark.mesh is not None and mark.mesh != root.mesh:
+        raise ValueError(f"{type(module).__name__} has a mesh of shape {mark.mesh}, the outermost module {root.mesh}")
+    for name, value in mark.options.items():
+        if name != "keep_gathered" and name not in ("stage", "units") and root.options.get(name) != value:
+            raise ValueError(f"{type(module).__name__} has {name}={value!r}: give it to the outermost module")
+
+
+def _check_mesh(mark: _Mark) -> None:
+    """Raises ValueError where the mesh does not have all ranks; the engine is closed then."""
+    handle = mark.handle
+    if handle is not None and mark.mesh is not None and math.prod(mark.mesh) != handle.engine.world:
+        mark.handle = None
+        handle.close(gather=True)
+        raise ValueError(f"mesh of shape {mark.mesh}: it must have all {handle.engine.world} ranks")
+
+
+def _lower(module: nn.Module, mark: _Mark, done: set[int]) -> None:
+    """Mixed precision: parameters become of param_dtype; their fp32 values become the engine's masters, exactly.
+    `done`: by id, those that a marked module inside has."""
     for p in module.parameters():
-        if p.is_floating_point() and p.dtype != mark.param_dtype:
+        if id(p) in done:
+            continue
+        done.add(id(p))
+        if mark.param_dtype is not None and p.is_floating_point() and p.dtype != mark.param_dtype:
             source = attached(p) or (Real(p) if p.device.type != "meta" else None)
             p.data = p.data.to(mark.param_dtype)
             if source is not None:
@@ -114,17 +140,20 @@ def _policy(mark: _Mark, policy: Any) -> None:
     mark.param_dtype = getattr(policy, "param_dtype", None)
     mark.output_dtype = getattr(policy, "output_dtype", None)
     mark.cast_inputs = bool(getattr(policy, "cast_forward_inputs", True)) and mark.param_dtype is not None
+    mark.cast_root_inputs = bool(getattr(policy, "cast_root_forward_inputs", False)) and mark.param_dtype is not None
+    if getattr(policy, "buffer_dtype", None) is not None:
+        raise NotImplementedError("mixed precision with buffer_dtype: buffers keep their dtype; convert them before")
     for name in ("keep_low_precision_grads",):
         if getattr(policy, name, False):
             raise NotImplementedError(f"mixed precision with {name}=True: gradients are summed in fp32")
 
 
-def _mesh(options: dict[str, Any], mesh: Any) -> None:
+def _mesh(mark: _Mark, mesh: Any) -> None:
     if mesh is None:
         return
-    shape = tuple(mesh.shape)
+    shape = mark.mesh = tuple(mesh.shape)
     if len(shape) == 2:
-        options["group_ranks"] = int(shape[1])
+        mark.options["group_ranks"] = int(shape[1])
     elif len(shape) != 1:
         raise NotImplementedError(f"mesh of shape {shape}: one dimension (all ranks), or two (replicas, shards)")
 
@@ -140,10 +169,13 @@ class FSDPModule:
         if mark.cast_inputs and mark.param_dtype is not None:
             args, kwargs = _cast(args, mark.param_dtype), _cast(kwargs, mark.param_dtype)
         made = super().__call__(*args, **kwargs)  # type: ignore[misc]
+        if not _keeps(module):
+            self.reshard()
         return made if mark.output_dtype is None else _cast(made, mark.output_dtype)
 
     def unshard(self, async_op: bool = False) -> Any:
-        """Gathers the module's parameters, until reshard(). Returns None, or with async_op an object with wait()."""
+        """Gathers the module's parameters, until reshard() or the end of the module's next call. Returns None, or with
+        async_op an object with wait()."""
         module = cast(nn.Module, self)
         handle, mark = handle_of(module), _mark_of(module)
         runtime = handle.runtime
@@ -205,9 +237,31 @@ class FSDPModule:
         """Raises NotImplementedError: the engine reduces."""
         raise NotImplementedError("set_all_reduce_hook: the engine reduces gradients")
 
+    def set_force_sum_reduction_for_comms(self, enable: bool) -> None:
+        """A hint, which changes no value."""
+
+    def set_allocate_memory_from_process_group_for_comm(self, enable: bool) -> None:
+        """A hint, which changes no value."""
+
+    def set_post_optim_event(self, event: Any) -> None:
+        """A hint: the engine waits for its own step."""
+
+    def set_custom_all_gather(self, comm: Any) -> None:
+        """Raises NotImplementedError: the engine gathers."""
+        raise NotImplementedError("set_custom_all_gather: the engine gathers parameters")
+
+    def set_custom_reduce_scatter(self, comm: Any) -> None:
+        """Raises NotImplementedError: the engine reduces."""
+        raise NotImplementedError("set_custom_reduce_scatter: the engine reduces gradients")
+
     def reset_iter_state(self) -> None:
         """After an exception in a pass: drops this step's gradients. Collective."""
         handle_of(cast(nn.Module, self)).reset(skip=True)
+
+
+def _keeps(module: nn.Module) -> bool:
+    """Nothing to release after this call: unshard() was not called, or a checkpoint recomputes."""
+    return not _mark_of(module).held or task_id() != -1
 
 
 class _Done:
@@ -266,7 +320,7 @@ def fully_shard(
     if _MARK in module.__dict__:
         raise ValueError(f"this {type(module).__name__} is marked already")
     mark = _Mark(**options)
-    _mesh(mark.options, mesh)
+    _mesh(mark, mesh)
     if reshard_after_forward is False:
         mark.options.setdefault("keep_gathered", True)
     _policy(mark, mp_policy)
@@ -306,272 +360,3 @@ def register_forward_method(module: nn.Module, method_name: str) -> None:
                 restore()
 
     module.__dict__[method_name] = call
-
-
-# ---- FSDP1
-
-
-_PREFIX = "_fsdp_wrapped_module."
-_STAGES = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3, "_HYBRID_SHARD_ZERO2": 2}
-
-
-def _wrapped_by(policy: Any, module: nn.Module) -> list[nn.Module]:
-    """The modules that an auto_wrap_policy of torch chooses, inner ones first."""
-    if policy is None:
-        return []
-    if hasattr(policy, "_run_policy"):
-        return [m for m in policy._run_policy(module, set(), {}) if m is not module]
-    chosen: list[nn.Module] = []
-
-    def walk(m: nn.Module) -> int:
-        """Elements of m that are in chosen modules."""
-        total = sum(p.numel() for p in m.parameters())
-        if not policy(module=m, recurse=True, nonwrapped_numel=total):
-            return 0
-        inside = sum(walk(child) for child in m.children())
-        if m is not module and policy(module=m, recurse=False, nonwrapped_numel=total - inside):
-            chosen.append(m)
-            return total
-        return inside
-
-    walk(module)
-    return chosen
-
-
-class FullyShardedDataParallel(nn.Module):
-    """torch.distributed.fsdp.FullyShardedDataParallel, by this engine. Names of parameters are the module's own.
-
-    Args:
-        module: the model; wrapped modules inside, and those that auto_wrap_policy chooses, are gathered together.
-        sharding_strategy: FULL_SHARD (None), SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD (groups of LOCAL_WORLD_SIZE ranks).
-        auto_wrap_policy: of torch.distributed.fsdp.wrap, or a function of their kind.
-        mixed_precision: torch's MixedPrecision: param_dtype is the parameters' dtype, with fp32 masters; gradients are
-            summed in fp32.
-        param_init_fn: as shard(init_fn=).
-        device_id: the device to compute on.
-        cpu_offload, backward_prefetch, forward_prefetch, limit_all_gathers, use_orig_params, sync_module_states:
-            accepted; they change no value (parameters always start as rank 0's, and keep their shapes).
-        **options: arguments of shard(), such as offload="nvme".
-
-    Raises:
-        NotImplementedError: process_group, ignored_modules, ignored_states.
-    """
-
-    def __init__(
-        self,
-        module: nn.Module,
-        process_group: Any = None,
-        sharding_strategy: Any = None,
-        cpu_offload: Any = None,
-        auto_wrap_policy: Any = None,
-        backward_prefetch: Any = None,
-        mixed_precision: Any = None,
-        ignored_modules: Any = None,
-        param_init_fn: Callable[[nn.Module], object] | None = None,
-        device_id: Any = None,
-        sync_module_states: bool = False,
-        forward_prefetch: bool = False,
-        limit_all_gathers: bool = True,
-        use_orig_params: bool = True,
-        ignored_states: Any = None,
-        device_mesh: Any = None,
-        **options: Any,
-    ) -> None:
-        for name, value in (
-            ("process_group", process_group),
-            ("ignored_modules", ignored_modules),
-            ("ignored_states", ignored_states),
-        ):
-            if value:
-                raise NotImplementedError(f"FullyShardedDataParallel({name}=)")
-        super().__init__()
-        self._fsdp_wrapped_module = module
-        mark = _Mark(**options)
-        _mesh(mark.options, device_mesh)
-        if sharding_strategy is not None:
-            name = getattr(sharding_strategy, "name", str(sharding_strategy))
-            if name not in _STAGES:
-                raise NotImplementedError(f"FullyShardedDataParallel(sharding_strategy={name})")
-            mark.options.setdefault("stage", _STAGES[name])
-            if "HYBRID" in name:
-                mark.options.setdefault("group_ranks", int(os.environ.get("LOCAL_WORLD_SIZE", "0")))
-        if param_init_fn is not None:
-            mark.options["init_fn"] = param_init_fn
-        if device_id is not None:
-            mark.options["device"] = torch.device("cuda", device_id) if isinstance(device_id, int) else device_id
-        _policy(mark, mixed_precision)
-        self._type: tuple[str, Any] = ("FULL_STATE_DICT", None)
-        self.__dict__[_MARK] = mark
-        chosen = _wrapped_by(auto_wrap_policy, module)
-        if chosen:
-            inner = [m for m in module.modules() if isinstance(m, FullyShardedDataParallel)]
-            mark.options.setdefault("units", [*chosen, *inner])
-        _link(self)
-
-    @property
-    def module(self) -> nn.Module:
-        """The wrapped module."""
-        inner = self._fsdp_wrapped_module
-        return inner.module if isinstance(inner, FullyShardedDataParallel) else inner
-
-    @property
-    def handle(self) -> Handle:
-        """The engine's handle; starts it."""
-        return handle_of(self)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("_fsdp_wrapped_module"), name)
-
-    def __getitem__(self, key: int) -> Any:
-        return cast(Any, self.module)[key]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        mark = _mark_of(self)
-        if _mark_of(_root_of(self)).handle is None:
-            handle_of(self)
-        if mark.cast_inputs and mark.param_dtype is not None:
-            args, kwargs = _cast(args, mark.param_dtype), _cast(kwargs, mark.param_dtype)
-        return super().__call__(*args, **kwargs)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The wrapped module's."""
-        return self._fsdp_wrapped_module(*args, **kwargs)
-
-    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """With the names that they have in the wrapped module."""
-        for name, p in super().named_parameters(*args, **kwargs):
-            yield name.replace(_PREFIX, ""), p
-
-    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        """With the names that they have in the wrapped module."""
-        for name, b in super().named_buffers(*args, **kwargs):
-            yield name.replace(_PREFIX, ""), b
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """All values, under the wrapped module's names; on ranks other than 0 {} where state_dict_type() says so.
-        Collective."""
-        if args or kwargs.get("destination") is not None or kwargs.get("prefix") or kwargs.get("keep_vars"):
-            return super().state_dict(*args, **kwargs)
-        config = self._type[1]
-        rank0_only = bool(getattr(config, "rank0_only", False))
-        if _mark_of(_root_of(self)).handle is None:
-            made = super().state_dict()
-        else:
-            made = _state.full_state_dict(self, rank0_only=rank0_only)
-        return type(made)((k.replace(_PREFIX, ""), v) for k, v in made.items())
-
-    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
-        """Writes values, under the wrapped module's names. Collective."""
-        if assign:
-            raise NotImplementedError("load_state_dict(assign=True)")
-        names = {n.replace(_PREFIX, ""): n for n in super().state_dict(keep_vars=True)}
-        given = {names.get(k, k): v for k, v in state_dict.items()}
-        if _mark_of(_root_of(self)).handle is None:
-            return super().load_state_dict(given, strict)
-        return _state.load_state_dict(self, given, strict)
-
-    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """Clips the norm of all gradients; returns the norm before. Collective. norm_type: 2 or inf."""
-        return nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
-
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Backward passes inside are not the step's last."""
-        with handle_of(self).no_sync():
-            yield
-
-    @staticmethod
-    @contextlib.contextmanager
-    def summon_full_params(
-        module: nn.Module,
-        recurse: bool = True,
-        writeback: bool = True,
-        rank0_only: bool = False,
-        offload_to_cpu: bool = False,
-        with_grads: bool = False,
-    ) -> Iterator[None]:
-        """gathered() under FSDP's name: inside, parameters have their values. Collective.
-
-        Raises NotImplementedError for with_grads (see grad_of) and for recurse=False.
-        """
-        if with_grads:
-            raise NotImplementedError("summon_full_params(with_grads=True): zshard.torch.grad_of(p) reads gradients")
-        if not recurse:
-            raise NotImplementedError("summon_full_params(recurse=False): zshard.torch.gathered() takes parameters")
-        if rank0_only and writeback:
-            raise NotImplementedError(
-                "summon_full_params(rank0_only=True, writeback=True): zshard.torch.gathered() with write_rank=0"
-            )
-        if isinstance(module, FullyShardedDataParallel):
-            handle_of(module)
-        with _state.gathered(module, write_rank=-1 if writeback else None):
-            yield
-
-    @staticmethod
-    def set_state_dict_type(
-        module: nn.Module, state_dict_type: Any, state_dict_config: Any = None, optim_state_dict_config: Any = None
-    ) -> None:
-        """What state_dict() returns: FULL_STATE_DICT. Raises NotImplementedError for the others."""
-        name = getattr(state_dict_type, "name", str(state_dict_type))
-        if name != "FULL_STATE_DICT":
-            raise NotImplementedError(
-                f"state_dict_type {name}: there is FULL_STATE_DICT; the handle's commit() is the sharded checkpoint"
-            )
-        for m in module.modules():
-            if isinstance(m, FullyShardedDataParallel):
-                m._type = (name, state_dict_config)
-
-    @staticmethod
-    @contextlib.contextmanager
-    def state_dict_type(
-        module: nn.Module, state_dict_type: Any, state_dict_config: Any = None, optim_state_dict_config: Any = None
-    ) -> Iterator[None]:
-        """set_state_dict_type() inside of the block."""
-        every = [m for m in module.modules() if isinstance(m, FullyShardedDataParallel)]
-        before = [m._type for m in every]
-        FullyShardedDataParallel.set_state_dict_type(module, state_dict_type, state_dict_config)
-        try:
-            yield
-        finally:
-            for m, kept in zip(every, before, strict=True):
-                m._type = kept
-
-    @staticmethod
-    def optim_state_dict(model: nn.Module, optim: torch.optim.Optimizer, *_: Any) -> dict[str, Any]:
-        """The optimizer's state dict with parameters' names in place of numbers. Collective."""
-        names = {id(p): n.replace(_PREFIX, "") for n, p in model.named_parameters()}
-        made = optim.state_dict()
-        numbers = {
-            i: names[id(p)]
-            for g, packed in zip(optim.param_groups, made["param_groups"], strict=True)
-            for i, p in zip(packed["params"], g["params"], strict=True)
-        }
-        return {
-            "state": {numbers[i]: dict(s.items()) for i, s in made["state"].items()},
-            "param_groups": [{**g, "params": [numbers[i] for i in g["params"]]} for g in made["param_groups"]],
-        }
-
-    @staticmethod
-    def optim_state_dict_to_load(
-        model: nn.Module, optim: torch.optim.Optimizer, optim_state_dict: dict[str, Any], *_: Any
-    ) -> dict[str, Any]:
-        """What optim_state_dict() returned, as optim.load_state_dict() takes it."""
-        names = {id(p): n.replace(_PREFIX, "") for n, p in model.named_parameters()}
-        own = optim.state_dict()["param_groups"]
-        numbers = {
-            names[id(p)]: i
-            for g, packed in zip(optim.param_groups, own, strict=True)
-            for i, p in zip(packed["params"], g["params"], strict=True)
-        }
-        return {
-            "state": {numbers[n]: s for n, s in optim_state_dict["state"].items()},
-            "param_groups": [
-                {**g, "params": [numbers[n] for n in g["params"]]} for g in optim_state_dict["param_groups"]
-            ],
-        }
-
-
-FSDP = FullyShardedDataParallel

@@ -47,8 +47,8 @@ class Gradient(torch.Tensor):
     __torch_function__: Any = torch._C._disabled_torch_function_impl
 
     def begin(self) -> None:
-        """A gradient came: what was done to an earlier one is forgotten, unless it is of this step."""
-        if self.zeroed or self.runtime.micros == 0:
+        """A gradient came: what was done to an earlier step's is forgotten."""
+        if self.zeroed or self.runtime.micros == 0 or not self.state.had[self.place]:
             self.factor, self.zeroed = 1.0, False
 
     @property
@@ -101,7 +101,7 @@ def norm(gradient: Gradient, order: float) -> float:
     if gradient.zeroed:
         return 0.0
     row = norms(runtime)[index_of(runtime, gradient)]
-    scale = gradient.factor / (runtime.world * runtime.engine_scale)
+    scale = gradient.factor / runtime.world
     if row.nonfinite:
         return math.nan
     if order == 2.0:

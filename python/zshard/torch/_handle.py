@@ -15,17 +15,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import _c, _lib
+from .. import _c
 from .._client import Client
 from .._engine import Engine
 from ..errors import Refused, ZshardError, error
-from . import _load, _notes, _plain, _sources, _state, _step
+from . import _cuda, _load, _notes, _plain, _sources, _state, _step
 from ._groups import build
 from ._hooks import Hooks
 from ._init import context
 from ._memory import UnitMemory, choose_mode
 from ._runtime import Runtime, UnitState
-from ._units import Plan, Wish, plan
+from ._units import Leaf, Plan, Wish, plan
 
 _open: weakref.WeakSet[Handle] = weakref.WeakSet()
 _KINDS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -52,7 +52,7 @@ class Handle:
 
     @property
     def step_number(self) -> int:
-        """Steps asked for so far, skipped ones too; a resumed job's count goes on."""
+        """Steps asked for so far, skipped ones too; a resumed job's count continues."""
         return self.runtime.steps
 
     @property
@@ -84,6 +84,8 @@ class Handle:
         Raises:
             Refused: the job has no daemon, or is not durable. ValueError: a note before the first step.
         """
+        if self.runtime.waiting is not None:
+            self.runtime.waiting.step()
         if note is not None:
             self._notes.commit(note)
         self.runtime.call(self.engine.commit)
@@ -110,12 +112,30 @@ class Handle:
         """Says whether the next backward pass is the step's last."""
         self.runtime.boundary = last
 
-    def reset(self, skip: bool = True) -> None:
-        """After an exception in a pass: drops this step's gradients, and goes on. Collective."""
+    def reset(self, skip: bool = True, passes: int | None = None) -> None:
+        """After an exception in a pass: drops this step's gradients; the step begins anew. Collective.
+
+        Each rank must have begun as many backward passes since the last step, or the engine fails for good (an
+        exchange of gradients waits for all ranks). A rank that did not come to its backward pass makes up for it here.
+
+        Args:
+            skip: drop the step on all ranks. False: only this rank's passes are ended; clear the gradients then.
+            passes: backward passes since the last step of the rank that began the most of them, such as 1 where no
+                gradients are accumulated. None: all ranks have begun as many.
+
+        Raises ValueError: this rank has begun more.
+        """
         runtime = self.runtime
         with runtime.lock:
+            if passes is not None and passes < runtime.begun:
+                raise ValueError(f"reset(passes={passes}), and this rank has begun {runtime.begun} backward passes")
             runtime.recover("reset")
             if skip:
+                if passes and runtime.begun == 0:
+                    runtime.freeze()  # as the others did, as their first pass began
+                for _ in range(runtime.begun, passes or 0):
+                    runtime.call(self.engine.micro, runtime.boundary)
+                    runtime.call(self.engine.micro_end)
                 runtime.call(self.engine.abandon)
             for state, i in runtime.trainable:
                 state.params[i].grad = None
@@ -123,12 +143,29 @@ class Handle:
             runtime.spent = False
 
     def sleep(self) -> None:
-        """Would give back this process's buffers until wake(). NotImplementedError: the engine cannot yet."""
-        raise NotImplementedError("sleep(): the engine has no zc_zero_park(); close(gather=True) gives all memory back")
+        """Gives this process's memory that comes and goes back, between two steps: buffers of gathers and gradients.
+
+        The next forward pass wakes by itself. Collective, but where gathers are each rank's own affair. Model states
+        stay: in this process with offload="none", else in the daemon.
+
+        Raises RuntimeError in the middle of a step; Refused inside of gathered().
+        """
+        runtime = self.runtime
+        with runtime.lock:
+            if runtime.depth or runtime.in_backward or runtime.micros:
+                raise RuntimeError("sleep() in the middle of a step: call it after optimizer.step() and zero_grad()")
+            runtime.call(self.engine.park)
+            for state in runtime.units:
+                state.views.clear()
+                state.memory.forget()
 
     def wake(self) -> None:
-        """The other half of sleep(). NotImplementedError."""
-        raise NotImplementedError("wake(): the engine has no zc_zero_park()")
+        """The other half of sleep(). It does nothing: the next pass takes memory as it needs it.
+
+        Raises RuntimeError where the model is closed.
+        """
+        if self.runtime.closed:
+            raise RuntimeError(f"the model is {self.runtime.closed}")
 
     def snapshot(self, name: str) -> None:
         """Keeps the newest step as a snapshot of the job, which later steps do not change. Collective.
@@ -159,6 +196,8 @@ class Handle:
         runtime = self.runtime
         if runtime.closed or self._pid != os.getpid():
             return
+        if clean and runtime.waiting is not None:
+            runtime.waiting.step()
         if gather:
             from ._real import materialize
 
@@ -195,7 +234,7 @@ def shard(
     prefetch: int = 1,
     accumulate: str = "reduce",
     external: dict[nn.Module, list[nn.Parameter]] | None = None,
-    leaf: Sequence[type | nn.Module] = (),
+    leaf: Leaf = (),
     compile: bool | dict[str, Any] | None = None,
     init_fn: Callable[[nn.Module], object] | None = None,
     seed: int = 0,
@@ -215,7 +254,9 @@ def shard(
         prefetch: units gathered ahead.
         accumulate: "reduce" exchanges in each backward pass, "local" once in a step (see `no_sync`, `set_boundary`).
         external: parameters that a module uses outside of their own module's forward.
-        leaf: not supported yet: ranks of one node may run different modules without it.
+        leaf: modules, classes or names that are gathered whole, each when it is called, whatever `units` says of what
+            is in them. For experts that differ between ranks, where gathers are collective: offload="none", or several
+            nodes. Name the module that chooses among them. With the daemon, the ranks of one node need none.
         compile: torch.compile each block in place; a dict has its arguments.
         init_fn: of modules on the meta device: writes the values of the one module that it is called with; None:
             reset_parameters(). Models of from_pretrained() and from_config() need none.
@@ -225,17 +266,12 @@ def shard(
         ValueError, TypeError: the model or optimizer cannot be sharded; the message says why. Nothing is changed.
         ZshardError: the engine refused; the message says why.
     """
-    if leaf:
-        raise NotImplementedError(
-            "leaf=: on one node gathers need no peer, so that modules may differ by rank; ranks of "
-            "several nodes must run the same modules"
-        )
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer or ())
     _check_model(model)
     rules = [_plain.check(o) for o in optimizers]
     if len({r.kind for r in rules}) > 1:
         raise ValueError(f"optimizers of different kinds on one model: {', '.join(sorted({r.kind for r in rules}))}")
-    planned = plan(model, units)
+    planned = plan(model, units, leaf=leaf)
     if not planned.units:
         raise ValueError("the model has no parameters")
     _load.initialise(model, init_fn, seed)
@@ -336,10 +372,12 @@ def _start(
     if stage == 3 and options["offload_optimizer"] != "none" and context().one_node(str(place)):
         options["gather_alone"] = True  # ranks may differ in what they gather
     options.update(more)
-    if rule is None and _lib.has(context().comm(str(place)).lib, "zc_zero_optimizer"):
+    if rule is None:
         options["optimizer_late"] = True
     if place.type != "cpu":
         options["device"] = str(place)
+    if place.type == "cuda":
+        options.update(_cuda.options(place))
     engine = Engine(context().comm(str(place)), micro_steps=0, **options)
     try:
         for unit in planned.units:

@@ -224,9 +224,14 @@ class _Learner(TorchFunctionMode):
     def _see(self, param: nn.Parameter, func: Any) -> None:
         runtime = self.runtime
         found = runtime.plan.find(param)
-        if found is None or func in _LOOKS or not runtime.stack:
+        if found is None or not runtime.stack:
             return
         state = runtime.units[found[0].index]
+        if func in _DETACHES:  # what is computed with it can need it when its gradient has come
+            for group in state.groups:
+                group.detached = group.late = True
+        if func in _LOOKS:
+            return
         if state.holds:
             return
         with runtime.lock:
@@ -280,6 +285,7 @@ _LOOKS: set[Any] = {
     torch.is_floating_point,
     torch.is_complex,
 }
+_DETACHES: set[Any] = {torch.Tensor.detach, torch.Tensor.data.__get__}  # type: ignore[attr-defined]
 for _name in _NAMES:
     _LOOKS.update(getattr(getattr(torch.Tensor, _name, None), how, None) for how in ("__get__", "__set__"))
 

@@ -84,7 +84,7 @@ def init(
         host_bytes, nvme_bytes: its budgets: a number, or a text such as "64G".
         keep: the job stays in the daemon when its ranks are gone. durable: steps are also committed to the data
             directory (implies keep).
-        resume: go on with the job of that name. "auto": where it is there, else begin it.
+        resume: continue the job of that name. "auto": if it exists, else begin it.
         comm: "auto", "self", "tcp", "mpi", "nccl", or a Comm.
         timeout: seconds that anything waits for the daemon or a peer.
 
@@ -251,17 +251,21 @@ class Context:
             raise Refused(-errno.ENOSPC, "", f"offload='nvme': the daemon at {found.socket} has no NVMe tier")
         if not state_bytes or self.wishes.resume:
             return
-        rows = {row["name"]: row["budget"] - row["used"] for row in found.client.tiers()}
-        need = int(state_bytes * share * (1.75 if self.wishes.durable else 1.0))
-        free = rows.get("host", 0) + (rows.get("nvme", 0) if offload != "host" else 0)
-        if need > free:
+        rows = {row["name"]: max(0, row["budget"] - row["used"]) for row in found.client.tiers()}
+        host, nvme = rows.get("host", 0), rows.get("nvme", 0)
+        state = int(state_bytes * share)
+        saved = int(0.75 * state) if self.wishes.durable else 0  # on NVMe: masters and moments, not gradients
+        if state + saved > host + nvme or (offload == "host" and state > host) or saved > nvme:
             raise NoSpace(
                 -errno.ENOSPC,
                 "",
-                f"the model's state takes about {show_bytes(need)} of this node, and the daemon at {found.socket} has "
-                f"{show_bytes(max(0, rows.get('host', 0)))} of host memory and "
-                f"{show_bytes(max(0, rows.get('nvme', 0)))} of NVMe free",
+                f"the model's state takes about {show_bytes(state)} of this node{self._saved(saved)}, and the daemon "
+                f"at {found.socket} has {show_bytes(host)} of host memory and {show_bytes(nvme)} of NVMe free",
             )
+
+    @staticmethod
+    def _saved(saved: int) -> str:
+        return f" and {show_bytes(saved)} of NVMe, as it is durable" if saved else ""
 
     def _check_memory(self, state_bytes: int, why: str, share: float) -> None:
         need, free = int(state_bytes * share), available_memory()

@@ -175,6 +175,12 @@ class UnitMemory:
         if len(self.views) >= HOLDERS_MAX:
             self.views.clear()
 
+    def forget(self) -> None:
+        """Released units: addresses that will not come again."""
+        if not self.shown:
+            self.holders.clear()
+            self.views.clear()
+
     def hide(self) -> None:
         """Parameters are NaN: the gathered memory is going away."""
         self.shown = 0

@@ -1,7 +1,7 @@
 """Optimizers whose state the engine keeps: AdamW, Adam, SGD, Lion, Adagrad.
 
 They are torch.optim.Optimizers: LR schedulers, GradScaler and whatever else reads `param_groups` work. `step()` sends
-the hyperparameters of each group as they are at that moment. Plain torch.optim objects work likewise (_plain.py);
+the hyperparameters of each group as they are at that moment. Plain torch.optim objects work, too (_plain.py);
 these say more: `overflow`, `skipped`, `grad_norm`.
 """
 
@@ -25,20 +25,33 @@ def params_by_runtime(optimizer: torch.optim.Optimizer) -> dict[Any, list[torch.
 
 
 def load_state(optimizer: torch.optim.Optimizer, rule: Rule) -> None:
-    """Moments that load_state_dict() left in `optimizer.state` go to the engine; lazy entries take their place."""
+    """Moments and step counts that load_state_dict() left in `optimizer.state` go to the engine; lazy entries take
+    their place. Collective where there are any."""
     for runtime, params in params_by_runtime(optimizer).items():
         if runtime is None:
             continue
+        counts: dict[int, list[int]] = {}  # of units
         for param in params:
             entry = optimizer.state.get(param)
-            if entry is not None and not isinstance(entry, LazyState):
-                steps = int(float(entry.get("step", 1)))
-                for name in rule.states:
-                    value = entry.get(name)
-                    if isinstance(value, torch.Tensor) and (steps or bool(value.any())):
-                        write_state(runtime, param, name, value)
-                runtime.write_steps(param, steps)
-                optimizer.state[param] = LazyState(runtime, param, rule)
+            if entry is None or isinstance(entry, LazyState):
+                continue
+            found = runtime.plan.find(param)
+            optimizer.state[param] = LazyState(runtime, param, rule)
+            if found is None or found[0].frozen:
+                continue
+            values = {n: v for n in rule.states if isinstance(v := entry.get(n), torch.Tensor)}
+            index = found[0].index
+            if index not in counts:
+                counts[index] = runtime.call(runtime.engine.tensor_steps, index)
+            place = runtime.units[index].places[id(param)]
+            # torch's SGD has no count: a momentum says that there was a step.
+            steps = int(float(entry["step"])) if "step" in entry else max(counts[index][place], int(bool(values)))
+            for name, value in values.items():
+                if steps or bool(value.any()):
+                    write_state(runtime, param, name, value)
+            counts[index][place] = steps
+        for index, steps_of in counts.items():
+            runtime.call(runtime.engine.set_tensor_steps, index, steps_of)
 
 
 def show_state(optimizer: torch.optim.Optimizer, runtime: Any, rule: Rule) -> None:

@@ -39,6 +39,7 @@ class UnitState:
         self.index = unit.index
         self.holds = 0
         self.trainable = not unit.frozen
+        self.frozen = False  # trainable, and frozen in the engine now: no parameter of it has requires_grad
         self.params = [p.param for p in unit.pieces]
         self.places = {id(p): i for i, p in enumerate(self.params)}
         n = len(self.params)
@@ -48,6 +49,8 @@ class UnitState:
         self.grads: list[torch.Tensor] = []  # views of the engine's buffer, [] before it was asked for
         self.armed = [False] * n  # a gradient is expected, or came
         self.fired = [False] * n
+        self.aside: list[int] = []  # parameters whose handle was taken out of .grad for this backward pass
+        self.nested = False  # gradients come from a backward pass inside of this one (a reentrant checkpoint)
         self.tasks = [0] * n  # of autograd, in which it fired
         self.left = 0  # expected gradients that have not come
         self.reduced = False
@@ -74,7 +77,7 @@ class UnitState:
         """The micro-step is over."""
         n = len(self.params)
         self.armed, self.fired = [False] * n, [False] * n
-        self.grads, self.left, self.reduced, self.entries = [], 0, False, 0
+        self.grads, self.left, self.reduced, self.entries, self.nested = [], 0, False, 0, False
 
 
 class Group:
@@ -87,14 +90,18 @@ class Group:
         self.stack: list[tuple[list[UnitState], bool] | None] = []
         self.backward = False  # holds its units for a backward pass
         self.inputs = 0  # gradients of inputs that have not come, where that is watched
-        self.watches = False  # frozen parameters: complete only with the gradients of inputs
+        self.detached = False  # a parameter was seen detached in a forward call
+        self.late = False  # that was in a call whose inputs are not watched
 
     def add(self, state: UnitState) -> None:
         if state not in self.units:
             self.units.append(state)
             state.groups.append(self)
-            trained = [u for u in self.units if u.trainable]
-            self.watches = len(trained) < len(self.units)
+
+    def watches(self) -> bool:
+        """Whether some parameter is frozen now, or was detached: the backward pass is over only with the gradients of
+        inputs, which may need it after the last gradient of a parameter came."""
+        return self.detached or not all(u.trainable and all([p.requires_grad for p in u.params]) for u in self.units)
 
 
 class Runtime:
@@ -109,6 +116,7 @@ class Runtime:
         self.depth = 0  # of forward calls outside of recomputation
         self.hidden: list[UnitState] = []  # released in this pass
         self.in_backward = False
+        self.keeps = False  # this backward pass makes a graph, whose own backward pass needs the parameters
         self.micro_open = False
         self.root: nn.Module | None = None
         self.steppers: list[Any] = []  # of the optimizers that are known
@@ -118,14 +126,13 @@ class Runtime:
         self.default_boundary = True
         self.boundary = True  # the next micro-step may be the step's last
         self.micros = 0  # made since the last step
+        self.begun = 0  # likewise, and those that failed
         self.broken = ""  # why this step's gradients are not whole
-        self.engine_scale = 1.0  # the loss scale that the engine divides by
         self.first_trainable: dict[int, int] = {}  # of each trainable unit: its first tensor's number
         self.steps = 0
         self.before_step: Callable[[], None] | None = None  # sends the note that goes with the step
         self.last: Any = None  # the last step's Stepped
         self.spent = False  # the last step's gradients were not cleared yet
-        self.local = False
         self.norms: list[Any] | None = None  # of this step's gradient so far
         self.closed = ""
         self.on_pass: Callable[[bool], None] | None = None
@@ -232,7 +239,7 @@ class Runtime:
                 state.entries += 1
         if recompute and torch.is_grad_enabled():
             self.hold(group)
-        return group.watches and torch.is_grad_enabled()
+        return torch.is_grad_enabled() and group.watches()
 
     def exit(self, group: Group) -> bool:
         """A forward call is over, or failed. Returns whether outputs are to be hooked."""
@@ -260,7 +267,7 @@ class Runtime:
     # ---- backward
 
     def hold(self, group: Group) -> None:
-        """A group's backward pass begins (or goes on): its units are gathered until it is over."""
+        """A group's backward pass begins (or continues): its units are gathered until it is over."""
         if not self.in_backward:
             self.in_backward = True
             torch.autograd.Variable._execution_engine.queue_callback(self.end_backward)
@@ -272,6 +279,8 @@ class Runtime:
 
     def before_backward(self, group: Group) -> None:
         """The first gradient of an output of the group's came."""
+        if torch.is_grad_enabled():
+            self.keeps = True
         self.hold(group)
         for state in group.units:
             if state.trainable:
@@ -281,7 +290,10 @@ class Runtime:
         """Gradients that this backward pass will accumulate go to the engine's buffer."""
         task = task_id()
         for i, node in enumerate(state.nodes):
-            if state.armed[i] and (not state.fired[i] or state.tasks[i] == task) or not _will_execute(node):
+            if state.armed[i] and (not state.fired[i] or state.tasks[i] == task):
+                continue
+            if not _will_execute(node):
+                self._set_aside(state, i)
                 continue
             if not self.micro_open:
                 self.begin_micro()
@@ -300,6 +312,21 @@ class Runtime:
             state.armed[i] = True
             state.left += 1
 
+    def _set_aside(self, state: UnitState, i: int) -> None:
+        """A backward pass inside of this one may accumulate into the parameter (a reentrant checkpoint): not into our
+        handle. _restore() brings it back."""
+        if state.params[i].grad is state.handles[i]:
+            state.params[i].grad = None
+            state.aside.append(i)
+
+    def _restore(self) -> None:
+        """What _set_aside() took away, where no gradient came."""
+        for state in self.units:
+            for i in state.aside:
+                if state.params[i].grad is None:
+                    state.params[i].grad = state.handles[i]
+            state.aside.clear()
+
     def _check_grad(self, state: UnitState, i: int) -> None:
         grad = state.params[i].grad
         if grad is None or grad is state.handles[i] or state.grads and grad is state.grads[i]:
@@ -311,6 +338,11 @@ class Runtime:
 
     def _gradient(self, state: UnitState) -> list[torch.Tensor]:
         """Views of the engine's fp32 buffer, one for each parameter."""
+        if state.frozen:
+            raise RuntimeError(
+                f"unit '{state.unit.name}' had no parameter with requires_grad when this step began, and gets a "
+                "gradient now: change requires_grad between two steps"
+            )
         address = self.call(self.engine.grad, state.index)
         views = state.views.get(address)
         if views is None:
@@ -323,9 +355,9 @@ class Runtime:
     def accumulated(self, state: UnitState, i: int) -> None:
         """Parameter i has its gradient (post-accumulate hook)."""
         param = state.params[i]
-        grad = param.grad
         if not state.armed[i]:
             self._late_arm(state, i)
+        grad = param.grad
         if state.direct:
             if grad is not state.grads[i] and grad is not None:  # create_graph: autograd made a sum of its own
                 state.grads[i].copy_(grad.detach())
@@ -340,11 +372,13 @@ class Runtime:
         handle = state.handles[i]
         handle.begin()
         param.grad = handle
-        if state.left == 0 and state.entries <= 1:
+        # 0 calls: of reentrant checkpoints in eval mode, which are not counted; there may be another one.
+        if state.left == 0 and state.entries == 1 and (not state.nested or all(state.fired)):
             self._complete(state)
 
     def _late_arm(self, state: UnitState, i: int) -> None:
-        """A gradient that was not seen coming: the parameter was used outside of its module's forward."""
+        """A gradient that was not seen coming: the parameter was used outside of its module's forward, or it is the
+        first one of a backward pass inside of its module's (a reentrant checkpoint)."""
         grad = state.params[i].grad
         if not self.in_backward:
             self.in_backward = True
@@ -363,7 +397,11 @@ class Runtime:
             state.params[i].grad = state.grads[i]
         state.armed[i] = True
         state.left += 1
-        state.entries += 2
+        if any(group.backward for group in state.groups):
+            state.nested = True
+            self.arm(state)
+        else:
+            state.entries += 2
 
     def _complete(self, state: UnitState) -> None:
         """All gradients of a unit that this pass gives are there."""
@@ -376,12 +414,29 @@ class Runtime:
             return
         state.reduced = True
         self.norms = None
-        state.had = [a or b for a, b in zip(state.had, state.fired, strict=True)]
-        self.call(self.engine.reduce_of, state.index, None if all(state.fired) else state.fired)
+        has = state.fired
+        if not all(has):
+            has = [f or z for f, z in zip(has, self._zeros(state), strict=True)]
+        state.had = [a or b for a, b in zip(state.had, has, strict=True)]
+        self.call(self.engine.reduce_of, state.index, None if all(has) else has)
+
+    def _zeros(self, state: UnitState) -> list[bool]:
+        """Which parameters have a gradient of zeros: zero_grad(set_to_none=False) left it, and none came since."""
+        made = [
+            handle.zeroed and not state.armed[i] and (state.params[i].grad is handle or i in state.aside)
+            for i, handle in enumerate(state.handles)
+        ]
+        if self.world > 1 and any(made):  # there each has a handle: also one that no rank ever gave a gradient
+            steps = self.call(self.engine.tensor_steps, state.index)
+            made = [m and n > 0 for m, n in zip(made, steps, strict=True)]
+        for i, zero in enumerate(made):
+            if zero:
+                state.handles[i].begin()
+        return made
 
     def finish(self, group: Group) -> None:
         """Releases a group's units where its backward pass is over."""
-        if not group.backward or group.inputs > 0:
+        if not group.backward or group.inputs > 0 or group.late or self.keeps:
             return
         for state in group.units:
             if state.trainable and not state.reduced and (state.left or any(state.armed)):
@@ -394,8 +449,21 @@ class Runtime:
         """The first gradient of a backward pass."""
         self.settle()
         self.norms = None
+        if self.micros == 0:
+            self.freeze()
         self.call(self.engine.micro, self.boundary)
         self.micro_open = True
+        self.begun += 1
+
+    def freeze(self) -> None:
+        """Between two steps: units of which no parameter has requires_grad are frozen, others are trained. Not the last
+        one: the engine makes no step then, and without gradients it is left alone all the same."""
+        changed = [u for u in self.units if u.trainable and u.frozen == any(p.requires_grad for p in u.params)]
+        if not changed or not any(u.trainable and u.frozen == (u in changed) for u in self.units):
+            return
+        for state in changed:
+            self.call(self.engine.freeze, state.index, not state.frozen)
+            state.frozen = not state.frozen
 
     def end_backward(self) -> None:
         """The backward pass is over (autograd's callback)."""
@@ -403,18 +471,25 @@ class Runtime:
         with self.lock:
             if not self.in_backward:
                 return
+            self._restore()
             if self.micro_open:
                 self._end_micro()
             self.in_backward = False
-            self._drop_holds()
+            if self.keeps:
+                self.keeps = False  # until the end of the next backward pass, or the step
+            else:
+                self._drop_holds()
             self.leave()
         self.busy_ns += perf_counter_ns() - self.c_ns - start
 
     def _end_micro(self) -> None:
         for state in reversed(self.units):
-            if not state.trainable:
+            if not state.trainable or state.frozen:
                 continue
             if any(state.fired):
+                self._reduce(state)
+            elif any(h.zeroed and p.grad is h for h, p in zip(state.handles, state.params, strict=True)):
+                self.call(self.engine.grad, state.index)
                 self._reduce(state)
             for i, param in enumerate(state.params):
                 if state.armed[i] and not state.fired[i]:
@@ -429,9 +504,15 @@ class Runtime:
         for state in self.units:
             state.forget()
 
+    def let_go(self) -> None:
+        """Before a step or a write: what a backward pass with create_graph left gathered is released."""
+        if not self.in_backward:
+            self._drop_holds()
+            self.leave()
+
     def _drop_holds(self) -> None:
         for group in self.groups.values():
-            group.inputs = 0
+            group.inputs, group.late = 0, False
             if group.backward:
                 group.backward = False
                 for state in reversed(group.units):
@@ -450,8 +531,9 @@ class Runtime:
         if self.micro_open:
             self.broken = why
             self.micro_open = False
-        self.in_backward = False
+        self.in_backward = self.keeps = False
         self._drop_holds()
+        self._restore()
         for state in self.units:
             state.forget()
         self.leave()
@@ -460,7 +542,7 @@ class Runtime:
 
     def clear(self) -> None:
         """The step's gradients are gone: stepped, or dropped."""
-        self.micros, self.norms, self.broken = 0, None, ""
+        self.micros, self.begun, self.norms, self.broken = 0, 0, None, ""
         for state in self.units:
             if state.trainable:
                 state.had = [False] * len(state.params)
@@ -468,6 +550,9 @@ class Runtime:
     def stepped(self, result: Any) -> None:
         """The engine has begun a step."""
         self.steps, self.last = result.iterations, result
+        if not result.skipped:  # a graph from before the step says that it is stale, as torch's does
+            moved = [u.params[i] for u, i in self.trainable if u.had[i] and u.params[i].grad is u.handles[i]]
+            torch.autograd.graph.increment_version(moved)
         norms = self.norms
         self.clear()
         self.norms, self.spent = norms, True
@@ -480,7 +565,7 @@ class Runtime:
             return
         live = dropped = 0
         for state, i in self.trainable:
-            if not state.had[i] and self.world == 1:
+            if state.frozen or (not state.had[i] and self.world == 1):
                 continue
             handle = state.handles[i]
             if state.params[i].grad is not handle or handle.zeroed:
@@ -532,9 +617,6 @@ class Runtime:
         host = values.to("cpu", torch.float32).contiguous()
         with self.lock:
             self.call(self.engine.write_on, -1, unit, what, first, host.numel(), "f32", host.data_ptr())
-
-    def write_steps(self, param: torch.Tensor, steps: int) -> None:
-        """A tensor's own count of steps cannot be set; it counts from the engine's."""
 
 
 _DTYPE = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}

@@ -8,7 +8,7 @@ Where the values come from:
 
     live       the engine, between two steps: all ranks take part, rank 0 writes
     snapshot   the daemon's snapshot of the newest commit, of a job that is durable: a thread of rank 0 reads it, and
-               training goes on
+               training continues
 """
 
 from __future__ import annotations
@@ -429,7 +429,7 @@ class Saving:
     Attributes:
         path: the folder that will be there.
         step: the step whose values are saved.
-        background: whether it is written while training goes on.
+        background: whether it is written while training continues.
     """
 
     path: str
@@ -464,7 +464,7 @@ def save_pretrained(
             in it that are not weights or configuration are kept.
         max_shard_size: bytes of a file, "5GB".
         background: of a durable job: the newest step is committed, a snapshot of it is taken, and a thread of rank 0
-            writes it while training goes on. Other jobs, and models on several nodes, are written before the call
+            writes it while training continues. Other jobs, and models on several nodes, are written before the call
             returns, with a line on stderr that says so.
 
     Returns:
@@ -484,7 +484,7 @@ def save_pretrained(
     mine = runtime.engine.rank == 0
     if snapshot is None and background and mine:
         print(
-            "zshard: save_pretrained: the job is not durable, so the model is written before training goes on "
+            "zshard: save_pretrained: the job is not durable, so the model is written before training continues "
             "(background=False says the same without this line)",
             file=sys.stderr,
         )

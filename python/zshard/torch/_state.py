@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from .. import _lib
 from . import _step
 
 if TYPE_CHECKING:
@@ -50,6 +49,19 @@ def _check_open(runtime: Runtime) -> None:
         raise RuntimeError(f"the model is {runtime.closed}: its values are no longer there")
 
 
+def _check_whole(runtime: Runtime) -> None:
+    """A step that waits for another optimizer is made, or that one is missed."""
+    if runtime.waiting is not None:
+        left = runtime.waiting.left()
+        if left:
+            state, i = runtime.trainable[left[0]]
+            raise RuntimeError(
+                f"one optimizer of the model has stepped, and that of '{state.unit.pieces[i].name}', which has a "
+                "gradient, has not: step it, or clear its gradients, before values are read or written"
+            )
+        runtime.waiting.step()
+
+
 def _views(state: UnitState) -> list[torch.Tensor]:
     """A gathered unit's parameters, in the engine's memory."""
     memory = state.memory
@@ -63,9 +75,6 @@ def _place(state: UnitState, p: torch.Tensor) -> int:
 def _read(runtime: Runtime, unit: int, what: str, first: int, count: int, root: int = _ALL) -> torch.Tensor:
     """Elements of a unit as fp32, [count]; [0] on ranks other than root."""
     mine = root in (_ALL, runtime.engine.rank)
-    if not _lib.has(runtime.engine.lib, "zc_zero_read_on"):
-        got = runtime.call(runtime.engine.read, unit, what, first, count)
-        return torch.frombuffer(got, dtype=torch.float32)[: count if mine else 0].clone()
     out = torch.empty(count if mine else 0, dtype=torch.float32)
     runtime.call(runtime.engine.read_on, root, unit, what, first, count, "f32", out.data_ptr() if mine else None)
     return out
@@ -77,6 +86,7 @@ def read_param(runtime: Runtime, p: torch.Tensor, root: int = _ALL) -> torch.Ten
     Collective, but where gathers are each rank's own affair and root is -1.
     """
     _check_open(runtime)
+    _check_whole(runtime)
     unit, piece = _found(runtime, p)
     state = runtime.units[unit.index]
     if root == _ALL or runtime.world == 1 or state.holds > 0:
@@ -97,6 +107,8 @@ def write_param(runtime: Runtime, p: torch.Tensor, value: torch.Tensor | None, r
     Raises ValueError where the shape differs.
     """
     _check_open(runtime)
+    _check_whole(runtime)
+    runtime.let_go()
     unit, piece = _found(runtime, p)
     mine = root in (_ALL, runtime.engine.rank)
     kind, flat = "f32", None
@@ -153,6 +165,7 @@ def _show(p: nn.Parameter) -> _Shown:
     """Shows a parameter's value, in memory of its own. Its unit is held, so that passes inside use that value."""
     runtime = _runtime_of(p)
     _check_open(runtime)
+    _check_whole(runtime)
     unit, piece = _found(runtime, p)
     state = runtime.units[unit.index]
     with runtime.lock:
@@ -193,7 +206,7 @@ def gathered(what: Params, write_rank: int | None = None) -> Iterator[None]:
         what: a module, a parameter, or several; parameters that are not sharded are left as they are, and several
             sharded models may be meant.
         write_rank: what this rank wrote to the parameters inside is the value on all ranks afterwards, and the
-            optimizer goes on from it (its moments stay). -1: all ranks wrote the same. None: nothing may be written.
+            optimizer continues from it (its moments stay). -1: all ranks wrote the same. None: nothing may be written.
 
     Values are copies: so much memory is needed, on each rank. Forward passes inside use them.
 
@@ -471,6 +484,7 @@ def state_of(p: torch.Tensor, name: str) -> torch.Tensor:
     """
     runtime = _runtime_of(p)
     _check_open(runtime)
+    _check_whole(runtime)
     unit, piece = _found(runtime, p)
     if unit.frozen:
         raise ValueError(f"'{piece.name}' is frozen: it has no state")
@@ -501,4 +515,4 @@ def grad_of(p: torch.Tensor) -> torch.Tensor | None:
     if factor is None or runtime.micros == 0:
         return None
     out = _read(runtime, unit.index, "grad", piece.first, piece.numel)
-    return out.mul_(factor / (runtime.world * getattr(runtime, "engine_scale", 1.0))).view(piece.shape)
+    return out.mul_(factor / runtime.world).view(piece.shape)

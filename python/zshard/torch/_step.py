@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import _lib
-
 if TYPE_CHECKING:
     from ._runtime import Runtime
 
@@ -117,6 +115,7 @@ class Stepper:
         self._key: Any = None
         self._group_of: Any = None
         self.owned = 0  # trainable tensors that are the optimizer's
+        self.frozen: list[tuple[str, torch.Tensor]] = []  # its parameters that were frozen at shard()
 
     @property
     def alive(self) -> bool:
@@ -139,11 +138,13 @@ class Stepper:
             return self._group_of
         runtime = self.runtime
         array = (ctypes.c_uint32 * len(runtime.trainable))(*[GROUP_NONE] * len(runtime.trainable))
-        self.owned = 0
+        self.owned, self.frozen = 0, []
         for number, group in enumerate(groups):
             for param in group["params"]:
                 found = runtime.plan.find(param)
-                if found is not None and not found[0].frozen:
+                if found is not None and found[0].frozen:
+                    self.frozen.append((found[1].name, param))
+                elif found is not None:
                     place = runtime.units[found[0].index].places[id(param)]
                     array[runtime.first_trainable[found[0].index] + place] = number
                     self.owned += 1
@@ -249,6 +250,10 @@ def apply(stepper: Stepper, scale: float = 1.0, clip: float = 0.0) -> Any:
 
 def _apply(stepper: Stepper, scale: float, clip: float) -> Any:
     runtime = stepper.runtime
+    if runtime.in_backward and torch._C._current_graph_task_id() != -1:
+        raise RuntimeError(
+            "optimizer.step() inside of a backward pass: gradients are reduced at its end; step after backward()"
+        )
     if runtime.depth or runtime.in_backward and torch._C._current_graph_task_id() == -1:
         runtime.recover("a forward or backward pass failed")
     if runtime.broken:
@@ -267,18 +272,30 @@ def _apply(stepper: Stepper, scale: float, clip: float) -> Any:
         become(runtime, stepper.rule.kind)
     if stepper not in runtime.steppers:
         runtime.steppers.append(stepper)
+    runtime.let_go()
     group_of, factors, common = collect(runtime, stepper.group_of())
+    for name, param in stepper.frozen:
+        if param.grad is not None:
+            raise RuntimeError(
+                f"parameter '{name}' was frozen when the model was sharded, and has a gradient now: the engine has no "
+                "state for it. Shard the model with requires_grad=True, and freeze it afterwards"
+            )
     common *= scale
+    host = getattr(stepper.optimizer, "zshard_host_step", None)
+    if host is not None and stepper.owned < len(runtime.trainable):
+        raise ValueError("a HostOptimizer has all trained parameters of a model: freeze the others before shard()")
     if stepper.owned < len(runtime.trainable) or runtime.waiting is not None:
         return _together(stepper, group_of, factors, common)
     if factors is None and (common == 0.0 or not math.isfinite(common)):
         factors, common = (ctypes.c_float * len(runtime.trainable))(), 1.0
+    if host is not None:
+        host(runtime, group_of, factors, common)
     return _make(runtime, stepper.groups(), group_of, factors, 1.0 / common, clip)
 
 
 def become(runtime: Runtime, kind: str) -> None:
     """The engine's optimizer is of that kind. Collective. ValueError: it is another one, and has stepped."""
-    if runtime.steps > 0 or not _lib.has(runtime.engine.lib, "zc_zero_optimizer"):
+    if runtime.steps > 0:
         raise ValueError(
             f"the engine steps by {runtime.kind}, and this optimizer is {kind}: give the optimizer to "
             "zshard.torch.shard(model, optimizer)"

@@ -25,6 +25,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 Wish = str | Callable[[str, nn.Module], bool] | Iterable[str | type | nn.Module]
+Leaf = Iterable[str | type | nn.Module]
 
 
 @dataclass(eq=False)
@@ -73,16 +74,20 @@ class Plan:
         return self.of_param.get(id(param))
 
 
-def plan(model: nn.Module, units: Wish = "auto", *, max_unit: int = MAX_UNIT, small: int = SMALL) -> Plan:
+def plan(
+    model: nn.Module, units: Wish = "auto", *, leaf: Leaf = (), max_unit: int = MAX_UNIT, small: int = SMALL
+) -> Plan:
     """Plans the units of `model`.
 
     units: "auto" (classes named by `_no_split_modules`, else the repeated children of ModuleLists),
     a predicate of (name, module), or an iterable of module names, classes or modules.
+    leaf: names, classes or modules that are not cut, whatever `units` says of what is in them, and however long they
+    are. One that is inside of a block that is gathered whole is gathered with it.
 
-    Raises ValueError where a trained parameter has a dtype that cannot be stepped, or where a
-    wish names a module that is not there.
+    Raises ValueError where a trained parameter has a dtype that cannot be stepped, where a wish names a module that is
+    not there, or a leaf is a list, which is never called.
     """
-    owners = _owners(model, _blocks(model, units), max_unit, small)
+    owners = _owners(model, _blocks(model, units), _leaves(model, leaf), max_unit, small)
     result = Plan([], {}, {})
     rows: dict[int, dict[tuple[torch.dtype, bool], Unit]] = {}
     names = {id(m): n for n, m in model.named_modules()}
@@ -129,7 +134,7 @@ def _numel(module: nn.Module, recurse: bool = True) -> int:
     return sum(p.numel() for p in module.parameters(recurse=recurse))
 
 
-def _owners(model: nn.Module, blocks: set[int], max_unit: int, small: int) -> dict[int, nn.Module]:
+def _owners(model: nn.Module, blocks: set[int], leaves: set[int], max_unit: int, small: int) -> dict[int, nn.Module]:
     """By id of each module: the module whose hooks gather its own parameters."""
     owners: dict[int, nn.Module] = {}
 
@@ -142,7 +147,7 @@ def _owners(model: nn.Module, blocks: set[int], max_unit: int, small: int) -> di
         if id(module) in owners:
             return
         callable_ = not isinstance(module, CONTAINERS)
-        if callable_ and _numel(module) <= max_unit:
+        if callable_ and (_numel(module) <= max_unit or id(module) in leaves):
             take(module, module)
             return
         owners[id(module)] = module if callable_ else above
@@ -152,7 +157,7 @@ def _owners(model: nn.Module, blocks: set[int], max_unit: int, small: int) -> di
     def walk(module: nn.Module, above: nn.Module) -> None:
         if id(module) in owners:
             return
-        if id(module) in blocks:
+        if id(module) in blocks or id(module) in leaves:
             cut(module, above)
             return
         own = _numel(module, recurse=False)
@@ -176,20 +181,38 @@ def _blocks(model: nn.Module, wish: Wish) -> set[int]:
         return _no_split(model) or _repeated(model)
     if callable(wish):
         return {id(m) for n, m in model.named_modules() if wish(n, m)}
-    found: set[int] = set()
+    return {id(m) for m in _named(model, wish, "units")}
+
+
+def _named(model: nn.Module, wish: Iterable[str | type | nn.Module], argument: str) -> list[nn.Module]:
+    """The modules that are meant by names, classes or themselves. ValueError: one is not there."""
+    found: list[nn.Module] = []
     for item in wish:
-        if isinstance(item, nn.Module):
-            found.add(id(item))
-            continue
-        hits = {
-            id(m)
+        hits = [
+            m
             for n, m in model.named_modules()
-            if (n == item or type(m).__name__ == item if isinstance(item, str) else isinstance(m, item))
-        }
+            if (
+                m is item
+                if isinstance(item, nn.Module)
+                else n == item or type(m).__name__ == item
+                if isinstance(item, str)
+                else isinstance(m, item)
+            )
+        ]
         if not hits:
-            raise ValueError(f"units: the model has no module '{item}'")
-        found |= hits
+            name = type(item).__name__ if isinstance(item, nn.Module) else item
+            raise ValueError(f"{argument}: the model has no module '{name}'")
+        found += hits
     return found
+
+
+def _leaves(model: nn.Module, leaf: Leaf) -> set[int]:
+    """Ids of the modules that are gathered at once."""
+    found = _named(model, leaf, "leaf")
+    for module in found:
+        if isinstance(module, CONTAINERS):
+            raise ValueError(f"leaf: a {type(module).__name__} is never called; name the module that calls its parts")
+    return {id(m) for m in found}
 
 
 def _no_split(model: nn.Module) -> set[int]:

@@ -1,0 +1,249 @@
+"""HostOptimizer: optimizers of torch.optim that the engine has no counterpart for, on this rank's slices.
+
+The engine keeps masters and reduces gradients. A step here, unit by unit: this rank's slice of the gradient and of the
+master are read, torch's own optimizer steps them as flat tensors, and the master is written back. The engine then makes
+a step of its own with a learning rate of 0, which drops the gradients, counts, and carries notes and commits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ._optim import Optimizer
+from ._step import GROUP_NONE, Rule
+
+if TYPE_CHECKING:
+    from ._runtime import Runtime, UnitState
+    from ._units import Piece
+
+_NOT_ELEMENTWISE = {
+    "LBFGS": "a step needs all parameters at once",
+    "Adafactor": "its state goes by rows and columns",
+    "Muon": "a step needs a whole matrix",
+    "SparseAdam": "gradients are dense here",
+}
+_COUNTS = ("step", "eta", "mu", "mu_product")  # of a parameter, not of its elements
+_SUM_MAX = 4096
+
+
+class _HostRule(Rule):
+    """The engine's part: plain SGD that changes nothing."""
+
+    def group(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        return {"lr": 0.0, "weight_decay": 0.0}
+
+
+HOST = _HostRule("sgd", (), {})
+
+
+class _Slice:
+    """One parameter's elements [first, last) that are this rank's, flat."""
+
+    def __init__(self, state: UnitState, place: int, piece: Piece, first: int, last: int) -> None:
+        self.place, self.piece = place, piece
+        self.first, self.last = first, last  # of the unit
+        self.number = -1  # of the parameter in the optimizer
+        # As long as it is not stepped it is empty.
+        self.value = nn.Parameter(torch.empty(0), requires_grad=True)
+
+    def cut(self, whole: torch.Tensor) -> torch.Tensor:
+        """This slice of a tensor of the parameter's shape."""
+        at = self.piece.first
+        return whole.detach().reshape(-1)[self.first - at : self.last - at].float().clone()
+
+
+class _Slices:
+    """What one rank has of one model."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.units: list[tuple[UnitState, int, int, list[_Slice]]] = []
+        self.of_param: dict[int, _Slice] = {}
+        for state in runtime.units:
+            if not state.trainable:
+                continue
+            first, count = runtime.engine.slice(state.index)
+            last, rows = first + count, []
+            for place, piece in enumerate(state.unit.pieces):
+                begin, end = max(piece.first, first), min(piece.first + piece.numel, last)
+                if begin < end:
+                    row = _Slice(state, place, piece, begin, end)
+                    rows.append(row)
+                    self.of_param[id(piece.param)] = row
+            self.units.append((state, first, last, rows))
+
+    @property
+    def cut(self) -> list[tuple[int, int]]:
+        """How this rank's slices are cut: what state_dict() is of."""
+        return [(first, last) for _, first, last, _ in self.units]
+
+    def had(self) -> list[bool]:
+        """[trainable]: which tensors got a gradient on any rank. Collective."""
+        runtime = self.runtime
+        mine = [float(state.had[i]) for state, i in runtime.trainable]
+        if runtime.world > 1:
+            for at in range(0, len(mine), _SUM_MAX):
+                mine[at : at + _SUM_MAX] = runtime.call(runtime.engine.sum, mine[at : at + _SUM_MAX])
+        return [n > 0 for n in mine]
+
+    def read(self, state: UnitState, what: str, first: int, last: int) -> torch.Tensor:
+        """[elems of the unit] fp32, of which this rank's slice is right. Collective."""
+        runtime, elems = self.runtime, state.unit.elems
+        out = torch.empty(elems, dtype=torch.float32)
+        engine = runtime.engine
+        if what == "grad" or not engine.options.get("gather_alone"):
+            runtime.call(engine.read_on, -1, state.index, what, 0, elems, "f32", out.data_ptr())
+        elif first < last:  # this rank's own affair
+            at = out.data_ptr() + 4 * first
+            runtime.call(engine.read_on, engine.rank, state.index, what, first, last - first, "f32", at)
+        return out
+
+
+class HostOptimizer(Optimizer):
+    """Runs a class of torch.optim that the engine has no counterpart for, such as RAdam, NAdam, Adamax, RMSprop or
+    Adadelta, on this rank's slices, in host memory.
+
+        opt = zt.HostOptimizer(torch.optim.RAdam, model.parameters(), lr=1e-3)
+        handle = zt.shard(model, opt)
+
+    The class must be elementwise: what it does to an element depends on that element's value, gradient and state, and
+    on counts. Hyperparameters, LR schedulers, clipping and GradScaler work as with the others. The optimizer has all
+    trained parameters of the model.
+
+    Costs: the state is in this process's memory (for RAdam 8 bytes an element of this rank's slice), not in the daemon,
+    and not on NVMe. A step needs twice the largest unit in fp32 besides, and moves each gradient and, without the
+    daemon, each master over all ranks.
+
+    State is not the job's: give `state_dict()`, which has this rank's slices, to `handle.commit(note=)`, and after a
+    resume `load_state_dict(handle.note)` on as many ranks. A job that was killed later than its last commit resumes
+    at a step that this state is older than (`handle.note_step`). A state_dict() of torch's own optimizer is
+    loaded by any number of ranks.
+
+    Args:
+        cls: a subclass of torch.optim.Optimizer.
+        params: as torch's.
+        **defaults: its arguments.
+
+    Raises:
+        TypeError: the class is no optimizer, or not elementwise (LBFGS, Adafactor, Muon, SparseAdam).
+    """
+
+    zshard_rule = HOST
+
+    def __init__(self, cls: type[torch.optim.Optimizer], params: Any, **defaults: Any) -> None:
+        if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)) or issubclass(cls, Optimizer):
+            raise TypeError(f"HostOptimizer runs a class of torch.optim, not {cls!r}")
+        for name in (c.__name__ for c in cls.__mro__):
+            if name in _NOT_ELEMENTWISE:
+                raise TypeError(f"HostOptimizer cannot run {cls.__name__} on slices: {_NOT_ELEMENTWISE[name]}")
+        self._cls, self._arguments = cls, dict(defaults)
+        self._made: dict[int, tuple[_Slices, torch.optim.Optimizer]] = {}
+        self._loaded: dict[int, Any] = {}
+        self._loaded_of: list[tuple[int, int]] | None = None  # how its slices are cut; None: whole tensors
+        super().__init__(params, cls([nn.Parameter(torch.zeros(1))], **defaults).defaults)
+
+    def _numbers(self) -> Iterator[tuple[int, int, torch.Tensor]]:
+        """(number of the group, number of the parameter, parameter)."""
+        number = 0
+        for group, of in enumerate(self.param_groups):
+            for param in of["params"]:
+                yield group, number, param
+                number += 1
+
+    def _inner(self, runtime: Runtime) -> tuple[_Slices, torch.optim.Optimizer]:
+        """This rank's slices, and torch's optimizer of them, with the hyperparameters of now."""
+        made = self._made.get(id(runtime))
+        if made is None or made[0].runtime is not runtime or len(made[1].param_groups) != len(self.param_groups):
+            slices = _Slices(runtime)
+            rows: list[list[nn.Parameter]] = [[] for _ in self.param_groups]
+            for group, number, param in self._numbers():
+                row = slices.of_param.get(id(param))
+                if row is not None:
+                    row.number = number
+                    rows[group].append(row.value)
+            groups = [{**g, "params": r} for g, r in zip(self.param_groups, rows, strict=True)]
+            inner = self._cls(groups, **self._arguments)
+            if made is not None and made[0].runtime is runtime:  # a group was added: state stays
+                for key, row in slices.of_param.items():
+                    old = made[0].of_param[key]
+                    if old.value in made[1].state:
+                        inner.state[row.value] = made[1].state[old.value]
+            made = self._made[id(runtime)] = (slices, inner)
+        for mine, theirs in zip(self.param_groups, made[1].param_groups, strict=True):
+            theirs.update({k: v for k, v in mine.items() if k != "params"})
+        self._take_loaded(*made)
+        return made
+
+    def _take_loaded(self, slices: _Slices, inner: torch.optim.Optimizer) -> None:
+        if not self._loaded:
+            return
+        if self._loaded_of not in (None, slices.cut):
+            raise ValueError("the optimizer's state is of other slices than this rank has: load it on as many ranks")
+        for row in slices.of_param.values():
+            entry = self._loaded.pop(row.number, None)
+            if entry is not None:
+                inner.state[row.value] = {k: self._taken(row, k, v) for k, v in entry.items()}
+
+    def _taken(self, row: _Slice, key: str, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if self._loaded_of is None and value.shape == row.piece.shape and (value.dim() > 0 or key not in _COUNTS):
+            return row.cut(value)
+        return value.detach().clone()
+
+    def zshard_host_step(self, runtime: Runtime, group_of: Any, factors: Any, common: float) -> None:
+        """Before the engine's step: masters become what torch's optimizer makes of them. Collective."""
+        slices, inner = self._inner(runtime)
+        if math.isnan(runtime.call(runtime.engine.norm)):
+            return  # not finite: the engine skips the step on all ranks
+        had = slices.had()
+        for state, first, last, rows in slices.units:
+            base = runtime.first_trainable[state.index]
+            count = len(state.params)
+            if not any(had[base + i] and group_of[base + i] != GROUP_NONE for i in range(count)):
+                continue
+            grad = slices.read(state, "grad", first, last)
+            master = slices.read(state, "master", first, last)
+            for row in rows:
+                number = base + row.place
+                if not had[number] or group_of[number] == GROUP_NONE:
+                    continue
+                factor = common * (factors[number] if factors is not None else 1.0) / runtime.world
+                row.value.data = master[row.first : row.last]
+                row.value.grad = grad[row.first : row.last].mul_(factor)
+            inner.step()
+            for row in rows:
+                row.value.grad = None
+                row.value.data = torch.empty(0)
+            at = master.data_ptr()
+            runtime.call(runtime.engine.write_on, -1, state.index, "master", 0, state.unit.elems, "f32", at)
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's slices, and the groups; to be loaded by as many ranks. Not collective."""
+        made: dict[str, Any] = super().state_dict()
+        if self._loaded:
+            return {**made, "state": dict(self._loaded), "zshard_slice": self._loaded_of}
+        made["state"] = {}
+        for slices, inner in self._made.values():
+            made["zshard_slice"] = slices.cut
+            for row in slices.of_param.values():
+                if row.value in inner.state:
+                    made["state"][row.number] = dict(inner.state[row.value])
+        return made
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """What state_dict() gave on this rank, or torch's own optimizer of the whole model. The next step takes it.
+
+        Raises ValueError there where slices are of another number of ranks.
+        """
+        super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
+        self._made.clear()
+        self._loaded, self._loaded_of = dict(state_dict["state"]), state_dict.get("zshard_slice")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_made": {}}
