@@ -78,6 +78,7 @@ class Slice:
 
     figures: dict[str, float] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
+    python: float = 0.0  # part of a step in code of the contestant's in Python; 0: not counted
     memory_kind: str = ""
 
 
@@ -215,6 +216,7 @@ class Launch:
                         ret.figures["rate"] = tokens / event["seconds"]
                         ret.figures["written"] = moved / MIB / event["steps"]
                         ret.losses = event["losses"]
+                        ret.python = event["python"] / event["seconds"]
                         if not resumed:
                             ret.figures["memory"] = self.memory.peak / MIB
                     case "saved":
@@ -335,6 +337,9 @@ class Bench:
                 values = [s.figures[figure] for s in slices[who] if figure in s.figures]
                 if values:
                     parts.append(f"{figure} {statistics.median(values):.4g} {unit}")
+            python = statistics.median(s.python for s in slices[who])
+            if python > 0:
+                parts.append(f"Python {100 * python:.2f} % of a step")
             yield f"note {case.name} {who}: {', '.join(parts)} ({slices[who][0].memory_kind})"
         for figure, (unit, better) in FIGURES.items():
             for who, reference in PAIRS:
