@@ -125,7 +125,7 @@ static void see_points(const struct co_job *job, uint64_t from, const struct zc_
 }
 
 /* Attaches, looks at what is there at iteration `from`, and makes the rest of the plan. What is
- * prepared is committed if the job goes on from there, and dropped otherwise. */
+ * prepared is committed if the job resumes from there, and dropped otherwise. */
 static void train_on(const struct co_job *job, const struct zi_daemon *d, uint32_t world,
                      uint64_t from, uint64_t prepared)
 {
