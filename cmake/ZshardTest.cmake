@@ -19,7 +19,15 @@
 # One that must have the machine for itself is RUN_SERIAL: it runs after all others, so there are few.
 # TIMEOUT is for what hangs: a machine that is five times slower, or busy, must not meet it. COST is the time in
 # seconds of a test that takes long: those begin first.
+#
+# Each test has a folder of its own for Open MPI's sessions: two runs of mpirun that start at the same time in one folder
+# may fail ("A call to mkdir was unable to create the desired directory: File exists").
 set(zshard_test_environment "ZSHARD_BUILD=${CMAKE_BINARY_DIR}" "ZSHARD_SANITIZE=${ZSHARD_SANITIZE}")
+
+# zshard_mpi_folder(VAR NAME): what the environment of test NAME says of that folder.
+macro(zshard_mpi_folder var name)
+    set(${var} "OMPI_MCA_orte_tmpdir_base=${CMAKE_BINARY_DIR}/mpi/${name}")
+endmacro()
 
 # Sets what both kinds of test have in common. Arguments: T_LABELS and the like of the caller, and words of the
 # environment.
@@ -27,8 +35,9 @@ macro(zshard_test_properties name)
     if(NOT T_TIMEOUT)
         set(T_TIMEOUT 600)
     endif()
+    zshard_mpi_folder(mpi_folder ${name})
     set_tests_properties(${name} PROPERTIES LABELS "${T_LABELS}" TIMEOUT ${T_TIMEOUT} SKIP_RETURN_CODE 77
-        ENVIRONMENT "${zshard_test_environment};${ARGN}")
+        ENVIRONMENT "${zshard_test_environment};${mpi_folder};${ARGN}")
     if(T_LOCKS)
         set_tests_properties(${name} PROPERTIES RESOURCE_LOCK "${T_LOCKS}")
     endif()
