@@ -9,12 +9,13 @@ The methods do no more than the C functions of their names, whose comments in zc
 import ctypes
 import os
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import POINTER, byref, c_double, c_float, c_size_t, c_uint32, c_uint64, c_void_p, cast
 from typing import Any, NamedTuple
 
-from . import _c
+from . import _c, _interrupt
 from ._client import plain
 from ._lib import load
 from .errors import Refused, ZshardError, error
@@ -198,6 +199,7 @@ class Engine:
         self.comm = comm
         self.rank, self.world = comm.rank, comm.world
         self._pid = os.getpid()
+        self._life = threading.RLock()  # an engine that is closed is not interrupted
         self._z: int | None = None
         self.trainable = 0  # tensors, in order of declaration
         self.units: list[tuple[str, int, int, int]] = []  # name, elems, dtype, tensors
@@ -221,6 +223,7 @@ class Engine:
         self._stepped = _c.zc_zero_stepped()
         self._groups: Any = None
         self._init_error: BaseException | None = None
+        _interrupt.watch(self)
 
     # ---- life
 
@@ -234,8 +237,13 @@ class Engine:
 
     def close(self, clean: bool = True) -> None:
         """Closes the engine, not its comm; may be called again. clean: collective."""
-        z, self._z = self._z, None
-        if z is not None and self._pid == os.getpid():
+        if self._pid != os.getpid():  # it is the parent's
+            self._z = None
+            return
+        with self._life:
+            z, self._z = self._z, None
+        if z is not None:
+            _interrupt.unwatch(self)
             self.lib.zc_zero_close(z, clean)
 
     def __enter__(self) -> "Engine":
@@ -266,9 +274,10 @@ class Engine:
         return str(self.lib.zc_zero_error(self.handle).decode(errors="replace"))
 
     def interrupt(self) -> None:
-        """From any thread or a signal handler: the call that waits raises Interrupted."""
-        if self._z is not None:
-            self.lib.zc_zero_interrupt(self._z)
+        """From any thread or a signal handler: the call that waits raises Interrupted. Ctrl-C does so by itself."""
+        with self._life:
+            if self._z is not None:
+                self.lib.zc_zero_interrupt(self._z)
 
     def poll(self) -> None:
         """Progress without waiting; reports a lost peer or daemon."""

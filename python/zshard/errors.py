@@ -94,7 +94,7 @@ class TimedOut(ZshardError):
 
 
 class Interrupted(ZshardError):
-    """The call was interrupted; nothing changed."""
+    """The call was interrupted. Nothing has changed, unless the engine has `failed`."""
 
 
 class RolledBack(ZshardError):
