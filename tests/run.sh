@@ -161,6 +161,17 @@ run_tests() {
 failed=0
 go_on() { run_tests "$@" || failed=1; }
 
+# room: warns before a disk that is too full fails tests that say nothing of it.
+room() {
+    local need=8 free
+    [ "$mode" != nightly ] || need=24
+    free=$(($(df --output=avail -B1G . | tail -n 1)))
+    if [ "$free" -lt "$need" ]; then
+        say "only $free GiB of disk are free here; this run may need $need"
+    fi
+}
+
+room
 say "dependencies"
 deploy/install-deps.sh test
 
