@@ -25,7 +25,8 @@
  *         second is taken back once the ring is found empty, and then the ring is looked at again:
  *         what came in between is found, and what comes later signals anew.
  *     U5  A slot of the kernel's table belongs to one piece at most. Taking a piece back while
- *         requests use it is fine: the kernel keeps its pages for them.
+ *         requests use it is fine: the kernel keeps its pages for those that it has taken, and
+ *         those that still wait in the ring are made plain ones (uring_plain()).
  */
 #include <assert.h>
 #include <errno.h>
@@ -240,6 +241,23 @@ static int uring_slot_set(struct uring *u, int32_t slot, void *base, uint64_t le
     return rc < 0 ? rc : 0;
 }
 
+/* Requests that wait in the ring and name this slot go the plain way: the kernel has not looked at
+ * them yet, and would find the slot empty (-EFAULT). */
+static void uring_plain(struct uring *u, int32_t slot)
+{
+    const struct io_uring_sq *sq = &u->ring.sq;
+
+    for (unsigned left = io_uring_sq_ready(&u->ring); left > 0; left--) {
+        struct io_uring_sqe *sqe = &sq->sqes[(sq->sqe_tail - left) & sq->ring_mask];
+
+        if (sqe->buf_index != slot ||
+            (sqe->opcode != IORING_OP_READ_FIXED && sqe->opcode != IORING_OP_WRITE_FIXED))
+            continue;
+        sqe->opcode = sqe->opcode == IORING_OP_READ_FIXED ? IORING_OP_READ : IORING_OP_WRITE;
+        sqe->buf_index = 0;
+    }
+}
+
 static void uring_drop(struct zn_engine *e, void *base)
 {
     struct uring *u = e->impl;
@@ -253,6 +271,7 @@ static void uring_drop(struct zn_engine *e, void *base)
 
         if (r->slots[i] == URING_NO_SLOT)
             continue;
+        uring_plain(u, r->slots[i]);
         rc = uring_slot_set(u, r->slots[i], NULL, 0);
         assert(rc == 0); /* an own slot is emptied: the memory must not stay with the kernel */
         zb_space_give(u->slots, (uint64_t)r->slots[i], 1);

@@ -152,6 +152,58 @@ static void memory_again(void **state)
     assert_int_equal(munmap(map, 4 * PAGE), 0);
 }
 
+struct waiting {
+    struct zn_io io;
+    int rc;
+};
+
+static void waiting_done(struct zn_io *io, int rc)
+{
+    zb_container_of(io, struct waiting, io)->rc = rc;
+}
+
+/* A region is taken back while its requests wait for zn_kick(): they arrive all the same, and so do
+ * those of another region. */
+static void memory_taken_back(void **state)
+{
+    enum { REGIONS = 2, EACH = 3, N = REGIONS * EACH };
+    struct zn_engine *e = uring_open();
+    char *map = memory_map((uint64_t)N * PAGE), *other = memory_map((uint64_t)N * PAGE);
+    static const enum zn_op ops[] = { ZN_WRITE, ZN_READ };
+
+    (void)state;
+    for (size_t i = 0; i < (size_t)N * PAGE; i++)
+        map[i] = (char)(i * 7 + i / PAGE);
+    for (unsigned round = 0; round < ZB_COUNT(ops); round++) {
+        char *mem = ops[round] == ZN_WRITE ? map : other;
+        uint64_t before = zn_stats(e).registered;
+        struct waiting all[N];
+
+        for (unsigned r = 0; r < REGIONS; r++)
+            assert_int_equal(zn_register(e, mem + (size_t)r * EACH * PAGE, EACH * PAGE), 0);
+        for (unsigned i = 0; i < N; i++) {
+            all[i] = (struct waiting){ .io = { .op = ops[round],
+                                               .buf = mem + (size_t)i * PAGE,
+                                               .len_bytes = PAGE,
+                                               .off_bytes = ZN_DATA_START + (uint64_t)i * PAGE,
+                                               .done = waiting_done },
+                                       .rc = 1 };
+            assert_int_equal(zn_submit(e, &all[i].io), 0);
+        }
+        assert_int_equal(zn_stats(e).registered - before, N);
+        zn_unregister(e, mem);
+        zn_test_drain(e);
+        zn_unregister(e, mem + (size_t)EACH * PAGE);
+        for (unsigned i = 0; i < N; i++)
+            if (all[i].rc != 0)
+                fail_msg("request %u of round %u: %d", i, round, all[i].rc);
+    }
+    assert_memory_equal(map, other, (size_t)N * PAGE);
+    assert_int_equal(munmap(map, (size_t)N * PAGE), 0);
+    assert_int_equal(munmap(other, (size_t)N * PAGE), 0);
+    zn_close(e);
+}
+
 /* Many regions, in any order. */
 static void memory_many(void **state)
 {
@@ -366,10 +418,11 @@ static int dir_remove(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(memory_table),    cmocka_unit_test(memory_again),
-        cmocka_unit_test(memory_many),     cmocka_unit_test(memory_limited),
-        cmocka_unit_test(ring_restricted), cmocka_unit_test(threads_have_no_use),
-        cmocka_unit_test(wake_quiet),      cmocka_unit_test(urgent_first),
+        cmocka_unit_test(memory_table),        cmocka_unit_test(memory_again),
+        cmocka_unit_test(memory_taken_back),   cmocka_unit_test(memory_many),
+        cmocka_unit_test(memory_limited),      cmocka_unit_test(ring_restricted),
+        cmocka_unit_test(threads_have_no_use), cmocka_unit_test(wake_quiet),
+        cmocka_unit_test(urgent_first),
     };
 
     return cmocka_run_group_tests(tests, dir_make, dir_remove);
