@@ -49,7 +49,7 @@ static const struct zb_opt rows[] = {
       .def = "0" },
     { "data", ZB_OPT_WORDS, AT(data), .arg = "FILE...",
       .help = "text files, or llm.c's token files (.bin)", .greedy = true,
-      .absent = "zshard's own sources" },
+      .absent = "in a build, zshard's own sources" },
     { "lr", ZB_OPT_REAL, AT(lr), .arg = "X", .help = "learning rate", .max = 1e6, .def = "1e-3" },
     { "weight-decay", ZB_OPT_REAL, AT(weight_decay), .arg = "X",
       .help = "of matrices; biases and layer norms have none", .max = 1e6, .def = "0.01" },

@@ -15,6 +15,7 @@
 #include <fnmatch.h>
 #include <fts.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -125,6 +126,29 @@ int gpt_data_sources(const char *root, struct gpt_paths *ret, struct zb_err *err
     qsort(paths.path, paths.n, sizeof(*paths.path), paths_order);
     *ret = paths;
     return 0;
+}
+
+/* The text beside this program: PREFIX/share/zshard/data, which a build links to its own sources. */
+static int sources_own(struct gpt_paths *ret, struct zb_err *err)
+{
+    static const char below[] = "/../share/zshard/data";
+    char path[PATH_MAX], *root, *slash;
+    ssize_t n = readlink("/proc/self/exe", path, sizeof(path) - sizeof(below));
+    int rc;
+
+    if (n <= 0)
+        return zb_fail(err, -errno, "/proc/self/exe: %m");
+    path[n] = '\0';
+    slash = strrchr(path, '/');
+    memcpy(slash ? slash : path, below, sizeof(below));
+    root = realpath(path, NULL);
+    if (!root)
+        return zb_fail(err, -ENOENT,
+                       "there is no text to train on beside this program: name text files with "
+                       "--data");
+    rc = gpt_data_sources(root, ret, err);
+    free(root);
+    return rc;
 }
 
 /* ---- opening */
@@ -338,7 +362,7 @@ static bool path_is_bin(const char *path)
 static int data_build(struct gpt_data *d, const char *const *paths, size_t n, struct zb_err *err)
 {
     size_t bins = 0;
-    int rc = n == 0 ? gpt_data_sources(ZSHARD_SOURCE_DIR, &d->paths, err) : 0;
+    int rc = n == 0 ? sources_own(&d->paths, err) : 0;
 
     for (size_t i = 0; i < n && rc == 0; i++) {
         rc = paths_add(&d->paths, paths[i], err);

@@ -40,7 +40,8 @@ struct gpt_data_info {
 /**
  * Opens the files, checks them and counts their tokens.
  *
- * @param paths   n of them; 0: the sources that this program was built from, see gpt_data_sources()
+ * @param paths   n of them; 0: the text beside this program (../share/zshard/data), in a build its own
+ *                sources: see gpt_data_sources()
  * @param window  tokens of a sequence with its last target, >= 2
  * @return 0; -ENOENT and what else open() says; -EINVAL both kinds, not a regular file, more text
  *         than GPT_TEXT_BYTES_MAX, or fewer tokens than one window; -EBADMSG a token file that is
