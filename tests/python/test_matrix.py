@@ -105,7 +105,7 @@ def cover_cells() -> list[Cell]:
 
 
 def feature_cells() -> list[Cell]:
-    """World and store take turns along models and features: each model meets all six, and so does nearly each feature."""
+    """World and store take turns along models and features: each model meets all six combinations."""
     places = [{"world": world, "store": store} for store in DIMS["store"] for world in DIMS["world"]]
     made = [
         dataclasses.replace(Cell(model=model, **places[(i + j) % len(places)]), **feature)
