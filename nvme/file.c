@@ -218,14 +218,16 @@ int zn_file_open(struct zn_file *f, const struct zn_options *o, struct zn_info *
     return rc;
 }
 
-/* Room on the file system for what the file lacks; true where it does not say. */
+/* Room on the file system for what the file lacks; true where it does not say. Blocks that the file
+ * system keeps in reserve do not count, not even for root: they are for repairs, and some kernels
+ * give them to nobody. */
 static bool file_has_room(const struct zn_file *f, uint64_t size_bytes, uint64_t *ret_free_bytes)
 {
     struct statvfs vfs;
 
     if (fstatvfs(f->fd, &vfs) < 0 || vfs.f_blocks == 0)
         return true;
-    *ret_free_bytes = (uint64_t)(geteuid() == 0 ? vfs.f_bfree : vfs.f_bavail) * vfs.f_frsize;
+    *ret_free_bytes = (uint64_t)vfs.f_bavail * vfs.f_frsize;
     return size_bytes - f->was_bytes <= *ret_free_bytes;
 }
 

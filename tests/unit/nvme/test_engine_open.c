@@ -18,6 +18,7 @@
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -705,6 +706,37 @@ static void open_refused(void **state)
     }
 }
 
+/* More than what users without privileges may have: refused before anything is reserved. */
+static int child_too_large(const void *arg)
+{
+    static const struct zn_test_refusal refusal = { __NR_fallocate, EIO, 0 };
+    struct statvfs vfs;
+
+    (void)arg;
+    if (statvfs(dir, &vfs) < 0 || zn_test_refuse(&refusal, 1) < 0)
+        return 2;
+    err = (struct zb_err){ 0 };
+    if (try_open(path, (uint64_t)vfs.f_bavail * vfs.f_frsize / 4096 * 4096 + (UINT64_C(1) << 30),
+                 NULL) == -ENOSPC &&
+        file_size(path) <= 0)
+        return 0;
+    (void)fprintf(stderr, "%d '%s'\n", err.code, err.text);
+    return 1;
+}
+
+static void open_too_large(void **state)
+{
+    int rc;
+
+    (void)state;
+    rc = zn_test_child(child_too_large, NULL);
+    if (rc == 2) {
+        ztest_skip("no seccomp filter here");
+    }
+    assert_int_equal(rc, 0);
+    assert_true(unlink(path) == 0 || errno == ENOENT);
+}
+
 static int child_kernel_busy(const void *arg)
 {
     static const struct zn_test_refusal refusal = { __NR_io_uring_enter, EAGAIN, 0 };
@@ -763,14 +795,15 @@ static void open_file_limit(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(open_options),     cmocka_unit_test(open_paths),
-        cmocka_unit_test(open_foreign),     cmocka_unit_test(open_again),
-        cmocka_unit_test(open_twice),       cmocka_unit_test(open_after_fork),
-        cmocka_unit_test(open_after_kill),  cmocka_unit_test(open_after_death),
-        cmocka_unit_test(open_not_allowed), cmocka_unit_test(open_read_only),
-        cmocka_unit_test(open_no_room),     cmocka_unit_test(open_without_help),
-        cmocka_unit_test(open_device),      cmocka_unit_test(open_refused),
-        cmocka_unit_test(open_kernel_busy), cmocka_unit_test(open_file_limit),
+        cmocka_unit_test(open_options),      cmocka_unit_test(open_paths),
+        cmocka_unit_test(open_foreign),      cmocka_unit_test(open_again),
+        cmocka_unit_test(open_twice),        cmocka_unit_test(open_after_fork),
+        cmocka_unit_test(open_after_kill),   cmocka_unit_test(open_after_death),
+        cmocka_unit_test(open_not_allowed),  cmocka_unit_test(open_read_only),
+        cmocka_unit_test(open_no_room),      cmocka_unit_test(open_too_large),
+        cmocka_unit_test(open_without_help), cmocka_unit_test(open_device),
+        cmocka_unit_test(open_refused),      cmocka_unit_test(open_kernel_busy),
+        cmocka_unit_test(open_file_limit),
     };
 
     return cmocka_run_group_tests(tests, dir_up, dir_down);
