@@ -172,6 +172,13 @@ static int dispatch_request(struct zsd_req *req, struct zp_arena *arena, const u
         (void)zb_fail(&err, -EINVAL, "%s is one-way: it has no answer", info->name);
         return refuse(req, &err);
     }
+    if (req->conn->kept_place && (req->method == ZP_JOB_OPEN || req->method == ZP_READER_OPEN)) {
+        (void)zb_fail(&err, -EUSERS,
+                      "this daemon serves %u clients already (clients_max); the few places beyond "
+                      "are for its administrator, and %s is refused there",
+                      req->daemon->config.clients_max, info->name);
+        return refuse(req, &err);
+    }
     if (decode(req->daemon, arena, info, body, body_bytes, &message, &err) < 0)
         return refuse(req, &err);
     if (req->method == ZP_HELLO && !hello_fits((const Zp__Hello *)message))

@@ -19,6 +19,7 @@
 #include "daemon/disk/paths.h"
 #include "daemon/dispatch.h"
 #include "daemon/loop.h"
+#include "daemon/net/limits.h"
 #include "daemon/net/server.h"
 #include "daemon/os/numa.h"
 #include "daemon/run/gpu_tier.h"
@@ -223,11 +224,17 @@ static const struct {
     int (*up)(struct zsd *daemon, struct zb_err *err);
     void (*down)(struct zsd *daemon);
 } rows[] = {
-    { "limits", limits_up, NULL },           { "numa", numa_up, numa_down },
-    { "data", data_up, data_down },          { "kernels", kernels_up, kernels_down },
-    { "engine", engine_up, engine_down },    { "compute", compute_up, compute_down },
-    { "gpu", zsd_gpu_open, zsd_gpu_close },  { "core", zsd_core_new, zsd_core_free },
-    { "loop", zsd_loop_new, zsd_loop_free }, { "server", server_up, zsd_server_close },
+    { "limits", limits_up, NULL },
+    { "numa", numa_up, numa_down },
+    { "data", data_up, data_down },
+    { "kernels", kernels_up, kernels_down },
+    { "engine", engine_up, engine_down },
+    { "compute", compute_up, compute_down },
+    { "gpu", zsd_gpu_open, zsd_gpu_close },
+    { "quotas", zsd_limits_open, zsd_limits_close },
+    { "core", zsd_core_new, zsd_core_free },
+    { "loop", zsd_loop_new, zsd_loop_free },
+    { "server", server_up, zsd_server_close },
 };
 
 int zsd_startup(struct zsd *daemon, struct zb_err *err)

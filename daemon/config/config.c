@@ -120,12 +120,24 @@ static const struct zb_opt options[] = {
               "the compute threads; at least one. auto: chosen from host_bytes." },
     { "clients-max", ZB_OPT_COUNT, AT(clients_max), .arg = "N", .def = "1024",
       .min = 1, .max = 65536,
-      .help = "Connections at one time; the next one is refused, with the reason." },
+      .help = "Connections at one time; the next one is refused, with the reason. Root and the "
+              "daemon's own user have 4 more." },
+    { "user-clients-max", ZB_OPT_COUNT, AT(user_clients_max), .arg = "N", .def = "auto",
+      .min = 1, .max = 65536, .word = "auto", .word_value = 0,
+      .help = "Connections of one user at one time, but for root and the daemon's own user. auto: "
+              "three quarters of clients_max." },
     { "jobs-max", ZB_OPT_COUNT, AT(jobs_max), .arg = "N", .def = "64", .min = 1, .max = 4096,
       .help = "Jobs at one time." },
+    { "user-jobs-max", ZB_OPT_COUNT, AT(user_jobs_max), .arg = "N", .def = "auto",
+      .min = 1, .max = 4096, .word = "auto", .word_value = 0,
+      .help = "Jobs of one user at one time, likewise. auto: three quarters of jobs_max." },
     { "timeout-ms", ZB_OPT_COUNT, AT(timeout_ms), .arg = "MS", .def = "60000",
       .min = 1, .max = 86400000,
       .help = "Deadline of requests that name none, in milliseconds." },
+    { "hello-ms", ZB_OPT_COUNT, AT(hello_ms), .arg = "MS", .def = "10000",
+      .min = 1, .max = 86400000,
+      .help = "A client that has not said hello so many milliseconds after it connected is hung up "
+              "on." },
     { "kernels", ZB_OPT_CHARS, AT(kernels), .arg = "NAME", .def = "auto", .check = check_kernels,
       .help = "Instructions that the optimizer uses: auto (the best that the processor has), ref, "
               "avx2, avx512, neon. The results have the same bits." },

@@ -180,6 +180,7 @@ struct zsd_job {
     uint32_t number;
     char name[ZP_NAME_MAX + 1];
     uid_t uid;
+    struct zsd_quota quota; /* what it has of the daemon, and its user with it */
     uint32_t world, groups;
     enum zb_optimizer optimizer;
     enum zb_moments moments;

@@ -21,6 +21,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -40,7 +41,16 @@ static struct zsd_link *link_of(struct zsd_conn *conn)
 
 static bool link_full(const struct zsd_link *l)
 {
-    return l->nreqs >= ZSD_REQS_MAX || zp_stream_pending(l->stream) > ZSD_OUT_HIGH;
+    return !zsd_limit_room(&l->conn.quota, ZSD_LIMIT_REQUESTS, 1) ||
+           zp_stream_pending(l->stream) > ZSD_OUT_HIGH;
+}
+
+/** It has said hello, or ends. */
+static void link_not_silent(struct zsd_link *l)
+{
+    zb_list_remove(&l->silent_node);
+    if (zb_list_empty(&l->server->silent))
+        (void)uv_timer_stop(&l->server->hello);
 }
 
 /** Somebody has to look at it in this turn (L1). */
@@ -56,8 +66,10 @@ static void link_on_closed(uv_handle_t *handle)
 {
     struct zsd_link *l = handle->data;
 
-    if (--l->handles == 0)
+    if (--l->handles == 0) {
+        free(l->refusal);
         free(l);
+    }
 }
 
 void zsd_link_end(struct zsd_link *l)
@@ -71,7 +83,9 @@ void zsd_link_end(struct zsd_link *l)
         zb_container_of(node, struct zsd_req, conn_node)->conn = NULL;
     zb_list_remove(&l->todo_node);
     zb_list_remove(&l->node);
-    if (l->refused)
+    link_not_silent(l);
+    zsd_quota_leave(&l->conn.quota);
+    if (l->refusal)
         l->server->nrefused--;
     else
         l->conn.daemon->clients--;
@@ -82,11 +96,10 @@ void zsd_link_end(struct zsd_link *l)
     zp_stream_free(l->stream); /* behind uv_close(): that takes the descriptor out of the poll */
 }
 
-static void link_log(const struct zsd_link *l, enum zb_log_level level, const char *event,
+static void link_log(struct zsd_link *l, enum zb_log_level level, const char *event,
                      const char *why)
 {
-    zb_log(level, event, "pid=%ld uid=%u program=\"%s\" why=\"%s\"", (long)l->conn.pid,
-           (unsigned)l->conn.uid, l->conn.program, why);
+    zsd_conn_log(&l->conn, level, event, "why=\"%s\"", why);
 }
 
 /** We hang up. From a callback of ours: at once. */
@@ -154,7 +167,7 @@ static void req_end(struct zsd_req *req, int code, const ProtobufCMessage *messa
         req->daemon->stats.replies_failed++;
     if (l) {
         zb_list_remove(&req->conn_node);
-        l->nreqs--;
+        zsd_limit_give(&l->conn.quota, ZSD_LIMIT_REQUESTS, 1);
     }
     if (l && link_can_send(l))
         link_answer(l, frame, message, text, fds, nfds);
@@ -169,16 +182,19 @@ static void req_end(struct zsd_req *req, int code, const ProtobufCMessage *messa
 static struct zsd_req *req_new(struct zsd_link *l, const struct zp_frame *frame)
 {
     struct zsd_req *req = calloc(1, sizeof(*req));
+    struct zb_err err = { 0 };
+    int rc;
 
     if (!req)
         return NULL;
+    rc = zsd_limit_take(&l->conn.quota, ZSD_LIMIT_REQUESTS, 1, &err);
+    assert(rc == 0); /* link_full() was asked */
     req->conn = &l->conn;
     req->daemon = l->conn.daemon;
     req->method = frame->method;
     req->tag = frame->tag;
     req->since_ns = zb_now_ns();
     zb_list_push_back(&l->conn.reqs, &req->conn_node);
-    l->nreqs++;
     req->daemon->reqs++;
     if (!req->daemon->unanswered.next)
         zb_list_init(&req->daemon->unanswered);
@@ -226,13 +242,10 @@ bool zsd_may(const struct zsd_conn *conn, uid_t uid)
 static int link_refuse(struct zsd_link *l, const struct zp_frame *frame, struct zb_err *err)
 {
     struct zsd_req *req = frame->kind == ZP_REQUEST ? req_new(l, frame) : NULL;
-    struct zb_err why = { 0 };
 
     if (!req)
         return zb_fail(err, -EPROTO, "refused, and its first message is no request");
-    (void)zb_fail(&why, -EUSERS, "this daemon serves %u clients already, its limit (clients_max)",
-                  l->conn.daemon->config.clients_max);
-    zsd_reply_err(req, &why);
+    zsd_reply_err(req, l->refusal);
     return 1;
 }
 
@@ -265,16 +278,39 @@ static bool link_frame(struct zsd_link *l, const struct zp_frame *frame, const u
 
     for (unsigned i = 0; i < frame->fds; i++)
         zb_close_fd(&fds[i]); /* nothing that a client sends has any */
-    rc = l->refused ? link_refuse(l, frame, &err) : link_dispatch(l, frame, body, &err);
+    rc = l->refusal ? link_refuse(l, frame, &err) : link_dispatch(l, frame, body, &err);
     if (rc < 0) {
         link_drop(l, err.text);
         return false;
     }
+    if (l->conn.greeted && !zb_list_empty(&l->silent_node))
+        link_not_silent(l);
     if (rc == 1 && l->state == LINK_OPEN) {
         l->state = LINK_LAST;
         link_touch(l);
     }
     return true;
+}
+
+/** Who has connected and has not said hello in time. */
+static void link_on_hello(uv_timer_t *timer)
+{
+    struct zsd_server *s = timer->data;
+    uint64_t timeout_ns = s->daemon->config.hello_ms * UINT64_C(1000000), now = zb_now_ns();
+    char why[64];
+
+    (void)snprintf(why, sizeof(why), "it said no hello in %u ms (hello_ms)",
+                   s->daemon->config.hello_ms);
+    while (!zb_list_empty(&s->silent)) {
+        struct zsd_link *l = zb_container_of(s->silent.next, struct zsd_link, silent_node);
+
+        if (now - l->since_ns < timeout_ns) {
+            (void)uv_timer_start(timer, link_on_hello,
+                                 zb_div_up(timeout_ns - (now - l->since_ns), 1000000), 0);
+            return;
+        }
+        link_drop(l, why);
+    }
 }
 
 /** Frames that have arrived, ZSD_FRAMES_TURN of them, while there is room for answers; false: the
@@ -436,6 +472,25 @@ static void link_watch(struct zsd_link *l)
     (void)uv_poll_start(&l->death, UV_READABLE, link_on_death);
 }
 
+/** Books the connection: 0, and l->refusal has the reason when a limit refuses it; -ENOMEM. */
+static int link_admit(struct zsd_link *l)
+{
+    struct zsd *daemon = l->server->daemon;
+    struct zb_err err = { 0 };
+
+    if (zsd_quota_join(daemon, &l->conn.quota, ZSD_LEVEL_CONN, l->conn.uid) < 0)
+        return -ENOMEM;
+    if (zsd_limit_take(&l->conn.quota, ZSD_LIMIT_CLIENTS, 1, &err) == 0) {
+        l->conn.kept_place = daemon->clients >= daemon->config.clients_max;
+        return 0;
+    }
+    l->refusal = malloc(sizeof(err));
+    if (!l->refusal)
+        return -ENOMEM;
+    *l->refusal = err;
+    return 0;
+}
+
 /** Owns fd from here on, once the stream is there. */
 static int link_build(struct zsd_link *l, int fd)
 {
@@ -447,7 +502,10 @@ static int link_build(struct zsd_link *l, int fd)
         return -errno;
     l->conn.uid = cred.uid;
     l->conn.pid = cred.pid;
-    if (!l->refused)
+    rc = link_admit(l);
+    if (rc < 0)
+        return rc;
+    if (!l->refusal)
         l->pidfd = link_pidfd(fd, cred.pid);
     rc = zp_stream_new(&l->stream, fd);
     if (rc == 0)
@@ -459,14 +517,13 @@ static int link_build(struct zsd_link *l, int fd)
     return rc;
 }
 
-int zsd_link_new(struct zsd_server *server, int fd, bool refused)
+int zsd_link_new(struct zsd_server *server, int fd, bool *ret_refused)
 {
     struct zsd_link *l = calloc(1, sizeof(*l));
     int rc = -ENOMEM;
 
     if (l) {
         l->server = server;
-        l->refused = refused;
         l->pidfd = -1;
         rc = link_build(l, fd);
     }
@@ -477,6 +534,10 @@ int zsd_link_new(struct zsd_server *server, int fd, bool refused)
             zp_stream_free(l->stream);
         else
             zb_close_fd(&fd);
+        if (l) {
+            zsd_quota_leave(&l->conn.quota);
+            free(l->refusal);
+        }
         free(l);
         return rc;
     }
@@ -484,11 +545,17 @@ int zsd_link_new(struct zsd_server *server, int fd, bool refused)
     l->poll.data = l;
     zb_list_init(&l->conn.reqs);
     zb_list_init(&l->todo_node);
-    zb_list_push_back(refused ? &server->refused : &server->links, &l->node);
-    if (refused)
+    zb_list_init(&l->silent_node);
+    *ret_refused = l->refusal != NULL;
+    zb_list_push_back(l->refusal ? &server->refused : &server->links, &l->node);
+    if (l->refusal)
         server->nrefused++;
     else
         server->daemon->clients++;
+    l->since_ns = zb_now_ns();
+    if (zb_list_empty(&server->silent))
+        (void)uv_timer_start(&server->hello, link_on_hello, server->daemon->config.hello_ms, 0);
+    zb_list_push_back(&server->silent, &l->silent_node);
     link_arm(l);
     return 0;
 }

@@ -9,7 +9,7 @@
  * then the requests that are still unanswered lose their conn.
  *
  * Loop thread only. Back-pressure: a connection with too many requests in progress
- * (ZSD_REQS_MAX) or too many bytes waiting to be sent is not read from until that changes.
+ * (ZSD_LIMIT_REQUESTS) or too many bytes waiting to be sent is not read from until that changes.
  */
 #ifndef ZSD_CONN_H
 #define ZSD_CONN_H
@@ -20,9 +20,8 @@
 
 #include "base/err.h"
 #include "base/util.h"
+#include "daemon/net/limits.h"
 #include "daemon/run/daemon.h"
-
-#define ZSD_REQS_MAX 1024u /* unanswered requests of one connection */
 
 struct zsd_member;
 struct zsd_reader;
@@ -34,6 +33,8 @@ struct zsd_conn {
     pid_t pid;
     char program[64];          /* as the client calls itself; cleaned */
     bool greeted;              /* hello was answered */
+    bool kept_place;           /* beyond clients_max: it may look, and set, but not train or read */
+    struct zsd_quota quota;    /* what it has of the daemon */
     struct zsd_member *member; /* the core's: the rank that this connection is, or NULL */
     struct zsd_reader *reader; /* likewise: what it reads of a saved job (op/reader.c), or NULL */
     struct zb_list reqs;       /* unanswered requests */
@@ -91,6 +92,11 @@ typedef void zsd_handler(struct zsd_req *req, const ProtobufCMessage *message);
 
 /** Sends an event (enum zp_event). */
 void zsd_event(struct zsd_conn *conn, uint16_t event, const ProtobufCMessage *message);
+
+/** Logs a line about a client: who it is, then fmt's `key=value` pairs. Of many lines only some are
+ *  written (zsd_limit_line()), with the number of those that were not. */
+void zsd_conn_log(struct zsd_conn *conn, enum zb_log_level level, const char *event,
+                  const char *fmt, ...) __attribute__((format(printf, 4, 5)));
 
 /** May this client see and end jobs of `uid`: its owner, root, or the daemon's own user. */
 bool zsd_may(const struct zsd_conn *conn, uid_t uid);

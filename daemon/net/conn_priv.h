@@ -29,12 +29,14 @@ struct zsd_server {
     ino_t ino;
     uv_poll_t poll;
     uv_timer_t pause;
+    uv_timer_t hello;       /* runs while there are silent links */
     unsigned handles;       /* of libuv, not yet closed */
     bool pausing;           /* the last accept failed, and that was logged */
     struct zb_list links;   /* every zsd_link that is not refused, oldest first */
     struct zb_list refused; /* the waiting room, likewise */
     unsigned nrefused;
-    struct zb_list todo; /* links that zsd_server_turn() has to look at */
+    struct zb_list silent; /* those that have not said hello, oldest first */
+    struct zb_list todo;   /* links that zsd_server_turn() has to look at */
 };
 
 /**
@@ -50,7 +52,7 @@ struct zsd_server {
  *         stands in server->todo.
  *     L2  ops->gone() runs once, on the way into ENDED, and never from inside a call of the
  *         core's.
- *     L3  nreqs is the number of requests in conn.reqs.
+ *     L3  conn.quota counts the requests in conn.reqs, and the connection unless it is refused.
  */
 enum zsd_link_state { LINK_OPEN, LINK_LAST, LINK_LOST, LINK_ENDED };
 
@@ -60,19 +62,21 @@ struct zsd_link {
     struct zsd_server *server;
     struct zp_stream *stream;
     uv_poll_t poll;
-    uv_poll_t death;  /* of the peer's process; active where pidfd is one */
-    int pidfd;        /* -1: the peer is in no process that we can see */
-    unsigned handles; /* of libuv, not yet closed */
-    int events;       /* what the poll waits for */
-    bool refused;     /* in the waiting room */
+    uv_poll_t death;        /* of the peer's process; active where pidfd is one */
+    int pidfd;              /* -1: the peer is in no process that we can see */
+    unsigned handles;       /* of libuv, not yet closed */
+    int events;             /* what the poll waits for */
+    struct zb_err *refusal; /* why it is in the waiting room; NULL: it is not */
     bool stalled; /* frames may lie in the stream: full when we looked last, or enough for a turn */
-    unsigned nreqs;
     struct zb_list node;      /* in server->links or refused */
     struct zb_list todo_node; /* in server->todo */
+    uint64_t since_ns;        /* when it came */
+    struct zb_list silent_node;
 };
 
-/** Takes over fd; refused: for the waiting room. 0, or a negative errno and fd is closed. */
-int zsd_link_new(struct zsd_server *server, int fd, bool refused);
+/** Takes over fd: a client, or one that a limit refuses, for the waiting room (*ret_refused). 0, or a
+ *  negative errno and fd is closed. */
+int zsd_link_new(struct zsd_server *server, int fd, bool *ret_refused);
 /** Ends it now: not from inside a call of the core's. */
 void zsd_link_end(struct zsd_link *link);
 /** One link's part of zsd_server_turn(). */

@@ -178,29 +178,21 @@ static void server_pause(struct zsd_server *s, int rc)
     (void)uv_timer_start(&s->pause, server_on_pause, ZSD_ACCEPT_PAUSE_MS, 0);
 }
 
-/** Over the limit: into the waiting room, where there is always room for the newest. */
-static int server_refuse(struct zsd_server *s, int fd)
-{
-    s->daemon->stats.clients_refused++;
-    if (s->nrefused == ZSD_REFUSED_MAX)
-        zsd_link_end(zb_container_of(s->refused.next, struct zsd_link, node));
-    return zsd_link_new(s, fd, true);
-}
-
 /** 0, or a negative errno: -EAGAIN nobody waits. */
 static int server_accept(struct zsd_server *s)
 {
     int fd = accept4(s->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK), rc;
+    bool refused = true;
 
     if (fd < 0)
         return errno == ECONNABORTED || errno == EINTR ? 0 : -errno;
-    if (s->daemon->clients >= s->daemon->config.clients_max)
-        return server_refuse(s, fd);
-    rc = zsd_link_new(s, fd, false);
-    if (rc == 0)
-        s->daemon->stats.clients_accepted++;
-    else
+    rc = zsd_link_new(s, fd, &refused);
+    if (refused)
         s->daemon->stats.clients_refused++;
+    else
+        s->daemon->stats.clients_accepted++;
+    if (s->nrefused > ZSD_REFUSED_MAX) /* there is always room for the newest */
+        zsd_link_end(zb_container_of(s->refused.next, struct zsd_link, node));
     return rc;
 }
 
@@ -230,9 +222,10 @@ static int server_watch(struct zsd_server *s, struct zb_err *err)
     rc = uv_poll_init(s->uv, &s->poll, s->listen_fd);
     if (rc < 0)
         return zb_fail(err, rc, "watch the socket: %m");
-    (void)uv_timer_init(s->uv, &s->pause); /* only fills memory */
-    s->handles = 2;
-    s->poll.data = s->pause.data = s;
+    (void)uv_timer_init(s->uv, &s->pause); /* these only fill memory */
+    (void)uv_timer_init(s->uv, &s->hello);
+    s->handles = 3;
+    s->poll.data = s->pause.data = s->hello.data = s;
     server_listen(s);
     return 0;
 }
@@ -290,6 +283,7 @@ int zsd_server_open(struct zsd *daemon, struct uv_loop_s *uv, const struct zsd_c
     zb_list_init(&s->links);
     zb_list_init(&s->refused);
     zb_list_init(&s->todo);
+    zb_list_init(&s->silent);
     daemon->server = s;
     rc = server_build(s, err);
     if (rc < 0)
@@ -345,6 +339,7 @@ void zsd_server_close(struct zsd *daemon)
     }
     uv_close((uv_handle_t *)&s->poll, server_on_closed);
     uv_close((uv_handle_t *)&s->pause, server_on_closed);
+    uv_close((uv_handle_t *)&s->hello, server_on_closed);
 }
 
 /* ---- the turn */

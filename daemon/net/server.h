@@ -5,9 +5,11 @@
  * the lock and finds a socket file that nobody answers on replaces it: its daemon is dead. The
  * socket is made with mode 0600; only then a group may be let in (socket_group: 0660).
  *
- * LIMITS. Beyond clients_max connections a client is let into a waiting room of ZSD_REFUSED_MAX
- * places, where its first request is answered -EUSERS with the numbers, and then hung up on. Beyond
- * that, whoever has waited there longest is hung up on. When descriptors or memory run out, nobody
+ * LIMITS. A client that net/limits.h refuses (clients_max, user_clients_max) is let into a waiting
+ * room of ZSD_REFUSED_MAX places, where its first request is answered with the numbers, and then
+ * hung up on. Beyond that, whoever has waited there longest is hung up on. For root and the daemon's
+ * own user ZSD_ADMIN_PLACES more connections are kept, so that they can always look and clean up;
+ * job-open and reader-open are refused there. When descriptors or memory run out, nobody
  * is accepted for ZSD_ACCEPT_PAUSE_MS.
  *
  * Loop thread only.

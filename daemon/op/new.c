@@ -6,6 +6,7 @@
  */
 #include "daemon/op/new.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -67,6 +68,16 @@ static struct zsd_job *job_alloc(struct zsd_core *core, const Zp__JobOpen *q)
     return job;
 }
 
+/** Its user has one job more: who opens it has asked whether there is room. 0 or -ENOMEM. */
+static int job_book(struct zsd_job *job)
+{
+    struct zb_err err = { 0 };
+
+    if (zsd_quota_join(job->core->daemon, &job->quota, ZSD_LEVEL_JOB, job->uid) < 0)
+        return -ENOMEM;
+    return zsd_limit_take(&job->quota, ZSD_LIMIT_JOBS, 1, &err);
+}
+
 struct zsd_job *zsd_job_new(struct zsd_core *core, const Zp__JobOpen *q, uid_t uid)
 {
     struct zsd_job *job = job_alloc(core, q);
@@ -82,6 +93,10 @@ struct zsd_job *zsd_job_new(struct zsd_core *core, const Zp__JobOpen *q, uid_t u
     job->keep = q->keep;
     job->durable = q->durable;
     zb_list_push_back(&core->jobs->list, &job->node);
+    if (job_book(job) < 0) {
+        zsd_job_free(job);
+        return NULL;
+    }
     return job;
 }
 
@@ -110,7 +125,7 @@ struct zsd_job *zsd_job_again(struct zsd_core *core, const Zp__JobOpen *q, struc
         whole = job->units[i] != NULL;
         job->nunits += whole;
     }
-    if (!whole || !job->units) {
+    if (!whole || !job->units || job_book(job) < 0) {
         zsd_job_free(job);
         return NULL;
     }
@@ -156,6 +171,7 @@ void zsd_job_free(struct zsd_job *job)
         zsd_note_done(&job->notes[i]);
     zsd_note_done(&job->note);
     zsd_job_let_go(job);
+    zsd_quota_leave(&job->quota);
     if (job->seen)
         zsd_room_changed(job->core);
     free(job->notes);

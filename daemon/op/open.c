@@ -221,7 +221,6 @@ static int open_find(struct zsd_req *req, const Zp__JobOpen *q, struct zsd_saved
                      struct zsd_job **job, struct zb_err *err)
 {
     struct zsd_core *core = req->daemon->core;
-    uint32_t njobs = 0;
 
     if (*job)
         return open_join(*job, q, req->conn->uid, err);
@@ -236,14 +235,12 @@ static int open_find(struct zsd_req *req, const Zp__JobOpen *q, struct zsd_saved
                        q->name, saved->groups);
     if (saved && open_trains(q, saved->optimizer, saved->moments, err) < 0)
         return -EINVAL;
+    if (!zsd_limit_room(&req->conn->quota, ZSD_LIMIT_JOBS, 1)) /* before an epoch is cut off */
+        return zsd_limit_take(&req->conn->quota, ZSD_LIMIT_JOBS, 1, err);
     if (saved && q->takeover)
         saved->epoch++;
     else if (saved && q->epoch != 0 && q->epoch != saved->epoch)
         return open_stale(q, saved->epoch, err);
-    zb_list_each(pos, &core->jobs->list) njobs++;
-    if (njobs >= req->daemon->config.jobs_max)
-        return zb_fail(err, -ENOSPC, "there are %u jobs already, which is the limit (jobs_max)",
-                       njobs);
     *job = saved ? zsd_job_again(core, q, saved) : zsd_job_new(core, q, req->conn->uid);
     if (!*job)
         return zb_fail(err, -ENOMEM, "job '%s': %m", q->name);

@@ -24,6 +24,7 @@ struct zsd_compute;
 struct zsd_core;
 struct zsd_datadir;
 struct zsd_gpu;
+struct zsd_limits;
 struct zsd_loop;
 struct zsd_numa;
 struct zsd_server;
@@ -60,8 +61,9 @@ struct zsd {
     struct zsd_compute *catalog_thread;        /* one worker, the store's; NULL: no store */
     struct zsd_core *core;
     struct zsd_server *server;
-    uint32_t clients; /* connections, counted by the server */
-    uint32_t reqs;    /* unanswered requests, those of clients that have gone too; net/conn.c */
+    struct zsd_limits *limits; /* net/limits.h; NULL: nobody is limited */
+    uint32_t clients;          /* connections, counted by the server */
+    uint32_t reqs; /* unanswered requests, those of clients that have gone too; net/conn.c */
     struct zb_list unanswered; /* the same requests, oldest first; no list before the first one */
     struct zsd_datadir *datadir;
     struct zsd_loop *loop;

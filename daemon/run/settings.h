@@ -37,9 +37,12 @@ struct zsd_config {
     uint64_t ring_bytes;  /* buffers that streamed pages pass through; 0: chosen from host_bytes */
     uint32_t clients_max; /* connections */
     uint32_t jobs_max;
-    uint32_t timeout_ms;   /* of requests that name none */
-    char kernels[16];      /* auto, ref, avx2, avx512, neon */
-    char socket_group[64]; /* group that may connect; "": the owner only */
+    uint32_t user_clients_max; /* of one user; 0: three quarters of clients_max */
+    uint32_t user_jobs_max;    /* likewise */
+    uint32_t hello_ms;         /* a client that has not said hello by then is hung up on */
+    uint32_t timeout_ms;       /* of requests that name none */
+    char kernels[16];          /* auto, ref, avx2, avx512, neon */
+    char socket_group[64];     /* group that may connect; "": the owner only */
     enum zb_log_level log_level;
     /* of the command line alone */
     bool embedded;          /* a trainer started it: daemon/config/embedded.h */

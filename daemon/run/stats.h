@@ -21,16 +21,17 @@
 #include <stdint.h>
 
 /* The loop's half: server, connections, requests. */
-#define ZSD_STATS_LOOP(X)                                                            \
-    X(clients_accepted)                                                              \
-    X(clients_refused)    /* clients_max was reached, or no descriptors were left */ \
-    X(clients_dropped)    /* by us: garbage, or a peer that does not read */         \
-    X(requests)           /* and one-way messages */                                 \
-    X(requests_unknown)   /* answered -ENOSYS, or dropped when one-way */            \
-    X(requests_malformed) /* a body that is no such message */                       \
-    X(replies_failed)     /* answers with an error code */                           \
-    X(replies_lost)       /* the client had gone */                                  \
-    X(sent_stalls)        /* times that a connection was not read from: back-pressure */
+#define ZSD_STATS_LOOP(X)                                                                \
+    X(clients_accepted)                                                                  \
+    X(clients_refused)    /* clients_max was reached, or no descriptors were left */     \
+    X(clients_dropped)    /* by us: garbage, or a peer that does not read */             \
+    X(requests)           /* and one-way messages */                                     \
+    X(requests_unknown)   /* answered -ENOSYS, or dropped when one-way */                \
+    X(requests_malformed) /* a body that is no such message */                           \
+    X(replies_failed)     /* answers with an error code */                               \
+    X(replies_lost)       /* the client had gone */                                      \
+    X(sent_stalls)        /* times that a connection was not read from: back-pressure */ \
+    X(log_lines_dropped)  /* about clients that cause too many */
 
 /* The core's half. */
 #define ZSD_STATS_CORE(X)                                                      \

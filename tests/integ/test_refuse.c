@@ -172,7 +172,7 @@ static void limits(void **state)
                                            "4096",
                                            NULL };
     struct zi_daemon d = { 0 };
-    struct zi_raw a, b, c, e;
+    struct zi_raw a, b, c, e, admin[4]; /* ZSD_ADMIN_PLACES: this user is the daemon's own */
     Zp__JobOpen q = rf_open;
     Zp__Hello hello = ZP__HELLO__INIT;
 
@@ -184,12 +184,19 @@ static void limits(void **state)
     q.name = (char[]){ "next" };
     rf_refused("a job too many", &b, ZP_JOB_OPEN, &q.base, -ENOSPC, "jobs_max");
     zi_raw_open(&c, &d);
+    for (size_t i = 0; i < ZB_COUNT(admin); i++)
+        zi_raw_open(&admin[i], &d);
+    rf_refused("a job in a place of the administrator", &admin[0], ZP_JOB_OPEN, &q.base, -EUSERS,
+               "clients_max");
     zi_raw_connect(&e, &d);
     hello.version_min = hello.version_max = 1;
     hello.program = (char[]){ "raw" };
     rf_refused("a client too many", &e, ZP_HELLO, &hello.base, -EUSERS, "clients_max");
     zi_raw_hung_up(&e);
     zi_raw_alive(&c);
+    zi_raw_alive(&admin[0]);
+    for (size_t i = 0; i < ZB_COUNT(admin); i++)
+        zi_raw_close(&admin[i]);
     zi_raw_close(&a);
     zi_raw_close(&c);
     zi_raw_close(&e);

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -32,6 +33,7 @@ void sf_open(struct server_fixture *x)
     zb_log_set_level(ZB_LOG_ERROR);
     assert_int_equal(zsd_config_load(&x->daemon.config, 1, argv, NULL, &err), 0);
     (void)snprintf(x->daemon.config.socket, sizeof(x->daemon.config.socket), "%s", x->path);
+    assert_int_equal(zsd_limits_open(&x->daemon, &err), 0);
     assert_int_equal(zsd_core_new(&x->daemon, &err), 0);
     assert_int_equal(zsd_compute_new(&x->daemon.compute, 1, NULL, &err), 0);
     assert_int_equal(zsd_loop_new(&x->daemon, &err), 0);
@@ -50,6 +52,7 @@ void sf_close(struct server_fixture *x)
     zsd_server_close(&x->daemon);
     zsd_loop_free(&x->daemon);
     zsd_core_free(&x->daemon);
+    zsd_limits_close(&x->daemon);
     zsd_compute_free(x->daemon.compute);
     assert_int_equal(x->daemon.reqs, 0); /* each was answered, or dropped */
     assert_int_equal(x->daemon.clients, 0);
@@ -118,13 +121,27 @@ static struct inbox {
 
 int sf_connect(const struct server_fixture *x)
 {
+    return sf_connect_as(x, geteuid());
+}
+
+int sf_connect_as(const struct server_fixture *x, uid_t uid)
+{
     struct sockaddr_un a = { .sun_family = AF_UNIX };
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), rc;
+    uid_t ours = geteuid();
 
     (void)strcpy(a.sun_path, x->path);
     assert_true(fd >= 0 && fd < (int)ZB_COUNT(inboxes));
     inboxes[fd].len = 0;
-    assert_int_equal(connect(fd, (const struct sockaddr *)&a, sizeof(a)), 0);
+    if (uid != ours) { /* whom the server sees is who connects */
+        assert_int_equal(chmod(x->dir, 0711), 0);
+        assert_int_equal(chmod(x->path, 0666), 0);
+        assert_int_equal(seteuid(uid), 0);
+    }
+    rc = connect(fd, (const struct sockaddr *)&a, sizeof(a));
+    if (uid != ours)
+        assert_int_equal(seteuid(ours), 0);
+    assert_int_equal(rc, 0);
     return fd;
 }
 

@@ -36,7 +36,9 @@ unsigned sf_files(const struct server_fixture *x);
 
 /** A connected, non-blocking socket. */
 int sf_connect(const struct server_fixture *x);
-/** The same, and hello was said and answered. */
+/** The same by another user, which only root can become. */
+int sf_connect_as(const struct server_fixture *x, uid_t uid);
+/** The same as sf_connect(), and hello was said and answered. */
 int sf_client(struct server_fixture *x);
 
 void sf_send_bytes(int fd, const void *bytes, size_t len);

@@ -69,7 +69,10 @@ static void defaults(void **state)
     assert_int_equal(c.ring_bytes, 0);
     assert_int_equal(c.clients_max, 1024);
     assert_int_equal(c.jobs_max, 64);
+    assert_int_equal(c.user_clients_max, 0);
+    assert_int_equal(c.user_jobs_max, 0);
     assert_int_equal(c.timeout_ms, 60000);
+    assert_int_equal(c.hello_ms, 10000);
     assert_string_equal(c.kernels, "auto");
     assert_string_equal(c.socket_group, "");
     assert_int_equal(c.log_level, ZB_LOG_INFO);
@@ -91,8 +94,11 @@ static void every_key_by_file(void **state)
                                "page_elems = 8192\n"
                                "ring_bytes = 5000001\n"
                                "clients_max = 1\n"
+                               "user_clients_max = 1\n"
                                "jobs_max = 4096\n"
+                               "user_jobs_max = 7\n"
                                "timeout_ms = 86400000\n"
+                               "hello_ms = 5\n"
                                "kernels = ref\n"
                                "socket_group = root\n"
                                "log_level = debug\n";
@@ -115,7 +121,10 @@ static void every_key_by_file(void **state)
     assert_int_equal(c.ring_bytes, 4997120); /* whole 4 KiB */
     assert_int_equal(c.clients_max, 1);
     assert_int_equal(c.jobs_max, 4096);
+    assert_int_equal(c.user_clients_max, 1);
+    assert_int_equal(c.user_jobs_max, 7);
     assert_int_equal(c.timeout_ms, 86400000);
+    assert_int_equal(c.hello_ms, 5);
     assert_string_equal(c.kernels, "ref");
     assert_string_equal(c.socket_group, "root");
     assert_int_equal(c.log_level, ZB_LOG_DEBUG);

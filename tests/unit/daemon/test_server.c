@@ -362,8 +362,35 @@ static void expect_refusal(int fd)
     assert_int_equal(frame.method, ZP_HELLO);
     assert_int_equal(frame.tag, 1);
     assert_int_equal(frame.code, -EUSERS);
-    assert_non_null(strstr(body, "serves 2 clients already"));
+    assert_non_null(strstr(body, "2 connections already"));
+    assert_non_null(strstr(body, "(clients_max)"));
     sf_dead(&x, fd);
+}
+
+#define OTHER 65534u /* a user that is neither root nor the daemon's */
+
+static void only_root(void)
+{
+    if (geteuid() != 0)
+        ztest_skip("only root can become another user");
+}
+
+static int client_as(uid_t uid)
+{
+    int fd = sf_connect_as(&x, uid);
+
+    sf_hello(fd, 1, 1, "test");
+    assert_int_equal(sf_reply(&x, fd, 1), 0);
+    return fd;
+}
+
+/** Of another user: its own limit is out of the way. */
+static void listen_two(void)
+{
+    only_root();
+    x.daemon.config.clients_max = 2;
+    x.daemon.config.user_clients_max = 100;
+    sf_listen(&x);
 }
 
 static void one_client_too_many(void **state)
@@ -371,11 +398,10 @@ static void one_client_too_many(void **state)
     int a, b, c;
 
     (void)state;
-    x.daemon.config.clients_max = 2;
-    sf_listen(&x);
-    a = sf_client(&x);
-    b = sf_client(&x);
-    c = sf_connect(&x);
+    listen_two();
+    a = client_as(OTHER);
+    b = client_as(OTHER);
+    c = sf_connect_as(&x, OTHER);
     expect_refusal(c);
     assert_int_equal(x.daemon.clients, 2);
     assert_int_equal(x.daemon.stats.clients_refused, 1);
@@ -395,12 +421,11 @@ static void the_waiting_room(void **state)
     struct zp_frame frame;
 
     (void)state;
-    x.daemon.config.clients_max = 2;
-    sf_listen(&x);
-    a = sf_client(&x);
-    b = sf_client(&x);
+    listen_two();
+    a = client_as(OTHER);
+    b = client_as(OTHER);
     for (size_t i = 0; i < ZB_COUNT(waiting); i++) {
-        waiting[i] = sf_connect(&x);
+        waiting[i] = sf_connect_as(&x, OTHER);
         sf_pump(&x);
     }
     assert_int_equal(x.daemon.server->nrefused, ZSD_REFUSED_MAX);
@@ -420,6 +445,87 @@ static void the_waiting_room(void **state)
     assert_int_equal(x.daemon.clients, 2);
     assert_int_equal(close(a), 0);
     assert_int_equal(close(b), 0);
+}
+
+/** When all places are taken, the administrator can still look; it cannot train there. */
+static void places_for_the_administrator(void **state)
+{
+    int a, b, admin[ZSD_ADMIN_PLACES], c;
+    struct zp_frame frame;
+    char body[256];
+
+    (void)state;
+    listen_two();
+    a = client_as(OTHER);
+    b = client_as(OTHER);
+    for (unsigned i = 0; i < ZSD_ADMIN_PLACES; i++)
+        admin[i] = sf_client(&x);
+    sf_alive(&x, admin[0]);
+    sf_send(admin[0], ZP_REQUEST, ZP_JOB_OPEN, 5, NULL, 0);
+    sf_pump(&x);
+    assert_int_equal(sf_receive(admin[0], &frame, body, sizeof(body)), 1);
+    assert_int_equal(frame.code, -EUSERS);
+    assert_non_null(strstr(body, "job-open is refused there"));
+    c = sf_connect(&x);
+    sf_hello(c, 1, 1, "too many");
+    assert_int_equal(sf_reply(&x, c, 1), -EUSERS);
+    sf_dead(&x, c);
+    assert_int_equal(close(a), 0);
+    assert_int_equal(close(b), 0);
+    for (unsigned i = 0; i < ZSD_ADMIN_PLACES; i++)
+        assert_int_equal(close(admin[i]), 0);
+}
+
+/** One user does not take the places of another. */
+static void one_user_too_many(void **state)
+{
+    int a, b, c;
+    struct zp_frame frame;
+    char body[256];
+
+    (void)state;
+    only_root();
+    x.daemon.config.clients_max = 4;
+    x.daemon.config.user_clients_max = 1;
+    sf_listen(&x);
+    a = client_as(OTHER);
+    b = sf_connect_as(&x, OTHER);
+    sf_hello(b, 1, 1, "too many");
+    sf_pump(&x);
+    assert_int_equal(sf_receive(b, &frame, body, sizeof(body)), 1);
+    assert_int_equal(frame.code, -EDQUOT);
+    assert_non_null(strstr(body, "user 65534 has 1 connections already"));
+    assert_non_null(strstr(body, "(user_clients_max)"));
+    sf_dead(&x, b);
+    c = client_as(OTHER - 1);
+    assert_int_equal(close(a), 0);
+    sf_pump(&x);
+    b = client_as(OTHER); /* there is room again */
+    assert_int_equal(close(b), 0);
+    assert_int_equal(close(c), 0);
+}
+
+/** Who connects and says nothing does not keep a place; who said hello does. */
+static void no_hello_in_time(void **state)
+{
+    int silent, half, good;
+
+    (void)state;
+    x.daemon.config.hello_ms = 30;
+    sf_listen(&x);
+    good = sf_client(&x);
+    silent = sf_connect(&x);
+    half = sf_connect(&x);
+    sf_send_bytes(half, "z", 1);
+    sf_pump(&x);
+    assert_int_equal(x.daemon.clients, 3);
+    assert_true(sf_pump_until(&x, &x.daemon.clients, 1));
+    assert_int_equal(x.daemon.stats.clients_dropped, 2);
+    sf_dead(&x, silent);
+    sf_dead(&x, half);
+    sf_alive(&x, good);
+    assert_int_equal(uv_backend_timeout(&x.daemon.loop->uv), -1); /* nobody is waited for */
+    assert_int_equal(close(good), 0);
 }
 
 /** No descriptors: whoever connects waits, the others are served, and nothing spins. */
@@ -522,6 +628,9 @@ int main(void)
         TEST(not_our_file_any_more),
         TEST(one_client_too_many),
         TEST(the_waiting_room),
+        TEST(places_for_the_administrator),
+        TEST(one_user_too_many),
+        TEST(no_hello_in_time),
         TEST(no_descriptors_left),
         TEST(many_connect_at_once),
         TEST(drained),

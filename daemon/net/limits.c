@@ -1,0 +1,276 @@
+/*
+ * limits.c - the table of limits, and the arithmetic of quotas: see limits.h.
+ */
+#include "daemon/net/limits.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "daemon/net/conn.h"
+#include "proto/stream.h"
+
+#define NONE UINT64_MAX
+#define MIB  ZB_MIB
+
+/* Log lines: so many at once, then one each period. */
+#define LINES_CONN       16u
+#define LINES_USER       64u
+#define LINE_PERIOD_CONN UINT64_C(1000000000)
+#define LINE_PERIOD_USER UINT64_C(250000000)
+
+/*
+ * The table. max: of node, user, job and connection; 0: none, or by an option (row_max()). reserve:
+ * beyond what the node gives to all, for those who are trusted.
+ */
+static const struct row {
+    const char *what; /* in an error message */
+    const char *options[ZSD_LEVELS];
+    uint64_t max[ZSD_LEVELS];
+    uint64_t reserve;
+    int code;
+} rows[ZSD_LIMITS] = {
+    [ZSD_LIMIT_CLIENTS] = { "connections",
+                            { "clients_max", "user_clients_max" },
+                            .reserve = ZSD_ADMIN_PLACES,
+                            .code = -EUSERS },
+    [ZSD_LIMIT_REQUESTS] = { "unanswered requests",
+                             { NULL },
+                             { 0, 16u * ZSD_REQS_MAX, 0, ZSD_REQS_MAX },
+                             .code = -EBUSY },
+    [ZSD_LIMIT_ANSWER_BYTES] = { "bytes of answers",
+                                 { NULL },
+                                 { 0, 0, 0, ZP_STREAM_OUT_MAX },
+                                 .code = -ENOBUFS },
+    [ZSD_LIMIT_ANSWER_FDS] = { "descriptors in answers",
+                               { NULL },
+                               { 0, ZSD_USER_FDS_MAX, 0, ZSD_CONN_FDS_MAX },
+                               .code = -EMFILE },
+    [ZSD_LIMIT_JOBS] = { "jobs", { "jobs_max", "user_jobs_max" }, .code = -ENOSPC },
+    [ZSD_LIMIT_READERS] = { "readers", { NULL }, { 256, 64, 0, 1 }, .code = -EUSERS },
+    [ZSD_LIMIT_SCANS] = { "scans", { NULL }, { 64, 16, 0, 4 }, .code = -EBUSY },
+    [ZSD_LIMIT_DEFINITION_BYTES] = { "bytes of definitions",
+                                     { NULL },
+                                     { 1024 * MIB, 512 * MIB, 256 * MIB, 64 * MIB },
+                                     .code = -ENOSPC },
+    [ZSD_LIMIT_NOTE_BYTES] = { "bytes of notes",
+                               { NULL },
+                               { 512 * MIB, 256 * MIB, 128 * MIB, 4 * MIB },
+                               .code = -ENOSPC },
+};
+
+/** As an option says; 0: all but a quarter of what the node has. */
+static uint64_t user_max(uint32_t option, uint32_t node)
+{
+    return option > 0 ? option : node - node / 4;
+}
+
+static uint64_t row_max(const struct zsd_limits *l, enum zsd_level level, enum zsd_limit what)
+{
+    const struct zsd_config *c = l->config;
+    uint64_t max = rows[what].max[level];
+
+    if (what == ZSD_LIMIT_CLIENTS && level == ZSD_LEVEL_NODE)
+        max = c->clients_max;
+    else if (what == ZSD_LIMIT_CLIENTS && level == ZSD_LEVEL_USER)
+        max = user_max(c->user_clients_max, c->clients_max);
+    else if (what == ZSD_LIMIT_JOBS && level == ZSD_LEVEL_NODE)
+        max = c->jobs_max;
+    else if (what == ZSD_LIMIT_JOBS && level == ZSD_LEVEL_USER)
+        max = user_max(c->user_jobs_max, c->jobs_max);
+    return max > 0 ? max : NONE;
+}
+
+/* ---- the tree */
+
+int zsd_limits_open(struct zsd *daemon, struct zb_err *err)
+{
+    struct zsd_limits *l = calloc(1, sizeof(*l));
+
+    if (!l)
+        return zb_fail(err, -ENOMEM, "the limits: %m");
+    l->config = &daemon->config;
+    l->node.limits = l;
+    zb_list_init(&l->users);
+    daemon->limits = l;
+    return 0;
+}
+
+void zsd_limits_close(struct zsd *daemon)
+{
+    struct zsd_limits *l = daemon->limits;
+    struct zb_list *node;
+
+    if (!l)
+        return;
+    for (int i = 0; i < ZSD_LIMITS; i++)
+        assert(l->node.used[i] == 0); /* every quota but the users' has left */
+    while ((node = zb_list_pop_front(&l->users)) != NULL)
+        free(zb_container_of(node, struct zsd_quota, node));
+    free(l);
+    daemon->limits = NULL;
+}
+
+bool zsd_limits_trusted(uid_t uid)
+{
+    return uid == 0 || uid == geteuid();
+}
+
+/** That of a user, made when it is not there; NULL: no memory. */
+static struct zsd_quota *user_of(struct zsd_limits *l, uid_t uid)
+{
+    struct zsd_quota *user;
+
+    zb_list_each(pos, &l->users)
+    {
+        user = zb_container_of(pos, struct zsd_quota, node);
+        if (user->uid == uid)
+            return user;
+    }
+    user = calloc(1, sizeof(*user));
+    if (!user)
+        return NULL;
+    user->parent = &l->node;
+    user->limits = l;
+    user->level = ZSD_LEVEL_USER;
+    user->uid = uid;
+    zb_list_push_back(&l->users, &user->node);
+    return user;
+}
+
+int zsd_quota_join(struct zsd *daemon, struct zsd_quota *q, enum zsd_level level, uid_t uid)
+{
+    struct zsd_limits *l = daemon->limits;
+    struct zsd_quota *user = l ? user_of(l, uid) : NULL;
+
+    assert(level == ZSD_LEVEL_JOB || level == ZSD_LEVEL_CONN);
+    *q = (struct zsd_quota){ .level = level, .uid = uid, .trusted = zsd_limits_trusted(uid) };
+    if (l && !user)
+        return -ENOMEM;
+    q->limits = l;
+    q->parent = user;
+    return 0;
+}
+
+void zsd_quota_leave(struct zsd_quota *q)
+{
+    for (int i = 0; i < ZSD_LIMITS; i++)
+        zsd_limit_give(q, i, q->used[i]);
+    q->limits = NULL;
+    q->parent = NULL;
+}
+
+/* ---- charges */
+
+/** What this quota may have: the reserve of the node is for those who are trusted, and no limit of a
+ *  user holds them. */
+static uint64_t quota_max(const struct zsd_quota *q, enum zsd_limit what, bool trusted)
+{
+    uint64_t max = row_max(q->limits, q->level, what);
+
+    if (trusted && q->level == ZSD_LEVEL_USER)
+        return NONE;
+    if (trusted && q->level == ZSD_LEVEL_NODE && max != NONE)
+        max += rows[what].reserve;
+    return max;
+}
+
+/** The first quota, from q up, that has no room for n more; NULL: each has. */
+static const struct zsd_quota *quota_full(const struct zsd_quota *q, enum zsd_limit what,
+                                          uint64_t n)
+{
+    bool trusted = q->trusted;
+
+    for (; q && q->limits; q = q->parent) {
+        uint64_t max = quota_max(q, what, trusted);
+
+        if (q->used[what] > max || n > max - q->used[what])
+            return q;
+    }
+    return NULL;
+}
+
+bool zsd_limit_room(const struct zsd_quota *q, enum zsd_limit what, uint64_t n)
+{
+    return !quota_full(q, what, n);
+}
+
+static int limit_refuse(const struct zsd_quota *full, enum zsd_limit what, uint64_t n, bool trusted,
+                        struct zb_err *err)
+{
+    static const char *const holders[ZSD_LEVELS] = { "this daemon", "user", "this job",
+                                                     "this connection" };
+    const struct row *row = &rows[what];
+    const char *option = row->options[full->level];
+    char holder[32];
+
+    (void)snprintf(holder, sizeof(holder), "%s", holders[full->level]);
+    if (full->level == ZSD_LEVEL_USER)
+        (void)snprintf(holder, sizeof(holder), "user %u", (unsigned)full->uid);
+    return zb_fail(err, full->level == ZSD_LEVEL_USER ? -EDQUOT : row->code,
+                   "%s has %llu %s already: %llu more are over its limit of %llu%s%s%s", holder,
+                   (unsigned long long)full->used[what], row->what, (unsigned long long)n,
+                   (unsigned long long)quota_max(full, what, trusted), option ? " (" : "",
+                   option ? option : "", option ? ")" : "");
+}
+
+int zsd_limit_take(struct zsd_quota *q, enum zsd_limit what, uint64_t n, struct zb_err *err)
+{
+    const struct zsd_quota *full = quota_full(q, what, n);
+
+    if (full)
+        return limit_refuse(full, what, n, q->trusted, err);
+    for (; q; q = q->parent)
+        q->used[what] += n;
+    return 0;
+}
+
+void zsd_limit_give(struct zsd_quota *q, enum zsd_limit what, uint64_t n)
+{
+    for (; q; q = q->parent) {
+        assert(q->used[what] >= n);
+        q->used[what] -= n;
+    }
+}
+
+uint64_t zsd_limit_max(const struct zsd_quota *q, enum zsd_level level, enum zsd_limit what)
+{
+    return q->limits ? row_max(q->limits, level, what) : NONE;
+}
+
+/* ---- log lines */
+
+static void tokens_refill(struct zsd_tokens *t, uint32_t most, uint64_t period_ns, uint64_t now_ns)
+{
+    uint64_t periods = now_ns > t->at_ns ? (now_ns - t->at_ns) / period_ns : 0;
+
+    if (t->at_ns == 0 || periods >= most - t->left) {
+        t->left = most;
+        t->at_ns = now_ns;
+    } else {
+        t->left += (uint32_t)periods;
+        t->at_ns += periods * period_ns;
+    }
+}
+
+bool zsd_limit_line(struct zsd_quota *q, uint64_t now_ns, uint32_t *ret_dropped)
+{
+    struct zsd_quota *user = q->parent;
+
+    *ret_dropped = 0;
+    if (!user) /* of nobody */
+        return true;
+    tokens_refill(&q->lines, LINES_CONN, LINE_PERIOD_CONN, now_ns);
+    tokens_refill(&user->lines, LINES_USER, LINE_PERIOD_USER, now_ns);
+    if (q->lines.left == 0 || user->lines.left == 0) {
+        user->lines.refused++;
+        return false;
+    }
+    q->lines.left--;
+    user->lines.left--;
+    *ret_dropped = user->lines.refused;
+    user->lines.refused = 0;
+    return true;
+}

@@ -1,0 +1,211 @@
+#include "tests/ztest.h"
+
+#include "daemon/net/limits.h"
+
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/run/daemon.h"
+
+/*
+ * Quotas: who is charged, who is refused and with which words, and what comes back.
+ */
+
+#define USER  1000u /* neither root nor who runs this test */
+#define OTHER 1001u
+
+static struct zsd d;
+static struct zb_err err;
+
+static int setup(void **state)
+{
+    (void)state;
+    memset(&d, 0, sizeof(d));
+    err = (struct zb_err){ 0 };
+    d.config.clients_max = 8;
+    d.config.jobs_max = 4;
+    return zsd_limits_open(&d, &err);
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    zsd_limits_close(&d); /* asserts that all came back */
+    return 0;
+}
+
+static struct zsd_quota joined(enum zsd_level level, uid_t uid)
+{
+    struct zsd_quota q;
+
+    assert_int_equal(zsd_quota_join(&d, &q, level, uid), 0);
+    return q;
+}
+
+static void a_charge_goes_up_the_tree(void **state)
+{
+    struct zsd_quota conn = joined(ZSD_LEVEL_CONN, USER), job = joined(ZSD_LEVEL_JOB, USER),
+                     stranger = joined(ZSD_LEVEL_CONN, OTHER);
+
+    (void)state;
+    assert_int_equal(zsd_limit_take(&conn, ZSD_LIMIT_NOTE_BYTES, 3, &err), 0);
+    assert_int_equal(zsd_limit_take(&job, ZSD_LIMIT_NOTE_BYTES, 5, &err), 0);
+    assert_int_equal(zsd_limit_take(&stranger, ZSD_LIMIT_NOTE_BYTES, 7, &err), 0);
+    assert_ptr_equal(conn.parent, job.parent);
+    assert_int_equal(conn.parent->used[ZSD_LIMIT_NOTE_BYTES], 8);
+    assert_int_equal(d.limits->node.used[ZSD_LIMIT_NOTE_BYTES], 15);
+    zsd_limit_give(&conn, ZSD_LIMIT_NOTE_BYTES, 2);
+    assert_int_equal(conn.used[ZSD_LIMIT_NOTE_BYTES], 1);
+    assert_int_equal(d.limits->node.used[ZSD_LIMIT_NOTE_BYTES], 13);
+    zsd_quota_leave(&conn); /* Q2 */
+    zsd_quota_leave(&job);
+    zsd_quota_leave(&stranger);
+    assert_int_equal(d.limits->node.used[ZSD_LIMIT_NOTE_BYTES], 0);
+}
+
+/* Fills a limit by ones; the code and a part of the message of the first refusal. */
+static void each_level_refuses(void **state)
+{
+    const struct {
+        const char *name;
+        enum zsd_level level;
+        enum zsd_limit what;
+        uid_t uid;
+        uint64_t taken;
+        int code;
+        const char *says;
+    } cases[] = {
+        { "a connection's", ZSD_LEVEL_CONN, ZSD_LIMIT_REQUESTS, USER, ZSD_REQS_MAX, -EBUSY,
+          "this connection has 1024 unanswered requests already" },
+        { "a user's", ZSD_LEVEL_CONN, ZSD_LIMIT_CLIENTS, USER, 6, -EDQUOT,
+          "user 1000 has 6 connections already: 1 more are over its limit of 6 "
+          "(user_clients_max)" },
+        { "the node's", ZSD_LEVEL_CONN, ZSD_LIMIT_CLIENTS, geteuid(), 8 + ZSD_ADMIN_PLACES, -EUSERS,
+          "this daemon has 12 connections already" },
+        { "jobs of a user", ZSD_LEVEL_JOB, ZSD_LIMIT_JOBS, USER, 3, -EDQUOT, "(user_jobs_max)" },
+        { "jobs of the daemon", ZSD_LEVEL_JOB, ZSD_LIMIT_JOBS, geteuid(), 4, -ENOSPC,
+          "(jobs_max)" },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(cases); i++) {
+        struct zsd_quota q = joined(cases[i].level, cases[i].uid);
+        uint64_t taken = 0;
+        int rc;
+
+        err = (struct zb_err){ 0 };
+        while (zsd_limit_room(&q, cases[i].what, 1)) {
+            assert_int_equal(zsd_limit_take(&q, cases[i].what, 1, &err), 0);
+            taken++;
+        }
+        rc = zsd_limit_take(&q, cases[i].what, 1, &err);
+        if (taken != cases[i].taken || rc != cases[i].code || !strstr(err.text, cases[i].says))
+            fail_msg("%s: %llu, %d, '%s'", cases[i].name, (unsigned long long)taken, rc, err.text);
+        assert_int_equal(q.used[cases[i].what], taken); /* refused: nothing was charged */
+        assert_int_equal(d.limits->node.used[cases[i].what], taken);
+        zsd_quota_leave(&q);
+    }
+}
+
+/* What others may not have is kept for those who are trusted. */
+static void the_reserve(void **state)
+{
+    struct zsd_quota a = joined(ZSD_LEVEL_CONN, USER), b = joined(ZSD_LEVEL_CONN, OTHER),
+                     root = joined(ZSD_LEVEL_CONN, 0);
+
+    (void)state;
+    assert_int_equal(zsd_limit_take(&a, ZSD_LIMIT_CLIENTS, 6, &err), 0);
+    assert_int_equal(zsd_limit_take(&b, ZSD_LIMIT_CLIENTS, 2, &err), 0);
+    assert_int_equal(zsd_limit_take(&b, ZSD_LIMIT_CLIENTS, 1, &err), -EUSERS);
+    assert_int_equal(zsd_limit_take(&root, ZSD_LIMIT_CLIENTS, ZSD_ADMIN_PLACES, &err), 0);
+    assert_int_equal(zsd_limit_take(&root, ZSD_LIMIT_CLIENTS, 1, &err), -EUSERS);
+    zsd_quota_leave(&root);
+    zsd_quota_leave(&b);
+    zsd_quota_leave(&a);
+}
+
+static void by_an_option(void **state)
+{
+    struct zsd_quota q = joined(ZSD_LEVEL_CONN, USER);
+
+    (void)state;
+    assert_int_equal(zsd_limit_max(&q, ZSD_LEVEL_USER, ZSD_LIMIT_JOBS), 3);
+    d.config.user_jobs_max = 1;
+    assert_int_equal(zsd_limit_max(&q, ZSD_LEVEL_USER, ZSD_LIMIT_JOBS), 1);
+    assert_int_equal(zsd_limit_max(&q, ZSD_LEVEL_CONN, ZSD_LIMIT_JOBS), UINT64_MAX);
+    zsd_quota_leave(&q);
+}
+
+/* Of a daemon without limits, or of nobody: counted, never refused. */
+static void of_nobody(void **state)
+{
+    struct zsd_quota q = { 0 };
+    uint32_t dropped;
+
+    (void)state;
+    assert_int_equal(zsd_limit_take(&q, ZSD_LIMIT_REQUESTS, UINT64_C(1) << 40, &err), 0);
+    zsd_limit_give(&q, ZSD_LIMIT_REQUESTS, 1);
+    assert_int_equal(q.used[ZSD_LIMIT_REQUESTS], (UINT64_C(1) << 40) - 1);
+    for (unsigned i = 0; i < 1000; i++)
+        assert_true(zsd_limit_line(&q, 1, &dropped) && dropped == 0);
+    zsd_quota_leave(&q);
+}
+
+#define SECOND UINT64_C(1000000000)
+
+static unsigned lines(struct zsd_quota *q, uint64_t now_ns, unsigned asked, uint32_t *ret_dropped)
+{
+    unsigned written = 0;
+    uint32_t dropped;
+
+    *ret_dropped = 0;
+    for (unsigned i = 0; i < asked; i++)
+        if (zsd_limit_line(q, now_ns, &dropped)) {
+            written++;
+            *ret_dropped += dropped;
+        }
+    return written;
+}
+
+/* A burst, then a rate; who reconnects finds its user's tokens as they were. */
+static void log_lines(void **state)
+{
+    struct zsd_quota conn = joined(ZSD_LEVEL_CONN, USER), other = joined(ZSD_LEVEL_CONN, OTHER);
+    unsigned burst, all;
+    uint32_t dropped;
+
+    (void)state;
+    burst = lines(&conn, SECOND, 1000, &dropped);
+    assert_in_range(burst, 1, 100);
+    assert_int_equal(dropped, 0);
+    assert_int_equal(lines(&conn, 2 * SECOND, 1000, &dropped), 1); /* one a second */
+    assert_int_equal(dropped, 1000 - burst); /* and says how many were not written */
+    all = burst + 1;
+    for (unsigned i = 0; i < 100; i++) {
+        zsd_quota_leave(&conn);
+        conn = joined(ZSD_LEVEL_CONN, USER);
+        all += lines(&conn, 2 * SECOND, 1000, &dropped);
+    }
+    assert_in_range(all, burst, 8 * burst);
+    assert_int_equal(lines(&other, 2 * SECOND, 1, &dropped), 1); /* nobody else is held to it */
+    assert_int_equal(lines(&conn, 1000 * SECOND, 1000, &dropped), burst);
+    zsd_quota_leave(&conn);
+    zsd_quota_leave(&other);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(a_charge_goes_up_the_tree),
+        TEST(each_level_refuses),
+        TEST(the_reserve),
+        TEST(by_an_option),
+        TEST(of_nobody),
+        TEST(log_lines),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
