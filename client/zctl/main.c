@@ -58,14 +58,14 @@ static int line_read(struct zctl *z, const struct zctl_cmd *cmd, int argc, char 
     rc = zb_opt_parse(tables, ZB_COUNT(tables), argc, argv, ret_words, &z->err);
     z->opts = tables[1];
     z->socket = globals->socket;
-    z->json = globals->json;
+    z->json = globals->json || globals->as_json;
     return rc;
 }
 
 static int dispatch(struct zctl *z, const struct zctl_cmd *cmd, int argc, char **argv)
 {
     if (argc == 0)
-        return zb_fail(&z->err, -EINVAL, "which command? Try: zctl help");
+        return zb_fail(&z->err, -EINVAL, "no command is given; try: zctl help");
     if (!cmd || strcmp(argv[0], cmd->name) != 0)
         return zb_fail(&z->err, -EINVAL, "no command '%s'; try: zctl help", argv[0]);
     if (argc - 1 < cmd->argc_min || argc - 1 > cmd->argc_max)
@@ -84,6 +84,8 @@ int zctl_main(int argc, char **argv, FILE *out, FILE *err)
 
     if (rc == 0 && globals.help)
         rc = zctl_show_help(&z, cmd);
+    else if (rc == 0 && globals.version)
+        rc = zctl_version.run(&z, 0, NULL);
     else if (rc == 0)
         rc = dispatch(&z, cmd, words, argv + 1);
     if (rc < 0)

@@ -44,9 +44,8 @@ static const struct zb_opt rows[] = {
     { "width", ZB_OPT_COUNT, AT(width), .arg = "C",
       .help = "of the residual stream; a multiple of the heads", .min = 1, .max = GPT_WIDTH_MAX,
       .missing = "required" },
-    { "freeze", ZB_OPT_COUNT, AT(freeze), .arg = "N",
-      .help = "the first N blocks are not trained; all else is", .max = GPT_LAYERS_MAX,
-      .def = "0" },
+    { "freeze", ZB_OPT_COUNT, AT(freeze), .arg = "N", .help = "freeze the first N blocks",
+      .max = GPT_LAYERS_MAX, .def = "0" },
     { "data", ZB_OPT_WORDS, AT(data), .arg = "FILE...",
       .help = "text files, or llm.c's token files (.bin)", .greedy = true,
       .absent = "in a build, zshard's own sources" },
@@ -101,13 +100,13 @@ static const struct zb_opt rows[] = {
     { "group", ZB_OPT_COUNT, AT(group), .arg = "N",
       .help = "stage 3: sharded inside groups of N ranks, the same in all; 0: one group",
       .def = "0" },
-    { "memory", ZB_OPT_COUNT, AT(memory), .arg = "BYTES",
+    { "memory", ZB_OPT_SIZE, AT(memory), .arg = "SIZE",
       .help = "a rank's own, for model states and buffers; 0: no limit", .max = 0x1p62,
       .def = "0" },
     { "overlap", ZB_OPT_CHOICE, AT(overlap), .help = "what runs under the passes; early: --clip 0",
       .choices = "all none early serve", .def = "all" },
     { "offload", ZB_OPT_CHOICE, AT(offload),
-      .help = "where optimizer state and parameters live when they must", .choices = OFFLOADS,
+      .help = "lowest tier for optimizer state and parameters", .choices = OFFLOADS,
       .def = "none" },
     { "offload-optimizer", ZB_OPT_CHOICE, AT(offload_optimizer),
       .help = "the same for the optimizer state alone", .choices = OFFLOADS },
@@ -115,7 +114,7 @@ static const struct zb_opt rows[] = {
       .help = "the same for the parameters alone; gpu: in the daemon's GPU tier, if it can",
       .choices = PARAMS },
     { "offload-grad", ZB_OPT_CHOICE, AT(offload_grad),
-      .help = "auto: gradients go to NVMe where memory does not suffice; host: never",
+      .help = "auto: spill gradients to NVMe when memory is full; host: never spill",
       .choices = "auto host", .def = "auto" },
     { "socket", ZB_OPT_TEXT, AT(socket), .arg = "PATH",
       .help = "of the daemon; of several (A,B), rank r uses number r*n/ranks",
@@ -126,7 +125,7 @@ static const struct zb_opt rows[] = {
       .help = "of the daemon's drives and threads, relative to other jobs", .min = 1, .max = 10000,
       .def = "100" },
     { "keep", ZB_OPT_FLAG, AT(keep),
-      .help = "the job outlives this run, and what is committed the daemon" },
+      .help = "keep the job after the run; its commits survive a daemon restart" },
     { "resume", ZB_OPT_FLAG, AT(resume),
       .help = "resume a kept job (a trainer that still runs it is disconnected)" },
     { "resume-if-there", ZB_OPT_FLAG, AT(resume_if_there),
@@ -134,8 +133,8 @@ static const struct zb_opt rows[] = {
     { "commit-every", ZB_OPT_COUNT, AT(commit_every), .arg = "N",
       .help = "commit every N steps, with --keep; 0: only at the end", .max = UINT32_MAX,
       .def = "100" },
-    { "init", ZB_OPT_TEXT, AT(init), .arg = "FILE",
-      .help = "begin with the weights of a .safetensors file" },
+    { "init", ZB_OPT_TEXT, AT(init), .arg = "PATH",
+      .help = "begin with the weights of a .safetensors file, or of all of a folder" },
     { "export", ZB_OPT_TEXT, AT(export), .arg = "FILE",
       .help = "write the weights to a .safetensors file at the end" },
     { "jsonl", ZB_OPT_TEXT, AT(jsonl), .arg = "FILE",
@@ -277,8 +276,8 @@ void gpt_args_help(FILE *out)
           out);
     zb_opt_help(out, rows);
     fputs("\n"
-          "SIGTERM, SIGINT: ends after the step in progress, commits it with --keep, and\n"
-          "exports; exit code 1.\n"
+          "SIGTERM, SIGINT: stop after the current step, commit it with --keep, and export;\n"
+          "exit code 1.\n"
           "Exit codes: 0; 2 usage; 3 daemon unreachable or lost; 4 refused: it does not fit\n"
           "(also the device's memory), or what it needs is not there; 5 a peer rank was\n"
           "lost; 6 data corrupt; 1 anything else.\n",

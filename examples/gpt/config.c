@@ -86,22 +86,9 @@ static void apply_offload(struct apply *a)
 /* The inputs of blocks are kept, with cpu_checkpointing by the daemon. */
 static void apply_checkpointing(struct apply *a)
 {
-    static const struct {
-        const char *key, *because;
-    } ignored[] = {
-        { "activation_checkpointing.partition_activations",
-          "no activation is on two ranks: there is nothing to cut" },
-        { "activation_checkpointing.number_checkpoints", "one is kept for each block" },
-    };
-
     if (a->c->checkpointing &&
         takes(a, "--checkpoint", "activation_checkpointing.cpu_checkpointing", 0))
         a->args->checkpoint = a->c->cpu_checkpointing ? GPT_CHECKPOINT_HOST : GPT_CHECKPOINT_BLOCK;
-    for (size_t i = 0; i < a->c->nlines && a->people; i++)
-        for (size_t k = 0; k < sizeof(ignored) / sizeof(ignored[0]); k++)
-            if (strcmp(a->c->lines[i].key, ignored[k].key) == 0)
-                fprintf(a->people, "zgpt: %s: ignored, because %s\n", ignored[k].key,
-                        ignored[k].because);
 }
 
 /* What is frozen no file says. */
@@ -166,6 +153,8 @@ int gpt_config_apply(struct zc_zero_config **ret, struct gpt_args *args, uint32_
         if (a.c->lines[i].ignored)
             fprintf(people, "zgpt: %s: ignored, because %s\n", a.c->lines[i].key,
                     a.c->lines[i].text);
+        else if (strncmp(a.c->lines[i].text, "warning: ", strlen("warning: ")) == 0)
+            fprintf(people, "zgpt: %s: %s\n", a.c->lines[i].key, a.c->lines[i].text);
     rc = apply(&a, err);
     if (rc == 0)
         rc = gpt_args_check(args, err);

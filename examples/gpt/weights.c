@@ -1,29 +1,59 @@
 #include "examples/gpt/weights.h"
 
 #include <assert.h>
+#include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #define PREFIX "transformer."
+#define SUFFIX ".safetensors"
+
+struct found {
+    const struct zc_st_file *file;
+    const struct zc_st_tensor *tensor;
+};
 
 struct gpt_weights {
     const struct gpt *model;
-    struct zc_st_file *file;
-    const struct zc_st_tensor *(*tensors)[GPT_UNIT_TENSORS_MAX]; /* by unit */
+    struct zc_st_file **files;
+    size_t nfiles;
+    struct found (*tensors)[GPT_UNIT_TENSORS_MAX]; /* by unit */
 };
+
+/* Of all files: *ret NULL, none has it. -EINVAL: two have. */
+static int find(const struct gpt_weights *w, const char *name, struct found *ret, const char *path,
+                struct zb_err *err)
+{
+    *ret = (struct found){ NULL };
+    for (size_t i = 0; i < w->nfiles; i++) {
+        const struct zc_st_tensor *t = zc_st_find(w->files[i], name);
+
+        if (t && ret->tensor)
+            return zb_fail(err, -EINVAL, "two files of '%s' have '%s'", path, name);
+        if (t)
+            *ret = (struct found){ w->files[i], t };
+    }
+    return 0;
+}
 
 static int tensor_find(struct gpt_weights *w, uint32_t unit, uint32_t k, const char *path,
                        struct zb_err *err)
 {
     const struct gpt_tensor *t = &w->model->units[unit].tensors[k];
-    const struct zc_st_tensor *found = zc_st_find(w->file, t->name);
+    const struct zc_st_tensor *found;
+    struct found where;
     bool same, longer;
+    int rc = find(w, t->name, &where, path, err);
 
-    if (!found)
-        found = zc_st_find(w->file, t->name + strlen(PREFIX));
+    if (rc == 0 && !where.tensor)
+        rc = find(w, t->name + strlen(PREFIX), &where, path, err);
+    if (rc < 0)
+        return rc;
+    found = where.tensor;
     if (!found)
         return zb_fail(err, -ENOENT, "'%s' has no tensor '%s'", path, t->name);
     if (found->dtype != ZC_ST_F32 && found->dtype != ZC_ST_F16 && found->dtype != ZC_ST_BF16)
@@ -44,17 +74,63 @@ static int tensor_find(struct gpt_weights *w, uint32_t unit, uint32_t k, const c
                        "dimensions); this model needs %s",
                        path, t->name, found->elems, found->ndims, needed);
     }
-    w->tensors[unit][k] = found;
+    w->tensors[unit][k] = where;
     return 0;
+}
+
+static int file_add(struct gpt_weights *w, const char *path, struct zb_err *err)
+{
+    struct zc_st_file **files = realloc(w->files, (w->nfiles + 1) * sizeof(*files));
+    char why[sizeof(err->text)];
+    int rc;
+
+    if (!files)
+        return zb_fail(err, -ENOMEM, "'%s': %m", path);
+    w->files = files;
+    rc = zc_st_open(&files[w->nfiles], path, why, sizeof(why));
+    w->nfiles += rc == 0;
+    return rc == 0 ? 0 : zb_fail(err, rc, "%s", why);
+}
+
+/* Every file of a folder that Hugging Face's libraries wrote: model.safetensors, or its parts. */
+static int folder_add(struct gpt_weights *w, const char *folder, struct zb_err *err)
+{
+    DIR *dir = opendir(folder);
+    int rc = dir ? 0 : zb_fail(err, -errno, "'%s': %m", folder);
+
+    for (struct dirent *e; rc == 0 && (e = readdir(dir)) != NULL;) {
+        size_t len = strlen(e->d_name);
+        char *path = NULL;
+
+        if (len <= strlen(SUFFIX) || strcmp(e->d_name + len - strlen(SUFFIX), SUFFIX) != 0)
+            continue;
+        if (asprintf(&path, "%s/%s", folder, e->d_name) < 0)
+            rc = zb_fail(err, -ENOMEM, "'%s': %m", folder);
+        else
+            rc = file_add(w, path, err);
+        free(path);
+    }
+    if (dir)
+        (void)closedir(dir);
+    if (rc == 0 && w->nfiles == 0)
+        rc = zb_fail(err, -ENOENT, "'%s' has no file *" SUFFIX, folder);
+    return rc;
+}
+
+static int files_open(struct gpt_weights *w, const char *path, struct zb_err *err)
+{
+    struct stat st;
+
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode) ? folder_add(w, path, err)
+                                                       : file_add(w, path, err);
 }
 
 static int weights_build(struct gpt_weights *w, const char *path, struct zb_err *err)
 {
-    char why[sizeof(err->text)];
-    int rc = zc_st_open(&w->file, path, why, sizeof(why));
+    int rc = files_open(w, path, err);
 
     if (rc != 0)
-        return zb_fail(err, rc, "%s", why);
+        return rc;
     w->tensors = calloc(w->model->nunits, sizeof(*w->tensors));
     if (!w->tensors)
         return zb_fail(err, -ENOMEM, "'%s': %m", path);
@@ -85,7 +161,9 @@ void gpt_weights_close(struct gpt_weights *w)
 {
     if (!w)
         return;
-    zc_st_close(w->file);
+    for (size_t i = 0; i < w->nfiles; i++)
+        zc_st_close(w->files[i]);
+    free(w->files);
     free(w->tensors);
     free(w);
 }
@@ -104,8 +182,8 @@ int gpt_weights_range(const struct gpt_weights *w, uint32_t unit, uint64_t first
         int rc = 0;
 
         if (from < to)
-            rc = zc_st_read_f32(w->file, w->tensors[unit][k], from - t->first, to - from,
-                                out + (from - first), why, sizeof(why));
+            rc = zc_st_read_f32(w->tensors[unit][k].file, w->tensors[unit][k].tensor,
+                                from - t->first, to - from, out + (from - first), why, sizeof(why));
         if (rc != 0)
             return zb_fail(err, rc, "%s", why);
     }

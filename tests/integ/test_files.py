@@ -297,6 +297,75 @@ def the_library():
         check(total == index["metadata"]["total_size"], f"{total} bytes, {index['metadata']}")
 
 
+def plain_files():
+    """Files of another program, which say no units: each layer becomes one, and so does what is in none."""
+    dice = random.Random(5)
+
+    def plane(n):
+        return array.array("f", (dice.uniform(-1, 1) for _ in range(n))).tobytes()
+
+    parts = [{"h.0.a": ("F32", [30, 100], plane(3000)), "h.0.b": ("F32", [70], plane(70))},
+             {"h.1.a": ("F32", [30, 100], plane(3000)), "wte.weight": ("F32", [50, 10], plane(500))}]
+    with Daemon(*FLAGS) as d:
+        paths = [os.path.join(d.folder, f"{i}.safetensors") for i in range(2)]
+        for path, tensors in zip(paths, parts):
+            write(path, tensors, {"format": "pt"})
+        done(d, "import", "plain", *paths)
+        check(sorted(row["unit"] for row in d.zctl("ls", "plain")) == ["h.0", "h.1", "wte.weight"], f"{d.zctl('ls')}")
+        out = os.path.join(d.folder, "out.safetensors")
+        done(d, "export", "plain", out)
+        tensors, _ = read(out)
+        check(tensors == parts[0] | parts[1], "what was exported is not what was imported")
+        write(paths[1], {"h.1.a.exp_avg": ("F32", [2], plane(2))}, {"format": "pt"})
+        refused(d, 2, "these files carry no unit layout; give one with --like JOB", "import", "more", *paths)
+
+
+def init_of_a_folder():
+    """zgpt begins with a folder of several files, as Hugging Face's libraries write large models."""
+    words = "--steps 0 --batch 1 --micro-batch 1 --seq 8 --layers 2 --heads 1 --width 8".split()
+    with tempfile.TemporaryDirectory() as folder:
+        one, two = os.path.join(folder, "1.safetensors"), os.path.join(folder, "2.safetensors")
+        parts = os.path.join(folder, "parts")
+
+        def zgpt(*more):
+            return subprocess.run([program("zgpt"), *words, *more], text=True, capture_output=True, timeout=150,
+                                  check=False)
+
+        ran = zgpt("--seed", "1", "--export", one, "--memory", "8G")
+        check(ran.returncode == 0, f"{ran}")
+        tensors, _ = read(one)
+        os.mkdir(parts)
+        for i in range(2):
+            write(os.path.join(parts, f"model-{i}.safetensors"), dict(list(tensors.items())[i::2]), {"format": "pt"})
+        ran = zgpt("--seed", "2", "--init", parts, "--export", two)
+        check(ran.returncode == 0, f"{ran}")
+        check(read(two)[0] == tensors, "the weights are not those of the folder")
+        write(os.path.join(parts, "again.safetensors"), dict(list(tensors.items())[:1]), {"format": "pt"})
+        ran = zgpt("--seed", "2", "--init", parts)
+        check(ran.returncode == 2 and "two files of" in ran.stderr, f"{ran}")
+
+
+def plan_counts_idle_jobs():
+    """A saved job that nobody is attached to gives memory to one that needs it: a plan does not count it."""
+    words = ("plan", "--params", "1M", "--units", "4", "--dtype", "fp32", "--offload-param", "host",
+             "--offload-optimizer", "host")
+    with Daemon("--host-bytes", "28M", "--nvme-bytes", "96M", "--page-elems", "8192", "--ring-bytes", "1M") as d:
+        path = os.path.join(d.folder, "m.safetensors")
+        write(path, {f"h.{i}.a": ("F32", [250000], bytes(1000000)) for i in range(4)}, {"format": "pt"})
+        done(d, "import", "idle", path)
+        job, = d.zctl("jobs")
+        check(job["state"] == "idle" and job["host_bytes"] > 12 << 20, f"{job}")
+        result = zctl(d, *words, "--json")
+        plan = json.loads(result.stdout)
+        check(result.returncode == 0 and plan["fits"] and plan["schema"] == 2, f"{result}")
+        check(plan["node"]["gives_room"] == job["host_bytes"], f"{plan['node']}, {job}")
+        check("host: of idle jobs" in zctl(d, *words).stdout, f"{zctl(d, *words).stdout}")
+        result = zctl(d, *words[:2], "40M", *words[3:])
+        check(result.returncode == 7 and result.stdout.endswith("\nIt does not fit.\n") and
+              result.stderr.startswith("zctl: does not fit, because "), f"{result}")
+
+
 if __name__ == "__main__":
     sys.exit(main({f.__name__: f for f in (
-        in_memory, streamed, refusals, too_large, the_library, scrubbed, snapshots)}))
+        in_memory, streamed, refusals, too_large, the_library, scrubbed, snapshots,
+        plain_files, init_of_a_folder, plan_counts_idle_jobs)}))

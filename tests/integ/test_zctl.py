@@ -19,7 +19,7 @@ from harness import BUILD, Daemon, check, main, program, wait_until
 
 SMALL = ("--host-bytes", "8M", "--nvme-bytes", "8M", "--page-elems", "4096", "--ring-bytes", "64K")
 SHARD_KEYS = ["job", "unit", "rank", "first", "count", "dtype", "version", "tier", "bytes",
-              "host_bytes", "nvme_bytes", "pins", "id"]
+              "host_bytes", "nvme_bytes", "pins", "id", "tiers"]
 JOB_KEYS = ["name", "state", "uid", "world", "attached", "share", "optimizer", "moments", "keep",
             "iterations", "applied", "shards", "params", "host_bytes", "host_state", "host_state_target",
             "gpu_bytes", "nvme_bytes", "grads_nvme_bytes", "fetched_bytes", "pushed_bytes", "nvme_read_bytes",
@@ -40,7 +40,7 @@ def rows(daemon, *words):
     done = zctl(daemon.socket, "-o", "json", *words)
     check(done.returncode == 0 and done.stderr == "", f"{words}: {done}")
     answer = json.loads(done.stdout)
-    check(list(answer) == ["schema", "rows"] and answer["schema"] == 1, f"{words}: {answer}")
+    check(list(answer) == ["schema", "rows"] and answer["schema"] == 2, f"{words}: {answer}")
     return answer["rows"]
 
 
@@ -113,6 +113,8 @@ def a_job():
                 check((s["job"], s["first"], s["count"], s["version"]) == ("one", 0, 12288, 0), f"{s}")
                 check(s["bytes"] == s["host_bytes"] + s["nvme_bytes"] == 12288 * 16, f"{s}")
                 check(s["tier"] == ("nvme" if s["nvme_bytes"] else "host"), f"{s}")
+                want = [t for t in ("host", "nvme") if s[f"{t}_bytes"]]
+                check(s["tiers"] == "+".join(want), f"all tiers of a shard: {s}")
             jobs = rows(d, "jobs")
             check([list(j) for j in jobs] == [JOB_KEYS], f"{jobs}")
             want = {"name": "one", "state": "ready", "uid": os.getuid(), "world": 1, "attached": 1,
@@ -122,8 +124,8 @@ def a_job():
             done = zctl(d.socket, "share", "one", "250")
             check((done.returncode, done.stdout, done.stderr) == (0, "", ""), f"{done}")
             check([j["share"] for j in rows(d, "jobs")] == [250], "the share is not what was asked")
-            refused(zctl(d.socket, "share", "one", "10001"), 2, "a share must be 1 to 10000, not 10001")
-            refused(zctl(d.socket, "share", "one", "1x"), 2, "a share must be a whole number, not '1x'")
+            refused(zctl(d.socket, "share", "one", "10001"), 2, "zctl: share must be 1 to 10000, not 10001")
+            refused(zctl(d.socket, "share", "one", "1x"), 2, "zctl: share must be a whole number, not '1x'")
             refused(zctl(d.socket, "share", "two", "1"), 4, "no job 'two'")
             used = {t["name"]: t for t in rows(d, "tiers")}
             check(used["host"]["staging"] == 65536, f"{used}")
@@ -148,6 +150,24 @@ def table_is_aligned(text, lines):
         for (begin, end), (head_begin, head_end) in zip(cells, table[0]):
             check(begin == head_begin or end == head_end, f"a cell is not aligned:\n{text}")
     check(all(line == line.rstrip() for line in text.splitlines()), f"blanks at an end:\n{text}")
+
+
+def tables_are_fixed():
+    """The same headings whatever there is, at most 100 wide; what is cut in a table is whole in the JSON."""
+    name = "a-name-of-many-characters-" * 3
+    commands = ("ls", "jobs", "tiers", "stat", "snapshots", "df", "scrub", "fsck")
+    with Daemon(*SMALL) as d:
+        before = {c: zctl(d.socket, c).stdout.splitlines()[0].split() for c in commands}
+        with holding(d, name[:60], "3"):
+            for c in commands:
+                lines = zctl(d.socket, c).stdout.splitlines()
+                check(lines[0].split() == before[c], f"{c}: {lines[0]} after {before[c]}")
+                if c != "tiers": # which has its details below the table
+                    check(all(len(line) <= 100 for line in lines), f"{c}: {lines}")
+                check(all(len(line) <= 100 for line in lines[:3]), f"{c}: {lines}")
+                check(json.loads(zctl(d.socket, c, "--json").stdout)["schema"] == 2, c)
+            check(rows(d, "jobs")[0]["name"] == name[:60], "JSON has the whole name")
+            check("..." in zctl(d.socket, "ls").stdout, zctl(d.socket, "ls").stdout)
 
 
 def nodes():
@@ -176,6 +196,7 @@ def kept_jobs():
         wait_until("ranks to leave", lambda: all(j["attached"] == 0 for j in rows(d, "jobs")), 2)
         check([j["name"] for j in jobs] == [f"kept-{i}" for i in range(60)], f"{jobs}")
         check(all(j["keep"] for j in jobs), f"{jobs}")
+        check(all(j["state"] == "idle" for j in rows(d, "jobs")), "nobody is attached: the jobs are idle")
         check(len(rows(d, "ls")) == 60 and len(rows(d, "ls", "kept-7")) == 1, "shards")
         for i in range(60):
             done = zctl(d.socket, "destroy", f"kept-{i}")
@@ -241,5 +262,5 @@ def output_that_breaks():
 
 if __name__ == "__main__":
     sys.exit(main({f.__name__: f for f in (
-        no_daemon, empty_daemon, a_job, nodes, kept_jobs, many_shards, a_daemon_that_hangs,
+        no_daemon, empty_daemon, a_job, tables_are_fixed, nodes, kept_jobs, many_shards, a_daemon_that_hangs,
         something_else_that_answers, another_user, output_that_breaks)}))

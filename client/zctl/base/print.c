@@ -2,9 +2,13 @@
  * print.c - rows of structs: an aligned table for people, one JSON object for programs.
  *
  * The JSON is {"schema": ZCTL_SCHEMA, "rows": [{key: value ...} ...]}: every column of every row,
- * numbers as numbers, keys in the order of the columns; behind them, with some commands, an array
- * of sentences. The table leaves out what programs only want. Both come from the same columns, so
- * neither can lack what the other has.
+ * numbers as numbers, text whole, keys in the order of the columns; after them, with some commands, an
+ * array of messages. Both come from the same columns, so neither can lack what the other has; the
+ * table leaves out those that are ZCTL_JSON_ONLY.
+ *
+ * THE TABLE has the same columns whatever its rows hold, and is at most LINE_COLUMNS wide: where more
+ * would be needed, the widest text is cut ("name-of-a-lo..."), except that of a last column, which
+ * continues on further lines. Text that is empty is "-".
  */
 #include <ctype.h>
 #include <errno.h>
@@ -18,7 +22,11 @@
 #include "base/util.h"
 #include "client/zctl/base/zctl.h"
 
-#define CELL_MAX 512
+#define CELL_MAX     512
+#define LINE_COLUMNS 100u /* of a table */
+#define TEXT_LEAST   8u   /* columns that a text keeps when it is cut */
+#define LAST_LEAST   24u  /* and one that continues on further lines */
+#define GAP          2u
 
 /* ---- one value */
 
@@ -42,7 +50,7 @@ static void value_text(const struct zctl_column *c, const void *row, char *cell)
 
     switch (c->type) {
     case ZCTL_TEXT:
-        (void)snprintf(cell, CELL_MAX, "%s", (const char *)v);
+        (void)snprintf(cell, CELL_MAX, "%s", *(const char *)v ? (const char *)v : "-");
         return;
     case ZCTL_U32:
         (void)snprintf(cell, CELL_MAX, "%" PRIu32, *(const uint32_t *)v);
@@ -52,10 +60,6 @@ static void value_text(const struct zctl_column *c, const void *row, char *cell)
         return;
     case ZCTL_SIZE:
         (void)snprintf(cell, CELL_MAX, "%s", zb_size_text(*(const uint64_t *)v).s);
-        return;
-    case ZCTL_KIB:
-        (void)snprintf(cell, CELL_MAX, "%.*f", *(const uint64_t *)v % 1024 != 0,
-                       (double)*(const uint64_t *)v / 1024);
         return;
     case ZCTL_TIME:
         time_text(*(const uint64_t *)v, cell);
@@ -92,7 +96,6 @@ static json_t *value_json(const struct zctl_column *c, const void *row)
         return integer(*(const uint32_t *)v);
     case ZCTL_U64:
     case ZCTL_SIZE:
-    case ZCTL_KIB:
     case ZCTL_TIME:
         return integer(*(const uint64_t *)v);
     case ZCTL_BOOL:
@@ -105,30 +108,6 @@ static json_t *value_json(const struct zctl_column *c, const void *row)
     return NULL;
 }
 
-/** Something that is not nothing: "", 0 or no. */
-static bool value_set(const struct zctl_column *c, const void *row)
-{
-    const void *v = value_at(c, row);
-
-    switch (c->type) {
-    case ZCTL_TEXT:
-        return *(const char *)v != '\0';
-    case ZCTL_U32:
-        return *(const uint32_t *)v != 0;
-    case ZCTL_U64:
-    case ZCTL_SIZE:
-    case ZCTL_KIB:
-    case ZCTL_TIME:
-        return *(const uint64_t *)v != 0;
-    case ZCTL_BOOL:
-        return *(const bool *)v;
-    case ZCTL_DOUBLE:
-    case ZCTL_SHARE:
-        return *(const double *)v != 0;
-    }
-    return true;
-}
-
 /* ---- the table */
 
 struct table {
@@ -138,31 +117,49 @@ struct table {
     const char *key; /* of the sentences; NULL: there is no such thing */
     const struct zc_sentence *sentences;
     size_t nsentences;
+    const char *below; /* lines for people; NULL: none */
 };
 
-static bool column_shown(const struct table *t, const struct zctl_column *c)
-{
-    if (c->shown != ZCTL_WHEN_SET)
-        return c->shown == ZCTL_SHOWN;
-    for (size_t i = 0; i < t->nrows; i++)
-        if (value_set(c, t->rows + i * t->row_bytes))
-            return true;
-    return false;
-}
-
-/** The key in upper case; "_bytes" says nothing where the unit stands in every cell, and is wrong
- *  where the cells are KiB. What is behind it stays: "_s", a second, as "/S". */
+/** The heading, or the key in upper case; "_bytes" is left out, since each cell has its unit. What comes
+ *  after it stays: "_s", a second, as "/S". */
 static void column_heading(const struct zctl_column *c, char *cell)
 {
-    const char *end = c->type == ZCTL_SIZE || c->type == ZCTL_KIB ? strstr(c->key, "_bytes") : NULL;
+    const char *end = c->type == ZCTL_SIZE ? strstr(c->key, "_bytes") : NULL;
     size_t len = end ? (size_t)(end - c->key) : strlen(c->key), n = 0;
 
+    if (c->heading) {
+        (void)snprintf(cell, CELL_MAX, "%s", c->heading);
+        return;
+    }
     for (; n < len && n + 1 < CELL_MAX; n++)
         cell[n] = (char)toupper((unsigned char)c->key[n]);
-    (void)snprintf(cell + n, CELL_MAX - n, "%s",
-                   c->type == ZCTL_KIB                   ? "_KIB"
-                   : end && strcmp(end, "_bytes_s") == 0 ? "/S"
-                                                         : "");
+    (void)snprintf(cell + n, CELL_MAX - n, "%s", end && strcmp(end, "_bytes_s") == 0 ? "/S" : "");
+}
+
+static bool is_text(const struct zctl_column *c)
+{
+    return c->type == ZCTL_TEXT || c->type == ZCTL_BOOL;
+}
+
+/** Characters of a text in UTF-8. */
+static size_t text_columns(const char *text)
+{
+    size_t n = 0;
+
+    for (; *text; text++)
+        n += ((unsigned char)*text & 0xc0) != 0x80;
+    return n;
+}
+
+/** The bytes of its first `columns` characters. */
+static size_t text_bytes(const char *text, size_t columns)
+{
+    const char *at = text;
+
+    for (; *at; at++)
+        if (((unsigned char)*at & 0xc0) != 0x80 && columns-- == 0)
+            break;
+    return (size_t)(at - text);
 }
 
 static size_t column_width(const struct table *t, const struct zctl_column *c)
@@ -171,55 +168,128 @@ static size_t column_width(const struct table *t, const struct zctl_column *c)
     size_t width;
 
     column_heading(c, cell);
-    width = strlen(cell);
+    width = text_columns(cell);
     for (size_t i = 0; i < t->nrows; i++) {
         value_text(c, t->rows + i * t->row_bytes, cell);
-        width = strlen(cell) > width ? strlen(cell) : width;
+        width = zb_max_u64(width, text_columns(cell));
     }
-    return width;
+    return c->width_max > 0 ? zb_min_u64(width, c->width_max) : width;
 }
 
-/** Text to the left, numbers to the right; nothing behind the last cell of a line. */
-static void cell_print(FILE *out, const struct zctl_column *c, const char *cell, size_t width,
-                       bool last)
+/** Widths of the columns, 0: not shown. The widest text gives way until all fit into a line. */
+static void widths_fit(const struct table *t, size_t *widths, size_t last)
 {
-    if (c->type != ZCTL_TEXT && c->type != ZCTL_BOOL)
-        (void)fprintf(out, "%*s", (int)width, cell);
-    else if (last)
+    size_t total = 0, least, cut;
+
+    for (size_t c = 0; c < t->ncolumns; c++)
+        total += widths[c] + (widths[c] > 0 && c != last ? GAP : 0);
+    if (is_text(&t->columns[last]) && total > LINE_COLUMNS) { /* it continues on further lines */
+        least = zb_min_u64(widths[last], LAST_LEAST);
+        cut = zb_min_u64(total - LINE_COLUMNS, widths[last] - least);
+        widths[last] -= cut;
+        total -= cut;
+    }
+    while (total > LINE_COLUMNS) {
+        size_t widest = t->ncolumns;
+
+        for (size_t c = 0; c < t->ncolumns; c++)
+            if (c != last && t->columns[c].type == ZCTL_TEXT && widths[c] > TEXT_LEAST &&
+                (widest == t->ncolumns || widths[c] > widths[widest]))
+                widest = c;
+        if (widest == t->ncolumns)
+            return; /* numbers alone are wider */
+        widths[widest]--;
+        total--;
+    }
+}
+
+static void pad(FILE *out, size_t n)
+{
+    (void)fprintf(out, "%*s", (int)n, "");
+}
+
+/** The last text of a line: words that do not fit continue below it, at `indent`. */
+static void last_print(FILE *out, const char *text, size_t width, size_t indent)
+{
+    while (text_columns(text) > width) {
+        size_t fits = text_bytes(text, width), n = fits;
+
+        while (n > 0 && text[n] != ' ')
+            n--;
+        n = n > 0 ? n : fits;
+        (void)fprintf(out, "%.*s\n", (int)n, text);
+        text += n + strspn(text + n, " ");
+        pad(out, *text ? indent : 0);
+        if (!*text)
+            return;
+    }
+    (void)fprintf(out, "%s\n", text);
+}
+
+/** Text to the left, numbers to the right; nothing after the last cell of a line. */
+static void cell_print(FILE *out, const struct zctl_column *c, const char *cell, size_t width)
+{
+    static const char dots[] = "...";
+    size_t columns = text_columns(cell);
+
+    if (columns > width) {
+        (void)fprintf(out, "%.*s%s", (int)text_bytes(cell, width - strlen(dots)), cell, dots);
+        columns = width;
+    } else if (is_text(c)) {
         (void)fputs(cell, out);
-    else
-        (void)fprintf(out, "%-*s", (int)width, cell);
-    (void)fputs(last ? "\n" : "  ", out);
+    }
+    pad(out, width - columns + (is_text(c) ? GAP : 0));
+    if (!is_text(c))
+        (void)fprintf(out, "%s%*s", cell, (int)GAP, "");
+}
+
+/** One line: the headings where row is NULL. */
+static void line_print(FILE *out, const struct table *t, const char *row, const size_t *widths,
+                       size_t last)
+{
+    size_t indent = 0;
+    char cell[CELL_MAX];
+
+    for (size_t c = 0; c <= last; c++) {
+        if (widths[c] == 0)
+            continue;
+        if (row)
+            value_text(&t->columns[c], row, cell);
+        else
+            column_heading(&t->columns[c], cell);
+        if (c != last)
+            cell_print(out, &t->columns[c], cell, widths[c]);
+        else if (is_text(&t->columns[c]))
+            last_print(out, cell, widths[c], indent);
+        else
+            (void)fprintf(out, "%*s\n", (int)widths[c], cell);
+        indent += widths[c] + GAP;
+    }
 }
 
 static int table_print(FILE *out, const struct table *t)
 {
-    size_t *widths = calloc(t->ncolumns, sizeof(*widths)); /* 0: not shown */
+    size_t *widths = calloc(t->ncolumns + 1, sizeof(*widths));
     size_t last = 0;
-    char cell[CELL_MAX];
 
     if (!widths)
         return -ENOMEM;
     for (size_t c = 0; c < t->ncolumns; c++) {
-        if (!column_shown(t, &t->columns[c]))
+        if (t->columns[c].shown != ZCTL_SHOWN)
             continue;
         widths[c] = column_width(t, &t->columns[c]);
         last = c;
     }
-    for (size_t c = 0; c < t->ncolumns; c++) {
-        column_heading(&t->columns[c], cell);
-        if (widths[c] > 0)
-            cell_print(out, &t->columns[c], cell, widths[c], c == last);
+    if (t->ncolumns > 0) {
+        widths_fit(t, widths, last);
+        line_print(out, t, NULL, widths, last);
     }
-    for (size_t i = 0; i < t->nrows; i++)
-        for (size_t c = 0; c < t->ncolumns; c++) {
-            if (widths[c] == 0)
-                continue;
-            value_text(&t->columns[c], t->rows + i * t->row_bytes, cell);
-            cell_print(out, &t->columns[c], cell, widths[c], c == last);
-        }
+    for (size_t i = 0; i < t->nrows && t->ncolumns > 0; i++)
+        line_print(out, t, t->rows + i * t->row_bytes, widths, last);
     for (size_t i = 0; i < t->nsentences; i++)
         (void)fprintf(out, "%s\n", t->sentences[i].text);
+    if (t->below)
+        (void)fputs(t->below, out);
     free(widths);
     return 0;
 }
@@ -281,32 +351,59 @@ static int json_print(FILE *out, const struct table *t)
 int zctl_table(FILE *out, const struct zctl_column *columns, size_t ncolumns, const void *rows,
                size_t nrows, size_t row_bytes)
 {
-    const struct table t = { columns, ncolumns, nrows, row_bytes, rows, NULL, NULL, 0 };
+    const struct table t = { columns, ncolumns, nrows, row_bytes, rows, NULL, NULL, 0, NULL };
 
     return table_print(out, &t);
 }
 
 struct json_t *zctl_row_json(const struct zctl_column *columns, size_t ncolumns, const void *row)
 {
-    const struct table t = { columns, ncolumns, 1, 0, row, NULL, NULL, 0 };
+    const struct table t = { columns, ncolumns, 1, 0, row, NULL, NULL, 0, NULL };
 
     return row_json(&t, 0);
+}
+
+static int print(struct zctl *z, const struct table *t)
+{
+    int rc = z->json ? json_print(z->out, t) : table_print(z->out, t);
+
+    if (rc == 0 && (fflush(z->out) != 0 || ferror(z->out)))
+        rc = -EIO;
+    return rc < 0 ? zb_fail(&z->err, rc, "write the output: %m") : 0;
 }
 
 int zctl_print(struct zctl *z, const struct zctl_column *columns, size_t ncolumns, const void *rows,
                size_t nrows, size_t row_bytes)
 {
-    return zctl_print_more(z, columns, ncolumns, rows, nrows, row_bytes, NULL, NULL, 0);
+    const struct table t = { columns, ncolumns, nrows, row_bytes, rows, NULL, NULL, 0, NULL };
+
+    return print(z, &t);
 }
 
 int zctl_print_more(struct zctl *z, const struct zctl_column *columns, size_t ncolumns,
                     const void *rows, size_t nrows, size_t row_bytes, const char *key,
                     const struct zc_sentence *sentences, size_t n)
 {
-    const struct table t = { columns, ncolumns, nrows, row_bytes, rows, key, sentences, n };
-    int rc = z->json ? json_print(z->out, &t) : table_print(z->out, &t);
+    const struct table t = { columns, ncolumns, nrows, row_bytes, rows, key, sentences, n, NULL };
 
-    if (rc == 0 && (fflush(z->out) != 0 || ferror(z->out)))
-        rc = -EIO;
-    return rc < 0 ? zb_fail(&z->err, rc, "write the output: %m") : 0;
+    return print(z, &t);
+}
+
+int zctl_below_open(struct zctl *z, struct zctl_below *ret)
+{
+    ret->out = open_memstream(&ret->text, &ret->len);
+    return ret->out ? 0 : zb_fail(&z->err, -ENOMEM, "the output: %m");
+}
+
+int zctl_print_below(struct zctl *z, const struct zctl_column *columns, size_t ncolumns,
+                     const void *rows, size_t nrows, size_t row_bytes, struct zctl_below *below)
+{
+    struct table t = { columns, ncolumns, nrows, row_bytes, rows, NULL, NULL, 0, NULL };
+    int rc = fclose(below->out) == 0 ? 0 : zb_fail(&z->err, -ENOMEM, "the output: %m");
+
+    t.below = below->text;
+    if (rc == 0)
+        rc = print(z, &t);
+    free(below->text);
+    return rc;
 }

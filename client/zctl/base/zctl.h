@@ -17,7 +17,7 @@
 #include "base/opt.h"
 #include "client/zclient.h"
 
-#define ZCTL_SCHEMA 1 /* of the JSON output: grows when a key changes its meaning or goes away */
+#define ZCTL_SCHEMA 2 /* of the JSON output: grows when a key changes its meaning or goes away */
 #define ZCTL_EXIT_NO_FIT \
     7 /* the exit status of a plan that does not fit; others as the library's */
 
@@ -70,7 +70,6 @@ enum zctl_type {
     ZCTL_U32,    /* uint32_t */
     ZCTL_U64,    /* uint64_t */
     ZCTL_SIZE,   /* uint64_t: bytes; in the table as "1.50 GiB" */
-    ZCTL_KIB,    /* uint64_t: bytes; in the table as KiB, so that columns add up */
     ZCTL_TIME,   /* uint64_t: seconds since 1970; in the table as the local time, with its zone */
     ZCTL_BOOL,   /* bool: "yes" and "no" in the table */
     ZCTL_DOUBLE, /* double */
@@ -79,7 +78,6 @@ enum zctl_type {
 
 enum zctl_shown {
     ZCTL_SHOWN,
-    ZCTL_WHEN_SET, /* in the table only when some row has something there */
     ZCTL_JSON_ONLY,
 };
 
@@ -89,16 +87,28 @@ struct zctl_column {
     enum zctl_type type;
     size_t offset;
     enum zctl_shown shown;
+    const char *heading; /* NULL: made of the key */
+    size_t width_max;    /* of a text, in the table; 0: as wide as it is, if the line has room */
 };
 
 /** The whole output of a command. 0, -ENOMEM, or -EIO where it cannot be written. */
 int zctl_print(struct zctl *z, const struct zctl_column *columns, size_t ncolumns, const void *rows,
                size_t nrows, size_t row_bytes);
-/** The same, and behind the rows n sentences: lines for people, an array of that key for programs.
- */
+/** The same, and after the rows n messages: lines for people, an array of that key for programs. */
 int zctl_print_more(struct zctl *z, const struct zctl_column *columns, size_t ncolumns,
                     const void *rows, size_t nrows, size_t row_bytes, const char *key,
                     const struct zc_sentence *sentences, size_t n);
+
+/** Lines below a table that are for people only, since the JSON has it all in the rows: opened, written
+ * to `out`, and printed and freed by zctl_print_below(). */
+struct zctl_below {
+    FILE *out;
+    char *text;
+    size_t len;
+};
+int zctl_below_open(struct zctl *z, struct zctl_below *ret);
+int zctl_print_below(struct zctl *z, const struct zctl_column *columns, size_t ncolumns,
+                     const void *rows, size_t nrows, size_t row_bytes, struct zctl_below *below);
 
 /** Parts of an output: a table (0 or -ENOMEM); one row as JSON, or NULL: no memory. */
 struct json_t;

@@ -33,14 +33,16 @@ static int scrub_show(struct zctl *z, const struct zc_scrub *scrub, const struct
                       size_t n)
 {
     static const struct zctl_column columns[] = {
-        { "state", ZCTL_TEXT, offsetof(struct scrub_row, scrub.state), ZCTL_SHOWN },
-        { "percent", ZCTL_DOUBLE, offsetof(struct scrub_row, percent), ZCTL_SHOWN },
-        { "bytes", ZCTL_SIZE, offsetof(struct scrub_row, scrub.bytes), ZCTL_SHOWN },
-        { "total_bytes", ZCTL_SIZE, offsetof(struct scrub_row, scrub.total_bytes), ZCTL_SHOWN },
-        { "rate_bytes", ZCTL_SIZE, offsetof(struct scrub_row, scrub.rate_bytes), ZCTL_SHOWN },
-        { "elapsed_s", ZCTL_DOUBLE, offsetof(struct scrub_row, elapsed_s), ZCTL_SHOWN },
-        { "eta_s", ZCTL_DOUBLE, offsetof(struct scrub_row, eta_s), ZCTL_SHOWN },
-        { "bad_pages", ZCTL_U64, offsetof(struct scrub_row, scrub.bad_pages), ZCTL_SHOWN },
+        { "state", ZCTL_TEXT, offsetof(struct scrub_row, scrub.state), ZCTL_SHOWN, NULL, 0 },
+        { "percent", ZCTL_DOUBLE, offsetof(struct scrub_row, percent), ZCTL_SHOWN, NULL, 0 },
+        { "bytes", ZCTL_SIZE, offsetof(struct scrub_row, scrub.bytes), ZCTL_SHOWN, NULL, 0 },
+        { "total_bytes", ZCTL_SIZE, offsetof(struct scrub_row, scrub.total_bytes), ZCTL_SHOWN, NULL,
+          0 },
+        { "rate_bytes", ZCTL_SIZE, offsetof(struct scrub_row, scrub.rate_bytes), ZCTL_SHOWN, NULL,
+          0 },
+        { "elapsed_s", ZCTL_DOUBLE, offsetof(struct scrub_row, elapsed_s), ZCTL_SHOWN, NULL, 0 },
+        { "eta_s", ZCTL_DOUBLE, offsetof(struct scrub_row, eta_s), ZCTL_SHOWN, NULL, 0 },
+        { "bad_pages", ZCTL_U64, offsetof(struct scrub_row, scrub.bad_pages), ZCTL_SHOWN, NULL, 0 },
     };
     struct scrub_row row = { .scrub = *scrub,
                              .elapsed_s = (double)scrub->elapsed_ms / 1e3,
@@ -163,14 +165,14 @@ static int fsck_show(struct zctl *z, const struct zc_fsck *fsck, const struct zc
                      size_t n)
 {
     static const struct zctl_column columns[] = {
-        { "jobs", ZCTL_U64, offsetof(struct zc_fsck, jobs), ZCTL_SHOWN },
-        { "versions", ZCTL_U64, offsetof(struct zc_fsck, versions), ZCTL_SHOWN },
-        { "snapshots", ZCTL_U64, offsetof(struct zc_fsck, snapshots), ZCTL_SHOWN },
-        { "rows", ZCTL_U64, offsetof(struct zc_fsck, rows), ZCTL_SHOWN },
-        { "pages", ZCTL_U64, offsetof(struct zc_fsck, pages), ZCTL_SHOWN },
-        { "bytes", ZCTL_SIZE, offsetof(struct zc_fsck, bytes), ZCTL_SHOWN },
-        { "sequence", ZCTL_U64, offsetof(struct zc_fsck, sequence), ZCTL_SHOWN },
-        { "problems", ZCTL_U64, offsetof(struct zc_fsck, problems_total), ZCTL_SHOWN },
+        { "jobs", ZCTL_U64, offsetof(struct zc_fsck, jobs), ZCTL_SHOWN, NULL, 0 },
+        { "versions", ZCTL_U64, offsetof(struct zc_fsck, versions), ZCTL_SHOWN, NULL, 0 },
+        { "snapshots", ZCTL_U64, offsetof(struct zc_fsck, snapshots), ZCTL_SHOWN, NULL, 0 },
+        { "rows", ZCTL_U64, offsetof(struct zc_fsck, rows), ZCTL_SHOWN, NULL, 0 },
+        { "pages", ZCTL_U64, offsetof(struct zc_fsck, pages), ZCTL_SHOWN, NULL, 0 },
+        { "bytes", ZCTL_SIZE, offsetof(struct zc_fsck, bytes), ZCTL_SHOWN, NULL, 0 },
+        { "sequence", ZCTL_U64, offsetof(struct zc_fsck, sequence), ZCTL_SHOWN, NULL, 0 },
+        { "problems", ZCTL_U64, offsetof(struct zc_fsck, problems_total), ZCTL_SHOWN, NULL, 0 },
     };
     int rc = zctl_print_more(z, columns, ZB_COUNT(columns), fsck, 1, sizeof(*fsck), "problems",
                              problems, n);
@@ -260,15 +262,15 @@ static struct df_row df_job(const struct zc_df_row *from)
 static int df_show(struct zctl *z, const struct zc_df *df, const struct zc_df_row *jobs, size_t n)
 {
     static const struct zctl_column columns[] = {
-        { "kind", ZCTL_TEXT, offsetof(struct df_row, kind), ZCTL_JSON_ONLY },
-        { "name", ZCTL_TEXT, offsetof(struct df_row, name), ZCTL_SHOWN },
-        { "committed", ZCTL_KIB, offsetof(struct df_row, committed), ZCTL_SHOWN },
-        { "prepared", ZCTL_KIB, offsetof(struct df_row, prepared), ZCTL_SHOWN },
-        { "snapshots", ZCTL_KIB, offsetof(struct df_row, snapshots), ZCTL_SHOWN },
-        { "working", ZCTL_KIB, offsetof(struct df_row, working), ZCTL_SHOWN },
-        { "reserved", ZCTL_KIB, offsetof(struct df_row, reserved), ZCTL_SHOWN },
-        { "total", ZCTL_KIB, offsetof(struct df_row, total), ZCTL_SHOWN },
-        { "shared", ZCTL_KIB, offsetof(struct df_row, shared), ZCTL_SHOWN },
+        { "kind", ZCTL_TEXT, offsetof(struct df_row, kind), ZCTL_JSON_ONLY, NULL, 0 },
+        { "name", ZCTL_TEXT, offsetof(struct df_row, name), ZCTL_SHOWN, NULL, 0 },
+        { "committed", ZCTL_SIZE, offsetof(struct df_row, committed), ZCTL_SHOWN, NULL, 0 },
+        { "prepared", ZCTL_SIZE, offsetof(struct df_row, prepared), ZCTL_SHOWN, NULL, 0 },
+        { "snapshots", ZCTL_SIZE, offsetof(struct df_row, snapshots), ZCTL_SHOWN, NULL, 0 },
+        { "working", ZCTL_SIZE, offsetof(struct df_row, working), ZCTL_SHOWN, NULL, 0 },
+        { "reserved", ZCTL_SIZE, offsetof(struct df_row, reserved), ZCTL_SHOWN, NULL, 0 },
+        { "total", ZCTL_SIZE, offsetof(struct df_row, total), ZCTL_SHOWN, NULL, 0 },
+        { "shared", ZCTL_SIZE, offsetof(struct df_row, shared), ZCTL_SHOWN, NULL, 0 },
     };
     struct df_row *rows = calloc(n + 4, sizeof(*rows)), all = df_row("total", df->meta + df->free);
     int rc;
@@ -291,8 +293,11 @@ static int df_show(struct zctl *z, const struct zc_df *df, const struct zc_df_ro
     rc = zctl_print(z, columns, ZB_COUNT(columns), rows, n + 4, sizeof(*rows));
     free(rows);
     if (rc == 0 && all.total != df->total)
-        rc = zb_fail(&z->err, -EBADMSG, "the data files have %llu bytes, and %llu are told",
-                     (unsigned long long)df->total, (unsigned long long)all.total);
+        rc = zb_fail(
+            &z->err, -EBADMSG, "the rows add up to %s, %s %s than the data files have",
+            zb_size_text(all.total).s,
+            zb_size_text(all.total < df->total ? df->total - all.total : all.total - df->total).s,
+            all.total < df->total ? "less" : "more");
     return rc;
 }
 
@@ -329,7 +334,7 @@ static int share(struct zctl *z, int argc, char **argv)
     static const struct zb_opt number = { "share", ZB_OPT_COUNT, .size = sizeof(uint32_t), .min = 1,
                                           .max = 10000 };
     uint32_t n;
-    int rc = zb_opt_set(&number, &n, argv[1], "a share", &z->err);
+    int rc = zb_opt_set(&number, &n, argv[1], "share", &z->err);
 
     (void)argc;
     if (rc == 0)
@@ -355,7 +360,7 @@ static int tier(struct zctl *z, int argc, char **argv)
 
     (void)argc;
     if (strcmp(argv[0], "set") != 0)
-        return zb_fail(&z->err, -EINVAL, "a tier is asked to set, not '%s'", argv[0]);
+        return zb_fail(&z->err, -EINVAL, "usage: zctl tier set TIER SIZE");
     rc = zb_size_parse(argv[2], &bytes, &z->err);
     if (rc == 0)
         rc = zctl_connect(z);
@@ -367,7 +372,7 @@ static int tier(struct zctl *z, int argc, char **argv)
 const struct zctl_cmd zctl_tier = {
     .name = "tier",
     .args = "set TIER SIZE",
-    .help = "change the budget of host or gpu; jobs move state as they step",
+    .help = "resize the host or gpu tier; jobs move state as they step",
     .argc_min = 3,
     .argc_max = 3,
     .run = tier,

@@ -11,13 +11,13 @@ extern const struct zctl_cmd zctl_clone, zctl_completion, zctl_config, zctl_dest
     zctl_scrub, zctl_share, zctl_snapshot, zctl_snapshots, zctl_stat, zctl_tier, zctl_tiers,
     zctl_version;
 
-/** What -s, -o and --help are. */
+/** What -s, -o, --json, --help and --version are. */
 extern const struct zb_opt zctl_options[];
 
 struct zctl_globals {
     const char *socket;
-    uint32_t json; /* 1: -o json */
-    bool help;
+    uint32_t json; /* 1: -o json, and so is --json */
+    bool as_json, help, version;
 };
 
 /** Help of all commands, or of one. */

@@ -11,15 +11,17 @@
 #include "client/zctl/cmd/cmd.h"
 #include "client/zero/zc_config.h"
 
+#define DEFAULTS_MAX 4u
+
 struct config_row {
     char key[96], value[48], effect[16], text[192];
 };
 
 static const struct zctl_column columns[] = {
-    { "key", ZCTL_TEXT, offsetof(struct config_row, key), ZCTL_SHOWN },
-    { "value", ZCTL_TEXT, offsetof(struct config_row, value), ZCTL_SHOWN },
-    { "effect", ZCTL_TEXT, offsetof(struct config_row, effect), ZCTL_SHOWN },
-    { "because", ZCTL_TEXT, offsetof(struct config_row, text), ZCTL_SHOWN },
+    { "key", ZCTL_TEXT, offsetof(struct config_row, key), ZCTL_SHOWN, NULL, 0 },
+    { "value", ZCTL_TEXT, offsetof(struct config_row, value), ZCTL_SHOWN, NULL, 0 },
+    { "effect", ZCTL_TEXT, offsetof(struct config_row, effect), ZCTL_SHOWN, NULL, 0 },
+    { "because", ZCTL_TEXT, offsetof(struct config_row, text), ZCTL_SHOWN, NULL, 0 },
 };
 
 static struct config_row row_of(const struct zc_config_line *l)
@@ -31,6 +33,47 @@ static struct config_row row_of(const struct zc_config_line *l)
     (void)snprintf(row.effect, sizeof(row.effect), "%s", l->ignored ? "ignored" : "acted on");
     (void)snprintf(row.text, sizeof(row.text), "%s", l->text);
     return row;
+}
+
+/* What acts although the file does not say it. */
+static size_t rows_of_defaults(const struct zc_zero_config *c, struct config_row *rows)
+{
+    const struct zc_zero_options *o = &c->options;
+    const struct {
+        const char *key, *text;
+        bool acts;
+        double value, second; /* second below 0: there is none */
+    } defaults[] = {
+        { "gradient_clipping",
+          "DeepSpeed's default since 0.19; older releases do not clip, and 0 turns it off",
+          !(c->left & ZC_LEFT_CLIP) && o->clip > 0, o->clip, -1 },
+        { "optimizer.params.lr", "DeepSpeed's default", !(c->left & ZC_LEFT_LR), c->lr, -1 },
+        { "optimizer.params.betas", "DeepSpeed's default",
+          !(c->left & ZC_LEFT_OPTIMIZER) && o->optimizer != ZC_SGD && o->optimizer != ZC_ADAGRAD,
+          o->beta1, o->beta2 },
+        { "optimizer.params.weight_decay", "DeepSpeed's default", !(c->left & ZC_LEFT_WEIGHT_DECAY),
+          o->weight_decay[0], -1 },
+    };
+    size_t n = 0;
+
+    for (size_t i = 0; i < ZB_COUNT(defaults); i++) {
+        bool there = false;
+
+        for (size_t k = 0; k < c->nlines; k++)
+            there = there || strcmp(c->lines[k].key, defaults[i].key) == 0;
+        if (there || !defaults[i].acts)
+            continue;
+        (void)snprintf(rows[n].key, sizeof(rows[n].key), "%s", defaults[i].key);
+        if (defaults[i].second < 0)
+            (void)snprintf(rows[n].value, sizeof(rows[n].value), "%g", defaults[i].value);
+        else
+            (void)snprintf(rows[n].value, sizeof(rows[n].value), "[%g, %g]", defaults[i].value,
+                           defaults[i].second);
+        (void)snprintf(rows[n].effect, sizeof(rows[n].effect), "default");
+        (void)snprintf(rows[n].text, sizeof(rows[n].text), "%s", defaults[i].text);
+        n++;
+    }
+    return n;
 }
 
 struct part {
@@ -70,7 +113,8 @@ static struct zc_sentence run_sentence(const struct zc_zero_config *c)
 
 static int config_print(struct zctl *z, const struct zc_zero_config *c)
 {
-    struct config_row *rows = calloc(c->nlines + 1, sizeof(*rows));
+    struct config_row *rows = calloc(c->nlines + DEFAULTS_MAX, sizeof(*rows));
+    size_t n;
     struct zc_sentence sentence;
     int rc;
 
@@ -78,9 +122,10 @@ static int config_print(struct zctl *z, const struct zc_zero_config *c)
         return zb_fail(&z->err, -ENOMEM, "%zu keys: %m", c->nlines);
     for (size_t i = 0; i < c->nlines; i++)
         rows[i] = row_of(&c->lines[i]);
+    n = c->nlines + rows_of_defaults(c, rows + c->nlines);
     sentence = run_sentence(c);
-    rc = zctl_print_more(z, columns, ZB_COUNT(columns), rows, c->nlines, sizeof(*rows), "run",
-                         &sentence, 1);
+    rc =
+        zctl_print_more(z, columns, ZB_COUNT(columns), rows, n, sizeof(*rows), "run", &sentence, 1);
     free(rows);
     return rc;
 }
@@ -116,7 +161,7 @@ static int config(struct zctl *z, int argc, char **argv)
 const struct zctl_cmd zctl_config = {
     .name = "config",
     .args = "check FILE",
-    .help = "say what becomes of each key of a DeepSpeed file, or which is wrong",
+    .help = "check a DeepSpeed file, and explain each key",
     .argc_min = 2,
     .argc_max = 2,
     .run = config,

@@ -15,7 +15,10 @@ const struct zb_opt zctl_options[] = {
               "/run/zshard/zshard.sock" },
     { "output", ZB_OPT_CHOICE, AT(json), .letter = 'o', .choices = "table json", .def = "table",
       .help = "columns for people, or one JSON object for programs" },
+    { "json", ZB_OPT_FLAG, AT(as_json), .help = "the same as --output json" },
     { "help", ZB_OPT_FLAG, AT(help), .letter = 'h', .help = "this, or how a command is used" },
+    { "version", ZB_OPT_FLAG, AT(version),
+      .help = "the version of zctl: the same as zctl version" },
     { 0 },
 };
 
@@ -95,7 +98,8 @@ const struct zctl_cmd zctl_help = {
 
 static int version(struct zctl *z, int argc, char **argv)
 {
-    static const struct zctl_column columns[] = { { "version", ZCTL_TEXT, 0, ZCTL_SHOWN } };
+    static const struct zctl_column columns[] = { { "version", ZCTL_TEXT, 0, ZCTL_SHOWN, NULL,
+                                                    0 } };
 
     (void)argc;
     (void)argv;
@@ -120,7 +124,9 @@ static void completion_row(FILE *out, const struct zctl_cmd *c)
 {
     (void)fprintf(out, "    %s) words=\"", c->name);
     if (strstr(c->args, "JOB"))
-        (void)fputs("$(zctl jobs 2>/dev/null | awk 'NR > 1 { print $1 }')", out);
+        (void)fputs("$(zctl --json jobs 2>/dev/null | "
+                    "sed -n 's/^ *\"name\": \"\\(.*\\)\",$/\\1/p')",
+                    out);
     else if (strstr(c->args, "COMMAND"))
         (void)fputs("$commands", out);
     else if (!strstr(c->args, "PATH"))
@@ -161,7 +167,7 @@ static int completion(struct zctl *z, int argc, char **argv)
                 "        esac\n"
                 "    done\n"
                 "    case $command in\n"
-                "    '') words=\"$commands -o -s --socket --help\" ;;\n",
+                "    '') words=\"$commands -o -s --socket --json --help --version\" ;;\n",
                 z->out);
     for (size_t i = 0; i < z->ncmds; i++)
         if (*z->cmds[i]->args || z->cmds[i]->options)

@@ -59,6 +59,31 @@ static int model_optimizer(struct import *x)
     return rc;
 }
 
+/** Files that another program wrote, with nothing of a job in them: units by the names of tensors, and no step
+ * was made. What zctl wrote, or has optimizer state, is of units that are not known here. */
+static int model_by_names(struct import *x)
+{
+    const char *format = NULL;
+    char *text = NULL;
+    int rc = zctl_files_metadata(x->z, &x->files, ZCTL_META_FORMAT, &format);
+    bool foreign = format == NULL;
+
+    for (size_t i = 0; i < x->files.ntensors; i++)
+        foreign = foreign && !zctl_name_is_state(x->files.tensors[i].t->name);
+    if (rc == 0 && !foreign)
+        rc = zb_fail(&x->z->err, -EINVAL,
+                     "these files carry no unit layout; give one with --like JOB");
+    if (rc == 0)
+        rc = zctl_units_by_name(x->z, &x->files, &text);
+    if (rc == 0)
+        rc = zctl_model_parse(x->z, text, &x->model);
+    free(text);
+    x->model.optimizer = ZC_ADAMW;
+    x->model.moments = ZC_MOMENTS_F32;
+    x->model.groups = 1;
+    return rc;
+}
+
 static int model_of_files(struct import *x)
 {
     uint64_t format, groups = 0, iterations = 0, applied = 0;
@@ -66,9 +91,7 @@ static int model_of_files(struct import *x)
     int rc = zctl_files_metadata(x->z, &x->files, ZCTL_META_UNITS, &text);
 
     if (rc == 0 && !text)
-        rc = zb_fail(&x->z->err, -EINVAL,
-                     "the files do not say of which units they are: name a job of the same ones "
-                     "with --like JOB");
+        return model_by_names(x);
     if (rc == 0)
         rc = zctl_files_metadata_number(x->z, &x->files, ZCTL_META_FORMAT, UINT32_MAX, &format);
     if (rc == 0 && format != 1)
@@ -405,12 +428,12 @@ struct import_row {
 static int import_show(const struct import *x, const char *name)
 {
     static const struct zctl_column columns[] = {
-        { "job", ZCTL_TEXT, offsetof(struct import_row, job), ZCTL_SHOWN },
-        { "iterations", ZCTL_U64, offsetof(struct import_row, iterations), ZCTL_SHOWN },
-        { "applied", ZCTL_U64, offsetof(struct import_row, applied), ZCTL_SHOWN },
-        { "files", ZCTL_U64, offsetof(struct import_row, files), ZCTL_SHOWN },
-        { "tensors", ZCTL_U64, offsetof(struct import_row, tensors), ZCTL_SHOWN },
-        { "optimizer", ZCTL_BOOL, offsetof(struct import_row, optimizer), ZCTL_SHOWN },
+        { "job", ZCTL_TEXT, offsetof(struct import_row, job), ZCTL_SHOWN, NULL, 0 },
+        { "iterations", ZCTL_U64, offsetof(struct import_row, iterations), ZCTL_SHOWN, NULL, 0 },
+        { "applied", ZCTL_U64, offsetof(struct import_row, applied), ZCTL_SHOWN, NULL, 0 },
+        { "files", ZCTL_U64, offsetof(struct import_row, files), ZCTL_SHOWN, NULL, 0 },
+        { "tensors", ZCTL_U64, offsetof(struct import_row, tensors), ZCTL_SHOWN, NULL, 0 },
+        { "optimizer", ZCTL_BOOL, offsetof(struct import_row, optimizer), ZCTL_SHOWN, NULL, 0 },
     };
     struct import_row row = { .iterations = x->model.iterations,
                               .applied = x->model.applied,
@@ -441,7 +464,8 @@ struct import_options {
 
 static const struct zb_opt import_options[] = {
     { "like", ZB_OPT_TEXT, ZB_OPT_AT(struct import_options, like), .arg = "JOB[@SNAPSHOT]",
-      .help = "of the same units as this one, whichever program wrote the files" },
+      .help = "units as this job has them; without it as the files say, else one for each "
+              "layer, by the names of tensors" },
     { 0 },
 };
 

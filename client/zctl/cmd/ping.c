@@ -18,12 +18,14 @@ struct ping_row {
 static int ping(struct zctl *z, int argc, char **argv)
 {
     static const struct zctl_column columns[] = {
-        { "server", ZCTL_TEXT, offsetof(struct ping_row, server), ZCTL_SHOWN },
-        { "pid", ZCTL_U64, offsetof(struct ping_row, pid), ZCTL_SHOWN },
-        { "protocol", ZCTL_U32, offsetof(struct ping_row, protocol), ZCTL_SHOWN },
-        { "page_elems", ZCTL_U32, offsetof(struct ping_row, page_elems), ZCTL_SHOWN },
-        { "block_elems", ZCTL_U32, offsetof(struct ping_row, block_elems), ZCTL_JSON_ONLY },
-        { "round_trip_us", ZCTL_DOUBLE, offsetof(struct ping_row, round_trip_us), ZCTL_SHOWN },
+        { "server", ZCTL_TEXT, offsetof(struct ping_row, server), ZCTL_SHOWN, NULL, 0 },
+        { "pid", ZCTL_U64, offsetof(struct ping_row, pid), ZCTL_SHOWN, NULL, 0 },
+        { "protocol", ZCTL_U32, offsetof(struct ping_row, protocol), ZCTL_SHOWN, NULL, 0 },
+        { "page_elems", ZCTL_U32, offsetof(struct ping_row, page_elems), ZCTL_SHOWN, NULL, 0 },
+        { "block_elems", ZCTL_U32, offsetof(struct ping_row, block_elems), ZCTL_JSON_ONLY, NULL,
+          0 },
+        { "round_trip_us", ZCTL_DOUBLE, offsetof(struct ping_row, round_trip_us), ZCTL_SHOWN, NULL,
+          0 },
     };
     struct ping_row row = { 0 };
     const struct zc_server *server;

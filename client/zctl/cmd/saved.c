@@ -11,14 +11,15 @@
 #define MS_PER_S 1000u
 
 static const struct zctl_column columns[] = {
-    { "job", ZCTL_TEXT, offsetof(struct zc_snapshot_row, job), ZCTL_SHOWN },
-    { "name", ZCTL_TEXT, offsetof(struct zc_snapshot_row, name), ZCTL_WHEN_SET },
-    { "iterations", ZCTL_U64, offsetof(struct zc_snapshot_row, iterations), ZCTL_SHOWN },
-    { "applied", ZCTL_U64, offsetof(struct zc_snapshot_row, applied), ZCTL_SHOWN },
-    { "world", ZCTL_U32, offsetof(struct zc_snapshot_row, world), ZCTL_SHOWN },
-    { "created", ZCTL_TIME, offsetof(struct zc_snapshot_row, created_unix), ZCTL_SHOWN },
-    { "bytes", ZCTL_SIZE, offsetof(struct zc_snapshot_row, bytes), ZCTL_SHOWN },
-    { "own_bytes", ZCTL_SIZE, offsetof(struct zc_snapshot_row, own_bytes), ZCTL_SHOWN },
+    { "job", ZCTL_TEXT, offsetof(struct zc_snapshot_row, job), ZCTL_SHOWN, NULL, 0 },
+    { "name", ZCTL_TEXT, offsetof(struct zc_snapshot_row, name), ZCTL_SHOWN, NULL, 0 },
+    { "iterations", ZCTL_U64, offsetof(struct zc_snapshot_row, iterations), ZCTL_SHOWN, "STEPS",
+      0 },
+    { "applied", ZCTL_U64, offsetof(struct zc_snapshot_row, applied), ZCTL_SHOWN, NULL, 0 },
+    { "world", ZCTL_U32, offsetof(struct zc_snapshot_row, world), ZCTL_SHOWN, NULL, 0 },
+    { "created", ZCTL_TIME, offsetof(struct zc_snapshot_row, created_unix), ZCTL_SHOWN, NULL, 0 },
+    { "bytes", ZCTL_SIZE, offsetof(struct zc_snapshot_row, bytes), ZCTL_SHOWN, "BYTES", 0 },
+    { "own_bytes", ZCTL_SIZE, offsetof(struct zc_snapshot_row, own_bytes), ZCTL_SHOWN, NULL, 0 },
 };
 
 static int show(struct zctl *z, const struct zc_snapshot_row *rows, size_t n)

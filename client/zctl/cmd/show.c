@@ -1,128 +1,192 @@
 /*
- * show.c - ls, jobs, tiers, stat: what the daemon has, in columns.
+ * show.c - ls, jobs, tiers, stat: what the daemon has, in columns. What has no room in a table, or is there now
+ * and then, stands in lines below it; the JSON has all of it in the rows.
  */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/size.h"
 #include "base/util.h"
 #include "client/zctl/cmd/cmd.h"
 
-#define COLUMN(type, member, how, row)                   \
-    {                                                    \
-#member, type, offsetof(struct row, member), how \
+#define COLUMN(type, member, how, row, heading)                      \
+    {                                                                \
+#member, type, offsetof(struct row, member), how, heading, 0 \
     }
 
+/* ---- ls */
+
+struct shard_row {
+    struct zc_shard_row s;
+    char tiers[16]; /* of its bytes: "host+nvme" */
+};
+
 static const struct zctl_column shard_columns[] = {
-    COLUMN(ZCTL_TEXT, job, ZCTL_SHOWN, zc_shard_row),
-    COLUMN(ZCTL_TEXT, unit, ZCTL_SHOWN, zc_shard_row),
-    COLUMN(ZCTL_U32, rank, ZCTL_SHOWN, zc_shard_row),
-    COLUMN(ZCTL_U64, first, ZCTL_SHOWN, zc_shard_row),
-    COLUMN(ZCTL_U64, count, ZCTL_SHOWN, zc_shard_row),
-    COLUMN(ZCTL_TEXT, dtype, ZCTL_SHOWN, zc_shard_row),
-    COLUMN(ZCTL_U64, version, ZCTL_SHOWN, zc_shard_row),
-    COLUMN(ZCTL_TEXT, tier, ZCTL_SHOWN, zc_shard_row),
-    COLUMN(ZCTL_SIZE, bytes, ZCTL_SHOWN, zc_shard_row),
-    COLUMN(ZCTL_SIZE, host_bytes, ZCTL_JSON_ONLY, zc_shard_row),
-    COLUMN(ZCTL_SIZE, nvme_bytes, ZCTL_JSON_ONLY, zc_shard_row),
-    COLUMN(ZCTL_U32, pins, ZCTL_SHOWN, zc_shard_row),
-    COLUMN(ZCTL_U64, id, ZCTL_JSON_ONLY, zc_shard_row),
+    { "job", ZCTL_TEXT, offsetof(struct shard_row, s.job), ZCTL_SHOWN, NULL, 0 },
+    { "unit", ZCTL_TEXT, offsetof(struct shard_row, s.unit), ZCTL_SHOWN, NULL, 0 },
+    { "rank", ZCTL_U32, offsetof(struct shard_row, s.rank), ZCTL_SHOWN, NULL, 0 },
+    { "first", ZCTL_U64, offsetof(struct shard_row, s.first), ZCTL_SHOWN, NULL, 0 },
+    { "count", ZCTL_U64, offsetof(struct shard_row, s.count), ZCTL_SHOWN, NULL, 0 },
+    { "dtype", ZCTL_TEXT, offsetof(struct shard_row, s.dtype), ZCTL_SHOWN, NULL, 0 },
+    { "version", ZCTL_U64, offsetof(struct shard_row, s.version), ZCTL_SHOWN, NULL, 0 },
+    { "tier", ZCTL_TEXT, offsetof(struct shard_row, s.tier), ZCTL_JSON_ONLY, NULL, 0 },
+    { "bytes", ZCTL_SIZE, offsetof(struct shard_row, s.bytes), ZCTL_SHOWN, "BYTES", 0 },
+    { "host_bytes", ZCTL_SIZE, offsetof(struct shard_row, s.host_bytes), ZCTL_JSON_ONLY, NULL, 0 },
+    { "nvme_bytes", ZCTL_SIZE, offsetof(struct shard_row, s.nvme_bytes), ZCTL_JSON_ONLY, NULL, 0 },
+    { "pins", ZCTL_U32, offsetof(struct shard_row, s.pins), ZCTL_SHOWN, NULL, 0 },
+    { "id", ZCTL_U64, offsetof(struct shard_row, s.id), ZCTL_JSON_ONLY, NULL, 0 },
+    { "tiers", ZCTL_TEXT, offsetof(struct shard_row, tiers), ZCTL_SHOWN, NULL, 0 },
 };
 
-static const struct zctl_column job_columns[] = {
-    COLUMN(ZCTL_TEXT, name, ZCTL_SHOWN, zc_job_row),
-    COLUMN(ZCTL_TEXT, state, ZCTL_SHOWN, zc_job_row),
-    COLUMN(ZCTL_U32, uid, ZCTL_SHOWN, zc_job_row),
-    COLUMN(ZCTL_U32, world, ZCTL_SHOWN, zc_job_row),
-    COLUMN(ZCTL_U32, attached, ZCTL_SHOWN, zc_job_row),
-    COLUMN(ZCTL_U32, share, ZCTL_SHOWN, zc_job_row),
-    COLUMN(ZCTL_TEXT, optimizer, ZCTL_SHOWN, zc_job_row),
-    COLUMN(ZCTL_TEXT, moments, ZCTL_SHOWN, zc_job_row),
-    COLUMN(ZCTL_BOOL, keep, ZCTL_SHOWN, zc_job_row),
-    COLUMN(ZCTL_U64, iterations, ZCTL_SHOWN, zc_job_row),
-    COLUMN(ZCTL_U64, applied, ZCTL_SHOWN, zc_job_row),
-    COLUMN(ZCTL_U64, shards, ZCTL_SHOWN, zc_job_row),
-    COLUMN(ZCTL_U64, params, ZCTL_SHOWN, zc_job_row),
-    COLUMN(ZCTL_SIZE, host_bytes, ZCTL_SHOWN, zc_job_row),
-    COLUMN(ZCTL_SIZE, host_state, ZCTL_WHEN_SET, zc_job_row),
-    COLUMN(ZCTL_SIZE, host_state_target, ZCTL_WHEN_SET, zc_job_row),
-    COLUMN(ZCTL_SIZE, gpu_bytes, ZCTL_WHEN_SET, zc_job_row),
-    COLUMN(ZCTL_SIZE, nvme_bytes, ZCTL_SHOWN, zc_job_row),
-    COLUMN(ZCTL_SIZE, grads_nvme_bytes, ZCTL_WHEN_SET, zc_job_row),
-    COLUMN(ZCTL_SIZE, fetched_bytes, ZCTL_JSON_ONLY, zc_job_row),
-    COLUMN(ZCTL_SIZE, pushed_bytes, ZCTL_JSON_ONLY, zc_job_row),
-    COLUMN(ZCTL_SIZE, nvme_read_bytes, ZCTL_SHOWN, zc_job_row),
-    COLUMN(ZCTL_SIZE, nvme_written_bytes, ZCTL_SHOWN, zc_job_row),
-    COLUMN(ZCTL_BOOL, durable, ZCTL_WHEN_SET, zc_job_row),
-    COLUMN(ZCTL_BOOL, committed, ZCTL_WHEN_SET, zc_job_row),
-    COLUMN(ZCTL_U64, committed_iterations, ZCTL_WHEN_SET, zc_job_row),
-    COLUMN(ZCTL_U64, committed_applied, ZCTL_JSON_ONLY, zc_job_row),
-    COLUMN(ZCTL_U32, snapshots, ZCTL_WHEN_SET, zc_job_row),
-    COLUMN(ZCTL_U64, epoch, ZCTL_WHEN_SET, zc_job_row),
-    COLUMN(ZCTL_U64, id, ZCTL_JSON_ONLY, zc_job_row),
-    COLUMN(ZCTL_TEXT, error, ZCTL_WHEN_SET, zc_job_row),
-};
-
-static const struct zctl_column tier_columns[] = {
-    COLUMN(ZCTL_TEXT, name, ZCTL_SHOWN, zc_tier_row),
-    COLUMN(ZCTL_SIZE, budget, ZCTL_SHOWN, zc_tier_row),
-    COLUMN(ZCTL_SIZE, used, ZCTL_SHOWN, zc_tier_row),
-    COLUMN(ZCTL_SIZE, target, ZCTL_WHEN_SET, zc_tier_row),
-    COLUMN(ZCTL_SIZE, moving, ZCTL_WHEN_SET, zc_tier_row),
-    COLUMN(ZCTL_SIZE, device_free, ZCTL_WHEN_SET, zc_tier_row),
-    COLUMN(ZCTL_SIZE, stranded, ZCTL_WHEN_SET, zc_tier_row),
-    COLUMN(ZCTL_TEXT, stranded_by, ZCTL_WHEN_SET, zc_tier_row),
-    COLUMN(ZCTL_SIZE, params, ZCTL_SHOWN, zc_tier_row),
-    COLUMN(ZCTL_SIZE, grads, ZCTL_SHOWN, zc_tier_row),
-    COLUMN(ZCTL_SIZE, state, ZCTL_SHOWN, zc_tier_row),
-    COLUMN(ZCTL_SIZE, staging, ZCTL_SHOWN, zc_tier_row),
-    COLUMN(ZCTL_SIZE, rings, ZCTL_SHOWN, zc_tier_row),
-    COLUMN(ZCTL_SIZE, read_bytes_s, ZCTL_WHEN_SET, zc_tier_row),
-    COLUMN(ZCTL_SIZE, write_bytes_s, ZCTL_WHEN_SET, zc_tier_row),
-    COLUMN(ZCTL_SIZE, node_bytes, ZCTL_WHEN_SET, zc_tier_row),
-    COLUMN(ZCTL_SIZE, spilled_bytes, ZCTL_WHEN_SET, zc_tier_row),
-    COLUMN(ZCTL_TEXT, nodes, ZCTL_JSON_ONLY, zc_tier_row),
-    COLUMN(ZCTL_TEXT, numa, ZCTL_WHEN_SET, zc_tier_row),
-    COLUMN(ZCTL_TEXT, detail, ZCTL_SHOWN, zc_tier_row),
-};
-
-static const struct zctl_column counter_columns[] = {
-    COLUMN(ZCTL_TEXT, name, ZCTL_SHOWN, zc_counter),
-    COLUMN(ZCTL_U64, value, ZCTL_SHOWN, zc_counter),
-};
-
-/** Prints rows that the library gave, and frees them. */
-#define SHOW(z, columns, rows, n) show(z, columns, ZB_COUNT(columns), rows, n, sizeof(*(rows)))
-
-static int show(struct zctl *z, const struct zctl_column *columns, size_t ncolumns, void *rows,
-                size_t n, size_t row_bytes)
+static struct shard_row shard_row(const struct zc_shard_row *from)
 {
-    int rc = zctl_print(z, columns, ncolumns, rows, n, row_bytes);
+    struct shard_row row = { .s = *from };
+    uint64_t gpu = from->bytes - from->host_bytes - from->nvme_bytes;
 
-    zc_rows_free(rows);
-    return rc;
+    (void)snprintf(row.tiers, sizeof(row.tiers), "%s%s%s", gpu > 0 ? "+gpu" : "",
+                   from->host_bytes > 0 ? "+host" : "", from->nvme_bytes > 0 ? "+nvme" : "");
+    memmove(row.tiers, row.tiers + (*row.tiers == '+'), strlen(row.tiers) + (*row.tiers != '+'));
+    return row;
 }
 
 static int show_ls(struct zctl *z, int argc, char **argv)
 {
-    struct zc_shard_row *rows = NULL;
+    struct zc_shard_row *from = NULL;
+    struct shard_row *rows = NULL;
     size_t n = 0;
     int rc = zctl_connect(z);
 
     if (rc == 0)
-        rc = zctl_failed(z, zc_list_wait(z->client, argc > 0 ? argv[0] : NULL, &rows, &n));
-    return rc < 0 ? rc : SHOW(z, shard_columns, rows, n);
+        rc = zctl_failed(z, zc_list_wait(z->client, argc > 0 ? argv[0] : NULL, &from, &n));
+    if (rc == 0 && !(rows = calloc(n + 1, sizeof(*rows))))
+        rc = zb_fail(&z->err, -ENOMEM, "%zu rows: %m", n);
+    for (size_t i = 0; rc == 0 && i < n; i++)
+        rows[i] = shard_row(&from[i]);
+    if (rc == 0)
+        rc = zctl_print(z, shard_columns, ZB_COUNT(shard_columns), rows, n, sizeof(*rows));
+    free(rows);
+    zc_rows_free(from);
+    return rc;
+}
+
+/* ---- jobs */
+
+static const struct zctl_column job_columns[] = {
+    COLUMN(ZCTL_TEXT, name, ZCTL_SHOWN, zc_job_row, NULL),
+    COLUMN(ZCTL_TEXT, state, ZCTL_SHOWN, zc_job_row, NULL),
+    COLUMN(ZCTL_U32, uid, ZCTL_JSON_ONLY, zc_job_row, NULL),
+    COLUMN(ZCTL_U32, world, ZCTL_SHOWN, zc_job_row, NULL),
+    COLUMN(ZCTL_U32, attached, ZCTL_SHOWN, zc_job_row, NULL),
+    COLUMN(ZCTL_U32, share, ZCTL_JSON_ONLY, zc_job_row, NULL),
+    COLUMN(ZCTL_TEXT, optimizer, ZCTL_JSON_ONLY, zc_job_row, NULL),
+    COLUMN(ZCTL_TEXT, moments, ZCTL_JSON_ONLY, zc_job_row, NULL),
+    COLUMN(ZCTL_BOOL, keep, ZCTL_SHOWN, zc_job_row, NULL),
+    COLUMN(ZCTL_U64, iterations, ZCTL_SHOWN, zc_job_row, "STEPS"),
+    COLUMN(ZCTL_U64, applied, ZCTL_JSON_ONLY, zc_job_row, NULL),
+    COLUMN(ZCTL_U64, shards, ZCTL_JSON_ONLY, zc_job_row, NULL),
+    COLUMN(ZCTL_U64, params, ZCTL_JSON_ONLY, zc_job_row, NULL),
+    COLUMN(ZCTL_SIZE, host_bytes, ZCTL_SHOWN, zc_job_row, NULL),
+    COLUMN(ZCTL_SIZE, host_state, ZCTL_JSON_ONLY, zc_job_row, NULL),
+    COLUMN(ZCTL_SIZE, host_state_target, ZCTL_JSON_ONLY, zc_job_row, NULL),
+    COLUMN(ZCTL_SIZE, gpu_bytes, ZCTL_SHOWN, zc_job_row, NULL),
+    COLUMN(ZCTL_SIZE, nvme_bytes, ZCTL_SHOWN, zc_job_row, NULL),
+    COLUMN(ZCTL_SIZE, grads_nvme_bytes, ZCTL_JSON_ONLY, zc_job_row, NULL),
+    COLUMN(ZCTL_SIZE, fetched_bytes, ZCTL_JSON_ONLY, zc_job_row, NULL),
+    COLUMN(ZCTL_SIZE, pushed_bytes, ZCTL_JSON_ONLY, zc_job_row, NULL),
+    COLUMN(ZCTL_SIZE, nvme_read_bytes, ZCTL_JSON_ONLY, zc_job_row, NULL),
+    COLUMN(ZCTL_SIZE, nvme_written_bytes, ZCTL_JSON_ONLY, zc_job_row, NULL),
+    COLUMN(ZCTL_BOOL, durable, ZCTL_JSON_ONLY, zc_job_row, NULL),
+    COLUMN(ZCTL_BOOL, committed, ZCTL_JSON_ONLY, zc_job_row, NULL),
+    COLUMN(ZCTL_U64, committed_iterations, ZCTL_SHOWN, zc_job_row, "COMMITTED"),
+    COLUMN(ZCTL_U64, committed_applied, ZCTL_JSON_ONLY, zc_job_row, NULL),
+    COLUMN(ZCTL_U32, snapshots, ZCTL_JSON_ONLY, zc_job_row, NULL),
+    COLUMN(ZCTL_U64, epoch, ZCTL_JSON_ONLY, zc_job_row, NULL),
+    COLUMN(ZCTL_U64, id, ZCTL_JSON_ONLY, zc_job_row, NULL),
+    COLUMN(ZCTL_TEXT, error, ZCTL_JSON_ONLY, zc_job_row, NULL),
+};
+
+/** Rows as zctl shows them: a job that is ready, and that nobody is attached to, is idle. The errors
+ * of jobs are lines below the table. */
+static void jobs_settle(struct zc_job_row *rows, size_t n, FILE *below)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (rows[i].attached == 0 && strcmp(rows[i].state, "ready") == 0)
+            (void)snprintf(rows[i].state, sizeof(rows[i].state), "idle");
+        if (*rows[i].error)
+            (void)fprintf(below, "job '%s': %s\n", rows[i].name, rows[i].error);
+    }
 }
 
 static int show_jobs(struct zctl *z, int argc, char **argv)
 {
+    struct zctl_below below = { NULL };
     struct zc_job_row *rows = NULL;
     size_t n = 0;
     int rc = zctl_connect(z);
 
     if (rc == 0)
         rc = zctl_failed(z, zc_jobs_wait(z->client, argc > 0 ? argv[0] : NULL, &rows, &n));
-    return rc < 0 ? rc : SHOW(z, job_columns, rows, n);
+    if (rc == 0)
+        rc = zctl_below_open(z, &below);
+    if (rc == 0) {
+        jobs_settle(rows, n, below.out);
+        rc =
+            zctl_print_below(z, job_columns, ZB_COUNT(job_columns), rows, n, sizeof(*rows), &below);
+    }
+    zc_rows_free(rows);
+    return rc;
+}
+
+/* ---- tiers */
+
+static const struct zctl_column tier_columns[] = {
+    COLUMN(ZCTL_TEXT, name, ZCTL_SHOWN, zc_tier_row, NULL),
+    COLUMN(ZCTL_SIZE, budget, ZCTL_SHOWN, zc_tier_row, NULL),
+    COLUMN(ZCTL_SIZE, used, ZCTL_SHOWN, zc_tier_row, NULL),
+    COLUMN(ZCTL_SIZE, target, ZCTL_SHOWN, zc_tier_row, NULL),
+    COLUMN(ZCTL_SIZE, moving, ZCTL_SHOWN, zc_tier_row, NULL),
+    COLUMN(ZCTL_SIZE, device_free, ZCTL_JSON_ONLY, zc_tier_row, NULL),
+    COLUMN(ZCTL_SIZE, stranded, ZCTL_JSON_ONLY, zc_tier_row, NULL),
+    COLUMN(ZCTL_TEXT, stranded_by, ZCTL_JSON_ONLY, zc_tier_row, NULL),
+    COLUMN(ZCTL_SIZE, params, ZCTL_SHOWN, zc_tier_row, NULL),
+    COLUMN(ZCTL_SIZE, grads, ZCTL_SHOWN, zc_tier_row, NULL),
+    COLUMN(ZCTL_SIZE, state, ZCTL_SHOWN, zc_tier_row, NULL),
+    COLUMN(ZCTL_SIZE, staging, ZCTL_SHOWN, zc_tier_row, NULL),
+    COLUMN(ZCTL_SIZE, rings, ZCTL_SHOWN, zc_tier_row, NULL),
+    COLUMN(ZCTL_SIZE, read_bytes_s, ZCTL_JSON_ONLY, zc_tier_row, NULL),
+    COLUMN(ZCTL_SIZE, write_bytes_s, ZCTL_JSON_ONLY, zc_tier_row, NULL),
+    COLUMN(ZCTL_SIZE, node_bytes, ZCTL_JSON_ONLY, zc_tier_row, NULL),
+    COLUMN(ZCTL_SIZE, spilled_bytes, ZCTL_JSON_ONLY, zc_tier_row, NULL),
+    COLUMN(ZCTL_TEXT, nodes, ZCTL_JSON_ONLY, zc_tier_row, NULL),
+    COLUMN(ZCTL_TEXT, numa, ZCTL_JSON_ONLY, zc_tier_row, NULL),
+    COLUMN(ZCTL_TEXT, detail, ZCTL_JSON_ONLY, zc_tier_row, NULL),
+};
+
+/** What no column of a tier's has room for. */
+static void tier_below(const struct zc_tier_row *r, FILE *out)
+{
+    (void)fprintf(out, "%s: %s", r->name, r->detail);
+    if (r->read_bytes_s > 0)
+        (void)fprintf(out, "; reads %s/s, writes %s/s", zb_size_text(r->read_bytes_s).s,
+                      zb_size_text(r->write_bytes_s).s);
+    if (*r->numa)
+        (void)fprintf(out, "; numa %s", r->numa);
+    if (r->node_bytes + r->spilled_bytes > 0)
+        (void)fprintf(out, " (%s there, %s elsewhere)", zb_size_text(r->node_bytes).s,
+                      zb_size_text(r->spilled_bytes).s);
+    if (r->device_free > 0)
+        (void)fprintf(out, "; the device has %s free", zb_size_text(r->device_free).s);
+    if (r->stranded > 0)
+        (void)fprintf(out, "; %s stranded, still mapped by %s", zb_size_text(r->stranded).s,
+                      r->stranded_by);
+    (void)fputc('\n', out);
 }
 
 static int show_tiers(struct zctl *z, int argc, char **argv)
 {
+    struct zctl_below below = { NULL };
     struct zc_tier_row *rows = NULL;
     size_t n = 0;
     int rc = zctl_connect(z);
@@ -131,8 +195,24 @@ static int show_tiers(struct zctl *z, int argc, char **argv)
     (void)argv;
     if (rc == 0)
         rc = zctl_failed(z, zc_tiers_wait(z->client, &rows, &n));
-    return rc < 0 ? rc : SHOW(z, tier_columns, rows, n);
+    if (rc == 0)
+        rc = zctl_below_open(z, &below);
+    if (rc == 0) {
+        for (size_t i = 0; i < n; i++)
+            tier_below(&rows[i], below.out);
+        rc = zctl_print_below(z, tier_columns, ZB_COUNT(tier_columns), rows, n, sizeof(*rows),
+                              &below);
+    }
+    zc_rows_free(rows);
+    return rc;
 }
+
+/* ---- stat */
+
+static const struct zctl_column counter_columns[] = {
+    COLUMN(ZCTL_TEXT, name, ZCTL_SHOWN, zc_counter, NULL),
+    COLUMN(ZCTL_U64, value, ZCTL_SHOWN, zc_counter, NULL),
+};
 
 static int show_stat(struct zctl *z, int argc, char **argv)
 {
@@ -144,7 +224,10 @@ static int show_stat(struct zctl *z, int argc, char **argv)
     (void)argv;
     if (rc == 0)
         rc = zctl_failed(z, zc_stat_wait(z->client, &rows, &n));
-    return rc < 0 ? rc : SHOW(z, counter_columns, rows, n);
+    if (rc == 0)
+        rc = zctl_print(z, counter_columns, ZB_COUNT(counter_columns), rows, n, sizeof(*rows));
+    zc_rows_free(rows);
+    return rc;
 }
 
 const struct zctl_cmd zctl_jobs = {

@@ -80,6 +80,15 @@ int zctl_files_metadata(struct zctl *z, const struct zctl_files *files, const ch
 int zctl_files_metadata_number(struct zctl *z, const struct zctl_files *files, const char *key,
                                uint64_t max, uint64_t *ret);
 
+/* ---- units.c: units by the names of tensors */
+
+/** How many bytes of a tensor's name name its unit. */
+size_t zctl_name_unit(const char *name);
+/** Whether it is the name of optimizer state, as zctl exports it. */
+bool zctl_name_is_state(const char *name);
+/** The units of files that say none, as zctl_model_parse() takes them, malloc'ed. 0, or z->err. */
+int zctl_units_by_name(struct zctl *z, const struct zctl_files *files, char **ret);
+
 /* ---- place.c: where files are written */
 
 struct zctl_place {

@@ -1,9 +1,8 @@
 /*
  * model.c - the model of a plan: a number of parameters, a shape, or the headers of files.
  *
- * FILES. What zctl exported says its own units. Others are cut as trainers cut them: the tensors of
- * one layer ("model.layers.12.*", up to and with the first number) are a unit, and so is every
- * tensor that belongs to no layer. Of the data nothing is read.
+ * FILES. What zctl exported says its own units. Others are cut by the names of their tensors
+ * (client/zctl/files/units.c). Of the data nothing is read.
  */
 #include <errno.h>
 #include <string.h>
@@ -13,30 +12,6 @@
 #include "client/zctl/plan/plan.h"
 
 /* ---- files */
-
-/* How many bytes of a tensor's name name its unit. */
-static size_t name_unit(const char *name)
-{
-    for (const char *at = name; *at; at += strcspn(at, ".") + (at[strcspn(at, ".")] == '.')) {
-        size_t len = strcspn(at, ".");
-
-        if (len > 0 && strspn(at, "0123456789") == len)
-            return (size_t)(at - name) + len;
-    }
-    return strlen(name);
-}
-
-static bool name_is_state(const char *name)
-{
-    static const char *const ends[] = { ".exp_avg", ".exp_avg_sq", ".momentum_buffer", ".sum",
-                                        ZCTL_MASTER };
-    size_t len = strlen(name);
-
-    for (size_t i = 0; i < ZB_COUNT(ends); i++)
-        if (len > strlen(ends[i]) && strcmp(name + len - strlen(ends[i]), ends[i]) == 0)
-            return true;
-    return false;
-}
 
 /* Of parameters that files have in it; what we do not have is kept as bf16. */
 static enum zb_dtype dtype_of(enum zc_st_dtype dtype)
@@ -53,11 +28,11 @@ static int files_units(struct zctl_plan *p, const struct zctl_files *files)
 
     for (size_t i = 0; i < files->ntensors && rc == 0; i++) {
         const struct zc_st_tensor *t = files->tensors[i].t;
-        size_t len = name_unit(t->name);
+        size_t len = zctl_name_unit(t->name);
 
-        if (name_is_state(t->name) || t->elems == 0)
+        if (zctl_name_is_state(t->name) || t->elems == 0)
             continue;
-        if (unit && (name_unit(unit) != len || strncmp(unit, t->name, len) != 0)) {
+        if (unit && (zctl_name_unit(unit) != len || strncmp(unit, t->name, len) != 0)) {
             rc = zb_model_add(&p->model, elems, &p->z->err);
             elems = 0;
         }

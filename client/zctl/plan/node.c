@@ -62,7 +62,7 @@ static int node_file(struct zctl_plan *p, const char *path)
                        json_error_code(&why) == json_error_cannot_open_file ? -ENOENT : -EINVAL,
                        "'%s': %s", path, why.text);
     if (!json_is_object(all))
-        rc = zb_fail(&p->z->err, -EINVAL, "'%s' is no JSON object", path);
+        rc = zb_fail(&p->z->err, -EINVAL, "'%s' is not a JSON object", path);
     json_object_foreach(all, key, value)
     {
         if (rc == 0)
@@ -114,6 +114,23 @@ static int daemon_buffers(struct zctl_plan *p)
     return rc;
 }
 
+/* Durable jobs that nobody is attached to, and that stand as they are committed, leave memory for one that
+ * needs it: the daemon's job_idle(). What they have on NVMe stays. */
+static int daemon_idle_jobs(struct zctl_plan *p)
+{
+    struct zc_job_row *rows = NULL;
+    size_t n = 0;
+    int rc = zctl_failed(p->z, zc_jobs_wait(p->z->client, NULL, &rows, &n));
+
+    for (size_t i = 0; i < n && rc == 0; i++)
+        if (rows[i].durable && rows[i].attached == 0 && strcmp(rows[i].state, "ready") == 0)
+            p->gives_room += rows[i].host_bytes;
+    p->gives_room = zb_min_u64(p->gives_room, p->node.host_taken);
+    p->node.host_taken -= p->gives_room;
+    zc_rows_free(rows);
+    return rc;
+}
+
 static int node_daemon(struct zctl_plan *p)
 {
     int rc = zctl_connect(p->z);
@@ -130,7 +147,8 @@ static int node_daemon(struct zctl_plan *p)
         return rc;
     p->node.page_elems = zc_server(p->z->client)->page_elems;
     p->node_from = "the daemon of this node";
-    return daemon_buffers(p);
+    rc = daemon_buffers(p);
+    return rc < 0 ? rc : daemon_idle_jobs(p);
 }
 
 int zctl_plan_node(struct zctl_plan *p)

@@ -30,6 +30,7 @@ struct zctl_plan {
     const char *node_file;
     struct zb_node node;
     const char *node_from; /* for people: "the daemon", "options" ... */
+    uint64_t gives_room;   /* of host memory: of jobs that leave it for one that needs it */
     const char *measure;   /* a directory */
 };
 

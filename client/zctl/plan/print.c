@@ -80,10 +80,11 @@ static json_t *step_json(const struct zb_forecast *f)
 
 static json_t *node_json(const struct zctl_plan *p)
 {
-    return json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:o}", "from", p->node_from, "page_elems",
+    return json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "from", p->node_from, "page_elems",
                      integer(p->node.page_elems), "page_buffers", integer(p->node.nbuffers),
                      "cores", integer(p->node.cores), "drive_read", real(p->node.drive_read),
-                     "drive_write", real(p->node.drive_write), "mem_bw", real(p->node.memory));
+                     "drive_write", real(p->node.drive_write), "mem_bw", real(p->node.memory),
+                     "gives_room", integer(p->gives_room));
 }
 
 static int print_json(const struct zctl_plan *p, const struct zb_forecast *f)
@@ -115,7 +116,7 @@ static int print_json(const struct zctl_plan *p, const struct zb_forecast *f)
 
 static void line(const struct zctl_plan *p, const char *what, uint64_t bytes, const char *from)
 {
-    (void)fprintf(p->z->out, "  %-22s %12s  %s\n", what, zb_size_text(bytes).s, from);
+    (void)fprintf(p->z->out, "  %-24s %12s  %s\n", what, zb_size_text(bytes).s, from);
 }
 
 static void people_rank(const struct zctl_plan *p, const struct zb_forecast *f)
@@ -144,38 +145,41 @@ static void people_node(const struct zctl_plan *p, const struct zb_forecast *f)
                   p->node_from);
     if (f->fits) {
         line(p, "host: parameters", f->host_param, "resident");
-        line(p, "      their ring", f->host_ring, "of those that are streamed");
-        line(p, "      gradients", f->host_grad, f->nvme_grad > 0 ? "what fits" : "");
-        line(p, "      state", f->host_state, "resident");
+        line(p, "host: their ring", f->host_ring, "of those that are streamed");
+        line(p, "host: gradients", f->host_grad, f->nvme_grad > 0 ? "what fits" : "");
+        line(p, "host: state", f->host_state, "resident");
     }
-    line(p, "      staging", f->host_staging, "gradients and initial values on their way");
-    line(p, "      page buffers", f->host_buffers, "what is streamed passes through them");
+    line(p, "host: staging", f->host_staging, "gradients and initial values on their way");
+    line(p, "host: page buffers", f->host_buffers, "what is streamed passes through them");
     if (f->fits)
-        line(p, "      used", f->host_used, "with other jobs");
-    line(p, "      budget", p->node.host_bytes, "");
-    line(p, "      least that would do", f->host_least, "");
+        line(p, "host: used", f->host_used, "with other jobs");
+    if (p->gives_room > 0)
+        line(p, "host: of idle jobs", p->gives_room,
+             "saved; they give it back, so it is not counted");
+    line(p, "host: budget", p->node.host_bytes, "");
+    line(p, "host: smallest that works", f->host_least, "");
     if (f->host_least_grads > f->host_least)
-        line(p, "      least for gradients", f->host_least_grads, "below that some are on NVMe");
+        line(p, "host: least for gradients", f->host_least_grads, "below that some are on NVMe");
     if (f->fits) {
         line(p, "nvme: parameters", f->nvme_param, "one version");
         if (f->nvme_grad > 0)
-            line(p, "      gradients", f->nvme_grad, "what does not fit into memory");
-        line(p, "      state", f->nvme_state, "one version");
-        line(p, "      further places", f->nvme_spare,
+            line(p, "nvme: gradients", f->nvme_grad, "what does not fit into memory");
+        line(p, "nvme: state", f->nvme_state, "one version");
+        line(p, "nvme: further places", f->nvme_spare,
              p->run.durable ? "the next version, and pages in flight"
              : f->early     ? "a step that begins early, and pages in flight"
                             : "pages in flight");
         if (p->run.early && !f->early)
             (void)fprintf(out, "  There is no room for steps that begin early.\n");
-        line(p, "      used", f->nvme_used, "with other jobs");
+        line(p, "nvme: used", f->nvme_used, "with other jobs");
     }
-    line(p, "      budget", p->node.nvme_bytes, "");
-    line(p, "      least that would do", f->nvme_least, "size of a data file, at this host_bytes");
+    line(p, "nvme: budget", p->node.nvme_bytes, "");
+    line(p, "nvme: smallest that works", f->nvme_least, "size of a data file, at this host_bytes");
     if (!f->fits || p->node.gpu_tier_bytes == 0)
         return;
     line(p, "gpu:  state", f->gpu_state, "from the third step on; it keeps its place below");
-    line(p, "      used", f->gpu_used, "");
-    line(p, "      free", p->node.gpu_tier_bytes, "");
+    line(p, "gpu:  used", f->gpu_used, "");
+    line(p, "gpu:  free", p->node.gpu_tier_bytes, "");
 }
 
 static void people_time(const struct zctl_plan *p, const struct zb_forecast *f)
@@ -183,22 +187,22 @@ static void people_time(const struct zctl_plan *p, const struct zb_forecast *f)
     FILE *out = p->z->out;
 
     if (f->step_seconds > 0)
-        (void)fprintf(out, "  %-22s %10.3f s  bound by %s (drive %.3f s, kernel %.3f s)\n",
+        (void)fprintf(out, "  %-24s %10.3f s  bound by %s (drive %.3f s, kernel %.3f s)\n",
                       "the optimizer's time", f->step_seconds, zb_bound_name(f->bound),
                       f->drive_seconds, f->kernel_seconds);
     else
         (void)fprintf(out,
-                      "  %-22s %12s  give --mem-bw, --drive-read and --drive-write, or --measure\n",
+                      "  %-24s %12s  give --mem-bw, --drive-read and --drive-write, or --measure\n",
                       "the optimizer's time", "not known");
     if (f->hide_tokens > 0)
-        (void)fprintf(out, "  %-22s %12.0f  a step, over all ranks: then computing takes longer\n",
+        (void)fprintf(out, "  %-24s %12.0f  a step, over all ranks: then computing takes longer\n",
                       "tokens that hide it", f->hide_tokens);
     if (f->written_day > 0)
         (void)fprintf(
-            out, "  %-22s %9.2f TB  a day, %s\n", "written to the drives", f->written_day / TB,
+            out, "  %-24s %9.2f TB  a day, %s\n", "written to the drives", f->written_day / TB,
             p->run.seconds > 0 ? "at the step time given" : "if steps did nothing but this");
     if (f->endurance_years > 0)
-        (void)fprintf(out, "  %-22s %6.2f years\n", "the drives last", f->endurance_years);
+        (void)fprintf(out, "  %-24s %6.2f years\n", "the drives last", f->endurance_years);
 }
 
 static void people_step(const struct zctl_plan *p, const struct zb_forecast *f)
@@ -211,14 +215,14 @@ static void people_step(const struct zctl_plan *p, const struct zb_forecast *f)
     (void)fprintf(out, "\nA STEP of this node\n");
     line(p, "nvme read", f->step_read + f->fetch_read + f->push_read, "");
     if (f->fetch_read > 0)
-        line(p, "      by gathers", f->fetch_read, "of streamed parameters");
+        line(p, "nvme read: by gathers", f->fetch_read, "of streamed parameters");
     if (f->push_read > 0)
-        line(p, "      by pushes", f->push_read, "of gradients on NVMe");
+        line(p, "nvme read: by pushes", f->push_read, "of gradients on NVMe");
     line(p, "nvme written", f->step_written + f->push_written + (uint64_t)commits, "");
     if (f->push_written > 0)
-        line(p, "      by pushes", f->push_written, "of gradients on NVMe");
+        line(p, "nvme written: by pushes", f->push_written, "of gradients on NVMe");
     if (f->commit_written > 0)
-        line(p, "      a commit adds", f->commit_written, "what is resident");
+        line(p, "nvme written: a commit", f->commit_written, "what is resident");
     line(p, "through memory", f->kernel_bytes, "by the optimizer's kernel");
     people_time(p, f);
 }
@@ -237,6 +241,6 @@ int zctl_plan_print(struct zctl_plan *p, const struct zb_forecast *f)
     people_rank(p, f);
     people_node(p, f);
     people_step(p, f);
-    (void)fprintf(out, "\n%s%s\n", f->fits ? "It fits." : "It does not fit, because ", f->why.text);
+    (void)fprintf(out, "\n%s\n", f->fits ? "It fits." : "It does not fit.");
     return fflush(out) != 0 || ferror(out) ? zb_fail(&p->z->err, -EIO, "write the output: %m") : 0;
 }

@@ -10,9 +10,10 @@
 #include "base/util.h"
 #include "client/zctl/top/top.h"
 
-#define COLUMN(type, member, how, row)                   \
-    {                                                    \
-#member, type, offsetof(struct row, member), how \
+#define COLUMN(type, member, how, row) HEADED(type, member, how, row, NULL)
+#define HEADED(type, member, how, row, heading)                      \
+    {                                                                \
+#member, type, offsetof(struct row, member), how, heading, 0 \
     }
 
 static const struct zctl_column node_columns[] = {
@@ -32,8 +33,8 @@ static const struct zctl_column tier_columns[] = {
     COLUMN(ZCTL_TEXT, name, ZCTL_SHOWN, zc_tier_row),
     COLUMN(ZCTL_SIZE, budget, ZCTL_SHOWN, zc_tier_row),
     COLUMN(ZCTL_SIZE, used, ZCTL_SHOWN, zc_tier_row),
-    COLUMN(ZCTL_SIZE, target, ZCTL_WHEN_SET, zc_tier_row),
-    COLUMN(ZCTL_SIZE, moving, ZCTL_WHEN_SET, zc_tier_row),
+    COLUMN(ZCTL_SIZE, target, ZCTL_SHOWN, zc_tier_row),
+    COLUMN(ZCTL_SIZE, moving, ZCTL_SHOWN, zc_tier_row),
 };
 
 static const struct zctl_column path_columns[] = {
@@ -49,38 +50,38 @@ static const struct zctl_column path_columns[] = {
     COLUMN(ZCTL_DOUBLE, queue, ZCTL_SHOWN, top_path),
     COLUMN(ZCTL_U64, depth, ZCTL_JSON_ONLY, top_path),
     COLUMN(ZCTL_DOUBLE, latency_us, ZCTL_SHOWN, top_path),
-    COLUMN(ZCTL_U64, failed, ZCTL_WHEN_SET, top_path),
+    COLUMN(ZCTL_U64, failed, ZCTL_SHOWN, top_path),
 };
 
-/* One row of a job is two in the tables: what it moves, and where its pages are. */
+/* One row of a job is two in the tables: what it moves, and where its pages are (in a buffer, being read, ...). */
 static const struct zctl_column job_columns[] = {
     COLUMN(ZCTL_TEXT, name, ZCTL_SHOWN, top_job),
     COLUMN(ZCTL_TEXT, state, ZCTL_SHOWN, top_job),
     COLUMN(ZCTL_U32, uid, ZCTL_JSON_ONLY, top_job),
     COLUMN(ZCTL_U32, world, ZCTL_JSON_ONLY, top_job),
     COLUMN(ZCTL_U32, attached, ZCTL_JSON_ONLY, top_job),
-    COLUMN(ZCTL_U64, iterations, ZCTL_SHOWN, top_job),
+    HEADED(ZCTL_U64, iterations, ZCTL_SHOWN, top_job, "STEPS"),
     COLUMN(ZCTL_U64, applied, ZCTL_JSON_ONLY, top_job),
     COLUMN(ZCTL_DOUBLE, steps_s, ZCTL_SHOWN, top_job),
-    COLUMN(ZCTL_SIZE, host_bytes, ZCTL_SHOWN, top_job),
-    COLUMN(ZCTL_SIZE, nvme_bytes, ZCTL_SHOWN, top_job),
-    COLUMN(ZCTL_SIZE, nvme_read_bytes_s, ZCTL_SHOWN, top_job),
-    COLUMN(ZCTL_SIZE, nvme_written_bytes_s, ZCTL_SHOWN, top_job),
+    COLUMN(ZCTL_SIZE, host_bytes, ZCTL_JSON_ONLY, top_job),
+    COLUMN(ZCTL_SIZE, nvme_bytes, ZCTL_JSON_ONLY, top_job),
+    HEADED(ZCTL_SIZE, nvme_read_bytes_s, ZCTL_SHOWN, top_job, "READ/S"),
+    HEADED(ZCTL_SIZE, nvme_written_bytes_s, ZCTL_SHOWN, top_job, "WRITTEN/S"),
     COLUMN(ZCTL_SIZE, fetched_bytes_s, ZCTL_SHOWN, top_job),
     COLUMN(ZCTL_SIZE, pushed_bytes_s, ZCTL_SHOWN, top_job),
     COLUMN(ZCTL_DOUBLE, fetches_s, ZCTL_JSON_ONLY, top_job),
     COLUMN(ZCTL_DOUBLE, pushes_s, ZCTL_JSON_ONLY, top_job),
-    COLUMN(ZCTL_SHARE, hit_ratio, ZCTL_SHOWN, top_job),
+    HEADED(ZCTL_SHARE, hit_ratio, ZCTL_SHOWN, top_job, "HITS"),
 };
 
 static const struct zctl_column page_columns[] = {
     COLUMN(ZCTL_TEXT, name, ZCTL_SHOWN, top_job),
     COLUMN(ZCTL_DOUBLE, pages_s, ZCTL_SHOWN, top_job),
-    COLUMN(ZCTL_DOUBLE, in_buffer, ZCTL_SHOWN, top_job),
-    COLUMN(ZCTL_DOUBLE, in_read, ZCTL_SHOWN, top_job),
-    COLUMN(ZCTL_DOUBLE, in_compute, ZCTL_SHOWN, top_job),
-    COLUMN(ZCTL_DOUBLE, in_write, ZCTL_SHOWN, top_job),
-    COLUMN(ZCTL_DOUBLE, in_gpu, ZCTL_WHEN_SET, top_job),
+    HEADED(ZCTL_DOUBLE, in_buffer, ZCTL_SHOWN, top_job, "BUFFER"),
+    HEADED(ZCTL_DOUBLE, in_read, ZCTL_SHOWN, top_job, "READ"),
+    HEADED(ZCTL_DOUBLE, in_compute, ZCTL_SHOWN, top_job, "COMPUTE"),
+    HEADED(ZCTL_DOUBLE, in_write, ZCTL_SHOWN, top_job, "WRITE"),
+    HEADED(ZCTL_DOUBLE, in_gpu, ZCTL_SHOWN, top_job, "GPU"),
     COLUMN(ZCTL_DOUBLE, page_ms, ZCTL_SHOWN, top_job),
     COLUMN(ZCTL_DOUBLE, compute_ms, ZCTL_SHOWN, top_job),
     COLUMN(ZCTL_SHARE, drive_only, ZCTL_SHOWN, top_job),

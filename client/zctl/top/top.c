@@ -23,7 +23,7 @@ struct top {
 struct top_options {
     uint32_t count;
     double interval_s;
-    bool json, once;
+    bool once;
 };
 
 #define AT(member) ZB_OPT_AT(struct top_options, member)
@@ -33,7 +33,6 @@ static const struct zb_opt top_options[] = {
       .help = "end after so many intervals" },
     { "interval", ZB_OPT_REAL, AT(interval_s), .arg = "SECONDS", .def = "1", .min = 0.1,
       .max = 3600, .help = "between two looks, 0.1 to 3600" },
-    { "json", ZB_OPT_FLAG, AT(json), .help = "one JSON object for each interval, a line each" },
     { "once", ZB_OPT_FLAG, AT(once), .help = "one interval, as tables: the same as --count 1" },
     { 0 },
 };
@@ -46,7 +45,7 @@ static int top_settle(struct top *t)
         return zb_fail(&t->z->err, -EINVAL, "--once is --count 1: give one of them");
     t->interval_ns = (uint64_t)(o->interval_s * 1e9);
     t->count = o->once ? 1 : o->count;
-    t->json = t->z->json || o->json;
+    t->json = t->z->json;
     t->screen = !t->json && !o->once && isatty(fileno(t->z->out)) == 1;
     return 0;
 }

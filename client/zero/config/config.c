@@ -86,7 +86,7 @@ static int batch_check(uint64_t train, uint64_t micro, uint64_t steps, uint32_t 
                        (ull)train, (ull)micro, (ull)steps, ranks);
     if (train % (micro * steps) != 0)
         return zb_fail(err, -EINVAL,
-                       TRAIN ": %llu is no multiple of " MICRO " %llu times " ACCUM " %llu",
+                       TRAIN ": %llu is not a multiple of " MICRO " %llu times " ACCUM " %llu",
                        (ull)train, (ull)micro, (ull)steps);
     return 0;
 }
@@ -181,7 +181,10 @@ static int settle_dtype(struct zc_zero_config *c, struct zcz_read *r, struct zb_
     if (rc == 0 && said(r, ZCZ_COMM_DTYPE) && !(c->left & ZC_LEFT_DTYPE) &&
         dtypes[count(r, ZCZ_COMM_DTYPE, 0)] != c->dtype)
         rc = zcz_config_ignore(r, "communication_data_type",
-                               "gradients are exchanged in the dtype of the parameters");
+                               c->dtype == ZC_F32
+                                   ? "gradients are exchanged in the dtype of the parameters"
+                                   : "gradients are exchanged in the dtype of the parameters: "
+                                     "results differ in rounding from an exchange in another one");
     return rc;
 }
 
@@ -214,6 +217,10 @@ static int settle_optimizer(struct zc_zero_config *c, struct zcz_read *r, struct
                                           : ZC_ADAGRAD;
     if (type == ZCZ_ADAMW && said(r, ZCZ_ADAM_W_MODE))
         rc = zcz_config_ignore(r, "optimizer.params.adam_w_mode", "AdamW is AdamW");
+    if (value(r, ZCZ_BETA1, 0) >= 1 || value(r, ZCZ_BETA2, 0) >= 1)
+        return zb_fail(err, -EINVAL,
+                       "optimizer.params.betas: is [%g, %g], and both must be below 1",
+                       value(r, ZCZ_BETA1, 0), value(r, ZCZ_BETA2, 0));
     c->lr = value(r, ZCZ_LR, type == ZCZ_ADAGRAD ? 1e-2 : 1e-3);
     o->beta1 = value(r, ZCZ_BETA1, 0.9);
     o->beta2 = value(r, ZCZ_BETA2, type == ZCZ_LION ? 0.99 : 0.999);
@@ -269,7 +276,15 @@ static int settle_schedule(struct zc_zero_config *c, struct zcz_read *r, struct 
             return zb_fail(err, -EINVAL, "scheduler.params.total_num_steps: is missing");
         c->left |= ZC_LEFT_TOTAL_STEPS;
     }
-    return 0;
+    if (s->kind == ZC_LR_WARMUP_DECAY && s->total_steps > 0 && s->total_steps < s->warmup_steps) {
+        char text[128];
+
+        (void)snprintf(text, sizeof(text),
+                       "warning: less than warmup_num_steps %llu: the warm-up is not completed",
+                       (ull)s->warmup_steps);
+        rc = zcz_config_warn(r, "scheduler.params.total_num_steps", text);
+    }
+    return rc;
 }
 
 /* ---- ZeRO */

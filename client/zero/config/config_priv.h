@@ -77,9 +77,7 @@ enum zcz_at {
     ZCZ_CONSECUTIVE,
     ZCZ_MIN_SCALE,
     ZCZ_BF16,
-    ZCZ_PARTITION_ACTIVATIONS,
     ZCZ_CPU_CHECKPOINTING,
-    ZCZ_NUMBER_CHECKPOINTS,
     ZCZ_AT_END
 };
 
@@ -131,5 +129,7 @@ int zcz_config_only(const struct zcz_read *r, const struct zcz_row *rows, const 
 
 /** The line of a key becomes one that is ignored, as it is of no use here. 0 or -ENOMEM. */
 int zcz_config_ignore(struct zcz_read *r, const char *key, const char *because);
+/** The line of a key, which is acted on, gets this text. 0 or -ENOMEM. */
+int zcz_config_warn(struct zcz_read *r, const char *key, const char *text);
 
 #endif

@@ -65,7 +65,7 @@ static int line_add(struct zcz_read *r, const char *path, const json_t *value, b
     return l->key && l->value && l->text ? 0 : zb_fail(err, -ENOMEM, "a line for '%s': %m", path);
 }
 
-int zcz_config_ignore(struct zcz_read *r, const char *key, const char *because)
+static int line_change(struct zcz_read *r, const char *key, bool ignored, const char *because)
 {
     for (size_t i = 0; i < r->nlines; i++) {
         struct zc_config_line *l = &r->lines[i];
@@ -78,9 +78,19 @@ int zcz_config_ignore(struct zcz_read *r, const char *key, const char *because)
             return -ENOMEM;
         free((void *)(uintptr_t)l->text);
         l->text = text;
-        l->ignored = true;
+        l->ignored = ignored;
     }
     return 0;
+}
+
+int zcz_config_ignore(struct zcz_read *r, const char *key, const char *because)
+{
+    return line_change(r, key, true, because);
+}
+
+int zcz_config_warn(struct zcz_read *r, const char *key, const char *text)
+{
+    return line_change(r, key, false, text);
 }
 
 /* ---- values */
@@ -281,6 +291,48 @@ static int key_read(struct zcz_read *r, const struct zcz_row *row, const char *p
     return rc < 0 ? rc : agrees(r, row, &before, err);
 }
 
+/* How many letters are to be added, left out or changed; WORD_MAX or more where a word is longer. */
+static unsigned distance(const char *a, const char *b)
+{
+    enum { WORD_MAX = 64 };
+    size_t n = strlen(a), m = strlen(b);
+    unsigned row[WORD_MAX + 1];
+
+    if (n > WORD_MAX || m > WORD_MAX)
+        return WORD_MAX;
+    for (size_t k = 0; k <= m; k++)
+        row[k] = (unsigned)k;
+    for (size_t i = 1; i <= n; i++) {
+        unsigned left_above = row[0];
+
+        row[0] = (unsigned)i;
+        for (size_t k = 1; k <= m; k++) {
+            unsigned above = row[k], best = left_above + (a[i - 1] != b[k - 1]);
+
+            best = above + 1 < best ? above + 1 : best;
+            row[k] = row[k - 1] + 1 < best ? row[k - 1] + 1 : best;
+            left_above = above;
+        }
+    }
+    return row[m];
+}
+
+/* A key that no row has; one that is spelt nearly so is named. */
+static int unknown(const struct zcz_row *rows, const char *path, const char *key,
+                   struct zb_err *err)
+{
+    const struct zcz_row *near = NULL;
+    unsigned best = strlen(key) < 6 ? 2 : 3; /* so many mistakes or fewer */
+
+    for (const struct zcz_row *row = rows; row->key; row++)
+        if (distance(key, row->key) < best + (near == NULL)) {
+            best = distance(key, row->key);
+            near = row;
+        }
+    return near ? zb_fail(err, -EINVAL, "%s: no such key; did you mean '%s'?", path, near->key)
+                : zb_fail(err, -EINVAL, "%s: no such key", path);
+}
+
 static int group(struct zcz_read *r, const struct zcz_row *rows, const char *path,
                  const json_t *object, struct zb_err *err)
 {
@@ -296,7 +348,7 @@ static int group(struct zcz_read *r, const struct zcz_row *rows, const char *pat
         while (row->key && strcmp(row->key, key) != 0)
             row++;
         if (!row->key)
-            return zb_fail(err, -EINVAL, "%s: no such key", p.s);
+            return unknown(rows, p.s, key, err);
         if (!json_is_null(value))
             rc = key_read(r, row, p.s, value, err);
         if (rc < 0)
@@ -326,14 +378,14 @@ static int read_json(struct zcz_read *r, const char *name, json_t *file, const j
     int rc;
 
     if (!file)
-        return zb_fail(err, -EINVAL, "'%s', line %d: no JSON: %.100s", name, why->line, why->text);
+        return zb_fail(err, -EINVAL, "'%s', line %d: not JSON: %.100s", name, why->line, why->text);
     r->optimizer = has_object(file, "optimizer");
     r->scheduler = has_object(file, "scheduler");
     r->checkpointing = has_object(file, "activation_checkpointing");
     if (json_is_object(file))
         rc = group(r, zcz_config_rows, "", file, err);
     else
-        rc = zb_fail(err, -EINVAL, "'%s': is no JSON object", name);
+        rc = zb_fail(err, -EINVAL, "'%s': not a JSON object", name);
     json_decref(file);
     return rc;
 }

@@ -290,9 +290,10 @@ static const struct zcz_row data_types_rows[] = {
 };
 
 static const struct zcz_row checkpointing_rows[] = {
-    ACTS("partition_activations", ZCZ_BOOL, ZCZ_PARTITION_ACTIVATIONS, "for the trainer"),
+    IGNORED("partition_activations", ZCZ_BOOL,
+            "no activation is on two ranks: there is nothing to partition"),
     ACTS("cpu_checkpointing", ZCZ_BOOL, ZCZ_CPU_CHECKPOINTING, "for the trainer"),
-    ACTS_FROM("number_checkpoints", ZCZ_COUNT, ZCZ_NUMBER_CHECKPOINTS, 1, 65536, "for the trainer"),
+    IGNORED("number_checkpoints", ZCZ_COUNT, "one checkpoint is kept for each block"),
     IGNORED("contiguous_memory_optimization", ZCZ_BOOL, "activations are one block of memory"),
     IGNORED("synchronize_checkpoint_boundary", ZCZ_BOOL, OF_PYTHON),
     IGNORED("profile", ZCZ_BOOL, OF_LOG),

@@ -248,7 +248,7 @@ static void help_has_every_flag(void **state)
         "--micro-batch",     "--seq T",           "--layers L",
         "--heads H",         "--width C",         "--lr X",
         "--weight-decay ",   "--clip X",          "--dtype fp32",
-        "--device NAME",     "--config FILE",     "--init FILE",
+        "--device NAME",     "--config FILE",     "--init PATH",
         "--export FILE",     "--jsonl FILE",      "--help",
         "--version",         "--commit-every N",  "--overlap all",
         "--optimizer adamw", "--moments fp32",    "--quantize-gather",

@@ -128,8 +128,8 @@ static void fake_close(struct fake *f)
     free(f);
 }
 
-#define HEAD "JOB  NAME  ITERATIONS  APPLIED  WORLD                   CREATED     BYTES       OWN\n"
-#define ROW  "a    s              7        6      2  2001-09-09T01:46:40+0000  3.00 MiB  1.00 MiB\n"
+#define HEAD "JOB  NAME  STEPS  APPLIED  WORLD                   CREATED     BYTES       OWN\n"
+#define ROW  "a    s         7        6      2  2001-09-09T01:46:40+0000  3.00 MiB  1.00 MiB\n"
 
 static void snapshots(void **state)
 {
@@ -157,7 +157,7 @@ static void snapshots(void **state)
 
     expect(f, "snapshots", 0, HEAD ROW, "");
     expect(f, "-o json snapshots a", 0,
-           "{\n  \"schema\": 1,\n  \"rows\": [\n    {\n      \"job\": \"a\",\n"
+           "{\n  \"schema\": 2,\n  \"rows\": [\n    {\n      \"job\": \"a\",\n"
            "      \"name\": \"s\",\n      \"iterations\": 7,\n      \"applied\": 6,\n"
            "      \"world\": 2,\n      \"created\": 1000000000,\n      \"bytes\": 3145728,\n"
            "      \"own_bytes\": 1048576\n    }\n  ]\n}\n",
@@ -173,11 +173,11 @@ static void snapshots(void **state)
     zp_arena_free(arena);
 
     expect(f, "clone a b", 0,
-           "JOB  ITERATIONS  APPLIED  WORLD                   CREATED     BYTES       OWN\n"
-           "a             7        6      2  2001-09-09T01:46:40+0000  3.00 MiB  1.00 MiB\n",
+           "JOB  NAME  STEPS  APPLIED  WORLD                   CREATED     BYTES       OWN\n"
+           "a    -         7        6      2  2001-09-09T01:46:40+0000  3.00 MiB  1.00 MiB\n",
            "");
     expect(f, "-o json clone a@s b", 0,
-           "{\n  \"schema\": 1,\n  \"rows\": [\n    {\n      \"job\": \"a\",\n"
+           "{\n  \"schema\": 2,\n  \"rows\": [\n    {\n      \"job\": \"a\",\n"
            "      \"name\": \"\",\n      \"iterations\": 7,\n      \"applied\": 6,\n"
            "      \"world\": 2,\n      \"created\": 1000000000,\n      \"bytes\": 3145728,\n"
            "      \"own_bytes\": 1048576\n    }\n  ]\n}\n",
@@ -193,7 +193,7 @@ static void snapshots(void **state)
     assert_string_equal(ref->job, "a");
     assert_string_equal(ref->name, "s");
     zp_arena_free(arena);
-    expect(f, "-o json destroy a", 0, "{\n  \"schema\": 1,\n  \"rows\": []\n}\n", "");
+    expect(f, "-o json destroy a", 0, "{\n  \"schema\": 2,\n  \"rows\": []\n}\n", "");
     name = fake_nth(f, ZP_JOB_DESTROY, 0, &arena);
     assert_string_equal(name->name, "a");
     zp_arena_free(arena);
@@ -252,7 +252,7 @@ static void fsck(void **state)
            "job 'a', shard 3, page 4\nanother\n",
            "9 problems");
     expect(f, "fsck -o json", ZC_EXIT_CORRUPT,
-           "{\n  \"schema\": 1,\n  \"rows\": [\n    {\n      \"jobs\": 1,\n"
+           "{\n  \"schema\": 2,\n  \"rows\": [\n    {\n      \"jobs\": 1,\n"
            "      \"versions\": 2,\n      \"snapshots\": 3,\n      \"rows\": 4,\n"
            "      \"pages\": 5,\n      \"bytes\": 6291456,\n      \"sequence\": 7,\n"
            "      \"problems\": 9\n    }\n  ],\n  \"problems\": [\n"
@@ -335,20 +335,13 @@ static bool df_fn(struct fake *f, const struct zp_frame *frame, const uint8_t *b
 static void df(void **state)
 {
     static const char table[] =
-        "NAME       COMMITTED_KIB  PREPARED_KIB  SNAPSHOTS_KIB  WORKING_KIB  RESERVED_KIB  "
-        "TOTAL_KIB  SHARED_KIB\n"
-        "a                   1024             2              3            4             5  "
-        "     1038           6\n"
-        "(none)                 0             0              0            7             0  "
-        "        7           0\n"
-        "(meta)                 0             0              0            0             0  "
-        "        8           0\n"
-        "(free)                 0             0              0            0             0  "
-        "        9           0\n"
-        "(total)             1024             2              3           11             5  "
-        "     1062           0\n"
-        "(catalog)              0             0              0            0             0  "
-        "       10           0\n";
+        "NAME       COMMITTED  PREPARED  SNAPSHOTS   WORKING  RESERVED     TOTAL    SHARED\n"
+        "a           1.00 MiB  2.00 KiB   3.00 KiB  4.00 KiB  5.00 KiB  1.01 MiB  6.00 KiB\n"
+        "(none)           0 B       0 B        0 B  7.00 KiB       0 B  7.00 KiB       0 B\n"
+        "(meta)           0 B       0 B        0 B       0 B       0 B  8.00 KiB       0 B\n"
+        "(free)           0 B       0 B        0 B       0 B       0 B  9.00 KiB       0 B\n"
+        "(total)     1.00 MiB  2.00 KiB   3.00 KiB  11.0 KiB  5.00 KiB  1.04 MiB       0 B\n"
+        "(catalog)        0 B       0 B        0 B       0 B       0 B  10.0 KiB       0 B\n";
     struct fake *f = fake_open(df_fn, NULL);
     struct said s;
 
@@ -364,7 +357,7 @@ static void df(void **state)
     fake_close(f);
     f = fake_open(df_fn, TEXT("bad"));
     expect(f, "df", ZC_EXIT_CORRUPT, table,
-           "the data files have 1088512 bytes, and 1087488 are told");
+           "the rows add up to 1.04 MiB, 1.00 KiB less than the data files have");
     fake_close(f);
 }
 

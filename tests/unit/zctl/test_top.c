@@ -507,10 +507,9 @@ static void tables(void **state)
         ("\nNAME    BUDGET      USED    TARGET    MOVING\n"
          "host  3.00 GiB  3.00 GiB  1.00 GiB  2.00 GiB\n"),
         "\nPATH  READ/S  WRITTEN/S  READ_SHARE",
-        "NVME_READ/S",
-        "\nNAME  PAGES_S  IN_BUFFER",
+        "\nNAME  STATE  STEPS  STEPS_S  READ/S  WRITTEN/S  FETCHED/S  PUSHED/S  HITS\n",
+        "\nNAME  PAGES_S  BUFFER  READ  COMPUTE  WRITE  GPU  ",
         "clients; GPU busy 97%, 7.5 pages in line\n",
-        "  IN_GPU  ",
     };
     char *text;
 

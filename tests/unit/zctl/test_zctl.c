@@ -80,13 +80,17 @@ static void configurations(void **state)
         const char *says;
     } cases[] = {
         { CONFIGS "stage3_nvme.json", 0, "offload_param.nvme_path" },
-        { CONFIGS "stage3_nvme.json", 0, "ignored   the daemon places bytes and does the I/O" },
+        { CONFIGS "stage3_nvme.json", 0, "ignored   the daemon places" },
+        { CONFIGS "stage1.json --json", 0, "\"schema\": 2" },
         { CONFIGS "stage3_nvme.json --ranks 2", 0,
           "stage 3, bf16, adamw; offloaded: state to NVMe, parameters to NVMe; 12 samples, 3 "
           "samples at a time, 2 micro-steps\n" },
         { CONFIGS "stage1.json -o json", 0, "\"effect\": \"acted on\"" },
         { CONFIGS "stage1.json --ranks 5", 2, "zctl: train_batch_size: 12 does not divide into" },
-        { CONFIGS "broken/unknown.json", 2, "zctl: zero_optimization.stgae: no such key\n" },
+        { CONFIGS "broken/unknown.json", 2,
+          "zctl: zero_optimization.stgae: no such key; did you mean 'stage'?\n" },
+        { CONFIGS "stage1.json -o json", 0, "\"key\": \"gradient_clipping\"" },
+        { CONFIGS "stage1.json -o json", 0, "\"effect\": \"default\"" },
         { "config check nowhere.json", 4, "zctl: 'nowhere.json': No such file" },
         { "config show nowhere.json", 2, "usage: zctl config check FILE" },
         { "config check", 2, "usage" },
@@ -186,7 +190,7 @@ static void completion_is_of_the_rows(void **state)
     for (size_t i = 0; i < n; i++)
         len +=
             (size_t)snprintf(all + len, sizeof(all) - len, "%s%s", i > 0 ? " " : "", rows[i]->name);
-    (void)snprintf(want, sizeof(want), "%s -o -s --socket --help\n", all);
+    (void)snprintf(want, sizeof(want), "%s -o -s --socket --json --help --version\n", all);
     assert_completes(s.out, "''", want);
     (void)snprintf(want, sizeof(want), "%s\n", all);
     assert_completes(s.out, "help ''", want);
@@ -211,7 +215,7 @@ static const struct {
     int status;
     const char *err; /* part of the sentence */
 } usage_cases[] = {
-    { "", 2, "which command?" },
+    { "", 2, "no command is given" },
     { "nothing", 2, "no command 'nothing'" },
     { "help nothing", 2, "no command 'nothing'" },
     { "destroy", 2, "usage: zctl destroy JOB[@SNAPSHOT]" },
@@ -305,12 +309,14 @@ static void a_socket_path_that_is_too_long(void **state)
 
 static void version_says_which(void **state)
 {
-    struct said s = zctl("version"), json = zctl("version -o json");
+    struct said s = zctl("version"), json = zctl("version --json"), option = zctl("--version");
 
     (void)state;
     assert_int_equal(s.status, 0);
     assert_string_equal(s.out, "zctl " ZSHARD_VERSION "\n");
-    assert_string_equal(json.out, "{\n  \"schema\": 1,\n  \"rows\": [\n    {\n"
+    assert_string_equal(option.out, s.out);
+    said_free(&option);
+    assert_string_equal(json.out, "{\n  \"schema\": 2,\n  \"rows\": [\n    {\n"
                                   "      \"version\": \"" ZSHARD_VERSION "\"\n    }\n  ]\n}\n");
     said_free(&s);
     said_free(&json);
@@ -324,20 +330,19 @@ struct row {
     double real;
     uint64_t only;
     char note[16];
-    uint64_t kib_bytes, at;
+    uint64_t at;
 };
 
 static const struct zctl_column columns[] = {
-    { "name", ZCTL_TEXT, offsetof(struct row, name), ZCTL_SHOWN },
-    { "u32", ZCTL_U32, offsetof(struct row, u32), ZCTL_SHOWN },
-    { "u64", ZCTL_U64, offsetof(struct row, u64), ZCTL_SHOWN },
-    { "disk_bytes", ZCTL_SIZE, offsetof(struct row, disk_bytes), ZCTL_SHOWN },
-    { "flag", ZCTL_BOOL, offsetof(struct row, flag), ZCTL_SHOWN },
-    { "real", ZCTL_DOUBLE, offsetof(struct row, real), ZCTL_SHOWN },
-    { "only", ZCTL_U64, offsetof(struct row, only), ZCTL_JSON_ONLY },
-    { "note", ZCTL_TEXT, offsetof(struct row, note), ZCTL_WHEN_SET },
-    { "kib_bytes", ZCTL_KIB, offsetof(struct row, kib_bytes), ZCTL_WHEN_SET },
-    { "at", ZCTL_TIME, offsetof(struct row, at), ZCTL_WHEN_SET },
+    { "name", ZCTL_TEXT, offsetof(struct row, name), ZCTL_SHOWN, NULL, 0 },
+    { "u32", ZCTL_U32, offsetof(struct row, u32), ZCTL_SHOWN, NULL, 0 },
+    { "u64", ZCTL_U64, offsetof(struct row, u64), ZCTL_SHOWN, NULL, 0 },
+    { "disk_bytes", ZCTL_SIZE, offsetof(struct row, disk_bytes), ZCTL_SHOWN, NULL, 0 },
+    { "flag", ZCTL_BOOL, offsetof(struct row, flag), ZCTL_SHOWN, NULL, 0 },
+    { "real", ZCTL_DOUBLE, offsetof(struct row, real), ZCTL_SHOWN, NULL, 0 },
+    { "only", ZCTL_U64, offsetof(struct row, only), ZCTL_JSON_ONLY, NULL, 0 },
+    { "note", ZCTL_TEXT, offsetof(struct row, note), ZCTL_SHOWN, NULL, 0 },
+    { "at", ZCTL_TIME, offsetof(struct row, at), ZCTL_SHOWN, NULL, 0 },
 };
 
 static char *printed(const struct row *rows, size_t n, bool json)
@@ -351,66 +356,103 @@ static char *printed(const struct row *rows, size_t n, bool json)
     return text;
 }
 
+/* The columns are the same whatever the rows hold. */
 static void tables(void **state)
 {
     static const struct row rows[] = {
-        { "a", 1, 1234567, 1536 * ZB_MIB, true, 4.25, 7, "", 0, 0 },
-        { "longer", 4294967295u, 2, 12, false, 1000, 8, "", 0, 0 },
+        { "a", 1, 1234567, 1536 * ZB_MIB, true, 4.25, 7, "", 0 },
+        { "longer", 4294967295u, 2, 12, false, 1000, 8, "why", 1000000000 },
     };
-    struct row noted[2];
     char *text;
 
     (void)state;
-    text = printed(rows, 2, false);
-    assert_string_equal(text, "NAME           U32      U64      DISK  FLAG    REAL\n"
-                              "a                1  1234567  1.50 GiB  yes      4.2\n"
-                              "longer  4294967295        2      12 B  no    1000.0\n");
-    free(text);
-    memcpy(noted, rows, sizeof(rows));
-    (void)snprintf(noted[1].note, sizeof(noted[1].note), "why");
-    text = printed(noted, 2, false);
-    assert_string_equal(text, "NAME           U32      U64      DISK  FLAG    REAL  NOTE\n"
-                              "a                1  1234567  1.50 GiB  yes      4.2  \n"
-                              "longer  4294967295        2      12 B  no    1000.0  why\n");
-    free(text);
     (void)setenv("TZ", "UTC", 1);
-    noted[0].kib_bytes = 3 * 1024;
-    noted[1].kib_bytes = 1536;
-    noted[1].at = 1000000000;
-    text = printed(noted, 2, false);
-    assert_string_equal(text, "NAME           U32      U64      DISK  FLAG    REAL  NOTE  KIB_KIB  "
-                              "                      AT\n"
-                              "a                1  1234567  1.50 GiB  yes      4.2              3  "
-                              "1970-01-01T00:00:00+0000\n"
-                              "longer  4294967295        2      12 B  no    1000.0  why       1.5  "
-                              "2001-09-09T01:46:40+0000\n");
+    tzset();
+    text = printed(rows, 2, false);
+    assert_string_equal(
+        text, "NAME           U32      U64      DISK  FLAG    REAL  NOTE                  "
+              "      AT\n"
+              "a                1  1234567  1.50 GiB  yes      4.2  -     "
+              "1970-01-01T00:00:00+0000\n"
+              "longer  4294967295        2      12 B  no    1000.0  why   "
+              "2001-09-09T01:46:40+0000\n");
     free(text);
     (void)setenv("TZ", "EST5", 1);
     tzset();
-    text = printed(noted, 2, false);
+    text = printed(rows, 2, false);
     assert_non_null(strstr(text, "  2001-09-08T20:46:40-0500\n"));
     free(text);
     text = printed(rows, 0, false);
-    assert_string_equal(text, "NAME  U32  U64  DISK  FLAG  REAL\n");
+    assert_string_equal(text, "NAME  U32  U64  DISK  FLAG  REAL  NOTE  AT\n");
+    free(text);
+}
+
+/* A table is at most 100 wide: the longest texts are cut, in the table only, and a text in the last
+ * column continues below. */
+static void wide_tables(void **state)
+{
+    static const struct wide {
+        char name[80], unit[80], why[160];
+    } rows[] = {
+        { "a-job", "transformer.h.0", "short" },
+        { "a-name-of-sixty-four-characters-which-is-the-most-that-there-is..",
+          "layer.\u00e4\u00f6\u00fc-\u00e4\u00f6\u00fc-\u00e4\u00f6\u00fc-\u00e4\u00f6\u00fc-"
+          "\u00e4\u00f6\u00fc-and-more-of-it-so-that-it-is-cut",
+          "a text of many words, which continues on the lines below in its own column" },
+    };
+    static const struct zctl_column of_wide[] = {
+        { "name", ZCTL_TEXT, offsetof(struct wide, name), ZCTL_SHOWN, NULL, 0 },
+        { "unit", ZCTL_TEXT, offsetof(struct wide, unit), ZCTL_SHOWN, "THE-UNIT", 12 },
+        { "why", ZCTL_TEXT, offsetof(struct wide, why), ZCTL_SHOWN, NULL, 0 },
+    };
+    char *text = NULL;
+    size_t bytes;
+    struct zctl z = { .out = open_memstream(&text, &bytes) };
+
+    (void)state;
+    assert_int_equal(zctl_print(&z, of_wide, 3, rows, 2, sizeof(rows[0])), 0);
+    (void)fclose(z.out);
+    assert_string_equal(
+        text,
+        "NAME                                                          THE-UNIT      WHY\n"
+        "a-job                                                         transform...  short\n"
+        "a-name-of-sixty-four-characters-which-is-the-most-that-th...  layer.\u00e4\u00f6\u00fc... "
+        " a text of "
+        "many words,\n"
+        "                                                                            which "
+        "continues "
+        "on the\n"
+        "                                                                            lines below "
+        "in its "
+        "own\n"
+        "                                                                            column\n");
+    free(text);
+    text = NULL;
+    z = (struct zctl){ .json = true, .out = open_memstream(&text, &bytes) };
+    assert_int_equal(zctl_print(&z, of_wide, 3, rows, 2, sizeof(rows[0])), 0);
+    (void)fclose(z.out);
+    assert_non_null(strstr(text, rows[1].name));
+    assert_non_null(strstr(text, rows[1].unit));
+    assert_non_null(strstr(text, rows[1].why));
     free(text);
 }
 
 static void json(void **state)
 {
-    static const struct row row = { "a\"b", 1, UINT64_MAX, 3, true, 0.5, 7, "", 8, 9 };
+    static const struct row row = { "a\"b", 1, UINT64_MAX, 3, true, 0.5, 7, "", 9 };
     char *text;
 
     (void)state;
     text = printed(&row, 1, true);
-    assert_string_equal(text, "{\n  \"schema\": 1,\n  \"rows\": [\n    {\n"
+    assert_string_equal(text, "{\n  \"schema\": 2,\n  \"rows\": [\n    {\n"
                               "      \"name\": \"a\\\"b\",\n      \"u32\": 1,\n"
                               "      \"u64\": 9223372036854775807,\n      \"disk_bytes\": 3,\n"
                               "      \"flag\": true,\n      \"real\": 0.5,\n"
                               "      \"only\": 7,\n      \"note\": \"\",\n"
-                              "      \"kib_bytes\": 8,\n      \"at\": 9\n    }\n  ]\n}\n");
+                              "      \"at\": 9\n    }\n  ]\n}\n");
     free(text);
     text = printed(&row, 0, true);
-    assert_string_equal(text, "{\n  \"schema\": 1,\n  \"rows\": []\n}\n");
+    assert_string_equal(text, "{\n  \"schema\": 2,\n  \"rows\": []\n}\n");
     free(text);
 }
 
@@ -489,11 +531,10 @@ static const struct {
       { "\"drive_seconds\": null", "\"cores\": 4294967295", "", "" } },
     { "plan --params 7B --host-bytes 34G --nvme-bytes 1T --micro-steps 4294967295", /* at once */
       0,
-      { "by gathers", "It fits.", "", "" } },
+      { "nvme read: by gathers", "It fits.", "", "" } },
     { "plan --params 1K --host-bytes 100 --durable",
       7,
-      { "It does not fit, because it needs at least", "least host_bytes that would do is", "",
-        "" } },
+      { "\nIt does not fit.\n", "host: smallest that works", "nvme: smallest that works", "" } },
 };
 
 static void plan_table(void **state)
@@ -640,6 +681,7 @@ int main(void)
         cmocka_unit_test(a_socket_path_that_is_too_long),
         cmocka_unit_test(version_says_which),
         cmocka_unit_test(tables),
+        cmocka_unit_test(wide_tables),
         cmocka_unit_test(json),
         cmocka_unit_test(output_that_cannot_be_written),
         cmocka_unit_test(exit_codes),

@@ -62,7 +62,7 @@ static void from_memory(void **state)
     c = NULL;
     assert_int_equal(zc_zero_config_parse(&c, text, sizeof(text) - 1, 2, error, sizeof(error)),
                      -EINVAL);
-    assert_non_null(strstr(error, "'the configuration', line 1: no JSON"));
+    assert_non_null(strstr(error, "'the configuration', line 1: not JSON"));
     assert_int_equal(zc_zero_config_parse(&c, "[]", 2, 2, error, sizeof(error)), -EINVAL);
     assert_int_equal(zc_zero_config_parse(&c, "", 0, 2, NULL, 0), -EINVAL);
     assert_null(c);
@@ -286,6 +286,8 @@ static const struct {
     { OPT("AdamW", "'lr_decay': 0.9"), "!optimizer.params.lr_decay: AdamW has none" },
     { OPT("AdamW", "'betas': [0.9]"), "!optimizer.params.betas: is [0.9], and must be two" },
     { OPT("AdamW", "'betas': [0.9, 2]"), "!optimizer.params.betas: is 2, and must be from 0 to 1" },
+    { OPT("AdamW", "'betas': [0.9, 1.0]"),
+      "!optimizer.params.betas: is [0.9, 1], and both must be below 1" },
     { OPT("AdamW", "'betas': [0.9, '2']"), "!optimizer.params.betas: is [0.9" },
     { OPT("AdamW", "'lr': '3e-5'"), "!optimizer.params.lr: is \"3e-5\", and must be a number" },
     { OPT("AdamW", "'amsgrad': true"), "!optimizer.params.amsgrad: it would change what is" },
@@ -398,8 +400,8 @@ static const struct {
       "'number_checkpoints': 4, 'contiguous_memory_optimization': false, 'profile': false, "
       "'synchronize_checkpoint_boundary': false}}",
       "checkpointing=1 cpu_checkpointing=1" },
-    { "{'activation_checkpointing': {'number_checkpoints': 0}}",
-      "!activation_checkpointing.number_checkpoints: is 0" },
+    { "{'activation_checkpointing': {'number_checkpoints': 1.5}}",
+      "!activation_checkpointing.number_checkpoints: is 1.5, and must be a whole number" },
     /* the rest */
     { "{'steps_per_print': 2000, 'wall_clock_breakdown': false, 'aio': {'block_size': 1048576}}",
       "" },
@@ -414,10 +416,13 @@ static const struct {
     { "{'tensor_parallel': {'autotp_size': 1}}", "" },
     { "{'sequence_parallel_size': 2}", "!sequence_parallel_size: sequences are not cut" },
     { "{'zero': {'stage': 3}}", "!zero: no such key" },
+    { "{'zero_optimisation': {}}",
+      "!zero_optimisation: no such key; did you mean 'zero_optimization'?" },
+    { ZERO(", 'stgae': 1"), "!zero_optimization.stgae: no such key; did you mean 'stage'?" },
     { "{'bf16': {'enabled': true}, 'bf16': {'enabled': false}}",
-      "!'ds.json', line 1: no JSON: dup" },
-    { "{'zero_optimization': {'stage': 3, 'stage': 2}}", "!'ds.json', line 1: no JSON: dup" },
-    { "{'bf16': {'enabled': true}", "!'ds.json', line 1: no JSON" },
+      "!'ds.json', line 1: not JSON: dup" },
+    { "{'zero_optimization': {'stage': 3, 'stage': 2}}", "!'ds.json', line 1: not JSON: dup" },
+    { "{'bf16': {'enabled': true}", "!'ds.json', line 1: not JSON" },
     /* two names of one key */
     { "{'bf16': {'enabled': true}, 'bfloat16': {'enabled': false}}",
       "!bfloat16.enabled: is false, and bf16.enabled, another name of it, is true" },
@@ -449,7 +454,7 @@ static const struct {
       "prefetch_elems=5e+07 reduce_waits=0" },
     { ZERO(", 'cpu_offload': true, 'offload_optimizer': {'device': 'none'}"),
       "!zero_optimization.offload_optimizer.device: is \"none\", and " },
-    { "[]", "!'ds.json': is no JSON object" },
+    { "[]", "!'ds.json': not a JSON object" },
 };
 
 static void every_key(void **state)
@@ -512,7 +517,16 @@ static const struct {
     { "{'data_types': {'grad_accum_dtype': 'bf16'}}", "data_types.grad_accum_dtype", "\"bf16\"",
       true, "add up in fp32" },
     { "{'communication_data_type': 'fp32', 'bf16': {'enabled': true}}", "communication_data_type",
-      "\"fp32\"", true, "in the dtype of the parameters" },
+      "\"fp32\"", true, "in the dtype of the parameters: results differ in rounding" },
+    { "{'communication_data_type': 'fp32', 'fp16': {'enabled': true}}", "communication_data_type",
+      "\"fp32\"", true, "results differ in rounding" },
+    { "{'activation_checkpointing': {'partition_activations': true}}",
+      "activation_checkpointing.partition_activations", "true", true, "nothing to partition" },
+    { "{'activation_checkpointing': {'number_checkpoints': 4}}",
+      "activation_checkpointing.number_checkpoints", "4", true, "for each block" },
+    { "{'scheduler': {'type': 'WarmupDecayLR', 'params': {'warmup_num_steps': 100, "
+      "'total_num_steps': 50}}}",
+      "scheduler.params.total_num_steps", "50", false, "warning: less than warmup_num_steps 100" },
     { "{'communication_data_type': 'bf16', 'bf16': {'enabled': true}}", "communication_data_type",
       "\"bf16\"", false, "in which gradients are exchanged" },
     { OPT("AdamW", "'adam_w_mode': false"), "optimizer.params.adam_w_mode", "false", true,
