@@ -158,7 +158,7 @@ int zcz_elems_check(struct zc_zero *z, const struct zcz_unit *u, uint64_t first,
 
 int zcz_elems_settle(struct zc_zero *z)
 {
-    struct zcz_wait w = { .what = "gradients and the step" };
+    struct zcz_wait w = { .what = "gradients and the step", .again = true };
     int rc;
 
     zcz_reduce_follow(z);

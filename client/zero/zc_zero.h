@@ -362,11 +362,14 @@ ZC_EXPORT void zc_zero_close(struct zc_zero *z, bool clean);
 ZC_EXPORT const char *zc_zero_error(const struct zc_zero *z);
 /** Whether a failure was final: every later call returns its code. After a failure that was not,
  * nothing has changed, and the engine stays usable: a commit that failed (-ENOSPC, -EIO ...) and was
- * reported by zc_zero_step() or zc_zero_commit(), an interrupted gather, a call that was wrong. */
+ * reported by zc_zero_step() or zc_zero_commit(), a call that was interrupted before it began
+ * (zc_zero_interrupt()), a call that was wrong. */
 ZC_EXPORT bool zc_zero_failed(const struct zc_zero *z);
 /** From any thread, or a signal handler: the call in which the trainer waits returns -EINTR. A
- * gather has then changed nothing, and is called again, or not. Other calls cannot be taken back
- * half way: they run to their end, unless nothing has moved for a second, as when another rank
+ * gather has then changed nothing, and is called again, or not. So it is with a step, norms, a
+ * read, a write, an abandonment and a park while they wait for gradients that are exchanged, or for the step
+ * in progress: they have not begun. After that they cannot be taken back half way, and neither can
+ * other calls: these run to their end, unless nothing has moved for a second, as when another rank
  * does not come; then -EINTR is a final failure (zc_zero_failed()). When nobody is in a call,
  * nothing happens, and the next one does not know of it. */
 ZC_EXPORT void zc_zero_interrupt(struct zc_zero *z);

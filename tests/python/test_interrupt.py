@@ -67,13 +67,32 @@ def rank_gathers(engine: Engine, go: Path) -> None:
 
 
 def rank_steps(engine: Engine, go: Path) -> None:
-    """Rank 0 is interrupted where nothing can be taken back: that is final."""
-    reduced(engine)
+    """Rank 0 is interrupted while its step waits for rank 1's gradient, and steps again."""
     if engine.rank == 0:
+        reduced(engine)
         begin = time.monotonic()
         try:
             print("waits", flush=True)
             engine.step(0.1)
+            raise AssertionError("it was not interrupted")
+        except KeyboardInterrupt:
+            assert time.monotonic() - begin < SOON
+        assert not engine.failed
+        go.touch()
+    else:
+        await_file(go)
+        reduced(engine)
+    assert engine.step(0.1).applied == 1
+    engine.close()
+
+
+def rank_begun(engine: Engine, go: Path) -> None:
+    """Rank 0 is interrupted where nothing can be taken back: that is final."""
+    if engine.rank == 0:
+        begin = time.monotonic()
+        try:
+            print("waits", flush=True)
+            engine.sum([1.0])
             raise AssertionError("it was not interrupted")
         except KeyboardInterrupt:
             assert time.monotonic() - begin < SOON
@@ -118,7 +137,13 @@ def rank_forks(engine: Engine, go: Path) -> None:
     engine.close()
 
 
-CASES = {"gathers": rank_gathers, "steps": rank_steps, "handles": rank_handles, "forks": rank_forks}
+CASES = {
+    "gathers": rank_gathers,
+    "steps": rank_steps,
+    "begun": rank_begun,
+    "handles": rank_handles,
+    "forks": rank_forks,
+}
 
 
 def rank(case: str, go: Path) -> None:

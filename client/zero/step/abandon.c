@@ -13,7 +13,8 @@
 
 static int abandon_settle(struct zc_zero *z)
 {
-    struct zcz_wait w = { .what = "gradients to reach the store, before they are dropped" };
+    struct zcz_wait w = { .what = "gradients to reach the store, before they are dropped",
+                          .again = true };
     int rc = zcz_micro_abandon(z);
 
     if (rc == 0)

@@ -108,10 +108,10 @@ static int norms_share(struct zc_zero *z, struct zc_zero_norm *norms, uint32_t n
     return 0;
 }
 
-int zcz_norms(struct zc_zero *z, const struct zc_zero_norm **ret)
+/* again: no collective of these norms was made yet, so an interrupted call may be made again. */
+static int norms_settle(struct zc_zero *z, bool again)
 {
-    struct zcz_steps *steps = z->steps;
-    struct zcz_wait w = { .what = "gradients to reach the store" };
+    struct zcz_wait w = { .what = "gradients to reach the store", .again = again };
     int rc = zcz_micro_settle(z);
 
     if (rc < 0)
@@ -120,6 +120,14 @@ int zcz_norms(struct zc_zero *z, const struct zc_zero_norm **ret)
     rc = zcz_turn(z, 0);
     while (rc == 0 && (!zcz_reduce_idle(z) || !zcz_steps_idle(z)))
         rc = zcz_wait(z, &w);
+    return rc;
+}
+
+int zcz_norms(struct zc_zero *z, const struct zc_zero_norm **ret)
+{
+    struct zcz_steps *steps = z->steps;
+    int rc = norms_settle(z, false);
+
     if (rc < 0)
         return rc;
     if (!steps->norms)
@@ -168,7 +176,9 @@ int zc_zero_norms(struct zc_zero *z, struct zc_zero_norm *ret, uint32_t n)
     if (n != z->steps->ntrained)
         return zcz_refuse(z, -EINVAL, "norms of %u tensors, and %u are trainable", n,
                           z->steps->ntrained);
-    rc = zcz_norms(z, &norms);
+    rc = norms_settle(z, true);
+    if (rc == 0)
+        rc = zcz_norms(z, &norms);
     if (rc == 0 && n > 0)
         memcpy(ret, norms, n * sizeof(*ret));
     return rc;
@@ -182,6 +192,8 @@ int zc_zero_norm(struct zc_zero *z, double *ret)
     double sum = 0;
     int rc = norms_enter(z);
 
+    if (rc == 0)
+        rc = norms_settle(z, true);
     if (rc == 0)
         rc = zcz_norms(z, &norms);
     if (rc < 0)

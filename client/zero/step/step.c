@@ -104,7 +104,7 @@ static int step_check(struct zc_zero *z, const struct zc_zero_step_how *how)
  * way to be dropped must be gone, since a step waits for pins. */
 static int step_settle(struct zc_zero *z)
 {
-    struct zcz_wait w = { .what = "gradients to reach the store" };
+    struct zcz_wait w = { .what = "gradients to reach the store", .again = true };
     int rc = zcz_micro_settle(z);
 
     zcz_pass_drop(z);

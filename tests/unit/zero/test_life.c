@@ -222,13 +222,67 @@ static void a_function_that_does_not_return(void **state)
 
 /* ---- interruptions */
 
+/* A call of rank 0 that waits for rank 1. */
+struct waits {
+    const char *name;
+    int (*call)(struct zc_zero *z);
+    bool reduces; /* for its gradients: rank 1 has not handed over the last one */
+    bool step;    /* it is the step, or ends it */
+    bool final;   /* it has begun: -EINTR is a failure */
+};
+
+static int call_gather(struct zc_zero *z)
+{
+    const void *params;
+    int rc = zc_zero_gather(z, 0, &params);
+
+    return rc < 0 ? rc : zc_zero_release(z, 0);
+}
+
+static int call_sum(struct zc_zero *z)
+{
+    double one = 1;
+
+    return zc_zero_sum(z, &one, 1);
+}
+
+static int call_norm(struct zc_zero *z)
+{
+    double norm;
+
+    return zc_zero_norm(z, &norm);
+}
+
+static int call_read(struct zc_zero *z)
+{
+    float value;
+
+    return zc_zero_read(z, 0, ZC_MASTER, 0, 1, &value);
+}
+
+static int call_step(struct zc_zero *z)
+{
+    struct zc_zero_stepped stepped;
+
+    return zc_zero_step(z, 1e-2, &stepped);
+}
+
+static const struct waits waits[] = {
+    { .name = "gather", .call = call_gather },
+    { .name = "norm", .call = call_norm, .reduces = true },
+    { .name = "read", .call = call_read, .reduces = true },
+    { .name = "step", .call = call_step, .reduces = true, .step = true },
+    { .name = "abandon", .call = zc_zero_abandon, .reduces = true, .step = true },
+    { .name = "sum", .call = call_sum, .final = true },
+};
+
 struct rank {
+    const struct waits *w;
     struct zc_zero_options o;
     struct zc_zero *z;
     pthread_t thread;
     pthread_barrier_t *barrier;
-    bool sums;
-    atomic_bool over;
+    atomic_bool handed, over;
     int rc;
 };
 
@@ -239,37 +293,63 @@ static void open_rank(struct rank *r)
     assert_int_equal(zc_zero_start(r->z, model_init_fn, NULL), 0);
 }
 
+/* The last unit that is trained; no rank has to wait for room before it is handed over. */
+static uint32_t last_trained(void)
+{
+    uint32_t u = MODEL_UNITS - 1;
+
+    while (model_units[u].frozen)
+        u--;
+    return u;
+}
+
+static void reduce_units(struct rank *r, uint32_t from, uint32_t to)
+{
+    float *grad;
+
+    for (uint32_t u = from; u < to && r->w->reduces; u++)
+        if (!model_units[u].frozen) {
+            assert_int_equal(zc_zero_grad(r->z, u, &grad), 0);
+            grad[0] += 1;
+            assert_int_equal(zc_zero_reduce(r->z, u), 0);
+        }
+}
+
+/* Nothing had changed: the same again, then a step with all gradients, and a sum that is right. */
+static void finish(struct rank *r)
+{
+    double one = 1;
+
+    assert_int_equal(r->w->call(r->z), 0);
+    if (r->w->reduces && !r->w->step)
+        assert_int_equal(call_step(r->z), 0);
+    assert_int_equal(zc_zero_sum(r->z, &one, 1), 0);
+    assert_true(one == 2);
+}
+
 static void *interrupted(void *arg)
 {
     struct rank *r = arg;
-    const void *params;
-    double one = 1;
 
     open_rank(r);
+    reduce_units(r, 0, last_trained() + 1);
+    atomic_store(&r->handed, true);
     (void)pthread_barrier_wait(r->barrier);
-    r->rc = r->sums ? zc_zero_sum(r->z, &one, 1) : zc_zero_gather(r->z, 0, &params);
+    r->rc = r->w->call(r->z);
     atomic_store(&r->over, true);
     (void)pthread_barrier_wait(r->barrier);
-    if (!r->sums) { /* nothing has changed: the same again, and then the rest */
-        for (uint32_t u = 0; u < 3; u++) {
-            assert_int_equal(zc_zero_gather(r->z, u, &params), 0);
-            assert_int_equal(zc_zero_release(r->z, u), 0);
-        }
-        assert_int_equal(zc_zero_sum(r->z, &one, 1), 0);
-        assert_true(one == 2);
-    }
-    zc_zero_close(r->z, !r->sums);
+    if (!r->w->final)
+        finish(r);
+    zc_zero_close(r->z, !r->w->final);
     return NULL;
 }
 
 /* Rank 0 waits for rank 1, which does not come. */
-static void interrupt(bool sums, uint32_t poll_ms)
+static void interrupt(const struct waits *w, uint32_t poll_ms)
 {
     struct comm_group *g = comm_group_new(2, 1, 0);
     pthread_barrier_t barrier;
     struct rank r[2];
-    const void *params;
-    double one = 1;
 
     memset(r, 0, sizeof(r));
     assert_int_equal(pthread_barrier_init(&barrier, NULL, 2), 0);
@@ -279,10 +359,15 @@ static void interrupt(bool sums, uint32_t poll_ms)
         r[i].o.groups = 2;
         r[i].o.poll_ms = poll_ms;
         r[i].barrier = &barrier;
-        r[i].sums = sums;
+        r[i].w = w;
     }
     assert_int_equal(pthread_create(&r[0].thread, NULL, interrupted, &r[0]), 0);
     open_rank(&r[1]);
+    reduce_units(&r[1], 0, last_trained());
+    while (!atomic_load(&r[0].handed)) {
+        assert_int_equal(zc_zero_poll(r[1].z), 0);
+        (void)usleep(100);
+    }
     zc_zero_interrupt(r[1].z); /* nobody waits: nobody remembers */
     (void)pthread_barrier_wait(&barrier);
     for (unsigned n = 0; !atomic_load(&r[0].over); n++) {
@@ -290,35 +375,26 @@ static void interrupt(bool sums, uint32_t poll_ms)
         zc_zero_interrupt(r[0].z);
         (void)usleep(1000);
     }
-    assert_int_equal(r[0].rc, -EINTR);
-    assert_int_equal(zc_zero_failed(r[0].z), sums);
+    if (r[0].rc != -EINTR || zc_zero_failed(r[0].z) != w->final)
+        fail_msg("%s: %d, %s%s", w->name, r[0].rc, zc_zero_error(r[0].z),
+                 zc_zero_failed(r[0].z) ? " (final)" : "");
     assert_non_null(strstr(zc_zero_error(r[0].z), "interrupted"));
     (void)pthread_barrier_wait(&barrier);
-    if (!sums) {
-        for (uint32_t u = 0; u < 3; u++) {
-            assert_int_equal(zc_zero_gather(r[1].z, u, &params), 0);
-            assert_int_equal(zc_zero_release(r[1].z, u), 0);
-        }
-        assert_int_equal(zc_zero_sum(r[1].z, &one, 1), 0);
-        assert_true(one == 2);
-    }
-    zc_zero_close(r[1].z, !sums);
+    reduce_units(&r[1], last_trained(), last_trained() + 1);
+    if (!w->final)
+        finish(&r[1]);
+    zc_zero_close(r[1].z, !w->final);
     assert_int_equal(pthread_join(r[0].thread, NULL), 0);
     assert_int_equal(pthread_barrier_destroy(&barrier), 0);
     comm_group_free(g);
 }
 
-static void interrupted_gathers(void **state)
+static void interrupted_calls(void **state)
 {
     (void)state;
-    interrupt(false, 0);
-    interrupt(false, 1);
-}
-
-static void interrupted_sums(void **state)
-{
-    (void)state;
-    interrupt(true, 0);
+    for (size_t i = 0; i < ZB_COUNT(waits); i++)
+        interrupt(&waits[i], 0);
+    interrupt(&waits[0], 1);
 }
 
 int main(void)
@@ -327,8 +403,7 @@ int main(void)
         cmocka_unit_test(made_elsewhere_keeps_the_contract),
         cmocka_unit_test(the_same_bits),
         cmocka_unit_test(a_function_that_does_not_return),
-        cmocka_unit_test(interrupted_gathers),
-        cmocka_unit_test(interrupted_sums),
+        cmocka_unit_test(interrupted_calls),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
