@@ -230,7 +230,7 @@ def test_memory_alike(lab: Lab, checkpoint: str) -> None:
 
 
 def resumed(lab: Lab, cell: Cell, before: list[list[float]] | None = None) -> None:
-    """Goes on with the job of `cell`; the end must be that of a run that nobody disturbed."""
+    """Resumes the job of `cell`; the end must be that of a run that nobody disturbed."""
     whole = lab.run(dataclasses.replace(cell, job="", keep=False, die_at=-1, die_rank=-1), compare=False)
     again = lab.run(dataclasses.replace(cell, die_at=-1, die_rank=-1, resume=True), compare=False)
     assert again.hashes == whole.hashes

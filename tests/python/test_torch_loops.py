@@ -27,7 +27,7 @@ def seeded() -> Iterator[None]:
 
 
 class Dropped(Net):
-    """Dropout behind each block, within checkpoints."""
+    """Dropout after each block, within checkpoints."""
 
     def __init__(self, recompute: str, keep: bool = True) -> None:
         super().__init__(recompute=recompute)

@@ -170,7 +170,7 @@ WORLDS = """
         x = torch.randn(4, 8, generator=torch.Generator().manual_seed(step))
         x = x[rank * 4 // world : (rank + 1) * 4 // world]
         if step == 2:
-            model[3].requires_grad_(False)  # its tensors are a step behind
+            model[3].requires_grad_(False)  # its tensors are one step fewer
         model(x).pow(2).mean().backward()
         opt.step(); opt.zero_grad()
         model.requires_grad_(True)

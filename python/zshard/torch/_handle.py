@@ -36,7 +36,7 @@ class Handle:
 
     Attributes:
         model: the module, changed in place.
-        resumed: the engine went on with a job that was kept.
+        resumed: the engine continues a job that was kept.
     """
 
     def __init__(self, model: nn.Module, runtime: Runtime, hooks: Hooks) -> None:
@@ -113,7 +113,7 @@ class Handle:
         self.runtime.boundary = last
 
     def reset(self, skip: bool = True, passes: int | None = None) -> None:
-        """After an exception in a pass: drops this step's gradients; the step begins anew. Collective.
+        """After an exception in a pass: drops this step's gradients; the step begins again. Collective.
 
         Each rank must have begun as many backward passes since the last step, or the engine fails for good (an
         exchange of gradients waits for all ranks). A rank that did not come to its backward pass makes up for it here.

@@ -167,7 +167,7 @@ class Hooks:
     # ---- inputs of groups with frozen parameters
 
     def _watched(self, group: Group, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """(args, kwargs) behind an identity that tells when gradients of all inputs are there; None: none needs any."""
+        """(args, kwargs) after an identity that tells when gradients of all inputs are there; None: none needs any."""
         runtime = self.runtime
         leaves, spec = pytree.tree_flatten((args, kwargs))
         at = [i for i, t in enumerate(leaves) if isinstance(t, torch.Tensor) and t.requires_grad]
