@@ -1,11 +1,13 @@
 /*
- * What a trainer of PyTorch uses, over a real daemon: gathers that are each rank's own affair, as many micro-steps as come,
- * steps that are abandoned, norms, values that are written after steps, tensors without a gradient, and step counts that
- * survive a kill of the daemon. All bits are those of the same calls without a daemon.
+ * What a trainer of PyTorch uses, over a real daemon: gathers that are each rank's own affair, or into memory of its own; hints;
+ * gradients that are added from its memory; as many micro-steps as come; steps that are abandoned; norms; elements that are
+ * read, on one rank or all, and written after steps; tensors without a gradient; buffers that are given back between steps; a
+ * thread that polls; and step counts that survive a kill of the daemon. All bits are those of the same calls without a daemon.
  */
 #include "tests/ztest.h"
 
 #include <errno.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,6 +38,8 @@ static const struct zc_unit units[] = {
 };
 
 #define UNITS ZB_COUNT(units)
+#define INTO \
+    1u /* this unit is gathered into memory of the rank's own, and its gradient comes from there */
 
 struct rank {
     struct zc_zero_options options;
@@ -48,6 +52,8 @@ struct rank {
     struct zc_zero_norm norms[STEPS + 1][TENSORS];
     uint32_t left_alone[STEPS + 1];
     uint16_t seen[STEPS + 1][UNITS][ELEMS]; /* as gathered, in the last micro-step */
+    float grad[STEPS + 1][UNITS][ELEMS];    /* reduced, before the step */
+    uint16_t half[STEPS + 1][ELEMS];        /* masters of the first unit after it: rank 0's alone */
     float master[UNITS][ELEMS], m[UNITS][ELEMS], v[UNITS][ELEMS];
     uint64_t gathered_bytes; /* by collectives */
 };
@@ -70,23 +76,44 @@ static int init(void *arg, uint32_t unit, uint64_t at, uint64_t count, float *ou
 static int unit_gather(struct rank *r, struct zc_zero *z, uint32_t u, uint64_t step)
 {
     const void *params;
-    int rc = zc_zero_gather(z, u, &params);
+    int rc;
 
-    if (rc < 0)
-        return rc;
-    memcpy(r->seen[step][u], params, sizeof(r->seen[step][u]));
-    return zc_zero_release(z, u);
+    if (u == INTO) {
+        rc = zc_zero_prefetch(z, u);
+        if (rc == 0)
+            rc = zc_zero_gather_into(z, u, r->seen[step][u]);
+    } else {
+        rc = zc_zero_gather(z, u, &params);
+        if (rc == 0)
+            memcpy(r->seen[step][u], params, sizeof(r->seen[step][u]));
+    }
+    return rc < 0 ? rc : zc_zero_release(z, u);
+}
+
+/* The upper half of each fp32, which is a bf16. */
+static int unit_add(struct zc_zero *z, uint32_t u, uint64_t salt)
+{
+    uint16_t half[ELEMS];
+
+    for (uint64_t i = 0; i < ELEMS; i++) {
+        float x = value(salt, u, i);
+        uint32_t bits;
+
+        memcpy(&bits, &x, sizeof(bits));
+        half[i] = (uint16_t)(bits >> 16);
+    }
+    return zc_zero_grad_add(z, u, 0, ELEMS, ZC_BF16, half);
 }
 
 static int unit_reduce(struct rank *r, struct zc_zero *z, uint32_t u, uint64_t step, uint32_t micro)
 {
     bool has[] = { true, step != 3 && step != 4 };
-    uint32_t rank = r->options.comm->rank;
+    uint64_t salt = 100 * step + 10 * micro + r->options.comm->rank;
     float *grad;
-    int rc = zc_zero_grad(z, u, &grad);
+    int rc = u == INTO ? unit_add(z, u, salt) : zc_zero_grad(z, u, &grad);
 
-    for (uint64_t i = 0; i < ELEMS && rc == 0; i++)
-        grad[i] += u == 0 && i >= 4000 && !has[1] ? 0 : value(100 * step + 10 * micro + rank, u, i);
+    for (uint64_t i = 0; i < ELEMS && rc == 0 && u != INTO; i++)
+        grad[i] += i >= 4000 && !has[1] ? 0 : value(salt, u, i);
     return rc < 0 ? rc : zc_zero_reduce_of(z, u, has, units[u].ntensors);
 }
 
@@ -140,11 +167,17 @@ static int rank_step(struct rank *r, struct zc_zero *z, uint64_t step)
         rc = micro_step(r, z, step, micro, true);
     if (rc == 0)
         rc = zc_zero_norms(z, r->norms[step], TENSORS);
+    for (uint32_t u = 0; u < UNITS && rc == 0; u++)
+        rc = zc_zero_read_on(z, -1, u, ZC_GRAD, 0, ELEMS, ZC_F32, r->grad[step][u]);
     if (rc == 0)
         rc = zc_zero_step_by(z, &how, &stepped);
     if (rc == 0)
         r->left_alone[step] = stepped.left_alone;
-    return rc == 0 && step == 3 ? write_values(r, z) : rc;
+    if (rc == 0 && step == 3)
+        rc = write_values(r, z);
+    if (rc == 0)
+        rc = zc_zero_read_on(z, 0, 0, ZC_MASTER, 0, ELEMS, ZC_BF16, r->half[step]);
+    return rc == 0 && step % 2 == 0 ? zc_zero_park(z) : rc;
 }
 
 static int steps_read(struct zc_zero *z, uint64_t ret[TENSORS])
@@ -243,6 +276,16 @@ static void party_free(struct party *p)
     free(p);
 }
 
+/* What is read is what the norms are of. */
+static void assert_gradients(const struct rank *r, uint64_t step)
+{
+    float most = 0;
+
+    for (uint64_t i = 0; i < ELEMS; i++)
+        most = fmaxf(most, fabsf(r->grad[step][INTO][i]));
+    assert_true(most > 0 && most == r->norms[step][TENSORS - 1].most);
+}
+
 static void assert_same(const struct party *a, const struct party *b)
 {
     for (uint32_t k = 0; k < b->world; k++) {
@@ -251,6 +294,10 @@ static void assert_same(const struct party *a, const struct party *b)
         for (uint64_t step = y->begun + 1; step <= y->until; step++) {
             assert_memory_equal(x->norms[step], y->norms[step], sizeof(x->norms[step]));
             assert_memory_equal(x->seen[step], y->seen[step], sizeof(x->seen[step]));
+            assert_memory_equal(x->grad[step], y->grad[step], sizeof(x->grad[step]));
+            assert_gradients(y, step);
+            if (k == 0)
+                assert_memory_equal(x->half[step], y->half[step], sizeof(x->half[step]));
             assert_int_equal(y->left_alone[step], step == 3 || step == 4);
         }
         assert_memory_equal(x->master, y->master, sizeof(x->master));
@@ -267,10 +314,11 @@ static void the_bits_are_those_without_a_daemon(void **state)
         enum zc_zero_offload where;
         const char *host_bytes;
         bool alone;
-    } ways[] = { { ZC_ZERO_HOST, "64M", false },
-                 { ZC_ZERO_HOST, "64M", true },
-                 { ZC_ZERO_NVME, "1M", false },
-                 { ZC_ZERO_NVME, "1M", true } };
+        uint32_t poll_ms;
+    } ways[] = { { ZC_ZERO_HOST, "64M", false, 1 },
+                 { ZC_ZERO_HOST, "64M", true, 0 },
+                 { ZC_ZERO_NVME, "1M", false, 0 },
+                 { ZC_ZERO_NVME, "1M", true, 1 } };
 
     (void)state;
     for (uint32_t world = 1; world <= RANKS; world++) {
@@ -283,6 +331,8 @@ static void the_bits_are_those_without_a_daemon(void **state)
 
             real_daemon_start(&d, "--host-bytes", ways[i].host_bytes);
             is = party_new(world, &d, ways[i].where, ways[i].alone);
+            for (uint32_t r = 0; r < world; r++)
+                is->ranks[r].options.poll_ms = ways[i].poll_ms;
             party_run(is);
             assert_same(want, is);
             if (world > 1)
