@@ -22,7 +22,7 @@
  *     -EINVAL      an argument is wrong: out of range, misaligned, not in the right order
  *     -ENOENT      no such job, unit, shard, snapshot or note
  *     -EEXIST      it exists already: a job of that name, a repeated push
- *     -EPERM       it belongs to another user, or the handle to the parent of this process
+ *     -EPERM       only root and the daemon's user may, or the handle to the parent of this process
  *     -ENOSPC      it does not fit: the error message has the numbers and the least that would do (of a
  *                  GPU's memory: what is needed, and what is free)
  *     -EBUSY       somebody holds it, or the state is wrong now: a rank that is taken, a pinned

@@ -19,7 +19,7 @@ static const struct {
     CODE(EINVAL, "an argument is wrong"),
     CODE(ENOENT, "there is no such job, unit, shard, snapshot or note"),
     CODE(EEXIST, "it exists already"),
-    CODE(EPERM, "it belongs to another user"),
+    CODE(EPERM, "only root and the daemon's user may"),
     CODE(ENOSPC, "it does not fit"),
     CODE(EBUSY, "somebody holds it, or not now"),
     CODE(EAGAIN, "it was not written yet"),

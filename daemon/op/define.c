@@ -64,9 +64,16 @@ static int unit_tensor(struct zsd_unit *unit, const struct zsd_job *job, const Z
     if (q->group >= job->groups && q->group != ZP_GROUP_FROZEN)
         return zb_fail(err, -EINVAL, "tensor '%s' is of parameter group %u, and the job has %u",
                        q->name, q->group, job->groups);
-    if (job->ntensors + unit->ntensors >= ZSD_TENSORS_MAX)
+    if (unit->index < job->nunits) { /* counted already */
+        if (unit->ntensors >= job->units[unit->index]->ntensors)
+            return zb_fail(
+                err, -EINVAL,
+                "tensor '%s': unit %u ('%s') of job '%s' has %u tensors, and not this one", q->name,
+                unit->index, unit->name, job->name, job->units[unit->index]->ntensors);
+    } else if (job->ntensors + unit->ntensors >= ZSD_TENSORS_MAX) {
         return zb_fail(err, -ENOSPC, "tensor '%s': job '%s' has %u tensors, which is the limit",
                        q->name, job->name, job->ntensors + unit->ntensors);
+    }
     if (zb_grow(&unit->tensors, &unit->tensors_room, unit->ntensors, 1) < 0)
         return zb_fail(err, -ENOMEM, "tensors of unit '%s': %m", unit->name);
     (void)snprintf(t.name, sizeof(t.name), "%s", q->name);

@@ -140,12 +140,8 @@ ZSD_REQUEST(zsd_job_share, JobShare)
 {
     struct zsd_job *job = zsd_job_by_name(req->daemon->core, q->name);
 
-    if (!job) {
+    if (!job || !zsd_may(req->conn, job->uid)) { /* others are not told which */
         zsd_refuse(req, -ENOENT, "there is no job '%s' in memory", q->name);
-        return;
-    }
-    if (!zsd_may(req->conn, job->uid)) {
-        zsd_refuse(req, -EPERM, "job '%s' belongs to user %u", q->name, (unsigned)job->uid);
         return;
     }
     if (q->share > ZSD_SHARE_MAX) {
@@ -164,18 +160,14 @@ ZSD_REQUEST(zsd_job_destroy, JobName)
     struct zsd_saved *saved = zsd_saved_by_name(req->daemon->core, q->name);
     struct zb_err why = { 0 };
 
-    if (!job && !saved) {
-        zsd_refuse(req, -ENOENT, "there is no job '%s'", q->name);
+    if ((!job && !saved) || !zsd_may(req->conn, saved ? saved->uid : job->uid)) {
+        zsd_refuse(req, -ENOENT, "there is no job '%s'", q->name); /* others are not told which */
         return;
     }
     if (!saved && job->saved && job->commit) /* its first commit may come yet */
         saved = job->saved;
     if (saved && (!job || zsd_job_attached(job) == 0)) {
         zsd_saved_destroy(req, saved);
-        return;
-    }
-    if (!zsd_may(req->conn, job->uid)) {
-        zsd_refuse(req, -EPERM, "job '%s' belongs to user %u", q->name, (unsigned)job->uid);
         return;
     }
     if (zsd_job_attached(job) > 0) {

@@ -124,6 +124,7 @@ struct zsd_job *zsd_job_again(struct zsd_core *core, const Zp__JobOpen *q, struc
         job->units[i] = zsd_unit_copy(saved->units[i]);
         whole = job->units[i] != NULL;
         job->nunits += whole;
+        job->ntensors += whole ? job->units[i]->ntensors : 0;
     }
     if (!whole || !job->units || job_book(job) < 0) {
         zsd_job_free(job);

@@ -5,7 +5,8 @@
  * whenever a job has ended, memory has come back, or a commit is over: while an incarnation of its
  * job is still ending; while the job commits, to be made again for another world; and when there is
  * no room for its staging but bytes are on their way back, others can give some up
- * (plan/replan.c), or a reader has what was kept for it.
+ * (plan/replan.c), or a reader has what was kept for it. Whatever it waits for, and however often:
+ * one deadline, from when it first waited.
  */
 #include "daemon/op/open.h"
 
@@ -134,12 +135,10 @@ static int open_trains(const Zp__JobOpen *q, enum zb_optimizer optimizer, enum z
 }
 
 /* May this rank join a job that exists? */
-static int open_join(struct zsd_job *job, const Zp__JobOpen *q, uid_t uid, struct zb_err *err)
+static int open_join(struct zsd_job *job, const Zp__JobOpen *q, struct zb_err *err)
 {
     bool forming = job->state == ZSD_DEFINING && q->attach == job->again;
 
-    if (job->uid != uid)
-        return zb_fail(err, -EPERM, "job '%s' belongs to user %u", q->name, (unsigned)job->uid);
     if (!forming && !q->attach)
         return zb_fail(err, -EEXIST, "job '%s' exists already", q->name);
     if (q->attach && !job->keep)
@@ -169,6 +168,20 @@ static int open_join(struct zsd_job *job, const Zp__JobOpen *q, uid_t uid, struc
                        "the parameters of job '%s' are on the GPU, which rank %u is not on, or has "
                        "not asked for",
                        q->name, q->rank);
+    return 0;
+}
+
+/* Would it be refused, whoever is attached? Then nobody is cut off for it. */
+static int open_takes_over(const struct zsd_job *job, const Zp__JobOpen *q, struct zb_err *err)
+{
+    if (open_trains(q, job->optimizer, job->moments, err) < 0)
+        return -EINVAL;
+    if (!q->keep || q->durable != job->durable || q->groups != job->groups)
+        return zb_fail(err, -EINVAL, "job '%s' is kept, %s, and has %u parameter groups", q->name,
+                       job->durable ? "durable" : "not durable", job->groups);
+    if (!job->durable && q->world != job->world)
+        return zb_fail(err, -EINVAL, "job '%s' has %u ranks, not %u", q->name, job->world,
+                       q->world);
     return 0;
 }
 
@@ -223,9 +236,7 @@ static int open_find(struct zsd_req *req, const Zp__JobOpen *q, struct zsd_saved
     struct zsd_core *core = req->daemon->core;
 
     if (*job)
-        return open_join(*job, q, req->conn->uid, err);
-    if (saved && saved->uid != req->conn->uid)
-        return zb_fail(err, -EPERM, "job '%s' belongs to user %u", q->name, (unsigned)saved->uid);
+        return open_join(*job, q, err);
     if (saved && !q->attach)
         return zb_fail(err, -EEXIST, "job '%s' exists already: it is saved", q->name);
     if (!saved && q->attach)
@@ -235,15 +246,15 @@ static int open_find(struct zsd_req *req, const Zp__JobOpen *q, struct zsd_saved
                        q->name, saved->groups);
     if (saved && open_trains(q, saved->optimizer, saved->moments, err) < 0)
         return -EINVAL;
-    if (!zsd_limit_room(&req->conn->quota, ZSD_LIMIT_JOBS, 1)) /* before an epoch is cut off */
+    if (!zsd_limit_room(&req->conn->quota, ZSD_LIMIT_JOBS, 1))
         return zsd_limit_take(&req->conn->quota, ZSD_LIMIT_JOBS, 1, err);
-    if (saved && q->takeover)
-        saved->epoch++;
-    else if (saved && q->epoch != 0 && q->epoch != saved->epoch)
+    if (saved && !q->takeover && q->epoch != 0 && q->epoch != saved->epoch)
         return open_stale(q, saved->epoch, err);
     *job = saved ? zsd_job_again(core, q, saved) : zsd_job_new(core, q, req->conn->uid);
     if (!*job)
         return zb_fail(err, -ENOMEM, "job '%s': %m", q->name);
+    if (saved && q->takeover) /* and the saved job's, once this rank is in: staging_opened() */
+        (*job)->epoch++;
     (*job)->wake.run = zsd_wake_on_work;
     (*job)->over.run = zsd_over_on_work;
     zb_log(ZB_LOG_INFO, "job-open", "job=\"%s\" id=%u uid=%u world=%u keep=%d durable=%d saved=%d",
@@ -252,7 +263,27 @@ static int open_find(struct zsd_req *req, const Zp__JobOpen *q, struct zsd_saved
     return 0;
 }
 
-/* deadline_ns 0: it has not waited for memory yet. */
+/* The name is another user's. That it is taken is all that is told: whose it is, and whether it could
+ * be attached to, is nobody else's affair. */
+static int open_others(const Zp__JobOpen *q, struct zb_err *err)
+{
+    if (q->attach)
+        return zb_fail(err, -ENOENT, "there is no job '%s' to attach to", q->name);
+    return zb_fail(err, -EEXIST, "job '%s' exists already", q->name);
+}
+
+/* Others are about to give room. False: no memory to wait. */
+static bool open_park_room(struct zsd_core *core, struct zsd_req *req, const Zp__JobOpen *q,
+                           uint64_t deadline_ns, const struct zb_err *lacks)
+{
+    struct zsd_open_wait *w = zsd_open_park(core, req, q, ZSD_OPEN_ROOM, deadline_ns);
+
+    if (w)
+        w->lacks = *lacks;
+    return w != NULL;
+}
+
+/* deadline_ns 0: it has not waited yet. */
 static void open_run(struct zsd_req *req, const Zp__JobOpen *q, uint64_t deadline_ns)
 {
     struct zsd_core *core = req->daemon->core;
@@ -272,18 +303,22 @@ static void open_run(struct zsd_req *req, const Zp__JobOpen *q, uint64_t deadlin
     if (open_check(core, q, &err) < 0)
         goto refuse;
     job = zsd_job_by_name(core, q->name);
-    if (job && q->attach && q->takeover && job->keep && job->uid == req->conn->uid &&
-        (job->again || job->state >= ZSD_LOADING)) {
-        if (open_trains(q, job->optimizer, job->moments, &err) < 0)
+    if ((job && job->uid != req->conn->uid) || (saved && saved->uid != req->conn->uid)) {
+        (void)open_others(q, &err);
+        zsd_reply_err(req, &err);
+        return;
+    }
+    if (job && q->attach && q->takeover && job->keep && (job->again || job->state >= ZSD_LOADING)) {
+        if (open_takes_over(job, q, &err) < 0)
             goto refuse; /* before who trains it is cut off */
         open_takeover(job);
         job = zsd_job_by_name(core, q->name); /* it may have ended */
     }
-    if ((!job || job->uid == req->conn->uid) && open_waits(core, job, saved, q)) {
+    if (open_waits(core, job, saved, q)) {
         bool retires = job && (job->world != q->world || !zsd_open_sees(job, q)) &&
                        !(saved && saved->moving);
 
-        if (!zsd_open_park(core, req, q)) {
+        if (!zsd_open_park(core, req, q, ZSD_OPEN_JOB, deadline_ns)) {
             (void)zb_fail(&err, -ENOMEM, "rank %u of job '%s': %m", q->rank, q->name);
             goto refuse;
         }
@@ -324,7 +359,8 @@ refuse:
         zsd_job_forget_if_over(job);
         job = NULL;
     }
-    if (err.code == -ENOSPC && zsd_core_make_room(core, job) && zsd_open_park(core, req, q))
+    if (err.code == -ENOSPC && zsd_core_make_room(core, job) &&
+        open_park_room(core, req, q, deadline_ns, &err))
         return;
     if (waits && zsd_open_want(core, req, q, lacks, deadline_ns))
         return;
@@ -350,6 +386,8 @@ static void staging_opened(struct zsd_arena_task *t)
         zsd_unplace_staging(job, t->bytes); /* else with the arena */
     if (job->state == ZSD_ENDED)
         (void)zb_fail(&t->err, job->why.code, "%s", job->why.text);
+    if (m->conn && t->err.code == 0 && job->saved && job->saved->epoch < job->epoch)
+        job->saved->epoch = job->epoch;
     if (m->conn && t->err.code != 0)
         zsd_member_detach(m, &t->err);
     else if (m->conn && job->state != ZSD_STEPPING && !job->commit)

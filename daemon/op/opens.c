@@ -14,13 +14,39 @@
 #include "proto/shard.pb-c.h"
 #include "proto/wire.h"
 
+static void open_expire(struct zsd_timed *timed)
+{
+    struct zsd_open_wait *w = zb_container_of(timed, struct zsd_open_wait, timed);
+
+    switch (w->cause) {
+    case ZSD_OPEN_JOB:
+        zsd_refuse(w->req, -ETIMEDOUT,
+                   "rank %u waits for job '%s', whose last ranks, commit or removal are not over",
+                   w->q.rank, w->name);
+        break;
+    case ZSD_OPEN_ROOM:
+        zsd_refuse(w->req, -ETIMEDOUT, "rank %u waits for room that other jobs were to give: %s",
+                   w->q.rank, w->lacks.text);
+        break;
+    case ZSD_OPEN_MEMORY:
+        zsd_refuse(w->req, -ETIMEDOUT, "job '%s' waits for %s of host memory for staging, which %s",
+                   w->name, zb_size_text(w->staging_bytes).s,
+                   w->want.bytes > 0 ? "other jobs were to give with their next steps"
+                                     : "readers of saved jobs have");
+        break;
+    }
+    zsd_open_wait_free(w->conn->daemon->core, w);
+}
+
 struct zsd_open_wait *zsd_open_park(struct zsd_core *core, struct zsd_req *req,
-                                    const Zp__JobOpen *q)
+                                    const Zp__JobOpen *q, enum zsd_open_cause cause,
+                                    uint64_t deadline_ns)
 {
     struct zsd_open_wait *w = calloc(1, sizeof(*w));
 
     if (!w)
         return NULL;
+    w->cause = cause;
     w->req = req;
     w->conn = req->conn;
     w->q = *q;
@@ -29,6 +55,9 @@ struct zsd_open_wait *zsd_open_park(struct zsd_core *core, struct zsd_req *req,
     (void)snprintf(w->device, sizeof(w->device), "%s", q->device);
     w->q.device = w->device;
     zb_list_push_back(&core->ops->opens, &w->node);
+    zsd_timed_arm(core, &w->timed, 0, open_expire);
+    if (deadline_ns > 0) /* it has waited before */
+        w->timed.deadline_ns = deadline_ns;
     return w;
 }
 
@@ -41,23 +70,12 @@ void zsd_open_wait_free(struct zsd_core *core, struct zsd_open_wait *w)
     free(w);
 }
 
-static void open_expire(struct zsd_timed *timed)
-{
-    struct zsd_open_wait *w = zb_container_of(timed, struct zsd_open_wait, timed);
-
-    zsd_refuse(w->req, -ETIMEDOUT, "job '%s' waits for %s of host memory for staging, which %s",
-               w->name, zb_size_text(w->staging_bytes).s,
-               w->want.bytes > 0 ? "other jobs were to give with their next steps"
-                                 : "readers of saved jobs have");
-    zsd_open_wait_free(w->conn->daemon->core, w);
-}
-
 /* There is no room for its staging: it waits for what others give up (`lacks` bytes), if that is
  * enough. False: it is not. */
 bool zsd_open_want(struct zsd_core *core, struct zsd_req *req, const Zp__JobOpen *q, uint64_t lacks,
                    uint64_t deadline_ns)
 {
-    struct zsd_open_wait *w = zsd_open_park(core, req, q);
+    struct zsd_open_wait *w = zsd_open_park(core, req, q, ZSD_OPEN_MEMORY, deadline_ns);
 
     if (!w)
         return false;
@@ -66,9 +84,6 @@ bool zsd_open_want(struct zsd_core *core, struct zsd_req *req, const Zp__JobOpen
         zsd_open_wait_free(core, w);
         return false;
     }
-    zsd_timed_arm(core, &w->timed, 0, open_expire);
-    if (deadline_ns > 0) /* it has waited before */
-        w->timed.deadline_ns = deadline_ns;
     return true;
 }
 

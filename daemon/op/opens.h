@@ -12,8 +12,18 @@
 
 #define ZSD_DEVICE_MAX 63u /* bytes of a device's id */
 
-/** A job-open that waits: its own copy of the request. */
+/** What a job-open waits for. */
+enum zsd_open_cause {
+    ZSD_OPEN_JOB,    /* an incarnation of its job to end, or a change of it to be over */
+    ZSD_OPEN_ROOM,   /* jobs that end, or that nobody is attached to, to give room */
+    ZSD_OPEN_MEMORY, /* memory that is in use: other jobs', or readers' */
+};
+
+/** A job-open that waits: its own copy of the request. It always has a deadline, which stays the same
+ * when it waits again, for something else too. */
 struct zsd_open_wait {
+    enum zsd_open_cause cause;
+    struct zb_err lacks; /* of ZSD_OPEN_ROOM: what it would be refused with */
     struct zsd_req *req;
     struct zsd_conn *conn;
     Zp__JobOpen q;
@@ -21,17 +31,18 @@ struct zsd_open_wait {
     char device[ZSD_DEVICE_MAX + 1];
     uint64_t staging_bytes; /* what it lacks memory for */
     struct zsd_want want;   /* host memory for that, that others give up state for */
-    struct zsd_timed timed; /* until when it waits for that */
+    struct zsd_timed timed; /* until when it waits */
     struct zb_list node;
 };
 
-/** Lets an open wait: NULL: no memory. */
+/** Lets an open wait for the configured time (deadline_ns 0), or until then. NULL: no memory. */
 struct zsd_open_wait *zsd_open_park(struct zsd_core *core, struct zsd_req *req,
-                                    const Zp__JobOpen *q);
+                                    const Zp__JobOpen *q, enum zsd_open_cause cause,
+                                    uint64_t deadline_ns);
 /** Ends its wait; the request is answered, or decided, elsewhere. */
 void zsd_open_wait_free(struct zsd_core *core, struct zsd_open_wait *w);
-/** Lets an open wait for memory that others give up (`lacks` bytes), if that is enough, for the
- * configured time (deadline_ns 0) or until then. False: it is not. */
+/** Lets an open wait for memory that others give up (`lacks` bytes), if that is enough; deadline_ns
+ * as above. False: it is not. */
 bool zsd_open_want(struct zsd_core *core, struct zsd_req *req, const Zp__JobOpen *q, uint64_t lacks,
                    uint64_t deadline_ns);
 /** The connection has gone: nobody waits for the answer. */

@@ -235,12 +235,8 @@ static struct zsd_version *open_find(struct zsd_req *req, const Zp__ReaderOpen *
     struct zsd_saved *saved = zsd_saved_by_name(req->daemon->core, q->job);
     struct zsd_snap *snap;
 
-    if (!saved) {
+    if (!saved || !zsd_may(req->conn, saved->uid)) { /* others are not told which */
         (void)zb_fail(err, -ENOENT, "there is no saved job '%s'", q->job);
-        return NULL;
-    }
-    if (!zsd_may(req->conn, saved->uid)) {
-        (void)zb_fail(err, -EPERM, "job '%s' belongs to user %u", q->job, (unsigned)saved->uid);
         return NULL;
     }
     if (q->snapshot[0] == '\0') {

@@ -41,11 +41,8 @@ struct zsd_saved *zsd_snap_saved(struct zsd_req *req, const char *name, bool unk
     struct zsd_saved *saved = zsd_saved_by_name(core, name);
     const struct zsd_job *job = zsd_job_by_name(core, name);
 
-    if (!saved && !job)
-        zsd_refuse(req, -ENOENT, "there is no job '%s'", name);
-    else if (!zsd_may(req->conn, saved ? saved->uid : job->uid))
-        zsd_refuse(req, -EPERM, "job '%s' belongs to user %u", name,
-                   (unsigned)(saved ? saved->uid : job->uid));
+    if ((!saved && !job) || !zsd_may(req->conn, saved ? saved->uid : job->uid))
+        zsd_refuse(req, -ENOENT, "there is no job '%s'", name); /* others are not told which */
     else if (!saved && !job->durable)
         zsd_refuse(req, -EINVAL, "job '%s' is not durable: it was opened without", name);
     else if (!saved && !(unkept && job->saved))

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "daemon/disk/paths.h"
 #include "daemon/os/numa.h"
@@ -374,6 +375,8 @@ static void tiers_stranded_text(const struct tiers *t, char *text, size_t size)
     size_t len = 0;
 
     text[0] = '\0';
+    if (!t->req->conn || !zsd_may(t->req->conn, geteuid())) /* names and pids of others' jobs */
+        return;
     for (unsigned i = 0; i < t->nstranded && len < size; i++) {
         const char *job = zsd_strand_job(t->daemon->core, t->stranded[i].tag);
 

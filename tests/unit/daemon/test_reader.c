@@ -361,7 +361,8 @@ static void what_is_refused(void **state)
     assert_int_equal(call(&s.w, 1, zsd_reader_open, &o), -ENOSPC);
     s.w.clients[1].conn.uid = 1001;
     o.staging_bytes = 4096;
-    assert_int_equal(call(&s.w, 1, zsd_reader_open, &o), -EPERM);
+    assert_int_equal(call(&s.w, 1, zsd_reader_open, &o), -ENOENT); /* as what is not there */
+    assert_string_equal(answers[1].text, "there is no saved job 'j'");
     s.w.clients[1].conn.uid = 1000;
 
     assert_int_equal(reader_open(&s, 1, &r), 0);
