@@ -17,6 +17,8 @@
 #include "daemon/op/step.h"
 #include "daemon/plan/gpu_plan.h"
 #include "daemon/plan/planner.h"
+#include "daemon/show/df.h"
+#include "daemon/show/scans.h"
 #include "daemon/show/scrub.h"
 #include "daemon/show/top.h"
 #include "daemon/store/store.h"
@@ -28,6 +30,7 @@ struct core_all {
     struct zsd_jobs jobs;
     struct zsd_planner planner;
     struct zsd_ops ops;
+    struct zsd_scans scans;
 };
 
 void zsd_core_turn(struct zsd *daemon)
@@ -81,6 +84,7 @@ int zsd_core_new(struct zsd *daemon, struct zb_err *err)
     core->jobs = &all->jobs;
     core->planner = &all->planner;
     core->ops = &all->ops;
+    core->scans = &all->scans;
     core->daemon = daemon;
     core->next_job = 1;
     zb_list_init(&core->works);
@@ -133,6 +137,7 @@ void zsd_core_free(struct zsd *daemon)
     zsd_scrub_end(core);
     zsd_core_settle(daemon);
     zsd_scrub_free(core);
+    zsd_df_free(core);
     zsd_jobs_forget_all(core);
     zsd_strands_free(core);
     zsd_store_close(core);

@@ -119,6 +119,10 @@ static int catalog_walk(struct zn_catalog *c, uint32_t kind, uint32_t kind_last,
     rc |= sqlite3_bind_int64(c->stmts[STMT_EACH], 2, kind_last);
     assert(rc == SQLITE_OK);
     while ((rc = zn_catalog_step(c, STMT_EACH, "read the records", err)) > 0) {
+        if (c->stop && atomic_load_explicit(c->stop, memory_order_relaxed)) {
+            rc = zb_fail(err, -EAGAIN, "catalog '%s': a walk was stopped", c->path);
+            break;
+        }
         rc = walk_row(c, have, &key, fn, arg, err);
         if (rc < 0)
             break;
@@ -178,6 +182,11 @@ int zn_catalog_read(struct zn_catalog *c, struct catalog_state *ret, struct zb_e
                                    .record_bytes = t.record_bytes };
     memcpy(ret->slot.catalog, t.head.uuid, sizeof(ret->slot.catalog));
     return 0;
+}
+
+void zn_catalog_stop_on(struct zn_catalog *c, const atomic_bool *stop)
+{
+    c->stop = stop;
 }
 
 struct each {

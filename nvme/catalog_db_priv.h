@@ -35,6 +35,7 @@ struct zn_catalog {
     int lock_fd; /* of a read-only one */
     struct catalog_state state;
     struct zb_err poisoned;
+    const atomic_bool *stop; /* zn_catalog_stop_on() */
 };
 
 /* ---- catalog_sql.c */

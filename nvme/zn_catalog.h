@@ -28,6 +28,7 @@
 #ifndef ZN_CATALOG_H
 #define ZN_CATALOG_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -83,6 +84,10 @@ int zn_catalog_each(struct zn_catalog *c, uint32_t kind, uint32_t kind_last, zn_
 /** Reads all records of the file again and computes the digest anew: 0; -EBADMSG with a sentence.
  */
 int zn_catalog_verify(struct zn_catalog *c, struct zb_err *err);
+
+/** While *stop is true, walks and verifications end with -EAGAIN; NULL: they run to their end. Another
+ * thread may set it. */
+void zn_catalog_stop_on(struct zn_catalog *c, const atomic_bool *stop);
 
 /** Bytes of the database's file; records. */
 struct zn_catalog_size {

@@ -20,6 +20,7 @@ struct zsd_disk;
 struct zsd_jobs;
 struct zsd_ops;
 struct zsd_planner;
+struct zsd_scans;
 struct zsd_scrub;
 struct zsd_store;
 
@@ -54,6 +55,7 @@ struct zsd_core {
     struct zsd_planner *planner; /* plan/planner.h */
     struct zsd_ops *ops;         /* op/ops.h */
     struct zsd_scrub *scrub;     /* show/scrub.c: the newest run, or NULL */
+    struct zsd_scans *scans;     /* show/scans.h: fsck and df */
 };
 
 #endif

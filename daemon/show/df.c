@@ -1,50 +1,56 @@
 /*
  * df.c - who has how much of the data files: `zctl df`.
  *
- * A change that changes nothing (store/change.h): between two others, what is in memory is copied on
- * the loop (survey.h), and counted on the catalog's thread.
+ * MODEL. One run at a time, for all who ask meanwhile:
+ *
+ *     SIZE ---> WAIT ---> COUNT ---> KEPT     the newest run stays for the further pages of its list
+ *
+ *     SIZE    the catalog's thread says how large its file is
+ *     WAIT    until the loop has had its time back: see REST
+ *     COUNT   what is in memory was copied on the loop (survey.h), and is counted on a compute thread
+ *
+ * No run stands in the line of changes.
  */
+#include "daemon/show/df.h"
+
 #include <errno.h>
 #include <stdlib.h>
 
+#include "daemon/run/turn.h"
 #include "daemon/show/requests.h"
+#include "daemon/show/scans.h"
 #include "daemon/show/survey.h"
-#include "daemon/store/change.h"
 #include "proto/codec.h"
 #include "proto/shard.pb-c.h"
 
-#define DF_ROWS 200u /* of one reply: below 64 KiB with the longest names */
+#define DF_ROWS     200u /* of one reply: below 64 KiB with the longest names */
+#define DF_KEPT_NS  UINT64_C(10000000000)
+#define DF_REST     16u /* so many times as long as a copy took, no other one is made */
+#define DF_REST_MIN UINT64_C(1000000)
 
-struct df {
-    struct zsd_change change;
+struct df_asker {
     struct zsd_req *req;
     uint64_t cursor;
-    struct zsd_survey s;
+    struct zb_list node;
 };
 
-static int df_begin(struct zsd_change *c, struct zb_err *err)
-{
-    struct df *d = zb_container_of(c, struct df, change);
+struct zsd_df_run {
+    struct zsd_core *core;
+    bool runs;
+    struct zb_list askers;
+    struct zsd_task task;
+    struct zsd_timed timed;
+    struct zn_catalog_size size;
+    struct zb_err err;
+    struct zsd_survey s; /* when it is over: jobs and sums */
+    uint64_t over_ns;    /* when it was over */
+    uint64_t rest_ns;    /* until when no other one is copied */
+};
 
-    return zsd_survey_take(c->core, &d->s, err);
-}
-
-static int df_fill(struct zsd_change *c, struct zb_err *err)
-{
-    struct df *d = zb_container_of(c, struct df, change);
-    struct zn_catalog_size size = { 0 };
-
-    zsd_survey_sort(&d->s);
-    if (zsd_survey_df(&d->s) < 0)
-        return zb_fail(err, -ENOMEM, "counting what is stored: %m");
-    if (zn_catalog_size(c->core->store->catalog, &size, err) < 0)
-        return err->code;
-    d->s.catalog_bytes = size.file_bytes;
-    return 0;
-}
+/* ---- the answer */
 
 /* One row for each job that the client may see, by number; then what is nobody's, or hidden. */
-static void df_answer(struct df *d)
+static void df_answer(const struct zsd_df_run *d, struct zsd_req *req, uint64_t cursor)
 {
     Zp__DfRow rows[DF_ROWS], *list[DF_ROWS], *other;
     Zp__DfReply reply = ZP__DF_REPLY__INIT;
@@ -57,10 +63,10 @@ static void df_answer(struct df *d)
     other->reserved = s->other_reserved;
     for (size_t i = 0; i < s->njobs; i++) {
         const struct zsd_survey_job *j = &s->jobs[i];
-        bool seen = d->req->conn && zsd_may(d->req->conn, j->uid);
+        bool seen = req->conn && zsd_may(req->conn, j->uid);
         Zp__DfRow *row = other;
 
-        if (seen && (j->number < d->cursor || full))
+        if (seen && (j->number < cursor || full))
             continue;
         if (seen && reply.n_rows == DF_ROWS - 1) {
             reply.cursor = j->number;
@@ -85,39 +91,148 @@ static void df_answer(struct df *d)
     reply.total = s->total_bytes;
     reply.meta = s->total_bytes - s->map_bytes;
     reply.free = s->free_bytes;
-    reply.catalog_bytes = s->catalog_bytes;
+    reply.catalog_bytes = d->size.file_bytes;
     reply.rows = list;
-    zsd_reply(d->req, &reply.base, -1);
+    zsd_reply(req, &reply.base, -1);
 }
 
-static void df_done(struct zsd_change *c, const struct zb_err *err)
-{
-    struct df *d = zb_container_of(c, struct df, change);
+/* ---- a run */
 
-    if (err)
-        zsd_reply_err(d->req, err);
+static void df_over(struct zsd_df_run *d)
+{
+    d->runs = false;
+    d->over_ns = zb_now_ns();
+    zsd_survey_trim(&d->s);
+    for (struct zb_list *node; (node = zb_list_pop_front(&d->askers)) != NULL;) {
+        struct df_asker *a = zb_container_of(node, struct df_asker, node);
+
+        if (d->err.code != 0)
+            zsd_reply_err(a->req, &d->err);
+        else
+            df_answer(d, a->req, a->cursor);
+        free(a);
+    }
+}
+
+static void df_on_task(struct zsd_task *task)
+{
+    struct zsd_df_run *d = zb_container_of(task, struct zsd_df_run, task);
+
+    d->core->in_progress--;
+    df_over(d);
+}
+
+static void df_count(struct zsd_task *task)
+{
+    struct zsd_df_run *d = zb_container_of(task, struct zsd_df_run, task);
+
+    zsd_survey_sort(&d->s);
+    if (zsd_survey_df(&d->s) < 0)
+        (void)zb_fail(&d->err, -ENOMEM, "counting what is stored: %m");
+}
+
+static void df_copy(struct zsd_timed *timed)
+{
+    struct zsd_df_run *d = zb_container_of(timed, struct zsd_df_run, timed);
+    uint64_t from_ns = zb_now_ns(), took_ns;
+
+    zsd_survey_done(&d->s); /* of the run before */
+    if (zsd_survey_take(d->core, &d->s, &d->err) < 0) {
+        df_over(d);
+        return;
+    }
+    took_ns = zb_now_ns() - from_ns;
+    d->rest_ns = from_ns + took_ns + DF_REST * took_ns;
+    d->task = (struct zsd_task){ .run = df_count, .done = df_on_task, .slow = true };
+    d->core->in_progress++;
+    zsd_compute_post(d->core->daemon->compute, &d->task);
+}
+
+static void df_on_size(struct zsd_task *task)
+{
+    struct zsd_df_run *d = zb_container_of(task, struct zsd_df_run, task);
+    uint64_t now_ns = zb_now_ns();
+
+    d->core->in_progress--;
+    if (d->err.code != 0)
+        df_over(d);
+    else if (d->rest_ns < now_ns + DF_REST_MIN || d->core->draining)
+        df_copy(&d->timed);
     else
-        df_answer(d);
+        zsd_timed_arm(d->core, &d->timed, (uint32_t)((d->rest_ns - now_ns) / 1000000), df_copy);
+}
+
+static void df_size(struct zsd_task *task)
+{
+    struct zsd_df_run *d = zb_container_of(task, struct zsd_df_run, task);
+
+    (void)zn_catalog_size(d->core->store->catalog, &d->size, &d->err);
+}
+
+static void df_begin(struct zsd_df_run *d)
+{
+    d->runs = true;
+    d->core->in_progress++;
+    d->err = (struct zb_err){ 0 };
+    d->task = (struct zsd_task){ .run = df_size, .done = df_on_size };
+    zsd_compute_post(d->core->daemon->catalog_thread, &d->task);
+}
+
+static struct zsd_df_run *df_run(struct zsd_core *core)
+{
+    struct zsd_df_run *d = core->scans->df;
+
+    if (d)
+        return d;
+    d = core->scans->df = calloc(1, sizeof(*d));
+    if (!d)
+        return NULL;
+    d->core = core;
+    zb_list_init(&d->askers);
+    zb_list_init(&d->timed.node);
+    return d;
+}
+
+void zsd_df_free(struct zsd_core *core)
+{
+    struct zsd_df_run *d = core->scans->df;
+
+    if (!d)
+        return;
+    if (d->runs) { /* it waits */
+        zsd_timed_disarm(&d->timed);
+        (void)zb_fail(&d->err, -ENOTCONN, "the daemon is ending");
+        df_over(d);
+    }
     zsd_survey_done(&d->s);
     free(d);
+    core->scans->df = NULL;
 }
 
 ZSD_REQUEST(zsd_df, DfRequest)
 {
-    struct df *d;
+    struct zsd_df_run *d;
+    struct df_asker *a;
 
     if (!req->daemon->core->store) {
         zsd_refuse(req, -ENOENT, "this daemon saves nothing: it has no data directory that stays");
         return;
     }
-    d = calloc(1, sizeof(*d));
-    if (!d) {
+    d = df_run(req->daemon->core);
+    if (d && !d->runs && q->cursor > 0 && d->over_ns > 0 && d->err.code == 0 &&
+        zb_now_ns() - d->over_ns < DF_KEPT_NS) {
+        df_answer(d, req, q->cursor);
+        return;
+    }
+    a = d ? calloc(1, sizeof(*a)) : NULL;
+    if (!a) {
         zsd_refuse(req, -ENOMEM, "df");
         return;
     }
-    d->req = req;
-    d->cursor = q->cursor;
-    d->change =
-        (struct zsd_change){ .looks = true, .begin = df_begin, .fill = df_fill, .done = df_done };
-    zsd_change_start(req->daemon->core, &d->change);
+    a->req = req;
+    a->cursor = q->cursor;
+    zb_list_init(&a->node);
+    zb_list_push_back(&d->askers, &a->node);
+    if (!d->runs)
+        df_begin(d);
 }

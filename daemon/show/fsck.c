@@ -3,7 +3,9 @@
  *
  * MODEL. A change that changes nothing (store/change.h, `looks`): when its turn has come, what is in
  * memory is copied (survey.h); then, on the catalog's thread, the catalog is read whole and
- * compared with the copy, and everything is counted anew:
+ * compared with the copy, and everything is counted again. No commit waits for that: the pass ends
+ * at once when another change comes, and begins again after it. The last of TRIES passes runs to its
+ * end. Whoever asks while one runs gets its report. What is counted:
  *
  *     the catalog     its digest; each record, by what memory has for it, and that none is missing
  *     rows            versions that hold each
@@ -19,28 +21,40 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/array.h"
 #include "daemon/show/requests.h"
+#include "daemon/show/scans.h"
 #include "daemon/show/survey.h"
 #include "daemon/store/change.h"
 #include "daemon/store/record.h"
 #include "proto/codec.h"
 #include "proto/shard.pb-c.h"
 
-struct fsck {
+#define TRIES 32u
+
+/* Somebody who asked, and waits for the report. */
+struct fsck_asker {
+    zsd_fsck_done *done;
+    void *arg;
+    struct zb_list node;
+};
+
+struct zsd_fsck_run {
     struct zsd_change change;
     struct zsd_core *core;
     struct zsd_survey s;
     struct zsd_fsck_report report;
     uint32_t *holders; /* of each place, counted */
-    void (*done)(void *arg, const struct zsd_fsck_report *report, const struct zb_err *err);
-    void *arg;
+    uint32_t tries;    /* passes that gave way */
+    struct zb_list askers;
 };
 
-static void problem(struct fsck *f, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+static void problem(struct zsd_fsck_run *f, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
 
-static void problem(struct fsck *f, const char *fmt, ...)
+static void problem(struct zsd_fsck_run *f, const char *fmt, ...)
 {
     struct zsd_fsck_report *r = &f->report;
     va_list ap;
@@ -56,7 +70,7 @@ typedef unsigned long long ull;
 
 /* ---- the catalog against memory: each record has its likeness */
 
-static struct zsd_survey_job *fsck_job(struct fsck *f, uint64_t number)
+static struct zsd_survey_job *fsck_job(struct zsd_fsck_run *f, uint64_t number)
 {
     for (size_t i = 0; i < f->s.njobs; i++)
         if (f->s.jobs[i].kept && f->s.jobs[i].number == number)
@@ -64,7 +78,7 @@ static struct zsd_survey_job *fsck_job(struct fsck *f, uint64_t number)
     return NULL;
 }
 
-static struct zsd_survey_version *fsck_version(struct fsck *f, uint64_t id)
+static struct zsd_survey_version *fsck_version(struct zsd_fsck_run *f, uint64_t id)
 {
     for (size_t i = 0; i < f->s.nversions; i++)
         if (f->s.versions[i].version->id == id)
@@ -72,7 +86,7 @@ static struct zsd_survey_version *fsck_version(struct fsck *f, uint64_t id)
     return NULL;
 }
 
-static struct zsd_survey_row *fsck_row(struct fsck *f, uint64_t id)
+static struct zsd_survey_row *fsck_row(struct zsd_fsck_run *f, uint64_t id)
 {
     size_t at;
 
@@ -80,8 +94,8 @@ static struct zsd_survey_row *fsck_row(struct fsck *f, uint64_t id)
     return at < f->s.nrows && f->s.rows[at].row->id == id ? &f->s.rows[at] : NULL;
 }
 
-static int fsck_on_store(struct fsck *f, const struct zn_key *key, const void *bytes, size_t len,
-                         struct zb_err *err)
+static int fsck_on_store(struct zsd_fsck_run *f, const struct zn_key *key, const void *bytes,
+                         size_t len, struct zb_err *err)
 {
     struct zsd_store_record r = { 0 };
 
@@ -97,8 +111,8 @@ static int fsck_on_store(struct fsck *f, const struct zn_key *key, const void *b
     return 0;
 }
 
-static int fsck_on_job(struct fsck *f, const struct zn_key *key, const void *bytes, size_t len,
-                       struct zb_err *err)
+static int fsck_on_job(struct zsd_fsck_run *f, const struct zn_key *key, const void *bytes,
+                       size_t len, struct zb_err *err)
 {
     struct zsd_survey_job *j = fsck_job(f, key->a);
     struct zsd_saved there = { 0 };
@@ -120,8 +134,8 @@ static int fsck_on_job(struct fsck *f, const struct zn_key *key, const void *byt
     return 0;
 }
 
-static int fsck_on_unit(struct fsck *f, const struct zn_key *key, const void *bytes, size_t len,
-                        struct zb_err *err)
+static int fsck_on_unit(struct zsd_fsck_run *f, const struct zn_key *key, const void *bytes,
+                        size_t len, struct zb_err *err)
 {
     struct zsd_survey_job *j = fsck_job(f, key->a);
     struct zsd_unit *u = NULL;
@@ -138,8 +152,8 @@ static int fsck_on_unit(struct fsck *f, const struct zn_key *key, const void *by
     return 0;
 }
 
-static int fsck_on_version(struct fsck *f, const struct zn_key *key, const void *bytes, size_t len,
-                           struct zb_err *err)
+static int fsck_on_version(struct zsd_fsck_run *f, const struct zn_key *key, const void *bytes,
+                           size_t len, struct zb_err *err)
 {
     struct zsd_survey_version *v = fsck_version(f, key->b);
     struct zsd_version *there = NULL;
@@ -165,8 +179,8 @@ static int fsck_on_version(struct fsck *f, const struct zn_key *key, const void 
     return 0;
 }
 
-static int fsck_on_note(struct fsck *f, const struct zn_key *key, const void *bytes, size_t len,
-                        struct zb_err *err)
+static int fsck_on_note(struct zsd_fsck_run *f, const struct zn_key *key, const void *bytes,
+                        size_t len, struct zb_err *err)
 {
     const struct zsd_survey_version *v = fsck_version(f, key->a);
     const struct zsd_note *n = NULL;
@@ -206,8 +220,8 @@ static bool row_same(const struct zsd_row *a, const struct zsd_row *b)
     return same;
 }
 
-static int fsck_on_row(struct fsck *f, const struct zn_key *key, const void *bytes, size_t len,
-                       struct zb_err *err)
+static int fsck_on_row(struct zsd_fsck_run *f, const struct zn_key *key, const void *bytes,
+                       size_t len, struct zb_err *err)
 {
     struct zsd_survey_row *r = fsck_row(f, key->a);
     struct zsd_row *there = NULL;
@@ -226,8 +240,8 @@ static int fsck_on_row(struct fsck *f, const struct zn_key *key, const void *byt
     return 0;
 }
 
-static int fsck_on_snap(struct fsck *f, const struct zn_key *key, const void *bytes, size_t len,
-                        struct zb_err *err)
+static int fsck_on_snap(struct zsd_fsck_run *f, const struct zn_key *key, const void *bytes,
+                        size_t len, struct zb_err *err)
 {
     struct zsd_snap *there = NULL;
     struct zsd_survey_snap *s = NULL;
@@ -271,7 +285,7 @@ static int fsck_on_record(void *arg, const struct zn_key *key, const void *bytes
     return 0;
 }
 
-static void fsck_missing(struct fsck *f)
+static void fsck_missing(struct zsd_fsck_run *f)
 {
     for (size_t i = 0; i < f->s.njobs; i++) {
         const struct zsd_survey_job *j = &f->s.jobs[i];
@@ -293,7 +307,7 @@ static void fsck_missing(struct fsck *f)
                     f->s.jobs[f->s.snaps[i].job].name);
 }
 
-static void fsck_catalog(struct fsck *f)
+static void fsck_catalog(struct zsd_fsck_run *f)
 {
     struct zn_catalog *catalog = f->core->store->catalog;
     struct zn_slot slot = zn_catalog_slot(catalog);
@@ -302,7 +316,7 @@ static void fsck_catalog(struct fsck *f)
 
     if (zn_catalog_verify(catalog, &err) < 0 ||
         zn_catalog_each(catalog, 1, UINT32_MAX, fsck_on_record, f, &err) < 0) {
-        problem(f, "%s", err.text);
+        problem(f, "%s", err.text); /* forgotten where it says that a change waits */
         return;
     }
     fsck_missing(f);
@@ -316,7 +330,7 @@ static void fsck_catalog(struct fsck *f)
 
 /* ---- what is counted */
 
-static void fsck_versions(struct fsck *f)
+static void fsck_versions(struct zsd_fsck_run *f)
 {
     for (size_t i = 0; i < f->s.nsnaps; i++)
         for (size_t n = 0; n < f->s.nversions; n++)
@@ -341,7 +355,7 @@ static void fsck_versions(struct fsck *f)
                     f->s.rows[i].kept, f->s.rows[i].versions);
 }
 
-static void fsck_holder(struct fsck *f, uint64_t at, uint64_t bytes)
+static void fsck_holder(struct zsd_fsck_run *f, uint64_t at, uint64_t bytes)
 {
     size_t i = zsd_survey_place(&f->s, at);
 
@@ -351,14 +365,14 @@ static void fsck_holder(struct fsck *f, uint64_t at, uint64_t bytes)
         f->holders[i]++;
 }
 
-static void fsck_row_places(struct fsck *f, const struct zsd_survey_row *r)
+static void fsck_row_places(struct zsd_fsck_run *f, const struct zsd_survey_row *r)
 {
     for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++)
         for (uint32_t i = 0; r->row->planes[p].block_bytes > 0 && i < r->row->npages; i++)
             fsck_holder(f, r->row->planes[p].extents[i].at, zsd_row_page_bytes(r->row, p, i));
 }
 
-static void fsck_places(struct fsck *f)
+static void fsck_places(struct zsd_fsck_run *f)
 {
     const struct zsd_places_copy *c = &f->s.places;
 
@@ -376,7 +390,7 @@ static void fsck_places(struct fsck *f)
 }
 
 /* A page that is being written has a place that nobody points to yet: held once. */
-static void fsck_holders(struct fsck *f)
+static void fsck_holders(struct zsd_fsck_run *f)
 {
     const struct zsd_places_copy *c = &f->s.places;
 
@@ -395,7 +409,7 @@ static uint64_t need_count(const struct zb_needs *p, uint64_t bytes)
     return 0;
 }
 
-static void fsck_classes(struct fsck *f)
+static void fsck_classes(struct zsd_fsck_run *f)
 {
     const struct zsd_places_copy *c = &f->s.places;
     uint64_t taken = 0;
@@ -430,7 +444,7 @@ static uint64_t account_bytes(const struct zsd_account *a)
     return sum;
 }
 
-static void fsck_accounts(struct fsck *f)
+static void fsck_accounts(struct zsd_fsck_run *f)
 {
     uint64_t booked = account_bytes(&f->s.readers_held);
 
@@ -447,7 +461,7 @@ static void fsck_accounts(struct fsck *f)
                 (ull)account_bytes(&f->s.nvme), (ull)booked);
 }
 
-static int fsck_df(struct fsck *f)
+static int fsck_df(struct zsd_fsck_run *f)
 {
     uint64_t sum;
     int rc = zsd_survey_df(&f->s);
@@ -471,58 +485,92 @@ static int fsck_df(struct fsck *f)
 
 static int fsck_begin(struct zsd_change *c, struct zb_err *err)
 {
-    struct fsck *f = zb_container_of(c, struct fsck, change);
+    struct zsd_fsck_run *f = zb_container_of(c, struct zsd_fsck_run, change);
 
     return zsd_survey_take(f->core, &f->s, err);
 }
 
+/* Another change waits. */
+static bool fsck_asked(const struct zsd_fsck_run *f)
+{
+    return !f->change.holds && atomic_load_explicit(&f->change.asked, memory_order_relaxed);
+}
+
 static int fsck_fill(struct zsd_change *c, struct zb_err *err)
 {
-    struct fsck *f = zb_container_of(c, struct fsck, change);
+    static void (*const parts[])(struct zsd_fsck_run * f) = { fsck_catalog, fsck_versions,
+                                                              fsck_places,  fsck_holders,
+                                                              fsck_classes, fsck_accounts };
+    struct zsd_fsck_run *f = zb_container_of(c, struct zsd_fsck_run, change);
 
     f->holders = calloc(zb_max_u64(f->s.places.nplaces, 1), sizeof(*f->holders));
     if (!f->holders)
         return zb_fail(err, -ENOMEM, "counting what is stored: %m");
     zsd_survey_sort(&f->s);
-    fsck_catalog(f);
-    fsck_versions(f);
-    fsck_places(f);
-    fsck_holders(f);
-    fsck_classes(f);
-    fsck_accounts(f);
+    zn_catalog_stop_on(c->core->store->catalog, c->holds ? NULL : &c->asked);
+    for (size_t i = 0; i < ZB_COUNT(parts) && !fsck_asked(f); i++)
+        parts[i](f);
+    zn_catalog_stop_on(c->core->store->catalog, NULL);
+    if (fsck_asked(f))
+        return zb_fail(err, -EAGAIN, "a change waits");
     return fsck_df(f) < 0 ? zb_fail(err, -ENOMEM, "counting what is stored: %m") : 0;
+}
+
+static void fsck_tell(struct zsd_fsck_run *f, const struct zb_err *err)
+{
+    f->core->scans->fsck = NULL;
+    for (struct zb_list *node; (node = zb_list_pop_front(&f->askers)) != NULL;) {
+        struct fsck_asker *a = zb_container_of(node, struct fsck_asker, node);
+
+        a->done(a->arg, &f->report, err);
+        free(a);
+    }
+    free(f);
 }
 
 static void fsck_done(struct zsd_change *c, const struct zb_err *err)
 {
-    struct fsck *f = zb_container_of(c, struct fsck, change);
+    struct zsd_fsck_run *f = zb_container_of(c, struct zsd_fsck_run, change);
 
     zsd_survey_done(&f->s);
-    f->done(f->arg, &f->report, err);
     free(f->holders);
-    free(f);
+    f->holders = NULL;
+    if (!err || err->code != -EAGAIN) {
+        fsck_tell(f, err);
+        return;
+    }
+    f->report = (struct zsd_fsck_report){ 0 };
+    c->holds = ++f->tries == TRIES - 1;
+    zsd_change_start(f->core, c);
 }
 
-void zsd_fsck_start(struct zsd_core *core,
-                    void (*done)(void *arg, const struct zsd_fsck_report *report,
-                                 const struct zb_err *err),
-                    void *arg)
+void zsd_fsck_start(struct zsd_core *core, zsd_fsck_done *done, void *arg)
 {
-    struct fsck *f = calloc(1, sizeof(*f));
+    struct zsd_fsck_run *f = core->scans->fsck;
+    struct fsck_asker *a = calloc(1, sizeof(*a));
     struct zb_err err = { 0 };
 
-    if (!f) {
+    if (a && !f)
+        f = calloc(1, sizeof(*f));
+    if (!a || !f) {
+        free(a);
         (void)zb_fail(&err, -ENOMEM, "fsck: %m");
         done(arg, NULL, &err);
         return;
     }
-    f->core = core;
-    f->done = done;
-    f->arg = arg;
-    f->change = (struct zsd_change){
-        .looks = true, .begin = fsck_begin, .fill = fsck_fill, .done = fsck_done
-    };
-    zsd_change_start(core, &f->change);
+    a->done = done;
+    a->arg = arg;
+    zb_list_init(&a->node);
+    if (!core->scans->fsck) {
+        core->scans->fsck = f;
+        f->core = core;
+        zb_list_init(&f->askers);
+        f->change = (struct zsd_change){
+            .looks = true, .begin = fsck_begin, .fill = fsck_fill, .done = fsck_done
+        };
+        zsd_change_start(core, &f->change);
+    }
+    zb_list_push_back(&f->askers, &a->node);
 }
 
 /* ---- requests */
@@ -553,7 +601,9 @@ static void fsck_answer(void *arg, const struct zsd_fsck_report *r, const struct
 void zsd_fsck(struct zsd_req *req, const ProtobufCMessage *message)
 {
     (void)message;
-    if (!req->daemon->core->store)
+    if (!zsd_may(req->conn, geteuid())) /* it reads all that is saved, and names everybody's jobs */
+        zsd_refuse(req, -EPERM, "only root and the daemon's own user start an fsck");
+    else if (!req->daemon->core->store)
         zsd_refuse(req, -ENOENT, "this daemon saves nothing: it has no data directory that stays");
     else
         zsd_fsck_start(req->daemon->core, fsck_answer, req);

@@ -14,11 +14,12 @@ struct zsd_fsck_report {
     char problems[ZSD_PROBLEMS_MAX][sizeof(((struct zb_err *)0)->text)];
 };
 
+typedef void zsd_fsck_done(void *arg, const struct zsd_fsck_report *report,
+                           const struct zb_err *err);
+
 /** Loop thread; the core has a store. done, once: err NULL, or why it could not be
- * checked. The catalog is read on its own thread, between two changes. */
-void zsd_fsck_start(struct zsd_core *core,
-                    void (*done)(void *arg, const struct zsd_fsck_report *report,
-                                 const struct zb_err *err),
-                    void *arg);
+ * checked. The catalog is read on its own thread, between two changes, which never wait for long; a
+ * run that is in progress is joined. */
+void zsd_fsck_start(struct zsd_core *core, zsd_fsck_done *done, void *arg);
 
 #endif

@@ -16,6 +16,7 @@
 #include "daemon/job/shard.h"
 #include "daemon/op/reader.h"
 #include "daemon/page/held.h"
+#include "daemon/show/scans.h"
 
 /* ---- taking it */
 
@@ -43,14 +44,22 @@ static int take_promise(struct zsd_survey_job *to, const struct zb_needs *promis
     return rc;
 }
 
-static void take_version(struct zsd_survey *s, uint32_t job, const struct zsd_version *v)
+/* Its index + 1; of NULL 0. */
+static uint32_t take_version(struct zsd_survey *s, uint32_t job, const struct zsd_version *v)
 {
-    for (size_t i = s->nversions; v && i-- > 0 && s->versions[i].job == job;)
+    if (!v)
+        return 0;
+    for (size_t i = s->nversions; i-- > 0 && s->versions[i].job == job;)
         if (s->versions[i].version == v)
-            return;
-    if (v)
-        s->versions[s->nversions++] =
-            (struct zsd_survey_version){ .version = v, .job = job, .snapshots = v->snapshots };
+            return (uint32_t)i + 1;
+    memcpy(s->held + s->nheld, v->rows, v->nrows * sizeof(struct zsd_row *));
+    s->versions[s->nversions++] = (struct zsd_survey_version){ .version = v,
+                                                               .job = job,
+                                                               .snapshots = v->snapshots,
+                                                               .nrows = v->nrows,
+                                                               .rows = s->held + s->nheld };
+    s->nheld += v->nrows;
+    return (uint32_t)s->nversions;
 }
 
 static int take_saved(struct zsd_survey *s, const struct zsd_saved *saved)
@@ -70,14 +79,15 @@ static void take_versions(struct zsd_survey *s, uint32_t index)
 
     if (!saved)
         return;
-    take_version(s, index, saved->committed);
-    take_version(s, index, saved->prepared);
+    s->jobs[index].committed_at = take_version(s, index, saved->committed);
+    s->jobs[index].prepared_at = take_version(s, index, saved->prepared);
     zb_list_each(pos, (struct zb_list *)(uintptr_t)&saved->snaps)
     {
         const struct zsd_snap *snap = zb_container_of(pos, struct zsd_snap, node);
 
-        s->snaps[s->nsnaps++] = (struct zsd_survey_snap){ .snap = snap, .job = index };
-        take_version(s, index, snap->version);
+        s->snaps[s->nsnaps++] = (struct zsd_survey_snap){
+            .snap = snap, .job = index, .version = take_version(s, index, snap->version) - 1
+        };
     }
 }
 
@@ -148,19 +158,36 @@ static int job_by_number(const void *a, const void *b)
     return (x->number > y->number) - (x->number < y->number);
 }
 
+/* What its versions hold, with those of several snapshots so many times. */
+static size_t held_count(const struct zsd_saved *saved)
+{
+    size_t n = (saved->committed ? saved->committed->nrows : 0) +
+               (saved->prepared ? saved->prepared->nrows : 0);
+
+    zb_list_each(pos, (struct zb_list *)(uintptr_t)&saved->snaps)
+        n += zb_container_of(pos, struct zsd_snap, node)->version->nrows;
+    return n;
+}
+
 static int take_arrays(struct zsd_core *core, struct zsd_survey *s)
 {
     const struct zsd_store *store = core->store;
-    size_t snaps = 0, saved = list_length(&store->saved);
+    size_t snaps = 0, held = 0, saved = list_length(&store->saved);
 
     zb_list_each(pos, (struct zb_list *)(uintptr_t)&store->saved)
-        snaps += list_length(&zb_container_of(pos, struct zsd_saved, node)->snaps);
+    {
+        const struct zsd_saved *one = zb_container_of(pos, struct zsd_saved, node);
+
+        snaps += list_length(&one->snaps);
+        held += held_count(one);
+    }
+    s->held = take_array(held, sizeof(struct zsd_row *));
     s->jobs = take_array(saved + list_length(&core->jobs->list), sizeof(*s->jobs));
     s->rows = take_array(list_length(&store->rows), sizeof(*s->rows));
     s->versions = take_array(snaps + 2 * saved, sizeof(*s->versions));
     s->snaps = take_array(snaps, sizeof(*s->snaps));
     s->works = take_array(works_count(core), sizeof(*s->works));
-    return s->jobs && s->rows && s->versions && s->snaps && s->works ? 0 : -ENOMEM;
+    return s->jobs && s->rows && s->versions && s->snaps && s->works && s->held ? 0 : -ENOMEM;
 }
 
 static void take_numbers(const struct zsd_core *core, struct zsd_survey *s)
@@ -183,6 +210,7 @@ int zsd_survey_take(struct zsd_core *core, struct zsd_survey *s, struct zb_err *
     int rc;
 
     *s = (struct zsd_survey){ 0 };
+    core->scans->surveys++;
     rc = take_arrays(core, s);
     if (rc == 0)
         rc = zsd_places_copy(core, &s->places);
@@ -236,7 +264,28 @@ void zsd_survey_done(struct zsd_survey *s)
     free(s->versions);
     free(s->snaps);
     free(s->works);
+    free(s->held);
     *s = (struct zsd_survey){ 0 };
+}
+
+void zsd_survey_trim(struct zsd_survey *s)
+{
+    struct zsd_survey sums = *s;
+
+    for (size_t i = 0; i < s->njobs; i++) {
+        zb_needs_done(&s->jobs[i].promise);
+        s->jobs[i].kept = NULL;
+    }
+    s->jobs = NULL;
+    s->njobs = 0;
+    zsd_survey_done(s);
+    s->jobs = sums.jobs;
+    s->njobs = sums.njobs;
+    s->total_bytes = sums.total_bytes;
+    s->map_bytes = sums.map_bytes;
+    s->free_bytes = sums.free_bytes;
+    s->other_working = sums.other_working;
+    s->other_reserved = sums.other_reserved;
 }
 
 /* ---- counting */
@@ -292,8 +341,10 @@ static void df_place(struct df *df, uint64_t at, uint32_t job, uint64_t *column,
     *column += df->s->places.places[i].bytes;
 }
 
-static void df_version(struct df *df, const struct zsd_version *v, uint32_t job, uint64_t *column)
+/* at: index + 1; 0: none */
+static void df_version(struct df *df, uint32_t at, uint32_t job, uint64_t *column)
 {
+    const struct zsd_survey_version *v = at > 0 ? &df->s->versions[at - 1] : NULL;
     uint64_t *shared = &df->s->jobs[job].shared;
 
     for (uint32_t i = 0; v && i < v->nrows; i++)
@@ -327,19 +378,17 @@ int zsd_survey_df(struct zsd_survey *s)
 {
     struct df df = { s, calloc(zb_max_u64(s->places.nplaces, 1), sizeof(uint32_t)) };
     uint64_t ignored = 0;
+    size_t snap = 0;
 
     if (!df.owners)
         return -ENOMEM;
     for (uint32_t i = 0; i < s->njobs; i++) {
         struct zsd_survey_job *j = &s->jobs[i];
 
-        if (j->kept) {
-            df_version(&df, j->kept->committed, i, &j->committed);
-            df_version(&df, j->kept->prepared, i, &j->prepared);
-        }
-        for (size_t n = 0; n < s->nsnaps; n++)
-            if (s->snaps[n].job == i)
-                df_version(&df, s->snaps[n].snap->version, i, &j->snapshots);
+        df_version(&df, j->committed_at, i, &j->committed);
+        df_version(&df, j->prepared_at, i, &j->prepared);
+        for (; snap < s->nsnaps && s->snaps[snap].job == i; snap++) /* they are by job, too */
+            df_version(&df, s->snaps[snap].version + 1, i, &j->snapshots);
     }
     for (size_t i = 0; i < s->nworks; i++)
         if (s->works[i].job < s->njobs)

@@ -2,9 +2,10 @@
  * survey.h - what the store has in memory, copied on the loop thread at one moment between two
  * changes, to be counted elsewhere: by fsck and df.
  *
- * While the change that took it is in the line, saved jobs, their versions and snapshots stay as
- * they are; rows are looked at (zsd_row_look()), so they may die meanwhile, but their structs stay.
- * Counters and places that go on changing are copied.
+ * Counters and places that go on changing are copied, and so is which rows a version has. Rows are
+ * looked at (zsd_row_look()): they may die meanwhile, but their structs stay. Saved jobs, their
+ * versions and snapshots may end: the pointers to them (`kept`, `version`, `snap`) are for a change
+ * that took the survey and is still in the line. df does without them.
  */
 #ifndef ZSD_SURVEY_H
 #define ZSD_SURVEY_H
@@ -23,12 +24,14 @@ struct zsd_survey_version {
     uint32_t job;       /* index */
     uint32_t snapshots; /* as it was */
     uint32_t counted;   /* snapshots that name it */
+    uint32_t nrows;
+    struct zsd_row **rows; /* a part of `held` */
     bool found;
 };
 
 struct zsd_survey_snap {
     const struct zsd_snap *snap;
-    uint32_t job;
+    uint32_t job, version; /* indices */
     bool found;
 };
 
@@ -41,7 +44,8 @@ struct zsd_survey_job {
     struct zb_needs promise;
     struct zsd_account held;
     bool found;
-    uint32_t units; /* found */
+    uint32_t units;                     /* found */
+    uint32_t committed_at, prepared_at; /* indices of versions + 1; 0: none */
     /* df: bytes, each once */
     uint64_t committed, prepared, snapshots, working, shared, reserved;
 };
@@ -58,6 +62,8 @@ struct zsd_survey {
     struct zsd_survey_version *versions;
     struct zsd_survey_snap *snaps;
     struct zsd_survey_work *works;
+    struct zsd_row **held; /* of all versions, one after the other */
+    size_t nheld;
     size_t njobs, nrows, nversions, nsnaps, nworks;
     bool moving; /* a job has operations in progress: pages of it may be on their way */
     struct zsd_places_copy places;
@@ -67,11 +73,12 @@ struct zsd_survey {
     uint64_t boot, next_id, next_job, sequence;
     /* what is no job's: df */
     uint64_t other_working, other_reserved;
-    uint64_t catalog_bytes;
 };
 
-/** Loop thread, in begin() of a change that looks. 0 or -ENOMEM. */
+/** Loop thread. For fsck: in begin() of a change that looks. 0 or -ENOMEM. */
 int zsd_survey_take(struct zsd_core *core, struct zsd_survey *ret, struct zb_err *err);
+/** Loop thread. Keeps jobs and sums only, without pointers to what is alive. */
+void zsd_survey_trim(struct zsd_survey *s);
 /** Loop thread. */
 void zsd_survey_done(struct zsd_survey *s);
 

@@ -82,6 +82,10 @@ static void change_begin(struct zsd_change *c)
         c->err = store->poisoned;
         return;
     }
+    if (c->looks && !c->holds && c->node.next != &store->line) {
+        (void)zb_fail(&c->err, -EAGAIN, "a change waits");
+        return;
+    }
     c->txn = zn_txn_new();
     if (!c->txn)
         (void)zb_fail(&c->err, -ENOMEM, "a change of the catalog: %m");
@@ -152,9 +156,17 @@ void zsd_change_start(struct zsd_core *core, struct zsd_change *c)
     struct zsd_store *store = core->store;
     bool first = zb_list_empty(&store->line);
 
+    if (!first) {
+        struct zsd_change *runs = zb_container_of(store->line.next, struct zsd_change, node);
+
+        if (!runs->holds)
+            atomic_store_explicit(&runs->asked, true, memory_order_relaxed);
+    }
+
     c->core = core;
     c->state = CHANGE_BEGIN;
     c->poisons = c->doubt = false;
+    atomic_init(&c->asked, false);
     c->err = (struct zb_err){ 0 };
     c->txn = NULL;
     c->work.run = change_on_work;

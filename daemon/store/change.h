@@ -7,9 +7,14 @@
  *     SYNC     flushes the data file, for changes that say so
  *     CATALOG  fill() adds what is long to write, and the catalog commits, on the catalog's thread
  *     SLOTS    writes and flushes the commit slot of the data file
+ *
+ * One that only looks gives way to whoever comes: it ends with -EAGAIN, and whoever started it may
+ * start it again, at the end of the line.
  */
 #ifndef ZSD_CHANGE_H
 #define ZSD_CHANGE_H
+
+#include <stdatomic.h>
 
 #include "daemon/disk/disk.h"
 #include "nvme/zn_catalog.h"
@@ -18,6 +23,7 @@
 struct zsd_change {
     bool sync;  /* the data file is flushed first: pages were written for it */
     bool looks; /* changes nothing: fill() looks at the catalog, also at one that is poisoned */
+    bool holds; /* of one that looks: it does not give way */
     /* Loop thread, when its turn has come: puts what the change is into txn. 0, or a negative errno
      * with a sentence: nothing happens. */
     int (*begin)(struct zsd_change *c, struct zb_err *err);
@@ -30,8 +36,10 @@ struct zsd_change {
     /* the line's */
     struct zsd_core *core;
     int state;
-    bool poisons; /* nothing can be changed behind what failed */
-    bool doubt;   /* and it may have happened: the next start finds out */
+    atomic_bool asked; /* somebody waits in the line: one that looks, and does not hold, ends soon,
+                          with -EAGAIN */
+    bool poisons;      /* nothing can be changed behind what failed */
+    bool doubt;        /* and it may have happened: the next start finds out */
     struct zb_err err;
     struct zn_slot slot;
     struct zsd_pio pio;

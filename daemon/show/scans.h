@@ -1,0 +1,20 @@
+/*
+ * scans.h - fsck and df that run: each once at a time, whoever asks.
+ *
+ * Loop thread only.
+ */
+#ifndef ZSD_SCANS_H
+#define ZSD_SCANS_H
+
+#include <stdint.h>
+
+struct zsd_df_run;
+struct zsd_fsck_run;
+
+struct zsd_scans {
+    struct zsd_fsck_run *fsck; /* that runs, or NULL */
+    struct zsd_df_run *df;     /* that runs, or the newest, kept for its pages; NULL: none yet */
+    uint64_t surveys;          /* that were taken for either */
+};
+
+#endif

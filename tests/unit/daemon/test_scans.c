@@ -1,0 +1,134 @@
+/*
+ * fsck and df: who may ask, that askers share a run, and that no change waits for one. Against the core,
+ * with a store and a durable job in it.
+ */
+#include "tests/ztest.h"
+
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/show/requests.h"
+#include "daemon/show/scans.h"
+#include "tests/unit/daemon/saved_fixture.h"
+
+static void scans_open(struct saved_world *s)
+{
+    saved_open(s, SAVED_HOST, ZB_F32, 3);
+    s->w.clients[1].conn.uid = s->w.clients[2].conn.uid = geteuid();
+}
+
+static void fsck_ask(struct saved_world *s, unsigned c, unsigned tag)
+{
+    const Zp__Empty q = ZP__EMPTY__INIT;
+
+    ask_as(&s->w, c, tag, zsd_fsck, &q);
+}
+
+static void df_ask(struct saved_world *s, unsigned c, unsigned tag, uint64_t cursor)
+{
+    Zp__DfRequest q = ZP__DF_REQUEST__INIT;
+
+    q.cursor = cursor;
+    ask_as(&s->w, c, tag, zsd_df, &q);
+}
+
+static void snapshot_ask(struct saved_world *s, unsigned tag)
+{
+    Zp__SnapshotTake q = ZP__SNAPSHOT_TAKE__INIT;
+    char job[] = "j", name[] = "s";
+
+    q.job = job;
+    q.name = name;
+    ask_as(&s->w, 0, tag, zsd_snapshot, &q);
+}
+
+static void no_problems(unsigned tag)
+{
+    Zp__FsckReply *reply = zp__fsck_reply__unpack(NULL, answers[tag].len, answers[tag].bytes);
+
+    assert_non_null(reply);
+    if (reply->problems_total > 0)
+        fail_msg("%s", reply->problems[0]);
+    assert_int_equal(reply->jobs, 1);
+    assert_int_equal(reply->rows, UNITS);
+    zp__fsck_reply__free_unpacked(reply, NULL);
+}
+
+static void fsck_is_the_administrators(void **state)
+{
+    struct saved_world s;
+
+    (void)state;
+    scans_open(&s);
+    s.w.clients[2].conn.uid = 1001;
+    fsck_ask(&s, 2, 2);
+    assert_int_equal(answer(&s.w, 2), -EPERM);
+    assert_non_null(strstr(answers[2].text, "only root and the daemon's own user"));
+    fsck_ask(&s, 1, 1);
+    assert_int_equal(answer(&s.w, 1), 0);
+    no_problems(1);
+    saved_close(&s);
+}
+
+/* Ten ask at once: one pass, and each is answered. */
+static void askers_share_a_run(void **state)
+{
+    struct saved_world s;
+    uint64_t surveys;
+
+    (void)state;
+    scans_open(&s);
+    surveys = s.w.daemon.core->scans->surveys;
+    for (unsigned i = 0; i < 5; i++) {
+        fsck_ask(&s, 1, 10 + i);
+        fsck_ask(&s, 2, 15 + i);
+    }
+    for (unsigned i = 10; i < 20; i++) {
+        assert_int_equal(answer(&s.w, i), 0);
+        no_problems(i);
+    }
+    assert_int_equal(s.w.daemon.core->scans->surveys, surveys + 1);
+
+    surveys = s.w.daemon.core->scans->surveys;
+    for (unsigned i = 10; i < 20; i++)
+        df_ask(&s, 1 + i % 2, i, 0);
+    for (unsigned i = 10; i < 20; i++)
+        assert_int_equal(answer(&s.w, i), 0);
+    assert_int_equal(s.w.daemon.core->scans->surveys, surveys + 1);
+    df_ask(&s, 1, 1, 2); /* the next page of that list */
+    assert_int_equal(answer(&s.w, 1), 0);
+    assert_int_equal(s.w.daemon.core->scans->surveys, surveys + 1);
+    saved_close(&s);
+}
+
+/* What is asked for after an fsck is done before it, and the fsck is right all the same. */
+static void fsck_gives_way(void **state)
+{
+    struct saved_world s;
+
+    (void)state;
+    scans_open(&s);
+    fsck_ask(&s, 1, 1);
+    snapshot_ask(&s, 2);
+    for (int i = 0; i < 100000 && answers[2].rc == NONE; i++) {
+        world_turn(&s.w);
+        (void)usleep(10);
+    }
+    assert_int_equal(answers[2].rc, 0);
+    assert_int_equal(answers[1].rc, NONE);
+    assert_int_equal(answer(&s.w, 1), 0);
+    no_problems(1);
+    saved_close(&s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(fsck_is_the_administrators),
+        cmocka_unit_test(askers_share_a_run),
+        cmocka_unit_test(fsck_gives_way),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
