@@ -7,13 +7,15 @@
  *
  * A COMMIT
  *
- *     APPLY --> RESERVE --> COMMIT --> CHECKPOINT --> over
- *        |         |           |            |
- *        +---------+-----------+            +--> poisoned
+ *     APPLY --> SHRINK --> RESERVE --> COMMIT --> CHECKPOINT --> over
+ *        |         |          |           |            |
+ *        +---------+----------+-----------+            +--> poisoned
  *        v
  *     ROLLBACK --> nothing has changed (-ENOSPC), or poisoned
  *
  *     APPLY       changes the records, and the digest beside them, in SQLite's memory
+ *     SHRINK      what was deleted leaves free pages, for the next transactions to use: as many as
+ *                 are in use, and FREE_MIN. More than that goes back to the file system
  *     RESERVE     makes the database's file as long as the checkpoint will need it, so that a full
  *                 file system shows itself while nothing has happened
  *     COMMIT      SQLite writes its WAL, over what the transaction before left there. It is not
@@ -39,12 +41,15 @@
 #include <endian.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/util.h"
 #include "nvme/catalog_db_priv.h"
 
 #define CATALOG_GROW 65536u
+#define FREE_MIN     64u  /* free pages that a catalog keeps in any case */
+#define SHRINK_MAX   256u /* that one transaction gives back beyond those that it freed itself */
 
 /* The bytes of record (0, 0, 0); integers are little-endian. */
 struct catalog_head {
@@ -358,6 +363,36 @@ static int catalog_apply(struct zn_catalog *c, const struct zn_txn *t, struct ca
     return rc == 0 ? zn_catalog_put_head(c, s, err) : rc;
 }
 
+static int catalog_free(struct zn_catalog *c, uint64_t *ret_free, uint64_t *ret_pages,
+                        struct zb_err *err)
+{
+    int rc = zn_catalog_step(c, STMT_FREE, "its free pages", err);
+
+    if (rc > 0) {
+        *ret_free = (uint64_t)sqlite3_column_int64(c->stmts[STMT_FREE], 0);
+        *ret_pages = (uint64_t)sqlite3_column_int64(c->stmts[STMT_FREE], 1);
+    }
+    zn_catalog_reset(c, STMT_FREE);
+    assert(rc != 0); /* there is always a row */
+    return rc < 0 ? rc : 0;
+}
+
+/* `was`: the free pages before this transaction. A catalog of an older program has no map of its
+ * pages, and keeps its length. */
+static int catalog_shrink(struct zn_catalog *c, uint64_t was, struct zb_err *err)
+{
+    uint64_t unused = 0, pages = 0, stay, goes;
+    char sql[64];
+    int rc = catalog_free(c, &unused, &pages, err);
+
+    stay = pages - unused + FREE_MIN;
+    if (rc < 0 || unused <= stay)
+        return rc;
+    goes = zb_min_u64(unused - stay, SHRINK_MAX + (unused > was ? unused - was : 0));
+    (void)snprintf(sql, sizeof(sql), "PRAGMA incremental_vacuum(%" PRIu64 ")", goes);
+    return zn_catalog_exec(c, sql, "give its free pages back", err);
+}
+
 /* Writes zeros behind the file's end, up to what the pages of this transaction take. */
 static int catalog_reserve(struct zn_catalog *c, struct zb_err *err)
 {
@@ -433,6 +468,7 @@ int zn_catalog_commit(struct zn_catalog *c, const struct zn_txn *t, struct zn_sl
 {
     struct catalog_state next = c->state;
     struct zb_err why = { 0 };
+    uint64_t unused = 0, pages = 0;
     int rc;
 
     if (c->poisoned.code != 0)
@@ -441,7 +477,11 @@ int zn_catalog_commit(struct zn_catalog *c, const struct zn_txn *t, struct zn_sl
         return zb_fail(err, -EROFS, "catalog '%s' was opened for reading only", c->path);
     rc = zn_catalog_exec(c, "PRAGMA synchronous=OFF", "begin a transaction", &why);
     if (rc == 0)
+        rc = catalog_free(c, &unused, &pages, &why);
+    if (rc == 0)
         rc = catalog_apply(c, t, &next, &why);
+    if (rc == 0)
+        rc = catalog_shrink(c, unused, &why);
     if (rc == 0)
         rc = catalog_reserve(c, &why);
     if (rc == 0)

@@ -19,6 +19,7 @@ enum stmt {
     STMT_DELETE,
     STMT_EACH,
     STMT_PAGES,
+    STMT_FREE,
     STMTS
 };
 

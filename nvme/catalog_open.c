@@ -209,7 +209,7 @@ static int open_create(struct zn_catalog *c, struct zb_err *err)
            (ssize_t)sizeof(state.slot.catalog))
         ; /* as in zn_super_init() */
     rc = zn_catalog_exec(c,
-                         "PRAGMA page_size=" CATALOG_PAGE ";PRAGMA auto_vacuum=NONE;"
+                         "PRAGMA page_size=" CATALOG_PAGE ";PRAGMA auto_vacuum=INCREMENTAL;"
                          "PRAGMA journal_mode=WAL;"
                          "BEGIN IMMEDIATE;" CATALOG_TABLE ";" CATALOG_INDEX,
                          "create it", err);

@@ -19,6 +19,7 @@ const char *const zn_catalog_sql[STMTS] = {
     [STMT_EACH] = "SELECT kind,a,b,crc,bytes FROM record INDEXED BY record_key"
                   " WHERE kind BETWEEN ?1 AND ?2 ORDER BY kind,a,b",
     [STMT_PAGES] = "SELECT page_count*page_size FROM pragma_page_count,pragma_page_size",
+    [STMT_FREE] = "SELECT freelist_count,page_count FROM pragma_freelist_count,pragma_page_count",
 };
 
 /* ---- records */

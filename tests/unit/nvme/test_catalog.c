@@ -410,6 +410,55 @@ static void wal_is_kept_and_bounded(void **state)
     zn_catalog_close(c);
 }
 
+/* What was deleted does not keep the file long, at once and a step at a time; what is left is whole. */
+static void what_is_deleted_gives_its_room_back(void **state)
+{
+    enum { MANY = 24, BYTES = 1 << 20 };
+    struct zn_slot slot = never;
+    struct zn_catalog *c = open_at(&slot);
+    uint8_t *bytes = calloc(1, BYTES);
+    struct zn_txn *t = zn_txn_new();
+    struct stat st;
+
+    (void)state;
+    assert_non_null(bytes);
+    for (uint32_t a = 1; a <= MANY; a++)
+        assert_int_equal(txn_put_bytes(t, &(struct zn_key){ 1, a, 0 }, bytes, BYTES), 0);
+    assert_int_equal(commit_rc(c, t, &slot), 0);
+    assert_int_equal(stat(path, &st), 0);
+    assert_true(st.st_size > MANY * BYTES);
+
+    /* half of it: free pages may be as many as those in use */
+    t = zn_txn_new();
+    for (uint32_t a = 1; a <= MANY; a += 2)
+        assert_int_equal(zn_txn_del(t, &(struct zn_key){ 1, a, 0 }), 0);
+    assert_int_equal(commit_rc(c, t, &slot), 0);
+    assert_int_equal(stat(path, &st), 0);
+    assert_true(st.st_size > MANY * BYTES);
+
+    t = zn_txn_new();
+    for (uint32_t a = 2; a < MANY; a += 2)
+        assert_int_equal(zn_txn_del(t, &(struct zn_key){ 1, a, 0 }), 0);
+    assert_int_equal(commit_rc(c, t, &slot), 0);
+    assert_int_equal(stat(path, &st), 0);
+    assert_true(st.st_size < MANY / 2 * BYTES);
+    for (uint32_t a = 100; a < 104; a++) { /* each gives a part more */
+        t = zn_txn_new();
+        assert_int_equal(txn_put_bytes(t, &(struct zn_key){ 1, a, 0 }, bytes, 1), 0);
+        assert_int_equal(commit_rc(c, t, &slot), 0);
+    }
+    assert_int_equal(stat(path, &st), 0);
+    assert_true(st.st_size < 4 * BYTES); /* one record, as much again, and what is always kept */
+    assert_int_equal(zn_catalog_verify(c, &err), 0);
+    zn_catalog_close(c);
+    c = open_at(&slot);
+    t = zn_txn_new();
+    assert_int_equal(zn_txn_del(t, &(struct zn_key){ 1, MANY, 0 }), 0);
+    assert_int_equal(commit_rc(c, t, &slot), 0);
+    zn_catalog_close(c);
+    free(bytes);
+}
+
 /* ---- older, newer, others */
 
 enum { REWINDS = 6 };
@@ -1121,6 +1170,7 @@ int main(void)
         CATALOG_TEST(commit_poisoned),
         CATALOG_TEST(commit_random_changes),
         CATALOG_TEST(wal_is_kept_and_bounded),
+        CATALOG_TEST(what_is_deleted_gives_its_room_back),
         CATALOG_TEST(rewinds),
         CATALOG_TEST(wals),
         CATALOG_TEST(damage_by_sql),
