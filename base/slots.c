@@ -31,6 +31,7 @@ int zb_slots_lay(struct zb_slot_class *c, uint32_t total)
     if (!c->free_at)
         return -ENOMEM;
     c->total = total;
+    zb_list_init(&c->cached);
     return 0;
 }
 

@@ -13,6 +13,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/util.h"
+
 #define ZB_NO_PLACE UINT64_MAX
 
 /** All places of one size. `tag` tells classes of one size apart (a rank; or 0). */
@@ -22,7 +24,8 @@ struct zb_slot_class {
     uint32_t users; /* pages or shards that live in places of this class */
     uint32_t total; /* places; set when laid out */
     uint32_t free;
-    uint64_t *free_at; /* [total]: the first `free` are free places' offsets */
+    uint64_t *free_at;     /* [total]: the first `free` are free places' offsets */
+    struct zb_list cached; /* the owner's: who may leave its place for another, oldest first */
 };
 
 struct zb_slots {

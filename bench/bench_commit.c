@@ -17,7 +17,8 @@
  * the state; steps with one and steps without alternate. How long the snapshots themselves took, in
  * a step and beside none, is noted.
  *
- * The bytes that each kind of step wrote are counted by the daemon, and noted beside the table.
+ * The bytes that each kind of step wrote are counted by the daemon, and noted beside the table; so is
+ * the longest turn of its loop (daemon/run/turns.h). Small pages make many of them: --page-elems 4096.
  */
 #include "bench/zbench.h"
 
@@ -81,6 +82,43 @@ static int commit_step(struct commit_bench *b, enum zc_commit commit, double *re
     return rc;
 }
 
+/* A counter of the daemon, since its start. */
+static int commit_counter(struct commit_bench *b, const char *name, uint64_t *ret)
+{
+    struct zc_counter *rows = NULL;
+    size_t n = 0;
+    int rc = zc_stat_wait(b->rig.c, &rows, &n);
+
+    if (rc < 0)
+        return zbench_rig_failed(&b->rig, rc);
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(rows[i].name, name) == 0)
+            *ret = rows[i].value;
+    zc_rows_free(rows);
+    return 0;
+}
+
+/* How long the turns of the daemon's loop were in all of that. */
+static int commit_turns(struct commit_bench *b, const char *name)
+{
+    uint64_t turns = 0, work = 0, cpu_ns = 0, wall_ns = 0;
+    int rc = commit_counter(b, "turns", &turns);
+
+    if (rc == 0)
+        rc = commit_counter(b, "turn_max_work", &work);
+    if (rc == 0)
+        rc = commit_counter(b, "turn_max_ns", &cpu_ns);
+    if (rc == 0)
+        rc = commit_counter(b, "turn_p999_ns", &wall_ns);
+    if (rc == 0)
+        zbench_note(b->z,
+                    "%s: the longest of %" PRIu64 " turns of the loop looked at %" PRIu64
+                    " pages, rows and shards; the longest took %.2f ms of its CPU time; 99.9 %% "
+                    "took at most %.2f ms by the clock",
+                    name, turns, work, (double)cpu_ns / 1e6, (double)wall_ns / 1e6);
+    return rc;
+}
+
 static int commit_slice(void *bench, unsigned who, double *ret_ms)
 {
     return commit_step(bench, who == 0 ? ZC_COMMIT_STEP : ZC_COMMIT_NO, ret_ms);
@@ -97,6 +135,8 @@ static int commit_case(struct commit_bench *b, const char *name, bool streamed)
         rc = commit_step(b, ZC_COMMIT_STEP, &ms); /* warms up; the first is not alike */
     if (rc == 0)
         rc = zbench_compare(b->z, &row, "ABBA", b->rounds, commit_slice, b);
+    if (rc == 0)
+        rc = commit_turns(b, name);
     rc = zbench_rig_end(&b->rig, rc);
     if (rc == 0)
         zbench_note(b->z,
@@ -139,17 +179,11 @@ static int snapshot_take(struct commit_bench *b, struct zc_client *other, double
 /* How long page writes waited for changes of the catalog, since the daemon's start. */
 static int snapshot_held(struct commit_bench *b, double *ret_ms)
 {
-    struct zc_counter *rows = NULL;
-    size_t n = 0;
-    int rc = zc_stat_wait(b->rig.c, &rows, &n);
+    uint64_t us = 0;
+    int rc = commit_counter(b, "write_hold_us", &us);
 
-    if (rc < 0)
-        return zbench_rig_failed(&b->rig, rc);
-    for (size_t i = 0; i < n; i++)
-        if (strcmp(rows[i].name, "write_hold_us") == 0)
-            *ret_ms = (double)rows[i].value / 1e3;
-    zc_rows_free(rows);
-    return 0;
+    *ret_ms = (double)us / 1e3;
+    return rc;
 }
 
 /* A step that does not commit, with a snapshot in its middle when there is another client. */
@@ -220,6 +254,8 @@ static int snapshot_case(struct commit_bench *b)
         rc = zbench_rig_connect(&b->rig, &other);
     if (rc == 0)
         rc = snapshot_rounds(b, other, values, references, idle, busy, held);
+    if (rc == 0)
+        rc = commit_turns(b, "snapshot");
     zc_close(other);
     rc = zbench_rig_end(&b->rig, rc);
     if (rc < 0)

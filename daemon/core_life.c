@@ -33,11 +33,14 @@ struct core_all {
     struct zsd_scans scans;
 };
 
-void zsd_core_turn(struct zsd *daemon)
+bool zsd_core_turn(struct zsd *daemon)
 {
-    zsd_works_run(daemon->core);
+    bool more = zsd_works_run(daemon->core);
+
     zsd_pio_kick(daemon->core);
     zsd_top_turn(daemon->core);
+    zsd_turn_worked(daemon);
+    return more;
 }
 
 void zsd_core_tick(struct zsd *daemon, uint64_t now_ns)
@@ -88,7 +91,7 @@ int zsd_core_new(struct zsd *daemon, struct zb_err *err)
     core->daemon = daemon;
     core->next_job = 1;
     zb_list_init(&core->works);
-    zb_list_init(&core->timed);
+    zsd_wheel_init(&core->wheel);
     zsd_payer_init(&core->house, 0);
     zsd_disk_init(core->disk, core);
     zb_list_init(&core->jobs->list);
@@ -109,7 +112,7 @@ void zsd_core_settle(struct zsd *daemon)
     while (core->in_progress > 0 || !zb_list_empty(&core->works)) {
         unsigned n = 0;
 
-        zsd_core_turn(daemon);
+        (void)zsd_core_turn(daemon);
         for (unsigned i = 0; i < zsd_paths(daemon); i++)
             n += zn_reap(zsd_path_engine(daemon, i), 64);
         if (daemon->compute)
@@ -118,7 +121,7 @@ void zsd_core_settle(struct zsd *daemon)
             n += zsd_compute_reap(daemon->gpu_threads, 64);
         if (daemon->catalog_thread)
             n += zsd_compute_reap(daemon->catalog_thread, 64);
-        if (n == 0 && core->in_progress > 0) {
+        if (n == 0 && core->in_progress > 0 && zb_list_empty(&core->works)) {
             struct timespec pause = { .tv_nsec = 1000000 };
 
             (void)nanosleep(&pause, NULL);

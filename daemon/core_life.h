@@ -15,8 +15,9 @@ int zsd_core_new(struct zsd *daemon, struct zb_err *err);
  * fine. */
 void zsd_core_free(struct zsd *daemon);
 
-/** Once a turn, before the loop waits: resumes whoever became runnable, then kicks the engine. */
-void zsd_core_turn(struct zsd *daemon);
+/** Once a turn, before the loop waits: resumes whoever became runnable, then kicks the engine. True:
+ * more became runnable meanwhile, so the loop must not wait. */
+bool zsd_core_turn(struct zsd *daemon);
 /** About every 20 ms: requests past their deadline are answered. */
 void zsd_core_tick(struct zsd *daemon, uint64_t now_ns);
 /** Runs what is in progress to its end. Blocks: only where no loop runs. */

@@ -154,6 +154,7 @@ static int dispatch_request(struct zsd_req *req, struct zp_arena *arena, const u
     const ProtobufCMessage *message;
     struct zb_err err = { 0 };
 
+    req->daemon->turns.work++;
     if (!req->conn->greeted && req->method != ZP_HELLO) {
         (void)zb_fail(&err, -EPROTO, "the first request is hello");
         zsd_reply_err(req, &err);
@@ -194,6 +195,7 @@ static int dispatch_oneway(struct zsd_conn *conn, struct zp_arena *arena, uint16
     const ProtobufCMessage *message;
     struct zb_err why = { 0 };
 
+    conn->daemon->turns.work++;
     if (!conn->greeted)
         return zb_fail(err, -EPROTO, "a one-way message before hello");
     if (!info) {

@@ -94,13 +94,15 @@ static void loop_on_prepare(uv_prepare_t *prepare)
 {
     struct zsd *daemon = prepare->data;
 
-    zsd_core_turn(daemon);
-    if (zsd_server_turn(daemon))
+    bool more = zsd_core_turn(daemon);
+
+    if (zsd_server_turn(daemon) || more)
         (void)uv_idle_start(&daemon->loop->again, loop_on_again);
     else
         (void)uv_idle_stop(&daemon->loop->again);
     loop_arm_tick(daemon);
     zsd_linger_turn(daemon);
+    zsd_turn_over(daemon, uv_metrics_idle_time(&daemon->loop->uv));
 }
 
 int zsd_loop_new(struct zsd *daemon, struct zb_err *err)
@@ -117,6 +119,7 @@ int zsd_loop_new(struct zsd *daemon, struct zb_err *err)
     }
     daemon->loop = l;
     /* These only fill memory. */
+    (void)uv_loop_configure(&l->uv, UV_METRICS_IDLE_TIME);
     (void)uv_prepare_init(&l->uv, &l->prepare);
     (void)uv_idle_init(&l->uv, &l->again);
     (void)uv_timer_init(&l->uv, &l->tick);

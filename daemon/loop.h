@@ -3,9 +3,9 @@
  *
  *     poll       sockets, the compute pool and the engine: requests, finished tasks, finished I/O
  *     prepare    zsd_core_turn(): what became runnable; the engine is kicked once
- *                zsd_server_turn(): answers are sent; connections that had to wait go on
+ *                zsd_server_turn(): answers are sent; connections that had to wait continue
  *
- * The second may make work for the first: then the next poll does not wait. Every
+ * Either may leave work for the next turn: then the next poll does not wait. Every
  * ZSD_TICK_MS zsd_core_tick() runs, but only while something is in progress: an idle daemon sleeps.
  */
 #ifndef ZSD_LOOP_H

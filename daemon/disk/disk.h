@@ -62,6 +62,8 @@ struct zsd_disk {
     struct zb_space *maps[ZN_PATHS_MAX]; /* of each data file, in ZB_PAGE_ALIGN units: paths.h */
     struct zb_space *extents;            /* the first one; NULL: no NVMe tier */
     struct zsd_extents *places;          /* of pages there (extents.c); NULL likewise */
+    struct zb_list leaving;              /* struct zsd_leaving: leaving.h */
+    struct zsd_work leaving_work;
     struct zsd_line lines[ZN_PATHS_MAX]; /* before each data file */
     struct zsd_hold hold;
 

@@ -24,13 +24,16 @@
 #include "base/array.h"
 #include "base/map.h"
 #include "base/slots.h"
+#include "daemon/disk/leaving.h"
 #include "daemon/disk/paths.h"
 
 /* A value of `held`: how long the place is, and how many hold it. */
-#define UNITS_BITS 12u
-#define UNITS_MAX  ((1u << UNITS_BITS) - 1)
-#define HOLDER     (1u << UNITS_BITS)
-#define HOLDERS(v) ((v) >> UNITS_BITS)
+#define UNITS_BITS  12u
+#define UNITS_MAX   ((1u << UNITS_BITS) - 1)
+#define HOLDER      (1u << UNITS_BITS)
+#define HOLDERS(v)  ((v) >> UNITS_BITS)
+
+#define TAKE_LEAVES 64u /* looked at a time, of what is leaving, for a place that is wanted now */
 
 /* The longest page: state of fp16, 12 bytes an element. */
 _Static_assert(ZB_PAGE_ELEMS_MAX * 12u / ZB_PAGE_ALIGN <= UNITS_MAX, "a page fits a value of held");
@@ -156,7 +159,10 @@ uint64_t zsd_extent_take(struct zsd_core *core, uint64_t bytes)
     uint64_t at;
     int rc;
 
-    assert(c && c->nfree > 0); /* who asks stays inside its promise */
+    assert(c);
+    while (c->nfree == 0 && zsd_leaving_some(core, TAKE_LEAVES))
+        ;
+    assert(c->nfree > 0); /* who asks stays inside its promise */
     at = c->free_at[--c->nfree];
     rc = zb_map_put(&e->held, at, HOLDER | (uint32_t)(bytes / ZB_PAGE_ALIGN));
     assert(rc == 0); /* E3 */
@@ -365,8 +371,8 @@ static int promise_take(struct zsd_core *core, struct zb_err *err)
     return 0;
 }
 
-int zsd_promise_set(struct zsd_core *core, struct zb_needs *now, const struct zb_needs *want,
-                    struct zb_err *err)
+static int promise_set(struct zsd_core *core, struct zb_needs *now, const struct zb_needs *want,
+                       struct zb_err *err)
 {
     struct zsd_extents *e = core->disk->places;
     struct place_class *before = NULL;
@@ -404,6 +410,20 @@ int zsd_promise_set(struct zsd_core *core, struct zb_needs *now, const struct zb
         memmove(now->needs, want->needs, want->n * sizeof(*now->needs));
     now->n = want->n;
     return 0;
+}
+
+int zsd_promise_set(struct zsd_core *core, struct zb_needs *now, const struct zb_needs *want,
+                    struct zb_err *err)
+{
+    struct zb_err why = { 0 };
+    int rc = promise_set(core, now, want, &why);
+
+    if (rc == -ENOSPC && !zb_list_empty(&core->disk->leaving)) {
+        zsd_leaving_all(core);
+        why = (struct zb_err){ 0 };
+        rc = promise_set(core, now, want, &why);
+    }
+    return rc < 0 ? zb_fail(err, rc, "%s", why.text) : 0;
 }
 
 /* ---- booked in the account */

@@ -13,6 +13,7 @@
 #include <assert.h>
 #include <errno.h>
 
+#include "daemon/disk/leaving.h"
 #include "daemon/disk/paths.h"
 
 #define HOLD_MAX_MS 100u
@@ -21,6 +22,7 @@
 void zsd_disk_init(struct zsd_disk *disk, struct zsd_core *core)
 {
     disk->core = core;
+    zsd_leaving_init(core);
     for (unsigned i = 0; i < ZN_PATHS_MAX; i++) {
         zsd_fair_init(&disk->lines[i].waiting);
         zb_list_init(&disk->lines[i].held);

@@ -148,18 +148,12 @@ void zsd_job_idle(struct zsd_job *job)
 
 bool zsd_job_live(const struct zsd_job *job)
 {
-    for (uint32_t i = 0; i < job->nshards; i++)
-        if (!zsd_shard_live(job->shards[i]))
-            return false;
-    return true;
+    return job->live == job->nshards;
 }
 
 bool zsd_job_writing(const struct zsd_job *job)
 {
-    for (uint32_t i = 0; i < job->nshards; i++)
-        if (job->shards[i]->writing)
-            return true;
-    return false;
+    return job->writing > 0;
 }
 
 void zsd_job_committed(struct zsd_job *job)

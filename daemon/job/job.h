@@ -96,23 +96,23 @@ struct zsd_shard {
     uint32_t gpu_from, gpu_next;
     struct zsd_row *row; /* what was committed or loaded last, if it is still all that there is */
 
-    uint8_t *written; /* one bit a page: has initial values */
-    uint8_t *busy;    /* one bit a page: initial values are on their way */
-    uint32_t pages_written;
+    uint8_t *written;       /* one bit a page: has initial values */
+    uint8_t *busy;          /* one bit a page: initial values are on their way */
+    uint32_t pages_written; /* zsd_shard_written() */
 
     /* parameters in memory: offset in the arena, or in the GPU's memory of the job's parameters, or
      * ZB_NO_PLACE. Resident shards keep it; streamed
      * ones have it while cached, in a place of ring_class. */
     uint64_t arena_at;
     uint32_t ring_class;
-    struct zb_list lru; /* in job->cached while cached and unpinned */
+    struct zb_list lru; /* in its ring class's list while cached and unpinned */
     struct zsd_fill *fill;
 
     uint32_t pins;
     struct zb_list pin_list; /* struct zsd_pin */
     uint32_t copies;         /* writes and reads in progress */
-    bool writing;
-    struct zb_list waiters; /* fetches that wait for this shard: struct zsd_work */
+    bool writing;            /* zsd_shard_writing() */
+    struct zb_list waiters;  /* fetches that wait for this shard: struct zsd_work */
 
     /* the gradient of iteration job->iterations + 1 */
     uint32_t micro;          /* micro-step being received */
@@ -123,6 +123,7 @@ struct zsd_shard {
     uint64_t grad_nonfinite;
     uint32_t grad_reads;         /* reads of it in progress: no push begins */
     struct zb_list push_waiters; /* pushes that may not begin yet, in order */
+    bool grad_whole;             /* it is complete, and counted as such: zsd_grad_changed() */
 
     /* its step, ahead of the barrier: op/early.c */
     bool early;          /* begun: its gradient is complete, and belongs to the step */
@@ -131,6 +132,15 @@ struct zsd_shard {
     uint32_t early_inflight; /* page operations: no push begins */
     struct zsd_held **held;  /* [npages] new bytes of pages, aside; NULL: there never were any */
     struct zb_list early_node;
+    struct zb_list rank_node; /* in the shards of its rank */
+};
+
+/* What a rank registered, and how many of its gradients are complete: what a step asks of each rank
+ * costs no walk over the shards of all. */
+struct zsd_rank {
+    struct zb_list shards; /* in order of registration */
+    uint32_t trained;      /* of them: those that are not frozen */
+    uint32_t whole;        /* of those: with a complete gradient */
 };
 
 struct zsd_pin {
@@ -206,9 +216,11 @@ struct zsd_job {
     struct zb_err failed;     /* why the job will end, when `over` runs; code 0: it does not */
     uint32_t inflight;        /* J1 */
     uint32_t active, pins;
+    struct zsd_rank *ranks; /* [world] */
+    uint32_t live, writing; /* shards that have values, and those that get some */
+    uint32_t micro_most;    /* no gradient has come further than this micro-step */
     struct zb_list members;
-    struct zb_list node;   /* in core->jobs->list */
-    struct zb_list cached; /* unpinned cached shards, oldest first */
+    struct zb_list node; /* in core->jobs->list */
     uint64_t nvme_read_bytes, nvme_written_bytes;
     /* Events; op/ says what they run: something that requests of the job may wait for has changed;
      * the job has failed, or it may be over. */

@@ -27,6 +27,7 @@ struct zsd_shard *zsd_shard_new(struct zsd_job *job, struct zsd_unit *unit, uint
     zb_list_init(&s->waiters);
     zb_list_init(&s->push_waiters);
     zb_list_init(&s->early_node);
+    zb_list_init(&s->rank_node);
     s->written = calloc(zb_div_up(s->npages, 8), 1);
     s->busy = calloc(zb_div_up(s->npages, 8), 1);
     if (!s->written || !s->busy) {
@@ -41,6 +42,8 @@ struct zsd_shard *zsd_shard_new(struct zsd_job *job, struct zsd_unit *unit, uint
         plane->resident = s->npages; /* until zsd_place() decides */
     }
     s->gpu_from = s->gpu_next = s->npages;
+    zb_list_push_back(&job->ranks[rank].shards, &s->rank_node);
+    job->ranks[rank].trained += !unit->layout.frozen;
     return s;
 }
 
@@ -48,6 +51,9 @@ void zsd_shard_free(struct zsd_shard *s)
 {
     if (!s)
         return;
+    if (!zb_list_empty(&s->rank_node))
+        s->job->ranks[s->rank].trained -= !s->unit->layout.frozen;
+    zb_list_remove(&s->rank_node);
     for (int p = 0; p < ZB_PLANES; p++) {
         free(s->planes[p].extents);
         free(s->planes[p].crcs);
@@ -108,7 +114,7 @@ static void pin_drop(struct zsd_pin *pin, uint32_t count)
         free(pin);
     }
     if (s->pins == 0 && !zsd_shard_resident(s)) {
-        zb_list_push_back(&job->cached, &s->lru);
+        zb_list_push_back(&job->ring.classes[s->ring_class].cached, &s->lru);
         zsd_defer(job->core, &job->wake);
     }
     if (job->pins == 0)
@@ -170,12 +176,43 @@ void zsd_shard_forget(struct zsd_shard *s)
         zsd_shard_uncache(s);
 }
 
+void zsd_shard_written(struct zsd_shard *s, uint32_t pages)
+{
+    s->job->live -= zsd_shard_live(s);
+    s->pages_written = pages;
+    s->job->live += zsd_shard_live(s);
+}
+
+void zsd_shard_writing(struct zsd_shard *s, bool writing)
+{
+    s->job->writing += writing;
+    s->job->writing -= s->writing;
+    s->writing = writing;
+}
+
+void zsd_grad_changed(struct zsd_shard *s)
+{
+    bool whole = !s->unit->layout.frozen && zsd_grad_complete(s);
+
+    s->job->ranks[s->rank].whole += whole;
+    s->job->ranks[s->rank].whole -= s->grad_whole;
+    s->grad_whole = whole;
+}
+
+void zsd_grad_micro(struct zsd_shard *s, uint32_t micro)
+{
+    s->micro = micro;
+    s->grad_next = 0;
+    s->job->micro_most = (uint32_t)zb_max_u64(s->job->micro_most, micro);
+}
+
 void zsd_grad_reset(struct zsd_shard *s)
 {
     s->micro = 0;
     s->grad_next = 0;
     s->grad_nonfinite = 0;
     memset(&s->grad_sum, 0, sizeof(s->grad_sum));
+    zsd_grad_changed(s);
 }
 
 void zsd_grads_reset(struct zsd_job *job)
@@ -186,4 +223,5 @@ void zsd_grads_reset(struct zsd_job *job)
         assert(s->pushing == 0);
         zsd_grad_reset(s);
     }
+    job->micro_most = 0;
 }

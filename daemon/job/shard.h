@@ -138,6 +138,13 @@ void zsd_shard_wake(struct zsd_shard *s);
 void zsd_shard_uncache(struct zsd_shard *s);
 /** Lets go of its extents and of its row: its pages are nowhere, or in memory only. */
 void zsd_shard_forget(struct zsd_shard *s);
+/** So many of its pages have values. */
+void zsd_shard_written(struct zsd_shard *s, uint32_t pages);
+void zsd_shard_writing(struct zsd_shard *s, bool writing);
+/** Whatever zsd_grad_complete() looks at has changed: its rank counts it. */
+void zsd_grad_changed(struct zsd_shard *s);
+/** A micro-step begins to come. */
+void zsd_grad_micro(struct zsd_shard *s, uint32_t micro);
 /** It has no gradient, not even a part of one. */
 void zsd_grad_reset(struct zsd_shard *s);
 void zsd_grads_reset(struct zsd_job *job);

@@ -6,8 +6,9 @@
  * share a system call. States and invariants: conn_priv.h.
  *
  * ROUND ROBIN. Of each link at most ZSD_FRAMES_TURN frames are handled in a turn; the next turn
- * goes on, behind the other links. So who floods the daemon keeps others waiting for that long at
- * most.
+ * continues, after the other links. So who floods the daemon keeps others waiting for that long at
+ * most. The frames of all links stop when the requests of a turn have used their part of its work
+ * (run/turn.h).
  *
  * BACK-PRESSURE. A link is full with ZSD_REQS_MAX unanswered requests, or ZSD_OUT_HIGH bytes that
  * its client has not read. Then it is stalled: nothing is read, frames that arrived already wait in
@@ -29,6 +30,7 @@
 #include <unistd.h>
 
 #include "daemon/net/conn_priv.h"
+#include "daemon/run/turn.h"
 
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77 /* Linux 6.5 */
@@ -322,7 +324,9 @@ static bool link_frames(struct zsd_link *l)
     const uint8_t *body;
     int fds[ZP_FDS_MAX], rc;
 
-    for (unsigned n = 0; l->state == LINK_OPEN && !link_full(l) && n < ZSD_FRAMES_TURN; n++) {
+    for (unsigned n = 0; l->state == LINK_OPEN && !link_full(l) && n < ZSD_FRAMES_TURN &&
+                         !zsd_turn_full(l->conn.daemon);
+         n++) {
         rc = zp_stream_next(l->stream, &frame, &body, fds, &err);
         if (rc == 0)
             return true;

@@ -8,8 +8,8 @@
  *
  *     SAVE    pages in memory that the data file does not have are written; a step that commits has
  *             done so already, but for what it does not touch
- *     BUILD   a row for each shard, a part of them each turn; a shard that has not changed since
- *             its row was made keeps that
+ *     BUILD   a row for each shard, a part of their pages each turn; a shard that has not changed
+ *             since its row was made keeps that
  *     CHANGE  the delta of the saved job (store/delta.h): flush, catalog, slot
  *
  * Fetches, pins and pushes go on meanwhile: they change no page. A write is refused, a step waits.
@@ -28,11 +28,10 @@
 #include "daemon/op/requests.h"
 #include "daemon/op/snapshot.h"
 #include "daemon/page/pageop.h"
+#include "daemon/run/turn.h"
 #include "daemon/store/delta.h"
 #include "daemon/store/store.h"
 #include "proto/shard.pb-c.h"
-
-#define COMMIT_PAGES 4096u /* put into rows in one turn: well below a millisecond */
 
 #define PROGRESS_MAX (UINT64_C(1) << 62) /* whoever counts on from here never overflows */
 
@@ -44,7 +43,10 @@ struct zsd_commit_op {
     enum commit_state state;
     struct zb_err err; /* the first failure */
     uint32_t next_shard, next_page, inflight;
-    uint32_t next_unit, next_of_unit, nrows; /* the shard whose row is next; rows so far */
+    uint32_t next_unit, nrows; /* the unit whose rows are next; rows so far */
+    struct zb_sorted_pos next_of_unit;
+    struct zsd_row *row; /* of that shard, while it is made... */
+    uint32_t row_pages;  /* ...up to here */
     struct zsd_version *fresh;
     struct zsd_delta delta;
     struct zsd_work work;
@@ -85,7 +87,8 @@ static void commit_on_page(void *owner, const struct zsd_page_spec *spec, const 
     commit_run(op);
 }
 
-/* Starts what may be in progress at one time; true when all is saved, or has failed. */
+/* Starts what may be in progress at one time, as far as the turn has room for looking; true when all
+ * is saved, or has failed. */
 static bool commit_save(struct zsd_commit_op *op)
 {
     struct zsd_job *job = op->job;
@@ -100,6 +103,11 @@ static bool commit_save(struct zsd_commit_op *op)
                                       .done = commit_on_page,
                                       .owner = op };
 
+        if (zsd_turn_left(job->core) == 0) {
+            zsd_defer(job->core, &op->work);
+            return false;
+        }
+        zsd_turn_count(job->core, 1);
         if (s->row || op->next_page == s->npages) {
             op->next_shard++;
             op->next_page = 0;
@@ -119,7 +127,7 @@ static bool commit_save(struct zsd_commit_op *op)
 
 /* ---- BUILD */
 
-static struct zsd_row *commit_row(struct zsd_shard *s)
+static struct zsd_row *commit_row_new(struct zsd_shard *s)
 {
     struct zsd_core *core = s->job->core;
     struct zsd_row *r =
@@ -129,22 +137,36 @@ static struct zsd_row *commit_row(struct zsd_shard *s)
         return NULL;
     r->rank = s->rank;
     r->id = core->store->next_id++;
-    zb_list_push_back(&core->store->rows, &r->node);
-    for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++) {
-        const struct zsd_plane *from = &s->planes[zsd_plane_of(p)];
-        struct zsd_row_plane *to = &r->planes[p];
-
-        if (to->block_bytes == 0)
-            continue;
-        assert(to->crcs_per_page == from->crcs_per_page);
-        for (uint32_t i = 0; i < r->npages; i++) {
-            assert(from->extents[i].at != ZB_NO_PLACE); /* SAVE saw to it */
-            zsd_extent_ref(core, from->extents[i].at);
-            to->extents[i] = from->extents[i];
-        }
-        memcpy(to->crcs, from->crcs, (size_t)r->npages * to->crcs_per_page * sizeof(*to->crcs));
-    }
     return r;
+}
+
+/* The next pages of the shard, as many as the turn has room for; true: all are there. */
+static bool commit_row_pages(struct zsd_commit_op *op, struct zsd_shard *s)
+{
+    struct zsd_core *core = s->job->core;
+    struct zsd_row *r = op->row;
+    uint32_t from = op->row_pages,
+             to = from + (uint32_t)zb_min_u64(zsd_turn_left(core), r->npages - from);
+
+    for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++) {
+        const struct zsd_plane *plane = &s->planes[zsd_plane_of(p)];
+        struct zsd_row_plane *row = &r->planes[p];
+
+        if (row->block_bytes == 0)
+            continue;
+        assert(row->crcs_per_page == plane->crcs_per_page);
+        for (uint32_t i = from; i < to; i++) {
+            assert(plane->extents[i].at != ZB_NO_PLACE); /* SAVE saw to it */
+            zsd_extent_ref(core, plane->extents[i].at);
+            row->extents[i] = plane->extents[i];
+        }
+        memcpy(row->crcs + (size_t)from * row->crcs_per_page,
+               plane->crcs + (size_t)from * row->crcs_per_page,
+               (size_t)(to - from) * row->crcs_per_page * sizeof(*row->crcs));
+    }
+    zsd_turn_count(core, to - from);
+    op->row_pages = to;
+    return to == r->npages;
 }
 
 static int commit_version(struct zsd_commit_op *op)
@@ -163,31 +185,52 @@ static int commit_version(struct zsd_commit_op *op)
     return 0;
 }
 
+/* The row of the next shard: 1: it is there; 0: the rest of it is for the next turn; -ENOMEM. */
+static int commit_shard(struct zsd_commit_op *op, struct zsd_shard *s)
+{
+    struct zsd_core *core = op->job->core;
+
+    if (zsd_turn_left(core) == 0)
+        return 0;
+    zsd_turn_count(core, 1);
+    if (!s->row) {
+        if (!op->row) {
+            op->row = commit_row_new(s);
+            op->row_pages = 0;
+        }
+        if (!op->row)
+            return -ENOMEM;
+        if (!commit_row_pages(op, s))
+            return 0;
+        zb_list_push_back(&core->store->rows, &op->row->node); /* now it does not change any more */
+        s->row = op->row;
+        op->row = NULL;
+    }
+    zsd_version_put(op->fresh, op->nrows++, s->row);
+    return 1;
+}
+
 /* True when all rows are there, or it has failed. */
 static bool commit_build(struct zsd_commit_op *op)
 {
     struct zsd_job *job = op->job;
-    uint64_t pages = 0;
+    struct zsd_shard *s;
 
     if (!op->fresh && commit_version(op) < 0)
         return true;
-    for (; op->next_unit < job->nunits; op->next_unit++, op->next_of_unit = 0) {
-        const struct zsd_unit *unit = job->units[op->next_unit];
+    for (; op->next_unit < job->nunits; op->next_unit++) {
+        const struct zb_sorted *shards = &job->units[op->next_unit]->shards;
 
-        for (; op->next_of_unit < unit->nshards; op->next_of_unit++) {
-            struct zsd_shard *s = unit->shards[op->next_of_unit];
+        while ((s = zb_sorted_get(shards, op->next_of_unit)) != NULL) {
+            int rc = commit_shard(op, s);
 
-            if (pages >= COMMIT_PAGES)
-                return false;
-            pages += s->row ? 1 : s->npages;
-            if (!s->row)
-                s->row = commit_row(s);
-            if (!s->row) {
-                (void)zb_fail(&op->err, -ENOMEM, "a commit of job '%s': %m", job->name);
-                return true;
-            }
-            op->fresh->rows[op->nrows++] = zsd_row_ref(s->row);
+            if (rc < 0)
+                (void)zb_fail(&op->err, rc, "a commit of job '%s': %m", job->name);
+            if (rc <= 0)
+                return rc < 0;
+            op->next_of_unit = zb_sorted_next(shards, op->next_of_unit);
         }
+        op->next_of_unit = (struct zb_sorted_pos){ 0 };
     }
     return true;
 }
@@ -250,6 +293,7 @@ static void commit_run(struct zsd_commit_op *op)
         case COMMIT_SAVE:
             if (!commit_save(op))
                 return;
+            zb_list_remove(&op->work.node); /* the rest that it was deferred for is saved by now */
             op->state = op->err.code != 0 ? COMMIT_OVER : COMMIT_BUILD;
             break;
         case COMMIT_BUILD:
@@ -304,6 +348,12 @@ bool zsd_commit_has(const struct zsd_job *job)
     const struct zsd_version *c = job->saved ? job->saved->committed : NULL;
 
     return c && c->iterations == job->iterations && !job->rewritten;
+}
+
+const struct zsd_row *zsd_commit_row(const struct zsd_job *job, uint32_t *ret_pages)
+{
+    *ret_pages = job->commit ? job->commit->row_pages : 0;
+    return job->commit ? job->commit->row : NULL;
 }
 
 void zsd_commit_start(struct zsd_job *job, enum zsd_commit_what what, const struct zb_err *save_err,

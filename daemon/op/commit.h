@@ -17,6 +17,8 @@ void zsd_commit_start(struct zsd_job *job, enum zsd_commit_what what, const stru
 int zsd_commit_check(const struct zsd_job *job, struct zb_err *err);
 /** What the job has is what is committed. */
 bool zsd_commit_has(const struct zsd_job *job);
+/** The row that a commit of the job is making, and holds places of that many pages; NULL: none. */
+const struct zsd_row *zsd_commit_row(const struct zsd_job *job, uint32_t *ret_pages);
 /** The daemon is ending: what a job has beyond its last commit is saved. */
 void zsd_commit_last(struct zsd_job *job);
 

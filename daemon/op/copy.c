@@ -46,7 +46,7 @@ static void copy_end(struct copy *c)
 
     s->copies--;
     if (c->write && s->copies == 0)
-        s->writing = false;
+        zsd_shard_writing(s, false);
     if (c->grad && --s->grad_reads == 0) {
         zsd_push_resume(s);
         zsd_early_offer(s);
@@ -71,7 +71,7 @@ static void copy_on_page(void *owner, const struct zsd_page_spec *spec, const st
         (void)zb_fail(&c->err, err->code, "%s", err->text);
     if (c->write) { /* a page whose write failed may be half of the old values and half of the new
                      */
-        s->pages_written += !err - bit_get(s->written, spec->page);
+        zsd_shard_written(s, s->pages_written + !err - bit_get(s->written, spec->page));
         bit_set(s->written, spec->page, !err);
         bit_set(s->busy, spec->page, false);
     }
@@ -134,7 +134,7 @@ static void copy_start(struct zsd_req *req, struct zsd_shard *s, uint64_t first,
     s->copies++;
     s->grad_reads += c->grad;
     if (write)
-        s->writing = true;
+        zsd_shard_writing(s, true);
     zsd_job_hold(s->job);
     zsd_job_active(s->job);
     for (uint64_t at = first; at < first + count && c->err.code == 0; at += per_page) {

@@ -10,6 +10,7 @@
 #include "base/array.h"
 #include "daemon/job/shard.h"
 #include "daemon/op/requests.h"
+#include "daemon/run/turn.h"
 #include "proto/codec.h"
 #include "proto/shard.pb-c.h"
 
@@ -209,19 +210,11 @@ refuse:
 
 /* ---- shards */
 
-/* A shard of the unit that begins at or behind `first`: its index. */
-static uint32_t unit_shard_at(const struct zsd_unit *unit, uint64_t first)
-{
-    uint32_t at;
-
-    zb_lower_bound(at, unit->nshards, unit->shards[at]->first < first);
-    return at;
-}
-
 static int shard_check(const struct zsd_job *job, const Zp__Range *q, struct zb_err *err)
 {
     const struct zsd_unit *unit;
-    uint32_t i;
+    const struct zsd_shard *next, *before;
+    struct zb_sorted_pos at;
 
     if (q->unit >= job->nunits)
         return zb_fail(err, -ENOENT, "job '%s' has no unit %u", job->name, q->unit);
@@ -237,9 +230,11 @@ static int shard_check(const struct zsd_job *job, const Zp__Range *q, struct zb_
                        "a shard of unit '%s' from %llu of %llu elements: the unit has %llu",
                        unit->name, (unsigned long long)q->first, (unsigned long long)q->count,
                        (unsigned long long)unit->elems);
-    i = unit_shard_at(unit, q->first);
-    if ((i < unit->nshards && unit->shards[i]->first < q->first + q->count) ||
-        (i > 0 && unit->shards[i - 1]->first + unit->shards[i - 1]->count > q->first))
+    at = zb_sorted_at(&unit->shards, q->first);
+    next = zb_sorted_get(&unit->shards, at);
+    before = zb_sorted_before(&unit->shards, at);
+    if ((next && next->first < q->first + q->count) ||
+        (before && before->first + before->count > q->first))
         return zb_fail(err, -EINVAL, "a shard of unit '%s' from %llu overlaps another one",
                        unit->name, (unsigned long long)q->first);
     return 0;
@@ -249,7 +244,6 @@ static int shard_add(struct zsd_job *job, uint32_t rank, const Zp__Range *q, str
 {
     struct zsd_unit *unit;
     struct zsd_shard *s;
-    uint32_t at;
 
     if (shard_check(job, q, err) < 0)
         return err->code;
@@ -259,17 +253,13 @@ static int shard_add(struct zsd_job *job, uint32_t rank, const Zp__Range *q, str
                        job->nshards);
     if (zb_grow(&job->shards, &job->shards_room, job->nshards, 1) < 0)
         return zb_fail(err, -ENOMEM, "shards of job '%s': %m", job->name);
-    if (zb_grow(&unit->shards, &unit->shards_room, unit->nshards, 1) < 0)
-        return zb_fail(err, -ENOMEM, "shards of unit '%s': %m", unit->name);
     s = zsd_shard_new(job, unit, rank, q->first, q->count);
-    if (!s)
+    if (!s || zb_sorted_put(&unit->shards, q->first, s) < 0) {
+        zsd_shard_free(s);
         return zb_fail(err, -ENOMEM, "a shard of unit '%s': %m", unit->name);
+    }
     s->id = (uint64_t)job->number << 32 | job->nshards;
     job->shards[job->nshards++] = s;
-    at = unit_shard_at(unit, q->first);
-    memmove(unit->shards + at + 1, unit->shards + at, (unit->nshards - at) * sizeof(*unit->shards));
-    unit->shards[at] = s;
-    unit->nshards++;
     return 0;
 }
 
@@ -278,12 +268,8 @@ static void shards_undo(struct zsd_job *job, uint32_t from)
 {
     while (job->nshards > from) {
         struct zsd_shard *s = job->shards[--job->nshards];
-        struct zsd_unit *unit = s->unit;
-        uint32_t at = unit_shard_at(unit, s->first);
 
-        memmove(unit->shards + at, unit->shards + at + 1,
-                (unit->nshards - at - 1) * sizeof(*unit->shards));
-        unit->nshards--;
+        (void)zb_sorted_remove(&s->unit->shards, s->first);
         zsd_shard_free(s);
     }
 }
@@ -295,13 +281,12 @@ static struct zsd_shard *shard_again(struct zsd_job *job, uint32_t rank, const Z
     struct zsd_shard *s = NULL;
 
     if (q->unit < job->nunits) {
-        struct zsd_unit *unit = job->units[q->unit];
-        uint32_t at = unit_shard_at(unit, q->first);
+        const struct zb_sorted *shards = &job->units[q->unit]->shards;
 
-        if (at < unit->nshards && unit->shards[at]->first == q->first &&
-            unit->shards[at]->count == q->count)
-            s = unit->shards[at];
+        s = zb_sorted_get(shards, zb_sorted_at(shards, q->first));
     }
+    if (s && (s->first != q->first || s->count != q->count))
+        s = NULL;
     if (s && s->rank == rank)
         return s;
     if (s) { /* its ring is that rank's, and so are its gradients */
@@ -333,6 +318,7 @@ ZSD_REQUEST(zsd_shard_register, ShardRegister)
         (void)zb_fail(&err, -EBUSY, "rank %u of job '%s' said that it was ready", m->rank,
                       m->job->name);
     for (size_t i = 0; i < q->n_ranges && err.code == 0; i++) {
+        zsd_turn_count(m->job->core, 1);
         if (m->job->state == ZSD_DEFINING) {
             if (shard_add(m->job, m->rank, q->ranges[i], &err) == 0)
                 ids[i] = m->job->shards[m->job->nshards - 1]->id;

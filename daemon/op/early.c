@@ -95,7 +95,7 @@ static int begin_check(const struct zsd_member *m, const Zp__StepBegin *q, struc
         return zb_fail(err, -EAGAIN, "job '%s' has no initial values yet", job->name);
     if (q->micros < 1)
         return zb_fail(err, -EINVAL, "a step of 0 micro-steps: at least 1");
-    for (uint32_t i = 0; i < job->nshards; i++)
+    for (uint32_t i = 0; i < job->nshards && job->micro_most >= q->micros; i++)
         if (job->shards[i]->micro >= q->micros)
             return zb_fail(err, -EINVAL,
                            "a step of %u micro-steps, and unit '%s' has one with number %u",

@@ -33,6 +33,7 @@
 #include "daemon/op/requests.h"
 #include "daemon/op/step.h"
 #include "daemon/page/pageop.h"
+#include "daemon/run/turn.h"
 #include "proto/shard.pb-c.h"
 
 struct zsd_fill {
@@ -71,7 +72,7 @@ static void fill_done(struct zsd_fill *f)
     s->fill = NULL;
     if (f->err.code == 0 && f->at != ZB_NO_PLACE && job->state != ZSD_ENDED) {
         s->arena_at = f->at;
-        zb_list_push_back(&job->cached, &s->lru);
+        zb_list_push_back(&job->ring.classes[s->ring_class].cached, &s->lru);
     } else if (f->at != ZB_NO_PLACE) {
         zb_slots_give(&job->ring.classes[s->ring_class], f->at);
     }
@@ -135,20 +136,12 @@ static void fill_read(struct zsd_fill *f)
 /* A place of its size: a free one, or that of the oldest cached shard that nobody pins. */
 static bool fill_room(struct zsd_fill *f)
 {
-    struct zsd_job *job = f->shard->job;
-    struct zb_slot_class *c = &job->ring.classes[f->shard->ring_class];
+    struct zb_slot_class *c = &f->shard->job->ring.classes[f->shard->ring_class];
 
     f->at = zb_slots_take(c);
-    zb_list_each(pos, &job->cached)
-    {
-        struct zsd_shard *old = zb_container_of(pos, struct zsd_shard, lru);
-
-        if (f->at != ZB_NO_PLACE)
-            break;
-        if (old->ring_class == f->shard->ring_class) {
-            zsd_shard_uncache(old);
-            f->at = zb_slots_take(c);
-        }
+    if (f->at == ZB_NO_PLACE && !zb_list_empty(&c->cached)) {
+        zsd_shard_uncache(zb_container_of(c->cached.next, struct zsd_shard, lru));
+        f->at = zb_slots_take(c);
     }
     return f->at != ZB_NO_PLACE;
 }
@@ -181,6 +174,7 @@ static void fill_on_room(struct zsd_work *work)
     {
         struct zsd_fill *f = zb_container_of(pos, struct zsd_fill, room_node);
 
+        zsd_turn_count(job->core, 1);
         if (fill_room(f)) {
             zb_list_remove(pos);
             zb_list_each(w, &f->shard->waiters)

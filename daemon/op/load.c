@@ -32,6 +32,7 @@
 
 #include "daemon/plan/gpu_plan.h"
 #include "daemon/run/gpu_tier.h"
+#include "daemon/run/turn.h"
 #include "daemon/store/rowio.h"
 
 #define LOAD_ALIGN 4096u
@@ -43,6 +44,8 @@ struct zsd_load_op {
     struct zsd_version *version;
     struct zb_err err; /* the first failure */
     uint32_t next_shard, next_page, inflight;
+    struct zsd_row *adopting; /* the next shard takes its pages... */
+    uint32_t adopted;         /* ...up to here */
     struct zsd_work work;
     void (*done)(struct zsd_job *job, const struct zb_err *err);
 };
@@ -414,21 +417,36 @@ static void load_run(struct load_page *l)
 
 /* ---- the load */
 
-/* The row's extents become the shard's. */
-static void load_adopt(struct zsd_shard *s, struct zsd_row *r)
+/* The next pages of the row become the shard's, as many as the turn has room for; true: it has
+ * all of them. */
+static bool load_adopt(struct zsd_load_op *op, struct zsd_shard *s)
 {
-    for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++) {
-        struct zsd_plane *to = &s->planes[zsd_plane_of(p)];
-        const struct zsd_row_plane *from = &r->planes[p];
+    struct zsd_core *core = s->job->core;
+    struct zsd_row *r = op->adopting;
+    uint32_t from = op->adopted,
+             to = from + (uint32_t)zb_min_u64(zsd_turn_left(core), r->npages - from);
 
-        for (uint32_t i = 0; to->block_bytes > 0 && i < r->npages; i++) {
-            zsd_extent_ref(s->job->core, from->extents[i].at);
-            to->extents[i] = from->extents[i];
+    for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++) {
+        struct zsd_plane *plane = &s->planes[zsd_plane_of(p)];
+        const struct zsd_row_plane *row = &r->planes[p];
+
+        if (plane->block_bytes == 0)
+            continue;
+        for (uint32_t i = from; i < to; i++) {
+            zsd_extent_ref(core, row->extents[i].at);
+            plane->extents[i] = row->extents[i];
         }
-        if (to->block_bytes > 0)
-            memcpy(to->crcs, from->crcs, (size_t)r->npages * to->crcs_per_page * sizeof(*to->crcs));
+        memcpy(plane->crcs + (size_t)from * plane->crcs_per_page,
+               row->crcs + (size_t)from * plane->crcs_per_page,
+               (size_t)(to - from) * plane->crcs_per_page * sizeof(*plane->crcs));
     }
+    zsd_turn_count(core, to - from);
+    op->adopted = to;
+    if (to < r->npages)
+        return false;
     s->row = zsd_row_ref(r);
+    op->adopting = NULL;
+    return true;
 }
 
 static void load_start_page(struct zsd_load_op *op, struct zsd_shard *s, uint32_t page)
@@ -467,7 +485,7 @@ static bool load_nothing(const struct zsd_shard *s, uint32_t page)
 static void load_whole(struct zsd_load_op *op, struct zsd_shard *s)
 {
     memset(s->written, 0xff, zb_div_up(s->npages, 8));
-    s->pages_written = s->npages;
+    zsd_shard_written(s, s->npages);
     s->version = op->version->applied;
 }
 
@@ -476,38 +494,61 @@ static void load_over(struct zsd_load_op *op)
     struct zsd_job *job = op->job;
     struct zb_err err = op->err;
 
+    zb_list_remove(&op->work.node);
     zsd_version_unref(op->version);
     op->done(job, err.code != 0 ? &err : NULL);
     free(op);
     zsd_job_unhold(job);
 }
 
+/* The row of the version that the shard is cut as, if there is one. */
+static struct zsd_row *load_row(const struct zsd_load_op *op, const struct zsd_shard *s)
+{
+    uint32_t i = zsd_version_find(op->version, s->unit->index, s->first);
+
+    return i < op->version->nrows && zsd_row_fits(op->version->rows[i], s) ? op->version->rows[i]
+                                                                           : NULL;
+}
+
+/* Begins with the pages of a shard, in order. True: it is through with them; false: as many as may be
+ * in progress are, or the rest is for the next turn. */
+static bool load_shard(struct zsd_load_op *op, struct zsd_shard *s)
+{
+    struct zsd_core *core = op->job->core;
+    uint32_t max = core->disk->nbuffers + zsd_compute_threads(core->daemon->compute);
+
+    if (op->next_page == 0 && !s->row && !op->adopting) {
+        op->adopting = load_row(op, s);
+        op->adopted = 0;
+    }
+    if (op->adopting && !load_adopt(op, s))
+        return false;
+    for (; op->next_page < s->npages; op->next_page++) {
+        if (op->inflight >= max || op->err.code != 0 || zsd_turn_left(core) == 0)
+            return false;
+        zsd_turn_count(core, 1);
+        if (!load_nothing(s, op->next_page))
+            load_start_page(op, s, op->next_page);
+    }
+    return true;
+}
+
 static void load_pump(struct zsd_load_op *op)
 {
     struct zsd_job *job = op->job;
-    uint32_t max = job->core->disk->nbuffers + zsd_compute_threads(job->core->daemon->compute);
+    bool more;
 
-    while (op->next_shard < job->nshards && op->inflight < max && op->err.code == 0 &&
-           job->state != ZSD_ENDED) {
-        struct zsd_shard *s = job->shards[op->next_shard];
-
-        if (op->next_page == 0 && !s->row) {
-            uint32_t i = zsd_version_find(op->version, s->unit->index, s->first);
-
-            if (i < op->version->nrows && zsd_row_fits(op->version->rows[i], s))
-                load_adopt(s, op->version->rows[i]);
-        }
-        if (op->next_page == s->npages) {
-            load_whole(op, s);
-            op->next_shard++;
-            op->next_page = 0;
-            continue;
-        }
-        if (!load_nothing(s, op->next_page))
-            load_start_page(op, s, op->next_page);
-        op->next_page++;
+    while (op->next_shard < job->nshards && op->err.code == 0 && job->state != ZSD_ENDED &&
+           zsd_turn_left(job->core) > 0 && load_shard(op, job->shards[op->next_shard])) {
+        zsd_turn_count(job->core, 1);
+        load_whole(op, job->shards[op->next_shard]);
+        op->next_shard++;
+        op->next_page = 0;
     }
-    if (op->inflight == 0)
+    more = op->next_shard < job->nshards && op->err.code == 0 && job->state != ZSD_ENDED;
+    if (more && zsd_turn_left(job->core) == 0)
+        zsd_defer(job->core, &op->work);
+    else if (op->inflight == 0)
         load_over(op);
 }
 
@@ -521,22 +562,23 @@ int zsd_load_check(const struct zsd_job *job, const struct zsd_version *v, struc
     for (uint32_t u = 0, r = 0; u < job->nunits; u++) {
         const struct zsd_unit *unit = job->units[u];
         uint64_t have = 0, want = 0;
+        const struct zsd_shard *s;
 
         for (; r < v->nrows && v->rows[r]->unit == u; r++)
             have += v->rows[r]->count;
-        for (uint32_t i = 0; i < unit->nshards; i++) {
-            const struct zsd_shard *s = unit->shards[i];
-
+        for (struct zb_sorted_pos at = zb_sorted_at(&unit->shards, 0);
+             (s = zb_sorted_get(&unit->shards, at)) != NULL;
+             at = zb_sorted_next(&unit->shards, at)) {
             want += s->count;
-            for (uint64_t at = s->first; at < s->first + s->count;) {
-                uint32_t k = zsd_version_find(v, u, at);
+            for (uint64_t elem = s->first; elem < s->first + s->count;) {
+                uint32_t k = zsd_version_find(v, u, elem);
 
                 if (k == v->nrows)
                     return zb_fail(err, -EINVAL,
                                    "unit '%s' of job '%s': element %llu is registered, and was not "
                                    "saved",
-                                   unit->name, job->name, (unsigned long long)at);
-                at = v->rows[k]->first + v->rows[k]->count;
+                                   unit->name, job->name, (unsigned long long)elem);
+                elem = v->rows[k]->first + v->rows[k]->count;
             }
         }
         if (have != want)

@@ -40,10 +40,15 @@ static struct zsd_job *job_alloc(struct zsd_core *core, const Zp__JobOpen *q)
     job->early = &all->early;
     job->step->job = job->early->job = job;
     job->notes = calloc(q->world, sizeof(*job->notes));
-    if (!job->notes) {
+    job->ranks = calloc(q->world, sizeof(*job->ranks));
+    if (!job->notes || !job->ranks) {
+        free(job->notes);
+        free(job->ranks);
         free(all);
         return NULL;
     }
+    for (uint32_t i = 0; i < q->world; i++)
+        zb_list_init(&job->ranks[i].shards);
     job->core = core;
     job->world = q->world;
     job->offload_param = zsd_open_param(core, q);
@@ -56,7 +61,6 @@ static struct zsd_job *job_alloc(struct zsd_core *core, const Zp__JobOpen *q)
     zsd_payer_init(&job->payer, q->share);
     job->share_opened = job->payer.share;
     zb_list_init(&job->members);
-    zb_list_init(&job->cached);
     zb_list_init(&job->room_waiters);
     zb_list_init(&job->room_work.node);
     zb_list_init(&job->wake.node);
@@ -176,6 +180,7 @@ void zsd_job_free(struct zsd_job *job)
     if (job->seen)
         zsd_room_changed(job->core);
     free(job->notes);
+    free(job->ranks);
     free(job->step->pages_left);
     zsd_table_done(&job->step->table);
     zsd_classes_put(job->step->classes);

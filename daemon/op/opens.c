@@ -55,9 +55,10 @@ struct zsd_open_wait *zsd_open_park(struct zsd_core *core, struct zsd_req *req,
     (void)snprintf(w->device, sizeof(w->device), "%s", q->device);
     w->q.device = w->device;
     zb_list_push_back(&core->ops->opens, &w->node);
-    zsd_timed_arm(core, &w->timed, 0, open_expire);
     if (deadline_ns > 0) /* it has waited before */
-        w->timed.deadline_ns = deadline_ns;
+        zsd_timed_arm_at(core, &w->timed, deadline_ns, open_expire);
+    else
+        zsd_timed_arm(core, &w->timed, 0, open_expire);
     return w;
 }
 

@@ -33,6 +33,7 @@
 #include "daemon/op/member.h"
 #include "daemon/op/requests.h"
 #include "daemon/page/pageop.h"
+#include "daemon/run/turn.h"
 #include "proto/shard.pb-c.h"
 #include "proto/wire.h"
 
@@ -137,6 +138,7 @@ static void push_put(struct push *p)
     struct zsd_shard *s = p->shard;
 
     s->pushing--;
+    zsd_grad_changed(s);
     if (s->grad_rc < 0 && p->err.code == 0)
         (void)push_lost(s, &p->err);
     if (--p->left > 0)
@@ -144,6 +146,7 @@ static void push_put(struct push *p)
     if (s->pushing == 0) {
         s->grad_rc = 0;
         zsd_push_resume(s);
+        zsd_grad_changed(s);
     }
     zsd_early_offer(s);
     push_end(p, p->err.code < 0 ? &p->err : NULL);
@@ -272,8 +275,7 @@ static int push_admit(struct zsd_shard *s, const Zp__Push *q, struct zb_err *err
             "not added twice",
             unit, (unsigned long long)step, q->micro, (unsigned long long)q->first);
     if (q->micro == s->micro + 1 && s->grad_next == s->count && q->first == 0) {
-        s->micro = q->micro;
-        s->grad_next = 0;
+        zsd_grad_micro(s, q->micro);
     }
     if (q->micro != s->micro || q->first != s->grad_next)
         return zb_fail(
@@ -335,6 +337,7 @@ ZSD_REQUEST(zsd_push, Push)
     zsd_job_hold(s->job);
     zsd_job_active(s->job);
     zb_list_push_back(&s->push_waiters, &p->node);
+    zsd_grad_changed(s);
     zsd_push_resume(s);
 }
 
@@ -360,10 +363,12 @@ ZSD_REQUEST(zsd_norms, Norms)
                    (unsigned long long)q->step, (unsigned long long)m->job->iterations + 1);
         return;
     }
-    for (uint32_t i = 0; i < m->job->nshards; i++) {
-        const struct zsd_shard *s = m->job->shards[i];
+    zb_list_each(pos, &m->job->ranks[m->rank].shards)
+    {
+        const struct zsd_shard *s = zb_container_of(pos, struct zsd_shard, rank_node);
 
-        if (s->rank != m->rank || s->unit->layout.frozen || zsd_grad_absent(s))
+        zsd_turn_count(m->job->core, 1);
+        if (s->unit->layout.frozen || zsd_grad_absent(s))
             continue;
         if (!zsd_grad_complete(s)) {
             zsd_refuse(req, -EBUSY, "unit '%s' of job '%s' has no whole gradient of step %llu yet",

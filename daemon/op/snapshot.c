@@ -24,6 +24,7 @@
 
 #include "daemon/job/job.h"
 #include "daemon/op/requests.h"
+#include "daemon/run/turn.h"
 #include "daemon/store/delta.h"
 #include "daemon/store/store.h"
 #include "proto/codec.h"
@@ -76,7 +77,7 @@ static void snap_row(const struct zsd_saved *saved, const struct zsd_version *v,
     row->iterations = v->iterations;
     row->applied = v->applied;
     row->created_unix = snap ? snap->created_unix : v->created_unix;
-    row->bytes = zsd_version_bytes(v);
+    row->bytes = v->bytes;
     row->own_bytes = snap ? snap_own_bytes(snap) : 0;
     row->world = v->world;
 }
@@ -295,6 +296,11 @@ ZSD_REQUEST(zsd_snapshots, SnapshotsRequest)
     for (size_t i = 0; i < n; i++) {
         snap_row(snaps[i]->version->saved, snaps[i]->version, snaps[i], &rows[i]);
         list[i] = &rows[i];
+        zsd_turn_count(req->daemon->core, snaps[i]->version->nrows);
+        if (i + 1 < n && zsd_turn_full(req->daemon)) { /* the rest is asked for */
+            n = i + 1;
+            reply.cursor = snaps[n]->id;
+        }
     }
     reply.n_rows = n;
     reply.rows = list;
@@ -394,7 +400,7 @@ static struct zsd_version *clone_version(struct zsd_saved *saved, const struct z
         return NULL;
     }
     for (uint32_t i = 0; i < from->nrows; i++)
-        v->rows[i] = zsd_row_ref(from->rows[i]);
+        zsd_version_put(v, i, from->rows[i]);
     v->iterations = from->iterations;
     v->applied = from->applied;
     return v;

@@ -50,6 +50,7 @@
 #include "daemon/page/pageop.h"
 #include "daemon/plan/gpu_params.h"
 #include "daemon/plan/replan.h"
+#include "daemon/run/turn.h"
 #include "proto/shard.pb-c.h"
 
 static void step_pump(struct zsd_job *job);
@@ -156,14 +157,19 @@ static int step_check_grads(const struct zsd_member *m, const struct zsd_classes
                             struct zb_err *err)
 {
     const struct zsd_job *job = m->job;
+    const struct zsd_rank *rank = &job->ranks[m->rank];
 
-    for (uint32_t i = 0; i < job->nshards; i++) {
-        const struct zsd_shard *s = job->shards[i];
+    if (zsd_job_live(job) && rank->whole == rank->trained)
+        return 0;
+    zb_list_each(pos, &rank->shards)
+    {
+        const struct zsd_shard *s = zb_container_of(pos, struct zsd_shard, rank_node);
 
-        if (s->rank == m->rank && !zsd_shard_live(s))
+        zsd_turn_count(job->core, 1);
+        if (!zsd_shard_live(s))
             return zb_fail(err, -EAGAIN, "unit '%s' of job '%s' has no initial values yet",
                            s->unit->name, job->name);
-        if (s->rank == m->rank && !zsd_grad_complete(s) &&
+        if (!zsd_grad_complete(s) &&
             !(zsd_grad_absent(s) && zsd_classes_leave(job, classes, s->unit)))
             return zb_fail(err, -EBUSY,
                            "unit '%s' of job '%s' has no whole gradient of step %llu yet",
@@ -212,9 +218,11 @@ static void step_on_work(struct zsd_work *work)
 {
     struct zsd_job *job = zb_container_of(work, struct zsd_step_op, work)->job;
 
-    if (job->state == ZSD_STEPPING && job->draining && job->active == 0 &&
-        (job->pins == 0 || job->step->skip) && !job->commit &&
-        !(job->saved && job->saved->prepared) && zsd_early_drained(job))
+    if (job->state == ZSD_STEPPING && !job->draining && !job->step->committing)
+        step_pump(job); /* a part of the walk was left for this turn */
+    else if (job->state == ZSD_STEPPING && job->draining && job->active == 0 &&
+             (job->pins == 0 || job->step->skip) && !job->commit &&
+             !(job->saved && job->saved->prepared) && zsd_early_drained(job))
         step_pump(job);
 }
 
@@ -425,12 +433,18 @@ void zsd_step_publish(struct zsd_shard *s, uint32_t page)
         step_no_memory(job);
 }
 
-/* Starts pages of one kind, `max` at a time. 0, or -ENOMEM. */
+/* Starts pages of one kind, `max` at a time, as far as the turn has room for looking. 0, or -ENOMEM.
+ */
 static int step_walk(struct zsd_job *job, struct zsd_step_walk *walk, uint32_t max)
 {
     while (walk->next_shard < job->nshards && walk->inflight < max) {
         struct zsd_shard *s = job->shards[walk->next_shard];
 
+        if (zsd_turn_left(job->core) == 0) {
+            zsd_defer(job->core, &job->step->work);
+            return 0;
+        }
+        zsd_turn_count(job->core, 1);
         if (s->unit->layout.frozen || walk->next_page == s->npages ||
             job->step->pages_left[walk->next_shard] == 0) {
             walk->next_shard++;

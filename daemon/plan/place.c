@@ -13,10 +13,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "daemon/disk/leaving.h"
 #include "daemon/plan/gpu_plan.h"
 #include "daemon/plan/host.h"
 #include "daemon/plan/needs.h"
 #include "daemon/plan/replan.h"
+
+#define PLACE_NOW 16u /* pages of a shard whose places go back at once */
 
 /* The job has places of the data file, or may come to have them. */
 static bool place_holds(const struct zsd_job *job)
@@ -205,6 +208,51 @@ static int place_tables(struct zsd_shard *s, enum zb_plane p)
     return plane->extents && plane->crcs ? 0 : -ENOMEM;
 }
 
+/* The places of a shard's pages, on their way back: disk/leaving.h. */
+struct place_pages {
+    struct zsd_leaving leaving;
+    uint32_t npages, let_go;
+    struct zsd_extent *extents[ZB_PLANES];
+    uint32_t bytes[ZB_PLANES], last_bytes[ZB_PLANES];
+};
+
+static bool pages_part(struct zsd_core *core, struct zsd_leaving *l, uint64_t *left)
+{
+    struct place_pages *pages = zb_container_of(l, struct place_pages, leaving);
+
+    for (; *left > 0 && pages->let_go < pages->npages; pages->let_go++, --*left) {
+        uint32_t i = pages->let_go;
+
+        for (int p = 0; p < ZB_PLANES; p++)
+            if (pages->extents[p] && pages->extents[p][i].at != ZB_NO_PLACE)
+                zsd_extent_unref(core, pages->extents[p][i].at,
+                                 i + 1 == pages->npages ? pages->last_bytes[p] : pages->bytes[p]);
+    }
+    if (pages->let_go < pages->npages)
+        return false;
+    for (int p = 0; p < ZB_PLANES; p++)
+        free(pages->extents[p]);
+    free(pages);
+    return true;
+}
+
+/* Places of many pages go back in parts; without memory for that, at once. */
+static void place_leave(struct zsd_shard *s)
+{
+    struct place_pages *pages = s->npages > PLACE_NOW ? calloc(1, sizeof(*pages)) : NULL;
+
+    if (!pages)
+        return; /* zsd_shard_forget() sees to them */
+    pages->npages = s->npages;
+    for (int p = 0; p < ZB_PLANES; p++) {
+        pages->extents[p] = s->planes[p].extents;
+        pages->bytes[p] = zsd_page_bytes(s, p, 0);
+        pages->last_bytes[p] = zsd_page_bytes(s, p, s->npages - 1);
+        s->planes[p].extents = NULL;
+    }
+    zsd_leave(s->job->core, &pages->leaving, pages_part);
+}
+
 /* Lets go of the places of all pages, and of the tables. */
 static void place_give_extents(struct zsd_job *job)
 {
@@ -213,6 +261,7 @@ static void place_give_extents(struct zsd_job *job)
     for (uint32_t i = 0; i < job->nshards; i++) {
         struct zsd_shard *s = job->shards[i];
 
+        place_leave(s);
         zsd_shard_forget(s);
         for (int p = 0; p < ZB_PLANES; p++) {
             struct zsd_plane *plane = &s->planes[p];
@@ -223,6 +272,7 @@ static void place_give_extents(struct zsd_job *job)
             plane->crcs = NULL;
         }
     }
+    zsd_turn_count(job->core, job->nshards);
 }
 
 /* Offsets in the arena: the resident shards in order, then the ring's places. Where parameters go

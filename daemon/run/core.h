@@ -24,7 +24,8 @@ struct zsd_scans;
 struct zsd_scrub;
 struct zsd_store;
 
-/** Something to run in this turn. Deferring what is deferred already is fine. */
+/** Something to run soon: in this turn, or, deferred by another one, in the next. Deferring what is
+ * deferred already is fine. */
 struct zsd_work {
     void (*run)(struct zsd_work *work);
     struct zb_list node;
@@ -37,15 +38,23 @@ struct zsd_timed {
     struct zb_list node;
 };
 
+/** What is armed (turn.c). */
+#define ZSD_WHEEL_SLOTS 4096u
+struct zsd_wheel {
+    struct zb_list slots[ZSD_WHEEL_SLOTS];
+    struct zb_list due; /* collected, and not expired yet */
+    uint64_t span;      /* the newest that was looked into */
+};
+
 struct zsd_core {
     struct zsd *daemon;
     uint32_t page_elems;
-    uint32_t next_job;    /* number of the next new job */
-    bool draining;        /* the daemon is ending: nothing new begins */
-    struct zb_list works; /* deferred */
-    struct zb_list timed; /* armed */
-    unsigned in_progress; /* operations */
-    struct zsd_work room; /* deferred by zsd_room_changed(); op/open.c says what it runs */
+    uint32_t next_job;      /* number of the next new job */
+    bool draining;          /* the daemon is ending: nothing new begins */
+    struct zb_list works;   /* deferred */
+    struct zsd_wheel wheel; /* deadlines */
+    unsigned in_progress;   /* operations */
+    struct zsd_work room;   /* deferred by zsd_room_changed(); op/open.c says what it runs */
     struct zsd_tiers tiers;
     struct zsd_payer house; /* what belongs to no job: readers, scrub, the catalog */
 

@@ -17,6 +17,7 @@
 #include "base/util.h"
 #include "daemon/run/settings.h"
 #include "daemon/run/stats.h"
+#include "daemon/run/turns.h"
 #include "kernels/zk.h"
 #include "nvme/zn.h"
 
@@ -68,6 +69,7 @@ struct zsd {
     struct zsd_datadir *datadir;
     struct zsd_loop *loop;
     struct zsd_stats stats;
+    struct zsd_turns turns; /* what the turns of the loop take */
 };
 
 #endif

@@ -31,7 +31,11 @@
     X(replies_failed)     /* answers with an error code */                               \
     X(replies_lost)       /* the client had gone */                                      \
     X(sent_stalls)        /* times that a connection was not read from: back-pressure */ \
-    X(log_lines_dropped)  /* about clients that cause too many */
+    X(log_lines_dropped)  /* about clients that cause too many */                        \
+    X(turns)              /* of the loop */                                              \
+    X(turn_max_work)      /* units of work of the longest turn: run/turn.h */            \
+    X(turn_max_ns)        /* CPU time of the loop's thread, of the longest turn */       \
+    X(turn_p999_ns)       /* 99.9 % of the turns took no longer, by the clock */
 
 /* The core's half. */
 #define ZSD_STATS_CORE(X)                                                      \

@@ -1,8 +1,17 @@
 /*
- * turn.c - deferred work, deadlines, tasks: see turn.h for the rule. Both lists are short and walked
- * by the loop thread; core_life.c calls zsd_works_run() each turn and zsd_timed_expire() each tick.
+ * turn.c - deferred work, deadlines, tasks: see turn.h for the rules. core_life.c calls
+ * zsd_works_run() each turn and zsd_timed_expire() each tick.
+ *
+ * DEADLINES lie in a wheel of ZSD_WHEEL_SLOTS lists, each of which has those of one span of time, and
+ * of that span one round later, and so on. A tick looks into the spans that have passed since the
+ * last one: it meets what is due, and what is due whole rounds later; a round is longer than most
+ * timeouts. So a tick costs what has become due, not what is armed.
  */
 #include "daemon/run/turn.h"
+
+#include <assert.h>
+
+#define SPAN_SHIFT 24u /* of the time in ns: 17 ms; a round takes 69 s */
 
 void zsd_defer(struct zsd_core *core, struct zsd_work *work)
 {
@@ -17,28 +26,77 @@ void zsd_room_changed(struct zsd_core *core)
     zsd_defer(core, &core->room);
 }
 
-void zsd_works_run(struct zsd_core *core)
+/* All of `from` comes before what is in `to`; `from` is empty then. */
+static void list_splice(struct zb_list *from, struct zb_list *to)
 {
-    struct zb_list *node;
+    if (zb_list_empty(from))
+        return;
+    from->prev->next = to->next;
+    to->next->prev = from->prev;
+    to->next = from->next;
+    from->next->prev = to;
+    zb_list_init(from);
+}
 
-    while ((node = zb_list_pop_front(&core->works)) != NULL) {
-        struct zsd_work *work = zb_container_of(node, struct zsd_work, node);
+bool zsd_works_run(struct zsd_core *core)
+{
+    struct zb_list now;
 
+    zb_list_init(&now);
+    list_splice(&core->works, &now);
+    while (!zb_list_empty(&now) && zsd_turn_left(core) > 0) {
+        struct zsd_work *work = zb_container_of(zb_list_pop_front(&now), struct zsd_work, node);
+
+        zsd_turn_count(core, 1);
         work->run(work);
     }
+    list_splice(&now, &core->works);
+    return !zb_list_empty(&core->works);
 }
 
 /* ---- deadlines */
+
+static struct zb_list *wheel_slot(struct zsd_core *core, uint64_t span)
+{
+    return &core->wheel.slots[span % ZSD_WHEEL_SLOTS];
+}
+
+void zsd_wheel_init(struct zsd_wheel *wheel)
+{
+    for (unsigned i = 0; i < ZSD_WHEEL_SLOTS; i++)
+        zb_list_init(&wheel->slots[i]);
+    zb_list_init(&wheel->due);
+    wheel->span = zb_now_ns() >> SPAN_SHIFT;
+}
+
+bool zsd_wheel_empty(const struct zsd_wheel *wheel)
+{
+    bool empty = zb_list_empty(&wheel->due);
+
+    for (unsigned i = 0; i < ZSD_WHEEL_SLOTS && empty; i++)
+        empty = zb_list_empty(&wheel->slots[i]);
+    return empty;
+}
+
+void zsd_timed_arm_at(struct zsd_core *core, struct zsd_timed *timed, uint64_t deadline_ns,
+                      void (*expire)(struct zsd_timed *timed))
+{
+    uint64_t span =
+        zb_max_u64(deadline_ns >> SPAN_SHIFT, core->wheel.span); /* a tick looks there */
+
+    assert(!timed->node.next || zb_list_empty(&timed->node));
+    timed->deadline_ns = deadline_ns;
+    timed->expire = expire;
+    zb_list_init(&timed->node);
+    zb_list_push_back(wheel_slot(core, span), &timed->node);
+}
 
 void zsd_timed_arm(struct zsd_core *core, struct zsd_timed *timed, uint32_t timeout_ms,
                    void (*expire)(struct zsd_timed *timed))
 {
     if (timeout_ms == 0)
         timeout_ms = core->daemon->config.timeout_ms;
-    timed->deadline_ns = zb_now_ns() + (uint64_t)timeout_ms * 1000000u;
-    timed->expire = expire;
-    zb_list_init(&timed->node);
-    zb_list_push_back(&core->timed, &timed->node);
+    zsd_timed_arm_at(core, timed, zb_now_ns() + (uint64_t)timeout_ms * 1000000u, expire);
 }
 
 void zsd_timed_disarm(struct zsd_timed *timed)
@@ -47,21 +105,33 @@ void zsd_timed_disarm(struct zsd_timed *timed)
         zb_list_remove(&timed->node);
 }
 
-void zsd_timed_expire(struct zsd_core *core, uint64_t now_ns)
+/* expire() may arm and disarm others: what is due is collected first. */
+static void wheel_collect(struct zsd_core *core, struct zb_list *slot, uint64_t now_ns)
 {
-    struct zb_list due;
-
-    zb_list_init(&due); /* expire() may arm and disarm others: collect first */
-    zb_list_each(pos, &core->timed)
+    zb_list_each(pos, slot)
     {
         if (zb_container_of(pos, struct zsd_timed, node)->deadline_ns <= now_ns) {
             zb_list_remove(pos);
-            zb_list_push_back(&due, pos);
+            zb_list_push_back(&core->wheel.due, pos);
         }
     }
-    for (struct zb_list *node; (node = zb_list_pop_front(&due)) != NULL;) {
-        struct zsd_timed *timed = zb_container_of(node, struct zsd_timed, node);
+}
 
+void zsd_timed_expire(struct zsd_core *core, uint64_t now_ns)
+{
+    struct zsd_wheel *wheel = &core->wheel;
+    uint64_t last = now_ns >> SPAN_SHIFT, first = wheel->span;
+
+    if (first > last || last - first >= ZSD_WHEEL_SLOTS) /* a whole round has passed */
+        first = last - zb_min_u64(last, ZSD_WHEEL_SLOTS - 1);
+    for (uint64_t span = first; span <= last; span++)
+        wheel_collect(core, wheel_slot(core, span), now_ns);
+    wheel->span = last;
+    while (!zb_list_empty(&wheel->due) && !zsd_turn_full(core->daemon)) {
+        struct zsd_timed *timed =
+            zb_container_of(zb_list_pop_front(&wheel->due), struct zsd_timed, node);
+
+        zsd_turn_count(core, 1);
         timed->expire(timed);
     }
 }

@@ -519,7 +519,7 @@ static void stats_add(struct zn_stats *sum, struct zn_stats one)
 
 void zsd_stat(struct zsd_req *req, const ProtobufCMessage *message)
 {
-    const struct zsd *daemon = req->daemon;
+    struct zsd *daemon = req->daemon;
     const struct zsd_core *core = daemon->core;
     const uint64_t *values = (const uint64_t *)(const void *)&daemon->stats;
     Zp__Counter counters[ZSD_STATS_COUNT + 16], *list[ZSD_STATS_COUNT + 16];
@@ -527,6 +527,7 @@ void zsd_stat(struct zsd_req *req, const ProtobufCMessage *message)
     size_t n = 0;
 
     (void)message;
+    daemon->stats.turn_p999_ns = zsd_turns_quantile(&daemon->turns, 999);
     counter_add(counters, list, &n, "uptime_ms", (zb_now_ns() - daemon->started_ns) / 1000000);
     counter_add(counters, list, &n, "clients", daemon->clients);
     counter_add(counters, list, &n, "operations_in_progress", core->in_progress);

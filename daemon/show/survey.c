@@ -12,8 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/disk/leaving.h"
 #include "daemon/disk/paths.h"
 #include "daemon/job/shard.h"
+#include "daemon/op/commit.h"
 #include "daemon/op/reader.h"
 #include "daemon/page/held.h"
 #include "daemon/show/scans.h"
@@ -121,7 +123,8 @@ static void take_work(struct zsd_survey *s, uint64_t at, uint32_t bytes, uint32_
 
 static void take_works(struct zsd_survey *s, const struct zsd_job *job)
 {
-    uint32_t index = survey_job_at(s, job->number);
+    uint32_t index = survey_job_at(s, job->number), pages = 0;
+    const struct zsd_row *row;
 
     for (uint32_t i = 0; i < job->nshards; i++)
         for (int p = 0; p < ZB_PLANES; p++) {
@@ -135,6 +138,10 @@ static void take_works(struct zsd_survey *s, const struct zsd_job *job)
                               index);
             }
         }
+    row = zsd_commit_row(job, &pages); /* a part of one holds its places already */
+    for (int p = 0; row && p < ZSD_SAVED_PLANES; p++)
+        for (uint32_t page = 0; row->planes[p].block_bytes > 0 && page < pages; page++)
+            take_work(s, row->planes[p].extents[page].at, zsd_row_page_bytes(row, p, page), index);
 }
 
 static size_t works_count(const struct zsd_core *core)
@@ -144,9 +151,12 @@ static size_t works_count(const struct zsd_core *core)
     zb_list_each(pos, (struct zb_list *)(uintptr_t)&core->jobs->list)
     {
         const struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
+        uint32_t pages;
 
         for (uint32_t i = 0; i < job->nshards; i++)
             n += (size_t)job->shards[i]->npages * ZB_PLANES * (job->shards[i]->held ? 2 : 1);
+        if (zsd_commit_row(job, &pages))
+            n += (size_t)pages * ZSD_SAVED_PLANES;
     }
     return n;
 }
@@ -211,6 +221,7 @@ int zsd_survey_take(struct zsd_core *core, struct zsd_survey *s, struct zb_err *
 
     *s = (struct zsd_survey){ 0 };
     core->scans->surveys++;
+    zsd_leaving_all(core); /* what is leaving holds places, and is in no list */
     rc = take_arrays(core, s);
     if (rc == 0)
         rc = zsd_places_copy(core, &s->places);

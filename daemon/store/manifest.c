@@ -17,7 +17,7 @@ void zsd_unit_free(struct zsd_unit *unit)
         return;
     free(unit->tensors);
     free(unit->segments);
-    free(unit->shards);
+    zb_sorted_done(&unit->shards);
     free(unit);
 }
 

@@ -6,10 +6,9 @@
 #define ZSD_MANIFEST_H
 
 #include "base/plan.h"
+#include "base/sorted.h"
 #include "kernels/zk_page.h"
 #include "proto/frame.h"
-
-struct zsd_shard;
 
 #define ZSD_TENSORS_MAX \
     (1u << 18) /* of one job, in all units: what their names take stays below 64 MiB */
@@ -31,9 +30,7 @@ struct zsd_unit {
     size_t tensors_room;
     struct zk_segment *segments; /* of stepped elements; neighbours of one group are one */
     uint32_t nsegments;
-    struct zsd_shard **shards; /* by first element */
-    uint32_t nshards;
-    size_t shards_room;
+    struct zb_sorted shards; /* struct zsd_shard, by first element */
 };
 
 /* A note on its way in, in parts. */

@@ -16,6 +16,7 @@
 
 #include "base/array.h"
 #include "base/slots.h"
+#include "daemon/disk/leaving.h"
 #include "daemon/disk/paths.h"
 #include "daemon/store/record.h"
 #include "daemon/store/saved_priv.h"
@@ -194,7 +195,7 @@ static int recover_version_rows(const struct recovery *r, struct zsd_version *v,
                            "place",
                            (unsigned long long)v->id, s->name, (unsigned long long)ids[i]);
         row->kept++;
-        v->rows[i] = zsd_row_ref(row);
+        zsd_version_put(v, i, row);
     }
     return 0;
 }
@@ -493,6 +494,7 @@ void zsd_store_close(struct zsd_core *core)
         return;
     assert(zb_list_empty(&store->line));
     store_forget(store);
+    zsd_leaving_all(core); /* rows are in lists of the store */
     zsd_compute_free(core->daemon->catalog_thread);
     core->daemon->catalog_thread = NULL;
     zn_catalog_close(store->catalog);

@@ -12,6 +12,8 @@
 #include "base/slots.h"
 #include "daemon/store/store.h"
 
+#define ROW_NOW 16u /* pages of a row whose places go back at once */
+
 /* ---- rows */
 
 struct zsd_row *zsd_row_new(uint32_t unit, const struct zb_layout *layout, uint64_t first,
@@ -55,20 +57,40 @@ struct zsd_row *zsd_row_ref(struct zsd_row *r)
     return r;
 }
 
-void zsd_row_unref(struct zsd_core *core, struct zsd_row *r)
+/* Places of its next pages; true: that was all. */
+static bool row_part(struct zsd_core *core, struct zsd_leaving *l, uint64_t *left)
 {
-    if (--r->refs > 0)
-        return;
-    zb_list_remove(&r->node);
+    struct zsd_row *r = zb_container_of(l, struct zsd_row, leaving);
+    uint32_t from = r->let_go, to = from + (uint32_t)zb_min_u64(*left, r->npages - from);
+
     for (enum zsd_saved_plane p = 0; p < ZSD_SAVED_PLANES; p++) {
         struct zsd_row_plane *plane = &r->planes[p];
 
-        for (uint32_t i = 0; plane->extents && i < r->npages; i++)
+        for (uint32_t i = from; plane->extents && i < to; i++)
             if (plane->extents[i].at != ZB_NO_PLACE)
                 zsd_extent_unref(core, plane->extents[i].at, zsd_row_page_bytes(r, p, i));
     }
+    *left -= to - from;
+    r->let_go = to;
+    if (to < r->npages)
+        return false;
+    zb_list_remove(&r->node);
+    r->gone = true;
     if (r->looks == 0)
         zsd_row_free(r);
+    return true;
+}
+
+void zsd_row_unref(struct zsd_core *core, struct zsd_row *r)
+{
+    uint64_t all = UINT64_MAX;
+
+    if (--r->refs > 0)
+        return;
+    if (core && r->npages > ROW_NOW)
+        zsd_leave(core, &r->leaving, row_part);
+    else
+        (void)row_part(core, &r->leaving, &all);
 }
 
 uint64_t zsd_row_plane_bytes(const struct zsd_row *r, enum zsd_saved_plane plane)
@@ -100,7 +122,7 @@ void zsd_row_look(struct zsd_row *r)
 void zsd_row_look_away(struct zsd_row *r)
 {
     assert(r->looks > 0);
-    if (--r->looks == 0 && r->refs == 0)
+    if (--r->looks == 0 && r->gone)
         zsd_row_free(r);
 }
 
@@ -141,10 +163,18 @@ struct zsd_version *zsd_version_new(struct zsd_saved *saved, uint32_t world, uin
     v->rows = calloc(zb_max_u64(nrows, 1), sizeof(struct zsd_row *));
     v->notes = calloc(zb_max_u64(world, 1), sizeof(*v->notes));
     if (!v->rows || !v->notes) {
-        zsd_version_unref(v);
+        free(v->rows);
+        free(v->notes);
+        free(v);
         return NULL;
     }
     return v;
+}
+
+void zsd_version_put(struct zsd_version *v, uint32_t i, struct zsd_row *r)
+{
+    v->rows[i] = zsd_row_ref(r);
+    v->bytes += zsd_row_bytes(r);
 }
 
 struct zsd_version *zsd_version_ref(struct zsd_version *v)
@@ -153,24 +183,38 @@ struct zsd_version *zsd_version_ref(struct zsd_version *v)
     return v;
 }
 
-void zsd_version_unref(struct zsd_version *v)
+/* Its next rows; true: that was all. */
+static bool version_part(struct zsd_core *core, struct zsd_leaving *l, uint64_t *left)
 {
-    if (!v)
-        return;
-    if (--v->refs > 0) {
-        if (v->refs == v->readers)
-            v->orphaned(v);
-        return;
+    struct zsd_version *v = zb_container_of(l, struct zsd_version, leaving);
+
+    for (; *left > 0 && v->let_go < v->nrows; v->let_go++) {
+        struct zsd_row *r = v->rows[v->let_go];
+        uint64_t looked = r && r->refs == 1 ? 1 + zb_min_u64(r->npages, ROW_NOW) : 1;
+
+        if (r)
+            zsd_row_unref(core, r);
+        *left -= zb_min_u64(*left, looked);
     }
-    for (uint32_t i = 0; v->rows && i < v->nrows; i++)
-        if (v->rows[i])
-            zsd_row_unref(v->core, v->rows[i]);
+    if (v->let_go < v->nrows)
+        return false;
     for (uint32_t i = 0; v->notes && i < v->world; i++)
         zsd_note_done(&v->notes[i]);
     zsd_note_done(&v->job_note);
     free(v->rows);
     free(v->notes);
     free(v);
+    return true;
+}
+
+void zsd_version_unref(struct zsd_version *v)
+{
+    if (!v)
+        return;
+    if (--v->refs == 0)
+        zsd_leave(v->core, &v->leaving, version_part);
+    else if (v->refs == v->readers)
+        v->orphaned(v);
 }
 
 uint32_t zsd_version_find(const struct zsd_version *v, uint32_t unit, uint64_t first)
@@ -185,13 +229,4 @@ uint32_t zsd_version_find(const struct zsd_version *v, uint32_t unit, uint64_t f
         return v->nrows;
     r = v->rows[--at];
     return r->unit == unit && first - r->first < r->count ? at : v->nrows;
-}
-
-uint64_t zsd_version_bytes(const struct zsd_version *v)
-{
-    uint64_t sum = 0;
-
-    for (uint32_t i = 0; i < v->nrows; i++)
-        sum += zsd_row_bytes(v->rows[i]);
-    return sum;
 }

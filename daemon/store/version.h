@@ -14,6 +14,7 @@
 #define ZSD_VERSION_H
 
 #include "daemon/disk/extents.h"
+#include "daemon/disk/leaving.h"
 #include "daemon/store/manifest.h"
 
 struct zsd_saved;
@@ -28,9 +29,12 @@ struct zsd_row_plane {
 };
 
 struct zsd_row {
-    uint64_t id;           /* in the catalog */
-    uint32_t refs;         /* versions and shards that hold it; 0: it has no places */
-    uint32_t looks;        /* see zsd_row_look() */
+    uint64_t id;     /* in the catalog */
+    uint32_t refs;   /* versions and shards that hold it; 0: its places go back */
+    uint32_t looks;  /* see zsd_row_look() */
+    uint32_t let_go; /* pages whose places have gone back */
+    bool gone;       /* all of them have */
+    struct zsd_leaving leaving;
     uint32_t kept;         /* versions in the catalog that hold it; 0: it is not there */
     uint64_t stamp;        /* of the last walk that counted it */
     struct zb_list node;   /* in store->rows, while it has places */
@@ -53,15 +57,21 @@ struct zsd_version {
     uint64_t iterations, applied;
     uint64_t created_unix;
     uint32_t world, nrows;
+    uint64_t bytes;         /* of all its rows: zsd_version_put() */
     struct zsd_row **rows;  /* [nrows], by unit and first element */
     struct zsd_note *notes; /* [world] */
     struct zsd_note job_note;
+    uint32_t let_go; /* rows that it holds no more, once nobody holds it */
+    struct zsd_leaving leaving;
 };
 
 /** Held once. Its rows are to be filled in; NULL: no memory. */
 struct zsd_version *zsd_version_new(struct zsd_saved *saved, uint32_t world, uint32_t nrows);
+/** Its row i, which it holds from now on. */
+void zsd_version_put(struct zsd_version *v, uint32_t i, struct zsd_row *r);
 struct zsd_version *zsd_version_ref(struct zsd_version *v);
-/** The last one: its rows go, and their extents when nobody else holds them. NULL is fine. */
+/** The last one: its rows go, in parts (disk/leaving.h), and their extents when nobody else holds
+ * them. NULL is fine. */
 void zsd_version_unref(struct zsd_version *v);
 /** Held once; extents say ZB_NO_PLACE. NULL: no memory. */
 struct zsd_row *zsd_row_new(uint32_t unit, const struct zb_layout *layout, uint64_t first,
@@ -81,8 +91,7 @@ uint32_t zsd_version_find(const struct zsd_version *v, uint32_t unit, uint64_t f
 int zsd_row_needs(struct zb_needs *p, const struct zsd_row *r, uint64_t times);
 /** Of all pages of a plane. */
 uint64_t zsd_row_plane_bytes(const struct zsd_row *r, enum zsd_saved_plane plane);
-uint64_t zsd_row_bytes(const struct zsd_row *r);         /* of all its pages */
-uint64_t zsd_version_bytes(const struct zsd_version *v); /* of all its rows */
+uint64_t zsd_row_bytes(const struct zsd_row *r); /* of all its pages */
 
 static inline uint64_t zsd_row_page_elems(const struct zsd_row *r, uint32_t page)
 {

@@ -69,10 +69,11 @@ void zsd_core_gone(struct zsd_conn *conn)
     }
 }
 
-void zsd_core_turn(struct zsd *daemon)
+bool zsd_core_turn(struct zsd *daemon)
 {
-    (void)daemon;
     core_double.turns++;
+    zsd_turn_worked(daemon);
+    return false;
 }
 
 void zsd_core_tick(struct zsd *daemon, uint64_t now_ns)

@@ -90,7 +90,13 @@ int answer(struct world *w, unsigned tag)
 
 void world_open(struct world *w, uint64_t host_bytes, const char *io, uint32_t nclients)
 {
-    struct zn_options options = { .size_bytes = 8 << 20, .io = io };
+    world_open_sized(w, host_bytes, io, nclients, 8 << 20, PAGE);
+}
+
+void world_open_sized(struct world *w, uint64_t host_bytes, const char *io, uint32_t nclients,
+                      uint64_t file_bytes, uint32_t page_elems)
+{
+    struct zn_options options = { .size_bytes = file_bytes, .io = io };
     struct zb_err err = { 0 };
 
     *w = (struct world){ .staging_bytes = STAGING, .answer = answer };
@@ -100,7 +106,7 @@ void world_open(struct world *w, uint64_t host_bytes, const char *io, uint32_t n
     options.path = w->path;
     w->daemon.config.host_bytes = host_bytes;
     w->daemon.config.ring_bytes = 1; /* one page buffer */
-    w->daemon.config.page_elems = PAGE;
+    w->daemon.config.page_elems = page_elems;
     w->daemon.config.jobs_max = 4;
     w->daemon.config.timeout_ms = 60000;
     w->daemon.engine_base = ZN_DATA_START;
@@ -136,7 +142,7 @@ void world_close(struct world *w)
         assert_int_equal(zb_space_free_units(core->disk->extents),
                          zb_space_total_units(core->disk->extents));
     assert_int_equal(core->disk->nbuffers_free, core->disk->nbuffers);
-    assert_true(zb_list_empty(&core->timed));
+    assert_true(zsd_wheel_empty(&core->wheel));
     world_end(w);
 }
 

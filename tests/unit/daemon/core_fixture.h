@@ -20,6 +20,9 @@ extern const uint64_t unit_elems[UNITS];
 
 /* A data file, an engine ("uring", "threads"; NULL: no NVMe tier), a pool, a core. */
 void world_open(struct world *w, uint64_t host_bytes, const char *io, uint32_t nclients);
+/* The same with a data file and pages of another size. */
+void world_open_sized(struct world *w, uint64_t host_bytes, const char *io, uint32_t nclients,
+                      uint64_t file_bytes, uint32_t page_elems);
 /* Whatever happened: when the clients are gone, every byte is back. */
 void world_close(struct world *w);
 /* The core ends first, with whatever is in flight. */

@@ -1,0 +1,74 @@
+/*
+ * turns.c - the length of turns: see turns.h.
+ */
+#include "daemon/run/turns.h"
+
+#include <time.h>
+
+#include "daemon/run/daemon.h"
+
+/* Classes are linear inside an octave: value v of 2^k <= v < 2^(k+1) has eighth (v - 2^k) / 2^(k-3). */
+static unsigned wall_class(uint64_t ns)
+{
+    unsigned octave = 63u - (unsigned)__builtin_clzll(ns | ZSD_WALLS_OCTAVE);
+    unsigned class = octave * ZSD_WALLS_OCTAVE + (unsigned)(ns >> (octave - 3)) % ZSD_WALLS_OCTAVE;
+
+    return class < ZSD_WALLS ? class : ZSD_WALLS - 1;
+}
+
+/* The first value beyond the class. */
+static uint64_t wall_end(unsigned class)
+{
+    unsigned octave = class / ZSD_WALLS_OCTAVE;
+
+    return (uint64_t)(ZSD_WALLS_OCTAVE + class % ZSD_WALLS_OCTAVE + 1) << (octave - 3);
+}
+
+void zsd_turn_worked(struct zsd *daemon)
+{
+    struct zsd_stats *s = &daemon->stats;
+
+    s->turn_max_work = zb_max_u64(s->turn_max_work, daemon->turns.work);
+    daemon->turns.work = 0;
+}
+
+static uint64_t cpu_now_ns(void)
+{
+    struct timespec t = { 0 };
+
+    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+void zsd_turn_over(struct zsd *daemon, uint64_t idle_ns)
+{
+    struct zsd_turns *t = &daemon->turns;
+    struct zsd_stats *s = &daemon->stats;
+    uint64_t cpu_ns = cpu_now_ns(), wall_ns = zb_now_ns();
+
+    if (t->cpu_ns > 0) { /* what came before the first turn is the start */
+        uint64_t took_ns = wall_ns - t->wall_ns, waited_ns = idle_ns - t->idle_ns;
+
+        s->turns++;
+        s->turn_max_ns = zb_max_u64(s->turn_max_ns, cpu_ns - t->cpu_ns);
+        t->counts[wall_class(took_ns > waited_ns ? took_ns - waited_ns : 0)]++;
+    }
+    t->cpu_ns = cpu_ns;
+    t->wall_ns = wall_ns;
+    t->idle_ns = idle_ns;
+}
+
+uint64_t zsd_turns_quantile(const struct zsd_turns *t, unsigned of_1000)
+{
+    uint64_t all = 0, want, have = 0;
+
+    for (unsigned i = 0; i < ZSD_WALLS; i++)
+        all += t->counts[i];
+    want = zb_div_up(all * of_1000, 1000);
+    for (unsigned i = 0; i < ZSD_WALLS && all > 0; i++) {
+        have += t->counts[i];
+        if (have >= want)
+            return wall_end(i);
+    }
+    return 0;
+}

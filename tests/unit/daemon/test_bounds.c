@@ -1,0 +1,264 @@
+/*
+ * However large a job is, no turn does more than ZSD_TURN_WORK units of work: registration, commits,
+ * snapshots, loads, destroy. Counted, so it holds on any machine.
+ */
+#include "tests/unit/daemon/core_fixture.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- registration */
+
+#define SHARDS 150000u
+
+static int ranges_register(struct world *w, const uint64_t *firsts, uint32_t n)
+{
+    static Zp__Range ranges[ZP_SHARDS_MAX], *list[ZP_SHARDS_MAX];
+    Zp__ShardRegister q = ZP__SHARD_REGISTER__INIT;
+
+    for (uint32_t i = 0; i < n; i++) {
+        zp__range__init(&ranges[i]);
+        ranges[i].first = firsts[i];
+        ranges[i].count = ZB_BLOCK_ELEMS;
+        list[i] = &ranges[i];
+    }
+    q.job = w->clients[0].job;
+    q.n_ranges = n;
+    q.ranges = list;
+    return call(w, 0, zsd_shard_register, &q);
+}
+
+/* The newest first: each goes before all others. */
+static void descending(void **state)
+{
+    const struct unit unit = { .name = "a",
+                               .elems = (uint64_t)SHARDS * ZB_BLOCK_ELEMS,
+                               .dtype = ZB_BF16,
+                               .grad_dtype = ZB_F32,
+                               .frozen = true };
+    uint64_t firsts[ZP_SHARDS_MAX], left = SHARDS;
+    const struct zb_sorted *shards;
+    struct zb_sorted_pos at;
+    struct world w;
+
+    (void)state;
+    world_open(&w, UINT64_C(1) << 40, NULL, 1);
+    assert_int_equal(job_open(&w, 0), 0);
+    assert_int_equal(unit_define(&w, 0, 0, &unit), 0);
+    w.daemon.stats.turn_max_work = 0;
+    while (left > 2) {
+        uint32_t n = (uint32_t)zb_min_u64(ZP_SHARDS_MAX, left - 2);
+
+        for (uint32_t i = 0; i < n; i++)
+            firsts[i] = --left * ZB_BLOCK_ELEMS;
+        assert_int_equal(ranges_register(&w, firsts, n), 0);
+    }
+    firsts[0] = 0; /* all of a request or none */
+    firsts[1] = ZB_BLOCK_ELEMS;
+    firsts[2] = 7 * ZB_BLOCK_ELEMS;
+    assert_int_equal(ranges_register(&w, firsts, 3), -EINVAL);
+    assert_non_null(strstr(answers[0].text, "overlaps"));
+    assert_int_equal(job_of(&w, 0)->nshards, SHARDS - 2);
+    assert_int_equal(ranges_register(&w, firsts, 2), 0);
+    shards = &job_of(&w, 0)->units[0]->shards;
+    at = zb_sorted_at(shards, 0);
+    for (uint32_t i = 0; i < SHARDS; i++) {
+        const struct zsd_shard *s = zb_sorted_get(shards, at);
+
+        assert_true(s->first == (uint64_t)i * ZB_BLOCK_ELEMS);
+        at = zb_sorted_next(shards, at);
+    }
+    assert_int_equal(shards->n, SHARDS);
+    for (size_t i = 0; i < shards->nchunks; i++) /* what one of them may move */
+        assert_in_range(shards->chunks[i]->n, 1, ZB_SORTED_CHUNK);
+    assert_in_range(w.daemon.stats.turn_max_work, ZP_SHARDS_MAX, ZSD_TURN_WORK);
+    world_close(&w);
+}
+
+/* ---- a job of many pages */
+
+#define PAGE_BYTES  (2u * ZB_BLOCK_ELEMS) /* of bf16 */
+#define WRITE_PAGES 64u
+
+struct big {
+    struct world w;
+    char catalog[80];
+    uint32_t pages;
+    uint64_t step;
+};
+
+static uint64_t big_elems(const struct big *b)
+{
+    return (uint64_t)b->pages * ZB_BLOCK_ELEMS;
+}
+
+static uint64_t big_file_bytes(const struct big *b)
+{
+    return b->pages * UINT64_C(2) * PAGE_BYTES + (64 << 20);
+}
+
+/* The longest turn since the last time. */
+static void bounded(struct big *b, const char *what)
+{
+    uint64_t work = b->w.daemon.stats.turn_max_work;
+
+    if (work > ZSD_TURN_WORK)
+        fail_msg("%s: a turn of %llu units of work", what, (unsigned long long)work);
+    b->w.daemon.stats.turn_max_work = 0;
+}
+
+/* Everything in memory, and in the data file twice. */
+static void big_open(struct big *b)
+{
+    struct zb_err err = { 0 };
+
+    memset(b, 0, sizeof(*b));
+    b->pages = ztest_is_long() ? 100000 : 12000;
+    world_open_sized(&b->w, b->pages * UINT64_C(12000) + (64 << 20), "threads", 2,
+                     big_file_bytes(b), ZB_BLOCK_ELEMS);
+    b->w.staging_bytes = WRITE_PAGES * ZB_BLOCK_ELEMS * sizeof(float);
+    (void)snprintf(b->catalog, sizeof(b->catalog), "%s.catalog", b->w.path);
+    b->w.daemon.catalog_path = b->catalog;
+    if (zsd_store_open(b->w.daemon.core, &err) != 0)
+        fail_msg("%s", err.text);
+}
+
+/* A frozen shard of all those pages, and one that is trained. */
+static void big_attach(struct big *b, bool again)
+{
+    const struct unit units[2] = {
+        { .name = "frozen",
+          .elems = big_elems(b),
+          .dtype = ZB_BF16,
+          .grad_dtype = ZB_F32,
+          .frozen = true },
+        { .name = "trained",
+          .elems = ZB_BLOCK_ELEMS,
+          .dtype = ZB_BF16,
+          .grad_dtype = ZB_F32,
+          .tensors = { { .count = ZB_BLOCK_ELEMS } },
+          .ntensors = 1 },
+    };
+    const struct open_args args = { .keep = true, .durable = true, .attach = again };
+    struct client *c = &b->w.clients[0];
+
+    if (job_open_with(&b->w, 0, &args) != 0)
+        fail_msg("%s", answers[0].text);
+    for (uint32_t u = 0; u < 2; u++) {
+        assert_int_equal(unit_define(&b->w, 0, u, &units[u]), 0);
+        c->count[u] = units[u].elems;
+    }
+    assert_int_equal(shards_register(&b->w, 0, 2), 0);
+    job_ready_ask(&b->w, 0, 0);
+    if (b->w.answer(&b->w, 0) != 0)
+        fail_msg("%s", answers[0].text);
+    zb_close_fd(&answers[0].fd);
+}
+
+static void big_write(struct big *b, uint32_t u, uint64_t elems)
+{
+    Zp__Write q = ZP__WRITE__INIT;
+
+    q.shard = b->w.clients[0].shards[u];
+    q.what = ZK_MASTER;
+    for (q.first = 0; q.first < elems; q.first += q.count) {
+        q.count = zb_min_u64(elems - q.first, WRITE_PAGES * ZB_BLOCK_ELEMS);
+        if (call(&b->w, 0, zsd_write, &q) != 0)
+            fail_msg("%s", answers[0].text);
+    }
+}
+
+static void big_step(struct big *b)
+{
+    Zp__GroupScalars g = ZP__GROUP_SCALARS__INIT, *groups[1] = { &g };
+    Zp__Push push = ZP__PUSH__INIT;
+    Zp__Step step = ZP__STEP__INIT;
+
+    push.shard = b->w.clients[0].shards[1];
+    push.step = step.step = ++b->step;
+    push.mode = 1;
+    push.dtype = ZB_F32;
+    push.count = ZB_BLOCK_ELEMS;
+    assert_int_equal(call(&b->w, 0, zsd_push, &push), 0);
+    g.lr = 1e-2;
+    g.beta1 = g.beta2 = 0.9;
+    g.eps = 1e-8;
+    step.job = b->w.clients[0].job;
+    step.scale = 1;
+    step.n_groups = 1;
+    step.groups = groups;
+    step.commit = ZSD_COMMIT;
+    if (call(&b->w, 0, zsd_step, &step) != 0)
+        fail_msg("%s", answers[0].text);
+}
+
+/* The daemon starts again. */
+static void big_again(struct big *b)
+{
+    const struct zn_options options = { .path = b->w.path,
+                                        .size_bytes = big_file_bytes(b),
+                                        .io = "threads" };
+    struct zb_err err = { 0 };
+
+    client_gone(&b->w, 0);
+    world_settle(&b->w);
+    zsd_core_free(&b->w.daemon);
+    zn_close(b->w.daemon.engine);
+    if (zn_open(&b->w.daemon.engine, &options, &err) != 0 || zsd_core_new(&b->w.daemon, &err) != 0)
+        fail_msg("%s", err.text);
+    b->w.daemon.turns.work = b->w.daemon.stats.turn_max_work = 0; /* no turn has begun */
+}
+
+static void many_pages(void **state)
+{
+    Zp__SnapshotTake snap = ZP__SNAPSHOT_TAKE__INIT;
+    Zp__JobName name = ZP__JOB_NAME__INIT;
+    char job[] = "j", snapshot[] = "s", suffix[2][8] = { "-wal", "-shm" }, path[96];
+    struct big b;
+
+    (void)state;
+    big_open(&b);
+    big_attach(&b, false);
+    bounded(&b, "define");
+    big_write(&b, 0, big_elems(&b));
+    big_write(&b, 1, ZB_BLOCK_ELEMS);
+    bounded(&b, "write");
+    big_step(&b); /* the commit saves every page */
+    assert_in_range(b.w.daemon.stats.turn_max_work, 1000, ZSD_TURN_WORK); /* it is counted */
+    bounded(&b, "step and commit");
+    snap.job = name.name = job;
+    snap.name = snapshot;
+    assert_int_equal(call(&b.w, 0, zsd_snapshot, &snap), 0);
+    bounded(&b, "snapshot");
+    big_step(&b);
+    bounded(&b, "step and commit of a part");
+    big_again(&b);
+    big_attach(&b, true); /* every page is adopted, and read */
+    bounded(&b, "attach");
+    big_step(&b);
+    bounded(&b, "step after the attach");
+    client_gone(&b.w, 0);
+    if (call(&b.w, 1, zsd_job_destroy, &name) != 0)
+        fail_msg("%s", answers[0].text);
+    world_settle(&b.w);
+    bounded(&b, "destroy");
+    world_close(&b.w); /* every place is back */
+    (void)unlink(b.catalog);
+    for (int i = 0; i < 2; i++) {
+        (void)snprintf(path, sizeof(path), "%s%s", b.catalog, suffix[i]);
+        (void)unlink(path);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(descending),
+        cmocka_unit_test(many_pages),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
