@@ -24,8 +24,9 @@ extern "C" {
 
 #define ZC_ST_HEADER_MAX UINT64_C(100000000) /* bytes; the format's own limit */
 
+/** No value of it is one of enum zc_dtype: who passes one for the other is refused. */
 enum zc_st_dtype {
-    ZC_ST_BOOL,
+    ZC_ST_BOOL = 256,
     ZC_ST_U8,
     ZC_ST_I8,
     ZC_ST_F8_E5M2,

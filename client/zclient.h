@@ -778,13 +778,13 @@ struct zc_gauge {
 };
 
 /** Where page operations are: waiting for a page buffer, read, computed, written, with the GPU. */
-enum zc_stage {
-    ZC_STAGE_BUFFER,
-    ZC_STAGE_READ,
-    ZC_STAGE_COMPUTE,
-    ZC_STAGE_WRITE,
-    ZC_STAGE_GPU,
-    ZC_STAGES
+enum zc_page_place {
+    ZC_PAGE_BUFFER,
+    ZC_PAGE_READ,
+    ZC_PAGE_COMPUTE,
+    ZC_PAGE_WRITE,
+    ZC_PAGE_GPU,
+    ZC_PAGE_PLACES
 };
 
 /** What requests wait for: proto/PROTOCOL.md, top. */
@@ -818,7 +818,7 @@ struct zc_top_job {
     uint64_t fetched_bytes, pushed_bytes, nvme_read_bytes, nvme_written_bytes;
     uint64_t fetches, hits, misses, pushes; /* hits and misses: shards */
     uint64_t pages, page_ns, compute_ns;    /* page operations, what they took, computing */
-    struct zc_gauge stages[ZC_STAGES], waits[ZC_WAITS];
+    struct zc_gauge stages[ZC_PAGE_PLACES], waits[ZC_WAITS];
     struct zc_gauge drive_only; /* 1 while pages are read or written and that is all */
     struct zc_gauge asking;     /* ranks with a request that is not answered */
     uint32_t uid, world, attached;

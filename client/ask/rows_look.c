@@ -233,7 +233,7 @@ static void top_job_copy(struct zc_top_job *to, const Zp__TopJob *from)
     to->pages = from->pages;
     to->page_ns = from->page_ns;
     to->compute_ns = from->compute_ns;
-    gauges_copy(to->stages, ZC_STAGES, from->stages, from->n_stages);
+    gauges_copy(to->stages, ZC_PAGE_PLACES, from->stages, from->n_stages);
     gauges_copy(to->waits, ZC_WAITS, from->waits, from->n_waits);
     gauge_copy(&to->drive_only, from->drive_only);
     gauge_copy(&to->asking, from->asking);

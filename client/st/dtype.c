@@ -7,29 +7,35 @@
 #include "base/util.h"
 #include "client/zc_safetensors.h"
 
+#define AT(dtype) [(dtype)-ZC_ST_BOOL]
+
 static const struct {
     const char *name;
     size_t bytes;
 } dtypes[] = {
-    [ZC_ST_BOOL] = { "BOOL", 1 },       [ZC_ST_U8] = { "U8", 1 },
-    [ZC_ST_I8] = { "I8", 1 },           [ZC_ST_F8_E5M2] = { "F8_E5M2", 1 },
-    [ZC_ST_F8_E4M3] = { "F8_E4M3", 1 }, [ZC_ST_F8_E8M0] = { "F8_E8M0", 1 },
-    [ZC_ST_I16] = { "I16", 2 },         [ZC_ST_U16] = { "U16", 2 },
-    [ZC_ST_F16] = { "F16", 2 },         [ZC_ST_BF16] = { "BF16", 2 },
-    [ZC_ST_I32] = { "I32", 4 },         [ZC_ST_U32] = { "U32", 4 },
-    [ZC_ST_F32] = { "F32", 4 },         [ZC_ST_F64] = { "F64", 8 },
-    [ZC_ST_I64] = { "I64", 8 },         [ZC_ST_U64] = { "U64", 8 },
-    [ZC_ST_C64] = { "C64", 8 },
+    AT(ZC_ST_BOOL) = { "BOOL", 1 },       AT(ZC_ST_U8) = { "U8", 1 },
+    AT(ZC_ST_I8) = { "I8", 1 },           AT(ZC_ST_F8_E5M2) = { "F8_E5M2", 1 },
+    AT(ZC_ST_F8_E4M3) = { "F8_E4M3", 1 }, AT(ZC_ST_F8_E8M0) = { "F8_E8M0", 1 },
+    AT(ZC_ST_I16) = { "I16", 2 },         AT(ZC_ST_U16) = { "U16", 2 },
+    AT(ZC_ST_F16) = { "F16", 2 },         AT(ZC_ST_BF16) = { "BF16", 2 },
+    AT(ZC_ST_I32) = { "I32", 4 },         AT(ZC_ST_U32) = { "U32", 4 },
+    AT(ZC_ST_F32) = { "F32", 4 },         AT(ZC_ST_F64) = { "F64", 8 },
+    AT(ZC_ST_I64) = { "I64", 8 },         AT(ZC_ST_U64) = { "U64", 8 },
+    AT(ZC_ST_C64) = { "C64", 8 },
 };
 
 const char *zc_st_dtype_name(enum zc_st_dtype dtype)
 {
-    return (unsigned)dtype < ZB_COUNT(dtypes) ? dtypes[dtype].name : NULL;
+    unsigned at = (unsigned)dtype - ZC_ST_BOOL;
+
+    return at < ZB_COUNT(dtypes) ? dtypes[at].name : NULL;
 }
 
 size_t zc_st_dtype_bytes(enum zc_st_dtype dtype)
 {
-    return (unsigned)dtype < ZB_COUNT(dtypes) ? dtypes[dtype].bytes : 0;
+    unsigned at = (unsigned)dtype - ZC_ST_BOOL;
+
+    return at < ZB_COUNT(dtypes) ? dtypes[at].bytes : 0;
 }
 
 /* IEEE half: 1 sign, 5 exponent (bias 15), 10 fraction. Every one is an fp32. */

@@ -38,7 +38,7 @@ static int entry_dtype(struct st_entry *e, const json_t *value, struct zb_err *e
 {
     const char *name = json_string_value(value);
 
-    for (unsigned i = 0; name && zc_st_dtype_name((enum zc_st_dtype)i); i++)
+    for (unsigned i = ZC_ST_BOOL; name && zc_st_dtype_name((enum zc_st_dtype)i); i++)
         if (strcmp(zc_st_dtype_name((enum zc_st_dtype)i), name) == 0) {
             e->t.dtype = (enum zc_st_dtype)i;
             return 0;

@@ -277,15 +277,15 @@ static void it_adds_up(void **state)
     assert_int_equal(j->hits, 4);
     assert_int_equal(j->misses, 1);
     assert_int_equal(j->pages, 2 * pages + ELEMS / PAGE); /* values, the fetch, the step */
-    for (int i = 0; i < ZC_STAGES; i++) {
+    for (int i = 0; i < ZC_PAGE_PLACES; i++) {
         area += j->stages[i].area_ns;
         assert_int_equal(j->stages[i].now, 0);
         assert_true(j->stages[i].busy_ns <= j->stages[i].area_ns);
     }
     assert_int_equal(area, j->page_ns);
-    assert_true(j->compute_ns > 0 && j->compute_ns <= j->stages[ZC_STAGE_COMPUTE].area_ns);
+    assert_true(j->compute_ns > 0 && j->compute_ns <= j->stages[ZC_PAGE_COMPUTE].area_ns);
     assert_true(j->drive_only.busy_ns <=
-                j->stages[ZC_STAGE_READ].busy_ns + j->stages[ZC_STAGE_WRITE].busy_ns);
+                j->stages[ZC_PAGE_READ].busy_ns + j->stages[ZC_PAGE_WRITE].busy_ns);
     assert_int_equal(j->nvme_read_bytes, s.node.paths[0].read_bytes);
     assert_int_equal(j->nvme_written_bytes, s.node.paths[0].written_bytes);
     assert_int_equal(s.node.paths[0].read_bytes, zi_counter(c, "nvme_read_bytes"));

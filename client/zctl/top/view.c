@@ -87,7 +87,7 @@ static void view_job(const struct zc_top_job *from, const struct zc_top_job *to,
 {
     double hits = less(to->hits, from->hits), misses = less(to->misses, from->misses);
     double pages = less(to->pages, from->pages);
-    double in[ZC_STAGES];
+    double in[ZC_PAGE_PLACES];
 
     (void)snprintf(j->name, sizeof(j->name), "%s", to->name);
     (void)snprintf(j->state, sizeof(j->state), "%s", to->state);
@@ -107,13 +107,13 @@ static void view_job(const struct zc_top_job *from, const struct zc_top_job *to,
     j->pushes_s = over(1e9 * less(to->pushes, from->pushes), ns);
     j->pages_s = over(1e9 * pages, ns);
     j->hit_ratio = hits + misses > 0 ? hits / (hits + misses) : -1;
-    for (int i = 0; i < ZC_STAGES; i++)
+    for (int i = 0; i < ZC_PAGE_PLACES; i++)
         in[i] = mean(&to->stages[i], &from->stages[i], ns);
-    j->in_buffer = in[ZC_STAGE_BUFFER];
-    j->in_read = in[ZC_STAGE_READ];
-    j->in_compute = in[ZC_STAGE_COMPUTE];
-    j->in_write = in[ZC_STAGE_WRITE];
-    j->in_gpu = in[ZC_STAGE_GPU];
+    j->in_buffer = in[ZC_PAGE_BUFFER];
+    j->in_read = in[ZC_PAGE_READ];
+    j->in_compute = in[ZC_PAGE_COMPUTE];
+    j->in_write = in[ZC_PAGE_WRITE];
+    j->in_gpu = in[ZC_PAGE_GPU];
     j->page_ms = over(less(to->page_ns, from->page_ns) / 1e6, pages);
     j->compute_ms = over(less(to->compute_ns, from->compute_ns) / 1e6, pages);
     j->drive_only = busy(&to->drive_only, &from->drive_only, ns);

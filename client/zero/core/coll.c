@@ -74,6 +74,24 @@ int zcz_coll_stuck(struct zc_zero *z)
     return device && !z->comm_broken ? zcz_calls_compare(z, ZCZ_FAREWELL_MS) : 0;
 }
 
+#define COLL_STORE_MS \
+    500u /* in which a store that is gone is noticed after the ranks that noticed it first */
+
+/* A peer that left breaks collectives. It may have left because the daemon is gone, which this rank sees a moment later
+ * (a process that is killed closes its sockets one by one); or the daemon says who died. Whether the store knows. */
+static bool coll_ask_store(struct zc_zero *z, int rc)
+{
+    uint64_t until_ns = zb_now_ns() + COLL_STORE_MS * UINT64_C(1000000);
+    int store_rc;
+
+    if (!z->store || z->turns.store_gone)
+        return false;
+    do
+        store_rc = z->store->ops->poll(z->store, rc == -EOWNERDEAD ? 1000 : 0);
+    while (store_rc >= 0 && rc == -EOWNERDEAD && zb_now_ns() < until_ns);
+    return store_rc < 0;
+}
+
 static int coll_fail(struct zc_zero *z, const struct zcz_coll *c, int rc)
 {
     struct zc_comm *comm = c->comm;
@@ -84,8 +102,7 @@ static int coll_fail(struct zc_zero *z, const struct zcz_coll *c, int rc)
     z->comm_broken = true;
     if (rc == -EINVAL && !c->dev && zcz_calls_refused(z, comm) < 0)
         return z->failed;
-    /* A peer that died breaks collectives too; if the store knows, that is the better sentence. */
-    if (z->store && !z->turns.store_gone && z->store->ops->poll(z->store, 0) < 0)
+    if (coll_ask_store(z, rc)) /* the better message */
         return zcz_fail(z, z->store->err.code, "%s", zcz_store_text(z->store));
     return zcz_fail(z, rc, "%s over '%s'%s%s", zcz_call_noun(c->call), comm->ops->name,
                     *why ? ": " : " failed", why);

@@ -42,16 +42,16 @@ if TYPE_CHECKING:
 
 PIECE = 1 << 20  # elements that are read at a time: 4 MiB of staging in the daemon
 _ST = {
-    torch.float32: 12,
-    torch.float16: 8,
-    torch.bfloat16: 9,
-    torch.float64: 13,
-    torch.int64: 14,
-    torch.int32: 10,
-    torch.int16: 6,
-    torch.int8: 2,
-    torch.uint8: 1,
-    torch.bool: 0,
+    torch.float32: 268,
+    torch.float16: 264,
+    torch.bfloat16: 265,
+    torch.float64: 269,
+    torch.int64: 270,
+    torch.int32: 266,
+    torch.int16: 262,
+    torch.int8: 258,
+    torch.uint8: 257,
+    torch.bool: 256,
 }  # enum zc_st_dtype
 _WEIGHTS = re.compile(r"(model|pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
 

@@ -237,6 +237,10 @@ static void looking_in(void **state)
     zc_st_close(NULL);
     assert_string_equal(zc_st_dtype_name(ZC_ST_BF16), "BF16");
     assert_null(zc_st_dtype_name((enum zc_st_dtype)99));
+    for (int d = ZC_F32; d <= ZC_F16; d++) { /* those of parameters are not those of files */
+        assert_null(zc_st_dtype_name((enum zc_st_dtype)d));
+        assert_int_equal(zc_st_dtype_bytes((enum zc_st_dtype)d), 0);
+    }
     assert_int_equal(zc_st_dtype_bytes((enum zc_st_dtype)99), 0);
 }
 
@@ -442,7 +446,7 @@ static void create_table(void **state)
           "called '__metadata__'" },
         { "no dtype",
           "new",
-          { { "a", (enum zc_st_dtype)99, 1, one, 0 }, { "b", ZC_ST_U8, 1, one, 0 } },
+          { { "a", (enum zc_st_dtype)(int)ZC_BF16, 1, one, 0 }, { "b", ZC_ST_U8, 1, one, 0 } },
           { "k", "v" },
           -EINVAL,
           "'a' has no such dtype" },

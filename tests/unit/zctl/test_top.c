@@ -346,7 +346,7 @@ static struct zc_top_job earlier(void)
                             .nvme_read_bytes = 1000 };
 
     (void)snprintf(j.name, sizeof(j.name), "gpt");
-    j.stages[ZC_STAGE_READ] = (struct zc_gauge){ 4, 8 * GB, 2 * GB };
+    j.stages[ZC_PAGE_READ] = (struct zc_gauge){ 4, 8 * GB, 2 * GB };
     j.waits[ZC_WAIT_COMMIT] = (struct zc_gauge){ 0, 3 * GB, 3 * GB };
     j.asking = (struct zc_gauge){ 1, 4 * GB, 4 * GB };
     return j;
@@ -366,7 +366,7 @@ static struct zc_top_job later(void)
     j.page_ns += GB;
     j.compute_ns += GB / 5;
     j.nvme_read_bytes += 5000;
-    j.stages[ZC_STAGE_READ] = (struct zc_gauge){ 0, 14 * GB, 3 * GB };
+    j.stages[ZC_PAGE_READ] = (struct zc_gauge){ 0, 14 * GB, 3 * GB };
     j.waits[ZC_WAIT_COMMIT] = (struct zc_gauge){ 2, 6 * GB, 4 * GB };
     j.asking = (struct zc_gauge){ 1, 5 * GB, 5 * GB };
     return j;

@@ -112,6 +112,11 @@ int zc_poll(struct zc_client *c, int timeout_ms)
     }
     ran += fake_end_calls(c);
     pthread_mutex_lock(&fake.lock);
+    if (fake.dies_ns > 0 && zb_now_ns() > fake.dies_ns && !c->lost) {
+        c->lost = true;
+        if (c->joined)
+            fake_member_leave(c);
+    }
     rc = c->lost ? fake_record(c, -ENOTCONN, "the daemon is gone, says the test") : ran;
     pthread_mutex_unlock(&fake.lock);
     return rc;

@@ -43,6 +43,8 @@ struct fake_config {
     enum fake_fault fault;
     uint32_t rank, nth;
     int rc;
+    uint32_t
+        dies_ms; /* after the reset the daemon is gone, and each rank sees it when it looks; 0: it stays */
     /* with commit_rc: commits of this step fail so, on this node */
     int commit_rc;
     uint32_t commit_node;

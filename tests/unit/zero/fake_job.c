@@ -24,6 +24,7 @@ void fake_reset(const struct fake_config *config)
     assert(zk_select(NULL, &fake.ops, &err) == 0);
     fake.calls = fake.pins_most = 0;
     fake.faulted = FAKE_NOT_YET;
+    fake.dies_ns = config->dies_ms > 0 ? zb_now_ns() + config->dies_ms * UINT64_C(1000000) : 0;
     fake.seed = config->seed;
     if (fake.handles == 0) /* whatever failed has ended with who saw it */
         for (uint32_t n = 0; n < NODES_MAX; n++)

@@ -116,6 +116,7 @@ extern struct fake {
     struct job jobs[NODES_MAX];
     uint32_t calls; /* of the rank that will fail */
     enum fake_when faulted;
+    uint64_t dies_ns; /* of config.dies_ms; 0: never */
     uint32_t handles, pins_most;
     uint64_t seed;
 } fake;

@@ -794,6 +794,26 @@ static void a_peer_that_stops_is_told(void **state)
     party_done(&p);
 }
 
+/* A daemon that is killed takes its ranks with it one by one: a rank whose peer has left already still
+ * says that the daemon is gone. */
+static void a_daemon_that_dies_slowly(void **state)
+{
+    static const struct fake_config config = { .page_elems = 4096, .dies_ms = 200 };
+    struct party p;
+
+    (void)state;
+    fake_reset(&config);
+    party_new(&p, 2, ZC_F32, 1, 3);
+    party_offload(&p, ZC_ZERO_HOST);
+    comm_group_break(p.group, 1, 30, -EOWNERDEAD);
+    party_run(&p);
+    for (uint32_t r = 0; r < 2; r++)
+        if (p.runs[r].rc != -ENOTCONN)
+            fail_msg("rank %u: %d, %s", r, p.runs[r].rc, p.runs[r].error);
+    fake_end();
+    party_done(&p);
+}
+
 static void collectives_that_break(void **state)
 {
     (void)state;
@@ -914,6 +934,7 @@ int main(void)
         cmocka_unit_test(a_call_that_never_ends),
         cmocka_unit_test(a_peer_that_stops),
         cmocka_unit_test(a_peer_that_stops_is_told),
+        cmocka_unit_test(a_daemon_that_dies_slowly),
         cmocka_unit_test(collectives_that_break),
         cmocka_unit_test(one_refused_all_refused),
         cmocka_unit_test(a_dirty_end_is_quick),
