@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -41,7 +42,7 @@ class Cell:
     trained: str = "all"  # all, half, lora
     dtype: str = "fp32"
     clip: str = "no"  # no, torch, zt
-    between: str = "nothing"  # nothing, eval, generate, exception
+    between: str = "nothing"  # nothing, eval, generate, save, exception
     steps: int = 20
     # Of runs that die or resume
     keep: bool = False  # the job is kept, and each step is committed
@@ -67,6 +68,8 @@ def valid(c: dict[str, Any]) -> bool:
     cell, entry = Cell(**c), zoo.ZOO[c["model"]]
     if cell.between == "generate" and ("decoder" not in entry.kinds or cell.dtype != "fp32"):
         return False
+    if cell.between == "save" and (not entry.needs or cell.trained == "lora"):
+        return False  # whose files Transformers reads
     if cell.checkpoint != "no" and not entry.checkpoints:
         return False
     if cell.model == "experts" and cell.world > 1 and cell.store == "none":
@@ -88,6 +91,13 @@ def build(cell: Cell) -> torch.nn.Module:
     if cell.checkpoint != "no":
         zoo.add_checkpoints(model, cell.checkpoint == "reentrant")
     return model
+
+
+def sizes(cell: Cell) -> list[tuple[int, bool]]:
+    """Elements of each unit that shard() makes of the model, and whether it is frozen."""
+    from zshard.torch._units import plan
+
+    return [(unit.elems, unit.frozen) for unit in plan(build(cell)).units]
 
 
 def make_optimizer(cell: Cell, params: Any) -> torch.optim.Optimizer:
@@ -200,6 +210,8 @@ class Run:
             self.model.train()
         elif self.cell.between == "generate" and step in (3, 9):
             self.generate(4 + alone)
+        elif self.cell.between == "save" and step == 9:
+            self.save()
         elif self.cell.between == "exception" and step == 4:
             self.fail()
 
@@ -211,6 +223,24 @@ class Run:
         self.model.train()
         assert out.shape[0] == ids.shape[0]
         return out  # type: ignore[no-any-return]
+
+    def save(self) -> None:
+        """What is saved, Transformers opens, and has the values of now."""
+        want = self.zt.full_state_dict(self.model, rank0_only=True)
+        with tempfile.TemporaryDirectory() as own:
+            folder = self.shared(own)
+            self.zt.save_pretrained(self.model, folder, max_shard_size="50KB", background=False).wait()
+            if self.rank == 0:
+                got = type(self.model).from_pretrained(folder, dtype=DTYPES[self.cell.dtype]).state_dict()  # type: ignore[attr-defined]
+                assert got.keys() == want.keys()
+                assert [n for n in want if not torch.equal(got[n], want[n].cpu())] == []
+
+    def shared(self, folder: str) -> str:
+        """Rank 0's folder, on all ranks."""
+        found = [folder]
+        if self.cell.world > 1:
+            torch.distributed.broadcast_object_list(found)
+        return found[0]
 
     def fail(self) -> None:
         """An exception in the middle of a forward pass; then the model is as before."""
@@ -251,10 +281,12 @@ class Run:
 
 
 def run(cell: Cell, rank: int, store: dict[str, Any]) -> dict[str, Any]:
-    """Runs a cell on this rank. Returns {"losses", "hash"}: of the parameters' bytes. Raises where it fails."""
+    """Runs a cell on this rank. Returns {"losses", "hash", "nvme_bytes"}: the hash of the parameters' bytes, and what
+    the daemon wrote to NVMe. Raises where it fails."""
     it = Run(cell, rank, store)
     try:
         it.train()
+        written = it.handle.stats()["nvme_written_bytes"]
         params = it.params()
     except BaseException:
         it.handle.close(clean=False)
@@ -263,7 +295,12 @@ def run(cell: Cell, rank: int, store: dict[str, Any]) -> dict[str, Any]:
     for name, value in params.items():
         digest.update(name.encode())
         digest.update(value.contiguous().view(torch.uint8).numpy().tobytes())
-    return {"losses": it.losses, "hash": digest.hexdigest(), "params": params if rank == 0 else {}}
+    return {
+        "losses": it.losses,
+        "hash": digest.hexdigest(),
+        "nvme_bytes": written,
+        "params": params if rank == 0 else {},
+    }
 
 
 # ---- what must hold

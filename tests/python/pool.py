@@ -38,6 +38,7 @@ class Result:
     hashes: list[str]
     off: dict[str, float]
     seconds: float
+    nvme_bytes: int  # written to NVMe
 
 
 def free_port() -> int:
@@ -150,7 +151,14 @@ class Pool:
             found: list[dict[str, Any] | None] = [None] * self.world
             found[0] = {"check": losses, "cell": dataclasses.asdict(cell)}
             off = self.ask(found)[0]["off"]
-        return Result(losses, [a["hash"] for a in answers], off, time.monotonic() - begin)
+        written = max(a["nvme_bytes"] for a in answers)
+        return Result(losses, [a["hash"] for a in answers], off, time.monotonic() - begin, written)
+
+    def sizes(self, cell: Any) -> list[tuple[int, bool]]:
+        """Elements of each unit of a cell's model, and whether it is frozen."""
+        asked: list[dict[str, Any] | None] = [None] * self.world
+        asked[0] = {"sizes": True, "cell": dataclasses.asdict(cell)}
+        return [(elems, frozen) for elems, frozen in self.ask(asked)[0]["sizes"]]
 
     def close(self) -> None:
         for p in self.ranks:
@@ -188,8 +196,10 @@ def worker() -> None:
         request = json.loads(line)
         cell = cells.Cell(**request["cell"])
         try:
-            if "check" in request:
-                answer: dict[str, Any] = {"off": cells.check(cell, request["check"], params)}
+            if "sizes" in request:
+                answer: dict[str, Any] = {"sizes": cells.sizes(cell)}
+            elif "check" in request:
+                answer = {"off": cells.check(cell, request["check"], params)}
             else:
                 answer = cells.run(cell, rank, request["store"])
                 params = answer.pop("params")

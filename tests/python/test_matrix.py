@@ -21,6 +21,7 @@ import cover
 import pytest
 import zoo
 from cells import Cell
+from filler import CELL, Filler, room
 from pool import Pool, RankFailed
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "integ"))
@@ -43,7 +44,7 @@ DIMS: dict[str, list[Any]] = {
     "trained": ["all", "half", "lora"],
     "dtype": ["fp32", "bf16", "fp16"],
     "clip": ["no", "torch", "zt"],
-    "between": ["nothing", "eval", "generate", "exception"],
+    "between": ["nothing", "eval", "generate", "save", "exception"],
 }
 
 # Features one at a time, for the nightly run.
@@ -63,6 +64,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "clip": {"clip": "torch"},
     "eval": {"between": "eval"},
     "generate": {"between": "generate"},
+    "save": {"between": "save"},
     "exception": {"between": "exception"},
 }
 
@@ -97,6 +99,8 @@ CORE = [
     Cell(world=2, accumulate="3", local="local"),
 ] + [
     Cell(model=model, eps=cells.EPS_PARAMS) for model in MODELS if zoo.ZOO[model].needs
+] + [
+    Cell(model="llama", store="host", between=between) for between in ("generate", "save") if "llama" in MODELS
 ]  # fmt: skip
 
 
@@ -123,15 +127,18 @@ class Lab:
         self.daemons: dict[str, Any] = {}
         self.pools: dict[tuple[int, str], Pool] = {}
         self.jobs = 0
+        self.filler: Any = None
+        self.sizes: dict[tuple[str, str], list[tuple[int, bool]]] = {}
 
     def daemon(self, kind: str) -> Any:
-        """host: room for everything. nvme: little memory; models as small as these fit into it all the same, and it is
-        test_larger_than_memory.py that asserts what is written to NVMe."""
+        """host: room for everything. nvme: little memory, of which a filler leaves less than a cell's states take."""
         if kind not in self.daemons:
             flags = ("--page-elems", "4096", "--host-bytes", "256M", "--nvme-bytes", "256M")
             if kind == "nvme":
                 flags = ("--page-elems", "4096", "--host-bytes", "4M", "--nvme-bytes", "256M", "--ring-bytes", "256K")
             self.daemons[kind] = Daemon(*flags).start()
+            if kind == "nvme":
+                self.filler = Filler(self.daemons[kind], 4 << 20)
         return self.daemons[kind]
 
     def pool(self, world: int, mode: str = "") -> Pool:
@@ -145,14 +152,27 @@ class Lab:
         if cell.store == "none":
             return {}
         self.jobs += 1
-        words: dict[str, Any] = {"socket": self.daemon(cell.store).socket, "job": cell.job or f"cell-{self.jobs}"}
+        words: dict[str, Any] = {"socket": self.daemon(cell.store).socket, "job": cell.job or f"{CELL}{self.jobs}"}
+        if cell.store == "nvme":
+            self.squeeze(cell)
         if cell.keep:
             words |= {"keep": True, "durable": True, "resume": "auto" if cell.resume else False}
         return words
 
+    def squeeze(self, cell: Cell) -> None:
+        """Leaves the job less host memory than its states take; a job that is kept has all of it."""
+        self.filler.remove()
+        if not cell.keep:
+            key = (cell.model, cell.trained)
+            if key not in self.sizes:
+                self.sizes[key] = self.pool(cell.world).sizes(cell)
+            self.filler.leave(room(self.sizes[key], cell.world, cell.dtype), cell.world)
+
     def run(self, cell: Cell, mode: str = "", compare: bool = True) -> Any:
         result = self.pool(cell.world, mode).run(cell, self.store(cell), compare)
         assert len(set(result.hashes)) == 1, "ranks have different parameters"
+        if cell.store == "nvme" and cell.world == 1 and not cell.keep:
+            assert result.nvme_bytes > 0, "its states did not go to NVMe"
         return result
 
     def close(self) -> None:
