@@ -21,6 +21,7 @@ static const struct {
     CODE(EEXIST, "it exists already"),
     CODE(EPERM, "only root and the daemon's user may"),
     CODE(ENOSPC, "it does not fit"),
+    CODE(EDQUOT, "it is more than one user may have"),
     CODE(EBUSY, "somebody holds it, or not now"),
     CODE(EAGAIN, "it was not written yet"),
     CODE(ETIMEDOUT, "the deadline passed"),

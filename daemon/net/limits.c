@@ -15,6 +15,12 @@
 #define NONE UINT64_MAX
 #define MIB  ZB_MIB
 
+/* What the node remembers of jobs is beside host_bytes: a part of them, or so much where they are few. */
+#define DEFINITIONS_PART 12u
+#define DEFINITIONS_MIN  (96 * MIB)
+#define NOTES_PART       64u
+#define NOTES_MIN        (16 * MIB)
+
 /* Log lines: so many at once, then one each period. */
 #define LINES_CONN       16u
 #define LINES_USER       64u
@@ -53,12 +59,13 @@ static const struct row {
     [ZSD_LIMIT_SCANS] = { "scans", { NULL }, { 64, 16, 0, 4 }, .code = -EBUSY },
     [ZSD_LIMIT_DEFINITION_BYTES] = { "bytes of definitions",
                                      { NULL },
-                                     { 1024 * MIB, 512 * MIB, 256 * MIB, 64 * MIB },
+                                     { 0 /* row_max() */, 512 * MIB, 256 * MIB, 64 * MIB },
                                      .code = -ENOSPC },
     [ZSD_LIMIT_NOTE_BYTES] = { "bytes of notes",
                                { NULL },
-                               { 512 * MIB, 256 * MIB, 128 * MIB, 4 * MIB },
+                               { 0 /* row_max() */, 256 * MIB, 128 * MIB, 4 * MIB },
                                .code = -ENOSPC },
+    [ZSD_LIMIT_SNAPSHOTS] = { "snapshots", { NULL }, { 65536, 16384, 4096 }, .code = -ENOSPC },
 };
 
 /** As an option says; 0: all but a quarter of what the node has. */
@@ -80,6 +87,10 @@ static uint64_t row_max(const struct zsd_limits *l, enum zsd_level level, enum z
         max = c->jobs_max;
     else if (what == ZSD_LIMIT_JOBS && level == ZSD_LEVEL_USER)
         max = user_max(c->user_jobs_max, c->jobs_max);
+    if (level == ZSD_LEVEL_NODE && what == ZSD_LIMIT_DEFINITION_BYTES)
+        max = zb_max_u64(c->host_bytes / DEFINITIONS_PART, DEFINITIONS_MIN);
+    else if (level == ZSD_LEVEL_NODE && what == ZSD_LIMIT_NOTE_BYTES)
+        max = zb_max_u64(c->host_bytes / NOTES_PART, NOTES_MIN);
     return max > 0 ? max : NONE;
 }
 
@@ -222,9 +233,14 @@ int zsd_limit_take(struct zsd_quota *q, enum zsd_limit what, uint64_t n, struct 
 
     if (full)
         return limit_refuse(full, what, n, q->trusted, err);
+    zsd_limit_add(q, what, n);
+    return 0;
+}
+
+void zsd_limit_add(struct zsd_quota *q, enum zsd_limit what, uint64_t n)
+{
     for (; q; q = q->parent)
         q->used[what] += n;
-    return 0;
 }
 
 void zsd_limit_give(struct zsd_quota *q, enum zsd_limit what, uint64_t n)

@@ -55,6 +55,7 @@ enum zsd_limit {
     ZSD_LIMIT_SCANS,      /* fsck, df, scrub: running, or waiting to run */
     ZSD_LIMIT_DEFINITION_BYTES, /* units, tensors, shards */
     ZSD_LIMIT_NOTE_BYTES,
+    ZSD_LIMIT_SNAPSHOTS,
     ZSD_LIMITS
 };
 
@@ -108,6 +109,8 @@ void zsd_quota_leave(struct zsd_quota *q);
  */
 int zsd_limit_take(struct zsd_quota *q, enum zsd_limit what, uint64_t n, struct zb_err *err);
 void zsd_limit_give(struct zsd_quota *q, enum zsd_limit what, uint64_t n);
+/** Charges it whatever the limits are: what was allowed before, and comes back into memory. */
+void zsd_limit_add(struct zsd_quota *q, enum zsd_limit what, uint64_t n);
 /** Whether n more can be had, for those who wait instead of being refused. */
 bool zsd_limit_room(const struct zsd_quota *q, enum zsd_limit what, uint64_t n);
 /** What a level may have; UINT64_MAX: as much as it likes. */

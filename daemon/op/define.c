@@ -1,6 +1,7 @@
 /*
  * define.c - a job is described: units with their tensors, then the shards of each rank. All ranks
- * say the same of a unit; a job that is made again says what was saved.
+ * say the same of a unit; a job that is made again says what was saved. What a description takes of
+ * memory is charged to its job, also while it comes.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -9,6 +10,7 @@
 
 #include "base/array.h"
 #include "daemon/job/shard.h"
+#include "daemon/op/member.h"
 #include "daemon/op/requests.h"
 #include "daemon/run/turn.h"
 #include "proto/codec.h"
@@ -31,7 +33,7 @@ static int unit_check(const struct zsd_job *job, const Zp__UnitDefine *q, struct
     return 0;
 }
 
-static int unit_tensor(struct zsd_unit *unit, const struct zsd_job *job, const Zp__Tensor *q,
+static int unit_tensor(struct zsd_unit *unit, struct zsd_job *job, const Zp__Tensor *q,
                        struct zb_err *err)
 {
     struct zsd_tensor t = {
@@ -75,8 +77,12 @@ static int unit_tensor(struct zsd_unit *unit, const struct zsd_job *job, const Z
         return zb_fail(err, -ENOSPC, "tensor '%s': job '%s' has %u tensors, which is the limit",
                        q->name, job->name, job->ntensors + unit->ntensors);
     }
-    if (zb_grow(&unit->tensors, &unit->tensors_room, unit->ntensors, 1) < 0)
+    if (zsd_limit_take(&job->quota, ZSD_LIMIT_DEFINITION_BYTES, ZSD_TENSOR_BYTES, err) < 0)
+        return err->code;
+    if (zb_grow(&unit->tensors, &unit->tensors_room, unit->ntensors, 1) < 0) {
+        zsd_limit_give(&job->quota, ZSD_LIMIT_DEFINITION_BYTES, ZSD_TENSOR_BYTES);
         return zb_fail(err, -ENOMEM, "tensors of unit '%s': %m", unit->name);
+    }
     (void)snprintf(t.name, sizeof(t.name), "%s", q->name);
     unit->tensors[unit->ntensors++] = t;
     return 0;
@@ -160,9 +166,13 @@ static int unit_head(struct zsd_member *m, const Zp__UnitDefine *q, struct zb_er
     if (q->quantized)
         zb_layout_quantize(&layout);
     if (!unit) {
+        if (zsd_limit_take(&m->job->quota, ZSD_LIMIT_DEFINITION_BYTES, sizeof(*unit), err) < 0)
+            return err->code;
         unit = m->defining = calloc(1, sizeof(*unit));
-        if (!unit)
+        if (!unit) {
+            zsd_limit_give(&m->job->quota, ZSD_LIMIT_DEFINITION_BYTES, sizeof(*unit));
             return zb_fail(err, -ENOMEM, "unit '%s': %m", q->name);
+        }
         unit->index = q->unit;
         unit->elems = q->elems;
         unit->layout = layout;
@@ -184,10 +194,8 @@ ZSD_REQUEST(zsd_unit_define, UnitDefine)
 
     if (!m)
         return;
-    if (m->defining && m->defining->index != q->unit) { /* an earlier one was left unfinished */
-        zsd_unit_free(m->defining);
-        m->defining = NULL;
-    }
+    if (m->defining && m->defining->index != q->unit) /* an earlier one was left unfinished */
+        zsd_member_undefine(m);
     if (unit_check(m->job, q, &err) < 0 || unit_head(m, q, &err) < 0)
         goto refuse;
     unit = m->defining;
@@ -196,15 +204,12 @@ ZSD_REQUEST(zsd_unit_define, UnitDefine)
             goto refuse;
     if (q->last && unit_finish(m, &err) < 0)
         goto refuse;
-    if (q->last) {
-        zsd_unit_free(m->defining);
-        m->defining = NULL;
-    }
+    if (q->last)
+        zsd_member_undefine(m);
     zsd_reply(req, NULL, -1);
     return;
 refuse:
-    zsd_unit_free(m->defining);
-    m->defining = NULL;
+    zsd_member_undefine(m);
     zsd_reply_err(req, &err);
 }
 
@@ -240,6 +245,13 @@ static int shard_check(const struct zsd_job *job, const Zp__Range *q, struct zb_
     return 0;
 }
 
+/* What a shard takes of memory, with the tables of its pages: where they are, and their checksums. */
+static uint64_t shard_bytes(const struct zsd_job *job, uint64_t count)
+{
+    return sizeof(struct zsd_shard) + zb_div_up(count, job->core->page_elems) * ZB_PLANES *
+                                          (sizeof(struct zsd_extent) + 4 * sizeof(uint32_t));
+}
+
 static int shard_add(struct zsd_job *job, uint32_t rank, const Zp__Range *q, struct zb_err *err)
 {
     struct zsd_unit *unit;
@@ -253,9 +265,13 @@ static int shard_add(struct zsd_job *job, uint32_t rank, const Zp__Range *q, str
                        job->nshards);
     if (zb_grow(&job->shards, &job->shards_room, job->nshards, 1) < 0)
         return zb_fail(err, -ENOMEM, "shards of job '%s': %m", job->name);
+    if (zsd_limit_take(&job->quota, ZSD_LIMIT_DEFINITION_BYTES, shard_bytes(job, q->count), err) <
+        0)
+        return err->code;
     s = zsd_shard_new(job, unit, rank, q->first, q->count);
     if (!s || zb_sorted_put(&unit->shards, q->first, s) < 0) {
         zsd_shard_free(s);
+        zsd_limit_give(&job->quota, ZSD_LIMIT_DEFINITION_BYTES, shard_bytes(job, q->count));
         return zb_fail(err, -ENOMEM, "a shard of unit '%s': %m", unit->name);
     }
     s->id = (uint64_t)job->number << 32 | job->nshards;
@@ -270,6 +286,7 @@ static void shards_undo(struct zsd_job *job, uint32_t from)
         struct zsd_shard *s = job->shards[--job->nshards];
 
         (void)zb_sorted_remove(&s->unit->shards, s->first);
+        zsd_limit_give(&job->quota, ZSD_LIMIT_DEFINITION_BYTES, shard_bytes(job, s->count));
         zsd_shard_free(s);
     }
 }

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "daemon/op/classes.h"
+#include "daemon/op/note.h"
 #include "daemon/plan/job_arena.h"
 
 void zsd_member_answer(struct zsd_req **req, struct zsd_timed *timed, const struct zb_err *why)
@@ -21,6 +22,14 @@ void zsd_member_answer(struct zsd_req **req, struct zsd_timed *timed, const stru
     zsd_reply_err(r, why);
 }
 
+void zsd_member_undefine(struct zsd_member *m)
+{
+    if (m->defining)
+        zsd_limit_give(&m->job->quota, ZSD_LIMIT_DEFINITION_BYTES, zsd_unit_bytes(m->defining));
+    zsd_unit_free(m->defining);
+    m->defining = NULL;
+}
+
 /* A member that is gone and whose staging nobody reads any more. */
 void zsd_member_free_if_over(struct zsd_member *m)
 {
@@ -31,9 +40,9 @@ void zsd_member_free_if_over(struct zsd_member *m)
     zb_list_remove(&m->node);
     if (m->staging.fd >= 0)
         zsd_arena_end(job, ZSD_STAGING_CLOSE, m->staging, NULL, 0, m->staging.bytes);
-    zsd_unit_free(m->defining);
-    zsd_note_done(&m->note);
-    zsd_note_done(&m->job_note);
+    zsd_member_undefine(m);
+    zsd_note_drop(job, &m->note);
+    zsd_note_drop(job, &m->job_note);
     zsd_classes_put(m->classes);
     free(m);
     if (job->state == ZSD_ENDED)

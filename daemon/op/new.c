@@ -134,6 +134,8 @@ struct zsd_job *zsd_job_again(struct zsd_core *core, const Zp__JobOpen *q, struc
         zsd_job_free(job);
         return NULL;
     }
+    for (uint32_t u = 0; u < job->nunits; u++)
+        zsd_limit_add(&job->quota, ZSD_LIMIT_DEFINITION_BYTES, zsd_unit_bytes(job->units[u]));
     job->saved = saved;
     job->promise = &saved->promise;
     saved->job = job;

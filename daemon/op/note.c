@@ -4,7 +4,7 @@
  * MODEL. A rank sends its note, and rank 0 that of the job, in parts, ahead of a step or a skip.
  * When that begins (op/step.c), each whole note is kept with it, and a note that came only in part
  * stays where it is. A commit saves what is kept (op/commit.c), a load brings it back
- * (op/ready.c).
+ * (op/ready.c). What a job and its ranks have of notes is charged to the job.
  */
 #include "daemon/op/note.h"
 
@@ -15,12 +15,20 @@
 #include "daemon/op/requests.h"
 #include "proto/shard.pb-c.h"
 
+void zsd_note_drop(struct zsd_job *job, struct zsd_note *note)
+{
+    if (note->data)
+        zsd_limit_give(&job->quota, ZSD_LIMIT_NOTE_BYTES, note->total);
+    zsd_note_done(note);
+}
+
 /* The note that a rank sent ahead of this step is kept with it. */
-static void note_keep(struct zsd_note *kept, struct zsd_note *sent, uint64_t iteration)
+static void note_keep(struct zsd_job *job, struct zsd_note *kept, struct zsd_note *sent,
+                      uint64_t iteration)
 {
     if (!sent->data || sent->got != sent->total)
         return;
-    zsd_note_done(kept);
+    zsd_note_drop(job, kept);
     *kept = *sent;
     kept->iteration = iteration;
     *sent = (struct zsd_note){ 0 };
@@ -32,8 +40,8 @@ void zsd_notes_keep(struct zsd_job *job, uint64_t iteration)
     {
         struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
 
-        note_keep(&job->notes[m->rank], &m->note, iteration);
-        note_keep(&job->note, &m->job_note, iteration);
+        note_keep(job, &job->notes[m->rank], &m->note, iteration);
+        note_keep(job, &job->note, &m->job_note, iteration);
     }
 }
 
@@ -50,7 +58,7 @@ ZSD_REQUEST(zsd_note_put, NotePut)
     }
     note = q->of_job ? &m->job_note : &m->note;
     if (q->offset == 0)
-        zsd_note_done(note);
+        zsd_note_drop(m->job, note);
     if (q->total > ZP_NOTE_MAX || (q->offset > 0 && q->total != note->total) ||
         q->offset != note->got || !zb_range_inside(q->offset, q->data.len, q->total)) {
         zsd_refuse(req, -EINVAL,
@@ -60,8 +68,15 @@ ZSD_REQUEST(zsd_note_put, NotePut)
         return;
     }
     if (q->offset == 0) {
+        struct zb_err err = { 0 };
+
+        if (zsd_limit_take(&m->job->quota, ZSD_LIMIT_NOTE_BYTES, q->total, &err) < 0) {
+            zsd_reply_err(req, &err);
+            return;
+        }
         note->data = malloc(zb_max_u64(q->total, 1));
         if (!note->data) {
+            zsd_limit_give(&m->job->quota, ZSD_LIMIT_NOTE_BYTES, q->total);
             zsd_refuse(req, -ENOMEM, "a note of %u bytes", q->total);
             return;
         }

@@ -12,4 +12,7 @@
  * with it. */
 void zsd_notes_keep(struct zsd_job *job, uint64_t iteration);
 
+/** A note of the job, or of a member of it, goes. */
+void zsd_note_drop(struct zsd_job *job, struct zsd_note *note);
+
 #endif

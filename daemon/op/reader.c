@@ -27,7 +27,6 @@
 #include "daemon/plan/host.h"
 #include "proto/codec.h"
 
-#define READERS_MAX  64u
 #define TENSORS_PART 200u /* of one reply: below 64 KiB with the longest names and shapes */
 
 /* ---- what it holds */
@@ -141,6 +140,7 @@ static void reader_end(struct zsd_reader *r, const struct zb_err *why)
 
     if (r->state == READER_CLOSING)
         return;
+    zsd_limit_give(&r->conn->quota, ZSD_LIMIT_READERS, 1);
     r->conn->reader = NULL;
     r->conn = NULL;
     r->state = READER_CLOSING;
@@ -259,19 +259,16 @@ static uint64_t open_host_free(const struct zsd_core *core)
     return free_bytes - zb_min_u64(free_bytes, zsd_wanted(core, NULL));
 }
 
-static int open_check(const struct zsd_core *core, const struct zsd_conn *conn,
-                      const Zp__ReaderOpen *q, struct zb_err *err)
+static int open_check(const struct zsd_core *core, struct zsd_conn *conn, const Zp__ReaderOpen *q,
+                      struct zb_err *err)
 {
-    uint32_t n = 0;
-
-    zb_list_each(pos, &core->ops->readers) n++;
     if (core->draining)
         return zb_fail(err, -ECANCELED, "the daemon is ending: it takes no new readers");
     if (conn->reader)
         return zb_fail(err, -EBUSY, "this connection reads job '%s' already",
                        conn->reader->saved->name);
-    if (n >= READERS_MAX)
-        return zb_fail(err, -EBUSY, "there are %u readers already, which is the limit", n);
+    if (!zsd_limit_room(&conn->quota, ZSD_LIMIT_READERS, 1))
+        return zsd_limit_take(&conn->quota, ZSD_LIMIT_READERS, 1, err);
     if (q->staging_bytes < 1 || q->staging_bytes > INT64_MAX - ZB_PAGE_ALIGN)
         return zb_fail(err, -EINVAL, "staging of %llu bytes", (unsigned long long)q->staging_bytes);
     if (zb_round_up(q->staging_bytes, ZB_PAGE_ALIGN) > open_host_free(core))
@@ -299,6 +296,7 @@ ZSD_REQUEST(zsd_reader_open, ReaderOpen)
         zsd_reply_err(req, &err);
         return;
     }
+    zsd_limit_add(&req->conn->quota, ZSD_LIMIT_READERS, 1); /* open_check() saw room */
     r->core = core;
     r->conn = req->conn;
     r->conn->reader = r;

@@ -11,6 +11,7 @@
 #include "daemon/op/end.h"
 #include "daemon/op/load.h"
 #include "daemon/op/member.h"
+#include "daemon/op/note.h"
 #include "daemon/op/requests.h"
 #include "daemon/op/room.h"
 #include "daemon/op/step.h"
@@ -134,17 +135,26 @@ static void ready_loaded(struct zsd_job *job, const struct zb_err *err)
     zsd_version_unref(v);
 }
 
+static int ready_note(struct zsd_job *job, struct zsd_note *to, const struct zsd_note *from)
+{
+    int rc = zsd_note_copy(to, from);
+
+    if (to->data)
+        zsd_limit_add(&job->quota, ZSD_LIMIT_NOTE_BYTES, to->total);
+    return rc;
+}
+
 /* The notes of the version that is loaded; a rank that was not there then has none. */
 static int ready_notes(struct zsd_job *job, const struct zsd_version *v)
 {
     int rc;
 
-    zsd_note_done(&job->note);
-    rc = zsd_note_copy(&job->note, &v->job_note);
+    zsd_note_drop(job, &job->note);
+    rc = ready_note(job, &job->note, &v->job_note);
     for (uint32_t i = 0; i < job->world; i++)
-        zsd_note_done(&job->notes[i]);
+        zsd_note_drop(job, &job->notes[i]);
     for (uint32_t i = 0; i < job->world && i < v->world && rc == 0; i++)
-        rc = zsd_note_copy(&job->notes[i], &v->notes[i]);
+        rc = ready_note(job, &job->notes[i], &v->notes[i]);
     return rc;
 }
 

@@ -137,6 +137,10 @@ static int snap_plan(struct zsd_delta *d, struct zb_err *err)
     snap->created_unix = (uint64_t)time(NULL);
     snap->version = d->committed;
     zb_list_init(&snap->node);
+    if (zsd_snap_charge(saved, snap, err) < 0) {
+        free(snap);
+        return err->code;
+    }
     d->snap_add = snap;
     if (op->retain > 0)
         snap_retain(saved, op->retain);
@@ -148,6 +152,8 @@ static void snap_done(struct zsd_delta *d, const struct zb_err *err)
     struct snap_op *op = zb_container_of(d, struct snap_op, delta);
 
     if (err) {
+        if (d->snap_add)
+            zsd_snap_discharge(d->saved, d->snap_add);
         free(d->snap_add);
         zsd_reply_err(op->req, err);
     } else {

@@ -106,6 +106,8 @@ static void df_over(struct zsd_df_run *d)
     for (struct zb_list *node; (node = zb_list_pop_front(&d->askers)) != NULL;) {
         struct df_asker *a = zb_container_of(node, struct df_asker, node);
 
+        if (a->req->conn)
+            zsd_limit_give(&a->req->conn->quota, ZSD_LIMIT_SCANS, 1);
         if (d->err.code != 0)
             zsd_reply_err(a->req, &d->err);
         else
@@ -213,6 +215,7 @@ ZSD_REQUEST(zsd_df, DfRequest)
 {
     struct zsd_df_run *d;
     struct df_asker *a;
+    struct zb_err err = { 0 };
 
     if (!req->daemon->core->store) {
         zsd_refuse(req, -ENOENT, "this daemon saves nothing: it has no data directory that stays");
@@ -224,8 +227,13 @@ ZSD_REQUEST(zsd_df, DfRequest)
         df_answer(d, req, q->cursor);
         return;
     }
+    if (zsd_limit_take(&req->conn->quota, ZSD_LIMIT_SCANS, 1, &err) < 0) {
+        zsd_reply_err(req, &err);
+        return;
+    }
     a = d ? calloc(1, sizeof(*a)) : NULL;
     if (!a) {
+        zsd_limit_give(&req->conn->quota, ZSD_LIMIT_SCANS, 1);
         zsd_refuse(req, -ENOMEM, "df");
         return;
     }

@@ -579,7 +579,10 @@ static void fsck_answer(void *arg, const struct zsd_fsck_report *r, const struct
 {
     Zp__FsckReply reply = ZP__FSCK_REPLY__INIT;
     char *problems[ZSD_PROBLEMS_MAX];
+    struct zsd_req *req = arg;
 
+    if (req->conn)
+        zsd_limit_give(&req->conn->quota, ZSD_LIMIT_SCANS, 1);
     if (err) {
         zsd_reply_err(arg, err);
         return;
@@ -600,11 +603,15 @@ static void fsck_answer(void *arg, const struct zsd_fsck_report *r, const struct
 
 void zsd_fsck(struct zsd_req *req, const ProtobufCMessage *message)
 {
+    struct zb_err err = { 0 };
+
     (void)message;
     if (!zsd_may(req->conn, geteuid())) /* it reads all that is saved, and names everybody's jobs */
         zsd_refuse(req, -EPERM, "only root and the daemon's own user start an fsck");
     else if (!req->daemon->core->store)
         zsd_refuse(req, -ENOENT, "this daemon saves nothing: it has no data directory that stays");
+    else if (zsd_limit_take(&req->conn->quota, ZSD_LIMIT_SCANS, 1, &err) < 0)
+        zsd_reply_err(req, &err);
     else
         zsd_fsck_start(req->daemon->core, fsck_answer, req);
 }

@@ -324,6 +324,21 @@ static void tier_gpu(const struct zsd *daemon, struct zsd_tier_rows *ret)
         row->moving += zsd_gpu_leaving(zb_container_of(pos, struct zsd_job, node));
 }
 
+/* What the daemon remembers of jobs, beside the budget: appended. */
+static void tier_remembered(const struct zsd *daemon, char *text, size_t size)
+{
+    const struct zsd_quota *node = daemon->limits ? &daemon->limits->node : NULL;
+    size_t len = strlen(text);
+
+    if (node)
+        (void)snprintf(
+            text + len, size - len, ", descriptions %s of %s, notes %s of %s",
+            zb_size_text(node->used[ZSD_LIMIT_DEFINITION_BYTES]).s,
+            zb_size_text(zsd_limit_max(node, ZSD_LEVEL_NODE, ZSD_LIMIT_DEFINITION_BYTES)).s,
+            zb_size_text(node->used[ZSD_LIMIT_NOTE_BYTES]).s,
+            zb_size_text(zsd_limit_max(node, ZSD_LEVEL_NODE, ZSD_LIMIT_NOTE_BYTES)).s);
+}
+
 void zsd_tier_rows(const struct zsd *daemon, struct zsd_tier_rows *ret)
 {
     const struct zsd_core *core = daemon->core;
@@ -332,6 +347,7 @@ void zsd_tier_rows(const struct zsd *daemon, struct zsd_tier_rows *ret)
     (void)snprintf(ret->host, sizeof(ret->host), "kernels %s, %u compute threads, %u page buffers",
                    daemon->kernels->name, zsd_compute_threads(daemon->compute),
                    core->disk->nbuffers);
+    tier_remembered(daemon, ret->host, sizeof(ret->host));
     tier_row(&core->tiers.host, "host", ret->host, &ret->rows[0]);
     ret->rows[0].target = core->tiers.host_target;
     zb_list_each(pos, &core->jobs->list) ret->rows[0].moving +=

@@ -14,7 +14,7 @@
 struct zsd_tier_rows {
     Zp__TierRow rows[ZSD_TIERS], *list[ZSD_TIERS];
     unsigned n;
-    char host[128], nvme[1024], gpu[640]; /* their details */
+    char host[192], nvme[1024], gpu[640]; /* their details */
 };
 
 void zsd_tier_rows(const struct zsd *daemon, struct zsd_tier_rows *ret);

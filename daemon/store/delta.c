@@ -206,8 +206,9 @@ static int delta_fill(struct zsd_change *c, struct zb_err *err)
     return rc < 0 ? zb_fail(err, rc, "a change of job '%s': %m", d->saved->name) : 0;
 }
 
-static void delta_snap_free(struct zsd_snap *s)
+static void delta_snap_free(struct zsd_saved *saved, struct zsd_snap *s)
 {
+    zsd_snap_discharge(saved, s);
     zb_list_remove(&s->node);
     s->version->snapshots--;
     zsd_version_unref(s->version);
@@ -233,7 +234,7 @@ static void delta_apply(struct zsd_delta *d)
         struct zsd_snap *s = zb_container_of(pos, struct zsd_snap, node);
 
         if (s->going || d->destroy)
-            delta_snap_free(s);
+            delta_snap_free(saved, s);
     }
     if (d->snap_add) {
         (void)zsd_version_ref(d->snap_add->version); /* counted already */

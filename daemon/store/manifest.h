@@ -40,6 +40,13 @@ struct zsd_note {
     uint64_t iteration; /* that it belongs to, once kept */
 };
 
+/** What a unit takes of memory, as it is charged (ZSD_LIMIT_DEFINITION_BYTES). */
+#define ZSD_TENSOR_BYTES (sizeof(struct zsd_tensor) + sizeof(struct zk_segment))
+static inline uint64_t zsd_unit_bytes(const struct zsd_unit *unit)
+{
+    return sizeof(*unit) + unit->ntensors * (uint64_t)ZSD_TENSOR_BYTES;
+}
+
 void zsd_unit_free(struct zsd_unit *unit);
 /** Its segments, from its tensors: 0 or -ENOMEM. */
 int zsd_unit_segments(struct zsd_unit *unit);

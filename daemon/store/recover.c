@@ -259,6 +259,9 @@ static int recover_snap(void *arg, const struct zn_key *key, const void *bytes, 
                        (unsigned long long)key->b);
     }
     snap->version = zsd_version_ref(v);
+    snap->note_bytes = sizeof(*snap); /* its notes may not be there yet */
+    zsd_limit_add(zsd_saved_quota(j->saved), ZSD_LIMIT_SNAPSHOTS, 1);
+    zsd_limit_add(zsd_saved_quota(j->saved), ZSD_LIMIT_NOTE_BYTES, snap->note_bytes);
     v->snapshots++;
     zb_list_push_back(&j->saved->snaps, &snap->node);
     return 0;

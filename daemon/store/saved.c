@@ -215,6 +215,45 @@ struct zsd_saved *zsd_saved_alloc(struct zsd_store *store, uint32_t nunits)
     return s;
 }
 
+struct zsd_quota *zsd_saved_quota(struct zsd_saved *saved)
+{
+    if (!saved->quota.parent) /* not yet, or a daemon without limits; without memory: of nobody */
+        (void)zsd_quota_join(saved->store->core->daemon, &saved->quota, ZSD_LEVEL_JOB, saved->uid);
+    return &saved->quota;
+}
+
+static uint64_t version_note_bytes(const struct zsd_version *v)
+{
+    uint64_t sum = v->job_note.total;
+
+    for (uint32_t i = 0; i < v->world; i++)
+        sum += v->notes[i].total;
+    return sum;
+}
+
+int zsd_snap_charge(struct zsd_saved *saved, struct zsd_snap *snap, struct zb_err *err)
+{
+    struct zsd_quota *q = zsd_saved_quota(saved);
+    uint64_t notes = snap->version->snapshots == 0 ? version_note_bytes(snap->version) : 0;
+
+    if (zsd_limit_take(q, ZSD_LIMIT_SNAPSHOTS, 1, err) < 0)
+        return err->code;
+    if (zsd_limit_take(q, ZSD_LIMIT_NOTE_BYTES, sizeof(*snap) + notes, err) < 0) {
+        zsd_limit_give(q, ZSD_LIMIT_SNAPSHOTS, 1);
+        return err->code;
+    }
+    snap->note_bytes = sizeof(*snap) + notes;
+    return 0;
+}
+
+void zsd_snap_discharge(struct zsd_saved *saved, const struct zsd_snap *snap)
+{
+    if (snap->note_bytes == 0)
+        return;
+    zsd_limit_give(&saved->quota, ZSD_LIMIT_SNAPSHOTS, 1);
+    zsd_limit_give(&saved->quota, ZSD_LIMIT_NOTE_BYTES, snap->note_bytes);
+}
+
 /* What it held goes back; it is in no list then. */
 void zsd_saved_free(struct zsd_saved *s)
 {
@@ -236,6 +275,7 @@ void zsd_saved_free(struct zsd_saved *s)
     zsd_nvme_unpromise(core, &s->nvme_held, &s->promise);
     for (uint32_t i = 0; i < s->nunits; i++)
         zsd_unit_free(s->units[i]);
+    zsd_quota_leave(&s->quota);
     free(s->units);
     free(s);
 }

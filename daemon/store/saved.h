@@ -15,6 +15,7 @@
 #define ZSD_SAVED_H
 
 #include "base/place.h"
+#include "daemon/net/limits.h"
 #include "daemon/store/version.h"
 #include "proto/wire.h"
 
@@ -27,6 +28,7 @@ struct zsd_snap {
     uint64_t created_unix;
     struct zsd_version *version;
     bool going;          /* the change in the line destroys it */
+    uint64_t note_bytes; /* charged for it; notes of one version once */
     struct zb_list node; /* in saved->snaps, oldest first */
 };
 
@@ -35,6 +37,7 @@ struct zsd_saved {
     uint32_t number;
     char name[ZP_NAME_MAX + 1];
     uid_t uid;
+    struct zsd_quota quota; /* zsd_saved_quota() */
     uint32_t groups;
     enum zb_optimizer optimizer;
     enum zb_moments moments;
@@ -72,6 +75,13 @@ static inline bool zsd_saved_kept(const struct zsd_saved *saved)
 {
     return saved->committed || saved->prepared;
 }
+
+/** What its snapshots are charged to. */
+struct zsd_quota *zsd_saved_quota(struct zsd_saved *saved);
+/** Charges a snapshot of snap->version: 0; -ENOSPC or -EDQUOT with the numbers. */
+int zsd_snap_charge(struct zsd_saved *saved, struct zsd_snap *snap, struct zb_err *err);
+/** Gives that back. */
+void zsd_snap_discharge(struct zsd_saved *saved, const struct zsd_snap *snap);
 
 /** Finds a saved job that is kept. */
 struct zsd_saved *zsd_saved_by_name(struct zsd_core *core, const char *name);

@@ -559,7 +559,7 @@ static void codes_have_names(void **state)
     static const int codes[] = { 0,           -EINVAL,    -ENOENT,    -EEXIST,  -EPERM,  -ENOSPC,
                                  -EBUSY,      -EAGAIN,    -ETIMEDOUT, -EBADMSG, -EIO,    -EPROTO,
                                  -EOWNERDEAD, -ECANCELED, -ENOTCONN,  -EUSERS,  -ENOSYS, -EMSGSIZE,
-                                 -ENOBUFS,    -ENOMEM,    -ESTALE };
+                                 -ENOBUFS,    -ENOMEM,    -ESTALE,    -EDQUOT };
 
     (void)state;
     for (size_t i = 0; i < ZB_COUNT(codes); i++)

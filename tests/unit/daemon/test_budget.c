@@ -1,0 +1,228 @@
+/*
+ * What clients make the daemon remember: descriptions, notes, snapshots, readers and scans are charged
+ * (net/limits.h), refused with numbers at a limit, and all of it comes back. Against the core, with a
+ * store and a durable job in it.
+ */
+#include "tests/ztest.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/show/requests.h"
+#include "tests/unit/daemon/saved_fixture.h"
+
+static struct zsd_quota *node(struct saved_world *s)
+{
+    return &s->w.daemon.limits->node;
+}
+
+/* Nothing more of it than n is left for the node. */
+static uint64_t leave_room(struct saved_world *s, enum zsd_limit what, uint64_t n)
+{
+    uint64_t max = zsd_limit_max(node(s), ZSD_LEVEL_NODE, what);
+    uint64_t taken = max - node(s)->used[what] - n;
+
+    node(s)->used[what] += taken;
+    return taken;
+}
+
+/* The daemon has limits, and its clients are of a user whom they hold. */
+static void budget_open(struct saved_world *s)
+{
+    struct zb_err err = { 0 };
+
+    saved_open(s, SAVED_HOST, ZB_F32, 3);
+    assert_int_equal(zsd_limits_open(&s->w.daemon, &err), 0);
+    for (unsigned c = 1; c < 3; c++) {
+        s->w.clients[c].conn.uid = 1000;
+        assert_int_equal(
+            zsd_quota_join(&s->w.daemon, &s->w.clients[c].conn.quota, ZSD_LEVEL_CONN, 1000), 0);
+    }
+}
+
+/* Whatever was charged is back: zsd_limits_close() asserts it. */
+static void budget_close(struct saved_world *s)
+{
+    struct zsd_limits *limits = s->w.daemon.limits;
+
+    for (unsigned c = 1; c < 3; c++) {
+        client_gone(&s->w, c);
+        world_settle(&s->w);
+        zsd_quota_leave(&s->w.clients[c].conn.quota);
+    }
+    client_gone(&s->w, 0);
+    world_settle(&s->w);
+    saved_close(s);
+    s->w.daemon.limits = limits;
+    zsd_limits_close(&s->w.daemon);
+}
+
+static int unit_with(struct saved_world *s, unsigned c, uint32_t index, uint32_t ntensors)
+{
+    struct unit unit = {
+        .name = "u", .elems = PAGE, .dtype = ZB_F32, .grad_dtype = ZB_F32, .ntensors = ntensors
+    };
+
+    for (uint32_t i = 0; i < ntensors; i++) {
+        unit.tensors[i].first = i;
+        unit.tensors[i].count = 1;
+    }
+    return unit_define(&s->w, c, index, &unit);
+}
+
+/* What is described counts, also while it comes; what is refused, or said again, does not. */
+static void descriptions_are_charged(void **state)
+{
+    struct open_args args = { .name = "k", .world = 2 };
+    struct saved_world s;
+    uint64_t used, one, taken;
+
+    (void)state;
+    budget_open(&s);
+    assert_int_equal(job_open_with(&s.w, 1, &args), 0);
+    args.rank = 1;
+    assert_int_equal(job_open_with(&s.w, 2, &args), 0);
+    used = node(&s)->used[ZSD_LIMIT_DEFINITION_BYTES];
+    assert_int_equal(unit_with(&s, 1, 0, 3), 0);
+    one = node(&s)->used[ZSD_LIMIT_DEFINITION_BYTES] - used;
+    assert_in_range(one, 3 * ZSD_TENSOR_BYTES, 4096);
+    assert_int_equal(unit_with(&s, 2, 0, 3), 0); /* the same one */
+    assert_int_equal(node(&s)->used[ZSD_LIMIT_DEFINITION_BYTES], used + one);
+
+    taken = leave_room(&s, ZSD_LIMIT_DEFINITION_BYTES, one - 1);
+    used = node(&s)->used[ZSD_LIMIT_DEFINITION_BYTES];
+    assert_int_equal(unit_with(&s, 1, 1, 3), -ENOSPC);
+    assert_non_null(strstr(answers[1].text, "bytes of definitions already"));
+    assert_int_equal(node(&s)->used[ZSD_LIMIT_DEFINITION_BYTES], used);
+    taken += leave_room(&s, ZSD_LIMIT_DEFINITION_BYTES, 100);
+    used = node(&s)->used[ZSD_LIMIT_DEFINITION_BYTES];
+    s.w.clients[1].first[0] = 0;
+    s.w.clients[1].count[0] = PAGE;
+    assert_int_equal(shards_register(&s.w, 1, 1), -ENOSPC);
+    assert_int_equal(node(&s)->used[ZSD_LIMIT_DEFINITION_BYTES], used);
+    node(&s)->used[ZSD_LIMIT_DEFINITION_BYTES] -= taken;
+    assert_int_equal(shards_register(&s.w, 1, 1), 0);
+    assert_in_range(node(&s)->used[ZSD_LIMIT_DEFINITION_BYTES], used - taken + 1, UINT64_MAX);
+    budget_close(&s);
+}
+
+static int note_put(struct saved_world *s, unsigned c, size_t len)
+{
+    static uint8_t bytes[1024];
+    Zp__NotePut q = ZP__NOTE_PUT__INIT;
+
+    q.job = s->w.clients[c].job;
+    q.total = (uint32_t)len;
+    q.data.data = bytes;
+    q.data.len = len;
+    return call(&s->w, c, zsd_note_put, &q);
+}
+
+/* One that replaces another counts alone. */
+static void notes_are_charged(void **state)
+{
+    struct open_args args = { .name = "k" };
+    struct saved_world s;
+    uint64_t taken;
+
+    (void)state;
+    budget_open(&s);
+    assert_int_equal(job_open_with(&s.w, 1, &args), 0);
+    assert_int_equal(note_put(&s, 1, 1000), 0);
+    assert_int_equal(node(&s)->used[ZSD_LIMIT_NOTE_BYTES], 1000);
+    assert_int_equal(note_put(&s, 1, 500), 0);
+    assert_int_equal(node(&s)->used[ZSD_LIMIT_NOTE_BYTES], 500);
+    taken = leave_room(&s, ZSD_LIMIT_NOTE_BYTES, 0);
+    assert_int_equal(note_put(&s, 1, 501), -ENOSPC);
+    assert_non_null(strstr(answers[1].text, "bytes of notes already"));
+    node(&s)->used[ZSD_LIMIT_NOTE_BYTES] -= taken;
+    budget_close(&s);
+}
+
+static int snapshot(struct saved_world *s, const char *name)
+{
+    Zp__SnapshotTake q = ZP__SNAPSHOT_TAKE__INIT;
+    char job[] = "j", text[8];
+
+    (void)snprintf(text, sizeof(text), "%s", name);
+    q.job = job;
+    q.name = text;
+    return call(&s->w, 0, zsd_snapshot, &q);
+}
+
+static void snapshots_are_charged(void **state)
+{
+    struct saved_world s;
+    Zp__SnapshotRef q = ZP__SNAPSHOT_REF__INIT;
+    char job[] = "j", name[] = "a";
+    uint64_t taken, bytes;
+
+    (void)state;
+    budget_open(&s);
+    assert_int_equal(snapshot(&s, "a"), 0);
+    assert_int_equal(node(&s)->used[ZSD_LIMIT_SNAPSHOTS], 1);
+    bytes = node(&s)->used[ZSD_LIMIT_NOTE_BYTES];
+    assert_true(bytes >= sizeof(struct zsd_snap));
+    assert_int_equal(snapshot(&s, "a"), -EEXIST);
+    assert_int_equal(node(&s)->used[ZSD_LIMIT_SNAPSHOTS], 1);
+    taken = leave_room(&s, ZSD_LIMIT_SNAPSHOTS, 0);
+    assert_int_equal(snapshot(&s, "b"), -ENOSPC);
+    assert_non_null(strstr(answers[0].text, "65536 snapshots already"));
+    node(&s)->used[ZSD_LIMIT_SNAPSHOTS] -= taken;
+    taken = leave_room(&s, ZSD_LIMIT_NOTE_BYTES, 0);
+    assert_int_equal(snapshot(&s, "b"), -ENOSPC);
+    node(&s)->used[ZSD_LIMIT_NOTE_BYTES] -= taken;
+    assert_int_equal(node(&s)->used[ZSD_LIMIT_SNAPSHOTS], 1);
+    q.job = job;
+    q.name = name;
+    assert_int_equal(call(&s.w, 0, zsd_snapshot_destroy, &q), 0);
+    assert_int_equal(node(&s)->used[ZSD_LIMIT_SNAPSHOTS], 0);
+    assert_int_equal(node(&s)->used[ZSD_LIMIT_NOTE_BYTES], 0);
+    assert_int_equal(snapshot(&s, "c"), 0); /* and with its job: budget_close() */
+    budget_close(&s);
+}
+
+/* Also one whose client is gone before it has closed; and scans, until they are answered. */
+static void readers_and_scans_are_charged(void **state)
+{
+    struct saved_world s;
+    Zp__ReaderOpen q = ZP__READER_OPEN__INIT;
+    Zp__DfRequest df = ZP__DF_REQUEST__INIT;
+    char job[] = "j", newest[] = "";
+    uint64_t taken;
+
+    (void)state;
+    budget_open(&s);
+    q.job = job;
+    q.snapshot = newest;
+    q.staging_bytes = 4096;
+    taken = leave_room(&s, ZSD_LIMIT_READERS, 0);
+    assert_int_equal(call(&s.w, 1, zsd_reader_open, &q), -EUSERS);
+    assert_non_null(strstr(answers[1].text, "readers already"));
+    node(&s)->used[ZSD_LIMIT_READERS] -= taken;
+    assert_int_equal(call(&s.w, 1, zsd_reader_open, &q), 0);
+    zb_close_fd(&answers[1].fd);
+    assert_int_equal(node(&s)->used[ZSD_LIMIT_READERS], 1);
+
+    for (unsigned i = 10; i < 16; i++)
+        ask_as(&s.w, 2, i, zsd_df, &df);
+    assert_int_equal(node(&s)->used[ZSD_LIMIT_SCANS], 4);
+    for (unsigned i = 10; i < 16; i++)
+        assert_int_equal(answer(&s.w, i), i < 14 ? 0 : -EBUSY);
+    assert_int_equal(node(&s)->used[ZSD_LIMIT_SCANS], 0);
+    budget_close(&s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(descriptions_are_charged),
+        cmocka_unit_test(notes_are_charged),
+        cmocka_unit_test(snapshots_are_charged),
+        cmocka_unit_test(readers_and_scans_are_charged),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
