@@ -1,7 +1,10 @@
 #include "base/log.h"
 
 #include <errno.h>
+#include <poll.h>
+#include <pthread.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +24,9 @@ static const struct {
 };
 
 static enum zb_log_level log_level = ZB_LOG_INFO;
+static bool never_wait;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of what follows, with never_wait */
+static unsigned long dropped;
 
 void zb_log_set_level(enum zb_log_level level)
 {
@@ -56,6 +62,51 @@ static size_t log_prefix(char *line, size_t size, enum zb_log_level level)
     return n > 0 ? (size_t)n : 0;
 }
 
+/** False: it would have to wait. */
+static bool log_write(const char *line, size_t bytes)
+{
+    struct pollfd p = { .fd = STDERR_FILENO, .events = POLLOUT };
+    ssize_t n;
+
+    /* writable: a pipe has room for PIPE_BUF bytes, which is more than a line */
+    if (never_wait && (poll(&p, 1, 0) != 1 || !(p.revents & POLLOUT)))
+        return false;
+    do
+        n = write(STDERR_FILENO, line, bytes);
+    while (n < 0 && errno == EINTR);
+    return n >= 0 || errno != EAGAIN;
+}
+
+/** Says how many lines are missing here; false: not even that is taken. */
+static bool log_dropped(void)
+{
+    char line[128];
+    size_t used = log_prefix(line, sizeof(line), ZB_LOG_WARN);
+    int n = snprintf(line + used, sizeof(line) - used, "warn log-dropped lines=%lu\n", dropped);
+
+    if (!log_write(line, used + (size_t)n))
+        return false;
+    dropped = 0;
+    return true;
+}
+
+static void log_line(const char *line, size_t bytes)
+{
+    if (!never_wait) {
+        (void)log_write(line, bytes);
+        return;
+    }
+    (void)pthread_mutex_lock(&lock);
+    if ((dropped > 0 && !log_dropped()) || !log_write(line, bytes))
+        dropped++;
+    (void)pthread_mutex_unlock(&lock);
+}
+
+void zb_log_never_wait(void)
+{
+    never_wait = true;
+}
+
 void zb_log(enum zb_log_level level, const char *event, const char *fmt, ...)
 {
     char line[ZB_LOG_MAX];
@@ -76,6 +127,5 @@ void zb_log(enum zb_log_level level, const char *event, const char *fmt, ...)
         if ((unsigned char)line[i] < 0x20)
             line[i] = '?';
     line[used++] = '\n';
-    while (write(STDERR_FILENO, line, used) < 0 && errno == EINTR)
-        ;
+    log_line(line, used);
 }

@@ -1,6 +1,7 @@
 #include "tests/ztest.h"
 
 #include <errno.h>
+#include <stdint.h>
 #include <string.h>
 
 #include "base/err.h"
@@ -31,6 +32,16 @@ static void err_is_one_clean_line(void **state)
     assert_int_equal(strlen(e.text), sizeof(e.text) - 1);
 }
 
+/* A daemon that lies may send any code. */
+static void err_of_any_code(void **state)
+{
+    struct zb_err e = { 0 };
+
+    (void)state;
+    assert_int_equal(zb_fail(&e, INT32_MIN, "%m"), INT32_MIN);
+    assert_string_equal(e.text, "Protocol error");
+}
+
 static void err_may_be_null(void **state)
 {
     (void)state;
@@ -42,6 +53,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(err_first_wins),
         cmocka_unit_test(err_is_one_clean_line),
+        cmocka_unit_test(err_of_any_code),
         cmocka_unit_test(err_may_be_null),
     };
 
