@@ -267,3 +267,19 @@ const struct zp_method_info *zp_method_info(unsigned method)
 {
     return method < ZP_METHOD_END && methods[method].name ? &methods[method] : NULL;
 }
+
+#define REPLY_SMALL 1024u /* an error message, or a few numbers */
+#define FETCH_ITEM  40u   /* of the reply, for each id: at least a byte of the request */
+
+size_t zp_reply_max(unsigned method, size_t body_bytes)
+{
+    const struct zp_method_info *info = zp_method_info(method);
+    size_t most = ZP_HEADER_BYTES + ZP_BODY_MAX, bytes = most;
+
+    if (!info || info->reply == &zp__empty__descriptor || method == ZP_STEP || method == ZP_SKIP ||
+        method == ZP_COMMIT || method == ZP_HELLO)
+        bytes = REPLY_SMALL;
+    else if (method == ZP_FETCH)
+        bytes = REPLY_SMALL + body_bytes * FETCH_ITEM;
+    return bytes < most ? bytes : most;
+}

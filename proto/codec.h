@@ -30,6 +30,9 @@ struct zp_method_info {
 /** NULL for a number that is no method. */
 const struct zp_method_info *zp_method_info(unsigned method);
 
+/** Bytes of a frame that answers a request of this method with body_bytes of body, at most. */
+size_t zp_reply_max(unsigned method, size_t body_bytes);
+
 /**
  * Unpacks a body. The message lives in the arena until the next zp_decode() with it.
  *

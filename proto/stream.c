@@ -24,8 +24,10 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -36,6 +38,9 @@
 #define RECV_FDS      (ZP_FDS_MAX + 2u) /* room for more than may come: a count too high is seen */
 #define BATCHES       2u                /* I1 */
 #define CMSG_BYTES(n) CMSG_SPACE(sizeof(int) * (n))
+
+/* No padding behind them, in which the kernel would find room for one more. */
+_Static_assert(CMSG_BYTES(RECV_FDS) == CMSG_LEN(sizeof(int) * RECV_FDS), "RECV_FDS is even");
 
 struct in_batch {
     uint64_t from, to; /* the receive that it came with: places as in_at */
@@ -64,6 +69,8 @@ struct zp_stream {
     size_t out_size, out_head, out_tail;
     uint64_t out_at; /* place of out_head in everything that is ever sent */
     struct zb_list out_batches;
+    unsigned out_fds;  /* in out_batches */
+    unsigned sent_fds; /* sent since the peer was last seen to have read everything */
 };
 
 static void close_fds(int *fds, unsigned n)
@@ -189,6 +196,12 @@ static int in_hold(struct zp_stream *s, const struct msghdr *msg, int *fds, unsi
     return 0;
 }
 
+/** What the system lacks now, it may have later: the peer is not gone. */
+static bool later(int code)
+{
+    return code == ENOBUFS || code == ENOMEM || code == ETOOMANYREFS;
+}
+
 int zp_stream_read(struct zp_stream *s, struct zb_err *err)
 {
     union {
@@ -218,7 +231,7 @@ int zp_stream_read(struct zp_stream *s, struct zb_err *err)
     do
         n = recvmsg(s->fd, &msg, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     while (n < 0 && errno == EINTR);
-    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || later(errno)))
         return -EAGAIN;
     if (n < 0)
         return zb_fail(err, -ECONNRESET, "receive: %s", strerror(errno));
@@ -288,6 +301,15 @@ int zp_stream_next(struct zp_stream *s, struct zp_frame *ret, const uint8_t **re
 size_t zp_stream_pending(const struct zp_stream *s)
 {
     return s->out_tail - s->out_head;
+}
+
+unsigned zp_stream_fds(struct zp_stream *s)
+{
+    int unread = 1;
+
+    if (s->sent_fds > 0 && ioctl(s->fd, SIOCOUTQ, &unread) == 0 && unread == 0)
+        s->sent_fds = 0;
+    return s->out_fds + s->sent_fds;
 }
 
 /** Room for `bytes` behind out_tail. */
@@ -360,8 +382,10 @@ int zp_stream_send(struct zp_stream *s, struct zp_frame frame, const ProtobufCMe
     else if (text)
         memcpy(p + ZP_HEADER_BYTES, text, body);
     s->out_tail += ZP_HEADER_BYTES + body;
-    if (batch)
+    if (batch) {
         zb_list_push_back(&s->out_batches, &batch->node);
+        s->out_fds += nfds;
+    }
     return 0;
 }
 
@@ -400,8 +424,11 @@ static ssize_t out_send(struct zp_stream *s)
     do
         n = sendmsg(s->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
     while (n < 0 && errno == EINTR);
-    if (n > 0 && msg.msg_control)
+    if (n > 0 && msg.msg_control) {
+        s->out_fds -= b->n;
+        s->sent_fds += b->n;
         out_batch_free(b);
+    }
     return n;
 }
 
@@ -412,6 +439,8 @@ int zp_stream_write(struct zp_stream *s)
 
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
             return 0;
+        if (n < 0 && later(errno))
+            return 1;
         if (n < 0)
             return errno == EPIPE ? -EPIPE : -ECONNRESET;
         s->out_head += (size_t)n;

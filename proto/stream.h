@@ -36,7 +36,7 @@ int zp_stream_fd(const struct zp_stream *s);
  * One receive of what is there and fits. While a whole frame waits to be taken by zp_stream_next(),
  * nothing is received and 0 is returned: take every frame, then read again.
  *
- * @return 0 something arrived; -EAGAIN nothing now; -ECONNRESET the peer closed or died, -EPROTO
+ * @return 0 something arrived; -EAGAIN nothing now, or no memory for it now; -ECONNRESET the peer closed or died, -EPROTO
  *         descriptors nobody announced: err has the sentence and the stream is lost
  */
 int zp_stream_read(struct zp_stream *s, struct zb_err *err);
@@ -61,10 +61,14 @@ int zp_stream_next(struct zp_stream *s, struct zp_frame *ret, const uint8_t **re
 int zp_stream_send(struct zp_stream *s, struct zp_frame frame, const ProtobufCMessage *message,
                    const char *text, const int *fds, unsigned nfds);
 
-/** Sends what the socket takes, without a signal: 0 (see zp_stream_pending()), or -EPIPE or
- *  -ECONNRESET: the peer is gone. What it sent before may still be read. */
+/** Sends what the socket takes, without a signal: 0 (see zp_stream_pending()); 1 the system lacks
+ *  memory for it, or has too many descriptors on their way (ENOBUFS, ENOMEM, ETOOMANYREFS): no poll
+ *  says when that is over, try again a little later; -EPIPE or -ECONNRESET: the peer is gone. What
+ *  it sent before may still be read. */
 int zp_stream_write(struct zp_stream *s);
 /** Bytes that wait to be sent. */
 size_t zp_stream_pending(const struct zp_stream *s);
+/** Descriptors that wait to be sent, or that were sent and the peer may not have read. */
+unsigned zp_stream_fds(struct zp_stream *s);
 
 #endif

@@ -10,10 +10,17 @@
  * most. The frames of all links stop when the requests of a turn have used their part of its work
  * (run/turn.h).
  *
- * BACK-PRESSURE. A link is full with ZSD_REQS_MAX unanswered requests, or ZSD_OUT_HIGH bytes that
- * its client has not read. Then it is stalled: nothing is read, frames that arrived already wait in
- * the stream, and the turn in which it has room again goes on with them. Death is still noticed: a
- * stalled poll waits for the peer to hang up.
+ * BACK-PRESSURE. A link is full with ZSD_REQS_MAX unanswered requests, with ZSD_OUT_HIGH bytes that
+ * its client has not read, when its answers, queued or promised, may come to more than a stream
+ * takes, or when its client has ZSD_CONN_FDS_MAX descriptors to read; and when its user has too much
+ * of these (net/limits.c). Then it is stalled: nothing is read, frames that arrived already wait in
+ * the stream, and the turn in which it has room again goes on with them. So a client that reads is
+ * never dropped, however many of its answers come together. Death is still noticed: a stalled poll
+ * waits for the peer to hang up.
+ *
+ * LATER. No event says that a peer has read its descriptors, that another link of the user has room,
+ * or that the system has memory again. Such a link stands in server->waiting and is looked at every
+ * ZSD_LATER_MS.
  *
  * DEATH. A socket ends with the last process that holds it, and a trainer forks (data loaders). So the
  * peer's process is watched by its pidfd, too: when it is dead, the link ends.
@@ -22,29 +29,52 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "daemon/net/conn_priv.h"
 #include "daemon/run/turn.h"
 
-#ifndef SO_PEERPIDFD
-#define SO_PEERPIDFD 77 /* Linux 6.5 */
-#endif
+/* Room for the largest answer, and for events, which nobody promises. */
+#define ANSWER_SLACK (ZP_HEADER_BYTES + ZP_BODY_MAX + (UINT32_C(1) << 20))
 
 static struct zsd_link *link_of(struct zsd_conn *conn)
 {
     return zb_container_of(conn, struct zsd_link, conn);
 }
 
+/** Full of its own: an answer, or the peer's reading, makes room. */
+static bool link_full_of_bytes(const struct zsd_link *l)
+{
+    return zp_stream_pending(l->stream) > ZSD_OUT_HIGH;
+}
+
 static bool link_full(const struct zsd_link *l)
 {
-    return !zsd_limit_room(&l->conn.quota, ZSD_LIMIT_REQUESTS, 1) ||
-           zp_stream_pending(l->stream) > ZSD_OUT_HIGH;
+    const struct zsd_quota *q = &l->conn.quota;
+
+    return link_full_of_bytes(l) || !zsd_limit_room(q, ZSD_LIMIT_REQUESTS, 1) ||
+           !zsd_limit_room(q, ZSD_LIMIT_ANSWER_BYTES, ANSWER_SLACK) ||
+           !zsd_limit_room(q, ZSD_LIMIT_ANSWER_FDS, 1);
+}
+
+/** Brings the quota up to what is queued, and what the peer has not read. */
+static void link_book(struct zsd_link *l)
+{
+    struct zsd_quota *q = &l->conn.quota;
+    size_t bytes = zp_stream_pending(l->stream);
+    unsigned fds = zp_stream_fds(l->stream);
+
+    zsd_limit_give(q, ZSD_LIMIT_ANSWER_BYTES, l->booked_bytes);
+    zsd_limit_add(q, ZSD_LIMIT_ANSWER_BYTES, bytes);
+    zsd_limit_give(q, ZSD_LIMIT_ANSWER_FDS, l->booked_fds);
+    zsd_limit_add(q, ZSD_LIMIT_ANSWER_FDS, fds);
+    l->booked_bytes = bytes;
+    l->booked_fds = fds;
 }
 
 /** It has said hello, or ends. */
@@ -62,7 +92,35 @@ static void link_touch(struct zsd_link *l)
         zb_list_push_back(&l->server->todo, &l->todo_node);
 }
 
+static void link_on_later(uv_timer_t *timer)
+{
+    struct zsd_server *s = timer->data;
+    struct zb_list *node;
+
+    while ((node = zb_list_pop_front(&s->waiting)) != NULL)
+        link_touch(zb_container_of(node, struct zsd_link, later_node));
+}
+
+/** It is looked at again after ZSD_LATER_MS. */
+static void link_later(struct zsd_link *l)
+{
+    struct zsd_server *s = l->server;
+
+    if (zb_list_empty(&s->waiting))
+        (void)uv_timer_start(&s->later, link_on_later, ZSD_LATER_MS, 0);
+    if (zb_list_empty(&l->later_node))
+        zb_list_push_back(&s->waiting, &l->later_node);
+}
+
 /* ---- the end */
+
+static void link_on_trim(uv_timer_t *timer)
+{
+    struct zsd_server *s = timer->data;
+
+    if (s->daemon->clients == 0)
+        (void)malloc_trim(0);
+}
 
 static void link_on_closed(uv_handle_t *handle)
 {
@@ -85,12 +143,15 @@ void zsd_link_end(struct zsd_link *l)
         zb_container_of(node, struct zsd_req, conn_node)->conn = NULL;
     zb_list_remove(&l->todo_node);
     zb_list_remove(&l->node);
+    zb_list_remove(&l->later_node);
     link_not_silent(l);
     zsd_quota_leave(&l->conn.quota);
     if (l->refusal)
         l->server->nrefused--;
     else
         l->conn.daemon->clients--;
+    if (l->conn.daemon->clients == 0) /* nobody waits for it */
+        (void)uv_timer_start(&l->server->trim, link_on_trim, ZSD_TRIM_MS, 0);
     uv_close((uv_handle_t *)&l->poll, link_on_closed);
     if (l->pidfd >= 0)
         uv_close((uv_handle_t *)&l->death, link_on_closed);
@@ -126,8 +187,11 @@ static void link_lose(struct zsd_link *l, const char *why)
 static int link_send(struct zsd_link *l, struct zp_frame frame, const ProtobufCMessage *message,
                      const char *text, const int *fds, unsigned nfds)
 {
+    int rc = zp_stream_send(l->stream, frame, message, text, fds, nfds);
+
     link_touch(l);
-    return zp_stream_send(l->stream, frame, message, text, fds, nfds);
+    link_book(l);
+    return rc;
 }
 
 static const char *link_why_unsent(int rc)
@@ -170,6 +234,7 @@ static void req_end(struct zsd_req *req, int code, const ProtobufCMessage *messa
     if (l) {
         zb_list_remove(&req->conn_node);
         zsd_limit_give(&l->conn.quota, ZSD_LIMIT_REQUESTS, 1);
+        zsd_limit_give(&l->conn.quota, ZSD_LIMIT_ANSWER_BYTES, req->promised_bytes);
     }
     if (l && link_can_send(l))
         link_answer(l, frame, message, text, fds, nfds);
@@ -191,6 +256,9 @@ static struct zsd_req *req_new(struct zsd_link *l, const struct zp_frame *frame)
         return NULL;
     rc = zsd_limit_take(&l->conn.quota, ZSD_LIMIT_REQUESTS, 1, &err);
     assert(rc == 0); /* link_full() was asked */
+    (void)rc;
+    req->promised_bytes = (uint32_t)zp_reply_max(frame->method, frame->body_bytes);
+    zsd_limit_add(&l->conn.quota, ZSD_LIMIT_ANSWER_BYTES, req->promised_bytes);
     req->conn = &l->conn;
     req->daemon = l->conn.daemon;
     req->method = frame->method;
@@ -386,7 +454,7 @@ static void link_arm(struct zsd_link *l)
         return;
     if (l->state == LINK_OPEN && !l->stalled)
         events |= UV_READABLE;
-    if (zp_stream_pending(l->stream) > 0)
+    if (zp_stream_pending(l->stream) > 0 && !l->blocked)
         events |= UV_WRITABLE;
     if (events == l->events)
         return;
@@ -433,11 +501,19 @@ static void link_on_death(uv_poll_t *poll, int status, int events)
 /** True when the core may have something to do now. */
 bool zsd_link_turn(struct zsd_link *l)
 {
-    if (l->state == LINK_LOST || zp_stream_write(l->stream) < 0 ||
-        (l->state == LINK_LAST && zp_stream_pending(l->stream) == 0)) {
+    int rc = l->state == LINK_LOST ? -ECONNRESET : zp_stream_write(l->stream);
+
+    if (rc < 0 || (l->state == LINK_LAST && zp_stream_pending(l->stream) == 0)) {
         zsd_link_end(l);
         return true;
     }
+    if (rc == 1 && !l->blocked)
+        link_log(l, ZB_LOG_WARN, "send-delayed",
+                 "the system has no memory for it, or too many descriptors on their way");
+    l->blocked = rc == 1;
+    link_book(l);
+    if (l->blocked || l->booked_fds > 0 || (l->stalled && !link_full_of_bytes(l) && link_full(l)))
+        link_later(l);
     if (l->stalled && !link_full(l)) {
         l->stalled = false;
         if (link_frames(l))
@@ -449,18 +525,6 @@ bool zsd_link_turn(struct zsd_link *l)
 }
 
 /* ---- the beginning */
-
-/** A descriptor that is readable when the process at the other end of fd is dead; -1: there is none
- *  (a process of another name space), or no room for it. */
-static int link_pidfd(int fd, pid_t pid)
-{
-    int pidfd = -1;
-    socklen_t len = sizeof(pidfd);
-
-    if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &len) == 0)
-        return pidfd;
-    return pid > 0 ? (int)syscall(SYS_pidfd_open, pid, 0) : -1; /* before Linux 6.5 */
-}
 
 /** Where its death cannot be watched, the end of the socket is all that is noticed. */
 static void link_watch(struct zsd_link *l)
@@ -476,25 +540,6 @@ static void link_watch(struct zsd_link *l)
     (void)uv_poll_start(&l->death, UV_READABLE, link_on_death);
 }
 
-/** Books the connection: 0, and l->refusal has the reason when a limit refuses it; -ENOMEM. */
-static int link_admit(struct zsd_link *l)
-{
-    struct zsd *daemon = l->server->daemon;
-    struct zb_err err = { 0 };
-
-    if (zsd_quota_join(daemon, &l->conn.quota, ZSD_LEVEL_CONN, l->conn.uid) < 0)
-        return -ENOMEM;
-    if (zsd_limit_take(&l->conn.quota, ZSD_LIMIT_CLIENTS, 1, &err) == 0) {
-        l->conn.kept_place = daemon->clients >= daemon->config.clients_max;
-        return 0;
-    }
-    l->refusal = malloc(sizeof(err));
-    if (!l->refusal)
-        return -ENOMEM;
-    *l->refusal = err;
-    return 0;
-}
-
 /** Owns fd from here on, once the stream is there. */
 static int link_build(struct zsd_link *l, int fd)
 {
@@ -506,11 +551,11 @@ static int link_build(struct zsd_link *l, int fd)
         return -errno;
     l->conn.uid = cred.uid;
     l->conn.pid = cred.pid;
-    rc = link_admit(l);
+    rc = zsd_link_admit(l);
     if (rc < 0)
         return rc;
     if (!l->refusal)
-        l->pidfd = link_pidfd(fd, cred.pid);
+        l->pidfd = zsd_link_pidfd(fd, cred.pid);
     rc = zp_stream_new(&l->stream, fd);
     if (rc == 0)
         rc = uv_poll_init(l->server->uv, &l->poll, fd);
@@ -550,6 +595,7 @@ int zsd_link_new(struct zsd_server *server, int fd, bool *ret_refused)
     zb_list_init(&l->conn.reqs);
     zb_list_init(&l->todo_node);
     zb_list_init(&l->silent_node);
+    zb_list_init(&l->later_node);
     *ret_refused = l->refusal != NULL;
     zb_list_push_back(l->refusal ? &server->refused : &server->links, &l->node);
     if (l->refusal)

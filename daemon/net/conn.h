@@ -46,6 +46,7 @@ struct zsd_req {
     uint16_t method;
     uint64_t tag;
     uint64_t since_ns;                     /* when it came */
+    uint32_t promised_bytes;               /* of its answer, at most; conn.c's */
     struct zb_list conn_node, daemon_node; /* conn.c's */
 };
 

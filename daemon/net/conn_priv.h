@@ -15,6 +15,10 @@
 #define ZSD_OUT_HIGH (UINT32_C(1) << 20)
 /** Frames of one client that a turn handles. */
 #define ZSD_FRAMES_TURN 64u
+/** Who waits for something that no poll sees is looked at again after so long. */
+#define ZSD_LATER_MS 20u
+/** So long after the last client has gone, memory that is free goes back to the system. */
+#define ZSD_TRIM_MS 1000u
 
 struct zsd_server {
     struct zsd *daemon;
@@ -30,13 +34,16 @@ struct zsd_server {
     uv_poll_t poll;
     uv_timer_t pause;
     uv_timer_t hello;       /* runs while there are silent links */
+    uv_timer_t later;       /* runs while there are links in `waiting` */
+    uv_timer_t trim;        /* runs when the last client has gone */
     unsigned handles;       /* of libuv, not yet closed */
     bool pausing;           /* the last accept failed, and that was logged */
     struct zb_list links;   /* every zsd_link that is not refused, oldest first */
     struct zb_list refused; /* the waiting room, likewise */
     unsigned nrefused;
-    struct zb_list silent; /* those that have not said hello, oldest first */
-    struct zb_list todo;   /* links that zsd_server_turn() has to look at */
+    struct zb_list waiting; /* those that no event of their own wakes */
+    struct zb_list silent;  /* those that have not said hello, oldest first */
+    struct zb_list todo;    /* links that zsd_server_turn() has to look at */
 };
 
 /**
@@ -49,7 +56,7 @@ struct zsd_server {
  *
  * INVARIANTS
  *     L1  Whatever has bytes to send that no poll waits for, is stalled and may go on, or is LOST,
- *         stands in server->todo.
+ *         stands in server->todo, or in server->waiting: where only time tells.
  *     L2  ops->gone() runs once, on the way into ENDED, and never from inside a call of the
  *         core's.
  *     L3  conn.quota counts the requests in conn.reqs, and the connection unless it is refused.
@@ -72,6 +79,10 @@ struct zsd_link {
     struct zb_list todo_node; /* in server->todo */
     uint64_t since_ns;        /* when it came */
     struct zb_list silent_node;
+    struct zb_list later_node; /* in server->waiting */
+    uint64_t booked_bytes;     /* of queued answers, as conn.quota has them */
+    unsigned booked_fds;       /* likewise */
+    bool blocked;              /* the system has no room for what it sends */
 };
 
 /** Takes over fd: a client, or one that a limit refuses, for the waiting room (*ret_refused). 0, or a
@@ -79,6 +90,11 @@ struct zsd_link {
 int zsd_link_new(struct zsd_server *server, int fd, bool *ret_refused);
 /** Ends it now: not from inside a call of the core's. */
 void zsd_link_end(struct zsd_link *link);
+/** admit.c: a descriptor that is readable when the process at the other end of fd is dead; -1: there
+ *  is none (a process of another name space), or no room for it. */
+int zsd_link_pidfd(int fd, pid_t pid);
+/** Books the connection: 0, and link->refusal has the reason when a limit refuses it; -ENOMEM. */
+int zsd_link_admit(struct zsd_link *link);
 /** One link's part of zsd_server_turn(). */
 bool zsd_link_turn(struct zsd_link *link);
 

@@ -48,7 +48,7 @@ static const struct row {
                              .code = -EBUSY },
     [ZSD_LIMIT_ANSWER_BYTES] = { "bytes of answers",
                                  { NULL },
-                                 { 0, 0, 0, ZP_STREAM_OUT_MAX },
+                                 { 0, 64 * MIB, 0, ZP_STREAM_OUT_MAX },
                                  .code = -ENOBUFS },
     [ZSD_LIMIT_ANSWER_FDS] = { "descriptors in answers",
                                { NULL },

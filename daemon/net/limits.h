@@ -108,6 +108,8 @@ void zsd_quota_leave(struct zsd_quota *q);
  *         the node, the job or the connection may have. err has the message, and nothing changed
  */
 int zsd_limit_take(struct zsd_quota *q, enum zsd_limit what, uint64_t n, struct zb_err *err);
+/** Charges without asking: what cannot be refused any more. */
+void zsd_limit_add(struct zsd_quota *q, enum zsd_limit what, uint64_t n);
 void zsd_limit_give(struct zsd_quota *q, enum zsd_limit what, uint64_t n);
 /** Charges it whatever the limits are: what was allowed before, and comes back into memory. */
 void zsd_limit_add(struct zsd_quota *q, enum zsd_limit what, uint64_t n);

@@ -224,8 +224,10 @@ static int server_watch(struct zsd_server *s, struct zb_err *err)
         return zb_fail(err, rc, "watch the socket: %m");
     (void)uv_timer_init(s->uv, &s->pause); /* these only fill memory */
     (void)uv_timer_init(s->uv, &s->hello);
-    s->handles = 3;
-    s->poll.data = s->pause.data = s->hello.data = s;
+    (void)uv_timer_init(s->uv, &s->later);
+    (void)uv_timer_init(s->uv, &s->trim);
+    s->handles = 5;
+    s->poll.data = s->pause.data = s->hello.data = s->later.data = s->trim.data = s;
     server_listen(s);
     return 0;
 }
@@ -284,6 +286,7 @@ int zsd_server_open(struct zsd *daemon, struct uv_loop_s *uv, const struct zsd_c
     zb_list_init(&s->refused);
     zb_list_init(&s->todo);
     zb_list_init(&s->silent);
+    zb_list_init(&s->waiting);
     daemon->server = s;
     rc = server_build(s, err);
     if (rc < 0)
@@ -340,6 +343,8 @@ void zsd_server_close(struct zsd *daemon)
     uv_close((uv_handle_t *)&s->poll, server_on_closed);
     uv_close((uv_handle_t *)&s->pause, server_on_closed);
     uv_close((uv_handle_t *)&s->hello, server_on_closed);
+    uv_close((uv_handle_t *)&s->later, server_on_closed);
+    uv_close((uv_handle_t *)&s->trim, server_on_closed);
 }
 
 /* ---- the turn */

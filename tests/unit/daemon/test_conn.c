@@ -578,6 +578,19 @@ static unsigned flood(int fd, uint16_t method, unsigned first, unsigned max)
     return n;
 }
 
+/** One request with a body: false: the socket does not take it now. */
+static bool try_send(int fd, uint16_t method, uint64_t tag, const uint8_t *body, size_t len)
+{
+    struct zp_frame frame = {
+        .kind = ZP_REQUEST, .method = method, .tag = tag, .body_bytes = (uint32_t)len
+    };
+    uint8_t bytes[ZP_HEADER_BYTES + 512];
+
+    zp_frame_put(&frame, bytes);
+    memcpy(bytes + ZP_HEADER_BYTES, body, len);
+    return send(fd, bytes, ZP_HEADER_BYTES + len, MSG_NOSIGNAL) == (ssize_t)(ZP_HEADER_BYTES + len);
+}
+
 static void too_many_requests(void **state)
 {
     int fd = sf_client(&x);
@@ -643,6 +656,75 @@ static void too_many_bytes(void **state)
                     ZSD_OUT_HIGH + ZP_BODY_MAX + ZP_HEADER_BYTES);
     }
     assert_int_equal(core_double.handled, sent);
+    sf_alive(&x, fd);
+    assert_int_equal(close(fd), 0);
+}
+
+#define FETCHES     600u
+#define FETCH_IDS   480u
+#define FETCH_BYTES 19000u /* of each answer: all of them together are more than a stream takes */
+
+/** Answers that one event makes, more than can be queued, to a client that reads: it gets them all. */
+static void many_answers_at_once(void **state)
+{
+    static uint64_t ids[FETCH_IDS];
+    int fd = sf_client(&x);
+    Zp__Fetch q = ZP__FETCH__INIT;
+    struct zp_frame frame;
+    uint8_t body[512];
+    size_t len;
+    unsigned sent = 0, received = 0;
+
+    (void)state;
+    q.n_shards = FETCH_IDS;
+    q.shards = ids;
+    len = zp__fetch__get_packed_size(&q);
+    assert_in_range(len, FETCH_IDS, sizeof(body));
+    (void)zp__fetch__pack(&q, body);
+    while (received < FETCHES) {
+        for (unsigned i = 0; i < 20 && sent < FETCHES; i++)
+            if (!try_send(fd, ZP_FETCH, sent, body, len))
+                break;
+            else
+                sent++;
+        sf_pump(&x);
+        if (sent < FETCHES && x.daemon.reqs < ZSD_REQS_MAX && core_double.handled == sent)
+            continue; /* as many as may be on their way at one time */
+        core_answer_all(FETCH_BYTES);
+        sf_pump(&x);
+        assert_int_equal(x.daemon.stats.clients_dropped, 0);
+        while (sf_receive(fd, &frame, NULL, 0) == 1) {
+            assert_int_equal(frame.code, 0);
+            assert_int_equal(frame.tag, received++);
+            sf_pump(&x);
+        }
+    }
+    sf_alive(&x, fd);
+    assert_int_equal(close(fd), 0);
+}
+
+#define OPENS 50u
+
+/** Who asks for descriptors and does not read them gets a few; then it reads, and gets them all. */
+static void descriptors_that_nobody_reads(void **state)
+{
+    int fd = sf_client(&x);
+    struct zsd_link *link = zb_container_of(x.daemon.server->links.next, struct zsd_link, node);
+    struct zp_frame frame;
+    unsigned received = 0;
+
+    (void)state;
+    core_double.fd = STDERR_FILENO;
+    assert_int_equal(flood(fd, ZP_JOB_OPEN, 0, OPENS), OPENS);
+    sf_pump(&x);
+    assert_int_equal(zp_stream_fds(link->stream), ZSD_CONN_FDS_MAX);
+    assert_int_equal(link->conn.quota.used[ZSD_LIMIT_ANSWER_FDS], ZSD_CONN_FDS_MAX);
+    while (received < OPENS) {
+        while (sf_receive(fd, &frame, NULL, 0) == 1)
+            assert_int_equal(frame.tag, received++);
+        assert_true(zp_stream_fds(link->stream) <= ZSD_CONN_FDS_MAX);
+        (void)uv_run(&x.daemon.loop->uv, UV_RUN_ONCE); /* ZSD_LATER_MS at most */
+    }
     sf_alive(&x, fd);
     assert_int_equal(close(fd), 0);
 }
@@ -867,6 +949,8 @@ int main(void)
         TEST(the_server_closes_with_requests),
         TEST(too_many_requests),
         TEST(too_many_bytes),
+        TEST(many_answers_at_once),
+        TEST(descriptors_that_nobody_reads),
         TEST(never_reads),
         TEST(events_to_one_that_never_reads),
         TEST(dies_while_it_is_not_read_from),

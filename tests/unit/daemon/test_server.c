@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -528,6 +529,32 @@ static void no_hello_in_time(void **state)
     assert_int_equal(close(good), 0);
 }
 
+static unsigned trims;
+
+/* In place of the C library's. */
+int malloc_trim(size_t pad)
+{
+    (void)pad;
+    trims++;
+    return 0;
+}
+
+/** What clients made it take goes back to the system when the last of them has left. */
+static void memory_goes_back(void **state)
+{
+    int a, b;
+
+    (void)state;
+    sf_listen(&x);
+    a = sf_client(&x);
+    b = sf_client(&x);
+    assert_int_equal(close(a), 0);
+    sf_pump(&x);
+    assert_false(uv_is_active((uv_handle_t *)&x.daemon.server->trim)); /* one is there still */
+    assert_int_equal(close(b), 0);
+    assert_true(sf_pump_until(&x, &trims, 1));
+}
+
 /** No descriptors: whoever connects waits, the others are served, and nothing spins. */
 static void no_descriptors_left(void **state)
 {
@@ -631,6 +658,7 @@ int main(void)
         TEST(places_for_the_administrator),
         TEST(one_user_too_many),
         TEST(no_hello_in_time),
+        TEST(memory_goes_back),
         TEST(no_descriptors_left),
         TEST(many_connect_at_once),
         TEST(drained),

@@ -8,6 +8,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/util.h"
@@ -457,6 +458,68 @@ static void what_is_sent(void **state)
     fixture_close(&x);
 }
 
+static int send_fails; /* with this code; 0: it does not */
+
+/* In place of the C library's, for the stream too. */
+ssize_t sendmsg(int fd, const struct msghdr *msg, int flags)
+{
+    if (send_fails) {
+        errno = send_fails;
+        return -1;
+    }
+    return syscall(SYS_sendmsg, fd, msg, flags);
+}
+
+/* What the system lacks now is not the peer's end: all of it is sent later. */
+static void no_room_in_the_system(void **state)
+{
+    static const struct {
+        int code, rc;
+    } rows[] = {
+        { ENOBUFS, 1 }, { ENOMEM, 1 },     { ETOOMANYREFS, 1 },
+        { EAGAIN, 0 },  { EPIPE, -EPIPE }, { ECONNRESET, -ECONNRESET },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(rows); i++) {
+        struct fixture x = fixture_open();
+        uint8_t got[ZP_HEADER_BYTES];
+
+        assert_int_equal(zp_stream_send(x.s, request, NULL, NULL, NULL, 0), 0);
+        send_fails = rows[i].code;
+        assert_int_equal(zp_stream_write(x.s), rows[i].rc);
+        send_fails = 0;
+        assert_int_equal(zp_stream_pending(x.s), ZP_HEADER_BYTES);
+        if (rows[i].rc >= 0) {
+            assert_int_equal(zp_stream_write(x.s), 0);
+            assert_int_equal(recv(x.peer, got, sizeof(got), MSG_WAITALL), sizeof(got));
+        }
+        fixture_close(&x);
+    }
+}
+
+/* Descriptors count while they are queued, and until the peer has read them. */
+static void descriptors_on_their_way(void **state)
+{
+    struct fixture x = fixture_open();
+    int fd = file_of(1), fds[2] = { fd, fd };
+    uint8_t got[ZP_HEADER_BYTES];
+
+    (void)state;
+    assert_int_equal(zp_stream_fds(x.s), 0);
+    assert_int_equal(zp_stream_send(x.s, request, NULL, NULL, fds, 2), 0);
+    assert_int_equal(zp_stream_send(x.s, request, NULL, NULL, fds, 1), 0);
+    assert_int_equal(zp_stream_fds(x.s), 3);
+    assert_int_equal(zp_stream_write(x.s), 0);
+    assert_int_equal(zp_stream_pending(x.s), 0);
+    assert_int_equal(zp_stream_fds(x.s), 3); /* sent, and not read */
+    assert_int_equal(recv(x.peer, got, sizeof(got), MSG_WAITALL), sizeof(got));
+    assert_int_equal(recv(x.peer, got, sizeof(got), MSG_WAITALL), sizeof(got));
+    assert_int_equal(zp_stream_fds(x.s), 0);
+    zb_close_fd(&fd);
+    fixture_close(&x);
+}
+
 static void a_body_too_long_is_not_queued(void **state)
 {
     struct fixture x = fixture_open();
@@ -696,6 +759,8 @@ int main(void)
         cmocka_unit_test(garbage),
         cmocka_unit_test(the_end_after_every_byte),
         cmocka_unit_test(what_is_sent),
+        cmocka_unit_test(no_room_in_the_system),
+        cmocka_unit_test(descriptors_on_their_way),
         cmocka_unit_test(a_body_too_long_is_not_queued),
         cmocka_unit_test(a_peer_that_does_not_read),
         cmocka_unit_test(a_peer_that_is_gone),
