@@ -30,7 +30,7 @@ struct uv_loop_s *zsd_loop_uv(const struct zsd *daemon);
 void zsd_loop_free(struct zsd *daemon);
 
 /**
- * From now on SIGTERM, SIGINT and SIGHUP end the loop in good order: nobody is accepted any more,
+ * From now on SIGTERM, SIGINT, SIGHUP and SIGQUIT end the loop in good order: nobody is accepted any more,
  * the core refuses new work and finishes what is in progress, for at most drain_ms, and answers are
  * sent, for at most ZSD_SEND_MS more. A second signal ends it at once.
  *

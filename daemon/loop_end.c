@@ -17,7 +17,9 @@
 #define END_STEP_MS 10u
 #define NS_PER_MS   UINT64_C(1000000)
 
-static const int end_signals[] = { SIGTERM, SIGINT, SIGHUP };
+static const int end_signals[] = { SIGTERM, SIGINT, SIGHUP, SIGQUIT };
+static const int ignored_signals[] = { SIGALRM, SIGUSR1,
+                                       SIGUSR2 }; /* their default ends a process */
 
 static void end_now(struct zsd *daemon)
 {
@@ -82,23 +84,34 @@ static void end_on_signal(uv_signal_t *handle, int signum)
         zsd_loop_end(daemon);
 }
 
+static void end_on_ignored(uv_signal_t *handle, int signum)
+{
+    (void)handle;
+    zb_log(ZB_LOG_WARN, "signal-ignored", "name=%s", sigabbrev_np(signum));
+}
+
+static int end_watch(struct zsd *daemon, uv_signal_t *handle, uv_signal_cb cb, int signum)
+{
+    int rc = uv_signal_init(&daemon->loop->uv, handle);
+
+    if (rc < 0)
+        return rc;
+    handle->data = daemon;
+    return uv_signal_start(handle, cb, signum);
+}
+
 int zsd_loop_end_on_signals(struct zsd *daemon, uint32_t drain_ms, struct zb_err *err)
 {
     uv_loop_t *uv = &daemon->loop->uv;
     struct zsd_ending *e = &daemon->loop->ending;
+    int rc = 0;
 
     e->drain_ms = drain_ms;
     (void)uv_timer_init(uv, &e->timer); /* only fills memory */
     e->timer.data = daemon;
-    for (size_t i = 0; i < ZB_COUNT(end_signals); i++) {
-        int rc = uv_signal_init(uv, &e->signals[i]);
-
-        if (rc == 0) {
-            e->signals[i].data = daemon;
-            rc = uv_signal_start(&e->signals[i], end_on_signal, end_signals[i]);
-        }
-        if (rc < 0)
-            return zb_fail(err, rc, "watch signals: %m");
-    }
-    return 0;
+    for (size_t i = 0; rc == 0 && i < ZB_COUNT(end_signals); i++)
+        rc = end_watch(daemon, &e->signals[i], end_on_signal, end_signals[i]);
+    for (size_t i = 0; rc == 0 && i < ZB_COUNT(ignored_signals); i++)
+        rc = end_watch(daemon, &e->ignored[i], end_on_ignored, ignored_signals[i]);
+    return rc < 0 ? zb_fail(err, rc, "watch signals: %m") : 0;
 }

@@ -20,7 +20,8 @@ struct zsd_wake {
 
 /** The end, from the first signal on (loop_end.c). */
 struct zsd_ending {
-    uv_signal_t signals[3];
+    uv_signal_t signals[4];
+    uv_signal_t ignored[3];
     uv_timer_t timer;
     uint32_t drain_ms;
     bool begun;

@@ -116,6 +116,16 @@ static void open_standard_files(void)
         (void)close(fd);
 }
 
+/** A write that fails says so by its code; the others would end us without a word until the loop
+ *  watches them (loop_end.c). */
+static void ignore_signals(void)
+{
+    static const int ignored[] = { SIGPIPE, SIGXFSZ, SIGALRM, SIGUSR1, SIGUSR2 };
+
+    for (size_t i = 0; i < ZB_COUNT(ignored); i++)
+        (void)signal(ignored[i], SIG_IGN);
+}
+
 int main(int argc, char **argv)
 {
     static struct zsd daemon;
@@ -124,7 +134,8 @@ int main(int argc, char **argv)
     int rc, status;
 
     open_standard_files();
-    (void)signal(SIGPIPE, SIG_IGN);
+    ignore_signals();
+    zb_log_never_wait();
     rc = zsd_config_load(&daemon.config, argc, argv, &text, &err);
     if (rc < 0) {
         zsd_embedded_refused(zsd_embedded_fd(argc, argv), EXIT_CONFIG, err.text);

@@ -31,24 +31,33 @@ _Static_assert(ZN_DATA_START == ZB_DATA_START, "what the planner takes off a dat
 #define NVME_BYTES_MIN   ZB_MIB
 #define SLOW_THREADS     2u   /* make memory, and give it back */
 #define FILES_PER_CLIENT 4u   /* its socket, its pidfd, its staging arena, one on its way to it */
-#define FILES_BESIDE     256u /* arenas of jobs, the engine, the loop, the log */
+#define FILES_BESIDE     512u /* arenas of jobs, the engine, the loop, the log; ZSD_USER_FDS_MAX */
+#define FILES_LEAST      48u  /* less, and a part of the start fails that cannot say so */
 
 /* ---- limits: what the process itself needs */
 
 /** As many descriptors as clients_max may need, as far as we are allowed to. */
-static void limits_files(const struct zsd_config *config)
+static int limits_files(const struct zsd_config *config, struct zb_err *err)
 {
     rlim_t want = (rlim_t)config->clients_max * FILES_PER_CLIENT + FILES_BESIDE;
     struct rlimit r;
 
     if (getrlimit(RLIMIT_NOFILE, &r) < 0 || r.rlim_cur >= want)
-        return;
+        return 0;
     r.rlim_cur = r.rlim_max < want ? r.rlim_max : want;
     (void)setrlimit(RLIMIT_NOFILE, &r); /* up to the hard limit: always allowed */
+    if (r.rlim_cur < FILES_LEAST)
+        return zb_fail(
+            err, -EMFILE,
+            "this process may open %llu files (RLIMIT_NOFILE, LimitNOFILE of a unit): at "
+            "least %u are needed, and %llu for clients_max=%u",
+            (unsigned long long)r.rlim_cur, FILES_LEAST, (unsigned long long)want,
+            config->clients_max);
     if (r.rlim_cur < want)
         zb_log(ZB_LOG_WARN, "few-descriptors",
                "limit=%llu wanted=%llu why=\"clients_max=%u may need as many\"",
                (unsigned long long)r.rlim_cur, (unsigned long long)want, config->clients_max);
+    return 0;
 }
 
 static int limits_up(struct zsd *daemon, struct zb_err *err)
@@ -58,7 +67,8 @@ static int limits_up(struct zsd *daemon, struct zb_err *err)
     daemon->started_ns = zb_now_ns();
     if (getrandom(daemon->instance, sizeof(daemon->instance), 0) < 0)
         return zb_fail(err, -errno, "random bytes: %m");
-    limits_files(config);
+    if (limits_files(config, err) < 0)
+        return -EMFILE;
     if (config->host_bytes == ZSD_AUTO)
         config->host_bytes =
             zb_max_u64(zb_sysmem_left("") / ZB_HOST_SHARE / ZB_PAGE_ALIGN * ZB_PAGE_ALIGN,

@@ -270,7 +270,7 @@ static void descriptors_for_clients(void **state)
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
     daemon_.config.clients_max = 10;
     up();
-    assert_int_equal(descriptors(), 10 * 4 + 256);
+    assert_int_equal(descriptors(), 10 * 4 + 512);
     zsd_shutdown(&daemon_);
     low.rlim_cur = 1000;
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);

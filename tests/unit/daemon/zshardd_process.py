@@ -6,6 +6,7 @@ usage: zshardd_process.py PATH-OF-ZSHARDD
 import glob
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -117,7 +118,7 @@ class Process(unittest.TestCase):
         self.assertEqual(ready["threads"], "2")
 
     def test_each_signal_ends_it_in_good_order(self):
-        for signum in signal.SIGTERM, signal.SIGINT, signal.SIGHUP:
+        for signum in signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT:
             daemon = self.usual()
             client = self.client()
             self.assertEqual(client.call(PING), (0, b""))
@@ -127,6 +128,25 @@ class Process(unittest.TestCase):
             self.assertEqual(os.listdir(self.dir), ["data"])
             with self.assertRaises(ConnectionResetError):
                 client.receive(1)
+
+    def test_other_signals_do_not_end_it(self):
+        daemon = self.usual()
+        for signum in signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXFSZ:
+            daemon.process.send_signal(signum)
+        self.assertEqual(self.client().call(PING), (0, b""))
+        status, _, err = daemon.end()
+        self.assertEqual(status, 0, err)
+        for name in "ALRM", "USR1", "USR2":
+            self.assertIn("signal-ignored name=" + name, err)
+
+    def test_too_few_descriptors(self):
+        for most in 12, 13, 14, 40:
+            def limit():
+                resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+            status, out, err = self.start("--socket", self.path("s"), "--data", self.path("data"), wait=False,
+                                          preexec_fn=limit).end(None)
+            self.assertEqual((status, out), (1, ""), err)
+            self.assertIn(f"this process may open {most} files (RLIMIT_NOFILE", err)
 
     def test_killed_and_started_again(self):
         self.usual().end(signal.SIGKILL)
