@@ -188,6 +188,17 @@ static int dispatch_request(struct zsd_req *req, struct zp_arena *arena, const u
     return 0;
 }
 
+/** One-way messages are not answered, so what is too long is a breach of the protocol. */
+static int oneway_fits(uint16_t method, const ProtobufCMessage *message, struct zb_err *err)
+{
+    const Zp__Release *q = (const Zp__Release *)(const void *)message;
+
+    if (method == ZP_RELEASE && q->n_shards > ZP_SHARDS_MAX)
+        return zb_fail(err, -EPROTO, "a release of %zu shards: %u in one frame at most",
+                       q->n_shards, ZP_SHARDS_MAX);
+    return 0;
+}
+
 static int dispatch_oneway(struct zsd_conn *conn, struct zp_arena *arena, uint16_t method,
                            const uint8_t *body, size_t body_bytes, struct zb_err *err)
 {
@@ -204,11 +215,13 @@ static int dispatch_oneway(struct zsd_conn *conn, struct zp_arena *arena, uint16
     }
     if (!rows[method].oneway)
         return zb_fail(err, -EPROTO, "%s came as a one-way message", info->name);
-    if (decode(conn->daemon, arena, info, body, body_bytes, &message, &why) == 0)
-        rows[method].oneway(conn, message);
-    else
-        zb_log(ZB_LOG_WARN, "oneway-malformed", "pid=%ld uid=%u program=\"%s\" why=\"%s\"",
-               (long)conn->pid, (unsigned)conn->uid, conn->program, why.text);
+    if (decode(conn->daemon, arena, info, body, body_bytes, &message, &why) < 0) {
+        zsd_conn_log(conn, ZB_LOG_WARN, "oneway-malformed", "why=\"%s\"", why.text);
+        return 0;
+    }
+    if (oneway_fits(method, message, err) < 0)
+        return -EPROTO;
+    rows[method].oneway(conn, message);
     return 0;
 }
 

@@ -33,6 +33,7 @@ static const struct {
     CODE(ENOTCONN, "the daemon is gone"),
     CODE(EPROTO, "that is not the protocol"),
     CODE(EUSERS, "the daemon serves as many clients as it may"),
+    CODE(EDQUOT, "this user has as much as one user may have"),
     CODE(ENOSYS, "the daemon does not know the request"),
     CODE(EMSGSIZE, "the request is too long"),
     CODE(ENOBUFS, "too many calls are in flight"),

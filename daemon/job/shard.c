@@ -83,6 +83,8 @@ int zsd_pin(struct zsd_shard *s, struct zsd_member *m)
     struct zsd_pin *pin = pin_find(s, m);
 
     assert(s->arena_at != ZB_NO_PLACE);
+    if (s->job->pins >= ZSD_PINS_MAX)
+        return -EBUSY;
     if (!pin) {
         pin = calloc(1, sizeof(*pin));
         if (!pin)

@@ -9,6 +9,8 @@
 #include "base/slots.h"
 #include "daemon/job/job.h"
 
+#define ZSD_PINS_MAX (UINT32_C(1) << 24) /* of a job: far from where counts of pins overflow */
+
 /** The row is cut exactly as the shard is. */
 static inline bool zsd_row_fits(const struct zsd_row *r, const struct zsd_shard *s)
 {

@@ -321,6 +321,7 @@ static void fetch_run(struct zsd_work *work)
     struct zsd_fetch *f = zb_container_of(work, struct zsd_fetch, work);
     struct zsd_job *job = f->member->job;
     struct zb_err err = { 0 };
+    int rc;
 
     for (; f->held < f->n; f->held++) {
         struct zsd_shard *s = f->items[f->held];
@@ -331,8 +332,11 @@ static void fetch_run(struct zsd_work *work)
         }
         if (!fetch_allowed(f, s) || s->arena_at == ZB_NO_PLACE)
             break;
-        if (zsd_pin(s, f->member) < 0) {
-            (void)zb_fail(&err, -ENOMEM, "a pin on a shard of job '%s': %m", job->name);
+        rc = zsd_pin(s, f->member);
+        if (rc < 0) {
+            (void)zb_fail(&err, rc,
+                          "a pin on a shard of job '%s': %m; its ranks have %u pins, %u at most",
+                          job->name, job->pins, ZSD_PINS_MAX);
             fetch_end(f, &err);
             return;
         }
@@ -434,6 +438,9 @@ ZSD_REQUEST(zsd_fetch, Fetch)
 void zsd_release(struct zsd_conn *conn, const ProtobufCMessage *message)
 {
     const Zp__Release *q = (const Zp__Release *)(const void *)message;
+    struct zb_err first = { 0 }; /* of those that were refused */
+    uint64_t shard = 0;
+    unsigned bad = 0;
 
     for (size_t i = 0; i < q->n_shards; i++) {
         struct zb_err err = { 0 };
@@ -443,8 +450,14 @@ void zsd_release(struct zsd_conn *conn, const ProtobufCMessage *message)
             continue;
         if (!s && err.code != -ENOENT)
             continue; /* the job is over: its pins are gone already */
-        conn->daemon->stats.releases_bad++;
-        zb_log(ZB_LOG_WARN, "release-refused", "pid=%d shard=%llu why=\"%s\"", (int)conn->pid,
-               (unsigned long long)q->shards[i], s ? "this rank does not pin it" : err.text);
+        if (bad++ == 0) {
+            shard = q->shards[i];
+            (void)zb_fail(&first, -EINVAL, "%s", s ? "this rank does not pin it" : err.text);
+        }
     }
+    if (bad == 0)
+        return;
+    conn->daemon->stats.releases_bad += bad;
+    zsd_conn_log(conn, ZB_LOG_WARN, "release-refused", "shards=%u first=%llu why=\"%s\"", bad,
+                 (unsigned long long)shard, first.text);
 }

@@ -115,6 +115,7 @@ _CLASSES: dict[int, type[ZshardError]] = {
             errno.ENODEV,
             errno.EAGAIN,
             errno.EUSERS,
+            errno.EDQUOT,
             errno.EMFILE,
             errno.EADDRINUSE,
             errno.ERANGE,

@@ -348,7 +348,7 @@ static int library_load(struct nccl_comm *n, struct zb_err *err)
         const char *name;
         void **at;
     } rows[] = { NCCL_FUNCTIONS(NCCL_ROW) };
-    const char *named = getenv("ZSHARD_NCCL_LIB");
+    const char *named = secure_getenv("ZSHARD_NCCL_LIB");
     const char *path = named && *named ? named : "libnccl.so.2";
 
     n->library = dlopen(path, RTLD_NOW | RTLD_LOCAL);

@@ -88,7 +88,7 @@ static int lt_fail(const struct gpt_lt *lt, int status, const char *what, struct
 static void *library_load(void)
 {
     static const char *const names[] = { "libcublasLt.so.13", "libcublasLt.so.12" };
-    const char *given = getenv("ZSHARD_CUBLASLT");
+    const char *given = secure_getenv("ZSHARD_CUBLASLT");
     void *library = NULL;
 
     if (given && *given)

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "daemon/job/shard.h"
 #include "nvme/sim/engine_fault.h"
 #include "tests/unit/daemon/core_fixture.h"
 
@@ -584,6 +585,27 @@ static void core_steps_early_where_state_moves(void **state)
 
 /* The daemon ends, and one rank is quicker to hear it and to leave than the other: the other is
  * told that the daemon is going, not that its peer died. */
+/* Counts of pins do not overflow, however often a rank fetches. */
+static void core_bounds_pins(void **state)
+{
+    struct world w;
+    struct truth t;
+    struct zsd_job *job;
+
+    (void)state;
+    world_open(&w, least_host(ZB_F32) + (3 << 20), "threads", 1);
+    truth_open(&t, ZB_F32);
+    assert_int_equal(train(&w, &t, ZB_F32, 1), 0);
+    job = w.clients[0].conn.member->job;
+    job->pins = ZSD_PINS_MAX;
+    assert_int_equal(unit_fetch(&w, 0, 0, &t, 1), -EBUSY);
+    assert_non_null(strstr(answers[0].text, "16777216 pins"));
+    job->pins = 0;
+    assert_int_equal(unit_fetch(&w, 0, 0, &t, 1), 0);
+    truth_close(&t);
+    world_close(&w);
+}
+
 static void core_ends_before_its_ranks(void **state)
 {
     struct world w;
@@ -613,6 +635,7 @@ int main(void)
         cmocka_unit_test(core_detects_corruption),
         cmocka_unit_test(core_steps_both_kinds_at_once),
         cmocka_unit_test(core_steps_early_where_state_moves),
+        cmocka_unit_test(core_bounds_pins),
         cmocka_unit_test(core_ends_before_its_ranks),
     };
 
