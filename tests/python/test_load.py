@@ -17,7 +17,7 @@ safetensors_torch = pytest.importorskip("safetensors.torch")
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "python"))
 
-from zshard.torch import _load, _sources  # noqa: E402
+from zshard.torch import _load, _meta, _sources  # noqa: E402
 
 transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
@@ -248,24 +248,24 @@ class Scaled(torch.nn.Module):  # type: ignore[misc]
 def test_modules_of_ones_own() -> None:
     with torch.device("meta"):
         model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.LayerNorm(4))
-    _load.initialise(model, seed=1)
+    _meta.initialise(model, seed=1)
     weight = pieces(model[0].weight, "0.weight")
     assert 0 < weight.abs().max() <= 8**-0.5
     assert torch.equal(pieces(model[1].weight, "1.weight"), torch.ones(4))
     with torch.device("meta"):
         own = Scaled()
     with pytest.raises(ValueError, match=r"scale \(Scaled\)"):
-        _load.initialise(own)
+        _meta.initialise(own)
 
     def init(module: Any) -> None:
         for p in module.parameters(recurse=False):
             torch.nn.init.normal_(p, std=2)
 
-    _load.initialise(own, init)
+    _meta.initialise(own, init)
     assert pieces(own.scale, "scale").abs().max() > 0
     with torch.device("meta"):
         forgotten = Scaled()
-    _load.initialise(forgotten, lambda module: None)
+    _meta.initialise(forgotten, lambda module: None)
     with pytest.raises(ValueError, match="wrote no values to 'scale'"):
         pieces(forgotten.scale, "scale")
     with pytest.raises(ValueError, match="nothing says what its values are"):
@@ -274,14 +274,14 @@ def test_modules_of_ones_own() -> None:
 
 
 def test_meta_parameters_keep_buffers() -> None:
-    with _load.meta_parameters():
+    with _meta.meta_parameters():
         model = torch.nn.BatchNorm1d(3)
     assert model.weight.device.type == "meta" and torch.equal(model.running_var, torch.ones(3))
-    _load.buffers_are_real(model)
+    _meta.buffers_are_real(model)
     with torch.device("meta"):
         model = torch.nn.BatchNorm1d(3)
     with pytest.raises(ValueError, match="running_mean"):
-        _load.buffers_are_real(model)
+        _meta.buffers_are_real(model)
 
 
 def test_joined_and_cut_sources() -> None:

@@ -6,7 +6,8 @@ from ._fsdp1 import FSDP, FullyShardedDataParallel
 from ._handle import Handle, shard
 from ._host import HostOptimizer
 from ._init import init
-from ._load import from_config, from_pretrained, meta_parameters
+from ._load import from_config, from_pretrained
+from ._meta import meta_parameters
 from ._optim import SGD, Adagrad, Adam, AdamW, Lion, Optimizer
 from ._save import Saving, save_pretrained
 from ._state import full_state_dict, gathered, grad_of, load_state_dict, state_of

@@ -19,7 +19,7 @@ from .. import _c
 from .._client import Client
 from .._engine import Engine
 from ..errors import Refused, ZshardError, error
-from . import _cuda, _load, _notes, _plain, _sources, _state, _step
+from . import _cuda, _meta, _notes, _plain, _sources, _state, _step
 from ._groups import build
 from ._hooks import Hooks
 from ._init import context
@@ -274,8 +274,8 @@ def shard(
     planned = plan(model, units, leaf=leaf)
     if not planned.units:
         raise ValueError("the model has no parameters")
-    _load.initialise(model, init_fn, seed)
-    _load.buffers_are_real(model)
+    _meta.initialise(model, init_fn, seed)
+    _meta.buffers_are_real(model)
     place = _device(planned, device)
     engine = _start(
         model,
@@ -424,7 +424,7 @@ def _take(model: nn.Module, planned: Plan, place: torch.device, engine: Engine) 
         same_parameters(engine, planned)
     if engine.world > 1:
         same_buffers(engine, model)
-    _load.land([p.param for u in planned.units for p in u.pieces], place)
+    _meta.land([p.param for u in planned.units for p in u.pieces], place)
     mode = choose_mode()
     states = [UnitState(unit, UnitMemory(unit, place, mode)) for unit in planned.units]
     for state in states:
