@@ -77,22 +77,23 @@ static void forecast_refuse(const struct zb_node *node, const struct zb_place *p
 
     f->fits = false;
     if (placed)
-        (void)zb_fail(&f->why, -ENOSPC,
-                      "it needs %s of NVMe, and %s are free; the least nvme_bytes that would do is "
-                      "%llu",
-                      zb_size_text(zb_needs_bytes(&place->nvme)).s,
-                      zb_size_text(node->nvme_bytes - node->nvme_taken).s,
-                      (unsigned long long)f->nvme_least);
+        (void)zb_fail(
+            &f->why, -ENOSPC,
+            "it needs %s of NVMe, and %s are free; the smallest nvme_bytes that would work is "
+            "%llu",
+            zb_size_text(zb_needs_bytes(&place->nvme)).s,
+            zb_size_text(node->nvme_bytes - node->nvme_taken).s, (unsigned long long)f->nvme_least);
     else
-        (void)zb_fail(&f->why, -ENOSPC,
-                      "it needs at least %s of host memory (gradients %s, parameters or their ring "
-                      "%s, state %s, staging %s) and the budget is %s; the least host_bytes that "
-                      "would do is %llu",
-                      zb_size_text(need).s, zb_size_text(place->grad_bytes).s,
-                      zb_size_text(place->least_params).s,
-                      zb_size_text(place->least_host - place->grad_bytes - place->least_params).s,
-                      zb_size_text(f->host_staging).s, zb_size_text(node->host_bytes).s,
-                      (unsigned long long)f->host_least);
+        (void)zb_fail(
+            &f->why, -ENOSPC,
+            "it needs at least %s of host memory (gradients %s, parameters or their ring "
+            "%s, state %s, staging %s) and the budget is %s; the smallest host_bytes that "
+            "would work is %llu",
+            zb_size_text(need).s, zb_size_text(place->grad_bytes).s,
+            zb_size_text(place->least_params).s,
+            zb_size_text(place->least_host - place->grad_bytes - place->least_params).s,
+            zb_size_text(f->host_staging).s, zb_size_text(node->host_bytes).s,
+            (unsigned long long)f->host_least);
 }
 
 /* State that goes to the GPU tier, as many runs as fit. 0 or -ENOMEM. */

@@ -76,7 +76,7 @@ struct zb_forecast {
     /* host memory of the daemon, for this job; buffers are everybody's */
     uint64_t host_param, host_ring, host_grad, host_state, host_staging, host_buffers;
     uint64_t host_used;                          /* of the budget, with other jobs */
-    uint64_t host_least;                         /* the least budget that would do */
+    uint64_t host_least;                         /* the smallest budget that would work */
     uint64_t host_least_grads;                   /* that holds all gradients */
     uint64_t nvme_param, nvme_state, nvme_spare; /* places: one version, and the others */
     uint64_t nvme_grad;                          /* gradients that do not fit into memory */

@@ -163,6 +163,6 @@ void zb_forecast_gpu(const struct zb_node *node, struct zb_forecast *f)
     f->fits = false;
     (void)zb_fail(&f->why, -ENOSPC,
                   "a rank's own copies and the engine's buffers need %s of its GPU's %s, without "
-                  "activations; the least gpu_bytes that would do is %llu",
+                  "activations; the smallest gpu_bytes that would work is %llu",
                   zb_size_text(need).s, zb_size_text(node->gpu_bytes).s, (unsigned long long)need);
 }

@@ -49,7 +49,7 @@ static int plugin_find(const char *file, char *out, size_t bytes, struct zb_err 
         (void)snprintf(out, bytes, "%s/%s", folder, file);
         return access(out, F_OK) == 0
                    ? 0
-                   : zb_fail(err, -ENOENT, "no '%s', where ZSHARD_PLUGINS says", out);
+                   : zb_fail(err, -ENOENT, "'%s' does not exist (ZSHARD_PLUGINS)", out);
     }
     if (!own_folder(own, sizeof(own)))
         return zb_fail(err, -ENOENT, "no '%s': set ZSHARD_PLUGINS to its folder", file);
@@ -74,5 +74,5 @@ int zb_plugin_load(struct zb_plugin *ret, const char *file, const char *symbol, 
     if (!ret->library)
         return zb_fail(err, -ELIBACC, "'%s' cannot be loaded: %s", file, dlerror());
     ret->table = dlsym(ret->library, symbol);
-    return ret->table ? 0 : zb_fail(err, -ENOEXEC, "'%s' is no plugin of zshard's", ret->path);
+    return ret->table ? 0 : zb_fail(err, -ENOEXEC, "'%s' is not a plugin of zshard", ret->path);
 }

@@ -119,7 +119,7 @@ class Table:
         while budget < 1 << 40:
             with Daemon(budget, log) as d:
                 status, said, _ = self.zgpt(row, 0, d.socket)
-            found = re.search(r"least host_bytes that would do is (\d+)", said)
+            found = re.search(r"smallest host_bytes that would work is (\d+)", said)
             if found:
                 return int(found.group(1))
             if status == 0:

@@ -110,7 +110,7 @@ struct zc_st_pair {
 };
 
 /**
- * Begins a file: everything about the tensors is said first, their bytes follow in this order. The
+ * Begins a file: first come the names and shapes of all tensors, then their bytes in the same order. The
  * file is written beside its place, under a name with ".tmp-", and moved there when it is complete
  * and on the device; until then a file of that name stays as it was.
  *

@@ -23,7 +23,7 @@
  *     -ENOENT      no such job, unit, shard, snapshot or note
  *     -EEXIST      it exists already: a job of that name, a repeated push
  *     -EPERM       only root and the daemon's user may, or the handle to the parent of this process
- *     -ENOSPC      it does not fit: the error message has the numbers and the least that would do (of a
+ *     -ENOSPC      it does not fit: the error message has the numbers and the smallest that would work (of a
  *                  GPU's memory: what is needed, and what is free)
  *     -EBUSY       somebody holds it, or the state is wrong now: a rank that is taken, a pinned
  *                  version, a job that is stepping
@@ -217,7 +217,7 @@ struct zc_job_options {
     enum zc_moments moments;     /* 0: ZC_MOMENTS_F32 */
     enum zc_place offload_grad;  /* 0: ZC_NVME: what host memory cannot hold of the gradients when
                                     state and parameters are streamed, and both may be. ZC_HOST:
-                                    -ENOSPC instead, with the least budget that would do */
+                                    -ENOSPC instead, with the smallest budget that would work */
     bool writable; /* the parameter arena is mapped read-write: only for a GPU's driver that refuses
                       to pin memory that is read-only. Nobody writes there all the same */
     const char *device; /* with ZC_GPU: the id of this rank's GPU: "cuda-" and the 32
@@ -253,7 +253,7 @@ struct zc_job {
  *
  *  With attach, a kept job continues from the point that zc_ready() names; a step that is in
  *  progress is waited for. When nobody is attached, `world` may be another one than before: then
- *  the ranks register the shards anew, by any ranges that cover every unit as the old ones did.
+ *  the ranks register the shards again, by any ranges that cover every unit as the old ones did.
  *
  *  TAKEOVER. One rank attaches with `takeover`, tells its epoch to the others, and these attach
  *  with `epoch`. Processes that were attached before are cut off: their calls end with -ESTALE, they
@@ -373,7 +373,7 @@ ZC_EXPORT int zc_job_share_wait(struct zc_client *c, const char *name, uint32_t 
  * and the daemon's user
  * (-EPERM). Jobs move optimizer state with their next steps, until it fits, or to use what is more;
  * zc_tier_row and zc_job_row say how far that is. -ENOSPC: less than what cannot move, and the
- * sentence has the least that would do; -EINVAL: another tier. The next start of the daemon goes by
+ * sentence has the smallest that would work; -EINVAL: another tier. The next start of the daemon goes by
  * its configuration. */
 ZC_EXPORT int zc_tier_set(struct zc_client *c, const char *tier, uint64_t bytes, zc_done_fn *done,
                           void *arg);
@@ -415,8 +415,8 @@ ZC_EXPORT int zc_read_wait(struct zc_client *c, uint64_t shard, enum zc_what wha
                            uint64_t count, void *staged);
 
 /** A shard's parameters, pinned: mapped, read-only, unchanged until released. They are elements of
- *  the unit's dtype, one after the other. Of a quantized unit they are what is kept, and whoever
- *  has fetched it decodes it: a block for each 4096 elements, int8_t code[4096], float scale[16];
+ *  the unit's dtype, one after the other. Those of a quantized unit are in its stored form, which
+ *  the caller decodes: a block for each 4096 elements, int8_t code[4096], float scale[16];
  *  an element is its code times the scale of its 256, rounded to the dtype. Of the shard each
  *  page_elems elements begin at a multiple of 4096 bytes, with zeros before them. */
 struct zc_view {
@@ -591,7 +591,7 @@ ZC_EXPORT int zc_job_optimizer(struct zc_client *c, uint64_t job, enum zc_optimi
 ZC_EXPORT int zc_job_optimizer_wait(struct zc_client *c, uint64_t job, enum zc_optimizer optimizer,
                                     enum zc_moments moments);
 
-/** Drops the gradients of step `step`, the one that comes next, and `iterations` stays: they are pushed anew, from micro-step 0. One rank
+/** Drops the gradients of step `step`, the one that comes next, and `iterations` stays: they are pushed again, from micro-step 0. One rank
  *  asks, for all of the node's; they have agreed on it, so none of them has a push, a read of a gradient or a step under way (-EBUSY). */
 ZC_EXPORT int zc_abandon(struct zc_client *c, uint64_t job, uint64_t step, zc_done_fn *done,
                          void *arg);
@@ -643,7 +643,7 @@ ZC_EXPORT int zc_note_get_wait(struct zc_client *c, uint64_t job, bool of_job, v
 struct zc_snapshot {
     const char *job;
     const char *name;    /* NULL or "": made from the step ("step-100") */
-    bool next;           /* of the next commit, which is waited for; else of the newest */
+    bool next;           /* wait for the next commit; else of the newest */
     uint32_t retain;     /* then destroy the job's oldest until so many are left; 0: none */
     uint32_t timeout_ms; /* with next */
 };

@@ -237,7 +237,7 @@ static int open_schema(struct zn_catalog *c, bool may_create, bool committed, st
     if (schema.rows == 0)
         rc = open_create(c, err);
     else if (schema.rows != SCHEMA_ROWS || schema.differs)
-        return zb_fail(err, -EBADMSG, "'%s' is no catalog, or a damaged one: its tables are others",
+        return zb_fail(err, -EBADMSG, "'%s' is not a catalog, or is damaged: its tables differ",
                        c->path);
     else
         rc = open_prepare(c, err);

@@ -174,7 +174,8 @@ int zp_decode(struct zp_arena *a, const ProtobufCMessageDescriptor *type, const 
         return zb_fail(err, -EMSGSIZE, "a %s of %zu bytes needs more than %u bytes of memory",
                        type->short_name, body_bytes, ZP_ARENA_MAX);
     if (!m)
-        return zb_fail(err, -EPROTO, "%zu bytes that are no %s", body_bytes, type->short_name);
+        return zb_fail(err, -EPROTO, "%zu bytes that are not a valid %s", body_bytes,
+                       type->short_name);
     rc = check_message(m, err);
     if (rc == 0)
         *ret = m;

@@ -183,7 +183,7 @@ static int in_hold(struct zp_stream *s, const struct msghdr *msg, int *fds, unsi
     else if (n > ZP_FDS_MAX)
         why = "more than a frame may carry";
     else if (n > 0 && s->nbatches == BATCHES)
-        why = "and nobody announced them";
+        why = "and they were not announced";
     if (why) {
         close_fds(fds, n);
         return zb_fail(err, -EPROTO, "%u descriptors arrived, %s", n, why);

@@ -48,7 +48,7 @@ def folders_of(text):
             raise Bad(f"{PAGE}: '{right}' names nothing that can be included")
         for folder in names(left):
             if not folder.endswith("/"):
-                raise Bad(f"{PAGE}: '{folder}' is no folder")
+                raise Bad(f"{PAGE}: '{folder}' is not a folder")
             folders[folder] = None if right == "anything" else allowed
     for allowed in folders.values():
         for name in allowed or []:
@@ -107,7 +107,7 @@ def includes(root, paths):
                 if target:
                     ours.append((number, target))
                 elif found[1]:
-                    wrong.append(f"{path}:{number}: '{found[1]}' is no file of ours")
+                    wrong.append(f"{path}:{number}: '{found[1]}' is not a file of ours")
                 else:
                     others.add(found[2])
         graph[path] = (ours, others)

@@ -22,7 +22,7 @@ static const struct {
     CODE(EPERM, "only root and the daemon's user may"),
     CODE(ENOSPC, "it does not fit"),
     CODE(EDQUOT, "it is more than one user may have"),
-    CODE(EBUSY, "somebody holds it, or not now"),
+    CODE(EBUSY, "in use, or not possible now"),
     CODE(EAGAIN, "it was not written yet"),
     CODE(ETIMEDOUT, "the deadline passed"),
     CODE(ESTALE, "this rank was cut off by a newer epoch"),

@@ -59,8 +59,8 @@ static int entry_shape(struct st_entry *e, const json_t *value, uint64_t *dims, 
         const json_t *n = json_array_get(value, i);
 
         if (!json_is_integer(n) || json_integer_value(n) < 0)
-            return zb_fail(err, -EBADMSG, "the shape of tensor '%s' has a size that is no number",
-                           e->t.name);
+            return zb_fail(err, -EBADMSG,
+                           "the shape of tensor '%s' has a size that is not a number", e->t.name);
         dims[i] = (uint64_t)json_integer_value(n);
         if (!zb_mul_fits(e->t.elems, dims[i], &e->t.elems))
             return zb_fail(err, -EBADMSG, "the shape of tensor '%s' overflows", e->t.name);
@@ -75,7 +75,7 @@ static int entry_offsets(struct st_entry *e, const json_t *value, struct zb_err 
 
     if (json_array_size(value) != 2 || !json_is_integer(begin) || !json_is_integer(end) ||
         json_integer_value(begin) < 0 || json_integer_value(end) < json_integer_value(begin))
-        return zb_fail(err, -EBADMSG, "the data_offsets of tensor '%s' are no range", e->t.name);
+        return zb_fail(err, -EBADMSG, "the data_offsets of tensor '%s' are not a range", e->t.name);
     e->begin = (uint64_t)json_integer_value(begin);
     e->end = (uint64_t)json_integer_value(end);
     if (!zb_mul_fits(e->t.elems, zc_st_dtype_bytes(e->t.dtype), &bytes) ||

@@ -67,7 +67,7 @@ static int dispatch(struct zctl *z, const struct zctl_cmd *cmd, int argc, char *
     if (argc == 0)
         return zb_fail(&z->err, -EINVAL, "no command is given; try: zctl help");
     if (!cmd || strcmp(argv[0], cmd->name) != 0)
-        return zb_fail(&z->err, -EINVAL, "no command '%s'; try: zctl help", argv[0]);
+        return zb_fail(&z->err, -EINVAL, "unknown command '%s'; try: zctl help", argv[0]);
     if (argc - 1 < cmd->argc_min || argc - 1 > cmd->argc_max)
         return zb_fail(&z->err, -EINVAL, "usage: zctl %s%s%s", cmd->name, *cmd->args ? " " : "",
                        cmd->args);

@@ -86,7 +86,7 @@ struct zc_zero_config {
  * @param ranks  of the run; 0: not known, and what would follow from it is left
  * @param error,error_bytes  a buffer for the error message of a failure, which begins with the path of
  *        the key where it is of one; may be NULL and 0
- * @return 0; -EINVAL what it says cannot be (or is no JSON), -ENOENT ... it cannot be read, -ENOMEM
+ * @return 0; -EINVAL what it says cannot be (or is not JSON), -ENOENT ... it cannot be read, -ENOMEM
  */
 ZC_EXPORT int zc_zero_config_load(struct zc_zero_config **ret, const char *path, uint32_t ranks,
                                   char *error, size_t error_bytes);

@@ -517,7 +517,7 @@ ZC_EXPORT int zc_zero_step_by(struct zc_zero *z, const struct zc_zero_step_how *
 /** *ret_steps, [ntensors of the unit]: how many steps each tensor has made; 0 of frozen ones. A resumed job has them. Local:
  * involves no other rank. */
 ZC_EXPORT int zc_zero_tensor_steps(struct zc_zero *z, uint32_t unit, uint64_t *ret_steps);
-/** Sets them, of the unit's n tensors, each below 2 to the 53; what is said of frozen ones is ignored: as when the optimizer's
+/** Sets them, of the unit's n tensors, each below 2 to the 53; the counts of frozen ones are ignored: as when the optimizer's
  * state comes from elsewhere, by zc_zero_write_on(). Bias correction of the next step goes by them. Collective, between two steps,
  * the same on all ranks (-EINVAL, final, where it is not). Kept with the job from the next step on. -EINVAL: n, or a count, is
  * wrong; -EBUSY: the step is announced. */
@@ -562,7 +562,7 @@ ZC_EXPORT int zc_zero_freeze(struct zc_zero *z, uint32_t unit, bool frozen);
 ZC_EXPORT void zc_zero_group_defaults(enum zc_optimizer kind, struct zc_group *ret);
 
 /** Collective, between two steps: the gradients of this step are dropped on all ranks, with its micro-steps, its announcement, and
- * what was said of tensors; it begins anew. Nothing is counted: iterations, notes and the loss scale stay. Units that
+ * what was reported of tensors; the step begins again. Nothing is counted: iterations, notes and the loss scale stay. Units that
  * are gathered stay so. With micro_steps 0 a micro-step in progress ends here, and all ranks have begun as many (-EINVAL,
  * which is final); otherwise it is called between two micro-steps (-EBUSY). */
 ZC_EXPORT int zc_zero_abandon(struct zc_zero *z);
@@ -613,7 +613,7 @@ ZC_EXPORT int zc_zero_read_on(struct zc_zero *z, int root, uint32_t unit, enum z
  * ZC_MASTER. Between two steps, collective; gathers that come after it see the new values, moments of
  * elements whose master is written stay (before the first step they become zero: write them after).
  * -EBUSY, on all ranks: the step is announced, or a rank holds the unit. A unit that is kept
- * quantized is quantized anew where it is written, by pieces. */
+ * quantized is quantized again where it is written, piece by piece. */
 ZC_EXPORT int zc_zero_write_on(struct zc_zero *z, int root, uint32_t unit, enum zc_what what,
                                uint64_t first, uint64_t count, enum zc_dtype dtype, const void *in);
 

@@ -65,49 +65,49 @@ static const struct zb_opt options[] = {
       .help = "The Unix socket to serve. Empty: $ZSHARD_SOCKET, else "
               "$XDG_RUNTIME_DIR/zshard.sock, else /run/zshard/zshard.sock." },
     { "data", ZB_OPT_CHARS, AT(data), .arg = "DIR", .def = "",
-      .help = "Directory of the data file; made when only its last part is missing. Empty: "
-              "$STATE_DIRECTORY (systemd sets it), else a temporary one in $TMPDIR or /var/tmp, "
-              "removed at the end." },
+      .help = "Directory of the data file; created if only its last part is missing. Empty: "
+              "$STATE_DIRECTORY (set by systemd), else a temporary directory in $TMPDIR or "
+              "/var/tmp, which is removed at the end." },
     { "host-bytes", ZB_OPT_SIZE, AT(host_bytes), .round = PAGE_BYTES, .arg = "SIZE", .def = "auto",
       .min = SIZE_MIN_BYTES, .max = SIZE_MAX_BYTES, .word = "auto", .word_value = ZSD_AUTO,
       .help = "Budget of the host tier: arenas, staging, rings and resident pages. auto: a "
-              "quarter of the memory that the machine and our cgroups leave." },
+              "quarter of the memory that is available to the daemon (machine and cgroups)." },
     { "nvme-bytes", ZB_OPT_SIZE, AT(nvme_bytes), .round = PAGE_BYTES, .arg = "SIZE", .def = "auto",
       .min = SIZE_MIN_BYTES, .max = SIZE_MAX_BYTES, .zero = true,
       .word = "auto", .word_value = ZSD_AUTO,
-      .help = "Size of the data file, reserved at the start. 0: no NVMe tier. auto: that of the "
-              "file that is there, else 4G or half of what the file system has free, whichever "
-              "is less." },
+      .help = "Size of the data file, reserved at the start. 0: no NVMe tier. auto: the size "
+              "of the existing file, else 4G or half of the free space, whichever is smaller." },
     { "paths", ZB_OPT_CHARS, AT(paths), .arg = "DIR:DIR...", .def = "", .check = check_paths,
-      .help = "More directories with a data file of nvme_bytes each, best on other drives: pages "
-              "are spread over all, by how fast each is. At most 7; the order must not change." },
+      .help = "More directories with a data file of nvme_bytes each, preferably on other "
+              "drives. Pages are spread over all of them by measured speed. At most 7; never "
+              "change the order." },
     { "gpu-bytes", ZB_OPT_SIZE, AT(gpu_bytes), .round = PAGE_BYTES, .arg = "SIZE", .def = "0",
       .min = SIZE_MIN_BYTES, .max = SIZE_MAX_BYTES, .zero = true,
-      .help = "Budget of the GPU tier: optimizer state that lives in GPU memory and is stepped "
-              "there. 0: no GPU is used. Where there is none, or no driver: exit status 4." },
+      .help = "Budget of the GPU tier: GPU memory for optimizer state, which is updated there. "
+              "0: no GPU is used. Without a GPU or driver the daemon exits with status 4." },
     { "gpu", ZB_OPT_CHARS, AT(gpu), .arg = "NAME", .def = "cuda",
       .help = "The GPU of gpu_bytes: cuda, or cuda:N for another than the first. For tests, "
-              "emulated:BYTES: threads that play one." },
+              "emulated:BYTES: a GPU emulated by threads." },
     { "io", ZB_OPT_CHARS, AT(io), .def = "auto",
       .choices = "auto uring threads fixed",
-      .help = "How the data file is read and written. auto: io_uring, or threads where it is "
-              "refused. fixed: for benches only: there is no data file, but memory (beside "
-              "host_bytes) that answers like a drive of a fixed rate; nothing survives." },
+      .help = "How the data file is read and written. auto: io_uring, or threads where "
+              "io_uring is not available. fixed, for benchmarks only: no data file, but memory "
+              "(in addition to host_bytes) that behaves like a drive of a fixed rate; nothing "
+              "is saved." },
     { "io-depth", ZB_OPT_COUNT, AT(io_depth), .arg = "N", .def = "64",
       .min = 1, .max = ZN_DEPTH_MAX,
       .help = "Requests in flight on the data file." },
     { "fixed-rate", ZB_OPT_SIZE, AT(fixed_rate), .round = PAGE_BYTES, .arg = "SIZE", .def = "1G",
       .min = SIZE_MIN_BYTES, .max = SIZE_MAX_BYTES,
-      .help = "With io fixed: bytes a second, read and written together." },
+      .help = "With io fixed: bytes per second, reads and writes together." },
     { "fixed-latency-us", ZB_OPT_COUNT, AT(fixed_latency_us), .arg = "US", .def = "100",
       .min = 0, .max = 1000000,
-      .help = "With io fixed: the least that a transfer takes, in microseconds." },
+      .help = "With io fixed: minimum latency of a transfer, in microseconds." },
     { "cpus", ZB_OPT_CHARS, AT(cpus), .arg = "LIST", .def = "", .check = zsd_cpus_check,
-      .help = "CPUs of the compute threads, such as 0-3,8. Empty: all that we may use." },
+      .help = "CPUs of the compute threads, such as 0-3,8. Empty: all that the daemon may use." },
     { "numa", ZB_OPT_CHARS, AT(numa), .arg = "NODES", .def = "auto", .check = zsd_numa_check,
-      .help = "NUMA nodes that the daemon computes on and takes memory from, such as 0-1; when they "
-              "are full, the others are used. auto: those that cpus are on. off: as the kernel "
-              "likes." },
+      .help = "NUMA nodes for the daemon's threads and memory, such as 0-1; when they are "
+              "full, other nodes are used. auto: the nodes of cpus. off: no placement." },
     { "threads", ZB_OPT_COUNT, AT(threads), .arg = "N", .def = "auto", .min = 1, .max = 1024,
       .word = "auto", .word_value = 0,
       .help = "Compute threads. auto: one for each CPU of cpus." },
@@ -116,37 +116,38 @@ static const struct zb_opt options[] = {
       .help = "Elements of a page, the unit of I/O." },
     { "ring-bytes", ZB_OPT_SIZE, AT(ring_bytes), .round = PAGE_BYTES, .arg = "SIZE", .def = "auto",
       .min = ZB_PAGE_ALIGN, .max = SIZE_MAX_BYTES, .word = "auto", .word_value = 0,
-      .help = "Part of host_bytes: buffers that pages pass through between the NVMe tier and "
-              "the compute threads; at least one. auto: chosen from host_bytes." },
+      .help = "Part of host_bytes: page buffers between the NVMe tier and the compute threads; "
+              "at least one page. auto: chosen from host_bytes." },
     { "clients-max", ZB_OPT_COUNT, AT(clients_max), .arg = "N", .def = "1024",
       .min = 1, .max = 65536,
-      .help = "Connections at one time; the next one is refused, with the reason. Root and the "
-              "daemon's own user have 4 more." },
+      .help = "Maximum number of connections; one more is rejected with an error message. Root "
+              "and the daemon's user have 4 more." },
     { "user-clients-max", ZB_OPT_COUNT, AT(user_clients_max), .arg = "N", .def = "auto",
       .min = 1, .max = 65536, .word = "auto", .word_value = 0,
-      .help = "Connections of one user at one time, but for root and the daemon's own user. auto: "
-              "three quarters of clients_max." },
+      .help = "Maximum number of connections of one user, except root and the daemon's user. "
+              "auto: three quarters of clients_max." },
     { "jobs-max", ZB_OPT_COUNT, AT(jobs_max), .arg = "N", .def = "64", .min = 1, .max = 4096,
-      .help = "Jobs at one time." },
+      .help = "Maximum number of jobs." },
     { "user-jobs-max", ZB_OPT_COUNT, AT(user_jobs_max), .arg = "N", .def = "auto",
       .min = 1, .max = 4096, .word = "auto", .word_value = 0,
-      .help = "Jobs of one user at one time, likewise. auto: three quarters of jobs_max." },
+      .help = "Maximum number of jobs of one user, with the same exceptions. auto: three "
+              "quarters of jobs_max." },
     { "timeout-ms", ZB_OPT_COUNT, AT(timeout_ms), .arg = "MS", .def = "60000",
       .min = 1, .max = 86400000,
-      .help = "Deadline of requests that name none, in milliseconds." },
+      .help = "Deadline in milliseconds of requests that set none." },
     { "hello-ms", ZB_OPT_COUNT, AT(hello_ms), .arg = "MS", .def = "10000",
       .min = 1, .max = 86400000,
-      .help = "A client that has not said hello so many milliseconds after it connected is hung up "
-              "on." },
+      .help = "A client that does not send its hello within this many milliseconds is "
+              "disconnected." },
     { "kernels", ZB_OPT_CHARS, AT(kernels), .arg = "NAME", .def = "auto", .check = check_kernels,
-      .help = "Instructions that the optimizer uses: auto (the best that the processor has), ref, "
-              "avx2, avx512, neon. The results have the same bits." },
+      .help = "Instruction set of the optimizer: auto (the best of this processor), ref, avx2, "
+              "avx512, neon. All give the same bits." },
     { "socket-group", ZB_OPT_CHARS, AT(socket_group), .arg = "GROUP", .def = "",
       .check = check_group,
-      .help = "Group whose members may connect. Empty: the daemon's user only (and root)." },
+      .help = "Group whose members may connect. Empty: only the daemon's user and root." },
     { "log-level", ZB_OPT_CHOICE, AT(log_level), .def = "info",
       .choices = "error warn info debug",
-      .help = "What is logged on standard error." },
+      .help = "Lowest level that is logged on standard error." },
     { 0 },
 };
 /* clang-format on */
@@ -162,21 +163,20 @@ struct words {
 
 static const struct zb_opt words[] = {
     { "config", ZB_OPT_TEXT, WORD(config), .arg = "FILE",
-      .help = "Read options from a file: name = value, with '_' for '-'. The command line wins "
-              "over it." },
+      .help = "Read options from a file: name = value, with '_' for '-'. The command line "
+              "takes precedence." },
     { "check-config", ZB_OPT_FLAG, WORD(check),
-      .help = "Check the options and end: status 0, or 2 and an error message." },
+      .help = "Check the options and exit: status 0, or 2 and an error message." },
     { "fsck", ZB_OPT_FLAG, WORD(fsck),
-      .help = "Check what a data directory (--data, and --paths) holds, every page and every "
-              "counter, and end; nothing there is changed. Status 0, or 6 and what is damaged." },
+      .help = "Check a data directory (--data, and --paths), every page and every counter, "
+              "without changing anything, and exit: status 0, or 6 and a list of the damage." },
     { "embedded", ZB_OPT_FLAG, WORD(embedded),
-      .help = "For a program that starts a daemon of its own (--socket): says in one line of JSON "
-              "that it is ready, or why not, and ends when nobody uses it any more." },
+      .help = "For a program that starts its own daemon (--socket): reports in one line of "
+              "JSON that it is ready, or why not, and exits when it is no longer used." },
     { "ready-fd", ZB_OPT_COUNT, WORD(ready_fd), .arg = "N", .def = "1", .min = 0, .max = 65535,
-      .help = "Of --embedded: the open file descriptor that the line is written to; it is closed "
-              "then." },
+      .help = "With --embedded: the open file descriptor for that line; it is closed after it." },
     { "linger", ZB_OPT_COUNT, WORD(linger_s), .arg = "SECONDS", .def = "30", .min = 0,
-      .max = 31536000, .help = "Of --embedded: it ends so long after the last client has left." },
+      .max = 31536000, .help = "With --embedded: exit this long after the last client has left." },
     { "linger-kept", ZB_OPT_COUNT, WORD(linger_kept_s), .arg = "SECONDS", .def = "600", .min = 0,
       .max = 31536000,
       .help = "The same while a kept job is in memory; never less than --linger." },

@@ -212,7 +212,7 @@ static int file_read(const char *path, char **ret_text, struct zb_err *err)
     if (fstat(fd, &st) < 0)
         rc = zb_fail(err, -errno, "configuration '%s': %m", path);
     else if (!S_ISREG(st.st_mode))
-        rc = zb_fail(err, -EINVAL, "configuration '%s' is no regular file", path);
+        rc = zb_fail(err, -EINVAL, "configuration '%s' is not a regular file", path);
     else if ((uint64_t)st.st_size > FILE_BYTES_MAX)
         rc = zb_fail(err, -EINVAL, "configuration '%s' is %s long; at most %s are read", path,
                      zb_size_text((uint64_t)st.st_size).s, zb_size_text(FILE_BYTES_MAX).s);
@@ -222,7 +222,8 @@ static int file_read(const char *path, char **ret_text, struct zb_err *err)
         rc = zb_fail(err, -errno, "configuration '%s': %m", path);
     zb_close_fd(&fd);
     if (rc == 0 && memchr(*ret_text, '\0', (size_t)n))
-        rc = zb_fail(err, -EINVAL, "configuration '%s' contains a NUL: it is no text", path);
+        rc = zb_fail(err, -EINVAL, "configuration '%s' contains a NUL byte: it is not a text file",
+                     path);
     return rc;
 }
 

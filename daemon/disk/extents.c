@@ -347,8 +347,8 @@ static int promise_take(struct zsd_core *core, struct zb_err *err)
     least += zsd_map_total_bytes(core);
     if (lacks > left)
         return zb_fail(err, -ENOSPC,
-                       "%s more of NVMe are needed, and %s are free; the least nvme_bytes that "
-                       "would do is %llu",
+                       "%s more of NVMe are needed, and %s are free; the smallest nvme_bytes that "
+                       "would work is %llu",
                        zb_size_text(lacks).s, zb_size_text(left).s,
                        (unsigned long long)(least + lacks - left));
     for (uint32_t i = e->n; i-- > 0;) {

@@ -314,7 +314,7 @@ static int link_refuse(struct zsd_link *l, const struct zp_frame *frame, struct 
     struct zsd_req *req = frame->kind == ZP_REQUEST ? req_new(l, frame) : NULL;
 
     if (!req)
-        return zb_fail(err, -EPROTO, "refused, and its first message is no request");
+        return zb_fail(err, -EPROTO, "refused, and its first message is not a request");
     zsd_reply_err(req, l->refusal);
     return 1;
 }

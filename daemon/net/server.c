@@ -106,12 +106,12 @@ static int path_clear(const struct sockaddr_un *address, struct zb_err *err)
     if (lstat(path, &st) < 0)
         return errno == ENOENT ? 0 : zb_fail(err, -errno, "socket '%s': %m", path);
     if (!S_ISSOCK(st.st_mode))
-        return zb_fail(err, -EEXIST, "'%s' exists and is no socket: it is not replaced", path);
+        return zb_fail(err, -EEXIST, "'%s' exists and is not a socket: it is not replaced", path);
     if (path_answers(address))
         return zb_fail(err, -EADDRINUSE, "socket '%s' is in use by another program", path);
     if (unlink(path) < 0)
         return zb_fail(err, -errno, "remove the dead socket '%s': %m", path);
-    zb_log(ZB_LOG_INFO, "socket-replaced", "path=\"%s\" why=\"nobody answered there\"", path);
+    zb_log(ZB_LOG_INFO, "socket-replaced", "path=\"%s\" why=\"no process answered\"", path);
     return 0;
 }
 

@@ -26,7 +26,7 @@ static int unit_check(const struct zsd_job *job, const Zp__UnitDefine *q, struct
         return zb_fail(err, -EINVAL, "unit %u comes after %u of job '%s': units come in order",
                        q->unit, job->nunits, job->name);
     if (!zp_name_valid(q->name))
-        return zb_fail(err, -EINVAL, "'%s' is no name for a unit", q->name);
+        return zb_fail(err, -EINVAL, "'%s' is not a valid unit name", q->name);
     if (q->elems < 1 || q->elems > UINT64_C(1) << 40)
         return zb_fail(err, -EINVAL, "unit '%s' has %llu elements: from 1 to 2^40", q->name,
                        (unsigned long long)q->elems);
@@ -47,7 +47,7 @@ static int unit_tensor(struct zsd_unit *unit, struct zsd_job *job, const Zp__Ten
         from = last->first + last->count;
     }
     if (!zp_tensor_name_valid(q->name))
-        return zb_fail(err, -EINVAL, "unit '%s': '%s' is no name for a tensor", unit->name,
+        return zb_fail(err, -EINVAL, "unit '%s': '%s' is not a valid tensor name", unit->name,
                        q->name);
     if (q->n_dims > ZP_DIMS_MAX)
         return zb_fail(err, -EINVAL, "tensor '%s' has %zu dimensions: at most %u", q->name,

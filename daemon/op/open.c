@@ -73,7 +73,7 @@ static int open_check(const struct zsd_core *core, const Zp__JobOpen *q, struct 
         return zb_fail(err, -ECANCELED, "the daemon is ending: it takes no new jobs");
     if (!zp_name_valid(q->name))
         return zb_fail(err, -EINVAL,
-                       "'%s' is no name for a job: 1 to %u letters, digits, '.', '_' or '-'",
+                       "'%s' is not a valid job name: 1 to %u letters, digits, '.', '_' or '-'",
                        q->name, ZP_NAME_MAX);
     if (q->world < 1 || q->world > ZP_WORLD_MAX)
         return zb_fail(err, -EINVAL, "a world of %u ranks: from 1 to %u", q->world, ZP_WORLD_MAX);
@@ -142,8 +142,8 @@ static int open_join(struct zsd_job *job, const Zp__JobOpen *q, struct zb_err *e
     if (!forming && !q->attach)
         return zb_fail(err, -EEXIST, "job '%s' exists already", q->name);
     if (q->attach && !job->keep)
-        return zb_fail(err, -EINVAL, "job '%s' was not opened to be kept: nobody attaches to it",
-                       q->name);
+        return zb_fail(err, -EINVAL,
+                       "job '%s' was not opened to be kept: no process can attach to it", q->name);
     if (q->world != job->world)
         return zb_fail(err, -EINVAL, "job '%s' has %u ranks, not %u", q->name, job->world,
                        q->world);

@@ -216,7 +216,7 @@ ZSD_REQUEST(zsd_snapshot, SnapshotTake)
         return;
     if (q->name[0] != '\0' && !zp_name_valid(q->name)) {
         zsd_refuse(req, -EINVAL,
-                   "'%s' is no name for a snapshot: 1 to %u letters, digits, '.', '_' or '-'",
+                   "'%s' is not a valid snapshot name: 1 to %u letters, digits, '.', '_' or '-'",
                    q->name, ZP_NAME_MAX);
         return;
     }
@@ -462,7 +462,7 @@ ZSD_REQUEST(zsd_clone, Clone)
         (void)zb_fail(&err, -ECANCELED, "the daemon is ending: it takes no new jobs");
     else if (!zp_name_valid(q->name))
         (void)zb_fail(&err, -EINVAL,
-                      "'%s' is no name for a job: 1 to %u letters, digits, '.', '_' or '-'",
+                      "'%s' is not a valid job name: 1 to %u letters, digits, '.', '_' or '-'",
                       q->name, ZP_NAME_MAX);
     else if (zsd_job_by_name(core, q->name) || zsd_saved_by_name(core, q->name) ||
              zsd_job_name_coming(core, q->name))

@@ -54,7 +54,7 @@ int zsd_cpus_resolve(const char *cpus, cpu_set_t *ret, struct zb_err *err)
     }
     if (!zsd_numbers_parse(cpus, &named))
         return zb_fail(err, -EINVAL,
-                       "'%s' is no CPU list: numbers below %d and ranges, such as 0-3,8", cpus,
+                       "'%s' is not a CPU list: numbers below %d and ranges, such as 0-3,8", cpus,
                        CPU_SETSIZE);
     CPU_AND(ret, &named, &ours);
     if (CPU_COUNT(ret) == 0)

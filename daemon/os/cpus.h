@@ -9,7 +9,7 @@
 
 #include "base/err.h"
 
-/** 0; -EINVAL the list is no CPU list, or names none that we may use. NULL or "": all that we may.
+/** 0; -EINVAL the list is not a CPU list, or names none that we may use. NULL or "": all that we may.
  * Any thread. */
 int zsd_cpus_check(const char *cpus, struct zb_err *err);
 /** The same, and what it comes to: the CPUs that it names and that we may use. */

@@ -94,8 +94,8 @@ bool zsd_params_fit(struct zsd_job *job, uint64_t bytes)
     if (units <= left)
         return true;
     (void)snprintf(p->why, sizeof(p->why),
-                   "they take %s, and %s of the GPU tier are free; the least gpu_bytes that would "
-                   "do is %llu",
+                   "they take %s, and %s of the GPU tier are free; the smallest gpu_bytes that "
+                   "would work is %llu",
                    zb_size_text(units).s, zb_size_text(left).s, (unsigned long long)(used + units));
     return false;
 }
@@ -431,8 +431,8 @@ static void share_run(struct zsd_task *task)
         (void)zk_gpu_share(mem, op->pid, &op->share, &op->err);
     else
         (void)zb_fail(&op->err, -EBUSY,
-                      "the parameters of job '%s' are shared %u times already: whoever has done "
-                      "with them closes the mark",
+                      "the parameters of job '%s' are shared %u times already: a process that no "
+                      "longer needs them must close its descriptor",
                       op->job->name, held);
 }
 

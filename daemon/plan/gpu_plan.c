@@ -482,10 +482,11 @@ int zsd_gpu_set(struct zsd_core *core, uint64_t bytes, struct zb_err *err)
     if (stays > bytes) {
         core->tiers.gpu_target = was;
         zsd_gpu_plan(core);
-        return zb_fail(err, -ENOSPC,
-                       "%s of GPU memory are less than what cannot move: the least that would do "
-                       "is %llu",
-                       zb_size_text(bytes).s, (unsigned long long)stays);
+        return zb_fail(
+            err, -ENOSPC,
+            "%s of GPU memory are less than what cannot move: the smallest that would work "
+            "is %llu",
+            zb_size_text(bytes).s, (unsigned long long)stays);
     }
     zb_log(ZB_LOG_INFO, "tier-set", "tier=gpu bytes=%llu was=%llu used=%llu leaves=%llu",
            (unsigned long long)bytes, (unsigned long long)was,

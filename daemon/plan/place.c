@@ -62,11 +62,12 @@ static struct place_least place_least(const struct zsd_job *job, uint64_t bytes)
 
     if (bytes > free_bytes)
         (void)snprintf(least.budget, sizeof(least.budget),
-                       "; the least host_bytes that would do is %llu",
+                       "; the smallest host_bytes that would work is %llu",
                        (unsigned long long)zsd_host_least(core, others + bytes));
     if (job->host_bytes_max > 0 && all > job->host_bytes_max)
         (void)snprintf(least.limit, sizeof(least.limit),
-                       "; the least host_bytes_max that would do is %llu", (unsigned long long)all);
+                       "; the smallest host_bytes_max that would work is %llu",
+                       (unsigned long long)all);
     return least;
 }
 
@@ -113,7 +114,7 @@ static int place_refuse_nvme(const struct zsd_job *job, const struct zb_place *p
     return zb_fail(
         err, -ENOSPC,
         "job '%s' does not fit: with %s of host memory it needs %s of NVMe%s, and %s are "
-        "free; the least nvme_bytes that would do is %llu",
+        "free; the smallest nvme_bytes that would work is %llu",
         job->name, zb_size_text(place_host_free(job)).s, zb_size_text(all).s,
         job->durable ? ", being durable" : "",
         zb_size_text(zsd_account_free(&core->tiers.nvme) + held).s, (unsigned long long)least);

@@ -10,7 +10,7 @@
 
 /** Admission and layout, all ranks ready: decides where every page lives and books it. With spill,
  * gradients that do not fit go to NVMe, if the job lets them. 0; -ENOSPC: err has the numbers and
- * the least that would do; -ENOMEM. On failure nothing is booked. */
+ * the smallest that would work; -ENOMEM. On failure nothing is booked. */
 int zsd_place(struct zsd_job *job, bool spill, struct zb_err *err);
 /** Books a rank's staging: 0, or -ENOSPC with the numbers. */
 int zsd_place_staging(struct zsd_job *job, uint64_t bytes, struct zb_err *err);

@@ -326,7 +326,7 @@ int zsd_host_set(struct zsd_core *core, uint64_t bytes, struct zb_err *err)
         return zb_fail(
             err, -ENOSPC,
             "%s of host memory are less than what cannot move, or has nowhere to go: the "
-            "least that would do is %llu",
+            "smallest that would work is %llu",
             zb_size_text(bytes).s, (unsigned long long)stays);
     }
     zb_log(ZB_LOG_INFO, "tier-set", "tier=host bytes=%llu was=%llu used=%llu leaves=%llu",

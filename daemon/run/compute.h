@@ -33,7 +33,7 @@ struct zsd_task {
 };
 
 /** Starts `threads` workers (0: one for each CPU) on `cpus` (NULL or "": all that this process may
- * use). 0; -EINVAL the list is no CPU list or names none that we may use, -EAGAIN, -ENOMEM: err. */
+ * use). 0; -EINVAL the list is not a CPU list or names none that we may use, -EAGAIN, -ENOMEM: err. */
 int zsd_compute_new(struct zsd_compute **ret, unsigned threads, const char *cpus,
                     struct zb_err *err);
 /** Starts `threads` more workers, for slow tasks; without, these run like any other. 0; -EAGAIN,

@@ -44,7 +44,7 @@ static void change_on_io(struct zsd_pio *pio, int rc)
     if (rc < 0) {
         (void)zb_fail(&c->err, rc,
                       "%s of the data file failed: %m; nothing is committed any more "
-                      "until the daemon has started anew",
+                      "until the daemon is restarted",
                       pio->io.op == ZN_FLUSH ? "a flush" : "the write of a commit slot");
         c->poisons = true;
         c->doubt = c->state != CHANGE_CATALOG;

@@ -284,7 +284,7 @@ static int recover_whole(struct recovery *r, struct zb_err *err)
     }
     for (size_t i = 0; i < r->nversions; i++)
         if (r->versions[i]->refs == 1)
-            return zb_fail(err, -EBADMSG, "catalog: nobody holds version %llu of job '%s'",
+            return zb_fail(err, -EBADMSG, "catalog: nothing refers to version %llu of job '%s'",
                            (unsigned long long)r->versions[i]->id, r->versions[i]->saved->name);
     for (size_t i = 0; i < r->nrows; i++)
         if (r->rows[i]->kept == 0)

@@ -185,8 +185,8 @@ void gpt_say_end(struct train *t)
     if (t->ran > 0)
         say(t, "zgpt: activations took %s: %s\n",
             bytes_text(gpt_passes_activation_bytes(t->passes)).s,
-            t->stash ? "inputs of blocks were with the daemon; the rest was computed anew"
-            : recomputes(t->args) ? "of each block its input; the rest was computed anew"
+            t->stash              ? "inputs of blocks were with the daemon; the rest was recomputed"
+            : recomputes(t->args) ? "of each block its input; the rest was recomputed"
                                   : "all that the way back needs");
     if (t->args->device && t->ran > 0)
         say_memory(t);

@@ -139,7 +139,7 @@ static int cuda_open(const char *args, struct zk_gpu **ret, struct zb_err *err)
     int rc;
 
     if (args[digits] != '\0' || digits > 4)
-        return zb_fail(err, -EINVAL, "'cuda:%s' is no GPU: cuda[:N]", args);
+        return zb_fail(err, -EINVAL, "'cuda:%s' is not a GPU: cuda[:N]", args);
     c = calloc(1, sizeof(*c));
     if (!c)
         return zb_fail(err, -ENOMEM, "GPU: %m");

@@ -45,7 +45,7 @@ static int args_number(const char **args, bool size, uint64_t *ret, struct zb_er
     int rc;
 
     if (len >= sizeof(text))
-        return zb_fail(err, -EINVAL, "'%s' is no number of an emulated GPU", *args);
+        return zb_fail(err, -EINVAL, "'%s' is not the number of an emulated GPU", *args);
     memcpy(text, *args, len);
     text[len] = '\0';
     *args += len + ((*args)[len] == ':');
@@ -53,7 +53,7 @@ static int args_number(const char **args, bool size, uint64_t *ret, struct zb_er
         return 0;
     rc = zb_size_parse(text, ret, err);
     if (rc == 0 && !size && strspn(text, "0123456789") != len)
-        return zb_fail(err, -EINVAL, "'%s' is no number of an emulated GPU", text);
+        return zb_fail(err, -EINVAL, "'%s' is not the number of an emulated GPU", text);
     return rc;
 }
 

@@ -1,6 +1,6 @@
 /*
  * engine_fault.h - failures on request, for tests. Only the library zn_fault has it, and no program
- * links that: there is no option, environment variable or configuration that leads here.
+ * links that: no option, environment variable or configuration leads here.
  *
  * MODEL. A filter between engine.c and the backend of an open engine. It counts transfers: each
  * request is one, and each time that it goes down again is one more.

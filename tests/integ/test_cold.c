@@ -34,7 +34,7 @@ static const struct zc_unit units[SV_UNITS] = {
 
 static const struct place {
     const char *name, *io;
-    bool streamed; /* with the least host memory that would do */
+    bool streamed; /* with the smallest host memory that would work */
 } places[] = { { "resident", "uring", false },
                { "streamed", "uring", true },
                { "streamed, threads", "threads", true } };
@@ -304,7 +304,7 @@ static int try(struct zi_rank *ranks, unsigned world, const struct zi_daemon *d,
 static void begin(struct zi_rank *ranks, unsigned world, const struct zi_daemon *d, bool attach,
                   bool streamed)
 {
-    static const char mark[] = "the least host_bytes_max that would do is ";
+    static const char mark[] = "the smallest host_bytes_max that would work is ";
     uint64_t limit = 0;
     const char *at;
 

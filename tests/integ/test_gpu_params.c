@@ -498,7 +498,7 @@ static void not_there(const char *gpu, uint64_t room, const char *id, const char
 static void elsewhere(void **state)
 {
     (void)state;
-    not_there(gpu_name(), 65536, gpu_id(), "the least gpu_bytes that would do is ");
+    not_there(gpu_name(), 65536, gpu_id(), "the smallest gpu_bytes that would work is ");
     not_there(gpu_name(), 0, "cuda-0000", "rank 0 is not on the GPU of the daemon");
     not_there(gpu_name(), 0, NULL, "rank 0 is not on the GPU of the daemon");
     not_there(NULL, 0, gpu_id(), "the daemon has no GPU tier");
@@ -780,7 +780,7 @@ static bool placed_at_once(void)
     o = fleeting("large");
     zi_job(&b, 1, &d, &o, &large, 1);
     waited = zi_log_line(&d, "gpu-stranded") != NULL;
-    assert_non_null(strstr(b.place.gpu_why, "the least gpu_bytes that would do is "));
+    assert_non_null(strstr(b.place.gpu_why, "the smallest gpu_bytes that would work is "));
     zk_gpu_free(mem);
     zi_close(&b, 1);
     zi_stop(&d);

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""test_man.py [--write] - the man pages say what --help says. Each page of docs/man has a part between
-two comments that is made of a program's --help, line by line; --write makes it anew. Where man is
-installed, it must have no warnings of a page."""
+"""test_man.py [--write] - the man pages contain what --help prints. Each page of docs/man has a part between
+two comments that is made from a program's --help, line by line; --write updates it. Where man is
+installed, it must have no warnings for a page."""
 import os
 import re
 import shutil
@@ -24,6 +24,8 @@ def helped(page):
     if page == "zshardd.conf.5":  # options as they are named in the file
         text = text[text.index("  --socket"):]
         text = re.sub(r"^  --([a-z0-9-]+)", lambda m: "  " + m[1].replace("-", "_") + " =", text, flags=re.M)
+        text = text.replace("paths = DIR:DIR...      ", 'paths = {"DIR", ...}    ')
+        text = text[:text.index("\nExit status:")]
     escaped = text.rstrip("\n").replace("\\", "\\e").replace("-", "\\-")
     lines = ["\\&" + line if line[:1] in (".", "'") else line for line in escaped.split("\n")]
     return "\n".join([".nf", *lines, ".fi"])

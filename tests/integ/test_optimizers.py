@@ -24,12 +24,12 @@ MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "adam": ("exp_avg", "exp_avg_sq")
 
 
 def least_host_bytes(kept):
-    """What the daemon says is the least that would do; it cannot say so where not even staging fits."""
+    """What the daemon says is the smallest that would work; it cannot say so where not even staging fits."""
     budget = 1 << 20
     while True:
         with Daemon("--host-bytes", str(budget), *PAGES) as d:
             status = kept.run(d, resume=False, more=("--steps", "0"))
-        found = re.search(r"least host_bytes that would do is (\d+)", kept.said())
+        found = re.search(r"smallest host_bytes that would work is (\d+)", kept.said())
         if found:
             return int(found.group(1))
         check(status != 0 and budget < 1 << 28, f"{budget} bytes: {status}\n{kept.said()}")

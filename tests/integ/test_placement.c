@@ -284,7 +284,7 @@ static void job_define(struct job *j, unsigned rank)
 /* Opens with this limit: 0; or -ENOSPC, and *ret_least is what the sentence names. */
 static int job_try(struct job *j, uint64_t limit, uint64_t *ret_least)
 {
-    static const char mark[] = "the least host_bytes_max that would do is ";
+    static const char mark[] = "the smallest host_bytes_max that would work is ";
     int rc;
 
     j->options.host_bytes_max = limit;

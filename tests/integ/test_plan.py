@@ -254,7 +254,7 @@ def least_is_least():
         done = subprocess.run(zgpt("small", "--steps", "1", "--batch", "1", "--dtype", "bf16",
                                    "--offload", "nvme"), env=d.env() | mpi_env(), text=True,
                               capture_output=True, timeout=DEADLINE, check=False)
-        check(done.returncode == 4 and f"least host_bytes that would do is {host}" in done.stderr,
+        check(done.returncode == 4 and f"smallest host_bytes that would work is {host}" in done.stderr,
               f"{done}")
 
 

@@ -1,5 +1,5 @@
 /*
- * What a real daemon refuses (refuse.h) for lack of room: the sentence names the least that would do.
+ * What a real daemon refuses (refuse.h) for lack of room: the sentence names the smallest that would work.
  */
 #include "tests/integ/refuse.h"
 
@@ -121,7 +121,7 @@ static int budget_try(const struct budget_case *c, const char *host, char *text,
 
 static void budget_case(const struct budget_case *c)
 {
-    static const char mark[] = "the least host_bytes that would do is ";
+    static const char mark[] = "the smallest host_bytes that would work is ";
     char text[512], host[32];
     unsigned long long least;
     const char *at;
@@ -152,7 +152,7 @@ static void the_least_is_the_least(void **state)
 /* The limit that a job gave itself has a least of its own. */
 static void the_least_of_a_job_with_a_limit(void **state)
 {
-    static const char mark[] = "the least host_bytes_max that would do is ";
+    static const char mark[] = "the smallest host_bytes_max that would work is ";
     struct budget_case c = { "a limit", "64M",   NULL,    "512M", 4096,   300000, 5,
                              ZC_F32,    ZC_NVME, ZC_NVME, 65536,  ZB_MIB, ZC_HOST };
     char text[512];
@@ -172,7 +172,7 @@ static void the_least_of_a_job_with_a_limit(void **state)
 /* Where NVMe is what lacks, host memory is not what the sentence asks for. */
 static void the_least_of_nvme(void **state)
 {
-    static const char mark[] = "the least nvme_bytes that would do is ";
+    static const char mark[] = "the smallest nvme_bytes that would work is ";
     struct budget_case c = { "nvme", "16M",   NULL,    "4M",  4096, 300000, 5,
                              ZC_F32, ZC_NVME, ZC_NVME, 65536, 0,    ZC_HOST };
     char text[512], nvme[32];

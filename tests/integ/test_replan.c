@@ -396,7 +396,7 @@ static void nobody_can_give_that(void **state)
     assert_int_equal(zi_await(&b, 1, &call), 0);
     zi_define(&b, &large, 1, 1);
     assert_int_equal(zi_ready(&b, 1), -ENOSPC);
-    assert_non_null(strstr(zc_error(b.c), "the least host_bytes that would do"));
+    assert_non_null(strstr(zc_error(b.c), "the smallest host_bytes that would work"));
     assert_int_equal(zi_tier(c, "host").moving, 0);
     zi_close(&b, 1);
     await_state(c, has); /* what was given for the staging is booked again */

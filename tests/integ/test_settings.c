@@ -507,7 +507,7 @@ static int life_open(struct life *l, const struct zc_job_options *options)
 /* How little host memory would do, as the daemon says. */
 static uint64_t life_probe(struct life *l, enum zc_place grads)
 {
-    static const char mark[] = "the least host_bytes_max that would do is ";
+    static const char mark[] = "the smallest host_bytes_max that would work is ";
     struct zc_job_options o = job_of(l, "probe");
     const char *at;
 
@@ -823,7 +823,7 @@ static void life_step_torn(struct life *l, bool early, bool asked)
     zi_pump(l->ranks, l->world, (unsigned)draw(4));
 }
 
-/* All of it, or the least that would do and up to `more`. */
+/* All of it, or the smallest that would work and up to `more`. */
 static void draw_tier(struct life *l, const char *tier, uint64_t bytes, uint64_t more, bool all)
 {
     struct zc_client *c = l->ranks[0].c;

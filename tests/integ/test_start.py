@@ -133,9 +133,9 @@ def sockets():
         plain = os.path.join(f, "plain")
         with open(plain, "w", encoding="utf-8") as file:
             file.write("mine")
-        refused(start(*in_(f, "--socket", plain)), FAILED, "is no socket: it is not replaced")
+        refused(start(*in_(f, "--socket", plain)), FAILED, "is not a socket: it is not replaced")
         with open(plain, encoding="utf-8") as file:
-            check(file.read() == "mine", "a file that is no socket was changed")
+            check(file.read() == "mine", "a file that is not a socket was changed")
         with socket.socket(socket.AF_UNIX) as other: # of a program that knows nothing of us
             path = os.path.join(f, "other")
             other.bind(path)
@@ -310,7 +310,7 @@ def a_gpu():
         done = start(*in_(f, "--gpu-bytes", "1G", "--gpu", "cuda:99"))
         refused(done, NO_GPU, "no GPU: ")
         done = start(*in_(f, "--gpu-bytes", "1G"), env={**os.environ, "ZSHARD_PLUGINS": f})
-        refused(done, NO_GPU, f"no GPU: no '{f}/zk_cuda.so', where ZSHARD_PLUGINS says")
+        refused(done, NO_GPU, f"no GPU: '{f}/zk_cuda.so' does not exist (ZSHARD_PLUGINS)")
         refused(start(*in_(f, "--gpu-bytes", "1G", "--gpu", "gpu")), FAILED, "no GPU is called 'gpu'")
         refused(start(*in_(f, "--gpu-bytes", "32M", "--gpu", "emulated:16M")), FAILED,
                 "gpu_bytes 32.0 MiB: ", "has 16.0 MiB")

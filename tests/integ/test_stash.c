@@ -219,7 +219,7 @@ static void what_does_not_fit_is_refused(void **state)
     zi_start(&d, options);
     mine.socket = d.socket;
     assert_int_equal(gpt_stash_open(&stash, &mine, &err), -ENOSPC);
-    assert_non_null(strstr(err.text, "host_bytes that would do is"));
+    assert_non_null(strstr(err.text, "host_bytes that would work is"));
     assert_null(stash);
     zi_stop(&d);
 }

@@ -60,7 +60,7 @@ def good(run, what):
 
 
 def least_host_bytes(flags, ranks):
-    """What the daemon says is the least that would do: it must be exact."""
+    """What the daemon says is the smallest that would work: it must be exact."""
     return least_of(tuple(flags), ranks)
 
 
@@ -70,7 +70,7 @@ def least_of(flags, ranks):
     while True:
         with Daemon("--host-bytes", str(budget), "--nvme-bytes", "64M", *PAGES) as d:
             run = Run(list(flags), ranks, d.env(), steps=0)
-        found = re.search(r"least host_bytes that would do is (\d+)", run.done.stdout)
+        found = re.search(r"smallest host_bytes that would work is (\d+)", run.done.stdout)
         if found:
             return int(found.group(1))
         check(run.done.returncode != 0, f"{budget} bytes of host memory did already")

@@ -563,7 +563,7 @@ void zi_await_target(struct zc_client *c, const char *name)
 
 uint64_t zi_least(struct zc_client *c, const char *name)
 {
-    static const char mark[] = "the least that would do is ";
+    static const char mark[] = "the smallest that would work is ";
     const char *at;
 
     assert_int_equal(zc_tier_set_wait(c, name, 1), -ENOSPC);

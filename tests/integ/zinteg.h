@@ -133,7 +133,7 @@ unsigned zi_await_used(const struct zi_daemon *d, uint64_t host, uint64_t nvme);
 struct zc_tier_row zi_tier(struct zc_client *c, const char *name);
 /** Waits until the tier has come down to its target: what left has given its memory back. */
 void zi_await_target(struct zc_client *c, const char *name);
-/** The least budget of a tier that would do, as a refusal says. */
+/** The smallest budget of a tier that would work, as a refusal says. */
 uint64_t zi_least(struct zc_client *c, const char *name);
 /** A counter of the daemon; UINT64_MAX: it has none of that name. */
 uint64_t zi_counter(struct zc_client *c, const char *name);

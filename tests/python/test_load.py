@@ -268,7 +268,7 @@ def test_modules_of_ones_own() -> None:
     _meta.initialise(forgotten, lambda module: None)
     with pytest.raises(ValueError, match="wrote no values to 'scale'"):
         pieces(forgotten.scale, "scale")
-    with pytest.raises(ValueError, match="nothing says what its values are"):
+    with pytest.raises(ValueError, match="its values are not given"):
         with torch.device("meta"):
             _sources.source_of(torch.nn.Parameter(torch.empty(3)), "lost")
 

@@ -63,7 +63,7 @@ struct scrub_options {
 
 static const struct zb_opt scrub_options[] = {
     { "rate", ZB_OPT_SIZE, ZB_OPT_AT(struct scrub_options, rate_bytes), .arg = "SIZE",
-      .help = "bytes per second (start, resume); else a tenth of what the drives do" },
+      .help = "bytes per second (start, resume); default: a tenth of the drives' speed" },
     { 0 },
 };
 
@@ -96,7 +96,7 @@ static int scrub(struct zctl *z, int argc, char **argv)
 const struct zctl_cmd zctl_scrub = {
     .name = "scrub",
     .args = "[status|start|pause|resume|stop]",
-    .help = "read and verify all that is saved, in the background",
+    .help = "read and verify all saved pages, in the background",
     .argc_min = 0,
     .argc_max = 1,
     .run = scrub,
@@ -188,7 +188,7 @@ struct fsck_options {
 
 static const struct zb_opt fsck_options[] = {
     { "data", ZB_OPT_TEXT, ZB_OPT_AT(struct fsck_options, data), .arg = "DIR",
-      .help = "check the data folder of a daemon that does not run, with zshardd --fsck" },
+      .help = "check the data directory of a stopped daemon, with zshardd --fsck" },
     { 0 },
 };
 
@@ -321,7 +321,7 @@ static int df_run(struct zctl *z, int argc, char **argv)
 const struct zctl_cmd zctl_df = {
     .name = "df",
     .args = "",
-    .help = "show what the bytes of the data files are used for",
+    .help = "show how the bytes of the data files are used",
     .argc_min = 0,
     .argc_max = 0,
     .run = df_run,
@@ -347,7 +347,7 @@ static int share(struct zctl *z, int argc, char **argv)
 const struct zctl_cmd zctl_share = {
     .name = "share",
     .args = "JOB N",
-    .help = "change a job's share of drives and compute threads: 1 to 10000; 100",
+    .help = "set a job's share of drives and compute threads: 1 to 10000",
     .argc_min = 2,
     .argc_max = 2,
     .run = share,

@@ -136,7 +136,7 @@ struct config_options {
 
 static const struct zb_opt config_options[] = {
     { "ranks", ZB_OPT_COUNT, ZB_OPT_AT(struct config_options, ranks), .arg = "N", .max = 1u << 20,
-      .help = "of the run: batches must divide into them" },
+      .help = "ranks of the run; batches must be divisible by them" },
     { 0 },
 };
 

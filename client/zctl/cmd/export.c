@@ -400,12 +400,12 @@ struct export_options {
 
 static const struct zb_opt export_options[] = {
     { "dtype", ZB_OPT_CHOICE, AT(dtype), .choices = "param fp32 bf16 fp16", .def = "param",
-      .help = "of the parameters; param, their own, loses nothing" },
+      .help = "dtype of parameters; param: unchanged, lossless" },
     { "optimizer", ZB_OPT_FLAG, AT(optimizer),
-      .help = "with the optimizer's moments and fp32 masters" },
+      .help = "also write the optimizer's moments and fp32 masters" },
     { "shard-bytes", ZB_OPT_SIZE, AT(shard_bytes), .arg = "SIZE",
       .def = "5G", /* as Hugging Face's libraries do it */
-      .help = "more than this becomes several files with an index" },
+      .help = "split larger exports into several files with an index" },
     { 0 },
 };
 

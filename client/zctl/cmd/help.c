@@ -14,9 +14,10 @@ const struct zb_opt zctl_options[] = {
       .help = "the daemon's socket; else $ZSHARD_SOCKET, else $XDG_RUNTIME_DIR/zshard.sock, else "
               "/run/zshard/zshard.sock" },
     { "output", ZB_OPT_CHOICE, AT(json), .letter = 'o', .choices = "table json", .def = "table",
-      .help = "columns for people, or one JSON object for programs" },
+      .help = "a table, or one JSON object" },
     { "json", ZB_OPT_FLAG, AT(as_json), .help = "the same as --output json" },
-    { "help", ZB_OPT_FLAG, AT(help), .letter = 'h', .help = "this, or how a command is used" },
+    { "help", ZB_OPT_FLAG, AT(help), .letter = 'h',
+      .help = "show this help, or that of a command" },
     { "version", ZB_OPT_FLAG, AT(version),
       .help = "the version of zctl: the same as zctl version" },
     { 0 },
@@ -41,7 +42,7 @@ static void help_all(const struct zctl *z)
     }
     (void)fputs("usage: zctl [OPTIONS] COMMAND [ARGUMENTS]\n"
                 "\n"
-                "Looks inside the shard daemon of this node, and after what it keeps.\n"
+                "Inspects and manages the shard daemon of this node.\n"
                 "\n"
                 "Commands:\n",
                 z->out);
@@ -83,14 +84,14 @@ static int help(struct zctl *z, int argc, char **argv)
     const struct zctl_cmd *cmd = argc > 0 ? zctl_command(z, argv[0]) : NULL;
 
     if (argc > 0 && !cmd)
-        return zb_fail(&z->err, -EINVAL, "no command '%s'; try: zctl help", argv[0]);
+        return zb_fail(&z->err, -EINVAL, "unknown command '%s'; try: zctl help", argv[0]);
     return zctl_show_help(z, cmd);
 }
 
 const struct zctl_cmd zctl_help = {
     .name = "help",
     .args = "[COMMAND]",
-    .help = "say what there is, or how a command is used",
+    .help = "list the commands, or explain one",
     .argc_min = 0,
     .argc_max = 1,
     .run = help,

@@ -495,7 +495,7 @@ static int import_cmd(struct zctl *z, int argc, char **argv)
 const struct zctl_cmd zctl_import = {
     .name = "import",
     .args = "NAME PATH...",
-    .help = "make a new job out of safetensors: files, a folder, an index",
+    .help = "make a new job from safetensors: files, a folder, an index",
     .argc_min = 2,
     .argc_max = INT_MAX,
     .run = import_cmd,

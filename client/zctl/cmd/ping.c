@@ -55,7 +55,7 @@ static int ping(struct zctl *z, int argc, char **argv)
 const struct zctl_cmd zctl_ping = {
     .name = "ping",
     .args = "",
-    .help = "ask the daemon who it is, and how fast it answers",
+    .help = "show the daemon's version, process and response time",
     .argc_min = 0,
     .argc_max = 0,
     .run = ping,

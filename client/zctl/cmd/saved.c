@@ -35,11 +35,11 @@ struct snapshot_options {
 #define AT(member) ZB_OPT_AT(struct snapshot_options, member)
 
 static const struct zb_opt snapshot_options[] = {
-    { "next", ZB_OPT_FLAG, AT(next), .help = "of the next commit, which is waited for" },
+    { "next", ZB_OPT_FLAG, AT(next), .help = "wait for the next commit" },
     { "retain", ZB_OPT_COUNT, AT(retain), .arg = "N",
-      .help = "then destroy the job's oldest snapshots until N are left" },
+      .help = "then delete the job's oldest snapshots until N are left" },
     { "timeout", ZB_OPT_COUNT, AT(timeout_s), .arg = "SECONDS", .max = UINT32_MAX / MS_PER_S,
-      .help = "how long to wait for the next commit; else as the daemon is set" },
+      .help = "how long to wait for the next commit; default: the daemon's" },
     { 0 },
 };
 
@@ -119,7 +119,7 @@ static int destroy(struct zctl *z, int argc, char **argv)
 const struct zctl_cmd zctl_clone = {
     .name = "clone",
     .args = "JOB[@SNAPSHOT] NAME",
-    .help = "make a new job out of what is saved; it costs what changes",
+    .help = "clone a saved job (copy on write)",
     .argc_min = 2,
     .argc_max = 2,
     .run = clone_saved,
@@ -128,7 +128,7 @@ const struct zctl_cmd zctl_clone = {
 const struct zctl_cmd zctl_destroy = {
     .name = "destroy",
     .args = "JOB[@SNAPSHOT]",
-    .help = "end a kept job that nobody is attached to, or a snapshot, and free its bytes",
+    .help = "delete a kept job without clients, or a snapshot, and free its bytes",
     .argc_min = 1,
     .argc_max = 1,
     .run = destroy,
@@ -137,7 +137,7 @@ const struct zctl_cmd zctl_destroy = {
 const struct zctl_cmd zctl_rollback = {
     .name = "rollback",
     .args = "JOB SNAPSHOT",
-    .help = "return a job to a snapshot, and forget what is newer",
+    .help = "return a job to a snapshot and discard newer steps",
     .argc_min = 2,
     .argc_max = 2,
     .run = rollback,
@@ -146,7 +146,7 @@ const struct zctl_cmd zctl_rollback = {
 const struct zctl_cmd zctl_snapshot = {
     .name = "snapshot",
     .args = "JOB [NAME]",
-    .help = "give the newest commit a name, so that it stays",
+    .help = "name the newest commit, so that it is kept",
     .argc_min = 1,
     .argc_max = 2,
     .run = snapshot,

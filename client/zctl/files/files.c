@@ -67,7 +67,8 @@ static int index_file(struct zctl *z, struct zctl_files *files, size_t from, con
         return zb_fail(&z->err, -ENOMEM, "'%s': %m", index);
     }
     if (!*name || strchr(name, '/'))
-        rc = zb_fail(&z->err, -EBADMSG, "'%s' names '%s', which is no file beside it", index, name);
+        rc = zb_fail(&z->err, -EBADMSG, "'%s' names '%s', which is not a file next to it", index,
+                     name);
     for (size_t i = from; i < files->n; i++)
         known = known || strcmp(files->paths[i], path) == 0;
     if (rc == 0 && !known && files->n - from >= FILES_MAX)
@@ -232,7 +233,7 @@ int zctl_files_metadata(struct zctl *z, const struct zctl_files *files, const ch
         const char *value = zc_st_metadata(files->files[i], key);
 
         if (value && *ret && strcmp(value, *ret) != 0)
-            return zb_fail(&z->err, -EBADMSG, "'%s' says another %s than the files before it",
+            return zb_fail(&z->err, -EBADMSG, "'%s' and the files before it disagree about the %s",
                            files->paths[i], key);
         if (value)
             *ret = value;

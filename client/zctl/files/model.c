@@ -207,7 +207,7 @@ static int unit_parse(struct zctl *z, const json_t *value, uint32_t index, struc
         return zb_fail(&z->err, -EBADMSG,
                        "%s[%u].quantized is %s: true or false, and true only where frozen is",
                        ZCTL_META_UNITS, index,
-                       unit->quantized ? "true, and the unit is not frozen" : "no boolean");
+                       unit->quantized ? "true, and the unit is not frozen" : "not a boolean");
     for (uint32_t i = 0; i < unit->ntensors; i++) {
         const json_t *t = json_array_get(list, i);
         uint64_t group;

@@ -29,11 +29,11 @@ struct top_options {
 #define AT(member) ZB_OPT_AT(struct top_options, member)
 
 static const struct zb_opt top_options[] = {
-    { "count", ZB_OPT_COUNT, AT(count), .arg = "N", .min = 1,
-      .help = "end after so many intervals" },
+    { "count", ZB_OPT_COUNT, AT(count), .arg = "N", .min = 1, .help = "exit after N intervals" },
     { "interval", ZB_OPT_REAL, AT(interval_s), .arg = "SECONDS", .def = "1", .min = 0.1,
-      .max = 3600, .help = "between two looks, 0.1 to 3600" },
-    { "once", ZB_OPT_FLAG, AT(once), .help = "one interval, as tables: the same as --count 1" },
+      .max = 3600, .help = "length of an interval, 0.1 to 3600" },
+    { "once", ZB_OPT_FLAG, AT(once),
+      .help = "print one interval as tables: the same as --count 1" },
     { 0 },
 };
 
@@ -150,7 +150,7 @@ static int top(struct zctl *z, int argc, char **argv)
 const struct zctl_cmd zctl_top = {
     .name = "top",
     .args = "[JOB]",
-    .help = "say what bounds the node now, and show rates, queues and who waits; q ends it",
+    .help = "live view: bottleneck, rates, queues; q quits",
     .argc_min = 0,
     .argc_max = 1,
     .run = top,

@@ -90,7 +90,8 @@ static int plugin_open(struct zc_comm **ret, const char *name, struct zb_err *er
         return zb_fail(err, -ENOTSUP, "backend '%s': %s", name, why.text);
     plugin = found.table;
     if (plugin->version != ZC_COMM_PLUGIN_VERSION)
-        return zb_fail(err, -ENOTSUP, "'%s' is no backend of this version of zshard", found.path);
+        return zb_fail(err, -ENOTSUP, "'%s' is not a backend of this version of zshard",
+                       found.path);
     rc = plugin->open(ret, text, sizeof(text));
     return rc < 0 ? zb_fail(err, rc, "backend '%s': %s", name, text) : 0;
 }

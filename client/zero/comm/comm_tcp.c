@@ -224,8 +224,9 @@ static int header_check(struct tcp_comm *t, uint32_t peer)
 
     if (memcmp(want, is, sizeof(*is)) == 0)
         return 0;
-    return is->magic == TCP_MAGIC ? header_differs(t, peer)
-                                  : tcp_fail(t, peer, -EPROTO, "what it sent is no collective");
+    return is->magic == TCP_MAGIC
+               ? header_differs(t, peer)
+               : tcp_fail(t, peer, -EPROTO, "it sent something that is not a collective");
 }
 
 static int peer_receive(struct tcp_comm *t, uint32_t peer)

@@ -255,7 +255,7 @@ static int host_answer(struct meeting *m, int rc)
     uint64_t until = zb_max_u64(m->deadline_ns, zb_now_ns() + SECONDS(HELLO_S));
 
     if (rc == 0 && getrandom(&m->token, sizeof(m->token), 0) != sizeof(m->token))
-        rc = w.rc = zb_fail(m->err, -EIO, "there is no random number to be had");
+        rc = w.rc = zb_fail(m->err, -EIO, "no random numbers are available");
     w.token = m->token;
     if (rc < 0)
         (void)snprintf(w.text, sizeof(w.text), "%s", m->err->text);
@@ -315,7 +315,8 @@ static int guest_meet(struct meeting *m)
     if (rc == 0) /* rank 0 gives up first, and says why */
         rc = zc_tcp_move(fd, &w, sizeof(w), false, m->deadline_ns + SECONDS(HELLO_S));
     if (rc == 0 && w.magic != MESH_MAGIC)
-        return zb_fail(m->err, -EPROTO, "what answers at %s is no rank 0 of this kind", name);
+        return zb_fail(m->err, -EPROTO, "the process that answers at %s is not rank 0 of this run",
+                       name);
     if (rc == 0 && w.rc < 0) {
         w.text[sizeof(w.text) - 1] = 0;
         return zb_fail(m->err, w.rc, "rank 0 gave up: %s", w.text);

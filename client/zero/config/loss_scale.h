@@ -13,7 +13,7 @@
  *                          the scale doubles
  *     loss_scale_window    the scale doubles at a step without overflow when that is behind 1, 2,
  *                          ... times so many others in a row: first at the (window + 1)th since the
- *                          last overflow, or since the beginning, then at each so manieth
+ *                          last overflow, or since the beginning, then every `window` steps
  *     min_loss_scale       halving ends there. An overflow at that scale which was to halve it ends
  *                          the run
  *

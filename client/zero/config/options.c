@@ -123,7 +123,7 @@ static int check_name(const struct zc_zero_options *o, uint32_t world, struct zb
     if (!o->job || strlen(o->job) <= (size_t)(ZC_NAME_MAX - number))
         return 0;
     return zb_fail(err, -EINVAL, "a job's name has at most %d bytes%s", ZC_NAME_MAX - number,
-                   number ? ", and behind it each group of ranks has its number" : "");
+                   number ? ", and each group of ranks appends its number" : "");
 }
 
 int zcz_options_check(const struct zc_zero_options *o, uint32_t world, struct zb_err *err)

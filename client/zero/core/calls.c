@@ -47,7 +47,7 @@ static const struct {
     [ZCZ_CALL_NORMS] = { "the norms of tensors", "asks for norms of tensors" },
     [ZCZ_CALL_STEP] = { "the norms of the ranks", "steps" },
     [ZCZ_CALL_COMMIT] = { "the vote on a commit", "votes on a commit" },
-    [ZCZ_CALL_OPTIMIZER] = { "the optimizer", "says the optimizer" },
+    [ZCZ_CALL_OPTIMIZER] = { "the optimizer", "sets the optimizer" },
     [ZCZ_CALL_COUNTS] = { "the step counts of tensors", "sets step counts of tensors" },
     [ZCZ_CALL_FREEZE] = { "the freezing of a unit", "freezes a unit, or unfreezes one" },
     [ZCZ_CALL_OPTIONS] = { "the options of the engine", "opens an engine" },

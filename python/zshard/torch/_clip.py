@@ -44,7 +44,7 @@ def clip_grad_norm_(
             ours.append(param.grad)
         elif param.grad is not None:
             if runtime_of(param) is not None:
-                raise RuntimeError("the .grad of a sharded parameter was set by somebody else")
+                raise RuntimeError("the .grad of a sharded parameter was set by other code")
             others.append(param.grad)
     parts = [_grads.norm(g, norm_type) for g in ours]
     parts += [float(torch.linalg.vector_norm(g, norm_type)) for g in others]

@@ -300,7 +300,7 @@ def fully_shard(
             module: the engine may keep them until the backward pass.
         mp_policy: torch's MixedPrecisionPolicy: parameters become of param_dtype, with fp32 masters in the engine;
             gradients are summed in fp32 whatever reduce_dtype says.
-        offload_policy: torch's, accepted: where state lives is said by `offload`.
+        offload_policy: torch's, accepted: `offload` decides where state is stored.
         **options: of the outermost module: arguments of shard(), such as offload="nvme".
 
     Returns:

@@ -186,7 +186,7 @@ class Context:
 
         Args:
             offload: "none" (this process), "host" or "nvme" (the daemon), "auto" (the daemon where it has room, else
-                this process, which is said in one line).
+                this process, which one line reports).
             state_bytes: of parameters, gradients and optimizer state over all ranks, about; 0: not known.
 
         Raises:

@@ -69,7 +69,7 @@ def _swap_works() -> bool:
 
 @functools.cache
 def best_mode() -> str:
-    """swap, or the fallback of older torch, which is said once on stderr."""
+    """swap, or the fallback of older torch, which is reported once on stderr."""
     try:
         if _swap_works():
             return "swap"

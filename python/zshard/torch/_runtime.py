@@ -332,7 +332,7 @@ class Runtime:
         if grad is None or grad is state.handles[i] or state.grads and grad is state.grads[i]:
             return
         raise RuntimeError(
-            f"the .grad of parameter '{state.unit.pieces[i].name}' was set by somebody else; zshard "
+            f"the .grad of parameter '{state.unit.pieces[i].name}' was set by other code; zshard "
             "accumulates gradients itself (zshard.torch.grad_of reads them)"
         )
 

@@ -364,7 +364,7 @@ def source_of(p: torch.Tensor, name: str = "") -> Source:
         return source
     if p.device.type == "meta":
         raise ValueError(
-            f"parameter '{name}' is on the meta device and nothing says what its values are: give "
+            f"parameter '{name}' is on the meta device and its values are not given: give "
             "shard() an init_fn, or load the model by zshard.torch.from_pretrained"
         )
     return Real(p)

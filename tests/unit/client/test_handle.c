@@ -244,7 +244,8 @@ static const struct hello_case hello_cases[] = {
     { "silence", .other = hello_silence, .rc = -ETIMEDOUT, .says = "did not come" },
     { "a descriptor", .other = hello_with_memory, .rc = -EPROTO, .says = "1 descriptors" },
     { "another tag", .other = hello_wrong_tag, .rc = -EPROTO, .says = "not its own" },
-    { "a body that is none", .other = hello_no_message, .rc = -EPROTO, .says = "no HelloReply" },
+    { "a body that is none", .other = hello_no_message, .rc = -EPROTO,
+      .says = "not a valid HelloReply" },
     { "a request", .other = hello_request, .rc = -EPROTO, .says = "kind 1" },
     { "a positive code", .other = hello_positive, .rc = -EPROTO, .says = "code 5" },
 };

@@ -47,7 +47,7 @@ static const struct wrong_case {
     { "a method that there is not", NO_METHOD, "a reply to method 999" },
     { "twice", TWICE, "a tag that is not its own" },
     { "a positive code", POSITIVE, "with code 22" },
-    { "a body that is no message", NO_MESSAGE, "are no Empty" },
+    { "a body that is not a message", NO_MESSAGE, "are not a valid Empty" },
     { "a descriptor that does not belong", A_DESCRIPTOR, "and 1 descriptors" },
     { "a refusal with a descriptor", A_REFUSAL_WITH_ONE, "and 1 descriptors" },
     { "a request", A_REQUEST, "kind 1" },
@@ -55,7 +55,7 @@ static const struct wrong_case {
     { "bytes that are no frame", GARBAGE, "not a frame" },
     { "an event with a descriptor", EVENT_WITH_DESCRIPTOR, "kind 4 with 1 descriptors" },
     { "an event without a code", EVENT_WITHOUT_CODE, "an event with code 0" },
-    { "an event that is no message", EVENT_NO_MESSAGE, "no JobEvent" },
+    { "an event that is not a message", EVENT_NO_MESSAGE, "not a valid JobEvent" },
     { "descriptors that nobody announced", DESCRIPTORS_UNANNOUNCED, "descriptors" },
 };
 

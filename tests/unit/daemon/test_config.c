@@ -204,7 +204,7 @@ static const struct {
     { "empty kernels", "kernels = ''\n", 1, "kernels must not be empty" },
     { "unknown level", "log_level = loud\n", 1,
       "log_level must be error, warn, info or debug, not 'loud'" },
-    { "no CPU list", "cpus = \"a-b\"\n", 1, "cpus: 'a-b' is no CPU list" },
+    { "no CPU list", "cpus = \"a-b\"\n", 1, "cpus: 'a-b' is not a CPU list" },
     { "no CPU of ours", "cpus = \"1023\"\n", 1, "cpus: this process may use none" },
     { "no such group", "socket_group = no-such-group\n", 1,
       "socket_group: there is no group 'no-such-group'" },
@@ -305,7 +305,7 @@ static void files_that_are_none(void **state)
     assert_int_equal(LOAD(&c, &err, "--config", "/no/such/file"), -ENOENT);
     assert_non_null(strstr(err.text, "/no/such/file"));
     assert_int_equal(LOAD(&c, &err, "--config", dir), -EINVAL);
-    assert_non_null(strstr(err.text, "is no regular file"));
+    assert_non_null(strstr(err.text, "is not a regular file"));
     assert_int_equal(LOAD(&c, &err, "--config", "/dev/zero"), -EINVAL);
     assert_int_equal(LOAD(&c, &err, "--config", ""), -EINVAL);
     f = fopen(path, "w");

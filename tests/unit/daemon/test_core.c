@@ -257,7 +257,7 @@ static uint64_t least_host(enum zb_dtype dtype)
     w.daemon.core->tiers.host_target = w.daemon.core->tiers.host.budget =
         zsd_account_used(&w.daemon.core->tiers.host); /* nothing is left */
     assert_int_equal(job_define(&w, 0, dtype), -ENOSPC);
-    assert_non_null(strstr(answers[0].text, "least host_bytes"));
+    assert_non_null(strstr(answers[0].text, "smallest host_bytes"));
     least = strtoull(strrchr(answers[0].text, ' '), NULL, 10);
     world_close(&w);
     return least;

@@ -217,7 +217,7 @@ static uint64_t pair_least(void)
         job_ready_ask(&w, c, c);
     assert_int_equal(answer(&w, 0), -ENOSPC);
     assert_int_equal(answer(&w, 1), -ENOSPC);
-    assert_non_null(strstr(answers[0].text, "least host_bytes that would do is "));
+    assert_non_null(strstr(answers[0].text, "smallest host_bytes that would work is "));
     least = strtoull(strrchr(answers[0].text, ' '), NULL, 10);
     world_close(&w);
     return least;

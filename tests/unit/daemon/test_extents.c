@@ -193,7 +193,8 @@ static void no_room(void **state)
     assert_int_equal(promise(core, &other, 5, 0, 1), 0);
     before = places_sum(core);
     assert_int_equal(promise_err(core, &now, all - 24, 0, 0, &err), -ENOSPC);
-    assert_non_null(strstr(err.text, "the least nvme_bytes that would do is 8392704")); /* + 4096 */
+    assert_non_null(
+        strstr(err.text, "the smallest nvme_bytes that would work is 8392704")); /* + 4096 */
     assert_int_equal(now.n, 0);
     assert_true(sum_equal(before, places_sum(core)));
     assert_int_equal(zb_space_free_units(core->disk->extents), all - 25);

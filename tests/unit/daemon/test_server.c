@@ -165,14 +165,14 @@ static void no_socket(void **state)
     (void)state;
     assert_int_equal(write(fd, "mine", 4), 4);
     assert_int_equal(close(fd), 0);
-    refused(-EEXIST, "exists and is no socket");
+    refused(-EEXIST, "exists and is not a socket");
     fd = open(x.path, O_RDONLY | O_CLOEXEC);
     assert_int_equal(read(fd, text, 4), 4);
     assert_string_equal(text, "mine");
     assert_int_equal(close(fd), 0);
     assert_int_equal(unlink(x.path), 0);
     assert_int_equal(mkdir(x.path, 0700), 0);
-    refused(-EEXIST, "exists and is no socket");
+    refused(-EEXIST, "exists and is not a socket");
     assert_int_equal(rmdir(x.path), 0);
 }
 

@@ -50,7 +50,7 @@ def without_plugin(folder):
     """Whatever this build has: the plugin for CUDA's devices is not where it is looked for."""
     done = subprocess.run([ZGPT] + (GOOD + " --device cuda").split(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           text=True, timeout=60, env={**os.environ, "ZSHARD_PLUGINS": folder})
-    if done.returncode != 4 or f"no GPU: no '{folder}/zk_cuda.so'" not in done.stderr or done.stderr.count("\n") != 1:
+    if done.returncode != 4 or f"no GPU: '{folder}/zk_cuda.so'" not in done.stderr or done.stderr.count("\n") != 1:
         return [f"without the plugin it ended with {done.returncode}: {done.stderr}"]
     return []
 

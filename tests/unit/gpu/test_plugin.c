@@ -19,9 +19,9 @@ static void those_that_are_none(void **state)
     static const struct {
         const char *folder, *says;
     } rows[] = {
-        { "/nowhere", "no '/nowhere/zk_cuda.so', where ZSHARD_PLUGINS says" },
+        { "/nowhere", "'/nowhere/zk_cuda.so' does not exist (ZSHARD_PLUGINS)" },
         { FAKES "/broken", "'zk_cuda.so' cannot be loaded: " FAKES "/broken/zk_cuda.so: " },
-        { FAKES "/none", "none/zk_cuda.so' is no plugin of zshard's" },
+        { FAKES "/none", "none/zk_cuda.so' is not a plugin of zshard" },
         { FAKES "/other",
           "other/zk_cuda.so' is of another build of zshard (0.0.9-0123456789abcdef" },
     };

@@ -683,7 +683,7 @@ static const struct {
         .meta_value = "[{\"name\":\"u\",\"elems\":1,\"dtype\":\"fp32\",\"grad_dtype\":\"fp32\","
                       "\"frozen\":true,\"quantized\":1,\"tensors\":[]}]" },
       6,
-      "zshard.units[0].quantized is no boolean" },
+      "zshard.units[0].quantized is not a boolean" },
     { "a tensor without a group",
       { .meta = "zshard.units",
         .meta_value = "[{\"name\":\"u\",\"elems\":1,\"dtype\":\"fp32\",\"grad_dtype\":\"fp32\","
@@ -793,7 +793,7 @@ static void wrong_sets(void **state)
     assert_int_equal(unlink("m/model-00002-of-00004.safetensors"), 0);
     expect(x, "import b m", 4, "model-00002-of-00004.safetensors");
     write_text(index, "{\"weight_map\":{\"a\":\"../x\"}}");
-    expect(x, "import b m", 6, "names '../x', which is no file beside it");
+    expect(x, "import b m", 6, "names '../x', which is not a file next to it");
     write_text(index, "{\"weight_map\":{\"a\":7}}");
     expect(x, "import b m", 6, "names no file for tensor 'a'");
     write_text(index, "{\"weight_map\":{\"a\":\"\"}}");

@@ -216,8 +216,8 @@ static const struct {
     const char *err; /* part of the sentence */
 } usage_cases[] = {
     { "", 2, "no command is given" },
-    { "nothing", 2, "no command 'nothing'" },
-    { "help nothing", 2, "no command 'nothing'" },
+    { "nothing", 2, "unknown command 'nothing'" },
+    { "help nothing", 2, "unknown command 'nothing'" },
     { "destroy", 2, "usage: zctl destroy JOB[@SNAPSHOT]" },
     { "destroy a b", 2, "usage: zctl destroy JOB[@SNAPSHOT]" },
     { "destroy a@", 2, "'a@' is neither JOB nor JOB@SNAPSHOT" },

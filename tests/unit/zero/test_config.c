@@ -496,7 +496,7 @@ static const struct {
     bool ignored;
     const char *text;
 } lines[] = {
-    { ZERO(""), "zero_optimization.stage", "3", false, "what of the model states is cut" },
+    { ZERO(""), "zero_optimization.stage", "3", false, "which model states are partitioned" },
     { ZERO(", 'sub_group_size': 1000"), "zero_optimization.sub_group_size", "1000", true,
       "page by page" },
     { ZERO(", 'sub_group_size': 'auto'"), "zero_optimization.sub_group_size", "\"auto\"", true,

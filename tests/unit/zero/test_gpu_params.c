@@ -207,7 +207,7 @@ static void elsewhere(void **state)
         { { "no room", 1, ZC_F32, 1, ZC_ZERO_OVERLAP, ZC_ZERO_NVME, "64M", "3M" },
           "emulated",
           false,
-          "the least gpu_bytes" },
+          "the smallest gpu_bytes" },
     };
 
     (void)state;

@@ -69,7 +69,7 @@ static const struct {
       { 16, 16, 16, 8, 4, 4, 4, 8, 8, 8, 8, 4 },
       0 },
     { "the end at the minimum", RULES(2, 3, 1, false, 1), "xxx", { 4, 2, 1 }, -ERANGE },
-    { "a minimum that is no power of two", RULES(2, 3, 1, false, 3), "xx", { 4, 3 }, -ERANGE },
+    { "a minimum that is not a power of two", RULES(2, 3, 1, false, 3), "xx", { 4, 3 }, -ERANGE },
     { "a minimum below one",
       RULES(2, 3, 1, false, 0.25),
       "xxxxx",
