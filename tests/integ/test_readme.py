@@ -21,9 +21,10 @@ wait %1
 
 def main():
     text = open(os.path.join(ROOT, "README.md"), encoding="utf-8").read()
-    block = re.search(r"By hand:\n\n```sh\n(.*?)```", text, re.S)[1]
-    build, rest = block.split("\n", 1)
-    check(build.startswith("cmake"), f"the first line is not the build: {build}")
+    by_hand = text[text.index("The same by hand."):text.index("Delete the job")]
+    build, *blocks = re.findall(r"```sh\n(.*?)```", by_hand, re.S)
+    check(build.startswith("cmake"), f"the first block is not the build: {build}")
+    rest = "".join(blocks)
     with tempfile.TemporaryDirectory() as folder:
         os.symlink(BUILD, os.path.join(folder, "build"))
         script = BEFORE + rest.replace("/tmp/", folder + "/").replace("--steps 100", "--steps 2") + AFTER

@@ -2,7 +2,7 @@
  * print.c - a view as tables for people, or as JSON for programs.
  *
  * Both come from the same columns (zctl.h), so neither lacks what the other has. What the keys mean
- * stands in deploy/README.md; a test holds that to them.
+ * stands in docs/reference/top.md; a test holds that to them.
  */
 #include <errno.h>
 #include <jansson.h>

@@ -243,10 +243,10 @@ class Process(unittest.TestCase):
             self.assertIn(says, out)
 
     def test_operators_are_told_of_each_event(self):
-        with open(SOURCE + "/deploy/README.md", encoding="utf-8") as file:
+        with open(SOURCE + "/docs/reference/log.md", encoding="utf-8") as file:
             manual = file.read()
         events = set()
-        for name in glob.glob(SOURCE + "/daemon/*.c"):
+        for name in glob.glob(SOURCE + "/daemon/**/*.c", recursive=True):
             with open(name, encoding="utf-8") as file:
                 events |= set(re.findall(r'ZB_LOG_[A-Z]+,\s*"([a-z-]+)"', file.read()))
         self.assertIn("serving", events)

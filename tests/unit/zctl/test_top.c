@@ -541,7 +541,7 @@ static void keys_are_documented(const char *manual, const json_t *value)
         key = json_object_iter_key(at);
         (void)snprintf(quoted, sizeof(quoted), "`%s`", key);
         if (!strstr(manual, quoted))
-            fail_msg("%s is not in deploy/README.md", quoted);
+            fail_msg("%s is not in docs/reference/top.md", quoted);
         keys_are_documented(manual, json_object_iter_value(at));
     }
 }
@@ -549,7 +549,7 @@ static void keys_are_documented(const char *manual, const json_t *value)
 static char *manual_read(void)
 {
     static char text[65536];
-    FILE *f = fopen(ZSHARD_SOURCE_DIR "/deploy/README.md", "r");
+    FILE *f = fopen(ZSHARD_SOURCE_DIR "/docs/reference/top.md", "r");
 
     assert_non_null(f);
     text[fread(text, 1, sizeof(text) - 1, f)] = '\0';
@@ -590,10 +590,10 @@ static void json(void **state)
     keys_are_documented(manual_read(), all);
     for (unsigned b = 0; b <= TOP_MIXED; b++)
         if (!strstr(manual_read(), top_bound_name(b)))
-            fail_msg("%s is not in deploy/README.md", top_bound_name(b));
+            fail_msg("%s is not in docs/reference/top.md", top_bound_name(b));
     for (unsigned w = 0; w < ZC_WAITS; w++)
         if (!strstr(manual_read(), top_wait_names[w]))
-            fail_msg("%s is not in deploy/README.md", top_wait_names[w]);
+            fail_msg("%s is not in docs/reference/top.md", top_wait_names[w]);
     json_decref(all);
 }
 
