@@ -217,7 +217,7 @@ struct zsd_saved *zsd_saved_alloc(struct zsd_store *store, uint32_t nunits)
 
 struct zsd_quota *zsd_saved_quota(struct zsd_saved *saved)
 {
-    if (!saved->quota.parent) /* not yet, or a daemon without limits; without memory: of nobody */
+    if (saved->quota.level != ZSD_LEVEL_JOB) /* once; without memory, or limits, it is of nobody */
         (void)zsd_quota_join(saved->store->core->daemon, &saved->quota, ZSD_LEVEL_JOB, saved->uid);
     return &saved->quota;
 }
