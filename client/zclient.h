@@ -22,7 +22,8 @@
  *     -EINVAL      an argument is wrong: out of range, misaligned, not in the right order
  *     -ENOENT      no such job, unit, shard, snapshot or note
  *     -EEXIST      it exists already: a job of that name, a repeated push
- *     -EPERM       only root and the daemon's user may, or the handle to the parent of this process
+ *     -EPERM       only root and the daemon's user may; it is another rank's; or the handle to the parent
+ *                  of this process
  *     -ENOSPC      it does not fit: the error message has the numbers and the smallest that would work (of a
  *                  GPU's memory: what is needed, and what is free)
  *     -EBUSY       somebody holds it, or the state is wrong now: a rank that is taken, a pinned

@@ -110,6 +110,19 @@ struct zsd_shard *zsd_shard_of(struct zsd_req *req, uint64_t id)
     return s;
 }
 
+struct zsd_shard *zsd_shard_own(struct zsd_req *req, uint64_t id, const char *verb)
+{
+    struct zsd_shard *s = zsd_shard_of(req, id);
+    const struct zsd_member *m = req->conn->member;
+
+    if (!s || s->rank == m->rank)
+        return s;
+    zsd_refuse(req, -EPERM,
+               "shard %llu of unit '%s' of job '%s' is rank %u's: rank %u may fetch it, not %s it",
+               (unsigned long long)s->id, s->unit->name, s->job->name, s->rank, m->rank, verb);
+    return NULL;
+}
+
 void *zsd_staging_at(struct zsd_member *m, uint64_t off, uint64_t len_bytes)
 {
     if (off % 64 != 0 || !zb_range_inside(off, len_bytes, m->staging.bytes))

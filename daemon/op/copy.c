@@ -192,7 +192,7 @@ static int write_check(const struct zsd_shard *s, struct zb_err *err)
 ZSD_REQUEST(zsd_write, Write)
 {
     struct zb_err err = { 0 };
-    struct zsd_shard *s = zsd_shard_of(req, q->shard);
+    struct zsd_shard *s = zsd_shard_own(req, q->shard, "write");
     enum zk_what what = q->what == 0 ? ZK_MASTER : (enum zk_what)q->what;
     uint8_t *staged;
 
@@ -229,7 +229,7 @@ ZSD_REQUEST(zsd_write, Write)
 
 ZSD_REQUEST(zsd_read, Read)
 {
-    struct zsd_shard *s = zsd_shard_of(req, q->shard);
+    struct zsd_shard *s = zsd_shard_own(req, q->shard, "read");
     enum zk_what what = q->what;
     uint8_t *staged;
 

@@ -288,7 +288,7 @@ static int push_admit(struct zsd_shard *s, const Zp__Push *q, struct zb_err *err
 
 ZSD_REQUEST(zsd_push, Push)
 {
-    struct zsd_shard *s = zsd_shard_of(req, q->shard);
+    struct zsd_shard *s = zsd_shard_own(req, q->shard, "push to");
     struct zb_err err = { 0 };
     const uint8_t *from;
     struct push *p;

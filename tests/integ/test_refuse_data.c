@@ -4,6 +4,7 @@
 #include "tests/integ/refuse.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -439,11 +440,54 @@ static void shards_of_another_job(void **state)
     zi_stop(&d);
 }
 
+/* A rank writes, reads and pushes to its own shards only; it may fetch all. */
+static void shards_of_another_rank(void **state)
+{
+    static const struct zc_unit unit = {
+        .name = "u", .elems = 2 * RF_PAGE, .dtype = ZC_F32, .grad_dtype = ZC_F32
+    };
+    static const char part[] = "of unit 'u' of job 'j' is rank 0's: rank 1 may fetch it, not ";
+    struct zc_job_options o = { .name = "j", .staging_bytes = RF_STAGING, .groups = 1 };
+    struct zc_push push = { .step = 1, .dtype = ZC_F32, .count = RF_PAGE };
+    struct zi_daemon d = { 0 };
+    struct zi_rank ranks[2];
+    struct zc_view view;
+    char want[128];
+
+    (void)state;
+    zi_start(&d, rf_small);
+    zi_job(ranks, 2, &d, &o, &unit, 1);
+    for (int r = 0; r < 2; r++)
+        assert_int_equal(zc_write_wait(ranks[r].c, ranks[r].shards[0], ZC_MASTER, 0, RF_PAGE,
+                                       ranks[r].job.staging),
+                         0);
+    (void)snprintf(want, sizeof(want), "%swrite it", part);
+    rf_says(
+        "write",
+        zc_write_wait(ranks[1].c, ranks[0].shards[0], ZC_MASTER, 0, RF_PAGE, ranks[1].job.staging),
+        -EPERM, zc_error(ranks[1].c), want);
+    (void)snprintf(want, sizeof(want), "%sread it", part);
+    rf_says(
+        "read",
+        zc_read_wait(ranks[1].c, ranks[0].shards[0], ZC_MASTER, 0, RF_PAGE, ranks[1].job.staging),
+        -EPERM, zc_error(ranks[1].c), want);
+    push.shard = ranks[0].shards[0];
+    push.staged = ranks[1].job.staging;
+    (void)snprintf(want, sizeof(want), "%spush to it", part);
+    rf_says("push", zc_push_wait(ranks[1].c, &push), -EPERM, zc_error(ranks[1].c), want);
+    assert_int_equal(zc_fetch_wait(ranks[1].c, ranks[0].shards, 1, 0, 0, &view), 0);
+    push.staged = ranks[0].job.staging; /* its own push was not taken by the other one */
+    assert_int_equal(zc_push_wait(ranks[0].c, &push), 0);
+    zi_close(ranks, 2);
+    zi_stop(&d);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(data, zi_teardown),
         cmocka_unit_test_teardown(shards_of_another_job, zi_teardown),
+        cmocka_unit_test_teardown(shards_of_another_rank, zi_teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
