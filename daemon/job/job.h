@@ -251,6 +251,7 @@ struct zsd_job {
 
     /* ---- op/: what its ranks ask for */
     bool seen;     /* by a rank whose open was not refused at once */
+    bool writable; /* a rank was given the arena to write to: it may, and may have, from then on */
     uint32_t left; /* ranks that closed in good order */
     bool at_point; /* the ranks said where to resume: iterations `point` */
     uint64_t point;

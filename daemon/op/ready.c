@@ -49,6 +49,7 @@ static void ready_answer(struct zsd_job *job)
             continue;
         m->ready_req = NULL;
         zsd_timed_disarm(&m->ready_timed);
+        job->writable = job->writable || m->writable; /* no commit is in progress now */
         zsd_reply(r, &reply.base, m->writable ? job->arena.own_fd : job->arena.fd);
     }
 }

@@ -40,6 +40,8 @@
  *         EARLY leaves the shard as it is: its fresh extents are the holder's.
  *     P4  The owner is told once.
  *     P5  A resident page has an extent only while that holds the page's bytes.
+ *     P6  What is written is what was sealed: bytes that a client may change in between are copied
+ *         first, and the copy is sealed and written.
  */
 #include "daemon/page/pageop.h"
 
@@ -133,6 +135,7 @@ static void page_compute(struct zsd_pageop *op)
         plane->verify = io->read && (check || !op->there);
         plane->absent = io->absent;
         plane->seal = io->written && !check;
+        plane->copy = io->copy;
         if (plane->verify) {
             plane->was = page_id(op, io->plane, &p->extents[op->spec.page]);
             plane->crcs = page_crcs(op, io->plane);
@@ -263,7 +266,7 @@ static bool page_transfer(struct zsd_pageop *op, enum zn_op direction)
             .urgent = op->spec.kind == ZSD_PAGE_FILL, /* a fetch waits */
             /* what may yet be undone leaves the page as it is */
             .lend = op->spec.kind != ZSD_PAGE_FILL && op->spec.kind != ZSD_PAGE_EARLY && !io->comes,
-            .buf = page_bytes_at(op, io->plane),
+            .buf = io->copy ? io->copy : page_bytes_at(op, io->plane),
             .len_bytes = zsd_page_bytes(op->spec.shard, io->plane, op->spec.page),
             .off_bytes = core->daemon->engine_base +
                          (direction == ZN_READ ? p->extents[op->spec.page].at : io->fresh.at),

@@ -38,8 +38,10 @@ struct zsd_page_io {
     bool taken;                            /* its fresh extent has the bytes already: PUBLISH */
     bool leaves, comes;                    /* memory, or the GPU: of a STEP (plan/replan.c) */
     bool passes;                           /* its bytes are in the page buffer meanwhile */
-    bool failed;                           /* the write of a resident page */
-    bool absent;                           /* wanted, and was never written: zeros */
+    bool copied;   /* it is sealed and written as a copy, in the page buffer: P6 */
+    bool failed;   /* the write of a resident page */
+    bool absent;   /* wanted, and was never written: zeros */
+    uint8_t *copy; /* where, once it is located; NULL: as it is */
     struct zsd_extent fresh;
     uint32_t crcs[ZSD_PAGE_CRCS_MAX]; /* of the fresh page */
 };

@@ -12,6 +12,7 @@
  *     taken    the fresh extent was written ahead, by EARLY
  *     leaves, comes   state that moves between tiers with this STEP (plan/replan.c, plan/gpu_plan.c)
  *     passes   it has no host memory of its own, and its bytes are in the page buffer meanwhile
+ *     copied   parameters in memory that a rank may write to (job->writable) are written as a copy
  *
  * What lives on the GPU comes down if it is looked at or written, and goes up if it has changed:
  * unless the page is stepped there.
@@ -114,6 +115,12 @@ static bool page_passes(const struct zsd_pageop *op, const struct zsd_page_io *i
     return op->on_gpu || (io->streamed && !io->comes);
 }
 
+/* Parameters in the arena are saved, and a rank may write to them at any time. */
+static bool page_copied(const struct zsd_pageop *op, const struct zsd_page_io *io)
+{
+    return op->spec.shard->job->writable && io->written && !io->streamed && !op->param_there;
+}
+
 bool zsd_pageplan(struct zsd_pageop *op)
 {
     const struct zsd_page_spec *spec = &op->spec;
@@ -144,6 +151,7 @@ bool zsd_pageplan(struct zsd_pageop *op)
     }
     for (int i = 0; i < ZSD_WORK_PLANES; i++)
         op->io[i].passes = page_passes(op, &op->io[i]); /* when it is known where it is stepped */
+    op->io[ZSD_WORK_PARAM].copied = page_copied(op, &op->io[ZSD_WORK_PARAM]);
     return changed;
 }
 
@@ -189,6 +197,8 @@ bool zsd_page_goes_up(const struct zsd_pageop *op)
 
 bool zsd_page_needs_buffer(const struct zsd_pageop *op)
 {
+    if (op->io[ZSD_WORK_PARAM].copied)
+        return true;
     return op->spec.kind != ZSD_PAGE_FILL && op->spec.kind != ZSD_PAGE_PUBLISH &&
            (op->io[ZSD_WORK_PARAM].streamed || op->io[ZSD_WORK_PARAM].passes ||
             op->io[ZSD_WORK_GRAD].streamed || op->io[ZSD_WORK_STATE].passes);
@@ -202,7 +212,7 @@ bool zsd_page_publishes_nothing(const struct zsd_pageop *op)
 void zsd_page_locate(struct zsd_pageop *op)
 {
     const struct zsd_shard *s = op->spec.shard;
-    uint8_t *at = (uint8_t *)op->buffer; /* PUBLISH and FILL have none */
+    uint8_t *at = (uint8_t *)op->buffer; /* FILL has none; PUBLISH only for a copy */
 
     op->page.first = s->first + (uint64_t)op->spec.page * s->job->core->page_elems;
     op->page.count = zsd_page_elems(s, op->spec.page);
@@ -224,6 +234,10 @@ void zsd_page_locate(struct zsd_pageop *op)
         op->page.param = op->aside; /* PUBLISH takes them up from there; a step needs none */
     else if (at)
         at += zsd_page_bytes(s, ZB_PARAM, op->spec.page);
+    if (op->io[ZSD_WORK_PARAM].copied) {
+        op->io[ZSD_WORK_PARAM].copy = at;
+        at += zsd_page_bytes(s, ZB_PARAM, op->spec.page);
+    }
     if (op->io[1].passes)
         op->page.state = at;
     else if (s->planes[ZB_STATE].mem)

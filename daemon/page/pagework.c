@@ -65,12 +65,17 @@ static void work_ask(struct work *k, uint32_t lines)
         }
 }
 
-static uint32_t work_crc(struct work *k, enum zsd_work_plane plane, const struct zn_page_id *id,
-                         uint32_t index)
+/* Bytes under a checksum. */
+static uint32_t work_crc_len(const struct zsd_pagework_plane *p, uint32_t index)
 {
-    const struct zsd_pagework_plane *p = &k->w->planes[plane];
-    const uint8_t *at = work_bytes(k->w, plane) + index * p->crc_bytes;
-    uint32_t left = (uint32_t)zb_min_u64(p->crc_bytes, p->len_bytes - index * p->crc_bytes);
+    return (uint32_t)zb_min_u64(p->crc_bytes, p->len_bytes - index * p->crc_bytes);
+}
+
+/* `at`: the bytes under it. */
+static uint32_t work_crc(struct work *k, enum zsd_work_plane plane, const struct zn_page_id *id,
+                         uint32_t index, const uint8_t *at)
+{
+    uint32_t left = work_crc_len(&k->w->planes[plane], index);
     uint32_t n = (uint32_t)zb_min_u64(k->lines > 0 ? WORK_SLICE : left, left);
     uint32_t crc = zn_page_crc(id, index, at, n);
 
@@ -92,7 +97,9 @@ static int work_verify(struct work *k, enum zsd_work_plane plane, uint32_t end,
     uint32_t *at = &k->planes[plane].verified;
 
     for (; p->verify && *at * p->crc_bytes < end; (*at)++) {
-        if (work_crc(k, plane, &p->was, *at) != p->crcs[*at]) {
+        const uint8_t *bytes = work_bytes(k->w, plane) + *at * p->crc_bytes;
+
+        if (work_crc(k, plane, &p->was, *at, bytes) != p->crcs[*at]) {
             *ret_bad = (struct zsd_pagework_bad){ plane, *at };
             return -EBADMSG;
         }
@@ -118,8 +125,14 @@ static void work_seal(struct work *k, enum zsd_work_plane plane, uint32_t end)
         work_zeros(k->w, plane);
     for (; p->seal && *at * p->crc_bytes < p->len_bytes &&
            zb_min_u64((*at + UINT64_C(1)) * p->crc_bytes, p->len_bytes) <= end;
-         (*at)++)
-        p->new_crcs[*at] = work_crc(k, plane, &p->becomes, *at);
+         (*at)++) {
+        uint32_t off = *at * p->crc_bytes;
+        const uint8_t *bytes = work_bytes(k->w, plane) + off;
+
+        if (p->copy)
+            bytes = memcpy(p->copy + off, bytes, work_crc_len(p, *at));
+        p->new_crcs[*at] = work_crc(k, plane, &p->becomes, *at, bytes);
+    }
 }
 
 /* ---- the step */

@@ -43,6 +43,9 @@ struct zsd_pagework_plane {
     const uint32_t *crcs;      /* verify: of `was` */
     struct zn_page_id becomes; /* seal */
     uint32_t *new_crcs;        /* seal: filled */
+    /* seal: others may write to the plane's memory meanwhile, so it is copied here, and the copy is
+     * sealed. NULL: nobody does, and the plane is sealed where it is */
+    uint8_t *copy;
 };
 
 struct zsd_pagework {

@@ -303,5 +303,6 @@ void job_ready_ask(struct world *w, unsigned c, unsigned tag)
     Zp__Ready q = ZP__READY__INIT;
 
     q.job = w->clients[c].job;
+    q.writable = w->writable;
     ask_as(w, c, tag, zsd_ready, &q);
 }

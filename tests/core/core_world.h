@@ -39,6 +39,7 @@ struct world {
     uint32_t nclients;
     char path[64];          /* of the data file, where there is a real one */
     uint64_t staging_bytes; /* of a rank that does not say */
+    bool writable;          /* ranks that are ready ask to write to the arena */
     /* Turns until the request of this tag is answered: the code. */
     int (*answer)(struct world *w, unsigned tag);
 };
