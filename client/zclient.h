@@ -490,7 +490,10 @@ enum zc_commit {
     ZC_COMMIT_DROP = 4,     /* of zc_commit() only: what is prepared is forgotten */
 };
 
-struct zc_group { /* the scalars of one parameter group; those of other optimizers are ignored */
+/* The scalars of one parameter group; those of other optimizers are ignored. lr, weight_decay, eps,
+ * momentum and lr_decay are from 0 to 1e6, dampening from -1e6 to 1e6; what else is -EINVAL, and the
+ * error message names group and scalar. */
+struct zc_group {
     double lr;
     double beta1, beta2; /* AdamW, Adam, Lion: from 0 to below 1 */
     double eps;          /* AdamW, Adam, Adagrad */

@@ -4,6 +4,7 @@
  */
 #include <assert.h>
 #include <errno.h>
+#include <float.h>
 #include <math.h>
 
 #include "kernels/ref/moment_priv.h"
@@ -21,7 +22,16 @@ double zk_powi(double b, uint64_t t)
     return power;
 }
 
-static int adam_check(const char *name, const struct zk_params *p, struct zb_err *err)
+/* NaN is outside, too. */
+static int range_check(const char *name, const char *what, double x, double least, double most,
+                       struct zb_err *err)
+{
+    return x >= least && x <= most
+               ? 0
+               : zb_fail(err, -EINVAL, "%s with %s %g: from %g to %g", name, what, x, least, most);
+}
+
+static int betas_check(const char *name, const struct zk_params *p, struct zb_err *err)
 {
     return p->beta1 >= 0 && p->beta1 < 1 && p->beta2 >= 0 && p->beta2 < 1
                ? 0
@@ -31,46 +41,46 @@ static int adam_check(const char *name, const struct zk_params *p, struct zb_err
 
 static int eps_check(const char *name, const struct zk_params *p, struct zb_err *err)
 {
-    return p->eps >= 0 && isfinite(p->eps)
-               ? 0
-               : zb_fail(err, -EINVAL, "%s with eps %g: not below 0", name, p->eps);
+    return range_check(name, "eps", p->eps, 0, ZK_PARAM_MAX, err);
 }
 
-static int sgd_check(const struct zk_params *p, struct zb_err *err)
+static int sgd_check(const char *name, const struct zk_params *p, struct zb_err *err)
 {
-    if (!(p->momentum >= 0 && isfinite(p->momentum)) || !isfinite(p->dampening))
-        return zb_fail(err, -EINVAL, "sgd with momentum %g and dampening %g", p->momentum,
-                       p->dampening);
-    if (p->nesterov && !(p->momentum > 0 && p->dampening == 0))
-        return zb_fail(err, -EINVAL,
-                       "sgd with nesterov needs a momentum above 0 and no dampening, and has %g "
-                       "and %g",
-                       p->momentum, p->dampening);
-    return 0;
+    int rc = range_check(name, "momentum", p->momentum, 0, ZK_PARAM_MAX, err);
+
+    if (rc == 0)
+        rc = range_check(name, "dampening", p->dampening, -ZK_PARAM_MAX, ZK_PARAM_MAX, err);
+    if (rc == 0 && p->nesterov && !(p->momentum > 0 && p->dampening == 0))
+        rc = zb_fail(err, -EINVAL,
+                     "sgd with nesterov needs a momentum above 0 and no dampening, and has %g "
+                     "and %g",
+                     p->momentum, p->dampening);
+    return rc;
 }
 
 int zk_params_check(enum zb_optimizer optimizer, const struct zk_params *p, struct zb_err *err)
 {
     const char *name = zb_optimizer_name(optimizer);
-    int rc = 0;
+    int rc = range_check(name, "lr", p->lr, 0, ZK_PARAM_MAX, err);
 
-    if (!isfinite(p->lr) || !isfinite(p->weight_decay) || !isfinite(p->scale))
-        return zb_fail(err, -EINVAL, "%s with lr %g, weight decay %g, scale %g", name, p->lr,
-                       p->weight_decay, p->scale);
+    if (rc == 0)
+        rc = range_check(name, "weight decay", p->weight_decay, 0, ZK_PARAM_MAX, err);
+    if (rc == 0) /* (float)scale is finite */
+        rc = range_check(name, "scale", p->scale, (double)-FLT_MAX, (double)FLT_MAX, err);
+    if (rc < 0)
+        return rc;
     switch (optimizer) {
     case ZB_ADAMW:
     case ZB_ADAM:
-        rc = adam_check(name, p, err);
+        rc = betas_check(name, p, err);
         return rc == 0 ? eps_check(name, p, err) : rc;
     case ZB_LION:
-        return adam_check(name, p, err);
+        return betas_check(name, p, err);
     case ZB_SGD:
-        return sgd_check(p, err);
+        return sgd_check(name, p, err);
     case ZB_ADAGRAD:
         rc = eps_check(name, p, err);
-        if (rc == 0 && !(p->lr_decay >= 0 && isfinite(p->lr_decay)))
-            rc = zb_fail(err, -EINVAL, "%s with lr decay %g: not below 0", name, p->lr_decay);
-        return rc;
+        return rc == 0 ? range_check(name, "lr decay", p->lr_decay, 0, ZK_PARAM_MAX, err) : rc;
     case ZB_OPTIMIZER_END:
         break;
     }

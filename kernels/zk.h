@@ -163,8 +163,12 @@ struct zk_params {
 
 /** b^t in double by repeated squaring, from the lowest bit of t up: the same bits everywhere. */
 double zk_powi(double b, uint64_t t);
-/** 0, or -EINVAL: what a caller gave that this optimizer cannot step with, in a sentence. What it
- * does not use is not looked at. */
+/** No scalar of an optimizer is above this; so what zk_prepare() makes of them is finite. */
+#define ZK_PARAM_MAX 1e6
+/** 0, or -EINVAL: what a caller gave that this optimizer cannot step with, in an error message that
+ * names the scalar. lr, weight decay, eps, momentum and lr decay are 0 to ZK_PARAM_MAX, dampening
+ * may be negative, the betas are below 1, scale is finite as a float. What the optimizer does not
+ * use is not looked at, but for lr, weight decay and scale. */
 int zk_params_check(enum zb_optimizer optimizer, const struct zk_params *params,
                     struct zb_err *err);
 /** t >= 1: the number of this step. The betas are in [0, 1): 1 would divide by zero. What the

@@ -21,6 +21,8 @@
 #include "daemon/op/classes.h"
 
 #include <errno.h>
+#include <float.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -49,7 +51,7 @@ static struct zk_params params_of(const Zp__GroupScalars *g, double scale)
 static int step_scalars(const struct zsd_job *job, double scale, Zp__GroupScalars *const *groups,
                         size_t n, struct zk_params *ret, struct zb_err *err)
 {
-    if (n != job->groups || !__builtin_isfinite(scale))
+    if (n != job->groups || !(fabs(scale) <= (double)FLT_MAX))
         return zb_fail(err, -EINVAL,
                        "a step with %zu groups of scalars (the job has %u) and scale %g", n,
                        job->groups, scale);
@@ -154,10 +156,16 @@ int zsd_step_values(const struct zsd_member *m, double scale, Zp__GroupScalars *
 {
     if (step == 0)
         return step_scalars(m->job, scale, groups, n, ret, err);
-    if (n > 0 || !__builtin_isfinite(scale))
+    if (n > 0 || !(fabs(scale) <= (double)FLT_MAX))
         return zb_fail(err, -EINVAL, "a step by classes with %zu groups of scalars and scale %g", n,
                        scale);
-    return classes_of(m, step, classes, err);
+    if (classes_of(m, step, classes, err) < 0)
+        return err->code;
+    for (uint32_t i = 0; i < (*classes)->nclasses; i++)
+        if (!(fabs((*classes)->classes[i].params.scale * scale) <= (double)FLT_MAX))
+            return zb_fail(err, -EINVAL, "class %u: factor %g and scale %g: no float is as large",
+                           i, (*classes)->classes[i].params.scale, scale);
+    return 0;
 }
 
 static int class_add(const struct zsd_job *job, struct zsd_classes *c, const Zp__StepClass *from,

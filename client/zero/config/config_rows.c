@@ -6,6 +6,7 @@
 
 #include "base/util.h"
 #include "client/zero/config/config_priv.h"
+#include "kernels/zk.h"
 
 #define ELEMS_MAX 1e18 /* of anything that is counted in elements */
 #define STEPS_MAX 4294967295.0
@@ -51,12 +52,13 @@
 #define OF_ADAMS (ADAMS | BIT(ZCZ_LION))
 
 static const struct zcz_row adam_rows[] = {
-    { "lr", ZCZ_REAL, ZCZ_LR, 0, 1e6, NULL, NULL, "the learning rate", NULL, NULL, LEFT, 0 },
+    { "lr", ZCZ_REAL, ZCZ_LR, 0, ZK_PARAM_MAX, NULL, NULL, "the learning rate", NULL, NULL, LEFT,
+      0 },
     { "betas", ZCZ_PAIR, ZCZ_BETA1, 0, 1, NULL, NULL, "beta1 and beta2", NULL, NULL, NULL,
       OF_ADAMS },
     { "eps", ZCZ_REAL, ZCZ_EPS, 0, 1, NULL, NULL, "eps", NULL, NULL, NULL,
       ADAMS | BIT(ZCZ_ADAGRAD) },
-    { "weight_decay", ZCZ_REAL, ZCZ_WEIGHT_DECAY, 0, 1e6, NULL, NULL,
+    { "weight_decay", ZCZ_REAL, ZCZ_WEIGHT_DECAY, 0, ZK_PARAM_MAX, NULL, NULL,
       "weight decay, of what the trainer decays", NULL, NULL, LEFT, 0 },
     { "adam_w_mode", ZCZ_BOOL, ZCZ_ADAM_W_MODE, 0, 0, NULL, NULL,
       "Adam with it, DeepSpeed's default, is AdamW", NULL, NULL, NULL, ADAMS },
@@ -104,10 +106,10 @@ const struct zcz_row zcz_optimizer_rows[] = {
 #define COSINE BIT(ZC_LR_WARMUP_COSINE - 1)
 
 static const struct zcz_row schedule_rows[] = {
-    { "warmup_min_lr", ZCZ_REAL, ZCZ_WARMUP_MIN_LR, 0, 1e6, NULL, NULL, "where the warm-up begins",
-      NULL, NULL, NULL, WARM | DECAY },
-    { "warmup_max_lr", ZCZ_REAL, ZCZ_WARMUP_MAX_LR, 0, 1e6, NULL, NULL, "where it ends", NULL, NULL,
-      "the optimizer's learning rate", WARM | DECAY },
+    { "warmup_min_lr", ZCZ_REAL, ZCZ_WARMUP_MIN_LR, 0, ZK_PARAM_MAX, NULL, NULL,
+      "where the warm-up begins", NULL, NULL, NULL, WARM | DECAY },
+    { "warmup_max_lr", ZCZ_REAL, ZCZ_WARMUP_MAX_LR, 0, ZK_PARAM_MAX, NULL, NULL, "where it ends",
+      NULL, NULL, "the optimizer's learning rate", WARM | DECAY },
     { "warmup_num_steps", ZCZ_COUNT, ZCZ_WARMUP_STEPS, 0, STEPS_MAX, NULL, NULL,
       "steps of the warm-up, at least 2", NULL, NULL, "2: Hugging Face's 0", 0 },
     { "warmup_type", ZCZ_WORD, ZCZ_WARMUP_TYPE, 0, 0, "log linear", NULL, "its shape", NULL, NULL,

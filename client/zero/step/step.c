@@ -22,6 +22,7 @@
  * step that fails fails the engine, at whichever call comes next.
  */
 #include <errno.h>
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -365,6 +366,22 @@ static int step_plan(struct zc_zero *z, const struct zc_zero_step_how *how,
                       (unsigned long long)shared->note_bytes, ZC_ZERO_NOTE_MAX - 4);
 }
 
+/* What gradients are multiplied with is finite as a float: else a gradient of 0 becomes NaN. */
+static int step_scale_check(struct zc_zero *z, const struct zc_zero_step_how *how, double scale)
+{
+    double most = 1;
+
+    for (uint32_t i = 0; i < z->steps->ntrained && how->factors; i++)
+        most = fmax(most, fabs((double)how->factors[i]));
+    if (scale * most <= (double)FLT_MAX)
+        return 0;
+    return zcz_refuse(z, -EINVAL,
+                      "step %llu: gradients are multiplied by %g (divisor %g, loss scale %g, "
+                      "factors up to %g), and no float is as large",
+                      (unsigned long long)z->iterations + 1, scale * most, how->divide,
+                      z->steps->scaler.scale, most);
+}
+
 /* Norm, decision, and the step: everybody has the same values. */
 static int step_make(struct zc_zero *z, const struct zc_zero_step_how *how,
                      const struct step_shared *shared, struct zc_zero_stepped *out)
@@ -388,6 +405,9 @@ static int step_make(struct zc_zero *z, const struct zc_zero_step_how *how,
     if (how->clip > 0 && !out->skipped)
         out->clip_scale = fmin(1.0, how->clip / (out->grad_norm + 1e-6));
     step.scale = average * out->clip_scale;
+    rc = step_scale_check(z, how, step.scale);
+    if (rc < 0)
+        return rc;
     if (!out->skipped && !classes) {
         step.groups = how->groups;
         step.ngroups = z->options.groups;
@@ -436,8 +456,6 @@ int zc_zero_step(struct zc_zero *z, double lr, struct zc_zero_stepped *ret)
 
     if (rc < 0)
         return rc;
-    if (!isfinite(lr))
-        return zcz_refuse(z, -EINVAL, "a step with learning rate %g", lr);
     step_groups(z, lr, groups);
     return zc_zero_step_by(z, &how, ret);
 }
@@ -445,12 +463,18 @@ int zc_zero_step(struct zc_zero *z, double lr, struct zc_zero_stepped *ret)
 int zc_zero_announce(struct zc_zero *z, double lr)
 {
     ZCZ_GUARD(z);
+    struct zc_group groups[ZCZ_GROUPS_MAX];
+    const struct zc_zero_step_how how = { .groups = groups,
+                                          .ngroups = z->options.groups,
+                                          .clip = z->options.clip };
     int rc = zcz_enter(z, true);
 
     if (rc < 0)
         return rc;
-    if (!isfinite(lr))
-        return zcz_refuse(z, -EINVAL, "a step with learning rate %g", lr);
+    step_groups(z, lr, groups);
+    rc = zcz_how_check(z, &how);
+    if (rc < 0)
+        return rc;
     if (z->steps->announced && memcmp(&lr, &z->steps->announced_lr, sizeof(lr)) != 0)
         return zcz_refuse(z, -EINVAL, "learning rate %g is announced, and %g was", lr,
                           z->steps->announced_lr);

@@ -190,6 +190,48 @@ static void what_is_refused(void **state)
     world_close(&w);
 }
 
+/* A scalar that no optimizer steps with is named, with its group; nothing is stepped by it. */
+static void scalars_are_checked(void **state)
+{
+    static const struct {
+        double lr, decay, eps, scale;
+        const char *says;
+    } rows[] = {
+        { -1, 0, 1e-8, 1, "group 0: adamw with lr -1: from 0 to 1e+06" },
+        { 1e39, 0, 1e-8, 1, "group 0: adamw with lr 1e+39" },
+        { 1 / 0.0, 0, 1e-8, 1, "group 0: adamw with lr inf" },
+        { 0.1, -1, 1e-8, 1, "group 0: adamw with weight decay -1" },
+        { 0.1, 1e39, 1e-8, 1, "group 0: adamw with weight decay 1e+39" },
+        { 0.1, 0, -1e-8, 1, "group 0: adamw with eps -1e-08" },
+        { 0.1, 0, 1e39, 1, "group 0: adamw with eps 1e+39" },
+        { 0.1, 0, 1e-8, 1e39, "scale 1e+39" },
+    };
+    uint32_t all[] = { UNITS, 1 };
+    struct world w;
+
+    (void)state;
+    start(&w);
+    for (size_t i = 0; i < ZB_COUNT(rows); i++) {
+        Zp__Step q = ZP__STEP__INIT;
+        Zp__GroupScalars g = scalars_of(rows[i].lr), *groups[] = { &g };
+
+        g.weight_decay = rows[i].decay;
+        g.eps = rows[i].eps;
+        q.job = w.clients[0].job;
+        q.step = 1;
+        q.scale = rows[i].scale;
+        q.groups = groups;
+        q.n_groups = 1;
+        if (call(&w, 0, zsd_step, &q) != -EINVAL || !strstr(answers[0].text, rows[i].says))
+            fail_msg("%s: %d '%s'", rows[i].says, answers[0].rc, answers[0].text);
+    }
+    assert_int_equal(say(&w, 0, true, 1e39, 1, all, 2), -EINVAL);
+    assert_non_null(strstr(answers[0].text, "class 0: adamw with scale 1e+39"));
+    assert_int_equal(say(&w, 0, true, 1e38, 1, all, 2), 0); /* with a scale of 1 that is a float */
+    assert_int_equal(step(&w, 0, true), 0);
+    world_close(&w);
+}
+
 static void ranks_say_the_same(void **state)
 {
     uint32_t all[] = { UNITS, 1 };
@@ -227,6 +269,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(classes_as_groups),
         cmocka_unit_test(what_is_refused),
+        cmocka_unit_test(scalars_are_checked),
         cmocka_unit_test(ranks_say_the_same),
     };
 

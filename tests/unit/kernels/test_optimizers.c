@@ -10,7 +10,9 @@
  */
 #include "tests/ztest.h"
 
+#include <errno.h>
 #include <math.h>
+#include <string.h>
 
 #include "tests/unit/kernels/data.h"
 
@@ -176,7 +178,7 @@ static struct zk_params draw_params(uint64_t *seed, unsigned round)
 {
     bool wide = round % 4 == 3;
     struct zk_params k = {
-        .lr = wide ? draw_log(seed, 1e-30, 1e10) : draw_log(seed, 1e-6, 0.1),
+        .lr = wide ? draw_log(seed, 1e-30, ZK_PARAM_MAX) : draw_log(seed, 1e-6, 0.1),
         .beta1 = round % 8 == 0 ? 0 : 1 - draw_log(seed, 0.01, 1),
         .beta2 = 1 - draw_log(seed, 1e-4, 0.1),
         .eps = draw_log(seed, 1e-8, 1e-3),
@@ -248,6 +250,50 @@ static void textbook_in_double(void **state)
     {
         for (size_t o = 0; o < ZB_COUNT(optimizers); o++)
             textbook_of(ops, o);
+    }
+}
+
+/* ---- what nobody steps with */
+
+static void params_are_checked(void **state)
+{
+    static const struct {
+        enum zb_optimizer optimizer;
+        struct zk_params k; /* beside betas of a half, a scale of 1 */
+        const char *says;   /* NULL: it is fine */
+    } cases[] = {
+        { ZB_ADAMW, { .lr = 0 }, NULL },
+        { ZB_ADAMW, { .lr = 1e6, .weight_decay = 1e6, .eps = 1e6 }, NULL },
+        { ZB_ADAMW, { .lr = -1 }, "adamw with lr -1: from 0 to 1e+06" },
+        { ZB_ADAM, { .lr = 1e39 }, "adam with lr 1e+39" },
+        { ZB_LION, { .lr = NAN }, "lion with lr nan" },
+        { ZB_SGD, { .weight_decay = -0.1 }, "sgd with weight decay -0.1" },
+        { ZB_ADAGRAD, { .weight_decay = 1e39 }, "adagrad with weight decay 1e+39" },
+        { ZB_ADAMW, { .eps = -1 }, "adamw with eps -1" },
+        { ZB_ADAGRAD, { .eps = 1e39 }, "adagrad with eps 1e+39" },
+        { ZB_LION, { .eps = -1 }, NULL }, /* it has none */
+        { ZB_ADAGRAD, { .lr_decay = -1 }, "adagrad with lr decay -1" },
+        { ZB_SGD, { .momentum = -1 }, "sgd with momentum -1" },
+        { ZB_SGD, { .momentum = INFINITY }, "sgd with momentum inf" },
+        { ZB_SGD, { .dampening = 1e39 }, "sgd with dampening 1e+39" },
+        { ZB_SGD, { .dampening = -1 }, NULL },
+        { ZB_ADAMW, { .beta1 = 0.5 }, "betas 1 and 0.5" },
+        { ZB_SGD, { .scale = 1e39 }, "sgd with scale 1e+39" },
+        { ZB_SGD, { .scale = -3e38 }, NULL },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < ZB_COUNT(cases); i++) {
+        struct zk_params k = cases[i].k;
+        struct zb_err err = { 0 };
+        int rc;
+
+        k.beta1 += 0.5;
+        k.beta2 = 0.5;
+        k.scale = k.scale == 0 ? 1 : k.scale;
+        rc = zk_params_check(cases[i].optimizer, &k, &err);
+        if (rc != (cases[i].says ? -EINVAL : 0) || (rc < 0 && !strstr(err.text, cases[i].says)))
+            fail_msg("%zu: %d '%s'", i, rc, err.text);
     }
 }
 
@@ -712,6 +758,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(textbook_in_double),
+        cmocka_unit_test(params_are_checked),
         cmocka_unit_test(special_rows),
         cmocka_unit_test(nan_stays),
     };

@@ -384,7 +384,10 @@ static void calls_at_the_wrong_time(void **state)
     refused(x.z, zc_zero_grad(x.z, 0, &grad), -EBUSY, "zc_zero_step() comes");
     refused(x.z, zc_zero_step(x.z, 1, &stepped), -EBUSY, "is gathered");
     assert_int_equal(zc_zero_release(x.z, 0), 0);
-    refused(x.z, zc_zero_step(x.z, NAN, &stepped), -EINVAL, "learning rate");
+    refused(x.z, zc_zero_step(x.z, NAN, &stepped), -EINVAL, "group 0: adamw with lr nan");
+    refused(x.z, zc_zero_step(x.z, -1, &stepped), -EINVAL, "group 0: adamw with lr -1: from 0 to");
+    refused(x.z, zc_zero_step(x.z, 1e39, &stepped), -EINVAL, "group 0: adamw with lr 1e+39");
+    refused(x.z, zc_zero_announce(x.z, -1), -EINVAL, "group 0: adamw with lr -1");
     assert_int_equal(zc_zero_step(x.z, 0.5, &stepped), 0);
     assert_true(stepped.grad_norm == 3); /* (3 + 3) / 2 */
     assert_int_equal(stepped.iterations, 1);
@@ -591,6 +594,14 @@ static void options_that_are_wrong(void **state)
         case 13:
             o.weight_decay[0] = INFINITY;
             part = "weight decay";
+            break;
+        case 18:
+            o.weight_decay[0] = -1;
+            part = "group 0: adamw with weight decay -1: from 0 to 1e+06";
+            break;
+        case 19:
+            o.eps = 1e39;
+            part = "eps 1e+39";
             break;
         case 14:
             o.prefetch_units = 65;

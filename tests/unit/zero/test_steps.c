@@ -719,7 +719,21 @@ static int before_refusals(struct zc_zero *z, uint32_t rank)
     h->how.divide = -1;
     if (rc == 0)
         rc = refused(z, &h->how, -EINVAL, "divisor -1");
+    h->how.divide = 1e-300; /* a gradient of 0 would become NaN */
+    if (rc == 0)
+        rc = refused(z, &h->how, -EINVAL, "and no float is as large");
     h->how.divide = 0;
+    h->groups[1].lr = -1;
+    if (rc == 0)
+        rc = refused(z, &h->how, -EINVAL, "group 1: adamw with lr -1");
+    h->groups[1].lr = 1e39;
+    if (rc == 0)
+        rc = refused(z, &h->how, -EINVAL, "group 1: adamw with lr 1e+39");
+    h->groups[1].lr = 1e-2;
+    h->groups[2].weight_decay = -1;
+    if (rc == 0)
+        rc = refused(z, &h->how, -EINVAL, "group 2: adamw with weight decay -1");
+    h->groups[2].weight_decay = 0;
     h->group_of[1] = ZC_GROUP_NONE;
     if (rc == 0)
         rc = zc_zero_note_put(z, true, note, sizeof(note));
