@@ -128,6 +128,7 @@ struct step_share {
     double lr;
     uint64_t hash;       /* of all that the trainer says */
     uint64_t note_bytes; /* of the trainer's, that a node's first rank sends */
+    uint64_t micros;     /* that the sum is divided by; 0: the trainer says by what */
 };
 
 /* What came of it, the same on all ranks. */
@@ -176,6 +177,11 @@ static int share_compare(struct zc_zero *z, const struct step_share *first,
                         of->lr, rank, first->lr);
     if (of->hash != first->hash)
         return zcz_fail(z, -EINVAL, "a step with other values on rank %u than on rank 0", rank);
+    if (of->micros != first->micros)
+        return zcz_fail(z, -EINVAL,
+                        "a step of %llu micro-steps on rank %u, %llu on rank 0: what divides their "
+                        "sum must be said (divide)",
+                        (unsigned long long)of->micros, rank, (unsigned long long)first->micros);
     return 0;
 }
 
@@ -213,7 +219,8 @@ static int step_share(struct zc_zero *z, const struct zc_zero_step_how *how,
 {
     struct step_share mine = { .lr = how->groups[0].lr,
                                .hash = zcz_how_hash(z, how),
-                               .note_bytes = zcz_note_bytes(z) };
+                               .note_bytes = zcz_note_bytes(z),
+                               .micros = how->divide > 0 ? 0 : zcz_micro_made(z) };
     size_t bytes = sizeof(mine) + used_bytes(z);
     unsigned char *share = calloc(1, bytes);
     struct zcz_buf *buf;

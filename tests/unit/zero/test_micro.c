@@ -27,6 +27,8 @@ struct way {
     bool last_said;  /* zc_zero_micro(last) is told */
     bool open_end;   /* the step ends the last micro-step */
     bool abandons;   /* each step is begun twice before */
+    uint32_t more;   /* micro-steps that rank 1 makes in each step beside these */
+    double divide;   /* 0: by the number of micro-steps */
 };
 
 struct trainer {
@@ -134,7 +136,10 @@ static int begin_in_vain(struct trainer *t, struct zc_zero *z, uint32_t step)
 static int step_once(struct trainer *t, struct zc_zero *z, uint32_t step)
 {
     uint32_t micros = micros_of(&t->way, step);
-    struct zc_zero_stepped stepped;
+    const struct zc_group group = { .lr = 0.01, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8 },
+                          groups[] = { group, group };
+    const struct zc_zero_step_how how = { .groups = groups, .ngroups = 2, .divide = t->way.divide };
+    struct zc_zero_stepped stepped = { .grad_norm = 0 };
     int rc = t->way.abandons ? begin_in_vain(t, z, step) : 0;
 
     for (uint32_t m = 0; m < micros && rc == 0; m++)
@@ -143,7 +148,9 @@ static int step_once(struct trainer *t, struct zc_zero *z, uint32_t step)
         for (uint32_t i = 0; i < model_units[u].ntensors && !model_units[u].frozen; i++)
             if (!zcz_reduced_has(z, u, i)) /* in the first one at least */
                 return -EILSEQ;
-    if (rc == 0)
+    if (rc == 0 && t->way.divide > 0)
+        rc = zc_zero_step_by(z, &how, &stepped);
+    else if (rc == 0)
         rc = zc_zero_step(z, 0.01, &stepped);
     t->norms[step] = stepped.grad_norm;
     return rc;
@@ -189,8 +196,9 @@ struct place {
     enum zc_dtype dtype;
 };
 
-static void run(struct trainer *ts, uint32_t world, const struct way *way,
-                const struct place *place)
+/* What became of each rank is in ts. */
+static void run_ranks(struct trainer *ts, uint32_t world, const struct way *way,
+                      const struct place *place)
 {
     struct fake_config fake = { .page_elems = 4096, .ring = true, .delay_max = 2 };
     struct party p;
@@ -209,17 +217,24 @@ static void run(struct trainer *ts, uint32_t world, const struct way *way,
         memset(&ts[r], 0, sizeof(ts[r]));
         ts[r].options = *o;
         ts[r].way = *way;
+        ts[r].way.micros += r == 1 ? way->more : 0;
         ts[r].dtype = place->dtype;
         assert_int_equal(pthread_create(&ts[r].thread, NULL, trainer_run, &ts[r]), 0);
     }
     for (uint32_t r = 0; r < world; r++)
         assert_int_equal(pthread_join(ts[r].thread, NULL), 0);
+    fake_end();
+    party_done(&p);
+}
+
+static void run(struct trainer *ts, uint32_t world, const struct way *way,
+                const struct place *place)
+{
+    run_ranks(ts, world, way, place);
     for (uint32_t r = 0; r < world; r++)
         if (ts[r].rc != 0)
             fail_msg("%s, stage %d, rank %u of %u: %s", way->name, (int)place->stage, r, world,
                      ts[r].error);
-    fake_end();
-    party_done(&p);
 }
 
 static void assert_same(const struct trainer *a, const struct trainer *b)
@@ -327,6 +342,28 @@ static void abandoned_steps_leave_nothing(void **state)
 
 /* ---- what is refused */
 
+/* Ranks whose micro-steps leave once in a step may make different numbers of them: then none of these
+ * numbers is what the sum is to be divided by. */
+static void ranks_that_make_other_numbers(void **state)
+{
+    static const struct place place = { ZC_ZERO_NONE, ZC_STAGE_1, true, false, ZC_F32 };
+    struct way way = { .name = "one more", .any = true, .micros = 2, .more = 1 };
+    struct trainer t[PARTY_MAX];
+
+    (void)state;
+    run_ranks(t, 2, &way, &place);
+    for (uint32_t r = 0; r < 2; r++)
+        if (t[r].rc != -EINVAL ||
+            !strstr(t[r].error, "a step of 3 micro-steps on rank 1, 2 on rank 0"))
+            fail_msg("rank %u: %s", r, t[r].error);
+    done(t, 2);
+    way.divide = 5;
+    run(t, 2, &way, &place);
+    for (uint32_t s = 0; s < STEPS; s++)
+        assert_true(t[0].norms[s] == t[1].norms[s]);
+    done(t, 2);
+}
+
 static void calls_at_the_wrong_time(void **state)
 {
     struct zc_zero_stepped stepped;
@@ -376,6 +413,7 @@ int main(void)
         cmocka_unit_test(the_bits_are_those_of_a_number_said_ahead),
         cmocka_unit_test(abandoned_steps_leave_nothing),
         cmocka_unit_test(as_many_as_come),
+        cmocka_unit_test(ranks_that_make_other_numbers),
         cmocka_unit_test(calls_at_the_wrong_time),
     };
 
