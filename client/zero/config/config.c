@@ -382,6 +382,8 @@ static int settle_zero(struct zc_zero_config *c, struct zcz_read *r, uint32_t ra
     if (o->stage == ZC_STAGE_3) {
         o->persist_elems = is_auto(r, ZCZ_PERSISTENCE) ? 0 : count(r, ZCZ_PERSISTENCE, 1e5);
         o->live_elems = count(r, ZCZ_MAX_LIVE, 1e9);
+        if (o->live_elems == 0) /* keeps nothing; our 0 is no ceiling */
+            o->live_elems = 1;
         o->reuse_elems = count(r, ZCZ_MAX_REUSE, 1e9);
         o->prefetch_elems = is_auto(r, ZCZ_PREFETCH_BUCKET) ? 0
                                                             : count(r, ZCZ_PREFETCH_BUCKET, 5e7);

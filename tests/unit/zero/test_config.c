@@ -333,6 +333,9 @@ static const struct {
     { ZERO(", 'stage3_prefetch_bucket_size': 1e6, 'stage3_param_persistence_threshold': 1e4, "
            "'stage3_max_live_parameters': 1e7, 'stage3_max_reuse_distance': 0"),
       "stage=3 persist_elems=10000 live_elems=1e+07 prefetch_elems=1e+06 reduce_waits=0" },
+    { ZERO(", 'stage3_max_live_parameters': 0"), /* nothing is kept; 0 is our "no ceiling" */
+      "stage=3 persist_elems=100000 live_elems=1 reuse_elems=1e+09 prefetch_elems=5e+07 "
+      "reduce_waits=0" },
     { ZERO(", 'stage3_prefetch_bucket_size': 0"),
       "stage=3 persist_elems=100000 live_elems=1e+09 reuse_elems=1e+09 prefetch_units=0 "
       "reduce_waits=0" },
