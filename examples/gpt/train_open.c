@@ -12,12 +12,13 @@
 #include "examples/gpt/note.h"
 #include "examples/gpt/train_priv.h"
 
-/* torch.optim.AdamW's own values. */
+/* torch.optim's own values. */
 #define BETA1        0.9
 #define BETA2        0.999
 #define LION_BETA2   0.99
 #define SGD_MOMENTUM 0.9
 #define EPS          1e-8
+#define ADAGRAD_EPS  1e-10
 
 static enum zc_dtype dtype_of(const struct train *t)
 {
@@ -178,7 +179,7 @@ static void options_begin(const struct train *t, struct zc_zero_options *o)
     o->momentum = SGD_MOMENTUM;
     o->dampening = o->lr_decay = 0;
     o->nesterov = false;
-    o->eps = EPS;
+    o->eps = a->optimizer == GPT_ADAGRAD ? ADAGRAD_EPS : EPS;
 }
 
 static int engine_open(struct train *t)

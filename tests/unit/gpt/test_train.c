@@ -748,6 +748,20 @@ static void files_of_deepspeed(void **state)
     }
 }
 
+/* What no flag says is torch's. */
+static void scalars_are_torchs(void **state)
+{
+    (void)state;
+    for (uint32_t optimizer = GPT_ADAMW; optimizer <= GPT_ADAGRAD; optimizer++) {
+        struct gpt_args args = args_of(0);
+
+        args.optimizer = optimizer;
+        train_well(&args);
+        assert_true(fake.options.eps == (optimizer == GPT_ADAGRAD ? 1e-10 : 1e-8));
+        assert_true(fake.options.beta2 == (optimizer == GPT_LION ? 0.99 : 0.999));
+    }
+}
+
 static void a_signal_ends_it(void **state)
 {
     struct gpt_args args = args_of(5);
@@ -1144,6 +1158,7 @@ int main(void)
         cmocka_unit_test(a_stash_that_fails),
         cmocka_unit_test(refusals),
         cmocka_unit_test(weights_table),
+        cmocka_unit_test(scalars_are_torchs),
         cmocka_unit_test(a_kept_run_goes_on),
         cmocka_unit_test(a_resume_that_is_refused),
         cmocka_unit_test(a_commit_that_fails),
