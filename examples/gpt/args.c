@@ -134,7 +134,7 @@ static const struct zb_opt rows[] = {
       .help = "commit every N steps, with --keep; 0: only at the end", .max = UINT32_MAX,
       .def = "100" },
     { "init", ZB_OPT_TEXT, AT(init), .arg = "PATH",
-      .help = "start with the weights of a .safetensors file, or of all in a folder" },
+      .help = "start with all weights of a .safetensors file, or of those in a folder" },
     { "export", ZB_OPT_TEXT, AT(export), .arg = "FILE",
       .help = "write the weights to a .safetensors file at the end" },
     { "jsonl", ZB_OPT_TEXT, AT(jsonl), .arg = "FILE",

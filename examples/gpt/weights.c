@@ -46,7 +46,7 @@ static int tensor_find(struct gpt_weights *w, uint32_t unit, uint32_t k, const c
     const struct gpt_tensor *t = &w->model->units[unit].tensors[k];
     const struct zc_st_tensor *found;
     struct found where;
-    bool same, longer;
+    bool same;
     int rc = find(w, t->name, &where, path, err);
 
     if (rc == 0 && !where.tensor)
@@ -60,10 +60,10 @@ static int tensor_find(struct gpt_weights *w, uint32_t unit, uint32_t k, const c
         return zb_fail(err, -ENOTSUP, "'%s' has '%s' in %s; F32, F16 or BF16 can be read", path,
                        t->name, zc_st_dtype_name(found->dtype));
     same = found->ndims == t->ndims;
-    for (uint32_t i = 1; same && i < t->ndims; i++)
+    for (uint32_t i = 0; same && i < t->ndims; i++)
         same = found->dims[i] == t->dims[i];
-    longer = strcmp(t->name, PREFIX "wpe.weight") == 0;
-    if (!same || (longer ? found->dims[0] < t->dims[0] : found->dims[0] != t->dims[0])) {
+    if (!same) {
+        bool positions = strcmp(t->name, PREFIX "wpe.weight") == 0;
         char needed[48];
 
         (void)snprintf(needed, sizeof(needed),
@@ -71,8 +71,9 @@ static int tensor_find(struct gpt_weights *w, uint32_t unit, uint32_t k, const c
                        t->dims[1]);
         return zb_fail(err, -EINVAL,
                        "'%s' has '%s' in another shape (%" PRIu64 " elements, %u "
-                       "dimensions); this model needs %s",
-                       path, t->name, found->elems, found->ndims, needed);
+                       "dimensions); this model needs %s%s",
+                       path, t->name, found->elems, found->ndims, needed,
+                       positions ? " (--seq by --width)" : "");
     }
     w->tensors[unit][k] = where;
     return 0;
@@ -125,6 +126,103 @@ static int files_open(struct gpt_weights *w, const char *path, struct zb_err *er
                                                        : file_add(w, path, err);
 }
 
+static int by_address(const void *a, const void *b)
+{
+    const struct zc_st_tensor *const *x = a, *const *y = b;
+
+    return *x < *y ? -1 : *x > *y;
+}
+
+/* Masks that GPT-2's own files have among the weights: the model makes them by itself. */
+static bool tensor_is_mask(const char *name)
+{
+    static const char *const ends[] = { ".attn.bias", ".attn.masked_bias" };
+    size_t n = strlen(name);
+
+    for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++)
+        if (n >= strlen(ends[i]) && strcmp(name + n - strlen(ends[i]), ends[i]) == 0)
+            return true;
+    return false;
+}
+
+/* 1: the file's head is the embedding of its tokens, as in this model; 0: it is not; or -EIO. */
+static int tensor_is_tied(const struct gpt_weights *w, const struct zc_st_file *file,
+                          const struct zc_st_tensor *t, struct zb_err *err)
+{
+    const struct zc_st_tensor *wte = w->tensors[0][0].tensor;
+    float head[1024], embedding[1024];
+    char why[sizeof(err->text)];
+    uint64_t n;
+    int rc = 0;
+
+    assert(strcmp(w->model->units[0].tensors[0].name, PREFIX "wte.weight") == 0);
+    if (strcmp(t->name, "lm_head.weight") != 0 || t->dtype != wte->dtype || t->ndims != 2 ||
+        t->dims[0] != wte->dims[0] || t->dims[1] != wte->dims[1])
+        return 0;
+    for (uint64_t at = 0; at < t->elems && rc == 0; at += n) {
+        n = t->elems - at < 1024 ? t->elems - at : 1024;
+        rc = zc_st_read_f32(file, t, at, n, head, why, sizeof(why));
+        if (rc == 0)
+            rc = zc_st_read_f32(w->tensors[0][0].file, wte, at, n, embedding, why, sizeof(why));
+        if (rc == 0 && memcmp(head, embedding, n * sizeof(*head)) != 0)
+            return 0;
+    }
+    return rc == 0 ? 1 : zb_fail(err, rc, "%s", why);
+}
+
+/* What the model leaves out of the files, the first of it by name. */
+struct unused {
+    size_t n, at;
+    char names[3 * 64];
+};
+
+static int file_unused(const struct gpt_weights *w, const struct zc_st_file *file,
+                       const struct zc_st_tensor **used, size_t nused, struct unused *ret,
+                       struct zb_err *err)
+{
+    for (size_t i = 0; i < zc_st_count(file); i++) {
+        const struct zc_st_tensor *t = zc_st_at(file, i);
+        int tied;
+
+        if (bsearch(&t, used, nused, sizeof(*used), by_address) || tensor_is_mask(t->name))
+            continue;
+        tied = tensor_is_tied(w, file, t, err);
+        if (tied < 0)
+            return tied;
+        if (!tied && ret->n++ < 3)
+            ret->at += (size_t)snprintf(ret->names + ret->at, sizeof(ret->names) - ret->at,
+                                        "%s'%.50s'", ret->n > 1 ? ", " : "", t->name);
+    }
+    return 0;
+}
+
+/* What this model would leave out makes another model than the file's: it is named. */
+static int weights_all_used(const struct gpt_weights *w, const char *path, struct zb_err *err)
+{
+    const struct zc_st_tensor **used =
+        calloc((size_t)w->model->nunits * GPT_UNIT_TENSORS_MAX, sizeof(*used));
+    struct unused unused = { 0 };
+    size_t n = 0;
+    int rc = 0;
+
+    if (!used)
+        return zb_fail(err, -ENOMEM, "'%s': %m", path);
+    for (uint32_t u = 0; u < w->model->nunits; u++)
+        for (uint32_t k = 0; k < w->model->units[u].ntensors; k++)
+            used[n++] = w->tensors[u][k].tensor;
+    qsort(used, n, sizeof(*used), by_address);
+    for (size_t i = 0; i < w->nfiles && rc == 0; i++)
+        rc = file_unused(w, w->files[i], used, n, &unused, err);
+    free(used);
+    if (rc < 0 || unused.n == 0)
+        return rc;
+    return zb_fail(err, -ENOTSUP,
+                   "'%s' has %zu tensor%s that this model does not use (%s%s): a model with fewer "
+                   "layers, or with its head tied, is another one",
+                   path, unused.n, unused.n > 1 ? "s" : "", unused.names,
+                   unused.n > 3 ? ", ..." : "");
+}
+
 static int weights_build(struct gpt_weights *w, const char *path, struct zb_err *err)
 {
     int rc = files_open(w, path, err);
@@ -137,7 +235,7 @@ static int weights_build(struct gpt_weights *w, const char *path, struct zb_err 
     for (uint32_t u = 0; u < w->model->nunits && rc == 0; u++)
         for (uint32_t k = 0; k < w->model->units[u].ntensors && rc == 0; k++)
             rc = tensor_find(w, u, k, path, err);
-    return rc;
+    return rc == 0 ? weights_all_used(w, path, err) : rc;
 }
 
 int gpt_weights_open(struct gpt_weights **ret, const struct gpt *model, const char *path,

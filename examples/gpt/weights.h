@@ -13,11 +13,11 @@ struct gpt_weights;
 
 /**
  * Finds every tensor of the model in a file, or in all *.safetensors of a folder: by its name, or by its name without "transformer.", as
- * GPT-2's own files have it. Other tensors are ignored. Positions may be more than the model has:
- * the first ones are taken.
+ * GPT-2's own files have it. Every tensor of the files is one of the model's, but for attention masks
+ * and a head (lm_head.weight) that is the embedding once more.
  *
  * @return 0; -ENOENT a tensor, or the file, is not there; -EINVAL another shape, or two files have it; -ENOTSUP not F32,
- *         F16 or BF16; -EBADMSG and what else zc_st_open() says
+ *         F16 or BF16, or a tensor that the model does not use; -EBADMSG and what else zc_st_open() says
  */
 int gpt_weights_open(struct gpt_weights **ret, const struct gpt *model, const char *path,
                      struct zb_err *err);

@@ -1026,11 +1026,11 @@ struct change {
 };
 
 /* A file of this model's tensors, each element its number in the file, with one tensor changed;
- * short_names: without "transformer.". */
-static void file_make(const struct gpt *model, const char *path, const struct change *c,
-                      bool short_names)
+ * short_names: without "transformer."; more: one tensor more, whose elements count from `at`. */
+static void file_make_more(const struct gpt *model, const char *path, const struct change *c,
+                           bool short_names, const struct zc_st_tensor *more, float at)
 {
-    struct zc_st_tensor tensors[64];
+    struct zc_st_tensor tensors[64] = { { .name = NULL } };
     struct zc_st_writer *w = NULL;
     uint64_t total = 0;
     size_t n = 0;
@@ -1052,11 +1052,24 @@ static void file_make(const struct gpt *model, const char *path, const struct ch
                 bytes *= tensors[n].dims[d];
             total += bytes;
         }
+    if (more)
+        tensors[n++] = *more;
     assert_int_equal(zc_st_create(&w, path, tensors, n, NULL, 0, NULL, 0), 0);
     for (; total >= 4; total -= 4, value++)
         assert_int_equal(zc_st_append(w, &value, 4, NULL, 0), 0);
     assert_int_equal(zc_st_append(w, &value, total, NULL, 0), 0);
+    total = more ? 1 : 0;
+    for (uint32_t d = 0; more && d < more->ndims; d++)
+        total *= more->dims[d];
+    for (; total > 0; total--, at++)
+        assert_int_equal(zc_st_append(w, &at, 4, NULL, 0), 0);
     assert_int_equal(zc_st_commit(w, NULL, 0), 0);
+}
+
+static void file_make(const struct gpt *model, const char *path, const struct change *c,
+                      bool short_names)
+{
+    file_make_more(model, path, c, short_names, NULL, 0);
 }
 
 static const struct gpt_shape tiny = { .layers = 1, .heads = 1, .width = 4, .seq = 3, .vocab = 5 };
@@ -1090,7 +1103,10 @@ static void weights_table(void **state)
           { "transformer.wte.weight", NULL, ZC_ST_F32, { 6, 4 }, 2 },
           -EINVAL,
           "'transformer.wte.weight' in another shape" },
-        { "more positions", { "transformer.wpe.weight", NULL, ZC_ST_F32, { 9, 4 }, 2 }, 0, "" },
+        { "more positions",
+          { "transformer.wpe.weight", NULL, ZC_ST_F32, { 9, 4 }, 2 },
+          -EINVAL,
+          "this model needs 3 by 4 (--seq by --width)" },
         { "fewer positions",
           { "transformer.wpe.weight", NULL, ZC_ST_F32, { 2, 4 }, 2 },
           -EINVAL,
@@ -1121,8 +1137,8 @@ static void weights_table(void **state)
         rc = gpt_weights_open(&w, &model, "w.st", &err);
         if (rc != rows[i / 2].rc || (rc == 0) != (w != NULL) || !strstr(err.text, rows[i / 2].says))
             fail_msg("%s: %d '%s'", rows[i / 2].name, rc, err.text);
-        if (w) { /* the end of wte and all of wpe; then what is behind a longer wpe */
-            uint64_t behind = rows[i / 2].change.dims[0] == 9 ? 20 + 9 * 4 : 20 + 3 * 4;
+        if (w) { /* the end of wte and all of wpe; then what is after it */
+            uint64_t behind = 20 + 3 * 4;
 
             assert_int_equal(gpt_weights_range(w, 0, 18, 14, got, &err), 0);
             for (int k = 0; k < 14; k++)
@@ -1135,6 +1151,57 @@ static void weights_table(void **state)
         }
         gpt_weights_close(w);
     }
+    gpt_done(&model);
+}
+
+/* What the model would leave out of a file is refused by name. */
+static void weights_unused(void **state)
+{
+    static const uint64_t matrix[] = { 5, 4 }, mask[] = { 1, 1, 3, 3 };
+    static const struct {
+        struct zc_st_tensor more;
+        float first; /* of its elements, which grow by 1 as those of the file do */
+        int rc;
+        const char *says;
+    } rows[] = {
+        { { "h.0.attn.bias", ZC_ST_F32, 4, mask, 0 }, 7, 0, "" },
+        { { "transformer.h.0.attn.masked_bias", ZC_ST_F32, 0, NULL, 0 }, 7, 0, "" },
+        { { "lm_head.weight", ZC_ST_F32, 2, matrix, 0 }, 0, 0, "" }, /* as wte is */
+        { { "lm_head.weight", ZC_ST_F32, 2, matrix, 0 },
+          1,
+          -ENOTSUP,
+          "'w.st' has 1 tensor that this model does not use ('lm_head.weight')" },
+        { { "transformer.extra", ZC_ST_F32, 2, matrix, 0 }, 0, -ENOTSUP, "'transformer.extra'" },
+        { { "wte.weight", ZC_ST_F32, 2, matrix, 0 }, 0, -ENOTSUP, "('wte.weight')" }, /* twice */
+    };
+    struct gpt_shape two = tiny;
+    struct zb_err err = { 0 };
+    struct gpt_weights *w = NULL;
+    struct gpt model, larger;
+
+    (void)state;
+    assert_int_equal(gpt_init(&model, &tiny, &err), 0);
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        int rc;
+
+        file_make_more(&model, "w.st", NULL, false, &rows[i].more, rows[i].first);
+        err = (struct zb_err){ 0 };
+        w = NULL;
+        rc = gpt_weights_open(&w, &model, "w.st", &err);
+        if (rc != rows[i].rc || !strstr(err.text, rows[i].says))
+            fail_msg("%s from %g: %d '%s'", rows[i].more.name, (double)rows[i].first, rc, err.text);
+        gpt_weights_close(w);
+    }
+    two.layers = 2; /* a deeper file */
+    assert_int_equal(gpt_init(&larger, &two, &err), 0);
+    file_make(&larger, "w.st", NULL, false);
+    err = (struct zb_err){ 0 };
+    w = NULL;
+    assert_int_equal(gpt_weights_open(&w, &model, "w.st", &err), -ENOTSUP);
+    assert_non_null(strstr(err.text, "has 12 tensors that this model does not use ("));
+    assert_non_null(strstr(err.text, "'transformer.h.1."));
+    assert_non_null(strstr(err.text, ", ...): a model with fewer layers"));
+    gpt_done(&larger);
     gpt_done(&model);
 }
 
@@ -1158,6 +1225,7 @@ int main(void)
         cmocka_unit_test(a_stash_that_fails),
         cmocka_unit_test(refusals),
         cmocka_unit_test(weights_table),
+        cmocka_unit_test(weights_unused),
         cmocka_unit_test(scalars_are_torchs),
         cmocka_unit_test(a_kept_run_goes_on),
         cmocka_unit_test(a_resume_that_is_refused),
