@@ -44,7 +44,7 @@ class Campaign:
         check("there is no job" in said or "no step to resume from" in said,
               f"life {kept.life} ended with {process.returncode}:\n{said}")
         if "no step to resume from" in said:
-            daemon.zctl("destroy", "kept")
+            daemon.zctl("destroy", "--force", "kept")
         self.anew += 1
         return self.start(kept, daemon, resume=False)
 
@@ -96,7 +96,7 @@ class Campaign:
                     whole.check_losses(kept)
                     if not killed: # it came to its end: the next one is another
                         whole.check(kept, done)
-                        daemon.zctl("destroy", "kept")
+                        daemon.zctl("destroy", "--force", "kept")
                         kept.forget()
                         process = None
                         continue

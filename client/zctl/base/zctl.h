@@ -18,8 +18,9 @@
 #include "client/zclient.h"
 
 #define ZCTL_SCHEMA 2 /* of the JSON output: grows when a key changes its meaning or goes away */
-#define ZCTL_EXIT_NO_FIT \
-    7 /* the exit status of a plan that does not fit; others as the library's */
+/* Exit statuses besides the library's. */
+#define ZCTL_EXIT_NO_FIT 7 /* a plan that does not fit */
+#define ZCTL_EXIT_KEEPS  8 /* destroy, without --force, of a job that has commits or snapshots */
 
 struct zctl;
 

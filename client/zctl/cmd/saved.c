@@ -1,9 +1,10 @@
 /*
  * saved.c - what is saved: snapshot, snapshots, rollback, clone, destroy.
  *
- * What makes something says what it made, as a row; what takes something away says nothing, as rm.
+ * What makes something says what it made, as a row; what takes something away says what that was.
  */
 #include <errno.h>
+#include <string.h>
 
 #include "base/util.h"
 #include "client/zctl/cmd/cmd.h"
@@ -101,19 +102,118 @@ static int clone_saved(struct zctl *z, int argc, char **argv)
     return rc < 0 ? rc : show(z, &row, 1);
 }
 
+/* ---- destroy */
+
+#define NAMES_SHOWN 3u /* snapshots that a refusal names */
+
+struct destroy_options {
+    bool force;
+};
+
+static const struct zb_opt destroy_options[] = {
+    { "force", ZB_OPT_FLAG, ZB_OPT_AT(struct destroy_options, force),
+      .help = "also a job that has a commit or snapshots, with all of them" },
+    { 0 },
+};
+
+/* What was destroyed, and what it held. */
+struct destroyed {
+    char job[ZC_NAME_MAX + 1], snapshot[ZC_NAME_MAX + 1];
+    uint32_t commits, snapshots;
+    uint64_t host_bytes, nvme_bytes;
+};
+
+static const struct zctl_column destroy_columns[] = {
+    { "job", ZCTL_TEXT, offsetof(struct destroyed, job), ZCTL_SHOWN, NULL, 0 },
+    { "snapshot", ZCTL_TEXT, offsetof(struct destroyed, snapshot), ZCTL_SHOWN, NULL, 0 },
+    { "commits", ZCTL_U32, offsetof(struct destroyed, commits), ZCTL_SHOWN, NULL, 0 },
+    { "snapshots", ZCTL_U32, offsetof(struct destroyed, snapshots), ZCTL_SHOWN, NULL, 0 },
+    { "host_bytes", ZCTL_SIZE, offsetof(struct destroyed, host_bytes), ZCTL_SHOWN, NULL, 0 },
+    { "nvme_bytes", ZCTL_SIZE, offsetof(struct destroyed, nvme_bytes), ZCTL_SHOWN, NULL, 0 },
+};
+
+/* Refuses to destroy what is saved: the message says what would go. */
+static int destroy_keeps(struct zctl *z, const struct zc_job_row *job)
+{
+    struct zc_snapshot_row *rows = NULL;
+    char what[NAMES_SHOWN * (ZC_NAME_MAX + 4) + 64] = "";
+    size_t n = 0, at = 0;
+    int rc = zctl_failed(z, zc_snapshots_wait(z->client, job->name, &rows, &n));
+
+    if (rc < 0)
+        return rc;
+    if (job->committed)
+        at += (size_t)snprintf(what, sizeof(what), "a commit of step %llu%s",
+                               (unsigned long long)job->committed_iterations, n > 0 ? " and " : "");
+    if (n > 0)
+        at +=
+            (size_t)snprintf(what + at, sizeof(what) - at, "%zu snapshot%s (", n, n > 1 ? "s" : "");
+    for (size_t i = 0; i < n && i < NAMES_SHOWN; i++)
+        at +=
+            (size_t)snprintf(what + at, sizeof(what) - at, "%s%s", i > 0 ? ", " : "", rows[i].name);
+    if (n > 0)
+        (void)snprintf(what + at, sizeof(what) - at, "%s)", n > NAMES_SHOWN ? ", ..." : "");
+    zc_rows_free(rows);
+    z->status = ZCTL_EXIT_KEEPS;
+    return zb_fail(&z->err, -EBUSY,
+                   "job '%s' has %s, and nothing was destroyed: give --force to destroy all of it, "
+                   "or JOB@SNAPSHOT to destroy one snapshot",
+                   job->name, what);
+}
+
+/* What goes with a job. One that is not there, or not ours, is refused by the daemon. */
+static int destroy_job(struct zctl *z, const char *name, bool force, struct destroyed *ret)
+{
+    struct zc_job_row *rows = NULL;
+    size_t n = 0;
+    int rc = zctl_failed(z, zc_jobs_wait(z->client, name, &rows, &n));
+
+    if (rc == 0 && n == 1) {
+        ret->commits = rows->committed;
+        ret->snapshots = rows->snapshots;
+        ret->host_bytes = rows->host_bytes;
+        ret->nvme_bytes = rows->nvme_bytes;
+        if (!force && rows->attached == 0 && (rows->committed || rows->snapshots > 0))
+            rc = destroy_keeps(z, rows);
+    }
+    zc_rows_free(rows);
+    return rc < 0 ? rc : zctl_failed(z, zc_job_destroy_wait(z->client, name));
+}
+
+static int destroy_snapshot(struct zctl *z, const struct zctl_saved *what, struct destroyed *ret)
+{
+    struct zc_snapshot_row *rows = NULL;
+    size_t n = 0;
+    int rc = zctl_failed(z, zc_snapshots_wait(z->client, what->job, &rows, &n));
+
+    ret->snapshots = 1;
+    for (size_t i = 0; rc == 0 && i < n; i++)
+        if (strcmp(rows[i].name, what->snapshot) == 0)
+            ret->nvme_bytes = rows[i].own_bytes;
+    zc_rows_free(rows);
+    return rc < 0 ? rc
+                  : zctl_failed(z, zc_snapshot_destroy_wait(z->client, what->job, what->snapshot));
+}
+
 static int destroy(struct zctl *z, int argc, char **argv)
 {
+    const struct destroy_options *o = z->opts.values;
+    struct destroyed gone = { .commits = 0 };
     struct zctl_saved what;
     int rc = zctl_saved(z, argv[0], &what);
 
     (void)argc;
     if (rc == 0)
         rc = zctl_connect(z);
-    if (rc == 0)
-        rc = zctl_failed(z, *what.snapshot
-                                ? zc_snapshot_destroy_wait(z->client, what.job, what.snapshot)
-                                : zc_job_destroy_wait(z->client, what.job));
-    return rc < 0 || !z->json ? rc : zctl_print(z, NULL, 0, NULL, 0, 0);
+    if (rc < 0)
+        return rc;
+    memcpy(gone.job, what.job, sizeof(gone.job));
+    memcpy(gone.snapshot, what.snapshot, sizeof(gone.snapshot));
+    rc = *what.snapshot ? destroy_snapshot(z, &what, &gone)
+                        : destroy_job(z, what.job, o->force, &gone);
+    return rc < 0
+               ? rc
+               : zctl_print(z, destroy_columns, ZB_COUNT(destroy_columns), &gone, 1, sizeof(gone));
 }
 
 const struct zctl_cmd zctl_clone = {
@@ -128,10 +228,12 @@ const struct zctl_cmd zctl_clone = {
 const struct zctl_cmd zctl_destroy = {
     .name = "destroy",
     .args = "JOB[@SNAPSHOT]",
-    .help = "delete a kept job without clients, or a snapshot, and free its bytes",
+    .help = "delete a kept job without clients, or a snapshot; --force: with all that it saved",
     .argc_min = 1,
     .argc_max = 1,
     .run = destroy,
+    .options = destroy_options,
+    .bytes = sizeof(struct destroy_options),
 };
 
 const struct zctl_cmd zctl_rollback = {

@@ -53,6 +53,8 @@ static bool saved_fn(struct fake *f, const struct zp_frame *frame, const uint8_t
     static char *problems[2] = { TEXT("job 'a', shard 3, page 4"), TEXT("another") };
     Zp__SnapshotRow row = ZP__SNAPSHOT_ROW__INIT, *rows[1] = { &row };
     Zp__SnapshotsReply snapshots = ZP__SNAPSHOTS_REPLY__INIT;
+    Zp__JobRow job = ZP__JOB_ROW__INIT, *job_rows[1] = { &job };
+    Zp__JobsReply jobs = ZP__JOBS_REPLY__INIT;
     Zp__ScrubReply scrub = ZP__SCRUB_REPLY__INIT;
     Zp__FsckReply fsck = ZP__FSCK_REPLY__INIT;
     bool bad = f->arg != NULL;
@@ -66,7 +68,22 @@ static bool saved_fn(struct fake *f, const struct zp_frame *frame, const uint8_t
     row.created_unix = 1000000000;
     row.bytes = 3 << 20;
     row.own_bytes = 1 << 20;
+    job.name = TEXT("a");
+    job.state = job.error = TEXT("");
+    job.optimizer = job.moments = 1;
+    job.host_bytes = 2 << 20;
+    if (!bad) {
+        job.committed = true;
+        job.committed_iterations = 7;
+        job.snapshots = 1;
+        job.nvme_bytes = 4 << 20;
+    }
     switch (frame->method) {
+    case ZP_JOBS:
+        jobs.rows = job_rows;
+        jobs.n_rows = 1;
+        fake_reply(f, frame, &jobs.base, -1);
+        return true;
     case ZP_SNAPSHOTS:
         snapshots.rows = rows;
         snapshots.n_rows = 1;
@@ -137,7 +154,6 @@ static void snapshots(void **state)
     const Zp__SnapshotsRequest *list;
     const Zp__SnapshotTake *take;
     const Zp__SnapshotRef *ref;
-    const Zp__JobName *name;
     const Zp__Clone *clone;
     struct zp_arena *arena;
 
@@ -188,15 +204,50 @@ static void snapshots(void **state)
     assert_string_equal(clone->name, "b");
     zp_arena_free(arena);
 
-    expect(f, "destroy a@s", 0, "", "");
+    expect(f, "destroy a@s", 0,
+           "JOB  SNAPSHOT  COMMITS  SNAPSHOTS  HOST      NVME\n"
+           "a    s               0          1   0 B  1.00 MiB\n",
+           "");
     ref = fake_nth(f, ZP_SNAPSHOT_DESTROY, 0, &arena);
     assert_string_equal(ref->job, "a");
     assert_string_equal(ref->name, "s");
     zp_arena_free(arena);
-    expect(f, "-o json destroy a", 0, "{\n  \"schema\": 2,\n  \"rows\": []\n}\n", "");
+    fake_close(f);
+}
+
+/* A job that saved something goes only by --force; a slip (a for a@s) is told what would be lost. */
+static void destroy(void **state)
+{
+    struct fake *f = fake_open(saved_fn, NULL);
+    const Zp__JobName *name;
+    struct zp_arena *arena;
+
+    (void)state;
+    expect(f, "destroy a", 8, "",
+           "job 'a' has a commit of step 7 and 1 snapshot (s), and nothing was destroyed: give "
+           "--force to destroy all of it, or JOB@SNAPSHOT to destroy one snapshot");
+    expect(f, "-o json destroy a", 8, "", "give --force");
+    assert_int_equal(fake_count(f, ZP_JOB_DESTROY), 0);
+    expect(f, "destroy --force a", 0,
+           "JOB  SNAPSHOT  COMMITS  SNAPSHOTS      HOST      NVME\n"
+           "a    -               1          1  2.00 MiB  4.00 MiB\n",
+           "");
+    expect(f, "-o json destroy a --force", 0,
+           "{\n  \"schema\": 2,\n  \"rows\": [\n    {\n      \"job\": \"a\",\n"
+           "      \"snapshot\": \"\",\n      \"commits\": 1,\n      \"snapshots\": 1,\n"
+           "      \"host_bytes\": 2097152,\n      \"nvme_bytes\": 4194304\n    }\n  ]\n}\n",
+           "");
     name = fake_nth(f, ZP_JOB_DESTROY, 0, &arena);
     assert_string_equal(name->name, "a");
     zp_arena_free(arena);
+    fake_close(f);
+
+    f = fake_open(saved_fn, TEXT("nothing saved"));
+    expect(f, "destroy a", 0,
+           "JOB  SNAPSHOT  COMMITS  SNAPSHOTS      HOST  NVME\n"
+           "a    -               0          0  2.00 MiB   0 B\n",
+           "");
+    assert_int_equal(fake_count(f, ZP_JOB_DESTROY), 1);
     fake_close(f);
 }
 
@@ -364,8 +415,8 @@ static void df(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(snapshots),        cmocka_unit_test(scrub), cmocka_unit_test(fsck),
-        cmocka_unit_test(fsck_of_a_folder), cmocka_unit_test(df),
+        cmocka_unit_test(snapshots), cmocka_unit_test(destroy),          cmocka_unit_test(scrub),
+        cmocka_unit_test(fsck),      cmocka_unit_test(fsck_of_a_folder), cmocka_unit_test(df),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
