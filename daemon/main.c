@@ -7,7 +7,9 @@
  *     2  wrong options or configuration
  *     3  the socket or the data directory belongs to another daemon
  *     4  gpu_bytes was asked for, and there is no such GPU, or no driver
- *     6  --fsck found damage
+ *     5  the data directory is not the daemon's own: another user's, or others may write to it; or a
+ *        file in it is a symbolic link
+ *     6  --fsck found damage: a file that is missing, or something else, too
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -34,6 +36,7 @@ enum {
     EXIT_CONFIG = 2,
     EXIT_IN_USE = 3,
     EXIT_NO_GPU = 4,
+    EXIT_NOT_OURS = 5,
     EXIT_DAMAGED = 6
 };
 
@@ -53,9 +56,10 @@ static void say_ready(const struct zsd *daemon)
 
 static int status_of_start(int rc)
 {
-    return rc == -EBUSY || rc == -EADDRINUSE ? EXIT_IN_USE
-           : rc == -ENODEV                   ? EXIT_NO_GPU
-                                             : EXIT_FAILED;
+    return rc == -EBUSY || rc == -EADDRINUSE     ? EXIT_IN_USE
+           : rc == -ENODEV                       ? EXIT_NO_GPU
+           : rc == -EKEYREJECTED || rc == -ELOOP ? EXIT_NOT_OURS
+                                                 : EXIT_FAILED;
 }
 
 /** What does not come back before the end: the loop runs in it. */
@@ -96,11 +100,12 @@ static int check(struct zsd *daemon, struct zb_err *err)
 {
     int rc = zsd_offline_fsck(daemon, err);
 
-    return rc == 0          ? EXIT_GOOD
-           : rc == -EBADMSG ? EXIT_DAMAGED
-           : rc == -EBUSY   ? EXIT_IN_USE
-           : rc == -EINVAL  ? EXIT_CONFIG
-                            : EXIT_FAILED;
+    return rc == 0                                ? EXIT_GOOD
+           : rc == -EBADMSG || rc == -EMEDIUMTYPE ? EXIT_DAMAGED
+           : rc == -ELOOP                         ? EXIT_NOT_OURS
+           : rc == -EBUSY                         ? EXIT_IN_USE
+           : rc == -EINVAL                        ? EXIT_CONFIG
+                                                  : EXIT_FAILED;
 }
 
 /** Started with one of these closed, the next file that we open, the data file even, would be

@@ -175,7 +175,9 @@ static int offline_read(struct offline *o)
 static int offline_up(struct zsd *daemon, struct zb_err *err)
 {
     struct zsd_config *config = &daemon->config;
-    struct zn_options options = { .io = config->io, .depth = config->io_depth, .read_only = true };
+    struct zn_options options = {
+        .io = config->io, .depth = config->io_depth, .read_only = true, .no_follow = true
+    };
     int rc;
 
     if (config->data[0] == '\0')
@@ -183,11 +185,15 @@ static int offline_up(struct zsd *daemon, struct zb_err *err)
     if (access(config->data, F_OK) < 0)
         return zb_fail(err, -errno, "data directory '%s': %m", config->data);
     rc = zsd_datadir_open(&daemon->datadir, config->data, err);
+    if (rc == 0)
+        rc = zsd_datadir_holds(daemon->datadir, err);
     if (rc < 0)
         return rc;
     daemon->read_only = true;
     options.path = zsd_datadir_file(daemon->datadir);
-    options.size_bytes = zsd_datadir_room(daemon->datadir);
+    /* one that was cut has no size that a file may be opened with: its superblock says what it had */
+    options.size_bytes =
+        zb_max_u64(zb_round_up(zsd_datadir_room(daemon->datadir), ALIGN), ZN_DATA_START + ALIGN);
     config->more_bytes = ZSD_AUTO;
     rc = zn_open(&daemon->engine, &options, err);
     if (rc < 0)

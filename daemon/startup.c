@@ -100,6 +100,8 @@ static int data_up(struct zsd *daemon, struct zb_err *err)
     struct zsd_config *config = &daemon->config;
     int rc = zsd_datadir_open(&daemon->datadir, config->data, err);
 
+    if (rc == 0)
+        rc = zsd_datadir_trusted(daemon->datadir, err);
     if (rc < 0)
         return rc;
     (void)snprintf(config->data, sizeof(config->data), "%s", zsd_datadir_path(daemon->datadir));
@@ -169,6 +171,7 @@ static int engine_up(struct zsd *daemon, struct zb_err *err)
     const struct zsd_config *config = &daemon->config;
     struct zn_options options = {
         .path = zsd_datadir_file(daemon->datadir),
+        .no_follow = true,
         .size_bytes = config->nvme_bytes,
         .io = config->io,
         .depth = config->io_depth,

@@ -6,10 +6,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/util.h"
@@ -54,11 +56,35 @@ static int open_newest(const struct zn_slot *slots, unsigned n, struct zn_slot *
     return 0;
 }
 
+/* It and its journals are files, where they are there: SQLite would follow a link, and wait for whoever
+ * writes to a FIFO. */
+static int open_regular(const struct zn_catalog_options *o, struct zb_err *err)
+{
+    static const char *const ends[] = { "", "-wal", "-shm", "-journal" };
+
+    for (size_t i = 0; i < ZB_COUNT(ends); i++) {
+        char path[PATH_MAX];
+        struct stat st;
+
+        if ((size_t)snprintf(path, sizeof(path), "%s%s", o->path, ends[i]) >= sizeof(path))
+            return zb_fail(err, -ENAMETOOLONG, "the path of catalog '%.100s...'", o->path);
+        if (lstat(path, &st) < 0 || S_ISREG(st.st_mode))
+            continue;
+        if (S_ISLNK(st.st_mode))
+            return zb_fail(err, -ELOOP, "catalog '%s' is a symbolic link, which is not followed",
+                           path);
+        return zb_fail(err, -EMEDIUMTYPE, "catalog '%s' is not a regular file", path);
+    }
+    return 0;
+}
+
 /* Is it there, and may we? A new file is ours alone: SQLite would let others read it. */
 static int open_file(const struct zn_catalog_options *o, bool may_create, struct zb_err *err)
 {
-    int fd;
+    int fd = open_regular(o, err);
 
+    if (fd < 0)
+        return fd;
     if (faccessat(AT_FDCWD, o->path, R_OK | (o->read_only ? 0 : W_OK), AT_EACCESS) == 0)
         return 0;
     if (errno != ENOENT)

@@ -58,7 +58,7 @@ struct zn_file {
     void *device; /* of the place; NULL for the kernel's */
     struct zn_medium medium;
     int fd; /* of a kernel's file: holds the lock */
-    bool block, locked, read_only;
+    bool block, locked, read_only, no_follow;
     bool ours;          /* there was a superblock: this one */
     uint64_t was_bytes; /* length of the file when it was opened, or of the device */
     struct zn_super super;

@@ -30,14 +30,28 @@
 #define FILE_LOCK_DEAD_MS 120000u /* and for what is in flight of one that died */
 #define FILE_LOCK_STEP_MS 10u
 
+static int file_other(const char *path, struct zb_err *err)
+{
+    return zb_fail(err, -EMEDIUMTYPE, "data file '%s' is neither a regular file nor a block device",
+                   path);
+}
+
 static int file_open_fd(struct zn_file *f, const char *path, struct zb_err *err)
 {
     int flags = f->read_only ? O_RDONLY : O_RDWR | O_CREAT;
 
-    f->fd = open(path, flags | O_CLOEXEC | O_NOCTTY, 0600);
+    flags |= f->no_follow ? O_NOFOLLOW : 0;
+    f->fd = open(path, flags | O_NONBLOCK | O_CLOEXEC | O_NOCTTY, 0600); /* a FIFO's would wait */
     if (f->fd >= 0)
         return 0;
     switch (errno) {
+    case ELOOP:
+        return zb_fail(err, -ELOOP,
+                       "data file '%s' is a symbolic link, which is not followed: put the file "
+                       "itself there, or name another one with --paths",
+                       path);
+    case ENXIO:
+        return file_other(path, err);
     case ENOENT:
         return zb_fail(err, -ENOENT, "data file '%s': %s does not exist", path,
                        f->read_only ? "it" : "its directory");
@@ -47,7 +61,7 @@ static int file_open_fd(struct zn_file *f, const char *path, struct zb_err *err)
         return zb_fail(err, -EACCES, "data file '%s': user %u may not %s there", path,
                        (unsigned)geteuid(), f->read_only ? "read" : "write");
     case EISDIR:
-        return zb_fail(err, -EINVAL, "data file '%s' is a directory", path);
+        return zb_fail(err, -EMEDIUMTYPE, "data file '%s' is a directory", path);
     default:
         return zb_fail(err, -errno, "open data file '%s': %m", path);
     }
@@ -62,8 +76,8 @@ static int file_identify(struct zn_file *f, const char *path, struct zb_err *err
         return zb_fail(err, -errno, "data file '%s': %m", path);
     f->block = S_ISBLK(st.st_mode);
     if (!f->block && !S_ISREG(st.st_mode))
-        return zb_fail(err, -EINVAL, "data file '%s' is neither a regular file nor a block device",
-                       path);
+        return file_other(path, err);
+    (void)fcntl(f->fd, F_SETFL, fcntl(f->fd, F_GETFL) & ~O_NONBLOCK); /* files do not look at it */
     if (!f->block)
         f->was_bytes = (uint64_t)st.st_size;
     else if (ioctl(f->fd, BLKGETSIZE64, &f->was_bytes) < 0)
@@ -209,6 +223,7 @@ int zn_file_open(struct zn_file *f, const struct zn_options *o, struct zn_info *
     int rc;
 
     f->read_only = o->read_only;
+    f->no_follow = o->no_follow;
     rc = f->place->open(f, o->path, err);
 
     if (rc == 0)

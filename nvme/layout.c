@@ -269,7 +269,9 @@ int zn_layout_read_slots(struct zn_medium m, const char *path, const uint8_t fil
     alignas(ZN_SLOT_BYTES) uint8_t blocks[ZN_SLOTS * ZN_SLOT_BYTES]; /* as in zn_layout_write() */
     ssize_t n = zn_medium_read(&m, blocks, sizeof(blocks), zn_slot_at(0));
 
+    if (n < 0)
+        return zb_fail(err, (int)n, "read the commit slots of '%s': %m", path);
     if (n != (ssize_t)sizeof(blocks))
-        return zb_fail(err, n < 0 ? (int)n : -EIO, "read the commit slots of '%s': %m", path);
+        return zb_fail(err, -EBADMSG, "'%s' was cut: it ends before its commit slots do", path);
     return zn_slot_newest(blocks, file, path, ret, err);
 }

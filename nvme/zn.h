@@ -82,6 +82,7 @@ struct zn_options {
     bool buffered;       /* do not try O_DIRECT (tests, comparisons) */
     bool read_only; /* a file that is there and ours; nothing of it is changed: writes and slots
                        are -EINVAL. size_bytes is at least what it has */
+    bool no_follow; /* -ELOOP where path is a symbolic link */
 };
 
 struct zn_info {

@@ -113,6 +113,45 @@ int zsd_datadir_open(struct zsd_datadir **ret, const char *path, struct zb_err *
     return rc;
 }
 
+int zsd_datadir_trusted(const struct zsd_datadir *d, struct zb_err *err)
+{
+    struct stat st;
+
+    if (fstat(d->fd, &st) < 0)
+        return zb_fail(err, -errno, "data directory '%s': %m", d->path);
+    if (st.st_uid != geteuid() && st.st_uid != 0)
+        return zb_fail(
+            err, -EKEYREJECTED,
+            "data directory '%s' belongs to user %u, who could replace what is saved, and "
+            "this daemon runs as user %u: give it to that user (chown %u '%s'), or name "
+            "another one with --data",
+            d->path, (unsigned)st.st_uid, (unsigned)geteuid(), (unsigned)geteuid(), d->path);
+    if ((st.st_mode & S_IWOTH) || ((st.st_mode & S_IWGRP) && st.st_gid != getegid()))
+        return zb_fail(
+            err, -EKEYREJECTED,
+            "data directory '%s' has mode %04o: other users could replace what is saved. "
+            "Take that away (chmod go-w '%s'), or name another one with --data",
+            d->path, (unsigned)(st.st_mode & 07777), d->path);
+    return 0;
+}
+
+int zsd_datadir_holds(const struct zsd_datadir *d, struct zb_err *err)
+{
+    struct stat st;
+    bool data = fstatat(d->fd, ZSD_DATA_FILE, &st, AT_SYMLINK_NOFOLLOW) == 0;
+    bool catalog = fstatat(d->fd, ZSD_CATALOG_FILE, &st, AT_SYMLINK_NOFOLLOW) == 0;
+
+    if (!data && !catalog)
+        return zb_fail(err, -ENOENT,
+                       "data directory '%s' holds neither " ZSD_DATA_FILE " nor " ZSD_CATALOG_FILE
+                       ": no daemon has saved anything there",
+                       d->path);
+    if (!data || !catalog)
+        return zb_fail(err, -EBADMSG, "data directory '%s' is damaged: %s is missing", d->path,
+                       data ? ZSD_CATALOG_FILE : ZSD_DATA_FILE);
+    return 0;
+}
+
 void zsd_datadir_forget(struct zsd_datadir *d)
 {
     d->forget = true;

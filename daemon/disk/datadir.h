@@ -32,6 +32,11 @@ struct zsd_datadir;
  *         -ENOMEM: err has the sentence
  */
 int zsd_datadir_open(struct zsd_datadir **ret, const char *path, struct zb_err *err);
+/** 0; or -EKEYREJECTED, and how to mend it: it belongs to another user than root or ours, or others may
+ * write to it. Who can, could put links and files of his own there. */
+int zsd_datadir_trusted(const struct zsd_datadir *d, struct zb_err *err);
+/** 0: data file and catalog are there; -ENOENT: neither is, -EBADMSG: one is missing. */
+int zsd_datadir_holds(const struct zsd_datadir *d, struct zb_err *err);
 /** Nothing in it is of use any more: closing it removes the data file and the catalog. */
 void zsd_datadir_forget(struct zsd_datadir *d);
 /** Removes a temporary one, and unlocks. NULL is fine. */

@@ -15,7 +15,7 @@ import tempfile
 
 from harness import Daemon, check, main, program, wait_until
 
-FAILED, USAGE, IN_USE, NO_GPU = 1, 2, 3, 4
+FAILED, USAGE, IN_USE, NO_GPU, NOT_OURS, DAMAGED = 1, 2, 3, 4, 5, 6
 NOBODY = {"user": 65534, "group": 65534, "extra_groups": []}
 
 
@@ -122,6 +122,75 @@ def command_line():
     done = start("--help")
     check(done.returncode == 0 and "--host-bytes" in done.stdout and not done.stderr, f"{done}")
     check(start("--version").returncode == 0, "--version")
+
+
+# ---- a data directory that is not ours alone, and one that is damaged
+
+def replaced(path, make):
+    os.remove(path)
+    make(path)
+
+
+def written(path, at, data):
+    with open(path, "r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
+DAMAGE = [
+    # what is done to the directory, what --fsck says
+    ("the data file is gone", lambda d: os.remove(d + "/pages.zsd"), "pages.zsd is missing"),
+    ("the catalog is gone", lambda d: os.remove(d + "/catalog.zsd"), "catalog.zsd is missing"),
+    ("another file", lambda d: written(d + "/pages.zsd", 0, b"text"), "is not a zshard data file"),
+    ("cut short", lambda d: os.truncate(d + "/pages.zsd", 8192), "was cut"),
+    ("empty", lambda d: os.truncate(d + "/pages.zsd", 0), "is blank"),
+    ("a directory", lambda d: replaced(d + "/pages.zsd", os.mkdir), "is a directory"),
+    ("a FIFO", lambda d: replaced(d + "/pages.zsd", os.mkfifo), "neither a regular file nor"),
+    ("a catalog that is a directory", lambda d: replaced(d + "/catalog.zsd", os.mkdir), "is not a regular file"),
+    ("a catalog that is a FIFO", lambda d: replaced(d + "/catalog.zsd", os.mkfifo), "is not a regular file"),
+    ("a catalog that is none", lambda d: written(d + "/catalog.zsd", 0, b"x" * 4096), "it is damaged"),
+]
+
+
+def damage():
+    with folder() as f:
+        with Daemon("--host-bytes", "8M", "--nvme-bytes", "8M") as d:
+            d.stop()
+            good = os.path.join(f, "good")
+            shutil.copytree(d.data, good)
+        done = start("--fsck", "--data", good)
+        check(done.returncode == 0, f"{done}")
+        for name, break_it, says in DAMAGE:
+            bad = os.path.join(f, name.replace(" ", "-"))
+            shutil.copytree(good, bad)
+            break_it(bad)
+            done = start("--fsck", "--data", bad)
+            check(done.returncode == DAMAGED and says in done.stderr, f"{name}: {done}")
+            shutil.rmtree(bad)
+        os.mkdir(os.path.join(f, "empty"))
+        refused(start("--fsck", "--data", os.path.join(f, "empty")), FAILED, "no daemon has saved anything there")
+        for name in ("pages.zsd", "catalog.zsd"):
+            bad = os.path.join(f, "link")
+            shutil.copytree(good, bad)
+            replaced(os.path.join(bad, name), lambda path, name=name: os.symlink(os.path.join(good, name), path))
+            refused(start("--fsck", "--data", bad), NOT_OURS, "is a symbolic link, which is not followed")
+            refused(start(*in_(f, "--data", bad)), NOT_OURS, "is a symbolic link, which is not followed")
+            shutil.rmtree(bad)
+
+
+def not_ours():
+    with folder() as f:
+        data = os.path.join(f, "data")
+        os.mkdir(data)
+        os.chmod(data, 0o777)
+        refused(start(*in_(f)), NOT_OURS, "has mode 0777", f"chmod go-w '{data}'")
+        check(files(f) == [os.path.join(f, "s.lock")] or not files(f), f"{files(f)}")
+        if os.geteuid() == 0:
+            os.chmod(data, 0o700)
+            os.chown(data, NOBODY["user"], NOBODY["group"])
+            refused(start(*in_(f)), NOT_OURS, "belongs to user 65534", f"chown 0 '{data}'")
+            done = start("--fsck", "--data", data)  # which only looks, may look there
+            refused(done, FAILED, "no daemon has saved anything there")
 
 
 # ---- the socket
@@ -354,7 +423,7 @@ def signals_end_it():
 
 if __name__ == "__main__":
     sys.exit(main({f.__name__: f for f in (
-        configuration, command_line, sockets, two_daemons, after_a_crash, data_directory,
+        configuration, command_line, damage, not_ours, sockets, two_daemons, after_a_crash, data_directory,
         a_file_that_is_not_ours, a_file_of_another_size, a_full_file_system,
         a_read_only_file_system, without_o_direct, anybody_without_a_configuration, either_engine, a_gpu,
         alone, signals_end_it)}))

@@ -124,12 +124,13 @@ static const char *daemon_program(char *room, size_t size)
     return "zshardd";
 }
 
-/** zshardd's exit statuses are zctl's: a code that leads to the same one. */
+/** zshardd's exit statuses are zctl's, but for 5, a data directory that is not its own: a code that
+ * leads to the same one. */
 static int code_of_status(int status)
 {
     static const int codes[] = {
-        [ZC_EXIT_OTHER] = -EIO,     [ZC_EXIT_USAGE] = -EINVAL,    [ZC_EXIT_DAEMON] = -ENOTCONN,
-        [ZC_EXIT_REFUSED] = -EBUSY, [ZC_EXIT_PEER] = -EOWNERDEAD, [ZC_EXIT_CORRUPT] = -EBADMSG
+        [ZC_EXIT_OTHER] = -EIO,     [ZC_EXIT_USAGE] = -EINVAL, [ZC_EXIT_DAEMON] = -ENOTCONN,
+        [ZC_EXIT_REFUSED] = -EBUSY, [ZC_EXIT_PEER] = -EPERM,   [ZC_EXIT_CORRUPT] = -EBADMSG
     };
 
     return status > 0 && status < (int)ZB_COUNT(codes) ? codes[status] : -EIO;

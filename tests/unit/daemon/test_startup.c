@@ -328,6 +328,25 @@ static void data_file_is_not_ours(void)
     put(in_dir("data/" ZSD_DATA_FILE), "mine");
 }
 
+static void data_is_anothers(void)
+{
+    assert_int_equal(mkdir(in_dir("data"), 0700), 0);
+    if (chown(in_dir("data"), 65534, 65534) < 0) /* not root: as good as */
+        assert_int_equal(chmod(in_dir("data"), 0777), 0);
+}
+
+static void data_is_everybodys(void)
+{
+    assert_int_equal(mkdir(in_dir("data"), 0700), 0);
+    assert_int_equal(chmod(in_dir("data"), 0777), 0);
+}
+
+static void data_file_is_a_link(void)
+{
+    assert_int_equal(mkdir(in_dir("data"), 0700), 0);
+    assert_int_equal(symlink(in_dir("data/elsewhere"), in_dir("data/" ZSD_DATA_FILE)), 0);
+}
+
 static void data_file_is_larger(void)
 {
     up();
@@ -425,6 +444,9 @@ static const struct {
     { "data in use", data_is_in_use, -EBUSY, "is in use by another daemon" },
     { "data file in use", data_file_is_in_use, -EBUSY, "is in use by another daemon" },
     { "data file not ours", data_file_is_not_ours, -EMEDIUMTYPE, ZSD_DATA_FILE },
+    { "data is another user's", data_is_anothers, -EKEYREJECTED, "could replace what is saved" },
+    { "data is everybody's", data_is_everybodys, -EKEYREJECTED, "has mode 0777" },
+    { "data file is a link", data_file_is_a_link, -ELOOP, "is a symbolic link" },
     { "data file larger", data_file_is_larger, -EINVAL, "is never cut" },
     { "no room", more_than_there_is, -ENOSPC, "the file system has" },
     { "no temporary place", no_temporary_place, -ENOENT, "a temporary data directory in" },

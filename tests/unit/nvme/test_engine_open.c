@@ -124,13 +124,15 @@ static void open_options(void **state)
 
 static void open_paths(void **state)
 {
+    struct zn_options only = { .path = path, .size_bytes = SIZE };
+    struct zn_engine *e = NULL;
     char at[400];
 
     (void)state;
     (void)snprintf(at, sizeof(at), "%s/none/data", dir);
     assert_int_equal(try_open(at, SIZE, NULL), -ENOENT);
     expect_text("no directory", "none/data': its directory does not exist");
-    assert_int_equal(try_open(dir, SIZE, NULL), -EINVAL);
+    assert_int_equal(try_open(dir, SIZE, NULL), -EMEDIUMTYPE);
     expect_text("a directory", "is a directory");
     file_make(path, "", 0, 0);
     (void)snprintf(at, sizeof(at), "%s/x", path);
@@ -138,10 +140,22 @@ static void open_paths(void **state)
     expect_text("a file for a directory", "x': Not a directory");
     assert_int_equal(unlink(path), 0);
     assert_int_equal(mkfifo(path, 0600), 0);
-    assert_int_equal(try_open(path, SIZE, NULL), -EINVAL);
+    assert_int_equal(try_open(path, SIZE, NULL), -EMEDIUMTYPE);
     expect_text("a pipe", "is neither a regular file nor a block device");
+    err = (struct zb_err){ 0 };
+    only.read_only = true; /* it does not wait for somebody to write */
+    assert_int_equal(zn_open(&e, &only, &err), -EMEDIUMTYPE);
+    expect_text("a pipe, to read", "is neither a regular file nor a block device");
     assert_int_equal(unlink(path), 0);
-    assert_int_equal(try_open("/dev/null", SIZE, NULL), -EINVAL);
+    assert_int_equal(symlink("elsewhere", path), 0);
+    err = (struct zb_err){ 0 };
+    only = (struct zn_options){ .path = path, .size_bytes = SIZE, .no_follow = true };
+    assert_int_equal(zn_open(&e, &only, &err), -ELOOP);
+    expect_text("a link", "is a symbolic link, which is not followed");
+    (void)snprintf(at, sizeof(at), "%s/elsewhere", dir);
+    assert_int_equal(file_size(at), -ENOENT);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(try_open("/dev/null", SIZE, NULL), -EMEDIUMTYPE);
     expect_text("/dev/null", "is neither a regular file nor a block device");
 }
 
