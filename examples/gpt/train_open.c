@@ -120,6 +120,45 @@ static int engine_resume(struct train *t)
     return rc;
 }
 
+/* What the engine does not know of, and each rank was told by itself: with other values the ranks would
+ * train another model, and nobody would notice. */
+static int engine_agree(struct train *t)
+{
+    enum { SEED, SEED_HIGH, DATA, DATA_HIGH, STEPS, BATCH, INIT, VALUES };
+    static const char *const names[VALUES] = {
+        "--seed",
+        "--seed",
+        "what the files of --data hold",
+        "what the files of --data hold",
+        "--steps",
+        "--batch",
+        "--init",
+    };
+    const struct gpt_args *a = t->args;
+    uint64_t hash = gpt_data_info(t->data)->hash;
+    const double mine[VALUES] = {
+        [SEED] = (uint32_t)a->seed, [SEED_HIGH] = (uint32_t)(a->seed >> 32),
+        [DATA] = (uint32_t)hash,    [DATA_HIGH] = (uint32_t)(hash >> 32),
+        [STEPS] = (double)a->steps, [BATCH] = a->batch,
+        [INIT] = a->init != NULL,
+    };
+    double sums[VALUES], differ[VALUES];
+    int rc;
+
+    if (t->comm->world == 1)
+        return 0;
+    memcpy(sums, mine, sizeof(sums));
+    rc = gpt_engine_fail(t, zc_zero_sum(t->zero, sums, VALUES));
+    for (int i = 0; i < VALUES && rc == 0; i++) /* whole numbers below 2^53: sums are exact */
+        differ[i] = sums[i] != mine[i] * t->comm->world;
+    if (rc == 0)
+        rc = gpt_engine_fail(t, zc_zero_sum(t->zero, differ, VALUES));
+    for (int i = 0; i < VALUES && rc == 0; i++)
+        if (differ[i] > 0)
+            rc = zb_fail(t->err, -EINVAL, "%s: not the same on all ranks", names[i]);
+    return rc;
+}
+
 static int engine_start(struct train *t)
 {
     int rc = zc_zero_start(t->zero, init_range, t);
@@ -128,6 +167,8 @@ static int engine_start(struct train *t)
         return zb_fail(t->err, -EEXIST, "--resume: job '%s' is another run: %s", t->args->job,
                        zc_zero_error(t->zero));
     rc = gpt_engine_fail(t, rc);
+    if (rc == 0)
+        rc = engine_agree(t);
     return rc == 0 && (t->args->resume || t->args->resume_if_there) ? engine_resume(t) : rc;
 }
 

@@ -102,7 +102,19 @@ def a_rank_that_does_not_come():
         check(code == 5 and "did not come: 2" in out, f"rank {rank} ended with {code}: {out}")
 
 
-TESTS = {f.__name__: f for f in (same_as_mpi, a_rank_that_does_not_come)}
+def ranks_that_were_told_other_values():
+    """What the engine does not know of: each rank would begin with other weights, or read other batches."""
+    for flags, says in ((("--seed", "6"), "--seed: not the same on all ranks"),
+                        (("--steps", "7"), "--steps: not the same on all ranks"),
+                        (("--data", "README.md"), "what the files of --data hold: not the same on all ranks")):
+        # of a flag that is given twice, the last one holds: so rank 1 is told another value by a shell
+        told = Trained(["--offload", "none"], as_torchrun(
+            dict(os.environ), under=lambda rank, flags=flags: ["sh", "-c", 'exec "$@" ' + " ".join(flags if rank else ()), "sh"]))
+        for rank, (code, out) in enumerate(told.ended):
+            check(code == 2 and says in out, f"rank {rank} ended with {code}: {out}")
+
+
+TESTS = {f.__name__: f for f in (same_as_mpi, a_rank_that_does_not_come, ranks_that_were_told_other_values)}
 
 if __name__ == "__main__":
     sys.exit(main(TESTS))
