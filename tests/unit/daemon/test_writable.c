@@ -88,7 +88,7 @@ static uint64_t bad_pages(struct saved_world *s)
         assert_non_null(r);
     }
     assert_string_equal(r->state, "done");
-    assert_int_equal(r->bytes, zsd_version_bytes(saved_job(s)->committed));
+    assert_int_equal(r->bytes, saved_job(s)->committed->bytes);
     bad = r->bad_pages;
     zp__scrub_reply__free_unpacked(r, NULL);
     return bad;
