@@ -292,7 +292,7 @@ bool zsd_job_name_coming(const struct zsd_core *core, const char *name);
 struct zsd_member *zsd_member_of(struct zsd_req *req, uint64_t job);
 /** A shard of the connection's job, which must be READY or STEPPING; else req is answered. */
 struct zsd_shard *zsd_shard_of(struct zsd_req *req, uint64_t id);
-/** The same, and one that this rank registered: only its rank writes, reads and pushes to a shard.
+/** The same, and one that this rank registered: only its rank writes and pushes to a shard.
  * `verb`: what for, in the error message. */
 struct zsd_shard *zsd_shard_own(struct zsd_req *req, uint64_t id, const char *verb);
 /** As zsd_shard_of(), without a request: NULL and err. */

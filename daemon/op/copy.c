@@ -229,7 +229,7 @@ ZSD_REQUEST(zsd_write, Write)
 
 ZSD_REQUEST(zsd_read, Read)
 {
-    struct zsd_shard *s = zsd_shard_own(req, q->shard, "read");
+    struct zsd_shard *s = zsd_shard_of(req, q->shard);
     enum zk_what what = q->what;
     uint8_t *staged;
 

@@ -46,7 +46,7 @@ def main():
         check(os.path.exists(conf), f"no {conf}")
         unit = open(os.path.join(p, "lib", "systemd", "system", "zshardd.service"), encoding="utf-8").read()
         check(f"ExecStart={p}/bin/zshardd --config {conf}\n" in unit, unit)
-        check(f"Documentation=file:{p}/share/doc/" in unit and "@" not in unit.split("SystemCallFilter")[0], unit)
+        check(f" file:{p}/share/doc/" in unit and "@" not in unit.split("SystemCallFilter")[0], unit)
         programs(os.path.join(p, "bin"))
         moved = os.path.join(os.path.realpath(folder), "moved")
         os.rename(p, moved)  # what finds its library relative to itself can be moved

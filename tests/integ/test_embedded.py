@@ -129,7 +129,7 @@ def a_full_file_system():
     with folder() as f:
         m = os.path.join(f, "m")
         os.mkdir(m)
-        done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "none", m], check=False, capture_output=True)
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m,mode=700", "none", m], check=False, capture_output=True)
         if done.returncode != 0:
             print("skipped: a_full_file_system may not mount here")
             return

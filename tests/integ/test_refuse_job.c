@@ -28,7 +28,7 @@ static const struct {
     { "a world of none", "job", 0, 0, 2, 2, 1, 1, false, 0, -EINVAL, "world of 0" },
     { "a world that is too large", "job", 0, ZP_WORLD_MAX + 1, 2, 2, 1, 1, false, 0, -EINVAL,
       "4097" },
-    { "no name", "", 0, 1, 2, 2, 1, 1, false, 0, -EINVAL, "no name for a job" },
+    { "no name", "", 0, 1, 2, 2, 1, 1, false, 0, -EINVAL, "not a valid job name" },
     { "a name with a slash", "a/b", 0, 1, 2, 2, 1, 1, false, 0, -EINVAL, "'a/b'" },
     { "a name that is too long", too_long, 0, 1, 2, 2, 1, 1, false, 0, -EINVAL, "1 to 63" },
     { "a place that is none", "job", 0, 1, 0, 2, 1, 1, false, 0, -EINVAL, "places 0, 2" },
@@ -174,7 +174,7 @@ static const struct {
 } unit_cases[] = {
     { "a unit out of order", 1, "a", 10, 1, 1, "t", 0, 10, 1, 0, "in order" },
     { "a unit far out of order", UINT32_MAX, "a", 10, 1, 1, "t", 0, 10, 1, 0, "in order" },
-    { "a unit without a name", 0, "", 10, 1, 1, "t", 0, 10, 1, 0, "no name for a unit" },
+    { "a unit without a name", 0, "", 10, 1, 1, "t", 0, 10, 1, 0, "not a valid unit name" },
     { "a name with a blank", 0, "a b", 10, 1, 1, "t", 0, 10, 1, 0, "'a b'" },
     { "no elements", 0, "a", 0, 1, 1, NULL, 0, 0, 0, 0, "0 elements" },
     { "too many elements", 0, "a", UINT64_MAX, 1, 1, NULL, 0, 0, 0, 0, "2^40" },
@@ -185,7 +185,7 @@ static const struct {
     { "a tensor that begins too late", 0, "a", 10, 1, 1, "t", 8, 3, 1, 0, "not inside unit 'a'" },
     { "a tensor of nothing", 0, "a", 10, 1, 1, "t", 0, 0, 1, 0, "not inside unit 'a'" },
     { "a shape that overflows", 0, "a", 10, 1, 1, "t", 0, UINT64_MAX, 2, 0, "overflows" },
-    { "a tensor without a name", 0, "a", 10, 1, 1, "", 0, 10, 1, 0, "no name for a tensor" },
+    { "a tensor without a name", 0, "a", 10, 1, 1, "", 0, 10, 1, 0, "not a valid tensor name" },
     { "a group that the job lacks", 0, "a", 10, 1, 1, "t", 0, 10, 1, 1, "group 1" },
 };
 

@@ -144,7 +144,7 @@ DAMAGE = [
     ("another file", lambda d: written(d + "/pages.zsd", 0, b"text"), "is not a zshard data file"),
     ("cut short", lambda d: os.truncate(d + "/pages.zsd", 8192), "was cut"),
     ("empty", lambda d: os.truncate(d + "/pages.zsd", 0), "is blank"),
-    ("a directory", lambda d: replaced(d + "/pages.zsd", os.mkdir), "is a directory"),
+    ("a directory", lambda d: replaced(d + "/pages.zsd", os.mkdir), "is neither a regular file"),
     ("a FIFO", lambda d: replaced(d + "/pages.zsd", os.mkfifo), "neither a regular file nor"),
     ("a catalog that is a directory", lambda d: replaced(d + "/catalog.zsd", os.mkdir), "is not a regular file"),
     ("a catalog that is a FIFO", lambda d: replaced(d + "/catalog.zsd", os.mkfifo), "is not a regular file"),
@@ -292,7 +292,7 @@ def a_full_file_system():
     if os.geteuid() != 0:
         print("skipped: a_full_file_system needs root, to mount one")
         return
-    with folder() as f, mounted(os.path.join(f, "m"), "size=6m") as m:
+    with folder() as f, mounted(os.path.join(f, "m"), "size=6m,mode=700") as m:
         if not m:
             print("skipped: a_full_file_system may not mount here")
             return
@@ -310,7 +310,7 @@ def a_read_only_file_system():
     if os.geteuid() != 0:
         print("skipped: a_read_only_file_system needs root, to mount one")
         return
-    with folder() as f, mounted(os.path.join(f, "m"), "size=16m") as m:
+    with folder() as f, mounted(os.path.join(f, "m"), "size=16m,mode=700") as m:
         if not m:
             print("skipped: a_read_only_file_system may not mount here")
             return

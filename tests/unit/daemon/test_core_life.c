@@ -851,6 +851,7 @@ static void storm_act(struct world *w, uint64_t *seed)
 {
     unsigned c = (unsigned)(ztest_random(seed) % STORM_CLIENTS), tag = storm_tag();
     uint32_t u = (uint32_t)(ztest_random(seed) % UNITS), units[4];
+    unsigned owner = unit_owner(u, STORM_CLIENTS);
     struct client *client = &w->clients[c];
     uint64_t step = client->conn.member ? job_of(w, c)->iterations + 1 : 1;
 
@@ -893,7 +894,7 @@ static void storm_act(struct world *w, uint64_t *seed)
         release(w, c, u);
         break;
     case 12:
-        write_ask(w, c, tag, u);
+        write_ask(w, owner, tag, u);
         break;
     case 13:
         read_ask(w, c, tag, u, (enum zk_what)(1 + ztest_random(seed) % 5));
@@ -901,7 +902,7 @@ static void storm_act(struct world *w, uint64_t *seed)
     case 14:
     case 15:
     case 16:
-        push_ask(w, c, tag, u, step, (uint32_t)(ztest_random(seed) % 3));
+        push_ask(w, owner, tag, u, step, (uint32_t)(ztest_random(seed) % 3));
         break;
     case 17:
         alloc_fail(1 + (unsigned)(ztest_random(seed) % 20), 1 + (unsigned)(ztest_random(seed) % 3));
@@ -919,7 +920,7 @@ static void storm_act(struct world *w, uint64_t *seed)
     }
     case 20: /* whatever is missing of the gradients */
         for (u = 0; u < UNITS && (tag = storm_tag()) < ANSWERS; u++)
-            push_ask(w, c, tag, u, step, 0);
+            push_ask(w, unit_owner(u, STORM_CLIENTS), tag, u, step, 0);
         break;
     case 21: /* and the step that everyone asks for */
         world_settle(w);
@@ -959,7 +960,7 @@ static void a_storm(void **state)
             zb_close_fd(&answers[c].fd);
         }
         for (uint32_t u = 0; u < UNITS; u++) {
-            write_ask(&w, 0, 0, u);
+            write_ask(&w, unit_owner(u, STORM_CLIENTS), 0, u);
             assert_int_equal(answer(&w, 0), 0);
         }
         if (seed % 6 == 5)

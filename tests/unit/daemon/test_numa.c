@@ -37,7 +37,7 @@ static const struct {
       0 },
     { "no such node", "node:2 pu:1", "0-2", "", -EINVAL, "the nodes that we may use are 0-1", 0 },
     { "no list", "node:2 pu:1", "one", "", -EINVAL, "neither off, auto nor a list", 0 },
-    { "no such CPU", "node:2 pu:1", "auto", "x", -EINVAL, "no CPU list", 0 },
+    { "no such CPU", "node:2 pu:1", "auto", "x", -EINVAL, "not a CPU list", 0 },
 };
 
 static void nodes_are_chosen(void **state)

@@ -335,7 +335,7 @@ static void descriptors_without_end(void **state)
         raw_send(x.peer, out + i, 1, 1, 30);
         assert_int_equal(zp_stream_read(x.s, &err), i < 2 ? 0 : -EPROTO);
     }
-    assert_non_null(strstr(err.text, "nobody announced"));
+    assert_non_null(strstr(err.text, "were not announced"));
     fixture_close(&x);
 }
 
