@@ -129,6 +129,7 @@ class Lab:
         self.jobs = 0
         self.filler: Any = None
         self.sizes: dict[tuple[str, str], list[tuple[int, bool]]] = {}
+        self.kept = False  # a kept job is there, which gives its memory to others: what a cell finds is not known then
 
     def daemon(self, kind: str) -> Any:
         """host: room for everything. nvme: little memory, of which a filler leaves less than a cell's states take."""
@@ -162,7 +163,8 @@ class Lab:
     def squeeze(self, cell: Cell) -> None:
         """Leaves the job less host memory than its states take; a job that is kept has all of it."""
         self.filler.remove()
-        if not cell.keep:
+        self.kept = self.kept or cell.keep
+        if not self.kept:
             key = (cell.model, cell.trained)
             if key not in self.sizes:
                 self.sizes[key] = self.pool(cell.world).sizes(cell)
@@ -171,7 +173,7 @@ class Lab:
     def run(self, cell: Cell, mode: str = "", compare: bool = True) -> Any:
         result = self.pool(cell.world, mode).run(cell, self.store(cell), compare)
         assert len(set(result.hashes)) == 1, "ranks have different parameters"
-        if cell.store == "nvme" and cell.world == 1 and not cell.keep:
+        if cell.store == "nvme" and cell.world == 1 and not self.kept:
             assert result.nvme_bytes > 0, "its states did not go to NVMe"
         return result
 
