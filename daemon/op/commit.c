@@ -241,6 +241,8 @@ static int commit_plan(struct zsd_delta *d, struct zb_err *err)
 {
     struct zsd_commit_op *op = zb_container_of(d, struct zsd_commit_op, delta);
 
+    if (d->saved->gone) /* while pages were saved and rows built */
+        return zb_fail(err, -ECANCELED, "job '%s' was destroyed", d->saved->name);
     if (d->prepared)
         return zb_fail(err, -EBUSY, "job '%s' has step %llu prepared, and it is not resolved",
                        d->saved->name, (unsigned long long)d->prepared->iterations);

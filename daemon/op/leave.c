@@ -160,6 +160,8 @@ ZSD_REQUEST(zsd_job_destroy, JobName)
     struct zsd_saved *saved = zsd_saved_by_name(req->daemon->core, q->name);
     struct zb_err why = { 0 };
 
+    if (job && !saved && job->saved && job->saved->gone)
+        job = NULL; /* destroyed, and on its way to its end */
     if ((!job && !saved) || !zsd_may(req->conn, saved ? saved->uid : job->uid)) {
         zsd_refuse(req, -ENOENT, "there is no job '%s'", q->name); /* others are not told which */
         return;
