@@ -112,8 +112,8 @@ struct zsd_shard *zsd_shard_of(struct zsd_req *req, uint64_t id)
 
 struct zsd_shard *zsd_shard_own(struct zsd_req *req, uint64_t id, const char *verb)
 {
-    struct zsd_shard *s = zsd_shard_of(req, id);
     const struct zsd_member *m = req->conn->member;
+    struct zsd_shard *s = zsd_shard_of(req, id); /* NULL: req is answered, and gone */
 
     if (!s || s->rank == m->rank)
         return s;
