@@ -28,7 +28,7 @@ struct gpt_weights {
 static int find(const struct gpt_weights *w, const char *name, struct found *ret, const char *path,
                 struct zb_err *err)
 {
-    *ret = (struct found){ NULL };
+    *ret = (struct found){ 0 };
     for (size_t i = 0; i < w->nfiles; i++) {
         const struct zc_st_tensor *t = zc_st_find(w->files[i], name);
 

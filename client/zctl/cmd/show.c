@@ -121,7 +121,7 @@ static void jobs_settle(struct zc_job_row *rows, size_t n, FILE *below)
 
 static int show_jobs(struct zctl *z, int argc, char **argv)
 {
-    struct zctl_below below = { NULL };
+    struct zctl_below below = { 0 };
     struct zc_job_row *rows = NULL;
     size_t n = 0;
     int rc = zctl_connect(z);
@@ -186,7 +186,7 @@ static void tier_below(const struct zc_tier_row *r, FILE *out)
 
 static int show_tiers(struct zctl *z, int argc, char **argv)
 {
-    struct zctl_below below = { NULL };
+    struct zctl_below below = { 0 };
     struct zc_tier_row *rows = NULL;
     size_t n = 0;
     int rc = zctl_connect(z);
