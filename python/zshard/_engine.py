@@ -182,7 +182,7 @@ def _options(lib: ctypes.CDLL, comm: Comm, given: Mapping[str, Any]) -> Any:
 
 
 class Engine:
-    """A sharded model. Collective calls are marked so in zc_zero.h ("ALIKE"): all ranks make them in one order.
+    """A sharded model. zc_zero.h ("COLLECTIVE") lists the collective calls: all ranks make them in the same order.
 
     Args:
         comm: stays open as long as the engine.
