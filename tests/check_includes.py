@@ -44,7 +44,7 @@ def folders_of(text):
     folders = {}
     for left, right in table(text, "Folders"):
         allowed = names(right)
-        if not allowed and right not in ("anything", "nothing of ours"):
+        if not allowed and right not in ("anything", "nothing of this project"):
             raise Bad(f"{PAGE}: '{right}' names nothing that can be included")
         for folder in names(left):
             if not folder.endswith("/"):
@@ -60,7 +60,7 @@ def folders_of(text):
 def headers_of(text):
     """{header of others: patterns of the files that may see it}."""
     headers = {}
-    for left, right in table(text, "Headers of others"):
+    for left, right in table(text, "External headers"):
         for header in names(left):
             headers[header] = [p + "*" if p.endswith("/") else p for p in names(right)]
             if not headers[header]:
@@ -121,7 +121,7 @@ def may(path, target, folders):
         return None
     allowed = folders[mine]
     if allowed is not None and target not in allowed and theirs not in allowed:
-        return f"{mine} may include {', '.join(allowed) or 'nothing of ours'}"
+        return f"{mine} may include {', '.join(allowed) or 'nothing of this project'}"
     if target.endswith("_priv.h") and allowed is not None and target not in allowed:
         return f"it is private to {theirs}"
     return None

@@ -11,12 +11,12 @@ PAGE = """
 
 | folder | may include |
 |---|---|
-| `base/` | nothing of ours |
+| `base/` | nothing of this project |
 | `lib/` | `base/` |
 | `lib/inner/` | `lib/api.h`, `lib/back_priv.h`, `base/` |
 | `tests/` | anything |
 
-## Headers of others
+## External headers
 
 | header | files |
 |---|---|
@@ -38,7 +38,7 @@ TREE = {
 # name, file, its text, a part of what is said about it
 CASES = [
     ("a folder that is not named", "base/b.c", '#include "lib/api.h"\n',
-     "base/b.c:1: includes 'lib/api.h': base/ may include nothing of ours"),
+     "base/b.c:1: includes 'lib/api.h': base/ may include nothing of this project"),
     ("another file of a folder of which one file is named", "lib/inner/w.c",
      '\n#include "lib/loop_priv.h"\n', "lib/inner/w.c:2: includes 'lib/loop_priv.h'"),
     ("a private header of an allowed folder", "lib/p.c", '#include "base/a_priv.h"\n',
@@ -58,7 +58,7 @@ PAGES = [
     ("no section", PAGE.replace("## Folders", "## Others"), "no section 'Folders'"),
     ("no table", PAGE.replace("|", "/"), "no table in section 'Folders'"),
     ("a cell too many", PAGE.replace("| anything |", "| anything | more |"), "has 3 cells"),
-    ("words that name nothing", PAGE.replace("nothing of ours", "whatever"), "'whatever'"),
+    ("words that name nothing", PAGE.replace("nothing of this project", "whatever"), "'whatever'"),
     ("a folder without a slash", PAGE.replace("`lib/inner/`", "`lib/inner`"), "is not a folder"),
     ("an allowed folder without a row", PAGE.replace("| `lib/` | `base/`", "| `lib/` | `bsae/`"),
      "'bsae/' may be included"),

@@ -15,11 +15,11 @@ INCLUDES = """
 
 | folder | may include |
 |---|---|
-| `low/` | nothing of ours |
+| `low/` | nothing of this project |
 | `top/` | `top/inner/`, `low/` |
 | `top/inner/` | `low/` |
 
-## Headers of others
+## External headers
 
 | header | files |
 |---|---|
