@@ -225,8 +225,36 @@ static int open_prepare(struct zn_catalog *c, struct zb_err *err)
     return 0;
 }
 
+/* Files that were made in the folder, and files that were deleted from it, become durable. SQLite
+ * does this when it makes a file, and only then. So the journal that made the database may have been
+ * deleted, and still come back with the next power cut: it would be rolled back over what was
+ * written since. Nothing is written to a database before its folder is flushed. A VFS has no call
+ * for it but a deletion: of a file that is made for it. */
+static int open_flush_folder(const struct zn_catalog *c, const char *vfs_name, struct zb_err *err)
+{
+    sqlite3_vfs *vfs = sqlite3_vfs_find(vfs_name);
+    sqlite3_file *file = vfs ? calloc(1, (size_t)vfs->szOsFile) : NULL;
+    int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_MAIN_JOURNAL;
+    char *name = sqlite3_mprintf("%s-flush", c->path);
+    int rc = file && name ? vfs->xOpen(vfs, name, file, flags, NULL) : SQLITE_NOMEM;
+
+    if (file && file->pMethods)
+        (void)file->pMethods->xClose(file);
+    if (rc == SQLITE_OK)
+        rc = vfs->xDelete(vfs, name, 1);
+    sqlite3_free(name);
+    free(file);
+    if (rc == SQLITE_OK)
+        return 0;
+    return zb_fail(err,
+                   rc == SQLITE_NOMEM  ? -ENOMEM
+                   : rc == SQLITE_FULL ? -ENOSPC
+                                       : -EIO,
+                   "catalog '%s': flush its folder: %s", c->path, sqlite3_errstr(rc));
+}
+
 /* An empty database becomes a catalog, all at once: a crash leaves an empty one. */
-static int open_create(struct zn_catalog *c, struct zb_err *err)
+static int open_create(struct zn_catalog *c, const char *vfs_name, struct zb_err *err)
 {
     struct catalog_state state = { 0 };
     int rc;
@@ -236,9 +264,13 @@ static int open_create(struct zn_catalog *c, struct zb_err *err)
         ; /* as in zn_super_init() */
     rc = zn_catalog_exec(c,
                          "PRAGMA page_size=" CATALOG_PAGE ";PRAGMA auto_vacuum=INCREMENTAL;"
-                         "PRAGMA journal_mode=WAL;"
-                         "BEGIN IMMEDIATE;" CATALOG_TABLE ";" CATALOG_INDEX,
+                         "PRAGMA journal_mode=WAL",
                          "create it", err);
+    if (rc == 0)
+        rc = open_flush_folder(c, vfs_name, err); /* the journal that made it a WAL is deleted */
+    if (rc == 0)
+        rc = zn_catalog_exec(c, "BEGIN IMMEDIATE;" CATALOG_TABLE ";" CATALOG_INDEX, "create it",
+                             err);
     if (rc == 0)
         rc = open_prepare(c, err);
     if (rc == 0)
@@ -249,19 +281,22 @@ static int open_create(struct zn_catalog *c, struct zb_err *err)
 }
 
 /* The tables that we made, or none yet: then they are made. */
-static int open_schema(struct zn_catalog *c, bool may_create, bool committed, struct zb_err *err)
+static int open_schema(struct zn_catalog *c, const struct zn_catalog_options *o, bool may_create,
+                       bool committed, struct zb_err *err)
 {
     struct schema schema = { 0 };
     struct text mode = { "" };
     int rc =
         zn_catalog_query(c, "SELECT sql FROM sqlite_schema", schema_on_row, &schema, "open", err);
 
+    if (rc == 0 && !o->read_only)
+        rc = open_flush_folder(c, o->vfs, err); /* a process before may have been killed too soon */
     if (rc < 0)
         return rc;
     if (schema.rows == 0 && !may_create)
         return zb_fail(err, committed ? -EBADMSG : -ENOENT, "catalog '%s' is empty", c->path);
     if (schema.rows == 0)
-        rc = open_create(c, err);
+        rc = open_create(c, o->vfs, err);
     else if (schema.rows != SCHEMA_ROWS || schema.differs)
         return zb_fail(err, -EBADMSG, "'%s' is not a catalog, or is damaged: its tables differ",
                        c->path);
@@ -313,34 +348,6 @@ static int open_compare(const struct zn_catalog *c, const struct zn_slot *newest
     return 0;
 }
 
-/* What is in the folder, and what is no more, becomes durable. SQLite sees to that for files that
- * it makes itself, and only then: whoever was killed, or whose flush failed, between the end of the
- * journal that made the database and the WAL's first flush has left a journal that could come back
- * with the next power cut, and undo all that was committed meanwhile. There is no call of a VFS for
- * it but a deletion: of a file that is made for it. */
-static int open_flush_folder(const struct zn_catalog *c, const char *vfs_name, struct zb_err *err)
-{
-    sqlite3_vfs *vfs = sqlite3_vfs_find(vfs_name);
-    sqlite3_file *file = vfs ? calloc(1, (size_t)vfs->szOsFile) : NULL;
-    int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_MAIN_JOURNAL;
-    char *name = sqlite3_mprintf("%s-flush", c->path);
-    int rc = file && name ? vfs->xOpen(vfs, name, file, flags, NULL) : SQLITE_NOMEM;
-
-    if (file && file->pMethods)
-        (void)file->pMethods->xClose(file);
-    if (rc == SQLITE_OK)
-        rc = vfs->xDelete(vfs, name, 1);
-    sqlite3_free(name);
-    free(file);
-    if (rc == SQLITE_OK)
-        return 0;
-    return zb_fail(err,
-                   rc == SQLITE_NOMEM  ? -ENOMEM
-                   : rc == SQLITE_FULL ? -ENOSPC
-                                       : -EIO,
-                   "catalog '%s': flush its folder: %s", c->path, sqlite3_errstr(rc));
-}
-
 static int open_build(struct zn_catalog *c, const struct zn_catalog_options *o,
                       const struct zn_slot *slots, unsigned n, struct zb_err *err)
 {
@@ -359,7 +366,7 @@ static int open_build(struct zn_catalog *c, const struct zn_catalog_options *o,
     if (rc == 0)
         rc = open_sqlite(c, o, may_create, err);
     if (rc == 0)
-        rc = open_schema(c, may_create, newest.sequence > 0, err);
+        rc = open_schema(c, o, may_create, newest.sequence > 0, err);
     if (rc == 0)
         rc = open_check_pages(c, err);
     if (rc == 0)
@@ -368,8 +375,6 @@ static int open_build(struct zn_catalog *c, const struct zn_catalog_options *o,
         rc = open_compare(c, &newest, err);
     if (rc == 0 && !o->read_only)
         rc = zn_catalog_checkpoint(c, SQLITE_CHECKPOINT_TRUNCATE, err); /* G1 */
-    if (rc == 0 && !o->read_only)
-        rc = open_flush_folder(c, o->vfs, err);
     return rc;
 }
 

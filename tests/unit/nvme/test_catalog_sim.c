@@ -179,6 +179,8 @@ static void power_cuts(void **state)
     zn_sim_free(recorded);
 }
 
+#define MAKING 64u /* operations in which a catalog is made */
+
 /* The power fails while a store is opened after a power cut, and commits. */
 static void power_cuts_of_recovery(void **state)
 {
@@ -187,7 +189,7 @@ static void power_cuts_of_recovery(void **state)
     unsigned cuts = 0;
 
     (void)state;
-    for (uint64_t n = 0; n <= zn_sim_ops(recorded); n += step(20)) {
+    for (uint64_t n = 0; n <= zn_sim_ops(recorded); n += step(n < MAKING ? 5 : 20)) {
         bool struck = true;
 
         while (now < TXNS && told[now + 1] <= n)
