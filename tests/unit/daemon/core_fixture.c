@@ -7,9 +7,8 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#define MANY (2 * PAGE + 5000)
-#define TURNS \
-    120000 /* of at most 1 ms, for what hangs: a drive may stand still for half a minute */
+#define MANY     (2 * PAGE + 5000)
+#define HANGS_NS UINT64_C(300000000000) /* a drive may stop for half a minute */
 const uint64_t unit_elems[UNITS] = { PAGE, MANY, MANY, MANY, MANY, MANY, 100 };
 
 static unsigned worlds; /* each has a file of its own: one that failed keeps its lock */
@@ -63,7 +62,9 @@ static void world_turn_wait(struct world *w)
 
 void world_settle(struct world *w)
 {
-    for (int i = 0; i < TURNS && (zsd_core_busy(&w->daemon) > 0 || i < 2); i++)
+    const uint64_t end = zb_now_ns() + HANGS_NS;
+
+    for (int i = 0; i < 2 || (zsd_core_busy(&w->daemon) > 0 && zb_now_ns() < end); i++)
         world_turn_wait(w);
     assert_int_equal(zsd_core_busy(&w->daemon), 0);
     world_turn(w);
@@ -78,7 +79,9 @@ void world_expire(struct world *w)
 
 int answer(struct world *w, unsigned tag)
 {
-    for (int i = 0; i < TURNS && answers[tag].rc == NONE; i++)
+    const uint64_t end = zb_now_ns() + HANGS_NS;
+
+    while (answers[tag].rc == NONE && zb_now_ns() < end)
         world_turn_wait(w);
     assert_int_not_equal(answers[tag].rc, NONE); /* nothing hangs */
     world_settle(w);
