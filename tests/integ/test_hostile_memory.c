@@ -18,7 +18,7 @@
 #define ELEMS     8192u
 #define STEPS     3u
 
-#ifdef __SANITIZE_ADDRESS__
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SANITIZED true
 #else
 #define SANITIZED false
@@ -124,7 +124,7 @@ static void what_is_remembered_stays_in_its_budget(void **state)
         assert_int_equal(zc_note_put_wait(r[i].c, r[i].job.id, true, note, sizeof(note)), 0);
     }
     assert_true(refused);
-    if (!SANITIZED) /* AddressSanitizer keeps memory of its own */
+    if (!SANITIZED) /* a sanitizer keeps memory of its own */
         assert_in_range(resident_bytes(&d), 1, HOST + BESIDE);
     neighbour(&d, "attacked", attacked);
     assert_memory_equal(calm, attacked, sizeof(calm));
