@@ -11,11 +11,13 @@ that waits ends before Python sees the signal.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from zshard._engine import Engine
@@ -40,6 +42,29 @@ def unwatch(engine: Engine) -> None:
         last = not _engines
     if last and threading.current_thread() is threading.main_thread():
         _end()
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Ctrl-C waits until the end of the block. Only in the main thread, and where SIGINT has Python's own handler."""
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
+        yield
+        return
+    came: list[int] = []
+
+    def later(number: int, _frame: Any) -> None:
+        came.append(number)
+
+    signal.signal(signal.SIGINT, later)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if came:
+        raise KeyboardInterrupt
 
 
 def _begin() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
+import signal
 from typing import Any
 
 import pytest
@@ -76,6 +77,122 @@ def test_host_optimizer_refuses() -> None:
         loss_of(model, batch(0)).backward()
         with pytest.raises(ValueError, match="has all trained parameters"):
             opt.step()
+
+
+class Breaks(torch.optim.RAdam):
+    """Raises in call `at` of step(), which comes once for each unit."""
+
+    calls, at = 0, -1
+
+    def step(self, closure: Any = None) -> Any:
+        Breaks.calls += 1
+        if Breaks.calls == Breaks.at:
+            raise ArithmeticError("in the middle")
+        return super().step(closure)
+
+
+def hosted(monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Module, Any, zt.Handle]:
+    """A model after two steps, with gradients for the third."""
+    monkeypatch.setattr(Breaks, "calls", 0)
+    monkeypatch.setattr(Breaks, "at", -1)
+    torch.manual_seed(0)
+    model = Net()
+    opt = zt.HostOptimizer(Breaks, model.parameters(), lr=1e-2)
+    handle = zt.shard(model, opt, offload="none")
+    for i in range(3):
+        loss_of(model, batch(i)).backward()
+        if i < 2:
+            opt.step()
+            opt.zero_grad()
+    assert Breaks.calls >= 4, "one unit: nothing is in the middle of it"
+    return model, opt, handle
+
+
+def values_of(model: nn.Module) -> list[torch.Tensor]:
+    return list(zt.full_state_dict(model).values())
+
+
+def test_a_step_that_fails_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No weight changes, and nothing goes on silently; with its state of before, the optimizer makes the same step."""
+    model, opt, handle = hosted(monkeypatch)
+    opt.step()
+    want = values_of(model)
+    handle.close()
+
+    model, opt, handle = hosted(monkeypatch)
+    state, before = copy.deepcopy(opt.state_dict()), values_of(model)
+    Breaks.at = Breaks.calls + 2
+    with pytest.raises(ArithmeticError):
+        opt.step()
+    assert all(torch.equal(a, b) for a, b in zip(values_of(model), before, strict=True))
+    for refused in (opt.step, opt.state_dict):
+        with pytest.raises(RuntimeError, match="a step ahead.*load_state_dict"):
+            refused()
+    opt.load_state_dict(state)
+    opt.step()
+    assert all(torch.equal(a, b) for a, b in zip(values_of(model), want, strict=True))
+    assert handle.step_number == 3
+    handle.close()
+
+
+def test_a_step_inside_of_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A unit that is held cannot be written: this is found before the first one is."""
+    model, opt, handle = hosted(monkeypatch)
+    before = values_of(model)
+    with zt.gathered(model.blocks[1]), pytest.raises(RuntimeError, match="step outside of it"):  # type: ignore[index]
+        opt.step()
+    assert all(torch.equal(a, b) for a, b in zip(values_of(model), before, strict=True))
+    handle.close()
+
+
+def test_a_write_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights may be half written: the model is closed, and says why."""
+    model, opt, handle = hosted(monkeypatch)
+    write_on, calls = handle.engine.write_on, []
+
+    def fails(*args: Any) -> None:
+        calls.append(args)
+        if len(calls) == 2:
+            raise OSError("the drive")
+        write_on(*args)
+
+    monkeypatch.setattr(handle.engine, "write_on", fails)
+    with pytest.raises(OSError):
+        opt.step()
+    for refused in (opt.step, lambda: model(batch(0))):
+        with pytest.raises(RuntimeError, match="failed while weights were written"):
+            refused()
+    handle.close()
+
+
+def test_ctrl_c_waits_for_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """KeyboardInterrupt comes when the step is whole."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job of a shell's may ignore it
+    try:
+        interrupted_step(monkeypatch)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def interrupted_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, opt, handle = hosted(monkeypatch)
+    opt.step()
+    want = values_of(model)
+    handle.close()
+
+    model, opt, handle = hosted(monkeypatch)
+    write_on = handle.engine.write_on
+
+    def interrupted(*args: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        write_on(*args)
+
+    monkeypatch.setattr(handle.engine, "write_on", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        opt.step()
+    assert handle.step_number == 3
+    assert all(torch.equal(a, b) for a, b in zip(values_of(model), want, strict=True))
+    handle.close()
 
 
 def test_host_optimizer_skips_what_is_not_finite() -> None:

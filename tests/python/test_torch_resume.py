@@ -94,7 +94,7 @@ def run(daemon: Daemon, job: str, *, die: int = -1, resume: bool = False, script
     words = ["8", str(die), daemon.socket, job, "resume" if resume else "new"]
     words = [sys.executable, "-c", textwrap.dedent(script), *words]
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == (-9 if die > 0 else 0), done.stderr[-2000:]
+    assert done.returncode == (0 if die == -1 else -9), done.stderr[-2000:]
     return done.stdout.splitlines()
 
 
@@ -116,6 +116,47 @@ def test_a_killed_daemon(daemon: Daemon) -> None:
     again = run(daemon, "killed", resume=True)
     assert again[0] == "# True 3 {'batches': 3} 3"  # the last commit
     assert first[1:4] + again[1:] == whole[1:]
+
+
+HOST = """
+    import os, sys
+    import torch
+    import zshard
+    import zshard.torch as zt
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[torch.nn.Linear(16, 16) for _ in range(3)])
+    opt = zt.HostOptimizer(torch.optim.RAdam, model.parameters(), lr=1e-2)
+    zt.init(job=sys.argv[4], socket=sys.argv[3], keep=True, resume=sys.argv[5] == "resume")
+    try:
+        handle = zt.shard(model, opt, offload="host", units=[torch.nn.Linear])
+    except zshard.ZshardError as e:
+        print("refused:", e)
+        sys.exit()
+    print("step", handle.step_number)
+    write_on, writes = handle.engine.write_on, []
+    def dies(*args):
+        writes.append(args)
+        if handle.step_number == int(sys.argv[2]) and len(writes) % 3 == 2:
+            os.kill(os.getpid(), 9)
+        write_on(*args)
+    handle.engine.write_on = dies
+    for _ in range(3):
+        model(torch.ones(2, 16)).pow(2).mean().backward()
+        opt.step(); opt.zero_grad()
+    handle.close()
+"""
+
+
+def test_killed_while_weights_are_written(daemon: Daemon) -> None:
+    """A job of whose weights HostOptimizer had written some is not resumed as if it were whole; others are."""
+    for job, at in (("first", 0), ("later", 2)):
+        run(daemon, job, die=at, script=HOST)
+        refused = run(daemon, job, resume=True, script=HOST)[-1]
+        assert refused.startswith("refused:") and f"after step {at}, and some weights are a step ahead" in refused
+    (file,) = [word for word in refused.split() if word.endswith("writing")]
+    os.unlink(file)
+    assert run(daemon, "later", resume=True, script=HOST) == ["step 2"]
+    assert run(daemon, "later", resume=True, script=HOST) == ["step 5"]  # its own marks are of steps that are over
 
 
 SAVE = """

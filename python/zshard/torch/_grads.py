@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from ._runtime import Runtime, UnitState
+    from ._runtime import Runtime
+    from ._unit_state import UnitState
 
 aten = torch.ops.aten
 

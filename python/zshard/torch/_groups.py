@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from torch import nn
 
-from ._runtime import Group, Runtime
+from ._runtime import Runtime
+from ._unit_state import Group
 
 
 def build(runtime: Runtime, model: nn.Module, external: Mapping[nn.Module, Iterable[nn.Parameter]]) -> list[Group]:

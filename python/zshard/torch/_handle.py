@@ -24,7 +24,8 @@ from ._groups import build
 from ._hooks import Hooks
 from ._init import context
 from ._memory import UnitMemory, choose_mode
-from ._runtime import Runtime, UnitState
+from ._runtime import Runtime
+from ._unit_state import UnitState
 from ._units import Leaf, Plan, Wish, plan
 
 _open: weakref.WeakSet[Handle] = weakref.WeakSet()
@@ -45,9 +46,15 @@ class Handle:
         self.resumed = runtime.steps > 0
         options = self.engine.options
         self._notes = _notes.Notes(runtime, options.get("job"), bool(options.get("keep") or options.get("durable")))
-        runtime.before_step = self._notes.before_step
-        if self.resumed:
-            self._notes.resume()
+        runtime.before_step, runtime.writing = self._notes.before_step, self._notes.writing
+        try:
+            if self.resumed:
+                self._notes.resume()
+            else:
+                self._notes.begin()
+        except BaseException:
+            runtime.fail("closed: it could not be resumed")
+            raise
         self._pid = os.getpid()
 
     @property

@@ -17,7 +17,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from ._runtime import Group, Runtime, UnitState, task_id
+from ._runtime import Runtime, task_id
+from ._unit_state import Group, UnitState
 
 
 def undone(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,12 +1,21 @@
 """HostOptimizer: optimizers of torch.optim that the engine has no counterpart for, on this rank's slices.
 
 The engine keeps masters and reduces gradients. A step here, unit by unit: this rank's slice of the gradient and of the
-master are read, torch's own optimizer steps them as flat tensors, and the master is written back. The engine then makes
-a step of its own with a learning rate of 0, which drops the gradients, counts, and carries notes and commits.
+master are read, and torch's own optimizer steps them as flat tensors. When all ranks have stepped all units, the
+masters are written back. The engine then makes a step of its own with a learning rate of 0, which drops the gradients,
+counts, and carries notes and commits.
+
+A step that fails is never half made without a word:
+
+    before the first slice is stepped     nothing has changed
+    until all slices are stepped          no weight has changed; the optimizer steps again when it was given a state
+    from the first write to the step      Ctrl-C waits. The model is closed. A kept job is marked (_notes.py), and is
+                                          not resumed from there, also after kill -9
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -14,11 +23,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from .._interrupt import held_back
 from ._optim import Optimizer
 from ._step import GROUP_NONE, Rule
 
 if TYPE_CHECKING:
-    from ._runtime import Runtime, UnitState
+    from ._runtime import Runtime
+    from ._unit_state import UnitState
     from ._units import Piece
 
 _NOT_ELEMENTWISE = {
@@ -29,6 +40,10 @@ _NOT_ELEMENTWISE = {
 }
 _COUNTS = ("step", "eta", "mu", "mu_product")  # of a parameter, not of its elements
 _SUM_MAX = 4096
+_STATE_TORN = (
+    "no weight has changed, but parts of the optimizer's state are a step ahead. Give it the state of this step "
+    "(load_state_dict()), or resume the job on all ranks"
+)
 
 
 class _HostRule(Rule):
@@ -103,6 +118,14 @@ class _Slices:
             runtime.call(engine.read_on, engine.rank, state.index, what, first, last - first, "f32", at)
         return out
 
+    def own(self, whole: torch.Tensor, state: UnitState, first: int, last: int) -> torch.Tensor:
+        """The same, with memory for this rank's slice alone: what was never touched has no memory."""
+        if last - first == state.unit.elems:
+            return whole
+        made = torch.empty_like(whole)
+        made[first:last] = whole[first:last]
+        return made
+
 
 class HostOptimizer(Optimizer):
     """Runs a class of torch.optim that the engine has no counterpart for, such as RAdam, NAdam, Adamax, RMSprop or
@@ -116,13 +139,17 @@ class HostOptimizer(Optimizer):
     trained parameters of the model.
 
     Costs: the state is in this process's memory (for RAdam 8 bytes an element of this rank's slice), not in the daemon,
-    and not on NVMe. A step needs twice the largest unit in fp32 besides, and moves each gradient and, without the
-    daemon, each master over all ranks.
+    and not on NVMe. A step needs 4 bytes an element of the slice and twice the largest unit in fp32 besides, and moves
+    each gradient and, without the daemon, each master over all ranks.
 
     State is not the job's: give `state_dict()`, which has this rank's slices, to `handle.commit(note=)`, and after a
     resume `load_state_dict(handle.note)` on as many ranks. A job that was killed later than its last commit resumes
     at a step that this state is older than (`handle.note_step`). A state_dict() of torch's own optimizer is
     loaded by any number of ranks.
+
+    A step that raises, or that Ctrl-C ends, has changed no weight. Slices of the optimizer's state may have been
+    stepped already: then step() and state_dict() raise until load_state_dict() was called. Where weights were being
+    written, the model is closed, and a kept job is to be rolled back: resuming it says so.
 
     Args:
         cls: a subclass of torch.optim.Optimizer.
@@ -145,6 +172,7 @@ class HostOptimizer(Optimizer):
         self._made: dict[int, tuple[_Slices, torch.optim.Optimizer]] = {}
         self._loaded: dict[int, Any] = {}
         self._loaded_of: list[tuple[int, int]] | None = None  # how its slices are cut; None: whole tensors
+        self._torn = ""  # why some slices of the state are a step ahead of others
         super().__init__(params, cls([nn.Parameter(torch.zeros(1))], **defaults).defaults)
 
     def _numbers(self) -> Iterator[tuple[int, int, torch.Tensor]]:
@@ -196,35 +224,98 @@ class HostOptimizer(Optimizer):
             return row.cut(value)
         return value.detach().clone()
 
-    def zshard_host_step(self, runtime: Runtime, group_of: Any, factors: Any, common: float) -> None:
-        """Before the engine's step: masters become what torch's optimizer makes of them. Collective."""
+    @contextlib.contextmanager
+    def zshard_host_step(self, runtime: Runtime, group_of: Any, factors: Any, common: float) -> Iterator[None]:
+        """Around the engine's step: masters become what torch's optimizer makes of them. Collective."""
+        self._check_whole()
         slices, inner = self._inner(runtime)
         if math.isnan(runtime.call(runtime.engine.norm)):
-            return  # not finite: the engine skips the step on all ranks
-        had = slices.had()
+            yield  # not finite: the engine skips the step on all ranks
+            return
+        made = self._step_slices(slices, inner, group_of, factors, common)
+        with held_back():
+            if runtime.writing is not None:
+                runtime.writing()
+            self._torn = ""
+            try:
+                for state, master in made:
+                    at = master.data_ptr()
+                    runtime.call(runtime.engine.write_on, -1, state.index, "master", 0, state.unit.elems, "f32", at)
+                yield
+            except BaseException:
+                self._torn = "a step failed while weights were written"
+                runtime.fail(
+                    "closed: a step of HostOptimizer failed while weights were written, and some may be a step ahead"
+                )
+                raise
+
+    def _step_slices(
+        self, slices: _Slices, inner: torch.optim.Optimizer, group_of: Any, factors: Any, common: float
+    ) -> list[tuple[UnitState, torch.Tensor]]:
+        """Steps all slices in this process: the masters to be written. Raises on all ranks where one of them fails."""
+        runtime, had = slices.runtime, slices.had()
+        made: list[tuple[UnitState, torch.Tensor]] = []
+        error: Exception | None = None
         for state, first, last, rows in slices.units:
             base = runtime.first_trainable[state.index]
-            count = len(state.params)
-            if not any(had[base + i] and group_of[base + i] != GROUP_NONE for i in range(count)):
+            ours = [i for i in range(len(state.params)) if had[base + i] and group_of[base + i] != GROUP_NONE]
+            if not ours:
                 continue
             grad = slices.read(state, "grad", first, last)
             master = slices.read(state, "master", first, last)
+            if error is not None:  # the other ranks wait for these reads
+                continue
+            try:
+                if state.holds:
+                    raise RuntimeError(f"unit '{state.unit.name}' is held, as by gathered(): step outside of it")
+                self._step_unit(
+                    inner, [r for r in rows if r.place in ours], base, master, grad, factors, common, runtime
+                )
+            except Exception as e:
+                error = e
+            made.append((state, slices.own(master, state, first, last)))
+        failed = float(error is not None)
+        if runtime.world > 1:
+            failed = runtime.call(runtime.engine.sum, [failed])[0]
+        if failed and runtime.world > 1:
+            self._torn = self._torn or "a step failed on one rank"
+        if error is not None:
+            raise error
+        if failed:
+            raise RuntimeError(f"HostOptimizer: {self._torn}: {_STATE_TORN}")
+        return made
+
+    def _step_unit(
+        self,
+        inner: torch.optim.Optimizer,
+        rows: list[_Slice],
+        base: int,
+        master: torch.Tensor,
+        grad: torch.Tensor,
+        factors: Any,
+        common: float,
+        runtime: Runtime,
+    ) -> None:
+        """torch's step of one unit's slices."""
+        try:
             for row in rows:
-                number = base + row.place
-                if not had[number] or group_of[number] == GROUP_NONE:
-                    continue
-                factor = common * (factors[number] if factors is not None else 1.0) / runtime.world
+                factor = common * (factors[base + row.place] if factors is not None else 1.0) / runtime.world
                 row.value.data = master[row.first : row.last]
                 row.value.grad = grad[row.first : row.last].mul_(factor)
+            self._torn = "a step failed between two slices"
             inner.step()
+        finally:
             for row in rows:
                 row.value.grad = None
                 row.value.data = torch.empty(0)
-            at = master.data_ptr()
-            runtime.call(runtime.engine.write_on, -1, state.index, "master", 0, state.unit.elems, "f32", at)
+
+    def _check_whole(self) -> None:
+        if self._torn:
+            raise RuntimeError(f"HostOptimizer: {self._torn}: {_STATE_TORN}")
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's slices, and the groups; to be loaded by as many ranks. Not collective."""
+        self._check_whole()
         made: dict[str, Any] = super().state_dict()
         if self._loaded:
             return {**made, "state": dict(self._loaded), "zshard_slice": self._loaded_of}
@@ -239,10 +330,12 @@ class HostOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """What state_dict() gave on this rank, or torch's own optimizer of the whole model. The next step takes it.
 
-        Raises ValueError there where slices are of another number of ranks.
+        After a step that failed in the middle it makes the optimizer whole again. Raises ValueError there where slices
+        are of another number of ranks.
         """
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
         self._made.clear()
+        self._torn = ""
         self._loaded, self._loaded_of = dict(state_dict["state"]), state_dict.get("zshard_slice")
 
     def __getstate__(self) -> dict[str, Any]:

@@ -5,12 +5,17 @@ With each step goes a note of each rank: the generators' states at that moment, 
 it with the step, so that a run that resumes from any step, committed or not, draws the numbers that the uninterrupted
 one drew. What commit(note=...) is given comes after the step; it is kept in a file beside, under the step's mark, and
 is found again only with that step of that run.
+
+HostOptimizer writes weights between two steps. The file `writing` says after which step (its mark), in which daemon. A
+run that resumes from just that step of that daemon would find weights of which some are a step ahead: it is refused.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
+import json
 import os
 import pickle
 import random
@@ -20,6 +25,9 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from .._client import Client
+from ..errors import Refused
 
 if TYPE_CHECKING:
     from ._runtime import Runtime
@@ -73,14 +81,18 @@ def _path(job: str, rank: int, mark: str) -> str:
     return os.path.join(folder(), f"{name}-{tag}", f"rank{rank}-{mark}")
 
 
-def _write(path: str, data: bytes) -> None:
+def _write(path: str, data: bytes, durable: bool = True) -> None:
+    """durable: also after the machine has lost power."""
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     beside = f"{path}.tmp-{os.getpid()}"
     with open(beside, "wb") as f:
         f.write(data)
         f.flush()
-        os.fsync(f.fileno())
+        if durable:
+            os.fsync(f.fileno())
     os.replace(beside, path)
+    if not durable:
+        return
     fd = os.open(os.path.dirname(path), os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -109,6 +121,7 @@ class Notes:
         self.runtime, self.job, self.kept = runtime, job, kept
         self.note: Any = None
         self.note_step = 0
+        self._instance = ""  # of the daemon, where it was asked for
         self._mark = ""
         self._last = ""  # the mark of the step that `note` was given after
 
@@ -120,6 +133,49 @@ class Notes:
         data = zlib.compress(pickle.dumps({"mark": self._mark, "last": self._last, "rng": rng_state()}), 1)
         if len(data) <= NOTE_MAX:
             self.runtime.call(self.runtime.engine.note_put, data)
+
+    def begin(self) -> None:
+        """No step was made yet. Of a job that is new, what one of the same name left does not count. Collective."""
+        options = self.runtime.engine.options
+        if options.get("resume") or options.get("resume_if_there"):
+            self._check_whole("")
+        elif self.kept and self.job is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(_path(self.job, self.runtime.engine.rank, "writing"))
+
+    def writing(self) -> None:
+        """From now until the next step, weights in the daemon are of neither step. Does nothing for a job that ends
+        with its ranks, or has no daemon."""
+        if self.kept and self.job is not None and self.runtime.engine.options.get("socket"):
+            mark = {"mark": self._mark, "daemon": self._daemon()}
+            _write(_path(self.job, self.runtime.engine.rank, "writing"), json.dumps(mark).encode(), durable=False)
+
+    def _daemon(self) -> str:
+        """What changes with every start of the daemon."""
+        if not self._instance:
+            with Client(self.runtime.engine.options["socket"], lib=self.runtime.engine.lib) as client:
+                self._instance = bytes(client.server()["instance"]).hex()
+        return self._instance
+
+    def _check_whole(self, mark: str) -> None:
+        """Raises Refused on all ranks where one died, or failed, while it wrote weights after this very step."""
+        engine, torn = self.runtime.engine, b""
+        if self.job is not None and engine.options.get("socket"):
+            path = _path(self.job, engine.rank, "writing")
+            with contextlib.suppress(FileNotFoundError, ValueError), open(path, encoding="utf-8") as f:
+                if json.load(f) == {"mark": mark, "daemon": self._daemon()}:
+                    torn = path.encode()
+        found = engine.comm.all_gather(torn) if engine.world > 1 else [torn]
+        files = [path.decode() for path in found if path]
+        if files:
+            raise Refused(
+                -errno.EUCLEAN,
+                "",
+                f"job '{self.job}': a run ended while HostOptimizer wrote weights after step {self.runtime.steps}, and "
+                "some weights are a step ahead of others. Roll the job back to a snapshot (zctl rollback), or restart "
+                "the daemon, which then has the last commit. After a rollback to this very step, or to resume all the "
+                f"same, remove {', '.join(files)}",
+            )
 
     def commit(self, note: Any) -> None:
         """Keeps the note with the newest step. Raises ValueError before the first step; what pickle and files raise."""
@@ -140,6 +196,7 @@ class Notes:
         data = engine.note_get()
         kept: dict[str, Any] = pickle.loads(zlib.decompress(data)) if data else {}
         self._mark = kept.get("mark", "")
+        self._check_whole(self._mark)
         mine = self._file(self._mark)
         last = mine or self._file(kept.get("last", ""))
         self.note, self.note_step = last.get("note"), last.get("step", 0)

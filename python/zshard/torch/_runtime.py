@@ -24,84 +24,11 @@ import torch
 from torch import nn
 
 from .._engine import Engine
-from . import _grads
 from ._memory import UnitMemory, saved_hooks, tensor_at
-from ._units import Plan, Unit
+from ._unit_state import Group, UnitState
+from ._units import Plan
 
 task_id = torch._C._current_graph_task_id
-
-
-class UnitState:
-    """A unit at work."""
-
-    def __init__(self, unit: Unit, memory: UnitMemory) -> None:
-        self.unit, self.memory = unit, memory
-        self.index = unit.index
-        self.holds = 0
-        self.trainable = not unit.frozen
-        self.frozen = False  # trainable, and frozen in the engine now: no parameter of it has requires_grad
-        self.params = [p.param for p in unit.pieces]
-        self.places = {id(p): i for i, p in enumerate(self.params)}
-        n = len(self.params)
-        self.groups: list[Group] = []
-        self.entries = 0  # forward calls since the last backward pass
-        # This micro-step:
-        self.grads: list[torch.Tensor] = []  # views of the engine's buffer, [] before it was asked for
-        self.armed = [False] * n  # a gradient is expected, or came
-        self.fired = [False] * n
-        self.aside: list[int] = []  # parameters whose handle was taken out of .grad for this backward pass
-        self.nested = False  # gradients come from a backward pass inside of this one (a reentrant checkpoint)
-        self.tasks = [0] * n  # of autograd, in which it fired
-        self.left = 0  # expected gradients that have not come
-        self.reduced = False
-        # This step: which tensors have a gradient here
-        self.had = [False] * n
-        self.views: dict[int, list[torch.Tensor]] = {}
-        self.nodes: list[Any] = []
-        self.handles: list[_grads.Gradient] = []
-        self.direct = False  # AccumulateGrad adds into the engine's buffer
-
-    def prepare(self, runtime: Runtime) -> None:
-        """After parameters are in their final place: gradient nodes and handles."""
-        if not self.trainable:
-            return
-        self.direct = self.unit.dtype == torch.float32 or hasattr(self.params[0], "grad_dtype")
-        if self.direct and self.unit.dtype != torch.float32:
-            for param in self.params:
-                param.grad_dtype = torch.float32
-        self.nodes = [torch.autograd.graph.get_gradient_edge(p).node for p in self.params]
-        dtype = torch.float32 if self.direct else self.unit.dtype
-        self.handles = [_grads.Gradient(runtime, self, i, p, dtype) for i, p in enumerate(self.params)]
-
-    def forget(self) -> None:
-        """The micro-step is over."""
-        n = len(self.params)
-        self.armed, self.fired = [False] * n, [False] * n
-        self.grads, self.left, self.reduced, self.entries, self.nested = [], 0, False, 0, False
-
-
-class Group:
-    """A module with hooks, and the units that it needs: its own, tied and external ones."""
-
-    def __init__(self, module: nn.Module, name: str) -> None:
-        self.module, self.name = module, name
-        self.units: list[UnitState] = []
-        self.owner: Group | None = None  # hooks of a part of `owner`: at work only outside of its forward
-        self.stack: list[tuple[list[UnitState], bool] | None] = []
-        self.backward = False  # holds its units for a backward pass
-        self.inputs = 0  # gradients of inputs that have not come, where that is watched
-        self.detached = False  # a parameter was seen detached in a forward call
-        self.late = False  # that was in a call whose inputs are not watched
-
-    def add(self, state: UnitState) -> None:
-        if state not in self.units:
-            self.units.append(state)
-            state.groups.append(self)
-
-    def watches(self) -> bool:
-        """Whether some parameter is frozen now, or was detached: the backward pass is over only with the gradients of
-        inputs, which may need it after the last gradient of a parameter came."""
-        return self.detached or not all(u.trainable and all([p.requires_grad for p in u.params]) for u in self.units)
 
 
 class Runtime:
@@ -131,6 +58,9 @@ class Runtime:
         self.first_trainable: dict[int, int] = {}  # of each trainable unit: its first tensor's number
         self.steps = 0
         self.before_step: Callable[[], None] | None = None  # sends the note that goes with the step
+        self.writing: Callable[[], None] | None = (
+            None  # marks the job: weights are written that belong to the next step
+        )
         self.last: Any = None  # the last step's Stepped
         self.spent = False  # the last step's gradients were not cleared yet
         self.norms: list[Any] | None = None  # of this step's gradient so far
@@ -158,6 +88,11 @@ class Runtime:
             return function(*args)
         finally:
             self.c_ns += perf_counter_ns() - start
+
+    def fail(self, why: str) -> None:
+        """The model cannot be used any more. A kept job stays."""
+        self.closed = why
+        self.engine.close(False)
 
     # ---- gathering
 

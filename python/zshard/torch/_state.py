@@ -19,7 +19,8 @@ from torch import nn
 from . import _step
 
 if TYPE_CHECKING:
-    from ._runtime import Runtime, UnitState
+    from ._runtime import Runtime
+    from ._unit_state import UnitState
     from ._units import Piece, Unit
 
 _KINDS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}

@@ -250,6 +250,8 @@ def apply(stepper: Stepper, scale: float = 1.0, clip: float = 0.0) -> Any:
 
 def _apply(stepper: Stepper, scale: float, clip: float) -> Any:
     runtime = stepper.runtime
+    if runtime.closed:
+        raise RuntimeError(f"optimizer.step(): the model is {runtime.closed}")
     if runtime.in_backward and torch._C._current_graph_task_id() != -1:
         raise RuntimeError(
             "optimizer.step() inside of a backward pass: gradients are reduced at its end; step after backward()"
@@ -289,7 +291,8 @@ def _apply(stepper: Stepper, scale: float, clip: float) -> Any:
     if factors is None and (common == 0.0 or not math.isfinite(common)):
         factors, common = (ctypes.c_float * len(runtime.trainable))(), 1.0
     if host is not None:
-        host(runtime, group_of, factors, common)
+        with host(runtime, group_of, factors, common):
+            return _make(runtime, stepper.groups(), group_of, factors, 1.0 / common, clip)
     return _make(runtime, stepper.groups(), group_of, factors, 1.0 / common, clip)
 
 
