@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import select
 import shutil
 import signal
 import socket
@@ -52,6 +54,7 @@ FIGURES = {
 }
 LOSS_BOUND = {"fp32": 1e-3, "bf16": 5e-2}  # relative, of a step's loss against DDP's: a slip, not a matter of rounding
 SLICE_SECONDS = 1800
+START_SECONDS = 120  # of the daemon
 
 
 class Broken(Exception):
@@ -79,6 +82,8 @@ class Slice:
     figures: dict[str, float] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
     python: float = 0.0  # part of a step in code of the contestant's in Python; 0: not counted
+    nvme: float = math.nan  # part of the states that is on NVMe; NaN: not known
+    step: int = 0  # that was saved
     memory_kind: str = ""
 
 
@@ -94,6 +99,7 @@ class Launch:
     def __init__(self, bench: Bench, who: str, case: Case, folder: str, resume: bool, life: bool) -> None:
         self.bench, self.who, self.folder = bench, who, folder
         self.memory = Memory()
+        self.late = False
         self.daemon: subprocess.Popen[bytes] | None = None
         self.ranks: list[subprocess.Popen[str]] = []
         self.log = os.path.join(folder, "log")
@@ -117,7 +123,8 @@ class Launch:
         self.params = SIZES[case.model].params()
 
     def start_daemon(self) -> None:
-        """A zshardd of this slice; of NVMe with room in memory for parameters and gradients, not for the state."""
+        """A zshardd of this slice; of NVMe with room in memory for parameters, gradients and staging, not for all of
+        the state. How much of it is on NVMe is in the notes."""
         room = 64 * MIB + (24 if self.who == "host" else 12) * self.params
         words = [self.bench.program("zshardd"), "--socket", self.spec["socket"], "--data", f"{self.folder}/data"]
         words += ["--host-bytes", str(room), "--nvme-bytes", str(256 * MIB + 48 * self.params), "--log-level", "warn"]
@@ -126,11 +133,12 @@ class Launch:
             words, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL, preexec_fn=self.memory.enter
         )
         log.close()
+        self.memory.pids.add(self.daemon.pid)
         assert self.daemon.stdout is not None
-        line = self.daemon.stdout.readline()
+        said, _, _ = select.select([self.daemon.stdout], [], [], START_SECONDS)
+        line = self.daemon.stdout.readline() if said else b"no word"
         if not line.startswith(b"ready "):
             raise Broken(f"zshardd did not start: {line.decode()}{self.tail()}")
-        self.memory.pids.add(self.daemon.pid)
 
     def start_ranks(self) -> None:
         port, options = free_port(), self.bench.options
@@ -183,6 +191,7 @@ class Launch:
             timer.cancel()
 
     def kill_ranks(self) -> None:
+        self.late = True
         for p in self.ranks:
             p.kill()
 
@@ -194,35 +203,44 @@ class Launch:
                     p.kill()
             time.sleep(0.2)
 
-    def run(self, resumed: bool) -> Slice:
-        """Everything that one launch tells."""
-        ret = Slice()
+    def run(self, after: Slice | None) -> Slice:
+        """Everything that one launch tells; of one that resumes, `after` is what it resumes. Ends all processes."""
         with self.memory:
-            begin, written = time.monotonic(), 0
-            if self.who in OURS:
-                self.start_daemon()
-            self.start_ranks()
-            for event, at in self.events():
-                match event["event"]:
-                    case "first_step":
-                        ret.figures["first-step"] = at - begin
-                    case "resumed":
-                        ret.figures["resume"] = at - begin
-                    case "begin":
-                        written = written_bytes(self.memory.pids)
-                    case "end":
-                        moved = written_bytes(self.memory.pids) - written
-                        tokens = self.spec["batch"] * self.spec["seq"] * len(self.ranks) * event["steps"]
-                        ret.figures["rate"] = tokens / event["seconds"]
-                        ret.figures["written"] = moved / MIB / event["steps"]
-                        ret.losses = event["losses"]
-                        ret.python = event["python"] / event["seconds"]
-                        if not resumed:
-                            ret.figures["memory"] = self.memory.peak / MIB
-                    case "saved":
-                        ret.figures["save"] = event["seconds"]
-            codes = [p.wait(300) for p in self.ranks]
-            ret.memory_kind = self.memory.kind
+            try:
+                return self.go(after)
+            finally:
+                self.end()
+
+    def go(self, after: Slice | None) -> Slice:
+        ret = Slice(memory_kind=self.memory.kind)
+        begin, written = time.monotonic(), 0
+        if self.who in OURS:
+            self.start_daemon()
+        self.start_ranks()
+        for event, at in self.events():
+            match event["event"]:
+                case "first_step":
+                    ret.figures["first-step"] = at - begin
+                case "resumed":
+                    ret.figures["resume"] = at - begin
+                    if after is None or event["step"] != after.step + 1:
+                        raise Broken(f"{self.who}: made step {event['step']} where it should resume")
+                case "begin":
+                    written = written_bytes(self.memory.pids)
+                case "end":
+                    moved = written_bytes(self.memory.pids) - written
+                    tokens = self.spec["batch"] * self.spec["seq"] * len(self.ranks) * event["steps"]
+                    ret.figures["rate"] = tokens / event["seconds"]
+                    ret.figures["written"] = moved / MIB / event["steps"]
+                    ret.losses = event["losses"]
+                    ret.python = event["python"] / event["seconds"]
+                    ret.nvme = event["nvme"]
+                    ret.figures["memory"] = self.memory.peak / MIB
+                case "saved":
+                    ret.figures["save"], ret.step = event["seconds"], event["step"]
+        codes = [wait(p, 300) for p in self.ranks]
+        if self.late:
+            raise Broken(f"{self.who}: no end after {SLICE_SECONDS} s{self.tail()}")
         if any(codes):
             raise Broken(f"{self.who}: ranks ended with {codes}{self.tail()}")
         return ret
@@ -311,19 +329,12 @@ class Bench:
         folder = tempfile.mkdtemp(prefix="zbench-torch-", dir=self.options.dir)
         try:
             os.mkdir(os.path.join(folder, "swap"))
-            ret = self.launch(who, case, folder, False, life)
+            ret = Launch(self, who, case, folder, False, life).run(None)
             if life:
-                ret.figures |= self.launch(who, case, folder, True, False).figures
+                ret.figures |= Launch(self, who, case, folder, True, False).run(ret).figures
             return ret
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-
-    def launch(self, who: str, case: Case, folder: str, resume: bool, life: bool) -> Slice:
-        launch = Launch(self, who, case, folder, resume, life)
-        try:
-            return launch.run(resume)
-        finally:
-            launch.end()
 
     def case(self, case: Case) -> Iterator[str]:
         slices: dict[str, list[Slice]] = {who: [] for who in self.who}
@@ -338,6 +349,9 @@ class Bench:
                 if values:
                     parts.append(f"{figure} {statistics.median(values):.4g} {unit}")
             python = statistics.median(s.python for s in slices[who])
+            nvme = [s.nvme for s in slices[who] if not math.isnan(s.nvme)]
+            if nvme:
+                parts.append(f"{100 * statistics.median(nvme):.0f} % of its states on NVMe")
             if python > 0:
                 parts.append(f"Python {100 * python:.2f} % of a step")
             yield f"note {case.name} {who}: {', '.join(parts)} ({slices[who][0].memory_kind})"
@@ -372,8 +386,7 @@ class Bench:
         worst: dict[str, float] = {}
         for who, of in slices.items():
             for one in of:
-                pairs = zip(one.losses, ours, strict=False)
-                worst[who] = max(worst.get(who, 0), *(abs(a - b) / abs(b) for a, b in pairs))
+                worst[who] = max(worst.get(who, 0), furthest(one.losses, ours))
         for who, most in worst.items():
             if not most <= LOSS_BOUND[case.dtype]:
                 raise Broken(f"{case.name}: the losses of {who} differ from DDP's by {most:.2g}")
@@ -383,6 +396,21 @@ class Bench:
         yield from self.environment()
         for case in self.cases():
             yield from self.case(case)
+
+
+def furthest(losses: list[float], reference: list[float]) -> float:
+    """The most that a loss differs, relative; infinity where one is not a number, or there is none."""
+    off = [abs(a - b) / abs(b) for a, b in zip(losses, reference, strict=False)]
+    return max(off) if off and all(math.isfinite(x) for x in off) else math.inf
+
+
+def wait(process: subprocess.Popen[str], seconds: float) -> int:
+    """The exit code of one that is to end by itself by now; else it is killed."""
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
 
 
 def wants(row: str, name: str) -> bool:
@@ -402,6 +430,7 @@ def main() -> None:
     }.items():  # fmt: skip
         parser.add_argument(f"--{name}", type=kind, required=True)
     bench = Bench(parser.parse_args())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # folders, cgroups and processes go, too
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     lines = bench.lines()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import signal
 import threading
 import time
 
 EVERY = 0.05  # seconds between two looks
 MIB = 1 << 20
+LIBC = ctypes.CDLL(None)
+PR_SET_PDEATHSIG = 1
 
 
 def own_cgroups() -> list[str]:
@@ -65,7 +69,8 @@ class Memory:
         return False
 
     def enter(self) -> None:
-        """In the child, before exec."""
+        """In the child, before exec: it is counted, and ends with who started it."""
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if self.path:
             with open(os.path.join(self.path, "cgroup.procs"), "w", encoding="utf-8") as f:
                 f.write("0")

@@ -3,8 +3,9 @@
     rank.py SPEC    (JSON: the members of Spec)
 
 Events of rank 0: {"event": "first_step"}, {"event": "begin"} after the warm steps, {"event": "end", "steps", "seconds",
-"losses", "python"}, {"event": "saved", "seconds"}, and of a run that resumes {"event": "resumed", "step"} after its
-first step. Each rank ends with {"event": "bye", "rank"}.
+"losses", "python", "nvme"}, {"event": "saved", "seconds", "step"}, and of a run that resumes {"event": "resumed",
+"step"} after its first step. Each rank ends with {"event": "bye", "rank"}. A rank that fails ends at once: threads of
+libraries would keep it, and the other ranks would wait.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import sys
 import time
+import traceback
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -69,6 +71,13 @@ class Contestant:
     def python_seconds(self) -> float:
         """So far, in code of the contestant's own in Python, without what it calls. 0: not counted."""
         return 0.0
+
+    def settle(self) -> None:
+        """Returns when the last step is made: what works on after step() is in the time of its step."""
+
+    def nvme_part(self) -> float:
+        """Of model states that this rank's node keeps, the part on NVMe; NaN: not known."""
+        return float("nan")
 
     def close(self) -> None:
         """Gives back what outlives the process."""
@@ -283,17 +292,23 @@ class Ours(Contestant):
         import zshard.torch as zt
 
         super().__init__(spec, rank, world)
-        durable = spec.who == "nvme" or spec.save or spec.resume
-        zt.init(job=f"bench-{spec.who}", socket=spec.socket, durable=durable, resume=spec.resume)
+        zt.init(job=f"bench-{spec.who}", socket=spec.socket, durable=True, resume=spec.resume)
         self.model = make_model(spec, torch.bfloat16 if spec.dtype == "bf16" else torch.float32)
         self.opt = torch.optim.AdamW(
             self.model.parameters(), lr=LR, betas=BETAS, eps=EPS, weight_decay=WEIGHT_DECAY, fused=True
         )
-        self.engine = zt.shard(self.model, self.opt, offload=spec.who)
+        self.engine = zt.shard(self.model, self.opt, offload=spec.who, commit_every=0)  # saves are asked for
         self.done = int(self.engine.step_number)
 
     def python_seconds(self) -> float:
         return float(self.engine.stats()["python_seconds"])
+
+    def settle(self) -> None:
+        self.engine.stats()  # waits for the step in progress
+
+    def nvme_part(self) -> float:
+        stats = self.engine.stats()
+        return float(stats["nvme_bytes"] / max(1, stats["nvme_bytes"] + stats["host_bytes"]))
 
     def save(self) -> None:
         self.engine.commit()
@@ -358,20 +373,25 @@ def main(spec: Spec, answers: TextIO) -> None:
     else:
         say("first_step", loss=first)
         losses = [first] + [step() for _ in range(spec.warm)]
+        it.settle()
+        python, made = it.python_seconds(), 0
         dist.barrier()
         say("begin")
-        begin, made, python = time.monotonic(), 0, it.python_seconds()
+        begin = time.monotonic()
         while agreed(made < spec.steps or time.monotonic() - begin < spec.seconds):
             losses.append(step())
             made += 1
+        it.settle()
+        dist.barrier()
         seconds = time.monotonic() - begin
-        say("end", steps=made, seconds=seconds, losses=losses, python=it.python_seconds() - python)
+        python = it.python_seconds() - python
+        say("end", steps=made, seconds=seconds, losses=losses, python=python, nvme=it.nvme_part())
         if spec.save:
             dist.barrier()
             begin = time.monotonic()
             it.save()
             dist.barrier()
-            say("saved", seconds=time.monotonic() - begin)
+            say("saved", seconds=time.monotonic() - begin, step=it.done)
     it.close()
     dist.barrier()
     say("bye", rank=rank)
@@ -383,4 +403,9 @@ if __name__ == "__main__":
     # What libraries print to standard output goes to standard error: answers alone are read.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    main(Spec(**json.loads(sys.argv[1])), out)
+    try:
+        main(Spec(**json.loads(sys.argv[1])), out)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
