@@ -92,6 +92,8 @@ static const struct zb_opt rows[] = {
       .choices = "3 2 1 0", .def = "3" },
     { "keep-gathered", ZB_OPT_FLAG, AT(keep_gathered),
       .help = "stage 3: keep what the forward pass gathers for the backward pass" },
+    { "gather-alone", ZB_OPT_FLAG, AT(gather_alone),
+      .help = "stage 3, offloaded, one node: each rank gathers from the daemon by itself" },
     { "quantize-gather", ZB_OPT_FLAG, AT(quantize_gather),
       .help = "stage 3: gather weights as int8; the stepped weights stay exact" },
     { "quantize-frozen", ZB_OPT_FLAG, AT(quantize_frozen),

@@ -36,7 +36,7 @@ struct gpt_args {
     uint64_t commit_every;
     uint32_t share;
     uint32_t below_3; /* gpt_args_stage() */
-    bool keep_gathered, quantize_gather;
+    bool keep_gathered, gather_alone, quantize_gather;
     bool quantize_frozen; /* with freeze */
     uint32_t group;
     uint64_t memory;

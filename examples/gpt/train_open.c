@@ -241,6 +241,7 @@ static int engine_open(struct train *t)
     options.share = a->share;
     options.stage = (enum zc_zero_stage)gpt_args_stage(a);
     options.keep_gathered = a->keep_gathered;
+    options.gather_alone = a->gather_alone;
     options.quantize_gather = a->quantize_gather;
     options.group_ranks = a->group;
     options.memory_bytes = a->memory;

@@ -31,6 +31,9 @@ MODES = [
     "--stage 3 --offload nvme",
 ]
 
+# Each rank gathers by itself: no bytes between ranks.
+ALONE_MODES = ["--stage 3 --offload host --gather-alone", "--stage 3 --offload nvme --gather-alone"]
+
 # The first 2 blocks are frozen: parameters and nothing else. All have the losses of the first.
 FROZEN_MODES = [mode + " --freeze 2" for mode in (
     "--stage 3",
@@ -108,11 +111,14 @@ def stages(ranks, dtypes=("fp32",), modes=MODES):
             check(run.losses() == first.losses(), f"{mode}, {dtype}, {ranks} ranks: other losses")
             check(run.weights == first.weights, f"{mode}, {dtype}, {ranks} ranks: other weights")
             check_bytes(mode, ranks, dtype, run)
+            if "--gather-alone" in mode:
+                gathered = run.steps[-1]["comm_bytes"]["gather"]
+                check(gathered == 0, f"{mode}, {dtype}, {ranks} ranks: {gathered} bytes were gathered between ranks")
 
 
 def two_ranks():
     batch(6, 3)
-    stages(2, ("fp32", "bf16"))
+    stages(2, ("fp32", "bf16"), MODES + ALONE_MODES)
 
 
 def batch(sequences, at_a_time):

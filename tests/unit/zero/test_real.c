@@ -2,7 +2,8 @@
  * What a trainer of PyTorch uses, over a real daemon: gathers that are each rank's own affair, or into memory of its own; hints;
  * gradients that are added from its memory; as many micro-steps as come; steps that are abandoned; norms; elements that are
  * read, on one rank or all, and written after steps; tensors without a gradient; buffers that are given back between steps; a
- * thread that polls; and step counts that survive a kill of the daemon. All bits are those of the same calls without a daemon.
+ * thread that polls; collectives that are made elsewhere; and step counts that survive a kill of the daemon. All bits are those of the
+ * same calls without a daemon.
  */
 #include "tests/ztest.h"
 
@@ -12,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/util.h"
 #include "client/zero/zc_zero.h"
@@ -230,9 +232,52 @@ static void *rank_run(void *arg)
     return NULL;
 }
 
+/* ---- collectives made elsewhere: those of the threads, by functions of the caller's that block */
+
+static int there_wait(struct zc_comm *there, int rc, struct zc_comm_op *op)
+{
+    bool done = false;
+
+    while (rc == 0 && !done) {
+        rc = there->ops->test(there, op, &done);
+        if (!done)
+            (void)usleep(50);
+    }
+    return rc;
+}
+
+static int there_all_gather(struct zc_comm *comm, const void *send, void *recv, size_t slice_bytes,
+                            struct zc_comm_op **ret)
+{
+    struct zc_comm *there = comm->arg;
+    struct zc_comm_op *op = NULL;
+    int rc = there->ops->all_gather(there, send, recv, slice_bytes, &op);
+
+    *ret = NULL;
+    return there_wait(there, rc, op);
+}
+
+static int there_exchange(struct zc_comm *comm, const void *send, void *recv, size_t slice_bytes,
+                          struct zc_comm_op **ret)
+{
+    struct zc_comm *there = comm->arg;
+    struct zc_comm_op *op = NULL;
+    int rc = there->ops->exchange(there, send, recv, slice_bytes, &op);
+
+    *ret = NULL;
+    return there_wait(there, rc, op);
+}
+
+static const struct zc_comm_ops there_ops = {
+    .name = "there",
+    .all_gather = there_all_gather,
+    .exchange = there_exchange,
+};
+
 struct party {
     uint32_t world;
     struct comm_group *group;
+    struct zc_comm *made[RANKS]; /* of zc_comm_from_ops() */
     struct rank ranks[RANKS];
 };
 
@@ -270,8 +315,21 @@ static void party_run(struct party *p)
             fail_msg("rank %u: %d, %s", r, p->ranks[r].rc, p->ranks[r].error);
 }
 
+static void party_elsewhere(struct party *p)
+{
+    comm_group_names(p->group, COMM_NO_NAMES);
+    for (uint32_t r = 0; r < p->world; r++) {
+        struct zc_zero_options *o = &p->ranks[r].options;
+
+        assert_int_equal(zc_comm_from_ops(&p->made[r], &there_ops, o->comm, r, p->world), 0);
+        o->comm = p->made[r];
+    }
+}
+
 static void party_free(struct party *p)
 {
+    for (uint32_t r = 0; r < p->world; r++)
+        zc_comm_close(p->made[r], true);
     comm_group_free(p->group);
     free(p);
 }
@@ -315,10 +373,11 @@ static void the_bits_are_those_without_a_daemon(void **state)
         const char *host_bytes;
         bool alone;
         uint32_t poll_ms;
-    } ways[] = { { ZC_ZERO_HOST, "64M", false, 1 },
-                 { ZC_ZERO_HOST, "64M", true, 0 },
-                 { ZC_ZERO_NVME, "1M", false, 0 },
-                 { ZC_ZERO_NVME, "1M", true, 1 } };
+        bool elsewhere;
+    } ways[] = { { ZC_ZERO_HOST, "64M", false, 1, false }, { ZC_ZERO_HOST, "64M", true, 0, false },
+                 { ZC_ZERO_HOST, "64M", false, 0, true },  { ZC_ZERO_NVME, "1M", false, 0, false },
+                 { ZC_ZERO_NVME, "1M", true, 1, false },   { ZC_ZERO_NVME, "1M", true, 0, true },
+                 { ZC_ZERO_NVME, "1M", false, 1, true } };
 
     (void)state;
     for (uint32_t world = 1; world <= RANKS; world++) {
@@ -333,6 +392,8 @@ static void the_bits_are_those_without_a_daemon(void **state)
             is = party_new(world, &d, ways[i].where, ways[i].alone);
             for (uint32_t r = 0; r < world; r++)
                 is->ranks[r].options.poll_ms = ways[i].poll_ms;
+            if (ways[i].elsewhere)
+                party_elsewhere(is);
             party_run(is);
             assert_same(want, is);
             if (world > 1)
