@@ -8,7 +8,8 @@
 #                              nothing, needs no network
 #   tests/gpu.sh stages        what they are
 #
-# The machine has a CUDA toolkit, CMake 3.25, gcc and g++, Python 3 with PyTorch, glibc 2.36 or newer. MPI is
+# The machine has a CUDA toolkit, CMake 3.25, gcc and g++, Python 3 with PyTorch (python3, or for the
+# tests of Python what ZSHARD_TEST_PYTHON names, such as venv/bin/python), glibc 2.36 or newer. MPI is
 # left out. Without a GPU `run` says so and exits with 77; ZSHARD_GPU=emulated rehearses it on the emulated one.
 #
 # The stages come in the order of what they tell a minute: what is behind has less to say if time runs out.
@@ -106,9 +107,9 @@ END
     chmod +x "$to/bin/$name"
 }
 
-# pytest, which is Python alone, beside the PyTorch of that machine. Left out where there is no network.
+# pytest, which is Python alone, beside the PyTorch of that machine, with what it wants before Python 3.11. Left out where there is no network.
 pack_python() {
-    python3 -m pip install -q --target "$to/python" pytest >/dev/null 2>&1 ||
+    python3 -m pip install -q --target "$to/python" pytest exceptiongroup tomli >/dev/null 2>&1 ||
         { rm -rf "$to/python"; echo "gpu.sh: pytest is left out: pip cannot install it here"; }
 }
 
@@ -371,16 +372,15 @@ stage_training() { checks gpu-training; }
 # The same tests as on the CPU, where PyTorch and pytest are: nothing is installed, so what needs transformers says
 # that it is missing and is skipped.
 stage_pytorch() {
-    local why
-    if ! why=$(python3 -c 'import torch, pytest; assert torch.cuda.is_available(), "PyTorch sees no GPU"' 2>&1) &&
-        [ "$device" = cuda ]; then
-        row "python tests" ABSENT 0 "$(tail -n 1 <<<"$why")"
+    local why python=${ZSHARD_TEST_PYTHON:-python3} sees='torch.cuda.is_available()'
+    [ "$device" = cuda ] || sees=True
+    if ! why=$("$python" -c "import torch, pytest; assert $sees, 'PyTorch sees no GPU'" 2>&1); then
+        row "python tests" ABSENT 0 "$python: $(tail -n 1 <<<"$why")"
         return
     fi
-    export ZSHARD_TEST_PYTHON=python3
     [ "$device" != cuda ] || export ZSHARD_TEST_DEVICE=cuda
-    checks gpu-torch
-    unset ZSHARD_TEST_PYTHON ZSHARD_TEST_DEVICE
+    ZSHARD_TEST_PYTHON=$python checks gpu-torch
+    unset ZSHARD_TEST_DEVICE
 }
 stage_memory() { checks gpu-memory; }
 

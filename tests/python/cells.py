@@ -10,7 +10,7 @@ import functools
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -106,17 +106,23 @@ def make_optimizer(cell: Cell, params: Any) -> torch.optim.Optimizer:
 
 @functools.cache
 def reference(cell: Cell) -> zoo.Trained:
-    """Plain torch, on what makes a difference to it."""
-    model = build(cell)
+    """Plain torch, on what makes a difference to it, and on the same device: other kernels add up in other orders."""
+    model = build(cell).to(DEVICE)
     half = cell.dtype != "fp32"
     params = zoo.fp32_masters(model) if half else list(model.parameters())
-    data = [zoo.batches(cell.model, rank, DTYPES[cell.dtype]) for rank in range(cell.world)]
+    data = [placed(zoo.batches(cell.model, rank, DTYPES[cell.dtype])) for rank in range(cell.world)]
     scale = LOSS_SCALE if cell.dtype == "fp16" else 1.0
     clip = 0.0 if cell.clip == "no" else 0.5
     optimizer = make_optimizer(cell, params)
     return zoo.train_plain(
         model, data, optimizer, cell.steps, micros=micros_of(cell), clip=clip, masters=half, scale=scale
     )
+
+
+def placed(source: Iterator[zoo.Batch]) -> Iterator[zoo.Batch]:
+    """The batches on DEVICE."""
+    for batch in source:
+        yield {k: v.to(DEVICE) for k, v in batch.items()}
 
 
 def reference_of(cell: Cell) -> zoo.Trained:
@@ -171,7 +177,7 @@ class Run:
         self.losses: list[float] = []
 
     def batch(self, source: Any) -> zoo.Batch:
-        return {k: v.to(DEVICE) for k, v in next(source).items()}
+        return next(placed(source))
 
     def step(self, n: int, source: Any) -> float:
         """One step of n micro-batches; the mean of their losses."""
@@ -282,11 +288,11 @@ class Run:
 
 def run(cell: Cell, rank: int, store: dict[str, Any]) -> dict[str, Any]:
     """Runs a cell on this rank. Returns {"losses", "hash", "nvme_bytes"}: the hash of the parameters' bytes, and what
-    the daemon wrote to NVMe. Raises where it fails."""
+    the daemon wrote to NVMe; of a job that is kept what it read, since commits write always. Raises where it fails."""
     it = Run(cell, rank, store)
     try:
         it.train()
-        written = it.handle.stats()["nvme_written_bytes"]
+        moved = it.handle.stats()["nvme_read_bytes" if cell.keep else "nvme_written_bytes"]
         params = it.params()
     except BaseException:
         it.handle.close(clean=False)
@@ -298,7 +304,7 @@ def run(cell: Cell, rank: int, store: dict[str, Any]) -> dict[str, Any]:
     return {
         "losses": it.losses,
         "hash": digest.hexdigest(),
-        "nvme_bytes": written,
+        "nvme_bytes": moved,
         "params": params if rank == 0 else {},
     }
 

@@ -4,9 +4,9 @@ A daemon's least budget is 1 MiB, and the states of the smallest models of the z
 with nothing but host memory fills the rest. What a cell is left is its staging, its parameters, and a part of its
 gradients and of the optimizer's state:
 
-Of several ranks, what is padded and staged makes this an estimate: the smallest models may then fit all the same.
+    budget = filler + page buffers + connections + staging + parameters + part * (gradients and state)
 
-    budget = filler + page buffers + connections + staging + parameters + PART * (gradients and state)
+Of several ranks, what is padded and staged makes this an estimate: where nothing was written, a smaller part is taken.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 from harness import wait_until  # type: ignore[import-not-found]  # noqa: E402
 
 BLOCK = 4096  # elements: a page, and what slices are padded to
-PART = 0.5
+PARTS = (0.5, 0.25, 0.1, 0.0)
 STATE = {"fp32": (4, 12), "bf16": (2, 14), "fp16": (2, 16)}  # bytes of a parameter; of its gradient and state
 GRAIN = 4 * BLOCK  # bytes: the least that can be filled, a block of frozen fp32
 BUFFERS = 3 * 18 * BLOCK  # page buffers of a daemon with --ring-bytes 256K
@@ -35,14 +35,14 @@ def padded(elems: int) -> int:
     return -(-elems // BLOCK) * BLOCK
 
 
-def room(sizes: list[tuple[int, bool]], world: int, dtype: str) -> int:
+def room(sizes: list[tuple[int, bool]], world: int, dtype: str, part: float) -> int:
     """Bytes of host memory that a job of these units (elements, frozen) is to find."""
     slices = [(padded(-(-elems // world)), frozen) for elems, frozen in sizes]
     param, rest = STATE[dtype]
     staging = world * 4 * 4 * max(n for n, _ in slices)
     params = world * param * sum(n for n, _ in slices)
     others = world * rest * sum(n for n, frozen in slices if not frozen)
-    return staging + params + int(PART * others)
+    return staging + params + int(part * others)
 
 
 def zeros(_unit: int, _first: int, count: int, out: Any) -> None:

@@ -38,7 +38,22 @@ class Result:
     hashes: list[str]
     off: dict[str, float]
     seconds: float
-    nvme_bytes: int  # written to NVMe
+    nvme_bytes: int  # written to NVMe; of a kept job, read
+
+
+def on_gpu(rank: int) -> dict[str, str]:
+    """What ranks that share a GPU need: NCCL refuses them unless each seems to be on a host of its own, or is told; and
+    results that are compared bit for bit are to be the same ones in each run."""
+    if os.environ.get("ZSHARD_TEST_DEVICE", "cpu") == "cpu":
+        return {}
+    import torch
+
+    told = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+    if torch.cuda.nccl.version() < (2, 30):
+        told = {"NCCL_HOSTID": f"zshard-{rank}"}
+    return told | {
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo", "NCCL_MNNVL_ENABLE": "0"
+    }  # fmt: skip
 
 
 def free_port() -> int:
@@ -65,7 +80,7 @@ class Pool:
                 "LOCAL_WORLD_SIZE": str(self.world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
                 "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1",
                 "GLOO_SOCKET_IFNAME": "lo",
-            } | self.env  # fmt: skip
+            } | on_gpu(rank) | self.env  # fmt: skip
             self.ranks.append(
                 subprocess.Popen(
                     [sys.executable, "-B", "-X", "faulthandler", os.path.join(HERE, "pool.py")],
@@ -151,8 +166,8 @@ class Pool:
             found: list[dict[str, Any] | None] = [None] * self.world
             found[0] = {"check": losses, "cell": dataclasses.asdict(cell)}
             off = self.ask(found)[0]["off"]
-        written = max(a["nvme_bytes"] for a in answers)
-        return Result(losses, [a["hash"] for a in answers], off, time.monotonic() - begin, written)
+        moved = max(a["nvme_bytes"] for a in answers)
+        return Result(losses, [a["hash"] for a in answers], off, time.monotonic() - begin, moved)
 
     def sizes(self, cell: Any) -> list[tuple[int, bool]]:
         """Elements of each unit of a cell's model, and whether it is frozen."""
@@ -188,6 +203,9 @@ def worker() -> None:
     import torch
 
     torch.set_num_threads(1)
+    if cells.DEVICE != "cpu":
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.backends.cudnn.allow_tf32 = False
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if world > 1:
         torch.distributed.init_process_group("gloo")

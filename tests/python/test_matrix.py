@@ -21,7 +21,7 @@ import cover
 import pytest
 import zoo
 from cells import Cell
-from filler import CELL, Filler, room
+from filler import CELL, PARTS, Filler, room
 from pool import Pool, RankFailed
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "integ"))
@@ -30,7 +30,7 @@ from harness import Daemon  # type: ignore[import-not-found]  # noqa: E402
 pytest.importorskip("zshard.torch")
 
 HAS_TRANSFORMERS = importlib.util.find_spec("transformers") is not None
-MODELS = [name for name, entry in zoo.ZOO.items() if HAS_TRANSFORMERS or not entry.needs]
+MODELS = [name for name, entry in zoo.ZOO.items() if name != zoo.DEEP and (HAS_TRANSFORMERS or not entry.needs)]
 
 DIMS: dict[str, list[Any]] = {
     "model": MODELS,
@@ -129,14 +129,16 @@ class Lab:
         self.jobs = 0
         self.filler: Any = None
         self.sizes: dict[tuple[str, str], list[tuple[int, bool]]] = {}
-        self.kept = False  # a kept job is there, which gives its memory to others: what a cell finds is not known then
+        self.parts: dict[tuple[str, str, str, int], int] = {}  # which of PARTS a cell finds room for
 
     def daemon(self, kind: str) -> Any:
-        """host: room for everything. nvme: little memory, of which a filler leaves less than a cell's states take."""
+        """host: room for everything. nvme: little memory, of which a filler leaves less than a cell's states take.
+        small: less memory than zoo.DEEP's states take. Kept jobs are there: they give their memory to others."""
         if kind not in self.daemons:
             flags = ("--page-elems", "4096", "--host-bytes", "256M", "--nvme-bytes", "256M")
-            if kind == "nvme":
-                flags = ("--page-elems", "4096", "--host-bytes", "4M", "--nvme-bytes", "256M", "--ring-bytes", "256K")
+            if kind != "host":
+                memory = {"nvme": "4M", "small": "2M"}[kind]
+                flags = ("--page-elems", "4096", "--host-bytes", memory, "--nvme-bytes", "256M", "--ring-bytes", "256K")
             self.daemons[kind] = Daemon(*flags).start()
             if kind == "nvme":
                 self.filler = Filler(self.daemons[kind], 4 << 20)
@@ -153,28 +155,40 @@ class Lab:
         if cell.store == "none":
             return {}
         self.jobs += 1
-        words: dict[str, Any] = {"socket": self.daemon(cell.store).socket, "job": cell.job or f"{CELL}{self.jobs}"}
-        if cell.store == "nvme":
+        kind = "small" if cell.store == "nvme" and cell.model == zoo.DEEP else cell.store
+        assert kind != "nvme" or not cell.keep, "what a kept job leaves free is not known"
+        words: dict[str, Any] = {"socket": self.daemon(kind).socket, "job": cell.job or f"{CELL}{self.jobs}"}
+        if kind == "nvme":
             self.squeeze(cell)
         if cell.keep:
             words |= {"keep": True, "durable": True, "resume": "auto" if cell.resume else False}
         return words
 
     def squeeze(self, cell: Cell) -> None:
-        """Leaves the job less host memory than its states take; a job that is kept has all of it."""
+        """Leaves the job less host memory than its states take."""
         self.filler.remove()
-        self.kept = self.kept or cell.keep
-        if not self.kept:
-            key = (cell.model, cell.trained)
-            if key not in self.sizes:
-                self.sizes[key] = self.pool(cell.world).sizes(cell)
-            self.filler.leave(room(self.sizes[key], cell.world, cell.dtype), cell.world)
+        key = (cell.model, cell.trained)
+        if key not in self.sizes:
+            self.sizes[key] = self.pool(cell.world).sizes(cell)
+        part = PARTS[self.parts.get(self.part_of(cell), 0)]
+        self.filler.leave(room(self.sizes[key], cell.world, cell.dtype, part), cell.world)
+
+    def part_of(self, cell: Cell) -> tuple[str, str, str, int]:
+        """What the room of a cell depends on."""
+        return cell.model, cell.trained, cell.dtype, cell.world
+
+    def tighten(self, cell: Cell) -> bool:
+        """Leaves such cells less memory from now on. False: there is no less, or none was left."""
+        key = self.part_of(cell)
+        self.parts[key] = self.parts.get(key, 0) + 1
+        return cell.model != zoo.DEEP and self.parts[key] < len(PARTS)
 
     def run(self, cell: Cell, mode: str = "", compare: bool = True) -> Any:
         result = self.pool(cell.world, mode).run(cell, self.store(cell), compare)
         assert len(set(result.hashes)) == 1, "ranks have different parameters"
-        if cell.store == "nvme" and cell.world == 1 and not self.kept:
-            assert result.nvme_bytes > 0, "its states did not go to NVMe"
+        if cell.store == "nvme" and result.nvme_bytes == 0:
+            assert self.tighten(cell), "its states did not go to NVMe"
+            return self.run(cell, mode, compare)
         return result
 
     def close(self) -> None:
@@ -231,10 +245,8 @@ def test_compile(lab: Lab, model: str) -> None:
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_stores_alike(lab: Lab, world: int, dtype: str) -> None:
     """none = host = nvme, bit for bit, losses and parameters."""
-    made = [
-        lab.run(Cell(world=world, store=s, dtype=dtype, accumulate="uneven", clip="torch"), compare=False)
-        for s in ("none", "host", "nvme")
-    ]
+    cell = Cell(model=zoo.DEEP, world=world, dtype=dtype, accumulate="uneven", clip="torch")
+    made = [lab.run(dataclasses.replace(cell, store=s), compare=False) for s in ("none", "host", "nvme")]
     assert made[0].losses == made[1].losses == made[2].losses
     assert made[0].hashes == made[1].hashes == made[2].hashes
 
@@ -265,7 +277,7 @@ def resumed(lab: Lab, cell: Cell, before: list[list[float]] | None = None) -> No
 @pytest.mark.parametrize("world", [1, 2])
 def test_rank_killed(lab: Lab, world: int, store: str) -> None:
     """kill -9 of a rank in the middle of a step; the kept job resumes at the last commit."""
-    cell = Cell(world=world, store=store, keep=True, job=f"killed-{world}-{store}", die_at=11, die_rank=world - 1)
+    cell = Cell(zoo.DEEP, world, store, keep=True, job=f"killed-{world}-{store}", die_at=11, die_rank=world - 1)
     with pytest.raises(RankFailed):
         lab.run(cell, compare=False)
     resumed(lab, cell)
@@ -273,10 +285,10 @@ def test_rank_killed(lab: Lab, world: int, store: str) -> None:
 
 def test_daemon_killed(lab: Lab) -> None:
     """kill -9 of the daemon between two runs, after the last commit."""
-    cell = Cell(world=2, store="nvme", keep=True, job="daemon-killed", die_at=7)
+    cell = Cell(zoo.DEEP, 2, "nvme", keep=True, job="daemon-killed", die_at=7)
     with pytest.raises(RankFailed):
         lab.run(cell, compare=False)
-    daemon = lab.daemon("nvme")
+    daemon = lab.daemon("small")
     daemon.kill()
     daemon.again()
     resumed(lab, cell)

@@ -1,4 +1,4 @@
-# ctest: LABELS full gpu-torch COST 30 TIMEOUT 900
+# ctest: LABELS full COST 30 TIMEOUT 900
 """zshard.torch against plain torch, in one process: what a training loop can contain."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# ctest: LABELS full gpu-torch COST 30 TIMEOUT 900
+# ctest: LABELS full COST 30 TIMEOUT 900
 """zshard.torch against plain torch: what else a training loop does with gradients, groups and graphs."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# ctest: LABELS full gpu-torch COST 20 TIMEOUT 900
+# ctest: LABELS full COST 20 TIMEOUT 900
 """The three ways in which gathered memory becomes parameters give the same bits; so do the three stores."""
 
 from __future__ import annotations

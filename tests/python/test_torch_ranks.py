@@ -1,4 +1,4 @@
-# ctest: LABELS full gpu-torch COST 40 TIMEOUT 900
+# ctest: LABELS full COST 40 TIMEOUT 900
 """zshard.torch on two ranks against plain torch on the same batches, in process and with a daemon."""
 
 from __future__ import annotations

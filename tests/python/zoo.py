@@ -17,6 +17,7 @@ import torch.utils.checkpoint
 from torch import nn
 
 VOCAB, WIDTH, LAYERS, HEADS, SEQ, BATCH = 96, 32, 2, 4, 12, 2
+DEEP = "deep"
 Batch = dict[str, torch.Tensor]
 
 
@@ -132,10 +133,10 @@ def run_block(block: nn.Module, x: torch.Tensor, reentrant: bool | None) -> torc
 class Plain(nn.Module):
     """A model of our own, without transformers: blocks, a tied head that reads the embedding outside of its forward."""
 
-    def __init__(self, tied: bool = True) -> None:
+    def __init__(self, tied: bool = True, layers: int = LAYERS) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCAB, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.blocks = nn.ModuleList(Block() for _ in range(layers))
         self.norm = nn.LayerNorm(WIDTH)
         self.head = None if tied else nn.Linear(WIDTH, VOCAB, bias=False)
         self.checkpoint: bool | None = None  # use_reentrant, where blocks are recomputed
@@ -196,6 +197,9 @@ _SEQ2SEQ = {"vocab_size": VOCAB, "d_model": WIDTH, "pad_token_id": 0, "decoder_s
 
 ZOO: dict[str, Entry] = {
     "plain": Entry(Plain, shifted_batch, ("tied", "blocks"), "blocks", needs=""),
+    # States of 3 MB, more than a small daemon has host memory: of several ranks and of kept jobs, too, where filler.py
+    # does not know how much is free.
+    DEEP: Entry(lambda: Plain(layers=24), shifted_batch, ("tied", "blocks"), "blocks", needs=""),
     "opaque": Entry(PlainOpaque, shifted_batch, ("tied", "blocks"), "blocks", needs=""),
     "experts": Entry(Experts, experts_batch, ("moe", "blocks"), "experts", needs=""),
     "gpt2": Entry(
@@ -409,7 +413,7 @@ def train_plain(
                 for p, m in zip(params, stepped, strict=True):
                     p.copy_(m)
         losses.append(row)
-    return Trained(losses, {n: p.detach().clone() for n, p in model.named_parameters()})
+    return Trained(losses, {n: p.detach().clone().cpu() for n, p in model.named_parameters()})
 
 
 def fp32_masters(model: nn.Module) -> list[nn.Parameter]:
