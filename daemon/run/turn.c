@@ -11,7 +11,8 @@
 
 #include <assert.h>
 
-#define SPAN_SHIFT 24u /* of the time in ns: 17 ms; a round takes 69 s */
+#define SPAN_SHIFT   24u /* of the time in ns: 17 ms; a round takes 69 s */
+#define EXPIRE_LEAST 64u /* deadlines of a tick, however many requests the turn has had */
 
 void zsd_defer(struct zsd_core *core, struct zsd_work *work)
 {
@@ -38,10 +39,21 @@ static void list_splice(struct zb_list *from, struct zb_list *to)
     zb_list_init(from);
 }
 
+/* Works have a part of each turn, whatever came before them. */
+static void works_begin(struct zsd_turns *t)
+{
+    t->works = true;
+    if (t->work <= ZSD_TURN_WORK - ZSD_TURN_WORKS)
+        return;
+    t->beyond += t->work - (ZSD_TURN_WORK - ZSD_TURN_WORKS);
+    t->work = ZSD_TURN_WORK - ZSD_TURN_WORKS;
+}
+
 bool zsd_works_run(struct zsd_core *core)
 {
     struct zb_list now;
 
+    works_begin(&core->daemon->turns);
     zb_list_init(&now);
     list_splice(&core->works, &now);
     while (!zb_list_empty(&now) && zsd_turn_left(core) > 0) {
@@ -127,7 +139,8 @@ void zsd_timed_expire(struct zsd_core *core, uint64_t now_ns)
     for (uint64_t span = first; span <= last; span++)
         wheel_collect(core, wheel_slot(core, span), now_ns);
     wheel->span = last;
-    while (!zb_list_empty(&wheel->due) && !zsd_turn_full(core->daemon)) {
+    for (unsigned n = 0;
+         !zb_list_empty(&wheel->due) && (n < EXPIRE_LEAST || !zsd_turn_full(core->daemon)); n++) {
         struct zsd_timed *timed =
             zb_container_of(zb_list_pop_front(&wheel->due), struct zsd_timed, node);
 

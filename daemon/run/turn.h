@@ -10,7 +10,8 @@
  * walks something that is as long as a job is counts what it looks at (zsd_turn_count()), looks at
  * no more than zsd_turn_left(), and defers itself for the rest. What the poll brings (requests,
  * completions) may use half of it: zsd_turn_full() tells the connections when to stop. Works that
- * find nothing left are run in the next turn, in their order.
+ * find nothing left are run in the next turn, in their order. ZSD_TURN_WORKS are kept for works: one request
+ * may look at more than all of the rest, and such requests would keep them from running.
  *
  * Loop thread only.
  */
@@ -19,7 +20,8 @@
 
 #include "daemon/run/core.h"
 
-#define ZSD_TURN_WORK 4096u
+#define ZSD_TURN_WORK  4096u
+#define ZSD_TURN_WORKS 512u
 
 void zsd_defer(struct zsd_core *core, struct zsd_work *work);
 /** Defers whoever waits for memory, for a job that ends or for a commit: each looks again. */
@@ -37,9 +39,10 @@ static inline void zsd_turn_count(struct zsd_core *core, uint64_t n)
 /** At how many more it may look; 0: defer. */
 static inline uint64_t zsd_turn_left(const struct zsd_core *core)
 {
-    uint64_t work = core->daemon->turns.work;
+    const struct zsd_turns *t = &core->daemon->turns;
+    uint64_t most = t->works ? ZSD_TURN_WORK : ZSD_TURN_WORK - ZSD_TURN_WORKS;
 
-    return work < ZSD_TURN_WORK ? ZSD_TURN_WORK - work : 0;
+    return t->work < most ? most - t->work : 0;
 }
 
 /** Requests have used their half. */

@@ -28,8 +28,9 @@ void zsd_turn_worked(struct zsd *daemon)
 {
     struct zsd_stats *s = &daemon->stats;
 
-    s->turn_max_work = zb_max_u64(s->turn_max_work, daemon->turns.work);
-    daemon->turns.work = 0;
+    s->turn_max_work = zb_max_u64(s->turn_max_work, daemon->turns.work + daemon->turns.beyond);
+    daemon->turns.work = daemon->turns.beyond = 0;
+    daemon->turns.works = false;
 }
 
 static uint64_t cpu_now_ns(void)

@@ -14,6 +14,7 @@
 #ifndef ZSD_TURNS_H
 #define ZSD_TURNS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct zsd;
@@ -22,7 +23,9 @@ struct zsd;
 #define ZSD_WALLS        (40u * ZSD_WALLS_OCTAVE) /* 2^40 ns are 18 minutes */
 
 struct zsd_turns {
-    uint64_t work;              /* of the turn that runs */
+    uint64_t work;              /* of the turn that runs; what bounds it */
+    uint64_t beyond;            /* of it, what came before its works and does not bound them */
+    bool works;                 /* they run: before, a part is kept for them */
     uint64_t cpu_ns;            /* when the last turn ended; 0: none has */
     uint64_t wall_ns, idle_ns;  /* likewise; and what the loop had waited by then */
     uint64_t counts[ZSD_WALLS]; /* turns by what they took by the clock */

@@ -116,11 +116,31 @@ static void requests_leave_room(void **state)
     assert_false(zsd_turn_full(&w.daemon));
     zsd_turn_count(w.daemon.core, ZSD_TURN_WORK / 2);
     assert_true(zsd_turn_full(&w.daemon));
-    assert_int_equal(zsd_turn_left(w.daemon.core), ZSD_TURN_WORK / 2);
+    assert_int_equal(zsd_turn_left(w.daemon.core), ZSD_TURN_WORK / 2 - ZSD_TURN_WORKS);
     zsd_defer(w.daemon.core, &job.work);
     assert_false(zsd_core_turn(&w.daemon));
     assert_int_equal(job.ran, 1);
     assert_false(zsd_turn_full(&w.daemon));
+    world_close(&w);
+}
+
+/* A request that looks at more than a turn may, in each turn, does not keep works from running. */
+static void long_requests(void **state)
+{
+    struct world w;
+    struct job_of_works job;
+
+    (void)state;
+    world_open(&w, 64 << 20, "threads", 0);
+    job = work_of(&w, 2, 100);
+    zsd_defer(w.daemon.core, &job.work);
+    w.daemon.stats.turn_max_work = 0;
+    for (unsigned turn = 1; turn <= 3; turn++) {
+        zsd_turn_count(w.daemon.core, 3 * ZSD_TURN_WORK);
+        assert_int_equal(zsd_core_turn(&w.daemon), turn < 3);
+        assert_int_equal(job.ran, turn);
+    }
+    assert_int_equal(w.daemon.stats.turn_max_work, 3 * ZSD_TURN_WORK + 101);
     world_close(&w);
 }
 
@@ -184,9 +204,30 @@ static void deadlines_pass(void **state)
     world_close(&w);
 }
 
+static unsigned nany;
+
 static void on_any(struct zsd_timed *timed)
 {
     (void)timed;
+    nany++;
+}
+
+/* Requests without end do not keep deadlines from passing. */
+static void deadlines_in_a_flood(void **state)
+{
+    struct zsd_timed two[2] = { 0 };
+    struct world w;
+
+    (void)state;
+    world_open(&w, 64 << 20, "threads", 0);
+    nany = 0;
+    for (unsigned i = 0; i < 2; i++)
+        zsd_timed_arm(w.daemon.core, &two[i], 1, on_any);
+    zsd_turn_count(w.daemon.core, ZSD_TURN_WORK / 2);
+    assert_true(zsd_turn_full(&w.daemon));
+    zsd_timed_expire(w.daemon.core, zb_now_ns() + 5000 * MS);
+    assert_int_equal(nany, 2);
+    world_close(&w);
 }
 
 /* 100,000 that are due at the same time take several turns. */
@@ -238,9 +279,14 @@ static void quantiles(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(itself),         cmocka_unit_test(each_other),
-        cmocka_unit_test(bounded),        cmocka_unit_test(requests_leave_room),
-        cmocka_unit_test(deadlines_pass), cmocka_unit_test(deadlines_in_parts),
+        cmocka_unit_test(itself),
+        cmocka_unit_test(each_other),
+        cmocka_unit_test(bounded),
+        cmocka_unit_test(requests_leave_room),
+        cmocka_unit_test(long_requests),
+        cmocka_unit_test(deadlines_pass),
+        cmocka_unit_test(deadlines_in_a_flood),
+        cmocka_unit_test(deadlines_in_parts),
         cmocka_unit_test(quantiles),
     };
 
