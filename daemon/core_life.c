@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "daemon/disk/leaving.h"
 #include "daemon/disk/paths.h"
 #include "daemon/op/commit.h"
 #include "daemon/op/leave.h"
@@ -144,6 +145,7 @@ void zsd_core_free(struct zsd *daemon)
     zsd_jobs_forget_all(core);
     zsd_strands_free(core);
     zsd_store_close(core);
+    zsd_leaving_all(core); /* of jobs, where there is no store */
     zsd_buffers_end(core);
     zsd_extents_free(core);
     zsd_map_done(core);

@@ -259,9 +259,6 @@ static int recover_snap(void *arg, const struct zn_key *key, const void *bytes, 
                        (unsigned long long)key->b);
     }
     snap->version = zsd_version_ref(v);
-    snap->note_bytes = sizeof(*snap); /* its notes may not be there yet */
-    zsd_limit_add(zsd_saved_quota(j->saved), ZSD_LIMIT_SNAPSHOTS, 1);
-    zsd_limit_add(zsd_saved_quota(j->saved), ZSD_LIMIT_NOTE_BYTES, snap->note_bytes);
     v->snapshots++;
     zb_list_push_back(&j->saved->snaps, &snap->node);
     return 0;
@@ -281,6 +278,7 @@ static int recover_whole(struct recovery *r, struct zb_err *err)
                            j->saved->name);
         j->saved->committed = c ? zsd_version_ref(c) : NULL;
         j->saved->prepared = p ? zsd_version_ref(p) : NULL;
+        zsd_snaps_recovered(j->saved);
     }
     for (size_t i = 0; i < r->nversions; i++)
         if (r->versions[i]->refs == 1)

@@ -246,12 +246,50 @@ int zsd_snap_charge(struct zsd_saved *saved, struct zsd_snap *snap, struct zb_er
     return 0;
 }
 
-void zsd_snap_discharge(struct zsd_saved *saved, const struct zsd_snap *snap)
+/* Another one of the same version: it holds the same notes. */
+static struct zsd_snap *snap_like(struct zsd_saved *saved, const struct zsd_snap *snap)
 {
+    zb_list_each(pos, &saved->snaps)
+    {
+        struct zsd_snap *s = zb_container_of(pos, struct zsd_snap, node);
+
+        if (s != snap && s->version == snap->version)
+            return s;
+    }
+    return NULL;
+}
+
+void zsd_snap_discharge(struct zsd_saved *saved, struct zsd_snap *snap)
+{
+    uint64_t notes = snap->note_bytes - zb_min_u64(snap->note_bytes, sizeof(*snap));
+    struct zsd_snap *like = notes > 0 ? snap_like(saved, snap) : NULL;
+
     if (snap->note_bytes == 0)
         return;
+    if (like) {
+        like->note_bytes += notes;
+        snap->note_bytes -= notes;
+    }
     zsd_limit_give(&saved->quota, ZSD_LIMIT_SNAPSHOTS, 1);
     zsd_limit_give(&saved->quota, ZSD_LIMIT_NOTE_BYTES, snap->note_bytes);
+    snap->note_bytes = 0;
+}
+
+void zsd_snaps_recovered(struct zsd_saved *saved)
+{
+    struct zsd_quota *q = zsd_saved_quota(saved);
+
+    zb_list_each(pos, &saved->snaps)
+    {
+        struct zsd_snap *snap = zb_container_of(pos, struct zsd_snap, node);
+        const struct zsd_snap *first = snap_like(saved, snap);
+
+        snap->note_bytes = sizeof(*snap);
+        if (!first || first->note_bytes == 0) /* the first of its version */
+            snap->note_bytes += version_note_bytes(snap->version);
+        zsd_limit_add(q, ZSD_LIMIT_SNAPSHOTS, 1);
+        zsd_limit_add(q, ZSD_LIMIT_NOTE_BYTES, snap->note_bytes);
+    }
 }
 
 /* What it held goes back; it is in no list then. */

@@ -80,8 +80,10 @@ static inline bool zsd_saved_kept(const struct zsd_saved *saved)
 struct zsd_quota *zsd_saved_quota(struct zsd_saved *saved);
 /** Charges a snapshot of snap->version: 0; -ENOSPC or -EDQUOT with the numbers. */
 int zsd_snap_charge(struct zsd_saved *saved, struct zsd_snap *snap, struct zb_err *err);
-/** Gives that back. */
-void zsd_snap_discharge(struct zsd_saved *saved, const struct zsd_snap *snap);
+/** Gives that back; what another snapshot of its version holds too is charged for that one then. */
+void zsd_snap_discharge(struct zsd_saved *saved, struct zsd_snap *snap);
+/** Charges all of them, whatever the limits are: they were allowed before. */
+void zsd_snaps_recovered(struct zsd_saved *saved);
 
 /** Finds a saved job that is kept. */
 struct zsd_saved *zsd_saved_by_name(struct zsd_core *core, const char *name);

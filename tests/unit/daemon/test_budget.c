@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -184,6 +185,43 @@ static void snapshots_are_charged(void **state)
     budget_close(&s);
 }
 
+static int snapshot_destroy(struct saved_world *s, const char *name)
+{
+    Zp__SnapshotRef q = ZP__SNAPSHOT_REF__INIT;
+    char job[] = "j", text[8];
+
+    (void)snprintf(text, sizeof(text), "%s", name);
+    q.job = job;
+    q.name = text;
+    return call(&s->w, 0, zsd_snapshot_destroy, &q);
+}
+
+/* Snapshots of one version hold its notes once, until the last of them goes. */
+static void notes_of_snapshots(void **state)
+{
+    struct saved_world s;
+    struct zsd_note *note;
+
+    (void)state;
+    budget_open(&s);
+    note = &saved_job(&s)->committed->job_note;
+    note->data = calloc(1, 5000);
+    assert_non_null(note->data);
+    note->total = note->got = 5000;
+    assert_int_equal(snapshot(&s, "a"), 0);
+    assert_int_equal(snapshot(&s, "b"), 0);
+    assert_int_equal(snapshot(&s, "c"), 0);
+    assert_in_range(node(&s)->used[ZSD_LIMIT_NOTE_BYTES], 5000, 6000);
+    assert_int_equal(snapshot_destroy(&s, "a"), 0);
+    assert_in_range(node(&s)->used[ZSD_LIMIT_NOTE_BYTES], 5000, 6000);
+    assert_int_equal(snapshot_destroy(&s, "c"), 0);
+    assert_in_range(node(&s)->used[ZSD_LIMIT_NOTE_BYTES], 5000, 6000);
+    assert_int_equal(snapshot_destroy(&s, "b"), 0);
+    assert_int_equal(node(&s)->used[ZSD_LIMIT_NOTE_BYTES], 0);
+    zsd_note_done(note); /* the catalog does not have it */
+    budget_close(&s);
+}
+
 /* Also one whose client is gone before it has closed; and scans, until they are answered. */
 static void readers_and_scans_are_charged(void **state)
 {
@@ -218,9 +256,8 @@ static void readers_and_scans_are_charged(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(descriptions_are_charged),
-        cmocka_unit_test(notes_are_charged),
-        cmocka_unit_test(snapshots_are_charged),
+        cmocka_unit_test(descriptions_are_charged),      cmocka_unit_test(notes_are_charged),
+        cmocka_unit_test(snapshots_are_charged),         cmocka_unit_test(notes_of_snapshots),
         cmocka_unit_test(readers_and_scans_are_charged),
     };
 
