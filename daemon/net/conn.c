@@ -15,8 +15,9 @@
  * takes, or when its client has ZSD_CONN_FDS_MAX descriptors to read; and when its user has too much
  * of these (net/limits.c). Then it is stalled: nothing is read, frames that arrived already wait in
  * the stream, and the turn in which it has room again goes on with them. So a client that reads is
- * never dropped, however many of its answers come together. Death is still noticed: a stalled poll
- * waits for the peer to hang up.
+ * never dropped, however many of its answers come together. Requests that wait for what the client has
+ * yet to ask for do not fill it (waits.c). Death is still noticed: a stalled poll waits for the peer to
+ * hang up.
  *
  * LATER. No event says that a peer has read its descriptors, that another link of the user has room,
  * or that the system has memory again. Such a link stands in server->waiting and is looked at every
@@ -233,6 +234,7 @@ static void req_end(struct zsd_req *req, int code, const ProtobufCMessage *messa
         req->daemon->stats.replies_failed++;
     if (l) {
         zb_list_remove(&req->conn_node);
+        zsd_req_waited(req);
         zsd_limit_give(&l->conn.quota, ZSD_LIMIT_REQUESTS, 1);
         zsd_limit_give(&l->conn.quota, ZSD_LIMIT_ANSWER_BYTES, req->promised_bytes);
     }

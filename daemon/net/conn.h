@@ -47,6 +47,7 @@ struct zsd_req {
     uint64_t tag;
     uint64_t since_ns;                     /* when it came */
     uint32_t promised_bytes;               /* of its answer, at most; conn.c's */
+    bool waits;                            /* zsd_req_waits() */
     struct zb_list conn_node, daemon_node; /* conn.c's */
 };
 
@@ -77,6 +78,13 @@ void zsd_reply_err(struct zsd_req *req, const struct zb_err *err);
 /** Answers with an error message made here; the request is over. */
 void zsd_refuse(struct zsd_req *req, int code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
+
+/** The request will wait for what its own client has yet to ask for: a step, a release. Of these a
+ * connection may have so many that it is still read from: else what they wait for would never be
+ * read. 0, also if it was said before; -EBUSY or -EDQUOT: it is to be refused, err has the message. */
+int zsd_req_waits(struct zsd_req *req, struct zb_err *err);
+/** It is answered: whoever sends answers calls it, while req->conn is there. */
+void zsd_req_waited(struct zsd_req *req);
 
 /** A handler of a request: message is of the row's type (dispatch.c), already decoded, and lives
  * only during the call. It answers req exactly once, now or later. */

@@ -32,8 +32,8 @@
  * beyond what the node gives to all, for those who are trusted.
  */
 static const struct row {
-    const char *what; /* in an error message */
-    const char *options[ZSD_LEVELS];
+    const char *what;                /* in an error message */
+    const char *options[ZSD_LEVELS]; /* what sets it, likewise */
     uint64_t max[ZSD_LEVELS];
     uint64_t reserve;
     int code;
@@ -50,6 +50,14 @@ static const struct row {
                                  { NULL },
                                  { 0, 64 * MIB, 0, ZP_STREAM_OUT_MAX },
                                  .code = -ENOBUFS },
+    [ZSD_LIMIT_WAITING] = { "requests that wait for its own next step or release",
+                            { NULL },
+                            { 0, 15u * ZSD_REQS_MAX, 0, ZSD_REQS_MAX - 16u },
+                            .code = -EBUSY },
+    [ZSD_LIMIT_WAITING_BYTES] = { "bytes of answers that wait for its own next step or release",
+                                  { NULL },
+                                  { 0, 56 * MIB, 0, 6 * MIB },
+                                  .code = -EBUSY },
     [ZSD_LIMIT_ANSWER_FDS] = { "descriptors in answers",
                                { NULL },
                                { 0, ZSD_USER_FDS_MAX, 0, ZSD_CONN_FDS_MAX },
@@ -58,11 +66,11 @@ static const struct row {
     [ZSD_LIMIT_READERS] = { "readers", { NULL }, { 256, 64, 0, 1 }, .code = -EUSERS },
     [ZSD_LIMIT_SCANS] = { "scans", { NULL }, { 64, 16, 0, 4 }, .code = -EBUSY },
     [ZSD_LIMIT_DEFINITION_BYTES] = { "bytes of definitions",
-                                     { NULL },
+                                     { "a twelfth of host_bytes, at least 96 MiB" },
                                      { 0 /* row_max() */, 512 * MIB, 256 * MIB, 64 * MIB },
                                      .code = -ENOSPC },
     [ZSD_LIMIT_NOTE_BYTES] = { "bytes of notes",
-                               { NULL },
+                               { "a 64th of host_bytes, at least 16 MiB" },
                                { 0 /* row_max() */, 256 * MIB, 128 * MIB, 4 * MIB },
                                .code = -ENOSPC },
     [ZSD_LIMIT_SNAPSHOTS] = { "snapshots", { NULL }, { 65536, 16384, 4096 }, .code = -ENOSPC },

@@ -49,6 +49,8 @@ enum zsd_limit {
     ZSD_LIMIT_CLIENTS,      /* connections */
     ZSD_LIMIT_REQUESTS,     /* unanswered */
     ZSD_LIMIT_ANSWER_BYTES, /* queued or promised: a connection that has so much is not read from */
+    ZSD_LIMIT_WAITING, /* requests that wait for what their client has yet to ask for: waits.c */
+    ZSD_LIMIT_WAITING_BYTES, /* of their answers, promised: below the above two, so that it is read */
     ZSD_LIMIT_ANSWER_FDS, /* descriptors that are queued, or that the peer has not read: likewise */
     ZSD_LIMIT_JOBS,       /* in memory */
     ZSD_LIMIT_READERS,    /* of saved jobs */

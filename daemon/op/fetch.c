@@ -314,6 +314,17 @@ static void fetch_waits(struct zsd_fetch *f)
         fetch_waits_for(f, s->fill->at == ZB_NO_PLACE ? ZSD_WAIT_FETCH_ROOM : ZSD_WAIT_FETCH_DRIVE);
 }
 
+/* What it waits for comes only if its own client asks for it: a step, or a release. */
+static bool fetch_owed(const struct zsd_fetch *f)
+{
+    const struct zsd_shard *s = f->items[f->held];
+    bool asked = f->member->step_req || s->job->state == ZSD_STEPPING;
+
+    if (s->version < f->min_version)
+        return f->min_version - s->version > asked;
+    return s->fill && s->fill->at == ZB_NO_PLACE;
+}
+
 /* What can be pinned is, before anything is filled: a fill may take the place of what nobody pins.
  */
 static void fetch_run(struct zsd_work *work)
@@ -345,6 +356,8 @@ static void fetch_run(struct zsd_work *work)
         fetch_answer(f);
     } else if (fetch_fills(f) < 0) {
         (void)zb_fail(&err, -ENOMEM, "a fetch of %u shards of job '%s': %m", f->n, job->name);
+        fetch_end(f, &err);
+    } else if (fetch_owed(f) && zsd_req_waits(f->req, &err) < 0) {
         fetch_end(f, &err);
     } else {
         zb_list_init(&f->work.node);

@@ -210,6 +210,7 @@ void zsd_snap_cancel(struct zsd_saved *saved, const struct zb_err *why)
 ZSD_REQUEST(zsd_snapshot, SnapshotTake)
 {
     struct zsd_saved *saved = zsd_snap_saved(req, q->job, q->next);
+    struct zb_err err = { 0 };
     struct snap_op *op;
 
     if (!saved)
@@ -231,6 +232,11 @@ ZSD_REQUEST(zsd_snapshot, SnapshotTake)
     op->delta = (struct zsd_delta){ .saved = saved, .plan = snap_plan, .done = snap_done };
     if (!q->next) {
         zsd_delta_start(&op->delta);
+        return;
+    }
+    if (zsd_req_waits(req, &err) < 0) {
+        free(op);
+        zsd_reply_err(req, &err);
         return;
     }
     zb_list_init(&op->node);

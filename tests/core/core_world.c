@@ -30,8 +30,10 @@ static struct answer *answer_begin(struct zsd_req *req, int rc)
     a->text[0] = '\0';
     free(a->bytes);
     a->bytes = NULL;
-    if (req->conn)
+    if (req->conn) {
+        zsd_req_waited(req);
         zb_list_remove(&req->conn_node);
+    }
     free(req);
     return a;
 }

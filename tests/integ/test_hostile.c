@@ -4,6 +4,7 @@
  */
 #include "tests/integ/refuse.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -99,11 +100,89 @@ static void garbage_without_end(void **state)
     zi_stop(&d);
 }
 
+/* A job of one shard with values, and a whole gradient. */
+static uint64_t one_shard(struct zi_raw *r, uint64_t *ret_shard)
+{
+    Zp__JobOpen open = rf_open;
+    Zp__UnitDefine unit = rf_unit;
+    Zp__ShardRegister shards = ZP__SHARD_REGISTER__INIT;
+    Zp__Range range = RF_RANGE(0, 0, 3 * RF_PAGE), *ranges[] = { &range };
+    Zp__Ready ready = ZP__READY__INIT;
+    Zp__Write write = ZP__WRITE__INIT;
+    Zp__Push push = ZP__PUSH__INIT;
+
+    assert_int_equal(zi_raw_call(r, ZP_JOB_OPEN, &open.base), 0);
+    unit.job = shards.job = ready.job = ((const Zp__JobOpenReply *)r->reply)->job;
+    assert_int_equal(zi_raw_call(r, ZP_UNIT_DEFINE, &unit.base), 0);
+    shards.n_ranges = 1;
+    shards.ranges = ranges;
+    assert_int_equal(zi_raw_call(r, ZP_SHARD_REGISTER, &shards.base), 0);
+    write.shard = push.shard = *ret_shard = ((const Zp__ShardRegisterReply *)r->reply)->shards[0];
+    assert_int_equal(zi_raw_call(r, ZP_READY, &ready.base), 0);
+    write.count = push.count = 3 * RF_PAGE;
+    assert_int_equal(zi_raw_call(r, ZP_WRITE, &write.base), 0);
+    push.step = 1;
+    push.mode = push.dtype = 1;
+    assert_int_equal(zi_raw_call(r, ZP_PUSH, &push.base), 0);
+    return unit.job;
+}
+
+/* Fetches whose answers come to more than a connection may have, in front of the step that they wait
+ * for: so many wait that the step is read, and the others are refused at once. */
+static void fetches_before_their_step(void **state)
+{
+    enum { MANY = 130 };
+    struct zi_daemon d = { 0 };
+    uint64_t ids[IDS], shard;
+    unsigned refused = 0, fetched = 0, method = 0;
+    Zp__GroupScalars scalars = ZP__GROUP_SCALARS__INIT, *groups[] = { &scalars };
+    Zp__Fetch fetch = ZP__FETCH__INIT;
+    Zp__Step step = ZP__STEP__INIT;
+    struct zi_raw r;
+
+    (void)state;
+    zi_start(&d, rf_small);
+    zi_raw_open(&r, &d);
+    step.job = one_shard(&r, &shard);
+    for (unsigned i = 0; i < IDS; i++)
+        ids[i] = shard;
+    fetch.n_shards = IDS;
+    fetch.shards = ids;
+    fetch.min_version = 1;
+    fetch.timeout_ms = 20000;
+    for (unsigned i = 0; i < MANY; i++)
+        zi_raw_send(&r, ZP_FETCH, &fetch.base);
+    step.step = 1;
+    step.scale = 1;
+    scalars.lr = 0.5;
+    scalars.beta1 = scalars.beta2 = 0.9;
+    scalars.eps = 1e-8;
+    step.n_groups = 1;
+    step.groups = groups;
+    zi_raw_send(&r, ZP_STEP, &step.base);
+    for (unsigned i = 0; i < MANY + 1; i++) {
+        int rc = zi_raw_any(&r, &method);
+
+        if (method == ZP_FETCH && rc == -EBUSY) {
+            rf_says("a fetch", rc, -EBUSY, r.text, "wait for its own next step or release");
+            refused++;
+        } else if (rc != 0) {
+            fail_msg("%d: %s", rc, r.text);
+        }
+        fetched += method == ZP_FETCH && rc == 0;
+    }
+    assert_int_equal(refused + fetched, MANY);
+    assert_in_range(refused, 1, MANY / 2);
+    zi_raw_close(&r);
+    zi_stop(&d);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(releases_of_unknown_ids, zi_teardown),
         cmocka_unit_test_teardown(garbage_without_end, zi_teardown),
+        cmocka_unit_test_teardown(fetches_before_their_step, zi_teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -164,6 +164,8 @@ void zi_raw_close(struct zi_raw *r);
 int zi_raw_call(struct zi_raw *r, unsigned method, const ProtobufCMessage *message);
 void zi_raw_send(struct zi_raw *r, unsigned method, const ProtobufCMessage *message);
 int zi_raw_reply(struct zi_raw *r, unsigned method);
+/** The next reply, whatever it is to. */
+int zi_raw_any(struct zi_raw *r, unsigned *ret_method);
 /** Bytes as they are, with descriptors (n may be 0). */
 void zi_raw_bytes(struct zi_raw *r, const void *bytes, size_t len, const int *fds, unsigned n);
 /** The daemon hangs up; nothing else comes before. */

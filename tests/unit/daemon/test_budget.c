@@ -11,6 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/op/requests.h"
 #include "daemon/show/requests.h"
 #include "tests/unit/daemon/saved_fixture.h"
 
@@ -96,6 +97,7 @@ static void descriptions_are_charged(void **state)
     used = node(&s)->used[ZSD_LIMIT_DEFINITION_BYTES];
     assert_int_equal(unit_with(&s, 1, 1, 3), -ENOSPC);
     assert_non_null(strstr(answers[1].text, "bytes of definitions already"));
+    assert_non_null(strstr(answers[1].text, "(a twelfth of host_bytes, at least 96 MiB)"));
     assert_int_equal(node(&s)->used[ZSD_LIMIT_DEFINITION_BYTES], used);
     taken += leave_room(&s, ZSD_LIMIT_DEFINITION_BYTES, 100);
     used = node(&s)->used[ZSD_LIMIT_DEFINITION_BYTES];
@@ -222,6 +224,46 @@ static void notes_of_snapshots(void **state)
     budget_close(&s);
 }
 
+/* What waits for its own client's next requests leaves room for these, or is refused at once. */
+static void waiting_leaves_room(void **state)
+{
+    struct saved_world s;
+    Zp__Fetch fetch = ZP__FETCH__INIT;
+    Zp__SnapshotTake next = ZP__SNAPSHOT_TAKE__INIT;
+    char job[] = "j", newest[] = "";
+    struct zsd_quota *q;
+    uint64_t left;
+
+    (void)state;
+    budget_open(&s);
+    q = &s.w.clients[0].conn.quota;
+    assert_int_equal(zsd_quota_join(&s.w.daemon, q, ZSD_LEVEL_CONN, s.w.clients[0].conn.uid), 0);
+    left = zsd_limit_max(q, ZSD_LEVEL_CONN, ZSD_LIMIT_WAITING) - 1;
+    assert_in_range(left, 1, ZSD_REQS_MAX - 2);
+    zsd_limit_add(q, ZSD_LIMIT_WAITING, left);
+    fetch.n_shards = 1;
+    fetch.shards = &s.w.clients[0].shards[0];
+    fetch.min_version = 1;
+    ask_as(&s.w, 0, 10, zsd_fetch, &fetch);
+    assert_int_equal(answers[10].rc, NONE);
+    ask_as(&s.w, 0, 11, zsd_fetch, &fetch);
+    assert_int_equal(answers[11].rc, -EBUSY);
+    assert_non_null(strstr(answers[11].text, "that wait for its own next step or release"));
+    next.job = job;
+    next.name = newest;
+    next.next = true;
+    ask_as(&s.w, 0, 12, zsd_snapshot, &next);
+    assert_int_equal(answers[12].rc, -EBUSY);
+    fetch.min_version = 0; /* it waits for nobody */
+    assert_int_equal(call(&s.w, 0, zsd_fetch, &fetch), 0);
+    assert_int_equal(q->used[ZSD_LIMIT_WAITING], left + 1);
+    client_gone(&s.w, 0);
+    world_settle(&s.w);
+    assert_int_equal(answers[10].times, 1);
+    zsd_quota_leave(q);
+    budget_close(&s);
+}
+
 /* Also one whose client is gone before it has closed; and scans, until they are answered. */
 static void readers_and_scans_are_charged(void **state)
 {
@@ -256,9 +298,9 @@ static void readers_and_scans_are_charged(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(descriptions_are_charged),      cmocka_unit_test(notes_are_charged),
-        cmocka_unit_test(snapshots_are_charged),         cmocka_unit_test(notes_of_snapshots),
-        cmocka_unit_test(readers_and_scans_are_charged),
+        cmocka_unit_test(descriptions_are_charged), cmocka_unit_test(notes_are_charged),
+        cmocka_unit_test(snapshots_are_charged),    cmocka_unit_test(notes_of_snapshots),
+        cmocka_unit_test(waiting_leaves_room),      cmocka_unit_test(readers_and_scans_are_charged),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
