@@ -5,10 +5,10 @@
  * frame of it. Answers are queued in the stream and sent by zsd_server_turn(), so those of one turn
  * share a system call. States and invariants: conn_priv.h.
  *
- * ROUND ROBIN. Of each link at most ZSD_FRAMES_TURN frames are handled in a turn; the next turn
- * continues, after the other links. So who floods the daemon keeps others waiting for that long at
- * most. The frames of all links stop when the requests of a turn have used their part of its work
- * (run/turn.h).
+ * ROUND ROBIN. Of each process at most ZSD_FRAMES_TURN frames are handled in a turn, over all of its
+ * links; the next turn continues, first with links that got nothing. So who floods the daemon keeps
+ * others waiting for that long at most, however many connections it has. The frames of all links
+ * stop when the requests of a turn have used their part of its work (run/turn.h).
  *
  * BACK-PRESSURE. A link is full with ZSD_REQS_MAX unanswered requests, with ZSD_OUT_HIGH bytes that
  * its client has not read, when its answers, queued or promised, may come to more than a stream
@@ -385,18 +385,36 @@ static void link_on_hello(uv_timer_t *timer)
     }
 }
 
-/** Frames that have arrived, ZSD_FRAMES_TURN of them, while there is room for answers; false: the
- * link has ended. */
+/** What its process has had since the last turn. */
+static uint8_t *link_handled(const struct zsd_link *l)
+{
+    uint32_t key = (uint32_t)l->conn.pid * UINT32_C(0x9e3779b1) ^
+                   l->conn.uid * UINT32_C(0x85ebca6b);
+
+    return &l->server->frames[(key >> 16) % ZSD_FRAMES_PLACES];
+}
+
+/** The next turn looks at it before those that had frames in this one. */
+static void link_hungry(struct zsd_link *l)
+{
+    zb_list_remove(&l->todo_node);
+    zb_list_push_back(&l->server->hungry, &l->todo_node);
+}
+
+/** Frames that have arrived, as many as its process may have in this turn, while there is room for
+ * answers; false: the link has ended. */
 static bool link_frames(struct zsd_link *l)
 {
+    uint8_t *handled = link_handled(l);
+    unsigned n = 0;
     struct zb_err err = { 0 };
     struct zp_frame frame;
     const uint8_t *body;
     int fds[ZP_FDS_MAX], rc;
 
-    for (unsigned n = 0; l->state == LINK_OPEN && !link_full(l) && n < ZSD_FRAMES_TURN &&
-                         !zsd_turn_full(l->conn.daemon);
-         n++) {
+    for (; l->state == LINK_OPEN && !link_full(l) && *handled < ZSD_FRAMES_TURN &&
+           !zsd_turn_full(l->conn.daemon);
+         n++, (*handled)++) {
         rc = zp_stream_next(l->stream, &frame, &body, fds, &err);
         if (rc == 0)
             return true;
@@ -410,7 +428,10 @@ static bool link_frames(struct zsd_link *l)
     if (l->state == LINK_OPEN) {
         l->stalled = true;
         l->conn.daemon->stats.sent_stalls += link_full(l);
-        link_touch(l);
+        if (n == 0 && !link_full(l))
+            link_hungry(l);
+        else
+            link_touch(l);
     }
     return true;
 }

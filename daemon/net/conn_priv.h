@@ -12,9 +12,11 @@
 #include "proto/stream.h"
 
 /** Bytes of answers towards one client above which it is not read from. */
-#define ZSD_OUT_HIGH (UINT32_C(1) << 20)
-/** Frames of one client that a turn handles. */
-#define ZSD_FRAMES_TURN 64u
+#define ZSD_OUT_HIGH (UINT32_C(256) << 10)
+/** Frames of one process that a turn handles, over all of its connections. */
+#define ZSD_FRAMES_TURN 16u
+/** Processes whose frames are counted apart; two that meet in one place share its frames. */
+#define ZSD_FRAMES_PLACES 256u
 /** Who waits for something that no poll sees is looked at again after so long. */
 #define ZSD_LATER_MS 20u
 /** So long after the last client has gone, memory that is free goes back to the system. */
@@ -43,7 +45,9 @@ struct zsd_server {
     unsigned nrefused;
     struct zb_list waiting; /* those that no event of their own wakes */
     struct zb_list silent;  /* those that have not said hello, oldest first */
-    struct zb_list todo;    /* links that zsd_server_turn() has to look at */
+    struct zb_list todo;    /* links that zsd_server_turn() has to look at, */
+    struct zb_list hungry;  /* before them those whose process had no frames left, in their order */
+    uint8_t frames[ZSD_FRAMES_PLACES]; /* that were handled since the last turn, by process */
 };
 
 /**
@@ -56,7 +60,7 @@ struct zsd_server {
  *
  * INVARIANTS
  *     L1  Whatever has bytes to send that no poll waits for, is stalled and may go on, or is LOST,
- *         stands in server->todo, or in server->waiting: where only time tells.
+ *         stands in server->todo or hungry, or in server->waiting: where only time tells.
  *     L2  ops->gone() runs once, on the way into ENDED, and never from inside a call of the
  *         core's.
  *     L3  conn.quota counts the requests in conn.reqs, and the connection unless it is refused.
@@ -76,7 +80,7 @@ struct zsd_link {
     struct zb_err *refusal; /* why it is in the waiting room; NULL: it is not */
     bool stalled; /* frames may lie in the stream: full when we looked last, or enough for a turn */
     struct zb_list node;      /* in server->links or refused */
-    struct zb_list todo_node; /* in server->todo */
+    struct zb_list todo_node; /* in server->todo or hungry */
     uint64_t since_ns;        /* when it came */
     struct zb_list silent_node;
     struct zb_list later_node; /* in server->waiting */

@@ -285,6 +285,7 @@ int zsd_server_open(struct zsd *daemon, struct uv_loop_s *uv, const struct zsd_c
     zb_list_init(&s->links);
     zb_list_init(&s->refused);
     zb_list_init(&s->todo);
+    zb_list_init(&s->hungry);
     zb_list_init(&s->silent);
     zb_list_init(&s->waiting);
     daemon->server = s;
@@ -358,11 +359,14 @@ bool zsd_server_turn(struct zsd *daemon)
     if (!s)
         return false;
     zb_list_init(&now); /* who is touched from here on comes with the next turn */
+    while ((node = zb_list_pop_front(&s->hungry)) != NULL)
+        zb_list_push_back(&now, node);
     while ((node = zb_list_pop_front(&s->todo)) != NULL)
         zb_list_push_back(&now, node);
     while ((node = zb_list_pop_front(&now)) != NULL)
         work |= zsd_link_turn(zb_container_of(node, struct zsd_link, todo_node));
-    return work || !zb_list_empty(&s->todo);
+    memset(s->frames, 0, sizeof(s->frames));
+    return work || !zb_list_empty(&s->todo) || !zb_list_empty(&s->hungry);
 }
 
 size_t zsd_server_unsent(const struct zsd *daemon)

@@ -456,7 +456,8 @@ void zsd_release(struct zsd_conn *conn, const ProtobufCMessage *message)
     unsigned bad = 0;
 
     for (size_t i = 0; i < q->n_shards; i++) {
-        struct zb_err err = { 0 };
+        /* only the first refusal has a message: to format a thousand of them takes longer than all else */
+        struct zb_err err = { .code = bad > 0 ? -ENOENT : 0 };
         struct zsd_shard *s = zsd_shard_find(conn, q->shards[i], &err);
 
         if (s && zsd_unpin(s, conn->member) == 0)

@@ -895,6 +895,55 @@ static void a_flood_delays_by_a_turn(void **state)
     assert_int_equal(close(slow), 0);
 }
 
+#define FLOODERS 8u
+#define FLOOD    100u
+
+/** The same of a process with many connections: all of them together have its part of a turn, and take
+ * turns in it. */
+static void many_connections_have_one_part(void **state)
+{
+    int fast[FLOODERS], slow = sf_client(&x);
+    struct zp_frame frame;
+    uint64_t before, most = 0;
+    unsigned answered[FLOODERS] = { 0 };
+
+    (void)state;
+    /* another process: its part is its own */
+    zb_container_of(x.daemon.server->links.next, struct zsd_link, node)->conn.pid = 1;
+    for (unsigned i = 0; i < FLOODERS; i++)
+        fast[i] = sf_client(&x);
+    for (unsigned i = 0; i < FLOODERS; i++) {
+        assert_int_equal(flood(fast[i], ZP_PING, 0, FLOOD), FLOOD);
+    }
+    for (unsigned i = 0; i < FLOODERS; i++) {
+        unsigned turns = 0;
+
+        sf_send(slow, ZP_REQUEST, ZP_PING, i, NULL, 0);
+        for (int got = 0; got == 0; turns++) {
+            before = x.daemon.stats.requests;
+            (void)uv_run(&x.daemon.loop->uv, UV_RUN_NOWAIT);
+            most = zb_max_u64(most, x.daemon.stats.requests - before);
+            got = sf_receive(slow, &frame, NULL, 0);
+        }
+        assert_int_equal(frame.tag, i);
+        assert_in_range(turns, 1, 3);
+    }
+    assert_in_range(most, 2, ZSD_FRAMES_TURN + 1);
+    for (unsigned i = 0; i < FLOODERS; i++) {
+        while (sf_receive(fast[i], &frame, NULL, 0) == 1)
+            answered[i]++;
+        assert_in_range(answered[i], 1, FLOOD - 1); /* nobody comes last, and none is through */
+    }
+    sf_pump(&x);
+    for (unsigned i = 0; i < FLOODERS; i++) {
+        while (sf_receive(fast[i], &frame, NULL, 0) == 1)
+            answered[i]++;
+        assert_int_equal(answered[i], FLOOD);
+        assert_int_equal(close(fast[i]), 0);
+    }
+    assert_int_equal(close(slow), 0);
+}
+
 static void who_may(void **state)
 {
     static const struct {
@@ -959,6 +1008,7 @@ int main(void)
         TEST(an_idle_daemon_sleeps),
         TEST(answers_share_a_turn),
         TEST(a_flood_delays_by_a_turn),
+        TEST(many_connections_have_one_part),
         cmocka_unit_test(who_may),
     };
 
