@@ -94,6 +94,26 @@ def shares():
     check(all(row["value"] > 0 for row in json.loads(done.stdout)["rows"]), done.stdout)
 
 
+def hostile():
+    """Every attack runs beside a job, whose values are those of a run alone; or the bench fails."""
+    with tempfile.TemporaryDirectory() as d:
+        done = zbench("--json", "--rounds", "1", "--window-ms", "1", "--params", "256K", "--page-elems", "4K",
+                      "--rate", "400M", "--dir", d, bench="hostile")
+        check(done.returncode == 0, f"ended with {done.returncode}: {done.stderr}")
+        check(os.listdir(d) == [], f"{os.listdir(d)} were left behind")
+    attacks = ["releases", "answers", "descriptors", "scans", "hellos", "registrations", "definitions", "notes"]
+    rows_ = json.loads(done.stdout)["rows"]
+    check([row["case"] for row in rows_] ==
+          [f"hostile/{name}/step" for name in ("control", *attacks)] +
+          [f"hostile/{name}/commit" for name in ("control", *attacks)] +
+          [f"hostile/{name}/{what}" for name in ("readers", "snapshots") for what in ("step", "commit")], f"{rows_}")
+    check(all(row["value"] > 0 and row["reference"] > 0 for row in rows_), f"{rows_}")
+    check(done.stderr.count("bit for bit") == 2, done.stderr)
+    for args in (["--params", "4K"], ["--page-elems", "4M"], ["--rounds", "0"], ["--what"], ["word"]):
+        done = zbench(*args, bench="hostile")
+        check(done.returncode == 2 and done.stderr, f"{args}: {done.returncode} {done.stderr}")
+
+
 def snapshots():
     with tempfile.TemporaryDirectory() as d:
         done = zbench("--json", "--rounds", "2", "--params", "512K", "--dir", d, bench="snapshot")
@@ -252,8 +272,8 @@ def gpu_kernels():
     check(full.returncode == 1 and "memory" in full.stderr, f"{full.returncode} {full.stderr}")
 
 
-TESTS = {f.__name__: f for f in (rows, gpu, catalog, commits, killed, shares, snapshots, plans, overlap, comm, steps, peers,
-                                 trains, gpu_kernels, refused, no_daemon)}
+TESTS = {f.__name__: f for f in (rows, gpu, catalog, commits, killed, shares, hostile, snapshots, plans, overlap, comm, steps,
+                                 peers, trains, gpu_kernels, refused, no_daemon)}
 
 if __name__ == "__main__":
     sys.exit(main(TESTS))
