@@ -58,6 +58,16 @@ static void log_print(const struct zi_daemon *d)
         (void)fclose(log);
 }
 
+/* In the child: goes into the cgroup that it is to begin in. */
+static bool daemon_enter(const struct zi_daemon *d)
+{
+    FILE *f = d->cgroup_procs ? fopen(d->cgroup_procs, "we") : NULL;
+
+    if (!d->cgroup_procs)
+        return true;
+    return f && fputs("0", f) >= 0 && fclose(f) == 0;
+}
+
 static void daemon_run(const struct zi_daemon *d, const char *const *options, int out)
 {
     const char *argv[OPTIONS_MAX] = { ZSHARDD_PATH, "--socket", d->socket, "--data", d->data };
@@ -66,7 +76,7 @@ static void daemon_run(const struct zi_daemon *d, const char *const *options, in
     for (; options && *options && n < OPTIONS_MAX - 1; options++)
         argv[n++] = *options;
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (log < 0 || dup2(out, STDOUT_FILENO) < 0 || dup2(log, STDERR_FILENO) < 0)
+    if (log < 0 || dup2(out, STDOUT_FILENO) < 0 || dup2(log, STDERR_FILENO) < 0 || !daemon_enter(d))
         _exit(126);
     (void)execv(ZSHARDD_PATH, (char *const *)(uintptr_t)argv);
     _exit(127);

@@ -34,7 +34,8 @@ struct zi_daemon {
     pid_t pid; /* 0: none runs */
     char dir[64];
     char socket[96], data[96], log[96];
-    char ready[1024]; /* its line, or "" */
+    char ready[1024];         /* its line, or "" */
+    const char *cgroup_procs; /* NULL, or the file of a cgroup that it begins in (cgroup.h) */
 };
 
 /** Starts a daemon in a new directory. options: NULL-terminated, behind --socket and --data. */
