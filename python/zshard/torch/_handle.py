@@ -210,7 +210,7 @@ class Handle:
 
             materialize(runtime)
         runtime.closed = "closed"
-        _step.unregister(runtime)
+        _step.unregister(runtime, gone=not gather)
         _open.discard(self)
         if gather:
             self._hooks.remove()
@@ -273,14 +273,20 @@ def shard(
         ValueError, TypeError: the model or optimizer cannot be sharded; the message says why. Nothing is changed.
         ZshardError: the engine refused; the message says why.
     """
-    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer or ())
     _check_model(model)
+    optimizers = _optimizers(optimizer)
     rules = [_plain.check(o) for o in optimizers]
     if len({r.kind for r in rules}) > 1:
         raise ValueError(f"optimizers of different kinds on one model: {', '.join(sorted({r.kind for r in rules}))}")
     planned = plan(model, units, leaf=leaf)
     if not planned.units:
         raise ValueError("the model has no parameters")
+    for one in optimizers:
+        if not any(planned.find(p) for g in one.param_groups for p in g["params"]):
+            raise ValueError(
+                f"{type(one).__name__} has none of this model's parameters: build it from the model's own "
+                "model.parameters()"
+            )
     _meta.initialise(model, init_fn, seed)
     _meta.buffers_are_real(model)
     place = _device(planned, device)
@@ -319,7 +325,17 @@ def shard(
     return handle
 
 
+def _optimizers(given: Any) -> list[torch.optim.Optimizer]:
+    made = [] if given is None else list(given) if isinstance(given, Sequence) else [given]
+    for one in made:
+        if not isinstance(one, torch.optim.Optimizer):
+            raise TypeError(f"optimizer is {one!r}, not an optimizer such as torch.optim.AdamW(model.parameters())")
+    return made
+
+
 def _check_model(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"the model is a {type(model).__name__}, not a torch.nn.Module")
     if model.__dict__.get("_zshard") is not None and not model.__dict__["_zshard"].runtime.closed:
         raise ValueError("the model is sharded already; close its handle first (handle.close(gather=True))")
     for name, module in model.named_modules():

@@ -308,6 +308,7 @@ def full_state_dict(model: nn.Module, rank0_only: bool = False) -> OrderedDict[s
                 made[name] = p
             continue
         if id(p) not in values:
+            _step.check_there(p, name)
             sharded = _step.runtime_of(p) is not None
             values[id(p)] = value_of(p, root) if sharded else p.detach().cpu().clone() if mine else None
         value = values[id(p)]
@@ -442,8 +443,10 @@ def _on_state_dict(module: nn.Module, state_dict: dict[str, Any], prefix: str, _
     if _nan_is_fine:
         return
     for leaf, p in module._parameters.items():
-        if p is not None and prefix + leaf in state_dict and _step.runtime_of(p) is not None:
-            state_dict[prefix + leaf] = value_of(p)
+        if p is not None and prefix + leaf in state_dict:
+            _step.check_there(p, prefix + leaf)
+            if _step.runtime_of(p) is not None:
+                state_dict[prefix + leaf] = value_of(p)
 
 
 def _on_load(

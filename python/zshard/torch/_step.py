@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 GROUP_NONE = 65534
 _WHATS = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum_buffer": "exp_avg", "sum": "exp_avg"}
 
+_gone: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()  # by id; of closed models
 _runtimes: weakref.WeakValueDictionary[int, Runtime] = weakref.WeakValueDictionary()  # by id(parameter)
 
 
@@ -31,13 +32,26 @@ def register(runtime: Runtime) -> None:
     """From now on optimizers of the runtime's parameters step its engine."""
     for key in runtime.plan.of_param:
         _runtimes[key] = runtime
+        _gone.pop(key, None)
 
 
-def unregister(runtime: Runtime) -> None:
-    """The runtime is closed."""
-    for key in runtime.plan.of_param:
-        if _runtimes.get(key) is runtime:
-            del _runtimes[key]
+def unregister(runtime: Runtime, gone: bool) -> None:
+    """The runtime is closed. gone: its parameters have no values any more."""
+    for state in runtime.units:
+        for param in state.params:
+            if _runtimes.get(id(param)) is runtime:
+                del _runtimes[id(param)]
+            if gone:
+                _gone[id(param)] = param
+
+
+def check_there(param: torch.Tensor, name: str) -> None:
+    """RuntimeError: the parameter is of a model that was closed without its values, and reads as NaN."""
+    if _gone.get(id(param)) is param:
+        raise RuntimeError(
+            f"parameter '{name}' has no values: its model was closed. Take values before handle.close(), or close with "
+            "handle.close(gather=True)"
+        )
 
 
 def runtime_of(param: torch.Tensor) -> Runtime | None:
