@@ -17,6 +17,8 @@ from typing import Any
 import torch
 import zoo
 
+import zshard
+
 LOSS_SCALE = 256.0
 # Relative, of losses. In bf16 two units in the last place: torch adds up the uses of a tied weight in bf16, we in fp32.
 BOUNDS = {"fp32": 1e-6, "bf16": 2**-6, "fp16": 2**-9}
@@ -49,7 +51,8 @@ class Cell:
     job: str = ""
     resume: bool = False
     die_at: int = -1  # before this step's optimizer
-    die_rank: int = -1
+    die_rank: int = -1  # -1: all
+    die_daemon: bool = False  # kill -9 of the daemon, by rank 0, in the place of the ranks
 
     @property
     def name(self) -> str:
@@ -273,12 +276,20 @@ class Run:
         source = zoo.batches(cell.model, self.rank, DTYPES[cell.dtype], first=skipped)
         for step in range(first, cell.steps):
             self.losses.append(self.step(micros(step), source))
-            if step == cell.die_at and cell.die_rank in (self.rank, -1):
-                os.kill(os.getpid(), 9)
+            if step == cell.die_at:
+                self.die()
             self.finish()
             if cell.keep:
                 self.handle.commit()
             self.between(step)
+
+    def die(self) -> None:
+        if not self.cell.die_daemon:
+            if self.cell.die_rank in (self.rank, -1):
+                os.kill(os.getpid(), 9)
+        elif self.rank == 0:
+            with zshard.Client(self.handle.engine.options["socket"]) as client:
+                os.kill(client.server()["pid"], 9)
 
     def params(self) -> dict[str, torch.Tensor]:
         """The engine's end: parameters are real tensors again. Collective."""

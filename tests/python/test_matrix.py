@@ -265,8 +265,10 @@ def test_memory_alike(lab: Lab, checkpoint: str) -> None:
 
 def resumed(lab: Lab, cell: Cell, before: list[list[float]] | None = None) -> None:
     """Resumes the job of `cell`; the end must be that of a run that nobody disturbed."""
-    whole = lab.run(dataclasses.replace(cell, job="", keep=False, die_at=-1, die_rank=-1), compare=False)
-    again = lab.run(dataclasses.replace(cell, die_at=-1, die_rank=-1, resume=True), compare=False)
+    whole = lab.run(
+        dataclasses.replace(cell, job="", keep=False, die_at=-1, die_rank=-1, die_daemon=False), compare=False
+    )
+    again = lab.run(dataclasses.replace(cell, die_at=-1, die_rank=-1, die_daemon=False, resume=True), compare=False)
     assert again.hashes == whole.hashes
     for rank, row in enumerate(again.losses):
         assert 0 < len(row) < cell.steps, "it did not resume"
@@ -283,9 +285,10 @@ def test_rank_killed(lab: Lab, world: int, store: str) -> None:
     resumed(lab, cell)
 
 
-def test_daemon_killed(lab: Lab) -> None:
-    """kill -9 of the daemon between two runs, after the last commit."""
-    cell = Cell(zoo.DEEP, 2, "nvme", keep=True, job="daemon-killed", die_at=7)
+@pytest.mark.parametrize("at_work", [False, True])
+def test_daemon_killed(lab: Lab, at_work: bool) -> None:
+    """kill -9 of the daemon: between two runs, after the last commit, or in the middle of a step."""
+    cell = Cell(zoo.DEEP, 2, "nvme", keep=True, job=f"daemon-killed-{at_work}", die_at=7, die_daemon=at_work)
     with pytest.raises(RankFailed):
         lab.run(cell, compare=False)
     daemon = lab.daemon("small")
