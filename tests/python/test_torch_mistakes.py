@@ -43,7 +43,7 @@ def test_values_of_a_closed_model() -> None:
     assert all(torch.equal(v, want[n]) for n, v in model.state_dict().items())
     handle = zt.shard(model, offload="none")
     handle.close()
-    for read in (model.state_dict, lambda: zt.full_state_dict(model)):
+    for read in (model.state_dict, lambda: zt.full_state_dict(model), lambda: zt.shard(model, offload="none")):
         with pytest.raises(RuntimeError, match="'embed.weight' has no values.*close\\(gather=True\\)"):
             read()
     again = Net()

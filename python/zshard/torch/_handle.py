@@ -434,6 +434,8 @@ def _initial(planned: Plan) -> Any:
                 continue
             target = made[begin - first : end - first]
             source = _sources.source_of(piece.param, piece.name)
+            if isinstance(source, _sources.Real):
+                _step.check_there(piece.param, piece.name)
             _sources.read_rounded(source, begin - piece.first, target, unit.dtype)
 
     return init
