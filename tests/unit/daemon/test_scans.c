@@ -5,6 +5,7 @@
 #include "tests/ztest.h"
 
 #include <errno.h>
+#include <semaphore.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -102,6 +103,18 @@ static void askers_share_a_run(void **state)
     saved_close(&s);
 }
 
+static void snapshot_comes_first(struct saved_world *s)
+{
+    for (int i = 0; i < 100000 && answers[2].rc == NONE; i++) {
+        world_turn(&s->w);
+        (void)usleep(10);
+    }
+    assert_int_equal(answers[2].rc, 0);
+    assert_int_equal(answers[1].rc, NONE);
+    assert_int_equal(answer(&s->w, 1), 0);
+    no_problems(1);
+}
+
 /* What is asked for after an fsck is done before it, and the fsck is right all the same. */
 static void fsck_gives_way(void **state)
 {
@@ -111,14 +124,50 @@ static void fsck_gives_way(void **state)
     scans_open(&s);
     fsck_ask(&s, 1, 1);
     snapshot_ask(&s, 2);
-    for (int i = 0; i < 100000 && answers[2].rc == NONE; i++) {
+    snapshot_comes_first(&s);
+    saved_close(&s);
+}
+
+/* Keeps the catalog's thread until it may go on. */
+struct keeper {
+    struct zsd_task task;
+    sem_t goes_on;
+};
+
+static void keeper_run(struct zsd_task *task)
+{
+    while (sem_wait(&zb_container_of(task, struct keeper, task)->goes_on) != 0)
+        ;
+}
+
+static void keeper_done(struct zsd_task *task)
+{
+    (void)task;
+}
+
+/* Also one that has begun already. */
+static void fsck_is_stopped(void **state)
+{
+    struct keeper keeper = { .task = { .run = keeper_run, .done = keeper_done } };
+    struct saved_world s;
+    const uint64_t *surveys;
+    uint64_t before;
+
+    (void)state;
+    scans_open(&s);
+    surveys = &s.w.daemon.core->scans->surveys;
+    before = *surveys;
+    assert_int_equal(sem_init(&keeper.goes_on, 0, 0), 0);
+    zsd_compute_post(s.w.daemon.catalog_thread, &keeper.task);
+    fsck_ask(&s, 1, 1);
+    for (int i = 0; i < 1000 && *surveys == before; i++)
         world_turn(&s.w);
-        (void)usleep(10);
-    }
-    assert_int_equal(answers[2].rc, 0);
-    assert_int_equal(answers[1].rc, NONE);
-    assert_int_equal(answer(&s.w, 1), 0);
-    no_problems(1);
+    assert_true(*surveys == before + 1);
+    snapshot_ask(&s, 2);
+    assert_int_equal(sem_post(&keeper.goes_on), 0);
+    snapshot_comes_first(&s);
+    assert_true(*surveys == before + 2);
+    assert_int_equal(sem_destroy(&keeper.goes_on), 0);
     saved_close(&s);
 }
 
@@ -128,6 +177,7 @@ int main(void)
         cmocka_unit_test(fsck_is_the_administrators),
         cmocka_unit_test(askers_share_a_run),
         cmocka_unit_test(fsck_gives_way),
+        cmocka_unit_test(fsck_is_stopped),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
