@@ -52,6 +52,18 @@ void zk_xsum_merge(struct zk_xsum *s, const struct zk_xsum *other)
     }
 }
 
+void zk_xsum_take(struct zk_xsum *s, const struct zk_xsum *other)
+{
+    bool borrow = false;
+
+    for (unsigned i = 0; i < ZK_XSUM_LIMBS; i++) {
+        uint64_t x = other->limb[i]; /* read first: other may be s */
+        bool first = __builtin_sub_overflow(s->limb[i], borrow, &s->limb[i]);
+
+        borrow = __builtin_sub_overflow(s->limb[i], x, &s->limb[i]) || first;
+    }
+}
+
 /* The 64 bits from the highest one down make a window; of what is below it, only whether it is zero
  * matters to the rounding, and the window's last bit (it lies below the half of a double's last
  * place) says that. The conversion of the window rounds, once. */

@@ -277,6 +277,8 @@ struct zk_xsum {
 void zk_xsum_add(struct zk_xsum *s, double x);
 /** s += other; they may be the same. */
 void zk_xsum_merge(struct zk_xsum *s, const struct zk_xsum *other);
+/** s -= other, which was added before; they may be the same. */
+void zk_xsum_take(struct zk_xsum *s, const struct zk_xsum *other);
 /** Rounded once, to nearest even. Always finite: the top limb ends far below double's largest. */
 double zk_xsum_value(const struct zk_xsum *s);
 /** 80 bytes, little-endian limbs: the form on the wire. Any 80 bytes are a sum. */

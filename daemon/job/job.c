@@ -177,8 +177,6 @@ void zsd_job_committed(struct zsd_job *job)
 
 void zsd_job_stepped(struct zsd_job *job)
 {
-    for (uint32_t i = 0; i < job->nshards; i++)
-        zsd_shard_wake(job->shards[i]);
     zsd_defer(job->core, &job->wake);
 }
 

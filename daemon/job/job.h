@@ -123,7 +123,8 @@ struct zsd_shard {
     uint64_t grad_nonfinite;
     uint32_t grad_reads;         /* reads of it in progress: no push begins */
     struct zb_list push_waiters; /* pushes that may not begin yet, in order */
-    bool grad_whole;             /* it is complete, and counted as such: zsd_grad_changed() */
+    bool grad_begun, grad_whole; /* there is some, it is complete: as its rank counts it */
+    uint64_t grad_of; /* job->grads_of when it was looked at last: an older one has none */
 
     /* its step, ahead of the barrier: op/early.c */
     bool early;          /* begun: its gradient is complete, and belongs to the step */
@@ -131,16 +132,20 @@ struct zsd_shard {
     uint32_t early_next; /* pages from the first one with streamed state up to here were begun */
     uint32_t early_inflight; /* page operations: no push begins */
     struct zsd_held **held;  /* [npages] new bytes of pages, aside; NULL: there never were any */
+    uint32_t early_held;     /* so many of these are there */
     struct zb_list early_node;
+    struct zb_list early_all; /* in early->begun, while `early` */
     struct zb_list rank_node; /* in the shards of its rank */
 };
 
-/* What a rank registered, and how many of its gradients are complete: what a step asks of each rank
- * costs no walk over the shards of all. */
+/* What a rank registered, and what has come of its gradients: what a step asks of each rank, and
+ * their norm, cost no walk over shards. */
 struct zsd_rank {
     struct zb_list shards; /* in order of registration */
     uint32_t trained;      /* of them: those that are not frozen */
-    uint32_t whole;        /* of those: with a complete gradient */
+    uint32_t begun, whole; /* of those: with a part of a gradient at least, with a complete one */
+    struct zk_xsum sum;    /* of the complete ones */
+    uint64_t nonfinite;
 };
 
 struct zsd_pin {
@@ -219,6 +224,7 @@ struct zsd_job {
     struct zsd_rank *ranks; /* [world] */
     uint32_t live, writing; /* shards that have values, and those that get some */
     uint32_t micro_most;    /* no gradient has come further than this micro-step */
+    uint64_t grads_of;      /* grows when all gradients are dropped: zsd_grads_reset() */
     struct zb_list members;
     struct zb_list node; /* in core->jobs->list */
     uint64_t nvme_read_bytes, nvme_written_bytes;

@@ -27,6 +27,7 @@ struct zsd_shard *zsd_shard_new(struct zsd_job *job, struct zsd_unit *unit, uint
     zb_list_init(&s->waiters);
     zb_list_init(&s->push_waiters);
     zb_list_init(&s->early_node);
+    zb_list_init(&s->early_all);
     zb_list_init(&s->rank_node);
     s->written = calloc(zb_div_up(s->npages, 8), 1);
     s->busy = calloc(zb_div_up(s->npages, 8), 1);
@@ -192,13 +193,47 @@ void zsd_shard_writing(struct zsd_shard *s, bool writing)
     s->writing = writing;
 }
 
+static void grad_none(struct zsd_shard *s)
+{
+    s->micro = 0;
+    s->grad_next = 0;
+    s->grad_nonfinite = 0;
+    memset(&s->grad_sum, 0, sizeof(s->grad_sum));
+}
+
+void zsd_grad_look(struct zsd_shard *s)
+{
+    if (s->grad_of == s->job->grads_of)
+        return;
+    assert(s->pushing == 0);
+    grad_none(s);
+    s->grad_begun = s->grad_whole = false; /* and not counted */
+    s->grad_of = s->job->grads_of;
+}
+
 void zsd_grad_changed(struct zsd_shard *s)
 {
-    bool whole = !s->unit->layout.frozen && zsd_grad_complete(s);
+    struct zsd_rank *rank = &s->job->ranks[s->rank];
+    bool trained = !s->unit->layout.frozen, begun, whole;
 
-    s->job->ranks[s->rank].whole += whole;
-    s->job->ranks[s->rank].whole -= s->grad_whole;
+    zsd_grad_look(s);
+    begun = trained && !zsd_grad_absent(s);
+    whole = trained && zsd_grad_complete(s);
+    rank->begun += begun;
+    rank->begun -= s->grad_begun;
+    s->grad_begun = begun;
+    if (whole == s->grad_whole)
+        return;
     s->grad_whole = whole;
+    if (whole) {
+        rank->whole++;
+        rank->nonfinite += s->grad_nonfinite;
+        zk_xsum_merge(&rank->sum, &s->grad_sum);
+    } else {
+        rank->whole--;
+        rank->nonfinite -= s->grad_nonfinite;
+        zk_xsum_take(&rank->sum, &s->grad_sum);
+    }
 }
 
 void zsd_grad_micro(struct zsd_shard *s, uint32_t micro)
@@ -210,20 +245,22 @@ void zsd_grad_micro(struct zsd_shard *s, uint32_t micro)
 
 void zsd_grad_reset(struct zsd_shard *s)
 {
+    zsd_grad_look(s);
     s->micro = 0;
     s->grad_next = 0;
-    s->grad_nonfinite = 0;
-    memset(&s->grad_sum, 0, sizeof(s->grad_sum));
-    zsd_grad_changed(s);
+    zsd_grad_changed(s); /* the sum goes with it */
+    grad_none(s);
 }
 
 void zsd_grads_reset(struct zsd_job *job)
 {
-    for (uint32_t i = 0; i < job->nshards; i++) {
-        struct zsd_shard *s = job->shards[i];
+    job->grads_of++;
+    for (uint32_t i = 0; i < job->world; i++) {
+        struct zsd_rank *rank = &job->ranks[i];
 
-        assert(s->pushing == 0);
-        zsd_grad_reset(s);
+        rank->begun = rank->whole = 0;
+        rank->nonfinite = 0;
+        memset(&rank->sum, 0, sizeof(rank->sum));
     }
     job->micro_most = 0;
 }

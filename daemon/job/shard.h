@@ -116,8 +116,16 @@ static inline bool zsd_shard_live(const struct zsd_shard *s)
 
 static inline bool zsd_grad_complete(const struct zsd_shard *s)
 {
-    return s->unit->layout.frozen ||
-           (s->grad_next == s->count && s->pushing == 0 && zb_list_empty(&s->push_waiters));
+    return s->unit->layout.frozen || (s->grad_of == s->job->grads_of && s->grad_next == s->count &&
+                                      s->pushing == 0 && zb_list_empty(&s->push_waiters));
+}
+
+/** Nothing of a gradient has come for the next step, or is on its way. */
+static inline bool zsd_grad_absent(const struct zsd_shard *s)
+{
+    return s->grad_of != s->job->grads_of ||
+           (s->grad_next == 0 && s->micro == 0 && s->grad_rc == 0 && s->pushing == 0 &&
+            zb_list_empty(&s->push_waiters));
 }
 
 /** Parameters that always live in memory, and need no ring. */
@@ -143,12 +151,16 @@ void zsd_shard_forget(struct zsd_shard *s);
 /** So many of its pages have values. */
 void zsd_shard_written(struct zsd_shard *s, uint32_t pages);
 void zsd_shard_writing(struct zsd_shard *s, bool writing);
-/** Whatever zsd_grad_complete() looks at has changed: its rank counts it. */
+/** Before its gradient's fields are looked at: what was dropped with all gradients is gone. */
+void zsd_grad_look(struct zsd_shard *s);
+/** Whatever zsd_grad_complete() and zsd_grad_absent() look at has changed: its rank counts it. The sum
+ * of a complete gradient is what it was. */
 void zsd_grad_changed(struct zsd_shard *s);
 /** A micro-step begins to come. */
 void zsd_grad_micro(struct zsd_shard *s, uint32_t micro);
 /** It has no gradient, not even a part of one. */
 void zsd_grad_reset(struct zsd_shard *s);
+/** No shard of the job has one: without looking at any. Nothing of a gradient is on its way. */
 void zsd_grads_reset(struct zsd_job *job);
 
 #endif

@@ -96,7 +96,7 @@ static int begin_check(const struct zsd_member *m, const Zp__StepBegin *q, struc
     if (q->micros < 1)
         return zb_fail(err, -EINVAL, "a step of 0 micro-steps: at least 1");
     for (uint32_t i = 0; i < job->nshards && job->micro_most >= q->micros; i++)
-        if (job->shards[i]->micro >= q->micros)
+        if (!zsd_grad_absent(job->shards[i]) && job->shards[i]->micro >= q->micros)
             return zb_fail(err, -EINVAL,
                            "a step of %u micro-steps, and unit '%s' has one with number %u",
                            q->micros, job->shards[i]->unit->name, job->shards[i]->micro);
@@ -137,8 +137,10 @@ ZSD_REQUEST(zsd_step_begin, StepBegin)
     job->early_said += !m->begun;
     m->begun = true;
     zsd_reply(req, NULL, -1);
-    for (uint32_t i = job->nshards; job->early_said == job->world && i-- > 0;)
-        zsd_early_offer(job->shards[i]);
+    if (job->early_said == job->world) { /* what is complete already, a part each turn */
+        e->offer = job->nshards;
+        early_work(job);
+    }
 }
 
 /* ---- pages ahead of the barrier */
@@ -193,6 +195,7 @@ void zsd_early_offer(struct zsd_shard *s)
     s->early = true;
     s->early_next = early_first(s);
     zb_list_push_back(e->shards.next, &s->early_node); /* in front of all */
+    zb_list_push_back(&e->begun, &s->early_all);
     early_work(s->job);
 }
 
@@ -218,6 +221,7 @@ static void early_on_page(void *owner, const struct zsd_page_spec *spec, const s
     } else {
         job->core->daemon->stats.pages_early++;
         s->held[spec->page] = spec->held;
+        s->early_held += spec->held != NULL;
         if (runs)
             zsd_step_publish(s, spec->page);
     }
@@ -252,6 +256,14 @@ static void early_on_work(struct zsd_work *work)
     struct zsd_early *e = job->early;
     struct zb_err err = { 0 };
 
+    if (!early_open(job))
+        e->offer = 0;
+    while (e->offer > 0 && zsd_turn_left(job->core) > 0) {
+        zsd_turn_count(job->core, 1);
+        zsd_early_offer(job->shards[--e->offer]);
+    }
+    if (e->offer > 0)
+        zsd_defer(job->core, work);
     if (!early_open(job) || zsd_saved_room(job->saved, &err) < 0 || zb_list_empty(&e->shards))
         return; /* what is not begun is stepped at the barrier */
     if (!e->prepared && job->early_inflight > 0)
@@ -272,14 +284,27 @@ static void early_work(struct zsd_job *job)
 
 /* ---- undoing it */
 
+void zsd_early_stepped(struct zsd_shard *s)
+{
+    if (!s->early)
+        return;
+    assert(s->early_held == 0 && s->early_inflight == 0);
+    zb_list_remove(&s->early_node);
+    zb_list_remove(&s->early_all);
+    s->early = false;
+}
+
 static void early_drop_shard(struct zsd_shard *s)
 {
-    for (uint32_t page = early_first(s); page < s->early_next; page++) {
+    for (uint32_t page = early_first(s); page < s->early_next && s->early_held > 0; page++) {
+        zsd_turn_count(s->job->core, 1);
         s->job->core->daemon->stats.pages_undone += s->held[page] != NULL;
+        s->early_held -= s->held[page] != NULL;
         zsd_held_drop(s, page, s->held[page]);
         s->held[page] = NULL;
     }
     zb_list_remove(&s->early_node);
+    zb_list_remove(&s->early_all);
     s->early_dropped = s->early_inflight > 0;
     s->early = false;
     if (s->early_next > early_first(s)) /* E1 */
@@ -292,14 +317,14 @@ void zsd_early_drop(struct zsd_job *job)
 
     if (job->early_said == 0)
         return;
-    for (uint32_t i = 0; i < job->nshards; i++)
-        if (job->shards[i]->early)
-            early_drop_shard(job->shards[i]);
+    while (!zb_list_empty(&e->begun))
+        early_drop_shard(zb_container_of(e->begun.next, struct zsd_shard, early_all));
     zb_list_each(pos, &job->members) zb_container_of(pos, struct zsd_member, node)->begun = false;
     assert(zb_list_empty(&e->shards));
     zsd_classes_put(e->classes);
     e->classes = NULL;
     job->early_said = 0;
+    e->offer = 0;
     e->prepared = false;
     e->err = (struct zb_err){ 0 };
 }

@@ -18,6 +18,8 @@ struct zsd_early {
     bool prepared;               /* step.by_group and step.table are those of this step */
     struct zb_err err;           /* the first page that failed: the step will be refused with it */
     struct zb_list shards;       /* with pages to begin */
+    struct zb_list begun;        /* with pages that were, too */
+    uint32_t offer;              /* shards [0, offer) are still to be offered */
     struct zsd_work work;
 };
 
@@ -25,6 +27,8 @@ struct zsd_early {
 void zsd_early_offer(struct zsd_shard *s);
 /* What was said of the step, and done for it, is undone; or the step is over. */
 void zsd_early_drop(struct zsd_job *job);
+/** All of its pages are stepped: what was begun of it ahead is in the step. */
+void zsd_early_stepped(struct zsd_shard *s);
 /** Checks that a step that is asked for has the values that were said ahead: 0 or -EINVAL. */
 int zsd_early_check(const struct zsd_job *job, const struct zsd_step_op *want, uint32_t rank,
                     struct zb_err *err);

@@ -401,6 +401,22 @@ enum zsd_wait zsd_fetch_wait(const struct zsd_member *m, const struct zsd_req *r
     return ZSD_WAIT_NONE;
 }
 
+void zsd_fetch_resume(struct zsd_job *job)
+{
+    zb_list_each(pos, &job->members)
+    {
+        struct zsd_member *m = zb_container_of(pos, struct zsd_member, node);
+
+        zb_list_each(at, &m->fetches)
+        {
+            struct zsd_fetch *f = zb_container_of(at, struct zsd_fetch, node);
+
+            zb_list_remove(&f->work.node); /* it waits for a shard, or is deferred already */
+            zsd_defer(job->core, &f->work);
+        }
+    }
+}
+
 void zsd_fetch_cancel(struct zsd_member *m, const struct zb_err *why)
 {
     while (!zb_list_empty(&m->fetches))

@@ -2,7 +2,8 @@
  * new.c - the struct of a job: made for a new job, or for a saved one, and freed.
  *
  * MODEL. A job and what plan/ and op/ keep of it are one allocation; struct zsd_job points to the
- * parts.
+ * parts. zsd_job_free() takes the job out of every list, and gives back what others may wait for; its
+ * shards and units are freed in parts (disk/leaving.h), and the struct with the last of them.
  */
 #include "daemon/op/new.h"
 
@@ -11,13 +12,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/disk/leaving.h"
 #include "daemon/op/early.h"
 #include "daemon/op/step.h"
 #include "daemon/plan/gpu_plan.h"
 #include "daemon/plan/replan.h"
 #include "proto/shard.pb-c.h"
 
+#define JOB_NOW 64u /* shards and units that are freed at once */
+
 struct job_all {
+    struct zsd_leaving leaving; /* of its shards and units, when it is over */
     struct zsd_job job;
     struct zsd_replan replan;
     struct zsd_job_gpu gpu;
@@ -67,6 +72,7 @@ static struct zsd_job *job_alloc(struct zsd_core *core, const Zp__JobOpen *q)
     zb_list_init(&job->over.node);
     zb_list_init(&job->step->work.node);
     zb_list_init(&job->early->shards);
+    zb_list_init(&job->early->begun);
     zb_list_init(&job->early->work.node);
     zb_list_init(&job->node);
     return job;
@@ -162,18 +168,37 @@ void zsd_job_let_go(struct zsd_job *job)
         zsd_room_changed(job->core);
 }
 
+/* Frees its next shards and units; true: all are gone, and so is the struct. */
+static bool job_part(struct zsd_core *core, struct zsd_leaving *l, uint64_t *left)
+{
+    struct job_all *all = zb_container_of(l, struct job_all, leaving);
+    struct zsd_job *job = &all->job;
+
+    (void)core;
+    for (; *left > 0 && job->nshards > 0; --*left)
+        zsd_shard_free(job->shards[--job->nshards]);
+    for (; *left > 0 && job->nunits > 0; --*left)
+        zsd_unit_free(job->units[--job->nunits]);
+    if (job->nshards + job->nunits > 0)
+        return false;
+    free(job->ranks);
+    free(job->shards);
+    free(job->units);
+    free(all);
+    return true;
+}
+
 void zsd_job_free(struct zsd_job *job)
 {
+    struct job_all *all = zb_container_of(job, struct job_all, job);
+    uint64_t left = JOB_NOW;
+
     zb_list_remove(&job->node);
     zb_list_remove(&job->room_work.node);
     zb_list_remove(&job->wake.node);
     zb_list_remove(&job->over.node);
     zb_list_remove(&job->step->work.node);
     zb_list_remove(&job->early->work.node);
-    for (uint32_t i = 0; i < job->nshards; i++)
-        zsd_shard_free(job->shards[i]);
-    for (uint32_t i = 0; i < job->nunits; i++)
-        zsd_unit_free(job->units[i]);
     for (uint32_t i = 0; job->notes && i < job->world; i++)
         zsd_note_done(&job->notes[i]);
     zsd_note_done(&job->note);
@@ -182,12 +207,10 @@ void zsd_job_free(struct zsd_job *job)
     if (job->seen)
         zsd_room_changed(job->core);
     free(job->notes);
-    free(job->ranks);
     free(job->step->pages_left);
     zsd_table_done(&job->step->table);
     zsd_classes_put(job->step->classes);
     zsd_classes_put(job->early->classes);
-    free(job->shards);
-    free(job->units);
-    free(zb_container_of(job, struct job_all, job));
+    if (!job_part(job->core, &all->leaving, &left))
+        zsd_leave(job->core, &all->leaving, job_part);
 }

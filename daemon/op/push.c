@@ -37,6 +37,8 @@
 #include "proto/shard.pb-c.h"
 #include "proto/wire.h"
 
+#define NORMS_LOOKED 1024u /* shards, for the name of one */
+
 struct push;
 
 struct push_page {
@@ -236,6 +238,7 @@ static int push_admit(struct zsd_shard *s, const Zp__Push *q, struct zb_err *err
     uint64_t step = job->iterations + 1, per_page = job->core->page_elems;
     const char *unit = s->unit->name;
 
+    zsd_grad_look(s);
     if (s->unit->layout.frozen)
         return zb_fail(err, -EINVAL, "unit '%s' is frozen: it has no gradient", unit);
     if (zb_dtype_bytes(q->dtype) == 0)
@@ -349,12 +352,34 @@ void zsd_push_cancel(struct zsd_job *job, const struct zb_err *why)
             push_end(zb_container_of(node, struct push, node), why);
 }
 
+/* Refuses norms: a shard of the rank has a part of its gradient. It is named where it is found soon. */
+static void norms_refuse(struct zsd_req *req, struct zsd_member *m, uint64_t step)
+{
+    const char *unit = "?";
+    uint32_t looked = 0;
+
+    zb_list_each(pos, &m->job->ranks[m->rank].shards)
+    {
+        const struct zsd_shard *s = zb_container_of(pos, struct zsd_shard, rank_node);
+
+        if (++looked > NORMS_LOOKED)
+            break;
+        if (s->unit->layout.frozen || zsd_grad_absent(s) || zsd_grad_complete(s))
+            continue;
+        unit = s->unit->name;
+        break;
+    }
+    zsd_turn_count(m->job->core, looked);
+    zsd_refuse(req, -EBUSY, "unit '%s' of job '%s' has no whole gradient of step %llu yet", unit,
+               m->job->name, (unsigned long long)step);
+}
+
 ZSD_REQUEST(zsd_norms, Norms)
 {
     struct zsd_member *m = zsd_member_of(req, q->job);
     Zp__NormsReply reply = ZP__NORMS_REPLY__INIT;
     uint8_t bytes[ZK_XSUM_BYTES];
-    struct zk_xsum sum = { 0 };
+    const struct zsd_rank *rank;
 
     if (!m)
         return;
@@ -363,22 +388,13 @@ ZSD_REQUEST(zsd_norms, Norms)
                    (unsigned long long)q->step, (unsigned long long)m->job->iterations + 1);
         return;
     }
-    zb_list_each(pos, &m->job->ranks[m->rank].shards)
-    {
-        const struct zsd_shard *s = zb_container_of(pos, struct zsd_shard, rank_node);
-
-        zsd_turn_count(m->job->core, 1);
-        if (s->unit->layout.frozen || zsd_grad_absent(s))
-            continue;
-        if (!zsd_grad_complete(s)) {
-            zsd_refuse(req, -EBUSY, "unit '%s' of job '%s' has no whole gradient of step %llu yet",
-                       s->unit->name, m->job->name, (unsigned long long)q->step);
-            return;
-        }
-        zk_xsum_merge(&sum, &s->grad_sum);
-        reply.nonfinite += s->grad_nonfinite;
+    rank = &m->job->ranks[m->rank];
+    if (rank->begun > rank->whole) {
+        norms_refuse(req, m, q->step);
+        return;
     }
-    zk_xsum_store(&sum, bytes);
+    zk_xsum_store(&rank->sum, bytes);
+    reply.nonfinite = rank->nonfinite;
     reply.sum_of_squares.data = bytes;
     reply.sum_of_squares.len = sizeof(bytes);
     zsd_reply(req, &reply.base, -1);

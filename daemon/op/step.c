@@ -3,13 +3,17 @@
  *
  * MODEL. Ranks ask, with the same values; when the last has asked, the step runs without them:
  *
- *     ASKED ---> DRAIN ---> PAGES ---> COMMIT ---> over: every rank is answered
+ *     ASKED ---> DRAIN ---> CHECK ---> BEGIN ---> PAGES ---> COMMIT ---> over: every rank is answered
  *
  *     ASKED  waits for the other ranks, each until its own deadline. A rank that leaves, here or in
  *            DRAIN, makes all give it up
  *     DRAIN  waits until nobody pins a shard, no push, fill or copy is in progress (J3), no commit
  *            runs, and what was prepared is resolved. A step never changes bytes that somebody
  *            looks at; past the deadline it says who holds them
+ *     CHECK  where a rank has more shards than a request may look at: that none of them lacks a
+ *            gradient which the step wants. Else all are refused, as in DRAIN
+ *     BEGIN  what is cached of streamed parameters is forgotten: it is of the old version. Frozen
+ *            shards have the new one
  *     PAGES  a page operation for each page of each trainable shard, in order of registration, so
  *            many at a time; pages that are stepped on the GPU, pages that pass through page
  *            buffers and pages that are in memory go side by side, so that neither the GPU, nor
@@ -27,9 +31,11 @@
  * A skip is the same up to DRAIN, and then only forgets the gradients, and what was stepped ahead.
  *
  * INVARIANTS
- *     S1  job->state is STEPPING exactly from DRAIN until it is over.
+ *     S1  job->state is STEPPING exactly from DRAIN until it is over. CHECK and BEGIN look at a part of
+ *         the shards each turn: of a job that drains (CHECK) nothing has changed, and from BEGIN on
+ *         nobody pins a shard that has the old version.
  *     S2  In PAGES shard->version is job->applied + 1 when all of its pages are stepped, else
- *         job->applied; frozen shards change theirs at once.
+ *         job->applied; frozen shards change theirs in BEGIN.
  *     S3  At most `inflight_max` page operations of streamed pages are in progress, as many of the
  *         GPU's, and of the others as many if they are saved, else step_resident_max().
  */
@@ -44,6 +50,7 @@
 #include "daemon/op/commit.h"
 #include "daemon/op/early.h"
 #include "daemon/op/end.h"
+#include "daemon/op/fetch.h"
 #include "daemon/op/note.h"
 #include "daemon/op/push.h"
 #include "daemon/op/requests.h"
@@ -52,6 +59,8 @@
 #include "daemon/plan/replan.h"
 #include "daemon/run/turn.h"
 #include "proto/shard.pb-c.h"
+
+#define STEP_LOOKS 1024u /* shards that a request looks at */
 
 static void step_pump(struct zsd_job *job);
 
@@ -152,34 +161,61 @@ static bool step_same(const struct zsd_step_op *a, const struct zsd_step_op *b)
            zsd_classes_same(a->classes, b->classes);
 }
 
-/* This rank's shards must have their gradients, unless the step leaves them alone. */
+/* The unit that was asked about last: shards of one unit come one after the other. */
+struct step_left {
+    const struct zsd_unit *unit;
+    bool left; /* the step leaves it alone */
+};
+
+/* A shard must have its gradient, unless the step leaves it alone. */
+static int step_check_grad(const struct zsd_shard *s, const struct zsd_classes *classes,
+                           struct step_left *last, struct zb_err *err)
+{
+    const struct zsd_job *job = s->job;
+
+    if (!zsd_shard_live(s))
+        return zb_fail(err, -EAGAIN, "unit '%s' of job '%s' has no initial values yet",
+                       s->unit->name, job->name);
+    if (zsd_grad_complete(s))
+        return 0;
+    if (zsd_grad_absent(s)) {
+        if (s->unit != last->unit)
+            last->left = zsd_classes_leave(job, classes, s->unit);
+        last->unit = s->unit;
+        if (last->left)
+            return 0;
+    }
+    return zb_fail(err, -EBUSY, "unit '%s' of job '%s' has no whole gradient of step %llu yet",
+                   s->unit->name, job->name, (unsigned long long)job->iterations + 1);
+}
+
+/* This rank's shards. *ret_rest: there are more than a request looks at; CHECK sees to it. */
 static int step_check_grads(const struct zsd_member *m, const struct zsd_classes *classes,
-                            struct zb_err *err)
+                            bool *ret_rest, struct zb_err *err)
 {
     const struct zsd_job *job = m->job;
     const struct zsd_rank *rank = &job->ranks[m->rank];
+    struct step_left last = { 0 };
+    uint32_t looked = 0;
 
     if (zsd_job_live(job) && rank->whole == rank->trained)
         return 0;
     zb_list_each(pos, &rank->shards)
     {
-        const struct zsd_shard *s = zb_container_of(pos, struct zsd_shard, rank_node);
-
-        zsd_turn_count(job->core, 1);
-        if (!zsd_shard_live(s))
-            return zb_fail(err, -EAGAIN, "unit '%s' of job '%s' has no initial values yet",
-                           s->unit->name, job->name);
-        if (!zsd_grad_complete(s) &&
-            !(zsd_grad_absent(s) && zsd_classes_leave(job, classes, s->unit)))
-            return zb_fail(err, -EBUSY,
-                           "unit '%s' of job '%s' has no whole gradient of step %llu yet",
-                           s->unit->name, job->name, (unsigned long long)job->iterations + 1);
+        if (looked == STEP_LOOKS) {
+            *ret_rest = true;
+            break;
+        }
+        looked++;
+        if (step_check_grad(zb_container_of(pos, struct zsd_shard, rank_node), classes, &last,
+                            err) < 0)
+            break;
     }
-    return 0;
+    zsd_turn_count(job->core, looked);
+    return err->code;
 }
 
-static int step_check(const struct zsd_member *m, const struct zsd_step_op *want,
-                      struct zb_err *err)
+static int step_check(const struct zsd_member *m, struct zsd_step_op *want, struct zb_err *err)
 {
     const struct zsd_job *job = m->job;
 
@@ -196,7 +232,7 @@ static int step_check(const struct zsd_member *m, const struct zsd_step_op *want
                        "step %llu of job '%s': step %llu comes next",
                        (unsigned long long)want->step, job->name,
                        (unsigned long long)job->iterations + 1);
-    if (!want->skip && step_check_grads(m, want->classes, err) < 0)
+    if (!want->skip && step_check_grads(m, want->classes, &want->check, err) < 0)
         return err->code;
     if (zsd_saved_room(job->saved, err) < 0)
         return err->code;
@@ -238,6 +274,7 @@ static void step_end(struct zsd_job *job)
     job->step->asked = job->step->committing = false;
     zsd_replan_step_over(job);
     step_answer(job, NULL);
+    zsd_fetch_resume(job);
     zsd_job_stepped(job);
     if (job->core->draining)
         zsd_commit_last(job);
@@ -282,6 +319,7 @@ static void step_over(struct zsd_job *job, bool applied)
 static void step_shard_done(struct zsd_shard *s)
 {
     s->version = s->job->applied + 1;
+    zsd_early_stepped(s);
     zsd_replan_stepped(s);
     zsd_shard_wake(s);
 }
@@ -356,8 +394,26 @@ void zsd_step_with(const struct zsd_shard *s, struct zsd_page_spec *spec)
     spec->ngroups = table->at ? table->nscalars : s->job->groups;
 }
 
-/* The first turn of PAGES: what is cached of streamed parameters is of the old version. 0; -ENOMEM:
- * nothing has begun. */
+/* The next shards of CHECK: 1: all have their gradients; 0: the rest is for the next turn; or why there
+ * will be no step. */
+static int step_check_part(struct zsd_job *job, struct zb_err *err)
+{
+    struct zsd_step_op *op = job->step;
+    struct step_left last = { 0 };
+
+    for (; op->checked < job->nshards; op->checked++) {
+        if (zsd_turn_left(job->core) == 0) {
+            zsd_defer(job->core, &op->work);
+            return 0;
+        }
+        zsd_turn_count(job->core, 1);
+        if (step_check_grad(job->shards[op->checked], op->classes, &last, err) < 0)
+            return err->code;
+    }
+    return 1;
+}
+
+/* BEGIN. 0; -ENOMEM: nothing has begun. */
 static int step_begin(struct zsd_job *job)
 {
     struct zsd_step_op *op = job->step;
@@ -373,16 +429,30 @@ static int step_begin(struct zsd_job *job)
     op->commit_err = (struct zb_err){ 0 };
     assert(op->resident.inflight + op->streamed.inflight + op->gpu.inflight == 0);
     op->resident = op->streamed = op->gpu = (struct zsd_step_walk){ 0 };
-    for (uint32_t i = 0; i < job->nshards; i++) {
-        struct zsd_shard *s = job->shards[i];
+    op->begun = 0;
+    return 0;
+}
 
-        op->pages_left[i] = s->npages;
+/* Its next shards; true: those were all. */
+static bool step_begin_part(struct zsd_job *job)
+{
+    struct zsd_step_op *op = job->step;
+
+    for (; op->begun < job->nshards; op->begun++) {
+        struct zsd_shard *s = job->shards[op->begun];
+
+        if (zsd_turn_left(job->core) == 0) {
+            zsd_defer(job->core, &op->work);
+            return false;
+        }
+        zsd_turn_count(job->core, 1);
+        op->pages_left[op->begun] = s->npages;
         if (s->unit->layout.frozen)
             step_shard_done(s); /* S2 */
         else if (!zsd_shard_resident(s))
             zsd_shard_uncache(s);
     }
-    return 0;
+    return true;
 }
 
 /* One page: published, when it was stepped ahead; stepped, unless that is on its way. 0 or -ENOMEM.
@@ -406,8 +476,10 @@ static int step_page(struct zsd_job *job, struct zsd_shard *s, uint32_t page)
     }
     if (zsd_pageop_start(&spec) < 0)
         return -ENOMEM;
-    if (spec.held)
+    if (spec.held) {
         s->held[page] = NULL;
+        s->early_held--;
+    }
     step_walk_of(job, s, page)->inflight++;
     return 0;
 }
@@ -467,6 +539,7 @@ static void step_pump(struct zsd_job *job)
 {
     struct zsd_step_op *op = job->step;
     struct zb_err err = { 0 };
+    int rc;
 
     if (job->draining && op->skip) {
         job->draining = false;
@@ -486,12 +559,19 @@ static void step_pump(struct zsd_job *job)
         zsd_step_give_up(job, &err);
         return;
     }
+    if (job->draining && op->check && (rc = step_check_part(job, &err)) <= 0) {
+        if (rc < 0)
+            zsd_step_give_up(job, &err);
+        return;
+    }
     if (job->draining && step_begin(job) < 0) {
         (void)zb_fail(&err, -ENOMEM, "step %llu of job '%s': %m", (unsigned long long)op->step,
                       job->name);
         zsd_step_give_up(job, &err);
         return;
     }
+    if (!step_begin_part(job))
+        return;
     if (step_walk(job, &op->gpu, zsd_step_inflight_max(job->core)) < 0 ||
         step_walk(job, &op->streamed, zsd_step_inflight_max(job->core)) < 0 ||
         step_walk(job, &op->resident,
@@ -507,7 +587,7 @@ static void step_pump(struct zsd_job *job)
 }
 
 /* One rank asks; the last one starts it. */
-static void step_ask(struct zsd_req *req, struct zsd_member *m, const struct zsd_step_op *want,
+static void step_ask(struct zsd_req *req, struct zsd_member *m, struct zsd_step_op *want,
                      uint32_t timeout_ms)
 {
     struct zsd_job *job = m->job;
@@ -520,6 +600,8 @@ static void step_ask(struct zsd_req *req, struct zsd_member *m, const struct zsd
     }
     if (!job->step->asked) {
         job->step->asked = true;
+        job->step->check = false;
+        job->step->checked = 0;
         job->step->skip = want->skip;
         job->step->commit = want->commit;
         job->step->step = want->step;
@@ -528,6 +610,7 @@ static void step_ask(struct zsd_req *req, struct zsd_member *m, const struct zsd
         zsd_classes_put(job->step->classes);
         job->step->classes = zsd_classes_get(want->classes);
     }
+    job->step->check = job->step->check || want->check;
     m->step_req = req;
     zsd_timed_arm(job->core, &m->step_timed, timeout_ms, step_expire);
     zb_list_each(pos, &job->members)
@@ -582,6 +665,8 @@ void zsd_step_give_up(struct zsd_job *job, const struct zb_err *why)
         return;
     zsd_job_to(job, ZSD_READY);
     zsd_step_cancel(job, why);
-    if (drained)
+    if (drained) {
+        zsd_fetch_resume(job);
         zsd_job_stepped(job);
+    }
 }

@@ -23,7 +23,10 @@ struct zsd_step_op {
     struct zk_scalars by_group[ZP_GROUPS_MAX];
     struct zsd_step_table table; /* instead of by_group; empty: by groups */
     struct zsd_work work;
-    bool committing; /* all pages are stepped */
+    bool check;       /* a rank's gradients were too many to look at when it asked */
+    uint32_t checked; /* shards of the job that CHECK has looked at, */
+    uint32_t begun;   /* and those that BEGIN has */
+    bool committing;  /* all pages are stepped */
     struct zsd_step_walk {
         uint32_t next_shard, next_page;
         uint32_t inflight;

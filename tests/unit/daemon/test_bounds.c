@@ -112,12 +112,12 @@ static void bounded(struct big *b, const char *what)
 }
 
 /* Everything in memory, and in the data file twice. */
-static void big_open(struct big *b)
+static void big_open_pages(struct big *b, uint32_t pages)
 {
     struct zb_err err = { 0 };
 
     memset(b, 0, sizeof(*b));
-    b->pages = ztest_is_long() ? 100000 : 12000;
+    b->pages = pages;
     world_open_sized(&b->w, b->pages * UINT64_C(12000) + (64 << 20), "threads", 2,
                      big_file_bytes(b), ZB_BLOCK_ELEMS);
     b->w.staging_bytes = WRITE_PAGES * ZB_BLOCK_ELEMS * sizeof(float);
@@ -125,6 +125,23 @@ static void big_open(struct big *b)
     b->w.daemon.catalog_path = b->catalog;
     if (zsd_store_open(b->w.daemon.core, &err) != 0)
         fail_msg("%s", err.text);
+}
+
+static void big_open(struct big *b)
+{
+    big_open_pages(b, ztest_is_long() ? 100000 : 12000);
+}
+
+static void big_close(struct big *b)
+{
+    char suffix[2][8] = { "-wal", "-shm" }, path[96];
+
+    world_close(&b->w); /* every place is back */
+    (void)unlink(b->catalog);
+    for (int i = 0; i < 2; i++) {
+        (void)snprintf(path, sizeof(path), "%s%s", b->catalog, suffix[i]);
+        (void)unlink(path);
+    }
 }
 
 /* A frozen shard of all those pages, and one that is trained. */
@@ -217,7 +234,7 @@ static void many_pages(void **state)
 {
     Zp__SnapshotTake snap = ZP__SNAPSHOT_TAKE__INIT;
     Zp__JobName name = ZP__JOB_NAME__INIT;
-    char job[] = "j", snapshot[] = "s", suffix[2][8] = { "-wal", "-shm" }, path[96];
+    char job[] = "j", snapshot[] = "s";
     struct big b;
 
     (void)state;
@@ -246,12 +263,130 @@ static void many_pages(void **state)
         fail_msg("%s", answers[0].text);
     world_settle(&b.w);
     bounded(&b, "destroy");
-    world_close(&b.w); /* every place is back */
-    (void)unlink(b.catalog);
-    for (int i = 0; i < 2; i++) {
-        (void)snprintf(path, sizeof(path), "%s%s", b.catalog, suffix[i]);
-        (void)unlink(path);
+    big_close(&b);
+}
+
+/* ---- a job of many shards */
+
+#define MANY 9000u /* shards of a block: more than two turns look at */
+
+static void many_open(struct world *w)
+{
+    const struct unit units[2] = {
+        { .name = "frozen",
+          .elems = (uint64_t)MANY * ZB_BLOCK_ELEMS,
+          .dtype = ZB_BF16,
+          .grad_dtype = ZB_F32,
+          .frozen = true },
+        { .name = "trained",
+          .elems = ZB_BLOCK_ELEMS,
+          .dtype = ZB_BF16,
+          .grad_dtype = ZB_F32,
+          .tensors = { { .count = ZB_BLOCK_ELEMS } },
+          .ntensors = 1 },
+    };
+    uint64_t firsts[ZP_SHARDS_MAX], done = 0;
+
+    world_open(w, UINT64_C(1) << 30, NULL, 3);
+    assert_int_equal(job_open(w, 0), 0);
+    for (uint32_t u = 0; u < 2; u++)
+        assert_int_equal(unit_define(w, 0, u, &units[u]), 0);
+    while (done < MANY) {
+        uint32_t n = (uint32_t)zb_min_u64(ZP_SHARDS_MAX, MANY - done);
+
+        for (uint32_t i = 0; i < n; i++)
+            firsts[i] = done++ * ZB_BLOCK_ELEMS;
+        assert_int_equal(ranges_register(w, firsts, n), 0);
     }
+    w->clients[0].count[1] = ZB_BLOCK_ELEMS;
+    assert_int_equal(shards_register(w, 0, 2), 0);
+    job_ready_ask(w, 0, 0);
+    assert_int_equal(w->answer(w, 0), 0);
+    zb_close_fd(&answers[0].fd);
+    for (uint32_t i = 0; i < job_of(w, 0)->nshards; i++) /* nobody looks at the bytes */
+        zsd_shard_written(job_of(w, 0)->shards[i], job_of(w, 0)->shards[i]->npages);
+}
+
+static double many_norm(struct world *w, uint64_t step)
+{
+    Zp__Norms q = ZP__NORMS__INIT;
+    Zp__NormsReply *r;
+    struct zk_xsum sum;
+
+    q.job = w->clients[0].job;
+    q.step = step;
+    w->daemon.turns.work = 0;
+    assert_int_equal(call(w, 0, zsd_norms, &q), 0);
+    r = zp__norms_reply__unpack(NULL, answers[0].len, answers[0].bytes);
+    assert_non_null(r);
+    zk_xsum_load(&sum, r->sum_of_squares.data);
+    zp__norms_reply__free_unpacked(r, NULL);
+    return zk_xsum_value(&sum);
+}
+
+static void many_push(struct world *w, uint64_t step, uint32_t micro, float value)
+{
+    Zp__Push q = ZP__PUSH__INIT;
+
+    for (uint32_t i = 0; i < ZB_BLOCK_ELEMS; i++)
+        ((float *)(void *)w->clients[0].staging)[i] = value;
+    q.shard = w->clients[0].shards[1];
+    q.step = step;
+    q.micro = micro;
+    q.mode = micro == 0 ? ZP_PUSH_SET : ZP_PUSH_ADD;
+    q.dtype = ZB_F32;
+    q.count = ZB_BLOCK_ELEMS;
+    assert_int_equal(call(w, 0, zsd_push, &q), 0);
+}
+
+/* Norms and skips look at no shard; a step begins with a part of them each turn, and so they are freed. */
+static void many_shards(void **state)
+{
+    Zp__GroupScalars g = ZP__GROUP_SCALARS__INIT, *groups[1] = { &g };
+    Zp__Step step = ZP__STEP__INIT;
+    Zp__Skip skip = ZP__SKIP__INIT;
+    const struct zsd_step_op *op;
+    struct world w;
+    uint32_t turns = 0;
+
+    (void)state;
+    many_open(&w);
+    assert_true(many_norm(&w, 1) == 0);
+    many_push(&w, 1, 0, 2);
+    assert_true(many_norm(&w, 1) == 4.0 * ZB_BLOCK_ELEMS);
+    many_push(&w, 1, 1, 1); /* the sum of before comes away */
+    assert_true(many_norm(&w, 1) == 9.0 * ZB_BLOCK_ELEMS);
+    w.daemon.stats.turn_max_work = 0;
+    skip.job = w.clients[0].job;
+    skip.step = 1;
+    assert_int_equal(call(&w, 0, zsd_skip, &skip), 0);
+    assert_in_range(w.daemon.stats.turn_max_work, 1, 64);
+    assert_true(many_norm(&w, 2) == 0); /* dropped, without a look */
+    many_push(&w, 2, 0, 3);
+    assert_true(many_norm(&w, 2) == 9.0 * ZB_BLOCK_ELEMS);
+    g.lr = 1e-2;
+    g.beta1 = g.beta2 = 0.9;
+    g.eps = 1e-8;
+    step.job = w.clients[0].job;
+    step.step = 2;
+    step.scale = 1;
+    step.n_groups = 1;
+    step.groups = groups;
+    ask(&w, 0, zsd_step, &step);
+    op = job_of(&w, 0)->step;
+    while (answers[0].rc == NONE) {
+        uint32_t begun = op->begun;
+
+        world_turn(&w);
+        turns += op->begun > begun;
+        assert_in_range(op->begun - begun, 0, ZSD_TURN_WORK);
+    }
+    assert_int_equal(answers[0].rc, 0);
+    assert_in_range(turns, 3, 9);
+    assert_int_equal(job_of(&w, 0)->shards[0]->version, 1);
+    assert_int_equal(job_of(&w, 0)->shards[MANY]->version, 1);
+    assert_in_range(w.daemon.stats.turn_max_work, 1000, ZSD_TURN_WORK);
+    world_close(&w);
 }
 
 int main(void)
@@ -259,6 +394,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(descending),
         cmocka_unit_test(many_pages),
+        cmocka_unit_test(many_shards),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -226,6 +226,31 @@ static void store_and_load(void **state)
     assert_true(zk_xsum_value(&back) == 0x1p320);
 }
 
+/* What was added comes away again, to the bit, through every limb. */
+static void taken_away(void **state)
+{
+    struct zk_xsum s = { 0 }, a = { 0 }, b = { 0 }, zero = { 0 };
+
+    (void)state;
+    zk_xsum_add(&a, 0x1p-320);
+    zk_xsum_add(&b, 0x1p318);
+    zk_xsum_add(&b, 3.0);
+    zk_xsum_merge(&s, &a);
+    zk_xsum_merge(&s, &b);
+    zk_xsum_take(&s, &a); /* borrows nothing */
+    assert_memory_equal(&s, &b, sizeof(s));
+    zk_xsum_merge(&s, &a);
+    zk_xsum_take(&s, &b);
+    assert_memory_equal(&s, &a, sizeof(s));
+    s = (struct zk_xsum){ 0 };
+    zk_xsum_add(&s, 0x1p300); /* less the lowest bit: a borrow through the limbs */
+    zk_xsum_take(&s, &a);
+    zk_xsum_merge(&s, &a);
+    assert_true(zk_xsum_value(&s) == 0x1p300);
+    zk_xsum_take(&s, &s);
+    assert_memory_equal(&s, &zero, sizeof(s));
+}
+
 /* What it is for: block sums of a gradient, cut into shards in any way, give one norm. */
 static void norm_of_blocks(void **state)
 {
@@ -262,6 +287,7 @@ int main(void)
         cmocka_unit_test(against_bits_over_the_whole_range),
         cmocka_unit_test(any_order_any_partition),
         cmocka_unit_test(carries_through_all_limbs),
+        cmocka_unit_test(taken_away),
         cmocka_unit_test(doubling),
         cmocka_unit_test(value_table),
         cmocka_unit_test(value_rounds_as_the_processor),
