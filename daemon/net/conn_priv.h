@@ -14,7 +14,7 @@
 /** Bytes of answers towards one client above which it is not read from. */
 #define ZSD_OUT_HIGH (UINT32_C(256) << 10)
 /** Frames of one process that a turn handles, over all of its connections. */
-#define ZSD_FRAMES_TURN 16u
+#define ZSD_FRAMES_TURN 8u
 /** Processes whose frames are counted apart; two that meet in one place share its frames. */
 #define ZSD_FRAMES_PLACES 256u
 /** Who waits for something that no poll sees is looked at again after so long. */
