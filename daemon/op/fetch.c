@@ -12,7 +12,7 @@
  *     ROOM  waits for a place of its size in its rank's ring; the oldest unpinned cached shard of
  *           that size is dropped for it. When the last fetch that waits for the shard is over,
  *           so is the fill
- *     READ  waits for the page operations
+ *     READ  begins page operations, so many each turn, and waits for them
  *
  * All fills that a fetch needs are begun at once, so that their reads overlap.
  *
@@ -42,7 +42,9 @@ struct zsd_fill {
     uint32_t inflight; /* page operations */
     struct zb_err err; /* the first failure */
     struct zb_list room_node;
-    struct zsd_work end; /* when not even one page operation could be started */
+    struct zsd_work work; /* the rest of its pages begins */
+    uint32_t begun;       /* pages that have */
+    struct zsd_work end;  /* when not even one page operation could be started */
 };
 
 struct zsd_fetch {
@@ -107,30 +109,46 @@ static void fill_on_page(void *owner, const struct zsd_page_spec *spec, const st
         fill_done(f);
 }
 
-static void fill_read(struct zsd_fill *f)
+/* Its next pages, as many as the turn has room for; the job is held until all have begun. */
+static void fill_on_work(struct zsd_work *work)
 {
+    struct zsd_fill *f = zb_container_of(work, struct zsd_fill, work);
     struct zsd_shard *s = f->shard;
+    struct zsd_job *job = s->job;
     uint64_t page_bytes = zsd_page_bytes(s, ZB_PARAM, 0);
 
-    f->inflight = 1; /* ours, until all are started */
-    for (uint32_t page = 0; page < s->npages && f->err.code == 0; page++) {
+    for (; f->begun < s->npages && f->err.code == 0 && job->state != ZSD_ENDED; f->begun++) {
         struct zsd_page_spec spec = { .kind = ZSD_PAGE_FILL,
                                       .shard = s,
-                                      .page = page,
-                                      .fill = s->job->arena.base + f->at + page * page_bytes,
+                                      .page = f->begun,
+                                      .fill = job->arena.base + f->at + f->begun * page_bytes,
                                       .done = fill_on_page,
                                       .owner = f };
-        int rc = zsd_pageop_start(&spec);
+        int rc;
 
+        if (zsd_turn_left(job->core) == 0) {
+            zsd_defer(job->core, work);
+            return;
+        }
+        zsd_turn_count(job->core, 1);
+        rc = zsd_pageop_start(&spec);
         if (rc < 0)
-            (void)zb_fail(&f->err, rc, "fetch a shard of job '%s': %m", s->job->name);
+            (void)zb_fail(&f->err, rc, "fetch a shard of job '%s': %m", job->name);
         else
             f->inflight++;
     }
-    if (--f->inflight == 0) {
-        zsd_job_hold(s->job); /* nothing else does, until fill_on_end() */
-        zsd_defer(s->job->core, &f->end);
-    }
+    if (--f->inflight == 0)
+        zsd_defer(job->core, &f->end); /* nobody is answered from inside */
+    else
+        zsd_job_unhold(job);
+}
+
+static void fill_read(struct zsd_fill *f)
+{
+    f->inflight = 1; /* ours, until all have begun */
+    f->work.run = fill_on_work;
+    zsd_job_hold(f->shard->job); /* nothing else does, until one has */
+    fill_on_work(&f->work);
 }
 
 /* A place of its size: a free one, or that of the oldest cached shard that nobody pins. */

@@ -7,7 +7,7 @@
  * of a micro-step come in order, micro-steps one after the other: so (step, micro, first) says
  * whether a push is new, repeated or out of order.
  *
- *     zsd_push ---> [waits in its shard's line] ---> pages ---> answer
+ *     zsd_push ---> [waits in its shard's line] ---> pages, so many each turn ---> answer
  *
  * A PAGE THAT FAILS (its transfer, or its checksum) ends its push with its code, and all pushes of
  * that shard that were begun or wait by then; the shard has no gradient any more, and takes pushes
@@ -53,7 +53,9 @@ struct push {
     struct zsd_req *req;
     struct zsd_member *member;
     struct zsd_shard *shard;
-    struct zb_list node; /* in shard->push_waiters */
+    struct zb_list node;  /* in shard->push_waiters */
+    struct zsd_work work; /* the rest of its pages begins */
+    uint32_t begun;       /* pages that have */
     enum zsd_wait wait;
     enum zb_dtype dtype;
     bool add;
@@ -204,23 +206,28 @@ static int push_page_start(struct push_page *t, uint64_t at)
     return 0;
 }
 
-static void push_start(struct push *p)
+/* Its next pages, as many as the turn has room for. */
+static void push_on_work(struct zsd_work *work)
 {
+    struct push *p = zb_container_of(work, struct push, work);
     struct zsd_shard *s = p->shard;
-    uint64_t per_page = s->job->core->page_elems;
+    struct zsd_core *core = s->job->core;
+    uint64_t per_page = core->page_elems;
 
-    push_waits(p, ZSD_WAIT_PUSH_COMPUTE);
-    p->left = p->npages + 1;
-    s->pushing += p->left;
-    s->job->pushed_bytes += p->count * zb_dtype_bytes(p->dtype);
-    for (uint32_t i = 0; i < p->npages; i++) {
-        struct push_page *t = &p->pages[i];
-        uint64_t at = p->first + i * per_page; /* of the shard */
+    for (; p->begun < p->npages; p->begun++) {
+        struct push_page *t = &p->pages[p->begun];
+        uint64_t at = p->first + p->begun * per_page; /* of the shard */
 
+        if (zsd_turn_left(core) == 0) {
+            zsd_defer(core, work);
+            return;
+        }
+        zsd_turn_count(core, 1);
         t->push = p;
-        t->ingest = (struct zsd_ingest){ .from = p->from + i * per_page * zb_dtype_bytes(p->dtype),
-                                         .dtype = p->dtype,
-                                         .add = p->add };
+        t->ingest =
+            (struct zsd_ingest){ .from = p->from + p->begun * per_page * zb_dtype_bytes(p->dtype),
+                                 .dtype = p->dtype,
+                                 .add = p->add };
         if (push_page_start(t, at) < 0) {
             struct zb_err err = { 0 };
 
@@ -229,6 +236,18 @@ static void push_start(struct push *p)
         }
     }
     push_put(p);
+}
+
+static void push_start(struct push *p)
+{
+    struct zsd_shard *s = p->shard;
+
+    push_waits(p, ZSD_WAIT_PUSH_COMPUTE);
+    p->left = p->npages + 1;
+    s->pushing += p->left;
+    s->job->pushed_bytes += p->count * zb_dtype_bytes(p->dtype);
+    p->work.run = push_on_work;
+    push_on_work(&p->work);
 }
 
 /* Is this the part that comes next? Then grad_next and micro move on. */

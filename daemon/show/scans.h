@@ -1,5 +1,5 @@
 /*
- * scans.h - fsck and df that run: each once at a time, whoever asks.
+ * scans.h - fsck and df that run: each once at a time, whoever asks. And where `top` is in its round.
  *
  * Loop thread only.
  */
@@ -15,6 +15,7 @@ struct zsd_scans {
     struct zsd_fsck_run *fsck; /* that runs, or NULL */
     struct zsd_df_run *df;     /* that runs, or the newest, kept for its pages; NULL: none yet */
     uint64_t surveys;          /* that were taken for either */
+    uint32_t top_at;           /* jobs of the list that top has looked at in its round */
 };
 
 #endif

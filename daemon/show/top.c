@@ -3,7 +3,8 @@
  *
  * MODEL. Most of it is counted where it happens (run/stats.h). What a turn of the loop decides is
  * looked at here once a turn, before the loop waits: what is true then stays true until the next
- * turn, so the integrals are as good as if each place had told us, and no place has to.
+ * turn, so the integrals are as good as if each place had told us, and no place has to. Where there
+ * are very many ranks, or the turn is full, a part of the jobs is looked at each turn, in their order.
  *
  * Loop thread only. Nothing here changes what the daemon does.
  */
@@ -16,14 +17,17 @@
 #include "daemon/op/fetch.h"
 #include "daemon/op/step.h"
 #include "daemon/plan/place.h"
+#include "daemon/run/turn.h"
 #include "daemon/show/inspect.h"
 #include "daemon/show/requests.h"
+#include "daemon/show/scans.h"
 #include "proto/codec.h"
 #include "proto/shard.pb-c.h"
 #include "proto/wire.h"
 
-#define SECOND_NS UINT64_C(1000000000)
-#define TOP_ROWS  32u /* jobs of one reply: below 64 KiB with every number at its longest */
+#define SECOND_NS  UINT64_C(1000000000)
+#define TURN_LOOKS 1024u /* ranks that a turn looks at */
+#define TOP_ROWS   32u   /* jobs of one reply: below 64 KiB with every number at its longest */
 
 /* ---- once a turn */
 
@@ -80,12 +84,35 @@ static void turn_second(struct zsd_second *s, const struct zn_stats *io, uint64_
     s->written_bytes = io->written_bytes;
 }
 
+/* The next jobs, as far as the turn has room for looking at their ranks. */
+static void turn_jobs(struct zsd_core *core, uint64_t now_ns)
+{
+    uint64_t left = zb_min_u64(zsd_turn_left(core), TURN_LOOKS), looked = 0;
+    uint32_t at = 0;
+
+    zb_list_each(pos, &core->jobs->list)
+    {
+        struct zsd_job *job = zb_container_of(pos, struct zsd_job, node);
+        uint64_t looks = zb_min_u64(job->world, TURN_LOOKS);
+
+        if (at++ < core->scans->top_at)
+            continue; /* it was looked at in this round */
+        if (looked + looks > left)
+            break;
+        looked += looks;
+        turn_job(job, now_ns);
+        core->scans->top_at = at;
+    }
+    if (at <= core->scans->top_at)
+        core->scans->top_at = 0; /* the next round */
+    zsd_turn_count(core, looked);
+}
+
 void zsd_top_turn(struct zsd_core *core)
 {
     uint64_t now_ns = zb_now_ns();
 
-    zb_list_each(pos, &core->jobs->list)
-        turn_job(zb_container_of(pos, struct zsd_job, node), now_ns);
+    turn_jobs(core, now_ns);
     zsd_gauge_set(&core->disk->buffers_used, core->disk->nbuffers - core->disk->nbuffers_free,
                   now_ns);
     for (unsigned i = 0; i < zsd_paths(core->daemon); i++) {

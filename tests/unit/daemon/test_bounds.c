@@ -4,6 +4,8 @@
  */
 #include "tests/unit/daemon/core_fixture.h"
 
+#include "daemon/show/scans.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -389,12 +391,75 @@ static void many_shards(void **state)
     world_close(&w);
 }
 
+/* Of jobs with many ranks, each turn looks at some. */
+static void many_ranks(void **state)
+{
+    struct world w;
+
+    (void)state;
+    world_open(&w, UINT64_C(1) << 30, NULL, 3);
+    for (unsigned c = 0; c < 3; c++) {
+        static const char *const names[3] = { "a", "b", "c" };
+
+        assert_int_equal(
+            job_open_with(&w, c, &(struct open_args){ .name = names[c], .world = 700 }), 0);
+    }
+    world_settle(&w);
+    w.daemon.core->scans->top_at = 0;
+    w.daemon.stats.turn_max_work = 0;
+    for (uint32_t turn = 1; turn <= 6; turn++) {
+        (void)zsd_core_turn(&w.daemon);
+        assert_int_equal(w.daemon.core->scans->top_at, turn % 3);
+    }
+    assert_in_range(w.daemon.stats.turn_max_work, 700, 1024);
+    world_close(&w);
+}
+
+/* ---- one request of many pages */
+
+#define PUSHED 4400u
+
+static void push_in_parts(void **state)
+{
+    const struct unit unit = { .name = "u",
+                               .elems = (uint64_t)PUSHED * ZB_BLOCK_ELEMS,
+                               .dtype = ZB_BF16,
+                               .grad_dtype = ZB_BF16,
+                               .tensors = { { .count = (uint64_t)PUSHED * ZB_BLOCK_ELEMS } },
+                               .ntensors = 1 };
+    Zp__Push push = ZP__PUSH__INIT;
+    struct world w;
+
+    (void)state;
+    world_open_sized(&w, UINT64_C(1) << 30, "threads", 1, 64 << 20, ZB_BLOCK_ELEMS);
+    w.staging_bytes = PUSHED * 2 * ZB_BLOCK_ELEMS;
+    assert_int_equal(job_open(&w, 0), 0);
+    assert_int_equal(unit_define(&w, 0, 0, &unit), 0);
+    w.clients[0].count[0] = unit.elems;
+    assert_int_equal(shards_register(&w, 0, 1), 0);
+    job_ready_ask(&w, 0, 0);
+    assert_int_equal(w.answer(&w, 0), 0);
+    zb_close_fd(&answers[0].fd);
+    w.daemon.turns.work = w.daemon.stats.turn_max_work = 0;
+    push.shard = w.clients[0].shards[0];
+    push.step = 1;
+    push.mode = ZP_PUSH_SET;
+    push.dtype = ZB_BF16;
+    push.count = unit.elems;
+    ask(&w, 0, zsd_push, &push);
+    assert_in_range(w.daemon.turns.work, 3000, ZSD_TURN_WORK); /* the rest waits */
+    assert_int_equal(w.answer(&w, 0), 0);
+    assert_int_equal(job_of(&w, 0)->ranks[0].whole, 1);
+    assert_in_range(w.daemon.stats.turn_max_work, 3000, ZSD_TURN_WORK);
+    world_close(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(descending),
-        cmocka_unit_test(many_pages),
-        cmocka_unit_test(many_shards),
+        cmocka_unit_test(descending),    cmocka_unit_test(many_pages),
+        cmocka_unit_test(many_shards),   cmocka_unit_test(many_ranks),
+        cmocka_unit_test(push_in_parts),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
