@@ -37,6 +37,15 @@ def programs(bin_folder):
         check("RPATH" not in path and BUILD not in path, f"{words[0]} has the path of its build: {path}")
 
 
+def pages(prefix):
+    """A man page is installed only with the program that it is of: section 1 in bin/, 8 in bin/ or sbin/."""
+    found = [f for _, _, names in os.walk(os.path.join(prefix, "share", "man")) for f in names]
+    check("zctl.1" in found and "zshardd.8" in found, f"man pages: {found}")
+    for name, section in (f.rsplit(".", 1) for f in found):
+        there = any(os.path.exists(os.path.join(prefix, folder, name)) for folder in ("bin", "sbin"))
+        check(section == "5" or there, f"{name}({section}) is installed, and {name} is not")
+
+
 def main():
     with tempfile.TemporaryDirectory() as folder:
         p = os.path.join(os.path.realpath(folder), "p")
@@ -48,6 +57,7 @@ def main():
         check(f"ExecStart={p}/bin/zshardd --config {conf}\n" in unit, unit)
         check(f" file:{p}/share/doc/" in unit and "@" not in unit.split("SystemCallFilter")[0], unit)
         programs(os.path.join(p, "bin"))
+        pages(p)
         moved = os.path.join(os.path.realpath(folder), "moved")
         os.rename(p, moved)  # what finds its library relative to itself can be moved
         programs(os.path.join(moved, "bin"))
