@@ -3,6 +3,9 @@
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
+
+#include "base/text.h"
 
 int zb_fail(struct zb_err *err, int code, const char *fmt, ...)
 {
@@ -15,8 +18,6 @@ int zb_fail(struct zb_err *err, int code, const char *fmt, ...)
     va_start(ap, fmt);
     (void)vsnprintf(err->text, sizeof(err->text), fmt, ap);
     va_end(ap);
-    for (char *p = err->text; *p; p++)
-        if ((unsigned char)*p < 0x20 || *p == 0x7f)
-            *p = '?';
+    zb_text_clean(err->text, strlen(err->text));
     return code;
 }

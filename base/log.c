@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/text.h"
 #include "base/util.h"
 
 static const struct {
@@ -123,9 +124,7 @@ void zb_log(enum zb_log_level level, const char *event, const char *fmt, ...)
     n = vsnprintf(line + used, limit - used, fmt, ap);
     va_end(ap);
     used = zb_min_u64(limit - 1, used + (n > 0 ? (size_t)n : 0));
-    for (size_t i = 0; i < used; i++)
-        if ((unsigned char)line[i] < 0x20)
-            line[i] = '?';
+    zb_text_clean(line, used);
     line[used++] = '\n';
     log_line(line, used);
 }

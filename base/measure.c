@@ -149,12 +149,12 @@ int zb_measure_open(const char *dir, struct zb_err *err)
     int rc;
 
     if (fd < 0)
-        return zb_fail(err, -errno, "'%s': a file without a page cache there: %m", dir);
+        return zb_fail(err, -errno, "'%s': cannot open a file without page cache: %m", dir);
     rc = drive_fill(fd);
     if (rc == 0)
         return fd;
     zb_close_fd(&fd);
-    return zb_fail(err, rc, "'%s': a file of 512 MiB there: %m", dir);
+    return zb_fail(err, rc, "'%s': cannot write a file of 512 MiB: %m", dir);
 }
 
 int zb_measure_drive(int fd, uint64_t io_bytes, uint64_t ns, double *ret, struct zb_err *err)

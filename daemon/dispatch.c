@@ -1,6 +1,6 @@
 /*
- * dispatch.c - from a frame to its handler: the table of methods, hello and ping, and what is answered
- * to a body that is no such message. The handlers are in op/, show/ and plan/gpu_params.c.
+ * dispatch.c - from a frame to its handler: the table of methods, hello and ping, and what is
+ * answered to a body that is no such message. The handlers are in op/, show/ and plan/gpu_params.c.
  */
 #include "daemon/dispatch.h"
 
@@ -166,7 +166,7 @@ static int dispatch_request(struct zsd_req *req, struct zp_arena *arena, const u
         return refuse(req, &err);
     }
     if (req->conn->greeted && req->method == ZP_HELLO) {
-        (void)zb_fail(&err, -EPROTO, "hello was said before");
+        (void)zb_fail(&err, -EPROTO, "hello was already sent");
         return refuse(req, &err);
     }
     if (!rows[req->method].handler) {

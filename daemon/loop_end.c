@@ -1,9 +1,11 @@
 /*
- * loop_end.c - the orderly end: what a signal begins, and when it is over.
+ * loop_end.c - the orderly end: what a signal begins, and when it is complete.
  *
- *     first signal    (or nobody uses it, loop_linger.c) nobody is accepted, the core drains; looked at every END_STEP_MS
- *     nothing busy    the ranks of every job are told; ZSD_SEND_MS are left for answers to clients
- *                     that read slowly
+ *     first signal    (or an unused embedded daemon, loop_linger.c) no more clients are accepted,
+ *     the
+ *                     core drains; checked every END_STEP_MS
+ *     nothing busy    the ranks of every job are notified; ZSD_SEND_MS are left for answers to
+ *                     clients that read slowly
  *     nothing unsent, a deadline, or a second signal: the loop stops
  */
 #include <signal.h>

@@ -1,10 +1,9 @@
 /*
- * loop_linger.c - an embedded daemon ends when nobody uses it any more.
+ * loop_linger.c - ends an embedded daemon that is no longer used.
  *
- * Each turn notes whether there are clients. The timer runs from the turn in which there were none;
- * when it is over, it is decided how long to wait in all, since a job that is not kept is gone by
- * then. A client that connects in the moment in which the end begins is hung up on: it starts
- * another daemon.
+ * Each turn notes whether there are clients. The timer runs from the turn in which there were none.
+ * When it expires, the whole waiting time is decided, because a job that is not kept is gone by
+ * then. A client that connects just as the end begins is disconnected, and starts another daemon.
  */
 #include "daemon/core_life.h"
 #include "daemon/loop_priv.h"

@@ -40,7 +40,7 @@ static int select_unknown(const struct zk_ops *const *all, size_t count, const c
 
     for (size_t i = 0; i < count && len < sizeof(names); i++)
         len += (size_t)snprintf(names + len, sizeof(names) - len, ", %s", all[i]->name);
-    return zb_fail(err, -ENOENT, "no kernels are called '%s'; there are: %s", force, names);
+    return zb_fail(err, -ENOENT, "unknown kernels '%s'; known are: %s", force, names);
 }
 
 int zk_select_from(const struct zk_ops *const *all, size_t count, const char *force,

@@ -44,7 +44,7 @@ static int open_newest(const struct zn_slot *slots, unsigned n, struct zn_slot *
         if (newest.sequence - slots[i].sequence > 1)
             return zb_fail(err, -EBADMSG,
                            "data file %u of %u is at transaction %" PRIu64
-                           ", and another one at %" PRIu64 ": they are not of one store",
+                           ", and another one at %" PRIu64 ": they belong to different stores",
                            i + 1, n, slots[i].sequence, newest.sequence);
         if (slots[i].sequence > 0 &&
             (memcmp(slots[i].catalog, newest.catalog, sizeof(newest.catalog)) != 0 ||

@@ -26,7 +26,8 @@ static int engine_check_options(const struct zn_engine *e, const struct zn_optio
     for (const struct zn_ops *const *b = e->file.place->backends; *b; b++)
         known = known || engine_wants(o->io, *b);
     if (!known)
-        return zb_fail(err, -EINVAL, "I/O engine '%s': there are auto, uring and threads", o->io);
+        return zb_fail(err, -EINVAL, "unknown I/O engine '%s': must be auto, uring or threads",
+                       o->io);
     if (!o->path || o->path[0] == '\0')
         return zb_fail(err, -EINVAL, "the data file has no name");
     if (o->size_bytes % ZN_SUPER_BYTES != 0 || o->size_bytes <= ZN_DATA_START ||

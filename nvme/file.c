@@ -145,7 +145,7 @@ static int file_check(struct zn_file *f, const struct zn_options *o, struct zb_e
     if (f->ours)
         (void)zn_layout_read_slots(f->medium, o->path, f->super.uuid, &f->slot, &f->slot_err);
     if (f->ours && f->super.size_bytes > f->was_bytes)
-        return zb_fail(err, -EBADMSG, "'%s' was cut: its superblock says %s, and it has %s",
+        return zb_fail(err, -EBADMSG, "'%s' was truncated: its superblock says %s, and it has %s",
                        o->path, zb_size_text(f->super.size_bytes).s, zb_size_text(f->was_bytes).s);
     if (f->ours && f->super.path != o->index)
         return zb_fail(

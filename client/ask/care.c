@@ -145,5 +145,5 @@ int zc_df_wait(struct zc_client *c, struct zc_df *ret, struct zc_df_row **ret_ro
         }
         free(rows.data);
     }
-    return zc_fail(c, -EAGAIN, "what the data files hold changes faster than it can be told");
+    return zc_fail(c, -EAGAIN, "the use of the data files changes too fast to be read");
 }

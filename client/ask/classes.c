@@ -112,7 +112,7 @@ int zc_step_classes(struct zc_client *c, uint64_t job, uint64_t step,
                        ZP_CLASSES_MAX);
     for (uint32_t i = 0; i < classes->ntensors; i++)
         if (classes->class_of[i] != ZC_CLASS_NONE && classes->class_of[i] >= classes->nclasses)
-            return zc_fail(c, -EINVAL, "tensor %u is of class %u: there are %u", i,
+            return zc_fail(c, -EINVAL, "tensor %u has class %u, and there are only %u classes", i,
                            classes->class_of[i], classes->nclasses);
     copy = malloc(sizeof(*copy) + classes->nclasses * sizeof(copy->classes[0]) +
                   2 * (size_t)nruns * sizeof(*copy->runs));

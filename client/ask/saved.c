@@ -1,5 +1,5 @@
 /*
- * saved.c - snapshots, and what is made of them.
+ * saved.c - requests for snapshots, rollbacks and clones.
  */
 #include "client/ask/rows_priv.h"
 

@@ -71,7 +71,7 @@ int zc_call_again(struct zc_client *c, struct zc_call *call, const ProtobufCMess
     if (rc < 0)
         return zc_fail(c, rc, "%s: %s", zp_method_info(call->spec.method->id)->name,
                        rc == -EMSGSIZE  ? "the request is too long"
-                       : rc == -ENOBUFS ? "the daemon does not read, and too much waits for it"
+                       : rc == -ENOBUFS ? "the daemon does not read, and the send queue is full"
                                         : "no memory to send it");
     call->tag = frame.tag;
     zb_list_remove(&call->node);
@@ -97,7 +97,7 @@ int zc_call_start(struct zc_client *c, const struct zc_call_spec *spec)
     int rc = zc_conn_usable(c);
 
     if (rc == 0 && waits && c->running)
-        rc = zc_fail(c, -EBUSY, "a callback may not wait");
+        rc = zc_fail(c, -EBUSY, "a blocking call inside a callback");
     if (rc == 0 && c->ncalls >= (spec->done ? ZC_CALLS_MAX : ZC_CALL_SLOTS))
         rc = zc_fail(c, -ENOBUFS, "%u calls are in flight", c->ncalls);
     if (rc < 0) {

@@ -19,26 +19,26 @@ static const struct {
     CODE(EINVAL, "an argument is wrong"),
     CODE(ENOENT, "there is no such job, unit, shard, snapshot or note"),
     CODE(EEXIST, "it exists already"),
-    CODE(EPERM, "only root and the daemon's user may"),
+    CODE(EPERM, "not allowed"),
     CODE(ENOSPC, "it does not fit"),
-    CODE(EDQUOT, "it is more than one user may have"),
+    CODE(EDQUOT, "a limit of this user is reached"),
     CODE(EBUSY, "in use, or not possible now"),
     CODE(EAGAIN, "it was not written yet"),
     CODE(ETIMEDOUT, "the deadline passed"),
-    CODE(ESTALE, "this rank was cut off by a newer epoch"),
+    CODE(ESTALE, "this rank was disconnected by a takeover"),
     CODE(EBADMSG, "stored bytes are corrupt"),
     CODE(EIO, "a device failed"),
     CODE(EOWNERDEAD, "a peer rank of the job died"),
     CODE(ECANCELED, "the call was ended"),
     CODE(ENOTCONN, "the daemon is gone"),
-    CODE(EPROTO, "that is not the protocol"),
-    CODE(EUSERS, "the daemon serves as many clients as it may"),
-    CODE(EDQUOT, "this user has as much as one user may have"),
+    CODE(EPROTO, "the protocol was violated"),
+    CODE(EUSERS, "the daemon serves its maximum of clients"),
+    CODE(EDQUOT, "a limit of this user is reached"),
     CODE(ENOSYS, "the daemon does not know the request"),
     CODE(EMSGSIZE, "the request is too long"),
     CODE(ENOBUFS, "too many calls are in flight"),
-    CODE(ENOMEM, "there is no memory"),
-    CODE(EMFILE, "there are no descriptors left"),
+    CODE(ENOMEM, "out of memory"),
+    CODE(EMFILE, "out of file descriptors"),
 };
 
 const char *zc_strerror(int rc)
@@ -46,7 +46,7 @@ const char *zc_strerror(int rc)
     for (size_t i = 0; i < ZB_COUNT(codes); i++)
         if (codes[i].rc == rc)
             return codes[i].text;
-    return "a code that this library does not use";
+    return "an unknown code";
 }
 
 int zc_exit_code(int rc)

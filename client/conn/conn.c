@@ -1,12 +1,12 @@
 /*
- * conn.c - the connection: its beginning, what comes in, its end.
+ * conn.c - the connection: its beginning, what is received, its end.
  *
- * MODEL. One receive for each turn: the kernel is asked for what is there, every whole frame of it
- * is handled, and callbacks run as their frames are met. What callbacks start is queued, and sent
- * when all of them have run.
+ * MODEL. One receive per turn: all available bytes are read, every whole frame is handled, and
+ * callbacks run as their frames are met. Requests that callbacks start are queued, and sent when
+ * all callbacks have run.
  *
- * THE END is found while receiving, never while sending: what the daemon said last is read first.
- * Where sending fails, `deaf` is set, and the next receive finds the end or makes it one.
+ * THE END is detected while receiving, never while sending, so that the daemon's last messages are
+ * read first. If sending fails, `deaf` is set, and the next receive finds the end or makes it one.
  */
 #include <assert.h>
 #include <errno.h>
@@ -157,7 +157,7 @@ static unsigned conn_frames(struct zc_client *c)
     if (rc < 0) {
         struct zb_err why = { 0 };
 
-        (void)zb_fail(&why, -EPROTO, "the daemon does not keep to the protocol: %s", err.text);
+        (void)zb_fail(&why, -EPROTO, "the daemon violates the protocol: %s", err.text);
         ran += zc_conn_lose(c, &why);
     }
     return ran;
@@ -175,10 +175,10 @@ static unsigned conn_receive(struct zc_client *c)
     if (rc == -EAGAIN && !c->deaf)
         return 0;
     if (rc == -EPROTO)
-        (void)zb_fail(&why, -EPROTO, "the daemon does not keep to the protocol: %s", err.text);
+        (void)zb_fail(&why, -EPROTO, "the daemon violates the protocol: %s", err.text);
     else
         (void)zb_fail(&why, -ENOTCONN, "the daemon is gone: %s",
-                      rc == -EAGAIN ? "it does not receive any more" : err.text);
+                      rc == -EAGAIN ? "it no longer receives" : err.text);
     return zc_conn_lose(c, &why);
 }
 

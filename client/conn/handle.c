@@ -22,11 +22,9 @@ const char *zc_error(const struct zc_client *c)
 /** In a child, right after fork(): see base/fork.h. */
 static void handle_forked(struct zb_fork *f)
 {
-    static const struct zb_err why = {
-        .code = -EPERM,
-        .text = "this handle belongs to the process that opened it, and this one is a child of it: "
-                "open another"
-    };
+    static const struct zb_err why = { .code = -EPERM,
+                                       .text = "this handle belongs to the process that opened it, "
+                                               "and this is a child process: open another handle" };
     struct zc_client *c = zb_container_of(f, struct zc_client, fork);
 
     if (c->stream)

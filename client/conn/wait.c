@@ -1,11 +1,11 @@
 /*
- * wait.c - zc_poll(), and what a blocking form is: the same call, and a loop around it.
+ * wait.c - zc_poll(), and the blocking forms: the same call, and a loop around zc_poll().
  *
- * WHEN TO STOP WAITING. The daemon ends every request itself, by its deadline where it has one, and
- * its loop never blocks. So a blocking form asks one question only: does the daemon live? When
- * nothing came for half of quiet_ns, it pings; when nothing came for all of it, the connection is
- * given up. A long write on a slow device is thus waited for, and a daemon that is stopped is not.
- * Where the caller named a deadline, the answer must also come within quiet_ns behind it.
+ * WHEN TO STOP WAITING. The daemon ends every request itself, by its deadline if it has one, and
+ * its loop never blocks. So a blocking form only checks that the daemon is alive. If nothing was
+ * received for half of quiet_ns, it sends a ping; if nothing was received for all of it, the
+ * connection is given up. So a long write on a slow device is waited for, and a stopped daemon is
+ * not. If the caller gave a deadline, the answer must also come within quiet_ns after it.
  */
 #include <errno.h>
 
@@ -20,7 +20,7 @@ int zc_poll(struct zc_client *c, int timeout_ms)
     int rc = zc_conn_usable(c);
 
     if (rc == 0 && c->running)
-        rc = zc_fail(c, -EBUSY, "a callback may not poll");
+        rc = zc_fail(c, -EBUSY, "zc_poll() inside a callback");
     if (rc < 0)
         return rc;
     if (timeout_ms == 0)
@@ -63,7 +63,7 @@ int zc_wait_until(struct zc_waiter *w, int rc, uint64_t until_ns)
         if (now_ns >= until_ns) {
             wait_give_up(c, now_ns - begun_ns, "the answer did not come");
         } else if (now_ns >= quiet_ns && pinged) {
-            wait_give_up(c, now_ns - heard_ns, "the daemon has said nothing");
+            wait_give_up(c, now_ns - heard_ns, "the daemon sent nothing");
         } else {
             if (now_ns >= quiet_ns) {
                 wait_ping(c);

@@ -43,8 +43,8 @@ static int entry_dtype(struct st_entry *e, const json_t *value, struct zb_err *e
             e->t.dtype = (enum zc_st_dtype)i;
             return 0;
         }
-    return zb_fail(err, -EBADMSG, "tensor '%s' has dtype '%s', which the format does not know",
-                   e->t.name, name ? name : "(not a string)");
+    return zb_fail(err, -EBADMSG, "tensor '%s' has unknown dtype '%s'", e->t.name,
+                   name ? name : "(not a string)");
 }
 
 /* Takes ndims numbers from `dims`; a wrong one or an overflow is -EBADMSG. */
@@ -81,8 +81,7 @@ static int entry_offsets(struct st_entry *e, const json_t *value, struct zb_err 
     if (!zb_mul_fits(e->t.elems, zc_st_dtype_bytes(e->t.dtype), &bytes) ||
         bytes != e->end - e->begin)
         return zb_fail(err, -EBADMSG,
-                       "tensor '%s' has %" PRIu64 " bytes, which its shape of %s "
-                       "does not make",
+                       "tensor '%s' has %" PRIu64 " bytes, which does not match its shape of %s",
                        e->t.name, e->end - e->begin, zc_st_dtype_name(e->t.dtype));
     return 0;
 }
@@ -201,7 +200,7 @@ static int header_read(struct zc_st_file *f, uint64_t file_bytes, struct zb_err 
     int rc;
 
     if (file_bytes < LENGTH_BYTES)
-        return zb_fail(err, -EBADMSG, "the file is cut: %" PRIu64 " bytes have no header",
+        return zb_fail(err, -EBADMSG, "the file is truncated: %" PRIu64 " bytes have no header",
                        file_bytes);
     rc = zc_st_pread(f->fd, &bytes, LENGTH_BYTES, 0);
     if (rc != 0)
@@ -210,8 +209,8 @@ static int header_read(struct zc_st_file *f, uint64_t file_bytes, struct zb_err 
         return zb_fail(err, -EBADMSG, "a header of %" PRIu64 " bytes is above the format's limit",
                        bytes);
     if (bytes > file_bytes - LENGTH_BYTES)
-        return zb_fail(err, -EBADMSG, "the file is cut inside its header of %" PRIu64 " bytes",
-                       bytes);
+        return zb_fail(err, -EBADMSG,
+                       "the file is truncated inside its header of %" PRIu64 " bytes", bytes);
     f->data_off = LENGTH_BYTES + bytes;
     f->data_bytes = file_bytes - f->data_off;
     text = malloc(bytes + 1);

@@ -43,7 +43,7 @@ int zc_st_open(struct zc_st_file **ret, const char *path, char *error, size_t er
     }
     zc_st_close(f);
     if (rc == -EBADMSG)
-        (void)zb_fail(&err, rc, "'%s' is not a good safetensors file: %s", path, why.text);
+        (void)zb_fail(&err, rc, "'%s' is not a valid safetensors file: %s", path, why.text);
     else
         err = why;
     return st_tell(&err, rc, error, error_bytes);

@@ -166,8 +166,9 @@ int zc_st_append(struct zc_st_writer *w, const void *bytes, size_t len_bytes, ch
     int rc;
 
     if (len_bytes > w->left)
-        rc = zb_fail(&err, -ERANGE, "'%s': %zu bytes, and the tensors have room for %" PRIu64,
-                     w->path, len_bytes, w->left);
+        rc = zb_fail(&err, -ERANGE,
+                     "'%s': %zu bytes are too many, the tensors have room for %" PRIu64, w->path,
+                     len_bytes, w->left);
     else
         rc = writer_put(w, bytes, len_bytes, &err);
     if (rc == 0)

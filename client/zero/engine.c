@@ -135,7 +135,7 @@ static int open_introduce(struct zc_zero *z)
         } else if (all[r].page_elems != all[0].page_elems) {
             rc = zcz_fail(z, -EINVAL,
                           "rank %u has a daemon with pages of %u elements, rank 0 of %u: they must "
-                          "be configured alike",
+                          "have the same configuration",
                           r, all[r].page_elems, all[0].page_elems);
         } else if (node_same(&all[r], &mine)) {
             if (r == z->rank)

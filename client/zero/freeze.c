@@ -24,13 +24,13 @@ static int freeze_check(struct zc_zero *z, uint32_t unit, bool frozen)
     const char *name;
 
     if (unit >= z->nunits)
-        return zcz_refuse(z, -EINVAL, "unit %u, and there are %u", unit, z->nunits);
+        return zcz_refuse(z, -EINVAL, "unit %u does not exist: there are %u", unit, z->nunits);
     name = z->units[unit].def.name;
     if (z->units[unit].def.frozen && !frozen)
-        return zcz_refuse(z, -ENOTSUP,
-                          "unit %u '%s' was declared frozen: this job has no optimizer state of "
-                          "it, and cannot train it",
-                          unit, name);
+        return zcz_refuse(
+            z, -ENOTSUP,
+            "unit %u '%s' was declared frozen: it has no optimizer state and cannot be trained",
+            unit, name);
     if (z->steps->announced)
         return zcz_refuse(z, -EBUSY, "unit %u '%s' is %s, and the next step is announced", unit,
                           name, frozen ? "frozen" : "unfrozen");

@@ -28,9 +28,7 @@ static int late_check(struct zc_zero *z, enum zc_optimizer kind, enum zc_moments
     if (rc < 0)
         return zcz_refuse(z, rc, "%s", err.text);
     if (o->keep && (int)kind != (int)o->optimizer && o->offload_optimizer != ZC_ZERO_NONE)
-        return zcz_refuse(z, -ENOTSUP,
-                          "another optimizer, and the job is kept: what is saved says the one that "
-                          "it was opened with");
+        return zcz_refuse(z, -ENOTSUP, "a kept job cannot change its optimizer");
     return 0;
 }
 

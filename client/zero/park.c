@@ -1,6 +1,6 @@
 /*
- * park.c - this process gives back the memory that comes and goes: buffers of gathers, gradients and votes. They are taken again
- * by whoever needs them next.
+ * park.c - frees temporary memory of this process: buffers of gathers, gradients and votes. The
+ * next call that needs a buffer allocates it again.
  */
 #include <errno.h>
 #include <malloc.h>

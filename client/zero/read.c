@@ -1,11 +1,11 @@
 /*
- * read.c - what all ranks see at once: elements of a unit, sums of numbers.
+ * read.c - collective reads: elements of a unit, sums of numbers.
  *
- * MODEL. A read goes over the slices in rounds: in round k every rank that keeps something of it
- * brings piece k of its slice, an all-gather gives all of them to everyone, and each takes what was
- * asked for. Rounds in which no rank has anything that was asked for are left out, which every rank
- * works out alike. So a read of a whole unit moves it once, and nobody holds more than `shards`
- * pieces beside the result.
+ * MODEL. A read goes over the slices in rounds. In round k every rank that keeps a requested part
+ * brings piece k of its slice, an all-gather gives all pieces to all ranks, and each copies what
+ * was asked for. Rounds in which no rank has a requested element are left out; every rank computes
+ * this in the same way. So a read of a whole unit moves it once, and no rank holds more than
+ * `shards` pieces in addition to the result.
  */
 #include <errno.h>
 #include <string.h>

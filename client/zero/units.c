@@ -69,18 +69,18 @@ static int unit_check(struct zc_zero *z, const struct zc_unit *unit, struct zb_l
     if (rc < 0)
         return zcz_refuse(z, rc, "unit '%s': %s", unit->name, err.text);
     if (unit->quantized && (!unit->frozen || z->options.stage < ZC_STAGE_3))
-        return zcz_refuse(z, -EINVAL, "unit '%s' is quantized: only what is frozen, and of stage 3",
-                          unit->name);
+        return zcz_refuse(
+            z, -EINVAL, "unit '%s' is quantized: this needs a frozen unit and stage 3", unit->name);
     if (unit->quantized)
         zb_layout_quantize(ret_layout);
     if (unit->ntensors > 0 && !unit->tensors)
-        return zcz_refuse(z, -EINVAL, "unit '%s' has %u tensors, and no list of them", unit->name,
+        return zcz_refuse(z, -EINVAL, "unit '%s' has %u tensors, but `tensors` is NULL", unit->name,
                           unit->ntensors);
     if (unit->ntensors == 0 && !unit->frozen)
-        return zcz_refuse(z, -EINVAL,
-                          "unit '%s' has no tensors, and is not frozen: nothing of it would be "
-                          "trained",
-                          unit->name);
+        return zcz_refuse(
+            z, -EINVAL,
+            "unit '%s' has no tensors and is not frozen: nothing in it would be trained",
+            unit->name);
     for (uint32_t t = 0; t < unit->ntensors && rc == 0; t++)
         rc = tensor_check(z, unit, &unit->tensors[t], end, &end);
     return rc;

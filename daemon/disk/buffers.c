@@ -1,13 +1,14 @@
 /*
- * buffers.c - page buffers: memory that streamed pages pass through, and the line before it.
+ * buffers.c - page buffers: memory that streamed pages pass through, and the queue for it.
  *
- * MODEL. A fixed number, each large enough for the parameter and state planes of one page; whoever
- * streams a page holds exactly one from before its read until after its write. They are the
- * back-pressure of the step pipeline: who finds none waits in line.
+ * MODEL. A fixed number of buffers, each large enough for the parameter and state planes of one
+ * page. An operation that streams a page holds exactly one, from before its read until after its
+ * write. Buffers are the back-pressure of the step pipeline: an operation that finds none waits in
+ * the queue.
  *
- * SHARES. A buffer that comes back is given to whose turn it is there and then (run/fair.h), so
- * nobody who asks between takes it. Who holds one waits for transfers and tasks only, which end by
- * themselves: so every buffer comes back, whatever the clients of its job do.
+ * SHARES. A free buffer is given at once to the next operation by share (run/fair.h), so no later
+ * request can take it. The holder of a buffer waits only for transfers and tasks, which always end.
+ * So every buffer is returned, whatever the clients of its job do.
  */
 #include <assert.h>
 #include <errno.h>

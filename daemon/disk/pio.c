@@ -1,14 +1,14 @@
 /*
- * pio.c - transfers of pages: the line before each data file, and holds. Above it are page operations
- * (page/pageop.c) and changes of the catalog (store/change.c), below it an engine for each file
+ * pio.c - transfers of pages: the queue for each data file, and holds. Users are page operations
+ * (page/pageop.c) and changes of the catalog (store/change.c); below is one I/O engine per file
  * (nvme/zn.h).
  *
- * A HOLD. A flush waits for what the drive has in its queue, and the pages of a step fill that
- * again and again. So while a change of the catalog is flushed, page writes that come wait here:
- * what is in flight drains once, and the flushes find a drive that is quiet. Reads and compute go
- * on. A hold is bounded, and so is their share of time: nobody's change can stop who trains.
+ * HOLD. A flush waits for everything in the drive's queue, and a step would refill that queue all
+ * the time. So while a change of the catalog is flushed, new page writes wait here. What is in
+ * flight drains once, and the flushes find a quiet drive. Reads and computing continue. A hold is
+ * limited, and so is the share of time of all holds: no client's changes can stop a training job.
  *
- * SHARES. Jobs that want a drive at the same time stand in its line (run/fair.h).
+ * SHARES. Jobs share a drive through its queue (run/fair.h).
  */
 #include <assert.h>
 #include <errno.h>

@@ -1,30 +1,30 @@
 /*
- * conn.c - one connection: bytes in, frames, answers out, back-pressure, and its end.
+ * conn.c - one connection: reading, frames, answers, back-pressure, and its end.
  *
- * MODEL. The poll reads once for each time that the socket is readable, and handles every whole
- * frame of it. Answers are queued in the stream and sent by zsd_server_turn(), so those of one turn
- * share a system call. States and invariants: conn_priv.h.
+ * MODEL. The poll reads once each time the socket is readable, and handles every whole frame.
+ * Answers are queued in the stream; zsd_server_turn() sends them, so those of one turn share a
+ * system call. States and invariants: conn_priv.h.
  *
- * ROUND ROBIN. Of each process at most ZSD_FRAMES_TURN frames are handled in a turn, over all of its
- * links; the next turn continues, first with links that got nothing. So who floods the daemon keeps
- * others waiting for that long at most, however many connections it has. The frames of all links
- * stop when the requests of a turn have used their part of its work (run/turn.h).
+ * ROUND ROBIN. At most ZSD_FRAMES_TURN frames per process are handled in a turn, over all of its
+ * links; the next turn continues, first with links that got nothing. So a client that floods the
+ * daemon delays others by at most that much, however many connections it has. The frames of all
+ * links stop when the requests of a turn have used their part of its work (run/turn.h).
  *
- * BACK-PRESSURE. A link is full with ZSD_REQS_MAX unanswered requests, with ZSD_OUT_HIGH bytes that
- * its client has not read, when its answers, queued or promised, may come to more than a stream
- * takes, or when its client has ZSD_CONN_FDS_MAX descriptors to read; and when its user has too much
- * of these (net/limits.c). Then it is stalled: nothing is read, frames that arrived already wait in
- * the stream, and the turn in which it has room again goes on with them. So a client that reads is
- * never dropped, however many of its answers come together. Requests that wait for what the client has
- * yet to ask for do not fill it (waits.c). Death is still noticed: a stalled poll waits for the peer to
- * hang up.
+ * BACK-PRESSURE. A link is full if any of these is reached: ZSD_REQS_MAX unanswered requests;
+ * ZSD_OUT_HIGH bytes that its client has not read; its answers, queued or promised, could exceed
+ * what a stream takes; ZSD_CONN_FDS_MAX unread descriptors; or the limits of its user
+ * (net/limits.c). Then it is stalled: nothing is read, frames that have arrived wait in the stream,
+ * and the turn in which there is room again continues with them. So a client that reads is never
+ * dropped, however many answers come together. Requests that wait for something that the client has
+ * yet to ask for do not fill it (waits.c). Death is still noticed: a stalled poll waits for the
+ * peer to disconnect.
  *
- * LATER. No event says that a peer has read its descriptors, that another link of the user has room,
- * or that the system has memory again. Such a link stands in server->waiting and is looked at every
+ * LATER. No event reports that a peer has read its descriptors, that another link of the user has
+ * room, or that the system has memory again. Such a link is in server->waiting and is checked every
  * ZSD_LATER_MS.
  *
- * DEATH. A socket ends with the last process that holds it, and a trainer forks (data loaders). So the
- * peer's process is watched by its pidfd, too: when it is dead, the link ends.
+ * DEATH. A socket ends with the last process that holds it, and a trainer may fork (data loaders).
+ * So the peer's process is also watched by its pidfd: when it is dead, the link ends.
  */
 #include "daemon/net/conn.h"
 
@@ -316,7 +316,7 @@ static int link_refuse(struct zsd_link *l, const struct zp_frame *frame, struct 
     struct zsd_req *req = frame->kind == ZP_REQUEST ? req_new(l, frame) : NULL;
 
     if (!req)
-        return zb_fail(err, -EPROTO, "refused, and its first message is not a request");
+        return zb_fail(err, -EPROTO, "rejected, because its first message is not a request");
     zsd_reply_err(req, l->refusal);
     return 1;
 }
@@ -371,7 +371,7 @@ static void link_on_hello(uv_timer_t *timer)
     uint64_t timeout_ns = s->daemon->config.hello_ms * UINT64_C(1000000), now = zb_now_ns();
     char why[64];
 
-    (void)snprintf(why, sizeof(why), "it said no hello in %u ms (hello_ms)",
+    (void)snprintf(why, sizeof(why), "it sent no hello in %u ms (hello_ms)",
                    s->daemon->config.hello_ms);
     while (!zb_list_empty(&s->silent)) {
         struct zsd_link *l = zb_container_of(s->silent.next, struct zsd_link, silent_node);
@@ -517,7 +517,8 @@ static void link_on_death(uv_poll_t *poll, int status, int events)
     while (l->state == LINK_OPEN && !l->stalled && link_more(l))
         if (!link_read(l))
             return;
-    link_log(l, ZB_LOG_DEBUG, "client-gone", "its process died, and a child of it has the socket");
+    link_log(l, ZB_LOG_DEBUG, "client-gone",
+             "its process died; a child process still has the socket");
     zsd_link_end(l);
 }
 
@@ -532,7 +533,7 @@ bool zsd_link_turn(struct zsd_link *l)
     }
     if (rc == 1 && !l->blocked)
         link_log(l, ZB_LOG_WARN, "send-delayed",
-                 "the system has no memory for it, or too many descriptors on their way");
+                 "the system has no memory, or too many descriptors are in flight");
     l->blocked = rc == 1;
     link_book(l);
     if (l->blocked || l->booked_fds > 0 || (l->stalled && !link_full_of_bytes(l) && link_full(l)))

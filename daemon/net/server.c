@@ -1,13 +1,15 @@
 /*
- * server.c - listen, accept, limits, and the end of it.
+ * server.c - listens, accepts, limits, and removes the socket at the end.
  *
- * WHOSE PATH IS IT. Three things are looked at, in this order, and any of them refuses:
+ * CLAIMING THE PATH. Three checks are made in this order, and any of them fails the start:
+ *
  *     1. the lock on PATH.lock: a daemon that starts, runs or is being killed holds it;
- *     2. what lies at PATH: only a socket may be replaced;
- *     3. whether somebody answers there (a program that knows nothing of the lock).
- * Then the file at PATH is a dead daemon's and goes. The lock file is removed at the end while the
- * lock is held; who finds that the file that it locked is not the one at the path any more, begins
- * again. Our socket file is removed only while it is the one that we made.
+ *     2. what is at PATH: only a socket may be replaced;
+ *     3. whether a process answers there (a program that does not know the lock).
+ *
+ * After them, the socket at PATH belonged to a dead daemon and is removed. The lock file is removed
+ * at the end, while the lock is held. A process that locked a file which is no longer the one at
+ * the path begins again. The daemon removes its socket only if it is still the one that it made.
  */
 #include "daemon/net/server.h"
 
@@ -106,11 +108,12 @@ static int path_clear(const struct sockaddr_un *address, struct zb_err *err)
     if (lstat(path, &st) < 0)
         return errno == ENOENT ? 0 : zb_fail(err, -errno, "socket '%s': %m", path);
     if (!S_ISSOCK(st.st_mode))
-        return zb_fail(err, -EEXIST, "'%s' exists and is not a socket: it is not replaced", path);
+        return zb_fail(err, -EEXIST,
+                       "'%s' exists and is not a socket: remove it, or choose another path", path);
     if (path_answers(address))
         return zb_fail(err, -EADDRINUSE, "socket '%s' is in use by another program", path);
     if (unlink(path) < 0)
-        return zb_fail(err, -errno, "remove the dead socket '%s': %m", path);
+        return zb_fail(err, -errno, "cannot remove the unused socket '%s': %m", path);
     zb_log(ZB_LOG_INFO, "socket-replaced", "path=\"%s\" why=\"no process answered\"", path);
     return 0;
 }

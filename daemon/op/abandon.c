@@ -1,9 +1,9 @@
 /*
  * op/abandon.c - the gradients of a step that will not be made are dropped, and it begins anew.
  *
- * As a skip, but nothing is counted: `iterations` stays, and notes and commits are what they were. What was
- * stepped ahead of its barrier (op/early.c) is undone. One rank asks, for all of the node; they have agreed on it, so
- * none of them pushes meanwhile.
+ * As a skip, but nothing is counted: `iterations` stays, and notes and commits are what they were.
+ * What was stepped ahead of its barrier (op/early.c) is undone. One rank asks, for all of the node;
+ * they have agreed on it, so none of them pushes meanwhile.
  */
 #include <errno.h>
 
@@ -16,7 +16,8 @@
 static int abandon_check(const struct zsd_job *job, uint64_t step, struct zb_err *err)
 {
     if (job->state != ZSD_READY || job->step->asked)
-        return zb_fail(err, -EBUSY, "job '%s' is not ready, or steps: nothing is abandoned",
+        return zb_fail(err, -EBUSY,
+                       "job '%s' is not ready, or is stepping: nothing can be abandoned",
                        job->name);
     if (step != job->iterations + 1)
         return zb_fail(err, -EINVAL, "step %llu of job '%s' is abandoned: step %llu comes next",
@@ -26,10 +27,10 @@ static int abandon_check(const struct zsd_job *job, uint64_t step, struct zb_err
         const struct zsd_shard *s = job->shards[i];
 
         if (s->pushing > 0 || s->grad_reads > 0 || !zb_list_empty(&s->push_waiters))
-            return zb_fail(err, -EBUSY,
-                           "step %llu of job '%s' is abandoned, and a gradient of unit '%s' is "
-                           "under way",
-                           (unsigned long long)step, job->name, s->unit->name);
+            return zb_fail(
+                err, -EBUSY,
+                "step %llu of job '%s' is abandoned, but a push to unit '%s' is in progress",
+                (unsigned long long)step, job->name, s->unit->name);
     }
     return 0;
 }

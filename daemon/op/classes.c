@@ -1,22 +1,24 @@
 /*
- * op/classes.c - what a step is made with: the scalars of the job's groups, or classes of tensors
+ * op/classes.c - the scalars of a step: those of the job's groups, or classes of tensors
  * (step-classes).
  *
- * MODEL. A rank sends classes and runs of tensors in parts, ahead of step-begin or step, and says there that it
- * did. What it said stays with the rank until the step is over; the job has a reference to that of the rank that
- * asked first (step->classes, early->classes), and every other rank must have said the same.
+ * MODEL. A rank sends classes and runs of tensors in parts, before step-begin or step, which then
+ * refer to them. They stay with the rank until the step is over. The job has a reference to those
+ * of the rank that asked first (step->classes, early->classes), and every other rank must have sent
+ * the same.
  *
  *     parts ---> member->classes ---> step->classes ---> struct zsd_step_table: scalars by class,
  *                                                        segments by unit
  *
- * The table is made once for each step, before its first page: where a unit's own segments name groups, those of the
- * table name classes, and tensors without a class are in none.
+ * The table is made once per step, before its first page. Where a unit's own segments name groups,
+ * those of the table name classes, and tensors without a class are in none.
  *
- * ANOTHER OPTIMIZER (job-optimizer). A trainer that comes to know its optimizer late opens its job with one whose state is as large
- * as any; before the first step only the kind changes, and state stays where it is, all zeros (zb_layout_steps_with()).
+ * ANOTHER OPTIMIZER (job-optimizer). A trainer that learns its optimizer late opens its job with
+ * one whose state is as large as any. Before the first step only the kind changes; the state stays
+ * where it is, all zeros (zb_layout_steps_with()).
  *
- * BOUNDS. At most ZP_CLASSES_MAX classes, and as many runs as the job has tensors, for each rank; a table has at most
- * as many segments.
+ * BOUNDS. At most ZP_CLASSES_MAX classes, and as many runs as the job has tensors, per rank; a
+ * table has at most as many segments.
  */
 #include "daemon/op/classes.h"
 

@@ -87,8 +87,8 @@ static void commit_on_page(void *owner, const struct zsd_page_spec *spec, const 
     commit_run(op);
 }
 
-/* Starts what may be in progress at one time, as far as the turn has room for looking; true when all
- * is saved, or has failed. */
+/* Starts what may be in progress at one time, as far as the turn has room for looking; true when
+ * all is saved, or has failed. */
 static bool commit_save(struct zsd_commit_op *op)
 {
     struct zsd_job *job = op->job;
@@ -244,7 +244,8 @@ static int commit_plan(struct zsd_delta *d, struct zb_err *err)
     if (d->saved->gone) /* while pages were saved and rows built */
         return zb_fail(err, -ECANCELED, "job '%s' was destroyed", d->saved->name);
     if (d->prepared)
-        return zb_fail(err, -EBUSY, "job '%s' has step %llu prepared, and it is not resolved",
+        return zb_fail(err, -EBUSY,
+                       "job '%s' has step %llu prepared, which must be committed or dropped first",
                        d->saved->name, (unsigned long long)d->prepared->iterations);
     if (op->what == ZSD_PREPARE)
         d->prepared = op->fresh;
@@ -338,7 +339,8 @@ int zsd_commit_check(const struct zsd_job *job, struct zb_err *err)
     if (!zsd_job_live(job)) /* a skip asks for none */
         return zb_fail(err, -EAGAIN, "job '%s' has no initial values yet", job->name);
     if (job->saved->prepared)
-        return zb_fail(err, -EBUSY, "job '%s' has step %llu prepared, and it is not resolved",
+        return zb_fail(err, -EBUSY,
+                       "job '%s' has step %llu prepared, which must be committed or dropped first",
                        job->name, (unsigned long long)job->saved->prepared->iterations);
     if (zsd_saved_room(job->saved, err) < 0)
         return err->code;
@@ -502,7 +504,7 @@ ZSD_REQUEST(zsd_commit, Commit)
         return;
     job = m->job;
     if (q->what < ZSD_COMMIT || q->what > ZSD_DROP) {
-        zsd_refuse(req, -EINVAL, "commit %u: known are 1 to 4", q->what);
+        zsd_refuse(req, -EINVAL, "commit %u: must be 1 to 4", q->what);
         return;
     }
     if (q->what == ZSD_RESOLVE || q->what == ZSD_DROP) {
@@ -510,7 +512,7 @@ ZSD_REQUEST(zsd_commit, Commit)
         return;
     }
     if (q->iterations != job->iterations)
-        (void)zb_fail(&err, -EINVAL, "a commit of step %llu of job '%s': its newest is %llu",
+        (void)zb_fail(&err, -EINVAL, "a commit of step %llu of job '%s': its newest step is %llu",
                       (unsigned long long)q->iterations, job->name,
                       (unsigned long long)job->iterations);
     else if (job->state != ZSD_READY || job->commit)

@@ -1,9 +1,9 @@
 /*
  * op/copy.c - write (initial values in) and read (what is stored out), between staging and pages.
  *
- * MODEL. One struct copy for each request, one page operation (page/pageop.h) for each page. A write
- * keeps everybody else away from its shard; reads go together with reads and with pins. A push
- * waits for the reads of its gradient.
+ * MODEL. One struct copy for each request, one page operation (page/pageop.h) for each page. A
+ * write keeps everybody else away from its shard; reads go together with reads and with pins. A
+ * push waits for the reads of its gradient.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -176,7 +176,8 @@ static int write_check(const struct zsd_shard *s, struct zb_err *err)
         return zb_fail(err, -EBUSY, "step %llu of job '%s' was begun",
                        (unsigned long long)job->iterations + 1, job->name);
     if (saved && saved->prepared)
-        return zb_fail(err, -EBUSY, "job '%s' has step %llu prepared, and it is not resolved",
+        return zb_fail(err, -EBUSY,
+                       "job '%s' has step %llu prepared, which must be committed or dropped first",
                        job->name, (unsigned long long)saved->prepared->iterations);
     if (saved && zsd_saved_kept(saved) && s->unit->layout.frozen)
         return zb_fail(err, -EINVAL, "unit '%s' of job '%s' is frozen, and was saved",

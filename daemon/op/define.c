@@ -1,7 +1,7 @@
 /*
- * define.c - a job is described: units with their tensors, then the shards of each rank. All ranks
- * say the same of a unit; a job that is made again says what was saved. What a description takes of
- * memory is charged to its job, also while it comes.
+ * define.c - describes a job: units with their tensors, then the shards of each rank. All ranks
+ * must describe a unit in the same way, and a job that is made again must match what was saved. The
+ * memory of a description is charged to its job, also while its parts arrive.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -28,7 +28,7 @@ static int unit_check(const struct zsd_job *job, const Zp__UnitDefine *q, struct
     if (!zp_name_valid(q->name))
         return zb_fail(err, -EINVAL, "'%s' is not a valid unit name", q->name);
     if (q->elems < 1 || q->elems > UINT64_C(1) << 40)
-        return zb_fail(err, -EINVAL, "unit '%s' has %llu elements: from 1 to 2^40", q->name,
+        return zb_fail(err, -EINVAL, "unit '%s' has %llu elements: must be 1 to 2^40", q->name,
                        (unsigned long long)q->elems);
     return 0;
 }
@@ -50,28 +50,28 @@ static int unit_tensor(struct zsd_unit *unit, struct zsd_job *job, const Zp__Ten
         return zb_fail(err, -EINVAL, "unit '%s': '%s' is not a valid tensor name", unit->name,
                        q->name);
     if (q->n_dims > ZP_DIMS_MAX)
-        return zb_fail(err, -EINVAL, "tensor '%s' has %zu dimensions: at most %u", q->name,
-                       q->n_dims, ZP_DIMS_MAX);
+        return zb_fail(err, -EINVAL, "tensor '%s' has %zu dimensions: at most %u are allowed",
+                       q->name, q->n_dims, ZP_DIMS_MAX);
     for (size_t i = 0; i < q->n_dims; i++) {
         t.dims[i] = q->dims[i];
         if (!zb_mul_fits(t.count, q->dims[i], &t.count))
             return zb_fail(err, -EINVAL, "tensor '%s' has a shape that overflows", q->name);
     }
     if (t.count < 1 || q->first < from || !zb_range_inside(q->first, t.count, unit->elems))
-        return zb_fail(
-            err, -EINVAL,
-            "tensor '%s' (first %llu, %llu elements) is not inside unit '%s' of %llu, behind "
-            "the one before it",
-            q->name, (unsigned long long)q->first, (unsigned long long)t.count, unit->name,
-            (unsigned long long)unit->elems);
+        return zb_fail(err, -EINVAL,
+                       "tensor '%s' (first %llu, %llu elements) is not inside unit '%s' of %llu "
+                       "elements, after the previous tensor",
+                       q->name, (unsigned long long)q->first, (unsigned long long)t.count,
+                       unit->name, (unsigned long long)unit->elems);
     if (q->group >= job->groups && q->group != ZP_GROUP_FROZEN)
-        return zb_fail(err, -EINVAL, "tensor '%s' is of parameter group %u, and the job has %u",
-                       q->name, q->group, job->groups);
+        return zb_fail(err, -EINVAL,
+                       "tensor '%s' has parameter group %u, and the job has %u groups", q->name,
+                       q->group, job->groups);
     if (unit->index < job->nunits) { /* counted already */
         if (unit->ntensors >= job->units[unit->index]->ntensors)
             return zb_fail(
                 err, -EINVAL,
-                "tensor '%s': unit %u ('%s') of job '%s' has %u tensors, and not this one", q->name,
+                "tensor '%s': unit %u ('%s') of job '%s' has %u tensors, but not this one", q->name,
                 unit->index, unit->name, job->name, job->units[unit->index]->ntensors);
     } else if (job->ntensors + unit->ntensors >= ZSD_TENSORS_MAX) {
         return zb_fail(err, -ENOSPC, "tensor '%s': job '%s' has %u tensors, which is the limit",
@@ -117,7 +117,7 @@ static int unit_differs(const struct zsd_member *m, const struct zsd_unit *unit,
                        "unit %u ('%s') of job '%s' is %s, and rank %u defines it as %s",
                        unit->index, unit->name, m->job->name, words[was], m->rank, words[is]);
     return zb_fail(err, -EINVAL,
-                   "rank %u defines unit %u ('%s') of job '%s' otherwise than its peers", m->rank,
+                   "rank %u defines unit %u ('%s') of job '%s' differently from its peers", m->rank,
                    unit->index, unit->name, m->job->name);
 }
 
@@ -128,16 +128,15 @@ static int unit_finish(struct zsd_member *m, struct zb_err *err)
     struct zsd_unit *unit = m->defining;
 
     if (unit->ntensors == 0 && !unit->layout.frozen) /* what lies in no tensor is never stepped */
-        return zb_fail(
-            err, -EINVAL,
-            "unit '%s' has no tensors, and is not frozen: nothing of it would be trained",
-            unit->name);
+        return zb_fail(err, -EINVAL,
+                       "unit '%s' has no tensors and is not frozen: nothing in it would be trained",
+                       unit->name);
     if (unit->index < job->nunits)
         return unit_same(unit, job->units[unit->index])
                    ? 0
                    : unit_differs(m, unit, job->units[unit->index], err);
     if (job->state != ZSD_DEFINING || job->again)
-        return zb_fail(err, -EINVAL, "job '%s' has %u units, and '%s' is none of them", job->name,
+        return zb_fail(err, -EINVAL, "job '%s' has %u units, and none is called '%s'", job->name,
                        job->nunits, unit->name);
     if (zsd_unit_segments(unit) < 0)
         return zb_fail(err, -ENOMEM, "unit '%s': %m", unit->name);
@@ -159,10 +158,10 @@ static int unit_head(struct zsd_member *m, const Zp__UnitDefine *q, struct zb_er
                      m->job->moments, q->frozen, &layout, err) < 0)
         return err->code;
     if (q->quantized && !q->frozen)
-        return zb_fail(err, -EINVAL,
-                       "unit '%s' is quantized, and is not frozen: only what is never stepped is "
-                       "kept in 8 bits",
-                       q->name);
+        return zb_fail(
+            err, -EINVAL,
+            "unit '%s' is quantized but not frozen: only frozen units can be stored in 8 bits",
+            q->name);
     if (q->quantized)
         zb_layout_quantize(&layout);
     if (!unit) {
@@ -181,7 +180,7 @@ static int unit_head(struct zsd_member *m, const Zp__UnitDefine *q, struct zb_er
     if (strcmp(unit->name, q->name) != 0 || unit->elems != q->elems ||
         unit->layout.dtype != layout.dtype || unit->layout.grad_dtype != layout.grad_dtype ||
         unit->layout.frozen != layout.frozen || unit->layout.quantized != layout.quantized)
-        return zb_fail(err, -EINVAL, "a part of unit '%s' says otherwise than the first of '%s'",
+        return zb_fail(err, -EINVAL, "a part of unit '%s' contradicts the first part, of '%s'",
                        q->name, unit->name);
     return 0;
 }
@@ -245,7 +244,8 @@ static int shard_check(const struct zsd_job *job, const Zp__Range *q, struct zb_
     return 0;
 }
 
-/* What a shard takes of memory, with the tables of its pages: where they are, and their checksums. */
+/* What a shard takes of memory, with the tables of its pages: where they are, and their checksums.
+ * */
 static uint64_t shard_bytes(const struct zsd_job *job, uint64_t count)
 {
     return sizeof(struct zsd_shard) + zb_div_up(count, job->core->page_elems) * ZB_PLANES *
@@ -329,11 +329,11 @@ ZSD_REQUEST(zsd_shard_register, ShardRegister)
         return;
     before = m->job->nshards;
     if (q->n_ranges < 1 || q->n_ranges > ZP_SHARDS_MAX)
-        (void)zb_fail(&err, -EINVAL, "%zu ranges in one request: from 1 to %u", q->n_ranges,
+        (void)zb_fail(&err, -EINVAL, "%zu ranges in one request: must be 1 to %u", q->n_ranges,
                       ZP_SHARDS_MAX);
     else if (m->ready)
-        (void)zb_fail(&err, -EBUSY, "rank %u of job '%s' said that it was ready", m->rank,
-                      m->job->name);
+        (void)zb_fail(&err, -EBUSY, "rank %u of job '%s' is already ready: its shards are fixed",
+                      m->rank, m->job->name);
     for (size_t i = 0; i < q->n_ranges && err.code == 0; i++) {
         zsd_turn_count(m->job->core, 1);
         if (m->job->state == ZSD_DEFINING) {

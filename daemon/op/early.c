@@ -1,38 +1,39 @@
 /*
- * op/early.c - steps that begin ahead of their barrier, shard by shard, under the backward pass.
+ * op/early.c - steps that begin early, shard by shard, during the backward pass.
  *
- * MODEL. Every rank says what the step will be (step-begin): its scalars, so nothing is clipped,
- * and how many micro-steps it has. From then on a shard whose gradient of the last one is complete
- * is stepped, page by page, where its state is streamed:
+ * MODEL. Every rank announces the step (step-begin): its scalars, so nothing is clipped, and its
+ * number of micro-steps. From then on a shard is stepped, page by page, when its gradient of the
+ * last micro-step is complete, if its state is streamed:
  *
- *     gradient complete ---> [in line] ---> EARLY pages ---> held ---> the step: PUBLISH
- *                                                             \---> skip, a rank that leaves, ...
- *                                                                   dropped
+ *     gradient complete ---> [queued] ---> EARLY pages ---> held ---> the step: PUBLISH
+ *                                                            \---> skip, a rank that leaves, ...
+ *                                                                  dropped
  *
- * ORDER. The gradient that came last goes first: in a backward pass it is of what the next forward
- * pass needs first. Where the drive is slower than the passes, what is left at the barrier is then
- * a part of every shard, so that the forward pass never waits for long.
+ * ORDER. The newest gradient goes first: in a backward pass it belongs to the unit that the next
+ * forward pass needs first. If the drive is slower than the passes, a part of every shard is then
+ * left at the barrier, so that the forward pass never waits for long.
  *
- * EARLY (page/pageop.h) leaves the shard's bytes as they are, so nobody sees anything of it, a commit is
- * what it was, and undoing it is to give fresh extents back. Pages of state that are resident are
- * stepped at the barrier, at the speed of memory: they could not be undone without a copy. So are
- * parameters in memory that do not fit where their gradient was.
+ * EARLY (page/pageop.h) leaves the shard's bytes unchanged. So the results are invisible, the last
+ * commit is unaffected, and undoing it means freeing new extents. Resident pages of state are
+ * stepped at the barrier, at the speed of memory: they could not be undone without a copy. The same
+ * holds for parameters in memory that do not fit into their gradient's memory.
  *
- * ROOM. The job was placed with a spare place for each page that can be begun (plan/place.c), if it
- * was opened so.
+ * ROOM. If the job was opened for it, it was placed with a spare place for each page that can be
+ * begun (plan/place.c).
  *
- * FAILURE of a page changes nothing either: no more are begun, and the step, when all have asked
- * for it, is refused with it. The gradients have been used then: they are dropped, and the job goes
- * on. A page that fails when the step runs already ends the job, as any other.
+ * FAILURE of a page changes nothing either. No more pages are begun, and the step fails with that
+ * error when all ranks have asked for it. The gradients have been used then: they are dropped, and
+ * the job continues. A page that fails when the step already runs ends the job, like any other.
  *
  * INVARIANTS
- *     E1  s->early: the gradient of s is complete, nobody reads or writes it but our operations
- *         and, at the barrier, the step's. Undone, the shard has no gradient.
+ *
+ *     E1  s->early: the gradient of s is complete, and only our operations and, at the barrier, the
+ *         step's read or write it. Undone, the shard has no gradient.
  *     E2  Page p of such a shard, begun, is in flight, or s->held[p], or taken by the step, or has
  *         failed (early.err, or the job has ended).
- *     E3  What is dropped in flight has gone before a new gradient comes into its place
- *         (early_inflight), before a step of its page, before what zsd_step_prepare() made changes and before
- *         the job goes on elsewhere.
+ *     E3  Work that is dropped in flight has ended before a new gradient takes its place
+ *         (early_inflight), before a step of its page, before the table of zsd_step_prepare()
+ *         changes, and before the job resumes elsewhere.
  */
 #include "daemon/op/early.h"
 
@@ -67,10 +68,10 @@ int zsd_early_check(const struct zsd_job *job, const struct zsd_step_op *want, u
     if (job->early_said == 0 || want->skip ||
         early_same(job->early, want->scale, want->params, want->classes))
         return 0;
-    return zb_fail(err, -EINVAL,
-                   "rank %u asks for step %llu of job '%s' with other values than it was begun "
-                   "with",
-                   rank, (unsigned long long)want->step, job->name);
+    return zb_fail(
+        err, -EINVAL,
+        "rank %u asks for step %llu of job '%s' with different values from those it was begun with",
+        rank, (unsigned long long)want->step, job->name);
 }
 
 static int begin_check(const struct zsd_member *m, const Zp__StepBegin *q, struct zb_err *err)
@@ -125,8 +126,8 @@ ZSD_REQUEST(zsd_step_begin, StepBegin)
     if (job->early_said > 0 &&
         (!early_same(e, q->scale, params, classes) || e->micros != q->micros)) {
         zsd_refuse(req, -EINVAL,
-                   "rank %u begins step %llu of job '%s' with other values than its peers", m->rank,
-                   (unsigned long long)q->step, job->name);
+                   "rank %u begins step %llu of job '%s' with different values from its peers",
+                   m->rank, (unsigned long long)q->step, job->name);
         return;
     }
     e->micros = q->micros;

@@ -1,15 +1,15 @@
 /*
- * end.c - a rank is taken from its connection, and a job ends: whoever waits is answered, what is in
- * flight comes to its end, and memory goes back. Who decides that: a rank, a connection or the
- * daemon that goes (leave.c), a page that fails (step.c, early.c), and any lower room by
- * zsd_job_fail().
+ * end.c - removes a rank from its connection, and ends a job: answers all waiting requests, lets
+ * work in flight finish, and frees memory. The decision is made elsewhere: when a rank, a
+ * connection or the daemon goes (leave.c), when a page fails (step.c, early.c), and by any lower
+ * room with zsd_job_fail().
  *
- * ORDER. zsd_job_quit() answers; the last zsd_job_unhold() defers job->over; then
- * zsd_job_forget_if_over() gives the memory back on a compute thread (plan/job_arena.c), and the
- * struct goes with its last rank (new.c).
+ * ORDER. zsd_job_quit() answers. The last zsd_job_unhold() defers job->over. Then
+ * zsd_job_forget_if_over() frees the memory on a compute thread (plan/job_arena.c), and the last
+ * rank frees the struct (new.c).
  *
- * WHO ANSWERS. A request that must wait (open, ready, step) is kept by its member; whoever ends the
- * wait answers it, exactly once, and clears the field.
+ * ANSWERS. A request that must wait (open, ready, step) is kept by its member. The code that ends
+ * the wait answers it, exactly once, and clears the field.
  */
 #include "daemon/op/end.h"
 

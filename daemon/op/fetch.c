@@ -7,7 +7,8 @@
  * that is not. A shard that is streamed and not cached gets one struct zsd_fill, shared by all who
  * wait for it:
  *
- *     fill:   ROOM ---> READ ---> DONE     a place in the ring, then page operations (page/pageop.h)
+ *     fill:   ROOM ---> READ ---> DONE     a place in the ring, then page operations
+ *     (page/pageop.h)
  *
  *     ROOM  waits for a place of its size in its rank's ring; the oldest unpinned cached shard of
  *           that size is dropped for it. When the last fetch that waits for the shard is over,
@@ -399,7 +400,7 @@ static void fetch_expire(struct zsd_timed *timed)
     else if (s->fill && s->fill->at == ZB_NO_PLACE)
         (void)zb_fail(&err, -ETIMEDOUT,
                       "fetch of unit '%s' of job '%s' waits for room in the ring: rank %u pins %u "
-                      "shards of this size at one time, which is all that fit",
+                      "shards of this size, and no more fit; release some",
                       s->unit->name, job->name, s->rank, job->ring.classes[s->ring_class].total);
     else
         (void)zb_fail(&err, -ETIMEDOUT, "fetch of unit '%s' of job '%s' waits for the data file",
@@ -447,7 +448,7 @@ ZSD_REQUEST(zsd_fetch, Fetch)
     struct zsd_fetch *f;
 
     if (q->n_shards < 1 || q->n_shards > ZP_SHARDS_MAX) {
-        zsd_refuse(req, -EINVAL, "%zu shards in one request: from 1 to %u", q->n_shards,
+        zsd_refuse(req, -EINVAL, "%zu shards in one request: must be 1 to %u", q->n_shards,
                    ZP_SHARDS_MAX);
         return;
     }
@@ -500,7 +501,7 @@ void zsd_release(struct zsd_conn *conn, const ProtobufCMessage *message)
             continue; /* the job is over: its pins are gone already */
         if (bad++ == 0) {
             shard = q->shards[i];
-            (void)zb_fail(&first, -EINVAL, "%s", s ? "this rank does not pin it" : err.text);
+            (void)zb_fail(&first, -EINVAL, "%s", s ? "this rank has not pinned it" : err.text);
         }
     }
     if (bad == 0)

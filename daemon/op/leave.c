@@ -82,8 +82,8 @@ void zsd_core_gone(struct zsd_conn *conn)
     if (!m)
         return;
     job = m->job;
-    (void)zb_fail(&why, -EOWNERDEAD, "rank %u of job '%s' (process %d) died or hung up", m->rank,
-                  job->name, (int)conn->pid);
+    (void)zb_fail(&why, -EOWNERDEAD, "rank %u of job '%s' (process %d) died or disconnected",
+                  m->rank, job->name, (int)conn->pid);
     zsd_job_hold(job);
     if (job->core->draining) { /* this rank was the first to hear it, and has left */
         why = (struct zb_err){ 0 };
@@ -145,7 +145,7 @@ ZSD_REQUEST(zsd_job_share, JobShare)
         return;
     }
     if (q->share > ZSD_SHARE_MAX) {
-        zsd_refuse(req, -EINVAL, "a share of %u: from 1 to %u", q->share, ZSD_SHARE_MAX);
+        zsd_refuse(req, -EINVAL, "a share of %u: must be 1 to %u", q->share, ZSD_SHARE_MAX);
         return;
     }
     job->payer.share = q->share == 0 ? ZSD_SHARE_DEFAULT : q->share;

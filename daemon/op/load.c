@@ -1,28 +1,29 @@
 /*
- * load.c - a saved version comes back into memory, for a job that was placed and has the same
- * elements, whatever shards and pages they were cut into.
+ * load.c - loads a saved version into memory, for a job that was placed and has the same elements,
+ * however they were cut into shards and pages.
  *
- * MODEL. A shard that is cut as its row is (zsd_row_fits) takes the row's extents for its own: what
- * is streamed then needs no I/O at all, what is resident is read. Any other page is put together
- * from the rows' pages that hold its elements:
+ * MODEL. A shard that is cut as its row (zsd_row_fits) takes over the row's extents: streamed
+ * planes need no I/O at all, resident planes are read. Any other page is assembled from the rows'
+ * pages that hold its elements:
  *
  *     BUFFER ---> PIECE <---> COPY ---> UP ---> SEAL ---> WRITE ---> SETTLE
  *                                                            a failure goes to SETTLE
  *
- *     BUFFER  waits for a page buffer, if a plane of it is streamed, or its parameters are on the
- *             GPU
+ *     BUFFER  waits for a page buffer, if one of its planes is streamed, or its parameters are on
+ *             the GPU
  *     PIECE   waits for one page of a row, read and verified (store/rowio.c)
  *     COPY    waits for a compute thread, which copies the piece; then the next piece
- *     UP      waits for its parameters to be on the GPU, if that is where they live
+ *     UP      waits for its parameters to be on the GPU, if they belong there
  *     SEAL    waits for the checksums of the streamed planes
- *     WRITE   waits for their writes to fresh extents
+ *     WRITE   waits for their writes to new extents
  *
- * One struct load_page for each page in progress, as many as there are page buffers. Loop thread,
- * but for what runs as a task, which touches only its page.
+ * There is one struct load_page for each page in progress, as many as there are page buffers. Loop
+ * thread, except tasks, which touch only their page.
  *
  * INVARIANTS
- *     L1  No byte gets into the job before the checksum of its page matched.
- *     L2  The version is held until the load is over, so none of its extents is written meanwhile.
+ *
+ *     L1  No byte gets into the job before the checksum of its page matched. L2  The version is
+ *     held until the load is over, so none of its extents is overwritten meanwhile.
  */
 #include "daemon/op/load.h"
 
@@ -510,8 +511,8 @@ static struct zsd_row *load_row(const struct zsd_load_op *op, const struct zsd_s
                                                                            : NULL;
 }
 
-/* Begins with the pages of a shard, in order. True: it is through with them; false: as many as may be
- * in progress are, or the rest is for the next turn. */
+/* Begins with the pages of a shard, in order. True: it is through with them; false: as many as may
+ * be in progress are, or the rest is for the next turn. */
 static bool load_shard(struct zsd_load_op *op, struct zsd_shard *s)
 {
     struct zsd_core *core = op->job->core;

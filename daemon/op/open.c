@@ -1,12 +1,13 @@
 /*
- * op/open.c - a rank opens a job: a new one, one that is there, or a saved one, made again.
+ * op/open.c - a rank opens a job: a new one, one in memory, or a saved one, which is then made
+ * again.
  *
- * WAITING. A job-open that cannot be decided yet waits in core->ops->opens, and is looked at again
- * whenever a job has ended, memory has come back, or a commit is over: while an incarnation of its
- * job is still ending; while the job commits, to be made again for another world; and when there is
- * no room for its staging but bytes are on their way back, others can give some up
- * (plan/replan.c), or a reader has what was kept for it. Whatever it waits for, and however often:
- * one deadline, from when it first waited.
+ * WAITING. A job-open that cannot be decided yet waits in core->ops->opens. It is tried again
+ * whenever a job has ended, memory was freed, or a commit is over. It waits while an incarnation of
+ * its job is still ending; while the job commits, to be made again for another number of ranks; and
+ * when there is no room for its staging, but memory is being freed, other jobs can give some up
+ * (plan/replan.c), or a reader has what was kept for it. There is one deadline for all of these,
+ * from when it first waited.
  */
 #include "daemon/op/open.h"
 
@@ -76,40 +77,40 @@ static int open_check(const struct zsd_core *core, const Zp__JobOpen *q, struct 
                        "'%s' is not a valid job name: 1 to %u letters, digits, '.', '_' or '-'",
                        q->name, ZP_NAME_MAX);
     if (q->world < 1 || q->world > ZP_WORLD_MAX)
-        return zb_fail(err, -EINVAL, "a world of %u ranks: from 1 to %u", q->world, ZP_WORLD_MAX);
+        return zb_fail(err, -EINVAL, "a world of %u ranks: must be 1 to %u", q->world,
+                       ZP_WORLD_MAX);
     if (q->rank >= q->world)
         return zb_fail(err, -EINVAL, "rank %u is outside of a world of %u ranks", q->rank,
                        q->world);
     if (q->groups < 1 || q->groups > ZP_GROUPS_MAX)
-        return zb_fail(err, -EINVAL, "%u parameter groups: from 1 to %u", q->groups, ZP_GROUPS_MAX);
+        return zb_fail(err, -EINVAL, "%u parameter groups: must be 1 to %u", q->groups,
+                       ZP_GROUPS_MAX);
     if (q->offload_param < ZP_HOST || q->offload_param > ZP_GPU || q->offload_optimizer < ZP_HOST ||
         q->offload_optimizer > ZP_NVME || q->offload_grad > ZP_NVME)
-        return zb_fail(err, -EINVAL,
-                       "places %u, %u and %u: known are 1 (host) and 2 (nvme), and of parameters "
-                       "3 (gpu)",
-                       q->offload_param, q->offload_optimizer, q->offload_grad);
+        return zb_fail(
+            err, -EINVAL,
+            "places %u, %u and %u: must be 1 (host) or 2 (nvme), for parameters also 3 (gpu)",
+            q->offload_param, q->offload_optimizer, q->offload_grad);
     if (strlen(q->device) > ZSD_DEVICE_MAX)
         return zb_fail(err, -EINVAL, "a device's id has at most %u bytes", ZSD_DEVICE_MAX);
     if (!zb_optimizer_name(q->optimizer))
-        return zb_fail(
-            err, -EINVAL,
-            "optimizer %u: known are 1 (AdamW), 2 (Adam), 3 (Lion), 4 (SGD), 5 (Adagrad)",
-            q->optimizer);
+        return zb_fail(err, -EINVAL,
+                       "optimizer %u: must be 1 (AdamW), 2 (Adam), 3 (Lion), 4 (SGD), 5 (Adagrad)",
+                       q->optimizer);
     if (!zb_moments_name(zsd_open_moments(q)))
-        return zb_fail(err, -EINVAL, "moments %u: known are 1 (fp32), 2 (bf16), 3 (8bit)",
+        return zb_fail(err, -EINVAL, "moments %u: must be 1 (fp32), 2 (bf16), 3 (8bit)",
                        q->moments);
     if (q->durable && !q->keep)
         return zb_fail(err, -EINVAL, "a job that is not kept cannot be durable");
     if (q->durable && zsd_fixed(&core->daemon->config))
         return zb_fail(err, -EINVAL,
-                       "this daemon runs with io fixed, for benches: nothing survives it, so no "
-                       "job can be durable");
+                       "this daemon runs with io fixed, for benchmarks: no job can be durable");
     if (q->durable && !core->store)
         return zb_fail(err, -EINVAL,
-                       "a durable job needs a daemon with an NVMe tier and a data directory that "
-                       "stays: this one has none");
+                       "a durable job needs a daemon with an NVMe tier and a permanent data "
+                       "directory (nvme_bytes, data)");
     if (q->share > ZSD_SHARE_MAX)
-        return zb_fail(err, -EINVAL, "a share of %u: from 1 to %u", q->share, ZSD_SHARE_MAX);
+        return zb_fail(err, -EINVAL, "a share of %u: must be 1 to %u", q->share, ZSD_SHARE_MAX);
     if (q->staging_bytes > INT64_MAX - ZB_PAGE_ALIGN)
         return zb_fail(err, -EINVAL, "staging of %llu bytes", (unsigned long long)q->staging_bytes);
     return 0;
@@ -117,8 +118,9 @@ static int open_check(const struct zsd_core *core, const Zp__JobOpen *q, struct 
 
 static int open_stale(const Zp__JobOpen *q, uint64_t epoch, struct zb_err *err)
 {
-    return zb_fail(err, -ESTALE, "job '%s' is in epoch %llu: rank %u of epoch %llu is cut off",
-                   q->name, (unsigned long long)epoch, q->rank, (unsigned long long)q->epoch);
+    return zb_fail(err, -ESTALE,
+                   "job '%s' is in epoch %llu: rank %u of epoch %llu was disconnected", q->name,
+                   (unsigned long long)epoch, q->rank, (unsigned long long)q->epoch);
 }
 
 /* A job has one optimizer and one form of its moments for as long as it lives. */
@@ -129,7 +131,7 @@ static int open_trains(const Zp__JobOpen *q, enum zb_optimizer optimizer, enum z
         return 0;
     return zb_fail(
         err, -EINVAL,
-        "rank %u opens job '%s' for %s with %s moments, and it is trained by %s with %s moments",
+        "rank %u opens job '%s' for %s with %s moments, but the job uses %s with %s moments",
         q->rank, q->name, zb_optimizer_name(q->optimizer), zb_moments_name(zsd_open_moments(q)),
         zb_optimizer_name(optimizer), zb_moments_name(moments));
 }
@@ -143,7 +145,7 @@ static int open_join(struct zsd_job *job, const Zp__JobOpen *q, struct zb_err *e
         return zb_fail(err, -EEXIST, "job '%s' exists already", q->name);
     if (q->attach && !job->keep)
         return zb_fail(err, -EINVAL,
-                       "job '%s' was not opened to be kept: no process can attach to it", q->name);
+                       "job '%s' was not opened with `keep`: no process can attach to it", q->name);
     if (q->world != job->world)
         return zb_fail(err, -EINVAL, "job '%s' has %u ranks, not %u", q->name, job->world,
                        q->world);
@@ -161,7 +163,7 @@ static int open_join(struct zsd_job *job, const Zp__JobOpen *q, struct zb_err *e
                      (q->offload_grad == ZP_HOST) != (job->offload_grad == ZP_HOST) ||
                      q->host_bytes_max != job->host_bytes_max || q->early != job->early_wish ||
                      (q->share == 0 ? ZSD_SHARE_DEFAULT : q->share) != job->share_opened)))
-        return zb_fail(err, -EINVAL, "rank %u opens job '%s' with other options than its peers",
+        return zb_fail(err, -EINVAL, "rank %u opens job '%s' with different options from its peers",
                        q->rank, q->name);
     if (!zsd_open_sees(job, q))
         return zb_fail(err, -ENOTSUP,
@@ -263,8 +265,8 @@ static int open_find(struct zsd_req *req, const Zp__JobOpen *q, struct zsd_saved
     return 0;
 }
 
-/* The name is another user's. That it is taken is all that is told: whose it is, and whether it could
- * be attached to, is nobody else's affair. */
+/* The name is another user's. That it is taken is all that is told: whose it is, and whether it
+ * could be attached to, is nobody else's affair. */
 static int open_others(const Zp__JobOpen *q, struct zb_err *err)
 {
     if (q->attach)

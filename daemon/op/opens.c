@@ -1,6 +1,6 @@
 /*
- * opens.c - job-opens that wait, each with its own copy of the request, and the answer to a rank that
- * has opened its job. open.c says what they wait for and looks at them again.
+ * opens.c - job-opens that wait, each with its own copy of the request, and the answer to a rank
+ * that has opened its job. open.c says what they wait for, and tries them again.
  */
 #include "daemon/op/opens.h"
 
@@ -20,18 +20,20 @@ static void open_expire(struct zsd_timed *timed)
 
     switch (w->cause) {
     case ZSD_OPEN_JOB:
-        zsd_refuse(w->req, -ETIMEDOUT,
-                   "rank %u waits for job '%s', whose last ranks, commit or removal are not over",
-                   w->q.rank, w->name);
+        zsd_refuse(
+            w->req, -ETIMEDOUT,
+            "rank %u waits for job '%s', whose previous ranks, commit or removal have not finished",
+            w->q.rank, w->name);
         break;
     case ZSD_OPEN_ROOM:
-        zsd_refuse(w->req, -ETIMEDOUT, "rank %u waits for room that other jobs were to give: %s",
-                   w->q.rank, w->lacks.text);
+        zsd_refuse(w->req, -ETIMEDOUT,
+                   "rank %u waits for room that other jobs have to give back: %s", w->q.rank,
+                   w->lacks.text);
         break;
     case ZSD_OPEN_MEMORY:
         zsd_refuse(w->req, -ETIMEDOUT, "job '%s' waits for %s of host memory for staging, which %s",
                    w->name, zb_size_text(w->staging_bytes).s,
-                   w->want.bytes > 0 ? "other jobs were to give with their next steps"
+                   w->want.bytes > 0 ? "other jobs have to give back with their next steps"
                                      : "readers of saved jobs have");
         break;
     }

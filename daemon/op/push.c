@@ -1,25 +1,26 @@
 /*
- * op/push.c - gradients in, and their norms.
+ * op/push.c - takes gradients in, and computes their norms.
  *
- * MODEL. A push is a run of pages of one shard. A page whose gradient is in memory is taken in by a
- * compute task: accumulated, and in the same pass summed and counted. One that lives on NVMe goes
- * through a page operation (page/pageop.h, PUSH), which does the same between a read and a write. Parts
- * of a micro-step come in order, micro-steps one after the other: so (step, micro, first) says
- * whether a push is new, repeated or out of order.
+ * MODEL. A push is a run of pages of one shard. A compute task takes in a page whose gradient is in
+ * memory: it accumulates, and in the same pass sums and counts. A page of a gradient on NVMe goes
+ * through a page operation (page/pageop.h, PUSH), which does the same between a read and a write.
+ * Parts of a micro-step come in order, and so do micro-steps. So (step, micro, first) tells whether
+ * a push is new, repeated or out of order.
  *
  *     zsd_push ---> [waits in its shard's line] ---> pages, so many each turn ---> answer
  *
- * A PAGE THAT FAILS (its transfer, or its checksum) ends its push with its code, and all pushes of
- * that shard that were begun or wait by then; the shard has no gradient any more, and takes pushes
- * again from the first micro-step on when the last of them has ended.
+ * FAILURE of a page (its transfer, or its checksum) ends its push with that code, and all pushes of
+ * that shard that were begun or wait by then. The shard then has no gradient. When the last of
+ * these pushes has ended, it accepts pushes again from the first micro-step.
  *
  * INVARIANTS
- *     G1  shard->grad_next counts elements that were accepted, shard->pushing the pages still on
- *         their way, and one for a push while it begins; a gradient is complete when all have come,
- *         none is on its way and the line is empty. After a failure (grad_rc) grad_next is 0 until
+ *
+ *     G1  shard->grad_next counts accepted elements, shard->pushing the pages still on their way,
+ *         and one for a push while it begins. A gradient is complete when all elements have come,
+ *         none is on its way and the queue is empty. After a failure (grad_rc) grad_next is 0 until
  *         none is on its way.
- *     G2  No two work on one page: a micro-step's pages begin after the last one's have ended. None
- *         works on what is being read.
+ *     G2  No two tasks work on one page: a micro-step's pages begin after those of the previous one
+ *         have ended. None works on what is being read.
  *     G3  The staging that a page is taken from stays until it is done, whatever happens to the
  *         client.
  */
@@ -263,7 +264,7 @@ static int push_admit(struct zsd_shard *s, const Zp__Push *q, struct zb_err *err
     if (zb_dtype_bytes(q->dtype) == 0)
         return zb_fail(err, -EINVAL, "a gradient of dtype number %u", q->dtype);
     if (q->mode != ZP_PUSH_SET && q->mode != ZP_PUSH_ADD)
-        return zb_fail(err, -EINVAL, "push mode %u: known are 1 (set) and 2 (add)", q->mode);
+        return zb_fail(err, -EINVAL, "push mode %u: must be 1 (set) or 2 (add)", q->mode);
     if ((q->mode == ZP_PUSH_ADD) != (q->micro > 0))
         return zb_fail(err, -EINVAL, "micro-step %u %s: the first sets, the others add", q->micro,
                        q->mode == ZP_PUSH_ADD ? "adds" : "sets");

@@ -1,18 +1,20 @@
 /*
- * op/reader.c - reading what is saved, by a client that is no rank of it: reader-open, -unit,
- * -read, -close. How a read runs: op/reader_read.c.
+ * op/reader.c - reading saved state, by a client that is not a rank: reader-open, -unit, -read,
+ * -close. How a read runs: op/reader_read.c.
  *
  * MODEL. A struct zsd_reader (op/reader_priv.h) belongs to a connection, holds one version, and has
- * staging of its own, made and ended on a compute thread.
+ * its own staging, which compute threads create and free.
  *
- *     OPENING ---> OPEN ---> CLOSING     by reader-close, the end of the connection, the daemon's
+ *     OPENING ---> OPEN ---> CLOSING     by reader-close, or the end of the connection or the
+ *     daemon
  *
- * WHAT A READER HOLDS. While the saved job holds the version too, its places are promised. When
- * nobody but readers does (zsd_readers_orphaned), each is promised room for it if there is any;
- * else it lets go, so that the job finds its own: the reads that are left are answered -ESTALE.
- * Its reads only look at rows.
+ * WHAT A READER HOLDS. While the saved job also holds the version, its places are promised. When
+ * only readers hold it (zsd_readers_orphaned), each reader is promised room for it if there is any.
+ * Otherwise it lets go, so that the job finds its own room, and its remaining reads fail with
+ * -ESTALE. Its reads do not hold rows.
  *
  * INVARIANTS (R1: op/reader_read.c)
+ *
  *     R2  version->readers is the number of readers that hold it.
  *     R3  A reader is freed when no lane and no task of it runs; its saved job is held until then.
  */
@@ -160,7 +162,8 @@ void zsd_reader_gone(struct zsd_conn *conn)
 
     if (!conn->reader)
         return;
-    (void)zb_fail(&why, -ECANCELED, "the reader of job '%s' hung up", conn->reader->saved->name);
+    (void)zb_fail(&why, -ECANCELED, "the reader of job '%s' disconnected",
+                  conn->reader->saved->name);
     reader_end(conn->reader, &why);
 }
 
@@ -250,8 +253,9 @@ static struct zsd_version *open_find(struct zsd_req *req, const Zp__ReaderOpen *
     return snap ? snap->version : NULL;
 }
 
-/* What a reader may take of the host tier: nothing that somebody waits for. It may have what is kept
- * for ranks that have left a job; who comes back waits until the reader has closed (op/open.c). */
+/* What a reader may take of the host tier: nothing that somebody waits for. It may have what is
+ * kept for ranks that have left a job; who comes back waits until the reader has closed
+ * (op/open.c). */
 static uint64_t open_host_free(const struct zsd_core *core)
 {
     uint64_t free_bytes = zsd_account_free(&core->tiers.host);

@@ -222,9 +222,10 @@ static void ready_present(struct zsd_job *job)
     }
     v = ready_version(job, &err);
     if (v && (job->pins > 0 || !ready_together(job))) {
-        (void)zb_fail(&err, -EBUSY,
-                      "job '%s' cannot resume from step %llu: a rank trains on what is in memory",
-                      job->name, (unsigned long long)job->point);
+        (void)zb_fail(
+            &err, -EBUSY,
+            "job '%s' cannot resume from step %llu: a rank already trains on the state in memory",
+            job->name, (unsigned long long)job->point);
         v = NULL;
     }
     if (v && zsd_saved_room(job->saved, &err) < 0)
@@ -367,8 +368,8 @@ static void ready_expire(struct zsd_timed *timed)
         struct zb_err err = { 0 };
 
         (void)zb_fail(&err, -ETIMEDOUT,
-                      "job '%s' waits for %s of host memory, which other jobs were to give with "
-                      "their next steps",
+                      "job '%s' waits for %s of host memory, which other jobs have to give back "
+                      "with their next steps",
                       job->name, zb_size_text(job->want.bytes).s);
         zsd_reply_err(r, &err);
         zsd_job_end(job, &err);
@@ -425,7 +426,7 @@ ZSD_REQUEST(zsd_ready, Ready)
         return;
     job = m->job;
     if (m->ready) {
-        zsd_refuse(req, -EBUSY, "rank %u of job '%s' said so already", m->rank, job->name);
+        zsd_refuse(req, -EBUSY, "rank %u of job '%s' is already ready", m->rank, job->name);
         return;
     }
     if (m->defining) {

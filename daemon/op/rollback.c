@@ -97,11 +97,10 @@ ZSD_REQUEST(zsd_rollback, SnapshotRef)
         return;
     }
     saved->ended = &op->work;
-    (void)zb_fail(&err, -ECANCELED,
-                  "job '%s' is rolled back to step %llu: what is newer in memory, up to step %llu, "
-                  "is forgotten",
-                  saved->name, (unsigned long long)v->iterations,
-                  (unsigned long long)saved->job->iterations);
+    (void)zb_fail(
+        &err, -ECANCELED,
+        "job '%s' is rolled back to step %llu: newer state in memory, up to step %llu, is dropped",
+        saved->name, (unsigned long long)v->iterations, (unsigned long long)saved->job->iterations);
     zsd_job_fail(saved->job, &err);
 }
 

@@ -1,18 +1,20 @@
 /*
  * op/snapshot.c - snapshots and clones of a saved job; op/rollback.c has rollback and destroy.
  *
- * MODEL. Each request is one delta of a saved job (store/delta.h), decided when its turn has come:
+ * MODEL. Each request is one delta of a saved job (store/delta.h), decided when it is next in the
+ * queue of changes:
  *
- *     snapshot   gives the commit a name; the oldest beyond `retain` go in the same change. With
- *                `next` it waits in saved->snap_waiters until a commit is over, its deadline has
- *                passed, or no commit will come.
- *     destroy    of a snapshot; of a job with all that it has
+ *     snapshot   gives the commit a name; in the same change the oldest beyond `retain` are
+ *     removed.
+ *                With `next` it waits in saved->snap_waiters until a commit has ended, its deadline
+ *                has passed, or no commit will come.
+ *     destroy    of a snapshot; or of a job with all that it has
  *     clone      a saved job of its own, whose first version shares the rows
- *     rollback   first ends the incarnation that is in memory, and waits until that is over; then
- *                the commit is the snapshot's version, and what was prepared is dropped
+ *     rollback   first ends the incarnation in memory, and waits for that; then the commit is the
+ *                snapshot's version, and what was prepared is dropped
  *
- * While a job is rolled back or destroyed (saved->moving), whoever opens it waits (op/open.c). A
- * client that goes away does not stop what it has asked for, but for a snapshot that still waits.
+ * While a job is rolled back or destroyed (saved->moving), an open of it waits (op/open.c). A
+ * client that goes away does not stop its request, except a snapshot that still waits.
  */
 #include "daemon/op/snapshot.h"
 

@@ -1,7 +1,7 @@
 /*
  * op/step.c - the optimizer step of a job, and the skip of one. The trainers' notes: op/note.c.
  *
- * MODEL. Ranks ask, with the same values; when the last has asked, the step runs without them:
+ * MODEL. Ranks ask, with the same values. When the last has asked, the step runs without them:
  *
  *     ASKED ---> DRAIN ---> CHECK ---> BEGIN ---> PAGES ---> COMMIT ---> over: every rank is answered
  *
@@ -25,10 +25,10 @@
  *            behind its update. Fetches go on meanwhile. What cannot be committed is a whole step
  *            all the same: the ranks are told both
  *
- * A failure in PAGES ends the job: some pages have stepped and some have not, and nobody may see
- * the mix. A durable one resumes from its last commit then, when its ranks attach again.
+ * A failure in PAGES ends the job: some pages have stepped and some have not, and this mix must not
+ * be read. A durable job is rebuilt from its last commit when its ranks attach again.
  *
- * A skip is the same up to DRAIN, and then only forgets the gradients, and what was stepped ahead.
+ * A skip is the same up to DRAIN, and then only drops the gradients, and what was stepped early.
  *
  * INVARIANTS
  *     S1  job->state is STEPPING exactly from DRAIN until it is over. CHECK and BEGIN look at a part of
@@ -94,12 +94,11 @@ static void step_answer(struct zsd_job *job, const struct zb_err *why)
 static void step_holder(const struct zsd_job *job, struct zb_err *err)
 {
     if (job->saved && job->saved->prepared) {
-        (void)zb_fail(
-            err, -ETIMEDOUT,
-            "step %llu of job '%s' waits: step %llu is prepared, and was neither committed "
-            "nor dropped",
-            (unsigned long long)job->step->step, job->name,
-            (unsigned long long)job->saved->prepared->iterations);
+        (void)zb_fail(err, -ETIMEDOUT,
+                      "step %llu of job '%s' waits: step %llu is prepared, and must be committed "
+                      "or dropped first",
+                      (unsigned long long)job->step->step, job->name,
+                      (unsigned long long)job->saved->prepared->iterations);
         return;
     }
     for (uint32_t i = 0; i < job->nshards; i++) {
@@ -139,7 +138,7 @@ static void step_expire(struct zsd_timed *timed)
     }
     if (job->state == ZSD_STEPPING) {
         (void)zb_fail(&err, -ETIMEDOUT,
-                      "step %llu of job '%s' is running: it continues until it ends",
+                      "step %llu of job '%s' is running and will finish by itself",
                       (unsigned long long)job->step->step, job->name);
     } else {
         zb_list_each(pos, &job->members)
@@ -220,7 +219,7 @@ static int step_check(const struct zsd_member *m, struct zsd_step_op *want, stru
     const struct zsd_job *job = m->job;
 
     if (want->commit > ZSD_PREPARE)
-        return zb_fail(err, -EINVAL, "commit %u: known are 0 to 2", (unsigned)want->commit);
+        return zb_fail(err, -EINVAL, "commit %u: must be 0, 1 or 2", (unsigned)want->commit);
     if (job->core->draining)
         return zb_fail(err, -ECANCELED, "the daemon is ending: it takes no new steps");
     if (job->state != ZSD_READY || m->step_req)
@@ -237,9 +236,10 @@ static int step_check(const struct zsd_member *m, struct zsd_step_op *want, stru
     if (zsd_saved_room(job->saved, err) < 0)
         return err->code;
     if (job->step->asked && !step_same(job->step, want))
-        return zb_fail(err, -EINVAL,
-                       "rank %u asks for step %llu of job '%s' with other values than its peers",
-                       m->rank, (unsigned long long)want->step, job->name);
+        return zb_fail(
+            err, -EINVAL,
+            "rank %u asks for step %llu of job '%s' with different values from its peers", m->rank,
+            (unsigned long long)want->step, job->name);
     if (zsd_early_check(job, want, m->rank, err) < 0)
         return err->code;
     if (want->commit != ZSD_COMMIT_NONE && !job->durable)
@@ -505,7 +505,8 @@ void zsd_step_publish(struct zsd_shard *s, uint32_t page)
         step_no_memory(job);
 }
 
-/* Starts pages of one kind, `max` at a time, as far as the turn has room for looking. 0, or -ENOMEM.
+/* Starts pages of one kind, `max` at a time, as far as the turn has room for looking. 0, or
+ * -ENOMEM.
  */
 static int step_walk(struct zsd_job *job, struct zsd_step_walk *walk, uint32_t max)
 {

@@ -18,9 +18,10 @@ ZSD_REQUEST(zsd_tier_set, TierSet)
     struct zb_err err = { 0 };
 
     if (!zsd_may(req->conn, geteuid()))
-        zsd_refuse(req, -EPERM, "only root and the daemon's own user change a tier's budget");
+        zsd_refuse(req, -EPERM, "only root and the daemon's user may change a tier's budget");
     else if (!gpu && strcmp(q->name, "host") != 0)
-        zsd_refuse(req, -EINVAL, "tier '%s' has no budget that can be changed: host and gpu have",
+        zsd_refuse(req, -EINVAL,
+                   "the budget of tier '%s' cannot be changed: only those of host and gpu",
                    q->name);
     else if (q->bytes > UINT64_C(1) << 62)
         zsd_refuse(req, -EINVAL, "%s memory of %llu bytes", q->name, (unsigned long long)q->bytes);

@@ -1,10 +1,10 @@
 /*
- * wake.c - something that requests of a job wait for has changed: all of them look again.
+ * wake.c - wakes the requests of a job when something that they wait for may have changed.
  *
- * Those who wait are: fills, for a place in the ring; ranks that attach, for the end of a step or a
- * commit; ranks that are ready; a step that drains; and opens, for the last writes or the step of
- * ranks that left. Each looks whether it can go on, and does nothing when it cannot: so one event
- * is enough for all of them.
+ * Waiting are: fills, for room in the ring; ranks that attach, for the end of a step or a commit;
+ * ranks that are ready; a step that drains; and opens, for the last writes or the step of ranks
+ * that left. Each checks whether it can continue, and does nothing if it cannot. So one event
+ * serves all of them.
  */
 #include "daemon/op/wake.h"
 

@@ -92,9 +92,9 @@ static int numa_choose(struct zsd_numa *n, const char *option, const cpu_set_t *
     (void)hwloc_bitmap_list_snprintf(has, sizeof(has),
                                      hwloc_topology_get_topology_nodeset(n->topology));
     if (!automatic && CPU_COUNT(&named) > 0)
-        return zb_fail(err, -EINVAL, "numa '%s': the nodes that we may use are %s", option, has);
+        return zb_fail(err, -EINVAL, "numa '%s': this process may only use nodes %s", option, has);
     if (!automatic && n->nsets == 0)
-        return zb_fail(err, -EINVAL, "numa '%s': none of the nodes has a CPU that we may use",
+        return zb_fail(err, -EINVAL, "numa '%s': this process may use no CPU of these nodes",
                        option);
     return 0;
 }

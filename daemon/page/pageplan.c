@@ -1,21 +1,21 @@
 /*
- * pageplan.c - what a page operation does with each plane: which it reads, changes and writes, and
- * where their bytes are meanwhile.
+ * pageplan.c - plans a page operation: which planes it reads, changes and writes, and where their
+ * bytes are meanwhile.
  *
- * MODEL. Decided once, from the kind of the operation and from where the page is, before it begins;
- * pageop.c then does it. Of each plane (struct zsd_page_io):
+ * MODEL. The plan is made once, before the operation begins, from its kind and from where the page
+ * is; pageop.c executes it. For each plane (struct zsd_page_io):
  *
- *     read     it is streamed, and this kind looks at it
- *     changed  it has other bytes afterwards
- *     written  to a fresh extent: what is streamed and changes; what is saved and is not on the data
- *              file as it is; what leaves memory, or the GPU
- *     taken    the fresh extent was written ahead, by EARLY
- *     leaves, comes   state that moves between tiers with this STEP (plan/replan.c, plan/gpu_plan.c)
- *     passes   it has no host memory of its own, and its bytes are in the page buffer meanwhile
- *     copied   parameters in memory that a rank may write to (job->writable) are written as a copy
+ *     read     it is streamed, and this kind needs it
+ *     changed  its bytes differ afterwards
+ *     written  to a new extent: streamed planes that change; saved planes that are not on the data
+ *              file in this form; planes that leave memory, or the GPU
+ *     taken    EARLY has already written the new extent leaves, comes   state that moves between
+ *     tiers with this STEP (plan/replan.c, plan/gpu_plan.c) passes   it has no host memory of its
+ *     own, and its bytes are in the page buffer meanwhile copied   parameters in memory that a rank
+ *     may write to (job->writable) are written from a copy
  *
- * What lives on the GPU comes down if it is looked at or written, and goes up if it has changed:
- * unless the page is stepped there.
+ * Planes on the GPU are copied down if they are read or written, and copied up if they have
+ * changed, unless the page is stepped there.
  */
 #include "daemon/page/pageop_priv.h"
 #include "daemon/plan/gpu_params.h"

@@ -1,32 +1,31 @@
 /*
- * plan/gpu_params.c - parameters that live on the GPU: admitted with the job, shared with its ranks,
- * and followed until the last process that has them mapped lets go.
+ * plan/gpu_params.c - parameters on the GPU: admitted with the job, shared with its ranks, and
+ * tracked until the last process unmaps them.
  *
- * MODEL. A job whose ranks ask for it (and see our device) has all of its parameters in one
- * allocation there, or none: decided with its placement (place.c), by what is free of the tier's
- * budget then, and kept while the job is in memory. They have no home below; what a page operation
- * wants of them passes through a page buffer (page/pageop.c). Where they are not, they are placed as
- * those of any job, and job->params->why says why.
+ * MODEL. If all ranks of a job ask for it (and are on the daemon's device), all of its parameters
+ * are in one allocation there, or none. This is decided with the job's placement (place.c), by what
+ * is free of the tier's budget, and kept while the job is in memory. They have no copy in a lower
+ * tier. What a page operation needs of them passes through a page buffer (page/pageop.c). Otherwise
+ * they are placed like those of any job, and job->params->why has the reason.
  *
  *     asked ---> fits? ---> booked ---> made ---> shared ...  the job ends ---> freed ---> unbooked
  *                  no, or it cannot be made and shared: host memory, or NVMe      \
  *                                                                                  +--> strand
  *
- * A STRAND is such memory when it was freed and a process has it mapped still: one that hangs, or
- * that dies a moment later than its socket. The device keeps it, so it stays booked: nobody is
- * promised it, and nobody gets it. Strands are looked at every STRAND_LOOK_MS, by a thread of the
- * tier, until their marks have closed (kernels/gpu.h). One that is still there after STRAND_LOOKS
- * is logged, with the processes; `zctl tiers` shows it at once.
+ * A STRAND is such memory that was freed while a process still maps it: one that hangs, or that
+ * dies a moment later than its socket. The device still holds the memory, so it stays booked and is
+ * given to no other job. A thread of the tier checks strands every STRAND_LOOK_MS, until their
+ * marks have closed (kernels/gpu.h). A strand that is still there after STRAND_LOOKS checks is
+ * logged, with its processes; `zctl tiers` shows it at once.
  *
- * ORDER between processes. A rank copies what it has pinned, and gives the pin back when its copy
- * is done; a step begins when there are no pins, and what it has written is there before anybody is
- * told. So no stream of one process ever waits for one of another.
+ * ORDER between processes. A rank copies what it has pinned, and releases the pin when its copy is
+ * done. A step begins when there are no pins, and its results are complete before any process is
+ * notified. So no stream of one process ever waits for one of another.
  *
  * INVARIANTS
  *
  *     GP1  bytes, booked and mem (once made) are set from book() to unplace().
- *
- *     GP2  What is booked for parameters in the tier's account is that of jobs, and of strands.
+ *     GP2  What is booked for parameters in the tier's account belongs to jobs and strands.
  */
 #include "daemon/plan/gpu_params.h"
 

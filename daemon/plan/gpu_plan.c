@@ -1,43 +1,44 @@
 /*
- * plan/gpu_plan.c - which optimizer state lives on the GPU: planned again as plan/replan.c does for host
+ * plan/gpu_plan.c - optimizer state on the GPU: planned again as plan/replan.c does for host
  * memory, and moved by the same steps.
  *
  * MODEL. The GPU has the last pages of a job's state, in order of registration, host memory has the
- * first ones, NVMe what is between: so the two budgets do not get into each other's way. A job's
- * state is cut into runs of pages, from its end (base/place.h); a run is one allocation, and the
- * job has the first so many of them:
+ * first, NVMe those between. So the two budgets are independent. A job's state is cut into runs of
+ * pages, from its end (base/place.h). A run is one allocation, and the job has a number of runs:
  *
- *     to    wanted. It follows from the division
- *     made  allocated, and booked in the tier's account, to the byte that the device gives
+ *     to    wanted, by the division
+ *     made  allocated, and booked in the tier's account with the exact bytes of the device
  *
- * and of each shard two pages say where the GPU's begin: gpu_from now, and gpu_next when the next
- * step has moved them.
+ * Two pages per shard say where the GPU's part begins: gpu_from now, and gpu_next after the next
+ * step.
  *
  *     grows     made ---> places promised ---> gpu_next ---> [a step] ---> gpu_from
  *     shrinks   to ---> gpu_next ---> [a step] ---> gpu_from ---> freed
  *
- * A HOME BELOW. A page on the GPU keeps its place on the data file promised, or, in a job that is
- * bound to memory, its host memory booked. So it can always go, the GPU's budget can always come
- * down, and the GPU is never what makes a job fit. Every job begins without the GPU, and its first
- * steps bring it there.
+ * LOWER TIER. A page on the GPU keeps a promised place on the data file or, in a job bound to
+ * memory, booked host memory. So it can always leave, the GPU's budget can always be lowered, and
+ * no job fits only because of the GPU. Every job begins without the GPU, and its first steps move
+ * state there.
  *
- * PINS. What a step copies is the job's parameters and its gradient, or passes through page buffers
- * (disk/buffers.c). All of that is pinned: a job's before the first of its pages can go there, by a task of
- * its own, for it takes long; and no copy meets it half pinned. (Where its parameters live there,
- * a page that was stepped early is copied up from beside its gradient, whenever that is: such a
- * job's memory is pinned as it is made, job_arena.c.) State in host memory is not: it
- * moves once. What the driver does not pin is copied all the same, and `zctl tiers` says so.
+ * PINS. A step copies the job's parameters and its gradient directly, or through page buffers
+ * (disk/buffers.c). All of that is pinned. A task of its own pins a job's memory before its first
+ * page can move, because that takes long; no copy meets half pinned memory. (If the job's
+ * parameters are on the GPU, a page that was stepped early is copied up from its gradient's memory,
+ * at any time: such a job's memory is pinned when it is allocated, job_arena.c.) State in host
+ * memory is not pinned, because it moves once. Memory that the driver does not pin is copied all
+ * the same, and `zctl tiers` reports it.
  *
- * A STEP of a page that is on the GPU, or comes to be, or leaves it, runs there (page/pageop.c): so a
- * page that moves is stepped once, like any other.
+ * A STEP of a page that is on the GPU, or moves there, or leaves it, runs there (page/pageop.c). So
+ * a page that moves is stepped once, like any other.
  *
- * THE DEVICE FAILS for good: jobs with state or parameters on it end, all others do not notice. The
- * tier stays empty until the daemon starts anew.
+ * FAILURE of the device is final: jobs with state or parameters on it end, other jobs are not
+ * affected. The tier stays empty until the daemon is restarted.
  *
  * INVARIANTS
+ *
  *     G1  gpu_next does not change while a step runs, or while one has begun early (op/early.c).
- *     G2  Runs [0, made) are allocated, and no page from the lesser of gpu_from and gpu_next on
- *         lies outside of them.
+ *     G2  Runs [0, made) are allocated, and all pages from the lesser of gpu_from and gpu_next on
+ *         are inside them.
  *     G3  resident <= gpu_from; pages of state between the two are on NVMe.
  */
 #include "daemon/plan/gpu_plan.h"
@@ -468,8 +469,8 @@ int zsd_gpu_set(struct zsd_core *core, uint64_t bytes, struct zb_err *err)
         return zb_fail(err, -EIO, "the GPU has failed: %s", core->tiers.gpu_err.text);
     total = zk_gpu_info(zsd_gpu_device(core->daemon->gpu))->total_bytes;
     if (bytes > total)
-        return zb_fail(err, -ENOSPC, "%s of GPU memory: there are %s", zb_size_text(bytes).s,
-                       zb_size_text(total).s);
+        return zb_fail(err, -ENOSPC, "%s of GPU memory are too much: the device has %s",
+                       zb_size_text(bytes).s, zb_size_text(total).s);
     core->tiers.gpu_target = bytes;
     zsd_gpu_plan(core);
     stays = zsd_account_used(&core->tiers.gpu);
@@ -484,7 +485,7 @@ int zsd_gpu_set(struct zsd_core *core, uint64_t bytes, struct zb_err *err)
         zsd_gpu_plan(core);
         return zb_fail(
             err, -ENOSPC,
-            "%s of GPU memory are less than what cannot move: the smallest that would work "
+            "%s of GPU memory are less than what cannot be moved: the smallest that would work "
             "is %llu",
             zb_size_text(bytes).s, (unsigned long long)stays);
     }

@@ -1,13 +1,13 @@
 /*
- * plan/host.c - the accounts of the host tier: what is free of it, and for whom.
+ * plan/host.c - the accounts of the host tier: how much is free, and for whom.
  *
- * MODEL. What the account leaves is nobody's; but some of it is spoken for: by who waits for
- * memory (struct zsd_want; they begin and end in plan/replan.c), and by ranks that have left a
- * kept job and may come back with their staging. Others see what is free beside that. Nothing is
- * decided here.
+ * MODEL. The budget minus the account is free. Some of the free memory is reserved: for those who
+ * wait for memory (struct zsd_want, which plan/replan.c begins and ends), and for ranks that have
+ * left a kept job and may attach again with their staging. Other requests see only what is free
+ * besides that. Nothing is decided here.
  *
- * THE BUDGET was set to host_target. While more than that is used or kept, the budget is that much:
- * it comes down as memory comes back.
+ * THE BUDGET is set to host_target. While more than that is used or reserved, the effective budget
+ * is that larger number; it falls as memory is freed.
  */
 #include "daemon/plan/host.h"
 

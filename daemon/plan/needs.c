@@ -1,11 +1,11 @@
 /*
- * plan/needs.c - places on the data files that a job in memory needs, and the promise of them.
+ * plan/needs.c - how many places on the data files a job in memory needs, and the promise of them.
  *
- * MODEL. base/place.h has the arithmetic; here its numbers come from the job: how its shards are
- * cut, and which of their pages live on the data file, or may come to (zsd_plane_low()). A job
- * that is saved is promised places beside its versions (store/saved.h); any other has a promise of
- * its own. Placement makes it (plan/place.c), and whoever moves pages (plan/replan.c,
- * plan/gpu_plan.c) makes it anew: for more before the move, for less after it.
+ * MODEL. base/place.h has the arithmetic. Here its inputs come from the job: how its shards are
+ * cut, and which of their pages are on the data file, or may move there (zsd_plane_low()). A saved
+ * job is promised places in addition to its versions (store/saved.h); any other job has a promise
+ * of its own. Placement makes the promise (plan/place.c). Moves update it (plan/replan.c,
+ * plan/gpu_plan.c): before the move if more places are needed, after it if fewer.
  */
 #include "daemon/plan/needs.h"
 

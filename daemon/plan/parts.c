@@ -1,10 +1,10 @@
 /*
- * plan/parts.c - a tier is divided among jobs, by their shares: host memory in plan/replan.c, the
- * GPU in plan/gpu_plan.c.
+ * plan/parts.c - divides a tier among jobs by their shares: host memory for plan/replan.c, the GPU
+ * for plan/gpu_plan.c.
  *
- * MODEL. Each gets its share of what is there, and who can use no more than that is sated: it gets
- * what it can use, and what it leaves is divided among the others in the same way, until nobody
- * more is sated.
+ * MODEL. Each job gets its share of the whole. A job that can use no more than that is sated: it
+ * gets what it can use, and the rest is divided among the others in the same way, until no further
+ * job is sated.
  */
 #include "daemon/plan/parts.h"
 

@@ -1,10 +1,10 @@
 /*
- * place.c - admission and placement of a job: where every byte of it lives, decided once.
+ * place.c - admission and placement of a job: decides once where every byte is.
  *
- * MODEL. What goes where is base/place.h's arithmetic; its opening comment has the rules. Here its
- * numbers come from the daemon (what the accounts leave, what a saved job holds already), and what
- * it says is booked in one go: the accounts, the promise of places on the data file (disk/extents.h), the
- * tables of pages, the offsets in the arena. Nothing of the job changes before it is known to fit.
+ * MODEL. The opening comment of base/place.h has the rules and the arithmetic. Here its inputs come
+ * from the daemon (what the accounts leave, what a saved job already holds), and its result is
+ * booked at once: the accounts, the promise of places on the data file (disk/extents.h), the tables
+ * of pages, the offsets in the arena. Nothing of the job changes before it is known to fit.
  */
 #include "daemon/plan/place.h"
 

@@ -1,49 +1,51 @@
 /*
- * plan/replan.c - where optimizer state lives is planned again: what budgets and other jobs leave,
- * a job gets, and what they want it gives, page by page, between host memory and NVMe.
+ * plan/replan.c - replanning of optimizer state: divides the host memory that is left among jobs,
+ * and moves pages between host memory and NVMe accordingly.
  *
- * MODEL. The host tier's bytes that nothing else holds are divided among the jobs that train, by
- * their shares, and nobody gets more than it can use. Of each shard the first pages of its state
- * are in memory, and four counts say how it comes to be as it is wanted:
+ * MODEL. The host memory that nothing else holds is divided among the jobs that train, by their
+ * shares. No job gets more than it can use. The first pages of each shard's state are in memory.
+ * Four counts lead from the wanted number to the actual one:
  *
- *     to        wanted. It follows from the division
+ *     to        wanted, by the division
  *     booked    in the account of the host tier
- *     made      memory is there for them (a task makes it, and gives it back)
- *     next      that will be in memory when the next step has made them
- *     resident  (struct zsd_plane) that are
+ *     made      allocated (a task allocates and frees the memory)
+ *     next      in memory after the next step
+ *     resident  (struct zsd_plane) in memory now
  *
  *     grows     booked ---> made ---> next ---> [a step] ---> resident ---> fewer places promised
  *     shrinks   places promised ---> to, next ---> [a step] ---> resident ---> made ---> booked
  *
- * A STEP MOVES. It touches every page anyway: one that leaves is written where it is stepped, one
- * that comes is read into its memory and not written (page/pageop.c). Nothing is moved twice, or
- * apart from a step; parameters and gradients stay where they were placed.
+ * A STEP MOVES PAGES. It touches every page anyway. A page that leaves memory is written after it
+ * is stepped; a page that comes is read into its memory and not written (page/pageop.c). No page is
+ * moved twice, or outside of a step. Parameters and gradients stay where they were placed.
  *
- * PROMISES BEFORE BYTES. Places for what leaves are promised, and memory for what comes is booked
- * and made, before a step sees it: a move never lacks room in the middle. What fails leaves the
- * page where it is: no places, no memory: nothing was begun; a page that cannot be written stays,
- * and those in front of it, until the division is made again. A page that cannot be read fails the
- * step, as it would have.
+ * RESERVE FIRST. Before a step moves pages, places for leaving pages are promised, and memory for
+ * coming pages is booked and allocated. So a move never lacks room half way. If there are no places
+ * or no memory, the move does not begin. A page that cannot be written stays in memory, and so do
+ * the pages before it, until the next division. A page that cannot be read fails the step, as
+ * always.
  *
- * WHEN. After each step, and when memory came back, a job came, or a budget or a share was changed.
- * Who is far above its part shrinks (an eighth: else jobs would trade pages for little); who is
- * below takes what is free at that time, and waits for nobody. All must fit when the budget is
- * lower than what is used: then parts are exact. Who has not stepped for long, or has no ranks,
- * takes no part: it keeps what it has.
+ * WHEN. After each step, and when memory was freed, a job came, or a budget or a share changed. A
+ * job far above its part shrinks (by more than an eighth: otherwise jobs would trade pages for
+ * little gain). A job below its part takes what is free now, and waits for nothing. If the budget
+ * is below what is used, all jobs must fit: then parts are exact. A job that has not stepped for
+ * long, or has no ranks, is left out and keeps what it has.
  *
- * WHO WAITS for memory (struct zsd_want: the staging of a rank, the planes of a job) is counted
- * before anything is divided, so others shrink, to the byte, and nobody else takes what comes back.
- * That begins only where all that can leave is enough, beside what others wait for; it ends when
- * the memory is there, at the deadline, or when who waited goes: then the others grow back.
+ * WANTS. Memory that is waited for (struct zsd_want: the staging of a rank, the planes of a job) is
+ * subtracted before the division. So other jobs shrink, to the byte, and only the waiting request
+ * takes the freed memory. A want begins only if all that can move is enough, in addition to other
+ * wants. It ends when the memory is there, at its deadline, or when its request goes away; then the
+ * others grow again.
  *
- * NOT HERE. How memory is made and given back: plan/replan_memory.c. What is free of the host tier:
- * plan/host.c. How a division goes: plan/parts.c. Promises of places: plan/needs.c.
+ * NOT HERE. Allocating and freeing memory: plan/replan_memory.c. What is free in the host tier:
+ * plan/host.c. The division: plan/parts.c. Promises of places: plan/needs.c.
  *
  * INVARIANTS
- *     R1  resident, next, to <= booked; resident, next <= made <= booked. Outside of moves they are
- *         all the same. Booked pages and what is being given back are the account's bytes.
- *     R2  next does not change while a step runs, and not towards more while one has begun early:
- *         op/early.c begins what lies behind it.
+ *
+ *     R1  resident, next, to <= booked; resident, next <= made <= booked. Outside of moves all are
+ *         equal. The account holds the booked pages, and memory that is being freed.
+ *     R2  next does not change while a step runs, and does not grow while one has begun early:
+ *         op/early.c begins the pages after it.
  *     R3  Places are promised for all pages from the least of resident, next and to on.
  */
 #include "daemon/plan/replan.h"
@@ -323,11 +325,10 @@ int zsd_host_set(struct zsd_core *core, uint64_t bytes, struct zb_err *err)
     if (stays > bytes) {
         core->tiers.host_target = was;
         replan_all(core);
-        return zb_fail(
-            err, -ENOSPC,
-            "%s of host memory are less than what cannot move, or has nowhere to go: the "
-            "smallest that would work is %llu",
-            zb_size_text(bytes).s, (unsigned long long)stays);
+        return zb_fail(err, -ENOSPC,
+                       "%s of host memory are less than what cannot be moved elsewhere: the "
+                       "smallest that would work is %llu",
+                       zb_size_text(bytes).s, (unsigned long long)stays);
     }
     zb_log(ZB_LOG_INFO, "tier-set", "tier=host bytes=%llu was=%llu used=%llu leaves=%llu",
            (unsigned long long)bytes, (unsigned long long)was,

@@ -272,7 +272,7 @@ static int gpu_lanes(struct zsd *daemon, struct zb_err *err)
                        zb_size_text(zk_gpu_info(g->device)->total_bytes).s);
     if (bytes >= limit)
         return zb_fail(err, -ENOSPC,
-                       "gpu_bytes %s leave nothing beside what a page passes through (%s for %u "
+                       "gpu_bytes %s leave no room for state besides the page buffers (%s for %u "
                        "elements a page): give more, or smaller pages (page_elems)",
                        zb_size_text(limit).s, zb_size_text(bytes).s, daemon->config.page_elems);
     for (; g->nlanes < n && rc == 0; g->nlanes++) {

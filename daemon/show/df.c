@@ -1,15 +1,15 @@
 /*
- * df.c - who has how much of the data files: `zctl df`.
+ * df.c - use of the data files by job: `zctl df`.
  *
- * MODEL. One run at a time, for all who ask meanwhile:
+ * MODEL. One run at a time, for all requests that come meanwhile:
  *
- *     SIZE ---> WAIT ---> COUNT ---> KEPT     the newest run stays for the further pages of its list
+ *     SIZE ---> WAIT ---> COUNT ---> KEPT     the newest result stays for further pages of its list
  *
- *     SIZE    the catalog's thread says how large its file is
- *     WAIT    until the loop has had its time back: see REST
- *     COUNT   what is in memory was copied on the loop (survey.h), and is counted on a compute thread
+ *     SIZE    the catalog's thread reads the size of its file
+ *     WAIT    limits the loop time that runs take: see REST
+ *     COUNT   metadata was copied on the loop (survey.h), and is counted on a compute thread
  *
- * No run stands in the line of changes.
+ * Runs are not part of the queue of changes.
  */
 #include "daemon/show/df.h"
 
@@ -130,7 +130,7 @@ static void df_count(struct zsd_task *task)
 
     zsd_survey_sort(&d->s);
     if (zsd_survey_df(&d->s) < 0)
-        (void)zb_fail(&d->err, -ENOMEM, "counting what is stored: %m");
+        (void)zb_fail(&d->err, -ENOMEM, "counting the stored pages: %m");
 }
 
 static void df_copy(struct zsd_timed *timed)

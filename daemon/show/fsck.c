@@ -1,16 +1,16 @@
 /*
- * fsck.c - every counter of the store, computed again.
+ * fsck.c - recomputes every counter of the store.
  *
- * MODEL. A change that changes nothing (store/change.h, `looks`): when its turn has come, what is in
- * memory is copied (survey.h); then, on the catalog's thread, the catalog is read whole and
- * compared with the copy, and everything is counted again. No commit waits for that: the pass ends
- * at once when another change comes, and begins again after it. The last of TRIES passes runs to its
- * end. Whoever asks while one runs gets its report. What is counted:
+ * MODEL. A change that changes nothing (store/change.h, `looks`). When it is next in the queue, the
+ * metadata in memory is copied (survey.h). Then, on the catalog's thread, the whole catalog is read
+ * and compared with the copy, and everything is counted again. No commit waits for that: the pass
+ * stops at once when another change comes, and begins again after it. The last of TRIES passes runs
+ * to its end. Requests that come during a run get its report. What is checked:
  *
- *     the catalog     its digest; each record, by what memory has for it, and that none is missing
+ *     the catalog     its digest; each record against memory, and that none is missing
  *     rows            versions that hold each
  *     places          holders of each: rows, and shards that work with it; places of each class
- *     the maps        what is taken there is what classes own
+ *     the maps        what is taken there belongs to a class
  *     promises        of each class, over all jobs and readers; and what is booked for them
  *     df              the columns add up to the size of the data files
  */
@@ -505,7 +505,7 @@ static int fsck_fill(struct zsd_change *c, struct zb_err *err)
 
     f->holders = calloc(zb_max_u64(f->s.places.nplaces, 1), sizeof(*f->holders));
     if (!f->holders)
-        return zb_fail(err, -ENOMEM, "counting what is stored: %m");
+        return zb_fail(err, -ENOMEM, "counting the stored pages: %m");
     zsd_survey_sort(&f->s);
     zn_catalog_stop_on(c->core->store->catalog, c->holds ? NULL : &c->asked);
     for (size_t i = 0; i < ZB_COUNT(parts) && !fsck_asked(f); i++)
@@ -513,7 +513,7 @@ static int fsck_fill(struct zsd_change *c, struct zb_err *err)
     zn_catalog_stop_on(c->core->store->catalog, NULL);
     if (fsck_asked(f))
         return zb_fail(err, -EAGAIN, "a change waits");
-    return fsck_df(f) < 0 ? zb_fail(err, -ENOMEM, "counting what is stored: %m") : 0;
+    return fsck_df(f) < 0 ? zb_fail(err, -ENOMEM, "counting the stored pages: %m") : 0;
 }
 
 static void fsck_tell(struct zsd_fsck_run *f, const struct zb_err *err)

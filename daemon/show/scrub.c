@@ -1,28 +1,29 @@
 /*
- * scrub.c - reads and verifies, in the background, every page of every saved version, at a given
+ * scrub.c - reads and verifies every page of every saved version in the background, at a given
  * rate.
  *
- * MODEL. A run begins by listing the rows of all versions, each once. It only looks at them: what a
- * job leaves behind meanwhile is skipped, and what it commits meanwhile is the next run's. One page
- * is in progress at a time.
+ * MODEL. A run begins by listing the rows of all versions, each once. It does not hold them: rows
+ * that a job drops meanwhile are skipped, and rows that it commits meanwhile belong to the next
+ * run. One page is in progress at a time.
  *
  *     WAIT ---> BUFFER ---> READ ---> WAIT ...
  *
- *     WAIT    for the bucket to have bytes: zsd_scrub_tick() fills it
- *     BUFFER  for a page buffer, in line with the jobs' pages
+ *     WAIT    until the bucket has bytes: zsd_scrub_tick() fills it
+ *     BUFFER  for a page buffer, in the same queue as the jobs' pages
  *     READ    for the page (store/rowio.c)
  *
  *     idle (no run) ---> running <--> paused
  *                           |            |
  *                           +------------+---> stopped, done
  *
- * RATE. A bucket of tokens, in bytes: a page may be taken while it is not empty, so it is overdrawn
- * by one page at most. Without a rate, the first pages are read one behind the other, and a tenth
- * of what they say is the rate.
+ * RATE. A bucket of tokens, in bytes. A page may be read while the bucket is not empty, so it is
+ * overdrawn by at most one page. Without a given rate, the first pages are read one after the
+ * other, and the rate is a tenth of their speed.
  *
  * INVARIANTS
- *     C1  A row's struct is looked at from the list's making until the run is over.
- *     C2  bytes <= total; both count a page once. What is skipped leaves total.
+ *
+ *     C1  A row's struct stays allocated from the making of the list until the run is over.
+ *     C2  bytes <= total; both count a page once. Skipped pages leave total.
  */
 #include "daemon/show/scrub.h"
 
@@ -280,7 +281,7 @@ static void scrub_on_read(struct zsd_row_read *read, const struct zb_err *err)
     zsd_defer(s->core, &s->work);
 }
 
-/* Starts the present page, in the buffer. false: there is no memory for one that was cut larger
+/* Starts the present page, in the buffer. false: out of memory for one that was cut larger
  * than our pages are. */
 static bool scrub_read(struct zsd_scrub *s)
 {
@@ -407,7 +408,7 @@ static int scrub_start(struct zsd_core *core, uint64_t rate, struct zb_err *err)
     struct zsd_scrub *s = core->scrub;
 
     if (!core->store)
-        return zb_fail(err, -ENOENT, "this daemon saves nothing: there is nothing to scrub");
+        return zb_fail(err, -ENOENT, "this daemon has no data files: there is nothing to scrub");
     if (s && (s->state == SCRUB_RUNNING || s->state == SCRUB_PAUSED || s->page != PAGE_WAIT))
         return zb_fail(err, -EBUSY, "a scrub is running already");
     zsd_scrub_free(core);

@@ -239,7 +239,7 @@ int zsd_survey_take(struct zsd_core *core, struct zsd_survey *s, struct zb_err *
     }
     if (rc < 0) {
         zsd_survey_done(s);
-        return zb_fail(err, rc, "counting what is stored: %m");
+        return zb_fail(err, rc, "counting the stored pages: %m");
     }
     qsort(s->jobs, s->njobs, sizeof(*s->jobs), job_by_number);
     for (uint32_t i = 0; i < s->njobs; i++)

@@ -1,12 +1,13 @@
 /*
- * top.c - what `zctl top` shows: who waits for what, how busy everything is, the oldest request.
+ * top.c - the data of `zctl top`: who waits for what, how busy each resource is, the oldest
+ * request.
  *
  * MODEL. Most of it is counted where it happens (run/stats.h). What a turn of the loop decides is
  * looked at here once a turn, before the loop waits: what is true then stays true until the next
  * turn, so the integrals are as good as if each place had told us, and no place has to. Where there
  * are very many ranks, or the turn is full, a part of the jobs is looked at each turn, in their order.
  *
- * Loop thread only. Nothing here changes what the daemon does.
+ * Loop thread only. Nothing here changes the daemon's behaviour.
  */
 #include "daemon/show/top.h"
 

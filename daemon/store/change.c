@@ -1,17 +1,18 @@
 /*
- * change.c - the line of durable changes: see change.h; store.h has the promises (T1 to T3).
+ * change.c - the queue of durable changes: see change.h; store.h has the promises (T1 to T3).
  *
- * MODEL. One change runs at a time, the first of the line; its steps are those of enum
- * change_state, each resumed from the loop. The catalog is touched by the catalog's thread only, in
+ * MODEL. One change runs at a time, the first of the queue. Its steps are those of enum
+ * change_state, each resumed from the loop. Only the catalog's thread touches the catalog, in
  * CATALOG.
  *
- * While a change that has no pages of its own is made durable, page writes of others wait
- * (zsd_hold_begin()): somebody waits for it, and its flushes are all that it takes. One that has
- * pages takes the time of their flush.
+ * While a change without pages of its own is made durable, page writes of others wait
+ * (zsd_hold_begin()): a client waits for the change, and the flushes are its whole cost. A change
+ * with pages takes the time of their flush.
  *
  * INVARIANTS
- *     C1  Between two changes the slot says what the catalog is. A change that failed behind
- *         CATALOG leaves the catalog one ahead: so it poisons the store, and no other comes.
+ *
+ *     C1  Between two changes the slot matches the catalog. A change that failed after CATALOG
+ *         leaves the catalog one ahead: so it poisons the store, and no other change runs.
  *     C2  done() runs once, for every change that was started.
  */
 #include "daemon/store/change.h"

@@ -1,20 +1,21 @@
 /*
- * delta.c - what becomes of a saved job, as one durable change. delta.h says how it is used.
+ * delta.c - the effect of one durable change on a saved job. delta.h has its use.
  *
- * MODEL. When the change's turn has come, plan() says which versions and snapshots shall be there.
- * From what is there now follows:
+ * MODEL. When the change is next in the queue, plan() decides which versions and snapshots there
+ * will be. From the current state follow:
  *
- *     fresh   versions that shall be there and are not in the catalog: they are put, and of their
- *             rows those that no version in the catalog holds
- *     drops   versions that are in the catalog and that nothing of the job holds then: they are
- *             deleted, and of their rows those that no version in the catalog holds then
+ *     fresh   versions that will exist and are not in the catalog: they are put, with those of
+ *             their rows that no version in the catalog holds
+ *     drops   versions in the catalog that nothing of the job will hold: they are deleted, with
+ *             those of their rows that no version in the catalog will hold
  *
- * The counts of rows (row->kept) and of snapshots are as they will be from begin on, and are put
- * back when the change fails; so is the promise, which is raised then for what needs more room. The
- * line runs one change at a time, so nobody else counts meanwhile.
+ * From begin on, the counts of rows (row->kept) and of snapshots have their future values. If the
+ * change fails, they are restored, and so is the promise, which was raised if the change needs more
+ * room. The queue runs one change at a time, so no other change counts meanwhile.
  *
- * DOUBT. A change that failed behind the catalog's commit may be there when the daemon starts
- * again. So what is fresh in it keeps its places until then, as what it was to replace does.
+ * DOUBT. A change that failed after the catalog's commit may turn out to exist at the next start.
+ * So its fresh versions keep their places until then, and so do the versions that it was to
+ * replace.
  */
 #include "daemon/store/delta.h"
 

@@ -136,7 +136,7 @@ struct zsd_unpack zsd_unpack_begin(const void *bytes, size_t len_bytes)
 int zsd_unpack_end(const struct zsd_unpack *r, const char *what, struct zb_err *err)
 {
     return r->bad || r->left > 0
-               ? zb_fail(err, -EBADMSG, "catalog: a record of %s is damaged, or of another format",
-                         what)
+               ? zb_fail(err, -EBADMSG,
+                         "catalog: a record of %s is damaged, or has an unknown format", what)
                : 0;
 }

@@ -1,11 +1,11 @@
 /*
- * record.c - the records of the catalog: objects to bytes and back. nvme/FORMAT.md has the bytes.
+ * record.c - the records of the catalog: from objects to bytes and back. nvme/FORMAT.md has the
+ * bytes.
  *
- * MODEL. A record begins with a byte that says its format, 2, and is then a sequence of
- * little-endian numbers and of byte strings behind their length. A writer runs twice over an
- * object: once to count the bytes, once to put them. A reader fails at the first byte that is
- * missing, superfluous or out of its range; so what comes out of it is in the ranges that the rest
- * of the daemon takes for granted, whoever wrote it.
+ * MODEL. A record begins with a byte for its format, 2. Then follow little-endian numbers, and byte
+ * strings after their length. A writer runs twice over an object: first to count the bytes, then to
+ * put them. A reader fails at the first byte that is missing, superfluous or out of range. So its
+ * results are within the ranges that the rest of the daemon assumes, whoever wrote the record.
  */
 #include "daemon/store/record.h"
 

@@ -6,7 +6,8 @@
  * notes and snapshots. Every extent that a row names is taken in the map; what is left is free: so
  * what a dead daemon wrote and never committed needs no cleaning. Then the boot number is committed
  * (T3), which also proves that the catalog can be written. From here on what is free may be
- * written: the data files are measured there (disk/paths.c). Last, each job is promised what it needs.
+ * written: the data files are measured there (disk/paths.c). Last, each job is promised what it
+ * needs.
  */
 #include <assert.h>
 #include <errno.h>
@@ -153,14 +154,15 @@ static int recover_unit(void *arg, const struct zn_key *key, const void *bytes, 
     int rc;
 
     if (!j || key->b != j->saved->nunits)
-        return zb_fail(err, -EBADMSG, "catalog: unit %llu of job number %llu is in no order",
+        return zb_fail(err, -EBADMSG, "catalog: unit %llu of job number %llu is out of order",
                        (unsigned long long)key->b, (unsigned long long)key->a);
     s = j->saved;
     rc = zsd_record_get_unit(key, bytes, len_bytes, &unit, err);
     if (rc < 0)
         return rc;
     if (unit->layout.optimizer != s->optimizer || unit->layout.moments != s->moments) {
-        rc = zb_fail(err, -EBADMSG, "catalog: unit '%s' of job '%s' is not of its optimizer",
+        rc = zb_fail(err, -EBADMSG,
+                     "catalog: unit '%s' of job '%s' does not match the job's optimizer",
                      unit->name, s->name);
         zsd_unit_free(unit);
         return rc;
@@ -191,8 +193,7 @@ static int recover_version_rows(const struct recovery *r, struct zsd_version *v,
             (last && (row->unit < last->unit ||
                       (row->unit == last->unit && row->first < last->first + last->count))))
             return zb_fail(err, -EBADMSG,
-                           "catalog: version %llu of job '%s': row %llu is missing, or not in its "
-                           "place",
+                           "catalog: version %llu of job '%s': row %llu is missing or misplaced",
                            (unsigned long long)v->id, s->name, (unsigned long long)ids[i]);
         row->kept++;
         zsd_version_put(v, i, row);
@@ -210,7 +211,7 @@ static int recover_version(void *arg, const struct zn_key *key, const void *byte
     int rc;
 
     if (!j)
-        return zb_fail(err, -EBADMSG, "catalog: version %llu is of no job",
+        return zb_fail(err, -EBADMSG, "catalog: version %llu belongs to no job",
                        (unsigned long long)key->b);
     if (zb_grow(&r->versions, &r->versions_room, r->nversions, 1) < 0)
         return recovery_no_memory(err);
@@ -255,7 +256,7 @@ static int recover_snap(void *arg, const struct zn_key *key, const void *bytes, 
     v = recovery_version(r, id);
     if (!j || !v || v->saved != j->saved) {
         free(snap);
-        return zb_fail(err, -EBADMSG, "catalog: snapshot %llu is of no version of its job",
+        return zb_fail(err, -EBADMSG, "catalog: snapshot %llu names no version of its job",
                        (unsigned long long)key->b);
     }
     snap->version = zsd_version_ref(v);

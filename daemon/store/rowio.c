@@ -3,9 +3,9 @@
  *
  *     start ---> read ---> verify, on a compute thread ---> done      a failure skips to done
  *
- * Whoever reads holds the row, or looks at it. A row that is only looked at may lose its places
- * meanwhile, and others may write there: then the checksums, which say whose page it is and of
- * which generation, do not match, and who looks finds the row dead (refs 0).
+ * A reader either holds the row, or does not. A row that is not held may lose its places meanwhile,
+ * and other data may be written there. Then the checksums, which include the identity and
+ * generation of the page, do not match, and the reader finds the row dead (refs 0).
  */
 #include "daemon/store/rowio.h"
 

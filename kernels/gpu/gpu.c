@@ -64,7 +64,7 @@ int zk_gpu_open(const char *name, uint64_t limit_bytes, struct zk_gpu **ret, str
 
     if (!cuda && !emulated)
         return zb_fail(err, -EINVAL,
-                       "no GPU is called '%s'; there are: cuda[:N], "
+                       "unknown GPU '%s'; known are: cuda[:N], "
                        "emulated[:BYTES[:US[:WORKS[:UNIT[:PIN[:SHARES]]]]]]",
                        name);
     rc = cuda ? plugin_open(cuda, &g, err) : emulated_open(emulated, &g, err);

@@ -1,10 +1,10 @@
 /*
- * gpu_mem.c - memory of the device: who holds which, and what may be had.
+ * gpu_mem.c - device memory: which process holds which part, and how much is available.
  *
- * MODEL. A share is the reading end of a pipe whose writing end went to one importer: as long as
- * anyone has that open, reading it would wait; when the last one closed it, or died, there is a
- * hang-up. Shares are looked at when somebody asks, never waited for. Memory that is freed while a
- * share is held is unmapped, and stays in `stranded` until it is not.
+ * MODEL. A share is the read end of a pipe whose write end went to one importer. While the importer
+ * has it open, reading would block; when it is closed, or the importer dies, there is a hang-up.
+ * Shares are checked on request, never waited for. Memory that is freed while a share is held is
+ * unmapped, and stays in `stranded` until the share ends.
  */
 #include <assert.h>
 #include <errno.h>

@@ -117,7 +117,7 @@ int zk_gpu_pin(struct zk_gpu *g, void *addr, uint64_t len_bytes, bool read_only,
     zb_list_init(&p->node);
     (void)pthread_mutex_lock(&g->lock); /* reserve the range; the pinning itself takes long */
     rc = pin_overlaps(g, addr, len_bytes)
-             ? zb_fail(err, -EEXIST, "%p: some of it is pinned already", addr)
+             ? zb_fail(err, -EEXIST, "%p: part of it is already pinned", addr)
              : 0;
     if (rc == 0)
         zb_list_push_back(&g->pins, &p->node);

@@ -473,7 +473,7 @@ static void what_is_refused(void **state)
     unit.index = 0;
     unit.frozen = false;
     says(other.c, zc_unit_define_wait(other.c, other.job.id, &unit), -EINVAL,
-         "'u1' is quantized, and is not frozen");
+         "'u1' is quantized but not frozen");
     zi_close(&other, 1);
     o = sv_job(0);
     o.world = 1;

@@ -230,7 +230,7 @@ def refusals():
         refused(d, 4, "exists already", "import", "a", path)
         refused(d, 4, "no saved job 'b'", "export", "b", os.path.join(folder, "y"))
         refused(d, 2, "", "import", "no/name", path)
-        refused(d, 4, "is there already", "export", "a", path)
+        refused(d, 4, "already exists", "export", "a", path)
         write(path, tensors, metadata | {"zshard.units": metadata["zshard.units"].replace(
             '"frozen": true, "quantized"', '"frozen": false, "quantized"')})
         refused(d, 6, "zshard.units[3].quantized is true, and the unit is not frozen", "import", "b",
@@ -243,7 +243,7 @@ def refusals():
         refused(d, 4, "no tensor 'wpe.weight'", "import", "c", path)
         with open(path, "r+b") as f:
             f.truncate(100)
-        refused(d, 6, "is not a good safetensors file", "import", "c", path)
+        refused(d, 6, "is not a valid safetensors file", "import", "c", path)
         check([job["name"] for job in d.zctl("jobs")] == ["a", "b"], f"{d.zctl('jobs')}")
         check(os.listdir(folder) == ["x.safetensors"], f"{os.listdir(folder)}")
 

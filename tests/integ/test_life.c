@@ -433,7 +433,7 @@ static void a_kept_job(void **state)
     assert_int_equal(r[1].job.applied, 1);
     other.elems++;
     assert_int_equal(zi_unit_define(&r[1], &other), -EINVAL);
-    assert_says(zc_error(r[1].c), "otherwise than its peers");
+    assert_says(zc_error(r[1].c), "differently from its peers");
     other = units[0];
     other.index = UNITS;
     other.name = "more";

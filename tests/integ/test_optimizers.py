@@ -78,7 +78,7 @@ def lives(optimizer, moments, dtype, resident=False):
             for more in (("--optimizer", "sgd" if optimizer != "sgd" else "lion"),
                          ("--moments", "bf16" if moments != "bf16" else "8bit")):
                 status = kept.run(d, resume=True, more=more)
-                check(status == 4 and f"is trained by {optimizer} with {moments} moments" in kept.said(),
+                check(status == 4 and f"uses {optimizer} with {moments} moments" in kept.said(),
                       f"{more}: {status}\n{kept.said()}")
             kept.good(d, resume=True)
             whole.check(kept)

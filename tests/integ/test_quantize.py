@@ -111,7 +111,7 @@ def by_file():
     finally:
         shutil.rmtree(folder)
     refused = Run([FLAG, "--stage", "2"], 2, steps=1)
-    check(refused.done.returncode != 0 and "only stage 3 gathers them quantized" in refused.done.stdout,
+    check(refused.done.returncode != 0 and "only stage 3 can gather them quantized" in refused.done.stdout,
           refused.done.stdout)
 
 

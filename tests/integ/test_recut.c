@@ -79,7 +79,7 @@ static void refused(const struct zi_daemon *d, unsigned place, unsigned world)
             o.optimizer = o.optimizer % ZC_ADAGRAD + 1;
         else
             o.moments = o.moments % ZC_MOMENTS_Q8 + 1;
-        (void)snprintf(text, sizeof(text), "and it is trained by %s with %s moments",
+        (void)snprintf(text, sizeof(text), "but the job uses %s with %s moments",
                        zb_optimizer_name((enum zb_optimizer)sv_optimizer),
                        zb_moments_name((enum zb_moments)sv_moments));
         assert_int_equal(zi_open(&r, d, &o), -EINVAL);

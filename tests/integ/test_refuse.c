@@ -64,7 +64,7 @@ static const struct {
     { "ping as one-way", true, HANGS_UP, ONEWAY(ZP_PING) },
     { "one-way before hello", false, HANGS_UP, ONEWAY(ZP_RELEASE) },
     { "a request before hello", false, LAST, REQUEST(ZP_STAT), SAYS(-EPROTO, "hello") },
-    { "hello twice", true, ANSWERED, REQUEST(ZP_HELLO), SAYS(-EPROTO, "before") },
+    { "hello twice", true, ANSWERED, REQUEST(ZP_HELLO), SAYS(-EPROTO, "already") },
     { "a version that nobody speaks", false, LAST, WITH_BODY(ZP_HELLO, 4, "\x08\x63\x10\x64"),
       SAYS(-EPROTONOSUPPORT, "99 to 100") },
     { "a method that is none", true, ANSWERED, REQUEST(4711), SAYS(-ENOSYS, "4711") },
@@ -308,7 +308,7 @@ static int stranger(const struct zi_daemon *d)
     zc_rows_free(shards);
     CHECK(zc_list_wait(c, "mine", &shards, &n) == -ENOENT);
     CHECK(zc_tier_set_wait(c, "host", UINT64_C(1) << 30) == -EPERM);
-    CHECK(strstr(zc_error(c), "only root and the daemon's own user"));
+    CHECK(strstr(zc_error(c), "only root and the daemon's user"));
     o.name = "theirs";
     o.attach = false;
     CHECK(zc_job_open_wait(c, &o, &job) == 0);

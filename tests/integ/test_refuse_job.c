@@ -100,22 +100,22 @@ static void jobs_of_one_name(void **state)
     other = q;
     other.groups = 2;
     rf_refused("other groups", &b, ZP_JOB_OPEN, &other.base, -EINVAL,
-               "other options than its peers");
+               "different options from its peers");
     other = q;
     other.keep = true;
     rf_refused("kept or not", &b, ZP_JOB_OPEN, &other.base, -EINVAL,
-               "other options than its peers");
+               "different options from its peers");
     other = q;
     other.offload_param = 1;
     rf_refused("another place", &b, ZP_JOB_OPEN, &other.base, -EINVAL,
-               "other options than its peers");
+               "different options from its peers");
     other = q;
     other.host_bytes_max = 4096;
     rf_refused("another limit", &b, ZP_JOB_OPEN, &other.base, -EINVAL,
-               "other options than its peers");
+               "different options from its peers");
     other = q;
     other.attach = true;
-    rf_refused("attach to what is not kept", &b, ZP_JOB_OPEN, &other.base, -EINVAL, "kept");
+    rf_refused("attach to what is not kept", &b, ZP_JOB_OPEN, &other.base, -EINVAL, "`keep`");
     assert_int_equal(zi_raw_call(&b, ZP_JOB_OPEN, &q.base), 0);
     q.rank = 0;
     rf_refused("a third", &c, ZP_JOB_OPEN, &q.base, -EEXIST, "taken");
@@ -295,21 +295,21 @@ static void ranks_that_differ(void **state)
     assert_int_equal(zi_raw_call(&a, ZP_UNIT_DEFINE, &u.base), 0);
     v = u;
     v.elems++;
-    rf_refused("another size", &b, ZP_UNIT_DEFINE, &v.base, -EINVAL, "otherwise than its peers");
+    rf_refused("another size", &b, ZP_UNIT_DEFINE, &v.base, -EINVAL, "differently from its peers");
     v = u;
     v.frozen = true;
     rf_refused("frozen", &b, ZP_UNIT_DEFINE, &v.base, -EINVAL,
                "is trained, and rank 1 defines it as frozen");
     v = u;
     v.dtype = 2;
-    rf_refused("another dtype", &b, ZP_UNIT_DEFINE, &v.base, -EINVAL, "otherwise than its peers");
+    rf_refused("another dtype", &b, ZP_UNIT_DEFINE, &v.base, -EINVAL, "differently from its peers");
     v = u;
     v.frozen = v.quantized = true;
     rf_refused("quantized", &b, ZP_UNIT_DEFINE, &v.base, -EINVAL,
                "is trained, and rank 1 defines it as frozen and quantized");
     v.frozen = false;
     rf_refused("quantized, and trained", &b, ZP_UNIT_DEFINE, &v.base, -EINVAL,
-               "is quantized, and is not frozen");
+               "is quantized but not frozen");
     v = u;
     v.last = false;
     assert_int_equal(zi_raw_call(&b, ZP_UNIT_DEFINE, &v.base), 0);

@@ -469,7 +469,7 @@ static void who_waits_goes(void **state)
     call = ZI_CALL(&b);
     assert_int_equal(zc_ready(b.c, b.job.id, NULL, 200, &b.place, zi_done, &call), 0);
     assert_int_equal(zi_await(&b, 1, &call), -ETIMEDOUT);
-    assert_non_null(strstr(call.text, "other jobs were to give"));
+    assert_non_null(strstr(call.text, "other jobs have to give"));
     await_moving(c, false);
     zc_close(b.c);
     await_state(c, has);

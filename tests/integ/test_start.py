@@ -202,7 +202,7 @@ def sockets():
         plain = os.path.join(f, "plain")
         with open(plain, "w", encoding="utf-8") as file:
             file.write("mine")
-        refused(start(*in_(f, "--socket", plain)), FAILED, "is not a socket: it is not replaced")
+        refused(start(*in_(f, "--socket", plain)), FAILED, "is not a socket: remove it")
         with open(plain, encoding="utf-8") as file:
             check(file.read() == "mine", "a file that is not a socket was changed")
         with socket.socket(socket.AF_UNIX) as other: # of a program that knows nothing of us
@@ -380,7 +380,7 @@ def a_gpu():
         refused(done, NO_GPU, "no GPU: ")
         done = start(*in_(f, "--gpu-bytes", "1G"), env={**os.environ, "ZSHARD_PLUGINS": f})
         refused(done, NO_GPU, f"no GPU: '{f}/zk_cuda.so' does not exist (ZSHARD_PLUGINS)")
-        refused(start(*in_(f, "--gpu-bytes", "1G", "--gpu", "gpu")), FAILED, "no GPU is called 'gpu'")
+        refused(start(*in_(f, "--gpu-bytes", "1G", "--gpu", "gpu")), FAILED, "unknown GPU 'gpu'")
         refused(start(*in_(f, "--gpu-bytes", "32M", "--gpu", "emulated:16M")), FAILED,
                 "gpu_bytes 32.0 MiB: ", "has 16.0 MiB")
         refused(start(*in_(f, "--gpu-bytes", "2M", "--gpu", "emulated:16M")), FAILED, "page_elems")

@@ -344,7 +344,7 @@ static void ranks_that_do_not_agree(void **state)
                                              : "rank 1 asks for step 1 of job 'job' with other");
     }
     assert_int_equal(zc_skip_wait(r[1].c, r[1].job.id, 1, ZC_COMMIT_NO, 0, &ret), -EINVAL);
-    assert_says(zc_error(r[1].c), "with other values than its peers");
+    assert_says(zc_error(r[1].c), "with different values from its peers");
     zi_pump(r, 2, 20);
     assert_false(first.over);
     assert_int_equal(zc_step_wait(r[1].c, r[1].job.id, &good, &ret), 0);

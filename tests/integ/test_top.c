@@ -134,7 +134,7 @@ static void a_slow_drive_is_named(void **state)
     if (why.bound != TOP_NVME && why.bound != TOP_NVME_READ && why.bound != TOP_NVME_WRITE)
         fail_msg("%s: %s", top_bound_name(why.bound), why.text);
     expect(&why, "bound by NVMe");
-    expect(&why, "job 'gpt' has nothing but to wait for it");
+    expect(&why, "job 'gpt' only waits for it");
     assert_int_equal(v.paths[0].measured_read_bytes_s, 8 * ZB_MIB);
     assert_true(v.paths[0].read_bytes_s + v.paths[0].written_bytes_s > 6 * ZB_MIB);
     assert_true(v.paths[0].queue > 1);
@@ -151,7 +151,7 @@ static void a_slow_drive_is_named(void **state)
     zi_pump(r, 1, LOOK_MS / 2);
     b = look(c);
     why = verdict(&a, &b, &v);
-    assert_string_equal(why.text, "idle: none of 1 job asks for anything");
+    assert_string_equal(why.text, "idle: none of 1 job has a request");
     assert_int_equal(v.oldest.pid, 0);
     top_view_done(&v);
     zc_close(c);

@@ -135,7 +135,7 @@ def lines_and_json():
     with Daemon(*SMALL) as d, holding(d, "demo", "3"):
         done = zctl(d.socket, "top", "--count", "2", "--interval", "0.1")
         check(done.returncode == 0 and "\033" not in done.stdout, f"{done}")
-        check(done.stdout.count("idle: none of 1 job asks for anything\n") == 2, done.stdout)
+        check(done.stdout.count("idle: none of 1 job has a request\n") == 2, done.stdout)
         once = zctl(d.socket, "top", "--once", "--interval", "0.1", "demo").stdout
         check(once.count("oldest request") == 1 and "demo" in once, once)
         done = zctl(d.socket, "top", "--json", "--count", "3", "--interval", "0.2")

@@ -99,7 +99,7 @@ def a_rank_that_does_not_come():
     done = Trained(["--offload", "none"],
                    as_torchrun(dict(os.environ), WORLD_SIZE="3", ZSHARD_MEET_SECONDS="5"))
     for rank, (code, out) in enumerate(done.ended):
-        check(code == 5 and "did not come: 2" in out, f"rank {rank} ended with {code}: {out}")
+        check(code == 5 and "are missing: 2" in out, f"rank {rank} ended with {code}: {out}")
 
 
 def ranks_that_were_told_other_values():

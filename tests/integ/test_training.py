@@ -154,7 +154,7 @@ def fp16_goes_on():
             check(what(run.steps) == what(here.steps)[first:until], f"another life up to step {until}")
         check(run.weights == here.weights, "other weights in three lives")
     low = Run(["--dtype", "fp16", "--initial-scale-power", "30", "--min-loss-scale", str(2**29), "--hysteresis", "1"])
-    check(low.done.returncode == 1 and "loss scale is 5.36871e+08, the least" in low.done.stdout, low.done.stdout)
+    check(low.done.returncode == 1 and "loss scale is 5.36871e+08, its minimum" in low.done.stdout, low.done.stdout)
 
 
 def placement_fixed_rate():

@@ -44,8 +44,7 @@ static int model_optimizer(struct import *x)
            strcmp(text, zb_optimizer_name((enum zb_optimizer)x->model.optimizer)) != 0)
         x->model.optimizer++;
     if (rc == 0 && !zb_optimizer_name((enum zb_optimizer)x->model.optimizer))
-        rc = zb_fail(&x->z->err, -EINVAL, "the files are of optimizer '%s', which is not known",
-                     text);
+        rc = zb_fail(&x->z->err, -EINVAL, "the files have optimizer '%s', which is unknown", text);
     text = NULL;
     if (rc == 0)
         rc = zctl_files_metadata(x->z, &x->files, ZCTL_META_MOMENTS, &text);
@@ -54,8 +53,7 @@ static int model_optimizer(struct import *x)
            strcmp(text, zb_moments_name((enum zb_moments)x->model.moments)) != 0)
         x->model.moments++;
     if (rc == 0 && !zb_moments_name((enum zb_moments)x->model.moments))
-        rc = zb_fail(&x->z->err, -EINVAL, "the files are of moments '%s', which are not known",
-                     text);
+        rc = zb_fail(&x->z->err, -EINVAL, "the files have moments '%s', which are unknown", text);
     return rc;
 }
 
@@ -95,7 +93,7 @@ static int model_of_files(struct import *x)
     if (rc == 0)
         rc = zctl_files_metadata_number(x->z, &x->files, ZCTL_META_FORMAT, UINT32_MAX, &format);
     if (rc == 0 && format != 1)
-        rc = zb_fail(&x->z->err, -ENOTSUP, "the files are of format %llu, and 1 is known",
+        rc = zb_fail(&x->z->err, -ENOTSUP, "the files have format %llu, and only format 1 is known",
                      (unsigned long long)format);
     if (rc == 0)
         rc = zctl_files_metadata_number(x->z, &x->files, ZCTL_META_GROUPS, UINT32_MAX, &groups);
@@ -238,7 +236,7 @@ static int compare_all(struct import *x, bool shapes)
         }
     for (size_t i = 0; rc == 0 && i < x->files.ntensors; i++)
         if (!x->files.tensors[i].used)
-            rc = zb_fail(&x->z->err, -EINVAL, "the files have tensor '%s', and no unit has",
+            rc = zb_fail(&x->z->err, -EINVAL, "the files have tensor '%s', which is in no unit",
                          x->files.tensors[i].t->name);
     if (rc == 0 && x->optimizer && x->model.iterations == 0) {
         const char *text;
@@ -246,8 +244,7 @@ static int compare_all(struct import *x, bool shapes)
         rc = zctl_files_metadata(x->z, &x->files, ZCTL_META_ITERATIONS, &text);
         if (rc == 0 && !text)
             rc = zb_fail(&x->z->err, -EINVAL,
-                         "the files have the optimizer's state, and do not say of how many steps "
-                         "it is");
+                         "the files have optimizer state, but no number of steps");
     }
     return rc;
 }
@@ -412,8 +409,8 @@ static void import_undo(struct import *x, const char *name)
     rc = zc_job_destroy_wait(x->z->client, name);
     if (rc < 0 && rc != -ENOENT) {
         x->z->err = (struct zb_err){ 0 };
-        (void)zb_fail(&x->z->err, why.code, "%.100s; and job '%s' is left over: %.60s", why.text,
-                      name, zc_error(x->z->client));
+        (void)zb_fail(&x->z->err, why.code, "%.100s; and job '%s' could not be removed: %.60s",
+                      why.text, name, zc_error(x->z->client));
     }
 }
 

@@ -1,7 +1,8 @@
 /*
- * saved.c - what is saved: snapshot, snapshots, rollback, clone, destroy.
+ * saved.c - commands for saved state: snapshot, snapshots, rollback, clone, destroy.
  *
- * What makes something says what it made, as a row; what takes something away says what that was.
+ * A command that creates something prints it as a row; a command that removes something prints what
+ * was removed.
  */
 #include <errno.h>
 #include <string.h>
@@ -56,7 +57,7 @@ static int snapshot(struct zctl *z, int argc, char **argv)
     int rc;
 
     if (o->timeout_s > 0 && !o->next)
-        return zb_fail(&z->err, -EINVAL, "--timeout is for --next: the newest commit is there");
+        return zb_fail(&z->err, -EINVAL, "--timeout needs --next: otherwise nothing is waited for");
     rc = zctl_connect(z);
     if (rc == 0)
         rc = zctl_failed(z, zc_snapshot_wait(z->client, &want, &row));

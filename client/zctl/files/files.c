@@ -1,9 +1,9 @@
 /*
  * files.c - a set of safetensors files that are read as one.
  *
- * MODEL. Each word of the command line becomes files: itself, or those that an index names. Each
- * file is checked by itself (zc_safetensors.h); here, that no name stands in two of them, and that
- * an index and its files say the same.
+ * MODEL. Each word of the command line stands for files: itself, or those that an index names. Each
+ * file is checked by itself (zc_safetensors.h). Here it is checked that no name is in two of them,
+ * and that an index matches its files.
  */
 #include <ctype.h>
 #include <errno.h>
@@ -67,8 +67,8 @@ static int index_file(struct zctl *z, struct zctl_files *files, size_t from, con
         return zb_fail(&z->err, -ENOMEM, "'%s': %m", index);
     }
     if (!*name || strchr(name, '/'))
-        rc = zb_fail(&z->err, -EBADMSG, "'%s' names '%s', which is not a file next to it", index,
-                     name);
+        rc = zb_fail(&z->err, -EBADMSG, "'%s' names '%s', which is not a file in the same folder",
+                     index, name);
     for (size_t i = from; i < files->n; i++)
         known = known || strcmp(files->paths[i], path) == 0;
     if (rc == 0 && !known && files->n - from >= FILES_MAX)
@@ -93,7 +93,7 @@ static int index_check(struct zctl *z, const struct zctl_files *files, size_t fr
             const char *base = strrchr(files->paths[i], '/');
 
             if (!in || strcmp(in, base ? base + 1 : files->paths[i]) != 0)
-                return zb_fail(&z->err, -EBADMSG, "'%s' has tensor '%s', and '%s' does not say so",
+                return zb_fail(&z->err, -EBADMSG, "'%s' has tensor '%s', which '%s' does not list",
                                files->paths[i], name, index);
             found++;
         }
@@ -233,7 +233,7 @@ int zctl_files_metadata(struct zctl *z, const struct zctl_files *files, const ch
         const char *value = zc_st_metadata(files->files[i], key);
 
         if (value && *ret && strcmp(value, *ret) != 0)
-            return zb_fail(&z->err, -EBADMSG, "'%s' and the files before it disagree about the %s",
+            return zb_fail(&z->err, -EBADMSG, "'%s' and the files before it have a different %s",
                            files->paths[i], key);
         if (value)
             *ret = value;
@@ -252,7 +252,7 @@ int zctl_files_metadata_number(struct zctl *z, const struct zctl_files *files, c
     if (rc < 0)
         return rc;
     if (!text)
-        return zb_fail(&z->err, -EBADMSG, "the files do not say their %s", key);
+        return zb_fail(&z->err, -EBADMSG, "the files have no %s", key);
     errno = 0;
     n = strtoull(text, &end, 10);
     if (!isdigit((unsigned char)*text) || *end || errno || n > max)

@@ -45,7 +45,7 @@ static int place_empty(struct zctl *z, const struct zctl_place *place)
             (strcmp(e->d_name + n, SUFFIX) == 0 || strcmp(e->d_name + n, INDEX) == 0 ||
              is_part(e->d_name + n)))
             rc = zb_fail(&z->err, -EEXIST,
-                         "'%s/%s' is there already: move it away, or export elsewhere",
+                         "'%s/%s' already exists: move it, or export to another folder",
                          place->folder, e->d_name);
     (void)closedir(folder);
     return rc;

@@ -1,10 +1,11 @@
 /*
- * node.c - the node of a plan: from options, a file, the daemon, this machine.
+ * node.c - the node of a plan: from options, a file, the daemon, or this machine.
  *
- * MODEL. What there is to say are the options that are members of `node` (plan.c): first the file of
- * --node, then the command line over it. What neither says is asked of the daemon of this node,
- * unless a budget was given: then the node is another one. Where there is no daemon, host_bytes is
- * what one would take here: a quarter of what machine and cgroups leave.
+ * MODEL. A node is described by the options that are members of `node` (plan.c): first from the
+ * file of --node, then from the command line, which overrides it. For the rest the local daemon is
+ * queried, unless a budget was given: then the plan is for another node. Without a daemon,
+ * host_bytes is what a daemon would take here: a quarter of the memory that the machine and its
+ * cgroups leave.
  */
 #include <errno.h>
 #include <jansson.h>
@@ -39,7 +40,7 @@ static int file_value(struct zctl_plan *p, const char *path, const char *key, co
         *c = *c == '_' ? '-' : *c;
     o = node_option(zb_opt_find(p->z->opts.rows, name, strlen(name)));
     if (!o || strchr(key, '-'))
-        return zb_fail(&p->z->err, -EINVAL, "'%s': no node has '%s'", path, key);
+        return zb_fail(&p->z->err, -EINVAL, "'%s': unknown key '%s'", path, key);
     if (json_is_integer(value))
         (void)snprintf(number, sizeof(number), "%lld", (long long)json_integer_value(value));
     else

@@ -42,7 +42,8 @@ static int top_settle(struct top *t)
     const struct top_options *o = t->z->opts.values;
 
     if (o->once && o->count > 0)
-        return zb_fail(&t->z->err, -EINVAL, "--once is --count 1: give one of them");
+        return zb_fail(&t->z->err, -EINVAL,
+                       "--once is the same as --count 1: give only one of them");
     t->interval_ns = (uint64_t)(o->interval_s * 1e9);
     t->count = o->once ? 1 : o->count;
     t->json = t->z->json;

@@ -1,23 +1,23 @@
 /*
- * why.c - what bounds the node, in words: a pure function of a view.
+ * why.c - what limits the node, in words: a pure function of a view.
  *
  * RULES, the first that holds:
  *
- *     idle          nobody asks for anything, no drive and no thread does anything
+ *     idle          no requests, and no drive or thread is busy
  *     compute       the threads are busy SATURATED of the time, and no drive is nearer to its limit
- *     gpu           the same of the threads of the GPU tier
+ *     gpu           the same for the threads of the GPU tier
  *     nvme-*        a drive does SATURATED of what was measured, or more
  *     rank          a step has waited LATE_MS or longer for a rank: to ask, or to release
  *     page-buffers  a drive is far from its limit, no thread is busy, and pages wait for buffers
- *     nvme-latency  a drive is busy SATURATED of the time, with too few transfers at one time
- *     commit, ring  somebody waits MOST of the time for that
+ *     nvme-latency  a drive is busy SATURATED of the time, with too few transfers in flight
+ *     commit, ring  requests wait MOST of the time for that
  *     ranks         ranks wait MOST of the time for each other, each time less than LATE_MS
  *     nvme-latency  fetches wait MOST of the time for the drive
- *     trainers      most of the time no rank of any job asks for anything
+ *     trainers      most of the time no rank of any job has a request
  *     mixed         none of these: the largest shares are named
  *
- * What is saturated comes first: whoever waits for a rank would wait for the drive else. With
- * several drives or jobs the worst one is named.
+ * Saturated resources come first: a request that waits for a rank would otherwise wait for the
+ * drive. With several drives or jobs the worst one is named.
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -123,8 +123,7 @@ static void add_drive_waits(const struct top_view *v, struct top_verdict *ret)
     const struct top_job *j = job_worst(v, ZC_WAITS, &share);
 
     if (j && percent(share) > 0)
-        add(ret, "; job '%s' has nothing but to wait for it %u %% of the time", j->name,
-            percent(share));
+        add(ret, "; job '%s' only waits for it %u %% of the time", j->name, percent(share));
 }
 
 /* "", or which one of several. */
@@ -149,7 +148,7 @@ static bool why_idle(const struct top_view *v, struct top_verdict *ret)
     if (v->njobs == 0)
         say(ret, TOP_IDLE, "idle: no job is in memory");
     else
-        say(ret, TOP_IDLE, "idle: none of %zu job%s asks for anything", v->njobs,
+        say(ret, TOP_IDLE, "idle: none of %zu job%s has a request", v->njobs,
             v->njobs > 1 ? "s" : "");
     return true;
 }
@@ -178,7 +177,7 @@ static bool why_gpu(const struct top_view *v, struct top_verdict *ret)
 
     if (v->gpu < SATURATED || (p && p->load > v->gpu))
         return false;
-    say(ret, TOP_GPU, "bound by the GPU: pages are stepped and copied there %u %% of the time",
+    say(ret, TOP_GPU, "bound by the GPU: pages are stepped and copied %u %% of the time",
         percent(v->gpu));
     if (v->gpu_line >= IN_LINE)
         add(ret, "; %.1f pages wait for it", v->gpu_line);
@@ -243,7 +242,7 @@ static bool why_latency(const struct top_view *v, struct top_verdict *ret)
         say(ret, TOP_BUFFERS, "bound by page buffers: %.1f pages wait for one of %u", in_line,
             v->buffers);
     else
-        say(ret, TOP_NVME_LATENCY, "bound by the latency of NVMe: %.1f transfers at one time",
+        say(ret, TOP_NVME_LATENCY, "bound by the latency of NVMe: %.1f transfers in flight",
             p->queue);
     add(ret, ", and the drive is busy %u %% of the time", percent(p->busy));
     if (p->load >= 0)
@@ -277,7 +276,7 @@ static bool why_trainers(const struct top_view *v, struct top_verdict *ret)
             most = &v->jobs[i];
     if (!most || most->asking >= MOST)
         return false;
-    say(ret, TOP_TRAINERS, "bound by the trainers: job '%s' asks for nothing %u %% of the time",
+    say(ret, TOP_TRAINERS, "bound by the trainers: job '%s' has no request %u %% of the time",
         most->name, percent(1 - most->asking));
     return true;
 }
@@ -289,7 +288,7 @@ static void why_mixed(const struct top_view *v, struct top_verdict *ret)
     double most = 0, share;
     int cause = 0;
 
-    say(ret, TOP_MIXED, "nothing is at its limit: compute %u %%", percent(v->computing));
+    say(ret, TOP_MIXED, "no resource is at its limit: compute %u %%", percent(v->computing));
     if (v->gpu_threads > 0)
         add(ret, ", the GPU %u %%", percent(v->gpu));
     if (p && p->load >= 0)
@@ -314,10 +313,10 @@ void top_why(const struct top_view *v, struct top_verdict *ret)
         !why_rank(v, ret) && !why_latency(v, ret) &&
         !why_wait(v, ZC_WAIT_COMMIT, TOP_COMMIT, "for a commit", ret) &&
         !why_wait(v, ZC_WAIT_FETCH_ROOM, TOP_RING,
-                  "for a place in the ring: release sooner, or give it more host memory", ret) &&
+                  "for room in the ring: release earlier, or give the job more host memory", ret) &&
         !why_wait(v, ZC_WAIT_STEP_RANKS, TOP_RANKS, "for its slowest rank", ret) &&
         !why_wait(v, ZC_WAIT_FETCH_DRIVE, TOP_NVME_LATENCY,
-                  "for the drive, which could do more: fetch ahead", ret) &&
+                  "for the drive, which is not busy: prefetch more", ret) &&
         !why_trainers(v, ret))
         why_mixed(v, ret);
 }

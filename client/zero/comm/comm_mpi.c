@@ -233,13 +233,14 @@ static int header_check(struct mpi_comm *m, struct zc_comm_op *op, int i)
     m->differs = true;
     m->other =
         (struct zc_comm_other){ .rank = (uint32_t)rank, .mine = mine->name, .theirs = is->name };
-    (void)snprintf(m->text, sizeof(m->text),
-                   "rank %d: its collective is %s of %llu bytes, ours %s of %llu: the ranks do not "
-                   "make the same calls",
-                   rank, is->kind == MPI_KIND_EXCHANGE ? "an exchange" : "a gather",
-                   (unsigned long long)is->slice_bytes,
-                   mine->kind == MPI_KIND_EXCHANGE ? "an exchange" : "a gather",
-                   (unsigned long long)mine->slice_bytes);
+    (void)snprintf(
+        m->text, sizeof(m->text),
+        "rank %d: its collective is %s of %llu bytes, this rank's is %s of %llu: the ranks do not "
+        "make the same calls",
+        rank, is->kind == MPI_KIND_EXCHANGE ? "an exchange" : "a gather",
+        (unsigned long long)is->slice_bytes,
+        mine->kind == MPI_KIND_EXCHANGE ? "an exchange" : "a gather",
+        (unsigned long long)mine->slice_bytes);
     mpi_farewell(op);
     return -EINVAL;
 }

@@ -162,7 +162,7 @@ static int nccl_settle(struct nccl_comm *n, ncclResult_t r, const char *what)
         if (r != ncclInProgress)
             break;
         if (zb_now_ns() - begin_ns > n->timeout_ns)
-            return zb_fail(&n->err, -ETIMEDOUT, "%s: NCCL is not through after %llu ms", what,
+            return zb_fail(&n->err, -ETIMEDOUT, "%s: NCCL did not finish within %llu ms", what,
                            (unsigned long long)(n->timeout_ns / 1000000));
         nap();
     }
@@ -188,8 +188,7 @@ static int nccl_meet(struct nccl_comm *n, const char *backend, ncclUniqueId *ret
         return zb_fail(&n->err, -ENOMEM, "no memory for %u ranks", n->base.world);
     if (strcmp(backend, "cuda") != 0 && !dlsym(n->library, NCCL_EMULATED)) {
         mine.rc = -EINVAL;
-        (void)snprintf(mine.text, sizeof(mine.text), "NCCL works on CUDA's devices, not on '%s'",
-                       backend);
+        (void)snprintf(mine.text, sizeof(mine.text), "NCCL needs CUDA devices, not '%s'", backend);
     } else if (n->base.rank == 0 && (r = n->api.ncclGetUniqueId(&mine.id)) != ncclSuccess) {
         mine.rc = nccl_fail(n, r, "ncclGetUniqueId");
         (void)snprintf(mine.text, sizeof(mine.text), "%.*s", (int)sizeof(mine.text) - 1,
@@ -310,7 +309,8 @@ static int nccl_split(struct zc_comm *comm, uint32_t colour, struct zc_comm **re
     int rc;
 
     if (!n->host->ops->split)
-        return zb_fail(&n->err, -ENOTSUP, "'%s', which NCCL's ranks meet over, has no groups",
+        return zb_fail(&n->err, -ENOTSUP,
+                       "'%s', which NCCL's ranks use to meet, does not support groups",
                        n->host->ops->name);
     rc = n->host->ops->split(n->host, colour, &part);
     if (rc == 0 && (rc = zc_nccl_open(ret, part, &err)) < 0)

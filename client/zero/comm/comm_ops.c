@@ -265,7 +265,9 @@ static const char *ops_error(struct zc_comm *comm)
 {
     struct ops_worker *w = ops_of(comm)->worker;
 
-    return w->forked ? "this comm belongs to the process that made it" : w->text;
+    return w->forked
+               ? "this comm belongs to the process that created it, and this is a child process"
+               : w->text;
 }
 
 static int ops_split(struct zc_comm *comm, uint32_t colour, struct zc_comm **ret)

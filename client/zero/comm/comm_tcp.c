@@ -120,7 +120,7 @@ static void tcp_forked(struct zb_fork *f)
 {
     static const struct zb_err why = {
         .code = -EPERM,
-        .text = "this comm belongs to the process that opened it, and this one is a child of it"
+        .text = "this comm belongs to the process that opened it, and this is a child process"
     };
     struct tcp_comm *t = zb_container_of(f, struct tcp_comm, fork);
 
@@ -209,7 +209,7 @@ static int header_differs(struct tcp_comm *t, uint32_t peer)
     t->other = (struct zc_comm_other){ .rank = peer, .mine = want->name, .theirs = is->name };
     (void)snprintf(
         text, sizeof(text),
-        "its collective %llu is %s of %llu bytes, ours %s of %llu: the ranks do not make "
+        "its collective %llu is %s of %llu bytes, this rank's is %s of %llu: the ranks do not make "
         "the same calls",
         (unsigned long long)is->number, is->kind == TCP_EXCHANGE ? "an exchange" : "a gather",
         (unsigned long long)is->slice_bytes,
@@ -446,7 +446,7 @@ static int tcp_wait(struct zc_comm *comm, struct zc_comm_op *op, const char *wha
         if (zb_now_ns() >= until) {
             char text[128];
 
-            (void)snprintf(text, sizeof(text), "it did not come to %s within %llu s", what,
+            (void)snprintf(text, sizeof(text), "it did not connect to %s within %llu s", what,
                            (unsigned long long)t->mesh.patience_s);
             return tcp_fail(t, tcp_missing(t), -ETIMEDOUT, text);
         }

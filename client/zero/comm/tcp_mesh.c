@@ -1,25 +1,26 @@
 /*
- * tcp_mesh.c - ranks that find each other by the environment that torchrun leaves:
+ * tcp_mesh.c - connects the ranks of a run, which find each other by torchrun's environment:
  *
- *     RANK, WORLD_SIZE          who we are, of how many
+ *     RANK, WORLD_SIZE          this rank, and the number of ranks
  *     MASTER_ADDR, MASTER_PORT  where rank 0 is; the port belongs to torchrun's own store, so the
  *                               ranks meet at the next one
  *     ZSHARD_PORT               or at this one
- *     ZSHARD_MEET_SECONDS       how long they wait for each other (120)
- *     TORCHELASTIC_RUN_ID       which run it is: another one's ranks are turned away
+ *     ZSHARD_MEET_SECONDS       how long ranks wait for each other (120)
+ *     TORCHELASTIC_RUN_ID       identifies the run: ranks of other runs are turned away
  *
- * MODEL. Rank 0 listens at the meeting point; everybody else listens at a port of its own, connects
- * to rank 0 and says that port (struct hello). When all are there, rank 0 gives everybody the list
- * of addresses (struct welcome and an address for each), or says why it gives up. Then each rank
- * connects to those before it and is connected to by those behind it; what it said hello to rank 0
- * with stays their connection.
+ * MODEL. Rank 0 listens at the meeting point. Every other rank listens at a port of its own,
+ * connects to rank 0 and sends that port (struct hello). When all have come, rank 0 sends each the
+ * list of addresses (struct welcome and an address per rank), or the reason why it gives up. Then
+ * each rank connects to the ranks before it, and accepts connections from the ranks after it. Its
+ * connection to rank 0 stays the one of the hello.
  *
- * TRUST. Whoever reaches the ports can connect: what does not begin with this run's hello is closed
- * and forgotten, and costs HELLO_S at most. Between other ranks the hello must bear the number that
- * rank 0 has drawn for this meeting. This keeps out accidents; what is sent is neither encrypted
- * nor signed, as with MPI and NCCL: the network is the trainers' own.
+ * TRUST. Any process that reaches the ports can connect. A connection that does not begin with this
+ * run's hello is closed, after at most HELLO_S. Between other ranks the hello must contain the
+ * number that rank 0 has drawn for this meeting. This prevents accidents only: traffic is neither
+ * encrypted nor authenticated, as with MPI and NCCL. Use a network of the trainers' own.
  *
- * BYTES are sent as they lie in memory. The magic number tells a machine of the other byte order.
+ * BYTES are sent as they are in memory. The magic number detects a machine with the other byte
+ * order.
  */
 #include "client/zero/comm/tcp_mesh.h"
 
@@ -99,7 +100,7 @@ static int env_number(const char *name, uint64_t min, uint64_t max, uint64_t *re
     errno = 0;
     *ret = strtoull(text, &end, 10);
     if (text[0] < '0' || text[0] > '9' || *end || errno || *ret < min || *ret > max)
-        return zb_fail(err, -EINVAL, "%s is '%s': a number from %llu to %llu", name, text,
+        return zb_fail(err, -EINVAL, "%s is '%s': must be a number from %llu to %llu", name, text,
                        (unsigned long long)min, (unsigned long long)max);
     return 0;
 }
@@ -191,7 +192,7 @@ static int not_all_came(struct meeting *m, int rc)
 
     missing(m->mesh, who, sizeof(who));
     return zb_fail(m->err, rc == -ETIMEDOUT ? -EOWNERDEAD : rc,
-                   "rank %u: within %llu s these ranks did not come: %s", m->env->rank,
+                   "rank %u: after %llu s these ranks are missing: %s", m->env->rank,
                    (unsigned long long)m->env->seconds, who);
 }
 
@@ -235,10 +236,9 @@ static int host_gather(struct meeting *m)
             m->mesh->fds[h.rank] >= 0) {
             m->refused = fd;
             return h.world != m->env->world
-                       ? zb_fail(m->err, -EPROTO, "rank %u believes in %u ranks, rank 0 in %u",
+                       ? zb_fail(m->err, -EPROTO, "rank %u expects %u ranks, rank 0 expects %u",
                                  h.rank, h.world, m->env->world)
-                       : zb_fail(m->err, -EPROTO, "two processes say that they are rank %u",
-                                 h.rank);
+                       : zb_fail(m->err, -EPROTO, "two processes claim to be rank %u", h.rank);
         }
         zc_tcp_address_pack(&from, h.port, &m->addresses[h.rank]);
         peer_take(m, h.rank, fd, &from);
@@ -325,7 +325,7 @@ static int guest_meet(struct meeting *m)
         rc = zc_tcp_move(fd, m->addresses, bytes, false, m->deadline_ns);
     m->token = w.token;
     return rc < 0 ? zb_fail(m->err, rc,
-                            "rank 0 at %s did not answer: %s (another run's, or no rank at all?)",
+                            "rank 0 at %s did not answer: %s (does another program listen there?)",
                             name, strerror(-rc))
                   : 0;
 }
@@ -356,7 +356,7 @@ static int guest_connect(struct meeting *m)
         rc = fd < 0 ? fd : zc_tcp_move(fd, &h, sizeof(h), true, m->deadline_ns);
         if (rc < 0) {
             zc_tcp_address_name(&to, m->mesh->names[r]);
-            return zb_fail(m->err, rc, "rank %u does not reach rank %u at %s: %s", m->env->rank, r,
+            return zb_fail(m->err, rc, "rank %u cannot reach rank %u at %s: %s", m->env->rank, r,
                            m->mesh->names[r], strerror(-rc));
         }
     }

@@ -364,7 +364,7 @@ static int settle_groups(struct zc_zero_config *c, const struct zcz_read *r, uin
         return zb_fail(err, -EINVAL, "zero_optimization.%s: is of stage 3, and this is stage %d",
                        key, (int)c->options.stage);
     if (n > 0 && ranks > 0 && ranks % n != 0)
-        return zb_fail(err, -EINVAL, "zero_optimization.%s: groups of %u, and there are %u ranks",
+        return zb_fail(err, -EINVAL, "zero_optimization.%s: groups of %u do not divide %u ranks",
                        key, n, ranks);
     c->options.group_ranks = n;
     return 0;

@@ -68,8 +68,8 @@ static int check_offload(const struct zc_zero_options *o, struct zb_err *err)
                        "parameters are offloaded with the optimizer state, or not at all");
     if (o->offload_optimizer != ZC_ZERO_NONE && o->stage == ZC_STAGE_DDP)
         return zb_fail(err, -EINVAL,
-                       "stage 0 has everything whole on each rank: nothing of it is "
-                       "offloaded (stage 1 offloads optimizer state)");
+                       "stage 0 keeps all model states on each rank and offloads nothing; use "
+                       "stage 1 to offload optimizer state");
     if (o->offload_param != ZC_ZERO_NONE && o->stage < ZC_STAGE_3)
         return zb_fail(err, -EINVAL,
                        "stage %d has parameters whole on each rank: only stage 3 "
@@ -90,8 +90,8 @@ static int check_stage(const struct zc_zero_options *o, uint32_t world, struct z
                        (int)o->stage);
     if (o->stage < ZC_STAGE_3 && o->quantize_gather)
         return zb_fail(err, -EINVAL,
-                       "stage %d computes with the parameters that it steps: only stage 3 "
-                       "gathers them quantized, beside its slices",
+                       "stage %d computes with the parameters that it steps; only stage 3 can "
+                       "gather them quantized",
                        (int)o->stage);
     if (o->group_ranks > 0 && (world % o->group_ranks != 0 || o->stage < ZC_STAGE_3))
         return zb_fail(err, -EINVAL, "groups of %u ranks: of stage 3, and a divisor of %u ranks",
@@ -154,7 +154,7 @@ int zcz_options_check(const struct zc_zero_options *o, uint32_t world, struct zb
     if (!zb_moments_name((enum zb_moments)o->moments))
         return zb_fail(err, -EINVAL, "moments number %d is not known", (int)o->moments);
     if (o->groups < 1 || o->groups > ZCZ_GROUPS_MAX)
-        return zb_fail(err, -EINVAL, "%u parameter groups: from 1 to %u", o->groups,
+        return zb_fail(err, -EINVAL, "%u parameter groups: must be 1 to %u", o->groups,
                        ZCZ_GROUPS_MAX);
     for (uint32_t g = 0; g < o->groups; g++)
         if (check_group(o, g, err) < 0)

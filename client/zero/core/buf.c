@@ -1,20 +1,20 @@
 /*
- * buf.c - the memory that collectives read and write.
+ * buf.c - buffers that collectives read and write.
  *
- * MODEL. Units of one size come and go, so a buffer that was given back serves the next unit of its
- * size. A buffer is used for something smaller only down to half of it, and at most `keep` idle
- * ones stay: those given back last. So the engine holds what is gathered at one time and a few
- * more, whatever the model's size and however its units differ.
+ * MODEL. Units of one size come and go, so a buffer that was returned serves the next unit of its
+ * size. A buffer is reused for a smaller size only down to half of its own, and at most `keep` idle
+ * ones stay: those returned last. So the engine holds what is gathered at one time and a few more
+ * buffers, for any model.
  *
- * ON A DEVICE works may still use a buffer that was given back: `last` stands behind them. So it is
- * only freed when that is reached, and until then there may be more than `keep`.
+ * ON A DEVICE, enqueued work may still use a returned buffer: `last` is an event after that work.
+ * The buffer is freed only when the event is reached; until then there may be more than `keep`.
  *
- * HOST MEMORY that a device copies from and to is pinned there, as long as the buffer lives: or a
- * copy down would hold up its caller until the device has done all that is before it.
+ * HOST MEMORY that a device copies from and to is pinned while the buffer lives. Otherwise a copy
+ * down would block its caller until the device has done all earlier work.
  *
- * ORPHANS. A backend owns a collective's memory until test() says done, and after a failure nobody
- * tests any more: a peer may still write there. Such buffers are never freed; the list keeps them
- * reachable. It happens at most once in a process's life, at its end.
+ * ORPHANS. A backend owns a collective's memory until test() reports completion, and after a
+ * failure test() is no longer called: a peer may still write there. Such buffers are never freed;
+ * the list keeps them reachable. This happens at most once per process, at its end.
  */
 #include <errno.h>
 #include <stdatomic.h>

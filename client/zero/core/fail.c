@@ -84,9 +84,9 @@ int zcz_enter(struct zc_zero *z, bool needs_start)
 {
     zk_thread_init(); /* whoever called us last may have changed the modes */
     if (z->forked)
-        return zcz_refuse(z, -EPERM,
-                          "this engine belongs to the process that opened it, and this one is a "
-                          "child of it");
+        return zcz_refuse(
+            z, -EPERM,
+            "this engine belongs to the process that opened it, and this is a child process");
     if (z->failed)
         return z->failed;
     if (needs_start && !z->started)
@@ -101,7 +101,7 @@ int zcz_enter_unit(struct zc_zero *z, uint32_t index, struct zcz_unit **ret_unit
     if (rc < 0)
         return rc;
     if (index >= z->nunits)
-        return zcz_refuse(z, -EINVAL, "unit %u, and there are %u", index, z->nunits);
+        return zcz_refuse(z, -EINVAL, "unit %u does not exist: there are %u", index, z->nunits);
     *ret_unit = &z->units[index];
     return 0;
 }

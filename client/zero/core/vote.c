@@ -109,7 +109,7 @@ static int vote_count(struct zc_zero *z, const struct vote *votes, enum zcz_call
             return zcz_fail(z, votes[r].rc, "%.*s", (int)sizeof(votes[r].text) - 1, votes[r].text);
     for (uint32_t r = 0; r < z->world; r++)
         if (votes[r].same != votes[0].same)
-            return zcz_fail(z, -EINVAL, "%s: rank %u and rank 0 do not say the same",
+            return zcz_fail(z, -EINVAL, "%s: rank %u and rank 0 have different values",
                             zcz_call_noun(what), r);
     return 0;
 }

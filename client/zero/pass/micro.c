@@ -1,21 +1,23 @@
 /*
- * micro.c - micro-steps: as many as come (micro_steps 0), and which tensors got a gradient.
+ * micro.c - micro-steps: any number of them (micro_steps 0), and which tensors have a gradient.
  *
- * MODEL. With micro_steps 0 the trainer says where a micro-step begins and ends. Units of it are
- * handed over in any order, and are exchanged in one: by falling number, each as soon as all above it
- * were handed over, and at the end those that were not, with zeros. So ranks may hand them over in
- * different orders, or not at all, and make the same collectives.
+ * MODEL. With micro_steps 0 the trainer marks where a micro-step begins and ends. It reduces its
+ * units in any order. They are exchanged in one fixed order, by falling number: each as soon as all
+ * units above it were reduced; at the end those that were not, with zeros. So ranks may reduce
+ * units in different orders, or not at all, and still make the same collectives.
  *
- *     zc_zero_micro()       pass->open; nothing of it is exchanged yet: pass->next is above all
- *     zc_zero_reduce()      handed over: those that may leave, leave
- *     zc_zero_micro_end()   the rest leaves
+ *     zc_zero_micro()       pass->open; nothing is exchanged yet: pass->next is above all units
+ *     zc_zero_reduce()      the unit is ready; all units that may be exchanged now are
+ *     zc_zero_micro_end()   the rest is exchanged
  *
- * ROUNDS. Each time that all units have left, the store gets one more sum of each: pass->rounds. With
- * accumulate_local a micro-step that is not the last one only adds to what is held here
- * (pass->held); what is held when it is needed leaves in a round of its own: zcz_micro_settle().
+ * ROUNDS. Each time all units were exchanged, the store gets one more sum of each: pass->rounds.
+ * With accumulate_local, a micro-step that is not the last only adds to what is held here
+ * (pass->held). What is held is exchanged when it is needed, in a round of its own:
+ * zcz_micro_settle().
  *
- * TENSORS. Each reduction says which of the unit's tensors got a gradient on this rank. What was said
- * in any micro-step holds for the step (step/ asks by zcz_reduced_has()); a new one begins with none.
+ * TENSORS. Each reduction says which of the unit's tensors have a gradient on this rank. A report
+ * in any micro-step holds for the whole step (step/ asks with zcz_reduced_has()); a new step begins
+ * with none.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -297,10 +299,10 @@ static int micro_enter(struct zc_zero *z)
     int rc = zcz_enter(z, true);
 
     if (rc == 0 && !zcz_micro_any(z))
-        rc = zcz_refuse(z, -EINVAL,
-                        "a step of this engine has %u micro-steps: their units say where "
-                        "they end (options.micro_steps 0: as many as come)",
-                        z->options.micro_steps);
+        rc = zcz_refuse(
+            z, -EINVAL,
+            "a step of this engine has %u micro-steps: zc_zero_micro() needs options.micro_steps 0",
+            z->options.micro_steps);
     return rc;
 }
 

@@ -1,6 +1,7 @@
 /*
- * pass.c - the room's own life, and the trainer's calls that gather and release: they say what is
- * held, and so what comes next (schedule.c); how a unit comes is gather.c's.
+ * pass.c - creates and frees the room's state, and has the trainer's calls that gather and release.
+ * They determine what is held, and so what is gathered next (schedule.c); gather.c has how a unit
+ * is gathered.
  */
 #include <errno.h>
 #include <stdlib.h>

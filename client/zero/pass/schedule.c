@@ -1,38 +1,38 @@
 /*
  * schedule.c - which units to gather before they are asked for, and which to keep.
  *
- * MODEL. The order of gathers in a micro-step is written down, and the next micro-step is expected
- * to repeat it. The WINDOW is the next `prefetch_units` different units of that order, or as many
- * as have prefetch_elems elements. After each of the trainer's calls that moves it:
+ * MODEL. The order of gathers in a micro-step is recorded, and the next micro-step is expected to
+ * repeat it. The WINDOW is the next `prefetch_units` different units of that order, or as many as
+ * have prefetch_elems elements. After each of the trainer's calls that moves it:
  *
  *     in the window, and idle                 its gather begins
- *     held by nobody, not in the window,
+ *     not held, not in the window,
  *     and without a reason to stay            it is dropped
  *
- * so a unit that was released and comes again at once (the last block, between forward and
+ * So a unit that was released and is needed again at once (the last block, between forward and
  * backward) is not gathered twice. Reasons to stay:
  *
- *     stages 1 and 2                          everything does
- *     persist_elems                           it is no longer than that
+ *     stages 1 and 2                          always
+ *     persist_elems                           it is at most that long
  *     zc_zero_prefetch()                      it was hinted at, and not yet gathered
  *     keep_gathered                           its gradient is still to come
  *     reuse_elems                             it comes again in this micro-step, after fewer
  *                                             elements than that
  *
- * The last three, and the window behind its first unit, end where more than live_elems would be
- * gathered at one time. Everything ends with the step, behind which parameters have new values, and
- * begins again behind it.
+ * The last three, and the window after its first unit, end where more than live_elems would be
+ * gathered at one time. Everything ends with the step, which changes the parameters, and begins
+ * again after it.
  *
- * With micro_steps 0 nobody knows which micro-step is the last: behind each of them the window is empty
- * until the next gather, and the step drops what stays.
+ * With micro_steps 0 it is not known which micro-step is the last. So after each of them the window
+ * is empty until the next gather, and the step drops what stays.
  *
- * A gather that is not the expected one moves the place in the order to where that unit comes next;
- * the first unit of the order, to its beginning, and what was written down before (an evaluation,
- * say) is forgotten. Only time is ever lost.
+ * If a gather is not the expected one, the place in the order moves to the next occurrence of that
+ * unit. If it is the first unit of the order, recording starts again, and what was recorded before
+ * (an evaluation, for example) is forgotten. A wrong guess only costs time.
  *
  * INVARIANT. What is gathered and dropped is a function of the trainer's calls, so it is the same
- * on all ranks; what has arrived is not. So z->pass->live and the reasons above never ask whether
- * something has, and a unit that was dropped on its way counts as gone.
+ * on all ranks. What has arrived is not the same. So z->pass->live and the reasons above never
+ * depend on whether something has arrived, and a unit that was dropped on its way counts as gone.
  */
 #include <errno.h>
 

@@ -1,18 +1,18 @@
 /*
- * commit.c - steps become durable: on one node by themselves, on several by a vote.
+ * commit.c - makes steps durable: directly on one node, by a vote on several.
  *
- *     one node       step with ZC_COMMIT_STEP; its answer says how it went, to every rank alike
- *     several nodes  step with ZC_COMMIT_PREPARE ---> every rank tells the others how its node's
- *                    went ---> the first rank of each node commits what is prepared, if all went
- *                    well, or drops it
+ *     one node       step with ZC_COMMIT_STEP; every rank gets the same answer
+ *     several nodes  step with ZC_COMMIT_PREPARE ---> the ranks tell each other the result of their
+ *                    nodes ---> the first rank of each node commits what is prepared if all
+ *                    succeeded, or drops it
  *
- * WHEN. The step's call has long returned. The vote is a collective, so it has a place in the order
- * that the trainer's calls give: the next step, commit or clean close. What is resolved must be
- * before the step behind it begins, and has until then.
+ * WHEN. The call of the step has returned long before. The vote is a collective, so it needs a
+ * place in the order of the trainer's calls: the next step, commit or clean close. The commit must
+ * be resolved before the next step begins, and has until then.
  *
- * FAILURE. A step that is not durable is whole all the same, and every rank knows of it: it is a
- * refusal, and training may go on. A prepared step that cannot be resolved is final: this node and
- * the others would no longer agree.
+ * FAILURE. A step that is not durable is still whole, and every rank knows it: the error is not
+ * final, and training may continue. A prepared step that cannot be resolved is a final failure:
+ * this node and the others would no longer agree.
  */
 #include <errno.h>
 #include <stdio.h>

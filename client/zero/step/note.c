@@ -1,20 +1,20 @@
 /*
- * note.c - notes: what the trainer, and the engine itself, want back when a job goes on.
+ * note.c - notes: bytes that the trainer, and the engine itself, get back when a job is resumed.
  *
- *     a rank's note   the trainer's bytes, sent to the store as they are
- *     the job's note  a head of ours (struct head), then the trainer's bytes
+ *     a rank's note   the trainer's bytes, sent to the store unchanged
+ *     the job's note  a head of the engine's (struct head), then the trainer's bytes
  *
- * MODEL. The head has the loss scale as it is behind the step that the note goes with: a resumed
- * job steps with the same scale as one that never stopped. So with a dynamic one a note goes with
- * every step, and only zc_zero_step() knows what it says: the trainer's part is kept here until
+ * MODEL. The head has the loss scale as it is after the step that the note belongs to: a resumed
+ * job steps with the same scale as one that never stopped. So with a dynamic scale a note goes with
+ * every step, and only zc_zero_step() knows its content: the trainer's part is kept here until
  * then, and sent again with each step. Otherwise the trainer's part is sent when it is put.
  *
- * Where step counts of tensors lag behind the job's they follow the head (counts.c), so a note goes with each step that leaves
- * another tensor behind, too. All of it fits into one note, or the step is refused.
+ * Step counts of tensors that differ from the job's follow the head (counts.c). So a note also goes
+ * with each step that makes another tensor differ. All of it must fit into one note, or the step
+ * fails.
  *
- * The head has the run's number too: drawn by the run that the job was new in, and kept by those
- * that go on. What several nodes, or groups of ranks, have saved is of one run, or no job that goes
- * on.
+ * The head also has the run's number: drawn by the run that created the job, and kept by runs that
+ * resume it. A resume needs nodes, or groups of ranks, whose jobs have the same number.
  *
  * Only the first rank of a node sends the job's note; every rank reads it.
  */
@@ -127,9 +127,8 @@ int zc_zero_note_put(struct zc_zero *z, bool of_job, const void *note, size_t by
         return note_send(z, false, note, bytes);
     if (!zcz_note_fits(bytes, zcz_counts_bytes(z, NULL)))
         return zcz_refuse(z, -EINVAL,
-                          "a note of %zu bytes, and %zu bytes of step counts of tensors that lag "
-                          "behind: together at "
-                          "most %d",
+                          "a note of %zu bytes, and %zu bytes of step counts of tensors that "
+                          "differ from the job's: together at most %d",
                           bytes, zcz_counts_bytes(z, NULL), ZC_ZERO_NOTE_MAX - 4);
     if (z->store->node_rank != 0)
         return 0;
@@ -175,7 +174,8 @@ static int note_read(struct zc_zero *z, unsigned char *buf, struct head *ret, ui
     if (bytes >= sizeof(*ret))
         memcpy(ret, buf, sizeof(*ret));
     if (bytes < sizeof(*ret) || (ret->magic != NOTE_MAGIC && ret->magic != COUNTS_MAGIC))
-        return zcz_refuse(z, -ENOMSG, "the job's note, of %zu bytes, is not of an engine", bytes);
+        return zcz_refuse(z, -ENOMSG, "the job's note, of %zu bytes, was not written by an engine",
+                          bytes);
     *ret_counts = 0;
     if (ret->magic == COUNTS_MAGIC) {
         if (bytes >= at + sizeof(*ret_counts))

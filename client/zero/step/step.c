@@ -3,23 +3,23 @@
  *
  *     every push has arrived ---> norms of this rank ---> of all ranks ---> step or skip
  *
- * NUMBERS. Each store gives the exact sum of the squares of its gradients; merged exactly, it is
+ * NUMBERS. Each store returns the exact sum of the squares of its gradients. Merged exactly, it is
  * the same wide integer however the units were cut, and it is rounded once. So every rank decides
- * the same without a vote: to skip, when a value anywhere is not finite, and by how much to clip.
+ * the same without a vote: whether to skip, because a value is not finite, and how much to clip.
  *
- * LOSS SCALE. Gradients come multiplied by it, and the step divides by it: norm and clipping are of
- * what the gradients would be without. What a step does to it (loss_scale.h) follows from the
- * decision above, so it is alike on all ranks, and goes with the step in its note (note.c).
+ * LOSS SCALE. Gradients are multiplied by the scale, and the step divides by it; norm and clipping
+ * are those of unscaled gradients. The next scale (loss_scale.h) follows from the decision above,
+ * so it is the same on all ranks, and is stored with the step in its note (note.c).
  *
- * DURABLE. Whether a step commits follows from its number, so every rank says the same; how it went
- * is settled at the step behind it (commit.c).
+ * DURABLE. Whether a step commits follows from its number, so it is the same on all ranks. The
+ * result is resolved at the next step (commit.c).
  *
- * OVERLAP. A step whose learning rate was announced, and that nothing clips, is told to the store
- * ahead, which begins it as gradients come (ZC_ZERO_EARLY); the decision above stays what it is.
- * With ZC_ZERO_SERVE zc_zero_step() returns when the step has begun. Gathers that follow ask for
- * the version behind it and wait in the store, unit by unit; the next gradients wait here
- * (reduce.c). So the next forward pass begins while the end of the model is still being updated. A
- * step that fails fails the engine, at whichever call comes next.
+ * OVERLAP. A step whose learning rate was announced, without clipping, is announced to the store,
+ * which begins it as gradients come (ZC_ZERO_EARLY); the decision above does not change. With
+ * ZC_ZERO_SERVE zc_zero_step() returns when the step has begun. Later gathers ask for the new
+ * version and wait in the store, unit by unit; the next gradients wait here (reduce.c). So the next
+ * forward pass begins while the end of the model is still being updated. A failed step fails the
+ * engine, at the next call.
  */
 #include <errno.h>
 #include <float.h>
@@ -179,8 +179,8 @@ static int share_compare(struct zc_zero *z, const struct step_share *first,
         return zcz_fail(z, -EINVAL, "a step with other values on rank %u than on rank 0", rank);
     if (of->micros != first->micros)
         return zcz_fail(z, -EINVAL,
-                        "a step of %llu micro-steps on rank %u, %llu on rank 0: what divides their "
-                        "sum must be said (divide)",
+                        "a step of %llu micro-steps on rank %u, %llu on rank 0: set `divide`, by "
+                        "which their sum is divided",
                         (unsigned long long)of->micros, rank, (unsigned long long)first->micros);
     return 0;
 }
@@ -323,10 +323,9 @@ static int step_note(struct zc_zero *z, bool overflow, const struct zc_classes *
     bool counts;
 
     if (rc < 0)
-        return zcz_fail(z, rc,
-                        "step %llu: a gradient is not finite, and the loss scale is %g, the least "
-                        "there may be",
-                        (unsigned long long)z->iterations + 1, next.scale);
+        return zcz_fail(
+            z, rc, "step %llu: a gradient is not finite, and the loss scale is %g, its minimum",
+            (unsigned long long)z->iterations + 1, next.scale);
     counts = zcz_counts_step(z, classes ? classes->class_of : NULL);
     if (z->options.loss_scale.dynamic || counts || z->steps->counts_set)
         rc = zcz_note_step(z, z->options.loss_scale.dynamic ? &next : NULL);
@@ -366,9 +365,8 @@ static int step_plan(struct zc_zero *z, const struct zc_zero_step_how *how,
     if (zcz_note_fits(shared->note_bytes, counts))
         return 0;
     return zcz_refuse(z, -ENOSPC,
-                      "step %llu: %zu bytes of step counts of tensors that lag behind, and the "
-                      "job's note of %llu bytes, do not "
-                      "fit together into %d",
+                      "step %llu: %zu bytes of step counts of tensors that differ from the job's, "
+                      "and the job's note of %llu bytes, do not fit into %d",
                       (unsigned long long)z->iterations + 1, counts,
                       (unsigned long long)shared->note_bytes, ZC_ZERO_NOTE_MAX - 4);
 }

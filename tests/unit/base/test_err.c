@@ -2,9 +2,11 @@
 
 #include <errno.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/err.h"
+#include "base/text.h"
 
 static void err_first_wins(void **state)
 {
@@ -32,6 +34,35 @@ static void err_is_one_clean_line(void **state)
     assert_int_equal(strlen(e.text), sizeof(e.text) - 1);
 }
 
+/* Names come from sockets and files: what a terminal or a journal would take as more than text is replaced. */
+static void text_is_cleaned(void **state)
+{
+    static const struct {
+        const char *raw, *clean;
+    } rows[] = {
+        { "plain", "plain" },
+        { "a\tb\x7f", "a?b?" },
+        { "\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80", "\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80" },
+        { "\xc2\x9b"
+          "2J",
+          "??2J" }, /* CSI, one character */
+        { "\x9b"
+          "2J\xff\xc0\xaf",
+          "?2J???" },                                    /* not UTF-8; an overlong form */
+        { "\xed\xa0\x80 \xf4\x90\x80\x80", "??? ????" }, /* a surrogate; above 10FFFF */
+        { "cut \xe2\x82", "cut ??" },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        char text[64];
+
+        (void)snprintf(text, sizeof(text), "%s", rows[i].raw);
+        zb_text_clean(text, strlen(text));
+        assert_string_equal(text, rows[i].clean);
+    }
+}
+
 /* A daemon that lies may send any code. */
 static void err_of_any_code(void **state)
 {
@@ -51,9 +82,8 @@ static void err_may_be_null(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(err_first_wins),
-        cmocka_unit_test(err_is_one_clean_line),
-        cmocka_unit_test(err_of_any_code),
+        cmocka_unit_test(err_first_wins),  cmocka_unit_test(err_is_one_clean_line),
+        cmocka_unit_test(text_is_cleaned), cmocka_unit_test(err_of_any_code),
         cmocka_unit_test(err_may_be_null),
     };
 

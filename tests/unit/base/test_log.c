@@ -75,10 +75,26 @@ static void a_log_that_nobody_reads(void **state)
     assert_null(strstr(text, "log-dropped"));
 }
 
+static void a_line_is_clean(void **state)
+{
+    char text[512];
+    ssize_t n;
+
+    (void)state;
+    zb_log(ZB_LOG_INFO, "name", "a=\"%s\"",
+           "x\ny\x7f\x9b"
+           "2J");
+    n = read(ends[0], text, sizeof(text) - 1);
+    assert_true(n > 0);
+    text[n] = '\0';
+    assert_non_null(strstr(text, "info name a=\"x?y??2J\"\n"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(a_log_that_nobody_reads, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_line_is_clean, setup, teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

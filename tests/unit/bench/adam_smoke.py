@@ -21,7 +21,7 @@ def run(*words):
 def check_usage():
     for words, part in ((["--rounds", "0"], "--rounds must be 1 to 512, not 0"), (["--threads", "x"], "--threads must be a whole number, not 'x'"),
                         (["--params", "1K"], "--params must be 256K to"), (["--params", "much"], "much"),
-                        (["--kernels", "abacus"], "no kernels are called 'abacus'"),
+                        (["--kernels", "abacus"], "unknown kernels 'abacus'"),
                         (["--nonsense"], "unknown option '--nonsense'"), (["word"], "'word'"),
                         (["--peer", "a"] * 5, "--peer may be given at most 4 times")):
         r = run(*words)

@@ -256,7 +256,7 @@ static void ranks_say_the_same(void **state)
     }
     step_ask(&w, 0, true);
     assert_int_equal(step(&w, 1, true), -EINVAL);
-    assert_non_null(strstr(answers[1].text, "other values than its peers"));
+    assert_non_null(strstr(answers[1].text, "different values from its peers"));
     assert_int_equal(step(&w, 1, false), -EINVAL);
     assert_int_equal(say(&w, 1, true, 1, 1, all, 2), 0);
     assert_int_equal(step(&w, 1, true), 0);

@@ -200,7 +200,7 @@ static const struct {
     { "another part of a choice", "io = ring\n", 1, "not 'ring'" },
     { "two choices", "io = \"auto uring\"\n", 1, "not 'auto uring'" },
     { "no choice at all", "io = \"\"\n", 1, "not ''" },
-    { "unknown kernels", "kernels = sse\n", 1, "kernels: no kernels are called 'sse'" },
+    { "unknown kernels", "kernels = sse\n", 1, "kernels: unknown kernels 'sse'" },
     { "empty kernels", "kernels = ''\n", 1, "kernels must not be empty" },
     { "unknown level", "log_level = loud\n", 1,
       "log_level must be error, warn, info or debug, not 'loud'" },

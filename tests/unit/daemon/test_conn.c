@@ -147,7 +147,7 @@ static const struct {
       0,
       ANSWERED,
       -EPROTO,
-      "hello was said before" },
+      "hello was already sent" },
     /* methods and bodies */
     { "method 0", true, { HEAD(0, 0, 1, 0) }, 24, 0, ANSWERED, -ENOSYS, "knows no method 0" },
     { "the first that is none",

@@ -33,9 +33,9 @@ static const struct {
     { "one of two", "node:2 pu:1", "0", "0-1", 0, "node 0, preferred; spills", 1 },
     { "memory without CPUs", "node:4 pu:1", "0,3", "0", 0, "nodes 0,3, interleaved; spills", 1 },
     { "auto leaves memory without CPUs", "node:4 pu:1", "auto", "0-1", 0, "nodes 0-1", 2 },
-    { "CPUs on no chosen node", "node:4 pu:1", "3", "0", -EINVAL, "none of the nodes has a CPU",
+    { "CPUs on no chosen node", "node:4 pu:1", "3", "0", -EINVAL, "may use no CPU of these nodes",
       0 },
-    { "no such node", "node:2 pu:1", "0-2", "", -EINVAL, "the nodes that we may use are 0-1", 0 },
+    { "no such node", "node:2 pu:1", "0-2", "", -EINVAL, "this process may only use nodes 0-1", 0 },
     { "no list", "node:2 pu:1", "one", "", -EINVAL, "neither off, auto nor a list", 0 },
     { "no such CPU", "node:2 pu:1", "auto", "x", -EINVAL, "not a CPU list", 0 },
 };

@@ -451,7 +451,7 @@ static const struct {
     { "no room", more_than_there_is, -ENOSPC, "the file system has" },
     { "no temporary place", no_temporary_place, -ENOENT, "a temporary data directory in" },
     { "temporary place too long", temporary_place_is_too_long, -ENAMETOOLONG, "too long" },
-    { "unknown kernels", unknown_kernels, -ENOENT, "no kernels are called 'sse'" },
+    { "unknown kernels", unknown_kernels, -ENOENT, "unknown kernels 'sse'" },
     { "unknown io", unknown_io, -EINVAL, "I/O engine 'aio'" },
     { "a further path in use", path_twice, -EBUSY, "is in use by another daemon" },
     { "a further path without a parent", path_no_parent, -ENOENT, "no directory to make it in" },

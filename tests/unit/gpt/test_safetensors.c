@@ -97,7 +97,7 @@ static const struct {
           "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1],\"x\":1}}", 1, -EBADMSG,
           "nothing else" },
         { "an unknown dtype", "{" T("a", "F31", "[1]", "[0,4]") "}", 4, -EBADMSG,
-          "has dtype 'F31'" },
+          "has unknown dtype 'F31'" },
         { "a dtype that is a number", "{\"a\":{\"dtype\":5,\"shape\":[1],\"data_offsets\":[0,4]}}",
           4, -EBADMSG, "not a string" },
         { "a shape that is a number", "{" T("a", "U8", "1", "[0,1]") "}", 1, -EBADMSG,
@@ -110,7 +110,7 @@ static const struct {
         { "a shape that overflows", "{" T("a", "U8", "[4294967296,4294967296,2]", "[0,0]") "}", 0,
           -EBADMSG, "overflows" },
         { "bytes that overflow", "{" T("a", "F32", "[4611686018427387904]", "[0,0]") "}", 0,
-          -EBADMSG, "does not make" },
+          -EBADMSG, "does not match" },
         { "one offset", "{" T("a", "U8", "[1]", "[0]") "}", 1, -EBADMSG, "not a range" },
         { "three offsets", "{" T("a", "U8", "[1]", "[0,1,2]") "}", 1, -EBADMSG, "not a range" },
         { "offsets that are no array", "{" T("a", "U8", "[1]", "7") "}", 1, -EBADMSG,
@@ -148,7 +148,7 @@ static void header_table(void **state)
         file_write("x", strlen(cases[i].header), cases[i].header, cases[i].data_bytes);
         rc = zc_st_open(&f, "x", error, sizeof(error));
         if (rc != cases[i].rc || (rc != 0) != (f == NULL) || !strstr(error, cases[i].says) ||
-            (rc != 0 && !strstr(error, "'x' is not a good safetensors file: ")))
+            (rc != 0 && !strstr(error, "'x' is not a valid safetensors file: ")))
             fail_msg("%s: %d '%s'", cases[i].name, rc, error);
         zc_st_close(f);
     }
@@ -162,7 +162,7 @@ static void length_table(void **state)
         const char *header;
         const char *says;
     } rows[] = {
-        { "one byte more than there is", 3, "{}", "cut inside its header of 3 bytes" },
+        { "one byte more than there is", 3, "{}", "truncated inside its header of 3 bytes" },
         { "above the limit", ZC_ST_HEADER_MAX + 1, "{}", "above the format's limit" },
         { "the largest number", UINT64_MAX, "{}", "above the format's limit" },
         { "one byte less", 1, "{}", "the header, at byte" },
@@ -179,7 +179,7 @@ static void length_table(void **state)
     for (off_t bytes = 0; bytes < 8; bytes++) {
         assert_int_equal(truncate("x", bytes), 0);
         assert_int_equal(zc_st_open(&f, "x", error, sizeof(error)), -EBADMSG);
-        assert_non_null(strstr(error, "the file is cut"));
+        assert_non_null(strstr(error, "the file is truncated"));
     }
     assert_int_equal(zc_st_open(&f, "nowhere", error, sizeof(error)), -ENOENT);
     assert_string_equal(error, "'nowhere': No such file or directory");

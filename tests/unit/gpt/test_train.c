@@ -991,7 +991,7 @@ static void refusals(void **state)
         { "batch", -EINVAL, "does not divide", { .batch = 5 } },
         { "data", -ENOENT, "'nowhere.txt'", { .data = { nowhere, 1 } } },
         { "init", -ENOENT, "'nowhere.st'", { .init = "nowhere.st" } },
-        { "init of text", -EBADMSG, "not a good safetensors file", { .init = "text.txt" } },
+        { "init of text", -EBADMSG, "not a valid safetensors file", { .init = "text.txt" } },
         { "jsonl", -ENOENT, "--jsonl 'nowhere/log'", { .jsonl = "nowhere/log" } },
         { "jsonl on a full device", -ENOSPC, "--jsonl '/dev/full'", { .jsonl = "/dev/full" } },
         { "export", -ENOENT, "--export 'nowhere/x'", { .export = "nowhere/x" } },

@@ -39,7 +39,7 @@ def cases(folder):
         (GOOD + " --config x.json", 4, "--config"),
         (GOOD + " --data nowhere.txt", 4, "'nowhere.txt': No such file"),
         (GOOD + " --init nowhere.safetensors", 4, "'nowhere.safetensors'"),
-        (GOOD + " --init LICENSE", 6, "not a good safetensors file"),
+        (GOOD + " --init LICENSE", 6, "not a valid safetensors file"),
         (GOOD.replace("LICENSE", bad), 6, "magic"),
         (GOOD + " --jsonl /dev/full", 4, "No space left on device"),
         (GOOD + " --offload host --socket " + nobody, 3, nobody),

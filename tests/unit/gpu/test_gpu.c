@@ -148,10 +148,10 @@ static void names(void **state)
         int rc;
         const char *says;
     } rows[] = {
-        { "", -EINVAL, "no GPU is called ''" },
-        { "cud", -EINVAL, "no GPU is called" },
-        { "emulatedx", -EINVAL, "no GPU is called" },
-        { "emulated:", -EINVAL, "no GPU is called" },
+        { "", -EINVAL, "unknown GPU ''" },
+        { "cud", -EINVAL, "unknown GPU" },
+        { "emulatedx", -EINVAL, "unknown GPU" },
+        { "emulated:", -EINVAL, "unknown GPU" },
         { "emulated:1M", -EINVAL, "at least" },
         { "emulated:x", -EINVAL, "x" },
         { "emulated:64M:9:9:4K:9:9:9", -EINVAL, "too much" },
@@ -160,7 +160,7 @@ static void names(void **state)
         { "emulated:64M:1K", -EINVAL, "1K" },
         { "cuda:4096", -ENODEV, "no GPU: " },
         { "cuda:-1", -EINVAL, "cuda:-1" },
-        { "cuda:", -EINVAL, "no GPU is called" }, /* no device and no driver is asked about that */
+        { "cuda:", -EINVAL, "unknown GPU" }, /* no device and no driver is asked about that */
     };
 
     (void)state;

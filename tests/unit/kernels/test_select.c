@@ -42,8 +42,8 @@ static const struct {
     { "good", 0, &fake_good, "" },
     { "best", -ENOTSUP, NULL,
       "kernels 'best' need instructions that this processor lacks; it runs 'good'" },
-    { "bes", -ENOENT, NULL, "no kernels are called 'bes'; there are: auto, ref, good, best" },
-    { "", -ENOENT, NULL, "no kernels are called ''; there are: auto, ref, good, best" },
+    { "bes", -ENOENT, NULL, "unknown kernels 'bes'; known are: auto, ref, good, best" },
+    { "", -ENOENT, NULL, "unknown kernels ''; known are: auto, ref, good, best" },
 };
 
 static void select_table(void **state)

@@ -90,10 +90,8 @@ static const struct {
     struct zn_options o;
     const char *text;
 } option_cases[] = {
-    { "an engine that is none",
-      { .size_bytes = SIZE, .io = "libaio" },
-      "'libaio': there are auto" },
-    { "an engine in capitals", { .size_bytes = SIZE, .io = "AUTO" }, "there are auto" },
+    { "an engine that is none", { .size_bytes = SIZE, .io = "libaio" }, "'libaio': must be auto" },
+    { "an engine in capitals", { .size_bytes = SIZE, .io = "AUTO" }, "must be auto" },
     { "no size", { .size_bytes = 0 }, "is not a multiple of 4096" },
     { "an odd size", { .size_bytes = SIZE + 512 }, "is not a multiple of 4096" },
     { "nothing but the superblock", { .size_bytes = ZN_DATA_START }, "above 65536" },
@@ -187,7 +185,7 @@ static void open_foreign(void **state)
     zn_super_encode(&super, block);
     file_make(path, block, sizeof(block), SIZE - 4096);
     assert_int_equal(try_open(path, SIZE, NULL), -EBADMSG);
-    expect_text("a cut file", "was cut: its superblock says 1.06 MiB");
+    expect_text("a cut file", "was truncated: its superblock says 1.06 MiB");
     assert_int_equal(file_size(path), SIZE - 4096);
 
     file_make(path, block, sizeof(block), SIZE);

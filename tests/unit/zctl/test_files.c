@@ -537,7 +537,7 @@ static void one_file(void **state)
     zc_st_close(f);
 
     expect(x, "import b x.safetensors", 0, "no"); /* without the optimizer */
-    expect(x, "export a x.safetensors", 4, "is there already");
+    expect(x, "export a x.safetensors", 4, "already exists");
     assert_int_equal(rename("x.safetensors", "y"), 0);
     expect(x, "export a x.safetensors", 0, "");
     assert_true(same_file("x.safetensors", "y"));
@@ -626,9 +626,12 @@ static const struct {
     { "the first moment is missing",
       { .drop = "wte.weight.exp_avg" },
       2,
-      "the files have tensor 'ln.weight.exp_avg', and no unit has" },
+      "the files have tensor 'ln.weight.exp_avg', which is in no unit" },
     { "a master is missing", { .drop = "wte.weight.master" }, 4, "no tensor 'wte.weight.master'" },
-    { "one too many", { .add = "h.9.attn.bias" }, 2, "have tensor 'h.9.attn.bias', and no unit" },
+    { "one too many",
+      { .add = "h.9.attn.bias" },
+      2,
+      "have tensor 'h.9.attn.bias', which is in no unit" },
     { "a moment of what is frozen", { .add = "scale.exp_avg" }, 2, "have tensor 'scale.exp_avg'" },
     { "another shape, of a moment",
       { .flat = "wte.weight.exp_avg" },
@@ -637,10 +640,10 @@ static const struct {
     { "F64", { .wide = "ln.weight" }, 4, "tensor 'ln.weight' is of F64" },
     { "F64, a moment", { .wide = "ln.weight.exp_avg" }, 4, "is of F64: F32 is needed" },
     { "no units", { .drop_meta = "zshard.units" }, 2, "with --like JOB" },
-    { "no format", { .drop_meta = "zshard.format" }, 6, "do not say their zshard.format" },
-    { "another format", { .meta = "zshard.format", .meta_value = "2" }, 4, "of format 2" },
-    { "no groups", { .drop_meta = "zshard.groups" }, 6, "do not say their zshard.groups" },
-    { "no steps", { .drop_meta = "zshard.applied" }, 6, "do not say their zshard.applied" },
+    { "no format", { .drop_meta = "zshard.format" }, 6, "have no zshard.format" },
+    { "another format", { .meta = "zshard.format", .meta_value = "2" }, 4, "have format 2" },
+    { "no groups", { .drop_meta = "zshard.groups" }, 6, "have no zshard.groups" },
+    { "no steps", { .drop_meta = "zshard.applied" }, 6, "have no zshard.applied" },
     { "more applied than asked for",
       { .meta = "zshard.applied", .meta_value = "13" },
       6,
@@ -736,10 +739,7 @@ static void like_another_job(void **state)
           2,
           "tensor 'wte.weight' has another shape" },
         { "one too many", { .drop_meta = "zshard.units", .add = "x" }, 2, "have tensor 'x'" },
-        { "moments of no step",
-          { .drop_meta = "zshard.iterations" },
-          2,
-          "do not say of how many steps" },
+        { "moments of no step", { .drop_meta = "zshard.iterations" }, 2, "but no number of steps" },
     };
     struct fixture *x = fixture_open();
     const struct change plain = { .drop_meta = "zshard.iterations" };
@@ -788,12 +788,12 @@ static void wrong_sets(void **state)
     expect(x, line, 6, "is in two files");
     (void)snprintf(line, sizeof(line), "import b %s", first);
     expect(x, line, 4, "no tensor '");
-    expect(x, "export a m", 4, "is there already");
+    expect(x, "export a m", 4, "already exists");
 
     assert_int_equal(unlink("m/model-00002-of-00004.safetensors"), 0);
     expect(x, "import b m", 4, "model-00002-of-00004.safetensors");
     write_text(index, "{\"weight_map\":{\"a\":\"../x\"}}");
-    expect(x, "import b m", 6, "names '../x', which is not a file next to it");
+    expect(x, "import b m", 6, "names '../x', which is not a file in the same folder");
     write_text(index, "{\"weight_map\":{\"a\":7}}");
     expect(x, "import b m", 6, "names no file for tensor 'a'");
     write_text(index, "{\"weight_map\":{\"a\":\"\"}}");
@@ -803,7 +803,7 @@ static void wrong_sets(void **state)
     write_text(index, "{");
     expect(x, "import b m", 6, index);
     write_text(index, "{\"weight_map\":{\"a\":\"model-00001-of-00004.safetensors\"}}");
-    expect(x, "import b m", 6, "does not say so");
+    expect(x, "import b m", 6, "does not list");
     write_text(index, "{\"weight_map\":{\"wte.weight\":\"model-00001-of-00004.safetensors\","
                       "\"a\":\"model-00001-of-00004.safetensors\"}}");
     expect(x, "import b m", 6, "names 2 tensors, and the files have 1");
@@ -896,7 +896,7 @@ static void a_job_is_left_over(void **state)
     x->store.code = -ENOSPC;
     x->store.stuck = true;
     expect(x, "import b x.safetensors", 4,
-           "as the test wants it; and job 'b' is left over: somebody holds it");
+           "as the test wants it; and job 'b' could not be removed: somebody holds it");
     fixture_close(x);
     folder_clear(folder);
 }

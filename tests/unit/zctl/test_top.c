@@ -239,38 +239,37 @@ static const struct {
     const char *text;
 } rows[] = {
     { no_job, TOP_IDLE, "idle: no job is in memory" },
-    { nothing, TOP_IDLE, "idle: none of 1 job asks for anything" },
+    { nothing, TOP_IDLE, "idle: none of 1 job has a request" },
     { writes, TOP_NVME_WRITE,
-      "bound by NVMe writes: 96 % of the measured 2.00 GiB/s; job 'gpt' has nothing but to wait "
-      "for "
-      "it 81 % of the time" },
+      "bound by NVMe writes: 96 % of the measured 2.00 GiB/s; job 'gpt' only waits for it 81 % of "
+      "the time" },
     { reads, TOP_NVME_READ,
-      "bound by NVMe reads: 90 % of the measured 3.00 GiB/s; job 'gpt' has nothing but to wait for "
-      "it 81 % of the time" },
+      "bound by NVMe reads: 90 % of the measured 3.00 GiB/s; job 'gpt' only waits for it 81 % of "
+      "the time" },
     { both, TOP_NVME,
       "bound by NVMe: 1.00 GiB/s read and 1.00 GiB/s written, together 95 % of what was measured; "
-      "job 'gpt' has nothing but to wait for it 81 % of the time" },
+      "job 'gpt' only waits for it 81 % of the time" },
     { second_of_two, TOP_NVME_WRITE,
-      "bound by NVMe writes: 90 % of the measured 2.00 GiB/s (data file 2 of 2); job 'gpt' has "
-      "nothing but to wait for it 81 % of the time" },
+      "bound by NVMe writes: 90 % of the measured 2.00 GiB/s (data file 2 of 2); job 'gpt' only "
+      "waits for it 81 % of the time" },
     { compute, TOP_COMPUTE,
       "bound by compute: all 2 threads are busy 98 %; 3.5 tasks wait for one" },
     { one_thread, TOP_COMPUTE, "bound by compute: the one thread is busy 90 %" },
     { compute_and_less_of_the_drive, TOP_COMPUTE, "bound by compute: all 2 threads are busy 98 %" },
     { gpu, TOP_GPU,
-      "bound by the GPU: pages are stepped and copied there 97 % of the time; 7.5 pages wait for "
+      "bound by the GPU: pages are stepped and copied 97 % of the time; 7.5 pages wait for "
       "it" },
     { gpu_and_less_compute, TOP_GPU,
-      "bound by the GPU: pages are stepped and copied there 97 % of the time" },
+      "bound by the GPU: pages are stepped and copied 97 % of the time" },
     { compute_and_less_of_the_gpu, TOP_COMPUTE, "bound by compute: all 2 threads are busy 98 %" },
     { gpu_and_more_of_the_drive, TOP_NVME_READ,
-      "bound by NVMe reads: 70 % of the measured 3.00 GiB/s; job 'gpt' has nothing but to wait for "
-      "it 81 % of the time" },
+      "bound by NVMe reads: 70 % of the measured 3.00 GiB/s; job 'gpt' only waits for it 81 % of "
+      "the time" },
     { gpu_alone, TOP_MIXED,
-      "nothing is at its limit: compute 0 %, the GPU 10 %, NVMe 20 % of what was measured" },
+      "no resource is at its limit: compute 0 %, the GPU 10 %, NVMe 20 % of what was measured" },
     { drive_and_less_compute, TOP_NVME_READ,
-      "bound by NVMe reads: 70 % of the measured 3.00 GiB/s; job 'gpt' has nothing but to wait for "
-      "it 81 % of the time" },
+      "bound by NVMe reads: 70 % of the measured 3.00 GiB/s; job 'gpt' only waits for it 81 % of "
+      "the time" },
     { late, TOP_RANK,
       "waiting for rank 3 of job 'gpt' (process 4711), to ask for the step: 4.2 s" },
     { late_and_more, TOP_RANK,
@@ -278,33 +277,33 @@ static const struct {
     { late_pins, TOP_RANK,
       "waiting for rank 3 of job 'gpt' (process 4711), to release what it fetched: 4.2 s" },
     { late_a_little, TOP_MIXED,
-      "nothing is at its limit: compute 20 %, NVMe 20 % of what was measured" },
+      "no resource is at its limit: compute 20 %, NVMe 20 % of what was measured" },
     { late_under_a_full_drive, TOP_NVME_READ,
-      "bound by NVMe reads: 90 % of the measured 3.00 GiB/s; job 'gpt' has nothing but to wait for "
-      "it 81 % of the time" },
+      "bound by NVMe reads: 90 % of the measured 3.00 GiB/s; job 'gpt' only waits for it 81 % of "
+      "the time" },
     { late_when_all_is_quiet, TOP_RANK,
       "waiting for rank 3 of job 'gpt' (process 4711), to ask for the step: 4.2 s" },
     { buffers, TOP_BUFFERS,
       "bound by page buffers: 12.3 pages wait for one of 16, and the drive is busy 100 % of the "
       "time with 20 % of what was measured; raise ring_bytes" },
     { latency, TOP_NVME_LATENCY,
-      "bound by the latency of NVMe: 1.2 transfers at one time, and the drive is busy 100 % of the "
-      "time with 40 % of what was measured; job 'gpt' has nothing but to wait for it 81 % of the "
+      "bound by the latency of NVMe: 1.2 transfers in flight, and the drive is busy 100 % of the "
+      "time with 40 % of what was measured; job 'gpt' only waits for it 81 % of the "
       "time" },
     { unmeasured, TOP_NVME_LATENCY,
-      "bound by the latency of NVMe: 1.0 transfers at one time, and the drive is busy 100 % of the "
-      "time; job 'gpt' has nothing but to wait for it 81 % of the time" },
+      "bound by the latency of NVMe: 1.0 transfers in flight, and the drive is busy 100 % of the "
+      "time; job 'gpt' only waits for it 81 % of the time" },
     { commit, TOP_COMMIT, "job 'gpt' waits 60 % of the time for a commit" },
     { ring, TOP_RING,
-      "job 'gpt' waits 70 % of the time for a place in the ring: release sooner, or give it more "
-      "host memory" },
+      "job 'gpt' waits 70 % of the time for room in the ring: release earlier, or give the job "
+      "more host memory" },
     { ranks, TOP_RANKS, "job 'gpt' waits 55 % of the time for its slowest rank" },
     { fetches, TOP_NVME_LATENCY,
-      "job 'gpt' waits 50 % of the time for the drive, which could do more: fetch ahead" },
-    { trainers, TOP_TRAINERS,
-      "bound by the trainers: job 'gpt' asks for nothing 93 % of the time" },
+      "job 'gpt' waits 50 % of the time for the drive, which is not busy: prefetch more" },
+    { trainers, TOP_TRAINERS, "bound by the trainers: job 'gpt' has no request 93 % of the time" },
     { mixed, TOP_MIXED,
-      "nothing is at its limit: compute 20 %, NVMe 20 % of what was measured; job 'gpt' waits most "
+      "no resource is at its limit: compute 20 %, NVMe 20 % of what was measured; job 'gpt' waits "
+      "most "
       "for step_pages, 40 % of the time" },
 };
 
@@ -609,7 +608,8 @@ static void options(void **state)
         { { "zctl", "top", "--interval", "nan" }, "--interval must be a number, not 'nan'" },
         { { "zctl", "top", "--interval", "1x" }, "--interval must be a number, not '1x'" },
         { { "zctl", "top", "--count", "0" }, "--count must be 1 to 4294967295, not 0" },
-        { { "zctl", "top", "--count", "2", "--once" }, "--once is --count 1: give one of them" },
+        { { "zctl", "top", "--count", "2", "--once" },
+          "--once is the same as --count 1: give only one of them" },
     };
 
     (void)state;

@@ -230,7 +230,7 @@ static const struct {
     { "snapshot a --retain -1", 2, "not '-1'" },
     { "snapshot a --retain 4294967296", 2, "must be 0 to 4294967295, not 4294967296" },
     { "snapshot a --timeout 4294968", 2, "--timeout must be 0 to 4294967, not 4294968" },
-    { "snapshot a --timeout 3", 2, "--timeout is for --next" },
+    { "snapshot a --timeout 3", 2, "--timeout needs --next" },
     { "snapshot a --next --next", 2, "--next is given twice" },
     { "snapshot a --retain", 2, "--retain needs a value" },
     { "snapshot a --next=3", 2, "--next takes no value" },
@@ -663,7 +663,7 @@ static void plan_of_files(void **state)
     write_text(node, "{\"hosts\": 3}");
     s = zctl(line);
     assert_int_equal(s.status, 2);
-    assert_non_null(strstr(s.err, "no node has 'hosts'"));
+    assert_non_null(strstr(s.err, "unknown key 'hosts'"));
     said_free(&s);
     assert_int_equal(unlink(file), 0);
     assert_int_equal(unlink(node), 0);

@@ -390,7 +390,7 @@ static const struct {
     { ZERO(", 'reduce_bucket_size': -1"), "!zero_optimization.reduce_bucket_size: is -1" },
     { ZERO(", 'overlap_comm': 'no'"), "!zero_optimization.overlap_comm: is \"no\"" },
     { ZERO(", 'zero_hpz_partition_size': 3"),
-      "!zero_optimization.zero_hpz_partition_size: groups of 3, and there are 4 ranks" },
+      "!zero_optimization.zero_hpz_partition_size: groups of 3 do not divide 4 ranks" },
     { ZERO(", 'zero_hpz_partition_size': 2, 'mics_shard_size': 4"),
       "!zero_optimization.mics_shard_size: 4, and zero_hpz_partition_size is 2" },
     { "{'zero_optimization': {'stage': 2, 'zero_hpz_partition_size': 2}}",

@@ -450,7 +450,7 @@ static void groups_of_two_runs(void **state)
     for (uint32_t r = 0; r < 4; r++)
         if (second.runs[r].rc != -EINVAL ||
             !strstr(second.runs[r].error, "the run that each node has this job of: rank 2 and "
-                                          "rank 0 do not say the same"))
+                                          "rank 0 have different values"))
             fail_msg("rank %u: %d %s", r, second.runs[r].rc, second.runs[r].error);
     real_daemon_stop(&d);
     party_done(&first);

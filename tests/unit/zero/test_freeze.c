@@ -410,7 +410,7 @@ static int wrong_calls(struct zc_zero *z, uint32_t rank)
     float *g, x[4];
 
     (void)rank;
-    WANT(zc_zero_freeze(z, UNITS, true), -EINVAL, "unit 16, and there are 16");
+    WANT(zc_zero_freeze(z, UNITS, true), -EINVAL, "unit 16 does not exist: there are 16");
     WANT(zc_zero_freeze(z, 1, false), -ENOTSUP, "'table' was declared frozen");
     WANT(zc_zero_freeze(z, 1, true), 0, ""); /* it is */
     WANT(zc_zero_freeze(z, 2, true), 0, "");

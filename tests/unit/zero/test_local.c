@@ -354,7 +354,7 @@ static void calls_at_the_wrong_time(void **state)
     refused(x.z, zc_zero_add_unit(x.z, &(struct zc_unit){ .index = 3 }), -EBUSY,
             "before the start");
 
-    refused(x.z, zc_zero_gather(x.z, 3, &params), -EINVAL, "unit 3, and there are 3");
+    refused(x.z, zc_zero_gather(x.z, 3, &params), -EINVAL, "unit 3 does not exist: there are 3");
     refused(x.z, zc_zero_release(x.z, 0), -EINVAL, "was not gathered");
     refused(x.z, zc_zero_reduce(x.z, 0), -EINVAL, "zc_zero_grad() was not called");
     refused(x.z, zc_zero_grad(x.z, 2, &grad), -EINVAL, "frozen");
@@ -498,7 +498,7 @@ static void units_that_are_none(void **state)
         unit.tensors = tensors;
         refused(z, zc_zero_add_unit(z, &unit), -EINVAL, units_refused[i].part);
     }
-    refused(z, zc_zero_add_unit(z, &listless), -EINVAL, "no list of them");
+    refused(z, zc_zero_add_unit(z, &listless), -EINVAL, "`tensors` is NULL");
     zc_zero_close(z, true);
 }
 

@@ -556,7 +556,8 @@ static void modes_that_are_wrong(void **state)
         const char *part;
     } rows[] = {
         { { .stage = 4 }, "stage 4: from 0 to 3" },
-        { { .stage = ZC_STAGE_DDP, .offload_optimizer = ZC_ZERO_HOST }, "stage 0 has everything" },
+        { { .stage = ZC_STAGE_DDP, .offload_optimizer = ZC_ZERO_HOST },
+          "stage 0 keeps all model states" },
         { { .stage = ZC_STAGE_2, .offload_optimizer = ZC_ZERO_HOST, .offload_param = ZC_ZERO_HOST },
           "only stage 3 offloads them" },
         { { .stage = ZC_STAGE_1, .keep_gathered = true }, "keeps all parameters gathered" },

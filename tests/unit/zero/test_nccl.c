@@ -307,7 +307,7 @@ static void what_never_ends_is_given_up(void **state)
         party_fails(&s, -ETIMEDOUT, "nothing moved for");
     }
     *fake = (struct fake_nccl){ .hang_open = true };
-    party_fails(&s, -ETIMEDOUT, "NCCL is not through after 300 ms");
+    party_fails(&s, -ETIMEDOUT, "NCCL did not finish within 300 ms");
 }
 
 static void what_cannot_begin_is_said(void **state)

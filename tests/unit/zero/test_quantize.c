@@ -546,7 +546,7 @@ static void only_stage_3_has_it(void **state)
         rc = zc_zero_open(&z, &o);
         assert_int_equal(rc, stage == ZC_STAGE_3 ? 0 : -EINVAL);
         if (rc != 0)
-            assert_non_null(strstr(zc_zero_error(z), "only stage 3 gathers them quantized"));
+            assert_non_null(strstr(zc_zero_error(z), "only stage 3 can gather them quantized"));
         zc_zero_close(z, rc == 0);
         comm_group_free(group);
     }

@@ -146,7 +146,7 @@ static void an_overflow_at_the_least_scale(void **state)
         for (uint32_t r = 0; r < world; r++) {
             assert_int_equal(p.runs[r].rc, -ERANGE);
             if (!strstr(p.runs[r].error, "step 4: a gradient is not finite, and the loss scale is "
-                                         "1, the least"))
+                                         "1, its minimum"))
                 fail_msg("rank %u: %s", r, p.runs[r].error);
             assert_int_equal(p.runs[r].last.iterations, 3);
         }
@@ -858,15 +858,15 @@ static void one_refused_all_refused(void **state)
             break;
         case 2:
             p.runs[1].options.clip = 2;
-            part = "rank 1 and rank 0 do not say the same";
+            part = "rank 1 and rank 0 have different values";
             break;
         case 3:
             p.runs[1].options.job = "another";
-            part = "rank 1 and rank 0 do not say the same";
+            part = "rank 1 and rank 0 have different values";
             break;
         case 4:
             p.runs[2].dtype = ZC_BF16;
-            part = "the units: rank 2 and rank 0 do not say the same";
+            part = "the units: rank 2 and rank 0 have different values";
             break;
         case 5:
             p.runs[1].options.kernels = "abacus";
@@ -875,7 +875,7 @@ static void one_refused_all_refused(void **state)
             break;
         case 6:
             p.runs[1].options.loss_scale.fixed = 2;
-            part = "rank 1 and rank 0 do not say the same";
+            part = "rank 1 and rank 0 have different values";
             break;
         }
         party_run(&p);

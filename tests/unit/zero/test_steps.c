@@ -738,7 +738,7 @@ static int before_refusals(struct zc_zero *z, uint32_t rank)
     if (rc == 0)
         rc = zc_zero_note_put(z, true, note, sizeof(note));
     if (rc == 0) /* one is in no group */
-        rc = refused(z, &h->how, -ENOSPC, "do not fit together");
+        rc = refused(z, &h->how, -ENOSPC, "do not fit into");
     if (rc == 0)
         rc = zc_zero_note_put(z, true, "a note", 6);
     free(h);
@@ -779,7 +779,7 @@ static int other_counts(struct zc_zero *z, uint32_t rank)
     int rc = zc_zero_set_tensor_steps(z, 0, steps, 2);
 
     return rc == -EINVAL && zc_zero_failed(z) &&
-                   strstr(zc_zero_error(z), "rank 1 and rank 0 do not say the same")
+                   strstr(zc_zero_error(z), "rank 1 and rank 0 have different values")
                ? -EDOM
                : -EPROTO;
 }

@@ -64,7 +64,7 @@ static int in_a_child(struct zc_comm *comm)
     struct zc_comm_op *op;
 
     if (comm->ops->all_gather(comm, &send, recv, 1, &op) != -EPERM ||
-        !strstr(comm->ops->error(comm), "is a child of it"))
+        !strstr(comm->ops->error(comm), "is a child process"))
         return 1;
     zc_comm_close(comm, true);
     return 0;
@@ -256,7 +256,7 @@ static void a_peer_that_does_not_split_is_named(void **state)
     assert_int_equal(pipe(given_up), 0);
     fork_ranks_run(split_without_2, 3, ranks);
     if (ranks[0].rc != -ETIMEDOUT || !strstr(ranks[0].why, "rank 2 (127.0.0.1:") ||
-        !strstr(ranks[0].why, "did not come to the split into groups within 5 s"))
+        !strstr(ranks[0].why, "did not connect to the split into groups within 5 s"))
         fail_msg("%d %s", ranks[0].rc, ranks[0].why);
     if (ranks[1].rc != -EOWNERDEAD) /* they have left, both */
         fail_msg("%d %s", ranks[1].rc, ranks[1].why);
@@ -389,9 +389,9 @@ static void meetings_that_fail(void **state)
         int rc; /* of rank 0, and of who is told */
         const char *says;
     } cases[] = {
-        { "one stays away", open_or_stay_away, 3, -EOWNERDEAD, "did not come: 2" },
-        { "worlds differ", open_of_other_worlds, 2, -EPROTO, "rank 0 in 2" },
-        { "two are one", open_as_the_same, 3, -EPROTO, "two processes say that they are rank 1" },
+        { "one stays away", open_or_stay_away, 3, -EOWNERDEAD, "are missing: 2" },
+        { "worlds differ", open_of_other_worlds, 2, -EPROTO, "rank 0 expects 2" },
+        { "two are one", open_as_the_same, 3, -EPROTO, "two processes claim to be rank 1" },
     };
     struct fork_rank *ranks = fork_ranks_new();
 
@@ -419,7 +419,7 @@ static void environments_that_are_none(void **state)
         const char *says;
     } cases[] = {
         { { "RANK", NULL }, "RANK is not set" },
-        { { "RANK", "2" }, "RANK is '2': a number from 0 to 1" },
+        { { "RANK", "2" }, "RANK is '2': must be a number from 0 to 1" },
         { { "RANK", "-1" }, "RANK is '-1'" },
         { { "RANK", "1x" }, "RANK is '1x'" },
         { { "WORLD_SIZE", "0" }, "WORLD_SIZE is '0'" },
