@@ -753,8 +753,12 @@ int zi_raw_call(struct zi_raw *r, unsigned method, const ProtobufCMessage *messa
 
 void zi_raw_bytes(struct zi_raw *r, const void *bytes, size_t len, const int *fds, unsigned n)
 {
+    int fd = zp_stream_fd(r->stream), flags = fcntl(fd, F_GETFL);
+
     raw_flush(r);
-    assert_true(send_fds(zp_stream_fd(r->stream), bytes, len, fds, n));
+    assert_int_equal(fcntl(fd, F_SETFL, flags & ~O_NONBLOCK), 0); /* a busy daemon reads later */
+    assert_true(send_fds(fd, bytes, len, fds, n));
+    assert_int_equal(fcntl(fd, F_SETFL, flags), 0);
 }
 
 void zi_raw_hung_up(struct zi_raw *r)
