@@ -340,8 +340,9 @@ static void ranks_that_do_not_agree(void **state)
     zi_pump(r, 2, 20);
     for (unsigned i = 0; i < ZB_COUNT(bad); i++) {
         assert_int_equal(zc_step_wait(r[1].c, r[1].job.id, &bad[i], &ret), -EINVAL);
-        assert_says(zc_error(r[1].c), i == 3 ? "step 1 comes next"
-                                             : "rank 1 asks for step 1 of job 'job' with other");
+        assert_says(zc_error(r[1].c),
+                    i == 3 ? "step 1 comes next"
+                           : "rank 1 asks for step 1 of job 'job' with different values");
     }
     assert_int_equal(zc_skip_wait(r[1].c, r[1].job.id, 1, ZC_COMMIT_NO, 0, &ret), -EINVAL);
     assert_says(zc_error(r[1].c), "with different values from its peers");
