@@ -17,9 +17,9 @@
 
 /* What the node remembers of jobs is beside host_bytes: a part of them, or so much where they are few. */
 #define DEFINITIONS_PART 12u
-#define DEFINITIONS_MIN  (96 * MIB)
+#define DEFINITIONS_MIN  (48 * MIB)
 #define NOTES_PART       64u
-#define NOTES_MIN        (16 * MIB)
+#define NOTES_MIN        (8 * MIB)
 
 /* Log lines: so many at once, then one each period. */
 #define LINES_CONN       16u
@@ -66,11 +66,11 @@ static const struct row {
     [ZSD_LIMIT_READERS] = { "readers", { NULL }, { 256, 64, 0, 1 }, .code = -EUSERS },
     [ZSD_LIMIT_SCANS] = { "scans", { NULL }, { 64, 16, 0, 4 }, .code = -EBUSY },
     [ZSD_LIMIT_DEFINITION_BYTES] = { "bytes of definitions",
-                                     { "a twelfth of host_bytes, at least 96 MiB" },
+                                     { "a twelfth of host_bytes, at least 48 MiB" },
                                      { 0 /* row_max() */, 512 * MIB, 256 * MIB, 64 * MIB },
                                      .code = -ENOSPC },
     [ZSD_LIMIT_NOTE_BYTES] = { "bytes of notes",
-                               { "a 64th of host_bytes, at least 16 MiB" },
+                               { "a 64th of host_bytes, at least 8 MiB" },
                                { 0 /* row_max() */, 256 * MIB, 128 * MIB, 4 * MIB },
                                .code = -ENOSPC },
     [ZSD_LIMIT_SNAPSHOTS] = { "snapshots", { NULL }, { 65536, 16384, 4096 }, .code = -ENOSPC },

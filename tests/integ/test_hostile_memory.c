@@ -14,7 +14,7 @@
 #define HOST      (UINT64_C(64) << 20)
 #define BESIDE    (UINT64_C(128) << 20) /* what the daemon may have beside its budget */
 #define ATTACKERS 3u
-#define TENSORS   (1u << 17)
+#define TENSORS   (1u << 14)
 #define ELEMS     8192u
 #define STEPS     3u
 
@@ -129,7 +129,7 @@ static void what_is_remembered_stays_in_its_budget(void **state)
     neighbour(&d, "attacked", attacked);
     assert_memory_equal(calm, attacked, sizeof(calm));
     c = zi_client(&d);
-    assert_non_null(strstr(zi_tier(c, "host").detail, "descriptions 9")); /* of 96 MiB */
+    assert_non_null(strstr(zi_tier(c, "host").detail, "descriptions 4")); /* of 48 MiB */
     zi_close(r, ATTACKERS);
     for (int i = 0; i < 10000 && !strstr(zi_tier(c, "host").detail, "descriptions 0"); i++)
         (void)poll(NULL, 0, 2); /* jobs end a moment after their ranks */

@@ -142,7 +142,7 @@ DAMAGE = [
     ("the data file is gone", lambda d: os.remove(d + "/pages.zsd"), "pages.zsd is missing"),
     ("the catalog is gone", lambda d: os.remove(d + "/catalog.zsd"), "catalog.zsd is missing"),
     ("another file", lambda d: written(d + "/pages.zsd", 0, b"text"), "is not a zshard data file"),
-    ("cut short", lambda d: os.truncate(d + "/pages.zsd", 8192), "was cut"),
+    ("cut short", lambda d: os.truncate(d + "/pages.zsd", 8192), "was truncated"),
     ("empty", lambda d: os.truncate(d + "/pages.zsd", 0), "is blank"),
     ("a directory", lambda d: replaced(d + "/pages.zsd", os.mkdir), "is neither a regular file"),
     ("a FIFO", lambda d: replaced(d + "/pages.zsd", os.mkfifo), "neither a regular file nor"),

@@ -97,7 +97,7 @@ static void descriptions_are_charged(void **state)
     used = node(&s)->used[ZSD_LIMIT_DEFINITION_BYTES];
     assert_int_equal(unit_with(&s, 1, 1, 3), -ENOSPC);
     assert_non_null(strstr(answers[1].text, "bytes of definitions already"));
-    assert_non_null(strstr(answers[1].text, "(a twelfth of host_bytes, at least 96 MiB)"));
+    assert_non_null(strstr(answers[1].text, "(a twelfth of host_bytes, at least 48 MiB)"));
     assert_int_equal(node(&s)->used[ZSD_LIMIT_DEFINITION_BYTES], used);
     taken += leave_room(&s, ZSD_LIMIT_DEFINITION_BYTES, 100);
     used = node(&s)->used[ZSD_LIMIT_DEFINITION_BYTES];
