@@ -126,9 +126,10 @@ static int step_settle(struct zc_zero *z)
 struct step_share {
     struct zc_norm norm;
     double lr;
-    uint64_t hash;       /* of all that the trainer says */
-    uint64_t note_bytes; /* of the trainer's, that a node's first rank sends */
-    uint64_t micros;     /* that the sum is divided by; 0: the trainer says by what */
+    uint64_t hash;            /* of all that the trainer says */
+    uint64_t note_bytes;      /* of the trainer's, that a node's first rank sends */
+    uint64_t micros;          /* that the sum is divided by; 0: the trainer says by what */
+    struct zcz_scaler scaler; /* each rank has it from the note that its node's daemon keeps */
 };
 
 /* What came of it, the same on all ranks. */
@@ -182,6 +183,14 @@ static int share_compare(struct zc_zero *z, const struct step_share *first,
                         "a step of %llu micro-steps on rank %u, %llu on rank 0: set `divide`, by "
                         "which their sum is divided",
                         (unsigned long long)of->micros, rank, (unsigned long long)first->micros);
+    if (of->scaler.scale != first->scaler.scale ||
+        of->scaler.last_overflow != first->scaler.last_overflow ||
+        of->scaler.hysteresis != first->scaler.hysteresis)
+        return zcz_fail(
+            z, -EINVAL,
+            "a step with loss scale %g on rank %u, %g on rank 0, or with another history of "
+            "it: their nodes resumed from different notes",
+            of->scaler.scale, rank, first->scaler.scale);
     return 0;
 }
 
@@ -220,7 +229,8 @@ static int step_share(struct zc_zero *z, const struct zc_zero_step_how *how,
     struct step_share mine = { .lr = how->groups[0].lr,
                                .hash = zcz_how_hash(z, how),
                                .note_bytes = zcz_note_bytes(z),
-                               .micros = how->divide > 0 ? 0 : zcz_micro_made(z) };
+                               .micros = how->divide > 0 ? 0 : zcz_micro_made(z),
+                               .scaler = z->steps->scaler };
     size_t bytes = sizeof(mine) + used_bytes(z);
     unsigned char *share = calloc(1, bytes);
     struct zcz_buf *buf;

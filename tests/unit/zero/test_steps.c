@@ -15,6 +15,8 @@
 #include <unistd.h>
 
 #include "base/util.h"
+#include "client/zero/core/zero.h"
+#include "client/zero/step/step.h"
 #include "client/zero/zc_zero.h"
 #include "comm_threads.h"
 #include "kernels/gpu.h"
@@ -784,14 +786,30 @@ static int other_counts(struct zc_zero *z, uint32_t rank)
                : -EPROTO;
 }
 
+/* As if its node's note were another one. */
+static int other_scale(struct zc_zero *z, uint32_t rank)
+{
+    struct how *h = calloc(1, sizeof(*h));
+    int rc;
+
+    how_of(&plans[3], 1, h);
+    z->steps->scaler.scale = rank == 1 ? 2 : 1;
+    rc = refused(z, &h->how, -EINVAL, "loss scale 2 on rank 1, 1 on rank 0");
+    free(h);
+    return rc < 0 ? rc : -EDOM;
+}
+
 static void ranks_that_differ(void **state)
 {
+    static int (*const differ[])(struct zc_zero * z, uint32_t rank) = { other_values, other_counts,
+                                                                        other_scale };
+
     (void)state;
-    for (int counts = 0; counts < 2; counts++) {
+    for (size_t i = 0; i < ZB_COUNT(differ); i++) {
         struct party *p = party_new(2, &plans[0]);
 
         for (uint32_t r = 0; r < 2; r++)
-            p->ranks[r].before = counts ? other_counts : other_values;
+            p->ranks[r].before = differ[i];
         party_run(p);
         for (uint32_t r = 0; r < 2; r++)
             assert_int_equal(p->ranks[r].rc, -EDOM);
