@@ -1,29 +1,29 @@
 /*
- * op/step.c - the optimizer step of a job, and the skip of one. The trainers' notes: op/note.c.
+ * op/step.c - the optimizer step of a job, and the skip of one: from the moment that all ranks have
+ * asked for it (op/step_ask.c). The trainers' notes: op/note.c.
  *
  * MODEL. Ranks ask, with the same values. When the last has asked, the step runs without them:
  *
  *     ASKED ---> DRAIN ---> CHECK ---> BEGIN ---> PAGES ---> COMMIT ---> over: every rank is answered
  *
- *     ASKED  waits for the other ranks, each until its own deadline. A rank that leaves, here or in
- *            DRAIN, makes all give it up
- *     DRAIN  waits until nobody pins a shard, no push, fill or copy is in progress (J3), no commit
+ *     ASKED  op/step_ask.c: waits for the other ranks, each until its own deadline. If a rank leaves,
+ *            here or in DRAIN, all ranks give up the step
+ *     DRAIN  waits until no shard is pinned, no push, fill or copy is in progress (J3), no commit
  *            runs, and what was prepared is resolved. A step never changes bytes that somebody
- *            looks at; past the deadline it says who holds them
- *     CHECK  where a rank has more shards than a request may look at: that none of them lacks a
- *            gradient which the step wants. Else all are refused, as in DRAIN
- *     BEGIN  what is cached of streamed parameters is forgotten: it is of the old version. Frozen
- *            shards have the new one
- *     PAGES  a page operation for each page of each trainable shard, in order of registration, so
- *            many at a time; pages that are stepped on the GPU, pages that pass through page
- *            buffers and pages that are in memory go side by side, so that neither the GPU, nor
- *            the drive, nor the compute threads wait for the other kinds' end. A shard whose last
- *            page is done has the new version, and who waits for it goes on. What was stepped ahead
- *            of this barrier (op/early.c) is published, and what is in flight of that is, as it
- *            comes
- *     COMMIT if the ranks asked for it: op/commit.c. The pages were saved by PAGES already, each
- *            behind its update. Fetches go on meanwhile. What cannot be committed is a whole step
- *            all the same: the ranks are told both
+ *            reads. After the deadline the error message says who holds them
+ *     CHECK  only if a rank has more shards than a request may look at: every shard must have its
+ *            gradient, unless the step leaves it alone. Otherwise all ranks are refused, as in DRAIN
+ *     BEGIN  cached copies of streamed parameters are dropped: they are of the old version. Frozen
+ *            shards get the new version
+ *     PAGES  a page operation for each page of each trainable shard, in order of registration, many
+ *            at a time. Pages that are stepped on the GPU, pages that pass through page buffers and
+ *            pages in memory run in parallel, so that neither the GPU, nor the drive, nor the
+ *            compute threads wait for another kind to end. A shard whose last page is done has the
+ *            new version, and requests that wait for it continue. Pages that were stepped ahead of
+ *            this barrier (op/early.c) are published; those still in flight, when they are done
+ *     COMMIT if the ranks asked for it: op/commit.c. PAGES has already saved the pages, each after
+ *            its update. Fetches continue meanwhile. If the commit fails, the step is still
+ *            complete: the ranks are told both
  *
  * A failure in PAGES ends the job: some pages have stepped and some have not, and this mix must not
  * be read. A durable job is rebuilt from its last commit when its ranks attach again.
@@ -53,18 +53,15 @@
 #include "daemon/op/fetch.h"
 #include "daemon/op/note.h"
 #include "daemon/op/push.h"
-#include "daemon/op/requests.h"
 #include "daemon/page/pageop.h"
 #include "daemon/plan/gpu_params.h"
 #include "daemon/plan/replan.h"
 #include "daemon/run/turn.h"
 #include "proto/shard.pb-c.h"
 
-#define STEP_LOOKS 1024u /* shards that a request looks at */
-
 static void step_pump(struct zsd_job *job);
 
-/* ---- asking */
+/* ---- answers and gradients */
 
 static void step_answer(struct zsd_job *job, const struct zb_err *why)
 {
@@ -90,85 +87,8 @@ static void step_answer(struct zsd_job *job, const struct zb_err *why)
     }
 }
 
-/* Who keeps the step from beginning: for the sentence of a time-out. */
-static void step_holder(const struct zsd_job *job, struct zb_err *err)
-{
-    if (job->saved && job->saved->prepared) {
-        (void)zb_fail(err, -ETIMEDOUT,
-                      "step %llu of job '%s' waits: step %llu is prepared, and must be committed "
-                      "or dropped first",
-                      (unsigned long long)job->step->step, job->name,
-                      (unsigned long long)job->saved->prepared->iterations);
-        return;
-    }
-    for (uint32_t i = 0; i < job->nshards; i++) {
-        const struct zsd_shard *s = job->shards[i];
-
-        if (s->pins > 0) {
-            const struct zsd_pin *pin =
-                zb_container_of(s->pin_list.next, struct zsd_pin, shard_node);
-
-            (void)zb_fail(
-                err, -ETIMEDOUT,
-                "step %llu of job '%s' waits: unit '%s' is pinned by rank %u (process %d)",
-                (unsigned long long)job->step->step, job->name, s->unit->name, pin->member->rank,
-                pin->member->conn ? (int)pin->member->conn->pid : 0);
-            return;
-        }
-    }
-    (void)zb_fail(err, -ETIMEDOUT,
-                  "step %llu of job '%s' waits: pushes, writes or fetches are in progress",
-                  (unsigned long long)job->step->step, job->name);
-}
-
-static void step_expire(struct zsd_timed *timed)
-{
-    struct zsd_member *m = zb_container_of(timed, struct zsd_member, step_timed);
-    struct zsd_job *job = m->job;
-    struct zsd_req *req = m->step_req;
-    struct zb_err err = { 0 };
-    uint32_t asked = 0;
-
-    m->step_req = NULL;
-    if (job->state == ZSD_STEPPING && job->draining) { /* all may ask again */
-        step_holder(job, &err);
-        zsd_reply_err(req, &err);
-        zsd_step_give_up(job, &err);
-        return;
-    }
-    if (job->state == ZSD_STEPPING) {
-        (void)zb_fail(&err, -ETIMEDOUT,
-                      "step %llu of job '%s' is running and will finish by itself",
-                      (unsigned long long)job->step->step, job->name);
-    } else {
-        zb_list_each(pos, &job->members)
-            asked += zb_container_of(pos, struct zsd_member, node)->step_req != NULL;
-        (void)zb_fail(&err, -ETIMEDOUT,
-                      "step %llu of job '%s' waits for its ranks: %u of %u had asked",
-                      (unsigned long long)job->step->step, job->name, asked + 1, job->world);
-        if (asked == 0)
-            job->step->asked = false;
-    }
-    zsd_reply_err(req, &err);
-}
-
-static bool step_same(const struct zsd_step_op *a, const struct zsd_step_op *b)
-{
-    return a->skip == b->skip && a->commit == b->commit && a->step == b->step &&
-           memcmp(&a->scale, &b->scale, sizeof(a->scale)) == 0 &&
-           memcmp(a->params, b->params, sizeof(a->params)) == 0 &&
-           zsd_classes_same(a->classes, b->classes);
-}
-
-/* The unit that was asked about last: shards of one unit come one after the other. */
-struct step_left {
-    const struct zsd_unit *unit;
-    bool left; /* the step leaves it alone */
-};
-
-/* A shard must have its gradient, unless the step leaves it alone. */
-static int step_check_grad(const struct zsd_shard *s, const struct zsd_classes *classes,
-                           struct step_left *last, struct zb_err *err)
+int zsd_step_check_grad(const struct zsd_shard *s, const struct zsd_classes *classes,
+                        struct zsd_step_left *last, struct zb_err *err)
 {
     const struct zsd_job *job = s->job;
 
@@ -186,66 +106,6 @@ static int step_check_grad(const struct zsd_shard *s, const struct zsd_classes *
     }
     return zb_fail(err, -EBUSY, "unit '%s' of job '%s' has no whole gradient of step %llu yet",
                    s->unit->name, job->name, (unsigned long long)job->iterations + 1);
-}
-
-/* This rank's shards. *ret_rest: there are more than a request looks at; CHECK sees to it. */
-static int step_check_grads(const struct zsd_member *m, const struct zsd_classes *classes,
-                            bool *ret_rest, struct zb_err *err)
-{
-    const struct zsd_job *job = m->job;
-    const struct zsd_rank *rank = &job->ranks[m->rank];
-    struct step_left last = { 0 };
-    uint32_t looked = 0;
-
-    if (zsd_job_live(job) && rank->whole == rank->trained)
-        return 0;
-    zb_list_each(pos, &rank->shards)
-    {
-        if (looked == STEP_LOOKS) {
-            *ret_rest = true;
-            break;
-        }
-        looked++;
-        if (step_check_grad(zb_container_of(pos, struct zsd_shard, rank_node), classes, &last,
-                            err) < 0)
-            break;
-    }
-    zsd_turn_count(job->core, looked);
-    return err->code;
-}
-
-static int step_check(const struct zsd_member *m, struct zsd_step_op *want, struct zb_err *err)
-{
-    const struct zsd_job *job = m->job;
-
-    if (want->commit > ZSD_PREPARE)
-        return zb_fail(err, -EINVAL, "commit %u: must be 0, 1 or 2", (unsigned)want->commit);
-    if (job->core->draining)
-        return zb_fail(err, -ECANCELED, "the daemon is ending: it takes no new steps");
-    if (job->state != ZSD_READY || m->step_req)
-        return zb_fail(err, -EBUSY, "job '%s' is not ready for a step", job->name);
-    if (job->left > 0)
-        return zb_fail(err, -EOWNERDEAD, "%u ranks have left job '%s'", job->left, job->name);
-    if (want->step != job->iterations + 1)
-        return zb_fail(err, want->step <= job->iterations ? -EEXIST : -EINVAL,
-                       "step %llu of job '%s': step %llu comes next",
-                       (unsigned long long)want->step, job->name,
-                       (unsigned long long)job->iterations + 1);
-    if (!want->skip && step_check_grads(m, want->classes, &want->check, err) < 0)
-        return err->code;
-    if (zsd_saved_room(job->saved, err) < 0)
-        return err->code;
-    if (job->step->asked && !step_same(job->step, want))
-        return zb_fail(
-            err, -EINVAL,
-            "rank %u asks for step %llu of job '%s' with different values from its peers", m->rank,
-            (unsigned long long)want->step, job->name);
-    if (zsd_early_check(job, want, m->rank, err) < 0)
-        return err->code;
-    if (want->commit != ZSD_COMMIT_NONE && !job->durable)
-        return zb_fail(err, -EINVAL, "job '%s' is not durable: its steps cannot be committed",
-                       job->name);
-    return 0;
 }
 
 /* ---- running */
@@ -266,6 +126,14 @@ void zsd_step_resume(struct zsd_job *job)
 {
     if (job->state == ZSD_STEPPING && job->draining)
         zsd_defer(job->core, &job->step->work);
+}
+
+void zsd_step_drain(struct zsd_job *job)
+{
+    zsd_job_to(job, ZSD_STEPPING);
+    job->draining = true;
+    job->step->work.run = step_on_work;
+    zsd_step_resume(job);
 }
 
 static void step_end(struct zsd_job *job)
@@ -399,7 +267,7 @@ void zsd_step_with(const struct zsd_shard *s, struct zsd_page_spec *spec)
 static int step_check_part(struct zsd_job *job, struct zb_err *err)
 {
     struct zsd_step_op *op = job->step;
-    struct step_left last = { 0 };
+    struct zsd_step_left last = { 0 };
 
     for (; op->checked < job->nshards; op->checked++) {
         if (zsd_turn_left(job->core) == 0) {
@@ -407,7 +275,7 @@ static int step_check_part(struct zsd_job *job, struct zb_err *err)
             return 0;
         }
         zsd_turn_count(job->core, 1);
-        if (step_check_grad(job->shards[op->checked], op->classes, &last, err) < 0)
+        if (zsd_step_check_grad(job->shards[op->checked], op->classes, &last, err) < 0)
             return err->code;
     }
     return 1;
@@ -585,68 +453,6 @@ static void step_pump(struct zsd_job *job)
     if (step_walked(job, &op->gpu) && step_walked(job, &op->streamed) &&
         step_walked(job, &op->resident) && job->early_inflight == 0)
         step_over(job, true);
-}
-
-/* One rank asks; the last one starts it. */
-static void step_ask(struct zsd_req *req, struct zsd_member *m, struct zsd_step_op *want,
-                     uint32_t timeout_ms)
-{
-    struct zsd_job *job = m->job;
-    struct zb_err err = { 0 };
-    uint32_t asked = 0;
-
-    if (step_check(m, want, &err) < 0) {
-        zsd_reply_err(req, &err);
-        return;
-    }
-    if (!job->step->asked) {
-        job->step->asked = true;
-        job->step->check = false;
-        job->step->checked = 0;
-        job->step->skip = want->skip;
-        job->step->commit = want->commit;
-        job->step->step = want->step;
-        job->step->scale = want->scale;
-        memcpy(job->step->params, want->params, sizeof(want->params));
-        zsd_classes_put(job->step->classes);
-        job->step->classes = zsd_classes_get(want->classes);
-    }
-    job->step->check = job->step->check || want->check;
-    m->step_req = req;
-    zsd_timed_arm(job->core, &m->step_timed, timeout_ms, step_expire);
-    zb_list_each(pos, &job->members)
-        asked += zb_container_of(pos, struct zsd_member, node)->step_req != NULL;
-    if (asked < job->world)
-        return;
-    zsd_job_to(job, ZSD_STEPPING);
-    job->draining = true;
-    job->step->work.run = step_on_work;
-    zsd_step_resume(job);
-}
-
-ZSD_REQUEST(zsd_step, Step)
-{
-    struct zsd_member *m = zsd_member_of(req, q->job);
-    struct zsd_step_op want = { .step = q->step, .commit = q->commit, .scale = q->scale };
-    struct zb_err err = { 0 };
-
-    if (!m)
-        return;
-    if (zsd_step_values(m, q->scale, q->groups, q->n_groups, q->by_classes ? q->step : 0,
-                        want.params, &want.classes, &err) < 0) {
-        zsd_reply_err(req, &err);
-        return;
-    }
-    step_ask(req, m, &want, q->timeout_ms);
-}
-
-ZSD_REQUEST(zsd_skip, Skip)
-{
-    struct zsd_member *m = zsd_member_of(req, q->job);
-    struct zsd_step_op want = { .step = q->step, .skip = true, .commit = q->commit };
-
-    if (m)
-        step_ask(req, m, &want, q->timeout_ms);
 }
 
 /* ---- ending */

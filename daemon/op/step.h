@@ -34,6 +34,17 @@ struct zsd_step_op {
     uint32_t *pages_left;      /* [nshards] */
 };
 
+/* The unit that zsd_step_check_grad() looked at last: shards of one unit come one after the other. */
+struct zsd_step_left {
+    const struct zsd_unit *unit;
+    bool left; /* the step leaves it alone */
+};
+
+/** A shard must have its gradient, unless the step leaves it alone. */
+int zsd_step_check_grad(const struct zsd_shard *s, const struct zsd_classes *classes,
+                        struct zsd_step_left *last, struct zb_err *err);
+/** Every rank has asked: the job drains, and then the step runs. */
+void zsd_step_drain(struct zsd_job *job);
 void zsd_step_resume(struct zsd_job *job); /* pins or active reached 0 */
 void zsd_step_cancel(struct zsd_job *job, const struct zb_err *why);
 /* A step that was asked for, but has not begun (it may drain already), is given up by all. */
