@@ -1,5 +1,5 @@
 /*
- * conn.c - one connection: reading, frames, answers, back-pressure, and its end.
+ * conn.c - one connection: reading, frames, back-pressure, and its end. Answers: answer.c.
  *
  * MODEL. The poll reads once each time the socket is readable, and handles every whole frame.
  * Answers are queued in the stream; zsd_server_turn() sends them, so those of one turn share a
@@ -43,11 +43,6 @@
 /* Room for the largest answer, and for events, which nobody promises. */
 #define ANSWER_SLACK (ZP_HEADER_BYTES + ZP_BODY_MAX + (UINT32_C(1) << 20))
 
-static struct zsd_link *link_of(struct zsd_conn *conn)
-{
-    return zb_container_of(conn, struct zsd_link, conn);
-}
-
 /** Full of its own: an answer, or the peer's reading, makes room. */
 static bool link_full_of_bytes(const struct zsd_link *l)
 {
@@ -63,21 +58,6 @@ static bool link_full(const struct zsd_link *l)
            !zsd_limit_room(q, ZSD_LIMIT_ANSWER_FDS, 1);
 }
 
-/** Brings the quota up to what is queued, and what the peer has not read. */
-static void link_book(struct zsd_link *l)
-{
-    struct zsd_quota *q = &l->conn.quota;
-    size_t bytes = zp_stream_pending(l->stream);
-    unsigned fds = zp_stream_fds(l->stream);
-
-    zsd_limit_give(q, ZSD_LIMIT_ANSWER_BYTES, l->booked_bytes);
-    zsd_limit_add(q, ZSD_LIMIT_ANSWER_BYTES, bytes);
-    zsd_limit_give(q, ZSD_LIMIT_ANSWER_FDS, l->booked_fds);
-    zsd_limit_add(q, ZSD_LIMIT_ANSWER_FDS, fds);
-    l->booked_bytes = bytes;
-    l->booked_fds = fds;
-}
-
 /** It has said hello, or ends. */
 static void link_not_silent(struct zsd_link *l)
 {
@@ -86,20 +66,13 @@ static void link_not_silent(struct zsd_link *l)
         (void)uv_timer_stop(&l->server->hello);
 }
 
-/** Somebody has to look at it in this turn (L1). */
-static void link_touch(struct zsd_link *l)
-{
-    if (zb_list_empty(&l->todo_node))
-        zb_list_push_back(&l->server->todo, &l->todo_node);
-}
-
 static void link_on_later(uv_timer_t *timer)
 {
     struct zsd_server *s = timer->data;
     struct zb_list *node;
 
     while ((node = zb_list_pop_front(&s->waiting)) != NULL)
-        link_touch(zb_container_of(node, struct zsd_link, later_node));
+        zsd_link_touch(zb_container_of(node, struct zsd_link, later_node));
 }
 
 /** It is looked at again after ZSD_LATER_MS. */
@@ -174,146 +147,11 @@ static void link_drop(struct zsd_link *l, const char *why)
     zsd_link_end(l);
 }
 
-/** We hang up, and the core may be on the stack: in this turn. */
-static void link_lose(struct zsd_link *l, const char *why)
-{
-    l->conn.daemon->stats.clients_dropped++;
-    link_log(l, ZB_LOG_WARN, "client-dropped", why);
-    l->state = LINK_LOST;
-    link_touch(l);
-}
-
-/* ---- out */
-
-static int link_send(struct zsd_link *l, struct zp_frame frame, const ProtobufCMessage *message,
-                     const char *text, const int *fds, unsigned nfds)
-{
-    int rc = zp_stream_send(l->stream, frame, message, text, fds, nfds);
-
-    link_touch(l);
-    link_book(l);
-    return rc;
-}
-
-static const char *link_why_unsent(int rc)
-{
-    return rc == -ENOBUFS ? "it does not read its answers" : "no memory for an answer";
-}
-
-static bool link_can_send(const struct zsd_link *l)
-{
-    return l->state == LINK_OPEN || l->state == LINK_LAST;
-}
-
-/** An answer that cannot be sent becomes one that says so; then there is nothing left to try. */
-static void link_answer(struct zsd_link *l, struct zp_frame frame, const ProtobufCMessage *message,
-                        const char *text, const int *fds, unsigned nfds)
-{
-    struct zb_err err = { 0 };
-    int rc = link_send(l, frame, message, text, fds, nfds);
-
-    if (rc == -EMSGSIZE || rc == -EMFILE || rc == -ENOMEM) {
-        frame.code = zb_fail(&err, rc, "the answer cannot be sent: %m");
-        l->conn.daemon->stats.replies_failed++;
-        rc = link_send(l, frame, NULL, err.text, NULL, 0);
-    }
-    if (rc < 0)
-        link_lose(l, link_why_unsent(rc));
-}
-
-/** Takes the request off its connection and frees it; sends when there is still somebody. */
-static void req_end(struct zsd_req *req, int code, const ProtobufCMessage *message,
-                    const char *text, const int *fds, unsigned nfds)
-{
-    struct zp_frame frame = {
-        .method = req->method, .kind = ZP_REPLY, .code = code, .tag = req->tag
-    };
-    struct zsd_link *l = req->conn ? link_of(req->conn) : NULL;
-
-    if (code < 0)
-        req->daemon->stats.replies_failed++;
-    if (l) {
-        zb_list_remove(&req->conn_node);
-        zsd_req_waited(req);
-        zsd_limit_give(&l->conn.quota, ZSD_LIMIT_REQUESTS, 1);
-        zsd_limit_give(&l->conn.quota, ZSD_LIMIT_ANSWER_BYTES, req->promised_bytes);
-    }
-    if (l && link_can_send(l))
-        link_answer(l, frame, message, text, fds, nfds);
-    else
-        req->daemon->stats.replies_lost++;
-    req->daemon->reqs--;
-    zb_list_remove(&req->daemon_node);
-    free(req);
-}
-
-/** A request for a frame; NULL: no memory. req_end() ends it. */
-static struct zsd_req *req_new(struct zsd_link *l, const struct zp_frame *frame)
-{
-    struct zsd_req *req = calloc(1, sizeof(*req));
-    struct zb_err err = { 0 };
-    int rc;
-
-    if (!req)
-        return NULL;
-    rc = zsd_limit_take(&l->conn.quota, ZSD_LIMIT_REQUESTS, 1, &err);
-    assert(rc == 0); /* link_full() was asked */
-    (void)rc;
-    req->promised_bytes = (uint32_t)zp_reply_max(frame->method, frame->body_bytes);
-    zsd_limit_add(&l->conn.quota, ZSD_LIMIT_ANSWER_BYTES, req->promised_bytes);
-    req->conn = &l->conn;
-    req->daemon = l->conn.daemon;
-    req->method = frame->method;
-    req->tag = frame->tag;
-    req->since_ns = zb_now_ns();
-    zb_list_push_back(&l->conn.reqs, &req->conn_node);
-    req->daemon->reqs++;
-    if (!req->daemon->unanswered.next)
-        zb_list_init(&req->daemon->unanswered);
-    zb_list_push_back(&req->daemon->unanswered, &req->daemon_node);
-    return req;
-}
-
-void zsd_reply(struct zsd_req *req, const ProtobufCMessage *message, int fd)
-{
-    req_end(req, 0, message, NULL, &fd, fd >= 0 ? 1 : 0);
-}
-
-void zsd_reply_fds(struct zsd_req *req, const ProtobufCMessage *message, const int *fds,
-                   unsigned nfds)
-{
-    req_end(req, 0, message, NULL, fds, nfds);
-}
-
-void zsd_reply_err(struct zsd_req *req, const struct zb_err *err)
-{
-    assert(err->code < 0);
-    req_end(req, err->code, NULL, err->text, NULL, 0);
-}
-
-void zsd_event(struct zsd_conn *conn, uint16_t event, const ProtobufCMessage *message)
-{
-    struct zsd_link *l = link_of(conn);
-    struct zp_frame frame = { .method = event, .kind = ZP_EVENT };
-    int rc;
-
-    if (!conn->greeted || !link_can_send(l))
-        return;
-    rc = link_send(l, frame, message, NULL, NULL, 0);
-    if (rc < 0)
-        link_lose(l, link_why_unsent(rc));
-}
-
-bool zsd_may(const struct zsd_conn *conn, uid_t uid)
-{
-    return conn->uid == uid || conn->uid == 0 || conn->uid == geteuid();
-}
-
 /* ---- in */
 
 static int link_refuse(struct zsd_link *l, const struct zp_frame *frame, struct zb_err *err)
 {
-    struct zsd_req *req = frame->kind == ZP_REQUEST ? req_new(l, frame) : NULL;
+    struct zsd_req *req = frame->kind == ZP_REQUEST ? zsd_req_new(l, frame) : NULL;
 
     if (!req)
         return zb_fail(err, -EPROTO, "rejected, because its first message is not a request");
@@ -335,7 +173,7 @@ static int link_dispatch(struct zsd_link *l, const struct zp_frame *frame, const
         return l->server->ops->oneway(&l->conn, arena, frame->method, body, frame->body_bytes, err);
     if (frame->kind != ZP_REQUEST)
         return zb_fail(err, -EPROTO, "a client sends requests only");
-    req = req_new(l, frame);
+    req = zsd_req_new(l, frame);
     if (!req)
         return zb_fail(err, -ENOMEM, "a request: %m");
     return l->server->ops->request(req, arena, body, frame->body_bytes);
@@ -359,7 +197,7 @@ static bool link_frame(struct zsd_link *l, const struct zp_frame *frame, const u
         link_not_silent(l);
     if (rc == 1 && l->state == LINK_OPEN) {
         l->state = LINK_LAST;
-        link_touch(l);
+        zsd_link_touch(l);
     }
     return true;
 }
@@ -431,7 +269,7 @@ static bool link_frames(struct zsd_link *l)
         if (n == 0 && !link_full(l))
             link_hungry(l);
         else
-            link_touch(l);
+            zsd_link_touch(l);
     }
     return true;
 }
@@ -494,7 +332,7 @@ static void link_on_poll(uv_poll_t *poll, int status, int events)
     if (status < 0)
         l->events = 0; /* libuv has stopped the poll */
     if ((events & UV_WRITABLE) || status < 0)
-        link_touch(l);
+        zsd_link_touch(l);
     if (l->state == LINK_OPEN && !l->stalled) {
         if (((events & (UV_READABLE | UV_DISCONNECT)) || status < 0) && !link_read(l))
             return;
@@ -535,7 +373,7 @@ bool zsd_link_turn(struct zsd_link *l)
         link_log(l, ZB_LOG_WARN, "send-delayed",
                  "the system has no memory, or too many descriptors are in flight");
     l->blocked = rc == 1;
-    link_book(l);
+    zsd_link_book(l);
     if (l->blocked || l->booked_fds > 0 || (l->stalled && !link_full_of_bytes(l) && link_full(l)))
         link_later(l);
     if (l->stalled && !link_full(l)) {
@@ -632,4 +470,11 @@ int zsd_link_new(struct zsd_server *server, int fd, bool *ret_refused)
     zb_list_push_back(&server->silent, &l->silent_node);
     link_arm(l);
     return 0;
+}
+
+/* ---- rights */
+
+bool zsd_may(const struct zsd_conn *conn, uid_t uid)
+{
+    return conn->uid == uid || conn->uid == 0 || conn->uid == geteuid();
 }

@@ -2,8 +2,9 @@
  * conn.h - connections and requests, as the core sees them.
  *
  * MODEL. conn.c turns bytes into requests, dispatch.c calls the row's handler, and the handler
- * answers each request exactly once, now or later, by zsd_reply() or zsd_reply_err(). A client may
- * go away while an operation works for it: then req->conn becomes NULL, and the answer is dropped.
+ * answers each request exactly once, now or later, by zsd_reply() or zsd_reply_err() (answer.c). A
+ * client may go away while an operation works for it: then req->conn becomes NULL, and the answer is
+ * dropped.
  *
  * When a connection ends, however it ends, gone() of the server's zsd_conn_ops is called once, first;
  * then the requests that are still unanswered lose their conn.
@@ -46,9 +47,9 @@ struct zsd_req {
     uint16_t method;
     uint64_t tag;
     uint64_t since_ns;                     /* when it came */
-    uint32_t promised_bytes;               /* of its answer, at most; conn.c's */
+    uint32_t promised_bytes;               /* of its answer, at most; answer.c's */
     bool waits;                            /* zsd_req_waits() */
-    struct zb_list conn_node, daemon_node; /* conn.c's */
+    struct zb_list conn_node, daemon_node; /* answer.c's */
 };
 
 struct zp_arena;

@@ -1,5 +1,5 @@
 /*
- * conn_priv.h - a connection with its socket, between server.c and conn.c.
+ * conn_priv.h - a connection with its socket, between server.c, conn.c and answer.c.
  */
 #ifndef ZSD_CONN_PRIV_H
 #define ZSD_CONN_PRIV_H
@@ -92,6 +92,12 @@ struct zsd_link {
 /** Takes over fd: a client, or one that a limit refuses, for the waiting room (*ret_refused). 0, or a
  *  negative errno and fd is closed. */
 int zsd_link_new(struct zsd_server *server, int fd, bool *ret_refused);
+/** The next zsd_server_turn() looks at it (L1). */
+void zsd_link_touch(struct zsd_link *link);
+/** Updates the quota: answers that are queued, and descriptors that the peer has not read. */
+void zsd_link_book(struct zsd_link *link);
+/** A request for a frame; NULL: no memory. Its answer ends it. */
+struct zsd_req *zsd_req_new(struct zsd_link *link, const struct zp_frame *frame);
 /** Ends it now: not from inside a call of the core's. */
 void zsd_link_end(struct zsd_link *link);
 /** admit.c: a descriptor that is readable when the process at the other end of fd is dead; -1: there

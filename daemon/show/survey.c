@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/array.h"
 #include "daemon/disk/leaving.h"
 #include "daemon/disk/paths.h"
 #include "daemon/job/shard.h"
@@ -328,6 +329,14 @@ size_t zsd_survey_place(const struct zsd_survey *s, uint64_t at)
         bsearch(&key, s->places.places, s->places.nplaces, sizeof(key), place_by_at);
 
     return p ? (size_t)(p - s->places.places) : s->places.nplaces;
+}
+
+struct zsd_survey_row *zsd_survey_row(struct zsd_survey *s, uint64_t id)
+{
+    size_t at;
+
+    zb_lower_bound(at, s->nrows, s->rows[at].row->id < id);
+    return at < s->nrows && s->rows[at].row->id == id ? &s->rows[at] : NULL;
 }
 
 /* ---- df */

@@ -82,10 +82,13 @@ void zsd_survey_trim(struct zsd_survey *s);
 /** Loop thread. */
 void zsd_survey_done(struct zsd_survey *s);
 
-/** Sorts places by address: before zsd_survey_place(). Any thread, as what follows. */
+/** Sorts places by address and rows by id, before zsd_survey_place() and zsd_survey_row(). Any thread,
+ *  as what follows. */
 void zsd_survey_sort(struct zsd_survey *s);
 /** Index of a place that has a holder; nplaces: nobody has it. */
 size_t zsd_survey_place(const struct zsd_survey *s, uint64_t at);
+/** The row with this id, or NULL. */
+struct zsd_survey_row *zsd_survey_row(struct zsd_survey *s, uint64_t id);
 /** Fills the columns of df. 0 or -ENOMEM. */
 int zsd_survey_df(struct zsd_survey *s);
 

@@ -1,0 +1,50 @@
+/*
+ * fsck_priv.h - one run of an fsck, between fsck.c and the files that check.
+ */
+#ifndef ZSD_FSCK_PRIV_H
+#define ZSD_FSCK_PRIV_H
+
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "daemon/show/fsck.h"
+#include "daemon/show/survey.h"
+#include "daemon/store/change.h"
+
+struct zsd_fsck_run {
+    struct zsd_change change;
+    struct zsd_core *core;
+    struct zsd_survey s;
+    struct zsd_fsck_report report;
+    uint32_t *holders; /* of each place, counted */
+    uint32_t tries;    /* passes that gave way */
+    struct zb_list askers;
+};
+
+/** Reports a problem; of more than ZSD_PROBLEMS_MAX only the number. */
+__attribute__((format(printf, 2, 3))) static inline void fsck_problem(struct zsd_fsck_run *f,
+                                                                      const char *fmt, ...)
+{
+    struct zsd_fsck_report *r = &f->report;
+    va_list ap;
+
+    va_start(ap, fmt);
+    if (r->nproblems < ZSD_PROBLEMS_MAX)
+        (void)vsnprintf(r->problems[r->nproblems], sizeof(r->problems[0]), fmt, ap);
+    va_end(ap);
+    r->nproblems++;
+}
+
+/** fsck_catalog.c: the catalog's digest, and each record compared with memory. */
+void zsd_fsck_catalog(struct zsd_fsck_run *f);
+
+/* fsck_count.c, in this order. */
+void zsd_fsck_versions(struct zsd_fsck_run *f);
+void zsd_fsck_places(struct zsd_fsck_run *f);
+void zsd_fsck_holders(struct zsd_fsck_run *f);
+void zsd_fsck_classes(struct zsd_fsck_run *f);
+void zsd_fsck_accounts(struct zsd_fsck_run *f);
+/** 0 or -ENOMEM. */
+int zsd_fsck_df(struct zsd_fsck_run *f);
+
+#endif
