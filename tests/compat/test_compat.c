@@ -200,7 +200,7 @@ static void all_again(struct zi_daemon *d, const char *const *options)
  * other ranks, streamed what was resident. */
 static void store_goes_on(bool anew)
 {
-    struct zi_daemon d;
+    struct zi_daemon d = { 0 };
     struct zc_client *c;
     const char *const *options;
 
@@ -234,7 +234,7 @@ static void store_goes_on(bool anew)
 /* The programs that this was built with run the plans from the beginning: to the same bits. */
 static void made(void **state)
 {
-    struct zi_daemon d;
+    struct zi_daemon d = { 0 };
 
     (void)state;
     if (making)

@@ -212,10 +212,11 @@ static void limits(void **state)
 
 #define TENSORS_MAX (1u << 18) /* of a job: daemon/job/job.h */
 
-/* A job takes so many tensors and no more, over all of its units. */
+/* A job takes so many tensors and no more, over all of its units. The descriptions of so many need a
+ * part of a larger host_bytes. */
 static void tensors_without_end(void **state)
 {
-    static const char *const options[] = { "--host-bytes", "8M", "--nvme-bytes", "0", NULL };
+    static const char *const options[] = { "--host-bytes", "1G", "--nvme-bytes", "0", NULL };
     struct zc_tensor *tensors = calloc(TENSORS_MAX, sizeof(*tensors));
     struct zc_job_options o = { .name = "job", .world = 1, .staging_bytes = 4096, .groups = 1 };
     struct zc_unit unit = { .name = "u",

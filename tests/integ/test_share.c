@@ -126,7 +126,7 @@ static void part_is(struct zc_client *c, double least, double most)
 static void bytes_are_as_shares(void **state)
 {
     int ready[2], stop[2], status;
-    struct zi_daemon d;
+    struct zi_daemon d = { 0 };
     struct zc_client *c;
     pid_t pids[2];
     char byte;
@@ -180,7 +180,7 @@ static void ranks_agree(void **state)
                                   .groups = 1,
                                   .share = 7 };
     struct zi_rank ranks[2] = { { 0 } };
-    struct zi_daemon d;
+    struct zi_daemon d = { 0 };
     struct zc_client *c;
 
     (void)state;

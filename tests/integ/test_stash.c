@@ -155,7 +155,7 @@ static void what_is_kept_comes_back(void **state)
     for (int i = 0; i < 4; i++) {
         bool nvme = i & 1;
         struct fixture x = { .seed = 5 + (uint64_t)i };
-        struct zi_daemon d;
+        struct zi_daemon d = { 0 };
         uint64_t before;
 
         zi_start(&d, options);
@@ -186,7 +186,7 @@ static void a_daemon_that_dies(void **state)
 {
     struct fixture x = { .seed = 1 };
     struct zb_err err = { 0 };
-    struct zi_daemon d;
+    struct zi_daemon d = { 0 };
     unsigned slot;
 
     (void)state;
@@ -213,7 +213,7 @@ static void what_does_not_fit_is_refused(void **state)
     struct gpt_stash_options mine = o;
     struct gpt_stash *stash = NULL;
     struct zb_err err = { 0 };
-    struct zi_daemon d;
+    struct zi_daemon d = { 0 };
 
     (void)state;
     zi_start(&d, options);

@@ -186,7 +186,9 @@ class Lab:
     def run(self, cell: Cell, mode: str = "", compare: bool = True) -> Any:
         result = self.pool(cell.world, mode).run(cell, self.store(cell), compare)
         assert len(set(result.hashes)) == 1, "ranks have different parameters"
-        if cell.store == "nvme" and result.nvme_bytes == 0:
+        # Two ranks' shares of a LoRA's state are smaller than the least room that a daemon takes.
+        states = cell.store == "nvme" and not (cell.trained == "lora" and cell.world == 2)
+        if states and result.nvme_bytes == 0:
             assert self.tighten(cell), "its states did not go to NVMe"
             return self.run(cell, mode, compare)
         return result
