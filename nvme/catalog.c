@@ -1,9 +1,10 @@
 /*
- * catalog.c - zn_catalog.h on SQLite: docs/decisions/0007 says why, FORMAT.md what is in the file.
+ * catalog.c - zn_catalog.h, implemented with SQLite. docs/decisions/0007 has the reasons, FORMAT.md
+ * the contents of the file.
  *
- * MODEL. One table of records and one index over their keys. The record (0, 0, 0) is ours: which
- * catalog this is, its sequence number and its digest; it is written by every transaction, and it
- * is not in the digest.
+ * MODEL. One table of records and one index over their keys. The record (0, 0, 0) is our own: it
+ * identifies the catalog, and has its sequence number and digest. Every transaction writes it, and
+ * the digest does not include it.
  *
  * A COMMIT
  *
@@ -14,27 +15,28 @@
  *     ROLLBACK --> nothing has changed (-ENOSPC), or poisoned
  *
  *     APPLY       changes the records, and the digest beside them, in SQLite's memory
- *     SHRINK      what was deleted leaves free pages, for the next transactions to use: as many as
- *                 are in use, and FREE_MIN. More than that goes back to the file system
- *     RESERVE     makes the database's file as long as the checkpoint will need it, so that a full
- *                 file system shows itself while nothing has happened
- *     COMMIT      SQLite writes its WAL, over what the transaction before left there. It is not
- *                 flushed yet: what a crash leaves of it is this transaction, or the one before
- *                 (which changes nothing: the file has it), or none
- *     CHECKPOINT  the WAL is flushed: from here on the transaction survives. Its pages go to their
- *                 places, flushed. The WAL is not cut: its blocks would go back to the file system,
- *                 and come again with the next commit, each time a change of metadata to flush
- *     ROLLBACK    after -ENOSPC the WAL is cut, and that flushed, too: what of the transaction was
- *                 written must not come back after a crash, nor keep the space
+ *     SHRINK      deleted records leave free pages, which the next transactions use. As many are
+ *                 kept as there are pages in use, plus FREE_MIN; the rest is returned to the file
+ *                 system
+ *     RESERVE     extends the database file to the size that the checkpoint will need, so that a
+ *                 full file system is noticed before anything has changed
+ *     COMMIT      SQLite writes its WAL, over the previous transaction. The WAL is not flushed yet:
+ *                 after a crash it holds this transaction, or the previous one (which changes
+ *                 nothing: the file has it), or none
+ *     CHECKPOINT  the WAL is flushed: from here on the transaction survives. Its pages are written to
+ *                 the database file, which is flushed. The WAL is not truncated: the file system
+ *                 would free its blocks and allocate them again for the next commit, and both are
+ *                 changes of metadata to flush
+ *     ROLLBACK    after -ENOSPC the WAL is truncated and flushed: parts of the transaction in it must
+ *                 not return after a crash, nor keep the space
  *
  * INVARIANTS
- *     G1  Outside of a commit the database's file alone is the catalog: what is in the WAL is in
- *         the file, too. (What a crash left in the WAL may also be of a commit that nobody was told
- *         of.)
- *     G2  state is what the newest whole transaction made of the catalog; it changes at the end of
- *         a commit only.
- *     G3  Nothing is written when a catalog is opened until it was found to be right: SQLite's
- *         close leaves a WAL alone.
+ *     G1  Outside of a commit the database file alone is the catalog: everything in the WAL is in
+ *         the file, too. (After a crash the WAL may also hold a commit that was never reported.)
+ *     G2  `state` describes the catalog after the newest complete transaction. It changes only at
+ *         the end of a commit.
+ *     G3  Opening a catalog writes nothing until the catalog has been verified. SQLite's close does
+ *         not touch the WAL.
  *     G4  No statement stays open: a checkpoint would have to wait for its reader.
  */
 #include <assert.h>

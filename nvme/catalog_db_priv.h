@@ -1,6 +1,6 @@
 /*
- * catalog_db_priv.h - what the files of the catalog know of it: catalog_sql.c asks SQLite,
- * catalog.c reads and commits, catalog_open.c opens.
+ * catalog_db_priv.h - the catalog's struct, shared by its files: catalog_sql.c calls SQLite, catalog.c
+ * reads and commits, catalog_open.c opens.
  */
 #ifndef ZN_CATALOG_DB_PRIV_H
 #define ZN_CATALOG_DB_PRIV_H

@@ -1,5 +1,5 @@
 /*
- * catalog_sql.c - the catalog's statements, and what SQLite answers to them.
+ * catalog_sql.c - the catalog's SQL statements, and their results.
  */
 #include <assert.h>
 #include <endian.h>

@@ -4,14 +4,14 @@
  *
  * A REQUEST goes down with res = the bytes to transfer now, and comes up with the signed result:
  *
- *     all that was asked    done(0)
- *     less                  down again for the rest, from the last whole unit of alignment on
+ *     all bytes             done(0)
+ *     fewer                 down again for the rest, from the last whole unit of alignment on
  *     -EINTR, -EAGAIN       down again, ENGINE_AGAIN_MAX times in a row
- *     0, or no whole unit   done(-EIO): the end of the file or device, or nothing moves any more
- *     another failure       done(that)
+ *     0, or no whole unit   done(-EIO): the end of the file or device, or no more progress
+ *     another failure       done(that error)
  *
- * A COMMIT SLOT is encoded into a block of the engine's own (O_DIRECT wants it aligned), which goes
- * down as a write; its done passes the result on.
+ * A COMMIT SLOT is encoded into a block that the engine owns (O_DIRECT needs aligned memory). It is
+ * written as any other request, and its done passes the result on.
  *
  * INVARIANTS
  *     I1  stats.inflight is the number of requests between zn_submit() and their done, however
@@ -19,7 +19,7 @@
  *     I2  The wake-up is readable whenever zn_reap() would find something: the backend sets it for
  *         what comes up, zn_reap() when it leaves something behind.
  *
- * NOT HERE. What the bytes mean, and who may overwrite what: the callers' affair.
+ * NOT HERE. The callers decide what the bytes mean and when they may be overwritten.
  */
 #include <assert.h>
 #include <errno.h>

@@ -2,17 +2,17 @@
  * engine_fixed.c - the device of a fixed rate: see zn_fixed.h.
  *
  * MODEL. The memory of the device is as long as its file, in blocks of FIXED_BLOCK; `place` says in
- * which block of memory a block of the file is, `holds` the inverse. At first both are the
- * identity. A write from the device's own memory exchanges the two places, block by block, so an
- * extent that was written in one piece lies in memory in one piece, and can be lent; what does not
- * is copied.
+ * which block of memory a block of the file is, `holds` is the inverse. Initially both are the
+ * identity. A write from the device's own memory exchanges the two places, block by block. So an
+ * extent that was written in one piece is contiguous in memory, and can be lent; any other is
+ * copied.
  *
  *     fresh ---kick---> queue, in order of their ends ---> reap, where it happens
  *
  * INVARIANTS
  *     F1  place and holds are permutations, inverse to each other.
- *     F2  Ends never decrease along the queue: a request ends when the transfers before it have,
- *         and its own after them.
+ *     F2  End times never decrease along the queue: a request ends when all transfers before it, and
+ *         then its own, have ended.
  */
 #include <errno.h>
 #include <stdlib.h>

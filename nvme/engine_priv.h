@@ -1,7 +1,7 @@
 /*
- * engine_priv.h - what engine.c and the backends know of each other, and the file below them.
+ * engine_priv.h - the interface between engine.c and its backends, and the file that they use.
  *
- * WHO DOES WHAT. engine.c checks requests, counts them, keeps `depth`, resubmits tails and calls
+ * DIVISION OF WORK. engine.c checks requests, counts them, keeps `depth`, resubmits tails and calls
  * done. A backend moves bytes: it takes an io with `res` = the bytes to transfer now (from
  * got_bytes on) and gives it back with `res` = the signed result. A backend never sees more than
  * `depth` requests at a time, so it is never full.

@@ -1,9 +1,9 @@
 /*
- * file.c - the data file before an engine runs on it: opened, locked, known to be ours, aligned,
- * and at last reserved.
+ * file.c - prepares the data file for an engine: opens and locks it, verifies that it is ours, finds
+ * the alignment, and finally reserves its space.
  *
- * INVARIANT. Nothing of a file changes before it is locked, and found to be ours or blank. After
- * that a failure takes back what was done, but for the creation of an empty file.
+ * INVARIANT. A file is not changed before it is locked, and found to be ours or blank. If a later step
+ * fails, the changes are undone, except that an empty file that was created remains.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -1,8 +1,8 @@
 /*
- * layout.h - the superblock: what says that a data file is ours. FORMAT.md has the bytes.
+ * layout.h - the superblock, which identifies a data file as ours. FORMAT.md has the bytes.
  *
- * It holds nothing that changes while a daemon runs, and all of it lies in one 512-byte sector, so
- * no write of it can be torn.
+ * Nothing in it changes while a daemon runs. It lies in one 512-byte sector, so a write of it cannot
+ * be torn.
  */
 #ifndef ZN_LAYOUT_H
 #define ZN_LAYOUT_H

@@ -1,5 +1,5 @@
 /*
- * txn.c - transactions of the catalog while they are put together: a list in memory.
+ * txn.c - a transaction of the catalog before its commit: a list of changes in memory.
  */
 #include <errno.h>
 #include <stdlib.h>

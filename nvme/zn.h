@@ -4,18 +4,18 @@
  * MODEL. An engine owns one data file (or block device) of a fixed size. The caller submits reads,
  * writes and flushes on memory that it owns; each is answered exactly once, by its `done`, from
  * inside zn_reap(). Nothing is ever called back from inside a submit. The thread that opened an
- * engine is the only one that uses it (the daemon's loop: io_uring is told so, and refuses others);
- * what threads an engine has inside is its own affair.
+ * engine is the only one that may use it (the daemon's loop; io_uring refuses other threads). An
+ * engine may have threads of its own inside.
  *
  * The file begins with its superblock (layout.h, FORMAT.md), which zn_open() checks and writes.
  * The caller's bytes are [ZN_DATA_START, size_bytes): the engine gives them no meaning.
  *
- * A completion counts only when every byte was transferred: the tail of a short transfer is
- * resubmitted here, for every backend, and a transfer of nothing is -EIO (past the end).
+ * A request is complete only when every byte was transferred: the tail of a short transfer is
+ * resubmitted here, for every backend, and a transfer of 0 bytes is -EIO (past the end).
  *
  * ALIGNMENT. Offsets, lengths and memory are multiples of what zn_info() says (4096 fits every
- * device that we open); -EINVAL otherwise, before anything starts. With O_DIRECT the alignment is
- * asked from the kernel (statx STATX_DIOALIGN); where O_DIRECT is refused (tmpfs, overlay) the
+ * device that we open); -EINVAL otherwise, before anything starts. With O_DIRECT the kernel reports
+ * the alignment (statx STATX_DIOALIGN); where O_DIRECT is refused (tmpfs, overlay) the
  * file is opened buffered and zn_info() says so.
  */
 #ifndef ZN_H

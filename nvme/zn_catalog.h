@@ -1,10 +1,10 @@
 /*
- * zn_catalog.h - the catalog: a small transactional store of records beside the data file, which
- * never goes back to an older state without saying so.
+ * zn_catalog.h - the catalog: a small transactional store of records beside the data file. It never
+ * returns to an older state without an error.
  *
- * MODEL. A record is a key (kind, a, b) and up to ZN_RECORD_MAX bytes. What kinds there are and
- * what the bytes mean is the caller's affair. Changes come as transactions: a list of puts and
- * deletes that happen all or not at all. Each transaction has the next sequence number. SQLite
+ * MODEL. A record is a key (kind, a, b) and up to ZN_RECORD_MAX bytes. The caller defines the kinds
+ * and the meaning of the bytes. Changes are made in transactions: lists of puts and deletes, of which
+ * all are applied, or none. Each transaction has the next sequence number. SQLite
  * keeps the records, in one file, WAL mode, locked by us alone.
  *
  * SQLite alone can rewind without an error (a flipped bit in its WAL opens an older state; a stale
@@ -12,16 +12,17 @@
  *
  *     - every record carries a CRC32C over its key and its bytes;
  *     - the digest is the sum, modulo 2^64, of a 64-bit mix of each record's key and CRC: it is
- *       kept in step with every change, stands in the catalog beside the sequence number, and is
- *       computed anew when the catalog is opened;
+ *       updated with every change, stored in the catalog beside the sequence number, and computed
+ *       again when the catalog is opened;
  *     - before zn_catalog_commit() returns, the WAL is flushed and checkpointed, and the database
  *       flushed; then the caller writes {sequence, digest} into a commit slot of every data file
- *       (layout.h) and flushes that, and only then it tells anybody.
+ *       (layout.h) and flushes that, and only then reports the commit.
  *
- * So an open catalog is at the slots' sequence, or one transaction ahead of them, which nobody was
- * told of. Anything else is -EBADMSG. Whoever opens one writes the slots with
- * zn_catalog_slot() and flushes them before the first commit (unless its sequence is 0): a catalog
- * that is ahead would be two ahead then, and slots that a process left need not be durable.
+ * So an open catalog is at the slots' sequence, or one transaction ahead of them, which was never
+ * reported. Anything else is -EBADMSG. After opening a catalog, and before the first commit, the
+ * caller writes the slots with zn_catalog_slot() and flushes them (unless the sequence is 0):
+ * otherwise a catalog that is one ahead would be two ahead after that commit, and the slots that an
+ * earlier process wrote need not be durable.
  *
  * THREADS. One thread at a time uses a catalog; which one may change. Calls block.
  */

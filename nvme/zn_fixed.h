@@ -1,6 +1,6 @@
 /*
- * zn_fixed.h - a device of a fixed rate, in memory: for benches, on which what is done with a drive
- * is judged where real drives are too noisy to judge it.
+ * zn_fixed.h - a device of a fixed rate, in memory: for benchmarks of code that uses a drive, where
+ * real drives are too noisy.
  *
  * MODEL. The device moves rate_bytes bytes a second in all, reads and writes alike, one request
  * after the other in the order of submission, and each takes at least latency_ns. The moments are
@@ -13,9 +13,9 @@
  * more than for a drive. All other requests are copied, by the thread that reaps, on its time:
  * zn_fixed_copied() says how many bytes.
  *
- * What is read with `lend` and changed is changed on the device: nothing of it can be read as it
- * was, and once it was written elsewhere its old place holds anything. So this is no place for what
- * must survive a failure, and nothing survives the engine.
+ * Changes to memory that was read with `lend` are changes on the device: the old contents cannot be
+ * read any more, and once the memory was written elsewhere its old place is undefined. So this device
+ * is not for data that must survive a failure; nothing survives the engine.
  */
 #ifndef ZN_FIXED_H
 #define ZN_FIXED_H

@@ -6,17 +6,17 @@
  * order of the numbers is the order of the completions, and a flush that did not wait for a write
  * may well come before it. Which one leaves the queue next is drawn from the seed.
  *
- *     late    happened, and ZN_FAULT_DELAY struck: it comes up after all requests that were in
- *             flight with it; of several late ones, the last comes first
+ *     late    has happened, but ZN_FAULT_DELAY delays it: it completes after all requests that were
+ *             in flight with it; of several late ones, the last completes first
  *
- * A BATCH is what one zn_reap() sees: then reap() says once that there is nothing, and sets the
- * wake-up for the rest.
+ * A BATCH is what one zn_reap() sees. After it, reap() reports once that there is nothing more, and
+ * sets the wake-up for the rest.
  *
  * FIXED RATE. kick() asks the device when each request is over; it leaves the queue then, the
  * earliest first. The clock (clock_priv.h) sets the wake-up at the next such moment, a little late:
  * the rate is exact while the requests in flight cover that delay.
  *
- * THREADS. All is the caller's.
+ * THREADS. Everything runs in the caller's thread.
  */
 #include <errno.h>
 #include <limits.h>

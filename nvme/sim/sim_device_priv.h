@@ -1,9 +1,9 @@
 /*
  * sim_device_priv.h - struct zn_sim, for the files that make up the device.
  *
- *     sim.c          makes, copies and frees it; its files; what others ask
+ *     sim.c          makes, copies and frees it; its files; the public functions
  *     sim_op.c       one operation
- *     sim_fault.c    what strikes it
+ *     sim_fault.c    faults of an operation
  *     sim_record.c   the recording, and its replay
  *     sim_power.c    power cuts and restarts
  */

@@ -1,5 +1,5 @@
 /*
- * sim_fault.c - faults of a simulated device: rules, and what they do to an operation.
+ * sim_fault.c - faults of a simulated device: the rules, and their effects on an operation.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /*
- * sim_priv.h - what the parts of the simulated device know of each other.
+ * sim_priv.h - the interfaces between the parts of the simulated device.
  *
  *     sim_state.c    contents in shared chunks; changes that are not durable yet; what a power cut
  *                    makes of them. No lock, no clock, no faults.

@@ -6,7 +6,7 @@
  * file that is new flushes its folder too, as does a deletion when SQLite asks for that. A name is
  * used as it is: no folders, no links.
  *
- * LOCKS are exclusive from SHARED on: whoever has a file keeps all others out (SQLITE_BUSY). There
+ * LOCKS are exclusive from SHARED on: one holder of a file excludes all others (SQLITE_BUSY). There
  * is no shared memory (iVersion 1), so a WAL needs locking_mode=EXCLUSIVE, set before the WAL.
  *
  * WHAT IT PROMISES SQLite: a write tears nothing but its own bytes (POWERSAFE_OVERWRITE, as the

@@ -1,6 +1,6 @@
 /*
- * zn_sim.h - the simulated device: what a drive and a file system may do to us, on request, and
- * always the same for the same seed. Third implementation of the engine's table, and the device
+ * zn_sim.h - the simulated device: it fails as drives and file systems may, on request, and always in
+ * the same way for the same seed. It is the third implementation of the engine's table, and the device
  * under SQLite (a VFS of its own), so that one power cut hits data and catalog alike.
  *
  * MODEL. A device holds files by name. A file has two contents: what a read sees now, and what is
@@ -17,19 +17,19 @@
  * Variant 0 loses all of them, variant 1 keeps all of them, 2 keeps a prefix in order; the others
  * choose freely. The write that was operation n itself may be torn too.
  *
- * FAULTS are rules: from operation n on, once or for ever, of one kind. ENOSPC hits writes, and
+ * FAULTS are rules: from operation n on, once or permanently, of one kind. ENOSPC hits writes, and
  * truncates that grow; a short transfer moves a part of the bytes, a multiple of 512; a failed
  * flush returns -EIO and drops the unflushed writes of that file from the cache at random, as a
- * kernel does. A lost write is answered with success and never happens; a misdirected one goes to
- * another 4 KiB-aligned place of the same file; a stale one leaves what was there before at the
- * next restart although a flush followed; a bit flip changes one bit of what is written or read.
+ * kernel does. A lost write reports success and never happens; a misdirected one goes to another
+ * 4 KiB-aligned place of the same file; a stale one is undone at the next restart although a flush
+ * followed; a bit flip changes one bit of what is written or read.
  *
  * TIME. Requests of an engine happen, get their numbers and finish inside zn_reap(), in an order
  * drawn from the seed, one for each zn_reap() or more (zn_sim_options.batch), immediately in real
  * time. So a flush that did not wait for a write may come before it. In the fixed-rate mode they
  * finish by the clock instead: the device moves rate_bytes bytes a second in all, one request after
- * the other, and each takes at least latency_ns; nothing else changes. On that device scheduling is
- * judged where real drives are too noisy: the moments are computed, so the rate is exact (within
+ * the other, and each takes at least latency_ns; nothing else changes. This mode is for measuring
+ * schedulers, where real drives are too noisy: the times are computed, so the rate is exact (within
  * 0.1 %, measured) while the requests in flight cover the 0.1 ms or so that a wake-up is late.
  * discard: contents are not kept at all (what an engine reads into stays as it is, all other reads
  * give zeros), for rates that memory copies would disturb.
