@@ -5,12 +5,12 @@
  * same functions, and everything above is written and tested once for both:
  *
  *     "cuda[:N]"       device number N (0) of the CUDA runtime, by a plugin (zk_cuda.so) that is
- *                      loaded for it; where there is none, no driver or no device, opening says so
+ *                      loaded for it; without plugin, driver or device, opening fails
  *     "emulated[:BYTES[:US[:WORKS[:UNIT[:PIN[:SHARES]]]]]]"
- *                      a GPU played by threads of this process: BYTES of memory (256M), in
+ *                      a GPU emulated by threads of this process: BYTES of memory (256M), in
  *                      multiples of UNIT (2M); it pins PIN of host memory (any), and with
  *                      SHARES 0 shares no memory of its own; every work
- *                      takes at least US microseconds (0), so that a caller which does not wait
+ *                      takes at least US microseconds (0), so that a caller that does not wait
  *                      reads stale bytes; after WORKS allocations and works the device fails. It is
  *                      as strict as a real one: the host cannot touch device addresses, and a work
  *                      that names wrong ones loses the device
@@ -24,13 +24,14 @@
  * and the completion of what follows it in its stream: until then host memory of a copy belongs to
  * the copy, and device memory is whatever it was.
  *
- * ERRORS are negative errnos with a sentence:
+ * ERRORS are negative errnos with an error message:
  *     -EINVAL, -EEXIST, -ENOENT, -ENOTSUP   nothing was done
- *     -ENOSPC    not so much device memory is free, or it is beyond the limit, with the numbers
- *     -ENOMEM    no memory of the host's: nothing was done, as with those above
+ *     -ENOSPC    not enough device memory is free, or the limit is exceeded; the message has the
+ *                numbers
+ *     -ENOMEM    no host memory: nothing was done, as with those above
  *     -ENODEV    no such device, or no driver
- *     -EIO       the device failed. That is for good: everything in flight may or may not have
- *                happened, every later call fails with it, and free, query and close still work
+ *     -EIO       the device failed permanently: everything in flight may or may not have happened,
+ *                every later call fails with -EIO, and free, query and close still work
  *     -EFAULT    a work named memory that is not this device's: as -EIO
  *
  * THREADS. Any thread may call any function on any device, but an object is not freed while another

@@ -1,19 +1,18 @@
 /*
- * gpu_own.h - for parts of this tree that bring kernels of their own to a device that somebody else
- * has opened: the trainer computes on the engine's stream.
+ * gpu_own.h - for parts of this tree that run their own kernels on a device that another part has
+ * opened: the trainer computes on the engine's stream.
  *
- * MODEL. zk_gpu_stream_native() is all that the owner gives away. zk_gpu_adopt() makes a device and
+ * MODEL. The owner only exports zk_gpu_stream_native(). zk_gpu_adopt() makes a device and
  * a stream of it again, in another copy of this library (a program and libzclient.so have one
  * each):
  *
- *     cuda       another handle of the same device, in the same context; what both allocate and map
- *                is good for both. The stream is the owner's cudaStream_t
+ *     cuda       another handle of the same device, in the same context; memory that one of them
+ *                allocates or maps is valid for both. The stream is the owner's cudaStream_t
  *     emulated   the owner's own device and stream: both copies come from one build
  *
- * Kernels for "cuda" are launched on the native stream by whoever brings them. They are linked into
- * the plugin (gpu_priv.h), beside the one copy of CUDA's runtime, and found by zk_gpu_symbol(). On
- * the emulated device kernels are works as any other: a function of the host, which runs in the
- * stream's thread.
+ * Kernels for "cuda" are launched on the native stream by their owner. They are linked into the plugin
+ * (gpu_priv.h), with the only copy of the CUDA runtime, and found by zk_gpu_symbol(). On the emulated
+ * device kernels are works like any other: a host function that runs in the stream's thread.
  */
 #ifndef ZK_GPU_OWN_H
 #define ZK_GPU_OWN_H

@@ -1,8 +1,8 @@
 /*
  * measure.c - how fast this machine's threads step the pages of a layout that are in memory.
  *
- * MODEL. Every thread has pages of its own, far more than caches hold, and steps one after the
- * other: the very function, planes and bytes of a job's step, on gradients that stay as they are.
+ * MODEL. Every thread has its own pages, far more than the caches hold, and steps one after the other:
+ * the same function, planes and bytes as in a job's step, with gradients that do not change.
  */
 #include "kernels/measure.h"
 

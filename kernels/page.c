@@ -5,7 +5,7 @@
  * by block and one block's planes fit the second-level cache. Conversions that need room use
  * a block on the stack (16 KiB, and as much again for a second moment). Moments of bf16 are stepped
  * as they are; those of 8 bits, which share scales, are decoded before a block is stepped and
- * encoded after it, here and nowhere else.
+ * encoded after it, only here.
  */
 #include "kernels/zk_page.h"
 

@@ -1,12 +1,12 @@
 /*
  * zk.h - what each kernel computes.
  *
- * MODEL. A kernel is a pure function over arrays: it allocates nothing, keeps nothing, calls nobody
- * and is safe in any thread that called zk_thread_init(). All implementations of one kernel give
- * the SAME BITS: ref/ says what is correct, in readable C, and is always built, also once more for
- * each instruction set that we know (zk_priv.h); cpu/ and cuda/ say what is fast. All are held to
- * "ref" bit for bit by tests/unit/kernels. So which machine, thread or backend ran a step can never
- * change a run.
+ * MODEL. A kernel is a pure function over arrays: it allocates nothing, keeps no state, has no
+ * callbacks, and is safe in any thread that called zk_thread_init(). All implementations of one kernel
+ * give the SAME BITS. ref/ defines the correct result, in readable C; it is always built, and again
+ * for each supported instruction set (zk_priv.h). cpu/ and cuda/ have fast implementations.
+ * tests/unit/kernels compares all of them with "ref" bit for bit. So the result of a run never depends
+ * on the machine, thread or backend that ran a step.
  *
  * Arithmetic is IEEE 754 with rounding to nearest even and denormals on; fused multiply-adds are
  * written out and nothing else is fused (-ffp-contract=off). A result that is NaN is stored as

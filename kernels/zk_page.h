@@ -1,12 +1,11 @@
 /*
- * zk_page.h - what is done to the pages of a shard: the same code for the daemon and for the
- * engine's store inside a process, so that where state lives cannot change a run.
+ * zk_page.h - operations on the pages of a shard: the same code for the daemon and for the engine's
+ * store inside a process, so that the place of the state cannot change a run.
  *
  * A page is a run of elements of one shard, a whole number of blocks, with its planes as
  * base/plan.h lays them out: `param` (hi of the split master for bf16, the master for fp32; codes
- * and scales where it is quantized),
- * `state` (interleaved by block, zk.h) and `grad`. Pure functions over the caller's memory; any
- * thread that called zk_thread_init().
+ * and scales where it is quantized), `state` (interleaved by block, zk.h) and `grad`. Pure functions
+ * over the caller's memory; any thread that called zk_thread_init().
  */
 #ifndef ZK_PAGE_H
 #define ZK_PAGE_H

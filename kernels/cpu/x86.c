@@ -1,9 +1,9 @@
 /*
  * x86.c - the implementations for x86-64 processors, and which processor can run them.
  *
- * Each asks for exactly the features that CMakeLists.txt switches on for its files. The compiler's
- * run-time support also asks whether the operating system saves the registers. F16C it does not
- * know everywhere; it has the registers of AVX.
+ * Each requires exactly the features that CMakeLists.txt enables for its files. The compiler's
+ * run-time support also checks that the operating system saves the registers. Not every compiler's
+ * support knows F16C; F16C uses the registers of AVX.
  */
 #include <cpuid.h>
 

@@ -1,5 +1,5 @@
 /*
- * cuda_priv.h - what the parts of the CUDA backend know of each other. Private to kernels/.
+ * cuda_priv.h - the interfaces between the parts of the CUDA backend. Private to kernels/.
  */
 #ifndef ZK_CUDA_PRIV_H
 #define ZK_CUDA_PRIV_H

@@ -1,14 +1,14 @@
 /*
- * device.c - a GPU of CUDA's: with launch.cu all of the plugin that gpu.c loads.
+ * device.c - a CUDA GPU. Together with launch.cu this is the plugin that gpu.c loads.
  *
- * MODEL. The runtime is linked into the plugin, and nowhere else; it finds the driver itself, or
- * does not: then opening says so, and nothing else was asked of it. The driver's own functions, for
- * memory that can be mapped and sent, are looked up when a device is opened (struct driver). All
- * threads use the device's primary context, which each call makes current first.
+ * MODEL. The CUDA runtime is linked only into the plugin. It looks for the driver itself; if there is
+ * none, opening a device fails with an error message. The driver's own functions, for memory that can
+ * be mapped and shared, are looked up when a device is opened (struct driver). All threads use the
+ * device's primary context, which each call makes current first.
  *
- * ERRORS. What fails leaves a mark in the runtime, for the thread, that a launch later would take
- * for its own: zk_cuda_fail() wipes it away. What the device itself did wrong stays and is told by
- * every call from then on.
+ * ERRORS. The runtime keeps the last error of each thread, and a later launch would report it as its
+ * own: zk_cuda_fail() clears it. An error of the device itself cannot be cleared: every later call
+ * reports it.
  */
 #include <errno.h>
 #include <stdio.h>

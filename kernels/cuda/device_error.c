@@ -1,5 +1,5 @@
 /*
- * device_error.c - what the runtime and the driver say, as errors, and the context of a call.
+ * device_error.c - errors of the runtime and the driver, as zb_err; the context of a call.
  */
 #include <errno.h>
 

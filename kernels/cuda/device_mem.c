@@ -1,6 +1,5 @@
 /*
- * device_mem.c - memory of a GPU of CUDA's, by the driver's functions, and memory of the host that
- * is pinned.
+ * device_mem.c - memory of a CUDA GPU, by the driver's functions, and pinned host memory.
  */
 #include <errno.h>
 #include <fcntl.h>

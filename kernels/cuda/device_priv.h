@@ -1,7 +1,6 @@
 /*
- * device_priv.h - a GPU of CUDA's, for the files that make it: device.c, device_error.c,
- * device_mem.c (its memory, and pinned memory of the host) and device_stream.c. device.c has the
- * model.
+ * device_priv.h - a CUDA GPU, for the files that implement it: device.c, device_error.c, device_mem.c
+ * (its memory, and pinned host memory) and device_stream.c. device.c has the model.
  */
 #ifndef ZK_CUDA_DEVICE_PRIV_H
 #define ZK_CUDA_DEVICE_PRIV_H

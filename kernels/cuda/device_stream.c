@@ -1,5 +1,5 @@
 /*
- * device_stream.c - streams, events and works of a GPU of CUDA's.
+ * device_stream.c - streams, events and works of a CUDA GPU.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /*
- * host.c - the kernels for GPUs on the processor, one warp after the other, so that only launch.cu
- * is left to prove on a GPU. In every build; only tests call it.
+ * host.c - runs the GPU kernels on the processor, one warp after the other, so that only launch.cu
+ * must be tested on a GPU. In every build; only tests call it.
  */
 #include "kernels/cuda/cuda_priv.h"
 #include "kernels/cuda/warp_work_priv.h"

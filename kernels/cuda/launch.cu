@@ -3,10 +3,10 @@
  * nothing else. No contraction, no flush to zero, and no part of C++ but templates.
  *
  * MODEL. A block of threads is 8 warps (of sums, whose chunks are long, 2); warp number i of the
- * grid does chunk i, and there are as many warps as chunks. What a kernel would otherwise ask for
- * every element (optimizer, dtype, moments, the kind of a work) is fixed when it is compiled; of a
- * step the dtype of gradients, and of arrays theirs, is not: that keeps them few, and is one branch
- * that all threads take alike.
+ * grid does chunk i, and there are as many warps as chunks. What a kernel would otherwise test for
+ * every element (optimizer, dtype, moments, kind of work) is a template parameter. The dtype of
+ * gradients in a step, and of arrays, is not: that keeps the number of kernels small, and costs one
+ * branch that all threads take alike.
  */
 #include <cuda_runtime.h>
 #include <stdint.h>

@@ -12,12 +12,12 @@
  * A chunk of 256 elements is one group of 8-bit values, and two quads (4 elements) for each lane,
  * so that a warp's accesses are whole lines: 16 bytes a lane of fp32, 8 of 16 bits. Arrays may
  * begin anywhere; `vector` says that all of a work's are aligned to a quad, and `whole` of a quad,
- * or of all of a chunk's, that it is inside and aligned. What is arithmetic stands in ref/, and
- * none of it here.
+ * or of all of a chunk's, that it is inside and aligned. All arithmetic is in ref/, and none of it
+ * here.
  *
- * READ FIRST. A lane asks for all that it needs of its quads before it looks at any of it, and
- * before it stores: the compiler cannot know that arrays do not overlap. Only so are enough bytes
- * on their way to keep the memory busy.
+ * READ FIRST. A lane loads everything that it needs of its quads before it uses any of it, and before
+ * it stores: the compiler cannot know that arrays do not overlap. Only in this way are enough loads in
+ * flight to keep the memory busy.
  */
 #ifndef ZK_WARP_PRIV_H
 #define ZK_WARP_PRIV_H

@@ -1,5 +1,5 @@
 /*
- * warp_sums_priv.h - sums of squares, and gradients that are taken in, as what one warp does:
+ * warp_sums_priv.h - sums of squares, and the ingestion of gradients, as what one warp does:
  * warp_priv.h has the model.
  */
 #ifndef ZK_WARP_SUMS_PRIV_H

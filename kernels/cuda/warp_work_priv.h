@@ -1,5 +1,5 @@
 /*
- * warp_work_priv.h - all kernels for GPUs, and what the host makes of a work for them.
+ * warp_work_priv.h - all kernels for GPUs, and the form in which the host passes a work to them.
  */
 #ifndef ZK_WARP_WORK_PRIV_H
 #define ZK_WARP_WORK_PRIV_H

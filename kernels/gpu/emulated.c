@@ -1,5 +1,5 @@
 /*
- * emulated.c - a GPU played by threads: for tests, and to develop where there is none.
+ * emulated.c - a GPU emulated by threads: for tests, and for development without a GPU.
  *
  * MODEL. Device memory is a memfd that is mapped twice: `shadow`, where the device's threads work,
  * and `dev`, the address that everyone is given, where nothing may be touched (PROT_NONE). A stream
@@ -10,8 +10,8 @@
  * INVARIANTS.
  *     I1  What a work does to memory happens in its stream's thread, never in the call.
  *     I2  An item leaves the queue when it is done: an empty queue is an idle stream.
- *     I3  A lost device (`dead`) runs no work and forgets none: queues drain, events are reached,
- *         so whoever waits is told. It stays lost.
+ *     I3  A lost device (`dead`) runs no work but ends all of them: queues drain and events are
+ *         reached, so every waiting caller gets the error. It stays lost.
  *     I4  The lock guards queues, events and `dead`; it is not held while a work runs, while
  *         gpu.c's lock is taken, or while anyone sleeps.
  */

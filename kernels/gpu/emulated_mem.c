@@ -1,5 +1,5 @@
 /*
- * emulated_mem.c - memory of the emulated GPU, and memory of the host that it has pinned.
+ * emulated_mem.c - memory of the emulated GPU, and host memory that it has pinned.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
 /*
- * gpu_priv.h - what a backend of gpu.h is, and what all backends share. Private to kernels/.
+ * gpu_priv.h - the interface of the backends of gpu.h, and what they share. Private to kernels/.
  *
  * MODEL. gpu.c is the only caller of a backend: it checks arguments, keeps the lists of what is
  * allocated, stranded, shared and pinned, and counts. A backend does what its table says and

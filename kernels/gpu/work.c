@@ -1,7 +1,7 @@
 /*
- * work.c - what every backend needs to know about a work: is it one, which memory does it use, and
- * what does it do, in terms of zk.h. The last is the definition of the CUDA kernels, and what the
- * emulated GPU does.
+ * work.c - what every backend needs to know about a work: whether it is valid, which memory it uses,
+ * and what it does, in terms of zk.h. The last defines the CUDA kernels, and is what the emulated GPU
+ * runs.
  */
 #include <assert.h>
 #include <errno.h>

@@ -1,10 +1,10 @@
 /*
  * elem_priv.h - the arithmetic of one element: the one place where it is written.
  *
- * MODEL. Floats are looked at through their bits: a test on bits gives the same answer whatever the
- * mode of the floating-point unit (what is NaN needs none, but a compiler that honours NaNs, as
- * CMakeLists.txt asks for). Every choice is a select between two computed values, never a branch,
- * and so the loops over these functions become vector code. CUDA's compiler takes this file, too.
+ * MODEL. Floats are tested by their bits: such a test gives the same result in every mode of the
+ * floating-point unit. (A test for NaN needs no bits, but a compiler that honours NaNs, as
+ * CMakeLists.txt requires.) Every choice is a select between two computed values, never a branch, so
+ * that the loops over these functions are vectorized. CUDA's compiler compiles this file, too.
  */
 #ifndef ZK_ELEM_PRIV_H
 #define ZK_ELEM_PRIV_H

@@ -2,9 +2,9 @@
  * moment_priv.h - the arithmetic of one element of a moment in fewer bits than 32: zk.h has the
  * formats. CUDA's compiler takes this file, too.
  *
- * MODEL. A magnitude of 4 significant bits is the upper 12 bits of its fp32 pattern (the sign's is
- * 0), and such patterns are as ordered as the values, denormals too: a code is a difference of two
- * of them.
+ * MODEL. A magnitude of 4 significant bits is the upper 12 bits of its fp32 pattern (the sign bit is
+ * 0). Such patterns have the same order as the values, denormals included: a code is a difference of
+ * two of them.
  */
 #ifndef ZK_MOMENT_PRIV_H
 #define ZK_MOMENT_PRIV_H

@@ -3,7 +3,7 @@
  * compiler takes this file, too.
  *
  * MODEL. Adding 3 * 2^22 to a number below 2^21 in magnitude leaves no room for a fraction: the sum
- * is rounded to an integer, which stands in the low bits. With fma that is the only rounding.
+ * is rounded to an integer, which is in the low bits. With fma that is the only rounding.
  */
 #ifndef ZK_QUANTIZE_PRIV_H
 #define ZK_QUANTIZE_PRIV_H

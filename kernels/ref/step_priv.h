@@ -3,11 +3,11 @@
  *
  * MODEL. STEP_FUNCTIONS(ADAMW, 2) defines ZK_NAME(step_ADAMW_x_y_z) for every form x of moments of
  * fp32 and bf16 and every dtype y of the parameter and z of the gradient, out of elem_step_ADAMW(),
- * for an optimizer of two moments. The arrays are parameters of a function of its own, because
- * there a compiler believes `restrict`; the scalars are copied first, so that no store of the loop
- * can change them.
+ * for an optimizer of two moments. The arrays are parameters of a separate function, because there
+ * compilers use `restrict`. The scalars are copied first, so that no store of the loop can change
+ * them.
  *
- * fp16 has no loops: its gradients are made fp32 chunk by chunk, its parameters are made of their
+ * fp16 has no loops: its gradients are converted to fp32 chunk by chunk, and its parameters from their
  * fp32 masters, both in the first-level cache, by the kernels of cast.c.
  */
 #ifndef ZK_STEP_PRIV_H
