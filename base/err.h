@@ -1,8 +1,8 @@
 /*
- * err.h - an error is a code for programs and a sentence for people.
+ * err.h - an error: a code for programs and a message for people.
  *
- * What can fail returns 0 or a negative errno. Below main() nothing prints and nothing exits: the
- * layer that knows most writes the sentence, the layer that decides logs it, once.
+ * A function that can fail returns 0 or a negative errno. Below main() nothing prints and nothing
+ * exits: the layer that knows most writes the message, and the layer that decides logs it, once.
  */
 #ifndef ZB_ERR_H
 #define ZB_ERR_H

@@ -1,15 +1,15 @@
 /*
- * forecast.h - what a run will take of a node, and how long its steps will be: what `zctl plan`
- * prints and `zbench plan` holds against measurement. docs/PLANNING.md has the formulas in words.
+ * forecast.h - predicts what a run needs on a node, and how long its steps take. `zctl plan` prints it,
+ * and `zbench plan` compares it with measurements. docs/PLANNING.md explains the formulas.
  *
- * MODEL. The node that has the most is looked at: the one with the first ranks. Its bytes come from
- * the code that decides admission (place.h); the bytes of a step follow from the placement, and its
- * time from the bytes:
+ * MODEL. The prediction is for the node with the most bytes: the one with the first ranks. Its
+ * bytes come from the code that decides admission (place.h); the bytes of a step follow from the
+ * placement, and its time from the bytes:
  *
  *     drive    read / drive_read + written / drive_write
  *     kernel   (2 p + 2 k + g) bytes a parameter / memory bandwidth, and checksums of what is
  *              streamed
- *     step     the greater of both: they overlap
+ *     step     the larger of both: they overlap
  *
  * Gradients on NVMe are written by the pushes of each micro-step, read by all but the first before,
  * and by the step.

@@ -1,16 +1,16 @@
 /*
- * fork.h - what a process that forks must not leave open in its child.
+ * fork.h - closes descriptors that a child process must not inherit.
  *
- * MODEL. A socket ends with the last process that holds a copy of it. So whoever has one puts a
- * struct zb_fork into a list; in a child, right after fork(), the `child` of each runs: it closes
- * the child's copies and notes that what it belongs to is the parent's. Only fork() does that, not
- * vfork() nor clone() by hand.
+ * MODEL. A socket ends with the last process that holds a copy of it. So the owner of a socket adds a
+ * struct zb_fork to a list. In a child, right after fork(), the `child` function of each entry runs:
+ * it closes the child's copies and records that the object belongs to the parent. Only fork() does
+ * that, not vfork() or a direct clone().
  *
  * OWNERSHIP. The struct is the caller's, and stays where it is from zb_fork_watch() until
  * zb_fork_forget().
- * THREADS. Any. `child` runs in a process with one thread whose memory may be in the middle of
- * anything: it may close descriptors and set flags, nothing else.
- * ERRORS. None: where the handlers cannot be registered (no memory), a child keeps its copies.
+ * THREADS. Any. `child` runs in a process with one thread, whose memory other threads may have left in
+ * any state: it may close descriptors and set flags, nothing else.
+ * ERRORS. None: if the handlers cannot be registered (no memory), a child keeps its copies.
  */
 #ifndef ZB_FORK_H
 #define ZB_FORK_H

@@ -1,8 +1,8 @@
 /*
  * map.h - from 64-bit keys to 32-bit values: counters of places, sets of ids.
  *
- * MODEL. Open addressing, linear probing, at most three quarters full; a removal moves the entries
- * behind it up, so nothing is left behind and a map that lives long stays as fast as a fresh one.
+ * MODEL. Open addressing, linear probing, at most three quarters full. A removal moves the entries
+ * after it up, so there are no tombstones, and an old map is as fast as a new one.
  * 16 to 32 bytes an entry. Keys are mixed, so that multiples of large powers of two do not
  * collide. One thread at a time.
  */

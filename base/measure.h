@@ -1,12 +1,12 @@
 /*
- * measure.h - how fast memory and a drive are, in a second or two: enough for a plan, and no claim.
+ * measure.h - measures the speed of memory and of a drive, in a second or two. The result is good
+ * enough for a plan; it is not a benchmark.
  *
- * MODEL. A few threads do the same thing until the time is over; what they moved, by the time, is
- * the rate. Memory: a work of the caller's on buffers far larger than caches; kernels/measure.c has
- * the optimizer's step, since a copy says little about it: processors were seen that step a third
- * faster than they copy. The drive: pages of a file without a name (O_DIRECT), every thread reading
- * one and writing the next, as a step does; so the rate holds for that mix, and stands for both
- * directions.
+ * MODEL. A few threads do the same work until the time is over; the rate is the bytes moved, divided
+ * by the time. Memory: the caller's function, on buffers far larger than the caches. kernels/measure.c
+ * uses the optimizer's step, since a copy says little about it: on some processors a step is a third
+ * faster than a copy. The drive: pages of an unnamed file (O_DIRECT), every thread reading one and
+ * writing the next, as a step does. So the rate is that of this mix, and is used for both directions.
  *
  * Blocks; any thread.
  */

@@ -4,8 +4,8 @@
  * MODEL. A unit is what is gathered and released together. The units are gathered in the order of
  * `order` in each micro-step: all of them forward, and backward again.
  *
- * A MODE says which planes each rank has whole, and which are cut over the ranks (the field's
- * formulas, for p + g + k bytes of a parameter in the three planes, over N ranks):
+ * A MODE says which planes each rank has whole, and which are cut over the ranks (the usual formulas
+ * of ZeRO, for p + g + k bytes of a parameter in the three planes, over N ranks):
  *
  *     ddp      (p + g + k) P            everything on every rank
  *     zero1    (p + g + k/N) P          state cut
@@ -13,8 +13,8 @@
  *     zero3    (p + g + k) P / N        all cut; fsdp is the same
  *     hybrid   (p + g + k) P / (N/nodes)   all cut inside each node, and again on the next
  *
- * What is whole is the rank's own; the daemon has each rank's slices of all three planes, but under
- * ddp, where it has nothing. Pure; any thread.
+ * Whole planes are in the rank's own memory. The daemon has each rank's slices of all three planes,
+ * except with ddp, where it has nothing. Pure; any thread.
  */
 #ifndef ZB_MODEL_H
 #define ZB_MODEL_H

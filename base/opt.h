@@ -1,14 +1,14 @@
 /*
- * opt.h - the options of a program: rows of a table, which are read, checked and shown in one way.
+ * opt.h - the options of a program: rows of a table, which are parsed, checked and shown in one way.
  *
- * MODEL. A row says what an option is called, what its value may be, and which member of a struct
- * of the caller has it. A value is text until zb_opt_set(), whoever brought it: the default in the
- * row, the command line, a file. So each value is checked once, and all programs refuse it in the
- * same words. A table ends with a row without a name.
+ * MODEL. A row has the name of an option, the values that it allows, and the member of the caller's
+ * struct that holds it. Every value is text until zb_opt_set(), wherever it comes from: the default in
+ * the row, the command line, a file. So each value is checked once, and all programs refuse it with
+ * the same message. A table ends with a row without a name.
  *
  * COMMAND LINE. "--name VALUE" and "--name=VALUE"; with a letter "-x VALUE" and "-xVALUE", too.
- * Names are not abbreviated. A value that begins with "--" needs the equals sign. Of an option that
- * is given twice the last value counts, unless the table says otherwise.
+ * Names are not abbreviated. A value that begins with "--" needs the equals sign. If an option is
+ * given twice, the last value counts, unless the table says otherwise.
  */
 #ifndef ZB_OPT_H
 #define ZB_OPT_H

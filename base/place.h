@@ -1,10 +1,10 @@
 /*
  * place.h - admission and placement, as arithmetic: where every byte of a job will live on a node,
- * and what would be enough. The daemon's admission and `zctl plan` call the same functions.
+ * and which budget would be enough. The daemon's admission and `zctl plan` call the same functions.
  *
- * MODEL. Every state page is touched once a step, so pinning what fits and streaming the rest has
- * the hit rate of the best possible cache, whatever the order. So the job's host bytes are spent
- * once, by value per byte: parameters first, then gradients, then state.
+ * MODEL. Every state page is used once per step. So pinning the pages that fit and streaming the rest
+ * has the hit rate of the best possible cache, in any order. The job's host bytes are assigned once,
+ * by value per byte: parameters first, then gradients, then state.
  *
  *     needed      gradients, and for parameters either all of them or a ring for those that are
  *                 streamed; state that must be in memory
@@ -12,24 +12,22 @@
  *                 while the ring for the others still fits
  *     state       page by page, in order of registration, as long as bytes are left
  *
- * Later the daemon moves state, and only that, as others leave memory or want it
- * (daemon/plan/replan.c).
+ * Later the daemon moves only state, as other jobs free memory or need it (daemon/plan/replan.c).
  *
- * GRADIENTS ON NVME, as a last resort: where not even that fits with all state and parameters
- * streamed, parameters and state keep the least that they can, and gradients are in memory page by
- * page, in order of registration, as long as bytes are left; what is less than such a page is for
- * state. The rest of their pages is written by each push, and read by the next one that adds and by
- * the step. What a byte of memory saves of the
- * drive in a step of m micro-steps:
+ * GRADIENTS ON NVME, as a last resort: if not even that fits with all state and parameters streamed,
+ * parameters and state keep their minimum, and gradients are in memory page by page, in order of
+ * registration, as long as bytes are left. Bytes that are fewer than such a page go to state. Each
+ * push writes the other pages of gradients; the next push that adds, and the step, read them. A byte
+ * of memory saves, on the drive, in a step of m micro-steps:
  *
  *     parameters  2 m + 1 read (forward, backward; the step), 1 written; less where the ring hits
  *     gradients   m read, m written
  *     state       1 read, 1 written
  *
- * So by bytes alone a gradient's memory is worth a little less than a parameter's. But it is worth
- * m writes against one, which wear the drive and are its slower direction, and a push waits for
- * them, where gathers are read ahead. So gradients go last. Only where parameters and state may
- * live on NVMe do they: a job that is bound to memory in one of them is refused.
+ * So by bytes alone, memory for gradients is worth a little less than memory for parameters. But it
+ * saves m writes instead of one. Writes wear the drive and are its slower direction, and a push waits
+ * for them, whereas gathers are read ahead. So gradients move to NVMe last, and only if parameters and
+ * state may live there too: a job that requires memory for one of them is refused.
  *
  * THE RING of streamed parameters has, for each rank and each size of shard, as many places as
  * there are such shards but at most ZB_RING_PINS. So a rank can have that many shards pinned at one
@@ -37,11 +35,10 @@
  *
  * ON THE DATA FILE a job needs, for each size of page, one place for each page that is streamed,
  * and as many spare ones as can be in flight at one time (page buffers), because pages are always
- * written to fresh places. Pages of gradients, which nothing keeps, need no more, whatever follows.
- * A job that begins its steps early has a spare one for every streamed page that is not frozen:
- * until the step, old and new pages are beside each other. A durable job needs places for all of
- * its pages, twice: for what is committed, and for what comes next; frozen pages, which do not
- * change, once.
+ * written to free places. Pages of gradients need no more than that, since they are not saved. A job
+ * that begins its steps early has a spare place for every streamed page that is not frozen: until the
+ * step, the old and the new page both exist. A durable job needs places for all of its pages twice,
+ * for the committed version and the next one; for frozen pages, which do not change, once.
  *
  * Pure: nothing here knows a daemon. Any thread.
  */

@@ -1,6 +1,6 @@
 /*
- * plan.h - how many bytes things take: the one place where the planner, admission and the code that
- * lays out pages get their numbers.
+ * plan.h - sizes in bytes: the only source of these numbers for the planner, for admission, and for
+ * the code that lays out pages.
  *
  * WORDS. An element is one parameter. A block is ZB_BLOCK_ELEMS elements: the unit of shard bounds,
  * of norms and of the interleaving inside a state page. A page is `page_elems` elements (a multiple
@@ -9,7 +9,7 @@
  * A shard's planes are cut at the same elements, so page i of `param` and page i of `state` belong
  * together.
  *
- * Bytes of one element (DESIGN section 6; K and G of the field's formulas):
+ * Bytes of one element (K and G of the usual formulas of ZeRO):
  *
  *     param dtype   param   master in state       grad
  *     fp32            4      0   param itself      2 or 4, as the unit asks
@@ -25,11 +25,11 @@
  *     SGD           momentum_buffer                8bit    1, and 4 for each ZB_Q8_GROUP elements
  *     Adagrad       sum
  *
- * so AdamW with fp32 moments has 8, 10 and 12 bytes of state. What is not a whole number of bytes
- * for each element is one for each block: bytes are counted in blocks.
+ * so AdamW with fp32 moments has 8, 10 and 12 bytes of state. Bytes are counted per block, because
+ * some planes do not have a whole number of bytes per element.
  *
  * PAGES. A page of a plane is its blocks one after the other, and zeros up to the next multiple of
- * 4 KiB (O_DIRECT); only what is kept in 8 bits makes any. In memory, page p of a shard's plane
+ * 4 KiB (O_DIRECT); only planes of 8 bits need such zeros. In memory, page p of a shard's plane
  * begins at p times the bytes of a full page. Gradients, and parameters that are not quantized, are
  * arrays of elements: a block of them is a multiple of 4 KiB, and they have no zeros between.
  */

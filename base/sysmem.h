@@ -1,5 +1,5 @@
 /*
- * sysmem.h - how much memory we may still take: what the default of host_bytes is a quarter of.
+ * sysmem.h - the memory that is still available to us. The default of host_bytes is a quarter of it.
  */
 #ifndef ZB_SYSMEM_H
 #define ZB_SYSMEM_H
