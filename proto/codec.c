@@ -1,12 +1,12 @@
 /*
  * codec.c - bodies, unpacked within bounds and checked.
  *
- * MODEL. The arena is one block of memory that is handed out from its beginning and never given
- * back in parts; the next zp_decode() begins anew. Before each allocation stands its size: that is
- * how a string that contains a NUL is found, since protobuf-c drops the length of a string.
+ * MODEL. The arena is one block of memory. Allocations are taken from its beginning and never freed
+ * singly; the next zp_decode() starts at the beginning again. Each allocation is preceded by its size.
+ * The size is needed to find a string that contains a NUL, since protobuf-c drops the length.
  *
- * The types of shard.proto contain themselves nowhere, so the walk over a message is as deep as the
- * deepest type (2).
+ * No type of shard.proto contains itself, so the walk over a message is as deep as the deepest type
+ * (2).
  */
 #include "proto/codec.h"
 

@@ -4,8 +4,8 @@
  * MODEL, receiving. `in` holds bytes in_head .. in_tail; in_at is the place of in_head in
  * everything that ever arrived. A frame is handed out in place, and the next call of
  * zp_stream_next() or zp_stream_read() drops it. The kernel delivers the descriptors of one
- * sendmsg() with its first byte and ends the receive behind it, so the descriptors of one recvmsg()
- * are one batch and belong to one frame: the one that begins among the bytes of that same receive.
+ * sendmsg() with its first byte and ends the receive after its last, so the descriptors of one
+ * recvmsg() are one batch and belong to one frame: the one that begins in the bytes of that receive.
  *
  * MODEL, sending. `out` holds the bytes of whole frames, out_head .. out_tail. A frame that carries
  * descriptors has a struct out_batch with the place of its first byte; one sendmsg() begins there,
@@ -15,7 +15,7 @@
  *     I1  zp_stream_read() receives only while no whole frame lies in `in`. So there is always room
  *         (a frame fits), and at most one batch is held before a receive and two after it.
  *     I2  A batch that no frame can claim any more is an error when zp_stream_next() sees it: the
- *         frame behind it has begun, or the frame that it arrived in the middle of has not ended.
+ *         frame after it has begun, or the frame that it arrived in the middle of has not ended.
  *     I3  Every descriptor that arrived was handed out, or is in a batch and closed by
  *         zp_stream_free(), or was closed when it was refused.
  */

@@ -1,9 +1,9 @@
 /*
- * wire.h - what the numbers in fields of shard.proto mean, where base/ has no enum with the same
- * values (as it has for dtypes, optimizers and moments).
+ * wire.h - the values of fields of shard.proto for which base/ has no enum. (For dtypes, optimizers
+ * and moments it has one.)
  *
- * A message may have any other number: whoever takes a field checks it, and refuses what is not
- * known with -EINVAL.
+ * A message may hold any other number: the receiver checks each field, and refuses an unknown value
+ * with -EINVAL.
  */
 #ifndef ZP_WIRE_H
 #define ZP_WIRE_H
